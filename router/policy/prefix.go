@@ -1,0 +1,87 @@
+package policy
+
+import (
+	"math"
+	"time"
+)
+
+// Constants of the cost, found by simulation; see docs/design.md, "The decision".
+const (
+	theta        = 0.3  // what a prefill does to each decode that it stalls
+	thetaCap     = 4    // … of which more than this many tokens a token cannot come
+	delta        = 0.64 // what a decoding neighbour costs this answer, and it them, in tokens of prefill per token
+	kappaScale   = 0.5
+	kappaCap     = 16
+	pressureTime = 20 * time.Second // over which W is averaged
+	uncachedGain = 0.01             // weight of one pick in the average of u
+)
+
+// Prefix sends a request where it costs the fleet least, in tokens of prefill:
+//
+//	cost = W + u·(1 + κ + min(θ·n, 4)) + δ·L̂·n
+//
+// W is the queue that the request waits in, u what it has to compute there
+// itself, n·u how many decodes that stalls, and L̂·n how the answer and its
+// neighbours slow each other down. κ makes hits count for more as queues grow:
+// under pressure a token computed twice delays everyone behind it.
+type Prefix struct {
+	pressure float64 // mean W of the candidates, averaged over pressureTime
+	uncached float64 // mean u of what was chosen
+	last     time.Time
+}
+
+// Choose returns the cheapest candidate. Among equals it is the one that
+// rendezvous hashing of the prompt's first block prefers, so that two routers
+// send the same cold prompt to the same backend.
+func (p *Prefix) Choose(r Request, candidates []Candidate) int {
+	p.observe(r.Now, candidates)
+	kappa := p.kappa()
+	best, lowest := 0, math.Inf(1)
+	for i := range candidates {
+		cost := p.cost(&candidates[i], r.AnswerTokens, kappa)
+		if cost < lowest || cost == lowest && rendezvous(r.Key, candidates[i].NameHash) > rendezvous(r.Key, candidates[best].NameHash) {
+			best, lowest = i, cost
+		}
+	}
+	u := candidates[best].Uncached
+	if p.uncached == 0 {
+		p.uncached = u
+	}
+	p.uncached += uncachedGain * (u - p.uncached)
+	return best
+}
+
+func (p *Prefix) cost(c *Candidate, answer, kappa float64) float64 {
+	return c.Pending + c.Uncached*(1+kappa+min(theta*c.InFlight, thetaCap)) + delta*answer*c.InFlight
+}
+
+func (p *Prefix) kappa() float64 {
+	if p.uncached == 0 {
+		return 0
+	}
+	return min(kappaCap, kappaScale*p.pressure/p.uncached)
+}
+
+func (p *Prefix) observe(now time.Time, candidates []Candidate) {
+	mean := 0.0
+	for i := range candidates {
+		mean += candidates[i].Pending
+	}
+	mean /= float64(len(candidates))
+	if p.last.IsZero() {
+		p.last, p.pressure = now, mean
+		return
+	}
+	elapsed := now.Sub(p.last)
+	p.last = now
+	p.pressure += (1 - math.Exp(-elapsed.Seconds()/pressureTime.Seconds())) * (mean - p.pressure)
+}
+
+// rendezvous ranks a backend for a key: highest wins. The mixer is the
+// finalizer of SplitMix64.
+func rendezvous(key, name uint64) uint64 {
+	x := key ^ name
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
+}
