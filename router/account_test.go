@@ -1,0 +1,53 @@
+package router
+
+import (
+	"math"
+	"testing"
+	"time"
+)
+
+func TestWaiting(t *testing.T) {
+	start := time.Unix(1000, 0)
+	at := func(seconds float64) time.Time { return start.Add(time.Duration(seconds * float64(time.Second))) }
+	stream := func(u float64) *Decision { return &Decision{uncached: u, streams: true} }
+	whole := func(u float64) *Decision { return &Decision{uncached: u} }
+	f := func(name string, a *account, seconds, want float64) {
+		t.Helper()
+		if got := a.waiting(at(seconds)); math.Abs(got-want) > 0.01 {
+			t.Errorf("%s: W = %.1f, want %.1f", name, got, want)
+		}
+	}
+
+	var a account
+	f("nothing sent", &a, 0, 0)
+	first, second := stream(7200), stream(14400)
+	a.sent(first, at(0))
+	a.sent(second, at(0))
+	f("just sent", &a, 0, 21600)
+	f("worked off at 0.9 of the rate", &a, 1, 14400)
+	f("a fifth stays until the first events", &a, 60, 4320)
+	a.first(first, at(2))
+	f("the first event starts the clock again", &a, 2, 14400)
+	f("", &a, 3, 7200)
+	a.gone(second)
+	f("a request that is gone waits no more", &a, 3, 0)
+
+	var b account
+	for range 3 {
+		b.sent(whole(7200), at(0))
+	}
+	f("whole answers: just sent", &b, 0, 21600)
+	f("whole answers: no floor", &b, 1.5, 10800)
+	f("whole answers: the rest goes on", &b, 2.5, 3600)
+	f("whole answers: worked off", &b, 3, 0)
+	if len(b.pending) != 0 {
+		t.Errorf("%d whole answers still pending", len(b.pending))
+	}
+
+	var c account
+	early, late := whole(7200), stream(7200)
+	c.sent(early, at(0))
+	c.sent(late, at(0))
+	c.first(late, at(0.5))
+	f("a first event ends what was sent before it", &c, 0.5, 0)
+}

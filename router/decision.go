@@ -1,0 +1,110 @@
+package router
+
+import (
+	"time"
+
+	"warmroute/backends"
+	"warmroute/router/index"
+	"warmroute/router/prompt"
+)
+
+// Why a backend was chosen, under the policy prefix. Under another policy the
+// reason is the policy's name.
+const (
+	ReasonPrefix = "prefix" // it holds the most of the prompt
+	ReasonSpill  = "spill"  // another holds more, but is too busy
+	ReasonCold   = "cold"   // nobody holds any of it
+	ReasonLoad   = "load"   // the endpoint has no prefix to go by
+	ReasonOnly   = "only"   // no other could take it
+)
+
+// Reasons are all that a Decision may carry under the policy prefix.
+var Reasons = []string{ReasonPrefix, ReasonSpill, ReasonCold, ReasonLoad, ReasonOnly}
+
+// Decision is the outcome of Pick: a backend, and a reservation on it that
+// Release must end exactly once. Its methods are safe for concurrent use.
+type Decision struct {
+	Backend                    *backends.Backend
+	Reason                     string
+	MatchedBlocks, TotalBlocks int
+	MatchedTokens              int // of the prompt, likely held; about
+	PromptTokens               int // about
+
+	router    *Router
+	blocks    []prompt.Block
+	sequences int64
+	uncached  float64
+	streams   bool
+	sentAt    time.Time
+	placed    index.Placement
+
+	// Guarded by router.deciding.
+	started  bool
+	released bool
+}
+
+// End says how a request ended for the backend that it was sent to.
+type End int
+
+const (
+	Served End = iota // the answer came to its end
+	Unseen            // the engine never got to it: connect error, 4xx, 5xx, or the replica died before its first output
+	Left              // the client left
+	Broken            // the answer broke off
+)
+
+// FirstEvent tells that the engine has put out something: its prefill is done,
+// so the prompt's blocks are there to stay, and need not be kept for Release.
+func (d *Decision) FirstEvent() {
+	r := d.router
+	r.deciding.Lock()
+	defer r.deciding.Unlock()
+	d.start(r.now())
+}
+
+func (d *Decision) start(now time.Time) {
+	if d.started {
+		return
+	}
+	d.started = true
+	d.blocks = nil
+	d.router.accounts[d.Backend.Slot].first(d, now)
+}
+
+// Release ends the reservation. tokens is the length of the answer, 0 when
+// there was none or it is not known. A second call is a bug in the caller, and
+// panics: accounts that drift are worse than one lost request.
+func (d *Decision) Release(end End, tokens int) {
+	r := d.router
+	r.deciding.Lock()
+	defer r.deciding.Unlock()
+	if d.released {
+		panic("router: a Decision was released twice")
+	}
+	d.released = true
+	d.Backend.InFlight.Add(-d.sequences)
+	now := r.now()
+	switch {
+	case end == Served:
+		d.start(now)
+		if tokens > 0 {
+			r.answer += answerGain * (float64(tokens) - r.answer)
+		}
+	case d.started:
+		// The prompt was computed; the blocks are there.
+	case end == Left:
+		r.accounts[d.Backend.Slot].gone(d)
+		r.index.TakeBack(d.placed, d.blocks, d.reached(now))
+	default:
+		r.accounts[d.Backend.Slot].gone(d)
+		r.index.TakeBack(d.placed, d.blocks, 0)
+	}
+	d.blocks = nil
+}
+
+// reached is how many blocks the engine can have computed by now, had it begun
+// at once.
+func (d *Decision) reached(now time.Time) int {
+	computed := prefillRate * now.Sub(d.sentAt).Seconds() * bytesPerToken
+	return d.MatchedBlocks + int(computed)/d.router.blockBytes
+}

@@ -1,0 +1,265 @@
+// Package router decides which backend takes a request, and keeps account of
+// what each was sent. It records no metrics and knows no HTTP.
+package router
+
+import (
+	"errors"
+	"math"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/zeebo/xxh3"
+
+	"warmroute/backends"
+	"warmroute/router/index"
+	"warmroute/router/policy"
+	"warmroute/router/prompt"
+)
+
+const (
+	bytesPerToken = 4   // of English text
+	answerTokens  = 250 // mean answer, until learned
+	answerGain    = 0.01
+	uncachedGain  = 0.01
+	leastUncached = 16 // tokens; even a full hit recomputes the last block
+	cacheTokens   = 400_000
+	cacheMargin   = 1.2 // an index somewhat too large costs little, one too small much
+)
+
+// ErrNoneReady says that no backend that serves the model may take the request
+// now, those already tried left out.
+var ErrNoneReady = errors.New("no backend is ready")
+
+// Options are what a Router is made of.
+type Options struct {
+	Backends      []*backends.Backend // all there are, by Slot
+	Policy        string              // one of policy.Names
+	BlockBytes    int                 // bytes of canonical prompt in a block
+	IndexMaxBytes int64
+	PollInterval  time.Duration    // how old a fresh Load may be
+	Now           func() time.Time // the wall clock's, or a simulation's
+	Rand          *rand.Rand
+}
+
+// Router picks backends. Safe for concurrent use.
+type Router struct {
+	blockBytes   int
+	pollInterval time.Duration
+	now          func() time.Time
+	policyName   string
+	names        []uint64 // hash of each backend's name, by slot
+
+	// deciding guards all below: matching, choosing and reserving are one step,
+	// so that two requests arriving together cannot both see the same backend idle.
+	deciding   sync.Mutex
+	policy     policy.Policy
+	index      *index.Index
+	accounts   []account
+	answer     float64 // mean tokens of an answer
+	uncached   float64 // mean u of what was picked
+	depth      []int   // scratch of Pick, by slot
+	candidates []policy.Candidate
+	slots      []*backends.Backend // of candidates
+}
+
+// New makes a Router for a fleet.
+func New(o Options) (*Router, error) {
+	p, err := policy.New(o.Policy, o.Rand)
+	if err != nil {
+		return nil, err
+	}
+	r := &Router{
+		blockBytes:   o.BlockBytes,
+		pollInterval: o.PollInterval,
+		now:          o.Now,
+		policyName:   o.Policy,
+		policy:       p,
+		index:        index.New(len(o.Backends), o.IndexMaxBytes),
+		accounts:     make([]account, len(o.Backends)),
+		answer:       answerTokens,
+		depth:        make([]int, len(o.Backends)),
+	}
+	for _, b := range o.Backends {
+		r.names = append(r.names, xxh3.HashString(b.Name))
+		r.index.SetCapacity(b.Slot, r.capacity(cacheTokens))
+	}
+	return r, nil
+}
+
+// Request is what the decision needs of one request.
+type Request struct {
+	Backends  []*backends.Backend // those that serve its model
+	Blocks    []prompt.Block      // unchanged until the Decision's Release
+	Tokens    float64             // of prompt, about; every sequence counted
+	Sequences int                 // that the engine will run for it
+	Streams   bool                // its first event can be seen
+}
+
+// Pick chooses a backend and reserves a place on it in one step. Backends that
+// were tried are left out.
+func (r *Router) Pick(req *Request, tried ...*backends.Backend) (*Decision, error) {
+	r.deciding.Lock()
+	defer r.deciding.Unlock()
+	now := r.now()
+	r.index.Match(req.Blocks, r.depth)
+	r.gather(req, tried, now)
+	if len(r.candidates) == 0 {
+		return nil, ErrNoneReady
+	}
+	pr := policy.Request{Now: now, AnswerTokens: r.answer}
+	if len(req.Blocks) > 0 {
+		pr.Key = uint64(req.Blocks[0])
+	}
+	chosen := r.policy.Choose(pr, r.candidates)
+	return r.reserve(req, chosen, now), nil
+}
+
+// gather fills candidates and slots with the backends that could take req.
+func (r *Router) gather(req *Request, tried []*backends.Backend, now time.Time) {
+	r.candidates, r.slots = r.candidates[:0], r.slots[:0]
+	for _, b := range req.Backends {
+		if !available(b, tried) {
+			continue
+		}
+		matched := min(float64(r.depth[b.Slot]*r.blockBytes)/bytesPerToken, req.Tokens)
+		foreign, queued := r.foreign(b, now)
+		r.slots = append(r.slots, b)
+		r.candidates = append(r.candidates, policy.Candidate{
+			NameHash: r.names[b.Slot],
+			Matched:  matched,
+			Uncached: max(leastUncached, req.Tokens-matched),
+			Pending:  r.accounts[b.Slot].waiting(now) + queued*r.uncached,
+			InFlight: float64(b.InFlight.Load()) + foreign,
+		})
+	}
+}
+
+func available(b *backends.Backend, tried []*backends.Backend) bool {
+	if b.State() != backends.Ready {
+		return false
+	}
+	if l := b.Load(); l != nil && l.Asleep {
+		return false
+	}
+	for _, t := range tried {
+		if t == b {
+			return false
+		}
+	}
+	return true
+}
+
+// foreign is the load on b that is not ours: requests, and how many of them
+// wait. It is what the last scrape saw beyond our own, and fades with its age,
+// since the scrape is the only word on when those requests end.
+func (r *Router) foreign(b *backends.Backend, now time.Time) (requests, queued float64) {
+	l := b.Load()
+	if l == nil || !l.QueuesKnown {
+		return 0, 0
+	}
+	age := now.Sub(l.ScrapedAt)
+	if age > 3*r.pollInterval {
+		return 0, 0
+	}
+	requests = max(0, float64(l.Running+l.Waiting)-float64(l.OwnInFlight))
+	if requests == 0 {
+		return 0, 0
+	}
+	queued = min(requests, float64(l.Waiting))
+	fresh := math.Exp(-age.Seconds() / (2 * r.pollInterval.Seconds()))
+	return requests * fresh, queued * fresh
+}
+
+func (r *Router) reserve(req *Request, chosen int, now time.Time) *Decision {
+	c, b := &r.candidates[chosen], r.slots[chosen]
+	depth := r.depth[b.Slot]
+	d := &Decision{
+		Backend:       b,
+		Reason:        r.reason(req, chosen),
+		MatchedBlocks: depth,
+		TotalBlocks:   len(req.Blocks),
+		MatchedTokens: int(c.Matched),
+		PromptTokens:  int(req.Tokens),
+		router:        r,
+		blocks:        req.Blocks,
+		sequences:     int64(max(1, req.Sequences)),
+		uncached:      c.Uncached,
+		streams:       req.Streams,
+		sentAt:        now,
+		placed:        r.index.Add(b.Slot, req.Blocks, depth),
+	}
+	r.accounts[b.Slot].sent(d, now)
+	b.InFlight.Add(d.sequences)
+	if r.uncached == 0 {
+		r.uncached = d.uncached
+	}
+	r.uncached += uncachedGain * (d.uncached - r.uncached)
+	return d
+}
+
+// reason says in a word why the candidate was chosen.
+func (r *Router) reason(req *Request, chosen int) string {
+	if r.policyName != "prefix" {
+		return r.policyName
+	}
+	most := 0.0
+	for i := range r.candidates {
+		most = max(most, r.candidates[i].Matched)
+	}
+	switch {
+	case len(r.candidates) == 1:
+		return ReasonOnly
+	case len(req.Blocks) == 0:
+		return ReasonLoad
+	case most == 0:
+		return ReasonCold
+	case r.candidates[chosen].Matched < most:
+		return ReasonSpill
+	}
+	return ReasonPrefix
+}
+
+// Observe takes in a fresh scrape of a backend: its index follows the size of
+// its cache.
+func (r *Router) Observe(b *backends.Backend, l *backends.Load) {
+	tokens := l.CacheTokens
+	if tokens <= 0 {
+		tokens = cacheTokens
+	}
+	capacity := r.capacity(tokens)
+	if l.PrefixCachingOff {
+		capacity = 0
+	}
+	r.deciding.Lock()
+	defer r.deciding.Unlock()
+	r.index.SetCapacity(b.Slot, capacity)
+}
+
+// Forget drops what a backend held: its replica lost its cache.
+func (r *Router) Forget(b *backends.Backend) {
+	r.deciding.Lock()
+	defer r.deciding.Unlock()
+	r.index.Drop(b.Slot)
+}
+
+func (r *Router) capacity(tokens int) int {
+	return int(cacheMargin * float64(tokens) * bytesPerToken / float64(r.blockBytes))
+}
+
+// IndexStats is the state of one backend's part of the index.
+type IndexStats struct {
+	Blocks, Capacity int
+	Evictions        uint64
+}
+
+// Index reports the state of each backend's part, by slot, and about how many
+// bytes all of them take.
+func (r *Router) Index() (parts []IndexStats, bytes int64) {
+	r.deciding.Lock()
+	defer r.deciding.Unlock()
+	for slot := range r.accounts {
+		parts = append(parts, IndexStats{r.index.Len(slot), r.index.Capacity(slot), r.index.Evictions(slot)})
+	}
+	return parts, r.index.Bytes()
+}
