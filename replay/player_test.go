@@ -1,0 +1,258 @@
+package replay
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const failsafe = 30 * time.Second
+
+func event(w http.ResponseWriter, data string) {
+	fmt.Fprintf(w, "data: %s\n\n", data)
+	w.(http.Flusher).Flush()
+}
+
+func content(w http.ResponseWriter, text string) {
+	event(w, fmt.Sprintf(`{"choices":[{"index":0,"delta":{"content":%q},"finish_reason":null}]}`, text))
+}
+
+// opening is what vLLM's streams begin with, and a comment as a proxy may add.
+func opening(w http.ResponseWriter) {
+	w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
+	io.WriteString(w, ": keep-alive\n\n")
+	event(w, `{"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}`)
+}
+
+func ending(w http.ResponseWriter) {
+	event(w, `{"choices":[{"index":0,"delta":{"content":""},"finish_reason":"length"}]}`)
+	event(w, `{"choices":[],"usage":{"prompt_tokens":40,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":16}}}`)
+	event(w, `[DONE]`)
+}
+
+// played is a Player of a server with this handler, and what it reports.
+func played(t *testing.T, h http.HandlerFunc) (*Player, *results) {
+	s := httptest.NewServer(h)
+	t.Cleanup(s.Close)
+	client := NewClient()
+	t.Cleanup(client.CloseIdleConnections)
+	got := &results{}
+	return &Player{URL: s.URL, Model: "sim", Client: client, Speed: 1, Timeout: failsafe, Report: got.add}, got
+}
+
+type results struct {
+	mu  sync.Mutex
+	all []Result
+}
+
+func (r *results) add(one Result) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.all = append(r.all, one)
+}
+
+func one() *Trace {
+	return &Trace{Requests: []TraceRequest{{PromptTokens: 40, AnswerTokens: 2, Blocks: []uint64{3}}}}
+}
+
+func TestPlayerSendsAndMeasures(t *testing.T) {
+	var sent chatRequest
+	p, got := played(t, func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != "POST" || r.URL.Path != "/v1/chat/completions" || r.Header.Get("Authorization") != "Bearer key" {
+			t.Errorf("got %s %s %v", r.Method, r.URL, r.Header)
+		}
+		if err := json.NewDecoder(r.Body).Decode(&sent); err != nil {
+			t.Error(err)
+		}
+		opening(w)
+		content(w, "one ")
+		content(w, "two")
+		ending(w)
+	})
+	p.APIKey = "key"
+	p.PlayTrace(t.Context(), one())
+
+	if sent.Model != "sim" || !sent.Stream || !sent.StreamOptions.IncludeUsage || !sent.IgnoreEOS || sent.MaxTokens != 2 ||
+		len(sent.Messages) != 1 || sent.Messages[0].Content != one().Requests[0].Messages()[0].Content {
+		t.Errorf("sent %+v", sent)
+	}
+	if len(got.all) != 1 {
+		t.Fatalf("got %d results, want 1", len(got.all))
+	}
+	r := got.all[0]
+	if r.Err != "" || r.PromptTokens != 40 || r.CachedTokens != 16 || r.CompletionTokens != 2 {
+		t.Errorf("got %+v", r)
+	}
+	if r.TTFT <= 0 || r.E2E < r.TTFT || r.ITL <= 0 || r.ITL > r.E2E-r.TTFT {
+		t.Errorf("times do not fit: %+v", r)
+	}
+}
+
+func TestPlayerCountsFailuresByCause(t *testing.T) {
+	f := func(want string, h http.HandlerFunc) {
+		t.Helper()
+		p, got := played(t, h)
+		if want == "timeout" {
+			p.Timeout = 50 * time.Millisecond
+		}
+		p.PlayTrace(t.Context(), one())
+		if len(got.all) != 1 || got.all[0].Err != want {
+			t.Errorf("got %+v, want %q", got.all, want)
+		}
+	}
+	f("status 503", func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(503) })
+	f("no connection", func(w http.ResponseWriter, r *http.Request) { panic(http.ErrAbortHandler) })
+	f("answer is no stream", func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, `{"choices":[]}`) })
+	f("stream cut", func(w http.ResponseWriter, r *http.Request) {
+		opening(w)
+		content(w, "one")
+		panic(http.ErrAbortHandler)
+	})
+	f("stream cut", func(w http.ResponseWriter, r *http.Request) { opening(w); content(w, "one") })
+	f("stream cut", func(w http.ResponseWriter, r *http.Request) { // [DONE], but never the body's end
+		opening(w)
+		content(w, "one")
+		ending(w)
+		panic(http.ErrAbortHandler)
+	})
+	f("stream cut", func(w http.ResponseWriter, r *http.Request) { opening(w); event(w, strings.Repeat("x", maxEvent)) })
+	f("error event in the stream", func(w http.ResponseWriter, r *http.Request) {
+		opening(w)
+		content(w, "one")
+		event(w, `{"error":{"message":"the replica died","code":502}}`)
+		event(w, `[DONE]`)
+	})
+	f("answer aborted", func(w http.ResponseWriter, r *http.Request) {
+		opening(w)
+		content(w, "one")
+		event(w, `{"choices":[{"index":0,"delta":{"content":""},"finish_reason":"abort"}]}`)
+		event(w, `[DONE]`)
+	})
+	f("answer without content", func(w http.ResponseWriter, r *http.Request) { opening(w); ending(w) })
+	f("timeout", func(w http.ResponseWriter, r *http.Request) {
+		io.Copy(io.Discard, r.Body)
+		<-r.Context().Done()
+	})
+	f("timeout", func(w http.ResponseWriter, r *http.Request) {
+		io.Copy(io.Discard, r.Body)
+		opening(w)
+		<-r.Context().Done()
+	})
+}
+
+func TestPlayerCountsARefusedConnection(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.Close()
+	p, got := played(t, nil)
+	p.URL = "http://" + l.Addr().String()
+	p.PlayTrace(t.Context(), one())
+	if len(got.all) != 1 || got.all[0].Err != "no connection" {
+		t.Errorf("got %+v", got.all)
+	}
+}
+
+func TestPlayerReportsNothingThatTheRunCutShort(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	p, got := played(t, func(w http.ResponseWriter, r *http.Request) {
+		io.Copy(io.Discard, r.Body)
+		opening(w)
+		cancel()
+		<-r.Context().Done()
+	})
+	p.PlayTrace(ctx, at(40, 0, 100_000_000))
+	if len(got.all) != 0 {
+		t.Errorf("got %+v, want none", got.all)
+	}
+}
+
+func TestPlayTraceKeepsItsBound(t *testing.T) {
+	var now, most atomic.Int64
+	p, got := played(t, func(w http.ResponseWriter, r *http.Request) {
+		n := now.Add(1)
+		for old := most.Load(); n > old && !most.CompareAndSwap(old, n); old = most.Load() {
+		}
+		opening(w)
+		content(w, "one")
+		now.Add(-1)
+		ending(w)
+	})
+	p.MaxInFlight = 3
+	p.Speed = 1000
+	p.PlayTrace(t.Context(), at(40, make([]int, 50)...))
+	if most.Load() > 3 || len(got.all) != 50 {
+		t.Errorf("%d at once, %d results; want at most 3, and 50", most.Load(), len(got.all))
+	}
+}
+
+func TestPlayChatsFeedsAnswersBack(t *testing.T) {
+	c := testChats()
+	c.Think = time.Millisecond
+	var open, most atomic.Int64
+	var mu sync.Mutex
+	asked := map[string]int{} // conversations' last user messages
+	p, got := played(t, func(w http.ResponseWriter, r *http.Request) {
+		n := open.Add(1)
+		defer open.Add(-1)
+		for old := most.Load(); n > old && !most.CompareAndSwap(old, n); old = most.Load() {
+		}
+		var sent chatRequest
+		if err := json.NewDecoder(r.Body).Decode(&sent); err != nil {
+			t.Error(err)
+		}
+		for i, m := range sent.Messages {
+			if m.Role == "assistant" && m.Content != "re: "+sent.Messages[i-1].Content[:10] {
+				t.Errorf("fed back %q after %q", m.Content, sent.Messages[i-1].Content)
+			}
+		}
+		last := sent.Messages[len(sent.Messages)-1].Content
+		mu.Lock()
+		asked[last]++
+		mu.Unlock()
+		opening(w)
+		content(w, "re: ")
+		content(w, last[:10])
+		ending(w)
+	})
+	p.PlayChats(t.Context(), c)
+
+	want := 0
+	for i := range c.Sessions {
+		for _, turn := range turns(c.Session(i)) {
+			want++
+			if last := turn.Messages[len(turn.Messages)-1].Content; asked[last] != 1 {
+				t.Errorf("session %d: %q was sent %d times", i, last, asked[last])
+			}
+		}
+	}
+	if len(got.all) != want || most.Load() > int64(c.AtATime) {
+		t.Errorf("%d results, %d at once; want %d, at most %d", len(got.all), most.Load(), want, c.AtATime)
+	}
+}
+
+func FuzzStream(f *testing.F) {
+	f.Add("data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\n\ndata: [DONE]\n\n")
+	f.Add("data: {\"choices\":[],\"usage\":{\"prompt_tokens\":1e99}}\r\n\r\n: x\ndata:[DONE]")
+	f.Add("data: {\"error\":\"x\"}\n\n")
+	f.Fuzz(func(t *testing.T, body string) {
+		var s stream
+		if err := s.read(strings.NewReader(body)); err == nil && !strings.Contains(body, "[DONE]") {
+			t.Error("a whole answer without [DONE]")
+		}
+	})
+}

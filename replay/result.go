@@ -1,0 +1,138 @@
+package replay
+
+import (
+	"cmp"
+	"slices"
+	"sync"
+	"time"
+)
+
+// Result is what one request saw. Durations are in the replicas' time.
+type Result struct {
+	// Err is the cause of failure, "" for an answer that came whole. It is
+	// one of few words, so that causes can be counted: "no connection",
+	// "status 503", "stream cut", "error event in the stream" and the like.
+	Err string
+
+	TTFT time.Duration // from when the request was due to its first content
+	E2E  time.Duration // to the end of the answer
+	ITL  time.Duration // mean gap between chunks with content; 0 with fewer than two
+
+	PromptTokens, CachedTokens, CompletionTokens int // as usage says
+}
+
+// tpot is the time for each token after the first, or 0 without one.
+func (r Result) tpot() time.Duration {
+	if r.CompletionTokens < 2 {
+		return 0
+	}
+	return (r.E2E - r.TTFT) / time.Duration(r.CompletionTokens-1)
+}
+
+// Summary is a policy's figures over a run. Times and ratios are of the
+// requests answered whole; the others stand in Errors by cause.
+type Summary struct {
+	Policy   string  `json:"policy"`
+	Requests int     `json:"requests"` // answered whole
+	HitRatio float64 `json:"hit_ratio"`
+	TTFTMean float64 `json:"ttft_mean_s"`
+	TTFTP50  float64 `json:"ttft_p50_s"`
+	TTFTP90  float64 `json:"ttft_p90_s"`
+	TTFTP99  float64 `json:"ttft_p99_s"`
+	TPOTMean float64 `json:"tpot_mean_s"`
+	ITLMean  float64 `json:"itl_mean_s"`
+	E2EMean  float64 `json:"e2e_mean_s"`
+	// Throughput is requests answered a second, from the tally's start.
+	Throughput float64        `json:"throughput_rps"`
+	Lost       int            `json:"lost"` // the sum of Errors
+	Errors     map[string]int `json:"errors,omitempty"`
+
+	PromptTokens     int `json:"prompt_tokens"`
+	CompletionTokens int `json:"completion_tokens"`
+}
+
+// Tally collects results. Safe for concurrent use.
+type Tally struct {
+	mu      sync.Mutex
+	results []Result
+	errors  map[string]int
+}
+
+// Add is a Player's Report.
+func (t *Tally) Add(r Result) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if r.Err == "" {
+		t.results = append(t.results, r)
+		return
+	}
+	if t.errors == nil {
+		t.errors = make(map[string]int)
+	}
+	t.errors[r.Err]++
+}
+
+// Summary sums up what was added so far; elapsed is the run's length until now,
+// in the replicas' time.
+func (t *Tally) Summary(policy string, elapsed time.Duration) Summary {
+	t.mu.Lock()
+	// Added results never change, so they may be read unlocked.
+	results := t.results[:len(t.results):len(t.results)]
+	s := Summary{Policy: policy, Requests: len(results), Errors: make(map[string]int, len(t.errors))}
+	for cause, n := range t.errors {
+		s.Errors[cause] = n
+		s.Lost += n
+	}
+	t.mu.Unlock()
+	if len(results) == 0 {
+		return s
+	}
+
+	var ttft, e2e, tpot, itl mean
+	cached := 0
+	ttfts := make([]time.Duration, len(results))
+	for i, r := range results {
+		ttfts[i] = r.TTFT
+		ttft.add(r.TTFT)
+		e2e.add(r.E2E)
+		if d := r.tpot(); d > 0 {
+			tpot.add(d)
+		}
+		if r.ITL > 0 {
+			itl.add(r.ITL)
+		}
+		cached += r.CachedTokens
+		s.PromptTokens += r.PromptTokens
+		s.CompletionTokens += r.CompletionTokens
+	}
+	slices.SortFunc(ttfts, cmp.Compare)
+	s.TTFTMean, s.E2EMean, s.TPOTMean, s.ITLMean = ttft.seconds(), e2e.seconds(), tpot.seconds(), itl.seconds()
+	s.TTFTP50, s.TTFTP90, s.TTFTP99 = quantile(ttfts, 50), quantile(ttfts, 90), quantile(ttfts, 99)
+	if s.PromptTokens > 0 {
+		s.HitRatio = float64(cached) / float64(s.PromptTokens)
+	}
+	if elapsed > 0 {
+		s.Throughput = float64(len(results)) / elapsed.Seconds()
+	}
+	return s
+}
+
+type mean struct {
+	sum time.Duration
+	n   int
+}
+
+func (m *mean) add(d time.Duration) { m.sum, m.n = m.sum+d, m.n+1 }
+
+func (m *mean) seconds() float64 {
+	if m.n == 0 {
+		return 0
+	}
+	return m.sum.Seconds() / float64(m.n)
+}
+
+// quantile is the nearest-rank percentile of a sorted, non-empty list, in seconds.
+func quantile(sorted []time.Duration, percent int) float64 {
+	rank := (len(sorted)*percent + 99) / 100
+	return sorted[max(rank, 1)-1].Seconds()
+}
