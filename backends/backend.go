@@ -4,6 +4,7 @@
 package backends
 
 import (
+	"context"
 	"net/http"
 	"net/url"
 	"sync/atomic"
@@ -44,6 +45,19 @@ type Backend struct {
 	state  atomic.Int32
 	load   atomic.Pointer[Load]
 	models atomic.Pointer[[]Model]
+
+	// Set by NewRegistry, before anything runs; nil on a backend without one.
+	suspected chan struct{} // holds one: several suspicions are one check
+	relisted  func()        // the catalog is built anew
+}
+
+// New makes a backend that is Down until it was checked. An empty name becomes
+// the URL's host and port; u comes from ParseURL.
+func New(name string, u *url.URL, apiKey string, transport http.RoundTripper) *Backend {
+	if name == "" {
+		name = hostPort(u)
+	}
+	return &Backend{Name: name, URL: u, APIKey: apiKey, Transport: transport}
 }
 
 // State reports whether the backend may take traffic.
@@ -52,7 +66,15 @@ func (b *Backend) State() State { return State(b.state.Load()) }
 // SetState is for the readiness checks, and for tests that have none.
 func (b *Backend) SetState(s State) { b.state.Store(int32(s)) }
 
-// Load returns the last good scrape, or nil while there was none.
+// transition moves to Ready or Down and reports whether that was a change.
+// Draining is the operator's word and stays, also when it comes at this moment.
+func (b *Backend) transition(to State) bool {
+	from := b.State()
+	return from != Draining && from != to && b.state.CompareAndSwap(int32(from), int32(to))
+}
+
+// Load returns the last good scrape, or nil while the load is unknown: before
+// the first scrape, after three missed ones in a row, and without a /metrics.
 func (b *Backend) Load() *Load { return b.load.Load() }
 
 // SetLoad is for the poller, and for tests that have none.
@@ -67,8 +89,31 @@ func (b *Backend) Models() []Model {
 	return nil
 }
 
-// SetModels is for the readiness checks, and for tests that have none.
-func (b *Backend) SetModels(m []Model) { b.models.Store(&m) }
+// SetModels is for the readiness checks, and for tests that have none. The
+// registry's catalog has the change when it returns.
+func (b *Backend) SetModels(m []Model) {
+	b.models.Store(&m)
+	if b.relisted != nil {
+		b.relisted()
+	}
+}
+
+// get asks the replica for a path below its prefix, without following
+// redirects. The caller closes the body; ctx ends the reading of it too.
+func (b *Backend) get(ctx context.Context, path, accept string) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, b.URL.JoinPath(path).String(), nil)
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Accept", accept)
+	// Said outright, or net/http's transport asks for gzip, and a replica would
+	// spend its event loop's time on it.
+	req.Header.Set("Accept-Encoding", "identity")
+	if b.APIKey != "" {
+		req.Header.Set("Authorization", "Bearer "+b.APIKey)
+	}
+	return b.Transport.RoundTrip(req)
+}
 
 // Model is one card of a replica's /v1/models.
 type Model struct {
@@ -76,6 +121,8 @@ type Model struct {
 	Root   string // what the engine loaded: the same for every alias of a model
 	Parent string // the base model's ID when this is a LoRA adapter, else empty
 	Card   []byte // the card's JSON as the replica wrote it, every field kept
+
+	lasting string // the card without what vLLM makes up for each answer; see parseModels
 }
 
 // Load is one scrape of a replica's /metrics, engines of a data-parallel server
@@ -93,6 +140,9 @@ type Load struct {
 	// CacheTokens is the KV cache's size in tokens, summed over engines; 0 when unknown.
 	CacheTokens int
 	BlockSize   int // tokens; 0 when unknown
+	// HitAlignment is what a hit is a multiple of, in tokens: cache_hit_alignment_tokens
+	// where the replica says it (hybrid models), else BlockSize; 0 when unknown.
+	HitAlignment int
 	// PrefixCachingOff is true only when the replica says that it caches no prefixes.
 	PrefixCachingOff bool
 
@@ -100,6 +150,7 @@ type Load struct {
 	PrefixKnown               bool
 
 	PromptTokens, GenerationTokens float64 // counters; they move while the engine makes progress
+	TokensKnown                    bool    // both were there
 
 	Asleep bool // engine_sleep_state says anything but awake
 

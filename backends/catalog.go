@@ -1,0 +1,78 @@
+package backends
+
+// Catalog is the union of all replicas' /v1/models, each as last known when its
+// replica is down. Never modified once published, and read without allocation.
+type Catalog struct {
+	// Models holds one card for every ID: the one of the first backend, in the
+	// registry's order, that lists it.
+	Models []Model
+
+	entries  map[string]Entry
+	onlyBase string
+}
+
+// Entry is one model and where it is served.
+type Entry struct {
+	Model
+	Adapter  bool       // a LoRA adapter: its card has a parent
+	Backends []*Backend // those that list it, ready or not, by Slot; not to be changed
+}
+
+func newCatalog(all []*Backend) *Catalog {
+	c := &Catalog{entries: map[string]Entry{}}
+	for _, b := range all {
+		for _, m := range b.Models() {
+			e, known := c.entries[m.ID]
+			if !known {
+				e = Entry{Model: m, Adapter: m.Parent != ""}
+				c.Models = append(c.Models, m)
+			}
+			// A replica that lists an ID twice serves it once.
+			if n := len(e.Backends); n == 0 || e.Backends[n-1] != b {
+				e.Backends = append(e.Backends, b)
+			}
+			c.entries[m.ID] = e
+		}
+	}
+	c.onlyBase = c.findOnlyBase()
+	return c
+}
+
+func (c *Catalog) findOnlyBase() string {
+	first := -1
+	for i, m := range c.Models {
+		switch {
+		case m.Parent != "":
+		case first < 0:
+			first = i
+		case m.Root == "" || m.Root != c.Models[first].Root:
+			return ""
+		}
+	}
+	if first < 0 {
+		return ""
+	}
+	return c.Models[first].ID
+}
+
+// Find looks a model up by the ID that a client wrote.
+func (c *Catalog) Find(id string) (Entry, bool) {
+	e, ok := c.entries[id]
+	return e, ok
+}
+
+// OnlyBase returns the ID of the fleet's only base model, which a request that
+// names no model means. IDs with one Root are aliases of one model, and the
+// first of them stands for it.
+func (c *Catalog) OnlyBase() (string, bool) { return c.onlyBase, c.onlyBase != "" }
+
+// EngineModel returns the model as the engine will see it, for seeding a chain
+// of blocks. Aliases of a base model share their KV cache, so they share a seed;
+// vLLM hashes an adapter's name into its blocks, so an adapter has its own.
+func (c *Catalog) EngineModel(id string) string {
+	e, ok := c.entries[id]
+	if !ok || e.Adapter || e.Root == "" {
+		return id
+	}
+	return e.Root
+}

@@ -1,0 +1,197 @@
+package backends
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"strconv"
+)
+
+// The text format of Prometheus, one line at a time, as far as reading a
+// replica needs it. The slices that these functions return point into the line.
+// prometheus/common/expfmt is the oracle in tests, and where we differ from it:
+//
+//   - CRLF line ends, exemplars and OpenMetrics' fractional timestamps are
+//     accepted here;
+//   - duplicate labels, labels that are no UTF-8, and whatever stands in comments
+//     and in families that we don't read are not looked at here;
+//   - names in quotes, which vLLM never writes, are refused here.
+
+var errQuotedName = errors.New("a name in quotes")
+
+// cutName splits a sample's line after its metric name.
+func cutName(line []byte) (name, rest []byte, err error) {
+	i := 0
+	for i < len(line) && (isLetter(line[i]) || line[i] == ':' || i > 0 && isDigit(line[i])) {
+		i++
+	}
+	switch {
+	case i < len(line) && line[i] == '"':
+		return nil, nil, errQuotedName
+	case i == 0:
+		return nil, nil, fmt.Errorf("no metric name at %.20q", line)
+	case i == len(line):
+		return nil, nil, fmt.Errorf("no value after %.60q", line)
+	}
+	return line[:i], line[i:], nil
+}
+
+// cutSample reads what follows a metric name: labels, value, and perhaps a
+// timestamp and an exemplar, both ignored.
+func cutSample(rest []byte) (l labels, value float64, err error) {
+	rest = trimBlank(rest)
+	if len(rest) > 0 && rest[0] == '{' {
+		all := labels(rest[1:])
+		if rest, err = all.check(); err != nil {
+			return nil, 0, err
+		}
+		l, rest = all, trimBlank(rest)
+	}
+	number, rest := cutToken(rest)
+	if value, err = parseNumber(number); err != nil {
+		return nil, 0, err
+	}
+	if len(rest) > 0 && rest[0] != '#' {
+		stamp, after := cutToken(rest)
+		if _, err := parseNumber(stamp); err != nil {
+			return nil, 0, fmt.Errorf("timestamp: %w", err)
+		}
+		if len(after) > 0 && after[0] != '#' {
+			return nil, 0, fmt.Errorf("%.20q after the timestamp", after)
+		}
+	}
+	return l, value, nil
+}
+
+// labels is what follows a sample's opening brace.
+type labels []byte
+
+// check walks to the closing brace and returns what follows it. The other
+// methods are for labels that passed it.
+func (l labels) check() (after []byte, err error) {
+	for {
+		name, _, rest, err := l.next()
+		if err != nil || name == nil {
+			return rest, err
+		}
+		l = rest
+	}
+}
+
+// next cuts off one label. A nil name means that the closing brace was reached,
+// and rest is what follows it. The value is still escaped.
+func (l labels) next() (name, value []byte, rest labels, err error) {
+	s := trimBlank(l)
+	if len(s) > 0 && s[0] == '}' {
+		return nil, nil, labels(s[1:]), nil
+	}
+	i := 0
+	for i < len(s) && (isLetter(s[i]) || i > 0 && isDigit(s[i])) {
+		i++
+	}
+	if i < len(s) && s[i] == '"' {
+		return nil, nil, nil, errQuotedName
+	}
+	if i == 0 {
+		return nil, nil, nil, fmt.Errorf("no label name at %.20q", s)
+	}
+	name, s = s[:i], trimBlank(s[i:])
+	if len(s) == 0 || s[0] != '=' {
+		return nil, nil, nil, fmt.Errorf("no = after label %.60q", name)
+	}
+	if s = trimBlank(s[1:]); len(s) == 0 || s[0] != '"' {
+		return nil, nil, nil, fmt.Errorf("label %.60q has no quoted value", name)
+	}
+	s = s[1:]
+	end, err := closingQuote(s)
+	if err != nil {
+		return nil, nil, nil, fmt.Errorf("label %.60q: %w", name, err)
+	}
+	value, s = s[:end], trimBlank(s[end+1:])
+	switch {
+	case len(s) > 0 && s[0] == ',':
+		return name, value, labels(s[1:]), nil
+	case len(s) > 0 && s[0] == '}':
+		return name, value, labels(s), nil
+	}
+	return nil, nil, nil, fmt.Errorf("neither , nor } after label %.60q", name)
+}
+
+// get returns a label's value, still escaped; nil when it is not there.
+func (l labels) get(name string) []byte {
+	for {
+		n, value, rest, err := l.next()
+		if err != nil || n == nil {
+			return nil
+		}
+		if string(n) == name {
+			return value
+		}
+		l = rest
+	}
+}
+
+func closingQuote(s []byte) (int, error) {
+	for i := 0; i < len(s); i++ {
+		switch s[i] {
+		case '"':
+			return i, nil
+		case '\\':
+			if i++; i == len(s) || s[i] != '\\' && s[i] != '"' && s[i] != 'n' {
+				return 0, errors.New(`a backslash before something else than \, " and n`)
+			}
+		}
+	}
+	return 0, errors.New("no closing quote")
+}
+
+// unescape copies a label's value and undoes its escapes.
+func unescape(value []byte) string {
+	if bytes.IndexByte(value, '\\') < 0 {
+		return string(value)
+	}
+	plain := make([]byte, 0, len(value))
+	for i := 0; i < len(value); i++ {
+		c := value[i]
+		if c == '\\' {
+			i++
+			if c = value[i]; c == 'n' {
+				c = '\n'
+			}
+		}
+		plain = append(plain, c)
+	}
+	return string(plain)
+}
+
+// parseNumber reads a sample's value: Go's syntax without hexadecimal floats.
+// What is too big for a float64 becomes an infinity.
+func parseNumber(token []byte) (float64, error) {
+	if bytes.ContainsAny(token, "xX") {
+		return 0, fmt.Errorf("%.30q is no number", token)
+	}
+	v, err := strconv.ParseFloat(string(token), 64)
+	if err != nil && !errors.Is(err, strconv.ErrRange) {
+		return 0, fmt.Errorf("%.30q is no number", token)
+	}
+	return v, nil
+}
+
+func cutToken(s []byte) (token, rest []byte) {
+	i := 0
+	for i < len(s) && s[i] != ' ' && s[i] != '\t' {
+		i++
+	}
+	return s[:i], trimBlank(s[i:])
+}
+
+func trimBlank(s []byte) []byte {
+	for len(s) > 0 && (s[0] == ' ' || s[0] == '\t') {
+		s = s[1:]
+	}
+	return s
+}
+
+func isLetter(c byte) bool { return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c == '_' }
+
+func isDigit(c byte) bool { return c >= '0' && c <= '9' }

@@ -1,0 +1,88 @@
+package backends
+
+import (
+	"errors"
+	"fmt"
+	"net/url"
+	"path"
+	"strconv"
+	"strings"
+)
+
+// ParseURL reads a replica's base URL: http or https, a host, perhaps a port and
+// a path prefix, nothing else. Its errors say what to write instead.
+func ParseURL(raw string) (*url.URL, error) {
+	fail := func(what string) (*url.URL, error) {
+		return nil, fmt.Errorf("backend URL %q: %s", redact(raw), what)
+	}
+	scheme, _, found := strings.Cut(raw, "://")
+	if !found {
+		return fail("no scheme; write http://HOST:PORT or https://HOST:PORT")
+	}
+	if s := strings.ToLower(scheme); s != "http" && s != "https" {
+		return fail("the scheme has to be http or https")
+	}
+	u, err := url.Parse(raw)
+	if err != nil {
+		// url.Error repeats the whole URL, a password in it included.
+		if e := (*url.Error)(nil); errors.As(err, &e) {
+			err = e.Err
+		}
+		return fail(err.Error())
+	}
+	switch {
+	case u.User != nil:
+		return fail("user and password are not used; set api_key instead")
+	case u.RawQuery != "" || u.ForceQuery:
+		return fail("drop everything from the ? on")
+	case strings.Contains(raw, "#"):
+		return fail("drop everything from the # on")
+	case u.Hostname() == "":
+		return fail("no host; write http://HOST:PORT")
+	case strings.HasSuffix(u.Host, ":"):
+		return fail("no port after the colon; write one or drop the colon")
+	}
+	if p := u.Port(); p != "" {
+		if n, err := strconv.Atoi(p); err != nil || n < 1 || n > 65535 {
+			return fail("the port has to be 1 to 65535")
+		}
+	}
+	u.Host = strings.ToLower(u.Host) // so that one replica written twice is seen as one
+	u.Path, u.RawPath = strings.TrimRight(u.Path, "/"), strings.TrimRight(u.RawPath, "/")
+	if u.Path != "" && path.Clean(u.Path) != u.Path {
+		return fail("write the path without //, . and ..")
+	}
+	if path.Base(u.Path) == "v1" {
+		return fail("drop the /v1; requests bring it themselves")
+	}
+	return u, nil
+}
+
+// redact hides a password, for messages about URLs that may not even parse.
+func redact(raw string) string {
+	scheme, rest, found := strings.Cut(raw, "://")
+	if !found {
+		scheme, rest = "", raw
+	}
+	authority, _, _ := strings.Cut(rest, "/")
+	at := strings.LastIndexByte(authority, '@')
+	if at < 0 {
+		return raw
+	}
+	rest = "***" + rest[at:]
+	if found {
+		return scheme + "://" + rest
+	}
+	return rest
+}
+
+// hostPort is the address that u means, with the scheme's port when it has none.
+func hostPort(u *url.URL) string {
+	if u.Port() != "" {
+		return u.Host
+	}
+	if u.Scheme == "https" {
+		return u.Host + ":443"
+	}
+	return u.Host + ":80"
+}
