@@ -1,0 +1,91 @@
+package main
+
+import (
+	_ "embed" // for config.yaml
+	"time"
+)
+
+// defaultsYAML is the only place that knows a setting's default.
+//
+//go:embed config.yaml
+var defaultsYAML []byte
+
+// Config is everything a user may set. The fields stand in the order of
+// config.yaml, which says what each is for; every field has a line there and
+// every line a field. Never modified once loaded.
+type Config struct {
+	Listen          string            `mapstructure:"listen"` // host:port
+	Admin           string            `mapstructure:"admin"`  // host:port, or empty: no admin listener
+	Backends        []BackendConfig   `mapstructure:"backends"`
+	Routing         RoutingConfig     `mapstructure:"routing"`
+	Index           IndexConfig       `mapstructure:"index"`
+	Limits          LimitsConfig      `mapstructure:"limits"`
+	Poll            PollConfig        `mapstructure:"poll"`
+	Health          HealthConfig      `mapstructure:"health"`
+	Timeouts        TimeoutsConfig    `mapstructure:"timeouts"`
+	Connections     ConnectionsConfig `mapstructure:"connections"`
+	ResponseHeaders bool              `mapstructure:"response_headers"`
+	Log             LogConfig         `mapstructure:"log"`
+}
+
+// BackendConfig names one vLLM server. Name is never empty once loaded.
+type BackendConfig struct {
+	Name   string `mapstructure:"name"`
+	URL    string `mapstructure:"url"`
+	APIKey string `mapstructure:"api_key"`
+}
+
+// RoutingConfig says how a request finds its backend.
+type RoutingConfig struct {
+	Policy   string `mapstructure:"policy"`
+	Attempts int    `mapstructure:"attempts"` // the first one included
+}
+
+// IndexConfig sizes what is remembered of the replicas' caches.
+type IndexConfig struct {
+	BlockBytes int      `mapstructure:"block_bytes"`
+	MaxBytes   ByteSize `mapstructure:"max_bytes"`
+}
+
+// LimitsConfig bounds what clients may send.
+type LimitsConfig struct {
+	BodyBytes      ByteSize `mapstructure:"body_bytes"`
+	BodyBytesTotal ByteSize `mapstructure:"body_bytes_total"`
+	HeaderBytes    ByteSize `mapstructure:"header_bytes"`
+}
+
+// PollConfig is for the scrapes of /metrics.
+type PollConfig struct {
+	Interval     time.Duration `mapstructure:"interval"`
+	FastInterval time.Duration `mapstructure:"fast_interval"`
+	Timeout      time.Duration `mapstructure:"timeout"`
+}
+
+// HealthConfig is for the readiness checks.
+type HealthConfig struct {
+	Interval     time.Duration `mapstructure:"interval"`
+	DownInterval time.Duration `mapstructure:"down_interval"`
+	Timeout      time.Duration `mapstructure:"timeout"`
+}
+
+// TimeoutsConfig bounds every wait in a request's life. FirstByte and Idle are
+// off when 0.
+type TimeoutsConfig struct {
+	Connect       time.Duration `mapstructure:"connect"`
+	FirstByte     time.Duration `mapstructure:"first_byte"`
+	Idle          time.Duration `mapstructure:"idle"`
+	KeepaliveIdle time.Duration `mapstructure:"keepalive_idle"`
+	ReadHeader    time.Duration `mapstructure:"read_header"`
+	Shutdown      time.Duration `mapstructure:"shutdown"`
+}
+
+// ConnectionsConfig bounds what is open towards the replicas.
+type ConnectionsConfig struct {
+	MaxPerBackend int `mapstructure:"max_per_backend"`
+}
+
+// LogConfig chooses what is logged, and how.
+type LogConfig struct {
+	Level  string `mapstructure:"level"`
+	Format string `mapstructure:"format"`
+}

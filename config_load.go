@@ -1,0 +1,215 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/spf13/pflag"
+	"github.com/spf13/viper"
+	"go.yaml.in/yaml/v3"
+
+	"warmroute/router/policy"
+)
+
+const (
+	// maxConfigBytes is far above any real file; beyond it somebody named the wrong one.
+	maxConfigBytes = 1 << 20
+
+	// pathSeparator is what viper splits paths on. Paths are shown with a dot,
+	// but a dot may be part of a key, which must not then reach another setting.
+	pathSeparator = "\x00"
+)
+
+// addConfigFlags defines the flags that loadConfig reads. Their defaults stay
+// empty: config.yaml has them.
+func addConfigFlags(flags *pflag.FlagSet) {
+	flags.String("config", "", "configuration `FILE`; every setting and its default is in config.yaml")
+	flags.String("listen", "", "`ADDRESS` for OpenAI clients")
+	flags.String("admin", "", "`ADDRESS` for metrics and operations, \"\" for none")
+	flags.String("policy", "", "routing policy: "+strings.Join(policy.Names, ", "))
+	flags.String("log-level", "", "debug, info, warn or error")
+}
+
+// flagSettings says which setting each flag gives.
+func flagSettings() map[string]string {
+	return map[string]string{
+		"listen":    "listen",
+		"admin":     "admin",
+		"policy":    "routing.policy",
+		"log-level": "log.level",
+	}
+}
+
+// loadConfig reads the defaults, then the file that --config names, then the
+// environment, then the flags that addConfigFlags defined, each over the one
+// before; urls, when there are any, are the backends. Its error is a
+// ConfigError with every fault.
+func loadConfig(flags *pflag.FlagSet, urls []string) (*Config, error) {
+	path, err := flags.GetString("config")
+	if err != nil {
+		return nil, err
+	}
+	if path == "" {
+		return parseConfig("", nil, flags, urls)
+	}
+	data, err := readBounded(path)
+	if err != nil {
+		return nil, ConfigError{err.Error()}
+	}
+	return parseConfig(path, data, flags, urls)
+}
+
+func readBounded(path string) ([]byte, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	data, err := io.ReadAll(io.LimitReader(file, maxConfigBytes+1))
+	if err != nil {
+		return nil, err
+	}
+	if len(data) > maxConfigBytes {
+		return nil, fmt.Errorf("%s: larger than %d bytes; is it the right file?", path, maxConfigBytes)
+	}
+	return data, nil
+}
+
+// parseConfig is loadConfig for a file that was read already.
+func parseConfig(file string, data []byte, flags *pflag.FlagSet, urls []string) (*Config, error) {
+	v := viper.NewWithOptions(viper.KeyDelimiter(pathSeparator))
+	v.SetConfigType("yaml")
+	if err := v.ReadConfig(bytes.NewReader(defaultsYAML)); err != nil {
+		return nil, fmt.Errorf("the built-in config.yaml: %w", err)
+	}
+	settings := map[string]string{} // shown path → viper's
+	for _, key := range v.AllKeys() {
+		settings[strings.ReplaceAll(key, pathSeparator, ".")] = key
+	}
+	known := slices.Sorted(maps.Keys(settings))
+
+	f := faults{origin: map[string]string{}}
+	given, err := decodeYAML(data)
+	if err != nil {
+		f.addYAMLFaults(file, err)
+		return nil, f.err()
+	}
+	mergeFile(v, given, nil, known, &f)
+	bindEnvironment(v, settings, known, &f)
+	for flag, setting := range flagSettings() {
+		if fl := flags.Lookup(flag); fl != nil && fl.Changed {
+			v.Set(settings[setting], fl.Value.String())
+			f.origin[setting] = "--" + flag
+		}
+	}
+	if len(urls) > 0 {
+		if list, ok := given["backends"].([]any); ok && len(list) > 0 {
+			f.add("backends", "%s lists backends and the command line names URLs; drop one of the two", file)
+		}
+		v.Set("backends", urls)
+		f.origin["backends"] = "the command line"
+	}
+
+	var c Config
+	f.addDecodeFaults(v.UnmarshalExact(&c, viper.DecodeHook(decodeValue)))
+	c.nameBackends()
+	c.check(&f)
+	if err := f.err(); err != nil {
+		return nil, err
+	}
+	return &c, nil
+}
+
+// decodeYAML reads one document. Aliases cannot blow it up: the parser refuses
+// a document that is mostly made of them.
+func decodeYAML(data []byte) (map[string]any, error) {
+	decoder := yaml.NewDecoder(bytes.NewReader(data))
+	var given map[string]any
+	if err := decoder.Decode(&given); err != nil && !errors.Is(err, io.EOF) {
+		return nil, err
+	}
+	var next yaml.Node
+	if err := decoder.Decode(&next); err == nil {
+		return nil, fmt.Errorf("line %d: a second document begins; only one is read", next.Line)
+	} else if !errors.Is(err, io.EOF) {
+		return nil, err
+	}
+	return given, nil
+}
+
+// addYAMLFaults reports what the YAML parser found. It gives lines, not paths.
+func (f *faults) addYAMLFaults(file string, err error) {
+	var several *yaml.TypeError
+	if !errors.As(err, &several) {
+		f.add(file, "%s", strings.TrimPrefix(err.Error(), "yaml: "))
+		return
+	}
+	for _, one := range several.Errors {
+		line, message, _ := strings.Cut(one, ": ")
+		f.add(file+": "+line, "%s", message)
+	}
+}
+
+// mergeFile lays what the file gives over the defaults, setting by setting.
+func mergeFile(v *viper.Viper, given map[string]any, section []string, known []string, f *faults) {
+	for _, key := range slices.Sorted(maps.Keys(given)) {
+		at := append(slices.Clone(section), key)
+		path := strings.Join(at, ".")
+		inner, isSection := given[key].(map[string]any)
+		isSetting := slices.Contains(known, path) && !strings.Contains(key, ".")
+		switch {
+		case isSetting && given[key] == nil:
+			f.add(path, "has no value; give it one or delete the line")
+		case isSetting:
+			var nested any = given[key]
+			for _, k := range slices.Backward(at) {
+				nested = map[string]any{k: nested}
+			}
+			// MergeConfigMap returns an error for form's sake only.
+			_ = v.MergeConfigMap(nested.(map[string]any))
+		case isSection:
+			mergeFile(v, inner, at, known, f)
+		default:
+			if inside := settingsIn(path, known); len(inside) == 0 || strings.Contains(key, ".") {
+				f.add(path, "%s", unknownSetting(path, key, known))
+			} else if given[key] != nil { // a section whose lines are all commented out is fine
+				f.add(path, "is a section; it holds %s", strings.Join(inside, ", "))
+			}
+		}
+	}
+}
+
+// settingsIn lists the settings of a section.
+func settingsIn(section string, known []string) []string {
+	var inside []string
+	for _, k := range known {
+		if strings.HasPrefix(k, section+".") {
+			inside = append(inside, k)
+		}
+	}
+	return inside
+}
+
+// unknownSetting says what to do about a path that is no setting.
+func unknownSetting(path, key string, known []string) string {
+	if slices.Contains(known, path) {
+		section, name, _ := strings.Cut(path, ".")
+		return fmt.Sprintf("write it in two lines, %q and below it, indented, %q", section+":", name+":")
+	}
+	near := nearest(strings.ToLower(path), known)
+	for _, k := range known {
+		if near == "" && strings.HasSuffix(k, "."+key) {
+			near = k
+		}
+	}
+	if near == "" {
+		return "unknown setting; config.yaml has them all"
+	}
+	return "unknown setting; did you mean " + near + "?"
+}
