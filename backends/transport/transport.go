@@ -1,0 +1,204 @@
+// Package transport carries requests to one replica: an http.RoundTripper over
+// the connection pool of fasthttp.HostClient.
+//
+// It does what net/http's transport does for a reverse proxy, for about half
+// the CPU, and says more: whether the replica can have seen a failed request
+// (ConnectError), and whether more of a streamed answer is readable yet
+// (Body.WaitReadable). It speaks HTTP/1.1 only, follows no redirects, undoes no
+// compression, adds no header of its own but Host, Content-Length and
+// "Connection: close", and honours no HTTP_PROXY: a replica is a neighbour.
+package transport
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/valyala/fasthttp"
+)
+
+// Options configure a Transport. Only URL is needed.
+type Options struct {
+	URL *url.URL // http or https, and the host; its path is not used
+
+	// ConnectTimeout bounds name lookup, TCP and TLS handshakes together. 0: 2 s.
+	ConnectTimeout time.Duration
+
+	// IdleTimeout closes a connection that nobody used for so long. It has to
+	// be shorter than the replica's own: vLLM closes after 5 s. 0: 4 s.
+	IdleTimeout time.Duration
+
+	MaxConns       int         // connections open at once, idle ones included; 0: no limit
+	MaxHeaderBytes int         // of an answer, interim ones included; 0: 128 KiB
+	TLS            *tls.Config // for https; nil: the system's roots
+}
+
+// Transport is an http.RoundTripper for one replica. Safe for concurrent use.
+type Transport struct {
+	pool           *fasthttp.HostClient
+	dialer         net.Dialer
+	connectTimeout time.Duration
+	maxHeaderBytes int
+	addr           string      // host:port to dial, and what errors call the replica
+	host           string      // value of the Host header
+	tls            *tls.Config // nil for http
+	heads          sync.Pool   // of *[]byte: request heads being written
+}
+
+// ErrInvalidRequest says that a request was refused before it was sent, or cut
+// off while it was: a header that would break the framing, a body that is not
+// as long as its ContentLength. Not the replica's fault.
+var ErrInvalidRequest = errors.New("invalid request")
+
+// ConnectError says that no connection to the replica could be had: refused,
+// timed out, a bad certificate, or MaxConns reached (fasthttp.ErrNoFreeConns).
+// Nothing was sent, so the engine never saw the request.
+type ConnectError struct {
+	Addr string
+	Err  error
+}
+
+func (e *ConnectError) Error() string { return "connect to " + e.Addr + ": " + e.Err.Error() }
+func (e *ConnectError) Unwrap() error { return e.Err }
+
+// New makes a Transport. It connects when the first request comes.
+func New(o Options) *Transport {
+	t := &Transport{
+		connectTimeout: o.ConnectTimeout,
+		maxHeaderBytes: o.MaxHeaderBytes,
+	}
+	if t.connectTimeout <= 0 {
+		t.connectTimeout = 2 * time.Second
+	}
+	if t.maxHeaderBytes <= 0 {
+		t.maxHeaderBytes = 128 << 10
+	}
+	port := "80"
+	if o.URL.Scheme == "https" {
+		port = "443"
+		t.tls = &tls.Config{}
+		if o.TLS != nil {
+			t.tls = o.TLS.Clone()
+		}
+		t.tls.NextProtos = []string{"http/1.1"}
+		if t.tls.ServerName == "" {
+			t.tls.ServerName = o.URL.Hostname()
+		}
+	}
+	t.host = o.URL.Host
+	if zone, end := strings.IndexByte(t.host, '%'), strings.IndexByte(t.host, ']'); 0 < zone && zone < end {
+		t.host = t.host[:zone] + t.host[end:] // an IPv6 zone means nothing to the replica
+	}
+	if p := o.URL.Port(); p != "" {
+		port = p
+	}
+	t.addr = net.JoinHostPort(o.URL.Hostname(), port)
+
+	t.pool = &fasthttp.HostClient{
+		Addr:                t.addr,
+		MaxConns:            o.MaxConns,
+		MaxIdleConnDuration: o.IdleTimeout,
+		// The connection used last is the least likely to be stale.
+		ConnPoolStrategy: fasthttp.LIFO,
+		// AcquireConn dials without a context, so Dial only makes the place:
+		// RoundTrip connects it. TLS is ours for the same reason.
+		Dial: func(string) (net.Conn, error) { return new(conn), nil },
+	}
+	if o.MaxConns <= 0 {
+		t.pool.MaxConns = math.MaxInt32 // fasthttp's 0 means 512
+	}
+	if o.IdleTimeout <= 0 {
+		t.pool.MaxIdleConnDuration = 4 * time.Second
+	}
+	return t
+}
+
+// CloseIdleConnections closes the connections that carry no request. The pool's
+// cleaner, a goroutine, ends within the idle timeout once none is open.
+func (t *Transport) CloseIdleConnections() { t.pool.CloseIdleConnections() }
+
+// RoundTrip sends req to the replica, with req.URL's path and query as they are,
+// and returns the answer once its header is read. Response.Body is a *Body.
+//
+// req.Body needs a known ContentLength. It is written from the memory it lies in
+// when it has a WriteTo, as bytes.Reader does, and is not touched again after
+// RoundTrip failed or Body.Close returned. With GetBody, a request that finds
+// its kept-alive connection closed is sent once more, on a new one.
+//
+// Cancelling the request's context closes the socket at once, in any phase; the
+// error is then context.Cause. There is no other limit on the wait for the
+// header: cancel the context with a cause of your own when it has been too long.
+func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
+	body := req.Body
+	for retry := false; ; retry = true {
+		resp, stale, err := t.attempt(req, body, retry)
+		if err == nil {
+			return resp, nil
+		}
+		if cause := context.Cause(req.Context()); cause != nil {
+			return nil, cause
+		}
+		if !stale || retry {
+			return nil, err
+		}
+		if body != nil && body != http.NoBody {
+			if req.GetBody == nil {
+				return nil, err
+			}
+			if body, err = req.GetBody(); err != nil {
+				return nil, fmt.Errorf("%w: body for a second attempt: %w", ErrInvalidRequest, err)
+			}
+		}
+	}
+}
+
+// attempt sends req with body over one connection, a new one if fresh. It sees to
+// it that body is closed. stale says that the connection had been used before and
+// died without a byte of an answer, as it does when the replica closed it meanwhile.
+func (t *Transport) attempt(req *http.Request, body io.ReadCloser, fresh bool) (_ *http.Response, stale bool, _ error) {
+	ctx := req.Context()
+	up, err := t.newUpload(req, body)
+	if err != nil {
+		return nil, false, err
+	}
+	if err := ctx.Err(); err != nil {
+		up.end()
+		return nil, false, err
+	}
+	c, err := t.acquire(ctx, fresh)
+	if err != nil {
+		up.end()
+		return nil, false, err
+	}
+	b := &Body{
+		ctx:  ctx,
+		t:    t,
+		c:    c,
+		br:   t.pool.AcquireReader(c.Conn),
+		up:   up,
+		stop: context.AfterFunc(ctx, c.abort),
+	}
+	up.start(c)
+	if _, err = b.br.Peek(1); err != nil {
+		b.letGo()
+		if errors.Is(up.err, ErrInvalidRequest) {
+			return nil, false, up.err
+		}
+		return nil, c.reused, fmt.Errorf("%s to %s: no answer: %w", req.Method, t.addr, err)
+	}
+	resp, err := b.response(req)
+	if err != nil {
+		b.letGo()
+		return nil, false, fmt.Errorf("%s to %s: header of the answer: %w", req.Method, t.addr, err)
+	}
+	return resp, false, nil
+}
