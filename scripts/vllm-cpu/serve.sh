@@ -21,7 +21,8 @@ export VLLM_TARGET_DEVICE=cpu VLLM_HOST_IP=127.0.0.1 GLOO_SOCKET_IFNAME=lo
 # Several replicas share a few cores: one thread each, bound to none.
 export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 RAYON_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 export VLLM_CPU_OMP_THREADS_BIND=nobind
-# Engine and server in one process: 1 GB and 10 s less than vLLM's stock layout.
+# Engine and worker in one process (the API server stays another): 1 GB and 10 s
+# less than vLLM's stock layout.
 export VLLM_ENABLE_V1_MULTIPROCESSING=0
 # Replicas that start together must not write one cache.
 export VLLM_CACHE_ROOT=$root/cache/$port

@@ -13,7 +13,8 @@ if curl -sf -o /dev/null -m 2 "http://127.0.0.1:$port/health"; then
   echo "up.sh: something already serves on port $port; down.sh $port stops it" >&2
   exit 1
 fi
-# A session of its own: a Ctrl-C meant for the caller must not reach the replica.
+# A session of its own: a Ctrl-C meant for the caller must not reach the replica,
+# and down.sh can stop all of its processes by their group.
 setsid "$here/serve.sh" "$@" >"$root/$port.log" 2>&1 </dev/null &
 pid=$!
 echo "$pid" >"$root/$port.pid"
@@ -29,6 +30,6 @@ for _ in $(seq 1 480); do
 done
 tail -n 20 "$root/$port.log" >&2
 echo "up.sh: the replica on port $port did not become healthy; its log is $root/$port.log" >&2
-kill -9 "$pid" 2>/dev/null || true
+kill -9 -- "-$pid" 2>/dev/null || true
 rm -f "$root/$port.pid"
 exit 1

@@ -1,0 +1,83 @@
+// The fleet under test: warmroute's address, the replicas behind it, and what
+// they say of themselves. scripts/sdk/run sets the environment.
+
+import assert from "node:assert/strict";
+import { execFile } from "node:child_process";
+import { setTimeout as sleep } from "node:timers/promises";
+import { fileURLToPath } from "node:url";
+import { promisify } from "node:util";
+import OpenAI from "openai";
+
+export const replicas = process.env.WARMROUTE_VLLM_URLS.split(",");
+export const model = "tiny";
+
+const vllmCPU = fileURLToPath(new URL("../../vllm-cpu/", import.meta.url));
+const run = promisify(execFile);
+const vocabulary = "river stone copper lantern meadow signal harbor violet engine winter paper orbit".split(" ");
+
+// client reaches the proxy without retries by the SDK: what fails here must be seen to fail.
+export function client() {
+  return new OpenAI({ baseURL: `${process.env.WARMROUTE_URL}/v1`, apiKey: "none", maxRetries: 0, timeout: 120_000 });
+}
+
+// words returns count random words: a text that no earlier request has left in a cache.
+export function words(count) {
+  const picked = Array.from({ length: count }, () => vocabulary[Math.floor(Math.random() * vocabulary.length)]);
+  return `${picked.join(" ")} ${Math.random()}`;
+}
+
+// chatOf returns the messages of a new conversation whose system prompt has count words.
+export function chatOf(count) {
+  return [
+    { role: "system", content: words(count) },
+    { role: "user", content: words(10) },
+  ];
+}
+
+async function metric(replica, name) {
+  const text = await (await fetch(`${replica}/metrics`)).text();
+  const series = text.matchAll(new RegExp(`^${name}(?:{[^}]*})? (\\S+)$`, "gm"));
+  return [...series].reduce((sum, [, value]) => sum + Number(value), 0);
+}
+
+async function total(name, among = replicas) {
+  const values = await Promise.all(among.map((replica) => metric(replica, name)));
+  return values.reduce((sum, value) => sum + value, 0);
+}
+
+// running returns how many requests the replicas compute or queue.
+export async function running(among = replicas) {
+  return (await total("vllm:num_requests_running", among)) + (await total("vllm:num_requests_waiting", among));
+}
+
+// generated returns how many tokens the replicas have produced so far.
+export function generated() {
+  return total("vllm:generation_tokens_total");
+}
+
+// eventually waits until condition holds. The bound only keeps a broken run from hanging.
+export async function eventually(condition, what, seconds = 60) {
+  const deadline = Date.now() + seconds * 1000;
+  while (!(await condition())) {
+    assert.ok(Date.now() < deadline, `not within ${seconds} s: ${what}`);
+    await sleep(100);
+  }
+}
+
+// kill ends the processes of a replica at once.
+export async function kill(replica) {
+  await run(`${vllmCPU}down.sh`, ["--kill", new URL(replica).port]);
+}
+
+// restart brings a killed replica back and waits until it is healthy.
+export async function restart(replica) {
+  const port = new URL(replica).port;
+  await run(`${vllmCPU}up.sh`, [port, String(Number(port) + 1000)]);
+}
+
+// serves reports whether a new conversation, sent through the proxy, is answered by this replica.
+export async function serves(replica) {
+  const asked = client().chat.completions.create({ model, messages: chatOf(80), max_tokens: 1 });
+  const { response } = await asked.withResponse();
+  return response.headers.get("x-warmroute-backend").endsWith(`:${new URL(replica).port}`);
+}

@@ -1,0 +1,88 @@
+"""The fleet under test: warmroute's address, the replicas behind it, and what they say of themselves.
+
+scripts/sdk/run sets the environment: WARMROUTE_URL is the proxy's public
+listener, WARMROUTE_VLLM_URLS the replicas', separated by commas.
+"""
+
+import os
+import pathlib
+import random
+import re
+import subprocess
+import time
+import urllib.parse
+import urllib.request
+
+import openai
+
+PROXY = os.environ["WARMROUTE_URL"]
+REPLICAS = os.environ["WARMROUTE_VLLM_URLS"].split(",")
+VLLM_CPU = pathlib.Path(__file__).resolve().parents[2] / "vllm-cpu"
+MODEL = "tiny"
+
+WORDS = "river stone copper lantern meadow signal harbor violet engine winter paper orbit saddle marble thunder".split()
+
+
+def options():
+    """Return how every client reaches the proxy. No retries by the SDK: what fails here must be seen to fail."""
+    return {"base_url": f"{PROXY}/v1", "api_key": "none", "max_retries": 0, "timeout": 120}
+
+
+def words(count):
+    """Return count random words: a text that no earlier request has left in a cache."""
+    return " ".join(random.choices(WORDS, k=count)) + f" {random.random()}"
+
+
+def chat_of(count):
+    """Return the messages of a new conversation whose system prompt has count words."""
+    return [{"role": "system", "content": words(count)}, {"role": "user", "content": words(10)}]
+
+
+def metric(replica, name):
+    """Return the sum of a metric's series on one replica."""
+    with urllib.request.urlopen(f"{replica}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    return sum(float(value) for value in re.findall(rf"^{re.escape(name)}(?:{{[^}}]*}})? (\S+)$", text, re.M))
+
+
+def running(replicas=REPLICAS):
+    """Return how many requests the replicas compute or queue."""
+    gauges = ("vllm:num_requests_running", "vllm:num_requests_waiting")
+    return sum(metric(replica, gauge) for replica in replicas for gauge in gauges)
+
+
+def generated():
+    """Return how many tokens the replicas have produced so far."""
+    return sum(metric(replica, "vllm:generation_tokens_total") for replica in REPLICAS)
+
+
+def eventually(condition, what, within=60):
+    """Wait until condition() holds. The bound only keeps a broken run from hanging."""
+    deadline = time.monotonic() + within
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {within} s: {what}")
+        time.sleep(0.1)
+
+
+def port(replica):
+    return urllib.parse.urlsplit(replica).port
+
+
+def kill(replica):
+    """Kill the process of a replica at once."""
+    subprocess.run([VLLM_CPU / "down.sh", "--kill", str(port(replica))], check=True)
+
+
+def restart(replica):
+    """Start a killed replica again and wait until it is healthy."""
+    subprocess.run(
+        [VLLM_CPU / "up.sh", str(port(replica)), str(port(replica) + 1000)], check=True, stdout=subprocess.DEVNULL
+    )
+
+
+def serves(replica):
+    """Report whether a new conversation, sent through the proxy, is answered by this replica."""
+    with openai.OpenAI(**options()) as client:
+        answer = client.chat.completions.with_raw_response.create(model=MODEL, messages=chat_of(80), max_tokens=1)
+    return answer.headers["x-warmroute-backend"].endswith(f":{port(replica)}")
