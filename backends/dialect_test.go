@@ -1,0 +1,249 @@
+package backends
+
+import (
+	"errors"
+	"io"
+	"os"
+	"reflect"
+	"strings"
+	"testing"
+	"testing/iotest"
+)
+
+// The samples but 0.32's, which a real vLLM wrote, are shortened by hand to the
+// families that matter.
+func TestEveryDialect(t *testing.T) {
+	for file, want := range map[string]Load{
+		"metrics-0.32.txt": {
+			QueuesKnown: true, KVKnown: true,
+			CacheTokens: 16384, BlockSize: 32, HitAlignment: 32,
+			PrefixQueries: 4066, PrefixHits: 3392, PrefixKnown: true,
+			PromptTokens: 4066, GenerationTokens: 26616, TokensKnown: true,
+			StepTokens: 512, StartTime: 1795199784.85,
+		},
+		"metrics-0.6-v0.txt": {
+			Running: 7, Waiting: 3, WaitingForCapacity: 3, QueuesKnown: true,
+			KVCacheUsage: 0.4375, KVKnown: true,
+			CacheTokens: 27858 * 16, BlockSize: 16, HitAlignment: 16, PrefixCachingOff: true,
+			PromptTokens: 91234, GenerationTokens: 4567, TokensKnown: true,
+			StepTokens: 2048, RunningAdapters: []string{"sql", "chat"},
+		},
+		"metrics-0.8-v1.txt": { // counts blocks, and says so in HELP only
+			Running: 2, QueuesKnown: true, KVCacheUsage: 0.25, KVKnown: true,
+			CacheTokens: 9000 * 16, BlockSize: 16, HitAlignment: 16,
+			PrefixQueries: 16000, PrefixHits: 9600, PrefixKnown: true,
+			PromptTokens: 16100, GenerationTokens: 900, TokensKnown: true,
+			StartTime: 1745000000.25,
+		},
+		"metrics-0.11.txt": { // writes old and new names side by side
+			Running: 12, Waiting: 1, WaitingForCapacity: 1, QueuesKnown: true,
+			KVCacheUsage: 0.5, KVKnown: true,
+			CacheTokens: 960000, BlockSize: 16, HitAlignment: 16,
+			PrefixQueries: 5000, PrefixHits: 3200, PrefixKnown: true,
+			PromptTokens: 5100, GenerationTokens: 800, TokensKnown: true,
+			StepTokens: 8192, StartTime: 1760000000.12,
+		},
+		"metrics-dp4.txt": {
+			Running: 10, Waiting: 5, WaitingForCapacity: 2, QueuesKnown: true,
+			KVCacheUsage: 0.97, KVKnown: true,
+			CacheTokens: 400000, BlockSize: 16, HitAlignment: 16,
+			PrefixQueries: 450, PrefixHits: 352, PrefixKnown: true,
+			PromptTokens: 450, GenerationTokens: 45, TokensKnown: true,
+			StepTokens: 2048, StartTime: 1.79e9,
+		},
+		"metrics-lora.txt": {
+			Running: 2, Waiting: 1, WaitingForCapacity: 1, QueuesKnown: true,
+			RunningAdapters: []string{"sql", `fr\en`, `say "hi"`},
+		},
+		"metrics-sleeping.txt": {QueuesKnown: true, KVKnown: true, Asleep: true},
+	} {
+		t.Run(file, func(t *testing.T) {
+			text, err := os.ReadFile("testdata/" + file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, text := range []string{string(text), strings.ReplaceAll(string(text), "\n", "\r\n"), string(text) + "# EOF\n"} {
+				got, err := ParseMetrics(iotest.OneByteReader(strings.NewReader(text)))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if !reflect.DeepEqual(got, want) {
+					t.Errorf("got  %+v\nwant %+v", got, want)
+				}
+			}
+		})
+	}
+}
+
+// parse reads lines given without their line ends.
+func parse(t *testing.T, lines ...string) Load {
+	t.Helper()
+	l, err := ParseMetrics(strings.NewReader(strings.Join(lines, "\n") + "\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+func TestNothingSaidIsUnknownNotZero(t *testing.T) {
+	if l := parse(t, "# nothing of vLLM's", "python_info 1"); !reflect.DeepEqual(l, Load{}) {
+		t.Errorf("%+v", l)
+	}
+	if l := parse(t, "vllm:num_requests_running 1"); l.QueuesKnown {
+		t.Error("running alone says nothing of the queue")
+	}
+	if l := parse(t, "vllm:prefix_cache_queries_total 1", "vllm:prompt_tokens_total 1"); l.PrefixKnown || l.TokensKnown {
+		t.Errorf("%+v", l)
+	}
+}
+
+func TestGarbageValuesAreUnknown(t *testing.T) {
+	for _, v := range []string{"NaN", "nan", "+Inf", "-Inf", "-1", "1e300", "1e999"} {
+		l := parse(t, "vllm:num_requests_running 1", "vllm:num_requests_waiting "+v,
+			"vllm:kv_cache_usage_perc 0.5", "vllm:kv_cache_usage_perc "+v,
+			`vllm:iteration_tokens_total_bucket{le="`+v+`"} 1`, `vllm:iteration_tokens_total_bucket{le="8"} `+v)
+		if v == "1e300" {
+			l.StepTokens = 0 // a step more or less filled its bucket all the same
+		}
+		if !reflect.DeepEqual(l, Load{}) {
+			t.Errorf("%s: %+v", v, l)
+		}
+	}
+	for _, v := range []string{"NaN", "-1", "Inf", "1e308"} {
+		l := parse(t, "vllm:prompt_tokens_total 1e308", "vllm:prompt_tokens_total "+v, "vllm:generation_tokens_total 1")
+		if l.TokensKnown {
+			t.Errorf("%s: %+v", v, l)
+		}
+	}
+}
+
+func TestUsageJustAboveOneIsFullAndAnotherScaleIsUnknown(t *testing.T) {
+	if l := parse(t, "vllm:kv_cache_usage_perc 1.0000000002"); !l.KVKnown || l.KVCacheUsage != 1 {
+		t.Errorf("%+v", l)
+	}
+	if l := parse(t, "vllm:kv_cache_usage_perc 37.5"); l.KVKnown {
+		t.Errorf("%+v", l)
+	}
+}
+
+func TestANewNameThatSaysNothingLeavesTheOldOneItsWord(t *testing.T) {
+	if l := parse(t, "vllm:kv_cache_usage_perc NaN", "vllm:gpu_cache_usage_perc 0.25"); !l.KVKnown || l.KVCacheUsage != 0.25 {
+		t.Errorf("%+v", l)
+	}
+}
+
+func TestCountersWithoutPythonsSuffix(t *testing.T) {
+	l := parse(t, "vllm:prefix_cache_queries 10", "vllm:prefix_cache_hits 5", "vllm:prompt_tokens 10", "vllm:generation_tokens 3")
+	if l.PrefixQueries != 10 || l.PrefixHits != 5 || l.PromptTokens != 10 || l.GenerationTokens != 3 {
+		t.Errorf("%+v", l)
+	}
+}
+
+func TestPrefixCountersInBlocks(t *testing.T) {
+	block := `vllm:cache_config_info{block_size="16"} 1`
+	help := "# HELP vllm:gpu_prefix_cache_queries_total In terms of number of queried "
+	counters := []string{"vllm:gpu_prefix_cache_queries_total 10", "vllm:gpu_prefix_cache_hits_total 5"}
+	if l := parse(t, append(counters, block, help+"blocks.")...); l.PrefixQueries != 160 || l.PrefixHits != 80 {
+		t.Errorf("blocks: %+v", l)
+	}
+	if l := parse(t, append(counters, block, help+"tokens.")...); l.PrefixQueries != 10 || l.PrefixHits != 5 {
+		t.Errorf("tokens: %+v", l)
+	}
+	if l := parse(t, append(counters, block)...); l.PrefixQueries != 160 {
+		t.Errorf("the old name without HELP: %+v", l)
+	}
+	if l := parse(t, append(counters, help+"blocks.")...); l.PrefixKnown {
+		t.Errorf("blocks of unknown size: %+v", l)
+	}
+}
+
+func TestCacheSize(t *testing.T) {
+	config := func(labels string) string { return "vllm:cache_config_info{" + labels + "} 1" }
+	for _, c := range []struct {
+		name  string
+		lines []string
+		want  int
+	}{
+		{"tokens win over blocks", []string{config(`kv_cache_size_tokens="500",block_size="16",num_gpu_blocks="10"`)}, 500},
+		{"None falls back to blocks", []string{config(`kv_cache_size_tokens="None",block_size="16",num_gpu_blocks="10"`)}, 160},
+		{"no blocks yet", []string{config(`block_size="16",num_gpu_blocks="None"`)}, 0},
+		{"garbage", []string{config(`block_size="16",num_gpu_blocks="-3"`)}, 0},
+		{"absurd", []string{config(`block_size="1000000000000",num_gpu_blocks="1000000000000"`)}, 0},
+		{"one of two engines unsaid", []string{config(`engine="0",kv_cache_size_tokens="500"`), config(`engine="1",kv_cache_size_tokens="None"`)}, 0},
+		{"an engine's second, better series", []string{config(`engine="0",block_size="16",num_gpu_blocks="None"`), config(`engine="0",block_size="16",num_gpu_blocks="10"`)}, 160},
+		{"an engine's second, worse series", []string{config(`engine="0",block_size="16",num_gpu_blocks="10"`), config(`engine="0",block_size="16",num_gpu_blocks="None"`)}, 160},
+	} {
+		if l := parse(t, c.lines...); l.CacheTokens != c.want {
+			t.Errorf("%s: %d tokens, want %d", c.name, l.CacheTokens, c.want)
+		}
+	}
+	if l := parse(t, config(`block_size="16",cache_hit_alignment_tokens="768",enable_prefix_caching="None"`)); l.HitAlignment != 768 || l.PrefixCachingOff {
+		t.Errorf("%+v", l)
+	}
+}
+
+func TestAStepBeyondAllBucketsCountsAsTheHighest(t *testing.T) {
+	if l := parse(t, `vllm:iteration_tokens_total_bucket{le="+Inf"} 2`, `vllm:iteration_tokens_total_bucket{le="16384.0"} 1`); l.StepTokens != 16384 {
+		t.Errorf("%d", l.StepTokens)
+	}
+}
+
+func TestOneSleepingEngineMakesTheServerAsleep(t *testing.T) {
+	if l := parse(t, `vllm:engine_sleep_state{engine="0",sleep_state="awake"} 1`, `vllm:engine_sleep_state{engine="1",sleep_state="discard_all"} 1`); !l.Asleep {
+		t.Error("awake")
+	}
+}
+
+func TestTheTextFormatsOddities(t *testing.T) {
+	for _, line := range []string{
+		"vllm:num_requests_running 3",
+		"  vllm:num_requests_running\t3  ",
+		"vllm:num_requests_running {} 3",
+		`vllm:num_requests_running{ a = "b" , c="d",} 3`,
+		`vllm:num_requests_running{a="\\\"\n}"} 3 1795199784000`,
+		`vllm:num_requests_running{a="# } , ="}3`,
+		`vllm:num_requests_running 3 1795199784.5 # {trace_id="x"} 0.5 1795199784.5`,
+		`vllm:num_requests_running 3 # {trace_id="x"} 0.5`,
+		"vllm:num_requests_running 0.3e1\r",
+	} {
+		if l := parse(t, line, "vllm:num_requests_waiting 0", "", "\t"); l.Running != 3 || !l.QueuesKnown {
+			t.Errorf("%q: %+v", line, l)
+		}
+	}
+}
+
+func TestGarbledTextNamesItsLine(t *testing.T) {
+	const good = "# HELP x y\nvllm:num_requests_running 1\n"
+	for bad, want := range map[string]string{
+		"<html>\n":                                        "no metric name",
+		`{"error":"no"}` + "\n":                           "no metric name",
+		"vllm:num_requests_running\n":                     "no value",
+		"vllm:num_requests_running x\n":                   "no number",
+		"vllm:num_requests_running 0x1p4\n":               "no number",
+		"vllm:num_requests_running 1 2 3\n":               "after the timestamp",
+		"vllm:num_requests_running 1 x\n":                 "timestamp",
+		"vllm:num_requests_running{a\n":                   "no = after",
+		"vllm:num_requests_running{a=b} 1\n":              "no quoted value",
+		"vllm:num_requests_running{=\"b\"} 1\n":           "no label name",
+		"vllm:num_requests_running{a=\"b\n":               "no closing quote",
+		`vllm:num_requests_running{a="\x"} 1` + "\n":      "backslash",
+		`vllm:num_requests_running{a="\` + "\n":           "backslash",
+		`vllm:num_requests_running{a="b" c="d"} 1` + "\n": "neither , nor }",
+		`vllm:num_requests_running{"a"="b"} 1` + "\n":     "in quotes",
+		`{"vllm:num_requests_running"} 1` + "\n":          "no metric name",
+		"vllm:num_requests_running 12":                    "cut short",
+		"vllm:x" + strings.Repeat("y", maxLine) + "\n":    "longer than",
+	} {
+		_, err := ParseMetrics(strings.NewReader(good + bad))
+		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "metrics line 3") {
+			t.Errorf("%.60q: %v, want %q", bad, err, want)
+		}
+		if err != nil && len(err.Error()) > 300 {
+			t.Errorf("%.60q: an error of %d bytes", bad, len(err.Error()))
+		}
+	}
+	broken := errors.New("broken")
+	if _, err := ParseMetrics(io.MultiReader(strings.NewReader(good), iotest.ErrReader(broken))); !errors.Is(err, broken) {
+		t.Errorf("a read error became %v", err)
+	}
+}

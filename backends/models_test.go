@@ -1,0 +1,58 @@
+package backends
+
+import (
+	"strings"
+	"testing"
+)
+
+// vllmModels is what vLLM answers at a given second, cards apart.
+func vllmModels(created, permission string, cards ...string) string {
+	list := make([]string, len(cards))
+	for i, c := range cards {
+		list[i] = `{` + c + `,"object":"model","created":` + created + `,"owned_by":"vllm","permission":[{"id":"` + permission + `"}]}`
+	}
+	return `{"object":"list","data":[` + strings.Join(list, ",") + `]}`
+}
+
+func TestModelsKeepTheCardAsWritten(t *testing.T) {
+	models, err := parseModels([]byte(`{"data":[ {"id":"m", "root":"/m" ,"parent":null,"new_field":[1]} , {"id":"fr","parent":"m"}]}`))
+	if err != nil || len(models) != 2 {
+		t.Fatal(models, err)
+	}
+	if got := string(models[0].Card); got != `{"id":"m", "root":"/m" ,"parent":null,"new_field":[1]}` {
+		t.Errorf("card is %s", got)
+	}
+	if m := models[0]; m.ID != "m" || m.Root != "/m" || m.Parent != "" || models[1].Parent != "m" {
+		t.Errorf("%+v", models)
+	}
+}
+
+func TestModelsThatOnlyDifferInWhatVLLMMakesUpAreTheSame(t *testing.T) {
+	list := func(created, permission, card string) []Model {
+		models, err := parseModels([]byte(vllmModels(created, permission, card)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return models
+	}
+	first := list("1", "modelperm-a", `"id":"m","max_model_len":10`)
+	if !sameModels(first, list("2", "modelperm-b", `"id":"m","max_model_len":10`)) {
+		t.Error("a new time and a new permission id count as a change")
+	}
+	for _, other := range []string{`"id":"m","max_model_len":20`, `"id":"n","max_model_len":10`, `"id":"m","max_model_len":10,"x":1`} {
+		if sameModels(first, list("1", "modelperm-a", other)) {
+			t.Errorf("%s does not count as a change", other)
+		}
+	}
+}
+
+func TestModelsRefuseWhatIsNoList(t *testing.T) {
+	for _, body := range []string{
+		``, `not json`, `[]`, `{"data":{}}`, `{"data":[1]}`, `{"data":[{}]}`, `{"data":[{"id":7}]}`, `{"data":[null]}`,
+		strings.Repeat("[", 1<<20), `{"data":` + strings.Repeat("[", 1<<20),
+	} {
+		if models, err := parseModels([]byte(body)); err == nil {
+			t.Errorf("%.30q: %v", body, models)
+		}
+	}
+}

@@ -1,0 +1,187 @@
+package backends
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"sync"
+	"time"
+)
+
+const (
+	missesUntilStale = 3                // polls in a row
+	noMetricsWait    = 10 * time.Second // for a replica that has no /metrics
+)
+
+var errNoMetrics = errors.New("the replica has no /metrics (404)")
+
+// Poller keeps every backend's Load up to date from the replica's /metrics. It
+// corrects what the router counts itself and never makes a backend Down: after
+// three missed polls, or when there is no /metrics, Load is nil, which means
+// unknown.
+//
+// The fields are not to be changed once Run was called; zero means the default.
+// The callbacks run in the goroutine that polls their backend, so they delay
+// only its next poll. OnLost comes after the new Load is set and before OnLoad.
+type Poller struct {
+	Backends []*Backend
+
+	Interval     time.Duration // from the end of a poll to the next; 1 s
+	FastInterval time.Duration // while a backend has foreign load or a queue; 250 ms
+	Timeout      time.Duration // of one poll, body included; Interval
+	MaxBytes     int64         // of one answer; 16 MiB
+
+	Logger *slog.Logger // nil: silent
+
+	OnLoad  func(b *Backend, l *Load)
+	OnError func(b *Backend, err error) // one poll failed
+
+	// OnLost is called when the replica's prefix cache is gone: the process
+	// started anew, a counter ran backwards, the engine went to sleep, or its
+	// cache changed its size.
+	OnLost func(b *Backend, reason string)
+}
+
+// Run polls every backend at once and then until ctx is done, and waits for the
+// polls under way. Each backend has a goroutine of its own in which a poll ends
+// before the next begins, so a slow replica is polled less often, never twice at
+// once, and delays no other.
+func (p *Poller) Run(ctx context.Context) {
+	// A reader's buffer is needed only while a scrape is read, so a hundred idle
+	// backends share a few.
+	readers := &sync.Pool{New: func() any { return bufio.NewReaderSize(nil, maxLine) }}
+	var all sync.WaitGroup
+	for _, b := range p.Backends {
+		w := watch{Poller: p, backend: b, readers: readers}
+		all.Go(func() {
+			for w.poll(ctx) && rest(ctx, jitter(w.wait())) {
+			}
+		})
+	}
+	all.Wait()
+}
+
+// watch is what the Poller remembers of one backend between polls.
+type watch struct {
+	*Poller
+	backend *Backend
+	readers *sync.Pool
+
+	last      *Load // the last good scrape, also when it is stale by now
+	misses    int   // since then
+	noMetrics bool
+}
+
+// poll scrapes once and tells what came of it. It reports whether ctx lasted.
+func (w *watch) poll(ctx context.Context) bool {
+	load, err := w.scrape(ctx)
+	if ctx.Err() != nil {
+		return false
+	}
+	if err != nil {
+		w.miss(err)
+		return true
+	}
+	if w.backend.Load() == nil && w.last != nil {
+		w.log(slog.LevelInfo, "load known again")
+	}
+	lost := lostCache(w.last, load)
+	w.last, w.misses, w.noMetrics = load, 0, false
+	w.backend.SetLoad(load)
+	if lost != "" {
+		w.log(slog.LevelWarn, "prefix cache lost", "reason", lost)
+		if w.OnLost != nil {
+			w.OnLost(w.backend, lost)
+		}
+	}
+	if w.OnLoad != nil {
+		w.OnLoad(w.backend, load)
+	}
+	return true
+}
+
+func (w *watch) miss(err error) {
+	w.misses++
+	had := w.noMetrics
+	w.noMetrics = errors.Is(err, errNoMetrics)
+	if w.misses == missesUntilStale || w.noMetrics && !had {
+		w.backend.SetLoad(nil)
+		w.log(slog.LevelWarn, "load unknown", "reason", err.Error())
+	}
+	if w.OnError != nil {
+		w.OnError(w.backend, err)
+	}
+}
+
+// wait is how long to leave the replica alone. Each scrape costs it milliseconds
+// of its event loop, so it is asked often only while the answer matters: when
+// others send it requests too, or it has more than it can run.
+func (w *watch) wait() time.Duration {
+	switch l := w.last; {
+	case w.noMetrics:
+		return noMetricsWait
+	case w.misses == 0 && l.QueuesKnown && (l.Waiting > 0 || int64(l.Running) > l.OwnInFlight):
+		return cmp.Or(w.FastInterval, 250*time.Millisecond)
+	}
+	return cmp.Or(w.Interval, time.Second)
+}
+
+func (w *watch) scrape(ctx context.Context) (*Load, error) {
+	ctx, cancel := context.WithTimeout(ctx, cmp.Or(w.Timeout, w.Interval, time.Second))
+	defer cancel()
+	own, sent := w.backend.InFlight.Load(), time.Now()
+	res, err := w.backend.get(ctx, "/metrics", "text/plain;version=0.0.4")
+	if err != nil {
+		return nil, fmt.Errorf("scrape %s: %w", w.backend.Name, err)
+	}
+	defer res.Body.Close()
+	if res.StatusCode == http.StatusNotFound {
+		return nil, fmt.Errorf("scrape %s: %w", w.backend.Name, errNoMetrics)
+	}
+	if res.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("scrape %s: /metrics answered %d", w.backend.Name, res.StatusCode)
+	}
+	br := w.readers.Get().(*bufio.Reader)
+	defer w.readers.Put(br)
+	br.Reset(http.MaxBytesReader(nil, res.Body, cmp.Or(w.MaxBytes, 16<<20)))
+	load, err := ParseMetrics(br)
+	br.Reset(nil) // or the pool would keep the body
+	if err != nil {
+		return nil, fmt.Errorf("scrape %s: %w", w.backend.Name, err)
+	}
+	load.OwnInFlight, load.ScrapedAt = own, sent
+	return &load, nil
+}
+
+func (w *watch) log(level slog.Level, message string, fields ...any) {
+	if w.Logger != nil {
+		w.Logger.Log(context.Background(), level, message, append([]any{"backend", w.backend.Name}, fields...)...)
+	}
+}
+
+// lostCache compares two scrapes of one replica and says why what it had cached
+// before is gone, or returns "". before is nil for the first scrape.
+func lostCache(before, now *Load) string {
+	if now.Asleep && (before == nil || !before.Asleep) {
+		return "the engine is asleep"
+	}
+	if before == nil {
+		return ""
+	}
+	switch {
+	case before.StartTime != 0 && now.StartTime != 0 && before.StartTime != now.StartTime:
+		return "the process started anew"
+	case before.TokensKnown && now.TokensKnown &&
+		(now.PromptTokens < before.PromptTokens || now.GenerationTokens < before.GenerationTokens),
+		before.PrefixKnown && now.PrefixKnown && now.PrefixQueries < before.PrefixQueries:
+		// In multiprocess mode there is no start time, and this is the sign.
+		return "a counter ran backwards"
+	case before.CacheTokens != 0 && now.CacheTokens != 0 && before.CacheTokens != now.CacheTokens:
+		return fmt.Sprintf("the cache changed from %d to %d tokens", before.CacheTokens, now.CacheTokens)
+	}
+	return ""
+}
