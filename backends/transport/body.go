@@ -129,6 +129,10 @@ func (b *Body) Close() error {
 	return nil
 }
 
+// Uploaded reports whether the whole request was written, so that its body is not
+// touched any more while this one is read.
+func (b *Body) Uploaded() bool { return b.up.sent() }
+
 // end makes err the answer to every further call, and lets the connection go.
 // mu is held.
 func (b *Body) end(err error) {

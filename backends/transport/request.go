@@ -3,6 +3,7 @@ package transport
 import (
 	"fmt"
 	"net/http"
+	"net/textproto"
 	"strconv"
 )
 
@@ -34,7 +35,7 @@ func (t *Transport) appendHead(b []byte, req *http.Request, length int64) ([]byt
 	b = append(b, t.host...)
 	b = append(b, "\r\n"...)
 	for name, values := range req.Header {
-		if ownHeader(name) {
+		if ownHeader(textproto.CanonicalMIMEHeaderKey(name)) {
 			continue
 		}
 		if !isToken(name) {
@@ -75,14 +76,15 @@ func isToken(s string) bool {
 	return s != ""
 }
 
-// isURI reports whether s can stand in a request line: no spaces, no controls.
+// isURI reports whether s can stand in a request line: an absolute path without
+// spaces or controls.
 func isURI(s string) bool {
 	for i := range len(s) {
 		if s[i] <= ' ' || s[i] == 0x7f {
 			return false
 		}
 	}
-	return s != ""
+	return s != "" && s[0] == '/'
 }
 
 // isHeaderValue reports whether s has no control characters but tabs.

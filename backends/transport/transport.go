@@ -138,27 +138,39 @@ func (t *Transport) CloseIdleConnections() { t.pool.CloseIdleConnections() }
 // error is then context.Cause. There is no other limit on the wait for the
 // header: cancel the context with a cause of your own when it has been too long.
 func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
-	body := req.Body
-	for retry := false; ; retry = true {
-		resp, stale, err := t.attempt(req, body, retry)
-		if err == nil {
-			return resp, nil
-		}
+	resp, stale, err := t.attempt(req, req.Body, false)
+	if stale && req.Context().Err() == nil {
+		resp, err = t.again(req, err)
+	}
+	if err != nil {
 		if cause := context.Cause(req.Context()); cause != nil {
 			return nil, cause
 		}
-		if !stale || retry {
-			return nil, err
+		return nil, err
+	}
+	return resp, nil
+}
+
+// again sends req a second time, on a new connection, after first ended the
+// attempt on a stale one.
+func (t *Transport) again(req *http.Request, first error) (*http.Response, error) {
+	body := req.Body
+	if body != nil && body != http.NoBody {
+		if req.GetBody == nil {
+			return nil, first
 		}
-		if body != nil && body != http.NoBody {
-			if req.GetBody == nil {
-				return nil, err
-			}
-			if body, err = req.GetBody(); err != nil {
-				return nil, fmt.Errorf("%w: body for a second attempt: %w", ErrInvalidRequest, err)
-			}
+		var err error
+		if body, err = req.GetBody(); err != nil {
+			return nil, fmt.Errorf("%w: body for a second attempt: %w", ErrInvalidRequest, err)
 		}
 	}
+	resp, _, err := t.attempt(req, body, true)
+	if refused := (*ConnectError)(nil); errors.As(err, &refused) {
+		// Not a ConnectError to the caller: the replica may have read the request
+		// and died of it.
+		return nil, fmt.Errorf("%w; then %v", first, refused)
+	}
+	return resp, err
 }
 
 // attempt sends req with body over one connection, a new one if fresh. It sees to

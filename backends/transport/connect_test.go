@@ -1,0 +1,134 @@
+package transport
+
+import (
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"strings"
+	"testing"
+
+	"github.com/valyala/fasthttp"
+)
+
+func TestConnectError(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	closed := ln.Addr().String()
+	ln.Close()
+	busy := replica(t, Options{MaxConns: 1}, func(s *session) { s.request(); s.say("HTTP/1.1 200 OK\r\n\r\n"); s.closed() })
+	stream, err := send(failsafe(t), busy, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stream.Body.Close()
+	untrusted := httptest.NewUnstartedServer(http.NotFoundHandler())
+	untrusted.Config.ErrorLog = log.New(io.Discard, "", 0)
+	untrusted.StartTLS()
+	defer untrusted.Close()
+	tlsURL, _ := url.Parse(untrusted.URL)
+
+	for name, f := range map[string]struct {
+		transport *Transport
+		want      func(error) bool
+	}{
+		"refused":            {New(Options{URL: &url.URL{Scheme: "http", Host: closed}}), func(err error) bool { _, ok := errors.AsType[*net.OpError](err); return ok }},
+		"no free connection": {busy, func(err error) bool { return errors.Is(err, fasthttp.ErrNoFreeConns) }},
+		"certificate":        {New(Options{URL: tlsURL}), func(err error) bool { _, ok := errors.AsType[*tls.CertificateVerificationError](err); return ok }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := send(failsafe(t), f.transport, "hello")
+			if refused := (*ConnectError)(nil); !errors.As(err, &refused) || refused.Addr == "" || !f.want(err) {
+				t.Errorf("error %v", err)
+			}
+		})
+	}
+}
+
+func TestTLSWithOwnAuthority(t *testing.T) {
+	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		w.Write(body)
+	}))
+	defer server.Close()
+	u, _ := url.Parse(server.URL)
+	transport := New(Options{URL: u, TLS: server.Client().Transport.(*http.Transport).TLSClientConfig})
+	defer transport.CloseIdleConnections()
+	for _, size := range []int{1, joinBelow, 32 << 10, 1 << 20} {
+		sent := strings.Repeat("x", size)
+		if _, body := answer(t, transport, sent); body != sent {
+			t.Errorf("%d bytes came back of %d", len(body), size)
+		}
+	}
+	idleConns(t, transport, 1)
+}
+
+func TestIPv6(t *testing.T) {
+	ln, err := net.Listen("tcp", "[::1]:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	host := make(chan string, 1)
+	transport := replicaOn(t, ln, "http", Options{}, func(s *session) {
+		req, _, _ := s.request()
+		host <- req.Host
+		s.say(ok)
+	})
+	answer(t, transport, "hello")
+	if got := <-host; got != ln.Addr().String() {
+		t.Errorf("Host %q, want %q", got, ln.Addr())
+	}
+}
+
+func TestAddresses(t *testing.T) {
+	for in, want := range map[string][2]string{
+		"http://a":                   {"a:80", "a"},
+		"https://a":                  {"a:443", "a"},
+		"http://a:8000/prefix":       {"a:8000", "a:8000"},
+		"http://[::1]":               {"[::1]:80", "[::1]"},
+		"http://[fe80::1%25eth0]:80": {"[fe80::1%eth0]:80", "[fe80::1]:80"},
+	} {
+		u, err := url.Parse(in)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if transport := New(Options{URL: u}); transport.addr != want[0] || transport.host != want[1] {
+			t.Errorf("%s: dials %s, says Host %s; want %v", in, transport.addr, transport.host, want)
+		}
+	}
+}
+
+func TestUnderHTTPClient(t *testing.T) {
+	transport := replica(t, Options{}, func(s *session) {
+		for {
+			req, _, ok := s.request()
+			switch {
+			case !ok:
+				return
+			case req.URL.Path == "/moved":
+				s.say("HTTP/1.1 302 Found\r\nLocation: /here\r\nContent-Length: 0\r\n\r\n")
+			default:
+				s.say(fmt.Sprintf("HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s", len(req.URL.Path), req.URL.Path))
+			}
+		}
+	})
+	client := &http.Client{Transport: transport}
+	resp, err := client.Get("http://replica/moved")
+	if err != nil {
+		t.Fatal(err)
+	}
+	body, err := io.ReadAll(resp.Body)
+	resp.Body.Close()
+	if err != nil || string(body) != "/here" || resp.Request == nil || resp.Request.URL.Path != "/here" {
+		t.Errorf("body %q, error %v", body, err)
+	}
+	client.CloseIdleConnections()
+	idleConns(t, transport, 0)
+}

@@ -1,0 +1,181 @@
+package transport
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+// TestMain looks for goroutines left behind. The pool's cleaners end on their
+// own, an idle timeout after the last connection.
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if code == 0 {
+		err := goleak.Find()
+		for end := time.Now().Add(20 * time.Second); err != nil && time.Now().Before(end); {
+			err = goleak.Find()
+		}
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+	}
+	os.Exit(code)
+}
+
+// session is one connection as a replica sees it. Reading and writing nothing
+// but bytes, it can misbehave in every way.
+type session struct {
+	net.Conn
+	t  testing.TB
+	br *bufio.Reader
+	n  int // 1 for the first connection that the replica accepted
+}
+
+// request reads one request, and its body whole. ok is false when the other side
+// closed instead.
+func (s *session) request() (req *http.Request, body string, ok bool) {
+	req, err := http.ReadRequest(s.br)
+	if err != nil {
+		return nil, "", false
+	}
+	b, err := io.ReadAll(req.Body)
+	return req, string(b), err == nil
+}
+
+// say writes each part on its own.
+func (s *session) say(parts ...string) {
+	for _, p := range parts {
+		io.WriteString(s.Conn, p) // an error shows at the other end
+	}
+}
+
+// closed waits for the other side to close.
+func (s *session) closed() {
+	io.Copy(io.Discard, s.br)
+}
+
+// replica serves script to every connection and returns a transport to it. A
+// connection is closed when its script returns.
+func replica(t testing.TB, o Options, script func(*session)) *Transport {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return replicaOn(t, ln, "http", o, script)
+}
+
+func replicaOn(t testing.TB, ln net.Listener, scheme string, o Options, script func(*session)) *Transport {
+	t.Helper()
+	var running sync.WaitGroup
+	var mu sync.Mutex
+	var open []net.Conn
+	running.Go(func() {
+		for n := 1; ; n++ {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			mu.Lock()
+			open = append(open, c)
+			mu.Unlock()
+			running.Go(func() {
+				defer c.Close()
+				script(&session{c, t, bufio.NewReader(c), n})
+			})
+		}
+	})
+	if o.URL == nil {
+		o.URL = &url.URL{Scheme: scheme, Host: ln.Addr().String()}
+	}
+	if o.IdleTimeout == 0 {
+		o.IdleTimeout = 2 * time.Second
+	}
+	transport := New(o)
+	t.Cleanup(func() {
+		transport.CloseIdleConnections()
+		ln.Close()
+		mu.Lock()
+		for _, c := range open {
+			c.Close()
+		}
+		mu.Unlock()
+		running.Wait()
+	})
+	return transport
+}
+
+// always answers every request on a connection with the same bytes.
+func always(answer string) func(*session) {
+	return func(s *session) {
+		for {
+			if _, _, ok := s.request(); !ok {
+				return
+			}
+			s.say(answer)
+		}
+	}
+}
+
+// once answers one request and closes.
+func once(parts ...string) func(*session) {
+	return func(s *session) {
+		s.request()
+		s.say(parts...)
+	}
+}
+
+// failsafe is a context that ends long after any test should have.
+func failsafe(t testing.TB) context.Context {
+	ctx, cancel := context.WithTimeoutCause(t.Context(), 30*time.Second, fmt.Errorf("%s hangs", t.Name()))
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// send posts body, or with an empty one asks with GET.
+func send(ctx context.Context, t *Transport, body string) (*http.Response, error) {
+	method, from := http.MethodGet, io.Reader(nil)
+	if body != "" {
+		method, from = http.MethodPost, strings.NewReader(body)
+	}
+	req, err := http.NewRequestWithContext(ctx, method, "http://replica/v1/x", from)
+	if err != nil {
+		return nil, err
+	}
+	return t.RoundTrip(req)
+}
+
+// answer sends and reads the whole answer.
+func answer(t testing.TB, transport *Transport, body string) (*http.Response, string) {
+	t.Helper()
+	resp, err := send(failsafe(t), transport, body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp, string(b)
+}
+
+// idleConns checks that as many connections as given are open, all of them idle.
+func idleConns(t testing.TB, transport *Transport, want int) {
+	t.Helper()
+	if open, idle := transport.pool.ConnsCount(), transport.pool.IdleConnsCount(); open != want || idle != want {
+		t.Errorf("%d connections open, %d idle; want %d", open, idle, want)
+	}
+}
