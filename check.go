@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"net"
-	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -11,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"warmroute/backends"
 	"warmroute/router/policy"
 )
 
@@ -180,8 +180,8 @@ func isLoopback(host string) bool {
 func (c *Config) nameBackends() {
 	for i := range c.Backends {
 		b := &c.Backends[i]
-		if u, err := url.Parse(b.URL); b.Name == "" && err == nil {
-			b.Name = u.Host + strings.TrimRight(u.Path, "/")
+		if u, err := backends.ParseURL(b.URL); b.Name == "" && err == nil {
+			b.Name = u.Host + u.Path
 		}
 	}
 }
@@ -200,19 +200,26 @@ func (c *Config) checkBackends(f *faults) {
 		if !isHeaderText(b.APIKey) {
 			f.add(at+".api_key", "has characters that no header may carry; was a line end copied with it?")
 		}
-		u, problem := parseBackendURL(b.URL)
-		if problem != "" {
-			f.add(at+".url", "%s", problem)
+		if b.URL == "" {
+			f.add(at+".url", "is missing; write it like http://10.0.0.5:8000")
+			continue
+		}
+		u, err := backends.ParseURL(b.URL)
+		if err != nil {
+			f.add(at+".url", "%v", err)
 			continue
 		}
 		if !isHeaderText(b.Name) || strings.ContainsAny(b.Name, " ,") || len(b.Name) > 200 {
 			f.add(at+".name", "%q cannot be a name: it stands in headers and labels; use letters, digits and ._:-", b.Name)
 			continue
 		}
-		if first, taken := firstURL[u]; taken {
-			f.add(at+".url", "%s is already backends[%d]; drop one of the two", u, first)
+		if u.Port() == "" {
+			u.Host += map[string]string{"http": ":80", "https": ":443"}[u.Scheme] // two spellings of one server
+		}
+		if first, taken := firstURL[u.String()]; taken {
+			f.add(at+".url", "%v is already backends[%d]; drop one of the two", u, first)
 		} else {
-			firstURL[u] = i
+			firstURL[u.String()] = i
 		}
 		if first, taken := firstName[b.Name]; taken {
 			f.add(at+".name", "%s is already the name of backends[%d]; give one of the two another", b.Name, first)
@@ -225,26 +232,4 @@ func (c *Config) checkBackends(f *faults) {
 // isHeaderText reports whether s may stand in a header's value: visible ASCII.
 func isHeaderText(s string) bool {
 	return !strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r > '~' })
-}
-
-// parseBackendURL returns the URL in the form that two spellings of one server
-// share, or what is wrong with it.
-func parseBackendURL(raw string) (canonical, problem string) {
-	if raw == "" {
-		return "", "is missing; write it like http://10.0.0.5:8000"
-	}
-	u, err := url.Parse(raw)
-	switch {
-	case err == nil && u.User != nil:
-		return "", "holds a user or a password; put the key into api_key instead"
-	case err != nil, u.Scheme != "http" && u.Scheme != "https", u.Hostname() == "":
-		return "", fmt.Sprintf("%q is not a URL of a server; write it like http://10.0.0.5:8000", raw)
-	case u.RawQuery != "" || u.Fragment != "":
-		return "", fmt.Sprintf("%q has a query or a fragment; end it at the path", raw)
-	}
-	port := u.Port()
-	if port == "" {
-		port = map[string]string{"http": "80", "https": "443"}[u.Scheme]
-	}
-	return u.Scheme + "://" + strings.ToLower(net.JoinHostPort(u.Hostname(), port)) + strings.TrimRight(u.Path, "/"), ""
 }

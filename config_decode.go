@@ -138,8 +138,12 @@ func describe(value any) string {
 		return "text"
 	case bool:
 		return "true or false"
-	case int, int64, uint64, float64:
+	case int:
 		return "a number"
+	case float64:
+		return "a decimal number"
+	case int64, uint64:
+		return "a number that large"
 	case time.Time:
 		return "a date"
 	case []any, []string:

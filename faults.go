@@ -72,7 +72,7 @@ func onOneLine(s string) string {
 func nearest(s string, known []string) string {
 	best, bestDistance := "", 3 // two slips at most: beyond that it is a guess
 	for _, k := range known {
-		if d := editDistance(s, k); d < bestDistance && d < len(k)/2 {
+		if d := editDistance(s, k); d < bestDistance && d < len(k) {
 			best, bestDistance = k, d
 		}
 	}

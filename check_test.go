@@ -1,0 +1,186 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// check runs `warmroute check` and returns its status and what it printed to
+// stdout and stderr. An empty yaml is no file at all.
+func check(t *testing.T, yaml string, args ...string) (status int, stdout, stderr string) {
+	t.Helper()
+	args = append([]string{"check"}, args...)
+	if yaml != "" {
+		t.Chdir(t.TempDir())
+		if err := os.WriteFile("test.yaml", []byte(yaml), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		args = append(args, "--config", "test.yaml")
+	}
+	var out, errOut bytes.Buffer
+	status = run(t.Context(), args, &out, &errOut)
+	return status, out.String(), errOut.String()
+}
+
+func TestCheckReportsAFaultWithItsPathAndWhatToDo(t *testing.T) {
+	const backend = "backends: [\"http://a:8000\"]\n"
+	for _, c := range []struct{ name, yaml, want string }{
+		{"unknown setting near one", backend + "poll: {timout: 1s}", "poll.timout: unknown setting; did you mean poll.timeout?"},
+		{"unknown setting with a dash", backend + "timeouts: {first-byte: 1s}", "timeouts.first-byte: unknown setting; did you mean timeouts.first_byte?"},
+		{"unknown setting outside its section", backend + "policy: prefix", "policy: unknown setting; did you mean routing.policy?"},
+		{"unknown setting like none", backend + "telemetry: {endpoint: x}", "telemetry.endpoint: unknown setting; config.yaml has them all"},
+		{"upper case", backend + "Listen: \":1\"", "Listen: unknown setting; did you mean listen?"},
+		{"section and setting in one key", backend + "routing.policy: random", `routing.policy: write it in two lines, "routing:" and below it, indented, "policy:"`},
+		{"value for a section", backend + "log: debug", "log: is a section; it holds log.format, log.level"},
+		{"section for a value", backend + "listen: {port: 1}", "listen: wants text, not a section with keys; put it in quotes"},
+		{"no value", backend + "listen:", "listen: has no value; give it one or delete the line"},
+		{"duration without unit", backend + "poll: {interval: 5}", "poll.interval: 5 has no unit; write it like 250ms, 5s or 1m30s"},
+		{"duration in words", backend + "poll: {interval: soon}", `poll.interval: "soon" is not a duration; write it like 250ms, 2s or 1m30s`},
+		{"duration as a list", backend + "poll: {interval: [1s]}", "poll.interval: wants a duration like 250ms or 2s, not a list"},
+		{"negative duration", backend + "timeouts: {idle: -1s}", "timeouts.idle: -1s is too short; give it 0s or more"},
+		{"zero where none is meant", backend + "health: {timeout: 0}", "health.timeout: 0s is too short; give it 1ms or more"},
+		{"size with an ambiguous unit", backend + "limits: {body_bytes: 64M}",
+			`limits.body_bytes: "64M" has the unknown unit "M"; use B, KiB, MiB, GiB, TiB or KB, MB, GB, TB`},
+		{"size as a fraction", backend + "limits: {body_bytes: 1.5}", "limits.body_bytes: wants a size like 64MiB, not a decimal number"},
+		{"negative size", backend + "index: {max_bytes: -1}", "index.max_bytes: -1B is too small; give it 1MiB or more"},
+		{"fraction for a whole number", backend + "routing: {attempts: 2.5}", "routing.attempts: wants a whole number, not a decimal number"},
+		{"number beyond 64 bits", backend + "routing: {attempts: 18446744073709551615}", "routing.attempts: wants a whole number, not a number that large"},
+		{"text for a number", backend + "routing: {attempts: three}", `routing.attempts: "three" is not a whole number`},
+		{"number too small", backend + "routing: {attempts: 0}", "routing.attempts: 0 is too small; give it 1 or more"},
+		{"number too large", backend + "index: {block_bytes: 8192}", "index.block_bytes: 8192 is too large; give it 4096 or less"},
+		{"number for a switch", backend + "response_headers: 1", "response_headers: wants true or false, not a number"},
+		{"text for a switch", backend + "response_headers: maybe", `response_headers: "maybe" is neither true nor false`},
+		{"number for text", backend + "listen: 8080", "listen: wants text, not a number; put it in quotes"},
+		{"value near an allowed one", backend + "routing: {policy: least_load}", `routing.policy: unknown value "least_load"; did you mean least-load?`},
+		{"value not allowed", backend + "log: {format: logfmt}", `log.format: unknown value "logfmt"; use one of text, json`},
+		{"empty listen", backend + "listen: \"\"", "listen: is empty; give it an address, such as :8080"},
+		{"address without port", backend + "listen: localhost", `listen: "localhost" is not an address; write it like :8080 or 127.0.0.1:8080`},
+		{"port out of range", backend + "admin: \":70000\"", `admin: ":70000" has no port between 0 and 65535`},
+		{"listeners on one port", backend + "listen: \"[::]:9090\"", "admin: 127.0.0.1:9090 clashes with listen [::]:9090; give one of the two another port"},
+		{"poll timeout above interval", backend + "poll: {timeout: 2s}",
+			"poll.timeout: 2s exceeds poll.interval 1s: rounds would pile up; lower the timeout"},
+		{"fast interval above interval", backend + "poll: {fast_interval: 2s}",
+			"poll.fast_interval: 2s exceeds poll.interval 1s: busy replicas would be asked less often than idle ones; lower it"},
+		{"down interval above interval", backend + "health: {down_interval: 6s}",
+			"health.down_interval: 6s exceeds health.interval 5s: a restarted replica would be found late; lower it"},
+		{"one body above all bodies", backend + "limits: {body_bytes: 2GiB}",
+			"limits.body_bytes: 2GiB exceeds limits.body_bytes_total 1GiB: such a body could never be held; raise the total or lower this"},
+		{"no backends", "listen: \":1\"", "backends: the list is empty; name at least one vLLM server: serve http://127.0.0.1:8000, or a backends list in the file"},
+		{"backends as a map", "backends: {a: {url: \"http://a:8000\"}}", `backends: wants a list, not a section with keys; begin each backend with "- url:"`},
+		{"backend without URL", "backends: [{name: a}]", "backends[0].url: is missing; write it like http://10.0.0.5:8000"},
+		{"backend that is nothing", "backends: [null]", "backends[0].url: is missing; write it like http://10.0.0.5:8000"},
+		{"backend as a number", "backends: [8000]", "backends[0]: wants url, name and api_key, or just a URL, not a number"},
+		{"backend with an unknown key", "backends: [{ulr: x}]", `backends[0]: unknown key "ulr"; did you mean url?`},
+		{"URL without scheme", "backends: [\"a:8000\"]", `backends[0].url: backend URL "a:8000": no scheme; write http://HOST:PORT or https://HOST:PORT`},
+		{"URL with another scheme", "backends: [\"ftp://a\"]", `backends[0].url: backend URL "ftp://a": the scheme has to be http or https`},
+		{"URL with a password", "backends: [\"http://u:hidden@a\"]", `backends[0].url: backend URL "http://***@a": user and password are not used; set api_key instead`},
+		{"URL with a query", "backends: [\"http://a?x=1\"]", `backends[0].url: backend URL "http://a?x=1": drop everything from the ? on`},
+		{"one server twice", "backends: [\"http://a\", {name: b, url: \"http://A:80/\"}]", "backends[1].url: http://a:80 is already backends[0]; drop one of the two"},
+		{"one name twice", "backends: [{name: x, url: \"http://a\"}, {name: x, url: \"http://b\"}]",
+			"backends[1].name: x is already the name of backends[0]; give one of the two another"},
+		{"name that no header carries", "backends: [{name: \"ä b\", url: \"http://a\"}]",
+			`backends[0].name: "ä b" cannot be a name: it stands in headers and labels; use letters, digits and ._:-`},
+		{"key with a line end", "backends: [{api_key: \"hidden\\n\", url: \"http://a\"}]",
+			"backends[0].api_key: has characters that no header may carry; was a line end copied with it?"},
+		{"key as a number", "backends: [{api_key: 1234, url: \"http://a\"}]", "backends[0].api_key: wants text, not a number; put it in quotes"},
+		{"YAML that does not parse", backend + "listen: [\n", "test.yaml: line 2: did not find expected node content"},
+		{"one key twice", "listen: \":1\"\nlisten: \":2\"", `test.yaml: line 2: mapping key "listen" already defined at line 1`},
+		{"not a mapping", "- listen", "test.yaml: line 1: cannot unmarshal !!seq into map[string]interface {}"},
+		{"two documents", backend + "---\nlisten: \":1\"\n", "test.yaml: line 2: a second document begins; only one is read"},
+		{"key that plays with the terminal", backend + "\"a\\nb\": 1", `"a\nb": unknown setting; config.yaml has them all`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			status, stdout, stderr := check(t, c.yaml)
+			if status != 2 || stdout != "" || stderr != c.want+"\n" {
+				t.Errorf("status %d, stdout %q, stderr\n%swant\n%s", status, stdout, stderr, c.want)
+			}
+		})
+	}
+}
+
+func TestCheckReportsEveryFaultAtOnce(t *testing.T) {
+	t.Setenv("WARMROUTE_POLL_TIMEOT", "1s")
+	t.Setenv("WARMROUTE_TIMEOUTS_CONNECT", "2")
+	status, _, stderr := check(t, `
+listn: ":1"
+poll: {interval: 5}
+routing: {policy: fastest}
+backends: [{name: a, url: "http://a"}, {name: a, url: "b"}]
+`, "--log-level", "loud")
+	want := []string{
+		"listn: unknown setting; did you mean listen?",
+		"WARMROUTE_POLL_TIMEOT: unknown variable; did you mean WARMROUTE_POLL_TIMEOUT?",
+		"poll.interval: 5 has no unit; write it like 250ms, 5s or 1m30s",
+		`timeouts.connect (from WARMROUTE_TIMEOUTS_CONNECT): "2" is not a duration; write it like 250ms, 2s or 1m30s`,
+		`backends[1].url: backend URL "b": no scheme; write http://HOST:PORT or https://HOST:PORT`,
+		`routing.policy: unknown value "fastest"; use one of prefix, least-load, round-robin, random`,
+		`log.level (from --log-level): unknown value "loud"; use one of debug, info, warn, error`,
+	}
+	if got := strings.Split(strings.TrimSpace(stderr), "\n"); status != 2 || strings.Join(got, "\n") != strings.Join(want, "\n") {
+		t.Errorf("status %d, got\n%s\nwant\n%s", status, stderr, strings.Join(want, "\n"))
+	}
+}
+
+func TestCheckReportsWhatIsWrongOnTheCommandLineAndAroundIt(t *testing.T) {
+	f := func(want string, args ...string) {
+		t.Helper()
+		status, stdout, stderr := check(t, "", args...)
+		if status != 2 || stdout != "" || !strings.HasPrefix(stderr, want) {
+			t.Errorf("%q: status %d, stdout %q, stderr %q, want %q", args, status, stdout, stderr, want)
+		}
+	}
+	f("open missing.yaml: no such file or directory\n", "--config", "missing.yaml")
+	f(`backends[0].url (from the command line): backend URL "a": no scheme`, "a")
+	f("unknown flag: --lisen\nsee warmroute check --help\n", "--lisen", ":1")
+
+	big := filepath.Join(t.TempDir(), "model.safetensors")
+	if err := os.WriteFile(big, make([]byte, maxConfigBytes+1), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f(big+": larger than 1048576 bytes; is it the right file?", "--config", big)
+
+	t.Setenv("WARMROUTE_FOO", "1")
+	f("WARMROUTE_FOO: unknown variable; it is WARMROUTE_ and the setting's path, as in WARMROUTE_ROUTING_POLICY\n", "http://a")
+}
+
+func TestURLsBesideAListOfBackendsAreAFault(t *testing.T) {
+	status, _, stderr := check(t, "backends: [\"http://a:8000\"]", "http://b:8000")
+	want := "backends: test.yaml lists backends and the command line names URLs; drop one of the two\n"
+	if status != 2 || stderr != want {
+		t.Errorf("status %d, got %q", status, stderr)
+	}
+}
+
+func TestAliasBombIsRefused(t *testing.T) {
+	bomb := "a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n"
+	for i := range 9 {
+		now, before := string(rune('1'+i)), string(rune('0'+i))
+		bomb += "a" + now + ": &a" + now + " [" + strings.Repeat("*a"+before+",", 10) + "]\n"
+	}
+	status, _, stderr := check(t, bomb)
+	if want := "test.yaml: document contains excessive aliasing\n"; status != 2 || stderr != want {
+		t.Errorf("status %d, got %.200q", status, stderr)
+	}
+}
+
+func TestCheckSaysWhatWouldRun(t *testing.T) {
+	status, stdout, stderr := check(t, "", "http://a:8000", "http://b:8000", "--policy", "random")
+	if want := "ok: 2 backends, policy random, listen :8080\n"; status != 0 || stdout != want || stderr != "" {
+		t.Errorf("status %d, stdout %q, stderr %q", status, stdout, stderr)
+	}
+}
+
+func TestCheckWarnsOfWhatIsAllowedButSeldomMeant(t *testing.T) {
+	status, stdout, stderr := check(t, "timeouts: {keepalive_idle: 5s}", "http://a:8000", "--admin", ":9090")
+	if status != 0 || !strings.HasPrefix(stdout, "ok: ") {
+		t.Errorf("status %d, stdout %q", status, stdout)
+	}
+	for _, want := range []string{"warning: timeouts.keepalive_idle: 5s is", "warning: admin: :9090 can be reached"} {
+		if !strings.Contains(stderr, want) {
+			t.Errorf("no %q in %q", want, stderr)
+		}
+	}
+}

@@ -1,0 +1,320 @@
+package main
+
+import (
+	"errors"
+	"maps"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spf13/pflag"
+)
+
+// load reads a configuration as `serve --config FILE` followed by args does.
+// An empty yaml is no file at all.
+func load(t *testing.T, yaml string, args ...string) (*Config, error) {
+	t.Helper()
+	flags := pflag.NewFlagSet("serve", pflag.ContinueOnError)
+	addConfigFlags(flags)
+	if yaml != "" {
+		file := filepath.Join(t.TempDir(), "test.yaml")
+		if err := os.WriteFile(file, []byte(yaml), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		args = append(args, "--config", file)
+	}
+	if err := flags.Parse(args); err != nil {
+		t.Fatal(err)
+	}
+	return loadConfig(flags, flags.Args())
+}
+
+func mustLoad(t *testing.T, yaml string, args ...string) *Config {
+	t.Helper()
+	c, err := load(t, yaml, args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// settingTypes walks Config and returns the path and type of every setting.
+func settingTypes(of reflect.Type, prefix string) map[string]reflect.Type {
+	found := map[string]reflect.Type{}
+	for i := range of.NumField() {
+		field := of.Field(i)
+		path := prefix + field.Tag.Get("mapstructure")
+		if field.Type.Kind() == reflect.Struct {
+			maps.Copy(found, settingTypes(field.Type, path+"."))
+		} else {
+			found[path] = field.Type
+		}
+	}
+	return found
+}
+
+func TestDefaultsAreThoseOfTheDesign(t *testing.T) {
+	want := &Config{
+		Listen:          ":8080",
+		Admin:           "127.0.0.1:9090",
+		Backends:        []BackendConfig{{Name: "a:8000", URL: "http://a:8000"}},
+		Routing:         RoutingConfig{Policy: "prefix", Attempts: 3},
+		Index:           IndexConfig{BlockBytes: 256, MaxBytes: 256 << 20},
+		Limits:          LimitsConfig{BodyBytes: 64 << 20, BodyBytesTotal: 1 << 30, HeaderBytes: 64 << 10},
+		Poll:            PollConfig{Interval: time.Second, FastInterval: 250 * time.Millisecond, Timeout: 800 * time.Millisecond},
+		Health:          HealthConfig{Interval: 5 * time.Second, DownInterval: time.Second, Timeout: 5 * time.Second},
+		Connections:     ConnectionsConfig{MaxPerBackend: 8192},
+		ResponseHeaders: true,
+		Log:             LogConfig{Level: "info", Format: "text"},
+		Timeouts: TimeoutsConfig{
+			Connect: 2 * time.Second, FirstByte: 2 * time.Minute, Idle: 2 * time.Minute,
+			KeepaliveIdle: 4 * time.Second, ReadHeader: 10 * time.Second, Shutdown: time.Minute,
+		},
+	}
+	if got := mustLoad(t, "", "http://a:8000"); !reflect.DeepEqual(got, want) {
+		t.Errorf("got  %+v\nwant %+v", got, want)
+	}
+}
+
+func TestEverySettingHasALineInTheDefaultsAndEveryLineASetting(t *testing.T) {
+	given, err := decodeYAML(defaultsYAML)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var lines []string
+	var walk func(m map[string]any, prefix string)
+	walk = func(m map[string]any, prefix string) {
+		for key, value := range m {
+			if section, ok := value.(map[string]any); ok {
+				walk(section, prefix+key+".")
+			} else {
+				lines = append(lines, prefix+key)
+			}
+		}
+	}
+	walk(given, "")
+	slices.Sort(lines)
+	if fields := slices.Sorted(maps.Keys(settingTypes(reflect.TypeFor[Config](), ""))); !slices.Equal(lines, fields) {
+		t.Errorf("config.yaml has\n%v\nConfig has\n%v", lines, fields)
+	}
+}
+
+func TestEveryLineOfTheDefaultsSaysWhy(t *testing.T) {
+	var previous string
+	for line := range strings.Lines(string(defaultsYAML)) {
+		line = strings.TrimSpace(line)
+		if name, value, ok := strings.Cut(line, ":"); ok && !strings.HasPrefix(line, "#") && value != "" && !strings.HasPrefix(previous, "#") {
+			t.Errorf("no comment above %s", name)
+		}
+		previous = line
+	}
+}
+
+// otherValues gives every scalar setting a value that is not its default, as
+// text, and the same as Go's value.
+func otherValues() map[string]struct {
+	text  string
+	value any
+} {
+	type v = struct {
+		text  string
+		value any
+	}
+	return map[string]v{
+		"listen":                      {"127.0.0.1:7000", "127.0.0.1:7000"},
+		"admin":                       {"", ""},
+		"routing.policy":              {"least-load", "least-load"},
+		"routing.attempts":            {"2", 2},
+		"index.block_bytes":           {"512", 512},
+		"index.max_bytes":             {"8MB", ByteSize(8e6)},
+		"limits.body_bytes":           {"1MiB", ByteSize(1 << 20)},
+		"limits.body_bytes_total":     {"2GiB", ByteSize(2 << 30)},
+		"limits.header_bytes":         {"8192", ByteSize(8192)},
+		"poll.interval":               {"2s", 2 * time.Second},
+		"poll.fast_interval":          {"100ms", 100 * time.Millisecond},
+		"poll.timeout":                {"900ms", 900 * time.Millisecond},
+		"health.interval":             {"7s", 7 * time.Second},
+		"health.down_interval":        {"500ms", 500 * time.Millisecond},
+		"health.timeout":              {"3s", 3 * time.Second},
+		"timeouts.connect":            {"1s", time.Second},
+		"timeouts.first_byte":         {"0", time.Duration(0)},
+		"timeouts.idle":               {"1m30s", 90 * time.Second},
+		"timeouts.keepalive_idle":     {"60s", time.Minute},
+		"timeouts.read_header":        {"5s", 5 * time.Second},
+		"timeouts.shutdown":           {"10s", 10 * time.Second},
+		"connections.max_per_backend": {"16", 16},
+		"response_headers":            {"false", false},
+		"log.level":                   {"debug", "debug"},
+		"log.format":                  {"json", "json"},
+	}
+}
+
+// setting returns the value at path.
+func setting(c *Config, path string) any {
+	at := reflect.ValueOf(*c)
+	for name := range strings.SplitSeq(path, ".") {
+		for i := range at.NumField() {
+			if at.Type().Field(i).Tag.Get("mapstructure") == name {
+				at = at.Field(i)
+				break
+			}
+		}
+	}
+	return at.Interface()
+}
+
+func TestEveryScalarSettingCanComeFromTheEnvironmentOrTheFile(t *testing.T) {
+	values := otherValues()
+	for path, kind := range settingTypes(reflect.TypeFor[Config](), "") {
+		if kind.Kind() == reflect.Slice {
+			continue
+		}
+		other, ok := values[path]
+		if !ok {
+			t.Errorf("no test value for %s", path)
+			continue
+		}
+		t.Run(path, func(t *testing.T) {
+			section, name, nested := strings.Cut(path, ".")
+			yaml := section + ": \"" + other.text + "\"\n"
+			if nested {
+				yaml = section + ":\n  " + name + ": \"" + other.text + "\"\n"
+			}
+			if got := setting(mustLoad(t, yaml, "http://a:8000"), path); got != other.value {
+				t.Errorf("from the file: got %v, want %v", got, other.value)
+			}
+			t.Setenv(envName(path), other.text)
+			if got := setting(mustLoad(t, "", "http://a:8000"), path); got != other.value {
+				t.Errorf("from %s: got %v, want %v", envName(path), got, other.value)
+			}
+		})
+	}
+}
+
+func TestFlagBeatsEnvironmentBeatsFileBeatsDefault(t *testing.T) {
+	policy := func(yaml string, args ...string) string {
+		return mustLoad(t, yaml, append(args, "http://a:8000")...).Routing.Policy
+	}
+	file := "routing: {policy: random}\n"
+	got := []string{policy(""), policy(file)}
+	t.Setenv("WARMROUTE_ROUTING_POLICY", "round-robin")
+	got = append(got, policy(file), policy(file, "--policy", "least-load"))
+	if want := []string{"prefix", "random", "round-robin", "least-load"}; !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
+func TestEachFlagGivesItsSetting(t *testing.T) {
+	c := mustLoad(t, "", "--listen", ":1", "--admin", "", "--policy", "random", "--log-level", "warn", "http://a:8000")
+	got := []string{c.Listen, c.Admin, c.Routing.Policy, c.Log.Level}
+	if want := []string{":1", "", "random", "warn"}; !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+func TestASectionMayBeGivenInPartOrCommentedOut(t *testing.T) {
+	c := mustLoad(t, "poll:\n  interval: 3s\nhealth:\n  # interval: 1s\nbackends: [\"http://a:8000\"]\n")
+	if c.Poll.Interval != 3*time.Second || c.Poll.Timeout != 800*time.Millisecond || c.Health.Interval != 5*time.Second {
+		t.Errorf("got %+v %+v", c.Poll, c.Health)
+	}
+}
+
+func TestBackendsComeFromTheFileTheEnvironmentOrTheCommandLine(t *testing.T) {
+	list := "backends:\n  - {name: big, url: http://a:8000, api_key: k}\n  - url: http://b:8000/vllm/\n  - http://c:8000\n"
+	a, b, c := BackendConfig{"big", "http://a:8000", "k"}, BackendConfig{"b:8000/vllm", "http://b:8000/vllm/", ""}, BackendConfig{"c:8000", "http://c:8000", ""}
+	f := func(yaml string, args []string, want ...BackendConfig) {
+		t.Helper()
+		if got := mustLoad(t, yaml, args...).Backends; !slices.Equal(got, want) {
+			t.Errorf("got %+v, want %+v", got, want)
+		}
+	}
+	f(list, nil, a, b, c)
+	f("", []string{"http://c:8000"}, c)
+	t.Setenv("WARMROUTE_BACKENDS", "http://b:8000/vllm/, http://c:8000,")
+	f("", nil, b, c)
+	f(list, nil, b, c)
+	f("", []string{"http://c:8000"}, c)
+}
+
+func TestNoFileIsReadUnlessNamed(t *testing.T) {
+	t.Chdir(t.TempDir())
+	for _, name := range []string{"config.yaml", "warmroute.yaml"} {
+		if err := os.WriteFile(name, []byte("listen: :1\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := mustLoad(t, "", "http://a:8000").Listen; got != ":8080" {
+		t.Errorf("listen is %s: a file was read", got)
+	}
+}
+
+func TestOtherServicesVariablesAreNoFaults(t *testing.T) {
+	for _, name := range []string{
+		"WARMROUTE_SERVICE_HOST", "WARMROUTE_SERVICE_PORT", "WARMROUTE_SERVICE_PORT_HTTP", "WARMROUTE_PORT",
+		"WARMROUTE_PORT_8080_TCP", "WARMROUTE_PORT_8080_TCP_PROTO", "WARMROUTE_PORT_8080_TCP_ADDR",
+		"WARMROUTE_ADMIN_PORT_9090_TCP_PORT", "WARMROUTER_X",
+	} {
+		t.Setenv(name, "tcp://10.0.0.1:8080")
+	}
+	mustLoad(t, "", "http://a:8000")
+}
+
+func TestByteSizes(t *testing.T) {
+	f := func(text string, want ByteSize, shown string) {
+		t.Helper()
+		got, err := ParseByteSize(text)
+		if err != nil || got != want || got.String() != shown {
+			t.Errorf("%q: got %d (%s), %v; want %d (%s)", text, got, got, err, want, shown)
+		}
+	}
+	f("0", 0, "0B")
+	f("67108864", 64<<20, "64MiB")
+	f("64MiB", 64<<20, "64MiB")
+	f("64MB", 64e6, "64MB")
+	f(" 64 mib ", 64<<20, "64MiB")
+	f("1TiB", 1<<40, "1TiB")
+	f("1023B", 1023, "1023B")
+	f("-1KiB", -1024, "-1KiB")
+	for _, bad := range []string{"", "MiB", "64M", "1.5GiB", "9223372036854775808", "9223372036854775807KiB", "0x10", "1 GiB 2"} {
+		if got, err := ParseByteSize(bad); err == nil {
+			t.Errorf("%q: got %d, want an error", bad, got)
+		}
+	}
+}
+
+// FuzzConfig: whatever a file holds, loading ends in a configuration that
+// keeps every rule or in faults of one line each.
+func FuzzConfig(f *testing.F) {
+	f.Add(defaultsYAML)
+	for _, seed := range []string{
+		"", "listen", "- a", "listen: [", "\x00", "poll: {interval: 5}\nbackends: [http://a:1, null, {url: 7}]",
+		"a: &a [x,x,x,x]\nb: &b [*a,*a,*a,*a]\nc: &c [*b,*b,*b,*b]\nbackends: [*c,*c,*c,*c]",
+		"? {a: b}\n: c", "1: 2\n? [a]\n: {b: c}", "<<: {listen: \":1\"}", "limits: {body_bytes: 1e400}", "a: &a {b: *a}",
+		"\"routing.policy\": prefix", "Listen: \":1\"", "poll:\n  interval: 2001-01-01", "listen: !!binary aGk=", "---\na: 1\n---\nb: 2",
+	} {
+		f.Add([]byte(seed))
+	}
+	flags := pflag.NewFlagSet("serve", pflag.ContinueOnError)
+	addConfigFlags(flags)
+	f.Fuzz(func(t *testing.T, data []byte) {
+		c, err := parseConfig("fuzz.yaml", data, flags, nil)
+		var listed ConfigError
+		if err != nil {
+			if !errors.As(err, &listed) || len(listed) == 0 {
+				t.Fatalf("not a list of faults: %v", err)
+			}
+			if strings.Count(err.Error(), "\n") != len(listed)-1 {
+				t.Fatalf("a fault broke out of its line: %q", err)
+			}
+			return
+		}
+		again := faults{}
+		if c.check(&again); again.err() != nil || len(c.Backends) == 0 {
+			t.Fatalf("accepted %+v: %v", c, again.err())
+		}
+	})
+}

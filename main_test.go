@@ -1,0 +1,60 @@
+package main
+
+import (
+	"bytes"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+)
+
+func TestExitStatusTellsAMistakeFromAFailure(t *testing.T) {
+	f := func(want int, args ...string) {
+		t.Helper()
+		var stdout, stderr bytes.Buffer
+		if got := run(t.Context(), args, &stdout, &stderr); got != want {
+			t.Errorf("%q: status %d, want %d; stderr %q", args, got, want, stderr.String())
+		}
+		if want != 0 && (stderr.Len() == 0 || stdout.Len() != 0) {
+			t.Errorf("%q: stdout %q, stderr %q: errors belong on stderr", args, stdout.String(), stderr.String())
+		}
+	}
+	f(0)
+	f(0, "--help")
+	f(0, "check", "--help")
+	f(0, "version")
+	f(2, "sevre")
+	f(2, "--bogus")
+	f(2, "version", "extra")
+	f(2, "check")
+	f(1, "health", "http://127.0.0.1:1/livez")
+}
+
+func TestEveryCommandShowsAnExample(t *testing.T) {
+	var help bytes.Buffer
+	run(t.Context(), []string{"--help"}, &help, &help)
+	_, commands, _ := strings.Cut(help.String(), "Available Commands:\n")
+	commands, _, _ = strings.Cut(commands, "\n\n")
+	for line := range strings.Lines(commands) {
+		name := strings.Fields(line)[0]
+		var usage bytes.Buffer
+		run(t.Context(), []string{name, "--help"}, &usage, &usage)
+		if name != "help" && !strings.Contains(usage.String(), "Examples:\n  warmroute "+name) {
+			t.Errorf("%s --help has no example", name)
+		}
+	}
+}
+
+func TestHealthSucceedsOnlyOn200(t *testing.T) {
+	f := func(code, want int) {
+		t.Helper()
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(code) }))
+		defer server.Close()
+		var stderr bytes.Buffer
+		if got := run(t.Context(), []string{"health", server.URL}, &stderr, &stderr); got != want {
+			t.Errorf("answer %d: status %d, want %d; %s", code, got, want, stderr.String())
+		}
+	}
+	f(http.StatusOK, 0)
+	f(http.StatusServiceUnavailable, 1)
+}
