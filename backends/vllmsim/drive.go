@@ -1,0 +1,164 @@
+package vllmsim
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync/atomic"
+	"time"
+)
+
+// reason is why a sequence ended.
+type reason uint8
+
+const (
+	running reason = iota
+	stopped
+	length
+	aborted // by the replica, which says so
+	killed  // the process died: the connection is cut
+)
+
+func (r reason) String() string {
+	return [...]string{"", "stop", "length", "abort", ""}[r]
+}
+
+// sequence is one choice of one HTTP request while it is with the engine.
+type sequence struct {
+	Request
+	index   int    // among the choices of its HTTP request
+	text    []byte // the whole answer, of which the client has seen what was generated
+	natural reason // how it ends unless something interferes
+	seen    int    // tokens published; the engine's owner only
+
+	// progress is the number of generated tokens, shifted by 8, and the reason
+	// once it has ended. One word, so that a reader never sees an end without
+	// its last token. What the engine wrote into Request before is visible with it.
+	progress atomic.Uint64
+	wake     chan<- struct{} // capacity 1, shared by the choices of a request
+}
+
+func (q *sequence) load() (tokens int, why reason) {
+	p := q.progress.Load()
+	return int(p >> 8), reason(p)
+}
+
+func (q *sequence) publish(tokens int, why reason) {
+	q.progress.Store(uint64(tokens)<<8 | uint64(why))
+	select {
+	case q.wake <- struct{}{}:
+	default: // a wake-up is pending, and its reader will load what is newest
+	}
+}
+
+// end publishes an end that the engine knows nothing of.
+func (q *sequence) end(why reason) {
+	tokens, _ := q.load()
+	q.publish(tokens, why)
+}
+
+var errDraining = errors.New("cannot schedule new futures after shutdown")
+
+// submit hands sequences to the engine. All of them or none are accepted.
+func (s *Server) submit(sequences []*sequence) error {
+	s.engineMu.Lock()
+	defer s.engineMu.Unlock()
+	if s.draining {
+		return errDraining
+	}
+	now := time.Since(s.began)
+	for i, q := range sequences {
+		if err := s.engine.Add(&q.Request, now); err != nil {
+			for _, added := range sequences[:i] {
+				s.engine.Abort(&added.Request)
+			}
+			return err
+		}
+	}
+	s.live = append(s.live, sequences...)
+	select {
+	case s.busy <- struct{}{}:
+	default:
+	}
+	return nil
+}
+
+// abandon takes sequences from the engine whose client has left.
+func (s *Server) abandon(sequences []*sequence) {
+	s.engineMu.Lock()
+	defer s.engineMu.Unlock()
+	for _, q := range sequences {
+		if i := slices.Index(s.live, q); i >= 0 {
+			s.engine.Abort(&q.Request)
+			s.live = slices.Delete(s.live, i, i+1)
+			s.counters.success[aborted]++
+		}
+	}
+}
+
+// drive owns the engine's progress: it takes a step, waits until the wall clock
+// reaches the step's end, and publishes what came out. A step that was late
+// does not move the next one, so lost time is caught up.
+func (s *Server) drive(ctx context.Context) {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	var at time.Duration // end of the last step
+	epoch := 0
+	for ctx.Err() == nil {
+		s.engineMu.Lock()
+		if s.epoch != epoch {
+			epoch, at = s.epoch, time.Since(s.began)
+		}
+		began := s.began
+		if s.engine.Idle() {
+			s.engineMu.Unlock()
+			select {
+			case <-s.busy:
+			case <-ctx.Done():
+				return
+			}
+			at = max(at, time.Since(began))
+			continue
+		}
+		step := s.engine.Step(at)
+		s.engineMu.Unlock()
+
+		if wait := time.Until(began.Add(step.End)); wait > 0 {
+			timer.Reset(wait)
+			select {
+			case <-timer.C:
+			case <-ctx.Done():
+				return
+			}
+		}
+		at = step.End
+		s.engineMu.Lock()
+		if s.epoch == epoch {
+			s.publish(step)
+		}
+		s.engineMu.Unlock()
+	}
+}
+
+// publish shows the outputs of a step to those who wait for them.
+func (s *Server) publish(step StepResult) {
+	s.counters.observe(step)
+	kept := s.live[:0]
+	for _, q := range s.live {
+		n := q.Generated(s.engine)
+		if n == q.seen {
+			kept = append(kept, q)
+			continue
+		}
+		q.seen = n
+		if n < q.Answer {
+			q.publish(n, running)
+			kept = append(kept, q)
+			continue
+		}
+		s.counters.success[q.natural]++
+		q.publish(n, q.natural)
+	}
+	clear(s.live[len(kept):])
+	s.live = kept
+}

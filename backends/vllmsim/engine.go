@@ -1,0 +1,354 @@
+// Package vllmsim is a simulated vLLM replica that needs no GPU. Engine models
+// the scheduler, the prefix cache and the time a step takes, in virtual time;
+// Server drives one by the wall clock behind vLLM's HTTP interface.
+package vllmsim
+
+import (
+	"cmp"
+	"container/heap"
+	"fmt"
+	"time"
+)
+
+// EngineConfig describes the simulated GPU and scheduler. A zero field takes
+// its default, which together are an 8B-class model on one GPU.
+type EngineConfig struct {
+	BlockSize int // tokens; default 16
+	KVTokens  int // size of the KV cache, rounded down to whole blocks; default 400,000
+
+	StepTokens int // token budget of a step, decodes and prefill together; default 8,192
+	MaxSeqs    int // requests running at once; default 256
+
+	StepTime       time.Duration // what a step takes however empty it is; default 8 ms
+	PrefillRate    float64       // prompt tokens per second; default 8,000
+	DecodeTime     time.Duration // for each decoding request; default 40 µs
+	ContextTime    time.Duration // for each token of context decoded over; default 24 ns
+	QuadraticDepth float64       // share by which a prompt token costs more for each token before it; default 0, 1.9e-5 is realistic
+	Speed          float64       // divides every duration; default 1
+
+	NoPrefixCache bool // nothing is ever hit
+}
+
+func (c EngineConfig) withDefaults() EngineConfig {
+	c.BlockSize = cmp.Or(c.BlockSize, 16)
+	c.KVTokens = cmp.Or(c.KVTokens, 400_000)
+	c.StepTokens = cmp.Or(c.StepTokens, 8192)
+	c.MaxSeqs = cmp.Or(c.MaxSeqs, 256)
+	c.StepTime = cmp.Or(c.StepTime, 8*time.Millisecond)
+	c.PrefillRate = cmp.Or(c.PrefillRate, 8000)
+	c.DecodeTime = cmp.Or(c.DecodeTime, 40*time.Microsecond)
+	c.ContextTime = cmp.Or(c.ContextTime, 24*time.Nanosecond)
+	c.Speed = cmp.Or(c.Speed, 1)
+	return c
+}
+
+// Engine is a vLLM engine as a state machine in virtual time: the caller adds
+// requests and asks for one step after the other. Times are durations since a
+// start that the caller chooses. Not safe for concurrent use.
+//
+// Every decoding request gets exactly one token in every step, since a request
+// is admitted only when blocks for its whole answer fit. So nothing is stored
+// for a token: a step costs the requests that start, end or fill a block in it.
+type Engine struct {
+	cfg  EngineConfig
+	pool *blockPool
+
+	waiting  []*Request // first come, first served
+	partial  *Request   // admitted, its prompt not done: the budget ran out in its midst
+	decoding decodeHeap
+
+	step     int64 // steps taken
+	context  int   // tokens in the contexts of all decoding requests
+	promised int   // free blocks that running answers will still take
+
+	// blocked says that the first waiting request did not fit; asking again is
+	// useless until something was freed or became shareable.
+	blocked bool
+
+	scratch []int32
+	stats   Stats
+}
+
+// Stats are the engine's counters and gauges, in vLLM's units.
+type Stats struct {
+	Running, Waiting int
+	KVUsage          float64 // blocks in use over all blocks, 0 to 1
+
+	PrefixQueries, PrefixHits      int64 // tokens
+	PromptTokens, GenerationTokens int64
+	Steps                          int64
+	// StepTokens counts steps by the tokens computed in them, in the buckets of
+	// vllm:iteration_tokens_total; the last one is for everything above.
+	StepTokens    [len(stepBuckets) + 1]int64
+	StepTokensSum int64
+}
+
+// stepBuckets are the upper bounds of vllm:iteration_tokens_total.
+var stepBuckets = [...]int{1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384}
+
+// StepResult is what one step brought. Its slices are new with each step.
+type StepResult struct {
+	End      time.Duration // when the step ends, and its outputs exist
+	First    []*Request    // these got the first token of their answer
+	Finished []*Request    // these got the last one; a request can be in both
+}
+
+// NewEngine returns an idle engine with an empty cache.
+func NewEngine(cfg EngineConfig) *Engine {
+	cfg = cfg.withDefaults()
+	return &Engine{cfg: cfg, pool: newBlockPool(cfg.KVTokens / cfg.BlockSize)}
+}
+
+// SetSpeed changes the factor that divides every duration, from the next step on.
+func (e *Engine) SetSpeed(speed float64) { e.cfg.Speed = speed }
+
+// Idle reports that a step would do nothing.
+func (e *Engine) Idle() bool {
+	return len(e.waiting) == 0 && e.partial == nil && len(e.decoding) == 0
+}
+
+// Add queues r. It fails when r could never be admitted.
+func (e *Engine) Add(r *Request, now time.Duration) error {
+	if r.Prompt < 1 || r.Answer < 1 {
+		return fmt.Errorf("a request needs at least one token of prompt and one of answer, not %d and %d", r.Prompt, r.Answer)
+	}
+	if need, have := e.blocksFor(r.Prompt+r.Answer), len(e.pool.refs); need > have {
+		return fmt.Errorf("prompt and answer need %d blocks of KV cache, which has %d", need, have)
+	}
+	r.Arrived = now
+	r.state = waiting
+	e.waiting = append(e.waiting, r)
+	return nil
+}
+
+// Abort removes r, wherever it is, and frees its blocks; what they hold stays
+// cached. Aborting a request that has ended, or was never added, does nothing.
+func (e *Engine) Abort(r *Request) {
+	switch r.state {
+	case waiting:
+		for i, w := range e.waiting {
+			if w == r {
+				e.waiting = append(e.waiting[:i], e.waiting[i+1:]...)
+				break
+			}
+		}
+		e.blocked = false // another is first now
+	case prefilling:
+		e.partial = nil
+		e.free(r)
+	case decoding:
+		r.tokens = r.Generated(e)
+		heap.Remove(&e.decoding, r.place)
+		e.context -= r.Prompt + r.tokens
+		e.free(r)
+	}
+	r.state = ended
+}
+
+// ResetPrefixCache forgets all cached blocks. Like vLLM it does so only while
+// no request runs, and reports whether it did.
+func (e *Engine) ResetPrefixCache() bool {
+	if e.partial != nil || len(e.decoding) > 0 {
+		return false
+	}
+	e.pool = newBlockPool(len(e.pool.refs))
+	return true
+}
+
+// Step admits what fits, computes one step that starts at now, and says when it
+// ends. Requests added before that end have to wait for the next step.
+func (e *Engine) Step(now time.Duration) StepResult {
+	if e.Idle() {
+		return StepResult{End: now}
+	}
+	e.step++
+	decodes := len(e.decoding)
+	budget := e.cfg.StepTokens - decodes
+	cost := e.stepCost(decodes)
+
+	var done StepResult
+	prefilled := 0
+	if r := e.partial; r != nil && budget > 0 {
+		n, t := e.prefill(r, budget, &done)
+		prefilled, cost = prefilled+n, cost+t
+	}
+	for e.partial == nil && prefilled < budget && len(e.waiting) > 0 && e.running() < e.cfg.MaxSeqs {
+		r := e.waiting[0]
+		if e.blocked || !e.admit(r, now) {
+			e.blocked = true
+			break
+		}
+		e.waiting = e.waiting[1:]
+		n, t := e.prefill(r, budget-prefilled, &done)
+		prefilled, cost = prefilled+n, cost+t
+	}
+
+	// Last, since the scheduler learns only at the step's end which answers
+	// ended: their blocks and places are not free before the next one.
+	e.context += decodes
+	done.Finished = e.finish()
+
+	done.End = now + time.Duration(cost/e.cfg.Speed)
+	e.count(decodes, prefilled, len(done.First))
+	e.stamp(&done)
+	return done
+}
+
+// running counts the requests that were admitted and have not ended.
+func (e *Engine) running() int {
+	n := len(e.decoding)
+	if e.partial != nil {
+		n++
+	}
+	return n
+}
+
+// stepCost is the part of a step's cost, in nanoseconds, that does not depend
+// on prefill.
+func (e *Engine) stepCost(decodes int) float64 {
+	return float64(e.cfg.StepTime) + float64(decodes)*float64(e.cfg.DecodeTime) + float64(e.context)*float64(e.cfg.ContextTime)
+}
+
+// finish looks after the requests that filled a block with this step's token,
+// and returns those for which it was the last one.
+func (e *Engine) finish() []*Request {
+	var finished []*Request
+	for len(e.decoding) > 0 && e.decoding[0].due <= e.step {
+		r := e.decoding[0]
+		n := r.Generated(e)
+		e.fillBlocks(r, r.Prompt+n-1)
+		if n >= r.Answer {
+			heap.Pop(&e.decoding)
+			e.context -= r.Prompt + n
+			r.tokens, r.state = n, ended
+			e.free(r)
+			finished = append(finished, r)
+			continue
+		}
+		r.due = e.nextDue(r)
+		heap.Fix(&e.decoding, 0)
+	}
+	return finished
+}
+
+// admit gives r the cached blocks of its prompt and new ones for the rest of
+// it, if those and the answer's fit beside what was promised to others.
+func (e *Engine) admit(r *Request, now time.Duration) bool {
+	e.scratch = e.scratch[:0]
+	if !e.cfg.NoPrefixCache {
+		// The last token is always recomputed: its output is what is wanted.
+		most := min((r.Prompt-1)/e.cfg.BlockSize, len(r.Blocks))
+		e.scratch = e.pool.leading(r.Blocks[:most], e.scratch)
+	}
+	hits := e.scratch
+	total := e.blocksFor(r.Prompt + r.Answer)
+	if total-len(hits)+e.pool.idle(hits) > e.pool.free-e.promised {
+		return false
+	}
+	r.held = make([]int32, 0, total)
+	for _, b := range hits {
+		e.pool.share(b)
+	}
+	r.held = append(r.held, hits...)
+	for len(r.held) < e.blocksFor(r.Prompt) {
+		r.held = append(r.held, e.pool.take())
+	}
+	r.reserved = total - len(r.held)
+	e.promised += r.reserved
+
+	r.Cached = len(hits) * e.cfg.BlockSize
+	r.computed, r.full = r.Cached, len(hits)
+	r.Started = now
+	r.state = prefilling
+	e.stats.PrefixQueries += int64(r.Prompt)
+	e.stats.PrefixHits += int64(r.Cached)
+	return true
+}
+
+// prefill computes up to budget tokens of r's prompt and returns how many and
+// what they cost in nanoseconds.
+func (e *Engine) prefill(r *Request, budget int, done *StepResult) (tokens int, cost float64) {
+	n := min(r.Prompt-r.computed, budget)
+	depth := float64(r.computed) + float64(n)/2
+	cost = float64(n) * 1e9 / e.cfg.PrefillRate * (1 + e.cfg.QuadraticDepth*depth)
+	r.computed += n
+	// Full blocks can be hit from here on, by a request later in this very step
+	// too: within a layer the keys are written before anyone attends to them.
+	e.fillBlocks(r, r.computed)
+	e.blocked = false
+	if r.computed < r.Prompt {
+		e.partial, r.state = r, prefilling
+		return n, cost
+	}
+	e.partial = nil
+	done.First = append(done.First, r)
+	r.joined, r.state = e.step, decoding
+	e.context += r.Prompt + 1
+	r.due = e.nextDue(r)
+	heap.Push(&e.decoding, r)
+	return n, cost
+}
+
+// fillBlocks makes the blocks that r has filled with its first n tokens
+// available to others and takes a new one for the next token of the answer.
+func (e *Engine) fillBlocks(r *Request, n int) {
+	for ; r.full < n/e.cfg.BlockSize; r.full++ {
+		if r.full < len(r.Blocks) && !e.cfg.NoPrefixCache {
+			e.pool.fill(r.held[r.full], r.Blocks[r.full])
+		}
+	}
+	if n >= r.Prompt && r.reserved > 0 && len(r.held) == r.full {
+		r.held = append(r.held, e.pool.take())
+		r.reserved--
+		e.promised--
+	}
+}
+
+// nextDue is the step in which r next fills a block or ends. In the step k
+// after its first token, token k of the answer is computed and token k+1 found.
+func (e *Engine) nextDue(r *Request) int64 {
+	toFull := (r.full+1)*e.cfg.BlockSize - r.Prompt
+	return r.joined + int64(min(toFull, r.Answer-1))
+}
+
+func (e *Engine) free(r *Request) {
+	e.pool.release(r.held)
+	e.promised -= r.reserved
+	r.held, r.reserved = nil, 0
+	e.blocked = false
+}
+
+func (e *Engine) count(decodes, prefilled, first int) {
+	s := &e.stats
+	s.Steps++
+	s.GenerationTokens += int64(decodes + first)
+	tokens := decodes + prefilled
+	s.StepTokensSum += int64(tokens)
+	i := 0
+	for i < len(stepBuckets) && tokens > stepBuckets[i] {
+		i++
+	}
+	s.StepTokens[i]++
+}
+
+func (e *Engine) stamp(done *StepResult) {
+	for _, r := range done.First {
+		r.FirstToken = done.End
+		e.stats.PromptTokens += int64(r.Prompt)
+	}
+	for _, r := range done.Finished {
+		r.Finished = done.End
+	}
+}
+
+// Stats returns the counters and gauges as they are after the last step.
+func (e *Engine) Stats() Stats {
+	s := e.stats
+	s.Running, s.Waiting = e.running(), len(e.waiting)
+	s.KVUsage = 1 - float64(e.pool.free)/float64(len(e.pool.refs))
+	return s
+}
+
+func (e *Engine) blocksFor(tokens int) int {
+	return (tokens + e.cfg.BlockSize - 1) / e.cfg.BlockSize
+}

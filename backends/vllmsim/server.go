@@ -1,0 +1,169 @@
+package vllmsim
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+)
+
+// Config describes a simulated replica. A zero field takes its default.
+type Config struct {
+	Engine EngineConfig
+
+	Model       string   // name it serves; default "sim"
+	Adapters    []string // LoRA adapters, listed as models with Model as their parent
+	MaxModelLen int      // tokens of prompt and answer; default 131,072, at most the KV cache's size
+	APIKey      string   // asked for on /v1 when set
+
+	// NoTokenDetails leaves prompt_tokens_details out of usage, as vLLM does
+	// without --enable-prompt-tokens-details.
+	NoTokenDetails bool
+}
+
+func (c Config) withDefaults() Config {
+	c.Engine = c.Engine.withDefaults()
+	c.Model = cmp.Or(c.Model, "sim")
+	c.MaxModelLen = min(cmp.Or(c.MaxModelLen, 131_072), c.Engine.KVTokens/c.Engine.BlockSize*c.Engine.BlockSize)
+	return c
+}
+
+// keepAlive is how long vLLM leaves an idle connection open.
+const keepAlive = 5 * time.Second
+
+// Server is one simulated replica. Create it with NewServer, then Listen, then
+// Run. Its methods are safe for concurrent use, except that Listen comes first.
+type Server struct {
+	cfg  Config
+	http http.Server
+
+	address   string // as bound, to be bound again after connections were refused
+	listening listening
+
+	faults faults
+
+	// engineMu guards the engine and everything that must change with it.
+	engineMu sync.Mutex
+	engine   *Engine
+	live     []*sequence // submitted and not ended
+	counters *counters
+	began    time.Time // when this process, as clients see it, started
+	epoch    int       // restarts so far
+	draining bool
+
+	// busy wakes the engine's owner when a request arrives while it is idle.
+	busy chan struct{}
+}
+
+// NewServer returns a replica that neither listens nor runs yet.
+func NewServer(cfg Config) *Server {
+	cfg = cfg.withDefaults()
+	s := &Server{
+		cfg:      cfg,
+		engine:   NewEngine(cfg.Engine),
+		counters: newCounters(),
+		began:    time.Now(),
+		busy:     make(chan struct{}, 1),
+	}
+	s.http = http.Server{
+		Handler:     s.routes(),
+		IdleTimeout: keepAlive,
+		ErrorLog:    log.New(io.Discard, "", 0), // a client that misbehaves is the simulation's point
+	}
+	return s
+}
+
+// Listen binds address, which may end in :0, so that URL is known and clients
+// can connect. They are served once Run is called.
+func (s *Server) Listen(address string) error {
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		return fmt.Errorf("simulated replica: %w", err)
+	}
+	s.address = l.Addr().String()
+	s.listening.set(l)
+	return nil
+}
+
+// URL is the base URL, without a path.
+func (s *Server) URL() string { return "http://" + s.address }
+
+// Run drives the engine and serves until ctx is done. Then it closes every
+// connection, waits for what it started, and returns nil.
+func (s *Server) Run(ctx context.Context) error {
+	var owners sync.WaitGroup
+	defer owners.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	s.http.BaseContext = func(net.Listener) context.Context { return ctx }
+	owners.Go(func() { s.drive(ctx) })
+	owners.Go(func() {
+		<-ctx.Done()
+		s.listening.close()
+		s.http.Close()
+	})
+
+	for {
+		l := s.listening.wait(ctx)
+		if l == nil {
+			return nil
+		}
+		err := s.http.Serve(l)
+		if ctx.Err() != nil || errors.Is(err, http.ErrServerClosed) {
+			return nil
+		}
+		if !errors.Is(err, net.ErrClosed) { // closed: connections are to be refused for a while
+			return fmt.Errorf("simulated replica %s: %w", s.address, err)
+		}
+	}
+}
+
+// Stats returns the engine's counters and gauges.
+func (s *Server) Stats() Stats {
+	s.engineMu.Lock()
+	defer s.engineMu.Unlock()
+	return s.engine.Stats()
+}
+
+// ResetPrefixCache forgets all cached blocks unless a request is running, and
+// reports whether it did.
+func (s *Server) ResetPrefixCache() bool {
+	s.engineMu.Lock()
+	defer s.engineMu.Unlock()
+	return s.engine.ResetPrefixCache()
+}
+
+// Restart makes the replica look as if its process had been killed and started
+// again: streams are cut, the cache is empty, counters and the start time begin anew.
+func (s *Server) Restart() {
+	s.engineMu.Lock()
+	defer s.engineMu.Unlock()
+	for _, q := range s.live {
+		q.end(killed)
+	}
+	s.live = nil
+	s.engine = NewEngine(s.cfg.Engine)
+	s.counters = newCounters()
+	s.began = time.Now()
+	s.draining = false
+	s.epoch++
+}
+
+// AbortAll ends every request the way vLLM's default reaction to SIGTERM does:
+// whole, with finish_reason "abort".
+func (s *Server) AbortAll() {
+	s.engineMu.Lock()
+	defer s.engineMu.Unlock()
+	for _, q := range s.live {
+		s.engine.Abort(&q.Request)
+		q.end(aborted)
+		s.counters.success[aborted]++
+	}
+	s.live = nil
+}

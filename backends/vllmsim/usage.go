@@ -1,0 +1,44 @@
+package vllmsim
+
+import "strconv"
+
+// usageStyle is one of the ways in which vLLM 0.32 writes usage.
+type usageStyle int
+
+const (
+	usageChat             usageStyle = iota // a whole chat answer
+	usageChatStream                         // the last chunk of a chat stream
+	usageRunning                            // every chunk, with continuous_usage_stats
+	usageCompletion                         // a whole completion
+	usageCompletionStream                   // the last chunk of a completion's stream
+)
+
+func (s *Server) appendUsage(b []byte, u usage, style usageStyle) []byte {
+	b = append(b, `{"prompt_tokens":`...)
+	b = strconv.AppendInt(b, int64(u.prompt), 10)
+	b = append(b, `,"total_tokens":`...)
+	b = strconv.AppendInt(b, int64(u.prompt+u.completion), 10)
+	b = append(b, `,"completion_tokens":`...)
+	b = strconv.AppendInt(b, int64(u.completion), 10)
+	if style == usageRunning {
+		return append(b, `,"completion_tokens_details":null}`...)
+	}
+	whole := style == usageChat || style == usageCompletion
+	switch {
+	case !s.cfg.NoTokenDetails:
+		b = append(b, `,"prompt_tokens_details":{"cached_tokens":`...)
+		b = strconv.AppendInt(b, int64(u.cached), 10)
+		b = append(b, [...]string{
+			usageChat:             `,"created_cache_tokens":0,"multimodal_tokens":null}`,
+			usageChatStream:       `,"created_cache_tokens":0}`,
+			usageCompletion:       `,"created_cache_tokens":null,"multimodal_tokens":null}`,
+			usageCompletionStream: `}`,
+		}[style]...)
+	case whole:
+		b = append(b, `,"prompt_tokens_details":null`...)
+	}
+	if whole {
+		b = append(b, `,"completion_tokens_details":null`...)
+	}
+	return append(b, '}')
+}
