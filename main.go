@@ -37,6 +37,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
 	}
 	root.AddCommand(
+		newServeCommand(),
 		newCheckCommand(),
 		newVersionCommand(),
 		newHealthCommand(),

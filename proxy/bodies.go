@@ -1,0 +1,97 @@
+package proxy
+
+import (
+	"errors"
+	"io"
+	"math/bits"
+	"sync"
+	"sync/atomic"
+)
+
+var (
+	errBodyTooLarge   = errors.New("body over the limit")
+	errBodiesTooLarge = errors.New("all bodies together over the limit")
+)
+
+const (
+	smallestBuffer = 12 // 4 KiB, as a power of two
+	// trustedLength is how far a Content-Length is believed before its bytes
+	// have come: claiming a length costs nothing, a buffer does.
+	trustedLength = 64 << 10
+)
+
+// bodies reads requests whole into buffers that are pooled by size, one pool
+// for each power of two, and bounds what all of them hold at once.
+type bodies struct {
+	each, total int64
+	held        atomic.Int64
+	pools       [48]sync.Pool // of *[]byte, by the power of two of its capacity
+}
+
+// read reads r to its end. length is what the client claims, -1 when it does
+// not say. The buffer goes back by release, whatever the error.
+func (b *bodies) read(r io.Reader, length int64) (buf []byte, err error) {
+	if length > b.each {
+		return nil, errBodyTooLarge
+	}
+	buf, err = b.acquire(min(max(length, 1), trustedLength))
+	for err == nil {
+		if len(buf) == cap(buf) || int64(len(buf)) == b.each {
+			buf, err = b.more(r, buf, length)
+			continue
+		}
+		var n int
+		n, err = r.Read(buf[len(buf):min(int64(cap(buf)), b.each)])
+		buf = buf[:len(buf)+n]
+	}
+	if err == io.EOF {
+		err = nil
+	}
+	return buf, err
+}
+
+// more is for a full buffer. It sees first whether anything follows, so that a
+// body that just fits never asks for a larger one, and then moves it to a buffer
+// eight times as large, or as large as the claimed length needs if that is less.
+func (b *bodies) more(r io.Reader, full []byte, length int64) ([]byte, error) {
+	var next [1]byte
+	if n, err := r.Read(next[:]); n == 0 {
+		return full, err
+	}
+	if int64(len(full)) == b.each {
+		return full, errBodyTooLarge
+	}
+	want := 8 * int64(cap(full))
+	if length > int64(cap(full)) {
+		want = min(want, length)
+	}
+	larger, err := b.acquire(min(want, b.each))
+	if err != nil {
+		return full, err
+	}
+	larger = append(append(larger, full...), next[0])
+	b.release(full)
+	return larger, nil
+}
+
+func (b *bodies) acquire(size int64) ([]byte, error) {
+	class := max(smallestBuffer, bits.Len64(uint64(size-1)))
+	if b.held.Add(1<<class) > b.total {
+		b.held.Add(-1 << class)
+		return nil, errBodiesTooLarge
+	}
+	if p, ok := b.pools[class].Get().(*[]byte); ok {
+		return (*p)[:0], nil
+	}
+	return make([]byte, 0, 1<<class), nil
+}
+
+// release gives a buffer back; nil is allowed. Nothing may refer to it any more.
+func (b *bodies) release(buf []byte) {
+	if cap(buf) == 0 {
+		return
+	}
+	class := bits.Len64(uint64(cap(buf) - 1))
+	b.held.Add(-1 << class)
+	b.pools[class].Put(&buf)
+}

@@ -1,0 +1,44 @@
+package proxy
+
+import "warmroute/router/prompt"
+
+// endpoint is one path that the proxy passes on to replicas. There is no other
+// way through: what is not listed here is a 404, because a replica also serves
+// paths that no client should reach.
+type endpoint struct {
+	path   string
+	kind   prompt.Kind
+	format format
+	form   bool // a multipart upload, not JSON
+}
+
+// format is the shape of an endpoint's answers, as far as the relay looks into them.
+type format int
+
+const (
+	plainFormat format = iota // nothing to look for
+	chatFormat
+	completionFormat
+	responsesFormat
+	messagesFormat
+)
+
+var endpoints = []endpoint{
+	{path: "/v1/chat/completions", kind: prompt.Chat, format: chatFormat},
+	{path: "/v1/completions", kind: prompt.Completion, format: completionFormat},
+	{path: "/v1/responses", kind: prompt.Other, format: responsesFormat},
+	{path: "/v1/messages", kind: prompt.Other, format: messagesFormat},
+	{path: "/v1/messages/count_tokens", kind: prompt.Other},
+	{path: "/v1/embeddings", kind: prompt.Other},
+	{path: "/pooling", kind: prompt.Other},
+	{path: "/classify", kind: prompt.Other},
+	{path: "/score", kind: prompt.Other},
+	{path: "/v1/score", kind: prompt.Other},
+	{path: "/rerank", kind: prompt.Other},
+	{path: "/v1/rerank", kind: prompt.Other},
+	{path: "/v2/rerank", kind: prompt.Other},
+	{path: "/tokenize", kind: prompt.Other},
+	{path: "/detokenize", kind: prompt.Other},
+	{path: "/v1/audio/transcriptions", form: true, format: plainFormat},
+	{path: "/v1/audio/translations", form: true, format: plainFormat},
+}

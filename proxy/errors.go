@@ -1,0 +1,73 @@
+package proxy
+
+import (
+	"encoding/json"
+	"net/http"
+	"strconv"
+)
+
+// apiError is an answer of the proxy's own, in OpenAI's shape. Replicas' errors
+// pass through as they are and never become one.
+type apiError struct {
+	status     int
+	kind       string // OpenAI's "type"
+	code       string
+	param      string
+	message    string
+	retryAfter int // seconds; 0: no such header
+}
+
+func invalid(param, message string) *apiError {
+	return &apiError{status: http.StatusBadRequest, kind: "invalid_request_error", param: param, message: message}
+}
+
+func unavailable(message string) *apiError {
+	return &apiError{status: http.StatusServiceUnavailable, kind: "service_unavailable", code: "no_replica", message: message, retryAfter: 1}
+}
+
+// body is the error as JSON. "src" tells it from a replica's own.
+func (e *apiError) body() []byte {
+	type inner struct {
+		Message string  `json:"message"`
+		Type    string  `json:"type"`
+		Param   *string `json:"param"`
+		Code    *string `json:"code"`
+		Src     string  `json:"src"`
+	}
+	orNull := func(s string) *string {
+		if s == "" {
+			return nil
+		}
+		return &s
+	}
+	// Strings always marshal.
+	out, _ := json.Marshal(map[string]inner{"error": {e.message, e.kind, orNull(e.param), orNull(e.code), "warmroute"}})
+	return out
+}
+
+// write sends the error as the whole answer.
+func (e *apiError) write(w http.ResponseWriter) {
+	body := e.body()
+	h := w.Header()
+	h.Set("Content-Type", "application/json")
+	h.Set("Content-Length", strconv.Itoa(len(body)))
+	if e.retryAfter > 0 {
+		h.Set("Retry-After", strconv.Itoa(e.retryAfter))
+	}
+	w.WriteHeader(e.status)
+	w.Write(body)
+}
+
+// event is the error as the last events of a stream of the given format: what
+// that format's clients raise as an error.
+func (e *apiError) event(f format) []byte {
+	switch f {
+	case messagesFormat:
+		data, _ := json.Marshal(map[string]any{"type": "error", "error": map[string]string{"type": "api_error", "message": e.message}})
+		return append(append([]byte("event: error\ndata: "), data...), "\n\n"...)
+	case responsesFormat:
+		data, _ := json.Marshal(map[string]any{"type": "error", "code": e.code, "message": e.message, "param": nil})
+		return append(append([]byte("event: error\ndata: "), data...), "\n\n"...)
+	}
+	return append(append([]byte("data: "), e.body()...), "\n\ndata: [DONE]\n\n"...)
+}

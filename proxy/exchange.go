@@ -1,0 +1,210 @@
+package proxy
+
+import (
+	"errors"
+	"net/http"
+	"time"
+
+	"warmroute/backends"
+	"warmroute/metrics"
+	"warmroute/router"
+	"warmroute/router/prompt"
+)
+
+// exchange is one request and its answer.
+type exchange struct {
+	p        *Proxy
+	endpoint *endpoint
+	w        http.ResponseWriter
+	r        *http.Request
+	id       string
+	arrived  time.Time // before the body was read
+	whole    time.Time // the whole body was there
+
+	input input // freed as soon as no further attempt can need it
+	tried []*backends.Backend
+	spent int // attempts made, failed connects left out
+
+	outcome metrics.Request
+}
+
+// input is what the client sent and what routing made of it.
+type input struct {
+	body    []byte
+	scratch *scratch
+	request router.Request
+}
+
+// scratch is memory that requests hand on to each other.
+type scratch struct {
+	prompt prompt.Prompt
+	blocks []prompt.Block
+}
+
+// largestScratch is how much canonical prompt a pooled scratch may keep, so that
+// one huge prompt does not stay in memory for good.
+const largestScratch = 1 << 20
+
+// serve takes one request from its arrival to its end.
+func (p *Proxy) serve(e *endpoint, w http.ResponseWriter, r *http.Request) {
+	x := &exchange{p: p, endpoint: e, w: w, r: r, arrived: time.Now(), id: requestID(r.Header)}
+	x.outcome.Endpoint = e.path
+	w.Header()["X-Request-Id"] = []string{x.id}
+	defer x.end()
+	if fault := x.prepare(); fault != nil {
+		x.refuse(fault)
+		return
+	}
+	x.run()
+}
+
+// end frees and records, whichever way the request ended.
+func (x *exchange) end() {
+	x.freeInput()
+	x.outcome.Duration = time.Since(x.arrived)
+	x.p.metrics.Ended(&x.outcome)
+}
+
+func (x *exchange) freeInput() {
+	in := &x.input
+	x.p.bodies.release(in.body)
+	if in.scratch != nil && cap(in.scratch.prompt.Text) <= largestScratch {
+		x.p.scratch.Put(in.scratch)
+	}
+	*in = input{}
+}
+
+// refuse answers with an error of ours.
+func (x *exchange) refuse(e *apiError) {
+	x.outcome.Code = e.status
+	e.write(x.w)
+}
+
+// prepare reads and understands the request.
+func (x *exchange) prepare() *apiError {
+	var err error
+	x.input.body, err = x.p.bodies.read(x.r.Body, x.r.ContentLength)
+	x.whole = time.Now()
+	switch {
+	case errors.Is(err, errBodyTooLarge):
+		x.w.Header().Set("Connection", "close") // the rest of it is not read
+		return &apiError{status: http.StatusRequestEntityTooLarge, kind: "invalid_request_error", code: "body_too_large",
+			message: "the request body is larger than this proxy takes (limits.body_bytes)"}
+	case errors.Is(err, errBodiesTooLarge):
+		x.w.Header().Set("Connection", "close")
+		e := unavailable("the bodies of the requests under way take all the memory that they may (limits.body_bytes_total)")
+		e.code = "bodies_too_large"
+		return e
+	case err != nil:
+		return invalid("", "the request body ended before its end: "+err.Error())
+	}
+	x.input.scratch = x.p.scratch.Get().(*scratch)
+	if x.endpoint.form {
+		return x.readForm()
+	}
+	return x.readJSON()
+}
+
+func (x *exchange) readJSON() *apiError {
+	in := &x.input
+	pr := &in.scratch.prompt
+	if err := pr.Parse(x.endpoint.kind, in.body); err != nil {
+		var fault *prompt.Error
+		if errors.As(err, &fault) {
+			return invalid(fault.Param, fault.Message)
+		}
+		return invalid("", err.Error())
+	}
+	if pr.PreviousResponse {
+		return invalid("previous_response_id",
+			"previous_response_id cannot be routed: the earlier response lives in one replica's memory; send the whole conversation as input instead")
+	}
+	engine, fault := x.resolve(pr.Model)
+	if fault != nil {
+		return fault
+	}
+	size := len(pr.Text) + pr.ExtraBytes
+	if x.endpoint.kind == prompt.Other {
+		size = len(in.body)
+	}
+	if pr.Cacheable && x.endpoint.kind != prompt.Other {
+		in.scratch.blocks = pr.Blocks(in.scratch.blocks[:0], engine, x.p.blockBytes)
+		in.request.Blocks = in.scratch.blocks
+	}
+	in.request.Tokens = float64(size) / bytesPerToken
+	in.request.Sequences = pr.Sequences
+	in.request.Streams = pr.Stream
+	return nil
+}
+
+// bytesPerToken is about what a token of English takes.
+const bytesPerToken = 4
+
+// resolve finds the backends that serve the model, and the name that seeds its
+// prompts' blocks.
+func (x *exchange) resolve(model string) (engine string, fault *apiError) {
+	catalog := x.p.registry.Catalog()
+	if model == "" {
+		var ok bool
+		if model, ok = catalog.OnlyBase(); !ok {
+			if len(catalog.Models) == 0 {
+				return "", x.p.unknownModel("")
+			}
+			return "", invalid("model", "several models are served here: name one of them, see GET /v1/models")
+		}
+	}
+	entry, ok := catalog.Find(model)
+	if !ok {
+		return "", x.p.unknownModel(model)
+	}
+	x.outcome.Model = entry.ID
+	x.input.request.Backends = entry.Backends
+	return catalog.EngineModel(entry.ID), nil
+}
+
+// run makes attempts until the client has its answer.
+func (x *exchange) run() {
+	outgoing(x.r.Header, x.id)
+	var last *failure
+	for {
+		d, err := x.p.router.Pick(&x.input.request, x.tried...)
+		if err != nil {
+			x.giveUp(last)
+			return
+		}
+		f := x.attempt(d)
+		if f == nil {
+			return
+		}
+		last = f
+		x.p.suspect(d.Backend)
+		x.p.log.Warn("attempt failed", "backend", d.Backend.Name, "reason", f.reason, "error", f.err, "request_id", x.id)
+		x.tried = append(x.tried, d.Backend)
+		if !f.free {
+			x.spent++
+		}
+		if f.final || x.spent >= x.p.attempts {
+			x.giveUp(last)
+			return
+		}
+		x.p.metrics.Retried(f.reason)
+	}
+}
+
+// giveUp answers when no attempt is left: with the last replica's own words, if
+// there were any.
+func (x *exchange) giveUp(last *failure) {
+	switch {
+	case last == nil:
+		x.refuse(unavailable("no replica that serves this model is ready"))
+	case last.status != 0:
+		x.relayFailure(last)
+	case last.timeout:
+		x.refuse(&apiError{status: http.StatusGatewayTimeout, kind: "timeout", code: "first_byte_timeout",
+			message: "the replica produced nothing in time (timeouts.first_byte)"})
+	default:
+		e := unavailable("no replica could answer: " + last.reason)
+		e.status, e.kind, e.code = http.StatusBadGateway, "bad_gateway", "replica_failed"
+		x.refuse(e)
+	}
+}

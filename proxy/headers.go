@@ -1,0 +1,67 @@
+package proxy
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"net/textproto"
+	"strings"
+)
+
+// hopByHop headers belong to one connection and are never passed on.
+var hopByHop = []string{
+	"Connection", "Keep-Alive", "Proxy-Connection", "Proxy-Authenticate", "Proxy-Authorization",
+	"Te", "Trailer", "Transfer-Encoding", "Upgrade",
+}
+
+// private request headers are the client's business with us, or would let it
+// steer the replica's inside.
+var private = []string{
+	"Authorization", "X-Api-Key", // the client's key; the backend's own is set instead
+	"X-Data-Parallel-Rank", // would pin an engine behind our back
+	"Accept-Encoding",      // the relay reads answers, so they come as they are
+	"Content-Length",       // the transport frames the body, once
+	"Expect",               // met when the body was read
+}
+
+func dropHopByHop(h http.Header) {
+	for _, line := range h["Connection"] {
+		for name := range strings.SplitSeq(line, ",") {
+			delete(h, textproto.CanonicalMIMEHeaderKey(textproto.TrimString(name)))
+		}
+	}
+	for _, name := range hopByHop {
+		delete(h, name)
+	}
+}
+
+// outgoing turns the client's header into the one that replicas get, in place.
+func outgoing(h http.Header, id string) {
+	dropHopByHop(h)
+	for _, name := range private {
+		delete(h, name)
+	}
+	h["X-Request-Id"] = []string{id}
+}
+
+// requestID is the client's own if it is short and plain enough to be repeated
+// in headers and logs, else a new one.
+func requestID(h http.Header) string {
+	id := h.Get("X-Request-Id")
+	if plainID(id) {
+		return id
+	}
+	return fmt.Sprintf("wr-%016x%016x", rand.Uint64(), rand.Uint64())
+}
+
+func plainID(id string) bool {
+	if id == "" || len(id) > 128 {
+		return false
+	}
+	for _, c := range []byte(id) {
+		if !('a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || c == '-' || c == '_' || c == '.' || c == ':') {
+			return false
+		}
+	}
+	return true
+}

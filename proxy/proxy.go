@@ -1,0 +1,125 @@
+// Package proxy is the front door: it takes OpenAI's API in, lets the router
+// choose a backend for each request, and relays the answer as it comes.
+package proxy
+
+import (
+	"bytes"
+	"log/slog"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/go-chi/chi/v5"
+
+	"warmroute/backends"
+	"warmroute/metrics"
+	"warmroute/router"
+)
+
+// Options are what a Proxy is made of.
+type Options struct {
+	Registry *backends.Registry
+	Router   *router.Router
+	Metrics  *metrics.Metrics
+	Log      *slog.Logger
+	Version  string
+
+	// Suspect is told of a backend on which an attempt failed, so that its
+	// readiness is checked at once. It must not block.
+	Suspect func(*backends.Backend)
+
+	BlockBytes     int           // bytes of canonical prompt in a block
+	Attempts       int           // at most, for one request; a failed connect is none
+	BodyBytes      int64         // of one request
+	BodyBytesTotal int64         // of all requests held at once
+	FirstByte      time.Duration // for a stream to produce its first event; 0: no limit
+	Idle           time.Duration // for a stream to be silent after that; 0: no limit
+	RouteHeaders   bool          // tell the client where its request went, and why
+}
+
+// Proxy serves the public listener. Safe for concurrent use.
+type Proxy struct {
+	registry     *backends.Registry
+	router       *router.Router
+	metrics      *metrics.Metrics
+	log          *slog.Logger
+	version      string
+	suspect      func(*backends.Backend)
+	blockBytes   int
+	attempts     int
+	firstByte    time.Duration
+	idle         time.Duration
+	routeHeaders bool
+
+	bodies   bodies
+	scratch  sync.Pool // of *scratch
+	chunks   sync.Pool // of *[]byte, chunkBytes long
+	held     sync.Pool // of *bytes.Buffer: what is held back of answers
+	handlers http.Handler
+}
+
+// New makes a Proxy. It starts nothing.
+func New(o Options) *Proxy {
+	p := &Proxy{
+		registry:     o.Registry,
+		router:       o.Router,
+		metrics:      o.Metrics,
+		log:          o.Log,
+		version:      o.Version,
+		suspect:      o.Suspect,
+		blockBytes:   o.BlockBytes,
+		attempts:     o.Attempts,
+		firstByte:    o.FirstByte,
+		idle:         o.Idle,
+		routeHeaders: o.RouteHeaders,
+		bodies:       bodies{each: o.BodyBytes, total: o.BodyBytesTotal},
+		scratch:      sync.Pool{New: func() any { return new(scratch) }},
+		chunks:       sync.Pool{New: func() any { b := make([]byte, chunkBytes); return &b }},
+		held:         sync.Pool{New: func() any { return new(bytes.Buffer) }},
+	}
+	p.handlers = p.routes()
+	return p
+}
+
+// routes is the allowlist. chi matches a path that was written with escapes as
+// it was written, so no spelling but the plain one gets through; and what a
+// replica is asked for is the endpoint's own path, never the client's.
+func (p *Proxy) routes() http.Handler {
+	r := chi.NewRouter()
+	for i := range endpoints {
+		e := &endpoints[i]
+		r.Post(e.path, func(w http.ResponseWriter, req *http.Request) { p.serve(e, w, req) })
+	}
+	r.Get("/v1/models", p.models)
+	r.Get("/v1/models/*", p.model)
+	r.Get("/version", p.versionInfo)
+	for path, h := range map[string]http.HandlerFunc{"/livez": p.live, "/readyz": p.ready, "/health": p.ready} {
+		r.Get(path, h)
+		r.Head(path, h)
+	}
+	r.NotFound(notFound)
+	r.MethodNotAllowed(notFound)
+	return r
+}
+
+// ServeHTTP implements http.Handler.
+func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) { p.handlers.ServeHTTP(w, r) }
+
+func notFound(w http.ResponseWriter, r *http.Request) {
+	message := "no such endpoint; the OpenAI API is served under /v1, for instance POST /v1/chat/completions"
+	for i := range endpoints {
+		if r.URL.Path == endpoints[i].path && r.Method != http.MethodPost {
+			message = endpoints[i].path + " takes POST only"
+		}
+	}
+	(&apiError{status: http.StatusNotFound, kind: "invalid_request_error", code: "not_found", message: message}).write(w)
+}
+
+// keepHeld returns a buffer to the pool, unless it has grown beyond what most
+// answers need.
+func (p *Proxy) keepHeld(b *bytes.Buffer) {
+	if b.Cap() <= 64<<10 {
+		b.Reset()
+		p.held.Put(b)
+	}
+}

@@ -1,0 +1,178 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"warmroute/backends"
+	"warmroute/backends/transport"
+	"warmroute/metrics"
+	"warmroute/proxy"
+	"warmroute/router"
+)
+
+// clientIdle is how long a client's connection may lie idle. Longer than any
+// common client keeps one, so that it is the client that closes.
+const clientIdle = 5 * time.Minute
+
+// service is one proxy with everything that runs for it.
+type service struct {
+	config     *Config
+	log        *slog.Logger
+	registry   *backends.Registry
+	router     *router.Router
+	transports []*transport.Transport
+	checker    *backends.Checker
+	poller     *backends.Poller
+	public     http.Handler
+	admin      http.Handler
+}
+
+// newService puts a proxy together. Nothing runs before run.
+func newService(c *Config, log *slog.Logger) (*service, error) {
+	s := &service{config: c, log: log}
+	var list []*backends.Backend
+	for _, b := range c.Backends {
+		u, err := backends.ParseURL(b.URL)
+		if err != nil {
+			return nil, fmt.Errorf("backend %s: %w", b.Name, err)
+		}
+		t := transport.New(transport.Options{
+			URL:            u,
+			ConnectTimeout: c.Timeouts.Connect,
+			IdleTimeout:    c.Timeouts.KeepaliveIdle,
+			MaxConns:       c.Connections.MaxPerBackend,
+		})
+		s.transports = append(s.transports, t)
+		list = append(list, backends.New(b.Name, u, b.APIKey, t))
+	}
+	var err error
+	if s.registry, err = backends.NewRegistry(list); err != nil {
+		return nil, err
+	}
+	s.router, err = router.New(router.Options{
+		Backends:      s.registry.All(),
+		Policy:        c.Routing.Policy,
+		BlockBytes:    c.Index.BlockBytes,
+		IndexMaxBytes: int64(c.Index.MaxBytes),
+		PollInterval:  c.Poll.Interval,
+		Now:           time.Now,
+		Rand:          rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())),
+	})
+	if err != nil {
+		return nil, err
+	}
+	m := metrics.New(s.registry.All(), s.router, version())
+	s.watch(m)
+	s.public = proxy.New(proxy.Options{
+		Registry:       s.registry,
+		Router:         s.router,
+		Metrics:        m,
+		Log:            log,
+		Version:        version(),
+		Suspect:        s.checker.Suspect,
+		BlockBytes:     c.Index.BlockBytes,
+		Attempts:       c.Routing.Attempts,
+		BodyBytes:      int64(c.Limits.BodyBytes),
+		BodyBytesTotal: int64(c.Limits.BodyBytesTotal),
+		FirstByte:      c.Timeouts.FirstByte,
+		Idle:           c.Timeouts.Idle,
+		RouteHeaders:   c.ResponseHeaders,
+	})
+	admin := http.NewServeMux()
+	admin.Handle("GET /metrics", m.Handler())
+	s.admin = admin
+	return s, nil
+}
+
+// watch makes what keeps the fleet's state up to date.
+func (s *service) watch(m *metrics.Metrics) {
+	c := s.config
+	s.checker = &backends.Checker{
+		Backends:     s.registry.All(),
+		Interval:     c.Health.Interval,
+		DownInterval: c.Health.DownInterval,
+		Timeout:      c.Health.Timeout,
+		Logger:       s.log,
+	}
+	s.poller = &backends.Poller{
+		Backends:     s.registry.All(),
+		Interval:     c.Poll.Interval,
+		FastInterval: c.Poll.FastInterval,
+		Timeout:      c.Poll.Timeout,
+		Logger:       s.log,
+		OnLoad:       s.router.Observe,
+		OnError:      func(b *backends.Backend, _ error) { m.PollFailed(b) },
+		OnLost:       func(b *backends.Backend, _ string) { s.router.Forget(b) },
+	}
+}
+
+// run serves the public listener, and the admin one if there is one, until ctx
+// is done; then requests in flight may finish for as long as
+// timeouts.shutdown. It owns the listeners.
+func (s *service) run(ctx context.Context, public, admin net.Listener) error {
+	watching, stopWatching := context.WithCancel(context.WithoutCancel(ctx))
+	var running sync.WaitGroup
+	running.Go(func() { s.checker.Run(watching) })
+	running.Go(func() { s.poller.Run(watching) })
+	defer func() {
+		stopWatching()
+		running.Wait()
+		for _, t := range s.transports {
+			t.CloseIdleConnections()
+		}
+	}()
+
+	servers := []*http.Server{s.server(s.public)}
+	listeners := []net.Listener{public}
+	if admin != nil {
+		servers, listeners = append(servers, s.server(s.admin)), append(listeners, admin)
+	}
+	failed := make(chan error, len(servers))
+	for i := range servers {
+		running.Go(func() {
+			if err := servers[i].Serve(listeners[i]); !errors.Is(err, http.ErrServerClosed) {
+				failed <- err
+			}
+		})
+	}
+	var err error
+	select {
+	case <-ctx.Done():
+		s.log.Info("shutting down", "limit", s.config.Timeouts.Shutdown)
+	case err = <-failed:
+	}
+	return errors.Join(err, s.shutdown(servers))
+}
+
+// shutdown lets requests in flight finish, as long as they may, and then cuts
+// them off.
+func (s *service) shutdown(servers []*http.Server) error {
+	limit, cancel := context.WithTimeout(context.Background(), s.config.Timeouts.Shutdown)
+	defer cancel()
+	var errs []error
+	for _, server := range servers {
+		if err := server.Shutdown(limit); err != nil {
+			errs = append(errs, fmt.Errorf("requests still in flight after %v were cut off (timeouts.shutdown)", s.config.Timeouts.Shutdown))
+			server.Close()
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (s *service) server(h http.Handler) *http.Server {
+	return &http.Server{
+		Handler:           h,
+		ReadHeaderTimeout: s.config.Timeouts.ReadHeader,
+		IdleTimeout:       clientIdle,
+		MaxHeaderBytes:    int(s.config.Limits.HeaderBytes),
+		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
+	}
+}
