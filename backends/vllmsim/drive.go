@@ -26,7 +26,8 @@ func (r reason) String() string {
 // sequence is one choice of one HTTP request while it is with the engine.
 type sequence struct {
 	Request
-	index   int    // among the choices of its HTTP request
+	index   int // among the choices of its HTTP request
+	model   string
 	text    []byte // the whole answer, of which the client has seen what was generated
 	natural reason // how it ends unless something interferes
 	seen    int    // tokens published; the engine's owner only
@@ -142,7 +143,7 @@ func (s *Server) drive(ctx context.Context) {
 
 // publish shows the outputs of a step to those who wait for them.
 func (s *Server) publish(step StepResult) {
-	s.counters.observe(step)
+	s.counters.step(step)
 	kept := s.live[:0]
 	for _, q := range s.live {
 		n := q.Generated(s.engine)

@@ -84,13 +84,14 @@ type Stats struct {
 }
 
 // stepBuckets are the upper bounds of vllm:iteration_tokens_total.
-var stepBuckets = [...]int{1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384}
+var stepBuckets = [...]float64{1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384}
 
 // StepResult is what one step brought. Its slices are new with each step.
 type StepResult struct {
 	End      time.Duration // when the step ends, and its outputs exist
 	First    []*Request    // these got the first token of their answer
 	Finished []*Request    // these got the last one; a request can be in both
+	Decoded  int           // how many got a token that was not their first
 }
 
 // NewEngine returns an idle engine with an empty cache.
@@ -188,6 +189,7 @@ func (e *Engine) Step(now time.Duration) StepResult {
 	e.context += decodes
 	done.Finished = e.finish()
 
+	done.Decoded = decodes
 	done.End = now + time.Duration(cost/e.cfg.Speed)
 	e.count(decodes, prefilled, len(done.First))
 	e.stamp(&done)
@@ -325,7 +327,7 @@ func (e *Engine) count(decodes, prefilled, first int) {
 	tokens := decodes + prefilled
 	s.StepTokensSum += int64(tokens)
 	i := 0
-	for i < len(stepBuckets) && tokens > stepBuckets[i] {
+	for i < len(stepBuckets) && float64(tokens) > stepBuckets[i] {
 		i++
 	}
 	s.StepTokens[i]++

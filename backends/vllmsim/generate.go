@@ -90,7 +90,7 @@ func (s *Server) sequence(p params, tokens []uint32, index int, forced []byte) (
 	if whole := chain(tokens, max(1, len(tokens)), xxh3.HashString(p.salt)); len(whole) > 0 {
 		seed += uint64(whole[0])
 	}
-	q := &sequence{index: index, natural: stopped}
+	q := &sequence{index: index, model: p.model, natural: stopped}
 	switch {
 	case forced != nil:
 		q.text = forced
