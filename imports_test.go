@@ -1,0 +1,116 @@
+package main
+
+import (
+	"fmt"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// importFault says what is wrong with package from importing package to, both
+// named by their folder from the root, the root itself "". Each part may use
+// itself and what stands to its left in
+//
+//	backends ← router ← metrics ← proxy ← main
+//
+// replay may use backends and router; only main uses replay. The programs
+// under scripts are mains of their own.
+func importFault(from, to string) string {
+	line := map[string]int{"backends": 0, "router": 1, "metrics": 2, "proxy": 3, "": 4, "scripts": 4}
+	fromPart, _, _ := strings.Cut(from, "/")
+	toPart, _, _ := strings.Cut(to, "/")
+	fromPlace, fromKnown := line[fromPart]
+	toPlace, toKnown := line[toPart]
+	switch {
+	case toPart == "" || toPart == "scripts":
+		return "nothing imports a program"
+	case fromPart == "replay" && (toPart == "replay" || toPart == "router" || toPart == "backends"):
+		return ""
+	case fromPart == "replay":
+		return "replay may use only router and backends"
+	case toPart == "replay" && fromKnown && fromPlace == line[""]:
+		return ""
+	case toPart == "replay":
+		return "only a program may use replay"
+	case !fromKnown:
+		return from + " has no place in the line; give it one"
+	case !toKnown:
+		return to + " has no place in the line; give it one"
+	case toPlace > fromPlace:
+		return "the arrow runs back"
+	}
+	return ""
+}
+
+func TestImportFaultKnowsWhichWayArrowsRun(t *testing.T) {
+	f := func(from, to string, allowed bool) {
+		t.Helper()
+		if fault := importFault(from, to); (fault == "") != allowed {
+			t.Errorf("%q imports %q: got %q, want allowed %v", from, to, fault, allowed)
+		}
+	}
+	for _, arrow := range [][2]string{
+		{"", "proxy"}, {"", "metrics"}, {"", "router/policy"}, {"", "backends/vllmsim"}, {"", "replay"},
+		{"proxy", "metrics"}, {"proxy", "router/prompt"}, {"proxy", "backends/transport"}, {"proxy", "proxy/ui"},
+		{"metrics", "router"}, {"metrics", "backends"},
+		{"router", "backends"}, {"router", "router/index"}, {"router/index", "router/prompt"},
+		{"backends", "backends/transport"}, {"backends/vllmsim", "backends"},
+		{"replay", "router"}, {"replay", "backends/vllmsim"}, {"scripts/load", "replay"}, {"scripts/load", "proxy"},
+	} {
+		f(arrow[0], arrow[1], true)
+	}
+	for _, arrow := range [][2]string{
+		{"backends", "router"}, {"backends/vllmsim", "router/prompt"}, {"backends", "metrics"}, {"backends", "proxy"},
+		{"router", "metrics"}, {"router/policy", "proxy"}, {"metrics", "proxy"},
+		{"replay", "proxy"}, {"replay", "metrics"}, {"proxy", "replay"}, {"router", "replay"}, {"backends/vllmsim", "replay"},
+		{"proxy", ""}, {"scripts/load", ""}, {"replay", ""}, {"", "scripts/load"},
+		{"", "util"}, {"util", "backends"},
+	} {
+		f(arrow[0], arrow[1], false)
+	}
+}
+
+func TestImportsFormALine(t *testing.T) {
+	const module = "warmroute"
+	files := 0
+	err := filepath.WalkDir(".", func(path string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if name := entry.Name(); entry.IsDir() && path != "." && (strings.HasPrefix(name, ".") || name == "testdata" || name == "node_modules") {
+			return filepath.SkipDir
+		}
+		if entry.IsDir() || filepath.Ext(path) != ".go" {
+			return nil
+		}
+		files++
+		source, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ImportsOnly)
+		if err != nil {
+			return err
+		}
+		from := strings.TrimPrefix(filepath.ToSlash(filepath.Dir(path)), ".")
+		for _, spec := range source.Imports {
+			to, err := strconv.Unquote(spec.Path.Value)
+			if err != nil {
+				return fmt.Errorf("%s: %w", path, err)
+			}
+			if to != module && !strings.HasPrefix(to, module+"/") {
+				continue
+			}
+			if fault := importFault(from, strings.TrimPrefix(strings.TrimPrefix(to, module), "/")); fault != "" {
+				t.Errorf("%s imports %s: %s", path, to, fault)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if files == 0 {
+		t.Fatal("no Go file found; is the test run in the module's root?")
+	}
+}
