@@ -1,0 +1,61 @@
+#!/usr/bin/env python3
+"""Print the medians of real-play.py's lines by contender, and whether warmroute meets its targets.
+
+The targets are ratios to the best peer of the same run: hit ratio at least
+0.98 of it, mean TTFT at most 1.2 times it, no error. Exits with 1 when one is
+missed.
+"""
+
+import json
+import statistics
+import sys
+
+COLUMNS = [
+    ("hit ratio", "hit_ratio", "{:.3f}"),
+    ("TTFT mean", "ttft_mean_ms", "{:.0f}"),
+    ("p50", "ttft_p50_ms", "{:.0f}"),
+    ("p90", "ttft_p90_ms", "{:.0f}"),
+    ("p99, ms", "ttft_p99_ms", "{:.0f}"),
+    ("wall, s", "wall_s", "{:.1f}"),
+]
+LEAST_HIT_RATIO, MOST_TTFT = 0.98, 1.2
+
+
+def medians(runs):
+    """Return the median of every column, and the sum of errors: a median would hide them."""
+    row = {key: statistics.median(run[key] for run in runs) for _, key, _ in COLUMNS}
+    return row | {"errors": sum(run["errors"] for run in runs), "rounds": len(runs)}
+
+
+def verdict(ours, peers):
+    """Compare warmroute with the best peer in each respect; return the lines to print and whether all is well."""
+    hits = ours["hit_ratio"] / max(peer["hit_ratio"] for peer in peers)
+    ttft = ours["ttft_mean_ms"] / min(peer["ttft_mean_ms"] for peer in peers)
+    checks = [
+        (hits >= LEAST_HIT_RATIO, f"hit ratio {hits:.3f} of the best peer's (at least {LEAST_HIT_RATIO})"),
+        (ttft <= MOST_TTFT, f"mean TTFT {ttft:.2f} of the best peer's (at most {MOST_TTFT})"),
+        (ours["errors"] == 0, f"{ours['errors']} errors (none)"),
+    ]
+    return [f"{'ok  ' if good else 'MISS'} warmroute: {what}" for good, what in checks], all(good for good, _ in checks)
+
+
+def main():
+    runs = {}
+    for line in sys.stdin:
+        run = json.loads(line)
+        runs.setdefault(run["name"], []).append(run)
+    rows = {name: medians(each) for name, each in runs.items()}
+
+    print(f"{'':14} {'rounds':>6} {'errors':>6} " + " ".join(f"{title:>9}" for title, _, _ in COLUMNS))
+    for name, row in rows.items():
+        cells = " ".join(f"{form.format(row[key]):>9}" for _, key, form in COLUMNS)
+        print(f"{name:14} {row['rounds']:>6} {row['errors']:>6} {cells}")
+
+    ours, peers = rows.get("warmroute"), [row for name, row in rows.items() if name != "warmroute"]
+    if ours and peers:
+        lines, good = verdict(ours, peers)
+        print(*lines, sep="\n")
+        sys.exit(0 if good else 1)
+
+
+main()
