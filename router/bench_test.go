@@ -1,0 +1,86 @@
+package router
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/zeebo/xxh3"
+
+	"warmroute/router/prompt"
+)
+
+// chatBody is a conversation of about size bytes, as an SDK would write it.
+func chatBody(size int) []byte {
+	type message struct {
+		Role    string `json:"role"`
+		Content string `json:"content"`
+	}
+	const line = "The quick brown fox said \"jump\" and went on to the next line of its story.\n"
+	var messages []message
+	roles := []string{"system", "user", "assistant"}
+	for n := 0; n < size; {
+		text := strings.Repeat(line, min(40, (size-n)/len(line)+1)) + fmt.Sprint(len(messages))
+		messages = append(messages, message{roles[min(len(messages), 1+len(messages)%2)], text})
+		n += len(text) + 40
+	}
+	body, err := json.Marshal(map[string]any{"model": "sim", "messages": messages, "stream": true, "temperature": 0.7})
+	if err != nil {
+		panic(err)
+	}
+	return body
+}
+
+// BenchmarkDecision goes from the bytes of a body to the chosen backend and back
+// to a released reservation, with every prompt known to half of the fleet.
+// scripts/decision prints it as a multiple of BenchmarkChainedXXH3.
+func BenchmarkDecision(b *testing.B) {
+	for _, size := range []int{32 << 10, 512 << 10} {
+		for _, n := range []int{8, 64} {
+			b.Run(fmt.Sprintf("bytes=%d/backends=%d", size, n), func(b *testing.B) {
+				r, fleet, _ := newFleet(b, n, "prefix")
+				body := chatBody(size)
+				var p prompt.Prompt
+				var blocks []prompt.Block
+				decide := func() *Decision {
+					if err := p.Parse(prompt.Chat, body); err != nil {
+						b.Fatal(err)
+					}
+					blocks = p.Blocks(blocks[:0], "sim", 256)
+					return mustPick(b, r, &Request{
+						Backends: fleet, Blocks: blocks, Tokens: float64(len(p.Text)) / 4, Sequences: p.Sequences, Streams: p.Stream,
+					})
+				}
+				for range n { // until half of the fleet holds the prompt
+					d := decide()
+					d.FirstEvent()
+					defer d.Release(Served, 100)
+				}
+				b.SetBytes(int64(len(body)))
+				b.ReportAllocs()
+				for b.Loop() {
+					d := decide()
+					d.FirstEvent()
+					d.Release(Served, 100)
+				}
+			})
+		}
+	}
+}
+
+// BenchmarkChainedXXH3 is the least that any index of blocks has to do.
+func BenchmarkChainedXXH3(b *testing.B) {
+	for _, size := range []int{32 << 10, 512 << 10} {
+		b.Run(fmt.Sprintf("bytes=%d", size), func(b *testing.B) {
+			body := chatBody(size)
+			b.SetBytes(int64(len(body)))
+			var seed uint64
+			for b.Loop() {
+				for at := 0; at+256 <= len(body); at += 256 {
+					seed = xxh3.HashSeed(body[at:at+256], seed)
+				}
+			}
+		})
+	}
+}
