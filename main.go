@@ -38,6 +38,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	}
 	root.AddCommand(
 		newServeCommand(),
+		newServeCommand(),
 		newCheckCommand(),
 		newVersionCommand(),
 		newHealthCommand(),
