@@ -216,7 +216,7 @@ func TestGarbledTextNamesItsLine(t *testing.T) {
 	const good = "# HELP x y\nvllm:num_requests_running 1\n"
 	for bad, want := range map[string]string{
 		"<html>\n":                                        "no metric name",
-		`{"error":"no"}` + "\n":                           "no metric name",
+		`{"error":"no"}` + "\n":                           "none before the brace",
 		"vllm:num_requests_running\n":                     "no value",
 		"vllm:num_requests_running x\n":                   "no number",
 		"vllm:num_requests_running 0x1p4\n":               "no number",
@@ -230,7 +230,7 @@ func TestGarbledTextNamesItsLine(t *testing.T) {
 		`vllm:num_requests_running{a="\` + "\n":           "backslash",
 		`vllm:num_requests_running{a="b" c="d"} 1` + "\n": "neither , nor }",
 		`vllm:num_requests_running{"a"="b"} 1` + "\n":     "in quotes",
-		`{"vllm:num_requests_running"} 1` + "\n":          "no metric name",
+		`{"vllm:num_requests_running"} 1` + "\n":          "in quotes",
 		"vllm:num_requests_running 12":                    "cut short",
 		"vllm:x" + strings.Repeat("y", maxLine) + "\n":    "longer than",
 	} {

@@ -17,7 +17,7 @@ import (
 //     and in families that we don't read are not looked at here;
 //   - names in quotes, which vLLM never writes, are refused here.
 
-var errQuotedName = errors.New("a name in quotes")
+var errQuotedName = errors.New("a name in quotes, or none before the brace")
 
 // cutName splits a sample's line after its metric name.
 func cutName(line []byte) (name, rest []byte, err error) {
@@ -26,7 +26,7 @@ func cutName(line []byte) (name, rest []byte, err error) {
 		i++
 	}
 	switch {
-	case i < len(line) && line[i] == '"':
+	case i < len(line) && (line[i] == '"' || i == 0 && line[i] == '{'):
 		return nil, nil, errQuotedName
 	case i == 0:
 		return nil, nil, fmt.Errorf("no metric name at %.20q", line)

@@ -1,0 +1,266 @@
+package backends
+
+import (
+	"errors"
+	"io/fs"
+	"math"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+)
+
+// FuzzParseMetrics holds ParseMetrics to prometheus/common/expfmt: what expfmt
+// accepts we accept, and both read the same. Exposition.go lists where expfmt is
+// stricter; it is laxer only about names in quotes, the length of a line, and a
+// last line that is blank or a comment and does not end.
+func FuzzParseMetrics(f *testing.F) {
+	samples, err := fs.Glob(os.DirFS("testdata"), "metrics-*.txt")
+	if err != nil || len(samples) == 0 {
+		f.Fatal("no samples", err)
+	}
+	for _, name := range samples {
+		text, err := os.ReadFile(filepath.Join("testdata", name))
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(string(text))
+	}
+	for _, seed := range []string{
+		"vllm:num_requests_running{a=\"\\\\\\\"\\n\", b=\"}\",} 3 17\nvllm:num_requests_waiting -0\n",
+		"vllm:kv_cache_usage_perc 1.005\nvllm:gpu_cache_usage_perc{} NaN\nprocess_start_time_seconds+5e-1\n",
+		"vllm:lora_requests_info{running_lora_adapters=\",a\\\\, b,\"} 2\nvllm:lora_requests_info{running_lora_adapters=\"c\"} 2\n",
+		"vllm:iteration_tokens_total_bucket{le=\"2\"} 3\nvllm:iteration_tokens_total_bucket{le=\"+Inf\"} 4\nvllm:iteration_tokens_total_bucket{le=\"nan\"} 9\n",
+		"# HELP vllm:prefix_cache_hits_total In blocks.\nvllm:prefix_cache_hits_total 2\nvllm:prefix_cache_queries 3\nvllm:cache_config_info{block_size=\"16\",engine=\"\\\\\"} 1\n",
+		"vllm:num_requests_waiting_by_reason{reason=\"capacity\"} 2\nvllm:num_requests_waiting 3\nvllm:num_requests_running 0\n",
+		"vllm:num_requests_running{\"a\"=\"b\"} 1\n", "{\"vllm:num_requests_running\"} 1\n", "\n \t\n#\n", "",
+	} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		got, err := ParseMetrics(strings.NewReader(text))
+		if text != "" && !strings.HasSuffix(text, "\n") {
+			if err == nil {
+				t.Fatal("accepted without an end of its last line")
+			}
+			return
+		}
+		want, oracleErr := readByOracle(text)
+		switch {
+		case oracleErr != nil, longestLine(text) >= maxLine, errors.Is(err, errQuotedName):
+		case err != nil:
+			t.Fatalf("expfmt accepts what we refuse: %v", err)
+		case !reflect.DeepEqual(got, want):
+			t.Fatalf("got  %+v\nwant %+v", got, want)
+		}
+	})
+}
+
+func longestLine(text string) int {
+	longest := 0
+	for line := range strings.Lines(text) {
+		longest = max(longest, len(line))
+	}
+	return longest
+}
+
+// series is one sample as expfmt read it.
+type series struct {
+	labels map[string]string
+	value  float64
+}
+
+// readByOracle makes a Load of expfmt's reading, by another way than
+// ParseMetrics: from maps, family by family.
+func readByOracle(text string) (Load, error) {
+	var samples, comments strings.Builder
+	for line := range strings.Lines(text) {
+		if strings.HasPrefix(strings.TrimLeft(line, " \t"), "#") {
+			comments.WriteString(strings.TrimLeft(line, " \t"))
+			continue // without TYPE, expfmt leaves a histogram's series as they are
+		}
+		if strings.HasPrefix(strings.TrimLeft(line, " \t"), "{") {
+			return Load{}, errQuotedName // and "{}" would be a panic of expfmt 0.67
+		}
+		samples.WriteString(line)
+	}
+	parser := expfmt.NewTextParser(model.LegacyValidation)
+	families, err := parser.TextToMetricFamilies(strings.NewReader(samples.String()))
+	if err != nil {
+		return Load{}, err
+	}
+	o := oracle{}
+	for name, family := range families {
+		for _, m := range family.Metric {
+			s := series{labels: map[string]string{}, value: m.GetUntyped().GetValue()}
+			for _, l := range m.Label {
+				s.labels[l.GetName()] = l.GetValue()
+			}
+			o[name] = append(o[name], s)
+		}
+	}
+	return o.load(comments.String()), nil
+}
+
+type oracle map[string][]series
+
+// sum returns the sum and the maximum of the first of names whose values are all
+// within 0 to limit.
+func (o oracle) sum(limit float64, names ...string) (sum, most float64, ok bool) {
+	for _, name := range names {
+		sum, most, ok = 0, 0, len(o[name]) > 0
+		for _, s := range o[name] {
+			if math.IsNaN(s.value) || s.value < 0 || s.value > limit {
+				ok = false
+			}
+			sum += s.value
+			most = max(most, s.value)
+		}
+		if ok && !math.IsInf(sum, 0) {
+			return sum, most, true
+		}
+	}
+	return 0, 0, false
+}
+
+func (o oracle) load(comments string) (l Load) {
+	run, _, runOK := o.sum(1e9, "vllm:num_requests_running")
+	wait, _, waitOK := o.sum(1e9, "vllm:num_requests_waiting")
+	if l.QueuesKnown = runOK && waitOK; l.QueuesKnown {
+		l.Running, l.Waiting, l.WaitingForCapacity = int(run), int(wait), int(wait)
+		capacity := oracle{}
+		for _, s := range o["vllm:num_requests_waiting_by_reason"] {
+			if s.labels["reason"] == "capacity" {
+				capacity["c"] = append(capacity["c"], s)
+			}
+		}
+		if c, _, ok := capacity.sum(1e9, "c"); ok {
+			l.WaitingForCapacity = int(c)
+		}
+	}
+	_, l.KVCacheUsage, l.KVKnown = o.sum(1.01, "vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
+	l.KVCacheUsage = min(l.KVCacheUsage, 1)
+	prompt, _, promptOK := o.sum(math.MaxFloat64, "vllm:prompt_tokens_total", "vllm:prompt_tokens")
+	generated, _, generatedOK := o.sum(math.MaxFloat64, "vllm:generation_tokens_total", "vllm:generation_tokens")
+	if l.TokensKnown = promptOK && generatedOK; l.TokensKnown {
+		l.PromptTokens, l.GenerationTokens = prompt, generated
+	}
+	_, l.StartTime, _ = o.sum(math.MaxFloat64, "process_start_time_seconds")
+	for _, s := range o["vllm:engine_sleep_state"] {
+		awake := s.labels["sleep_state"] == "awake"
+		l.Asleep = l.Asleep || awake && s.value == 0 || !awake && s.value > 0
+	}
+	newest := series{}
+	for _, s := range o["vllm:lora_requests_info"] {
+		if s.value >= newest.value {
+			newest = s
+		}
+	}
+	for name := range strings.SplitSeq(newest.labels["running_lora_adapters"], ",") {
+		if name = strings.TrimSpace(name); name != "" {
+			l.RunningAdapters = append(l.RunningAdapters, name)
+		}
+	}
+	l.StepTokens = o.stepTokens()
+	o.cache(&l)
+	o.prefix(&l, comments)
+	return l
+}
+
+func (o oracle) stepTokens() int {
+	counts := map[float64]float64{}
+	for _, s := range o["vllm:iteration_tokens_total_bucket"] {
+		le, err := strconv.ParseFloat(s.labels["le"], 64)
+		if (err == nil || errors.Is(err, strconv.ErrRange)) && !strings.ContainsAny(s.labels["le"], "xX") && !math.IsNaN(le) && s.value >= 0 && s.value <= math.MaxFloat64 {
+			counts[le] += s.value
+		}
+	}
+	bounds := make([]float64, 0, len(counts))
+	for le := range counts {
+		bounds = append(bounds, le)
+	}
+	slices.Sort(bounds)
+	highest, below, steps := 0.0, 0.0, 0.0
+	for _, le := range bounds {
+		if le <= 1e9 {
+			highest = le
+		}
+		if counts[le] > below {
+			below, steps = counts[le], highest
+		}
+	}
+	return int(max(steps, 0))
+}
+
+func (o oracle) cache(l *Load) {
+	number := func(s string) int {
+		v, err := strconv.ParseFloat(s, 64)
+		if err != nil || strings.ContainsAny(s, "xX") || math.IsNaN(v) || v < 1 || v > 1<<50 {
+			return 0
+		}
+		return int(v)
+	}
+	tokens, best := map[string]int{}, map[string]map[string]string{}
+	for _, s := range o["vllm:cache_config_info"] {
+		size, blocks, block := number(s.labels["kv_cache_size_tokens"]), number(s.labels["num_gpu_blocks"]), number(s.labels["block_size"])
+		if size == 0 && blocks <= 1e9 && block <= 1e9 {
+			size = blocks * block
+		}
+		if e := s.labels["engine"]; size >= tokens[e] {
+			tokens[e], best[e] = size, s.labels
+		}
+	}
+	known := true
+	l.PrefixCachingOff = len(best) > 0
+	for e, labels := range best {
+		l.CacheTokens += tokens[e]
+		known = known && tokens[e] > 0
+		l.BlockSize = max(l.BlockSize, number(labels["block_size"]))
+		l.HitAlignment = max(l.HitAlignment, number(labels["cache_hit_alignment_tokens"]))
+		l.PrefixCachingOff = l.PrefixCachingOff && labels["enable_prefix_caching"] == "False"
+	}
+	if !known {
+		l.CacheTokens = 0
+	}
+	if l.HitAlignment == 0 {
+		l.HitAlignment = l.BlockSize
+	}
+}
+
+func (o oracle) prefix(l *Load, comments string) {
+	for _, prefix := range []string{"vllm:", "vllm:gpu_"} {
+		q, _, queriesOK := o.sum(math.MaxFloat64, prefix+"prefix_cache_queries_total", prefix+"prefix_cache_queries")
+		h, _, hitsOK := o.sum(math.MaxFloat64, prefix+"prefix_cache_hits_total", prefix+"prefix_cache_hits")
+		if !queriesOK || !hitsOK {
+			continue
+		}
+		scale := 1.0
+		if prefix == "vllm:gpu_" {
+			scale = float64(l.BlockSize)
+		}
+		for line := range strings.Lines(comments) {
+			line, ok := strings.CutPrefix(line, "# HELP "+prefix+"prefix_cache_")
+			switch {
+			case !ok:
+			case strings.Contains(line, " blocks"):
+				scale = float64(l.BlockSize)
+			case strings.Contains(line, " tokens"):
+				scale = 1
+			case prefix == "vllm:gpu_":
+				scale = float64(l.BlockSize)
+			default:
+				scale = 1
+			}
+		}
+		if scale > 0 && !math.IsInf(max(q, h)*scale, 0) {
+			l.PrefixQueries, l.PrefixHits, l.PrefixKnown = q*scale, h*scale, true
+		}
+		return
+	}
+}

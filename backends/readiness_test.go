@@ -1,0 +1,310 @@
+package backends
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// vllm answers as a healthy replica does.
+func vllm(models ...string) http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /health", func(http.ResponseWriter, *http.Request) {})
+	mux.HandleFunc("GET /v1/models", func(w http.ResponseWriter, _ *http.Request) {
+		io.WriteString(w, vllmModels("1", "modelperm-a", models...))
+	})
+	return mux
+}
+
+// change is one call of OnState.
+type change struct {
+	state  State
+	reason string
+}
+
+// checked runs a Checker over b and returns its changes.
+func checked(t *testing.T, c *Checker, b *Backend) <-chan change {
+	changes := make(chan change, 100)
+	c.Backends = []*Backend{b}
+	c.OnState = func(_ *Backend, s State, reason string) { changes <- change{s, reason} }
+	runUntilCleanup(t, c.Run)
+	return changes
+}
+
+func TestAHealthyReplicaIsReadyWithItsModels(t *testing.T) {
+	b := replicaAt(t, http.StripPrefix("/prefix", vllm(`"id":"m","root":"/m"`, `"id":"fr","parent":"m"`)))
+	b.URL.Path = "/prefix"
+	b.APIKey = "secret"
+	var log bytes.Buffer
+	got := await(t, checked(t, &Checker{Logger: slog.New(slog.NewTextHandler(&log, nil))}, b))
+	if got.state != Ready || b.State() != Ready {
+		t.Errorf("%+v, state %v", got, b.State())
+	}
+	if m := b.Models(); len(m) != 2 || m[1].Parent != "m" {
+		t.Errorf("models %+v", m)
+	}
+	if line := log.String(); !strings.Contains(line, "state=ready") || strings.Contains(line, "secret") {
+		t.Errorf("logged %q", line)
+	}
+}
+
+func TestWhyABackendIsDown(t *testing.T) {
+	models := func(body string) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/v1/models" {
+				io.WriteString(w, body)
+			}
+		})
+	}
+	status := func(path string, code int) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == path {
+				w.WriteHeader(code)
+			}
+		})
+	}
+	for name, c := range map[string]struct {
+		handler http.Handler
+		want    string
+	}{
+		"health is not 200":     {status("/health", 503), "/health answered 503"},
+		"health redirects":      {status("/health", 302), "/health answered 302"},
+		"the key is wrong":      {status("/v1/models", 401), "api_key"},
+		"models are missing":    {status("/v1/models", 404), "/v1/models answered 404"},
+		"no model":              {models(`{"data":[]}`), "lists no model"},
+		"not a list":            {models(`<html>`), "/v1/models: invalid character"},
+		"a list without an end": {models(`{"data":[` + strings.Repeat(`{"id":"m"},`, 1<<20)), "too large"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := replicaAt(t, c.handler)
+			if got := await(t, checked(t, &Checker{}, b)); got.state != Down || !strings.Contains(got.reason, c.want) {
+				t.Errorf("%+v, want %q", got, c.want)
+			}
+		})
+	}
+}
+
+func TestTheKeyIsSent(t *testing.T) {
+	b := replicaAt(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Authorization") != "Bearer k" {
+			w.WriteHeader(401)
+			return
+		}
+		vllm(`"id":"m"`).ServeHTTP(w, r)
+	}))
+	b.APIKey = "k"
+	if got := await(t, checked(t, &Checker{}, b)); got.state != Ready {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestARefusedConnectionIsDownAtOnceAndReadyWhenItIsBack(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	serve := func(l net.Listener) *http.Server {
+		s := &http.Server{Handler: vllm(`"id":"m"`)}
+		go s.Serve(l)
+		return s
+	}
+	first := serve(listener)
+	b := backendAt(t, "http://"+listener.Addr().String())
+	c := &Checker{Interval: time.Hour, DownInterval: time.Millisecond}
+	changes := checked(t, c, b)
+	if got := await(t, changes); got.state != Ready {
+		t.Fatalf("%+v", got)
+	}
+	first.Close()
+	c.Suspect(b) // an hour early
+	if got := await(t, changes); got.state != Down || !strings.Contains(got.reason, "refused") {
+		t.Errorf("%+v", got)
+	}
+	if len(b.Models()) != 1 {
+		t.Error("the models of a backend that is down are gone")
+	}
+	if listener, err = net.Listen("tcp", b.URL.Host); err != nil {
+		t.Fatal(err)
+	}
+	defer serve(listener).Close()
+	if got := await(t, changes); got.state != Ready {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestAHangingReplicaDelaysNoOthersCheck(t *testing.T) {
+	hang := replicaAt(t, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
+	well := replicaAt(t, vllm(`"id":"m"`))
+	states := make(chan *Backend, 100)
+	c := Checker{Backends: []*Backend{hang, well}, Timeout: time.Hour, OnState: func(b *Backend, _ State, _ string) { states <- b }}
+	runUntilCleanup(t, c.Run)
+	if b := await(t, states); b != well {
+		t.Errorf("%s was first", b.Name)
+	}
+}
+
+// The rest is about time, on replicas without sockets.
+
+// health is how a replica answers when asked for its health.
+type health func(ctx context.Context) (int, error)
+
+func (h health) RoundTrip(r *http.Request) (*http.Response, error) {
+	if r.URL.Path == "/v1/models" {
+		return answer(200, vllmModels("1", "p", `"id":"m"`))
+	}
+	status, err := h(r.Context())
+	if err != nil {
+		return nil, err
+	}
+	return answer(status, "")
+}
+
+func well(context.Context) (int, error)      { return 200, nil }
+func failing(context.Context) (int, error)   { return 500, nil }
+func resetting(context.Context) (int, error) { return 0, syscall.ECONNRESET }
+func late(ctx context.Context) (int, error)  { <-ctx.Done(); return 0, ctx.Err() }
+
+// states runs a Checker in virtual time over a replica that answers check i as
+// script[i] says and then is well, and returns the changes with their seconds.
+func states(t *testing.T, start State, script ...health) (changes []change, seconds []float64) {
+	synctest.Test(t, func(t *testing.T) {
+		began, n := time.Now(), 0
+		b := virtual(t, health(func(ctx context.Context) (int, error) {
+			n++
+			if n <= len(script) {
+				return script[n-1](ctx)
+			}
+			return 200, nil
+		}).RoundTrip)
+		b.SetState(start)
+		c := Checker{Backends: []*Backend{b}, OnState: func(_ *Backend, s State, reason string) {
+			changes = append(changes, change{s, reason})
+			seconds = append(seconds, time.Since(began).Seconds())
+		}}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		c.Run(ctx)
+	})
+	return changes, seconds
+}
+
+func TestChecksOverTime(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		start  State
+		script []health
+		want   string // the states, in order
+		last   float64
+		slack  float64 // of the last change, in seconds: the jitter of the waits before it
+	}{
+		{"the first check is immediate", Down, nil, "ready", 0, 0},
+		{"a reset is down at once, and asked again after a second", Down, []health{well, resetting}, "ready down ready", 5 + 1, 0.6},
+		{"one timeout is forgiven", Down, []health{well, late, well}, "ready", 0, 0},
+		{"two in a row are not", Down, []health{well, late, late}, "ready down ready", 5 + 5 + 1 + 5 + 1, 0.7},
+		{"two that are not in a row are forgiven", Down, []health{well, late, well, late}, "ready", 0, 0},
+		{"a timeout does not make a backend ready", Down, []health{late, late}, "down ready", 5 + 1 + 5 + 1, 0.2},
+		{"another status is down at once", Down, []health{well, failing}, "ready down ready", 6, 0.6},
+		{"draining is kept when well", Draining, []health{well, well}, "draining", 0, 0},
+		{"draining is kept when not", Draining, []health{resetting, resetting, well}, "draining", 0, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			changes, seconds := states(t, c.start, c.script...)
+			var got []string
+			for _, c := range changes {
+				got = append(got, c.state.String())
+			}
+			if strings.Join(got, " ") != c.want {
+				t.Fatalf("states %v at %v, want %q", got, seconds, c.want)
+			}
+			if last := seconds[len(seconds)-1]; last < c.last-c.slack || last > c.last+c.slack {
+				t.Errorf("the last change came after %v s, want %v", last, c.last)
+			}
+		})
+	}
+}
+
+func TestManySuspicionsAreFewChecks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var checks, at, most atomic.Int32
+		b := virtual(t, health(func(context.Context) (int, error) {
+			checks.Add(1)
+			most.Store(max(most.Load(), at.Add(1)))
+			time.Sleep(10 * time.Millisecond)
+			at.Add(-1)
+			return 200, nil
+		}).RoundTrip)
+		c := Checker{Backends: []*Backend{b}}
+		ctx, cancel := context.WithCancel(t.Context())
+		var run sync.WaitGroup
+		run.Go(func() { c.Run(ctx) })
+		time.Sleep(time.Second)
+		for range 1000 { // for a second
+			c.Suspect(b)
+			time.Sleep(time.Millisecond)
+		}
+		if n := checks.Load(); n < 5 || n > 12 || most.Load() != 1 {
+			t.Errorf("%d checks, %d at once", n, most.Load())
+		}
+		cancel()
+		run.Wait()
+	})
+}
+
+func TestACheckThatEndsWithTheProcessSaysNothingOfTheReplica(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := virtual(t, health(late).RoundTrip)
+		b.SetState(Ready)
+		c := Checker{Backends: []*Backend{b}, OnState: func(*Backend, State, string) { t.Error("a change") }}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		c.Run(ctx)
+		if b.State() != Ready {
+			t.Errorf("state %v", b.State())
+		}
+	})
+}
+
+func TestAnUnchangedListLeavesTheCatalogAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var changed atomic.Bool
+		b := virtual(t, func(r *http.Request) (*http.Response, error) {
+			card := `"id":"m"`
+			if changed.Load() {
+				card = `"id":"n"`
+			}
+			// The stamps differ in each answer, as vLLM's do.
+			return answer(200, vllmModels(time.Now().Format("5"), time.Now().String()[:19], card))
+		})
+		registry, err := NewRegistry([]*Backend{b})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := Checker{Backends: registry.All()}
+		ctx, cancel := context.WithCancel(t.Context())
+		var run sync.WaitGroup
+		run.Go(func() { c.Run(ctx) })
+		time.Sleep(time.Second)
+		before := registry.Catalog()
+		time.Sleep(time.Minute)
+		if registry.Catalog() != before || len(before.Models) != 1 {
+			t.Errorf("the catalog was rebuilt: %+v", registry.Catalog().Models)
+		}
+		changed.Store(true)
+		time.Sleep(time.Minute)
+		if _, ok := registry.Catalog().Find("n"); !ok {
+			t.Error("the new model is missing")
+		}
+		cancel()
+		run.Wait()
+	})
+}
