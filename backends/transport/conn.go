@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"net"
 	"syscall"
+	"time"
 )
 
 // conn is one connection to the replica. The pool hands it out unconnected the
@@ -57,6 +58,10 @@ func (t *Transport) acquire(ctx context.Context, fresh bool) (*conn, error) {
 			c.discard = func() { t.pool.CloseConn(handle) }
 			if err := t.connect(ctx, c); err != nil {
 				c.discard()
+				// A dial watches the clock itself, and can be ahead of ctx's timer.
+				if end, ok := ctx.Deadline(); ok && !time.Now().Before(end) {
+					<-ctx.Done()
+				}
 				return nil, &ConnectError{t.addr, err}
 			}
 			return c, nil

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"os"
+	"strings"
 	"time"
 )
 
@@ -63,6 +64,11 @@ func (b *Body) advance() (known bool, err error) {
 			}
 			if len(line) == 0 {
 				b.state = ended
+				continue
+			}
+			name, value, colon := strings.Cut(string(line), ":")
+			if !colon || !isToken(name) || !isHeaderValue(value) {
+				return false, errHeaderLine
 			}
 		}
 	}
@@ -178,7 +184,7 @@ func (b *Body) arm(until time.Time) (limit time.Time, late error) {
 		b.silent = now
 	}
 	limit, late = until, errNotYet
-	if idleEnd := b.silent.Add(b.idle); b.idle > 0 && (until.IsZero() || idleEnd.Before(until)) {
+	if idleEnd := b.silent.Add(b.idle); b.idle > 0 && (until.IsZero() || !idleEnd.After(until)) {
 		limit, late = idleEnd, os.ErrDeadlineExceeded
 	}
 	// A deadline that has passed would fail even if bytes lie in the socket.

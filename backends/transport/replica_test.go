@@ -40,7 +40,9 @@ type session struct {
 	net.Conn
 	t  testing.TB
 	br *bufio.Reader
-	n  int // 1 for the first connection that the replica accepted
+
+	over <-chan struct{} // closed when the test ends
+	n    int             // 1 for the first connection that the replica accepted
 }
 
 // request reads one request, and its body whole. ok is false when the other side
@@ -82,6 +84,7 @@ func replicaOn(t testing.TB, ln net.Listener, scheme string, o Options, script f
 	var running sync.WaitGroup
 	var mu sync.Mutex
 	var open []net.Conn
+	over := make(chan struct{})
 	running.Go(func() {
 		for n := 1; ; n++ {
 			c, err := ln.Accept()
@@ -93,7 +96,7 @@ func replicaOn(t testing.TB, ln net.Listener, scheme string, o Options, script f
 			mu.Unlock()
 			running.Go(func() {
 				defer c.Close()
-				script(&session{c, t, bufio.NewReader(c), n})
+				script(&session{c, t, bufio.NewReader(c), over, n})
 			})
 		}
 	})
@@ -105,6 +108,7 @@ func replicaOn(t testing.TB, ln net.Listener, scheme string, o Options, script f
 	}
 	transport := New(o)
 	t.Cleanup(func() {
+		close(over)
 		transport.CloseIdleConnections()
 		ln.Close()
 		mu.Lock()

@@ -1,0 +1,155 @@
+package transport
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+)
+
+var errLeft = errors.New("the client left")
+
+// Whatever a request is doing when its context ends, it ends with the context's
+// cause, and the replica sees the connection close: it would compute for nobody.
+func TestCancel(t *testing.T) {
+	const chunked = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n"
+	large := strings.Repeat("x", 16<<20)
+	for name, f := range map[string]struct {
+		body, answer string
+	}{
+		"while uploading":         {large, ""},
+		"waiting for the header":  {"hello", ""},
+		"inside the header":       {"hello", "HTTP/1.1 200 OK\r\nContent-"},
+		"after an interim answer": {"hello", "HTTP/1.1 100 Continue\r\n\r\n"},
+		"between chunks":          {"hello", chunked},
+		"inside a size":           {"hello", chunked + "1"},
+		"inside a chunk":          {"hello", chunked + "5\r\nhe"},
+		"before the last line":    {"hello", chunked + "0\r\n"},
+		"inside a counted body":   {"hello", "HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhello"},
+		"inside an endless body":  {"hello", "HTTP/1.1 200 OK\r\n\r\nhello"},
+		"early answer, uploading": {large, chunked},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx, cancel := context.WithCancelCause(failsafe(t))
+			closed := make(chan struct{})
+			transport := replica(t, Options{}, func(s *session) {
+				if f.body == large {
+					s.br.ReadString('\n')
+				} else {
+					s.request()
+				}
+				s.say(f.answer)
+				cancel(errLeft)
+				s.closed()
+				close(closed)
+			})
+			resp, err := send(ctx, transport, f.body)
+			if err == nil {
+				_, err = io.Copy(io.Discard, resp.Body)
+				resp.Body.Close()
+			}
+			if err != errLeft {
+				t.Errorf("error %v, want the cause", err)
+			}
+			<-closed
+			idleConns(t, transport, 0)
+		})
+	}
+}
+
+func TestCancelBefore(t *testing.T) {
+	transport := replica(t, Options{}, always(ok))
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(errLeft)
+	if _, err := send(ctx, transport, "hello"); err != errLeft {
+		t.Errorf("error %v, want the cause", err)
+	}
+	idleConns(t, transport, 0)
+}
+
+// net/http cancels a request's context when its handler returns: the connection
+// is by then in the pool, or carries the next request.
+func TestCancelAfterTheEnd(t *testing.T) {
+	transport := replica(t, Options{}, numbered)
+	for range 10 {
+		ctx, cancel := context.WithCancel(failsafe(t))
+		resp, err := send(ctx, transport, "hello")
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, err := io.ReadAll(resp.Body)
+		cancel()
+		resp.Body.Close()
+		if string(body) != "1" || err != nil {
+			t.Errorf("body %q, error %v", body, err)
+		}
+	}
+	idleConns(t, transport, 1)
+}
+
+// Cancelled at the very moment of the end, a connection is closed or reused, but
+// never both.
+func TestCancelAtTheEnd(t *testing.T) {
+	transport := replica(t, Options{}, always(ok))
+	for range 300 {
+		ctx, cancel := context.WithCancelCause(failsafe(t))
+		go cancel(errLeft)
+		resp, err := send(ctx, transport, "hello")
+		if err == nil {
+			_, err = io.ReadAll(resp.Body)
+			resp.Body.Close()
+		}
+		if err != nil && err != errLeft {
+			t.Fatal(err)
+		}
+		answer(t, transport, "again")
+	}
+	idleConns(t, transport, 1)
+}
+
+func TestCancelHandshake(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancelCause(failsafe(t))
+	closed := make(chan struct{})
+	transport := replicaOn(t, ln, "https", Options{ConnectTimeout: time.Hour}, func(s *session) {
+		s.br.ReadByte() // its hello
+		cancel(errLeft)
+		s.closed()
+		close(closed)
+	})
+	if _, err := send(ctx, transport, "hello"); err != errLeft {
+		t.Errorf("error %v, want the cause", err)
+	}
+	<-closed
+	idleConns(t, transport, 0)
+}
+
+func TestHandshakeTimeout(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	transport := replicaOn(t, ln, "https", Options{ConnectTimeout: 20 * time.Millisecond}, (*session).closed)
+	_, err = send(failsafe(t), transport, "hello")
+	if refused := (*ConnectError)(nil); !errors.As(err, &refused) || !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("error %v", err)
+	}
+	idleConns(t, transport, 0)
+}
+
+func TestHTTPClientTimeout(t *testing.T) {
+	transport := replica(t, Options{}, func(s *session) { s.closed() })
+	client := http.Client{Transport: transport, Timeout: 20 * time.Millisecond}
+	_, err := client.Get("http://replica/")
+	if timeout := net.Error(nil); !errors.As(err, &timeout) || !timeout.Timeout() {
+		t.Errorf("error %v, want a timeout", err)
+	}
+	idleConns(t, transport, 0)
+}
