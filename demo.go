@@ -1,0 +1,165 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"warmroute/replay"
+)
+
+// demoOptions are the demo's flags.
+type demoOptions struct {
+	backends int
+	length   time.Duration // 0: until interrupted
+	listen   string
+	admin    string
+	json     bool
+}
+
+func newDemoCommand() *cobra.Command {
+	var o demoOptions
+	cmd := &cobra.Command{
+		Use:   "demo",
+		Short: "Show round robin and warmroute side by side, on simulated replicas",
+		Long: `Two identical fleets of simulated replicas serve the same live chats, over
+real sockets: one behind a proxy that routes round robin, one behind a proxy that
+routes by prefix and load. Runs until interrupted, or for as long as --for says.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return runDemo(cmd.Context(), o, cmd.OutOrStdout())
+		},
+	}
+	flags := cmd.Flags()
+	flags.IntVar(&o.backends, "backends", 4, "simulated replicas in each fleet")
+	flags.DurationVar(&o.length, "for", 0, "end after this long; 0: when interrupted")
+	flags.StringVar(&o.listen, "listen", "127.0.0.1:0", "where the proxy that routes by prefix listens")
+	flags.StringVar(&o.admin, "admin", "127.0.0.1:0", "where its admin listener is")
+	flags.BoolVar(&o.json, "json", false, "print nothing but the results, as JSON, at the end")
+	return cmd
+}
+
+// demoChats is the demo's traffic: long chats over many system prompts, six
+// users for each replica, each waiting about a second before the next message.
+// Their conversations fit all replicas' caches together, and a quarter of them
+// does not quite fit one's (demoKVTokens): as in a fleet that earns its keep.
+func demoChats(backends int) *replay.Chats {
+	return &replay.Chats{
+		Seed:          1,
+		AtATime:       6 * backends,
+		SystemPrompts: 10 * backends,
+		SystemTokens:  1200,
+		Zipf:          0.8,
+		Turns:         replay.Range{Min: 6, Max: 14},
+		UserTokens:    replay.Range{Min: 200, Max: 600},
+		AnswerTokens:  replay.Range{Min: 30, Max: 90},
+		Think:         time.Second,
+	}
+}
+
+// demoTimeout ends a request that hangs; the demo's take about a second.
+const demoTimeout = time.Minute
+
+func runDemo(ctx context.Context, o demoOptions, out io.Writer) error {
+	if o.backends < 1 {
+		return fmt.Errorf("--backends %d: a fleet needs one replica at least", o.backends)
+	}
+	// The fleets outlive the players, so that none of their requests is cut.
+	serving, stop := context.WithCancel(context.WithoutCancel(ctx))
+	playing, end := context.WithCancelCause(ctx)
+	defer end(nil)
+	if o.length > 0 {
+		var cancel context.CancelFunc
+		playing, cancel = context.WithTimeout(playing, o.length)
+		defer cancel()
+	}
+
+	var servers sync.WaitGroup
+	defer servers.Wait()
+	defer stop()
+	// run is for what serves until stopped; when it fails the demo ends.
+	run := func(serve func(context.Context) error) {
+		servers.Go(func() {
+			if err := serve(serving); err != nil {
+				end(err)
+			}
+		})
+	}
+	// Round robin first: what follows is compared with it.
+	baseline, err := startDemoFleet(ctx, "round-robin", o.backends, "127.0.0.1:0", "", run)
+	if err != nil {
+		return err
+	}
+	ours, err := startDemoFleet(ctx, "prefix", o.backends, o.listen, o.admin, run)
+	if err != nil {
+		return err
+	}
+	fleets := []*demoFleet{baseline, ours}
+
+	screen := newDemoScreen(out)
+	if !o.json {
+		writeDemoIntroduction(out, o.backends, ours)
+	}
+	elapsed := playDemo(playing, o, fleets, screen)
+	if cause := context.Cause(playing); cause != nil && !errors.Is(cause, context.Canceled) && !errors.Is(cause, context.DeadlineExceeded) {
+		return cause
+	}
+	results := demoResults(fleets, elapsed)
+	if o.json {
+		return json.NewEncoder(out).Encode(replay.Report{Results: results})
+	}
+	screen.finish(elapsed, results)
+	return nil
+}
+
+// playDemo plays the chats on all fleets until ctx is done, and returns how long that was.
+func playDemo(ctx context.Context, o demoOptions, fleets []*demoFleet, screen *demoScreen) time.Duration {
+	chats := demoChats(o.backends)
+	start := time.Now()
+	var players sync.WaitGroup
+	for _, f := range fleets {
+		players.Go(func() { f.play(ctx, chats) })
+	}
+	tick := time.NewTicker(screen.interval())
+	defer tick.Stop()
+	for ctx.Err() == nil {
+		select {
+		case <-tick.C:
+			if !o.json {
+				screen.update(time.Since(start), demoResults(fleets, time.Since(start)))
+			}
+		case <-ctx.Done():
+		}
+	}
+	elapsed := time.Since(start)
+	players.Wait()
+	return elapsed
+}
+
+func demoResults(fleets []*demoFleet, elapsed time.Duration) []replay.Summary {
+	var all []replay.Summary
+	for _, f := range fleets {
+		all = append(all, f.tally.Summary(f.policy, elapsed))
+	}
+	return all
+}
+
+func writeDemoIntroduction(out io.Writer, backends int, f *demoFleet) {
+	fmt.Fprintf(out, `Two fleets of %d simulated replicas serve the same chats, one behind round robin, one by prefix.
+
+The one by prefix is yours too: base URL %s/v1, model "sim", any key.
+
+  curl %s/v1/chat/completions -H 'Content-Type: application/json' \
+    -d '{"model":"sim","messages":[{"role":"user","content":"Hello"}]}'
+
+`, backends, f.url, f.url)
+	if f.admin != "" {
+		fmt.Fprintf(out, "Its metrics: %s/metrics\n\n", f.admin)
+	}
+}

@@ -1,0 +1,121 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"warmroute/backends/vllmsim"
+	"warmroute/replay"
+)
+
+// demoKVTokens is the cache of one replica: small, so that 20 seconds of a few
+// users' chats show what hours of many do to a large one.
+const demoKVTokens = 32_000
+
+// demoFleet is some simulated replicas behind a proxy of their own, and what
+// the chats sent through it saw.
+type demoFleet struct {
+	policy string
+	url    string // of the proxy, without /v1
+	admin  string // base URL of its admin listener, if it has one
+	tally  replay.Tally
+}
+
+// startDemoFleet starts replicas and a proxy and returns when the proxy has
+// found a replica ready. run is called for each that has to run meanwhile.
+func startDemoFleet(ctx context.Context, policy string, replicas int, address, admin string, run func(func(context.Context) error)) (*demoFleet, error) {
+	var urls []string
+	for range replicas {
+		replica := vllmsim.NewServer(vllmsim.Config{Engine: vllmsim.EngineConfig{KVTokens: demoKVTokens}})
+		if err := replica.Listen("127.0.0.1:0"); err != nil {
+			return nil, err
+		}
+		run(replica.Run)
+		urls = append(urls, replica.URL())
+	}
+	config, err := demoConfig(policy, address, admin, urls)
+	if err != nil {
+		return nil, err
+	}
+	s, err := newService(config, newLogger(config.Log, os.Stderr))
+	if err != nil {
+		return nil, err
+	}
+	public, private, err := listen(config)
+	if err != nil {
+		return nil, err
+	}
+	run(func(ctx context.Context) error { return s.run(ctx, public, private) })
+	f := &demoFleet{policy: policy, url: baseURL(public)}
+	if private != nil {
+		f.admin = baseURL(private)
+	}
+	return f, f.waitReady(ctx)
+}
+
+// demoConfig is the default configuration, but for what the demo sets.
+func demoConfig(policy, address, admin string, urls []string) (*Config, error) {
+	flags := pflag.NewFlagSet("demo", pflag.ContinueOnError)
+	addConfigFlags(flags)
+	for name, value := range map[string]string{
+		"policy": policy,
+		"listen": address,
+		"admin":  admin,
+		// The replicas come and go with the demo, which is no news.
+		"log-level": "error",
+	} {
+		if err := flags.Set(name, value); err != nil {
+			return nil, err
+		}
+	}
+	return parseConfig("", nil, flags, urls)
+}
+
+func baseURL(l net.Listener) string {
+	address := l.Addr().(*net.TCPAddr)
+	if address.IP.IsUnspecified() {
+		return fmt.Sprintf("http://127.0.0.1:%d", address.Port)
+	}
+	return "http://" + address.String()
+}
+
+// waitReady returns when the proxy has a replica to send requests to.
+func (f *demoFleet) waitReady(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	for {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, f.url+"/readyz", nil)
+		if err != nil {
+			return err
+		}
+		if resp, err := client.Do(req); err == nil {
+			resp.Body.Close()
+			if resp.StatusCode == http.StatusOK {
+				return nil
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("the proxy in front of the %s fleet did not become ready: %w", f.policy, ctx.Err())
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// play sends the chats through the proxy until ctx is done.
+func (f *demoFleet) play(ctx context.Context, chats *replay.Chats) {
+	client := replay.NewClient()
+	defer client.CloseIdleConnections()
+	player := &replay.Player{
+		URL: f.url, Model: "sim", Client: client,
+		Speed: 1, Timeout: demoTimeout, Report: f.tally.Add,
+	}
+	player.PlayChats(ctx, chats)
+}
