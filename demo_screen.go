@@ -46,13 +46,16 @@ func (s *demoScreen) update(elapsed time.Duration, results []replay.Summary) {
 		fmt.Fprintln(s.out)
 		return
 	}
-	// In one write with the clearing of the last frame, so that nothing flickers.
+	// In one write with the clearing of the last frame, so that nothing
+	// flickers, and without wrapping, or lines could not be counted.
 	var frame bytes.Buffer
+	frame.WriteString("\x1b[?7l")
 	if s.height > 0 {
 		fmt.Fprintf(&frame, "\x1b[%dA\x1b[J", s.height)
 	}
 	fmt.Fprintf(&frame, "%.0f s, Ctrl-C ends\n\n", elapsed.Seconds())
 	writeComparison(&frame, results)
+	frame.WriteString("\x1b[?7h")
 	s.height = bytes.Count(frame.Bytes(), []byte("\n"))
 	s.out.Write(frame.Bytes())
 }
@@ -74,7 +77,7 @@ func writeComparison(w io.Writer, results []replay.Summary) {
 	if base.HitRatio == 0 || base.TTFTMean == 0 {
 		return // too early to compare
 	}
-	fmt.Fprintf(w, "\n%s against %s: hit ratio × %.2f, TTFT mean × %.2f, p50 × %.2f, p99 × %.2f, end to end × %.2f\n",
+	fmt.Fprintf(w, "\n%s / %s: hits × %.2f, TTFT × %.2f (p50 %.2f, p99 %.2f), E2E × %.2f\n",
 		ours.Policy, base.Policy,
 		ours.HitRatio/base.HitRatio, ours.TTFTMean/base.TTFTMean, ours.TTFTP50/base.TTFTP50,
 		ours.TTFTP99/base.TTFTP99, ours.E2EMean/base.E2EMean)

@@ -14,16 +14,14 @@ type Report struct {
 	Results  []Summary `json:"results"`
 }
 
-// WriteTable writes the results, a line each.
+// WriteTable writes the results, a line each, with times in milliseconds.
 func (r Report) WriteTable(w io.Writer) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(t, "policy\trequests\thit ratio\tTTFT mean\tp50\tp90\tp99\tper token\tend to end\treq/s\tlost\t")
+	fmt.Fprintln(t, "policy\trequests\thits\tTTFT ms\tp50\tp90\tp99\tTPOT ms\tE2E ms\treq/s\tlost\t")
 	for _, s := range r.Results {
-		fmt.Fprintf(t, "%s\t%d\t%.3f\t%s\t%s\t%s\t%s\t%s\t%s\t%.1f\t%d\t\n", s.Policy, s.Requests, s.HitRatio,
-			millis(s.TTFTMean), millis(s.TTFTP50), millis(s.TTFTP90), millis(s.TTFTP99),
-			millis(s.TPOTMean), millis(s.E2EMean), s.Throughput, s.Lost)
+		fmt.Fprintf(t, "%s\t%d\t%.3f\t%.0f\t%.0f\t%.0f\t%.0f\t%.1f\t%.0f\t%.1f\t%d\t\n", s.Policy, s.Requests, s.HitRatio,
+			s.TTFTMean*1000, s.TTFTP50*1000, s.TTFTP90*1000, s.TTFTP99*1000,
+			s.TPOTMean*1000, s.E2EMean*1000, s.Throughput, s.Lost)
 	}
 	return t.Flush()
 }
-
-func millis(seconds float64) string { return fmt.Sprintf("%.0f ms", seconds*1000) }
