@@ -30,7 +30,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		Use:   "warmroute",
 		Short: "An OpenAI endpoint for several vLLM replicas, routed by prefix cache and load",
 		Example: `  warmroute serve http://10.0.0.5:8000 http://10.0.0.6:8000
-  warmroute check --config warmroute.yaml`,
+  warmroute check --config warmroute.yaml
+  warmroute demo --for 30s
+  warmroute version`,
 		SilenceErrors:     true, // printed below, once
 		SilenceUsage:      true, // a failure of a backend is no question of usage
 		PersistentPreRun:  func(*cobra.Command, []string) { started = true },
@@ -39,6 +41,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root.AddCommand(
 		newServeCommand(),
 		newServeCommand(),
+		newDemoCommand(),
 		newCheckCommand(),
 		newVersionCommand(),
 		newHealthCommand(),
