@@ -162,6 +162,6 @@ type Load struct {
 
 	StartTime float64 // process_start_time_seconds; 0 when absent
 
-	OwnInFlight int64 // our InFlight when the scrape was sent
-	ScrapedAt   time.Time
+	OwnInFlight int64     // our InFlight when the scrape was sent
+	ScrapedAt   time.Time // when it was sent
 }

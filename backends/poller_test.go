@@ -6,57 +6,12 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"net/http/httptest"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 )
-
-// replicaAt makes a backend of a real server over loopback.
-func replicaAt(t *testing.T, handler http.Handler) *Backend {
-	t.Helper()
-	server := httptest.NewServer(handler)
-	t.Cleanup(server.Close)
-	return backendAt(t, server.URL)
-}
-
-func backendAt(t *testing.T, raw string) *Backend {
-	t.Helper()
-	u, err := ParseURL(raw)
-	if err != nil {
-		t.Fatal(err)
-	}
-	transport := &http.Transport{}
-	t.Cleanup(transport.CloseIdleConnections)
-	b := New("", u, "", transport)
-	if _, err := NewRegistry([]*Backend{b}); err != nil {
-		t.Fatal(err)
-	}
-	return b
-}
-
-// runUntilCleanup runs a loop until the test ends, and waits for its end.
-func runUntilCleanup(t *testing.T, run func(context.Context)) {
-	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan struct{})
-	go func() { defer close(done); run(ctx) }()
-	t.Cleanup(func() { cancel(); <-done })
-}
-
-// await takes the next value; the time is a failsafe only.
-func await[T any](t *testing.T, c <-chan T) T {
-	t.Helper()
-	select {
-	case v := <-c:
-		return v
-	case <-time.After(30 * time.Second):
-		t.Fatal("nothing came")
-		panic("unreachable")
-	}
-}
 
 // vllmMetrics is a replica's /metrics, cut down to what tells its life.
 func vllmMetrics(start, prompt float64, running, waiting int) string {
@@ -164,29 +119,6 @@ func TestPollErrorsSayWhatWentWrong(t *testing.T) {
 			}
 		})
 	}
-}
-
-// roundTrip is a replica without a socket, for tests in virtual time.
-type roundTrip func(*http.Request) (*http.Response, error)
-
-func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
-
-func answer(status int, body string) (*http.Response, error) {
-	return &http.Response{StatusCode: status, Body: io.NopCloser(strings.NewReader(body))}, nil
-}
-
-// virtual makes a backend whose replica is f.
-func virtual(t *testing.T, f roundTrip) *Backend {
-	t.Helper()
-	u, err := ParseURL("http://replica:8000")
-	if err != nil {
-		t.Fatal(err)
-	}
-	b := New("", u, "", f)
-	if _, err := NewRegistry([]*Backend{b}); err != nil {
-		t.Fatal(err)
-	}
-	return b
 }
 
 // pollsIn counts the polls of a replica within a minute of virtual time.

@@ -77,7 +77,7 @@ func (c *Checker) follow(ctx context.Context, b *Backend) {
 		} else {
 			late = 0
 		}
-		if late != 1 || b.State() == Down {
+		if forgiven := late == 1 && b.State() == Ready; !forgiven {
 			c.settle(b, models, err, first)
 		}
 		wait := cmp.Or(c.Interval, 5*time.Second)

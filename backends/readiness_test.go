@@ -16,16 +16,6 @@ import (
 	"time"
 )
 
-// vllm answers as a healthy replica does.
-func vllm(models ...string) http.Handler {
-	mux := http.NewServeMux()
-	mux.HandleFunc("GET /health", func(http.ResponseWriter, *http.Request) {})
-	mux.HandleFunc("GET /v1/models", func(w http.ResponseWriter, _ *http.Request) {
-		io.WriteString(w, vllmModels("1", "modelperm-a", models...))
-	})
-	return mux
-}
-
 // change is one call of OnState.
 type change struct {
 	state  State
