@@ -15,6 +15,7 @@ with every run (ids, times, the Date header) stay: the test compares shape.
 """
 import json
 import os
+import re
 import socket
 import sys
 import urllib.parse
@@ -34,7 +35,7 @@ WEATHER = {
         },
     },
 }
-LONG = "word " * 12000
+LONG = "zq x " * 7000
 
 
 def chat(**more):
@@ -46,6 +47,7 @@ def completion(**more):
 
 
 USAGE = {"stream": True, "stream_options": {"include_usage": True}}
+EOS = {"logit_bias": {"2": 100}, "ignore_eos": False, "max_tokens": 60}  # the model ends its turn at once
 NAMED = {"type": "function", "function": {"name": "get_weather"}}
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
@@ -67,7 +69,8 @@ OPEN = {
     "chat-tools-required-stream": ("POST", CHAT, chat(tools=[WEATHER], tool_choice="required", max_tokens=200, ignore_eos=False, **USAGE), {}),
     "chat-tools-named": ("POST", CHAT, chat(tools=[WEATHER], tool_choice=NAMED, max_tokens=200, ignore_eos=False), {}),
     "chat-tools-named-stream": ("POST", CHAT, chat(tools=[WEATHER], tool_choice=NAMED, max_tokens=200, ignore_eos=False, **USAGE), {}),
-    "chat-logprobs": ("POST", CHAT, chat(logprobs=True, top_logprobs=1, max_tokens=2), {}),
+    "chat-eos": ("POST", CHAT, chat(**EOS), {}),
+    "chat-eos-stream": ("POST", CHAT, chat(**EOS, **USAGE), {}),
     "completions": ("POST", COMPLETIONS, completion(), {}),
     "completions-stream": ("POST", COMPLETIONS, completion(stream=True), {}),
     "completions-stream-usage": ("POST", COMPLETIONS, completion(**USAGE), {}),
@@ -128,7 +131,6 @@ OPEN = {
     "error-too-long": ("POST", CHAT, chat(messages=[{"role": "user", "content": LONG}]), {}),
     "error-too-long-stream": ("POST", CHAT, chat(messages=[{"role": "user", "content": LONG}], stream=True), {}),
     "error-too-long-completions": ("POST", COMPLETIONS, completion(prompt=LONG), {}),
-    "error-max-tokens-too-large": ("POST", CHAT, chat(max_tokens=8192), {}),
     "error-max-tokens-zero": ("POST", CHAT, chat(max_tokens=0), {}),
     "error-max-tokens-negative": ("POST", CHAT, chat(max_tokens=-1), {}),
     "error-max-tokens-string": ("POST", CHAT, chat(max_tokens="many"), {}),
@@ -205,6 +207,8 @@ def main():
     for name, case in cases.items():
         raw = request(*case)
         answer = unchunk(exchange((url.hostname, url.port), raw))
+        # Where the model lies is nobody's business.
+        answer = re.sub(rb'"root":"[^"]*"', b'"root":"/models/tiny"', answer)
         with open(os.path.join(out, name + ".http"), "wb") as f:
             f.write(raw + b"\n=== answer ===\n" + answer)
         print(name, answer.split(b"\r\n", 1)[0].decode())
