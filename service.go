@@ -50,8 +50,11 @@ func newService(c *Config, log *slog.Logger) (*service, error) {
 			IdleTimeout:    c.Timeouts.KeepaliveIdle,
 			MaxConns:       c.Connections.MaxPerBackend,
 		})
-		s.transports = append(s.transports, t)
-		list = append(list, backends.New(b.Name, u, b.APIKey, t))
+		probe := transport.New(transport.Options{URL: u, ConnectTimeout: c.Timeouts.Connect, IdleTimeout: c.Timeouts.KeepaliveIdle})
+		s.transports = append(s.transports, t, probe)
+		backend := backends.New(b.Name, u, b.APIKey, t)
+		backend.Probe = probe
+		list = append(list, backend)
 	}
 	var err error
 	if s.registry, err = backends.NewRegistry(list); err != nil {
@@ -101,6 +104,7 @@ func (s *service) watch(m *metrics.Metrics) {
 		DownInterval: c.Health.DownInterval,
 		Timeout:      c.Health.Timeout,
 		Logger:       s.log,
+		OnLost:       func(b *backends.Backend, _ string) { s.router.Forget(b) },
 	}
 	s.poller = &backends.Poller{
 		Backends:     s.registry.All(),

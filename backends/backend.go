@@ -35,9 +35,11 @@ type Backend struct {
 	// the router keep what they know of a backend under it.
 	Slot int
 
-	// Transport carries every request to this replica: the poller's, the
-	// readiness checks', and the relay's.
+	// Transport carries requests to this replica. Probe carries the poller's and
+	// the readiness checks': apart, so that a Transport with no connection left
+	// does not make a busy replica look dead. New makes them the same.
 	Transport http.RoundTripper
+	Probe     http.RoundTripper
 
 	// InFlight counts sequences that we sent and that have not ended.
 	InFlight atomic.Int64
@@ -57,7 +59,7 @@ func New(name string, u *url.URL, apiKey string, transport http.RoundTripper) *B
 	if name == "" {
 		name = hostPort(u)
 	}
-	return &Backend{Name: name, URL: u, APIKey: apiKey, Transport: transport}
+	return &Backend{Name: name, URL: u, APIKey: apiKey, Transport: transport, Probe: transport}
 }
 
 // State reports whether the backend may take traffic.
@@ -112,7 +114,7 @@ func (b *Backend) get(ctx context.Context, path, accept string) (*http.Response,
 	if b.APIKey != "" {
 		req.Header.Set("Authorization", "Bearer "+b.APIKey)
 	}
-	return b.Transport.RoundTrip(req)
+	return b.Probe.RoundTrip(req)
 }
 
 // Model is one card of a replica's /v1/models.

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"sync"
+	"syscall"
 	"time"
 )
 
@@ -42,6 +43,10 @@ type Checker struct {
 	// OnState is called after a state changed, and once after the first check of
 	// each backend, in the goroutine that checks it.
 	OnState func(b *Backend, s State, reason string)
+
+	// OnLost is called when a check finds that nothing listens any more: the
+	// replica's process is gone, and its prefix cache with it.
+	OnLost func(b *Backend, reason string)
 }
 
 // Run checks every backend at once and then until ctx is done, and returns when
@@ -122,6 +127,9 @@ func (c *Checker) settle(b *Backend, models []Model, err error, first bool) {
 	}
 	if !b.transition(to) && !first {
 		return
+	}
+	if c.OnLost != nil && errors.Is(err, syscall.ECONNREFUSED) {
+		c.OnLost(b, reason)
 	}
 	state := b.State() // Draining, when the operator was faster
 	if log := c.Logger; log != nil {

@@ -110,7 +110,8 @@ func TestARefusedConnectionIsDownAtOnceAndReadyWhenItIsBack(t *testing.T) {
 	}
 	first := serve(listener)
 	b := backendAt(t, "http://"+listener.Addr().String())
-	c := &Checker{Interval: time.Hour, DownInterval: time.Millisecond}
+	lost := make(chan string, 100)
+	c := &Checker{Interval: time.Hour, DownInterval: time.Millisecond, OnLost: func(_ *Backend, reason string) { lost <- reason }}
 	changes := checked(t, c, b)
 	if got := await(t, changes); got.state != Ready {
 		t.Fatalf("%+v", got)
@@ -122,6 +123,9 @@ func TestARefusedConnectionIsDownAtOnceAndReadyWhenItIsBack(t *testing.T) {
 	}
 	if len(b.Models()) != 1 {
 		t.Error("the models of a backend that is down are gone")
+	}
+	if reason := await(t, lost); !strings.Contains(reason, "refused") {
+		t.Errorf("the cache was lost because: %s", reason)
 	}
 	if listener, err = net.Listen("tcp", b.URL.Host); err != nil {
 		t.Fatal(err)
