@@ -91,6 +91,22 @@ func TestCancelAfterTheEnd(t *testing.T) {
 	idleConns(t, transport, 1)
 }
 
+// When the context has begun to close the socket, it may do so at any moment:
+// the connection must not go back, even if its answer came whole.
+func TestCancelledConnectionIsNotPooled(t *testing.T) {
+	resp, fate, err := answerOver(&wire{bytes: []byte("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"), step: 100}, "GET")
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.(*Body).stop = func() bool { return false }
+	if body, err := io.ReadAll(resp.Body); string(body) != "ok" || err != nil {
+		t.Errorf("body %q, error %v", body, err)
+	}
+	if fate.released != 0 || fate.discarded != 1 {
+		t.Errorf("%+v", fate)
+	}
+}
+
 // Cancelled at the very moment of the end, a connection is closed or reused, but
 // never both.
 func TestCancelAtTheEnd(t *testing.T) {

@@ -3,7 +3,9 @@ package transport
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"net"
+	"os"
 	"syscall"
 	"time"
 )
@@ -104,7 +106,18 @@ func (t *Transport) connect(ctx context.Context, c *conn) error {
 
 // isQuiet reports whether an idle connection is open and has nothing to read.
 func (c *conn) isQuiet() bool {
-	return c.sys.Read(c.probe) == nil && c.quiet
+	if c.sys.Read(c.probe) != nil || !c.quiet {
+		return false
+	}
+	if c.Conn == c.raw {
+		return true
+	}
+	// TLS may hold the rest of a record. With a deadline in the past it returns
+	// that, or fails without asking the socket.
+	c.SetReadDeadline(time.Unix(1, 0))
+	_, err := c.Read(make([]byte, 1))
+	c.SetReadDeadline(time.Time{})
+	return errors.Is(err, os.ErrDeadlineExceeded)
 }
 
 // writeBoth writes head and then body, in one system call where the kernel takes

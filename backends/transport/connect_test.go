@@ -1,6 +1,7 @@
 package transport
 
 import (
+	"bufio"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -68,6 +69,46 @@ func TestTLSWithOwnAuthority(t *testing.T) {
 		}
 	}
 	idleConns(t, transport, 1)
+}
+
+// An answer longer than it said, all in one record: what is too much stays inside
+// the TLS layer, where neither the buffer nor the socket shows it.
+func TestDropsTLSConnectionWithBytesLeft(t *testing.T) {
+	ln, config := listenTLS(t)
+	transport := replicaOn(t, ln, "https", Options{TLS: config}, func(s *session) {
+		const size = joinBelow * 2 // so that it is read past the buffer
+		for {
+			if _, _, more := s.request(); !more {
+				return
+			}
+			s.say(fmt.Sprintf("HTTP/1.1 200 OK\r\nX-Connection: %d\r\nContent-Length: %d\r\n\r\n", s.n, size))
+			s.say(strings.Repeat("x", size) + "HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\npoison")
+		}
+	})
+	for n := 1; n <= 2; n++ {
+		resp, err := send(failsafe(t), transport, "hello")
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, err := io.ReadAll(bufio.NewReaderSize(resp.Body, 64<<10))
+		resp.Body.Close()
+		if len(body) != joinBelow*2 || err != nil || resp.Header.Get("X-Connection") != fmt.Sprint(n) {
+			t.Errorf("answer %d: %d bytes, error %v, header %v", n, len(body), err, resp.Header)
+		}
+	}
+}
+
+// listenTLS listens with a certificate that config trusts.
+func listenTLS(t *testing.T) (net.Listener, *tls.Config) {
+	server := httptest.NewUnstartedServer(nil)
+	server.StartTLS()
+	server.Close()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server.TLS.DynamicRecordSizingDisabled = true // one write, one record
+	return tls.NewListener(ln, server.TLS), server.Client().Transport.(*http.Transport).TLSClientConfig
 }
 
 func TestIPv6(t *testing.T) {

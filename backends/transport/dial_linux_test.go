@@ -5,7 +5,6 @@ import (
 	"errors"
 	"net"
 	"net/url"
-	"os"
 	"syscall"
 	"testing"
 	"time"
@@ -32,7 +31,7 @@ func blackhole(t *testing.T) string {
 	addr := &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: name.(*syscall.SockaddrInet4).Port}
 	for {
 		c, err := net.DialTimeout("tcp", addr.String(), 50*time.Millisecond)
-		if errors.Is(err, os.ErrDeadlineExceeded) {
+		if timeout := net.Error(nil); errors.As(err, &timeout) && timeout.Timeout() {
 			return addr.String()
 		}
 		if err != nil {

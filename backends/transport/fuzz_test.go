@@ -108,6 +108,9 @@ func play(t *testing.T, sent []byte, step, silences int, method string) (got pla
 	}
 	body := resp.Body.(*Body)
 	got.status = resp.StatusCode
+	if silences > 0 {
+		body.SetIdleTimeout(time.Minute)
+	}
 	p := make([]byte, 7)
 	for got.err == nil {
 		if silences > 0 {
@@ -125,6 +128,9 @@ func play(t *testing.T, sent []byte, step, silences int, method string) (got pla
 	}
 	if got.released = fate.released > 0; got.released && got.err != io.EOF {
 		t.Error("the pool got a connection whose answer had not ended")
+	}
+	if got.released && w.deadline {
+		t.Error("the pool got a connection that has a deadline")
 	}
 	if got.err == io.EOF {
 		got.err = nil

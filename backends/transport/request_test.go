@@ -154,6 +154,9 @@ func TestBodyArrivesWhole(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
+				if size <= inlineUpTo && !resp.Body.(*Body).Uploaded() {
+					t.Errorf("%d bytes arrived, but were not all written, they say", size)
+				}
 				resp.Body.Close()
 				if <-got != sent {
 					t.Errorf("%d bytes did not arrive as sent", size)
@@ -183,6 +186,9 @@ func TestAnswerBeforeUploadEnds(t *testing.T) {
 			resp, err := transport.RoundTrip(req)
 			if err != nil {
 				t.Fatal(err)
+			}
+			if resp.Body.(*Body).Uploaded() {
+				t.Error("the whole request was written, they say")
 			}
 			text, err := io.ReadAll(resp.Body)
 			resp.Body.Close()

@@ -109,9 +109,9 @@ func parseHead(head string) (*http.Response, error) {
 	resp.Status, resp.StatusCode = status, int(n)
 
 	lines := strings.Count(rest, "\n") - 1 // without the empty one
-	resp.Header = make(http.Header, max(lines, 0))
-	values := make([]string, 0, max(lines, 0)) // one allocation for all of them
-	for rest != "" && rest != "\r\n" {
+	resp.Header = make(http.Header, lines)
+	values := make([]string, 0, lines) // one allocation for all of them
+	for rest != "\r\n" {
 		line, rest, _ = strings.Cut(rest, "\r\n")
 		name, value, ok := strings.Cut(line, ":")
 		if !ok || !isToken(name) || !isHeaderValue(value) { // a folded line has no name

@@ -169,7 +169,15 @@ func TestRetryTakesNewConnection(t *testing.T) {
 	})
 	var waiting sync.WaitGroup
 	for range 3 {
-		waiting.Go(func() { answer(t, transport, "hello") })
+		waiting.Go(func() {
+			resp, err := send(failsafe(t), transport, "hello")
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			io.Copy(io.Discard, resp.Body)
+			resp.Body.Close()
+		})
 		<-arrived
 	}
 	close(reply)
