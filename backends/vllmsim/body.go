@@ -152,12 +152,20 @@ func checkMessages(messages gjson.Result) []invalid {
 			found = append(found, invalid{kind: "model_attributes_type", at: at + "Message",
 				message: "Input should be a valid dictionary or object to extract fields from", input: repr(m)})
 		case m.Get("role").Type != gjson.String:
-			for _, kind := range messageKinds {
-				found = append(found, invalid{kind: "missing", at: at + kind + ".role", message: "Field required", input: repr(m)})
+			for _, field := range roleless {
+				found = append(found, invalid{kind: "missing", at: at + field, message: "Field required", input: repr(m)})
 			}
 		}
 	}
 	return found
+}
+
+// roleless are the fields that each of those types misses when there is no role.
+var roleless = [...]string{
+	"ChatCompletionDeveloperMessageParam.role", "ChatCompletionSystemMessageParam.role", "ChatCompletionUserMessageParam.role",
+	"ChatCompletionAssistantMessageParam.role", "ChatCompletionToolMessageParam.role", "ChatCompletionToolMessageParam.tool_call_id",
+	"ChatCompletionFunctionMessageParam.name", "ChatCompletionFunctionMessageParam.role", "CustomChatCompletionMessageParam.role",
+	"Message.author", "Message.role",
 }
 
 // messageKinds are the types of a message that vLLM tries in turn.

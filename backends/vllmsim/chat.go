@@ -107,7 +107,7 @@ func (s *Server) renderTurn(b *bytes.Buffer, role string, m gjson.Result) error 
 		b.WriteString(c.Str)
 	case c.IsArray():
 		for i, part := range c.Array() {
-			if kind := part.Get("type").Str; kind != "text" && kind != "" {
+			if !part.Get("text").Exists() {
 				return badRequest("", s.cfg.Model+" is not a multimodal model")
 			}
 			if i > 0 {
@@ -153,6 +153,8 @@ func (f *chatFormat) chunk(b []byte) []byte {
 	return append(b, f.head...)
 }
 
+func (f *chatFormat) begin(b []byte) []byte { return b }
+
 func (f *chatFormat) open(b []byte) []byte {
 	for _, q := range f.sequences {
 		b = append(f.chunk(b), `{"index":`...)
@@ -168,8 +170,10 @@ func (f *chatFormat) piece(b []byte, q *sequence, from, to int, why reason) []by
 	if f.call != nil {
 		return f.call.pieces(b, f, q, from, to, why)
 	}
-	b = f.choice(b, q)
-	b = quote(append(b, `{"content":`...), q.between(from, to))
+	b = append(f.choice(b, q), '{')
+	if text := q.between(from, to); text != "" { // the end of a turn is a token without text
+		b = quote(append(b, `"content":`...), text)
+	}
 	return f.choiceEnd(append(b, '}'), q, to, why.String())
 }
 
@@ -187,6 +191,9 @@ func (f *chatFormat) choiceEnd(b []byte, q *sequence, tokens int, finish string)
 		b = append(b, `null,"token_ids":null}]`...)
 	} else {
 		b = append(b, `"`+finish+`","stop_reason":null,"token_ids":null}]`...)
+		if !f.includeUsage { // else it stands in the chunk with the usage
+			b = append(b, `,"system_fingerprint":`+fingerprint...)
+		}
 	}
 	b = f.running(b, q, tokens)
 	return append(b, "}\n\n"...)

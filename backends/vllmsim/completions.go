@@ -103,18 +103,20 @@ type completionFormat struct {
 
 func (f *completionFormat) chunk(b []byte) []byte {
 	if f.head == nil {
-		f.head = f.begin([]byte("data: "))
+		f.head = f.start([]byte("data: "))
 	}
 	return append(b, f.head...)
 }
 
-func (f *completionFormat) begin(b []byte) []byte {
+func (f *completionFormat) start(b []byte) []byte {
 	b = quote(append(b, `{"id":`...), f.id)
 	b = append(b, `,"object":"text_completion","created":`...)
 	b = strconv.AppendInt(b, f.created, 10)
 	b = quote(append(b, `,"model":`...), f.model)
 	return append(b, `,"choices":[`...)
 }
+
+func (f *completionFormat) begin(b []byte) []byte { return b }
 
 // open appends nothing: a completion's stream has no chunk before its text.
 func (f *completionFormat) open(b []byte) []byte { return b }
@@ -128,6 +130,9 @@ func (f *completionFormat) piece(b []byte, q *sequence, from, to int, why reason
 	b = strconv.AppendInt(b, int64(q.index), 10)
 	b = quote(append(b, `,"text":`...), text)
 	b = append(appendFinish(b, why), `,"stop_reason":null,"prompt_token_ids":null,"token_ids":null}]`...)
+	if why != running && !f.includeUsage {
+		b = append(b, `,"system_fingerprint":`+fingerprint...)
+	}
 	if f.continuousUsage {
 		b = f.server.appendUsage(append(b, `,"usage":`...), usage{prompt: q.Prompt, completion: to}, usageRunning)
 	}
@@ -158,7 +163,7 @@ func (f *completionFormat) close(b []byte) []byte {
 }
 
 func (f *completionFormat) whole() []byte {
-	b := f.begin(nil)
+	b := f.start(nil)
 	for i, q := range f.sequences {
 		if i > 0 {
 			b = append(b, ',')

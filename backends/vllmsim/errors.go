@@ -77,13 +77,20 @@ func (v invalid) String() string {
 	return text + "}"
 }
 
+// mostShown bounds how many findings are written out.
+const mostShown = 10
+
 // validation is the 400 that FastAPI's and pydantic's findings become.
 func validation(found ...invalid) apiError {
 	message := "1 validation error:"
 	if len(found) > 1 {
 		message = fmt.Sprintf("%d validation errors:", len(found))
 	}
-	for _, v := range found {
+	for i, v := range found {
+		if i == mostShown {
+			message += fmt.Sprintf("\n  ...and %d more errors", len(found)-i)
+			break
+		}
 		message += "\n  " + v.String()
 	}
 	return apiError{status: http.StatusBadRequest, kind: "Bad Request", message: message, param: found[0].at}

@@ -86,10 +86,7 @@ func (s *Server) sequence(p params, tokens []uint32, index int, forced []byte) (
 	if p.maxTokens > 0 {
 		limit = min(limit, p.maxTokens)
 	}
-	seed := uint64(index)
-	if whole := chain(tokens, max(1, len(tokens)), xxh3.HashString(p.salt)); len(whole) > 0 {
-		seed += uint64(whole[0])
-	}
+	seed := promptSeed(tokens, p.salt) + uint64(index)
 	q := &sequence{index: index, model: p.model, natural: stopped}
 	switch {
 	case forced != nil:
@@ -112,7 +109,16 @@ func (s *Server) sequence(p params, tokens []uint32, index int, forced []byte) (
 	return q, nil
 }
 
-// text of the answer between two numbers of generated tokens.
+// promptSeed makes the answer to a prompt the same each time.
+func promptSeed(tokens []uint32, salt string) uint64 {
+	seed := xxh3.HashString(salt)
+	if len(tokens) > 0 {
+		seed = uint64(chain(tokens, len(tokens), seed)[0])
+	}
+	return seed
+}
+
+// between is the text of the answer between two numbers of tokens.
 func (q *sequence) between(from, to int) string {
 	end := len(q.text)
 	return string(q.text[min(from*bytesPerToken, end):min(to*bytesPerToken, end)])
@@ -120,6 +126,8 @@ func (q *sequence) between(from, to int) string {
 
 // format writes one endpoint's kind of answer.
 type format interface {
+	// begin appends what a stream starts with before the engine's first output.
+	begin(b []byte) []byte
 	// open appends what comes with the first output of any choice.
 	open(b []byte) []byte
 	// piece appends tokens from up to to of q, and its end unless why is running.
@@ -145,6 +153,7 @@ func (s *Server) generate(w http.ResponseWriter, r *http.Request, stream bool, s
 		// vLLM sends status and headers before the engine has looked at the prompt.
 		w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
 		w.WriteHeader(http.StatusOK)
+		_, _ = w.Write(f.begin(nil))
 		_ = http.NewResponseController(w).Flush()
 	}
 	if !s.held(r) {

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"strconv"
 	"strings"
 )
 
@@ -20,17 +21,22 @@ type route struct {
 // cleaned paths and HEAD for every GET a client of vLLM never sees.
 func (s *Server) routes() http.Handler {
 	table := map[string]route{
-		"/v1/chat/completions": {http.MethodPost, true, s.chatCompletions},
-		"/v1/completions":      {http.MethodPost, true, s.completions},
-		"/v1/models":           {http.MethodGet, false, s.models},
-		"/health":              {http.MethodGet, false, empty},
-		"/ping":                {http.MethodGet, false, empty},
-		"/version":             {http.MethodGet, false, version},
-		"/metrics":             {http.MethodGet, false, s.metrics},
-		"/reset_prefix_cache":  {http.MethodPost, false, s.resetPrefixCache},
-		"/tokenize":            {http.MethodPost, false, s.tokenize},
-		"/detokenize":          {http.MethodPost, false, s.detokenize},
-		"/sim/fault":           {http.MethodPost, false, s.postFault},
+		"/v1/chat/completions":      {http.MethodPost, true, s.chatCompletions},
+		"/v1/completions":           {http.MethodPost, true, s.completions},
+		"/v1/responses":             {http.MethodPost, true, s.responses},
+		"/v1/messages":              {http.MethodPost, true, s.messages},
+		"/v1/embeddings":            {http.MethodPost, true, s.embeddings},
+		"/v1/messages/count_tokens": {http.MethodPost, false, s.countTokens},
+		"/v1/models":                {http.MethodGet, false, s.models},
+		"/health":                   {http.MethodGet, false, empty},
+		"/ping":                     {http.MethodGet, false, empty},
+		"/version":                  {http.MethodGet, false, version},
+		"/metrics":                  {http.MethodGet, false, s.metrics},
+		"/reset_prefix_cache":       {http.MethodPost, false, s.resetPrefixCache},
+		"/tokenize":                 {http.MethodPost, false, s.tokenize},
+		"/detokenize":               {http.MethodPost, false, s.detokenize},
+		"/is_sleeping":              {http.MethodGet, false, awake},
+		"/sim/fault":                {http.MethodPost, false, s.postFault},
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Server", "uvicorn")
@@ -41,6 +47,7 @@ func (s *Server) routes() http.Handler {
 		}
 		switch {
 		case !s.authorized(r):
+			w.Header().Del("Vary") // the check comes before the layer that adds it
 			writeJSON(w, http.StatusUnauthorized, `{"error":"Unauthorized"}`)
 		case !ok:
 			notFound(w, r, table)
@@ -130,11 +137,14 @@ func (s *Server) postFault(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *Server) resetPrefixCache(w http.ResponseWriter, _ *http.Request) {
-	s.ResetPrefixCache()
-	w.WriteHeader(http.StatusOK)
+	writeJSON(w, http.StatusOK, `{"success":`+strconv.FormatBool(s.ResetPrefixCache())+`}`)
 }
 
 func empty(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) }
+
+func awake(w http.ResponseWriter, _ *http.Request) {
+	writeJSON(w, http.StatusOK, `{"is_sleeping":false}`)
+}
 
 func version(w http.ResponseWriter, _ *http.Request) {
 	writeJSON(w, http.StatusOK, `{"version":"0.32.0"}`)

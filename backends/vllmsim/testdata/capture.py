@@ -47,7 +47,7 @@ def completion(**more):
 
 
 USAGE = {"stream": True, "stream_options": {"include_usage": True}}
-EOS = {"logit_bias": {"2": 100}, "ignore_eos": False, "max_tokens": 60}  # the model ends its turn at once
+EOS = {"logit_bias": {"2": 100}, "ignore_eos": False, "max_tokens": 2000}  # the model ends its turn at once
 NAMED = {"type": "function", "function": {"name": "get_weather"}}
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
@@ -87,7 +87,6 @@ OPEN = {
     "messages-no-max-tokens": ("POST", "/v1/messages", {"model": MODEL, "messages": HELLO[1:]}, {}),
     "responses-unknown-model": ("POST", "/v1/responses", {"model": "nope", "input": "Hello"}, {}),
     "responses-previous": ("POST", "/v1/responses", {"model": MODEL, "input": "Hello", "previous_response_id": "resp_1"}, {}),
-    "embeddings": ("POST", "/v1/embeddings", {"model": MODEL, "input": "Hello"}, {}),
     "tokenize-prompt": ("POST", "/tokenize", {"model": MODEL, "prompt": "Hello"}, {}),
     "tokenize-messages": ("POST", "/tokenize", {"model": MODEL, "messages": HELLO}, {}),
     "tokenize-strings": ("POST", "/tokenize", {"model": MODEL, "prompt": "Hello", "return_token_strs": True}, {}),
@@ -101,7 +100,6 @@ OPEN = {
     "health-head": ("HEAD", "/health", None, {}),
     "ping": ("GET", "/ping", None, {}),
     "version": ("GET", "/version", None, {}),
-    "load": ("GET", "/load", None, {}),
     "metrics": ("GET", "/metrics", None, {}),
     "reset-prefix-cache": ("POST", "/reset_prefix_cache", None, {}),
     "is-sleeping": ("GET", "/is_sleeping", None, {}),
