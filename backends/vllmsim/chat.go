@@ -216,6 +216,8 @@ func (f *chatFormat) close(b []byte) []byte {
 	return append(b, "data: [DONE]\n\n"...)
 }
 
+func (f *chatFormat) fail(b []byte) []byte { return append(b, engineDeadEvent...) }
+
 func (f *chatFormat) whole() []byte {
 	b := quote([]byte(`{"id":`), f.id)
 	b = append(b, `,"object":"chat.completion","created":`...)

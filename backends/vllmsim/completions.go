@@ -162,6 +162,8 @@ func (f *completionFormat) close(b []byte) []byte {
 	return append(b, "data: [DONE]\n\n"...)
 }
 
+func (f *completionFormat) fail(b []byte) []byte { return append(b, engineDeadEvent...) }
+
 func (f *completionFormat) whole() []byte {
 	b := f.start(nil)
 	for i, q := range f.sequences {

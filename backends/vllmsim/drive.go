@@ -16,11 +16,12 @@ const (
 	stopped
 	length
 	aborted // by the replica, which says so
+	failed  // the engine died, and its server still says so
 	killed  // the process died: the connection is cut
 )
 
 func (r reason) String() string {
-	return [...]string{"", "stop", "length", "abort", ""}[r]
+	return [...]string{"", "stop", "length", "abort", "error", ""}[r]
 }
 
 // sequence is one choice of one HTTP request while it is with the engine.
@@ -64,7 +65,7 @@ var errDraining = errors.New("cannot schedule new futures after shutdown")
 func (s *Server) submit(sequences []*sequence) error {
 	s.engineMu.Lock()
 	defer s.engineMu.Unlock()
-	if s.draining {
+	if s.faults.has(Drain) {
 		return errDraining
 	}
 	now := time.Since(s.began)

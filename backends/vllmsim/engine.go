@@ -347,7 +347,7 @@ func (e *Engine) stamp(done *StepResult) {
 func (e *Engine) Stats() Stats {
 	s := e.stats
 	s.Running, s.Waiting = e.running(), len(e.waiting)
-	s.KVUsage = 1 - float64(e.pool.free)/float64(len(e.pool.refs))
+	s.KVUsage = float64(len(e.pool.refs)-e.pool.free) / float64(len(e.pool.refs))
 	return s
 }
 

@@ -95,3 +95,11 @@ func validation(found ...invalid) apiError {
 	}
 	return apiError{status: http.StatusBadRequest, kind: "Bad Request", message: message, param: found[0].at}
 }
+
+const engineDead = "EngineCore encountered an issue. See stack trace (above) for the root cause."
+
+var errEngineDead = errors.New(engineDead)
+
+// engineDeadEvent is spaced as vLLM spaces it, unlike all its other JSON.
+const engineDeadEvent = `data: {"error": {"message": "` + engineDead + `", "type": "InternalServerError", "param": null, "code": 500}}` +
+	"\n\ndata: [DONE]\n\n"

@@ -30,6 +30,7 @@ const (
 const (
 	Restart FaultKind = "restart" // Server.Restart
 	Abort   FaultKind = "abort"   // Server.AbortAll
+	Fail    FaultKind = "fail"    // Server.FailAll
 	Clear   FaultKind = "clear"   // Server.ClearFaults
 )
 
@@ -57,7 +58,7 @@ func (f Fault) check() error {
 		if f.Requests != 0 {
 			return fmt.Errorf("fault %q cannot be limited to a number of requests; use seconds", f.Kind)
 		}
-	case Hang, Reset, ResetLate, Restart, Abort, Clear:
+	case Hang, Reset, ResetLate, Restart, Abort, Fail, Clear:
 	case Die:
 		if f.Chunks < 0 {
 			return errors.New(`fault "die" needs chunks of 0 or more`)
@@ -93,6 +94,9 @@ func (s *Server) SetFault(f Fault) error {
 		return nil
 	case Abort:
 		s.AbortAll()
+		return nil
+	case Fail:
+		s.FailAll()
 		return nil
 	case Clear:
 		return s.ClearFaults()

@@ -134,6 +134,8 @@ type format interface {
 	piece(b []byte, q *sequence, from, to int, why reason) []byte
 	// close appends what comes after the last choice has ended.
 	close(b []byte) []byte
+	// fail appends what a stream ends with when the engine dies; nothing when it is cut.
+	fail(b []byte) []byte
 	// whole is the answer of a request that does not stream.
 	whole() []byte
 }
@@ -174,6 +176,9 @@ func (s *Server) generate(w http.ResponseWriter, r *http.Request, stream bool, s
 			switch _, why := q.load(); why {
 			case running:
 				open++
+			case failed:
+				writeError(w, errEngineDead)
+				return
 			case killed:
 				reset(w)
 				return
@@ -221,6 +226,13 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request, wake <-chan stru
 			tokens, why := q.load()
 			if why == killed {
 				reset(w)
+				return
+			}
+			if why == failed {
+				if b = f.fail(b[:0]); len(b) == 0 {
+					panic(http.ErrAbortHandler)
+				}
+				_, _ = w.Write(b)
 				return
 			}
 			if finished[i] || tokens == sent[i] && why == running {

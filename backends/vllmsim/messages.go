@@ -138,6 +138,8 @@ func (f *messageFormat) usage() string {
 		`,"cache_creation_input_tokens":0,"cache_read_input_tokens":` + strconv.Itoa(u.cached) + `}`
 }
 
+func (f *messageFormat) fail(b []byte) []byte { return b }
+
 func (f *messageFormat) whole() []byte {
 	tokens, _ := f.sequence.load()
 	b := quote([]byte(`{"id":`), f.id)

@@ -68,7 +68,7 @@ func (s *Server) exposeEngine(e *exposition) {
 func (s *Server) exposeRequests(e *exposition) {
 	c := s.counters
 	e.family("vllm:request_success_total", "counter", "Count of successfully processed requests.")
-	for _, why := range [...]reason{stopped, length, aborted} {
+	for _, why := range [...]reason{stopped, length, aborted, failed} {
 		e.sample("vllm:request_success_total", `engine="0",finished_reason="`+why.String()+`",model_name="`+s.cfg.Model+`"`, float64(c.success[why]))
 	}
 	e.histogram("vllm:request_prompt_tokens", "Number of prefill tokens processed.", c.promptTokens)

@@ -134,6 +134,8 @@ func (f *responseFormat) message() string {
 	return `{"id":"` + f.item + `","content":[` + part(string(quote(nil, f.text()))) + `],"role":"assistant","status":"completed","type":"message","phase":null}`
 }
 
+func (f *responseFormat) fail(b []byte) []byte { return b }
+
 func (f *responseFormat) whole() []byte {
 	u := count([]*sequence{f.sequence}, 1)
 	status := "completed"

@@ -55,7 +55,6 @@ type Server struct {
 	counters *counters
 	began    time.Time // when this process, as clients see it, started
 	epoch    int       // restarts so far
-	draining bool
 
 	// busy wakes the engine's owner when a request arrives while it is idle.
 	busy chan struct{}
@@ -151,19 +150,25 @@ func (s *Server) Restart() {
 	s.engine = NewEngine(s.cfg.Engine)
 	s.counters = newCounters()
 	s.began = time.Now()
-	s.draining = false
 	s.epoch++
 }
 
-// AbortAll ends every request the way vLLM's default reaction to SIGTERM does:
-// whole, with finish_reason "abort".
-func (s *Server) AbortAll() {
+// AbortAll ends every request the way vLLM's default reaction to SIGTERM does
+// when the engine gets to it: whole, with finish_reason "abort".
+func (s *Server) AbortAll() { s.endAll(aborted) }
+
+// FailAll ends every request as vLLM does when its engine process dies, which
+// is also what SIGTERM comes to on a busy replica: streams end with an error
+// event and [DONE], other requests with a 500.
+func (s *Server) FailAll() { s.endAll(failed) }
+
+func (s *Server) endAll(why reason) {
 	s.engineMu.Lock()
 	defer s.engineMu.Unlock()
 	for _, q := range s.live {
 		s.engine.Abort(&q.Request)
-		q.end(aborted)
-		s.counters.success[aborted]++
+		s.counters.success[why]++
+		q.end(why)
 	}
 	s.live = nil
 }

@@ -12,6 +12,9 @@ func (s *Server) tokenize(w http.ResponseWriter, r *http.Request) {
 	if err == nil {
 		_, err = s.resolve(in["model"].Str)
 	}
+	if err == nil && s.faults.has(Drain) {
+		err = errDraining
+	}
 	if err == nil && !in.has("prompt") && !in.has("messages") {
 		err = validation(in.missing("prompt"), in.missing("messages"))
 	}
