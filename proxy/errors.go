@@ -63,10 +63,11 @@ func (e *apiError) write(w http.ResponseWriter) {
 func (e *apiError) event(f format) []byte {
 	switch f {
 	case messagesFormat:
-		data, _ := json.Marshal(map[string]any{"type": "error", "error": map[string]string{"type": "api_error", "message": e.message}})
+		data, _ := json.Marshal(map[string]any{
+			"type": "error", "error": map[string]string{"type": "api_error", "message": e.message, "src": "warmroute"}})
 		return append(append([]byte("event: error\ndata: "), data...), "\n\n"...)
 	case responsesFormat:
-		data, _ := json.Marshal(map[string]any{"type": "error", "code": e.code, "message": e.message, "param": nil})
+		data, _ := json.Marshal(map[string]any{"type": "error", "code": e.code, "message": e.message, "param": nil, "src": "warmroute"})
 		return append(append([]byte("event: error\ndata: "), data...), "\n\n"...)
 	}
 	return append(append([]byte("data: "), e.body()...), "\n\ndata: [DONE]\n\n"...)

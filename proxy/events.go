@@ -2,23 +2,23 @@ package proxy
 
 import (
 	"bytes"
+	"net/http"
+	"strings"
 
 	"github.com/tidwall/gjson"
 )
 
-// longestLine is how much of one line of a stream is looked at. A longer one
-// passes through unread: a scanner must not become a buffer.
+// longestLine is how much of one line of a stream is looked at: a scanner must
+// not become a buffer. An event longer than that counts as content, unread.
 const longestLine = 64 << 10
 
 // eventScanner watches a stream of server-sent events as it passes. It keeps
-// only what is cut off at the end of a chunk, and no more than longestLine.
+// only the line that is cut off at the end of a chunk, up to longestLine of it.
 type eventScanner struct {
 	format  format
 	partial []byte // the beginning of a line whose end has not come
-	skip    bool   // the line under way is too long
-	midLine bool   // the last byte seen was not the end of a line
 
-	events   int    // data events so far, [DONE] left out
+	events   int    // data events that the engine's output made
 	content  bool   // an event carried content, reasoning or a tool call
 	finished bool   // an event said why the answer ended, other than by an abort
 	aborted  bool   // … by an abort
@@ -33,35 +33,29 @@ type usage struct {
 	promptTokens, cachedTokens, answerTokens int
 }
 
-// scan looks at the next bytes of the stream.
+// scan looks at the next bytes of the stream. How they are cut makes no difference.
 func (s *eventScanner) scan(b []byte) {
 	for len(b) > 0 {
 		end := bytes.IndexByte(b, '\n')
 		if end < 0 {
-			s.midLine = true
 			s.keep(b)
 			return
 		}
 		line := b[:end]
 		b = b[end+1:]
-		s.midLine = false
 		if len(s.partial) > 0 {
 			s.keep(line)
 			line = s.partial
 		}
-		if !s.skip {
-			s.line(line)
+		s.line(line[:min(len(line), longestLine)])
+		if s.partial = s.partial[:0]; cap(s.partial) > chunkBytes {
+			s.partial = nil // one long line must not cost memory for the whole stream
 		}
-		s.partial, s.skip = s.partial[:0], false
 	}
 }
 
 func (s *eventScanner) keep(b []byte) {
-	if s.skip || len(s.partial)+len(b) > longestLine {
-		s.skip = true
-		return
-	}
-	s.partial = append(s.partial, b...)
+	s.partial = append(s.partial, b[:min(len(b), longestLine-len(s.partial))]...)
 }
 
 func (s *eventScanner) line(line []byte) {
@@ -70,22 +64,32 @@ func (s *eventScanner) line(line []byte) {
 		return // a comment, a name, or the empty line between events
 	}
 	data = bytes.TrimSpace(data)
-	if len(data) == 0 {
-		return
-	}
-	if string(data) == "[DONE]" {
+	switch {
+	case len(data) == 0:
+	case string(data) == "[DONE]":
 		s.done = true
-		return
+	case isErrorEvent(data):
+		s.fail(data)
+	case len(line) == longestLine:
+		s.events++
+		s.content = true
+	default:
+		s.event(data)
 	}
-	if s.failed == nil && isErrorEvent(data) {
+}
+
+func (s *eventScanner) fail(data []byte) {
+	if s.failed == nil {
 		s.failed = bytes.Clone(data)
+	}
+}
+
+func (s *eventScanner) event(data []byte) {
+	if !s.content && !s.finished && !s.look(data) {
 		return
 	}
 	s.events++
-	if !s.content && !s.finished {
-		s.look(data)
-	}
-	if bytes.Contains(data, []byte(`"usage":{`)) {
+	if bytes.Contains(data, []byte(`"usage":`)) {
 		for _, path := range usagePaths[s.format] {
 			s.usage.read(gjson.GetBytes(data, path), s.format)
 		}
@@ -106,26 +110,42 @@ func isErrorEvent(data []byte) bool {
 	return bytes.HasPrefix(data, []byte(`{"error":`)) || bytes.HasPrefix(data, []byte(`{"type":"error"`))
 }
 
-// look sees whether an event carries the first content, or ends the answer.
-func (s *eventScanner) look(data []byte) {
+// look sees whether an event carries the first content, or ends the answer. It
+// returns false for an event that a replica sends before its engine put
+// anything out, and for an error.
+func (s *eventScanner) look(data []byte) bool {
 	switch s.format {
 	case chatFormat:
-		s.lookAtChoices(data, "delta", func(delta gjson.Result) bool {
-			has := false
-			delta.ForEach(func(key, value gjson.Result) bool {
-				has = key.Str != "role" && value.Type != gjson.Null && value.Raw != `""` && value.Raw != `[]`
-				return !has
-			})
-			return has
-		})
+		s.lookAtChoices(data, "delta", deltaHasContent)
 	case completionFormat:
 		s.lookAtChoices(data, "text", func(text gjson.Result) bool { return text.Raw != "" && text.Raw != `""` })
 	case responsesFormat, messagesFormat:
-		kind := gjson.GetBytes(data, "type").Str
-		s.content = len(kind) > 6 && kind[len(kind)-6:] == ".delta" || kind == "content_block_delta"
+		switch kind := gjson.GetBytes(data, "type").Str; kind {
+		case "response.created", "response.in_progress", "response.queued", "ping":
+			return false
+		case "error":
+			s.fail(data)
+			return false
+		case "response.completed", "response.incomplete", "response.failed", "message_stop":
+			s.finished = true
+		default:
+			s.content = strings.HasSuffix(kind, ".delta") || kind == "content_block_delta"
+		}
 	default:
 		s.content = true
 	}
+	return true
+}
+
+// deltaHasContent goes by any field but the role: content, reasoning, tool calls,
+// whatever they will be called.
+func deltaHasContent(delta gjson.Result) bool {
+	has := false
+	delta.ForEach(func(key, value gjson.Result) bool {
+		has = key.Str != "role" && value.Type != gjson.Null && value.Raw != `""` && value.Raw != `[]`
+		return !has
+	})
+	return has
 }
 
 func (s *eventScanner) lookAtChoices(data []byte, key string, hasContent func(gjson.Result) bool) {
@@ -171,11 +191,11 @@ func (s *eventScanner) answerTokens() int {
 	return s.events
 }
 
-// failure is the error event as an HTTP status and an error body.
-func (s *eventScanner) failure() (status int, body []byte) {
+// failedStatus is what the error event would have been as an HTTP status.
+func (s *eventScanner) failedStatus() int {
 	code := gjson.GetBytes(s.failed, "error.code").Int()
 	if code < 400 || code > 599 {
-		code = 500
+		code = http.StatusInternalServerError
 	}
-	return int(code), s.failed
+	return int(code)
 }

@@ -2,6 +2,8 @@ package proxy
 
 import (
 	"errors"
+	"log/slog"
+	"net"
 	"net/http"
 	"time"
 
@@ -21,9 +23,10 @@ type exchange struct {
 	arrived  time.Time // before the body was read
 	whole    time.Time // the whole body was there
 
-	input input // freed as soon as no further attempt can need it
-	tried []*backends.Backend
-	spent int // attempts made, failed connects left out
+	input    input // freed as soon as no further attempt can need it
+	tried    []*backends.Backend
+	attempts int // made so far
+	spent    int // of them, failed connects left out
 
 	outcome metrics.Request
 }
@@ -47,9 +50,8 @@ const largestScratch = 1 << 20
 
 // serve takes one request from its arrival to its end.
 func (p *Proxy) serve(e *endpoint, w http.ResponseWriter, r *http.Request) {
-	x := &exchange{p: p, endpoint: e, w: w, r: r, arrived: time.Now(), id: requestID(r.Header)}
+	x := &exchange{p: p, endpoint: e, w: w, r: r, arrived: time.Now(), id: r.Header.Get("X-Request-Id")}
 	x.outcome.Endpoint = e.path
-	w.Header()["X-Request-Id"] = []string{x.id}
 	defer x.end()
 	if fault := x.prepare(); fault != nil {
 		x.refuse(fault)
@@ -63,6 +65,11 @@ func (x *exchange) end() {
 	x.freeInput()
 	x.outcome.Duration = time.Since(x.arrived)
 	x.p.metrics.Ended(&x.outcome)
+	if x.p.log.Enabled(x.r.Context(), slog.LevelDebug) {
+		o := &x.outcome
+		x.p.log.Debug("request", "endpoint", o.Endpoint, "model", o.Model, "backend", o.Backend, "code", o.Code, "attempts", x.attempts,
+			"predicted", o.PredictedTokens, "prompt", o.PromptTokens, "duration", o.Duration, "ttft", o.TTFT, "request_id", x.id)
+	}
 }
 
 func (x *exchange) freeInput() {
@@ -95,6 +102,9 @@ func (x *exchange) prepare() *apiError {
 		e := unavailable("the bodies of the requests under way take all the memory that they may (limits.body_bytes_total)")
 		e.code = "bodies_too_large"
 		return e
+	case isReset(err):
+		x.p.metrics.Aborted("in_upload")
+		return &apiError{status: statusClientLeft, message: "nobody reads this"}
 	case err != nil:
 		return invalid("", "the request body ended before its end: "+err.Error())
 	}
@@ -103,6 +113,13 @@ func (x *exchange) prepare() *apiError {
 		return x.readForm()
 	}
 	return x.readJSON()
+}
+
+// isReset tells a client that has left from one whose body is wrong or too short:
+// to the latter an answer can be written.
+func isReset(err error) bool {
+	var socket *net.OpError
+	return errors.As(err, &socket)
 }
 
 func (x *exchange) readJSON() *apiError {
@@ -162,33 +179,37 @@ func (x *exchange) resolve(model string) (engine string, fault *apiError) {
 	return catalog.EngineModel(entry.ID), nil
 }
 
-// run makes attempts until the client has its answer.
+// run makes attempts until the client has its answer, or is gone.
 func (x *exchange) run() {
 	outgoing(x.r.Header, x.id)
-	var last *failure
+	var last *failure // the latest, or the latest in which a replica gave words for the client
 	for {
 		d, err := x.p.router.Pick(&x.input.request, x.tried...)
 		if err != nil {
-			x.giveUp(last)
-			return
+			break
+		}
+		if last != nil {
+			x.p.metrics.Retried(last.reason)
 		}
 		f := x.attempt(d)
-		if f == nil {
+		if f == nil || f.left {
 			return
 		}
-		last = f
+		f.decision = d
 		x.p.suspect(d.Backend)
 		x.p.log.Warn("attempt failed", "backend", d.Backend.Name, "reason", f.reason, "error", f.err, "request_id", x.id)
 		x.tried = append(x.tried, d.Backend)
+		if f.status != 0 || f.final || last == nil || last.status == 0 {
+			last = f
+		}
 		if !f.free {
 			x.spent++
 		}
 		if f.final || x.spent >= x.p.attempts {
-			x.giveUp(last)
-			return
+			break
 		}
-		x.p.metrics.Retried(f.reason)
 	}
+	x.giveUp(last)
 }
 
 // giveUp answers when no attempt is left: with the last replica's own words, if

@@ -8,7 +8,6 @@ import (
 )
 
 const (
-	mostFormParts   = 64
 	longestFormName = 1 << 10
 	// uploadTokens is what an upload counts in the load, whatever its bytes:
 	// a window of audio is a fixed number of positions for its encoder.
@@ -18,27 +17,40 @@ const (
 // readForm finds the model of a multipart upload. The upload itself is passed
 // on as it is; a form that cannot be read is the replica's to refuse.
 func (x *exchange) readForm() *apiError {
-	_, fault := x.resolve(formModel(x.r.Header.Get("Content-Type"), x.input.body))
+	if len(x.input.body) == 0 {
+		return invalid("", "the request body is empty: a multipart form was expected")
+	}
+	model, twice := formModel(x.r.Header.Get("Content-Type"), x.input.body)
+	if twice {
+		// The replica would take the last one, and another reader the first.
+		return invalid("model", `"model" is given twice`)
+	}
+	_, fault := x.resolve(model)
 	x.input.request.Tokens = uploadTokens
 	x.input.request.Sequences = 1
 	return fault
 }
 
-func formModel(contentType string, body []byte) string {
+// formModel returns the form's field "model", "" when there is none, and whether
+// there is another.
+func formModel(contentType string, body []byte) (model string, twice bool) {
 	_, params, err := mime.ParseMediaType(contentType)
 	if err != nil || params["boundary"] == "" {
-		return ""
+		return "", false
 	}
 	form := multipart.NewReader(bytes.NewReader(body), params["boundary"])
-	for range mostFormParts {
+	for found := false; ; {
 		part, err := form.NextRawPart()
 		if err != nil {
-			return ""
+			return model, false
 		}
-		if part.FormName() == "model" {
-			value, _ := io.ReadAll(io.LimitReader(part, longestFormName))
-			return string(bytes.TrimSpace(value))
+		if part.FormName() != "model" {
+			continue
 		}
+		if found {
+			return "", true
+		}
+		value, _ := io.ReadAll(io.LimitReader(part, longestFormName))
+		model, found = string(bytes.TrimSpace(value)), true
 	}
-	return ""
 }

@@ -2,10 +2,14 @@ package proxy
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/http"
 	"net/textproto"
+	"strconv"
 	"strings"
+
+	"warmroute/router"
 )
 
 // hopByHop headers belong to one connection and are never passed on.
@@ -42,6 +46,24 @@ func outgoing(h http.Header, id string) {
 		delete(h, name)
 	}
 	h["X-Request-Id"] = []string{id}
+}
+
+// answerHeader fills the client's header with what the replica said and where it
+// was said, all but the length, which is set where the body is written.
+func (x *exchange) answerHeader(d *router.Decision, from http.Header) http.Header {
+	h := x.w.Header()
+	dropHopByHop(from)
+	delete(from, "Content-Length")
+	maps.Copy(h, from)
+	h["X-Request-Id"] = []string{x.id}
+	if x.p.routeHeaders {
+		h["X-Warmroute-Backend"] = []string{d.Backend.Name}
+		h["X-Warmroute-Reason"] = []string{d.Reason}
+		h["X-Warmroute-Prefix-Match"] = []string{strconv.Itoa(d.MatchedTokens) + "/" + strconv.Itoa(d.PromptTokens)}
+		h["X-Warmroute-Attempts"] = []string{strconv.Itoa(x.attempts)}
+		h["X-Warmroute-Overhead-Us"] = []string{strconv.FormatInt(x.outcome.Overhead.Microseconds(), 10)}
+	}
+	return h
 }
 
 // requestID is the client's own if it is short and plain enough to be repeated

@@ -90,10 +90,10 @@ func (p *Proxy) routes() http.Handler {
 		e := &endpoints[i]
 		r.Post(e.path, func(w http.ResponseWriter, req *http.Request) { p.serve(e, w, req) })
 	}
-	r.Get("/v1/models", p.models)
-	r.Get("/v1/models/*", p.model)
-	r.Get("/version", p.versionInfo)
-	for path, h := range map[string]http.HandlerFunc{"/livez": p.live, "/readyz": p.ready, "/health": p.ready} {
+	for path, h := range map[string]http.HandlerFunc{
+		"/v1/models": p.models, "/v1/models/*": p.model, "/version": p.versionInfo,
+		"/livez": p.live, "/readyz": p.ready, "/health": p.ready,
+	} {
 		r.Get(path, h)
 		r.Head(path, h)
 	}
@@ -102,8 +102,12 @@ func (p *Proxy) routes() http.Handler {
 	return r
 }
 
-// ServeHTTP implements http.Handler.
-func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) { p.handlers.ServeHTTP(w, r) }
+// ServeHTTP implements http.Handler. Every answer carries the request's id.
+func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	id := []string{requestID(r.Header)}
+	r.Header["X-Request-Id"], w.Header()["X-Request-Id"] = id, id
+	p.handlers.ServeHTTP(w, r)
+}
 
 func notFound(w http.ResponseWriter, r *http.Request) {
 	message := "no such endpoint; the OpenAI API is served under /v1, for instance POST /v1/chat/completions"

@@ -27,48 +27,47 @@ const (
 // neither, goes to the client before the replica's engine put something out:
 // vLLM sends its 200 before it has even begun.
 func (a *attempt) stream(resp *http.Response) *failure {
-	body := resp.Body.(*transport.Body)
+	body := resp.Body.(*transport.Body) // what replicas' transports return
 	s := eventScanner{format: a.endpoint.format}
 	chunk := a.p.chunks.Get().(*[]byte)
 	defer a.p.chunks.Put(chunk)
 
 	held := a.p.held.Get().(*bytes.Buffer)
 	err := a.awaitFirst(body, &s, held, *chunk)
-	if f := a.judge(&s, err); f != nil || a.outcome.Code == statusClientLeft {
+	f := a.judge(resp, &s, err)
+	if f == nil && !a.inTime() {
+		f = a.failed(errFirstByte)
+	}
+	if f != nil {
 		a.p.keepHeld(held)
 		return f
 	}
-	if a.patience != nil {
-		a.patience.Stop()
+	if s.events > 0 {
+		a.decision.FirstEvent()
+		if body.Uploaded() {
+			a.freeInput() // a stream can last for minutes; what it came from need not
+		}
 	}
-	a.decision.FirstEvent()
 	a.commit(resp)
 	a.w.WriteHeader(resp.StatusCode)
-	if body.Uploaded() {
-		a.freeInput() // a stream can last for minutes; what it came from need not
-	}
-	flush := http.NewResponseController(a.w).Flush
-	_, writeErr := a.w.Write(held.Bytes())
+	out := lines{w: a.w, flush: http.NewResponseController(a.w).Flush, buf: *chunk}
+	writeErr := out.writeHead(held.Bytes())
 	a.p.keepHeld(held)
-	if writeErr == nil {
-		writeErr = flush()
-	}
 	a.noteContent(&s)
 	body.SetIdleTimeout(a.p.idle)
 	for err == nil && writeErr == nil {
 		var n int
-		n, err = body.Read(*chunk)
-		if n > 0 {
-			s.scan((*chunk)[:n])
-			if _, writeErr = a.w.Write((*chunk)[:n]); writeErr == nil {
-				writeErr = flush()
-			}
-			a.noteContent(&s)
-		}
+		n, err = body.Read(out.space())
+		s.scan(out.space()[:n])
+		writeErr = out.advance(n)
+		a.noteContent(&s)
 	}
-	a.finish(resp, &s, err, writeErr)
+	a.finish(resp, &s, &out, err, writeErr)
 	return nil
 }
+
+// inTime ends the wait for a first event, and reports whether it came soon enough.
+func (a *attempt) inTime() bool { return a.patience == nil || a.patience.Stop() }
 
 // awaitFirst reads into held until the stream can be judged: the engine has put
 // something out, or the stream has ended one way or another.
@@ -91,29 +90,27 @@ func (a *attempt) awaitFirst(body *transport.Body, s *eventScanner, held *bytes.
 
 // judge says whether a stream that can be judged is a failed attempt. An error
 // that is the client's own fault is not: it would fail anywhere.
-func (a *attempt) judge(s *eventScanner, err error) *failure {
+func (a *attempt) judge(resp *http.Response, s *eventScanner, err error) *failure {
 	switch {
 	case s.content || s.finished || s.done && s.failed == nil:
 		return nil
 	case s.failed != nil:
-		status, body := s.failure()
+		status := s.failedStatus()
 		if status < 500 {
 			return nil
 		}
 		return &failure{
-			reason: "error_event", err: errors.New("error event before any content"), status: status, body: body,
+			reason: "error_event", err: errors.New("error event before any content"), status: status, body: s.failed,
 			header: http.Header{"Content-Type": {"application/json"}},
 		}
 	case s.aborted:
 		return a.abortedFailure()
-	case err == io.EOF && s.events > 0:
+	case err == nil || err == io.EOF && s.events > 0 && !a.cutShort(resp, s):
 		return nil
 	case err == io.EOF:
-		return &failure{reason: "broken", err: errors.New("the stream ended without an event")}
-	case err != nil:
-		return a.failed(err)
+		return a.failed(errCut)
 	}
-	return nil
+	return a.failed(err)
 }
 
 // noteContent takes the time of the first content.
@@ -125,34 +122,36 @@ func (a *attempt) noteContent(s *eventScanner) {
 
 // finish ends a committed stream. err is why there is no more to read, writeErr
 // why nothing can be written any more.
-func (a *attempt) finish(resp *http.Response, s *eventScanner, err, writeErr error) {
+func (a *attempt) finish(resp *http.Response, s *eventScanner, out *lines, err, writeErr error) {
 	a.tokens = s.answerTokens()
 	a.observe(&s.usage)
-	if writeErr != nil || a.r.Context().Err() != nil {
+	switch {
+	case writeErr == nil && (s.done || err == io.EOF && !a.cutShort(resp, s)):
+		out.writeRest()
+		// Many clients leave at [DONE], without waiting for the body's end.
+		if s.failed == nil {
+			a.end = router.Served
+		} else if status := s.failedStatus(); status >= 500 {
+			a.brokeOff(status, errors.New("error event in mid-answer"))
+		}
+		return
+	case writeErr != nil || a.r.Context().Err() != nil:
 		a.left("in_stream")
 		return
 	}
-	if err == io.EOF && !a.cutShort(resp, s) {
-		a.end = router.Served
-		return
-	}
-	a.end = router.Broken
-	e := &apiError{kind: "bad_gateway", code: "replica_failed", message: "the replica's answer broke off"}
+	e := &apiError{status: http.StatusBadGateway, kind: "bad_gateway", code: "replica_failed", message: "the replica's answer broke off"}
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		e = &apiError{kind: "timeout", code: "idle_timeout", message: "the replica fell silent in mid-answer (timeouts.idle)"}
+		e = &apiError{status: http.StatusGatewayTimeout, kind: "timeout", code: "idle_timeout",
+			message: "the replica fell silent in mid-answer (timeouts.idle)"}
 	}
-	a.p.log.Warn("stream broke off", "backend", a.decision.Backend.Name, "error", err, "request_id", a.id)
-	a.p.suspect(a.decision.Backend)
-	if s.midLine {
-		a.w.Write([]byte("\n\n")) // ends the event that was cut
-	}
-	a.w.Write(e.event(a.endpoint.format))
+	a.brokeOff(e.status, err)
+	// The empty line ends an event that lacks its own.
+	a.w.Write(append([]byte("\n\n"), e.event(a.endpoint.format)...))
 }
 
 // cutShort says whether a stream that seems to have ended well has not. Where
 // the end of the connection is the end of the answer, only [DONE] tells.
 func (a *attempt) cutShort(resp *http.Response, s *eventScanner) bool {
-	framed := resp.ContentLength >= 0 || len(resp.TransferEncoding) > 0
 	says := a.endpoint.format == chatFormat || a.endpoint.format == completionFormat
-	return !framed && says && !s.done
+	return says && !isFramed(resp) && !s.done
 }

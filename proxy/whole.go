@@ -1,0 +1,166 @@
+package proxy
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"strconv"
+
+	"github.com/tidwall/gjson"
+
+	"warmroute/router"
+)
+
+const (
+	// heldWhole is how much of an answer that is no stream is held back before the
+	// first byte goes to the client: a replica that dies while it writes such an
+	// answer costs nothing then.
+	heldWhole = 1 << 20
+	// mostErrorBody is how much of a refusal is kept to be relayed.
+	mostErrorBody = 64 << 10
+)
+
+var errCut = errors.New("the answer ended before its end")
+
+// refused is for an answer that another backend may better.
+func (a *attempt) refused(resp *http.Response) *failure {
+	body, err := io.ReadAll(io.LimitReader(resp.Body, mostErrorBody))
+	if err != nil {
+		return a.failed(err)
+	}
+	return &failure{
+		reason: "status_" + strconv.Itoa(resp.StatusCode), err: errors.New(resp.Status),
+		status: resp.StatusCode, header: resp.Header, body: body,
+	}
+}
+
+// relayFailure answers with what a replica said.
+func (x *exchange) relayFailure(f *failure) {
+	h := x.answerHeader(f.decision, f.header)
+	h["Content-Length"] = []string{strconv.Itoa(len(f.body))}
+	if f.status == http.StatusServiceUnavailable && h.Get("Retry-After") == "" {
+		h["Retry-After"] = []string{"1"}
+	}
+	x.outcome.Backend = f.decision.Backend.Name
+	x.outcome.Code = f.status
+	x.w.WriteHeader(f.status)
+	x.w.Write(f.body)
+}
+
+// relayWhole passes on an answer that is no stream.
+func (a *attempt) relayWhole(resp *http.Response) *failure {
+	held := a.p.held.Get().(*bytes.Buffer)
+	defer a.p.keepHeld(held)
+	_, err := held.ReadFrom(io.LimitReader(resp.Body, heldWhole))
+	if err != nil {
+		return a.failed(err)
+	}
+	if held.Len() == heldWhole {
+		return a.relayLong(resp, held.Bytes())
+	}
+	if resp.StatusCode < 300 {
+		if aborted(a.endpoint.format, held.Bytes()) {
+			return a.abortedFailure()
+		}
+		if !isFramed(resp) && !json.Valid(held.Bytes()) && a.endpoint.format != plainFormat {
+			return a.failed(errCut)
+		}
+		a.end = router.Served
+		a.learn(held.Bytes())
+	}
+	h := a.commit(resp)
+	h["Content-Length"] = []string{strconv.Itoa(held.Len())}
+	a.w.WriteHeader(resp.StatusCode)
+	a.w.Write(held.Bytes())
+	return nil
+}
+
+// abortedFailure is for an answer that the replica ended with an abort nobody
+// asked for: what vLLM does to all it has when it is told to stop.
+func (a *attempt) abortedFailure() *failure {
+	e := unavailable("the replica is shutting down")
+	return &failure{
+		reason: "aborted", err: errors.New("the replica aborted the request"), status: e.status, body: e.body(),
+		header: http.Header{"Content-Type": {"application/json"}},
+	}
+}
+
+// aborted says whether a whole answer was cut short by its replica. Few answers
+// hold the word, so few are parsed for it.
+func aborted(f format, body []byte) bool {
+	if f != chatFormat && f != completionFormat || !bytes.Contains(body, []byte(`"abort"`)) {
+		return false
+	}
+	found := false
+	gjson.GetBytes(body, "choices").ForEach(func(_, choice gjson.Result) bool {
+		found = found || choice.Get("finish_reason").Str == "abort"
+		return true
+	})
+	return found
+}
+
+// source remembers why reading ended, which io.Copy does not tell from why
+// writing did.
+type source struct {
+	io.Reader
+	err error
+}
+
+func (s *source) Read(p []byte) (n int, err error) {
+	n, s.err = s.Reader.Read(p)
+	return n, s.err
+}
+
+// relayLong passes on an answer too long to be held.
+func (a *attempt) relayLong(resp *http.Response, head []byte) *failure {
+	if !a.inTime() {
+		return a.failed(errFirstByte)
+	}
+	h := a.commit(resp)
+	if resp.ContentLength >= 0 {
+		h["Content-Length"] = []string{strconv.FormatInt(resp.ContentLength, 10)}
+	}
+	if resp.StatusCode < 300 {
+		a.decision.FirstEvent()
+	}
+	a.w.WriteHeader(resp.StatusCode)
+	from := source{Reader: resp.Body}
+	_, err := a.w.Write(head)
+	if err == nil {
+		_, err = io.Copy(a.w, &from)
+	}
+	switch {
+	case err == nil:
+		if resp.StatusCode < 300 {
+			a.end = router.Served
+		}
+		return nil
+	case from.err == nil || a.r.Context().Err() != nil:
+		a.left("in_body")
+		return nil
+	}
+	a.brokeOff(http.StatusBadGateway, err)
+	// Ending normally would make what has come look like the whole answer.
+	panic(http.ErrAbortHandler)
+}
+
+// learn takes the answer's own account of its tokens.
+func (a *attempt) learn(body []byte) {
+	if a.endpoint.format == plainFormat {
+		return
+	}
+	var u usage
+	u.read(gjson.GetBytes(body, "usage"), a.endpoint.format)
+	a.tokens = u.answerTokens
+	a.observe(&u)
+}
+
+func (a *attempt) observe(u *usage) {
+	a.outcome.ObservedTokens = u.cachedTokens
+	a.outcome.PromptTokens = a.decision.PromptTokens
+	if u.promptTokens > 0 {
+		a.outcome.PromptTokens = u.promptTokens
+	}
+}
