@@ -19,17 +19,27 @@ func (l *listening) set(n net.Listener) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.current, l.refuse = n, false
+	l.tell()
+}
+
+// tell wakes those in wait. It wants mu held.
+func (l *listening) tell() {
 	if l.changed != nil {
 		close(l.changed)
 		l.changed = nil
 	}
 }
 
-// wait returns the listener, waiting while there is none; nil when ctx is done.
+// wait returns the listener, waiting while there is none; nil when ctx is done
+// or close was called.
 func (l *listening) wait(ctx context.Context) net.Listener {
 	for {
 		l.mu.Lock()
-		if l.current != nil && !l.closed {
+		if l.closed {
+			l.mu.Unlock()
+			return nil
+		}
+		if l.current != nil {
 			defer l.mu.Unlock()
 			return l.current
 		}
@@ -77,6 +87,7 @@ func (l *listening) close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.closed = true
+	l.tell()
 	if l.current != nil {
 		l.current.Close()
 	}

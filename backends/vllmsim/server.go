@@ -30,7 +30,7 @@ type Config struct {
 func (c Config) withDefaults() Config {
 	c.Engine = c.Engine.withDefaults()
 	c.Model = cmp.Or(c.Model, "sim")
-	c.MaxModelLen = min(cmp.Or(c.MaxModelLen, 131_072), c.Engine.KVTokens/c.Engine.BlockSize*c.Engine.BlockSize)
+	c.MaxModelLen = min(cmp.Or(c.MaxModelLen, 131_072), c.Engine.KVTokens-c.Engine.KVTokens%max(1, c.Engine.BlockSize))
 	return c
 }
 
@@ -55,6 +55,8 @@ type Server struct {
 	counters *counters
 	began    time.Time // when this process, as clients see it, started
 	epoch    int       // restarts so far
+
+	ending sync.WaitGroup // calls of Shutdown, which Run waits for
 
 	// busy wakes the engine's owner when a request arrives while it is idle.
 	busy chan struct{}
@@ -93,8 +95,8 @@ func (s *Server) Listen(address string) error {
 // URL is the base URL, without a path.
 func (s *Server) URL() string { return "http://" + s.address }
 
-// Run drives the engine and serves until ctx is done. Then it closes every
-// connection, waits for what it started, and returns nil.
+// Run drives the engine and serves until ctx is done, when it cuts every
+// connection, or Shutdown was called. It waits for what it started, and returns nil.
 func (s *Server) Run(ctx context.Context) error {
 	var owners sync.WaitGroup
 	defer owners.Wait()
@@ -115,12 +117,25 @@ func (s *Server) Run(ctx context.Context) error {
 		}
 		err := s.http.Serve(l)
 		if ctx.Err() != nil || errors.Is(err, http.ErrServerClosed) {
+			s.ending.Wait()
 			return nil
 		}
 		if !errors.Is(err, net.ErrClosed) { // closed: connections are to be refused for a while
 			return fmt.Errorf("simulated replica %s: %w", s.address, err)
 		}
 	}
+}
+
+// Shutdown ends the replica as SIGTERM ends vLLM: no new connections, every
+// request is aborted and told so, and Run returns. It waits for the last bytes
+// to be written until ctx is done.
+func (s *Server) Shutdown(ctx context.Context) error {
+	s.ending.Add(1)
+	defer s.ending.Done()
+	s.AbortAll()
+	err := s.http.Shutdown(ctx)
+	s.listening.close()
+	return err
 }
 
 // Stats returns the engine's counters and gauges.
@@ -171,4 +186,37 @@ func (s *Server) endAll(why reason) {
 		q.end(why)
 	}
 	s.live = nil
+}
+
+// Validate reports every setting that makes no sense.
+func (c Config) Validate() error {
+	c = c.withDefaults()
+	e := c.Engine
+	var errs []error
+	for _, positive := range []struct {
+		name string
+		ok   bool
+	}{
+		{"block size", e.BlockSize > 0},
+		{"KV tokens", e.KVTokens > 0},
+		{"step's token budget", e.StepTokens > 0},
+		{"sequence limit", e.MaxSeqs > 0},
+		{"prefill rate", e.PrefillRate > 0},
+		{"speed", e.Speed > 0},
+		{"context length", c.MaxModelLen > 0},
+		{"step time", e.StepTime > 0},
+		{"decode time", e.DecodeTime > 0},
+		{"context time", e.ContextTime > 0},
+	} {
+		if !positive.ok {
+			errs = append(errs, fmt.Errorf("%s must be above 0", positive.name))
+		}
+	}
+	if e.KVTokens > 0 && e.KVTokens < e.BlockSize {
+		errs = append(errs, fmt.Errorf("%d KV tokens are less than a block of %d", e.KVTokens, e.BlockSize))
+	}
+	if e.QuadraticDepth < 0 {
+		errs = append(errs, errors.New("the quadratic term must not be negative"))
+	}
+	return errors.Join(errs...)
 }

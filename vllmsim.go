@@ -1,0 +1,93 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"warmroute/backends/vllmsim"
+)
+
+// simulatedGrace is how long the last answers of a simulated replica may take
+// to be read once it was told to stop.
+const simulatedGrace = time.Second
+
+func newVllmsimCommand() *cobra.Command {
+	var listen string
+	var cfg vllmsim.Config
+	cmd := &cobra.Command{
+		Use:   "vllmsim",
+		Short: "Run a simulated vLLM replica, which needs no GPU",
+		Long: `Run a simulated vLLM replica, which needs no GPU.
+
+It answers as vLLM does, with English-like text, as fast as the described GPU
+would: by default an 8B-class model. Its prefix cache, its scheduler and its
+/metrics follow vLLM's rules. A token is four bytes of text.
+
+POST /sim/fault makes it misbehave, for example:
+  curl -d '{"kind":"die","chunks":3,"requests":1}' http://127.0.0.1:8000/sim/fault
+Kinds: refuse, hang, reset, reset-late, die (chunks), status (status), hold
+(delay), slow (factor), metrics-gone, metrics-garbled, drain, restart, abort,
+fail, clear. "requests" and "seconds" limit most of them.`,
+		Example: `  warmroute vllmsim --listen 127.0.0.1:8001 --model sim --kv-tokens 400000
+  warmroute vllmsim --listen 127.0.0.1:8002 --speed 5 --adapter sql --adapter chat`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return runVllmsim(cmd, listen, cfg)
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&listen, "listen", "127.0.0.1:8000", "address to listen on")
+	f.StringVar(&cfg.Model, "model", "sim", "model name to serve")
+	f.StringArrayVar(&cfg.Adapters, "adapter", nil, "LoRA adapter to list beside the model (repeatable)")
+	f.IntVar(&cfg.MaxModelLen, "max-model-len", 131_072, "tokens of prompt and answer together")
+	f.StringVar(&cfg.APIKey, "api-key", "", "key to ask for on /v1")
+	f.BoolVar(&cfg.NoTokenDetails, "no-prompt-tokens-details", false, "leave cached_tokens out of usage, as vLLM does without its flag")
+
+	e := &cfg.Engine
+	f.IntVar(&e.KVTokens, "kv-tokens", 400_000, "size of the KV cache in tokens")
+	f.IntVar(&e.BlockSize, "block-size", 16, "tokens in a block of the KV cache")
+	f.BoolVar(&e.NoPrefixCache, "no-prefix-caching", false, "cache no prefixes")
+	f.IntVar(&e.StepTokens, "max-num-batched-tokens", 8192, "token budget of an engine step")
+	f.IntVar(&e.MaxSeqs, "max-num-seqs", 256, "requests running at once")
+	f.Float64Var(&e.Speed, "speed", 1, "how many times faster than the described GPU")
+	f.DurationVar(&e.StepTime, "step-time", 8*time.Millisecond, "what an engine step takes however empty it is")
+	f.Float64Var(&e.PrefillRate, "prefill-rate", 8000, "prompt tokens per second")
+	f.DurationVar(&e.DecodeTime, "decode-time", 40*time.Microsecond, "added to a step by each decoding request")
+	f.DurationVar(&e.ContextTime, "context-time", 24*time.Nanosecond, "added to a step by each token of context decoded over")
+	f.Float64Var(&e.QuadraticDepth, "quadratic", 0, "share by which a prompt token costs more for each token before it; 1.9e-5 is realistic")
+	return cmd
+}
+
+// runVllmsim serves until the command's context is done.
+func runVllmsim(cmd *cobra.Command, listen string, cfg vllmsim.Config) error {
+	if err := cfg.Validate(); err != nil {
+		return err
+	}
+	s := vllmsim.NewServer(cfg)
+	if err := s.Listen(listen); err != nil {
+		return err
+	}
+	fmt.Fprintf(cmd.ErrOrStderr(), "simulated replica of %s: base URL %s/v1\n", cfg.Model, s.URL())
+
+	// The signal ends requests the way vLLM ends them, so Run outlives it.
+	ended := make(chan error, 1)
+	stop := context.AfterFunc(cmd.Context(), func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(cmd.Context()), simulatedGrace)
+		defer cancel()
+		ended <- s.Shutdown(ctx)
+	})
+	ctx, cancel := context.WithCancel(context.WithoutCancel(cmd.Context()))
+	defer cancel()
+	err := s.Run(ctx)
+	if stop() {
+		return err // it ended by itself
+	}
+	if late := <-ended; !errors.Is(late, context.DeadlineExceeded) {
+		err = errors.Join(err, late)
+	}
+	return err
+}
