@@ -1,0 +1,110 @@
+package prompt
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/zeebo/xxh3"
+)
+
+// english is a paragraph as chats hold them, newline and quotes included.
+const english = "The scheduler said \"admit\" and went on; a prefix that is held\nneeds no second prefill, so the request waits only for its own tail. "
+
+func repeat(text string, size int) string {
+	return strings.Repeat(text, size/len(text)+1)[:size]
+}
+
+// chatBody is a chat of about size bytes as the Python SDK writes it: a system
+// prompt of a third of it, then turns.
+func chatBody(t testing.TB, size int, text string) []byte {
+	messages := []map[string]any{{"role": "system", "content": repeat(text, size/3)}}
+	for i := range 10 {
+		role := [...]string{"user", "assistant"}[i%2]
+		messages = append(messages, map[string]any{"role": role, "content": repeat(fmt.Sprintf("%d. %s", i, text), size/15)})
+	}
+	return marshal(t, map[string]any{"messages": messages, "model": "tiny", "max_tokens": 100, "stream": true, "temperature": 0.7})
+}
+
+// toolsBody is an agent's request: its size lies in the tools.
+func toolsBody(t testing.TB, size int) []byte {
+	var tools []any
+	for written := 0; written < size; written += 700 {
+		property := func(d string) any { return map[string]any{"type": "string", "description": d} }
+		tools = append(tools, map[string]any{"type": "function", "function": map[string]any{
+			"name":        fmt.Sprintf("tool_%d", written),
+			"description": repeat(english, 300),
+			"parameters": map[string]any{"type": "object", "required": []string{"path"}, "properties": map[string]any{
+				"path": property("The path of the file to look at, absolute."), "limit": property("How many lines to read at most."),
+				"pattern": property("A regular expression in \"RE2\" syntax.")}},
+		}})
+	}
+	return marshal(t, map[string]any{"messages": []any{map[string]any{"role": "user", "content": "go"}}, "tools": tools, "model": "tiny"})
+}
+
+func marshal(t testing.TB, v any) []byte {
+	t.Helper()
+	b, err := json.Marshal(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func BenchmarkPrompt(b *testing.B) {
+	bodies := []struct {
+		name string
+		kind Kind
+		body []byte
+	}{
+		{"chat 1KB", Chat, chatBody(b, 1<<10, english)},
+		{"chat 32KB", Chat, chatBody(b, 32<<10, english)},
+		{"chat 512KB", Chat, chatBody(b, 512<<10, english)},
+		{"parts 32KB", Chat, marshal(b, map[string]any{"model": "tiny", "messages": []any{map[string]any{"role": "user",
+			"content": []any{map[string]any{"type": "text", "text": repeat(english, 16<<10)}, map[string]any{"type": "text", "text": repeat(english, 16<<10)}}}}})},
+		{"chinese 32KB", Chat, chatBody(b, 32<<10-1, "前缀缓存命中时，请求不需要再次预填充。\n")},
+		{"french 32KB", Chat, chatBody(b, 32<<10, "Voilà la fenêtre où l'été s'est arrêté, dit-il à Zoé. ")},
+		{"tools 32KB", Chat, toolsBody(b, 32<<10)},
+		{"text 32KB", Completion, marshal(b, map[string]any{"model": "tiny", "prompt": repeat(english, 32<<10)})},
+		{"ids 32KB", Completion, marshal(b, map[string]any{"model": "tiny", "prompt": make([]int, 16<<10)})},
+	}
+	for _, c := range bodies {
+		b.Run(c.name+"/parse", func(b *testing.B) {
+			var p Prompt
+			b.SetBytes(int64(len(c.body)))
+			b.ReportAllocs()
+			for b.Loop() {
+				if err := p.Parse(c.kind, c.body); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+		b.Run(c.name+"/parse+blocks", func(b *testing.B) {
+			var p Prompt
+			var blocks []Block
+			b.SetBytes(int64(len(c.body)))
+			b.ReportAllocs()
+			for b.Loop() {
+				if err := p.Parse(c.kind, c.body); err != nil {
+					b.Fatal(err)
+				}
+				blocks = p.Blocks(blocks[:0], "tiny", 256)
+			}
+		})
+		b.Run(c.name+"/chained xxh3", func(b *testing.B) {
+			b.SetBytes(int64(len(c.body)))
+			for b.Loop() {
+				chainedXXH3(c.body)
+			}
+		})
+	}
+}
+
+// chainedXXH3 is what a decision is measured by: the hashes alone.
+func chainedXXH3(b []byte) (hash uint64) {
+	for ; len(b) >= 256; b = b[256:] {
+		hash = xxh3.HashSeed(b[:256], hash)
+	}
+	return hash
+}

@@ -1,0 +1,109 @@
+package prompt
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"unicode/utf8"
+)
+
+// depth returns how deep the containers of valid JSON nest.
+func depth(body []byte) (most int) {
+	open, quoted := 0, false
+	for i := 0; i < len(body); i++ {
+		switch c := body[i]; {
+		case quoted && c == '\\':
+			i++
+		case c == '"':
+			quoted = !quoted
+		case quoted:
+		case c == '{' || c == '[':
+			open++
+			most = max(most, open)
+		case c == '}' || c == ']':
+			open--
+		}
+	}
+	return most
+}
+
+// FuzzParse holds our verdict against encoding/json's. It may differ in four
+// ways: ours wants valid UTF-8, an object, and no more than maxDepth levels,
+// and takes a byte order mark.
+func FuzzParse(f *testing.F) {
+	for _, body := range []string{
+		pythonRequests, pythonOpenAI, nodeOpenAI, php, "", "{}", "[]", `{"a":[1,-0.5e+3,true,false,null,{"":""}]}`, "\xef\xbb\xbf{}", `{"a":"\ud83d\ude00\ud800"}`,
+		`{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"x"}},"a"]},{"role":"assistant","reasoning":"r","tool_calls":[{"function":{"name":"f","arguments":"{}"}}]}]}`,
+		`{"prompt":[[1,2],[3]]}`, `{"prompt":["a","b"],"n":2}`, `{"model":1}`, `{"a":1,}`, `{"a" 1}`, `{"a":01}`, `{"a":"` + "\xff" + `"}`, `{"a":` + strings.Repeat("[", 600) + strings.Repeat("]", 600) + `}`,
+		`{"tools":[{"type":"function","function":{"strict":true,"name":"f"}},3],"messages":[]}`,
+	} {
+		f.Add([]byte(body))
+	}
+	used := new(Prompt)
+	f.Fuzz(func(t *testing.T, body []byte) {
+		given := slices.Clone(body)
+		object := bytes.TrimPrefix(body, []byte("\xef\xbb\xbf"))
+		valid := utf8.Valid(body) && json.Valid(object) && bytes.HasPrefix(bytes.TrimLeft(object, " \t\r\n"), []byte("{")) && depth(object) <= maxDepth
+		for _, kind := range []Kind{Other, Chat, Completion} {
+			var fresh Prompt
+			err := fresh.Parse(kind, body)
+			if again := used.Parse(kind, body); (again == nil) != (err == nil) {
+				t.Fatalf("kind %d: %v, and with a used Prompt %v", kind, err, again)
+			}
+			if !bytes.Equal(body, given) {
+				t.Fatal("the body was changed")
+			}
+			var refused *Error
+			if err != nil && !errors.As(err, &refused) {
+				t.Fatalf("kind %d: %v is no *Error", kind, err)
+			}
+			// An error about a key is one of valid JSON that routing cannot use,
+			// or is found before the fault further on.
+			if err == nil != valid && (err == nil || refused.Param == "") {
+				t.Fatalf("kind %d: %v, but valid is %v", kind, err, valid)
+			}
+			if err != nil {
+				continue
+			}
+			if !bytes.Equal(fresh.Text, used.Text) || fresh.seed != used.seed || head(&fresh) != head(used) {
+				t.Fatalf("kind %d: a fresh and a used Prompt differ:\n%s %q\n%s %q", kind, head(&fresh), fresh.Text, head(used), used.Text)
+			}
+			if most := 5*len(body) + maxMedia*mediaBytes; len(fresh.Text) > most {
+				t.Fatalf("kind %d: %d bytes of prompt from %d of body", kind, len(fresh.Text), len(body))
+			}
+		}
+	})
+}
+
+// FuzzString holds what we make of a string's escapes against encoding/json.
+func FuzzString(f *testing.F) {
+	for _, s := range []string{"", "a", `\"\\\/\b\f\n\r\t`, `\u0041\u00e9\u4e2d\ud83d\ude00`, `\ud800`, `\ud800\ud800\udc00`, `\udc00\u0041`, `\ud83d\u`, `\u00g0`, "a\nb",
+		strings.Repeat("0123456789abcde", 9) + `\n` + strings.Repeat("x", 40), "中文é\x00"} {
+		f.Add(s, 0)
+		f.Add(s, 33)
+	}
+	f.Fuzz(func(t *testing.T, s string, room int) {
+		if !utf8.ValidString(s) {
+			return
+		}
+		literal := []byte(`"` + s + `"`)
+		var want string
+		valid := json.Unmarshal(literal, &want) == nil
+		scan := scanner{b: literal}
+		const before = "before"
+		got, end, err := scan.appendString(append(make([]byte, 0, len(before)+room&0xff), before...), 0)
+		checked, _, checkErr := scan.str(0)
+		if (err == nil) != (checkErr == nil) || err == nil && end != checked {
+			t.Fatalf("%s: copied to %d (%v), checked to %d (%v)", literal, end, err, checked, checkErr)
+		}
+		if ok := err == nil && end == len(literal); ok != valid {
+			t.Fatalf("%s: ends at %d (%v), but valid is %v", literal, end, err, valid)
+		}
+		if valid && string(got) != before+want {
+			t.Fatalf("%s: %q, want %q", literal, got, before+want)
+		}
+	})
+}

@@ -1,0 +1,305 @@
+// Package prompt turns the bytes of a request into its canonical prompt: a byte
+// string in which two requests share a prefix when the prompts that vLLM
+// renders from them do, as far as that can be known without the chat template.
+//
+// A body is scanned once, checked and read at the same time; it is never
+// decoded as a whole. What vLLM refuses for certain is refused here where
+// routing has to understand it (see [Error]); the rest passes, and the replica
+// says what is wrong with it in its own words.
+package prompt
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+	"strconv"
+	"unicode/utf8"
+
+	"github.com/zeebo/xxh3"
+)
+
+// Kind tells how a body is to be read.
+type Kind uint8
+
+const (
+	Chat       Kind = iota // /v1/chat/completions
+	Completion             // /v1/completions
+	Other                  // any other JSON body: only its syntax and its head matter
+)
+
+// Error says why a body cannot be accepted. It is the client's fault: a 400.
+type Error struct {
+	Param   string // the top-level key at fault; "" for the body itself
+	Message string
+}
+
+func (e *Error) Error() string { return e.Message }
+
+// Prompt is what routing needs to know of one request. It is meant to be kept
+// in a pool: Parse overwrites it and keeps its buffers. Not safe for concurrent use.
+type Prompt struct {
+	Model            string // "" when absent, null or empty: the fleet's only base model
+	Stream           bool
+	IncludeUsage     bool // stream_options.include_usage
+	PreviousResponse bool // Other only: previous_response_id is there and not null
+
+	Sequences int // sequences the engine will run: n, or best_of when larger, for each prompt; at least 1
+	MaxTokens int // max_completion_tokens, else max_tokens; 0 when neither is given
+
+	// Cacheable is false when the prefix cache does not serve the request
+	// (prompt_logprobs) or the text does not tell the prompt's beginning
+	// (truncate_prompt_tokens, prompt_embeds).
+	Cacheable bool
+
+	// Text is the canonical prompt, valid until the next Parse or Reset. It
+	// does not alias the body.
+	Text []byte
+	// ExtraBytes are bytes of prompts that count in the load and not in the
+	// match: the second and later prompts of a list, and media past maxMedia.
+	ExtraBytes int
+
+	scan    scanner
+	top     [numFields]value
+	seed    uint64 // what changes the prompt beside the model and Text
+	turns   turns
+	tools   tools
+	form    byte   // of the prompt of a completion
+	prompts int    // in the list of a completion
+	media   int    // media parts written into Text
+	content []byte // of the message being read
+	scratch []byte // a string or value being looked at
+}
+
+// keepBytes is the longest buffer that Reset leaves for the next request: one
+// huge body must not make every pooled Prompt huge.
+const keepBytes = 2 << 20
+
+// Reset forgets the last request, and buffers that only a very long one needs.
+// Parse does the former itself.
+func (p *Prompt) Reset() {
+	tools := p.tools
+	*p = Prompt{
+		// Most often the next request names the same model, and its string
+		// need not be made again.
+		Model:   p.Model,
+		Text:    keep(p.Text),
+		content: keep(p.content),
+		scratch: keep(p.scratch),
+		turns:   turns{reasoning: keep(p.turns.reasoning)},
+	}
+	if cap(tools.raw) <= keepBytes {
+		p.tools = tools
+	}
+}
+
+func keep[T any](buf []T) []T {
+	if cap(buf) > keepBytes {
+		return nil
+	}
+	return buf[:0]
+}
+
+// Parse reads body, which it neither changes nor keeps. A refused body gives
+// an *Error, and then p holds nothing of use.
+func (p *Prompt) Parse(kind Kind, body []byte) error {
+	p.Reset()
+	p.Sequences, p.Cacheable = 1, true
+	if !utf8.Valid(body) {
+		return invalidUTF8(body)
+	}
+	p.scan.b = body
+	defer func() { p.scan.b = nil }()
+	if kind != Other {
+		p.Text = slices.Grow(p.Text, len(body))
+	}
+	if err := p.members(kind); err != nil {
+		return err
+	}
+	if err := p.head(); err != nil {
+		return err
+	}
+	switch kind {
+	case Chat:
+		return p.chat()
+	case Completion:
+		return p.completion()
+	}
+	return nil
+}
+
+func invalidUTF8(body []byte) error {
+	at := 0
+	for {
+		r, n := utf8.DecodeRune(body[at:])
+		if r == utf8.RuneError && n == 1 {
+			return &Error{Message: fmt.Sprintf("the request body is not valid UTF-8: byte %d is 0x%02x", at, body[at])}
+		}
+		at += n
+	}
+}
+
+// members checks the whole body and notes where its top-level values lie. The
+// messages, most of a long body, are read as they are met.
+func (p *Prompt) members(kind Kind) error {
+	s := &p.scan
+	// vLLM accepts a byte order mark.
+	i := s.space(len(s.b) - len(bytes.TrimPrefix(s.b, []byte("\xef\xbb\xbf"))))
+	if i == len(s.b) {
+		return &Error{Message: "the request body is empty: a JSON object was expected"}
+	}
+	if s.b[i] != '{' {
+		if _, err := s.value(i, 0); err != nil {
+			return err
+		}
+		return &Error{Message: "the request body must be a JSON object"}
+	}
+	i++
+	for {
+		key, at, ok, err := s.member(i)
+		if err != nil {
+			return err
+		}
+		if !ok {
+			i = at
+			break
+		}
+		f := fieldOf(kind, p.text(key))
+		if f != fieldNone && p.top[f].given() {
+			// vLLM would take the last one, and another reader the first.
+			name := string(p.text(key))
+			return &Error{Param: name, Message: fmt.Sprintf("%q is given twice", name)}
+		}
+		switch {
+		case f == fieldMessages:
+			i, err = p.readMessages(at)
+		case f == fieldPrompt:
+			i, err = p.readPrompt(at)
+		case f == fieldTools:
+			i, err = p.readTools(at)
+		default:
+			p.top[f], err = s.value(at, 1)
+			i = p.top[f].end
+		}
+		if err != nil {
+			return err
+		}
+		p.top[f].start, p.top[f].end = at, i
+	}
+	p.top[fieldNone] = value{}
+	if i = s.space(i); i < len(s.b) {
+		return s.fail(i, "the end")
+	}
+	return nil
+}
+
+// head reads what all kinds of bodies share.
+func (p *Prompt) head() error {
+	s, top := &p.scan, &p.top
+	switch model := top[fieldModel]; {
+	case !s.set(model):
+		p.Model = ""
+	case s.first(model) != '"':
+		return &Error{Param: "model", Message: "model must be a string"}
+	default:
+		if name := p.text(model); p.Model != string(name) {
+			p.Model = string(name)
+		}
+	}
+	p.Stream = p.truthy(top[fieldStream])
+	p.PreviousResponse = s.set(top[fieldPreviousResponse])
+	p.Sequences = max(1, p.integer(top[fieldN]), p.integer(top[fieldBestOf]))
+	p.MaxTokens = p.integer(top[fieldMaxCompletionTokens])
+	if p.MaxTokens == 0 {
+		p.MaxTokens = p.integer(top[fieldMaxTokens])
+	}
+	// Of a completion with echo, logprobs are prompt_logprobs.
+	p.Cacheable = !s.set(top[fieldPromptLogprobs]) && !s.set(top[fieldTruncate]) && !s.set(top[fieldPromptEmbeds]) &&
+		!(p.truthy(top[fieldEcho]) && s.set(top[fieldLogprobs]))
+	if options := top[fieldStreamOptions]; s.first(options) == '{' {
+		var usage [1]value
+		if _, err := p.named(options.start, checked, []string{"include_usage"}, usage[:]); err != nil {
+			return err
+		}
+		p.IncludeUsage = p.truthy(usage[0])
+	}
+	return nil
+}
+
+// seedWith makes the seed from the settings that change a prompt as a whole.
+// Lists of token ids, texts and chats get seeds of their own.
+func (p *Prompt) seedWith(form byte) {
+	buf := append(p.scratch[:0], form)
+	for f := firstSeed; f < numFields; f++ {
+		v := p.top[f]
+		if !p.scan.set(v) || f == fieldToolChoice && string(p.scan.b[v.start:v.end]) != `"none"` {
+			continue
+		}
+		buf = append(buf, markField, byte(f))
+		buf = p.scan.appendMinified(buf, v)
+	}
+	p.seed = xxh3.Hash(buf)
+	p.scratch = buf
+}
+
+// checked stands for the depth of a value that was found valid before.
+const checked = 0
+
+// named walks the object at i, inside depth containers, and notes in values
+// where the members called names lie. Of equal keys the last counts, as it
+// does for vLLM. It returns the index behind the object.
+func (p *Prompt) named(i, depth int, names []string, values []value) (int, error) {
+	i++
+	for {
+		key, at, ok, err := p.scan.member(i)
+		if !ok {
+			return at, err
+		}
+		v, err := p.scan.value(at, depth+1)
+		if err != nil {
+			return 0, err
+		}
+		for k, written := 0, p.text(key); k < len(names); k++ {
+			if string(written) == names[k] {
+				values[k] = v
+				break
+			}
+		}
+		i = v.end
+	}
+}
+
+// text returns the string v with its escapes undone, and any other value as it
+// is written. The result is valid until the next call.
+func (p *Prompt) text(v value) []byte {
+	if p.scan.first(v) != '"' {
+		return p.scan.b[v.start:v.end]
+	}
+	if !v.escaped {
+		return p.scan.b[v.start+1 : v.end-1]
+	}
+	p.scratch, _, _ = p.scan.appendString(p.scratch[:0], v.start) // v was checked
+	return p.scratch
+}
+
+// truthy reads a flag as vLLM does, which takes 1 and "true" for true.
+func (p *Prompt) truthy(v value) bool {
+	switch string(p.text(v)) {
+	case "true", "True", "TRUE", "1", "1.0":
+		return true
+	}
+	return false
+}
+
+// integer reads a whole number as vLLM does, which takes 2.0 and "2" for 2.
+// What is no positive number is 0: the replica refuses it where it matters.
+func (p *Prompt) integer(v value) int {
+	written := p.text(v)
+	if len(written) == 0 || len(written) > 32 {
+		return 0
+	}
+	n, err := strconv.ParseFloat(string(written), 64)
+	if err != nil || !(n > 0) {
+		return 0
+	}
+	return int(min(n, 1<<31-1))
+}
