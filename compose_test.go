@@ -149,6 +149,22 @@ func TestComposeReplicasRunAsTheProxyNeedsThem(t *testing.T) {
 	}
 }
 
+func TestComposeSimulatedReplicasRunACommandOfTheImage(t *testing.T) {
+	project := composeProject(t, "sim")
+	for _, name := range composeProfiles()[2].replicas {
+		s := project.Services[name]
+		if s.Image != project.Services["warmroute-sim"].Image {
+			t.Errorf("%s runs the image %s", name, s.Image)
+		}
+		if err := newVllmsimCommand().ParseFlags(s.Command[1:]); err != nil || s.Command[0] != "vllmsim" {
+			t.Errorf("%s runs %q: %v", name, s.Command, err)
+		}
+		if check := s.HealthCheck; check == nil || !slices.Equal(check.Test[1:3], []string{"/warmroute", "health"}) {
+			t.Errorf("%s has the health check of the proxy", name)
+		}
+	}
+}
+
 func TestComposeProxyMayFinishItsRequestsAndKnowsItsVariables(t *testing.T) {
 	shutdown := mustLoad(t, "", "http://a:8000").Timeouts.Shutdown
 	variables := map[string]bool{}

@@ -32,6 +32,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		Example: `  warmroute serve http://10.0.0.5:8000 http://10.0.0.6:8000
   warmroute check --config warmroute.yaml
   warmroute demo --for 30s
+  warmroute vllmsim --listen 127.0.0.1:8001
   warmroute version`,
 		SilenceErrors:     true, // printed below, once
 		SilenceUsage:      true, // a failure of a backend is no question of usage
@@ -42,6 +43,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		newServeCommand(),
 		newServeCommand(),
 		newDemoCommand(),
+		newVllmsimCommand(),
 		newCheckCommand(),
 		newVersionCommand(),
 		newHealthCommand(),
