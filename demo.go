@@ -126,11 +126,16 @@ func playDemo(ctx context.Context, o demoOptions, fleets []*demoFleet, screen *d
 	for _, f := range fleets {
 		players.Go(func() { f.play(ctx, chats) })
 	}
-	tick := time.NewTicker(screen.interval())
-	defer tick.Stop()
+	sample, show := time.NewTicker(50*time.Millisecond), time.NewTicker(screen.interval())
+	defer sample.Stop()
+	defer show.Stop()
 	for ctx.Err() == nil {
 		select {
-		case <-tick.C:
+		case <-sample.C:
+			for _, f := range fleets {
+				f.sample()
+			}
+		case <-show.C:
 			if !o.json {
 				screen.update(time.Since(start), demoResults(fleets, time.Since(start)))
 			}
@@ -145,7 +150,7 @@ func playDemo(ctx context.Context, o demoOptions, fleets []*demoFleet, screen *d
 func demoResults(fleets []*demoFleet, elapsed time.Duration) []replay.Summary {
 	var all []replay.Summary
 	for _, f := range fleets {
-		all = append(all, f.tally.Summary(f.policy, elapsed))
+		all = append(all, f.summary(elapsed))
 	}
 	return all
 }

@@ -25,11 +25,15 @@ type demoFleet struct {
 	url    string // of the proxy, without /v1
 	admin  string // base URL of its admin listener, if it has one
 	tally  replay.Tally
+
+	replicas []*vllmsim.Server
+	inFlight []float64 // sum of samples, by replica
 }
 
 // startDemoFleet starts replicas and a proxy and returns when the proxy has
 // found a replica ready. run is called for each that has to run meanwhile.
 func startDemoFleet(ctx context.Context, policy string, replicas int, address, admin string, run func(func(context.Context) error)) (*demoFleet, error) {
+	f := &demoFleet{policy: policy, inFlight: make([]float64, replicas)}
 	var urls []string
 	for range replicas {
 		replica := vllmsim.NewServer(vllmsim.Config{Engine: vllmsim.EngineConfig{KVTokens: demoKVTokens}})
@@ -37,6 +41,7 @@ func startDemoFleet(ctx context.Context, policy string, replicas int, address, a
 			return nil, err
 		}
 		run(replica.Run)
+		f.replicas = append(f.replicas, replica)
 		urls = append(urls, replica.URL())
 	}
 	config, err := demoConfig(policy, address, admin, urls)
@@ -52,7 +57,7 @@ func startDemoFleet(ctx context.Context, policy string, replicas int, address, a
 		return nil, err
 	}
 	run(func(ctx context.Context) error { return s.run(ctx, public, private) })
-	f := &demoFleet{policy: policy, url: baseURL(public)}
+	f.url = baseURL(public)
 	if private != nil {
 		f.admin = baseURL(private)
 	}
@@ -118,4 +123,26 @@ func (f *demoFleet) play(ctx context.Context, chats *replay.Chats) {
 		Speed: 1, Timeout: demoTimeout, Report: f.tally.Add,
 	}
 	player.PlayChats(ctx, chats)
+}
+
+// sample notes how many requests each replica has; called at even intervals.
+func (f *demoFleet) sample() {
+	for i, r := range f.replicas {
+		stats := r.Stats()
+		f.inFlight[i] += float64(stats.Running + stats.Waiting)
+	}
+}
+
+// summary is the result so far, elapsed after the start. Not to be called
+// while sample runs.
+func (f *demoFleet) summary(elapsed time.Duration) replay.Summary {
+	work := make([]float64, len(f.replicas))
+	for i, r := range f.replicas {
+		stats := r.Stats()
+		work[i] = float64(stats.PrefixQueries - stats.PrefixHits)
+	}
+	s := f.tally.Summary(f.policy, elapsed)
+	s.WorkMaxOverMean = replay.MaxOverMean(work)
+	s.InFlightMaxOverMean = replay.MaxOverMean(f.inFlight)
+	return s
 }

@@ -42,6 +42,10 @@ type Summary struct {
 	TPOTMean float64 `json:"tpot_mean_s"`
 	ITLMean  float64 `json:"itl_mean_s"`
 	E2EMean  float64 `json:"e2e_mean_s"`
+	// The most loaded backend over the mean, by prompt tokens prefilled and by
+	// time-weighted mean in flight. Filled by whoever sees the replicas; 0: unknown.
+	WorkMaxOverMean     float64 `json:"work_max_over_mean,omitzero"`
+	InFlightMaxOverMean float64 `json:"in_flight_max_over_mean,omitzero"`
 	// Throughput is requests answered a second, from the tally's start.
 	Throughput float64        `json:"throughput_rps"`
 	Lost       int            `json:"lost"` // the sum of Errors
@@ -115,6 +119,18 @@ func (t *Tally) Summary(policy string, elapsed time.Duration) Summary {
 		s.Throughput = float64(len(results)) / elapsed.Seconds()
 	}
 	return s
+}
+
+// MaxOverMean is 1 when all values are alike, and 0 for no values or nothing but zeros.
+func MaxOverMean(values []float64) float64 {
+	most, sum := 0.0, 0.0
+	for _, v := range values {
+		most, sum = max(most, v), sum+v
+	}
+	if sum == 0 {
+		return 0
+	}
+	return most * float64(len(values)) / sum
 }
 
 type mean struct {

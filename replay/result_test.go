@@ -38,3 +38,16 @@ func TestSummaryOfNothing(t *testing.T) {
 		t.Errorf("got %+v", s)
 	}
 }
+
+func TestMaxOverMean(t *testing.T) {
+	f := func(want float64, values ...float64) {
+		t.Helper()
+		if got := MaxOverMean(values); got != want {
+			t.Errorf("%v: got %v, want %v", values, got, want)
+		}
+	}
+	f(0)
+	f(0, 0, 0)
+	f(1, 3, 3, 3)
+	f(2, 0, 4, 2, 2)
+}

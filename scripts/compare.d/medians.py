@@ -21,7 +21,7 @@ def line(name, values):
 
 
 def figures(run):
-    return [f"{run[c]:.3f}" if isinstance(run[c], float) else str(run[c]) for c in COLUMNS]
+    return [f"{run[c]:g}" if c in ("requests", "lost") else f"{run[c]:.3f}" for c in COLUMNS]
 
 
 def main():
