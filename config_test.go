@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"maps"
 	"os"
 	"path/filepath"
@@ -261,60 +260,4 @@ func TestOtherServicesVariablesAreNoFaults(t *testing.T) {
 		t.Setenv(name, "tcp://10.0.0.1:8080")
 	}
 	mustLoad(t, "", "http://a:8000")
-}
-
-func TestByteSizes(t *testing.T) {
-	f := func(text string, want ByteSize, shown string) {
-		t.Helper()
-		got, err := ParseByteSize(text)
-		if err != nil || got != want || got.String() != shown {
-			t.Errorf("%q: got %d (%s), %v; want %d (%s)", text, got, got, err, want, shown)
-		}
-	}
-	f("0", 0, "0B")
-	f("67108864", 64<<20, "64MiB")
-	f("64MiB", 64<<20, "64MiB")
-	f("64MB", 64e6, "64MB")
-	f(" 64 mib ", 64<<20, "64MiB")
-	f("1TiB", 1<<40, "1TiB")
-	f("1023B", 1023, "1023B")
-	f("-1KiB", -1024, "-1KiB")
-	for _, bad := range []string{"", "MiB", "64M", "1.5GiB", "9223372036854775808", "9223372036854775807KiB", "0x10", "1 GiB 2"} {
-		if got, err := ParseByteSize(bad); err == nil {
-			t.Errorf("%q: got %d, want an error", bad, got)
-		}
-	}
-}
-
-// FuzzConfig: whatever a file holds, loading ends in a configuration that
-// keeps every rule or in faults of one line each.
-func FuzzConfig(f *testing.F) {
-	f.Add(defaultsYAML)
-	for _, seed := range []string{
-		"", "listen", "- a", "listen: [", "\x00", "poll: {interval: 5}\nbackends: [http://a:1, null, {url: 7}]",
-		"a: &a [x,x,x,x]\nb: &b [*a,*a,*a,*a]\nc: &c [*b,*b,*b,*b]\nbackends: [*c,*c,*c,*c]",
-		"? {a: b}\n: c", "1: 2\n? [a]\n: {b: c}", "<<: {listen: \":1\"}", "limits: {body_bytes: 1e400}", "a: &a {b: *a}",
-		"\"routing.policy\": prefix", "Listen: \":1\"", "poll:\n  interval: 2001-01-01", "listen: !!binary aGk=", "---\na: 1\n---\nb: 2",
-	} {
-		f.Add([]byte(seed))
-	}
-	flags := pflag.NewFlagSet("serve", pflag.ContinueOnError)
-	addConfigFlags(flags)
-	f.Fuzz(func(t *testing.T, data []byte) {
-		c, err := parseConfig("fuzz.yaml", data, flags, nil)
-		var listed ConfigError
-		if err != nil {
-			if !errors.As(err, &listed) || len(listed) == 0 {
-				t.Fatalf("not a list of faults: %v", err)
-			}
-			if strings.Count(err.Error(), "\n") != len(listed)-1 {
-				t.Fatalf("a fault broke out of its line: %q", err)
-			}
-			return
-		}
-		again := faults{}
-		if c.check(&again); again.err() != nil || len(c.Backends) == 0 {
-			t.Fatalf("accepted %+v: %v", c, again.err())
-		}
-	})
 }
