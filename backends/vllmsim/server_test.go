@@ -5,11 +5,15 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/tidwall/gjson"
 	"go.uber.org/goleak"
 )
 
@@ -125,5 +129,143 @@ func TestStreamHasRoleContentFinishUsageAndDone(t *testing.T) {
 		if !strings.Contains(events[i], want) {
 			t.Errorf("event %d is %s, which lacks %s", i, events[i], want)
 		}
+	}
+}
+
+func TestHeadersComeBeforePrefill(t *testing.T) {
+	s := start(t, Config{Engine: EngineConfig{PrefillRate: 0.001}}) // the prompt takes hours
+	resp, err := send(t, t.Context(), s, long)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		t.Errorf("status %d", resp.StatusCode)
+	}
+}
+
+func TestAClientThatLeavesAborts(t *testing.T) {
+	for name, c := range map[string]struct {
+		engine EngineConfig
+		body   string
+	}{
+		"in mid-stream": {EngineConfig{}, long},
+		"in prefill":    {EngineConfig{PrefillRate: 0.001, StepTokens: 1, Speed: 1e5}, long},
+		"not streaming": {EngineConfig{}, strings.Replace(long, `"stream":true,"stream_options":{"include_usage":true}`, `"stream":false`, 1)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := start(t, Config{Engine: c.engine})
+			ctx, cancel := context.WithCancel(t.Context())
+			left := make(chan struct{})
+			go func() {
+				defer close(left)
+				resp, err := send(t, ctx, s, c.body)
+				if err == nil {
+					_, _ = io.Copy(io.Discard, resp.Body)
+					resp.Body.Close()
+				}
+			}()
+			until(t, "the request runs", func() bool { return s.Stats().Running == 1 })
+			cancel()
+			<-left
+			until(t, "it is aborted", func() bool { st := s.Stats(); return st.Running == 0 && st.KVUsage == 0 })
+		})
+	}
+}
+
+func TestAHalfCloseAborts(t *testing.T) {
+	s := start(t, Config{})
+	conn, err := net.Dial("tcp", strings.TrimPrefix(s.URL(), "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	fmt.Fprintf(conn, "POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(long), long)
+	until(t, "the request runs", func() bool { return s.Stats().Running == 1 })
+	if err := conn.(*net.TCPConn).CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "it is aborted", func() bool { return s.Stats().Running == 0 })
+}
+
+func TestSeedsKeepCachesApart(t *testing.T) {
+	s := start(t, Config{Engine: fast, Adapters: []string{"sql"}})
+	question := func(more string) answer {
+		return ask(t, s, `{"messages":[{"role":"user","content":"`+strings.Repeat("word ", 100)+`"}],"max_tokens":4`+more+`}`)
+	}
+	question("")
+	for more, hit := range map[string]bool{
+		``:                              true,
+		`,"model":"sim"`:                true,
+		`,"temperature":0.5,"user":"u"`: true,
+		`,"model":"sql"`:                false,
+		`,"cache_salt":"pepper"`:        false,
+	} {
+		if got := question(more).Usage.PromptTokensDetails.CachedTokens > 0; got != hit {
+			t.Errorf("with %s: hit is %v, want %v", more, got, hit)
+		}
+	}
+}
+
+func TestAnswerLength(t *testing.T) {
+	s := start(t, Config{Engine: fast, MaxModelLen: 2000})
+	for _, c := range []struct {
+		more     string
+		min, max int
+		finish   string
+	}{
+		{``, 20, 1900, "stop"},
+		{`,"max_tokens":3`, 3, 3, "length"},
+		{`,"max_tokens":9,"max_completion_tokens":4`, 4, 4, "length"},
+		{`,"max_tokens":1500,"ignore_eos":true`, 1500, 1500, "length"},
+		{`,"max_tokens":999999,"ignore_eos":true`, 1900, 1999, "length"}, // what the context leaves
+		{`,"min_tokens":1500,"max_tokens":1800`, 1501, 1501, "stop"},
+	} {
+		a := ask(t, s, `{"messages":[{"role":"user","content":"Hi"}]`+c.more+`}`)
+		if n := a.Usage.CompletionTokens; n < c.min || n > c.max || a.Choices[0].FinishReason != c.finish {
+			t.Errorf("with %s: %d tokens, %s, want %d to %d, %s", c.more, n, a.Choices[0].FinishReason, c.min, c.max, c.finish)
+		}
+	}
+}
+
+func TestToolCallFedBackIsFoundInTheCache(t *testing.T) {
+	s := start(t, Config{Engine: fast})
+	const head = `{"tools":[{"type":"function","function":{"name":"look","parameters":{"type":"object","properties":{"where":{"type":"string","enum":["under the table, or behind it"]}},"required":["where"]}}}],"messages":[{"role":"user","content":"Look!"}`
+	status, raw := post(t, s, "/v1/chat/completions", head+`],"tool_choice":"required"}`)
+	if status != http.StatusOK {
+		t.Fatalf("%d %s", status, raw)
+	}
+	message := gjson.Get(raw, "choices.0.message")
+	if got := message.Get("tool_calls.0.function.arguments").Str; got != `{"where": "under the table, or behind it"}` {
+		t.Errorf("arguments %s", got)
+	}
+	first := gjson.Get(raw, "usage")
+	second := ask(t, s, head+`,{"role":"assistant","tool_calls":`+message.Get("tool_calls").Raw+`},{"role":"tool","content":"Nothing."}]}`)
+	want := int(first.Get("prompt_tokens").Int()+first.Get("completion_tokens").Int()-1) / 16 * 16
+	if got := second.Usage.PromptTokensDetails.CachedTokens; got != want {
+		t.Errorf("%d tokens hit, want %d", got, want)
+	}
+}
+
+func TestAStepThatIsLateIsCaughtUp(t *testing.T) {
+	s := start(t, Config{})
+	// 100 steps of 8 ms, while the engine's lock is held for half the time.
+	held := make(chan struct{})
+	go func() {
+		defer close(held)
+		for range 10 {
+			s.engineMu.Lock()
+			time.Sleep(40 * time.Millisecond)
+			s.engineMu.Unlock()
+			time.Sleep(time.Millisecond)
+		}
+	}()
+	ask(t, s, `{"messages":[{"role":"user","content":"Hi"}],"max_tokens":100,"ignore_eos":true}`)
+	<-held
+	s.engineMu.Lock()
+	defer s.engineMu.Unlock()
+	// In virtual time nothing was lost: 99 gaps of a step each.
+	if mean := s.counters.itl.sum / 99; mean < 0.008 || mean > 0.0085 {
+		t.Errorf("%v s between tokens, want 8 to 8.5 ms", mean)
 	}
 }
