@@ -1,0 +1,67 @@
+package metrics
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"warmroute/backends"
+	"warmroute/router"
+)
+
+// state reads gauges off the fleet and the index when it is scraped, so that
+// nothing has to keep them up on the way of a request.
+type state struct {
+	fleet  []*backends.Backend
+	router *router.Router
+}
+
+func perBackend(name, help string) *prometheus.Desc {
+	return prometheus.NewDesc("warmroute_"+name, help, []string{"backend"}, nil)
+}
+
+var (
+	ready     = perBackend("backend_ready", "1 when the backend may take traffic.")
+	inFlight  = perBackend("backend_in_flight", "Sequences sent by this proxy and unfinished.")
+	running   = perBackend("backend_running", "vLLM's own count of requests in its batch, when known.")
+	waiting   = perBackend("backend_waiting", "vLLM's own count of requests in its queue, when known.")
+	kvUsage   = perBackend("backend_kv_cache_usage", "Share of the KV cache in use, 0 to 1, when known.")
+	blocks    = perBackend("index_blocks", "Blocks that the backend is thought to hold.")
+	capacity  = perBackend("index_capacity_blocks", "Blocks that the backend's part of the index may hold.")
+	evictions = perBackend("index_evictions_total", "Blocks that left the index to make room.")
+	bytes     = prometheus.NewDesc("warmroute_index_bytes", "Memory that the index takes, about.", nil, nil)
+)
+
+func (s *state) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{ready, inFlight, running, waiting, kvUsage, blocks, capacity, evictions, bytes} {
+		ch <- d
+	}
+}
+
+func (s *state) Collect(ch chan<- prometheus.Metric) {
+	parts, size := s.router.Index()
+	ch <- prometheus.MustNewConstMetric(bytes, prometheus.GaugeValue, float64(size))
+	for _, b := range s.fleet {
+		send := func(d *prometheus.Desc, t prometheus.ValueType, v float64) {
+			ch <- prometheus.MustNewConstMetric(d, t, v, b.Name)
+		}
+		up := 0.0
+		if b.State() == backends.Ready {
+			up = 1
+		}
+		send(ready, prometheus.GaugeValue, up)
+		send(inFlight, prometheus.GaugeValue, float64(b.InFlight.Load()))
+		send(blocks, prometheus.GaugeValue, float64(parts[b.Slot].Blocks))
+		send(capacity, prometheus.GaugeValue, float64(parts[b.Slot].Capacity))
+		send(evictions, prometheus.CounterValue, float64(parts[b.Slot].Evictions))
+		l := b.Load()
+		if l == nil {
+			continue
+		}
+		if l.QueuesKnown {
+			send(running, prometheus.GaugeValue, float64(l.Running))
+			send(waiting, prometheus.GaugeValue, float64(l.Waiting))
+		}
+		if l.KVKnown {
+			send(kvUsage, prometheus.GaugeValue, l.KVCacheUsage)
+		}
+	}
+}
