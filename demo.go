@@ -74,11 +74,6 @@ func runDemo(ctx context.Context, o demoOptions, out io.Writer) error {
 	serving, stop := context.WithCancel(context.WithoutCancel(ctx))
 	playing, end := context.WithCancelCause(ctx)
 	defer end(nil)
-	if o.length > 0 {
-		var cancel context.CancelFunc
-		playing, cancel = context.WithTimeout(playing, o.length)
-		defer cancel()
-	}
 
 	var servers sync.WaitGroup
 	defer servers.Wait()
@@ -105,6 +100,11 @@ func runDemo(ctx context.Context, o demoOptions, out io.Writer) error {
 	screen := newDemoScreen(out)
 	if !o.json {
 		writeDemoIntroduction(out, o.backends, ours)
+	}
+	if o.length > 0 {
+		var cancel context.CancelFunc
+		playing, cancel = context.WithTimeout(playing, o.length)
+		defer cancel()
 	}
 	elapsed := playDemo(playing, o, fleets, screen)
 	if cause := context.Cause(playing); cause != nil && !errors.Is(cause, context.Canceled) && !errors.Is(cause, context.DeadlineExceeded) {

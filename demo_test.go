@@ -22,7 +22,7 @@ func verifyNoGoroutineLeft(t *testing.T, before goleak.Option) {
 func testDemo(t *testing.T, ctx context.Context, o demoOptions) (replay.Report, string) {
 	t.Helper()
 	defer verifyNoGoroutineLeft(t, goleak.IgnoreCurrent())
-	o.backends = 2
+	o.backends = 4
 	o.listen, o.admin = "127.0.0.1:0", "127.0.0.1:0"
 	var out bytes.Buffer
 	if err := runDemo(ctx, o, &out); err != nil {
