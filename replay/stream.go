@@ -82,7 +82,7 @@ func (s *stream) event(data []byte, now time.Time) bool {
 	}
 	delta := choice.Get("delta")
 	content := delta.Get("content").Str
-	if content != "" || delta.Get("reasoning").Str != "" || delta.Get("tool_calls").IsArray() {
+	if content != "" || delta.Get("reasoning").Str != "" || delta.Get("tool_calls.0").Exists() {
 		if s.chunks == 0 {
 			s.first = now
 		}
