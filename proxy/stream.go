@@ -92,7 +92,7 @@ func (a *attempt) awaitFirst(body *transport.Body, s *eventScanner, held *bytes.
 // that is the client's own fault is not: it would fail anywhere.
 func (a *attempt) judge(resp *http.Response, s *eventScanner, err error) *failure {
 	switch {
-	case s.content || s.finished || s.done && s.failed == nil:
+	case s.content || s.finished:
 		return nil
 	case s.failed != nil:
 		status := s.failedStatus()
@@ -105,7 +105,7 @@ func (a *attempt) judge(resp *http.Response, s *eventScanner, err error) *failur
 		}
 	case s.aborted:
 		return a.abortedFailure()
-	case err == nil || err == io.EOF && s.events > 0 && !a.cutShort(resp, s):
+	case s.done || err == nil || err == io.EOF && s.events > 0 && !a.cutShort(resp, s):
 		return nil
 	case err == io.EOF:
 		return a.failed(errCut)

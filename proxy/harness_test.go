@@ -1,0 +1,404 @@
+package proxy
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"warmroute/backends"
+	"warmroute/backends/transport"
+	"warmroute/metrics"
+	"warmroute/router"
+)
+
+// failsafe is longer than any step of a test takes.
+const failsafe = 20 * time.Second
+
+// TestMain looks for goroutines left behind. The transports' cleaners end on
+// their own, an idle timeout after the last connection.
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if code == 0 {
+		err := goleak.Find()
+		for end := time.Now().Add(failsafe); err != nil && time.Now().Before(end); {
+			err = goleak.Find()
+		}
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+	}
+	os.Exit(code)
+}
+
+// replica is one server that the proxy may choose, misbehaving as it likes.
+type replica struct {
+	name   string
+	key    string   // the API key that the proxy has for it
+	models []string // "m" when empty; "adapter<base" is a LoRA adapter of base
+	script func(*session)
+
+	listener net.Listener
+	open     sync.WaitGroup
+	over     chan struct{} // closed when the test ends
+
+	mu    sync.Mutex
+	seen  []seen
+	conns []net.Conn
+}
+
+// seen is a request as a replica got it.
+type seen struct {
+	*http.Request
+	body string
+}
+
+// session is one connection as a replica sees it.
+type session struct {
+	net.Conn
+	br      *bufio.Reader
+	replica *replica
+	n       int // 1 for the first connection that the replica accepted
+}
+
+// request reads one request whole. ok is false when the proxy closed instead.
+func (s *session) request() (r seen, ok bool) {
+	req, err := http.ReadRequest(s.br)
+	if err != nil {
+		return seen{}, false
+	}
+	body, err := io.ReadAll(req.Body)
+	if err != nil {
+		return seen{}, false
+	}
+	r = seen{req, string(body)}
+	s.replica.mu.Lock()
+	s.replica.seen = append(s.replica.seen, r)
+	s.replica.mu.Unlock()
+	return r, true
+}
+
+// say writes; an error shows at the other end.
+func (s *session) say(parts ...string) {
+	for _, p := range parts {
+		io.WriteString(s.Conn, p)
+	}
+}
+
+// closed waits for the proxy to close the connection.
+func (s *session) closed() { io.Copy(io.Discard, s.br) }
+
+// reset closes the connection the hard way.
+func (s *session) reset() {
+	s.Conn.(*net.TCPConn).SetLinger(0)
+	s.Conn.Close()
+}
+
+// always answers every request with the same bytes.
+func always(answer ...string) func(*session) {
+	return func(s *session) {
+		for {
+			if _, ok := s.request(); !ok {
+				return
+			}
+			s.say(answer...)
+		}
+	}
+}
+
+// once answers one request and closes the connection.
+func once(answer ...string) func(*session) {
+	return func(s *session) {
+		s.request()
+		s.say(answer...)
+	}
+}
+
+// requests is what the replica has seen so far.
+func (r *replica) requests() []seen {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return append([]seen(nil), r.seen...)
+}
+
+func (r *replica) start(t testing.TB) {
+	var err error
+	if r.listener, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
+		t.Fatal(err)
+	}
+	r.over = make(chan struct{})
+	r.open.Go(func() {
+		for n := 1; ; n++ {
+			c, err := r.listener.Accept()
+			if err != nil {
+				return
+			}
+			r.mu.Lock()
+			r.conns = append(r.conns, c)
+			r.mu.Unlock()
+			r.open.Go(func() {
+				defer c.Close()
+				r.script(&session{c, bufio.NewReader(c), r, n})
+			})
+		}
+	})
+}
+
+func (r *replica) stop() {
+	close(r.over)
+	r.listener.Close()
+	r.mu.Lock()
+	for _, c := range r.conns {
+		c.Close()
+	}
+	r.mu.Unlock()
+	r.open.Wait()
+}
+
+// fleet is a Proxy behind a real listener, and the replicas behind it.
+type fleet struct {
+	t        testing.TB
+	url      string
+	addr     string
+	proxy    *Proxy
+	router   *router.Router
+	metrics  *metrics.Metrics
+	backends []*backends.Backend
+	client   *http.Client
+	log      *lockedBuffer
+}
+
+// serve starts a Proxy in front of the replicas. A request goes to the first
+// replica that it can go to, since each seems busier than the one before.
+func serve(t testing.TB, change func(*Options), replicas ...*replica) *fleet {
+	t.Helper()
+	var list []*backends.Backend
+	for i, r := range replicas {
+		if r.name == "" {
+			r.name = fmt.Sprintf("r%d", i)
+		}
+		r.start(t)
+		t.Cleanup(r.stop)
+		list = append(list, backendAt(t, r.name, "http://"+r.listener.Addr().String(), r.key))
+	}
+	f := newFleet(t, list, "prefix", change)
+	for i, r := range replicas {
+		f.backends[i].SetModels(cards(r.models))
+		f.backends[i].SetLoad(&backends.Load{QueuesKnown: true, Running: 100 * i, ScrapedAt: time.Now()})
+	}
+	return f
+}
+
+func backendAt(t testing.TB, name, address, key string) *backends.Backend {
+	u, err := backends.ParseURL(address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tr := transport.New(transport.Options{URL: u, IdleTimeout: 2 * time.Second})
+	t.Cleanup(tr.CloseIdleConnections)
+	return backends.New(name, u, key, tr)
+}
+
+// cards are models as a replica would list them.
+func cards(names []string) (out []backends.Model) {
+	if len(names) == 0 {
+		names = []string{"m"}
+	}
+	for _, n := range names {
+		id, parent, _ := strings.Cut(n, "<")
+		out = append(out, backends.Model{
+			ID: id, Root: id, Parent: parent, Card: fmt.Appendf(nil, `{"id": %q,  "object":"model","root":%q}`, id, id),
+		})
+	}
+	return out
+}
+
+func newFleet(t testing.TB, list []*backends.Backend, policy string, change func(*Options)) *fleet {
+	t.Helper()
+	registry, err := backends.NewRegistry(list)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, b := range list {
+		b.SetModels(cards(nil))
+		b.SetState(backends.Ready)
+	}
+	r, err := router.New(router.Options{
+		Backends: registry.All(), Policy: policy, BlockBytes: 256, IndexMaxBytes: 64 << 20,
+		PollInterval: time.Hour, // what serve says of load does not fade
+		Now:          time.Now, Rand: rand.New(rand.NewPCG(1, 2)),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &fleet{t: t, router: r, metrics: metrics.New(registry.All(), r, "test"), backends: list, log: new(lockedBuffer)}
+	o := Options{
+		Registry: registry, Router: r, Metrics: f.metrics, Version: "1.2.3",
+		Log:        slog.New(slog.NewTextHandler(f.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		Suspect:    func(*backends.Backend) {},
+		BlockBytes: 256, Attempts: 3, BodyBytes: 1 << 20, BodyBytesTotal: 1 << 30,
+		FirstByte: time.Minute, Idle: time.Minute, RouteHeaders: true,
+	}
+	if change != nil {
+		change(&o)
+	}
+	f.proxy = New(o)
+	server := httptest.NewUnstartedServer(f.proxy)
+	server.Config.ErrorLog = slog.NewLogLogger(o.Log.Handler(), slog.LevelDebug)
+	server.Config.DisableGeneralOptionsHandler = true
+	server.Start()
+	f.url, f.addr = server.URL, server.Listener.Addr().String()
+	f.client = &http.Client{Transport: &http.Transport{DisableCompression: true, MaxIdleConnsPerHost: 64}}
+	t.Cleanup(func() {
+		f.client.CloseIdleConnections()
+		f.settled()
+		server.Close()
+	})
+	return f
+}
+
+// settled waits until nothing is in flight and nothing is held any more.
+func (f *fleet) settled() {
+	f.t.Helper()
+	for _, b := range f.backends {
+		eventually(f.t, "in flight on "+b.Name+" is 0", func() bool { return b.InFlight.Load() == 0 })
+	}
+	eventually(f.t, "no body is held", func() bool { return f.proxy.bodies.held.Load() == 0 })
+}
+
+// eventually waits for something that must come, however slow the machine.
+func eventually(t testing.TB, what string, is func() bool) {
+	t.Helper()
+	for end := time.Now().Add(failsafe); !is(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("never: %s", what)
+		}
+	}
+}
+
+// post sends body to an endpoint and reads the whole answer.
+func (f *fleet) post(path, body string, headers ...string) (*http.Response, string) {
+	f.t.Helper()
+	resp, answer, err := f.try(path, body, headers...)
+	if err != nil {
+		f.t.Fatalf("POST %s: %v", path, err)
+	}
+	return resp, answer
+}
+
+func (f *fleet) try(path, body string, headers ...string) (*http.Response, string, error) {
+	req, err := http.NewRequest(http.MethodPost, f.url+path, strings.NewReader(body))
+	if err != nil {
+		return nil, "", err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	for i := 0; i < len(headers); i += 2 {
+		req.Header.Add(headers[i], headers[i+1])
+	}
+	resp, err := f.client.Do(req)
+	if err != nil {
+		return nil, "", err
+	}
+	defer resp.Body.Close()
+	answer, err := io.ReadAll(resp.Body)
+	return resp, string(answer), err
+}
+
+// get asks for a path as it is written.
+func (f *fleet) get(path string) (*http.Response, string) {
+	f.t.Helper()
+	resp, err := f.client.Get(f.url + path)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	answer, err := io.ReadAll(resp.Body)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return resp, string(answer)
+}
+
+// dial opens a connection to the proxy for bytes that no HTTP client would send.
+func (f *fleet) dial() *net.TCPConn {
+	f.t.Helper()
+	c, err := net.Dial("tcp", f.addr)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	c.SetDeadline(time.Now().Add(failsafe))
+	f.t.Cleanup(func() { c.Close() })
+	return c.(*net.TCPConn)
+}
+
+// raw sends bytes and reads the answer to them.
+func (f *fleet) raw(request string) (*http.Response, string) {
+	f.t.Helper()
+	c := f.dial()
+	defer c.Close()
+	go io.WriteString(c, request) // the proxy may answer before it has read all
+	resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+	if err != nil {
+		f.t.Fatalf("no answer to %.80q: %v", request, err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return resp, string(body)
+}
+
+// blocks is how many blocks each backend is thought to hold.
+func (f *fleet) blocks() (out []int) {
+	parts, _ := f.router.Index()
+	for _, p := range parts {
+		out = append(out, p.Blocks)
+	}
+	return out
+}
+
+// exposition is the metrics as Prometheus would read them.
+func (f *fleet) exposition() string {
+	w := httptest.NewRecorder()
+	f.metrics.Handler().ServeHTTP(w, &http.Request{Method: http.MethodGet, URL: &url.URL{Path: "/metrics"}, Header: http.Header{}})
+	return w.Body.String()
+}
+
+// counts waits until the exposition has a line.
+func (f *fleet) counts(line string) {
+	f.t.Helper()
+	eventually(f.t, "metric "+line, func() bool { return strings.Contains(f.exposition(), "\n"+line+"\n") })
+}
+
+// lockedBuffer is a log that many goroutines write to.
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
