@@ -11,8 +11,6 @@ package prompt
 import (
 	"bytes"
 	"fmt"
-	"slices"
-	"strconv"
 	"unicode/utf8"
 
 	"github.com/zeebo/xxh3"
@@ -109,9 +107,6 @@ func (p *Prompt) Parse(kind Kind, body []byte) error {
 	}
 	p.scan.b = body
 	defer func() { p.scan.b = nil }()
-	if kind != Other {
-		p.Text = slices.Grow(p.Text, len(body))
-	}
 	if err := p.members(kind); err != nil {
 		return err
 	}
@@ -217,7 +212,7 @@ func (p *Prompt) head() error {
 		!(p.truthy(top[fieldEcho]) && s.set(top[fieldLogprobs]))
 	if options := top[fieldStreamOptions]; s.first(options) == '{' {
 		var usage [1]value
-		if _, err := p.named(options.start, checked, []string{"include_usage"}, usage[:]); err != nil {
+		if _, err := p.named(options.start, []string{"include_usage"}, usage[:]); err != nil {
 			return err
 		}
 		p.IncludeUsage = p.truthy(usage[0])
@@ -239,67 +234,4 @@ func (p *Prompt) seedWith(form byte) {
 	}
 	p.seed = xxh3.Hash(buf)
 	p.scratch = buf
-}
-
-// checked stands for the depth of a value that was found valid before.
-const checked = 0
-
-// named walks the object at i, inside depth containers, and notes in values
-// where the members called names lie. Of equal keys the last counts, as it
-// does for vLLM. It returns the index behind the object.
-func (p *Prompt) named(i, depth int, names []string, values []value) (int, error) {
-	i++
-	for {
-		key, at, ok, err := p.scan.member(i)
-		if !ok {
-			return at, err
-		}
-		v, err := p.scan.value(at, depth+1)
-		if err != nil {
-			return 0, err
-		}
-		for k, written := 0, p.text(key); k < len(names); k++ {
-			if string(written) == names[k] {
-				values[k] = v
-				break
-			}
-		}
-		i = v.end
-	}
-}
-
-// text returns the string v with its escapes undone, and any other value as it
-// is written. The result is valid until the next call.
-func (p *Prompt) text(v value) []byte {
-	if p.scan.first(v) != '"' {
-		return p.scan.b[v.start:v.end]
-	}
-	if !v.escaped {
-		return p.scan.b[v.start+1 : v.end-1]
-	}
-	p.scratch, _, _ = p.scan.appendString(p.scratch[:0], v.start) // v was checked
-	return p.scratch
-}
-
-// truthy reads a flag as vLLM does, which takes 1 and "true" for true.
-func (p *Prompt) truthy(v value) bool {
-	switch string(p.text(v)) {
-	case "true", "True", "TRUE", "1", "1.0":
-		return true
-	}
-	return false
-}
-
-// integer reads a whole number as vLLM does, which takes 2.0 and "2" for 2.
-// What is no positive number is 0: the replica refuses it where it matters.
-func (p *Prompt) integer(v value) int {
-	written := p.text(v)
-	if len(written) == 0 || len(written) > 32 {
-		return 0
-	}
-	n, err := strconv.ParseFloat(string(written), 64)
-	if err != nil || !(n > 0) {
-		return 0
-	}
-	return int(min(n, 1<<31-1))
 }

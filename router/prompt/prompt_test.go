@@ -30,7 +30,7 @@ func TestCanonicalBytes(t *testing.T) {
 			{"role": "tool", "tool_call_id": "1", "content": "seen"}
 		]}`)
 	want := "\xffsystem\xfdBe \"brief\"." +
-		"\xf8\xfe\xf7look\xf7\xfe\xfe{\xf7type\xf7:\xf7object\xf7}\xfe\xf7strict\xf7true" +
+		"\xf8type:function,function:name:\xf7look\xf7,description:,parameters:{\xf7type\xf7:\xf7object\xf7}\xfe\xf7strict\xf7true" +
 		"\xffuser\xfeZoé\xfda\nb" +
 		"\xffassistant\xfbhm\xfd\xfalook\xf9{\xf7at\xf7:\xf7x\xf7}" +
 		"\xfftool\xfdseen"
@@ -181,7 +181,7 @@ func TestHugeNonsenseIsRefusedWithoutMemory(t *testing.T) {
 		body := []byte(strings.Repeat(unit, (64<<20)/len(unit)))
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
-		err := new(Prompt).Parse(Other, body)
+		err := new(Prompt).Parse(Chat, body)
 		runtime.ReadMemStats(&after)
 		if err == nil {
 			t.Errorf("64 MiB of %s are accepted", unit)

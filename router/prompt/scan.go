@@ -64,6 +64,9 @@ func (s *scanner) fail(i int, want string) error {
 	return &Error{Message: fmt.Sprintf("the request body is not valid JSON: %q at byte %d, where %s was expected", s.b[i], i, want)}
 }
 
+// checked is the depth to give for a value that was found valid before.
+const checked = 0
+
 // value checks the value that begins at i, inside depth open containers.
 func (s *scanner) value(i, depth int) (value, error) {
 	v := value{start: i}

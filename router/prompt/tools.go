@@ -113,12 +113,9 @@ func (p *Prompt) appendFunction(dst []byte, i int) (_ []byte, end int, err error
 			others = true
 		}
 	}
-	for _, v := range [...]value{name, description, parameters} {
-		dst = append(dst, markField)
-		if s.set(v) {
-			dst = s.appendMinified(dst, v)
-		}
-	}
+	dst = p.appendKnown(dst, "type:function,function:name:", name)
+	dst = p.appendKnown(dst, ",description:", description)
+	dst = p.appendKnown(dst, ",parameters:", parameters)
 	if !others {
 		return dst, end, nil
 	}
@@ -138,6 +135,16 @@ func (p *Prompt) appendFunction(dst []byte, i int) (_ []byte, end int, err error
 			dst = p.appendMember(dst, key, v)
 		}
 	}
+}
+
+// appendKnown appends a member that every function has, under the name that
+// templates write out: bytes per token would be too low for tools without it.
+func (p *Prompt) appendKnown(dst []byte, name string, v value) []byte {
+	dst = append(dst, name...)
+	if !p.scan.set(v) {
+		return dst
+	}
+	return p.scan.appendMinified(dst, v)
 }
 
 // appendMember appends a member that is not null, as null is the same as absent.
@@ -170,14 +177,14 @@ func (p *Prompt) appendCalls(list value) error {
 			continue
 		}
 		var function [1]value
-		if i, err = p.named(at, checked, []string{"function"}, function[:]); err != nil {
+		if i, err = p.named(at, []string{"function"}, function[:]); err != nil {
 			return err
 		}
 		if s.first(function[0]) != '{' {
 			continue
 		}
 		var v [2]value
-		if _, err := p.named(function[0].start, checked, []string{"name", "arguments"}, v[:]); err != nil {
+		if _, err := p.named(function[0].start, []string{"name", "arguments"}, v[:]); err != nil {
 			return err
 		}
 		p.Text = append(append(p.Text, markCall), p.text(v[0])...)
