@@ -307,7 +307,7 @@ func (f *fleet) try(path, body string, headers ...string) (*http.Response, strin
 	}
 	req.Header.Set("Content-Type", "application/json")
 	for i := 0; i < len(headers); i += 2 {
-		req.Header.Add(headers[i], headers[i+1])
+		req.Header.Set(headers[i], headers[i+1])
 	}
 	resp, err := f.client.Do(req)
 	if err != nil {
@@ -351,7 +351,8 @@ func (f *fleet) raw(request string) (*http.Response, string) {
 	c := f.dial()
 	defer c.Close()
 	go io.WriteString(c, request) // the proxy may answer before it has read all
-	resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+	method, _, _ := strings.Cut(request, " ")
+	resp, err := http.ReadResponse(bufio.NewReader(c), &http.Request{Method: method})
 	if err != nil {
 		f.t.Fatalf("no answer to %.80q: %v", request, err)
 	}

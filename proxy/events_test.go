@@ -1,0 +1,136 @@
+package proxy
+
+import (
+	"bytes"
+	"reflect"
+	"strings"
+	"testing"
+)
+
+func TestEventScanner(t *testing.T) {
+	chat := func(choice string) string { return `data: {"id":"c","choices":[` + choice + `]}` + "\n\n" }
+	type found struct {
+		events                          int
+		content, finished, aborted, end bool
+		failed                          int // status; 0: none
+		usage                           usage
+	}
+	cases := []struct {
+		name   string
+		format format
+		stream string
+		want   found
+	}{
+		{"comments", chatFormat, ": keep-alive\n\n:\n\n", found{}},
+		{"empty data", chatFormat, "data:\n\ndata: \n\n", found{}},
+		{"role", chatFormat, role, found{events: 1}},
+		{"content", chatFormat, role + hello, found{events: 2, content: true}},
+		{"no space after the colon", chatFormat, strings.ReplaceAll(role+hello+doneLine, "data: ", "data:"), found{events: 2, content: true, end: true}},
+		{"CRLF", chatFormat, strings.ReplaceAll(hello+doneLine, "\n", "\r\n"), found{events: 1, content: true, end: true}},
+		{"reasoning", chatFormat, chat(`{"delta":{"reasoning":"hm"}}`), found{events: 1, content: true}},
+		{"reasoning_content", chatFormat, chat(`{"delta":{"role":"assistant","reasoning_content":"hm","content":null}}`), found{events: 1, content: true}},
+		{"tool call", chatFormat, chat(`{"delta":{"tool_calls":[{"index":0,"function":{"name":"f","arguments":""}}]}}`), found{events: 1, content: true}},
+		{"no tool call", chatFormat, chat(`{"delta":{"role":"assistant","content":"","tool_calls":[],"refusal":null}}`), found{events: 1}},
+		{"second choice", chatFormat, chat(`{"index":0,"delta":{"content":""}},{"index":1,"delta":{"content":"x"}}`), found{events: 1, content: true}},
+		{"stop", chatFormat, role + stop, found{events: 2, finished: true}},
+		{"abort", chatFormat, role + abort + doneLine, found{events: 2, aborted: true, end: true}},
+		{"abort after content", chatFormat, hello + abort, found{events: 2, content: true}},
+		{"usage", chatFormat, role + counted, found{events: 2, usage: usage{true, 12, 8, 3}}},
+		{"usage: null", chatFormat, `data: {"choices":[],"usage":null}` + "\n\n", found{events: 1}},
+		{"usage that grows", chatFormat, hello + strings.Replace(counted, `completion_tokens":3`, `completion_tokens":1`, 1) + counted, found{events: 3, content: true, usage: usage{true, 12, 8, 3}}},
+		{"usage in what was said", chatFormat, chat(`{"delta":{"content":"\"usage\":{\"prompt_tokens\":9}"}}`), found{events: 1, content: true}},
+		{"error", chatFormat, dead + doneLine, found{end: true, failed: 500}},
+		{"client's error", chatFormat, tooLong + doneLine, found{end: true, failed: 400}},
+		{"compact error", chatFormat, `data: {"error":{"message":"x","code":503}}` + "\n\n", found{failed: 503}},
+		{"error without a code", chatFormat, `data: {"error":{"message":"x"}}` + "\n\n", found{failed: 500}},
+		{"error with an odd code", chatFormat, `data: {"error":{"message":"x","code":"7"}}` + "\n\n", found{failed: 500}},
+		{"no JSON", chatFormat, "data: hello\n\n", found{events: 1}},
+		{"text", completionFormat, chat(`{"text":"Hi"}`), found{events: 1, content: true}},
+		{"empty text", completionFormat, chat(`{"text":"","finish_reason":"length"}`), found{events: 1, finished: true}},
+		{"aborted text", completionFormat, chat(`{"text":"","finish_reason":"abort"}`), found{events: 1, aborted: true}},
+		{"response begins", responsesFormat, `data: {"type":"response.created","response":{"usage":null}}` + "\n\n" + `data: {"type":"response.in_progress"}` + "\n\n", found{}},
+		{"response", responsesFormat, "event: x\n" + `data: {"type":"response.output_item.added"}` + "\n\n" + `data: {"delta":"Hi","type":"response.output_text.delta"}` + "\n\n", found{events: 2, content: true}},
+		{"response ends", responsesFormat, `data: {"type":"response.completed","response":{"usage":{"input_tokens":7,"output_tokens":2,"input_tokens_details":{"cached_tokens":4}}}}` + "\n\n", found{events: 1, finished: true, usage: usage{true, 7, 4, 2}}},
+		{"response fails", responsesFormat, `data: {"code":null,"message":"x","type":"error"}` + "\n\n", found{failed: 500}},
+		{"message begins", messagesFormat, `data: {"type":"ping"}` + "\n\n" + `data: {"type":"message_start","message":{"usage":{"input_tokens":7,"output_tokens":0}}}` + "\n\n", found{events: 1, usage: usage{true, 7, 0, 0}}},
+		{"message", messagesFormat, `data: {"type":"content_block_delta","delta":{"text":"Hi"}}` + "\n\n" + `data: {"type":"message_delta","usage":{"output_tokens":2,"cache_read_input_tokens":4}}` + "\n\n", found{events: 2, content: true, usage: usage{true, 0, 4, 2}}},
+		{"message fails", messagesFormat, `data: {"type":"error","error":{"type":"overloaded_error"}}` + "\n\n", found{failed: 500}},
+		{"anything", plainFormat, "data: x\n\n", found{events: 1, content: true}},
+		{"line too long", chatFormat, chat(`{"delta":{"content":"` + strings.Repeat("x", longestLine) + `"}}`), found{events: 1, content: true}},
+		{"comment too long", chatFormat, ":" + strings.Repeat("x", longestLine) + "\n\n" + role, found{events: 1}},
+		{"line without an end", chatFormat, strings.TrimSuffix(hello, "\n\n"), found{}},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			s := eventScanner{format: c.format}
+			s.scan([]byte(c.stream))
+			got := found{s.events, s.content, s.finished, s.aborted, s.done, 0, s.usage}
+			if s.failed != nil {
+				got.failed = s.failedStatus()
+			}
+			if got != c.want {
+				t.Errorf("found %+v\nwant  %+v", got, c.want)
+			}
+		})
+	}
+}
+
+func FuzzEventScanner(f *testing.F) {
+	f.Add(goodStream, byte(chatFormat), uint16(3))
+	f.Add(role+abort+doneLine, byte(chatFormat), uint16(1))
+	f.Add(dead+doneLine, byte(completionFormat), uint16(100))
+	f.Add("data: {\"type\":\"response.output_text.delta\"}\r\n\r\n:\n", byte(responsesFormat), uint16(7))
+	f.Add("data: {\"type\":\"message_start\",\"message\":{\"usage\":{\"input_tokens\":7}}}\n\n", byte(messagesFormat), uint16(11))
+	f.Add(strings.Repeat("data: x", longestLine/4)+"\n"+role, byte(plainFormat), uint16(4096))
+	f.Fuzz(func(t *testing.T, stream string, kind byte, size uint16) {
+		whole := eventScanner{format: format(kind) % 5}
+		whole.scan([]byte(stream))
+		cut := eventScanner{format: whole.format}
+		for rest := []byte(stream); len(rest) > 0; {
+			n := min(int(size)+1, len(rest))
+			cut.scan(rest[:n])
+			rest = rest[n:]
+			if len(cut.partial) > longestLine || len(cut.failed) > longestLine {
+				t.Fatalf("%d bytes are kept", len(cut.partial))
+			}
+		}
+		if !bytes.Equal(cut.partial, whole.partial) {
+			t.Errorf("kept %q in pieces, %q at once", cut.partial, whole.partial)
+		}
+		cut.partial, whole.partial = nil, nil
+		if !reflect.DeepEqual(cut, whole) {
+			t.Errorf("found %+v in pieces, %+v at once", cut, whole)
+		}
+	})
+}
+
+// FuzzLines checks that a stream comes out as it went in, and all of it that
+// ends in a line end at once.
+func FuzzLines(f *testing.F) {
+	f.Add(goodStream, uint8(3), 100)
+	f.Add("no line end at all, and more than fits", uint8(5), 7)
+	f.Add("\n\n\n", uint8(1), 0)
+	f.Add(strings.Repeat("x", 100)+"\nabc", uint8(40), 50)
+	f.Fuzz(func(t *testing.T, stream string, size uint8, head int) {
+		var out bytes.Buffer
+		const room = 32
+		l := lines{w: &out, flush: func() error { return nil }, buf: make([]byte, room)}
+		head = min(max(head, 0), len(stream))
+		check := func(passed int) {
+			got := out.String()
+			if !strings.HasPrefix(stream, got) || len(got)+l.kept != passed || strings.Contains(stream[len(got):passed], "\n") || l.kept >= room {
+				t.Fatalf("of %q came %q, and %d are kept", stream[:passed], got, l.kept)
+			}
+		}
+		l.writeHead([]byte(stream[:head]))
+		check(head)
+		for at := head; at < len(stream); check(at) {
+			n := copy(l.space(), stream[at:min(len(stream), at+int(size)+1)])
+			l.advance(n)
+			at += n
+		}
+		if l.writeRest(); out.String() != stream {
+			t.Errorf("%q came out as %q", stream, out.String())
+		}
+	})
+}
