@@ -17,7 +17,7 @@ const (
 	Hang           FaultKind = "hang"            // requests are read and never answered
 	Reset          FaultKind = "reset"           // the connection is reset before the status line
 	ResetLate      FaultKind = "reset-late"      // the connection is reset after status and headers
-	Die            FaultKind = "die"             // the connection ends after Chunks pieces of the answer, as when the process is killed
+	Die            FaultKind = "die"             // the connection ends after at most Chunks pieces of the answer, as when the process is killed
 	Status         FaultKind = "status"          // requests are answered with Status
 	Hold           FaultKind = "hold"            // the first output of an answer is held back for Delay
 	Slow           FaultKind = "slow"            // the engine takes Factor times as long

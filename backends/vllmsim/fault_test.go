@@ -213,6 +213,55 @@ func TestDrainRefusesNewRequestsAndStaysHealthy(t *testing.T) {
 	}
 }
 
+func TestHoldDelaysTheFirstOutput(t *testing.T) {
+	s := start(t, Config{Engine: fast})
+	set(t, s, Fault{Kind: Hold, Delay: 0.1, Requests: 1})
+	began := time.Now()
+	ask(t, s, short)
+	if took := time.Since(began); took < 100*time.Millisecond {
+		t.Errorf("answered after %v", took)
+	}
+}
+
+func TestSlowStretchesSteps(t *testing.T) {
+	s := start(t, Config{Engine: fast})
+	set(t, s, Fault{Kind: Slow, Factor: 1000}) // back to one step in 8 ms
+	ask(t, s, `{"messages":[{"role":"user","content":"Hi"}],"max_tokens":20,"ignore_eos":true}`)
+	s.engineMu.Lock()
+	defer s.engineMu.Unlock()
+	if mean := s.counters.itl.sum / 19; mean < 0.008 || mean > 0.0085 {
+		t.Errorf("%v s between tokens, want 8 to 8.5 ms", mean)
+	}
+}
+
+func TestShutdownTellsOpenStreams(t *testing.T) {
+	s := NewServer(Config{})
+	if err := s.Listen("127.0.0.1:0"); err != nil {
+		t.Fatal(err)
+	}
+	ran := make(chan error, 1)
+	go func() { ran <- s.Run(context.Background()) }()
+	resp, err := send(t, t.Context(), s, long)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), failsafe)
+	defer cancel()
+	shut := make(chan error, 1)
+	go func() { shut <- s.Shutdown(ctx) }()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil || !strings.Contains(string(body), `"finish_reason":"abort"`) || !strings.HasSuffix(string(body), "data: [DONE]\n\n") {
+		t.Errorf("the stream ended with %v and %q", err, body[max(0, len(body)-300):])
+	}
+	if err := <-shut; err != nil {
+		t.Error(err)
+	}
+	if err := <-ran; err != nil {
+		t.Error(err)
+	}
+}
+
 func TestMetricsFaults(t *testing.T) {
 	s := start(t, Config{})
 	set(t, s, Fault{Kind: MetricsGone})

@@ -207,6 +207,65 @@ func TestSeedsKeepCachesApart(t *testing.T) {
 	}
 }
 
+func TestAdaptersAreListedAndReported(t *testing.T) {
+	s := start(t, Config{Adapters: []string{"sql"}})
+	resp, err := http.Get(s.URL() + "/v1/models")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	cards, _ := io.ReadAll(resp.Body)
+	if got := gjson.GetBytes(cards, "data.1.parent").Str; got != "sim" {
+		t.Errorf("the adapter's parent is %q in %s", got, cards)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	running, err := send(t, ctx, s, strings.Replace(long, "{", `{"model":"sql",`, 1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer running.Body.Close()
+	until(t, "the adapter runs", func() bool {
+		return strings.Contains(string(s.exposition()), `vllm:lora_requests_info{max_lora="1",running_lora_adapters="sql",waiting_lora_adapters=""} `)
+	})
+}
+
+func TestEmbeddings(t *testing.T) {
+	s := start(t, Config{})
+	status, raw := post(t, s, "/v1/embeddings", `{"model":"sim","input":["a","b","a"]}`)
+	vectors := gjson.Get(raw, "data.#.embedding").Array()
+	if status != http.StatusOK || len(vectors) != 3 || vectors[0].Raw != vectors[2].Raw || vectors[0].Raw == vectors[1].Raw {
+		t.Errorf("%d %s", status, raw)
+	}
+}
+
+func TestTokenizeAndBack(t *testing.T) {
+	s := start(t, Config{})
+	for _, text := range []string{"", "Hello, world", "<|im_start|>user\nhé🙂llo<|im_end|>", "<|im_start|>", "<|<|im_end|>|>"} {
+		body, err := json.Marshal(map[string]string{"prompt": text})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, raw := post(t, s, "/tokenize", string(body))
+		_, back := post(t, s, "/detokenize", `{"tokens":`+gjson.Get(raw, "tokens").Raw+`}`)
+		if got := gjson.Get(back, "prompt").Str; got != text {
+			t.Errorf("%q came back as %q by way of %s", text, got, raw)
+		}
+	}
+}
+
+func TestValidateReportsEveryFault(t *testing.T) {
+	if err := (Config{}).Validate(); err != nil {
+		t.Errorf("the defaults: %v", err)
+	}
+	err := Config{MaxModelLen: -1, Engine: EngineConfig{Speed: -1, KVTokens: 8}}.Validate()
+	for _, want := range []string{"speed must be above 0", "context length must be above 0", "8 KV tokens are less than a block of 16"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v lacks %q", err, want)
+		}
+	}
+}
+
 func TestAnswerLength(t *testing.T) {
 	s := start(t, Config{Engine: fast, MaxModelLen: 2000})
 	for _, c := range []struct {
