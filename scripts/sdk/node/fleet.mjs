@@ -8,7 +8,7 @@ import { fileURLToPath } from "node:url";
 import { promisify } from "node:util";
 import OpenAI from "openai";
 
-export const replicas = process.env.WARMROUTE_VLLM_URLS.split(",");
+export const replicas = process.env.REPLICA_URLS.split(",");
 export const model = "tiny";
 
 const vllmCPU = fileURLToPath(new URL("../../vllm-cpu/", import.meta.url));
@@ -17,7 +17,7 @@ const vocabulary = "river stone copper lantern meadow signal harbor violet engin
 
 // client reaches the proxy without retries by the SDK: what fails here must be seen to fail.
 export function client() {
-  return new OpenAI({ baseURL: `${process.env.WARMROUTE_URL}/v1`, apiKey: "none", maxRetries: 0, timeout: 120_000 });
+  return new OpenAI({ baseURL: `${process.env.PROXY_URL}/v1`, apiKey: "none", maxRetries: 0, timeout: 120_000 });
 }
 
 // words returns count random words: a text that no earlier request has left in a cache.

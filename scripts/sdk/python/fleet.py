@@ -1,7 +1,7 @@
 """The fleet under test: warmroute's address, the replicas behind it, and what they say of themselves.
 
-scripts/sdk/run sets the environment: WARMROUTE_URL is the proxy's public
-listener, WARMROUTE_VLLM_URLS the replicas', separated by commas.
+scripts/sdk/run sets the environment: PROXY_URL is the proxy's public
+listener, REPLICA_URLS the replicas', separated by commas.
 """
 
 import os
@@ -15,8 +15,8 @@ import urllib.request
 
 import openai
 
-PROXY = os.environ["WARMROUTE_URL"]
-REPLICAS = os.environ["WARMROUTE_VLLM_URLS"].split(",")
+PROXY = os.environ["PROXY_URL"]
+REPLICAS = os.environ["REPLICA_URLS"].split(",")
 VLLM_CPU = pathlib.Path(__file__).resolve().parents[2] / "vllm-cpu"
 MODEL = "tiny"
 
