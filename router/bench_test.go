@@ -17,7 +17,9 @@ func chatBody(size int) []byte {
 		Role    string `json:"role"`
 		Content string `json:"content"`
 	}
-	const line = "The quick brown fox said \"jump\" and went on to the next line of its story.\n"
+	// As in prose and code: a line break for every 60 bytes or so, and quotes now and then.
+	const line = "The quick brown fox jumps over the lazy dog, and then it goes\n" +
+		"on to the next line of its \"story\", as foxes do; the dog has\nslept through all of it.\n"
 	var messages []message
 	roles := []string{"system", "user", "assistant"}
 	for n := 0; n < size; {

@@ -22,7 +22,8 @@ const (
 	answerTokens  = 250 // mean answer, until learned
 	answerGain    = 0.01
 	uncachedGain  = 0.01
-	leastUncached = 16 // tokens; even a full hit recomputes the last block
+	leastUncached = 16   // tokens; even a full hit recomputes the last block
+	mostSequences = 1024 // that one request counts for; a client may ask for any number
 	cacheTokens   = 400_000
 	cacheMargin   = 1.2 // an index somewhat too large costs little, one too small much
 )
@@ -183,7 +184,7 @@ func (r *Router) reserve(req *Request, chosen int, now time.Time) *Decision {
 		PromptTokens:  int(req.Tokens),
 		router:        r,
 		blocks:        req.Blocks,
-		sequences:     int64(max(1, req.Sequences)),
+		sequences:     int64(min(max(1, req.Sequences), mostSequences)),
 		uncached:      c.Uncached,
 		streams:       req.Streams,
 		sentAt:        now,

@@ -210,6 +210,20 @@ func TestReleasedTwicePanics(t *testing.T) {
 	d.Release(Served, 1)
 }
 
+func TestOneRequestCannotFillAnAccount(t *testing.T) {
+	r, fleet, _ := newFleet(t, 1, "prefix")
+	req := ask(fleet, 1, 10)
+	req.Sequences = 1 << 31
+	d := mustPick(t, r, req)
+	if n := fleet[0].InFlight.Load(); n != mostSequences {
+		t.Errorf("%d in flight", n)
+	}
+	d.Release(Unseen, 0)
+	if n := fleet[0].InFlight.Load(); n != 0 {
+		t.Errorf("%d in flight after the release", n)
+	}
+}
+
 // Every way through a request, from many goroutines: the accounts end at zero.
 func TestAccountsReturnToZero(t *testing.T) {
 	r, fleet, _ := newFleet(t, 5, "prefix")
