@@ -268,23 +268,6 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request, wake <-chan stru
 	}
 }
 
-// usage sums up the sequences of a request. A prompt counts once, however many
-// choices were made for it.
-type usage struct{ prompt, cached, completion int }
-
-func count(sequences []*sequence, choices int) usage {
-	var u usage
-	for i, q := range sequences {
-		if i%choices == 0 {
-			u.prompt += q.Prompt
-			u.cached += q.Cached
-		}
-		n, _ := q.load()
-		u.completion += n
-	}
-	return u
-}
-
 // id is the part of an answer's id that tells it from others.
 func id(r *http.Request) string {
 	if given := r.Header.Get("X-Request-Id"); given != "" {

@@ -42,3 +42,20 @@ func (s *Server) appendUsage(b []byte, u usage, style usageStyle) []byte {
 	}
 	return append(b, '}')
 }
+
+// usage sums up the sequences of a request. A prompt counts once, however many
+// choices were made for it.
+type usage struct{ prompt, cached, completion int }
+
+func count(sequences []*sequence, choices int) usage {
+	var u usage
+	for i, q := range sequences {
+		if i%choices == 0 {
+			u.prompt += q.Prompt
+			u.cached += q.Cached
+		}
+		n, _ := q.load()
+		u.completion += n
+	}
+	return u
+}
