@@ -5,9 +5,9 @@ import (
 	"context"
 	"errors"
 	"io"
-	"mime"
 	"net/http"
 	"net/url"
+	"strings"
 	"time"
 
 	"warmroute/backends"
@@ -53,10 +53,11 @@ type attempt struct {
 func (x *exchange) attempt(d *router.Decision) *failure {
 	a := &attempt{exchange: x, decision: d, end: router.Unseen}
 	defer func() { d.Release(a.end, a.tokens) }()
-	ctx, cancel := context.WithCancelCause(x.r.Context())
-	defer cancel(nil)
+	ctx := x.r.Context()
 	if x.input.request.Streams && x.p.firstByte > 0 {
-		a.patience = time.AfterFunc(x.p.firstByte, func() { cancel(errFirstByte) })
+		limited, cancel := context.WithCancelCause(ctx)
+		defer cancel(nil)
+		ctx, a.patience = limited, time.AfterFunc(x.p.firstByte, func() { cancel(errFirstByte) })
 		defer a.patience.Stop()
 	}
 	x.outcome.Backend = d.Backend.Name
@@ -144,8 +145,8 @@ func (a *attempt) answer(resp *http.Response) *failure {
 // isEventStream goes by what the answer says it is, never by what the request
 // asked for.
 func isEventStream(h http.Header) bool {
-	kind, _, _ := mime.ParseMediaType(h.Get("Content-Type"))
-	return kind == "text/event-stream"
+	kind, _, _ := strings.Cut(h.Get("Content-Type"), ";")
+	return strings.EqualFold(strings.TrimSpace(kind), "text/event-stream")
 }
 
 // isFramed reports whether the end of an answer can be told from the end of its

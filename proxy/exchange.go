@@ -92,21 +92,8 @@ func (x *exchange) prepare() *apiError {
 	var err error
 	x.input.body, err = x.p.bodies.read(x.r.Body, x.r.ContentLength)
 	x.whole = time.Now()
-	switch {
-	case errors.Is(err, errBodyTooLarge):
-		x.w.Header().Set("Connection", "close") // the rest of it is not read
-		return &apiError{status: http.StatusRequestEntityTooLarge, kind: "invalid_request_error", code: "body_too_large",
-			message: "the request body is larger than this proxy takes (limits.body_bytes)"}
-	case errors.Is(err, errBodiesTooLarge):
-		x.w.Header().Set("Connection", "close")
-		e := unavailable("the bodies of the requests under way take all the memory that they may (limits.body_bytes_total)")
-		e.code = "bodies_too_large"
-		return e
-	case isReset(err):
-		x.p.metrics.Aborted("in_upload")
-		return &apiError{status: statusClientLeft, message: "nobody reads this"}
-	case err != nil:
-		return invalid("", "the request body ended before its end: "+err.Error())
+	if err != nil {
+		return x.bodyFault(err)
 	}
 	x.input.scratch = x.p.scratch.Get().(*scratch)
 	if x.endpoint.form {
@@ -115,11 +102,23 @@ func (x *exchange) prepare() *apiError {
 	return x.readJSON()
 }
 
-// isReset tells a client that has left from one whose body is wrong or too short:
-// to the latter an answer can be written.
-func isReset(err error) bool {
+// bodyFault is what a body that could not be read is answered with.
+func (x *exchange) bodyFault(err error) *apiError {
+	x.w.Header().Set("Connection", "close") // the rest of it is not read
 	var socket *net.OpError
-	return errors.As(err, &socket)
+	switch {
+	case errors.Is(err, errBodyTooLarge):
+		return &apiError{status: http.StatusRequestEntityTooLarge, kind: "invalid_request_error", code: "body_too_large",
+			message: "the request body is larger than this proxy takes (limits.body_bytes)"}
+	case errors.Is(err, errBodiesTooLarge):
+		e := unavailable("the bodies of the requests under way take all the memory that they may (limits.body_bytes_total)")
+		e.code = "bodies_too_large"
+		return e
+	case errors.As(err, &socket): // the client is gone, where one whose body ends too soon may still read
+		x.p.metrics.Aborted("in_upload")
+		return &apiError{status: statusClientLeft, kind: "client_left", message: "the client left"}
+	}
+	return invalid("", "the request body ended before its end: "+err.Error())
 }
 
 func (x *exchange) readJSON() *apiError {

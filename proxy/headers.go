@@ -48,6 +48,11 @@ func outgoing(h http.Header, id string) {
 	h["X-Request-Id"] = []string{id}
 }
 
+// routeHeaders say where a request went, and why.
+var routeHeaders = [...]string{
+	"X-Warmroute-Backend", "X-Warmroute-Reason", "X-Warmroute-Prefix-Match", "X-Warmroute-Attempts", "X-Warmroute-Overhead-Us",
+}
+
 // answerHeader fills the client's header with what the replica said and where it
 // was said, all but the length, which is set where the body is written.
 func (x *exchange) answerHeader(d *router.Decision, from http.Header) http.Header {
@@ -56,12 +61,18 @@ func (x *exchange) answerHeader(d *router.Decision, from http.Header) http.Heade
 	delete(from, "Content-Length")
 	maps.Copy(h, from)
 	h["X-Request-Id"] = []string{x.id}
-	if x.p.routeHeaders {
-		h["X-Warmroute-Backend"] = []string{d.Backend.Name}
-		h["X-Warmroute-Reason"] = []string{d.Reason}
-		h["X-Warmroute-Prefix-Match"] = []string{strconv.Itoa(d.MatchedTokens) + "/" + strconv.Itoa(d.PromptTokens)}
-		h["X-Warmroute-Attempts"] = []string{strconv.Itoa(x.attempts)}
-		h["X-Warmroute-Overhead-Us"] = []string{strconv.FormatInt(x.outcome.Overhead.Microseconds(), 10)}
+	if !x.p.routeHeaders {
+		return h
+	}
+	values := []string{
+		d.Backend.Name,
+		d.Reason,
+		strconv.Itoa(d.MatchedTokens) + "/" + strconv.Itoa(d.PromptTokens),
+		strconv.Itoa(x.attempts),
+		strconv.FormatInt(x.outcome.Overhead.Microseconds(), 10),
+	}
+	for i, name := range routeHeaders {
+		h[name] = values[i : i+1 : i+1]
 	}
 	return h
 }

@@ -15,11 +15,12 @@ import (
 	"time"
 
 	"warmroute/backends"
+	"warmroute/backends/transport"
 	"warmroute/backends/vllmsim"
 )
 
 // simulate starts a Proxy in front of n simulated replicas.
-func simulate(t *testing.T, n int, policy string, engine vllmsim.EngineConfig) (*fleet, []*vllmsim.Server) {
+func simulate(t *testing.T, n int, policy string, engine vllmsim.EngineConfig) *fleet {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
@@ -28,7 +29,6 @@ func simulate(t *testing.T, n int, policy string, engine vllmsim.EngineConfig) (
 		running.Wait()
 	})
 	var list []*backends.Backend
-	var sims []*vllmsim.Server
 	for i := range n {
 		s := vllmsim.NewServer(vllmsim.Config{Model: "m", Engine: engine})
 		if err := s.Listen("127.0.0.1:0"); err != nil {
@@ -39,10 +39,9 @@ func simulate(t *testing.T, n int, policy string, engine vllmsim.EngineConfig) (
 				t.Error(err)
 			}
 		})
-		sims = append(sims, s)
 		list = append(list, backendAt(t, fmt.Sprintf("sim%d", i), s.URL(), ""))
 	}
-	return newFleet(t, list, policy, func(o *Options) { o.FirstByte, o.Idle = 0, 0 }), sims
+	return newFleet(t, list, policy, func(o *Options) { o.FirstByte, o.Idle = 0, 0 })
 }
 
 func (f *fleet) inFlight() (sum int) {
@@ -55,11 +54,10 @@ func (f *fleet) inFlight() (sum int) {
 func TestBurstOfStreamsLosesNone(t *testing.T) {
 	const streams, tokens = 2000, 8
 	before := runtime.NumGoroutine()
-	f, sims := simulate(t, 4, "prefix", vllmsim.EngineConfig{Speed: 20, MaxSeqs: streams, KVTokens: 4_000_000})
-	for _, s := range sims { // until all are there
-		if err := s.SetFault(vllmsim.Fault{Kind: vllmsim.Slow, Factor: 300}); err != nil {
-			t.Fatal(err)
-		}
+	f := simulate(t, 4, "prefix", vllmsim.EngineConfig{Speed: 20, MaxSeqs: streams, KVTokens: 4_000_000})
+	open := make(chan struct{})
+	for _, b := range f.backends {
+		b.Transport = &gate{b.Transport.(*transport.Transport), open}
 	}
 	f.client.Transport.(*http.Transport).MaxIdleConnsPerHost = streams
 	f.client.Timeout = 2 * time.Minute
@@ -72,12 +70,8 @@ func TestBurstOfStreamsLosesNone(t *testing.T) {
 			}
 		})
 	}
-	eventually(t, "all streams are open at once", func() bool { return f.inFlight() == streams })
-	for _, s := range sims {
-		if err := s.ClearFaults(); err != nil {
-			t.Fatal(err)
-		}
-	}
+	eventually(t, "all streams are in flight at once", func() bool { return f.inFlight() == streams })
+	close(open)
 	all.Wait()
 	close(failed)
 	for err := range failed {
@@ -86,10 +80,21 @@ func TestBurstOfStreamsLosesNone(t *testing.T) {
 	f.settled()
 	f.client.CloseIdleConnections()
 	for _, b := range f.backends {
-		b.Transport.(interface{ CloseIdleConnections() }).CloseIdleConnections()
+		b.Transport.(*gate).CloseIdleConnections()
 	}
 	// Those of the simulation and of the listeners remain.
 	eventually(t, "the streams' goroutines are gone", func() bool { return runtime.NumGoroutine() < before+40 })
+}
+
+// gate holds requests back until it is opened.
+type gate struct {
+	*transport.Transport
+	open <-chan struct{}
+}
+
+func (g *gate) RoundTrip(r *http.Request) (*http.Response, error) {
+	<-g.open
+	return g.Transport.RoundTrip(r)
 }
 
 // playStream asks for so many tokens and checks that all of them came, and an end.
@@ -125,7 +130,7 @@ func TestHotPromptDoesNotPileUpOnOneReplica(t *testing.T) {
 		rate     = 20 * speed // a second
 		requests = 5 * rate
 	)
-	f, _ := simulate(t, replicas, "prefix", vllmsim.EngineConfig{Speed: speed, KVTokens: 1_536_000})
+	f := simulate(t, replicas, "prefix", vllmsim.EngineConfig{Speed: speed, KVTokens: 1_536_000})
 	f.client.Timeout = 2 * time.Minute
 	f.client.Transport.(*http.Transport).MaxIdleConnsPerHost = 512
 	draw := rand.New(rand.NewPCG(7, 7))
