@@ -200,7 +200,7 @@ func TestSilenceInMidStreamEndsItWithAnErrorEvent(t *testing.T) {
 	gone := make(chan struct{})
 	f := serve(t, func(o *Options) { o.Idle = 50 * time.Millisecond }, &replica{script: func(s *session) {
 		s.request()
-		s.say(sseHead, chunk(role), chunk(hello))
+		s.say(sseHead + chunk(role+hello)) // at once: a pause would be a silence
 		s.closed()
 		close(gone)
 	}})
