@@ -173,10 +173,12 @@ func (s *service) shutdown(servers []*http.Server) error {
 
 func (s *service) server(h http.Handler) *http.Server {
 	return &http.Server{
-		Handler:           h,
-		ReadHeaderTimeout: s.config.Timeouts.ReadHeader,
-		IdleTimeout:       clientIdle,
-		MaxHeaderBytes:    int(s.config.Limits.HeaderBytes),
-		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
+		Handler: h,
+		// Else net/http itself answers "OPTIONS *", which is on no allowlist.
+		DisableGeneralOptionsHandler: true,
+		ReadHeaderTimeout:            s.config.Timeouts.ReadHeader,
+		IdleTimeout:                  clientIdle,
+		MaxHeaderBytes:               int(s.config.Limits.HeaderBytes),
+		ErrorLog:                     slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
 	}
 }

@@ -52,7 +52,7 @@ func New(fleet []*backends.Backend, r *router.Router, version string) *Metrics {
 	}
 	m := &Metrics{
 		registry:  prometheus.NewRegistry(),
-		requests:  counter("requests_total", "Requests that ended, by the status sent to the client (499: the client left).", "endpoint", "model", "backend", "code"),
+		requests:  counter("requests_total", "Requests that ended, by the status sent to the client; 499: the client left; 502, 504: also answers that broke off or fell silent in their midst.", "endpoint", "model", "backend", "code"),
 		duration:  histogram("request_duration_seconds", "Arrival of a request to the end of its answer.", durationBuckets, "model", "backend"),
 		ttft:      histogram("ttft_seconds", "Arrival of a streamed request to its first content chunk written to the client.", ttftBuckets, "model", "backend"),
 		prompt:    counter("prompt_tokens_total", "Prompt tokens of answered requests, as the replica counted them where it did, else about.", "model", "backend"),
