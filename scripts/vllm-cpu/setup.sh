@@ -15,15 +15,9 @@ model=$root/model-${LAYERS:-2}x${HIDDEN:-128}
 python=$root/venv/bin/python
 mkdir -p "$root"
 
-# A registry drops connections now and then; three tries, further apart each time.
+# Registries drop connections now and then.
 retry() {
-  local try
-  for try in 1 2 3; do
-    "$@" && return 0
-    echo "attempt $try failed: $*" >&2
-    sleep $((try * 5))
-  done
-  return 1
+  "$@" || { sleep 5; "$@"; } || { sleep 15; "$@"; }
 }
 
 # Debian ships python3 without ensurepip; the error of `python3 -m venv` says so only at its end.
