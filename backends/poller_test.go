@@ -89,7 +89,7 @@ func TestPollErrorsSayWhatWentWrong(t *testing.T) {
 		want    string
 	}{
 		"a status":   {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(500) }, "/metrics answered 500"},
-		"a redirect": {func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/elsewhere", 302) }, "/metrics answered 302"},
+		"a redirect": {func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/elsewhere", http.StatusFound) }, "/metrics answered 302"},
 		"a page":     {func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "<html>\n") }, "metrics line 1"},
 		"too much":   {func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, strings.Repeat("a 1\n", 1000)) }, "too large"},
 		"a broken body": {func(w http.ResponseWriter, _ *http.Request) {

@@ -124,7 +124,7 @@ func TestSpreadIsTheSameForASeed(t *testing.T) {
 		tr.Spread(seed)
 		return fmt.Sprint(tr.Requests)
 	}
-	if f(1) != f(1) {
+	if first, again := f(1), f(1); first != again {
 		t.Error("one seed gave two arrivals")
 	}
 	if f(1) == f(2) {

@@ -98,6 +98,7 @@ func validation(found ...invalid) apiError {
 
 const engineDead = "EngineCore encountered an issue. See stack trace (above) for the root cause."
 
+//lint:ignore ST1005 the wording is vLLM's
 var errEngineDead = errors.New(engineDead)
 
 // engineDeadEvent is spaced as vLLM spaces it, unlike all its other JSON.

@@ -158,9 +158,7 @@ func (s *Server) generate(w http.ResponseWriter, r *http.Request, stream bool, s
 		_, _ = w.Write(f.begin(nil))
 		_ = http.NewResponseController(w).Flush()
 	}
-	if !s.held(r) {
-		return
-	}
+	s.held(r)
 	if stream {
 		s.stream(w, r, wake, sequences, f)
 		return
@@ -169,7 +167,7 @@ func (s *Server) generate(w http.ResponseWriter, r *http.Request, stream bool, s
 		select {
 		case <-wake:
 		case <-r.Context().Done():
-			return
+			panic(http.ErrAbortHandler) // returning would end the answer well
 		}
 		open = 0
 		for _, q := range sequences {
@@ -191,18 +189,16 @@ func (s *Server) generate(w http.ResponseWriter, r *http.Request, stream bool, s
 	writeJSON(w, http.StatusOK, f.whole())
 }
 
-// held waits as long as a fault wants the first output held back, and reports
-// whether the client is still there.
-func (s *Server) held(r *http.Request) bool {
+// held waits as long as a fault wants the first output held back.
+func (s *Server) held(r *http.Request) {
 	f, ok := s.faults.hit(true, Hold)
 	if !ok {
-		return true
+		return
 	}
 	select {
 	case <-time.After(seconds(f.Delay)):
-		return true
 	case <-r.Context().Done():
-		return false
+		panic(http.ErrAbortHandler)
 	}
 }
 
@@ -219,7 +215,7 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request, wake <-chan stru
 		select {
 		case <-wake:
 		case <-r.Context().Done():
-			return
+			panic(http.ErrAbortHandler) // returning would end the answer well
 		}
 		b = b[:0]
 		for i, q := range sequences {

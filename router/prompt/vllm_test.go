@@ -15,12 +15,12 @@ import (
 	"testing"
 )
 
-// tokenize asks the replica at WARMROUTE_VLLM_URL for the tokens of a chat.
+// tokenize asks the replica at REPLICA_URL for the tokens of a chat.
 func tokenize(t *testing.T, body []byte) (tokens []int) {
 	t.Helper()
-	base := os.Getenv("WARMROUTE_VLLM_URL")
+	base := os.Getenv("REPLICA_URL")
 	if base == "" {
-		t.Fatal("WARMROUTE_VLLM_URL is not set: the base URL of a vLLM replica")
+		t.Fatal("REPLICA_URL is not set: the base URL of a vLLM replica")
 	}
 	resp, err := http.Post(base+"/tokenize", "application/json", bytes.NewReader(body))
 	if err != nil {
