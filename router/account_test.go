@@ -51,3 +51,25 @@ func TestWaiting(t *testing.T) {
 	c.first(late, at(0.5))
 	f("a first event ends what was sent before it", &c, 0.5, 0)
 }
+
+func TestAnAverageIsOfUseFromTheFirstValueAndDriftsLater(t *testing.T) {
+	var a average
+	for range 50 {
+		a.add(10)
+		a.add(30)
+	}
+	if math.Abs(a.value-20) > 1e-9 {
+		t.Errorf("the mean of a hundred values is %.2f, want 20", a.value)
+	}
+	for range 100 {
+		a.add(120)
+	}
+	if want := 120 - 100*math.Pow(0.99, 100); math.Abs(a.value-want) > 1e-9 {
+		t.Errorf("after a hundred more: %.2f, want %.2f", a.value, want)
+	}
+	prior := average{250, 10}
+	prior.add(30)
+	if prior.value != 230 {
+		t.Errorf("a prior worth ten values and one of 30: %.1f, want 230", prior.value)
+	}
+}

@@ -88,7 +88,7 @@ func (d *Decision) Release(end End, tokens int) {
 	case end == Served:
 		d.start(now)
 		if tokens > 0 {
-			r.answer += answerGain * (float64(tokens) - r.answer)
+			r.answer.add(float64(tokens))
 		}
 	case d.started:
 		// The prompt was computed; the blocks are there.

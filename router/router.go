@@ -18,10 +18,9 @@ import (
 )
 
 const (
-	bytesPerToken = 4   // of English text
-	answerTokens  = 250 // mean answer, until learned
-	answerGain    = 0.01
-	uncachedGain  = 0.01
+	bytesPerToken = 4    // of English text
+	answerTokens  = 250  // mean answer, until learned
+	answerPrior   = 10   // answers that the guess above is worth
 	leastUncached = 16   // tokens; even a full hit recomputes the last block
 	mostSequences = 1024 // that one request counts for; a client may ask for any number
 	cacheTokens   = 400_000
@@ -57,8 +56,8 @@ type Router struct {
 	policy     policy.Policy
 	index      *index.Index
 	accounts   []account
-	answer     float64 // mean tokens of an answer
-	uncached   float64 // mean u of what was picked
+	answer     average // tokens of an answer
+	uncached   average // u of what was picked
 	depth      []int   // scratch of Pick, by slot
 	candidates []policy.Candidate
 	slots      []*backends.Backend // of candidates
@@ -78,7 +77,7 @@ func New(o Options) (*Router, error) {
 		policy:       p,
 		index:        index.New(len(o.Backends), o.IndexMaxBytes),
 		accounts:     make([]account, len(o.Backends)),
-		answer:       answerTokens,
+		answer:       average{answerTokens, answerPrior},
 		depth:        make([]int, len(o.Backends)),
 	}
 	for _, b := range o.Backends {
@@ -108,7 +107,7 @@ func (r *Router) Pick(req *Request, tried ...*backends.Backend) (*Decision, erro
 	if len(r.candidates) == 0 {
 		return nil, ErrNoneReady
 	}
-	pr := policy.Request{Now: now, AnswerTokens: r.answer}
+	pr := policy.Request{Now: now, AnswerTokens: r.answer.value, MeanUncached: r.uncached.value}
 	if len(req.Blocks) > 0 {
 		pr.Key = uint64(req.Blocks[0])
 	}
@@ -130,7 +129,7 @@ func (r *Router) gather(req *Request, tried []*backends.Backend, now time.Time) 
 			NameHash: r.names[b.Slot],
 			Matched:  matched,
 			Uncached: max(leastUncached, req.Tokens-matched),
-			Pending:  r.accounts[b.Slot].waiting(now) + queued*r.uncached,
+			Pending:  r.accounts[b.Slot].waiting(now) + queued*r.uncached.value,
 			InFlight: float64(b.InFlight.Load()) + foreign,
 		})
 	}
@@ -192,10 +191,7 @@ func (r *Router) reserve(req *Request, chosen int, now time.Time) *Decision {
 	}
 	r.accounts[b.Slot].sent(d, now)
 	b.InFlight.Add(d.sequences)
-	if r.uncached == 0 {
-		r.uncached = d.uncached
-	}
-	r.uncached += uncachedGain * (d.uncached - r.uncached)
+	r.uncached.add(d.uncached)
 	return d
 }
 

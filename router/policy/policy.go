@@ -20,8 +20,9 @@ type Policy interface {
 type Request struct {
 	Key uint64 // the first block of its prompt; 0 when it has none
 	Now time.Time
-	// AnswerTokens is how long answers are on average.
-	AnswerTokens float64
+	// AnswerTokens is how long answers are on average, MeanUncached what earlier
+	// requests had to compute where they were sent; 0 before the first one.
+	AnswerTokens, MeanUncached float64
 }
 
 // Candidate is one backend that could take the request, in tokens of prefill.

@@ -12,8 +12,8 @@ func TestPrefixWeighsCacheAgainstQueueAndNeighbours(t *testing.T) {
 	now := time.Unix(1000, 0)
 	f := func(name string, want int, candidates ...Candidate) {
 		t.Helper()
-		p := Prefix{uncached: 100}
-		if got := p.Choose(Request{Key: 7, Now: now, AnswerTokens: 250}, candidates); got != want {
+		var p Prefix
+		if got := p.Choose(Request{Key: 7, Now: now, AnswerTokens: 250, MeanUncached: 100}, candidates); got != want {
 			t.Errorf("%s: got candidate %d, want %d", name, got, want)
 		}
 	}
@@ -44,7 +44,7 @@ func TestPressureIsAveragedOverTime(t *testing.T) {
 	if want := 10000 * (1 - 1/math.E); math.Abs(p.pressure-want) > 1 {
 		t.Errorf("after one time constant: pressure %.0f, want %.0f", p.pressure, want)
 	}
-	if k := p.kappa(); math.Abs(k-0.5*p.pressure/1000) > 1e-9 {
+	if k := p.kappa(1000); math.Abs(k-0.5*p.pressure/1000) > 1e-9 {
 		t.Errorf("kappa %.3f is not half of pressure over u", k)
 	}
 }

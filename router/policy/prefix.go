@@ -13,7 +13,6 @@ const (
 	kappaScale   = 0.5
 	kappaCap     = 16
 	pressureTime = 20 * time.Second // over which W is averaged
-	uncachedGain = 0.01             // weight of one pick in the average of u
 )
 
 // Prefix sends a request where it costs the fleet least, in tokens of prefill:
@@ -26,7 +25,6 @@ const (
 // under pressure a token computed twice delays everyone behind it.
 type Prefix struct {
 	pressure float64 // mean W of the candidates, averaged over pressureTime
-	uncached float64 // mean u of what was chosen
 	last     time.Time
 }
 
@@ -35,7 +33,7 @@ type Prefix struct {
 // send the same cold prompt to the same backend.
 func (p *Prefix) Choose(r Request, candidates []Candidate) int {
 	p.observe(r.Now, candidates)
-	kappa := p.kappa()
+	kappa := p.kappa(r.MeanUncached)
 	best, lowest := 0, math.Inf(1)
 	for i := range candidates {
 		cost := p.cost(&candidates[i], r.AnswerTokens, kappa)
@@ -43,11 +41,6 @@ func (p *Prefix) Choose(r Request, candidates []Candidate) int {
 			best, lowest = i, cost
 		}
 	}
-	u := candidates[best].Uncached
-	if p.uncached == 0 {
-		p.uncached = u
-	}
-	p.uncached += uncachedGain * (u - p.uncached)
 	return best
 }
 
@@ -55,11 +48,11 @@ func (p *Prefix) cost(c *Candidate, answer, kappa float64) float64 {
 	return c.Pending + c.Uncached*(1+kappa+min(theta*c.InFlight, thetaCap)) + delta*answer*c.InFlight
 }
 
-func (p *Prefix) kappa() float64 {
-	if p.uncached == 0 {
+func (p *Prefix) kappa(meanUncached float64) float64 {
+	if meanUncached == 0 {
 		return 0
 	}
-	return min(kappaCap, kappaScale*p.pressure/p.uncached)
+	return min(kappaCap, kappaScale*p.pressure/meanUncached)
 }
 
 func (p *Prefix) observe(now time.Time, candidates []Candidate) {
