@@ -104,6 +104,7 @@ func (c *Config) checkDurations(f *faults) {
 		{"health.timeout", c.Health.Timeout, time.Millisecond},
 		{"timeouts.connect", c.Timeouts.Connect, time.Millisecond},
 		{"timeouts.first_byte", c.Timeouts.FirstByte, 0},
+		{"timeouts.body_idle", c.Timeouts.BodyIdle, 0},
 		{"timeouts.idle", c.Timeouts.Idle, 0},
 		{"timeouts.keepalive_idle", c.Timeouts.KeepaliveIdle, time.Millisecond},
 		{"timeouts.read_header", c.Timeouts.ReadHeader, time.Millisecond},
@@ -181,7 +182,7 @@ func (c *Config) nameBackends() {
 	for i := range c.Backends {
 		b := &c.Backends[i]
 		if u, err := backends.ParseURL(b.URL); b.Name == "" && err == nil {
-			b.Name = u.Host + u.Path
+			b.Name = backends.DefaultName(u)
 		}
 	}
 }

@@ -68,14 +68,15 @@ type HealthConfig struct {
 	Timeout      time.Duration `mapstructure:"timeout"`
 }
 
-// TimeoutsConfig bounds every wait in a request's life. FirstByte and Idle are
-// off when 0.
+// TimeoutsConfig bounds every wait in a request's life. BodyIdle,
+// FirstByte and Idle are off when 0.
 type TimeoutsConfig struct {
 	Connect       time.Duration `mapstructure:"connect"`
 	FirstByte     time.Duration `mapstructure:"first_byte"`
 	Idle          time.Duration `mapstructure:"idle"`
 	KeepaliveIdle time.Duration `mapstructure:"keepalive_idle"`
 	ReadHeader    time.Duration `mapstructure:"read_header"`
+	BodyIdle      time.Duration `mapstructure:"body_idle"`
 	Shutdown      time.Duration `mapstructure:"shutdown"`
 }
 

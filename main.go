@@ -41,7 +41,6 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	}
 	root.AddCommand(
 		newServeCommand(),
-		newServeCommand(),
 		newDemoCommand(),
 		newVllmsimCommand(),
 		newCheckCommand(),

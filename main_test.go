@@ -35,7 +35,13 @@ func TestHelpHasAnExampleOfEveryCommand(t *testing.T) {
 	run(t.Context(), []string{"--help"}, &help, &help)
 	examples, commands, _ := strings.Cut(help.String(), "Available Commands:\n")
 	commands, _, _ = strings.Cut(commands, "\n\n")
+	seen := map[string]bool{}
 	for line := range strings.Lines(commands) {
+		if name := strings.Fields(line)[0]; seen[name] {
+			t.Errorf("%s is listed twice", name)
+		} else {
+			seen[name] = true
+		}
 		if name := strings.Fields(line)[0]; name != "help" && !strings.Contains(examples, "\n  warmroute "+name+" ") && !strings.Contains(examples, "\n  warmroute "+name+"\n") {
 			t.Errorf("no example of %s in\n%s", name, examples)
 		}

@@ -85,6 +85,7 @@ func newService(c *Config, log *slog.Logger) (*service, error) {
 		Attempts:       c.Routing.Attempts,
 		BodyBytes:      int64(c.Limits.BodyBytes),
 		BodyBytesTotal: int64(c.Limits.BodyBytesTotal),
+		BodyIdle:       c.Timeouts.BodyIdle,
 		FirstByte:      c.Timeouts.FirstByte,
 		Idle:           c.Timeouts.Idle,
 		RouteHeaders:   c.ResponseHeaders,

@@ -54,10 +54,10 @@ type Backend struct {
 }
 
 // New makes a backend that is Down until it was checked. An empty name becomes
-// the URL's host and port; u comes from ParseURL.
+// DefaultName; u comes from ParseURL.
 func New(name string, u *url.URL, apiKey string, transport http.RoundTripper) *Backend {
 	if name == "" {
-		name = hostPort(u)
+		name = DefaultName(u)
 	}
 	return &Backend{Name: name, URL: u, APIKey: apiKey, Transport: transport, Probe: transport}
 }

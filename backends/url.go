@@ -76,6 +76,10 @@ func redact(raw string) string {
 	return rest
 }
 
+// DefaultName is what a backend without a name is called: its URL's host and
+// port, and its path if it has one.
+func DefaultName(u *url.URL) string { return hostPort(u) + u.Path }
+
 // hostPort is the address that u means, with the scheme's port when it has none.
 func hostPort(u *url.URL) string {
 	if u.Port() != "" {

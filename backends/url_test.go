@@ -63,9 +63,9 @@ func TestParseURLNeverRepeatsAPassword(t *testing.T) {
 	}
 }
 
-func TestDefaultNameIsHostAndPort(t *testing.T) {
+func TestDefaultNameIsHostPortAndPath(t *testing.T) {
 	for raw, want := range map[string]string{
-		"http://gpu1:8000/a":    "gpu1:8000",
+		"http://gpu1:8000/a":    "gpu1:8000/a",
 		"http://gpu1":           "gpu1:80",
 		"https://gpu1":          "gpu1:443",
 		"http://[fd00::1]":      "[fd00::1]:80",

@@ -144,9 +144,13 @@ func (a *attempt) answer(resp *http.Response) *failure {
 
 // isEventStream goes by what the answer says it is, never by what the request
 // asked for.
-func isEventStream(h http.Header) bool {
+func isEventStream(h http.Header) bool { return hasType(h, "text/event-stream") }
+
+func isJSON(h http.Header) bool { return hasType(h, "application/json") }
+
+func hasType(h http.Header, want string) bool {
 	kind, _, _ := strings.Cut(h.Get("Content-Type"), ";")
-	return strings.EqualFold(strings.TrimSpace(kind), "text/event-stream")
+	return strings.EqualFold(strings.TrimSpace(kind), want)
 }
 
 // isFramed reports whether the end of an answer can be told from the end of its

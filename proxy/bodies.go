@@ -4,14 +4,40 @@ import (
 	"errors"
 	"io"
 	"math/bits"
+	"net/http"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 var (
 	errBodyTooLarge   = errors.New("body over the limit")
 	errBodiesTooLarge = errors.New("all bodies together over the limit")
 )
+
+// paced reads a body and fails with os.ErrDeadlineExceeded when nothing of it
+// comes for as long as idle: a buffer is not to be held by a client that stalls.
+type paced struct {
+	body io.Reader
+	conn *http.ResponseController
+	idle time.Duration // 0: no limit
+}
+
+func (p *paced) Read(b []byte) (int, error) {
+	if p.idle > 0 {
+		// An error says that the connection knows no deadlines; then there is none.
+		_ = p.conn.SetReadDeadline(time.Now().Add(p.idle))
+	}
+	return p.body.Read(b)
+}
+
+// end lifts the limit: from here on the connection is read only to see the
+// client leave.
+func (p *paced) end() {
+	if p.idle > 0 {
+		_ = p.conn.SetReadDeadline(time.Time{})
+	}
+}
 
 const (
 	smallestBuffer = 12 // 4 KiB, as a power of two
@@ -52,7 +78,7 @@ func (b *bodies) read(r io.Reader, length int64) (buf []byte, err error) {
 
 // more is for a full buffer. It sees first whether anything follows, so that a
 // body that just fits never asks for a larger one, and then moves it to a buffer
-// eight times as large, or as large as the claimed length needs if that is less.
+// four times as large, or as large as the claimed length needs if that is less.
 func (b *bodies) more(r io.Reader, full []byte, length int64) ([]byte, error) {
 	var next [1]byte
 	if n, err := r.Read(next[:]); n == 0 {
@@ -61,7 +87,7 @@ func (b *bodies) more(r io.Reader, full []byte, length int64) ([]byte, error) {
 	if int64(len(full)) == b.each {
 		return full, errBodyTooLarge
 	}
-	want := 8 * int64(cap(full))
+	want := 4 * int64(cap(full))
 	if length > int64(cap(full)) {
 		want = min(want, length)
 	}

@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
 	"time"
 
 	"warmroute/backends"
@@ -44,10 +45,6 @@ type scratch struct {
 	blocks []prompt.Block
 }
 
-// largestScratch is how much canonical prompt a pooled scratch may keep, so that
-// one huge prompt does not stay in memory for good.
-const largestScratch = 1 << 20
-
 // serve takes one request from its arrival to its end.
 func (p *Proxy) serve(e *endpoint, w http.ResponseWriter, r *http.Request) {
 	x := &exchange{p: p, endpoint: e, w: w, r: r, arrived: time.Now(), id: r.Header.Get("X-Request-Id")}
@@ -75,7 +72,8 @@ func (x *exchange) end() {
 func (x *exchange) freeInput() {
 	in := &x.input
 	x.p.bodies.release(in.body)
-	if in.scratch != nil && cap(in.scratch.prompt.Text) <= largestScratch {
+	if in.scratch != nil {
+		in.scratch.prompt.Reset() // what one huge prompt needed must not stay for good
 		x.p.scratch.Put(in.scratch)
 	}
 	*in = input{}
@@ -90,7 +88,9 @@ func (x *exchange) refuse(e *apiError) {
 // prepare reads and understands the request.
 func (x *exchange) prepare() *apiError {
 	var err error
-	x.input.body, err = x.p.bodies.read(x.r.Body, x.r.ContentLength)
+	upload := paced{x.r.Body, http.NewResponseController(x.w), x.p.bodyIdle}
+	x.input.body, err = x.p.bodies.read(&upload, x.r.ContentLength)
+	upload.end()
 	x.whole = time.Now()
 	if err != nil {
 		return x.bodyFault(err)
@@ -107,6 +107,9 @@ func (x *exchange) bodyFault(err error) *apiError {
 	x.w.Header().Set("Connection", "close") // the rest of it is not read
 	var socket *net.OpError
 	switch {
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return &apiError{status: http.StatusRequestTimeout, kind: "timeout", code: "body_timeout",
+			message: "the rest of the request body did not come (timeouts.body_idle)"}
 	case errors.Is(err, errBodyTooLarge):
 		return &apiError{status: http.StatusRequestEntityTooLarge, kind: "invalid_request_error", code: "body_too_large",
 			message: "the request body is larger than this proxy takes (limits.body_bytes)"}
@@ -147,14 +150,11 @@ func (x *exchange) readJSON() *apiError {
 		in.scratch.blocks = pr.Blocks(in.scratch.blocks[:0], engine, x.p.blockBytes)
 		in.request.Blocks = in.scratch.blocks
 	}
-	in.request.Tokens = float64(size) / bytesPerToken
+	in.request.Bytes = size
 	in.request.Sequences = pr.Sequences
 	in.request.Streams = pr.Stream
 	return nil
 }
-
-// bytesPerToken is about what a token of English takes.
-const bytesPerToken = 4
 
 // resolve finds the backends that serve the model, and the name that seeds its
 // prompts' blocks.
@@ -181,20 +181,22 @@ func (x *exchange) resolve(model string) (engine string, fault *apiError) {
 // run makes attempts until the client has its answer, or is gone.
 func (x *exchange) run() {
 	outgoing(x.r.Header, x.id)
-	var last *failure // the latest, or the latest in which a replica gave words for the client
+	// latest is the latest failure, last the latest in which a replica gave words
+	// for the client, if any did.
+	var latest, last *failure
 	for {
 		d, err := x.p.router.Pick(&x.input.request, x.tried...)
 		if err != nil {
 			break
 		}
-		if last != nil {
-			x.p.metrics.Retried(last.reason)
+		if latest != nil {
+			x.p.metrics.Retried(latest.reason)
 		}
 		f := x.attempt(d)
 		if f == nil || f.left {
 			return
 		}
-		f.decision = d
+		f.decision, latest = d, f
 		x.p.suspect(d.Backend)
 		x.p.log.Warn("attempt failed", "backend", d.Backend.Name, "reason", f.reason, "error", f.err, "request_id", x.id)
 		x.tried = append(x.tried, d.Backend)

@@ -9,9 +9,10 @@ import (
 
 const (
 	longestFormName = 1 << 10
-	// uploadTokens is what an upload counts in the load, whatever its bytes:
-	// a window of audio is a fixed number of positions for its encoder.
-	uploadTokens = 1500
+	// uploadBytes is what an upload counts in the load, in bytes of prompt and
+	// whatever its own: a window of audio is a fixed number of positions (1,500)
+	// for its encoder.
+	uploadBytes = 6000
 )
 
 // readForm finds the model of a multipart upload. The upload itself is passed
@@ -26,7 +27,7 @@ func (x *exchange) readForm() *apiError {
 		return invalid("model", `"model" is given twice`)
 	}
 	_, fault := x.resolve(model)
-	x.input.request.Tokens = uploadTokens
+	x.input.request.Bytes = uploadBytes
 	x.input.request.Sequences = 1
 	return fault
 }

@@ -32,6 +32,7 @@ type Options struct {
 	Attempts       int           // at most, for one request; a failed connect is none
 	BodyBytes      int64         // of one request
 	BodyBytesTotal int64         // of all requests held at once
+	BodyIdle       time.Duration // for a request's body to stand still; 0: no limit
 	FirstByte      time.Duration // for a stream to produce its first event; 0: no limit
 	Idle           time.Duration // for a stream to be silent after that; 0: no limit
 	RouteHeaders   bool          // tell the client where its request went, and why
@@ -47,6 +48,7 @@ type Proxy struct {
 	suspect      func(*backends.Backend)
 	blockBytes   int
 	attempts     int
+	bodyIdle     time.Duration
 	firstByte    time.Duration
 	idle         time.Duration
 	routeHeaders bool
@@ -69,6 +71,7 @@ func New(o Options) *Proxy {
 		suspect:      o.Suspect,
 		blockBytes:   o.BlockBytes,
 		attempts:     o.Attempts,
+		bodyIdle:     o.BodyIdle,
 		firstByte:    o.FirstByte,
 		idle:         o.Idle,
 		routeHeaders: o.RouteHeaders,

@@ -18,17 +18,23 @@ const (
 	// first byte goes to the client: a replica that dies while it writes such an
 	// answer costs nothing then.
 	heldWhole = 1 << 20
-	// mostErrorBody is how much of a refusal is kept to be relayed.
-	mostErrorBody = 64 << 10
+	// mostErrorBody is how long a refusal may be that is kept to be relayed.
+	mostErrorBody = 1 << 20
 )
 
-var errCut = errors.New("the answer ended before its end")
+var (
+	errCut     = errors.New("the answer ended before its end")
+	errTooLong = errors.New("the body of an error is too long")
+)
 
 // refused is for an answer that another backend may better.
 func (a *attempt) refused(resp *http.Response) *failure {
-	body, err := io.ReadAll(io.LimitReader(resp.Body, mostErrorBody))
+	body, err := io.ReadAll(io.LimitReader(resp.Body, mostErrorBody+1))
 	if err != nil {
 		return a.failed(err)
+	}
+	if len(body) > mostErrorBody { // no error that a client could use, and a part is not the whole
+		return a.failed(errTooLong)
 	}
 	return &failure{
 		reason: "status_" + strconv.Itoa(resp.StatusCode), err: errors.New(resp.Status),
@@ -64,7 +70,7 @@ func (a *attempt) relayWhole(resp *http.Response) *failure {
 		if aborted(a.endpoint.format, held.Bytes()) {
 			return a.abortedFailure()
 		}
-		if !isFramed(resp) && !json.Valid(held.Bytes()) && a.endpoint.format != plainFormat {
+		if !isFramed(resp) && isJSON(resp.Header) && !json.Valid(held.Bytes()) {
 			return a.failed(errCut)
 		}
 		a.end = router.Served
@@ -119,8 +125,13 @@ func (a *attempt) relayLong(resp *http.Response, head []byte) *failure {
 		return a.failed(errFirstByte)
 	}
 	h := a.commit(resp)
-	if resp.ContentLength >= 0 {
+	switch {
+	case resp.ContentLength >= 0:
 		h["Content-Length"] = []string{strconv.FormatInt(resp.ContentLength, 10)}
+	case !isFramed(resp):
+		// Its end could be its breaking off. The client gets no more than the
+		// replica gave: the end of the connection, and no mark of completeness.
+		h["Transfer-Encoding"] = []string{"identity"}
 	}
 	if resp.StatusCode < 300 {
 		a.decision.FirstEvent()
@@ -137,7 +148,7 @@ func (a *attempt) relayLong(resp *http.Response, head []byte) *failure {
 			a.end = router.Served
 		}
 		return nil
-	case from.err == nil || a.r.Context().Err() != nil:
+	case from.err == nil || from.err == io.EOF || a.r.Context().Err() != nil: // it was the writing that failed
 		a.left("in_body")
 		return nil
 	}

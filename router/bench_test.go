@@ -51,7 +51,7 @@ func BenchmarkDecision(b *testing.B) {
 					}
 					blocks = p.Blocks(blocks[:0], "sim", 256)
 					return mustPick(b, r, &Request{
-						Backends: fleet, Blocks: blocks, Tokens: float64(len(p.Text)) / 4, Sequences: p.Sequences, Streams: p.Stream,
+						Backends: fleet, Blocks: blocks, Bytes: len(p.Text), Sequences: p.Sequences, Streams: p.Stream,
 					})
 				}
 				for range n { // until half of the fleet holds the prompt

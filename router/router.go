@@ -91,7 +91,7 @@ func New(o Options) (*Router, error) {
 type Request struct {
 	Backends  []*backends.Backend // those that serve its model
 	Blocks    []prompt.Block      // unchanged until the Decision's Release
-	Tokens    float64             // of prompt, about; every sequence counted
+	Bytes     int                 // of canonical prompt, every sequence counted
 	Sequences int                 // that the engine will run for it
 	Streams   bool                // its first event can be seen
 }
@@ -118,17 +118,18 @@ func (r *Router) Pick(req *Request, tried ...*backends.Backend) (*Decision, erro
 // gather fills candidates and slots with the backends that could take req.
 func (r *Router) gather(req *Request, tried []*backends.Backend, now time.Time) {
 	r.candidates, r.slots = r.candidates[:0], r.slots[:0]
+	tokens := float64(req.Bytes) / bytesPerToken
 	for _, b := range req.Backends {
 		if !available(b, tried) {
 			continue
 		}
-		matched := min(float64(r.depth[b.Slot]*r.blockBytes)/bytesPerToken, req.Tokens)
+		matched := min(float64(r.depth[b.Slot]*r.blockBytes)/bytesPerToken, tokens)
 		foreign, queued := r.foreign(b, now)
 		r.slots = append(r.slots, b)
 		r.candidates = append(r.candidates, policy.Candidate{
 			NameHash: r.names[b.Slot],
 			Matched:  matched,
-			Uncached: max(leastUncached, req.Tokens-matched),
+			Uncached: max(leastUncached, tokens-matched),
 			Pending:  r.accounts[b.Slot].waiting(now) + queued*r.uncached.value,
 			InFlight: float64(b.InFlight.Load()) + foreign,
 		})
@@ -180,7 +181,7 @@ func (r *Router) reserve(req *Request, chosen int, now time.Time) *Decision {
 		MatchedBlocks: depth,
 		TotalBlocks:   len(req.Blocks),
 		MatchedTokens: int(c.Matched),
-		PromptTokens:  int(req.Tokens),
+		PromptTokens:  req.Bytes / bytesPerToken,
 		router:        r,
 		blocks:        req.Blocks,
 		sequences:     int64(min(max(1, req.Sequences), mostSequences)),

@@ -44,7 +44,7 @@ func ask(fleet []*backends.Backend, key, n int) *Request {
 	for i := range blocks {
 		blocks[i] = prompt.Block(uint64(key)<<32 | uint64(i) + 1)
 	}
-	return &Request{Backends: fleet, Blocks: blocks, Tokens: float64(n * 64), Sequences: 1, Streams: true}
+	return &Request{Backends: fleet, Blocks: blocks, Bytes: n * 256, Sequences: 1, Streams: true}
 }
 
 func mustPick(t testing.TB, r *Router, req *Request, tried ...*backends.Backend) *Decision {

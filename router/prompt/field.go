@@ -10,11 +10,8 @@ const (
 	fieldPrompt
 	fieldTools
 	fieldStream
-	fieldStreamOptions
 	fieldN
 	fieldBestOf
-	fieldMaxTokens
-	fieldMaxCompletionTokens
 	fieldPromptLogprobs
 	fieldLogprobs
 	fieldEcho
@@ -75,16 +72,10 @@ func fieldOf(kind Kind, key []byte) field {
 		return fieldNone
 	}
 	switch string(key) {
-	case "stream_options":
-		return fieldStreamOptions
 	case "n":
 		return fieldN
 	case "best_of":
 		return fieldBestOf
-	case "max_tokens":
-		return fieldMaxTokens
-	case "max_completion_tokens":
-		return fieldMaxCompletionTokens
 	case "prompt_logprobs":
 		return fieldPromptLogprobs
 	case "truncate_prompt_tokens":

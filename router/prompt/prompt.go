@@ -38,11 +38,9 @@ func (e *Error) Error() string { return e.Message }
 type Prompt struct {
 	Model            string // "" when absent, null or empty: the fleet's only base model
 	Stream           bool
-	IncludeUsage     bool // stream_options.include_usage
 	PreviousResponse bool // Other only: previous_response_id is there and not null
 
 	Sequences int // sequences the engine will run: n, or best_of when larger, for each prompt; at least 1
-	MaxTokens int // max_completion_tokens, else max_tokens; 0 when neither is given
 
 	// Cacheable is false when the prefix cache does not serve the request
 	// (prompt_logprobs) or the text does not tell the prompt's beginning
@@ -203,20 +201,9 @@ func (p *Prompt) head() error {
 	p.Stream = p.truthy(top[fieldStream])
 	p.PreviousResponse = s.set(top[fieldPreviousResponse])
 	p.Sequences = max(1, p.integer(top[fieldN]), p.integer(top[fieldBestOf]))
-	p.MaxTokens = p.integer(top[fieldMaxCompletionTokens])
-	if p.MaxTokens == 0 {
-		p.MaxTokens = p.integer(top[fieldMaxTokens])
-	}
 	// Of a completion with echo, logprobs are prompt_logprobs.
 	p.Cacheable = !s.set(top[fieldPromptLogprobs]) && !s.set(top[fieldTruncate]) && !s.set(top[fieldPromptEmbeds]) &&
 		!(p.truthy(top[fieldEcho]) && s.set(top[fieldLogprobs]))
-	if options := top[fieldStreamOptions]; s.first(options) == '{' {
-		var usage [1]value
-		if _, err := p.named(options.start, []string{"include_usage"}, usage[:]); err != nil {
-			return err
-		}
-		p.IncludeUsage = p.truthy(usage[0])
-	}
 	return nil
 }
 

@@ -76,9 +76,9 @@ func TestHead(t *testing.T) {
 		{Chat, `{"model":null,"stream":null,"n":null,"max_tokens":null,"stream_options":null,"prompt_logprobs":null,` + m + `}`,
 			Prompt{Sequences: 1, Cacheable: true}},
 		{Chat, `{"mod\u0065l":"t\u00efny","stream":true,"stream_options":{"include_usage":true},"n":3,"max_tokens":7,` + m + `}`,
-			Prompt{Model: "tïny", Stream: true, IncludeUsage: true, Sequences: 3, MaxTokens: 7, Cacheable: true}},
+			Prompt{Model: "tïny", Stream: true, Sequences: 3, Cacheable: true}},
 		{Chat, `{"stream":1,"n":"2","max_tokens":5,"max_completion_tokens":9.0,"logprobs":true,"echo":true,` + m + `}`,
-			Prompt{Stream: true, Sequences: 2, MaxTokens: 9, Cacheable: true}},
+			Prompt{Stream: true, Sequences: 2, Cacheable: true}},
 		{Chat, `{"stream":"false","n":-1,"max_tokens":"many",` + m + `}`, Prompt{Sequences: 1, Cacheable: true}},
 		{Chat, `{"n":1e300,"best_of":2,` + m + `}`, Prompt{Sequences: 1<<31 - 1, Cacheable: true}},
 		{Chat, `{"prompt_logprobs":0,` + m + `}`, Prompt{Sequences: 1}},
@@ -102,8 +102,8 @@ func TestHead(t *testing.T) {
 
 // head writes what a Prompt says beside its text.
 func head(p *Prompt) string {
-	return fmt.Sprintf("model %q stream %v usage %v previous %v sequences %d max %d cacheable %v extra %d",
-		p.Model, p.Stream, p.IncludeUsage, p.PreviousResponse, p.Sequences, p.MaxTokens, p.Cacheable, p.ExtraBytes)
+	return fmt.Sprintf("model %q stream %v previous %v sequences %d cacheable %v extra %d",
+		p.Model, p.Stream, p.PreviousResponse, p.Sequences, p.Cacheable, p.ExtraBytes)
 }
 
 func TestRefused(t *testing.T) {

@@ -41,7 +41,9 @@ def main():
     for policy in others:
         ratio = medians[policy]["ttft_mean_s"] / medians[first]["ttft_mean_s"]
         lost = sum(r["lost"] for r in runs[policy])
-        print(f"{policy}: mean TTFT {ratio:.2f} of {first}'s, {lost} lost in all")
+        print(f"{policy}: mean TTFT {ratio:.2f} of {first}'s (at most 0.75), {lost} lost in all (none)")
+        if ratio > 0.75 or lost:
+            sys.exit(1)
 
 
 main()
