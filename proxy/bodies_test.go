@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 	"testing/iotest"
+	"time"
 )
 
 func TestBodiesRead(t *testing.T) {
@@ -126,6 +127,33 @@ func TestBodyOfTheLimitPasses(t *testing.T) {
 	body := askWhole + strings.Repeat(" ", 10_000-len(askWhole))
 	if resp, answer := f.post("/v1/chat/completions", body); resp.StatusCode != http.StatusOK {
 		t.Errorf("got %d %s", resp.StatusCode, answer)
+	}
+}
+
+func TestBodyThatStandsStillIsA408AndFreesItsBuffer(t *testing.T) {
+	r := &replica{}
+	f := serve(t, func(o *Options) { o.BodyIdle = 50 * time.Millisecond }, r)
+	resp, answer := f.raw("POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5000\r\n\r\n{")
+	if refused(t, answer); resp.StatusCode != http.StatusRequestTimeout || !resp.Close {
+		t.Errorf("got %d, close %v", resp.StatusCode, resp.Close)
+	}
+	if f.settled(); len(r.requests()) != 0 {
+		t.Error("a backend was bothered")
+	}
+}
+
+func TestBodyThatComesSlowlyMayTakeLongerThanOneSilence(t *testing.T) {
+	const idle = 2 * time.Second
+	f := serve(t, func(o *Options) { o.BodyIdle = idle }, &replica{script: always(answered("200 OK", whole))})
+	conn := f.dial()
+	fmt.Fprintf(conn, "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n", len(askWhole))
+	for i := range 6 { // 3 s in all
+		time.Sleep(idle / 4)
+		io.WriteString(conn, askWhole[i:i+1])
+	}
+	io.WriteString(conn, askWhole[6:])
+	if resp, err := http.ReadResponse(bufio.NewReader(conn), nil); err != nil || resp.StatusCode != http.StatusOK {
+		t.Fatalf("got %v, %v", resp, err)
 	}
 }
 

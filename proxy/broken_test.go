@@ -160,6 +160,29 @@ func TestReplicaThatDiesInALongBodyNeverYieldsAWholeOne(t *testing.T) {
 	}
 }
 
+// Where the replica marks no end, none may be made up for the client.
+func TestLongAnswerWithoutFramingStaysWithoutIt(t *testing.T) {
+	long := strings.Repeat("0123456789abcdef", 100_000)
+	f := serve(t, nil, &replica{script: once("HTTP/1.0 200 OK\r\ncontent-type: application/json\r\n\r\n" + long)})
+	resp, got, err := f.try("/v1/chat/completions", askWhole)
+	if err != nil || got != long {
+		t.Fatalf("%d bytes of %d, %v", len(got), len(long), err)
+	}
+	if resp.ContentLength >= 0 || len(resp.TransferEncoding) > 0 || !resp.Close {
+		t.Errorf("length %d, encoding %v, close %v", resp.ContentLength, resp.TransferEncoding, resp.Close)
+	}
+}
+
+func TestCutAnswerWithoutFramingGoesElsewhereOnEveryEndpoint(t *testing.T) {
+	cut := "HTTP/1.0 200 OK\r\ncontent-type: application/json\r\n\r\n{\"data\":[{\"emb"
+	f := serve(t, nil, &replica{script: once(cut)}, &replica{script: always(answered("200 OK", `{"data":[]}`, "content-type: application/json"))})
+	for _, path := range []string{"/v1/embeddings", "/tokenize", "/v1/rerank"} {
+		if resp, got := f.post(path, `{"model":"m","input":"x"}`); resp.StatusCode != http.StatusOK || got != `{"data":[]}` {
+			t.Errorf("%s: %d %s", path, resp.StatusCode, got)
+		}
+	}
+}
+
 func TestFirstByteTimeoutIsA504(t *testing.T) {
 	for name, says := range map[string][]string{
 		"no header":      nil,

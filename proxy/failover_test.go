@@ -120,6 +120,8 @@ func TestWhenAllFail(t *testing.T) {
 		{"503 keeps its Retry-After", []func(*session){always(answered("503 Service Unavailable", "x", "retry-after: 7"))}, 503, "7", "x", false},
 		{"500 in its own words", []func(*session){always(full), always(answered("500 Internal Server Error", "dead"))}, 500, "", "dead", false},
 		{"words outlast a reset", []func(*session){always(full), once()}, 503, "1", "queue full", false},
+		{"words of any length are whole", []func(*session){always(answered("503 Service Unavailable", strings.Repeat("w", 100_000)+"!"))}, 503, "1", "w!", false},
+		{"words without end are none", []func(*session){always(answered("500 Internal Server Error", strings.Repeat("w", 1<<20+1)))}, 502, "1", "replica_failed", true},
 		{"resets", []func(*session){once(), once()}, 502, "1", "replica_failed", true},
 		{"error event", []func(*session){always(streamed(dead, doneLine))}, 500, "", "EngineCore encountered", false},
 		{"abort", []func(*session){always(streamed(role, abort, doneLine))}, 503, "1", "shutting down", true},

@@ -45,6 +45,17 @@ func TestMetricsOfRequests(t *testing.T) {
 	}
 }
 
+func TestRetriesAreCountedByTheirOwnReason(t *testing.T) {
+	f := serve(t, nil, &replica{script: always(answered("503 Service Unavailable", "full"))}, &replica{script: once()},
+		&replica{script: always(answered("200 OK", whole))})
+	if resp, _ := f.post("/v1/chat/completions", askWhole); resp.StatusCode != 200 {
+		t.Fatalf("status %d", resp.StatusCode)
+	}
+	f.settled()
+	f.counts(`warmroute_retries_total{reason="status_503"} 1`)
+	f.counts(`warmroute_retries_total{reason="broken"} 1`)
+}
+
 func TestLogTellsWhatBecameOfARequest(t *testing.T) {
 	f := serve(t, nil, &replica{script: once()}, &replica{script: always(answered("200 OK", whole))})
 	f.post("/v1/chat/completions", askWhole, "X-Request-Id", "my-id")
