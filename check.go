@@ -214,13 +214,11 @@ func (c *Config) checkBackends(f *faults) {
 			f.add(at+".name", "%q cannot be a name: it stands in headers and labels; use letters, digits and ._:-", b.Name)
 			continue
 		}
-		if u.Port() == "" {
-			u.Host += map[string]string{"http": ":80", "https": ":443"}[u.Scheme] // two spellings of one server
-		}
-		if first, taken := firstURL[u.String()]; taken {
-			f.add(at+".url", "%v is already backends[%d]; drop one of the two", u, first)
+		address := backends.Address(u)
+		if first, taken := firstURL[address]; taken {
+			f.add(at+".url", "%s is already backends[%d]; drop one of the two", address, first)
 		} else {
-			firstURL[u.String()] = i
+			firstURL[address] = i
 		}
 		if first, taken := firstName[b.Name]; taken {
 			f.add(at+".name", "%s is already the name of backends[%d]; give one of the two another", b.Name, first)

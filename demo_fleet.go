@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"net/http"
 	"os"
 	"time"
 
@@ -94,24 +93,14 @@ func baseURL(l net.Listener) string {
 func (f *demoFleet) waitReady(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	for {
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, f.url+"/readyz", nil)
-		if err != nil {
-			return err
-		}
-		if resp, err := client.Do(req); err == nil {
-			resp.Body.Close()
-			if resp.StatusCode == http.StatusOK {
-				return nil
-			}
-		}
+	for askHealth(ctx, f.url+"/readyz") != nil {
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("the proxy in front of the %s fleet did not become ready: %w", f.policy, ctx.Err())
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
+	return nil
 }
 
 // play sends the chats through the proxy until ctx is done.

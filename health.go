@@ -30,11 +30,13 @@ func newHealthCommand() *cobra.Command {
 	}
 }
 
+// askHealth fails unless url answers 200. It leaves no connection open.
 func askHealth(ctx context.Context, url string) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return err
 	}
+	req.Close = true
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
 		return err

@@ -34,7 +34,7 @@ func NewRegistry(list []*Backend) (*Registry, error) {
 		if b.URL == nil {
 			continue // where nothing is sent, as in tests of routing alone
 		}
-		address := b.URL.Scheme + "://" + hostPort(b.URL) + b.URL.EscapedPath()
+		address := Address(b.URL)
 		if other, taken := urls[address]; taken {
 			faults = append(faults, fmt.Errorf("backends %q and %q are the same replica, %s; drop one", other, b.Name, address))
 		}
@@ -55,16 +55,6 @@ func NewRegistry(list []*Backend) (*Registry, error) {
 
 // All returns the backends by Slot. Callers must not change the slice.
 func (r *Registry) All() []*Backend { return r.all }
-
-// ByName finds a backend by its configured name.
-func (r *Registry) ByName(name string) (*Backend, bool) {
-	for _, b := range r.all {
-		if b.Name == name {
-			return b, true
-		}
-	}
-	return nil, false
-}
 
 // Catalog returns what the fleet serves, as of the last change of a replica's list.
 func (r *Registry) Catalog() *Catalog { return r.catalog.Load() }

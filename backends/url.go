@@ -80,6 +80,10 @@ func redact(raw string) string {
 // port, and its path if it has one.
 func DefaultName(u *url.URL) string { return hostPort(u) + u.Path }
 
+// Address is what two URLs of one replica have in common, however they are
+// spelt: the port stands in it always.
+func Address(u *url.URL) string { return u.Scheme + "://" + hostPort(u) + u.EscapedPath() }
+
 // hostPort is the address that u means, with the scheme's port when it has none.
 func hostPort(u *url.URL) string {
 	if u.Port() != "" {

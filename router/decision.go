@@ -18,9 +18,6 @@ const (
 	ReasonOnly   = "only"   // no other could take it
 )
 
-// Reasons are all that a Decision may carry under the policy prefix.
-var Reasons = []string{ReasonPrefix, ReasonSpill, ReasonCold, ReasonLoad, ReasonOnly}
-
 // Decision is the outcome of Pick: a backend, and a reservation on it that
 // Release must end exactly once. Its methods are safe for concurrent use.
 type Decision struct {
