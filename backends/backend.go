@@ -35,6 +35,10 @@ type Backend struct {
 	// the router keep what they know of a backend under it.
 	Slot int
 
+	// By the operator's word; set before anything runs.
+	MaxInFlight int     // sequences of ours on it at most; 0: no bound
+	Weight      float64 // divides the cost of sending it something; 0 is 1
+
 	// Transport carries requests to this replica. Probe carries the poller's and
 	// the readiness checks': apart, so that a Transport with no connection left
 	// does not make a busy replica look dead. New makes them the same.

@@ -52,7 +52,7 @@ type attempt struct {
 // decision is released here, once, on every path.
 func (x *exchange) attempt(d *router.Decision) *failure {
 	a := &attempt{exchange: x, decision: d, end: router.Unseen}
-	defer func() { d.Release(a.end, a.tokens) }()
+	defer func() { d.Release(router.Outcome{End: a.end, AnswerTokens: a.tokens}) }()
 	ctx := x.r.Context()
 	if x.input.request.Streams && x.p.firstByte > 0 {
 		limited, cancel := context.WithCancelCause(ctx)

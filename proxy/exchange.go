@@ -185,7 +185,7 @@ func (x *exchange) run() {
 	// for the client, if any did.
 	var latest, last *failure
 	for {
-		d, err := x.p.router.Pick(&x.input.request, x.tried...)
+		d, err := x.p.router.Pick(x.r.Context(), &x.input.request, x.tried...)
 		if err != nil {
 			break
 		}

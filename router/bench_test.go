@@ -57,14 +57,14 @@ func BenchmarkDecision(b *testing.B) {
 				for range n { // until half of the fleet holds the prompt
 					d := decide()
 					d.FirstEvent()
-					defer d.Release(Served, 100)
+					defer d.Release(Outcome{End: Served, AnswerTokens: 100})
 				}
 				b.SetBytes(int64(len(body)))
 				b.ReportAllocs()
 				for b.Loop() {
 					d := decide()
 					d.FirstEvent()
-					d.Release(Served, 100)
+					d.Release(Outcome{End: Served, AnswerTokens: 100})
 				}
 			})
 		}

@@ -50,6 +50,18 @@ const (
 	Broken            // the answer broke off
 )
 
+// Outcome is what there is to say of a request at its end. Zero fields are not known.
+type Outcome struct {
+	End          End
+	AnswerTokens int  // length of the answer
+	PromptTokens int  // of the prompt, as the engine counted them
+	CachedTokens int  // of them from its cache
+	CachedKnown  bool // the replica tells CachedTokens, so 0 means none
+	// Reply are the blocks that follow the prompt's when the next turn sends the
+	// answer back.
+	Reply []prompt.Block
+}
+
 // FirstEvent tells that the engine has put out something: its prefill is done,
 // so the prompt's blocks are there to stay, and need not be kept for Release.
 func (d *Decision) FirstEvent() {
@@ -68,10 +80,9 @@ func (d *Decision) start(now time.Time) {
 	d.router.accounts[d.Backend.Slot].first(d, now)
 }
 
-// Release ends the reservation. tokens is the length of the answer, 0 when
-// there was none or it is not known. A second call is a bug in the caller, and
+// Release ends the reservation. A second call is a bug in the caller, and
 // panics: accounts that drift are worse than one lost request.
-func (d *Decision) Release(end End, tokens int) {
+func (d *Decision) Release(o Outcome) {
 	r := d.router
 	r.deciding.Lock()
 	defer r.deciding.Unlock()
@@ -82,14 +93,14 @@ func (d *Decision) Release(end End, tokens int) {
 	d.Backend.InFlight.Add(-d.sequences)
 	now := r.now()
 	switch {
-	case end == Served:
+	case o.End == Served:
 		d.start(now)
-		if tokens > 0 {
-			r.answer.add(float64(tokens))
+		if o.AnswerTokens > 0 {
+			r.answer.add(float64(o.AnswerTokens))
 		}
 	case d.started:
 		// The prompt was computed; the blocks are there.
-	case end == Left:
+	case o.End == Left:
 		r.accounts[d.Backend.Slot].gone(d)
 		r.index.TakeBack(d.placed, d.blocks, d.reached(now))
 	default:

@@ -35,7 +35,10 @@ var ErrNoneReady = errors.New("no backend is ready")
 type Options struct {
 	Backends      []*backends.Backend // all there are, by Slot
 	Policy        string              // one of policy.Names
-	BlockBytes    int                 // bytes of canonical prompt in a block
+	Settings      policy.Settings
+	Hold          HoldOptions
+	SLO           time.Duration // TTFT to be met where it can be; 0: none
+	BlockBytes    int           // bytes of canonical prompt in a block
 	IndexMaxBytes int64
 	PollInterval  time.Duration    // how old a fresh Load may be
 	Now           func() time.Time // the wall clock's, or a simulation's
@@ -60,12 +63,13 @@ type Router struct {
 	uncached   average // u of what was picked
 	depth      []int   // scratch of Pick, by slot
 	candidates []policy.Candidate
+	asked      policy.Request
 	slots      []*backends.Backend // of candidates
 }
 
 // New makes a Router for a fleet.
 func New(o Options) (*Router, error) {
-	p, err := policy.New(o.Policy, o.Rand)
+	p, err := policy.New(o.Policy, o.Settings, o.Rand)
 	if err != nil {
 		return nil, err
 	}
@@ -94,25 +98,33 @@ type Request struct {
 	Bytes     int                 // of canonical prompt, every sequence counted
 	Sequences int                 // that the engine will run for it
 	Streams   bool                // its first event can be seen
+
+	MaxTokens int    // the longest that the answer may be; 0: nothing said
+	BodyBytes int    // of memory that it keeps while it is held
+	Model     string // as the engine knows it; what is learned of tokens is kept by it
+	Adapter   string // LoRA adapter that it is for; "": none
+	Head      uint64 // hash of the model and the beginning of the first user message; 0: none
+	Session   uint64 // hash of what names its session; 0: nothing does
+	Tenant    uint64 // hash of who sends it, for fairness; 0: nobody in particular
+	Priority  int    // lower first; 0 is plain
 }
 
-// Pick chooses a backend and reserves a place on it in one step. Backends that
-// were tried are left out.
-func (r *Router) Pick(req *Request, tried ...*backends.Backend) (*Decision, error) {
-	r.deciding.Lock()
-	defer r.deciding.Unlock()
+// pick chooses a backend and reserves a place on it in one step. Backends that
+// were tried are left out. Called under deciding.
+func (r *Router) pick(req *Request, tried []*backends.Backend) (*Decision, error) {
 	now := r.now()
 	r.index.Match(req.Blocks, r.depth)
 	r.gather(req, tried, now)
 	if len(r.candidates) == 0 {
 		return nil, ErrNoneReady
 	}
-	pr := policy.Request{Now: now, AnswerTokens: r.answer.value, MeanUncached: r.uncached.value}
-	if len(req.Blocks) > 0 {
-		pr.Key = uint64(req.Blocks[0])
+	pr := &r.asked
+	*pr = policy.Request{
+		Now: now, Blocks: req.Blocks, BlockTokens: float64(r.blockBytes) / bytesPerToken, Tokens: float64(req.Bytes) / bytesPerToken,
+		Head: req.Head, Session: req.Session,
+		AnswerTokens: r.answer.value, MeanUncached: r.uncached.value,
 	}
-	chosen := r.policy.Choose(pr, r.candidates)
-	return r.reserve(req, chosen, now), nil
+	return r.reserve(req, r.policy.Choose(pr, r.candidates), now), nil
 }
 
 // gather fills candidates and slots with the backends that could take req.
@@ -127,11 +139,14 @@ func (r *Router) gather(req *Request, tried []*backends.Backend, now time.Time) 
 		foreign, queued := r.foreign(b, now)
 		r.slots = append(r.slots, b)
 		r.candidates = append(r.candidates, policy.Candidate{
+			Slot:     b.Slot,
 			NameHash: r.names[b.Slot],
+			Weight:   1,
 			Matched:  matched,
 			Uncached: max(leastUncached, tokens-matched),
 			Pending:  r.accounts[b.Slot].waiting(now) + queued*r.uncached.value,
 			InFlight: float64(b.InFlight.Load()) + foreign,
+			Rate:     prefillRate,
 		})
 	}
 }

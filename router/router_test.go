@@ -1,6 +1,7 @@
 package router
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"net/url"
@@ -49,7 +50,7 @@ func ask(fleet []*backends.Backend, key, n int) *Request {
 
 func mustPick(t testing.TB, r *Router, req *Request, tried ...*backends.Backend) *Decision {
 	t.Helper()
-	d, err := r.Pick(req, tried...)
+	d, err := r.Pick(context.Background(), req, tried...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -76,14 +77,14 @@ func TestAPromptGoesBackToWhoHoldsIt(t *testing.T) {
 			t.Errorf("prompt %d: reason %q, want %q", key, first.Reason, ReasonCold)
 		}
 		first.FirstEvent()
-		first.Release(Served, 100)
+		first.Release(Outcome{End: Served, AnswerTokens: 100})
 		c.advance(time.Second)
 		again := mustPick(t, r, ask(fleet, key, 25))
 		if again.Backend != first.Backend || again.MatchedBlocks != 20 || again.TotalBlocks != 25 || again.Reason != ReasonPrefix {
 			t.Errorf("prompt %d went to %s first, then to %s with %d of %d blocks matched (%s)",
 				key, first.Backend.Name, again.Backend.Name, again.MatchedBlocks, again.TotalBlocks, again.Reason)
 		}
-		again.Release(Served, 100)
+		again.Release(Outcome{End: Served, AnswerTokens: 100})
 	}
 }
 
@@ -116,14 +117,14 @@ func TestOnlyReadyAwakeUntriedBackends(t *testing.T) {
 	if d.Backend != fleet[3] || d.Reason != ReasonOnly {
 		t.Errorf("picked %s (%s), want b3 (only)", d.Backend.Name, d.Reason)
 	}
-	if _, err := r.Pick(ask(fleet, 1, 10), fleet[3]); err != ErrNoneReady {
+	if _, err := r.Pick(context.Background(), ask(fleet, 1, 10), fleet[3]); err != ErrNoneReady {
 		t.Errorf("got %v, want ErrNoneReady", err)
 	}
 }
 
 func TestAFailedAttemptTakesBackItsBlocks(t *testing.T) {
 	r, fleet, _ := newFleet(t, 1, "prefix")
-	mustPick(t, r, ask(fleet, 1, 10)).Release(Unseen, 0)
+	mustPick(t, r, ask(fleet, 1, 10)).Release(Outcome{End: Unseen})
 	if d := mustPick(t, r, ask(fleet, 1, 10)); d.MatchedBlocks != 0 {
 		t.Errorf("%d blocks matched of a prompt that no engine saw", d.MatchedBlocks)
 	}
@@ -133,7 +134,7 @@ func TestAClientThatLeftTakesBackWhatTimeDidNotAllow(t *testing.T) {
 	r, fleet, c := newFleet(t, 1, "prefix")
 	d := mustPick(t, r, ask(fleet, 1, 100)) // 6,400 tokens: 0.8 s
 	c.advance(400 * time.Millisecond)
-	d.Release(Left, 0)
+	d.Release(Outcome{End: Left})
 	if d := mustPick(t, r, ask(fleet, 1, 100)); d.MatchedBlocks != 50 {
 		t.Errorf("%d blocks matched, want the 50 that 0.4 s of prefill reach", d.MatchedBlocks)
 	}
@@ -143,7 +144,7 @@ func TestAClientThatLeftAfterTheFirstEventTakesNothingBack(t *testing.T) {
 	r, fleet, _ := newFleet(t, 1, "prefix")
 	d := mustPick(t, r, ask(fleet, 1, 100))
 	d.FirstEvent()
-	d.Release(Left, 3)
+	d.Release(Outcome{End: Left, AnswerTokens: 3})
 	if d := mustPick(t, r, ask(fleet, 1, 100)); d.MatchedBlocks != 100 {
 		t.Errorf("%d of 100 blocks matched", d.MatchedBlocks)
 	}
@@ -157,7 +158,7 @@ func TestForeignLoadCountsAndFades(t *testing.T) {
 	if d := mustPick(t, r, ask(fleet, 1, 1)); d.Backend != fleet[0] {
 		t.Error("the other client's ten requests were not counted")
 	} else {
-		d.Release(Served, 1)
+		d.Release(Outcome{End: Served, AnswerTokens: 1})
 	}
 	if n, queued := r.foreign(fleet[1], c.now.Add(2*time.Second)); n > 3.7 || n < 3.6 || queued > n {
 		t.Errorf("after two intervals %.2f foreign requests, want 10/e", n)
@@ -189,7 +190,7 @@ func TestALostCacheIsForgotten(t *testing.T) {
 	d := mustPick(t, r, ask(fleet, 1, 10))
 	r.Forget(fleet[0])
 	d.FirstEvent()
-	d.Release(Served, 10)
+	d.Release(Outcome{End: Served, AnswerTokens: 10})
 	if d := mustPick(t, r, ask(fleet, 1, 10)); d.MatchedBlocks != 0 {
 		t.Errorf("%d blocks matched after the replica lost its cache", d.MatchedBlocks)
 	}
@@ -198,7 +199,7 @@ func TestALostCacheIsForgotten(t *testing.T) {
 func TestReleasedTwicePanics(t *testing.T) {
 	r, fleet, _ := newFleet(t, 1, "prefix")
 	d := mustPick(t, r, ask(fleet, 1, 10))
-	d.Release(Served, 1)
+	d.Release(Outcome{End: Served, AnswerTokens: 1})
 	defer func() {
 		if recover() == nil {
 			t.Error("no panic")
@@ -207,7 +208,7 @@ func TestReleasedTwicePanics(t *testing.T) {
 			t.Errorf("%d in flight", n)
 		}
 	}()
-	d.Release(Served, 1)
+	d.Release(Outcome{End: Served, AnswerTokens: 1})
 }
 
 func TestOneRequestCannotFillAnAccount(t *testing.T) {
@@ -218,7 +219,7 @@ func TestOneRequestCannotFillAnAccount(t *testing.T) {
 	if n := fleet[0].InFlight.Load(); n != mostSequences {
 		t.Errorf("%d in flight", n)
 	}
-	d.Release(Unseen, 0)
+	d.Release(Outcome{End: Unseen})
 	if n := fleet[0].InFlight.Load(); n != 0 {
 		t.Errorf("%d in flight after the release", n)
 	}
@@ -241,13 +242,13 @@ func TestAccountsReturnToZero(t *testing.T) {
 					if rng.IntN(2) == 0 {
 						open[i].FirstEvent()
 					}
-					open[i].Release(End(rng.IntN(4)), rng.IntN(300))
+					open[i].Release(Outcome{End: End(rng.IntN(4)), AnswerTokens: rng.IntN(300)})
 					open[i] = open[len(open)-1]
 					open = open[:len(open)-1]
 				}
 			}
 			for _, d := range open {
-				d.Release(Broken, 0)
+				d.Release(Outcome{End: Broken})
 			}
 		})
 	}

@@ -6,7 +6,7 @@ import "math/rand/v2"
 // one among equals.
 type leastLoad struct{ rng *rand.Rand }
 
-func (l leastLoad) Choose(_ Request, candidates []Candidate) int {
+func (l leastLoad) Choose(_ *Request, candidates []Candidate) int {
 	best, ties := 0, 1
 	for i := 1; i < len(candidates); i++ {
 		switch a, b := candidates[i].InFlight, candidates[best].InFlight; {

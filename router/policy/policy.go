@@ -7,31 +7,64 @@ import (
 	"math/rand/v2"
 	"slices"
 	"time"
+
+	"warmroute/router/prompt"
 )
 
 // Policy chooses among candidates. The Router calls it under its lock, so a
 // policy may keep state without one of its own.
 type Policy interface {
-	// Choose returns a place in candidates, of which there is at least one.
-	Choose(Request, []Candidate) int
+	// Choose returns a place in candidates, of which there is at least one. It
+	// keeps neither slice.
+	Choose(*Request, []Candidate) int
+}
+
+// Settings are the gates of the policies that have them. A zero field is the
+// policy's own default, which is that of the router it comes from.
+type Settings struct {
+	MatchRatio     float64 // share of the prompt that a backend must hold to be chosen for it
+	ImbalanceAbs   float64 // in flight: the most loaded above the least, beyond which only load counts
+	ImbalanceRatio float64 // the same as a ratio; where a rule has both, both must be exceeded
+	LoadFactor     float64 // in flight over the mean, up to which a backend is accepted
 }
 
 // Request is what a policy may know of a request.
 type Request struct {
-	Key uint64 // the first block of its prompt; 0 when it has none
-	Now time.Time
+	Now         time.Time
+	Blocks      []prompt.Block // its prompt's full blocks, chained; none where there is nothing to go by
+	BlockTokens float64        // tokens that a block stands for, about
+	Tokens      float64        // of its prompt, about
+	Head        uint64         // hash of the model and the beginning of the first user message; 0: none
+	Session     uint64         // hash of what names its session; 0: nothing does
 	// AnswerTokens is how long answers are on average, MeanUncached what earlier
 	// requests had to compute where they were sent; 0 before the first one.
 	AnswerTokens, MeanUncached float64
 }
 
+// Key is the first block of the prompt; 0 when it has none.
+func (r *Request) Key() uint64 {
+	if len(r.Blocks) == 0 {
+		return 0
+	}
+	return uint64(r.Blocks[0])
+}
+
 // Candidate is one backend that could take the request, in tokens of prefill.
 type Candidate struct {
+	Slot     int     // the backend's, by which a policy may remember it
 	NameHash uint64  // xxh3 of the backend's name
+	Weight   float64 // share of the traffic by the operator's word; 1 is plain
 	Matched  float64 // prompt tokens that it likely holds
 	Uncached float64 // u: prompt tokens that it would have to compute
 	Pending  float64 // W: uncached tokens sent to it that it has yet to compute
 	InFlight float64 // n: sequences on it, other clients' included
+	Context  float64 // tokens of prompts, and of answers so far, of what we have on it
+	Rate     float64 // tokens of prefill a second, as learned
+
+	// The replica's own word, a poll old; 0 while unknown.
+	Running, Waiting float64
+	KVUsage          float64 // 0 to 1
+	CacheTokens      float64 // size of its KV cache
 }
 
 // Names are the values of the setting routing.policy.
@@ -39,7 +72,7 @@ var Names = []string{"prefix", "least-load", "round-robin", "random"}
 
 // New makes the policy of that name. What a policy leaves to chance it draws
 // from rng.
-func New(name string, rng *rand.Rand) (Policy, error) {
+func New(name string, settings Settings, rng *rand.Rand) (Policy, error) {
 	switch name {
 	case "prefix":
 		return &Prefix{}, nil

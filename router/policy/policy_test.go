@@ -6,6 +6,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"warmroute/router/prompt"
 )
 
 func TestPrefixWeighsCacheAgainstQueueAndNeighbours(t *testing.T) {
@@ -13,7 +15,7 @@ func TestPrefixWeighsCacheAgainstQueueAndNeighbours(t *testing.T) {
 	f := func(name string, want int, candidates ...Candidate) {
 		t.Helper()
 		var p Prefix
-		if got := p.Choose(Request{Key: 7, Now: now, AnswerTokens: 250, MeanUncached: 100}, candidates); got != want {
+		if got := p.Choose(&Request{Blocks: []prompt.Block{7}, Now: now, AnswerTokens: 250, MeanUncached: 100}, candidates); got != want {
 			t.Errorf("%s: got candidate %d, want %d", name, got, want)
 		}
 	}
@@ -39,8 +41,8 @@ func TestPressureIsAveragedOverTime(t *testing.T) {
 	start := time.Unix(1000, 0)
 	busy := []Candidate{{NameHash: 1, Uncached: 1000, Pending: 10000}}
 	idle := []Candidate{{NameHash: 1, Uncached: 1000}}
-	p.Choose(Request{Now: start}, idle)
-	p.Choose(Request{Now: start.Add(20 * time.Second)}, busy)
+	p.Choose(&Request{Now: start}, idle)
+	p.Choose(&Request{Now: start.Add(20 * time.Second)}, busy)
 	if want := 10000 * (1 - 1/math.E); math.Abs(p.pressure-want) > 1 {
 		t.Errorf("after one time constant: pressure %.0f, want %.0f", p.pressure, want)
 	}
@@ -56,7 +58,7 @@ func TestTiesAgreeBetweenRoutersAndSpreadOverPrompts(t *testing.T) {
 	slices.Reverse(backward)
 	count := map[uint64]int{}
 	for key := range uint64(3000) {
-		r := Request{Key: key * 0x9e3779b97f4a7c15, Now: time.Unix(1000, 0), AnswerTokens: 250}
+		r := &Request{Blocks: []prompt.Block{prompt.Block(key * 0x9e3779b97f4a7c15)}, Now: time.Unix(1000, 0), AnswerTokens: 250}
 		x, y := forward[a.Choose(r, forward)], backward[b.Choose(r, backward)]
 		if x.NameHash != y.NameHash {
 			t.Fatalf("key %d: two routers disagree", key)
@@ -71,13 +73,13 @@ func TestTiesAgreeBetweenRoutersAndSpreadOverPrompts(t *testing.T) {
 }
 
 func TestLeastLoad(t *testing.T) {
-	p, _ := New("least-load", rand.New(rand.NewPCG(1, 1)))
-	if got := p.Choose(Request{}, []Candidate{{InFlight: 3}, {InFlight: 1}, {InFlight: 2}}); got != 1 {
+	p, _ := New("least-load", Settings{}, rand.New(rand.NewPCG(1, 1)))
+	if got := p.Choose(&Request{}, []Candidate{{InFlight: 3}, {InFlight: 1}, {InFlight: 2}}); got != 1 {
 		t.Errorf("got %d, want the one with the fewest in flight", got)
 	}
 	seen := map[int]int{}
 	for range 600 {
-		seen[p.Choose(Request{}, []Candidate{{InFlight: 2}, {InFlight: 1}, {InFlight: 1}, {InFlight: 1}})]++
+		seen[p.Choose(&Request{}, []Candidate{{InFlight: 2}, {InFlight: 1}, {InFlight: 1}, {InFlight: 1}})]++
 	}
 	if seen[0] != 0 || seen[1] < 100 || seen[2] < 100 || seen[3] < 100 {
 		t.Errorf("ties are not spread: %v", seen)
@@ -85,11 +87,11 @@ func TestLeastLoad(t *testing.T) {
 }
 
 func TestRoundRobinTakesTurnsWhileBackendsComeAndGo(t *testing.T) {
-	p, _ := New("round-robin", nil)
+	p, _ := New("round-robin", Settings{}, nil)
 	a, b, c := Candidate{NameHash: 10}, Candidate{NameHash: 20}, Candidate{NameHash: 30}
 	f := func(want Candidate, candidates ...Candidate) {
 		t.Helper()
-		if got := candidates[p.Choose(Request{}, candidates)]; got != want {
+		if got := candidates[p.Choose(&Request{}, candidates)]; got != want {
 			t.Errorf("got %d, want %d", got.NameHash, want.NameHash)
 		}
 	}
@@ -101,11 +103,11 @@ func TestRoundRobinTakesTurnsWhileBackendsComeAndGo(t *testing.T) {
 }
 
 func TestUnknownPolicyIsAnErrorThatNamesTheKnown(t *testing.T) {
-	if _, err := New("best", nil); err == nil {
+	if _, err := New("best", Settings{}, nil); err == nil {
 		t.Error("no error")
 	}
 	for _, name := range Names {
-		if _, err := New(name, rand.New(rand.NewPCG(1, 1))); err != nil {
+		if _, err := New(name, Settings{}, rand.New(rand.NewPCG(1, 1))); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

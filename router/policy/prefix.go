@@ -31,13 +31,13 @@ type Prefix struct {
 // Choose returns the cheapest candidate. Among equals it is the one that
 // rendezvous hashing of the prompt's first block prefers, so that two routers
 // send the same cold prompt to the same backend.
-func (p *Prefix) Choose(r Request, candidates []Candidate) int {
+func (p *Prefix) Choose(r *Request, candidates []Candidate) int {
 	p.observe(r.Now, candidates)
 	kappa := p.kappa(r.MeanUncached)
 	best, lowest := 0, math.Inf(1)
 	for i := range candidates {
 		cost := p.cost(&candidates[i], r.AnswerTokens, kappa)
-		if cost < lowest || cost == lowest && rendezvous(r.Key, candidates[i].NameHash) > rendezvous(r.Key, candidates[best].NameHash) {
+		if cost < lowest || cost == lowest && rendezvous(r.Key(), candidates[i].NameHash) > rendezvous(r.Key(), candidates[best].NameHash) {
 			best, lowest = i, cost
 		}
 	}

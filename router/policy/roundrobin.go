@@ -5,7 +5,7 @@ type roundRobin struct{ last uint64 }
 
 // Choose picks the candidate whose name comes next after the last one's, and
 // not the next place: places shift as backends come, go, or are excluded.
-func (r *roundRobin) Choose(_ Request, candidates []Candidate) int {
+func (r *roundRobin) Choose(_ *Request, candidates []Candidate) int {
 	next, first := -1, 0
 	for i := range candidates {
 		h := candidates[i].NameHash
