@@ -71,7 +71,7 @@ func (p *Player) PlayTrace(ctx context.Context, t *Trace) {
 				}
 				defer func() { <-places }()
 			}
-			p.play(ctx, due, Turn{Messages: r.Messages(), AnswerTokens: r.AnswerTokens})
+			p.play(ctx, due, Turn{Messages: r.Messages(t.BlockTokens), AnswerTokens: r.AnswerTokens})
 		})
 	}
 	wg.Wait()

@@ -65,7 +65,7 @@ func (r *results) add(one Result) {
 }
 
 func one() *Trace {
-	return &Trace{Requests: []TraceRequest{{PromptTokens: 40, AnswerTokens: 2, Blocks: []uint64{3}}}}
+	return &Trace{BlockTokens: 512, Requests: []TraceRequest{{PromptTokens: 40, AnswerTokens: 2, Blocks: []uint64{3}}}}
 }
 
 func TestPlayerSendsAndMeasures(t *testing.T) {
@@ -86,7 +86,7 @@ func TestPlayerSendsAndMeasures(t *testing.T) {
 	p.PlayTrace(t.Context(), one())
 
 	if sent.Model != "sim" || !sent.Stream || !sent.StreamOptions.IncludeUsage || !sent.IgnoreEOS || sent.MaxTokens != 2 ||
-		len(sent.Messages) != 1 || sent.Messages[0].Content != one().Requests[0].Messages()[0].Content {
+		len(sent.Messages) != 1 || sent.Messages[0].Content != one().Requests[0].Messages(512)[0].Content {
 		t.Errorf("sent %+v", sent)
 	}
 	if len(got.all) != 1 {

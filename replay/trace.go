@@ -15,8 +15,8 @@ import (
 )
 
 const (
-	// traceBlock is the length in tokens of what one id of a trace stands for.
-	traceBlock = 512
+	// mooncakeBlock is the length in tokens of what one id of Mooncake's traces stands for.
+	mooncakeBlock = 512
 	// maxTracePrompt bounds a prompt in tokens: 16 MiB of text.
 	maxTracePrompt = 4 << 20
 	// maxTraceAnswer bounds an answer in tokens.
@@ -38,17 +38,17 @@ type TraceRequest struct {
 	At           time.Duration // since the trace began
 	PromptTokens int
 	AnswerTokens int
-	// Blocks names the prompt's 512-token blocks, the last one possibly
-	// partial. Requests with equal leading blocks share that prefix.
+	// Blocks names the prompt's blocks, Trace.BlockTokens long, the last one
+	// possibly partial. Requests with equal leading blocks share that prefix.
 	Blocks []uint64
 }
 
-// Messages writes the prompt as text: for each block 2,048 characters that no
-// other block has, for a partial one as many as it has tokens.
-func (r TraceRequest) Messages() []Message {
+// Messages writes the prompt as text: for each block of so many tokens
+// characters that no other block has, for a partial one fewer.
+func (r TraceRequest) Messages(blockTokens int) []Message {
 	b := make([]byte, 0, r.PromptTokens*charsPerToken+96)
 	for i, id := range r.Blocks {
-		tokens := min(traceBlock, r.PromptTokens-i*traceBlock)
+		tokens := min(blockTokens, r.PromptTokens-i*blockTokens)
 		b = appendText(b, "", id, tokens*charsPerToken)
 	}
 	return []Message{{Role: "user", Content: string(b)}}
@@ -56,13 +56,16 @@ func (r TraceRequest) Messages() []Message {
 
 // Trace is a recorded stretch of traffic, in order of arrival. It is played as
 // it came: a slow answer delays no later request.
-type Trace struct{ Requests []TraceRequest }
+type Trace struct {
+	BlockTokens int // the length in tokens of what one id of Blocks stands for
+	Requests    []TraceRequest
+}
 
 // ParseTrace reads Mooncake's format: a JSON object a line with timestamp (in
 // ms), input_length, output_length (in tokens) and hash_ids. An error names the
 // line it was found in.
 func ParseTrace(r io.Reader) (*Trace, error) {
-	t := &Trace{}
+	t := &Trace{BlockTokens: mooncakeBlock}
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, maxTraceLine)
 	n := 0
@@ -109,8 +112,8 @@ func parseTraceLine(line []byte) (TraceRequest, error) {
 	case f.OutputLength < 0 || f.OutputLength > maxTraceAnswer:
 		return TraceRequest{}, fmt.Errorf("output_length %d is not between 0 and %d", f.OutputLength, maxTraceAnswer)
 	}
-	if want := (f.InputLength + traceBlock - 1) / traceBlock; len(f.HashIDs) != want {
-		return TraceRequest{}, fmt.Errorf("input_length %d makes %d blocks of %d tokens, hash_ids has %d", f.InputLength, want, traceBlock, len(f.HashIDs))
+	if want := (f.InputLength + mooncakeBlock - 1) / mooncakeBlock; len(f.HashIDs) != want {
+		return TraceRequest{}, fmt.Errorf("input_length %d makes %d blocks of %d tokens, hash_ids has %d", f.InputLength, want, mooncakeBlock, len(f.HashIDs))
 	}
 	return TraceRequest{
 		At:           time.Duration(*f.Timestamp * float64(time.Millisecond)),

@@ -73,7 +73,7 @@ func FuzzParseTrace(f *testing.F) {
 			if r.PromptTokens > 1<<16 {
 				continue
 			}
-			if n := len(r.Messages()[0].Content); n != r.PromptTokens*4 {
+			if n := len(r.Messages(tr.BlockTokens)[0].Content); n != r.PromptTokens*4 {
 				t.Fatalf("%d tokens became %d characters", r.PromptTokens, n)
 			}
 		}
@@ -160,7 +160,7 @@ func TestStretchLeavesOneInstantAlone(t *testing.T) {
 
 func TestTraceTextSharesExactlyTheSharedBlocks(t *testing.T) {
 	content := func(tokens int, blocks ...uint64) string {
-		return TraceRequest{PromptTokens: tokens, Blocks: blocks}.Messages()[0].Content
+		return TraceRequest{PromptTokens: tokens, Blocks: blocks}.Messages(512)[0].Content
 	}
 	f := func(a, b string, wantBlocks int) {
 		t.Helper()
@@ -198,6 +198,6 @@ func BenchmarkTraceMessages(b *testing.B) {
 	}
 	b.ReportAllocs()
 	for b.Loop() {
-		r.Messages()
+		r.Messages(mooncakeBlock)
 	}
 }

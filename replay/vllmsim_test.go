@@ -60,7 +60,7 @@ func TestTraceBlocksAreHit(t *testing.T) {
 		{PromptTokens: 1100, AnswerTokens: 3, Blocks: []uint64{0, 1, 2}},
 		{PromptTokens: 1600, AnswerTokens: 3, Blocks: []uint64{0, 1, 3, 4}},
 	} {
-		p.PlayTrace(t.Context(), &Trace{Requests: []TraceRequest{r}})
+		p.PlayTrace(t.Context(), &Trace{BlockTokens: 512, Requests: []TraceRequest{r}})
 	}
 	if len(got.all) != 2 || got.all[0].Err != "" || got.all[1].Err != "" {
 		t.Fatalf("got %+v", got.all)
