@@ -25,6 +25,7 @@ const (
 type turns struct {
 	lead      int    // the end of the leading system messages in Text; tools go there
 	leading   bool   // only system messages so far
+	answered  bool   // the last message is the assistant's
 	reasoning []span // the reasoning in Text since the last user message
 }
 
@@ -37,7 +38,8 @@ func (p *Prompt) chat() error {
 	if !p.top[fieldMessages].given() {
 		return &Error{Param: "messages", Message: "messages is missing"}
 	}
-	p.seedWith(formChat)
+	p.form = formChat
+	p.seedWith(p.form)
 	if p.scan.first(p.top[fieldTools]) == '[' {
 		p.Text = slices.Insert(p.Text, p.turns.lead, p.tools.text...)
 	}
@@ -128,6 +130,7 @@ func (p *Prompt) appendMessage(m *message) error {
 	s := &p.scan
 	role := p.text(m.role)
 	if string(role) == "user" {
+		p.open(p.content)
 		p.dropReasoning()
 	}
 	start := len(p.Text)
@@ -139,8 +142,10 @@ func (p *Prompt) appendMessage(m *message) error {
 	}
 	var err error
 	leading := false
+	p.turns.answered = false
 	switch string(role) {
 	case "assistant":
+		p.turns.answered = true
 		p.appendReasoning(m)
 		p.appendContent()
 		err = p.appendCalls(m.toolCalls)

@@ -16,6 +16,9 @@ func (p *Prompt) completion() error {
 		return &Error{Param: "prompt", Message: "prompt is missing"}
 	}
 	p.Sequences *= max(1, p.prompts)
+	if len(p.Text) > 0 {
+		p.open(p.Text)
+	}
 	p.seedWith(p.form)
 	return nil
 }

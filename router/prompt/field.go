@@ -18,6 +18,8 @@ const (
 	fieldTruncate
 	fieldPromptEmbeds
 	fieldPreviousResponse
+	fieldMaxTokens
+	fieldMaxCompletionTokens // the newer name; max_output_tokens in responses
 
 	// From here on, what changes a prompt as a whole. vLLM mixes cache_salt
 	// into its block hashes; the others reach the chat template or the
@@ -53,6 +55,8 @@ func fieldOf(kind Kind, key []byte) field {
 			return fieldMessages
 		case "tools":
 			return fieldTools
+		case "max_completion_tokens":
+			return fieldMaxCompletionTokens
 		}
 	case Completion:
 		switch string(key) {
@@ -66,12 +70,19 @@ func fieldOf(kind Kind, key []byte) field {
 			return fieldLogprobs
 		}
 	default:
-		if string(key) == "previous_response_id" {
+		switch string(key) {
+		case "previous_response_id":
 			return fieldPreviousResponse
+		case "max_tokens":
+			return fieldMaxTokens
+		case "max_output_tokens":
+			return fieldMaxCompletionTokens
 		}
 		return fieldNone
 	}
 	switch string(key) {
+	case "max_tokens":
+		return fieldMaxTokens
 	case "n":
 		return fieldN
 	case "best_of":

@@ -107,3 +107,40 @@ func FuzzString(f *testing.F) {
 		}
 	})
 }
+
+// FuzzReply gives any bytes for an event of an answer: they become at most as
+// much text, and how often a Reply was used makes no difference.
+func FuzzReply(f *testing.F) {
+	for _, event := range []string{
+		`{"choices":[{"index":0,"delta":{"role":"assistant","content":"a\u0301 \ud83d\ude00"}}]}`, `{"choices":[{"message":{"content":"x","tool_calls":[]}}]}`,
+		`{"choices":[{"text":"x"}]}`, `{"choices":[[]],"x":{"y":[1]}}`, `{"ch\u006fices":[{"delta":{"content":null}}]}`, `{`, ``, "\xff", `{"choices":[{"delta":`,
+	} {
+		f.Add([]byte(event))
+	}
+	var prompts []*Prompt
+	for kind, body := range map[Kind]string{Chat: `{"messages":[{"role":"user","content":"q"}]}`, Completion: `{"prompt":"q"}`} {
+		p, _ := blocksOf(f, kind, []byte(body), 64)
+		prompts = append(prompts, p)
+	}
+	used := new(Reply)
+	f.Fuzz(func(t *testing.T, event []byte) {
+		for _, p := range prompts {
+			fresh := new(Reply)
+			fresh.Begin(p)
+			used.Begin(p)
+			before := len(fresh.text)
+			for range 3 {
+				fresh.Event(event)
+				used.Event(event)
+				fresh.Whole(event)
+				used.Whole(event)
+			}
+			if !slices.Equal(fresh.Blocks(), used.Blocks()) || !bytes.Equal(fresh.text, used.text) {
+				t.Fatal("a fresh and a used Reply differ")
+			}
+			if n := len(fresh.text) + 64*len(fresh.blocks); n > before+9*len(event) {
+				t.Fatalf("%d bytes of text from %d of events", n-before, 6*len(event))
+			}
+		}
+	})
+}

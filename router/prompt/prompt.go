@@ -40,12 +40,17 @@ type Prompt struct {
 	Stream           bool
 	PreviousResponse bool // Other only: previous_response_id is there and not null
 
+	MaxTokens int // of the answer, at most; 0 when absent
 	Sequences int // sequences the engine will run: n, or best_of when larger, for each prompt; at least 1
 
 	// Cacheable is false when the prefix cache does not serve the request
 	// (prompt_logprobs) or the text does not tell the prompt's beginning
 	// (truncate_prompt_tokens, prompt_embeds).
 	Cacheable bool
+
+	// Opening is the hash of the first openingChars characters of the first user
+	// message, or of a completion's text; 0 when there is none.
+	Opening uint64
 
 	// Text is the canonical prompt, valid until the next Parse or Reset. It
 	// does not alias the body.
@@ -59,11 +64,14 @@ type Prompt struct {
 	seed    uint64 // what changes the prompt beside the model and Text
 	turns   turns
 	tools   tools
-	form    byte   // of the prompt of a completion
-	prompts int    // in the list of a completion
-	media   int    // media parts written into Text
-	content []byte // of the message being read
-	scratch []byte // a string or value being looked at
+	opened  bool     // Opening is set
+	chain   chainEnd // of the blocks made of it
+	form    byte     // of the prompt
+	echo    bool     // the answer of a completion begins with its prompt
+	prompts int      // in the list of a completion
+	media   int      // media parts written into Text
+	content []byte   // of the message being read
+	scratch []byte   // a string or value being looked at
 }
 
 // keepBytes is the longest buffer that Reset leaves for the next request: one
@@ -200,11 +208,34 @@ func (p *Prompt) head() error {
 	}
 	p.Stream = p.truthy(top[fieldStream])
 	p.PreviousResponse = s.set(top[fieldPreviousResponse])
+	p.MaxTokens = p.integer(top[fieldMaxCompletionTokens])
+	if p.MaxTokens == 0 {
+		p.MaxTokens = p.integer(top[fieldMaxTokens])
+	}
 	p.Sequences = max(1, p.integer(top[fieldN]), p.integer(top[fieldBestOf]))
+	p.echo = p.truthy(top[fieldEcho])
 	// Of a completion with echo, logprobs are prompt_logprobs.
 	p.Cacheable = !s.set(top[fieldPromptLogprobs]) && !s.set(top[fieldTruncate]) && !s.set(top[fieldPromptEmbeds]) &&
-		!(p.truthy(top[fieldEcho]) && s.set(top[fieldLogprobs]))
+		!(p.echo && s.set(top[fieldLogprobs]))
 	return nil
+}
+
+// openingChars is how much of a text tells one conversation's beginning from
+// another's.
+const openingChars = 100
+
+// open notes the beginning of the first text of a user.
+func (p *Prompt) open(text []byte) {
+	if p.opened {
+		return
+	}
+	p.opened = true
+	end := 0
+	for n := 0; n < openingChars && end < len(text); n++ {
+		_, size := utf8.DecodeRune(text[end:])
+		end += size
+	}
+	p.Opening = xxh3.Hash(text[:end])
 }
 
 // seedWith makes the seed from the settings that change a prompt as a whole.

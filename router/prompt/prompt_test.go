@@ -76,20 +76,22 @@ func TestHead(t *testing.T) {
 		{Chat, `{"model":null,"stream":null,"n":null,"max_tokens":null,"stream_options":null,"prompt_logprobs":null,` + m + `}`,
 			Prompt{Sequences: 1, Cacheable: true}},
 		{Chat, `{"mod\u0065l":"t\u00efny","stream":true,"stream_options":{"include_usage":true},"n":3,"max_tokens":7,` + m + `}`,
-			Prompt{Model: "tïny", Stream: true, Sequences: 3, Cacheable: true}},
+			Prompt{Model: "tïny", Stream: true, MaxTokens: 7, Sequences: 3, Cacheable: true}},
 		{Chat, `{"stream":1,"n":"2","max_tokens":5,"max_completion_tokens":9.0,"logprobs":true,"echo":true,` + m + `}`,
-			Prompt{Stream: true, Sequences: 2, Cacheable: true}},
+			Prompt{Stream: true, MaxTokens: 9, Sequences: 2, Cacheable: true}},
 		{Chat, `{"stream":"false","n":-1,"max_tokens":"many",` + m + `}`, Prompt{Sequences: 1, Cacheable: true}},
 		{Chat, `{"n":1e300,"best_of":2,` + m + `}`, Prompt{Sequences: 1<<31 - 1, Cacheable: true}},
 		{Chat, `{"prompt_logprobs":0,` + m + `}`, Prompt{Sequences: 1}},
 		{Chat, `{"truncate_prompt_tokens":-1,` + m + `}`, Prompt{Sequences: 1}},
 		{Chat, "\xef\xbb\xbf {" + m + "} \n", Prompt{Sequences: 1, Cacheable: true}},
-		{Completion, `{"prompt":"a","n":2,"best_of":4}`, Prompt{Sequences: 4, Cacheable: true}},
+		{Completion, `{"prompt":"a","n":2,"best_of":4,"max_tokens":16}`, Prompt{MaxTokens: 16, Sequences: 4, Cacheable: true}},
 		{Completion, `{"prompt":["a","b","c"],"n":2}`, Prompt{Sequences: 6, Cacheable: true, ExtraBytes: 2}},
 		{Completion, `{"prompt":"a","echo":true,"logprobs":1}`, Prompt{Sequences: 1}},
 		{Completion, `{"prompt":"a","echo":true,"logprobs":null}`, Prompt{Sequences: 1, Cacheable: true}},
 		{Completion, `{"prompt_embeds":"AAAA"}`, Prompt{Sequences: 1}},
 		{Other, `{"model":"e","stream":true,"input":["a","b"],"messages":3,"prompt":{},"n":4}`, Prompt{Model: "e", Stream: true, Sequences: 1, Cacheable: true}},
+		{Other, `{"max_output_tokens":5}`, Prompt{MaxTokens: 5, Sequences: 1, Cacheable: true}},
+		{Other, `{"max_tokens":6}`, Prompt{MaxTokens: 6, Sequences: 1, Cacheable: true}},
 		{Other, `{"previous_response_id":null}`, Prompt{Sequences: 1, Cacheable: true}},
 		{Other, `{"previous_response_id":"resp_1"}`, Prompt{Sequences: 1, Cacheable: true, PreviousResponse: true}},
 	} {
@@ -102,8 +104,29 @@ func TestHead(t *testing.T) {
 
 // head writes what a Prompt says beside its text.
 func head(p *Prompt) string {
-	return fmt.Sprintf("model %q stream %v previous %v sequences %d cacheable %v extra %d",
-		p.Model, p.Stream, p.PreviousResponse, p.Sequences, p.Cacheable, p.ExtraBytes)
+	return fmt.Sprintf("model %q stream %v previous %v most %d sequences %d cacheable %v extra %d",
+		p.Model, p.Stream, p.PreviousResponse, p.MaxTokens, p.Sequences, p.Cacheable, p.ExtraBytes)
+}
+
+func TestOpening(t *testing.T) {
+	f := func(kind Kind, body string) uint64 { return parse(t, kind, body).Opening }
+	long := strings.Repeat("é", openingChars)
+	chat := func(before, text string) uint64 {
+		return f(Chat, `{"messages":[`+before+`{"role":"user","content":"`+text+`"},{"role":"assistant","content":"a"},{"role":"user","content":"b"}]}`)
+	}
+	want := chat("", long)
+	if want == 0 || chat(`{"role":"system","content":"s"},`, long) != want || chat("", long+"more") != want {
+		t.Error("what stands before and after the beginning of the first user message counts")
+	}
+	if chat("", "x") == want || chat("", long[2:]) == want {
+		t.Error("the beginning of the first user message does not count")
+	}
+	if f(Completion, `{"prompt":"`+long+`more"}`) != want {
+		t.Error("a completion's beginning is another")
+	}
+	if f(Chat, `{"messages":[{"role":"system","content":"s"}]}`) != 0 || f(Completion, `{"prompt_embeds":"x"}`) != 0 || f(Other, `{"input":"x"}`) != 0 {
+		t.Error("an opening without a user's text")
+	}
 }
 
 func TestRefused(t *testing.T) {

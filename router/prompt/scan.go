@@ -35,6 +35,12 @@ func (s *scanner) first(v value) byte {
 // set reports whether v is there and is not null.
 func (s *scanner) set(v value) bool { return v.given() && s.b[v.start] != 'n' }
 
+// skip checks the value at i and returns the index behind it.
+func (s *scanner) skip(i int) (int, error) {
+	v, err := s.value(i, checked)
+	return v.end, err
+}
+
 // at returns the byte at i, or 0, which begins no JSON token, at the end.
 func (s *scanner) at(i int) byte {
 	if i < len(s.b) {
