@@ -11,6 +11,7 @@ type Report struct {
 	Trace    string    `json:"trace,omitempty"`
 	Backends int       `json:"backends,omitempty"`
 	Load     float64   `json:"load,omitempty"`
+	Seeds    int       `json:"seeds,omitempty"` // runs that each result is the mean of
 	Results  []Summary `json:"results"`
 }
 

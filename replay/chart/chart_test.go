@@ -1,0 +1,129 @@
+package chart
+
+import (
+	"bytes"
+	"encoding/xml"
+	"errors"
+	"io"
+	"strings"
+	"testing"
+
+	"gonum.org/v1/plot"
+
+	"warmroute/replay"
+)
+
+// figures are made up: policies ever worse from the first to the last.
+func figures(policies []string, load float64) replay.Report {
+	r := replay.Report{Trace: "conversation.jsonl", Backends: 8, Load: load, Seeds: 5}
+	for i, name := range policies {
+		worse := 1 + float64(i)/4*load*load
+		r.Results = append(r.Results, replay.Summary{
+			Policy: name, Requests: 12031, HitRatio: 0.35 / worse,
+			TTFTP50: 0.5 * worse, TTFTMean: 1.2 * worse, TTFTP90: 3.1 * worse, TTFTP99: 11 * worse,
+			WorkMaxOverMean: 1 + 0.02*worse*worse, InFlightMaxOverMean: 1 + 0.05*worse*worse,
+		})
+	}
+	return r
+}
+
+func manyPolicies() []string {
+	return []string{
+		"pooled", "prefix", "smetric", "lmetric", "llmd-guide", "cache-threshold-old", "weighted", "dynamo",
+		"cache-threshold", "smg", "preble", "aibrix", "ray", "chwbl", "hashtrie", "simhash", "session",
+		"least-load", "power-of-two", "round-robin", "random",
+	}
+}
+
+// texts returns the text elements of a well-formed SVG.
+func texts(t *testing.T, svg []byte) map[string]int {
+	t.Helper()
+	found := map[string]int{}
+	d := xml.NewDecoder(bytes.NewReader(svg))
+	inText := false
+	for {
+		token, err := d.Token()
+		switch {
+		case errors.Is(err, io.EOF):
+			return found
+		case err != nil:
+			t.Fatalf("%v in %s", err, svg)
+		}
+		switch token := token.(type) {
+		case xml.StartElement:
+			inText = token.Name.Local == "text"
+		case xml.CharData:
+			if inText {
+				found[strings.TrimSpace(string(token))]++
+			}
+		case xml.EndElement:
+			inText = false
+		}
+	}
+}
+
+func TestPictureNamesEveryPolicyOnce(t *testing.T) {
+	f := func(policies []string, loads ...float64) {
+		t.Helper()
+		var reports []replay.Report
+		for _, load := range loads {
+			reports = append(reports, figures(policies, load))
+		}
+		var svg bytes.Buffer
+		if err := Write(&svg, reports); err != nil {
+			t.Fatal(err)
+		}
+		found := texts(t, svg.Bytes())
+		for _, name := range policies {
+			if found[name] != 1 {
+				t.Errorf("%s stands %d times in the picture of %d policies and %d loads", name, found[name], len(policies), len(loads))
+			}
+		}
+	}
+	f([]string{"prefix"}, 0.9)
+	f(manyPolicies(), 0.9)
+	f([]string{"prefix"}, 0.7, 0.9)
+	f(manyPolicies(), 0.7, 0.9, 1.1)
+}
+
+func TestPictureOfFiguresThatSpanNothing(t *testing.T) {
+	f := func(reports ...replay.Report) {
+		t.Helper()
+		var svg bytes.Buffer
+		if err := Write(&svg, reports); err != nil {
+			t.Fatal(err)
+		}
+		texts(t, svg.Bytes())
+		if out := svg.String(); strings.Contains(out, "NaN") || strings.Contains(out, "Inf") {
+			t.Errorf("a place in the picture that is no number: %s", out)
+		}
+	}
+	nothing := replay.Summary{Policy: "prefix"}
+	alike := replay.Summary{Policy: "prefix", HitRatio: 1, TTFTMean: 1, TTFTP50: 1, TTFTP90: 1, TTFTP99: 1, WorkMaxOverMean: 1, InFlightMaxOverMean: 1}
+	for _, s := range []replay.Summary{nothing, alike} {
+		f(replay.Report{Results: []replay.Summary{s}})
+		f(replay.Report{Load: 1, Results: []replay.Summary{s}}, replay.Report{Load: 1, Results: []replay.Summary{s}})
+	}
+	if err := Write(io.Discard, nil); err == nil {
+		t.Error("a picture of nothing")
+	}
+}
+
+func TestTicksAreFewAndRound(t *testing.T) {
+	f := func(ticks plot.TickerFunc, low, high float64, want string) {
+		t.Helper()
+		var labels []string
+		for _, tick := range ticks(low, high) {
+			labels = append(labels, tick.Label)
+		}
+		if got := strings.Join(labels, " "); got != want {
+			t.Errorf("%g to %g: ticks %s, want %s", low, high, got, want)
+		}
+	}
+	f(linearTicks, 0, 0.37, "0 0.1 0.2 0.3")
+	f(linearTicks, 1, 1.13, "1 1.05 1.1")
+	f(linearTicks, 1, 7.9, "2 4 6")
+	f(logTicks, 0.4, 13, "0.5 1 2 5 10")
+	f(logTicks, 0.9, 3.4, "1 1.5 2 3")
+	f(logTicks, 0.08, 1200, "0.1 1 10 100 1000")
+}

@@ -1,0 +1,138 @@
+package chart
+
+import (
+	"cmp"
+	"slices"
+	"strconv"
+
+	"gonum.org/v1/plot"
+	"gonum.org/v1/plot/vg"
+	"gonum.org/v1/plot/vg/draw"
+	"gonum.org/v1/plot/vg/vgsvg"
+
+	"warmroute/replay"
+)
+
+const (
+	linesWidth  = vg.Length(1080)
+	linesHeight = vg.Length(600)
+	legendWidth = vg.Length(170)
+	legendRow   = vg.Length(19)
+)
+
+// measure is one quantity to draw over load.
+type measure struct {
+	name string
+	of   func(replay.Summary) float64
+	axis func(bounds, *plot.Axis)
+}
+
+func measures() [][]measure {
+	linear := func(from float64) func(bounds, *plot.Axis) {
+		return func(b bounds, axis *plot.Axis) { b.linear(axis, from) }
+	}
+	return [][]measure{{
+		{"hit ratio", func(s replay.Summary) float64 { return s.HitRatio }, linear(0)},
+		{"TTFT mean, seconds", func(s replay.Summary) float64 { return s.TTFTMean }, bounds.logarithmic},
+		{"prefill work, most loaded over mean", func(s replay.Summary) float64 { return s.WorkMaxOverMean }, linear(1)},
+	}, {
+		{"TTFT p50, seconds", func(s replay.Summary) float64 { return s.TTFTP50 }, bounds.logarithmic},
+		{"TTFT p99, seconds", func(s replay.Summary) float64 { return s.TTFTP99 }, bounds.logarithmic},
+		{"in flight, most loaded over mean", func(s replay.Summary) float64 { return s.InFlightMaxOverMean }, linear(1)},
+	}}
+}
+
+// drawLines draws a panel for each measure, with load from left to right, and
+// one legend, in the order of the mean TTFT at the highest load.
+func drawLines(reports []replay.Report) *vgsvg.Canvas {
+	reports = slices.Clone(reports)
+	slices.SortStableFunc(reports, func(a, b replay.Report) int { return cmp.Compare(a.Load, b.Load) })
+	last := slices.Clone(reports[len(reports)-1].Results)
+	slices.SortStableFunc(last, func(a, b replay.Summary) int { return cmp.Compare(a.TTFTMean, b.TTFTMean) })
+
+	height := max(linesHeight, titleHeight+2*margin+legendRow*vg.Length(len(last)))
+	svg, canvas := page(linesWidth, height, title(reports))
+	drawLegend(draw.Crop(canvas, canvas.Size().X-legendWidth, 0, 0, 0), last)
+
+	var panels [][]*plot.Plot
+	for _, row := range measures() {
+		var line []*plot.Plot
+		for _, m := range row {
+			line = append(line, linesPanel(m, reports, last))
+		}
+		panels = append(panels, line)
+	}
+	tiles := draw.Tiles{Rows: len(panels), Cols: len(panels[0]), PadX: 22, PadY: 22}
+	for i, row := range plot.Align(panels, tiles, draw.Crop(canvas, 0, -legendWidth-16, 0, 0)) {
+		for k, c := range row {
+			panels[i][k].Draw(c)
+		}
+	}
+	return svg
+}
+
+func drawLegend(c draw.Canvas, results []replay.Summary) {
+	label := textStyle(10)
+	label.YAlign = draw.YCenter
+	for i, s := range results {
+		y := c.Max.Y - legendRow*(vg.Length(i)+0.5)
+		line, glyph := lineStyle(s.Policy, i)
+		c.StrokeLine2(line, c.Min.X, y, c.Min.X+30, y)
+		c.DrawGlyphNoClip(glyph, vg.Point{X: c.Min.X + 15, Y: y})
+		c.FillText(label, vg.Point{X: c.Min.X + 37, Y: y}, s.Policy)
+	}
+}
+
+// linesPanel draws one measure of the policies, which have their styles by
+// their places in order; the first is drawn last, above the others.
+func linesPanel(m measure, reports []replay.Report, order []replay.Summary) *plot.Plot {
+	p := newPlot(m.name)
+	shown := newBounds()
+	for _, r := range reports {
+		for _, s := range r.Results {
+			shown.include(m.of(s))
+		}
+	}
+	m.axis(shown, &p.Y)
+	p.X.Label.Text = "load"
+	var loads plot.ConstantTicks
+	for _, r := range reports {
+		loads = append(loads, plot.Tick{Value: r.Load, Label: strconv.FormatFloat(r.Load, 'g', 3, 64)})
+	}
+	p.X.Min, p.X.Max = loads[0].Value, loads[len(loads)-1].Value
+	p.X.Tick.Marker = loads
+	p.Add(horizontals())
+	for i := len(order) - 1; i >= 0; i-- {
+		line, glyph := lineStyle(order[i].Policy, i)
+		p.Add(policyLine(m, reports, order[i].Policy, line, glyph))
+	}
+	return p
+}
+
+func policyLine(m measure, reports []replay.Report, policy string, line draw.LineStyle, glyph draw.GlyphStyle) drawing {
+	return func(c draw.Canvas, p *plot.Plot) {
+		x, y := p.Transforms(&c)
+		var points []vg.Point
+		for _, r := range reports {
+			for _, s := range r.Results {
+				if s.Policy == policy {
+					points = append(points, vg.Point{X: x(r.Load), Y: y(max(m.of(s), p.Y.Min))})
+				}
+			}
+		}
+		c.StrokeLines(line, points)
+		for _, at := range points {
+			c.DrawGlyphNoClip(glyph, at)
+		}
+	}
+}
+
+// horizontals draws a faint line at each value of the vertical axis.
+func horizontals() drawing {
+	return func(c draw.Canvas, p *plot.Plot) {
+		_, y := p.Transforms(&c)
+		for _, t := range p.Y.Tick.Marker.Ticks(p.Y.Min, p.Y.Max) {
+			c.StrokeLine2(draw.LineStyle{Color: grid, Width: 0.7}, c.Min.X, y(t.Value), c.Max.X, y(t.Value))
+		}
+	}
+}
