@@ -78,6 +78,7 @@ func (d *Decision) start(now time.Time) {
 	d.started = true
 	d.blocks = nil
 	d.router.accounts[d.Backend.Slot].first(d, now)
+	d.router.progress[d.Backend.Slot].started(d, now)
 }
 
 // Release ends the reservation. A second call is a bug in the caller, and
@@ -92,18 +93,25 @@ func (d *Decision) Release(o Outcome) {
 	d.released = true
 	d.Backend.InFlight.Add(-d.sequences)
 	now := r.now()
+	if o.End == Served {
+		d.start(now)
+	}
+	if d.started && d.streams {
+		r.progress[d.Backend.Slot].streaming--
+	}
 	switch {
 	case o.End == Served:
-		d.start(now)
 		if o.AnswerTokens > 0 {
 			r.answer.add(float64(o.AnswerTokens))
 		}
 	case d.started:
 		// The prompt was computed; the blocks are there.
 	case o.End == Left:
+		r.progress[d.Backend.Slot].gone(d)
 		r.accounts[d.Backend.Slot].gone(d)
 		r.index.TakeBack(d.placed, d.blocks, d.reached(now))
 	default:
+		r.progress[d.Backend.Slot].gone(d)
 		r.accounts[d.Backend.Slot].gone(d)
 		r.index.TakeBack(d.placed, d.blocks, 0)
 	}

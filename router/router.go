@@ -4,7 +4,6 @@ package router
 
 import (
 	"errors"
-	"math"
 	"math/rand/v2"
 	"sync"
 	"time"
@@ -43,6 +42,11 @@ type Options struct {
 	PollInterval  time.Duration    // how old a fresh Load may be
 	Now           func() time.Time // the wall clock's, or a simulation's
 	Rand          *rand.Rand
+
+	// OnStall is called when a backend with requests of ours is found to produce
+	// nothing, and when that is over. Under the router's lock: it must neither
+	// block nor call the router.
+	OnStall func(b *backends.Backend, stalled bool)
 }
 
 // Router picks backends. Safe for concurrent use.
@@ -52,6 +56,9 @@ type Router struct {
 	now          func() time.Time
 	policyName   string
 	names        []uint64 // hash of each backend's name, by slot
+	made         time.Time
+	onStall      func(*backends.Backend, bool)
+	progress     []progress // by slot
 
 	// deciding guards all below: matching, choosing and reserving are one step,
 	// so that two requests arriving together cannot both see the same backend idle.
@@ -78,6 +85,9 @@ func New(o Options) (*Router, error) {
 		pollInterval: o.PollInterval,
 		now:          o.Now,
 		policyName:   o.Policy,
+		made:         o.Now(),
+		onStall:      o.OnStall,
+		progress:     make([]progress, len(o.Backends)),
 		policy:       p,
 		index:        index.New(len(o.Backends), o.IndexMaxBytes),
 		accounts:     make([]account, len(o.Backends)),
@@ -109,14 +119,16 @@ type Request struct {
 	Priority  int    // lower first; 0 is plain
 }
 
+// sequences is what the request counts for.
+func (req *Request) sequences() int64 { return int64(min(max(1, req.Sequences), mostSequences)) }
+
 // pick chooses a backend and reserves a place on it in one step. Backends that
 // were tried are left out. Called under deciding.
 func (r *Router) pick(req *Request, tried []*backends.Backend) (*Decision, error) {
 	now := r.now()
 	r.index.Match(req.Blocks, r.depth)
-	r.gather(req, tried, now)
-	if len(r.candidates) == 0 {
-		return nil, ErrNoneReady
+	if err := r.gather(req, tried, now); err != nil {
+		return nil, err
 	}
 	pr := &r.asked
 	*pr = policy.Request{
@@ -125,66 +137,6 @@ func (r *Router) pick(req *Request, tried []*backends.Backend) (*Decision, error
 		AnswerTokens: r.answer.value, MeanUncached: r.uncached.value,
 	}
 	return r.reserve(req, r.policy.Choose(pr, r.candidates), now), nil
-}
-
-// gather fills candidates and slots with the backends that could take req.
-func (r *Router) gather(req *Request, tried []*backends.Backend, now time.Time) {
-	r.candidates, r.slots = r.candidates[:0], r.slots[:0]
-	tokens := float64(req.Bytes) / bytesPerToken
-	for _, b := range req.Backends {
-		if !available(b, tried) {
-			continue
-		}
-		matched := min(float64(r.depth[b.Slot]*r.blockBytes)/bytesPerToken, tokens)
-		foreign, queued := r.foreign(b, now)
-		r.slots = append(r.slots, b)
-		r.candidates = append(r.candidates, policy.Candidate{
-			Slot:     b.Slot,
-			NameHash: r.names[b.Slot],
-			Weight:   1,
-			Matched:  matched,
-			Uncached: max(leastUncached, tokens-matched),
-			Pending:  r.accounts[b.Slot].waiting(now) + queued*r.uncached.value,
-			InFlight: float64(b.InFlight.Load()) + foreign,
-			Rate:     prefillRate,
-		})
-	}
-}
-
-func available(b *backends.Backend, tried []*backends.Backend) bool {
-	if b.State() != backends.Ready {
-		return false
-	}
-	if l := b.Load(); l != nil && l.Asleep {
-		return false
-	}
-	for _, t := range tried {
-		if t == b {
-			return false
-		}
-	}
-	return true
-}
-
-// foreign is the load on b that is not ours: requests, and how many of them
-// wait. It is what the last scrape saw beyond our own, and fades with its age,
-// since the scrape is the only word on when those requests end.
-func (r *Router) foreign(b *backends.Backend, now time.Time) (requests, queued float64) {
-	l := b.Load()
-	if l == nil || !l.QueuesKnown {
-		return 0, 0
-	}
-	age := now.Sub(l.ScrapedAt)
-	if age > 3*r.pollInterval {
-		return 0, 0
-	}
-	requests = max(0, float64(l.Running+l.Waiting)-float64(l.OwnInFlight))
-	if requests == 0 {
-		return 0, 0
-	}
-	queued = min(requests, float64(l.Waiting))
-	fresh := math.Exp(-age.Seconds() / (2 * r.pollInterval.Seconds()))
-	return requests * fresh, queued * fresh
 }
 
 func (r *Router) reserve(req *Request, chosen int, now time.Time) *Decision {
@@ -199,14 +151,14 @@ func (r *Router) reserve(req *Request, chosen int, now time.Time) *Decision {
 		PromptTokens:  req.Bytes / bytesPerToken,
 		router:        r,
 		blocks:        req.Blocks,
-		sequences:     int64(min(max(1, req.Sequences), mostSequences)),
+		sequences:     req.sequences(),
 		uncached:      c.Uncached,
 		streams:       req.Streams,
 		sentAt:        now,
 		placed:        r.index.Add(b.Slot, req.Blocks, depth),
 	}
 	r.accounts[b.Slot].sent(d, now)
-	b.InFlight.Add(d.sequences)
+	r.progress[b.Slot].sent(d, b.InFlight.Add(d.sequences) == d.sequences, now)
 	r.uncached.add(d.uncached)
 	return d
 }
@@ -247,6 +199,10 @@ func (r *Router) Observe(b *backends.Backend, l *backends.Load) {
 	r.deciding.Lock()
 	defer r.deciding.Unlock()
 	r.index.SetCapacity(b.Slot, capacity)
+	r.progress[b.Slot].polled(l)
+	now := r.now()
+	_, queued := r.foreign(l, now)
+	r.stalled(b, l, queued*r.uncached.value, now)
 }
 
 // Forget drops what a backend held: its replica lost its cache.

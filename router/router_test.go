@@ -160,7 +160,7 @@ func TestForeignLoadCountsAndFades(t *testing.T) {
 	} else {
 		d.Release(Outcome{End: Served, AnswerTokens: 1})
 	}
-	if n, queued := r.foreign(fleet[1], c.now.Add(2*time.Second)); n > 3.7 || n < 3.6 || queued > n {
+	if n, queued := r.foreign(fleet[1].Load(), c.now.Add(2*time.Second)); n > 3.7 || n < 3.6 || queued > n {
 		t.Errorf("after two intervals %.2f foreign requests, want 10/e", n)
 	}
 	c.advance(4 * time.Second)

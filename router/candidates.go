@@ -1,0 +1,113 @@
+package router
+
+import (
+	"errors"
+	"slices"
+	"time"
+
+	"warmroute/backends"
+	"warmroute/router/policy"
+)
+
+// ErrFull says that every backend that could take the request has as many of
+// ours as it may have (Backend.MaxInFlight).
+var ErrFull = errors.New("every backend that could take the request has as many as it may have")
+
+// kvPressure is the share of its KV cache beyond which a replica gets no new
+// work: the answers that it has would soon push each other out.
+const kvPressure = 0.95
+
+// trouble ranks what speaks against a backend that could take a request. Only
+// candidates of the lowest rank there is are left, so that trouble everywhere is
+// trouble nowhere.
+type trouble int
+
+const (
+	well    trouble = iota
+	pressed         // its KV cache is all but full
+	stuck           // it produces nothing
+)
+
+// gather fills candidates and slots with the backends that could take req; when
+// there are none it says why.
+func (r *Router) gather(req *Request, tried []*backends.Backend, now time.Time) error {
+	r.candidates, r.slots = r.candidates[:0], r.slots[:0]
+	none, least := ErrNoneReady, stuck
+	tokens := float64(req.Bytes) / bytesPerToken
+	for _, b := range req.Backends {
+		if !available(b, tried) {
+			continue
+		}
+		if isFull(b, req.sequences()) {
+			none = ErrFull
+			continue
+		}
+		l := b.Load()
+		foreign, queued := r.foreign(l, now)
+		queued *= r.uncached.value
+		switch rank := r.trouble(b, l, queued, now); {
+		case rank > least:
+			continue
+		case rank < least:
+			least = rank
+			r.candidates, r.slots = r.candidates[:0], r.slots[:0]
+		}
+		matched := min(float64(r.depth[b.Slot]*r.blockBytes)/bytesPerToken, tokens)
+		r.slots = append(r.slots, b)
+		r.candidates = append(r.candidates, policy.Candidate{
+			Slot:     b.Slot,
+			NameHash: r.names[b.Slot],
+			Weight:   weight(b),
+			Matched:  matched,
+			Uncached: max(leastUncached, tokens-matched),
+			Pending:  r.accounts[b.Slot].waiting(now) + queued,
+			InFlight: float64(b.InFlight.Load()) + foreign,
+			Rate:     prefillRate,
+		})
+	}
+	if len(r.slots) > 0 {
+		return nil
+	}
+	return none
+}
+
+func available(b *backends.Backend, tried []*backends.Backend) bool {
+	if b.State() != backends.Ready {
+		return false
+	}
+	if l := b.Load(); l != nil && l.Asleep {
+		return false
+	}
+	return !slices.Contains(tried, b)
+}
+
+// isFull reports whether b may not have so many sequences more. One request
+// alone always may, whatever it counts for.
+func isFull(b *backends.Backend, sequences int64) bool {
+	if b.MaxInFlight <= 0 {
+		return false
+	}
+	n := b.InFlight.Load()
+	return n > 0 && n+sequences > int64(b.MaxInFlight)
+}
+
+func weight(b *backends.Backend) float64 {
+	if b.Weight <= 0 {
+		return 1
+	}
+	return b.Weight
+}
+
+// trouble ranks b; queued is what waits on it for other clients, in tokens. All
+// policies keep away from a replica that produces nothing; the size of its cache
+// is the business of prefix alone, since the rules of others are to be what
+// they are elsewhere.
+func (r *Router) trouble(b *backends.Backend, l *backends.Load, queued float64, now time.Time) trouble {
+	switch {
+	case r.stalled(b, l, queued, now):
+		return stuck
+	case l != nil && l.KVKnown && l.KVCacheUsage > kvPressure && r.policyName == "prefix":
+		return pressed
+	}
+	return well
+}

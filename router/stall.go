@@ -1,0 +1,118 @@
+package router
+
+import (
+	"sync/atomic"
+	"time"
+
+	"warmroute/backends"
+)
+
+const (
+	stallAfter  = 3 * time.Second // of silence, with nothing to prefill
+	stallMargin = 3               // times what the prefill of what it was sent should take
+)
+
+// progress is by what a replica that accepts requests and produces nothing is
+// known. All of it is guarded by Router.deciding but for output.
+type progress struct {
+	// output is when the last piece of an answer passed, in nanoseconds since
+	// Router.made. It is written for every chunk, so without a lock.
+	output atomic.Int64
+
+	since     time.Time // of the last sign of work, or when work was first there to be done
+	unstarted float64   // uncached tokens of what is in flight and has put out nothing
+	// owed is the part of unstarted that was sent before the silence was
+	// stallAfter long. What came later cannot excuse it: engines take requests as
+	// they come, and a stalled one that is fed on would never be found out.
+	owed float64
+
+	streaming int // streams of ours in mid-answer
+
+	// What the last scrape said; zero before it.
+	scraped               time.Time
+	prompt, generated, kv float64
+	tells                 bool // it has token counters
+
+	stalled bool // by the last look
+}
+
+// signOfWork notes that the engine did something at a time.
+func (p *progress) signOfWork(at time.Time) {
+	if at.After(p.since) {
+		p.since, p.owed = at, p.unstarted
+	}
+}
+
+// sent notes a request; alone: there is no other of ours.
+func (p *progress) sent(d *Decision, alone bool, now time.Time) {
+	if alone {
+		p.since, p.owed, p.unstarted = now, 0, 0
+	}
+	p.unstarted += d.uncached
+	if now.Sub(p.since) <= stallAfter {
+		p.owed += d.uncached
+	}
+}
+
+// started notes the first output of a request.
+func (p *progress) started(d *Decision, now time.Time) {
+	p.gone(d)
+	if d.streams {
+		p.streaming++
+	}
+	p.signOfWork(now)
+}
+
+// gone notes that a request is no longer unstarted.
+func (p *progress) gone(d *Decision) {
+	p.unstarted = max(0, p.unstarted-d.uncached)
+	p.owed = min(p.owed, p.unstarted)
+}
+
+// polled compares a scrape with the last one. The share of the KV cache in use
+// moves as well while an engine works through a long prompt, which the token
+// counters show only at its end.
+func (p *progress) polled(l *backends.Load) {
+	if l.PromptTokens != p.prompt || l.GenerationTokens != p.generated || l.KVCacheUsage != p.kv {
+		p.signOfWork(l.ScrapedAt)
+	}
+	p.scraped, p.tells = l.ScrapedAt, l.TokensKnown
+	p.prompt, p.generated, p.kv = l.PromptTokens, l.GenerationTokens, l.KVCacheUsage
+}
+
+// Progress tells that a piece of the answer has passed. It is cheap enough to be
+// called for each: it takes no lock.
+func (d *Decision) Progress() {
+	r := d.router
+	r.progress[d.Backend.Slot].output.Store(int64(r.now().Sub(r.made)))
+}
+
+// stalled reports whether b has requests of ours and shows no sign of working on
+// them. queued is what waits on it for other clients, in tokens.
+func (r *Router) stalled(b *backends.Backend, l *backends.Load, queued float64, now time.Time) bool {
+	p := &r.progress[b.Slot]
+	p.signOfWork(r.made.Add(time.Duration(p.output.Load())))
+	limit := stallAfter + time.Duration(stallMargin*(p.owed+queued)/prefillRate*float64(time.Second))
+	stalled := b.InFlight.Load() > 0 && p.silence(l, now) > limit
+	if stalled != p.stalled {
+		p.stalled = stalled
+		if r.onStall != nil {
+			r.onStall(b, stalled)
+		}
+	}
+	return stalled
+}
+
+// silence is for how long the engine is known to have done nothing. Its counters
+// tell as of the last scrape. Where there are none its silence says nothing: it
+// may be at work for other clients, or on answers that come whole. But when
+// scrapes begin to fail, a stream that stands still in mid-answer tells enough.
+func (p *progress) silence(l *backends.Load, now time.Time) time.Duration {
+	switch {
+	case !p.tells || l == nil && p.streaming == 0:
+		return 0
+	case l != nil:
+		now = p.scraped
+	}
+	return now.Sub(p.since)
+}
