@@ -22,12 +22,18 @@ type account struct {
 	tokens  float64     // sum of their uncached tokens
 	streams float64     // the part of it whose first event can be seen
 	since   time.Time   // up to when time has been counted as work
+
+	// For policies that count and no more; see policy.Candidate.
+	requests  int
+	unstarted float64
 }
 
 func (a *account) sent(d *Decision, now time.Time) {
 	if len(a.pending) == 0 {
 		a.since = now
 	}
+	a.requests++
+	a.unstarted += d.uncached
 	a.pending = append(a.pending, d)
 	a.tokens += d.uncached
 	if d.streams {
@@ -70,6 +76,17 @@ func (a *account) first(d *Decision, now time.Time) {
 func (a *account) gone(d *Decision) {
 	if at := slices.Index(a.pending, d); at >= 0 {
 		a.drop(at)
+	}
+}
+
+// ended notes that d is in flight no more.
+func (a *account) ended(d *Decision) {
+	a.requests--
+	if !d.started {
+		a.unstarted -= d.uncached
+	}
+	if a.requests == 0 {
+		a.unstarted = 0 // no residue of rounding
 	}
 }
 

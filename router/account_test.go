@@ -73,3 +73,25 @@ func TestAnAverageIsOfUseFromTheFirstValueAndDriftsLater(t *testing.T) {
 		t.Errorf("a prior worth ten values and one of 30: %.1f, want 230", prior.value)
 	}
 }
+
+func TestCountsOfRequestsAndOfUnstartedTokens(t *testing.T) {
+	r, fleet, c := newFleet(t, 1, "prefix")
+	f := func(when string, requests int, unstarted float64) {
+		t.Helper()
+		if a := &r.accounts[0]; a.requests != requests || a.unstarted != unstarted {
+			t.Errorf("%s: %d requests and %.0f tokens, want %d and %.0f", when, a.requests, a.unstarted, requests, unstarted)
+		}
+	}
+	a, b, d := mustPick(t, r, ask(fleet, 1, 10)), mustPick(t, r, ask(fleet, 2, 20)), mustPick(t, r, ask(fleet, 3, 30))
+	f("three sent", 3, 3840) // 640 + 1,280 + 1,920 tokens
+	c.advance(time.Hour)
+	f("time alone takes nothing off", 3, 3840)
+	a.FirstEvent()
+	a.FirstEvent()
+	f("the first one's first event", 3, 3200)
+	b.Release(Outcome{End: Left})
+	f("the second one's client left", 2, 1920)
+	a.Release(Outcome{End: Served})
+	d.Release(Outcome{End: Served})
+	f("all served", 0, 0)
+}

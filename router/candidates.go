@@ -52,6 +52,7 @@ func (r *Router) gather(req *Request, tried []*backends.Backend, now time.Time) 
 			least = rank
 			r.candidates, r.slots = r.candidates[:0], r.slots[:0]
 		}
+		a := &r.accounts[b.Slot]
 		matched := min(float64(r.depth[b.Slot]*r.blockBytes)/bytesPerToken, tokens)
 		r.slots = append(r.slots, b)
 		r.candidates = append(r.candidates, policy.Candidate{
@@ -60,15 +61,27 @@ func (r *Router) gather(req *Request, tried []*backends.Backend, now time.Time) 
 			Weight:   weight(b),
 			Matched:  matched,
 			Uncached: max(leastUncached, tokens-matched),
-			Pending:  r.accounts[b.Slot].waiting(now) + queued,
+			Pending:  a.waiting(now) + queued,
 			InFlight: float64(b.InFlight.Load()) + foreign,
 			Rate:     prefillRate,
+
+			Requests: float64(a.requests), Unstarted: a.unstarted,
 		})
+		report(&r.candidates[len(r.candidates)-1], l)
 	}
 	if len(r.slots) > 0 {
 		return nil
 	}
 	return none
+}
+
+// report fills in the replica's own word.
+func report(c *policy.Candidate, l *backends.Load) {
+	if l == nil {
+		return
+	}
+	c.Running, c.Waiting = float64(l.Running), float64(l.Waiting)
+	c.KVUsage, c.CacheTokens = l.KVCacheUsage, float64(l.CacheTokens)
 }
 
 func available(b *backends.Backend, tried []*backends.Backend) bool {

@@ -77,7 +77,9 @@ func (d *Decision) start(now time.Time) {
 	}
 	d.started = true
 	d.blocks = nil
-	d.router.accounts[d.Backend.Slot].first(d, now)
+	a := &d.router.accounts[d.Backend.Slot]
+	a.first(d, now)
+	a.unstarted -= d.uncached
 	d.router.progress[d.Backend.Slot].started(d, now)
 }
 
@@ -116,6 +118,7 @@ func (d *Decision) Release(o Outcome) {
 		r.index.TakeBack(d.placed, d.blocks, 0)
 	}
 	d.blocks = nil
+	r.accounts[d.Backend.Slot].ended(d)
 }
 
 // reached is how many blocks the engine can have computed by now, had it begun

@@ -151,7 +151,7 @@ func TestAClientThatLeftAfterTheFirstEventTakesNothingBack(t *testing.T) {
 }
 
 func TestForeignLoadCountsAndFades(t *testing.T) {
-	r, fleet, c := newFleet(t, 2, "least-load")
+	r, fleet, c := newFleet(t, 2, "prefix")
 	fleet[0].InFlight.Store(2)
 	fleet[0].SetLoad(&backends.Load{QueuesKnown: true, Running: 2, OwnInFlight: 2, ScrapedAt: c.now})
 	fleet[1].SetLoad(&backends.Load{QueuesKnown: true, Running: 7, Waiting: 3, ScrapedAt: c.now})

@@ -59,7 +59,11 @@ type Candidate struct {
 	Pending  float64 // W: uncached tokens sent to it that it has yet to compute
 	InFlight float64 // n: sequences on it, other clients' included
 	Context  float64 // tokens of prompts, and of answers so far, of what we have on it
-	Rate     float64 // tokens of prefill a second, as learned
+	// What a router that only counts knows of its own requests: how many are in
+	// flight, each as one, and the uncached tokens of those that have not shown a
+	// first event, with nothing taken off for the time that has passed.
+	Requests, Unstarted float64
+	Rate                float64 // tokens of prefill a second, as learned
 
 	// The replica's own word, a poll old; 0 while unknown.
 	Running, Waiting float64
@@ -69,6 +73,10 @@ type Candidate struct {
 
 // Names are the values of the setting routing.policy.
 var Names = []string{"prefix", "least-load", "round-robin", "random"}
+
+// Holds reports whether requests may wait in the hold queue under a policy.
+// Other routers' rules run as they do at home, without one.
+func Holds(name string) bool { return name == "prefix" }
 
 // New makes the policy of that name. What a policy leaves to chance it draws
 // from rng.

@@ -74,12 +74,12 @@ func TestTiesAgreeBetweenRoutersAndSpreadOverPrompts(t *testing.T) {
 
 func TestLeastLoad(t *testing.T) {
 	p, _ := New("least-load", Settings{}, rand.New(rand.NewPCG(1, 1)))
-	if got := p.Choose(&Request{}, []Candidate{{InFlight: 3}, {InFlight: 1}, {InFlight: 2}}); got != 1 {
+	if got := p.Choose(&Request{}, []Candidate{{Requests: 3}, {Requests: 1}, {Requests: 2}}); got != 1 {
 		t.Errorf("got %d, want the one with the fewest in flight", got)
 	}
 	seen := map[int]int{}
 	for range 600 {
-		seen[p.Choose(&Request{}, []Candidate{{InFlight: 2}, {InFlight: 1}, {InFlight: 1}, {InFlight: 1}})]++
+		seen[p.Choose(&Request{}, []Candidate{{Requests: 2}, {Requests: 1}, {Requests: 1}, {Requests: 1}})]++
 	}
 	if seen[0] != 0 || seen[1] < 100 || seen[2] < 100 || seen[3] < 100 {
 		t.Errorf("ties are not spread: %v", seen)
