@@ -13,6 +13,7 @@ import (
 type held struct {
 	capacity  int
 	evictions uint64
+	used      int // entries with uses
 	find      map[prompt.Block]int32
 	entries   []entry // entries[0] closes the ring: its newer is the oldest, its older the newest
 	free      int32   // first of the unused entries, linked by newer; 0: none
@@ -24,6 +25,7 @@ type entry struct {
 	stamp        uint64 // the Add that used it last
 	parent       int32  // the predecessor's entry; 0 for a first block
 	older, newer int32
+	uses         int32 // requests that end here, and entries in use that follow; see Use
 }
 
 func newHeld() *held {
@@ -46,6 +48,14 @@ func (h *held) touch(blocks []prompt.Block, stamp uint64) int32 {
 		h.entries[at].stamp = stamp
 	}
 	return tail
+}
+
+// renew makes an entry and all before it the most recently used.
+func (h *held) renew(at int32) {
+	for ; at != 0; at = h.entries[at].parent {
+		h.unlink(at)
+		h.linkBefore(at, 0)
+	}
 }
 
 // insert adds a block after the entry parent, which the same Add has just

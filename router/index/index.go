@@ -35,6 +35,12 @@ type Placement struct {
 	slot  int
 	from  int // blocks before it were held already
 	stamp uint64
+	tail  int32 // entry of the last of its blocks; 0: none
+	held  *held // where Use counted it
+
+	// Left is how many blocks found no place: beyond the capacity, or all of it
+	// is in use.
+	Left int
 }
 
 // New makes an index for slots backends that takes at most about maxBytes of
@@ -112,21 +118,21 @@ func (s set) match(blocks []prompt.Block, lo, hi int, atLo, atHi uint64, depth [
 }
 
 // Add records that a backend was sent a prompt of which it held the first
-// matched blocks already, as Match said. Blocks beyond the backend's capacity
-// are left out, and the oldest make room for the new.
+// matched blocks already, as Match said. The oldest that are not in use make
+// room for the new; new ones for which there is none are left out.
 func (x *Index) Add(slot int, blocks []prompt.Block, matched int) Placement {
 	h := x.held[slot]
 	x.adds++
 	p := Placement{slot: slot, from: matched, stamp: x.adds}
-	blocks = blocks[:min(len(blocks), h.capacity)]
-	at := h.touch(blocks[:matched], p.stamp)
-	x.makeRoom(slot, len(blocks)-matched)
+	p.tail = h.touch(blocks[:matched], p.stamp)
+	room := x.makeRoom(slot, len(blocks)-matched)
 	s, bit := x.bit(slot)
-	for _, b := range blocks[matched:] {
-		at = h.insert(b, at, p.stamp)
+	for _, b := range blocks[matched : matched+room] {
+		p.tail = h.insert(b, p.tail, p.stamp)
 		s[b] |= bit
 	}
-	x.entries += len(blocks) - matched
+	x.entries += room
+	p.Left = len(blocks) - matched - room
 	return p
 }
 
@@ -173,12 +179,24 @@ func (x *Index) Evictions(slot int) uint64 { return x.held[slot].evictions }
 // Bytes is about what the blocks held take in memory.
 func (x *Index) Bytes() int64 { return int64(x.entries) * entryBytes }
 
-func (x *Index) makeRoom(slot, blocks int) {
+// makeRoom evicts, oldest first, until so many blocks fit, and returns how many
+// of them do. Neither what is in use is evicted nor what the latest Add touched.
+func (x *Index) makeRoom(slot, blocks int) int {
 	h := x.held[slot]
-	for len(h.find)+blocks > h.capacity && len(h.find) > 0 {
-		x.remove(slot, h.oldest())
-		h.evictions++
+	blocks = min(blocks, h.capacity)
+	for len(h.find)+blocks > h.capacity && h.used < len(h.find) {
+		oldest := h.oldest()
+		switch e := &h.entries[oldest]; {
+		case blocks > 0 && e.stamp == x.adds:
+			return max(0, h.capacity-len(h.find))
+		case e.uses > 0:
+			h.renew(oldest)
+		default:
+			x.remove(slot, oldest)
+			h.evictions++
+		}
 	}
+	return min(blocks, max(0, h.capacity-len(h.find)))
 }
 
 func (x *Index) remove(slot int, at int32) {
