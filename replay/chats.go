@@ -1,7 +1,6 @@
 package replay
 
 import (
-	"math"
 	"math/rand/v2"
 	"time"
 )
@@ -34,7 +33,7 @@ type Chats struct {
 // and on the answers it is given, on nothing else.
 func (c *Chats) Session(i int) *Session {
 	draw := rand.New(rand.NewPCG(c.Seed, uint64(i)))
-	system := zipf(draw, c.SystemPrompts, c.Zipf)
+	system := newRanks(c.SystemPrompts, c.Zipf).draw(draw)
 	s := &Session{
 		chats: c,
 		id:    uint64(i),
@@ -87,20 +86,4 @@ func (s *Session) Next(answer string) (Turn, bool) {
 		Messages:     s.messages,
 		AnswerTokens: s.chats.AnswerTokens.draw(s.draw),
 	}, true
-}
-
-// zipf draws from 0 to n-1, the k-th with a weight of 1/(k+1)^s. rand.Zipf wants
-// s above 1; real traffic is often below.
-func zipf(draw *rand.Rand, n int, s float64) int {
-	total := 0.0
-	for k := 1; k <= n; k++ {
-		total += math.Pow(float64(k), -s)
-	}
-	at := draw.Float64() * total
-	for k := 1; k < n; k++ {
-		if at -= math.Pow(float64(k), -s); at < 0 {
-			return k - 1
-		}
-	}
-	return n - 1
 }

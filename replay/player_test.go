@@ -21,26 +21,26 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const failsafe = 30 * time.Second
 
-func event(w http.ResponseWriter, data string) {
+func dataEvent(w http.ResponseWriter, data string) {
 	fmt.Fprintf(w, "data: %s\n\n", data)
 	w.(http.Flusher).Flush()
 }
 
 func content(w http.ResponseWriter, text string) {
-	event(w, fmt.Sprintf(`{"choices":[{"index":0,"delta":{"content":%q},"finish_reason":null}]}`, text))
+	dataEvent(w, fmt.Sprintf(`{"choices":[{"index":0,"delta":{"content":%q},"finish_reason":null}]}`, text))
 }
 
 // opening is what vLLM's streams begin with, and a comment as a proxy may add.
 func opening(w http.ResponseWriter) {
 	w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
 	io.WriteString(w, ": keep-alive\n\n")
-	event(w, `{"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}`)
+	dataEvent(w, `{"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}`)
 }
 
 func ending(w http.ResponseWriter) {
-	event(w, `{"choices":[{"index":0,"delta":{"content":""},"finish_reason":"length"}]}`)
-	event(w, `{"choices":[],"usage":{"prompt_tokens":40,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":16}}}`)
-	event(w, `[DONE]`)
+	dataEvent(w, `{"choices":[{"index":0,"delta":{"content":""},"finish_reason":"length"}]}`)
+	dataEvent(w, `{"choices":[],"usage":{"prompt_tokens":40,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":16}}}`)
+	dataEvent(w, `[DONE]`)
 }
 
 // played is a Player of a server with this handler, and what it reports.
@@ -128,18 +128,18 @@ func TestPlayerCountsFailuresByCause(t *testing.T) {
 		ending(w)
 		panic(http.ErrAbortHandler)
 	})
-	f("stream cut", func(w http.ResponseWriter, r *http.Request) { opening(w); event(w, strings.Repeat("x", maxEvent)) })
+	f("stream cut", func(w http.ResponseWriter, r *http.Request) { opening(w); dataEvent(w, strings.Repeat("x", maxEvent)) })
 	f("error event in the stream", func(w http.ResponseWriter, r *http.Request) {
 		opening(w)
 		content(w, "one")
-		event(w, `{"error":{"message":"the replica died","code":502}}`)
-		event(w, `[DONE]`)
+		dataEvent(w, `{"error":{"message":"the replica died","code":502}}`)
+		dataEvent(w, `[DONE]`)
 	})
 	f("answer aborted", func(w http.ResponseWriter, r *http.Request) {
 		opening(w)
 		content(w, "one")
-		event(w, `{"choices":[{"index":0,"delta":{"content":""},"finish_reason":"abort"}]}`)
-		event(w, `[DONE]`)
+		dataEvent(w, `{"choices":[{"index":0,"delta":{"content":""},"finish_reason":"abort"}]}`)
+		dataEvent(w, `[DONE]`)
 	})
 	f("answer without content", func(w http.ResponseWriter, r *http.Request) { opening(w); ending(w) })
 	f("timeout", func(w http.ResponseWriter, r *http.Request) {

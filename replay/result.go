@@ -51,6 +51,12 @@ type Summary struct {
 	Lost       int            `json:"lost"` // the sum of Errors
 	Errors     map[string]int `json:"errors,omitempty"`
 
+	// Known where the router's own code is played in virtual time.
+	PredictedHitRatio float64   `json:"predicted_hit_ratio,omitzero"`
+	HoldMean          float64   `json:"hold_mean_s,omitzero"` // from arrival to the attempt that was served
+	Spills            int       `json:"spills,omitzero"`
+	Timeline          *Timeline `json:"-"`
+
 	PromptTokens     int `json:"prompt_tokens"`
 	CompletionTokens int `json:"completion_tokens"`
 }

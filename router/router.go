@@ -3,6 +3,7 @@
 package router
 
 import (
+	"cmp"
 	"errors"
 	"math/rand/v2"
 	"sync"
@@ -39,6 +40,7 @@ type Options struct {
 	SLO           time.Duration // TTFT to be met where it can be; 0: none
 	BlockBytes    int           // bytes of canonical prompt in a block
 	IndexMaxBytes int64
+	IndexMargin   float64          // the index's size over that of the caches it mirrors; 0: 1.2
 	PollInterval  time.Duration    // how old a fresh Load may be
 	Now           func() time.Time // the wall clock's, or a simulation's
 	Rand          *rand.Rand
@@ -52,6 +54,7 @@ type Options struct {
 // Router picks backends. Safe for concurrent use.
 type Router struct {
 	blockBytes   int
+	indexMargin  float64
 	pollInterval time.Duration
 	now          func() time.Time
 	policyName   string
@@ -82,6 +85,7 @@ func New(o Options) (*Router, error) {
 	}
 	r := &Router{
 		blockBytes:   o.BlockBytes,
+		indexMargin:  cmp.Or(o.IndexMargin, cacheMargin),
 		pollInterval: o.PollInterval,
 		now:          o.Now,
 		policyName:   o.Policy,
@@ -213,7 +217,7 @@ func (r *Router) Forget(b *backends.Backend) {
 }
 
 func (r *Router) capacity(tokens int) int {
-	return int(cacheMargin * float64(tokens) * bytesPerToken / float64(r.blockBytes))
+	return int(r.indexMargin * float64(tokens) * bytesPerToken / float64(r.blockBytes))
 }
 
 // IndexStats is the state of one backend's part of the index.

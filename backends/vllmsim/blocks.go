@@ -22,16 +22,23 @@ type blockPool struct {
 	next, prev []int32
 	head, tail int32
 	free       int
+
+	promised int    // free blocks that running answers will still take
+	changes  uint64 // counts what may make room for a request that did not fit
+
+	hidden float64 // further evictions for each block taken
+	owed   float64 // of them, a part of one
 }
 
 const none int32 = -1
 
-func newBlockPool(n int) *blockPool {
+func newBlockPool(n int, hidden float64) *blockPool {
 	p := &blockPool{
 		refs: make([]int32, n), hash: make([]BlockHash, n), twin: make([]int32, n),
 		next: make([]int32, n), prev: make([]int32, n),
 		cached: make(map[BlockHash]int32, n),
 		head:   none, tail: none,
+		changes: 1, hidden: hidden,
 	}
 	for b := range int32(n) {
 		p.twin[b] = none
@@ -79,7 +86,20 @@ func (p *blockPool) take() int32 {
 	p.removeFree(b)
 	p.forget(b)
 	p.refs[b] = 1
+	for p.owed += p.hidden; p.owed >= 1; p.owed-- {
+		p.evictUnseen()
+	}
 	return b
+}
+
+// evictUnseen takes the oldest free block for somebody else, who is done with
+// it at once.
+func (p *blockPool) evictUnseen() {
+	if b := p.head; b != none {
+		p.removeFree(b)
+		p.forget(b)
+		p.pushFree(b)
+	}
 }
 
 // fill records that b now holds a full block, from which point it can be hit.
@@ -87,6 +107,7 @@ func (p *blockPool) fill(b int32, h BlockHash) {
 	if h == 0 {
 		return
 	}
+	p.changes++
 	p.hash[b] = h
 	first, ok := p.cached[h]
 	if !ok {
@@ -102,6 +123,7 @@ func (p *blockPool) fill(b int32, h BlockHash) {
 // release gives back a request's blocks, last first, so that eviction, oldest
 // first, shortens a prefix from its tail.
 func (p *blockPool) release(blocks []int32) {
+	p.changes++
 	for i := len(blocks) - 1; i >= 0; i-- {
 		b := blocks[i]
 		if p.refs[b]--; p.refs[b] == 0 {

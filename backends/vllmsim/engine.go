@@ -10,38 +10,6 @@ import (
 	"time"
 )
 
-// EngineConfig describes the simulated GPU and scheduler. A zero field takes
-// its default, which together are an 8B-class model on one GPU.
-type EngineConfig struct {
-	BlockSize int // tokens; default 16
-	KVTokens  int // size of the KV cache, rounded down to whole blocks; default 400,000
-
-	StepTokens int // token budget of a step, decodes and prefill together; default 8,192
-	MaxSeqs    int // requests running at once; default 256
-
-	StepTime       time.Duration // what a step takes however empty it is; default 8 ms
-	PrefillRate    float64       // prompt tokens per second; default 8,000
-	DecodeTime     time.Duration // for each decoding request; default 40 µs
-	ContextTime    time.Duration // for each token of context decoded over; default 24 ns
-	QuadraticDepth float64       // share by which a prompt token costs more for each token before it; default 0, 1.9e-5 is realistic
-	Speed          float64       // divides every duration; default 1
-
-	NoPrefixCache bool // nothing is ever hit
-}
-
-func (c EngineConfig) withDefaults() EngineConfig {
-	c.BlockSize = cmp.Or(c.BlockSize, 16)
-	c.KVTokens = cmp.Or(c.KVTokens, 400_000)
-	c.StepTokens = cmp.Or(c.StepTokens, 8192)
-	c.MaxSeqs = cmp.Or(c.MaxSeqs, 256)
-	c.StepTime = cmp.Or(c.StepTime, 8*time.Millisecond)
-	c.PrefillRate = cmp.Or(c.PrefillRate, 8000)
-	c.DecodeTime = cmp.Or(c.DecodeTime, 40*time.Microsecond)
-	c.ContextTime = cmp.Or(c.ContextTime, 24*time.Nanosecond)
-	c.Speed = cmp.Or(c.Speed, 1)
-	return c
-}
-
 // Engine is a vLLM engine as a state machine in virtual time: the caller adds
 // requests and asks for one step after the other. Times are durations since a
 // start that the caller chooses. Not safe for concurrent use.
@@ -57,13 +25,13 @@ type Engine struct {
 	partial  *Request   // admitted, its prompt not done: the budget ran out in its midst
 	decoding decodeHeap
 
-	step     int64 // steps taken
-	context  int   // tokens in the contexts of all decoding requests
-	promised int   // free blocks that running answers will still take
+	step    int64 // steps taken
+	context int   // tokens in the contexts of all decoding requests
 
-	// blocked says that the first waiting request did not fit; asking again is
-	// useless until something was freed or became shareable.
-	blocked bool
+	// blockedAt is the pool's count of changes when the first waiting request did
+	// not fit: asking again is useless until something was freed or became
+	// shareable. 0: it was not asked for.
+	blockedAt uint64
 
 	scratch []int32
 	stats   Stats
@@ -75,12 +43,33 @@ type StepResult struct {
 	First    []*Request    // these got the first token of their answer
 	Finished []*Request    // these got the last one; a request can be in both
 	Decoded  int           // how many got a token that was not their first
+	// Prefilled is how many prompt tokens were computed.
+	Prefilled int
 }
 
 // NewEngine returns an idle engine with an empty cache.
 func NewEngine(cfg EngineConfig) *Engine {
 	cfg = cfg.withDefaults()
-	return &Engine{cfg: cfg, pool: newBlockPool(cfg.KVTokens / cfg.BlockSize)}
+	return &Engine{cfg: cfg, pool: newBlockPool(cfg.KVTokens/cfg.BlockSize, cfg.HiddenEvictions)}
+}
+
+// NewPooled returns idle engines that share one KV cache of their sizes
+// together, as no real fleet does: what one has computed, all can hit. The
+// first one's block size holds for all.
+func NewPooled(cfgs ...EngineConfig) []*Engine {
+	engines := make([]*Engine, len(cfgs))
+	blocks := 0
+	for i, cfg := range cfgs {
+		cfg = cfg.withDefaults()
+		cfg.BlockSize = cmp.Or(cfgs[0].BlockSize, cfg.BlockSize)
+		blocks += cfg.KVTokens / cfg.BlockSize
+		engines[i] = &Engine{cfg: cfg}
+	}
+	pool := newBlockPool(blocks, cfgs[0].HiddenEvictions)
+	for _, e := range engines {
+		e.pool = pool
+	}
+	return engines
 }
 
 // SetSpeed changes the factor that divides every duration, from the next step on.
@@ -116,7 +105,7 @@ func (e *Engine) Abort(r *Request) {
 				break
 			}
 		}
-		e.blocked = false // another is first now
+		e.blockedAt = 0 // another is first now
 	case prefilling:
 		e.partial = nil
 		e.free(r)
@@ -132,11 +121,19 @@ func (e *Engine) Abort(r *Request) {
 // ResetPrefixCache forgets all cached blocks. Like vLLM it does so only while
 // no request runs, and reports whether it did.
 func (e *Engine) ResetPrefixCache() bool {
-	if e.partial != nil || len(e.decoding) > 0 {
+	if e.pool.free < len(e.pool.refs) {
 		return false
 	}
-	e.pool = newBlockPool(len(e.pool.refs))
+	changes := e.pool.changes
+	*e.pool = *newBlockPool(len(e.pool.refs), e.cfg.HiddenEvictions)
+	e.pool.changes = changes + 1
 	return true
+}
+
+// Hit returns how many tokens of a prompt would be found in the cache now.
+func (e *Engine) Hit(prompt int, blocks []BlockHash) int {
+	e.scratch = e.leading(prompt, blocks, e.scratch[:0])
+	return len(e.scratch) * e.cfg.BlockSize
 }
 
 // Step admits what fits, computes one step that starts at now, and says when it
@@ -158,8 +155,8 @@ func (e *Engine) Step(now time.Duration) StepResult {
 	}
 	for e.partial == nil && prefilled < budget && len(e.waiting) > 0 && e.running() < e.cfg.MaxSeqs {
 		r := e.waiting[0]
-		if e.blocked || !e.admit(r, now) {
-			e.blocked = true
+		if e.blockedAt == e.pool.changes || !e.admit(r, now) {
+			e.blockedAt = e.pool.changes
 			break
 		}
 		e.waiting = e.waiting[1:]
@@ -172,7 +169,7 @@ func (e *Engine) Step(now time.Duration) StepResult {
 	e.context += decodes
 	done.Finished = e.finish()
 
-	done.Decoded = decodes
+	done.Decoded, done.Prefilled = decodes, prefilled
 	done.End = now + time.Duration(cost/e.cfg.Speed)
 	e.count(decodes, prefilled, len(done.First))
 	e.stamp(&done)
@@ -219,15 +216,10 @@ func (e *Engine) finish() []*Request {
 // admit gives r the cached blocks of its prompt and new ones for the rest of
 // it, if those and the answer's fit beside what was promised to others.
 func (e *Engine) admit(r *Request, now time.Duration) bool {
-	e.scratch = e.scratch[:0]
-	if !e.cfg.NoPrefixCache {
-		// The last token is always recomputed: its output is what is wanted.
-		most := min((r.Prompt-1)/e.cfg.BlockSize, len(r.Blocks))
-		e.scratch = e.pool.leading(r.Blocks[:most], e.scratch)
-	}
+	e.scratch = e.leading(r.Prompt, r.Blocks, e.scratch[:0])
 	hits := e.scratch
 	total := e.blocksFor(r.Prompt + r.Answer)
-	if total-len(hits)+e.pool.idle(hits) > e.pool.free-e.promised {
+	if total-len(hits)+e.pool.idle(hits) > e.pool.free-e.pool.promised {
 		return false
 	}
 	r.held = make([]int32, 0, total)
@@ -239,7 +231,7 @@ func (e *Engine) admit(r *Request, now time.Duration) bool {
 		r.held = append(r.held, e.pool.take())
 	}
 	r.reserved = total - len(r.held)
-	e.promised += r.reserved
+	e.pool.promised += r.reserved
 
 	r.Cached = len(hits) * e.cfg.BlockSize
 	r.computed, r.full = r.Cached, len(hits)
@@ -248,6 +240,16 @@ func (e *Engine) admit(r *Request, now time.Duration) bool {
 	e.stats.PrefixQueries += int64(r.Prompt)
 	e.stats.PrefixHits += int64(r.Cached)
 	return true
+}
+
+// leading returns the cached blocks that a prompt begins with.
+func (e *Engine) leading(prompt int, blocks []BlockHash, into []int32) []int32 {
+	if e.cfg.NoPrefixCache {
+		return into
+	}
+	// The last token is always recomputed: its output is what is wanted.
+	most := min((prompt-1)/e.cfg.BlockSize, len(blocks))
+	return e.pool.leading(blocks[:most], into)
 }
 
 // prefill computes up to budget tokens of r's prompt and returns how many and
@@ -260,7 +262,6 @@ func (e *Engine) prefill(r *Request, budget int, done *StepResult) (tokens int, 
 	// Full blocks can be hit from here on, by a request later in this very step
 	// too: within a layer the keys are written before anyone attends to them.
 	e.fillBlocks(r, r.computed)
-	e.blocked = false
 	if r.computed < r.Prompt {
 		e.partial, r.state = r, prefilling
 		return n, cost
@@ -285,7 +286,7 @@ func (e *Engine) fillBlocks(r *Request, n int) {
 	if n >= r.Prompt && r.reserved > 0 && len(r.held) == r.full {
 		r.held = append(r.held, e.pool.take())
 		r.reserved--
-		e.promised--
+		e.pool.promised--
 	}
 }
 
@@ -298,9 +299,8 @@ func (e *Engine) nextDue(r *Request) int64 {
 
 func (e *Engine) free(r *Request) {
 	e.pool.release(r.held)
-	e.promised -= r.reserved
+	e.pool.promised -= r.reserved
 	r.held, r.reserved = nil, 0
-	e.blocked = false
 }
 
 func (e *Engine) blocksFor(tokens int) int {

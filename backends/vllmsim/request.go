@@ -13,6 +13,9 @@ type Request struct {
 	// for nobody.
 	Blocks []BlockHash
 
+	// Owner is the caller's; the engine leaves it alone.
+	Owner any
+
 	// What became of it, set by the engine.
 	Cached     int           // prompt tokens found in the cache
 	Arrived    time.Duration // Add
@@ -40,6 +43,10 @@ const (
 	decoding
 	ended
 )
+
+// Computed returns how many tokens of the prompt are in the cache after the
+// engine's last step; 0 until it is admitted.
+func (r *Request) Computed() int { return r.computed }
 
 // Generated returns how many tokens of the answer exist after e's last step.
 func (r *Request) Generated(e *Engine) int {

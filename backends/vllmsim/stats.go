@@ -47,3 +47,14 @@ func (e *Engine) Stats() Stats {
 	s.KVUsage = float64(len(e.pool.refs)-e.pool.free) / float64(len(e.pool.refs))
 	return s
 }
+
+// LargestStep is the upper bound of the highest bucket of StepTokens that a
+// step fell into, or the highest bound when a step was beyond all of them.
+func (s *Stats) LargestStep() int {
+	for i := len(s.StepTokens) - 1; i >= 0; i-- {
+		if s.StepTokens[i] > 0 {
+			return int(stepBuckets[min(i, len(stepBuckets)-1)])
+		}
+	}
+	return 0
+}

@@ -1,0 +1,96 @@
+package replay
+
+import (
+	"errors"
+	"slices"
+
+	"warmroute/backends/vllmsim"
+)
+
+// Traced plays a trace: every request when it is due, whatever became of those
+// before it.
+type Traced struct {
+	Trace *Trace  // not changed; its stamps as they were recorded
+	Load  float64 // that the arrivals are stretched or squeezed to; 0: as recorded
+}
+
+// Requests spreads equal stamps and takes earlier answers for parts of later
+// prompts.
+func (w Traced) Requests(backends int, seed uint64) (*Requests, error) {
+	if w.Trace == nil || len(w.Trace.Requests) == 0 {
+		return nil, errors.New("the trace holds no request")
+	}
+	t := &Trace{BlockTokens: w.Trace.BlockTokens, Requests: slices.Clone(w.Trace.Requests)}
+	t.Spread(seed)
+	if w.Load > 0 {
+		t.Stretch(w.Load, backends)
+	}
+	later := continuations(t.Requests, t.BlockTokens)
+	r := &Requests{BlockTokens: w.Trace.BlockTokens, Total: len(t.Requests), Open: make([]*Job, 0, len(t.Requests))}
+	start := t.Requests[0].At
+	for i := range t.Requests {
+		q := &t.Requests[i]
+		job := q.job(w.Trace.BlockTokens, uint64(i), later[i])
+		job.At -= start
+		r.Open = append(r.Open, job)
+	}
+	return r, nil
+}
+
+// job makes the request, its answer's blocks being those of the later request
+// that continues it, or nobody's.
+func (q *TraceRequest) job(blockTokens int, number uint64, later *TraceRequest) *Job {
+	full, all := q.PromptTokens/blockTokens, (q.PromptTokens+q.AnswerTokens)/blockTokens
+	c := chain{cache: make([]vllmsim.BlockHash, 0, all)}
+	for _, id := range q.Blocks[:full] {
+		c.add(id)
+	}
+	for i := full; i < all; i++ {
+		if later != nil && i < len(later.Blocks) {
+			c.add(later.Blocks[i])
+		} else {
+			c.add(mix(number)) // 64 bits drawn at random meet no id of a trace
+		}
+	}
+	job := c.job(q.At, q.PromptTokens, q.AnswerTokens, blockTokens)
+	// All requests of Mooncake's traces begin with the same block.
+	head := mix(q.Blocks[min(1, len(q.Blocks)-1)])
+	job.Head, job.Session = head, head
+	return job
+}
+
+// continuations finds for each request the next one that sends its prompt and
+// answer again with more behind them, or nil. A prompt of one full block says
+// nothing: the first is everybody's.
+func continuations(requests []TraceRequest, blockTokens int) []*TraceRequest {
+	heads := make(map[uint64][]int) // by chained prefix: who begins with it, in order
+	for i := range requests {
+		var c chain
+		q := &requests[i]
+		for _, id := range q.Blocks[:q.PromptTokens/blockTokens] {
+			c.add(id)
+			heads[c.last] = append(heads[c.last], i)
+		}
+	}
+	later := make([]*TraceRequest, len(requests))
+	for i := range requests {
+		q := &requests[i]
+		full := q.PromptTokens / blockTokens
+		if full < 2 {
+			continue
+		}
+		var c chain
+		for _, id := range q.Blocks[:full] {
+			c.add(id)
+		}
+		sharing := heads[c.last]
+		at, _ := slices.BinarySearch(sharing, i)
+		for _, k := range sharing[at+1:] {
+			if requests[k].PromptTokens > q.PromptTokens+q.AnswerTokens {
+				later[i] = &requests[k]
+				break
+			}
+		}
+	}
+	return later
+}

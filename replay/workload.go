@@ -1,0 +1,104 @@
+package replay
+
+import (
+	"math"
+	"math/rand/v2"
+	"sort"
+	"time"
+
+	"warmroute/backends/vllmsim"
+	"warmroute/router/prompt"
+)
+
+// Workload makes the requests of a run in virtual time, out of lengths and
+// blocks without any text.
+type Workload interface {
+	// Requests starts a run of the workload on so many backends. The same seed
+	// makes the same requests.
+	Requests(backends int, seed uint64) (*Requests, error)
+}
+
+// Requests are those of one run.
+type Requests struct {
+	BlockTokens int // that a block stands for
+	Total       int // requests in all
+	// Open are those that arrive whatever happens, in order of arrival.
+	Open []*Job
+	// Next returns what its client sends after a request has ended, or nil. now
+	// is its end. Nil in an open loop.
+	Next func(ended *Job, now time.Duration) *Job
+}
+
+// Job is one request. Never changed once it was made.
+type Job struct {
+	At             time.Duration // when its client sends it, since the run began
+	Prompt, Answer int           // tokens
+	Head, Session  uint64        // as in router.Request
+
+	Blocks []prompt.Block // full ones of the prompt
+	Reply  []prompt.Block // full ones that the answer adds
+	// cache is both, as the engine knows them.
+	cache []vllmsim.BlockHash
+}
+
+// chain makes blocks of ids: each stands for its id and all before it.
+type chain struct {
+	cache []vllmsim.BlockHash
+	last  uint64
+}
+
+func (c *chain) add(id uint64) {
+	c.last = mix(c.last ^ mix(id+1))
+	c.cache = append(c.cache, vllmsim.BlockHash(c.last))
+}
+
+// job makes a request of the chain's blocks, which are those of its prompt and
+// its answer, without those that would not be full.
+func (c *chain) job(at time.Duration, promptTokens, answerTokens, blockTokens int) *Job {
+	full := min(promptTokens/blockTokens, len(c.cache))
+	all := min((promptTokens+answerTokens)/blockTokens, len(c.cache))
+	names := make([]prompt.Block, all)
+	for i := range names {
+		names[i] = prompt.Block(c.cache[i])
+	}
+	return &Job{
+		At: at, Prompt: promptTokens, Answer: answerTokens,
+		Blocks: names[:full:full], Reply: names[full:], cache: c.cache[:all],
+	}
+}
+
+// mix is the finalizer of SplitMix64: near numbers become far ones.
+func mix(x uint64) uint64 {
+	x += 0x9e3779b97f4a7c15
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
+}
+
+// ranks draws from 0 to n-1, the k-th with a weight of 1/(k+1)^s. rand.Zipf
+// wants s above 1; real traffic is often below.
+type ranks []float64 // cumulated weights
+
+func newRanks(n int, s float64) ranks {
+	r, total := make(ranks, n), 0.0
+	for k := range r {
+		total += math.Pow(float64(k+1), -s)
+		r[k] = total
+	}
+	return r
+}
+
+func (r ranks) draw(from *rand.Rand) int {
+	at := from.Float64() * r[len(r)-1]
+	return min(sort.SearchFloat64s(r, at), len(r)-1)
+}
+
+// lognormal draws e to the power of a normal deviate.
+func lognormal(draw *rand.Rand, mu, sigma float64) float64 {
+	return math.Exp(mu + sigma*draw.NormFloat64())
+}
+
+// tokens rounds a length to whole tokens, at least one and at most most.
+func tokens(length float64, most int) int {
+	return int(min(max(1, math.Round(length)), float64(most)))
+}
