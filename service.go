@@ -99,13 +99,17 @@ func newService(c *Config, log *slog.Logger) (*service, error) {
 // watch makes what keeps the fleet's state up to date.
 func (s *service) watch(m *metrics.Metrics) {
 	c := s.config
+	lost := func(b *backends.Backend, _ string) {
+		b.TellsCached.Store(false) // the next process may be another version
+		s.router.Forget(b)
+	}
 	s.checker = &backends.Checker{
 		Backends:     s.registry.All(),
 		Interval:     c.Health.Interval,
 		DownInterval: c.Health.DownInterval,
 		Timeout:      c.Health.Timeout,
 		Logger:       s.log,
-		OnLost:       func(b *backends.Backend, _ string) { s.router.Forget(b) },
+		OnLost:       lost,
 	}
 	s.poller = &backends.Poller{
 		Backends:     s.registry.All(),
@@ -115,7 +119,7 @@ func (s *service) watch(m *metrics.Metrics) {
 		Logger:       s.log,
 		OnLoad:       s.router.Observe,
 		OnError:      func(b *backends.Backend, _ error) { m.PollFailed(b) },
-		OnLost:       func(b *backends.Backend, _ string) { s.router.Forget(b) },
+		OnLost:       lost,
 	}
 }
 

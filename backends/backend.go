@@ -48,6 +48,10 @@ type Backend struct {
 	// InFlight counts sequences that we sent and that have not ended.
 	InFlight atomic.Int64
 
+	// TellsCached is set once an answer said how much of its prompt came from the
+	// cache. From then on an answer that leaves it out means none did.
+	TellsCached atomic.Bool
+
 	state  atomic.Int32
 	load   atomic.Pointer[Load]
 	models atomic.Pointer[[]Model]

@@ -13,6 +13,7 @@ import (
 	"warmroute/backends"
 	"warmroute/backends/transport"
 	"warmroute/router"
+	"warmroute/router/prompt"
 )
 
 // failure is an attempt that ended before anything was committed to the client,
@@ -37,22 +38,22 @@ var errFirstByte = errors.New("no first event in time")
 // statusClientLeft is what metrics and logs show for a client that left.
 const statusClientLeft = 499
 
-// attempt is one try at one backend. Its end and tokens are what the decision
-// is released with.
+// attempt is one try at one backend. Its result is what the decision is released
+// with.
 type attempt struct {
 	*exchange
 	decision *router.Decision
-	patience *time.Timer // ends the attempt when no first event comes; nil: no limit
-	end      router.End
-	tokens   int // of the answer
+	patience *time.Timer   // ends the attempt when no first event comes; nil: no limit
+	reply    *prompt.Reply // what the next turn will hold of the answer; nil: not known
+	result   router.Outcome
 }
 
 // attempt sends the request to the chosen backend and relays its answer. It
 // returns nil when the client has its answer, or as much as there was. The
 // decision is released here, once, on every path.
 func (x *exchange) attempt(d *router.Decision) *failure {
-	a := &attempt{exchange: x, decision: d, end: router.Unseen}
-	defer func() { d.Release(router.Outcome{End: a.end, AnswerTokens: a.tokens}) }()
+	a := &attempt{exchange: x, decision: d, result: router.Outcome{End: router.Unseen}}
+	defer a.release()
 	ctx := x.r.Context()
 	if x.input.request.Streams && x.p.firstByte > 0 {
 		limited, cancel := context.WithCancelCause(ctx)
@@ -70,6 +71,29 @@ func (x *exchange) attempt(d *router.Decision) *failure {
 	}
 	defer resp.Body.Close()
 	return a.answer(resp)
+}
+
+// release tells the router how the attempt ended.
+func (a *attempt) release() {
+	if a.reply == nil {
+		a.decision.Release(a.result)
+		return
+	}
+	if a.result.End == router.Served {
+		a.result.Reply = a.reply.Blocks()
+	}
+	a.decision.Release(a.result)
+	a.p.replies.Put(a.reply)
+}
+
+// followReply prepares to take the reply's blocks from the answer as it passes.
+func (a *attempt) followReply() {
+	reply := a.p.replies.Get().(*prompt.Reply)
+	if !reply.Begin(&a.input.scratch.prompt) {
+		a.p.replies.Put(reply)
+		return
+	}
+	a.reply = reply
 }
 
 // request is what goes to the replica: the client's bytes, to the endpoint's
@@ -114,7 +138,7 @@ func (a *attempt) failed(err error) *failure {
 // left notes that the client is gone. The replica's connection is closed when
 // the attempt returns, which makes its engine drop the request.
 func (a *attempt) left(phase string) {
-	a.end = router.Left
+	a.result.End = router.Left
 	a.outcome.Code = statusClientLeft
 	a.p.metrics.Aborted(phase)
 }
@@ -122,7 +146,7 @@ func (a *attempt) left(phase string) {
 // brokeOff notes that the replica failed in the midst of what the client
 // already sees. code is what metrics and logs show for it.
 func (a *attempt) brokeOff(code int, err error) {
-	a.end = router.Broken
+	a.result.End = router.Broken
 	a.outcome.Code = code
 	a.p.log.Warn("answer broke off", "backend", a.decision.Backend.Name, "error", err, "request_id", a.id)
 	a.p.suspect(a.decision.Backend)

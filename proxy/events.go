@@ -6,6 +6,8 @@ import (
 	"strings"
 
 	"github.com/tidwall/gjson"
+
+	"warmroute/router/prompt"
 )
 
 // longestLine is how much of one line of a stream is looked at: a scanner must
@@ -16,7 +18,8 @@ const longestLine = 64 << 10
 // only the line that is cut off at the end of a chunk, up to longestLine of it.
 type eventScanner struct {
 	format  format
-	partial []byte // the beginning of a line whose end has not come
+	reply   *prompt.Reply // takes the answer's text; nil: nobody does
+	partial []byte        // the beginning of a line whose end has not come
 
 	events   int    // data events that the engine's output made
 	content  bool   // an event carried content, reasoning or a tool call
@@ -30,6 +33,7 @@ type eventScanner struct {
 // usage is what an answer says of itself.
 type usage struct {
 	known                                    bool
+	cachedTold                               bool // cachedTokens was there, so 0 means none
 	promptTokens, cachedTokens, answerTokens int
 }
 
@@ -73,6 +77,9 @@ func (s *eventScanner) line(line []byte) {
 	case len(line) == longestLine:
 		s.events++
 		s.content = true
+		if s.reply != nil {
+			s.reply.Lost()
+		}
 	default:
 		s.event(data)
 	}
@@ -89,6 +96,9 @@ func (s *eventScanner) event(data []byte) {
 		return
 	}
 	s.events++
+	if s.reply != nil {
+		s.reply.Event(data)
+	}
 	if bytes.Contains(data, []byte(`"usage":`)) {
 		for _, path := range usagePaths[s.format] {
 			s.usage.read(gjson.GetBytes(data, path), s.format)
@@ -179,7 +189,10 @@ func (u *usage) read(v gjson.Result, f format) {
 	u.known = true
 	u.promptTokens = max(u.promptTokens, int(v.Get(in).Int()))
 	u.answerTokens = max(u.answerTokens, int(v.Get(out).Int()))
-	u.cachedTokens = max(u.cachedTokens, int(v.Get(cached).Int()))
+	if told := v.Get(cached); told.Type == gjson.Number {
+		u.cachedTold = true
+		u.cachedTokens = max(u.cachedTokens, int(told.Int()))
+	}
 }
 
 // answerTokens is the length of the answer: as the replica counted it, or about

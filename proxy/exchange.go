@@ -8,6 +8,8 @@ import (
 	"os"
 	"time"
 
+	"github.com/zeebo/xxh3"
+
 	"warmroute/backends"
 	"warmroute/metrics"
 	"warmroute/router"
@@ -95,6 +97,9 @@ func (x *exchange) prepare() *apiError {
 	if err != nil {
 		return x.bodyFault(err)
 	}
+	if fault := x.steer(); fault != nil {
+		return fault
+	}
 	x.input.scratch = x.p.scratch.Get().(*scratch)
 	if x.endpoint.form {
 		return x.readForm()
@@ -153,6 +158,11 @@ func (x *exchange) readJSON() *apiError {
 	in.request.Bytes = size
 	in.request.Sequences = pr.Sequences
 	in.request.Streams = pr.Stream
+	in.request.MaxTokens = pr.MaxTokens
+	in.request.BodyBytes = cap(in.body) + len(pr.Text) + 8*len(in.request.Blocks)
+	if pr.Opening != 0 {
+		in.request.Head = nonzero(xxh3.HashStringSeed(engine, pr.Opening))
+	}
 	return nil
 }
 
@@ -174,8 +184,13 @@ func (x *exchange) resolve(model string) (engine string, fault *apiError) {
 		return "", x.p.unknownModel(model)
 	}
 	x.outcome.Model = entry.ID
-	x.input.request.Backends = entry.Backends
-	return catalog.EngineModel(entry.ID), nil
+	req := &x.input.request
+	req.Backends = entry.Backends
+	if entry.Adapter {
+		req.Adapter = entry.ID
+	}
+	req.Model = catalog.EngineModel(entry.ID)
+	return req.Model, nil
 }
 
 // run makes attempts until the client has its answer, or is gone.

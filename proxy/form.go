@@ -29,6 +29,7 @@ func (x *exchange) readForm() *apiError {
 	_, fault := x.resolve(model)
 	x.input.request.Bytes = uploadBytes
 	x.input.request.Sequences = 1
+	x.input.request.BodyBytes = cap(x.input.body)
 	return fault
 }
 

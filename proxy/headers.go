@@ -26,6 +26,7 @@ var private = []string{
 	"Accept-Encoding",      // the relay reads answers, so they come as they are
 	"Content-Length",       // the transport frames the body, once
 	"Expect",               // met when the body was read
+	priorityHeader,         // orders who waits here, nothing there
 }
 
 func dropHopByHop(h http.Header) {

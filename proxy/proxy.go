@@ -14,6 +14,7 @@ import (
 	"warmroute/backends"
 	"warmroute/metrics"
 	"warmroute/router"
+	"warmroute/router/prompt"
 )
 
 // Options are what a Proxy is made of.
@@ -35,50 +36,55 @@ type Options struct {
 	BodyIdle       time.Duration // for a request's body to stand still; 0: no limit
 	FirstByte      time.Duration // for a stream to produce its first event; 0: no limit
 	Idle           time.Duration // for a stream to be silent after that; 0: no limit
+	SessionHeader  string        // names the session that a request belongs to; empty: none does
 	RouteHeaders   bool          // tell the client where its request went, and why
 }
 
 // Proxy serves the public listener. Safe for concurrent use.
 type Proxy struct {
-	registry     *backends.Registry
-	router       *router.Router
-	metrics      *metrics.Metrics
-	log          *slog.Logger
-	version      string
-	suspect      func(*backends.Backend)
-	blockBytes   int
-	attempts     int
-	bodyIdle     time.Duration
-	firstByte    time.Duration
-	idle         time.Duration
-	routeHeaders bool
+	registry      *backends.Registry
+	router        *router.Router
+	metrics       *metrics.Metrics
+	log           *slog.Logger
+	version       string
+	suspect       func(*backends.Backend)
+	blockBytes    int
+	attempts      int
+	bodyIdle      time.Duration
+	firstByte     time.Duration
+	idle          time.Duration
+	routeHeaders  bool
+	sessionHeader string
 
 	bodies   bodies
 	scratch  sync.Pool // of *scratch
 	chunks   sync.Pool // of *[]byte, chunkBytes long
 	held     sync.Pool // of *bytes.Buffer: what is held back of answers
+	replies  sync.Pool // of *prompt.Reply
 	handlers http.Handler
 }
 
 // New makes a Proxy. It starts nothing.
 func New(o Options) *Proxy {
 	p := &Proxy{
-		registry:     o.Registry,
-		router:       o.Router,
-		metrics:      o.Metrics,
-		log:          o.Log,
-		version:      o.Version,
-		suspect:      o.Suspect,
-		blockBytes:   o.BlockBytes,
-		attempts:     o.Attempts,
-		bodyIdle:     o.BodyIdle,
-		firstByte:    o.FirstByte,
-		idle:         o.Idle,
-		routeHeaders: o.RouteHeaders,
-		bodies:       bodies{each: o.BodyBytes, total: o.BodyBytesTotal},
-		scratch:      sync.Pool{New: func() any { return new(scratch) }},
-		chunks:       sync.Pool{New: func() any { b := make([]byte, chunkBytes); return &b }},
-		held:         sync.Pool{New: func() any { return new(bytes.Buffer) }},
+		registry:      o.Registry,
+		router:        o.Router,
+		metrics:       o.Metrics,
+		log:           o.Log,
+		version:       o.Version,
+		suspect:       o.Suspect,
+		blockBytes:    o.BlockBytes,
+		attempts:      o.Attempts,
+		bodyIdle:      o.BodyIdle,
+		firstByte:     o.FirstByte,
+		idle:          o.Idle,
+		routeHeaders:  o.RouteHeaders,
+		sessionHeader: o.SessionHeader,
+		bodies:        bodies{each: o.BodyBytes, total: o.BodyBytesTotal},
+		scratch:       sync.Pool{New: func() any { return new(scratch) }},
+		chunks:        sync.Pool{New: func() any { b := make([]byte, chunkBytes); return &b }},
+		held:          sync.Pool{New: func() any { return new(bytes.Buffer) }},
+		replies:       sync.Pool{New: func() any { return new(prompt.Reply) }},
 	}
 	p.handlers = p.routes()
 	return p

@@ -28,7 +28,8 @@ const (
 // vLLM sends its 200 before it has even begun.
 func (a *attempt) stream(resp *http.Response) *failure {
 	body := resp.Body.(*transport.Body) // what replicas' transports return
-	s := eventScanner{format: a.endpoint.format}
+	a.followReply()
+	s := eventScanner{format: a.endpoint.format, reply: a.reply}
 	chunk := a.p.chunks.Get().(*[]byte)
 	defer a.p.chunks.Put(chunk)
 
@@ -123,14 +124,14 @@ func (a *attempt) noteContent(s *eventScanner) {
 // finish ends a committed stream. err is why there is no more to read, writeErr
 // why nothing can be written any more.
 func (a *attempt) finish(resp *http.Response, s *eventScanner, out *lines, err, writeErr error) {
-	a.tokens = s.answerTokens()
 	a.observe(&s.usage)
+	a.result.AnswerTokens = s.answerTokens()
 	switch {
 	case writeErr == nil && (s.done || err == io.EOF && !a.cutShort(resp, s)):
 		out.writeRest()
 		// Many clients leave at [DONE], without waiting for the body's end.
 		if s.failed == nil {
-			a.end = router.Served
+			a.result.End = router.Served
 		} else if status := s.failedStatus(); status >= 500 {
 			a.brokeOff(status, errors.New("error event in mid-answer"))
 		}

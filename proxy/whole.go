@@ -73,7 +73,7 @@ func (a *attempt) relayWhole(resp *http.Response) *failure {
 		if !isFramed(resp) && isJSON(resp.Header) && !json.Valid(held.Bytes()) {
 			return a.failed(errCut)
 		}
-		a.end = router.Served
+		a.result.End = router.Served
 		a.learn(held.Bytes())
 	}
 	h := a.commit(resp)
@@ -145,7 +145,7 @@ func (a *attempt) relayLong(resp *http.Response, head []byte) *failure {
 	switch {
 	case err == nil:
 		if resp.StatusCode < 300 {
-			a.end = router.Served
+			a.result.End = router.Served
 		}
 		return nil
 	case from.err == nil || from.err == io.EOF || a.r.Context().Err() != nil: // it was the writing that failed
@@ -157,18 +157,30 @@ func (a *attempt) relayLong(resp *http.Response, head []byte) *failure {
 	panic(http.ErrAbortHandler)
 }
 
-// learn takes the answer's own account of its tokens.
+// learn takes the answer's own account of its tokens, and its text.
 func (a *attempt) learn(body []byte) {
 	if a.endpoint.format == plainFormat {
 		return
 	}
 	var u usage
 	u.read(gjson.GetBytes(body, "usage"), a.endpoint.format)
-	a.tokens = u.answerTokens
 	a.observe(&u)
+	if a.followReply(); a.reply != nil {
+		a.reply.Whole(body)
+	}
 }
 
+// observe takes over what the answer said of its tokens.
 func (a *attempt) observe(u *usage) {
+	b := a.decision.Backend
+	if u.cachedTold {
+		b.TellsCached.Store(true)
+	}
+	a.result.AnswerTokens = u.answerTokens
+	a.result.PromptTokens = u.promptTokens
+	a.result.CachedTokens = u.cachedTokens
+	// Some versions leave the figure out when it is 0.
+	a.result.CachedKnown = u.known && (u.cachedTold || b.TellsCached.Load())
 	a.outcome.ObservedTokens = u.cachedTokens
 	a.outcome.PromptTokens = a.decision.PromptTokens
 	if u.promptTokens > 0 {

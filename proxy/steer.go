@@ -1,0 +1,53 @@
+package proxy
+
+import (
+	"fmt"
+	"net/http"
+	"strconv"
+
+	"github.com/zeebo/xxh3"
+)
+
+const (
+	priorityHeader = "X-Warmroute-Priority"
+	// mostPriority is the farthest from plain that a priority may be, either way.
+	mostPriority = 100
+	// longestSession is how much of a session's name is looked at.
+	longestSession = 1 << 10
+)
+
+// steer takes from the client's headers what routing may know of it.
+func (x *exchange) steer() *apiError {
+	h, req := x.r.Header, &x.input.request
+	req.Tenant = tenant(h)
+	if x.p.sessionHeader != "" {
+		if name := h.Get(x.p.sessionHeader); name != "" {
+			req.Session = nonzero(xxh3.HashString(name[:min(len(name), longestSession)]))
+		}
+	}
+	given := h[priorityHeader]
+	if len(given) == 0 {
+		return nil
+	}
+	n, err := strconv.Atoi(given[0])
+	if err != nil || n < -mostPriority || n > mostPriority || len(given) > 1 {
+		return invalid(priorityHeader, fmt.Sprintf("%s must be one whole number from %d to %d; lower goes first, and 0 is what requests without it have",
+			priorityHeader, -mostPriority, mostPriority))
+	}
+	req.Priority = n
+	return nil
+}
+
+// tenant stands for whoever holds the API key that came with a request; 0 when
+// none did.
+func tenant(h http.Header) uint64 {
+	for _, name := range []string{"Authorization", "X-Api-Key"} {
+		if key := h.Get(name); key != "" {
+			return nonzero(xxh3.HashString(key))
+		}
+	}
+	return 0
+}
+
+// nonzero keeps a hash apart from 0, which says that there is nothing to hash.
+func nonzero(hash uint64) uint64 { return max(hash, 1) }
