@@ -164,7 +164,8 @@ type Load struct {
 
 	Asleep bool // engine_sleep_state says anything but awake
 
-	RunningAdapters []string // newest vllm:lora_requests_info
+	RunningAdapters []string // LoRA adapters with running requests, by the newest vllm:lora_requests_info
+	MaxAdapters     int      // that can have running requests at once; 0 when unknown
 
 	// StepTokens is the highest filled bucket of vllm:iteration_tokens_total:
 	// about the scheduler's token budget for a step; 0 when unknown.

@@ -60,6 +60,7 @@ type scrape struct {
 
 	adapters     []byte // running_lora_adapters of the newest series, escaped
 	adaptersTime float64
+	maxAdapters  int
 
 	asleep bool
 }
@@ -129,6 +130,7 @@ func (p *scrape) line(line []byte) error {
 		// time when it was last true.
 		if value >= p.adaptersTime {
 			p.adapters, p.adaptersTime = append(p.adapters[:0], l.get("running_lora_adapters")...), value
+			p.maxAdapters = labelInt(l.get("max_lora"))
 		}
 	case stepBucket:
 		p.bucket(l, value)

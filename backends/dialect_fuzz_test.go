@@ -35,7 +35,7 @@ func FuzzParseMetrics(f *testing.F) {
 	for _, seed := range []string{
 		"vllm:num_requests_running{a=\"\\\\\\\"\\n\", b=\"}\",} 3 17\nvllm:num_requests_waiting -0\n",
 		"vllm:kv_cache_usage_perc 1.005\nvllm:gpu_cache_usage_perc{} NaN\nprocess_start_time_seconds+5e-1\n",
-		"vllm:lora_requests_info{running_lora_adapters=\",a\\\\, b,\"} 2\nvllm:lora_requests_info{running_lora_adapters=\"c\"} 2\n",
+		"vllm:lora_requests_info{max_lora=\"3\",running_lora_adapters=\",a\\\\, b,\"} 2\nvllm:lora_requests_info{running_lora_adapters=\"c\"} 2\n",
 		"vllm:iteration_tokens_total_bucket{le=\"2\"} 3\nvllm:iteration_tokens_total_bucket{le=\"+Inf\"} 4\nvllm:iteration_tokens_total_bucket{le=\"nan\"} 9\n",
 		"# HELP vllm:prefix_cache_hits_total In blocks.\nvllm:prefix_cache_hits_total 2\nvllm:prefix_cache_queries 3\nvllm:cache_config_info{block_size=\"16\",engine=\"\\\\\"} 1\n",
 		"vllm:num_requests_waiting_by_reason{reason=\"capacity\"} 2\nvllm:num_requests_waiting 3\nvllm:num_requests_running 0\n",
@@ -162,6 +162,7 @@ func (o oracle) load(comments string) (l Load) {
 			newest = s
 		}
 	}
+	l.MaxAdapters = labelNumber(newest.labels["max_lora"])
 	for name := range strings.SplitSeq(newest.labels["running_lora_adapters"], ",") {
 		if name = strings.TrimSpace(name); name != "" {
 			l.RunningAdapters = append(l.RunningAdapters, name)
@@ -198,17 +199,18 @@ func (o oracle) stepTokens() int {
 	return int(max(steps, 0))
 }
 
-func (o oracle) cache(l *Load) {
-	number := func(s string) int {
-		v, err := strconv.ParseFloat(s, 64)
-		if err != nil || strings.ContainsAny(s, "xX") || math.IsNaN(v) || v < 1 || v > 1<<50 {
-			return 0
-		}
-		return int(v)
+func labelNumber(s string) int {
+	v, err := strconv.ParseFloat(s, 64)
+	if err != nil || strings.ContainsAny(s, "xX") || math.IsNaN(v) || v < 1 || v > 1<<50 {
+		return 0
 	}
+	return int(v)
+}
+
+func (o oracle) cache(l *Load) {
 	tokens, best := map[string]int{}, map[string]map[string]string{}
 	for _, s := range o["vllm:cache_config_info"] {
-		size, blocks, block := number(s.labels["kv_cache_size_tokens"]), number(s.labels["num_gpu_blocks"]), number(s.labels["block_size"])
+		size, blocks, block := labelNumber(s.labels["kv_cache_size_tokens"]), labelNumber(s.labels["num_gpu_blocks"]), labelNumber(s.labels["block_size"])
 		if size == 0 && blocks <= 1e9 && block <= 1e9 {
 			size = blocks * block
 		}
@@ -221,8 +223,8 @@ func (o oracle) cache(l *Load) {
 	for e, labels := range best {
 		l.CacheTokens += tokens[e]
 		known = known && tokens[e] > 0
-		l.BlockSize = max(l.BlockSize, number(labels["block_size"]))
-		l.HitAlignment = max(l.HitAlignment, number(labels["cache_hit_alignment_tokens"]))
+		l.BlockSize = max(l.BlockSize, labelNumber(labels["block_size"]))
+		l.HitAlignment = max(l.HitAlignment, labelNumber(labels["cache_hit_alignment_tokens"]))
 		l.PrefixCachingOff = l.PrefixCachingOff && labels["enable_prefix_caching"] == "False"
 	}
 	if !known {

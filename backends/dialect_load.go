@@ -35,6 +35,7 @@ func (p *scrape) load() Load {
 			l.RunningAdapters = append(l.RunningAdapters, unescape(name))
 		}
 	}
+	l.MaxAdapters = p.maxAdapters
 	l.StepTokens = p.stepTokens()
 	l.Asleep = p.asleep
 	return l

@@ -26,7 +26,7 @@ func TestEveryDialect(t *testing.T) {
 			KVCacheUsage: 0.4375, KVKnown: true,
 			CacheTokens: 27858 * 16, BlockSize: 16, HitAlignment: 16, PrefixCachingOff: true,
 			PromptTokens: 91234, GenerationTokens: 4567, TokensKnown: true,
-			StepTokens: 2048, RunningAdapters: []string{"sql", "chat"},
+			StepTokens: 2048, RunningAdapters: []string{"sql", "chat"}, MaxAdapters: 4,
 		},
 		"metrics-0.8-v1.txt": { // counts blocks, and says so in HELP only
 			Running: 2, QueuesKnown: true, KVCacheUsage: 0.25, KVKnown: true,
@@ -53,7 +53,7 @@ func TestEveryDialect(t *testing.T) {
 		},
 		"metrics-lora.txt": {
 			Running: 2, Waiting: 1, WaitingForCapacity: 1, QueuesKnown: true,
-			RunningAdapters: []string{"sql", `fr\en`, `say "hi"`},
+			RunningAdapters: []string{"sql", `fr\en`, `say "hi"`}, MaxAdapters: 2,
 		},
 		"metrics-sleeping.txt": {QueuesKnown: true, KVKnown: true, Asleep: true},
 	} {

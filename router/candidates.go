@@ -52,20 +52,21 @@ func (r *Router) gather(req *Request, tried []*backends.Backend, now time.Time) 
 			least = rank
 			r.candidates, r.slots = r.candidates[:0], r.slots[:0]
 		}
-		a := &r.accounts[b.Slot]
+		a, share := &r.accounts[b.Slot], weight(b)
 		matched := min(float64(r.depth[b.Slot]*r.blockBytes)/bytesPerToken, tokens)
 		r.slots = append(r.slots, b)
 		r.candidates = append(r.candidates, policy.Candidate{
 			Slot:     b.Slot,
 			NameHash: r.names[b.Slot],
-			Weight:   weight(b),
+			Weight:   share,
 			Matched:  matched,
 			Uncached: max(leastUncached, tokens-matched),
 			Pending:  a.waiting(now) + queued,
+			Loading:  loading(req.Adapter, l),
 			InFlight: float64(b.InFlight.Load()) + foreign,
 			Rate:     prefillRate,
 
-			Requests: float64(a.requests), Unstarted: a.unstarted,
+			Requests: float64(a.requests) / share, Unstarted: a.unstarted / share,
 		})
 		report(&r.candidates[len(r.candidates)-1], l)
 	}

@@ -80,7 +80,7 @@ func (d *Decision) start(now time.Time) {
 	a := &d.router.accounts[d.Backend.Slot]
 	a.first(d, now)
 	a.unstarted -= d.uncached
-	d.router.progress[d.Backend.Slot].started(d, now)
+	d.router.progress[d.Backend.Slot].started(d, a.unstarted, now)
 }
 
 // Release ends the reservation. A second call is a bug in the caller, and
@@ -98,9 +98,7 @@ func (d *Decision) Release(o Outcome) {
 	if o.End == Served {
 		d.start(now)
 	}
-	if d.started && d.streams {
-		r.progress[d.Backend.Slot].streaming--
-	}
+	r.progress[d.Backend.Slot].ended(d)
 	switch {
 	case o.End == Served:
 		if o.AnswerTokens > 0 {
@@ -109,11 +107,9 @@ func (d *Decision) Release(o Outcome) {
 	case d.started:
 		// The prompt was computed; the blocks are there.
 	case o.End == Left:
-		r.progress[d.Backend.Slot].gone(d)
 		r.accounts[d.Backend.Slot].gone(d)
 		r.index.TakeBack(d.placed, d.blocks, d.reached(now))
 	default:
-		r.progress[d.Backend.Slot].gone(d)
 		r.accounts[d.Backend.Slot].gone(d)
 		r.index.TakeBack(d.placed, d.blocks, 0)
 	}

@@ -37,7 +37,7 @@ type Options struct {
 	Policy        string              // one of policy.Names
 	Settings      policy.Settings
 	Hold          HoldOptions
-	SLO           time.Duration // TTFT to be met where it can be; 0: none
+	SLO           time.Duration // TTFT to be met where it can be, by the policy prefix; 0: none
 	BlockBytes    int           // bytes of canonical prompt in a block
 	IndexMaxBytes int64
 	IndexMargin   float64          // the index's size over that of the caches it mirrors; 0: 1.2
@@ -79,6 +79,7 @@ type Router struct {
 
 // New makes a Router for a fleet.
 func New(o Options) (*Router, error) {
+	o.Settings.SLO = o.SLO
 	p, err := policy.New(o.Policy, o.Settings, o.Rand)
 	if err != nil {
 		return nil, err
@@ -203,7 +204,7 @@ func (r *Router) Observe(b *backends.Backend, l *backends.Load) {
 	r.deciding.Lock()
 	defer r.deciding.Unlock()
 	r.index.SetCapacity(b.Slot, capacity)
-	r.progress[b.Slot].polled(l)
+	r.progress[b.Slot].polled(l, r.accounts[b.Slot].unstarted)
 	now := r.now()
 	_, queued := r.foreign(l, now)
 	r.stalled(b, l, queued*r.uncached.value, now)

@@ -19,11 +19,11 @@ type progress struct {
 	// Router.made. It is written for every chunk, so without a lock.
 	output atomic.Int64
 
-	since     time.Time // of the last sign of work, or when work was first there to be done
-	unstarted float64   // uncached tokens of what is in flight and has put out nothing
-	// owed is the part of unstarted that was sent before the silence was
-	// stallAfter long. What came later cannot excuse it: engines take requests as
-	// they come, and a stalled one that is fed on would never be found out.
+	since time.Time // of the last sign of work, or when work was first there to be done
+	// owed are the uncached tokens of what had put out nothing when the silence
+	// began, or was sent before it was stallAfter long. What came later cannot
+	// excuse it: engines take requests as they come, and a stalled one that is fed
+	// on would never be found out.
 	owed float64
 
 	streaming int // streams of ours in mid-answer
@@ -36,45 +36,45 @@ type progress struct {
 	stalled bool // by the last look
 }
 
-// signOfWork notes that the engine did something at a time.
-func (p *progress) signOfWork(at time.Time) {
+// signOfWork notes that the engine did something at a time, and how many
+// uncached tokens it was sent that have put out nothing.
+func (p *progress) signOfWork(at time.Time, unstarted float64) {
 	if at.After(p.since) {
-		p.since, p.owed = at, p.unstarted
+		p.since, p.owed = at, unstarted
 	}
 }
 
 // sent notes a request; alone: there is no other of ours.
 func (p *progress) sent(d *Decision, alone bool, now time.Time) {
 	if alone {
-		p.since, p.owed, p.unstarted = now, 0, 0
+		p.since, p.owed = now, 0
 	}
-	p.unstarted += d.uncached
 	if now.Sub(p.since) <= stallAfter {
 		p.owed += d.uncached
 	}
 }
 
 // started notes the first output of a request.
-func (p *progress) started(d *Decision, now time.Time) {
-	p.gone(d)
+func (p *progress) started(d *Decision, unstarted float64, now time.Time) {
 	if d.streams {
 		p.streaming++
 	}
-	p.signOfWork(now)
+	p.signOfWork(now, unstarted)
 }
 
-// gone notes that a request is no longer unstarted.
-func (p *progress) gone(d *Decision) {
-	p.unstarted = max(0, p.unstarted-d.uncached)
-	p.owed = min(p.owed, p.unstarted)
+// ended notes that a request is in flight no more.
+func (p *progress) ended(d *Decision) {
+	if d.started && d.streams {
+		p.streaming--
+	}
 }
 
 // polled compares a scrape with the last one. The share of the KV cache in use
 // moves as well while an engine works through a long prompt, which the token
 // counters show only at its end.
-func (p *progress) polled(l *backends.Load) {
+func (p *progress) polled(l *backends.Load, unstarted float64) {
 	if l.PromptTokens != p.prompt || l.GenerationTokens != p.generated || l.KVCacheUsage != p.kv {
-		p.signOfWork(l.ScrapedAt)
+		p.signOfWork(l.ScrapedAt, unstarted)
 	}
 	p.scraped, p.tells = l.ScrapedAt, l.TokensKnown
 	p.prompt, p.generated, p.kv = l.PromptTokens, l.GenerationTokens, l.KVCacheUsage
@@ -91,8 +91,10 @@ func (d *Decision) Progress() {
 // them. queued is what waits on it for other clients, in tokens.
 func (r *Router) stalled(b *backends.Backend, l *backends.Load, queued float64, now time.Time) bool {
 	p := &r.progress[b.Slot]
-	p.signOfWork(r.made.Add(time.Duration(p.output.Load())))
-	limit := stallAfter + time.Duration(stallMargin*(p.owed+queued)/prefillRate*float64(time.Second))
+	unstarted := r.accounts[b.Slot].unstarted
+	p.signOfWork(r.made.Add(time.Duration(p.output.Load())), unstarted)
+	owed := min(p.owed, unstarted) + queued
+	limit := stallAfter + time.Duration(stallMargin*owed/prefillRate*float64(time.Second))
 	stalled := b.InFlight.Load() > 0 && p.silence(l, now) > limit
 	if stalled != p.stalled {
 		p.stalled = stalled

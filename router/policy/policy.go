@@ -22,10 +22,11 @@ type Policy interface {
 // Settings are the gates of the policies that have them. A zero field is the
 // policy's own default, which is that of the router it comes from.
 type Settings struct {
-	MatchRatio     float64 // share of the prompt that a backend must hold to be chosen for it
-	ImbalanceAbs   float64 // in flight: the most loaded above the least, beyond which only load counts
-	ImbalanceRatio float64 // the same as a ratio; where a rule has both, both must be exceeded
-	LoadFactor     float64 // in flight over the mean, up to which a backend is accepted
+	MatchRatio     float64       // share of the prompt that a backend must hold to be chosen for it
+	ImbalanceAbs   float64       // in flight: the most loaded above the least, beyond which only load counts
+	ImbalanceRatio float64       // the same as a ratio; where a rule has both, both must be exceeded
+	LoadFactor     float64       // in flight over the mean, up to which a backend is accepted
+	SLO            time.Duration // see Prefix
 }
 
 // Request is what a policy may know of a request.
@@ -57,11 +58,13 @@ type Candidate struct {
 	Matched  float64 // prompt tokens that it likely holds
 	Uncached float64 // u: prompt tokens that it would have to compute
 	Pending  float64 // W: uncached tokens sent to it that it has yet to compute
+	Loading  float64 // tokens that could be computed while it loads the adapter that is asked for
 	InFlight float64 // n: sequences on it, other clients' included
 	Context  float64 // tokens of prompts, and of answers so far, of what we have on it
 	// What a router that only counts knows of its own requests: how many are in
 	// flight, each as one, and the uncached tokens of those that have not shown a
-	// first event, with nothing taken off for the time that has passed.
+	// first event, with nothing taken off for the time that has passed. Both over
+	// Weight: who counts more than another can carry more.
 	Requests, Unstarted float64
 	Rate                float64 // tokens of prefill a second, as learned
 
@@ -83,7 +86,7 @@ func Holds(name string) bool { return name == "prefix" }
 func New(name string, settings Settings, rng *rand.Rand) (Policy, error) {
 	switch name {
 	case "prefix":
-		return &Prefix{}, nil
+		return &Prefix{SLO: settings.SLO}, nil
 	case "least-load":
 		return leastLoad{rng}, nil
 	case "round-robin":

@@ -23,7 +23,16 @@ const (
 // itself, n·u how many decodes that stalls, and L̂·n how the answer and its
 // neighbours slow each other down. κ makes hits count for more as queues grow:
 // under pressure a token computed twice delays everyone behind it.
+//
+// All of it is time on that backend, so where they differ in speed it is
+// stretched by how much slower than the others one is. The operator's weight
+// divides it.
 type Prefix struct {
+	// SLO is the time to a first token that is to be met; 0: none. Of the backends
+	// predicted to meet it the one that holds the most of the prompt is taken,
+	// which leaves the idle ones to requests that nobody holds anything of.
+	SLO time.Duration
+
 	pressure float64 // mean W of the candidates, averaged over pressureTime
 	last     time.Time
 }
@@ -32,21 +41,53 @@ type Prefix struct {
 // rendezvous hashing of the prompt's first block prefers, so that two routers
 // send the same cold prompt to the same backend.
 func (p *Prefix) Choose(r *Request, candidates []Candidate) int {
-	p.observe(r.Now, candidates)
+	rate := meanRate(candidates)
+	p.observe(r.Now, candidates, rate)
 	kappa := p.kappa(r.MeanUncached)
 	best, lowest := 0, math.Inf(1)
+	held := -1.0 // tokens that best holds, when it meets the SLO
 	for i := range candidates {
-		cost := p.cost(&candidates[i], r.AnswerTokens, kappa)
-		if cost < lowest || cost == lowest && rendezvous(r.Key(), candidates[i].NameHash) > rendezvous(r.Key(), candidates[best].NameHash) {
+		c := &candidates[i]
+		cost := stretch(c, rate) / c.Weight * p.cost(c, r.AnswerTokens, kappa)
+		if p.SLO > 0 {
+			if got := p.heldInTime(c); got != held {
+				if got > held {
+					best, lowest, held = i, cost, got
+				}
+				continue
+			}
+		}
+		if cost < lowest || cost == lowest && rendezvous(r.Key(), c.NameHash) > rendezvous(r.Key(), candidates[best].NameHash) {
 			best, lowest = i, cost
 		}
 	}
 	return best
 }
 
-func (p *Prefix) cost(c *Candidate, answer, kappa float64) float64 {
-	return c.Pending + c.Uncached*(1+kappa+min(theta*c.InFlight, thetaCap)) + delta*answer*c.InFlight
+// heldInTime is how much of the prompt a candidate holds that is predicted to
+// meet the SLO; -1 for others.
+func (p *Prefix) heldInTime(c *Candidate) float64 {
+	if (c.Pending+c.Loading+c.Uncached)/c.Rate > p.SLO.Seconds() {
+		return -1
+	}
+	return c.Matched
 }
+
+func (p *Prefix) cost(c *Candidate, answer, kappa float64) float64 {
+	return c.Pending + c.Loading + c.Uncached*(1+kappa+min(theta*c.InFlight, thetaCap)) + delta*answer*c.InFlight
+}
+
+// meanRate is the speed that the cost's tokens are of.
+func meanRate(candidates []Candidate) float64 {
+	sum := 0.0
+	for i := range candidates {
+		sum += candidates[i].Rate
+	}
+	return sum / float64(len(candidates))
+}
+
+// stretch is how much longer than elsewhere a token takes on c.
+func stretch(c *Candidate, rate float64) float64 { return rate / c.Rate }
 
 func (p *Prefix) kappa(meanUncached float64) float64 {
 	if meanUncached == 0 {
@@ -55,10 +96,10 @@ func (p *Prefix) kappa(meanUncached float64) float64 {
 	return min(kappaCap, kappaScale*p.pressure/meanUncached)
 }
 
-func (p *Prefix) observe(now time.Time, candidates []Candidate) {
+func (p *Prefix) observe(now time.Time, candidates []Candidate, rate float64) {
 	mean := 0.0
 	for i := range candidates {
-		mean += candidates[i].Pending
+		mean += candidates[i].Pending * stretch(&candidates[i], rate)
 	}
 	mean /= float64(len(candidates))
 	if p.last.IsZero() {

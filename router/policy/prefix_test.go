@@ -1,0 +1,178 @@
+package policy
+
+import (
+	"math"
+	"slices"
+	"testing"
+	"time"
+
+	"warmroute/router/prompt"
+)
+
+// choose asks p about candidates that are plain where they say nothing else.
+func choose(p *Prefix, r Request, candidates ...Candidate) int {
+	for i := range candidates {
+		if candidates[i].NameHash == 0 {
+			candidates[i].NameHash = uint64(i + 1)
+		}
+		if candidates[i].Weight == 0 {
+			candidates[i].Weight = 1
+		}
+		if candidates[i].Rate == 0 {
+			candidates[i].Rate = 8000
+		}
+	}
+	if r.Now.IsZero() {
+		r.Now = time.Unix(1000, 0)
+	}
+	r.AnswerTokens = 250
+	return p.Choose(&r, candidates)
+}
+
+func TestPrefixWeighsCacheAgainstQueueAndNeighbours(t *testing.T) {
+	f := func(name string, want int, candidates ...Candidate) {
+		t.Helper()
+		var p Prefix
+		if got := choose(&p, Request{Blocks: []prompt.Block{7}, MeanUncached: 100}, candidates...); got != want {
+			t.Errorf("%s: got candidate %d, want %d", name, got, want)
+		}
+	}
+	f("a hit beats a cold backend", 1,
+		Candidate{Uncached: 2000},
+		Candidate{Matched: 1900, Uncached: 100})
+	// u·(1+κ) with κ = 0.5·mean(W)/u = 0.5·4000/100 = 20 → 16 for both: 100·17 + 8000 against 2000·17
+	f("under pressure a hit is worth a longer queue", 1,
+		Candidate{Uncached: 2000},
+		Candidate{Matched: 1900, Uncached: 100, Pending: 8000})
+	// δ·L̂ = 160 for each decoding neighbour: 16·(1+3) + 160·10 = 1664 against 1500
+	f("a hot prompt does not pile its decodes on one backend", 0,
+		Candidate{Uncached: 1500},
+		Candidate{Matched: 1484, Uncached: 16, InFlight: 10})
+	// 16·(1+2.7) + 160·9 = 1499.2 against 1500
+	f("… but up to there it does", 1,
+		Candidate{Uncached: 1500},
+		Candidate{Matched: 1484, Uncached: 16, InFlight: 9})
+}
+
+func TestPressureIsAveragedOverTime(t *testing.T) {
+	var p Prefix
+	start := time.Unix(1000, 0)
+	choose(&p, Request{Now: start}, Candidate{Uncached: 1000})
+	choose(&p, Request{Now: start.Add(20 * time.Second)}, Candidate{Uncached: 1000, Pending: 10000})
+	if want := 10000 * (1 - 1/math.E); math.Abs(p.pressure-want) > 1 {
+		t.Errorf("after one time constant: pressure %.0f, want %.0f", p.pressure, want)
+	}
+	if k := p.kappa(1000); math.Abs(k-0.5*p.pressure/1000) > 1e-9 {
+		t.Errorf("kappa %.3f is not half of pressure over u", k)
+	}
+}
+
+func TestTiesAgreeBetweenRoutersAndSpreadOverPrompts(t *testing.T) {
+	var a, b Prefix
+	forward := []Candidate{{NameHash: 11, Uncached: 500}, {NameHash: 22, Uncached: 500}, {NameHash: 33, Uncached: 500}}
+	backward := slices.Clone(forward)
+	slices.Reverse(backward)
+	count := map[uint64]int{}
+	for key := range uint64(3000) {
+		r := Request{Blocks: []prompt.Block{prompt.Block(key * 0x9e3779b97f4a7c15)}}
+		x, y := forward[choose(&a, r, forward...)], backward[choose(&b, r, backward...)]
+		if x.NameHash != y.NameHash {
+			t.Fatalf("key %d: two routers disagree", key)
+		}
+		count[x.NameHash]++
+	}
+	for name, n := range count {
+		if n < 800 || n > 1200 {
+			t.Errorf("backend %d got %d of 3000 cold prompts", name, n)
+		}
+	}
+}
+
+func TestLoadingAnAdapterIsACostAndNoRank(t *testing.T) {
+	f := func(name string, want int, candidates ...Candidate) {
+		t.Helper()
+		var p Prefix
+		if got := choose(&p, Request{}, candidates...); got != want {
+			t.Errorf("%s: got candidate %d, want %d", name, got, want)
+		}
+	}
+	f("who has it first", 1, Candidate{Uncached: 500, Loading: 2000}, Candidate{Uncached: 500})
+	// 16·(1+2.4) + 160·8 = 1334 against 2016, then 16·(1+3.9) + 160·13 = 2158
+	f("… while it is not too busy", 1, Candidate{Uncached: 16, Loading: 2000}, Candidate{Uncached: 16, InFlight: 8})
+	f("… and no longer", 0, Candidate{Uncached: 16, Loading: 2000}, Candidate{Uncached: 16, InFlight: 13})
+}
+
+func TestSlowBackendsWeighTheirOwnTokens(t *testing.T) {
+	f := func(name string, want int, candidates ...Candidate) {
+		t.Helper()
+		var p Prefix
+		if got := choose(&p, Request{}, candidates...); got != want {
+			t.Errorf("%s: got candidate %d, want %d", name, got, want)
+		}
+	}
+	f("a cold prompt goes to the faster", 1, Candidate{Uncached: 1000, Rate: 4000}, Candidate{Uncached: 1000})
+	f("the slower has less than twice to compute", 0, Candidate{Uncached: 450, Rate: 4000}, Candidate{Uncached: 1000})
+	f("the slower has more than half to compute", 1, Candidate{Uncached: 550, Rate: 4000}, Candidate{Uncached: 1000})
+	// (2000+1000)·0.75 against 1000·1.5
+	f("a queue on the faster", 0, Candidate{Uncached: 1000, Rate: 4000}, Candidate{Uncached: 1000, Pending: 2000})
+	f("neighbours are slower as well", 1, Candidate{Uncached: 16, InFlight: 6, Rate: 4000}, Candidate{Uncached: 16, InFlight: 11})
+}
+
+// The learned rate of a uniform fleet is another number than the default. It
+// must not change a single choice.
+func TestEqualRatesChangeNothing(t *testing.T) {
+	var a, b Prefix
+	start := time.Unix(1000, 0)
+	state := uint64(7)
+	draw := func(n uint64) float64 { state = rendezvous(state, 99); return float64(state % n) }
+	for i := range 5000 {
+		plain := make([]Candidate, 1+int(draw(8)))
+		for j := range plain {
+			plain[j] = Candidate{NameHash: uint64(j + 1), Pending: draw(9000), Uncached: 16 + draw(3000), InFlight: draw(20)}
+		}
+		learned := slices.Clone(plain)
+		for j := range learned {
+			learned[j].Rate = 5417.3
+		}
+		r := Request{Now: start.Add(time.Duration(i) * time.Second), MeanUncached: 700, Blocks: []prompt.Block{prompt.Block(i)}}
+		if x, y := choose(&a, r, plain...), choose(&b, r, learned...); x != y {
+			t.Fatalf("request %d: candidate %d at the default rate, %d at another", i, x, y)
+		}
+	}
+}
+
+func TestWeightDividesTheCost(t *testing.T) {
+	count := map[int]int{}
+	var p Prefix
+	candidates := []Candidate{{Uncached: 500}, {Uncached: 500, Weight: 3}}
+	for range 400 { // sequences that never end
+		i := choose(&p, Request{}, candidates...)
+		candidates[i].InFlight++
+		count[i]++
+	}
+	if share := float64(count[1]) / 400; share < 0.73 || share > 0.77 {
+		t.Errorf("a backend of three times the weight got %.2f of the requests, want about 3 of 4", share)
+	}
+}
+
+func TestSLO(t *testing.T) {
+	f := func(name string, want int, candidates ...Candidate) {
+		t.Helper()
+		p := Prefix{SLO: time.Second}
+		if got := choose(&p, Request{}, candidates...); got != want {
+			t.Errorf("%s: got candidate %d, want %d", name, got, want)
+		}
+	}
+	f("the most cached tokens win, whatever the queue", 0,
+		Candidate{Pending: 7000, Matched: 3000, Uncached: 500}, Candidate{Matched: 2900, Uncached: 600})
+	f("… where the SLO is met", 1,
+		Candidate{Pending: 7600, Matched: 3000, Uncached: 500}, Candidate{Matched: 0, Uncached: 3500})
+	f("a slower backend takes longer", 1,
+		Candidate{Matched: 3000, Uncached: 4500, Rate: 4000}, Candidate{Matched: 0, Uncached: 7500})
+	f("so does an adapter to be loaded", 1,
+		Candidate{Matched: 1, Uncached: 7000, Loading: 2000}, Candidate{Uncached: 7001})
+	f("among equals the cheapest", 1,
+		Candidate{Pending: 100, Uncached: 500}, Candidate{Uncached: 500}, Candidate{Pending: 200, Uncached: 500})
+	f("nobody meets it: the cheapest", 1,
+		Candidate{Pending: 30_000, Matched: 7000, Uncached: 2000}, Candidate{Matched: 0, Uncached: 9000})
+}
