@@ -59,7 +59,11 @@ func (a *attempt) stream(resp *http.Response) *failure {
 	for err == nil && writeErr == nil {
 		var n int
 		n, err = body.Read(out.space())
+		before := s.events
 		s.scan(out.space()[:n])
+		if s.events > before { // a keep-alive comment is the server's and no sign of its engine
+			a.decision.Progress()
+		}
 		writeErr = out.advance(n)
 		a.noteContent(&s)
 	}
