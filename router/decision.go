@@ -104,14 +104,15 @@ func (d *Decision) Release(o Outcome) {
 		if o.AnswerTokens > 0 {
 			r.answer.add(float64(o.AnswerTokens))
 		}
-	case d.started:
-		// The prompt was computed; the blocks are there.
+		r.index.Release(&d.placed, o.Reply)
+	case d.started: // the prompt was computed; the blocks are there
+		r.index.Release(&d.placed, nil)
 	case o.End == Left:
 		r.accounts[d.Backend.Slot].gone(d)
-		r.index.TakeBack(d.placed, d.blocks, d.reached(now))
+		r.index.TakeBack(&d.placed, d.blocks, d.reached(now))
 	default:
 		r.accounts[d.Backend.Slot].gone(d)
-		r.index.TakeBack(d.placed, d.blocks, 0)
+		r.index.TakeBack(&d.placed, d.blocks, 0)
 	}
 	d.blocks = nil
 	r.accounts[d.Backend.Slot].ended(d)

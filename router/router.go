@@ -160,8 +160,8 @@ func (r *Router) reserve(req *Request, chosen int, now time.Time) *Decision {
 		uncached:      c.Uncached,
 		streams:       req.Streams,
 		sentAt:        now,
-		placed:        r.index.Add(b.Slot, req.Blocks, depth),
 	}
+	r.index.Add(&d.placed, b.Slot, req.Blocks, depth)
 	r.accounts[b.Slot].sent(d, now)
 	r.progress[b.Slot].sent(d, b.InFlight.Add(d.sequences) == d.sequences, now)
 	r.uncached.add(d.uncached)

@@ -1,31 +1,37 @@
 package index
 
 import (
-	"math/bits"
+	"sort"
 
 	"warmroute/router/prompt"
 )
 
-// held is one backend's blocks, least recently used first. Its invariant: a
-// block's predecessor is held too, and was used later. So the oldest entry is
-// always the tail of every prefix it belongs to, and eviction shortens a prefix
-// from its tail and never beheads it, as vLLM's own free list does.
+// held is one backend's blocks. Those in use by requests in flight stand apart;
+// the others form a list, least recently used first. Its invariant: a block's
+// predecessor is held too, and is in use or was used later. So the oldest entry
+// is always the tail of every prefix it belongs to, and eviction shortens a
+// prefix from its tail and never beheads it, as vLLM's own free list does.
 type held struct {
 	capacity  int
 	evictions uint64
-	used      int // entries with uses
+	uses      uint64 // Adds and Releases so far: the clock of the stamps
 	find      map[prompt.Block]int32
 	entries   []entry // entries[0] closes the ring: its newer is the oldest, its older the newest
 	free      int32   // first of the unused entries, linked by newer; 0: none
+	inUse     int     // entries that have users
+	gaveUp    int     // blocks of requests in flight that had to become evictable
+
+	// Placements whose blocks are in use, in the order of their Adds.
+	firstPlaced, lastPlaced *Placement
 }
 
 // entry is one block. Links are places in entries.
 type entry struct {
 	block        prompt.Block
-	stamp        uint64 // the Add that used it last
+	stamp        uint64 // the use of it that was the last
 	parent       int32  // the predecessor's entry; 0 for a first block
+	users        int32  // requests in flight that end at it, and entries in use that follow; with any, it is in no list
 	older, newer int32
-	uses         int32 // requests that end here, and entries in use that follow; see Use
 }
 
 func newHeld() *held {
@@ -34,32 +40,72 @@ func newHeld() *held {
 
 func (h *held) oldest() int32 { return h.entries[0].newer }
 
-// touch makes blocks, all of them held, the most recently used, the first of
-// them most of all. It returns the last one's entry, or 0 for no blocks. Only
-// that one is looked up: the others are found along the parents.
-func (h *held) touch(blocks []prompt.Block, stamp uint64) int32 {
+// leading is how many of blocks, from the first, are held.
+func (h *held) leading(blocks []prompt.Block) int {
+	return sort.Search(len(blocks), func(i int) bool {
+		_, ok := h.find[blocks[i]]
+		return !ok
+	})
+}
+
+// last is the entry of the last of blocks, all of them held; 0 for no blocks.
+// The others are found from it along the parents.
+func (h *held) last(blocks []prompt.Block) int32 {
 	if len(blocks) == 0 {
 		return 0
 	}
-	tail := h.find[blocks[len(blocks)-1]]
+	return h.find[blocks[len(blocks)-1]]
+}
+
+// distance is about how many blocks were used since an entry was: as many as a
+// cache must have room for to hold it still.
+func (h *held) distance(at int32) int {
+	oldest := h.oldest()
+	if at == 0 || oldest == 0 || h.entries[at].users > 0 {
+		return 0
+	}
+	age, span := h.uses-h.entries[at].stamp, h.uses-h.entries[oldest].stamp
+	if span == 0 {
+		return h.inUse
+	}
+	return h.inUse + int(float64(len(h.find)-h.inUse)*min(1, float64(age)/float64(span)))
+}
+
+// take puts the blocks up to tail in use for one request more. Blocks in use are
+// closed under prefixes as those held are, so each entry counts the requests
+// that end at it and the entries after it that are in use, and a request costs
+// no more steps than it brings blocks into use. The one that was in use already
+// is stamped too, for TakeBack to end at.
+func (h *held) take(tail int32, stamp uint64) {
 	for at := tail; at != 0; at = h.entries[at].parent {
+		e := &h.entries[at]
+		e.stamp = stamp
+		if e.users++; e.users > 1 {
+			return
+		}
 		h.unlink(at)
-		h.linkBefore(at, 0)
-		h.entries[at].stamp = stamp
-	}
-	return tail
-}
-
-// renew makes an entry and all before it the most recently used.
-func (h *held) renew(at int32) {
-	for ; at != 0; at = h.entries[at].parent {
-		h.unlink(at)
-		h.linkBefore(at, 0)
+		h.inUse++
 	}
 }
 
-// insert adds a block after the entry parent, which the same Add has just
-// touched or inserted, and makes it used just before its parent.
+// leave undoes a take. Blocks that nobody uses any more become the most recently
+// used, the first of them most of all. Their stamp stays when stamp is 0.
+func (h *held) leave(tail int32, stamp uint64) {
+	for at := tail; at != 0; at = h.entries[at].parent {
+		e := &h.entries[at]
+		if e.users--; e.users > 0 {
+			return
+		}
+		h.inUse--
+		h.linkNewest(at)
+		if stamp != 0 {
+			e.stamp = stamp
+		}
+	}
+}
+
+// insert adds a block after the entry parent, which a request has taken, and
+// makes it the one at which that request ends.
 func (h *held) insert(b prompt.Block, parent int32, stamp uint64) int32 {
 	at := h.free
 	if at != 0 {
@@ -68,12 +114,13 @@ func (h *held) insert(b prompt.Block, parent int32, stamp uint64) int32 {
 		at = int32(len(h.entries))
 		h.entries = append(h.entries, entry{})
 	}
-	h.entries[at] = entry{block: b, stamp: stamp, parent: parent}
-	h.linkBefore(at, parent)
+	h.entries[at] = entry{block: b, stamp: stamp, parent: parent, users: 1}
+	h.inUse++
 	h.find[b] = at
 	return at
 }
 
+// remove forgets an entry that nobody uses.
 func (h *held) remove(at int32) {
 	delete(h.find, h.entries[at].block)
 	h.unlink(at)
@@ -81,23 +128,15 @@ func (h *held) remove(at int32) {
 	h.free = at
 }
 
-// linkBefore puts an entry just older than next; next 0 makes it the newest.
-func (h *held) linkBefore(at, next int32) {
-	prev := h.entries[next].older
-	h.entries[at].older, h.entries[at].newer = prev, next
-	h.entries[prev].newer = at
-	h.entries[next].older = at
+func (h *held) linkNewest(at int32) {
+	newest := h.entries[0].older
+	h.entries[at].older, h.entries[at].newer = newest, 0
+	h.entries[newest].newer = at
+	h.entries[0].older = at
 }
 
 func (h *held) unlink(at int32) {
 	e := &h.entries[at]
 	h.entries[e.older].newer = e.newer
 	h.entries[e.newer].older = e.older
-}
-
-// record writes d for every backend in the set.
-func record(backends uint64, d int, depth []int) {
-	for ; backends != 0; backends &= backends - 1 {
-		depth[bits.TrailingZeros64(backends)] = d
-	}
 }

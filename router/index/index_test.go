@@ -28,9 +28,14 @@ func depths(x *Index, s string) []int {
 	return d
 }
 
-func add(x *Index, slot int, s string) Placement {
-	return x.Add(slot, chain(s), depths(x, s)[slot])
+func add(x *Index, slot int, s string) *Placement {
+	var p Placement
+	x.Add(&p, slot, chain(s), depths(x, s)[slot])
+	return &p
 }
+
+// use is a request from its beginning to its end.
+func use(x *Index, slot int, s string) { x.Release(add(x, slot, s), nil) }
 
 func fleet(slots, capacity int) *Index {
 	x := New(slots, 1<<30)
@@ -75,9 +80,9 @@ func TestMoreThan64Backends(t *testing.T) {
 
 func TestEvictionShortensTheOldestPrefixFromItsTail(t *testing.T) {
 	x := fleet(1, 6)
-	add(x, 0, "abcd")
-	add(x, 0, "wx")
-	add(x, 0, "m")
+	use(x, 0, "abcd")
+	use(x, 0, "wx")
+	use(x, 0, "m")
 	f := func(s string, want int) {
 		t.Helper()
 		if got := depths(x, s)[0]; got != want {
@@ -86,8 +91,8 @@ func TestEvictionShortensTheOldestPrefixFromItsTail(t *testing.T) {
 	}
 	f("abcd", 3)
 	f("wx", 2)
-	add(x, 0, "abc") // used again: now "wx" is the oldest
-	add(x, 0, "no")
+	use(x, 0, "abc") // used again: now "wx" is the oldest
+	use(x, 0, "no")
 	f("abc", 3)
 	f("wx", 0)
 	if got := x.Evictions(0); got != 3 {
@@ -97,8 +102,8 @@ func TestEvictionShortensTheOldestPrefixFromItsTail(t *testing.T) {
 
 func TestAPromptLongerThanTheCacheKeepsItsHead(t *testing.T) {
 	x := fleet(1, 3)
-	add(x, 0, "zz")
-	add(x, 0, "abcdef")
+	use(x, 0, "zz")
+	use(x, 0, "abcdef")
 	if got := depths(x, "abcdef")[0]; got != 3 {
 		t.Errorf("got %d leading blocks, want 3", got)
 	}
@@ -153,137 +158,6 @@ func TestCapacitiesShareTheByteBound(t *testing.T) {
 	}
 }
 
-// naive is the same index written for obviousness: per backend a list of held
-// blocks, newest last.
-type naive struct{ order []prompt.Block }
-
-func (n *naive) use(blocks []prompt.Block, capacity int) {
-	blocks = blocks[:min(len(blocks), capacity)]
-	n.order = slices.DeleteFunc(n.order, func(b prompt.Block) bool { return slices.Contains(blocks, b) })
-	for _, b := range slices.Backward(blocks) {
-		n.order = append(n.order, b)
-	}
-	n.order = n.order[max(0, len(n.order)-capacity):]
-}
-
-func (n *naive) leading(blocks []prompt.Block) int {
-	for i, b := range blocks {
-		if !slices.Contains(n.order, b) {
-			return i
-		}
-	}
-	return len(blocks)
-}
-
-// Random inserts, take-backs, drops and shrinking capacities, against the naive
-// index, with a look for holes after every step.
-func TestNoHolesEver(t *testing.T) {
-	for seed := range uint64(30) {
-		rng := rand.New(rand.NewPCG(seed, 1))
-		slots := 1 + rng.IntN(70)
-		x, plain := fleet(slots, 40), make([]naive, slots)
-		capacity := 40
-		preds := map[prompt.Block]prompt.Block{}
-		type open struct {
-			p      Placement
-			prompt string
-		}
-		var failed []open
-		for step := range 400 {
-			s := make([]byte, 1+rng.IntN(12))
-			for i := range s {
-				s[i] = "ab"[rng.IntN(2)]
-			}
-			blocks := chain(string(s))
-			for i := 1; i < len(blocks); i++ {
-				preds[blocks[i]] = blocks[i-1]
-			}
-			slot := []int{0, slots / 2, slots - 1}[rng.IntN(3)] // few, so that they meet
-			switch op := rng.IntN(10); {
-			case op < 7:
-				p := add(x, slot, string(s))
-				plain[slot].use(blocks, capacity)
-				if rng.IntN(4) == 0 {
-					failed = append(failed, open{p, string(s)})
-				}
-			case op < 9 && len(failed) > 0:
-				f := failed[0]
-				failed = failed[1:]
-				before := x.Len(f.p.slot)
-				x.TakeBack(f.p, chain(f.prompt), rng.IntN(len(f.prompt)+1))
-				if x.Len(f.p.slot) > before {
-					t.Fatal("TakeBack added blocks")
-				}
-				mirror(x, f.p.slot, &plain[f.p.slot])
-			case rng.IntN(20) == 0:
-				x.Drop(slot)
-				plain[slot].order = nil
-			case rng.IntN(20) == 0:
-				capacity = 5 + rng.IntN(40)
-				for i := range slots {
-					x.SetCapacity(i, capacity)
-					o := plain[i].order
-					plain[i].order = o[max(0, len(o)-capacity):]
-				}
-			}
-			check(t, x, preds, fmt.Sprintf("seed %d step %d", seed, step))
-			for i, d := range depths(x, string(s)) {
-				if want := plain[i].leading(blocks); d != want {
-					t.Fatalf("seed %d step %d: backend %d: Match says %d, the naive index %d", seed, step, i, d, want)
-				}
-			}
-		}
-	}
-}
-
-// mirror makes the naive index forget what a TakeBack removed.
-func mirror(x *Index, slot int, n *naive) {
-	n.order = slices.DeleteFunc(n.order, func(b prompt.Block) bool {
-		_, ok := x.held[slot].find[b]
-		return !ok
-	})
-}
-
-func check(t *testing.T, x *Index, preds map[prompt.Block]prompt.Block, when string) {
-	t.Helper()
-	total := 0
-	for slot, h := range x.held {
-		if len(h.find) > max(h.capacity, h.used) {
-			t.Fatalf("%s: backend %d holds %d blocks of at most %d", when, slot, len(h.find), h.capacity)
-		}
-		total += len(h.find)
-		listed := 0
-		for at := h.oldest(); at != 0; at = h.entries[at].newer {
-			listed++
-		}
-		if listed != len(h.find) {
-			t.Fatalf("%s: backend %d lists %d blocks and finds %d", when, slot, listed, len(h.find))
-		}
-		s, bit := x.bit(slot)
-		for b := range h.find {
-			if s[b]&bit == 0 {
-				t.Fatalf("%s: backend %d holds a block that its set does not show", when, slot)
-			}
-			if p, ok := preds[b]; ok {
-				if _, ok := h.find[p]; !ok {
-					t.Fatalf("%s: backend %d has a hole: a block without its predecessor", when, slot)
-				}
-			}
-		}
-	}
-	shown := 0
-	for _, s := range x.sets {
-		for _, m := range s {
-			for ; m != 0; m &= m - 1 {
-				shown++
-			}
-		}
-	}
-	if shown != total || x.entries != total {
-		t.Fatalf("%s: %d blocks held, %d shown in sets, %d counted", when, total, shown, x.entries)
-	}
-}
-
 // The bound is in bytes, so the bytes are looked at: the heap grown by a full
 // index whose backends share nothing, which is the worst case.
 func TestBytesBoundHolds(t *testing.T) {
@@ -301,7 +175,9 @@ func TestBytesBoundHolds(t *testing.T) {
 		for i := range b {
 			b[i] = prompt.Block(rng.Uint64())
 		}
-		x.Add(rng.IntN(8), b, 0)
+		var p Placement
+		x.Add(&p, rng.IntN(8), b, 0)
+		x.Release(&p, nil)
 	}
 	runtime.GC()
 	runtime.ReadMemStats(&after)
@@ -325,14 +201,127 @@ func BenchmarkMatchAndAddWarm(b *testing.B) {
 				depth := make([]int, slots)
 				for slot := range slots {
 					x.Match(blocks, depth)
-					x.Add(slot, blocks[:n-slot*n/slots/2], 0)
+					var p Placement
+					x.Add(&p, slot, blocks[:n-slot*n/slots/2], 0)
+					x.Release(&p, nil)
 				}
+				var p Placement
 				b.ReportAllocs()
 				for b.Loop() {
 					x.Match(blocks, depth)
-					x.Add(0, blocks, depth[0])
+					x.Add(&p, 0, blocks, depth[0])
+					x.Release(&p, nil)
 				}
 			})
 		}
 	}
+}
+
+func TestBlocksInUseAreCountedOnce(t *testing.T) {
+	x := fleet(1, 100)
+	f := func(name string, want int) {
+		t.Helper()
+		if got := x.InUse(0); got != want {
+			t.Errorf("%s: %d blocks in use, want %d", name, got, want)
+		}
+	}
+	first, second, third := add(x, 0, "abcd"), add(x, 0, "abxy"), add(x, 0, "ab")
+	f("abcd, abxy and ab share two", 6)
+	if got := x.Idle(0, chain("abcd")); got != 0 {
+		t.Errorf("%d blocks of abcd idle", got)
+	}
+	x.Release(first, nil)
+	f("without abcd", 4)
+	if got := x.Idle(0, chain("abcd")); got != 2 {
+		t.Errorf("%d blocks of abcd idle, want 2", got)
+	}
+	x.Release(second, nil)
+	f("ab alone", 2)
+	x.TakeBack(third, chain("ab"), 0)
+	f("none", 0)
+}
+
+// A backend that was sent more than it can hold computes it in the order sent.
+func TestWhatIsInUseGoesLastAndTheFirstSentBeforeTheRest(t *testing.T) {
+	x := fleet(1, 8)
+	early := add(x, 0, "abc")
+	use(x, 0, "uvw")
+	late := add(x, 0, "klm")
+	f := func(s string, want int) {
+		t.Helper()
+		if got := depths(x, s)[0]; got != want {
+			t.Errorf("%q: %d leading blocks, want %d", s, got, want)
+		}
+	}
+	f("abc", 3)
+	f("uvw", 2)
+	last := add(x, 0, "qrst")
+	f("uvw", 0)
+	f("abc", 1)
+	f("klm", 3)
+	if got := x.InUse(0); got != 10 {
+		t.Errorf("%d blocks in use of three requests with 10", got)
+	}
+	for _, p := range []*Placement{early, late, last} {
+		x.Release(p, nil)
+	}
+	if got := x.InUse(0); got != 0 {
+		t.Errorf("%d blocks in use at the end", got)
+	}
+}
+
+func TestTheOrderIsThatInWhichRequestsEnd(t *testing.T) {
+	x := fleet(1, 6)
+	first := add(x, 0, "abc")
+	use(x, 0, "xyz")
+	x.Release(first, nil)
+	use(x, 0, "mn")
+	if a, b := depths(x, "abc")[0], depths(x, "xyz")[0]; a != 3 || b != 1 {
+		t.Errorf("%d blocks of the prompt that ended last and %d of the other, want 3 and 1", a, b)
+	}
+}
+
+func TestAReplyFollowsItsPrompt(t *testing.T) {
+	x := fleet(1, 8)
+	turn := func(prompt, reply string) {
+		x.Release(add(x, 0, prompt), chain(prompt + reply)[len(prompt):])
+	}
+	f := func(s string, want int) {
+		t.Helper()
+		if got := depths(x, s)[0]; got != want {
+			t.Errorf("%q: %d leading blocks, want %d", s, got, want)
+		}
+	}
+	turn("ab", "cd")
+	f("abcdef", 4)
+	turn("ab", "cde") // the same answer, and more
+	f("abcdef", 5)
+	use(x, 0, "uvwx")
+	f("abcdef", 4) // evicted from the reply's end
+	turn("abcd", "")
+	turn("abcd", "123456789")
+	f("abcd123456789", 8) // as much as there is room for
+	check(t, x, nil, "at the end")
+}
+
+func TestALostCacheIsSweptPieceByPiece(t *testing.T) {
+	x := fleet(2, 3000)
+	long := make([]byte, 2000)
+	for i := range long {
+		long[i] = byte('a' + i%20)
+	}
+	use(x, 0, string(long))
+	use(x, 1, string(long[:300]))
+	x.Drop(0)
+	use(x, 0, string(long[:7]))
+	pieces := 1
+	for ; x.Upkeep(50); pieces++ {
+		if got := depths(x, string(long)); !slices.Equal(got, []int{7, 300}) {
+			t.Fatalf("after %d pieces: got %v, want [7 300]", pieces, got)
+		}
+	}
+	if pieces < 20 {
+		t.Errorf("2,000 blocks were swept in %d pieces of 50", pieces)
+	}
+	check(t, x, nil, "swept")
 }

@@ -1,0 +1,132 @@
+package index
+
+// evictAhead is how many blocks beyond those that it needs one Add may evict
+// when a capacity has shrunk: the caller holds a lock, and all of them at once
+// could take a fifth of a second.
+const evictAhead = 256
+
+// dropped is what a backend held before it lost its cache, and what its bits in
+// the sets still say. While any of it is left, the backend is matched by its
+// own map.
+type dropped struct {
+	slot    int
+	entries []entry // those not yet looked at
+}
+
+// SetCapacity says how many blocks a backend can hold. When the fleet's wishes
+// together exceed the byte bound, each gets its proportional share. Blocks
+// beyond a smaller capacity are evicted by and by, oldest first.
+func (x *Index) SetCapacity(slot, blocks int) {
+	if x.want[slot] == blocks {
+		return
+	}
+	x.want[slot] = blocks
+	total := 0
+	for _, w := range x.want {
+		total += w
+	}
+	share := 1.0
+	if total > x.maxEntries {
+		share = float64(x.maxEntries) / float64(total)
+	}
+	for i, h := range x.held {
+		h.capacity = int(share * float64(x.want[i]))
+	}
+}
+
+// Drop forgets all that a backend held: its replica lost its cache. Placements
+// on it are over.
+func (x *Index) Drop(slot int) {
+	h := x.held[slot]
+	fresh := newHeld()
+	fresh.capacity, fresh.evictions = h.capacity, h.evictions
+	x.held[slot] = fresh
+	if len(h.find) == 0 {
+		return
+	}
+	x.dropped = append(x.dropped, dropped{slot, h.entries[1:]})
+	x.unswept[slot/64] |= 1 << (slot % 64)
+	*h = held{} // a Placement may still point here, and need not keep what it held
+}
+
+// Upkeep does up to about n blocks of what Drop and SetCapacity left to be
+// done, and reports whether any is left.
+func (x *Index) Upkeep(n int) bool {
+	for len(x.dropped) > 0 && n > 0 {
+		n -= x.sweep(n)
+	}
+	left := len(x.dropped) > 0
+	for slot, h := range x.held {
+		over := len(h.find) - h.capacity
+		if over > 0 && n > 0 {
+			evicted := x.evict(slot, min(over, n))
+			over, n = over-evicted, n-evicted
+		}
+		left = left || over > 0
+	}
+	return left
+}
+
+// sweep clears the bits of up to n blocks of the first dropped part.
+func (x *Index) sweep(n int) int {
+	d := &x.dropped[0]
+	s, bit := x.bit(d.slot)
+	h := x.held[d.slot]
+	n = min(n, len(d.entries))
+	for _, e := range d.entries[:n] {
+		if e.block == 0 {
+			continue // not in use
+		}
+		x.entries--
+		if _, again := h.find[e.block]; !again {
+			s.clear(e.block, bit)
+		}
+	}
+	if d.entries = d.entries[n:]; len(d.entries) > 0 {
+		return n
+	}
+	slot := d.slot
+	x.dropped = x.dropped[1:]
+	for i := range x.dropped {
+		if x.dropped[i].slot == slot {
+			return n
+		}
+	}
+	x.unswept[slot/64] &^= bit
+	return n
+}
+
+// makeRoom evicts until so many more blocks fit, and some of what a shrunken
+// capacity left over.
+func (x *Index) makeRoom(slot, blocks int) {
+	if len(x.dropped) > 0 {
+		x.Upkeep(2*blocks + evictAhead)
+	}
+	h := x.held[slot]
+	over := len(h.find) + blocks - h.capacity
+	if over <= 0 {
+		return
+	}
+	x.evict(slot, min(over, 2*blocks+evictAhead))
+}
+
+// evict removes up to n blocks, oldest first. When those left are all in use,
+// the backend has been sent more than it can hold, and what it was sent first
+// counts as used already.
+func (x *Index) evict(slot, n int) (evicted int) {
+	h := x.held[slot]
+	for evicted < n {
+		at := h.oldest()
+		if at == 0 {
+			if h.firstPlaced == nil {
+				return evicted
+			}
+			x.letGo(h.firstPlaced)
+			continue
+		}
+		x.remove(slot, at)
+		h.evictions++
+		evicted++
+	}
+	return evicted
+}
