@@ -49,7 +49,7 @@ func (c *Config) Warnings() []string {
 		warnings = append(warnings, fmt.Sprintf("admin: %s can be reached from other machines, and nothing there asks for a password; "+
 			"keep it on a private network", c.Admin))
 	}
-	return warnings
+	return append(warnings, c.routingWarnings()...)
 }
 
 // check adds a fault for every rule that the settings break.
@@ -60,6 +60,7 @@ func (c *Config) check(f *faults) {
 	oneOf(f, "log.level", c.Log.Level, "debug", "info", "warn", "error")
 	oneOf(f, "log.format", c.Log.Format, "text", "json")
 	within(f, "routing.attempts", c.Routing.Attempts, 1, 10)
+	c.checkRouting(f)
 	within(f, "index.block_bytes", c.Index.BlockBytes, 64, 4096)
 	within(f, "connections.max_per_backend", c.Connections.MaxPerBackend, 1, 1<<20)
 	within(f, "index.max_bytes", c.Index.MaxBytes, 1<<20, 1<<50)
@@ -102,6 +103,7 @@ func (c *Config) checkDurations(f *faults) {
 		{"health.interval", c.Health.Interval, 10 * time.Millisecond},
 		{"health.down_interval", c.Health.DownInterval, 10 * time.Millisecond},
 		{"health.timeout", c.Health.Timeout, time.Millisecond},
+		{"slo.ttft", c.SLO.TTFT, 0},
 		{"timeouts.connect", c.Timeouts.Connect, time.Millisecond},
 		{"timeouts.first_byte", c.Timeouts.FirstByte, 0},
 		{"timeouts.body_idle", c.Timeouts.BodyIdle, 0},
@@ -147,8 +149,8 @@ func oneOf(f *faults, path, value string, allowed ...string) {
 	f.add(path, "unknown value %q; use one of %s", value, strings.Join(allowed, ", "))
 }
 
-func within[T int | ByteSize](f *faults, path string, value, least, most T) {
-	if value < least {
+func within[T int | float64 | ByteSize](f *faults, path string, value, least, most T) {
+	if !(value >= least) { // NaN is below everything
 		f.add(path, "%v is too small; give it %v or more", value, least)
 	} else if value > most {
 		f.add(path, "%v is too large; give it %v or less", value, most)
@@ -195,7 +197,7 @@ func (c *Config) checkBackends(f *faults) {
 	firstName, firstURL := map[string]int{}, map[string]int{}
 	for i, b := range c.Backends {
 		at := fmt.Sprintf("backends[%d]", i)
-		if f.blames(at, at+".url", at+".name", at+".api_key") {
+		if f.blames(at, at+".url", at+".name", at+".api_key", at+".max_in_flight", at+".weight") {
 			continue
 		}
 		if !isHeaderText(b.APIKey) {
@@ -210,6 +212,8 @@ func (c *Config) checkBackends(f *faults) {
 			f.add(at+".url", "%v", err)
 			continue
 		}
+		within(f, at+".max_in_flight", b.MaxInFlight, 0, 1<<20)
+		within(f, at+".weight", b.Weight, 0.01, 100)
 		if !isHeaderText(b.Name) || strings.ContainsAny(b.Name, " ,") || len(b.Name) > 200 {
 			f.add(at+".name", "%q cannot be a name: it stands in headers and labels; use letters, digits and ._:-", b.Name)
 			continue
@@ -226,6 +230,13 @@ func (c *Config) checkBackends(f *faults) {
 			firstName[b.Name] = i
 		}
 	}
+}
+
+// isHeaderName reports whether s may name a header; empty is allowed.
+func isHeaderName(s string) bool {
+	return !strings.ContainsFunc(s, func(r rune) bool {
+		return !('a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || r == '-' || r == '_')
+	})
 }
 
 // isHeaderText reports whether s may stand in a header's value: visible ASCII.

@@ -33,7 +33,9 @@ func TestCheckReportsAFaultWithItsPathAndWhatToDo(t *testing.T) {
 		{"unknown setting outside its section", backend + "policy: prefix", "policy: unknown setting; did you mean routing.policy?"},
 		{"unknown setting like none", backend + "telemetry: {endpoint: x}", "telemetry.endpoint: unknown setting; config.yaml has them all"},
 		{"upper case", backend + "Listen: \":1\"", "Listen: unknown setting; did you mean listen?"},
-		{"section and setting in one key", backend + "routing.policy: random", `routing.policy: write it in two lines, "routing:" and below it, indented, "policy:"`},
+		{"section and setting in one key", backend + "routing.policy: random", `routing.policy: write it in 2 lines, "routing:" and below it, indented, "policy:"`},
+		{"two sections and a setting in one key", backend + "routing: {hold.time: 1s}",
+			`routing.hold.time: write it in 3 lines, "routing:" and below it, indented, "hold:" and below it, indented, "time:"`},
 		{"value for a section", backend + "log: debug", "log: is a section; it holds log.format, log.level"},
 		{"section for a value", backend + "listen: {port: 1}", "listen: wants text, not a section with keys; put it in quotes"},
 		{"no value", backend + "listen:", "listen: has no value; give it one or delete the line"},
@@ -51,6 +53,20 @@ func TestCheckReportsAFaultWithItsPathAndWhatToDo(t *testing.T) {
 		{"text for a number", backend + "routing: {attempts: three}", `routing.attempts: "three" is not a whole number`},
 		{"number too small", backend + "routing: {attempts: 0}", "routing.attempts: 0 is too small; give it 1 or more"},
 		{"number too large", backend + "index: {block_bytes: 8192}", "index.block_bytes: 8192 is too large; give it 4096 or less"},
+		{"text for a decimal number", backend + "routing: {load_factor: much}", `routing.load_factor: "much" is not a number`},
+		{"switch for a decimal number", backend + "routing: {load_factor: true}", "routing.load_factor: wants a number, not true or false"},
+		{"no number", backend + "routing: {load_factor: .nan}", "routing.load_factor: NaN is too small; give it 1 or more"},
+		{"a share above the whole", backend + "routing: {match_ratio: 30}", "routing.match_ratio: 30 is too large; give it 1 or less"},
+		{"a ratio below one", backend + "routing: {imbalance_ratio: 0.5}", "routing.imbalance_ratio: 0.5 is too small; give it 1 or more"},
+		{"a difference below none", backend + "routing: {imbalance_abs: -1}", "routing.imbalance_abs: -1 is too small; give it 0 or more"},
+		{"steps of a few tokens", backend + "routing: {step_tokens: 8}", "routing.step_tokens: 8 is too small; give it 64 or more"},
+		{"less than nothing held", backend + "routing: {hold: {requests: -1}}", "routing.hold.requests: -1 is too small; give it 0 or more"},
+		{"held for no time", backend + "routing: {hold: {time: 0}}",
+			"routing.hold.time: 0s is too short; give it 1ms or more, or set routing.hold.requests to 0 to hold none"},
+		{"held in no memory", backend + "routing: {hold: {bytes: 0}}", "routing.hold.bytes: 0B is too small; give it 1KiB or more"},
+		{"header with a colon", backend + "routing: {session_header: \"X-Session:\"}",
+			`routing.session_header: "X-Session:" is no name of a header; use letters, digits and -, or "" for none`},
+		{"negative SLO", backend + "slo: {ttft: -1s}", "slo.ttft: -1s is too short; give it 0s or more"},
 		{"number for a switch", backend + "response_headers: 1", "response_headers: wants true or false, not a number"},
 		{"text for a switch", backend + "response_headers: maybe", `response_headers: "maybe" is neither true nor false`},
 		{"number for text", backend + "listen: 8080", "listen: wants text, not a number; put it in quotes"},
@@ -69,6 +85,9 @@ func TestCheckReportsAFaultWithItsPathAndWhatToDo(t *testing.T) {
 		{"one body above all bodies", backend + "limits: {body_bytes: 2GiB}",
 			"limits.body_bytes: 2GiB exceeds limits.body_bytes_total 1GiB: such a body could never be held; raise the total or lower this"},
 		{"no backends", "listen: \":1\"", "backends: the list is empty; name at least one vLLM server: serve http://127.0.0.1:8000, or a backends list in the file"},
+		{"negative bound of a backend", "backends: [{url: \"http://a\", max_in_flight: -1}]", "backends[0].max_in_flight: -1 is too small; give it 0 or more"},
+		{"weight of nothing", "backends: [{url: \"http://a\", weight: 0}]", "backends[0].weight: 0 is too small; give it 0.01 or more"},
+		{"weight in words", "backends: [{url: \"http://a\", weight: heavy}]", `backends[0].weight: "heavy" is not a number`},
 		{"backends as a map", "backends: {a: {url: \"http://a:8000\"}}", `backends: wants a list, not a section with keys; begin each backend with "- url:"`},
 		{"backend without URL", "backends: [{name: a}]", "backends[0].url: is missing; write it like http://10.0.0.5:8000"},
 		{"backend that is nothing", "backends: [null]", "backends[0].url: is missing; write it like http://10.0.0.5:8000"},
@@ -174,13 +193,25 @@ func TestCheckSaysWhatWouldRun(t *testing.T) {
 }
 
 func TestCheckWarnsOfWhatIsAllowedButSeldomMeant(t *testing.T) {
-	status, stdout, stderr := check(t, "timeouts: {keepalive_idle: 5s}", "http://a:8000", "--admin", ":9090")
-	if status != 0 || !strings.HasPrefix(stdout, "ok: ") {
-		t.Errorf("status %d, stdout %q", status, stdout)
-	}
-	for _, want := range []string{"warning: timeouts.keepalive_idle: 5s is", "warning: admin: :9090 can be reached"} {
-		if !strings.Contains(stderr, want) {
-			t.Errorf("no %q in %q", want, stderr)
-		}
+	for _, c := range []struct{ name, yaml, want string }{
+		{"vLLM closes first", "timeouts: {keepalive_idle: 5s}", "warning: timeouts.keepalive_idle: 5s is"},
+		{"open to the network", "admin: \":9090\"", "warning: admin: :9090 can be reached"},
+		{"a gate that the policy lacks", "routing: {match_ratio: 0.3}", "warning: routing.match_ratio: 0.3 changes nothing, policy prefix has no such gate"},
+		{"more held than there may be", "routing: {hold: {bytes: 2GiB}}", "warning: routing.hold.bytes: 2GiB exceeds limits.body_bytes_total 1GiB"},
+		{"bodies that cannot be held", "routing: {hold: {bytes: 1MiB}}", "warning: routing.hold.bytes: 1MiB is below limits.body_bytes 64MiB"},
+		{"a bound and nowhere to wait", "routing: {hold: {requests: 0}}\nbackends: [{name: a, url: \"http://a\", max_in_flight: 9}]",
+			"warning: backends: a has max_in_flight 9 and nothing is held"},
+		{"more in flight than connections", "connections: {max_per_backend: 8}\nbackends: [{name: a, url: \"http://a\", max_in_flight: 9}]",
+			"warning: backends: max_in_flight 9 of a exceeds connections.max_per_backend 8"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if !strings.Contains(c.yaml, "backends") {
+				c.yaml += "\nbackends: [\"http://a:8000\"]"
+			}
+			status, stdout, stderr := check(t, c.yaml)
+			if status != 0 || !strings.HasPrefix(stdout, "ok: ") || strings.Count(stderr, "warning: ") != 1 || !strings.Contains(stderr, c.want) {
+				t.Errorf("status %d, stdout %q, stderr %q, want one line %q", status, stdout, stderr, c.want)
+			}
+		})
 	}
 }

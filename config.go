@@ -18,6 +18,7 @@ type Config struct {
 	Admin           string            `mapstructure:"admin"`  // host:port, or empty: no admin listener
 	Backends        []BackendConfig   `mapstructure:"backends"`
 	Routing         RoutingConfig     `mapstructure:"routing"`
+	SLO             SLOConfig         `mapstructure:"slo"`
 	Index           IndexConfig       `mapstructure:"index"`
 	Limits          LimitsConfig      `mapstructure:"limits"`
 	Poll            PollConfig        `mapstructure:"poll"`
@@ -33,12 +34,38 @@ type BackendConfig struct {
 	Name   string `mapstructure:"name"`
 	URL    string `mapstructure:"url"`
 	APIKey string `mapstructure:"api_key"`
+
+	MaxInFlight int     `mapstructure:"max_in_flight"` // 0: no bound
+	Weight      float64 `mapstructure:"weight"`        // 1 unless given
 }
 
 // RoutingConfig says how a request finds its backend.
 type RoutingConfig struct {
 	Policy   string `mapstructure:"policy"`
 	Attempts int    `mapstructure:"attempts"` // the first one included
+
+	Hold          HoldConfig `mapstructure:"hold"`
+	StepTokens    int        `mapstructure:"step_tokens"`    // 0: learned
+	SessionHeader string     `mapstructure:"session_header"` // empty: none
+
+	// 0: the policy's own.
+	MatchRatio     float64 `mapstructure:"match_ratio"`
+	ImbalanceAbs   float64 `mapstructure:"imbalance_abs"`
+	ImbalanceRatio float64 `mapstructure:"imbalance_ratio"`
+	LoadFactor     float64 `mapstructure:"load_factor"`
+}
+
+// HoldConfig bounds the requests that wait for a replica. It is off when
+// Requests is 0.
+type HoldConfig struct {
+	Requests int           `mapstructure:"requests"`
+	Bytes    ByteSize      `mapstructure:"bytes"`
+	Time     time.Duration `mapstructure:"time"`
+}
+
+// SLOConfig is what answers should keep.
+type SLOConfig struct {
+	TTFT time.Duration `mapstructure:"ttft"` // 0: off
 }
 
 // IndexConfig sizes what is remembered of the replicas' caches.

@@ -25,6 +25,8 @@ func decodeValue(from, to reflect.Value) (any, error) {
 		return decodeByteSize(value)
 	case int:
 		return decodeInt(value)
+	case float64:
+		return decodeFloat(value)
 	case bool:
 		return decodeBool(value)
 	case string:
@@ -79,6 +81,21 @@ func decodeInt(value any) (any, error) {
 	return nil, fmt.Errorf("wants a whole number, not %s", describe(value))
 }
 
+func decodeFloat(value any) (any, error) {
+	switch v := value.(type) {
+	case int:
+		return float64(v), nil
+	case float64:
+		return v, nil
+	case string:
+		if x, err := strconv.ParseFloat(strings.TrimSpace(v), 64); err == nil {
+			return x, nil
+		}
+		return nil, fmt.Errorf("%q is not a number", v)
+	}
+	return nil, fmt.Errorf("wants a number, not %s", describe(value))
+}
+
 func decodeBool(value any) (any, error) {
 	switch v := value.(type) {
 	case bool:
@@ -113,9 +130,9 @@ func decodeBackendList(value any) (any, error) {
 func decodeBackend(value any) (any, error) {
 	switch v := value.(type) {
 	case string:
-		return BackendConfig{URL: v}, nil
+		return BackendConfig{URL: v, Weight: 1}, nil
 	case map[string]any:
-		known := []string{"name", "url", "api_key"}
+		known := []string{"name", "url", "api_key", "max_in_flight", "weight"}
 		for _, key := range slices.Sorted(maps.Keys(v)) {
 			if slices.Contains(known, key) {
 				continue
@@ -124,6 +141,10 @@ func decodeBackend(value any) (any, error) {
 				return nil, fmt.Errorf("unknown key %q; did you mean %s?", key, near)
 			}
 			return nil, fmt.Errorf("unknown key %q; a backend has %s", key, strings.Join(known, ", "))
+		}
+		if _, given := v["weight"]; !given {
+			v = maps.Clone(v)
+			v["weight"] = 1
 		}
 		return v, nil
 	}

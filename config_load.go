@@ -199,8 +199,12 @@ func settingsIn(section string, known []string) []string {
 // unknownSetting says what to do about a path that is no setting.
 func unknownSetting(path, key string, known []string) string {
 	if slices.Contains(known, path) {
-		section, name, _ := strings.Cut(path, ".")
-		return fmt.Sprintf("write it in two lines, %q and below it, indented, %q", section+":", name+":")
+		parts := strings.Split(path, ".")
+		written := fmt.Sprintf("%q", parts[0]+":")
+		for _, part := range parts[1:] {
+			written += fmt.Sprintf(" and below it, indented, %q", part+":")
+		}
+		return fmt.Sprintf("write it in %d lines, %s", len(parts), written)
 	}
 	near := nearest(strings.ToLower(path), known)
 	for _, k := range known {

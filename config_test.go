@@ -58,10 +58,13 @@ func settingTypes(of reflect.Type, prefix string) map[string]reflect.Type {
 
 func TestDefaultsAreThoseOfTheDesign(t *testing.T) {
 	want := &Config{
-		Listen:          ":8080",
-		Admin:           "127.0.0.1:9090",
-		Backends:        []BackendConfig{{Name: "a:8000", URL: "http://a:8000"}},
-		Routing:         RoutingConfig{Policy: "prefix", Attempts: 3},
+		Listen:   ":8080",
+		Admin:    "127.0.0.1:9090",
+		Backends: []BackendConfig{{Name: "a:8000", URL: "http://a:8000", Weight: 1}},
+		Routing: RoutingConfig{
+			Policy: "prefix", Attempts: 3, SessionHeader: "X-Session-Id",
+			Hold: HoldConfig{Requests: 1000, Bytes: 256 << 20, Time: time.Minute},
+		},
 		Index:           IndexConfig{BlockBytes: 256, MaxBytes: 256 << 20},
 		Limits:          LimitsConfig{BodyBytes: 64 << 20, BodyBytesTotal: 1 << 30, HeaderBytes: 64 << 10},
 		Poll:            PollConfig{Interval: time.Second, FastInterval: 250 * time.Millisecond, Timeout: 800 * time.Millisecond},
@@ -128,6 +131,16 @@ func otherValues() map[string]struct {
 		"admin":                       {"", ""},
 		"routing.policy":              {"least-load", "least-load"},
 		"routing.attempts":            {"2", 2},
+		"routing.hold.requests":       {"0", 0},
+		"routing.hold.bytes":          {"128MiB", ByteSize(128 << 20)},
+		"routing.hold.time":           {"5s", 5 * time.Second},
+		"routing.step_tokens":         {"2048", 2048},
+		"routing.session_header":      {"X-Chat", "X-Chat"},
+		"routing.match_ratio":         {"0.5", 0.5},
+		"routing.imbalance_abs":       {"32", 32.0},
+		"routing.imbalance_ratio":     {"1.1", 1.1},
+		"routing.load_factor":         {"1.25", 1.25},
+		"slo.ttft":                    {"500ms", 500 * time.Millisecond},
 		"index.block_bytes":           {"512", 512},
 		"index.max_bytes":             {"8MB", ByteSize(8e6)},
 		"limits.body_bytes":           {"1MiB", ByteSize(1 << 20)},
@@ -179,11 +192,12 @@ func TestEveryScalarSettingCanComeFromTheEnvironmentOrTheFile(t *testing.T) {
 			continue
 		}
 		t.Run(path, func(t *testing.T) {
-			section, name, nested := strings.Cut(path, ".")
-			yaml := section + ": \"" + other.text + "\"\n"
-			if nested {
-				yaml = section + ":\n  " + name + ": \"" + other.text + "\"\n"
+			var yaml, indent string
+			for section := range strings.SplitSeq(path, ".") {
+				yaml += "\n" + indent + section + ":"
+				indent += "  "
 			}
+			yaml += " \"" + other.text + "\"\n"
 			if got := setting(mustLoad(t, yaml, "http://a:8000"), path); got != other.value {
 				t.Errorf("from the file: got %v, want %v", got, other.value)
 			}
@@ -224,8 +238,8 @@ func TestASectionMayBeGivenInPartOrCommentedOut(t *testing.T) {
 }
 
 func TestBackendsComeFromTheFileTheEnvironmentOrTheCommandLine(t *testing.T) {
-	list := "backends:\n  - {name: big, url: http://a:8000, api_key: k}\n  - url: http://b:8000/vllm/\n  - http://c:8000\n"
-	a, b, c := BackendConfig{"big", "http://a:8000", "k"}, BackendConfig{"b:8000/vllm", "http://b:8000/vllm/", ""}, BackendConfig{"c:8000", "http://c:8000", ""}
+	list := "backends:\n  - {name: big, url: http://a:8000, api_key: k, max_in_flight: 9, weight: 1.5}\n  - url: http://b:8000/vllm/\n  - http://c:8000\n"
+	a, b, c := BackendConfig{"big", "http://a:8000", "k", 9, 1.5}, BackendConfig{"b:8000/vllm", "http://b:8000/vllm/", "", 0, 1}, BackendConfig{"c:8000", "http://c:8000", "", 0, 1}
 	f := func(yaml string, args []string, want ...BackendConfig) {
 		t.Helper()
 		if got := mustLoad(t, yaml, args...).Backends; !slices.Equal(got, want) {

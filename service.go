@@ -16,6 +16,7 @@ import (
 	"warmroute/metrics"
 	"warmroute/proxy"
 	"warmroute/router"
+	"warmroute/router/policy"
 )
 
 // clientIdle is how long a client's connection may lie idle. Longer than any
@@ -54,6 +55,7 @@ func newService(c *Config, log *slog.Logger) (*service, error) {
 		s.transports = append(s.transports, t, probe)
 		backend := backends.New(b.Name, u, b.APIKey, t)
 		backend.Probe = probe
+		backend.MaxInFlight, backend.Weight = b.MaxInFlight, b.Weight
 		list = append(list, backend)
 	}
 	var err error
@@ -61,8 +63,20 @@ func newService(c *Config, log *slog.Logger) (*service, error) {
 		return nil, err
 	}
 	s.router, err = router.New(router.Options{
-		Backends:      s.registry.All(),
-		Policy:        c.Routing.Policy,
+		Backends: s.registry.All(),
+		Policy:   c.Routing.Policy,
+		Settings: policy.Settings{
+			MatchRatio:     c.Routing.MatchRatio,
+			ImbalanceAbs:   c.Routing.ImbalanceAbs,
+			ImbalanceRatio: c.Routing.ImbalanceRatio,
+			LoadFactor:     c.Routing.LoadFactor,
+		},
+		Hold: router.HoldOptions{
+			Requests: c.Routing.Hold.Requests,
+			Bytes:    int64(c.Routing.Hold.Bytes),
+			Time:     c.Routing.Hold.Time,
+		},
+		SLO:           c.SLO.TTFT,
 		BlockBytes:    c.Index.BlockBytes,
 		IndexMaxBytes: int64(c.Index.MaxBytes),
 		PollInterval:  c.Poll.Interval,
@@ -88,6 +102,7 @@ func newService(c *Config, log *slog.Logger) (*service, error) {
 		BodyIdle:       c.Timeouts.BodyIdle,
 		FirstByte:      c.Timeouts.FirstByte,
 		Idle:           c.Timeouts.Idle,
+		SessionHeader:  c.Routing.SessionHeader,
 		RouteHeaders:   c.ResponseHeaders,
 	})
 	admin := http.NewServeMux()
