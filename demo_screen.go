@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"fmt"
 	"io"
-	"os"
 	"time"
 
 	"warmroute/replay"
@@ -19,12 +18,7 @@ type demoScreen struct {
 }
 
 func newDemoScreen(out io.Writer) *demoScreen {
-	s := &demoScreen{out: out}
-	if f, ok := out.(*os.File); ok {
-		info, err := f.Stat()
-		s.terminal = err == nil && info.Mode()&os.ModeCharDevice != 0
-	}
-	return s
+	return &demoScreen{out: out, terminal: isTerminal(out)}
 }
 
 // interval is how often update should be called.

@@ -59,6 +59,8 @@ type Summary struct {
 
 	PromptTokens     int `json:"prompt_tokens"`
 	CompletionTokens int `json:"completion_tokens"`
+
+	Spread *Spread `json:"spread,omitempty"` // of the mean of several runs
 }
 
 // Tally collects results. Safe for concurrent use.

@@ -1,0 +1,222 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"encoding/xml"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"go.uber.org/goleak"
+)
+
+// writeReplayTrace writes 40 requests over four prefixes, five a second.
+func writeReplayTrace(t *testing.T) string {
+	t.Helper()
+	var lines bytes.Buffer
+	for i := range 40 {
+		fmt.Fprintf(&lines, `{"timestamp": %d, "input_length": 1200, "output_length": 20, "hash_ids": [0, %d, %d]}`+"\n",
+			i*200, 1+i%4, 100+i)
+	}
+	path := filepath.Join(t.TempDir(), "small.jsonl")
+	if err := os.WriteFile(path, lines.Bytes(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// runReplayCommand returns the exit status and what was printed.
+func runReplayCommand(ctx context.Context, t *testing.T, args ...string) (status int, stdout, stderr string) {
+	t.Helper()
+	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
+	var out, errs bytes.Buffer
+	status = run(ctx, append([]string{"replay"}, args...), &out, &errs)
+	return status, out.String(), errs.String()
+}
+
+func TestReplayPrintsTheFiguresThatScriptsRead(t *testing.T) {
+	status, out, errs := runReplayCommand(t.Context(), t, "--trace", writeReplayTrace(t),
+		"--backends", "2", "--load", "0.5", "--seeds", "2", "--policy", "prefix,round-robin,pooled", "--json")
+	if status != 0 || errs != "" {
+		t.Fatalf("status %d, stderr %s", status, errs)
+	}
+	var report struct {
+		Trace    string
+		Backends int
+		Load     float64
+		Seeds    int
+		Results  []map[string]any
+	}
+	if err := json.Unmarshal([]byte(out), &report); err != nil {
+		t.Fatalf("%v in %s", err, out)
+	}
+	if report.Trace != "small.jsonl" || report.Backends != 2 || report.Load != 0.5 || report.Seeds != 2 {
+		t.Errorf("got %+v", report)
+	}
+	var policies []string
+	for _, result := range report.Results {
+		policies = append(policies, result["policy"].(string))
+		for _, name := range []string{
+			"requests", "hit_ratio", "ttft_mean_s", "ttft_p50_s", "ttft_p90_s", "ttft_p99_s", "tpot_mean_s",
+			"e2e_mean_s", "work_max_over_mean", "in_flight_max_over_mean", "throughput_rps",
+		} {
+			if v, ok := result[name].(float64); !ok || v <= 0 {
+				t.Errorf("%s of %s is %v", name, result["policy"], result[name])
+			}
+		}
+		spread, ok := result["spread"].(map[string]any)["ttft_mean_s"].(map[string]any)
+		if mean := result["ttft_mean_s"].(float64); !ok || spread["min"].(float64) > mean || spread["max"].(float64) < mean {
+			t.Errorf("mean TTFT of %s is %v, spread %v", result["policy"], mean, spread)
+		}
+	}
+	if want := []string{"prefix", "round-robin", "pooled"}; !slices.Equal(policies, want) {
+		t.Errorf("policies %v, want %v", policies, want)
+	}
+}
+
+func TestReplayPrintsAnObjectForEachLoad(t *testing.T) {
+	f := func(loads string, want ...float64) {
+		t.Helper()
+		_, out, errs := runReplayCommand(t.Context(), t, "--trace", writeReplayTrace(t), "--load", loads, "--policy", "prefix", "--json")
+		var got []float64
+		for line := range strings.Lines(out) {
+			var report struct{ Load float64 }
+			if err := json.Unmarshal([]byte(line), &report); err != nil {
+				t.Fatalf("%v in %s; %s", err, line, errs)
+			}
+			got = append(got, report.Load)
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("--load %s: reports of %v", loads, got)
+		}
+	}
+	f("0.9", 0.9)
+	f("0.9,0.1,0.5", 0.9, 0.1, 0.5)
+}
+
+func TestReplayPrintsTheSameTwice(t *testing.T) {
+	trace := writeReplayTrace(t)
+	f := func(args ...string) {
+		t.Helper()
+		args = append([]string{"--trace", trace, "--policy", "all", "--load", "1,2", "--json"}, args...)
+		_, first, _ := runReplayCommand(t.Context(), t, args...)
+		_, second, _ := runReplayCommand(t.Context(), t, args...)
+		if first == "" || first != second {
+			t.Errorf("%v:\n%s\nand then\n%s", args, first, second)
+		}
+	}
+	f()
+	f("--seeds", "3")
+}
+
+func TestReplayWritesATableForPeople(t *testing.T) {
+	status, out, errs := runReplayCommand(t.Context(), t, "--trace", writeReplayTrace(t), "--policy", "prefix,random,pooled", "--load", "0.9")
+	if status != 0 || errs != "" {
+		t.Fatalf("status %d, stderr %q: no bar where there is no terminal", status, errs)
+	}
+	for _, want := range []string{
+		"small.jsonl, 8 backends, load 0.9\n", "  random ", "in flight",
+		"\nprefix / the best other: TTFT × ", "\nprefix / pooled, ",
+	} {
+		if !strings.Contains(out, want) {
+			t.Errorf("no %q in\n%s", want, out)
+		}
+	}
+}
+
+func TestReplayDrawsAllPolicies(t *testing.T) {
+	trace, picture := writeReplayTrace(t), filepath.Join(t.TempDir(), "replay.svg")
+	f := func(loads string) {
+		t.Helper()
+		status, _, errs := runReplayCommand(t.Context(), t, "--trace", trace, "--policy", "all", "--load", loads, "--plot", picture)
+		if status != 0 {
+			t.Fatalf("status %d: %s", status, errs)
+		}
+		svg, err := os.ReadFile(picture)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for d := xml.NewDecoder(bytes.NewReader(svg)); ; {
+			if _, err := d.Token(); errors.Is(err, io.EOF) {
+				break
+			} else if err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, name := range replayPolicies() {
+			if !bytes.Contains(svg, []byte(">"+name+"</text>")) {
+				t.Errorf("--load %s: %s is not in the picture", loads, name)
+			}
+		}
+	}
+	f("0.9")
+	f("0.7,0.9")
+}
+
+func TestReplayRefusesWhatItCannotPlay(t *testing.T) {
+	trace := writeReplayTrace(t)
+	f := func(want int, advice string, args ...string) {
+		t.Helper()
+		status, out, errs := runReplayCommand(t.Context(), t, args...)
+		if status != want || out != "" || !strings.Contains(errs, advice) {
+			t.Errorf("%v: status %d, want %d; stdout %q, stderr %q lacks %q", args, status, want, out, errs, advice)
+		}
+	}
+	f(2, "--trace FILE")
+	f(2, "choose of prefix", "--trace", trace, "--policy", "best")
+	f(2, "twice", "--trace", trace, "--policy", "prefix,prefix")
+	f(2, "not between 0 and 100", "--trace", trace, "--load", "0.9,0")
+	f(2, "invalid argument", "--trace", trace, "--load", "much")
+	f(2, "--backends 0", "--trace", trace, "--backends", "0")
+	f(2, "--seeds 0", "--trace", trace, "--seeds", "0")
+	f(2, "--kv-tokens 100", "--trace", trace, "--kv-tokens", "100")
+	f(2, "--speeds names 3, for 2", "--trace", trace, "--backends", "2", "--speeds", "1,1,1")
+	f(2, "--speeds: 0", "--trace", trace, "--speeds", "1,0")
+	f(2, "share between 0 and 1", "--trace", trace, "--non-streaming", "1.5")
+	f(2, "--index-factor", "--trace", trace, "--index-factor", "0")
+	f(2, "--evictions", "--trace", trace, "--evictions", "-1")
+	f(2, "--poll", "--trace", trace, "--poll", "0s")
+	f(2, "--step-tokens", "--trace", trace, "--step-tokens", "0")
+	f(2, "--quadratic", "--trace", trace, "--quadratic", "-1")
+	f(2, "--slo", "--trace", trace, "--slo", "-1s")
+	f(2, "join, leave or restart", "--trace", trace, "--policy", "prefix", "--change", "explode:1@1s")
+	f(2, "backends are 0 to 7", "--trace", trace, "--policy", "prefix", "--change", "join:8@1s")
+	f(2, "is not like join:7@20m", "--trace", trace, "--policy", "prefix", "--change", "join@1s")
+	f(2, "is not like join:7@20m", "--trace", trace, "--policy", "prefix", "--change", "join:1x@1s")
+	f(2, "leave it out of --policy", "--trace", trace, "--policy", "pooled", "--change", "join:1@1s")
+	f(1, "no such file", "--trace", trace+".missing")
+	f(1, "--plot", "--trace", trace, "--plot", filepath.Join(trace, "x.svg"))
+
+	broken := filepath.Join(t.TempDir(), "broken.jsonl")
+	if err := os.WriteFile(broken, []byte("{}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f(1, "line 1: timestamp is missing", "--trace", broken)
+}
+
+func TestReplayTakesEveryFlag(t *testing.T) {
+	status, out, errs := runReplayCommand(t.Context(), t, "--trace", writeReplayTrace(t), "--policy", "prefix,least-load",
+		"--backends", "4", "--kv-tokens", "100000", "--load", "1.5", "--seeds", "2", "--seed", "7", "--speeds", "1,0.5",
+		"--poll", "200ms", "--poll-lag", "50ms", "--non-streaming", "0.5", "--no-usage", "--index-factor", "2", "--evictions", "1",
+		"--change", "join:3@1s", "--change", "leave:0@2s", "--change", "restart:1@3s", "--step-tokens", "2048", "--quadratic", "1.9e-5",
+		"--hold=false", "--slo", "2s", "--json")
+	if status != 0 || !strings.Contains(out, `"requests":40`) {
+		t.Errorf("status %d, stdout %s, stderr %s", status, out, errs)
+	}
+}
+
+func TestReplayEndsWhenInterrupted(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	status, out, errs := runReplayCommand(ctx, t, "--trace", writeReplayTrace(t))
+	if status != 1 || out != "" || !strings.Contains(errs, "interrupted") {
+		t.Errorf("status %d, stdout %q, stderr %q", status, out, errs)
+	}
+}

@@ -1,0 +1,41 @@
+package main
+
+import (
+	"io"
+	"time"
+
+	"github.com/schollz/progressbar/v3"
+)
+
+// progressBar shows on a terminal how far a replay is, and nothing elsewhere.
+type progressBar struct{ bar *progressbar.ProgressBar }
+
+const progressSteps = 1000
+
+func newProgressBar(w io.Writer) progressBar {
+	if !isTerminal(w) {
+		return progressBar{}
+	}
+	return progressBar{progressbar.NewOptions(progressSteps,
+		progressbar.OptionSetWriter(w),
+		progressbar.OptionSetDescription("replay"),
+		progressbar.OptionSetWidth(40),
+		progressbar.OptionThrottle(100*time.Millisecond),
+		progressbar.OptionClearOnFinish(),
+	)}
+}
+
+// set shows the share that is done. The bar's own write errors are of no
+// interest: the results matter, and go elsewhere.
+func (p progressBar) set(share float64) {
+	if p.bar != nil {
+		_ = p.bar.Set(int(share * progressSteps))
+	}
+}
+
+// clear takes the bar off the screen.
+func (p progressBar) clear() {
+	if p.bar != nil {
+		_ = p.bar.Clear()
+	}
+}
