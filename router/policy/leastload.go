@@ -7,17 +7,5 @@ import "math/rand/v2"
 type leastLoad struct{ rng *rand.Rand }
 
 func (l leastLoad) Choose(_ *Request, candidates []Candidate) int {
-	best, ties := 0, 1
-	for i := 1; i < len(candidates); i++ {
-		switch a, b := candidates[i].Requests, candidates[best].Requests; {
-		case a < b:
-			best, ties = i, 1
-		case a == b:
-			ties++
-			if l.rng.IntN(ties) == 0 {
-				best = i
-			}
-		}
-	}
-	return best
+	return fewest(candidates, l.rng)
 }

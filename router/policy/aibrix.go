@@ -1,0 +1,75 @@
+package policy
+
+import (
+	"math"
+	"math/rand/v2"
+	"time"
+)
+
+// Bounds of AIBrix's table, which all backends share: blocks of 16 tokens.
+const (
+	aibrixTableTokens = 200_000 * 16
+	aibrixLife        = 20 * time.Minute
+)
+
+// aibrix is AIBrix's prefix-cache. When one backend has more than abs requests
+// in flight above another, only the least loaded stay candidates. Of these the
+// one that holds the most of the prompt, in whole percents, with the fewest in
+// flight among equals, gets it, passing over those above the mean plus one
+// standard deviation.
+type aibrix struct {
+	rng   *rand.Rand
+	abs   float64
+	table *trie
+	most  int
+
+	places []int // scratch
+}
+
+func newAIBrix(s Settings, rng *rand.Rand, most int) *aibrix {
+	return &aibrix{rng: rng, abs: or(s.ImbalanceAbs, 8), table: newTrie(most, losesHeads), most: most}
+}
+
+func (p *aibrix) Choose(r *Request, candidates []Candidate) int {
+	p.table.ages.Resize(min(p.most, r.blocksIn(aibrixTableTokens)))
+	expire(p.table.ages, r.Now.Add(-aibrixLife))
+	chosen := p.choose(r, candidates)
+	p.table.add(candidates[chosen].Slot, r.Blocks, r.Now)
+	return chosen
+}
+
+func (p *aibrix) choose(r *Request, candidates []Candidate) int {
+	most, least := extremes(candidates)
+	p.places = p.places[:0]
+	for i := range candidates {
+		if most-least <= p.abs || candidates[i].Requests == least {
+			p.places = append(p.places, i)
+		}
+	}
+	depths := p.table.leading(r.Blocks, candidates)
+	bound := p.meanAndDeviation(candidates)
+	// One at least is not above the mean, so none is chosen that is above bound.
+	chosen := lowest(len(p.places), p.rng, func(k int) float64 {
+		i := p.places[k]
+		if candidates[i].Requests > bound {
+			return math.Inf(1)
+		}
+		percent := 100 * depths[i] / max(1, len(r.Blocks))
+		// The percentage first; the requests in flight decide within it.
+		n := candidates[i].Requests
+		return -float64(percent) + n/(n+1)
+	})
+	return p.places[chosen]
+}
+
+// meanAndDeviation is the mean of the requests in flight of places plus their
+// standard deviation.
+func (p *aibrix) meanAndDeviation(candidates []Candidate) float64 {
+	sum, squares := 0.0, 0.0
+	for _, i := range p.places {
+		n := candidates[i].Requests
+		sum, squares = sum+n, squares+n*n
+	}
+	mean := sum / float64(len(p.places))
+	return mean + math.Sqrt(max(0, squares/float64(len(p.places))-mean*mean))
+}

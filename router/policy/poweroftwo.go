@@ -1,0 +1,21 @@
+package policy
+
+import "math/rand/v2"
+
+// powerOfTwo draws two candidates and takes the one with fewer requests in
+// flight, the first drawn among equals.
+type powerOfTwo struct{ rng *rand.Rand }
+
+func (p powerOfTwo) Choose(_ *Request, candidates []Candidate) int {
+	if len(candidates) == 1 {
+		return 0
+	}
+	a, b := p.rng.IntN(len(candidates)), p.rng.IntN(len(candidates)-1)
+	if b >= a {
+		b++
+	}
+	if candidates[b].Requests < candidates[a].Requests {
+		return b
+	}
+	return a
+}

@@ -1,0 +1,50 @@
+package policy
+
+import (
+	"math/rand/v2"
+	"time"
+)
+
+// Bounds of Ray Serve's tree, per backend, where its eviction is on.
+const (
+	rayTreeBeyond = 400_000 / 4 // tokens
+	rayTreeDown   = 360_000 / 4
+	rayTreeWalk   = 10 * time.Second
+)
+
+// rayAffinity is Ray Serve's PrefixCacheAffinityRouter. When one backend has
+// more than abs requests in flight above another, or there is no text, it is
+// power of two choices. Otherwise the longest match, if that is at least ratio of
+// the prompt; below that the smallest tree.
+type rayAffinity struct {
+	rng        *rand.Rand
+	ratio, abs float64
+	tree       *ledger
+	walk       every
+}
+
+func newRay(s Settings, rng *rand.Rand, most int) *rayAffinity {
+	return &rayAffinity{
+		rng: rng, ratio: or(s.MatchRatio, 0.1), abs: or(s.ImbalanceAbs, 10),
+		tree: newLedger(most, losesTails), walk: every{interval: rayTreeWalk},
+	}
+}
+
+func (p *rayAffinity) Choose(r *Request, candidates []Candidate) int {
+	if p.walk.due(r.Now) {
+		p.tree.shrink(r.blocksIn(rayTreeBeyond), r.blocksIn(rayTreeDown))
+	}
+	chosen := p.choose(r, candidates)
+	p.tree.add(candidates[chosen].Slot, r.Blocks, r.Now)
+	return chosen
+}
+
+func (p *rayAffinity) choose(r *Request, candidates []Candidate) int {
+	if most, least := extremes(candidates); most-least > p.abs || len(r.Blocks) == 0 {
+		return powerOfTwo{p.rng}.Choose(r, candidates)
+	}
+	if matching, depth := deepest(p.tree.leading(r.Blocks, candidates), p.rng); r.share(depth) >= p.ratio {
+		return matching
+	}
+	return p.tree.smallest(candidates, p.rng)
+}

@@ -1,0 +1,30 @@
+package policy
+
+import (
+	"time"
+
+	"warmroute/router/prompt"
+)
+
+// trie is one table for all backends: a block is remembered, with all who were
+// sent it, or it is not.
+type trie struct {
+	owners
+	order order
+	ages  *ages
+}
+
+func newTrie(most int, o order) *trie {
+	t := &trie{order: o}
+	t.ages = newAges(most, t.drop)
+	return t
+}
+
+// add records that a backend was sent blocks.
+func (t *trie) add(slot int, blocks []prompt.Block, now time.Time) {
+	// Noted before they are used: those there is no room for are dropped then.
+	for _, b := range blocks {
+		t.note(b, slot)
+	}
+	t.order(t.ages, blocks, now)
+}

@@ -1,0 +1,34 @@
+package policy
+
+import "math/rand/v2"
+
+// weighted is the default of the Gateway API's endpoint picker (EPP): the
+// highest of
+//
+//	3·matched + 2·(1 - kv usage) + 2·(longest queue - queue) / (longest - shortest)
+//
+// where equal queues all score 1. Queue and KV usage are the replica's word, a
+// poll old: a burst between two polls sees the same backend best.
+type weighted struct {
+	rng   *rand.Rand
+	table eppTable
+}
+
+func newWeighted(rng *rand.Rand, most int) *weighted { return &weighted{rng, newEPPTable(most)} }
+
+func (p *weighted) Choose(r *Request, candidates []Candidate) int {
+	matched := p.table.matched(r, candidates)
+	longest, shortest := candidates[0].Waiting, candidates[0].Waiting
+	for i := range candidates {
+		longest, shortest = max(longest, candidates[i].Waiting), min(shortest, candidates[i].Waiting)
+	}
+	chosen := lowest(len(candidates), p.rng, func(i int) float64 {
+		queue := 1.0
+		if longest > shortest {
+			queue = (longest - candidates[i].Waiting) / (longest - shortest)
+		}
+		return -(3*matched(i) + 2*(1-candidates[i].KVUsage) + 2*queue)
+	})
+	p.table.placed(r, &candidates[chosen])
+	return chosen
+}
