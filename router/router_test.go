@@ -150,25 +150,6 @@ func TestAClientThatLeftAfterTheFirstEventTakesNothingBack(t *testing.T) {
 	}
 }
 
-func TestForeignLoadCountsAndFades(t *testing.T) {
-	r, fleet, c := newFleet(t, 2, "prefix")
-	fleet[0].InFlight.Store(2)
-	fleet[0].SetLoad(&backends.Load{QueuesKnown: true, Running: 2, OwnInFlight: 2, ScrapedAt: c.now})
-	fleet[1].SetLoad(&backends.Load{QueuesKnown: true, Running: 7, Waiting: 3, ScrapedAt: c.now})
-	if d := mustPick(t, r, ask(fleet, 1, 1)); d.Backend != fleet[0] {
-		t.Error("the other client's ten requests were not counted")
-	} else {
-		d.Release(Outcome{End: Served, AnswerTokens: 1})
-	}
-	if n, queued := r.foreign(fleet[1].Load(), c.now.Add(2*time.Second)); n > 3.7 || n < 3.6 || queued > n {
-		t.Errorf("after two intervals %.2f foreign requests, want 10/e", n)
-	}
-	c.advance(4 * time.Second)
-	if d := mustPick(t, r, ask(fleet, 1, 1)); d.Backend != fleet[1] {
-		t.Error("foreign load lasts longer than three missed polls")
-	}
-}
-
 func TestCapacityFollowsTheReplica(t *testing.T) {
 	r, fleet, _ := newFleet(t, 2, "prefix")
 	f := func(want int) {
