@@ -1,0 +1,211 @@
+package index
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"warmroute/router/prompt"
+)
+
+// copyOut exports a backend's blocks, a few places at a time, calling between
+// after each part, and brings them in Import's order as a snapshot does.
+func copyOut(x *Index, slot, n int, between func()) []Restored {
+	e := x.Export(slot)
+	var all []Copied
+	for more := true; more; between() {
+		all, more = e.More(all, n)
+	}
+	places := make([]int, len(all))
+	for i := range places {
+		places[i] = i
+	}
+	slices.SortStableFunc(places, func(a, b int) int { return int(all[b].Used) - int(all[a].Used) })
+	var out []Restored
+	done := map[prompt.Block]bool{}
+	var emit func(at int) bool
+	emit = func(at int) bool {
+		c := all[at]
+		if c.Used == 0 {
+			return false
+		}
+		if done[c.Block] {
+			return true
+		}
+		if c.Place != 0 && (int(c.Place) >= len(all) || all[c.Place].Block != c.Parent || !emit(int(c.Place))) {
+			return false
+		}
+		done[c.Block] = true
+		out = append(out, Restored{c.Block, c.Parent, c.Place == 0})
+		return true
+	}
+	for _, at := range places {
+		emit(at)
+	}
+	return out
+}
+
+func restore(x *Index, slot int, blocks []Restored, n int, between func()) int {
+	i := x.Import(slot, len(blocks))
+	taken := 0
+	for part := range slices.Chunk(blocks, n) {
+		k, more := i.More(part)
+		taken += k
+		if !more {
+			break
+		}
+		between()
+	}
+	return taken
+}
+
+func nothing() {}
+
+func TestWhatWasExportedIsThereAfterImport(t *testing.T) {
+	x := fleet(3, 100)
+	add(x, 1, "abcdef")
+	add(x, 1, "abcxy")
+	add(x, 1, "pq")
+	add(x, 2, "abc")
+	y := fleet(3, 100)
+	if n := restore(y, 1, copyOut(x, 1, 2, nothing), 2, nothing); n != 10 || y.Len(1) != 10 {
+		t.Errorf("%d blocks taken, %d held, want 10", n, y.Len(1))
+	}
+	f := func(s string, want int) {
+		t.Helper()
+		if got := depths(y, s); got[1] != want || got[0]+got[2] != 0 {
+			t.Errorf("%q: got %v, want %d on backend 1", s, got, want)
+		}
+	}
+	f("abcdef", 6)
+	f("abcxyz", 5)
+	f("pq", 2)
+	f("zz", 0)
+}
+
+func TestImportKeepsTheOrderOfUse(t *testing.T) {
+	x := fleet(1, 100)
+	for _, s := range []string{"aaaa", "bbbb", "cccc", "aaaa"} {
+		add(x, 0, s)
+	}
+	y := fleet(1, 100)
+	restore(y, 0, copyOut(x, 0, 3, nothing), 3, nothing)
+	y.SetCapacity(0, 5)
+	if a, b, c := depths(y, "aaaa")[0], depths(y, "bbbb")[0], depths(y, "cccc")[0]; a != 4 || b != 0 || c != 1 {
+		t.Errorf("of 5 places the three prompts have %d, %d and %d; want 4 for the latest, 1 for the one before", a, b, c)
+	}
+}
+
+func TestImportTakesTheLatestUsedThatFit(t *testing.T) {
+	x := fleet(1, 100)
+	add(x, 0, "abcdef")
+	add(x, 0, "uvwxyz")
+	y := fleet(1, 8)
+	add(y, 0, "n") // what came meanwhile stays
+	if n := restore(y, 0, copyOut(x, 0, 100, nothing), 4, nothing); n != 7 {
+		t.Errorf("%d blocks taken, want 7", n)
+	}
+	for s, want := range map[string]int{"n": 1, "uvwxyz": 6, "abcdef": 1} {
+		if got := depths(y, s)[0]; got != want {
+			t.Errorf("%q: %d, want %d", s, got, want)
+		}
+	}
+}
+
+func TestNothingStandsOnABlockThatIsTakenBack(t *testing.T) {
+	x := fleet(1, 100)
+	add(x, 0, "abcdef")
+	blocks := copyOut(x, 0, 100, nothing)
+	for _, live := range []int{0, 3} { // parts imported before the request comes
+		y := fleet(1, 100)
+		i := y.Import(0, len(blocks))
+		i.More(blocks[:live])
+		p := add(y, 0, "abcdxx")
+		i.More(blocks[live:])
+		y.TakeBack(p, chain("abcdxx"), 0)
+		// Had "abcd" been removed, "ef" would stand on nothing.
+		if got := depths(y, "abcdef")[0]; got != 6 {
+			t.Errorf("after %d blocks: depth %d, want 6", live, got)
+		}
+		checkClosed(t, y)
+	}
+}
+
+func TestALossEndsImportAndRestartsExport(t *testing.T) {
+	x := fleet(1, 100)
+	add(x, 0, "abcdefgh")
+	lost := false
+	got := copyOut(x, 0, 3, func() {
+		if !lost {
+			lost = true
+			x.Drop(0)
+			add(x, 0, "pq")
+		}
+	})
+	if len(got) != 2 {
+		t.Errorf("%d blocks exported, want the 2 that came after the loss", len(got))
+	}
+	y := fleet(1, 100)
+	n := restore(y, 0, got, 1, func() { y.Drop(0) })
+	if n != 1 || y.Len(0) != 0 {
+		t.Errorf("%d blocks taken and %d held after a loss, want 1 and 0", n, y.Len(0))
+	}
+}
+
+// checkClosed fails when a block is held without the one before it, or is older.
+func checkClosed(t *testing.T, x *Index) {
+	t.Helper()
+	total := 0
+	for slot, h := range x.held {
+		age := map[int32]int{}
+		for at := h.oldest(); at != 0; at = h.entries[at].newer {
+			age[at] = len(age)
+			total++
+		}
+		if len(age) != len(h.find) {
+			t.Fatalf("backend %d: %d blocks in the ring, %d in the map", slot, len(age), len(h.find))
+		}
+		for at := range age {
+			if p := h.entries[at].parent; p != 0 && age[p] <= age[at] {
+				t.Fatalf("backend %d: a block is no older than the one it follows", slot)
+			}
+			if s, bit := x.bit(slot); s[h.entries[at].block]&bit == 0 {
+				t.Fatalf("backend %d: a held block is in no set", slot)
+			}
+		}
+	}
+	if total != x.entries {
+		t.Fatalf("%d blocks held, %d counted", total, x.entries)
+	}
+}
+
+// Random traffic goes on between the parts of an export and of an import.
+func TestExportAndImportUnderTraffic(t *testing.T) {
+	for seed := range uint64(50) {
+		rng := rand.New(rand.NewPCG(seed, 0))
+		traffic := func(x *Index) func() {
+			return func() {
+				for range rng.IntN(4) {
+					s := fmt.Sprintf("%08b", rng.IntN(256))[:1+rng.IntN(8)]
+					p := add(x, 0, s)
+					if rng.IntN(3) == 0 {
+						x.TakeBack(p, chain(s), rng.IntN(3))
+					}
+				}
+			}
+		}
+		x, y := fleet(2, 60), fleet(2, 40)
+		for range 20 {
+			traffic(x)()
+		}
+		blocks := copyOut(x, 0, 1+rng.IntN(9), traffic(x))
+		for i, b := range blocks {
+			if !b.First && !slices.ContainsFunc(blocks[:i], func(r Restored) bool { return r.Block == b.Parent }) {
+				t.Fatalf("seed %d: block %d comes before the one it follows", seed, i)
+			}
+		}
+		restore(y, 0, blocks, 1+rng.IntN(5), traffic(y))
+		checkClosed(t, y)
+	}
+}

@@ -1,0 +1,154 @@
+package router
+
+import (
+	"errors"
+	"io"
+	"log/slog"
+	"runtime"
+	"slices"
+	"sync"
+	"time"
+
+	"warmroute/backends"
+	"warmroute/router/index"
+)
+
+// snapshotPart is how many blocks are copied out or in while the Router waits:
+// some ten microseconds' worth, as long as a decision.
+const snapshotPart = 512
+
+// Snapshots carries what a Router knows of its backends' caches over a restart
+// of the proxy: a replica that went on running still holds its blocks, and a
+// fleet must not become cold because its proxy was updated. Safe for
+// concurrent use.
+//
+// What was read is given to a backend at its first scrape, if that does not
+// show that the replica's cache is another one by now. A replica without
+// /metrics shows nothing and starts cold.
+type Snapshots struct {
+	router   *Router
+	fleet    []*backends.Backend
+	log      *slog.Logger
+	maxBytes int64
+
+	mu    sync.Mutex // guards the entries of both
+	known []*backends.Load
+	read  []*part // waits for the first scrape; nil: nothing does
+}
+
+// NewSnapshots makes the Snapshots of a Router and its backends, none of them
+// larger than maxBytes, which is what the Router's index may take.
+func NewSnapshots(r *Router, fleet []*backends.Backend, maxBytes int64, log *slog.Logger) *Snapshots {
+	return &Snapshots{
+		router:   r,
+		fleet:    fleet,
+		log:      log,
+		maxBytes: maxBytes,
+		known:    make([]*backends.Load, len(fleet)),
+		read:     make([]*part, len(fleet)),
+	}
+}
+
+// Read takes in what Write wrote. On an error, which says why the snapshot is of
+// no use, nothing has changed. Call it before the first Observe.
+func (s *Snapshots) Read(from io.Reader) error {
+	data, err := io.ReadAll(io.LimitReader(from, s.maxBytes+1))
+	if err != nil {
+		return err
+	}
+	if int64(len(data)) > s.maxBytes {
+		return errors.New("it is larger than index.max_bytes")
+	}
+	parts, err := parseSnapshot(data, fingerprint(s.router.blockBytes), s.router.now())
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, b := range s.fleet {
+		s.read[b.Slot] = parts[backends.Address(b.URL)]
+	}
+	return nil
+}
+
+// Observe is Router.Observe, and gives b what was read of it at its first call.
+// Calls for one backend come one after the other.
+func (s *Snapshots) Observe(b *backends.Backend, l *backends.Load) {
+	s.router.Observe(b, l)
+	s.mu.Lock()
+	p := s.read[b.Slot]
+	s.known[b.Slot] = l
+	s.mu.Unlock()
+	if p == nil {
+		return
+	}
+	age := s.router.now().Sub(p.taken).Round(time.Second)
+	if why := p.contradicted(l); why != "" {
+		s.log.Warn("snapshot of the index not used", "backend", b.Name, "reason", why, "age", age)
+	} else {
+		s.log.Info("index restored", "backend", b.Name, "blocks", s.restore(b, p), "age", age)
+	}
+	s.mu.Lock()
+	s.read[b.Slot] = nil // until now: a Write meanwhile has the whole of it
+	s.mu.Unlock()
+}
+
+// restore returns how many blocks were taken in.
+func (s *Snapshots) restore(b *backends.Backend, p *part) int {
+	r, all := s.router, p.blocks()
+	r.deciding.Lock()
+	i := r.index.Import(b.Slot, len(all))
+	r.deciding.Unlock()
+	total := 0
+	for len(all) > 0 {
+		n := min(snapshotPart, len(all))
+		r.deciding.Lock()
+		taken, more := i.More(all[:n])
+		r.deciding.Unlock()
+		total += taken
+		if !more {
+			break
+		}
+		all = all[n:]
+		runtime.Gosched() // or this goroutine would have the lock again before who waits for it
+	}
+	return total
+}
+
+// Write writes what is known of every backend that was scraped since the start,
+// and for the others what was read. The Router goes on deciding meanwhile.
+func (s *Snapshots) Write(to io.Writer) error {
+	s.mu.Lock()
+	read, known := slices.Clone(s.read), slices.Clone(s.known)
+	s.mu.Unlock()
+	// A backend never scraped has nothing that could show, one day, that its cache is still the same.
+	list := slices.DeleteFunc(slices.Clone(s.fleet), func(b *backends.Backend) bool { return read[b.Slot] == nil && known[b.Slot] == nil })
+	w := newSnapshotWriter(to, fingerprint(s.router.blockBytes), len(list))
+	var copied []index.Copied
+	var buf []byte
+	for _, b := range list {
+		if p := read[b.Slot]; p != nil {
+			w.part(p.raw)
+			continue
+		}
+		p := part{address: backends.Address(b.URL), taken: s.router.now(), load: *known[b.Slot]}
+		copied = s.export(b, copied[:0])
+		buf = p.encode(buf[:0], copied)
+		w.part(buf)
+	}
+	return w.end()
+}
+
+// export copies to all what the index holds of b, in parts.
+func (s *Snapshots) export(b *backends.Backend, all []index.Copied) []index.Copied {
+	r := s.router
+	r.deciding.Lock()
+	e := r.index.Export(b.Slot)
+	r.deciding.Unlock()
+	for more := true; more; runtime.Gosched() {
+		r.deciding.Lock()
+		all, more = e.More(all, snapshotPart)
+		r.deciding.Unlock()
+	}
+	return all
+}

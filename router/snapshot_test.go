@@ -1,0 +1,330 @@
+package router
+
+import (
+	"bytes"
+	"fmt"
+	"log/slog"
+	"net/url"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/zeebo/xxh3"
+
+	"warmroute/backends"
+	"warmroute/router/index"
+)
+
+// kept is a fleet with Snapshots, and what they log.
+type kept struct {
+	*Router
+	*Snapshots
+	fleet []*backends.Backend
+	clock *clock
+	log   bytes.Buffer
+}
+
+func newKept(t testing.TB, n int) *kept {
+	t.Helper()
+	k := &kept{}
+	k.Router, k.fleet, k.clock = newFleet(t, n, "prefix")
+	for i, b := range k.fleet {
+		b.URL = &url.URL{Scheme: "http", Host: fmt.Sprintf("10.0.0.%d:8000", i)}
+	}
+	k.Snapshots = NewSnapshots(k.Router, k.fleet, 1<<26, slog.New(slog.NewTextHandler(&k.log, nil)))
+	return k
+}
+
+func (k *kept) write(t testing.TB) []byte {
+	t.Helper()
+	var out bytes.Buffer
+	if err := k.Write(&out); err != nil {
+		t.Fatal(err)
+	}
+	return out.Bytes()
+}
+
+// matched is how many of n blocks of prompt key each backend holds.
+func (k *kept) matched(key, n int) []int {
+	k.deciding.Lock()
+	defer k.deciding.Unlock()
+	depth := make([]int, len(k.fleet))
+	k.index.Match(ask(k.fleet, key, n).Blocks, depth)
+	return depth
+}
+
+// began is the first scrape of a replica that has run for a while.
+func began() backends.Load {
+	return backends.Load{
+		StartTime: 900, CacheTokens: 64_000, PromptTokens: 5000, GenerationTokens: 700, TokensKnown: true,
+		PrefixQueries: 5000, PrefixHits: 3000, PrefixKnown: true,
+	}
+}
+
+// warm has prompts placed on its two backends: the even ones on the first.
+func warm(t testing.TB) *kept {
+	t.Helper()
+	k := newKept(t, 2)
+	l := began()
+	for _, b := range k.fleet {
+		k.Snapshots.Observe(b, &l)
+	}
+	for key := range 20 {
+		mustPick(t, k.Router, ask(k.fleet[key%2:key%2+1], key, 5+key)).Release(Outcome{End: Served, AnswerTokens: 1})
+	}
+	return k
+}
+
+func TestASnapshotGivesBackWhatBackendsHeld(t *testing.T) {
+	before := warm(t)
+	data := before.write(t)
+	after := newKept(t, 2)
+	if err := after.Read(bytes.NewReader(data)); err != nil {
+		t.Fatal(err)
+	}
+	if got := after.matched(4, 9); !slices.Equal(got, []int{0, 0}) {
+		t.Errorf("%v blocks are held before the first scrape", got)
+	}
+	l := began()
+	after.Snapshots.Observe(after.fleet[0], &l)
+	if got := after.matched(4, 9); !slices.Equal(got, []int{9, 0}) {
+		t.Errorf("after one backend's scrape %v blocks are held, want 9 and 0", got)
+	}
+	after.Snapshots.Observe(after.fleet[1], &l)
+	for key := range 20 {
+		want := before.matched(key, 5+key)
+		if got := after.matched(key, 5+key); !slices.Equal(got, want) {
+			t.Errorf("prompt %d: %v blocks are held, want %v", key, got, want)
+		}
+	}
+	if log := after.log.String(); strings.Count(log, "index restored") != 2 {
+		t.Errorf("the log says\n%s", log)
+	}
+}
+
+func TestABackendThatIsAwayAtOneRestartIsNotForgottenAtTheNext(t *testing.T) {
+	data := warm(t).write(t)
+	l := began()
+	for range 3 { // only the first backend is ever scraped
+		k := newKept(t, 2)
+		if err := k.Read(bytes.NewReader(data)); err != nil {
+			t.Fatal(err)
+		}
+		k.Snapshots.Observe(k.fleet[0], &l)
+		data = k.write(t)
+	}
+	k := newKept(t, 2)
+	if err := k.Read(bytes.NewReader(data)); err != nil {
+		t.Fatal(err)
+	}
+	k.Snapshots.Observe(k.fleet[1], &l)
+	if got := k.matched(5, 10); !slices.Equal(got, []int{0, 10}) {
+		t.Errorf("%v blocks are held, want 0 and 10", got)
+	}
+}
+
+func TestWhatContradictsASnapshot(t *testing.T) {
+	f := func(want string, then, now func(*backends.Load)) {
+		t.Helper()
+		p := part{taken: time.Unix(1000, 0), load: began()}
+		then(&p.load)
+		l := began()
+		now(&l)
+		if got := p.contradicted(&l); !strings.Contains(got, want) || (got == "") != (want == "") {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+	same := func(*backends.Load) {}
+	noStart := func(l *backends.Load) { l.StartTime = 0 }
+	f("", same, same)
+	f("started anew", same, func(l *backends.Load) { l.StartTime = 950 })
+	f("started anew", same, func(l *backends.Load) { l.StartTime = 1001 })
+	f("", noStart, same)
+	f("started anew", noStart, func(l *backends.Load) { l.StartTime = 1001 })
+	// The clock of the replica's machine may be ahead of ours.
+	ahead := func(l *backends.Load) { l.StartTime = 5000 }
+	f("", ahead, ahead)
+
+	f("", noStart, noStart)
+	f("", same, noStart)
+	f("nothing shows", noStart, func(l *backends.Load) { l.StartTime, l.TokensKnown = 0, false })
+	f("nothing shows", func(l *backends.Load) { *l = backends.Load{CacheTokens: 64_000} }, noStart)
+	f("ran backwards", noStart, func(l *backends.Load) { l.StartTime, l.PromptTokens = 0, 4999 })
+	f("ran backwards", same, func(l *backends.Load) { l.GenerationTokens = 1 })
+
+	f("asleep", same, func(l *backends.Load) { l.Asleep = true })
+	f("no prefixes", same, func(l *backends.Load) { l.PrefixCachingOff = true })
+	f("from 64000 to 32000", same, func(l *backends.Load) { l.CacheTokens = 32_000 })
+	f("", same, func(l *backends.Load) { l.PrefixQueries, l.PrefixHits = 1e9, 1e9-66_000+1 })
+	f("computed more", same, func(l *backends.Load) { l.PrefixQueries, l.PrefixHits = 1e9, 1e9-66_000-1 })
+}
+
+func TestAContradictedPartIsReportedAndNotUsed(t *testing.T) {
+	k := newKept(t, 2)
+	if err := k.Read(bytes.NewReader(warm(t).write(t))); err != nil {
+		t.Fatal(err)
+	}
+	l := began()
+	l.StartTime = 990
+	k.Snapshots.Observe(k.fleet[0], &l)
+	if got := k.matched(4, 9); !slices.Equal(got, []int{0, 0}) {
+		t.Errorf("%v blocks are held by a replica that started anew", got)
+	}
+	if log := k.log.String(); !strings.Contains(log, "level=WARN") || !strings.Contains(log, "started anew") || !strings.Contains(log, "backend=b0") {
+		t.Errorf("the log says\n%s", log)
+	}
+}
+
+// sealed gives data a checksum that fits.
+func sealed(data []byte) []byte {
+	var out bytes.Buffer
+	w := snapshotWriter{to: &out, sum: xxh3.New()}
+	w.write(data[:len(data)-8])
+	if err := w.end(); err != nil {
+		panic(err)
+	}
+	return out.Bytes()
+}
+
+func TestSnapshotsThatAreOfNoUseAreRefusedWithTheReason(t *testing.T) {
+	good := warm(t).write(t)
+	f := func(name, want string, data []byte, change func(*kept)) {
+		t.Helper()
+		k := newKept(t, 2)
+		change(k)
+		err := k.Read(bytes.NewReader(data))
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: error %v, want %q", name, err, want)
+		}
+		for _, p := range k.read {
+			if p != nil {
+				t.Errorf("%s: something of it is kept", name)
+			}
+		}
+	}
+	plain := func(*kept) {}
+	edit := func(change func([]byte)) []byte {
+		b := bytes.Clone(good)
+		change(b)
+		return b
+	}
+	f("empty", "no snapshot", nil, plain)
+	f("foreign", "no snapshot", []byte(strings.Repeat("# a readme\n", 50)), plain)
+	f("version", "version 2", edit(func(b []byte) { b[len(snapshotMagic)] = 2 }), plain)
+	f("other block size", "index.block_bytes", good, func(k *kept) { k.blockBytes = 512 })
+	f("too old", "25h", good, func(k *kept) { k.clock.advance(25 * time.Hour) })
+	f("too large", "index.max_bytes", good, func(k *kept) { k.maxBytes = int64(len(good)) - 1 })
+	f("one part too many", "too soon", sealed(edit(func(b []byte) { b[len(snapshotMagic)+12]++ })), plain)
+	f("one part too few", "goes on", sealed(edit(func(b []byte) { b[len(snapshotMagic)+12]-- })), plain)
+	for n := range good[:len(good)-1] {
+		f(fmt.Sprintf("cut after %d bytes", n), "", good[:n], plain)
+	}
+	for n := range good {
+		f(fmt.Sprintf("byte %d is another", n), "", edit(func(b []byte) { b[n] ^= 0x10 }), plain)
+	}
+}
+
+func TestAFingerprintTellsBlockSizesApart(t *testing.T) {
+	if fingerprint(256) == fingerprint(512) || fingerprint(256) != fingerprint(256) {
+		t.Error("fingerprints do not tell block sizes apart")
+	}
+}
+
+// A snapshot of format 1 stays readable as long as the version says 1.
+func TestGoldenSnapshot(t *testing.T) {
+	data, err := os.ReadFile("testdata/snapshot-1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	parts, err := parseSnapshot(data, fingerprintIn(data), time.Unix(1000, 0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := parts["http://10.0.0.1:8000"]
+	if len(parts) != 2 || p == nil || p.load.StartTime != 900 || p.load.PrefixHits != 3000 || !p.taken.Equal(time.Unix(1000, 0)) {
+		t.Fatalf("got %d parts, %+v", len(parts), p)
+	}
+	x := index.New(1, 1<<20)
+	x.SetCapacity(0, 10_000)
+	x.Import(0, p.count).More(p.blocks())
+	depth := []int{0}
+	if x.Match(ask(nil, 7, 12).Blocks, depth); depth[0] != 12 || p.count != 150 {
+		t.Errorf("%d of 12 blocks of a prompt found among %d", depth[0], p.count)
+	}
+}
+
+// fingerprintIn is the one that a snapshot carries.
+func fingerprintIn(data []byte) uint64 {
+	if len(data) < snapshotHead {
+		return 0
+	}
+	at := len(snapshotMagic) + 4
+	var f uint64
+	for i, b := range data[at : at+8] {
+		f |= uint64(b) << (8 * i)
+	}
+	return f
+}
+
+func FuzzParseSnapshot(f *testing.F) {
+	f.Add([]byte(nil))
+	f.Add([]byte(snapshotMagic))
+	for _, k := range []*kept{newKept(f, 0), newKept(f, 3), warm(f)} {
+		data := k.write(f)
+		f.Add(data[:len(data)-8])
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		data = sealed(append(bytes.Clone(data), make([]byte, 8)...)) // what lies behind the checksum is to be reached
+		parts, err := parseSnapshot(data, fingerprintIn(data), time.Unix(1000, 0))
+		if err != nil {
+			return
+		}
+		for _, p := range parts {
+			l := began()
+			_ = p.contradicted(&l)
+			blocks := p.blocks()
+			x := index.New(1, 1<<20)
+			x.SetCapacity(0, 100)
+			if n, _ := x.Import(0, len(blocks)).More(blocks); n != x.Len(0) || n > 100 {
+				t.Errorf("%d blocks taken, %d held", n, x.Len(0))
+			}
+		}
+	})
+}
+
+// Requests are decided, and caches lost, while snapshots are written.
+func TestSnapshotsUnderTraffic(t *testing.T) {
+	k := warm(t)
+	stop := make(chan struct{})
+	var traffic sync.WaitGroup
+	for g := range 2 {
+		traffic.Go(func() {
+			for i := 0; ; i++ {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				mustPick(t, k.Router, ask(k.fleet, i%60, 10+i%40)).Release(Outcome{End: End(i % 4), AnswerTokens: 1})
+				if i%100 == g {
+					k.Forget(k.fleet[g])
+				}
+			}
+		})
+	}
+	for range 30 {
+		after := newKept(t, 2)
+		if err := after.Read(bytes.NewReader(k.write(t))); err != nil {
+			t.Error(err)
+		}
+		for _, b := range after.fleet {
+			l := began()
+			after.Snapshots.Observe(b, &l)
+		}
+	}
+	close(stop)
+	traffic.Wait()
+}
