@@ -62,15 +62,17 @@ type Import struct {
 	slot  int
 	of    *held
 
-	stamp        uint64 // of the block before
-	since, until uint64 // the stamps that are this Import's own
+	last         prompt.Block // taken
+	stamp        uint64       // of it
+	since, until uint64       // the stamps that are this Import's own
 }
 
 // Import begins to give a backend back n blocks at most.
 func (x *Index) Import(slot, n int) *Import {
-	before := x.adds
-	x.adds += uint64(n)
-	return &Import{x, slot, x.held[slot], x.adds + 1, before + 1, x.adds}
+	h := x.held[slot]
+	since := h.uses + 1
+	h.uses += uint64(n)
+	return &Import{index: x, slot: slot, of: h, stamp: h.uses + 1, since: since, until: h.uses}
 }
 
 // More takes the next blocks, the latest used first, a predecessor before what
@@ -78,12 +80,10 @@ func (x *Index) Import(slot, n int) *Import {
 // the backend's part is full, or was dropped meanwhile.
 func (i *Import) More(blocks []Restored) (taken int, more bool) {
 	h := i.index.held[i.slot]
-	s, bit := i.index.bit(i.slot)
 	for _, b := range blocks {
 		if h != i.of || len(h.find) >= h.capacity {
 			return taken, false
 		}
-		i.stamp--
 		if _, held := h.find[b.Block]; held {
 			continue
 		}
@@ -93,20 +93,33 @@ func (i *Import) More(blocks []Restored) (taken int, more bool) {
 				continue // evicted between two parts
 			}
 			if p := &h.entries[parent]; p.stamp < i.since || p.stamp > i.until {
-				// As if an Add had used it since: TakeBack must not remove
-				// what something stands on.
-				i.index.adds++
-				p.stamp = i.index.adds
+				// As if it had been used since: TakeBack must not remove what
+				// something stands on.
+				h.uses++
+				p.stamp = h.uses
 			}
 		}
-		// Before the oldest: its predecessor is there already, so used later.
-		at := h.insert(b.Block, 0, i.stamp)
-		h.entries[at].parent = parent
-		h.unlink(at)
-		h.linkBefore(at, h.oldest())
+		if b.First || b.Parent != i.last {
+			i.stamp-- // another path, used earlier
+		}
+		i.last = b.Block
+		h.insertOldest(b.Block, parent, i.stamp)
+		s, bit := i.index.bit(i.slot)
 		s[b.Block] |= bit
 		i.index.entries++
 		taken++
 	}
 	return taken, true
+}
+
+// insertOldest adds a block that nobody uses after the entry parent, which is in
+// use or was used later than all that will be evicted before it.
+func (h *held) insertOldest(b prompt.Block, parent int32, stamp uint64) {
+	at := h.insert(b, parent, stamp)
+	h.inUse--
+	e, oldest := &h.entries[at], h.oldest()
+	e.users = 0
+	e.older, e.newer = 0, oldest
+	h.entries[oldest].older = at
+	h.entries[0].newer = at
 }

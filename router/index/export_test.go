@@ -64,10 +64,10 @@ func nothing() {}
 
 func TestWhatWasExportedIsThereAfterImport(t *testing.T) {
 	x := fleet(3, 100)
-	add(x, 1, "abcdef")
-	add(x, 1, "abcxy")
-	add(x, 1, "pq")
-	add(x, 2, "abc")
+	use(x, 1, "abcdef")
+	use(x, 1, "abcxy")
+	add(x, 1, "pq") // goes on
+	use(x, 2, "abc")
 	y := fleet(3, 100)
 	if n := restore(y, 1, copyOut(x, 1, 2, nothing), 2, nothing); n != 10 || y.Len(1) != 10 {
 		t.Errorf("%d blocks taken, %d held, want 10", n, y.Len(1))
@@ -87,11 +87,12 @@ func TestWhatWasExportedIsThereAfterImport(t *testing.T) {
 func TestImportKeepsTheOrderOfUse(t *testing.T) {
 	x := fleet(1, 100)
 	for _, s := range []string{"aaaa", "bbbb", "cccc", "aaaa"} {
-		add(x, 0, s)
+		use(x, 0, s)
 	}
 	y := fleet(1, 100)
 	restore(y, 0, copyOut(x, 0, 3, nothing), 3, nothing)
 	y.SetCapacity(0, 5)
+	y.Upkeep(100)
 	if a, b, c := depths(y, "aaaa")[0], depths(y, "bbbb")[0], depths(y, "cccc")[0]; a != 4 || b != 0 || c != 1 {
 		t.Errorf("of 5 places the three prompts have %d, %d and %d; want 4 for the latest, 1 for the one before", a, b, c)
 	}
@@ -99,8 +100,8 @@ func TestImportKeepsTheOrderOfUse(t *testing.T) {
 
 func TestImportTakesTheLatestUsedThatFit(t *testing.T) {
 	x := fleet(1, 100)
-	add(x, 0, "abcdef")
-	add(x, 0, "uvwxyz")
+	use(x, 0, "abcdef")
+	use(x, 0, "uvwxyz")
 	y := fleet(1, 8)
 	add(y, 0, "n") // what came meanwhile stays
 	if n := restore(y, 0, copyOut(x, 0, 100, nothing), 4, nothing); n != 7 {
@@ -115,7 +116,7 @@ func TestImportTakesTheLatestUsedThatFit(t *testing.T) {
 
 func TestNothingStandsOnABlockThatIsTakenBack(t *testing.T) {
 	x := fleet(1, 100)
-	add(x, 0, "abcdef")
+	use(x, 0, "abcdef")
 	blocks := copyOut(x, 0, 100, nothing)
 	for _, live := range []int{0, 3} { // parts imported before the request comes
 		y := fleet(1, 100)
@@ -128,7 +129,7 @@ func TestNothingStandsOnABlockThatIsTakenBack(t *testing.T) {
 		if got := depths(y, "abcdef")[0]; got != 6 {
 			t.Errorf("after %d blocks: depth %d, want 6", live, got)
 		}
-		checkClosed(t, y)
+		check(t, y, predecessors("abcdef", "abcdxx"), fmt.Sprintf("after %d blocks", live))
 	}
 }
 
@@ -153,59 +154,65 @@ func TestALossEndsImportAndRestartsExport(t *testing.T) {
 	}
 }
 
-// checkClosed fails when a block is held without the one before it, or is older.
-func checkClosed(t *testing.T, x *Index) {
-	t.Helper()
-	total := 0
-	for slot, h := range x.held {
-		age := map[int32]int{}
-		for at := h.oldest(); at != 0; at = h.entries[at].newer {
-			age[at] = len(age)
-			total++
-		}
-		if len(age) != len(h.find) {
-			t.Fatalf("backend %d: %d blocks in the ring, %d in the map", slot, len(age), len(h.find))
-		}
-		for at := range age {
-			if p := h.entries[at].parent; p != 0 && age[p] <= age[at] {
-				t.Fatalf("backend %d: a block is no older than the one it follows", slot)
-			}
-			if s, bit := x.bit(slot); s[h.entries[at].block]&bit == 0 {
-				t.Fatalf("backend %d: a held block is in no set", slot)
-			}
+// predecessors says of each block of these prompts which one it follows.
+func predecessors(prompts ...string) map[prompt.Block]prompt.Block {
+	before := map[prompt.Block]prompt.Block{}
+	for _, s := range prompts {
+		blocks := chain(s)
+		for i := 1; i < len(blocks); i++ {
+			before[blocks[i]] = blocks[i-1]
 		}
 	}
-	if total != x.entries {
-		t.Fatalf("%d blocks held, %d counted", total, x.entries)
-	}
+	return before
 }
 
 // Random traffic goes on between the parts of an export and of an import.
 func TestExportAndImportUnderTraffic(t *testing.T) {
-	for seed := range uint64(50) {
+	var prompts []string
+	for i := range 256 {
+		prompts = append(prompts, fmt.Sprintf("%08b", i))
+	}
+	preds := predecessors(prompts...)
+	for seed := range uint64(100) {
 		rng := rand.New(rand.NewPCG(seed, 0))
+		x, y := fleet(2, 60), fleet(2, 40)
 		traffic := func(x *Index) func() {
+			type sent struct {
+				*Placement
+				blocks []prompt.Block
+			}
+			var open []sent
 			return func() {
 				for range rng.IntN(4) {
-					s := fmt.Sprintf("%08b", rng.IntN(256))[:1+rng.IntN(8)]
-					p := add(x, 0, s)
+					s := prompts[rng.IntN(256)][:1+rng.IntN(8)]
+					open = append(open, sent{add(x, 0, s), chain(s)})
+				}
+				for len(open) > rng.IntN(8) {
 					if rng.IntN(3) == 0 {
-						x.TakeBack(p, chain(s), rng.IntN(3))
+						x.TakeBack(open[0].Placement, open[0].blocks, rng.IntN(3))
+					} else {
+						x.Release(open[0].Placement, nil)
 					}
+					open = open[1:]
 				}
 			}
 		}
-		x, y := fleet(2, 60), fleet(2, 40)
+		before, after := traffic(x), traffic(y)
 		for range 20 {
-			traffic(x)()
+			before()
 		}
-		blocks := copyOut(x, 0, 1+rng.IntN(9), traffic(x))
+		blocks := copyOut(x, 0, 1+rng.IntN(9), before)
 		for i, b := range blocks {
 			if !b.First && !slices.ContainsFunc(blocks[:i], func(r Restored) bool { return r.Block == b.Parent }) {
 				t.Fatalf("seed %d: block %d comes before the one it follows", seed, i)
 			}
+			if p, ok := preds[b.Block]; ok == b.First || !b.First && p != b.Parent {
+				t.Fatalf("seed %d: block %d follows another one than it did", seed, i)
+			}
 		}
-		restore(y, 0, blocks, 1+rng.IntN(5), traffic(y))
-		checkClosed(t, y)
+		restore(y, 0, blocks, 1+rng.IntN(5), func() {
+			after()
+			check(t, y, preds, fmt.Sprintf("seed %d", seed))
+		})
 	}
 }
