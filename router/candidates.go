@@ -61,7 +61,7 @@ func (r *Router) gather(req *Request, tried []*backends.Backend, now time.Time) 
 			Weight:   share,
 			Matched:  matched,
 			Uncached: max(leastUncached, tokens-matched),
-			Pending:  a.waiting(now) + queued,
+			Pending:  a.waiting(now) + queued + r.reserved[b.Slot].uncached,
 			Loading:  loading(req.Adapter, l),
 			InFlight: float64(b.InFlight.Load()) + foreign,
 			Rate:     prefillRate,

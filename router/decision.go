@@ -24,8 +24,9 @@ type Decision struct {
 	Backend                    *backends.Backend
 	Reason                     string
 	MatchedBlocks, TotalBlocks int
-	MatchedTokens              int // of the prompt, likely held; about
-	PromptTokens               int // about
+	MatchedTokens              int           // of the prompt, likely held; about
+	PromptTokens               int           // about
+	Held                       time.Duration // that the request waited in the hold queue
 
 	router    *Router
 	blocks    []prompt.Block
@@ -34,10 +35,12 @@ type Decision struct {
 	streams   bool
 	sentAt    time.Time
 	placed    index.Placement
+	loose     int64 // see cache
 
 	// Guarded by router.deciding.
-	started  bool
-	released bool
+	started        bool
+	released       bool
+	answeringSince int64 // microseconds since Router.made
 }
 
 // End says how a request ended for the backend that it was sent to.
@@ -68,7 +71,9 @@ func (d *Decision) FirstEvent() {
 	r := d.router
 	r.deciding.Lock()
 	defer r.deciding.Unlock()
-	d.start(r.now())
+	now := r.now()
+	d.start(now)
+	r.dispatch(now)
 }
 
 func (d *Decision) start(now time.Time) {
@@ -81,6 +86,7 @@ func (d *Decision) start(now time.Time) {
 	a.first(d, now)
 	a.unstarted -= d.uncached
 	d.router.progress[d.Backend.Slot].started(d, a.unstarted, now)
+	d.router.cacheStarted(d, now)
 }
 
 // Release ends the reservation. A second call is a bug in the caller, and
@@ -116,6 +122,8 @@ func (d *Decision) Release(o Outcome) {
 	}
 	d.blocks = nil
 	r.accounts[d.Backend.Slot].ended(d)
+	r.cacheFreed(d, o, now)
+	r.dispatch(now)
 }
 
 // reached is how many blocks the engine can have computed by now, had it begun

@@ -3,6 +3,8 @@ package router
 import (
 	"context"
 	"errors"
+	"math"
+	"slices"
 	"time"
 
 	"warmroute/backends"
@@ -11,9 +13,10 @@ import (
 // HoldOptions bound the hold queue: requests that no backend can start soon
 // wait here, and not in an engine's queue. A zero Requests turns it off.
 type HoldOptions struct {
-	Requests int           // held at once
-	Bytes    int64         // of their bodies
-	Time     time.Duration // that one may be held
+	Requests   int           // held at once
+	Bytes      int64         // of their bodies; 0: no bound
+	Time       time.Duration // that one may be held; 0: no bound
+	StepTokens int           // the replicas' scheduler budget, up to which a backend is sent requests; 0: as it is learned
 }
 
 var (
@@ -23,39 +26,230 @@ var (
 	ErrHeldTooLong = errors.New("held too long")
 )
 
-// Held is a request that was submitted and may have to wait.
-type Held struct{}
+// Held is a request that waits in the hold queue.
+type Held struct {
+	router  *Router
+	req     Request
+	tried   []*backends.Backend
+	deliver func(*Decision, error)
+	arrived time.Time
+	tokens  float64 // that it would have to compute at least, as of its arrival
+
+	// Where it is in the queue; see holdQueue. Guarded by router.deciding, as all below.
+	group        *heldGroup
+	key          float64
+	number       uint64
+	place        int
+	older, newer *Held
+	gone         bool // delivered or cancelled
+
+	depth   []int  // matched blocks, by slot
+	version uint64 // of the index that depth was read from
+}
 
 // Submit asks for a backend, now or when one can start the request; those that
 // were tried are left out. deliver is called exactly once, unless Cancel comes
-// before: within Submit, or within a later call that made room. It is called
-// under the router's lock, and so must neither block nor call the router. req
-// stays unchanged until then.
+// before: within Submit, which then returns nil, or within a later call that
+// made room. It is called under the router's lock, and so must neither block nor
+// call the router. What req and tried point to stays unchanged until then.
 func (r *Router) Submit(req *Request, deliver func(*Decision, error), tried ...*backends.Backend) *Held {
 	r.deciding.Lock()
 	defer r.deciding.Unlock()
-	deliver(r.pick(req, tried))
-	return &Held{}
+	now := r.now()
+	if d, err := r.tryNow(req, tried, now); err != errHold {
+		deliver(d, err)
+		return nil
+	}
+	return r.hold(req, tried, deliver, now)
 }
 
 // Cancel takes a request out of the queue, and reports whether it was in time:
 // if not, deliver was called.
-func (h *Held) Cancel() bool { return false }
+func (h *Held) Cancel() bool {
+	if h == nil {
+		return false
+	}
+	h.router.deciding.Lock()
+	defer h.router.deciding.Unlock()
+	if h.gone {
+		return false
+	}
+	h.router.take(h)
+	return true
+}
 
 // Pick is Submit for callers that wait. A ctx that ends first takes the request
 // out of the queue, and its error is returned.
-func (r *Router) Pick(ctx context.Context, req *Request, tried ...*backends.Backend) (d *Decision, err error) {
-	r.Submit(req, func(decision *Decision, e error) { d, err = decision, e }, tried...)
-	return d, err
+func (r *Router) Pick(ctx context.Context, req *Request, tried ...*backends.Backend) (*Decision, error) {
+	r.deciding.Lock()
+	now := r.now()
+	d, err := r.tryNow(req, tried, now)
+	if err != errHold {
+		r.deciding.Unlock()
+		return d, err
+	}
+	type answer struct {
+		d   *Decision
+		err error
+	}
+	answers := make(chan answer, 1)
+	h := r.hold(req, tried, func(d *Decision, err error) { answers <- answer{d, err} }, now)
+	r.deciding.Unlock()
+	select {
+	case a := <-answers:
+		return a.d, a.err
+	case <-ctx.Done():
+		if h.Cancel() {
+			return nil, ctx.Err()
+		}
+		a := <-answers // it came in the same moment
+		return a.d, a.err
+	}
 }
 
-// Tick looks at what time alone changes: work that was done, loads that fade,
-// requests held too long. Whoever drives a Router without Run calls it while
-// HeldRequests is not 0.
-func (r *Router) Tick() {}
+// errHold is how tryNow says that a request has to wait.
+var errHold = errors.New("to be held")
+
+// tryNow answers a request that need not wait, or may not.
+func (r *Router) tryNow(req *Request, tried []*backends.Backend, now time.Time) (*Decision, error) {
+	if r.late && r.queue.count > 0 {
+		return nil, errHold // its turn is decided among those held
+	}
+	r.depth = r.matched
+	r.index.Match(req.Blocks, r.depth)
+	chosen, err := r.score(req, tried, now)
+	switch {
+	case err != nil && r.holding.Requests > 0 && mayYet(req, tried):
+		return nil, errHold
+	case err != nil:
+		return nil, err
+	}
+	if r.late && !r.startsSoon(req, chosen, now) {
+		return nil, errHold
+	}
+	if req.Tenant != 0 {
+		r.fair.charge(req.Tenant, r.leastUncached(req), r.rates(), r.seconds(now))
+	}
+	return r.reserve(req, chosen, now), nil
+}
+
+// mayYet reports whether a backend that was not tried may come up for req: all
+// that were tried have failed it, and waiting would not help.
+func mayYet(req *Request, tried []*backends.Backend) bool {
+	return slices.ContainsFunc(req.Backends, func(b *backends.Backend) bool { return !slices.Contains(tried, b) })
+}
+
+// hold puts a request into the queue, or answers it when that is full. It
+// returns nil when deliver was called.
+func (r *Router) hold(req *Request, tried []*backends.Backend, deliver func(*Decision, error), now time.Time) *Held {
+	q := &r.queue
+	if q.count >= r.holding.Requests || r.holding.Bytes > 0 && q.bytes+int64(req.BodyBytes) > r.holding.Bytes {
+		deliver(nil, ErrHoldFull)
+		return nil
+	}
+	h := &Held{
+		router: r, req: *req, tried: slices.Clone(tried), deliver: deliver,
+		arrived: now, depth: make([]int, len(r.accounts)),
+	}
+	r.place(h, now)
+	r.fair.enter(h.req.Tenant)
+	q.push(h)
+	if q.count == 1 {
+		select {
+		case r.began <- struct{}{}:
+		default: // Run has not read the last one yet
+		}
+	}
+	r.dispatch(now)
+	if h.gone {
+		return nil
+	}
+	return h
+}
+
+// ageing is how many seconds of prefill a second of waiting weighs against.
+const ageing = 0.2
+
+// place gives a request its key in the queue: short work first, but what came
+// ageing-1 times its seconds of prefill earlier cannot be overtaken. Since what
+// was waited grows alike for all, the key stays as it is. Of a tenant that has
+// asked for more than its share, requests count as if they had come later.
+func (r *Router) place(h *Held, now time.Time) {
+	r.match(h)
+	h.tokens = h.req.tokens()
+	rates := float64(prefillRate)
+	if r.gather(&h.req, h.tried, now) == nil {
+		h.tokens, rates = r.leastUncached(&h.req), r.rates()
+	}
+	rate := rates / float64(max(1, len(r.candidates)))
+	h.key = h.tokens/rate + ageing*r.fair.charge(h.req.Tenant, h.tokens, rates, r.seconds(now))
+}
+
+// match reads what the backends hold of a held request, if that can have
+// changed, and makes it what is scored next.
+func (r *Router) match(h *Held) {
+	if v := r.index.Version(); h.version != v {
+		r.index.Match(h.req.Blocks, h.depth)
+		h.version = v
+	}
+	r.depth = h.depth
+}
+
+// take removes a request from the queue.
+func (r *Router) take(h *Held) {
+	h.gone = true
+	r.queue.remove(h)
+	r.fair.leave(h.req.Tenant)
+}
+
+// leastUncached is what the candidates would have to compute of req at least.
+func (r *Router) leastUncached(req *Request) float64 {
+	least := req.tokens()
+	for i := range r.candidates {
+		least = min(least, r.candidates[i].Uncached)
+	}
+	return least
+}
+
+// rates is what the candidates prefill together, in tokens a second.
+func (r *Router) rates() float64 {
+	sum := 0.0
+	for i := range r.candidates {
+		sum += r.candidates[i].Rate
+	}
+	return sum
+}
+
+func (r *Router) seconds(now time.Time) float64 { return now.Sub(r.made).Seconds() }
 
 // HeldRequests is how many wait.
-func (r *Router) HeldRequests() int { return 0 }
+func (r *Router) HeldRequests() int {
+	r.deciding.Lock()
+	defer r.deciding.Unlock()
+	return r.queue.count
+}
 
-// Run ticks while requests are held, until ctx is done.
-func (r *Router) Run(ctx context.Context) { <-ctx.Done() }
+const (
+	longestRetry = time.Minute
+	retryWhenOut = 5 * time.Second // a replica takes longer to start, but one of several may be back
+)
+
+// RetryAfter is when a request that was refused may come again, in whole
+// seconds and at least one: the time that the work ahead of it should take.
+func (r *Router) RetryAfter() time.Duration {
+	r.deciding.Lock()
+	defer r.deciding.Unlock()
+	now := r.now()
+	ahead, rate := r.queue.tokens, 0.0
+	for _, b := range r.fleet {
+		if available(b, nil) {
+			ahead += r.accounts[b.Slot].waiting(now)
+			rate += workedOff * prefillRate
+		}
+	}
+	if rate == 0 {
+		return retryWhenOut
+	}
+	wait := time.Duration(math.Ceil(ahead/rate)) * time.Second
+	return min(max(wait, time.Second), longestRetry)
+}

@@ -62,6 +62,10 @@ type Router struct {
 	made         time.Time
 	onStall      func(*backends.Backend, bool)
 	progress     []progress // by slot
+	fleet        []*backends.Backend
+	holding      HoldOptions
+	late         bool          // requests wait until a backend can start them soon
+	began        chan struct{} // to Run: the queue is not empty any more
 
 	// deciding guards all below: matching, choosing and reserving are one step,
 	// so that two requests arriving together cannot both see the same backend idle.
@@ -71,7 +75,13 @@ type Router struct {
 	accounts   []account
 	answer     average // tokens of an answer
 	uncached   average // u of what was picked
-	depth      []int   // scratch of Pick, by slot
+	caches     []cache // by slot
+	queue      holdQueue
+	fair       fairness
+	reserved   []reservation // scratch of dispatch, by slot
+	open       []bool        // scratch of dispatch, by slot
+	matched    []int         // scratch of Pick, by slot
+	depth      []int         // matched blocks of the request that is scored, by slot
 	candidates []policy.Candidate
 	asked      policy.Request
 	slots      []*backends.Backend // of candidates
@@ -97,7 +107,17 @@ func New(o Options) (*Router, error) {
 		index:        index.New(len(o.Backends), o.IndexMaxBytes),
 		accounts:     make([]account, len(o.Backends)),
 		answer:       average{answerTokens, answerPrior},
-		depth:        make([]int, len(o.Backends)),
+		matched:      make([]int, len(o.Backends)),
+		fleet:        o.Backends,
+		holding:      o.Hold,
+		late:         policy.Holds(o.Policy) && o.Hold.Requests > 0,
+		began:        make(chan struct{}, 1),
+		caches:       make([]cache, len(o.Backends)),
+		reserved:     make([]reservation, len(o.Backends)),
+		open:         make([]bool, len(o.Backends)),
+	}
+	for i := range r.caches {
+		r.caches[i].speed = average{decodeRate, decodeRatePrior}
 	}
 	for _, b := range o.Backends {
 		r.names = append(r.names, xxh3.HashString(b.Name))
@@ -127,13 +147,15 @@ type Request struct {
 // sequences is what the request counts for.
 func (req *Request) sequences() int64 { return int64(min(max(1, req.Sequences), mostSequences)) }
 
-// pick chooses a backend and reserves a place on it in one step. Backends that
-// were tried are left out. Called under deciding.
-func (r *Router) pick(req *Request, tried []*backends.Backend) (*Decision, error) {
-	now := r.now()
-	r.index.Match(req.Blocks, r.depth)
+// tokens is how long its prompt is, about.
+func (req *Request) tokens() float64 { return float64(req.Bytes) / bytesPerToken }
+
+// score chooses one of candidates, which it gathers, for the request whose
+// matched blocks are in depth. Backends that were tried are left out. reserve
+// follows in the same critical section, or nothing.
+func (r *Router) score(req *Request, tried []*backends.Backend, now time.Time) (chosen int, err error) {
 	if err := r.gather(req, tried, now); err != nil {
-		return nil, err
+		return 0, err
 	}
 	pr := &r.asked
 	*pr = policy.Request{
@@ -141,7 +163,7 @@ func (r *Router) pick(req *Request, tried []*backends.Backend) (*Decision, error
 		Head: req.Head, Session: req.Session,
 		AnswerTokens: r.answer.value, MeanUncached: r.uncached.value,
 	}
-	return r.reserve(req, r.policy.Choose(pr, r.candidates), now), nil
+	return r.policy.Choose(pr, r.candidates), nil
 }
 
 func (r *Router) reserve(req *Request, chosen int, now time.Time) *Decision {
@@ -165,6 +187,7 @@ func (r *Router) reserve(req *Request, chosen int, now time.Time) *Decision {
 	r.accounts[b.Slot].sent(d, now)
 	r.progress[b.Slot].sent(d, b.InFlight.Add(d.sequences) == d.sequences, now)
 	r.uncached.add(d.uncached)
+	r.cacheSent(d, req, now)
 	return d
 }
 
@@ -208,6 +231,8 @@ func (r *Router) Observe(b *backends.Backend, l *backends.Load) {
 	now := r.now()
 	_, queued := r.foreign(l, now)
 	r.stalled(b, l, queued*r.uncached.value, now)
+	r.cachePolled(b, l, now)
+	r.dispatch(now)
 }
 
 // Forget drops what a backend held: its replica lost its cache.
@@ -215,6 +240,7 @@ func (r *Router) Forget(b *backends.Backend) {
 	r.deciding.Lock()
 	defer r.deciding.Unlock()
 	r.index.Drop(b.Slot)
+	r.dispatch(r.now())
 }
 
 func (r *Router) capacity(tokens int) int {

@@ -26,6 +26,7 @@ type Index struct {
 	want       []int // capacity asked for, by slot, in blocks
 	sets       []set // one for each 64 backends
 	entries    int   // held, or dropped and not yet swept
+	version    uint64
 
 	dropped []dropped
 	unswept []uint64 // the backends with a dropped part, as in sets
@@ -100,6 +101,9 @@ func record(backends uint64, d int, depth []int) {
 	}
 }
 
+// Version changes whenever Match may answer differently. It is never 0.
+func (x *Index) Version() uint64 { return x.version + 1 }
+
 // Len is the number of blocks that a backend holds.
 func (x *Index) Len(slot int) int { return len(x.held[slot].find) }
 
@@ -118,6 +122,7 @@ func (x *Index) remove(slot int, at int32) {
 	s.clear(h.entries[at].block, bit)
 	h.remove(at)
 	x.entries--
+	x.version++
 }
 
 func (x *Index) bit(slot int) (set, uint64) {
@@ -142,5 +147,8 @@ func (x *Index) insert(slot int, blocks []prompt.Block, parent int32, stamp uint
 		s[b] |= bit
 	}
 	x.entries += len(blocks)
+	if len(blocks) > 0 {
+		x.version++
+	}
 	return parent
 }

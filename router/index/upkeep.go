@@ -41,6 +41,7 @@ func (x *Index) Drop(slot int) {
 	fresh := newHeld()
 	fresh.capacity, fresh.evictions = h.capacity, h.evictions
 	x.held[slot] = fresh
+	x.version++
 	if len(h.find) == 0 {
 		return
 	}

@@ -1,0 +1,53 @@
+package router
+
+// fairness keeps one tenant's flood from starving others, within the order that
+// the hold queue has anyway: each request of a tenant that asks for more than
+// its share of the fleet counts as if it had come later, by the time that its
+// share of the fleet takes for what came before it. So a tenant within its share
+// passes the backlog of one beyond it, and a tenant's own requests keep their
+// order among themselves.
+//
+// Its memory is fixed: tenants are told apart by a hash, and two that meet are
+// treated as one. The zero tenant is nobody in particular and has no account.
+type fairness struct {
+	until   [tenantAccounts]float64 // seconds since Router.made, to which its share is used up
+	held    [tenantAccounts]int     // its requests in the queue
+	holding int                     // accounts that have any
+}
+
+const (
+	tenantAccounts = 1024
+	longestLead    = 60 // seconds that a tenant may be put back at most
+)
+
+// charge accounts for a request of so many tokens, and returns the second at
+// which it counts as arrived. rate is the fleet's.
+func (f *fairness) charge(tenant uint64, tokens, rate, now float64) float64 {
+	if tenant == 0 {
+		return now
+	}
+	u := &f.until[tenant%tenantAccounts]
+	arrived := max(now, *u)
+	*u = min(arrived+tokens*float64(max(1, f.holding))/rate, now+longestLead)
+	return arrived
+}
+
+func (f *fairness) enter(tenant uint64) {
+	if tenant == 0 {
+		return
+	}
+	n := &f.held[tenant%tenantAccounts]
+	if *n++; *n == 1 {
+		f.holding++
+	}
+}
+
+func (f *fairness) leave(tenant uint64) {
+	if tenant == 0 {
+		return
+	}
+	n := &f.held[tenant%tenantAccounts]
+	if *n--; *n == 0 {
+		f.holding--
+	}
+}

@@ -1,0 +1,186 @@
+package router
+
+import (
+	"container/heap"
+	"slices"
+
+	"warmroute/backends"
+)
+
+// mostScored is how many held requests are scored at most for one event.
+const mostScored = 96
+
+// holdQueue keeps held requests in the order in which they are served, and in
+// that of their arrival. Those that the same backends could take are a group, so
+// that many which wait for one model are not in the way of another's.
+type holdQueue struct {
+	groups []*heldGroup // none of them empty
+	count  int
+
+	oldest, newest *Held // by arrival, linked
+	arrivals       uint64
+	bytes          int64   // of bodies
+	tokens         float64 // that they would have to compute at least
+}
+
+// heldGroup is in the order of service. Only its first few are ever looked at
+// one by one: they stand in a sorted slice, all others behind them in a heap. So
+// what an event costs does not grow with the queue.
+type heldGroup struct {
+	backends []*backends.Backend
+	front    []*Held // sorted; mostScored of them when rest holds any
+	rest     heldHeap
+	at       int // in front, of the next to be scored in this round
+}
+
+// inFront is the place of a request that is not in the heap.
+const inFront = -1
+
+// before is the order of service. Requests that came first go first among equals.
+func (h *Held) before(other *Held) bool {
+	switch {
+	case h.req.Priority != other.req.Priority:
+		return h.req.Priority < other.req.Priority
+	case h.key != other.key:
+		return h.key < other.key
+	}
+	return h.number < other.number
+}
+
+func (q *holdQueue) push(h *Held) {
+	q.arrivals++
+	h.number = q.arrivals
+	h.older = q.newest
+	if q.newest != nil {
+		q.newest.newer = h
+	} else {
+		q.oldest = h
+	}
+	q.newest = h
+	q.count++
+	q.bytes += int64(h.req.BodyBytes)
+	q.tokens += h.tokens
+
+	at := slices.IndexFunc(q.groups, func(g *heldGroup) bool { return slices.Equal(g.backends, h.req.Backends) })
+	if at < 0 {
+		at = len(q.groups)
+		q.groups = append(q.groups, &heldGroup{backends: h.req.Backends})
+	}
+	h.group = q.groups[at]
+	h.group.push(h)
+}
+
+func (q *holdQueue) remove(h *Held) {
+	if h.older != nil {
+		h.older.newer = h.newer
+	} else {
+		q.oldest = h.newer
+	}
+	if h.newer != nil {
+		h.newer.older = h.older
+	} else {
+		q.newest = h.older
+	}
+	h.older, h.newer = nil, nil
+	q.count--
+	q.bytes -= int64(h.req.BodyBytes)
+	q.tokens -= h.tokens
+	if q.count == 0 {
+		q.tokens = 0 // no residue of rounding
+	}
+
+	h.group.remove(h)
+	if len(h.group.front) == 0 {
+		at := slices.Index(q.groups, h.group)
+		q.groups = slices.Delete(q.groups, at, at+1)
+	}
+}
+
+// rewind begins a round.
+func (q *holdQueue) rewind() {
+	for _, g := range q.groups {
+		g.at = 0
+	}
+}
+
+// next is the first request that this round has not passed and for which a
+// backend is open; nil when there is none. The caller passes it by counting its
+// group's at, or removes it.
+func (q *holdQueue) next(open []bool) *Held {
+	var first *Held
+	for _, g := range q.groups {
+		if g.at == len(g.front) || first != nil && first.before(g.front[g.at]) {
+			continue
+		}
+		if slices.ContainsFunc(g.backends, func(b *backends.Backend) bool { return open[b.Slot] }) {
+			first = g.front[g.at]
+		}
+	}
+	return first
+}
+
+func (g *heldGroup) push(h *Held) {
+	if len(g.front) == mostScored {
+		last := g.front[mostScored-1]
+		if last.before(h) {
+			heap.Push(&g.rest, h)
+			return
+		}
+		g.front = g.front[:mostScored-1]
+		heap.Push(&g.rest, last)
+	}
+	h.place = inFront
+	g.front = slices.Insert(g.front, g.find(h), h)
+}
+
+func (g *heldGroup) remove(h *Held) {
+	if h.place != inFront {
+		heap.Remove(&g.rest, h.place)
+		return
+	}
+	at := g.find(h)
+	g.front = slices.Delete(g.front, at, at+1)
+	if len(g.rest) > 0 {
+		next := heap.Pop(&g.rest).(*Held)
+		next.place = inFront
+		g.front = append(g.front, next)
+	}
+}
+
+// find is where h stands in front, or would.
+func (g *heldGroup) find(h *Held) int {
+	at, _ := slices.BinarySearchFunc(g.front, h, func(a, b *Held) int {
+		switch {
+		case a.before(b):
+			return -1
+		case b.before(a):
+			return 1
+		}
+		return 0
+	})
+	return at
+}
+
+// heldHeap is a container/heap whose members know their place.
+type heldHeap []*Held
+
+func (h heldHeap) Len() int           { return len(h) }
+func (h heldHeap) Less(i, j int) bool { return h[i].before(h[j]) }
+
+func (h heldHeap) Swap(i, j int) {
+	h[i], h[j] = h[j], h[i]
+	h[i].place, h[j].place = i, j
+}
+
+func (h *heldHeap) Push(x any) {
+	x.(*Held).place = len(*h)
+	*h = append(*h, x.(*Held))
+}
+
+func (h *heldHeap) Pop() any {
+	old := *h
+	last := old[len(old)-1]
+	old[len(old)-1] = nil
+	*h = old[:len(old)-1]
+	return last
+}
