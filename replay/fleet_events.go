@@ -13,17 +13,26 @@ func (r *run) change(c Change) {
 		r.back(c.Backend)
 	case Leave:
 		p.backend.SetState(backends.Draining)
+		if len(p.flights) == 0 {
+			p.gone()
+		}
 	case Restart:
 		// A reset connection is a suspicion that the readiness checks confirm at once.
-		p.backend.SetState(backends.Down)
-		p.away = true
+		p.gone()
 		p.epoch++
 		p.running = false
+		p.step, p.stats, p.after = vllmsim.StepResult{}, vllmsim.Stats{}, vllmsim.Stats{}
 		p.engine = vllmsim.NewEngine(p.config)
 		p.started = r.now + c.Away
 		r.cut(p)
 		r.agenda.plan(event{at: r.now + c.Away, kind: returns, place: c.Backend})
 	}
+}
+
+// gone makes a replica answer nobody any more.
+func (p *replica) gone() {
+	p.away = true
+	p.backend.SetState(backends.Down)
 }
 
 // back makes a backend serve, from now on or again.
@@ -81,5 +90,5 @@ func (r *run) intrude(place int) {
 			r.wake(target, p)
 		}
 	}
-	r.agenda.plan(event{at: r.now + r.gap(f.Rate), kind: intrudes, place: place})
+	r.agenda.plan(event{at: r.now + gap(r.chance, f.Rate), kind: intrudes, place: place})
 }

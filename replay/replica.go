@@ -18,22 +18,26 @@ type replica struct {
 
 	running bool               // a step is under way
 	step    vllmsim.StepResult // that one
-	flights []*flight          // sent here and not ended, in no order
-	epoch   int                // counts restarts
-	started time.Duration      // when the process was
-	away    bool               // not there yet, gone, or restarting
+	// What a scrape sees, and what it will see when the step has ended: vLLM's
+	// gauges move with its steps, and lag behind as much.
+	stats, after vllmsim.Stats
+
+	flights []*flight     // sent here and not ended, in no order
+	epoch   int           // counts restarts
+	started time.Duration // when the process was
+	away    bool          // not there yet, gone, or restarting
 
 	seenStart float64 // start time that the last poll told
 	misses    int     // polls in a row without an answer
 }
 
 // newFleet makes the replicas, each Ready.
-func newFleet(s *Scenario, blockTokens int) []*replica {
+func newFleet(s *Scenario, requests *Requests) []*replica {
 	configs := make([]vllmsim.EngineConfig, s.Backends)
 	for i := range configs {
 		c := s.Engine
-		c.BlockSize = blockTokens
-		c.KVTokens = cmp.Or(s.KVTokens, defaultKVTokens)
+		c.BlockSize = requests.BlockTokens
+		c.KVTokens = cmp.Or(s.KVTokens, requests.KVTokens, defaultKVTokens)
 		c.HiddenEvictions = s.Evictions
 		if i < len(s.Speeds) {
 			c.Speed = s.Speeds[i]
@@ -62,7 +66,7 @@ func newFleet(s *Scenario, blockTokens int) []*replica {
 // scrape is what the replica's /metrics would say. told is the size of the KV
 // cache that it reports, over the true one.
 func (p *replica) scrape(now time.Time, told float64) *backends.Load {
-	st := p.engine.Stats()
+	st := &p.stats
 	size := p.config.KVTokens / p.config.BlockSize * p.config.BlockSize
 	return &backends.Load{
 		Running: st.Running, Waiting: st.Waiting, QueuesKnown: true,

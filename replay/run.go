@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"warmroute/backends"
+	"warmroute/backends/vllmsim"
 	"warmroute/router"
 )
 
@@ -60,7 +61,7 @@ func newRun(s *Scenario, requests *Requests) (*run, error) {
 		told:     cmp.Or(s.IndexFactor, 1),
 		poll:     cmp.Or(s.PollInterval, defaultPoll),
 		requests: requests,
-		fleet:    newFleet(s, requests.BlockTokens),
+		fleet:    newFleet(s, requests),
 		chance:   rand.New(rand.NewPCG(s.Seed, 1)),
 		measured: measures{timeline: newTimeline(s.Backends)},
 	}
@@ -106,7 +107,7 @@ func (r *run) planAll() {
 		}
 	}
 	for i, f := range r.Foreign {
-		r.agenda.plan(event{at: f.From + r.gap(f.Rate), kind: intrudes, place: i})
+		r.agenda.plan(event{at: f.From + gap(r.chance, f.Rate), kind: intrudes, place: i})
 	}
 }
 
@@ -125,11 +126,6 @@ const open = -1
 // spread varies d by a tenth, as the Poller does.
 func (r *run) spread(d time.Duration) time.Duration {
 	return time.Duration(float64(d) * (0.9 + 0.2*r.chance.Float64()))
-}
-
-// gap draws the time between two arrivals of a Poisson process.
-func (r *run) gap(rate float64) time.Duration {
-	return time.Duration(r.chance.ExpFloat64() / rate * float64(time.Second))
 }
 
 // play handles events until all requests have ended.
@@ -185,7 +181,8 @@ func (r *run) handle(e *event) {
 // stepEnds hands out what a replica's step brought, and begins the next one.
 func (r *run) stepEnds(place int, p *replica) {
 	step := p.step
-	p.step.First, p.step.Finished = nil, nil
+	p.step = vllmsim.StepResult{}
+	p.stats = p.after
 	r.measured.timeline.worked(place, r.now, step.Prefilled)
 	for _, q := range step.First {
 		if f, ok := q.Owner.(*flight); ok {
@@ -210,6 +207,7 @@ func (r *run) stepEnds(place int, p *replica) {
 func (r *run) begin(place int, p *replica) {
 	p.running = true
 	p.step = p.engine.Step(r.now)
+	p.after = p.engine.Stats()
 	r.agenda.plan(event{at: p.step.End, kind: steps, place: place, epoch: p.epoch})
 }
 
@@ -218,7 +216,6 @@ func (r *run) begin(place int, p *replica) {
 func (r *run) wake(place int, p *replica) {
 	if !p.running {
 		p.running = true
-		p.step.Prefilled = 0
 		r.agenda.plan(event{at: r.now, kind: steps, place: place, epoch: p.epoch})
 	}
 }

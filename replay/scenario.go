@@ -21,7 +21,7 @@ const Pooled = "pooled"
 // same scenario gives the same Summary, to the last digit.
 type Scenario struct {
 	Backends int
-	KVTokens int                  // of each replica; 0: 1,536,000
+	KVTokens int                  // of each replica; 0: as the workload has it, else 1,536,000
 	Engine   vllmsim.EngineConfig // of each replica, but for KVTokens, the block size and Speed
 	Speeds   []float64            // of the replicas, by place; those not named have 1
 
