@@ -21,7 +21,7 @@ func (r *run) change(c Change) {
 		p.gone()
 		p.epoch++
 		p.running = false
-		p.step, p.stats, p.after = vllmsim.StepResult{}, vllmsim.Stats{}, vllmsim.Stats{}
+		p.step = vllmsim.StepResult{}
 		p.engine = vllmsim.NewEngine(p.config)
 		p.started = r.now + c.Away
 		r.cut(p)
@@ -40,9 +40,7 @@ func (r *run) back(place int) {
 	p := r.fleet[place]
 	p.away = false
 	p.backend.SetState(backends.Ready)
-	if r.router != nil {
-		r.router.Tick() // there may be room for what is held
-	}
+	r.router.Changed(p.backend)
 }
 
 // scrape asks a replica for its metrics, as the Poller does.

@@ -18,14 +18,10 @@ type replica struct {
 
 	running bool               // a step is under way
 	step    vllmsim.StepResult // that one
-	// What a scrape sees, and what it will see when the step has ended: vLLM's
-	// gauges move with its steps, and lag behind as much.
-	stats, after vllmsim.Stats
-
-	flights []*flight     // sent here and not ended, in no order
-	epoch   int           // counts restarts
-	started time.Duration // when the process was
-	away    bool          // not there yet, gone, or restarting
+	flights []*flight          // sent here and not ended, in no order
+	epoch   int                // counts restarts
+	started time.Duration      // when the process was
+	away    bool               // not there yet, gone, or restarting
 
 	seenStart float64 // start time that the last poll told
 	misses    int     // polls in a row without an answer
@@ -66,7 +62,7 @@ func newFleet(s *Scenario, requests *Requests) []*replica {
 // scrape is what the replica's /metrics would say. told is the size of the KV
 // cache that it reports, over the true one.
 func (p *replica) scrape(now time.Time, told float64) *backends.Load {
-	st := &p.stats
+	st := p.engine.Stats()
 	size := p.config.KVTokens / p.config.BlockSize * p.config.BlockSize
 	return &backends.Load{
 		Running: st.Running, Waiting: st.Waiting, QueuesKnown: true,
@@ -92,4 +88,15 @@ func (p *replica) remove(f *flight) {
 	p.flights[f.at].at = f.at
 	p.flights[last] = nil
 	p.flights = p.flights[:last]
+}
+
+// progress tells the router that a piece of an answer has passed, where it can
+// see one. It keeps account by backend, so one of them is as good as all.
+func (p *replica) progress() {
+	for _, f := range p.flights {
+		if f.started && f.asked.Streams && f.decision != nil {
+			f.decision.Progress()
+			return
+		}
+	}
 }

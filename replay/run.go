@@ -16,8 +16,6 @@ const (
 	// epoch is when every run begins, in seconds since 1970. Any time would do but
 	// the zero one, which means "never" in places.
 	epoch = 1_800_000_000
-	// tick is how often held requests are looked at.
-	tick = 40 * time.Millisecond
 	// indexBytes is room for any fleet that fits into memory beside its index.
 	indexBytes = 8 << 30
 )
@@ -59,7 +57,7 @@ func newRun(s *Scenario, requests *Requests) (*run, error) {
 	r := &run{
 		Scenario: s,
 		told:     cmp.Or(s.IndexFactor, 1),
-		poll:     cmp.Or(s.PollInterval, defaultPoll),
+		poll:     s.pollInterval(),
 		requests: requests,
 		fleet:    newFleet(s, requests),
 		chance:   rand.New(rand.NewPCG(s.Seed, 1)),
@@ -140,7 +138,7 @@ func (r *run) play(ctx context.Context) error {
 		r.act()
 		if r.router != nil && !r.ticked && r.router.HeldRequests() > 0 {
 			r.ticked = true
-			r.agenda.plan(event{at: r.now + tick, kind: ticks})
+			r.agenda.plan(event{at: r.now + router.TickInterval, kind: ticks})
 		}
 	}
 	if r.Progress != nil {
@@ -182,8 +180,10 @@ func (r *run) handle(e *event) {
 func (r *run) stepEnds(place int, p *replica) {
 	step := p.step
 	p.step = vllmsim.StepResult{}
-	p.stats = p.after
 	r.measured.timeline.worked(place, r.now, step.Prefilled)
+	if step.Decoded > 0 {
+		p.progress()
+	}
 	for _, q := range step.First {
 		if f, ok := q.Owner.(*flight); ok {
 			r.firstToken(f)
@@ -207,7 +207,6 @@ func (r *run) stepEnds(place int, p *replica) {
 func (r *run) begin(place int, p *replica) {
 	p.running = true
 	p.step = p.engine.Step(r.now)
-	p.after = p.engine.Stats()
 	r.agenda.plan(event{at: p.step.End, kind: steps, place: place, epoch: p.epoch})
 }
 
