@@ -49,6 +49,7 @@ func (r *run) summary() Summary {
 	}
 	s.WorkMaxOverMean = MaxOverMean(t.middle(t.Work, r.last))
 	s.InFlightMaxOverMean = MaxOverMean(t.middle(t.InFlight, r.last))
+	s.JoinedShare = t.joinedShare(r.Changes)
 	s.HoldMean = m.held.seconds()
 	s.Spills = m.spills
 	if m.promised > 0 {

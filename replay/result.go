@@ -55,7 +55,10 @@ type Summary struct {
 	PredictedHitRatio float64   `json:"predicted_hit_ratio,omitzero"`
 	HoldMean          float64   `json:"hold_mean_s,omitzero"` // from arrival to the attempt that was served
 	Spills            int       `json:"spills,omitzero"`
-	Timeline          *Timeline `json:"-"`
+	// JoinedShare is the prefill work of backends that joined, within two minutes
+	// of it, over the fleet's mean in that time.
+	JoinedShare float64   `json:"joined_share,omitzero"`
+	Timeline    *Timeline `json:"-"`
 
 	PromptTokens     int `json:"prompt_tokens"`
 	CompletionTokens int `json:"completion_tokens"`

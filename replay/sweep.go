@@ -11,7 +11,7 @@ import (
 // RunAll runs scenarios side by side, on as many cores as there are, and
 // returns what each gave, in their order. progress, which may be nil, is told
 // now and then what share of the work is done; calls do not overlap. The first
-// failure ends the others.
+// failure ends the others. The timelines are left out.
 func RunAll(ctx context.Context, scenarios []Scenario, progress func(share float64)) ([]Summary, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -25,6 +25,7 @@ func RunAll(ctx context.Context, scenarios []Scenario, progress func(share float
 				s := scenarios[i]
 				s.Progress = func(done, total int) { watch.add(i, float64(done)/float64(max(total, 1))) }
 				results[i], failures[i] = s.Run(ctx)
+				results[i].Timeline = nil // large, and many
 				if failures[i] != nil {
 					failures[i] = fmt.Errorf("%s: %w", s.Policy, failures[i])
 					cancel()
@@ -124,7 +125,7 @@ func (s *Summary) figures() []*float64 {
 	return []*float64{
 		&s.HitRatio, &s.TTFTMean, &s.TTFTP50, &s.TTFTP90, &s.TTFTP99, &s.TPOTMean, &s.ITLMean, &s.E2EMean,
 		&s.WorkMaxOverMean, &s.InFlightMaxOverMean, &s.Throughput,
-		&s.PredictedHitRatio, &s.HoldMean,
+		&s.PredictedHitRatio, &s.HoldMean, &s.JoinedShare,
 	}
 }
 

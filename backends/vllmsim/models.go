@@ -2,6 +2,7 @@ package vllmsim
 
 import (
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -11,30 +12,26 @@ func (s *Server) resolve(name string) (string, error) {
 	if name == "" || name == s.cfg.Model {
 		return s.cfg.Model, nil
 	}
-	valid := []string{s.cfg.Model}
-	for _, a := range s.adapters.loaded() {
-		if a.name == name {
-			return name, nil
-		}
-		valid = append(valid, a.name)
+	if slices.Contains(s.cfg.Adapters, name) {
+		return name, nil
 	}
-	return "", unknownModel(name, strings.Join(valid, ", "))
+	return "", unknownModel(name, strings.Join(append([]string{s.cfg.Model}, s.cfg.Adapters...), ", "))
 }
 
 func (s *Server) models(w http.ResponseWriter, _ *http.Request) {
 	b := []byte(`{"object":"list","data":[`)
-	b = s.appendCard(b, s.cfg.Model, "/models/"+s.cfg.Model, "")
-	for _, a := range s.adapters.loaded() {
-		b = s.appendCard(append(b, ','), a.name, a.path, s.cfg.Model)
+	b = s.appendCard(b, s.cfg.Model, "")
+	for _, adapter := range s.cfg.Adapters {
+		b = s.appendCard(append(b, ','), adapter, s.cfg.Model)
 	}
 	writeJSON(w, http.StatusOK, append(b, "]}"...))
 }
 
-func (s *Server) appendCard(b []byte, name, root, parent string) []byte {
+func (s *Server) appendCard(b []byte, name, parent string) []byte {
 	created := strconv.FormatInt(s.start().Unix(), 10)
 	b = quote(append(b, `{"id":`...), name)
 	b = append(b, `,"object":"model","created":`+created+`,"owned_by":"vllm","root":`...)
-	b = quote(b, root)
+	b = quote(b, "/models/"+name)
 	b = append(b, `,"parent":`...)
 	if parent == "" {
 		b = append(b, `null,"max_model_len":`+strconv.Itoa(s.cfg.MaxModelLen)...)

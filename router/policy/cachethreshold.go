@@ -1,6 +1,15 @@
 package policy
 
-import "math/rand/v2"
+import (
+	"math/rand/v2"
+	"time"
+)
+
+// Bounds of the tree of sglang-router, per backend.
+const (
+	threshTreeTokens = 67_108_864 / 4
+	threshTreeWalk   = 120 * time.Second
+)
 
 // cacheThreshold is cache_aware of sglang-router and vllm-router. While loads
 // are balanced, the backend that holds the most of the prompt gets it, if that
@@ -13,26 +22,31 @@ type cacheThreshold struct {
 	rng             *rand.Rand
 	ratio, abs, rel float64
 	smallest        bool // below ratio the smallest tree
-	tree            *sglangTree
+	tree            *ledger
+	walk            every
 }
 
 func newCacheThreshold(s Settings, rng *rand.Rand, most int) *cacheThreshold {
 	return &cacheThreshold{
 		rng: rng, ratio: or(s.MatchRatio, 0.3), abs: or(s.ImbalanceAbs, 64), rel: or(s.ImbalanceRatio, 1.5),
-		tree: newSGLangTree(most),
+		tree: newLedger(most, losesTails), walk: every{interval: threshTreeWalk},
 	}
 }
 
 func newCacheThresholdOld(s Settings, rng *rand.Rand, most int) *cacheThreshold {
 	return &cacheThreshold{
 		rng: rng, ratio: or(s.MatchRatio, 0.5), abs: or(s.ImbalanceAbs, 32), rel: or(s.ImbalanceRatio, 1.1),
-		smallest: true, tree: newSGLangTree(most),
+		smallest: true, tree: newLedger(most, losesTails), walk: every{interval: threshTreeWalk},
 	}
 }
 
 func (p *cacheThreshold) Choose(r *Request, candidates []Candidate) int {
+	if p.walk.due(r.Now) {
+		most := r.blocksIn(threshTreeTokens)
+		p.tree.shrink(most, most)
+	}
 	chosen := p.choose(r, candidates)
-	p.tree.add(candidates[chosen].Slot, r)
+	p.tree.add(candidates[chosen].Slot, r.Blocks, r.Now)
 	return chosen
 }
 

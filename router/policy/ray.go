@@ -5,8 +5,7 @@ import (
 	"time"
 )
 
-// Bounds of Ray Serve's tree, per backend, as its eviction has them when it is
-// turned on; off, the tree grows without end.
+// Bounds of Ray Serve's tree, per backend, where its eviction is on.
 const (
 	rayTreeBeyond = 400_000 / 4 // tokens
 	rayTreeDown   = 360_000 / 4
@@ -21,22 +20,18 @@ type rayAffinity struct {
 	rng        *rand.Rand
 	ratio, abs float64
 	tree       *ledger
-	walked     time.Time
+	walk       every
 }
 
 func newRay(s Settings, rng *rand.Rand, most int) *rayAffinity {
 	return &rayAffinity{
 		rng: rng, ratio: or(s.MatchRatio, 0.1), abs: or(s.ImbalanceAbs, 10),
-		tree: newLedger(most, losesTails),
+		tree: newLedger(most, losesTails), walk: every{interval: rayTreeWalk},
 	}
 }
 
 func (p *rayAffinity) Choose(r *Request, candidates []Candidate) int {
-	if p.walked.IsZero() {
-		p.walked = r.Now
-	}
-	if r.Now.Sub(p.walked) >= rayTreeWalk {
-		p.walked = r.Now
+	if p.walk.due(r.Now) {
 		p.tree.shrink(r.blocksIn(rayTreeBeyond), r.blocksIn(rayTreeDown))
 	}
 	chosen := p.choose(r, candidates)

@@ -1,0 +1,127 @@
+package main
+
+import (
+	"fmt"
+	"time"
+
+	"warmroute/backends/vllmsim"
+	"warmroute/replay"
+	"warmroute/router"
+)
+
+// row is a scenario, or a few to be compared, and the figures that judge it.
+type row struct {
+	name     string
+	scenario replay.Scenario // but for the policy and the seed
+	variants []variant       // of the scenario under prefix, instead of policies
+	gates    []gate
+}
+
+// variant is a way to play a scenario; the one labelled prefix is judged.
+type variant struct {
+	label    string
+	scenario replay.Scenario
+}
+
+// runs are what to play: the scenario under each policy, or its variants.
+func (r row) runs(policies []string) []variant {
+	if r.variants != nil {
+		return r.variants
+	}
+	var all []variant
+	for _, name := range policies {
+		s := r.scenario
+		s.Policy = name
+		all = append(all, variant{name, s})
+	}
+	return all
+}
+
+const fleet = 8
+
+// hold is the hold queue as config.yaml has it.
+func hold() router.HoldOptions {
+	return router.HoldOptions{Requests: 1000, Bytes: 256 << 20, Time: time.Minute}
+}
+
+func scenario(w replay.Workload, kvTokens int) replay.Scenario {
+	return replay.Scenario{Backends: fleet, KVTokens: kvTokens, Hold: hold(), Workload: w}
+}
+
+// rows are those that must pass, then those that are to be known.
+func rows(trace *replay.Trace) []row {
+	all := mooncakeRows(trace)
+	all = append(all, fleetRows(trace)...)
+	return append(all, otherSizes(trace)...)
+}
+
+// mooncakeRows are the conversation trace under three loads and three cache sizes.
+func mooncakeRows(trace *replay.Trace) []row {
+	f := func(kvTokens int, load, toBestOther float64, more ...gate) row {
+		return row{
+			name:     fmt.Sprintf("mooncake-%dk-%g", kvTokens/1000, load),
+			scenario: scenario(replay.Traced{Trace: trace, Load: load}, kvTokens),
+			gates:    append([]gate{toBest(ttft(), toBestOther), toBest(p99(), 1.08), work(1.15), fewLost()}, more...),
+		}
+	}
+	near := toPooled(ttft(), 1.15, false)
+	return []row{
+		f(1_536_000, 0.7, 0.98, near, toPooled(hits(), 0.9, true)),
+		f(1_536_000, 0.9, 0.92, near),
+		f(1_536_000, 1.1, 0.85, near),
+		f(400_000, 0.7, 0.98),
+		f(400_000, 0.9, 0.8),
+		f(204_800, 0.9, 0.5),
+	}
+}
+
+// fleetRows are the trace on fleets that are uneven, grow, or are seen late.
+func fleetRows(trace *replay.Trace) []row {
+	half := scenario(replay.Traced{Trace: trace, Load: 0.7}, 1_536_000)
+	half.Speeds = []float64{1, 0.5, 1, 0.5, 1, 0.5, 1, 0.5}
+
+	joins := scenario(replay.Traced{Trace: trace, Load: 0.9}, 1_536_000)
+	joins.Changes = []replay.Change{{At: 20 * time.Minute, Backend: fleet - 1, What: replay.Join}}
+
+	polled := scenario(replay.Traced{Trace: trace, Load: 0.9}, 1_536_000)
+	polled.Policy, polled.PollInterval = ours, time.Second
+	often := polled
+	often.PollInterval = 100 * time.Millisecond
+
+	return []row{
+		{name: "half-speed", scenario: half, gates: []gate{toBest(ttft(), 0.9), toBest(p99(), 0), fewLost()}},
+		{
+			name: "joins", variants: []variant{{ours, withPolicy(joins, ours)}},
+			gates: []gate{own("its work within two minutes / mean", func(s replay.Summary) float64 { return s.JoinedShare }, 0.7, true)},
+		},
+		{
+			name: "polling", variants: []variant{{ours, polled}, {"every 100 ms", often}},
+			gates: []gate{toBest(ttft(), 1.03)},
+		},
+	}
+}
+
+func withPolicy(s replay.Scenario, name string) replay.Scenario {
+	s.Policy = name
+	return s
+}
+
+// otherSizes are to be known: a formula that was tuned to one fleet or one
+// engine would show here.
+func otherSizes(trace *replay.Trace) []row {
+	known := []gate{toBest(ttft(), 0), toBest(p99(), 0), toBest(e2e(), 0), toPooled(ttft(), 0, false), work(0), fewLost()}
+	var all []row
+	for _, backends := range []int{2, 4, 16, 64} {
+		s := scenario(replay.Traced{Trace: trace, Load: 0.9}, 1_536_000)
+		s.Backends = backends
+		all = append(all, row{name: fmt.Sprintf("fleet-of-%d", backends), scenario: s, gates: known})
+	}
+	f := func(name string, engine vllmsim.EngineConfig) {
+		s := scenario(replay.Traced{Trace: trace, Load: 0.9}, 1_536_000)
+		s.Engine = engine
+		all = append(all, row{name: name, scenario: s, gates: known})
+	}
+	f("step-2048", vllmsim.EngineConfig{StepTokens: 2048})
+	f("quadratic", vllmsim.EngineConfig{QuadraticDepth: 1.9e-5})
+	return all
+}
