@@ -72,6 +72,7 @@ type SLOConfig struct {
 type IndexConfig struct {
 	BlockBytes int      `mapstructure:"block_bytes"`
 	MaxBytes   ByteSize `mapstructure:"max_bytes"`
+	Snapshot   string   `mapstructure:"snapshot"` // file; empty: none
 }
 
 // LimitsConfig bounds what clients may send.

@@ -143,6 +143,7 @@ func otherValues() map[string]struct {
 		"slo.ttft":                    {"500ms", 500 * time.Millisecond},
 		"index.block_bytes":           {"512", 512},
 		"index.max_bytes":             {"8MB", ByteSize(8e6)},
+		"index.snapshot":              {"/var/lib/warmroute/index", "/var/lib/warmroute/index"},
 		"limits.body_bytes":           {"1MiB", ByteSize(1 << 20)},
 		"limits.body_bytes_total":     {"2GiB", ByteSize(2 << 30)},
 		"limits.header_bytes":         {"8192", ByteSize(8192)},

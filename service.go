@@ -29,6 +29,7 @@ type service struct {
 	log        *slog.Logger
 	registry   *backends.Registry
 	router     *router.Router
+	snapshot   *snapshotFile // nil: none is kept
 	transports []*transport.Transport
 	checker    *backends.Checker
 	poller     *backends.Poller
@@ -62,7 +63,7 @@ func newService(c *Config, log *slog.Logger) (*service, error) {
 	if s.registry, err = backends.NewRegistry(list); err != nil {
 		return nil, err
 	}
-	s.router, err = router.New(router.Options{
+	o := router.Options{
 		Backends: s.registry.All(),
 		Policy:   c.Routing.Policy,
 		Settings: policy.Settings{
@@ -82,9 +83,12 @@ func newService(c *Config, log *slog.Logger) (*service, error) {
 		PollInterval:  c.Poll.Interval,
 		Now:           time.Now,
 		Rand:          rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())),
-	})
-	if err != nil {
+	}
+	if s.router, err = router.New(o); err != nil {
 		return nil, err
+	}
+	if c.Index.Snapshot != "" {
+		s.snapshot = &snapshotFile{c.Index.Snapshot, router.NewSnapshots(s.router, o.Backends, o.IndexMaxBytes, log), log}
 	}
 	m := metrics.New(s.registry.All(), s.router, version())
 	s.watch(m)
@@ -136,6 +140,9 @@ func (s *service) watch(m *metrics.Metrics) {
 		OnError:      func(b *backends.Backend, _ error) { m.PollFailed(b) },
 		OnLost:       lost,
 	}
+	if s.snapshot != nil {
+		s.poller.OnLoad = s.snapshot.index.Observe
+	}
 }
 
 // run serves the public listener, and the admin one if there is one, until ctx
@@ -145,10 +152,17 @@ func (s *service) run(ctx context.Context, public, admin net.Listener) error {
 	watching, stopWatching := context.WithCancel(context.WithoutCancel(ctx))
 	var running sync.WaitGroup
 	running.Go(func() { s.checker.Run(watching) })
+	if s.snapshot != nil {
+		s.snapshot.load()
+		running.Go(func() { s.snapshot.run(watching) })
+	}
 	running.Go(func() { s.poller.Run(watching) })
 	defer func() {
 		stopWatching()
 		running.Wait()
+		if s.snapshot != nil {
+			s.snapshot.save()
+		}
 		for _, t := range s.transports {
 			t.CloseIdleConnections()
 		}

@@ -13,12 +13,15 @@ func (r *run) change(c Change) {
 		r.back(c.Backend)
 	case Leave:
 		p.backend.SetState(backends.Draining)
+		if len(p.flights) == 0 {
+			p.gone()
+		}
 	case Restart:
 		// A reset connection is a suspicion that the readiness checks confirm at once.
-		p.backend.SetState(backends.Down)
-		p.away = true
+		p.gone()
 		p.epoch++
 		p.running = false
+		p.step = vllmsim.StepResult{}
 		p.engine = vllmsim.NewEngine(p.config)
 		p.started = r.now + c.Away
 		r.cut(p)
@@ -26,14 +29,18 @@ func (r *run) change(c Change) {
 	}
 }
 
+// gone makes a replica answer nobody any more.
+func (p *replica) gone() {
+	p.away = true
+	p.backend.SetState(backends.Down)
+}
+
 // back makes a backend serve, from now on or again.
 func (r *run) back(place int) {
 	p := r.fleet[place]
 	p.away = false
 	p.backend.SetState(backends.Ready)
-	if r.router != nil {
-		r.router.Tick() // there may be room for what is held
-	}
+	r.router.Changed(p.backend)
 }
 
 // scrape asks a replica for its metrics, as the Poller does.
@@ -81,5 +88,5 @@ func (r *run) intrude(place int) {
 			r.wake(target, p)
 		}
 	}
-	r.agenda.plan(event{at: r.now + r.gap(f.Rate), kind: intrudes, place: place})
+	r.agenda.plan(event{at: r.now + gap(r.chance, f.Rate), kind: intrudes, place: place})
 }

@@ -157,10 +157,15 @@ func (r *run) finish(f *flight) {
 	r.over(f)
 }
 
-// leave takes a request off its replica.
+// leave takes a request off its replica, which is gone if it only finished what
+// it had.
 func (r *run) leave(f *flight) {
-	r.fleet[f.place].remove(f)
+	p := r.fleet[f.place]
+	p.remove(f)
 	r.measured.timeline.inFlight(f.place, r.now, -1)
+	if len(p.flights) == 0 && p.backend.State() == backends.Draining {
+		p.gone()
+	}
 }
 
 func (r *run) fail(f *flight, why string) {

@@ -28,12 +28,12 @@ type replica struct {
 }
 
 // newFleet makes the replicas, each Ready.
-func newFleet(s *Scenario, blockTokens int) []*replica {
+func newFleet(s *Scenario, requests *Requests) []*replica {
 	configs := make([]vllmsim.EngineConfig, s.Backends)
 	for i := range configs {
 		c := s.Engine
-		c.BlockSize = blockTokens
-		c.KVTokens = cmp.Or(s.KVTokens, defaultKVTokens)
+		c.BlockSize = requests.BlockTokens
+		c.KVTokens = cmp.Or(s.KVTokens, requests.KVTokens, defaultKVTokens)
 		c.HiddenEvictions = s.Evictions
 		if i < len(s.Speeds) {
 			c.Speed = s.Speeds[i]
@@ -88,4 +88,15 @@ func (p *replica) remove(f *flight) {
 	p.flights[f.at].at = f.at
 	p.flights[last] = nil
 	p.flights = p.flights[:last]
+}
+
+// progress tells the router that a piece of an answer has passed, where it can
+// see one. It keeps account by backend, so one of them is as good as all.
+func (p *replica) progress() {
+	for _, f := range p.flights {
+		if f.started && f.asked.Streams && f.decision != nil {
+			f.decision.Progress()
+			return
+		}
+	}
 }

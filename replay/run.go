@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"warmroute/backends"
+	"warmroute/backends/vllmsim"
 	"warmroute/router"
 )
 
@@ -15,8 +16,6 @@ const (
 	// epoch is when every run begins, in seconds since 1970. Any time would do but
 	// the zero one, which means "never" in places.
 	epoch = 1_800_000_000
-	// tick is how often held requests are looked at.
-	tick = 40 * time.Millisecond
 	// indexBytes is room for any fleet that fits into memory beside its index.
 	indexBytes = 8 << 30
 )
@@ -58,9 +57,9 @@ func newRun(s *Scenario, requests *Requests) (*run, error) {
 	r := &run{
 		Scenario: s,
 		told:     cmp.Or(s.IndexFactor, 1),
-		poll:     cmp.Or(s.PollInterval, defaultPoll),
+		poll:     s.pollInterval(),
 		requests: requests,
-		fleet:    newFleet(s, requests.BlockTokens),
+		fleet:    newFleet(s, requests),
 		chance:   rand.New(rand.NewPCG(s.Seed, 1)),
 		measured: measures{timeline: newTimeline(s.Backends)},
 	}
@@ -106,7 +105,7 @@ func (r *run) planAll() {
 		}
 	}
 	for i, f := range r.Foreign {
-		r.agenda.plan(event{at: f.From + r.gap(f.Rate), kind: intrudes, place: i})
+		r.agenda.plan(event{at: f.From + gap(r.chance, f.Rate), kind: intrudes, place: i})
 	}
 }
 
@@ -127,11 +126,6 @@ func (r *run) spread(d time.Duration) time.Duration {
 	return time.Duration(float64(d) * (0.9 + 0.2*r.chance.Float64()))
 }
 
-// gap draws the time between two arrivals of a Poisson process.
-func (r *run) gap(rate float64) time.Duration {
-	return time.Duration(r.chance.ExpFloat64() / rate * float64(time.Second))
-}
-
 // play handles events until all requests have ended.
 func (r *run) play(ctx context.Context) error {
 	for n := 0; r.ended < r.requests.Total; n++ {
@@ -144,7 +138,7 @@ func (r *run) play(ctx context.Context) error {
 		r.act()
 		if r.router != nil && !r.ticked && r.router.HeldRequests() > 0 {
 			r.ticked = true
-			r.agenda.plan(event{at: r.now + tick, kind: ticks})
+			r.agenda.plan(event{at: r.now + router.TickInterval, kind: ticks})
 		}
 	}
 	if r.Progress != nil {
@@ -185,8 +179,11 @@ func (r *run) handle(e *event) {
 // stepEnds hands out what a replica's step brought, and begins the next one.
 func (r *run) stepEnds(place int, p *replica) {
 	step := p.step
-	p.step.First, p.step.Finished = nil, nil
+	p.step = vllmsim.StepResult{}
 	r.measured.timeline.worked(place, r.now, step.Prefilled)
+	if step.Decoded > 0 {
+		p.progress()
+	}
 	for _, q := range step.First {
 		if f, ok := q.Owner.(*flight); ok {
 			r.firstToken(f)
@@ -218,7 +215,6 @@ func (r *run) begin(place int, p *replica) {
 func (r *run) wake(place int, p *replica) {
 	if !p.running {
 		p.running = true
-		p.step.Prefilled = 0
 		r.agenda.plan(event{at: r.now, kind: steps, place: place, epoch: p.epoch})
 	}
 }

@@ -21,7 +21,7 @@ const Pooled = "pooled"
 // same scenario gives the same Summary, to the last digit.
 type Scenario struct {
 	Backends int
-	KVTokens int                  // of each replica; 0: 1,536,000
+	KVTokens int                  // of each replica; 0: as the workload has it, else 1,536,000
 	Engine   vllmsim.EngineConfig // of each replica, but for KVTokens, the block size and Speed
 	Speeds   []float64            // of the replicas, by place; those not named have 1
 
@@ -30,7 +30,7 @@ type Scenario struct {
 	Hold     router.HoldOptions
 	SLO      time.Duration
 
-	PollInterval time.Duration // 0: 1 s
+	PollInterval time.Duration // 0: the policy's own where its home has one, else 1 s
 	PollLag      time.Duration // by which a poll's numbers are old when the router sees them
 
 	NonStreaming float64 // share of the requests whose first event the router does not see
@@ -84,6 +84,16 @@ const (
 	// requests waiting, as the Poller does it.
 	fastPoll = 250 * time.Millisecond
 )
+
+func (s *Scenario) pollInterval() time.Duration {
+	switch {
+	case s.PollInterval > 0:
+		return s.PollInterval
+	case s.Policy == "weighted":
+		return 50 * time.Millisecond // EPP goes by what it polls, and so polls often
+	}
+	return defaultPoll
+}
 
 // Run plays the scenario to its end or until ctx has ended.
 func (s *Scenario) Run(ctx context.Context) (Summary, error) {

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"warmroute/backends/vllmsim"
+	"warmroute/router/prompt"
 )
 
 // Traced plays a trace: every request when it is due, whatever became of those
@@ -41,7 +42,7 @@ func (w Traced) Requests(backends int, seed uint64) (*Requests, error) {
 // that continues it, or nobody's.
 func (q *TraceRequest) job(blockTokens int, number uint64, later *TraceRequest) *Job {
 	full, all := q.PromptTokens/blockTokens, (q.PromptTokens+q.AnswerTokens)/blockTokens
-	c := chain{cache: make([]vllmsim.BlockHash, 0, all)}
+	c := chain{names: make([]prompt.Block, 0, all), cache: make([]vllmsim.BlockHash, 0, all)}
 	for _, id := range q.Blocks[:full] {
 		c.add(id)
 	}
@@ -65,11 +66,11 @@ func (q *TraceRequest) job(blockTokens int, number uint64, later *TraceRequest) 
 func continuations(requests []TraceRequest, blockTokens int) []*TraceRequest {
 	heads := make(map[uint64][]int) // by chained prefix: who begins with it, in order
 	for i := range requests {
-		var c chain
+		head := uint64(0)
 		q := &requests[i]
 		for _, id := range q.Blocks[:q.PromptTokens/blockTokens] {
-			c.add(id)
-			heads[c.last] = append(heads[c.last], i)
+			head = link(head, id)
+			heads[head] = append(heads[head], i)
 		}
 	}
 	later := make([]*TraceRequest, len(requests))
@@ -79,11 +80,11 @@ func continuations(requests []TraceRequest, blockTokens int) []*TraceRequest {
 		if full < 2 {
 			continue
 		}
-		var c chain
+		head := uint64(0)
 		for _, id := range q.Blocks[:full] {
-			c.add(id)
+			head = link(head, id)
 		}
-		sharing := heads[c.last]
+		sharing := heads[head]
 		at, _ := slices.BinarySearch(sharing, i)
 		for _, k := range sharing[at+1:] {
 			if requests[k].PromptTokens > q.PromptTokens+q.AnswerTokens {

@@ -21,6 +21,7 @@ type Workload interface {
 // Requests are those of one run.
 type Requests struct {
 	BlockTokens int // that a block stands for
+	KVTokens    int // of each replica, where the scenario says nothing; 0: nor does this
 	Total       int // requests in all
 	// Open are those that arrive whatever happens, in order of arrival.
 	Open []*Job
@@ -39,31 +40,34 @@ type Job struct {
 	Reply  []prompt.Block // full ones that the answer adds
 	// cache is both, as the engine knows them.
 	cache []vllmsim.BlockHash
+
+	session *agenticSession // whose turn it is, in an agentic workload
 }
 
 // chain makes blocks of ids: each stands for its id and all before it.
 type chain struct {
-	cache []vllmsim.BlockHash
 	last  uint64
+	names []prompt.Block
+	cache []vllmsim.BlockHash // the same, for the engine
 }
 
 func (c *chain) add(id uint64) {
-	c.last = mix(c.last ^ mix(id+1))
+	c.last = link(c.last, id)
+	c.names = append(c.names, prompt.Block(c.last))
 	c.cache = append(c.cache, vllmsim.BlockHash(c.last))
 }
 
+// link continues a chain by an id.
+func link(chained, id uint64) uint64 { return mix(chained ^ mix(id+1)) }
+
 // job makes a request of the chain's blocks, which are those of its prompt and
-// its answer, without those that would not be full.
+// its answer, without those that would not be full. The chain may grow later.
 func (c *chain) job(at time.Duration, promptTokens, answerTokens, blockTokens int) *Job {
 	full := min(promptTokens/blockTokens, len(c.cache))
 	all := min((promptTokens+answerTokens)/blockTokens, len(c.cache))
-	names := make([]prompt.Block, all)
-	for i := range names {
-		names[i] = prompt.Block(c.cache[i])
-	}
 	return &Job{
 		At: at, Prompt: promptTokens, Answer: answerTokens,
-		Blocks: names[:full:full], Reply: names[full:], cache: c.cache[:all],
+		Blocks: c.names[:full:full], Reply: c.names[full:all:all], cache: c.cache[:all:all],
 	}
 }
 

@@ -100,7 +100,8 @@ func (s *Server) abandon(sequences []*sequence) {
 
 // drive owns the engine's progress: it takes a step, waits until the wall clock
 // reaches the step's end, and publishes what came out. A step that was late
-// does not move the next one, so lost time is caught up.
+// does not move the next one, so lost time is caught up; but not that of a
+// freeze.
 func (s *Server) drive(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -134,11 +135,35 @@ func (s *Server) drive(ctx context.Context) {
 			}
 		}
 		at = step.End
+		if s.awaitThaw(ctx) {
+			at = max(at, time.Since(began))
+		}
 		s.engineMu.Lock()
 		if s.epoch == epoch {
 			s.publish(step)
 		}
 		s.engineMu.Unlock()
+	}
+}
+
+// awaitThaw waits while a fault keeps the engine still, and reports whether one
+// did. What the engine was at in that moment is published afterwards.
+func (s *Server) awaitThaw(ctx context.Context) bool {
+	froze := false
+	for ; s.faults.has(Freeze) && ctx.Err() == nil; froze = true {
+		select {
+		case <-s.thawed:
+		case <-ctx.Done():
+		}
+	}
+	return froze
+}
+
+// thaw wakes an engine that may be waiting for the end of a freeze.
+func (s *Server) thaw() {
+	select {
+	case s.thawed <- struct{}{}:
+	default:
 	}
 }
 

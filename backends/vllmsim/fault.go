@@ -21,6 +21,7 @@ const (
 	Status         FaultKind = "status"          // requests are answered with Status
 	Hold           FaultKind = "hold"            // the first output of an answer is held back for Delay
 	Slow           FaultKind = "slow"            // the engine takes Factor times as long
+	Freeze         FaultKind = "freeze"          // the engine takes no step, while its server accepts requests and answers /health and /metrics
 	MetricsGone    FaultKind = "metrics-gone"    // /metrics is a 404
 	MetricsGarbled FaultKind = "metrics-garbled" // /metrics is a 200 that is no exposition
 	Drain          FaultKind = "drain"           // as vLLM after SIGTERM with --shutdown-timeout: /health is 200, new requests get a 500
@@ -54,7 +55,7 @@ type Fault struct {
 
 func (f Fault) check() error {
 	switch f.Kind {
-	case Refuse, Slow, MetricsGone, MetricsGarbled, Drain:
+	case Refuse, Slow, Freeze, MetricsGone, MetricsGarbled, Drain:
 		if f.Requests != 0 {
 			return fmt.Errorf("fault %q cannot be limited to a number of requests; use seconds", f.Kind)
 		}
@@ -114,6 +115,7 @@ func (s *Server) SetFault(f Fault) error {
 // ClearFaults ends all faults.
 func (s *Server) ClearFaults() error {
 	s.faults.clear()
+	s.thaw()
 	s.setSpeed(s.cfg.Engine.Speed)
 	return s.listening.resume(s.address)
 }
@@ -124,6 +126,8 @@ func (s *Server) endFault(k FaultKind) {
 	switch k {
 	case Slow:
 		s.setSpeed(s.cfg.Engine.Speed)
+	case Freeze:
+		s.thaw()
 	case Refuse:
 		// The port was ours a moment ago. Should somebody have taken it, the
 		// replica stays refused, which is what its clients see anyway.

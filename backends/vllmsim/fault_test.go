@@ -223,6 +223,44 @@ func TestHoldDelaysTheFirstOutput(t *testing.T) {
 	}
 }
 
+func TestAFrozenEngineStandsStillWhileItsServerAnswers(t *testing.T) {
+	s := start(t, Config{})
+	resp, err := send(t, t.Context(), s, long)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	in := bufio.NewReader(resp.Body)
+	if _, err := in.ReadString('\n'); err != nil {
+		t.Fatal(err)
+	}
+	set(t, s, Fault{Kind: Freeze})
+	late, err := send(t, t.Context(), s, long) // accepted, in vLLM's way: status and headers at once
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer late.Body.Close()
+	var still int64
+	until(t, "the counters stand still", func() bool { // a step may have been under way
+		before := s.Stats().GenerationTokens
+		time.Sleep(50 * time.Millisecond) // six steps
+		still = s.Stats().GenerationTokens
+		return still == before
+	})
+	if get(t, s, "/health") != 200 || get(t, s, "/metrics") != 200 {
+		t.Error("its server does not answer")
+	}
+	if err := s.ClearFaults(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := bufio.NewReader(late.Body).ReadString('\n'); err != nil {
+		t.Errorf("after the freeze: %v", err)
+	}
+	if now := s.Stats().GenerationTokens; now == still {
+		t.Error("after the freeze the counters stand still")
+	}
+}
+
 func TestSlowStretchesSteps(t *testing.T) {
 	s := start(t, Config{Engine: fast})
 	set(t, s, Fault{Kind: Slow, Factor: 1000}) // back to one step in 8 ms
@@ -285,6 +323,7 @@ func TestFaultsOverHTTP(t *testing.T) {
 		`{"kind":"slow"}`:                             400,
 		`{"kind":"hold"}`:                             400,
 		`{"kind":"refuse","requests":3}`:              400,
+		`{"kind":"freeze","requests":3}`:              400,
 		`{"kind":"hang","chunk":1}`:                   400,
 	} {
 		if status, answer := post(t, s, "/sim/fault", body); status != want {

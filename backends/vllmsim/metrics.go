@@ -98,7 +98,8 @@ func (s *Server) exposeConfig(e *exposition) {
 		`effective_attention_block_size="`+size+`",enable_prefix_caching="`+caching+`",engine="0",gpu_memory_utilization="0.92",`+
 		`kv_cache_size_tokens="`+strconv.Itoa(blocks*c.BlockSize)+`",num_cpu_blocks="None",num_gpu_blocks="`+strconv.Itoa(blocks)+`",`+
 		`num_gpu_blocks_override="None",prefix_caching_hash_algo="sha256",sliding_window="None"`, 1)
-	if len(s.cfg.Adapters) == 0 {
+	loaded := s.adapters.loaded()
+	if len(loaded) == 0 {
 		return
 	}
 	var running, waiting []string
@@ -116,7 +117,7 @@ func (s *Server) exposeConfig(e *exposition) {
 		return strings.Join(slices.Compact(names), ",")
 	}
 	e.family("vllm:lora_requests_info", "gauge", "Running stats on lora requests.")
-	e.sample("vllm:lora_requests_info", `max_lora="`+strconv.Itoa(len(s.cfg.Adapters))+`",running_lora_adapters="`+list(running)+
+	e.sample("vllm:lora_requests_info", `max_lora="`+strconv.Itoa(len(loaded))+`",running_lora_adapters="`+list(running)+
 		`",waiting_lora_adapters="`+list(waiting)+`"`, unix(time.Now()))
 }
 

@@ -2,7 +2,6 @@ package vllmsim
 
 import (
 	"net/http"
-	"slices"
 	"strconv"
 	"strings"
 )
@@ -12,26 +11,30 @@ func (s *Server) resolve(name string) (string, error) {
 	if name == "" || name == s.cfg.Model {
 		return s.cfg.Model, nil
 	}
-	if slices.Contains(s.cfg.Adapters, name) {
-		return name, nil
+	valid := []string{s.cfg.Model}
+	for _, a := range s.adapters.loaded() {
+		if a.name == name {
+			return name, nil
+		}
+		valid = append(valid, a.name)
 	}
-	return "", unknownModel(name, strings.Join(append([]string{s.cfg.Model}, s.cfg.Adapters...), ", "))
+	return "", unknownModel(name, strings.Join(valid, ", "))
 }
 
 func (s *Server) models(w http.ResponseWriter, _ *http.Request) {
 	b := []byte(`{"object":"list","data":[`)
-	b = s.appendCard(b, s.cfg.Model, "")
-	for _, adapter := range s.cfg.Adapters {
-		b = s.appendCard(append(b, ','), adapter, s.cfg.Model)
+	b = s.appendCard(b, s.cfg.Model, "/models/"+s.cfg.Model, "")
+	for _, a := range s.adapters.loaded() {
+		b = s.appendCard(append(b, ','), a.name, a.path, s.cfg.Model)
 	}
 	writeJSON(w, http.StatusOK, append(b, "]}"...))
 }
 
-func (s *Server) appendCard(b []byte, name, parent string) []byte {
+func (s *Server) appendCard(b []byte, name, root, parent string) []byte {
 	created := strconv.FormatInt(s.start().Unix(), 10)
 	b = quote(append(b, `{"id":`...), name)
 	b = append(b, `,"object":"model","created":`+created+`,"owned_by":"vllm","root":`...)
-	b = quote(b, "/models/"+name)
+	b = quote(b, root)
 	b = append(b, `,"parent":`...)
 	if parent == "" {
 		b = append(b, `null,"max_model_len":`+strconv.Itoa(s.cfg.MaxModelLen)...)

@@ -33,6 +33,8 @@ func (s *Server) routes() http.Handler {
 		"/version":                  {http.MethodGet, false, version},
 		"/metrics":                  {http.MethodGet, false, s.metrics},
 		"/reset_prefix_cache":       {http.MethodPost, false, s.resetPrefixCache},
+		"/v1/load_lora_adapter":     {http.MethodPost, false, s.loadAdapter},
+		"/v1/unload_lora_adapter":   {http.MethodPost, false, s.unloadAdapter},
 		"/tokenize":                 {http.MethodPost, false, s.tokenize},
 		"/detokenize":               {http.MethodPost, false, s.detokenize},
 		"/is_sleeping":              {http.MethodGet, false, awake},

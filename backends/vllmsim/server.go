@@ -18,7 +18,7 @@ type Config struct {
 	Engine EngineConfig
 
 	Model       string   // name it serves; default "sim"
-	Adapters    []string // LoRA adapters, listed as models with Model as their parent
+	Adapters    []string // LoRA adapters loaded at the start, listed as models with Model as their parent
 	MaxModelLen int      // tokens of prompt and answer; default 131,072, at most the KV cache's size
 	APIKey      string   // asked for on /v1 when set
 
@@ -60,6 +60,10 @@ type Server struct {
 
 	// busy wakes the engine's owner when a request arrives while it is idle.
 	busy chan struct{}
+	// thawed wakes it when a freeze may be over.
+	thawed chan struct{}
+
+	adapters adapters
 }
 
 // NewServer returns a replica that neither listens nor runs yet.
@@ -71,6 +75,10 @@ func NewServer(cfg Config) *Server {
 		counters: newCounters(),
 		began:    time.Now(),
 		busy:     make(chan struct{}, 1),
+		thawed:   make(chan struct{}, 1),
+	}
+	for _, name := range cfg.Adapters {
+		s.adapters.list = append(s.adapters.list, adapter{name, "/models/" + name})
 	}
 	s.http = http.Server{
 		Handler:     s.routes(),

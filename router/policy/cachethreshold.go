@@ -1,15 +1,6 @@
 package policy
 
-import (
-	"math/rand/v2"
-	"time"
-)
-
-// Bounds of the tree of sglang-router, per backend.
-const (
-	threshTreeTokens = 67_108_864 / 4
-	threshTreeWalk   = 120 * time.Second
-)
+import "math/rand/v2"
 
 // cacheThreshold is cache_aware of sglang-router and vllm-router. While loads
 // are balanced, the backend that holds the most of the prompt gets it, if that
@@ -22,31 +13,26 @@ type cacheThreshold struct {
 	rng             *rand.Rand
 	ratio, abs, rel float64
 	smallest        bool // below ratio the smallest tree
-	tree            *ledger
-	walk            every
+	tree            *sglangTree
 }
 
 func newCacheThreshold(s Settings, rng *rand.Rand, most int) *cacheThreshold {
 	return &cacheThreshold{
 		rng: rng, ratio: or(s.MatchRatio, 0.3), abs: or(s.ImbalanceAbs, 64), rel: or(s.ImbalanceRatio, 1.5),
-		tree: newLedger(most, losesTails), walk: every{interval: threshTreeWalk},
+		tree: newSGLangTree(most),
 	}
 }
 
 func newCacheThresholdOld(s Settings, rng *rand.Rand, most int) *cacheThreshold {
 	return &cacheThreshold{
 		rng: rng, ratio: or(s.MatchRatio, 0.5), abs: or(s.ImbalanceAbs, 32), rel: or(s.ImbalanceRatio, 1.1),
-		smallest: true, tree: newLedger(most, losesTails), walk: every{interval: threshTreeWalk},
+		smallest: true, tree: newSGLangTree(most),
 	}
 }
 
 func (p *cacheThreshold) Choose(r *Request, candidates []Candidate) int {
-	if p.walk.due(r.Now) {
-		most := r.blocksIn(threshTreeTokens)
-		p.tree.shrink(most, most)
-	}
 	chosen := p.choose(r, candidates)
-	p.tree.add(candidates[chosen].Slot, r.Blocks, r.Now)
+	p.tree.add(candidates[chosen].Slot, r)
 	return chosen
 }
 

@@ -134,8 +134,8 @@ func (l *ledger) expire(before time.Time) {
 	}
 }
 
-// shrink cuts the part of every backend that has more than so many blocks down
-// to down.
+// shrink cuts the part of every backend that has more blocks than beyond back
+// to as many as down. Unlike a limit it does so once only.
 func (l *ledger) shrink(beyond, down int) {
 	for i := range l.tenants {
 		a := l.tenants[i].ages
@@ -151,22 +151,4 @@ func (l *ledger) shrink(beyond, down int) {
 // smallest is the candidate with the fewest blocks.
 func (l *ledger) smallest(candidates []Candidate, rng *rand.Rand) int {
 	return lowest(len(candidates), rng, func(i int) float64 { return float64(l.len(candidates[i].Slot)) })
-}
-
-// every is what is done now and then.
-type every struct {
-	interval time.Duration
-	last     time.Time
-}
-
-// due reports whether it is to be done now; the first time begins the count.
-func (e *every) due(now time.Time) bool {
-	if e.last.IsZero() {
-		e.last = now
-	}
-	if now.Sub(e.last) < e.interval {
-		return false
-	}
-	e.last = now
-	return true
 }

@@ -10,6 +10,6 @@ type lMetric struct{ rng *rand.Rand }
 func (p lMetric) Choose(_ *Request, candidates []Candidate) int {
 	return lowest(len(candidates), p.rng, func(i int) float64 {
 		c := &candidates[i]
-		return (c.Pending + c.Uncached) * (c.InFlight + 1)
+		return (c.Unstarted + c.Uncached) * (c.InFlight + 1)
 	})
 }

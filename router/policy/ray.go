@@ -5,7 +5,8 @@ import (
 	"time"
 )
 
-// Bounds of Ray Serve's tree, per backend, where its eviction is on.
+// Bounds of Ray Serve's tree, per backend, as its eviction has them when it is
+// turned on; off, the tree grows without end.
 const (
 	rayTreeBeyond = 400_000 / 4 // tokens
 	rayTreeDown   = 360_000 / 4
@@ -20,18 +21,22 @@ type rayAffinity struct {
 	rng        *rand.Rand
 	ratio, abs float64
 	tree       *ledger
-	walk       every
+	walked     time.Time
 }
 
 func newRay(s Settings, rng *rand.Rand, most int) *rayAffinity {
 	return &rayAffinity{
 		rng: rng, ratio: or(s.MatchRatio, 0.1), abs: or(s.ImbalanceAbs, 10),
-		tree: newLedger(most, losesTails), walk: every{interval: rayTreeWalk},
+		tree: newLedger(most, losesTails),
 	}
 }
 
 func (p *rayAffinity) Choose(r *Request, candidates []Candidate) int {
-	if p.walk.due(r.Now) {
+	if p.walked.IsZero() {
+		p.walked = r.Now
+	}
+	if r.Now.Sub(p.walked) >= rayTreeWalk {
+		p.walked = r.Now
 		p.tree.shrink(r.blocksIn(rayTreeBeyond), r.blocksIn(rayTreeDown))
 	}
 	chosen := p.choose(r, candidates)

@@ -40,7 +40,7 @@ func (p *sMetric) Choose(r *Request, candidates []Candidate) int {
 }
 
 // queued is what a candidate would have to prefill, this request included.
-func queued(c *Candidate) float64 { return c.Pending + c.Uncached }
+func queued(c *Candidate) float64 { return c.Unstarted + c.Uncached }
 
 func meets(r *Request, c *Candidate) bool {
 	return c.Rate > 0 && queued(c)/c.Rate <= smetricBase+r.length()/smetricRate

@@ -14,27 +14,22 @@ const smgTenants = 8
 type smg struct {
 	rng             *rand.Rand
 	ratio, abs, rel float64
-	tree            *ledger
-	walk            every
+	tree            *sglangTree
 }
 
 func newSMG(s Settings, rng *rand.Rand, most int) *smg {
 	return &smg{
 		rng: rng, ratio: or(s.MatchRatio, 0.3), abs: or(s.ImbalanceAbs, 64), rel: or(s.ImbalanceRatio, 1.5),
-		tree: newLedger(most, losesTails), walk: every{interval: threshTreeWalk},
+		tree: newSGLangTree(most),
 	}
 }
 
 func (p *smg) Choose(r *Request, candidates []Candidate) int {
-	if p.walk.due(r.Now) {
-		most := r.blocksIn(threshTreeTokens)
-		p.tree.shrink(most, most)
-	}
 	chosen := p.matching(r, candidates)
 	if chosen < 0 {
 		chosen = fewest(candidates, p.rng)
 	}
-	p.tree.add(candidates[chosen].Slot, r.Blocks, r.Now)
+	p.tree.add(candidates[chosen].Slot, r)
 	return chosen
 }
 

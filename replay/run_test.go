@@ -1,0 +1,213 @@
+package replay
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"reflect"
+	"slices"
+	"testing"
+	"time"
+
+	"warmroute/backends/vllmsim"
+	"warmroute/router"
+	"warmroute/router/policy"
+)
+
+// jobs is a workload of requests that are given one by one.
+type jobs []*Job
+
+func (w jobs) Requests(int, uint64) (*Requests, error) {
+	return &Requests{BlockTokens: generatedBlock, Total: len(w), Open: w}, nil
+}
+
+// asks makes a request whose prompt shares its blocks with all others of the same id.
+func asks(at time.Duration, promptTokens, answerTokens int, id uint64) *Job {
+	var c chain
+	for len(c.cache) < promptTokens/generatedBlock {
+		c.add(id)
+	}
+	return c.job(at, promptTokens, answerTokens, generatedBlock)
+}
+
+// mustPlay runs a scenario, and checks that every request ended once and that
+// nothing is left over.
+func mustPlay(t *testing.T, s *Scenario) (*run, Summary) {
+	t.Helper()
+	requests, err := s.Workload.Requests(s.Backends, s.Seed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := newRun(s, requests)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.play(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	sum := r.summary()
+	if sum.Requests+sum.Lost != requests.Total || r.flown != requests.Total {
+		t.Errorf("%s: of %d requests %d were sent, %d were answered and %d lost", s.Policy, requests.Total, r.flown, sum.Requests, sum.Lost)
+	}
+	for i, p := range r.fleet {
+		if n := p.backend.InFlight.Load(); n != 0 || len(p.flights) != 0 || r.measured.timeline.count[i] != 0 {
+			t.Errorf("%s: in the end %s has %d in flight by the router's account, %d by the replica's, %d by the timeline's",
+				s.Policy, p.backend.Name, n, len(p.flights), r.measured.timeline.count[i])
+		}
+	}
+	return r, sum
+}
+
+func seconds(t *testing.T, what string, got, want float64) {
+	t.Helper()
+	if math.Abs(got-want) > 1e-6 {
+		t.Errorf("%s is %.6f s, want %.6f", what, got, want)
+	}
+}
+
+func TestTwoRequestsByHand(t *testing.T) {
+	for _, name := range []string{"round-robin", Pooled} {
+		_, sum := mustPlay(t, &Scenario{Backends: 1, Policy: name, Workload: jobs{
+			asks(0, 8000, 2, 1),
+			asks(2*time.Second, 8000, 1, 1), // 15 blocks of it cached: 320 tokens are left
+		}})
+		first, second := 0.008+1, 0.008+0.04
+		seconds(t, "mean TTFT", sum.TTFTMean, (first+second)/2)
+		seconds(t, "TPOT", sum.TPOTMean, 0.008+40e-6+8001*24e-9)
+		seconds(t, "mean E2E", sum.E2EMean, (first+sum.TPOTMean+second)/2)
+		seconds(t, "hit ratio", sum.HitRatio, 7680.0/16000)
+		seconds(t, "throughput", sum.Throughput, 2/(2+second))
+	}
+}
+
+func TestARequestWaitsForTheStepUnderWay(t *testing.T) {
+	_, sum := mustPlay(t, &Scenario{Backends: 1, Policy: "random", Workload: jobs{
+		asks(0, 4000, 1, 1),                    // until 0.508
+		asks(100*time.Millisecond, 4000, 1, 2), // from then on
+		asks(200*time.Millisecond, 800, 1, 3),  // in the same step
+	}})
+	end := 0.508 + 0.008 + 4800.0/8000
+	seconds(t, "mean TTFT", sum.TTFTMean, (0.508+end-0.1+end-0.2)/3)
+}
+
+func TestHalfTheSpeedIsTwiceTheTime(t *testing.T) {
+	_, sum := mustPlay(t, &Scenario{Backends: 1, Policy: "random", Speeds: []float64{0.5}, Workload: jobs{asks(0, 8000, 1, 1)}})
+	seconds(t, "TTFT", sum.TTFTMean, 2*1.008)
+}
+
+func TestAPromptTooLongForTheCacheIsLost(t *testing.T) {
+	_, sum := mustPlay(t, &Scenario{Backends: 2, KVTokens: 8192, Policy: "prefix", Workload: jobs{
+		asks(0, 9000, 1, 1), asks(time.Second, 100, 1, 2),
+	}})
+	if sum.Lost != 1 || sum.Requests != 1 {
+		t.Errorf("lost %v and answered %d, want one of each", sum.Errors, sum.Requests)
+	}
+}
+
+// busy is a workload with everything in it: shared prefixes, turns, pauses.
+var busy = Agentic{AtATime: 8, Sessions: 16}
+
+// eventful is a scenario in which everything happens that can.
+func eventful(name string) *Scenario {
+	s := &Scenario{
+		Backends: 4, KVTokens: 204_800, Policy: name, Workload: busy, Seed: 7,
+		Speeds: []float64{1, 0.5}, Hold: router.HoldOptions{Requests: 1000, Bytes: 1 << 30, Time: time.Hour},
+		PollLag: 100 * time.Millisecond, NonStreaming: 0.3, IndexFactor: 0.5, Evictions: 1,
+	}
+	if name != Pooled {
+		s.Changes = []Change{
+			{At: 20 * time.Second, Backend: 1, What: Restart, Away: 10 * time.Second},
+			{At: 25 * time.Second, Backend: 3, What: Join},
+			{At: 40 * time.Second, Backend: 0, What: Leave},
+			{At: 50 * time.Second, Backend: 2, What: Restart},
+		}
+		s.Foreign = []Foreign{{Backends: []int{1, 2}, Rate: 2, Prompt: 3000, Answer: 50, From: 5 * time.Second, Until: 60 * time.Second}}
+	}
+	return s
+}
+
+func TestEveryRequestEndsOnceUnderEveryPolicy(t *testing.T) {
+	for _, name := range append(slices.Clone(policy.Names), Pooled) {
+		_, sum := mustPlay(t, eventful(name))
+		if sum.Lost > 0 {
+			t.Errorf("%s lost %v, though a backend was ready all the time", name, sum.Errors)
+		}
+	}
+}
+
+func TestTheSameSeedGivesTheSameRun(t *testing.T) {
+	for _, name := range []string{"prefix", "random", Pooled} {
+		play := func(seed uint64) Summary {
+			s := eventful(name)
+			s.Seed = seed
+			sum, err := s.Run(context.Background())
+			if err != nil {
+				t.Fatal(err)
+			}
+			return sum
+		}
+		one := play(1)
+		if two := play(1); !reflect.DeepEqual(one, two) {
+			t.Errorf("%s: two runs of one seed differ:\n%+v\n%+v", name, one, two)
+		}
+		if other := play(2); one.TTFTMean == other.TTFTMean {
+			t.Errorf("%s: another seed changed nothing", name)
+		}
+	}
+}
+
+func TestARunEndsWithItsContext(t *testing.T) {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if _, err := eventful("prefix").Run(ctx); err != context.Canceled {
+		t.Errorf("got %v, want context.Canceled", err)
+	}
+}
+
+func TestWrongScenariosAreRefused(t *testing.T) {
+	for name, spoil := range map[string]func(*Scenario){
+		"no backend":              func(s *Scenario) { s.Backends = 0 },
+		"more speeds than places": func(s *Scenario) { s.Speeds = make([]float64, 9) },
+		"a speed of 0":            func(s *Scenario) { s.Speeds = []float64{0} },
+		"no workload":             func(s *Scenario) { s.Workload = nil },
+		"an empty trace":          func(s *Scenario) { s.Workload = Traced{Trace: &Trace{}} },
+		"an unknown policy":       func(s *Scenario) { s.Policy = "guess" },
+		"a change beyond":         func(s *Scenario) { s.Changes = []Change{{Backend: 4}} },
+		"foreign without a rate":  func(s *Scenario) { s.Foreign = []Foreign{{Backends: []int{0}, Prompt: 1, Answer: 1}} },
+		"foreign beyond":          func(s *Scenario) { s.Foreign = []Foreign{{Backends: []int{4}, Rate: 1, Prompt: 1, Answer: 1}} },
+		"changes of a pool":       func(s *Scenario) { s.Policy = Pooled },
+	} {
+		s := eventful("prefix")
+		spoil(s)
+		if _, err := s.Run(context.Background()); err == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+}
+
+func TestProgressEndsAtTheTotal(t *testing.T) {
+	var seen []string
+	s := &Scenario{Backends: 2, Policy: "random", Workload: Hot(1, 2), Progress: func(done, total int) {
+		seen = append(seen, fmt.Sprintf("%d/%d", done, total))
+	}}
+	_, sum := mustPlay(t, s)
+	if want := fmt.Sprintf("%d/%d", sum.Requests, sum.Requests); len(seen) < 4 || seen[0] != "128"+want[3:] || seen[len(seen)-1] != want {
+		t.Errorf("progress was %v, want it to begin with 128 and end with %s", seen, want)
+	}
+}
+
+func TestPooledHitsWhatAnotherComputed(t *testing.T) {
+	work := jobs{asks(0, 8000, 100, 1), asks(1500*time.Millisecond, 8000, 1, 1)}
+	_, sum := mustPlay(t, &Scenario{Backends: 2, Policy: Pooled, Workload: work})
+	if sum.HitRatio != 0.48 || sum.Timeline.Work[1][1] != 320 {
+		t.Errorf("hit ratio %.2f, and the second replica prefilled %v; want 0.48 and 320 tokens in the second second", sum.HitRatio, sum.Timeline.Work[1])
+	}
+}
+
+func TestQuadraticPrefillAndBudgetReachTheEngine(t *testing.T) {
+	_, sum := mustPlay(t, &Scenario{
+		Backends: 1, Policy: "random", Workload: jobs{asks(0, 4096, 1, 1)},
+		Engine: vllmsim.EngineConfig{StepTokens: 2048, QuadraticDepth: 1e-3},
+	})
+	seconds(t, "TTFT", sum.TTFTMean, 2*0.008+0.256*(1+1.024)+0.256*(1+3.072))
+}
