@@ -35,7 +35,7 @@ func (r *run) arrive(j *Job) {
 	r.flown++
 	f.asked = router.Request{
 		Backends: r.all, Blocks: j.Blocks, Bytes: j.Prompt * charsPerToken, Sequences: 1,
-		Streams:   r.NonStreaming == 0 || r.chance.Float64() >= r.NonStreaming,
+		Streams:   !j.Whole && (r.NonStreaming == 0 || r.chance.Float64() >= r.NonStreaming),
 		BodyBytes: j.Prompt * charsPerToken,
 		Model:     "sim", Head: j.Head, Session: j.Session,
 	}

@@ -41,6 +41,9 @@ type TraceRequest struct {
 	// Blocks names the prompt's blocks, Trace.BlockTokens long, the last one
 	// possibly partial. Requests with equal leading blocks share that prefix.
 	Blocks []uint64
+
+	Session uint64 // what names its session; 0: nothing does
+	Whole   bool   // its answer came whole, not as a stream
 }
 
 // Messages writes the prompt as text: for each block of so many tokens
@@ -61,17 +64,28 @@ type Trace struct {
 	Requests    []TraceRequest
 }
 
-// ParseTrace reads Mooncake's format: a JSON object a line with timestamp (in
-// ms), input_length, output_length (in tokens) and hash_ids. An error names the
-// line it was found in.
+// ParseTrace reads Mooncake's format, a JSON object a line with timestamp (in
+// ms), input_length, output_length (in tokens) and hash_ids, or what a proxy
+// recorded, which begins with a line that says so. An error names the line it
+// was found in.
 func ParseTrace(r io.Reader) (*Trace, error) {
 	t := &Trace{BlockTokens: mooncakeBlock}
+	var recorded *recording // nil: it is Mooncake's
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, maxTraceLine)
 	n := 0
 	for lines.Scan() {
 		n++
 		if len(bytes.TrimSpace(lines.Bytes())) == 0 {
+			continue
+		}
+		if recorded == nil && len(t.Requests) == 0 && isRecording(lines.Bytes()) {
+			recorded = new(recording)
+		}
+		if recorded != nil {
+			if err := recorded.add(lines.Bytes()); err != nil {
+				return nil, fmt.Errorf("trace line %d: %w", n, err)
+			}
 			continue
 		}
 		req, err := parseTraceLine(lines.Bytes())
@@ -85,6 +99,9 @@ func ParseTrace(r io.Reader) (*Trace, error) {
 	}
 	if err := lines.Err(); err != nil {
 		return nil, fmt.Errorf("trace line %d: %w", n+1, err)
+	}
+	if recorded != nil {
+		return recorded.trace()
 	}
 	if len(t.Requests) == 0 {
 		return nil, errors.New("the trace holds no request")

@@ -56,7 +56,10 @@ func (q *TraceRequest) job(blockTokens int, number uint64, later *TraceRequest) 
 	job := c.job(q.At, q.PromptTokens, q.AnswerTokens, blockTokens)
 	// All requests of Mooncake's traces begin with the same block.
 	head := mix(q.Blocks[min(1, len(q.Blocks)-1)])
-	job.Head, job.Session = head, head
+	job.Head, job.Session, job.Whole = head, head, q.Whole
+	if q.Session != 0 {
+		job.Session = mix(q.Session)
+	}
 	return job
 }
 

@@ -35,6 +35,7 @@ type Job struct {
 	At             time.Duration // when its client sends it, since the run began
 	Prompt, Answer int           // tokens
 	Head, Session  uint64        // as in router.Request
+	Whole          bool          // its first event cannot be seen
 
 	Blocks []prompt.Block // full ones of the prompt
 	Reply  []prompt.Block // full ones that the answer adds
