@@ -25,10 +25,14 @@ type measure struct {
 	of   func(replay.Summary) float64
 }
 
-func ttft() measure { return measure{"mean TTFT", func(s replay.Summary) float64 { return s.TTFTMean }} }
-func p99() measure  { return measure{"p99 TTFT", func(s replay.Summary) float64 { return s.TTFTP99 }} }
-func e2e() measure  { return measure{"end to end", func(s replay.Summary) float64 { return s.E2EMean }} }
-func hits() measure { return measure{"hit ratio", func(s replay.Summary) float64 { return s.HitRatio }} }
+func ttft() measure {
+	return measure{"mean TTFT", func(s replay.Summary) float64 { return s.TTFTMean }}
+}
+func p99() measure { return measure{"p99 TTFT", func(s replay.Summary) float64 { return s.TTFTP99 }} }
+func e2e() measure { return measure{"end to end", func(s replay.Summary) float64 { return s.E2EMean }} }
+func hits() measure {
+	return measure{"hit ratio", func(s replay.Summary) float64 { return s.HitRatio }}
+}
 
 // ttftFrom50ms keeps very short times from being compared by their ratio.
 func ttftFrom50ms() measure {
