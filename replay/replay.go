@@ -1,6 +1,7 @@
 // Package replay makes workloads and plays them: recorded traces and generated
-// chats, sent over HTTP to whatever speaks OpenAI's chat completions. The
-// workloads know no HTTP and no wall clock, so that other players can use them.
+// ones. A Scenario plays one in virtual time, on the router's own code and
+// simulated engines; a Player sends one over HTTP to whatever speaks OpenAI's
+// chat completions.
 //
 // All times in a workload and in its results are the replicas' own: a simulated
 // replica that runs five times faster than the real one is played at
