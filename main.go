@@ -33,7 +33,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
   warmroute check --config warmroute.yaml
   warmroute demo --for 30s
   warmroute vllmsim --listen 127.0.0.1:8001
-  warmroute replay --trace conversation.jsonl --load 0.7,0.9 --policy all
+  warmroute replay --workload agentic --policy prefix,least-load
   warmroute version`,
 		SilenceErrors:     true, // printed below, once
 		SilenceUsage:      true, // a failure of a backend is no question of usage

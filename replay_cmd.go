@@ -16,9 +16,9 @@ import (
 func newReplayCommand() *cobra.Command {
 	var o replayOptions
 	cmd := &cobra.Command{
-		Use:   "replay --trace FILE",
-		Short: "Compare routing policies on a trace, in virtual time",
-		Long: `Play a trace against simulated replicas in virtual time, once for each
+		Use:   "replay --trace FILE | --workload NAME",
+		Short: "Compare routing policies on a trace or a workload, in virtual time",
+		Long: `Play a workload against simulated replicas in virtual time, once for each
 policy, and print what became of it: hit ratio, time to first token (TTFT), time
 for each token after it (TPOT), end to end (E2E), and how much more than the mean
 the most loaded backend had, of prefill work and of requests in flight.
@@ -26,9 +26,18 @@ the most loaded backend had, of prefill work and of requests in flight.
 The router is the one that serves; the replicas are those of "warmroute vllmsim".
 The same command prints the same figures.
 
-A trace is recorded requests in Mooncake's format. A load of 1 is as many prompt tokens as the fleet could prefill without any
+  --trace FILE          recorded requests, in Mooncake's format
+  --workload agentic    long sessions of agents, --sessions open at once, each
+                        turn sent when the answer before has come
+  --workload hot        --rate requests a second that share --prompts prompts
+  --workload chats      questions behind 200 prompts, on small KV caches
+  --workload documents  a few questions about each of many long documents
+
+A load of 1 is as many prompt tokens as the fleet could prefill without any
 cache, 8,000 a second on each backend.`,
-		Example: `  warmroute replay --trace conversation.jsonl --policy prefix,least-load
+		Example: `  warmroute replay --workload hot --rate 60
+  warmroute replay --workload agentic --sessions 128 --policy prefix,chwbl,least-load
+  warmroute replay --workload documents --load 0.9 --policy all
   warmroute replay --trace conversation.jsonl --load 0.7,0.9,1.1 --policy all --plot replay.svg
   warmroute replay --trace conversation.jsonl --seeds 5 --json | jq '.results[] | {policy, ttft_mean_s}'
   warmroute replay --trace conversation.jsonl --speeds 1,0.5

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -15,6 +16,8 @@ import (
 	"testing"
 
 	"go.uber.org/goleak"
+
+	"warmroute/replay"
 )
 
 // writeReplayTrace writes 40 requests over four prefixes, five a second.
@@ -101,6 +104,28 @@ func TestReplayPrintsAnObjectForEachLoad(t *testing.T) {
 	f("0.9,0.1,0.5", 0.9, 0.1, 0.5)
 }
 
+func TestReplayPlaysEveryWorkload(t *testing.T) {
+	f := func(name string, load float64, args ...string) {
+		t.Helper()
+		_, out, errs := runReplayCommand(t.Context(), t, append(args, "--policy", "least-load", "--json")...)
+		var report replay.Report
+		if err := json.Unmarshal([]byte(out), &report); err != nil {
+			t.Fatalf("%v in %q; %s", err, out, errs)
+		}
+		if report.Trace != name || math.Abs(report.Load-load) > 0.001 || len(report.Results) != 1 || report.Results[0].Requests == 0 {
+			t.Errorf("%v: got %s", args, out)
+		}
+	}
+	f("agentic-2", 0, "--workload", "agentic", "--sessions", "2", "--backends", "1")
+	f("hot-1", 0.653, "--workload", "hot")
+	f("hot-3", 0.261, "--workload", "hot", "--backends", "1", "--rate", "1", "--prompts", "3")
+	f("hot-1", 0.2, "--workload", "hot", "--backends", "1", "--load", "0.2")
+	f("chats", 1.5, "--workload", "chats", "--backends", "1")
+	f("chats", 0.5, "--workload", "chats", "--backends", "1", "--load", "0.5")
+	f("documents", 0.9, "--workload", "documents", "--backends", "1")
+	f("documents", 0.3, "--workload", "documents", "--backends", "1", "--load", "0.3")
+}
+
 func TestReplayPrintsTheSameTwice(t *testing.T) {
 	trace := writeReplayTrace(t)
 	f := func(args ...string) {
@@ -169,7 +194,16 @@ func TestReplayRefusesWhatItCannotPlay(t *testing.T) {
 			t.Errorf("%v: status %d, want %d; stdout %q, stderr %q lacks %q", args, status, want, out, errs, advice)
 		}
 	}
-	f(2, "--trace FILE")
+	f(2, "name one of --trace FILE and --workload agentic|")
+	f(2, "name one of --trace FILE and --workload agentic|", "--trace", trace, "--workload", "hot")
+	f(2, "choose of agentic", "--workload", "cold")
+	f(2, "--workload agentic alone", "--trace", trace, "--sessions", "3")
+	f(2, "--workload hot alone", "--workload", "chats", "--rate", "3")
+	f(2, "use --sessions", "--workload", "agentic", "--load", "0.9")
+	f(2, "name one", "--workload", "hot", "--load", "0.9", "--rate", "3")
+	f(2, "--sessions -1", "--workload", "agentic", "--sessions", "-1")
+	f(2, "--prompts -1", "--workload", "hot", "--prompts", "-1")
+	f(2, "--rate -1", "--workload", "hot", "--rate", "-1")
 	f(2, "choose of prefix", "--trace", trace, "--policy", "best")
 	f(2, "twice", "--trace", trace, "--policy", "prefix,prefix")
 	f(2, "not between 0 and 100", "--trace", trace, "--load", "0.9,0")

@@ -15,8 +15,11 @@ import (
 
 // replayOptions are the flags of replay.
 type replayOptions struct {
-	trace string
-	loads []float64
+	trace, workload string
+	sessions        int // 0: not said, as below
+	prompts         int
+	rate            float64
+	loads           []float64
 
 	backends int
 	kvTokens int
@@ -42,28 +45,35 @@ type replayOptions struct {
 
 func (o *replayOptions) addTo(f *pflag.FlagSet) {
 	f.SortFlags = false
-	f.StringVar(&o.trace, "trace", "", "recorded requests to play, a JSON object a line")
-	f.Float64SliceVar(&o.loads, "load", nil, "load to stretch or squeeze arrivals to, or several: 0.7,0.9; without it they come as recorded")
-	f.StringSliceVar(&o.policies, "policy", []string{"prefix", "least-load", "round-robin", replay.Pooled}, `policies to compare, or "all"`)
-	f.IntVar(&o.backends, "backends", 8, "simulated replicas")
-	f.IntVar(&o.kvTokens, "kv-tokens", 1_536_000, "size of each replica's KV cache in tokens")
-	f.IntVar(&o.seeds, "seeds", 1, "runs with seeds of their own, of which the mean is printed")
-	f.Uint64Var(&o.seed, "seed", 1, "the first of these seeds")
+	f.StringVar(&o.trace, "trace", "", "recorded requests to play, a JSON object a line, from `FILE`")
+	f.StringVar(&o.workload, "workload", "", "generated requests to play, by `NAME`: "+strings.Join(workloadNames(), ", "))
+	f.IntVar(&o.sessions, "sessions", 0, "agentic: `K` sessions open at once (default 48)")
+	f.IntVar(&o.prompts, "prompts", 0, "hot: `N` prompts that requests share (default 1)")
+	f.Float64Var(&o.rate, "rate", 0, "hot: `R` requests a second (default 20)")
+	f.Float64SliceVar(&o.loads, "load", nil, "bring arrivals to each of `LOADS`, like 0.7,0.9: a report for each (default: a trace as recorded, hot by --rate, chats 1.5, documents 0.9)")
+	f.StringSliceVar(&o.policies, "policy", []string{"prefix", "least-load", "round-robin", replay.Pooled}, "`POLICIES` to compare, or all")
+	f.IntVar(&o.backends, "backends", 8, "`N` simulated replicas")
+	f.IntVar(&o.kvTokens, "kv-tokens", 0, "KV cache of each replica, `N` tokens (default 1,536,000; chats 153,600)")
+	f.IntVar(&o.seeds, "seeds", 1, "run with `N` seeds, and print the mean")
+	f.Uint64Var(&o.seed, "seed", 1, "the first of these seeds, `S`")
 	f.BoolVar(&o.json, "json", false, "print JSON: an object a line, one for each load")
-	f.StringVar(&o.plot, "plot", "", "draw the results to this file, as SVG")
+	f.StringVar(&o.plot, "plot", "", "draw the results to `FILE`, as SVG")
 
-	f.Float64SliceVar(&o.speeds, "speeds", nil, "speeds of the replicas, repeated over the fleet: 1,0.5 makes every second one half as fast")
-	f.IntVar(&o.engine.StepTokens, "step-tokens", 8192, "token budget of an engine step")
-	f.Float64Var(&o.engine.QuadraticDepth, "quadratic", 0, "share by which a prompt token costs more for each token before it; 1.9e-5 is realistic")
-	f.StringArrayVar(&o.changes, "change", nil, "join:N@AT, leave:N@AT or restart:N@AT, where N is a backend from 0: join:7@20m (repeatable)")
-	f.BoolVar(&o.hold, "hold", true, "hold requests that no backend can start soon; prefix alone does")
-	f.DurationVar(&o.slo, "slo", 0, "time to first token to keep within; 0: none")
-	f.DurationVar(&o.poll, "poll", time.Second, "how often the replicas' metrics are read")
-	f.DurationVar(&o.pollLag, "poll-lag", 0, "how old they are by then")
-	f.Float64Var(&o.nonStreaming, "non-streaming", 0, "share of the requests whose answers do not stream")
-	f.BoolVar(&o.noUsage, "no-usage", false, "answers do not say how much was cached")
-	f.Float64Var(&o.indexFactor, "index-factor", 1, "size of the KV cache that the router is told, as a multiple of the true one")
-	f.Float64Var(&o.evictions, "evictions", 0, "blocks evicted unseen, for each that the cache evicts itself")
+	f.Float64SliceVar(&o.speeds, "speeds", nil, "`SPEEDS` of the replicas, repeated over the fleet: 1,0.5 makes every second one half as fast")
+	f.IntVar(&o.engine.StepTokens, "step-tokens", 8192, "`N` tokens that an engine takes in a step at most")
+	f.Float64Var(&o.engine.QuadraticDepth, "quadratic", 0, "`SHARE` by which a prompt token costs more for each token before it; 1.9e-5 is realistic")
+	f.StringArrayVar(&o.changes, "change", nil, "`join:N@AT`, leave:N@AT or restart:N@AT: backend N, from 0, after AT, like 20m; a restart takes a minute (repeatable)")
+	f.BoolVar(&o.hold, "hold", true, "hold requests that no backend can start soon; other routers' rules never do")
+	f.DurationVar(&o.slo, "slo", 0, "keep the time to first token below `D`; 0: let costs decide")
+	f.DurationVar(&o.poll, "poll", time.Second, "read the replicas' metrics every `D`")
+	f.DurationVar(&o.pollLag, "poll-lag", 0, "see them `D` late")
+	f.Float64Var(&o.nonStreaming, "non-streaming", 0, "`SHARE` of the requests whose answers do not stream")
+	f.BoolVar(&o.noUsage, "no-usage", false, "answers do not say how much of the prompt was cached")
+	f.Float64Var(&o.indexFactor, "index-factor", 1, "tell the router `F` times the KV cache's true size")
+	f.Float64Var(&o.evictions, "evictions", 0, "evict `F` more blocks unseen for each that the cache evicts")
+	for _, list := range []string{"load", "speeds"} {
+		f.Lookup(list).DefValue = "" // or the help says that it is []
+	}
 }
 
 // check finds the first mistake in the flags, and says how to mend it.
@@ -93,13 +103,11 @@ func (o *replayOptions) check() error {
 		}
 	}
 	switch {
-	case o.trace == "":
-		return fmt.Errorf("name the requests to play: --trace FILE")
 	case len(o.policies) == 0:
 		return fmt.Errorf("--policy names none; choose of %s, or all", strings.Join(known, ", "))
 	case o.backends < 1 || o.backends > 1024:
 		return fmt.Errorf("--backends %d is not between 1 and 1,024", o.backends)
-	case o.kvTokens < 1024 || o.kvTokens > 1<<30:
+	case o.kvTokens != 0 && o.kvTokens < 1024 || o.kvTokens > 1<<30:
 		return fmt.Errorf("--kv-tokens %d is not between 1,024 and 2^30", o.kvTokens)
 	case o.seeds < 1 || o.seeds > 1000:
 		return fmt.Errorf("--seeds %d is not between 1 and 1,000", o.seeds)
@@ -119,6 +127,9 @@ func (o *replayOptions) check() error {
 		return fmt.Errorf("--slo %v is below 0; 0 is none", o.slo)
 	case o.poll <= 0 || o.pollLag < 0:
 		return fmt.Errorf("--poll %v --poll-lag %v: the first has to be above 0, the second not below", o.poll, o.pollLag)
+	}
+	if err := o.checkWorkload(); err != nil {
+		return err
 	}
 	_, err := o.parseChanges()
 	return err
@@ -148,7 +159,7 @@ func (o *replayOptions) parseChanges() ([]replay.Change, error) {
 		case c.Backend < 0 || c.Backend >= o.backends:
 			return nil, fmt.Errorf("--change %s: the fleet's backends are 0 to %d", text, o.backends-1)
 		}
-		c.At, c.What = when, what
+		c.At, c.What, c.Away = when, what, time.Minute
 		changes = append(changes, c)
 	}
 	if len(changes) > 0 && slices.Contains(o.policies, replay.Pooled) {

@@ -1,42 +1,13 @@
 package main
 
 import (
-	"fmt"
 	"math"
-	"os"
-	"path/filepath"
-	"time"
+
+	"github.com/spf13/pflag"
 
 	"warmroute/replay"
 	"warmroute/router"
 )
-
-// replayWorkload is what the flags ask to be played.
-type replayWorkload struct {
-	name   string
-	atLoad func(load float64) replay.Workload // 0: as it comes
-	// load is what it offers so many backends as it comes; nil where a closed
-	// loop has no such thing.
-	load func(backends int) float64
-}
-
-// open reads the trace or describes the workload.
-func (o *replayOptions) open() (*replayWorkload, error) {
-	file, err := os.Open(o.trace)
-	if err != nil {
-		return nil, err
-	}
-	defer file.Close()
-	trace, err := replay.ParseTrace(file)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", o.trace, err)
-	}
-	return &replayWorkload{
-		name:   filepath.Base(o.trace),
-		atLoad: func(load float64) replay.Workload { return replay.Traced{Trace: trace, Load: load} },
-		load:   trace.Load,
-	}, nil
-}
 
 // replayPlan is what to run: for each report its policies, and for each of
 // these its seeds.
@@ -61,7 +32,9 @@ func (o *replayOptions) plan() (*replayPlan, error) {
 		NonStreaming: o.nonStreaming, NoUsage: o.noUsage, IndexFactor: o.indexFactor, Evictions: o.evictions,
 	}
 	if o.hold {
-		base.Hold = router.HoldOptions{Requests: 1000, Bytes: 256 << 20, Time: time.Minute}
+		if base.Hold, err = defaultHold(); err != nil {
+			return nil, err
+		}
 	}
 	loads := o.loads
 	if len(loads) == 0 {
@@ -70,13 +43,13 @@ func (o *replayOptions) plan() (*replayPlan, error) {
 	p := &replayPlan{policies: len(o.policies)}
 	for _, load := range loads {
 		report := replay.Report{Trace: w.name, Backends: o.backends, Load: load, Seeds: o.seeds}
-		if load == 0 && w.load != nil {
+		if load == 0 {
 			// Three digits: the rest depends on how a coarse clock's stamps are spread.
-			report.Load = math.Round(w.load(o.backends)*1000) / 1000
+			report.Load = math.Round(w.load*1000) / 1000
 		}
 		p.reports = append(p.reports, report)
 		s := base
-		s.Workload = w.atLoad(load)
+		s.Workload = w.at(load)
 		for _, s.Policy = range o.policies {
 			for i := range o.seeds {
 				s.Seed = o.seed + uint64(i)
@@ -85,6 +58,16 @@ func (o *replayOptions) plan() (*replayPlan, error) {
 		}
 	}
 	return p, nil
+}
+
+// defaultHold is the hold queue as it is configured where nobody says otherwise.
+func defaultHold() (router.HoldOptions, error) {
+	c, err := parseConfig("", nil, pflag.NewFlagSet("replay", pflag.ContinueOnError), []string{"http://replica"})
+	if err != nil {
+		return router.HoldOptions{}, err
+	}
+	h := c.Routing.Hold
+	return router.HoldOptions{Requests: h.Requests, Bytes: int64(h.Bytes), Time: h.Time}, nil
 }
 
 // fleetSpeeds repeats the speeds over the fleet.

@@ -38,6 +38,14 @@ func OpenChats() SharedPrompts {
 	}
 }
 
+// LoadOn is what the workload offers so many backends.
+func (w SharedPrompts) LoadOn(backends int) float64 {
+	if w.Rate == 0 {
+		return w.Load
+	}
+	return w.Rate * float64(w.PromptTokens+w.OwnTokens) / (float64(backends) * nominalRate)
+}
+
 // Requests draws the arrivals.
 func (w SharedPrompts) Requests(backends int, seed uint64) (*Requests, error) {
 	size := w.PromptTokens + w.OwnTokens

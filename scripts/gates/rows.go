@@ -51,6 +51,7 @@ func scenario(w replay.Workload, kvTokens int) replay.Scenario {
 // rows are those that must pass, then those that are to be known.
 func rows(trace *replay.Trace) []row {
 	all := mooncakeRows(trace)
+	all = append(all, madeRows()...)
 	all = append(all, fleetRows(trace)...)
 	return append(all, otherSizes(trace)...)
 }
@@ -72,6 +73,35 @@ func mooncakeRows(trace *replay.Trace) []row {
 		f(400_000, 0.7, 0.98),
 		f(400_000, 0.9, 0.8),
 		f(204_800, 0.9, 0.5),
+	}
+}
+
+// madeRows are the generated workloads.
+func madeRows() []row {
+	agentic := func(sessions int) row {
+		return row{
+			name:     fmt.Sprintf("agentic-%d", sessions),
+			scenario: scenario(replay.Agentic{AtATime: sessions}, 1_536_000),
+			gates:    []gate{toBest(e2e(), 1.03), toBest(ttft(), 0), toBest(p99(), 0), fewLost()},
+		}
+	}
+	hot := func(prompts int, rate float64) row {
+		return row{
+			name:     fmt.Sprintf("hot-%d-%g/s", prompts, rate),
+			scenario: scenario(replay.Hot(prompts, rate), 1_536_000),
+			gates:    []gate{toBest(e2e(), 1.08), inFlight(1.3), toBest(ttft(), 0), fewLost()},
+		}
+	}
+	return []row{
+		agentic(48), agentic(128), hot(1, 20), hot(1, 60), hot(8, 20), hot(8, 60),
+		{
+			name: "chats", scenario: scenario(replay.OpenChats(), 0),
+			gates: []gate{toBest(e2e(), 1.03), toBest(ttftFrom50ms(), 1.1), fewLost()},
+		},
+		{
+			name: "documents", scenario: scenario(replay.Documents{Load: 0.9}, 1_536_000),
+			gates: []gate{toBest(e2e(), 0), toBest(ttft(), 0), fewLost()},
+		},
 	}
 }
 
