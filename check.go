@@ -64,6 +64,8 @@ func (c *Config) check(f *faults) {
 	within(f, "index.block_bytes", c.Index.BlockBytes, 64, 4096)
 	within(f, "connections.max_per_backend", c.Connections.MaxPerBackend, 1, 1<<20)
 	within(f, "index.max_bytes", c.Index.MaxBytes, 1<<20, 1<<50)
+	within(f, "record.max_bytes", c.Record.MaxBytes, 1<<20, 1<<40)
+	within(f, "record.keep", c.Record.Keep, 0, 1000)
 	within(f, "limits.body_bytes", c.Limits.BodyBytes, 1<<10, 1<<40)
 	within(f, "limits.body_bytes_total", c.Limits.BodyBytesTotal, 1<<10, 1<<50)
 	within(f, "limits.header_bytes", c.Limits.HeaderBytes, 4<<10, 1<<30)

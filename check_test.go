@@ -62,6 +62,8 @@ func TestCheckReportsAFaultWithItsPathAndWhatToDo(t *testing.T) {
 		{"a ratio below one", backend + "routing: {imbalance_ratio: 0.5}", "routing.imbalance_ratio: 0.5 is too small; give it 1 or more"},
 		{"a difference below none", backend + "routing: {imbalance_abs: -1}", "routing.imbalance_abs: -1 is too small; give it 0 or more"},
 		{"steps of a few tokens", backend + "routing: {step_tokens: 8}", "routing.step_tokens: 8 is too small; give it 64 or more"},
+		{"files too small to record", backend + "record: {max_bytes: 1KB}", "record.max_bytes: 1KB is too small; give it 1MiB or more"},
+		{"fewer files than none", backend + "record: {keep: -1}", "record.keep: -1 is too small; give it 0 or more"},
 		{"less than nothing held", backend + "routing: {hold: {requests: -1}}", "routing.hold.requests: -1 is too small; give it 0 or more"},
 		{"held for no time", backend + "routing: {hold: {time: 0}}",
 			"routing.hold.time: 0s is too short; give it 1ms or more, or set routing.hold.requests to 0 to hold none"},

@@ -20,6 +20,7 @@ type Config struct {
 	Routing         RoutingConfig     `mapstructure:"routing"`
 	SLO             SLOConfig         `mapstructure:"slo"`
 	Index           IndexConfig       `mapstructure:"index"`
+	Record          RecordConfig      `mapstructure:"record"`
 	Limits          LimitsConfig      `mapstructure:"limits"`
 	Poll            PollConfig        `mapstructure:"poll"`
 	Health          HealthConfig      `mapstructure:"health"`
@@ -73,6 +74,13 @@ type IndexConfig struct {
 	BlockBytes int      `mapstructure:"block_bytes"`
 	MaxBytes   ByteSize `mapstructure:"max_bytes"`
 	Snapshot   string   `mapstructure:"snapshot"` // file; empty: none
+}
+
+// RecordConfig is for the recording of traffic.
+type RecordConfig struct {
+	File     string   `mapstructure:"file"` // empty: none
+	MaxBytes ByteSize `mapstructure:"max_bytes"`
+	Keep     int      `mapstructure:"keep"`
 }
 
 // LimitsConfig bounds what clients may send.

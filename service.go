@@ -15,6 +15,7 @@ import (
 	"warmroute/backends/transport"
 	"warmroute/metrics"
 	"warmroute/proxy"
+	"warmroute/proxy/record"
 	"warmroute/router"
 	"warmroute/router/policy"
 )
@@ -29,7 +30,8 @@ type service struct {
 	log        *slog.Logger
 	registry   *backends.Registry
 	router     *router.Router
-	snapshot   *snapshotFile // nil: none is kept
+	snapshot   *snapshotFile    // nil: none is kept
+	recorder   *record.Recorder // nil: traffic is not recorded
 	transports []*transport.Transport
 	checker    *backends.Checker
 	poller     *backends.Poller
@@ -92,6 +94,19 @@ func newService(c *Config, log *slog.Logger) (*service, error) {
 	}
 	m := metrics.New(s.registry.All(), s.router, version())
 	s.watch(m)
+	if c.Record.File != "" {
+		s.recorder, err = record.New(record.Options{
+			File:       c.Record.File,
+			MaxBytes:   int64(c.Record.MaxBytes),
+			Keep:       c.Record.Keep,
+			BlockBytes: c.Index.BlockBytes,
+			Log:        log,
+			Dropped:    m.RecordDropped,
+		})
+		if err != nil {
+			return nil, fmt.Errorf("record.file: %w", err)
+		}
+	}
 	s.public = proxy.New(proxy.Options{
 		Registry:       s.registry,
 		Router:         s.router,
@@ -107,6 +122,7 @@ func newService(c *Config, log *slog.Logger) (*service, error) {
 		FirstByte:      c.Timeouts.FirstByte,
 		Idle:           c.Timeouts.Idle,
 		SessionHeader:  c.Routing.SessionHeader,
+		Record:         s.recorder,
 		RouteHeaders:   c.ResponseHeaders,
 	})
 	admin := http.NewServeMux()
@@ -152,6 +168,9 @@ func (s *service) run(ctx context.Context, public, admin net.Listener) error {
 	watching, stopWatching := context.WithCancel(context.WithoutCancel(ctx))
 	var running sync.WaitGroup
 	running.Go(func() { s.checker.Run(watching) })
+	if s.recorder != nil {
+		running.Go(func() { s.recorder.Run(watching) })
+	}
 	if s.snapshot != nil {
 		s.snapshot.load()
 		running.Go(func() { s.snapshot.run(watching) })

@@ -31,6 +31,7 @@ type Metrics struct {
 	retries   *prometheus.CounterVec
 	aborts    *prometheus.CounterVec
 	polls     *prometheus.CounterVec
+	recording prometheus.Counter
 }
 
 // Latency buckets fit language models: from a hit on an idle replica to a cold
@@ -62,6 +63,9 @@ func New(fleet []*backends.Backend, r *router.Router, version string) *Metrics {
 		retries:   counter("retries_total", "Attempts that failed before anything was committed, by reason.", "reason"),
 		aborts:    counter("aborts_total", "Requests whose client left, by phase.", "phase"),
 		polls:     counter("poll_errors_total", "Scrapes of a replica's /metrics that failed.", "backend"),
+		recording: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "warmroute_record_dropped_total", Help: "Requests missing from the recording of traffic (record.file): too many came at once, or the disk is full.",
+		}),
 		overhead: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "warmroute_overhead_seconds", Buckets: overheadBuckets,
 			Help: "Arrival of the whole body to the request sent on.",
@@ -72,7 +76,7 @@ func New(fleet []*backends.Backend, r *router.Router, version string) *Metrics {
 	})
 	info.Set(1)
 	m.registry.MustRegister(m.requests, m.duration, m.ttft, m.overhead, m.prompt, m.predicted, m.observed,
-		m.spills, m.retries, m.aborts, m.polls, info, &state{fleet, r},
+		m.spills, m.retries, m.aborts, m.polls, m.recording, info, &state{fleet, r},
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
@@ -122,6 +126,9 @@ func (m *Metrics) Retried(reason string) { m.retries.WithLabelValues(reason).Inc
 
 // Aborted records a client that left.
 func (m *Metrics) Aborted(phase string) { m.aborts.WithLabelValues(phase).Inc() }
+
+// RecordDropped records a request that is missing from the recording of traffic.
+func (m *Metrics) RecordDropped() { m.recording.Inc() }
 
 // PollFailed records a scrape that failed.
 func (m *Metrics) PollFailed(b *backends.Backend) { m.polls.WithLabelValues(b.Name).Inc() }

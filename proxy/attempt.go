@@ -75,6 +75,7 @@ func (x *exchange) attempt(d *router.Decision) *failure {
 
 // release tells the router how the attempt ended.
 func (a *attempt) release() {
+	a.noteResult()
 	if a.reply == nil {
 		a.decision.Release(a.result)
 		return

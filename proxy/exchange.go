@@ -12,6 +12,7 @@ import (
 
 	"warmroute/backends"
 	"warmroute/metrics"
+	"warmroute/proxy/record"
 	"warmroute/router"
 	"warmroute/router/prompt"
 )
@@ -31,7 +32,8 @@ type exchange struct {
 	attempts int // made so far
 	spent    int // of them, failed connects left out
 
-	outcome metrics.Request
+	outcome  metrics.Request
+	recorded *record.Request // nil: traffic is not recorded, or not this request
 }
 
 // input is what the client sent and what routing made of it.
@@ -56,6 +58,7 @@ func (p *Proxy) serve(e *endpoint, w http.ResponseWriter, r *http.Request) {
 		x.refuse(fault)
 		return
 	}
+	x.note()
 	x.run()
 }
 
@@ -64,6 +67,7 @@ func (x *exchange) end() {
 	x.freeInput()
 	x.outcome.Duration = time.Since(x.arrived)
 	x.p.metrics.Ended(&x.outcome)
+	x.record()
 	if x.p.log.Enabled(x.r.Context(), slog.LevelDebug) {
 		o := &x.outcome
 		x.p.log.Debug("request", "endpoint", o.Endpoint, "model", o.Model, "backend", o.Backend, "code", o.Code, "attempts", x.attempts,

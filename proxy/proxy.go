@@ -13,6 +13,7 @@ import (
 
 	"warmroute/backends"
 	"warmroute/metrics"
+	"warmroute/proxy/record"
 	"warmroute/router"
 	"warmroute/router/prompt"
 )
@@ -29,15 +30,16 @@ type Options struct {
 	// readiness is checked at once. It must not block.
 	Suspect func(*backends.Backend)
 
-	BlockBytes     int           // bytes of canonical prompt in a block
-	Attempts       int           // at most, for one request; a failed connect is none
-	BodyBytes      int64         // of one request
-	BodyBytesTotal int64         // of all requests held at once
-	BodyIdle       time.Duration // for a request's body to stand still; 0: no limit
-	FirstByte      time.Duration // for a stream to produce its first event; 0: no limit
-	Idle           time.Duration // for a stream to be silent after that; 0: no limit
-	SessionHeader  string        // names the session that a request belongs to; empty: none does
-	RouteHeaders   bool          // tell the client where its request went, and why
+	BlockBytes     int              // bytes of canonical prompt in a block
+	Attempts       int              // at most, for one request; a failed connect is none
+	BodyBytes      int64            // of one request
+	BodyBytesTotal int64            // of all requests held at once
+	BodyIdle       time.Duration    // for a request's body to stand still; 0: no limit
+	FirstByte      time.Duration    // for a stream to produce its first event; 0: no limit
+	Idle           time.Duration    // for a stream to be silent after that; 0: no limit
+	SessionHeader  string           // names the session that a request belongs to; empty: none does
+	Record         *record.Recorder // nil: traffic is not recorded
+	RouteHeaders   bool             // tell the client where its request went, and why
 }
 
 // Proxy serves the public listener. Safe for concurrent use.
@@ -55,6 +57,7 @@ type Proxy struct {
 	idle          time.Duration
 	routeHeaders  bool
 	sessionHeader string
+	record        *record.Recorder
 
 	bodies   bodies
 	scratch  sync.Pool // of *scratch
@@ -80,6 +83,7 @@ func New(o Options) *Proxy {
 		idle:          o.Idle,
 		routeHeaders:  o.RouteHeaders,
 		sessionHeader: o.SessionHeader,
+		record:        o.Record,
 		bodies:        bodies{each: o.BodyBytes, total: o.BodyBytesTotal},
 		scratch:       sync.Pool{New: func() any { return new(scratch) }},
 		chunks:        sync.Pool{New: func() any { b := make([]byte, chunkBytes); return &b }},
