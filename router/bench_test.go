@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/zeebo/xxh3"
 
@@ -81,6 +82,43 @@ func BenchmarkChainedXXH3(b *testing.B) {
 			for b.Loop() {
 				for at := 0; at+256 <= len(body); at += 256 {
 					seed = xxh3.HashSeed(body[at:at+256], seed)
+				}
+			}
+		})
+	}
+}
+
+// BenchmarkDispatch is what it costs to bring one request through a queue that
+// stays as long as it is: it is sent when another ends, and one more arrives.
+// The time of a request must not grow with the queue.
+func BenchmarkDispatch(b *testing.B) {
+	for _, n := range []int{1000, 10_000} {
+		b.Run(fmt.Sprintf("held=%d", n), func(b *testing.B) {
+			r, fleet, c := newFleet(b, 8, "prefix", func(o *Options) { o.Hold = HoldOptions{Requests: 2 * n} })
+			var running []*Decision
+			key := 0
+			arrive := func() {
+				req := ask(fleet, key%5000, 20+key%100)
+				key++
+				r.Submit(req, func(d *Decision, err error) {
+					if err != nil {
+						b.Fatal(err)
+					}
+					running = append(running, d)
+				})
+			}
+			for r.HeldRequests() < n {
+				arrive()
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				c.advance(50 * time.Millisecond)
+				d := running[0]
+				running = running[1:]
+				d.FirstEvent()
+				d.Release(Outcome{End: Served, AnswerTokens: 100})
+				for r.HeldRequests() < n {
+					arrive()
 				}
 			}
 		})

@@ -20,7 +20,7 @@ func (c *clock) read() time.Time { return c.now }
 
 func (c *clock) advance(d time.Duration) { c.now = c.now.Add(d) }
 
-func newFleet(t testing.TB, n int, name string) (*Router, []*backends.Backend, *clock) {
+func newFleet(t testing.TB, n int, name string, change ...func(*Options)) (*Router, []*backends.Backend, *clock) {
 	t.Helper()
 	var fleet []*backends.Backend
 	for i := range n {
@@ -29,10 +29,14 @@ func newFleet(t testing.TB, n int, name string) (*Router, []*backends.Backend, *
 		fleet = append(fleet, b)
 	}
 	c := &clock{time.Unix(1000, 0)}
-	r, err := New(Options{
+	o := Options{
 		Backends: fleet, Policy: name, BlockBytes: 256, IndexMaxBytes: 1 << 26,
 		PollInterval: time.Second, Now: c.read, Rand: rand.New(rand.NewPCG(1, 1)),
-	})
+	}
+	for _, f := range change {
+		f(&o)
+	}
+	r, err := New(o)
 	if err != nil {
 		t.Fatal(err)
 	}

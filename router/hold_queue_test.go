@@ -1,0 +1,112 @@
+package router
+
+import (
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"warmroute/backends"
+)
+
+// order takes one request after the other out of a queue.
+func order(q *holdQueue, open []bool) []int {
+	var names []int
+	for q.rewind(); ; {
+		h := q.next(open)
+		if h == nil {
+			return names
+		}
+		names = append(names, h.req.Bytes)
+		q.remove(h)
+	}
+}
+
+func TestTheQueuesOrder(t *testing.T) {
+	var q holdQueue
+	b := []*backends.Backend{{Slot: 0}}
+	put := func(name, priority int, key float64) {
+		q.push(&Held{req: Request{Backends: b, Bytes: name, Priority: priority}, key: key})
+	}
+	put(3, 0, 2)
+	put(5, 1, 1)
+	put(2, 0, 1)
+	put(4, 0, 2)
+	put(1, -1, 9)
+	if got, want := order(&q, []bool{true}), []int{1, 2, 3, 4, 5}; !slices.Equal(got, want) {
+		t.Errorf("served %v, want %v: by priority, then key, then arrival", got, want)
+	}
+}
+
+func TestARoundPassesGroupsThatNoBackendIsOpenFor(t *testing.T) {
+	var q holdQueue
+	a, b := &backends.Backend{Slot: 0}, &backends.Backend{Slot: 1}
+	for i := range 300 {
+		q.push(&Held{req: Request{Backends: []*backends.Backend{a}, Bytes: i}, key: float64(i)})
+	}
+	q.push(&Held{req: Request{Backends: []*backends.Backend{b}, Bytes: 1000}, key: 1000})
+	q.rewind()
+	if h := q.next([]bool{false, true}); h == nil || h.req.Bytes != 1000 {
+		t.Error("three hundred requests for one model are in the way of another's")
+	}
+	if h := q.next([]bool{false, false}); h != nil {
+		t.Error("a request is next, and no backend is open")
+	}
+	if h := q.next([]bool{true, true}); h.req.Bytes != 0 {
+		t.Errorf("request %d is next, want the first of all", h.req.Bytes)
+	}
+}
+
+// Random arrivals and departures from anywhere, against a plain sorted list.
+func TestTheQueueAgreesWithASortedList(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 7))
+	fleets := [][]*backends.Backend{{{Slot: 0}}, {{Slot: 1}}}
+	var q holdQueue
+	var plain []*Held
+	bytes := int64(0)
+	for step := range 20000 {
+		grows := step%8000 < 5000 // now long, now short
+		if len(plain) == 0 || rng.IntN(10) < 4 || grows && rng.IntN(3) > 0 {
+			h := &Held{
+				req: Request{Backends: fleets[rng.IntN(2)], BodyBytes: rng.IntN(100), Priority: rng.IntN(2)},
+				key: float64(rng.IntN(500)), tokens: 1,
+			}
+			q.push(h)
+			plain = append(plain, h)
+			bytes += int64(h.req.BodyBytes)
+		} else {
+			i := rng.IntN(len(plain))
+			q.remove(plain[i])
+			bytes -= int64(plain[i].req.BodyBytes)
+			plain = slices.Delete(plain, i, i+1)
+		}
+		if q.count != len(plain) || q.bytes != bytes || q.tokens != float64(len(plain)) {
+			t.Fatalf("step %d: %d requests of %d bytes and %.0f tokens, want %d of %d", step, q.count, q.bytes, q.tokens, len(plain), bytes)
+		}
+		if len(plain) > 0 && q.oldest != plain[0] {
+			t.Fatalf("step %d: the oldest is not the one that came first", step)
+		}
+		if step%500 != 0 {
+			continue
+		}
+		sorted := slices.Clone(plain)
+		slices.SortFunc(sorted, func(a, b *Held) int {
+			if a.before(b) {
+				return -1
+			}
+			return 1
+		})
+		for _, g := range q.groups {
+			mine := slices.DeleteFunc(slices.Clone(sorted), func(h *Held) bool { return h.group != g })
+			if n := min(len(mine), mostScored); !slices.Equal(g.front, mine[:n]) || len(g.rest) != len(mine)-n {
+				t.Fatalf("step %d: the front of a group is not its first %d", step, n)
+			}
+		}
+	}
+	for len(plain) > 0 {
+		q.remove(plain[0])
+		plain = plain[1:]
+	}
+	if q.count != 0 || q.bytes != 0 || q.tokens != 0 || len(q.groups) != 0 || q.oldest != nil || q.newest != nil {
+		t.Errorf("something is left of an empty queue: %+v", q)
+	}
+}
