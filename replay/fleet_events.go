@@ -26,6 +26,8 @@ func (r *run) change(c Change) {
 		p.started = r.now + c.Away
 		r.cut(p)
 		r.agenda.plan(event{at: r.now + c.Away, kind: returns, place: c.Backend})
+	case Freeze:
+		p.frozen = r.now + c.Away
 	}
 }
 

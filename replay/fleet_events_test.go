@@ -56,6 +56,18 @@ func TestABackendThatJoinsGetsNothingBeforeAndOneThatLeavesNothingAfter(t *testi
 	}
 }
 
+func TestAFrozenReplicaGetsNothingNewAndGoesOnLater(t *testing.T) {
+	freeze := Change{At: 100 * time.Second, Backend: 1, What: Freeze, Away: time.Minute}
+	_, sum := mustPlay(t, &Scenario{Backends: 4, Policy: "round-robin", Workload: Hot(1, 20), Changes: []Change{freeze}})
+	stuck := sum.Timeline.InFlight[1]
+	if stuck[105] == 0 || stuck[155] != stuck[110] {
+		t.Errorf("frozen for a minute, the replica has %.0f in flight after 5 s, %.0f after 10 and %.0f after 55", stuck[105], stuck[110], stuck[155])
+	}
+	if before, after := stuck[90], stuck[190]; after < before/2 {
+		t.Errorf("half a minute after it goes on it has %.1f in flight, and %.1f before", after, before)
+	}
+}
+
 func TestForeignRequestsTakeTimeAndAreNotCounted(t *testing.T) {
 	work := Hot(1, 4)
 	work.For = 100 * time.Second

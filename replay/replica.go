@@ -23,6 +23,8 @@ type replica struct {
 	started time.Duration      // when the process was
 	away    bool               // not there yet, gone, or restarting
 
+	frozen time.Duration // until then no step ends
+
 	seenStart float64 // start time that the last poll told
 	misses    int     // polls in a row without an answer
 }

@@ -178,6 +178,10 @@ func (r *run) handle(e *event) {
 
 // stepEnds hands out what a replica's step brought, and begins the next one.
 func (r *run) stepEnds(place int, p *replica) {
+	if r.now < p.frozen {
+		r.agenda.plan(event{at: p.frozen, kind: steps, place: place, epoch: p.epoch})
+		return
+	}
 	step := p.step
 	p.step = vllmsim.StepResult{}
 	r.measured.timeline.worked(place, r.now, step.Prefilled)

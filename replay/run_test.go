@@ -120,6 +120,7 @@ func eventful(name string) *Scenario {
 			{At: 25 * time.Second, Backend: 3, What: Join},
 			{At: 40 * time.Second, Backend: 0, What: Leave},
 			{At: 50 * time.Second, Backend: 2, What: Restart},
+			{At: 55 * time.Second, Backend: 1, What: Freeze, Away: 20 * time.Second},
 		}
 		s.Foreign = []Foreign{{Backends: []int{1, 2}, Rate: 2, Prompt: 3000, Answer: 50, From: 5 * time.Second, Until: 60 * time.Second}}
 	}

@@ -53,7 +53,7 @@ type Change struct {
 	At      time.Duration
 	Backend int // its place in the fleet, from 0
 	What    WhatChanges
-	Away    time.Duration // of a restart: until the replica serves again
+	Away    time.Duration // of Restart and Freeze: until the replica serves again
 }
 
 // WhatChanges is a kind of Change.
@@ -67,6 +67,8 @@ const (
 	// Restart loses a replica's cache, and the requests it has: they are sent
 	// again, elsewhere.
 	Restart
+	// Freeze makes a replica accept requests and put out nothing for a while.
+	Freeze
 )
 
 // Foreign is a client that bypasses the router. Its requests share no prefix.
