@@ -1,0 +1,193 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"math"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"warmroute/replay"
+)
+
+// recordChats plays chats through a proxy that records, and returns what was
+// seen and what was recorded.
+func recordChats(t *testing.T, replicas, kvTokens int) (replay.Summary, []byte) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "traffic")
+	fleet := startSimFleet(t, replicas, kvTokens)
+	p := fleet.startProxy(t, func(c *Config) { c.Record.File = file })
+	client := replay.NewClient()
+	defer client.CloseIdleConnections()
+	var tally replay.Tally
+	player := &replay.Player{URL: p.url, Model: "sim", Client: client, Speed: 20, Timeout: time.Minute, Report: tally.Add}
+	chats := demoChats(replicas)
+	chats.Sessions = 40
+	player.PlayChats(t.Context(), chats)
+	p.stop() // all is on the disk then
+	data, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := tally.Summary("prefix", 0)
+	if s.Lost > 0 {
+		t.Fatalf("lost requests: %v", s.Errors)
+	}
+	return s, data
+}
+
+func TestWhatWasRecordedIsReplayed(t *testing.T) {
+	const replicas, kvTokens = 4, 32_000
+	seen, data := recordChats(t, replicas, kvTokens)
+	trace, err := replay.ParseTrace(strings.NewReader(string(data)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The replicas ran 20 times as fast as those that the replay simulates.
+	for i := range trace.Requests {
+		trace.Requests[i].At *= 20
+	}
+	s := replay.Scenario{
+		Backends: replicas, KVTokens: kvTokens, Policy: "prefix", PollInterval: 20 * time.Second,
+		Workload: replay.Traced{Trace: trace},
+	}
+	got, err := s.Run(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("over sockets: %d requests, %d and %d tokens, hit ratio %.3f; replayed: %d, %d and %d, %.3f",
+		seen.Requests, seen.PromptTokens, seen.CompletionTokens, seen.HitRatio,
+		got.Requests, got.PromptTokens, got.CompletionTokens, got.HitRatio)
+	near := func(what string, got, want, most float64) {
+		t.Helper()
+		if math.Abs(got-want) > most {
+			t.Errorf("%s: replayed %.3f, seen %.3f", what, got, want)
+		}
+	}
+	near("requests", float64(got.Requests), float64(seen.Requests), 0)
+	near("tokens of answers", float64(got.CompletionTokens), float64(seen.CompletionTokens), 0)
+	near("tokens of prompts", float64(got.PromptTokens), float64(seen.PromptTokens), 0.03*float64(seen.PromptTokens))
+	near("hit ratio", got.HitRatio, seen.HitRatio, 0.06)
+}
+
+// Prompts, names, keys and headers that look like nothing else, so that any
+// trace of them would be found.
+func TestNoWordOfTheTrafficIsRecorded(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "traffic")
+	fleet := startSimFleet(t, 2, 32_000)
+	p := fleet.startProxy(t, func(c *Config) {
+		c.Record.File = file
+		c.Routing.SessionHeader = "X-Session"
+	})
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	send := func(body string) {
+		t.Helper()
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, p.url+"/v1/chat/completions?q=quokka", strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Content-Type", "application/json")
+		req.Header.Set("Authorization", "Bearer sk-zebra")
+		req.Header.Set("X-Session", "walrus")
+		req.Header.Set("X-Request-Id", "ocelot")
+		resp, err := client.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		io.Copy(io.Discard, resp.Body)
+		resp.Body.Close()
+	}
+	prompt := strings.Repeat("armadillo ", 100)
+	for _, form := range []string{
+		`{"model":"sim","user":"narwhal","max_tokens":8,"messages":[{"role":"user","content":%q}]}`,
+		`{"model":"sim","stream":true,"max_tokens":8,"messages":[{"role":"user","content":%q}],"cache_salt":"pangolin"}`,
+		`{"model":"lemur","messages":[{"role":"user","content":%q}]}`, // 404
+	} {
+		send(fmt.Sprintf(form, prompt))
+	}
+	p.stop()
+	data, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(strings.TrimSpace(string(data)), "\n")
+	if len(lines) != 3 {
+		t.Fatalf("want a header and the two requests that a replica was asked, got\n%s", data)
+	}
+	for _, word := range []string{"armadillo", "narwhal", "pangolin", "lemur", "zebra", "walrus", "ocelot", "quokka", "sim", "chat"} {
+		if strings.Contains(string(data), word) {
+			t.Errorf("%q stands in\n%s", word, data)
+		}
+	}
+	keys := []string{"cached_tokens", "code", "counted", "duration_ms", "hash_ids", "input_bytes", "input_length", "model", "output_length", "session", "stream", "timestamp", "ttft_ms"}
+	for _, line := range lines[1:] {
+		var fields map[string]any
+		if err := json.Unmarshal([]byte(line), &fields); err != nil {
+			t.Fatal(err)
+		}
+		for _, k := range slices.Sorted(maps.Keys(fields)) {
+			if !slices.Contains(keys, k) {
+				t.Errorf("unknown key %s in %s", k, line)
+			}
+			values, isList := fields[k].([]any)
+			if !isList {
+				values = []any{fields[k]}
+			}
+			for _, v := range values {
+				switch x := v.(type) {
+				case bool:
+				case float64:
+					// A hash has 64 bits; a number by first sight is small after so few requests.
+					if x > 1e6 {
+						t.Errorf("%s is %v: is it a hash?", k, x)
+					}
+				default:
+					t.Errorf("%s is %v, which is no number", k, x)
+				}
+			}
+		}
+	}
+}
+
+func TestARequestWhoseClientLeftIsRecordedAsFarAsItGot(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "traffic")
+	fleet := startSimFleet(t, 1, 32_000)
+	p := fleet.startProxy(t, func(c *Config) { c.Record.File = file })
+	ctx, leave := context.WithCancel(t.Context())
+	body := `{"model":"sim","stream":true,"ignore_eos":true,"max_tokens":8000,"messages":[{"role":"user","content":"go on"}]}`
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, p.url+"/v1/chat/completions", strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	resp, err := client.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(resp.Body, make([]byte, 4000)); err != nil {
+		t.Fatal(err)
+	}
+	leave()
+	resp.Body.Close()
+	p.stop()
+	data, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	trace, err := replay.ParseTrace(strings.NewReader(string(data)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r := trace.Requests[0]; len(trace.Requests) != 1 || r.AnswerTokens < 2 || r.AnswerTokens >= 8000 || !strings.Contains(string(data), `"code":499`) {
+		t.Errorf("recorded\n%s", data)
+	}
+}
