@@ -64,6 +64,14 @@ type HoldConfig struct {
 	Time     time.Duration `mapstructure:"time"`
 }
 
+// holdTime is how long requests may be held; 0 when none are.
+func (c *Config) holdTime() time.Duration {
+	if c.Routing.Hold.Requests == 0 {
+		return 0
+	}
+	return c.Routing.Hold.Time
+}
+
 // SLOConfig is what answers should keep.
 type SLOConfig struct {
 	TTFT time.Duration `mapstructure:"ttft"` // 0: off

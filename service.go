@@ -75,9 +75,10 @@ func newService(c *Config, log *slog.Logger) (*service, error) {
 			LoadFactor:     c.Routing.LoadFactor,
 		},
 		Hold: router.HoldOptions{
-			Requests: c.Routing.Hold.Requests,
-			Bytes:    int64(c.Routing.Hold.Bytes),
-			Time:     c.Routing.Hold.Time,
+			Requests:   c.Routing.Hold.Requests,
+			Bytes:      int64(c.Routing.Hold.Bytes),
+			Time:       c.Routing.Hold.Time,
+			StepTokens: c.Routing.StepTokens,
 		},
 		SLO:           c.SLO.TTFT,
 		BlockBytes:    c.Index.BlockBytes,
@@ -118,6 +119,7 @@ func newService(c *Config, log *slog.Logger) (*service, error) {
 		Attempts:       c.Routing.Attempts,
 		BodyBytes:      int64(c.Limits.BodyBytes),
 		BodyBytesTotal: int64(c.Limits.BodyBytesTotal),
+		HoldTime:       c.holdTime(),
 		BodyIdle:       c.Timeouts.BodyIdle,
 		FirstByte:      c.Timeouts.FirstByte,
 		Idle:           c.Timeouts.Idle,
@@ -144,6 +146,7 @@ func (s *service) watch(m *metrics.Metrics) {
 		DownInterval: c.Health.DownInterval,
 		Timeout:      c.Health.Timeout,
 		Logger:       s.log,
+		OnState:      func(b *backends.Backend, _ backends.State, _ string) { s.router.Changed(b) },
 		OnLost:       lost,
 	}
 	s.poller = &backends.Poller{
@@ -176,6 +179,7 @@ func (s *service) run(ctx context.Context, public, admin net.Listener) error {
 		running.Go(func() { s.snapshot.run(watching) })
 	}
 	running.Go(func() { s.poller.Run(watching) })
+	running.Go(func() { s.router.Run(watching) })
 	defer func() {
 		stopWatching()
 		running.Wait()

@@ -32,6 +32,8 @@ type Metrics struct {
 	aborts    *prometheus.CounterVec
 	polls     *prometheus.CounterVec
 	recording prometheus.Counter
+	hold      prometheus.Histogram
+	holdEnds  *prometheus.CounterVec
 }
 
 // Latency buckets fit language models: from a hit on an idle replica to a cold
@@ -39,6 +41,7 @@ type Metrics struct {
 var (
 	durationBuckets = []float64{.01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 25, 60, 120, 300, 600}
 	ttftBuckets     = []float64{.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 20, 40, 80, 120}
+	holdBuckets     = []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60}
 	overheadBuckets = []float64{25e-6, 50e-6, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, .01, .025, .1}
 )
 
@@ -68,15 +71,23 @@ func New(fleet []*backends.Backend, r *router.Router, version string) *Metrics {
 		}),
 		overhead: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "warmroute_overhead_seconds", Buckets: overheadBuckets,
-			Help: "Arrival of the whole body to the request sent on.",
+			Help: "Arrival of the whole body to the request sent on, less time held.",
 		}),
+	}
+	m.hold = prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name: "warmroute_hold_seconds", Buckets: holdBuckets,
+		Help: "Time in the hold queue of requests that were in it.",
+	})
+	m.holdEnds = counter("hold_ends_total", "Requests that left the hold queue, or were not let in, by how.", "end")
+	for _, end := range []HeldEnd{HeldSent, HeldRefused, HeldTooLong, HeldNoneReady, HeldLeft} {
+		m.holdEnds.WithLabelValues(string(end)) // so that a rate is there before the first one
 	}
 	info := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "warmroute_build_info", Help: "Always 1.", ConstLabels: prometheus.Labels{"version": version},
 	})
 	info.Set(1)
 	m.registry.MustRegister(m.requests, m.duration, m.ttft, m.overhead, m.prompt, m.predicted, m.observed,
-		m.spills, m.retries, m.aborts, m.polls, m.recording, info, &state{fleet, r},
+		m.spills, m.retries, m.aborts, m.polls, m.recording, m.hold, m.holdEnds, info, &state{fleet, r},
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }

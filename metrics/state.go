@@ -27,11 +27,12 @@ var (
 	blocks    = perBackend("index_blocks", "Blocks that the backend is thought to hold.")
 	capacity  = perBackend("index_capacity_blocks", "Blocks that the backend's part of the index may hold.")
 	evictions = perBackend("index_evictions_total", "Blocks that left the index to make room.")
+	held      = prometheus.NewDesc("warmroute_hold_requests", "Requests that wait for a backend to have room.", nil, nil)
 	bytes     = prometheus.NewDesc("warmroute_index_bytes", "Memory that the index takes, about.", nil, nil)
 )
 
 func (s *state) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{ready, inFlight, running, waiting, kvUsage, blocks, capacity, evictions, bytes} {
+	for _, d := range []*prometheus.Desc{ready, inFlight, running, waiting, kvUsage, blocks, capacity, evictions, held, bytes} {
 		ch <- d
 	}
 }
@@ -39,6 +40,7 @@ func (s *state) Describe(ch chan<- *prometheus.Desc) {
 func (s *state) Collect(ch chan<- prometheus.Metric) {
 	parts, size := s.router.Index()
 	ch <- prometheus.MustNewConstMetric(bytes, prometheus.GaugeValue, float64(size))
+	ch <- prometheus.MustNewConstMetric(held, prometheus.GaugeValue, float64(s.router.HeldRequests()))
 	for _, b := range s.fleet {
 		send := func(d *prometheus.Desc, t prometheus.ValueType, v float64) {
 			ch <- prometheus.MustNewConstMetric(d, t, v, b.Name)

@@ -63,7 +63,7 @@ func (x *exchange) attempt(d *router.Decision) *failure {
 	}
 	x.outcome.Backend = d.Backend.Name
 	if x.attempts++; x.attempts == 1 {
-		x.outcome.Overhead = time.Since(x.whole)
+		x.outcome.Overhead = time.Since(x.whole) - x.held
 	}
 	resp, err := d.Backend.Transport.RoundTrip(x.request(ctx, d.Backend))
 	if err != nil {

@@ -29,8 +29,10 @@ type exchange struct {
 
 	input    input // freed as soon as no further attempt can need it
 	tried    []*backends.Backend
-	attempts int // made so far
-	spent    int // of them, failed connects left out
+	refused  []*backends.Backend // of those tried, that refused the connection
+	held     time.Duration       // waited for a backend to have room
+	attempts int                 // made so far
+	spent    int                 // of them, failed connects left out
 
 	outcome  metrics.Request
 	recorded *record.Request // nil: traffic is not recorded, or not this request
@@ -203,9 +205,10 @@ func (x *exchange) run() {
 	// latest is the latest failure, last the latest in which a replica gave words
 	// for the client, if any did.
 	var latest, last *failure
+	var none error // why there is no backend to ask
 	for {
-		d, err := x.p.router.Pick(x.r.Context(), &x.input.request, x.tried...)
-		if err != nil {
+		var d *router.Decision
+		if d, none = x.pick(); none != nil {
 			break
 		}
 		if latest != nil {
@@ -222,24 +225,29 @@ func (x *exchange) run() {
 		if f.status != 0 || f.final || last == nil || last.status == 0 {
 			last = f
 		}
-		if !f.free {
+		if f.free {
+			x.refused = append(x.refused, d.Backend)
+		} else {
 			x.spent++
 		}
 		if f.final || x.spent >= x.p.attempts {
 			break
 		}
 	}
-	x.giveUp(last)
+	x.giveUp(last, none)
 }
 
 // giveUp answers when no attempt is left: with the last replica's own words, if
-// there were any.
-func (x *exchange) giveUp(last *failure) {
+// there were any, else with why there is none.
+func (x *exchange) giveUp(last *failure, none error) {
 	switch {
-	case last == nil:
-		x.refuse(unavailable("no replica that serves this model is ready"))
-	case last.status != 0:
+	case none != nil && x.r.Context().Err() != nil:
+		x.outcome.Code = statusClientLeft
+		x.p.metrics.Aborted("held")
+	case last != nil && last.status != 0:
 		x.relayFailure(last)
+	case last == nil || x.held > 0 && none != nil:
+		x.refuse(x.notPicked(none))
 	case last.timeout:
 		x.refuse(&apiError{status: http.StatusGatewayTimeout, kind: "timeout", code: "first_byte_timeout",
 			message: "the replica produced nothing in time (timeouts.first_byte)"})

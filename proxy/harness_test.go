@@ -3,6 +3,7 @@ package proxy
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"log/slog"
@@ -62,6 +63,12 @@ type fleet struct {
 // replica that it can go to, since each seems busier than the one before.
 func serve(t testing.TB, change func(*Options), replicas ...*replica) *fleet {
 	t.Helper()
+	return serveHolding(t, router.HoldOptions{}, change, replicas...)
+}
+
+// serveHolding is serve with a hold queue.
+func serveHolding(t testing.TB, hold router.HoldOptions, change func(*Options), replicas ...*replica) *fleet {
+	t.Helper()
 	var list []*backends.Backend
 	for i, r := range replicas {
 		if r.name == "" {
@@ -71,7 +78,7 @@ func serve(t testing.TB, change func(*Options), replicas ...*replica) *fleet {
 		t.Cleanup(r.stop)
 		list = append(list, backendAt(t, r.name, "http://"+r.listener.Addr().String(), r.key))
 	}
-	f := newFleet(t, list, "prefix", change)
+	f := newFleet(t, list, "prefix", hold, change)
 	for i, r := range replicas {
 		f.backends[i].SetModels(cards(r.models))
 		f.backends[i].SetLoad(&backends.Load{QueuesKnown: true, Running: 100 * i, ScrapedAt: time.Now()})
@@ -103,7 +110,7 @@ func cards(names []string) (out []backends.Model) {
 	return out
 }
 
-func newFleet(t testing.TB, list []*backends.Backend, policy string, change func(*Options)) *fleet {
+func newFleet(t testing.TB, list []*backends.Backend, policy string, hold router.HoldOptions, change func(*Options)) *fleet {
 	t.Helper()
 	registry, err := backends.NewRegistry(list)
 	if err != nil {
@@ -114,7 +121,7 @@ func newFleet(t testing.TB, list []*backends.Backend, policy string, change func
 		b.SetState(backends.Ready)
 	}
 	r, err := router.New(router.Options{
-		Backends: registry.All(), Policy: policy, BlockBytes: 256, IndexMaxBytes: 64 << 20,
+		Backends: registry.All(), Policy: policy, Hold: hold, BlockBytes: 256, IndexMaxBytes: 64 << 20,
 		PollInterval: time.Hour, // what serve says of load does not fade
 		Now:          time.Now, Rand: rand.New(rand.NewPCG(1, 2)),
 	})
@@ -127,8 +134,11 @@ func newFleet(t testing.TB, list []*backends.Backend, policy string, change func
 		Log:        slog.New(slog.NewTextHandler(f.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 		Suspect:    func(*backends.Backend) {},
 		BlockBytes: 256, Attempts: 3, BodyBytes: 1 << 20, BodyBytesTotal: 1 << 30,
-		FirstByte: time.Minute, Idle: time.Minute, RouteHeaders: true,
+		FirstByte: time.Minute, Idle: time.Minute, HoldTime: hold.Time, RouteHeaders: true,
 	}
+	ctx, stop := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() { r.Run(ctx) })
 	if change != nil {
 		change(&o)
 	}
@@ -143,6 +153,8 @@ func newFleet(t testing.TB, list []*backends.Backend, policy string, change func
 		f.client.CloseIdleConnections()
 		f.settled()
 		server.Close()
+		stop()
+		running.Wait()
 	})
 	return f
 }
@@ -153,6 +165,7 @@ func (f *fleet) settled() {
 	for _, b := range f.backends {
 		eventually(f.t, "in flight on "+b.Name+" is 0", func() bool { return b.InFlight.Load() == 0 })
 	}
+	eventually(f.t, "no request waits", func() bool { return f.router.HeldRequests() == 0 })
 	eventually(f.t, "no body is held", func() bool { return f.proxy.bodies.held.Load() == 0 })
 }
 

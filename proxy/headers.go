@@ -75,6 +75,9 @@ func (x *exchange) answerHeader(d *router.Decision, from http.Header) http.Heade
 	for i, name := range routeHeaders {
 		h[name] = values[i : i+1 : i+1]
 	}
+	if x.held > 0 {
+		h["X-Warmroute-Held-Ms"] = []string{strconv.FormatInt(x.held.Milliseconds(), 10)}
+	}
 	return h
 }
 

@@ -17,6 +17,7 @@ import (
 	"warmroute/backends"
 	"warmroute/backends/transport"
 	"warmroute/backends/vllmsim"
+	"warmroute/router"
 )
 
 // simulate starts a Proxy in front of n simulated replicas.
@@ -41,7 +42,7 @@ func simulate(t *testing.T, n int, policy string, engine vllmsim.EngineConfig) *
 		})
 		list = append(list, backendAt(t, fmt.Sprintf("sim%d", i), s.URL(), ""))
 	}
-	return newFleet(t, list, policy, func(o *Options) { o.FirstByte, o.Idle = 0, 0 })
+	return newFleet(t, list, policy, router.HoldOptions{}, func(o *Options) { o.FirstByte, o.Idle = 0, 0 })
 }
 
 func (f *fleet) inFlight() (sum int) {

@@ -35,6 +35,7 @@ type Options struct {
 	BodyBytes      int64            // of one request
 	BodyBytesTotal int64            // of all requests held at once
 	BodyIdle       time.Duration    // for a request's body to stand still; 0: no limit
+	HoldTime       time.Duration    // for a request to wait for a backend, as the router has it; 0: none waits
 	FirstByte      time.Duration    // for a stream to produce its first event; 0: no limit
 	Idle           time.Duration    // for a stream to be silent after that; 0: no limit
 	SessionHeader  string           // names the session that a request belongs to; empty: none does
@@ -53,6 +54,7 @@ type Proxy struct {
 	blockBytes    int
 	attempts      int
 	bodyIdle      time.Duration
+	holdTime      time.Duration
 	firstByte     time.Duration
 	idle          time.Duration
 	routeHeaders  bool
@@ -79,6 +81,7 @@ func New(o Options) *Proxy {
 		blockBytes:    o.BlockBytes,
 		attempts:      o.Attempts,
 		bodyIdle:      o.BodyIdle,
+		holdTime:      o.HoldTime,
 		firstByte:     o.FirstByte,
 		idle:          o.Idle,
 		routeHeaders:  o.RouteHeaders,

@@ -99,9 +99,11 @@ func (r *replica) requests() []seen {
 	return append([]seen(nil), r.seen...)
 }
 
-func (r *replica) start(t testing.TB) {
+func (r *replica) start(t testing.TB) { r.startAt(t, "127.0.0.1:0") }
+
+func (r *replica) startAt(t testing.TB, address string) {
 	var err error
-	if r.listener, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
+	if r.listener, err = net.Listen("tcp", address); err != nil {
 		t.Fatal(err)
 	}
 	r.over = make(chan struct{})

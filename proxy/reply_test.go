@@ -12,11 +12,12 @@ import (
 
 	"warmroute/backends"
 	"warmroute/backends/vllmsim"
+	"warmroute/router"
 )
 
 // simulated is a fleet of simulated replicas, in front of which nothing checks
 // or polls.
-func simulated(t *testing.T, n int, change func(*Options)) *fleet {
+func simulated(t *testing.T, n int, hold router.HoldOptions) *fleet {
 	t.Helper()
 	var list []*backends.Backend
 	for i := range n {
@@ -35,7 +36,7 @@ func simulated(t *testing.T, n int, change func(*Options)) *fleet {
 		})
 		list = append(list, backendAt(t, fmt.Sprintf("r%d", i), s.URL(), ""))
 	}
-	return newFleet(t, list, "prefix", change)
+	return newFleet(t, list, "prefix", hold, nil)
 }
 
 // answerOf puts the text of an answer together, streamed or not, and says how
@@ -80,7 +81,7 @@ func TestTheNextTurnIsKnownToHitTheAnswer(t *testing.T) {
 		{"completion", "/v1/completions", false, text},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			f := simulated(t, 2, nil)
+			f := simulated(t, 2, router.HoldOptions{})
 			ask := func(turns ...string) (answer string, predicted, observed int) {
 				t.Helper()
 				body := c.body(turns...)

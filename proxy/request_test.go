@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"warmroute/backends"
+	"warmroute/router"
 )
 
 func TestBodyGoesUpUnchanged(t *testing.T) {
@@ -135,7 +136,7 @@ func TestPathPrefixOfABackendIsKept(t *testing.T) {
 	r.start(t)
 	t.Cleanup(r.stop)
 	b := backendAt(t, "r0", "http://"+r.listener.Addr().String()+"/vllm/a", "")
-	f := newFleet(t, []*backends.Backend{b}, "prefix", nil)
+	f := newFleet(t, []*backends.Backend{b}, "prefix", router.HoldOptions{}, nil)
 	f.post("/v1/chat/completions", askWhole)
 	if got := r.requests()[0].RequestURI; got != "/vllm/a/v1/chat/completions" {
 		t.Errorf("asked for %s", got)

@@ -1,0 +1,92 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"time"
+
+	"warmroute/backends"
+	"warmroute/metrics"
+	"warmroute/router"
+)
+
+const (
+	// firstRecheck is how long a request waits when all backends refused its
+	// connection, until they are asked again: by then the readiness checks know
+	// which are down, and the hold queue waits for those.
+	firstRecheck = 150 * time.Millisecond
+	mostRecheck  = 2 * time.Second
+)
+
+// pick asks the router for a backend. The request may wait for it in the hold queue.
+func (x *exchange) pick() (*router.Decision, error) {
+	for recheck := firstRecheck; ; recheck = min(2*recheck, mostRecheck) {
+		asked := time.Now()
+		d, err := x.p.router.Pick(x.r.Context(), &x.input.request, x.tried...)
+		waited := time.Since(asked)
+		switch {
+		case err == nil:
+			if d.Held > 0 {
+				x.wasHeld(metrics.HeldSent, d.Held)
+			}
+		case errors.Is(err, router.ErrHoldFull):
+			x.wasHeld(metrics.HeldRefused, 0)
+		case errors.Is(err, router.ErrHeldTooLong):
+			x.wasHeld(metrics.HeldTooLong, waited)
+		case errors.Is(err, context.Canceled):
+			x.wasHeld(metrics.HeldLeft, waited)
+		case x.p.holdTime > 0 && waited >= x.p.holdTime:
+			x.wasHeld(metrics.HeldNoneReady, waited)
+		case len(x.refused) > 0 && time.Since(x.arrived) < x.p.holdTime:
+			if x.rest(recheck) {
+				x.askAgain()
+				continue
+			}
+			err = x.r.Context().Err()
+		}
+		return d, err
+	}
+}
+
+func (x *exchange) wasHeld(end metrics.HeldEnd, waited time.Duration) {
+	x.held += waited
+	x.p.metrics.Held(end, waited)
+}
+
+// rest waits, and reports whether the client is still there.
+func (x *exchange) rest(d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-x.r.Context().Done():
+		return false
+	}
+}
+
+// askAgain lets the backends that refused the connection be tried once more:
+// they were sent nothing, and may be back.
+func (x *exchange) askAgain() {
+	x.tried = slices.DeleteFunc(x.tried, func(b *backends.Backend) bool { return slices.Contains(x.refused, b) })
+	x.refused = x.refused[:0]
+}
+
+// notPicked is the answer to a request for which there is no backend.
+func (x *exchange) notPicked(err error) *apiError {
+	wait := x.p.router.RetryAfter()
+	e := unavailable("no replica that serves this model can take a request now")
+	switch {
+	case errors.Is(err, router.ErrHoldFull):
+		e = &apiError{status: http.StatusTooManyRequests, kind: "overloaded", code: "hold_queue_full",
+			message: fmt.Sprintf("as many requests as may wait for a replica do (routing.hold); try again in %v", wait)}
+	case errors.Is(err, router.ErrHeldTooLong):
+		e = &apiError{status: http.StatusTooManyRequests, kind: "overloaded", code: "held_too_long",
+			message: fmt.Sprintf("no replica could start this request in %v (routing.hold.time); try again in %v", x.p.holdTime, wait)}
+	}
+	e.retryAfter = int(wait / time.Second)
+	return e
+}
