@@ -2,15 +2,14 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
-	"os"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"warmroute/replay"
-	"warmroute/replay/chart"
 )
 
 func newReplayCommand() *cobra.Command {
@@ -26,7 +25,8 @@ the most loaded backend had, of prefill work and of requests in flight.
 The router is the one that serves; the replicas are those of "warmroute vllmsim".
 The same command prints the same figures.
 
-  --trace FILE          recorded requests, in Mooncake's format
+  --trace FILE          recorded requests: Mooncake's format, or what record.file
+                        in the configuration wrote
   --workload agentic    long sessions of agents, --sessions open at once, each
                         turn sent when the answer before has come
   --workload hot        --rate requests a second that share --prompts prompts
@@ -40,7 +40,7 @@ cache, 8,000 a second on each backend.`,
   warmroute replay --workload documents --load 0.9 --policy all
   warmroute replay --trace conversation.jsonl --load 0.7,0.9,1.1 --policy all --plot replay.svg
   warmroute replay --trace conversation.jsonl --seeds 5 --json | jq '.results[] | {policy, ttft_mean_s}'
-  warmroute replay --trace conversation.jsonl --speeds 1,0.5
+  warmroute replay --trace recorded.jsonl --speeds 1,0.5 --policy prefix,cache-threshold
   warmroute replay --trace conversation.jsonl --change join:7@20m --change restart:0@40m`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if err := cobra.NoArgs(cmd, args); err != nil {
@@ -58,19 +58,16 @@ cache, 8,000 a second on each backend.`,
 
 // runReplay plays every policy at every load with every seed, side by side, and
 // prints a report a load, in the order of the flags.
-func runReplay(ctx context.Context, o replayOptions, stdout, stderr io.Writer) error {
+func runReplay(ctx context.Context, o replayOptions, stdout, stderr io.Writer) (err error) {
 	plan, err := o.plan()
 	if err != nil {
 		return err
 	}
-	// Before the work and not after it: a path that cannot be written is better known now.
-	var picture *os.File
-	if o.plot != "" {
-		if picture, err = os.Create(o.plot); err != nil {
-			return fmt.Errorf("--plot: %w", err)
-		}
-		defer picture.Close()
+	picture, err := openPicture(o.plot)
+	if err != nil {
+		return err
 	}
+	defer func() { err = errors.Join(err, picture.close()) }()
 
 	bar := newProgressBar(stderr)
 	start := time.Now()
@@ -83,13 +80,8 @@ func runReplay(ctx context.Context, o replayOptions, stdout, stderr io.Writer) e
 		return err
 	}
 	reports := plan.fill(runs)
-	if picture != nil {
-		if err := chart.Write(picture, reports); err != nil {
-			return fmt.Errorf("draw %s: %w", o.plot, err)
-		}
-		if err := picture.Close(); err != nil {
-			return err
-		}
+	if err := picture.draw(reports); err != nil {
+		return err
 	}
 	if o.json {
 		return writeReplayJSON(stdout, reports)

@@ -236,7 +236,7 @@ func TestReplayRefusesWhatItCannotPlay(t *testing.T) {
 }
 
 func TestReplayTakesEveryFlag(t *testing.T) {
-	status, out, errs := runReplayCommand(t.Context(), t, "--trace", writeReplayTrace(t), "--policy", "prefix,least-load",
+	status, out, errs := runReplayCommand(t.Context(), t, "--trace", writeReplayTrace(t), "--policy", "all",
 		"--backends", "4", "--kv-tokens", "100000", "--load", "1.5", "--seeds", "2", "--seed", "7", "--speeds", "1,0.5",
 		"--poll", "200ms", "--poll-lag", "50ms", "--non-streaming", "0.5", "--no-usage", "--index-factor", "2", "--evictions", "1",
 		"--change", "join:3@1s", "--change", "leave:0@2s", "--change", "restart:1@3s", "--step-tokens", "2048", "--quadratic", "1.9e-5",
@@ -249,8 +249,23 @@ func TestReplayTakesEveryFlag(t *testing.T) {
 func TestReplayEndsWhenInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	status, out, errs := runReplayCommand(ctx, t, "--trace", writeReplayTrace(t))
-	if status != 1 || out != "" || !strings.Contains(errs, "interrupted") {
-		t.Errorf("status %d, stdout %q, stderr %q", status, out, errs)
+	picture := filepath.Join(t.TempDir(), "replay.svg")
+	f := func(drawn string) {
+		t.Helper()
+		status, out, errs := runReplayCommand(ctx, t, "--trace", writeReplayTrace(t), "--plot", picture)
+		if status != 1 || out != "" || !strings.Contains(errs, "interrupted") {
+			t.Errorf("status %d, stdout %q, stderr %q", status, out, errs)
+		}
+		if got, _ := os.ReadFile(picture); string(got) != drawn {
+			t.Errorf("the picture was %q and is %q", drawn, got)
+		}
 	}
+	f("")
+	if _, err := os.Stat(picture); err == nil {
+		t.Error("an empty picture is left behind")
+	}
+	if err := os.WriteFile(picture, []byte("an earlier one"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f("an earlier one")
 }

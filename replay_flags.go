@@ -51,7 +51,7 @@ func (o *replayOptions) addTo(f *pflag.FlagSet) {
 	f.IntVar(&o.prompts, "prompts", 0, "hot: `N` prompts that requests share (default 1)")
 	f.Float64Var(&o.rate, "rate", 0, "hot: `R` requests a second (default 20)")
 	f.Float64SliceVar(&o.loads, "load", nil, "bring arrivals to each of `LOADS`, like 0.7,0.9: a report for each (default: a trace as recorded, hot by --rate, chats 1.5, documents 0.9)")
-	f.StringSliceVar(&o.policies, "policy", []string{"prefix", "least-load", "round-robin", replay.Pooled}, "`POLICIES` to compare, or all")
+	f.StringSliceVar(&o.policies, "policy", nil, "`POLICIES` to compare, or all (default "+strings.Join(usualPolicies(), ",")+")")
 	f.IntVar(&o.backends, "backends", 8, "`N` simulated replicas")
 	f.IntVar(&o.kvTokens, "kv-tokens", 0, "KV cache of each replica, `N` tokens (default 1,536,000; chats 153,600)")
 	f.IntVar(&o.seeds, "seeds", 1, "run with `N` seeds, and print the mean")
@@ -71,7 +71,7 @@ func (o *replayOptions) addTo(f *pflag.FlagSet) {
 	f.BoolVar(&o.noUsage, "no-usage", false, "answers do not say how much of the prompt was cached")
 	f.Float64Var(&o.indexFactor, "index-factor", 1, "tell the router `F` times the KV cache's true size")
 	f.Float64Var(&o.evictions, "evictions", 0, "evict `F` more blocks unseen for each that the cache evicts")
-	for _, list := range []string{"load", "speeds"} {
+	for _, list := range []string{"load", "speeds", "policy"} {
 		f.Lookup(list).DefValue = "" // or the help says that it is []
 	}
 }
@@ -79,8 +79,16 @@ func (o *replayOptions) addTo(f *pflag.FlagSet) {
 // check finds the first mistake in the flags, and says how to mend it.
 func (o *replayOptions) check() error {
 	known := replayPolicies()
-	if slices.Equal(o.policies, []string{"all"}) {
+	switch {
+	case len(o.policies) == 0:
+		o.policies = usualPolicies()
+	case slices.Equal(o.policies, []string{"all"}):
 		o.policies = known
+	case len(o.changes) > 0 && slices.Contains(o.policies, replay.Pooled):
+		return fmt.Errorf("--change: the policy %s has no backends that could change; leave it out of --policy", replay.Pooled)
+	}
+	if len(o.changes) > 0 {
+		o.policies = slices.DeleteFunc(o.policies, func(name string) bool { return name == replay.Pooled })
 	}
 	seen := make(map[string]bool)
 	for _, name := range o.policies {
@@ -103,8 +111,6 @@ func (o *replayOptions) check() error {
 		}
 	}
 	switch {
-	case len(o.policies) == 0:
-		return fmt.Errorf("--policy names none; choose of %s, or all", strings.Join(known, ", "))
 	case o.backends < 1 || o.backends > 1024:
 		return fmt.Errorf("--backends %d is not between 1 and 1,024", o.backends)
 	case o.kvTokens != 0 && o.kvTokens < 1024 || o.kvTokens > 1<<30:
@@ -135,6 +141,9 @@ func (o *replayOptions) check() error {
 	return err
 }
 
+// usualPolicies are compared where none is named.
+func usualPolicies() []string { return []string{"prefix", "least-load", "round-robin", replay.Pooled} }
+
 // replayPolicies are those of production and the reference.
 func replayPolicies() []string {
 	return append(slices.Clone(policy.Names), replay.Pooled)
@@ -161,9 +170,6 @@ func (o *replayOptions) parseChanges() ([]replay.Change, error) {
 		}
 		c.At, c.What, c.Away = when, what, time.Minute
 		changes = append(changes, c)
-	}
-	if len(changes) > 0 && slices.Contains(o.policies, replay.Pooled) {
-		return nil, fmt.Errorf("--change: the policy %s has no backends that could change; leave it out of --policy", replay.Pooled)
 	}
 	return changes, nil
 }

@@ -1,0 +1,64 @@
+package main
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+
+	"warmroute/replay"
+)
+
+func TestGatesJudgeByTheBestOther(t *testing.T) {
+	report := replay.Report{Results: []replay.Summary{
+		{Policy: ours, Requests: 99, Lost: 1, TTFTMean: 0.9, E2EMean: 2, HitRatio: 0.3},
+		{Policy: "random", Requests: 100, TTFTMean: 2, E2EMean: 1},
+		{Policy: "chwbl", Requests: 100, TTFTMean: 1, E2EMean: 4},
+		{Policy: replay.Pooled, Requests: 100, TTFTMean: 0.5, E2EMean: 0.5, HitRatio: 0.4},
+	}}
+	f := func(g gate, failed int, want ...string) {
+		t.Helper()
+		var out bytes.Buffer
+		if got := newTable(&out).row(row{name: "row", gates: []gate{g}}, report); got != failed {
+			t.Errorf("%s: %d failed, want %d", g.what, got, failed)
+		}
+		for _, w := range want {
+			if !strings.Contains(out.String(), w) {
+				t.Errorf("no %q in %s", w, &out)
+			}
+		}
+	}
+	f(toBest(ttft(), 0.9), 0, "(chwbl)", "0.900", "pass")
+	f(toBest(ttft(), 0.89), 1, "(chwbl)", "FAIL")
+	f(toBest(e2e(), 0), 0, "(random)", "2.000", " -\n")
+	f(toPooled(hits(), 0.7, true), 0, "0.750", "≥ 0.7", "pass")
+	f(toPooled(hits(), 0.8, true), 1, "FAIL")
+	f(fewLost(), 1, "10.000", "FAIL")
+	report.Results = report.Results[:1]
+	f(toBest(ttft(), 0.9), 0) // nobody to compare with: no line
+}
+
+func TestRivalsAreKeptByRowPolicyAndSeeds(t *testing.T) {
+	path := t.TempDir() + "/rivals.json"
+	kept, err := openRivals(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	kept.add("chats", 5, replay.Summary{Policy: "chwbl", TTFTMean: 2})
+	kept.add("chats", 5, replay.Summary{Policy: ours, TTFTMean: 1})
+	if err := kept.save(); err != nil {
+		t.Fatal(err)
+	}
+	if kept, err = openRivals(path); err != nil {
+		t.Fatal(err)
+	}
+	f := func(row, label string, seeds int, want float64) {
+		t.Helper()
+		if got, ok := kept.find(row, label, seeds); got.TTFTMean != want || ok != (want > 0) {
+			t.Errorf("%s, %s, %d seeds: got %+v", row, label, seeds, got)
+		}
+	}
+	f("chats", "chwbl", 5, 2)
+	f("chats", "chwbl", 1, 0)
+	f("hot", "chwbl", 5, 0)
+	f("chats", ours, 5, 0)
+}
