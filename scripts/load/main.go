@@ -27,9 +27,9 @@ func main() {
 func run(ctx context.Context) error {
 	url := flag.String("url", "http://127.0.0.1:8080", "server to send to, without /v1")
 	model := flag.String("model", "sim", "model to name in requests")
-	path := flag.String("trace", "", "trace in Mooncake's format")
+	path := flag.String("trace", "", "trace in Mooncake's format, or recorded by a proxy")
 	requests := flag.Int("requests", 0, "play only the first so many; 0: all")
-	load := flag.Float64("load", 0.9, "prompt tokens offered, over what the replicas could prefill without a cache")
+	load := flag.Float64("load", 0.9, "prompt tokens offered, over what the replicas could prefill without a cache; 0: as recorded")
 	replicas := flag.Int("backends", 8, "how many replicas serve the URL")
 	speed := flag.Float64("speed", 1, "how many times faster than real the replicas run")
 	timeout := flag.Duration("timeout", 10*time.Minute, "give a request up after this")
@@ -44,7 +44,9 @@ func run(ctx context.Context) error {
 	if *requests > 0 {
 		trace.Head(*requests)
 	}
-	trace.Stretch(*load, *replicas)
+	if *load > 0 {
+		trace.Stretch(*load, *replicas)
+	}
 
 	var tally replay.Tally
 	client := replay.NewClient()
@@ -58,7 +60,7 @@ func run(ctx context.Context) error {
 	elapsed := time.Duration(float64(time.Since(start)) * *speed)
 
 	report := replay.Report{
-		Trace: filepath.Base(*path), Backends: *replicas, Load: *load,
+		Trace: filepath.Base(*path), Backends: *replicas, Load: trace.Load(*replicas),
 		Results: []replay.Summary{tally.Summary(*policy, elapsed)},
 	}
 	if *asJSON {

@@ -1,0 +1,217 @@
+// Command restart measures what a restart of the proxy under load costs: the
+// share of prompt tokens that come from the replicas' caches in the minute after
+// it, against the minute before, with a snapshot of the index and without.
+//
+//	go build -o /tmp/warmroute . && go run ./scripts/restart -binary /tmp/warmroute
+//
+// The replicas are simulated ones that outlive the proxy, the traffic is the
+// demo's, and a client that finds nobody listening tries again.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"warmroute/backends/vllmsim"
+	"warmroute/replay"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	if err := run(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "restart:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context) error {
+	binary := flag.String("binary", "", "warmroute, built")
+	replicas := flag.Int("backends", 4, "simulated replicas")
+	window := flag.Duration("window", time.Minute, "how long to look, before and after")
+	flag.Parse()
+	if *binary == "" {
+		return errors.New("-binary is missing; go build -o /tmp/warmroute .")
+	}
+	fmt.Printf("%-18s %8s %8s %8s %14s %10s\n", "", "before", "after", "cost", "requests after", "away")
+	for _, snapshot := range []bool{true, false} {
+		m, err := measure(ctx, *binary, *replicas, *window, snapshot)
+		if err != nil {
+			return err
+		}
+		name := "with a snapshot"
+		if !snapshot {
+			name = "without"
+		}
+		fmt.Printf("%-18s %8.3f %8.3f %8.3f %14d %10v\n", name,
+			m.before.HitRatio, m.after.HitRatio, m.before.HitRatio-m.after.HitRatio, m.after.Requests, m.away.Round(time.Millisecond))
+	}
+	return nil
+}
+
+// measurement is what one restart was like.
+type measurement struct {
+	before, after replay.Summary
+	away          time.Duration // from the signal until the next proxy was ready
+}
+
+func measure(ctx context.Context, binary string, replicas int, window time.Duration, snapshot bool) (m measurement, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer cancel()
+	var urls []string
+	for range replicas {
+		s := vllmsim.NewServer(vllmsim.Config{Engine: vllmsim.EngineConfig{KVTokens: 32_000}}) // as the demo's
+		if err := s.Listen("127.0.0.1:0"); err != nil {
+			return m, err
+		}
+		running.Go(func() { _ = s.Run(ctx) })
+		urls = append(urls, s.URL())
+	}
+	dir, err := os.MkdirTemp("", "restart")
+	if err != nil {
+		return m, err
+	}
+	defer os.RemoveAll(dir)
+	p := proxy{binary: binary, address: "127.0.0.1:" + freePort(), backends: strings.Join(urls, ",")}
+	if snapshot {
+		p.snapshot = filepath.Join(dir, "index")
+	}
+	if err := p.start(ctx); err != nil {
+		return m, err
+	}
+	defer func() { err = errors.Join(err, p.stop()) }()
+
+	var tally atomic.Pointer[replay.Tally]
+	tally.Store(new(replay.Tally))
+	client := replay.NewClient()
+	defer client.CloseIdleConnections()
+	player := replay.Player{
+		URL: "http://" + p.address, Model: "sim", Speed: 1, Timeout: 5 * time.Minute,
+		Client: &http.Client{Transport: patient{client.Transport}},
+		Report: func(r replay.Result) { tally.Load().Add(r) },
+	}
+	running.Go(func() { player.PlayChats(ctx, chats(replicas)) })
+
+	look := func(length time.Duration) (replay.Summary, error) {
+		seen := new(replay.Tally)
+		tally.Store(seen)
+		select {
+		case <-time.After(length):
+		case <-ctx.Done():
+		}
+		return seen.Summary("prefix", length), ctx.Err()
+	}
+	if _, err := look(window / 2); err != nil { // the caches fill
+		return m, err
+	}
+	if m.before, err = look(window); err != nil {
+		return m, err
+	}
+	began := time.Now()
+	if err := p.stop(); err != nil {
+		return m, err
+	}
+	if err := p.start(ctx); err != nil {
+		return m, err
+	}
+	m.away = time.Since(began)
+	m.after, err = look(window)
+	return m, err
+}
+
+// chats is the demo's traffic.
+func chats(backends int) *replay.Chats {
+	return &replay.Chats{
+		Seed: 1, AtATime: 6 * backends, SystemPrompts: 10 * backends, SystemTokens: 1200, Zipf: 0.8,
+		Turns: replay.Range{Min: 6, Max: 14}, UserTokens: replay.Range{Min: 200, Max: 600},
+		AnswerTokens: replay.Range{Min: 30, Max: 90}, Think: time.Second,
+	}
+}
+
+// patient tries again while nobody listens, as a client behind a load balancer
+// of its own would, so that no conversation ends for the restart.
+type patient struct{ http.RoundTripper }
+
+func (p patient) RoundTrip(r *http.Request) (*http.Response, error) {
+	for {
+		attempt := r.Clone(r.Context())
+		var err error
+		if attempt.Body, err = r.GetBody(); err != nil {
+			return nil, err
+		}
+		resp, err := p.RoundTripper.RoundTrip(attempt)
+		if err == nil && resp.StatusCode != http.StatusServiceUnavailable || r.Context().Err() != nil {
+			return resp, err
+		}
+		if err == nil {
+			resp.Body.Close()
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// proxy is a process of warmroute's.
+type proxy struct {
+	binary, address, backends, snapshot string
+	process                             *exec.Cmd // nil: it does not run
+}
+
+// start returns when the proxy is ready.
+func (p *proxy) start(ctx context.Context) error {
+	p.process = exec.Command(p.binary, "serve", "--listen", p.address, "--admin", "", "--log-level", "warn")
+	p.process.Env = append(os.Environ(), "WARMROUTE_BACKENDS="+p.backends, "WARMROUTE_INDEX_SNAPSHOT="+p.snapshot)
+	p.process.Stdout, p.process.Stderr = os.Stdout, os.Stderr
+	if err := p.process.Start(); err != nil {
+		p.process = nil
+		return err
+	}
+	for ctx.Err() == nil {
+		resp, err := http.Get("http://" + p.address + "/readyz")
+		if err == nil {
+			resp.Body.Close()
+			if resp.StatusCode == http.StatusOK {
+				return nil
+			}
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	return ctx.Err()
+}
+
+// stop lets the requests in flight finish.
+func (p *proxy) stop() error {
+	if p.process == nil {
+		return nil
+	}
+	process := p.process
+	p.process = nil
+	if err := process.Process.Signal(syscall.SIGTERM); err != nil {
+		return err
+	}
+	return process.Wait()
+}
+
+func freePort() string {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "18080"
+	}
+	defer l.Close()
+	_, port, _ := net.SplitHostPort(l.Addr().String())
+	return port
+}
