@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"iter"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -27,25 +28,17 @@ func newAges(most int, evicted func(prompt.Block)) *ages {
 	return a
 }
 
-// order is which end of prefixes a table loses first.
-type order func(*ages, []prompt.Block, time.Time)
+// order is that in which the blocks of a prompt are used, and so which end of
+// prefixes a table loses first.
+type order func([]prompt.Block) iter.Seq2[int, prompt.Block]
 
-// losesTails makes blocks the most recently used, the first of them most of
-// all: what is oldest is always the tail of a prefix, as in a tree that is
-// pruned of its leaves.
-func losesTails(a *ages, blocks []prompt.Block, now time.Time) {
-	for _, b := range slices.Backward(blocks) {
-		a.Add(b, now.UnixNano())
-	}
-}
+// losesTails uses the first block last: what is oldest is always the tail of a
+// prefix, as in a tree that is pruned of its leaves.
+func losesTails(blocks []prompt.Block) iter.Seq2[int, prompt.Block] { return slices.Backward(blocks) }
 
-// losesHeads makes the last of blocks the most recently used: what is oldest is
-// the head of a prefix, and the rest outlives it.
-func losesHeads(a *ages, blocks []prompt.Block, now time.Time) {
-	for _, b := range blocks {
-		a.Add(b, now.UnixNano())
-	}
-}
+// losesHeads uses the first block first: it is the first to go, and the rest of
+// the prefix outlives it.
+func losesHeads(blocks []prompt.Block) iter.Seq2[int, prompt.Block] { return slices.All(blocks) }
 
 func expire(a *ages, before time.Time) {
 	for {
@@ -84,11 +77,11 @@ func (l *ledger) add(slot int, blocks []prompt.Block, now time.Time) {
 			l.fit(&l.tenants[i])
 		}
 	}
-	// Noted before they are used: those there is no room for are forgotten then.
-	for _, b := range blocks {
+	used := now.UnixNano()
+	for _, b := range l.order(blocks) {
 		l.note(b, slot)
+		t.ages.Add(b, used)
 	}
-	l.order(t.ages, blocks, now)
 }
 
 // limit says how many blocks a backend may have, from now on.

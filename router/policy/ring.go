@@ -40,35 +40,40 @@ func (g *ring) clockwise(at uint64, candidates []Candidate) iter.Seq[int] {
 	}
 }
 
+// seat fills place, and gives points to backends that have none.
 func (g *ring) seat(candidates []Candidate) {
-	if len(g.members)+len(candidates) > mostMembers {
-		*g = ring{}
+	unknown := 0
+	for i := range candidates {
+		if _, known := g.members[candidates[i].NameHash]; !known {
+			unknown++
+		}
 	}
-	if g.members == nil {
-		g.members = map[uint64]int32{}
+	if unknown > 0 {
+		g.join(candidates, unknown)
 	}
 	clear(g.place)
-	grown := false
 	for i := range candidates {
-		m, known := g.members[candidates[i].NameHash]
-		if !known {
-			m = int32(len(g.members))
-			g.join(candidates[i].NameHash, m)
-			grown = true
-		}
-		g.place[m] = int32(i + 1)
-	}
-	if grown {
-		slices.SortFunc(g.points, func(a, b point) int {
-			return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.member, b.member))
-		})
+		g.place[g.members[candidates[i].NameHash]] = int32(i + 1)
 	}
 }
 
-func (g *ring) join(name uint64, m int32) {
-	g.members[name] = m
-	g.place = append(g.place, 0)
-	for i := range uint64(virtualNodes) {
-		g.points = append(g.points, point{rendezvous((i+1)*oddGolden, name), m})
+func (g *ring) join(candidates []Candidate, unknown int) {
+	if g.members == nil || len(g.members)+unknown > mostMembers {
+		*g = ring{members: map[uint64]int32{}}
 	}
+	for i := range candidates {
+		name := candidates[i].NameHash
+		if _, known := g.members[name]; known {
+			continue
+		}
+		m := int32(len(g.members))
+		g.members[name] = m
+		for n := range uint64(virtualNodes) {
+			g.points = append(g.points, point{rendezvous((n+1)*oddGolden, name), m})
+		}
+	}
+	g.place = make([]int32, len(g.members))
+	slices.SortFunc(g.points, func(a, b point) int {
+		return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.member, b.member))
+	})
 }

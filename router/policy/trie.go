@@ -22,9 +22,9 @@ func newTrie(most int, o order) *trie {
 
 // add records that a backend was sent blocks.
 func (t *trie) add(slot int, blocks []prompt.Block, now time.Time) {
-	// Noted before they are used: those there is no room for are dropped then.
-	for _, b := range blocks {
+	used := now.UnixNano()
+	for _, b := range t.order(blocks) {
 		t.note(b, slot)
+		t.ages.Add(b, used)
 	}
-	t.order(t.ages, blocks, now)
 }
