@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"net"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -137,6 +138,9 @@ func (c *Config) checkContradictions(f *faults) {
 	if !f.blames("limits.body_bytes", "limits.body_bytes_total") && c.Limits.BodyBytes > c.Limits.BodyBytesTotal {
 		f.add("limits.body_bytes", "%v exceeds limits.body_bytes_total %v: such a body could never be held; raise the total or lower this",
 			c.Limits.BodyBytes, c.Limits.BodyBytesTotal)
+	}
+	if c.Record.File != "" && filepath.Clean(c.Record.File) == filepath.Clean(c.Index.Snapshot) {
+		f.add("record.file", "%s is index.snapshot as well; give one of the two another file", c.Record.File)
 	}
 }
 

@@ -88,6 +88,8 @@ func TestCheckReportsAFaultWithItsPathAndWhatToDo(t *testing.T) {
 			"health.down_interval: 6s exceeds health.interval 5s: a restarted replica would be found late; lower it"},
 		{"one body above all bodies", backend + "limits: {body_bytes: 2GiB}",
 			"limits.body_bytes: 2GiB exceeds limits.body_bytes_total 1GiB: such a body could never be held; raise the total or lower this"},
+		{"one file for two", backend + "record: {file: ./kept}\nindex: {snapshot: kept}",
+			"record.file: ./kept is index.snapshot as well; give one of the two another file"},
 		{"no backends", "listen: \":1\"", "backends: the list is empty; name at least one vLLM server: serve http://127.0.0.1:8000, or a backends list in the file"},
 		{"negative bound of a backend", "backends: [{url: \"http://a\", max_in_flight: -1}]", "backends[0].max_in_flight: -1 is too small; give it 0 or more"},
 		{"weight of nothing", "backends: [{url: \"http://a\", weight: 0}]", "backends[0].weight: 0 is too small; give it 0.01 or more"},
