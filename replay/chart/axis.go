@@ -18,6 +18,35 @@ func (b *bounds) include(values ...float64) {
 	}
 }
 
+// mostDecades is how much of a logarithmic axis one policy that is far from all
+// others may take from them, mostBalance the same of a linear one.
+const (
+	mostDecades = 2.3
+	mostBalance = 3
+)
+
+// cut bounds what is shown, so that one policy far beyond the others does not
+// press them together, and returns what to say of it behind the title. What is
+// beyond is drawn at the edge.
+func (b *bounds) cut(most float64) (note string) {
+	if b.high <= most {
+		return ""
+	}
+	b.high = most
+	return " (cut at " + label(most) + ")"
+}
+
+// cutDecades is cut for a logarithmic axis.
+func (b *bounds) cutDecades() string {
+	if !(b.low > 0) {
+		return ""
+	}
+	// A round figure of two digits.
+	most := b.low * math.Pow(10, mostDecades)
+	unit := math.Pow(10, math.Floor(math.Log10(most))-1)
+	return b.cut(math.Round(most/unit) * unit)
+}
+
 // linear makes axis a linear one from `from` to a little above what b holds.
 func (b bounds) linear(axis *plot.Axis, from float64) {
 	axis.Min, axis.Max = from, from+1.06*(b.high-from)
@@ -77,11 +106,13 @@ func logTicks(low, high float64) []plot.Tick {
 	return ticks
 }
 
-func tick(v float64) plot.Tick {
-	// Three digits hide what adding up steps leaves behind.
-	label := strconv.FormatFloat(v, 'g', 3, 64)
+func tick(v float64) plot.Tick { return plot.Tick{Value: v, Label: label(v)} }
+
+// label writes three digits, which hide what adding up steps leaves behind, or
+// a whole number.
+func label(v float64) string {
 	if v >= 1000 {
-		label = strconv.FormatFloat(v, 'f', 0, 64)
+		return strconv.FormatFloat(v, 'f', 0, 64)
 	}
-	return plot.Tick{Value: v, Label: label}
+	return strconv.FormatFloat(v, 'g', 3, 64)
 }

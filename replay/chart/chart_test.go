@@ -109,6 +109,37 @@ func TestPictureOfFiguresThatSpanNothing(t *testing.T) {
 	}
 }
 
+func TestOneFarPolicyDoesNotPressTheOthersTogether(t *testing.T) {
+	f := func(loads ...float64) {
+		t.Helper()
+		var reports []replay.Report
+		for _, load := range loads {
+			r := figures([]string{"prefix", "random"}, load)
+			r.Results = append(r.Results, replay.Summary{
+				Policy: "hashtrie", HitRatio: 0.1, TTFTMean: 9000, TTFTP50: 8000, TTFTP90: 15000, TTFTP99: 16000,
+				WorkMaxOverMean: 8, InFlightMaxOverMean: 8,
+			})
+			reports = append(reports, r)
+		}
+		var svg bytes.Buffer
+		if err := Write(&svg, reports); err != nil {
+			t.Fatal(err)
+		}
+		notes := 0
+		for text := range texts(t, svg.Bytes()) {
+			if strings.Contains(text, "(cut at ") {
+				notes++
+			}
+		}
+		// The rows have two panels that can be cut, the lines five.
+		if want := 2 + 3*min(1, len(loads)-1); notes != want {
+			t.Errorf("%d panels say that they are cut, want %d", notes, want)
+		}
+	}
+	f(0.9)
+	f(0.7, 0.9)
+}
+
 func TestTicksAreFewAndRound(t *testing.T) {
 	f := func(ticks plot.TickerFunc, low, high float64, want string) {
 		t.Helper()

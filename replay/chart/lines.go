@@ -24,21 +24,35 @@ const (
 type measure struct {
 	name string
 	of   func(replay.Summary) float64
-	axis func(bounds, *plot.Axis)
+	axis func(*bounds, *plot.Axis) (note string)
+}
+
+func logAxis(b *bounds, axis *plot.Axis) string {
+	note := b.cutDecades()
+	b.logarithmic(axis)
+	return note
+}
+
+func ratioAxis(b *bounds, axis *plot.Axis) string {
+	b.linear(axis, 0)
+	return ""
+}
+
+func balanceAxis(b *bounds, axis *plot.Axis) string {
+	note := b.cut(mostBalance)
+	b.linear(axis, 1)
+	return note
 }
 
 func measures() [][]measure {
-	linear := func(from float64) func(bounds, *plot.Axis) {
-		return func(b bounds, axis *plot.Axis) { b.linear(axis, from) }
-	}
 	return [][]measure{{
-		{"hit ratio", func(s replay.Summary) float64 { return s.HitRatio }, linear(0)},
-		{"TTFT mean, seconds", func(s replay.Summary) float64 { return s.TTFTMean }, bounds.logarithmic},
-		{"prefill work, most loaded over mean", func(s replay.Summary) float64 { return s.WorkMaxOverMean }, linear(1)},
+		{"hit ratio", func(s replay.Summary) float64 { return s.HitRatio }, ratioAxis},
+		{"TTFT mean, seconds", func(s replay.Summary) float64 { return s.TTFTMean }, logAxis},
+		{"prefill work, most loaded over mean", func(s replay.Summary) float64 { return s.WorkMaxOverMean }, balanceAxis},
 	}, {
-		{"TTFT p50, seconds", func(s replay.Summary) float64 { return s.TTFTP50 }, bounds.logarithmic},
-		{"TTFT p99, seconds", func(s replay.Summary) float64 { return s.TTFTP99 }, bounds.logarithmic},
-		{"in flight, most loaded over mean", func(s replay.Summary) float64 { return s.InFlightMaxOverMean }, linear(1)},
+		{"TTFT p50, seconds", func(s replay.Summary) float64 { return s.TTFTP50 }, logAxis},
+		{"TTFT p99, seconds", func(s replay.Summary) float64 { return s.TTFTP99 }, logAxis},
+		{"in flight, most loaded over mean", func(s replay.Summary) float64 { return s.InFlightMaxOverMean }, balanceAxis},
 	}}
 }
 
@@ -93,7 +107,7 @@ func linesPanel(m measure, reports []replay.Report, order []replay.Summary) *plo
 			shown.include(m.of(s))
 		}
 	}
-	m.axis(shown, &p.Y)
+	p.Title.Text += m.axis(&shown, &p.Y)
 	p.X.Label.Text = "load"
 	var loads plot.ConstantTicks
 	for _, r := range reports {
@@ -116,7 +130,7 @@ func policyLine(m measure, reports []replay.Report, policy string, line draw.Lin
 		for _, r := range reports {
 			for _, s := range r.Results {
 				if s.Policy == policy {
-					points = append(points, vg.Point{X: x(r.Load), Y: y(max(m.of(s), p.Y.Min))})
+					points = append(points, vg.Point{X: x(r.Load), Y: y(min(max(m.of(s), p.Y.Min), p.Y.Max))})
 				}
 			}
 		}

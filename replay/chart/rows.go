@@ -61,7 +61,7 @@ func hitRows(results []replay.Summary) *plot.Plot {
 	for _, s := range results {
 		shown.include(s.HitRatio * 1.15) // room for the figure
 	}
-	shown.linear(&p.X, 0)
+	ratioAxis(&shown, &p.X)
 	p.Add(verticals(), drawing(func(c draw.Canvas, p *plot.Plot) {
 		x, y := p.Transforms(&c)
 		label := textStyle(9)
@@ -82,12 +82,12 @@ func ttftRows(results []replay.Summary) *plot.Plot {
 	for _, s := range results {
 		shown.include(s.TTFTP50, s.TTFTMean, s.TTFTP99)
 	}
-	shown.logarithmic(&p.X)
+	p.Title.Text += logAxis(&shown, &p.X)
 	p.Add(verticals(), drawing(func(c draw.Canvas, p *plot.Plot) {
 		x, y := p.Transforms(&c)
 		for i, s := range results {
 			row, color := y(float64(i)), rowColor(s.Policy)
-			at := func(seconds float64) vg.Length { return x(max(seconds, p.X.Min)) }
+			at := func(seconds float64) vg.Length { return x(min(max(seconds, p.X.Min), p.X.Max)) }
 			c.StrokeLine2(draw.LineStyle{Color: color, Width: 1.5}, at(s.TTFTP90), row, at(s.TTFTP99), row)
 			c.StrokeLine2(draw.LineStyle{Color: color, Width: 1.5}, at(s.TTFTP99), row-3.5, at(s.TTFTP99), row+3.5)
 			c.FillPolygon(color, box(at(s.TTFTP50), at(s.TTFTP90), row, rowHeight*0.3))
@@ -105,12 +105,13 @@ func balanceRows(results []replay.Summary) *plot.Plot {
 	for _, s := range results {
 		shown.include(s.WorkMaxOverMean, s.InFlightMaxOverMean)
 	}
-	shown.linear(&p.X, 1)
+	p.Title.Text += balanceAxis(&shown, &p.X)
 	p.Add(verticals(), drawing(func(c draw.Canvas, p *plot.Plot) {
 		x, y := p.Transforms(&c)
 		for i, s := range results {
 			row, color := y(float64(i)), rowColor(s.Policy)
-			work, inFlight := x(max(s.WorkMaxOverMean, 1)), x(max(s.InFlightMaxOverMean, 1))
+			at := func(ratio float64) vg.Length { return x(min(max(ratio, 1), p.X.Max)) }
+			work, inFlight := at(s.WorkMaxOverMean), at(s.InFlightMaxOverMean)
 			c.StrokeLine2(draw.LineStyle{Color: grid, Width: 1}, x(1), row, max(work, inFlight), row)
 			dot(c, vg.Point{X: work, Y: row}, draw.GlyphStyle{Color: color, Radius: 4, Shape: draw.CircleGlyph{}})
 			dot(c, vg.Point{X: inFlight, Y: row}, draw.GlyphStyle{Color: color, Radius: 4, Shape: draw.RingGlyph{}})
