@@ -24,6 +24,8 @@ type guarded struct {
 	replicas []*vllmsim.Server
 	service  *service
 	url      string
+	admin    string
+	log      syncBuffer
 	client   *http.Client
 }
 
@@ -51,7 +53,7 @@ func startGuarded(t *testing.T, n int, c vllmsim.Config, change func(*Config)) *
 	if change != nil {
 		change(config)
 	}
-	if g.service, err = newService(config, slog.New(slog.DiscardHandler)); err != nil {
+	if g.service, err = newService(config, slog.New(slog.NewTextHandler(&g.log, nil))); err != nil {
 		t.Fatal(err)
 	}
 	public, admin, err := listen(config)
@@ -59,7 +61,7 @@ func startGuarded(t *testing.T, n int, c vllmsim.Config, change func(*Config)) *
 		t.Fatal(err)
 	}
 	runUntilStopped(t, func(ctx context.Context) error { return g.service.run(ctx, public, admin) })
-	g.url = baseURL(public)
+	g.url, g.admin = baseURL(public), baseURL(admin)
 	g.until("every replica is ready and was polled", func() bool {
 		for _, b := range g.service.registry.All() {
 			if b.State() != backends.Ready || b.Load() == nil {
@@ -265,12 +267,18 @@ func TestAReplicaThatStopsProducingGetsNothingUntilItDoes(t *testing.T) {
 			if to := g.goesTo("sim", known+"five"); to == holder {
 				t.Error("sent to a stalled replica")
 			}
+			stalls := func(of string) float64 { return metricSum(t, g.admin, "warmroute_backend_"+of) }
+			if now, times := stalls("stalled"), stalls("stalls_total"); now != 1 || times != 1 {
+				t.Errorf("metrics say that %v are stalled, and were %v times", now, times)
+			}
+			g.until("the log says so", func() bool { return strings.Contains(g.log.String(), "produces nothing") })
 			if kind == vllmsim.Hang {
 				return // what it has read it never answers
 			}
 			g.fault(holder, vllmsim.Fault{Kind: vllmsim.Clear})
 			g.intrude(1-holder, 24, "sim", "somebody else's", 8000)
 			g.until("requests come back", func() bool { return g.goesTo("sim", known+"six") == holder })
+			g.until("the log says so", func() bool { return strings.Contains(g.log.String(), "produces again") })
 		})
 	}
 }

@@ -162,6 +162,24 @@ func (s *service) watch(m *metrics.Metrics) {
 	if s.snapshot != nil {
 		s.poller.OnLoad = s.snapshot.index.Observe
 	}
+	s.poller.OnLoad = s.tellStalls(s.poller.OnLoad)
+}
+
+// tellStalls logs what a poll makes of a replica's silence.
+func (s *service) tellStalls(observe func(*backends.Backend, *backends.Load)) func(*backends.Backend, *backends.Load) {
+	told := make([]bool, len(s.registry.All())) // by slot, each in its own poll's goroutine
+	return func(b *backends.Backend, l *backends.Load) {
+		observe(b, l)
+		switch _, stalled := s.router.Stalls(b); {
+		case stalled && !told[b.Slot]:
+			s.log.Warn("backend produces nothing, and gets nothing new until it does", "backend", b.Name, "in_flight", b.InFlight.Load())
+		case !stalled && told[b.Slot]:
+			s.log.Info("backend produces again", "backend", b.Name)
+		default:
+			return
+		}
+		told[b.Slot] = !told[b.Slot]
+	}
 }
 
 // run serves the public listener, and the admin one if there is one, until ctx

@@ -24,6 +24,8 @@ var (
 	running   = perBackend("backend_running", "vLLM's own count of requests in its batch, when known.")
 	waiting   = perBackend("backend_waiting", "vLLM's own count of requests in its queue, when known.")
 	kvUsage   = perBackend("backend_kv_cache_usage", "Share of the KV cache in use, 0 to 1, when known.")
+	stalled   = perBackend("backend_stalled", "1 while the backend has requests of this proxy and produces nothing.")
+	stalls    = perBackend("backend_stalls_total", "How often the backend was found to have requests of this proxy and to produce nothing.")
 	blocks    = perBackend("index_blocks", "Blocks that the backend is thought to hold.")
 	capacity  = perBackend("index_capacity_blocks", "Blocks that the backend's part of the index may hold.")
 	evictions = perBackend("index_evictions_total", "Blocks that left the index to make room.")
@@ -32,7 +34,7 @@ var (
 )
 
 func (s *state) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{ready, inFlight, running, waiting, kvUsage, blocks, capacity, evictions, held, bytes} {
+	for _, d := range []*prometheus.Desc{ready, inFlight, running, waiting, kvUsage, stalled, stalls, blocks, capacity, evictions, held, bytes} {
 		ch <- d
 	}
 }
@@ -45,11 +47,10 @@ func (s *state) Collect(ch chan<- prometheus.Metric) {
 		send := func(d *prometheus.Desc, t prometheus.ValueType, v float64) {
 			ch <- prometheus.MustNewConstMetric(d, t, v, b.Name)
 		}
-		up := 0.0
-		if b.State() == backends.Ready {
-			up = 1
-		}
-		send(ready, prometheus.GaugeValue, up)
+		times, now := s.router.Stalls(b)
+		send(ready, prometheus.GaugeValue, truth(b.State() == backends.Ready))
+		send(stalled, prometheus.GaugeValue, truth(now))
+		send(stalls, prometheus.CounterValue, float64(times))
 		send(inFlight, prometheus.GaugeValue, float64(b.InFlight.Load()))
 		send(blocks, prometheus.GaugeValue, float64(parts[b.Slot].Blocks))
 		send(capacity, prometheus.GaugeValue, float64(parts[b.Slot].Capacity))
@@ -66,4 +67,11 @@ func (s *state) Collect(ch chan<- prometheus.Metric) {
 			send(kvUsage, prometheus.GaugeValue, l.KVCacheUsage)
 		}
 	}
+}
+
+func truth(is bool) float64 {
+	if is {
+		return 1
+	}
+	return 0
 }

@@ -44,11 +44,6 @@ type Options struct {
 	PollInterval  time.Duration    // how old a fresh Load may be
 	Now           func() time.Time // the wall clock's, or a simulation's
 	Rand          *rand.Rand
-
-	// OnStall is called when a backend with requests of ours is found to produce
-	// nothing, and when that is over. Under the router's lock: it must neither
-	// block nor call the router.
-	OnStall func(b *backends.Backend, stalled bool)
 }
 
 // Router picks backends. Safe for concurrent use.
@@ -60,7 +55,6 @@ type Router struct {
 	policyName   string
 	names        []uint64 // hash of each backend's name, by slot
 	made         time.Time
-	onStall      func(*backends.Backend, bool)
 	progress     []progress // by slot
 	fleet        []*backends.Backend
 	holding      HoldOptions
@@ -101,7 +95,6 @@ func New(o Options) (*Router, error) {
 		now:          o.Now,
 		policyName:   o.Policy,
 		made:         o.Now(),
-		onStall:      o.OnStall,
 		progress:     make([]progress, len(o.Backends)),
 		policy:       p,
 		index:        index.New(len(o.Backends), o.IndexMaxBytes),

@@ -34,6 +34,7 @@ type progress struct {
 	tells                 bool // it has token counters
 
 	stalled bool // by the last look
+	stalls  uint64
 }
 
 // signOfWork notes that the engine did something at a time, and how many
@@ -96,13 +97,20 @@ func (r *Router) stalled(b *backends.Backend, l *backends.Load, queued float64, 
 	owed := min(p.owed, unstarted) + queued
 	limit := stallAfter + time.Duration(stallMargin*owed/prefillRate*float64(time.Second))
 	stalled := b.InFlight.Load() > 0 && p.silence(l, now) > limit
-	if stalled != p.stalled {
-		p.stalled = stalled
-		if r.onStall != nil {
-			r.onStall(b, stalled)
-		}
+	if stalled && !p.stalled {
+		p.stalls++
 	}
+	p.stalled = stalled
 	return stalled
+}
+
+// Stalls reports how often a backend with requests of ours was found to produce
+// nothing, and whether it was so at the last look.
+func (r *Router) Stalls(b *backends.Backend) (times uint64, now bool) {
+	r.deciding.Lock()
+	defer r.deciding.Unlock()
+	p := &r.progress[b.Slot]
+	return p.stalls, p.stalled
 }
 
 // silence is for how long the engine is known to have done nothing. Its counters

@@ -1,27 +1,24 @@
 package router
 
 import (
-	"slices"
 	"testing"
 	"time"
 
 	"warmroute/backends"
 )
 
-// stalls is a fleet whose polls a test answers, and what OnStall was told.
+// stalls is a fleet whose polls a test answers.
 type stalls struct {
-	t      *testing.T
-	r      *Router
-	fleet  []*backends.Backend
-	clock  *clock
-	events []bool
-	loads  []backends.Load // of each backend, as of its next poll
+	t     *testing.T
+	r     *Router
+	fleet []*backends.Backend
+	clock *clock
+	loads []backends.Load // of each backend, as of its next poll
 }
 
 func newStalls(t *testing.T, n int) *stalls {
 	r, fleet, c := newFleet(t, n, "prefix")
 	s := &stalls{t: t, r: r, fleet: fleet, clock: c, loads: make([]backends.Load, n)}
-	r.onStall = func(_ *backends.Backend, stalled bool) { s.events = append(s.events, stalled) }
 	for i := range s.loads {
 		s.loads[i] = backends.Load{TokensKnown: true, PromptTokens: 1000, GenerationTokens: 1000}
 	}
@@ -58,11 +55,16 @@ func (s *stalls) send(key, tokens int, streams bool) *Decision {
 	return mustPick(s.t, s.r, req)
 }
 
-// told checks what OnStall was told so far.
-func (s *stalls) told(when string, want ...bool) {
+// told checks what the guard says of all backends together.
+func (s *stalls) told(when string, times int, now bool) {
 	s.t.Helper()
-	if !slices.Equal(s.events, want) {
-		s.t.Errorf("%s: OnStall was told %v, want %v", when, s.events, want)
+	sum, any := 0, false
+	for _, b := range s.fleet {
+		n, is := s.r.Stalls(b)
+		sum, any = sum+int(n), any || is
+	}
+	if sum != times || any != now {
+		s.t.Errorf("%s: stalled %d times, and is so: %v; want %d, %v", when, sum, any, times, now)
 	}
 }
 
@@ -78,19 +80,19 @@ func TestAReplicaThatProducesNothingGetsNothingUntilItDoes(t *testing.T) {
 	if again() != s.fleet[0] {
 		t.Error("not sent where its prefix is")
 	}
-	s.told("after 3 s")
+	s.told("after 3 s", 0, false)
 	s.pass(time.Second, nil) // 3 s and three times the 80 ms that 640 tokens take
-	s.told("after 4 s", true)
+	s.told("after 4 s", 1, true)
 	if again() != s.fleet[1] {
 		t.Error("sent to a replica that produces nothing")
 	}
 	s.pass(time.Minute, nil)
-	s.told("after a minute", true)
+	s.told("after a minute", 1, true)
 	stuck.FirstEvent()
 	if again() != s.fleet[0] {
 		t.Error("not sent there after its first sign of work")
 	}
-	s.told("after its first sign of work", true, false)
+	s.told("after its first sign of work", 1, false)
 }
 
 func TestEverySignOfWorkIsSeen(t *testing.T) {
@@ -107,11 +109,9 @@ func TestEverySignOfWorkIsSeen(t *testing.T) {
 			stream := s.send(1, 64, true)
 			stream.FirstEvent()
 			s.pass(time.Minute, func() { work(s, stream) })
-			s.told("at work")
+			s.told("at work", 0, false)
 			s.pass(10*time.Second, nil)
-			if len(s.events) != 1 {
-				t.Error("nothing was told when it ceased")
-			}
+			s.told("when it ceased", 1, true)
 		})
 	}
 }
@@ -121,7 +121,7 @@ func TestAnEndThatIsNoAnswerIsNoSignOfWork(t *testing.T) {
 		s := newStalls(t, 1)
 		s.send(1, 64, true)
 		s.pass(5*time.Second, func() { s.send(2, 64, true).Release(Outcome{End: end}) })
-		s.told("", true)
+		s.told("", 1, true)
 	}
 }
 
@@ -131,9 +131,9 @@ func TestALongPrefillIsNoStall(t *testing.T) {
 			s := newStalls(t, 1)
 			s.send(1, 100_000, streams) // 12.5 s at the nominal rate, 25 s where tokens cost more the deeper they are
 			s.pass(25*time.Second, nil)
-			s.told("in prefill")
+			s.told("in prefill", 0, false)
 			s.pass(20*time.Second, nil)
-			s.told("far beyond it", true)
+			s.told("far beyond it", 1, true)
 		})
 	}
 	t.Run("while others decode", func(t *testing.T) {
@@ -142,14 +142,14 @@ func TestALongPrefillIsNoStall(t *testing.T) {
 		s.pass(time.Second, nil)
 		s.send(2, 100_000, true)
 		s.pass(25*time.Second, nil) // an engine without chunked prefill decodes nothing meanwhile
-		s.told("in prefill")
+		s.told("in prefill", 0, false)
 	})
 	t.Run("another client's, with others behind it", func(t *testing.T) {
 		s := newStalls(t, 1)
 		s.loads[0].QueuesKnown, s.loads[0].Waiting, s.loads[0].OwnInFlight = true, 10, 1
 		s.send(1, 6400, true) // so much is the mean u
 		s.pass(9*time.Second, nil)
-		s.told("in prefill")
+		s.told("in prefill", 0, false)
 	})
 }
 
@@ -159,9 +159,9 @@ func TestAnswersThatComeWholeAreNoStall(t *testing.T) {
 		s.send(key, 640, false)
 	}
 	s.pass(2*time.Minute, func() { s.loads[0].GenerationTokens += 2000 })
-	s.told("while tokens are generated")
+	s.told("while tokens are generated", 0, false)
 	s.pass(10*time.Second, nil)
-	s.told("when none are", true)
+	s.told("when none are", 1, true)
 }
 
 func TestAReplicaThatTellsNoCountersIsNeverStalled(t *testing.T) {
@@ -174,7 +174,7 @@ func TestAReplicaThatTellsNoCountersIsNeverStalled(t *testing.T) {
 	s.fleet[0].SetLoad(nil)
 	s.clock.advance(time.Minute)
 	s.send(1, 64, false)
-	s.told("")
+	s.told("", 0, false)
 }
 
 func TestSilenceIsKnownOnlyUpToTheLastPoll(t *testing.T) {
@@ -182,10 +182,10 @@ func TestSilenceIsKnownOnlyUpToTheLastPoll(t *testing.T) {
 	s.send(1, 64, false)
 	s.clock.advance(time.Minute) // polls are that far apart
 	s.send(2, 64, false)
-	s.told("before the poll")
+	s.told("before the poll", 0, false)
 	s.loads[0].GenerationTokens++
 	s.poll()
-	s.told("after a poll that shows work")
+	s.told("after a poll that shows work", 0, false)
 }
 
 // A process that is stopped answers polls no more than anything else.
@@ -200,8 +200,8 @@ func TestWhenPollsFailAStreamThatStandsStillTells(t *testing.T) {
 			s.fleet[0].SetLoad(nil)
 			s.clock.advance(4 * time.Second)
 			s.send(2, 64, true)
-			if stalled := len(s.events) == 1; stalled != streaming {
-				t.Errorf("OnStall was told %v", s.events)
+			if _, stalled := s.r.Stalls(s.fleet[0]); stalled != streaming {
+				t.Errorf("stalled is %v", stalled)
 			}
 		})
 	}
@@ -217,7 +217,7 @@ func TestAStalledReplicaThatIsFedOnIsFoundOut(t *testing.T) {
 			s.send(key, 1000, true)
 		}
 	})
-	s.told("", true)
+	s.told("", 1, true)
 }
 
 func TestWhereAllAreStalledAllAreCandidates(t *testing.T) {
@@ -226,7 +226,7 @@ func TestWhereAllAreStalledAllAreCandidates(t *testing.T) {
 		mustPick(t, s.r, ask([]*backends.Backend{b}, 1, 1))
 	}
 	s.pass(5*time.Second, nil)
-	s.told("", true, true)
+	s.told("", 2, true)
 	seen := map[*backends.Backend]bool{}
 	for key := range 20 {
 		seen[mustPick(t, s.r, ask(s.fleet, key, 10)).Backend] = true
@@ -241,15 +241,15 @@ func TestAStalledReplicaIsTriedAgainWhenAllItsClientsHaveLeft(t *testing.T) {
 	s := newStalls(t, 2)
 	d := s.send(1, 640, true)
 	s.pass(5*time.Second, nil)
-	s.told("stalled", true)
+	s.told("stalled", 1, true)
 	d.Release(Outcome{End: Left})
 	s.clock.advance(time.Second)
 	again := s.send(2, 640, true)
-	s.told("tried again", true, false)
+	s.told("tried again", 1, false)
 	s.pass(3*time.Second, nil)
-	s.told("its silence began anew", true, false)
+	s.told("its silence began anew", 1, false)
 	s.pass(time.Second, nil)
-	s.told("still stalled", true, false, true)
+	s.told("still stalled", 2, true)
 	again.Release(Outcome{End: Left})
 }
 
