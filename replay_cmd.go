@@ -37,7 +37,7 @@ A load of 1 is as many prompt tokens as the fleet could prefill without any
 cache, 8,000 a second on each backend.`,
 		Example: `  warmroute replay --workload hot --rate 60
   warmroute replay --workload agentic --sessions 128 --policy prefix,chwbl,least-load
-  warmroute replay --workload documents --load 0.9 --policy all
+  warmroute replay --workload documents --load 0.9,1.5 --policy all
   warmroute replay --trace conversation.jsonl --load 0.7,0.9,1.1 --policy all --plot replay.svg
   warmroute replay --trace conversation.jsonl --seeds 5 --json | jq '.results[] | {policy, ttft_mean_s}'
   warmroute replay --trace recorded.jsonl --speeds 1,0.5 --policy prefix,cache-threshold

@@ -122,7 +122,7 @@ func TestReplayPlaysEveryWorkload(t *testing.T) {
 	f("hot-1", 0.2, "--workload", "hot", "--backends", "1", "--load", "0.2")
 	f("chats", 1.5, "--workload", "chats", "--backends", "1")
 	f("chats", 0.5, "--workload", "chats", "--backends", "1", "--load", "0.5")
-	f("documents", 0.9, "--workload", "documents", "--backends", "1")
+	f("documents", 1.5, "--workload", "documents", "--backends", "1")
 	f("documents", 0.3, "--workload", "documents", "--backends", "1", "--load", "0.3")
 }
 

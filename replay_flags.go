@@ -50,7 +50,7 @@ func (o *replayOptions) addTo(f *pflag.FlagSet) {
 	f.IntVar(&o.sessions, "sessions", 0, "agentic: `K` sessions open at once (default 48)")
 	f.IntVar(&o.prompts, "prompts", 0, "hot: `N` prompts that requests share (default 1)")
 	f.Float64Var(&o.rate, "rate", 0, "hot: `R` requests a second (default 20)")
-	f.Float64SliceVar(&o.loads, "load", nil, "bring arrivals to each of `LOADS`, like 0.7,0.9: a report for each (default: a trace as recorded, hot by --rate, chats 1.5, documents 0.9)")
+	f.Float64SliceVar(&o.loads, "load", nil, "bring arrivals to each of `LOADS`, like 0.7,0.9: a report for each (default: a trace as recorded, hot by --rate, chats and documents 1.5)")
 	f.StringSliceVar(&o.policies, "policy", nil, "`POLICIES` to compare, or all (default "+strings.Join(usualPolicies(), ",")+")")
 	f.IntVar(&o.backends, "backends", 8, "`N` simulated replicas")
 	f.IntVar(&o.kvTokens, "kv-tokens", 0, "KV cache of each replica, `N` tokens (default 1,536,000; chats 153,600)")

@@ -61,7 +61,7 @@ func (o *replayOptions) open() (*replayWorkload, error) {
 		chats := replay.OpenChats()
 		return sharedPrompts("chats", chats, o.backends), nil
 	case "documents":
-		const documentsLoad = 0.9
+		const documentsLoad = 1.5
 		return &replayWorkload{
 			name: "documents", load: documentsLoad,
 			at: func(load float64) replay.Workload { return replay.Documents{Load: cmp.Or(load, documentsLoad)} },

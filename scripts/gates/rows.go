@@ -99,7 +99,7 @@ func madeRows() []row {
 			gates: []gate{toBest(e2e(), 1.03), toBest(ttftFrom50ms(), 1.1), fewLost()},
 		},
 		{
-			name: "documents", scenario: scenario(replay.Documents{Load: 0.9}, 1_536_000),
+			name: "documents", scenario: scenario(replay.Documents{Load: 1.5}, 1_536_000),
 			gates: []gate{toBest(e2e(), 0), toBest(ttft(), 0), fewLost()},
 		},
 	}
