@@ -1,0 +1,133 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"warmroute/backends/vllmsim"
+)
+
+// outage is a proxy with its default settings in front of simulated replicas
+// that come and go.
+type outage struct {
+	t          *testing.T
+	url, admin string
+	replicas   []string
+	kill       []func()
+}
+
+func startOutage(t *testing.T, replicas int) *outage {
+	before := goleak.IgnoreCurrent()
+	t.Cleanup(func() { verifyNoGoroutineLeft(t, before) })
+	o := &outage{t: t}
+	for range replicas {
+		url, kill := startSimReplica(t, vllmsim.Config{}, "127.0.0.1:0")
+		o.replicas, o.kill = append(o.replicas, url), append(o.kill, kill)
+	}
+	config, err := demoConfig("prefix", "127.0.0.1:0", "127.0.0.1:0", o.replicas)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := newService(config, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	public, admin, err := listen(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	runUntilStopped(t, func(ctx context.Context) error { return s.run(ctx, public, admin) })
+	o.url, o.admin = baseURL(public), baseURL(admin)
+	o.awaitReady(replicas)
+	return o
+}
+
+func (o *outage) restart(i int) {
+	_, o.kill[i] = startSimReplica(o.t, vllmsim.Config{}, strings.TrimPrefix(o.replicas[i], "http://"))
+}
+
+func (o *outage) awaitReady(n int) {
+	o.t.Helper()
+	o.await(fmt.Sprint(n, " replicas are ready"), "warmroute_backend_ready", func(v float64) bool { return v == float64(n) })
+}
+
+func (o *outage) await(what, metric string, is func(float64) bool) {
+	o.t.Helper()
+	for end := time.Now().Add(time.Minute); !is(metricSum(o.t, o.admin, metric)); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(end) {
+			o.t.Fatalf("not within a minute: %s", what)
+		}
+	}
+}
+
+// ask sends a request for a whole answer, and fails the test unless it comes.
+func (o *outage) ask(name string) {
+	body := fmt.Appendf(nil, `{"model":"sim","max_tokens":20,"messages":[{"role":"user","content":"%s %s"}]}`, name, words(100))
+	req, _ := http.NewRequest(http.MethodPost, o.url+"/v1/chat/completions", bytes.NewReader(body))
+	req.Close = true
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		o.t.Errorf("%s: %v", name, err)
+		return
+	}
+	defer resp.Body.Close()
+	answer, err := io.ReadAll(resp.Body)
+	if err != nil || resp.StatusCode != http.StatusOK {
+		o.t.Errorf("%s: %d, %v, %s", name, resp.StatusCode, err, answer)
+	}
+}
+
+func TestRequestsOutlastAnOutageOfTheWholeFleet(t *testing.T) {
+	o := startOutage(t, 2)
+	for _, kill := range o.kill {
+		kill()
+	}
+	var all sync.WaitGroup
+	for i := range 20 {
+		all.Go(func() { o.ask(fmt.Sprint("request ", i)) })
+	}
+	o.await("all requests are held", "warmroute_hold_requests", func(v float64) bool { return v == 20 })
+	time.Sleep(2 * time.Second) // the outage
+	o.restart(0)
+	o.restart(1)
+	all.Wait()
+	o.await("none is held", "warmroute_hold_requests", func(v float64) bool { return v == 0 })
+}
+
+func TestARollingRestartFailsNoRequest(t *testing.T) {
+	o := startOutage(t, 2)
+	var over atomic.Bool
+	var asked atomic.Int64
+	var clients sync.WaitGroup
+	for client := range 8 {
+		clients.Go(func() {
+			for n := 0; !over.Load(); n++ {
+				o.ask(fmt.Sprintf("client %d, request %d", client, n))
+				asked.Add(1)
+			}
+		})
+	}
+	for i := range o.replicas {
+		o.await("requests are in flight", "warmroute_backend_in_flight", func(v float64) bool { return v > 0 })
+		o.kill[i]()
+		o.awaitReady(1)
+		before := asked.Load()
+		o.await("requests are answered meanwhile", "warmroute_backend_ready", func(float64) bool { return asked.Load() > before+20 })
+		o.restart(i)
+		o.awaitReady(2)
+	}
+	over.Store(true)
+	clients.Wait()
+}
