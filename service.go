@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"net"
 	"net/http"
 	"sync"
@@ -17,7 +16,6 @@ import (
 	"warmroute/proxy"
 	"warmroute/proxy/record"
 	"warmroute/router"
-	"warmroute/router/policy"
 )
 
 // clientIdle is how long a client's connection may lie idle. Longer than any
@@ -42,51 +40,11 @@ type service struct {
 // newService puts a proxy together. Nothing runs before run.
 func newService(c *Config, log *slog.Logger) (*service, error) {
 	s := &service{config: c, log: log}
-	var list []*backends.Backend
-	for _, b := range c.Backends {
-		u, err := backends.ParseURL(b.URL)
-		if err != nil {
-			return nil, fmt.Errorf("backend %s: %w", b.Name, err)
-		}
-		t := transport.New(transport.Options{
-			URL:            u,
-			ConnectTimeout: c.Timeouts.Connect,
-			IdleTimeout:    c.Timeouts.KeepaliveIdle,
-			MaxConns:       c.Connections.MaxPerBackend,
-		})
-		probe := transport.New(transport.Options{URL: u, ConnectTimeout: c.Timeouts.Connect, IdleTimeout: c.Timeouts.KeepaliveIdle})
-		s.transports = append(s.transports, t, probe)
-		backend := backends.New(b.Name, u, b.APIKey, t)
-		backend.Probe = probe
-		backend.MaxInFlight, backend.Weight = b.MaxInFlight, b.Weight
-		list = append(list, backend)
-	}
-	var err error
-	if s.registry, err = backends.NewRegistry(list); err != nil {
+	if err := s.openFleet(); err != nil {
 		return nil, err
 	}
-	o := router.Options{
-		Backends: s.registry.All(),
-		Policy:   c.Routing.Policy,
-		Settings: policy.Settings{
-			MatchRatio:     c.Routing.MatchRatio,
-			ImbalanceAbs:   c.Routing.ImbalanceAbs,
-			ImbalanceRatio: c.Routing.ImbalanceRatio,
-			LoadFactor:     c.Routing.LoadFactor,
-		},
-		Hold: router.HoldOptions{
-			Requests:   c.Routing.Hold.Requests,
-			Bytes:      int64(c.Routing.Hold.Bytes),
-			Time:       c.Routing.Hold.Time,
-			StepTokens: c.Routing.StepTokens,
-		},
-		SLO:           c.SLO.TTFT,
-		BlockBytes:    c.Index.BlockBytes,
-		IndexMaxBytes: int64(c.Index.MaxBytes),
-		PollInterval:  c.Poll.Interval,
-		Now:           time.Now,
-		Rand:          rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())),
-	}
+	o := s.routerOptions()
+	var err error
 	if s.router, err = router.New(o); err != nil {
 		return nil, err
 	}

@@ -1,0 +1,66 @@
+package main
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"warmroute/backends"
+	"warmroute/backends/transport"
+	"warmroute/router"
+	"warmroute/router/policy"
+)
+
+// openFleet makes the backends and what carries requests to them.
+func (s *service) openFleet() error {
+	c := s.config
+	var list []*backends.Backend
+	for _, b := range c.Backends {
+		u, err := backends.ParseURL(b.URL)
+		if err != nil {
+			return fmt.Errorf("backend %s: %w", b.Name, err)
+		}
+		t := transport.New(transport.Options{
+			URL:            u,
+			ConnectTimeout: c.Timeouts.Connect,
+			IdleTimeout:    c.Timeouts.KeepaliveIdle,
+			MaxConns:       c.Connections.MaxPerBackend,
+		})
+		probe := transport.New(transport.Options{URL: u, ConnectTimeout: c.Timeouts.Connect, IdleTimeout: c.Timeouts.KeepaliveIdle})
+		s.transports = append(s.transports, t, probe)
+		backend := backends.New(b.Name, u, b.APIKey, t)
+		backend.Probe = probe
+		backend.MaxInFlight, backend.Weight = b.MaxInFlight, b.Weight
+		list = append(list, backend)
+	}
+	var err error
+	s.registry, err = backends.NewRegistry(list)
+	return err
+}
+
+// routerOptions are what the settings come to.
+func (s *service) routerOptions() router.Options {
+	c := s.config
+	return router.Options{
+		Backends: s.registry.All(),
+		Policy:   c.Routing.Policy,
+		Settings: policy.Settings{
+			MatchRatio:     c.Routing.MatchRatio,
+			ImbalanceAbs:   c.Routing.ImbalanceAbs,
+			ImbalanceRatio: c.Routing.ImbalanceRatio,
+			LoadFactor:     c.Routing.LoadFactor,
+		},
+		Hold: router.HoldOptions{
+			Requests:   c.Routing.Hold.Requests,
+			Bytes:      int64(c.Routing.Hold.Bytes),
+			Time:       c.Routing.Hold.Time,
+			StepTokens: c.Routing.StepTokens,
+		},
+		SLO:           c.SLO.TTFT,
+		BlockBytes:    c.Index.BlockBytes,
+		IndexMaxBytes: int64(c.Index.MaxBytes),
+		PollInterval:  c.Poll.Interval,
+		Now:           time.Now,
+		Rand:          rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())),
+	}
+}
