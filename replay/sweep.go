@@ -109,6 +109,10 @@ func Mean(runs []Summary) Summary {
 			m.Errors[cause] += count
 		}
 	}
+	m.Lost = (m.Lost + len(runs) - 1) / len(runs)
+	for cause, count := range m.Errors {
+		m.Errors[cause] = (count + len(runs) - 1) / len(runs)
+	}
 	m.Requests, m.Spills = int(requests+0.5), int(spills+0.5)
 	m.PromptTokens, m.CompletionTokens = int(promptTokens+0.5), int(completionTokens+0.5)
 	m.Spread = &Spread{

@@ -71,7 +71,7 @@ func TestMeanOfSeveralRuns(t *testing.T) {
 	if got.Policy != "prefix" || got.Requests != 101 || got.TTFTMean != 1.5 || got.TTFTP99 != 3.5 || got.HitRatio != 0.375 || got.E2EMean != 7.5 {
 		t.Errorf("got %+v", got)
 	}
-	if got.Lost != 3 || got.Errors["status 429"] != 2 || got.Errors["timeout"] != 1 {
+	if got.Lost != 2 || got.Errors["status 429"] != 1 || got.Errors["timeout"] != 1 {
 		t.Errorf("lost %d: %v", got.Lost, got.Errors)
 	}
 	want := Spread{HitRatio: Extremes{0.25, 0.5}, TTFTMean: Extremes{1, 2}, TTFTP99: Extremes{3, 4}, E2EMean: Extremes{7, 8}}
