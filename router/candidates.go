@@ -64,6 +64,7 @@ func (r *Router) gather(req *Request, tried []*backends.Backend, now time.Time) 
 			Pending:  a.waiting(now) + queued + r.reserved[b.Slot].uncached,
 			Loading:  loading(req.Adapter, l),
 			InFlight: float64(b.InFlight.Load()) + foreign,
+			Context:  r.cacheUsed(b.Slot, now),
 			Rate:     prefillRate,
 
 			Requests: float64(a.requests) / share, Unstarted: a.unstarted / share,

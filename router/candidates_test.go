@@ -161,3 +161,27 @@ func TestAHotAdapterSpreads(t *testing.T) {
 		}
 	}
 }
+
+func TestContextCountsSharedBlocksOnceAndGrowsWithAnswers(t *testing.T) {
+	r, fleet, c := newFleet(t, 1, "dynamo")
+	f := func(when string, want float64) {
+		t.Helper()
+		r.depth = r.matched
+		if err := r.gather(ask(fleet, 9, 1), nil, c.now); err != nil {
+			t.Fatal(err)
+		}
+		if got := r.candidates[0].Context; got != want {
+			t.Errorf("%s: a context of %.0f tokens, want %.0f", when, got, want)
+		}
+	}
+	f("nothing sent", 0)
+	a, b := mustPick(t, r, ask(fleet, 1, 10)), mustPick(t, r, ask(fleet, 1, 10))
+	f("ten blocks of 64 tokens, sent twice", 640)
+	a.FirstEvent()
+	c.advance(time.Second)
+	f("an answer for a second", 640+decodeRate)
+	a.Release(Outcome{End: Left})
+	f("the other request still needs them", 640)
+	b.Release(Outcome{End: Served})
+	f("nothing in flight", 0)
+}

@@ -60,7 +60,7 @@ type Candidate struct {
 	Pending  float64 // W: uncached tokens sent to it that it has yet to compute
 	Loading  float64 // tokens that could be computed while it loads the adapter that is asked for
 	InFlight float64 // n: sequences on it, other clients' included
-	Context  float64 // tokens of prompts, and of answers so far, of what we have on it
+	Context  float64 // tokens of prompts, each block once, and of answers so far, of what we have on it
 	// What a router that only counts knows of its own requests: how many are in
 	// flight, each as one, and the uncached tokens of those that have not shown a
 	// first event, with nothing taken off for the time that has passed. Both over
