@@ -216,7 +216,7 @@ func TestReplayRefusesWhatItCannotPlay(t *testing.T) {
 	f(2, "share between 0 and 1", "--trace", trace, "--non-streaming", "1.5")
 	f(2, "--index-factor", "--trace", trace, "--index-factor", "0")
 	f(2, "--evictions", "--trace", trace, "--evictions", "-1")
-	f(2, "--poll", "--trace", trace, "--poll", "0s")
+	f(2, "--poll", "--trace", trace, "--poll", "-1s")
 	f(2, "--step-tokens", "--trace", trace, "--step-tokens", "0")
 	f(2, "--quadratic", "--trace", trace, "--quadratic", "-1")
 	f(2, "--slo", "--trace", trace, "--slo", "-1s")
@@ -243,6 +243,27 @@ func TestReplayTakesEveryFlag(t *testing.T) {
 		"--hold=false", "--slo", "2s", "--json")
 	if status != 0 || !strings.Contains(out, `"requests":40`) {
 		t.Errorf("status %d, stdout %s, stderr %s", status, out, errs)
+	}
+}
+
+func TestReplayTakesSettingsFromAConfiguration(t *testing.T) {
+	trace, config := writeReplayTrace(t), filepath.Join(t.TempDir(), "warmroute.yaml")
+	f := func(settings string) (status int, stdout, stderr string) {
+		t.Helper()
+		if err := os.WriteFile(config, []byte(settings), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return runReplayCommand(t.Context(), t, "--trace", trace, "--backends", "2", "--load", "3", "--policy", "cache-threshold", "--json", "--config", config)
+	}
+	_, plain, errs := f("{}\n")
+	if errs != "" {
+		t.Fatal(errs)
+	}
+	if _, out, errs := f("routing: {imbalance_abs: 1, imbalance_ratio: 1.01}\n"); out == plain || out == "" {
+		t.Errorf("narrow gates change nothing; stderr %q", errs)
+	}
+	if status, _, errs := f("routing: {gate: 1}\n"); status != 2 || !strings.Contains(errs, "routing.gate") {
+		t.Errorf("status %d, stderr %q after an unknown setting", status, errs)
 	}
 }
 

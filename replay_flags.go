@@ -27,6 +27,7 @@ type replayOptions struct {
 	engine   vllmsim.EngineConfig
 	changes  []string
 
+	config   string
 	policies []string
 	hold     bool
 	slo      time.Duration
@@ -64,8 +65,9 @@ func (o *replayOptions) addTo(f *pflag.FlagSet) {
 	f.Float64Var(&o.engine.QuadraticDepth, "quadratic", 0, "`SHARE` by which a prompt token costs more for each token before it; 1.9e-5 is realistic")
 	f.StringArrayVar(&o.changes, "change", nil, "`join:N@AT`, leave:N@AT or restart:N@AT: backend N, from 0, after AT, like 20m; a restart takes a minute (repeatable)")
 	f.BoolVar(&o.hold, "hold", true, "hold requests that no backend can start soon; other routers' rules never do")
-	f.DurationVar(&o.slo, "slo", 0, "keep the time to first token below `D`; 0: let costs decide")
-	f.DurationVar(&o.poll, "poll", time.Second, "read the replicas' metrics every `D`")
+	f.StringVar(&o.config, "config", "", "take the hold queue, the policies' gates, slo and poll from the configuration `FILE`")
+	f.DurationVar(&o.slo, "slo", 0, "keep the time to first token below `D` (default as configured: none)")
+	f.DurationVar(&o.poll, "poll", 0, "read the replicas' metrics every `D` (default as configured: 1s)")
 	f.DurationVar(&o.pollLag, "poll-lag", 0, "see them `D` late")
 	f.Float64Var(&o.nonStreaming, "non-streaming", 0, "`SHARE` of the requests whose answers do not stream")
 	f.BoolVar(&o.noUsage, "no-usage", false, "answers do not say how much of the prompt was cached")
@@ -131,8 +133,8 @@ func (o *replayOptions) check() error {
 		return fmt.Errorf("--quadratic %g is below 0", o.engine.QuadraticDepth)
 	case o.slo < 0:
 		return fmt.Errorf("--slo %v is below 0; 0 is none", o.slo)
-	case o.poll <= 0 || o.pollLag < 0:
-		return fmt.Errorf("--poll %v --poll-lag %v: the first has to be above 0, the second not below", o.poll, o.pollLag)
+	case o.poll < 0 || o.pollLag < 0:
+		return fmt.Errorf("--poll %v --poll-lag %v: neither can be below 0", o.poll, o.pollLag)
 	}
 	if err := o.checkWorkload(); err != nil {
 		return err

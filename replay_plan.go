@@ -1,12 +1,12 @@
 package main
 
 import (
+	"cmp"
 	"math"
 
 	"github.com/spf13/pflag"
 
 	"warmroute/replay"
-	"warmroute/router"
 )
 
 // replayPlan is what to run: for each report its policies, and for each of
@@ -26,15 +26,18 @@ func (o *replayOptions) plan() (*replayPlan, error) {
 	if err != nil {
 		return nil, err
 	}
+	config, err := o.settings()
+	if err != nil {
+		return nil, err
+	}
 	base := replay.Scenario{
 		Backends: o.backends, KVTokens: o.kvTokens, Engine: o.engine, Speeds: o.fleetSpeeds(), Changes: changes,
-		SLO: o.slo, PollInterval: o.poll, PollLag: o.pollLag,
+		Settings: config.Routing.settings(), SLO: cmp.Or(o.slo, config.SLO.TTFT),
+		PollInterval: cmp.Or(o.poll, config.Poll.Interval), PollLag: o.pollLag,
 		NonStreaming: o.nonStreaming, NoUsage: o.noUsage, IndexFactor: o.indexFactor, Evictions: o.evictions,
 	}
 	if o.hold {
-		if base.Hold, err = defaultHold(); err != nil {
-			return nil, err
-		}
+		base.Hold = config.Routing.hold()
 	}
 	loads := o.loads
 	if len(loads) == 0 {
@@ -60,14 +63,12 @@ func (o *replayOptions) plan() (*replayPlan, error) {
 	return p, nil
 }
 
-// defaultHold is the hold queue as it is configured where nobody says otherwise.
-func defaultHold() (router.HoldOptions, error) {
-	c, err := parseConfig("", nil, pflag.NewFlagSet("replay", pflag.ContinueOnError), []string{"http://replica"})
-	if err != nil {
-		return router.HoldOptions{}, err
-	}
-	h := c.Routing.Hold
-	return router.HoldOptions{Requests: h.Requests, Bytes: int64(h.Bytes), Time: h.Time}, nil
+// settings are those of --config, or the defaults; the backends in them are of no
+// interest here.
+func (o *replayOptions) settings() (*Config, error) {
+	flags := pflag.NewFlagSet("replay", pflag.ContinueOnError)
+	flags.String("config", o.config, "")
+	return loadConfig(flags, []string{"http://replica"})
 }
 
 // fleetSpeeds repeats the speeds over the fleet.

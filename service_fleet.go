@@ -42,25 +42,33 @@ func (s *service) openFleet() error {
 func (s *service) routerOptions() router.Options {
 	c := s.config
 	return router.Options{
-		Backends: s.registry.All(),
-		Policy:   c.Routing.Policy,
-		Settings: policy.Settings{
-			MatchRatio:     c.Routing.MatchRatio,
-			ImbalanceAbs:   c.Routing.ImbalanceAbs,
-			ImbalanceRatio: c.Routing.ImbalanceRatio,
-			LoadFactor:     c.Routing.LoadFactor,
-		},
-		Hold: router.HoldOptions{
-			Requests:   c.Routing.Hold.Requests,
-			Bytes:      int64(c.Routing.Hold.Bytes),
-			Time:       c.Routing.Hold.Time,
-			StepTokens: c.Routing.StepTokens,
-		},
+		Backends:      s.registry.All(),
+		Policy:        c.Routing.Policy,
+		Settings:      c.Routing.settings(),
+		Hold:          c.Routing.hold(),
 		SLO:           c.SLO.TTFT,
 		BlockBytes:    c.Index.BlockBytes,
 		IndexMaxBytes: int64(c.Index.MaxBytes),
 		PollInterval:  c.Poll.Interval,
 		Now:           time.Now,
 		Rand:          rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())),
+	}
+}
+
+func (c RoutingConfig) settings() policy.Settings {
+	return policy.Settings{
+		MatchRatio:     c.MatchRatio,
+		ImbalanceAbs:   c.ImbalanceAbs,
+		ImbalanceRatio: c.ImbalanceRatio,
+		LoadFactor:     c.LoadFactor,
+	}
+}
+
+func (c RoutingConfig) hold() router.HoldOptions {
+	return router.HoldOptions{
+		Requests:   c.Hold.Requests,
+		Bytes:      int64(c.Hold.Bytes),
+		Time:       c.Hold.Time,
+		StepTokens: c.StepTokens,
 	}
 }
