@@ -54,6 +54,9 @@ func run(ctx context.Context) (failed int, err error) {
 	verbose := flag.Bool("v", false, "print every policy's figures")
 	flag.Parse()
 
+	if *seeds < 1 {
+		return 0, fmt.Errorf("-seeds %d is below 1", *seeds)
+	}
 	chosen, err := regexp.Compile(*pattern)
 	if err != nil {
 		return 0, fmt.Errorf("-rows: %w", err)
@@ -98,16 +101,16 @@ func readTrace(path string) (*replay.Trace, error) {
 
 // play runs all of a row that is not kept, and keeps it.
 func (r row) play(ctx context.Context, policies []string, seeds int, kept *rivals) (replay.Report, error) {
-	var scenarios []replay.Scenario
 	var report replay.Report
 	runs := r.runs(policies)
-	for _, one := range runs {
-		if _, ok := kept.find(r.name, one.label, seeds); ok && one.label != ours {
-			continue
-		}
-		for seed := range seeds {
+	known := make([]bool, len(runs))
+	var scenarios []replay.Scenario
+	for i, one := range runs {
+		mean, ok := kept.find(r.name, one.label, seeds)
+		report.Results, known[i] = append(report.Results, mean), ok
+		for seed := 1; seed <= seeds && !ok; seed++ {
 			s := one.scenario
-			s.Seed = uint64(seed + 1)
+			s.Seed = uint64(seed)
 			scenarios = append(scenarios, s)
 		}
 	}
@@ -118,15 +121,17 @@ func (r row) play(ctx context.Context, policies []string, seeds int, kept *rival
 	if err != nil {
 		return report, err
 	}
-	for _, one := range runs {
-		mean, ok := kept.find(r.name, one.label, seeds)
-		if !ok || one.label == ours {
-			mean = replay.Mean(played[:seeds])
-			played = played[seeds:]
-			mean.Policy = one.label
+	for i, one := range runs {
+		if known[i] {
+			continue
+		}
+		mean := replay.Mean(played[:seeds])
+		played = played[seeds:]
+		mean.Policy = one.label
+		report.Results[i] = mean
+		if one.scenario.Policy != ours {
 			kept.add(r.name, seeds, mean)
 		}
-		report.Results = append(report.Results, mean)
 	}
 	return report, kept.save()
 }

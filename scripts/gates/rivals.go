@@ -42,7 +42,7 @@ func (r *rivals) find(row, label string, seeds int) (replay.Summary, bool) {
 }
 
 func (r *rivals) add(row string, seeds int, s replay.Summary) {
-	if r.path != "" && s.Policy != ours {
+	if r.path != "" {
 		r.results[rivalKey(row, s.Policy, seeds)] = s
 	}
 }
