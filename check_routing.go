@@ -2,7 +2,10 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"time"
+
+	"warmroute/router/policy"
 )
 
 func (c *Config) checkRouting(f *faults) {
@@ -35,14 +38,14 @@ func (c *Config) routingWarnings() (warnings []string) {
 	warn := func(format string, args ...any) { warnings = append(warnings, fmt.Sprintf(format, args...)) }
 	r := &c.Routing
 	for _, gate := range []struct {
-		path  string
+		key   string
 		value float64
 	}{
-		{"routing.match_ratio", r.MatchRatio}, {"routing.imbalance_abs", r.ImbalanceAbs},
-		{"routing.imbalance_ratio", r.ImbalanceRatio}, {"routing.load_factor", r.LoadFactor},
+		{"match_ratio", r.MatchRatio}, {"imbalance_abs", r.ImbalanceAbs},
+		{"imbalance_ratio", r.ImbalanceRatio}, {"load_factor", r.LoadFactor},
 	} {
-		if gate.value != 0 && r.Policy == "prefix" {
-			warn("%s: %v changes nothing, policy prefix has no such gate; drop it or choose another policy", gate.path, gate.value)
+		if gate.value != 0 && !slices.Contains(policy.Uses(r.Policy), gate.key) {
+			warn("routing.%s: %v changes nothing, policy %s has no such gate; drop it or choose another policy", gate.key, gate.value, r.Policy)
 		}
 	}
 	if r.Hold.Requests > 0 && r.Hold.Bytes > c.Limits.BodyBytesTotal {

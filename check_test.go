@@ -203,6 +203,8 @@ func TestCheckWarnsOfWhatIsAllowedButSeldomMeant(t *testing.T) {
 		{"vLLM closes first", "timeouts: {keepalive_idle: 5s}", "warning: timeouts.keepalive_idle: 5s is"},
 		{"open to the network", "admin: \":9090\"", "warning: admin: :9090 can be reached"},
 		{"a gate that the policy lacks", "routing: {match_ratio: 0.3}", "warning: routing.match_ratio: 0.3 changes nothing, policy prefix has no such gate"},
+		{"one gate of two that it has", "routing: {policy: ray, match_ratio: 0.3, imbalance_ratio: 2}",
+			"warning: routing.imbalance_ratio: 2 changes nothing, policy ray has no such gate"},
 		{"more held than there may be", "routing: {hold: {bytes: 2GiB}}", "warning: routing.hold.bytes: 2GiB exceeds limits.body_bytes_total 1GiB"},
 		{"bodies that cannot be held", "routing: {hold: {bytes: 1MiB}}", "warning: routing.hold.bytes: 1MiB is below limits.body_bytes 64MiB"},
 		{"a bound and nowhere to wait", "routing: {hold: {requests: 0}}\nbackends: [{name: a, url: \"http://a\", max_in_flight: 9}]",
