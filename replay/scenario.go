@@ -36,6 +36,7 @@ type Scenario struct {
 	NonStreaming float64 // share of the requests whose first event the router does not see
 	NoUsage      bool    // answers carry no usage
 	IndexFactor  float64 // the replicas report this multiple of their KV cache's size; 0 is 1
+	NoLearning   bool    // the router takes what replicas report for the truth
 	Evictions    float64 // further blocks that each block allocated evicts, unseen by anyone
 
 	Changes  []Change

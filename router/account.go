@@ -6,9 +6,8 @@ import (
 )
 
 const (
-	prefillRate = 8000 // tokens a second of an 8B-class model on one GPU, until learned
-	workedOff   = 0.9  // of that rate, by which W shrinks while nothing is heard
-	pendingLeft = 0.2  // of the streams' part of W stays until their first events are seen
+	workedOff   = 0.9 // of the prefill rate, by which W shrinks while nothing is heard
+	pendingLeft = 0.2 // of the streams' part of W stays until their first events are seen
 )
 
 // account is what one backend was sent and has yet to prefill.
@@ -26,6 +25,8 @@ type account struct {
 	// For policies that count and no more; see policy.Candidate.
 	requests  int
 	unstarted float64
+
+	unseen float64 // tokens of the prompts of which nothing has come back
 }
 
 func (a *account) sent(d *Decision, now time.Time) {
@@ -34,6 +35,7 @@ func (a *account) sent(d *Decision, now time.Time) {
 	}
 	a.requests++
 	a.unstarted += d.uncached
+	a.unseen += d.tokens
 	a.pending = append(a.pending, d)
 	a.tokens += d.uncached
 	if d.streams {
@@ -41,16 +43,16 @@ func (a *account) sent(d *Decision, now time.Time) {
 	}
 }
 
-// waiting is W, in tokens.
-func (a *account) waiting(now time.Time) float64 {
+// waiting is W, in tokens, of a backend that prefills so many a second.
+func (a *account) waiting(now time.Time, rate float64) float64 {
 	if len(a.pending) == 0 {
 		return 0
 	}
-	worked := workedOff * prefillRate * now.Sub(a.since).Seconds()
+	worked := workedOff * rate * now.Sub(a.since).Seconds()
 	for len(a.pending) > 0 && !a.pending[0].streams && a.pending[0].uncached <= worked {
 		u := a.pending[0].uncached
 		worked -= u
-		a.since = a.since.Add(time.Duration(u / (workedOff * prefillRate) * float64(time.Second)))
+		a.since = a.since.Add(time.Duration(u / (workedOff * rate) * float64(time.Second)))
 		a.drop(0)
 	}
 	return max(pendingLeft*a.streams, a.tokens-worked)
@@ -84,9 +86,10 @@ func (a *account) ended(d *Decision) {
 	a.requests--
 	if !d.started {
 		a.unstarted -= d.uncached
+		a.unseen -= d.tokens
 	}
 	if a.requests == 0 {
-		a.unstarted = 0 // no residue of rounding
+		a.unstarted, a.unseen = 0, 0 // no residue of rounding
 	}
 }
 

@@ -13,7 +13,7 @@ func TestWaiting(t *testing.T) {
 	whole := func(u float64) *Decision { return &Decision{uncached: u} }
 	f := func(name string, a *account, seconds, want float64) {
 		t.Helper()
-		if got := a.waiting(at(seconds)); math.Abs(got-want) > 0.01 {
+		if got := a.waiting(at(seconds), prefillRate); math.Abs(got-want) > 0.01 {
 			t.Errorf("%s: W = %.1f, want %.1f", name, got, want)
 		}
 	}

@@ -33,7 +33,8 @@ const (
 func (r *Router) gather(req *Request, tried []*backends.Backend, now time.Time) error {
 	r.candidates, r.slots = r.candidates[:0], r.slots[:0]
 	none, least := ErrNoneReady, stuck
-	tokens := float64(req.Bytes) / bytesPerToken
+	perToken := r.texts.bytesPerToken(req.Model)
+	tokens := float64(req.Bytes) / perToken
 	for _, b := range req.Backends {
 		if !available(b, tried) {
 			continue
@@ -53,7 +54,7 @@ func (r *Router) gather(req *Request, tried []*backends.Backend, now time.Time) 
 			r.candidates, r.slots = r.candidates[:0], r.slots[:0]
 		}
 		a, share := &r.accounts[b.Slot], weight(b)
-		matched := min(float64(r.depth[b.Slot]*r.blockBytes)/bytesPerToken, tokens)
+		matched := min(float64(r.depth[b.Slot]*r.blockBytes)/perToken, tokens)
 		r.slots = append(r.slots, b)
 		r.candidates = append(r.candidates, policy.Candidate{
 			Slot:     b.Slot,
@@ -61,11 +62,11 @@ func (r *Router) gather(req *Request, tried []*backends.Backend, now time.Time) 
 			Weight:   share,
 			Matched:  matched,
 			Uncached: max(leastUncached, tokens-matched),
-			Pending:  a.waiting(now) + queued + r.reserved[b.Slot].uncached,
+			Pending:  a.waiting(now, r.rate(b.Slot)) + queued + r.reserved[b.Slot].uncached,
 			Loading:  loading(req.Adapter, l),
 			InFlight: float64(b.InFlight.Load()) + foreign,
 			Context:  r.cacheUsed(b.Slot, now),
-			Rate:     prefillRate,
+			Rate:     r.rate(b.Slot),
 
 			Requests: float64(a.requests) / share, Unstarted: a.unstarted / share,
 		})

@@ -33,6 +33,11 @@ type Decision struct {
 	sequences int64
 	uncached  float64
 	streams   bool
+	model     string
+	bytes     int
+	tokens    float64       // of the prompt, about
+	ahead     float64       // uncached tokens sent to the backend before, and not yet computed
+	ttft      time.Duration // from sentAt to the first event; 0: none was seen
 	sentAt    time.Time
 	placed    index.Placement
 	loose     int64 // see cache
@@ -72,6 +77,9 @@ func (d *Decision) FirstEvent() {
 	r.deciding.Lock()
 	defer r.deciding.Unlock()
 	now := r.now()
+	if d.streams && !d.started {
+		d.ttft = now.Sub(d.sentAt)
+	}
 	d.start(now)
 	r.dispatch(now)
 }
@@ -85,6 +93,8 @@ func (d *Decision) start(now time.Time) {
 	a := &d.router.accounts[d.Backend.Slot]
 	a.first(d, now)
 	a.unstarted -= d.uncached
+	a.unseen -= d.tokens
+	d.router.begun(d, now)
 	d.router.progress[d.Backend.Slot].started(d, a.unstarted, now)
 	d.router.cacheStarted(d, now)
 }
@@ -107,9 +117,7 @@ func (d *Decision) Release(o Outcome) {
 	r.progress[d.Backend.Slot].ended(d)
 	switch {
 	case o.End == Served:
-		if o.AnswerTokens > 0 {
-			r.answer.add(float64(o.AnswerTokens))
-		}
+		r.served(d, &o)
 		r.index.Release(&d.placed, o.Reply)
 	case d.started: // the prompt was computed; the blocks are there
 		r.index.Release(&d.placed, nil)
@@ -129,6 +137,7 @@ func (d *Decision) Release(o Outcome) {
 // reached is how many blocks the engine can have computed by now, had it begun
 // at once.
 func (d *Decision) reached(now time.Time) int {
-	computed := prefillRate * now.Sub(d.sentAt).Seconds() * bytesPerToken
-	return d.MatchedBlocks + int(computed)/d.router.blockBytes
+	r := d.router
+	computed := r.rate(d.Backend.Slot) * now.Sub(d.sentAt).Seconds() * r.texts.bytesPerToken(d.model)
+	return d.MatchedBlocks + int(computed)/r.blockBytes
 }

@@ -176,8 +176,8 @@ const ageing = 0.2
 // asked for more than its share, requests count as if they had come later.
 func (r *Router) place(h *Held, now time.Time) {
 	r.match(h)
-	h.tokens = h.req.tokens()
-	rates := float64(prefillRate)
+	h.tokens = r.tokens(&h.req)
+	rates := r.fleetRate
 	if r.gather(&h.req, h.tried, now) == nil {
 		h.tokens, rates = r.leastUncached(&h.req), r.rates()
 	}
@@ -204,7 +204,7 @@ func (r *Router) take(h *Held) {
 
 // leastUncached is what the candidates would have to compute of req at least.
 func (r *Router) leastUncached(req *Request) float64 {
-	least := req.tokens()
+	least := r.tokens(req)
 	for i := range r.candidates {
 		least = min(least, r.candidates[i].Uncached)
 	}
@@ -243,8 +243,8 @@ func (r *Router) RetryAfter() time.Duration {
 	ahead, rate := r.queue.tokens, 0.0
 	for _, b := range r.fleet {
 		if available(b, nil) {
-			ahead += r.accounts[b.Slot].waiting(now)
-			rate += workedOff * prefillRate
+			ahead += r.accounts[b.Slot].waiting(now, r.rate(b.Slot))
+			rate += workedOff * r.rate(b.Slot)
 		}
 	}
 	if rate == 0 {

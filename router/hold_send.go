@@ -86,7 +86,7 @@ func (r *Router) isOpen(b *backends.Backend, now time.Time) bool {
 		return true
 	}
 	foreign, queued := r.foreign(b.Load(), now)
-	pending := r.accounts[b.Slot].waiting(now) + queued*r.uncached.value + r.reserved[b.Slot].uncached
+	pending := r.accounts[b.Slot].waiting(now, r.rate(b.Slot)) + queued*r.uncached.value + r.reserved[b.Slot].uncached
 	idle := float64(b.InFlight.Load())+foreign == 0
 	return r.roomInStep(b.Slot, pending, leastUncached) && !r.starved(b, now) &&
 		(idle || r.cacheFits(b.Slot, 0, now))
@@ -99,7 +99,7 @@ func (r *Router) startsSoon(req *Request, chosen int, now time.Time) bool {
 	if !r.roomInStep(c.Slot, c.Pending, c.Uncached) || r.starved(b, now) {
 		return false
 	}
-	if c.InFlight == 0 || r.cacheFits(c.Slot, req.tokens(), now) {
+	if c.InFlight == 0 || r.cacheFits(c.Slot, r.tokens(req), now) {
 		return true
 	}
 	// Exact, now that it matters: what others use of the prompt costs nothing.
@@ -114,7 +114,7 @@ func (r *Router) roomInStep(slot int, pending, uncached float64) bool {
 
 // stepTokens is how many tokens a backend's engine takes in one step, about.
 func (r *Router) stepTokens(slot int) float64 {
-	switch learned := r.caches[slot].stepTokens; {
+	switch learned := r.lessons[slot].steps.budget; {
 	case r.holding.StepTokens > 0:
 		return float64(r.holding.StepTokens)
 	case learned > 0:

@@ -81,10 +81,29 @@ func TestAStepIsFilled(t *testing.T) {
 		}
 	}
 	f("until learned", 8192)
-	r.Observe(fleet[0], &backends.Load{StepTokens: 4096, ScrapedAt: c.now})
+	largest := func(tokens int) {
+		r.Observe(fleet[0], &backends.Load{StepTokens: tokens, ScrapedAt: c.now})
+	}
+	step := 1000 // a prompt that nobody holds
+	fill := func() {
+		step += fullSteps
+		for key := range fullSteps {
+			d := sent(t, "an idle backend", submit(r, ask(fleet, step+key, 200)))
+			d.FirstEvent()
+			d.Release(Outcome{End: Broken})
+		}
+	}
+	largest(4096)
+	f("its largest step may not have been full", 8192)
+	fill()
+	largest(4096)
 	f("learned", 4096)
-	r.Observe(fleet[0], &backends.Load{StepTokens: 128, ScrapedAt: c.now})
-	f("no step was ever full", 2048)
+	r.Forget(fleet[0])
+	largest(128)
+	f("a restarted replica that has done little", 8192)
+	fill()
+	largest(128)
+	f("no scheduler's budget", 2048)
 	r.Observe(fleet[0], &backends.Load{StepTokens: 1 << 17, ScrapedAt: c.now})
 	f("a very large budget", 16384)
 	r.holding.StepTokens = 1024

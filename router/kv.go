@@ -23,11 +23,10 @@ type cache struct {
 	speed            average
 
 	// What the last scrape said, and how that compares with our own figures.
-	capacity   int // tokens; 0: unknown
-	stepTokens int
-	foreign    float64 // tokens in use beyond what we know of
-	starving   int     // requests that wait for capacity, less those that started since
-	polledAt   time.Time
+	capacity int     // tokens; 0: unknown
+	foreign  float64 // tokens in use beyond what we know of
+	starving int     // requests that wait for capacity, less those that started since
+	polledAt time.Time
 }
 
 // answersBegin counts a decision's answer as growing from now on.
@@ -41,8 +40,8 @@ func (r *Router) answersBegin(d *Decision, now time.Time) {
 // cacheSent counts what a decision's request takes. An answer that comes whole
 // does not say when it begins.
 func (r *Router) cacheSent(d *Decision, req *Request, now time.Time) {
-	inBlocks := (len(req.Blocks) - d.placed.Left) * r.blockBytes / bytesPerToken
-	d.loose = max(0, int64(req.Bytes/bytesPerToken)-int64(inBlocks))
+	inBlocks := (len(req.Blocks) - d.placed.Left) * r.blockBytes
+	d.loose = int64(float64(max(0, req.Bytes-inBlocks)) / r.texts.bytesPerToken(req.Model))
 	r.caches[d.Backend.Slot].loose += d.loose
 	if !d.streams {
 		r.answersBegin(d, now)
@@ -77,7 +76,7 @@ func (r *Router) cacheFreed(d *Decision, o Outcome, now time.Time) {
 // cacheUsed is how many tokens of a backend's cache are in use by our requests.
 func (r *Router) cacheUsed(slot int, now time.Time) float64 {
 	c := &r.caches[slot]
-	blocks := float64(r.index.InUse(slot)*r.blockBytes) / bytesPerToken
+	blocks := float64(r.index.InUse(slot)*r.blockBytes) / r.lessons[slot].texts.value()
 	answers := c.speed.value * float64(c.answering*now.Sub(r.made).Microseconds()-c.began) / 1e6
 	return blocks + float64(c.loose) + answers
 }
@@ -90,9 +89,6 @@ func (r *Router) cachePolled(b *backends.Backend, l *backends.Load, now time.Tim
 	c.starving, c.foreign = l.WaitingForCapacity, 0
 	if l.CacheTokens > 0 {
 		c.capacity = l.CacheTokens
-	}
-	if l.StepTokens > 0 {
-		c.stepTokens = l.StepTokens
 	}
 	if l.KVKnown && c.capacity > 0 {
 		c.foreign = max(0, l.KVCacheUsage*float64(c.capacity)-r.cacheUsed(b.Slot, now))
@@ -118,5 +114,5 @@ func (r *Router) cacheFits(slot int, tokens float64, now time.Time) bool {
 func (r *Router) cacheNeed(req *Request, slot int) float64 {
 	depth := r.depth[slot]
 	shared := depth - r.index.Idle(slot, req.Blocks[:depth])
-	return max(0, req.tokens()-float64(shared*r.blockBytes)/bytesPerToken)
+	return float64(max(0, req.Bytes-shared*r.blockBytes)) / r.texts.bytesPerToken(req.Model)
 }

@@ -18,13 +18,13 @@ import (
 )
 
 const (
-	bytesPerToken = 4    // of English text
 	answerTokens  = 250  // mean answer, until learned
 	answerPrior   = 10   // answers that the guess above is worth
 	leastUncached = 16   // tokens; even a full hit recomputes the last block
 	mostSequences = 1024 // that one request counts for; a client may ask for any number
 	cacheTokens   = 400_000
-	cacheMargin   = 1.2 // an index somewhat too large costs little, one too small much
+	cacheMargin   = 1.2  // an index somewhat too large costs little, one too small much
+	upkeepBlocks  = 4096 // that a poll does of the index's upkeep: well below a millisecond under the lock
 )
 
 // ErrNoneReady says that no backend that serves the model may take the request
@@ -44,6 +44,8 @@ type Options struct {
 	PollInterval  time.Duration    // how old a fresh Load may be
 	Now           func() time.Time // the wall clock's, or a simulation's
 	Rand          *rand.Rand
+	// NoLearning takes what replicas report, and the guesses, for the truth.
+	NoLearning bool
 }
 
 // Router picks backends. Safe for concurrent use.
@@ -55,6 +57,7 @@ type Router struct {
 	policyName   string
 	names        []uint64 // hash of each backend's name, by slot
 	made         time.Time
+	noLearning   bool
 	progress     []progress // by slot
 	fleet        []*backends.Backend
 	holding      HoldOptions
@@ -67,7 +70,6 @@ type Router struct {
 	policy     policy.Policy
 	index      *index.Index
 	accounts   []account
-	answer     average // tokens of an answer
 	uncached   average // u of what was picked
 	caches     []cache // by slot
 	queue      holdQueue
@@ -76,6 +78,10 @@ type Router struct {
 	open       []bool        // scratch of dispatch, by slot
 	matched    []int         // scratch of Pick, by slot
 	depth      []int         // matched blocks of the request that is scored, by slot
+	lessons    []lessons     // by slot
+	texts      texts
+	fleetRate  float64   // tokens of prefill a second of the backends that are no faster or slower than most
+	speeds     []float64 // scratch of learnRate
 	candidates []policy.Candidate
 	asked      policy.Request
 	slots      []*backends.Backend // of candidates
@@ -99,7 +105,6 @@ func New(o Options) (*Router, error) {
 		policy:       p,
 		index:        index.New(len(o.Backends), o.IndexMaxBytes),
 		accounts:     make([]account, len(o.Backends)),
-		answer:       average{answerTokens, answerPrior},
 		matched:      make([]int, len(o.Backends)),
 		fleet:        o.Backends,
 		holding:      o.Hold,
@@ -108,13 +113,17 @@ func New(o Options) (*Router, error) {
 		caches:       make([]cache, len(o.Backends)),
 		reserved:     make([]reservation, len(o.Backends)),
 		open:         make([]bool, len(o.Backends)),
+		noLearning:   o.NoLearning,
+		texts:        newTexts(),
+		fleetRate:    prefillRate,
 	}
 	for i := range r.caches {
 		r.caches[i].speed = average{decodeRate, decodeRatePrior}
 	}
 	for _, b := range o.Backends {
 		r.names = append(r.names, xxh3.HashString(b.Name))
-		r.index.SetCapacity(b.Slot, r.capacity(cacheTokens))
+		r.lessons = append(r.lessons, newLessons())
+		r.resize(b.Slot)
 	}
 	return r, nil
 }
@@ -140,8 +149,10 @@ type Request struct {
 // sequences is what the request counts for.
 func (req *Request) sequences() int64 { return int64(min(max(1, req.Sequences), mostSequences)) }
 
-// tokens is how long its prompt is, about.
-func (req *Request) tokens() float64 { return float64(req.Bytes) / bytesPerToken }
+// tokens is how long a request's prompt is, about.
+func (r *Router) tokens(req *Request) float64 {
+	return float64(req.Bytes) / r.texts.bytesPerToken(req.Model)
+}
 
 // score chooses one of candidates, which it gathers, for the request whose
 // matched blocks are in depth. Backends that were tried are left out. reserve
@@ -150,11 +161,11 @@ func (r *Router) score(req *Request, tried []*backends.Backend, now time.Time) (
 	if err := r.gather(req, tried, now); err != nil {
 		return 0, err
 	}
-	pr := &r.asked
+	pr, perToken := &r.asked, r.texts.bytesPerToken(req.Model)
 	*pr = policy.Request{
-		Now: now, Blocks: req.Blocks, BlockTokens: float64(r.blockBytes) / bytesPerToken, Tokens: float64(req.Bytes) / bytesPerToken,
+		Now: now, Blocks: req.Blocks, BlockTokens: float64(r.blockBytes) / perToken, Tokens: float64(req.Bytes) / perToken,
 		Head: req.Head, Session: req.Session,
-		AnswerTokens: r.answer.value, MeanUncached: r.uncached.value,
+		AnswerTokens: r.answerTokens(), MeanUncached: r.uncached.value,
 	}
 	return r.policy.Choose(pr, r.candidates), nil
 }
@@ -168,12 +179,16 @@ func (r *Router) reserve(req *Request, chosen int, now time.Time) *Decision {
 		MatchedBlocks: depth,
 		TotalBlocks:   len(req.Blocks),
 		MatchedTokens: int(c.Matched),
-		PromptTokens:  req.Bytes / bytesPerToken,
+		PromptTokens:  int(r.asked.Tokens),
 		router:        r,
 		blocks:        req.Blocks,
 		sequences:     req.sequences(),
 		uncached:      c.Uncached,
 		streams:       req.Streams,
+		model:         req.Model,
+		bytes:         req.Bytes,
+		tokens:        r.asked.Tokens,
+		ahead:         r.accounts[b.Slot].waiting(now, r.rate(b.Slot)),
 		sentAt:        now,
 	}
 	r.index.Add(&d.placed, b.Slot, req.Blocks, depth)
@@ -213,13 +228,17 @@ func (r *Router) Observe(b *backends.Backend, l *backends.Load) {
 	if tokens <= 0 {
 		tokens = cacheTokens
 	}
-	capacity := r.capacity(tokens)
-	if l.PrefixCachingOff {
-		capacity = 0
-	}
 	r.deciding.Lock()
 	defer r.deciding.Unlock()
-	r.index.SetCapacity(b.Slot, capacity)
+	at := &r.lessons[b.Slot]
+	if tokens != at.told {
+		at.told, at.reach = tokens, newReach()
+	}
+	at.off = l.PrefixCachingOff
+	at.steps.polled(l.StepTokens)
+	r.polled(b, l)
+	r.resize(b.Slot)
+	r.index.Upkeep(upkeepBlocks)
 	r.progress[b.Slot].polled(l, r.accounts[b.Slot].unstarted)
 	now := r.now()
 	_, queued := r.foreign(l, now)
@@ -233,11 +252,9 @@ func (r *Router) Forget(b *backends.Backend) {
 	r.deciding.Lock()
 	defer r.deciding.Unlock()
 	r.index.Drop(b.Slot)
+	r.lessons[b.Slot].window = window{}
+	r.lessons[b.Slot].steps = steps{}
 	r.dispatch(r.now())
-}
-
-func (r *Router) capacity(tokens int) int {
-	return int(r.indexMargin * float64(tokens) * bytesPerToken / float64(r.blockBytes))
 }
 
 // IndexStats is the state of one backend's part of the index.

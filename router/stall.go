@@ -95,7 +95,7 @@ func (r *Router) stalled(b *backends.Backend, l *backends.Load, queued float64, 
 	unstarted := r.accounts[b.Slot].unstarted
 	p.signOfWork(r.made.Add(time.Duration(p.output.Load())), unstarted)
 	owed := min(p.owed, unstarted) + queued
-	limit := stallAfter + time.Duration(stallMargin*owed/prefillRate*float64(time.Second))
+	limit := stallAfter + time.Duration(stallMargin*owed/r.rate(b.Slot)*float64(time.Second))
 	stalled := b.InFlight.Load() > 0 && p.silence(l, now) > limit
 	if stalled && !p.stalled {
 		p.stalls++

@@ -110,6 +110,9 @@ func (x *Index) Len(slot int) int { return len(x.held[slot].find) }
 // Capacity is the number of blocks that a backend may hold here.
 func (x *Index) Capacity(slot int) int { return x.held[slot].capacity }
 
+// Wanted is the capacity that was last asked for.
+func (x *Index) Wanted(slot int) int { return x.want[slot] }
+
 // Evictions counts the blocks that a backend's part gave up to make room.
 func (x *Index) Evictions(slot int) uint64 { return x.held[slot].evictions }
 
