@@ -5,7 +5,9 @@
 //	go build -o /tmp/warmroute . && go run ./scripts/restart -binary /tmp/warmroute
 //
 // The replicas are simulated ones that outlive the proxy, the traffic is the
-// demo's, and a client that finds nobody listening tries again.
+// demo's with more users who think for longer (a minute has few turns of each,
+// so what the first of them costs can be seen), and a client that finds nobody
+// listening tries again.
 package main
 
 import (
@@ -44,7 +46,7 @@ func run(ctx context.Context) error {
 	window := flag.Duration("window", time.Minute, "how long to look, before and after")
 	flag.Parse()
 	if *binary == "" {
-		return errors.New("-binary is missing; go build -o /tmp/warmroute .")
+		return errors.New("-binary is missing; build one with go build -o /tmp/warmroute")
 	}
 	fmt.Printf("%-18s %8s %8s %8s %14s %10s\n", "", "before", "after", "cost", "requests after", "away")
 	for _, snapshot := range []bool{true, false} {
@@ -75,7 +77,7 @@ func measure(ctx context.Context, binary string, replicas int, window time.Durat
 	defer cancel()
 	var urls []string
 	for range replicas {
-		s := vllmsim.NewServer(vllmsim.Config{Engine: vllmsim.EngineConfig{KVTokens: 32_000}}) // as the demo's
+		s := vllmsim.NewServer(vllmsim.Config{Engine: vllmsim.EngineConfig{KVTokens: 200_000}}) // room for the conversations of its users, not of all
 		if err := s.Listen("127.0.0.1:0"); err != nil {
 			return m, err
 		}
@@ -116,7 +118,7 @@ func measure(ctx context.Context, binary string, replicas int, window time.Durat
 		}
 		return seen.Summary("prefix", length), ctx.Err()
 	}
-	if _, err := look(window / 2); err != nil { // the caches fill
+	if _, err := look(2 * window); err != nil { // the caches fill
 		return m, err
 	}
 	if m.before, err = look(window); err != nil {
@@ -134,12 +136,12 @@ func measure(ctx context.Context, binary string, replicas int, window time.Durat
 	return m, err
 }
 
-// chats is the demo's traffic.
+// chats are conversations of thirty users for each replica.
 func chats(backends int) *replay.Chats {
 	return &replay.Chats{
-		Seed: 1, AtATime: 6 * backends, SystemPrompts: 10 * backends, SystemTokens: 1200, Zipf: 0.8,
+		Seed: 1, AtATime: 30 * backends, SystemPrompts: 10 * backends, SystemTokens: 1200, Zipf: 0.8,
 		Turns: replay.Range{Min: 6, Max: 14}, UserTokens: replay.Range{Min: 200, Max: 600},
-		AnswerTokens: replay.Range{Min: 30, Max: 90}, Think: time.Second,
+		AnswerTokens: replay.Range{Min: 30, Max: 90}, Think: 15 * time.Second,
 	}
 }
 
