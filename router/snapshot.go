@@ -17,8 +17,8 @@ import (
 // some ten microseconds' worth, as long as a decision.
 const snapshotPart = 512
 
-// Snapshots carries what a Router knows of its backends' caches over a restart
-// of the proxy: a replica that went on running still holds its blocks, and a
+// Snapshots carries what a Router knows of its backends' caches, and what it has
+// learned of them, over a restart of the proxy: a replica that went on running still holds its blocks, and a
 // fleet must not become cold because its proxy was updated. Safe for
 // concurrent use.
 //
@@ -97,6 +97,10 @@ func (s *Snapshots) Observe(b *backends.Backend, l *backends.Load) {
 func (s *Snapshots) restore(b *backends.Backend, p *part) int {
 	r, all := s.router, p.blocks()
 	r.deciding.Lock()
+	if r.lessons[b.Slot].recall(p.lessons) {
+		r.learnRate()
+		r.resize(b.Slot)
+	}
 	i := r.index.Import(b.Slot, len(all))
 	r.deciding.Unlock()
 	total := 0
@@ -132,17 +136,20 @@ func (s *Snapshots) Write(to io.Writer) error {
 			continue
 		}
 		p := part{address: backends.Address(b.URL), taken: s.router.now(), load: *known[b.Slot]}
-		copied = s.export(b, copied[:0])
-		buf = p.encode(buf[:0], copied)
+		var learned lessons
+		learned, copied = s.export(b, copied[:0])
+		buf = p.encode(buf[:0], &learned, copied)
 		w.part(buf)
 	}
 	return w.end()
 }
 
-// export copies to all what the index holds of b, in parts.
-func (s *Snapshots) export(b *backends.Backend, all []index.Copied) []index.Copied {
+// export copies what was learned of b, and to all what the index holds of it, in
+// parts.
+func (s *Snapshots) export(b *backends.Backend, all []index.Copied) (lessons, []index.Copied) {
 	r := s.router
 	r.deciding.Lock()
+	learned := r.lessons[b.Slot]
 	e := r.index.Export(b.Slot)
 	r.deciding.Unlock()
 	for more := true; more; runtime.Gosched() {
@@ -150,5 +157,5 @@ func (s *Snapshots) export(b *backends.Backend, all []index.Copied) []index.Copi
 		all, more = e.More(all, snapshotPart)
 		r.deciding.Unlock()
 	}
-	return all
+	return learned, all
 }

@@ -82,6 +82,9 @@ func TestGoldenSnapshot(t *testing.T) {
 	if len(parts) != 2 || p == nil || p.load.StartTime != 900 || p.load.PrefixHits != 3000 || !p.taken.Equal(time.Unix(1000, 0)) {
 		t.Fatalf("got %d parts, %+v", len(parts), p)
 	}
+	if l := newLessons(); !l.recall(p.lessons) || l.answer.value >= answerTokens {
+		t.Errorf("answers of %.0f tokens, where all had one", l.answer.value)
+	}
 	x := index.New(1, 1<<20)
 	x.SetCapacity(0, 10_000)
 	x.Import(0, p.count).More(p.blocks())
@@ -120,6 +123,8 @@ func FuzzParseSnapshot(f *testing.F) {
 		for _, p := range parts {
 			l := began()
 			_ = p.contradicted(&l)
+			lessons := newLessons()
+			lessons.recall(p.lessons)
 			blocks := p.blocks()
 			x := index.New(1, 1<<20)
 			x.SetCapacity(0, 100)

@@ -19,6 +19,7 @@ import (
 //	address      uvarint length, bytes
 //	taken        int64, ms since 1970
 //	load         see appendLoad
+//	lessons      see lessons.append
 //	blocks       uvarint number; for each, the latest used first, its hash in
 //	             8 bytes and a uvarint: how many blocks before it in this list
 //	             its predecessor stands, 0 for a first block
@@ -29,6 +30,7 @@ type part struct {
 	address string
 	taken   time.Time
 	load    backends.Load // only what tells one cache from another
+	lessons []byte        // what was learned
 	list    []byte        // the blocks
 	count   int
 	raw     []byte // all of it; list is its end
@@ -63,12 +65,13 @@ func (p *part) contradicted(l *backends.Load) string {
 	return ""
 }
 
-// encode appends p's bytes with what was copied of the index.
-func (p *part) encode(to []byte, copied []index.Copied) []byte {
+// encode appends p's bytes with what was learned and what was copied of the index.
+func (p *part) encode(to []byte, learned *lessons, copied []index.Copied) []byte {
 	to = binary.AppendUvarint(to, uint64(len(p.address)))
 	to = append(to, p.address...)
 	to = binary.LittleEndian.AppendUint64(to, uint64(p.taken.UnixMilli()))
 	to = appendLoad(to, &p.load)
+	to = learned.append(to)
 	count := len(to)
 	to = append(to, make([]byte, 8)...) // a number of fixed length: it is not known yet
 	var n uint64
@@ -132,12 +135,13 @@ func parsePart(raw []byte) (*part, error) {
 		return nil, errSnapshotShort
 	}
 	p.address, raw = string(raw[size:size+int(n)]), raw[size+int(n):]
-	if len(raw) < 8+loadBytes+8 {
+	if len(raw) < 8+loadBytes+8*lessonNumbers+8 {
 		return nil, errSnapshotShort
 	}
 	p.taken = time.UnixMilli(int64(binary.LittleEndian.Uint64(raw)))
 	p.load = readLoad(raw[8:])
 	raw = raw[8+loadBytes:]
+	p.lessons, raw = raw[:8*lessonNumbers], raw[8*lessonNumbers:]
 	count := binary.LittleEndian.Uint64(raw)
 	p.list = raw[8:]
 	if count > uint64(len(p.list)/9) || count > math.MaxInt32 { // a block takes 9 bytes at least
