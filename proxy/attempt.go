@@ -81,7 +81,7 @@ func (a *attempt) release() {
 		return
 	}
 	if a.result.End == router.Served {
-		a.result.Reply = a.reply.Blocks()
+		a.result.Reply = a.reply.End()
 	}
 	a.decision.Release(a.result)
 	a.p.replies.Put(a.reply)

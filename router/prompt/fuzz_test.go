@@ -113,6 +113,7 @@ func FuzzString(f *testing.F) {
 func FuzzReply(f *testing.F) {
 	for _, event := range []string{
 		`{"choices":[{"index":0,"delta":{"role":"assistant","content":"a\u0301 \ud83d\ude00"}}]}`, `{"choices":[{"message":{"content":"x","tool_calls":[]}}]}`,
+		`{"choices":[{"delta":{"tool_calls":[{"index":0,"function":{"name":"f","arguments":"{\"a\": 1}"}},{"index":1,"function":{"arguments":"x"}}]}}]}`,
 		`{"choices":[{"text":"x"}]}`, `{"choices":[[]],"x":{"y":[1]}}`, `{"ch\u006fices":[{"delta":{"content":null}}]}`, `{`, ``, "\xff", `{"choices":[{"delta":`,
 	} {
 		f.Add([]byte(event))
@@ -135,7 +136,7 @@ func FuzzReply(f *testing.F) {
 				fresh.Whole(event)
 				used.Whole(event)
 			}
-			if !slices.Equal(fresh.Blocks(), used.Blocks()) || !bytes.Equal(fresh.text, used.text) {
+			if !slices.Equal(fresh.End(), used.End()) || !bytes.Equal(fresh.text, used.text) {
 				t.Fatal("a fresh and a used Reply differ")
 			}
 			if n := len(fresh.text) + 64*len(fresh.blocks); n > before+9*len(event) {

@@ -19,8 +19,8 @@ const (
 // no more of it than one block's bytes.
 //
 // Only what the next turn will hold for certain becomes blocks: an answer with
-// reasoning, which templates drop, or with tool calls has none. It is meant to
-// be kept in a pool. Not safe for concurrent use.
+// reasoning, which templates drop, has none. Tool calls are kept until they are
+// whole. It is meant to be kept in a pool. Not safe for concurrent use.
 type Reply struct {
 	scan   scanner
 	format replyFormat
@@ -28,6 +28,7 @@ type Reply struct {
 	size   int    // of a block, in bytes
 	text   []byte // canonical text behind the last block
 	blocks []Block
+	call   call
 	key    []byte // one whose escapes had to be undone
 }
 
@@ -47,9 +48,10 @@ func (r *Reply) Begin(p *Prompt) bool {
 	if cap(r.text) > keepReplyBytes {
 		r.text = nil
 	}
-	if cap(r.key) > keepReplyBytes {
-		r.key = nil
+	if cap(r.key)+cap(r.call.args) > keepReplyBytes {
+		r.key, r.call = nil, call{}
 	}
+	r.call = call{name: r.call.name[:0], args: r.call.args[:0]}
 	if p.chain.blockBytes == 0 || p.Sequences > 1 {
 		return false
 	}
@@ -77,12 +79,14 @@ func (r *Reply) Whole(body []byte) { r.read(body, "message") }
 // Lost says that a part of the answer was not seen.
 func (r *Reply) Lost() { r.format = replyNone }
 
-// Blocks returns what the answer so far makes, nil when it makes none for
-// certain. The result is valid until the next Begin.
-func (r *Reply) Blocks() []Block {
+// End returns what the answer makes, nil when it makes none for certain. The
+// answer is over; the result is valid until the next Begin.
+func (r *Reply) End() []Block {
 	if r.format == replyNone {
 		return nil
 	}
+	r.endCall()
+	r.chain()
 	return r.blocks
 }
 
@@ -175,14 +179,16 @@ func (r *Reply) message(i int) (int, error) {
 		}
 		switch string(r.name(key)) {
 		case "content":
-			if s.at(at) == '"' {
+			if s.at(at) == '"' && r.call.number == 0 {
 				r.text, i, err = s.appendString(r.text, at)
 				break
 			}
-			i, err = r.absent(at)
+			i, err = r.absent(at) // text behind a call would come before it in the next turn
+		case "tool_calls":
+			i, err = r.calls(at)
 		case "role":
 			i, err = s.skip(at)
-		default: // reasoning, tool calls, whatever they will be called
+		default: // reasoning, audio, whatever they will be called
 			i, err = r.absent(at)
 		}
 		if err != nil {

@@ -60,7 +60,7 @@ func TestPropertyTheNextTurnBeginsWithTheReply(t *testing.T) {
 				t.Fatalf("seed %d: a plain chat whose answer can have no blocks", seed)
 			}
 			take()
-			all := append(slices.Clone(first), reply.Blocks()...)
+			all := append(slices.Clone(first), reply.End()...)
 			// What the answer fills of the next turn's text, whole blocks only.
 			want := (len(p.Text) + len("\xffassistant\xfd"+answer)) / blockBytes
 			if len(all) != want || !slices.Equal(all, next[:min(want, len(next))]) {
@@ -79,6 +79,55 @@ func TestPropertyTheNextTurnBeginsWithTheReply(t *testing.T) {
 	}
 }
 
+// callsOf makes tool calls as an answer holds them, with arguments in any spelling.
+func callsOf(r *rand.Rand) (calls []any, arguments []string) {
+	for n := range 1 + r.IntN(3) {
+		object := spell(r, object{{"q", words(r)}, {words(r), []any{1, nil, object{{"x", words(r)}}}}})
+		arguments = append(arguments, string(object))
+		calls = append(calls, fields{{"id", fmt.Sprint(n)}, {"type", "function"}, {"function", fields{{"name", "f" + fmt.Sprint(n)}, {"arguments", string(object)}}}})
+	}
+	return calls, arguments
+}
+
+func TestPropertyTheNextTurnBeginsWithTheReplysCalls(t *testing.T) {
+	var reply Reply
+	for seed := range uint64(200) {
+		r := rand.New(rand.NewPCG(seed, 6))
+		messages := []any{fields{{"role", "user"}, {"content", content(r)}}}
+		p, first := blocksOf(t, Chat, spell(r, chatOf(messages, true)), 64)
+		answer := words(r)
+		calls, arguments := callsOf(r)
+		said := object{{"role", "assistant"}, {"content", answer}, {"tool_calls", calls}}
+		_, next := blocksOf(t, Chat, spell(r, chatOf(append(messages, said), true)), 64)
+
+		reply.Begin(p)
+		for _, e := range inEvents(r, answer, false) {
+			reply.Event(e)
+		}
+		for n, a := range arguments {
+			part := func(function fields) {
+				calls := []any{fields{{"index", n}, {"function", function}}}
+				reply.Event(spell(r, fields{{"choices", []any{fields{{"index", 0}, {"delta", fields{{"tool_calls", calls}, {"content", nil}}}}}}}))
+			}
+			part(fields{{"name", "f" + fmt.Sprint(n)}, {"arguments", ""}})
+			for rest := []rune(a); len(rest) > 0; {
+				k := min(1+r.IntN(20), len(rest))
+				part(fields{{"arguments", string(rest[:k])}})
+				rest = rest[k:]
+			}
+		}
+		if all := append(slices.Clone(first), reply.End()...); !slices.Equal(all, next) {
+			t.Fatalf("seed %d, streamed: %d blocks of prompt and reply, want the next turn's %d", seed, len(all), len(next))
+		}
+
+		reply.Begin(p)
+		reply.Whole(spell(r, fields{{"choices", []any{fields{{"message", said}}}}}))
+		if all := append(slices.Clone(first), reply.End()...); !slices.Equal(all, next) {
+			t.Fatalf("seed %d, whole: %d blocks of prompt and reply, want the next turn's %d", seed, len(all), len(next))
+		}
+	}
+}
+
 func TestPropertyTheNextCompletionBeginsWithTheReply(t *testing.T) {
 	var reply Reply
 	for seed := range uint64(100) {
@@ -90,7 +139,7 @@ func TestPropertyTheNextCompletionBeginsWithTheReply(t *testing.T) {
 		for _, e := range inEvents(r, answer, true) {
 			reply.Event(e)
 		}
-		all := append(slices.Clone(first), reply.Blocks()...)
+		all := append(slices.Clone(first), reply.End()...)
 		if want := len(question+answer) / 64; len(all) != want || !slices.Equal(all, next[:want]) {
 			t.Fatalf("seed %d: %d blocks of prompt and reply, want the next prompt's first %d", seed, len(all), want)
 		}
@@ -106,7 +155,13 @@ func TestAnswersWithoutBlocks(t *testing.T) {
 	cases := []struct{ name, body, event string }{
 		{"reasoning", ask, delta(`"reasoning":"hm"`)},
 		{"reasoning of old", ask, delta(`"reasoning_content":"hm"`)},
-		{"a tool call", ask, delta(`"tool_calls":[{"index":0,"function":{"name":"f"}}]`)},
+		{"text behind a tool call", ask, `{"choices":[{"delta":{"tool_calls":[{"index":0,"function":{"name":"f"}}]}},` + delta(`"role":"assistant"`)[len(`{"choices":[`):]},
+		{"parts of calls out of order", ask, delta(`"tool_calls":[{"index":0},{"index":1},{"index":0}]`)},
+		{"calls that skip one", ask, delta(`"tool_calls":[{"index":1,"function":{"name":"f"}}]`)},
+		{"more calls than any model makes", ask, delta(`"tool_calls":[{"index":100,"function":{"name":"f"}}]`)},
+		{"a tool call that is none", ask, delta(`"tool_calls":[1]`)},
+		{"tool calls that are no list", ask, delta(`"tool_calls":{}`)},
+		{"a tool call too long to keep", ask, delta(`"tool_calls":[{"index":0,"function":{"arguments":"` + strings.Repeat("x", mostCallBytes+1) + `"}}]`)},
 		{"a field not known", ask, delta(`"audio":{"id":"x"}`)},
 		{"content in parts", ask, `{"choices":[{"delta":{"content":[{"text":"a"}]}}]}`},
 		{"no JSON", ask, delta(`"role":"assistant"`)[:100]},
@@ -124,7 +179,7 @@ func TestAnswersWithoutBlocks(t *testing.T) {
 			var reply Reply
 			reply.Begin(p)
 			reply.Event([]byte(c.event))
-			if n := len(reply.Blocks()); n != 0 {
+			if n := len(reply.End()); n != 0 {
 				t.Errorf("%d blocks", n)
 			}
 		})
@@ -139,7 +194,7 @@ func TestAnswersWithoutBlocks(t *testing.T) {
 	var reply Reply
 	reply.Begin(p)
 	reply.Event([]byte(delta(`"role":"assistant"`)))
-	if reply.Lost(); len(reply.Blocks()) != 0 {
+	if reply.Lost(); len(reply.End()) != 0 {
 		t.Error("an answer of which a part was not seen has blocks")
 	}
 }
@@ -152,7 +207,7 @@ func TestALongReplyIsBounded(t *testing.T) {
 	for range 100 {
 		reply.Event(event)
 	}
-	if n := len(reply.Blocks()); n != mostReplyBlocks {
+	if n := len(reply.End()); n != mostReplyBlocks {
 		t.Errorf("%d blocks, want %d", n, mostReplyBlocks)
 	}
 	for range 3 {

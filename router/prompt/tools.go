@@ -189,22 +189,20 @@ func (p *Prompt) appendCalls(list value) error {
 		}
 		p.Text = append(append(p.Text, markCall), p.text(v[0])...)
 		p.Text = append(p.Text, markArguments)
-		p.appendArguments(v[1])
+		p.Text = appendArguments(p.Text, p.text(v[1]))
 	}
 }
 
-// appendArguments writes the arguments of a tool call: an object, or mostly a
-// string that holds one. vLLM parses that string and gives templates {} when it
+// appendArguments appends the arguments of a tool call: an object, mostly out of
+// a string that held it. vLLM parses that string and gives templates {} when it
 // is no object.
-func (p *Prompt) appendArguments(v value) {
-	raw := p.text(v)
+func appendArguments(dst, raw []byte) []byte {
 	inner := scanner{b: raw}
 	i := inner.space(0)
 	if inner.at(i) == '{' {
 		if object, err := inner.value(i, 0); err == nil && inner.space(object.end) == len(raw) {
-			p.Text = inner.appendMinified(p.Text, object)
-			return
+			return inner.appendMinified(dst, object)
 		}
 	}
-	p.Text = append(p.Text, "{}"...)
+	return append(dst, "{}"...)
 }
