@@ -205,7 +205,7 @@ var small = vllmsim.Config{Engine: vllmsim.EngineConfig{KVTokens: 20_000, Speed:
 func (g *guarded) fill(replica int) (leave func()) {
 	g.t.Helper()
 	leave = g.intrude(replica, 1, "sim", strings.Repeat("long", 19_600), 100)
-	g.fault(replica, vllmsim.Fault{Kind: vllmsim.Slow, Factor: 1e6})
+	g.fault(replica, vllmsim.Fault{Kind: vllmsim.Freeze})
 	g.until("the poll sees a full cache", func() bool { return g.load(replica).KVCacheUsage >= 0.98 })
 	return leave
 }
@@ -220,25 +220,63 @@ func TestAReplicaAt98PercentKVGetsNothingWhileAnotherCanTakeIt(t *testing.T) {
 }
 
 func TestWhereAllReplicasAreAt98PercentKVRequestsAreServed(t *testing.T) {
-	g := startGuarded(t, 2, small, func(c *Config) { c.Routing.Hold.Requests = 0 })
-	g.goesTo("sim", known+"one")
-	for i := range g.replicas {
-		g.fill(i)
+	for name, held := range map[string]int{"with the hold queue": 1000, "without": 0} {
+		t.Run(name, func(t *testing.T) {
+			g := startGuarded(t, 2, small, func(c *Config) { c.Routing.Hold.Requests = held })
+			g.goesTo("sim", known+"one")
+			leave := []func(){g.fill(0), g.fill(1)}
+			served := make(chan int)
+			go func() {
+				s, err := g.open(t.Context(), g.url, "sim", known+"two", 2)
+				if err != nil {
+					t.Error(err)
+					close(served)
+					return
+				}
+				defer s.leave()
+				served <- s.replica
+			}()
+			// Its turn is the engine's to give: who fills the cache may stay for long.
+			g.until("it was sent to a replica", func() bool { return g.inFlight() == 1 })
+			for i := range g.replicas {
+				leave[i]()
+				g.fault(i, vllmsim.Fault{Kind: vllmsim.Clear})
+			}
+			<-served
+		})
 	}
-	// There is no room for it, nor does either engine get on: it is sent all the same.
-	ctx, leave := context.WithCancel(t.Context())
-	left := make(chan error)
-	go func() {
-		_, err := g.open(ctx, g.url, "sim", known+"two", 2)
-		left <- err
-	}()
-	g.until("it was sent to a replica", func() bool {
-		all := g.service.registry.All()
-		return all[0].InFlight.Load()+all[1].InFlight.Load() == 1
+}
+
+func (g *guarded) inFlight() (sum int64) {
+	for _, b := range g.service.registry.All() {
+		sum += b.InFlight.Load()
+	}
+	return sum
+}
+
+func TestRequestsBeyondMaxInFlightWaitForAPlace(t *testing.T) {
+	g := startGuarded(t, 2, vllmsim.Config{}, func(c *Config) {
+		c.Backends[0].MaxInFlight, c.Backends[1].MaxInFlight = 1, 1
 	})
-	leave()
-	if err := <-left; err == nil {
-		t.Error("it was answered by an engine that stands still")
+	first, second := g.long(known+"one"), g.long(known+"two")
+	if first.replica == second.replica {
+		t.Fatalf("both went to %d", first.replica)
+	}
+	served := make(chan int)
+	go func() {
+		s, err := g.open(t.Context(), g.url, "sim", known+"three", 2)
+		if err != nil {
+			t.Error(err)
+			close(served)
+			return
+		}
+		defer s.leave()
+		served <- s.replica
+	}()
+	g.until("the third is held", func() bool { return g.service.router.HeldRequests() == 1 })
+	second.leave()
+	if to := <-served; to != second.replica {
+		t.Errorf("went to %d, where there was no place", to)
 	}
 }
 

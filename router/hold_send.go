@@ -79,27 +79,28 @@ func (r *Router) expire(now time.Time) {
 // isOpen reports whether a backend could take a request, if only the smallest.
 // Where none is, nothing needs to be scored.
 func (r *Router) isOpen(b *backends.Backend, now time.Time) bool {
-	if !available(b, nil) {
+	if !available(b, nil) || isFull(b, 1) {
 		return false
 	}
-	if !r.late {
+	if !r.late || b.InFlight.Load() == 0 {
 		return true
 	}
-	foreign, queued := r.foreign(b.Load(), now)
+	_, queued := r.foreign(b.Load(), now)
 	pending := r.accounts[b.Slot].waiting(now, r.rate(b.Slot)) + queued*r.uncached.value + r.reserved[b.Slot].uncached
-	idle := float64(b.InFlight.Load())+foreign == 0
-	return r.roomInStep(b.Slot, pending, leastUncached) && !r.starved(b, now) &&
-		(idle || r.cacheFits(b.Slot, 0, now))
+	return r.roomInStep(b.Slot, pending, leastUncached) && !r.starved(b, now) && r.cacheFits(b.Slot, 0, now)
 }
 
 // startsSoon reports whether the chosen candidate can start the request at
 // once, or nearly so; see docs/design.md, "Hold queue".
 func (r *Router) startsSoon(req *Request, chosen int, now time.Time) bool {
 	c, b := &r.candidates[chosen], r.slots[chosen]
+	if b.InFlight.Load() == 0 {
+		return true // nothing of ours could make room, and what others have there may last
+	}
 	if !r.roomInStep(c.Slot, c.Pending, c.Uncached) || r.starved(b, now) {
 		return false
 	}
-	if c.InFlight == 0 || r.cacheFits(c.Slot, r.tokens(req), now) {
+	if r.cacheFits(c.Slot, r.tokens(req), now) {
 		return true
 	}
 	// Exact, now that it matters: what others use of the prompt costs nothing.
