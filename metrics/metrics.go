@@ -87,7 +87,7 @@ func New(fleet []*backends.Backend, r *router.Router, version string) *Metrics {
 	})
 	info.Set(1)
 	m.registry.MustRegister(m.requests, m.duration, m.ttft, m.overhead, m.prompt, m.predicted, m.observed,
-		m.spills, m.retries, m.aborts, m.polls, m.recording, m.hold, m.holdEnds, info, &state{fleet, r},
+		m.spills, m.retries, m.aborts, m.polls, m.recording, m.hold, m.holdEnds, info, &state{fleet, r}, &learned{fleet, r},
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }

@@ -1,11 +1,14 @@
 package proxy
 
 import (
+	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
+
+	"warmroute/router"
 )
 
 func TestMetricsOfRequests(t *testing.T) {
@@ -42,6 +45,42 @@ func TestMetricsOfRequests(t *testing.T) {
 	parser := expfmt.NewTextParser(model.UTF8Validation)
 	if _, err := parser.TextToMetricFamilies(strings.NewReader(text)); err != nil {
 		t.Error(err)
+	}
+}
+
+func TestMetricsOfWhatWasLearned(t *testing.T) {
+	f := simulated(t, 1, router.HoldOptions{})
+	ask := `{"model":"m","max_tokens":30,"messages":[{"role":"user","content":"` + question + `"}]}`
+	for range 5 {
+		if resp, answer := f.post("/v1/chat/completions", ask); resp.StatusCode != 200 {
+			t.Fatalf("%d %s", resp.StatusCode, answer)
+		}
+	}
+	f.settled()
+	value := func(name string) float64 {
+		t.Helper()
+		_, rest, found := strings.Cut(f.exposition(), "\nwarmroute_"+name+`{backend="r0"} `)
+		line, _, _ := strings.Cut(rest, "\n")
+		v, err := strconv.ParseFloat(line, 64)
+		if !found || err != nil {
+			t.Fatalf("%s is %q", name, line)
+		}
+		return v
+	}
+	if predicted, observed := value("compared_predicted_tokens_total"), value("compared_observed_tokens_total"); predicted < 4*192 || observed < 4*192 || observed > 5*300 {
+		t.Errorf("%v tokens predicted to be cached, %v were, of five times about 270", predicted, observed)
+	}
+	if bytes := value("learned_bytes_per_token"); bytes < 3 || bytes > 5 {
+		t.Errorf("%v bytes a token, where there are four", bytes)
+	}
+	if answer := value("learned_answer_tokens"); answer < 30 || answer >= 250 {
+		t.Errorf("an answer of %v tokens, where all have 30 and the guess is 250", answer)
+	}
+	if factor := value("learned_capacity_factor"); factor < 0.2 || factor > 2 {
+		t.Errorf("a capacity factor of %v", factor)
+	}
+	if value("learned_prefill_tokens_per_second") <= 0 || value("learned_step_tokens") <= 0 {
+		t.Error("no rate, or no step")
 	}
 }
 
