@@ -38,6 +38,7 @@ type replayOptions struct {
 	nonStreaming  float64
 	noUsage       bool
 	indexFactor   float64
+	learning      bool
 	evictions     float64
 
 	json bool
@@ -72,6 +73,7 @@ func (o *replayOptions) addTo(f *pflag.FlagSet) {
 	f.Float64Var(&o.nonStreaming, "non-streaming", 0, "`SHARE` of the requests whose answers do not stream")
 	f.BoolVar(&o.noUsage, "no-usage", false, "answers do not say how much of the prompt was cached")
 	f.Float64Var(&o.indexFactor, "index-factor", 1, "tell the router `F` times the KV cache's true size")
+	f.BoolVar(&o.learning, "learning", true, "let the router find out what its replicas do not tell, or tell wrongly")
 	f.Float64Var(&o.evictions, "evictions", 0, "evict `F` more blocks unseen for each that the cache evicts")
 	for _, list := range []string{"load", "speeds", "policy"} {
 		f.Lookup(list).DefValue = "" // or the help says that it is []
@@ -102,16 +104,6 @@ func (o *replayOptions) check() error {
 		}
 		seen[name] = true
 	}
-	for _, load := range o.loads {
-		if !(load > 0 && load <= 100) {
-			return fmt.Errorf("--load %g is not between 0 and 100; 1 is what the fleet could prefill without a cache", load)
-		}
-	}
-	for _, speed := range o.speeds {
-		if !(speed >= 0.01 && speed <= 100) {
-			return fmt.Errorf("--speeds: %g is not between 0.01 and 100; 1 is the described GPU", speed)
-		}
-	}
 	switch {
 	case o.backends < 1 || o.backends > 1024:
 		return fmt.Errorf("--backends %d is not between 1 and 1,024", o.backends)
@@ -119,8 +111,6 @@ func (o *replayOptions) check() error {
 		return fmt.Errorf("--kv-tokens %d is not between 1,024 and 2^30", o.kvTokens)
 	case o.seeds < 1 || o.seeds > 1000:
 		return fmt.Errorf("--seeds %d is not between 1 and 1,000", o.seeds)
-	case len(o.speeds) > o.backends:
-		return fmt.Errorf("--speeds names %d, for %d backends", len(o.speeds), o.backends)
 	case !(o.nonStreaming >= 0 && o.nonStreaming <= 1):
 		return fmt.Errorf("--non-streaming %g is not a share between 0 and 1", o.nonStreaming)
 	case !(o.indexFactor > 0):
@@ -136,11 +126,32 @@ func (o *replayOptions) check() error {
 	case o.poll < 0 || o.pollLag < 0:
 		return fmt.Errorf("--poll %v --poll-lag %v: neither can be below 0", o.poll, o.pollLag)
 	}
+	if err := o.checkLists(); err != nil {
+		return err
+	}
 	if err := o.checkWorkload(); err != nil {
 		return err
 	}
 	_, err := o.parseChanges()
 	return err
+}
+
+// checkLists is check for what the flags with several values hold.
+func (o *replayOptions) checkLists() error {
+	for _, load := range o.loads {
+		if !(load > 0 && load <= 100) {
+			return fmt.Errorf("--load %g is not between 0 and 100; 1 is what the fleet could prefill without a cache", load)
+		}
+	}
+	for _, speed := range o.speeds {
+		if !(speed >= 0.01 && speed <= 100) {
+			return fmt.Errorf("--speeds: %g is not between 0.01 and 100; 1 is the described GPU", speed)
+		}
+	}
+	if len(o.speeds) > o.backends {
+		return fmt.Errorf("--speeds names %d, for %d backends", len(o.speeds), o.backends)
+	}
+	return nil
 }
 
 // usualPolicies are compared where none is named.
@@ -155,7 +166,6 @@ func replayPolicies() []string {
 func (o *replayOptions) parseChanges() ([]replay.Change, error) {
 	var changes []replay.Change
 	for _, text := range o.changes {
-		var kind string
 		var c replay.Change
 		event, at, found := strings.Cut(text, "@")
 		kind, place, named := strings.Cut(event, ":")

@@ -34,7 +34,7 @@ func (o *replayOptions) plan() (*replayPlan, error) {
 		Backends: o.backends, KVTokens: o.kvTokens, Engine: o.engine, Speeds: o.fleetSpeeds(), Changes: changes,
 		Settings: config.Routing.settings(), SLO: cmp.Or(o.slo, config.SLO.TTFT),
 		PollInterval: cmp.Or(o.poll, config.Poll.Interval), PollLag: o.pollLag,
-		NonStreaming: o.nonStreaming, NoUsage: o.noUsage, IndexFactor: o.indexFactor, Evictions: o.evictions,
+		NonStreaming: o.nonStreaming, NoUsage: o.noUsage, IndexFactor: o.indexFactor, NoLearning: !o.learning, Evictions: o.evictions,
 	}
 	if o.hold {
 		base.Hold = config.Routing.hold()

@@ -73,6 +73,33 @@ func inFlight(must float64) gate {
 	return own("in flight, most loaded / mean", func(s replay.Summary) float64 { return s.InFlightMaxOverMean }, must, false)
 }
 
+// The variants of a row about learning, beside prefix as it learns.
+const (
+	unlearned = "unlearned" // the same mistake, and nothing is learned
+	told      = "told"      // no mistake, so there is nothing to learn
+)
+
+// cost is what a mistake costs where nothing is learned.
+func cost(m measure) gate {
+	return gate{what: m.name + ", unlearned / told the truth", figure: func(r replay.Report) (float64, string, bool) {
+		wrong, ok := r.Find(unlearned)
+		right, found := r.Find(told)
+		return m.of(wrong) / m.of(right), "", ok && found
+	}}
+}
+
+// wonBack is the share of that cost which learning saves, where there is one:
+// some mistakes happen to do no harm.
+func wonBack(m measure, must float64) gate {
+	return gate{what: "won back by learning", must: must, atLeast: true, figure: func(r replay.Report) (float64, string, bool) {
+		us, _ := r.Find(ours)
+		wrong, ok := r.Find(unlearned)
+		right, found := r.Find(told)
+		costly := m.of(wrong) > 1.02*m.of(right)
+		return (m.of(wrong) - m.of(us)) / (m.of(wrong) - m.of(right)), "", ok && found && costly
+	}}
+}
+
 // fewLost bounds the share of requests that were given up: a rule must not look
 // good by turning the hard ones away.
 func fewLost() gate {

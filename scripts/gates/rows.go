@@ -53,6 +53,7 @@ func rows(trace *replay.Trace) []row {
 	all := mooncakeRows(trace)
 	all = append(all, madeRows()...)
 	all = append(all, fleetRows(trace)...)
+	all = append(all, learningRows(trace)...)
 	return append(all, otherSizes(trace)...)
 }
 
@@ -134,6 +135,34 @@ func fleetRows(trace *replay.Trace) []row {
 func withPolicy(s replay.Scenario, name string) replay.Scenario {
 	s.Policy = name
 	return s
+}
+
+// learningRows are what learning wins back where the router is told the wrong
+// size of the caches, or blocks vanish unseen. Nothing is held: the queue makes
+// up for much of it.
+func learningRows(trace *replay.Trace) []row {
+	var all []row
+	f := func(name string, wrong, right replay.Scenario) {
+		for _, kvTokens := range []int{1_536_000, 400_000} {
+			for _, usage := range []string{"", "-no-usage"} {
+				play := func(s replay.Scenario, learning bool) replay.Scenario {
+					s.Backends, s.KVTokens, s.Policy = fleet, kvTokens, ours
+					s.Workload, s.NoUsage, s.NoLearning = replay.Traced{Trace: trace, Load: 0.9}, usage != "", !learning
+					return s
+				}
+				all = append(all, row{
+					name:     fmt.Sprintf("%s-%dk%s", name, kvTokens/1000, usage),
+					variants: []variant{{ours, play(wrong, true)}, {unlearned, play(wrong, false)}, {told, play(right, false)}},
+					gates:    []gate{cost(ttft()), wonBack(ttft(), 0.5)},
+				})
+			}
+		}
+	}
+	f("told-half", replay.Scenario{IndexFactor: 0.5}, replay.Scenario{})
+	f("told-double", replay.Scenario{IndexFactor: 2}, replay.Scenario{})
+	// With a block lost for each one evicted, a cache is worth half its size.
+	f("evicting", replay.Scenario{Evictions: 1}, replay.Scenario{Evictions: 1, IndexFactor: 0.5})
+	return all
 }
 
 // otherSizes are to be known: a formula that was tuned to one fleet or one

@@ -14,7 +14,7 @@ type table struct {
 }
 
 func newTable(out io.Writer) *table {
-	fmt.Fprintf(out, "%-22s  %-52s %9s  %s\n", "row", "figure", "is", "must be")
+	fmt.Fprintf(out, "%-27s  %-52s %9s  %s\n", "row", "figure", "is", "must be")
 	return &table{out: out}
 }
 
@@ -41,7 +41,7 @@ func (t *table) row(r row, report replay.Report) (failed int) {
 			failed++
 			t.judged++
 		}
-		fmt.Fprintf(t.out, "%-22s  %-52s %9.3f  %s\n", name, g.what+of, value, verdict)
+		fmt.Fprintf(t.out, "%-27s  %-52s %9.3f  %s\n", name, g.what+of, value, verdict)
 		name = ""
 	}
 	return failed
