@@ -10,6 +10,7 @@ import (
 const (
 	stallAfter  = 3 * time.Second // of silence, with nothing to prefill
 	stallMargin = 3               // times what the prefill of what it was sent should take
+	stallDoubt  = 4               // … and so many times that while nobody knows how fast the backend is
 )
 
 // progress is by what a replica that accepts requests and produces nothing is
@@ -95,7 +96,11 @@ func (r *Router) stalled(b *backends.Backend, l *backends.Load, queued float64, 
 	unstarted := r.accounts[b.Slot].unstarted
 	p.signOfWork(r.made.Add(time.Duration(p.output.Load())), unstarted)
 	owed := min(p.owed, unstarted) + queued
-	limit := stallAfter + time.Duration(stallMargin*owed/r.rate(b.Slot)*float64(time.Second))
+	rate := r.rate(b.Slot)
+	if r.lessons[b.Slot].speed.learned == 0 {
+		rate /= stallDoubt
+	}
+	limit := stallAfter + time.Duration(stallMargin*owed/rate*float64(time.Second))
 	stalled := b.InFlight.Load() > 0 && p.silence(l, now) > limit
 	if stalled && !p.stalled {
 		p.stalls++

@@ -81,7 +81,7 @@ func TestAReplicaThatProducesNothingGetsNothingUntilItDoes(t *testing.T) {
 		t.Error("not sent where its prefix is")
 	}
 	s.told("after 3 s", 0, false)
-	s.pass(time.Second, nil) // 3 s and three times the 80 ms that 640 tokens take
+	s.pass(time.Second, nil) // 3 s and twelve times the 80 ms that 640 tokens take
 	s.told("after 4 s", 1, true)
 	if again() != s.fleet[1] {
 		t.Error("sent to a replica that produces nothing")
@@ -132,10 +132,26 @@ func TestALongPrefillIsNoStall(t *testing.T) {
 			s.send(1, 100_000, streams) // 12.5 s at the nominal rate, 25 s where tokens cost more the deeper they are
 			s.pass(25*time.Second, nil)
 			s.told("in prefill", 0, false)
-			s.pass(20*time.Second, nil)
+			s.pass(2*time.Minute, nil)
+			s.told("in the prefill of a GPU that nobody knows yet to be slow", 0, false)
+			s.pass(10*time.Second, nil)
 			s.told("far beyond it", 1, true)
 		})
 	}
+	t.Run("whose speed is known", func(t *testing.T) {
+		s := newStalls(t, 1)
+		for key := range 2 * speedFirst {
+			d := s.send(key, 8000, true)
+			s.pass(time.Second, nil)
+			d.FirstEvent()
+			d.Release(Outcome{End: Served})
+		}
+		s.send(99, 100_000, true)
+		s.pass(40*time.Second, nil)
+		s.told("in prefill", 0, false)
+		s.pass(2*time.Second, nil)
+		s.told("far beyond it", 1, true)
+	})
 	t.Run("while others decode", func(t *testing.T) {
 		s := newStalls(t, 1)
 		s.send(1, 64, true).FirstEvent()
@@ -160,7 +176,7 @@ func TestAnswersThatComeWholeAreNoStall(t *testing.T) {
 	}
 	s.pass(2*time.Minute, func() { s.loads[0].GenerationTokens += 2000 })
 	s.told("while tokens are generated", 0, false)
-	s.pass(10*time.Second, nil)
+	s.pass(25*time.Second, nil)
 	s.told("when none are", 1, true)
 }
 
@@ -211,7 +227,7 @@ func TestWhenPollsFailAStreamThatStandsStillTells(t *testing.T) {
 func TestAStalledReplicaThatIsFedOnIsFoundOut(t *testing.T) {
 	s := newStalls(t, 1)
 	key := 0
-	s.pass(20*time.Second, func() {
+	s.pass(time.Minute, func() {
 		for range 8 { // as many tokens as it could prefill
 			key++
 			s.send(key, 1000, true)
