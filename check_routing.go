@@ -57,7 +57,7 @@ func (c *Config) routingWarnings() (warnings []string) {
 	}
 	for _, b := range c.Backends {
 		if b.MaxInFlight > 0 && r.Hold.Requests == 0 {
-			warn("backends: %s has max_in_flight %d and nothing is held (routing.hold.requests): requests beyond it get 503 at once", b.Name, b.MaxInFlight)
+			warn("backends: %s has max_in_flight %d and nothing is held (routing.hold.requests): requests beyond it get 429 at once", b.Name, b.MaxInFlight)
 		}
 		if b.MaxInFlight > c.Connections.MaxPerBackend {
 			warn("backends: max_in_flight %d of %s exceeds connections.max_per_backend %d, which ends first", b.MaxInFlight, b.Name, c.Connections.MaxPerBackend)

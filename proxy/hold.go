@@ -78,8 +78,11 @@ func (x *exchange) askAgain() {
 // notPicked is the answer to a request for which there is no backend.
 func (x *exchange) notPicked(err error) *apiError {
 	wait := x.p.router.RetryAfter()
-	e := unavailable("no replica that serves this model can take a request now")
+	e := unavailable("no replica that serves this model is ready")
 	switch {
+	case errors.Is(err, router.ErrFull):
+		e = &apiError{status: http.StatusTooManyRequests, kind: "overloaded", code: "replicas_full",
+			message: fmt.Sprintf("every replica has as many requests as it may (backends[].max_in_flight); try again in %v", wait)}
 	case errors.Is(err, router.ErrHoldFull):
 		e = &apiError{status: http.StatusTooManyRequests, kind: "overloaded", code: "hold_queue_full",
 			message: fmt.Sprintf("as many requests as may wait for a replica do (routing.hold); try again in %v", wait)}

@@ -200,6 +200,41 @@ func TestHeldTooLong(t *testing.T) {
 	}
 }
 
+func TestMaxInFlight(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		hold router.HoldOptions
+	}{
+		{"nothing is held", router.HoldOptions{}},
+		{"held", router.HoldOptions{Requests: 10, Time: time.Minute}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			g := newGated()
+			f := serveHolding(t, c.hold, nil, &g.replica)
+			f.backends[0].MaxInFlight = 1
+			first := f.background(asked("first", false))
+			eventually(t, "the first is sent", func() bool { return len(g.requests()) == 1 })
+			second := f.background(asked("second", false))
+			if c.hold.Requests == 0 {
+				if a := <-second; a.status != http.StatusTooManyRequests || a.header.Get("Retry-After") == "" || !strings.Contains(a.body, "replicas_full") {
+					t.Errorf("the second got %+v", a)
+				}
+				g.next <- struct{}{}
+			} else {
+				f.waits(1)
+				g.next <- struct{}{}
+				g.next <- struct{}{}
+				if a := <-second; a.status != http.StatusOK {
+					t.Errorf("the second got %+v", a)
+				}
+			}
+			if a := <-first; a.status != http.StatusOK {
+				t.Errorf("the first got %+v", a)
+			}
+		})
+	}
+}
+
 func TestClientThatLeavesWhileHeldIsGoneAtOnce(t *testing.T) {
 	g := newGated()
 	f := serveHolding(t, oneAtATime(10), nil, &g.replica)
