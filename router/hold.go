@@ -43,6 +43,8 @@ type Held struct {
 	older, newer *Held
 	gone         bool // delivered or cancelled
 
+	waitsFor int // slot of the backend that was the cheapest when it was scored last
+
 	depth   []int  // matched blocks, by slot
 	version uint64 // of the index that depth was read from
 }
@@ -149,7 +151,7 @@ func (r *Router) hold(req *Request, tried []*backends.Backend, deliver func(*Dec
 	}
 	h := &Held{
 		router: r, req: *req, tried: slices.Clone(tried), deliver: deliver,
-		arrived: now, depth: make([]int, len(r.accounts)),
+		arrived: now, waitsFor: nowhere, depth: make([]int, len(r.accounts)),
 	}
 	r.place(h, now)
 	r.fair.enter(h.req.Tenant)
@@ -170,10 +172,11 @@ func (r *Router) hold(req *Request, tried []*backends.Backend, deliver func(*Dec
 // ageing is how many seconds of prefill a second of waiting weighs against.
 const ageing = 0.2
 
-// place gives a request its key in the queue: short work first, but what came
-// ageing-1 times its seconds of prefill earlier cannot be overtaken. Since what
-// was waited grows alike for all, the key stays as it is. Of a tenant that has
-// asked for more than its share, requests count as if they had come later.
+// place gives a request its key in the queue: short work first, but what needs a
+// second of prefill is overtaken by nothing that comes 1/ageing seconds later.
+// Since what was waited grows alike for all, the key stays as it is. Of a tenant
+// that has asked for more than its share, requests count as if they had come
+// later.
 func (r *Router) place(h *Held, now time.Time) {
 	r.match(h)
 	h.tokens = r.tokens(&h.req)

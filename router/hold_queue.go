@@ -104,15 +104,15 @@ func (q *holdQueue) rewind() {
 }
 
 // next is the first request that this round has not passed and for which a
-// backend is open; nil when there is none. The caller passes it by counting its
+// backend, by slot, has room; nil when there is none. The caller passes it by counting its
 // group's at, or removes it.
-func (q *holdQueue) next(open []bool) *Held {
+func (q *holdQueue) next(room []float64) *Held {
 	var first *Held
 	for _, g := range q.groups {
 		if g.at == len(g.front) || first != nil && first.before(g.front[g.at]) {
 			continue
 		}
-		if slices.ContainsFunc(g.backends, func(b *backends.Backend) bool { return open[b.Slot] }) {
+		if slices.ContainsFunc(g.backends, func(b *backends.Backend) bool { return room[b.Slot] > 0 }) {
 			first = g.front[g.at]
 		}
 	}

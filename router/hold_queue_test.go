@@ -9,10 +9,10 @@ import (
 )
 
 // order takes one request after the other out of a queue.
-func order(q *holdQueue, open []bool) []int {
+func order(q *holdQueue, room []float64) []int {
 	var names []int
 	for q.rewind(); ; {
-		h := q.next(open)
+		h := q.next(room)
 		if h == nil {
 			return names
 		}
@@ -32,12 +32,12 @@ func TestTheQueuesOrder(t *testing.T) {
 	put(2, 0, 1)
 	put(4, 0, 2)
 	put(1, -1, 9)
-	if got, want := order(&q, []bool{true}), []int{1, 2, 3, 4, 5}; !slices.Equal(got, want) {
+	if got, want := order(&q, []float64{1}), []int{1, 2, 3, 4, 5}; !slices.Equal(got, want) {
 		t.Errorf("served %v, want %v: by priority, then key, then arrival", got, want)
 	}
 }
 
-func TestARoundPassesGroupsThatNoBackendIsOpenFor(t *testing.T) {
+func TestARoundPassesGroupsThatNoBackendHasRoomFor(t *testing.T) {
 	var q holdQueue
 	a, b := &backends.Backend{Slot: 0}, &backends.Backend{Slot: 1}
 	for i := range 300 {
@@ -45,13 +45,13 @@ func TestARoundPassesGroupsThatNoBackendIsOpenFor(t *testing.T) {
 	}
 	q.push(&Held{req: Request{Backends: []*backends.Backend{b}, Bytes: 1000}, key: 1000})
 	q.rewind()
-	if h := q.next([]bool{false, true}); h == nil || h.req.Bytes != 1000 {
+	if h := q.next([]float64{0, 1}); h == nil || h.req.Bytes != 1000 {
 		t.Error("three hundred requests for one model are in the way of another's")
 	}
-	if h := q.next([]bool{false, false}); h != nil {
-		t.Error("a request is next, and no backend is open")
+	if h := q.next([]float64{0, 0}); h != nil {
+		t.Error("a request is next, and no backend has room")
 	}
-	if h := q.next([]bool{true, true}); h.req.Bytes != 0 {
+	if h := q.next([]float64{1, 1}); h.req.Bytes != 0 {
 		t.Errorf("request %d is next, want the first of all", h.req.Bytes)
 	}
 }

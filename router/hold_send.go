@@ -2,6 +2,7 @@ package router
 
 import (
 	"context"
+	"math"
 	"time"
 
 	"warmroute/backends"
@@ -25,12 +26,12 @@ func (r *Router) dispatch(now time.Time) {
 	}
 	r.expire(now)
 	clear(r.reserved)
-	for slot, b := range r.fleet {
-		r.open[slot] = r.isOpen(b, now)
+	for slot := range r.fleet {
+		r.room[slot] = r.roomOn(slot, now)
 	}
 	r.queue.rewind()
 	for range mostScored {
-		h := r.queue.next(r.open)
+		h := r.queue.next(r.room)
 		if h == nil {
 			break
 		}
@@ -43,6 +44,11 @@ func (r *Router) dispatch(now time.Time) {
 // waits for.
 func (r *Router) turn(h *Held, now time.Time) {
 	r.match(h)
+	if h.waitsFor != nowhere && !r.fitsAnywhere(h) {
+		h.group.at++
+		r.claim(h, h.waitsFor, now)
+		return
+	}
 	chosen, err := r.score(&h.req, h.tried, now)
 	if err != nil { // those that it may try are not among the open ones
 		h.group.at++
@@ -51,15 +57,42 @@ func (r *Router) turn(h *Held, now time.Time) {
 	slot := r.candidates[chosen].Slot
 	if r.late && !r.startsSoon(&h.req, chosen, now) {
 		h.group.at++
-		r.reserved[slot].uncached += r.candidates[chosen].Uncached
-		r.reserved[slot].cache += r.cacheNeed(&h.req, slot)
-	} else {
-		r.take(h)
-		d := r.reserve(&h.req, chosen, now)
-		d.Held = now.Sub(h.arrived)
-		h.deliver(d, nil)
+		h.waitsFor = slot
+		r.claim(h, slot, now)
+		return
 	}
-	r.open[slot] = r.isOpen(r.fleet[slot], now)
+	r.take(h)
+	d := r.reserve(&h.req, chosen, now)
+	d.Held = now.Sub(h.arrived)
+	h.deliver(d, nil)
+	r.room[slot] = r.roomOn(slot, now)
+}
+
+// nowhere is what a request waits for that was not scored yet.
+const nowhere = -1
+
+// fitsAnywhere reports whether a backend has room in its next step for the held
+// request that was matched last. Where none has, scoring it is of no use: it
+// waits for the one that was the cheapest last time.
+func (r *Router) fitsAnywhere(h *Held) bool {
+	perToken := r.texts.bytesPerToken(h.req.Model)
+	for _, b := range h.req.Backends {
+		if r.uncachedOn(h, b.Slot, perToken) <= r.room[b.Slot] {
+			return true
+		}
+	}
+	return false
+}
+
+func (r *Router) uncachedOn(h *Held, slot int, perToken float64) float64 {
+	return max(leastUncached, float64(h.req.Bytes-h.depth[slot]*r.blockBytes)/perToken)
+}
+
+// claim reserves what h will take of a backend for the rest of the round.
+func (r *Router) claim(h *Held, slot int, now time.Time) {
+	r.reserved[slot].uncached += r.uncachedOn(h, slot, r.texts.bytesPerToken(h.req.Model))
+	r.reserved[slot].cache += r.cacheNeed(&h.req, slot)
+	r.room[slot] = r.roomOn(slot, now)
 }
 
 // expire answers the requests that were held as long as they may be.
@@ -76,28 +109,31 @@ func (r *Router) expire(now time.Time) {
 	}
 }
 
-// isOpen reports whether a backend could take a request, if only the smallest.
-// Where none is, nothing needs to be scored.
-func (r *Router) isOpen(b *backends.Backend, now time.Time) bool {
+// roomOn is how many uncached tokens a backend could be sent now, 0 for none.
+func (r *Router) roomOn(slot int, now time.Time) float64 {
+	b := r.fleet[slot]
 	if !available(b, nil) || isFull(b, 1) {
-		return false
+		return 0
 	}
 	if !r.late || b.InFlight.Load() == 0 {
-		return true
+		return math.Inf(1)
+	}
+	if r.starved(slot, now) || !r.cacheFits(slot, 0, now) {
+		return 0
 	}
 	_, queued := r.foreign(b.Load(), now)
-	pending := r.accounts[b.Slot].waiting(now, r.rate(b.Slot)) + queued*r.uncached.value + r.reserved[b.Slot].uncached
-	return r.roomInStep(b.Slot, pending, leastUncached) && !r.starved(b, now) && r.cacheFits(b.Slot, 0, now)
+	pending := r.accounts[slot].waiting(now, r.rate(slot)) + queued*r.uncached.value + r.reserved[slot].uncached
+	return r.roomInStep(slot, pending)
 }
 
 // startsSoon reports whether the chosen candidate can start the request at
 // once, or nearly so; see docs/design.md, "Hold queue".
 func (r *Router) startsSoon(req *Request, chosen int, now time.Time) bool {
-	c, b := &r.candidates[chosen], r.slots[chosen]
-	if b.InFlight.Load() == 0 {
+	c := &r.candidates[chosen]
+	if r.slots[chosen].InFlight.Load() == 0 {
 		return true // nothing of ours could make room, and what others have there may last
 	}
-	if !r.roomInStep(c.Slot, c.Pending, c.Uncached) || r.starved(b, now) {
+	if c.Uncached > r.roomInStep(c.Slot, c.Pending) || r.starved(c.Slot, now) {
 		return false
 	}
 	if r.cacheFits(c.Slot, r.tokens(req), now) {
@@ -107,10 +143,13 @@ func (r *Router) startsSoon(req *Request, chosen int, now time.Time) bool {
 	return r.cacheFits(c.Slot, r.cacheNeed(req, c.Slot), now)
 }
 
-// roomInStep reports whether so many uncached tokens find room in the next step
-// of a backend's engine. When nothing is pending any number does.
-func (r *Router) roomInStep(slot int, pending, uncached float64) bool {
-	return pending == 0 || pending+uncached <= r.stepTokens(slot)
+// roomInStep is how many uncached tokens find room in the next step of a
+// backend's engine. When nothing is pending any number does.
+func (r *Router) roomInStep(slot int, pending float64) float64 {
+	if pending == 0 {
+		return math.Inf(1)
+	}
+	return max(0, r.stepTokens(slot)-pending)
 }
 
 // stepTokens is how many tokens a backend's engine takes in one step, about.
@@ -126,8 +165,8 @@ func (r *Router) stepTokens(slot int) float64 {
 
 // starved reports whether the replica says that requests wait because there is
 // no room for them, and as many have not started since.
-func (r *Router) starved(b *backends.Backend, now time.Time) bool {
-	c := &r.caches[b.Slot]
+func (r *Router) starved(slot int, now time.Time) bool {
+	c := &r.caches[slot]
 	return c.starving > 0 && now.Sub(c.polledAt) <= foreignLasts*r.pollInterval
 }
 

@@ -498,3 +498,20 @@ func TestPickLeavesTheQueueWithItsContext(t *testing.T) {
 		t.Errorf("%d held", n)
 	}
 }
+
+func TestAnswersGrowAtTheSpeedThatWasLearned(t *testing.T) {
+	r, fleet, c := newFleet(t, 1, "prefix", holding)
+	for key := range 400 {
+		d := sent(t, "", submit(r, ask(fleet, key, 1)))
+		d.FirstEvent()
+		c.advance(time.Second)
+		d.Release(Outcome{End: Served, AnswerTokens: 100})
+	}
+	d := sent(t, "", submit(r, ask(fleet, 1, 1)))
+	d.FirstEvent()
+	before := r.cacheUsed(0, c.now)
+	c.advance(10 * time.Second)
+	if grown := r.cacheUsed(0, c.now) - before; grown < 980 || grown > 1000 {
+		t.Errorf("an answer grew by %.0f tokens in ten seconds, want 1,000", grown)
+	}
+}

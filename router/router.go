@@ -75,7 +75,7 @@ type Router struct {
 	queue      holdQueue
 	fair       fairness
 	reserved   []reservation // scratch of dispatch, by slot
-	open       []bool        // scratch of dispatch, by slot
+	room       []float64     // scratch of dispatch, by slot
 	matched    []int         // scratch of Pick, by slot
 	depth      []int         // matched blocks of the request that is scored, by slot
 	lessons    []lessons     // by slot
@@ -112,10 +112,10 @@ func New(o Options) (*Router, error) {
 		began:        make(chan struct{}, 1),
 		caches:       make([]cache, len(o.Backends)),
 		reserved:     make([]reservation, len(o.Backends)),
-		open:         make([]bool, len(o.Backends)),
 		noLearning:   o.NoLearning,
 		texts:        newTexts(),
 		fleetRate:    prefillRate,
+		room:         make([]float64, len(o.Backends)),
 	}
 	for i := range r.caches {
 		r.caches[i].speed = average{decodeRate, decodeRatePrior}
