@@ -37,26 +37,34 @@ func TestGatesJudgeByTheBestOther(t *testing.T) {
 	f(toBest(ttft(), 0.9), 0) // nobody to compare with: no line
 }
 
-func TestRivalsAreKeptByRowPolicyAndSeeds(t *testing.T) {
+func TestRivalsAreKeptByRowScenarioAndSeeds(t *testing.T) {
 	path := t.TempDir() + "/rivals.json"
 	kept, err := openRivals(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	kept.add("chats", 5, replay.Summary{Policy: "chwbl", TTFTMean: 2})
+	// The trace itself is not part of what they are kept by: it is read anew in every run.
+	of := func(name string, load float64) variant {
+		workload := replay.Traced{Trace: &replay.Trace{}, Load: load}
+		return variant{name, replay.Scenario{Policy: name, Workload: workload}}
+	}
+	kept.add("row", of("chwbl", 0.9), 5, replay.Summary{Policy: "chwbl", TTFTMean: 2})
+	kept.add("row", of(ours, 0.9), 5, replay.Summary{Policy: ours, TTFTMean: 1})
 	if err := kept.save(); err != nil {
 		t.Fatal(err)
 	}
 	if kept, err = openRivals(path); err != nil {
 		t.Fatal(err)
 	}
-	f := func(row, label string, seeds int, want float64) {
+	f := func(row string, v variant, seeds int, want float64) {
 		t.Helper()
-		if got, ok := kept.find(row, label, seeds); got.TTFTMean != want || ok != (want > 0) {
-			t.Errorf("%s, %s, %d seeds: got %+v", row, label, seeds, got)
+		if got, ok := kept.find(row, v, seeds); got.TTFTMean != want || ok != (want > 0) {
+			t.Errorf("%s, %+v, %d seeds: got %+v", row, v, seeds, got)
 		}
 	}
-	f("chats", "chwbl", 5, 2)
-	f("chats", "chwbl", 1, 0)
-	f("hot", "chwbl", 5, 0)
+	f("row", of("chwbl", 0.9), 5, 2)
+	f("row", of("chwbl", 0.9), 1, 0)
+	f("row", of("chwbl", 1.1), 5, 0)
+	f("other", of("chwbl", 0.9), 5, 0)
+	f("row", of(ours, 0.9), 5, 0) // played anew every time
 }

@@ -106,7 +106,7 @@ func (r row) play(ctx context.Context, policies []string, seeds int, kept *rival
 	known := make([]bool, len(runs))
 	var scenarios []replay.Scenario
 	for i, one := range runs {
-		mean, ok := kept.find(r.name, one.label, seeds)
+		mean, ok := kept.find(r.name, one, seeds)
 		report.Results, known[i] = append(report.Results, mean), ok
 		for seed := 1; seed <= seeds && !ok; seed++ {
 			s := one.scenario
@@ -129,9 +129,7 @@ func (r row) play(ctx context.Context, policies []string, seeds int, kept *rival
 		played = played[seeds:]
 		mean.Policy = one.label
 		report.Results[i] = mean
-		if one.scenario.Policy != ours {
-			kept.add(r.name, seeds, mean)
-		}
+		kept.add(r.name, one, seeds, mean)
 	}
 	return report, kept.save()
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"io/fs"
 	"os"
 
@@ -16,7 +17,17 @@ type rivals struct {
 	results map[string]replay.Summary // by rivalKey
 }
 
-func rivalKey(row, label string, seeds int) string { return fmt.Sprintf("%s/%s/%d", row, label, seeds) }
+// rivalKey names runs by all that they depend on but the trace and the program.
+func rivalKey(row string, v variant, seeds int) string {
+	s := v.scenario
+	if traced, ok := s.Workload.(replay.Traced); ok {
+		traced.Trace = nil // or the key would hold its address
+		s.Workload = traced
+	}
+	hash := fnv.New64a()
+	fmt.Fprintf(hash, "%+v", s)
+	return fmt.Sprintf("%s/%s/%d/%016x", row, v.label, seeds, hash.Sum64())
+}
 
 func openRivals(path string) (*rivals, error) {
 	r := &rivals{path: path, results: make(map[string]replay.Summary)}
@@ -36,14 +47,15 @@ func openRivals(path string) (*rivals, error) {
 	return r, nil
 }
 
-func (r *rivals) find(row, label string, seeds int) (replay.Summary, bool) {
-	s, ok := r.results[rivalKey(row, label, seeds)]
+func (r *rivals) find(row string, v variant, seeds int) (replay.Summary, bool) {
+	s, ok := r.results[rivalKey(row, v, seeds)]
 	return s, ok
 }
 
-func (r *rivals) add(row string, seeds int, s replay.Summary) {
-	if r.path != "" {
-		r.results[rivalKey(row, s.Policy, seeds)] = s
+// add keeps what the router's own rule had no part in.
+func (r *rivals) add(row string, v variant, seeds int, s replay.Summary) {
+	if r.path != "" && v.scenario.Policy != ours {
+		r.results[rivalKey(row, v, seeds)] = s
 	}
 }
 
