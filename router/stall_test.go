@@ -58,13 +58,13 @@ func (s *stalls) send(key, tokens int, streams bool) *Decision {
 // told checks what the guard says of all backends together.
 func (s *stalls) told(when string, times int, now bool) {
 	s.t.Helper()
-	sum, any := 0, false
+	sum, some := 0, false
 	for _, b := range s.fleet {
 		n, is := s.r.Stalls(b)
-		sum, any = sum+int(n), any || is
+		sum, some = sum+int(n), some || is
 	}
-	if sum != times || any != now {
-		s.t.Errorf("%s: stalled %d times, and is so: %v; want %d, %v", when, sum, any, times, now)
+	if sum != times || some != now {
+		s.t.Errorf("%s: stalled %d times, and is so: %v; want %d, %v", when, sum, some, times, now)
 	}
 }
 
