@@ -13,7 +13,7 @@ const (
 	// prefix might be is cheap; to forget where it is costs the prefix's prefill.
 	gonePenalty  = 0.33
 	reachForgets = 0.998 // what each comparison leaves of those before
-	reachTrust   = 0.2   // predictions in each bucket that the replica's own figure is worth
+	reachTrust   = 0.35  // predictions in each bucket that the replica's own figure is worth
 	partlyGone   = 0.1   // of one prediction, and its last block was not there
 	reachGrows   = 0.5   // predictions found in the outermost bucket, or beyond, that open the next
 )
