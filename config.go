@@ -46,7 +46,8 @@ type RoutingConfig struct {
 	Attempts int    `mapstructure:"attempts"` // the first one included
 
 	Hold          HoldConfig `mapstructure:"hold"`
-	StepTokens    int        `mapstructure:"step_tokens"`    // 0: learned
+	StepTokens    int        `mapstructure:"step_tokens"` // 0: learned
+	Learn         bool       `mapstructure:"learn"`
 	SessionHeader string     `mapstructure:"session_header"` // empty: none
 
 	// 0: the policy's own.

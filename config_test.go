@@ -62,7 +62,7 @@ func TestDefaultsAreThoseOfTheDesign(t *testing.T) {
 		Admin:    "127.0.0.1:9090",
 		Backends: []BackendConfig{{Name: "a:8000", URL: "http://a:8000", Weight: 1}},
 		Routing: RoutingConfig{
-			Policy: "prefix", Attempts: 3, SessionHeader: "X-Session-Id",
+			Policy: "prefix", Attempts: 3, Learn: true, SessionHeader: "X-Session-Id",
 			Hold: HoldConfig{Requests: 1000, Bytes: 256 << 20, Time: time.Minute},
 		},
 		Index:           IndexConfig{BlockBytes: 256, MaxBytes: 256 << 20},
@@ -136,6 +136,7 @@ func otherValues() map[string]struct {
 		"routing.hold.bytes":          {"128MiB", ByteSize(128 << 20)},
 		"routing.hold.time":           {"5s", 5 * time.Second},
 		"routing.step_tokens":         {"2048", 2048},
+		"routing.learn":               {"false", false},
 		"routing.session_header":      {"X-Chat", "X-Chat"},
 		"routing.match_ratio":         {"0.5", 0.5},
 		"routing.imbalance_abs":       {"32", 32.0},

@@ -50,6 +50,7 @@ func (s *service) routerOptions() router.Options {
 		BlockBytes:    c.Index.BlockBytes,
 		IndexMaxBytes: int64(c.Index.MaxBytes),
 		PollInterval:  c.Poll.Interval,
+		NoLearning:    !c.Routing.Learn,
 		Now:           time.Now,
 		Rand:          rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())),
 	}
