@@ -169,8 +169,12 @@ func (r *Router) hold(req *Request, tried []*backends.Backend, deliver func(*Dec
 	return h
 }
 
-// ageing is how many seconds of prefill a second of waiting weighs against.
-const ageing = 0.2
+const (
+	ageing = 0.2 // seconds of prefill that a second of waiting weighs against
+	// overtaken is the share of the time for which a request may be held in which
+	// it may be overtaken: the longest prompts would else be held too long, always.
+	overtaken = 0.75
+)
 
 // place gives a request its key in the queue: short work first, but what needs a
 // second of prefill is overtaken by nothing that comes 1/ageing seconds later.
@@ -184,8 +188,11 @@ func (r *Router) place(h *Held, now time.Time) {
 	if r.gather(&h.req, h.tried, now) == nil {
 		h.tokens, rates = r.leastUncached(&h.req), r.rates()
 	}
-	rate := rates / float64(max(1, len(r.candidates)))
-	h.key = h.tokens/rate + ageing*r.fair.charge(h.req.Tenant, h.tokens, rates, r.seconds(now))
+	alone := h.tokens * float64(max(1, len(r.candidates))) / rates // seconds, on one of them
+	if limit := r.holding.Time.Seconds(); limit > 0 {
+		alone = min(alone, ageing*overtaken*limit)
+	}
+	h.key = alone + ageing*r.fair.charge(h.req.Tenant, h.tokens, rates, r.seconds(now))
 }
 
 // match reads what the backends hold of a held request, if that can have

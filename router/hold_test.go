@@ -219,15 +219,15 @@ func TestWhatWaitsForRoomInACacheIsNotOvertaken(t *testing.T) {
 }
 
 func TestShortWorkFirstUntilTheLongHasWaited(t *testing.T) {
-	f := func(name string, later time.Duration, want ...int) {
+	f := func(name string, blocks int, later time.Duration, want ...int) {
 		t.Helper()
 		r, fleet, c := newFleet(t, 1, "prefix", holding)
-		busy := sent(t, "", submit(r, ask(fleet, 1, 6000))) // 384,000 tokens
+		busy := sent(t, "", submit(r, ask(fleet, 1, 20_000))) // 1,280,000 tokens
 		var got []int
 		put := func(key, n int) {
 			r.Submit(ask(fleet, key, n), func(*Decision, error) { got = append(got, key) })
 		}
-		put(2, 128) // 8,192 tokens: a second of work, five of ageing
+		put(2, blocks)
 		c.advance(later)
 		put(3, 1)
 		busy.FirstEvent()
@@ -236,8 +236,12 @@ func TestShortWorkFirstUntilTheLongHasWaited(t *testing.T) {
 			t.Errorf("%s: sent %v, want %v", name, got, want)
 		}
 	}
-	f("the short one first", 4*time.Second, 3)
-	f("unless it came too late", 6*time.Second, 2)
+	// 8,192 tokens: a second of work, five of ageing.
+	f("the short one first", 128, 4*time.Second, 3)
+	f("unless it came too late", 128, 6*time.Second, 2)
+	// 96,000 tokens would be 60 s of ageing, which is all the time there is.
+	f("before a very long one", 1500, 44*time.Second, 3)
+	f("unless it came too late for that", 1500, 46*time.Second, 2)
 }
 
 func TestATenantsFloodDoesNotStarveOthers(t *testing.T) {
