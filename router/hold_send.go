@@ -3,9 +3,11 @@ package router
 import (
 	"context"
 	"math"
+	"slices"
 	"time"
 
 	"warmroute/backends"
+	"warmroute/router/policy"
 )
 
 const (
@@ -54,18 +56,37 @@ func (r *Router) turn(h *Held, now time.Time) {
 		h.group.at++
 		return
 	}
-	slot := r.candidates[chosen].Slot
 	if r.late && !r.startsSoon(&h.req, chosen, now) {
-		h.group.at++
-		h.waitsFor = slot
-		r.claim(h, slot, now)
-		return
+		if chosen = r.settled(h, chosen, now); !r.startsSoon(&h.req, chosen, now) {
+			h.group.at++
+			h.waitsFor = r.candidates[chosen].Slot
+			r.claim(h, h.waitsFor, now)
+			return
+		}
 	}
+	slot := r.candidates[chosen].Slot
 	r.take(h)
 	d := r.reserve(&h.req, chosen, now)
 	d.Held = now.Sub(h.arrived)
 	h.deliver(d, nil)
 	r.room[slot] = r.roomOn(slot, now)
+}
+
+// settleAfter is how long a request may be held until it changes no more what
+// backend it waits for: which one is the cheapest can change so often that a
+// long prompt finds each of them busy in turn.
+const settleAfter = 2 * time.Second
+
+// settled is the candidate that a held request waits for, where the cheapest one
+// cannot start it.
+func (r *Router) settled(h *Held, cheapest int, now time.Time) int {
+	if now.Sub(h.arrived) < settleAfter {
+		return cheapest
+	}
+	if at := slices.IndexFunc(r.candidates, func(c policy.Candidate) bool { return c.Slot == h.waitsFor }); at >= 0 {
+		return at
+	}
+	return cheapest
 }
 
 // nowhere is what a request waits for that was not scored yet.

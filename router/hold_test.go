@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"warmroute/backends"
+	"warmroute/router/policy"
 )
 
 // waiter is a request that was submitted, and what became of it.
@@ -216,6 +217,22 @@ func TestWhatWaitsForRoomInACacheIsNotOvertaken(t *testing.T) {
 	waits(t, "it fits, and would overtake", submit(r, ask(fleet, 3, 1)))
 	running.Release(Outcome{End: Served})
 	sent(t, "the cache is free", large)
+}
+
+func TestWhatHasWaitedSettlesForOneBackend(t *testing.T) {
+	r, _, c := newFleet(t, 3, "prefix", holding)
+	r.candidates = []policy.Candidate{{Slot: 0}, {Slot: 2}}
+	f := func(name string, waitsFor int, waited time.Duration, want int) {
+		t.Helper()
+		h := &Held{waitsFor: waitsFor, arrived: c.now.Add(-waited)}
+		if got := r.settled(h, 0, c.now); got != want {
+			t.Errorf("%s: it waits for candidate %d, want %d", name, got, want)
+		}
+	}
+	f("the cheapest at first", 2, time.Second, 0)
+	f("later the one that it has a claim to", 2, 2*time.Second, 1)
+	f("unless that is gone", 1, 2*time.Second, 0)
+	f("or it never waited for one", nowhere, 2*time.Second, 0)
 }
 
 func TestShortWorkFirstUntilTheLongHasWaited(t *testing.T) {
