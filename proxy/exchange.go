@@ -72,7 +72,7 @@ func (x *exchange) end() {
 	x.record()
 	if x.p.log.Enabled(x.r.Context(), slog.LevelDebug) {
 		o := &x.outcome
-		x.p.log.Debug("request", "endpoint", o.Endpoint, "model", o.Model, "backend", o.Backend, "code", o.Code, "attempts", x.attempts,
+		x.p.log.Debug("request", "endpoint", o.Endpoint, "model", o.Model, "backend", o.Backend, "code", o.Code, "attempts", x.attempts, "held", x.held,
 			"predicted", o.PredictedTokens, "prompt", o.PromptTokens, "duration", o.Duration, "ttft", o.TTFT, "request_id", x.id)
 	}
 }

@@ -24,31 +24,48 @@ const (
 // pick asks the router for a backend. The request may wait for it in the hold queue.
 func (x *exchange) pick() (*router.Decision, error) {
 	for recheck := firstRecheck; ; recheck = min(2*recheck, mostRecheck) {
-		asked := time.Now()
-		d, err := x.p.router.Pick(x.r.Context(), &x.input.request, x.tried...)
-		waited := time.Since(asked)
-		switch {
-		case err == nil:
-			if d.Held > 0 {
-				x.wasHeld(metrics.HeldSent, d.Held)
-			}
-		case errors.Is(err, router.ErrHoldFull):
-			x.wasHeld(metrics.HeldRefused, 0)
-		case errors.Is(err, router.ErrHeldTooLong):
-			x.wasHeld(metrics.HeldTooLong, waited)
-		case errors.Is(err, context.Canceled):
-			x.wasHeld(metrics.HeldLeft, waited)
-		case x.p.holdTime > 0 && waited >= x.p.holdTime:
-			x.wasHeld(metrics.HeldNoneReady, waited)
-		case len(x.refused) > 0 && time.Since(x.arrived) < x.p.holdTime:
-			if x.rest(recheck) {
-				x.askAgain()
-				continue
-			}
-			err = x.r.Context().Err()
+		d, err := (*router.Decision)(nil), router.ErrNoneReady
+		if len(x.refused) == 0 || x.anotherIsReady() {
+			d, err = x.ask()
 		}
-		return d, err
+		if !errors.Is(err, router.ErrNoneReady) || len(x.refused) == 0 || time.Since(x.arrived) >= x.p.holdTime {
+			return d, err
+		}
+		// All that were ready refused the connection.
+		if !x.rest(recheck) {
+			return nil, x.r.Context().Err()
+		}
+		x.askAgain()
 	}
+}
+
+// ask is one round of pick, with what becomes of it in the metrics.
+func (x *exchange) ask() (*router.Decision, error) {
+	asked := time.Now()
+	d, err := x.p.router.Pick(x.r.Context(), &x.input.request, x.tried...)
+	waited := time.Since(asked)
+	switch {
+	case err == nil:
+		if d.Held > 0 {
+			x.wasHeld(metrics.HeldSent, d.Held)
+		}
+	case errors.Is(err, router.ErrHoldFull):
+		x.wasHeld(metrics.HeldRefused, 0)
+	case errors.Is(err, router.ErrHeldTooLong):
+		x.wasHeld(metrics.HeldTooLong, waited)
+	case errors.Is(err, context.Canceled):
+		x.wasHeld(metrics.HeldLeft, waited)
+	case x.p.holdTime > 0 && waited >= x.p.holdTime:
+		x.wasHeld(metrics.HeldNoneReady, waited)
+	}
+	return d, err
+}
+
+// anotherIsReady reports whether a backend is ready that was not tried.
+func (x *exchange) anotherIsReady() bool {
+	return slices.ContainsFunc(x.input.request.Backends, func(b *backends.Backend) bool {
+		return b.State() == backends.Ready && !slices.Contains(x.tried, b)
+	})
 }
 
 func (x *exchange) wasHeld(end metrics.HeldEnd, waited time.Duration) {

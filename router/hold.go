@@ -114,6 +114,9 @@ var errHold = errors.New("to be held")
 
 // tryNow answers a request that need not wait, or may not.
 func (r *Router) tryNow(req *Request, tried []*backends.Backend, now time.Time) (*Decision, error) {
+	if len(tried) > 0 && !mayYet(req, tried) {
+		return nil, ErrNoneReady // however many others wait
+	}
 	if r.late && r.queue.count > 0 {
 		return nil, errHold // its turn is decided among those held
 	}
@@ -121,7 +124,7 @@ func (r *Router) tryNow(req *Request, tried []*backends.Backend, now time.Time) 
 	r.index.Match(req.Blocks, r.depth)
 	chosen, err := r.score(req, tried, now)
 	switch {
-	case err != nil && r.holding.Requests > 0 && mayYet(req, tried):
+	case err != nil && r.holding.Requests > 0 && len(req.Backends) > 0:
 		return nil, errHold
 	case err != nil:
 		return nil, err

@@ -536,3 +536,14 @@ func TestAnswersGrowAtTheSpeedThatWasLearned(t *testing.T) {
 		t.Errorf("an answer grew by %.0f tokens in ten seconds, want 1,000", grown)
 	}
 }
+
+func TestARequestThatAllHaveFailedIsNotHeldBehindOthers(t *testing.T) {
+	r, fleet, _ := newFleet(t, 2, "prefix", holding)
+	for _, b := range fleet {
+		b.SetState(backends.Down)
+	}
+	waits(t, "none is ready", submit(r, ask(fleet, 1, 10)))
+	if w := submit(r, ask(fleet, 2, 10), fleet...); !errors.Is(w.err, ErrNoneReady) {
+		t.Errorf("all were tried, and another waits: got %v, want ErrNoneReady at once", w.err)
+	}
+}
