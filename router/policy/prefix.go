@@ -7,7 +7,7 @@ import (
 
 // Constants of the cost, found by simulation; see docs/design.md, "The decision".
 const (
-	theta        = 0.3  // what a prefill does to each decode that it stalls
+	theta        = 0.25 // what a prefill does to each decode that it stalls
 	thetaCap     = 4    // … of which more than this many tokens a token cannot come
 	delta        = 0.64 // what a decoding neighbour costs this answer, and it them, in tokens of prefill per token
 	kappaScale   = 0.5

@@ -44,11 +44,11 @@ func TestPrefixWeighsCacheAgainstQueueAndNeighbours(t *testing.T) {
 	f("under pressure a hit is worth a longer queue", 1,
 		Candidate{Uncached: 2000},
 		Candidate{Matched: 1900, Uncached: 100, Pending: 8000})
-	// δ·L̂ = 160 for each decoding neighbour: 16·(1+3) + 160·10 = 1664 against 1500
+	// δ·L̂ = 160 for each decoding neighbour: 16·(1+2.5) + 160·10 = 1656 against 1500
 	f("a hot prompt does not pile its decodes on one backend", 0,
 		Candidate{Uncached: 1500},
 		Candidate{Matched: 1484, Uncached: 16, InFlight: 10})
-	// 16·(1+2.7) + 160·9 = 1499.2 against 1500
+	// 16·(1+2.25) + 160·9 = 1492 against 1500
 	f("… but up to there it does", 1,
 		Candidate{Uncached: 1500},
 		Candidate{Matched: 1484, Uncached: 16, InFlight: 9})
@@ -97,7 +97,7 @@ func TestLoadingAnAdapterIsACostAndNoRank(t *testing.T) {
 		}
 	}
 	f("who has it first", 1, Candidate{Uncached: 500, Loading: 2000}, Candidate{Uncached: 500})
-	// 16·(1+2.4) + 160·8 = 1334 against 2016, then 16·(1+3.9) + 160·13 = 2158
+	// 16·(1+2) + 160·8 = 1328 against 2016, then 16·(1+3.25) + 160·13 = 2148
 	f("… while it is not too busy", 1, Candidate{Uncached: 16, Loading: 2000}, Candidate{Uncached: 16, InFlight: 8})
 	f("… and no longer", 0, Candidate{Uncached: 16, Loading: 2000}, Candidate{Uncached: 16, InFlight: 13})
 }
