@@ -1,12 +1,10 @@
 package router
 
 import (
-	"context"
 	"math"
 	"slices"
 	"time"
 
-	"warmroute/backends"
 	"warmroute/router/policy"
 )
 
@@ -189,45 +187,4 @@ func (r *Router) stepTokens(slot int) float64 {
 func (r *Router) starved(slot int, now time.Time) bool {
 	c := &r.caches[slot]
 	return c.starving > 0 && now.Sub(c.polledAt) <= foreignLasts*r.pollInterval
-}
-
-// Changed tells that a backend's state has changed: requests may be waiting for it.
-func (r *Router) Changed(*backends.Backend) { r.Tick() }
-
-// Tick looks at what time alone changes: work that was done, loads that fade,
-// requests held too long. Whoever drives a Router without Run calls it every
-// TickInterval or so while HeldRequests is not 0.
-func (r *Router) Tick() {
-	r.deciding.Lock()
-	defer r.deciding.Unlock()
-	r.dispatch(r.now())
-}
-
-// TickInterval is how often time is looked at while requests are held. Most are
-// sent by what happens, not by this.
-const TickInterval = 20 * time.Millisecond
-
-// Run ticks while requests are held, until ctx is done.
-func (r *Router) Run(ctx context.Context) {
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-r.began:
-			r.tickWhileHeld(ctx)
-		}
-	}
-}
-
-func (r *Router) tickWhileHeld(ctx context.Context) {
-	ticker := time.NewTicker(TickInterval)
-	defer ticker.Stop()
-	for r.HeldRequests() > 0 {
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
-			r.Tick()
-		}
-	}
 }

@@ -1,0 +1,49 @@
+package router
+
+import (
+	"context"
+	"time"
+
+	"warmroute/backends"
+)
+
+// Changed tells that a backend's state has changed: requests may be waiting for it.
+func (r *Router) Changed(*backends.Backend) { r.Tick() }
+
+// Tick looks at what time alone changes: work that was done, loads that fade,
+// requests held too long. Whoever drives a Router without Run calls it every
+// TickInterval or so while HeldRequests is not 0.
+func (r *Router) Tick() {
+	r.deciding.Lock()
+	defer r.deciding.Unlock()
+	r.dispatch(r.now())
+}
+
+// TickInterval is how often time is looked at while requests are held. Most are
+// sent by what happens, not by this.
+const TickInterval = 20 * time.Millisecond
+
+// Run ticks while requests are held, until ctx is done.
+func (r *Router) Run(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-r.began:
+			r.tickWhileHeld(ctx)
+		}
+	}
+}
+
+func (r *Router) tickWhileHeld(ctx context.Context) {
+	ticker := time.NewTicker(TickInterval)
+	defer ticker.Stop()
+	for r.HeldRequests() > 0 {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+			r.Tick()
+		}
+	}
+}
