@@ -1,6 +1,7 @@
 package router
 
 import (
+	"errors"
 	"testing"
 	"time"
 
