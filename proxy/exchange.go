@@ -163,6 +163,7 @@ func (x *exchange) readJSON() *apiError {
 	}
 	in.request.Bytes = size
 	in.request.Sequences = pr.Sequences
+	in.request.Media = pr.HasMedia()
 	in.request.Streams = pr.Stream
 	in.request.MaxTokens = pr.MaxTokens
 	in.request.BodyBytes = cap(in.body) + len(pr.Text) + 8*len(in.request.Blocks)

@@ -34,6 +34,7 @@ type Decision struct {
 	uncached  float64
 	streams   bool
 	model     string
+	plain     bool // its bytes are those of one prompt's text
 	bytes     int
 	tokens    float64       // of the prompt, about
 	ahead     float64       // uncached tokens sent to the backend before, and not yet computed

@@ -1,12 +1,19 @@
 package router
 
 import (
+	"math"
+
 	"warmroute/backends"
 )
 
-// closeEnough is the share of what was predicted, or of the prompt, by which the
-// truth may differ from it: text is no exact measure of tokens.
-const closeEnough = 0.05
+// Text is no exact measure of tokens, so the truth may differ from a prediction
+// by a share of it, or of the prompt; and by more where only part of the prompt
+// matched, since tools have more tokens a byte than prose, and either may come
+// first.
+const (
+	closeEnough = 0.05
+	uneven      = 0.25 // of what was predicted, times the part that did not match
+)
 
 // lessons are what was learned of one backend.
 type lessons struct {
@@ -74,7 +81,7 @@ func (r *Router) served(d *Decision, o *Outcome) {
 		return
 	}
 	uncached := d.uncached
-	if d.sequences == 1 && o.PromptTokens > 0 {
+	if d.plain && o.PromptTokens > 0 {
 		if !credible(d.bytes, o.PromptTokens) {
 			return // neither can the rest be trusted
 		}
@@ -94,14 +101,13 @@ func (r *Router) served(d *Decision, o *Outcome) {
 // truth compares what a Decision predicted with what the replica found, if it
 // says so.
 func (r *Router) truth(d *Decision, o *Outcome) bool {
-	if !o.CachedKnown || o.CachedTokens < 0 || o.CachedTokens > o.PromptTokens ||
-		d.sequences > 1 || d.bytes == 0 || d.TotalBlocks == 0 {
+	if !d.plain || !o.CachedKnown || o.CachedTokens < 0 || o.CachedTokens > o.PromptTokens {
 		return false
 	}
 	prompt, aligned := float64(o.PromptTokens), r.alignment(d.Backend)
 	predicted := rounded(float64(d.MatchedBlocks*r.blockBytes)/float64(d.bytes)*prompt, prompt, aligned)
 	var f foresight
-	f.add(r.bucket(d), predicted)
+	f.add(r.bucket(d), predicted, prompt)
 	r.compare(d.Backend.Slot, &f, float64(o.CachedTokens), prompt, aligned)
 	return true
 }
@@ -132,16 +138,17 @@ func rounded(matched, prompt, aligned float64) float64 {
 // the request that missed it has just computed it anew; what was used before it
 // is gone as well, and goes here as the capacity shrinks.
 func (r *Router) compare(slot int, f *foresight, observed, prompt, aligned float64) {
-	l, predicted := &r.lessons[slot], f.sum()
+	l, predicted := &r.lessons[slot], f.sum
 	l.predicted += predicted
 	l.observed += observed
 	if r.noLearning {
 		return
 	}
-	l.reach.learn(f, max(0, predicted-observed-max(aligned, closeEnough*predicted)))
+	slack := math.Sqrt(f.variance)
+	l.reach.learn(f, max(0, predicted-observed-max(aligned, slack+closeEnough*predicted)))
 	// Our blocks may end a block before the engine's.
 	block := float64(r.blockBytes) / l.texts.value()
-	if observed-predicted > block+max(aligned, closeEnough*prompt) && r.index.Evictions(slot) > 0 {
+	if observed-predicted > block+max(aligned, slack+closeEnough*prompt) && r.index.Evictions(slot) > 0 {
 		l.reach.beyond()
 	}
 	l.reach.settle()

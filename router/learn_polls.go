@@ -36,7 +36,7 @@ type begun struct {
 	bytes     int
 	predicted float64 // tokens
 	bucket    int
-	blind     bool // nothing could be predicted
+	blind     bool // nothing could be predicted, and something hit
 }
 
 // sums are of requests that began in a window.
@@ -50,7 +50,7 @@ type sums struct {
 func (s *sums) add(b *begun) {
 	s.prompt += b.prompt
 	s.bytes += b.bytes
-	s.foresight.add(b.bucket, b.predicted)
+	s.foresight.add(b.bucket, b.predicted, b.prompt)
 	s.blind = s.blind || b.blind
 }
 
@@ -61,7 +61,8 @@ func (r *Router) begun(d *Decision, now time.Time) {
 	if !l.window.open {
 		return
 	}
-	b := begun{at: now, prompt: d.tokens, bytes: d.bytes, bucket: r.bucket(d), blind: d.TotalBlocks == 0 || d.sequences > 1}
+	b := begun{at: now, prompt: d.tokens, bytes: d.bytes, bucket: r.bucket(d)}
+	b.blind = !d.plain && d.bytes >= r.blockBytes
 	b.predicted = rounded(float64(d.MatchedTokens), d.tokens, r.alignment(d.Backend))
 	w := &l.window
 	if len(w.late) == windowStarts {

@@ -77,40 +77,40 @@ func (c *reach) settle() {
 	}
 }
 
-// foresight is what was predicted of some requests, in tokens, by bucket; the
-// last of all is for what cannot have been evicted.
-type foresight [reachBuckets + 1]struct{ requests, tokens float64 }
+// foresight is what was predicted of some requests, by bucket; the last of all is
+// for what cannot have been evicted.
+type foresight struct {
+	buckets  [reachBuckets + 1]struct{ requests, tokens float64 }
+	sum      float64 // tokens
+	variance float64 // of the sum, as text is no exact measure of tokens
+}
 
-func (f *foresight) add(bucket int, tokens float64) {
+// add takes in a prediction of so many of a prompt's tokens.
+func (f *foresight) add(bucket int, tokens, prompt float64) {
 	if bucket < 0 {
 		bucket = reachBuckets
 	}
-	f[bucket].requests++
-	f[bucket].tokens += tokens
-}
-
-func (f *foresight) sum() float64 {
-	sum := 0.0
-	for i := range f {
-		sum += f[i].tokens
-	}
-	return sum
+	f.buckets[bucket].requests++
+	f.buckets[bucket].tokens += tokens
+	f.sum += tokens
+	off := uneven * tokens * max(0, 1-tokens/prompt)
+	f.variance += off * off
 }
 
 // learn takes in how many of the predicted tokens were there: what is missing
 // is taken to be what was unused for longest.
 func (c *reach) learn(f *foresight, missing float64) {
 	for bucket := reachBuckets - 1; bucket >= 0; bucket-- {
-		if f[bucket].tokens == 0 {
+		if f.buckets[bucket].tokens == 0 {
 			continue
 		}
-		gone := min(missing, f[bucket].tokens)
+		gone := min(missing, f.buckets[bucket].tokens)
 		missing -= gone
-		share := gone / f[bucket].tokens
-		if f[bucket].requests == 1 && share > partlyGone {
+		share := gone / f.buckets[bucket].tokens
+		if f.buckets[bucket].requests == 1 && share > partlyGone {
 			share = 1 // what is left of it was used later: it would be in a nearer bucket
 		}
-		c.gone[bucket] += share * f[bucket].requests
-		c.there[bucket] += (1 - share) * f[bucket].requests
+		c.gone[bucket] += share * f.buckets[bucket].requests
+		c.there[bucket] += (1 - share) * f.buckets[bucket].requests
 	}
 }

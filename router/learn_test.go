@@ -139,6 +139,43 @@ func TestTokensAreLearnedByModel(t *testing.T) {
 	}
 }
 
+// An image's bytes here say nothing of its tokens there, and those of several
+// sequences are not all in what the engine counts.
+func TestOnlyPlainPromptsTeach(t *testing.T) {
+	for name, change := range map[string]func(*Request){
+		"media":     func(req *Request) { req.Media = true },
+		"sequences": func(req *Request) { req.Sequences = 2 },
+	} {
+		r, fleet, _ := newFleet(t, 1, "prefix")
+		oldPrompts(t, r, fleet)
+		before := r.Learned()[0]
+		for key := 99; key >= 0; key-- {
+			req := ask(fleet, key, 10)
+			change(req)
+			mustPick(t, r, req).Release(usage(300, 0))
+		}
+		after := r.Learned()[0]
+		after.AnswerTokens = before.AnswerTokens
+		if after != before {
+			t.Errorf("%s: learned %+v, knew %+v", name, after, before)
+		}
+	}
+}
+
+// Of a prompt whose matched part has fewer tokens a byte than the rest, less is
+// cached than its bytes promise.
+func TestUnevenTextIsNoMiss(t *testing.T) {
+	r, fleet, _ := newFleet(t, 1, "prefix")
+	oldPrompts(t, r, fleet)
+	for key := 99; key >= 0; key-- {
+		longer := ask(fleet, key, 20) // half of it is held
+		mustPick(t, r, longer).Release(usage(1280, 560))
+	}
+	if f := r.Learned()[0].CapacityFactor; f < 1 {
+		t.Errorf("the factor is %.2f", f)
+	}
+}
+
 func TestModelsAreBounded(t *testing.T) {
 	r, fleet, _ := newFleet(t, 1, "prefix")
 	for key := range 2 * mostModels {

@@ -135,6 +135,7 @@ type Request struct {
 	Bytes     int                 // of canonical prompt, every sequence counted
 	Sequences int                 // that the engine will run for it
 	Streams   bool                // its first event can be seen
+	Media     bool                // part of its Bytes stands for no text
 
 	MaxTokens int    // the longest that the answer may be; 0: nothing said
 	BodyBytes int    // of memory that it keeps while it is held
@@ -186,6 +187,7 @@ func (r *Router) reserve(req *Request, chosen int, now time.Time) *Decision {
 		uncached:      c.Uncached,
 		streams:       req.Streams,
 		model:         req.Model,
+		plain:         req.Sequences <= 1 && !req.Media && len(req.Blocks) > 0,
 		bytes:         req.Bytes,
 		tokens:        r.asked.Tokens,
 		ahead:         r.accounts[b.Slot].waiting(now, r.rate(b.Slot)),

@@ -128,6 +128,9 @@ func (p *Prompt) Parse(kind Kind, body []byte) error {
 	return nil
 }
 
+// HasMedia says whether part of Text stands for an image, a sound or a video.
+func (p *Prompt) HasMedia() bool { return p.media > 0 }
+
 func invalidUTF8(body []byte) error {
 	at := 0
 	for {
