@@ -24,9 +24,11 @@ const (
 // neighbours slow each other down. κ makes hits count for more as queues grow:
 // under pressure a token computed twice delays everyone behind it.
 //
-// All of it is time on that backend, so where they differ in speed it is
-// stretched by how much slower than the others one is. The operator's weight
-// divides it.
+// Where backends differ in speed, the time until the first token, W + u, is
+// stretched by how much slower than the others one is. What the request costs
+// those beside it and behind it is not: stretched as well, it fills the faster
+// backends long before the slower ones have enough to do. The operator's weight
+// divides the whole.
 type Prefix struct {
 	// SLO is the time to a first token that is to be met; 0: none. Of the backends
 	// predicted to meet it the one that holds the most of the prompt is taken,
@@ -48,7 +50,7 @@ func (p *Prefix) Choose(r *Request, candidates []Candidate) int {
 	held := -1.0 // tokens that best holds, when it meets the SLO
 	for i := range candidates {
 		c := &candidates[i]
-		cost := stretch(c, rate) / c.Weight * p.cost(c, r.AnswerTokens, kappa)
+		cost := p.cost(c, stretch(c, rate), r.AnswerTokens, kappa) / c.Weight
 		if p.SLO > 0 {
 			if got := p.heldInTime(c); got != held {
 				if got > held {
@@ -73,8 +75,9 @@ func (p *Prefix) heldInTime(c *Candidate) float64 {
 	return c.Matched
 }
 
-func (p *Prefix) cost(c *Candidate, answer, kappa float64) float64 {
-	return c.Pending + c.Loading + c.Uncached*(1+kappa+min(theta*c.InFlight, thetaCap)) + delta*answer*c.InFlight
+func (p *Prefix) cost(c *Candidate, stretch, answer, kappa float64) float64 {
+	return stretch*(c.Pending+c.Loading+c.Uncached) +
+		c.Uncached*(kappa+min(theta*c.InFlight, thetaCap)) + delta*answer*c.InFlight
 }
 
 // meanRate is the speed that the cost's tokens are of.

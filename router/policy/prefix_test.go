@@ -115,7 +115,7 @@ func TestSlowBackendsWeighTheirOwnTokens(t *testing.T) {
 	f("the slower has more than half to compute", 1, Candidate{Uncached: 550, Rate: 4000}, Candidate{Uncached: 1000})
 	// (2000+1000)·0.75 against 1000·1.5
 	f("a queue on the faster", 0, Candidate{Uncached: 1000, Rate: 4000}, Candidate{Uncached: 1000, Pending: 2000})
-	f("neighbours are slower as well", 1, Candidate{Uncached: 16, InFlight: 6, Rate: 4000}, Candidate{Uncached: 16, InFlight: 11})
+	f("what a request costs its neighbours is not stretched", 0, Candidate{Uncached: 16, InFlight: 6, Rate: 4000}, Candidate{Uncached: 16, InFlight: 11})
 }
 
 // The learned rate of a uniform fleet is another number than the default. It
