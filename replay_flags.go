@@ -68,7 +68,7 @@ func (o *replayOptions) addTo(f *pflag.FlagSet) {
 	f.BoolVar(&o.hold, "hold", true, "hold requests that no backend can start soon; other routers' rules never do")
 	f.StringVar(&o.config, "config", "", "take the hold queue, the policies' gates, slo and poll from the configuration `FILE`")
 	f.DurationVar(&o.slo, "slo", 0, "keep the time to first token below `D` (default as configured: none)")
-	f.DurationVar(&o.poll, "poll", 0, "read the replicas' metrics every `D` (default as configured: 1s)")
+	f.DurationVar(&o.poll, "poll", 0, "read the replicas' metrics every `D` (default 1s, for weighted 50ms as at its home, for all what --config says)")
 	f.DurationVar(&o.pollLag, "poll-lag", 0, "see them `D` late")
 	f.Float64Var(&o.nonStreaming, "non-streaming", 0, "`SHARE` of the requests whose answers do not stream")
 	f.BoolVar(&o.noUsage, "no-usage", false, "answers do not say how much of the prompt was cached")

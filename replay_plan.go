@@ -33,8 +33,11 @@ func (o *replayOptions) plan() (*replayPlan, error) {
 	base := replay.Scenario{
 		Backends: o.backends, KVTokens: o.kvTokens, Engine: o.engine, Speeds: o.fleetSpeeds(), Changes: changes,
 		Settings: config.Routing.settings(), SLO: cmp.Or(o.slo, config.SLO.TTFT),
-		PollInterval: cmp.Or(o.poll, config.Poll.Interval), PollLag: o.pollLag,
+		PollInterval: o.poll, PollLag: o.pollLag,
 		NonStreaming: o.nonStreaming, NoUsage: o.noUsage, IndexFactor: o.indexFactor, NoLearning: !o.learning, Evictions: o.evictions,
+	}
+	if o.config != "" && o.poll == 0 {
+		base.PollInterval = config.Poll.Interval
 	}
 	if o.hold {
 		base.Hold = config.Routing.hold()
