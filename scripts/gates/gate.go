@@ -100,10 +100,10 @@ func wonBack(m measure, must float64) gate {
 	}}
 }
 
-// fewLost bounds the share of requests that were given up: a rule must not look
-// good by turning the hard ones away.
-func fewLost() gate {
-	return own("lost, of 1,000 requests", func(s replay.Summary) float64 {
-		return 1000 * float64(s.Lost) / float64(max(1, s.Requests+s.Lost))
-	}, 5, false)
+// noneLost says that every request was answered: a rule must not look good by
+// turning the hard ones away.
+func noneLost() gate {
+	return own("answered, of all", func(s replay.Summary) float64 {
+		return float64(s.Requests) / float64(max(1, s.Requests+s.Lost))
+	}, 1, true)
 }
