@@ -41,9 +41,9 @@ func TestRunSendsWhatTimeMadeRoomFor(t *testing.T) {
 		for key := range 2 { // the second time after Run has rested
 			busy := mustPick(t, r, ask(fleet, key, 200)) // 12,800 tokens; 7,200 a second are worked off
 			start := time.Now()
-			d := mustPick(t, r, ask(fleet, 10+key, 50)) // 3,200
-			if waited := time.Since(start); waited < time.Second || waited > 1200*time.Millisecond {
-				t.Errorf("sent after %v, want 1.1 s", waited)
+			d := mustPick(t, r, ask(fleet, 10+key, 20)) // 1,280, together within half a step
+			if waited := time.Since(start); waited < 1300*time.Millisecond || waited > 1500*time.Millisecond {
+				t.Errorf("sent after %v, want 1.4 s", waited)
 			}
 			busy.FirstEvent()
 			d.FirstEvent()

@@ -162,13 +162,17 @@ func (r *Router) startsSoon(req *Request, chosen int, now time.Time) bool {
 	return r.cacheFits(c.Slot, r.cacheNeed(req, c.Slot), now)
 }
 
-// roomInStep is how many uncached tokens find room in the next step of a
-// backend's engine. When nothing is pending any number does.
+// stepShare is how much of a step is sent ahead of it. A whole one would keep
+// the engine as busy, but what waits there longer could have gone elsewhere.
+const stepShare = 0.5
+
+// roomInStep is how many uncached tokens may join what is pending for the next
+// step of a backend's engine. When nothing is pending any number may.
 func (r *Router) roomInStep(slot int, pending float64) float64 {
 	if pending == 0 {
 		return math.Inf(1)
 	}
-	return max(0, r.stepTokens(slot)-pending)
+	return max(0, stepShare*r.stepTokens(slot)-pending)
 }
 
 // stepTokens is how many tokens a backend's engine takes in one step, about.

@@ -58,8 +58,9 @@ func TestWhatABackendCanStartSoonIsSent(t *testing.T) {
 
 func TestAStepIsFilled(t *testing.T) {
 	r, fleet, c := newFleet(t, 1, "prefix", holding)
-	f := func(name string, limit int) {
+	f := func(name string, budget int) {
 		t.Helper()
+		limit := budget / 2
 		var open []*Decision
 		pending := 0
 		for key := 1; ; key++ {
@@ -73,7 +74,7 @@ func TestAStepIsFilled(t *testing.T) {
 			open, pending = append(open, w.d), pending+640
 		}
 		if pending > limit || pending+640 <= limit {
-			t.Errorf("%s: %d tokens pending, want as many as fit into %d", name, pending, limit)
+			t.Errorf("%s: %d tokens pending, want as many as fit into half of %d", name, pending, budget)
 		}
 		for _, d := range open {
 			d.Release(Outcome{End: Unseen})
@@ -105,14 +106,14 @@ func TestAStepIsFilled(t *testing.T) {
 	f("no scheduler's budget", 2048)
 	r.Observe(fleet[0], &backends.Load{StepTokens: 1 << 17, ScrapedAt: c.now})
 	f("a very large budget", 16384)
-	r.holding.StepTokens = 1024
-	f("configured", 1024)
+	r.holding.StepTokens = 3072
+	f("configured", 3072)
 }
 
 func TestTimeAloneMakesRoom(t *testing.T) {
 	r, fleet, c := newFleet(t, 1, "prefix", holding)
 	submit(r, ask(fleet, 1, 200)) // 12,800 tokens
-	w := submit(r, ask(fleet, 2, 60))
+	w := submit(r, ask(fleet, 2, 20))
 	r.Tick()
 	waits(t, "nothing was worked off", w)
 	c.advance(1500 * time.Millisecond)
@@ -192,11 +193,11 @@ func TestAReplicaWithRequestsWaitingForRoomGetsNoMore(t *testing.T) {
 
 func TestWhatWaitsIsNotOvertakenOnItsBackend(t *testing.T) {
 	r, fleet, _ := newFleet(t, 2, "prefix", holding)
-	sent(t, "", submit(r, ask(fleet[:1], 1, 64)))   // 4,096 tokens
+	sent(t, "", submit(r, ask(fleet[:1], 1, 32)))   // 2,048 tokens
 	sent(t, "", submit(r, ask(fleet[1:], 2, 2000))) // and 128,000 on the other one
 	first := ask(fleet, 3, 100)
 	first.Priority = -1
-	waits(t, "6,400 tokens beside 4,096", submit(r, first))
+	waits(t, "6,400 tokens beside 2,048", submit(r, first))
 	waits(t, "it fits, and would overtake", submit(r, ask(fleet, 4, 1)))
 	urgent := ask(fleet, 5, 1)
 	urgent.Priority = -2
