@@ -9,6 +9,7 @@ import (
 
 	"github.com/zeebo/xxh3"
 
+	"warmroute/backends"
 	"warmroute/router/prompt"
 )
 
@@ -120,6 +121,32 @@ func BenchmarkDispatch(b *testing.B) {
 				for r.HeldRequests() < n {
 					arrive()
 				}
+			}
+		})
+	}
+}
+
+// BenchmarkRound is one look at a queue from which nothing can go: held
+// conversations that one busy backend holds, and none of them in use. What it
+// costs must not grow with their prompts.
+func BenchmarkRound(b *testing.B) {
+	for _, n := range []int{16, 1600} {
+		b.Run(fmt.Sprintf("blocks=%d", n), func(b *testing.B) {
+			r, fleet, c := newFleet(b, 2, "prefix", holding, func(o *Options) { o.IndexMaxBytes = 1 << 30 })
+			for _, to := range fleet {
+				r.Observe(to, &backends.Load{CacheTokens: 20_000_000, ScrapedAt: c.now})
+			}
+			for key := range mostScored {
+				mustPick(b, r, ask(fleet[:1], 1000+key, n)).Release(Outcome{End: Served})
+				c.advance(time.Second)
+			}
+			mustPick(b, r, ask(fleet[:1], 1, 200))
+			mustPick(b, r, ask(fleet[1:], 2, 62)) // a little room
+			for key := range mostScored {
+				r.Submit(ask(fleet, 1000+key, n+5), func(*Decision, error) { b.Fatal("not held") })
+			}
+			for b.Loop() {
+				r.Tick()
 			}
 		})
 	}

@@ -39,7 +39,7 @@ func (r *Router) gather(req *Request, tried []*backends.Backend, now time.Time) 
 		if !available(b, tried) {
 			continue
 		}
-		if isFull(b, req.sequences()) {
+		if isFull(b, req.sequences()+r.reserved[b.Slot].sequences) {
 			none = ErrFull
 			continue
 		}

@@ -56,3 +56,18 @@ func TestForeignLoadSendsRequestsElsewhere(t *testing.T) {
 		t.Error("foreign load lasts longer than three missed polls")
 	}
 }
+
+func TestALongPromptIsSentWhereOnlyOthersHaveSomethingWaiting(t *testing.T) {
+	r, fleet, c := newFleet(t, 1, "prefix", holding)
+	running := sent(t, "", submit(r, ask(fleet, 1, 160)))
+	long := submit(r, ask(fleet, 2, 160)) // 10,240 tokens: more than a step
+	poll := func() {
+		l := &backends.Load{QueuesKnown: true, Running: 40, Waiting: 1, ScrapedAt: c.now, OwnInFlight: 1}
+		fleet[0].SetLoad(l)
+		r.Observe(fleet[0], l)
+	}
+	poll()
+	waits(t, "10,240 tokens of ours are pending", long)
+	running.FirstEvent()
+	sent(t, "none of ours are", long)
+}

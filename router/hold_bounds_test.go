@@ -113,6 +113,26 @@ func TestOneModelsBacklogIsNotInAnothersWay(t *testing.T) {
 	sent(t, "another model's", submit(r, ask(fleet[1:], 1000, 500)))
 }
 
+// What the first model's requests want is on a backend of theirs that is busy,
+// while the other one has a little room: each of them is looked at in full.
+func TestARoundIsNotUsedUpByOneModel(t *testing.T) {
+	r, fleet, c := newFleet(t, 3, "prefix", holding)
+	hot := sent(t, "", submit(r, ask(fleet[:1], 1, 400)))
+	c.advance(10 * time.Second)
+	hot.FirstEvent()
+	hot.Release(Outcome{End: Served})
+	sent(t, "", submit(r, ask(fleet[:1], 2, 200))) // 12,800 tokens
+	sent(t, "", submit(r, ask(fleet[1:2], 3, 62))) // 3,968
+	other := sent(t, "", submit(r, ask(fleet[2:], 4, 200)))
+	for range mostScored + 20 {
+		waits(t, "busy", submit(r, ask(fleet[:2], 1, 402)))
+	}
+	w := submit(r, ask(fleet[2:], 5, 10))
+	waits(t, "its only backend is busy", w)
+	other.FirstEvent()
+	sent(t, "its only backend is idle", w)
+}
+
 func TestWithoutAQueueEverythingIsAnsweredAtOnce(t *testing.T) {
 	r, fleet, _ := newFleet(t, 1, "prefix")
 	for key := range 20 {
@@ -162,6 +182,49 @@ func TestAFullBackendIsWaitedFor(t *testing.T) {
 	waits(t, "one is all that it may have", w)
 	running.Release(Outcome{End: Served})
 	sent(t, "it has none", w)
+}
+
+func TestARequestThatCountsForManyGetsItsPlaces(t *testing.T) {
+	r, fleet, c := newFleet(t, 2, "prefix", holding)
+	var running []*Decision
+	send := func(key int) *waiter {
+		w := submit(r, ask(fleet, key, 1))
+		c.advance(100 * time.Millisecond)
+		return w
+	}
+	for _, b := range fleet {
+		b.MaxInFlight = 8
+	}
+	for key := range 16 {
+		d := sent(t, "", send(key))
+		d.FirstEvent()
+		running = append(running, d)
+	}
+	four := ask(fleet, 1000, 1)
+	four.Sequences = 4
+	many := submit(r, four)
+	waits(t, "all places are taken", many)
+	var later []*waiter
+	for key := range 40 {
+		later = append(later, send(100+key))
+	}
+	ended := 0
+	for ; many.waits() && ended < 16; ended++ {
+		running[ended].Release(Outcome{End: Served, AnswerTokens: 5})
+	}
+	// Eight ends leave four places on one of the two.
+	if d := sent(t, "all that ran before it has ended", many); ended > 8 {
+		t.Errorf("sent to %s only when %d others had ended, want 8 at most", d.Backend.Name, ended)
+	}
+	overtook := 0
+	for _, w := range later {
+		if w.d != nil {
+			overtook++
+		}
+	}
+	if overtook > ended-4 {
+		t.Errorf("%d of the %d places that fell free went to requests behind it", overtook, ended)
+	}
 }
 
 func TestPickLeavesTheQueueWithItsContext(t *testing.T) {

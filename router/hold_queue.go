@@ -7,7 +7,7 @@ import (
 	"warmroute/backends"
 )
 
-// mostScored is how many held requests are scored at most for one event.
+// mostScored is how many held requests of a group are scored at most for one event.
 const mostScored = 96
 
 // holdQueue keeps held requests in the order in which they are served, and in
@@ -31,6 +31,7 @@ type heldGroup struct {
 	front    []*Held // sorted; mostScored of them when rest holds any
 	rest     heldHeap
 	at       int // in front, of the next to be scored in this round
+	turns    int // that its requests had in this round
 }
 
 // inFront is the place of a request that is not in the heap.
@@ -99,7 +100,7 @@ func (q *holdQueue) remove(h *Held) {
 // rewind begins a round.
 func (q *holdQueue) rewind() {
 	for _, g := range q.groups {
-		g.at = 0
+		g.at, g.turns = 0, 0
 	}
 }
 
@@ -109,7 +110,7 @@ func (q *holdQueue) rewind() {
 func (q *holdQueue) next(room []float64) *Held {
 	var first *Held
 	for _, g := range q.groups {
-		if g.at == len(g.front) || first != nil && first.before(g.front[g.at]) {
+		if g.at == len(g.front) || g.turns == mostScored || first != nil && first.before(g.front[g.at]) {
 			continue
 		}
 		if slices.ContainsFunc(g.backends, func(b *backends.Backend) bool { return room[b.Slot] > 0 }) {

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"warmroute/backends"
 	"warmroute/router/policy"
 )
 
@@ -16,7 +17,10 @@ const (
 
 // reservation is what held requests that cannot go yet have a claim to, for one
 // round: nothing behind them may take it.
-type reservation struct{ uncached, cache float64 }
+type reservation struct {
+	uncached, cache float64
+	sequences       int64
+}
 
 // dispatch sends those of the first held requests that can go now. It follows
 // everything that may have made room.
@@ -30,11 +34,8 @@ func (r *Router) dispatch(now time.Time) {
 		r.room[slot] = r.roomOn(slot, now)
 	}
 	r.queue.rewind()
-	for range mostScored {
-		h := r.queue.next(r.room)
-		if h == nil {
-			break
-		}
+	for h := r.queue.next(r.room); h != nil; h = r.queue.next(r.room) {
+		h.group.turns++
 		r.turn(h, now)
 	}
 	clear(r.reserved)
@@ -52,6 +53,9 @@ func (r *Router) turn(h *Held, now time.Time) {
 	chosen, err := r.score(&h.req, h.tried, now)
 	if err != nil { // those that it may try are not among the open ones
 		h.group.at++
+		if err == ErrFull {
+			r.claimPlaces(h, now)
+		}
 		return
 	}
 	if r.late && !r.startsSoon(&h.req, chosen, now) {
@@ -107,11 +111,34 @@ func (r *Router) uncachedOn(h *Held, slot int, perToken float64) float64 {
 	return max(leastUncached, float64(h.req.Bytes-h.depth[slot]*r.blockBytes)/perToken)
 }
 
-// claim reserves what h will take of a backend for the rest of the round.
+// claim reserves what h will take of a backend for the rest of the round. Where
+// there is no room anyway, the walk along the prompt that cacheNeed takes would
+// tell nothing: within a round no room falls free.
 func (r *Router) claim(h *Held, slot int, now time.Time) {
 	r.reserved[slot].uncached += r.uncachedOn(h, slot, r.texts.bytesPerToken(h.req.Model))
+	if r.room[slot] == 0 {
+		return
+	}
 	r.reserved[slot].cache += r.cacheNeed(&h.req, slot)
 	r.room[slot] = r.roomOn(slot, now)
+}
+
+// claimPlaces reserves the places of a request that counts for more than any
+// backend may have beside what it has; else requests that count for one would
+// take each place that falls free. The backend with the most of them free is the
+// one: nobody takes those, so that it changes for one with yet more at most.
+func (r *Router) claimPlaces(h *Held, now time.Time) {
+	var most *backends.Backend
+	free := func(b *backends.Backend) int64 {
+		return int64(b.MaxInFlight) - b.InFlight.Load() - r.reserved[b.Slot].sequences
+	}
+	for _, b := range h.req.Backends {
+		if available(b, h.tried) && (most == nil || free(b) > free(most)) {
+			most = b
+		}
+	}
+	r.reserved[most.Slot].sequences += h.req.sequences()
+	r.room[most.Slot] = r.roomOn(most.Slot, now)
 }
 
 // expire answers the requests that were held as long as they may be.
@@ -131,7 +158,7 @@ func (r *Router) expire(now time.Time) {
 // roomOn is how many uncached tokens a backend could be sent now, 0 for none.
 func (r *Router) roomOn(slot int, now time.Time) float64 {
 	b := r.fleet[slot]
-	if !available(b, nil) || isFull(b, 1) {
+	if !available(b, nil) || isFull(b, 1+r.reserved[slot].sequences) {
 		return 0
 	}
 	if !r.late || b.InFlight.Load() == 0 {
@@ -141,8 +168,7 @@ func (r *Router) roomOn(slot int, now time.Time) float64 {
 		return 0
 	}
 	_, queued := r.foreign(b.Load(), now)
-	pending := r.accounts[slot].waiting(now, r.rate(slot)) + queued*r.uncached.value + r.reserved[slot].uncached
-	return r.roomInStep(slot, pending)
+	return r.roomInStep(slot, r.accounts[slot].waiting(now, r.rate(slot))+r.reserved[slot].uncached, queued*r.uncached.value)
 }
 
 // startsSoon reports whether the chosen candidate can start the request at
@@ -152,7 +178,8 @@ func (r *Router) startsSoon(req *Request, chosen int, now time.Time) bool {
 	if r.slots[chosen].InFlight.Load() == 0 {
 		return true // nothing of ours could make room, and what others have there may last
 	}
-	if c.Uncached > r.roomInStep(c.Slot, c.Pending) || r.starved(c.Slot, now) {
+	ours := r.accounts[c.Slot].waiting(now, c.Rate) + r.reserved[c.Slot].uncached
+	if c.Uncached > r.roomInStep(c.Slot, ours, c.Pending-ours) || r.starved(c.Slot, now) {
 		return false
 	}
 	if r.cacheFits(c.Slot, r.tokens(req), now) {
@@ -166,13 +193,14 @@ func (r *Router) startsSoon(req *Request, chosen int, now time.Time) bool {
 // the engine as busy, but what waits there longer could have gone elsewhere.
 const stepShare = 0.5
 
-// roomInStep is how many uncached tokens may join what is pending for the next
-// step of a backend's engine. When nothing is pending any number may.
-func (r *Router) roomInStep(slot int, pending float64) float64 {
-	if pending == 0 {
+// roomInStep is how many uncached tokens may join what is pending, of ours and
+// of others, for the next step of a backend's engine. When nothing of ours is
+// pending any number may: others may always have something waiting.
+func (r *Router) roomInStep(slot int, ours, others float64) float64 {
+	if ours == 0 {
 		return math.Inf(1)
 	}
-	return max(0, stepShare*r.stepTokens(slot)-pending)
+	return max(0, stepShare*r.stepTokens(slot)-ours-others)
 }
 
 // stepTokens is how many tokens a backend's engine takes in one step, about.
