@@ -128,7 +128,7 @@ func BenchmarkDispatch(b *testing.B) {
 
 // BenchmarkRound is one look at a queue from which nothing can go: held
 // conversations that one busy backend holds, and none of them in use. What it
-// costs must not grow with their prompts.
+// costs grows with the prompts of those alone that reserve the last room.
 func BenchmarkRound(b *testing.B) {
 	for _, n := range []int{16, 1600} {
 		b.Run(fmt.Sprintf("blocks=%d", n), func(b *testing.B) {
