@@ -6,10 +6,11 @@ import "warmroute/router/prompt"
 // way through: what is not listed here is a 404, because a replica also serves
 // paths that no client should reach.
 type endpoint struct {
-	path   string
-	kind   prompt.Kind
-	format format
-	form   bool // a multipart upload, not JSON
+	path    string
+	kind    prompt.Kind
+	format  format
+	form    bool // a multipart upload, not JSON
+	instant bool // answered by the replica's server, without its engine
 }
 
 // format is the shape of an endpoint's answers, as far as the relay looks into them.
@@ -28,7 +29,7 @@ var endpoints = []endpoint{
 	{path: "/v1/completions", kind: prompt.Completion, format: completionFormat},
 	{path: "/v1/responses", kind: prompt.Other, format: responsesFormat},
 	{path: "/v1/messages", kind: prompt.Other, format: messagesFormat},
-	{path: "/v1/messages/count_tokens", kind: prompt.Other},
+	{path: "/v1/messages/count_tokens", kind: prompt.Other, instant: true},
 	{path: "/v1/embeddings", kind: prompt.Other},
 	{path: "/pooling", kind: prompt.Other},
 	{path: "/classify", kind: prompt.Other},
@@ -37,8 +38,8 @@ var endpoints = []endpoint{
 	{path: "/rerank", kind: prompt.Other},
 	{path: "/v1/rerank", kind: prompt.Other},
 	{path: "/v2/rerank", kind: prompt.Other},
-	{path: "/tokenize", kind: prompt.Other},
-	{path: "/detokenize", kind: prompt.Other},
+	{path: "/tokenize", kind: prompt.Other, instant: true},
+	{path: "/detokenize", kind: prompt.Other, instant: true},
 	{path: "/v1/audio/transcriptions", form: true, format: plainFormat},
 	{path: "/v1/audio/translations", form: true, format: plainFormat},
 }

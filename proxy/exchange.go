@@ -153,18 +153,16 @@ func (x *exchange) readJSON() *apiError {
 	if fault != nil {
 		return fault
 	}
-	size := len(pr.Text) + pr.ExtraBytes
-	if x.endpoint.kind == prompt.Other {
-		size = len(in.body)
-	}
 	if pr.Cacheable && x.endpoint.kind != prompt.Other {
 		in.scratch.blocks = pr.Blocks(in.scratch.blocks[:0], engine, x.p.blockBytes)
 		in.request.Blocks = in.scratch.blocks
 	}
-	in.request.Bytes = size
+	if in.request.Instant = x.endpoint.instant; !in.request.Instant {
+		in.request.Bytes = len(pr.Text) + pr.ExtraBytes
+		in.request.Streams = pr.Stream
+	}
 	in.request.Sequences = pr.Sequences
 	in.request.Media = pr.HasMedia()
-	in.request.Streams = pr.Stream
 	in.request.MaxTokens = pr.MaxTokens
 	in.request.BodyBytes = cap(in.body) + len(pr.Text) + 8*len(in.request.Blocks)
 	if pr.Opening != 0 {

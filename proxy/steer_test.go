@@ -26,6 +26,22 @@ func (f *fleet) understood(path, body string, headers ...string) (router.Request
 	return x.input.request, fault
 }
 
+func TestWhatCountsOfABodyThatIsNotRead(t *testing.T) {
+	f := serve(t, nil, &replica{})
+	image := `"data:image/png;base64,` + strings.Repeat("iVBORw0KGgo/AAA+", 1<<15) + `"` // 512 KiB
+	for path, want := range map[string]int{
+		"/v1/responses": 4000, "/v1/messages": 4000, "/pooling": 4000, "/v1/messages/count_tokens": 0, "/tokenize": 0, "/detokenize": 0,
+	} {
+		r, fault := f.understood(path, `{"stream":true,"input":[{"image_url":`+image+`}]}`)
+		if fault != nil {
+			t.Fatal(path, fault.message)
+		}
+		if r.Bytes < want || r.Bytes > want+100 || r.Instant != (want == 0) || r.Streams == r.Instant {
+			t.Errorf("%s: %d bytes, want about %d; instant %v, streams %v", path, r.Bytes, want, r.Instant, r.Streams)
+		}
+	}
+}
+
 func TestWhatTheRouterIsToldOfARequest(t *testing.T) {
 	f := serve(t, func(o *Options) { o.SessionHeader = "X-Session-Id" }, &replica{models: []string{"m", "a<m"}})
 	ask := func(body string, headers ...string) router.Request {

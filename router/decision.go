@@ -33,6 +33,7 @@ type Decision struct {
 	sequences int64
 	uncached  float64
 	streams   bool
+	instant   bool // in no account; see Request
 	model     string
 	plain     bool // its bytes are those of one prompt's text
 	bytes     int
@@ -86,7 +87,7 @@ func (d *Decision) FirstEvent() {
 }
 
 func (d *Decision) start(now time.Time) {
-	if d.started {
+	if d.started || d.instant {
 		return
 	}
 	d.started = true
@@ -110,6 +111,9 @@ func (d *Decision) Release(o Outcome) {
 		panic("router: a Decision was released twice")
 	}
 	d.released = true
+	if d.instant {
+		return
+	}
 	d.Backend.InFlight.Add(-d.sequences)
 	now := r.now()
 	if o.End == Served {

@@ -117,14 +117,16 @@ func (r *Router) tryNow(req *Request, tried []*backends.Backend, now time.Time) 
 	if len(tried) > 0 && !mayYet(req, tried) {
 		return nil, ErrNoneReady // however many others wait
 	}
-	if r.late && r.queue.count > 0 {
+	if r.late && r.queue.count > 0 && !req.Instant {
 		return nil, errHold // its turn is decided among those held
 	}
 	r.depth = r.matched
 	r.index.Match(req.Blocks, r.depth)
 	chosen, err := r.score(req, tried, now)
 	switch {
-	case err != nil && r.holding.Requests > 0 && len(req.Backends) > 0:
+	case err == nil && req.Instant:
+		return r.reserve(req, chosen, now), nil
+	case err != nil && !req.Instant && r.holding.Requests > 0 && len(req.Backends) > 0:
 		return nil, errHold
 	case err != nil:
 		return nil, err

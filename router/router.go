@@ -136,6 +136,7 @@ type Request struct {
 	Sequences int                 // that the engine will run for it
 	Streams   bool                // its first event can be seen
 	Media     bool                // part of its Bytes stands for no text
+	Instant   bool                // no engine works on it: it is never held and counts nowhere
 
 	MaxTokens int    // the longest that the answer may be; 0: nothing said
 	BodyBytes int    // of memory that it keeps while it is held
@@ -148,7 +149,12 @@ type Request struct {
 }
 
 // sequences is what the request counts for.
-func (req *Request) sequences() int64 { return int64(min(max(1, req.Sequences), mostSequences)) }
+func (req *Request) sequences() int64 {
+	if req.Instant {
+		return 0
+	}
+	return int64(min(max(1, req.Sequences), mostSequences))
+}
 
 // tokens is how long a request's prompt is, about.
 func (r *Router) tokens(req *Request) float64 {
@@ -192,6 +198,10 @@ func (r *Router) reserve(req *Request, chosen int, now time.Time) *Decision {
 		tokens:        r.asked.Tokens,
 		ahead:         r.accounts[b.Slot].waiting(now, r.rate(b.Slot)),
 		sentAt:        now,
+		instant:       req.Instant,
+	}
+	if d.instant {
+		return d
 	}
 	r.index.Add(&d.placed, b.Slot, req.Blocks, depth)
 	r.accounts[b.Slot].sent(d, now)

@@ -3,6 +3,7 @@ package prompt
 import (
 	"bytes"
 	"slices"
+	"strings"
 
 	"github.com/zeebo/xxh3"
 )
@@ -131,6 +132,23 @@ const (
 	// would grow a hundredfold. No model takes that many.
 	maxMedia = 256
 )
+
+// base64Others are what base64 has beside letters and digits, in its two
+// alphabets; some clients write / with a backslash.
+const base64Others = `+/=-_\`
+
+// isMedia tells an image, a sound or a document in a string from text: it is
+// base64, alone or in a data URL, and has no space in all its length.
+func isMedia(s []byte) bool {
+	if !bytes.HasPrefix(s, []byte("data:")) {
+		for _, c := range s[:min(len(s), 512)] {
+			if !digit(c) && (c|0x20 < 'a' || c|0x20 > 'z') && strings.IndexByte(base64Others, c) < 0 {
+				return false
+			}
+		}
+	}
+	return bytes.IndexByte(s, ' ') < 0
+}
 
 // appendMedia writes the digest of the part that begins at i, repeated to the
 // part's nominal length, so that media held in a cache count as what they save.

@@ -57,6 +57,7 @@ type Prompt struct {
 	Text []byte
 	// ExtraBytes are bytes of prompts that count in the load and not in the
 	// match: the second and later prompts of a list, and media past maxMedia.
+	// Of Other bodies all counts so, each of their media as mediaBytes.
 	ExtraBytes int
 
 	scan    scanner
@@ -125,6 +126,7 @@ func (p *Prompt) Parse(kind Kind, body []byte) error {
 	case Completion:
 		return p.completion()
 	}
+	p.ExtraBytes = len(body) - p.scan.media
 	return nil
 }
 

@@ -96,8 +96,33 @@ func TestHead(t *testing.T) {
 		{Other, `{"previous_response_id":"resp_1"}`, Prompt{Sequences: 1, Cacheable: true, PreviousResponse: true}},
 	} {
 		p := parse(t, c.kind, c.body)
+		if c.kind == Other {
+			c.want.ExtraBytes = len(c.body)
+		}
 		if got, want := head(p), head(&c.want); got != want {
 			t.Errorf("%s\ngot  %s\nwant %s", c.body, got, want)
+		}
+	}
+}
+
+func TestMediaInABodyThatIsNotReadCountByTheirNominalLength(t *testing.T) {
+	image := strings.Repeat("iVBORw0KGgo/AAA+", 1<<17) // 2 MB
+	text := strings.Repeat("four words of text. ", 1<<17)
+	for _, c := range []struct {
+		name, before, long, after string
+		counts                    int
+	}{
+		{"a data URL", `{"input":[{"content":[{"type":"input_image","image_url":"data:image/png;base64,`, image, `"}]}]}`, mediaBytes},
+		{"base64 alone", `{"messages":[{"role":"user","content":[{"source":{"type":"base64","data":"`, image, `"}}]}]}`, mediaBytes},
+		{"escaped slashes", `{"input":"`, strings.ReplaceAll(image, "/", `\/`), `"}`, mediaBytes},
+		{"short base64", `{"input":"`, image[:1000], `"}`, 1000},
+		{"text", `{"input":"`, text, `"}`, len(text)},
+		{"text behind base64", `{"input":"`, image + " and now?", `"}`, len(image) + 9},
+		{"text in a data URL", `{"input":"data:`, text, `"}`, len(text)},
+	} {
+		p := parse(t, Other, c.before+c.long+c.after)
+		if got, want := p.ExtraBytes, len(c.before)+c.counts+len(c.after); got < want-40 || got > want+40 {
+			t.Errorf("%s: %d bytes count, want about %d", c.name, got, want)
 		}
 	}
 }

@@ -12,6 +12,7 @@ const maxDepth = 512
 type scanner struct {
 	b     []byte
 	stack [maxDepth]byte // the opening bracket of each container that value is in
+	media int            // bytes of media that value passed, less their nominal lengths
 }
 
 // value is where one JSON value lies: b[start:end], quotes and brackets
@@ -81,8 +82,12 @@ func (s *scanner) value(i, depth int) (value, error) {
 	for {
 		switch c := s.at(i); c {
 		case '"':
+			begin := i
 			if i, v.escaped, err = s.str(i); err != nil {
 				return value{}, err
+			}
+			if i-begin > mediaBytes && isMedia(s.b[begin+1:i-1]) {
+				s.media += i - begin - mediaBytes
 			}
 		case '{', '[':
 			if open == maxDepth {
