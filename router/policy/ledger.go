@@ -127,15 +127,12 @@ func (l *ledger) expire(before time.Time) {
 	}
 }
 
-// shrink cuts the part of every backend that has more blocks than beyond back
-// to as many as down. Unlike a limit it does so once only.
-func (l *ledger) shrink(beyond, down int) {
+// shrink cuts the part of every backend back to so many blocks. Unlike a limit it
+// does so once only.
+func (l *ledger) shrink(blocks int) {
 	for i := range l.tenants {
 		a := l.tenants[i].ages
-		if a == nil || a.Len() <= beyond {
-			continue
-		}
-		for a.Len() > down {
+		for a != nil && a.Len() > blocks {
 			a.RemoveOldest()
 		}
 	}

@@ -1,27 +1,16 @@
 package policy
 
-import (
-	"math/rand/v2"
-	"time"
-)
-
-// Bounds of Ray Serve's tree, per backend, as its eviction has them when it is
-// turned on; off, the tree grows without end.
-const (
-	rayTreeBeyond = 400_000 / 4 // tokens
-	rayTreeDown   = 360_000 / 4
-	rayTreeWalk   = 10 * time.Second
-)
+import "math/rand/v2"
 
 // rayAffinity is Ray Serve's PrefixCacheAffinityRouter. When one backend has
 // more than abs requests in flight above another, or there is no text, it is
 // power of two choices. Otherwise the longest match, if that is at least ratio of
-// the prompt; below that the smallest tree.
+// the prompt; below that the smallest tree. Its trees never forget, as eviction is
+// off unless asked for; ours forget the oldest beyond mostEntries.
 type rayAffinity struct {
 	rng        *rand.Rand
 	ratio, abs float64
 	tree       *ledger
-	walked     time.Time
 }
 
 func newRay(s Settings, rng *rand.Rand, most int) *rayAffinity {
@@ -32,13 +21,6 @@ func newRay(s Settings, rng *rand.Rand, most int) *rayAffinity {
 }
 
 func (p *rayAffinity) Choose(r *Request, candidates []Candidate) int {
-	if p.walked.IsZero() {
-		p.walked = r.Now
-	}
-	if r.Now.Sub(p.walked) >= rayTreeWalk {
-		p.walked = r.Now
-		p.tree.shrink(r.blocksIn(rayTreeBeyond), r.blocksIn(rayTreeDown))
-	}
 	chosen := p.choose(r, candidates)
 	p.tree.add(candidates[chosen].Slot, r.Blocks, r.Now)
 	return chosen

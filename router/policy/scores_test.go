@@ -204,4 +204,11 @@ func TestSMetric(t *testing.T) {
 	slow := home(15_000)
 	slow.Rate = 4000
 	f("a slow backend", 1, slow, cold(1, 1))
+
+	holds := func(unstarted, n float64) Candidate {
+		return Candidate{Matched: 3000, Uncached: 1000, Unstarted: unstarted, InFlight: n}
+	}
+	f("of equal matches the one with the least queued", 2, holds(2000, 1), holds(1000, 1), holds(0, 9), cold(0, 0))
+	f("then with the fewest in flight", 1, holds(1000, 3), holds(1000, 2), holds(1000, 4))
+	newRival(t, "smetric", Settings{}).expect("then any", r, fleet(holds(0, 1), holds(0, 2), holds(0, 1), holds(0, 1)), 0, 2, 3)
 }

@@ -26,7 +26,6 @@ func (t *sglangTree) add(slot int, r *Request) {
 	}
 	if r.Now.Sub(t.walked) >= sglangTreeWalk {
 		t.walked = r.Now
-		most := r.blocksIn(sglangTreeTokens)
-		t.shrink(most, most)
+		t.shrink(r.blocksIn(sglangTreeTokens))
 	}
 }

@@ -127,22 +127,18 @@ func TestRay(t *testing.T) {
 	p.expect("no text: the same", Request{Now: dawn}, busy(1, 3), 0)
 }
 
-func TestRayTreeIsCutBackEveryTenSeconds(t *testing.T) {
+func TestRayForgetsNothing(t *testing.T) {
 	p := newRival(t, "ray", Settings{MatchRatio: 0.95})
-	// 400,000 and 360,000 characters are 10 and 9 blocks of 10,000 tokens.
 	at := func(s string, after time.Duration) Request {
 		r := about(s)
 		r.BlockTokens, r.Tokens, r.Now = 10_000, float64(10_000*len(s)), dawn.Add(after)
 		return r
 	}
+	// With eviction a tree of 400,000 characters, 10 of these blocks, is cut.
 	p.send(at("abcdefghijk", 0), 0)
-	p.send(at("1234567890", 0), 1)
-	p.expect("11 blocks", at("abcdefghijk", 9*time.Second), busy(1, 0), 0)
-	tree := p.Policy.(*rayAffinity).tree
-	p.send(at("x", 10*time.Second), 2)
-	if a, b := tree.len(0), tree.len(1); a != 9 || b != 10 {
-		t.Errorf("after ten seconds trees of 11 and 10 blocks have %d and %d, want 9 and 10", a, b)
-	}
+	p.send(at("x", 0), 1)
+	p.send(at("y", time.Hour), 2)
+	p.expect("11 blocks, an hour later", at("abcdefghijk", time.Hour), busy(1, 0, 0), 0)
 }
 
 func TestDynamo(t *testing.T) {
