@@ -34,6 +34,7 @@ type Held struct {
 	deliver func(*Decision, error)
 	arrived time.Time
 	tokens  float64 // that it would have to compute at least, as of its arrival
+	used    float64 // seconds of its tenant's share
 
 	// Where it is in the queue; see holdQueue. Guarded by router.deciding, as all below.
 	group        *heldGroup
@@ -71,12 +72,15 @@ func (h *Held) Cancel() bool {
 	if h == nil {
 		return false
 	}
-	h.router.deciding.Lock()
-	defer h.router.deciding.Unlock()
+	r := h.router
+	r.deciding.Lock()
+	defer r.deciding.Unlock()
 	if h.gone {
 		return false
 	}
-	h.router.take(h)
+	r.take(h)
+	r.fair.refund(h.req.Tenant, h.used)
+	r.dispatch(r.now()) // what it had reserved is free
 	return true
 }
 
@@ -134,7 +138,7 @@ func (r *Router) tryNow(req *Request, tried []*backends.Backend, now time.Time) 
 	if r.late && !r.startsSoon(req, chosen, now) {
 		return nil, errHold
 	}
-	if req.Tenant != 0 {
+	if len(tried) == 0 { // else it was charged the first time
 		r.fair.charge(req.Tenant, r.leastUncached(req), r.rates(), r.seconds(now))
 	}
 	return r.reserve(req, chosen, now), nil
@@ -197,7 +201,11 @@ func (r *Router) place(h *Held, now time.Time) {
 	if limit := r.holding.Time.Seconds(); limit > 0 {
 		alone = min(alone, ageing*overtaken*limit)
 	}
-	h.key = alone + ageing*r.fair.charge(h.req.Tenant, h.tokens, rates, r.seconds(now))
+	arrived := r.seconds(now)
+	if len(h.tried) == 0 { // else its turn had come the first time
+		arrived, h.used = r.fair.charge(h.req.Tenant, h.tokens, rates, arrived)
+	}
+	h.key = alone + ageing*arrived
 }
 
 // match reads what the backends hold of a held request, if that can have

@@ -73,6 +73,17 @@ func TestWhoLeavesIsGoneAtOnce(t *testing.T) {
 	}
 }
 
+func TestWhoLeavesFreesWhatItHadReserved(t *testing.T) {
+	r, fleet, _ := newFleet(t, 1, "prefix", holding)
+	sent(t, "", submit(r, ask(fleet, 1, 40))) // 2,560 tokens
+	first := ask(fleet, 2, 60)                // 3,840: more than is left of half a step
+	first.Priority = -1
+	large, small := submit(r, first), submit(r, ask(fleet, 3, 1))
+	waits(t, "it would overtake", small)
+	large.held.Cancel()
+	sent(t, "nothing is before it", small)
+}
+
 func TestRequestsWaitForABackendToBecomeReady(t *testing.T) {
 	for _, name := range []string{"prefix", "least-load"} {
 		r, fleet, c := newFleet(t, 2, name, holding)

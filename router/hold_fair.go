@@ -8,11 +8,14 @@ package router
 // order among themselves.
 //
 // Its memory is fixed: tenants are told apart by a hash, and two that meet are
-// treated as one. The zero tenant is nobody in particular and has no account.
+// treated as one. The zero tenant, nobody in particular, is one among those with
+// keys: else who sends none would pass them all. Where nobody has a key there is
+// nothing to share.
 type fairness struct {
 	until   [tenantAccounts]float64 // seconds since Router.made, to which its share is used up
 	held    [tenantAccounts]int     // its requests in the queue
 	holding int                     // accounts that have any
+	keyed   float64                 // second up to which the last request with a key is remembered
 }
 
 const (
@@ -20,22 +23,26 @@ const (
 	longestLead    = 60 // seconds that a tenant may be put back at most
 )
 
-// charge accounts for a request of so many tokens, and returns the second at
-// which it counts as arrived. rate is the fleet's.
-func (f *fairness) charge(tenant uint64, tokens, rate, now float64) float64 {
-	if tenant == 0 {
-		return now
+// charge accounts for a request of so many tokens. It returns the second at
+// which the request counts as arrived, and how many seconds it used up of its
+// tenant's share. rate is the fleet's.
+func (f *fairness) charge(tenant uint64, tokens, rate, now float64) (arrived, used float64) {
+	switch {
+	case tenant != 0:
+		f.keyed = now + longestLead
+	case now >= f.keyed:
+		return now, 0
 	}
 	u := &f.until[tenant%tenantAccounts]
-	arrived := max(now, *u)
-	*u = min(arrived+tokens*float64(max(1, f.holding))/rate, now+longestLead)
-	return arrived
+	arrived = max(now, *u)
+	*u = max(*u, min(arrived+tokens*float64(max(1, f.holding))/rate, now+longestLead))
+	return arrived, *u - arrived
 }
 
+// refund takes back what was used up by a request that no backend was sent.
+func (f *fairness) refund(tenant uint64, used float64) { f.until[tenant%tenantAccounts] -= used }
+
 func (f *fairness) enter(tenant uint64) {
-	if tenant == 0 {
-		return
-	}
 	n := &f.held[tenant%tenantAccounts]
 	if *n++; *n == 1 {
 		f.holding++
@@ -43,9 +50,6 @@ func (f *fairness) enter(tenant uint64) {
 }
 
 func (f *fairness) leave(tenant uint64) {
-	if tenant == 0 {
-		return
-	}
 	n := &f.held[tenant%tenantAccounts]
 	if *n--; *n == 0 {
 		f.holding--

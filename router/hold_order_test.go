@@ -1,9 +1,12 @@
 package router
 
 import (
+	"math"
 	"slices"
 	"testing"
 	"time"
+
+	"warmroute/backends"
 )
 
 func TestShortWorkFirstUntilTheLongHasWaited(t *testing.T) {
@@ -34,9 +37,13 @@ func TestShortWorkFirstUntilTheLongHasWaited(t *testing.T) {
 
 func TestATenantsFloodDoesNotStarveOthers(t *testing.T) {
 	const flood, other = 7, 8
-	served := func(tenant uint64) int {
+	served := func(tenant uint64, keys bool) int {
 		r, fleet, c := newFleet(t, 1, "prefix", holding)
-		busy := sent(t, "", submit(r, ask(fleet, 1, 2000)))
+		first := ask(fleet, 1, 2000)
+		if keys {
+			first.Tenant = 9
+		}
+		busy := sent(t, "", submit(r, first))
 		before := 0
 		var last *Decision
 		put := func(key int, tenant uint64, served func()) {
@@ -56,12 +63,82 @@ func TestATenantsFloodDoesNotStarveOthers(t *testing.T) {
 		}
 		return before
 	}
-	if n := served(flood); n > 3 {
+	if n := served(flood, false); n > 3 {
 		t.Errorf("%d requests of a tenant that floods the queue went before another's only one", n)
 	}
-	if n := served(0); n != 100 {
-		t.Errorf("%d requests of nobody in particular went before one that came after them, want all 100", n)
+	if n := served(0, false); n != 100 {
+		t.Errorf("nobody had a key: %d requests went before one that came after them, want all 100", n)
 	}
+	if n := served(0, true); n > 3 {
+		t.Errorf("%d requests without a key went before the only one of a tenant with one", n)
+	}
+}
+
+// What a tenant was sent at once counts for its share as well.
+func TestWhatWasNotHeldIsChargedToo(t *testing.T) {
+	r, fleet, _ := newFleet(t, 1, "prefix", holding)
+	of := func(tenant uint64, key, blocks int) *waiter {
+		req := ask(fleet, key, blocks)
+		req.Tenant = tenant
+		return submit(r, req)
+	}
+	busy := sent(t, "", of(1, 1, 2000)) // 16 s of the backend's work
+	second, other := of(1, 2, 120), of(2, 3, 120)
+	busy.FirstEvent()
+	sent(t, "the tenant that has had nothing", other)
+	waits(t, "the one that had everything", second)
+}
+
+// Of three tenants that wait, each has a third of the fleet: what one asks for
+// puts its next request back by three times the work.
+func TestAShareIsThatOfTheTenantsThatWait(t *testing.T) {
+	f := func(name string, tenants int, want float64) {
+		t.Helper()
+		r, fleet, _ := newFleet(t, 1, "prefix", holding)
+		sent(t, "", submit(r, ask(fleet, 1, 2000)))
+		of := func(tenant uint64, key int) *Held {
+			req := ask(fleet, key, 125) // 8,000 tokens: a second
+			req.Tenant = tenant
+			return submit(r, req).held
+		}
+		for other := range tenants {
+			of(uint64(2+other), 10+other)
+		}
+		first, second := of(1, 2), of(1, 3)
+		third := of(1, 4)
+		if got := (third.key - second.key) / ageing; math.Abs(got-want) > 0.01 {
+			t.Errorf("%s: put back by %.2f s, want %.2f (%.2f for the one before)", name, got, want, (second.key-first.key)/ageing)
+		}
+	}
+	f("alone", 0, 1)
+	f("one of three", 2, 3)
+}
+
+func TestWhoLeavesAndWhoComesAgainIsNotCharged(t *testing.T) {
+	r, fleet, c := newFleet(t, 2, "prefix", holding)
+	busy := sent(t, "", submit(r, ask(fleet[:1], 1, 2000)))
+	of := func(tenant uint64, key int, tried ...*backends.Backend) *waiter {
+		req := ask(fleet[:1], key, 120)
+		if tried != nil {
+			req.Backends, req.Priority = fleet, 1
+		}
+		req.Tenant = tenant
+		return submit(r, req, tried...)
+	}
+	for key := range 20 {
+		w := of(1, 2+key)
+		waits(t, "", w)
+		w.held.Cancel()
+	}
+	for key := range 20 { // each was charged when it came first
+		waits(t, "a retry", of(1, 30+key, fleet[1]))
+	}
+	mine := of(1, 100)
+	c.advance(time.Millisecond)
+	other := of(2, 101)
+	busy.FirstEvent()
+	sent(t, "it came first, and those before it left", mine)
+	waits(t, "it came later", other)
 }
 
 // An engine that prefills 8,000 tokens a second gets short requests faster than
