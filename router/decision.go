@@ -42,12 +42,14 @@ type Decision struct {
 	ttft      time.Duration // from sentAt to the first event; 0: none was seen
 	sentAt    time.Time
 	placed    index.Placement
+	maxTokens int   // of the answer; 0: not known
 	loose     int64 // see cache
 
 	// Guarded by router.deciding.
 	started        bool
 	released       bool
-	answeringSince int64 // microseconds since Router.made
+	answeringSince int64   // microseconds since Router.made
+	longest        float64 // tokens that the answers are counted for at most
 }
 
 // End says how a request ended for the backend that it was sent to.

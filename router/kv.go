@@ -9,6 +9,9 @@ import (
 const (
 	decodeRate      = 40 // tokens a second of one answer, until learned
 	decodeRatePrior = 10 // answers that the guess above is worth
+	// longestAnswers is how many mean answers one is counted for at most. An
+	// answer that is longer is seen by the next scrape.
+	longestAnswers = 8
 )
 
 // cache is what a backend's KV cache has to hold: the prompts and answers of
@@ -18,13 +21,15 @@ type cache struct {
 	loose int64 // tokens of prompts that are in none of the index's blocks
 
 	// Answers grow with time: answering sequences, the sum of the microseconds
-	// since Router.made at which they began, and the speed.
+	// since Router.made at which they began, and the speed; but a client that
+	// reads slowly keeps open what its engine has long put out, so not beyond most.
 	answering, began int64
+	most             float64
 	speed            average
 
 	// What the last scrape said, and how that compares with our own figures.
 	capacity int     // tokens; 0: unknown
-	foreign  float64 // tokens in use beyond what we know of
+	foreign  float64 // tokens in use beyond what we know of; below 0: so many are in use no more
 	starving int     // requests that wait for capacity, less those that started since
 	polledAt time.Time
 }
@@ -35,6 +40,12 @@ func (r *Router) answersBegin(d *Decision, now time.Time) {
 	d.answeringSince = now.Sub(r.made).Microseconds()
 	c.answering += d.sequences
 	c.began += d.sequences * d.answeringSince
+	longest := longestAnswers * r.lessons[d.Backend.Slot].answer.value
+	if d.maxTokens > 0 {
+		longest = min(longest, float64(d.maxTokens))
+	}
+	d.longest = longest * float64(d.sequences)
+	c.most += d.longest
 }
 
 // cacheSent counts what a decision's request takes. An answer that comes whole
@@ -67,6 +78,9 @@ func (r *Router) cacheFreed(d *Decision, o Outcome, now time.Time) {
 	}
 	c.answering -= d.sequences
 	c.began -= d.sequences * d.answeringSince
+	if c.most -= d.longest; c.answering == 0 {
+		c.most = 0 // no residue of rounding
+	}
 	took := float64(now.Sub(r.made).Microseconds()-d.answeringSince) / 1e6
 	if d.streams && o.End == Served && o.AnswerTokens > 1 && took > 0 {
 		c.speed.add(float64(o.AnswerTokens) / float64(d.sequences) / took)
@@ -78,11 +92,12 @@ func (r *Router) cacheUsed(slot int, now time.Time) float64 {
 	c := &r.caches[slot]
 	blocks := float64(r.index.InUse(slot)*r.blockBytes) / r.lessons[slot].texts.value()
 	answers := c.speed.value * float64(c.answering*now.Sub(r.made).Microseconds()-c.began) / 1e6
-	return blocks + float64(c.loose) + answers
+	return blocks + float64(c.loose) + min(answers, c.most)
 }
 
-// cachePolled compares a scrape with our own figures. It is ahead of the engine
-// for what waits in its queue, so only what is in use beyond them says something.
+// cachePolled compares a scrape with our own figures. They are ahead of the
+// engine by what waits in its queue; and by the share of the requests that it
+// has done and whose clients have yet to read the answers.
 func (r *Router) cachePolled(b *backends.Backend, l *backends.Load, now time.Time) {
 	c := &r.caches[b.Slot]
 	c.polledAt = l.ScrapedAt
@@ -91,7 +106,12 @@ func (r *Router) cachePolled(b *backends.Backend, l *backends.Load, now time.Tim
 		c.capacity = l.CacheTokens
 	}
 	if l.KVKnown && c.capacity > 0 {
-		c.foreign = max(0, l.KVCacheUsage*float64(c.capacity)-r.cacheUsed(b.Slot, now))
+		used, ours := l.KVCacheUsage*float64(c.capacity), r.cacheUsed(b.Slot, now)
+		c.foreign = max(0, used-ours)
+		if done := l.OwnInFlight - int64(l.Running+l.Waiting); l.QueuesKnown && done > 0 {
+			share := float64(done) / float64(l.OwnInFlight)
+			c.foreign += min(0, max(used+r.accounts[b.Slot].unseen-ours, -share*ours))
+		}
 	}
 }
 

@@ -195,6 +195,7 @@ func (r *Router) reserve(req *Request, chosen int, now time.Time) *Decision {
 		model:         req.Model,
 		plain:         req.Sequences <= 1 && !req.Media && len(req.Blocks) > 0,
 		bytes:         req.Bytes,
+		maxTokens:     req.MaxTokens,
 		tokens:        r.asked.Tokens,
 		ahead:         r.accounts[b.Slot].waiting(now, r.rate(b.Slot)),
 		sentAt:        now,
@@ -251,7 +252,7 @@ func (r *Router) Observe(b *backends.Backend, l *backends.Load) {
 	r.polled(b, l)
 	r.resize(b.Slot)
 	r.index.Upkeep(upkeepBlocks)
-	r.progress[b.Slot].polled(l, r.accounts[b.Slot].unstarted)
+	r.progress[b.Slot].polled(l, r.accounts[b.Slot].unstarted, r.accounts[b.Slot].requests)
 	now := r.now()
 	_, queued := r.foreign(l, now)
 	r.stalled(b, l, queued*r.uncached.value, now)

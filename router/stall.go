@@ -74,8 +74,10 @@ func (p *progress) ended(d *Decision) {
 // polled compares a scrape with the last one. The share of the KV cache in use
 // moves as well while an engine works through a long prompt, which the token
 // counters show only at its end.
-func (p *progress) polled(l *backends.Load, unstarted float64) {
-	if l.PromptTokens != p.prompt || l.GenerationTokens != p.generated || l.KVCacheUsage != p.kv {
+func (p *progress) polled(l *backends.Load, unstarted float64, requests int) {
+	// All of ours is done, and waits for clients that read slowly.
+	idle := l.QueuesKnown && l.Running+l.Waiting == 0 && p.streaming == requests
+	if idle || l.PromptTokens != p.prompt || l.GenerationTokens != p.generated || l.KVCacheUsage != p.kv {
 		p.signOfWork(l.ScrapedAt, unstarted)
 	}
 	p.scraped, p.tells = l.ScrapedAt, l.TokensKnown
