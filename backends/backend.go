@@ -132,6 +132,8 @@ type Model struct {
 	Parent string // the base model's ID when this is a LoRA adapter, else empty
 	Card   []byte // the card's JSON as the replica wrote it, every field kept
 
+	MaxTokens int // max_model_len: prompt and answer together; 0: not said
+
 	lasting string // the card without what vLLM makes up for each answer; see parseModels
 }
 

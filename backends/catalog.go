@@ -16,6 +16,8 @@ type Entry struct {
 	Model
 	Adapter  bool       // a LoRA adapter: its card has a parent
 	Backends []*Backend // those that list it, ready or not, by Slot; not to be changed
+
+	anyLength bool // one of them does not say its MaxTokens
 }
 
 func newCatalog(all []*Backend) *Catalog {
@@ -26,6 +28,9 @@ func newCatalog(all []*Backend) *Catalog {
 			if !known {
 				e = Entry{Model: m, Adapter: m.Parent != ""}
 				c.Models = append(c.Models, m)
+			}
+			if e.MaxTokens = max(e.MaxTokens, m.MaxTokens); m.MaxTokens == 0 || e.anyLength {
+				e.MaxTokens, e.anyLength = 0, true
 			}
 			// A replica that lists an ID twice serves it once.
 			if n := len(e.Backends); n == 0 || e.Backends[n-1] != b {
@@ -75,4 +80,14 @@ func (c *Catalog) EngineModel(id string) string {
 		return id
 	}
 	return e.Root
+}
+
+// MaxTokens is how long a prompt and its answer may be on the replica that takes
+// the most; 0 when one of them does not say. A LoRA adapter's is its base model's.
+func (c *Catalog) MaxTokens(id string) int {
+	e := c.entries[id]
+	if e.Adapter {
+		e = c.entries[e.Parent]
+	}
+	return e.MaxTokens
 }

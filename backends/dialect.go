@@ -13,8 +13,8 @@ import (
 // cache_config_info, is about 1 KB; lists of LoRA adapters can be longer.
 const maxLine = 64 << 10
 
-// maxCount is more requests or tokens a step than any engine has. A gauge beyond
-// it is garbage, and garbage is unknown.
+// maxCount is more requests, or tokens in a step or a cache, than any engine has.
+// What is beyond it is garbage, and garbage is unknown.
 const maxCount = 1e9
 
 // ParseMetrics reads a replica's /metrics in any of vLLM's dialects, old and
@@ -218,7 +218,7 @@ func (p *scrape) cacheConfig(l labels) {
 		}
 		l = rest
 	}
-	if e.tokens = tokens; tokens == 0 && blocks <= maxCount && e.block <= maxCount {
+	if e.tokens = tokens; tokens == 0 && float64(blocks)*float64(e.block) <= maxCount {
 		e.tokens = blocks * e.block
 	}
 	// Several API server processes can each write an engine's series, and one
@@ -235,10 +235,10 @@ func (p *scrape) cacheConfig(l labels) {
 }
 
 // labelInt reads a positive number that Python wrote as a string; 0 when it is
-// "None" or no number.
+// "None", no number, or beyond maxCount.
 func labelInt(value []byte) int {
 	v, err := parseNumber(value)
-	if err != nil || !(v >= 1 && v <= 1<<50) {
+	if err != nil || !(v >= 1 && v <= maxCount) {
 		return 0
 	}
 	return int(v)

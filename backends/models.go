@@ -33,12 +33,19 @@ func parseCard(card []byte) (Model, error) {
 		Root   string `json:"root"`   // null for some engines
 		Parent string `json:"parent"` // null for a base model
 	}
+	var length struct {
+		Tokens json.Number `json:"max_model_len"` // null for an adapter
+	}
 	var fields map[string]json.RawMessage
 	if err := errors.Join(json.Unmarshal(card, &known), json.Unmarshal(card, &fields)); err != nil {
 		return Model{}, err
 	}
 	if known.ID == "" {
 		return Model{}, errors.New("no id")
+	}
+	tokens := 0 // what is no number of tokens is unknown, and no reason to refuse the card
+	if json.Unmarshal(card, &length) == nil {
+		tokens = labelInt([]byte(length.Tokens))
 	}
 	// vLLM stamps "created" with the time of the answer and makes up the ids in
 	// "permission" each time, so these must not count as a change of the card.
@@ -48,7 +55,7 @@ func parseCard(card []byte) (Model, error) {
 	if err != nil {
 		return Model{}, err
 	}
-	return Model{ID: known.ID, Root: known.Root, Parent: known.Parent, Card: card, lasting: string(lasting)}, nil
+	return Model{ID: known.ID, Root: known.Root, Parent: known.Parent, MaxTokens: tokens, Card: card, lasting: string(lasting)}, nil
 }
 
 // sameModels reports whether two lists hold the same cards in the same order.

@@ -56,3 +56,14 @@ func TestModelsRefuseWhatIsNoList(t *testing.T) {
 		}
 	}
 }
+
+func TestModelsTellHowLongPromptsMayBe(t *testing.T) {
+	for written, want := range map[string]int{
+		`131072`: 131072, `1e5`: 100_000, `null`: 0, `0`: 0, `-1`: 0, `1e300`: 0, `1e999`: 0, `"long"`: 0, `[1]`: 0, `2000000000`: 0,
+	} {
+		models, err := parseModels([]byte(`{"data":[{"id":"m","max_model_len":` + written + `}]}`))
+		if err != nil || len(models) != 1 || models[0].MaxTokens != want {
+			t.Errorf("%s: %+v, %v; want %d", written, models, err, want)
+		}
+	}
+}

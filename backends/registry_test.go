@@ -142,6 +142,38 @@ func TestEngineModelIsSharedByAliasesAndNotByAdapters(t *testing.T) {
 	}
 }
 
+func TestHowLongAModelsPromptsMayBe(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		each []int // max_model_len by replica
+		want int
+	}{
+		{"one", []int{10}, 10},
+		{"the most of several", []int{10, 30, 20}, 30},
+		{"one does not say", []int{10, 0, 20}, 0},
+		{"the first does not say", []int{0, 10}, 0},
+	} {
+		var all []*Backend
+		for i, n := range c.each {
+			b := &Backend{Name: string(rune('a' + i))}
+			b.SetModels([]Model{{ID: "m", MaxTokens: n}, {ID: "fr", Parent: "m"}})
+			all = append(all, b)
+		}
+		r, err := NewRegistry(all)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, id := range []string{"m", "fr"} {
+			if n := r.Catalog().MaxTokens(id); n != c.want {
+				t.Errorf("%s: %q takes %d tokens, want %d", c.name, id, n, c.want)
+			}
+		}
+		if n := r.Catalog().MaxTokens("unknown"); n != 0 {
+			t.Errorf("an unknown model takes %d tokens", n)
+		}
+	}
+}
+
 func TestCatalogIsReadWithoutAllocation(t *testing.T) {
 	r := fleet(t, "m=/m", "m=/m")
 	if n := testing.AllocsPerRun(100, func() {

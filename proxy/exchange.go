@@ -191,10 +191,12 @@ func (x *exchange) resolve(model string) (engine string, fault *apiError) {
 	x.outcome.Model = entry.ID
 	req := &x.input.request
 	req.Backends = entry.Backends
+	req.Aside = x.endpoint.format == plainFormat
 	if entry.Adapter {
 		req.Adapter = entry.ID
 	}
 	req.Model = catalog.EngineModel(entry.ID)
+	req.ModelTokens = catalog.MaxTokens(entry.ID)
 	return req.Model, nil
 }
 

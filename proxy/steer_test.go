@@ -81,6 +81,18 @@ func TestWhatTheRouterIsToldOfARequest(t *testing.T) {
 	if n := ask(`{"max_tokens":5,"max_completion_tokens":6,` + plain[1:]).MaxTokens; n != 6 {
 		t.Errorf("an answer of at most %d tokens, want 6", n)
 	}
+	if base.Aside || base.ModelTokens != 0 {
+		t.Errorf("a chat is %+v", base)
+	}
+	if r, fault := f.understood("/v1/embeddings", `{"input":"x"}`); fault != nil || !r.Aside {
+		t.Errorf("embeddings count among what generates text (%v)", fault)
+	}
+	limited := cards([]string{"m"})
+	limited[0].MaxTokens = 1000
+	f.backends[0].SetModels(limited)
+	if n := ask(plain).ModelTokens; n != 1000 {
+		t.Errorf("the model takes %d tokens, want 1000", n)
+	}
 	for path, body := range map[string]string{"/v1/completions": `{"max_tokens":7,"prompt":"x"}`, "/v1/responses": `{"max_output_tokens":7,"input":"x"}`, "/v1/messages": `{"max_tokens":7,"model":"m"}`} {
 		if r, fault := f.understood(path, body); fault != nil || r.MaxTokens != 7 {
 			t.Errorf("%s: an answer of at most %d tokens (%v), want 7", path, r.MaxTokens, fault)

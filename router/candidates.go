@@ -25,6 +25,7 @@ type trouble int
 const (
 	well    trouble = iota
 	pressed         // its KV cache is all but full
+	small           // the prompt is too long for it
 	stuck           // it produces nothing
 )
 
@@ -46,7 +47,7 @@ func (r *Router) gather(req *Request, tried []*backends.Backend, now time.Time) 
 		l := b.Load()
 		foreign, queued := r.foreign(l, now)
 		queued *= r.uncached.value
-		switch rank := r.trouble(b, l, queued, now); {
+		switch rank := r.trouble(req, b, l, queued, now); {
 		case rank > least:
 			continue
 		case rank < least:
@@ -118,10 +119,12 @@ func weight(b *backends.Backend) float64 {
 // policies keep away from a replica that produces nothing; the size of its cache
 // is the business of prefix alone, since the rules of others are to be what
 // they are elsewhere.
-func (r *Router) trouble(b *backends.Backend, l *backends.Load, queued float64, now time.Time) trouble {
+func (r *Router) trouble(req *Request, b *backends.Backend, l *backends.Load, queued float64, now time.Time) trouble {
 	switch {
 	case r.stalled(b, l, queued, now):
 		return stuck
+	case r.policyName == "prefix" && r.tooLong(req, b.Slot):
+		return small
 	case l != nil && l.KVKnown && l.KVCacheUsage > kvPressure && r.policyName == "prefix":
 		return pressed
 	}

@@ -36,6 +36,8 @@ type Decision struct {
 	instant   bool // in no account; see Request
 	model     string
 	plain     bool // its bytes are those of one prompt's text
+	tooLong   bool // the replica will refuse it
+	aside     bool // see Request
 	bytes     int
 	tokens    float64       // of the prompt, about
 	ahead     float64       // uncached tokens sent to the backend before, and not yet computed
@@ -96,6 +98,9 @@ func (d *Decision) start(now time.Time) {
 	d.blocks = nil
 	a := &d.router.accounts[d.Backend.Slot]
 	a.first(d, now)
+	if !d.tooLong && !d.aside {
+		d.router.uncached.add(d.uncached)
+	}
 	a.unstarted -= d.uncached
 	a.unseen -= d.tokens
 	d.router.begun(d, now)

@@ -121,7 +121,7 @@ func (r *Router) tryNow(req *Request, tried []*backends.Backend, now time.Time) 
 	if len(tried) > 0 && !mayYet(req, tried) {
 		return nil, ErrNoneReady // however many others wait
 	}
-	if r.late && r.queue.count > 0 && !req.Instant {
+	if r.late && r.queue.count > 0 && !req.Instant && !r.tooLongForAll(req) {
 		return nil, errHold // its turn is decided among those held
 	}
 	r.depth = r.matched
@@ -138,7 +138,7 @@ func (r *Router) tryNow(req *Request, tried []*backends.Backend, now time.Time) 
 	if r.late && !r.startsSoon(req, chosen, now) {
 		return nil, errHold
 	}
-	if len(tried) == 0 { // else it was charged the first time
+	if len(tried) == 0 && !r.tooLong(req, r.candidates[chosen].Slot) { // a retry was charged the first time
 		r.fair.charge(req.Tenant, r.leastUncached(req), r.rates(), r.seconds(now))
 	}
 	return r.reserve(req, chosen, now), nil

@@ -175,6 +175,9 @@ func (r *Router) roomOn(slot int, now time.Time) float64 {
 // once, or nearly so; see docs/design.md, "Hold queue".
 func (r *Router) startsSoon(req *Request, chosen int, now time.Time) bool {
 	c := &r.candidates[chosen]
+	if r.tooLong(req, c.Slot) {
+		return true // or rather, is refused at once
+	}
 	if r.slots[chosen].InFlight.Load() == 0 {
 		return true // nothing of ours could make room, and what others have there may last
 	}
@@ -186,7 +189,11 @@ func (r *Router) startsSoon(req *Request, chosen int, now time.Time) bool {
 		return true
 	}
 	// Exact, now that it matters: what others use of the prompt costs nothing.
-	return r.cacheFits(c.Slot, r.cacheNeed(req, c.Slot), now)
+	need := r.cacheNeed(req, c.Slot)
+	if capacity := r.caches[c.Slot].capacity; capacity > 0 && need > float64(capacity) {
+		return true // it never fits: the engine has to say what becomes of it
+	}
+	return r.cacheFits(c.Slot, need, now)
 }
 
 // stepShare is how much of a step is sent ahead of it. A whole one would keep

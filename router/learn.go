@@ -92,7 +92,7 @@ func (r *Router) served(d *Decision, o *Outcome) {
 			uncached = max(leastUncached, float64(o.PromptTokens-o.CachedTokens))
 		}
 	}
-	if l.speed.add(d.ahead+uncached, d.ttft) {
+	if d.plain && !d.tooLong && l.speed.add(d.ahead+uncached, d.ttft) {
 		r.learnRate()
 	}
 	r.resize(d.Backend.Slot)
@@ -101,7 +101,7 @@ func (r *Router) served(d *Decision, o *Outcome) {
 // truth compares what a Decision predicted with what the replica found, if it
 // says so.
 func (r *Router) truth(d *Decision, o *Outcome) bool {
-	if !d.plain || !o.CachedKnown || o.CachedTokens < 0 || o.CachedTokens > o.PromptTokens {
+	if !d.plain || d.tooLong || !o.CachedKnown || o.CachedTokens < 0 || o.CachedTokens > o.PromptTokens {
 		return false
 	}
 	prompt, aligned := float64(o.PromptTokens), r.alignment(d.Backend)

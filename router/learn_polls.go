@@ -62,7 +62,7 @@ func (r *Router) begun(d *Decision, now time.Time) {
 		return
 	}
 	b := begun{at: now, prompt: d.tokens, bytes: d.bytes, bucket: r.bucket(d)}
-	b.blind = !d.plain && d.bytes >= r.blockBytes
+	b.blind = d.tooLong || !d.plain && d.bytes >= r.blockBytes
 	b.predicted = rounded(float64(d.MatchedTokens), d.tokens, r.alignment(d.Backend))
 	w := &l.window
 	if len(w.late) == windowStarts {

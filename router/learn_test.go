@@ -139,20 +139,26 @@ func TestTokensAreLearnedByModel(t *testing.T) {
 	}
 }
 
-// An image's bytes here say nothing of its tokens there, and those of several
-// sequences are not all in what the engine counts.
+// An image's bytes here say nothing of its tokens there, those of several
+// sequences are not all in what the engine counts, and what is cached of a prompt
+// that has no blocks is not known.
 func TestOnlyPlainPromptsTeach(t *testing.T) {
 	for name, change := range map[string]func(*Request){
 		"media":     func(req *Request) { req.Media = true },
 		"sequences": func(req *Request) { req.Sequences = 2 },
+		"no blocks": func(req *Request) { req.Blocks = nil },
 	} {
-		r, fleet, _ := newFleet(t, 1, "prefix")
+		r, fleet, c := newFleet(t, 1, "prefix")
 		oldPrompts(t, r, fleet)
 		before := r.Learned()[0]
 		for key := 99; key >= 0; key-- {
 			req := ask(fleet, key, 10)
+			req.Bytes = 256 * 100
 			change(req)
-			mustPick(t, r, req).Release(usage(300, 0))
+			d := mustPick(t, r, req)
+			c.advance(150 * time.Millisecond)
+			d.FirstEvent()
+			d.Release(usage(3000, 0))
 		}
 		after := r.Learned()[0]
 		after.AnswerTokens = before.AnswerTokens

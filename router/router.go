@@ -70,7 +70,7 @@ type Router struct {
 	policy     policy.Policy
 	index      *index.Index
 	accounts   []account
-	uncached   average // u of what was picked
+	uncached   average // u of what was prefilled
 	caches     []cache // by slot
 	queue      holdQueue
 	fair       fairness
@@ -137,6 +137,9 @@ type Request struct {
 	Streams   bool                // its first event can be seen
 	Media     bool                // part of its Bytes stands for no text
 	Instant   bool                // no engine works on it: it is never held and counts nowhere
+	Aside     bool                // its endpoint generates no text: what it takes says nothing of those that do
+
+	ModelTokens int // that a prompt may have at most, by the word of the replicas; 0: not known
 
 	MaxTokens int    // the longest that the answer may be; 0: nothing said
 	BodyBytes int    // of memory that it keeps while it is held
@@ -200,14 +203,19 @@ func (r *Router) reserve(req *Request, chosen int, now time.Time) *Decision {
 		ahead:         r.accounts[b.Slot].waiting(now, r.rate(b.Slot)),
 		sentAt:        now,
 		instant:       req.Instant,
+		tooLong:       r.tooLong(req, b.Slot),
+		aside:         req.Aside,
 	}
 	if d.instant {
 		return d
 	}
-	r.index.Add(&d.placed, b.Slot, req.Blocks, depth)
+	if d.tooLong {
+		d.blocks, d.uncached = nil, leastUncached
+	} else {
+		r.index.Add(&d.placed, b.Slot, req.Blocks, depth)
+	}
 	r.accounts[b.Slot].sent(d, now)
 	r.progress[b.Slot].sent(d, b.InFlight.Add(d.sequences) == d.sequences, now)
-	r.uncached.add(d.uncached)
 	r.cacheSent(d, req, now)
 	return d
 }
