@@ -31,6 +31,7 @@ type exchange struct {
 	tried    []*backends.Backend
 	refused  []*backends.Backend // of those tried, that refused the connection
 	held     time.Duration       // waited for a backend to have room
+	spoken   time.Time           // since when there are a replica's words to relay, if no other does better; zero: none are
 	attempts int                 // made so far
 	spent    int                 // of them, failed connects left out
 
@@ -225,6 +226,9 @@ func (x *exchange) run() {
 		x.tried = append(x.tried, d.Backend)
 		if f.status != 0 || f.final || last == nil || last.status == 0 {
 			last = f
+		}
+		if f.status != 0 && x.spoken.IsZero() {
+			x.spoken = time.Now()
 		}
 		if f.free {
 			x.refused = append(x.refused, d.Backend)

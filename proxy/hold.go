@@ -19,6 +19,10 @@ const (
 	// which are down, and the hold queue waits for those.
 	firstRecheck = 150 * time.Millisecond
 	mostRecheck  = 2 * time.Second
+	// retryPatience is how long a request that a replica has answered, if only with
+	// an error, waits for another replica to become ready. One that restarts may be
+	// about to; after that its client gets the answer that there is.
+	retryPatience = 2 * time.Second
 )
 
 // pick asks the router for a backend. The request may wait for it in the hold queue.
@@ -28,7 +32,7 @@ func (x *exchange) pick() (*router.Decision, error) {
 		if len(x.refused) == 0 || x.anotherIsReady() {
 			d, err = x.ask()
 		}
-		if !errors.Is(err, router.ErrNoneReady) || len(x.refused) == 0 || time.Since(x.arrived) >= x.p.holdTime {
+		if !errors.Is(err, router.ErrNoneReady) || len(x.refused) == 0 || x.recheckedEnough() {
 			return d, err
 		}
 		// All that were ready refused the connection.
@@ -39,10 +43,32 @@ func (x *exchange) pick() (*router.Decision, error) {
 	}
 }
 
+// recheckedEnough reports whether backends that refused the connection are asked
+// no more.
+func (x *exchange) recheckedEnough() bool {
+	return time.Since(x.whole) >= x.p.holdTime || !x.spoken.IsZero() && time.Since(x.spoken) >= retryPatience
+}
+
+// patience is how long the next ask may hold the request: what is left of the
+// time after the asks before.
+func (x *exchange) patience() time.Duration {
+	left := x.p.holdTime - x.held
+	if !x.spoken.IsZero() && !x.anotherIsReady() {
+		left = min(left, retryPatience-time.Since(x.spoken))
+	}
+	return left
+}
+
 // ask is one round of pick, with what becomes of it in the metrics.
 func (x *exchange) ask() (*router.Decision, error) {
 	asked := time.Now()
-	d, err := x.p.router.Pick(x.r.Context(), &x.input.request, x.tried...)
+	ctx := x.r.Context()
+	if left := x.patience(); left < x.p.holdTime { // else the router's own limit will do
+		limited, cancel := context.WithTimeout(ctx, left)
+		defer cancel()
+		ctx = limited
+	}
+	d, err := x.p.router.Pick(ctx, &x.input.request, x.tried...)
 	waited := time.Since(asked)
 	switch {
 	case err == nil:
@@ -53,6 +79,12 @@ func (x *exchange) ask() (*router.Decision, error) {
 		x.wasHeld(metrics.HeldRefused, 0)
 	case errors.Is(err, router.ErrHeldTooLong):
 		x.wasHeld(metrics.HeldTooLong, waited)
+	case errors.Is(err, context.DeadlineExceeded) && x.anotherIsReady():
+		err = router.ErrHeldTooLong
+		x.wasHeld(metrics.HeldTooLong, waited)
+	case errors.Is(err, context.DeadlineExceeded):
+		err = router.ErrNoneReady
+		x.wasHeld(metrics.HeldNoneReady, waited)
 	case errors.Is(err, context.Canceled):
 		x.wasHeld(metrics.HeldLeft, waited)
 	case x.p.holdTime > 0 && waited >= x.p.holdTime:

@@ -53,6 +53,43 @@ func TestRequestsThatWereRefusedEverywhereWaitToo(t *testing.T) {
 	}
 }
 
+// What a replica had to say is worth more than a minute of silence.
+func TestAReplicasErrorIsNotHeldBackForABackendThatIsDown(t *testing.T) {
+	failing := &replica{script: always(answered("500 Internal Server Error", `{"error":{"message":"it hurts"}}`))}
+	good := &replica{script: always(answered("200 OK", whole))}
+	f := serveHolding(t, router.HoldOptions{Requests: 10, Time: time.Minute}, nil, failing, good)
+	f.backends[1].SetState(backends.Down)
+	begun := time.Now()
+	if a := <-f.background(askWhole); a.status != http.StatusInternalServerError || !strings.Contains(a.body, "it hurts") {
+		t.Errorf("the other one stays down: got %+v", a)
+	}
+	if waited := time.Since(begun); waited < retryPatience || waited > 30*time.Second {
+		t.Errorf("answered after %v, want some %v", waited, retryPatience)
+	}
+	done := f.background(askWhole)
+	f.waits(1)
+	f.backends[1].SetState(backends.Ready)
+	f.router.Changed(f.backends[1])
+	if a := <-done; a.body != whole {
+		t.Errorf("the other one is back in time: got %+v", a)
+	}
+}
+
+// Refused, held, refused again: all of it is one wait.
+func TestARequestIsHeldForItsTimeOnce(t *testing.T) {
+	f := serve(t, func(o *Options) { o.HoldTime = time.Minute }, &replica{})
+	x := &exchange{p: f.proxy, arrived: time.Now().Add(-time.Hour), whole: time.Now()}
+	if x.recheckedEnough() || x.patience() != time.Minute {
+		t.Error("the time of the upload counts as held")
+	}
+	if x.held = 50 * time.Second; x.patience() != 10*time.Second {
+		t.Errorf("after 50 s it may be held for %v more, want 10 s", x.patience())
+	}
+	if x.whole = x.whole.Add(-time.Minute); !x.recheckedEnough() {
+		t.Error("it is asked for ever")
+	}
+}
+
 func TestABurstFarAboveCapacityIsAnswered(t *testing.T) {
 	f := simulated(t, 2, router.HoldOptions{Requests: 1000, Bytes: 64 << 20, Time: time.Minute})
 	long := strings.Repeat(question, 20) // some 5,000 tokens each, of 8,192 a step

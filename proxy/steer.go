@@ -10,7 +10,8 @@ import (
 
 const (
 	priorityHeader = "X-Warmroute-Priority"
-	// mostPriority is the farthest from plain that a priority may be, either way.
+	// mostPriority is the farthest behind plain requests that one may go. None may
+	// go before them: any client could, and starve the others.
 	mostPriority = 100
 	// longestSession is how much of a session's name is looked at.
 	longestSession = 1 << 10
@@ -30,9 +31,9 @@ func (x *exchange) steer() *apiError {
 		return nil
 	}
 	n, err := strconv.Atoi(given[0])
-	if err != nil || n < -mostPriority || n > mostPriority || len(given) > 1 {
-		return invalid(priorityHeader, fmt.Sprintf("%s must be one whole number from %d to %d; lower goes first, and 0 is what requests without it have",
-			priorityHeader, -mostPriority, mostPriority))
+	if err != nil || n < 0 || n > mostPriority || len(given) > 1 {
+		return invalid(priorityHeader, fmt.Sprintf("%s must be one whole number from 0 to %d: 0 is what requests without it have, and higher ones let those go first",
+			priorityHeader, mostPriority))
 	}
 	req.Priority = n
 	return nil

@@ -103,14 +103,14 @@ func TestWhatTheRouterIsToldOfARequest(t *testing.T) {
 func TestPriorityIsReadAndChecked(t *testing.T) {
 	r := &replica{script: always(answered("200 OK", whole))}
 	f := serve(t, nil, r)
-	for value, want := range map[string]int{"0": 0, "-100": -100, "100": 100, "+7": 7} {
+	for value, want := range map[string]int{"0": 0, "-0": 0, "100": 100, "+7": 7} {
 		if got, fault := f.understood("/v1/chat/completions", askWhole, priorityHeader, value); fault != nil || got.Priority != want {
 			t.Errorf("%q is priority %d, %v", value, got.Priority, fault)
 		}
 	}
-	for _, value := range []string{"101", "-101", "high", "1.5", "", "99999999999999999999"} {
+	for _, value := range []string{"101", "-1", "-100", "high", "1.5", "", "99999999999999999999"} {
 		resp, answer := f.post("/v1/chat/completions", askWhole, priorityHeader, value)
-		if resp.StatusCode != http.StatusBadRequest || !strings.Contains(answer, "whole number from -100 to 100") || !strings.Contains(answer, `"src":"warmroute"`) {
+		if resp.StatusCode != http.StatusBadRequest || !strings.Contains(answer, "whole number from 0 to 100") || !strings.Contains(answer, `"src":"warmroute"`) {
 			t.Errorf("%q: got %d %s", value, resp.StatusCode, answer)
 		}
 	}
