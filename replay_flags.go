@@ -113,18 +113,20 @@ func (o *replayOptions) check() error {
 		return fmt.Errorf("--seeds %d is not between 1 and 1,000", o.seeds)
 	case !(o.nonStreaming >= 0 && o.nonStreaming <= 1):
 		return fmt.Errorf("--non-streaming %g is not a share between 0 and 1", o.nonStreaming)
-	case !(o.indexFactor > 0):
-		return fmt.Errorf("--index-factor %g is not above 0", o.indexFactor)
-	case !(o.evictions >= 0):
-		return fmt.Errorf("--evictions %g is below 0", o.evictions)
-	case o.engine.StepTokens < 1:
-		return fmt.Errorf("--step-tokens %d is below 1", o.engine.StepTokens)
-	case !(o.engine.QuadraticDepth >= 0):
-		return fmt.Errorf("--quadratic %g is below 0", o.engine.QuadraticDepth)
+	case !(o.indexFactor >= 0.001 && o.indexFactor <= 1000):
+		return fmt.Errorf("--index-factor %g is not between 0.001 and 1,000; 1 tells the truth", o.indexFactor)
+	case !(o.evictions >= 0 && o.evictions <= 1000):
+		return fmt.Errorf("--evictions %g is not between 0 and 1,000 for each eviction of the cache's own", o.evictions)
+	case o.engine.StepTokens < 1 || o.engine.StepTokens > 1<<20:
+		return fmt.Errorf("--step-tokens %d is not between 1 and 2^20", o.engine.StepTokens)
+	case !(o.engine.QuadraticDepth >= 0 && o.engine.QuadraticDepth <= 1):
+		return fmt.Errorf("--quadratic %g is not between 0 and 1; 1.9e-5 is realistic", o.engine.QuadraticDepth)
 	case o.slo < 0:
 		return fmt.Errorf("--slo %v is below 0; 0 is none", o.slo)
-	case o.poll < 0 || o.pollLag < 0:
-		return fmt.Errorf("--poll %v --poll-lag %v: neither can be below 0", o.poll, o.pollLag)
+	case o.poll != 0 && (o.poll < time.Millisecond || o.poll > time.Hour):
+		return fmt.Errorf("--poll %v is not between 1ms and 1h", o.poll)
+	case o.pollLag < 0 || o.pollLag > time.Hour:
+		return fmt.Errorf("--poll-lag %v is not between 0 and 1h", o.pollLag)
 	}
 	if err := o.checkLists(); err != nil {
 		return err

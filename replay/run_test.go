@@ -177,6 +177,12 @@ func TestWrongScenariosAreRefused(t *testing.T) {
 		"foreign without a rate":  func(s *Scenario) { s.Foreign = []Foreign{{Backends: []int{0}, Prompt: 1, Answer: 1}} },
 		"foreign beyond":          func(s *Scenario) { s.Foreign = []Foreign{{Backends: []int{4}, Rate: 1, Prompt: 1, Answer: 1}} },
 		"changes of a pool":       func(s *Scenario) { s.Policy = Pooled },
+		"endless evictions":       func(s *Scenario) { s.Evictions = math.Inf(1) },
+		"an endless index":        func(s *Scenario) { s.IndexFactor = math.Inf(1) },
+		"an index of no size":     func(s *Scenario) { s.IndexFactor = math.NaN() },
+		"endless prefill":         func(s *Scenario) { s.Engine.QuadraticDepth = math.Inf(1) },
+		"polls without a pause":   func(s *Scenario) { s.PollInterval = 1 },
+		"polls before their time": func(s *Scenario) { s.PollLag = -1 },
 	} {
 		s := eventful("prefix")
 		spoil(s)

@@ -128,9 +128,12 @@ func (s *Scenario) check() error {
 	case s.Policy == Pooled && len(s.Changes)+len(s.Foreign) > 0:
 		return errors.New("the policy pooled knows neither changes nor foreign clients")
 	}
+	if err := s.checkQuantities(); err != nil {
+		return err
+	}
 	for i, v := range s.Speeds {
-		if !(v > 0) {
-			return fmt.Errorf("speed %g of backend %d is not above 0", v, i)
+		if !(v > 0 && v <= 1000) {
+			return fmt.Errorf("speed %g of backend %d is not above 0 and at most 1,000", v, i)
 		}
 	}
 	for _, c := range s.Changes {
@@ -147,6 +150,23 @@ func (s *Scenario) check() error {
 				return fmt.Errorf("a foreign client of backend %d, where the last one is %d", b, s.Backends-1)
 			}
 		}
+	}
+	return nil
+}
+
+// checkQuantities refuses what would make a run endless, or its times no times.
+func (s *Scenario) checkQuantities() error {
+	switch {
+	case !(s.IndexFactor >= 0 && s.IndexFactor <= 1000):
+		return fmt.Errorf("an index factor of %g is not between 0 and 1,000", s.IndexFactor)
+	case !(s.Evictions >= 0 && s.Evictions <= 1000):
+		return fmt.Errorf("%g further evictions are not between 0 and 1,000", s.Evictions)
+	case !(s.Engine.QuadraticDepth >= 0 && s.Engine.QuadraticDepth <= 1):
+		return fmt.Errorf("a quadratic term of %g is not between 0 and 1", s.Engine.QuadraticDepth)
+	case s.PollInterval != 0 && s.PollInterval < time.Millisecond:
+		return fmt.Errorf("a poll every %v is more often than every millisecond", s.PollInterval)
+	case s.PollLag < 0:
+		return fmt.Errorf("polls cannot be seen %v before they were made", -s.PollLag)
 	}
 	return nil
 }

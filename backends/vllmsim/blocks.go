@@ -86,7 +86,8 @@ func (p *blockPool) take() int32 {
 	p.removeFree(b)
 	p.forget(b)
 	p.refs[b] = 1
-	for p.owed += p.hidden; p.owed >= 1; p.owed-- {
+	// More than all of them cannot be evicted.
+	for p.owed = min(p.owed+p.hidden, float64(len(p.refs))); p.owed >= 1; p.owed-- {
 		p.evictUnseen()
 	}
 	return b

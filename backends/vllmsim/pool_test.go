@@ -1,6 +1,7 @@
 package vllmsim
 
 import (
+	"math"
 	"testing"
 	"time"
 )
@@ -9,7 +10,7 @@ func TestHiddenEvictionsTakeTheOldestBlocks(t *testing.T) {
 	for _, c := range []struct {
 		hidden float64
 		want   int // tokens of the first prompt still cached after others took 12 of 20 blocks
-	}{{0, 80}, {0.5, 32}, {1, 0}} {
+	}{{0, 80}, {0.5, 32}, {1, 0}, {math.Inf(1), 0}} {
 		e := NewEngine(EngineConfig{KVTokens: 320, HiddenEvictions: c.hidden})
 		now := finish(t, e, add(t, e, 81, 1, blocks(1, 5), 0), 0)
 		// Before its five full ones go its sixth and fourteen that nobody used yet;

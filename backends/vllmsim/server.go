@@ -223,8 +223,8 @@ func (c Config) Validate() error {
 	if e.KVTokens > 0 && e.KVTokens < e.BlockSize {
 		errs = append(errs, fmt.Errorf("%d KV tokens are less than a block of %d", e.KVTokens, e.BlockSize))
 	}
-	if e.QuadraticDepth < 0 {
-		errs = append(errs, errors.New("the quadratic term must not be negative"))
+	if !(e.QuadraticDepth >= 0 && e.QuadraticDepth <= 1) {
+		errs = append(errs, errors.New("the quadratic term must be between 0 and 1"))
 	}
 	return errors.Join(errs...)
 }
