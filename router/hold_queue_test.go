@@ -4,8 +4,10 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+	"time"
 
 	"warmroute/backends"
+	"warmroute/router/policy"
 )
 
 // order takes one request after the other out of a queue.
@@ -53,6 +55,52 @@ func TestARoundPassesGroupsThatNoBackendHasRoomFor(t *testing.T) {
 	}
 	if h := q.next([]float64{1, 1}); h.req.Bytes != 0 {
 		t.Errorf("request %d is next, want the first of all", h.req.Bytes)
+	}
+}
+
+// counted counts what is scored.
+type counted struct {
+	policy.Policy
+	scored int
+}
+
+func (c *counted) Choose(req *policy.Request, candidates []policy.Candidate) int {
+	c.scored++
+	return c.Policy.Choose(req, candidates)
+}
+
+// BenchmarkDispatch tells the time; here is what it consists of.
+func TestTheWorkForARequestDoesNotGrowWithTheQueue(t *testing.T) {
+	perRequest := func(held int) float64 {
+		r, fleet, c := newFleet(t, 8, "prefix", func(o *Options) { o.Hold = HoldOptions{Requests: 2 * held} })
+		count := &counted{Policy: r.policy}
+		r.policy = count
+		var running []*Decision
+		key, sent := 0, 0
+		fill := func() {
+			for r.HeldRequests() < held {
+				r.Submit(ask(fleet, key%5000, 20+key%100), func(d *Decision, _ error) {
+					running = append(running, d)
+					sent++
+				})
+				key++
+			}
+		}
+		fill()
+		count.scored, sent = 0, 0
+		for sent < 2000 {
+			c.advance(50 * time.Millisecond)
+			d := running[0]
+			running = running[1:]
+			d.FirstEvent()
+			d.Release(Outcome{End: Served, AnswerTokens: 100})
+			fill()
+		}
+		return float64(count.scored) / float64(sent)
+	}
+	short, long := perRequest(1000), perRequest(10_000)
+	if long > 2*short {
+		t.Errorf("%.1f scorings for a request sent through a queue of 10,000, and %.1f through one of 1,000", long, short)
 	}
 }
 
