@@ -10,8 +10,10 @@ func (r *run) change(c Change) {
 	p := r.fleet[c.Backend]
 	switch c.What {
 	case Join:
+		p.left = false
 		r.back(c.Backend)
 	case Leave:
+		p.left = true
 		p.backend.SetState(backends.Draining)
 		if len(p.flights) == 0 {
 			p.gone()
@@ -25,7 +27,7 @@ func (r *run) change(c Change) {
 		p.engine = vllmsim.NewEngine(p.config)
 		p.started = r.now + c.Away
 		r.cut(p)
-		r.agenda.plan(event{at: r.now + c.Away, kind: returns, place: c.Backend})
+		r.agenda.plan(event{at: r.now + c.Away, kind: returns, place: c.Backend, epoch: p.epoch})
 	case Freeze:
 		p.frozen = r.now + c.Away
 	}

@@ -56,6 +56,32 @@ func TestABackendThatJoinsGetsNothingBeforeAndOneThatLeavesNothingAfter(t *testi
 	}
 }
 
+func TestABackendComesBackWhenItsLastRestartIsOverUnlessItLeft(t *testing.T) {
+	const away = 20 * time.Second
+	at := func(seconds int, what WhatChanges) Change {
+		return Change{At: time.Duration(seconds) * time.Second, Backend: 1, What: what, Away: away}
+	}
+	f := func(why string, from, until int, changes ...Change) {
+		t.Helper()
+		work := Hot(1, 20)
+		work.For = 100 * time.Second
+		_, sum := mustPlay(t, &Scenario{Backends: 2, Policy: "round-robin", Workload: work, Changes: changes})
+		for second, n := range sum.Timeline.InFlight[1][:95] {
+			// Whoever leaves finishes what it has.
+			if gone := second > from && second < until; gone != (n == 0) && second > 1 && second != from && second != until {
+				t.Errorf("%s: in second %d the backend has %.2f in flight, and is to be away from %d until %d", why, second, n, from, until)
+				return
+			}
+		}
+	}
+	f("a restart", 20, 40, at(20, Restart))
+	f("left while it restarts", 20, 95, at(20, Restart), at(30, Leave))
+	f("restarted after it left", 40, 95, at(39, Leave), at(40, Restart))
+	f("restarted again while it restarts", 20, 50, at(20, Restart), at(30, Restart))
+	f("joined again, and left", 20, 95, at(20, Restart), at(25, Leave), at(39, Join), at(39, Leave))
+	f("joined again", 20, 30, at(20, Restart), at(25, Leave), at(30, Join))
+}
+
 func TestAFrozenReplicaGetsNothingNewAndGoesOnLater(t *testing.T) {
 	freeze := Change{At: 100 * time.Second, Backend: 1, What: Freeze, Away: time.Minute}
 	_, sum := mustPlay(t, &Scenario{Backends: 4, Policy: "round-robin", Workload: Hot(1, 20), Changes: []Change{freeze}})

@@ -22,6 +22,7 @@ type replica struct {
 	epoch   int                // counts restarts
 	started time.Duration      // when the process was
 	away    bool               // not there yet, gone, or restarting
+	left    bool               // and has not joined again: no restart brings it back
 
 	frozen time.Duration // until then no step ends
 

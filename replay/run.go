@@ -170,7 +170,9 @@ func (r *run) handle(e *event) {
 	case changes:
 		r.change(r.Changes[e.place])
 	case returns:
-		r.back(e.place)
+		if p := r.fleet[e.place]; e.epoch == p.epoch && !p.left {
+			r.back(e.place)
+		}
 	case intrudes:
 		r.intrude(e.place)
 	}

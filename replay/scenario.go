@@ -63,7 +63,8 @@ type WhatChanges int
 const (
 	// Join makes a backend ready. One whose first change it is was not there before.
 	Join WhatChanges = iota
-	// Leave lets a backend finish what it has and gives it nothing new.
+	// Leave lets a backend finish what it has and gives it nothing new, until it
+	// joins again. One that leaves while it restarts does not come back either.
 	Leave
 	// Restart loses a replica's cache, and the requests it has: they are sent
 	// again, elsewhere.

@@ -11,6 +11,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"sync"
 	"time"
 )
 
@@ -62,6 +63,9 @@ func (r TraceRequest) Messages(blockTokens int) []Message {
 type Trace struct {
 	BlockTokens int // the length in tokens of what one id of Blocks stands for
 	Requests    []TraceRequest
+
+	continuing sync.Mutex      // guards later
+	later      []*TraceRequest // see continuations; nil until they are asked for
 }
 
 // ParseTrace reads Mooncake's format, a JSON object a line with timestamp (in
@@ -170,6 +174,7 @@ func (t *Trace) Spread(seed uint64) {
 
 // Head drops all but the first n requests.
 func (t *Trace) Head(n int) {
+	t.later = nil
 	t.Requests = t.Requests[:min(n, len(t.Requests))]
 }
 

@@ -26,7 +26,7 @@ func (w Traced) Requests(backends int, seed uint64) (*Requests, error) {
 	if w.Load > 0 {
 		t.Stretch(w.Load, backends)
 	}
-	later := continuations(t.Requests, t.BlockTokens)
+	later := w.Trace.continuations()
 	r := &Requests{BlockTokens: w.Trace.BlockTokens, Total: len(t.Requests), Open: make([]*Job, 0, len(t.Requests))}
 	start := t.Requests[0].At
 	for i := range t.Requests {
@@ -64,37 +64,64 @@ func (q *TraceRequest) job(blockTokens int, number uint64, later *TraceRequest) 
 }
 
 // continuations finds for each request the next one that sends its prompt and
-// answer again with more behind them, or nil. A prompt of one full block says
-// nothing: the first is everybody's.
+// answer again with more behind them, or nil. Stamps play no part in it, so one
+// answer holds for every seed and load. Safe for concurrent use.
+func (t *Trace) continuations() []*TraceRequest {
+	t.continuing.Lock()
+	defer t.continuing.Unlock()
+	if t.later == nil {
+		t.later = continuations(t.Requests, t.BlockTokens)
+	}
+	return t.later
+}
+
+// continuations is linear in the blocks of all prompts, but for a logarithm. A
+// prompt of one full block says nothing: the first is everybody's.
 func continuations(requests []TraceRequest, blockTokens int) []*TraceRequest {
-	heads := make(map[uint64][]int) // by chained prefix: who begins with it, in order
+	heads := make([]uint64, len(requests)) // all of a prompt's full blocks, chained
+	// For each of them, who begins with it of the requests seen so far, which is
+	// from the last to the first. Among them only those that are longer than all
+	// after them here: a shorter one is never the next that is long enough.
+	longer := make(map[uint64][]int32)
 	for i := range requests {
-		head := uint64(0)
-		q := &requests[i]
-		for _, id := range q.Blocks[:q.PromptTokens/blockTokens] {
-			head = link(head, id)
-			heads[head] = append(heads[head], i)
+		if q := &requests[i]; q.PromptTokens/blockTokens >= 2 {
+			for _, id := range q.Blocks[:q.PromptTokens/blockTokens] {
+				heads[i] = link(heads[i], id)
+			}
+			longer[heads[i]] = nil
 		}
 	}
 	later := make([]*TraceRequest, len(requests))
-	for i := range requests {
-		q := &requests[i]
-		full := q.PromptTokens / blockTokens
-		if full < 2 {
-			continue
+	for i, q := range slices.Backward(requests) {
+		if heads[i] != 0 {
+			later[i] = nextLonger(requests, longer[heads[i]], q.PromptTokens+q.AnswerTokens)
 		}
 		head := uint64(0)
-		for _, id := range q.Blocks[:full] {
+		for _, id := range q.Blocks[:q.PromptTokens/blockTokens] {
 			head = link(head, id)
-		}
-		sharing := heads[head]
-		at, _ := slices.BinarySearch(sharing, i)
-		for _, k := range sharing[at+1:] {
-			if requests[k].PromptTokens > q.PromptTokens+q.AnswerTokens {
-				later[i] = &requests[k]
-				break
+			list, wanted := longer[head]
+			if !wanted {
+				continue
 			}
+			for n := len(list); n > 0 && requests[list[n-1]].PromptTokens <= q.PromptTokens; n-- {
+				list = list[:n-1]
+			}
+			longer[head] = append(list, int32(i))
 		}
 	}
 	return later
+}
+
+// nextLonger is the last of list, whose prompts get shorter, of more than so many tokens.
+func nextLonger(requests []TraceRequest, list []int32, tokens int) *TraceRequest {
+	n, _ := slices.BinarySearchFunc(list, tokens, func(k int32, tokens int) int {
+		if requests[k].PromptTokens > tokens {
+			return -1
+		}
+		return 1
+	})
+	if n == 0 {
+		return nil
+	}
+	return &requests[list[n-1]]
 }

@@ -1,6 +1,8 @@
 package replay
 
 import (
+	"math/rand/v2"
+	"runtime"
 	"slices"
 	"testing"
 	"time"
@@ -22,6 +24,68 @@ func TestContinuations(t *testing.T) {
 	want := []*TraceRequest{&list[3], nil, &list[3], &list[5], &list[5], nil, nil}
 	if got := continuations(list, 512); !slices.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
+// naively goes through all later requests.
+func naively(requests []TraceRequest, blockTokens int) []*TraceRequest {
+	later := make([]*TraceRequest, len(requests))
+	for i, q := range requests {
+		full := q.PromptTokens / blockTokens
+		for k := i + 1; k < len(requests) && full >= 2 && later[i] == nil; k++ {
+			o := &requests[k]
+			if o.PromptTokens > q.PromptTokens+q.AnswerTokens && slices.Equal(o.Blocks[:full], q.Blocks[:full]) {
+				later[i] = o
+			}
+		}
+	}
+	return later
+}
+
+func TestContinuationsAreThoseOfTheNaiveSearch(t *testing.T) {
+	found := 0
+	for seed := range uint64(200) {
+		draw := rand.New(rand.NewPCG(seed, 0))
+		list := make([]TraceRequest, 60)
+		for i := range list {
+			prompt := 10 + draw.IntN(60)
+			list[i] = TraceRequest{PromptTokens: prompt, AnswerTokens: 1 + draw.IntN(20)}
+			for range blocksOf(prompt, 10) {
+				list[i].Blocks = append(list[i].Blocks, draw.Uint64N(3)/2)
+			}
+		}
+		want := naively(list, 10)
+		if got := continuations(list, 10); !slices.Equal(got, want) {
+			t.Fatalf("seed %d: got %v, want %v", seed, got, want)
+		}
+		found += len(want) - slices.IndexFunc(want, func(q *TraceRequest) bool { return q != nil })
+	}
+	if found == 0 {
+		t.Error("nothing was ever continued")
+	}
+}
+
+// Runs of one trace differ by seed, load and policy, and are many.
+func TestContinuationsAreFoundOnceForATraceAndTakeLittleMemory(t *testing.T) {
+	trace := &Trace{BlockTokens: 1}
+	for i := range 500 {
+		blocks := make([]uint64, 4000)
+		blocks[1] = uint64(i)
+		trace.Requests = append(trace.Requests, TraceRequest{PromptTokens: len(blocks), AnswerTokens: 1, Blocks: blocks})
+	}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	first := trace.continuations()
+	runtime.ReadMemStats(&after)
+	if bytes := after.TotalAlloc - before.TotalAlloc; bytes > 1<<20 {
+		t.Errorf("500 prompts of 4,000 blocks that continue nothing took %d bytes", bytes)
+	}
+	if again := trace.continuations(); &again[0] != &first[0] {
+		t.Error("the continuations of one trace were looked for twice")
+	}
+	trace.Head(10)
+	if n := len(trace.continuations()); n != 10 {
+		t.Errorf("%d continuations of 10 requests that are left", n)
 	}
 }
 
