@@ -25,6 +25,7 @@ type outage struct {
 	url, admin string
 	replicas   []string
 	kill       []func()
+	stop       func()
 }
 
 func startOutage(t *testing.T, replicas int) *outage {
@@ -47,7 +48,7 @@ func startOutage(t *testing.T, replicas int) *outage {
 	if err != nil {
 		t.Fatal(err)
 	}
-	runUntilStopped(t, func(ctx context.Context) error { return s.run(ctx, public, admin) })
+	o.stop = runUntilStopped(t, func(ctx context.Context) error { return s.run(ctx, public, admin) })
 	o.url, o.admin = baseURL(public), baseURL(admin)
 	o.awaitReady(replicas)
 	return o
@@ -104,6 +105,32 @@ func TestRequestsOutlastAnOutageOfTheWholeFleet(t *testing.T) {
 	o.restart(1)
 	all.Wait()
 	o.await("none is held", "warmroute_hold_requests", func(v float64) bool { return v == 0 })
+}
+
+func TestAShutdownDoesNotWaitForReplicasThatAreDown(t *testing.T) {
+	o := startOutage(t, 1)
+	o.kill[0]()
+	codes := make(chan int, 5)
+	for range cap(codes) {
+		go func() {
+			body := strings.NewReader(`{"model":"sim","messages":[{"role":"user","content":"hello"}]}`)
+			resp, err := http.Post(o.url+"/v1/chat/completions", "application/json", body)
+			if err != nil {
+				codes <- 0
+				return
+			}
+			resp.Body.Close()
+			codes <- resp.StatusCode
+		}()
+	}
+	o.await("all requests are held", "warmroute_hold_requests", func(v float64) bool { return v == float64(cap(codes)) })
+	o.stop() // fails the test when requests had to be cut off
+	for range cap(codes) {
+		if code := <-codes; code != http.StatusServiceUnavailable {
+			t.Errorf("got %d, want a 503", code)
+		}
+	}
+	http.DefaultClient.CloseIdleConnections()
 }
 
 func TestARollingRestartFailsNoRequest(t *testing.T) {

@@ -190,8 +190,9 @@ func (s *service) run(ctx context.Context, public, admin net.Listener) error {
 }
 
 // shutdown lets requests in flight finish, as long as they may, and then cuts
-// them off.
+// them off. Those that wait for a replica to come back do so at another proxy.
 func (s *service) shutdown(servers []*http.Server) error {
+	s.router.Stop()
 	limit, cancel := context.WithTimeout(context.Background(), s.config.Timeouts.Shutdown)
 	defer cancel()
 	var errs []error

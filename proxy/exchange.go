@@ -251,7 +251,7 @@ func (x *exchange) giveUp(last *failure, none error) {
 		x.p.metrics.Aborted("held")
 	case last != nil && last.status != 0:
 		x.relayFailure(last)
-	case last == nil || x.held > 0 && none != nil:
+	case last == nil, none != nil && (x.held > 0 || last.free && x.p.holdTime > 0): // it waited for one
 		x.refuse(x.notPicked(none))
 	case last.timeout:
 		x.refuse(&apiError{status: http.StatusGatewayTimeout, kind: "timeout", code: "first_byte_timeout",

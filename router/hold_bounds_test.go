@@ -84,6 +84,27 @@ func TestWhoLeavesFreesWhatItHadReserved(t *testing.T) {
 	sent(t, "nothing is before it", small)
 }
 
+func TestWhoStopsWaitsForRoomOnly(t *testing.T) {
+	r, fleet, _ := newFleet(t, 2, "prefix", holding)
+	fleet[1].SetState(backends.Down)
+	busy := sent(t, "", submit(r, ask(fleet[:1], 1, 2000)))
+	room := submit(r, ask(fleet, 2, 10))
+	var down []*waiter
+	for key := range mostScored + 10 {
+		down = append(down, submit(r, ask(fleet[1:], 10+key, 10)))
+		waits(t, "until the end is near", down[key])
+	}
+	r.Stop()
+	for _, w := range append(down, submit(r, ask(fleet[1:], 3, 10))) {
+		if w.err != ErrNoneReady {
+			t.Fatalf("its only backend is down: got %v, want ErrNoneReady", w.err)
+		}
+	}
+	waits(t, "its backend is busy", room)
+	busy.FirstEvent()
+	sent(t, "its backend has room", room)
+}
+
 func TestRequestsWaitForABackendToBecomeReady(t *testing.T) {
 	for _, name := range []string{"prefix", "least-load"} {
 		r, fleet, c := newFleet(t, 2, name, holding)

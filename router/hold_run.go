@@ -19,6 +19,15 @@ func (r *Router) Tick() {
 	r.dispatch(r.now())
 }
 
+// Stop tells that the proxy is about to end: from now on requests are held for
+// room, but not for a backend to become ready. Those that are get ErrNoneReady.
+func (r *Router) Stop() {
+	r.deciding.Lock()
+	defer r.deciding.Unlock()
+	r.stopping = true
+	r.dispatch(r.now())
+}
+
 // TickInterval is how often time is looked at while requests are held. Most are
 // sent by what happens, not by this.
 const TickInterval = 20 * time.Millisecond

@@ -29,6 +29,9 @@ func (r *Router) dispatch(now time.Time) {
 		return
 	}
 	r.expire(now)
+	if r.stopping {
+		r.refuseUnready()
+	}
 	clear(r.reserved)
 	for slot := range r.fleet {
 		r.room[slot] = r.roomOn(slot, now)
@@ -152,6 +155,20 @@ func (r *Router) expire(now time.Time) {
 			}
 		}
 		h.deliver(nil, err)
+	}
+}
+
+// refuseUnready answers the requests for which no backend is ready.
+func (r *Router) refuseUnready() {
+	for _, g := range slices.Clone(r.queue.groups) {
+		if slices.ContainsFunc(g.backends, func(b *backends.Backend) bool { return available(b, nil) }) {
+			continue
+		}
+		for len(g.front) > 0 {
+			h := g.front[0]
+			r.take(h)
+			h.deliver(nil, ErrNoneReady)
+		}
 	}
 }
 

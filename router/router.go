@@ -74,6 +74,7 @@ type Router struct {
 	caches     []cache // by slot
 	queue      holdQueue
 	fair       fairness
+	stopping   bool
 	reserved   []reservation // scratch of dispatch, by slot
 	room       []float64     // scratch of dispatch, by slot
 	matched    []int         // scratch of Pick, by slot
