@@ -169,6 +169,8 @@ func TestCacheSize(t *testing.T) {
 		{"no blocks yet", []string{config(`block_size="16",num_gpu_blocks="None"`)}, 0},
 		{"garbage", []string{config(`block_size="16",num_gpu_blocks="-3"`)}, 0},
 		{"absurd", []string{config(`block_size="1000000000000",num_gpu_blocks="1000000000000"`)}, 0},
+		{"absurd, though each figure may be", []string{config(`block_size="100000",num_gpu_blocks="100000"`)}, 0},
+		{"absurd tokens", []string{config(`kv_cache_size_tokens="1125899906842624"`)}, 0},
 		{"one of two engines unsaid", []string{config(`engine="0",kv_cache_size_tokens="500"`), config(`engine="1",kv_cache_size_tokens="None"`)}, 0},
 		{"an engine's second, better series", []string{config(`engine="0",block_size="16",num_gpu_blocks="None"`), config(`engine="0",block_size="16",num_gpu_blocks="10"`)}, 160},
 		{"an engine's second, worse series", []string{config(`engine="0",block_size="16",num_gpu_blocks="10"`), config(`engine="0",block_size="16",num_gpu_blocks="None"`)}, 160},

@@ -150,11 +150,22 @@ func TestDropForgetsOneBackendAlone(t *testing.T) {
 }
 
 func TestCapacitiesShareTheByteBound(t *testing.T) {
-	x := New(2, 100*entryBytes)
-	x.SetCapacity(0, 300)
-	x.SetCapacity(1, 100)
-	if a, b := x.Capacity(0), x.Capacity(1); a != 75 || b != 25 {
-		t.Errorf("got capacities %d and %d, want 75 and 25", a, b)
+	for _, c := range []struct{ want, got []int }{
+		{[]int{50, 40, 10}, []int{50, 40, 10}},
+		{[]int{50, 50, 50}, []int{33, 33, 33}},
+		{[]int{1 << 40, 20, 30}, []int{50, 20, 30}}, // one that reports nonsense
+		{[]int{80, 90, 20}, []int{40, 40, 20}},
+		{[]int{0, 200, 0}, []int{0, 100, 0}},
+	} {
+		x := New(3, 100*entryBytes)
+		for slot, n := range c.want {
+			x.SetCapacity(slot, n)
+		}
+		for slot, n := range c.got {
+			if x.Capacity(slot) != n {
+				t.Errorf("of wishes for %v, backend %d gets %d, want %d", c.want, slot, x.Capacity(slot), n)
+			}
+		}
 	}
 }
 

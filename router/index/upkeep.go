@@ -1,5 +1,7 @@
 package index
 
+import "slices"
+
 // evictAhead is how many blocks beyond those that it needs one Add may evict
 // when a capacity has shrunk: the caller holds a lock, and all of them at once
 // could take a fifth of a second.
@@ -14,24 +16,30 @@ type dropped struct {
 }
 
 // SetCapacity says how many blocks a backend can hold. When the fleet's wishes
-// together exceed the byte bound, each gets its proportional share. Blocks
+// together exceed the byte bound, small ones are met in full and the others get
+// equal shares of the rest, so that one absurd wish costs nobody much. Blocks
 // beyond a smaller capacity are evicted by and by, oldest first.
 func (x *Index) SetCapacity(slot, blocks int) {
 	if x.want[slot] == blocks {
 		return
 	}
 	x.want[slot] = blocks
-	total := 0
-	for _, w := range x.want {
-		total += w
-	}
-	share := 1.0
-	if total > x.maxEntries {
-		share = float64(x.maxEntries) / float64(total)
-	}
+	share := x.share()
 	for i, h := range x.held {
-		h.capacity = int(share * float64(x.want[i]))
+		h.capacity = min(x.want[i], share)
 	}
+}
+
+// share is the most that one backend gets of what all may hold together.
+func (x *Index) share() int {
+	left := x.maxEntries
+	for i, w := range slices.Sorted(slices.Values(x.want)) {
+		if share := left / (len(x.want) - i); w > share {
+			return share
+		}
+		left -= w
+	}
+	return x.maxEntries // all wishes are met
 }
 
 // Drop forgets all that a backend held: its replica lost its cache. Placements
