@@ -67,7 +67,7 @@ const (
 // Outcome is what there is to say of a request at its end. Zero fields are not known.
 type Outcome struct {
 	End          End
-	AnswerTokens int  // length of the answer
+	AnswerTokens int  // length of the answer, all sequences together
 	PromptTokens int  // of the prompt, as the engine counted them
 	CachedTokens int  // of them from its cache
 	CachedKnown  bool // the replica tells CachedTokens, so 0 means none
@@ -126,6 +126,9 @@ func (d *Decision) Release(o Outcome) {
 	if o.End == Served {
 		d.start(now)
 	}
+	if !d.mayAnswer(o.AnswerTokens) {
+		o.AnswerTokens = 0
+	}
 	r.progress[d.Backend.Slot].ended(d)
 	switch {
 	case o.End == Served:
@@ -144,6 +147,18 @@ func (d *Decision) Release(o Outcome) {
 	r.accounts[d.Backend.Slot].ended(d)
 	r.cacheFreed(d, o, now)
 	r.dispatch(now)
+}
+
+// mostAnswer is more tokens than any model answers with.
+const mostAnswer = 1e6
+
+// mayAnswer tells whether the engine can have put out so many tokens for d.
+func (d *Decision) mayAnswer(tokens int) bool {
+	most := mostAnswer
+	if d.maxTokens > 0 {
+		most = min(most, float64(d.maxTokens))
+	}
+	return float64(tokens) <= most*float64(d.sequences)
 }
 
 // reached is how many blocks the engine can have computed by now, had it begun

@@ -2,6 +2,7 @@ package router
 
 import (
 	"math"
+	"slices"
 
 	"warmroute/backends"
 )
@@ -21,7 +22,7 @@ type lessons struct {
 	off    bool    // it says that it caches no prefixes
 	reach  reach   // how much of that it has for us
 	texts  ratio   // bytes per token of what it was sent
-	answer average // tokens of an answer
+	answer average // tokens of a sequence of an answer
 	speed  speed
 	steps  steps
 	window window
@@ -34,7 +35,7 @@ type lessons struct {
 type Learned struct {
 	CapacityFactor float64 // size of its cache over what it reports, as far as we are concerned
 	BytesPerToken  float64
-	AnswerTokens   float64 // mean length
+	AnswerTokens   float64 // mean length of a sequence
 	PrefillRate    float64 // tokens a second
 	StepTokens     int     // the scheduler's budget for one step
 	// Cached tokens as predicted and as the replica told, summed over the requests
@@ -73,7 +74,7 @@ const usageFades = 20
 func (r *Router) served(d *Decision, o *Outcome) {
 	l := &r.lessons[d.Backend.Slot]
 	if o.AnswerTokens > 0 {
-		l.answer.add(float64(o.AnswerTokens))
+		l.answer.add(float64(o.AnswerTokens) / float64(d.sequences))
 	}
 	l.quiet++
 	if r.noLearning {
@@ -173,11 +174,19 @@ func (r *Router) blocks(slot int, factor float64) int {
 	return int(r.indexMargin * factor * float64(l.told) * l.texts.value() / float64(r.blockBytes))
 }
 
-// answerTokens is how long the candidates' answers are, on average.
+// answerTokens is how long the candidates' answers are, on average. None counts
+// for more than twice the median: a replica that counts wrong decides for none of
+// the others.
 func (r *Router) answerTokens() float64 {
-	sum := 0.0
+	means := r.sorted[:0]
 	for _, b := range r.slots {
-		sum += r.lessons[b.Slot].answer.value
+		means = append(means, r.lessons[b.Slot].answer.value)
 	}
-	return sum / float64(len(r.slots))
+	r.sorted = means
+	slices.Sort(means)
+	sum, most := 0.0, 2*means[(len(means)-1)/2]
+	for _, n := range means {
+		sum += min(n, most)
+	}
+	return sum / float64(len(means))
 }

@@ -115,3 +115,50 @@ func TestUsageIsTheBetterSource(t *testing.T) {
 		t.Errorf("%.0f tokens counted of polls beside usage that says 0", l.ObservedTokens)
 	}
 }
+
+// Prompts have a tenth more tokens than their bytes say. The counters tell, if
+// no one else was there at either end of the window.
+func TestCountersTeachTokensWhereNobodyElseIs(t *testing.T) {
+	f := func(name string, before, after backends.Load, want float64) {
+		t.Helper()
+		r, fleet, c := newFleet(t, 1, "prefix")
+		for key := range 400 {
+			for _, l := range []backends.Load{before, after} {
+				l.PrefixKnown, l.PrefixQueries, l.ScrapedAt = true, float64(key*704), c.now
+				r.Observe(fleet[0], &l)
+			}
+			d := mustPick(t, r, ask(fleet, key, 10))
+			c.advance(time.Second)
+			d.FirstEvent()
+			d.Release(Outcome{End: Served})
+		}
+		if got := r.Learned()[0].BytesPerToken; math.Abs(got-want) > 0.02 {
+			t.Errorf("%s: %.2f bytes a token, want %.2f", name, got, want)
+		}
+	}
+	idle := backends.Load{QueuesKnown: true}
+	f("nobody else", idle, idle, 4/1.1)
+	f("another when it began", idle, backends.Load{QueuesKnown: true, Running: 1}, 4)
+	f("another when it ended", backends.Load{QueuesKnown: true, Waiting: 1}, idle, 4)
+	f("who is there is not known", backends.Load{}, backends.Load{}, 4)
+}
+
+func TestWhatWasThereLongAgoCountsForLess(t *testing.T) {
+	c, far := newReach(), 1.0 // the replica's own figure
+	look := func(missing float64) {
+		var f foresight
+		f.add(bucketOf(far), 1000, 1000)
+		c.learn(&f, missing)
+		c.settle()
+	}
+	for range 5000 {
+		look(0)
+	}
+	held := c.factor()
+	for range 1000 {
+		look(1000)
+	}
+	if c.factor() >= held {
+		t.Errorf("the factor is %.2f and was %.2f, though the last 1,000 blocks were gone", c.factor(), held)
+	}
+}

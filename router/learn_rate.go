@@ -65,13 +65,13 @@ func (r *Router) learnRate() {
 	if r.noLearning {
 		return
 	}
-	known := r.speeds[:0]
+	known := r.sorted[:0]
 	for slot := range r.lessons {
 		if own := r.lessons[slot].speed.learned; own > 0 {
 			known = append(known, own)
 		}
 	}
-	r.speeds = known
+	r.sorted = known
 	if len(known) > 0 {
 		slices.Sort(known)
 		r.fleetRate = known[len(known)/2]

@@ -82,7 +82,7 @@ type Router struct {
 	lessons    []lessons     // by slot
 	texts      texts
 	fleetRate  float64   // tokens of prefill a second of the backends that are no faster or slower than most
-	speeds     []float64 // scratch of learnRate
+	sorted     []float64 // scratch of medians
 	candidates []policy.Candidate
 	asked      policy.Request
 	slots      []*backends.Backend // of candidates

@@ -38,7 +38,7 @@ func (l *lessons) recall(from []byte) bool {
 	switch {
 	case edge >= reachBuckets,
 		texts.tokens == 0 || texts.value() < leastBytesPerToken || texts.value() > mostBytesPerToken,
-		answer.value < 1,
+		answer.value < 1 || answer.value > mostAnswer,
 		speed != 0 && (speed < leastRate || speed > mostRate):
 		return false
 	}

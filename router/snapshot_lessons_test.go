@@ -58,6 +58,7 @@ func TestLessonsThatMakeNoSenseAreNotTaken(t *testing.T) {
 	f("no tokens", edge+2, 0, false)
 	f("bytes that are no text", edge+1, 1e9, false)
 	f("answers of nothing", edge+3, 0, false)
+	f("answers longer than any", edge+3, 1e7, false)
 	f("speed unknown", edge+5, 0, true)
 	f("known", edge+5, 20_000, true)
 	f("standing still", edge+5, 0.1, false)
