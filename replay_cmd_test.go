@@ -112,6 +112,9 @@ func TestReplayPlaysEveryWorkload(t *testing.T) {
 		if err := json.Unmarshal([]byte(out), &report); err != nil {
 			t.Fatalf("%v in %q; %s", err, out, errs)
 		}
+		if !strings.Contains(out, `"load":`) {
+			t.Errorf("%v: no load in %s", args, out)
+		}
 		if report.Trace != name || math.Abs(report.Load-load) > 0.001 || len(report.Results) != 1 || report.Results[0].Requests == 0 {
 			t.Errorf("%v: got %s", args, out)
 		}

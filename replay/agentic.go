@@ -15,7 +15,7 @@ const generatedBlock = 512
 // begin with. Lengths, pauses and shares are those of recorded coding agents.
 type Agentic struct {
 	AtATime  int // sessions open at once
-	Sessions int // in all; 0: 300, or 400 where more than 100 are open at once
+	Sessions int // in all; 0: 300, and where more than 100 are open at once 400, or all of these
 }
 
 const (
@@ -80,7 +80,7 @@ func (w Agentic) sessions() int {
 	case w.Sessions > 0:
 		return w.Sessions
 	case w.AtATime > 100:
-		return 400
+		return max(400, w.AtATime)
 	}
 	return 300
 }

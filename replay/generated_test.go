@@ -29,6 +29,14 @@ func median(values []float64) float64 {
 	return values[len(values)/2]
 }
 
+func TestAsManyAgenticSessionsAreOpenAtOnceAsWereAskedFor(t *testing.T) {
+	for _, n := range []int{48, 400, 700} {
+		if r := mustMake(t, Agentic{AtATime: n}, 8); len(r.Open) != n {
+			t.Errorf("of %d sessions at once %d begin", n, len(r.Open))
+		}
+	}
+}
+
 func TestAgenticSessions(t *testing.T) {
 	r := mustMake(t, Agentic{AtATime: 48, Sessions: 4000}, 8)
 	if len(r.Open) != 48 || r.Open[47].At != 47*agenticApart {

@@ -11,7 +11,7 @@ import (
 type Report struct {
 	Trace    string    `json:"trace,omitempty"`
 	Backends int       `json:"backends,omitempty"`
-	Load     float64   `json:"load,omitempty"`
+	Load     float64   `json:"load"`            // 0: a closed loop, which has none
 	Seeds    int       `json:"seeds,omitempty"` // runs that each result is the mean of
 	Results  []Summary `json:"results"`
 }

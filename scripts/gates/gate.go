@@ -1,6 +1,10 @@
 package main
 
-import "warmroute/replay"
+import (
+	"math"
+
+	"warmroute/replay"
+)
 
 // gate is one figure of a row and what it must be.
 type gate struct {
@@ -8,7 +12,7 @@ type gate struct {
 	must    float64 // 0: it is only to be known
 	atLeast bool    // must is the least; else the most
 	// figure returns the value and whom it is measured against, or false when
-	// that one was not played.
+	// that one was not played. NaN says that a mistake to be mended cost nothing.
 	figure func(replay.Report) (value float64, against string, ok bool)
 }
 
@@ -88,15 +92,17 @@ func cost(m measure) gate {
 	}}
 }
 
-// wonBack is the share of that cost which learning saves, where there is one:
-// some mistakes happen to do no harm.
+// wonBack is the share of that cost which learning saves; NaN where there is
+// none, as some mistakes happen to do no harm.
 func wonBack(m measure, must float64) gate {
 	return gate{what: "won back by learning", must: must, atLeast: true, figure: func(r replay.Report) (float64, string, bool) {
 		us, _ := r.Find(ours)
 		wrong, ok := r.Find(unlearned)
 		right, found := r.Find(told)
-		costly := m.of(wrong) > 1.02*m.of(right)
-		return (m.of(wrong) - m.of(us)) / (m.of(wrong) - m.of(right)), "", ok && found && costly
+		if m.of(wrong) <= 1.02*m.of(right) {
+			return math.NaN(), "", ok && found
+		}
+		return (m.of(wrong) - m.of(us)) / (m.of(wrong) - m.of(right)), "", ok && found
 	}}
 }
 

@@ -33,6 +33,15 @@ func TestGatesJudgeByTheBestOther(t *testing.T) {
 	f(toPooled(hits(), 0.7, true), 0, "0.750", "≥ 0.7", "pass")
 	f(toPooled(hits(), 0.8, true), 1, "FAIL")
 	f(noneLost(), 1, "0.990", "FAIL")
+	learning := func(us, wrong, right float64) {
+		report.Results = []replay.Summary{{Policy: ours, TTFTMean: us}, {Policy: unlearned, TTFTMean: wrong}, {Policy: told, TTFTMean: right}}
+	}
+	learning(1.25, 2, 1)
+	f(wonBack(ttft(), 0.5), 0, "0.750", "pass")
+	learning(1.75, 2, 1)
+	f(wonBack(ttft(), 0.5), 1, "0.250", "FAIL")
+	learning(1, 1.01, 1)
+	f(wonBack(ttft(), 0.5), 0, "won back", "cost nothing")
 	report.Results = report.Results[:1]
 	f(toBest(ttft(), 0.9), 0) // nobody to compare with: no line
 }
@@ -43,11 +52,12 @@ func TestRivalsAreKeptByRowScenarioAndSeeds(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The trace itself is not part of what they are kept by: it is read anew in every run.
-	of := func(name string, load float64) variant {
-		workload := replay.Traced{Trace: &replay.Trace{}, Load: load}
-		return variant{name, replay.Scenario{Policy: name, Workload: workload}}
+	// The trace is read anew in every run.
+	playing := func(name string, load float64, blocks ...uint64) variant {
+		trace := &replay.Trace{Requests: []replay.TraceRequest{{PromptTokens: 600, Blocks: blocks}}}
+		return variant{name, replay.Scenario{Policy: name, Workload: replay.Traced{Trace: trace, Load: load}}}
 	}
+	of := func(name string, load float64) variant { return playing(name, load, 1, 2) }
 	kept.add("row", of("chwbl", 0.9), 5, replay.Summary{Policy: "chwbl", TTFTMean: 2})
 	kept.add("row", of(ours, 0.9), 5, replay.Summary{Policy: ours, TTFTMean: 1})
 	if err := kept.save(); err != nil {
@@ -65,6 +75,7 @@ func TestRivalsAreKeptByRowScenarioAndSeeds(t *testing.T) {
 	f("row", of("chwbl", 0.9), 5, 2)
 	f("row", of("chwbl", 0.9), 1, 0)
 	f("row", of("chwbl", 1.1), 5, 0)
+	f("row", playing("chwbl", 0.9, 1, 3), 5, 0)
 	f("other", of("chwbl", 0.9), 5, 0)
 	f("row", of(ours, 0.9), 5, 0) // played anew every time
 }

@@ -14,23 +14,38 @@ import (
 // rivals are figures of earlier runs. Without a path nothing is kept.
 type rivals struct {
 	path    string
-	results map[string]replay.Summary // by rivalKey
+	results map[string]replay.Summary // by key
+	traces  map[*replay.Trace]uint64  // hashes of those seen so far
 }
 
-// rivalKey names runs by all that they depend on but the trace and the program.
-func rivalKey(row string, v variant, seeds int) string {
+// key names runs by all that they depend on but the program.
+func (r *rivals) key(row string, v variant, seeds int) string {
 	s := v.scenario
+	var trace uint64
 	if traced, ok := s.Workload.(replay.Traced); ok {
+		trace = r.traceHash(traced.Trace)
 		traced.Trace = nil // or the key would hold its address
 		s.Workload = traced
 	}
 	hash := fnv.New64a()
-	fmt.Fprintf(hash, "%+v", s)
+	fmt.Fprintf(hash, "%+v %x", s, trace)
 	return fmt.Sprintf("%s/%s/%d/%016x", row, v.label, seeds, hash.Sum64())
 }
 
+// traceHash takes a while for a long trace, and many rows play the same one.
+func (r *rivals) traceHash(t *replay.Trace) uint64 {
+	sum, ok := r.traces[t]
+	if !ok {
+		hash := fnv.New64a()
+		_ = json.NewEncoder(hash).Encode(t) // numbers into a hash: neither fails
+		sum = hash.Sum64()
+		r.traces[t] = sum
+	}
+	return sum
+}
+
 func openRivals(path string) (*rivals, error) {
-	r := &rivals{path: path, results: make(map[string]replay.Summary)}
+	r := &rivals{path: path, results: make(map[string]replay.Summary), traces: make(map[*replay.Trace]uint64)}
 	if path == "" {
 		return r, nil
 	}
@@ -48,14 +63,14 @@ func openRivals(path string) (*rivals, error) {
 }
 
 func (r *rivals) find(row string, v variant, seeds int) (replay.Summary, bool) {
-	s, ok := r.results[rivalKey(row, v, seeds)]
+	s, ok := r.results[r.key(row, v, seeds)]
 	return s, ok
 }
 
 // add keeps what the router's own rule had no part in.
 func (r *rivals) add(row string, v variant, seeds int, s replay.Summary) {
 	if r.path != "" && v.scenario.Policy != ours {
-		r.results[rivalKey(row, v, seeds)] = s
+		r.results[r.key(row, v, seeds)] = s
 	}
 }
 

@@ -139,15 +139,15 @@ func withPolicy(s replay.Scenario, name string) replay.Scenario {
 }
 
 // learningRows are what learning wins back where the router is told the wrong
-// size of the caches, or blocks vanish unseen. Nothing is held: the queue makes
-// up for much of it.
+// size of the caches, or blocks vanish unseen. Requests are held, as they are by
+// default: the queue makes up for much of it, of some mistakes for all.
 func learningRows(trace *replay.Trace) []row {
 	var all []row
 	f := func(name string, wrong, right replay.Scenario) {
 		for _, kvTokens := range []int{1_536_000, 400_000} {
 			for _, usage := range []string{"", "-no-usage"} {
 				play := func(s replay.Scenario, learning bool) replay.Scenario {
-					s.Backends, s.KVTokens, s.Policy = fleet, kvTokens, ours
+					s.Backends, s.KVTokens, s.Policy, s.Hold = fleet, kvTokens, ours, hold()
 					s.Workload, s.NoUsage, s.NoLearning = replay.Traced{Trace: trace, Load: 0.9}, usage != "", !learning
 					return s
 				}

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"math"
 
 	"warmroute/replay"
 )
@@ -29,8 +30,10 @@ func (t *table) row(r row, report replay.Report) (failed int) {
 		if of != "" {
 			of = " (" + of + ")"
 		}
-		verdict := "-"
+		is, verdict := fmt.Sprintf("%.3f", value), "-"
 		switch {
+		case math.IsNaN(value):
+			is, verdict = "", "cost nothing"
 		case g.must == 0:
 		case g.atLeast && value >= g.must, !g.atLeast && value <= g.must:
 			verdict = fmt.Sprintf("%s %-5g pass", g.sign(), g.must)
@@ -41,7 +44,7 @@ func (t *table) row(r row, report replay.Report) (failed int) {
 			failed++
 			t.judged++
 		}
-		fmt.Fprintf(t.out, "%-27s  %-52s %9.3f  %s\n", name, g.what+of, value, verdict)
+		fmt.Fprintf(t.out, "%-27s  %-52s %9s  %s\n", name, g.what+of, is, verdict)
 		name = ""
 	}
 	return failed
