@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"gonum.org/v1/plot"
@@ -18,17 +19,25 @@ import (
 )
 
 // Write draws the reports as one picture: a row for each policy where there is
-// one report; over load, a line for each policy, where there are several. All
-// reports hold the same policies.
+// one report; over load, a line for each policy, where there are several. A
+// policy of which no request was answered has no figures: only the title names it.
 func Write(w io.Writer, reports []replay.Report) error {
 	if len(reports) == 0 || len(reports[0].Results) == 0 {
 		return errors.New("there is no result to draw")
 	}
+	heading := title(reports)
+	reports, silent := answered(reports)
+	if len(silent) > 0 {
+		heading += " · no request answered: " + strings.Join(silent, ", ")
+	}
 	var canvas *vgsvg.Canvas
-	if len(reports) == 1 {
-		canvas = drawRows(reports[0])
-	} else {
-		canvas = drawLines(reports)
+	switch order := rank(reports); {
+	case len(order) == 0:
+		canvas, _ = page(rowsWidth, rowsAround, heading)
+	case len(reports) == 1:
+		canvas = drawRows(reports[0], heading)
+	default:
+		canvas = drawLines(reports, order, heading)
 	}
 	var svg bytes.Buffer
 	if _, err := canvas.WriteTo(&svg); err != nil {
@@ -39,6 +48,35 @@ func Write(w io.Writer, reports []replay.Report) error {
 		[]byte("font-family:Liberation Sans;"),
 		[]byte("font-family:Liberation Sans,Arial,Helvetica,sans-serif;")))
 	return err
+}
+
+// answered is the reports without the results that have no figures, and the
+// policies that have none in any of them.
+func answered(reports []replay.Report) (kept []replay.Report, silent []string) {
+	for _, r := range reports {
+		all := r.Results
+		r.Results = nil
+		for _, s := range all {
+			if s.Requests > 0 {
+				r.Results = append(r.Results, s)
+			}
+		}
+		kept = append(kept, r)
+	}
+	for _, s := range reports[0].Results {
+		if !slices.ContainsFunc(kept, func(r replay.Report) bool { _, ok := r.Find(s.Policy); return ok }) {
+			silent = append(silent, s.Policy)
+		}
+	}
+	return kept, silent
+}
+
+// named is a policy's name with how many of its requests were lost, if any were.
+func named(policy string, lost int) string {
+	if lost == 0 {
+		return policy
+	}
+	return fmt.Sprintf("%s (%d lost)", policy, lost)
 }
 
 const (

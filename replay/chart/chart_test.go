@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"encoding/xml"
 	"errors"
+	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"testing"
 
@@ -99,13 +101,59 @@ func TestPictureOfFiguresThatSpanNothing(t *testing.T) {
 		}
 	}
 	nothing := replay.Summary{Policy: "prefix"}
-	alike := replay.Summary{Policy: "prefix", HitRatio: 1, TTFTMean: 1, TTFTP50: 1, TTFTP90: 1, TTFTP99: 1, WorkMaxOverMean: 1, InFlightMaxOverMean: 1}
+	alike := replay.Summary{Policy: "prefix", Requests: 1, HitRatio: 1, TTFTMean: 1, TTFTP50: 1, TTFTP90: 1, TTFTP99: 1, WorkMaxOverMean: 1, InFlightMaxOverMean: 1}
 	for _, s := range []replay.Summary{nothing, alike} {
 		f(replay.Report{Results: []replay.Summary{s}})
 		f(replay.Report{Load: 1, Results: []replay.Summary{s}}, replay.Report{Load: 1, Results: []replay.Summary{s}})
 	}
 	if err := Write(io.Discard, nil); err == nil {
 		t.Error("a picture of nothing")
+	}
+}
+
+func TestAPolicyThatLostEverythingHasNoFigures(t *testing.T) {
+	f := func(loads ...float64) {
+		t.Helper()
+		var reports []replay.Report
+		for _, load := range loads {
+			r := figures([]string{"prefix", "random"}, load)
+			r.Results[1].Lost = 5
+			r.Results = append(r.Results, replay.Summary{Policy: "chwbl", Lost: 12031})
+			reports = append(reports, r)
+		}
+		var svg bytes.Buffer
+		if err := Write(&svg, reports); err != nil {
+			t.Fatal(err)
+		}
+		found := texts(t, svg.Bytes())
+		if want := fmt.Sprintf("random (%d lost)", 5*len(loads)); found[want] != 1 || found["prefix"] != 1 || found["chwbl"] != 0 {
+			t.Errorf("the picture has no %q, or chwbl among those with figures: %v", want, found)
+		}
+		if !strings.Contains(svg.String(), "no request answered: chwbl<") {
+			t.Errorf("nothing says what became of chwbl: %v", found)
+		}
+	}
+	f(0.9)
+	f(0.7, 0.9)
+}
+
+func TestOfManyLinesTheWorstAreGrey(t *testing.T) {
+	reports := []replay.Report{figures(manyPolicies(), 0.7), figures(manyPolicies(), 0.9)}
+	var colored []string
+	colors := map[any]bool{}
+	for _, s := range rank(reports) {
+		if !s.others {
+			colored = append(colored, s.policy)
+			colors[s.line.Color] = true
+		}
+	}
+	if !slices.Equal(colored, manyPolicies()[:8]) || len(colors) != 8 {
+		t.Errorf("%v have a line of their own, in %d colours; want prefix, pooled and the six best", colored, len(colors))
+	}
+	for _, s := range rank([]replay.Report{figures(manyPolicies()[8:16], 0.9)}) {
+		if s.others {
+			t.Errorf("%s of eight is grey", s.policy)
+		}
 	}
 }
 
@@ -116,7 +164,7 @@ func TestOneFarPolicyDoesNotPressTheOthersTogether(t *testing.T) {
 		for _, load := range loads {
 			r := figures([]string{"prefix", "random"}, load)
 			r.Results = append(r.Results, replay.Summary{
-				Policy: "hashtrie", HitRatio: 0.1, TTFTMean: 9000, TTFTP50: 8000, TTFTP90: 15000, TTFTP99: 16000,
+				Policy: "hashtrie", Requests: 1, HitRatio: 0.1, TTFTMean: 9000, TTFTP50: 8000, TTFTP90: 15000, TTFTP99: 16000,
 				WorkMaxOverMean: 8, InFlightMaxOverMean: 8,
 			})
 			reports = append(reports, r)

@@ -57,22 +57,20 @@ func measures() [][]measure {
 }
 
 // drawLines draws a panel for each measure, with load from left to right, and
-// one legend, in the order of the mean TTFT at the highest load.
-func drawLines(reports []replay.Report) *vgsvg.Canvas {
+// one legend.
+func drawLines(reports []replay.Report, order []series, heading string) *vgsvg.Canvas {
 	reports = slices.Clone(reports)
 	slices.SortStableFunc(reports, func(a, b replay.Report) int { return cmp.Compare(a.Load, b.Load) })
-	last := slices.Clone(reports[len(reports)-1].Results)
-	slices.SortStableFunc(last, func(a, b replay.Summary) int { return cmp.Compare(a.TTFTMean, b.TTFTMean) })
 
-	height := max(linesHeight, titleHeight+2*margin+legendRow*vg.Length(len(last)))
-	svg, canvas := page(linesWidth, height, title(reports))
-	drawLegend(draw.Crop(canvas, canvas.Size().X-legendWidth, 0, 0, 0), last)
+	height := max(linesHeight, titleHeight+2*margin+legendRow*vg.Length(len(order)+2))
+	svg, canvas := page(linesWidth, height, heading)
+	drawLegend(draw.Crop(canvas, canvas.Size().X-legendWidth, 0, 0, 0), order)
 
 	var panels [][]*plot.Plot
 	for _, row := range measures() {
 		var line []*plot.Plot
 		for _, m := range row {
-			line = append(line, linesPanel(m, reports, last))
+			line = append(line, linesPanel(m, reports, order))
 		}
 		panels = append(panels, line)
 	}
@@ -85,21 +83,28 @@ func drawLines(reports []replay.Report) *vgsvg.Canvas {
 	return svg
 }
 
-func drawLegend(c draw.Canvas, results []replay.Summary) {
+// drawLegend names each line, and all that are grey together.
+func drawLegend(c draw.Canvas, order []series) {
 	label := textStyle(10)
 	label.YAlign = draw.YCenter
-	for i, s := range results {
-		y := c.Max.Y - legendRow*(vg.Length(i)+0.5)
-		line, glyph := lineStyle(s.Policy, i)
-		c.StrokeLine2(line, c.Min.X, y, c.Min.X+30, y)
-		c.DrawGlyphNoClip(glyph, vg.Point{X: c.Min.X + 15, Y: y})
-		c.FillText(label, vg.Point{X: c.Min.X + 37, Y: y}, s.Policy)
+	y, others := c.Max.Y-legendRow/2, false
+	for _, s := range order {
+		switch {
+		case !s.others:
+			c.StrokeLine2(s.line, c.Min.X, y, c.Min.X+30, y)
+			c.DrawGlyphNoClip(s.glyph, vg.Point{X: c.Min.X + 15, Y: y})
+		case !others:
+			others, label.Color = true, faint
+			c.StrokeLine2(s.line, c.Min.X, y, c.Min.X+30, y)
+		}
+		c.FillText(label, vg.Point{X: c.Min.X + 37, Y: y}, named(s.policy, s.lost))
+		y -= legendRow
 	}
 }
 
-// linesPanel draws one measure of the policies, which have their styles by
-// their places in order; the first is drawn last, above the others.
-func linesPanel(m measure, reports []replay.Report, order []replay.Summary) *plot.Plot {
+// linesPanel draws one measure of the policies; the first in order is drawn last,
+// above the others.
+func linesPanel(m measure, reports []replay.Report, order []series) *plot.Plot {
 	p := newPlot(m.name)
 	shown := newBounds()
 	for _, r := range reports {
@@ -116,27 +121,28 @@ func linesPanel(m measure, reports []replay.Report, order []replay.Summary) *plo
 	p.X.Min, p.X.Max = loads[0].Value, loads[len(loads)-1].Value
 	p.X.Tick.Marker = loads
 	p.Add(horizontals())
-	for i := len(order) - 1; i >= 0; i-- {
-		line, glyph := lineStyle(order[i].Policy, i)
-		p.Add(policyLine(m, reports, order[i].Policy, line, glyph))
+	for _, s := range slices.Backward(order) {
+		p.Add(policyLine(m, reports, s))
 	}
 	return p
 }
 
-func policyLine(m measure, reports []replay.Report, policy string, line draw.LineStyle, glyph draw.GlyphStyle) drawing {
+func policyLine(m measure, reports []replay.Report, of series) drawing {
 	return func(c draw.Canvas, p *plot.Plot) {
 		x, y := p.Transforms(&c)
 		var points []vg.Point
 		for _, r := range reports {
 			for _, s := range r.Results {
-				if s.Policy == policy {
+				if s.Policy == of.policy {
 					points = append(points, vg.Point{X: x(r.Load), Y: y(min(max(m.of(s), p.Y.Min), p.Y.Max))})
 				}
 			}
 		}
-		c.StrokeLines(line, points)
+		c.StrokeLines(of.line, points)
 		for _, at := range points {
-			c.DrawGlyphNoClip(glyph, at)
+			if !of.others {
+				c.DrawGlyphNoClip(of.glyph, at)
+			}
 		}
 	}
 }

@@ -23,11 +23,11 @@ const (
 
 // drawRows draws three panels side by side that share their rows: a row a
 // policy, the shortest mean TTFT on top.
-func drawRows(report replay.Report) *vgsvg.Canvas {
+func drawRows(report replay.Report, heading string) *vgsvg.Canvas {
 	results := slices.Clone(report.Results)
 	// The first row of a plot is its lowest.
 	slices.SortStableFunc(results, func(a, b replay.Summary) int { return cmp.Compare(b.TTFTMean, a.TTFTMean) })
-	svg, canvas := page(rowsWidth, rowsAround+rowHeight*vg.Length(len(results)), title([]replay.Report{report}))
+	svg, canvas := page(rowsWidth, rowsAround+rowHeight*vg.Length(len(results)), heading)
 
 	panels := []*plot.Plot{hitRows(results), ttftRows(results), balanceRows(results)}
 	for i, p := range panels {
@@ -49,7 +49,7 @@ func drawRows(report replay.Report) *vgsvg.Canvas {
 func rowNames(results []replay.Summary) plot.ConstantTicks {
 	var names plot.ConstantTicks
 	for i, s := range results {
-		names = append(names, plot.Tick{Value: float64(i), Label: s.Policy})
+		names = append(names, plot.Tick{Value: float64(i), Label: named(s.Policy, s.Lost)})
 	}
 	return names
 }

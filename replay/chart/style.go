@@ -9,13 +9,14 @@ import (
 	"gonum.org/v1/plot/vg/draw"
 )
 
-// The colours are Okabe and Ito's, which the colour-blind can tell apart.
+// The colours but brown are Okabe and Ito's, which the colour-blind can tell apart.
 var (
 	white = color.Gray{Y: 255}
 	black = color.Gray{Y: 20}
 	faint = color.Gray{Y: 120}
 	grid  = color.Gray{Y: 225}
 	plain = color.Gray{Y: 150} // a policy among others
+	thin  = color.Gray{Y: 190} // the line of one among too many
 
 	vermillion = color.RGBA{R: 213, G: 94, A: 255}
 	blue       = color.RGBA{G: 114, B: 178, A: 255}
@@ -23,6 +24,7 @@ var (
 	sky        = color.RGBA{R: 86, G: 180, B: 233, A: 255}
 	green      = color.RGBA{G: 158, B: 115, A: 255}
 	purple     = color.RGBA{R: 204, G: 121, B: 167, A: 255}
+	brown      = color.RGBA{R: 120, G: 80, B: 40, A: 255}
 )
 
 // The two that stand out: ours, and what no router of separate caches reaches.
@@ -51,7 +53,7 @@ func rowColor(policy string) color.Color {
 }
 
 // lineStyle is a policy's among others, the k-th of those that don't stand
-// out: no two of 24 have the same colour and glyph.
+// out: no two of six have the same colour.
 func lineStyle(policy string, k int) (draw.LineStyle, draw.GlyphStyle) {
 	line := draw.LineStyle{Width: 1.1}
 	glyph := draw.GlyphStyle{Radius: 3, Shape: draw.CircleGlyph{}}
@@ -61,10 +63,10 @@ func lineStyle(policy string, k int) (draw.LineStyle, draw.GlyphStyle) {
 	case reference:
 		line.Width, line.Color, line.Dashes = 2.5, color.Color(black), []vg.Length{6, 3}
 	default:
-		colors := []color.Color{blue, orange, green, purple, sky, plain}
+		colors := []color.Color{blue, orange, green, purple, sky, brown}
 		shapes := []draw.GlyphDrawer{draw.SquareGlyph{}, draw.PyramidGlyph{}, draw.CrossGlyph{}, draw.RingGlyph{}}
 		line.Color = colors[k%len(colors)]
-		glyph.Shape = shapes[k/len(colors)%len(shapes)]
+		glyph.Shape = shapes[k%len(shapes)]
 	}
 	glyph.Color = line.Color
 	return line, glyph
