@@ -34,12 +34,20 @@ func (r *run) arrive(j *Job) {
 	f := &flight{job: j, number: r.flown}
 	r.flown++
 	f.asked = router.Request{
-		Backends: r.all, Blocks: j.Blocks, Bytes: j.Prompt * charsPerToken, Sequences: 1,
+		Backends: r.all, Blocks: j.Blocks, Bytes: r.textBytes(f), Sequences: 1,
 		Streams:   !j.Whole && (r.NonStreaming == 0 || r.chance.Float64() >= r.NonStreaming),
 		BodyBytes: j.Prompt * charsPerToken,
 		Model:     "sim", Head: j.Head, Session: j.Session,
 	}
 	r.submit(f)
+}
+
+// textBytes is how long a prompt's text is. Its blocks stay those of the trace,
+// so that what is shared stays so: only what the router takes for the prompt's
+// length is wrong.
+func (r *run) textBytes(f *flight) int {
+	share := float64(mix(mix(r.Seed)+uint64(f.number))>>11) / (1 << 53)
+	return int(float64(f.job.Prompt*charsPerToken) * (1 + r.TextSpread*(2*share-1)))
 }
 
 func (r *run) submit(f *flight) {

@@ -180,6 +180,7 @@ func TestWrongScenariosAreRefused(t *testing.T) {
 		"endless evictions":       func(s *Scenario) { s.Evictions = math.Inf(1) },
 		"an endless index":        func(s *Scenario) { s.IndexFactor = math.Inf(1) },
 		"an index of no size":     func(s *Scenario) { s.IndexFactor = math.NaN() },
+		"text of no length":       func(s *Scenario) { s.TextSpread = 1 },
 		"endless prefill":         func(s *Scenario) { s.Engine.QuadraticDepth = math.Inf(1) },
 		"polls without a pause":   func(s *Scenario) { s.PollInterval = 1 },
 		"polls before their time": func(s *Scenario) { s.PollLag = -1 },
@@ -190,6 +191,31 @@ func TestWrongScenariosAreRefused(t *testing.T) {
 			t.Errorf("%s: no error", name)
 		}
 	}
+}
+
+func TestTheRouterIsToldTextThatIsUnevenAndTheReplicasAreNot(t *testing.T) {
+	f := func(spread, least, most float64) {
+		t.Helper()
+		s := &Scenario{Backends: 2, Policy: "prefix", Workload: Hot(1, 20), TextSpread: spread}
+		r, sum := mustPlay(t, s)
+		low, high := math.Inf(1), 0.0
+		for n := range r.flown {
+			perToken := float64(r.textBytes(&flight{job: &Job{Prompt: 10_000}, number: n})) / 10_000
+			low, high = min(low, perToken), max(high, perToken)
+		}
+		if math.Abs(low-least) > 0.01 || math.Abs(high-most) > 0.01 {
+			t.Errorf("a spread of %g: %.3f to %.3f bytes a token, want %g to %g", spread, low, high, least, most)
+		}
+		if sum.Lost > 0 || sum.PromptTokens != 2088*r.requests.Total {
+			t.Errorf("a spread of %g: %d lost, and %d prompts of %d tokens in all", spread, sum.Lost, r.requests.Total, sum.PromptTokens)
+		}
+		promised := float64(r.measured.promised) / float64(sum.PromptTokens)
+		if uneven := math.Abs(promised-1) > 0.0001; uneven != (spread > 0) {
+			t.Errorf("a spread of %g: the router took the prompts for %.4f of their tokens", spread, promised)
+		}
+	}
+	f(0, 4, 4)
+	f(0.25, 3, 5)
 }
 
 func TestProgressEndsAtTheTotal(t *testing.T) {

@@ -36,6 +36,7 @@ type Scenario struct {
 	NonStreaming float64 // share of the requests whose first event the router does not see
 	NoUsage      bool    // answers carry no usage
 	IndexFactor  float64 // the replicas report this multiple of their KV cache's size; 0 is 1
+	TextSpread   float64 // share by which the bytes of a token differ from 4 between prompts: 0.25 is 3 to 5
 	NoLearning   bool    // the router takes what replicas report for the truth
 	Evictions    float64 // further blocks that each block allocated evicts, unseen by anyone
 
@@ -164,6 +165,8 @@ func (s *Scenario) checkQuantities() error {
 		return fmt.Errorf("%g further evictions are not between 0 and 1,000", s.Evictions)
 	case !(s.Engine.QuadraticDepth >= 0 && s.Engine.QuadraticDepth <= 1):
 		return fmt.Errorf("a quadratic term of %g is not between 0 and 1", s.Engine.QuadraticDepth)
+	case !(s.TextSpread >= 0 && s.TextSpread < 1):
+		return fmt.Errorf("a spread of text of %g is not a share from 0 and below 1", s.TextSpread)
 	case s.PollInterval != 0 && s.PollInterval < time.Millisecond:
 		return fmt.Errorf("a poll every %v is more often than every millisecond", s.PollInterval)
 	case s.PollLag < 0:

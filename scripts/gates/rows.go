@@ -181,6 +181,10 @@ func otherSizes(trace *replay.Trace) []row {
 		s.Engine = engine
 		all = append(all, row{name: name, scenario: s, gates: known})
 	}
+	// Prompts of 3 to 5 bytes a token, where the router guesses by 4.
+	uneven := scenario(replay.Traced{Trace: trace, Load: 0.9}, 1_536_000)
+	uneven.TextSpread = 0.25
+	all = append(all, row{name: "uneven-text", scenario: uneven, gates: known})
 	f("step-2048", vllmsim.EngineConfig{StepTokens: 2048})
 	f("quadratic", vllmsim.EngineConfig{QuadraticDepth: 1.9e-5})
 	return all
