@@ -48,6 +48,12 @@ func (c *Config) routingWarnings() (warnings []string) {
 			warn("routing.%s: %v changes nothing, policy %s has no such gate; drop it or choose another policy", gate.key, gate.value, r.Policy)
 		}
 	}
+	if c.SLO.TTFT > 0 && r.Policy != "prefix" {
+		warn("slo.ttft: %v changes nothing, policy %s does not look at it; drop it or choose prefix", c.SLO.TTFT, r.Policy)
+	}
+	if r.StepTokens > 0 && (!policy.Holds(r.Policy) || r.Hold.Requests == 0) {
+		warn("routing.step_tokens: %d changes nothing, it is for requests that policy prefix holds (routing.hold.requests); drop it", r.StepTokens)
+	}
 	if r.Hold.Requests > 0 && r.Hold.Bytes > c.Limits.BodyBytesTotal {
 		warn("routing.hold.bytes: %v exceeds limits.body_bytes_total %v, which ends first", r.Hold.Bytes, c.Limits.BodyBytesTotal)
 	}

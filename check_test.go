@@ -202,6 +202,9 @@ func TestCheckWarnsOfWhatIsAllowedButSeldomMeant(t *testing.T) {
 	for _, c := range []struct{ name, yaml, want string }{
 		{"vLLM closes first", "timeouts: {keepalive_idle: 5s}", "warning: timeouts.keepalive_idle: 5s is"},
 		{"open to the network", "admin: \":9090\"", "warning: admin: :9090 can be reached"},
+		{"an SLO under another policy", "routing: {policy: smg}\nslo: {ttft: 1s}", "warning: slo.ttft: 1s changes nothing, policy smg does not look at it"},
+		{"a step under another policy", "routing: {policy: smg, step_tokens: 4096}", "warning: routing.step_tokens: 4096 changes nothing"},
+		{"a step and nothing held", "routing: {step_tokens: 4096, hold: {requests: 0}}", "warning: routing.step_tokens: 4096 changes nothing"},
 		{"a gate that the policy lacks", "routing: {match_ratio: 0.3}", "warning: routing.match_ratio: 0.3 changes nothing, policy prefix has no such gate"},
 		{"one gate of two that it has", "routing: {policy: ray, match_ratio: 0.3, imbalance_ratio: 2}",
 			"warning: routing.imbalance_ratio: 2 changes nothing, policy ray has no such gate"},

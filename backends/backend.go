@@ -175,6 +175,6 @@ type Load struct {
 
 	StartTime float64 // process_start_time_seconds; 0 when absent
 
-	OwnInFlight int64     // our InFlight when the scrape was sent
+	OwnInFlight int64     // our InFlight before or after the scrape, whichever was more
 	ScrapedAt   time.Time // when it was sent
 }

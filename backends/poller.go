@@ -133,7 +133,7 @@ func (w *watch) wait() time.Duration {
 func (w *watch) scrape(ctx context.Context) (*Load, error) {
 	ctx, cancel := context.WithTimeout(ctx, cmp.Or(w.Timeout, w.Interval, time.Second))
 	defer cancel()
-	own, sent := w.backend.InFlight.Load(), time.Now()
+	before, sent := w.backend.InFlight.Load(), time.Now()
 	res, err := w.backend.get(ctx, "/metrics", "text/plain;version=0.0.4")
 	if err != nil {
 		return nil, fmt.Errorf("scrape %s: %w", w.backend.Name, err)
@@ -153,7 +153,9 @@ func (w *watch) scrape(ctx context.Context) (*Load, error) {
 	if err != nil {
 		return nil, fmt.Errorf("scrape %s: %w", w.backend.Name, err)
 	}
-	load.OwnInFlight, load.ScrapedAt = own, sent
+	// What was sent or ended meanwhile may be among what the replica counted; it
+	// must not be taken for other clients'.
+	load.OwnInFlight, load.ScrapedAt = max(before, w.backend.InFlight.Load()), sent
 	return &load, nil
 }
 

@@ -134,6 +134,23 @@ func pollsIn(t *testing.T, f func() (*http.Response, error), own int64) (polls i
 	return polls
 }
 
+func TestWhatIsSentDuringAScrapeIsOurs(t *testing.T) {
+	for name, c := range map[string]struct{ before, after int64 }{"sent": {1, 5}, "ended": {5, 1}} {
+		var b *Backend
+		b = replicaAt(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			b.InFlight.Store(c.after)
+			io.WriteString(w, "vllm:num_requests_running 5\n")
+		}))
+		b.InFlight.Store(c.before)
+		loads := make(chan *Load, 1)
+		p := Poller{Backends: []*Backend{b}, Interval: time.Hour, Timeout: time.Minute, OnLoad: func(_ *Backend, l *Load) { loads <- l }}
+		runUntilCleanup(t, p.Run)
+		if l := await(t, loads); l.OwnInFlight != 5 {
+			t.Errorf("%s: %d in flight are ours, want 5", name, l.OwnInFlight)
+		}
+	}
+}
+
 func TestPollingIsFastOnlyWhileItHelps(t *testing.T) {
 	metrics := func(running, waiting int) func() (*http.Response, error) {
 		return func() (*http.Response, error) { return answer(200, vllmMetrics(1, 1, running, waiting)) }

@@ -17,6 +17,18 @@ func suspects(to chan<- string) func(*backends.Backend) {
 	return func(b *backends.Backend) { to <- b.Name }
 }
 
+func TestAFirstEventBehindAMebibyteOfCommentsIsSeen(t *testing.T) {
+	comments := strings.Repeat(": waiting\n\n", heldStream/8)
+	f := serve(t, nil, &replica{script: once(sseHead, chunk(comments), chunk(hello))})
+	if _, answer := f.post("/v1/chat/completions", askStream); !strings.Contains(answer, hello) {
+		t.Error("the event did not come through")
+	}
+	f.settled()
+	if got := f.blocks()[0]; got != questionBlocks {
+		t.Errorf("%d blocks are kept of a prompt that was computed, want %d", got, questionBlocks)
+	}
+}
+
 func TestClientThatLeavesClosesTheReplicasConnection(t *testing.T) {
 	long := strings.Repeat("x", 2<<20)
 	cases := []struct {

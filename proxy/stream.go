@@ -44,10 +44,7 @@ func (a *attempt) stream(resp *http.Response) *failure {
 		return f
 	}
 	if s.events > 0 {
-		a.decision.FirstEvent()
-		if body.Uploaded() {
-			a.freeInput() // a stream can last for minutes; what it came from need not
-		}
+		a.begun(body)
 	}
 	a.commit(resp)
 	a.w.WriteHeader(resp.StatusCode)
@@ -61,7 +58,10 @@ func (a *attempt) stream(resp *http.Response) *failure {
 		n, err = body.Read(out.space())
 		before := s.events
 		s.scan(out.space()[:n])
-		if s.events > before { // a keep-alive comment is the server's and no sign of its engine
+		switch {
+		case s.events > 0 && before == 0: // committed without, behind so many comments
+			a.begun(body)
+		case s.events > before: // a keep-alive comment is the server's and no sign of its engine
 			a.decision.Progress()
 		}
 		writeErr = out.advance(n)
@@ -69,6 +69,15 @@ func (a *attempt) stream(resp *http.Response) *failure {
 	}
 	a.finish(resp, &s, &out, err, writeErr)
 	return nil
+}
+
+// begun notes a stream's first event. A stream can last for minutes; what it
+// came from need not.
+func (a *attempt) begun(body *transport.Body) {
+	a.decision.FirstEvent()
+	if body.Uploaded() {
+		a.freeInput()
+	}
 }
 
 // inTime ends the wait for a first event, and reports whether it came soon enough.

@@ -22,6 +22,8 @@ type account struct {
 	streams float64     // the part of it whose first event can be seen
 	since   time.Time   // up to when time has been counted as work
 
+	adapters []adapterUse // that it was sent requests for
+
 	// For policies that count and no more; see policy.Candidate.
 	requests  int
 	unstarted float64
@@ -34,6 +36,7 @@ func (a *account) sent(d *Decision, now time.Time) {
 		a.since = now
 	}
 	a.requests++
+	a.adapterSent(d)
 	a.unstarted += d.uncached
 	a.unseen += d.tokens
 	a.pending = append(a.pending, d)
@@ -84,6 +87,7 @@ func (a *account) gone(d *Decision) {
 // ended notes that d is in flight no more.
 func (a *account) ended(d *Decision) {
 	a.requests--
+	a.adapterEnded(d)
 	if !d.started {
 		a.unstarted -= d.uncached
 		a.unseen -= d.tokens

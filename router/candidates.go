@@ -54,6 +54,7 @@ func (r *Router) gather(req *Request, tried []*backends.Backend, now time.Time) 
 			least = rank
 			r.candidates, r.slots = r.candidates[:0], r.slots[:0]
 		}
+		rate := r.rate(b.Slot)
 		a, share := &r.accounts[b.Slot], weight(b)
 		matched := min(float64(r.depth[b.Slot]*r.blockBytes)/perToken, tokens)
 		r.slots = append(r.slots, b)
@@ -63,15 +64,18 @@ func (r *Router) gather(req *Request, tried []*backends.Backend, now time.Time) 
 			Weight:   share,
 			Matched:  matched,
 			Uncached: max(leastUncached, tokens-matched),
-			Pending:  a.waiting(now, r.rate(b.Slot)) + queued + r.reserved[b.Slot].uncached,
-			Loading:  loading(req.Adapter, l),
+			Pending:  a.waiting(now, rate) + queued + r.reserved[b.Slot].uncached,
+			Loading:  a.loading(req.Adapter, l),
 			InFlight: float64(b.InFlight.Load()) + foreign,
-			Context:  r.cacheUsed(b.Slot, now),
-			Rate:     r.rate(b.Slot),
+			Rate:     rate,
 
 			Requests: float64(a.requests) / share, Unstarted: a.unstarted / share,
 		})
-		report(&r.candidates[len(r.candidates)-1], l)
+		c := &r.candidates[len(r.candidates)-1]
+		if r.policyName == "dynamo" { // no other asks, and it is not for nothing
+			c.Context = r.cacheUsed(b.Slot, now)
+		}
+		report(c, l)
 	}
 	if len(r.slots) > 0 {
 		return nil

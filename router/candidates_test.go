@@ -3,6 +3,7 @@ package router
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"testing"
 	"time"
@@ -138,6 +139,38 @@ func TestRequestsGoWhereTheirAdapterIs(t *testing.T) {
 	f("one has it", fleet[2], has(), has("chat"), has("chat", "sql"))
 	f("who says nothing may not have it", fleet[0], has("sql"), nil, &backends.Load{})
 	f("nobody has it: where there is a place", fleet[1], has("a", "b"), has("a"), has("a", "b", "c"))
+}
+
+func TestABurstForAColdAdapterLoadsItOnce(t *testing.T) {
+	r, fleet, _ := newFleet(t, 8, "prefix")
+	for _, b := range fleet {
+		b.SetLoad(&backends.Load{MaxAdapters: 4})
+	}
+	var burst []*Decision
+	for key := range 8 {
+		req := ask(fleet, key, 1)
+		req.Adapter = "sql"
+		burst = append(burst, mustPick(t, r, req))
+	}
+	for _, d := range burst {
+		if d.Backend != burst[0].Backend {
+			t.Errorf("loaded on %s as well as on %s", d.Backend.Name, burst[0].Backend.Name)
+		}
+		d.Release(Outcome{End: Served})
+	}
+	for key := range 2 * mostAdapters { // more than are kept apart
+		req := ask(fleet[:1], key, 1)
+		req.Adapter = fmt.Sprint(key)
+		burst = append(burst, mustPick(t, r, req))
+	}
+	for _, d := range burst[8:] {
+		d.Release(Outcome{End: Served})
+	}
+	for slot := range r.accounts {
+		if n := len(r.accounts[slot].adapters); n > 0 {
+			t.Errorf("%d adapters in use when nothing is in flight", n)
+		}
+	}
 }
 
 // The first replica that has an adapter must not get all of its requests.

@@ -197,6 +197,7 @@ func (r *Router) reserve(req *Request, chosen int, now time.Time) *Decision {
 		uncached:      c.Uncached,
 		streams:       req.Streams,
 		model:         req.Model,
+		adapter:       req.Adapter,
 		plain:         req.Sequences <= 1 && !req.Media && len(req.Blocks) > 0,
 		bytes:         req.Bytes,
 		maxTokens:     req.MaxTokens,
