@@ -49,7 +49,11 @@ func newService(c *Config, log *slog.Logger) (*service, error) {
 		return nil, err
 	}
 	if c.Index.Snapshot != "" {
-		s.snapshot = &snapshotFile{c.Index.Snapshot, router.NewSnapshots(s.router, o.Backends, o.IndexMaxBytes, log), log}
+		s.snapshot = &snapshotFile{
+			path:  c.Index.Snapshot,
+			index: router.NewSnapshots(s.router, o.Backends, o.IndexMaxBytes, log),
+			log:   log,
+		}
 	}
 	m := metrics.New(s.registry.All(), s.router, version())
 	s.watch(m)

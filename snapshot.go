@@ -4,10 +4,12 @@ import (
 	"bufio"
 	"context"
 	"errors"
+	"io"
 	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"warmroute/router"
@@ -16,16 +18,30 @@ import (
 // snapshotEvery bounds what a proxy that is killed outright forgets.
 const snapshotEvery = time.Minute
 
+// snapshotTemp ends the names of files that are being written; what comes
+// before it differs, so that two proxies with one snapshot do not meet.
+const snapshotTemp = ".warmroute-tmp"
+
+// snapshotStale is the age at which a temporary file was left behind by a crash.
+const snapshotStale = time.Hour
+
 // snapshotFile keeps the snapshot of the index on disk. Nothing about it is
 // fatal: without it the proxy only starts cold.
 type snapshotFile struct {
 	path  string
 	index *router.Snapshots
 	log   *slog.Logger
+	off   bool // what has the name is not ours: nothing is written
 }
 
 // load reads the snapshot of an earlier run, if there is one.
 func (s *snapshotFile) load() {
+	if err := replaceable(s.path); err != nil {
+		s.off = true
+		s.log.Warn("no snapshot of the index is used or written", "file", s.path, "reason", err.Error()+"; give index.snapshot another file")
+		return
+	}
+	s.tidy()
 	file, err := os.Open(s.path)
 	if err == nil {
 		err = s.index.Read(file)
@@ -35,6 +51,49 @@ func (s *snapshotFile) load() {
 	}
 	if err != nil {
 		s.log.Warn("no snapshot of the index is used", "file", s.path, "reason", err.Error())
+	}
+}
+
+// replaceable says why a file may not be written over, or nil: it is ours,
+// holds nothing, or is not there.
+func replaceable(path string) error {
+	info, err := os.Stat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if !info.Mode().IsRegular() { // and to open a pipe would wait for who writes to it
+		return errors.New("it is no plain file")
+	}
+	file, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	head := make([]byte, 64)
+	n, err := io.ReadFull(file, head)
+	if err != nil && err != io.EOF && err != io.ErrUnexpectedEOF {
+		return err
+	}
+	if !router.BeginsSnapshot(head[:n]) {
+		return errors.New("it is no snapshot of warmroute's")
+	}
+	return nil
+}
+
+// tidy removes what a crash left in mid-write.
+func (s *snapshotFile) tidy() {
+	entries, _ := os.ReadDir(filepath.Dir(s.path)) // load tells of a folder that cannot be read
+	for _, e := range entries {
+		name := filepath.Join(filepath.Dir(s.path), e.Name())
+		if !strings.HasPrefix(e.Name(), filepath.Base(s.path)+".") || !strings.HasSuffix(e.Name(), snapshotTemp) {
+			continue
+		}
+		if info, err := e.Info(); err == nil && time.Since(info.ModTime()) > snapshotStale && replaceable(name) == nil {
+			os.Remove(name)
+		}
 	}
 }
 
@@ -54,17 +113,20 @@ func (s *snapshotFile) run(ctx context.Context) {
 
 // save replaces the file by a new one, which is whole or not there.
 func (s *snapshotFile) save() {
-	if err := s.write(s.path + ".tmp"); err != nil {
+	if s.off {
+		return
+	}
+	if err := s.write(); err != nil {
 		s.log.Warn("the index could not be saved", "file", s.path, "reason", err.Error())
 	}
 }
 
-func (s *snapshotFile) write(temporary string) error {
-	if err := os.Remove(temporary); err != nil && !errors.Is(err, fs.ErrNotExist) {
+func (s *snapshotFile) write() error {
+	if err := replaceable(s.path); err != nil {
 		return err
 	}
-	// Its hashes could confirm a guessed prompt.
-	file, err := os.OpenFile(temporary, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	// Readable by its owner alone: its hashes could confirm a guessed prompt.
+	file, err := os.CreateTemp(filepath.Dir(s.path), filepath.Base(s.path)+".*"+snapshotTemp)
 	if err != nil {
 		return err
 	}
@@ -80,10 +142,10 @@ func (s *snapshotFile) write(temporary string) error {
 		err = closing
 	}
 	if err == nil {
-		err = os.Rename(temporary, s.path)
+		err = os.Rename(file.Name(), s.path)
 	}
 	if err != nil {
-		os.Remove(temporary)
+		os.Remove(file.Name())
 	}
 	return err
 }

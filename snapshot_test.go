@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -186,12 +187,119 @@ func TestASnapshotOfNoUseIsReportedAndReplaced(t *testing.T) {
 		data[len(data)/2] ^= 1
 		return os.WriteFile(file, data, 0o600)
 	})
-	f("foreign", "WARN", "no snapshot of warmroute's", func() error { return os.WriteFile(file, []byte("something else"), 0o644) })
-	f("left over by a crash", "INFO", "index restored", func() error { return os.WriteFile(file+".tmp", []byte("half"), 0o644) })
+	f("empty", "WARN", "damaged", func() error { return os.Truncate(file, 0) })
+	f("another version", "WARN", "version 255", func() error {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			return err
+		}
+		data[len("warmroute index\n")] = 255
+		return os.WriteFile(file, data, 0o600)
+	})
 
 	p := fleet.startProxy(t, func(c *Config) { c.Index.Snapshot = filepath.Join(filepath.Dir(file), "absent", "index") })
 	p.stop()
 	if log := p.log.String(); strings.Count(log, "WARN") != 2 { // at the start and at the end
 		t.Errorf("a folder that is not there: the log says\n%s", log)
+	}
+}
+
+// A snapshotFile on files that are no snapshots, without a proxy around it.
+func TestAFileThatIsNoSnapshotIsNeverWrittenOver(t *testing.T) {
+	dir := t.TempDir()
+	open := func(path string) (*snapshotFile, *syncBuffer) {
+		log := &syncBuffer{}
+		c := mustLoad(t, "", "http://a:8000")
+		c.Index.Snapshot = path
+		s, err := newService(c, slog.New(slog.NewTextHandler(log, nil)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s.snapshot, log
+	}
+	f := func(name, content, want string) {
+		t.Helper()
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		s, log := open(path)
+		s.load()
+		s.save()
+		s.save()
+		if data, err := os.ReadFile(path); err != nil || string(data) != content {
+			t.Errorf("%s is now %q, %v", name, data, err)
+		}
+		if got := log.String(); strings.Count(got, "WARN") != 1 || !strings.Contains(got, want) || !strings.Contains(got, "another file") {
+			t.Errorf("%s: the log says\n%s\nwant one warning with %q", name, got, want)
+		}
+	}
+	f("notes", "do not lose this", "no snapshot of warmroute's")
+	f("short", "x", "no snapshot of warmroute's")
+	f("alike", "warmroute index of last week", "no snapshot of warmroute's")
+
+	if err := os.Symlink(dir, filepath.Join(dir, "folder")); err != nil {
+		t.Fatal(err)
+	}
+	s, log := open(filepath.Join(dir, "folder"))
+	s.load()
+	s.save()
+	if info, err := os.Lstat(filepath.Join(dir, "folder")); err != nil || info.Mode()&os.ModeSymlink == 0 || !strings.Contains(log.String(), "no plain file") {
+		t.Errorf("a folder: %v, %v, and the log says\n%s", info, err, log.String())
+	}
+
+	// What takes the name later is no more ours.
+	late := filepath.Join(dir, "late")
+	s, _ = open(late)
+	s.load()
+	if err := os.WriteFile(late, []byte("do not lose this"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	s.save()
+	if data, err := os.ReadFile(late); err != nil || string(data) != "do not lose this" {
+		t.Errorf("late is now %q, %v", data, err)
+	}
+}
+
+func TestTemporarySnapshotsOfOtherProxiesAreLeftAlone(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "index")
+	old := time.Now().Add(-2 * snapshotStale)
+	put := func(name, content string, changed time.Time) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chtimes(filepath.Join(dir, name), changed, changed); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put("index.tmp", "somebody's", old)
+	put("index.1"+snapshotTemp, "warmroute index\nhalf", old)        // a crash
+	put("index.2"+snapshotTemp, "warmroute index\nhalf", time.Now()) // another proxy is about to write it
+	put("index.3"+snapshotTemp, "no snapshot", old)                  // nobody knows
+	put("other.4"+snapshotTemp, "warmroute index\nhalf", old)        // of another snapshot
+	c := mustLoad(t, "", "http://a:8000")
+	c.Index.Snapshot = path
+	s, err := newService(c, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.snapshot.load()
+	s.snapshot.save()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var left []string
+	for _, e := range entries {
+		left = append(left, e.Name())
+	}
+	want := []string{"index", "index.2" + snapshotTemp, "index.3" + snapshotTemp, "index.tmp", "other.4" + snapshotTemp}
+	if !slices.Equal(left, want) {
+		t.Errorf("files %v, want %v", left, want)
+	}
+	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("the snapshot: %v, %v", info, err)
 	}
 }

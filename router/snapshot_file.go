@@ -1,7 +1,6 @@
 package router
 
 import (
-	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -102,9 +101,16 @@ func (w *snapshotWriter) end() error {
 	return w.err
 }
 
+// BeginsSnapshot says whether a file that begins with head is a snapshot, damaged
+// or of another version perhaps, or holds nothing yet.
+func BeginsSnapshot(head []byte) bool {
+	n := min(len(head), len(snapshotMagic))
+	return string(head[:n]) == snapshotMagic[:n]
+}
+
 // parseSnapshot returns the parts by address. They alias data.
 func parseSnapshot(data []byte, want uint64, now time.Time) (map[string]*part, error) {
-	if !bytes.HasPrefix(data, []byte(snapshotMagic)) {
+	if !BeginsSnapshot(data) {
 		return nil, errors.New("it is no snapshot of warmroute's")
 	}
 	if len(data) < snapshotHead+8 {

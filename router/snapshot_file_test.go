@@ -46,7 +46,7 @@ func TestSnapshotsThatAreOfNoUseAreRefusedWithTheReason(t *testing.T) {
 		change(b)
 		return b
 	}
-	f("empty", "no snapshot", nil, plain)
+	f("empty", "too soon", nil, plain)
 	f("foreign", "no snapshot", []byte(strings.Repeat("# a readme\n", 50)), plain)
 	f("version", "version 2", edit(func(b []byte) { b[len(snapshotMagic)] = 2 }), plain)
 	f("other block size", "index.block_bytes", good, func(k *kept) { k.blockBytes = 512 })
