@@ -31,9 +31,10 @@ type Snapshots struct {
 	log      *slog.Logger
 	maxBytes int64
 
-	mu    sync.Mutex // guards the entries of both
+	mu    sync.Mutex // guards what follows, not what the pointers point to
 	known []*backends.Load
 	read  []*part // waits for the first scrape; nil: nothing does
+	kept  int     // bytes that stay in memory for read
 }
 
 // NewSnapshots makes the Snapshots of a Router and its backends, none of them
@@ -68,7 +69,30 @@ func (s *Snapshots) Read(from io.Reader) error {
 	for _, b := range s.fleet {
 		s.read[b.Slot] = parts[backends.Address(b.URL)]
 	}
+	s.kept = len(data)
+	s.trim()
 	return nil
+}
+
+// trim copies the parts that still wait when they are the smaller half of what
+// they keep in memory: all of a file for a backend that never comes back would
+// be too much, and all of it twice at the start as well. s.mu is held.
+func (s *Snapshots) trim() {
+	waiting := 0
+	for _, p := range s.read {
+		if p != nil {
+			waiting += len(p.raw)
+		}
+	}
+	if waiting > s.kept/2 {
+		return
+	}
+	s.kept = waiting
+	for slot, p := range s.read {
+		if p != nil {
+			s.read[slot] = p.clone()
+		}
+	}
 }
 
 // Observe is Router.Observe, and gives b what was read of it at its first call.
@@ -90,6 +114,7 @@ func (s *Snapshots) Observe(b *backends.Backend, l *backends.Load) {
 	}
 	s.mu.Lock()
 	s.read[b.Slot] = nil // until now: a Write meanwhile has the whole of it
+	s.trim()
 	s.mu.Unlock()
 }
 

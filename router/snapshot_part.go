@@ -1,6 +1,7 @@
 package router
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/binary"
 	"errors"
@@ -163,6 +164,16 @@ func parsePart(raw []byte) (*part, error) {
 		return nil, errors.New("it is damaged: a part goes on after its end")
 	}
 	return p, nil
+}
+
+// clone returns a copy that shares no memory with p.
+func (p *part) clone() *part {
+	c := *p
+	c.raw = bytes.Clone(p.raw)
+	list := len(c.raw) - len(p.list)
+	c.list = c.raw[list:]
+	c.lessons = c.raw[list-8-len(p.lessons) : list-8] // the number of blocks is between them
+	return &c
 }
 
 // blocks lists what the backend held, in the order that index.Import takes.

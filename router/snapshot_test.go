@@ -122,6 +122,55 @@ func TestABackendThatIsAwayAtOneRestartIsNotForgottenAtTheNext(t *testing.T) {
 	}
 }
 
+// What was read is in memory until every backend was scraped, and some never are.
+func TestABackendThatStaysAwayKeepsNoMoreThanItsPartInMemory(t *testing.T) {
+	const n = 6
+	before := newKept(t, n)
+	l := began()
+	for i, b := range before.fleet {
+		before.Snapshots.Observe(b, &l)
+		for key := range 10 {
+			mustPick(t, before.Router, ask(before.fleet[i:i+1], 100*i+key, 20)).Release(Outcome{End: Served, AnswerTokens: 1})
+		}
+	}
+	data := before.write(t)
+	after := newKept(t, n)
+	if err := after.Read(bytes.NewReader(data)); err != nil {
+		t.Fatal(err)
+	}
+	whole := after.read[n-1]
+	for i := range n - 1 {
+		after.Snapshots.Observe(after.fleet[i], &l)
+	}
+	p := after.read[n-1]
+	if after.kept != len(p.raw) || cap(p.raw) > len(data)/2 || &p.raw[0] == &whole.raw[0] {
+		t.Errorf("%d bytes are kept of %d, for a part of %d", after.kept, len(data), len(p.raw))
+	}
+	for _, piece := range [][2][]byte{{p.raw, whole.raw}, {p.list, whole.list}, {p.lessons, whole.lessons}} {
+		if !bytes.Equal(piece[0], piece[1]) || &piece[0][0] == &piece[1][0] {
+			t.Errorf("a copy shares memory, or differs: %x of %x", piece[0], piece[1])
+		}
+	}
+	data = after.write(t)
+	last := newKept(t, n)
+	if err := last.Read(bytes.NewReader(data)); err != nil {
+		t.Fatal(err)
+	}
+	last.Snapshots.Observe(last.fleet[n-1], &l)
+	if got := last.matched(100*(n-1)+3, 20); got[n-1] != 20 {
+		t.Errorf("%v blocks are held, want 20 by the last", got)
+	}
+
+	// Of a file whose other backends were removed as little stays.
+	fewer := newKept(t, 1)
+	if err := fewer.Read(bytes.NewReader(data)); err != nil {
+		t.Fatal(err)
+	}
+	if p := fewer.read[0]; fewer.kept != len(p.raw) {
+		t.Errorf("%d bytes are kept for a part of %d", fewer.kept, len(p.raw))
+	}
+}
+
 func TestWhatContradictsASnapshot(t *testing.T) {
 	f := func(want string, then, now func(*backends.Load)) {
 		t.Helper()
