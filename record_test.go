@@ -1,10 +1,12 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
 	"io"
+	"log/slog"
 	"maps"
 	"math"
 	"net/http"
@@ -15,7 +17,9 @@ import (
 	"testing"
 	"time"
 
+	"warmroute/proxy/record"
 	"warmroute/replay"
+	"warmroute/router/prompt"
 )
 
 // recordChats plays chats through a proxy that records, and returns what was
@@ -105,13 +109,13 @@ func TestNoWordOfTheTrafficIsRecorded(t *testing.T) {
 		io.Copy(io.Discard, resp.Body)
 		resp.Body.Close()
 	}
-	prompt := strings.Repeat("armadillo ", 100)
+	text := strings.Repeat("armadillo ", 100)
 	for _, form := range []string{
 		`{"model":"sim","user":"narwhal","max_tokens":8,"messages":[{"role":"user","content":%q}]}`,
 		`{"model":"sim","stream":true,"max_tokens":8,"messages":[{"role":"user","content":%q}],"cache_salt":"pangolin"}`,
 		`{"model":"lemur","messages":[{"role":"user","content":%q}]}`, // 404
 	} {
-		send(fmt.Sprintf(form, prompt))
+		send(fmt.Sprintf(form, text))
 	}
 	p.stop()
 	data, err := os.ReadFile(file)
@@ -127,7 +131,7 @@ func TestNoWordOfTheTrafficIsRecorded(t *testing.T) {
 			t.Errorf("%q stands in\n%s", word, data)
 		}
 	}
-	keys := []string{"cached_tokens", "code", "counted", "duration_ms", "hash_ids", "input_bytes", "input_length", "model", "output_length", "session", "stream", "timestamp", "ttft_ms"}
+	keys := []string{"cached_tokens", "code", "counted", "duration_ms", "extra_bytes", "hash_ids", "input_bytes", "input_length", "model", "output_length", "session", "stream", "timestamp", "ttft_ms"}
 	for _, line := range lines[1:] {
 		var fields map[string]any
 		if err := json.Unmarshal([]byte(line), &fields); err != nil {
@@ -189,5 +193,114 @@ func TestARequestWhoseClientLeftIsRecordedAsFarAsItGot(t *testing.T) {
 	}
 	if r := trace.Requests[0]; len(trace.Requests) != 1 || r.AnswerTokens < 2 || r.AnswerTokens >= 8000 || !strings.Contains(string(data), `"code":499`) {
 		t.Errorf("recorded\n%s", data)
+	}
+}
+
+// The recorder's limits and the reader's are written down in two places, which
+// cannot import each other.
+func TestWhateverIsRecordedCanBeRead(t *testing.T) {
+	f := func(name string, blockBytes int, written bool, change func(*record.Request)) {
+		t.Helper()
+		dropped := 0
+		file := filepath.Join(t.TempDir(), "traffic")
+		r, err := record.New(record.Options{
+			File: file, MaxBytes: 1 << 30, BlockBytes: blockBytes, Log: slog.New(slog.DiscardHandler), Dropped: func() { dropped++ },
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		now := time.Now()
+		q := r.Begin()
+		q.Arrived, q.Plain, q.Bytes, q.PromptTokens, q.AnswerTokens, q.Code = now, true, 16<<20, 4<<20, 1<<20, 200
+		change(q)
+		for i := range q.Bytes / blockBytes {
+			q.Blocks = append(q.Blocks, prompt.Block(i))
+		}
+		small := r.Begin()
+		small.Arrived, small.Bytes, small.AnswerTokens, small.Code = now, 10, 1, 200
+		if q.Arrived.After(now) {
+			small.Arrived = q.Arrived.Add(-time.Hour)
+		}
+		r.Add(q)
+		r.Add(small)
+		done, end := context.WithCancel(t.Context())
+		end()
+		r.Run(done)
+		data, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := 1
+		if written {
+			want = 2
+		}
+		trace, err := replay.ParseTrace(bytes.NewReader(data))
+		if err != nil || len(trace.Requests) != want || dropped != 2-want {
+			t.Errorf("%s, blocks of %d bytes: %d dropped, error %v; want %d requests to be read", name, blockBytes, dropped, err, want)
+		}
+	}
+	for _, blockBytes := range []int{64, 256, 4096} {
+		f("the largest", blockBytes, true, func(*record.Request) {})
+		f("as much beside it", blockBytes, true, func(q *record.Request) { q.Bytes, q.ExtraBytes = 8<<20, 8<<20 })
+		f("too long a prompt", blockBytes, false, func(q *record.Request) { q.Bytes++ })
+		f("too much beside it", blockBytes, false, func(q *record.Request) { q.ExtraBytes++ })
+		f("too many tokens", blockBytes, false, func(q *record.Request) { q.PromptTokens++ })
+		f("too long an answer", blockBytes, false, func(q *record.Request) { q.AnswerTokens++ })
+		f("less than nothing", blockBytes, false, func(q *record.Request) { q.AnswerTokens = -1 })
+	}
+	const year = 365 * 24 * time.Hour
+	f("after a year", 256, true, func(q *record.Request) { q.Arrived = q.Arrived.Add(year - time.Hour) })
+	f("after more than a year", 256, false, func(q *record.Request) { q.Arrived = q.Arrived.Add(year + time.Minute) })
+}
+
+// What a replica counts is compared with input_bytes only where it is that
+// text's: else tokens of images and of further prompts would make all text dense.
+func TestOnlyTokensOfOnePromptsTextAreCalledCounted(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "traffic")
+	fleet := startSimFleet(t, 1, 32_000)
+	p := fleet.startProxy(t, func(c *Config) { c.Record.File = file })
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	long := strings.Repeat("word ", 200)
+	for _, r := range []struct{ path, body string }{
+		{"chat/completions", `{"model":"sim","max_tokens":4,"messages":[{"role":"user","content":"` + long + `"}]}`},
+		{"chat/completions", `{"model":"sim","max_tokens":4,"n":2,"messages":[{"role":"user","content":"` + long + `"}]}`},
+		{"chat/completions", `{"model":"sim","max_tokens":4,"messages":[{"role":"user","content":[{"type":"text","text":"` + long + `"},{"type":"image_url","image_url":{"url":"data:image/png;base64,AA=="}}]}]}`},
+		{"completions", `{"model":"sim","max_tokens":4,"prompt":"` + long + `"}`},
+		{"completions", `{"model":"sim","max_tokens":4,"prompt":["` + long + `","` + long + `","` + long + `"]}`},
+	} {
+		resp, err := client.Post(p.url+"/v1/"+r.path, "application/json", strings.NewReader(r.body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		io.Copy(io.Discard, resp.Body)
+		resp.Body.Close()
+	}
+	p.stop()
+	data, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(strings.TrimSpace(string(data)), "\n")[1:]
+	want := []struct {
+		counted bool
+		extra   int
+	}{{true, 0}, {false, 0}, {false, 0}, {true, 0}, {false, 2 * len(long)}}
+	if len(lines) != len(want) {
+		t.Fatalf("recorded\n%s", data)
+	}
+	for i, line := range lines {
+		var got struct {
+			Bytes   int  `json:"input_bytes"`
+			Extra   int  `json:"extra_bytes"`
+			Counted bool `json:"counted"`
+			Code    int  `json:"code"`
+		}
+		if err := json.Unmarshal([]byte(line), &got); err != nil {
+			t.Fatal(err)
+		}
+		w := want[i]
+		if got.Code != 200 || got.Counted != w.counted || got.Extra < w.extra || got.Extra > w.extra+50 || got.Bytes < len(long) {
+			t.Errorf("request %d: %s\nwant counted %v and extra_bytes about %d", i, line, w.counted, w.extra)
+		}
 	}
 }

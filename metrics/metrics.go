@@ -67,7 +67,7 @@ func New(fleet []*backends.Backend, r *router.Router, version string) *Metrics {
 		aborts:    counter("aborts_total", "Requests whose client left, by phase.", "phase"),
 		polls:     counter("poll_errors_total", "Scrapes of a replica's /metrics that failed.", "backend"),
 		recording: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "warmroute_record_dropped_total", Help: "Requests missing from the recording of traffic (record.file): too many came at once, or the disk is full.",
+			Name: "warmroute_record_dropped_total", Help: "Requests missing from the recording of traffic (record.file): too many came at once, they are larger than can be replayed, they ended after the rest, or the disk is full.",
 		}),
 		overhead: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "warmroute_overhead_seconds", Buckets: overheadBuckets,

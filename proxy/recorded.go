@@ -9,7 +9,10 @@ func (x *exchange) note() {
 	}
 	q, req := x.p.record.Begin(), &x.input.request
 	q.Arrived, q.Model, q.Session = x.arrived, req.Model, req.Session
-	q.Streams, q.Bytes = req.Streams, req.Bytes
+	pr := &x.input.scratch.prompt
+	q.Streams, q.Bytes, q.ExtraBytes = req.Streams, len(pr.Text), pr.ExtraBytes
+	// Else the replica counts what is not in the text, or not all that is.
+	q.Plain = pr.Cacheable && pr.Sequences <= 1 && pr.ExtraBytes == 0 && !pr.HasMedia()
 	q.Blocks = append(q.Blocks, req.Blocks...)
 	x.recorded = q
 }

@@ -40,7 +40,8 @@ type recordedLine struct {
 	Timestamp *float64 `json:"timestamp"` // ms since the run began
 	Input     int      `json:"input_length"`
 	Bytes     int      `json:"input_bytes"` // of the canonical prompt, each 256 or so a block
-	Counted   bool     `json:"counted"`     // Input is the replica's word, not a guess
+	Extra     int      `json:"extra_bytes"` // of what was asked for beside it
+	Counted   bool     `json:"counted"`     // Input is the replica's word, on Bytes alone
 	Output    int      `json:"output_length"`
 	Blocks    []uint64 `json:"hash_ids"` // full ones, from the first; none where nothing can be shared
 	Session   uint64   `json:"session"`  // 0: none
@@ -85,6 +86,8 @@ func (r *recording) add(line []byte) error {
 		return fmt.Errorf("output_length %d is not between 0 and %d", l.Output, maxTraceAnswer)
 	case l.Bytes < 0 || l.Bytes > maxTracePrompt*charsPerToken:
 		return fmt.Errorf("input_bytes %d is not between 0 and %d", l.Bytes, maxTracePrompt*charsPerToken)
+	case l.Extra < 0 || l.Extra > maxTracePrompt*charsPerToken-l.Bytes:
+		return fmt.Errorf("extra_bytes %d is not between 0 and what input_bytes leaves of %d", l.Extra, maxTracePrompt*charsPerToken)
 	case len(l.Blocks) > l.Bytes/r.blockBytes:
 		return fmt.Errorf("input_bytes %d makes %d blocks of %d bytes, hash_ids has %d", l.Bytes, l.Bytes/r.blockBytes, r.blockBytes, len(l.Blocks))
 	case l.Session > maxRecordID || slices.ContainsFunc(l.Blocks, func(id uint64) bool { return id > maxRecordID }):
@@ -195,7 +198,6 @@ func measure(lines []recordedLine) (perToken, answer float64) {
 	}
 	perToken = charsPerToken
 	if size > 0 && tokens > 0 {
-		// Media stand in prompts as texts of their own length.
 		perToken = min(max(size/tokens, 0.5), 16)
 	}
 	return perToken, answers / max(1, answered)
@@ -204,17 +206,18 @@ func measure(lines []recordedLine) (perToken, answer float64) {
 // tokens is the prompt's length. A block has one length in tokens throughout a
 // trace, though text is not everywhere as dense; so that shared prefixes stay
 // what they were, the length yields to the number of blocks and not they to it.
+// What was asked for beside the prompt comes behind it, as dense.
 func (l *recordedLine) tokens(blockTokens, blockBytes int, perToken float64) int {
-	n := l.Input
-	if !l.Counted {
-		n = int(float64(l.Bytes) / perToken)
+	n, behind := l.Input, 0
+	if !l.Counted && l.Bytes > 0 {
+		n, behind = int(float64(l.Bytes)/perToken), int(float64(l.Extra)/perToken)
 	}
 	full := min(len(l.Blocks), maxTracePrompt/blockTokens)
 	n = max(n, full*blockTokens, 1)
 	if full > 0 && full == l.Bytes/blockBytes {
 		n = min(n, (full+1)*blockTokens-1)
 	}
-	return min(n, maxTracePrompt)
+	return min(n+behind, maxTracePrompt)
 }
 
 func blocksOf(tokens, blockTokens int) int { return (tokens + blockTokens - 1) / blockTokens }

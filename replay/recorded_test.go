@@ -64,6 +64,9 @@ func TestLengthsOfARecordingFollowItsBlocks(t *testing.T) {
 		ids := strings.Trim(strings.ReplaceAll(fmt.Sprint(make([]int, blocks)), " ", ","), "[]")
 		return fmt.Sprintf(`{"timestamp":0,"input_length":%d,"input_bytes":%d,"counted":%v,"output_length":1,"hash_ids":[%s],"code":200}`, input, bytes, counted, ids)
 	}
+	beside := func(input, bytes, blocks, extra int) string {
+		return strings.Replace(line(input, bytes, blocks, false), `"counted"`, fmt.Sprintf(`"extra_bytes":%d,"counted"`, extra), 1)
+	}
 	// 5 bytes a token in all: a block is 51 tokens.
 	got, err := parseRecorded(header(1),
 		line(2000, 10_000, 39, true), // as it is
@@ -71,7 +74,9 @@ func TestLengthsOfARecordingFollowItsBlocks(t *testing.T) {
 		line(2200, 10_500, 41, true), // … and more dense than the rest
 		line(9, 1000, 3, false),      // not counted: 200 by the mean
 		line(1950, 9750, 0, true),    // nothing of it is known
-		line(1950, 9750, 10, true),   // a list of prompts: only the first one's blocks are
+		line(1950, 9750, 10, true),   // its beginning is
+		beside(450, 1000, 3, 1500),   // a list of prompts: the first is 1000 bytes
+		beside(700, 0, 0, 5000),      // a body that has no canonical prompt, counted
 	)
 	if err != nil {
 		t.Fatal(err)
@@ -80,7 +85,7 @@ func TestLengthsOfARecordingFollowItsBlocks(t *testing.T) {
 		t.Fatalf("a block of %d tokens, want 51", got.BlockTokens)
 	}
 	for i, want := range []struct{ tokens, full, named int }{
-		{2000, 39, 39}, {1989, 39, 39}, {2141, 41, 41}, {200, 3, 3}, {1950, 38, 0}, {1950, 38, 10},
+		{2000, 39, 39}, {1989, 39, 39}, {2141, 41, 41}, {200, 3, 3}, {1950, 38, 0}, {1950, 38, 10}, {500, 9, 3}, {700, 13, 0},
 	} {
 		r := got.Requests[i]
 		named := 0
@@ -134,6 +139,8 @@ func TestARecordingsFaultsNameTheLine(t *testing.T) {
 	f(`{"timestamp":0,"input_length":-1,"code":200}`, "input_length -1")
 	f(`{"timestamp":0,"input_length":1,"output_length":99999999,"code":200}`, "output_length")
 	f(`{"timestamp":0,"input_length":1,"input_bytes":1000000000,"code":200}`, "input_bytes")
+	f(`{"timestamp":0,"input_length":1,"extra_bytes":-1,"code":200}`, "extra_bytes")
+	f(`{"timestamp":0,"input_length":1,"input_bytes":16777216,"extra_bytes":1,"code":200}`, "extra_bytes")
 	f(`{"timestamp":0,"input_length":1,"input_bytes":511,"hash_ids":[1,2],"code":200}`, "makes 1 blocks")
 	f(`{"timestamp":0,"input_length":1,"input_bytes":256,"hash_ids":[2000000000000],"code":200}`, "above")
 	f(`{"warmroute_record":2,"started_ms":1,"block_bytes":256}`, "version 2")

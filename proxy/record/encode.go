@@ -21,18 +21,20 @@ const (
 
 // encoder makes lines of requests.
 type encoder struct {
-	start    time.Time
-	header   []byte
-	line     []byte
-	blocks   numbers[prompt.Block]
-	sessions numbers[uint64]
-	models   numbers[string]
+	start      time.Time
+	blockBytes int
+	header     []byte
+	line       []byte
+	blocks     numbers[prompt.Block]
+	sessions   numbers[uint64]
+	models     numbers[string]
 }
 
 func newEncoder(start time.Time, blockBytes int) encoder {
-	start = start.Truncate(time.Millisecond)
 	return encoder{
-		start: start,
+		// Whole, with its monotonic reading: a clock that is set moves no request.
+		start:      start,
+		blockBytes: blockBytes,
 		header: fmt.Appendf(nil, `{"warmroute_record":%d,"started_ms":%d,"block_bytes":%d,"block_tokens":%d}`+"\n",
 			version, start.UnixMilli(), blockBytes, blockBytes/bytesPerToken),
 		blocks:   numbers[prompt.Block]{most: blocksKnown},
@@ -41,17 +43,29 @@ func newEncoder(start time.Time, blockBytes int) encoder {
 	}
 }
 
+// fits says whether a request can be replayed.
+func (e *encoder) fits(q *Request) bool {
+	within := func(n, most int) bool { return 0 <= n && n <= most }
+	return within(q.Bytes, mostBytes) && within(q.ExtraBytes, mostBytes-q.Bytes) &&
+		within(len(q.Blocks), q.Bytes/e.blockBytes) &&
+		within(q.PromptTokens, mostPrompt) && within(q.AnswerTokens, mostAnswer) &&
+		q.Arrived.Sub(e.start) <= mostStamp
+}
+
 // request returns a line, valid until the next call.
 func (e *encoder) request(q *Request) []byte {
 	b := append(e.line[:0], `{"timestamp":`...)
 	b = appendMillis(b, max(0, q.Arrived.Sub(e.start)))
 	tokens := q.PromptTokens
 	if tokens == 0 {
-		tokens = q.Bytes / bytesPerToken
+		tokens = (q.Bytes + q.ExtraBytes) / bytesPerToken
 	}
 	b = appendInt(b, `,"input_length":`, tokens)
 	b = appendInt(b, `,"input_bytes":`, q.Bytes)
-	if q.PromptTokens > 0 {
+	if q.ExtraBytes > 0 {
+		b = appendInt(b, `,"extra_bytes":`, q.ExtraBytes)
+	}
+	if q.Plain && q.PromptTokens > 0 {
 		b = append(b, `,"counted":true`...)
 	}
 	b = appendInt(b, `,"output_length":`, q.AnswerTokens)

@@ -12,9 +12,13 @@
 // and each further one a request, written at its end:
 //
 //	timestamp      arrival, in ms since started_ms
-//	input_length   tokens of the prompt, as the replica counted them where
-//	               counted is true, else about
-//	input_bytes    of the canonical prompt
+//	input_length   tokens of the prompt, or of all prompts of a list; counted is
+//	               true where the replica counted them and they are those of
+//	               input_bytes
+//	input_bytes    of the canonical prompt; of a list, the first's
+//	extra_bytes    of what is asked for beside it, about: further prompts of a
+//	               list, images, and all of a body that is read for its length
+//	               alone; absent: nothing
 //	output_length  tokens of the answer; 0: none came, or nobody knows
 //	cached_tokens  of the prompt; absent where the replica did not tell
 //	hash_ids       numbers of the prompt's full blocks, block_bytes each
@@ -44,6 +48,15 @@ const (
 	warnEvery  = time.Minute
 )
 
+// What replay.ParseTrace takes. A request beyond it is dropped: one line that
+// cannot be read would spoil all of a recording.
+const (
+	mostBytes  = 16 << 20
+	mostPrompt = 4 << 20 // tokens
+	mostAnswer = 1 << 20 // tokens
+	mostStamp  = 365 * 24 * time.Hour
+)
+
 // Options are what a Recorder is made of.
 type Options struct {
 	File       string
@@ -51,7 +64,7 @@ type Options struct {
 	Keep       int   // full ones that are kept
 	BlockBytes int   // of canonical prompt in a block
 	Log        *slog.Logger
-	Dropped    func() // a request was not written: too many came at once, or the disk is full
+	Dropped    func() // a request was not written: too many came at once, it is larger than can be replayed, or the disk is full
 }
 
 // Request is what there is to write of one request. It belongs to whom Begin
@@ -62,7 +75,9 @@ type Request struct {
 	Session      uint64 // hash of its name; 0: none
 	Streams      bool
 	Bytes        int            // of canonical prompt
-	Blocks       []prompt.Block // of the prompt; filled by appending
+	ExtraBytes   int            // of what was asked for beside it
+	Plain        bool           // PromptTokens, where known, are those of Bytes
+	Blocks       []prompt.Block // of Bytes; filled by appending
 	PromptTokens int            // as the replica counted them; 0: it did not
 	CachedTokens int
 	CachedKnown  bool
@@ -161,8 +176,13 @@ func (r *Recorder) Run(ctx context.Context) {
 }
 
 func (r *Recorder) write(q *Request) {
-	line := r.encode.request(q)
 	r.queued.Add(-int64(len(q.Blocks)))
+	if !r.encode.fits(q) {
+		r.dropped()
+		r.Forget(q)
+		return
+	}
+	line := r.encode.request(q)
 	r.Forget(q)
 	r.check(r.out.add(line, r.encode.header))
 }
