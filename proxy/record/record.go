@@ -95,6 +95,7 @@ type Recorder struct {
 
 	queue  chan *Request
 	queued atomic.Int64 // blocks of what is in queue
+	ended  atomic.Bool  // nobody writes any more
 	spare  sync.Pool    // of *Request
 
 	// Below is Run's.
@@ -139,17 +140,39 @@ func (r *Recorder) Add(q *Request) {
 	if r.queued.Add(n) <= queueBlocks {
 		select {
 		case r.queue <- q:
+			// Looked at after it was queued, and set before Run looks last: one of
+			// the two sees the other.
+			if r.ended.Load() {
+				r.discard()
+			}
 			return
 		default:
 		}
 	}
-	r.queued.Add(-n)
+	r.drop(q)
+}
+
+// drop takes back a Request that was counted in queued.
+func (r *Recorder) drop(q *Request) {
+	r.queued.Add(-int64(len(q.Blocks)))
 	r.dropped()
 	r.Forget(q)
 }
 
+// discard drops all that is queued.
+func (r *Recorder) discard() {
+	for {
+		select {
+		case q := <-r.queue:
+			r.drop(q)
+		default:
+			return
+		}
+	}
+}
+
 // Run writes until ctx is done, and then what was added before. What is added
-// after that is dropped.
+// after that is dropped, and counted. Call it once.
 func (r *Recorder) Run(ctx context.Context) {
 	ticks := time.NewTicker(flushEvery)
 	defer ticks.Stop()
@@ -173,16 +196,17 @@ func (r *Recorder) Run(ctx context.Context) {
 	}
 	r.check(r.out.flush())
 	r.out.close()
+	r.ended.Store(true)
+	r.discard()
 }
 
 func (r *Recorder) write(q *Request) {
-	r.queued.Add(-int64(len(q.Blocks)))
 	if !r.encode.fits(q) {
-		r.dropped()
-		r.Forget(q)
+		r.drop(q)
 		return
 	}
 	line := r.encode.request(q)
+	r.queued.Add(-int64(len(q.Blocks)))
 	r.Forget(q)
 	r.check(r.out.add(line, r.encode.header))
 }

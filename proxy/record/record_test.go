@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -281,6 +282,40 @@ func TestWhatTheDiskDoesNotTakeIsCounted(t *testing.T) {
 	}
 	if n := strings.Count(r.log.String(), "traffic is not recorded"); n != 1 {
 		t.Errorf("told %d times:\n%s", n, &r.log)
+	}
+}
+
+// Requests that are cut off at the end of a shutdown end after the recorder.
+func TestWhatComesAfterTheEndIsCounted(t *testing.T) {
+	r := newRecorder(t, filepath.Join(t.TempDir(), "traffic"), 1<<30, 1)
+	const each = 500
+	var late sync.WaitGroup
+	ctx, end := context.WithCancel(context.Background())
+	defer end()
+	for range 4 {
+		late.Go(func() {
+			for i := range each {
+				if i == each/2 {
+					end()
+				}
+				q := r.Begin()
+				q.Bytes, q.Blocks = 256, append(q.Blocks, 1)
+				r.Add(q)
+			}
+		})
+	}
+	r.Run(ctx)
+	late.Wait()
+	after := r.dropped.Load()
+	r.Add(r.Begin())
+	if n := r.dropped.Load(); n != after+1 {
+		t.Errorf("%d dropped after one more, want %d", n, after+1)
+	}
+	if kept := len(sizes(t, r.file)); kept+int(after) != 4*each {
+		t.Errorf("%d recorded, %d dropped, want %d in all", kept, after, 4*each)
+	}
+	if n := r.queued.Load(); n != 0 || len(r.queue) != 0 {
+		t.Errorf("%d requests and %d blocks are still queued", len(r.queue), n)
 	}
 }
 
