@@ -38,13 +38,17 @@ func openFiles(path string, most int64, keep int) (*files, error) {
 }
 
 // open goes on with a file that is there. A line that an earlier run did not
-// finish is cut off; a file that is no recording is left alone.
+// finish is cut off; a file that is no recording, or another process's, is left
+// alone.
 func (f *files) open() error {
 	file, err := os.OpenFile(f.path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return err
 	}
-	size, err := wholeLines(file)
+	var size int64
+	if err = f.own(file); err == nil {
+		size, err = wholeLines(file)
+	}
 	if err == nil {
 		err = file.Truncate(size)
 	}
@@ -59,6 +63,22 @@ func (f *files) open() error {
 		return err
 	}
 	f.file, f.size, f.headed = file, size, false
+	return nil
+}
+
+// own locks a file that was opened. Another process may have renamed it before
+// the lock was had.
+func (f *files) own(file *os.File) error {
+	if err := lock(file); err != nil {
+		return err
+	}
+	opened, err := file.Stat()
+	if err != nil {
+		return err
+	}
+	if named, err := os.Stat(f.path); err != nil || !os.SameFile(opened, named) {
+		return fmt.Errorf("%s was renamed while it was opened; does another process record to it?", f.path)
+	}
 	return nil
 }
 
@@ -134,7 +154,10 @@ func (f *files) rotate() (lost int, err error) {
 	if lost, err = f.flush(); err != nil {
 		return lost, err
 	}
-	f.close()
+	// Closed, and so unlocked, only when another file has the name and the lock:
+	// else who waits for either would go on with this one.
+	defer f.file.Close()
+	f.file = nil
 	if f.keep == 0 {
 		err = os.Remove(f.path)
 	}

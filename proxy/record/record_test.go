@@ -268,6 +268,68 @@ func TestAFileOfAnothersIsLeftAlone(t *testing.T) {
 	f(".", "", "directory")
 }
 
+// Two that write one file would cut off and overwrite each other's lines. (A
+// lock is an opened file's, so that two in one process are as good as two processes.)
+func TestAFileThatAnotherRecordsToIsLeftAlone(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "traffic")
+	r := newRecorder(t, file, 2000, 2)
+	refused := func(when string) {
+		t.Helper()
+		before, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = New(Options{File: file, MaxBytes: 1 << 20, BlockBytes: 256})
+		if err == nil || !strings.Contains(err.Error(), "another process records to "+file) || !strings.Contains(err.Error(), "choose another file") {
+			t.Errorf("%s: error %v", when, err)
+		}
+		if after, _ := os.ReadFile(file); !bytes.Equal(before, after) {
+			t.Errorf("%s: the file changed", when)
+		}
+	}
+	refused("at once")
+	requests := many(60)
+	for i := range requests {
+		if lost, err := r.out.add(r.encode.request(&requests[i]), r.encode.header); lost > 0 || err != nil {
+			t.Fatal(lost, err)
+		}
+		if _, err := r.out.flush(); err != nil {
+			t.Fatal(err)
+		}
+		refused(fmt.Sprintf("after %d requests", i+1))
+	}
+	if _, err := os.Stat(file + ".2"); err != nil {
+		t.Errorf("it was not rotated: %v", err)
+	}
+	r.run() // ends
+	newRecorder(t, file, 2000, 2).run(many(1)...)
+}
+
+func TestAFileThatWasRenamedWhileItWasOpenedIsNotRecordedTo(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "traffic")
+	file, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	f := files{path: path}
+	if err := f.own(file); err != nil {
+		t.Error(err)
+	}
+	if err := os.Rename(path, path+".1"); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.own(file); err == nil {
+		t.Error("no error when nothing has the name")
+	}
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.own(file); err == nil || !strings.Contains(err.Error(), "renamed") {
+		t.Errorf("error %v when another file has the name", err)
+	}
+}
+
 func TestWhatTheDiskDoesNotTakeIsCounted(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "traffic")
 	r := newRecorder(t, file, 2000, 1)
