@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"maps"
+	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -183,6 +184,28 @@ func TestComposeProxyMayFinishItsRequestsAndKnowsItsVariables(t *testing.T) {
 		}
 		if port := strconv.Itoa(int(proxy.Ports[0].Target)); !strings.HasSuffix(mustLoad(t, "", "http://a:8000").Listen, ":"+port) {
 			t.Errorf("%s publishes port %s, on which nothing listens", profile.proxy, port)
+		}
+	}
+}
+
+func TestComposeProxyKeepsItsSnapshotWhereItMayWrite(t *testing.T) {
+	final := dockerfileStages(t)[1]
+	owner := instruction(t, final, "USER")
+	for _, profile := range composeProfiles() {
+		proxy := composeProject(t, profile.name).Services[profile.proxy]
+		file := proxy.Environment["WARMROUTE_INDEX_SNAPSHOT"]
+		if file == nil || len(proxy.Volumes) != 1 {
+			t.Fatalf("%s has the snapshot %v and the volumes %+v", profile.proxy, file, proxy.Volumes)
+		}
+		v := proxy.Volumes[0]
+		if v.Type != types.VolumeTypeVolume || v.ReadOnly || v.Source == "" || path.Dir(*file) != v.Target {
+			t.Errorf("%s keeps its snapshot in %s, outside of the volume %+v", profile.proxy, *file, v)
+		}
+		// A new volume has the owner of the folder that it is mounted on.
+		if !slices.ContainsFunc(final, func(line string) bool {
+			return strings.HasPrefix(line, "COPY --from=build --chown="+owner+" ") && strings.HasSuffix(line, " "+v.Target)
+		}) {
+			t.Errorf("the image has no %s that belongs to %s", v.Target, owner)
 		}
 	}
 }
