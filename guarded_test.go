@@ -97,6 +97,23 @@ type stream struct {
 	leave   func()
 }
 
+// ask sends a short request that may have to wait, and tells which replica
+// answered it; closed without a word when none did.
+func (g *guarded) ask(prompt string) <-chan int {
+	served := make(chan int)
+	go func() {
+		s, err := g.open(g.t.Context(), g.url, "sim", prompt, 2)
+		if err != nil {
+			g.t.Error(err)
+			close(served)
+			return
+		}
+		defer s.leave()
+		served <- s.replica
+	}()
+	return served
+}
+
 // open asks for a stream of so many tokens, and waits for its first event.
 func (g *guarded) open(ctx context.Context, base, model, prompt string, tokens int) (*stream, error) {
 	ctx, leave := context.WithCancel(ctx)

@@ -62,17 +62,7 @@ func TestWhereAllReplicasAreAt98PercentKVRequestsAreServed(t *testing.T) {
 			g := startGuarded(t, 2, small, func(c *Config) { c.Routing.Hold.Requests = held })
 			g.goesTo("sim", known+"one")
 			leave := []func(){g.fill(0), g.fill(1)}
-			served := make(chan int)
-			go func() {
-				s, err := g.open(t.Context(), g.url, "sim", known+"two", 2)
-				if err != nil {
-					t.Error(err)
-					close(served)
-					return
-				}
-				defer s.leave()
-				served <- s.replica
-			}()
+			served := g.ask(known + "two")
 			// Its turn is the engine's to give: who fills the cache may stay for long.
 			g.until("it was sent to a replica", func() bool { return g.inFlight() == 1 })
 			for i := range g.replicas {
@@ -99,17 +89,7 @@ func TestRequestsBeyondMaxInFlightWaitForAPlace(t *testing.T) {
 	if first.replica == second.replica {
 		t.Fatalf("both went to %d", first.replica)
 	}
-	served := make(chan int)
-	go func() {
-		s, err := g.open(t.Context(), g.url, "sim", known+"three", 2)
-		if err != nil {
-			t.Error(err)
-			close(served)
-			return
-		}
-		defer s.leave()
-		served <- s.replica
-	}()
+	served := g.ask(known + "three")
 	g.until("the third is held", func() bool { return g.service.router.HeldRequests() == 1 })
 	second.leave()
 	if to := <-served; to != second.replica {
