@@ -71,23 +71,15 @@ func newService(c *Config, log *slog.Logger) (*service, error) {
 		}
 	}
 	s.public = proxy.New(proxy.Options{
-		Registry:       s.registry,
-		Router:         s.router,
-		Metrics:        m,
-		Log:            log,
-		Version:        version(),
-		Suspect:        s.checker.Suspect,
-		BlockBytes:     c.Index.BlockBytes,
-		Attempts:       c.Routing.Attempts,
-		BodyBytes:      int64(c.Limits.BodyBytes),
-		BodyBytesTotal: int64(c.Limits.BodyBytesTotal),
-		HoldTime:       c.holdTime(),
-		BodyIdle:       c.Timeouts.BodyIdle,
-		FirstByte:      c.Timeouts.FirstByte,
-		Idle:           c.Timeouts.Idle,
-		SessionHeader:  c.Routing.SessionHeader,
-		Record:         s.recorder,
-		RouteHeaders:   c.ResponseHeaders,
+		Registry:   s.registry,
+		Router:     s.router,
+		Metrics:    m,
+		Log:        log,
+		Version:    version(),
+		Suspect:    s.checker.Suspect,
+		BlockBytes: c.Index.BlockBytes,
+		Record:     s.recorder,
+		Settings:   c.proxySettings(),
 	})
 	admin := http.NewServeMux()
 	admin.Handle("GET /metrics", m.Handler())

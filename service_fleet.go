@@ -7,6 +7,7 @@ import (
 
 	"warmroute/backends"
 	"warmroute/backends/transport"
+	"warmroute/proxy"
 	"warmroute/router"
 	"warmroute/router/policy"
 )
@@ -71,5 +72,19 @@ func (c RoutingConfig) hold() router.HoldOptions {
 		Bytes:      int64(c.Hold.Bytes),
 		Time:       c.Hold.Time,
 		StepTokens: c.StepTokens,
+	}
+}
+
+func (c *Config) proxySettings() proxy.Settings {
+	return proxy.Settings{
+		Attempts:       c.Routing.Attempts,
+		BodyBytes:      int64(c.Limits.BodyBytes),
+		BodyBytesTotal: int64(c.Limits.BodyBytesTotal),
+		BodyIdle:       c.Timeouts.BodyIdle,
+		HoldTime:       c.holdTime(),
+		FirstByte:      c.Timeouts.FirstByte,
+		Idle:           c.Timeouts.Idle,
+		SessionHeader:  c.Routing.SessionHeader,
+		RouteHeaders:   c.ResponseHeaders,
 	}
 }

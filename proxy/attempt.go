@@ -55,10 +55,10 @@ func (x *exchange) attempt(d *router.Decision) *failure {
 	a := &attempt{exchange: x, decision: d, result: router.Outcome{End: router.Unseen}}
 	defer a.release()
 	ctx := x.r.Context()
-	if x.input.request.Streams && x.p.firstByte > 0 {
+	if x.input.request.Streams && x.settings.FirstByte > 0 {
 		limited, cancel := context.WithCancelCause(ctx)
 		defer cancel(nil)
-		ctx, a.patience = limited, time.AfterFunc(x.p.firstByte, func() { cancel(errFirstByte) })
+		ctx, a.patience = limited, time.AfterFunc(x.settings.FirstByte, func() { cancel(errFirstByte) })
 		defer a.patience.Stop()
 	}
 	x.outcome.Backend = d.Backend.Name
@@ -159,7 +159,7 @@ func (a *attempt) answer(resp *http.Response) *failure {
 	}
 	// A replica computes such an answer before it writes any of it, so silence
 	// in its midst is no work. Replicas' transports always return a Body.
-	resp.Body.(*transport.Body).SetIdleTimeout(a.p.idle)
+	resp.Body.(*transport.Body).SetIdleTimeout(a.settings.Idle)
 	switch resp.StatusCode {
 	case http.StatusInternalServerError, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
 		return a.refused(resp)

@@ -49,25 +49,27 @@ const (
 // bodies reads requests whole into buffers that are pooled by size, one pool
 // for each power of two, and bounds what all of them hold at once.
 type bodies struct {
-	each, total int64
-	held        atomic.Int64
-	pools       [48]sync.Pool // of *[]byte, by the power of two of its capacity
+	held  atomic.Int64
+	pools [48]sync.Pool // of *[]byte, by the power of two of its capacity
 }
+
+// bodyBounds are how many bytes one body may have, and the buffers of all.
+type bodyBounds struct{ each, total int64 }
 
 // read reads r to its end. length is what the client claims, -1 when it does
 // not say. The buffer goes back by release, whatever the error.
-func (b *bodies) read(r io.Reader, length int64) (buf []byte, err error) {
-	if length > b.each {
+func (b *bodies) read(r io.Reader, length int64, most bodyBounds) (buf []byte, err error) {
+	if length > most.each {
 		return nil, errBodyTooLarge
 	}
-	buf, err = b.acquire(min(max(length, 1), trustedLength))
+	buf, err = b.acquire(min(max(length, 1), trustedLength), most.total)
 	for err == nil {
-		if len(buf) == cap(buf) || int64(len(buf)) == b.each {
-			buf, err = b.more(r, buf, length)
+		if len(buf) == cap(buf) || int64(len(buf)) == most.each {
+			buf, err = b.more(r, buf, length, most)
 			continue
 		}
 		var n int
-		n, err = r.Read(buf[len(buf):min(int64(cap(buf)), b.each)])
+		n, err = r.Read(buf[len(buf):min(int64(cap(buf)), most.each)])
 		buf = buf[:len(buf)+n]
 	}
 	if err == io.EOF {
@@ -79,19 +81,19 @@ func (b *bodies) read(r io.Reader, length int64) (buf []byte, err error) {
 // more is for a full buffer. It sees first whether anything follows, so that a
 // body that just fits never asks for a larger one, and then moves it to a buffer
 // four times as large, or as large as the claimed length needs if that is less.
-func (b *bodies) more(r io.Reader, full []byte, length int64) ([]byte, error) {
+func (b *bodies) more(r io.Reader, full []byte, length int64, most bodyBounds) ([]byte, error) {
 	var next [1]byte
 	if n, err := r.Read(next[:]); n == 0 {
 		return full, err
 	}
-	if int64(len(full)) == b.each {
+	if int64(len(full)) == most.each {
 		return full, errBodyTooLarge
 	}
 	want := 4 * int64(cap(full))
 	if length > int64(cap(full)) {
 		want = min(want, length)
 	}
-	larger, err := b.acquire(min(want, b.each))
+	larger, err := b.acquire(min(want, most.each), most.total)
 	if err != nil {
 		return full, err
 	}
@@ -100,9 +102,9 @@ func (b *bodies) more(r io.Reader, full []byte, length int64) ([]byte, error) {
 	return larger, nil
 }
 
-func (b *bodies) acquire(size int64) ([]byte, error) {
+func (b *bodies) acquire(size, total int64) ([]byte, error) {
 	class := max(smallestBuffer, bits.Len64(uint64(size-1)))
-	if b.held.Add(1<<class) > b.total {
+	if b.held.Add(1<<class) > total {
 		b.held.Add(-1 << class)
 		return nil, errBodiesTooLarge
 	}

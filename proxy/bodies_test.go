@@ -39,12 +39,12 @@ func TestBodiesRead(t *testing.T) {
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			b := bodies{each: each, total: total}
+			b := bodies{}
 			body := bytes.Repeat([]byte("abcdefg"), c.size/7+1)[:c.size]
 			for how, from := range map[string]io.Reader{
 				"all at once": bytes.NewReader(body), "halves": iotest.HalfReader(bytes.NewReader(body)), "end with the last bytes": iotest.DataErrReader(bytes.NewReader(body)),
 			} {
-				got, err := b.read(from, int64(c.length))
+				got, err := b.read(from, int64(c.length), bodyBounds{each, total})
 				if !errors.Is(err, c.want) || b.held.Load() != c.held {
 					t.Errorf("%s: error %v, %d bytes held, want %v, %d", how, err, b.held.Load(), c.want, c.held)
 				}
@@ -61,22 +61,22 @@ func TestBodiesRead(t *testing.T) {
 }
 
 func TestBodiesTogetherAreBounded(t *testing.T) {
-	b := bodies{each: 1 << 20, total: 140 << 10}
+	b, most := bodies{}, bodyBounds{1 << 20, 140 << 10}
 	var got [][]byte
 	for range 2 {
-		buf, err := b.read(bytes.NewReader(make([]byte, 64<<10)), 64<<10)
+		buf, err := b.read(bytes.NewReader(make([]byte, 64<<10)), 64<<10, most)
 		if err != nil {
 			t.Fatal(err)
 		}
 		got = append(got, buf)
 	}
-	small, err := b.read(bytes.NewReader(make([]byte, 9<<10)), -1) // 4 KiB, and has to grow
+	small, err := b.read(bytes.NewReader(make([]byte, 9<<10)), -1, most) // 4 KiB, and has to grow
 	if !errors.Is(err, errBodiesTooLarge) {
 		t.Errorf("error %v", err)
 	}
 	b.release(small)
 	b.release(got[0])
-	if buf, err := b.read(bytes.NewReader(make([]byte, 9<<10)), -1); err != nil {
+	if buf, err := b.read(bytes.NewReader(make([]byte, 9<<10)), -1, most); err != nil {
 		t.Errorf("with room again: %v", err)
 	} else {
 		b.release(buf)
@@ -88,8 +88,8 @@ func TestBodiesTogetherAreBounded(t *testing.T) {
 }
 
 func TestBodiesReadKeepsTheReadersError(t *testing.T) {
-	b := bodies{each: 1 << 20, total: 1 << 20}
-	buf, err := b.read(io.MultiReader(strings.NewReader("abc"), iotest.ErrReader(io.ErrUnexpectedEOF)), 10)
+	b := bodies{}
+	buf, err := b.read(io.MultiReader(strings.NewReader("abc"), iotest.ErrReader(io.ErrUnexpectedEOF)), 10, bodyBounds{1 << 20, 1 << 20})
 	if err != io.ErrUnexpectedEOF || string(buf) != "abc" {
 		t.Errorf("got %q, %v", buf, err)
 	}

@@ -20,6 +20,7 @@ import (
 // exchange is one request and its answer.
 type exchange struct {
 	p        *Proxy
+	settings *Settings // of its arrival
 	endpoint *endpoint
 	w        http.ResponseWriter
 	r        *http.Request
@@ -54,7 +55,7 @@ type scratch struct {
 
 // serve takes one request from its arrival to its end.
 func (p *Proxy) serve(e *endpoint, w http.ResponseWriter, r *http.Request) {
-	x := &exchange{p: p, endpoint: e, w: w, r: r, arrived: time.Now(), id: r.Header.Get("X-Request-Id")}
+	x := &exchange{p: p, settings: p.settings.Load(), endpoint: e, w: w, r: r, arrived: time.Now(), id: r.Header.Get("X-Request-Id")}
 	x.outcome.Endpoint = e.path
 	defer x.end()
 	if fault := x.prepare(); fault != nil {
@@ -97,8 +98,8 @@ func (x *exchange) refuse(e *apiError) {
 // prepare reads and understands the request.
 func (x *exchange) prepare() *apiError {
 	var err error
-	upload := paced{x.r.Body, http.NewResponseController(x.w), x.p.bodyIdle}
-	x.input.body, err = x.p.bodies.read(&upload, x.r.ContentLength)
+	upload := paced{x.r.Body, http.NewResponseController(x.w), x.settings.BodyIdle}
+	x.input.body, err = x.p.bodies.read(&upload, x.r.ContentLength, bodyBounds{x.settings.BodyBytes, x.settings.BodyBytesTotal})
 	upload.end()
 	x.whole = time.Now()
 	if err != nil {
@@ -235,7 +236,7 @@ func (x *exchange) run() {
 		} else {
 			x.spent++
 		}
-		if f.final || x.spent >= x.p.attempts {
+		if f.final || x.spent >= x.settings.Attempts {
 			break
 		}
 	}
@@ -251,7 +252,7 @@ func (x *exchange) giveUp(last *failure, none error) {
 		x.p.metrics.Aborted("held")
 	case last != nil && last.status != 0:
 		x.relayFailure(last)
-	case last == nil, none != nil && (x.held > 0 || last.free && x.p.holdTime > 0): // it waited for one
+	case last == nil, none != nil && (x.held > 0 || last.free && x.settings.HoldTime > 0): // it waited for one
 		x.refuse(x.notPicked(none))
 	case last.timeout:
 		x.refuse(&apiError{status: http.StatusGatewayTimeout, kind: "timeout", code: "first_byte_timeout",

@@ -133,8 +133,11 @@ func newFleet(t testing.TB, list []*backends.Backend, policy string, hold router
 		Registry: registry, Router: r, Metrics: f.metrics, Version: "1.2.3",
 		Log:        slog.New(slog.NewTextHandler(f.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 		Suspect:    func(*backends.Backend) {},
-		BlockBytes: 256, Attempts: 3, BodyBytes: 1 << 20, BodyBytesTotal: 1 << 30,
-		FirstByte: time.Minute, Idle: time.Minute, HoldTime: hold.Time, RouteHeaders: true,
+		BlockBytes: 256,
+		Settings: Settings{
+			Attempts: 3, BodyBytes: 1 << 20, BodyBytesTotal: 1 << 30,
+			FirstByte: time.Minute, Idle: time.Minute, HoldTime: hold.Time, RouteHeaders: true,
+		},
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	var running sync.WaitGroup

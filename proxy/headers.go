@@ -62,7 +62,7 @@ func (x *exchange) answerHeader(d *router.Decision, from http.Header) http.Heade
 	delete(from, "Content-Length")
 	maps.Copy(h, from)
 	h["X-Request-Id"] = []string{x.id}
-	if !x.p.routeHeaders {
+	if !x.settings.RouteHeaders {
 		return h
 	}
 	values := []string{

@@ -46,13 +46,13 @@ func (x *exchange) pick() (*router.Decision, error) {
 // recheckedEnough reports whether backends that refused the connection are asked
 // no more.
 func (x *exchange) recheckedEnough() bool {
-	return time.Since(x.whole) >= x.p.holdTime || !x.spoken.IsZero() && time.Since(x.spoken) >= retryPatience
+	return time.Since(x.whole) >= x.settings.HoldTime || !x.spoken.IsZero() && time.Since(x.spoken) >= retryPatience
 }
 
 // patience is how long the next ask may hold the request: what is left of the
 // time after the asks before.
 func (x *exchange) patience() time.Duration {
-	left := x.p.holdTime - x.held
+	left := x.settings.HoldTime - x.held
 	if !x.spoken.IsZero() && !x.anotherIsReady() {
 		left = min(left, retryPatience-time.Since(x.spoken))
 	}
@@ -63,7 +63,7 @@ func (x *exchange) patience() time.Duration {
 func (x *exchange) ask() (*router.Decision, error) {
 	asked := time.Now()
 	ctx := x.r.Context()
-	if left := x.patience(); left < x.p.holdTime { // else the router's own limit will do
+	if left := x.patience(); left < x.settings.HoldTime { // else the router's own limit will do
 		limited, cancel := context.WithTimeout(ctx, left)
 		defer cancel()
 		ctx = limited
@@ -87,7 +87,7 @@ func (x *exchange) ask() (*router.Decision, error) {
 		x.wasHeld(metrics.HeldNoneReady, waited)
 	case errors.Is(err, context.Canceled):
 		x.wasHeld(metrics.HeldLeft, waited)
-	case x.p.holdTime > 0 && waited >= x.p.holdTime:
+	case x.settings.HoldTime > 0 && waited >= x.settings.HoldTime:
 		x.wasHeld(metrics.HeldNoneReady, waited)
 	}
 	return d, err
@@ -137,7 +137,7 @@ func (x *exchange) notPicked(err error) *apiError {
 			message: fmt.Sprintf("as many requests as may wait for a replica do (routing.hold); try again in %v", wait)}
 	case errors.Is(err, router.ErrHeldTooLong):
 		e = &apiError{status: http.StatusTooManyRequests, kind: "overloaded", code: "held_too_long",
-			message: fmt.Sprintf("no replica could start this request in %v (routing.hold.time); try again in %v", x.p.holdTime, wait)}
+			message: fmt.Sprintf("no replica could start this request in %v (routing.hold.time); try again in %v", x.settings.HoldTime, wait)}
 	}
 	e.retryAfter = int(wait / time.Second)
 	return e

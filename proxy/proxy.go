@@ -7,7 +7,7 @@ import (
 	"log/slog"
 	"net/http"
 	"sync"
-	"time"
+	"sync/atomic"
 
 	"github.com/go-chi/chi/v5"
 
@@ -30,36 +30,23 @@ type Options struct {
 	// readiness is checked at once. It must not block.
 	Suspect func(*backends.Backend)
 
-	BlockBytes     int              // bytes of canonical prompt in a block
-	Attempts       int              // at most, for one request; a failed connect is none
-	BodyBytes      int64            // of one request
-	BodyBytesTotal int64            // of all requests held at once
-	BodyIdle       time.Duration    // for a request's body to stand still; 0: no limit
-	HoldTime       time.Duration    // for a request to wait for a backend, as the router has it; 0: none waits
-	FirstByte      time.Duration    // for a stream to produce its first event; 0: no limit
-	Idle           time.Duration    // for a stream to be silent after that; 0: no limit
-	SessionHeader  string           // names the session that a request belongs to; empty: none does
-	Record         *record.Recorder // nil: traffic is not recorded
-	RouteHeaders   bool             // tell the client where its request went, and why
+	BlockBytes int              // bytes of canonical prompt in a block
+	Record     *record.Recorder // nil: traffic is not recorded
+
+	Settings
 }
 
 // Proxy serves the public listener. Safe for concurrent use.
 type Proxy struct {
-	registry      *backends.Registry
-	router        *router.Router
-	metrics       *metrics.Metrics
-	log           *slog.Logger
-	version       string
-	suspect       func(*backends.Backend)
-	blockBytes    int
-	attempts      int
-	bodyIdle      time.Duration
-	holdTime      time.Duration
-	firstByte     time.Duration
-	idle          time.Duration
-	routeHeaders  bool
-	sessionHeader string
-	record        *record.Recorder
+	registry   *backends.Registry
+	router     *router.Router
+	metrics    *metrics.Metrics
+	log        *slog.Logger
+	version    string
+	suspect    func(*backends.Backend)
+	blockBytes int
+	record     *record.Recorder
+	settings   atomic.Pointer[Settings]
 
 	bodies   bodies
 	scratch  sync.Pool // of *scratch
@@ -72,27 +59,20 @@ type Proxy struct {
 // New makes a Proxy. It starts nothing.
 func New(o Options) *Proxy {
 	p := &Proxy{
-		registry:      o.Registry,
-		router:        o.Router,
-		metrics:       o.Metrics,
-		log:           o.Log,
-		version:       o.Version,
-		suspect:       o.Suspect,
-		blockBytes:    o.BlockBytes,
-		attempts:      o.Attempts,
-		bodyIdle:      o.BodyIdle,
-		holdTime:      o.HoldTime,
-		firstByte:     o.FirstByte,
-		idle:          o.Idle,
-		routeHeaders:  o.RouteHeaders,
-		sessionHeader: o.SessionHeader,
-		record:        o.Record,
-		bodies:        bodies{each: o.BodyBytes, total: o.BodyBytesTotal},
-		scratch:       sync.Pool{New: func() any { return new(scratch) }},
-		chunks:        sync.Pool{New: func() any { b := make([]byte, chunkBytes); return &b }},
-		held:          sync.Pool{New: func() any { return new(bytes.Buffer) }},
-		replies:       sync.Pool{New: func() any { return new(prompt.Reply) }},
+		registry:   o.Registry,
+		router:     o.Router,
+		metrics:    o.Metrics,
+		log:        o.Log,
+		version:    o.Version,
+		suspect:    o.Suspect,
+		blockBytes: o.BlockBytes,
+		record:     o.Record,
+		scratch:    sync.Pool{New: func() any { return new(scratch) }},
+		chunks:     sync.Pool{New: func() any { b := make([]byte, chunkBytes); return &b }},
+		held:       sync.Pool{New: func() any { return new(bytes.Buffer) }},
+		replies:    sync.Pool{New: func() any { return new(prompt.Reply) }},
 	}
+	p.Configure(o.Settings)
 	p.handlers = p.routes()
 	return p
 }

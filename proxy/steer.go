@@ -21,8 +21,8 @@ const (
 func (x *exchange) steer() *apiError {
 	h, req := x.r.Header, &x.input.request
 	req.Tenant = tenant(h)
-	if x.p.sessionHeader != "" {
-		if name := h.Get(x.p.sessionHeader); name != "" {
+	if x.settings.SessionHeader != "" {
+		if name := h.Get(x.settings.SessionHeader); name != "" {
 			req.Session = nonzero(xxh3.HashString(name[:min(len(name), longestSession)]))
 		}
 	}

@@ -52,7 +52,7 @@ func (a *attempt) stream(resp *http.Response) *failure {
 	writeErr := out.writeHead(held.Bytes())
 	a.p.keepHeld(held)
 	a.noteContent(&s)
-	body.SetIdleTimeout(a.p.idle)
+	body.SetIdleTimeout(a.settings.Idle)
 	for err == nil && writeErr == nil {
 		var n int
 		n, err = body.Read(out.space())

@@ -1,0 +1,20 @@
+package proxy
+
+import "time"
+
+// Settings are what may change while a Proxy runs. Those of its arrival hold for
+// a request to its end. Never modified once a Proxy has them.
+type Settings struct {
+	Attempts       int           // at most, for one request; a failed connect is none
+	BodyBytes      int64         // of one request
+	BodyBytesTotal int64         // of all requests held at once
+	BodyIdle       time.Duration // for a request's body to stand still; 0: no limit
+	HoldTime       time.Duration // for a request to wait for a backend, as the router has it; 0: none waits
+	FirstByte      time.Duration // for a stream to produce its first event; 0: no limit
+	Idle           time.Duration // for a stream to be silent after that; 0: no limit
+	SessionHeader  string        // names the session that a request belongs to; empty: none does
+	RouteHeaders   bool          // tell the client where its request went, and why
+}
+
+// Configure gives the requests that arrive from now on other settings.
+func (p *Proxy) Configure(s Settings) { p.settings.Store(&s) }
