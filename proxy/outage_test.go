@@ -78,7 +78,7 @@ func TestAReplicasErrorIsNotHeldBackForABackendThatIsDown(t *testing.T) {
 // Refused, held, refused again: all of it is one wait.
 func TestARequestIsHeldForItsTimeOnce(t *testing.T) {
 	f := serve(t, func(o *Options) { o.HoldTime = time.Minute }, &replica{})
-	x := &exchange{p: f.proxy, arrived: time.Now().Add(-time.Hour), whole: time.Now()}
+	x := &exchange{p: f.proxy, settings: f.proxy.settings.Load(), arrived: time.Now().Add(-time.Hour), whole: time.Now()}
 	if x.recheckedEnough() || x.patience() != time.Minute {
 		t.Error("the time of the upload counts as held")
 	}
