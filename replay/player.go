@@ -1,21 +1,16 @@
 package replay
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
-	"fmt"
-	"io"
-	"mime"
 	"net/http"
 	"sync"
 	"sync/atomic"
 	"time"
 )
 
-// Player sends a workload's requests to one OpenAI server, streaming, and times
-// the answers. Every field is set before the first Play and not changed after.
+// Player sends requests to one OpenAI server and times the answers: those of a
+// workload, streaming (PlayTrace, PlayChats), or one at a time (Ask). Every field is set before the first Play and not changed after.
 type Player struct {
 	URL    string // of the server, without /v1
 	Model  string
@@ -31,8 +26,8 @@ type Player struct {
 	// request that waits for its place has been due all the while. 0: no bound.
 	MaxInFlight int
 
-	// Report is called once for each request that ended before the context
-	// did, from many goroutines at once.
+	// Report is called once for each request of a workload that ended before the
+	// context did, from many goroutines at once.
 	Report func(Result)
 }
 
@@ -114,7 +109,7 @@ func (p *Player) play(ctx context.Context, due time.Time, turn Turn) (answer str
 	attempt, cancel := context.WithTimeout(ctx, p.Timeout)
 	defer cancel()
 	var s stream
-	err := p.send(attempt, turn, &s)
+	err := p.exchange(attempt, Ask{Body: ChatBody(p.Model, turn, true), Streams: true}, &s)
 	if ctx.Err() != nil {
 		return "", false // the run is over; nobody's fault
 	}
@@ -125,6 +120,12 @@ func (p *Player) play(ctx context.Context, due time.Time, turn Turn) (answer str
 		p.Report(Result{Err: err.Error()})
 		return "", false
 	}
+	p.Report(p.result(&s, due))
+	return s.answer.String(), true
+}
+
+// result is that of an answer that came whole, to a request that was due at due.
+func (p *Player) result(s *stream, due time.Time) Result {
 	r := Result{
 		TTFT:             p.model(s.first.Sub(due)),
 		E2E:              p.model(s.end.Sub(due)),
@@ -135,72 +136,7 @@ func (p *Player) play(ctx context.Context, due time.Time, turn Turn) (answer str
 	if s.chunks > 1 {
 		r.ITL = p.model(s.last.Sub(s.first)) / time.Duration(s.chunks-1)
 	}
-	p.Report(r)
-	return s.answer.String(), true
-}
-
-// Causes of failure, besides those of a stream and "status" with its code.
-var (
-	errConnect   = errors.New("no connection") // refused, reset or closed before the answer's headers
-	errNotStream = errors.New("answer is no stream")
-	errEmpty     = errors.New("answer without content")
-	errTimeout   = errors.New("timeout")
-)
-
-// send returns one of a few errors without detail: they are counted by text.
-func (p *Player) send(ctx context.Context, turn Turn, s *stream) error {
-	body, err := json.Marshal(chatRequest{
-		Model:         p.Model,
-		Messages:      turn.Messages,
-		MaxTokens:     turn.AnswerTokens,
-		IgnoreEOS:     true,
-		Stream:        true,
-		StreamOptions: streamOptions{IncludeUsage: true},
-	})
-	if err != nil {
-		return err
-	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, p.URL+"/v1/chat/completions", bytes.NewReader(body))
-	if err != nil {
-		return err
-	}
-	req.Header.Set("Content-Type", "application/json")
-	if p.APIKey != "" {
-		req.Header.Set("Authorization", "Bearer "+p.APIKey)
-	}
-	resp, err := p.Client.Do(req)
-	if err != nil {
-		return errConnect
-	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		// Read to its end, so that the connection can be used again.
-		io.Copy(io.Discard, io.LimitReader(resp.Body, 64<<10))
-		return fmt.Errorf("status %d", resp.StatusCode)
-	}
-	if kind, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type")); kind != "text/event-stream" {
-		return errNotStream
-	}
-	if err := s.read(resp.Body); err != nil {
-		return err
-	}
-	if s.chunks == 0 {
-		return errEmpty
-	}
-	return nil
-}
-
-type chatRequest struct {
-	Model         string        `json:"model"`
-	Messages      []Message     `json:"messages"`
-	MaxTokens     int           `json:"max_tokens"`
-	IgnoreEOS     bool          `json:"ignore_eos"` // vLLM's: the answer is as long as asked for
-	Stream        bool          `json:"stream"`
-	StreamOptions streamOptions `json:"stream_options"`
-}
-
-type streamOptions struct {
-	IncludeUsage bool `json:"include_usage"`
+	return r
 }
 
 // wall converts the replicas' time to ours, model ours to theirs.

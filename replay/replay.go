@@ -28,4 +28,6 @@ type Turn struct {
 	// AnswerTokens is how long the answer shall be: the request asks the
 	// replica for exactly so many.
 	AnswerTokens int
+	// Greedy asks for the likeliest answer, which is the same each time.
+	Greedy bool
 }

@@ -5,24 +5,33 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"net/http"
 	"strings"
 	"time"
 
 	"github.com/tidwall/gjson"
 )
 
-// maxEvent bounds one line of a stream.
-const maxEvent = 1 << 20
+const (
+	maxEvent = 1 << 20  // of one line of a stream, in bytes
+	maxWhole = 64 << 20 // of any other answer
+)
 
 // Causes of failure that a stream can show. A stream without any ends with [DONE].
 var (
 	errCut   = errors.New("stream cut") // ended, or its connection broke, before [DONE]
 	errEvent = errors.New("error event in the stream")
 	errAbort = errors.New("answer aborted") // finish_reason "abort": the engine gave up
+	errBody  = errors.New("body cut")       // of an answer that is no stream
+	errJSON  = errors.New("answer is no JSON")
 )
 
-// stream takes in one streamed chat completion.
+// stream takes in one answer: a streamed completion, or one that comes whole.
 type stream struct {
+	status int // of HTTP
+	header http.Header
+	begun  bool // some of the answer came
+
 	answer      strings.Builder
 	chunks      int       // that held content
 	first, last time.Time // of them
@@ -30,7 +39,11 @@ type stream struct {
 	prompt      int       // tokens, as usage says; 0 without usage
 	completion  int
 	cached      int
-	aborted     bool
+	usage       bool
+	finished    string           // the first choice's finish_reason
+	detail      string           // what an error says
+	noticed     func(events int) // told of each event; may be nil
+	events      int
 }
 
 // read reads events to the end of the stream and says what was wrong with it.
@@ -51,6 +64,9 @@ func (s *stream) read(body io.Reader) error {
 			return errEvent
 		}
 	}
+	if err := lines.Err(); err != nil {
+		s.tell(err.Error())
+	}
 	return errCut
 }
 
@@ -60,28 +76,65 @@ func (s *stream) finish(body io.Reader) error {
 	if _, err := io.Copy(io.Discard, body); err != nil {
 		return errCut
 	}
-	if s.aborted {
+	return s.abort()
+}
+
+func (s *stream) abort() error {
+	if s.finished == "abort" {
 		return errAbort
 	}
 	return nil
 }
+
+// readWhole reads an answer that is no stream: a completion's, or any JSON object.
+func (s *stream) readWhole(body io.Reader) error {
+	answer, err := io.ReadAll(io.LimitReader(body, maxWhole))
+	s.begun = len(answer) > 0
+	if err != nil {
+		s.tell(err.Error())
+		return errBody
+	}
+	s.end = time.Now()
+	s.first = s.end
+	if !gjson.ValidBytes(answer) || answer[0] != '{' {
+		s.tell(string(answer))
+		return errJSON
+	}
+	s.readUsage(gjson.GetBytes(answer, "usage"))
+	choice := gjson.GetBytes(answer, "choices.0")
+	s.finished = choice.Get("finish_reason").Str
+	s.answer.WriteString(choice.Get("message.content").Str + choice.Get("text").Str)
+	return s.abort()
+}
+
+func (s *stream) readUsage(usage gjson.Result) {
+	if !usage.IsObject() {
+		return
+	}
+	s.usage = true
+	s.prompt = int(usage.Get("prompt_tokens").Int())
+	s.completion = int(usage.Get("completion_tokens").Int())
+	s.cached = int(usage.Get("prompt_tokens_details.cached_tokens").Int())
+}
+
+// tell keeps the beginning of what an error says.
+func (s *stream) tell(said string) { s.detail = said[:min(len(said), 300)] }
 
 // event takes in one event and reports false when it is an error.
 func (s *stream) event(data []byte, now time.Time) bool {
 	choice := gjson.GetBytes(data, "choices.0")
 	if !choice.Exists() {
 		if gjson.GetBytes(data, "error").Exists() {
+			s.tell(string(data))
 			return false
 		}
-		if usage := gjson.GetBytes(data, "usage"); usage.IsObject() {
-			s.prompt = int(usage.Get("prompt_tokens").Int())
-			s.completion = int(usage.Get("completion_tokens").Int())
-			s.cached = int(usage.Get("prompt_tokens_details.cached_tokens").Int())
-		}
+		s.readUsage(gjson.GetBytes(data, "usage"))
+		s.count()
 		return true
 	}
+	defer s.count()
 	delta := choice.Get("delta")
-	content := delta.Get("content").Str
+	content := delta.Get("content").Str + choice.Get("text").Str
 	if content != "" || delta.Get("reasoning").Str != "" || delta.Get("tool_calls.0").Exists() {
 		if s.chunks == 0 {
 			s.first = now
@@ -90,8 +143,17 @@ func (s *stream) event(data []byte, now time.Time) bool {
 		s.chunks++
 		s.answer.WriteString(content)
 	}
-	if choice.Get("finish_reason").Str == "abort" {
-		s.aborted = true
+	if finish := choice.Get("finish_reason").Str; finish != "" {
+		s.finished = finish
 	}
 	return true
+}
+
+// count notes an event that is no error.
+func (s *stream) count() {
+	s.begun = true
+	s.events++
+	if s.noticed != nil {
+		s.noticed(s.events)
+	}
 }

@@ -24,6 +24,8 @@ const (
 	Freeze         FaultKind = "freeze"          // the engine takes no step, while its server accepts requests and answers /health and /metrics
 	MetricsGone    FaultKind = "metrics-gone"    // /metrics is a 404
 	MetricsGarbled FaultKind = "metrics-garbled" // /metrics is a 200 that is no exposition
+	MetricsHuge    FaultKind = "metrics-huge"    // /metrics is an exposition of 50 MB
+	CloseIdle      FaultKind = "close-idle"      // connections are closed after each answer, without a word of it before
 	Drain          FaultKind = "drain"           // as vLLM after SIGTERM with --shutdown-timeout: /health is 200, new requests get a 500
 )
 
@@ -55,7 +57,7 @@ type Fault struct {
 
 func (f Fault) check() error {
 	switch f.Kind {
-	case Refuse, Slow, Freeze, MetricsGone, MetricsGarbled, Drain:
+	case Refuse, Slow, Freeze, MetricsGone, MetricsGarbled, MetricsHuge, CloseIdle, Drain:
 		if f.Requests != 0 {
 			return fmt.Errorf("fault %q cannot be limited to a number of requests; use seconds", f.Kind)
 		}

@@ -314,6 +314,37 @@ func TestMetricsFaults(t *testing.T) {
 	}
 }
 
+func TestHugeMetrics(t *testing.T) {
+	s := start(t, Config{})
+	set(t, s, Fault{Kind: MetricsHuge})
+	resp, err := http.Get(s.URL() + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if n, err := io.Copy(io.Discard, resp.Body); err != nil || n < hugeMetrics {
+		t.Errorf("%d bytes, %v; want %d at least", n, err, hugeMetrics)
+	}
+}
+
+func TestIdleConnectionsAreClosed(t *testing.T) {
+	s := start(t, Config{Engine: fast})
+	set(t, s, Fault{Kind: CloseIdle})
+	conn, err := net.Dial("tcp", strings.TrimPrefix(s.URL(), "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	conn.SetDeadline(time.Now().Add(failsafe))
+	if _, err := io.WriteString(conn, "GET /health HTTP/1.1\r\nHost: replica\r\n\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	answer, err := io.ReadAll(conn) // returns when the replica closes
+	if err != nil || !strings.HasPrefix(string(answer), "HTTP/1.1 200") || strings.Contains(string(answer), "Connection: close") {
+		t.Errorf("got %q, %v", answer, err)
+	}
+}
+
 func TestFaultsOverHTTP(t *testing.T) {
 	s := start(t, Config{Engine: fast})
 	for body, want := range map[string]int{

@@ -1,6 +1,7 @@
 package vllmsim
 
 import (
+	"io"
 	"net/http"
 	"slices"
 	"strconv"
@@ -26,6 +27,27 @@ func (s *Server) metrics(w http.ResponseWriter, _ *http.Request) {
 	}
 	w.Header().Set("Content-Type", "text/plain; version=1.0.0; charset=utf-8")
 	_, _ = w.Write(s.exposition())
+	if s.faults.has(MetricsHuge) {
+		writeSeries(w, hugeMetrics)
+	}
+}
+
+// hugeMetrics is the length of an exposition that some replica got wrong, in bytes.
+const hugeMetrics = 50 << 20
+
+// writeSeries writes so many bytes of a family that has too many series.
+func writeSeries(w io.Writer, bytes int) {
+	var block []byte
+	for i := range 1000 {
+		block = append(block, `vllm:too_many{engine="0",request="`...)
+		block = strconv.AppendInt(block, int64(i), 10)
+		block = append(block, "\"} 1.0\n"...)
+	}
+	for ; bytes > 0; bytes -= len(block) {
+		if _, err := w.Write(block); err != nil {
+			return // the reader has had enough
+		}
+	}
 }
 
 func (s *Server) exposition() []byte {

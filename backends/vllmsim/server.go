@@ -83,9 +83,17 @@ func NewServer(cfg Config) *Server {
 	s.http = http.Server{
 		Handler:     s.routes(),
 		IdleTimeout: keepAlive,
+		ConnState:   s.connState,
 		ErrorLog:    log.New(io.Discard, "", 0), // a client that misbehaves is the simulation's point
 	}
 	return s
+}
+
+// connState closes a connection whose answer has gone out, where a fault wants it.
+func (s *Server) connState(c net.Conn, state http.ConnState) {
+	if state == http.StateIdle && s.faults.has(CloseIdle) {
+		c.Close()
+	}
 }
 
 // Listen binds address, which may end in :0, so that URL is known and clients

@@ -1,0 +1,121 @@
+package replay
+
+import (
+	"encoding/json"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+)
+
+func greeting(streams bool) Ask {
+	turn := Turn{Messages: []Message{{Role: "user", Content: "Hello"}}, AnswerTokens: 2, Greedy: true}
+	return Ask{Body: ChatBody("sim", turn, streams), Streams: streams}
+}
+
+// whole writes an answer that is no stream.
+func whole(w http.ResponseWriter, finish string) {
+	w.Header().Set("Content-Type", "application/json")
+	io.WriteString(w, `{"choices":[{"message":{"content":"one two"},"finish_reason":"`+finish+`"}],"usage":{"prompt_tokens":40,"completion_tokens":2}}`)
+}
+
+func TestAskTellsWhatBecameOfIt(t *testing.T) {
+	f := func(streams bool, want Reply, h http.HandlerFunc) {
+		t.Helper()
+		p, _ := played(t, h)
+		got := p.Ask(t.Context(), greeting(streams))
+		if got.Err != want.Err || got.Status != want.Status || got.Committed != want.Committed || got.Finish != want.Finish ||
+			got.Usage != want.Usage || got.Answer != want.Answer || got.Backend != want.Backend || got.Attempts != want.Attempts ||
+			!strings.Contains(got.Detail, want.Detail) || want.Detail == "" && got.Detail != "" {
+			t.Errorf("got  %+v\nwant %+v", got, want)
+		}
+	}
+	f(true, Reply{Status: 200, Committed: true, Finish: "length", Usage: true, Answer: "one two", Backend: "b1", Attempts: 2}, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("X-Warmroute-Backend", "b1")
+		w.Header().Set("X-Warmroute-Attempts", "2")
+		opening(w)
+		content(w, "one ")
+		content(w, "two")
+		ending(w)
+	})
+	f(false, Reply{Status: 200, Committed: true, Finish: "length", Usage: true, Answer: "one two"}, func(w http.ResponseWriter, r *http.Request) { whole(w, "length") })
+	f(false, Reply{Result: Result{Err: "answer aborted"}, Status: 200, Committed: true, Finish: "abort", Usage: true, Answer: "one two"},
+		func(w http.ResponseWriter, r *http.Request) { whole(w, "abort") })
+	f(true, Reply{Result: Result{Err: "answer is no stream"}, Status: 200}, func(w http.ResponseWriter, r *http.Request) { whole(w, "length") })
+	f(false, Reply{Result: Result{Err: "answer is a stream"}, Status: 200}, func(w http.ResponseWriter, r *http.Request) { opening(w) })
+	f(false, Reply{Result: Result{Err: "answer is no JSON"}, Status: 200, Committed: true, Detail: "oops"}, func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "oops") })
+	f(false, Reply{Result: Result{Err: "body cut"}, Status: 200, Committed: true, Detail: "EOF"}, func(w http.ResponseWriter, r *http.Request) {
+		io.WriteString(w, `{"choices":[`)
+		w.(http.Flusher).Flush()
+		panic(http.ErrAbortHandler)
+	})
+	f(true, Reply{Result: Result{Err: "status 503"}, Status: 503, Detail: "busy"}, func(w http.ResponseWriter, r *http.Request) { http.Error(w, "busy", 503) })
+	f(true, Reply{Result: Result{Err: "stream cut"}, Status: 200, Committed: true, Answer: "one"}, func(w http.ResponseWriter, r *http.Request) { opening(w); content(w, "one") })
+	f(true, Reply{Result: Result{Err: "error event in the stream"}, Status: 200, Detail: "died"}, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		dataEvent(w, `{"error":{"message":"died"}}`)
+	})
+}
+
+// TestAskOfASimulatedReplica holds that its answers are the same, streamed or not,
+// and a completion's text is found too.
+func TestAskOfASimulatedReplica(t *testing.T) {
+	p, _ := simulated(t)
+	streamed, plain := p.Ask(t.Context(), greeting(true)), p.Ask(t.Context(), greeting(false))
+	if streamed.Err != "" || plain.Err != "" || streamed.Answer != plain.Answer || len(plain.Answer) == 0 || plain.CompletionTokens != 2 {
+		t.Errorf("streamed %+v\nplain    %+v", streamed, plain)
+	}
+	for _, streams := range []bool{true, false} {
+		body, _ := json.Marshal(map[string]any{"model": "sim", "prompt": "Hello", "max_tokens": 3, "stream": streams})
+		if r := p.Ask(t.Context(), Ask{Path: "/v1/completions", Body: body, Streams: streams}); r.Err != "" || r.Answer == "" {
+			t.Errorf("completion: %+v", r)
+		}
+	}
+}
+
+// TestManners holds that clients behave as they are told, seen from the server.
+func TestManners(t *testing.T) {
+	f := func(m Manner, h http.HandlerFunc, want string) {
+		t.Helper()
+		done := make(chan struct{})
+		p, _ := played(t, func(w http.ResponseWriter, r *http.Request) {
+			defer close(done)
+			h(w, r)
+		})
+		ask := greeting(true)
+		ask.Manner = m
+		if got := p.Ask(t.Context(), ask); got.Err != want {
+			t.Errorf("%+v: got %+v, want %q", m, got, want)
+		}
+		<-done
+	}
+	waits := func(w http.ResponseWriter, r *http.Request) {
+		io.Copy(io.Discard, r.Body)
+		<-r.Context().Done()
+	}
+	f(Manner{LeaveAfter: 20 * time.Millisecond}, waits, Left)
+	f(Manner{LeaveInBody: true}, func(w http.ResponseWriter, r *http.Request) {
+		if got, err := io.ReadAll(r.Body); err == nil || len(got) >= len(greeting(true).Body) {
+			t.Errorf("the body came whole: %q", got)
+		}
+	}, Left)
+	f(Manner{LeaveAtEvent: 2}, func(w http.ResponseWriter, r *http.Request) {
+		io.Copy(io.Discard, r.Body)
+		opening(w)
+		content(w, "one")
+		<-r.Context().Done()
+	}, Left)
+	began := time.Now()
+	f(Manner{Upload: 100 * time.Millisecond, Pause: 50 * time.Millisecond}, func(w http.ResponseWriter, r *http.Request) {
+		if got, err := io.ReadAll(r.Body); err != nil || string(got) != string(greeting(true).Body) {
+			t.Errorf("got %q, %v", got, err)
+		}
+		opening(w)
+		content(w, "one")
+		ending(w)
+	}, "")
+	if took := time.Since(began); took < 140*time.Millisecond {
+		t.Errorf("upload and pause took %v", took)
+	}
+}
