@@ -203,7 +203,7 @@ func (c *Config) checkBackends(f *faults) {
 	firstName, firstURL := map[string]int{}, map[string]int{}
 	for i, b := range c.Backends {
 		at := fmt.Sprintf("backends[%d]", i)
-		if f.blames(at, at+".url", at+".name", at+".api_key", at+".max_in_flight", at+".weight") {
+		if f.blames(at, at+".url", at+".name", at+".api_key", at+".ca_file", at+".server_name", at+".max_in_flight", at+".weight") {
 			continue
 		}
 		if !isHeaderText(b.APIKey) {
@@ -218,6 +218,7 @@ func (c *Config) checkBackends(f *faults) {
 			f.add(at+".url", "%v", err)
 			continue
 		}
+		checkBackendTLS(f, at, u.Scheme, b)
 		within(f, at+".max_in_flight", b.MaxInFlight, 0, 1<<20)
 		within(f, at+".weight", b.Weight, 0.01, 100)
 		if !isHeaderText(b.Name) || strings.ContainsAny(b.Name, " ,") || len(b.Name) > 200 {

@@ -36,6 +36,9 @@ type BackendConfig struct {
 	URL    string `mapstructure:"url"`
 	APIKey string `mapstructure:"api_key"`
 
+	CAFile     string `mapstructure:"ca_file"`     // for https; empty: the system's authorities
+	ServerName string `mapstructure:"server_name"` // for https; empty: the URL's host
+
 	MaxInFlight int     `mapstructure:"max_in_flight"` // 0: no bound
 	Weight      float64 `mapstructure:"weight"`        // 1 unless given
 }

@@ -132,7 +132,7 @@ func decodeBackend(value any) (any, error) {
 	case string:
 		return BackendConfig{URL: v, Weight: 1}, nil
 	case map[string]any:
-		known := []string{"name", "url", "api_key", "max_in_flight", "weight"}
+		known := []string{"name", "url", "api_key", "ca_file", "server_name", "max_in_flight", "weight"}
 		for _, key := range slices.Sorted(maps.Keys(v)) {
 			if slices.Contains(known, key) {
 				continue

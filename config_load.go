@@ -58,25 +58,25 @@ func loadConfig(flags *pflag.FlagSet, urls []string) (*Config, error) {
 	if path == "" {
 		return parseConfig("", nil, flags, urls)
 	}
-	data, err := readBounded(path)
+	data, err := readBounded(path, maxConfigBytes)
 	if err != nil {
 		return nil, ConfigError{err.Error()}
 	}
 	return parseConfig(path, data, flags, urls)
 }
 
-func readBounded(path string) ([]byte, error) {
+func readBounded(path string, most int64) ([]byte, error) {
 	file, err := os.Open(path)
 	if err != nil {
 		return nil, err
 	}
 	defer file.Close()
-	data, err := io.ReadAll(io.LimitReader(file, maxConfigBytes+1))
+	data, err := io.ReadAll(io.LimitReader(file, most+1))
 	if err != nil {
 		return nil, err
 	}
-	if len(data) > maxConfigBytes {
-		return nil, fmt.Errorf("%s: larger than %d bytes; is it the right file?", path, maxConfigBytes)
+	if int64(len(data)) > most {
+		return nil, fmt.Errorf("%s: larger than %d bytes; is it the right file?", path, most)
 	}
 	return data, nil
 }

@@ -245,7 +245,7 @@ func TestASectionMayBeGivenInPartOrCommentedOut(t *testing.T) {
 
 func TestBackendsComeFromTheFileTheEnvironmentOrTheCommandLine(t *testing.T) {
 	list := "backends:\n  - {name: big, url: http://a:8000, api_key: k, max_in_flight: 9, weight: 1.5}\n  - url: http://b:8000/vllm/\n  - http://c:8000\n"
-	a, b, c := BackendConfig{"big", "http://a:8000", "k", 9, 1.5}, BackendConfig{"b:8000/vllm", "http://b:8000/vllm/", "", 0, 1}, BackendConfig{"c:8000", "http://c:8000", "", 0, 1}
+	a, b, c := BackendConfig{Name: "big", URL: "http://a:8000", APIKey: "k", MaxInFlight: 9, Weight: 1.5}, BackendConfig{Name: "b:8000/vllm", URL: "http://b:8000/vllm/", Weight: 1}, BackendConfig{Name: "c:8000", URL: "http://c:8000", Weight: 1}
 	f := func(yaml string, args []string, want ...BackendConfig) {
 		t.Helper()
 		if got := mustLoad(t, yaml, args...).Backends; !slices.Equal(got, want) {

@@ -21,13 +21,18 @@ func (s *service) openFleet() error {
 		if err != nil {
 			return fmt.Errorf("backend %s: %w", b.Name, err)
 		}
+		secured, err := b.tlsConfig()
+		if err != nil {
+			return fmt.Errorf("backend %s: certificate: %w", b.Name, err)
+		}
 		t := transport.New(transport.Options{
 			URL:            u,
+			TLS:            secured,
 			ConnectTimeout: c.Timeouts.Connect,
 			IdleTimeout:    c.Timeouts.KeepaliveIdle,
 			MaxConns:       c.Connections.MaxPerBackend,
 		})
-		probe := transport.New(transport.Options{URL: u, ConnectTimeout: c.Timeouts.Connect, IdleTimeout: c.Timeouts.KeepaliveIdle})
+		probe := transport.New(transport.Options{URL: u, TLS: secured, ConnectTimeout: c.Timeouts.Connect, IdleTimeout: c.Timeouts.KeepaliveIdle})
 		s.transports = append(s.transports, t, probe)
 		backend := backends.New(b.Name, u, b.APIKey, t)
 		backend.Probe = probe
