@@ -116,8 +116,8 @@ type HealthConfig struct {
 	Timeout      time.Duration `mapstructure:"timeout"`
 }
 
-// TimeoutsConfig bounds every wait in a request's life. BodyIdle,
-// FirstByte and Idle are off when 0.
+// TimeoutsConfig bounds every wait in a request's life. FirstByte, Idle,
+// BodyIdle and WriteIdle are off when 0.
 type TimeoutsConfig struct {
 	Connect       time.Duration `mapstructure:"connect"`
 	FirstByte     time.Duration `mapstructure:"first_byte"`
@@ -125,6 +125,7 @@ type TimeoutsConfig struct {
 	KeepaliveIdle time.Duration `mapstructure:"keepalive_idle"`
 	ReadHeader    time.Duration `mapstructure:"read_header"`
 	BodyIdle      time.Duration `mapstructure:"body_idle"`
+	WriteIdle     time.Duration `mapstructure:"write_idle"`
 	Shutdown      time.Duration `mapstructure:"shutdown"`
 }
 

@@ -74,7 +74,7 @@ func TestDefaultsAreThoseOfTheDesign(t *testing.T) {
 		ResponseHeaders: true,
 		Log:             LogConfig{Level: "info", Format: "text"},
 		Timeouts: TimeoutsConfig{
-			Connect: 2 * time.Second, BodyIdle: 30 * time.Second, FirstByte: 2 * time.Minute, Idle: 2 * time.Minute,
+			Connect: 2 * time.Second, BodyIdle: 30 * time.Second, WriteIdle: time.Minute, FirstByte: 2 * time.Minute, Idle: 2 * time.Minute,
 			KeepaliveIdle: 4 * time.Second, ReadHeader: 10 * time.Second, Shutdown: time.Minute,
 		},
 	}
@@ -161,6 +161,7 @@ func otherValues() map[string]struct {
 		"timeouts.connect":            {"1s", time.Second},
 		"timeouts.first_byte":         {"0", time.Duration(0)},
 		"timeouts.body_idle":          {"0", time.Duration(0)},
+		"timeouts.write_idle":         {"0", time.Duration(0)},
 		"timeouts.idle":               {"1m30s", 90 * time.Second},
 		"timeouts.keepalive_idle":     {"60s", time.Minute},
 		"timeouts.read_header":        {"5s", 5 * time.Second},

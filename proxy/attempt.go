@@ -140,8 +140,13 @@ func (a *attempt) failed(err error) *failure {
 // the attempt returns, which makes its engine drop the request.
 func (a *attempt) left(phase string) {
 	a.result.End = router.Left
-	a.outcome.Code = statusClientLeft
-	a.p.metrics.Aborted(phase)
+	a.lost(phase)
+}
+
+// lost notes that the client did not get its answer to the end.
+func (x *exchange) lost(phase string) {
+	x.outcome.Code = statusClientLeft
+	x.p.metrics.Aborted(phase)
 }
 
 // brokeOff notes that the replica failed in the midst of what the client

@@ -22,7 +22,7 @@ type exchange struct {
 	p        *Proxy
 	settings *Settings // of its arrival
 	endpoint *endpoint
-	w        http.ResponseWriter
+	w        client
 	r        *http.Request
 	id       string
 	arrived  time.Time // before the body was read
@@ -55,7 +55,8 @@ type scratch struct {
 
 // serve takes one request from its arrival to its end.
 func (p *Proxy) serve(e *endpoint, w http.ResponseWriter, r *http.Request) {
-	x := &exchange{p: p, settings: p.settings.Load(), endpoint: e, w: w, r: r, arrived: time.Now(), id: r.Header.Get("X-Request-Id")}
+	s := p.settings.Load()
+	x := &exchange{p: p, settings: s, endpoint: e, w: newClient(w, r, s.WriteIdle), r: r, arrived: time.Now(), id: r.Header.Get("X-Request-Id")}
 	x.outcome.Endpoint = e.path
 	defer x.end()
 	if fault := x.prepare(); fault != nil {
@@ -92,13 +93,13 @@ func (x *exchange) freeInput() {
 // refuse answers with an error of ours.
 func (x *exchange) refuse(e *apiError) {
 	x.outcome.Code = e.status
-	e.write(x.w)
+	e.write(&x.w)
 }
 
 // prepare reads and understands the request.
 func (x *exchange) prepare() *apiError {
 	var err error
-	upload := paced{x.r.Body, http.NewResponseController(x.w), x.settings.BodyIdle}
+	upload := paced{x.r.Body, &x.w.conn, x.settings.BodyIdle}
 	x.input.body, err = x.p.bodies.read(&upload, x.r.ContentLength, bodyBounds{x.settings.BodyBytes, x.settings.BodyBytesTotal})
 	upload.end()
 	x.whole = time.Now()

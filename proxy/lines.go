@@ -1,17 +1,13 @@
 package proxy
 
-import (
-	"bytes"
-	"io"
-)
+import "bytes"
 
 // lines passes a stream of server-sent events on in whole lines, as soon as each
 // is whole. The part of a line that a dying replica leaves would be broken JSON
 // to the client, and keep it from the error event that follows; no client can
 // use half a line sooner. A line longer than buf goes on as it comes.
 type lines struct {
-	w     io.Writer
-	flush func() error
+	write func([]byte) error
 	buf   []byte
 	kept  int // bytes of buf that begin a line whose end has not come
 }
@@ -51,11 +47,4 @@ func (l *lines) writeRest() {
 	if l.kept > 0 {
 		l.write(l.buf[:l.kept])
 	}
-}
-
-func (l *lines) write(b []byte) error {
-	if _, err := l.w.Write(b); err != nil {
-		return err
-	}
-	return l.flush()
 }

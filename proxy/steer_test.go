@@ -15,7 +15,7 @@ func (f *fleet) understood(path, body string, headers ...string) (router.Request
 	for i := 0; i < len(headers); i += 2 {
 		r.Header.Add(headers[i], headers[i+1])
 	}
-	x := &exchange{p: f.proxy, settings: f.proxy.settings.Load(), w: httptest.NewRecorder(), r: r}
+	x := &exchange{p: f.proxy, settings: f.proxy.settings.Load(), w: newClient(httptest.NewRecorder(), r, 0), r: r}
 	defer x.freeInput()
 	for i := range endpoints {
 		if endpoints[i].path == path {

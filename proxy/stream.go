@@ -48,7 +48,7 @@ func (a *attempt) stream(resp *http.Response) *failure {
 	}
 	a.commit(resp)
 	a.w.WriteHeader(resp.StatusCode)
-	out := lines{w: a.w, flush: http.NewResponseController(a.w).Flush, buf: *chunk}
+	out := lines{write: a.w.send, buf: *chunk}
 	writeErr := out.writeHead(held.Bytes())
 	a.p.keepHeld(held)
 	a.noteContent(&s)
@@ -142,6 +142,7 @@ func (a *attempt) finish(resp *http.Response, s *eventScanner, out *lines, err, 
 	switch {
 	case writeErr == nil && (s.done || err == io.EOF && !a.cutShort(resp, s)):
 		out.writeRest()
+		a.w.renew()
 		// Many clients leave at [DONE], without waiting for the body's end.
 		if s.failed == nil {
 			a.result.End = router.Served
@@ -150,7 +151,7 @@ func (a *attempt) finish(resp *http.Response, s *eventScanner, out *lines, err, 
 		}
 		return
 	case writeErr != nil || a.r.Context().Err() != nil:
-		a.left("in_stream")
+		a.left(a.w.phase("in_stream"))
 		return
 	}
 	e := &apiError{status: http.StatusBadGateway, kind: "bad_gateway", code: "replica_failed", message: "the replica's answer broke off"}

@@ -52,7 +52,9 @@ func (x *exchange) relayFailure(f *failure) {
 	x.outcome.Backend = f.decision.Backend.Name
 	x.outcome.Code = f.status
 	x.w.WriteHeader(f.status)
-	x.w.Write(f.body)
+	if _, err := x.w.Write(f.body); err != nil {
+		x.lost(x.w.phase("in_body"))
+	}
 }
 
 // relayWhole passes on an answer that is no stream.
@@ -79,7 +81,9 @@ func (a *attempt) relayWhole(resp *http.Response) *failure {
 	h := a.commit(resp)
 	h["Content-Length"] = []string{strconv.Itoa(held.Len())}
 	a.w.WriteHeader(resp.StatusCode)
-	a.w.Write(held.Bytes())
+	if _, err := a.w.Write(held.Bytes()); err != nil {
+		a.lost(a.w.phase("in_body"))
+	}
 	return nil
 }
 
@@ -138,18 +142,19 @@ func (a *attempt) relayLong(resp *http.Response, head []byte) *failure {
 	}
 	a.w.WriteHeader(resp.StatusCode)
 	from := source{Reader: resp.Body}
-	_, err := a.w.Write(head)
+	err := a.w.send(head)
 	if err == nil {
-		_, err = io.Copy(a.w, &from)
+		_, err = io.Copy(sender{&a.w}, &from)
 	}
 	switch {
 	case err == nil:
+		a.w.renew()
 		if resp.StatusCode < 300 {
 			a.result.End = router.Served
 		}
 		return nil
 	case from.err == nil || from.err == io.EOF || a.r.Context().Err() != nil: // it was the writing that failed
-		a.left("in_body")
+		a.left(a.w.phase("in_body"))
 		return nil
 	}
 	a.brokeOff(http.StatusBadGateway, err)

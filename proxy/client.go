@@ -1,0 +1,84 @@
+package proxy
+
+import (
+	"net/http"
+	"time"
+)
+
+// mostPiece is how much is written under one deadline: a client that reads slowly
+// must not be cut off in the middle of a long write.
+const mostPiece = 32 << 10
+
+// client is where an answer goes. A write waits as long as the client does not
+// read, and with it the reading of the replica's answer, so nothing piles up here.
+// A client that takes nothing for longer than it may is given up.
+type client struct {
+	http.ResponseWriter
+	conn   http.ResponseController
+	idle   time.Duration // for the client to take nothing; 0: no limit
+	until  time.Time     // the write deadline in force; zero: none
+	resets bool          // a deadline ends the answer even while nothing is written
+}
+
+func newClient(w http.ResponseWriter, r *http.Request, idle time.Duration) client {
+	return client{ResponseWriter: w, conn: *http.NewResponseController(w), idle: idle, resets: r.ProtoMajor == 2}
+}
+
+// Write implements io.Writer. The deadline stays, for what net/http itself has
+// still to write at the end.
+func (c *client) Write(p []byte) (n int, err error) {
+	for {
+		c.renew()
+		var m int
+		m, err = c.ResponseWriter.Write(p[n:min(len(p), n+mostPiece)])
+		if n += m; err != nil || n == len(p) {
+			return n, err
+		}
+	}
+}
+
+// send writes p and flushes it: something else may follow much later.
+func (c *client) send(p []byte) error {
+	if _, err := c.Write(p); err != nil {
+		return err
+	}
+	if err := c.conn.Flush(); err != nil {
+		return err
+	}
+	if c.resets && c.idle > 0 {
+		c.until = time.Time{}
+		_ = c.conn.SetWriteDeadline(c.until)
+	}
+	return nil
+}
+
+// renew moves the deadline when a quarter of the time is gone: setting one costs
+// a lock and a timer, and pieces come many thousand times a second.
+func (c *client) renew() {
+	if c.idle == 0 {
+		return
+	}
+	if now := time.Now(); c.until.Sub(now) < c.idle-c.idle/4 {
+		c.until = now.Add(c.idle)
+		_ = c.conn.SetWriteDeadline(c.until) // fails where there are none; then there is no limit
+	}
+}
+
+// phase tells, of a write that failed, where the client was lost: where the caller
+// says, or in not reading.
+func (c *client) phase(usual string) string {
+	if !c.until.IsZero() && !time.Now().Before(c.until) {
+		return "not_reading"
+	}
+	return usual
+}
+
+// sender flushes what it is given, piece by piece.
+type sender struct{ to *client }
+
+func (s sender) Write(p []byte) (int, error) {
+	if err := s.to.send(p); err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
