@@ -27,15 +27,37 @@ func (s State) String() string {
 // Backend is our record of one vLLM server. InFlight is ours and instant; Load
 // is vLLM's word, up to a poll old. Safe for concurrent use.
 type Backend struct {
-	Name   string
-	URL    *url.URL // scheme, host and an optional path prefix without a trailing slash
-	APIKey string   // sent to the replica as "Authorization: Bearer"; empty: none
+	Name string
+	URL  *url.URL // scheme, host and an optional path prefix without a trailing slash
 
-	// Slot is this backend's place in its Registry, 0 to Len-1. The index and
-	// the router keep what they know of a backend under it.
+	// Slot is this backend's place in its Registry, for as long as it is there. The
+	// index and the router keep what they know of a backend under it. Slots are
+	// used again: what was left of a backend is told by the Backend, never by its Slot.
 	Slot int
 
-	// By the operator's word; set before anything runs.
+	// InFlight counts sequences that we sent and that have not ended; Instant the
+	// requests that no engine works on.
+	InFlight, Instant atomic.Int64
+
+	// TellsCached is set once an answer said how much of its prompt came from the
+	// cache. From then on an answer that leaves it out means none did.
+	TellsCached atomic.Bool
+
+	standing atomic.Int32 // bits: see below
+	terms    atomic.Pointer[Terms]
+	load     atomic.Pointer[Load]
+	models   atomic.Pointer[[]Model]
+
+	// Set by the registry, before anything runs; nil on a backend without one.
+	suspected chan struct{} // holds one: several suspicions are one check
+	relisted  func()        // the catalog is built anew
+}
+
+// Terms are what may change of a backend while requests run. Never modified
+// once a Backend has them.
+type Terms struct {
+	APIKey string // sent to the replica as "Authorization: Bearer"; empty: none
+
 	MaxInFlight int     // sequences of ours on it at most; 0: no bound
 	Weight      float64 // divides the cost of sending it something; 0 is 1
 
@@ -44,22 +66,10 @@ type Backend struct {
 	// does not make a busy replica look dead. New makes them the same.
 	Transport http.RoundTripper
 	Probe     http.RoundTripper
-
-	// InFlight counts sequences that we sent and that have not ended.
-	InFlight atomic.Int64
-
-	// TellsCached is set once an answer said how much of its prompt came from the
-	// cache. From then on an answer that leaves it out means none did.
-	TellsCached atomic.Bool
-
-	state  atomic.Int32
-	load   atomic.Pointer[Load]
-	models atomic.Pointer[[]Model]
-
-	// Set by NewRegistry, before anything runs; nil on a backend without one.
-	suspected chan struct{} // holds one: several suspicions are one check
-	relisted  func()        // the catalog is built anew
 }
+
+// plainTerms are those of a backend that was given none.
+var plainTerms = new(Terms)
 
 // New makes a backend that is Down until it was checked. An empty name becomes
 // DefaultName; u comes from ParseURL.
@@ -67,20 +77,90 @@ func New(name string, u *url.URL, apiKey string, transport http.RoundTripper) *B
 	if name == "" {
 		name = DefaultName(u)
 	}
-	return &Backend{Name: name, URL: u, APIKey: apiKey, Transport: transport, Probe: transport}
+	b := &Backend{Name: name, URL: u}
+	b.SetTerms(Terms{APIKey: apiKey, Transport: transport, Probe: transport})
+	return b
 }
 
+// Terms returns what holds now. Callers must not change it.
+func (b *Backend) Terms() *Terms {
+	if t := b.terms.Load(); t != nil {
+		return t
+	}
+	return plainTerms
+}
+
+// SetTerms gives b other terms. A request that was sent goes on under those of
+// its sending.
+func (b *Backend) SetTerms(t Terms) { b.terms.Store(&t) }
+
+// What a backend's state is made of. The checks and the operator each have bits
+// of their own, so neither can undo, in whatever order they come, what the other
+// has said.
+const (
+	healthy  = 1 << iota // by the last check
+	drained              // by the operator's word
+	retiring             // no longer in the configuration
+)
+
 // State reports whether the backend may take traffic.
-func (b *Backend) State() State { return State(b.state.Load()) }
+func (b *Backend) State() State {
+	switch s := b.standing.Load(); {
+	case s == healthy:
+		return Ready
+	case s&(drained|retiring) != 0:
+		return Draining
+	}
+	return Down
+}
 
-// SetState is for the readiness checks, and for tests that have none.
-func (b *Backend) SetState(s State) { b.state.Store(int32(s)) }
+// SetState is for tests and simulations, which have no readiness checks.
+func (b *Backend) SetState(s State) {
+	b.standing.Store([...]int32{Down: 0, Ready: healthy, Draining: healthy | drained}[s])
+}
 
-// transition moves to Ready or Down and reports whether that was a change.
-// Draining is the operator's word and stays, also when it comes at this moment.
-func (b *Backend) transition(to State) bool {
-	from := b.State()
-	return from != Draining && from != to && b.state.CompareAndSwap(int32(from), int32(to))
+// Drain lets the backend finish what it has and take nothing new, until Undrain.
+func (b *Backend) Drain() { b.mark(drained, true) }
+
+// Undrain ends a Drain. The backend is what its last check found, and is checked
+// again at once. A Retire stands.
+func (b *Backend) Undrain() { b.mark(drained, false) }
+
+// Drained reports whether the operator's Drain stands.
+func (b *Backend) Drained() bool { return b.standing.Load()&drained != 0 }
+
+// Retire is Drain by the configuration, which no longer has the backend; Undrain
+// does not end it. Its name and address are free for another.
+func (b *Backend) Retire() { b.mark(retiring, true) }
+
+// Restore ends a Retire: the configuration has the backend again.
+func (b *Backend) Restore() { b.mark(retiring, false) }
+
+// Retiring reports whether a Retire stands.
+func (b *Backend) Retiring() bool { return b.standing.Load()&retiring != 0 }
+
+func (b *Backend) mark(bit int32, on bool) {
+	b.set(bit, on)
+	b.suspect() // so that the change is told, and what comes back is looked at
+}
+
+// set reports whether the bit was another before.
+func (b *Backend) set(bit int32, on bool) bool {
+	if on {
+		return b.standing.Or(bit)&bit == 0
+	}
+	return b.standing.And(^bit)&bit != 0
+}
+
+// Idle reports whether nothing of ours is in flight there.
+func (b *Backend) Idle() bool { return b.InFlight.Load() == 0 && b.Instant.Load() == 0 }
+
+// suspect asks for a check soon.
+func (b *Backend) suspect() {
+	select {
+	case b.suspected <- struct{}{}:
+	default: // there is one to come, or nobody who checks
+	}
 }
 
 // Load returns the last good scrape, or nil while the load is unknown: before
@@ -119,10 +199,11 @@ func (b *Backend) get(ctx context.Context, path, accept string) (*http.Response,
 	// Said outright, or net/http's transport asks for gzip, and a replica would
 	// spend its event loop's time on it.
 	req.Header.Set("Accept-Encoding", "identity")
-	if b.APIKey != "" {
-		req.Header.Set("Authorization", "Bearer "+b.APIKey)
+	terms := b.Terms()
+	if terms.APIKey != "" {
+		req.Header.Set("Authorization", "Bearer "+terms.APIKey)
 	}
-	return b.Probe.RoundTrip(req)
+	return terms.Probe.RoundTrip(req)
 }
 
 // Model is one card of a replica's /v1/models.

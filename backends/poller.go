@@ -19,21 +19,15 @@ const (
 
 var errNoMetrics = errors.New("the replica has no /metrics (404)")
 
-// Poller keeps every backend's Load up to date from the replica's /metrics. It
+// Poller keeps the backends' Loads up to date from the replicas' /metrics. It
 // corrects what the router counts itself and never makes a backend Down: after
 // three missed polls, or when there is no /metrics, Load is nil, which means
 // unknown.
 //
-// The fields are not to be changed once Run was called; zero means the default.
-// The callbacks run in the goroutine that polls their backend, so they delay
+// The fields are not to be changed once Follow was called. The callbacks run in the goroutine that polls their backend, so they delay
 // only its next poll. OnLost comes after the new Load is set and before OnLoad.
 type Poller struct {
-	Backends []*Backend
-
-	Interval     time.Duration // from the end of a poll to the next; 1 s
-	FastInterval time.Duration // while a backend has foreign load or a queue; 250 ms
-	Timeout      time.Duration // of one poll, body included; Interval
-	MaxBytes     int64         // of one answer; 16 MiB
+	MaxBytes int64 // of one answer; 0: 16 MiB
 
 	Logger *slog.Logger // nil: silent
 
@@ -44,32 +38,48 @@ type Poller struct {
 	// started anew, a counter ran backwards, the engine went to sleep, or its
 	// cache changed its size.
 	OnLost func(b *Backend, reason string)
+
+	pace    changing[PollPace]
+	readers sync.Pool // of *bufio.Reader
 }
 
-// Run polls every backend at once and then until ctx is done, and waits for the
-// polls under way. Each backend has a goroutine of its own in which a poll ends
-// before the next begins, so a slow replica is polled less often, never twice at
-// once, and delays no other.
-func (p *Poller) Run(ctx context.Context) {
-	// A reader's buffer is needed only while a scrape is read, so a hundred idle
-	// backends share a few.
-	readers := &sync.Pool{New: func() any { return bufio.NewReaderSize(nil, maxLine) }}
-	var all sync.WaitGroup
-	for _, b := range p.Backends {
-		w := watch{Poller: p, backend: b, readers: readers}
-		all.Go(func() {
-			for w.poll(ctx) && rest(ctx, jitter(w.wait())) {
-			}
-		})
+// PollPace is how often a Poller looks, and how long. Zero means the default.
+type PollPace struct {
+	Interval     time.Duration // from the end of a poll to the next; 1 s
+	FastInterval time.Duration // while a backend has foreign load or a queue; 250 ms
+	Timeout      time.Duration // of one poll, body included; Interval
+}
+
+// SetPace holds from the next poll on; those who wait for it wait anew.
+func (p *Poller) SetPace(pace PollPace) { p.pace.set(pace) }
+
+// Follow polls b at once and then until ctx is done. One call a backend, each in
+// a goroutine of its own in which a poll ends before the next begins: so a slow
+// replica is polled less often, never twice at once, and delays no other.
+func (p *Poller) Follow(ctx context.Context, b *Backend) {
+	w := watch{Poller: p, backend: b}
+	for {
+		pace, changed := p.pace.get()
+		if !w.poll(ctx, cmp.Or(pace.Timeout, pace.Interval, time.Second)) ||
+			!restUnlessChanged(ctx, jitter(w.wait(pace)), changed) {
+			return
+		}
 	}
-	all.Wait()
+}
+
+// reader returns a buffer for one scrape. It is needed only while that is read,
+// so a hundred idle backends share a few.
+func (p *Poller) reader() *bufio.Reader {
+	if br, ok := p.readers.Get().(*bufio.Reader); ok {
+		return br
+	}
+	return bufio.NewReaderSize(nil, maxLine)
 }
 
 // watch is what the Poller remembers of one backend between polls.
 type watch struct {
 	*Poller
 	backend *Backend
-	readers *sync.Pool
 
 	last      *Load // the last good scrape, also when it is stale by now
 	misses    int   // since then
@@ -77,8 +87,8 @@ type watch struct {
 }
 
 // poll scrapes once and tells what came of it. It reports whether ctx lasted.
-func (w *watch) poll(ctx context.Context) bool {
-	load, err := w.scrape(ctx)
+func (w *watch) poll(ctx context.Context, limit time.Duration) bool {
+	load, err := w.scrape(ctx, limit)
 	if ctx.Err() != nil {
 		return false
 	}
@@ -120,18 +130,18 @@ func (w *watch) miss(err error) {
 // wait is how long to leave the replica alone. Each scrape costs it milliseconds
 // of its event loop, so it is asked often only while the answer matters: when
 // others send it requests too, or it has more than it can run.
-func (w *watch) wait() time.Duration {
+func (w *watch) wait(pace PollPace) time.Duration {
 	switch l := w.last; {
 	case w.noMetrics:
 		return noMetricsWait
 	case w.misses == 0 && l.QueuesKnown && (l.Waiting > 0 || int64(l.Running) > l.OwnInFlight):
-		return cmp.Or(w.FastInterval, 250*time.Millisecond)
+		return cmp.Or(pace.FastInterval, 250*time.Millisecond)
 	}
-	return cmp.Or(w.Interval, time.Second)
+	return cmp.Or(pace.Interval, time.Second)
 }
 
-func (w *watch) scrape(ctx context.Context) (*Load, error) {
-	ctx, cancel := context.WithTimeout(ctx, cmp.Or(w.Timeout, w.Interval, time.Second))
+func (w *watch) scrape(ctx context.Context, limit time.Duration) (*Load, error) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	before, sent := w.backend.InFlight.Load(), time.Now()
 	res, err := w.backend.get(ctx, "/metrics", "text/plain;version=0.0.4")
@@ -145,7 +155,7 @@ func (w *watch) scrape(ctx context.Context) (*Load, error) {
 	if res.StatusCode != http.StatusOK {
 		return nil, fmt.Errorf("scrape %s: /metrics answered %d", w.backend.Name, res.StatusCode)
 	}
-	br := w.readers.Get().(*bufio.Reader)
+	br := w.reader()
 	defer w.readers.Put(br)
 	br.Reset(http.MaxBytesReader(nil, res.Body, cmp.Or(w.MaxBytes, 16<<20)))
 	load, err := ParseMetrics(br)

@@ -30,11 +30,11 @@ func TestPollOverASocket(t *testing.T) {
 		}
 		http.ServeFile(w, r, "testdata/metrics-0.32.txt")
 	}))
-	b.APIKey = "k"
+	b.SetTerms(Terms{APIKey: "k", Probe: b.Terms().Probe})
 	b.InFlight.Store(3)
 	loads := make(chan *Load, 1)
-	p := Poller{Backends: []*Backend{b}, OnLoad: func(_ *Backend, l *Load) { loads <- l }}
-	runUntilCleanup(t, p.Run)
+	p := Poller{OnLoad: func(_ *Backend, l *Load) { loads <- l }}
+	followUntilCleanup(t, p.Follow, b)
 	l := await(t, loads)
 	if l != b.Load() || l.CacheTokens != 16384 || l.OwnInFlight != 3 || l.ScrapedAt.IsZero() {
 		t.Errorf("%+v", l)
@@ -55,8 +55,9 @@ func TestAPollOfASlowReplicaEndsBeforeTheNextBegins(t *testing.T) {
 		at.Add(-1)
 		polls <- struct{}{}
 	}))
-	p := Poller{Backends: []*Backend{b}, Interval: time.Millisecond, Timeout: 10 * time.Second}
-	runUntilCleanup(t, p.Run)
+	p := Poller{}
+	p.SetPace(PollPace{Interval: time.Millisecond, Timeout: 10 * time.Second})
+	followUntilCleanup(t, p.Follow, b)
 	for range 5 {
 		await(t, polls)
 	}
@@ -69,13 +70,14 @@ func TestAHangingReplicaDelaysNoOther(t *testing.T) {
 	hang := replicaAt(t, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
 	well := replicaAt(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, vllmMetrics(1, 1, 0, 0)) }))
 	loads := make(chan *Backend, 100)
-	p := Poller{Backends: []*Backend{hang, well}, Interval: time.Millisecond, Timeout: time.Hour, OnLoad: func(b *Backend, _ *Load) {
+	p := Poller{OnLoad: func(b *Backend, _ *Load) {
 		select {
 		case loads <- b:
 		default:
 		}
 	}}
-	runUntilCleanup(t, p.Run) // and Run ends at once when asked to, the hanging poll included
+	p.SetPace(PollPace{Interval: time.Millisecond, Timeout: time.Hour})
+	followUntilCleanup(t, p.Follow, hang, well) // and Follow ends at once when asked to, the hanging poll included
 	for range 3 {
 		if b := await(t, loads); b != well {
 			t.Errorf("a load of %s", b.Name)
@@ -106,14 +108,15 @@ func TestPollErrorsSayWhatWentWrong(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := replicaAt(t, c.handler)
 			errs := make(chan error, 100)
-			p := Poller{Backends: []*Backend{b}, Interval: time.Millisecond, Timeout: 200 * time.Millisecond, MaxBytes: 1000,
+			p := Poller{MaxBytes: 1000,
 				OnError: func(_ *Backend, err error) {
 					select {
 					case errs <- err:
 					default:
 					}
 				}}
-			runUntilCleanup(t, p.Run)
+			p.SetPace(PollPace{Interval: time.Millisecond, Timeout: 200 * time.Millisecond})
+			followUntilCleanup(t, p.Follow, b)
 			if err := await(t, errs); !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), b.Name) {
 				t.Errorf("%v, want %q", err, c.want)
 			}
@@ -126,10 +129,10 @@ func pollsIn(t *testing.T, f func() (*http.Response, error), own int64) (polls i
 	synctest.Test(t, func(t *testing.T) {
 		b := virtual(t, func(*http.Request) (*http.Response, error) { polls++; return f() })
 		b.InFlight.Store(own)
-		p := Poller{Backends: []*Backend{b}}
+		p := Poller{}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		p.Run(ctx)
+		p.Follow(ctx, b)
 	})
 	return polls
 }
@@ -143,8 +146,9 @@ func TestWhatIsSentDuringAScrapeIsOurs(t *testing.T) {
 		}))
 		b.InFlight.Store(c.before)
 		loads := make(chan *Load, 1)
-		p := Poller{Backends: []*Backend{b}, Interval: time.Hour, Timeout: time.Minute, OnLoad: func(_ *Backend, l *Load) { loads <- l }}
-		runUntilCleanup(t, p.Run)
+		p := Poller{OnLoad: func(_ *Backend, l *Load) { loads <- l }}
+		p.SetPace(PollPace{Interval: time.Hour, Timeout: time.Minute})
+		followUntilCleanup(t, p.Follow, b)
 		if l := await(t, loads); l.OwnInFlight != 5 {
 			t.Errorf("%s: %d in flight are ours, want 5", name, l.OwnInFlight)
 		}
@@ -189,14 +193,14 @@ func TestLoadIsUnknownAfterThreeMissedPollsAndKnownAgainAfterOne(t *testing.T) {
 		})
 		b.SetState(Ready)
 		var missed atomic.Int32
-		p := Poller{Backends: []*Backend{b}, OnError: func(b *Backend, _ error) {
+		p := Poller{OnError: func(b *Backend, _ error) {
 			if n := missed.Add(1); (b.Load() == nil) != (n >= 3) {
 				t.Errorf("after %d missed polls the load is %v", n, b.Load())
 			}
 		}}
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
-		go func() { p.Run(ctx); close(done) }()
+		go func() { p.Follow(ctx, b); close(done) }()
 		time.Sleep(3 * time.Second)
 		if b.Load() == nil {
 			t.Fatal("no load")
@@ -221,8 +225,8 @@ func TestNoMetricsMeansLoadUnknownNeverDown(t *testing.T) {
 	b.SetState(Ready)
 	b.SetLoad(&Load{})
 	errs := make(chan error, 1)
-	p := Poller{Backends: []*Backend{b}, OnError: func(_ *Backend, err error) { errs <- err }}
-	runUntilCleanup(t, p.Run)
+	p := Poller{OnError: func(_ *Backend, err error) { errs <- err }}
+	followUntilCleanup(t, p.Follow, b)
 	if err := await(t, errs); !errors.Is(err, errNoMetrics) {
 		t.Error(err)
 	}
@@ -263,7 +267,6 @@ func TestALostCacheIsToldOnceBeforeTheLoad(t *testing.T) {
 				})
 				var told []string
 				p := Poller{
-					Backends: []*Backend{b},
 					OnLost:   func(_ *Backend, reason string) { told = append(told, reason) },
 					OnLoad: func(*Backend, *Load) {
 						if polls == 1 {
@@ -275,7 +278,7 @@ func TestALostCacheIsToldOnceBeforeTheLoad(t *testing.T) {
 				}
 				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 				defer cancel()
-				p.Run(ctx)
+				p.Follow(ctx, b)
 				switch got := strings.Join(told, "; "); {
 				case c.want == "" && got != "", len(told) > 1, !strings.Contains(got, c.want):
 					t.Errorf("told %q, want %q", got, c.want)

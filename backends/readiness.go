@@ -10,7 +10,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"sync"
 	"syscall"
 	"time"
 )
@@ -24,20 +23,14 @@ const (
 	suspicionGap = 100 * time.Millisecond
 )
 
-// Checker keeps every backend's state and models up to date. A backend is Ready
+// Checker keeps the backends' states and models up to date. A backend is Ready
 // when its /health is 200 and its /v1/models lists at least one model. A refused
 // or reset connection or another answer makes it Down at once, a timeout only
-// the second time in a row, since a busy Python event loop answers late. Draining
-// is the operator's and is kept.
+// the second time in a row, since a busy Python event loop answers late. A
+// backend that drains is checked as well, so that what it comes back as is known.
 //
-// The fields are not to be changed once Run was called; zero means the default.
+// The fields are not to be changed once Follow was called.
 type Checker struct {
-	Backends []*Backend // of a Registry
-
-	Interval     time.Duration // between checks of a backend that is well; 5 s
-	DownInterval time.Duration // while it is down or was late; 1 s
-	Timeout      time.Duration // for each of a check's two requests; 5 s
-
 	Logger *slog.Logger // nil: silent
 
 	// OnState is called after a state changed, and once after the first check of
@@ -47,33 +40,30 @@ type Checker struct {
 	// OnLost is called when a check finds that nothing listens any more: the
 	// replica's process is gone, and its prefix cache with it.
 	OnLost func(b *Backend, reason string)
+
+	pace changing[CheckPace]
 }
 
-// Run checks every backend at once and then until ctx is done, and returns when
-// the checks under way have ended. Each backend has a goroutine of its own, so a
-// hanging replica delays no other, and never has two checks at a time.
-func (c *Checker) Run(ctx context.Context) {
-	var all sync.WaitGroup
-	for _, b := range c.Backends {
-		all.Go(func() { c.follow(ctx, b) })
-	}
-	all.Wait()
+// CheckPace is how often a Checker looks, and how long. Zero means the default.
+type CheckPace struct {
+	Interval     time.Duration // between checks of a backend that is well; 5 s
+	DownInterval time.Duration // while it is down or was late; 1 s
+	Timeout      time.Duration // for each of a check's two requests; 5 s
 }
 
-// Suspect asks for a check of b soon, because an attempt on it failed. It never
-// blocks, and suspicions that come together become one check.
-func (c *Checker) Suspect(b *Backend) {
-	select {
-	case b.suspected <- struct{}{}:
-	default:
-	}
-}
+// SetPace holds from the next check on; those who wait for it wait anew.
+func (c *Checker) SetPace(p CheckPace) { c.pace.set(p) }
 
-func (c *Checker) follow(ctx context.Context, b *Backend) {
+// Follow checks b at once and then until ctx is done. One call a backend, each
+// in a goroutine of its own: so a hanging replica delays no other, and never has
+// two checks at a time.
+func (c *Checker) Follow(ctx context.Context, b *Backend) {
 	late := 0 // checks in a row that ran into the timeout
-	for first := true; ; first = false {
+	w := checks{Checker: c, backend: b, told: unchecked}
+	for {
 		forget(b.suspected) // older than the check that begins
-		models, err := c.check(ctx, b)
+		pace, changed := c.pace.get()
+		models, err := c.check(ctx, b, cmp.Or(pace.Timeout, 5*time.Second))
 		if ctx.Err() != nil {
 			return
 		}
@@ -82,26 +72,35 @@ func (c *Checker) follow(ctx context.Context, b *Backend) {
 		} else {
 			late = 0
 		}
-		if forgiven := late == 1 && b.State() == Ready; !forgiven {
-			c.settle(b, models, err, first)
+		if forgiven := late == 1 && b.standing.Load()&healthy != 0; !forgiven {
+			w.settle(models, err)
 		}
-		wait := cmp.Or(c.Interval, 5*time.Second)
+		if w.told != unchecked {
+			w.tell("by the operator's word")
+		}
+		wait := cmp.Or(pace.Interval, 5*time.Second)
 		if err != nil {
-			wait = cmp.Or(c.DownInterval, time.Second)
+			wait = cmp.Or(pace.DownInterval, time.Second)
 		}
-		if !restUnlessSuspected(ctx, jitter(wait), b.suspected) {
+		if !restUnlessSuspected(ctx, jitter(wait), b.suspected, changed) {
 			return
 		}
 	}
 }
 
+// Suspect asks for a check of b soon, because an attempt on it failed. It never
+// blocks, and suspicions that come together become one check.
+func (c *Checker) Suspect(b *Backend) { b.suspect() }
+
 // restUnlessSuspected waits between two checks and reports whether ctx lasted.
-func restUnlessSuspected(ctx context.Context, d time.Duration, suspected <-chan struct{}) bool {
+func restUnlessSuspected(ctx context.Context, d time.Duration, suspected, changed <-chan struct{}) bool {
 	checked := time.Now()
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
 	case <-timer.C:
+		return true
+	case <-changed:
 		return true
 	case <-ctx.Done():
 		return false
@@ -117,39 +116,56 @@ func forget(suspected <-chan struct{}) {
 	}
 }
 
-// settle makes b what a check said.
-func (c *Checker) settle(b *Backend, models []Model, err error, first bool) {
-	to, reason := Ready, fmt.Sprintf("healthy and lists %d model(s)", len(models))
+// checks is what a Checker remembers of one backend between checks.
+type checks struct {
+	*Checker
+	backend *Backend
+	told    State // that was told last
+}
+
+const unchecked State = -1
+
+// settle makes the backend what a check said.
+func (w *checks) settle(models []Model, err error) {
+	b := w.backend
+	reason := fmt.Sprintf("healthy and lists %d model(s)", len(models))
 	if err != nil {
-		to, reason = Down, err.Error()
+		reason = err.Error()
 	} else if !sameModels(b.Models(), models) {
 		b.SetModels(models) // before Ready, so that whoever sees it ready finds its models
 	}
-	if !b.transition(to) && !first {
+	changed := b.set(healthy, err == nil) || w.told == unchecked
+	if changed && w.OnLost != nil && errors.Is(err, syscall.ECONNREFUSED) {
+		w.OnLost(b, reason)
+	}
+	w.tell(reason)
+}
+
+// tell tells of a state that is another than the one that was told last.
+func (w *checks) tell(reason string) {
+	b, state := w.backend, w.backend.State()
+	if state == w.told {
 		return
 	}
-	if c.OnLost != nil && errors.Is(err, syscall.ECONNREFUSED) {
-		c.OnLost(b, reason)
-	}
-	state := b.State() // Draining, when the operator was faster
-	if log := c.Logger; log != nil {
+	w.told = state
+	if log := w.Logger; log != nil {
 		level := slog.LevelInfo
 		if state == Down {
 			level = slog.LevelWarn
 		}
 		log.Log(context.Background(), level, "backend state", "backend", b.Name, "state", state.String(), "reason", reason)
 	}
-	if c.OnState != nil {
-		c.OnState(b, state, reason)
+	if w.OnState != nil {
+		w.OnState(b, state, reason)
 	}
 }
 
 // check asks a replica once whether it is well and what it serves.
-func (c *Checker) check(ctx context.Context, b *Backend) ([]Model, error) {
-	if _, err := c.ask(ctx, b, "/health"); err != nil {
+func (c *Checker) check(ctx context.Context, b *Backend, limit time.Duration) ([]Model, error) {
+	if _, err := c.ask(ctx, b, "/health", limit); err != nil {
 		return nil, err
 	}
-	body, err := c.ask(ctx, b, "/v1/models")
+	body, err := c.ask(ctx, b, "/v1/models", limit)
 	if err != nil {
 		return nil, err
 	}
@@ -163,8 +179,8 @@ func (c *Checker) check(ctx context.Context, b *Backend) ([]Model, error) {
 	return models, nil
 }
 
-func (c *Checker) ask(ctx context.Context, b *Backend, path string) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, cmp.Or(c.Timeout, 5*time.Second))
+func (c *Checker) ask(ctx context.Context, b *Backend, path string, limit time.Duration) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	res, err := b.get(ctx, path, "application/json")
 	if err != nil {

@@ -25,16 +25,15 @@ type change struct {
 // checked runs a Checker over b and returns its changes.
 func checked(t *testing.T, c *Checker, b *Backend) <-chan change {
 	changes := make(chan change, 100)
-	c.Backends = []*Backend{b}
 	c.OnState = func(_ *Backend, s State, reason string) { changes <- change{s, reason} }
-	runUntilCleanup(t, c.Run)
+	followUntilCleanup(t, c.Follow, b)
 	return changes
 }
 
 func TestAHealthyReplicaIsReadyWithItsModels(t *testing.T) {
 	b := replicaAt(t, http.StripPrefix("/prefix", vllm(`"id":"m","root":"/m"`, `"id":"fr","parent":"m"`)))
 	b.URL.Path = "/prefix"
-	b.APIKey = "secret"
+	b.SetTerms(Terms{APIKey: "secret", Probe: b.Terms().Probe})
 	var log bytes.Buffer
 	got := await(t, checked(t, &Checker{Logger: slog.New(slog.NewTextHandler(&log, nil))}, b))
 	if got.state != Ready || b.State() != Ready {
@@ -92,7 +91,7 @@ func TestTheKeyIsSent(t *testing.T) {
 		}
 		vllm(`"id":"m"`).ServeHTTP(w, r)
 	}))
-	b.APIKey = "k"
+	b.SetTerms(Terms{APIKey: "k", Probe: b.Terms().Probe})
 	if got := await(t, checked(t, &Checker{}, b)); got.state != Ready {
 		t.Errorf("%+v", got)
 	}
@@ -111,7 +110,8 @@ func TestARefusedConnectionIsDownAtOnceAndReadyWhenItIsBack(t *testing.T) {
 	first := serve(listener)
 	b := backendAt(t, "http://"+listener.Addr().String())
 	lost := make(chan string, 100)
-	c := &Checker{Interval: time.Hour, DownInterval: time.Millisecond, OnLost: func(_ *Backend, reason string) { lost <- reason }}
+	c := &Checker{OnLost: func(_ *Backend, reason string) { lost <- reason }}
+	c.SetPace(CheckPace{Interval: time.Hour, DownInterval: time.Millisecond})
 	changes := checked(t, c, b)
 	if got := await(t, changes); got.state != Ready {
 		t.Fatalf("%+v", got)
@@ -140,8 +140,9 @@ func TestAHangingReplicaDelaysNoOthersCheck(t *testing.T) {
 	hang := replicaAt(t, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
 	well := replicaAt(t, vllm(`"id":"m"`))
 	states := make(chan *Backend, 100)
-	c := Checker{Backends: []*Backend{hang, well}, Timeout: time.Hour, OnState: func(b *Backend, _ State, _ string) { states <- b }}
-	runUntilCleanup(t, c.Run)
+	c := Checker{OnState: func(b *Backend, _ State, _ string) { states <- b }}
+	c.SetPace(CheckPace{Timeout: time.Hour})
+	followUntilCleanup(t, c.Follow, hang, well)
 	if b := await(t, states); b != well {
 		t.Errorf("%s was first", b.Name)
 	}
@@ -181,13 +182,13 @@ func states(t *testing.T, start State, script ...health) (changes []change, seco
 			return 200, nil
 		}).RoundTrip)
 		b.SetState(start)
-		c := Checker{Backends: []*Backend{b}, OnState: func(_ *Backend, s State, reason string) {
+		c := Checker{OnState: func(_ *Backend, s State, reason string) {
 			changes = append(changes, change{s, reason})
 			seconds = append(seconds, time.Since(began).Seconds())
 		}}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		c.Run(ctx)
+		c.Follow(ctx, b)
 	})
 	return changes, seconds
 }
@@ -237,10 +238,10 @@ func TestManySuspicionsAreFewChecks(t *testing.T) {
 			at.Add(-1)
 			return 200, nil
 		}).RoundTrip)
-		c := Checker{Backends: []*Backend{b}}
+		c := Checker{}
 		ctx, cancel := context.WithCancel(t.Context())
 		var run sync.WaitGroup
-		run.Go(func() { c.Run(ctx) })
+		run.Go(func() { c.Follow(ctx, b) })
 		time.Sleep(time.Second)
 		for range 1000 { // for a second
 			c.Suspect(b)
@@ -258,10 +259,10 @@ func TestACheckThatEndsWithTheProcessSaysNothingOfTheReplica(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := virtual(t, health(late).RoundTrip)
 		b.SetState(Ready)
-		c := Checker{Backends: []*Backend{b}, OnState: func(*Backend, State, string) { t.Error("a change") }}
+		c := Checker{OnState: func(*Backend, State, string) { t.Error("a change") }}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		c.Run(ctx)
+		c.Follow(ctx, b)
 		if b.State() != Ready {
 			t.Errorf("state %v", b.State())
 		}
@@ -283,10 +284,10 @@ func TestAnUnchangedListLeavesTheCatalogAlone(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		c := Checker{Backends: registry.All()}
+		c := Checker{}
 		ctx, cancel := context.WithCancel(t.Context())
 		var run sync.WaitGroup
-		run.Go(func() { c.Run(ctx) })
+		run.Go(func() { c.Follow(ctx, b) })
 		time.Sleep(time.Second)
 		before := registry.Catalog()
 		time.Sleep(time.Minute)

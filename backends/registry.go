@@ -3,19 +3,33 @@ package backends
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 )
 
-// Registry is the fleet: a fixed list of backends and what they serve. Safe for
-// concurrent use.
+// Registry is the fleet: the backends there are and what they serve. Backends
+// come and go while it is used. Safe for concurrent use; readers take no lock.
 type Registry struct {
-	all     []*Backend
+	present atomic.Pointer[present]
 	catalog atomic.Pointer[Catalog]
 
-	// rebuild keeps an older list of models from replacing a newer one when two
-	// replicas change theirs together. Readers of the catalog never take it.
-	rebuild sync.Mutex
+	// changing makes one change after the other: a catalog is never replaced by an
+	// older one when two replicas change their models together.
+	changing sync.Mutex
+	slots    []slot
+}
+
+// present are the backends there are, at one time. Never modified once published.
+type present struct {
+	all   []*Backend          // by Slot
+	named map[string]*Backend // of two with a name, the one that stays
+}
+
+// slot is a place that a backend has, or had last.
+type slot struct {
+	owner *Backend
+	left  bool
 }
 
 // NewRegistry gives every backend its Slot, in the order of list. A backend
@@ -24,43 +38,105 @@ func NewRegistry(list []*Backend) (*Registry, error) {
 	if len(list) == 0 {
 		return nil, errors.New("no backends; name at least one replica's URL")
 	}
+	r := &Registry{}
 	var faults []error
-	names, urls := map[string]bool{}, map[string]string{}
 	for _, b := range list {
-		if names[b.Name] {
-			faults = append(faults, fmt.Errorf("two backends are named %q; give one another name", b.Name))
-		}
-		names[b.Name] = true
-		if b.URL == nil {
-			continue // where nothing is sent, as in tests of routing alone
-		}
-		address := Address(b.URL)
-		if other, taken := urls[address]; taken {
-			faults = append(faults, fmt.Errorf("backends %q and %q are the same replica, %s; drop one", other, b.Name, address))
-		}
-		urls[address] = b.Name
+		faults = append(faults, r.clashes(b)...)
+		r.place(b)
 	}
 	if len(faults) > 0 {
 		return nil, errors.Join(faults...)
 	}
-	r := &Registry{all: append([]*Backend(nil), list...)}
-	for i, b := range r.all {
-		b.Slot = i
-		b.suspected = make(chan struct{}, 1)
-		b.relisted = r.relist
-	}
-	r.relist()
+	r.publish()
 	return r, nil
 }
 
-// All returns the backends by Slot. Callers must not change the slice.
-func (r *Registry) All() []*Backend { return r.all }
+// Add takes in one backend more, in the lowest Slot that is free. On an error
+// nothing has changed. A backend that retires is in nobody's way.
+func (r *Registry) Add(b *Backend) error {
+	r.changing.Lock()
+	defer r.changing.Unlock()
+	if err := errors.Join(r.clashes(b)...); err != nil {
+		return err
+	}
+	r.place(b)
+	r.publish()
+	return nil
+}
+
+// Remove takes b out of the fleet and the catalog, at once. Its Slot is free for
+// another once nothing of ours is in flight there. Routers have to let go of b
+// before.
+func (r *Registry) Remove(b *Backend) {
+	r.changing.Lock()
+	defer r.changing.Unlock()
+	if b.Slot < len(r.slots) && r.slots[b.Slot].owner == b {
+		r.slots[b.Slot].left = true
+		r.publish()
+	}
+}
+
+// All returns the backends there are, by Slot. Callers must not change the slice,
+// which need not have one for every Slot.
+func (r *Registry) All() []*Backend { return r.present.Load().all }
+
+// Find returns the backend of that name; nil when there is none.
+func (r *Registry) Find(name string) *Backend { return r.present.Load().named[name] }
 
 // Catalog returns what the fleet serves, as of the last change of a replica's list.
 func (r *Registry) Catalog() *Catalog { return r.catalog.Load() }
 
+// clashes says what is wrong with b beside those there are.
+func (r *Registry) clashes(b *Backend) (faults []error) {
+	named, alike := false, false
+	for _, s := range r.slots {
+		other := s.owner
+		if s.left || other.Retiring() {
+			continue
+		}
+		if other.Name == b.Name && !named {
+			named = true
+			faults = append(faults, fmt.Errorf("two backends are named %q; give one another name", b.Name))
+		}
+		// No URL: nothing is sent there, as in tests of routing alone.
+		if b.URL != nil && other.URL != nil && Address(other.URL) == Address(b.URL) && !alike {
+			alike = true
+			faults = append(faults, fmt.Errorf("backends %q and %q are the same replica, %s; drop one", other.Name, b.Name, Address(b.URL)))
+		}
+	}
+	return faults
+}
+
+// place gives b a Slot.
+func (r *Registry) place(b *Backend) {
+	at := slices.IndexFunc(r.slots, func(s slot) bool { return s.left && s.owner.Idle() })
+	if at < 0 {
+		at = len(r.slots)
+		r.slots = append(r.slots, slot{})
+	}
+	r.slots[at] = slot{owner: b}
+	b.Slot = at
+	b.suspected = make(chan struct{}, 1)
+	b.relisted = r.relist
+}
+
+func (r *Registry) publish() {
+	p := &present{named: map[string]*Backend{}}
+	for _, s := range r.slots {
+		if s.left {
+			continue
+		}
+		p.all = append(p.all, s.owner)
+		if other := p.named[s.owner.Name]; other == nil || other.Retiring() {
+			p.named[s.owner.Name] = s.owner
+		}
+	}
+	r.present.Store(p)
+	r.catalog.Store(newCatalog(p.all))
+}
+
 func (r *Registry) relist() {
-	r.rebuild.Lock()
-	defer r.rebuild.Unlock()
-	r.catalog.Store(newCatalog(r.all))
+	r.changing.Lock()
+	defer r.changing.Unlock()
+	r.catalog.Store(newCatalog(r.All()))
 }

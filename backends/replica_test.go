@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
@@ -33,13 +34,15 @@ func backendAt(t *testing.T, raw string) *Backend {
 	return b
 }
 
-// runUntilCleanup runs a loop until the test ends, and waits for its end.
-func runUntilCleanup(t *testing.T, run func(context.Context)) {
+// followUntilCleanup follows each backend until the test ends, and waits for that.
+func followUntilCleanup(t *testing.T, follow func(context.Context, *Backend), all ...*Backend) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan struct{})
-	go func() { defer close(done); run(ctx) }()
-	t.Cleanup(func() { cancel(); <-done })
+	var following sync.WaitGroup
+	for _, b := range all {
+		following.Go(func() { follow(ctx, b) })
+	}
+	t.Cleanup(func() { cancel(); following.Wait() })
 }
 
 // await takes the next value; the time is a failsafe only.

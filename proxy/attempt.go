@@ -65,7 +65,7 @@ func (x *exchange) attempt(d *router.Decision) *failure {
 	if x.attempts++; x.attempts == 1 {
 		x.outcome.Overhead = time.Since(x.whole) - x.held
 	}
-	resp, err := d.Backend.Transport.RoundTrip(x.request(ctx, d.Backend))
+	resp, err := x.send(ctx, d.Backend)
 	if err != nil {
 		return a.failed(err)
 	}
@@ -97,13 +97,19 @@ func (a *attempt) followReply() {
 	a.reply = reply
 }
 
+// send asks a replica, on the terms that it has now.
+func (x *exchange) send(ctx context.Context, b *backends.Backend) (*http.Response, error) {
+	terms := b.Terms()
+	return terms.Transport.RoundTrip(x.request(ctx, b, terms.APIKey))
+}
+
 // request is what goes to the replica: the client's bytes, to the endpoint's
 // own path. The client's header was made fit for replicas by outgoing.
-func (x *exchange) request(ctx context.Context, b *backends.Backend) *http.Request {
+func (x *exchange) request(ctx context.Context, b *backends.Backend, key string) *http.Request {
 	header := x.r.Header
 	delete(header, "Authorization") // the key of the backend tried before
-	if b.APIKey != "" {
-		header["Authorization"] = []string{"Bearer " + b.APIKey}
+	if key != "" {
+		header["Authorization"] = []string{"Bearer " + key}
 	}
 	body := x.input.body
 	open := func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(body)), nil }

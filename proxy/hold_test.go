@@ -210,7 +210,9 @@ func TestMaxInFlight(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			g := newGated()
 			f := serveHolding(t, c.hold, nil, &g.replica)
-			f.backends[0].MaxInFlight = 1
+			limited := *f.backends[0].Terms()
+			limited.MaxInFlight = 1
+			f.backends[0].SetTerms(limited)
 			first := f.background(asked("first", false))
 			eventually(t, "the first is sent", func() bool { return len(g.requests()) == 1 })
 			second := f.background(asked("second", false))

@@ -58,7 +58,9 @@ func TestBurstOfStreamsLosesNone(t *testing.T) {
 	f := simulate(t, 4, "prefix", vllmsim.EngineConfig{Speed: 20, MaxSeqs: streams, KVTokens: 4_000_000})
 	open := make(chan struct{})
 	for _, b := range f.backends {
-		b.Transport = &gate{b.Transport.(*transport.Transport), open}
+		terms := *b.Terms()
+		terms.Transport = &gate{terms.Transport.(*transport.Transport), open}
+		b.SetTerms(terms)
 	}
 	f.client.Transport.(*http.Transport).MaxIdleConnsPerHost = streams
 	f.client.Timeout = 2 * time.Minute
@@ -81,7 +83,7 @@ func TestBurstOfStreamsLosesNone(t *testing.T) {
 	f.settled()
 	f.client.CloseIdleConnections()
 	for _, b := range f.backends {
-		b.Transport.(*gate).CloseIdleConnections()
+		b.Terms().Transport.(*gate).CloseIdleConnections()
 	}
 	// Those of the simulation and of the listeners remain.
 	eventually(t, "the streams' goroutines are gone", func() bool { return runtime.NumGoroutine() < before+40 })

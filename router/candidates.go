@@ -10,7 +10,7 @@ import (
 )
 
 // ErrFull says that every backend that could take the request has as many of
-// ours as it may have (Backend.MaxInFlight).
+// ours as it may have (Terms.MaxInFlight).
 var ErrFull = errors.New("every backend that could take the request has as many as it may have")
 
 // kvPressure is the share of its KV cache beyond which a replica gets no new
@@ -105,18 +105,19 @@ func available(b *backends.Backend, tried []*backends.Backend) bool {
 // isFull reports whether b may not have so many sequences more. One request
 // alone always may, whatever it counts for.
 func isFull(b *backends.Backend, sequences int64) bool {
-	if b.MaxInFlight <= 0 {
+	most := b.Terms().MaxInFlight
+	if most <= 0 {
 		return false
 	}
 	n := b.InFlight.Load()
-	return n > 0 && n+sequences > int64(b.MaxInFlight)
+	return n > 0 && n+sequences > int64(most)
 }
 
 func weight(b *backends.Backend) float64 {
-	if b.Weight <= 0 {
-		return 1
+	if w := b.Terms().Weight; w > 0 {
+		return w
 	}
-	return b.Weight
+	return 1
 }
 
 // trouble ranks b; queued is what waits on it for other clients, in tokens. All
