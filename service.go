@@ -95,24 +95,18 @@ func (s *service) watch(m *metrics.Metrics) {
 		s.router.Forget(b)
 	}
 	s.checker = &backends.Checker{
-		Backends:     s.registry.All(),
-		Interval:     c.Health.Interval,
-		DownInterval: c.Health.DownInterval,
-		Timeout:      c.Health.Timeout,
-		Logger:       s.log,
-		OnState:      func(b *backends.Backend, _ backends.State, _ string) { s.router.Changed(b) },
-		OnLost:       lost,
+		Logger:  s.log,
+		OnState: func(b *backends.Backend, _ backends.State, _ string) { s.router.Changed(b) },
+		OnLost:  lost,
 	}
+	s.checker.SetPace(backends.CheckPace(c.Health))
 	s.poller = &backends.Poller{
-		Backends:     s.registry.All(),
-		Interval:     c.Poll.Interval,
-		FastInterval: c.Poll.FastInterval,
-		Timeout:      c.Poll.Timeout,
-		Logger:       s.log,
-		OnLoad:       s.router.Observe,
-		OnError:      func(b *backends.Backend, _ error) { m.PollFailed(b) },
-		OnLost:       lost,
+		Logger:  s.log,
+		OnLoad:  s.router.Observe,
+		OnError: func(b *backends.Backend, _ error) { m.PollFailed(b) },
+		OnLost:  lost,
 	}
+	s.poller.SetPace(backends.PollPace(c.Poll))
 	if s.snapshot != nil {
 		s.poller.OnLoad = s.snapshot.index.Observe
 	}
@@ -142,7 +136,6 @@ func (s *service) tellStalls(observe func(*backends.Backend, *backends.Load)) fu
 func (s *service) run(ctx context.Context, public, admin net.Listener) error {
 	watching, stopWatching := context.WithCancel(context.WithoutCancel(ctx))
 	var running sync.WaitGroup
-	running.Go(func() { s.checker.Run(watching) })
 	if s.recorder != nil {
 		running.Go(func() { s.recorder.Run(watching) })
 	}
@@ -150,7 +143,10 @@ func (s *service) run(ctx context.Context, public, admin net.Listener) error {
 		s.snapshot.load()
 		running.Go(func() { s.snapshot.run(watching) })
 	}
-	running.Go(func() { s.poller.Run(watching) })
+	for _, b := range s.registry.All() {
+		running.Go(func() { s.checker.Follow(watching, b) })
+		running.Go(func() { s.poller.Follow(watching, b) })
+	}
 	running.Go(func() { s.router.Run(watching) })
 	defer func() {
 		stopWatching()

@@ -35,8 +35,7 @@ func (s *service) openFleet() error {
 		probe := transport.New(transport.Options{URL: u, TLS: secured, ConnectTimeout: c.Timeouts.Connect, IdleTimeout: c.Timeouts.KeepaliveIdle})
 		s.transports = append(s.transports, t, probe)
 		backend := backends.New(b.Name, u, b.APIKey, t)
-		backend.Probe = probe
-		backend.MaxInFlight, backend.Weight = b.MaxInFlight, b.Weight
+		backend.SetTerms(backends.Terms{APIKey: b.APIKey, MaxInFlight: b.MaxInFlight, Weight: b.Weight, Transport: t, Probe: probe})
 		list = append(list, backend)
 	}
 	var err error

@@ -267,7 +267,7 @@ func TestALostCacheIsToldOnceBeforeTheLoad(t *testing.T) {
 				})
 				var told []string
 				p := Poller{
-					OnLost:   func(_ *Backend, reason string) { told = append(told, reason) },
+					OnLost: func(_ *Backend, reason string) { told = append(told, reason) },
 					OnLoad: func(*Backend, *Load) {
 						if polls == 1 {
 							told = nil // what the first scrape said of itself
