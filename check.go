@@ -114,6 +114,7 @@ func (c *Config) checkDurations(f *faults) {
 		{"timeouts.idle", c.Timeouts.Idle, 0},
 		{"timeouts.keepalive_idle", c.Timeouts.KeepaliveIdle, time.Millisecond},
 		{"timeouts.read_header", c.Timeouts.ReadHeader, time.Millisecond},
+		{"timeouts.drain", c.Timeouts.Drain, 0},
 		{"timeouts.shutdown", c.Timeouts.Shutdown, 0},
 	} {
 		if d.value < d.least {

@@ -167,7 +167,8 @@ func TestComposeSimulatedReplicasRunACommandOfTheImage(t *testing.T) {
 }
 
 func TestComposeProxyMayFinishItsRequestsAndKnowsItsVariables(t *testing.T) {
-	shutdown := mustLoad(t, "", "http://a:8000").Timeouts.Shutdown
+	timeouts := mustLoad(t, "", "http://a:8000").Timeouts
+	shutdown := timeouts.Drain + timeouts.Shutdown
 	variables := map[string]bool{}
 	for path := range otherValues() {
 		variables[envName(path)] = true
@@ -175,7 +176,7 @@ func TestComposeProxyMayFinishItsRequestsAndKnowsItsVariables(t *testing.T) {
 	for _, profile := range composeProfiles() {
 		proxy := composeProject(t, profile.name).Services[profile.proxy]
 		if g := proxy.StopGracePeriod; g == nil || time.Duration(*g) <= shutdown {
-			t.Errorf("%s is killed within timeouts.shutdown %v", profile.proxy, shutdown)
+			t.Errorf("%s is killed within timeouts.drain and timeouts.shutdown, %v", profile.proxy, shutdown)
 		}
 		for name := range maps.Keys(proxy.Environment) {
 			if !variables[name] {

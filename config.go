@@ -12,15 +12,16 @@ var defaultsYAML []byte
 
 // Config is everything a user may set. The fields stand in the order of
 // config.yaml, which says what each is for; every field has a line there and
-// every line a field. Never modified once loaded.
+// every line a field. Never modified once loaded. A setting marked reload:"no"
+// stays as it was at the start until the next one; so does all of a section.
 type Config struct {
-	Listen          string            `mapstructure:"listen"` // host:port
-	Admin           string            `mapstructure:"admin"`  // host:port, or empty: no admin listener
+	Listen          string            `mapstructure:"listen" reload:"no"` // host:port
+	Admin           string            `mapstructure:"admin" reload:"no"`  // host:port, or empty: no admin listener
 	Backends        []BackendConfig   `mapstructure:"backends"`
 	Routing         RoutingConfig     `mapstructure:"routing"`
 	SLO             SLOConfig         `mapstructure:"slo"`
 	Index           IndexConfig       `mapstructure:"index"`
-	Record          RecordConfig      `mapstructure:"record"`
+	Record          RecordConfig      `mapstructure:"record" reload:"no"`
 	Limits          LimitsConfig      `mapstructure:"limits"`
 	Poll            PollConfig        `mapstructure:"poll"`
 	Health          HealthConfig      `mapstructure:"health"`
@@ -83,9 +84,9 @@ type SLOConfig struct {
 
 // IndexConfig sizes what is remembered of the replicas' caches.
 type IndexConfig struct {
-	BlockBytes int      `mapstructure:"block_bytes"`
-	MaxBytes   ByteSize `mapstructure:"max_bytes"`
-	Snapshot   string   `mapstructure:"snapshot"` // file; empty: none
+	BlockBytes int      `mapstructure:"block_bytes" reload:"no"`
+	MaxBytes   ByteSize `mapstructure:"max_bytes" reload:"no"`
+	Snapshot   string   `mapstructure:"snapshot" reload:"no"` // file; empty: none
 }
 
 // RecordConfig is for the recording of traffic.
@@ -99,7 +100,7 @@ type RecordConfig struct {
 type LimitsConfig struct {
 	BodyBytes      ByteSize `mapstructure:"body_bytes"`
 	BodyBytesTotal ByteSize `mapstructure:"body_bytes_total"`
-	HeaderBytes    ByteSize `mapstructure:"header_bytes"`
+	HeaderBytes    ByteSize `mapstructure:"header_bytes" reload:"no"`
 }
 
 // PollConfig is for the scrapes of /metrics.
@@ -117,15 +118,16 @@ type HealthConfig struct {
 }
 
 // TimeoutsConfig bounds every wait in a request's life. FirstByte, Idle,
-// BodyIdle and WriteIdle are off when 0.
+// BodyIdle, WriteIdle and Drain are off when 0.
 type TimeoutsConfig struct {
 	Connect       time.Duration `mapstructure:"connect"`
 	FirstByte     time.Duration `mapstructure:"first_byte"`
 	Idle          time.Duration `mapstructure:"idle"`
 	KeepaliveIdle time.Duration `mapstructure:"keepalive_idle"`
-	ReadHeader    time.Duration `mapstructure:"read_header"`
+	ReadHeader    time.Duration `mapstructure:"read_header" reload:"no"`
 	BodyIdle      time.Duration `mapstructure:"body_idle"`
 	WriteIdle     time.Duration `mapstructure:"write_idle"`
+	Drain         time.Duration `mapstructure:"drain"`
 	Shutdown      time.Duration `mapstructure:"shutdown"`
 }
 
@@ -137,5 +139,5 @@ type ConnectionsConfig struct {
 // LogConfig chooses what is logged, and how.
 type LogConfig struct {
 	Level  string `mapstructure:"level"`
-	Format string `mapstructure:"format"`
+	Format string `mapstructure:"format" reload:"no"`
 }

@@ -75,7 +75,7 @@ func TestDefaultsAreThoseOfTheDesign(t *testing.T) {
 		Log:             LogConfig{Level: "info", Format: "text"},
 		Timeouts: TimeoutsConfig{
 			Connect: 2 * time.Second, BodyIdle: 30 * time.Second, WriteIdle: time.Minute, FirstByte: 2 * time.Minute, Idle: 2 * time.Minute,
-			KeepaliveIdle: 4 * time.Second, ReadHeader: 10 * time.Second, Shutdown: time.Minute,
+			KeepaliveIdle: 4 * time.Second, ReadHeader: 10 * time.Second, Drain: 5 * time.Second, Shutdown: time.Minute,
 		},
 	}
 	if got := mustLoad(t, "", "http://a:8000"); !reflect.DeepEqual(got, want) {
@@ -165,6 +165,7 @@ func otherValues() map[string]struct {
 		"timeouts.idle":               {"1m30s", 90 * time.Second},
 		"timeouts.keepalive_idle":     {"60s", time.Minute},
 		"timeouts.read_header":        {"5s", 5 * time.Second},
+		"timeouts.drain":              {"0", time.Duration(0)},
 		"timeouts.shutdown":           {"10s", 10 * time.Second},
 		"connections.max_per_backend": {"16", 16},
 		"response_headers":            {"false", false},

@@ -47,7 +47,8 @@ func startDemoFleet(ctx context.Context, policy string, replicas int, address, a
 	if err != nil {
 		return nil, err
 	}
-	s, err := newService(config, newLogger(config.Log, os.Stderr))
+	log, _ := newLogger(config.Log, os.Stderr)
+	s, err := newService(config, log)
 	if err != nil {
 		return nil, err
 	}

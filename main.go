@@ -16,9 +16,15 @@ import (
 )
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	// The first signal begins an orderly end; from then on a second one kills.
-	context.AfterFunc(ctx, stop)
+	ctx, stop := context.WithCancelCause(context.Background())
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	go func() {
+		first := <-signals
+		// It begins an orderly end; from then on a second one kills.
+		signal.Stop(signals)
+		stop(stopSignal{first})
+	}()
 	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
 }
 

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -164,8 +165,9 @@ func (f *sdkFleet) proxyMetric(t *testing.T, name string) float64 {
 	return metricSum(t, f.admin, name)
 }
 
-// metricSum returns the sum of a gauge's or counter's series.
-func metricSum(t *testing.T, url, name string) (sum float64) {
+// metricSum returns the sum of a gauge's or counter's series that have all of
+// the values as labels.
+func metricSum(t *testing.T, url, name string, labels ...string) (sum float64) {
 	t.Helper()
 	resp, err := http.Get(url + "/metrics")
 	if err != nil {
@@ -179,6 +181,13 @@ func metricSum(t *testing.T, url, name string) (sum float64) {
 		t.Fatal(err)
 	}
 	for _, m := range families[name].GetMetric() {
+		var values []string
+		for _, l := range m.GetLabel() {
+			values = append(values, l.GetValue())
+		}
+		if slices.ContainsFunc(labels, func(want string) bool { return !slices.Contains(values, want) }) {
+			continue
+		}
 		sum += m.GetGauge().GetValue() + m.GetCounter().GetValue()
 	}
 	return sum

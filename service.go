@@ -1,14 +1,9 @@
 package main
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/http"
-	"sync"
-	"time"
 
 	"warmroute/backends"
 	"warmroute/backends/transport"
@@ -17,10 +12,6 @@ import (
 	"warmroute/proxy/record"
 	"warmroute/router"
 )
-
-// clientIdle is how long a client's connection may lie idle. Longer than any
-// common client keeps one, so that it is the client that closes.
-const clientIdle = 5 * time.Minute
 
 // service is one proxy with everything that runs for it.
 type service struct {
@@ -33,8 +24,11 @@ type service struct {
 	transports []*transport.Transport
 	checker    *backends.Checker
 	poller     *backends.Poller
-	public     http.Handler
+	metrics    *metrics.Metrics
+	proxy      *proxy.Proxy // serves the public listener
 	admin      http.Handler
+
+	control *control // nil: nobody tells it anything but to end
 }
 
 // newService puts a proxy together. Nothing runs before run.
@@ -56,6 +50,7 @@ func newService(c *Config, log *slog.Logger) (*service, error) {
 		}
 	}
 	m := metrics.New(s.registry.All(), s.router, version())
+	s.metrics = m
 	s.watch(m)
 	if c.Record.File != "" {
 		s.recorder, err = record.New(record.Options{
@@ -70,7 +65,7 @@ func newService(c *Config, log *slog.Logger) (*service, error) {
 			return nil, fmt.Errorf("record.file: %w", err)
 		}
 	}
-	s.public = proxy.New(proxy.Options{
+	s.proxy = proxy.New(proxy.Options{
 		Registry:   s.registry,
 		Router:     s.router,
 		Metrics:    m,
@@ -127,84 +122,5 @@ func (s *service) tellStalls(observe func(*backends.Backend, *backends.Load)) fu
 			return
 		}
 		told[b.Slot] = !told[b.Slot]
-	}
-}
-
-// run serves the public listener, and the admin one if there is one, until ctx
-// is done; then requests in flight may finish for as long as
-// timeouts.shutdown. It owns the listeners.
-func (s *service) run(ctx context.Context, public, admin net.Listener) error {
-	watching, stopWatching := context.WithCancel(context.WithoutCancel(ctx))
-	var running sync.WaitGroup
-	if s.recorder != nil {
-		running.Go(func() { s.recorder.Run(watching) })
-	}
-	if s.snapshot != nil {
-		s.snapshot.load()
-		running.Go(func() { s.snapshot.run(watching) })
-	}
-	for _, b := range s.registry.All() {
-		running.Go(func() { s.checker.Follow(watching, b) })
-		running.Go(func() { s.poller.Follow(watching, b) })
-	}
-	running.Go(func() { s.router.Run(watching) })
-	defer func() {
-		stopWatching()
-		running.Wait()
-		if s.snapshot != nil {
-			s.snapshot.save()
-		}
-		for _, t := range s.transports {
-			t.CloseIdleConnections()
-		}
-	}()
-
-	servers := []*http.Server{s.server(s.public)}
-	listeners := []net.Listener{public}
-	if admin != nil {
-		servers, listeners = append(servers, s.server(s.admin)), append(listeners, admin)
-	}
-	failed := make(chan error, len(servers))
-	for i := range servers {
-		running.Go(func() {
-			if err := servers[i].Serve(listeners[i]); !errors.Is(err, http.ErrServerClosed) {
-				failed <- err
-			}
-		})
-	}
-	var err error
-	select {
-	case <-ctx.Done():
-		s.log.Info("shutting down", "limit", s.config.Timeouts.Shutdown)
-	case err = <-failed:
-	}
-	return errors.Join(err, s.shutdown(servers))
-}
-
-// shutdown lets requests in flight finish, as long as they may, and then cuts
-// them off. Those that wait for a replica to come back do so at another proxy.
-func (s *service) shutdown(servers []*http.Server) error {
-	s.router.Stop()
-	limit, cancel := context.WithTimeout(context.Background(), s.config.Timeouts.Shutdown)
-	defer cancel()
-	var errs []error
-	for _, server := range servers {
-		if err := server.Shutdown(limit); err != nil {
-			errs = append(errs, fmt.Errorf("requests still in flight after %v were cut off (timeouts.shutdown)", s.config.Timeouts.Shutdown))
-			server.Close()
-		}
-	}
-	return errors.Join(errs...)
-}
-
-func (s *service) server(h http.Handler) *http.Server {
-	return &http.Server{
-		Handler: h,
-		// Else net/http itself answers "OPTIONS *", which is on no allowlist.
-		DisableGeneralOptionsHandler: true,
-		ReadHeaderTimeout:            s.config.Timeouts.ReadHeader,
-		IdleTimeout:                  clientIdle,
-		MaxHeaderBytes:               int(s.config.Limits.HeaderBytes),
-		ErrorLog:                     slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
 	}
 }

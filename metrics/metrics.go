@@ -34,6 +34,7 @@ type Metrics struct {
 	recording prometheus.Counter
 	hold      prometheus.Histogram
 	holdEnds  *prometheus.CounterVec
+	reloads   reloads
 }
 
 // Latency buckets fit language models: from a hit on an idle replica to a cold
@@ -78,6 +79,7 @@ func New(fleet []*backends.Backend, r *router.Router, version string) *Metrics {
 		Name: "warmroute_hold_seconds", Buckets: holdBuckets,
 		Help: "Time in the hold queue of requests that were in it.",
 	})
+	m.reloads = newReloads()
 	m.holdEnds = counter("hold_ends_total", "Requests that left the hold queue, or were not let in, by how.", "end")
 	for _, end := range []HeldEnd{HeldSent, HeldRefused, HeldTooLong, HeldNoneReady, HeldLeft} {
 		m.holdEnds.WithLabelValues(string(end)) // so that a rate is there before the first one
@@ -87,7 +89,7 @@ func New(fleet []*backends.Backend, r *router.Router, version string) *Metrics {
 	})
 	info.Set(1)
 	m.registry.MustRegister(m.requests, m.duration, m.ttft, m.overhead, m.prompt, m.predicted, m.observed,
-		m.spills, m.retries, m.aborts, m.polls, m.recording, m.hold, m.holdEnds, info, &state{fleet, r}, &learned{fleet, r},
+		m.spills, m.retries, m.aborts, m.polls, m.recording, m.hold, m.holdEnds, m.reloads.total, m.reloads.last, info, &state{fleet, r}, &learned{fleet, r},
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }

@@ -24,7 +24,7 @@ type failure struct {
 	free    bool // counts as no attempt: nothing was sent
 	final   bool // no other backend may be asked
 	timeout bool
-	left    bool // the client is gone: nobody is there to be answered
+	left    bool // the client is gone, or has its answer: nothing is left to be done
 
 	// What the replica answered, if it did; what its decision was then.
 	status   int
@@ -128,7 +128,12 @@ func (x *exchange) request(ctx context.Context, b *backends.Backend, key string)
 // failed sorts an attempt that brought no answer, or none to its end. The
 // client's own leaving is not the backend's fault.
 func (a *attempt) failed(err error) *failure {
-	if a.r.Context().Err() != nil {
+	if a.cutOff() {
+		a.result.End = router.Left
+		a.refuse(shuttingDown())
+		return &failure{err: err, left: true}
+	}
+	if a.clientLeft() {
 		a.left("before_answer")
 		return &failure{err: err, left: true}
 	}

@@ -59,6 +59,10 @@ func (p *Proxy) serve(e *endpoint, w http.ResponseWriter, r *http.Request) {
 	x := &exchange{p: p, settings: s, endpoint: e, w: newClient(w, r, s.WriteIdle), r: r, arrived: time.Now(), id: r.Header.Get("X-Request-Id")}
 	x.outcome.Endpoint = e.path
 	defer x.end()
+	if p.isLeaving() == refusing {
+		x.refuse(shuttingDown())
+		return
+	}
 	if fault := x.prepare(); fault != nil {
 		x.refuse(fault)
 		return
@@ -248,6 +252,8 @@ func (x *exchange) run() {
 // there were any, else with why there is none.
 func (x *exchange) giveUp(last *failure, none error) {
 	switch {
+	case x.cutOff():
+		x.refuse(shuttingDown())
 	case none != nil && x.r.Context().Err() != nil:
 		x.outcome.Code = statusClientLeft
 		x.p.metrics.Aborted("held")

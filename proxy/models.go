@@ -68,6 +68,10 @@ func (p *Proxy) live(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(htt
 
 // ready answers whether a request would find a replica.
 func (p *Proxy) ready(w http.ResponseWriter, _ *http.Request) {
+	if p.isLeaving() == refusing {
+		shuttingDown().write(w)
+		return
+	}
 	for _, b := range p.registry.All() {
 		if b.State() == backends.Ready {
 			w.WriteHeader(http.StatusOK)

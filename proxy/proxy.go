@@ -47,6 +47,7 @@ type Proxy struct {
 	blockBytes int
 	record     *record.Recorder
 	settings   atomic.Pointer[Settings]
+	leaving    atomic.Int32 // a leaving
 
 	bodies   bodies
 	scratch  sync.Pool // of *scratch
@@ -102,6 +103,9 @@ func (p *Proxy) routes() http.Handler {
 func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	id := []string{requestID(r.Header)}
 	r.Header["X-Request-Id"], w.Header()["X-Request-Id"] = id, id
+	if p.isLeaving() != staying {
+		closeConnection(w)
+	}
 	p.handlers.ServeHTTP(w, r)
 }
 

@@ -150,8 +150,13 @@ func (a *attempt) finish(resp *http.Response, s *eventScanner, out *lines, err, 
 			a.brokeOff(status, errors.New("error event in mid-answer"))
 		}
 		return
-	case writeErr != nil || a.r.Context().Err() != nil:
+	case writeErr != nil || a.clientLeft():
 		a.left(a.w.phase("in_stream"))
+		return
+	case a.cutOff():
+		e := shuttingDown()
+		a.result.End, a.outcome.Code = router.Left, e.status
+		a.w.Write(append([]byte("\n\n"), e.event(a.endpoint.format)...))
 		return
 	}
 	e := &apiError{status: http.StatusBadGateway, kind: "bad_gateway", code: "replica_failed", message: "the replica's answer broke off"}

@@ -153,7 +153,10 @@ func (a *attempt) relayLong(resp *http.Response, head []byte) *failure {
 			a.result.End = router.Served
 		}
 		return nil
-	case from.err == nil || from.err == io.EOF || a.r.Context().Err() != nil: // it was the writing that failed
+	case a.cutOff():
+		a.result.End, a.outcome.Code = router.Left, http.StatusServiceUnavailable
+		panic(http.ErrAbortHandler) // as below
+	case from.err == nil || from.err == io.EOF || a.clientLeft(): // it was the writing that failed
 		a.left(a.w.phase("in_body"))
 		return nil
 	}

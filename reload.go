@@ -1,0 +1,105 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"reflect"
+
+	"warmroute/backends"
+)
+
+// reloader reads the configuration of a running service anew and applies it.
+// Not safe for concurrent use.
+type reloader struct {
+	load    func() (*Config, error) // as at the start, from the same flags
+	started *Config                 // as at the start
+	level   *slog.LevelVar
+	files   fileWatch
+}
+
+// newReloader is for a service that was made of what load returned.
+func newReloader(s *service, file string, load func() (*Config, error), level *slog.LevelVar) *reloader {
+	r := &reloader{started: s.config, level: level}
+	r.load = func() (*Config, error) {
+		if info, err := os.Stat(file); err == nil && !info.Mode().IsRegular() {
+			return nil, fmt.Errorf("%s is no plain file and cannot be read a second time", file)
+		}
+		return load()
+	}
+	r.files.names = func() []string {
+		if file == "" {
+			return nil
+		}
+		return []string{file}
+	}
+	r.files.note()
+	return r
+}
+
+// run applies the configuration as it is now: whole, or not at all. Requests
+// under way keep the settings of their arrival.
+func (r *reloader) run(s *service) {
+	r.files.note()
+	c, err := r.load()
+	if err != nil {
+		s.metrics.Reloaded(false)
+		for _, line := range faultLines(err) {
+			s.log.Error("configuration not reloaded, the old one stays", "fault", line)
+		}
+		return
+	}
+	changed := changedSettings(s.config, c, false)
+	s.apply(c)
+	r.level.UnmarshalText([]byte(c.Log.Level)) // checked with the configuration
+	s.metrics.Reloaded(true)
+	s.log.Info("configuration reloaded", "changed", changed)
+	for _, path := range changedSettings(r.started, c, true) {
+		s.log.Warn("setting takes effect at the next start", "setting", path)
+	}
+	for _, w := range c.Warnings() {
+		s.log.Warn(w)
+	}
+}
+
+// apply makes the running service what c says, but for settings marked
+// reload:"no".
+func (s *service) apply(c *Config) {
+	s.proxy.Configure(c.proxySettings())
+	s.checker.SetPace(backends.CheckPace(c.Health))
+	s.poller.SetPace(backends.PollPace(c.Poll))
+	s.config = c
+}
+
+// faultLines are the faults of a configuration, each with its key path.
+func faultLines(err error) []string {
+	var faults ConfigError
+	if errors.As(err, &faults) {
+		return faults
+	}
+	return []string{err.Error()}
+}
+
+// changedSettings lists, by path, the settings in which two configurations
+// differ: those that wait for the next start, or all others. It has no values,
+// some of which are secret.
+func changedSettings(a, b *Config, waiting bool) []string {
+	return changedFields(reflect.ValueOf(*a), reflect.ValueOf(*b), "", false, waiting)
+}
+
+// changedFields is changedSettings for a section; waits says that all of it is
+// marked.
+func changedFields(a, b reflect.Value, section string, waits, waiting bool) (paths []string) {
+	for i := range a.NumField() {
+		field := a.Type().Field(i)
+		path, waits := section+field.Tag.Get("mapstructure"), waits || field.Tag.Get("reload") == "no"
+		switch {
+		case field.Type.Kind() == reflect.Struct:
+			paths = append(paths, changedFields(a.Field(i), b.Field(i), path+".", waits, waiting)...)
+		case waits == waiting && !reflect.DeepEqual(a.Field(i).Interface(), b.Field(i).Interface()):
+			paths = append(paths, path)
+		}
+	}
+	return paths
+}

@@ -1,0 +1,70 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"syscall"
+	"time"
+
+	"warmroute/proxy"
+)
+
+const (
+	// farewell is how long clients whose answers are cut off have to take the error
+	// that says so.
+	farewell = 2 * time.Second
+	// lastScrape is how long a request on the admin listener may take at the end.
+	lastScrape = time.Second
+)
+
+// stopSignal is the cause with which a signal ends the program's context.
+type stopSignal struct{ os.Signal }
+
+func (s stopSignal) Error() string { return "stopped by " + s.String() }
+
+// drain goes on answering for timeouts.drain: requests in flight go on, and
+// new ones get a 503, so that a balancer in front learns from its health check
+// and not from its clients. Nobody waits for that at a terminal.
+func (s *service) drain(ctx context.Context, f *front) {
+	var signal stopSignal
+	if cause, ok := context.Cause(ctx).(stopSignal); ok {
+		signal = cause
+	}
+	s.proxy.Refuse()
+	if signal.Signal != syscall.SIGTERM || s.config.Timeouts.Drain == 0 {
+		return
+	}
+	s.log.Info("draining: not ready any more, new requests are refused", "for", s.config.Timeouts.Drain)
+	select {
+	case <-time.After(s.config.Timeouts.Drain):
+	case <-f.failed: // nothing is left to be refused
+	}
+}
+
+// shutdown closes the listeners and lets requests in flight finish, as long as
+// they may, and then cuts them off, which their clients are told. Requests that
+// wait for a replica to come back do so at another proxy. The admin listener
+// goes last, so that the end can be watched.
+func (s *service) shutdown(f *front) error {
+	most := s.config.Timeouts.Shutdown
+	s.log.Info("shutting down", "limit", most)
+	s.proxy.Refuse()
+	s.router.Stop()
+	limit, cancel := context.WithTimeout(context.Background(), most)
+	defer cancel()
+	err := f.public.Shutdown(limit)
+	if err != nil {
+		err = fmt.Errorf("requests still in flight after %v were cut off (timeouts.shutdown)", most)
+		f.cut(proxy.ErrCutOff)
+		last, cancel := context.WithTimeout(context.Background(), farewell)
+		defer cancel()
+		f.public.Shutdown(last)
+	}
+	if f.admin != nil {
+		last, cancel := context.WithTimeout(context.Background(), lastScrape)
+		defer cancel()
+		f.admin.Shutdown(last)
+	}
+	return err
+}
