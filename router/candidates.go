@@ -23,10 +23,12 @@ const kvPressure = 0.95
 type trouble int
 
 const (
-	well    trouble = iota
-	pressed         // its KV cache is all but full
-	small           // the prompt is too long for it
-	stuck           // it produces nothing
+	due trouble = iota - 1 // it has failed, and has to be tried again, or nobody would see it heal
+	well
+	pressed // its KV cache is all but full
+	failing // it fails what it is sent, and does so at once
+	small   // the prompt is too long for it
+	stuck   // it produces nothing
 )
 
 // gather fills candidates and slots with the backends that could take req; when
@@ -47,7 +49,7 @@ func (r *Router) gather(req *Request, tried []*backends.Backend, now time.Time) 
 		l := b.Load()
 		foreign, queued := r.foreign(l, now)
 		queued *= r.uncached.value
-		switch rank := r.trouble(req, b, l, queued, now); {
+		switch rank := r.trouble(req, tried, b, l, queued, now); {
 		case rank > least:
 			continue
 		case rank < least:
@@ -124,12 +126,17 @@ func weight(b *backends.Backend) float64 {
 // policies keep away from a replica that produces nothing; the size of its cache
 // is the business of prefix alone, since the rules of others are to be what
 // they are elsewhere.
-func (r *Router) trouble(req *Request, b *backends.Backend, l *backends.Load, queued float64, now time.Time) trouble {
+func (r *Router) trouble(req *Request, tried []*backends.Backend, b *backends.Backend, l *backends.Load, queued float64, now time.Time) trouble {
+	k := &r.progress[b.Slot].breaker
 	switch {
 	case r.stalled(b, l, queued, now):
 		return stuck
+	case k.due(now) && len(tried) == 0 && !req.Instant && !r.tooLong(req, b.Slot):
+		return due // a request that failed elsewhere is not risked
 	case r.policyName == "prefix" && r.tooLong(req, b.Slot):
 		return small
+	case k.open:
+		return failing
 	case l != nil && l.KVKnown && l.KVCacheUsage > kvPressure && r.policyName == "prefix":
 		return pressed
 	}

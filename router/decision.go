@@ -45,10 +45,14 @@ type Decision struct {
 	ttft      time.Duration // from sentAt to the first event; 0: none was seen
 	sentAt    time.Time
 	placed    index.Placement
-	maxTokens int   // of the answer; 0: not known
-	loose     int64 // see cache
+	maxTokens int                 // of the answer; 0: not known
+	loose     int64               // see cache
+	backends  []*backends.Backend // that could have been chosen, but for tried
+	tried     []*backends.Backend
 
 	// Guarded by router.deciding.
+	stuck          func(elsewhere, hung bool) // see Request; nil: not watched, or no more
+	watchedAt      int
 	started        bool
 	released       bool
 	answeringSince int64   // microseconds since Router.made
@@ -68,6 +72,8 @@ const (
 // Outcome is what there is to say of a request at its end. Zero fields are not known.
 type Outcome struct {
 	End          End
+	Failed       bool // by the backend's own fault: no connection, no answer in time, 5xx, broken off
+	Stuck        bool // it showed no sign of work for so long that another is asked
 	AnswerTokens int  // length of the answer, all sequences together
 	PromptTokens int  // of the prompt, as the engine counted them
 	CachedTokens int  // of them from its cache
@@ -96,6 +102,8 @@ func (d *Decision) start(now time.Time) {
 		return
 	}
 	d.started = true
+	d.unwatch()
+	d.router.progress[d.Backend.Slot].breaker.worked(d, now)
 	d.blocks = nil
 	a := &d.router.accounts[d.Backend.Slot]
 	a.first(d, now)
@@ -119,6 +127,7 @@ func (d *Decision) Release(o Outcome) {
 		panic("router: a Decision was released twice")
 	}
 	d.released = true
+	d.unwatch()
 	if d.instant {
 		return
 	}
@@ -131,6 +140,7 @@ func (d *Decision) Release(o Outcome) {
 		o.AnswerTokens = 0
 	}
 	r.progress[d.Backend.Slot].ended(d)
+	r.progress[d.Backend.Slot].breaker.ended(d, &o, &r.breaking, now)
 	switch {
 	case o.End == Served:
 		r.served(d, &o)

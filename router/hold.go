@@ -54,7 +54,8 @@ type Held struct {
 // were tried are left out. deliver is called exactly once, unless Cancel comes
 // before: within Submit, which then returns nil, or within a later call that
 // made room. It is called under the router's lock, and so must neither block nor
-// call the router. What req and tried point to stays unchanged until then.
+// call the router. What req and tried point to stays unchanged until then, and
+// until the Decision's Release.
 func (r *Router) Submit(req *Request, deliver func(*Decision, error), tried ...*backends.Backend) *Held {
 	r.deciding.Lock()
 	defer r.deciding.Unlock()
@@ -129,7 +130,7 @@ func (r *Router) tryNow(req *Request, tried []*backends.Backend, now time.Time) 
 	chosen, err := r.score(req, tried, now)
 	switch {
 	case err == nil && req.Instant:
-		return r.reserve(req, chosen, now), nil
+		return r.reserve(req, tried, chosen, now), nil
 	case err != nil && !req.Instant && r.holding.Requests > 0 && len(req.Backends) > 0:
 		return nil, errHold
 	case err != nil:
@@ -141,7 +142,7 @@ func (r *Router) tryNow(req *Request, tried []*backends.Backend, now time.Time) 
 	if len(tried) == 0 && !r.tooLong(req, r.candidates[chosen].Slot) { // a retry was charged the first time
 		r.fair.charge(req.Tenant, r.leastUncached(req), r.rates(), r.seconds(now))
 	}
-	return r.reserve(req, chosen, now), nil
+	return r.reserve(req, tried, chosen, now), nil
 }
 
 // mayYet reports whether a backend that was not tried may come up for req: all

@@ -8,7 +8,17 @@ import (
 )
 
 // Changed tells that a backend's state has changed: requests may be waiting for it.
-func (r *Router) Changed(*backends.Backend) { r.Tick() }
+// One that has come back is as good as new.
+func (r *Router) Changed(b *backends.Backend) {
+	r.deciding.Lock()
+	defer r.deciding.Unlock()
+	now := r.now()
+	if p := &r.progress[b.Slot]; b.State() == backends.Ready {
+		p.missed, p.hung = 0, false
+		p.breaker.close(now)
+	}
+	r.dispatch(now)
+}
 
 // Tick looks at what time alone changes: work that was done, loads that fade,
 // requests held too long. Whoever drives a Router without Run calls it every

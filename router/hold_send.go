@@ -71,7 +71,7 @@ func (r *Router) turn(h *Held, now time.Time) {
 	}
 	slot := r.candidates[chosen].Slot
 	r.take(h)
-	d := r.reserve(&h.req, chosen, now)
+	d := r.reserve(&h.req, h.tried, chosen, now)
 	d.Held = now.Sub(h.arrived)
 	h.deliver(d, nil)
 	r.room[slot] = r.roomOn(slot, now)
@@ -192,8 +192,11 @@ func (r *Router) roomOn(slot int, now time.Time) float64 {
 // once, or nearly so; see docs/design.md, "Hold queue".
 func (r *Router) startsSoon(req *Request, chosen int, now time.Time) bool {
 	c := &r.candidates[chosen]
-	if r.tooLong(req, c.Slot) {
+	switch {
+	case r.tooLong(req, c.Slot):
 		return true // or rather, is refused at once
+	case r.progress[c.Slot].breaker.due(now):
+		return true // or it would wait for what nobody tries
 	}
 	if r.slots[chosen].InFlight.Load() == 0 {
 		return true // nothing of ours could make room, and what others have there may last

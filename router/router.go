@@ -37,6 +37,7 @@ type Options struct {
 	Policy        string              // one of policy.Names
 	Settings      policy.Settings
 	Hold          HoldOptions
+	Breaker       BreakerOptions
 	SLO           time.Duration // TTFT to be met where it can be, by the policy prefix; 0: none
 	BlockBytes    int           // bytes of canonical prompt in a block
 	IndexMaxBytes int64
@@ -61,6 +62,7 @@ type Router struct {
 	progress     []progress // by slot
 	fleet        []*backends.Backend
 	holding      HoldOptions
+	breaking     BreakerOptions
 	late         bool          // requests wait until a backend can start them soon
 	began        chan struct{} // to Run: the queue is not empty any more
 
@@ -109,6 +111,7 @@ func New(o Options) (*Router, error) {
 		matched:      make([]int, len(o.Backends)),
 		fleet:        o.Backends,
 		holding:      o.Hold,
+		breaking:     o.Breaker,
 		late:         policy.Holds(o.Policy) && o.Hold.Requests > 0,
 		began:        make(chan struct{}, 1),
 		caches:       make([]cache, len(o.Backends)),
@@ -150,6 +153,13 @@ type Request struct {
 	Session   uint64 // hash of what names its session; 0: nothing does
 	Tenant    uint64 // hash of who sends it, for fairness; 0: nobody in particular
 	Priority  int    // lower first; 0 is plain
+
+	// Stuck, if not nil, is called when the chosen backend is found to do nothing
+	// about the request, and again while that lasts, until the Decision's Commit,
+	// FirstEvent or Release. elsewhere: another backend seems able to answer it.
+	// hung: the replica answers nobody, not even its checks. It is called under the
+	// router's lock, and so must neither block nor call the router.
+	Stuck func(elsewhere, hung bool)
 }
 
 // sequences is what the request counts for.
@@ -181,7 +191,7 @@ func (r *Router) score(req *Request, tried []*backends.Backend, now time.Time) (
 	return r.policy.Choose(pr, r.candidates), nil
 }
 
-func (r *Router) reserve(req *Request, chosen int, now time.Time) *Decision {
+func (r *Router) reserve(req *Request, tried []*backends.Backend, chosen int, now time.Time) *Decision {
 	c, b := &r.candidates[chosen], r.slots[chosen]
 	depth := r.depth[b.Slot]
 	d := &Decision{
@@ -207,7 +217,11 @@ func (r *Router) reserve(req *Request, chosen int, now time.Time) *Decision {
 		instant:       req.Instant,
 		tooLong:       r.tooLong(req, b.Slot),
 		aside:         req.Aside,
+		backends:      req.Backends,
+		tried:         tried,
+		stuck:         req.Stuck,
 	}
+	r.progress[b.Slot].watched.add(d)
 	if d.instant {
 		return d
 	}
@@ -218,6 +232,7 @@ func (r *Router) reserve(req *Request, chosen int, now time.Time) *Decision {
 	}
 	r.accounts[b.Slot].sent(d, now)
 	r.progress[b.Slot].sent(d, b.InFlight.Add(d.sequences) == d.sequences, now)
+	r.progress[b.Slot].breaker.sent(d, now)
 	r.cacheSent(d, req, now)
 	return d
 }
@@ -262,10 +277,14 @@ func (r *Router) Observe(b *backends.Backend, l *backends.Load) {
 	r.polled(b, l)
 	r.resize(b.Slot)
 	r.index.Upkeep(upkeepBlocks)
-	r.progress[b.Slot].polled(l, r.accounts[b.Slot].unstarted, r.accounts[b.Slot].requests)
+	p := &r.progress[b.Slot]
+	p.polled(l, r.accounts[b.Slot].unstarted, r.accounts[b.Slot].requests)
 	now := r.now()
+	p.breaker.polled(&r.breaking, p.since, now)
 	_, queued := r.foreign(l, now)
-	r.stalled(b, l, queued*r.uncached.value, now)
+	if r.stalled(b, l, queued*r.uncached.value, now) {
+		r.tellStuck(b)
+	}
 	r.cachePolled(b, l, now)
 	r.dispatch(now)
 }

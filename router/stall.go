@@ -34,8 +34,14 @@ type progress struct {
 	prompt, generated, kv float64
 	tells                 bool // it has token counters
 
+	missed int  // scrapes in a row that were not answered in time
+	hung   bool // down, since its checks are not answered either
+
 	stalled bool // by the last look
 	stalls  uint64
+
+	breaker breaker
+	watched watched
 }
 
 // signOfWork notes that the engine did something at a time, and how many
@@ -80,6 +86,7 @@ func (p *progress) polled(l *backends.Load, unstarted float64, requests int) {
 	if idle || l.PromptTokens != p.prompt || l.GenerationTokens != p.generated || l.KVCacheUsage != p.kv {
 		p.signOfWork(l.ScrapedAt, unstarted)
 	}
+	p.missed, p.hung = 0, false
 	p.scraped, p.tells = l.ScrapedAt, l.TokensKnown
 	p.prompt, p.generated, p.kv = l.PromptTokens, l.GenerationTokens, l.KVCacheUsage
 }
@@ -104,10 +111,11 @@ func (r *Router) stalled(b *backends.Backend, l *backends.Load, queued float64, 
 	}
 	limit := stallAfter + time.Duration(stallMargin*owed/rate*float64(time.Second))
 	stalled := b.InFlight.Load() > 0 && p.silence(l, now) > limit
-	if stalled && !p.stalled {
+	began := stalled && !p.stalled
+	if p.stalled = stalled; began {
 		p.stalls++
+		r.tellStuck(b)
 	}
-	p.stalled = stalled
 	return stalled
 }
 
@@ -123,10 +131,11 @@ func (r *Router) Stalls(b *backends.Backend) (times uint64, now bool) {
 // silence is for how long the engine is known to have done nothing. Its counters
 // tell as of the last scrape. Where there are none its silence says nothing: it
 // may be at work for other clients, or on answers that come whole. But when
-// scrapes begin to fail, a stream that stands still in mid-answer tells enough.
+// scrapes begin to fail, a stream that stands still in mid-answer tells enough,
+// and so do scrapes that are not even answered.
 func (p *progress) silence(l *backends.Load, now time.Time) time.Duration {
 	switch {
-	case !p.tells || l == nil && p.streaming == 0:
+	case !p.tells || l == nil && p.streaming == 0 && p.missed < mute:
 		return 0
 	case l != nil:
 		now = p.scraped

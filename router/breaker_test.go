@@ -1,0 +1,239 @@
+package router
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"warmroute/backends"
+)
+
+// breakers is a fleet whose breakers open after 3 failures, for a second at first.
+type breakers struct {
+	t     *testing.T
+	r     *Router
+	fleet []*backends.Backend
+	clock *clock
+}
+
+func newBreakers(t *testing.T, n int, change ...func(*Options)) *breakers {
+	change = append(change, func(o *Options) { o.Breaker = BreakerOptions{Failures: 3, Open: time.Second} })
+	r, fleet, c := newFleet(t, n, "prefix", change...)
+	return &breakers{t, r, fleet, c}
+}
+
+// send sends a request to the backend of that slot, whatever the others are like.
+func (s *breakers) send(slot int) *Decision {
+	s.t.Helper()
+	return mustPick(s.t, s.r, ask(s.fleet[slot:slot+1], 1, 4))
+}
+
+// fail makes so many requests fail there, one after another.
+func (s *breakers) fail(slot, times int) {
+	s.t.Helper()
+	for range times {
+		d := s.send(slot)
+		s.clock.advance(time.Millisecond)
+		d.Release(Outcome{Failed: true, End: Unseen})
+	}
+}
+
+// next is where the next request goes, on all of the fleet.
+func (s *breakers) next() *Decision {
+	s.t.Helper()
+	return mustPick(s.t, s.r, ask(s.fleet, 1, 4))
+}
+
+func (s *breakers) goesTo(when string, want int) {
+	s.t.Helper()
+	d := s.next()
+	if d.Backend.Slot != want {
+		s.t.Errorf("%s: went to backend %d, want %d", when, d.Backend.Slot, want)
+	}
+	d.Release(Outcome{End: Left})
+}
+
+func (s *breakers) is(when string, slot int, want BreakerState, opens uint64) {
+	s.t.Helper()
+	if state, n := s.r.Breaker(s.fleet[slot]); state != want || n != opens {
+		s.t.Errorf("%s: breaker of %d is %d after %d times; want %d, %d", when, slot, state, n, want, opens)
+	}
+}
+
+func TestABackendThatFailsIsALaterChoiceUntilOneTryWorks(t *testing.T) {
+	s := newBreakers(t, 2)
+	s.send(0).Release(Outcome{End: Served}) // it holds the prompt
+	s.fail(0, 2)
+	s.goesTo("after two failures", 0)
+	s.fail(0, 1)
+	s.is("after three", 0, BreakerOpen, 1)
+	s.goesTo("after three failures", 1)
+
+	s.clock.advance(time.Second)
+	s.is("after a second", 0, BreakerHalfOpen, 1)
+	try := s.next()
+	if try.Backend.Slot != 0 {
+		t.Fatal("it is not tried again")
+	}
+	s.goesTo("while it is tried", 1)
+	s.is("while it is tried", 0, BreakerHalfOpen, 1)
+	try.FirstEvent()
+	s.is("after the first event", 0, BreakerClosed, 1)
+	s.goesTo("after the first event", 0)
+	try.Release(Outcome{End: Served})
+}
+
+func TestABackendIsTriedThoughOthersCostLess(t *testing.T) {
+	s := newBreakers(t, 2)
+	s.send(1).Release(Outcome{End: Served})
+	s.fail(0, 3)
+	s.goesTo("open", 1)
+	s.clock.advance(time.Second)
+	s.goesTo("half-open", 0)
+}
+
+func TestTheTimeBetweenTriesDoublesUpTo4s(t *testing.T) {
+	s := newBreakers(t, 2)
+	s.fail(0, 3)
+	for i, wait := range []time.Duration{1, 2, 4, 4, 4} {
+		s.clock.advance(wait*time.Second - time.Millisecond)
+		s.goesTo("just before its time", 1)
+		s.clock.advance(time.Millisecond)
+		try := s.next()
+		if try.Backend.Slot != 0 {
+			t.Fatalf("not tried after %d s, the %d. time", wait, i+1)
+		}
+		try.Release(Outcome{End: Unseen, Failed: true})
+		s.is("tried in vain", 0, BreakerOpen, uint64(i+2))
+	}
+}
+
+func TestATryWithoutAnOutcomeIsMadeAgain(t *testing.T) {
+	for name, end := range map[string]Outcome{"its client left": {End: Left}, "the client's own fault": {End: Unseen}} {
+		s := newBreakers(t, 2)
+		s.fail(0, 3)
+		s.clock.advance(time.Second)
+		first := s.next()
+		s.goesTo("one is on its way", 1)
+		first.Release(end)
+		s.goesTo(name, 0)
+		s.is(name, 0, BreakerHalfOpen, 1)
+	}
+}
+
+func TestWhatOpensABreakerAndWhatDoesNot(t *testing.T) {
+	failed, refused := Outcome{End: Unseen, Failed: true}, Outcome{End: Unseen}
+	for name, c := range map[string]struct {
+		ends []Outcome
+		open bool
+	}{
+		"refusals":                       {[]Outcome{failed, failed, failed}, true},
+		"4xx":                            {[]Outcome{refused, refused, refused, refused}, false},
+		"clients that leave":             {[]Outcome{{End: Left}, {End: Left}, {End: Left}, {End: Left}}, false},
+		"an answer between":              {[]Outcome{failed, failed, {End: Served}, failed, failed}, false},
+		"a 4xx between":                  {[]Outcome{failed, failed, refused, failed}, true},
+		"answers that broke off":         {[]Outcome{{End: Broken, Failed: true}, {End: Broken, Failed: true}, failed}, true},
+		"one that another has to answer": {[]Outcome{{End: Unseen, Failed: true, Stuck: true}}, true},
+	} {
+		s := newBreakers(t, 1)
+		for _, o := range c.ends {
+			s.send(0).Release(o)
+			s.clock.advance(time.Millisecond)
+		}
+		if state, _ := s.r.Breaker(s.fleet[0]); (state == BreakerOpen) != c.open {
+			t.Errorf("%s: state %d", name, state)
+		}
+	}
+}
+
+// A burst that failed together must not count against what came after it.
+func TestWhatWasSentBeforeCountsNoMore(t *testing.T) {
+	s := newBreakers(t, 2)
+	var before []*Decision
+	for range 10 {
+		before = append(before, s.send(0))
+	}
+	s.clock.advance(time.Millisecond)
+	s.fail(0, 3)
+	before[0].FirstEvent()
+	s.is("an answer to what was sent before it opened", 0, BreakerOpen, 1)
+	s.clock.advance(time.Second)
+	try := s.next()
+	try.FirstEvent()
+	for _, d := range before {
+		d.Release(Outcome{Failed: true, End: Broken})
+	}
+	s.is("failures of what was sent before it closed", 0, BreakerClosed, 1)
+	try.Release(Outcome{End: Served})
+}
+
+func TestTroubleEverywhereIsTroubleNowhereForBreakers(t *testing.T) {
+	s := newBreakers(t, 3)
+	for slot := range s.fleet {
+		s.fail(slot, 3)
+	}
+	d := s.next()
+	s.is("sent in spite of it", d.Backend.Slot, BreakerOpen, 1)
+	s.clock.advance(time.Millisecond)
+	d.Release(Outcome{End: Served})
+	s.is("it works", d.Backend.Slot, BreakerClosed, 1)
+}
+
+func TestAReplicaThatComesBackIsWell(t *testing.T) {
+	s := newBreakers(t, 2)
+	s.fail(0, 3)
+	s.fleet[0].SetState(backends.Down)
+	s.r.Changed(s.fleet[0])
+	s.is("down", 0, BreakerOpen, 1)
+	s.fleet[0].SetState(backends.Ready)
+	s.r.Changed(s.fleet[0])
+	s.is("back", 0, BreakerClosed, 1)
+}
+
+// A whole answer can take minutes; the engine's counters show sooner that it works.
+func TestATryIsJudgedByTheEnginesCountersToo(t *testing.T) {
+	s := newStalls(t, 2)
+	s.r.breaking = BreakerOptions{Failures: 1, Open: time.Second}
+	s.send(1, 64, false).Release(Outcome{End: Unseen, Failed: true})
+	s.pass(time.Second, nil)
+	try := s.send(1, 64, false)
+	s.pass(3*time.Second, nil)
+	if state, _ := s.r.Breaker(s.fleet[0]); state != BreakerHalfOpen {
+		t.Errorf("no sign of work: state %d", state)
+	}
+	s.pass(2*time.Second, func() { s.loads[0].GenerationTokens++ })
+	if state, _ := s.r.Breaker(s.fleet[0]); state != BreakerClosed {
+		t.Errorf("at work: state %d", state)
+	}
+	try.Release(Outcome{End: Served})
+}
+
+// What is held must not wait for a backend that nobody tries.
+func TestAHeldRequestTriesABackendThatIsDue(t *testing.T) {
+	s := newBreakers(t, 2, holding)
+	s.fail(0, 3)
+	var busy []*Decision
+	for range 2 {
+		busy = append(busy, s.send(1))
+	}
+	s.clock.advance(time.Second)
+	d, err := s.r.Pick(context.Background(), ask(s.fleet, 7, 1000))
+	if err != nil || d.Backend.Slot != 0 {
+		t.Errorf("got %+v, %v; want backend 0", d, err)
+	}
+	d.Release(Outcome{End: Left})
+	for _, b := range busy {
+		b.Release(Outcome{End: Left})
+	}
+}
+
+func TestARetryIsNotRiskedOnABackendThatIsDue(t *testing.T) {
+	s := newBreakers(t, 3)
+	s.fail(0, 3)
+	s.clock.advance(time.Second)
+	d := mustPick(t, s.r, ask(s.fleet, 1, 4), s.fleet[1])
+	if d.Backend.Slot != 2 {
+		t.Errorf("went to backend %d", d.Backend.Slot)
+	}
+	d.Release(Outcome{End: Left})
+}

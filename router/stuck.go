@@ -1,0 +1,86 @@
+package router
+
+import "warmroute/backends"
+
+// mute is how many scrapes in a row a replica must leave without an answer until
+// its silence is held against it, though nothing shows that it has work.
+const mute = 3
+
+// watched are the requests on one backend that could still be answered by
+// another: nothing of an answer has passed. Guarded by Router.deciding.
+type watched []*Decision
+
+func (w *watched) add(d *Decision) {
+	if d.stuck == nil {
+		return
+	}
+	d.watchedAt = len(*w)
+	*w = append(*w, d)
+}
+
+// remove may be called any number of times.
+func (w *watched) remove(d *Decision) {
+	if d.stuck == nil {
+		return
+	}
+	d.stuck = nil
+	last := len(*w) - 1
+	moved := (*w)[last]
+	(*w)[d.watchedAt], moved.watchedAt = moved, d.watchedAt
+	(*w)[last] = nil
+	*w = (*w)[:last]
+}
+
+// Commit tells that the answer goes to the client, so that no other backend can
+// give it any more: Request.Stuck is not called after it returned.
+func (d *Decision) Commit() {
+	d.router.deciding.Lock()
+	defer d.router.deciding.Unlock()
+	d.unwatch()
+}
+
+func (d *Decision) unwatch() { d.router.progress[d.Backend.Slot].watched.remove(d) }
+
+// tellStuck tells the requests on b that it does nothing about them.
+func (r *Router) tellStuck(b *backends.Backend) {
+	p := &r.progress[b.Slot]
+	for _, d := range p.watched {
+		d.stuck(r.elsewhere(d), p.hung)
+	}
+}
+
+// elsewhere reports whether another backend seems able to answer d's request.
+func (r *Router) elsewhere(d *Decision) bool {
+	for _, b := range d.backends {
+		if b != d.Backend && available(b, d.tried) && !r.progress[b.Slot].stalled {
+			return true
+		}
+	}
+	return false
+}
+
+// Missed tells of a scrape that failed. late: it was not answered in time, as
+// when the replica's process is stopped, or its event loop is blocked.
+func (r *Router) Missed(b *backends.Backend, late bool) {
+	r.deciding.Lock()
+	defer r.deciding.Unlock()
+	p := &r.progress[b.Slot]
+	if p.missed++; !late {
+		p.missed = 0
+	}
+	now := r.now()
+	if r.stalled(b, b.Load(), 0, now) || p.hung {
+		r.tellStuck(b)
+	}
+	r.dispatch(now)
+}
+
+// Hung tells that b is down because its checks are not answered, while its
+// connections stand: what it was sent waits for nothing.
+func (r *Router) Hung(b *backends.Backend) {
+	r.deciding.Lock()
+	defer r.deciding.Unlock()
+	r.progress[b.Slot].hung = true
+	r.tellStuck(b)
+	r.dispatch(r.now())
+}
