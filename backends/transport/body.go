@@ -152,7 +152,7 @@ func (b *Body) end(err error) {
 // letGo returns the connection to the pool if it is fit for another request, and
 // closes it if not. To be called once.
 func (b *Body) letGo() {
-	fit := b.stop() && b.keepAlive && b.state == ended && b.br.Buffered() == 0 && b.up.sent()
+	fit := b.stop() && b.keepAlive && b.state == ended && b.br.Buffered() == 0 && b.up.sentSoon()
 	if fit && !b.armed.IsZero() {
 		fit = b.c.SetReadDeadline(time.Time{}) == nil
 	}

@@ -5,56 +5,9 @@ import (
 	"io"
 	"net/http"
 	"os"
-	"strings"
 	"testing"
 	"time"
 )
-
-// An answer that breaks off, or whose framing makes no sense, must not look whole.
-func TestRefusesBody(t *testing.T) {
-	const counted = "HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n"
-	const chunked = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-	for name, f := range map[string]struct {
-		answer, body string
-		want         error // nil: any
-	}{
-		"counted, short":               {counted + "hello", "hello", io.ErrUnexpectedEOF},
-		"counted, nothing":             {counted, "", io.ErrUnexpectedEOF},
-		"no last chunk":                {chunked + "5\r\nhello\r\n", "hello", io.ErrUnexpectedEOF},
-		"the end in a chunk":           {chunked + "9\r\nhello", "hello", io.ErrUnexpectedEOF},
-		"the end in a size":            {chunked + "5\r\nhello\r\n1", "hello", io.ErrUnexpectedEOF},
-		"the end before the last line": {chunked + "5\r\nhello\r\n0\r\n", "hello", io.ErrUnexpectedEOF},
-		"the end in a trailer":         {chunked + "5\r\nhello\r\n0\r\nA: b", "hello", io.ErrUnexpectedEOF},
-		"a size that is none":          {chunked + "x\r\nhello\r\n", "", errChunkLine},
-		"an empty size":                {chunked + "\r\nhello\r\n", "", errChunkLine},
-		"a negative size":              {chunked + "-5\r\nhello\r\n", "", errChunkLine},
-		"a size with a prefix":         {chunked + "0x5\r\nhello\r\n", "", errChunkLine},
-		"a size beyond any":            {chunked + "fffffffffffffffff\r\nhello\r\n", "", errChunkLine},
-		"a size beyond any, once more": {chunked + "ffffffffffffffff\r\nhello\r\n", "", errChunkLine},
-		"a chunk longer than it said":  {chunked + "5\r\nhello!\r\n0\r\n\r\n", "hello", errChunkLine},
-		"a bare LF after a size":       {chunked + "5\nhello\r\n0\r\n\r\n", "", errLineEnd},
-		"a bare LF after a chunk":      {chunked + "5\r\nhello\n0\r\n\r\n", "hello", errLineEnd},
-		"a bare CR in an extension":    {chunked + "5;a\rb\r\nhello\r\n0\r\n\r\n", "", errLineEnd},
-		"an extension without end":     {chunked + "5;" + strings.Repeat("a", 8<<10), "", errLineTooLong},
-		"trailers without end":         {chunked + "0\r\n" + strings.Repeat("A: "+strings.Repeat("b", 1000)+"\r\n", 200), "", errHeaderTooLong},
-	} {
-		t.Run(name, func(t *testing.T) {
-			transport := replica(t, Options{}, once(f.answer))
-			resp, err := send(failsafe(t), transport, "hello")
-			if err != nil {
-				t.Fatal(err)
-			}
-			body, err := io.ReadAll(resp.Body)
-			if string(body) != f.body || !errors.Is(err, f.want) {
-				t.Errorf("body %q, error %v; want %q, %v", body, err, f.body, f.want)
-			}
-			if _, again := resp.Body.Read(make([]byte, 1)); again != err {
-				t.Errorf("next Read: %v", again)
-			}
-			idleConns(t, transport, 0)
-		})
-	}
-}
 
 func TestReadReturnsWhatHasCome(t *testing.T) {
 	more := make(chan string)

@@ -33,10 +33,10 @@ func TestCancel(t *testing.T) {
 		"inside an endless body":  {"hello", "HTTP/1.1 200 OK\r\n\r\nhello"},
 		"early answer, uploading": {large, chunked},
 	} {
-		t.Run(name, func(t *testing.T) {
+		overBoth(t, name, func(t *testing.T, ln net.Listener, scheme string, o Options) {
 			ctx, cancel := context.WithCancelCause(failsafe(t))
 			closed := make(chan struct{})
-			transport := replica(t, Options{}, func(s *session) {
+			transport := replicaOn(t, ln, scheme, o, func(s *session) {
 				if f.body == large {
 					s.br.ReadString('\n')
 				} else {
@@ -74,21 +74,23 @@ func TestCancelBefore(t *testing.T) {
 // net/http cancels a request's context when its handler returns: the connection
 // is by then in the pool, or carries the next request.
 func TestCancelAfterTheEnd(t *testing.T) {
-	transport := replica(t, Options{}, numbered)
-	for range 10 {
-		ctx, cancel := context.WithCancel(failsafe(t))
-		resp, err := send(ctx, transport, "hello")
-		if err != nil {
-			t.Fatal(err)
+	overBoth(t, "", func(t *testing.T, ln net.Listener, scheme string, o Options) {
+		transport := replicaOn(t, ln, scheme, o, numbered)
+		for range 10 {
+			ctx, cancel := context.WithCancel(failsafe(t))
+			resp, err := send(ctx, transport, "hello")
+			if err != nil {
+				t.Fatal(err)
+			}
+			body, err := io.ReadAll(resp.Body)
+			cancel()
+			resp.Body.Close()
+			if string(body) != "1" || err != nil {
+				t.Errorf("body %q, error %v", body, err)
+			}
 		}
-		body, err := io.ReadAll(resp.Body)
-		cancel()
-		resp.Body.Close()
-		if string(body) != "1" || err != nil {
-			t.Errorf("body %q, error %v", body, err)
-		}
-	}
-	idleConns(t, transport, 1)
+		idleConns(t, transport, 1)
+	})
 }
 
 // When the context has begun to close the socket, it may do so at any moment:
@@ -110,21 +112,23 @@ func TestCancelledConnectionIsNotPooled(t *testing.T) {
 // Cancelled at the very moment of the end, a connection is closed or reused, but
 // never both.
 func TestCancelAtTheEnd(t *testing.T) {
-	transport := replica(t, Options{}, always(ok))
-	for range 300 {
-		ctx, cancel := context.WithCancelCause(failsafe(t))
-		go cancel(errLeft)
-		resp, err := send(ctx, transport, "hello")
-		if err == nil {
-			_, err = io.ReadAll(resp.Body)
-			resp.Body.Close()
+	overBoth(t, "", func(t *testing.T, ln net.Listener, scheme string, o Options) {
+		transport := replicaOn(t, ln, scheme, o, always(ok))
+		for range 200 {
+			ctx, cancel := context.WithCancelCause(failsafe(t))
+			go cancel(errLeft)
+			resp, err := send(ctx, transport, "hello")
+			if err == nil {
+				_, err = io.ReadAll(resp.Body)
+				resp.Body.Close()
+			}
+			if err != nil && err != errLeft {
+				t.Fatal(err)
+			}
+			answer(t, transport, "again")
 		}
-		if err != nil && err != errLeft {
-			t.Fatal(err)
-		}
-		answer(t, transport, "again")
-	}
-	idleConns(t, transport, 1)
+		idleConns(t, transport, 1)
+	})
 }
 
 func TestCancelHandshake(t *testing.T) {

@@ -103,12 +103,8 @@ func listenTLS(t *testing.T) (net.Listener, *tls.Config) {
 	server := httptest.NewUnstartedServer(nil)
 	server.StartTLS()
 	server.Close()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
 	server.TLS.DynamicRecordSizingDisabled = true // one write, one record
-	return tls.NewListener(ln, server.TLS), server.Client().Transport.(*http.Transport).TLSClientConfig
+	return tls.NewListener(listenLocal(t), server.TLS), server.Client().Transport.(*http.Transport).TLSClientConfig
 }
 
 func TestIPv6(t *testing.T) {

@@ -89,11 +89,12 @@ func (b *Body) line() (line []byte, ok bool, err error) {
 	return line, true, nil
 }
 
-// chunkSize reads a chunk's size line: hexadecimal digits, then perhaps spaces,
-// then perhaps extensions, which mean nothing to us.
+// chunkSize reads a chunk's size line: hexadecimal digits, then perhaps extensions,
+// which mean nothing to us, or spaces, but no spaces before extensions: parsers differ
+// on those.
 func chunkSize(line []byte) (int64, error) {
-	line, _, _ = bytes.Cut(line, []byte(";"))
 	line = bytes.TrimRight(line, " \t")
+	line, _, _ = bytes.Cut(line, []byte(";"))
 	if len(line) == 0 || len(line) > 15 {
 		return 0, errChunkLine
 	}

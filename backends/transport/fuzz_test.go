@@ -98,7 +98,7 @@ type played struct {
 
 // play reads an answer to its end, through waits that give up.
 func play(t *testing.T, sent []byte, step, silences int, method string) (got played) {
-	w := &wire{bytes: sent, step: step, silences: silences}
+	w := &wire{bytes: sent, step: step}
 	resp, fate, err := answerOver(w, method)
 	if err != nil {
 		if fate.released > 0 {
@@ -107,6 +107,7 @@ func play(t *testing.T, sent []byte, step, silences int, method string) (got pla
 		return played{err: err}
 	}
 	body := resp.Body.(*Body)
+	w.silences = silences // not before: within a header silence is an error
 	got.status = resp.StatusCode
 	if silences > 0 {
 		body.SetIdleTimeout(time.Minute)

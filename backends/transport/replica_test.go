@@ -2,7 +2,9 @@ package transport
 
 import (
 	"bufio"
+	"bytes"
 	"context"
+	"crypto/tls"
 	"fmt"
 	"io"
 	"net"
@@ -43,6 +45,9 @@ type session struct {
 
 	over <-chan struct{} // closed when the test ends
 	n    int             // 1 for the first connection that the replica accepted
+
+	asked []*http.Request // so far
+	said  bytes.Buffer    // everything
 }
 
 // request reads one request, and its body whole. ok is false when the other side
@@ -53,14 +58,51 @@ func (s *session) request() (req *http.Request, body string, ok bool) {
 		return nil, "", false
 	}
 	b, err := io.ReadAll(req.Body)
-	return req, string(b), err == nil
+	if err != nil {
+		return nil, "", false
+	}
+	s.mayBeReused()
+	s.asked = append(s.asked, req)
+	return req, string(b), true
+}
+
+// mayBeReused fails the test when another request comes on a connection on which
+// not every answer came to its end, or on which more than the answers was sent. It
+// holds for every test here, by net/http's reading of what was sent.
+func (s *session) mayBeReused() {
+	br := bufio.NewReader(bytes.NewReader(s.said.Bytes()))
+	for i, req := range s.asked {
+		resp, err := http.ReadResponse(br, req)
+		for err == nil && resp.StatusCode < 200 {
+			resp, err = http.ReadResponse(br, req)
+		}
+		if err == nil {
+			_, err = io.Copy(io.Discard, resp.Body)
+		}
+		if err != nil || resp.Close {
+			s.t.Errorf("a connection was used again after answer %d, which does not allow it: error %v", i+1, err)
+			return
+		}
+	}
+	if rest, _ := io.ReadAll(br); len(rest) > 0 {
+		s.t.Errorf("a connection was used again with %.100q left on it", rest)
+	}
 }
 
 // say writes each part on its own.
 func (s *session) say(parts ...string) {
 	for _, p := range parts {
+		s.said.WriteString(p)
 		io.WriteString(s.Conn, p) // an error shows at the other end
 	}
+}
+
+// tcp is the socket, under TLS or not.
+func (s *session) tcp() *net.TCPConn {
+	if secured, ok := s.Conn.(*tls.Conn); ok {
+		return secured.NetConn().(*net.TCPConn)
+	}
+	return s.Conn.(*net.TCPConn)
 }
 
 // closed waits for the other side to close.
@@ -96,7 +138,7 @@ func replicaOn(t testing.TB, ln net.Listener, scheme string, o Options, script f
 			mu.Unlock()
 			running.Go(func() {
 				defer c.Close()
-				script(&session{c, t, bufio.NewReader(c), over, n})
+				script(&session{Conn: c, t: t, br: bufio.NewReader(c), over: over, n: n})
 			})
 		}
 	})

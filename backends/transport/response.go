@@ -2,6 +2,7 @@ package transport
 
 import (
 	"bufio"
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -9,6 +10,7 @@ import (
 	"net/textproto"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // What a replica can get wrong in a header. Anything doubtful is an error: a
@@ -27,6 +29,9 @@ var (
 func (b *Body) response(req *http.Request) (*http.Response, error) {
 	budget := b.t.maxHeaderBytes
 	for {
+		if err := b.awaitHead(); err != nil {
+			return nil, err
+		}
 		head, err := readHead(b.br, &budget)
 		if err != nil {
 			return nil, err
@@ -52,6 +57,25 @@ func (b *Body) response(req *http.Request) (*http.Response, error) {
 		}
 		return resp, nil
 	}
+}
+
+// awaitHead waits for the first byte of a header, however long that takes: the
+// replica is at work. One that has begun is written already, so a rest that does
+// not come means that the replica hangs.
+func (b *Body) awaitHead() error {
+	if b.br.Buffered() == 0 && !b.armed.IsZero() {
+		b.setDeadline(time.Time{}) // it was for an interim answer
+	}
+	if _, err := b.br.Peek(1); err == io.EOF {
+		return io.ErrUnexpectedEOF
+	} else if err != nil {
+		return err
+	}
+	// Nearly always all of it is there, and a deadline is not to be paid for.
+	if have, _ := b.br.Peek(b.br.Buffered()); !bytes.Contains(have, []byte("\r\n\r\n")) {
+		b.setDeadline(time.Now().Add(b.t.headerTimeout))
+	}
+	return nil
 }
 
 // readHead reads up to and with the empty line. budget is what it may read, and

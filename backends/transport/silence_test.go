@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -165,5 +166,76 @@ func TestWaitLeavesNoDeadline(t *testing.T) {
 		if n, err := body.Read(make([]byte, 1)); n != 1 || err != nil {
 			t.Errorf("%d bytes, error %v", n, err)
 		}
+	})
+}
+
+// A header that has begun is written already. The wait for it to begin, and for
+// another after an interim one, has no limit.
+func TestHeaderThatDoesNotEnd(t *testing.T) {
+	drip := func(replica net.Conn) {
+		for {
+			time.Sleep(time.Second)
+			if _, err := replica.Write([]byte("x")); err != nil {
+				return
+			}
+		}
+	}
+	for name, f := range map[string]struct {
+		script func(net.Conn)
+		after  time.Duration
+	}{
+		"half a status line":      {func(c net.Conn) { io.WriteString(c, "HTTP/1.1 2") }, 10 * time.Second},
+		"a byte a second":         {func(c net.Conn) { io.WriteString(c, "HTTP/1.1 200 OK\r\nA: "); drip(c) }, 10 * time.Second},
+		"all but the last line":   {func(c net.Conn) { io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n") }, 10 * time.Second},
+		"begun late":              {func(c net.Conn) { time.Sleep(time.Hour); io.WriteString(c, "HTTP") }, time.Hour + 10*time.Second},
+		"begun after an interim":  {func(c net.Conn) { io.WriteString(c, "HTTP/1.1 103 Hi\r\n\r\nHTTP/1.1 2") }, 10 * time.Second},
+		"late after half another": {func(c net.Conn) { lateAfterInterim(c); io.WriteString(c, "HTTP/1.1 2") }, time.Hour + 15*time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				replica, ours := net.Pipe()
+				var script sync.WaitGroup
+				script.Go(func() { f.script(replica) })
+				began := time.Now()
+				if _, _, err := answerOver(ours, "GET"); !errors.Is(err, os.ErrDeadlineExceeded) {
+					t.Errorf("error %v", err)
+				}
+				if took := time.Since(began); took != f.after {
+					t.Errorf("given up after %v, want %v", took, f.after)
+				}
+				ours.Close()
+				script.Wait()
+			})
+		})
+	}
+}
+
+// lateAfterInterim writes an interim answer in two halves, and an hour later.
+func lateAfterInterim(c net.Conn) {
+	io.WriteString(c, "HTTP/1.1 103 Hi\r\n")
+	time.Sleep(5 * time.Second)
+	io.WriteString(c, "\r\n")
+	time.Sleep(time.Hour)
+}
+
+// What was a limit for the header is none for the body.
+func TestBodyMayWaitLongerThanTheHeader(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		replica, ours := net.Pipe()
+		go func() {
+			io.WriteString(replica, "HTTP/1.1 200 OK\r\nContent-")
+			time.Sleep(time.Second)
+			io.WriteString(replica, "Length: 2\r\n\r\n")
+			time.Sleep(time.Hour)
+			io.WriteString(replica, "ok")
+		}()
+		resp, fate, err := answerOver(ours, "GET")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if body, err := io.ReadAll(resp.Body); string(body) != "ok" || err != nil || fate.released != 1 {
+			t.Errorf("body %q, error %v, %+v", body, err, fate)
+		}
+		ours.Close()
 	})
 }

@@ -37,9 +37,14 @@ type Options struct {
 	// be shorter than the replica's own: vLLM closes after 5 s. 0: 4 s.
 	IdleTimeout time.Duration
 
-	MaxConns       int         // connections open at once, idle ones included; 0: no limit
-	MaxHeaderBytes int         // of an answer, interim ones included; 0: 128 KiB
-	TLS            *tls.Config // for https; nil: the system's roots
+	MaxConns       int // connections open at once, idle ones included; 0: no limit
+	MaxHeaderBytes int // of an answer, interim ones included; 0: 128 KiB
+
+	// HeaderTimeout bounds the time from the first byte of an answer's header to its
+	// last. The wait for the first byte has no bound here. 0: 10 s.
+	HeaderTimeout time.Duration
+
+	TLS *tls.Config // for https; nil: the system's roots
 }
 
 // Transport is an http.RoundTripper for one replica. Safe for concurrent use.
@@ -48,6 +53,7 @@ type Transport struct {
 	dialer         net.Dialer
 	connectTimeout time.Duration
 	maxHeaderBytes int
+	headerTimeout  time.Duration
 	addr           string      // host:port to dial, and what errors call the replica
 	host           string      // value of the Host header
 	tls            *tls.Config // nil for http
@@ -75,12 +81,16 @@ func New(o Options) *Transport {
 	t := &Transport{
 		connectTimeout: o.ConnectTimeout,
 		maxHeaderBytes: o.MaxHeaderBytes,
+		headerTimeout:  o.HeaderTimeout,
 	}
 	if t.connectTimeout <= 0 {
 		t.connectTimeout = 2 * time.Second
 	}
 	if t.maxHeaderBytes <= 0 {
 		t.maxHeaderBytes = 128 << 10
+	}
+	if t.headerTimeout <= 0 {
+		t.headerTimeout = 10 * time.Second
 	}
 	port := "80"
 	if o.URL.Scheme == "https" {
@@ -136,7 +146,8 @@ func (t *Transport) CloseIdleConnections() { t.pool.CloseIdleConnections() }
 //
 // Cancelling the request's context closes the socket at once, in any phase; the
 // error is then context.Cause. There is no other limit on the wait for the
-// header: cancel the context with a cause of your own when it has been too long.
+// header to begin: cancel the context with a cause of your own when it has been
+// too long.
 func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	resp, stale, err := t.attempt(req, req.Body, false)
 	if stale && req.Context().Err() == nil {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"time"
 )
 
 const (
@@ -97,6 +98,19 @@ func (u *upload) sent() bool {
 		}
 	}
 	return u.err == nil
+}
+
+// sentSoon is sent for an answer that has come whole. It waits a moment, since that
+// can overtake the return of the last write; a replica that does not take the rest of
+// a request must not keep its answer from the client for longer.
+func (u *upload) sentSoon() bool {
+	if !u.sent() && u.done != nil {
+		select {
+		case <-u.done:
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+	return u.sent()
 }
 
 func (u *upload) run() {
