@@ -1,0 +1,185 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+const (
+	ours   = "warmroute"
+	direct = "direct" // no proxy at all: what the two ends cost and delay
+	nginx  = "nginx"
+	sglang = "sglang-router"
+)
+
+// peers are the routers that --peers adds, with their own defaults.
+var peers = []string{sglang, "smg", "vllm-router"}
+
+// bench is what the measurements share: where things are, and what they run on.
+type bench struct {
+	dir      string // of this run: logs, binaries, nginx's files
+	repo     string
+	compare  string // where the peers are installed
+	self     string // this program, for the ends
+	replicas []string
+	warm     time.Duration // load before anything is measured
+	window   time.Duration // of one measurement
+	results  *results
+	progress io.Writer
+}
+
+// front is a contender in front of the replicas.
+type front struct {
+	*process        // nil: direct
+	addrs    string // as the clients want them
+	admin    string // URL of warmroute's admin listener
+}
+
+func (f *front) stop() {
+	if f.process != nil {
+		f.process.stop()
+	}
+}
+
+// open starts a contender in front of the replicas, and returns when it relays.
+func (b *bench) open(ctx context.Context, name string, replicas []string) (*front, error) {
+	if name == direct {
+		return &front{addrs: strings.ReplaceAll(strings.Join(replicas, ","), "http://", "")}, nil
+	}
+	listen, spare := freePort(), freePort()
+	f := &front{addrs: "127.0.0.1:" + listen, admin: "http://127.0.0.1:" + spare}
+	var cmd *exec.Cmd
+	switch name {
+	case ours:
+		cmd = exec.Command(filepath.Join(b.dir, ours), append([]string{"serve", "--listen", f.addrs, "--admin", "127.0.0.1:" + spare}, replicas...)...)
+	case nginx:
+		path := filepath.Join(b.dir, "nginx.conf")
+		if err := os.WriteFile(path, []byte(nginxConfig(b.dir, f.addrs, replicas)), 0o644); err != nil {
+			return nil, err
+		}
+		cmd = exec.Command("nginx", "-e", filepath.Join(b.dir, "nginx-error.log"), "-c", path)
+	default:
+		const script = `source "$1/scripts/compare.d/routers"; run_router "${@:2}"`
+		args := append([]string{"-c", script, "bash", b.repo, b.compare, name, listen, spare}, replicas...)
+		cmd = exec.Command("bash", args...)
+	}
+	var err error
+	if f.process, err = start(b.dir, name, cmd); err != nil {
+		return nil, err
+	}
+	client := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	err = f.await(ctx, time.Minute, func() bool { return relays(&client, "http://"+f.addrs) })
+	if err != nil {
+		f.stop()
+	}
+	return f, err
+}
+
+// relays says whether a chat is answered by a replica: some routers answer
+// /health before they know one.
+func relays(client *http.Client, url string) bool {
+	_, body, _ := bytes.Cut(newAsk(0, 300, hot, 0, 0).bytes, []byte("\r\n\r\n"))
+	resp, err := client.Post(url+"/v1/chat/completions", "application/json", bytes.NewReader(body))
+	if err != nil {
+		return false
+	}
+	defer resp.Body.Close()
+	got, _ := io.ReadAll(resp.Body)
+	return resp.StatusCode == http.StatusOK && bytes.Contains(got, []byte(marker))
+}
+
+// nginxConfig is nginx as one would set it up for this: round robin, answers
+// unbuffered, connections to the replicas kept, no access log.
+func nginxConfig(dir, listen string, replicas []string) string {
+	var servers strings.Builder
+	for _, r := range replicas {
+		fmt.Fprintf(&servers, "    server %s;\n", strings.TrimPrefix(r, "http://"))
+	}
+	var temp strings.Builder
+	for _, t := range []string{"client_body", "proxy", "fastcgi", "uwsgi", "scgi"} {
+		fmt.Fprintf(&temp, "  %s_temp_path %s;\n", t, filepath.Join(dir, t))
+	}
+	return fmt.Sprintf(`daemon off;
+pid %s;
+worker_processes auto;
+worker_rlimit_nofile 20000;
+events { worker_connections 19000; }
+http {
+  access_log off;
+  client_max_body_size 64m;
+  client_body_buffer_size 1m;
+  keepalive_requests 1000000000;
+%s  upstream replicas {
+%s    keepalive 256;
+    keepalive_requests 1000000000;
+  }
+  server {
+    listen %s backlog=4096;
+    location / {
+      proxy_pass http://replicas;
+      proxy_http_version 1.1;
+      proxy_set_header Connection "";
+      proxy_buffering off;
+      proxy_read_timeout 300s;
+    }
+  }
+}
+`, filepath.Join(dir, "nginx.pid"), temp.String(), servers.String(), listen)
+}
+
+// install gets what is to be measured: warmroute from the checkout, nginx from
+// Debian if it is missing, the peers from PyPI.
+func (b *bench) install(ctx context.Context, withPeers bool) error {
+	build := exec.CommandContext(ctx, "go", "build", "-o", filepath.Join(b.dir, ours), ".")
+	build.Dir = b.repo
+	commands := []*exec.Cmd{build}
+	if _, err := exec.LookPath(nginx); err != nil {
+		commands = append(commands, exec.CommandContext(ctx, "apt-get", "install", "-y", "-qq", "--no-install-recommends", "nginx"))
+	}
+	if withPeers {
+		commands = append(commands, exec.CommandContext(ctx, "bash", "-c", `source "$1/scripts/compare.d/routers"; install_routers "$2"`, "bash", b.repo, b.compare))
+	}
+	for _, c := range commands {
+		if out, err := c.CombinedOutput(); err != nil {
+			return fmt.Errorf("%s: %w\n%s", strings.Join(c.Args, " "), err, out)
+		}
+	}
+	return nil
+}
+
+// mock starts replicas in a process of their own.
+func (b *bench) mock(ctx context.Context, n int) (p *process, urls []string, err error) {
+	cmd := exec.Command(b.self, "mock", "-replicas", fmt.Sprint(n), "-metrics", filepath.Join(b.repo, "backends/testdata/metrics-0.32.txt"))
+	if p, err = start(b.dir, "mock", cmd); err != nil {
+		return nil, nil, err
+	}
+	err = p.await(ctx, 10*time.Second, func() bool {
+		text, _ := os.ReadFile(p.log)
+		urls = strings.Fields(string(text))
+		return len(urls) == n
+	})
+	if err != nil {
+		p.stop()
+	}
+	return p, urls, err
+}
+
+// freePort is a port that was free a moment ago.
+func freePort() string {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "18080"
+	}
+	defer l.Close()
+	_, port, _ := net.SplitHostPort(l.Addr().String())
+	return port
+}
