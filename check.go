@@ -110,6 +110,7 @@ func (c *Config) checkDurations(f *faults) {
 		{"timeouts.connect", c.Timeouts.Connect, time.Millisecond},
 		{"timeouts.first_byte", c.Timeouts.FirstByte, 0},
 		{"timeouts.body_idle", c.Timeouts.BodyIdle, 0},
+		{"sse.keepalive", c.SSE.Keepalive, 0},
 		{"timeouts.write_idle", c.Timeouts.WriteIdle, 0},
 		{"timeouts.idle", c.Timeouts.Idle, 0},
 		{"timeouts.keepalive_idle", c.Timeouts.KeepaliveIdle, time.Millisecond},

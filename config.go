@@ -26,6 +26,7 @@ type Config struct {
 	Poll            PollConfig        `mapstructure:"poll"`
 	Health          HealthConfig      `mapstructure:"health"`
 	Timeouts        TimeoutsConfig    `mapstructure:"timeouts"`
+	SSE             SSEConfig         `mapstructure:"sse"`
 	Connections     ConnectionsConfig `mapstructure:"connections"`
 	ResponseHeaders bool              `mapstructure:"response_headers"`
 	Log             LogConfig         `mapstructure:"log"`
@@ -129,6 +130,11 @@ type TimeoutsConfig struct {
 	WriteIdle     time.Duration `mapstructure:"write_idle"`
 	Drain         time.Duration `mapstructure:"drain"`
 	Shutdown      time.Duration `mapstructure:"shutdown"`
+}
+
+// SSEConfig is for answers that are streams.
+type SSEConfig struct {
+	Keepalive time.Duration `mapstructure:"keepalive"` // 0: none
 }
 
 // ConnectionsConfig bounds what is open towards the replicas.

@@ -88,6 +88,7 @@ func (c *Config) proxySettings() proxy.Settings {
 		HoldTime:       c.holdTime(),
 		FirstByte:      c.Timeouts.FirstByte,
 		Idle:           c.Timeouts.Idle,
+		Keepalive:      c.SSE.Keepalive,
 		WriteIdle:      c.Timeouts.WriteIdle,
 		SessionHeader:  c.Routing.SessionHeader,
 		RouteHeaders:   c.ResponseHeaders,

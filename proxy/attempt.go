@@ -134,7 +134,7 @@ func (a *attempt) failed(err error) *failure {
 		return &failure{err: err, left: true}
 	}
 	if a.clientLeft() {
-		a.left("before_answer")
+		a.left(a.w.phase("before_answer"))
 		return &failure{err: err, left: true}
 	}
 	var connect *transport.ConnectError
@@ -180,6 +180,9 @@ func (a *attempt) answer(resp *http.Response) *failure {
 	case http.StatusInternalServerError, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
 		return a.refused(resp)
 	}
+	if a.opened {
+		return a.relayAsEvent(resp)
+	}
 	return a.relayWhole(resp)
 }
 
@@ -203,9 +206,13 @@ func isFramed(resp *http.Response) bool {
 // commit makes the answer this backend's: from here on the client sees it. It
 // returns the client's header, filled but for the length.
 func (a *attempt) commit(resp *http.Response) http.Header {
-	d := a.decision
+	a.chosen(resp)
+	return a.answerHeader(a.decision, resp.Header)
+}
+
+// chosen notes whose answer the client gets.
+func (a *attempt) chosen(resp *http.Response) {
 	a.outcome.Code = resp.StatusCode
-	a.outcome.PredictedTokens = d.MatchedTokens
-	a.outcome.Spilled = d.Reason == router.ReasonSpill
-	return a.answerHeader(d, resp.Header)
+	a.outcome.PredictedTokens = a.decision.MatchedTokens
+	a.outcome.Spilled = a.decision.Reason == router.ReasonSpill
 }

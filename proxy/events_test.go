@@ -134,3 +134,36 @@ func FuzzLines(f *testing.F) {
 		}
 	})
 }
+
+func TestCommentsStandBetweenEvents(t *testing.T) {
+	for _, c := range []struct {
+		parts   []string
+		between bool
+	}{
+		{nil, false},
+		{[]string{"data: x\n\n"}, true},
+		{[]string{"data: x\r\n\r\n"}, true},
+		{[]string{"data: x\n", "\n"}, true},
+		{[]string{"data: x\r\n", "\r\n"}, true},
+		{[]string{"data: x\n\n", "data: y\n"}, false},
+		{[]string{"event: x\n"}, false},
+		{[]string{"data: x\n\n", "\n"}, true},
+		{[]string{"data: " + strings.Repeat("x", 40)}, false},
+		{[]string{"data: " + strings.Repeat("x", 40), "\n"}, false},
+		{[]string{"data: " + strings.Repeat("x", 40), "\n", "\n"}, true},
+	} {
+		var out strings.Builder
+		l := lines{write: func(p []byte) error { out.Write(p); return nil }, buf: make([]byte, 32)}
+		for _, part := range c.parts {
+			for part != "" {
+				n := copy(l.space(), part)
+				part = part[n:]
+				l.advance(n)
+			}
+		}
+		l.comment()
+		if got := strings.HasSuffix(out.String(), keepAlive); got != c.between {
+			t.Errorf("after %q: a comment %v", c.parts, got)
+		}
+	}
+}

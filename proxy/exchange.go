@@ -33,6 +33,7 @@ type exchange struct {
 	refused  []*backends.Backend // of those tried, that refused the connection
 	held     time.Duration       // waited for a backend to have room
 	spoken   time.Time           // since when there are a replica's words to relay, if no other does better; zero: none are
+	opened   bool                // the client has the header of a stream, and keep-alive comments
 	attempts int                 // made so far
 	spent    int                 // of them, failed connects left out
 
@@ -97,6 +98,10 @@ func (x *exchange) freeInput() {
 // refuse answers with an error of ours.
 func (x *exchange) refuse(e *apiError) {
 	x.outcome.Code = e.status
+	if x.opened {
+		x.w.send(e.event(x.endpoint.format))
+		return
+	}
 	e.write(&x.w)
 }
 

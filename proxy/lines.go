@@ -9,7 +9,8 @@ import "bytes"
 type lines struct {
 	write func([]byte) error
 	buf   []byte
-	kept  int // bytes of buf that begin a line whose end has not come
+	kept  int     // bytes of buf that begin a line whose end has not come
+	tail  [3]byte // the last bytes written
 }
 
 // space is where the next bytes of the stream are to be read to.
@@ -27,7 +28,7 @@ func (l *lines) advance(n int) error {
 		l.kept = have
 		return nil
 	}
-	err := l.write(l.buf[:whole])
+	err := l.pass(l.buf[:whole])
 	l.kept = copy(l.buf, l.buf[whole:have])
 	return err
 }
@@ -39,7 +40,7 @@ func (l *lines) writeHead(head []byte) error {
 		whole = len(head)
 	}
 	l.kept = copy(l.buf, head[whole:])
-	return l.write(head[:whole])
+	return l.pass(head[:whole])
 }
 
 // writeRest writes a last line without an end. The stream is over.
@@ -47,4 +48,20 @@ func (l *lines) writeRest() {
 	if l.kept > 0 {
 		l.write(l.buf[:l.kept])
 	}
+}
+
+func (l *lines) pass(b []byte) error {
+	n := min(len(b), len(l.tail))
+	copy(l.tail[:], l.tail[n:])
+	copy(l.tail[len(l.tail)-n:], b[len(b)-n:])
+	return l.write(b)
+}
+
+// comment writes a keep-alive comment, unless it would part an event: clients
+// take an empty line for its end.
+func (l *lines) comment() error {
+	if tail := l.tail[:]; bytes.HasSuffix(tail, []byte("\n\n")) || bytes.HasSuffix(tail, []byte("\n\r\n")) {
+		return l.write([]byte(keepAlive))
+	}
+	return nil
 }

@@ -12,6 +12,7 @@ type Settings struct {
 	HoldTime       time.Duration // for a request to wait for a backend, as the router has it; 0: none waits
 	FirstByte      time.Duration // for a stream to produce its first event; 0: no limit
 	Idle           time.Duration // for a stream to be silent after that; 0: no limit
+	Keepalive      time.Duration // between comments on a stream that is silent; 0: none
 	WriteIdle      time.Duration // for a client to take nothing of its answer; 0: no limit
 	SessionHeader  string        // names the session that a request belongs to; empty: none does
 	RouteHeaders   bool          // tell the client where its request went, and why

@@ -28,13 +28,14 @@ const (
 // vLLM sends its 200 before it has even begun.
 func (a *attempt) stream(resp *http.Response) *failure {
 	body := resp.Body.(*transport.Body) // what replicas' transports return
+	body.SetQuietTimeout(a.settings.Keepalive)
 	a.followReply()
 	s := eventScanner{format: a.endpoint.format, reply: a.reply}
 	chunk := a.p.chunks.Get().(*[]byte)
 	defer a.p.chunks.Put(chunk)
 
 	held := a.p.held.Get().(*bytes.Buffer)
-	err := a.awaitFirst(body, &s, held, *chunk)
+	err := a.awaitFirst(resp, body, &s, held, *chunk)
 	f := a.judge(resp, &s, err)
 	if f == nil && !a.inTime() {
 		f = a.failed(errFirstByte)
@@ -46,8 +47,8 @@ func (a *attempt) stream(resp *http.Response) *failure {
 	if s.events > 0 {
 		a.begun(body)
 	}
-	a.commit(resp)
-	a.w.WriteHeader(resp.StatusCode)
+	a.chosen(resp)
+	a.open(resp)
 	out := lines{write: a.w.send, buf: *chunk}
 	writeErr := out.writeHead(held.Bytes())
 	a.p.keepHeld(held)
@@ -55,7 +56,10 @@ func (a *attempt) stream(resp *http.Response) *failure {
 	body.SetIdleTimeout(a.settings.Idle)
 	for err == nil && writeErr == nil {
 		var n int
-		n, err = body.Read(out.space())
+		if n, err = body.Read(out.space()); err == transport.ErrNotYet {
+			err, writeErr = nil, out.comment()
+			continue
+		}
 		before := s.events
 		s.scan(out.space()[:n])
 		switch {
@@ -85,7 +89,8 @@ func (a *attempt) inTime() bool { return a.patience == nil || a.patience.Stop() 
 
 // awaitFirst reads into held until the stream can be judged: the engine has put
 // something out, or the stream has ended one way or another.
-func (a *attempt) awaitFirst(body *transport.Body, s *eventScanner, held *bytes.Buffer, chunk []byte) error {
+func (a *attempt) awaitFirst(resp *http.Response, body *transport.Body, s *eventScanner, held *bytes.Buffer, chunk []byte) error {
+	spoke := time.Now()
 	for !s.content && !s.finished && !s.aborted && !s.done && s.failed == nil && held.Len() < heldStream {
 		if s.events > 0 {
 			if more, err := body.WaitReadable(roleHold); !more {
@@ -95,8 +100,15 @@ func (a *attempt) awaitFirst(body *transport.Body, s *eventScanner, held *bytes.
 		n, err := body.Read(chunk)
 		s.scan(chunk[:n])
 		held.Write(chunk[:n])
-		if err != nil {
+		if err != nil && err != transport.ErrNotYet {
 			return err
+		}
+		// Comments of the replica's own are held back with the rest, and are no sign of life to the client.
+		if every := a.settings.Keepalive; every > 0 && time.Since(spoke) >= every {
+			if err := a.keepAlive(resp); err != nil {
+				return err
+			}
+			spoke = time.Now()
 		}
 	}
 	return nil

@@ -44,6 +44,11 @@ func (a *attempt) refused(resp *http.Response) *failure {
 
 // relayFailure answers with what a replica said.
 func (x *exchange) relayFailure(f *failure) {
+	if x.opened {
+		x.outcome.Backend = f.decision.Backend.Name
+		x.refuse(replicaError(f.status, f.body))
+		return
+	}
 	h := x.answerHeader(f.decision, f.header)
 	h["Content-Length"] = []string{strconv.Itoa(len(f.body))}
 	if f.status == http.StatusServiceUnavailable && h.Get("Retry-After") == "" {

@@ -31,6 +31,7 @@ type Body struct {
 	keepAlive bool
 	err       error // why there is no more; io.EOF at the end. nil: c and br are ours
 
+	quiet  time.Duration // after which Read returns ErrNotYet; 0: never
 	idle   time.Duration // longest silence; 0: any
 	silent time.Time     // when the wait for the next byte began; zero after a byte
 	armed  time.Time     // the socket's read deadline; zero: none
@@ -39,7 +40,7 @@ type Body struct {
 // Read returns what has come, as soon as anything has, up to several chunks at a
 // time, and waits only when nothing has. It returns io.EOF with the last bytes, if
 // it knows by then that they are the last, and io.ErrUnexpectedEOF when the
-// replica closed before the end.
+// replica closed before the end. ErrNotYet ends nothing: see SetQuietTimeout.
 func (b *Body) Read(p []byte) (n int, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -57,6 +58,9 @@ func (b *Body) Read(p []byte) (n int, err error) {
 			var m int
 			m, err = b.receiveData(p[n:])
 			n += m
+		}
+		if err == ErrNotYet {
+			return n, err
 		}
 		if err != nil {
 			b.end(err)
@@ -87,7 +91,7 @@ func (b *Body) WaitReadable(d time.Duration) (bool, error) {
 			}
 			_, err = b.receive(nil, until)
 		}
-		if err == errNotYet {
+		if err == ErrNotYet {
 			return false, nil
 		}
 		if err != nil {
@@ -98,6 +102,15 @@ func (b *Body) WaitReadable(d time.Duration) (bool, error) {
 		return true, nil
 	}
 	return false, b.err
+}
+
+// SetQuietTimeout makes Read return ErrNotYet whenever it has waited for d without
+// a byte. Nothing is lost by it, and the idle timeout counts on. 0, as at first:
+// Read waits on.
+func (b *Body) SetQuietTimeout(d time.Duration) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.quiet = d
 }
 
 // SetIdleTimeout makes Read and WaitReadable fail with os.ErrDeadlineExceeded

@@ -7,7 +7,8 @@ import (
 	"time"
 )
 
-var errNotYet = errors.New("nothing to read yet") // never leaves the package
+// ErrNotYet says that nothing of a body came for a while, and that it goes on.
+var ErrNotYet = errors.New("nothing to read yet")
 
 // receiveData reads body bytes into p: buffered ones, or else straight from the
 // socket, never beyond what is known to be body.
@@ -27,7 +28,7 @@ func (b *Body) receiveData(p []byte) (int, error) {
 }
 
 // receive reads once: into p, or with a nil p one byte more than is buffered into
-// the buffer. It fails with errNotYet at until (zero: never), and with
+// the buffer. It fails with ErrNotYet at until (zero: never), and with
 // os.ErrDeadlineExceeded when the idle timeout ends before.
 func (b *Body) receive(p []byte, until time.Time) (n int, err error) {
 	if p != nil && b.br.Buffered() > 0 {
@@ -64,7 +65,7 @@ func (b *Body) receive(p []byte, until time.Time) (n int, err error) {
 // wait before, so that a busy stream seldom pays for setting a deadline. late is
 // what it means that limit passed.
 func (b *Body) arm(until time.Time) (limit time.Time, late error) {
-	if b.idle == 0 && until.IsZero() {
+	if b.idle == 0 && b.quiet == 0 && until.IsZero() {
 		if !b.armed.IsZero() {
 			b.setDeadline(time.Time{})
 		}
@@ -74,7 +75,10 @@ func (b *Body) arm(until time.Time) (limit time.Time, late error) {
 	if b.silent.IsZero() {
 		b.silent = now
 	}
-	limit, late = until, errNotYet
+	if until.IsZero() && b.quiet > 0 {
+		until = now.Add(b.quiet)
+	}
+	limit, late = until, ErrNotYet
 	if idleEnd := b.silent.Add(b.idle); b.idle > 0 && (until.IsZero() || !idleEnd.After(until)) {
 		limit, late = idleEnd, os.ErrDeadlineExceeded
 	}

@@ -110,6 +110,44 @@ func TestIdleTimeoutCountsThroughWaits(t *testing.T) {
 	})
 }
 
+func TestQuietTimeoutEndsNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		replica, wire, body := stream(t)
+		defer body.Close()
+		body.SetIdleTimeout(2 * time.Minute)
+		body.SetQuietTimeout(15 * time.Second)
+		began, p := time.Now(), make([]byte, 8)
+		for i := range 7 {
+			if n, err := body.Read(p); n != 0 || err != ErrNotYet || time.Since(began) != time.Duration(i+1)*15*time.Second {
+				t.Fatalf("read %d: %d bytes, %v, after %v", i, n, err, time.Since(began))
+			}
+		}
+		go func() {
+			replica.Write([]byte("x"))
+			for range 3000 {
+				time.Sleep(20 * time.Millisecond)
+				replica.Write([]byte("x"))
+			}
+		}()
+		wire.set = 0
+		for i := range 3001 {
+			if n, err := body.Read(p); n != 1 || err != nil {
+				t.Fatalf("byte %d: %d, %v", i, n, err)
+			}
+		}
+		if wire.set > 20 { // a minute, four times the timeout
+			t.Errorf("%d deadlines set", wire.set)
+		}
+		for range 7 {
+			body.Read(p)
+		}
+		began = time.Now()
+		if _, err := body.Read(p); !errors.Is(err, os.ErrDeadlineExceeded) || time.Since(began) != 15*time.Second {
+			t.Errorf("after 2 minutes of silence: %v, %v late", err, time.Since(began)-15*time.Second)
+		}
+	})
+}
+
 // While the reader is busy elsewhere the replica cannot be blamed.
 func TestSlowReaderIsNotSilence(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
