@@ -45,11 +45,11 @@ func newService(c *Config, log *slog.Logger) (*service, error) {
 	if c.Index.Snapshot != "" {
 		s.snapshot = &snapshotFile{
 			path:  c.Index.Snapshot,
-			index: router.NewSnapshots(s.router, o.Backends, o.IndexMaxBytes, log),
+			index: router.NewSnapshots(s.router, o.IndexMaxBytes, log),
 			log:   log,
 		}
 	}
-	m := metrics.New(s.registry.All(), s.router, version())
+	m := metrics.New(s.registry, s.router, version())
 	s.metrics = m
 	s.watch(m)
 	if c.Record.File != "" {

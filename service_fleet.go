@@ -48,6 +48,7 @@ func (s *service) routerOptions() router.Options {
 	c := s.config
 	return router.Options{
 		Backends:      s.registry.All(),
+		Catalog:       s.registry.Catalog,
 		Policy:        c.Routing.Policy,
 		Settings:      c.Routing.settings(),
 		Hold:          c.Routing.hold(),

@@ -9,7 +9,7 @@ import (
 
 // learned reads what the router has learned of its backends when it is scraped.
 type learned struct {
-	fleet  []*backends.Backend
+	fleet  *backends.Registry
 	router *router.Router
 }
 
@@ -45,7 +45,10 @@ func (c *learned) Describe(ch chan<- *prometheus.Desc) {
 
 func (c *learned) Collect(ch chan<- prometheus.Metric) {
 	all := c.router.Learned()
-	for _, b := range c.fleet {
+	for _, b := range shown(c.fleet) {
+		if b.Slot >= len(all) || all[b.Slot].Backend != b {
+			continue
+		}
 		for _, l := range lessons {
 			ch <- prometheus.MustNewConstMetric(l.desc, l.kind, l.of(&all[b.Slot]), b.Name)
 		}

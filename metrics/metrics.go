@@ -18,6 +18,7 @@ import (
 
 // Metrics records what the proxy does. Safe for concurrent use.
 type Metrics struct {
+	fleet    *backends.Registry
 	registry *prometheus.Registry
 
 	requests  *prometheus.CounterVec
@@ -48,7 +49,7 @@ var (
 
 // New makes the instruments, and collectors that read the backends' and the
 // index's state when scraped.
-func New(fleet []*backends.Backend, r *router.Router, version string) *Metrics {
+func New(fleet *backends.Registry, r *router.Router, version string) *Metrics {
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
 		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: "warmroute_" + name, Help: help}, labels)
 	}
@@ -56,6 +57,7 @@ func New(fleet []*backends.Backend, r *router.Router, version string) *Metrics {
 		return prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "warmroute_" + name, Help: help, Buckets: buckets}, labels)
 	}
 	m := &Metrics{
+		fleet:     fleet,
 		registry:  prometheus.NewRegistry(),
 		requests:  counter("requests_total", "Requests that ended, by the status sent to the client; 499: the client left; 502, 504: also answers that broke off or fell silent in their midst.", "endpoint", "model", "backend", "code"),
 		duration:  histogram("request_duration_seconds", "Arrival of a request to the end of its answer.", durationBuckets, "model", "backend"),
@@ -115,6 +117,13 @@ type Request struct {
 
 // Ended records a request at its end.
 func (m *Metrics) Ended(r *Request) {
+	m.ended(r)
+	if r.Backend != "" && m.fleet.Find(r.Backend) == nil {
+		m.Forget(r.Backend) // it left before this came
+	}
+}
+
+func (m *Metrics) ended(r *Request) {
 	m.requests.WithLabelValues(r.Endpoint, r.Model, r.Backend, strconv.Itoa(r.Code)).Inc()
 	if r.Backend == "" {
 		return

@@ -1,6 +1,8 @@
 package metrics
 
 import (
+	"slices"
+
 	"github.com/prometheus/client_golang/prometheus"
 
 	"warmroute/backends"
@@ -10,7 +12,7 @@ import (
 // state reads gauges off the fleet and the index when it is scraped, so that
 // nothing has to keep them up on the way of a request.
 type state struct {
-	fleet  []*backends.Backend
+	fleet  *backends.Registry
 	router *router.Router
 }
 
@@ -20,6 +22,7 @@ func perBackend(name, help string) *prometheus.Desc {
 
 var (
 	ready     = perBackend("backend_ready", "1 when the backend may take traffic.")
+	draining  = perBackend("backend_draining", "1 while the backend finishes what it has and takes nothing new: by the operator's word, or because the configuration no longer has it.")
 	inFlight  = perBackend("backend_in_flight", "Sequences sent by this proxy and unfinished.")
 	running   = perBackend("backend_running", "vLLM's own count of requests in its batch, when known.")
 	waiting   = perBackend("backend_waiting", "vLLM's own count of requests in its queue, when known.")
@@ -34,7 +37,7 @@ var (
 )
 
 func (s *state) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{ready, inFlight, running, waiting, kvUsage, stalled, stalls, blocks, capacity, evictions, held, bytes} {
+	for _, d := range []*prometheus.Desc{ready, draining, inFlight, running, waiting, kvUsage, stalled, stalls, blocks, capacity, evictions, held, bytes} {
 		ch <- d
 	}
 }
@@ -43,18 +46,21 @@ func (s *state) Collect(ch chan<- prometheus.Metric) {
 	parts, size := s.router.Index()
 	ch <- prometheus.MustNewConstMetric(bytes, prometheus.GaugeValue, float64(size))
 	ch <- prometheus.MustNewConstMetric(held, prometheus.GaugeValue, float64(s.router.HeldRequests()))
-	for _, b := range s.fleet {
+	for _, b := range shown(s.fleet) {
 		send := func(d *prometheus.Desc, t prometheus.ValueType, v float64) {
 			ch <- prometheus.MustNewConstMetric(d, t, v, b.Name)
 		}
 		times, now := s.router.Stalls(b)
 		send(ready, prometheus.GaugeValue, truth(b.State() == backends.Ready))
+		send(draining, prometheus.GaugeValue, truth(b.State() == backends.Draining))
 		send(stalled, prometheus.GaugeValue, truth(now))
 		send(stalls, prometheus.CounterValue, float64(times))
 		send(inFlight, prometheus.GaugeValue, float64(b.InFlight.Load()))
-		send(blocks, prometheus.GaugeValue, float64(parts[b.Slot].Blocks))
-		send(capacity, prometheus.GaugeValue, float64(parts[b.Slot].Capacity))
-		send(evictions, prometheus.CounterValue, float64(parts[b.Slot].Evictions))
+		if b.Slot < len(parts) && parts[b.Slot].Backend == b {
+			send(blocks, prometheus.GaugeValue, float64(parts[b.Slot].Blocks))
+			send(capacity, prometheus.GaugeValue, float64(parts[b.Slot].Capacity))
+			send(evictions, prometheus.CounterValue, float64(parts[b.Slot].Evictions))
+		}
 		l := b.Load()
 		if l == nil {
 			continue
@@ -67,6 +73,12 @@ func (s *state) Collect(ch chan<- prometheus.Metric) {
 			send(kvUsage, prometheus.GaugeValue, l.KVCacheUsage)
 		}
 	}
+}
+
+// shown are the backends that have series. Of two with one name, one of them on its
+// way out, it is the other.
+func shown(fleet *backends.Registry) []*backends.Backend {
+	return slices.DeleteFunc(slices.Clone(fleet.All()), func(b *backends.Backend) bool { return fleet.Find(b.Name) != b })
 }
 
 func truth(is bool) float64 {

@@ -202,7 +202,7 @@ func (x *exchange) resolve(model string) (engine string, fault *apiError) {
 	}
 	x.outcome.Model = entry.ID
 	req := &x.input.request
-	req.Backends = entry.Backends
+	req.Backends, req.Listed = entry.Backends, entry.ID
 	req.Aside = x.endpoint.format == plainFormat
 	if entry.Adapter {
 		req.Adapter = entry.ID

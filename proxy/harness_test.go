@@ -121,14 +121,14 @@ func newFleet(t testing.TB, list []*backends.Backend, policy string, hold router
 		b.SetState(backends.Ready)
 	}
 	r, err := router.New(router.Options{
-		Backends: registry.All(), Policy: policy, Hold: hold, BlockBytes: 256, IndexMaxBytes: 64 << 20,
+		Backends: registry.All(), Catalog: registry.Catalog, Policy: policy, Hold: hold, BlockBytes: 256, IndexMaxBytes: 64 << 20,
 		PollInterval: time.Hour, // what serve says of load does not fade
 		Now:          time.Now, Rand: rand.New(rand.NewPCG(1, 2)),
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := &fleet{t: t, router: r, metrics: metrics.New(registry.All(), r, "test"), backends: list, log: new(lockedBuffer)}
+	f := &fleet{t: t, router: r, metrics: metrics.New(registry, r, "test"), backends: list, log: new(lockedBuffer)}
 	o := Options{
 		Registry: registry, Router: r, Metrics: f.metrics, Version: "1.2.3",
 		Log:        slog.New(slog.NewTextHandler(f.log, &slog.HandlerOptions{Level: slog.LevelDebug})),

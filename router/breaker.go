@@ -106,6 +106,9 @@ func (k *breaker) reopen(wait time.Duration, now time.Time) {
 func (r *Router) Breaker(b *backends.Backend) (state BreakerState, opens uint64) {
 	r.deciding.Lock()
 	defer r.deciding.Unlock()
+	if !r.has(b) {
+		return BreakerClosed, 0
+	}
 	k := &r.progress[b.Slot].breaker
 	return k.state(r.now()), k.opens
 }

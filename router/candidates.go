@@ -39,7 +39,7 @@ func (r *Router) gather(req *Request, tried []*backends.Backend, now time.Time) 
 	perToken := r.texts.bytesPerToken(req.Model)
 	tokens := float64(req.Bytes) / perToken
 	for _, b := range req.Backends {
-		if !available(b, tried) {
+		if !r.available(b, tried) {
 			continue
 		}
 		if isFull(b, req.sequences()+r.reserved[b.Slot].sequences) {
@@ -94,8 +94,8 @@ func report(c *policy.Candidate, l *backends.Load) {
 	c.KVUsage, c.CacheTokens = l.KVCacheUsage, float64(l.CacheTokens)
 }
 
-func available(b *backends.Backend, tried []*backends.Backend) bool {
-	if b.State() != backends.Ready {
+func (r *Router) available(b *backends.Backend, tried []*backends.Backend) bool {
+	if !r.has(b) || b.State() != backends.Ready {
 		return false
 	}
 	if l := b.Load(); l != nil && l.Asleep {

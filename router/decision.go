@@ -29,6 +29,7 @@ type Decision struct {
 	Held                       time.Duration // that the request waited in the hold queue
 
 	router    *Router
+	progress  *progress // of the backend, for as long as it is in the fleet
 	blocks    []prompt.Block
 	sequences int64
 	uncached  float64
@@ -103,8 +104,11 @@ func (d *Decision) start(now time.Time) {
 	}
 	d.started = true
 	d.unwatch()
-	d.router.progress[d.Backend.Slot].breaker.worked(d, now)
 	d.blocks = nil
+	if d.orphaned() {
+		return
+	}
+	d.progress.breaker.worked(d, now)
 	a := &d.router.accounts[d.Backend.Slot]
 	a.first(d, now)
 	if !d.tooLong && !d.aside {
@@ -113,7 +117,7 @@ func (d *Decision) start(now time.Time) {
 	a.unstarted -= d.uncached
 	a.unseen -= d.tokens
 	d.router.begun(d, now)
-	d.router.progress[d.Backend.Slot].started(d, a.unstarted, now)
+	d.progress.started(d, a.unstarted, now)
 	d.router.cacheStarted(d, now)
 }
 
@@ -129,18 +133,23 @@ func (d *Decision) Release(o Outcome) {
 	d.released = true
 	d.unwatch()
 	if d.instant {
+		d.Backend.Instant.Add(-1)
 		return
 	}
 	d.Backend.InFlight.Add(-d.sequences)
 	now := r.now()
+	if d.orphaned() {
+		r.dispatch(now)
+		return
+	}
 	if o.End == Served {
 		d.start(now)
 	}
 	if !d.mayAnswer(o.AnswerTokens) {
 		o.AnswerTokens = 0
 	}
-	r.progress[d.Backend.Slot].ended(d)
-	r.progress[d.Backend.Slot].breaker.ended(d, &o, &r.breaking, now)
+	d.progress.ended(d)
+	d.progress.breaker.ended(d, &o, &r.breaking, now)
 	switch {
 	case o.End == Served:
 		r.served(d, &o)
@@ -159,6 +168,10 @@ func (d *Decision) Release(o Outcome) {
 	r.cacheFreed(d, o, now)
 	r.dispatch(now)
 }
+
+// orphaned reports whether the backend has left the fleet since. What is under its
+// Slot now is another's.
+func (d *Decision) orphaned() bool { return d.router.progress[d.Backend.Slot] != d.progress }
 
 // mostAnswer is more tokens than any model answers with.
 const mostAnswer = 1e6

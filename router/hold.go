@@ -15,7 +15,7 @@ import (
 type HoldOptions struct {
 	Requests   int           // held at once
 	Bytes      int64         // of their bodies; 0: no bound
-	Time       time.Duration // that one may be held; 0: no bound
+	Time       time.Duration // that one may be held, as of its arrival; 0: no bound
 	StepTokens int           // the replicas' scheduler budget, up to which a backend is sent requests; 0: as it is learned
 }
 
@@ -33,8 +33,9 @@ type Held struct {
 	tried   []*backends.Backend
 	deliver func(*Decision, error)
 	arrived time.Time
-	tokens  float64 // that it would have to compute at least, as of its arrival
-	used    float64 // seconds of its tenant's share
+	until   time.Time // when it was held too long; zero: never
+	tokens  float64   // that it would have to compute at least, as of its arrival
+	used    float64   // seconds of its tenant's share
 
 	// Where it is in the queue; see holdQueue. Guarded by router.deciding, as all below.
 	group        *heldGroup
@@ -119,8 +120,11 @@ var errHold = errors.New("to be held")
 
 // tryNow answers a request that need not wait, or may not.
 func (r *Router) tryNow(req *Request, tried []*backends.Backend, now time.Time) (*Decision, error) {
-	if len(tried) > 0 && !mayYet(req, tried) {
-		return nil, ErrNoneReady // however many others wait
+	if len(tried) > 0 {
+		req.Backends = r.serving(req)
+		if !r.mayYet(req, tried) {
+			return nil, ErrNoneReady // however many others wait
+		}
 	}
 	if r.late && r.queue.count > 0 && !req.Instant && !r.tooLongForAll(req) {
 		return nil, errHold // its turn is decided among those held
@@ -128,6 +132,9 @@ func (r *Router) tryNow(req *Request, tried []*backends.Backend, now time.Time) 
 	r.depth = r.matched
 	r.index.Match(req.Blocks, r.depth)
 	chosen, err := r.score(req, tried, now)
+	if err == ErrNoneReady && r.moved(req) {
+		chosen, err = r.score(req, tried, now)
+	}
 	switch {
 	case err == nil && req.Instant:
 		return r.reserve(req, tried, chosen, now), nil
@@ -145,10 +152,17 @@ func (r *Router) tryNow(req *Request, tried []*backends.Backend, now time.Time) 
 	return r.reserve(req, tried, chosen, now), nil
 }
 
+// moved brings a request's backends up to date, and reports whether they changed.
+func (r *Router) moved(req *Request) bool {
+	before := req.Backends
+	req.Backends = r.serving(req)
+	return !slices.Equal(before, req.Backends)
+}
+
 // mayYet reports whether a backend that was not tried may come up for req: all
 // that were tried have failed it, and waiting would not help.
-func mayYet(req *Request, tried []*backends.Backend) bool {
-	return slices.ContainsFunc(req.Backends, func(b *backends.Backend) bool { return !slices.Contains(tried, b) })
+func (r *Router) mayYet(req *Request, tried []*backends.Backend) bool {
+	return slices.ContainsFunc(req.Backends, func(b *backends.Backend) bool { return r.has(b) && !b.Retiring() && !slices.Contains(tried, b) })
 }
 
 // hold puts a request into the queue, or answers it when that is full. It
@@ -161,7 +175,11 @@ func (r *Router) hold(req *Request, tried []*backends.Backend, deliver func(*Dec
 	}
 	h := &Held{
 		router: r, req: *req, tried: slices.Clone(tried), deliver: deliver,
-		arrived: now, waitsFor: nowhere, depth: make([]int, len(r.accounts)),
+		arrived: now, waitsFor: nowhere,
+	}
+	h.req.Backends = r.serving(req)
+	if limit := r.holding.Time; limit > 0 {
+		h.until = now.Add(limit)
 	}
 	r.place(h, now)
 	r.fair.enter(h.req.Tenant)
@@ -213,6 +231,9 @@ func (r *Router) place(h *Held, now time.Time) {
 // changed, and makes it what is scored next.
 func (r *Router) match(h *Held) {
 	if v := r.index.Version(); h.version != v {
+		if len(h.depth) != len(r.fleet) {
+			h.depth = make([]int, len(r.fleet))
+		}
 		r.index.Match(h.req.Blocks, h.depth)
 		h.version = v
 	}
@@ -266,7 +287,7 @@ func (r *Router) RetryAfter() time.Duration {
 	now := r.now()
 	ahead, rate := r.queue.tokens, 0.0
 	for _, b := range r.fleet {
-		if available(b, nil) {
+		if b != nil && r.available(b, nil) {
 			ahead += r.accounts[b.Slot].waiting(now, r.rate(b.Slot))
 			rate += workedOff * r.rate(b.Slot)
 		}

@@ -62,6 +62,11 @@ func (q *holdQueue) push(h *Held) {
 	q.bytes += int64(h.req.BodyBytes)
 	q.tokens += h.tokens
 
+	q.enter(h)
+}
+
+// enter puts a request into the group of those that the same backends could take.
+func (q *holdQueue) enter(h *Held) {
 	at := slices.IndexFunc(q.groups, func(g *heldGroup) bool { return slices.Equal(g.backends, h.req.Backends) })
 	if at < 0 {
 		at = len(q.groups)
@@ -69,6 +74,22 @@ func (q *holdQueue) push(h *Held) {
 	}
 	h.group = q.groups[at]
 	h.group.push(h)
+}
+
+// leave takes a request out of its group.
+func (q *holdQueue) leave(h *Held) {
+	h.group.remove(h)
+	if len(h.group.front) == 0 {
+		at := slices.Index(q.groups, h.group)
+		q.groups = slices.Delete(q.groups, at, at+1)
+	}
+}
+
+// regroup lets other backends take a request, which keeps its turn.
+func (q *holdQueue) regroup(h *Held, fleet []*backends.Backend) {
+	q.leave(h)
+	h.req.Backends = fleet
+	q.enter(h)
 }
 
 func (q *holdQueue) remove(h *Held) {
@@ -89,12 +110,7 @@ func (q *holdQueue) remove(h *Held) {
 	if q.count == 0 {
 		q.tokens = 0 // no residue of rounding
 	}
-
-	h.group.remove(h)
-	if len(h.group.front) == 0 {
-		at := slices.Index(q.groups, h.group)
-		q.groups = slices.Delete(q.groups, at, at+1)
-	}
+	q.leave(h)
 }
 
 // rewind begins a round.

@@ -13,7 +13,8 @@ func (r *Router) Changed(b *backends.Backend) {
 	r.deciding.Lock()
 	defer r.deciding.Unlock()
 	now := r.now()
-	if p := &r.progress[b.Slot]; b.State() == backends.Ready {
+	if r.has(b) && b.State() == backends.Ready {
+		p := r.progress[b.Slot]
 		p.missed, p.hung = 0, false
 		p.breaker.close(now)
 	}

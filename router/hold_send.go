@@ -28,6 +28,7 @@ func (r *Router) dispatch(now time.Time) {
 	if r.queue.count == 0 {
 		return
 	}
+	r.follow()
 	r.expire(now)
 	if r.stopping {
 		r.refuseUnready()
@@ -136,7 +137,7 @@ func (r *Router) claimPlaces(h *Held, now time.Time) {
 		return int64(b.Terms().MaxInFlight) - b.InFlight.Load() - r.reserved[b.Slot].sequences
 	}
 	for _, b := range h.req.Backends {
-		if available(b, h.tried) && (most == nil || free(b) > free(most)) {
+		if r.available(b, h.tried) && (most == nil || free(b) > free(most)) {
 			most = b
 		}
 	}
@@ -144,13 +145,14 @@ func (r *Router) claimPlaces(h *Held, now time.Time) {
 	r.room[most.Slot] = r.roomOn(most.Slot, now)
 }
 
-// expire answers the requests that were held as long as they may be.
+// expire answers the requests that were held as long as they may be. It looks at
+// the oldest only: one that came later under a shorter limit may wait for it.
 func (r *Router) expire(now time.Time) {
-	for h := r.queue.oldest; h != nil && r.holding.Time > 0 && now.Sub(h.arrived) >= r.holding.Time; h = r.queue.oldest {
+	for h := r.queue.oldest; h != nil && !h.until.IsZero() && !now.Before(h.until); h = r.queue.oldest {
 		r.take(h)
 		err := ErrNoneReady
 		for _, b := range h.req.Backends {
-			if available(b, h.tried) {
+			if r.available(b, h.tried) {
 				err = ErrHeldTooLong
 			}
 		}
@@ -161,7 +163,7 @@ func (r *Router) expire(now time.Time) {
 // refuseUnready answers the requests for which no backend is ready.
 func (r *Router) refuseUnready() {
 	for _, g := range slices.Clone(r.queue.groups) {
-		if slices.ContainsFunc(g.backends, func(b *backends.Backend) bool { return available(b, nil) }) {
+		if slices.ContainsFunc(g.backends, func(b *backends.Backend) bool { return r.available(b, nil) }) {
 			continue
 		}
 		for len(g.front) > 0 {
@@ -175,7 +177,7 @@ func (r *Router) refuseUnready() {
 // roomOn is how many uncached tokens a backend could be sent now, 0 for none.
 func (r *Router) roomOn(slot int, now time.Time) float64 {
 	b := r.fleet[slot]
-	if !available(b, nil) || isFull(b, 1+r.reserved[slot].sequences) {
+	if b == nil || !r.available(b, nil) || isFull(b, 1+r.reserved[slot].sequences) {
 		return 0
 	}
 	if !r.late || b.InFlight.Load() == 0 {

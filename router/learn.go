@@ -33,6 +33,8 @@ type lessons struct {
 
 // Learned is what was learned of one backend.
 type Learned struct {
+	Backend *backends.Backend // nil: nobody has the slot
+
 	CapacityFactor float64 // size of its cache over what it reports, as far as we are concerned
 	BytesPerToken  float64
 	AnswerTokens   float64 // mean length of a sequence
@@ -51,6 +53,7 @@ func (r *Router) Learned() []Learned {
 	for slot := range r.lessons {
 		l := &r.lessons[slot]
 		all[slot] = Learned{
+			Backend:        r.fleet[slot],
 			CapacityFactor: l.reach.factor(), BytesPerToken: l.texts.value(), AnswerTokens: l.answer.value,
 			PrefillRate: r.rate(slot), StepTokens: int(r.stepTokens(slot)),
 			PredictedTokens: l.predicted, ObservedTokens: l.observed,

@@ -9,8 +9,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/zeebo/xxh3"
-
 	"warmroute/backends"
 	"warmroute/router/index"
 	"warmroute/router/policy"
@@ -33,7 +31,7 @@ var ErrNoneReady = errors.New("no backend is ready")
 
 // Options are what a Router is made of.
 type Options struct {
-	Backends      []*backends.Backend // all there are, by Slot
+	Backends      []*backends.Backend // there at first, by Slot
 	Policy        string              // one of policy.Names
 	Settings      policy.Settings
 	Hold          HoldOptions
@@ -45,31 +43,40 @@ type Options struct {
 	PollInterval  time.Duration    // how old a fresh Load may be
 	Now           func() time.Time // the wall clock's, or a simulation's
 	Rand          *rand.Rand
+	// Catalog is what the fleet serves by now; requests follow it when it changes.
+	// nil: they may be sent to their Backends only.
+	Catalog func() *backends.Catalog
 	// NoLearning takes what replicas report, and the guesses, for the truth.
 	NoLearning bool
 }
 
 // Router picks backends. Safe for concurrent use.
 type Router struct {
-	blockBytes   int
-	indexMargin  float64
-	pollInterval time.Duration
-	now          func() time.Time
-	policyName   string
-	names        []uint64 // hash of each backend's name, by slot
-	made         time.Time
-	noLearning   bool
-	progress     []progress // by slot
-	fleet        []*backends.Backend
-	holding      HoldOptions
-	breaking     BreakerOptions
-	late         bool          // requests wait until a backend can start them soon
-	began        chan struct{} // to Run: the queue is not empty any more
+	blockBytes  int
+	indexMargin float64
+	now         func() time.Time
+	rand        *rand.Rand
+	made        time.Time
+	catalog     func() *backends.Catalog
+	began       chan struct{} // to Run: the queue is not empty any more
 
 	// deciding guards all below: matching, choosing and reserving are one step,
 	// so that two requests arriving together cannot both see the same backend idle.
 	deciding   sync.Mutex
 	policy     policy.Policy
+	policyName string
+	settings   policy.Settings
+	holding    HoldOptions
+	breaking   BreakerOptions
+	late       bool // requests wait until a backend can start them soon
+	noLearning bool
+
+	pollInterval time.Duration
+
+	followed   *backends.Catalog   // the one that held requests follow
+	fleet      []*backends.Backend // by slot; nil: nobody has it
+	names      []uint64            // hash of each backend's name, by slot
+	progress   []*progress         // by slot
 	index      *index.Index
 	accounts   []account
 	uncached   average // u of what was prefilled
@@ -92,49 +99,35 @@ type Router struct {
 
 // New makes a Router for a fleet.
 func New(o Options) (*Router, error) {
-	o.Settings.SLO = o.SLO
-	p, err := policy.New(o.Policy, o.Settings, o.Rand)
-	if err != nil {
+	r := &Router{
+		blockBytes:  o.BlockBytes,
+		indexMargin: cmp.Or(o.IndexMargin, cacheMargin),
+		now:         o.Now,
+		rand:        o.Rand,
+		made:        o.Now(),
+		catalog:     o.Catalog,
+		index:       index.New(0, o.IndexMaxBytes),
+		began:       make(chan struct{}, 1),
+		texts:       newTexts(),
+		fleetRate:   prefillRate,
+	}
+	if err := r.Configure(o); err != nil {
 		return nil, err
 	}
-	r := &Router{
-		blockBytes:   o.BlockBytes,
-		indexMargin:  cmp.Or(o.IndexMargin, cacheMargin),
-		pollInterval: o.PollInterval,
-		now:          o.Now,
-		policyName:   o.Policy,
-		made:         o.Now(),
-		progress:     make([]progress, len(o.Backends)),
-		policy:       p,
-		index:        index.New(len(o.Backends), o.IndexMaxBytes),
-		accounts:     make([]account, len(o.Backends)),
-		matched:      make([]int, len(o.Backends)),
-		fleet:        o.Backends,
-		holding:      o.Hold,
-		breaking:     o.Breaker,
-		late:         policy.Holds(o.Policy) && o.Hold.Requests > 0,
-		began:        make(chan struct{}, 1),
-		caches:       make([]cache, len(o.Backends)),
-		reserved:     make([]reservation, len(o.Backends)),
-		noLearning:   o.NoLearning,
-		texts:        newTexts(),
-		fleetRate:    prefillRate,
-		room:         make([]float64, len(o.Backends)),
-	}
-	for i := range r.caches {
-		r.caches[i].speed = average{decodeRate, decodeRatePrior}
-	}
+	r.grow(len(o.Backends))
 	for _, b := range o.Backends {
-		r.names = append(r.names, xxh3.HashString(b.Name))
-		r.lessons = append(r.lessons, newLessons())
-		r.resize(b.Slot)
+		r.join(b)
 	}
 	return r, nil
 }
 
 // Request is what the decision needs of one request.
+//
+// Where the router has a catalog, Backends is brought up to date when they could
+// not take the request, or it is asked for again.
 type Request struct {
 	Backends  []*backends.Backend // those that serve its model
+	Listed    string              // its model's ID in the catalog; "": Backends stay as they are
 	Blocks    []prompt.Block      // unchanged until the Decision's Release
 	Bytes     int                 // of canonical prompt, every sequence counted
 	Sequences int                 // that the engine will run for it
@@ -202,6 +195,7 @@ func (r *Router) reserve(req *Request, tried []*backends.Backend, chosen int, no
 		MatchedTokens: int(c.Matched),
 		PromptTokens:  int(r.asked.Tokens),
 		router:        r,
+		progress:      r.progress[b.Slot],
 		blocks:        req.Blocks,
 		sequences:     req.sequences(),
 		uncached:      c.Uncached,
@@ -221,8 +215,9 @@ func (r *Router) reserve(req *Request, tried []*backends.Backend, chosen int, no
 		tried:         tried,
 		stuck:         req.Stuck,
 	}
-	r.progress[b.Slot].watched.add(d)
+	d.progress.watched.add(d)
 	if d.instant {
+		b.Instant.Add(1)
 		return d
 	}
 	if d.tooLong {
@@ -231,8 +226,8 @@ func (r *Router) reserve(req *Request, tried []*backends.Backend, chosen int, no
 		r.index.Add(&d.placed, b.Slot, req.Blocks, depth)
 	}
 	r.accounts[b.Slot].sent(d, now)
-	r.progress[b.Slot].sent(d, b.InFlight.Add(d.sequences) == d.sequences, now)
-	r.progress[b.Slot].breaker.sent(d, now)
+	d.progress.sent(d, b.InFlight.Add(d.sequences) == d.sequences, now)
+	d.progress.breaker.sent(d, now)
 	r.cacheSent(d, req, now)
 	return d
 }
@@ -268,6 +263,9 @@ func (r *Router) Observe(b *backends.Backend, l *backends.Load) {
 	}
 	r.deciding.Lock()
 	defer r.deciding.Unlock()
+	if !r.has(b) {
+		return
+	}
 	at := &r.lessons[b.Slot]
 	if tokens != at.told {
 		at.told, at.reach = tokens, newReach()
@@ -277,7 +275,7 @@ func (r *Router) Observe(b *backends.Backend, l *backends.Load) {
 	r.polled(b, l)
 	r.resize(b.Slot)
 	r.index.Upkeep(upkeepBlocks)
-	p := &r.progress[b.Slot]
+	p := r.progress[b.Slot]
 	p.polled(l, r.accounts[b.Slot].unstarted, r.accounts[b.Slot].requests)
 	now := r.now()
 	p.breaker.polled(&r.breaking, p.since, now)
@@ -293,6 +291,9 @@ func (r *Router) Observe(b *backends.Backend, l *backends.Load) {
 func (r *Router) Forget(b *backends.Backend) {
 	r.deciding.Lock()
 	defer r.deciding.Unlock()
+	if !r.has(b) {
+		return
+	}
 	r.index.Drop(b.Slot)
 	r.lessons[b.Slot].window = window{}
 	r.lessons[b.Slot].steps = steps{}
@@ -301,6 +302,7 @@ func (r *Router) Forget(b *backends.Backend) {
 
 // IndexStats is the state of one backend's part of the index.
 type IndexStats struct {
+	Backend          *backends.Backend // nil: nobody has the slot
 	Blocks, Capacity int
 	Evictions        uint64
 }
@@ -311,7 +313,7 @@ func (r *Router) Index() (parts []IndexStats, bytes int64) {
 	r.deciding.Lock()
 	defer r.deciding.Unlock()
 	for slot := range r.accounts {
-		parts = append(parts, IndexStats{r.index.Len(slot), r.index.Capacity(slot), r.index.Evictions(slot)})
+		parts = append(parts, IndexStats{r.fleet[slot], r.index.Len(slot), r.index.Capacity(slot), r.index.Evictions(slot)})
 	}
 	return parts, r.index.Bytes()
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"maps"
 	"runtime"
 	"slices"
 	"sync"
@@ -27,26 +28,24 @@ const snapshotPart = 512
 // /metrics shows nothing and starts cold.
 type Snapshots struct {
 	router   *Router
-	fleet    []*backends.Backend
 	log      *slog.Logger
 	maxBytes int64
 
 	mu    sync.Mutex // guards what follows, not what the pointers point to
-	known []*backends.Load
-	read  []*part // waits for the first scrape; nil: nothing does
-	kept  int     // bytes that stay in memory for read
+	known map[*backends.Backend]*backends.Load
+	read  map[*backends.Backend]*part // waits for the first scrape
+	kept  int                         // bytes that stay in memory for read
 }
 
 // NewSnapshots makes the Snapshots of a Router and its backends, none of them
 // larger than maxBytes, which is what the Router's index may take.
-func NewSnapshots(r *Router, fleet []*backends.Backend, maxBytes int64, log *slog.Logger) *Snapshots {
+func NewSnapshots(r *Router, maxBytes int64, log *slog.Logger) *Snapshots {
 	return &Snapshots{
 		router:   r,
-		fleet:    fleet,
 		log:      log,
 		maxBytes: maxBytes,
-		known:    make([]*backends.Load, len(fleet)),
-		read:     make([]*part, len(fleet)),
+		known:    map[*backends.Backend]*backends.Load{},
+		read:     map[*backends.Backend]*part{},
 	}
 }
 
@@ -66,8 +65,10 @@ func (s *Snapshots) Read(from io.Reader) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, b := range s.fleet {
-		s.read[b.Slot] = parts[backends.Address(b.URL)]
+	for _, b := range s.router.present() {
+		if p := parts[backends.Address(b.URL)]; p != nil {
+			s.read[b] = p
+		}
 	}
 	s.kept = len(data)
 	s.trim()
@@ -80,18 +81,14 @@ func (s *Snapshots) Read(from io.Reader) error {
 func (s *Snapshots) trim() {
 	waiting := 0
 	for _, p := range s.read {
-		if p != nil {
-			waiting += len(p.raw)
-		}
+		waiting += len(p.raw)
 	}
 	if waiting > s.kept/2 {
 		return
 	}
 	s.kept = waiting
-	for slot, p := range s.read {
-		if p != nil {
-			s.read[slot] = p.clone()
-		}
+	for b, p := range s.read {
+		s.read[b] = p.clone()
 	}
 }
 
@@ -100,8 +97,8 @@ func (s *Snapshots) trim() {
 func (s *Snapshots) Observe(b *backends.Backend, l *backends.Load) {
 	s.router.Observe(b, l)
 	s.mu.Lock()
-	p := s.read[b.Slot]
-	s.known[b.Slot] = l
+	p := s.read[b]
+	s.known[b] = l
 	s.mu.Unlock()
 	if p == nil {
 		return
@@ -113,7 +110,7 @@ func (s *Snapshots) Observe(b *backends.Backend, l *backends.Load) {
 		s.log.Info("index restored", "backend", b.Name, "blocks", s.restore(b, p), "age", age)
 	}
 	s.mu.Lock()
-	s.read[b.Slot] = nil // until now: a Write meanwhile has the whole of it
+	delete(s.read, b) // until now: a Write meanwhile has the whole of it
 	s.trim()
 	s.mu.Unlock()
 }
@@ -122,6 +119,10 @@ func (s *Snapshots) Observe(b *backends.Backend, l *backends.Load) {
 func (s *Snapshots) restore(b *backends.Backend, p *part) int {
 	r, all := s.router, p.blocks()
 	r.deciding.Lock()
+	if !r.has(b) {
+		r.deciding.Unlock()
+		return 0
+	}
 	if r.lessons[b.Slot].recall(p.lessons) {
 		r.learnRate()
 		r.resize(b.Slot)
@@ -147,20 +148,19 @@ func (s *Snapshots) restore(b *backends.Backend, p *part) int {
 // Write writes what is known of every backend that was scraped since the start,
 // and for the others what was read. The Router goes on deciding meanwhile.
 func (s *Snapshots) Write(to io.Writer) error {
-	s.mu.Lock()
-	read, known := slices.Clone(s.read), slices.Clone(s.known)
-	s.mu.Unlock()
+	list := s.router.present()
+	read, known := s.take(list)
 	// A backend never scraped has nothing that could show, one day, that its cache is still the same.
-	list := slices.DeleteFunc(slices.Clone(s.fleet), func(b *backends.Backend) bool { return read[b.Slot] == nil && known[b.Slot] == nil })
+	list = slices.DeleteFunc(list, func(b *backends.Backend) bool { return read[b] == nil && known[b] == nil })
 	w := newSnapshotWriter(to, fingerprint(s.router.blockBytes), len(list))
 	var copied []index.Copied
 	var buf []byte
 	for _, b := range list {
-		if p := read[b.Slot]; p != nil {
+		if p := read[b]; p != nil {
 			w.part(p.raw)
 			continue
 		}
-		p := part{address: backends.Address(b.URL), taken: s.router.now(), load: *known[b.Slot]}
+		p := part{address: backends.Address(b.URL), taken: s.router.now(), load: *known[b]}
 		var learned lessons
 		learned, copied = s.export(b, copied[:0])
 		buf = p.encode(buf[:0], &learned, copied)
@@ -169,17 +169,35 @@ func (s *Snapshots) Write(to io.Writer) error {
 	return w.end()
 }
 
+// take returns what is known of the backends in list, and forgets all others.
+func (s *Snapshots) take(list []*backends.Backend) (map[*backends.Backend]*part, map[*backends.Backend]*backends.Load) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	gone := func(b *backends.Backend) bool { return !slices.Contains(list, b) }
+	maps.DeleteFunc(s.read, func(b *backends.Backend, _ *part) bool { return gone(b) })
+	maps.DeleteFunc(s.known, func(b *backends.Backend, _ *backends.Load) bool { return gone(b) })
+	return maps.Clone(s.read), maps.Clone(s.known)
+}
+
 // export copies what was learned of b, and to all what the index holds of it, in
-// parts.
+// parts. Of a backend that leaves meanwhile there is nothing left to be copied.
 func (s *Snapshots) export(b *backends.Backend, all []index.Copied) (lessons, []index.Copied) {
 	r := s.router
 	r.deciding.Lock()
+	if !r.has(b) {
+		r.deciding.Unlock()
+		return newLessons(), all
+	}
 	learned := r.lessons[b.Slot]
 	e := r.index.Export(b.Slot)
 	r.deciding.Unlock()
 	for more := true; more; runtime.Gosched() {
 		r.deciding.Lock()
-		all, more = e.More(all, snapshotPart)
+		if r.has(b) {
+			all, more = e.More(all, snapshotPart)
+		} else {
+			all, more = all[:0], false // its slot may be another's
+		}
 		r.deciding.Unlock()
 	}
 	return learned, all

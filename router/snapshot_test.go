@@ -30,7 +30,7 @@ func newKept(t testing.TB, n int) *kept {
 	for i, b := range k.fleet {
 		b.URL = &url.URL{Scheme: "http", Host: fmt.Sprintf("10.0.0.%d:8000", i)}
 	}
-	k.Snapshots = NewSnapshots(k.Router, k.fleet, 1<<26, slog.New(slog.NewTextHandler(&k.log, nil)))
+	k.Snapshots = NewSnapshots(k.Router, 1<<26, slog.New(slog.NewTextHandler(&k.log, nil)))
 	return k
 }
 
@@ -138,11 +138,11 @@ func TestABackendThatStaysAwayKeepsNoMoreThanItsPartInMemory(t *testing.T) {
 	if err := after.Read(bytes.NewReader(data)); err != nil {
 		t.Fatal(err)
 	}
-	whole := after.read[n-1]
+	whole := after.read[after.fleet[n-1]]
 	for i := range n - 1 {
 		after.Snapshots.Observe(after.fleet[i], &l)
 	}
-	p := after.read[n-1]
+	p := after.read[after.fleet[n-1]]
 	if after.kept != len(p.raw) || cap(p.raw) > len(data)/2 || &p.raw[0] == &whole.raw[0] {
 		t.Errorf("%d bytes are kept of %d, for a part of %d", after.kept, len(data), len(p.raw))
 	}
@@ -166,7 +166,7 @@ func TestABackendThatStaysAwayKeepsNoMoreThanItsPartInMemory(t *testing.T) {
 	if err := fewer.Read(bytes.NewReader(data)); err != nil {
 		t.Fatal(err)
 	}
-	if p := fewer.read[0]; fewer.kept != len(p.raw) {
+	if p := fewer.read[fewer.fleet[0]]; fewer.kept != len(p.raw) {
 		t.Errorf("%d bytes are kept for a part of %d", fewer.kept, len(p.raw))
 	}
 }

@@ -95,13 +95,13 @@ func (p *progress) polled(l *backends.Load, unstarted float64, requests int) {
 // called for each: it takes no lock.
 func (d *Decision) Progress() {
 	r := d.router
-	r.progress[d.Backend.Slot].output.Store(int64(r.now().Sub(r.made)))
+	d.progress.output.Store(int64(r.now().Sub(r.made)))
 }
 
 // stalled reports whether b has requests of ours and shows no sign of working on
 // them. queued is what waits on it for other clients, in tokens.
 func (r *Router) stalled(b *backends.Backend, l *backends.Load, queued float64, now time.Time) bool {
-	p := &r.progress[b.Slot]
+	p := r.progress[b.Slot]
 	unstarted := r.accounts[b.Slot].unstarted
 	p.signOfWork(r.made.Add(time.Duration(p.output.Load())), unstarted)
 	owed := min(p.owed, unstarted) + queued
@@ -124,7 +124,10 @@ func (r *Router) stalled(b *backends.Backend, l *backends.Load, queued float64, 
 func (r *Router) Stalls(b *backends.Backend) (times uint64, now bool) {
 	r.deciding.Lock()
 	defer r.deciding.Unlock()
-	p := &r.progress[b.Slot]
+	if !r.has(b) {
+		return 0, false
+	}
+	p := r.progress[b.Slot]
 	return p.stalls, p.stalled
 }
 

@@ -39,11 +39,11 @@ func (d *Decision) Commit() {
 	d.unwatch()
 }
 
-func (d *Decision) unwatch() { d.router.progress[d.Backend.Slot].watched.remove(d) }
+func (d *Decision) unwatch() { d.progress.watched.remove(d) }
 
 // tellStuck tells the requests on b that it does nothing about them.
 func (r *Router) tellStuck(b *backends.Backend) {
-	p := &r.progress[b.Slot]
+	p := r.progress[b.Slot]
 	for _, d := range p.watched {
 		d.stuck(r.elsewhere(d), p.hung)
 	}
@@ -52,7 +52,7 @@ func (r *Router) tellStuck(b *backends.Backend) {
 // elsewhere reports whether another backend seems able to answer d's request.
 func (r *Router) elsewhere(d *Decision) bool {
 	for _, b := range d.backends {
-		if b != d.Backend && available(b, d.tried) && !r.progress[b.Slot].stalled {
+		if b != d.Backend && r.available(b, d.tried) && !r.progress[b.Slot].stalled {
 			return true
 		}
 	}
@@ -64,7 +64,10 @@ func (r *Router) elsewhere(d *Decision) bool {
 func (r *Router) Missed(b *backends.Backend, late bool) {
 	r.deciding.Lock()
 	defer r.deciding.Unlock()
-	p := &r.progress[b.Slot]
+	if !r.has(b) {
+		return
+	}
+	p := r.progress[b.Slot]
 	if p.missed++; !late {
 		p.missed = 0
 	}
@@ -80,6 +83,9 @@ func (r *Router) Missed(b *backends.Backend, late bool) {
 func (r *Router) Hung(b *backends.Backend) {
 	r.deciding.Lock()
 	defer r.deciding.Unlock()
+	if !r.has(b) {
+		return
+	}
 	r.progress[b.Slot].hung = true
 	r.tellStuck(b)
 	r.dispatch(r.now())

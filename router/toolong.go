@@ -25,7 +25,7 @@ func (r *Router) tooLong(req *Request, slot int) bool {
 // tooLongForAll reports whether all who serve its model will refuse req.
 func (r *Router) tooLongForAll(req *Request) bool {
 	for _, b := range req.Backends {
-		if !r.tooLong(req, b.Slot) {
+		if !r.has(b) || !r.tooLong(req, b.Slot) {
 			return false
 		}
 	}

@@ -40,20 +40,22 @@ type set map[prompt.Block]uint64
 // New makes an index for slots backends that takes at most about maxBytes of
 // memory, however many blocks the backends could hold.
 func New(slots int, maxBytes int64) *Index {
-	x := &Index{
-		maxEntries: int(maxBytes / entryBytes),
-		held:       make([]*held, slots),
-		want:       make([]int, slots),
-		sets:       make([]set, (slots+63)/64),
-		unswept:    make([]uint64, (slots+63)/64),
-	}
-	for i := range x.held {
-		x.held[i] = newHeld()
-	}
-	for i := range x.sets {
-		x.sets[i] = set{}
-	}
+	x := &Index{maxEntries: int(maxBytes / entryBytes)}
+	x.Grow(slots)
 	return x
+}
+
+// Grow makes room for so many slots. A new one may hold nothing yet.
+func (x *Index) Grow(slots int) {
+	for len(x.held) < slots {
+		x.held = append(x.held, newHeld())
+		x.want = append(x.want, 0)
+	}
+	for 64*len(x.sets) < slots {
+		x.sets = append(x.sets, set{})
+		x.unswept = append(x.unswept, 0)
+	}
+	x.version++
 }
 
 // Match writes to depth[slot] how many leading blocks each backend holds.

@@ -58,6 +58,13 @@ func (x *Index) Drop(slot int) {
 	*h = held{} // a Placement may still point here, and need not keep what it held
 }
 
+// Clear makes a slot what Grow made it: its backend has left, and another may come.
+func (x *Index) Clear(slot int) {
+	x.Drop(slot)
+	x.held[slot].evictions = 0
+	x.SetCapacity(slot, 0)
+}
+
 // Upkeep does up to about n blocks of what Drop and SetCapacity left to be
 // done, and reports whether any is left.
 func (x *Index) Upkeep(n int) bool {

@@ -38,6 +38,9 @@ func (p *aibrix) Choose(r *Request, candidates []Candidate) int {
 	return chosen
 }
 
+// Forget implements Forgetful.
+func (p *aibrix) Forget(slot int) { p.table.Forget(slot) }
+
 func (p *aibrix) choose(r *Request, candidates []Candidate) int {
 	most, least := extremes(candidates)
 	p.places = p.places[:0]

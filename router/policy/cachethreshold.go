@@ -36,6 +36,9 @@ func (p *cacheThreshold) Choose(r *Request, candidates []Candidate) int {
 	return chosen
 }
 
+// Forget implements Forgetful.
+func (p *cacheThreshold) Forget(slot int) { p.tree.Forget(slot) }
+
 func (p *cacheThreshold) choose(r *Request, candidates []Candidate) int {
 	if most, least := extremes(candidates); most-least > p.abs && most > p.rel*least {
 		return fewest(candidates, p.rng)

@@ -33,3 +33,6 @@ func (p *dynamo) Choose(r *Request, candidates []Candidate) int {
 	p.tree.add(candidates[chosen].Slot, r.Blocks, r.Now)
 	return chosen
 }
+
+// Forget implements Forgetful.
+func (p *dynamo) Forget(slot int) { p.tree.Forget(slot) }

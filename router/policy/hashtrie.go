@@ -19,3 +19,6 @@ func (p *hashTrie) Choose(r *Request, candidates []Candidate) int {
 	p.trie.add(candidates[chosen].Slot, r.Blocks, r.Now)
 	return chosen
 }
+
+// Forget implements Forgetful.
+func (p *hashTrie) Forget(slot int) { p.trie.Forget(slot) }

@@ -138,6 +138,19 @@ func (l *ledger) shrink(blocks int) {
 	}
 }
 
+// Forget implements Forgetful, for whoever has only this to forget.
+func (l *ledger) Forget(slot int) {
+	if slot >= len(l.tenants) || l.tenants[slot].ages == nil {
+		return
+	}
+	l.tenants[slot].ages.Purge()
+	l.tenants[slot] = tenant{}
+	l.known--
+	for i := range l.tenants {
+		l.fit(&l.tenants[i]) // to what there is for fewer
+	}
+}
+
 // smallest is the candidate with the fewest blocks.
 func (l *ledger) smallest(candidates []Candidate, rng *rand.Rand) int {
 	return lowest(len(candidates), rng, func(i int) float64 { return float64(l.len(candidates[i].Slot)) })

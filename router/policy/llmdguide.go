@@ -44,3 +44,6 @@ func (p *llmdGuide) Choose(r *Request, candidates []Candidate) int {
 	p.table.placed(r, &candidates[chosen])
 	return chosen
 }
+
+// Forget implements Forgetful.
+func (p *llmdGuide) Forget(slot int) { p.table.ledger.Forget(slot) }

@@ -19,6 +19,10 @@ type Policy interface {
 	Choose(*Request, []Candidate) int
 }
 
+// Forgetful is a Policy that remembers backends by their Slot. Forget makes it
+// forget one, so that the next backend there begins with nothing.
+type Forgetful interface{ Forget(slot int) }
+
 // Settings are the gates of the policies that have them. A zero field is the
 // policy's own default, which is that of the router it comes from.
 type Settings struct {

@@ -49,6 +49,14 @@ func (p *preble) Choose(r *Request, candidates []Candidate) int {
 	return chosen
 }
 
+// Forget implements Forgetful.
+func (p *preble) Forget(slot int) {
+	p.tree.Forget(slot)
+	if slot < len(p.recent) {
+		p.recent[slot] = window{}
+	}
+}
+
 // windowSeconds is how long a window remembers.
 const windowSeconds = int64(3 * time.Minute / time.Second)
 

@@ -26,6 +26,9 @@ func (p *rayAffinity) Choose(r *Request, candidates []Candidate) int {
 	return chosen
 }
 
+// Forget implements Forgetful.
+func (p *rayAffinity) Forget(slot int) { p.tree.Forget(slot) }
+
 func (p *rayAffinity) choose(r *Request, candidates []Candidate) int {
 	if most, least := extremes(candidates); most-least > p.abs || len(r.Blocks) == 0 {
 		return powerOfTwo{p.rng}.Choose(r, candidates)

@@ -33,6 +33,9 @@ func (p *smg) Choose(r *Request, candidates []Candidate) int {
 	return chosen
 }
 
+// Forget implements Forgetful.
+func (p *smg) Forget(slot int) { p.tree.Forget(slot) }
+
 // matching is the candidate to be chosen for what it holds; -1: none.
 func (p *smg) matching(r *Request, candidates []Candidate) int {
 	depths := p.tree.leading(r.Blocks, candidates)

@@ -20,6 +20,17 @@ func newTrie(most int, o order) *trie {
 	return t
 }
 
+// Forget takes away all that a backend has. Blocks that nobody has any more stay
+// until they are the oldest, as they do when one of their owners is away.
+func (t *trie) Forget(slot int) {
+	if slot/64 >= len(t.sets) {
+		return
+	}
+	for b := range t.sets[slot/64] {
+		t.forget(b, slot)
+	}
+}
+
 // add records that a backend was sent blocks.
 func (t *trie) add(slot int, blocks []prompt.Block, now time.Time) {
 	used := now.UnixNano()

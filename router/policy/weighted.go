@@ -32,3 +32,6 @@ func (p *weighted) Choose(r *Request, candidates []Candidate) int {
 	p.table.placed(r, &candidates[chosen])
 	return chosen
 }
+
+// Forget implements Forgetful.
+func (p *weighted) Forget(slot int) { p.table.ledger.Forget(slot) }
