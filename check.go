@@ -30,8 +30,12 @@ every fault on a line of its own and ends with status 2, or says what serve woul
 			for _, w := range config.Warnings() {
 				fmt.Fprintln(cmd.ErrOrStderr(), "warning:", w)
 			}
-			fmt.Fprintf(cmd.OutOrStdout(), "ok: %d backends, policy %s, listen %s\n",
-				len(config.Backends), config.Routing.Policy, config.Listen)
+			guarded := ""
+			if len(config.Keys) > 0 {
+				guarded = fmt.Sprintf(", %d keys", len(config.Keys))
+			}
+			fmt.Fprintf(cmd.OutOrStdout(), "ok: %d backends, policy %s, listen %s%s\n",
+				len(config.Backends), config.Routing.Policy, config.Listen, guarded)
 			return nil
 		},
 	}
@@ -46,17 +50,15 @@ func (c *Config) Warnings() []string {
 		warnings = append(warnings, fmt.Sprintf("timeouts.keepalive_idle: %v is no less than the 5s after which vLLM closes idle connections; "+
 			"raise VLLM_HTTP_TIMEOUT_KEEP_ALIVE above it on every replica", c.Timeouts.KeepaliveIdle))
 	}
-	if host, _, err := net.SplitHostPort(c.Admin); err == nil && !isLoopback(host) {
-		warnings = append(warnings, fmt.Sprintf("admin: %s can be reached from other machines, and nothing there asks for a password; "+
-			"keep it on a private network", c.Admin))
-	}
-	return append(warnings, c.routingWarnings()...)
+	return slices.Concat(warnings, c.adminWarnings(), c.routingWarnings())
 }
 
 // check adds a fault for every rule that the settings break.
 func (c *Config) check(f *faults) {
 	c.checkListeners(f)
 	c.checkBackends(f)
+	c.checkKeys(f)
+	c.checkAdminToken(f)
 	oneOf(f, "routing.policy", c.Routing.Policy, policy.Names...)
 	oneOf(f, "log.level", c.Log.Level, "debug", "info", "warn", "error")
 	oneOf(f, "log.format", c.Log.Format, "text", "json")

@@ -17,7 +17,12 @@ var defaultsYAML []byte
 type Config struct {
 	Listen          string            `mapstructure:"listen" reload:"no"` // host:port
 	Admin           string            `mapstructure:"admin" reload:"no"`  // host:port, or empty: no admin listener
+	AdminToken      string            `mapstructure:"admin_token"`        // what AdminTokenFile holds, if that is given
+	AdminTokenFile  string            `mapstructure:"admin_token_file"`
 	Backends        []BackendConfig   `mapstructure:"backends"`
+	Keys            []KeyConfig       `mapstructure:"keys"` // those of KeysFile included
+	KeysFile        string            `mapstructure:"keys_file"`
+	Tenant          string            `mapstructure:"tenant"` // share or isolate
 	Routing         RoutingConfig     `mapstructure:"routing"`
 	SLO             SLOConfig         `mapstructure:"slo"`
 	Index           IndexConfig       `mapstructure:"index"`

@@ -37,6 +37,12 @@ func decodeValue(from, to reflect.Value) (any, error) {
 		return decodeBackendList(value)
 	case BackendConfig:
 		return decodeBackend(value)
+	case []KeyConfig:
+		return decodeKeyList(value)
+	case KeyConfig:
+		return decodeKey(value)
+	case time.Time:
+		return decodeTime(value)
 	}
 	return value, nil
 }

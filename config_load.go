@@ -119,6 +119,7 @@ func parseConfig(file string, data []byte, flags *pflag.FlagSet, urls []string) 
 	var c Config
 	f.addDecodeFaults(v.UnmarshalExact(&c, viper.DecodeHook(decodeValue)))
 	c.nameBackends()
+	c.readSecrets(&f)
 	c.check(&f)
 	if err := f.err(); err != nil {
 		return nil, err

@@ -1,0 +1,109 @@
+// Package keys knows the API keys that clients may come with, what each of them
+// may do, and what it has used.
+package keys
+
+import (
+	"crypto/sha256"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Hash is the SHA-256 of a key. A plain, fast hash is right for keys that are
+// long and random: there is nothing to guess, and each request pays for it.
+type Hash [sha256.Size]byte
+
+// HashOf returns the hash of a key as a client presents it.
+func HashOf(secret string) Hash { return sha256.Sum256([]byte(secret)) }
+
+// Key is what the configuration says of one API key. The zero value of each
+// bound is none.
+type Key struct {
+	Name   string // unique; stands in metrics
+	Hashes []Hash // of each secret that is this key; several while one replaces another
+
+	Models            []string // IDs that it may use; nil: all
+	RequestsPerMinute int
+	TokensPerMinute   int // of prompts and answers
+	Concurrency       int // requests at once
+	Priority          int // lower first; its requests may go behind that, never before
+	RouteHeaders      bool
+	Expires           time.Time
+}
+
+// Set is the keys that are valid now. Safe for concurrent use.
+type Set struct {
+	replacing sync.Mutex
+	valid     atomic.Pointer[table]
+}
+
+// table is never modified once published.
+type table struct {
+	holders []*Holder // in the order of the configuration
+	byHash  map[Hash]*Holder
+}
+
+// New makes a Set of the keys that a configuration has.
+func New(list []Key) *Set {
+	s := new(Set)
+	s.valid.Store(&table{})
+	s.Replace(list)
+	return s
+}
+
+// Replace makes list the keys that are valid. One that stays, by its name, keeps
+// its counts and what it has used of its rates; requests of one that is gone go on
+// to their end. No two keys of list have a name or a hash in common.
+func (s *Set) Replace(list []Key) {
+	s.replacing.Lock()
+	defer s.replacing.Unlock()
+	before := map[string]*Holder{}
+	for _, h := range s.valid.Load().holders {
+		before[h.Name] = h
+	}
+	next := &table{byHash: map[Hash]*Holder{}}
+	for _, k := range list {
+		h := newHolder(k, before[k.Name])
+		next.holders = append(next.holders, h)
+		for _, hash := range k.Hashes {
+			next.byHash[hash] = h
+		}
+	}
+	s.valid.Store(next)
+}
+
+// Open reports whether there are no keys, so that everybody may come in.
+func (s *Set) Open() bool { return len(s.valid.Load().holders) == 0 }
+
+// Find returns who holds the key that a client presented. The key is hashed and
+// only the hash looked up: how long that takes tells something of the hash of what
+// was presented, from which no key can be made.
+func (s *Set) Find(presented string) (h *Holder, known bool) {
+	h, known = s.valid.Load().byHash[HashOf(presented)]
+	return h, known
+}
+
+// Use is what one key was used for since it was configured.
+type Use struct {
+	Name                           string
+	InFlight                       int64
+	Requests                       int64 // let in
+	PromptTokens, CompletionTokens int64
+	Refused                        map[Reason]int64
+}
+
+// Uses tells of every valid key.
+func (s *Set) Uses() []Use {
+	var out []Use
+	for _, h := range s.valid.Load().holders {
+		out = append(out, h.account.use(h.Name))
+	}
+	return out
+}
+
+// MayUse reports whether the key is for this model.
+func (k *Key) MayUse(model string) bool { return k.Models == nil || slices.Contains(k.Models, model) }
+
+// Expired reports whether the key was valid once.
+func (k *Key) Expired() bool { return !k.Expires.IsZero() && !time.Now().Before(k.Expires) }
