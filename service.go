@@ -9,6 +9,7 @@ import (
 	"warmroute/backends/transport"
 	"warmroute/metrics"
 	"warmroute/proxy"
+	"warmroute/proxy/keys"
 	"warmroute/proxy/record"
 	"warmroute/router"
 )
@@ -21,6 +22,7 @@ type service struct {
 	router     *router.Router
 	snapshot   *snapshotFile    // nil: none is kept
 	recorder   *record.Recorder // nil: traffic is not recorded
+	keys       *keys.Set
 	transports []*transport.Transport
 	checker    *backends.Checker
 	poller     *backends.Poller
@@ -33,7 +35,7 @@ type service struct {
 
 // newService puts a proxy together. Nothing runs before run.
 func newService(c *Config, log *slog.Logger) (*service, error) {
-	s := &service{config: c, log: log}
+	s := &service{config: c, log: log, keys: keys.New(c.apiKeys())}
 	if err := s.openFleet(); err != nil {
 		return nil, err
 	}
@@ -74,6 +76,7 @@ func newService(c *Config, log *slog.Logger) (*service, error) {
 		Suspect:    s.checker.Suspect,
 		BlockBytes: c.Index.BlockBytes,
 		Record:     s.recorder,
+		Keys:       s.keys,
 		Settings:   c.proxySettings(),
 	})
 	admin := http.NewServeMux()

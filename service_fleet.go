@@ -93,5 +93,6 @@ func (c *Config) proxySettings() proxy.Settings {
 		WriteIdle:      c.Timeouts.WriteIdle,
 		SessionHeader:  c.Routing.SessionHeader,
 		RouteHeaders:   c.ResponseHeaders,
+		IsolateTenants: c.Tenant == "isolate",
 	}
 }

@@ -36,6 +36,8 @@ type Metrics struct {
 	hold      prometheus.Histogram
 	holdEnds  *prometheus.CounterVec
 	reloads   reloads
+
+	unauthorized *prometheus.CounterVec
 }
 
 // Latency buckets fit language models: from a hit on an idle replica to a cold
@@ -86,12 +88,13 @@ func New(fleet *backends.Registry, r *router.Router, version string) *Metrics {
 	for _, end := range []HeldEnd{HeldSent, HeldRefused, HeldTooLong, HeldNoneReady, HeldLeft} {
 		m.holdEnds.WithLabelValues(string(end)) // so that a rate is there before the first one
 	}
+	m.unauthorized = counter("unauthorized_total", "Requests refused for their API key, by why: missing, unknown, expired.", "reason")
 	info := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "warmroute_build_info", Help: "Always 1.", ConstLabels: prometheus.Labels{"version": version},
 	})
 	info.Set(1)
 	m.registry.MustRegister(m.requests, m.duration, m.ttft, m.overhead, m.prompt, m.predicted, m.observed,
-		m.spills, m.retries, m.aborts, m.polls, m.recording, m.hold, m.holdEnds, m.reloads.total, m.reloads.last, info, &state{fleet, r}, &learned{fleet, r},
+		m.spills, m.retries, m.aborts, m.polls, m.recording, m.hold, m.holdEnds, m.unauthorized, m.reloads.total, m.reloads.last, info, &state{fleet, r}, &learned{fleet, r},
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }

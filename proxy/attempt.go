@@ -76,6 +76,7 @@ func (x *exchange) attempt(d *router.Decision) *failure {
 // release tells the router how the attempt ended.
 func (a *attempt) release() {
 	a.noteResult()
+	a.used()
 	if a.reply == nil {
 		a.decision.Release(a.result)
 		return
@@ -116,7 +117,7 @@ func (x *exchange) request(ctx context.Context, b *backends.Backend, key string)
 	first, _ := open()
 	req := &http.Request{
 		Method:        http.MethodPost,
-		URL:           &url.URL{Scheme: b.URL.Scheme, Host: b.URL.Host, Path: b.URL.Path + x.endpoint.path, RawQuery: x.r.URL.RawQuery},
+		URL:           &url.URL{Scheme: b.URL.Scheme, Host: b.URL.Host, Path: b.URL.Path + x.endpoint.path, RawQuery: x.query},
 		Header:        header,
 		Body:          first,
 		GetBody:       open,

@@ -1,6 +1,10 @@
 package proxy
 
-import "warmroute/router/prompt"
+import (
+	"strings"
+
+	"warmroute/router/prompt"
+)
 
 // endpoint is one path that the proxy passes on to replicas. There is no other
 // way through: what is not listed here is a 404, because a replica also serves
@@ -23,6 +27,10 @@ const (
 	responsesFormat
 	messagesFormat
 )
+
+// anthropic reports whether Anthropic's clients ask here, which send their key in a
+// header of its own.
+func (e *endpoint) anthropic() bool { return strings.HasPrefix(e.path, "/v1/messages") }
 
 var endpoints = []endpoint{
 	{path: "/v1/chat/completions", kind: prompt.Chat, format: chatFormat},

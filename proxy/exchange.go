@@ -12,6 +12,7 @@ import (
 
 	"warmroute/backends"
 	"warmroute/metrics"
+	"warmroute/proxy/keys"
 	"warmroute/proxy/record"
 	"warmroute/router"
 	"warmroute/router/prompt"
@@ -36,6 +37,12 @@ type exchange struct {
 	opened   bool                // the client has the header of a stream, and keep-alive comments
 	attempts int                 // made so far
 	spent    int                 // of them, failed connects left out
+
+	holder    *keys.Holder // nil: no keys are configured
+	visit     keys.Visit   // its holder's
+	query     string       // the client's, fit for replicas
+	tokensIn  int          // of the prompt, as the key is charged; 0: no engine worked on it
+	tokensOut int          // of the answer, as far as it came
 
 	outcome  metrics.Request
 	recorded *record.Request // nil: traffic is not recorded, or not this request
@@ -64,7 +71,14 @@ func (p *Proxy) serve(e *endpoint, w http.ResponseWriter, r *http.Request) {
 		x.refuse(shuttingDown())
 		return
 	}
-	if fault := x.prepare(); fault != nil {
+	fault := x.admit()
+	if fault == nil {
+		fault = x.prepare()
+	}
+	if fault == nil {
+		fault = x.charge()
+	}
+	if fault != nil {
 		x.refuse(fault)
 		return
 	}
@@ -75,6 +89,7 @@ func (p *Proxy) serve(e *endpoint, w http.ResponseWriter, r *http.Request) {
 // end frees and records, whichever way the request ended.
 func (x *exchange) end() {
 	x.freeInput()
+	x.visit.End(x.tokensIn, x.tokensOut)
 	x.outcome.Duration = time.Since(x.arrived)
 	x.p.metrics.Ended(&x.outcome)
 	x.record()
@@ -165,6 +180,7 @@ func (x *exchange) readJSON() *apiError {
 	if fault != nil {
 		return fault
 	}
+	engine = x.seed(engine)
 	if pr.Cacheable && x.endpoint.kind != prompt.Other {
 		in.scratch.blocks = pr.Blocks(in.scratch.blocks[:0], engine, x.p.blockBytes)
 		in.request.Blocks = in.scratch.blocks
@@ -188,17 +204,13 @@ func (x *exchange) readJSON() *apiError {
 func (x *exchange) resolve(model string) (engine string, fault *apiError) {
 	catalog := x.p.registry.Catalog()
 	if model == "" {
-		var ok bool
-		if model, ok = catalog.OnlyBase(); !ok {
-			if len(catalog.Models) == 0 {
-				return "", x.p.unknownModel("")
-			}
-			return "", invalid("model", "several models are served here: name one of them, see GET /v1/models")
+		if model, fault = x.onlyModel(catalog); fault != nil {
+			return "", fault
 		}
 	}
-	entry, ok := catalog.Find(model)
+	entry, ok := find(catalog, model, x.holder)
 	if !ok {
-		return "", x.p.unknownModel(model)
+		return "", x.p.unknownModel(model, x.holder)
 	}
 	x.outcome.Model = entry.ID
 	req := &x.input.request
@@ -214,6 +226,7 @@ func (x *exchange) resolve(model string) (engine string, fault *apiError) {
 
 // run makes attempts until the client has its answer, or is gone.
 func (x *exchange) run() {
+	x.query = x.hideKey()
 	outgoing(x.r.Header, x.id)
 	// latest is the latest failure, last the latest in which a replica gave words
 	// for the client, if any did.

@@ -22,6 +22,9 @@ var hopByHop = []string{
 // steer the replica's inside.
 var private = []string{
 	"Authorization", "X-Api-Key", // the client's key; the backend's own is set instead
+	"Api-Key", "X-Goog-Api-Key", // what other SDKs call it
+	"Cookie", // the client's with this host
+	"Origin", "Access-Control-Request-Method", "Access-Control-Request-Headers", // whether a web page may ask is decided here
 	"X-Data-Parallel-Rank", // would pin an engine behind our back
 	"Accept-Encoding",      // the relay reads answers, so they come as they are
 	"Content-Length",       // the transport frames the body, once
@@ -49,6 +52,12 @@ func outgoing(h http.Header, id string) {
 	h["X-Request-Id"] = []string{id}
 }
 
+// crossOrigin headers would open this proxy to any web page because a replica is.
+var crossOrigin = [...]string{
+	"Access-Control-Allow-Origin", "Access-Control-Allow-Credentials", "Access-Control-Allow-Methods",
+	"Access-Control-Allow-Headers", "Access-Control-Expose-Headers", "Access-Control-Max-Age", "Set-Cookie",
+}
+
 // routeHeaders say where a request went, and why.
 var routeHeaders = [...]string{
 	"X-Warmroute-Backend", "X-Warmroute-Reason", "X-Warmroute-Prefix-Match", "X-Warmroute-Attempts", "X-Warmroute-Overhead-Us",
@@ -60,9 +69,12 @@ func (x *exchange) answerHeader(d *router.Decision, from http.Header) http.Heade
 	h := x.w.Header()
 	dropHopByHop(from)
 	delete(from, "Content-Length")
+	for _, name := range crossOrigin {
+		delete(from, name)
+	}
 	maps.Copy(h, from)
 	h["X-Request-Id"] = []string{x.id}
-	if !x.settings.RouteHeaders {
+	if !x.tellsRoute() {
 		return h
 	}
 	values := []string{
@@ -85,7 +97,7 @@ func (x *exchange) answerHeader(d *router.Decision, from http.Header) http.Heade
 // in headers and logs, else a new one.
 func requestID(h http.Header) string {
 	id := h.Get("X-Request-Id")
-	if plainID(id) {
+	if plainID(id) && !presentedIn(h, id) {
 		return id
 	}
 	return fmt.Sprintf("wr-%016x%016x", rand.Uint64(), rand.Uint64())

@@ -4,17 +4,19 @@ import (
 	"bytes"
 	"encoding/json"
 	"net/http"
+	"slices"
 	"strings"
 
 	"warmroute/backends"
+	"warmroute/proxy/keys"
 )
 
 // models answers GET /v1/models: every card that any replica listed last, as
-// that replica wrote it.
-func (p *Proxy) models(w http.ResponseWriter, _ *http.Request) {
+// that replica wrote it; to the holder of a key, those that it may use.
+func (p *Proxy) models(w http.ResponseWriter, _ *http.Request, holder *keys.Holder) {
 	var out bytes.Buffer
 	out.WriteString(`{"object":"list","data":[`)
-	for i, m := range p.registry.Catalog().Models {
+	for i, m := range visible(p.registry.Catalog(), holder) {
 		if i > 0 {
 			out.WriteByte(',')
 		}
@@ -25,19 +27,48 @@ func (p *Proxy) models(w http.ResponseWriter, _ *http.Request) {
 }
 
 // model answers GET /v1/models/{id}. An id may hold slashes, escaped or not.
-func (p *Proxy) model(w http.ResponseWriter, r *http.Request) {
+func (p *Proxy) model(w http.ResponseWriter, r *http.Request, holder *keys.Holder) {
 	id := strings.TrimPrefix(r.URL.Path, "/v1/models/")
-	entry, ok := p.registry.Catalog().Find(id)
+	entry, ok := find(p.registry.Catalog(), id, holder)
 	if !ok {
-		p.unknownModel(id).write(w)
+		p.unknownModel(id, holder).write(w)
 		return
 	}
 	writeJSON(w, entry.Card)
 }
 
-func (p *Proxy) unknownModel(id string) *apiError {
-	known := p.registry.Catalog().Models
-	if len(known) == 0 {
+// visible are the models that there are for the holder of a key.
+func visible(c *backends.Catalog, holder *keys.Holder) []backends.Model {
+	if holder == nil || holder.Models == nil {
+		return c.Models
+	}
+	return slices.DeleteFunc(slices.Clone(c.Models), func(m backends.Model) bool { return !holder.MayUse(m.ID) })
+}
+
+// find looks a model up for the holder of a key.
+func find(c *backends.Catalog, id string, holder *keys.Holder) (backends.Entry, bool) {
+	entry, ok := c.Find(id)
+	return entry, ok && (holder == nil || holder.MayUse(id))
+}
+
+// onlyModel is what a request means that names no model: the only base model
+// among those that there are for it.
+func (x *exchange) onlyModel(c *backends.Catalog) (string, *apiError) {
+	known := visible(c, x.holder)
+	only, ok := backends.OnlyBase(known)
+	switch {
+	case ok:
+		return only, nil
+	case len(known) == 0:
+		return "", x.p.unknownModel("", x.holder)
+	}
+	return "", invalid("model", "the request names no model: name one, see GET /v1/models")
+}
+
+func (p *Proxy) unknownModel(id string, holder *keys.Holder) *apiError {
+	catalog := p.registry.Catalog()
+	known := visible(catalog, holder)
+	if len(catalog.Models) == 0 {
 		return unavailable("no replica has listed its models yet; see the proxy's log for why")
 	}
 	if len(id) > 200 {
@@ -53,7 +84,7 @@ func (p *Proxy) unknownModel(id string) *apiError {
 	}
 }
 
-func (p *Proxy) versionInfo(w http.ResponseWriter, _ *http.Request) {
+func (p *Proxy) versionInfo(w http.ResponseWriter, _ *http.Request, _ *keys.Holder) {
 	out, _ := json.Marshal(map[string]string{"version": p.version})
 	writeJSON(w, out)
 }

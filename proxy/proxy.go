@@ -13,6 +13,7 @@ import (
 
 	"warmroute/backends"
 	"warmroute/metrics"
+	"warmroute/proxy/keys"
 	"warmroute/proxy/record"
 	"warmroute/router"
 	"warmroute/router/prompt"
@@ -32,6 +33,7 @@ type Options struct {
 
 	BlockBytes int              // bytes of canonical prompt in a block
 	Record     *record.Recorder // nil: traffic is not recorded
+	Keys       *keys.Set        // nil: everybody may come in
 
 	Settings
 }
@@ -46,6 +48,7 @@ type Proxy struct {
 	suspect    func(*backends.Backend)
 	blockBytes int
 	record     *record.Recorder
+	keys       *keys.Set
 	settings   atomic.Pointer[Settings]
 	leaving    atomic.Int32 // a leaving
 
@@ -68,11 +71,16 @@ func New(o Options) *Proxy {
 		suspect:    o.Suspect,
 		blockBytes: o.BlockBytes,
 		record:     o.Record,
+		keys:       o.Keys,
 		scratch:    sync.Pool{New: func() any { return new(scratch) }},
 		chunks:     sync.Pool{New: func() any { b := make([]byte, chunkBytes); return &b }},
 		held:       sync.Pool{New: func() any { return new(bytes.Buffer) }},
 		replies:    sync.Pool{New: func() any { return new(prompt.Reply) }},
 	}
+	if p.keys == nil {
+		p.keys = keys.New(nil)
+	}
+	p.metrics.WatchKeys(p.keyUses)
 	p.Configure(o.Settings)
 	p.handlers = p.routes()
 	return p
@@ -88,7 +96,7 @@ func (p *Proxy) routes() http.Handler {
 		r.Post(e.path, func(w http.ResponseWriter, req *http.Request) { p.serve(e, w, req) })
 	}
 	for path, h := range map[string]http.HandlerFunc{
-		"/v1/models": p.models, "/v1/models/*": p.model, "/version": p.versionInfo,
+		"/v1/models": p.keyed(p.models), "/v1/models/*": p.keyed(p.model), "/version": p.keyed(p.versionInfo),
 		"/livez": p.live, "/readyz": p.ready, "/health": p.ready,
 	} {
 		r.Get(path, h)

@@ -15,7 +15,8 @@ type Settings struct {
 	Keepalive      time.Duration // between comments on a stream that is silent; 0: none
 	WriteIdle      time.Duration // for a client to take nothing of its answer; 0: no limit
 	SessionHeader  string        // names the session that a request belongs to; empty: none does
-	RouteHeaders   bool          // tell the client where its request went, and why
+	RouteHeaders   bool          // tell the client where its request went, and why, if its key allows it
+	IsolateTenants bool          // no prompt matches what another tenant sent
 }
 
 // Configure gives the requests that arrive from now on other settings.

@@ -11,7 +11,8 @@ import (
 const (
 	priorityHeader = "X-Warmroute-Priority"
 	// mostPriority is the farthest behind plain requests that one may go. None may
-	// go before them: any client could, and starve the others.
+	// go before them, or before what its key allows: any client could, and starve
+	// the others.
 	mostPriority = 100
 	// longestSession is how much of a session's name is looked at.
 	longestSession = 1 << 10
@@ -20,7 +21,10 @@ const (
 // steer takes from the client's headers what routing may know of it.
 func (x *exchange) steer() *apiError {
 	h, req := x.r.Header, &x.input.request
-	req.Tenant = tenant(h)
+	req.Tenant = x.tenant()
+	if x.holder != nil {
+		req.Priority = x.holder.Priority
+	}
 	if x.settings.SessionHeader != "" {
 		if name := h.Get(x.settings.SessionHeader); name != "" {
 			req.Session = nonzero(xxh3.HashString(name[:min(len(name), longestSession)]))
@@ -32,16 +36,16 @@ func (x *exchange) steer() *apiError {
 	}
 	n, err := strconv.Atoi(given[0])
 	if err != nil || n < 0 || n > mostPriority || len(given) > 1 {
-		return invalid(priorityHeader, fmt.Sprintf("%s must be one whole number from 0 to %d: 0 is what requests without it have, and higher ones let those go first",
+		return invalid(priorityHeader, fmt.Sprintf("%s must be one whole number from 0 to %d: higher ones let those of lower ones go first",
 			priorityHeader, mostPriority))
 	}
-	req.Priority = n
+	req.Priority = max(req.Priority, n)
 	return nil
 }
 
-// tenant stands for whoever holds the API key that came with a request; 0 when
-// none did.
-func tenant(h http.Header) uint64 {
+// presenter stands for whoever presents the API key that came with a request, where
+// keys are not known here; 0 when none came.
+func presenter(h http.Header) uint64 {
 	for _, name := range []string{"Authorization", "X-Api-Key"} {
 		if key := h.Get(name); key != "" {
 			return nonzero(xxh3.HashString(key))
