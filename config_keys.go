@@ -172,6 +172,6 @@ func readSecret(path string) (string, error) {
 	if !info.Mode().IsRegular() {
 		return "", fmt.Errorf("%s is no regular file", path)
 	}
-	data, err := readBounded(path)
+	data, err := readBounded(path, maxConfigBytes)
 	return string(data), err
 }

@@ -61,10 +61,12 @@ func TestDefaultsAreThoseOfTheDesign(t *testing.T) {
 		Listen:   ":8080",
 		Admin:    "127.0.0.1:9090",
 		Backends: []BackendConfig{{Name: "a:8000", URL: "http://a:8000", Weight: 1}},
+		Keys:     []KeyConfig{},
 		Routing: RoutingConfig{
 			Policy: "prefix", Attempts: 3, Learn: true, SessionHeader: "X-Session-Id",
 			Hold: HoldConfig{Requests: 1000, Bytes: 256 << 20, Time: time.Minute},
 		},
+		Tenant:          "share",
 		Index:           IndexConfig{BlockBytes: 256, MaxBytes: 256 << 20},
 		Record:          RecordConfig{MaxBytes: 256 << 20, Keep: 3},
 		Limits:          LimitsConfig{BodyBytes: 64 << 20, BodyBytesTotal: 1 << 30, HeaderBytes: 64 << 10},
@@ -131,6 +133,10 @@ func otherValues() map[string]struct {
 	return map[string]v{
 		"listen":                      {"127.0.0.1:7000", "127.0.0.1:7000"},
 		"admin":                       {"", ""},
+		"admin_token":                 {"0123456789abcdef", "0123456789abcdef"},
+		"admin_token_file":            {"testdata/admin_token", "testdata/admin_token"},
+		"keys_file":                   {"testdata/keys", "testdata/keys"},
+		"tenant":                      {"isolate", "isolate"},
 		"routing.policy":              {"least-load", "least-load"},
 		"routing.attempts":            {"2", 2},
 		"routing.hold.requests":       {"0", 0},

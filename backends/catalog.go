@@ -39,25 +39,27 @@ func newCatalog(all []*Backend) *Catalog {
 			c.entries[m.ID] = e
 		}
 	}
-	c.onlyBase = c.findOnlyBase()
+	c.onlyBase, _ = OnlyBase(c.Models)
 	return c
 }
 
-func (c *Catalog) findOnlyBase() string {
+// OnlyBase returns the ID of the only base model among those given, as
+// Catalog.OnlyBase does of all.
+func OnlyBase(models []Model) (id string, ok bool) {
 	first := -1
-	for i, m := range c.Models {
+	for i, m := range models {
 		switch {
 		case m.Parent != "":
 		case first < 0:
 			first = i
-		case m.Root == "" || m.Root != c.Models[first].Root:
-			return ""
+		case m.Root == "" || m.Root != models[first].Root:
+			return "", false
 		}
 	}
 	if first < 0 {
-		return ""
+		return "", false
 	}
-	return c.Models[first].ID
+	return models[first].ID, true
 }
 
 // Find looks a model up by the ID that a client wrote.

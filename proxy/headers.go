@@ -23,7 +23,7 @@ var hopByHop = []string{
 var private = []string{
 	"Authorization", "X-Api-Key", // the client's key; the backend's own is set instead
 	"Api-Key", "X-Goog-Api-Key", // what other SDKs call it
-	"Cookie", // the client's with this host
+	"Cookie",                                                                    // the client's with this host
 	"Origin", "Access-Control-Request-Method", "Access-Control-Request-Headers", // whether a web page may ask is decided here
 	"X-Data-Parallel-Rank", // would pin an engine behind our back
 	"Accept-Encoding",      // the relay reads answers, so they come as they are
@@ -52,12 +52,6 @@ func outgoing(h http.Header, id string) {
 	h["X-Request-Id"] = []string{id}
 }
 
-// crossOrigin headers would open this proxy to any web page because a replica is.
-var crossOrigin = [...]string{
-	"Access-Control-Allow-Origin", "Access-Control-Allow-Credentials", "Access-Control-Allow-Methods",
-	"Access-Control-Allow-Headers", "Access-Control-Expose-Headers", "Access-Control-Max-Age", "Set-Cookie",
-}
-
 // routeHeaders say where a request went, and why.
 var routeHeaders = [...]string{
 	"X-Warmroute-Backend", "X-Warmroute-Reason", "X-Warmroute-Prefix-Match", "X-Warmroute-Attempts", "X-Warmroute-Overhead-Us",
@@ -69,9 +63,7 @@ func (x *exchange) answerHeader(d *router.Decision, from http.Header) http.Heade
 	h := x.w.Header()
 	dropHopByHop(from)
 	delete(from, "Content-Length")
-	for _, name := range crossOrigin {
-		delete(from, name)
-	}
+	delete(from, "Access-Control-Allow-Origin") // a replica that any web page may ask does not open this proxy to it
 	maps.Copy(h, from)
 	h["X-Request-Id"] = []string{x.id}
 	if !x.tellsRoute() {

@@ -55,14 +55,17 @@ func find(c *backends.Catalog, id string, holder *keys.Holder) (backends.Entry, 
 // among those that there are for it.
 func (x *exchange) onlyModel(c *backends.Catalog) (string, *apiError) {
 	known := visible(c, x.holder)
-	only, ok := backends.OnlyBase(known)
+	only, ok := c.OnlyBase()
+	if x.holder != nil && x.holder.Models != nil {
+		only, ok = backends.OnlyBase(known)
+	}
 	switch {
 	case ok:
 		return only, nil
 	case len(known) == 0:
 		return "", x.p.unknownModel("", x.holder)
 	}
-	return "", invalid("model", "the request names no model: name one, see GET /v1/models")
+	return "", invalid("model", "no model is named, and several models are served here, or none but adapters: name one of them, see GET /v1/models")
 }
 
 func (p *Proxy) unknownModel(id string, holder *keys.Holder) *apiError {

@@ -46,10 +46,10 @@ func parseLine(line string) (s Secret, err error) {
 		return Secret{}, nil
 	case len(fields) != 2:
 		return Secret{}, errors.New("write a name, a space and the key, nothing else")
-	case !IsName(fields[0]):
+	case !IsName(strings.TrimSuffix(fields[0], ":")): // a colon is what YAML has there
 		return Secret{}, errors.New("the name cannot be one: " + NameRule)
 	}
-	s.Name = fields[0]
+	s.Name = strings.TrimSuffix(fields[0], ":")
 	if given, hashed := strings.CutPrefix(fields[1], "sha256:"); hashed {
 		s.Hash, err = ParseHash(given)
 		return s, err

@@ -1,0 +1,107 @@
+package keys
+
+import (
+	"encoding/hex"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+)
+
+const plain = "a-key-of-more-than-twenty-characters"
+
+func TestAFileOfKeys(t *testing.T) {
+	hash := HashOf("other")
+	data := "# who has which\n\nteam-a: " + plain + "\n  team-b\tsha256:" + hex.EncodeToString(hash[:]) + "  \r\nteam-a " + plain + "2"
+	secrets, faults := ParseFile(data)
+	want := []Secret{{"team-a", HashOf(plain), 3}, {"team-b", hash, 4}, {"team-a", HashOf(plain + "2"), 5}}
+	if fmt.Sprint(secrets) != fmt.Sprint(want) || len(faults) != 0 {
+		t.Errorf("got %v, %v, want %v", secrets, faults, want)
+	}
+}
+
+func TestFaultsOfAFileNameTheLineAndShowNothingOfIt(t *testing.T) {
+	for _, c := range []struct{ line, want string }{
+		{plain, "line 2: write a name, a space and the key, nothing else"},
+		{"team-a " + plain + " " + plain, "line 2: write a name"},
+		{"team\"a " + plain, "line 2: the name cannot be one"},
+		{"team-a hidden", "line 2: the key has to be 20 or more"},
+		{"team-a " + plain + "ä", "line 2: the key has to be 20 or more visible ASCII"},
+		{"team-a sha256:hidden", "line 2: is no SHA-256"},
+		{"team-a sha256:" + strings.Repeat("0", 63), "line 2: is no SHA-256"},
+		{"team-a sha256:" + strings.Repeat("0", 66), "line 2: is no SHA-256"},
+		{"team-a sha256:" + strings.Repeat("g", 64), "line 2: is no SHA-256"},
+	} {
+		_, faults := ParseFile("# one\n" + c.line + "\n")
+		if len(faults) != 1 || !strings.HasPrefix(faults[0].Error(), c.want) || strings.Contains(faults[0].Error(), "hidden") || strings.Contains(faults[0].Error(), plain) {
+			t.Errorf("%s: got %v, want %s", c.line, faults, c.want)
+		}
+	}
+}
+
+func TestTheKeyThatWasPresented(t *testing.T) {
+	f := func(want string, anthropic bool, lines ...string) {
+		t.Helper()
+		h := http.Header{}
+		for i := 0; i < len(lines); i += 2 {
+			h.Add(lines[i], lines[i+1])
+		}
+		if got := Presented(h, anthropic); got != want {
+			t.Errorf("%q: got %q, want %q", lines, got, want)
+		}
+	}
+	f("", false)
+	f("k", false, "Authorization", "Bearer k")
+	f("k", false, "authorization", "bEARER   k ")
+	f("", false, "Authorization", "k")
+	f("", false, "Authorization", "Bearer")
+	f("", false, "Authorization", "Basic aGk6aw==")
+	f("", false, "Authorization", "Bearer\tk")
+	f("", false, "Authorization", "Bearer k", "Authorization", "Bearer l")
+	f("", false, "Authorization", "Bearer "+strings.Repeat("k", longestKey))
+	f("", false, "X-Api-Key", "k")
+	f("k", true, "X-Api-Key", "k")
+	f("", true, "X-Api-Key", "k", "X-Api-Key", "l")
+	f("k", true, "X-Api-Key", "l", "Authorization", "Bearer k")
+	f("", true, "X-Api-Key", "l", "Authorization", "Basic k")
+}
+
+func FuzzParseFile(f *testing.F) {
+	f.Add("team-a " + plain + "\n# x\n\nb sha256:" + strings.Repeat("0f", 32))
+	f.Add("a\x00b \xff\r\nc sha256: \u2028 x")
+	f.Fuzz(func(t *testing.T, data string) {
+		secrets, faults := ParseFile(data)
+		if n := strings.Count(data, "\n") + 1; len(secrets)+len(faults) > n {
+			t.Fatalf("%d secrets and %d faults in %d lines", len(secrets), len(faults), n)
+		}
+		for _, s := range secrets {
+			line := strings.Split(data, "\n")[s.Line-1]
+			if !IsName(s.Name) || !strings.HasPrefix(strings.TrimSpace(line), s.Name) {
+				t.Fatalf("line %q has the name %q", line, s.Name)
+			}
+		}
+		for _, err := range faults {
+			for _, word := range strings.Fields(data) {
+				if len(word) >= ShortestKey && strings.Contains(err.Error(), word) {
+					t.Fatalf("%v shows %q", err, word)
+				}
+			}
+		}
+	})
+}
+
+func FuzzPresented(f *testing.F) {
+	f.Add("Bearer k", "x", true)
+	f.Add("", "k", true)
+	f.Add("bearer  \x00", "", false)
+	f.Fuzz(func(t *testing.T, authorization, apiKey string, anthropic bool) {
+		h := http.Header{"X-Api-Key": {apiKey}}
+		if authorization != "" {
+			h["Authorization"] = []string{authorization}
+		}
+		got := Presented(h, anthropic)
+		if len(got) > longestKey || got != "" && !strings.HasSuffix(strings.TrimRight(authorization, " "), got) && got != apiKey {
+			t.Fatalf("%q and %q present %q", authorization, apiKey, got)
+		}
+	})
+}
