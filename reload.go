@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 	"reflect"
+	"slices"
 
 	"warmroute/backends"
 )
@@ -29,10 +30,8 @@ func newReloader(s *service, file string, load func() (*Config, error), level *s
 		return load()
 	}
 	r.files.names = func() []string {
-		if file == "" {
-			return nil
-		}
-		return []string{file}
+		all := []string{file, s.config.KeysFile, s.config.AdminTokenFile}
+		return slices.DeleteFunc(all, func(name string) bool { return name == "" })
 	}
 	r.files.note()
 	return r
@@ -67,6 +66,7 @@ func (r *reloader) run(s *service) {
 // reload:"no".
 func (s *service) apply(c *Config) {
 	s.proxy.Configure(c.proxySettings())
+	s.keys.Replace(c.apiKeys())
 	s.checker.SetPace(backends.CheckPace(c.Health))
 	s.poller.SetPace(backends.PollPace(c.Poll))
 	s.config = c
