@@ -50,12 +50,13 @@ func (c *Config) Warnings() []string {
 		warnings = append(warnings, fmt.Sprintf("timeouts.keepalive_idle: %v is no less than the 5s after which vLLM closes idle connections; "+
 			"raise VLLM_HTTP_TIMEOUT_KEEP_ALIVE above it on every replica", c.Timeouts.KeepaliveIdle))
 	}
-	return slices.Concat(warnings, c.adminWarnings(), c.routingWarnings())
+	return slices.Concat(warnings, c.adminWarnings(), c.TLS.warnings(), c.routingWarnings())
 }
 
 // check adds a fault for every rule that the settings break.
 func (c *Config) check(f *faults) {
 	c.checkListeners(f)
+	c.TLS.check(f)
 	c.checkBackends(f)
 	c.checkKeys(f)
 	c.checkAdminToken(f)

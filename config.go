@@ -19,6 +19,7 @@ type Config struct {
 	Admin           string            `mapstructure:"admin" reload:"no"`  // host:port, or empty: no admin listener
 	AdminToken      string            `mapstructure:"admin_token"`        // what AdminTokenFile holds, if that is given
 	AdminTokenFile  string            `mapstructure:"admin_token_file"`
+	TLS             ListenerTLSConfig `mapstructure:"tls"`
 	Backends        []BackendConfig   `mapstructure:"backends"`
 	Keys            []KeyConfig       `mapstructure:"keys"` // those of KeysFile included
 	KeysFile        string            `mapstructure:"keys_file"`
@@ -48,6 +49,12 @@ type BackendConfig struct {
 
 	MaxInFlight int     `mapstructure:"max_in_flight"` // 0: no bound
 	Weight      float64 `mapstructure:"weight"`        // 1 unless given
+}
+
+// ListenerTLSConfig is for OpenAI clients' connections. Both are empty, or neither.
+type ListenerTLSConfig struct {
+	CertFile string `mapstructure:"cert_file"`
+	KeyFile  string `mapstructure:"key_file"`
 }
 
 // RoutingConfig says how a request finds its backend.

@@ -27,6 +27,9 @@ func (s *service) open(public, admin net.Listener) *front {
 	requests, cut := context.WithCancelCause(context.Background())
 	f := &front{failed: make(chan error, 2), cut: cut}
 	f.public = s.server(s.proxy, requests)
+	if s.certificate.Load() != nil {
+		f.public.TLSConfig = s.tlsConfig()
+	}
 	f.serve(f.public, public)
 	if admin != nil {
 		f.admin = s.server(s.admin, requests)
@@ -37,7 +40,11 @@ func (s *service) open(public, admin net.Listener) *front {
 
 func (f *front) serve(server *http.Server, l net.Listener) {
 	f.serving.Go(func() {
-		if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		serve := server.Serve
+		if server.TLSConfig != nil {
+			serve = func(l net.Listener) error { return server.ServeTLS(l, "", "") }
+		}
+		if err := serve(l); !errors.Is(err, http.ErrServerClosed) {
 			f.failed <- err
 		}
 	})

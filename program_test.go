@@ -71,6 +71,9 @@ func startCommand(t *testing.T, cmd *exec.Cmd) *program {
 		}
 	})
 	p.url = "http://" + p.awaitLog(`msg=listening public=(\S+)`)
+	if strings.Contains(p.log.String(), " tls=true ") {
+		p.url = strings.Replace(p.url, "http", "https", 1)
+	}
 	p.admin = "http://" + p.awaitLog(`msg=listening admin=(\S+)`)
 	p.eventually("ready", func() bool { return metricSum(t, p.admin, "warmroute_backend_ready") > 0 })
 	return p

@@ -30,7 +30,10 @@ func newReloader(s *service, file string, load func() (*Config, error), level *s
 		return load()
 	}
 	r.files.names = func() []string {
-		all := []string{file, s.config.KeysFile, s.config.AdminTokenFile}
+		all := append(s.config.TLS.files(), file, s.config.KeysFile, s.config.AdminTokenFile)
+		for _, b := range s.config.Backends {
+			all = append(all, b.CAFile)
+		}
 		return slices.DeleteFunc(all, func(name string) bool { return name == "" })
 	}
 	r.files.note()
@@ -42,6 +45,11 @@ func newReloader(s *service, file string, load func() (*Config, error), level *s
 func (r *reloader) run(s *service) {
 	r.files.note()
 	c, err := r.load()
+	var changed []string
+	if err == nil {
+		changed = changedSettings(s.config, c, false)
+		err = s.apply(c)
+	}
 	if err != nil {
 		s.metrics.Reloaded(false)
 		for _, line := range faultLines(err) {
@@ -49,12 +57,10 @@ func (r *reloader) run(s *service) {
 		}
 		return
 	}
-	changed := changedSettings(s.config, c, false)
-	s.apply(c)
 	r.level.UnmarshalText([]byte(c.Log.Level)) // checked with the configuration
 	s.metrics.Reloaded(true)
 	s.log.Info("configuration reloaded", "changed", changed)
-	for _, path := range changedSettings(r.started, c, true) {
+	for _, path := range r.waiting(c) {
 		s.log.Warn("setting takes effect at the next start", "setting", path)
 	}
 	for _, w := range c.Warnings() {
@@ -62,14 +68,31 @@ func (r *reloader) run(s *service) {
 	}
 }
 
+// waiting lists the settings that are not yet what c says.
+func (r *reloader) waiting(c *Config) []string {
+	paths := changedSettings(r.started, c, true)
+	if r.started.TLS.enabled() != c.TLS.enabled() { // another certificate may come at any time
+		paths = append(paths, "tls.cert_file")
+	}
+	return paths
+}
+
 // apply makes the running service what c says, but for settings marked
-// reload:"no".
-func (s *service) apply(c *Config) {
+// reload:"no". An error leaves all as it was.
+func (s *service) apply(c *Config) error {
+	if c.TLS.enabled() && s.certificate.Load() != nil {
+		certificate, blame, err := c.TLS.load()
+		if err != nil { // it was checked a moment ago
+			return fmt.Errorf("%s: %w", blame, err)
+		}
+		s.certificate.Store(certificate)
+	}
 	s.proxy.Configure(c.proxySettings())
 	s.keys.Replace(c.apiKeys())
 	s.checker.SetPace(backends.CheckPace(c.Health))
 	s.poller.SetPace(backends.PollPace(c.Poll))
 	s.config = c
+	return nil
 }
 
 // faultLines are the faults of a configuration, each with its key path.

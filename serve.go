@@ -52,7 +52,7 @@ func serve(cmd *cobra.Command, urls []string) error {
 	if err != nil {
 		return err
 	}
-	log.Info("listening", "public", public.Addr().String(), "backends", len(config.Backends), "policy", config.Routing.Policy)
+	log.Info("listening", "public", public.Addr().String(), "tls", config.TLS.enabled(), "backends", len(config.Backends), "policy", config.Routing.Policy)
 	if admin != nil {
 		log.Info("listening", "admin", admin.Addr().String())
 	}

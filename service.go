@@ -1,9 +1,11 @@
 package main
 
 import (
+	"crypto/tls"
 	"fmt"
 	"log/slog"
 	"net/http"
+	"sync/atomic"
 
 	"warmroute/backends"
 	"warmroute/backends/transport"
@@ -30,12 +32,21 @@ type service struct {
 	proxy      *proxy.Proxy // serves the public listener
 	admin      http.Handler
 
+	certificate atomic.Pointer[tls.Certificate] // the public listener's; nil: it has none
+
 	control *control // nil: nobody tells it anything but to end
 }
 
 // newService puts a proxy together. Nothing runs before run.
 func newService(c *Config, log *slog.Logger) (*service, error) {
 	s := &service{config: c, log: log, keys: keys.New(c.apiKeys())}
+	if c.TLS.enabled() {
+		certificate, blame, err := c.TLS.load()
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", blame, err)
+		}
+		s.certificate.Store(certificate)
+	}
 	if err := s.openFleet(); err != nil {
 		return nil, err
 	}
