@@ -17,6 +17,9 @@ const maxLine = 64 << 10
 // What is beyond it is garbage, and garbage is unknown.
 const maxCount = 1e9
 
+// maxEngines is far more than a data-parallel server has. The scrape remembers each.
+const maxEngines = 1024
+
 // ParseMetrics reads a replica's /metrics in any of vLLM's dialects, old and
 // new, line by line and only the families that a Load has. What is missing, NaN,
 // infinite, negative or absurd is unknown; what is not the text format is an
@@ -124,7 +127,9 @@ func (p *scrape) line(line []byte) error {
 	}
 	switch f {
 	case cacheConfig:
-		p.cacheConfig(l)
+		if !p.cacheConfig(l) {
+			return fmt.Errorf("%s: more than %d engines", name, maxEngines)
+		}
 	case loraInfo:
 		// Every combination of adapters is a series of its own, whose value is the
 		// time when it was last true.
@@ -192,7 +197,8 @@ func (p *scrape) bucket(l labels, count float64) {
 	}
 }
 
-func (p *scrape) cacheConfig(l labels) {
+// cacheConfig reports whether there was room for one more engine.
+func (p *scrape) cacheConfig(l labels) bool {
 	var (
 		e              engineCache
 		blocks, tokens int
@@ -228,10 +234,11 @@ func (p *scrape) cacheConfig(l labels) {
 			if e.tokens >= p.engines[i].tokens {
 				p.engines[i] = e
 			}
-			return
+			return true
 		}
 	}
 	p.engines = append(p.engines, e)
+	return len(p.engines) <= maxEngines
 }
 
 // labelInt reads a positive number that Python wrote as a string; 0 when it is

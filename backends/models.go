@@ -7,6 +7,13 @@ import (
 	"slices"
 )
 
+// What is far more than a replica has is no list of models: each of them costs
+// memory here, a place in every list of ours and, once asked for, series of metrics.
+const (
+	maxModels  = 10_000
+	maxModelID = 1 << 10
+)
+
 // parseModels reads the answer of a replica's /v1/models. encoding/json bounds
 // its depth, so an answer made of brackets cannot exhaust the stack.
 func parseModels(body []byte) ([]Model, error) {
@@ -15,6 +22,9 @@ func parseModels(body []byte) ([]Model, error) {
 	}
 	if err := json.Unmarshal(body, &list); err != nil {
 		return nil, err
+	}
+	if len(list.Data) > maxModels {
+		return nil, fmt.Errorf("lists %d models; more than %d are not taken", len(list.Data), maxModels)
 	}
 	models := make([]Model, 0, len(list.Data))
 	for i, card := range list.Data {
@@ -42,6 +52,9 @@ func parseCard(card []byte) (Model, error) {
 	}
 	if known.ID == "" {
 		return Model{}, errors.New("no id")
+	}
+	if len(known.ID) > maxModelID {
+		return Model{}, fmt.Errorf("an id of %d bytes; more than %d are not taken", len(known.ID), maxModelID)
 	}
 	tokens := 0 // what is no number of tokens is unknown, and no reason to refuse the card
 	if json.Unmarshal(card, &length) == nil {

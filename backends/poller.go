@@ -157,9 +157,13 @@ func (w *watch) scrape(ctx context.Context, limit time.Duration) (*Load, error) 
 	}
 	br := w.reader()
 	defer w.readers.Put(br)
-	br.Reset(http.MaxBytesReader(nil, res.Body, cmp.Or(w.MaxBytes, 16<<20)))
+	most := cmp.Or(w.MaxBytes, 16<<20)
+	br.Reset(http.MaxBytesReader(nil, res.Body, most))
 	load, err := ParseMetrics(br)
 	br.Reset(nil) // or the pool would keep the body
+	if isTooLong(err) {
+		return nil, fmt.Errorf("scrape %s: /metrics is longer than %d bytes", w.backend.Name, most)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("scrape %s: %w", w.backend.Name, err)
 	}

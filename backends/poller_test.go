@@ -93,7 +93,7 @@ func TestPollErrorsSayWhatWentWrong(t *testing.T) {
 		"a status":   {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(500) }, "/metrics answered 500"},
 		"a redirect": {func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/elsewhere", http.StatusFound) }, "/metrics answered 302"},
 		"a page":     {func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "<html>\n") }, "metrics line 1"},
-		"too much":   {func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, strings.Repeat("a 1\n", 1000)) }, "too large"},
+		"too much":   {func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, strings.Repeat("a 1\n", 1000)) }, "longer than 1000 bytes"},
 		"a broken body": {func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Length", "9")
 			io.WriteString(w, "a 1\n")

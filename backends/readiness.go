@@ -191,12 +191,22 @@ func (c *Checker) ask(ctx context.Context, b *Backend, path string, limit time.D
 	switch {
 	case res.StatusCode == http.StatusUnauthorized, res.StatusCode == http.StatusForbidden:
 		return nil, fmt.Errorf("%s answered %d; set the backend's api_key to the replica's", path, res.StatusCode)
+	case res.StatusCode >= 300 && res.StatusCode < 400:
+		return nil, fmt.Errorf("%s answered %d, a redirect to %.200q; give the backend the URL of the replica itself", path, res.StatusCode, res.Header.Get("Location"))
 	case res.StatusCode != http.StatusOK:
 		return nil, fmt.Errorf("%s answered %d", path, res.StatusCode)
+	case isTooLong(err):
+		return nil, fmt.Errorf("%s: longer than %d bytes", path, maxModelsBytes)
 	case err != nil:
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	return body, nil
+}
+
+// isTooLong reports whether a MaxBytesReader ended the reading.
+func isTooLong(err error) bool {
+	var long *http.MaxBytesError
+	return errors.As(err, &long)
 }
 
 func isTimeout(err error) bool {

@@ -72,7 +72,7 @@ func TestWhyABackendIsDown(t *testing.T) {
 		"models are missing":    {status("/v1/models", 404), "/v1/models answered 404"},
 		"no model":              {models(`{"data":[]}`), "lists no model"},
 		"not a list":            {models(`<html>`), "/v1/models: invalid character"},
-		"a list without an end": {models(`{"data":[` + strings.Repeat(`{"id":"m"},`, 1<<20)), "too large"},
+		"a list without an end": {models(`{"data":[` + strings.Repeat(`{"id":"m"},`, 1<<20)), "longer than 8388608 bytes"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := replicaAt(t, c.handler)

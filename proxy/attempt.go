@@ -171,6 +171,9 @@ func (a *attempt) brokeOff(code int, err error) {
 }
 
 func (a *attempt) answer(resp *http.Response) *failure {
+	if f := unfit(resp); f != nil {
+		return f
+	}
 	if resp.StatusCode == http.StatusOK && isEventStream(resp.Header) {
 		return a.stream(resp)
 	}

@@ -25,6 +25,11 @@ func unavailable(message string) *apiError {
 	return &apiError{status: http.StatusServiceUnavailable, kind: "service_unavailable", code: "no_replica", message: message, retryAfter: 1}
 }
 
+func firstByteTimeout() *apiError {
+	return &apiError{status: http.StatusGatewayTimeout, kind: "timeout", code: "first_byte_timeout",
+		message: "the replica produced nothing in time (timeouts.first_byte)"}
+}
+
 // body is the error as JSON. "src" tells it from a replica's own.
 func (e *apiError) body() []byte {
 	type inner struct {

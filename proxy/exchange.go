@@ -280,8 +280,7 @@ func (x *exchange) giveUp(last *failure, none error) {
 	case last == nil, none != nil && (x.held > 0 || last.free && x.settings.HoldTime > 0): // it waited for one
 		x.refuse(x.notPicked(none))
 	case last.timeout:
-		x.refuse(&apiError{status: http.StatusGatewayTimeout, kind: "timeout", code: "first_byte_timeout",
-			message: "the replica produced nothing in time (timeouts.first_byte)"})
+		x.refuse(firstByteTimeout())
 	default:
 		e := unavailable("no replica could answer: " + last.reason)
 		e.status, e.kind, e.code = http.StatusBadGateway, "bad_gateway", "replica_failed"

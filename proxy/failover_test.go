@@ -36,6 +36,17 @@ var firstFails = []struct {
 	{"whole answer with an abort", false, always(answered("200 OK", wholeAbort)), "aborted"},
 	{"whole answer cut short", false, once(strings.TrimSuffix(answered("200 OK", whole), "}}}")), "broken"},
 	{"chunked whole answer cut short", false, once("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n", chunk(whole)), "broken"},
+	{"a redirect", false, always(answered("307 Temporary Redirect", "", "location: http://127.0.0.1:1/v1/chat/completions")), "redirect"},
+	{"a redirect to say goodbye", true, always(answered("301 Moved Permanently", "gone", "location: /")), "redirect"},
+	{"a stream compressed unasked", true, always(strings.Replace(streamed(goodStream), "text/event-stream", "text/event-stream\r\ncontent-encoding: gzip", 1)), "encoded"},
+	{"a header beyond all bounds", false, always(answered("200 OK", whole, "x-bomb: "+strings.Repeat("b", 200<<10))), "broken"},
+	{"a header of many lines", false, always(answered("200 OK", whole, strings.Repeat("x-bomb: b\r\n", 20_000)+"x-last: b")), "broken"},
+	{"a header split by a bare CR", false, always(answered("200 OK", whole, "x-a: b\rset-cookie: c")), "broken"},
+	{"a header split by a bare LF", false, always(answered("200 OK", whole, "x-a: b\nset-cookie: c")), "broken"},
+	{"two lengths", false, always(answered("200 OK", whole, "content-length: 1")), "broken"},
+	{"length and chunks", false, always(answered("200 OK", whole, "transfer-encoding: chunked")), "broken"},
+	{"nothing like HTTP", true, always("+PONG\r\n"), "broken"},
+	{"interim answers on and on", true, always(strings.Repeat("HTTP/1.1 100 Continue\r\n\r\n", 10_000)), "broken"},
 	{"unframed whole answer cut short", false, once("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n\r\n", whole[:50]), "broken"},
 }
 

@@ -26,7 +26,6 @@ var private = []string{
 	"Cookie",                                                                    // the client's with this host
 	"Origin", "Access-Control-Request-Method", "Access-Control-Request-Headers", // whether a web page may ask is decided here
 	"X-Data-Parallel-Rank", // would pin an engine behind our back
-	"Accept-Encoding",      // the relay reads answers, so they come as they are
 	"Content-Length",       // the transport frames the body, once
 	"Expect",               // met when the body was read
 	priorityHeader,         // orders who waits here, nothing there
@@ -50,6 +49,8 @@ func outgoing(h http.Header, id string) {
 		delete(h, name)
 	}
 	h["X-Request-Id"] = []string{id}
+	// The relay reads answers, and a server that is told nothing may compress them.
+	h["Accept-Encoding"] = []string{"identity"}
 }
 
 // routeHeaders say where a request went, and why.

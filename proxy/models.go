@@ -3,6 +3,7 @@ package proxy
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"slices"
 	"strings"
@@ -68,6 +69,9 @@ func (x *exchange) onlyModel(c *backends.Catalog) (string, *apiError) {
 	return "", invalid("model", "no model is named, and several models are served here, or none but adapters: name one of them, see GET /v1/models")
 }
 
+// mostNamed is how many models an error names: a fleet can have thousands of adapters.
+const mostNamed = 50
+
 func (p *Proxy) unknownModel(id string, holder *keys.Holder) *apiError {
 	catalog := p.registry.Catalog()
 	known := visible(catalog, holder)
@@ -78,8 +82,11 @@ func (p *Proxy) unknownModel(id string, holder *keys.Holder) *apiError {
 		id = id[:200] + "…"
 	}
 	var names []string
-	for _, m := range known {
+	for _, m := range known[:min(len(known), mostNamed)] {
 		names = append(names, m.ID)
+	}
+	if more := len(known) - len(names); more > 0 {
+		names = append(names, fmt.Sprintf("and %d more, see GET /v1/models", more))
 	}
 	return &apiError{
 		status: http.StatusNotFound, kind: "invalid_request_error", code: "model_not_found", param: "model",

@@ -106,7 +106,7 @@ func TestHeadersThatGoUp(t *testing.T) {
 	got := r.requests()[0]
 	want := http.Header{
 		"Content-Type": {"application/json; charset=utf-8"}, "Accept": {"text/event-stream"}, "X-Custom": {"one", "two"},
-		"Traceparent": {"00-1-2-01"}, "User-Agent": {"test"},
+		"Traceparent": {"00-1-2-01"}, "User-Agent": {"test"}, "Accept-Encoding": {"identity"},
 		"Authorization": {"Bearer backend-key"}, "X-Request-Id": {"my-id.1"},
 		"Content-Length": {fmt.Sprint(len(askWhole))},
 	}

@@ -37,7 +37,8 @@ func (a *attempt) stream(resp *http.Response) *failure {
 	held := a.p.held.Get().(*bytes.Buffer)
 	err := a.awaitFirst(resp, body, &s, held, *chunk)
 	f := a.judge(resp, &s, err)
-	if f == nil && !a.inTime() {
+	flooded := err == nil && s.events == 0 && !s.done && s.failed == nil // committed without an event, behind so many comments
+	if f == nil && !flooded && !a.inTime() {
 		f = a.failed(errFirstByte)
 	}
 	if f != nil {
@@ -63,7 +64,8 @@ func (a *attempt) stream(resp *http.Response) *failure {
 		before := s.events
 		s.scan(out.space()[:n])
 		switch {
-		case s.events > 0 && before == 0: // committed without, behind so many comments
+		case s.events > 0 && before == 0 && flooded:
+			a.inTime()
 			a.begun(body)
 		case s.events > before: // a keep-alive comment is the server's and no sign of its engine
 			a.decision.Progress()
@@ -172,7 +174,10 @@ func (a *attempt) finish(resp *http.Response, s *eventScanner, out *lines, err, 
 		return
 	}
 	e := &apiError{status: http.StatusBadGateway, kind: "bad_gateway", code: "replica_failed", message: "the replica's answer broke off"}
-	if errors.Is(err, os.ErrDeadlineExceeded) {
+	switch {
+	case errors.Is(err, errFirstByte):
+		e = firstByteTimeout()
+	case errors.Is(err, os.ErrDeadlineExceeded):
 		e = &apiError{status: http.StatusGatewayTimeout, kind: "timeout", code: "idle_timeout",
 			message: "the replica fell silent in mid-answer (timeouts.idle)"}
 	}

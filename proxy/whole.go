@@ -74,14 +74,16 @@ func (a *attempt) relayWhole(resp *http.Response) *failure {
 		return a.relayLong(resp, held.Bytes())
 	}
 	if resp.StatusCode < 300 {
-		if aborted(a.endpoint.format, held.Bytes()) {
-			return a.abortedFailure()
-		}
-		if !isFramed(resp) && isJSON(resp.Header) && !json.Valid(held.Bytes()) {
-			return a.failed(errCut)
+		if !isEncoded(resp.Header) {
+			if aborted(a.endpoint.format, held.Bytes()) {
+				return a.abortedFailure()
+			}
+			if !isFramed(resp) && isJSON(resp.Header) && !json.Valid(held.Bytes()) {
+				return a.failed(errCut)
+			}
+			a.learn(held.Bytes())
 		}
 		a.result.End = router.Served
-		a.learn(held.Bytes())
 	}
 	h := a.commit(resp)
 	h["Content-Length"] = []string{strconv.Itoa(held.Len())}

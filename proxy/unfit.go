@@ -1,0 +1,30 @@
+package proxy
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+)
+
+// unfit is for answers that no engine gives, so something else answers in its
+// place: they are no use to the client, and another backend may do better. It
+// returns nil for every other.
+func unfit(resp *http.Response) *failure {
+	switch {
+	case resp.StatusCode >= 300 && resp.StatusCode < 400:
+		// Not followed: the body would go, with the backend's key, to wherever the
+		// answer says. Not relayed: the client would go there past the proxy.
+		return &failure{reason: "redirect", err: fmt.Errorf("it redirects (%d) to %.200q; give the backend the URL of the replica itself", resp.StatusCode, resp.Header.Get("Location"))}
+	case isEventStream(resp.Header) && isEncoded(resp.Header):
+		// Neither its first event nor an error in it could be seen.
+		return &failure{reason: "encoded", err: fmt.Errorf("its stream is encoded (%.50q), though nothing but identity was asked for; turn compression off in front of the replica",
+			resp.Header.Get("Content-Encoding"))}
+	}
+	return nil
+}
+
+// isEncoded reports whether a body has to be decoded to be read, as a compressed one.
+func isEncoded(h http.Header) bool {
+	coding := h.Get("Content-Encoding")
+	return coding != "" && !strings.EqualFold(coding, "identity")
+}
