@@ -89,6 +89,7 @@ func (s *service) apply(c *Config) error {
 	}
 	s.proxy.Configure(c.proxySettings())
 	s.keys.Replace(c.apiKeys())
+	s.admin.SetToken(c.AdminToken)
 	s.checker.SetPace(backends.CheckPace(c.Health))
 	s.poller.SetPace(backends.PollPace(c.Poll))
 	s.config = c

@@ -4,13 +4,14 @@ import (
 	"crypto/tls"
 	"fmt"
 	"log/slog"
-	"net/http"
+	"net"
 	"sync/atomic"
 
 	"warmroute/backends"
 	"warmroute/backends/transport"
 	"warmroute/metrics"
 	"warmroute/proxy"
+	"warmroute/proxy/admin"
 	"warmroute/proxy/keys"
 	"warmroute/proxy/record"
 	"warmroute/router"
@@ -30,7 +31,7 @@ type service struct {
 	poller     *backends.Poller
 	metrics    *metrics.Metrics
 	proxy      *proxy.Proxy // serves the public listener
-	admin      http.Handler
+	admin      *admin.Handler
 
 	certificate atomic.Pointer[tls.Certificate] // the public listener's; nil: it has none
 
@@ -90,9 +91,8 @@ func newService(c *Config, log *slog.Logger) (*service, error) {
 		Keys:       s.keys,
 		Settings:   c.proxySettings(),
 	})
-	admin := http.NewServeMux()
-	admin.Handle("GET /metrics", m.Handler())
-	s.admin = admin
+	host, _, _ := net.SplitHostPort(c.Admin) // checked with the configuration
+	s.admin = admin.New(admin.Options{Registry: s.registry, Metrics: m.Handler(), Log: log, Host: host, Token: c.AdminToken})
 	return s, nil
 }
 

@@ -1,0 +1,93 @@
+// Package admin is what operators ask and tell a running proxy: its metrics, its
+// profile, and which backends take traffic.
+package admin
+
+import (
+	"encoding/json"
+	"log/slog"
+	"net/http"
+	"strings"
+	"sync/atomic"
+
+	"warmroute/backends"
+)
+
+// Options are what a Handler is made of.
+type Options struct {
+	Registry *backends.Registry
+	Metrics  http.Handler
+	Log      *slog.Logger
+	Host     string // that the listener's address names; "" for every interface
+	Token    string // as SetToken takes it
+}
+
+// Handler serves the admin listener. Safe for concurrent use.
+type Handler struct {
+	registry *backends.Registry
+	log      *slog.Logger
+	host     string
+	token    atomic.Pointer[string]
+	scrapes  chan struct{} // holds one for each scrape under way
+	profiles chan struct{} // and for each profile
+	metrics  http.Handler
+	routes   http.Handler // what operators alone may ask
+}
+
+// New makes a Handler. It starts nothing.
+func New(o Options) *Handler {
+	h := &Handler{
+		registry: o.Registry, log: o.Log, host: o.Host, metrics: o.Metrics,
+		scrapes: make(chan struct{}, mostScrapes), profiles: make(chan struct{}, mostProfiles),
+	}
+	h.SetToken(o.Token)
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST /api/backends/{name}/drain", h.drain)
+	mux.HandleFunc("POST /api/backends/{name}/undrain", h.undrain)
+	h.profile(mux)
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		fail(w, http.StatusNotFound, "no such path or method; there are GET /metrics, POST /api/backends/{name}/drain and /undrain, and GET /debug/pprof/")
+	})
+	h.routes = mux
+	return h
+}
+
+// SetToken makes token what operators have to send; "" for none, and then only
+// those who connect over loopback are operators.
+func (h *Handler) SetToken(token string) { h.token.Store(&token) }
+
+func (h *Handler) drain(w http.ResponseWriter, r *http.Request) {
+	h.change(w, r, "backend is drained: it finishes what it has and gets nothing new", (*backends.Backend).Drain)
+}
+
+func (h *Handler) undrain(w http.ResponseWriter, r *http.Request) {
+	h.change(w, r, "backend is drained no more", (*backends.Backend).Undrain)
+}
+
+// change does to the named backend what an operator asks for, and answers with
+// the state that it has then.
+func (h *Handler) change(w http.ResponseWriter, r *http.Request, what string, do func(*backends.Backend)) {
+	b := h.registry.Find(r.PathValue("name"))
+	if b == nil {
+		var names []string
+		for _, b := range h.registry.All() {
+			names = append(names, b.Name)
+		}
+		fail(w, http.StatusNotFound, "no backend has that name; there are: "+strings.Join(names, ", "))
+		return
+	}
+	do(b)
+	h.log.Info(what, "backend", b.Name, "in_flight", b.InFlight.Load(), "by", r.RemoteAddr)
+	reply(w, http.StatusOK, map[string]any{"backend": b.Name, "state": b.State().String(), "in_flight": b.InFlight.Load()})
+}
+
+func reply(w http.ResponseWriter, status int, what any) {
+	body, _ := json.Marshal(what) // strings and numbers always marshal
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	w.Write(append(body, '\n'))
+}
+
+// fail answers with what to do instead.
+func fail(w http.ResponseWriter, status int, message string) {
+	reply(w, status, map[string]any{"error": map[string]string{"message": message, "src": "warmroute"}})
+}

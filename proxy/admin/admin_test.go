@@ -1,0 +1,277 @@
+package admin
+
+import (
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"warmroute/backends"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const token = "a-token-that-operators-have"
+
+// far is a listener that seems to be reached from another machine.
+type far struct{ net.Listener }
+
+type farConn struct{ net.Conn }
+
+func (l far) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return farConn{c}, nil
+}
+
+func (farConn) LocalAddr() net.Addr { return &net.TCPAddr{IP: net.IPv4(10, 0, 0, 5), Port: 9090} }
+
+// listener is a Handler behind a real one.
+type listener struct {
+	t       *testing.T
+	url     string
+	host    string // as clients know it
+	client  *http.Client
+	backend *backends.Backend
+	handler *Handler
+}
+
+func listen(t *testing.T, fromAfar bool, o Options) *listener {
+	t.Helper()
+	u, err := backends.ParseURL("http://10.0.0.9:8000/a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := backends.New("", u, "", http.DefaultTransport)
+	b.SetState(backends.Ready)
+	if o.Registry, err = backends.NewRegistry([]*backends.Backend{b}); err != nil {
+		t.Fatal(err)
+	}
+	o.Log = slog.New(slog.DiscardHandler)
+	if o.Metrics == nil {
+		o.Metrics = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "warmroute_up 1\n") })
+	}
+	l := &listener{t: t, client: &http.Client{Transport: &http.Transport{}}, backend: b, handler: New(o)}
+	s := httptest.NewUnstartedServer(l.handler)
+	l.url, l.host = "http://"+s.Listener.Addr().String(), s.Listener.Addr().String()
+	if fromAfar {
+		s.Listener = far{s.Listener}
+	}
+	s.Start()
+	t.Cleanup(func() { l.client.CloseIdleConnections(); s.Close() })
+	return l
+}
+
+// ask sends a request with headers, Host among them, and returns the status and the body.
+func (l *listener) ask(method, path string, headers ...string) (int, string) {
+	l.t.Helper()
+	return l.send(method, path, "", headers...)
+}
+
+func (l *listener) send(method, path, body string, headers ...string) (int, string) {
+	l.t.Helper()
+	req, err := http.NewRequest(method, l.url+path, strings.NewReader(body))
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	for i := 0; i < len(headers); i += 2 {
+		if headers[i] == "Host" {
+			req.Host = headers[i+1]
+		} else {
+			req.Header.Add(headers[i], headers[i+1])
+		}
+	}
+	resp, err := l.client.Do(req)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	answer, err := io.ReadAll(resp.Body)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	return resp.StatusCode, string(answer)
+}
+
+const (
+	drainPath = "/api/backends/10.0.0.9:8000%2Fa/drain"
+	jsonType  = "application/json"
+)
+
+func TestDrainAndUndrain(t *testing.T) {
+	l := listen(t, false, Options{})
+	for _, step := range []struct {
+		verb string
+		want backends.State
+	}{{"drain", backends.Draining}, {"drain", backends.Draining}, {"undrain", backends.Ready}} {
+		status, answer := l.ask("POST", strings.TrimSuffix(drainPath, "drain")+step.verb, "Content-Type", jsonType)
+		want := fmt.Sprintf(`{"backend":"10.0.0.9:8000/a","in_flight":0,"state":%q}`+"\n", step.want.String())
+		if status != 200 || answer != want || l.backend.State() != step.want {
+			t.Errorf("%s: got %d %s", step.verb, status, answer)
+		}
+	}
+	status, answer := l.ask("POST", "/api/backends/none/drain", "Content-Type", jsonType)
+	if status != 404 || !strings.Contains(answer, "there are: 10.0.0.9:8000/a") || strings.Contains(answer, "none") {
+		t.Errorf("got %d %s", status, answer)
+	}
+}
+
+// TestWhoGetsIn asks each listener for each thing in each way.
+func TestWhoGetsIn(t *testing.T) {
+	bearer := []string{"Authorization", "Bearer " + token}
+	for _, c := range []struct {
+		name    string
+		afar    bool
+		token   string
+		headers []string
+		metrics int // the status of a scrape
+		drain   int // and of a drain
+	}{
+		{"loopback", false, "", nil, 200, 200},
+		{"loopback, token set", false, token, nil, 200, 401},
+		{"loopback, token set and sent", false, token, bearer, 200, 200},
+		{"afar, no token set", true, "", nil, 200, 403},
+		{"afar, no token set, one sent", true, "", bearer, 200, 403},
+		{"afar, an empty token sent", true, "", []string{"Authorization", "Bearer "}, 200, 403},
+		{"afar, token set", true, token, nil, 200, 401},
+		{"afar, token sent", true, token, bearer, 200, 200},
+		{"afar, token sent twice", true, token, append(bearer, bearer...), 200, 401},
+		{"afar, another sent", true, token, []string{"Authorization", "Bearer " + token[1:]}, 200, 401},
+		{"afar, sent as a password", true, token, []string{"Authorization", "Basic " + token}, 200, 401},
+		{"afar, by the name of a service", true, token, append([]string{"Host", "warmroute:9090"}, bearer...), 200, 200},
+		{"localhost", false, "", []string{"Host", "LocalHost:9090"}, 200, 200},
+		{"another address of this machine", false, "", []string{"Host", "[::1]:9090"}, 200, 200},
+		{"the name in the setting", false, "", []string{"Host", "admin.example"}, 200, 200},
+		{"a name that was made to lead here", false, "", []string{"Host", "evil.example:9090"}, 403, 403},
+		{"the same, token sent", false, token, append([]string{"Host", "evil.example"}, bearer...), 403, 403},
+		{"a name that begins like an address", false, "", []string{"Host", "127.0.0.1.evil.example"}, 403, 403},
+		{"another's page", false, "", []string{"Origin", "http://evil.example"}, 403, 403},
+		{"a page without an origin", false, "", []string{"Origin", "null"}, 403, 403},
+		{"a page of another port", false, "", []string{"Origin", "http://127.0.0.1:1"}, 403, 403},
+		{"two origins", false, "", []string{"Origin", "http://SELF", "Origin", "http://SELF"}, 403, 403},
+		{"a page of its own", false, "", []string{"Origin", "http://SELF"}, 200, 200},
+		{"a browser says that it is another's", false, "", []string{"Sec-Fetch-Site", "cross-site"}, 403, 403},
+		{"a browser's address bar", false, "", []string{"Sec-Fetch-Site", "none"}, 200, 200},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			l := listen(t, c.afar, Options{Token: c.token, Host: "admin.example"})
+			headers := strings.Split(strings.ReplaceAll(strings.Join(c.headers, "\n"), "SELF", l.host), "\n")
+			if c.headers == nil {
+				headers = nil
+			}
+			if status, answer := l.ask("GET", "/metrics", headers...); status != c.metrics {
+				t.Errorf("metrics: got %d %s, want %d", status, answer, c.metrics)
+			}
+			status, answer := l.ask("POST", drainPath, append(headers, "Content-Type", jsonType)...)
+			if status != c.drain || strings.Contains(answer, token) {
+				t.Errorf("drain: got %d %s, want %d", status, answer, c.drain)
+			}
+			if drained := l.backend.State() == backends.Draining; drained != (c.drain == 200) {
+				t.Errorf("the backend is drained: %v", drained)
+			}
+			if status, _ := l.ask("GET", "/debug/pprof/", headers...); status != c.drain {
+				t.Errorf("profile: got %d, want %d", status, c.drain)
+			}
+		})
+	}
+}
+
+func TestAWebPageCannotPost(t *testing.T) {
+	l := listen(t, false, Options{})
+	for _, kind := range []string{"", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "application/jsonp", "text/plain; application/json"} {
+		if status, answer := l.ask("POST", drainPath, "Content-Type", kind); status != 415 || !strings.Contains(answer, jsonType) {
+			t.Errorf("%q: got %d %s", kind, status, answer)
+		}
+	}
+	if status, _ := l.ask("POST", drainPath, "Content-Type", "application/json; charset=utf-8"); status != 200 {
+		t.Errorf("with a charset: got %d", status)
+	}
+	if status, _ := l.send("POST", drainPath, strings.Repeat(" ", mostBody+1), "Content-Type", jsonType); status != 413 {
+		t.Errorf("a long body: got %d", status)
+	}
+}
+
+func TestOtherPathsAndMethods(t *testing.T) {
+	l := listen(t, false, Options{})
+	for _, c := range []struct{ method, path string }{
+		{"GET", "/"}, {"GET", drainPath}, {"PUT", drainPath}, {"POST", "/metrics"}, {"POST", "/api/backends/x/none"}, {"GET", "/debug/vars"}, {"POST", "/debug/pprof/"},
+	} {
+		if status, answer := l.ask(c.method, c.path, "Content-Type", jsonType); status != 404 || !strings.Contains(answer, "there are GET /metrics") {
+			t.Errorf("%s %s: got %d %s", c.method, c.path, status, answer)
+		}
+	}
+	if l.backend.State() != backends.Ready {
+		t.Error("the backend was drained")
+	}
+	if status, _ := l.ask("HEAD", "/metrics"); status != 200 {
+		t.Errorf("HEAD /metrics: %d", status)
+	}
+}
+
+func TestATokenCanBeChanged(t *testing.T) {
+	l := listen(t, true, Options{Token: token})
+	l.handler.SetToken("another")
+	for given, want := range map[string]int{token: 401, "another": 200} {
+		if status, _ := l.ask("GET", "/debug/pprof/", "Authorization", "Bearer "+given); status != want {
+			t.Errorf("%s: got %d, want %d", given, status, want)
+		}
+	}
+	if l.handler.SetToken(""); l.backend.State() != backends.Ready {
+		t.Fatal("drained")
+	}
+	if status, _ := l.ask("GET", "/debug/pprof/", "Authorization", "Bearer "); status != 403 {
+		t.Errorf("without a token: got %d", status)
+	}
+}
+
+func TestProfilesAreBounded(t *testing.T) {
+	l := listen(t, false, Options{})
+	for _, seconds := range []string{"0", "61", "-1", "1e3", "99999999999999999999"} {
+		if status, _ := l.ask("GET", "/debug/pprof/profile?seconds="+seconds); status != 400 {
+			t.Errorf("%s seconds: got %d", seconds, status)
+		}
+	}
+	for _, path := range []string{"/debug/pprof/trace?seconds=1", "/debug/pprof/heap", "/debug/pprof/goroutine?debug=2"} {
+		if status, _ := l.ask("GET", path); status != 200 {
+			t.Errorf("%s: got %d", path, status)
+		}
+	}
+}
+
+func TestScrapesAtOnceAreBounded(t *testing.T) {
+	begun, end := make(chan struct{}), make(chan struct{})
+	l := listen(t, false, Options{Metrics: http.HandlerFunc(func(http.ResponseWriter, *http.Request) { begun <- struct{}{}; <-end })})
+	answers := make(chan int, mostScrapes)
+	for range mostScrapes {
+		go func() {
+			resp, err := l.client.Get(l.url + "/metrics")
+			if err != nil {
+				answers <- 0
+				return
+			}
+			resp.Body.Close()
+			answers <- resp.StatusCode
+		}()
+		<-begun
+	}
+	if status, _ := l.ask("GET", "/metrics"); status != 503 {
+		t.Errorf("one more than there may be: got %d", status)
+	}
+	if status, _ := l.ask("POST", drainPath, "Content-Type", jsonType); status != 200 {
+		t.Errorf("operators are kept out by scrapes: got %d", status)
+	}
+	close(end)
+	for range mostScrapes {
+		if status := <-answers; status != 200 {
+			t.Errorf("got %d", status)
+		}
+	}
+}
