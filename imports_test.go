@@ -18,7 +18,7 @@ import (
 //	backends ← router ← metrics ← proxy ← main
 //
 // replay may use backends and router; only main uses replay. The programs
-// under scripts are mains of their own.
+// under scripts are mains of their own, and share scripts/fleet.
 func importFault(from, to string) string {
 	line := map[string]int{"backends": 0, "router": 1, "metrics": 2, "proxy": 3, "": 4, "scripts": 4}
 	fromPart, _, _ := strings.Cut(from, "/")
@@ -26,6 +26,8 @@ func importFault(from, to string) string {
 	fromPlace, fromKnown := line[fromPart]
 	toPlace, toKnown := line[toPart]
 	switch {
+	case fromPart == "scripts" && to == "scripts/fleet":
+		return ""
 	case toPart == "" || toPart == "scripts":
 		return "nothing imports a program"
 	case fromPart == "replay" && (toPart == "replay" || toPart == "router" || toPart == "backends"):
@@ -60,6 +62,7 @@ func TestImportFaultKnowsWhichWayArrowsRun(t *testing.T) {
 		{"router", "backends"}, {"router", "router/index"}, {"router/index", "router/prompt"},
 		{"backends", "backends/transport"}, {"backends/vllmsim", "backends"},
 		{"replay", "router"}, {"replay", "backends/vllmsim"}, {"scripts/load", "replay"}, {"scripts/load", "proxy"},
+		{"scripts/chaos", "scripts/fleet"}, {"scripts/fleet", "backends/vllmsim"},
 	} {
 		f(arrow[0], arrow[1], true)
 	}
@@ -67,7 +70,7 @@ func TestImportFaultKnowsWhichWayArrowsRun(t *testing.T) {
 		{"backends", "router"}, {"backends/vllmsim", "router/prompt"}, {"backends", "metrics"}, {"backends", "proxy"},
 		{"router", "metrics"}, {"router/policy", "proxy"}, {"metrics", "proxy"},
 		{"replay", "proxy"}, {"replay", "metrics"}, {"proxy", "replay"}, {"router", "replay"}, {"backends/vllmsim", "replay"},
-		{"proxy", ""}, {"scripts/load", ""}, {"replay", ""}, {"", "scripts/load"},
+		{"proxy", ""}, {"scripts/load", ""}, {"replay", ""}, {"", "scripts/load"}, {"scripts/chaos", "scripts/load"}, {"", "scripts/fleet"},
 		{"", "util"}, {"util", "backends"},
 	} {
 		f(arrow[0], arrow[1], false)

@@ -18,6 +18,7 @@ const simulatedGrace = time.Second
 func newVllmsimCommand() *cobra.Command {
 	var listen string
 	var cfg vllmsim.Config
+	var drain int
 	cmd := &cobra.Command{
 		Use:   "vllmsim",
 		Short: "Run a simulated vLLM replica, which needs no GPU",
@@ -36,7 +37,7 @@ close-idle, drain, restart, abort, fail, clear. "requests" and "seconds" limit m
   warmroute vllmsim --listen 127.0.0.1:8002 --speed 5 --adapter sql --adapter chat`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return runVllmsim(cmd, listen, cfg)
+			return runVllmsim(cmd, listen, cfg, time.Duration(drain)*time.Second)
 		},
 	}
 	f := cmd.Flags()
@@ -46,6 +47,8 @@ close-idle, drain, restart, abort, fail, clear. "requests" and "seconds" limit m
 	f.IntVar(&cfg.MaxModelLen, "max-model-len", 131_072, "tokens of prompt and answer together")
 	f.StringVar(&cfg.APIKey, "api-key", "", "key to ask for on /v1")
 	f.BoolVar(&cfg.NoTokenDetails, "no-prompt-tokens-details", false, "leave cached_tokens out of usage, as vLLM does without its flag")
+
+	f.IntVar(&drain, "shutdown-timeout", 0, "seconds for requests to finish after SIGTERM, in which /health stays 200 and new ones get a 500; 0 aborts them, as vLLM does")
 
 	e := &cfg.Engine
 	f.IntVar(&e.KVTokens, "kv-tokens", 400_000, "size of the KV cache in tokens")
@@ -62,8 +65,8 @@ close-idle, drain, restart, abort, fail, clear. "requests" and "seconds" limit m
 	return cmd
 }
 
-// runVllmsim serves until the command's context is done.
-func runVllmsim(cmd *cobra.Command, listen string, cfg vllmsim.Config) error {
+// runVllmsim serves until the command's context is done, and then drains for so long.
+func runVllmsim(cmd *cobra.Command, listen string, cfg vllmsim.Config, drain time.Duration) error {
 	if err := cfg.Validate(); err != nil {
 		return err
 	}
@@ -76,8 +79,11 @@ func runVllmsim(cmd *cobra.Command, listen string, cfg vllmsim.Config) error {
 	// The signal ends requests the way vLLM ends them, so Run outlives it.
 	ended := make(chan error, 1)
 	stop := context.AfterFunc(cmd.Context(), func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(cmd.Context()), simulatedGrace)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(cmd.Context()), drain+simulatedGrace)
 		defer cancel()
+		if drain > 0 {
+			s.Drain(drain)
+		}
 		ended <- s.Shutdown(ctx)
 	})
 	ctx, cancel := context.WithCancel(context.WithoutCancel(cmd.Context()))

@@ -37,6 +37,9 @@ func (c Config) withDefaults() Config {
 // keepAlive is how long vLLM leaves an idle connection open.
 const keepAlive = 5 * time.Second
 
+// drainCheck is how often a replica that drains looks whether it is done.
+const drainCheck = 10 * time.Millisecond
+
 // Server is one simulated replica. Create it with NewServer, then Listen, then
 // Run. Its methods are safe for concurrent use, except that Listen comes first.
 type Server struct {
@@ -152,6 +155,18 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	err := s.http.Shutdown(ctx)
 	s.listening.close()
 	return err
+}
+
+// Drain lets requests finish for so long, while new ones are refused, as vLLM does
+// after SIGTERM with --shutdown-timeout.
+func (s *Server) Drain(limit time.Duration) {
+	// The one fault cannot be wrong.
+	_ = s.SetFault(Fault{Kind: Drain})
+	for end := time.Now().Add(limit); time.Now().Before(end); time.Sleep(drainCheck) {
+		if st := s.Stats(); st.Running+st.Waiting == 0 {
+			return
+		}
+	}
 }
 
 // Stats returns the engine's counters and gauges.

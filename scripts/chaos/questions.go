@@ -1,0 +1,76 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"sync"
+	"time"
+
+	"warmroute/backends/vllmsim"
+	"warmroute/replay"
+)
+
+// question is a chat of which it is known what every replica answers.
+type question struct {
+	stream, plain []byte // bodies that ask for it
+	tokens        int    // of the answer
+	answer        string
+}
+
+// ask is the question as a request.
+func (q *question) ask(streams bool) replay.Ask {
+	if streams {
+		return replay.Ask{Body: q.stream, Streams: true}
+	}
+	return replay.Ask{Body: q.plain}
+}
+
+// conversations are those of users who share a few system prompts.
+func conversations(answers replay.Range) *replay.Chats {
+	return &replay.Chats{
+		Seed: 1, SystemPrompts: 8, SystemTokens: 400, Zipf: 0.8,
+		Turns: replay.Range{Min: 2, Max: 4}, UserTokens: replay.Range{Min: 20, Max: 100}, AnswerTokens: answers,
+	}
+}
+
+// newQuestions asks a replica that nothing happens to, and keeps its answers.
+func newQuestions(ctx context.Context, url, model string, n int, chats *replay.Chats) ([]question, error) {
+	client := replay.NewClient()
+	defer client.CloseIdleConnections()
+	player := &replay.Player{URL: url, Model: model, Client: client, Speed: 1, Timeout: time.Minute}
+	var questions []question
+	for i := 0; len(questions) < n; i++ {
+		session, answer := chats.Session(i), ""
+		for len(questions) < n {
+			turn, ok := session.Next(answer)
+			if !ok {
+				break
+			}
+			turn.Greedy = true
+			q := question{stream: replay.ChatBody(model, turn, true), plain: replay.ChatBody(model, turn, false), tokens: turn.AnswerTokens}
+			r := player.Ask(ctx, q.ask(false))
+			if r.Err != "" || r.CompletionTokens != q.tokens {
+				return nil, fmt.Errorf("the replica that knows the answers: %s %s, %d tokens where %d were asked for", r.Err, r.Detail, r.CompletionTokens, q.tokens)
+			}
+			q.answer, answer = r.Answer, r.Answer
+			questions = append(questions, q)
+		}
+	}
+	return questions, nil
+}
+
+// simulatedQuestions have the answers of a replica in this process.
+func simulatedQuestions(ctx context.Context, n int) ([]question, error) {
+	s := vllmsim.NewServer(vllmsim.Config{Engine: vllmsim.EngineConfig{Speed: 10_000}})
+	if err := s.Listen("127.0.0.1:0"); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer cancel()
+	running.Go(func() { _ = s.Run(ctx) }) // what ends it early fails the questions
+	defer http.DefaultClient.CloseIdleConnections()
+	return newQuestions(ctx, s.URL(), "sim", n, conversations(replay.Range{Min: 20, Max: 120}))
+}

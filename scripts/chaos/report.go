@@ -1,0 +1,172 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"warmroute/scripts/fleet"
+)
+
+// row is what a scenario came to.
+type row struct {
+	Scenario   string             `json:"scenario"`
+	Seconds    float64            `json:"seconds"`
+	Sent       int                `json:"sent"`
+	Answered   int                `json:"answered"`
+	Failed     map[string]int     `json:"failed"`   // by cause
+	Retried    int                `json:"retried"`  // attempts that failed and could be made elsewhere
+	Healed     map[string]float64 `json:"healed_s"` // the longest, from a replica's first answer after its trouble to its first traffic
+	Broken     int                `json:"violations"`
+	Violations []string           `json:"first_violations,omitempty"`
+}
+
+// report is that of a whole run.
+type report struct {
+	Rows []row `json:"scenarios"`
+	// After all of it, against before: what must be back.
+	Goroutines  [2]float64 `json:"goroutines"`
+	Descriptors [2]float64 `json:"descriptors"`
+	InFlight    float64    `json:"in_flight"`
+	OK          bool       `json:"ok"`
+
+	out   io.Writer
+	quiet bool // until the end
+}
+
+// scene plays one scenario under load.
+func (r *rig) scene(ctx context.Context, s scenario, load *clients) (row, error) {
+	before, err := r.proxy.Scrape(ctx)
+	if err != nil {
+		return row{}, err
+	}
+	r.verdict, r.healed = newVerdict(s.allowed), map[string]time.Duration{}
+	began := time.Now()
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		load.play(ctx, stop, r.verdict.judge)
+	}()
+	err = r.answers(ctx, 2*load.number) // the load is there
+	if err == nil {
+		err = s.act(ctx, r)
+	}
+	if err == nil {
+		err = r.answers(ctx, 2*load.number) // all is well again
+	}
+	close(stop)
+	<-stopped
+	if ctx.Err() != nil {
+		return row{}, ctx.Err()
+	}
+	// What never came to be is as bad as a lost request; the next scenario needs
+	// a fleet that is whole again.
+	r.verdict.require(err == nil, "%v", err)
+	if err := errors.Join(r.mend(ctx), r.awaitIdle(ctx)); err != nil {
+		return row{}, fmt.Errorf("%s: %w", s.name, err)
+	}
+	after, err := r.proxy.Scrape(ctx)
+	if err != nil {
+		return row{}, err
+	}
+	v := r.verdict
+	out := row{
+		Scenario: s.name, Seconds: time.Since(began).Seconds(), Sent: v.sent, Answered: v.answered, Failed: v.failed,
+		Retried: int(after.Sum("warmroute_retries_total") - before.Sum("warmroute_retries_total")),
+		Healed:  map[string]float64{}, Broken: v.broken, Violations: v.violations,
+	}
+	for name, took := range r.healed {
+		out.Healed[name] = took.Seconds()
+	}
+	return out, nil
+}
+
+func (p *report) add(r row) {
+	p.Rows = append(p.Rows, r)
+	if p.quiet {
+		return
+	}
+	if len(p.Rows) == 1 {
+		fmt.Fprintf(p.out, "%-16s %7s %9s %7s %8s %8s  %s\n", "", "sent", "answered", "failed", "retried", "healed", "")
+	}
+	failed, healed := 0, 0.0
+	for _, n := range r.Failed {
+		failed += n
+	}
+	for _, took := range r.Healed {
+		healed = max(healed, took)
+	}
+	heals := "-"
+	if len(r.Healed) > 0 {
+		heals = fmt.Sprintf("%.1f s", healed)
+		if healed > healLimit.Seconds() {
+			heals += "!"
+		}
+	}
+	verdict := "ok"
+	if r.Broken > 0 {
+		verdict = fmt.Sprint(r.Broken, " VIOLATIONS")
+	}
+	fmt.Fprintf(p.out, "%-16s %7d %9d %7d %8d %8s  %s\n", r.Scenario, r.Sent, r.Answered, failed, r.Retried, heals, verdict)
+	for _, cause := range slices.Sorted(maps.Keys(r.Failed)) {
+		fmt.Fprintf(p.out, "%-16s %s: %d\n", "", cause, r.Failed[cause])
+	}
+	for _, what := range r.Violations {
+		fmt.Fprintf(p.out, "  ! %s\n", strings.ReplaceAll(what, "\n", " "))
+	}
+}
+
+// margin is what may stay beside what was there before: a probe under way, a
+// connection to a replica that is still kept.
+const margin = 10
+
+// end looks at the proxy once more, after the load: nothing may be left of it.
+func (p *report) end(ctx context.Context, proxy *fleet.Proxy, idle fleet.Metrics) error {
+	p.OK = true
+	for _, r := range p.Rows {
+		p.OK = p.OK && r.Broken == 0
+	}
+	var now fleet.Metrics
+	err := until(ctx, failsafe, "goroutines and descriptors of the proxy are back to what they were", func() (back bool, err error) {
+		if now, err = proxy.Scrape(ctx); err != nil {
+			return false, err
+		}
+		for _, name := range []string{"go_goroutines", "process_open_fds"} {
+			if now.Sum(name) > idle.Sum(name)+margin {
+				return false, nil
+			}
+		}
+		return true, pause(ctx, 0)
+	})
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	p.Goroutines = [2]float64{idle.Sum("go_goroutines"), now.Sum("go_goroutines")}
+	p.Descriptors = [2]float64{idle.Sum("process_open_fds"), now.Sum("process_open_fds")}
+	p.InFlight = now.Sum("warmroute_backend_in_flight") + now.Sum("warmroute_hold_requests")
+	p.OK = p.OK && err == nil && p.InFlight == 0
+	if !p.quiet {
+		fmt.Fprintf(p.out, "\nafter the load: %.0f goroutines (%.0f before), %.0f descriptors (%.0f before), %.0f in flight\n",
+			p.Goroutines[1], p.Goroutines[0], p.Descriptors[1], p.Descriptors[0], p.InFlight)
+	}
+	return nil
+}
+
+// finish prints the last word.
+func (p *report) finish(asJSON bool) error {
+	if asJSON {
+		return json.NewEncoder(p.out).Encode(p)
+	}
+	if p.OK {
+		_, err := fmt.Fprintln(p.out, "nothing was lost that the failure table does not allow")
+		return err
+	}
+	_, err := fmt.Fprintln(p.out, "FAILED")
+	return err
+}

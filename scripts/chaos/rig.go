@@ -1,0 +1,151 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"warmroute/backends/vllmsim"
+	"warmroute/scripts/fleet"
+)
+
+// failsafe bounds waits for what always comes; healLimit is what was promised.
+const (
+	failsafe  = 30 * time.Second
+	healLimit = 5 * time.Second
+)
+
+// rig is what scenarios act upon while the load plays.
+type rig struct {
+	proxy    *fleet.Proxy
+	replicas []*fleet.Replica
+	real     bool
+	verdict  *verdict                 // of the scenario under way
+	healed   map[string]time.Duration // from a replica's first answer after its trouble to the first of the load's
+}
+
+// until waits for cond, as long as limit.
+func until(ctx context.Context, limit time.Duration, what string, cond func() (bool, error)) error {
+	var last error
+	for end := time.Now().Add(limit); ; {
+		ok, err := cond()
+		if ok && err == nil {
+			return nil
+		}
+		last = err
+		if time.Now().After(end) {
+			return errors.Join(fmt.Errorf("in %v never: %s", limit, what), last)
+		}
+		if err := pause(ctx, 20*time.Millisecond); err != nil {
+			return err
+		}
+	}
+}
+
+func pause(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// answers waits until n more requests were answered.
+func (r *rig) answers(ctx context.Context, n int) error {
+	want := r.verdict.answers() + n
+	return until(ctx, failsafe, fmt.Sprint(n, " more answers"), func() (bool, error) { return r.verdict.answers() >= want, nil })
+}
+
+// start starts replicas whose processes are gone, all at once, and waits until
+// each has traffic again.
+func (r *rig) start(ctx context.Context, replicas ...*fleet.Replica) error {
+	for _, one := range replicas {
+		if err := one.Start(); err != nil {
+			return err
+		}
+	}
+	for _, one := range replicas {
+		if err := one.AwaitHealthy(ctx); err != nil {
+			return err
+		}
+	}
+	return r.awaitTraffic(ctx, replicas...)
+}
+
+// awaitTraffic waits until replicas that are well from now on have traffic again.
+func (r *rig) awaitTraffic(ctx context.Context, replicas ...*fleet.Replica) error {
+	began := time.Now()
+	for _, one := range replicas {
+		err := until(ctx, failsafe, "traffic for "+one.Name+", which answers again", func() (bool, error) {
+			return r.verdict.lastServed(one.Name).After(began), nil
+		})
+		if err != nil {
+			return err
+		}
+		took := r.verdict.lastServed(one.Name).Sub(began)
+		r.healed[one.Name] = max(r.healed[one.Name], took)
+	}
+	return nil
+}
+
+// fault makes replicas misbehave for so long. It ends by itself: one that refuses
+// connections could not be told to.
+func (r *rig) fault(ctx context.Context, d time.Duration, f vllmsim.Fault, replicas ...*fleet.Replica) error {
+	f.Seconds = d.Seconds()
+	for _, one := range replicas {
+		if err := one.Fault(f); err != nil {
+			return err
+		}
+	}
+	if err := pause(ctx, d); err != nil {
+		return err
+	}
+	for _, one := range replicas {
+		if err := one.AwaitHealthy(ctx); err != nil {
+			return err
+		}
+	}
+	return r.awaitTraffic(ctx, replicas...)
+}
+
+// awaitReady waits until the proxy takes n replicas for ready.
+func (r *rig) awaitReady(ctx context.Context, n int) error {
+	return until(ctx, failsafe, fmt.Sprint(n, " replicas ready"), func() (bool, error) {
+		m, err := r.proxy.Scrape(ctx)
+		return m.Sum("warmroute_backend_ready") == float64(n), err
+	})
+}
+
+// awaitIdle waits until the proxy has nothing of the load left.
+func (r *rig) awaitIdle(ctx context.Context) error {
+	return until(ctx, failsafe, "nothing in flight, nothing held", func() (bool, error) {
+		m, err := r.proxy.Scrape(ctx)
+		return m.Sum("warmroute_backend_in_flight") == 0 && m.Sum("warmroute_hold_requests") == 0, err
+	})
+}
+
+// mend makes the fleet whole, whatever became of it.
+func (r *rig) mend(ctx context.Context) error {
+	for _, one := range r.replicas {
+		if !one.Runs() {
+			if err := one.Start(); err != nil {
+				return err
+			}
+		}
+		if err := one.Resume(); err != nil {
+			return err
+		}
+		if err := one.AwaitHealthy(ctx); err != nil {
+			return err
+		}
+		if r.real {
+			continue
+		}
+		if err := one.Fault(vllmsim.Fault{Kind: vllmsim.Clear}); err != nil {
+			return err
+		}
+	}
+	return r.awaitReady(ctx, len(r.replicas))
+}

@@ -1,0 +1,194 @@
+package main
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"warmroute/backends/vllmsim"
+	"warmroute/replay"
+	"warmroute/scripts/fleet"
+)
+
+// scenario is something that happens to the fleet under load.
+type scenario struct {
+	name    string
+	about   string
+	real    bool                          // also for a real vLLM
+	allowed func(bool, replay.Reply) bool // failures that it may cause; nil: none
+	act     func(context.Context, *rig) error
+}
+
+var scenarios = []scenario{
+	{"kill", "kill -9 one by one", true, brokeOff, oneByOne(everyone, func(r *fleet.Replica) error { return fleet.Kill(r) })},
+	{"restart", "SIGTERM one by one, which aborts what they do", true, aborted, oneByOne(aborting, (*fleet.Replica).End)},
+	{"restart-drain", "SIGTERM one by one with --shutdown-timeout: /health stays 200, new requests get a 500", true, nil, oneByOne(draining, (*fleet.Replica).End)},
+	{"outage", "kill -9 all at once, down for 2 s", false, brokeOff, outage},
+	{"stop", "SIGSTOP one for 7 s", true, brokeOff, stop},
+	{"hang", "one accepts and never answers, for 7 s", false, brokeOff, hang},
+	{"freeze", "the engine of one stands still for 7 s while its server answers", false, brokeOff, afflict(7*time.Second, 1, vllmsim.Fault{Kind: vllmsim.Freeze})},
+	{"slow", "half of them 20 times slower for 4 s", false, nil, afflict(4*time.Second, 2, vllmsim.Fault{Kind: vllmsim.Slow, Factor: 20})},
+	{"cut", "one ends every stream after three chunks, another before the first", false, brokeOff, cut},
+	{"reset", "one resets connections before the status line, another after the headers", false, nil, reset},
+	{"refuse", "one refuses connections for 3 s", false, nil, afflict(3*time.Second, 1, vllmsim.Fault{Kind: vllmsim.Refuse})},
+	{"close-idle", "all close every connection once it is idle", false, nil, afflict(4*time.Second, 0, vllmsim.Fault{Kind: vllmsim.CloseIdle})},
+	{"500", "one answers 500 for 3 s", false, nil, afflict(3*time.Second, 1, vllmsim.Fault{Kind: vllmsim.Status, Status: 500})},
+	{"503", "one answers 503 for 3 s", false, nil, afflict(3*time.Second, 1, vllmsim.Fault{Kind: vllmsim.Status, Status: 503})},
+	{"503-all", "all answer 503 for 3 s: it is passed on, and retries keep to their budget", false, status(503), refuseAll},
+	{"429", "one answers 429 for 3 s: it is its client's", false, status(429), afflict(3*time.Second, 1, vllmsim.Fault{Kind: vllmsim.Status, Status: 429})},
+	{"metrics-gone", "/metrics of all is a 404", false, nil, afflict(3*time.Second, 0, vllmsim.Fault{Kind: vllmsim.MetricsGone})},
+	{"metrics-garbled", "/metrics of all is garbage", false, nil, afflict(3*time.Second, 0, vllmsim.Fault{Kind: vllmsim.MetricsGarbled})},
+	{"metrics-huge", "/metrics of all has 50 MB", false, nil, afflict(3*time.Second, 0, vllmsim.Fault{Kind: vllmsim.MetricsHuge})},
+}
+
+func everyone(*fleet.Replica) bool   { return true }
+func draining(r *fleet.Replica) bool { return r.Drains }
+func aborting(r *fleet.Replica) bool { return !r.Drains }
+
+// oneByOne ends each of some replicas, lets the others serve for a while, and
+// starts it again.
+func oneByOne(which func(*fleet.Replica) bool, end func(*fleet.Replica) error) func(context.Context, *rig) error {
+	return func(ctx context.Context, r *rig) error {
+		for _, one := range r.replicas {
+			if !which(one) {
+				continue
+			}
+			if err := end(one); err != nil {
+				return err
+			}
+			if err := r.answers(ctx, 20); err != nil {
+				return err
+			}
+			if err := r.start(ctx, one); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}
+
+// afflict lets the first n replicas have a fault, or all for 0.
+func afflict(d time.Duration, n int, f vllmsim.Fault) func(context.Context, *rig) error {
+	return func(ctx context.Context, r *rig) error {
+		some := r.replicas
+		if n > 0 {
+			some = some[:n]
+		}
+		return r.fault(ctx, d, f, some...)
+	}
+}
+
+func outage(ctx context.Context, r *rig) error {
+	// At once: one after another would take a request through all of them.
+	if err := fleet.Kill(r.replicas...); err != nil {
+		return err
+	}
+	if err := pause(ctx, 2*time.Second); err != nil {
+		return err
+	}
+	return r.start(ctx, r.replicas...)
+}
+
+// stuckFor is well above the 3 s of silence after which a replica counts as stalled.
+const stuckFor = 7 * time.Second
+
+func stop(ctx context.Context, r *rig) error {
+	one := r.replicas[0]
+	if err := one.Stop(); err != nil {
+		return err
+	}
+	err := whileStuck(ctx, r)
+	if err := one.Resume(); err != nil {
+		return err
+	}
+	if err != nil {
+		return err
+	}
+	return r.awaitTraffic(ctx, one)
+}
+
+func hang(ctx context.Context, r *rig) error {
+	one := r.replicas[0]
+	if err := one.Fault(vllmsim.Fault{Kind: vllmsim.Hang, Everything: true}); err != nil {
+		return err
+	}
+	if err := whileStuck(ctx, r); err != nil {
+		return err
+	}
+	if err := one.Fault(vllmsim.Fault{Kind: vllmsim.Clear}); err != nil {
+		return err
+	}
+	return r.awaitTraffic(ctx, one)
+}
+
+// whileStuck waits while a replica is, and holds that the others go on with
+// all clients once it is known to be.
+func whileStuck(ctx context.Context, r *rig) error {
+	if err := pause(ctx, stuckFor-time.Second); err != nil {
+		return err
+	}
+	before := r.verdict.answers()
+	if err := pause(ctx, time.Second); err != nil {
+		return err
+	}
+	n := r.verdict.answers() - before
+	r.verdict.require(n > 0, "one stuck replica took the fleet with it: no answer in the seventh second")
+	return nil
+}
+
+func cut(ctx context.Context, r *rig) error {
+	if err := r.fault(ctx, 2*time.Second, vllmsim.Fault{Kind: vllmsim.Die, Chunks: 3}, r.replicas[0]); err != nil {
+		return err
+	}
+	return r.fault(ctx, 2*time.Second, vllmsim.Fault{Kind: vllmsim.Die}, r.replicas[1])
+}
+
+func reset(ctx context.Context, r *rig) error {
+	if err := r.fault(ctx, 2*time.Second, vllmsim.Fault{Kind: vllmsim.Reset}, r.replicas[0]); err != nil {
+		return err
+	}
+	return r.fault(ctx, 2*time.Second, vllmsim.Fault{Kind: vllmsim.ResetLate}, r.replicas[1])
+}
+
+// What retries may come to, by default: a share of the requests of ten seconds,
+// and so many a second always.
+const (
+	retryShare     = 0.2
+	retriesASecond = 10
+)
+
+func refuseAll(ctx context.Context, r *rig) error {
+	before, err := r.proxy.Scrape(ctx)
+	if err != nil {
+		return err
+	}
+	began, sent := time.Now(), r.verdict.requests()
+	err = r.fault(ctx, 3*time.Second, vllmsim.Fault{Kind: vllmsim.Status, Status: 503}, r.replicas...)
+	if err != nil {
+		return err
+	}
+	after, err := r.proxy.Scrape(ctx)
+	if err != nil {
+		return err
+	}
+	retried := after.Sum("warmroute_retries_total") - before.Sum("warmroute_retries_total")
+	// The share counts requests of the ten seconds before as well.
+	most := retryShare*float64(r.verdict.requests()-sent) + retryShare*float64(sent) + retriesASecond*(time.Since(began).Seconds()+1)
+	r.verdict.require(retried <= most, "%v retries while all answered 503, of which the budget allows %.0f", retried, most)
+	return nil
+}
+
+// named returns the scenarios to play.
+func named(names []string, real bool) (chosen []scenario, unknown []string) {
+	for _, s := range scenarios {
+		if (!real || s.real) && (len(names) == 0 || slices.Contains(names, s.name)) {
+			chosen = append(chosen, s)
+		}
+	}
+	for _, n := range names {
+		if !slices.ContainsFunc(chosen, func(s scenario) bool { return s.name == n }) {
+			unknown = append(unknown, n)
+		}
+	}
+	return chosen, unknown
+}

@@ -1,0 +1,129 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"warmroute/replay"
+)
+
+// mostViolations bounds how many of a scenario's are told one by one.
+const mostViolations = 5
+
+// verdict counts what became of the requests of one scenario. Safe for
+// concurrent use.
+type verdict struct {
+	allowed func(streams bool, r replay.Reply) bool // failures that the failure table allows here
+
+	mu         sync.Mutex
+	sent       int
+	answered   int
+	failed     map[string]int // by cause
+	broken     int            // requirements that were not met, and requests lost against the rules
+	violations []string       // the first of them, for people
+	served     map[string]time.Time
+}
+
+func newVerdict(allowed func(bool, replay.Reply) bool) *verdict {
+	return &verdict{allowed: allowed, failed: map[string]int{}, served: map[string]time.Time{}}
+}
+
+// judge takes in what became of a question.
+func (v *verdict) judge(q *question, streams bool, r replay.Reply) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.sent++
+	// Whatever came must be the beginning of the answer, without a hole and
+	// without anybody else's words.
+	if !strings.HasPrefix(q.answer, r.Answer) {
+		v.note("wrong answer from %s, which is not how the right one begins: %.80q", r.Backend, r.Answer)
+	}
+	if r.Err == "" {
+		v.answered++
+		if first := r.Sent.Add(r.TTFT); first.After(v.served[r.Backend]) {
+			v.served[r.Backend] = first
+		}
+		if r.Answer != q.answer || r.Finish != "length" || !r.Usage || r.CompletionTokens != q.tokens {
+			v.note("an answer from %s that is not whole: %d of %d bytes, finish_reason %q, usage %v with %d of %d tokens",
+				r.Backend, len(r.Answer), len(q.answer), r.Finish, r.Usage, r.CompletionTokens, q.tokens)
+		}
+		return
+	}
+	kind := "whole"
+	if streams {
+		kind = "stream"
+	}
+	if !r.Committed {
+		kind += ", not committed"
+	}
+	v.failed[r.Err+" ("+kind+")"]++
+	if v.allowed == nil || !v.allowed(streams, r) {
+		v.note("%s (%s) from %q after %v: %s", r.Err, kind, r.Backend, time.Since(r.Sent).Round(time.Millisecond), strings.TrimSpace(r.Detail))
+	}
+}
+
+// require notes a violation that is no request's.
+func (v *verdict) require(ok bool, format string, args ...any) {
+	if ok {
+		return
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.note(format, args...)
+}
+
+// note wants mu held.
+func (v *verdict) note(format string, args ...any) {
+	if v.broken++; v.broken <= mostViolations {
+		v.violations = append(v.violations, fmt.Sprintf(format, args...))
+	}
+}
+
+// answers is how many came whole so far.
+func (v *verdict) answers() int {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.answered
+}
+
+// requests is how many have ended so far.
+func (v *verdict) requests() int {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.sent
+}
+
+// lastServed is when the backend last began an answer that then came whole.
+func (v *verdict) lastServed(backend string) time.Time {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.served[backend]
+}
+
+// The failures of the failure table (docs/design.md).
+
+// brokeOff is a stream that its client had seen begin when its replica died: an
+// error event, and never silence.
+func brokeOff(streams bool, r replay.Reply) bool {
+	return streams && r.Committed && r.Err == "error event in the stream"
+}
+
+// aborted is a stream that its client had seen begin when its replica was told to
+// stop, and whose end is vLLM's own.
+func aborted(streams bool, r replay.Reply) bool {
+	return streams && r.Committed && r.Err == "answer aborted" || brokeOff(streams, r)
+}
+
+// status is an answer that the replicas themselves gave, or the proxy for want of any.
+func status(codes ...int) func(bool, replay.Reply) bool {
+	return func(_ bool, r replay.Reply) bool {
+		for _, code := range codes {
+			if r.Status == code && r.Err == fmt.Sprint("status ", code) {
+				return true
+			}
+		}
+		return false
+	}
+}

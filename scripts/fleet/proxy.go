@@ -1,0 +1,140 @@
+package fleet
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+)
+
+// Proxy is a process of warmroute serve. Its methods are not safe for concurrent use.
+type Proxy struct {
+	URL, Admin string
+	Log        string // file
+	Config     string // file, written by Configure
+
+	binary   string
+	settings string
+	process  *process
+}
+
+// NewProxy prepares a proxy that listens on two ports of this machine. settings
+// are lines of its configuration beside those of listeners and backends; config
+// and log are written to dir.
+func NewProxy(binary, dir string, port, admin int, settings string) *Proxy {
+	return &Proxy{
+		URL:    fmt.Sprintf("http://127.0.0.1:%d", port),
+		Admin:  fmt.Sprintf("http://127.0.0.1:%d", admin),
+		Log:    filepath.Join(dir, "warmroute.log"),
+		Config: filepath.Join(dir, "warmroute.yaml"),
+		binary: binary, settings: settings,
+	}
+}
+
+// Configure writes the configuration with these replicas as backends.
+func (p *Proxy) Configure(replicas []*Replica) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, "listen: %q\nadmin: %q\n%s\nbackends:\n", strings.TrimPrefix(p.URL, "http://"), strings.TrimPrefix(p.Admin, "http://"), p.settings)
+	for _, r := range replicas {
+		fmt.Fprintf(&b, "  - {name: %s, url: %s}\n", r.Name, r.URL)
+	}
+	// In one step: a proxy that watches the file must not read half of it.
+	if err := os.WriteFile(p.Config+".new", []byte(b.String()), 0o600); err != nil {
+		return err
+	}
+	return os.Rename(p.Config+".new", p.Config)
+}
+
+// Start returns when the proxy is ready.
+func (p *Proxy) Start(ctx context.Context) error {
+	log, err := os.OpenFile(p.Log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer log.Close() // the process has its own
+	if p.process, err = run(log, nil, p.binary, "serve", "--config", p.Config); err != nil {
+		return err
+	}
+	if err := p.process.await(ctx, p.URL+"/readyz", time.Minute); err != nil {
+		return fmt.Errorf("%w; its log is %s", err, p.Log)
+	}
+	return nil
+}
+
+// Signal sends a signal to the process.
+func (p *Proxy) Signal(s syscall.Signal) error { return p.process.signal(s, false) }
+
+// End asks the proxy to end, which it must do with status 0 within limit.
+func (p *Proxy) End(limit time.Duration) error {
+	if p.process == nil {
+		return nil
+	}
+	process := p.process
+	p.process = nil
+	return process.end(limit)
+}
+
+// Metrics are the gauges and counters of one scrape, by name.
+type Metrics map[string][]Sample
+
+// Sample is the value of one series.
+type Sample struct {
+	Labels map[string]string
+	Value  float64
+}
+
+// Scrape asks the proxy for its metrics.
+func (p *Proxy) Scrape(ctx context.Context) (Metrics, error) { return Scrape(ctx, p.Admin+"/metrics") }
+
+// Scrape reads metrics at url.
+func Scrape(ctx context.Context, url string) (Metrics, error) {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return nil, err
+	}
+	req.Close = true
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("%s: status %d", url, resp.StatusCode)
+	}
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(resp.Body)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", url, err)
+	}
+	m := make(Metrics, len(families))
+	for name, family := range families {
+		for _, one := range family.GetMetric() {
+			s := Sample{Labels: map[string]string{}, Value: one.GetGauge().GetValue() + one.GetCounter().GetValue() + one.GetUntyped().GetValue()}
+			for _, l := range one.GetLabel() {
+				s.Labels[l.GetName()] = l.GetValue()
+			}
+			m[name] = append(m[name], s)
+		}
+	}
+	return m, nil
+}
+
+// Sum adds up the series of name, or those of them in which a label has a value.
+func (m Metrics) Sum(name string, label ...string) float64 {
+	sum := 0.0
+	for _, s := range m[name] {
+		if len(label) != 2 || s.Labels[label[0]] == label[1] {
+			sum += s.Value
+		}
+	}
+	return sum
+}

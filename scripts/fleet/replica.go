@@ -1,0 +1,144 @@
+package fleet
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"time"
+
+	"warmroute/backends/vllmsim"
+)
+
+// startLimit is for a real vLLM beside others that start as well on few cores.
+const startLimit = 5 * time.Minute
+
+// Replica is a vLLM, simulated or real, on a port of its own. Its methods are
+// not safe for concurrent use.
+type Replica struct {
+	Name, URL string
+	// Drains tells whether SIGTERM lets its requests finish (--shutdown-timeout);
+	// else they are aborted, which is vLLM's default.
+	Drains bool
+
+	command []string
+	log     string // file
+	process *process
+}
+
+// drainTime is the --shutdown-timeout of those that have one, in seconds.
+const drainTime = 30
+
+// Simulated is a replica that the warmroute binary simulates, with arguments
+// for it. Its log is written to dir.
+func Simulated(binary, dir, name string, port int, drains bool, args ...string) *Replica {
+	r := replica(dir, name, port, drains)
+	r.command = append([]string{binary, "vllmsim", "--listen", "127.0.0.1:" + strconv.Itoa(port)}, args...)
+	return r.drain()
+}
+
+// VLLM is a real vLLM on this machine's CPU, which scripts/vllm-cpu/setup.sh has
+// installed. It takes 2 GB. Port + 1000 and + 2000 must be free as well.
+func VLLM(root, dir, name string, port int, drains bool) *Replica {
+	r := replica(dir, name, port, drains)
+	r.command = []string{filepath.Join(root, "scripts/vllm-cpu/serve.sh"), strconv.Itoa(port), strconv.Itoa(port + 1000)}
+	return r.drain()
+}
+
+func replica(dir, name string, port int, drains bool) *Replica {
+	return &Replica{Name: name, URL: "http://127.0.0.1:" + strconv.Itoa(port), Drains: drains, log: filepath.Join(dir, name+".log")}
+}
+
+func (r *Replica) drain() *Replica {
+	if r.Drains {
+		r.command = append(r.command, "--shutdown-timeout", strconv.Itoa(drainTime))
+	}
+	return r
+}
+
+// Runs reports whether its process does.
+func (r *Replica) Runs() bool { return r.process != nil }
+
+// Start starts the process.
+func (r *Replica) Start() error {
+	log, err := os.OpenFile(r.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer log.Close() // the process has its own
+	r.process, err = run(log, nil, r.command[0], r.command[1:]...)
+	return err
+}
+
+// AwaitHealthy returns once it answers.
+func (r *Replica) AwaitHealthy(ctx context.Context) error {
+	if err := r.process.await(ctx, r.URL+"/health", startLimit); err != nil {
+		return fmt.Errorf("replica %s: %w; its log is %s", r.Name, err, r.log)
+	}
+	return nil
+}
+
+// Kill ends processes at once and all together, as when a machine goes down.
+func Kill(replicas ...*Replica) error {
+	var errs []error
+	for _, r := range replicas {
+		errs = append(errs, r.process.signal(syscall.SIGKILL, true))
+	}
+	for _, r := range replicas {
+		<-r.process.ended
+		r.process = nil
+	}
+	return errors.Join(errs...)
+}
+
+// End sends SIGTERM and waits until the process is gone.
+func (r *Replica) End() error {
+	p := r.process
+	r.process = nil
+	if err := p.signal(syscall.SIGTERM, false); err != nil {
+		return err
+	}
+	select {
+	case <-p.ended: // vLLM's exit code tells nothing
+		return p.signal(syscall.SIGKILL, true) // an engine that outlives its server
+	case <-time.After((drainTime + 10) * time.Second):
+		return p.kill()
+	}
+}
+
+// Stop makes the process stand still: connections to it are taken by the
+// kernel, and nobody answers.
+func (r *Replica) Stop() error { return r.process.signal(syscall.SIGSTOP, true) }
+
+// Resume ends Stop.
+func (r *Replica) Resume() error { return r.process.signal(syscall.SIGCONT, true) }
+
+// Fault makes a simulated replica misbehave.
+func (r *Replica) Fault(f vllmsim.Fault) error {
+	body, err := json.Marshal(f)
+	if err != nil {
+		return err
+	}
+	req, err := http.NewRequest(http.MethodPost, r.URL+"/sim/fault", bytes.NewReader(body))
+	if err != nil {
+		return err
+	}
+	req.Close = true
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusNoContent {
+		said, _ := io.ReadAll(io.LimitReader(resp.Body, 1000))
+		return fmt.Errorf("replica %s refuses the fault %s: %s", r.Name, body, said)
+	}
+	return nil
+}
