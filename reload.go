@@ -1,6 +1,7 @@
 package main
 
 import (
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -80,11 +81,21 @@ func (r *reloader) waiting(c *Config) []string {
 // apply makes the running service what c says, but for settings marked
 // reload:"no". An error leaves all as it was.
 func (s *service) apply(c *Config) error {
+	var certificate *tls.Certificate
 	if c.TLS.enabled() && s.certificate.Load() != nil {
-		certificate, blame, err := c.TLS.load()
-		if err != nil { // it was checked a moment ago
+		var blame string
+		var err error
+		if certificate, blame, err = c.TLS.load(); err != nil { // it was checked a moment ago
 			return fmt.Errorf("%s: %w", blame, err)
 		}
+	}
+	if err := s.fleet.apply(c); err != nil {
+		return err
+	}
+	if err := s.router.Configure(s.routerOptions(c)); err != nil {
+		return err
+	}
+	if certificate != nil {
 		s.certificate.Store(certificate)
 	}
 	s.proxy.Configure(c.proxySettings())

@@ -21,19 +21,13 @@ func (s *service) run(ctx context.Context, public, admin net.Listener) error {
 		s.snapshot.load()
 		running.Go(func() { s.snapshot.run(watching) })
 	}
-	for _, b := range s.registry.All() {
-		running.Go(func() { s.checker.Follow(watching, b) })
-		running.Go(func() { s.poller.Follow(watching, b) })
-	}
+	running.Go(func() { s.fleet.run(watching) })
 	running.Go(func() { s.router.Run(watching) })
 	defer func() {
 		stopWatching()
 		running.Wait()
 		if s.snapshot != nil {
 			s.snapshot.save()
-		}
-		for _, t := range s.transports {
-			t.CloseIdleConnections()
 		}
 	}()
 	f := s.open(public, admin)

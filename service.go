@@ -8,7 +8,6 @@ import (
 	"sync/atomic"
 
 	"warmroute/backends"
-	"warmroute/backends/transport"
 	"warmroute/metrics"
 	"warmroute/proxy"
 	"warmroute/proxy/admin"
@@ -19,19 +18,19 @@ import (
 
 // service is one proxy with everything that runs for it.
 type service struct {
-	config     *Config
-	log        *slog.Logger
-	registry   *backends.Registry
-	router     *router.Router
-	snapshot   *snapshotFile    // nil: none is kept
-	recorder   *record.Recorder // nil: traffic is not recorded
-	keys       *keys.Set
-	transports []*transport.Transport
-	checker    *backends.Checker
-	poller     *backends.Poller
-	metrics    *metrics.Metrics
-	proxy      *proxy.Proxy // serves the public listener
-	admin      *admin.Handler
+	config   *Config
+	log      *slog.Logger
+	registry *backends.Registry
+	router   *router.Router
+	snapshot *snapshotFile    // nil: none is kept
+	recorder *record.Recorder // nil: traffic is not recorded
+	keys     *keys.Set
+	fleet    *fleet
+	checker  *backends.Checker
+	poller   *backends.Poller
+	metrics  *metrics.Metrics
+	proxy    *proxy.Proxy // serves the public listener
+	admin    *admin.Handler
 
 	certificate atomic.Pointer[tls.Certificate] // the public listener's; nil: it has none
 
@@ -48,11 +47,12 @@ func newService(c *Config, log *slog.Logger) (*service, error) {
 		}
 		s.certificate.Store(certificate)
 	}
-	if err := s.openFleet(); err != nil {
+	var err error
+	if s.fleet, err = newFleet(c, log); err != nil {
 		return nil, err
 	}
-	o := s.routerOptions()
-	var err error
+	s.registry = s.fleet.registry
+	o := s.routerOptions(c)
 	if s.router, err = router.New(o); err != nil {
 		return nil, err
 	}
@@ -119,22 +119,12 @@ func (s *service) watch(m *metrics.Metrics) {
 	if s.snapshot != nil {
 		s.poller.OnLoad = s.snapshot.index.Observe
 	}
-	s.poller.OnLoad = s.tellStalls(s.poller.OnLoad)
-}
-
-// tellStalls logs what a poll makes of a replica's silence.
-func (s *service) tellStalls(observe func(*backends.Backend, *backends.Load)) func(*backends.Backend, *backends.Load) {
-	told := make([]bool, len(s.registry.All())) // by slot, each in its own poll's goroutine
-	return func(b *backends.Backend, l *backends.Load) {
+	told := stalls{router: s.router, log: s.log, told: map[*backends.Backend]bool{}}
+	observe := s.poller.OnLoad
+	s.poller.OnLoad = func(b *backends.Backend, l *backends.Load) {
 		observe(b, l)
-		switch _, stalled := s.router.Stalls(b); {
-		case stalled && !told[b.Slot]:
-			s.log.Warn("backend produces nothing, and gets nothing new until it does", "backend", b.Name, "in_flight", b.InFlight.Load())
-		case !stalled && told[b.Slot]:
-			s.log.Info("backend produces again", "backend", b.Name)
-		default:
-			return
-		}
-		told[b.Slot] = !told[b.Slot]
+		told.tell(b)
 	}
+	f := s.fleet
+	f.router, f.checker, f.poller, f.metrics, f.left = s.router, s.checker, s.poller, m, told.forget
 }

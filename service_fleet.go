@@ -1,51 +1,16 @@
 package main
 
 import (
-	"fmt"
 	"math/rand/v2"
 	"time"
 
-	"warmroute/backends"
-	"warmroute/backends/transport"
 	"warmroute/proxy"
 	"warmroute/router"
 	"warmroute/router/policy"
 )
 
-// openFleet makes the backends and what carries requests to them.
-func (s *service) openFleet() error {
-	c := s.config
-	var list []*backends.Backend
-	for _, b := range c.Backends {
-		u, err := backends.ParseURL(b.URL)
-		if err != nil {
-			return fmt.Errorf("backend %s: %w", b.Name, err)
-		}
-		secured, err := b.tlsConfig()
-		if err != nil {
-			return fmt.Errorf("backend %s: certificate: %w", b.Name, err)
-		}
-		t := transport.New(transport.Options{
-			URL:            u,
-			TLS:            secured,
-			ConnectTimeout: c.Timeouts.Connect,
-			IdleTimeout:    c.Timeouts.KeepaliveIdle,
-			MaxConns:       c.Connections.MaxPerBackend,
-		})
-		probe := transport.New(transport.Options{URL: u, TLS: secured, ConnectTimeout: c.Timeouts.Connect, IdleTimeout: c.Timeouts.KeepaliveIdle})
-		s.transports = append(s.transports, t, probe)
-		backend := backends.New(b.Name, u, b.APIKey, t)
-		backend.SetTerms(backends.Terms{APIKey: b.APIKey, MaxInFlight: b.MaxInFlight, Weight: b.Weight, Transport: t, Probe: probe})
-		list = append(list, backend)
-	}
-	var err error
-	s.registry, err = backends.NewRegistry(list)
-	return err
-}
-
 // routerOptions are what the settings come to.
-func (s *service) routerOptions() router.Options {
-	c := s.config
+func (s *service) routerOptions(c *Config) router.Options {
 	return router.Options{
 		Backends:      s.registry.All(),
 		Catalog:       s.registry.Catalog,

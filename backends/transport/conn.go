@@ -14,8 +14,9 @@ import (
 // first time. Whoever acquired it owns it until release or discard; only abort
 // may be called by others meanwhile.
 type conn struct {
-	net.Conn          // TCP or TLS; nil until connected
-	raw      net.Conn // the socket under it
+	net.Conn            // TCP or TLS; nil until connected
+	raw      net.Conn   // the socket under it
+	owner    *Transport // that has it among its open ones; nil until connected
 
 	// The pool's handle has a type that cannot be named, and is recycled by
 	// discard: so these two closures hold it, made once per connection.
@@ -38,6 +39,9 @@ type conn struct {
 func (c *conn) Close() error {
 	if c.raw == nil {
 		return nil
+	}
+	if c.owner != nil {
+		c.owner.open.remove(c)
 	}
 	return c.raw.Close()
 }
@@ -85,6 +89,10 @@ func (t *Transport) connect(ctx context.Context, c *conn) error {
 	if c.raw, err = t.dialer.DialContext(ctx, "tcp", t.addr); err != nil {
 		return err
 	}
+	if err := t.open.add(c); err != nil {
+		return err
+	}
+	c.owner = t
 	c.Conn = c.raw
 	if t.tls != nil {
 		secured := tls.Client(c.raw, t.tls)

@@ -58,6 +58,7 @@ type Transport struct {
 	host           string      // value of the Host header
 	tls            *tls.Config // nil for http
 	heads          sync.Pool   // of *[]byte: request heads being written
+	open           open
 }
 
 // ErrInvalidRequest says that a request was refused before it was sent, or cut
@@ -135,6 +136,16 @@ func New(o Options) *Transport {
 // CloseIdleConnections closes the connections that carry no request. The pool's
 // cleaner, a goroutine, ends within the idle timeout once none is open.
 func (t *Transport) CloseIdleConnections() { t.pool.CloseIdleConnections() }
+
+// Close closes all connections, which ends the requests under way on them, and
+// refuses new ones.
+func (t *Transport) Close() {
+	t.open.close()
+	t.CloseIdleConnections()
+}
+
+// Open is the number of connections to the replica, idle ones included.
+func (t *Transport) Open() int { return t.open.len() }
 
 // RoundTrip sends req to the replica, with req.URL's path and query as they are,
 // and returns the answer once its header is read. Response.Body is a *Body.

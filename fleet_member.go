@@ -1,0 +1,106 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"warmroute/backends"
+	"warmroute/backends/transport"
+)
+
+// member is a backend of the fleet with what runs for it.
+type member struct {
+	backend    *backends.Backend
+	tls        *tls.Config            // nil: the defaults
+	transports []*transport.Transport // the two that it has, and before them others with requests under way
+
+	leaving  context.CancelFunc // ends its leave; nil: it stays
+	stop     context.CancelFunc // ends what follows it
+	followed sync.WaitGroup
+}
+
+// transportOptions are the settings that all transports have.
+type transportOptions struct {
+	connect, idle time.Duration
+	connections   int // to one replica, for requests
+}
+
+func (c *Config) transportOptions() transportOptions {
+	return transportOptions{c.Timeouts.Connect, c.Timeouts.KeepaliveIdle, c.Connections.MaxPerBackend}
+}
+
+func newMember(c BackendConfig, o transportOptions) (*member, error) {
+	u, err := backends.ParseURL(c.URL)
+	if err != nil {
+		return nil, fmt.Errorf("backend %s: %w", c.Name, err)
+	}
+	secured, err := c.tlsConfig()
+	if err != nil {
+		return nil, fmt.Errorf("backend %s: certificate: %w", c.Name, err)
+	}
+	t := transport.New(transport.Options{
+		URL: u, TLS: secured, ConnectTimeout: o.connect, IdleTimeout: o.idle, MaxConns: o.connections,
+	})
+	probe := transport.New(transport.Options{URL: u, TLS: secured, ConnectTimeout: o.connect, IdleTimeout: o.idle})
+	b := backends.New(c.Name, u, c.APIKey, t)
+	b.SetTerms(backends.Terms{APIKey: c.APIKey, MaxInFlight: c.MaxInFlight, Weight: c.Weight, Transport: t, Probe: probe})
+	return &member{backend: b, tls: secured, transports: []*transport.Transport{t, probe}}, nil
+}
+
+// replaces reports whether old is the same replica under the same name: it need
+// not leave for m.
+func (m *member) replaces(old *member) bool {
+	return m.backend.Name == old.backend.Name && backends.Address(m.backend.URL) == backends.Address(old.backend.URL)
+}
+
+// clashes reports whether the two cannot be there together.
+func (m *member) clashes(other *member) bool {
+	return m.backend.Name == other.backend.Name || backends.Address(m.backend.URL) == backends.Address(other.backend.URL)
+}
+
+// become gives m the terms of fresh, and its transports where they are others:
+// what is under way goes on over those that it began with.
+func (m *member) become(fresh *member, otherTransports bool) {
+	if m.leaving != nil {
+		m.leaving()
+		m.leaving = nil
+		m.backend.Restore()
+	}
+	m.transports = slices.DeleteFunc(m.transports, func(t *transport.Transport) bool {
+		terms := m.backend.Terms()
+		return t.Open() == 0 && t != terms.Transport && t != terms.Probe
+	})
+	terms := *fresh.backend.Terms()
+	if otherTransports || !sameTLS(m.tls, fresh.tls) {
+		m.closeIdle()
+		m.transports = append(m.transports, fresh.transports...)
+	} else {
+		terms.Transport, terms.Probe = m.backend.Terms().Transport, m.backend.Terms().Probe
+	}
+	m.tls = fresh.tls
+	m.backend.SetTerms(terms)
+}
+
+// sameTLS compares what BackendConfig.tlsConfig makes.
+func sameTLS(a, b *tls.Config) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
+	return a.ServerName == b.ServerName && a.RootCAs.Equal(b.RootCAs)
+}
+
+func (m *member) closeIdle() {
+	for _, t := range m.transports {
+		t.CloseIdleConnections()
+	}
+}
+
+func (m *member) close() {
+	for _, t := range m.transports {
+		t.Close()
+	}
+}
