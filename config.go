@@ -111,6 +111,9 @@ type RecordConfig struct {
 
 // LimitsConfig bounds what clients may send.
 type LimitsConfig struct {
+	InFlight       int      `mapstructure:"in_flight"`
+	Connections    int      `mapstructure:"connections"`
+	QueryBytes     ByteSize `mapstructure:"query_bytes"`
 	BodyBytes      ByteSize `mapstructure:"body_bytes"`
 	BodyBytesTotal ByteSize `mapstructure:"body_bytes_total"`
 	HeaderBytes    ByteSize `mapstructure:"header_bytes" reload:"no"`

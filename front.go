@@ -30,6 +30,7 @@ func (s *service) open(public, admin net.Listener) *front {
 	if s.certificate.Load() != nil {
 		f.public.TLSConfig = s.tlsConfig()
 	}
+	f.public.ConnState = s.proxy.Track
 	f.serve(f.public, public)
 	if admin != nil {
 		f.admin = s.server(s.admin, requests)

@@ -48,6 +48,9 @@ func (c RoutingConfig) hold() router.HoldOptions {
 func (c *Config) proxySettings() proxy.Settings {
 	return proxy.Settings{
 		Attempts:       c.Routing.Attempts,
+		InFlight:       c.Limits.InFlight,
+		Connections:    c.Limits.Connections,
+		QueryBytes:     int(c.Limits.QueryBytes),
 		BodyBytes:      int64(c.Limits.BodyBytes),
 		BodyBytesTotal: int64(c.Limits.BodyBytesTotal),
 		BodyIdle:       c.Timeouts.BodyIdle,

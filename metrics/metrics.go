@@ -38,6 +38,7 @@ type Metrics struct {
 	reloads   reloads
 
 	unauthorized *prometheus.CounterVec
+	closed       prometheus.Counter // client connections
 }
 
 // Latency buckets fit language models: from a hit on an idle replica to a cold
@@ -93,7 +94,8 @@ func New(fleet *backends.Registry, r *router.Router, version string) *Metrics {
 		Name: "warmroute_build_info", Help: "Always 1.", ConstLabels: prometheus.Labels{"version": version},
 	})
 	info.Set(1)
-	m.registry.MustRegister(m.requests, m.duration, m.ttft, m.overhead, m.prompt, m.predicted, m.observed,
+	m.closed = newClosedForRoom()
+	m.registry.MustRegister(m.closed, m.requests, m.duration, m.ttft, m.overhead, m.prompt, m.predicted, m.observed,
 		m.spills, m.retries, m.aborts, m.polls, m.recording, m.hold, m.holdEnds, m.unauthorized, m.reloads.total, m.reloads.last, info, &state{fleet, r}, &learned{fleet, r},
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m

@@ -15,20 +15,37 @@ var (
 	errBodiesTooLarge = errors.New("all bodies together over the limit")
 )
 
+const (
+	// slowestBody is how many bytes a second a body has to bring in the long run. No
+	// network that answers are read over is slower.
+	slowestBody = 1 << 10
+	// slack is how many times the longest silence a body may be behind that.
+	slack = 4
+)
+
 // paced reads a body and fails with os.ErrDeadlineExceeded when nothing of it
-// comes for as long as idle: a buffer is not to be held by a client that stalls.
+// comes for as long as idle, or when it comes so slowly that it might as well
+// not: a buffer is not to be held by a client that stalls.
 type paced struct {
-	body io.Reader
-	conn *http.ResponseController
-	idle time.Duration // 0: no limit
+	body  io.Reader
+	conn  *http.ResponseController
+	idle  time.Duration // 0: no limit
+	began time.Time
+	came  int64 // bytes
 }
 
 func (p *paced) Read(b []byte) (int, error) {
 	if p.idle > 0 {
+		until := time.Now().Add(p.idle)
+		if late := p.began.Add(slack*p.idle + time.Duration(p.came)*time.Second/slowestBody); late.Before(until) {
+			until = late
+		}
 		// An error says that the connection knows no deadlines; then there is none.
-		_ = p.conn.SetReadDeadline(time.Now().Add(p.idle))
+		_ = p.conn.SetReadDeadline(until)
 	}
-	return p.body.Read(b)
+	n, err := p.body.Read(b)
+	p.came += int64(n)
+	return n, err
 }
 
 // end lifts the limit: from here on the connection is read only to see the

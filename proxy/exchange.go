@@ -66,12 +66,16 @@ func (p *Proxy) serve(e *endpoint, w http.ResponseWriter, r *http.Request) {
 	s := p.settings.Load()
 	x := &exchange{p: p, settings: s, endpoint: e, w: newClient(w, r, s.WriteIdle), r: r, arrived: time.Now(), id: r.Header.Get("X-Request-Id")}
 	x.outcome.Endpoint = e.path
+	p.inFlight.Add(1)
 	defer x.end()
 	if p.isLeaving() == refusing {
 		x.refuse(shuttingDown())
 		return
 	}
-	fault := x.admit()
+	fault := x.checkLimits()
+	if fault == nil {
+		fault = x.admit()
+	}
 	if fault == nil {
 		fault = x.prepare()
 	}
@@ -88,6 +92,7 @@ func (p *Proxy) serve(e *endpoint, w http.ResponseWriter, r *http.Request) {
 
 // end frees and records, whichever way the request ended.
 func (x *exchange) end() {
+	x.p.inFlight.Add(-1)
 	x.freeInput()
 	x.visit.End(x.tokensIn, x.tokensOut)
 	x.outcome.Duration = time.Since(x.arrived)
@@ -117,13 +122,16 @@ func (x *exchange) refuse(e *apiError) {
 		x.w.send(e.event(x.endpoint.format))
 		return
 	}
+	if x.whole.IsZero() {
+		x.w.hurry()
+	}
 	e.write(&x.w)
 }
 
 // prepare reads and understands the request.
 func (x *exchange) prepare() *apiError {
 	var err error
-	upload := paced{x.r.Body, &x.w.conn, x.settings.BodyIdle}
+	upload := paced{body: x.r.Body, conn: &x.w.conn, idle: x.settings.BodyIdle, began: x.arrived}
 	x.input.body, err = x.p.bodies.read(&upload, x.r.ContentLength, bodyBounds{x.settings.BodyBytes, x.settings.BodyBytesTotal})
 	upload.end()
 	x.whole = time.Now()
@@ -143,6 +151,7 @@ func (x *exchange) prepare() *apiError {
 // bodyFault is what a body that could not be read is answered with.
 func (x *exchange) bodyFault(err error) *apiError {
 	x.w.Header().Set("Connection", "close") // the rest of it is not read
+	x.w.hurry()
 	var socket *net.OpError
 	switch {
 	case errors.Is(err, os.ErrDeadlineExceeded):

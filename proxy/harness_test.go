@@ -135,7 +135,7 @@ func newFleet(t testing.TB, list []*backends.Backend, policy string, hold router
 		Suspect:    func(*backends.Backend) {},
 		BlockBytes: 256,
 		Settings: Settings{
-			Attempts: 3, BodyBytes: 1 << 20, BodyBytesTotal: 1 << 30,
+			Attempts: 3, InFlight: 10_000, Connections: 10_000, QueryBytes: 4 << 10, BodyBytes: 1 << 20, BodyBytesTotal: 1 << 30,
 			FirstByte: time.Minute, Idle: time.Minute, HoldTime: hold.Time, RouteHeaders: true,
 		},
 	}
@@ -149,6 +149,7 @@ func newFleet(t testing.TB, list []*backends.Backend, policy string, hold router
 	server := httptest.NewUnstartedServer(f.proxy)
 	server.Config.ErrorLog = slog.NewLogLogger(o.Log.Handler(), slog.LevelDebug)
 	server.Config.DisableGeneralOptionsHandler = true
+	server.Config.ConnState = f.proxy.Track
 	server.Start()
 	f.url, f.addr = server.URL, server.Listener.Addr().String()
 	f.client = &http.Client{Transport: &http.Transport{DisableCompression: true, MaxIdleConnsPerHost: 64}}

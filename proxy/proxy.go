@@ -52,12 +52,14 @@ type Proxy struct {
 	settings   atomic.Pointer[Settings]
 	leaving    atomic.Int32 // a leaving
 
-	bodies   bodies
-	scratch  sync.Pool // of *scratch
-	chunks   sync.Pool // of *[]byte, chunkBytes long
-	held     sync.Pool // of *bytes.Buffer: what is held back of answers
-	replies  sync.Pool // of *prompt.Reply
-	handlers http.Handler
+	inFlight    atomic.Int64 // requests, held ones included
+	connections connections
+	bodies      bodies
+	scratch     sync.Pool // of *scratch
+	chunks      sync.Pool // of *[]byte, chunkBytes long
+	held        sync.Pool // of *bytes.Buffer: what is held back of answers
+	replies     sync.Pool // of *prompt.Reply
+	handlers    http.Handler
 }
 
 // New makes a Proxy. It starts nothing.
@@ -99,11 +101,11 @@ func (p *Proxy) routes() http.Handler {
 		"/v1/models": p.keyed(p.models), "/v1/models/*": p.keyed(p.model), "/version": p.keyed(p.versionInfo),
 		"/livez": p.live, "/readyz": p.ready, "/health": p.ready,
 	} {
-		r.Get(path, h)
-		r.Head(path, h)
+		r.Get(path, bodiless(h))
+		r.Head(path, bodiless(h))
 	}
-	r.NotFound(notFound)
-	r.MethodNotAllowed(notFound)
+	r.NotFound(bodiless(notFound))
+	r.MethodNotAllowed(bodiless(notFound))
 	return r
 }
 

@@ -6,6 +6,9 @@ import "time"
 // a request to its end. Never modified once a Proxy has them.
 type Settings struct {
 	Attempts       int           // at most, for one request; a failed connect is none
+	InFlight       int           // requests at once, held ones included
+	Connections    int           // of clients, where others can be closed
+	QueryBytes     int           // of a request's URL
 	BodyBytes      int64         // of one request
 	BodyBytesTotal int64         // of all requests held at once
 	BodyIdle       time.Duration // for a request's body to stand still; 0: no limit
