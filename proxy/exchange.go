@@ -164,7 +164,8 @@ func (x *exchange) bodyFault(err error) *apiError {
 		e := unavailable("the bodies of the requests under way take all the memory that they may (limits.body_bytes_total)")
 		e.code = "bodies_too_large"
 		return e
-	case errors.As(err, &socket), x.clientLeft(): // the client is gone, over HTTP/1 or 2, where one whose body ends too soon may still read
+	// The client is gone, where one whose body ends too soon may still read: over HTTP/1.1 it has closed its half.
+	case errors.As(err, &socket), x.r.ProtoMajor > 1 && x.clientLeft():
 		x.p.metrics.Aborted("in_upload")
 		return &apiError{status: statusClientLeft, kind: "client_left", message: "the client left"}
 	}
