@@ -22,6 +22,10 @@ func (f *fleet) understood(path, body string, headers ...string) (router.Request
 			x.endpoint = &endpoints[i]
 		}
 	}
+	if fault := x.admit(); fault != nil {
+		return router.Request{}, fault
+	}
+	defer x.visit.End(0, 0)
 	fault := x.prepare()
 	return x.input.request, fault
 }
