@@ -39,6 +39,8 @@ var scenarios = []scenario{
 	{"metrics-gone", "/metrics of all is a 404", false, nil, afflict(3*time.Second, 0, vllmsim.Fault{Kind: vllmsim.MetricsGone})},
 	{"metrics-garbled", "/metrics of all is garbage", false, nil, afflict(3*time.Second, 0, vllmsim.Fault{Kind: vllmsim.MetricsGarbled})},
 	{"metrics-huge", "/metrics of all has 50 MB", false, nil, afflict(3*time.Second, 0, vllmsim.Fault{Kind: vllmsim.MetricsHuge})},
+	{"reload", "a reload removes a backend, another adds it, a third is faulty", true, nil, reload},
+	{"drain", "an operator drains a backend, and takes it back", true, nil, drain},
 }
 
 func everyone(*fleet.Replica) bool   { return true }

@@ -20,14 +20,15 @@ type verdict struct {
 	mu         sync.Mutex
 	sent       int
 	answered   int
-	failed     map[string]int // by cause
-	broken     int            // requirements that were not met, and requests lost against the rules
-	violations []string       // the first of them, for people
-	served     map[string]time.Time
+	failed     map[string]int       // by cause
+	broken     int                  // requirements that were not met, and requests lost against the rules
+	violations []string             // the first of them, for people
+	served     map[string]time.Time // by backend, when it last began an answer that then came whole
+	sentTo     map[string]time.Time // and when the last request came that it answered
 }
 
 func newVerdict(allowed func(bool, replay.Reply) bool) *verdict {
-	return &verdict{allowed: allowed, failed: map[string]int{}, served: map[string]time.Time{}}
+	return &verdict{allowed: allowed, failed: map[string]int{}, served: map[string]time.Time{}, sentTo: map[string]time.Time{}}
 }
 
 // judge takes in what became of a question.
@@ -44,6 +45,9 @@ func (v *verdict) judge(q *question, streams bool, r replay.Reply) {
 		v.answered++
 		if first := r.Sent.Add(r.TTFT); first.After(v.served[r.Backend]) {
 			v.served[r.Backend] = first
+		}
+		if r.Sent.After(v.sentTo[r.Backend]) {
+			v.sentTo[r.Backend] = r.Sent
 		}
 		if r.Answer != q.answer || r.Finish != "length" || !r.Usage || r.CompletionTokens != q.tokens {
 			v.note("an answer from %s that is not whole: %d of %d bytes, finish_reason %q, usage %v with %d of %d tokens",
@@ -95,11 +99,16 @@ func (v *verdict) requests() int {
 	return v.sent
 }
 
-// lastServed is when the backend last began an answer that then came whole.
 func (v *verdict) lastServed(backend string) time.Time {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return v.served[backend]
+}
+
+func (v *verdict) lastSent(backend string) time.Time {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.sentTo[backend]
 }
 
 // The failures of the failure table (docs/design.md).

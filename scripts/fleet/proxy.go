@@ -3,6 +3,7 @@ package fleet
 import (
 	"context"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -38,12 +39,16 @@ func NewProxy(binary, dir string, port, admin int, settings string) *Proxy {
 	}
 }
 
-// Configure writes the configuration with these replicas as backends.
-func (p *Proxy) Configure(replicas []*Replica) error {
+// Configure writes the configuration with these replicas as backends, and further
+// lines.
+func (p *Proxy) Configure(replicas []*Replica, lines ...string) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "listen: %q\nadmin: %q\n%s\nbackends:\n", strings.TrimPrefix(p.URL, "http://"), strings.TrimPrefix(p.Admin, "http://"), p.settings)
 	for _, r := range replicas {
 		fmt.Fprintf(&b, "  - {name: %s, url: %s}\n", r.Name, r.URL)
+	}
+	for _, line := range lines {
+		fmt.Fprintln(&b, line)
 	}
 	// In one step: a proxy that watches the file must not read half of it.
 	if err := os.WriteFile(p.Config+".new", []byte(b.String()), 0o600); err != nil {
@@ -70,6 +75,26 @@ func (p *Proxy) Start(ctx context.Context) error {
 
 // Signal sends a signal to the process.
 func (p *Proxy) Signal(s syscall.Signal) error { return p.process.signal(s, false) }
+
+// Tell asks the admin listener to do something.
+func (p *Proxy) Tell(ctx context.Context, path string) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, p.Admin+path, strings.NewReader("{}"))
+	if err != nil {
+		return err
+	}
+	req.Close = true
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		said, _ := io.ReadAll(io.LimitReader(resp.Body, 1000))
+		return fmt.Errorf("POST %s: status %d: %s", path, resp.StatusCode, said)
+	}
+	return nil
+}
 
 // End asks the proxy to end, which it must do with status 0 within limit.
 func (p *Proxy) End(limit time.Duration) error {

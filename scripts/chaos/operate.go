@@ -1,0 +1,84 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"syscall"
+	"time"
+
+	"warmroute/scripts/fleet"
+)
+
+// reload removes a backend that has requests and adds it again.
+func reload(ctx context.Context, r *rig) error {
+	last := len(r.replicas) - 1
+	if err := r.reload(ctx, "ok", r.replicas[:last]); err != nil {
+		return err
+	}
+	if err := r.getsNothing(ctx, r.replicas[last]); err != nil {
+		return err
+	}
+	if err := r.reload(ctx, "ok", r.replicas); err != nil {
+		return err
+	}
+	if err := r.awaitTraffic(ctx, r.replicas[last]); err != nil {
+		return err
+	}
+	if err := r.reload(ctx, "failed", r.replicas, "no_such_setting: 1"); err != nil {
+		return err
+	}
+	if err := r.answers(ctx, 20); err != nil {
+		return err
+	}
+	return r.reload(ctx, "ok", r.replicas)
+}
+
+// reload writes a configuration, tells the proxy, and waits until it has counted
+// a reload with that result.
+func (r *rig) reload(ctx context.Context, result string, replicas []*fleet.Replica, lines ...string) error {
+	before, err := r.proxy.Scrape(ctx)
+	if err != nil {
+		return err
+	}
+	if err := r.proxy.Configure(replicas, lines...); err != nil {
+		return err
+	}
+	if err := r.proxy.Signal(syscall.SIGHUP); err != nil {
+		return err
+	}
+	return until(ctx, failsafe, fmt.Sprint("a reload with the result ", result), func() (bool, error) {
+		now, err := r.proxy.Scrape(ctx)
+		const reloads = "warmroute_config_reloads_total"
+		return now.Sum(reloads, "result", result) > before.Sum(reloads, "result", result), err
+	})
+}
+
+func drain(ctx context.Context, r *rig) error {
+	one := r.replicas[0]
+	path := "/api/backends/" + one.Name
+	if err := r.proxy.Tell(ctx, path+"/drain"); err != nil {
+		return err
+	}
+	if err := r.getsNothing(ctx, one); err != nil {
+		return err
+	}
+	if err := r.proxy.Tell(ctx, path+"/undrain"); err != nil {
+		return err
+	}
+	return r.awaitTraffic(ctx, one)
+}
+
+// getsNothing holds that a backend is sent nothing from now on while others are.
+func (r *rig) getsNothing(ctx context.Context, one *fleet.Replica) error {
+	// What the proxy has just picked may still be on its way.
+	if err := pause(ctx, 100*time.Millisecond); err != nil {
+		return err
+	}
+	began := time.Now()
+	if err := r.answers(ctx, 4*len(r.replicas)*10); err != nil {
+		return err
+	}
+	last := r.verdict.lastSent(one.Name)
+	r.verdict.require(!last.After(began), "%s was sent a request %v after it was taken out", one.Name, last.Sub(began))
+	return nil
+}

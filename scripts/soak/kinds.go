@@ -1,0 +1,139 @@
+package main
+
+import (
+	"encoding/json"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"warmroute/replay"
+)
+
+// kind is a kind of request, and what may become of it.
+type kind struct {
+	name   string
+	weight int // how often it comes, among the others
+	ask    func(*rand.Rand) replay.Ask
+	// fine are the outcomes that are right, as Result.Err has them. "" is an answer.
+	// Beside them a replica that is restarted may break off what had begun.
+	fine []string
+}
+
+// What the proxy is told, so that its limits are met within a run.
+const (
+	bodyLimit = 4 << 20
+	bodyIdle  = 3 * time.Second
+	writeIdle = 6 * time.Second
+	settings  = `
+limits: {body_bytes: 4MiB}
+timeouts: {body_idle: 3s, write_idle: 6s}
+sse: {keepalive: 1s}`
+)
+
+// models are those of the fleet: one on most replicas, with an adapter, and one
+// that a single replica has.
+var models = []string{"sim", "sim", "sim", "sql", "other"}
+
+var kinds = []kind{
+	{"streams", 30, chat(true, 10, 60, replay.Manner{}), []string{""}},
+	{"whole answers", 20, chat(false, 10, 60, replay.Manner{}), []string{""}},
+	{"completions", 6, completion, []string{""}},
+	{"embeddings", 6, embedding, []string{""}},
+	{"leave in upload", 4, large(replay.Manner{LeaveInBody: true}), []string{replay.Left}},
+	{"leave before the answer", 5, leaveEarly, []string{replay.Left, ""}},
+	{"leave in a stream", 8, chat(true, 20, 60, replay.Manner{LeaveAtEvent: 5}), []string{replay.Left, ""}},
+	{"leave a whole answer", 4, chat(false, 200, 200, replay.Manner{LeaveAfter: 30 * time.Millisecond}), []string{replay.Left, ""}},
+	{"pause while reading", 2, chat(true, 2000, 2000, replay.Manner{Pause: writeIdle / 2}), []string{""}},
+	{"stop reading", 1, chat(true, 4000, 4000, replay.Manner{Pause: 2 * writeIdle}), []string{"", "stream cut"}},
+	{"slow upload", 3, large(replay.Manner{Upload: bodyIdle / 2}), []string{""}},
+	{"stalled upload", 1, large(replay.Manner{Upload: 20 * bodyIdle}), []string{"status 408", "no connection"}},
+	{"large bodies", 3, large(replay.Manner{}), []string{""}},
+	{"prompts too long", 1, sized(1 << 20), []string{"status 400"}},
+	{"bodies too large", 1, sized(bodyLimit + 1<<20), []string{"status 413", "no connection"}},
+	{"not JSON", 2, fixed("", `{"model":"sim","messages":[`), []string{"status 400"}},
+	{"too deep", 1, fixed("", `{"model":"sim","messages":`+strings.Repeat("[", 100_000)), []string{"status 400"}},
+	{"unknown models", 2, unknownModel, []string{"status 404"}},
+	{"unknown paths", 2, fixed("/v1/../invocations", `{}`), []string{"status 404"}},
+}
+
+// draw takes a kind by weight.
+func draw(from *rand.Rand) *kind {
+	total := 0
+	for _, k := range kinds {
+		total += k.weight
+	}
+	at := from.IntN(total)
+	i := slices.IndexFunc(kinds, func(k kind) bool { at -= k.weight; return at < 0 })
+	return &kinds[i]
+}
+
+func turn(from *rand.Rand, bytes, least, most int) replay.Turn {
+	return replay.Turn{
+		Messages: []replay.Message{
+			{Role: "system", Content: text(uint64(from.IntN(20)), 2000)},
+			{Role: "user", Content: text(from.Uint64(), bytes)},
+		},
+		AnswerTokens: least + from.IntN(most-least+1),
+	}
+}
+
+// text is of so many bytes, the same for the same seed.
+func text(seed uint64, bytes int) string {
+	word := strconv.FormatUint(seed, 36) + " "
+	return strings.Repeat(word, bytes/len(word)+1)[:bytes]
+}
+
+func chat(streams bool, least, most int, m replay.Manner) func(*rand.Rand) replay.Ask {
+	return func(from *rand.Rand) replay.Ask {
+		model := models[from.IntN(len(models))]
+		return replay.Ask{Body: replay.ChatBody(model, turn(from, 50+from.IntN(2000), least, most), streams), Streams: streams, Manner: m}
+	}
+}
+
+// large is a prompt of a hundred kilobytes or more, which replicas still take.
+func large(m replay.Manner) func(*rand.Rand) replay.Ask {
+	return func(from *rand.Rand) replay.Ask {
+		return replay.Ask{Body: replay.ChatBody("sim", turn(from, 100_000+from.IntN(50_000), 5, 10), false), Manner: m}
+	}
+}
+
+func sized(bytes int) func(*rand.Rand) replay.Ask {
+	return func(from *rand.Rand) replay.Ask {
+		return replay.Ask{Body: replay.ChatBody("sim", turn(from, bytes, 5, 10), false)}
+	}
+}
+
+func leaveEarly(from *rand.Rand) replay.Ask {
+	soon := time.Duration(1+from.IntN(20)) * time.Millisecond
+	return chat(from.IntN(2) == 0, 50, 100, replay.Manner{LeaveAfter: soon})(from)
+}
+
+func completion(from *rand.Rand) replay.Ask {
+	streams := from.IntN(2) == 0
+	return body("/v1/completions", streams, map[string]any{
+		"model": "sim", "prompt": text(from.Uint64(), 500), "max_tokens": 5 + from.IntN(30), "stream": streams,
+	})
+}
+
+func embedding(from *rand.Rand) replay.Ask {
+	return body("/v1/embeddings", false, map[string]any{"model": "sim", "input": text(from.Uint64(), 500)})
+}
+
+// unknownModel is another one each time, so that whatever is kept of it grows.
+func unknownModel(from *rand.Rand) replay.Ask {
+	return body("", false, map[string]any{"model": "m" + strconv.FormatUint(from.Uint64(), 36), "messages": []any{}})
+}
+
+func fixed(path, sent string) func(*rand.Rand) replay.Ask {
+	return func(*rand.Rand) replay.Ask { return replay.Ask{Path: path, Body: []byte(sent)} }
+}
+
+func body(path string, streams bool, fields map[string]any) replay.Ask {
+	b, err := json.Marshal(fields)
+	if err != nil {
+		panic(err) // strings and numbers always encode
+	}
+	return replay.Ask{Path: path, Body: b, Streams: streams}
+}

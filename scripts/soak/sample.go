@@ -1,0 +1,91 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+
+	"warmroute/scripts/fleet"
+)
+
+// sample is how much of everything the proxy has, as medians of a few looks.
+type sample struct {
+	At          string  `json:"at"`
+	RSS         float64 `json:"rss_mb"`
+	Heap        float64 `json:"heap_mb"` // live after a garbage collection
+	Goroutines  float64 `json:"goroutines"`
+	Descriptors float64 `json:"descriptors"`
+	InFlight    float64 `json:"in_flight"` // held ones included
+}
+
+const mb = 1 << 20
+
+// look takes one sample.
+func look(ctx context.Context, p *fleet.Proxy) (sample, error) {
+	// The profile is not wanted, but the collection before it.
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, p.Admin+"/debug/pprof/heap?gc=1", nil)
+	if err != nil {
+		return sample{}, err
+	}
+	req.Close = true
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return sample{}, err
+	}
+	_, err = io.Copy(io.Discard, resp.Body)
+	resp.Body.Close()
+	if err != nil || resp.StatusCode != http.StatusOK {
+		return sample{}, fmt.Errorf("%s: status %d, %w", req.URL, resp.StatusCode, err)
+	}
+	m, err := p.Scrape(ctx)
+	return sample{
+		RSS:         m.Sum("process_resident_memory_bytes") / mb,
+		Heap:        m.Sum("go_memstats_heap_alloc_bytes") / mb,
+		Goroutines:  m.Sum("go_goroutines"),
+		Descriptors: m.Sum("process_open_fds"),
+		InFlight:    m.Sum("warmroute_backend_in_flight") + m.Sum("warmroute_hold_requests"),
+	}, err
+}
+
+// median of samples, which are at least one.
+func median(at string, all []sample) sample {
+	of := func(field func(sample) float64) float64 {
+		var values []float64
+		for _, s := range all {
+			values = append(values, field(s))
+		}
+		slices.Sort(values)
+		return values[len(values)/2]
+	}
+	return sample{
+		At:          at,
+		RSS:         of(func(s sample) float64 { return s.RSS }),
+		Heap:        of(func(s sample) float64 { return s.Heap }),
+		Goroutines:  of(func(s sample) float64 { return s.Goroutines }),
+		Descriptors: of(func(s sample) float64 { return s.Descriptors }),
+		InFlight:    of(func(s sample) float64 { return s.InFlight }),
+	}
+}
+
+// What may be more at the end than at 60 %, under the same load: memory by a
+// tenth and 8 MB, counts by a quarter and 20, since a load of chance moves them.
+// What may be left after the load, beside what was there before it: 10 goroutines
+// and descriptors, for a probe under way and a connection that is still kept.
+func faults(idle, middle, end, after sample) (found []string) {
+	f := func(what string, got, most float64) {
+		if got > most {
+			found = append(found, fmt.Sprintf("%s: %.1f, at most %.1f", what, got, most))
+		}
+	}
+	f("RSS at the end, MB", end.RSS, middle.RSS*1.1+8)
+	f("heap at the end, MB", end.Heap, middle.Heap*1.1+8)
+	f("goroutines at the end", end.Goroutines, middle.Goroutines*1.25+20)
+	f("descriptors at the end", end.Descriptors, middle.Descriptors*1.25+20)
+	f("heap after the load, MB", after.Heap, middle.Heap+8)
+	f("goroutines after the load", after.Goroutines, idle.Goroutines+10)
+	f("descriptors after the load", after.Descriptors, idle.Descriptors+10)
+	f("in flight after the load", after.InFlight, 0)
+	return found
+}

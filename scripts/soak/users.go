@@ -1,0 +1,90 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"slices"
+	"sync"
+	"time"
+
+	"warmroute/replay"
+)
+
+// think is the mean pause of a user between two requests.
+const think = 200 * time.Millisecond
+
+// outcomes counts what became of the requests of each kind. Safe for concurrent use.
+type outcomes struct {
+	mu     sync.Mutex
+	sent   map[string]int
+	failed map[string]int // by kind and cause: what is neither fine nor excused
+	first  []string       // of those, for people
+	broken int            // streams that a restarted replica broke off, and said so
+}
+
+func (o *outcomes) add(k *kind, a replay.Ask, r replay.Reply) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.sent[k.name]++
+	if slices.Contains(k.fine, r.Err) {
+		return
+	}
+	if a.Streams && r.Committed && (r.Err == "error event in the stream" || r.Err == "answer aborted") {
+		o.broken++
+		return
+	}
+	o.failed[k.name+": "+r.Err]++
+	if len(o.first) < 10 {
+		o.first = append(o.first, fmt.Sprintf("%s: %s (status %d, from %q, after %v): %s", k.name, r.Err, r.Status, r.Backend, time.Since(r.Sent).Round(time.Millisecond), r.Detail))
+	}
+}
+
+// play keeps users busy until ctx is done, and then waits for their last answers.
+func play(ctx context.Context, url string, users int, o *outcomes) {
+	var all sync.WaitGroup
+	for i := range users {
+		all.Go(func() {
+			from := rand.New(rand.NewPCG(1, uint64(i)))
+			client := newClient(i%4 == 0)
+			defer client.CloseIdleConnections()
+			player := &replay.Player{URL: url, Client: client, Speed: 1, Timeout: 2 * time.Minute}
+			for wait(ctx, time.Duration(from.ExpFloat64()*float64(think))) {
+				k := draw(from)
+				a := k.ask(from)
+				// Not under ctx: what is under way at the end has to come to its own.
+				o.add(k, a, player.Ask(context.WithoutCancel(ctx), a))
+			}
+		})
+	}
+	all.Wait()
+}
+
+// newClient has little room for what it does not read. One that churns makes a
+// connection for each request.
+func newClient(churns bool) *http.Client {
+	client := replay.NewClient()
+	transport := client.Transport.(*http.Transport)
+	transport.DisableKeepAlives = churns
+	transport.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
+		var d net.Dialer
+		conn, err := d.DialContext(ctx, network, address)
+		if err == nil {
+			err = conn.(*net.TCPConn).SetReadBuffer(8 << 10)
+		}
+		return conn, err
+	}
+	return client
+}
+
+// wait returns false when ctx ended first.
+func wait(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-time.After(d):
+		return ctx.Err() == nil
+	case <-ctx.Done():
+		return false
+	}
+}
