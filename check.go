@@ -65,6 +65,7 @@ func (c *Config) check(f *faults) {
 	oneOf(f, "log.format", c.Log.Format, "text", "json")
 	within(f, "routing.attempts", c.Routing.Attempts, 1, 10)
 	c.checkRouting(f)
+	c.checkRetry(f)
 	within(f, "index.block_bytes", c.Index.BlockBytes, 64, 4096)
 	within(f, "connections.max_per_backend", c.Connections.MaxPerBackend, 1, 1<<20)
 	within(f, "index.max_bytes", c.Index.MaxBytes, 1<<20, 1<<50)

@@ -53,6 +53,8 @@ func TestCheckReportsAFaultWithItsPathAndWhatToDo(t *testing.T) {
 		{"fraction for a whole number", backend + "routing: {attempts: 2.5}", "routing.attempts: wants a whole number, not a decimal number"},
 		{"number beyond 64 bits", backend + "routing: {attempts: 18446744073709551615}", "routing.attempts: wants a whole number, not a number that large"},
 		{"text for a number", backend + "routing: {attempts: three}", `routing.attempts: "three" is not a whole number`},
+		{"share above all", backend + "retry: {share: 1.5}", "retry.share: 1.5 is too large; give it 1 or less"},
+		{"breaker that never rests", backend + "breaker: {open: 0s}", "breaker.open: 0s is too short; give it 10ms or more, or set breaker.failures to 0 for no breaker"},
 		{"number too small", backend + "routing: {attempts: 0}", "routing.attempts: 0 is too small; give it 1 or more"},
 		{"number too large", backend + "index: {block_bytes: 8192}", "index.block_bytes: 8192 is too large; give it 4096 or less"},
 		{"text for a decimal number", backend + "routing: {load_factor: much}", `routing.load_factor: "much" is not a number`},

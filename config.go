@@ -32,6 +32,8 @@ type Config struct {
 	Poll            PollConfig        `mapstructure:"poll"`
 	Health          HealthConfig      `mapstructure:"health"`
 	Timeouts        TimeoutsConfig    `mapstructure:"timeouts"`
+	Retry           RetryConfig       `mapstructure:"retry"`
+	Breaker         BreakerConfig     `mapstructure:"breaker"`
 	SSE             SSEConfig         `mapstructure:"sse"`
 	Connections     ConnectionsConfig `mapstructure:"connections"`
 	ResponseHeaders bool              `mapstructure:"response_headers"`
@@ -145,6 +147,21 @@ type TimeoutsConfig struct {
 	WriteIdle     time.Duration `mapstructure:"write_idle"`
 	Drain         time.Duration `mapstructure:"drain"`
 	Shutdown      time.Duration `mapstructure:"shutdown"`
+}
+
+// RetryConfig says what is tried again, and how much of it.
+type RetryConfig struct {
+	Share     float64 `mapstructure:"share"`      // of the requests of 10 s
+	PerSecond int     `mapstructure:"per_second"` // always allowed
+	Stalled   bool    `mapstructure:"stalled"`
+	Timeouts  bool    `mapstructure:"timeouts"`
+}
+
+// BreakerConfig says when a backend that fails is a later choice; never when
+// Failures is 0.
+type BreakerConfig struct {
+	Failures int           `mapstructure:"failures"`
+	Open     time.Duration `mapstructure:"open"`
 }
 
 // SSEConfig is for answers that are streams.

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -106,14 +108,14 @@ func (s *service) watch(m *metrics.Metrics) {
 	s.checker = &backends.Checker{
 		Logger:  s.log,
 		OnState: func(b *backends.Backend, _ backends.State, _ string) { s.router.Changed(b) },
+		OnHung:  s.router.Hung,
 		OnLost:  lost,
 	}
 	s.checker.SetPace(backends.CheckPace(c.Health))
 	s.poller = &backends.Poller{
-		Logger:  s.log,
-		OnLoad:  s.router.Observe,
-		OnError: func(b *backends.Backend, _ error) { m.PollFailed(b) },
-		OnLost:  lost,
+		Logger: s.log,
+		OnLoad: s.router.Observe,
+		OnLost: lost,
 	}
 	s.poller.SetPace(backends.PollPace(c.Poll))
 	if s.snapshot != nil {
@@ -125,6 +127,21 @@ func (s *service) watch(m *metrics.Metrics) {
 		observe(b, l)
 		told.tell(b)
 	}
+	s.poller.OnError = func(b *backends.Backend, err error) {
+		m.PollFailed(b)
+		s.missedPoll(b, err)
+		told.tell(b)
+	}
 	f := s.fleet
 	f.router, f.checker, f.poller, f.metrics, f.left = s.router, s.checker, s.poller, m, told.forget
+}
+
+// missedPoll makes of a scrape that failed what it is worth: one that was not
+// answered in time may be the first sign of a replica that hangs.
+func (s *service) missedPoll(b *backends.Backend, err error) {
+	late := errors.Is(err, context.DeadlineExceeded)
+	s.router.Missed(b, late)
+	if late {
+		s.checker.Suspect(b)
+	}
 }

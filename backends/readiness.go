@@ -41,6 +41,10 @@ type Checker struct {
 	// replica's process is gone, and its prefix cache with it.
 	OnLost func(b *Backend, reason string)
 
+	// OnHung is called when a backend is no longer well because its checks are not
+	// answered in time, after OnState: what it was sent may wait for ever.
+	OnHung func(b *Backend)
+
 	pace changing[CheckPace]
 }
 
@@ -139,6 +143,9 @@ func (w *checks) settle(models []Model, err error) {
 		w.OnLost(b, reason)
 	}
 	w.tell(reason)
+	if changed && w.OnHung != nil && isTimeout(err) {
+		w.OnHung(b)
+	}
 }
 
 // tell tells of a state that is another than the one that was told last.

@@ -21,21 +21,22 @@ type Metrics struct {
 	fleet    *backends.Registry
 	registry *prometheus.Registry
 
-	requests  *prometheus.CounterVec
-	duration  *prometheus.HistogramVec
-	ttft      *prometheus.HistogramVec
-	overhead  prometheus.Histogram
-	prompt    *prometheus.CounterVec
-	predicted *prometheus.CounterVec
-	observed  *prometheus.CounterVec
-	spills    *prometheus.CounterVec
-	retries   *prometheus.CounterVec
-	aborts    *prometheus.CounterVec
-	polls     *prometheus.CounterVec
-	recording prometheus.Counter
-	hold      prometheus.Histogram
-	holdEnds  *prometheus.CounterVec
-	reloads   reloads
+	requests   *prometheus.CounterVec
+	duration   *prometheus.HistogramVec
+	ttft       *prometheus.HistogramVec
+	overhead   prometheus.Histogram
+	prompt     *prometheus.CounterVec
+	predicted  *prometheus.CounterVec
+	observed   *prometheus.CounterVec
+	spills     *prometheus.CounterVec
+	retries    *prometheus.CounterVec
+	retryWaits *prometheus.CounterVec
+	aborts     *prometheus.CounterVec
+	polls      *prometheus.CounterVec
+	recording  prometheus.Counter
+	hold       prometheus.Histogram
+	holdEnds   *prometheus.CounterVec
+	reloads    reloads
 
 	unauthorized *prometheus.CounterVec
 	closed       prometheus.Counter // client connections
@@ -85,6 +86,10 @@ func New(fleet *backends.Registry, r *router.Router, version string) *Metrics {
 		Help: "Time in the hold queue of requests that were in it.",
 	})
 	m.reloads = newReloads()
+	m.retryWaits = counter("retry_waits_total", "Requests that waited because too many had to be tried again (retry.share), by how that ended.", "end")
+	for _, end := range []RetryEnd{RetrySent, RetryGivenUp, RetryLeft} {
+		m.retryWaits.WithLabelValues(string(end))
+	}
 	m.holdEnds = counter("hold_ends_total", "Requests that left the hold queue, or were not let in, by how.", "end")
 	for _, end := range []HeldEnd{HeldSent, HeldRefused, HeldTooLong, HeldNoneReady, HeldLeft} {
 		m.holdEnds.WithLabelValues(string(end)) // so that a rate is there before the first one
@@ -96,7 +101,7 @@ func New(fleet *backends.Registry, r *router.Router, version string) *Metrics {
 	info.Set(1)
 	m.closed = newClosedForRoom()
 	m.registry.MustRegister(m.closed, m.requests, m.duration, m.ttft, m.overhead, m.prompt, m.predicted, m.observed,
-		m.spills, m.retries, m.aborts, m.polls, m.recording, m.hold, m.holdEnds, m.unauthorized, m.reloads.total, m.reloads.last, info, &state{fleet, r}, &learned{fleet, r},
+		m.spills, m.retries, m.retryWaits, m.aborts, m.polls, m.recording, m.hold, m.holdEnds, m.unauthorized, m.reloads.total, m.reloads.last, info, &state{fleet, r}, &learned{fleet, r},
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }

@@ -29,6 +29,8 @@ var (
 	kvUsage   = perBackend("backend_kv_cache_usage", "Share of the KV cache in use, 0 to 1, when known.")
 	stalled   = perBackend("backend_stalled", "1 while the backend has requests of this proxy and produces nothing.")
 	stalls    = perBackend("backend_stalls_total", "How often the backend was found to have requests of this proxy and to produce nothing.")
+	breaker   = perBackend("backend_breaker_state", "0 closed, 1 half-open, with one request at a time to try the backend, 2 open: it fails what it is sent, and others are asked first.")
+	opens     = perBackend("backend_breaker_opens_total", "How often the backend's breaker opened, after tries in vain as well.")
 	blocks    = perBackend("index_blocks", "Blocks that the backend is thought to hold.")
 	capacity  = perBackend("index_capacity_blocks", "Blocks that the backend's part of the index may hold.")
 	evictions = perBackend("index_evictions_total", "Blocks that left the index to make room.")
@@ -37,7 +39,7 @@ var (
 )
 
 func (s *state) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{ready, draining, inFlight, running, waiting, kvUsage, stalled, stalls, blocks, capacity, evictions, held, bytes} {
+	for _, d := range []*prometheus.Desc{ready, draining, inFlight, running, waiting, kvUsage, stalled, stalls, breaker, opens, blocks, capacity, evictions, held, bytes} {
 		ch <- d
 	}
 }
@@ -51,6 +53,9 @@ func (s *state) Collect(ch chan<- prometheus.Metric) {
 			ch <- prometheus.MustNewConstMetric(d, t, v, b.Name)
 		}
 		times, now := s.router.Stalls(b)
+		state, opened := s.router.Breaker(b)
+		send(breaker, prometheus.GaugeValue, float64(state))
+		send(opens, prometheus.CounterValue, float64(opened))
 		send(ready, prometheus.GaugeValue, truth(b.State() == backends.Ready))
 		send(draining, prometheus.GaugeValue, truth(b.State() == backends.Draining))
 		send(stalled, prometheus.GaugeValue, truth(now))

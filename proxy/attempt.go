@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"os"
 	"strings"
 	"time"
 
@@ -24,6 +25,9 @@ type failure struct {
 	free    bool // counts as no attempt: nothing was sent
 	final   bool // no other backend may be asked
 	timeout bool
+	stuck   bool // the backend did nothing, and another was to be asked
+	full    bool // the replica refused the request with a 503
+	deadly  bool // the replica may have died of the request
 	left    bool // the client is gone, or has its answer: nothing is left to be done
 
 	// What the replica answered, if it did; what its decision was then.
@@ -33,7 +37,10 @@ type failure struct {
 	decision *router.Decision
 }
 
-var errFirstByte = errors.New("no first event in time")
+var (
+	errFirstByte = errors.New("no first event in time")
+	errStuck     = errors.New("the replica does nothing")
+)
 
 // statusClientLeft is what metrics and logs show for a client that left.
 const statusClientLeft = 499
@@ -43,7 +50,6 @@ const statusClientLeft = 499
 type attempt struct {
 	*exchange
 	decision *router.Decision
-	patience *time.Timer   // ends the attempt when no first event comes; nil: no limit
 	reply    *prompt.Reply // what the next turn will hold of the answer; nil: not known
 	result   router.Outcome
 }
@@ -53,24 +59,38 @@ type attempt struct {
 // decision is released here, once, on every path.
 func (x *exchange) attempt(d *router.Decision) *failure {
 	a := &attempt{exchange: x, decision: d, result: router.Outcome{End: router.Unseen}}
+	defer x.wait.end() // after the release: from then on the router ends it no more
 	defer a.release()
-	ctx := x.r.Context()
 	if x.input.request.Streams && x.settings.FirstByte > 0 {
-		limited, cancel := context.WithCancelCause(ctx)
-		defer cancel(nil)
-		ctx, a.patience = limited, time.AfterFunc(x.settings.FirstByte, func() { cancel(errFirstByte) })
-		defer a.patience.Stop()
+		x.wait.limit(x.settings.FirstByte)
 	}
 	x.outcome.Backend = d.Backend.Name
 	if x.attempts++; x.attempts == 1 {
 		x.outcome.Overhead = time.Since(x.whole) - x.held
 	}
-	resp, err := x.send(ctx, d.Backend)
+	resp, err := x.send(x.wait.ctx, d.Backend)
 	if err != nil {
-		return a.failed(err)
+		return a.blame(a.failed(err))
 	}
 	defer resp.Body.Close()
-	return a.answer(resp)
+	return a.blame(a.answer(resp))
+}
+
+// blame notes what a failed attempt says of the backend. What another backend
+// has failed as well may be the request's own fault.
+func (a *attempt) blame(f *failure) *failure {
+	if f == nil || f.left {
+		return f
+	}
+	var connect *transport.ConnectError
+	a.result.Stuck, a.result.Full = f.stuck, f.full
+	switch {
+	case errors.As(f.err, &connect):
+		a.result.Failed = !connect.Busy()
+	default:
+		a.result.Failed = f.stuck || a.spent == 0 && !errors.Is(f.err, transport.ErrInvalidRequest)
+	}
+	return f
 }
 
 // release tells the router how the attempt ended.
@@ -141,11 +161,14 @@ func (a *attempt) failed(err error) *failure {
 	var connect *transport.ConnectError
 	switch {
 	case errors.Is(err, errFirstByte):
-		return &failure{reason: "first_byte_timeout", err: err, final: true, timeout: true}
+		return &failure{reason: "first_byte_timeout", err: err, final: !a.settings.RetryTimeouts, timeout: true}
+	case errors.Is(err, errStuck):
+		return &failure{reason: "stuck", err: err, stuck: true}
 	case errors.As(err, &connect):
 		return &failure{reason: "connect", err: err, free: true}
 	}
-	return &failure{reason: "broken", err: err}
+	late := errors.Is(err, os.ErrDeadlineExceeded)
+	return &failure{reason: "broken", err: err, deadly: !late && !errors.Is(err, transport.ErrInvalidRequest)}
 }
 
 // left notes that the client is gone. The replica's connection is closed when
@@ -164,7 +187,7 @@ func (x *exchange) lost(phase string) {
 // brokeOff notes that the replica failed in the midst of what the client
 // already sees. code is what metrics and logs show for it.
 func (a *attempt) brokeOff(code int, err error) {
-	a.result.End = router.Broken
+	a.result.End, a.result.Failed = router.Broken, true
 	a.outcome.Code = code
 	a.p.log.Warn("answer broke off", "backend", a.decision.Backend.Name, "error", err, "request_id", a.id)
 	a.p.suspect(a.decision.Backend)

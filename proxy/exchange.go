@@ -32,6 +32,11 @@ type exchange struct {
 	input    input // freed as soon as no further attempt can need it
 	tried    []*backends.Backend
 	refused  []*backends.Backend // of those tried, that refused the connection
+	full     []*backends.Backend // of those tried, that refused the request with a 503
+	fallen   []fallen            // of those tried, that failed as one does that dies
+	waited   bool                // for a place on those that are full
+	moved    bool                // from a backend that did nothing
+	wait     wait                // of the attempt under way
 	held     time.Duration       // waited for a backend to have room
 	spoken   time.Time           // since when there are a replica's words to relay, if no other does better; zero: none are
 	opened   bool                // the client has the header of a stream, and keep-alive comments
@@ -238,13 +243,17 @@ func (x *exchange) resolve(model string) (engine string, fault *apiError) {
 func (x *exchange) run() {
 	x.query = x.hideKey()
 	outgoing(x.r.Header, x.id)
+	x.p.retries.request()
+	x.input.request.Stuck = x.stuck
 	// latest is the latest failure, last the latest in which a replica gave words
 	// for the client, if any did.
 	var latest, last *failure
 	var none error // why there is no backend to ask
 	for {
+		x.wait.begin(x.r.Context())
 		var d *router.Decision
 		if d, none = x.pick(); none != nil {
+			x.wait.end()
 			break
 		}
 		if latest != nil {
@@ -264,12 +273,8 @@ func (x *exchange) run() {
 		if f.status != 0 && x.spoken.IsZero() {
 			x.spoken = time.Now()
 		}
-		if f.free {
-			x.refused = append(x.refused, d.Backend)
-		} else {
-			x.spent++
-		}
-		if f.final || x.spent >= x.settings.Attempts {
+		x.countFailure(f)
+		if !x.again(f) {
 			break
 		}
 	}
@@ -289,6 +294,9 @@ func (x *exchange) giveUp(last *failure, none error) {
 		x.relayFailure(last)
 	case last == nil, none != nil && (x.held > 0 || last.free && x.settings.HoldTime > 0): // it waited for one
 		x.refuse(x.notPicked(none))
+	case last.stuck:
+		x.refuse(&apiError{status: http.StatusGatewayTimeout, kind: "timeout", code: "replica_stuck",
+			message: "the replica does nothing about the request, and no other could answer it"})
 	case last.timeout:
 		x.refuse(firstByteTimeout())
 	default:

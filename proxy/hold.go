@@ -29,13 +29,13 @@ const (
 func (x *exchange) pick() (*router.Decision, error) {
 	for recheck := firstRecheck; ; recheck = min(2*recheck, mostRecheck) {
 		d, err := (*router.Decision)(nil), router.ErrNoneReady
-		if len(x.refused) == 0 || x.anotherIsReady() {
+		if !x.mayComeBack() || x.anotherIsReady() {
 			d, err = x.ask()
 		}
-		if !errors.Is(err, router.ErrNoneReady) || len(x.refused) == 0 || x.recheckedEnough() {
+		if !errors.Is(err, router.ErrNoneReady) || !x.mayComeBack() || x.recheckedEnough() {
 			return d, err
 		}
-		// All that were ready refused the connection.
+		// All that were ready refused the connection, or seem to have died.
 		if !x.rest(recheck) {
 			return nil, x.r.Context().Err()
 		}
@@ -117,10 +117,20 @@ func (x *exchange) rest(d time.Duration) bool {
 	}
 }
 
-// askAgain lets the backends that refused the connection be tried once more:
-// they were sent nothing, and may be back.
+// mayComeBack reports whether a backend that was tried may be worth another try
+// soon: it refused the connection, or is dead or about to be found so, and will
+// be another process when it is back.
+func (x *exchange) mayComeBack() bool {
+	return len(x.refused) > 0 || slices.ContainsFunc(x.fallen, func(o fallen) bool {
+		return slices.Contains(x.tried, o.backend) && (o.backend.State() == backends.Down || time.Since(o.at) < verdict)
+	})
+}
+
+// askAgain lets those be tried once more.
 func (x *exchange) askAgain() {
-	x.tried = slices.DeleteFunc(x.tried, func(b *backends.Backend) bool { return slices.Contains(x.refused, b) })
+	x.tried = slices.DeleteFunc(x.tried, func(b *backends.Backend) bool {
+		return slices.Contains(x.refused, b) || x.fell(b) && b.State() == backends.Down
+	})
 	x.refused = x.refused[:0]
 }
 

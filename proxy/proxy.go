@@ -50,6 +50,7 @@ type Proxy struct {
 	record     *record.Recorder
 	keys       *keys.Set
 	settings   atomic.Pointer[Settings]
+	retries    *retryBudget
 	leaving    atomic.Int32 // a leaving
 
 	inFlight    atomic.Int64 // requests, held ones included
@@ -73,6 +74,7 @@ func New(o Options) *Proxy {
 		suspect:    o.Suspect,
 		blockBytes: o.BlockBytes,
 		record:     o.Record,
+		retries:    newRetryBudget(),
 		keys:       o.Keys,
 		scratch:    sync.Pool{New: func() any { return new(scratch) }},
 		chunks:     sync.Pool{New: func() any { b := make([]byte, chunkBytes); return &b }},

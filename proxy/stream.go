@@ -38,8 +38,12 @@ func (a *attempt) stream(resp *http.Response) *failure {
 	err := a.awaitFirst(resp, body, &s, held, *chunk)
 	f := a.judge(resp, &s, err)
 	flooded := err == nil && s.events == 0 && !s.done && s.failed == nil // committed without an event, behind so many comments
-	if f == nil && !flooded && !a.inTime() {
-		f = a.failed(errFirstByte)
+	switch {
+	case f != nil:
+	case flooded:
+		a.decision.Commit() // and the limit goes on
+	default:
+		f = a.inTime()
 	}
 	if f != nil {
 		a.p.keepHeld(held)
@@ -65,7 +69,7 @@ func (a *attempt) stream(resp *http.Response) *failure {
 		s.scan(out.space()[:n])
 		switch {
 		case s.events > 0 && before == 0 && flooded:
-			a.inTime()
+			a.wait.unlimit()
 			a.begun(body)
 		case s.events > before: // a keep-alive comment is the server's and no sign of its engine
 			a.decision.Progress()
@@ -85,9 +89,6 @@ func (a *attempt) begun(body *transport.Body) {
 		a.freeInput()
 	}
 }
-
-// inTime ends the wait for a first event, and reports whether it came soon enough.
-func (a *attempt) inTime() bool { return a.patience == nil || a.patience.Stop() }
 
 // awaitFirst reads into held until the stream can be judged: the engine has put
 // something out, or the stream has ended one way or another.
@@ -128,7 +129,7 @@ func (a *attempt) judge(resp *http.Response, s *eventScanner, err error) *failur
 			return nil
 		}
 		return &failure{
-			reason: "error_event", err: errors.New("error event before any content"), status: status, body: s.failed,
+			reason: "error_event", err: errors.New("error event before any content"), status: status, body: s.failed, deadly: !orderly(s.failed),
 			header: http.Header{"Content-Type": {"application/json"}},
 		}
 	case s.aborted:

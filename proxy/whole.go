@@ -39,6 +39,8 @@ func (a *attempt) refused(resp *http.Response) *failure {
 	return &failure{
 		reason: "status_" + strconv.Itoa(resp.StatusCode), err: errors.New(resp.Status),
 		status: resp.StatusCode, header: resp.Header, body: body,
+		full:   resp.StatusCode == http.StatusServiceUnavailable,
+		deadly: resp.StatusCode == http.StatusInternalServerError && !orderly(body),
 	}
 }
 
@@ -132,8 +134,8 @@ func (s *source) Read(p []byte) (n int, err error) {
 
 // relayLong passes on an answer too long to be held.
 func (a *attempt) relayLong(resp *http.Response, head []byte) *failure {
-	if !a.inTime() {
-		return a.failed(errFirstByte)
+	if f := a.inTime(); f != nil {
+		return f
 	}
 	h := a.commit(resp)
 	switch {

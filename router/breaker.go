@@ -79,14 +79,15 @@ func (k *breaker) polled(o *BreakerOptions, worked, now time.Time) {
 	}
 }
 
-// ended notes how a request ended.
-func (k *breaker) ended(d *Decision, o *Outcome, limits *BreakerOptions, now time.Time) {
+// ended notes how a request ended. What an engine at work refuses for its full
+// queue is no failure of its.
+func (k *breaker) ended(d *Decision, o *Outcome, limits *BreakerOptions, busy bool, now time.Time) {
 	probe := d == k.probe
 	if probe {
 		k.probe = nil // where it tells nothing, the next one tries
 	}
 	switch {
-	case !o.Failed || limits.Failures == 0:
+	case !o.Failed || limits.Failures == 0, o.Full && busy:
 	case probe:
 		k.reopen(min(2*k.wait, max(mostOpen, limits.Open)), now)
 	case k.open || d.sentAt.Before(k.changed):

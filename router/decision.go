@@ -74,6 +74,7 @@ const (
 type Outcome struct {
 	End          End
 	Failed       bool // by the backend's own fault: no connection, no answer in time, 5xx, broken off
+	Full         bool // it failed with a 503: perhaps its queue is full
 	Stuck        bool // it showed no sign of work for so long that another is asked
 	AnswerTokens int  // length of the answer, all sequences together
 	PromptTokens int  // of the prompt, as the engine counted them
@@ -149,7 +150,8 @@ func (d *Decision) Release(o Outcome) {
 		o.AnswerTokens = 0
 	}
 	d.progress.ended(d)
-	d.progress.breaker.ended(d, &o, &r.breaking, now)
+	d.progress.freedBy(d, &o)
+	d.progress.breaker.ended(d, &o, &r.breaking, now.Sub(d.progress.worked) < workLasts, now)
 	switch {
 	case o.End == Served:
 		r.served(d, &o)

@@ -20,7 +20,8 @@ type progress struct {
 	// Router.made. It is written for every chunk, so without a lock.
 	output atomic.Int64
 
-	since time.Time // of the last sign of work, or when work was first there to be done
+	worked time.Time // last sign of work
+	since  time.Time // of the last sign of work, or when work was first there to be done
 	// owed are the uncached tokens of what had put out nothing when the silence
 	// began, or was sent before it was stallAfter long. What came later cannot
 	// excuse it: engines take requests as they come, and a stalled one that is fed
@@ -40,6 +41,8 @@ type progress struct {
 	stalled bool // by the last look
 	stalls  uint64
 
+	freed int // places on it since it refused a request for want of one; see TakePlace
+
 	breaker breaker
 	watched watched
 }
@@ -47,6 +50,9 @@ type progress struct {
 // signOfWork notes that the engine did something at a time, and how many
 // uncached tokens it was sent that have put out nothing.
 func (p *progress) signOfWork(at time.Time, unstarted float64) {
+	if at.After(p.worked) {
+		p.worked = at
+	}
 	if at.After(p.since) {
 		p.since, p.owed = at, unstarted
 	}

@@ -77,6 +77,9 @@ type ConnectError struct {
 func (e *ConnectError) Error() string { return "connect to " + e.Addr + ": " + e.Err.Error() }
 func (e *ConnectError) Unwrap() error { return e.Err }
 
+// Busy reports whether it was for MaxConns, and so says nothing of the replica.
+func (e *ConnectError) Busy() bool { return errors.Is(e.Err, fasthttp.ErrNoFreeConns) }
+
 // New makes a Transport. It connects when the first request comes.
 func New(o Options) *Transport {
 	t := &Transport{

@@ -1,0 +1,175 @@
+package proxy
+
+import (
+	"bytes"
+	"context"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"warmroute/backends"
+	"warmroute/metrics"
+)
+
+const (
+	// verdict is how long the readiness checks take to find out that a replica is
+	// dead, when they are asked to look.
+	verdict = 500 * time.Millisecond
+	// placeLook is how often a request that all have refused looks for a place.
+	placeLook = 50 * time.Millisecond
+	// leastBackoff is how long it waits where nothing of ours will end and make
+	// one, and at most twice that.
+	leastBackoff = 500 * time.Millisecond
+)
+
+// again reports whether another attempt is made after f, and waits until it may be.
+func (x *exchange) again(f *failure) bool {
+	switch {
+	case f.final:
+		return false
+	case f.free:
+		return true
+	case x.killedTwo(f):
+		return false
+	case x.refusedEverywhere(f):
+		if !x.awaitPlace() {
+			return false
+		}
+	case x.spent >= x.settings.Attempts:
+		return false
+	case !x.anotherMayAnswer():
+		return true // and pick says why there is none
+	}
+	return x.withinBudget()
+}
+
+// countFailure counts a failed attempt.
+func (x *exchange) countFailure(f *failure) {
+	b := f.decision.Backend
+	if f.free {
+		x.refused = append(x.refused, b)
+		return
+	}
+	x.spent++
+	x.moved = x.moved || f.stuck
+	if f.full {
+		x.full = append(x.full, b)
+	}
+}
+
+// anotherMayAnswer reports whether there is a backend that was not tried.
+func (x *exchange) anotherMayAnswer() bool {
+	return slices.ContainsFunc(x.input.request.Backends, func(b *backends.Backend) bool { return !slices.Contains(x.tried, b) })
+}
+
+// withinBudget takes a retry off the budget, and waits for it if it must.
+func (x *exchange) withinBudget() bool {
+	s, budget := x.settings, x.p.retries
+	if !budget.inLine() && budget.take(s.RetryShare, s.RetryPerSecond) {
+		return true
+	}
+	patience := s.HoldTime - x.held
+	if !x.spoken.IsZero() {
+		patience = min(patience, retryPatience)
+	}
+	begun := time.Now()
+	ctx, cancel := context.WithTimeout(x.r.Context(), patience)
+	defer cancel()
+	ok := budget.await(ctx, s.RetryShare, s.RetryPerSecond)
+	x.held += time.Since(begun)
+	switch {
+	case ok:
+		x.p.metrics.RetryWaited(metrics.RetrySent)
+	case x.r.Context().Err() != nil:
+		x.p.metrics.RetryWaited(metrics.RetryLeft)
+	default:
+		x.p.metrics.RetryWaited(metrics.RetryGivenUp)
+	}
+	return ok
+}
+
+// killedTwo reports whether the request is likely to be what two replicas died
+// of, so that no third one is risked. A restart of one replica after another is
+// told from it by the first being back, or by nobody being well; where a replica
+// stops in good order, its answers say so.
+func (x *exchange) killedTwo(f *failure) bool {
+	if !f.deadly {
+		return false
+	}
+	before := len(x.fallen)
+	x.fallen = append(x.fallen, fallen{f.decision.Backend, time.Now()})
+	if before == 0 {
+		return false
+	}
+	all := x.input.request.Backends
+	for _, b := range all {
+		x.p.suspect(b)
+	}
+	if !x.rest(verdict) {
+		return false
+	}
+	dead := slices.ContainsFunc(x.fallen[:before], func(o fallen) bool { return o.backend.State() == backends.Down })
+	atRisk := slices.ContainsFunc(all, func(b *backends.Backend) bool { return b.State() == backends.Ready && !x.fell(b) })
+	if !dead || !atRisk {
+		return false
+	}
+	x.p.log.Warn("request was on two replicas that failed and died, and is tried nowhere else",
+		"first", x.fallen[0].backend.Name, "last", f.decision.Backend.Name, "request_id", x.id)
+	return true
+}
+
+// fallen is a backend that failed an attempt as one does that dies.
+type fallen struct {
+	backend *backends.Backend
+	at      time.Time
+}
+
+func (x *exchange) fell(b *backends.Backend) bool {
+	return slices.ContainsFunc(x.fallen, func(o fallen) bool { return o.backend == b })
+}
+
+// orderly reports whether an error's text says that the replica stops in good
+// order: vLLM's "cannot schedule new futures after shutdown".
+func orderly(body []byte) bool { return bytes.Contains(body, []byte("shutdown")) }
+
+// refusedEverywhere reports whether f leaves a request that waits for a place:
+// all that could take it are full, by their own word. An engine that is dead has
+// another status, or fails its checks.
+func (x *exchange) refusedEverywhere(f *failure) bool {
+	if x.waited || x.settings.HoldTime == 0 || x.settings.Attempts < 2 || !f.full || len(x.full) < len(x.tried)-len(x.refused) {
+		return false
+	}
+	return x.spent >= x.settings.Attempts || !x.anotherIsReady()
+}
+
+// awaitPlace waits until a backend that refused the request has finished
+// another, or a while where it has nothing to finish, and lets them be tried
+// once more.
+func (x *exchange) awaitPlace() bool {
+	x.waited = true
+	begun := time.Now()
+	backoff := leastBackoff + rand.N(leastBackoff)
+	found := false
+	for !found {
+		left := x.settings.HoldTime - x.held - time.Since(begun)
+		if left <= 0 || !x.rest(min(left, placeLook)) {
+			break
+		}
+		found = slices.ContainsFunc(x.full, x.p.router.TakePlace) || x.anotherIsReady() ||
+			time.Since(begun) >= backoff && !slices.ContainsFunc(x.full, busy)
+	}
+	waited := time.Since(begun)
+	switch {
+	case found:
+		x.wasHeld(metrics.HeldSent, waited)
+	case x.r.Context().Err() != nil:
+		x.wasHeld(metrics.HeldLeft, waited)
+	default:
+		x.wasHeld(metrics.HeldTooLong, waited)
+	}
+	x.tried = slices.DeleteFunc(x.tried, func(b *backends.Backend) bool { return slices.Contains(x.full, b) })
+	x.full = x.full[:0]
+	return found
+}
+
+func busy(b *backends.Backend) bool { return b.InFlight.Load() > 0 }
