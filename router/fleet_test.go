@@ -1,0 +1,399 @@
+package router
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/url"
+	"slices"
+	"testing"
+	"time"
+
+	"warmroute/backends"
+	"warmroute/router/policy"
+)
+
+// guest is a backend with a slot that nobody in the fleet of newFleet has, or
+// that one there has left.
+func guest(name string, slot int) *backends.Backend {
+	b := &backends.Backend{Name: name, URL: &url.URL{}, Slot: slot}
+	b.SetState(backends.Ready)
+	return b
+}
+
+// only makes a request that b alone may take.
+func only(b *backends.Backend, key, n int) *Request { return ask([]*backends.Backend{b}, key, n) }
+
+func TestABackendIsSentNothingBeforeItJoinsAndAfterItLeft(t *testing.T) {
+	r, fleet, _ := newFleet(t, 1, "prefix")
+	b := guest("guest", 1)
+	refuses := func(when string) {
+		t.Helper()
+		if _, err := r.Pick(t.Context(), ask([]*backends.Backend{b}, 1, 4)); err != ErrNoneReady {
+			t.Errorf("%s: %v", when, err)
+		}
+	}
+	refuses("before")
+	r.Join(b)
+	mustPick(t, r, only(b, 1, 4)).Release(Outcome{End: Served})
+	r.Leave(b)
+	refuses("after")
+	r.Leave(b) // once more changes nothing
+	mustPick(t, r, ask(fleet, 1, 4)).Release(Outcome{End: Served})
+}
+
+func TestASlotsNextOwnerBeginsWithNothing(t *testing.T) {
+	r, fleet, c := newFleet(t, 2, "prefix")
+	first := fleet[1]
+	r.Observe(first, &backends.Load{CacheTokens: 4000, ScrapedAt: c.now, TokensKnown: true, QueuesKnown: true})
+	for key := range 30 {
+		d := mustPick(t, r, only(first, key, 40))
+		c.advance(500 * time.Millisecond)
+		d.FirstEvent()
+		d.Release(Outcome{End: Served, AnswerTokens: 900, PromptTokens: 1280, CachedTokens: 0, CachedKnown: true})
+	}
+	open := mustPick(t, r, only(first, 99, 400))
+	fresh := r.Learned()[0]
+	if taught := r.Learned()[1]; taught.AnswerTokens == fresh.AnswerTokens || taught.BytesPerToken == fresh.BytesPerToken {
+		t.Fatalf("nothing was learned: %+v", taught)
+	}
+	r.Leave(first)
+	next := guest("next", 1)
+	r.Join(next)
+	got, want := r.Learned()[1], fresh
+	want.Backend = next
+	want.PrefillRate = got.PrefillRate // the fleet's
+	if got != want {
+		t.Errorf("what is known of the next owner: %+v, want %+v", got, want)
+	}
+	parts, _ := r.Index()
+	if p := parts[1]; p.Backend != next || p.Blocks != 0 || p.Evictions != 0 || p.Capacity != parts[0].Capacity {
+		t.Errorf("its part of the index: %+v", p)
+	}
+	d := mustPick(t, r, only(next, 5, 40))
+	if d.MatchedBlocks != 0 {
+		t.Errorf("%d blocks matched that its predecessor held", d.MatchedBlocks)
+	}
+	// What the first owner had in flight ends, and is none of the next one's.
+	before, blocks := r.accounts[1], r.index.InUse(1)
+	open.Progress()
+	open.FirstEvent()
+	open.Commit()
+	open.Release(Outcome{End: Served, AnswerTokens: 1})
+	if after := r.accounts[1]; after.requests != before.requests || after.tokens != before.tokens || r.index.InUse(1) != blocks {
+		t.Errorf("the account was %+v, and is %+v", before, after)
+	}
+	if first.InFlight.Load() != 0 || next.InFlight.Load() != 1 {
+		t.Errorf("in flight: %d and %d", first.InFlight.Load(), next.InFlight.Load())
+	}
+	if r.progress[1].output.Load() != 0 {
+		t.Error("output of the first owner counts for the next one")
+	}
+	d.Release(Outcome{End: Served, AnswerTokens: 1})
+}
+
+// A Release that comes after the same backend left and joined again is not for
+// the account that was begun since.
+func TestABackendThatLeftAndJoinedAgainIsANewOne(t *testing.T) {
+	r, fleet, _ := newFleet(t, 1, "prefix")
+	open := mustPick(t, r, ask(fleet, 1, 40))
+	r.Leave(fleet[0])
+	r.Join(fleet[0])
+	open.Release(Outcome{End: Served})
+	if a := r.accounts[0]; a.requests != 0 || a.tokens != 0 || fleet[0].InFlight.Load() != 0 {
+		t.Errorf("%+v, %d in flight", a, fleet[0].InFlight.Load())
+	}
+}
+
+func TestAFleetGrowsBeyond64(t *testing.T) {
+	r, _, _ := newFleet(t, 1, "prefix")
+	for slot := 1; slot < 200; slot++ {
+		b := guest(fmt.Sprint("g", slot), slot)
+		r.Join(b)
+		mustPick(t, r, only(b, slot, 4)).Release(Outcome{End: Served})
+		if d := mustPick(t, r, only(b, slot, 4)); d.MatchedBlocks != 4 {
+			t.Fatalf("slot %d: %d blocks matched, want 4", slot, d.MatchedBlocks)
+		}
+	}
+}
+
+// listed is a registry's catalog of one model.
+func listed(t *testing.T, fleet ...*backends.Backend) *backends.Registry {
+	t.Helper()
+	registry, err := backends.NewRegistry(fleet)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, b := range fleet {
+		b.SetModels([]backends.Model{{ID: "m"}})
+	}
+	return registry
+}
+
+func named(name string, state backends.State) *backends.Backend {
+	b := &backends.Backend{Name: name}
+	b.SetState(state)
+	return b
+}
+
+// following makes a router that follows its registry.
+func following(t *testing.T, fleet ...*backends.Backend) (*Router, *backends.Registry, *clock) {
+	t.Helper()
+	registry := listed(t, fleet...)
+	r, _, c := newFleet(t, 0, "prefix", holding, func(o *Options) { o.Backends, o.Catalog = fleet, registry.Catalog })
+	return r, registry, c
+}
+
+func request(registry *backends.Registry, key, n int) *Request {
+	e, _ := registry.Catalog().Find("m")
+	req := ask(e.Backends, key, n)
+	req.Listed = "m"
+	return req
+}
+
+func joins(t *testing.T, r *Router, registry *backends.Registry, b *backends.Backend) {
+	t.Helper()
+	if err := registry.Add(b); err != nil {
+		t.Fatal(err)
+	}
+	r.Join(b)
+	b.SetModels([]backends.Model{{ID: "m"}})
+	r.Changed(b)
+}
+
+func TestARequestThatIsHeldFollowsTheFleet(t *testing.T) {
+	a := named("a", backends.Down)
+	r, registry, _ := following(t, a)
+	first, second := submit(r, request(registry, 1, 4)), submit(r, request(registry, 2, 4))
+	waits(t, "nobody is ready", first)
+	b := named("b", backends.Ready)
+	joins(t, r, registry, b)
+	if d := sent(t, "one joined", first); d.Backend != b {
+		t.Errorf("sent to %s", d.Backend.Name)
+	}
+	sent(t, "and took the second", second).Release(Outcome{})
+}
+
+func TestARequestIsNotHeldForABackendThatLeft(t *testing.T) {
+	a, b := named("a", backends.Down), named("b", backends.Down)
+	r, registry, _ := following(t, a, b)
+	w := submit(r, request(registry, 1, 4))
+	r.Leave(a)
+	registry.Remove(a)
+	a.SetState(backends.Ready) // somebody's late word on it
+	r.Changed(a)
+	waits(t, "the ready one is in the fleet no more", w)
+	b.SetState(backends.Ready)
+	r.Changed(b)
+	if d := sent(t, "the other is ready", w); d.Backend != b {
+		t.Errorf("sent to %s", d.Backend.Name)
+	}
+}
+
+func TestARequestThatLooksAtAnOldListIsSentToTheNewFleet(t *testing.T) {
+	a, b := named("a", backends.Ready), named("b", backends.Ready)
+	r, registry, _ := following(t, a)
+	req := request(registry, 1, 4)
+	joins(t, r, registry, b)
+	r.Leave(a)
+	registry.Remove(a)
+	if d := mustPick(t, r, req); d.Backend != b {
+		t.Errorf("sent to %s", d.Backend.Name)
+	}
+	retry := request(registry, 2, 4)
+	retry.Backends = []*backends.Backend{a}
+	if _, err := r.Pick(t.Context(), retry, b); err != ErrNoneReady {
+		t.Errorf("all that are left were tried: %v", err)
+	}
+}
+
+func TestARequestOutlastsAMomentInWhichNobodyListsItsModel(t *testing.T) {
+	a := named("a", backends.Ready)
+	r, registry, _ := following(t, a)
+	req := request(registry, 1, 4)
+	r.Leave(a)
+	registry.Remove(a)
+	w := submit(r, req)
+	waits(t, "nobody lists the model", w)
+	joins(t, r, registry, named("b", backends.Ready))
+	sent(t, "one joined", w)
+}
+
+func TestWhatWaitsForASlotWaitsForItsOwner(t *testing.T) {
+	a, b := named("a", backends.Ready), named("b", backends.Ready)
+	r, registry, _ := following(t, a, b)
+	busyA, busyB := mustPick(t, r, request(registry, 1, 1000)), mustPick(t, r, request(registry, 2, 1000))
+	w := submit(r, request(registry, 3, 1000))
+	waits(t, "both are busy", w)
+	left := busyA.Backend
+	r.Leave(left)
+	registry.Remove(left)
+	if w.held.waitsFor == left.Slot {
+		t.Error("it waits for a backend that left")
+	}
+	busyB.FirstEvent()
+	busyA.Release(Outcome{End: Left})
+	if d := sent(t, "the other has room", w); d.Backend != busyB.Backend {
+		t.Errorf("sent to %s", d.Backend.Name)
+	}
+}
+
+func reconfigured(t *testing.T, r *Router, change func(*Options)) {
+	t.Helper()
+	o := Options{Policy: "prefix", PollInterval: time.Second}
+	holding(&o)
+	change(&o)
+	if err := r.Configure(o); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestAnotherPolicySendsWhatTheOneBeforeHeld(t *testing.T) {
+	r, fleet, _ := newFleet(t, 1, "prefix", holding)
+	busy := mustPick(t, r, ask(fleet, 0, 1000))
+	var all []*waiter
+	for key := range 5 * mostScored {
+		all = append(all, submit(r, ask(fleet, 1+key, 100)))
+	}
+	waits(t, "the backend is busy", all[len(all)-1])
+	reconfigured(t, r, func(o *Options) { o.Policy = "least-load" })
+	for i, w := range all {
+		if d := sent(t, fmt.Sprint("request ", i), w); d.Reason != "least-load" && i > 0 {
+			t.Errorf("reason %q", d.Reason)
+		}
+	}
+	reconfigured(t, r, func(*Options) {})
+	waits(t, "and under prefix it is held again", submit(r, ask(fleet, 9999, 100)))
+	busy.Release(Outcome{})
+}
+
+func TestAShorterQueueIsForThoseToCome(t *testing.T) {
+	r, fleet, c := newFleet(t, 1, "prefix", holding)
+	busy := mustPick(t, r, ask(fleet, 0, 1000))
+	early, late := submit(r, ask(fleet, 1, 100)), submit(r, ask(fleet, 2, 100))
+	reconfigured(t, r, func(o *Options) { o.Hold = HoldOptions{Requests: 1, Time: time.Second} })
+	if w := submit(r, ask(fleet, 3, 100)); w.err != ErrHoldFull {
+		t.Errorf("a third: %v", w.err)
+	}
+	c.advance(30 * time.Second)
+	r.Tick()
+	waits(t, "it may be held for a minute, as of its arrival", early)
+	reconfigured(t, r, func(o *Options) { o.Hold = HoldOptions{Requests: 3, Time: time.Second} })
+	short := submit(r, ask(fleet, 4, 100))
+	busy.FirstEvent()
+	sent(t, "the backend is free", early).FirstEvent()
+	sent(t, "and again", late)
+	c.advance(time.Second)
+	r.Tick()
+	if short.waits() {
+		t.Error("one that came under the new limit is held beyond it")
+	}
+}
+
+func TestARefusedConfigurationChangesNothing(t *testing.T) {
+	r, fleet, _ := newFleet(t, 1, "prefix", holding)
+	if err := r.Configure(Options{Policy: "fastest"}); err == nil {
+		t.Fatal("accepted")
+	}
+	mustPick(t, r, ask(fleet, 0, 1000))
+	waits(t, "prefix holds", submit(r, ask(fleet, 1, 100)))
+}
+
+// Whatever a policy remembers of a slot is gone with its owner: the blocks that
+// it was sent count for nobody afterwards.
+func TestPoliciesForgetABackendThatLeft(t *testing.T) {
+	for _, name := range policy.Names {
+		r, fleet, _ := newFleet(t, 3, name)
+		for key := range 20 {
+			for range 3 {
+				mustPick(t, r, ask(fleet, key, 8)).Release(Outcome{End: Served})
+			}
+		}
+		fresh, err := policy.New(name, policy.Settings{}, rand.New(rand.NewPCG(1, 1)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, keeps := fresh.(policy.Forgetful)
+		r.Leave(fleet[1])
+		next := guest("next", 1)
+		r.Join(next)
+		now := slices.Clone(fleet)
+		now[1] = next
+		for key := range 20 {
+			mustPick(t, r, ask(now, key, 8)).Release(Outcome{End: Served})
+		}
+		if table := slices.Contains([]string{"cache-threshold", "cache-threshold-old", "smg", "weighted", "llmd-guide", "hashtrie", "aibrix", "preble", "ray", "dynamo"}, name); table != keeps {
+			t.Errorf("%s: remembers backends by slot: %v, forgets them: %v", name, table, keeps)
+		}
+	}
+}
+
+// Backends come and go at random between the events of random requests. At the
+// end all accounts are empty and nothing is in flight anywhere.
+func TestAccountsSurviveAFleetInFlux(t *testing.T) {
+	for seed := range uint64(60) {
+		fluxOnce(t, seed)
+	}
+}
+
+func fluxOnce(t *testing.T, seed uint64) {
+	rng := rand.New(rand.NewPCG(seed, 7))
+	first := named("first", backends.Ready)
+	r, registry, c := following(t, first)
+	all := []*backends.Backend{first}
+	var open []*Decision
+	var held []*waiter
+	for step := range 400 {
+		c.advance(time.Duration(rng.IntN(300)) * time.Millisecond)
+		switch rng.IntN(8) {
+		case 0:
+			b := named(fmt.Sprint("b", step), backends.Ready)
+			joins(t, r, registry, b)
+			all = append(all, b)
+		case 1:
+			there := registry.All()
+			if b := there[rng.IntN(len(there))]; len(there) > 1 {
+				r.Leave(b)
+				registry.Remove(b)
+			}
+		case 2:
+			reconfigured(t, r, func(o *Options) { o.Policy = policy.Names[rng.IntN(len(policy.Names))] })
+		case 3:
+			there := registry.All()
+			r.Observe(there[rng.IntN(len(there))], &backends.Load{CacheTokens: 50_000, QueuesKnown: true, TokensKnown: true, ScrapedAt: c.now})
+		case 4, 5:
+			held = append(held, submit(r, request(registry, rng.IntN(20), 1+rng.IntN(200))))
+		default:
+			if len(open) > 0 {
+				at := rng.IntN(len(open))
+				if rng.IntN(2) == 0 {
+					open[at].FirstEvent()
+				}
+				open[at].Release(Outcome{End: End(rng.IntN(4)), AnswerTokens: rng.IntN(100)})
+				open = slices.Delete(open, at, at+1)
+			}
+		}
+		held = slices.DeleteFunc(held, func(w *waiter) bool {
+			if w.d != nil {
+				open = append(open, w.d)
+			}
+			return !w.waits()
+		})
+	}
+	reconfigured(t, r, func(o *Options) { o.Policy = "random" }) // which holds nothing
+	for _, w := range held {
+		open = append(open, sent(t, fmt.Sprint("seed ", seed), w))
+	}
+	for _, d := range open {
+		d.Release(Outcome{End: Served})
+	}
+	for _, b := range all {
+		if n := b.InFlight.Load(); n != 0 {
+			t.Fatalf("seed %d: %s has %d in flight", seed, b.Name, n)
+		}
+	}
+	for slot := range r.accounts {
+		if a := &r.accounts[slot]; a.requests != 0 || a.tokens != 0 || a.unseen != 0 || len(a.pending) != 0 || r.index.InUse(slot) != 0 || r.caches[slot].answering != 0 || r.caches[slot].loose != 0 {
+			t.Fatalf("seed %d, slot %d: account %+v, cache %+v, %d blocks in use", seed, slot, a, r.caches[slot], r.index.InUse(slot))
+		}
+	}
+}
