@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -16,47 +17,75 @@ const clientIdle = 5 * time.Minute
 
 // front is the listeners with their servers.
 type front struct {
-	public, admin *http.Server // admin may be nil
-	failed        chan error   // serving a listener ended by itself
-	cut           context.CancelCauseFunc
-	serving       sync.WaitGroup
+	doors   []*door    // the public one, then the admin one if there is one
+	failed  chan error // serving a listener ended by itself
+	cut     context.CancelCauseFunc
+	handed  atomic.Bool // another process has the listeners: clients are to connect anew
+	serving sync.WaitGroup
+}
+
+// door is one listener.
+type door struct {
+	name     string // as socket activation has it
+	listener net.Listener
+	server   *http.Server
 }
 
 // open serves the listeners until close.
 func (s *service) open(public, admin net.Listener) *front {
 	requests, cut := context.WithCancelCause(context.Background())
 	f := &front{failed: make(chan error, 2), cut: cut}
-	f.public = s.server(s.proxy, requests)
+	server := s.server(f.closing(s.proxy), requests)
 	if s.certificate.Load() != nil {
-		f.public.TLSConfig = s.tlsConfig()
+		server.TLSConfig = s.tlsConfig()
 	}
-	f.public.ConnState = s.proxy.Track
-	f.serve(f.public, public)
+	server.ConnState = s.proxy.Track
+	f.serve(&door{"public", public, server})
 	if admin != nil {
-		f.admin = s.server(s.admin, requests)
-		f.serve(f.admin, admin)
+		f.serve(&door{"admin", admin, s.server(f.closing(s.admin), requests)})
 	}
 	return f
 }
 
-func (f *front) serve(server *http.Server, l net.Listener) {
+func (f *front) serve(d *door) {
+	f.doors = append(f.doors, d)
+	serve := d.server.Serve
+	if d.server.TLSConfig != nil {
+		serve = func(l net.Listener) error { return d.server.ServeTLS(l, "", "") }
+	}
 	f.serving.Go(func() {
-		serve := server.Serve
-		if server.TLSConfig != nil {
-			serve = func(l net.Listener) error { return server.ServeTLS(l, "", "") }
-		}
-		if err := serve(l); !errors.Is(err, http.ErrServerClosed) {
+		if err := serve(d.listener); !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
 			f.failed <- err
 		}
 	})
 }
 
+// closing has clients close their connections after the answer, once another
+// process has the listeners: by the header itself in HTTP/1, by the GOAWAY that
+// net/http sends for it in HTTP/2.
+func (f *front) closing(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if f.handed.Load() {
+			w.Header()["Connection"] = []string{"close"}
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// stopListening leaves the listeners to the process that shares them. What was
+// accepted is served on.
+func (f *front) stopListening() {
+	f.handed.Store(true)
+	for _, d := range f.doors {
+		d.listener.Close()
+	}
+}
+
 // close cuts off what is left and waits for the listeners to be closed.
 func (f *front) close() {
 	f.cut(nil)
-	f.public.Close()
-	if f.admin != nil {
-		f.admin.Close()
+	for _, d := range f.doors {
+		d.server.Close()
 	}
 	f.serving.Wait()
 }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -31,9 +30,19 @@ file that --config names, from WARMROUTE_ variables and from flags.`,
 
 // serve runs one proxy, and reloads its configuration when that has changed.
 func serve(cmd *cobra.Command, urls []string) error {
-	reloads := make(chan os.Signal, 1)
+	reloads, handOvers := make(chan os.Signal, 1), make(chan os.Signal, 1)
 	signal.Notify(reloads, syscall.SIGHUP)
 	defer signal.Stop(reloads)
+	notifyHandOver(handOvers)
+	defer signal.Stop(handOvers)
+	program, err := ownProgram()
+	if err != nil {
+		return err
+	}
+	before, err := inherit()
+	if err != nil {
+		return err
+	}
 	file, _ := cmd.Flags().GetString("config") // load tells of an error
 	load := func() (*Config, error) { return loadConfig(cmd.Flags(), urls) }
 	config, err := load()
@@ -44,11 +53,11 @@ func serve(cmd *cobra.Command, urls []string) error {
 	for _, w := range config.Warnings() {
 		log.Warn(w)
 	}
-	s, err := newService(config, log)
+	s, err := newServiceAfter(before, config, log)
 	if err != nil {
 		return err
 	}
-	public, admin, err := listen(config)
+	public, admin, err := before.listen(config)
 	if err != nil {
 		return err
 	}
@@ -56,25 +65,13 @@ func serve(cmd *cobra.Command, urls []string) error {
 	if admin != nil {
 		log.Info("listening", "admin", admin.Addr().String())
 	}
-	s.control = &control{reloads: reloads, reload: newReloader(s, file, load, level)}
+	s.control.reloads, s.control.reload = reloads, newReloader(s, file, load, level)
+	s.control.handOvers, s.control.program = handOvers, program
 	return s.run(cmd.Context(), public, admin)
 }
 
-// listen opens both listeners, so that a port already taken is an error before
-// anything runs. admin is nil when the configuration has none.
-func listen(c *Config) (public, admin net.Listener, err error) {
-	if public, err = net.Listen("tcp", c.Listen); err != nil {
-		return nil, nil, fmt.Errorf("listen: %w", err)
-	}
-	if c.Admin == "" {
-		return public, nil, nil
-	}
-	if admin, err = net.Listen("tcp", c.Admin); err != nil {
-		public.Close()
-		return nil, nil, fmt.Errorf("admin: %w; choose another address, or \"\" for none", err)
-	}
-	return public, admin, nil
-}
+// listen opens both listeners. admin is nil when the configuration has none.
+func listen(c *Config) (public, admin net.Listener, err error) { return (&inherited{}).listen(c) }
 
 // newLogger makes the logger that the configuration asks for. Its level may be
 // changed while it is in use.

@@ -36,12 +36,19 @@ type service struct {
 
 	certificate atomic.Pointer[tls.Certificate] // the public listener's; nil: it has none
 
-	control *control // nil: nobody tells it anything but to end
+	firstChecks *firstChecks
+	control     control
 }
 
 // newService puts a proxy together. Nothing runs before run.
 func newService(c *Config, log *slog.Logger) (*service, error) {
-	s := &service{config: c, log: log, keys: keys.New(c.apiKeys())}
+	return newServiceAfter(&inherited{}, c, log)
+}
+
+// newServiceAfter is newService for a process that takes over from another, which
+// still has its files.
+func newServiceAfter(before *inherited, c *Config, log *slog.Logger) (*service, error) {
+	s := &service{config: c, log: log, control: control{before: before}, keys: keys.New(c.apiKeys())}
 	if c.TLS.enabled() {
 		certificate, blame, err := c.TLS.load()
 		if err != nil {
@@ -65,6 +72,7 @@ func newService(c *Config, log *slog.Logger) (*service, error) {
 			log:   log,
 		}
 	}
+	s.firstChecks = newFirstChecks(s.registry.All())
 	m := metrics.New(s.registry, s.router, version())
 	s.metrics = m
 	s.watch(m)
@@ -76,6 +84,7 @@ func newService(c *Config, log *slog.Logger) (*service, error) {
 			BlockBytes: c.Index.BlockBytes,
 			Log:        log,
 			Dropped:    m.RecordDropped,
+			Wait:       before.ready != nil,
 		})
 		if err != nil {
 			return nil, fmt.Errorf("record.file: %w", err)
@@ -106,10 +115,13 @@ func (s *service) watch(m *metrics.Metrics) {
 		s.router.Forget(b)
 	}
 	s.checker = &backends.Checker{
-		Logger:  s.log,
-		OnState: func(b *backends.Backend, _ backends.State, _ string) { s.router.Changed(b) },
-		OnHung:  s.router.Hung,
-		OnLost:  lost,
+		Logger: s.log,
+		OnState: func(b *backends.Backend, _ backends.State, _ string) {
+			s.router.Changed(b)
+			s.firstChecks.note(b)
+		},
+		OnHung: s.router.Hung,
+		OnLost: lost,
 	}
 	s.checker.SetPace(backends.CheckPace(c.Health))
 	s.poller = &backends.Poller{
@@ -133,7 +145,10 @@ func (s *service) watch(m *metrics.Metrics) {
 		told.tell(b)
 	}
 	f := s.fleet
-	f.router, f.checker, f.poller, f.metrics, f.left = s.router, s.checker, s.poller, m, told.forget
+	f.router, f.checker, f.poller, f.metrics, f.left = s.router, s.checker, s.poller, m, func(b *backends.Backend) {
+		told.forget(b)
+		s.firstChecks.note(b) // it is not waited for any more
+	}
 }
 
 // missedPoll makes of a scrape that failed what it is worth: one that was not

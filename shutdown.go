@@ -32,6 +32,7 @@ func (s *service) drain(ctx context.Context, f *front) {
 		signal = cause
 	}
 	s.proxy.Refuse()
+	s.tellSystemd("STOPPING=1")
 	if signal.Signal != syscall.SIGTERM || s.config.Timeouts.Drain == 0 {
 		return
 	}
@@ -51,20 +52,26 @@ func (s *service) shutdown(f *front) error {
 	s.log.Info("shutting down", "limit", most)
 	s.proxy.Refuse()
 	s.router.Stop()
+	return s.finish(f, most)
+}
+
+// finish ends the servers: requests in flight have most to end by themselves.
+func (s *service) finish(f *front, most time.Duration) error {
 	limit, cancel := context.WithTimeout(context.Background(), most)
 	defer cancel()
-	err := f.public.Shutdown(limit)
+	public, others := f.doors[0], f.doors[1:]
+	err := public.server.Shutdown(limit)
 	if err != nil {
-		err = fmt.Errorf("requests still in flight after %v were cut off (timeouts.shutdown)", most)
+		err = fmt.Errorf("requests still in flight after %v were cut off (timeouts.shutdown)", s.config.Timeouts.Shutdown)
 		f.cut(proxy.ErrCutOff)
 		last, cancel := context.WithTimeout(context.Background(), farewell)
 		defer cancel()
-		f.public.Shutdown(last)
+		public.server.Shutdown(last)
 	}
-	if f.admin != nil {
+	for _, d := range others {
 		last, cancel := context.WithTimeout(context.Background(), lastScrape)
 		defer cancel()
-		f.admin.Shutdown(last)
+		d.server.Shutdown(last)
 	}
 	return err
 }

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"warmroute/router"
@@ -32,6 +33,8 @@ type snapshotFile struct {
 	index *router.Snapshots
 	log   *slog.Logger
 	off   bool // what has the name is not ours: nothing is written
+
+	saving sync.Mutex // one at a time
 }
 
 // load reads the snapshot of an earlier run, if there is one.
@@ -116,6 +119,8 @@ func (s *snapshotFile) save() {
 	if s.off {
 		return
 	}
+	s.saving.Lock()
+	defer s.saving.Unlock()
 	if err := s.write(); err != nil {
 		s.log.Warn("the index could not be saved", "file", s.path, "reason", err.Error())
 	}

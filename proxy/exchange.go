@@ -73,7 +73,7 @@ func (p *Proxy) serve(e *endpoint, w http.ResponseWriter, r *http.Request) {
 	x.outcome.Endpoint = e.path
 	p.inFlight.Add(1)
 	defer x.end()
-	if p.isLeaving() == refusing {
+	if p.refusing.Load() {
 		x.refuse(shuttingDown())
 		return
 	}

@@ -3,35 +3,18 @@ package proxy
 import (
 	"context"
 	"errors"
-	"net/http"
 )
 
 // ErrCutOff is the cause with which the contexts of requests are cancelled that
 // took longer than a proxy waits at its end. Their clients get to know.
 var ErrCutOff = errors.New("the proxy ended before the answer did (timeouts.shutdown)")
 
-// leaving is how far a Proxy is on its way out.
-type leaving int32
-
-const (
-	staying  leaving = iota
-	handing          // another process has the listener
-	refusing         // nothing new is begun
-)
-
 // Refuse begins the end: readiness fails, and requests that arrive get a 503
 // that sends them elsewhere. Those in flight go on.
-func (p *Proxy) Refuse() { p.leaving.Store(int32(refusing)) }
+func (p *Proxy) Refuse() { p.refusing.Store(true) }
 
-// HandOver is for a Proxy whose listener another process has taken: what still
-// arrives on connections made before is answered, and told to connect anew.
-func (p *Proxy) HandOver() { p.leaving.Store(int32(handing)) }
-
-func (p *Proxy) isLeaving() leaving { return leaving(p.leaving.Load()) }
-
-// closeConnection has the client close its connection after this answer: in
-// HTTP/1.1 by the header itself, in HTTP/2 net/http sends a GOAWAY for it.
-func closeConnection(w http.ResponseWriter) { w.Header()["Connection"] = []string{"close"} }
+// InFlight is how many requests have come and not ended, held ones included.
+func (p *Proxy) InFlight() int64 { return p.inFlight.Load() }
 
 func shuttingDown() *apiError {
 	e := unavailable("this proxy is shutting down; try again")

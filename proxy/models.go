@@ -109,7 +109,7 @@ func (p *Proxy) live(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(htt
 
 // ready answers whether a request would find a replica.
 func (p *Proxy) ready(w http.ResponseWriter, _ *http.Request) {
-	if p.isLeaving() == refusing {
+	if p.refusing.Load() {
 		shuttingDown().write(w)
 		return
 	}

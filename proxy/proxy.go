@@ -51,7 +51,7 @@ type Proxy struct {
 	keys       *keys.Set
 	settings   atomic.Pointer[Settings]
 	retries    *retryBudget
-	leaving    atomic.Int32 // a leaving
+	refusing   atomic.Bool
 
 	inFlight    atomic.Int64 // requests, held ones included
 	connections connections
@@ -115,8 +115,8 @@ func (p *Proxy) routes() http.Handler {
 func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	id := []string{requestID(r.Header)}
 	r.Header["X-Request-Id"], w.Header()["X-Request-Id"] = id, id
-	if p.isLeaving() != staying {
-		closeConnection(w)
+	if p.refusing.Load() {
+		w.Header()["Connection"] = []string{"close"}
 	}
 	p.handlers.ServeHTTP(w, r)
 }

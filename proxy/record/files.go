@@ -32,11 +32,6 @@ type files struct {
 	lines  int // in buf
 }
 
-func openFiles(path string, most int64, keep int) (*files, error) {
-	f := &files{path: path, max: most, keep: keep}
-	return f, f.open()
-}
-
 // open goes on with a file that is there. A line that an earlier run did not
 // finish is cut off; a file that is no recording, or another process's, is left
 // alone.

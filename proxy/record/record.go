@@ -45,6 +45,7 @@ const (
 	// keepBlocks is the longest list of blocks that is kept for another request.
 	keepBlocks = 4096
 	flushEvery = time.Second
+	openEvery  = 20 * time.Millisecond
 	warnEvery  = time.Minute
 )
 
@@ -63,6 +64,7 @@ type Options struct {
 	MaxBytes   int64 // of one file; a full one becomes File.1
 	Keep       int   // full ones that are kept
 	BlockBytes int   // of canonical prompt in a block
+	Wait       bool  // another process has File, and lets go of it soon
 	Log        *slog.Logger
 	Dropped    func() // a request was not written: too many came at once, it is larger than can be replayed, or the disk is full
 }
@@ -104,11 +106,13 @@ type Recorder struct {
 	warned time.Time
 }
 
-// New opens the file. Nothing is written before Run.
+// New opens the file, unless it has to wait for it. Nothing is written before Run.
 func New(o Options) (*Recorder, error) {
-	out, err := openFiles(o.File, o.MaxBytes, o.Keep)
-	if err != nil {
-		return nil, err
+	out := &files{path: o.File, max: o.MaxBytes, keep: o.Keep}
+	if !o.Wait {
+		if err := out.open(); err != nil {
+			return nil, err
+		}
 	}
 	return &Recorder{
 		log:     o.Log,
@@ -174,6 +178,7 @@ func (r *Recorder) discard() {
 // Run writes until ctx is done, and then what was added before. What is added
 // after that is dropped, and counted. Call it once.
 func (r *Recorder) Run(ctx context.Context) {
+	r.await(ctx)
 	ticks := time.NewTicker(flushEvery)
 	defer ticks.Stop()
 	for ctx.Err() == nil {
@@ -198,6 +203,22 @@ func (r *Recorder) Run(ctx context.Context) {
 	r.out.close()
 	r.ended.Store(true)
 	r.discard()
+}
+
+// await opens a file that was another process's. Meanwhile requests queue.
+func (r *Recorder) await(ctx context.Context) {
+	r.warned = time.Now() // that it takes a moment is as it should be
+	ticks := time.NewTicker(openEvery)
+	defer ticks.Stop()
+	for r.out.file == nil && ctx.Err() == nil {
+		if err := r.out.open(); err != nil {
+			r.check(0, err)
+			select {
+			case <-ticks.C:
+			case <-ctx.Done():
+			}
+		}
+	}
 }
 
 func (r *Recorder) write(q *Request) {

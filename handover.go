@@ -1,0 +1,155 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+)
+
+const (
+	// handOverWait is how long a new process has until it serves: to read its
+	// configuration and a snapshot, and to check every replica once.
+	handOverWait = time.Minute
+	// lookEvery is how often a process that hands over looks whether it has
+	// requests left.
+	lookEvery = 20 * time.Millisecond
+)
+
+// errHandedOver ends govern when another process serves the listeners.
+var errHandedOver = errors.New("handed over")
+
+// successor is a process that was given the listeners. The zero value is none.
+type successor struct {
+	pid    int
+	serves chan error // nil once it serves, else why it never will
+	giveUp func()     // ends it, unless it serves
+}
+
+// handOver begins a hand-over, unless one is under way.
+func (s *service) handOver(f *front, before successor) successor {
+	if before.serves != nil {
+		s.log.Warn("a hand-over is under way already", "pid", before.pid)
+		return before
+	}
+	next, err := s.startSuccessor(f)
+	if err != nil {
+		s.log.Error("not handed over, this process goes on", "reason", err.Error())
+		return successor{}
+	}
+	s.log.Info("handing over", "pid", next.pid, "program", s.control.program)
+	return next
+}
+
+// handedOver is for when the successor serves.
+func (s *service) handedOver(next successor) error {
+	s.log.Info("handed over; what is in flight here ends here", "pid", next.pid)
+	s.tellSystemd("MAINPID=" + strconv.Itoa(next.pid))
+	return errHandedOver
+}
+
+// startSuccessor starts this program's file anew, as it is on the disk now, with
+// the same arguments and the listeners.
+func (s *service) startSuccessor(f *front) (successor, error) {
+	if err := mayHandOver(os.Getpid()); err != nil {
+		return successor{}, err
+	}
+	if s.snapshot != nil {
+		s.snapshot.save() // for the new process to read
+	}
+	heard, told, err := os.Pipe()
+	if err != nil {
+		return successor{}, err
+	}
+	defer told.Close() // so that the pipe ends with the new process
+	cmd := exec.Command(s.control.program, os.Args[1:]...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	var names []string
+	for _, d := range f.doors {
+		file, err := duplicate(d.listener)
+		if err != nil {
+			heard.Close()
+			return successor{}, fmt.Errorf("the %s listener cannot be passed on: %w", d.name, err)
+		}
+		defer file.Close()
+		names, cmd.ExtraFiles = append(names, d.name), append(cmd.ExtraFiles, file)
+	}
+	cmd.ExtraFiles = append(cmd.ExtraFiles, told)
+	cmd.Env = append(os.Environ(), // inherit took the variables of our own start out
+		"LISTEN_FDS="+strconv.Itoa(len(names)), "LISTEN_FDNAMES="+strings.Join(names, ":"),
+		readyVariable+"="+strconv.Itoa(firstInherited+len(names)))
+	if err := cmd.Start(); err != nil {
+		heard.Close()
+		return successor{}, err
+	}
+	next := successor{pid: cmd.Process.Pid, serves: make(chan error, 1)}
+	next.giveUp = func() { heard.SetReadDeadline(time.Now()) }
+	heard.SetReadDeadline(time.Now().Add(handOverWait))
+	f.serving.Go(func() { next.serves <- awaitSuccessor(cmd, heard) })
+	return next, nil
+}
+
+// mayHandOver says why the process with that id cannot hand over, or nil.
+func mayHandOver(pid int) error {
+	if pid == 1 {
+		return errors.New("this is process 1 of its container, which ends with it; start another container and stop this one with SIGTERM")
+	}
+	return nil
+}
+
+// awaitSuccessor waits until the new process says that it serves. One that does
+// not is ended.
+func awaitSuccessor(cmd *exec.Cmd, heard *os.File) error {
+	defer heard.Close()
+	_, err := io.ReadFull(heard, make([]byte, 1))
+	if err == nil {
+		return nil
+	}
+	cmd.Process.Kill()
+	if ended := cmd.Wait(); errors.Is(err, io.EOF) {
+		return fmt.Errorf("the new process ended before it served: %w", ended)
+	}
+	return fmt.Errorf("the new process did not serve within %v", handOverWait)
+}
+
+// leave ends a service whose listeners another process has. What was accepted
+// here is answered here, and so is what still comes on connections that clients
+// have kept open, with word to connect anew: to close those at once would lose
+// a request that is on its way. They are closed when nothing was in flight for
+// timeouts.drain.
+func (s *service) leave(ctx context.Context, f *front) error {
+	f.stopListening()
+	limit, cancel := context.WithTimeout(ctx, s.config.Timeouts.Shutdown)
+	defer cancel()
+	looks := time.NewTicker(lookEvery)
+	defer looks.Stop()
+	for quiet := time.Now(); limit.Err() == nil && time.Since(quiet) < s.config.Timeouts.Drain; {
+		select {
+		case <-looks.C:
+		case <-limit.Done():
+		}
+		if s.proxy.InFlight() > 0 {
+			quiet = time.Now()
+		}
+	}
+	if ctx.Err() != nil {
+		s.router.Stop()
+	}
+	end, _ := limit.Deadline()
+	return s.finish(f, time.Until(end))
+}
+
+// ownProgram is the path that this process was started by: what is there later
+// may be another version.
+func ownProgram() (string, error) {
+	if path, err := exec.LookPath(os.Args[0]); err == nil {
+		return filepath.Abs(path)
+	}
+	return os.Executable()
+}

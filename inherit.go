@@ -1,0 +1,127 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+)
+
+const (
+	// firstInherited is the descriptor at which sockets begin that a process is
+	// given, as systemd has it (sd_listen_fds).
+	firstInherited = 3
+	// readyVariable names the descriptor of a pipe: a byte into it tells the process
+	// before that this one serves, and its end without that, that it never will.
+	readyVariable = "LISTEN_READY_FD"
+)
+
+// inherited is what a process was given at its start: by systemd's socket
+// activation, or by a warmroute that hands over to it. All may be nil.
+type inherited struct {
+	public, admin net.Listener
+	ready         *os.File // of a hand-over
+}
+
+// inherit takes the sockets that the environment tells of, and the variables out
+// of it. They go by their names, public and admin, else by their order.
+func inherit() (*inherited, error) {
+	variable := func(name string) string {
+		defer os.Unsetenv(name)
+		return os.Getenv(name)
+	}
+	pid, count, names, ready := variable("LISTEN_PID"), variable("LISTEN_FDS"), variable("LISTEN_FDNAMES"), variable(readyVariable)
+	in := &inherited{}
+	if ready == "" && pid != strconv.Itoa(os.Getpid()) { // for another process, if at all
+		return in, nil
+	}
+	n, err := strconv.Atoi(count)
+	if err != nil || n < 0 || n > 2 {
+		return nil, fmt.Errorf("LISTEN_FDS is %q: one socket can be given for listen and one for admin", count)
+	}
+	var listeners []net.Listener
+	for fd := firstInherited; fd < firstInherited+n; fd++ {
+		l, err := inheritListener(fd)
+		if err != nil {
+			return nil, err
+		}
+		listeners = append(listeners, l)
+	}
+	in.assign(listeners, strings.Split(names, ":"))
+	if ready == "" {
+		return in, nil
+	}
+	fd, err := strconv.Atoi(ready)
+	if err != nil {
+		return nil, fmt.Errorf("%s is %q and no descriptor", readyVariable, ready)
+	}
+	in.ready = os.NewFile(uintptr(fd), "ready")
+	return in, nil
+}
+
+func inheritListener(fd int) (net.Listener, error) {
+	file := os.NewFile(uintptr(fd), "listener")
+	defer file.Close() // the listener has a descriptor of its own
+	l, err := net.FileListener(file)
+	if err != nil {
+		return nil, fmt.Errorf("descriptor %d, of which LISTEN_FDS tells, is no socket to listen on: %w", fd, err)
+	}
+	return l, nil
+}
+
+// assign gives those that have a name of ours their place, and the rest what is
+// left in order.
+func (in *inherited) assign(listeners []net.Listener, names []string) {
+	var others []net.Listener
+	for i, l := range listeners {
+		switch {
+		case i < len(names) && names[i] == "public" && in.public == nil:
+			in.public = l
+		case i < len(names) && names[i] == "admin" && in.admin == nil:
+			in.admin = l
+		default:
+			others = append(others, l)
+		}
+	}
+	for _, l := range others {
+		if in.public == nil {
+			in.public = l
+		} else {
+			in.admin = l
+		}
+	}
+}
+
+// listen opens the listeners that were not inherited, so that a port already
+// taken is an error before anything runs. admin is nil when the configuration
+// has none.
+func (in *inherited) listen(c *Config) (public, admin net.Listener, err error) {
+	if public = in.public; public == nil {
+		if public, err = net.Listen("tcp", c.Listen); err != nil {
+			return nil, nil, fmt.Errorf("listen: %w", err)
+		}
+	}
+	switch admin = in.admin; {
+	case c.Admin == "" && admin != nil:
+		admin.Close()
+		return public, nil, nil
+	case c.Admin == "" || admin != nil:
+		return public, admin, nil
+	}
+	if admin, err = net.Listen("tcp", c.Admin); err != nil {
+		public.Close()
+		return nil, nil, fmt.Errorf("admin: %w; choose another address, or \"\" for none", err)
+	}
+	return public, admin, nil
+}
+
+// serves tells the process before, if there is one, that this one serves.
+func (in *inherited) serves() error {
+	if in.ready == nil {
+		return nil
+	}
+	_, err := in.ready.Write([]byte{1})
+	return cmp.Or(err, in.ready.Close())
+}
