@@ -207,6 +207,9 @@ func (r *Recorder) Run(ctx context.Context) {
 
 // await opens a file that was another process's. Meanwhile requests queue.
 func (r *Recorder) await(ctx context.Context) {
+	if r.out.file != nil {
+		return
+	}
 	r.warned = time.Now() // that it takes a moment is as it should be
 	ticks := time.NewTicker(openEvery)
 	defer ticks.Stop()

@@ -348,6 +348,39 @@ func TestWhatTheDiskDoesNotTakeIsCounted(t *testing.T) {
 }
 
 // Requests that are cut off at the end of a shutdown end after the recorder.
+func TestAFileIsTakenOverWhenTheProcessBeforeLetsGoOfIt(t *testing.T) {
+	first := newRecorder(t, filepath.Join(t.TempDir(), "traffic"), 1<<30, 1)
+	second := &recorder{file: first.file}
+	var err error
+	second.Recorder, err = New(Options{
+		File: first.file, MaxBytes: 1 << 30, BlockBytes: 256, Wait: true,
+		Log: slog.New(slog.NewTextHandler(&second.log, nil)), Dropped: func() { second.dropped.Add(1) },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, end := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		second.Run(ctx)
+	}()
+	for range 100 {
+		q := second.Begin()
+		q.Bytes = 256
+		second.Add(q)
+	}
+	first.run(many(5)...)
+	for len(second.queue) > 0 {
+		time.Sleep(time.Millisecond)
+	}
+	end()
+	<-done
+	if lines := len(read(t, first.file)); lines != 107 || second.dropped.Load() != 0 || second.log.Len() != 0 {
+		t.Errorf("%d lines, 2 of them headers, %d dropped: %s", lines, second.dropped.Load(), second.log.String())
+	}
+}
+
 func TestWhatComesAfterTheEndIsCounted(t *testing.T) {
 	r := newRecorder(t, filepath.Join(t.TempDir(), "traffic"), 1<<30, 1)
 	const each = 500
