@@ -336,3 +336,61 @@ func TestALostCacheIsSweptPieceByPiece(t *testing.T) {
 	}
 	check(t, x, nil, "swept")
 }
+
+func TestASlotThatIsClearedBeginsAnew(t *testing.T) {
+	x := fleet(2, 4)
+	open := add(x, 1, "abc")
+	use(x, 1, "vwxyz") // evicts
+	use(x, 0, "ab")
+	if x.Evictions(1) == 0 {
+		t.Fatal("nothing was evicted")
+	}
+	x.Clear(1)
+	if x.Len(1) != 0 || x.Capacity(1) != 0 || x.Evictions(1) != 0 || x.InUse(1) != 0 {
+		t.Errorf("%d blocks of %d, %d evictions, %d in use", x.Len(1), x.Capacity(1), x.Evictions(1), x.InUse(1))
+	}
+	if got := depths(x, "abc"); !slices.Equal(got, []int{2, 0}) {
+		t.Errorf("got %v, want [2 0]", got)
+	}
+	x.SetCapacity(1, 4) // the next owner's
+	add(x, 1, "ax")
+	x.Release(open, chain("abcd"))
+	if got := depths(x, "axb"); !slices.Equal(got, []int{1, 2}) || x.Len(1) != 2 {
+		t.Errorf("after the release of what was there before: %v, %d blocks", got, x.Len(1))
+	}
+	for x.Upkeep(3) {
+	}
+	if want := int64(4 * entryBytes); x.Bytes() != want {
+		t.Errorf("%d bytes, want %d", x.Bytes(), want)
+	}
+}
+
+func TestTheShareOfASlotThatIsClearedIsTheOthers(t *testing.T) {
+	x := New(2, 100*entryBytes)
+	x.SetCapacity(0, 80)
+	x.SetCapacity(1, 80)
+	x.Clear(1)
+	if got := x.Capacity(0); got != 80 {
+		t.Errorf("capacity %d, want all that was asked for", got)
+	}
+}
+
+func TestTheIndexGrowsWhileItIsUsed(t *testing.T) {
+	x := fleet(1, 100)
+	open := add(x, 0, "abc")
+	version := x.Version()
+	x.Grow(130)
+	if x.Version() == version {
+		t.Error("depths read before count for the slots that came since")
+	}
+	for slot := 1; slot < 130; slot++ {
+		x.SetCapacity(slot, 100)
+		add(x, slot, "abcdef"[:slot%7])
+	}
+	for slot, d := range depths(x, "abcdefg") {
+		if want := slot % 7; slot > 0 && d != want || slot == 0 && d != 3 {
+			t.Errorf("slot %d: %d", slot, d)
+		}
+	}
+	x.Release(open, nil)
+}
