@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"reflect"
 	"strings"
+	"sync"
 	"testing"
 )
 
@@ -114,7 +115,7 @@ func FuzzLines(f *testing.F) {
 	f.Fuzz(func(t *testing.T, stream string, size uint8, head int) {
 		var out bytes.Buffer
 		const room = 32
-		l := lines{write: func(p []byte) error { out.Write(p); return nil }, buf: make([]byte, room)}
+		l := lines{write: func(p []byte) error { out.Write(p); return nil }, chunks: &sync.Pool{New: func() any { b := make([]byte, room); return &b }}}
 		head = min(max(head, 0), len(stream))
 		check := func(passed int) {
 			got := out.String()
@@ -153,7 +154,7 @@ func TestCommentsStandBetweenEvents(t *testing.T) {
 		{[]string{"data: " + strings.Repeat("x", 40), "\n", "\n"}, true},
 	} {
 		var out strings.Builder
-		l := lines{write: func(p []byte) error { out.Write(p); return nil }, buf: make([]byte, 32)}
+		l := lines{write: func(p []byte) error { out.Write(p); return nil }, chunks: &sync.Pool{New: func() any { b := make([]byte, 32); return &b }}}
 		for _, part := range c.parts {
 			for part != "" {
 				n := copy(l.space(), part)

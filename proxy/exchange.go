@@ -66,16 +66,32 @@ type scratch struct {
 	blocks []prompt.Block
 }
 
-// serve takes one request from its arrival to its end.
+// serve takes one request from its arrival to its end. What stands on its stack
+// while a stream is open, here and down to the relay, is kept small: a few hundred
+// bytes more, and each stream has a stack of 16 KB instead of 8.
 func (p *Proxy) serve(e *endpoint, w http.ResponseWriter, r *http.Request) {
+	x := p.arrival(e, w, r)
+	defer x.end()
+	if fault := x.enter(); fault != nil {
+		x.refuse(fault)
+		return
+	}
+	x.note()
+	x.run()
+}
+
+func (p *Proxy) arrival(e *endpoint, w http.ResponseWriter, r *http.Request) *exchange {
 	s := p.settings.Load()
 	x := &exchange{p: p, settings: s, endpoint: e, w: newClient(w, r, s.WriteIdle), r: r, arrived: time.Now(), id: r.Header.Get("X-Request-Id")}
 	x.outcome.Endpoint = e.path
 	p.inFlight.Add(1)
-	defer x.end()
-	if p.refusing.Load() {
-		x.refuse(shuttingDown())
-		return
+	return x
+}
+
+// enter sees whether the request may come in, reads and understands it.
+func (x *exchange) enter() *apiError {
+	if x.p.refusing.Load() {
+		return shuttingDown()
 	}
 	fault := x.checkLimits()
 	if fault == nil {
@@ -87,12 +103,7 @@ func (p *Proxy) serve(e *endpoint, w http.ResponseWriter, r *http.Request) {
 	if fault == nil {
 		fault = x.charge()
 	}
-	if fault != nil {
-		x.refuse(fault)
-		return
-	}
-	x.note()
-	x.run()
+	return fault
 }
 
 // end frees and records, whichever way the request ended.
@@ -143,6 +154,7 @@ func (x *exchange) prepare() *apiError {
 	if err != nil {
 		return x.bodyFault(err)
 	}
+	_ = x.r.Body.Close() // or net/http would look for more of it, in vain, with the answer's header
 	if fault := x.steer(); fault != nil {
 		return fault
 	}
@@ -264,8 +276,7 @@ func (x *exchange) run() {
 			return
 		}
 		f.decision, latest = d, f
-		x.p.suspect(d.Backend)
-		x.p.log.Warn("attempt failed", "backend", d.Backend.Name, "reason", f.reason, "error", f.err, "request_id", x.id)
+		x.tell(f)
 		x.tried = append(x.tried, d.Backend)
 		if f.status != 0 || f.final || last == nil || last.status == 0 {
 			last = f
@@ -279,6 +290,12 @@ func (x *exchange) run() {
 		}
 	}
 	x.giveUp(last, none)
+}
+
+// tell makes a failed attempt known.
+func (x *exchange) tell(f *failure) {
+	x.p.suspect(f.decision.Backend)
+	x.p.log.Warn("attempt failed", "backend", f.decision.Backend.Name, "reason", f.reason, "error", f.err, "request_id", x.id)
 }
 
 // giveUp answers when no attempt is left: with the last replica's own words, if

@@ -90,15 +90,11 @@ func New(o Options) *Proxy {
 	return p
 }
 
-// routes is the allowlist. chi matches a path that was written with escapes as
-// it was written, so no spelling but the plain one gets through; and what a
-// replica is asked for is the endpoint's own path, never the client's.
+// routes is the rest of the allowlist, besides the endpoints. chi matches a path
+// that was written with escapes as it was written, so no spelling but the plain
+// one gets through.
 func (p *Proxy) routes() http.Handler {
 	r := chi.NewRouter()
-	for i := range endpoints {
-		e := &endpoints[i]
-		r.Post(e.path, func(w http.ResponseWriter, req *http.Request) { p.serve(e, w, req) })
-	}
 	for path, h := range map[string]http.HandlerFunc{
 		"/v1/models": p.keyed(p.models), "/v1/models/*": p.keyed(p.model), "/version": p.keyed(p.versionInfo),
 		"/livez": p.live, "/readyz": p.ready, "/health": p.ready,
@@ -118,7 +114,27 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if p.refusing.Load() {
 		w.Header()["Connection"] = []string{"close"}
 	}
+	if e := endpointOf(r); e != nil {
+		p.serve(e, w, r)
+		return
+	}
 	p.handlers.ServeHTTP(w, r)
+}
+
+// endpointOf is the endpoint that a request is for, if it is for one, in the plain
+// spelling of its path; and what a replica is asked for is the endpoint's own path,
+// never the client's. Not chi's to find: its context would stay with each stream,
+// on a stack twice the size.
+func endpointOf(r *http.Request) *endpoint {
+	if r.Method != http.MethodPost || r.URL.RawPath != "" {
+		return nil
+	}
+	for i := range endpoints {
+		if endpoints[i].path == r.URL.Path {
+			return &endpoints[i]
+		}
+	}
+	return nil
 }
 
 func notFound(w http.ResponseWriter, r *http.Request) {

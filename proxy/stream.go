@@ -21,6 +21,7 @@ const (
 	// the next one. The engine's first output makes both, so the next one follows
 	// at once; and if it says that the answer was aborted, another backend is asked.
 	roleHold = 25 * time.Millisecond
+	never    = 1000 * time.Hour
 )
 
 // stream relays an answer of server-sent events. Nothing of it, the status
@@ -31,11 +32,10 @@ func (a *attempt) stream(resp *http.Response) *failure {
 	body.SetQuietTimeout(a.settings.Keepalive)
 	a.followReply()
 	s := eventScanner{format: a.endpoint.format, reply: a.reply}
-	chunk := a.p.chunks.Get().(*[]byte)
-	defer a.p.chunks.Put(chunk)
-
 	held := a.p.held.Get().(*bytes.Buffer)
+	chunk := a.p.chunks.Get().(*[]byte)
 	err := a.awaitFirst(resp, body, &s, held, *chunk)
+	a.p.chunks.Put(chunk)
 	f := a.judge(resp, &s, err)
 	flooded := err == nil && s.events == 0 && !s.done && s.failed == nil // committed without an event, behind so many comments
 	switch {
@@ -54,17 +54,28 @@ func (a *attempt) stream(resp *http.Response) *failure {
 	}
 	a.chosen(resp)
 	a.open(resp)
-	out := lines{write: a.w.send, buf: *chunk}
+	out := lines{write: a.w.send, chunks: &a.p.chunks}
+	defer out.end()
 	writeErr := out.writeHead(held.Bytes())
 	a.p.keepHeld(held)
 	a.noteContent(&s)
 	body.SetIdleTimeout(a.settings.Idle)
+	quiet := a.settings.Keepalive
+	if quiet == 0 {
+		quiet = never
+	}
 	for err == nil && writeErr == nil {
-		var n int
-		if n, err = body.Read(out.space()); err == transport.ErrNotYet {
-			err, writeErr = nil, out.comment()
+		// What is read to is borrowed when something is there, not for the wait:
+		// most streams wait most of the time.
+		var more bool
+		if more, err = body.WaitReadable(quiet); !more {
+			if err == nil {
+				writeErr = out.comment()
+			}
 			continue
 		}
+		var n int
+		n, err = body.Read(out.space())
 		before := s.events
 		s.scan(out.space()[:n])
 		switch {

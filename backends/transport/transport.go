@@ -121,6 +121,8 @@ func New(o Options) *Transport {
 		Addr:                t.addr,
 		MaxConns:            o.MaxConns,
 		MaxIdleConnDuration: o.IdleTimeout,
+		// Every open stream has one. Longer bodies are read past it.
+		ReadBufferSize: 2 << 10,
 		// The connection used last is the least likely to be stale.
 		ConnPoolStrategy: fasthttp.LIFO,
 		// AcquireConn dials without a context, so Dial only makes the place:

@@ -49,14 +49,10 @@ func start(dir, name string, cmd *exec.Cmd) (*process, error) {
 	return p, nil
 }
 
-// stop ends the process and its children. Further calls do nothing.
+// stop kills the process and its children: nothing of theirs is wanted, and some
+// take their time to end in order. Further calls do nothing.
 func (p *process) stop() {
 	p.once.Do(func() {
-		_ = syscall.Kill(-p.Process.Pid, syscall.SIGTERM)
-		select {
-		case <-p.ended:
-		case <-time.After(3 * time.Second):
-		}
 		_ = syscall.Kill(-p.Process.Pid, syscall.SIGKILL)
 		<-p.ended
 	})
