@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -221,20 +222,54 @@ func TestABackendThatComesBackInTimeKeepsWhatIsKnownOfIt(t *testing.T) {
 	c.settled(b)
 }
 
-// Its model is served by nobody else, so requests wait for the other replica
-// from one list to the next.
+// The backends that leave serve until those that join are ready, so this needs no
+// hold queue.
 func TestAFleetThatIsReplacedWholeFailsNoRequest(t *testing.T) {
-	c := startChanging(t, 4)
-	c.setFleet(0, 1)
-	clients := c.crowd(8)
-	for range 5 {
-		clients.more(20)
-		c.setFleet(2, 3)
-		clients.more(20)
-		c.setFleet(0, 1)
+	for name, held := range map[string]int{"with the hold queue": 1000, "without": 0} {
+		t.Run(name, func(t *testing.T) {
+			c := startChanging(t, 4)
+			c.change(func(next *Config) { next.Routing.Hold.Requests = held })
+			c.setFleet(0, 1)
+			clients := c.crowd(8)
+			for range 5 {
+				clients.more(20)
+				c.setFleet(2, 3)
+				clients.more(20)
+				c.setFleet(0, 1)
+			}
+			clients.leave()
+			c.settled()
+		})
+	}
+}
+
+func TestABackendInAReloadedFileJoinsAndOneThatIsNotLeaves(t *testing.T) {
+	fleet := startSimFleet(t, 3, 200_000)
+	file := fleet.configFile(t, "")
+	list := func(urls ...string) { file.write("timeouts: {drain: 0s}\nbackends: [" + strings.Join(urls, ", ") + "]") }
+	list(fleet.urls[:2]...)
+	p := startProgram(t, "--config", file.path)
+	clients := p.startCrowd(8, &http.Transport{})
+	ready := func(url string, want float64) {
+		t.Helper()
+		p.eventually(fmt.Sprint("backend_ready of ", url, " is ", want), func() bool {
+			return metricSum(t, p.admin, "warmroute_backend_ready", strings.TrimPrefix(url, "http://")) == want
+		})
+	}
+	for i := range 6 {
+		in, out := fleet.urls[(i+2)%3], fleet.urls[i%3]
+		list(fleet.urls[(i+1)%3], in)
+		p.signal(syscall.SIGHUP)
+		p.reloaded("ok", i+1)
+		ready(in, 1)
+		ready(out, 0)
+		clients.more(50)
 	}
 	clients.leave()
-	c.settled()
+	p.signal(syscall.SIGTERM)
+	if status := p.exit(); status != 0 {
+		t.Errorf("exit status %d", status)
+	}
 }
 
 func TestARequestHeldForLackOfABackendIsSentToOneThatJoins(t *testing.T) {

@@ -148,6 +148,9 @@ func (s *service) watch(m *metrics.Metrics) {
 	f.router, f.checker, f.poller, f.metrics, f.left = s.router, s.checker, s.poller, m, func(b *backends.Backend) {
 		told.forget(b)
 		s.firstChecks.note(b) // it is not waited for any more
+		if s.snapshot != nil {
+			s.snapshot.index.Gone(b)
+		}
 	}
 }
 

@@ -78,9 +78,8 @@ func (c *Checker) Follow(ctx context.Context, b *Backend) {
 		}
 		if forgiven := late == 1 && b.standing.Load()&healthy != 0; !forgiven {
 			w.settle(models, err)
-		}
-		if w.told != unchecked {
-			w.tell("by the operator's word")
+		} else if w.told != unchecked {
+			w.tell("a late answer to a check is forgiven once")
 		}
 		wait := cmp.Or(pace.Interval, 5*time.Second)
 		if err != nil {
@@ -155,6 +154,12 @@ func (w *checks) tell(reason string) {
 		return
 	}
 	w.told = state
+	switch {
+	case b.Retiring():
+		reason = "it is no longer in the configuration"
+	case state == Draining:
+		reason = "by the operator's word"
+	}
 	if log := w.Logger; log != nil {
 		level := slog.LevelInfo
 		if state == Down {

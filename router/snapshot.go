@@ -149,7 +149,9 @@ func (s *Snapshots) restore(b *backends.Backend, p *part) int {
 // and for the others what was read. The Router goes on deciding meanwhile.
 func (s *Snapshots) Write(to io.Writer) error {
 	list := s.router.present()
-	read, known := s.take(list)
+	s.mu.Lock()
+	read, known := maps.Clone(s.read), maps.Clone(s.known)
+	s.mu.Unlock()
 	// A backend never scraped has nothing that could show, one day, that its cache is still the same.
 	list = slices.DeleteFunc(list, func(b *backends.Backend) bool { return read[b] == nil && known[b] == nil })
 	w := newSnapshotWriter(to, fingerprint(s.router.blockBytes), len(list))
@@ -169,14 +171,13 @@ func (s *Snapshots) Write(to io.Writer) error {
 	return w.end()
 }
 
-// take returns what is known of the backends in list, and forgets all others.
-func (s *Snapshots) take(list []*backends.Backend) (map[*backends.Backend]*part, map[*backends.Backend]*backends.Load) {
+// Gone is for a backend that has left, of which no Observe comes any more.
+func (s *Snapshots) Gone(b *backends.Backend) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	gone := func(b *backends.Backend) bool { return !slices.Contains(list, b) }
-	maps.DeleteFunc(s.read, func(b *backends.Backend, _ *part) bool { return gone(b) })
-	maps.DeleteFunc(s.known, func(b *backends.Backend, _ *backends.Load) bool { return gone(b) })
-	return maps.Clone(s.read), maps.Clone(s.known)
+	delete(s.read, b)
+	delete(s.known, b)
+	s.trim()
 }
 
 // export copies what was learned of b, and to all what the index holds of it, in

@@ -256,3 +256,43 @@ func TestSnapshotsUnderTraffic(t *testing.T) {
 	close(stop)
 	traffic.Wait()
 }
+
+// A Write while backends come and go has only what is there, and a slot's next
+// owner is never written under the address of the one before.
+func TestASnapshotFollowsTheFleet(t *testing.T) {
+	k := newKept(t, 3)
+	l := backends.Load{StartTime: 5, CacheTokens: 100_000, ScrapedAt: k.clock.now}
+	for i, b := range k.fleet {
+		k.Snapshots.Observe(b, &l)
+		mustPick(t, k.Router, ask(k.fleet[i:i+1], i, 20)).Release(Outcome{End: Served})
+	}
+	k.Leave(k.fleet[1])
+	k.Gone(k.fleet[1])
+	next := &backends.Backend{Name: "next", Slot: 1, URL: &url.URL{Scheme: "http", Host: "10.0.1.1:8000"}}
+	next.SetState(backends.Ready)
+	k.Join(next)
+	k.Snapshots.Observe(next, &l)
+	mustPick(t, k.Router, ask([]*backends.Backend{next}, 7, 20)).Release(Outcome{End: Served})
+	data := k.write(t)
+	parts, err := parseSnapshot(data, fingerprint(k.Router.blockBytes), k.clock.now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(parts) != 3 || parts["10.0.0.1:8000"] != nil || len(k.known) != 3 {
+		t.Errorf("%d parts, %d loads known", len(parts), len(k.known))
+	}
+	after := newKept(t, 2)
+	after.fleet[1].URL = next.URL
+	if err := after.Read(bytes.NewReader(data)); err != nil {
+		t.Fatal(err)
+	}
+	for _, b := range after.fleet {
+		after.Snapshots.Observe(b, &l)
+	}
+	if got := after.matched(7, 20); got[1] != 20 {
+		t.Errorf("%v blocks are held, want 20 by the second", got)
+	}
+	if got := after.matched(1, 20); got[1] != 0 {
+		t.Errorf("%v blocks are held of what the slot's first owner had", got)
+	}
+}
