@@ -23,6 +23,13 @@ func (s *service) run(ctx context.Context, public, admin net.Listener) error {
 		running.Wait()
 		keeping.end()
 	}()
+	if s.control.before.ready != nil {
+		// The process before still answers. What came here would find no replica yet.
+		select {
+		case <-s.firstChecks.done:
+		case <-ctx.Done():
+		}
+	}
 	f := s.open(public, admin)
 	defer f.close()
 	switch err := s.govern(ctx, f); err {

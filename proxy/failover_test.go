@@ -45,6 +45,7 @@ var firstFails = []struct {
 	{"a header split by a bare LF", false, always(answered("200 OK", whole, "x-a: b\nset-cookie: c")), "broken"},
 	{"two lengths", false, always(answered("200 OK", whole, "content-length: 1")), "broken"},
 	{"length and chunks", false, always(answered("200 OK", whole, "transfer-encoding: chunked")), "broken"},
+	{"a length of 10 GB, and nothing of it", false, once("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 10000000000\r\n\r\n{"), "broken"},
 	{"nothing like HTTP", true, always("+PONG\r\n"), "broken"},
 	{"interim answers on and on", true, always(strings.Repeat("HTTP/1.1 100 Continue\r\n\r\n", 10_000)), "broken"},
 	{"unframed whole answer cut short", false, once("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n\r\n", whole[:50]), "broken"},

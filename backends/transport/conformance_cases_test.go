@@ -43,6 +43,7 @@ func wholeAnswers() map[string]answered {
 		"204 with a length":   {answer: "HTTP/1.1 204 No Content\r\nContent-Length: 0\r\n\r\n", status: 204, kept: true},
 		"304 with a length":   {answer: "HTTP/1.1 304 Not Modified\r\nContent-Length: 5\r\n\r\n", status: 304, kept: true},
 		"100 and 103 before":  {answer: "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" + five + "hello", status: 200, body: "hello", length: 5, kept: true},
+		"100 after an upload": {method: "POST", answer: "HTTP/1.1 100 Continue\r\n\r\n" + five + "hello", status: 200, body: "hello", length: 5, kept: true},
 		"no reason":           {answer: "HTTP/1.1 200\r\nContent-Length: 2\r\n\r\nok", status: 200, body: "ok", length: 2, kept: true},
 		"an empty reason":     {answer: "HTTP/1.1 200 \r\nContent-Length: 2\r\n\r\nok", status: 200, body: "ok", length: 2, kept: true},
 		"a 60 KB value":       {answer: head + "X-Long: " + long + "\r\nContent-Length: 2\r\n\r\nok", status: 200, body: "ok", length: 2, kept: true},
