@@ -104,7 +104,7 @@ func TestCheckReportsAFaultWithItsPathAndWhatToDo(t *testing.T) {
 		{"URL without scheme", "backends: [\"a:8000\"]", `backends[0].url: backend URL "a:8000": no scheme; write http://HOST:PORT or https://HOST:PORT`},
 		{"URL with another scheme", "backends: [\"ftp://a\"]", `backends[0].url: backend URL "ftp://a": the scheme has to be http or https`},
 		{"URL with a password", "backends: [\"http://u:hidden@a\"]", `backends[0].url: backend URL "http://***@a": user and password are not used; set api_key instead`},
-		{"URL with a query", "backends: [\"http://a?x=1\"]", `backends[0].url: backend URL "http://a?x=1": drop everything from the ? on`},
+		{"URL with a query", "backends: [\"http://a?x=1\"]", `backends[0].url: backend URL "http://a?***": drop everything from the ? on`},
 		{"one server twice", "backends: [\"http://a\", {name: b, url: \"http://A:80/\"}]", "backends[1].url: http://a:80 is already backends[0]; drop one of the two"},
 		{"one name twice", "backends: [{name: x, url: \"http://a\"}, {name: x, url: \"http://b\"}]",
 			"backends[1].name: x is already the name of backends[0]; give one of the two another"},

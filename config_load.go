@@ -7,6 +7,7 @@ import (
 	"io"
 	"maps"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -148,13 +149,20 @@ func decodeYAML(data []byte) (map[string]any, error) {
 func (f *faults) addYAMLFaults(file string, err error) {
 	var several *yaml.TypeError
 	if !errors.As(err, &several) {
-		f.add(file, "%s", strings.TrimPrefix(err.Error(), "yaml: "))
+		f.add(file, "%s", withoutValues(strings.TrimPrefix(err.Error(), "yaml: ")))
 		return
 	}
 	for _, one := range several.Errors {
 		line, message, _ := strings.Cut(one, ": ")
-		f.add(file+": "+line, "%s", message)
+		f.add(file+": "+line, "%s", withoutValues(message))
 	}
+}
+
+// withoutValues takes out what the parser quotes of a file, which may be a key:
+// values stand in “ and names of anchors, as which it takes what begins with *,
+// in ”. Names of settings stand in "".
+func withoutValues(message string) string {
+	return regexp.MustCompile("`[^`]*`|'[^']*'").ReplaceAllString(message, "***")
 }
 
 // mergeFile lays what the file gives over the defaults, setting by setting.

@@ -58,18 +58,19 @@ func ParseURL(raw string) (*url.URL, error) {
 	return u, nil
 }
 
-// redact hides a password, for messages about URLs that may not even parse.
+// redact hides where keys and passwords stand, for messages about URLs that may
+// not even parse.
 func redact(raw string) string {
 	scheme, rest, found := strings.Cut(raw, "://")
 	if !found {
 		scheme, rest = "", raw
 	}
-	authority, _, _ := strings.Cut(rest, "/")
-	at := strings.LastIndexByte(authority, '@')
-	if at < 0 {
-		return raw
+	if at := strings.LastIndexByte(rest, '@'); at >= 0 {
+		rest = "***" + rest[at:]
 	}
-	rest = "***" + rest[at:]
+	if end := strings.IndexAny(rest, "?#"); end >= 0 && end+1 < len(rest) {
+		rest = rest[:end+1] + "***"
+	}
 	if found {
 		return scheme + "://" + rest
 	}

@@ -422,3 +422,18 @@ func FuzzQueryWithoutKeys(f *testing.F) {
 		}
 	})
 }
+
+func TestAPanicShowsNothingOfItsRequest(t *testing.T) {
+	f := serve(t, func(o *Options) {
+		withKeys(keyOf("a", nil))(o)
+		o.Suspect = func(*backends.Backend) { panic("in the midst of a request") }
+	}, &replica{script: always("MARKED\r\n\r\n")})
+	if _, _, err := f.try("/v1/chat/completions", strings.ReplaceAll(askWhole, "What", "MARKED"), bearer("a")...); err == nil {
+		t.Error("an answer behind a panic")
+	}
+	eventually(t, "the panic is logged", func() bool { return strings.Contains(f.log.String(), "in the midst of a request") })
+	if log := f.log.String(); strings.Contains(log, "MARKED") || strings.Contains(log, secretOf("a")) {
+		t.Errorf("the log shows what was asked:\n%s", log)
+	}
+	f.counts(`warmroute_key_in_flight{key="a"} 0`)
+}

@@ -1,8 +1,10 @@
 package proxy
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
+	"net/url"
 	"strings"
 )
 
@@ -14,13 +16,22 @@ func unfit(resp *http.Response) *failure {
 	case resp.StatusCode >= 300 && resp.StatusCode < 400:
 		// Not followed: the body would go, with the backend's key, to wherever the
 		// answer says. Not relayed: the client would go there past the proxy.
-		return &failure{reason: "redirect", err: fmt.Errorf("it redirects (%d) to %.200q; give the backend the URL of the replica itself", resp.StatusCode, resp.Header.Get("Location"))}
+		return &failure{reason: "redirect", err: fmt.Errorf("it redirects (%d) to %s; give the backend the URL of the replica itself", resp.StatusCode, place(resp.Header.Get("Location")))}
 	case isEventStream(resp.Header) && isEncoded(resp.Header):
 		// Neither its first event nor an error in it could be seen.
-		return &failure{reason: "encoded", err: fmt.Errorf("its stream is encoded (%.50q), though nothing but identity was asked for; turn compression off in front of the replica",
-			resp.Header.Get("Content-Encoding"))}
+		return &failure{reason: "encoded", err: errors.New("its stream is encoded, though nothing but identity was asked for; turn compression off in front of the replica")}
 	}
 	return nil
+}
+
+// place is where a redirect leads, without the path and the query: they may hold
+// what was asked.
+func place(location string) string {
+	u, err := url.Parse(location)
+	if err != nil || u.Host == "" {
+		return "another path"
+	}
+	return u.Scheme + "://" + u.Host
 }
 
 // isEncoded reports whether a body has to be decoded to be read, as a compressed one.

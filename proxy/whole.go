@@ -37,7 +37,7 @@ func (a *attempt) refused(resp *http.Response) *failure {
 		return a.failed(errTooLong)
 	}
 	return &failure{
-		reason: "status_" + strconv.Itoa(resp.StatusCode), err: errors.New(resp.Status),
+		reason: "status_" + strconv.Itoa(resp.StatusCode), err: errors.New("it answered " + strconv.Itoa(resp.StatusCode)), // its own words may be the prompt's
 		status: resp.StatusCode, header: resp.Header, body: body,
 		full:   resp.StatusCode == http.StatusServiceUnavailable,
 		deadly: resp.StatusCode == http.StatusInternalServerError && !orderly(body),

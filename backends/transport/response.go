@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"bytes"
 	"errors"
-	"fmt"
 	"io"
 	"net/http"
 	"net/textproto"
@@ -170,7 +169,7 @@ func (b *Body) frame(resp *http.Response, method string) error {
 	case len(length) == 1:
 		n, err := strconv.ParseUint(length[0], 10, 63)
 		if err != nil {
-			return fmt.Errorf("%w: %q", errFraming, length[0])
+			return errFraming // without its words: in the wrong place they may be an answer's
 		}
 		resp.ContentLength, b.left, b.state = int64(n), int64(n), counted
 		if n == 0 {

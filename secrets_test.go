@@ -1,0 +1,331 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// mark stands in every prompt, answer and key of the tests below, so that it is
+// found wherever one of them comes out, if only in part.
+const mark = "MARK"
+
+var marked = strings.Repeat(mark, 16)
+
+// markedAnswers are what a replica says that fails in every way there is.
+func markedAnswers() map[string]string {
+	head := "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+	stream := "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+	chunk := func(s string) string { return fmt.Sprintf("%x\r\n%s\r\n", len(s), s) }
+	content := `data: {"id":"c","choices":[{"index":0,"delta":{"content":"` + marked + `"},"finish_reason":null}]}` + "\n\n"
+	failed := `{"error":{"message":"` + marked + `","type":"` + marked + `","code":500}}`
+	return map[string]string{
+		"nothing":                      "",
+		"no HTTP":                      marked + "\r\n\r\n",
+		"no version":                   "HTTP/" + marked + " 200 OK\r\n\r\n",
+		"no status":                    "HTTP/1.1 " + marked + "\r\n\r\n",
+		"no header":                    "HTTP/1.1 200 OK\r\n" + marked + "\r\n\r\n",
+		"half a header":                "HTTP/1.1 200 OK\r\nX-A: " + marked,
+		"a huge header":                "HTTP/1.1 200 OK\r\nX-A: " + strings.Repeat(marked, 1<<12) + "\r\n\r\n",
+		"a length that is none":        head + "Content-Length: " + marked + "\r\n\r\n",
+		"two lengths":                  head + "Content-Length: 5\r\nContent-Length: 64\r\n\r\n" + marked,
+		"an unknown framing":           head + "Transfer-Encoding: " + marked + "\r\n\r\n" + marked,
+		"an error":                     "HTTP/1.1 500 " + marked + "\r\nContent-Length: " + strconv.Itoa(len(failed)) + "\r\n\r\n" + failed,
+		"an error cut short":           "HTTP/1.1 503 " + marked + "\r\nContent-Length: 99999\r\n\r\n" + failed,
+		"a client's fault":             "HTTP/1.1 400 " + marked + "\r\nContent-Length: " + strconv.Itoa(len(failed)) + "\r\n\r\n" + failed,
+		"a redirect":                   "HTTP/1.1 307 " + marked + "\r\nLocation: http://elsewhere/" + marked + "?" + marked + "\r\nContent-Length: 0\r\n\r\n",
+		"an answer cut short":          head + "Content-Length: 99999\r\n\r\n" + `{"choices":"` + marked,
+		"a long answer cut short":      head + "Content-Length: 9999999\r\n\r\n" + strings.Repeat(marked, 1<<15),
+		"an answer without end":        head + "\r\n" + `{"choices":"` + marked,
+		"no chunk":                     stream + marked + "\r\n",
+		"a stream without content":     stream + chunk(": "+marked+"\n\n"),
+		"a stream of an error":         stream + chunk("data: "+failed+"\n\n") + "0\r\n\r\n",
+		"a stream of a client's fault": stream + chunk("data: "+strings.Replace(failed, "500", "400", 1)+"\n\n") + "0\r\n\r\n",
+		"a stream cut short":           stream + chunk(content),
+		"a stream cut in a chunk":      stream + chunk(content) + "ffff\r\n" + content,
+		"a stream and no chunk":        stream + chunk(content) + marked + "\r\n" + marked,
+		"a stream and an error":        stream + chunk(content) + chunk("data: "+failed+"\n\n") + "0\r\n\r\n",
+		"a stream of no JSON":          stream + chunk("data: "+marked+"\n\n") + chunk("data: {\"choices\": "+marked+"\n\n"),
+		"an aborted stream":            stream + chunk(`data: {"choices":[{"index":0,"delta":{"role":"assistant"},"finish_reason":"abort","x":"`+marked+`"}]}`+"\n\n") + "0\r\n\r\n",
+		"too much":                     head + "Content-Length: 2\r\n\r\n{}" + marked,
+	}
+}
+
+// markedReplica answers as the number in the prompt says.
+func markedReplica(t *testing.T, answers []string) (url string) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var serving sync.WaitGroup
+	t.Cleanup(func() { l.Close(); serving.Wait() })
+	serve := func(c net.Conn) {
+		defer c.Close()
+		c.SetDeadline(time.Now().Add(time.Minute))
+		r, err := http.ReadRequest(bufio.NewReader(c))
+		if err != nil {
+			return
+		}
+		body, _ := io.ReadAll(r.Body)
+		answer := "{}"
+		switch r.URL.Path {
+		case "/v1/models":
+			answer = `{"data":[{"id":"m","root":"m"}]}`
+		case "/metrics":
+			answer = "vllm:num_requests_running 0\n"
+		case "/v1/chat/completions":
+			_, number, _ := bytes.Cut(body, []byte("case "))
+			number, _, _ = bytes.Cut(number, []byte(" "))
+			if n, err := strconv.Atoi(string(number)); err == nil {
+				io.WriteString(c, answers[n])
+				return
+			}
+			answer = wholeAnswer
+		}
+		fmt.Fprintf(c, "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(answer), answer)
+	}
+	serving.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			serving.Go(func() { serve(c) })
+		}
+	})
+	return "http://" + l.Addr().String()
+}
+
+// oursOf are the lines of an answer that the proxy itself wrote.
+func oursOf(answer string) (ours []string) {
+	for line := range strings.Lines(answer) {
+		if strings.Contains(line, `"src":"warmroute"`) {
+			ours = append(ours, line)
+		}
+	}
+	return ours
+}
+
+// TestNoPromptAnswerOrKeyComesOut makes everything fail that can, with everything
+// marked, and looks for the mark in the log, in the metrics and in the errors.
+func TestNoPromptAnswerOrKeyComesOut(t *testing.T) {
+	var names, answers []string
+	for name, answer := range markedAnswers() {
+		names, answers = append(names, name), append(answers, answer)
+	}
+	folder := t.TempDir()
+	write := func(name, text string) string {
+		t.Helper()
+		path := filepath.Join(folder, name)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	const config = `listen: 127.0.0.1:0
+admin: 127.0.0.1:0
+log: {level: debug}
+health: {down_interval: 10ms}
+breaker: {failures: 0}
+routing: {attempts: 1}
+admin_token: MARK-of-the-operators
+keys_file: %s
+keys: [{name: slow, tokens_per_minute: 1000}]
+backends: [{name: r, url: "%s", api_key: MARK-of-the-replica}]
+`
+	url := markedReplica(t, answers)
+	keysFile := write("keys", "a MARK-of-the-client-a-long-one\nslow MARK-of-the-client-another-one\n")
+	file := write("warmroute.yaml", fmt.Sprintf(config, keysFile, url))
+	p := startProgram(t, "--config", file)
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+
+	ask := func(name, path, key, body string, headers ...string) (status int) {
+		t.Helper()
+		req, err := http.NewRequest(http.MethodPost, p.url+path, strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Content-Type", "application/json")
+		req.Header.Set("Authorization", "Bearer "+key)
+		for i := 0; i < len(headers); i += 2 {
+			req.Header.Set(headers[i], headers[i+1])
+		}
+		resp, err := client.Do(req)
+		if err != nil {
+			return 0 // cut off, as the replica cut off the proxy
+		}
+		defer resp.Body.Close()
+		answer, _ := io.ReadAll(resp.Body)
+		for _, line := range oursOf(string(answer)) {
+			if strings.Contains(line, mark) {
+				t.Errorf("%s: the proxy says %s", name, line)
+			}
+		}
+		if all := fmt.Sprint(resp.Header, string(answer)); strings.Contains(all, "MARK-of") {
+			t.Errorf("%s: a key is in the answer: %.500s", name, all)
+		}
+		return resp.StatusCode
+	}
+	const key = "MARK-of-the-client-a-long-one"
+	for i, name := range names {
+		for _, stream := range []string{"true", "false"} {
+			ask(name, "/v1/chat/completions?api_key="+marked, key, fmt.Sprintf(`{"model":"m","stream":%s,"messages":[{"role":"user","content":"case %d %s"}]}`, stream, i, marked))
+		}
+	}
+	question := `{"model":"m","messages":[{"role":"user","content":"` + strings.Repeat(marked, 100) + `"}]}`
+	for _, c := range []struct {
+		name, path, key, body string
+		headers               []string
+		want                  int
+	}{
+		{"good", "/v1/chat/completions", key, question, nil, 200},
+		{"an id that is the key", "/v1/chat/completions", key, question, []string{"X-Request-Id", key}, 200},
+		{"no JSON", "/v1/chat/completions", key, marked, nil, 400},
+		{"half of it", "/v1/chat/completions", key, question[:200], nil, 400},
+		{"a key twice", "/v1/chat/completions", key, `{"model":"m","model":"` + marked + `"}`, nil, 400},
+		{"a number", "/v1/chat/completions", key, `{"model":"m","messages":"` + marked + `"}`, nil, 400},
+		{"a wrong key", "/v1/chat/completions", marked, question, nil, 401},
+		{"a wrong priority", "/v1/chat/completions", key, question, []string{"X-Warmroute-Priority", marked}, 400},
+		{"another path", "/v1/" + marked, key, question, nil, 404},
+		{"over the rate", "/v1/chat/completions", "MARK-of-the-client-another-one", question, nil, 200},
+		{"over the rate, again", "/v1/chat/completions", "MARK-of-the-client-another-one", question, nil, 429},
+	} {
+		if status := ask(c.name, c.path, c.key, c.body, c.headers...); status != c.want {
+			t.Errorf("%s: got %d, want %d", c.name, status, c.want)
+		}
+	}
+	rawRequests(t, strings.TrimPrefix(p.url, "http://"))
+	operate(t, p, client)
+
+	// Configurations that do not load, and at last one that does.
+	for i, bad := range markedConfigs(url, write) {
+		write("warmroute.yaml", "log: {level: debug}\n"+bad)
+		p.signal(syscall.SIGHUP)
+		p.eventually("reload failed", func() bool { return strings.Count(p.log.String(), "not reloaded") > i })
+		var output bytes.Buffer
+		if status := run(t.Context(), []string{"check", "--config", file}, &output, &output); status != 2 || strings.Contains(output.String(), mark) {
+			t.Errorf("check of\n%s\nends with %d, %s", bad, status, output.String())
+		}
+	}
+	write("warmroute.yaml", fmt.Sprintf(config, keysFile, url)+"tenant: isolate\n")
+	p.signal(syscall.SIGHUP)
+	p.awaitLog("configuration reloaded")
+	exposition := p.exposition()
+	p.signal(syscall.SIGTERM)
+	p.exit()
+
+	for what, text := range map[string]string{"log": p.log.String(), "metrics": exposition} {
+		for line := range strings.Lines(text) {
+			if strings.Contains(line, mark) {
+				t.Errorf("in the %s: %.300s", what, line)
+			}
+		}
+	}
+	// What would have shown it was there.
+	for _, want := range []string{"attempt failed", "answer broke off", "level=DEBUG msg=request", "configuration not reloaded", "backend is drained"} {
+		if !strings.Contains(p.log.String(), want) {
+			t.Errorf("nothing in the log says %q: the test has missed it", want)
+		}
+	}
+	if !strings.Contains(exposition, `warmroute_key_refusals_total{key="slow",reason="tokens"} 1`) {
+		t.Error("the metrics tell nothing of keys: the test has missed them")
+	}
+}
+
+// rawRequests sends what no HTTP client would.
+func rawRequests(t *testing.T, addr string) {
+	t.Helper()
+	for _, request := range []string{
+		marked + "\r\n\r\n", "GET /" + marked + "\r\n\r\n", "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n" + marked + "\r\n\r\n",
+		"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: " + marked + "\r\n\r\n", "GET http://" + marked + ":x/ HTTP/1.1\r\nHost: x\r\n\r\n",
+		"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer MARK-of-the-client-a-long-one\r\nTransfer-Encoding: chunked\r\n\r\n" + marked + "\r\n",
+		"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer MARK-of-the-client-a-long-one\r\nContent-Length: 999\r\n\r\n" + marked,
+		"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer MARK-of-the-client-a-long-one\r\nContent-Length: 99999999999\r\n\r\n" + marked,
+	} {
+		c, err := net.Dial("tcp", addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.SetDeadline(time.Now().Add(time.Minute))
+		io.WriteString(c, request)
+		c.(*net.TCPConn).CloseWrite()
+		answer, _ := io.ReadAll(c)
+		c.Close()
+		if strings.Contains(string(answer), mark) {
+			t.Errorf("%.100q is answered with %s", request, answer)
+		}
+	}
+}
+
+// operate asks the admin listener for what it refuses, and for a drain.
+func operate(t *testing.T, p *program, client *http.Client) {
+	t.Helper()
+	for _, c := range []struct {
+		token string
+		want  int
+	}{{"MARK-of-nobody-at-all", 401}, {"MARK-of-the-operators", 200}} {
+		for _, verb := range []string{"drain", "undrain"} {
+			req, err := http.NewRequest(http.MethodPost, p.admin+"/api/backends/r/"+verb, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			req.Header.Set("Authorization", "Bearer "+c.token)
+			req.Header.Set("Content-Type", "application/json")
+			resp, err := client.Do(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			answer, _ := io.ReadAll(resp.Body)
+			resp.Body.Close()
+			if resp.StatusCode != c.want || strings.Contains(string(answer), mark) {
+				t.Errorf("%s: got %d %s", verb, resp.StatusCode, answer)
+			}
+		}
+	}
+}
+
+// markedConfigs are configurations with a key in every place where it is a fault.
+func markedConfigs(url string, write func(name, text string) string) []string {
+	fleet := "backends: [\"" + url + "\"]\n"
+	hash := strings.Repeat("a", 64)
+	list := []string{
+		marked, "- " + marked, "a: *" + marked, "a: !!int " + marked, "backends: [{url: \"" + url + "\", api_key: [" + marked + "]}]",
+		"backends: [{url: \"" + url + "\", api_key: {" + marked + ": 1}}]", "backends: [{url: \"" + url + "\", api_key: \"" + marked + "\\n\"}]",
+		"backends: [\"http://u:" + marked + "@a\"]", "backends: [\"http://a?api_key=" + marked + "\"]", "backends: [\"http://a#" + marked + "\"]",
+		fleet + "keys: " + marked, fleet + "keys: [" + marked + "]", fleet + "keys: {" + marked + ": 1}", fleet + "keys: [{" + marked + ": 1}]",
+		fleet + "keys: [{name: a, sha256: " + marked + "}]", fleet + "keys: [{name: \"" + marked + " \", sha256: " + hash + "}]", fleet + "keys: [{name: a, sha256: [" + marked + "]}]",
+		fleet + "keys: [{name: a, sha256: " + hash + ", expires: " + marked + "}]", fleet + "keys: [{name: a, sha256: " + hash + ", models: " + marked + "}]",
+		fleet + "admin_token: [" + marked + "]", fleet + "admin_token: {" + marked + ": 1}", fleet + "admin_token: \"" + marked + "\\n\"", fleet + "admin_token: " + mark,
+	}
+	for i, text := range []string{marked, "a " + mark, "a sha256:" + marked, "a " + marked + " " + marked, "a " + marked + "\nb " + marked, marked + "\" " + marked, "\x00" + marked} {
+		list = append(list, fleet+"keys_file: "+write(fmt.Sprint("bad-", i), text))
+	}
+	return list
+}
+
+// exposition is the metrics as Prometheus would read them.
+func (p *program) exposition() string {
+	p.t.Helper()
+	resp, err := http.Get(p.admin + "/metrics")
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	defer http.DefaultClient.CloseIdleConnections()
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return string(text)
+}
