@@ -278,7 +278,7 @@ func TestASnapshotFollowsTheFleet(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(parts) != 3 || parts["10.0.0.1:8000"] != nil || len(k.known) != 3 {
+	if len(parts) != 3 || parts[backends.Address(k.fleet[1].URL)] != nil || len(k.known) != 3 {
 		t.Errorf("%d parts, %d loads known", len(parts), len(k.known))
 	}
 	after := newKept(t, 2)
