@@ -222,6 +222,23 @@ func TestABackendThatComesBackInTimeKeepsWhatIsKnownOfIt(t *testing.T) {
 	c.settled(b)
 }
 
+func TestADrainedBackendStaysSoOverAReload(t *testing.T) {
+	c := startChanging(t, 2)
+	c.backend(0).Drain()
+	c.change(func(next *Config) { next.Backends[0].Weight = 2 })
+	if b := c.backend(0); b.State() != backends.Draining || b.Terms().Weight != 2 {
+		t.Errorf("state %v, weight %v", b.State(), b.Terms().Weight)
+	}
+	for range 3 {
+		if to := c.goesTo("sim", "hello"); to != 1 {
+			t.Errorf("a request went to %d", to)
+		}
+	}
+	c.backend(0).Undrain()
+	c.until("it is ready", func() bool { return c.isReady(0) })
+	c.settled()
+}
+
 // The backends that leave serve until those that join are ready, so this needs no
 // hold queue.
 func TestAFleetThatIsReplacedWholeFailsNoRequest(t *testing.T) {
