@@ -70,7 +70,7 @@ func TestMetricsOfAnyKindTakeNoReplicaDown(t *testing.T) {
 		"compressed unasked":     {text(packed.String()), "line 1"},
 		"cut in a number":        {text("vllm:num_requests_running 12"), "cut short"},
 		"gone":                   {http.NotFound, "no /metrics"},
-		"a redirect":             {func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/elsewhere", 302) }, "answered 302"},
+		"a redirect":             {func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/elsewhere", http.StatusFound) }, "answered 302"},
 		"silent":                 {func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, "deadline exceeded"},
 		"silent in mid-sentence": {stall("vllm:num_requests_running 1\nvllm:num_req"), "deadline exceeded"},
 	} {
@@ -138,7 +138,9 @@ func TestModelListsOfAnyKindHarmNobodyElse(t *testing.T) {
 		"never ending":         {endless(`{"data":[`, 1<<50), "longer than"},
 		"deep":                 {text(`{"data":` + strings.Repeat("[", 1<<20)), "/v1/models"},
 		"a long name":          {text(`{"data":[{"id":"` + strings.Repeat("n", 1<<20) + `"}]}`), "an id of 1048576 bytes"},
-		"a redirect":           {func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/v1/models/", 307) }, "a redirect to"},
+		"a redirect": {func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, "/v1/models/", http.StatusTemporaryRedirect)
+		}, "a redirect to"},
 		"a header bomb": {func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("X-Bomb", strings.Repeat("b", 1<<20))
 		}, "too long"},

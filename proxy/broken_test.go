@@ -185,11 +185,14 @@ func TestCutAnswerWithoutFramingGoesElsewhereOnEveryEndpoint(t *testing.T) {
 
 func TestFirstByteTimeoutIsA504(t *testing.T) {
 	for name, says := range map[string][]string{
-		"no header":      nil,
-		"header alone":   {sseHead},
-		"comments":       {sseHead, chunk(": keep-alive\n\n")},
-		"half an event":  {sseHead, chunk(role[:30])},
-		"part of a body": {"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 1000\r\n\r\n{"},
+		"no header":          nil,
+		"half a status line": {"HTTP/1.1 2"},
+		"half a header":      {sseHead[:80]},
+		"an interim answer":  {"HTTP/1.1 103 Early Hints\r\n\r\n"},
+		"header alone":       {sseHead},
+		"comments":           {sseHead, chunk(": keep-alive\n\n")},
+		"half an event":      {sseHead, chunk(role[:30])},
+		"part of a body":     {"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 1000\r\n\r\n{"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			gone := make(chan struct{})

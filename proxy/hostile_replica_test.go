@@ -11,6 +11,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"warmroute/backends/transport"
 )
 
 // allocated is how much memory the process asks for while f runs, given back or not.
@@ -135,6 +137,24 @@ func TestCommentsWithoutEndAreNoAnswer(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Whoever asked for no stream waits as long as the replica computes, but not for
+// the rest of a header.
+func TestAHeaderThatStallsIsAskedForElsewhere(t *testing.T) {
+	f := serve(t, nil, &replica{script: func(s *session) {
+		s.request()
+		s.say("HTTP/1.1 200 OK\r\ncontent-ty")
+		s.closed()
+	}}, &replica{script: always(answered("200 OK", whole))})
+	terms := *f.backends[0].Terms()
+	impatient := transport.New(transport.Options{URL: f.backends[0].URL, HeaderTimeout: 20 * time.Millisecond})
+	terms.Transport = impatient
+	f.backends[0].SetTerms(terms)
+	if _, answer := f.post("/v1/chat/completions", askWhole); answer != whole {
+		t.Errorf("got %q", answer)
+	}
+	f.counts(`warmroute_retries_total{reason="broken"} 1`)
 }
 
 func TestEncodedAnswerPassesAsItIs(t *testing.T) {
