@@ -12,11 +12,13 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"maps"
 	"os"
 	"os/exec"
@@ -112,7 +114,7 @@ func soak(ctx context.Context, binary, dir string, length time.Duration, users i
 			s.print(len(r.Samples) == 1)
 		}
 	}
-	idle, err := look(ctx, proxy)
+	idle, err := look(ctx, proxy, io.Discard)
 	if err != nil {
 		return nil, err
 	}
@@ -126,7 +128,8 @@ func soak(ctx context.Context, binary, dir string, length time.Duration, users i
 	var playing sync.WaitGroup
 	playing.Go(func() { play(loaded, proxy.URL, users, o) })
 	var restarts error
-	playing.Go(func() { restarts = restartReplicas(loaded, replicas, length/20) })
+	// The last one alone has its model: what a restart broke off nobody could answer.
+	playing.Go(func() { restarts = restartReplicas(loaded, replicas[:3], max(length/20, 10*time.Second)) })
 	var under []sample
 	for _, percent := range []int{20, 60, 100} {
 		s, err := around(loaded, proxy, began.Add(length*time.Duration(percent)/100), length/10)
@@ -143,7 +146,7 @@ func soak(ctx context.Context, binary, dir string, length time.Duration, users i
 	if err := errors.Join(restarts, ctx.Err()); err != nil {
 		return nil, err
 	}
-	after, err := settled(ctx, proxy, idle)
+	after, err := settled(ctx, proxy, idle, filepath.Join(dir, "after.heap"))
 	if err != nil {
 		return nil, err
 	}
@@ -162,7 +165,7 @@ func around(ctx context.Context, p *fleet.Proxy, until time.Time, last time.Dura
 	}
 	var all []sample
 	for gap := last / 8; time.Until(until) > gap; {
-		s, err := look(ctx, p)
+		s, err := look(ctx, p, io.Discard)
 		if err != nil {
 			return sample{}, err
 		}
@@ -181,10 +184,15 @@ func around(ctx context.Context, p *fleet.Proxy, until time.Time, last time.Dura
 // kept for four seconds, and a client that stalls is waited for.
 const settleLimit = 30 * time.Second
 
-// settled looks until nothing is left of the load, or it has had its time.
-func settled(ctx context.Context, p *fleet.Proxy, idle sample) (s sample, err error) {
+// settled looks until nothing is left of the load, or it has had its time. The
+// last heap profile is kept in a file.
+func settled(ctx context.Context, p *fleet.Proxy, idle sample, file string) (s sample, err error) {
 	for end := time.Now().Add(settleLimit); time.Now().Before(end); {
-		if s, err = look(ctx, p); err != nil {
+		var profile bytes.Buffer
+		if s, err = look(ctx, p, &profile); err != nil {
+			return s, err
+		}
+		if err := os.WriteFile(file, profile.Bytes(), 0o600); err != nil {
 			return s, err
 		}
 		if s.InFlight == 0 && s.Goroutines <= idle.Goroutines+10 && s.Descriptors <= idle.Descriptors+10 {

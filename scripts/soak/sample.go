@@ -22,22 +22,13 @@ type sample struct {
 
 const mb = 1 << 20
 
-// look takes one sample.
-func look(ctx context.Context, p *fleet.Proxy) (sample, error) {
-	// The profile is not wanted, but the collection before it.
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, p.Admin+"/debug/pprof/heap?gc=1", nil)
-	if err != nil {
-		return sample{}, err
-	}
-	req.Close = true
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return sample{}, err
-	}
-	_, err = io.Copy(io.Discard, resp.Body)
-	resp.Body.Close()
-	if err != nil || resp.StatusCode != http.StatusOK {
-		return sample{}, fmt.Errorf("%s: status %d, %w", req.URL, resp.StatusCode, err)
+// look takes one sample. Its heap profile, for go tool pprof, goes to profile.
+func look(ctx context.Context, p *fleet.Proxy, profile io.Writer) (sample, error) {
+	// Twice: what lies in a sync.Pool outlives one collection.
+	for _, out := range []io.Writer{io.Discard, profile} {
+		if err := collect(ctx, p, out); err != nil {
+			return sample{}, err
+		}
 	}
 	m, err := p.Scrape(ctx)
 	return sample{
@@ -47,6 +38,25 @@ func look(ctx context.Context, p *fleet.Proxy) (sample, error) {
 		Descriptors: m.Sum("process_open_fds"),
 		InFlight:    m.Sum("warmroute_backend_in_flight") + m.Sum("warmroute_hold_requests"),
 	}, err
+}
+
+// collect makes the proxy collect its garbage and writes its heap profile.
+func collect(ctx context.Context, p *fleet.Proxy, profile io.Writer) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, p.Admin+"/debug/pprof/heap?gc=1", nil)
+	if err != nil {
+		return err
+	}
+	req.Close = true
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s: status %d", req.URL, resp.StatusCode)
+	}
+	_, err = io.Copy(profile, resp.Body)
+	return err
 }
 
 // median of samples, which are at least one.
