@@ -213,6 +213,25 @@ func TestDrainRefusesNewRequestsAndStaysHealthy(t *testing.T) {
 	}
 }
 
+func TestDrainLetsRequestsFinish(t *testing.T) {
+	s := start(t, Config{})
+	resp, err := send(t, t.Context(), s, stream)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	s.Drain(failsafe)
+	if s.working() {
+		t.Error("drained, and still at work")
+	}
+	if status, body := post(t, s, "/v1/chat/completions", short); status != 500 {
+		t.Errorf("a new request gets %d %s, want a 500", status, body)
+	}
+	if body, err := io.ReadAll(resp.Body); err != nil || !strings.Contains(string(body), `"finish_reason":"length"`) || strings.Contains(string(body), "abort") {
+		t.Errorf("the stream ended with %v and %q", err, body[max(0, len(body)-300):])
+	}
+}
+
 func TestHoldDelaysTheFirstOutput(t *testing.T) {
 	s := start(t, Config{Engine: fast})
 	set(t, s, Fault{Kind: Hold, Delay: 0.1, Requests: 1})

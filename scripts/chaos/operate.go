@@ -82,3 +82,14 @@ func (r *rig) getsNothing(ctx context.Context, one *fleet.Replica) error {
 	r.verdict.require(!last.After(began), "%s was sent a request %v after it was taken out", one.Name, last.Sub(began))
 	return nil
 }
+
+// handOverLimit is for the old process to finish what it has and to see that
+// nothing more comes.
+const handOverLimit = 2 * time.Minute
+
+func handOver(ctx context.Context, r *rig) error {
+	if err := r.proxy.HandOver(ctx, handOverLimit); err != nil {
+		return err
+	}
+	return r.awaitTraffic(ctx, r.replicas...)
+}

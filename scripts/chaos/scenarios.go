@@ -41,6 +41,7 @@ var scenarios = []scenario{
 	{"metrics-huge", "/metrics of all has 50 MB", false, nil, afflict(3*time.Second, 0, vllmsim.Fault{Kind: vllmsim.MetricsHuge})},
 	{"reload", "a reload removes a backend, another adds it, a third is faulty", true, nil, reload},
 	{"drain", "an operator drains a backend, and takes it back", true, nil, drain},
+	{"hand-over", "the proxy hands its listeners to a new process (SIGUSR2)", true, nil, handOver},
 }
 
 func everyone(*fleet.Replica) bool   { return true }

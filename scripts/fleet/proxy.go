@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -24,6 +25,7 @@ type Proxy struct {
 	binary   string
 	settings string
 	process  *process
+	handed   bool // over to another process, in the group of this one
 }
 
 // NewProxy prepares a proxy that listens on two ports of this machine. settings
@@ -74,7 +76,46 @@ func (p *Proxy) Start(ctx context.Context) error {
 }
 
 // Signal sends a signal to the process.
-func (p *Proxy) Signal(s syscall.Signal) error { return p.process.signal(s, false) }
+func (p *Proxy) Signal(s syscall.Signal) error { return p.process.signal(s, p.handed) }
+
+// HandOver makes the proxy hand its listeners to a new process, once, and returns
+// when the old one has ended, with status 0.
+func (p *Proxy) HandOver(ctx context.Context, limit time.Duration) error {
+	if err := p.Signal(syscall.SIGUSR2); err != nil {
+		return err
+	}
+	select {
+	case <-p.process.ended:
+	case <-time.After(limit):
+		return fmt.Errorf("the old process had not ended %v after SIGUSR2; its log is %s", limit, p.Log)
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	// The new one is nobody's child, but in the old one's group.
+	p.handed = true
+	return p.process.err
+}
+
+// End asks the proxy to end, which it must do with status 0 within limit.
+func (p *Proxy) End(limit time.Duration) error {
+	if p.process == nil {
+		return nil
+	}
+	process := p.process
+	p.process = nil
+	if !p.handed {
+		return process.end(limit)
+	}
+	if err := process.signal(syscall.SIGTERM, true); err != nil {
+		return err
+	}
+	for end := time.Now().Add(limit); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+		if _, err := get(context.Background(), p.URL+"/livez"); err != nil {
+			return process.signal(syscall.SIGKILL, true)
+		}
+	}
+	return errors.Join(fmt.Errorf("the proxy still listened %v after SIGTERM", limit), process.signal(syscall.SIGKILL, true))
+}
 
 // Tell asks the admin listener to do something.
 func (p *Proxy) Tell(ctx context.Context, path string) error {
@@ -94,16 +135,6 @@ func (p *Proxy) Tell(ctx context.Context, path string) error {
 		return fmt.Errorf("POST %s: status %d: %s", path, resp.StatusCode, said)
 	}
 	return nil
-}
-
-// End asks the proxy to end, which it must do with status 0 within limit.
-func (p *Proxy) End(limit time.Duration) error {
-	if p.process == nil {
-		return nil
-	}
-	process := p.process
-	p.process = nil
-	return process.end(limit)
 }
 
 // Metrics are the gauges and counters of one scrape, by name.
