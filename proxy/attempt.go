@@ -50,6 +50,7 @@ const statusClientLeft = 499
 type attempt struct {
 	*exchange
 	decision *router.Decision
+	unread   int           // tokens of an answer whose account was not found, by its length
 	reply    *prompt.Reply // what the next turn will hold of the answer; nil: not known
 	result   router.Outcome
 }

@@ -97,6 +97,9 @@ func (a *attempt) used() {
 	if a.tokensIn == 0 {
 		a.tokensIn = a.decision.PromptTokens
 	}
+	if a.tokensOut == 0 {
+		a.tokensOut = a.unread
+	}
 }
 
 // overRate is OpenAI's answer to a request beyond a rate.

@@ -120,18 +120,6 @@ func aborted(f format, body []byte) bool {
 	return found
 }
 
-// source remembers why reading ended, which io.Copy does not tell from why
-// writing did.
-type source struct {
-	io.Reader
-	err error
-}
-
-func (s *source) Read(p []byte) (n int, err error) {
-	n, s.err = s.Reader.Read(p)
-	return n, s.err
-}
-
 // relayLong passes on an answer too long to be held.
 func (a *attempt) relayLong(resp *http.Response, head []byte) *failure {
 	if f := a.inTime(); f != nil {
@@ -155,6 +143,7 @@ func (a *attempt) relayLong(resp *http.Response, head []byte) *failure {
 	if err == nil {
 		_, err = io.Copy(sender{&a.w}, &from)
 	}
+	a.learnLong(&from, len(head))
 	switch {
 	case err == nil:
 		a.w.renew()
