@@ -121,34 +121,3 @@ func (r *Router) follow() {
 		}
 	}
 }
-
-// Configure changes what may change while requests are decided: Policy and
-// Settings, Hold, Breaker, SLO, PollInterval and NoLearning. The rest of o is not looked
-// at. On an error nothing has changed.
-//
-// Nobody is turned away who waits already: requests that no rule holds any more
-// are sent, and a shorter queue, or a shorter time in it, is for those to come.
-// A policy keeps what it remembers unless its name or its settings change.
-func (r *Router) Configure(o Options) error {
-	r.deciding.Lock()
-	defer r.deciding.Unlock()
-	o.Settings.SLO = o.SLO
-	if r.policy == nil || o.Policy != r.policyName || o.Settings != r.settings {
-		p, err := policy.New(o.Policy, o.Settings, r.rand)
-		if err != nil {
-			return err
-		}
-		r.policy, r.policyName, r.settings = p, o.Policy, o.Settings
-	}
-	r.holding = o.Hold
-	r.breaking = o.Breaker
-	r.late = policy.Holds(o.Policy) && o.Hold.Requests > 0
-	r.pollInterval = o.PollInterval
-	r.noLearning = o.NoLearning
-	now := r.now()
-	for before := -1; r.queue.count > 0 && r.queue.count != before; { // a round sends so many only
-		before = r.queue.count
-		r.dispatch(now)
-	}
-	return nil
-}

@@ -1,0 +1,68 @@
+package router
+
+import (
+	"fmt"
+	"testing"
+	"time"
+)
+
+func reconfigured(t *testing.T, r *Router, change func(*Options)) {
+	t.Helper()
+	o := Options{Policy: "prefix", PollInterval: time.Second}
+	holding(&o)
+	change(&o)
+	if err := r.Configure(o); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestAnotherPolicySendsWhatTheOneBeforeHeld(t *testing.T) {
+	r, fleet, _ := newFleet(t, 1, "prefix", holding)
+	busy := mustPick(t, r, ask(fleet, 0, 1000))
+	var all []*waiter
+	for key := range 5 * mostScored {
+		all = append(all, submit(r, ask(fleet, 1+key, 100)))
+	}
+	waits(t, "the backend is busy", all[len(all)-1])
+	reconfigured(t, r, func(o *Options) { o.Policy = "least-load" })
+	for i, w := range all {
+		if d := sent(t, fmt.Sprint("request ", i), w); d.Reason != "least-load" && i > 0 {
+			t.Errorf("reason %q", d.Reason)
+		}
+	}
+	reconfigured(t, r, func(*Options) {})
+	waits(t, "and under prefix it is held again", submit(r, ask(fleet, 9999, 100)))
+	busy.Release(Outcome{})
+}
+
+func TestAShorterQueueIsForThoseToCome(t *testing.T) {
+	r, fleet, c := newFleet(t, 1, "prefix", holding)
+	busy := mustPick(t, r, ask(fleet, 0, 1000))
+	early, late := submit(r, ask(fleet, 1, 100)), submit(r, ask(fleet, 2, 100))
+	reconfigured(t, r, func(o *Options) { o.Hold = HoldOptions{Requests: 1, Time: time.Second} })
+	if w := submit(r, ask(fleet, 3, 100)); w.err != ErrHoldFull {
+		t.Errorf("a third: %v", w.err)
+	}
+	c.advance(30 * time.Second)
+	r.Tick()
+	waits(t, "it may be held for a minute, as of its arrival", early)
+	reconfigured(t, r, func(o *Options) { o.Hold = HoldOptions{Requests: 3, Time: time.Second} })
+	short := submit(r, ask(fleet, 4, 100))
+	busy.FirstEvent()
+	sent(t, "the backend is free", early).FirstEvent()
+	sent(t, "and again", late)
+	c.advance(time.Second)
+	r.Tick()
+	if short.waits() {
+		t.Error("one that came under the new limit is held beyond it")
+	}
+}
+
+func TestARefusedConfigurationChangesNothing(t *testing.T) {
+	r, fleet, _ := newFleet(t, 1, "prefix", holding)
+	if err := r.Configure(Options{Policy: "fastest"}); err == nil {
+		t.Fatal("accepted")
+	}
+	mustPick(t, r, ask(fleet, 0, 1000))
+	waits(t, "prefix holds", submit(r, ask(fleet, 1, 100)))
+}
