@@ -71,9 +71,6 @@ func (x *exchange) admit() *apiError {
 		}
 		x.tellRates()
 	}
-	if fault != nil && x.r.ContentLength != 0 {
-		x.w.Header().Set("Connection", "close") // the body is not read
-	}
 	return fault
 }
 
