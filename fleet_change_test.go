@@ -2,6 +2,8 @@ package main
 
 import (
 	"io"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -103,4 +105,37 @@ func TestAPolicyThatHoldsNothingSendsWhatIsHeld(t *testing.T) {
 	}
 	s.leave()
 	c.settled()
+}
+
+// The file that ca_file names may change while its name stays.
+func TestAReloadTakesAReplicasNewAuthority(t *testing.T) {
+	url, right := standIn{}.startTLS(t)
+	caFile := filepath.Join(t.TempDir(), "ca.pem")
+	copyFile(t, newPEMPair(t).cert, caFile)
+	f := startFronted(t, func(c *Config) { c.Backends[0].CAFile = caFile }, url)
+	f.logs("certificate signed by unknown authority")
+	copyFile(t, right, caFile)
+	if err := f.service.fleet.apply(f.service.config); err != nil {
+		t.Fatal(err)
+	}
+	f.ready(1)
+	carries := f.service.registry.All()[0].Terms().Transport
+	if err := f.service.fleet.apply(f.service.config); err != nil {
+		t.Fatal(err)
+	}
+	if f.service.registry.All()[0].Terms().Transport != carries {
+		t.Error("the same authority got another transport")
+	}
+	f.answered()
+}
+
+func copyFile(t *testing.T, from, to string) {
+	t.Helper()
+	data, err := os.ReadFile(from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(to, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
 }
