@@ -9,7 +9,8 @@ import (
 	"warmroute/replay"
 )
 
-// clients ask one question after another, every second one of them for streams.
+// clients ask one question after another: every second one for streams, every
+// fourth what nobody has asked before.
 type clients struct {
 	url       string
 	model     string
@@ -37,13 +38,17 @@ func (c *clients) play(ctx context.Context, stop <-chan struct{}, judge func(*qu
 	}
 	for i := range c.number {
 		all.Go(func() {
-			for streams := i%2 == 0; ctx.Err() == nil; {
+			for streams := i/2%2 == 0; ctx.Err() == nil; {
 				select {
 				case <-stop:
 					return
 				default:
 				}
-				q := &c.questions[int(c.next.Add(1))%len(c.questions)]
+				n := int(c.next.Add(1))
+				q := &c.questions[n%len(c.questions)]
+				if i%4 == 3 {
+					q = strange(c.model, n)
+				}
 				r := players[i%len(players)].Ask(ctx, q.ask(streams))
 				if ctx.Err() != nil {
 					return // the run is over; nobody's fault

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"net/http"
 	"sync"
 	"time"
 
@@ -11,11 +10,12 @@ import (
 	"warmroute/replay"
 )
 
-// question is a chat of which it is known what every replica answers.
+// question is a chat of which it is known what every replica answers, or a new one.
 type question struct {
 	stream, plain []byte // bodies that ask for it
 	tokens        int    // of the answer
-	answer        string
+	known         bool
+	answer        string // when known
 }
 
 // ask is the question as a request.
@@ -48,16 +48,33 @@ func newQuestions(ctx context.Context, url, model string, n int, chats *replay.C
 				break
 			}
 			turn.Greedy = true
-			q := question{stream: replay.ChatBody(model, turn, true), plain: replay.ChatBody(model, turn, false), tokens: turn.AnswerTokens}
+			q := newQuestion(model, turn)
 			r := player.Ask(ctx, q.ask(false))
 			if r.Err != "" || r.CompletionTokens != q.tokens {
 				return nil, fmt.Errorf("the replica that knows the answers: %s %s, %d tokens where %d were asked for", r.Err, r.Detail, r.CompletionTokens, q.tokens)
 			}
-			q.answer, answer = r.Answer, r.Answer
+			q.known, q.answer, answer = true, r.Answer, r.Answer
 			questions = append(questions, q)
 		}
 	}
 	return questions, nil
+}
+
+func newQuestion(model string, t replay.Turn) question {
+	return question{stream: replay.ChatBody(model, t, true), plain: replay.ChatBody(model, t, false), tokens: t.AnswerTokens}
+}
+
+// strange is a question that nobody has asked before, and so no reason to prefer
+// a replica: the one with the least to do should get it.
+func strange(model string, i int) *question {
+	chats := replay.Chats{
+		Seed: uint64(time.Now().UnixNano()), SystemPrompts: 1, SystemTokens: 1,
+		Turns: replay.Range{Min: 1, Max: 1}, UserTokens: replay.Range{Min: 100, Max: 300}, AnswerTokens: replay.Range{Min: 20, Max: 60},
+	}
+	turn, _ := chats.Session(i).Next("") // it has one
+	turn.Messages = turn.Messages[1:]
+	q := newQuestion(model, turn)
+	return &q
 }
 
 // simulatedQuestions have the answers of a replica in this process.
@@ -71,6 +88,5 @@ func simulatedQuestions(ctx context.Context, n int) ([]question, error) {
 	defer running.Wait()
 	defer cancel()
 	running.Go(func() { _ = s.Run(ctx) }) // what ends it early fails the questions
-	defer http.DefaultClient.CloseIdleConnections()
 	return newQuestions(ctx, s.URL(), "sim", n, conversations(replay.Range{Min: 20, Max: 120}))
 }

@@ -24,11 +24,11 @@ type kind struct {
 // What the proxy is told, so that its limits are met within a run.
 const (
 	bodyLimit = 4 << 20
-	bodyIdle  = 3 * time.Second
+	bodyIdle  = 5 * time.Second
 	writeIdle = 6 * time.Second
 	settings  = `
 limits: {body_bytes: 4MiB}
-timeouts: {body_idle: 3s, write_idle: 6s}
+timeouts: {body_idle: 5s, write_idle: 6s}
 sse: {keepalive: 1s}`
 )
 
@@ -47,8 +47,8 @@ var kinds = []kind{
 	{"leave a whole answer", 4, chat(false, 200, 200, replay.Manner{LeaveAfter: 30 * time.Millisecond}), []string{replay.Left, ""}},
 	{"pause while reading", 2, chat(true, 2000, 2000, replay.Manner{Pause: writeIdle / 2}), []string{""}},
 	{"stop reading", 1, chat(true, 4000, 4000, replay.Manner{Pause: 2 * writeIdle}), []string{"", "stream cut"}},
-	{"slow upload", 3, large(replay.Manner{Upload: bodyIdle / 2}), []string{""}},
-	{"stalled upload", 1, large(replay.Manner{Upload: 20 * bodyIdle}), []string{"status 408", "no connection"}},
+	{"slow upload", 3, large(replay.Manner{Upload: bodyIdle / 3}), []string{""}},
+	{"stalled upload", 1, large(replay.Manner{Upload: 15 * bodyIdle}), []string{"status 408", "no connection"}},
 	{"large bodies", 3, large(replay.Manner{}), []string{""}},
 	{"prompts too long", 1, sized(1 << 20), []string{"status 400"}},
 	{"bodies too large", 1, sized(bodyLimit + 1<<20), []string{"status 413", "no connection"}},
@@ -92,10 +92,10 @@ func chat(streams bool, least, most int, m replay.Manner) func(*rand.Rand) repla
 	}
 }
 
-// large is a prompt of a hundred kilobytes or more, which replicas still take.
+// large is a prompt of 50 to 100 KB.
 func large(m replay.Manner) func(*rand.Rand) replay.Ask {
 	return func(from *rand.Rand) replay.Ask {
-		return replay.Ask{Body: replay.ChatBody("sim", turn(from, 100_000+from.IntN(50_000), 5, 10), false), Manner: m}
+		return replay.Ask{Body: replay.ChatBody("sim", turn(from, 50_000+from.IntN(50_000), 5, 10), false), Manner: m}
 	}
 }
 

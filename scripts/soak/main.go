@@ -195,7 +195,7 @@ func settled(ctx context.Context, p *fleet.Proxy, idle sample, file string) (s s
 		if err := os.WriteFile(file, profile.Bytes(), 0o600); err != nil {
 			return s, err
 		}
-		if s.InFlight == 0 && s.Goroutines <= idle.Goroutines+10 && s.Descriptors <= idle.Descriptors+10 {
+		if s.InFlight == 0 && s.Goroutines <= idle.Goroutines+left && s.Descriptors <= idle.Descriptors+left {
 			break
 		}
 		if !wait(ctx, 500*time.Millisecond) {
@@ -214,9 +214,9 @@ func start(ctx context.Context, binary, dir string) (*fleet.Proxy, []*fleet.Repl
 	}
 	var replicas []*fleet.Replica
 	for i, port := range ports[2:] {
-		// Six times as fast as real ones, and with caches so small that they are
-		// full, and the index with them, before the first sample.
-		args := []string{"--speed", "6", "--kv-tokens", "60000"}
+		// Six times as fast as real ones, and with caches that are soon full, and
+		// the index with them.
+		args := []string{"--speed", "6", "--kv-tokens", "150000"}
 		if i == 3 {
 			args = append(args, "--model", "other")
 		} else {

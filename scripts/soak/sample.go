@@ -79,23 +79,27 @@ func median(at string, all []sample) sample {
 	}
 }
 
-// What may be more at the end than at 60 %, under the same load: memory by a
-// tenth and 8 MB, counts by a quarter and 20, since a load of chance moves them.
-// What may be left after the load, beside what was there before it: 10 goroutines
-// and descriptors, for a probe under way and a connection that is still kept.
+// faults are the ways in which the proxy has grown. Under load, at the end against
+// 60 %: memory by 15 % and 16 MB, counts by a quarter and 20, since what is in
+// flight is a matter of chance. After the load, against before it, where chance
+// has no part: 8 MB of heap for what was learned, 10 goroutines and descriptors
+// for a probe under way and a connection that is still kept, nothing in flight.
 func faults(idle, middle, end, after sample) (found []string) {
 	f := func(what string, got, most float64) {
 		if got > most {
 			found = append(found, fmt.Sprintf("%s: %.1f, at most %.1f", what, got, most))
 		}
 	}
-	f("RSS at the end, MB", end.RSS, middle.RSS*1.1+8)
-	f("heap at the end, MB", end.Heap, middle.Heap*1.1+8)
+	f("RSS at the end, MB", end.RSS, middle.RSS*1.15+16)
+	f("heap at the end, MB", end.Heap, middle.Heap*1.15+16)
 	f("goroutines at the end", end.Goroutines, middle.Goroutines*1.25+20)
 	f("descriptors at the end", end.Descriptors, middle.Descriptors*1.25+20)
-	f("heap after the load, MB", after.Heap, middle.Heap+8)
-	f("goroutines after the load", after.Goroutines, idle.Goroutines+10)
-	f("descriptors after the load", after.Descriptors, idle.Descriptors+10)
+	f("heap after the load, MB", after.Heap, idle.Heap+8)
+	f("goroutines after the load", after.Goroutines, idle.Goroutines+left)
+	f("descriptors after the load", after.Descriptors, idle.Descriptors+left)
 	f("in flight after the load", after.InFlight, 0)
 	return found
 }
+
+// left are the goroutines and descriptors that may stay for a while after the load.
+const left = 10
