@@ -114,14 +114,16 @@ func overRate(r *keys.Refusal) *apiError {
 // tellRates writes where the key's rates stand, in OpenAI's headers.
 func (x *exchange) tellRates() {
 	requests, tokens := x.holder.Rates()
-	for kind, rate := range map[string]keys.Rate{"Requests": requests, "Tokens": tokens} {
-		if rate.Limit == 0 {
-			continue
-		}
-		h := x.w.Header()
-		h["X-Ratelimit-Limit-"+kind] = []string{strconv.Itoa(rate.Limit)}
-		h["X-Ratelimit-Remaining-"+kind] = []string{strconv.Itoa(rate.Remaining)}
-		h["X-Ratelimit-Reset-"+kind] = []string{rate.Reset.Round(time.Millisecond).String()}
+	h := x.w.Header()
+	if requests.Limit > 0 {
+		h["X-Ratelimit-Limit-Requests"] = []string{strconv.Itoa(requests.Limit)}
+		h["X-Ratelimit-Remaining-Requests"] = []string{strconv.Itoa(requests.Remaining)}
+		h["X-Ratelimit-Reset-Requests"] = []string{requests.Reset.Round(time.Millisecond).String()}
+	}
+	if tokens.Limit > 0 {
+		h["X-Ratelimit-Limit-Tokens"] = []string{strconv.Itoa(tokens.Limit)}
+		h["X-Ratelimit-Remaining-Tokens"] = []string{strconv.Itoa(tokens.Remaining)}
+		h["X-Ratelimit-Reset-Tokens"] = []string{tokens.Reset.Round(time.Millisecond).String()}
 	}
 }
 

@@ -146,6 +146,7 @@ func TestWhoGetsIn(t *testing.T) {
 		{"afar, token sent twice", true, token, append(bearer, bearer...), 200, 401},
 		{"afar, another sent", true, token, []string{"Authorization", "Bearer " + token[1:]}, 200, 401},
 		{"afar, sent as a password", true, token, []string{"Authorization", "Basic " + token}, 200, 401},
+		{"afar, by the name of a service, as Prometheus asks", true, token, []string{"Host", "warmroute:9090"}, 200, 401},
 		{"afar, by the name of a service", true, token, append([]string{"Host", "warmroute:9090"}, bearer...), 200, 200},
 		{"localhost", false, "", []string{"Host", "LocalHost:9090"}, 200, 200},
 		{"another address of this machine", false, "", []string{"Host", "[::1]:9090"}, 200, 200},
