@@ -1,0 +1,165 @@
+package main
+
+import (
+	"bufio"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+)
+
+// oneStream is a stream that is under way.
+type oneStream struct{ ended chan error }
+
+// startStream returns when the first event has come.
+func (p *program) startStream(tokens int) *oneStream {
+	p.t.Helper()
+	s := &oneStream{ended: make(chan error, 1)}
+	begun := make(chan struct{})
+	go func() {
+		client := &http.Client{Transport: &http.Transport{}}
+		defer client.CloseIdleConnections()
+		s.ended <- askStream(client, p.url, words(20), tokens, sync.OnceFunc(func() { close(begun) }))
+	}()
+	select {
+	case <-begun:
+	case err := <-s.ended:
+		p.t.Fatalf("the stream ended before it began: %v", err)
+	}
+	return s
+}
+
+// get asks on a connection of its own.
+func (p *program) get(path string) (*http.Response, error) {
+	req, _ := http.NewRequest(http.MethodGet, p.url+path, nil)
+	req.Close = true
+	resp, err := http.DefaultClient.Do(req)
+	if err == nil {
+		resp.Body.Close()
+	}
+	return resp, err
+}
+
+func TestSIGTERMFailsReadinessThenRefusesThenLetsStreamsFinish(t *testing.T) {
+	fleet := startSimFleet(t, 1, 200_000)
+	snapshot := filepath.Join(t.TempDir(), "index")
+	file := fleet.configFile(t, "timeouts: {drain: 1s}\nindex: {snapshot: "+snapshot+"}")
+	p := startProgram(t, "--config", file.path)
+	stream := p.startStream(8000)
+	p.signal(syscall.SIGTERM)
+	p.awaitLog(`msg="draining`)
+	for _, path := range []string{"/readyz", "/health"} {
+		if resp, err := p.get(path); err != nil || resp.StatusCode != http.StatusServiceUnavailable {
+			t.Errorf("%s: %v, %v", path, resp, err)
+		}
+	}
+	if resp, err := p.get("/livez"); err != nil || resp.StatusCode != http.StatusOK {
+		t.Errorf("/livez: %v, %v", resp, err)
+	}
+	resp, err := http.Post(p.url+"/v1/chat/completions", "application/json", strings.NewReader(`{"model":"sim","messages":[]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	if resp.StatusCode != http.StatusServiceUnavailable || !resp.Close || resp.Header.Get("Retry-After") == "" {
+		t.Errorf("while draining: %d, close %v, Retry-After %q", resp.StatusCode, resp.Close, resp.Header.Get("Retry-After"))
+	}
+	if n := metricSum(t, p.admin, "warmroute_requests_total", "503"); n != 1 {
+		t.Errorf("%v refused requests are counted", n)
+	}
+	p.awaitLog(`msg="shutting down"`)
+	p.eventually("the listener is closed", func() bool { _, err := p.get("/livez"); return err != nil })
+	if err := <-stream.ended; err != nil {
+		t.Errorf("the stream: %v", err)
+	}
+	if status := p.exit(); status != 0 {
+		t.Errorf("status %d", status)
+	}
+	if _, err := os.Stat(snapshot); err != nil {
+		t.Errorf("no snapshot: %v", err)
+	}
+}
+
+func TestAtATerminalNobodyWaitsForTheDrain(t *testing.T) {
+	fleet := startSimFleet(t, 1, 200_000)
+	p := startProgram(t, "--config", fleet.configFile(t, "timeouts: {drain: 1h}").path)
+	p.signal(os.Interrupt)
+	if status := p.exit(); status != 0 {
+		t.Errorf("status %d", status)
+	}
+}
+
+func TestASecondSignalKills(t *testing.T) {
+	fleet := startSimFleet(t, 1, 200_000)
+	p := startProgram(t, "--config", fleet.configFile(t, "timeouts: {drain: 1h}").path)
+	p.signal(syscall.SIGTERM)
+	p.awaitLog(`msg="draining`)
+	p.signal(syscall.SIGTERM)
+	if status := p.exit(); status != -1 {
+		t.Errorf("status %d of a process that is to die of the signal", status)
+	}
+}
+
+// Streams of every format, plain answers and requests in the hold queue, none of
+// which ends in time.
+func TestWhatIsCutOffAtTheEndIsTold(t *testing.T) {
+	fleet := startSimFleet(t, 1, 200_000)
+	file := fleet.configFile(t, "timeouts: {drain: 0, shutdown: 300ms}")
+	p := startProgram(t, "--config", file.path)
+	f := func(name, path, body, begun, want string) (check func()) {
+		t.Helper()
+		resp := make(chan *http.Response, 1)
+		go func() {
+			client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+			r, err := client.Post(p.url+path, "application/json", strings.NewReader(body))
+			if err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+			resp <- r
+		}()
+		var lines *bufio.Scanner
+		var r *http.Response
+		if begun != "" {
+			if r = <-resp; r == nil {
+				return func() {}
+			}
+			for lines = bufio.NewScanner(r.Body); lines.Scan() && !strings.Contains(lines.Text(), begun); {
+			}
+		}
+		return func() {
+			if r == nil {
+				if r = <-resp; r == nil {
+					return
+				}
+				lines = bufio.NewScanner(r.Body)
+			}
+			defer r.Body.Close()
+			last := fmt.Sprint(r.StatusCode, "\n")
+			for lines.Scan() {
+				last += lines.Text() + "\n"
+			}
+			if last = last[max(0, len(last)-600):]; lines.Err() != nil || !strings.Contains(last, want) {
+				t.Errorf("%s: %v, the end is\n%s\nwant %s", name, lines.Err(), last, want)
+			}
+		}
+	}
+	chat := `{"model":"sim","ignore_eos":true,"max_tokens":100000,"messages":[{"role":"user","content":"hello"}]`
+	checks := []func(){
+		f("a stream", "/v1/chat/completions", chat+`,"stream":true}`, "content", `"code":"shutting_down"`),
+		f("a stream of responses", "/v1/responses", `{"model":"sim","ignore_eos":true,"max_output_tokens":100000,"input":"hello","stream":true}`, "output_text.delta", `"code":"shutting_down"`),
+		f("a plain request", "/v1/chat/completions", chat+`}`, "", "503\n"),
+	}
+	p.eventually("all are in flight", func() bool { return metricSum(t, p.admin, "warmroute_backend_in_flight") == float64(len(checks)) })
+	p.signal(syscall.SIGTERM)
+	for _, check := range checks {
+		check()
+	}
+	if status := p.exit(); status != 1 {
+		t.Errorf("status %d", status)
+	}
+	p.awaitLog(`still in flight after 300ms were cut off \(timeouts.shutdown\)`)
+}
