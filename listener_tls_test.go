@@ -254,6 +254,7 @@ func TestAStalledUploadOverHTTP2Gets408(t *testing.T) {
 
 func TestAClientThatDoesNotReadOverHTTP2IsCutOff(t *testing.T) {
 	fleet, p, client := overHTTP2(t, "timeouts: {write_idle: 200ms}")
+	client.Transport.(*http.Transport).HTTP2 = &http.HTTP2Config{MaxReceiveBufferPerStream: 64 << 10} // 4 MiB take long to fill
 	body := []byte(`{"model":"sim","stream":true,"ignore_eos":true,"max_tokens":100000,"messages":[{"role":"user","content":"hello"}]}`)
 	resp, err := client.Post(p.url+"/v1/chat/completions", "application/json", bytes.NewReader(body))
 	if err != nil {

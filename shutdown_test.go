@@ -104,10 +104,9 @@ func TestASecondSignalKills(t *testing.T) {
 	}
 }
 
-// Streams of every format, plain answers and requests in the hold queue, none of
-// which ends in time.
+// Streams and plain answers, none of which ends in time.
 func TestWhatIsCutOffAtTheEndIsTold(t *testing.T) {
-	fleet := startSimFleet(t, 1, 200_000)
+	fleet := startSimFleet(t, 1, 2_000_000)
 	file := fleet.configFile(t, "timeouts: {drain: 0, shutdown: 300ms}")
 	p := startProgram(t, "--config", file.path)
 	f := func(name, path, body, begun, want string) (check func()) {
