@@ -40,7 +40,7 @@ func (p *program) succeed(pid int) {
 func TestAHandOverUnderLoadLosesNothing(t *testing.T) {
 	fleet := startSimFleet(t, 2, 200_000)
 	recorded := filepath.Join(t.TempDir(), "traffic")
-	file := fleet.configFile(t, "index: {snapshot: "+filepath.Join(t.TempDir(), "index")+"}\nrecord: {file: "+recorded+"}\ntimeouts: {drain: 500ms}")
+	file := fleet.configFile(t, "index: {snapshot: "+filepath.Join(t.TempDir(), "index")+"}\nrecord: {file: "+recorded+"}\ntimeouts: {drain: 500ms}\nlimits: {in_flight: 1000, connections: 1000}")
 	p := startProgram(t, "--config", file.path)
 
 	// Streams that last longer than the hand-over takes.

@@ -64,9 +64,7 @@ func (r *reloader) run(s *service) {
 	for _, path := range r.waiting(c) {
 		s.log.Warn("setting takes effect at the next start", "setting", path)
 	}
-	for _, w := range c.Warnings() {
-		s.log.Warn(w)
-	}
+	c.warn(s.log)
 }
 
 // waiting lists the settings that are not yet what c says.

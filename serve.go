@@ -50,9 +50,7 @@ func serve(cmd *cobra.Command, urls []string) error {
 		return err
 	}
 	log, level := newLogger(config.Log, cmd.ErrOrStderr())
-	for _, w := range config.Warnings() {
-		log.Warn(w)
-	}
+	config.warn(log)
 	s, err := newServiceAfter(before, config, log)
 	if err != nil {
 		return err
