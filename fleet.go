@@ -31,7 +31,7 @@ type fleet struct {
 	left     func(*backends.Backend) // told of a backend that nobody has any more
 
 	changing  sync.Mutex      // guards what follows
-	running   context.Context // of run; nil: nothing runs yet
+	running   context.Context // of run; nil: it has not begun, or ends
 	work      sync.WaitGroup  // of run's goroutines
 	members   []*member
 	patience  time.Duration // that a backend which leaves has for its last requests
@@ -65,7 +65,8 @@ func (f *fleet) run(ctx context.Context) {
 	}
 	f.changing.Unlock()
 	<-ctx.Done()
-	f.changing.Lock() // what a change begins, it begins before this or not at all
+	f.changing.Lock()
+	f.running = nil // what a change begins, it begins before this or not at all
 	f.changing.Unlock()
 	f.work.Wait()
 	f.changing.Lock()
@@ -131,7 +132,7 @@ func (f *fleet) exchange(leave, join []*member) {
 		f.follow(m)
 		f.log.Info("backend added", "backend", m.backend.Name)
 	}
-	if f.running == nil || f.running.Err() != nil {
+	if f.running == nil {
 		return
 	}
 	for _, m := range leave {
@@ -143,7 +144,7 @@ func (f *fleet) exchange(leave, join []*member) {
 
 // follow checks and polls a backend until it leaves. f.changing is held.
 func (f *fleet) follow(m *member) {
-	if f.running == nil || f.running.Err() != nil {
+	if f.running == nil {
 		return
 	}
 	ctx, stop := context.WithCancel(f.running)
