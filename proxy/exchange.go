@@ -36,6 +36,7 @@ type exchange struct {
 	fallen   []fallen            // of those tried, that failed as one does that dies
 	waited   bool                // for a place on those that are full
 	moved    bool                // from a backend that did nothing
+	queued   time.Duration       // waited for the retry budget
 	wait     wait                // of the attempt under way
 	held     time.Duration       // waited for a backend to have room
 	spoken   time.Time           // since when there are a replica's words to relay, if no other does better; zero: none are

@@ -70,13 +70,14 @@ func (x *exchange) withinBudget() bool {
 	}
 	patience := s.HoldTime - x.held
 	if !x.spoken.IsZero() {
-		patience = min(patience, retryPatience)
+		patience = min(patience, retryPatience-x.queued)
 	}
 	begun := time.Now()
 	ctx, cancel := context.WithTimeout(x.r.Context(), patience)
 	defer cancel()
 	ok := budget.await(ctx, s.RetryShare, s.RetryPerSecond)
 	x.held += time.Since(begun)
+	x.queued += time.Since(begun)
 	switch {
 	case ok:
 		x.p.metrics.RetryWaited(metrics.RetrySent)
@@ -102,11 +103,13 @@ func (x *exchange) killedTwo(f *failure) bool {
 		return false
 	}
 	all := x.input.request.Backends
-	for _, b := range all {
-		x.p.suspect(b)
-	}
-	if !x.rest(verdict) {
-		return false
+	for range 2 { // a replica whose engine died answers for a moment more
+		for _, b := range all {
+			x.p.suspect(b)
+		}
+		if !x.rest(verdict / 2) {
+			return false
+		}
 	}
 	dead := slices.ContainsFunc(x.fallen[:before], func(o fallen) bool { return o.backend.State() == backends.Down })
 	atRisk := slices.ContainsFunc(all, func(b *backends.Backend) bool { return b.State() == backends.Ready && !x.fell(b) })
