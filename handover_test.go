@@ -237,3 +237,18 @@ func TestSystemdIsTold(t *testing.T) {
 		t.Errorf("got %q", got)
 	}
 }
+
+func TestAHandOverOverHTTP2LosesNothing(t *testing.T) {
+	pair := newPEMPair(t)
+	fleet := startSimFleet(t, 2, 200_000)
+	p := startProgram(t, "--config", fleet.configFile(t, pair.yaml()+"timeouts: {drain: 300ms}").path)
+	clients := p.startCrowd(8, pair.transport(true))
+	clients.more(50)
+	p.handOver()
+	clients.more(200)
+	if status := p.exit(); status != 0 {
+		t.Errorf("the old process ended with status %d", status)
+	}
+	clients.more(50)
+	clients.leave()
+}
