@@ -139,10 +139,12 @@ func (x *exchange) refuse(e *apiError) {
 		x.w.send(e.event(x.endpoint.format))
 		return
 	}
-	if x.whole.IsZero() {
-		x.w.hurry()
+	if !x.whole.IsZero() {
+		e.write(&x.w)
+		return
 	}
-	e.write(&x.w)
+	x.freeInput()
+	x.w.refuseUnread(e, x.r)
 }
 
 // prepare reads and understands the request.
@@ -151,10 +153,10 @@ func (x *exchange) prepare() *apiError {
 	upload := paced{body: x.r.Body, conn: &x.w.conn, idle: x.settings.BodyIdle, began: x.arrived}
 	x.input.body, err = x.p.bodies.read(&upload, x.r.ContentLength, bodyBounds{x.settings.BodyBytes, x.settings.BodyBytesTotal})
 	upload.end()
-	x.whole = time.Now()
 	if err != nil {
 		return x.bodyFault(err)
 	}
+	x.whole = time.Now()
 	_ = x.r.Body.Close() // or net/http would look for more of it, in vain, with the answer's header
 	if fault := x.steer(); fault != nil {
 		return fault
@@ -169,7 +171,6 @@ func (x *exchange) prepare() *apiError {
 // bodyFault is what a body that could not be read is answered with.
 func (x *exchange) bodyFault(err error) *apiError {
 	x.w.Header().Set("Connection", "close") // the rest of it is not read
-	x.w.hurry()
 	var socket *net.OpError
 	switch {
 	case errors.Is(err, os.ErrDeadlineExceeded):

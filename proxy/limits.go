@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"io"
 	"net/http"
 	"time"
 )
@@ -11,6 +12,18 @@ const lingering = 2 * time.Second
 
 // hurry leaves the client that long.
 func (c *client) hurry() { _ = c.conn.SetReadDeadline(time.Now().Add(lingering)) }
+
+// refuseUnread answers a request whose body was not read to its end.
+func (c *client) refuseUnread(e *apiError, r *http.Request) {
+	c.hurry()
+	e.write(c)
+	if r.Close && r.ProtoMajor == 1 {
+		// net/http would close at once, and a connection that is closed with bytes
+		// still to be read is reset: the client might never see the answer.
+		_ = c.conn.Flush()
+		_, _ = io.Copy(io.Discard, r.Body)
+	}
+}
 
 // bodiless is for endpoints that read no body.
 func bodiless(h http.HandlerFunc) http.HandlerFunc {
