@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -103,5 +104,62 @@ func TestClientThatReadsSlowlyGetsAll(t *testing.T) {
 	}
 	if err != io.EOF || got != size {
 		t.Errorf("%d bytes came, then %v", got, err)
+	}
+}
+
+// overHTTP2 is a client that speaks HTTP/2 with the proxy.
+func (f *fleet) overHTTP2() (*http.Client, string) {
+	server := httptest.NewUnstartedServer(f.proxy)
+	server.EnableHTTP2 = true
+	server.StartTLS()
+	f.t.Cleanup(server.Close)
+	return server.Client(), server.URL
+}
+
+func TestClientThatDoesNotReadOverHTTP2IsCutOff(t *testing.T) {
+	for name, c := range map[string]struct {
+		ask    string
+		script func(*session)
+	}{
+		"stream":      {askStream, endless},
+		"long answer": {askWhole, once(answered("200 OK", strings.Repeat("x", 32<<20)))},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := serve(t, func(o *Options) { o.WriteIdle = 100 * time.Millisecond }, &replica{script: c.script})
+			client, url := f.overHTTP2()
+			resp, err := client.Post(url+"/v1/chat/completions", "application/json", strings.NewReader(c.ask))
+			if err != nil || resp.ProtoMajor != 2 {
+				t.Fatal(resp, err)
+			}
+			defer resp.Body.Close()
+			f.counts(`warmroute_aborts_total{phase="not_reading"} 1`)
+			f.settled()
+			if _, err := io.Copy(io.Discard, resp.Body); err == nil {
+				t.Error("the answer seemed to end well")
+			}
+		})
+	}
+}
+
+// Over HTTP/2 a deadline would end a stream even while nothing is written.
+func TestSilentReplicaIsNotTheClientsFaultOverHTTP2(t *testing.T) {
+	silence := func() { time.Sleep(400 * time.Millisecond) }
+	f := serve(t, func(o *Options) { o.WriteIdle, o.Keepalive = 100*time.Millisecond, 350*time.Millisecond }, &replica{script: func(s *session) {
+		s.request()
+		s.say(sseHead)
+		silence()
+		s.say(chunk(role), chunk(hello))
+		silence()
+		s.say(chunk(stop), chunk(doneLine), lastChunk)
+	}})
+	client, url := f.overHTTP2()
+	resp, err := client.Post(url+"/v1/chat/completions", "application/json", strings.NewReader(askStream))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	got, err := io.ReadAll(resp.Body)
+	if err != nil || strings.ReplaceAll(string(got), keepAlive, "") != role+hello+stop+doneLine {
+		t.Errorf("got %q, %v", got, err)
 	}
 }
