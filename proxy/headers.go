@@ -1,7 +1,8 @@
 package proxy
 
 import (
-	"fmt"
+	"encoding/binary"
+	"encoding/hex"
 	"maps"
 	"math/rand/v2"
 	"net/http"
@@ -93,7 +94,10 @@ func requestID(h http.Header) string {
 	if plainID(id) && !presentedIn(h, id) {
 		return id
 	}
-	return fmt.Sprintf("wr-%016x%016x", rand.Uint64(), rand.Uint64())
+	var random [16]byte
+	binary.BigEndian.PutUint64(random[:8], rand.Uint64())
+	binary.BigEndian.PutUint64(random[8:], rand.Uint64())
+	return string(hex.AppendEncode([]byte("wr-"), random[:]))
 }
 
 func plainID(id string) bool {
