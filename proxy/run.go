@@ -1,0 +1,80 @@
+package proxy
+
+import (
+	"net/http"
+	"time"
+
+	"warmroute/router"
+)
+
+// run makes attempts until the client has its answer, or is gone.
+func (x *exchange) run() {
+	x.query = x.hideKey()
+	outgoing(x.r.Header, x.id)
+	x.p.retries.request()
+	x.input.request.Stuck = x.stuck
+	// latest is the latest failure, last the latest in which a replica gave words
+	// for the client, if any did.
+	var latest, last *failure
+	var none error // why there is no backend to ask
+	for {
+		x.wait.begin(x.r.Context())
+		var d *router.Decision
+		if d, none = x.pick(); none != nil {
+			x.wait.end()
+			break
+		}
+		if latest != nil {
+			x.p.metrics.Retried(latest.reason)
+		}
+		f := x.attempt(d)
+		if f == nil || f.left {
+			return
+		}
+		f.decision, latest = d, f
+		x.tell(f)
+		x.tried = append(x.tried, d.Backend)
+		if f.status != 0 || f.final || last == nil || last.status == 0 {
+			last = f
+		}
+		if f.status != 0 && x.spoken.IsZero() {
+			x.spoken = time.Now()
+		}
+		x.countFailure(f)
+		if !x.again(f) {
+			break
+		}
+	}
+	x.giveUp(last, none)
+}
+
+// tell makes a failed attempt known.
+func (x *exchange) tell(f *failure) {
+	x.p.suspect(f.decision.Backend)
+	x.p.log.Warn("attempt failed", "backend", f.decision.Backend.Name, "reason", f.reason, "error", f.err, "request_id", x.id)
+}
+
+// giveUp answers when no attempt is left: with the last replica's own words, if
+// there were any, else with why there is none.
+func (x *exchange) giveUp(last *failure, none error) {
+	switch {
+	case x.cutOff():
+		x.refuse(shuttingDown())
+	case none != nil && x.r.Context().Err() != nil:
+		x.outcome.Code = statusClientLeft
+		x.p.metrics.Aborted("held")
+	case last != nil && last.status != 0:
+		x.relayFailure(last)
+	case last == nil, none != nil && (x.held > 0 || last.free && x.settings.HoldTime > 0): // it waited for one
+		x.refuse(x.notPicked(none))
+	case last.stuck:
+		x.refuse(&apiError{status: http.StatusGatewayTimeout, kind: "timeout", code: "replica_stuck",
+			message: "the replica does nothing about the request, and no other could answer it"})
+	case last.timeout:
+		x.refuse(firstByteTimeout())
+	default:
+		e := unavailable("no replica could answer: " + last.reason)
+		e.status, e.kind, e.code = http.StatusBadGateway, "bad_gateway", "replica_failed"
+		x.refuse(e)
+	}
+}
