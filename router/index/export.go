@@ -81,15 +81,15 @@ func (x *Index) Import(slot, n int) *Import {
 func (i *Import) More(blocks []Restored) (taken int, more bool) {
 	h := i.index.held[i.slot]
 	for _, b := range blocks {
-		if h != i.of || len(h.find) >= h.capacity {
+		if h != i.of || h.find.len() >= h.capacity {
 			return taken, false
 		}
-		if _, held := h.find[b.Block]; held {
+		if h.find.get(b.Block) != 0 {
 			continue
 		}
 		parent := int32(0)
 		if !b.First {
-			if parent = h.find[b.Parent]; parent == 0 {
+			if parent = h.find.get(b.Parent); parent == 0 {
 				continue // evicted between two parts
 			}
 			if p := &h.entries[parent]; p.stamp < i.since || p.stamp > i.until {
@@ -105,7 +105,7 @@ func (i *Import) More(blocks []Restored) (taken int, more bool) {
 		i.last = b.Block
 		h.insertOldest(b.Block, parent, i.stamp)
 		s, bit := i.index.bit(i.slot)
-		s[b.Block] |= bit
+		*s.at(b.Block) |= bit
 		i.index.entries++
 		taken++
 	}

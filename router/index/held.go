@@ -14,12 +14,12 @@ import (
 type held struct {
 	capacity  int
 	evictions uint64
-	uses      uint64 // Adds and Releases so far: the clock of the stamps
-	find      map[prompt.Block]int32
-	entries   []entry // entries[0] closes the ring: its newer is the oldest, its older the newest
-	free      int32   // first of the unused entries, linked by newer; 0: none
-	inUse     int     // entries that have users
-	gaveUp    int     // blocks of requests in flight that had to become evictable
+	uses      uint64       // Adds and Releases so far: the clock of the stamps
+	find      table[int32] // the places of blocks in entries
+	entries   []entry      // entries[0] closes the ring: its newer is the oldest, its older the newest
+	free      int32        // first of the unused entries, linked by newer; 0: none
+	inUse     int          // entries that have users
+	gaveUp    int          // blocks of requests in flight that had to become evictable
 
 	// Placements whose blocks are in use, in the order of their Adds.
 	firstPlaced, lastPlaced *Placement
@@ -35,7 +35,7 @@ type entry struct {
 }
 
 func newHeld() *held {
-	return &held{find: map[prompt.Block]int32{}, entries: make([]entry, 1)}
+	return &held{entries: make([]entry, 1)}
 }
 
 func (h *held) oldest() int32 { return h.entries[0].newer }
@@ -43,8 +43,7 @@ func (h *held) oldest() int32 { return h.entries[0].newer }
 // leading is how many of blocks, from the first, are held.
 func (h *held) leading(blocks []prompt.Block) int {
 	return sort.Search(len(blocks), func(i int) bool {
-		_, ok := h.find[blocks[i]]
-		return !ok
+		return h.find.get(blocks[i]) == 0
 	})
 }
 
@@ -54,7 +53,7 @@ func (h *held) last(blocks []prompt.Block) int32 {
 	if len(blocks) == 0 {
 		return 0
 	}
-	return h.find[blocks[len(blocks)-1]]
+	return h.find.get(blocks[len(blocks)-1])
 }
 
 // distance is about how many blocks were used since an entry was: as many as a
@@ -68,7 +67,7 @@ func (h *held) distance(at int32) int {
 	if span == 0 {
 		return h.inUse
 	}
-	return h.inUse + int(float64(len(h.find)-h.inUse)*min(1, float64(age)/float64(span)))
+	return h.inUse + int(float64(h.find.len()-h.inUse)*min(1, float64(age)/float64(span)))
 }
 
 // take puts the blocks up to tail in use for one request more. Blocks in use are
@@ -116,13 +115,13 @@ func (h *held) insert(b prompt.Block, parent int32, stamp uint64) int32 {
 	}
 	h.entries[at] = entry{block: b, stamp: stamp, parent: parent, users: 1}
 	h.inUse++
-	h.find[b] = at
+	*h.find.at(b) = at
 	return at
 }
 
 // remove forgets an entry that nobody uses.
 func (h *held) remove(at int32) {
-	delete(h.find, h.entries[at].block)
+	h.find.remove(h.entries[at].block)
 	h.unlink(at)
 	h.entries[at] = entry{newer: h.free}
 	h.free = at

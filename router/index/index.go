@@ -23,10 +23,11 @@ const entryBytes = 128
 type Index struct {
 	maxEntries int
 	held       []*held
-	want       []int // capacity asked for, by slot, in blocks
-	sets       []set // one for each 64 backends
-	entries    int   // held, or dropped and not yet swept
+	want       []int  // capacity asked for, by slot, in blocks
+	sets       []*set // one for each 64 backends
+	entries    int    // held, or dropped and not yet swept
 	version    uint64
+	fetched    prompt.Block // means nothing: see fetch
 
 	dropped []dropped
 	unswept []uint64 // the backends with a dropped part, as in sets
@@ -35,7 +36,7 @@ type Index struct {
 // set maps a block to the backends that hold it, one bit each, of 64 backends
 // side by side. A fleet of more has several, so that the value stays a plain
 // word which the garbage collector never looks into.
-type set map[prompt.Block]uint64
+type set struct{ table[uint64] }
 
 // New makes an index for slots backends that takes at most about maxBytes of
 // memory, however many blocks the backends could hold.
@@ -52,7 +53,7 @@ func (x *Index) Grow(slots int) {
 		x.want = append(x.want, 0)
 	}
 	for 64*len(x.sets) < slots {
-		x.sets = append(x.sets, set{})
+		x.sets = append(x.sets, new(set))
 		x.unswept = append(x.unswept, 0)
 	}
 	x.version++
@@ -70,7 +71,7 @@ func (x *Index) Match(blocks []prompt.Block, depth []int) {
 		live := ^uint64(0) >> (64 - members) &^ x.unswept[g]
 		last := live
 		if len(blocks) > 0 {
-			last &= s[blocks[len(blocks)-1]]
+			last &= s.get(blocks[len(blocks)-1])
 		}
 		s.match(blocks, 0, len(blocks), live, last, live, depth[64*g:])
 		record(last, len(blocks), depth[64*g:])
@@ -83,14 +84,14 @@ func (x *Index) Match(blocks []prompt.Block, depth []int) {
 
 // match finds the depths from lo up to, not including, hi, of the backends in
 // live. atLo and atHi are those of them that hold at least that many blocks.
-func (s set) match(blocks []prompt.Block, lo, hi int, atLo, atHi, live uint64, depth []int) {
+func (s *set) match(blocks []prompt.Block, lo, hi int, atLo, atHi, live uint64, depth []int) {
 	for atLo != atHi {
 		if hi == lo+1 {
 			record(atLo&^atHi, lo, depth)
 			return
 		}
 		mid := (lo + hi) / 2
-		atMid := s[blocks[mid-1]] & live
+		atMid := s.get(blocks[mid-1]) & live
 		s.match(blocks, lo, mid, atLo, atMid, live, depth)
 		lo, atLo = mid, atMid
 	}
@@ -107,7 +108,7 @@ func record(backends uint64, d int, depth []int) {
 func (x *Index) Version() uint64 { return x.version + 1 }
 
 // Len is the number of blocks that a backend holds.
-func (x *Index) Len(slot int) int { return len(x.held[slot].find) }
+func (x *Index) Len(slot int) int { return x.held[slot].find.len() }
 
 // Capacity is the number of blocks that a backend may hold here.
 func (x *Index) Capacity(slot int) int { return x.held[slot].capacity }
@@ -130,15 +131,15 @@ func (x *Index) remove(slot int, at int32) {
 	x.version++
 }
 
-func (x *Index) bit(slot int) (set, uint64) {
+func (x *Index) bit(slot int) (*set, uint64) {
 	return x.sets[slot/64], 1 << (slot % 64)
 }
 
-func (s set) clear(b prompt.Block, bit uint64) {
-	if left := s[b] &^ bit; left != 0 {
-		s[b] = left
+func (s *set) clear(b prompt.Block, bit uint64) {
+	if left := s.get(b) &^ bit; left != 0 {
+		*s.at(b) = left
 	} else {
-		delete(s, b)
+		s.remove(b)
 	}
 }
 
@@ -147,9 +148,10 @@ func (s set) clear(b prompt.Block, bit uint64) {
 func (x *Index) insert(slot int, blocks []prompt.Block, parent int32, stamp uint64) int32 {
 	h := x.held[slot]
 	s, bit := x.bit(slot)
+	x.fetched ^= h.find.fetch(blocks) ^ s.fetch(blocks)
 	for _, b := range blocks {
 		parent = h.insert(b, parent, stamp)
-		s[b] |= bit
+		*s.at(b) |= bit
 	}
 	x.entries += len(blocks)
 	if len(blocks) > 0 {

@@ -63,8 +63,7 @@ func (x *Index) Release(p *Placement, reply []prompt.Block) {
 		h.unlistPlaced(p)
 	} else {
 		h.gaveUp -= p.gaveUp
-		var ok bool
-		if p.tail, ok = h.find[p.tailBlock]; !ok {
+		if p.tail = h.find.get(p.tailBlock); p.tail == 0 {
 			return // evicted meanwhile
 		}
 		h.take(p.tail, h.uses)
@@ -105,8 +104,8 @@ func (x *Index) TakeBack(p *Placement, blocks []prompt.Block, keep int) {
 	h.gaveUp -= p.gaveUp
 	p.held = nil
 	for i := len(blocks) - 1; i >= max(p.from, keep); i-- {
-		at, ok := h.find[blocks[i]]
-		if !ok {
+		at := h.find.get(blocks[i])
+		if at == 0 {
 			continue // evicted meanwhile, or beyond the capacity
 		}
 		if e := &h.entries[at]; e.stamp != p.stamp || e.users > 0 {

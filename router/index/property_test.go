@@ -164,8 +164,7 @@ func TestAgainstTheNaiveIndex(t *testing.T) {
 						n.leave(f)
 					}
 					n.idle = slices.DeleteFunc(n.idle, func(b prompt.Block) bool {
-						_, ok := x.held[f.slot].find[b]
-						return !ok
+						return x.held[f.slot].find.get(b) == 0
 					})
 				}
 			case op == 18 && rng.IntN(5) == 0:
@@ -224,7 +223,7 @@ func check(t *testing.T, x *Index, preds map[prompt.Block]prompt.Block, when str
 	t.Helper()
 	total := 0
 	for slot, h := range x.held {
-		total += len(h.find)
+		total += h.find.len()
 		listed := h.inUse
 		for at := h.oldest(); at != 0; at = h.entries[at].newer {
 			if h.entries[at].users != 0 {
@@ -232,16 +231,16 @@ func check(t *testing.T, x *Index, preds map[prompt.Block]prompt.Block, when str
 			}
 			listed++
 		}
-		if listed != len(h.find) {
-			t.Fatalf("%s: backend %d has %d blocks in use or in its list and finds %d", when, slot, listed, len(h.find))
+		if listed != h.find.len() {
+			t.Fatalf("%s: backend %d has %d blocks in use or in its list and finds %d", when, slot, listed, h.find.len())
 		}
 		s, bit := x.bit(slot)
-		for b := range h.find {
-			if s[b]&bit == 0 {
+		for b := range all(&h.find) {
+			if s.get(b)&bit == 0 {
 				t.Fatalf("%s: backend %d holds a block that its set does not show", when, slot)
 			}
 			if p, ok := preds[b]; ok {
-				if _, ok := h.find[p]; !ok {
+				if h.find.get(p) == 0 {
 					t.Fatalf("%s: backend %d has a hole: a block without its predecessor", when, slot)
 				}
 			}
@@ -250,7 +249,7 @@ func check(t *testing.T, x *Index, preds map[prompt.Block]prompt.Block, when str
 	shown, unswept := 0, false
 	for g, s := range x.sets {
 		unswept = unswept || x.unswept[g] != 0
-		for _, m := range s {
+		for _, m := range all(&s.table) {
 			for ; m != 0; m &= m - 1 {
 				shown++
 			}

@@ -1,6 +1,10 @@
 package index
 
-import "slices"
+import (
+	"slices"
+
+	"warmroute/router/prompt"
+)
 
 // evictAhead is how many blocks beyond those that it needs one Add may evict
 // when a capacity has shrunk: the caller holds a lock, and all of them at once
@@ -50,7 +54,7 @@ func (x *Index) Drop(slot int) {
 	fresh.capacity, fresh.evictions = h.capacity, h.evictions
 	x.held[slot] = fresh
 	x.version++
-	if len(h.find) == 0 {
+	if h.find.len() == 0 {
 		return
 	}
 	x.dropped = append(x.dropped, dropped{slot, h.entries[1:]})
@@ -73,7 +77,7 @@ func (x *Index) Upkeep(n int) bool {
 	}
 	left := len(x.dropped) > 0
 	for slot, h := range x.held {
-		over := len(h.find) - h.capacity
+		over := h.find.len() - h.capacity
 		if over > 0 && n > 0 {
 			evicted := x.evict(slot, min(over, n))
 			over, n = over-evicted, n-evicted
@@ -94,7 +98,7 @@ func (x *Index) sweep(n int) int {
 			continue // not in use
 		}
 		x.entries--
-		if _, again := h.find[e.block]; !again {
+		if h.find.get(e.block) == 0 {
 			s.clear(e.block, bit)
 		}
 	}
@@ -119,7 +123,7 @@ func (x *Index) makeRoom(slot, blocks int) {
 		x.Upkeep(2*blocks + evictAhead)
 	}
 	h := x.held[slot]
-	over := len(h.find) + blocks - h.capacity
+	over := h.find.len() + blocks - h.capacity
 	if over <= 0 {
 		return
 	}
@@ -131,6 +135,7 @@ func (x *Index) makeRoom(slot, blocks int) {
 // counts as used already.
 func (x *Index) evict(slot, n int) (evicted int) {
 	h := x.held[slot]
+	x.fetchOldest(slot, n)
 	for evicted < n {
 		at := h.oldest()
 		if at == 0 {
@@ -145,4 +150,20 @@ func (x *Index) evict(slot, n int) (evicted int) {
 		evicted++
 	}
 	return evicted
+}
+
+// fetchOldest is fetch for the blocks that an eviction of n will remove.
+func (x *Index) fetchOldest(slot, n int) {
+	h := x.held[slot]
+	s, _ := x.bit(slot)
+	var blocks [64]prompt.Block
+	for at := h.oldest(); at != 0 && n > 0; {
+		k := 0
+		for ; at != 0 && k < min(n, len(blocks)); at = h.entries[at].newer {
+			blocks[k] = h.entries[at].block
+			k++
+		}
+		n -= k
+		x.fetched ^= h.find.fetch(blocks[:k]) ^ s.fetch(blocks[:k])
+	}
 }
