@@ -26,7 +26,7 @@ const (
 	due trouble = iota - 1 // it has failed, and has to be tried again, or nobody would see it heal
 	well
 	pressed // its KV cache is all but full
-	failing // it fails what it is sent, and does so at once
+	failing // it fails what it is sent, or refuses it for its full queue, and does so at once
 	small   // the prompt is too long for it
 	stuck   // it produces nothing
 )
@@ -135,7 +135,7 @@ func (r *Router) trouble(req *Request, tried []*backends.Backend, b *backends.Ba
 		return due // a request that failed elsewhere is not risked
 	case r.policyName == "prefix" && r.tooLong(req, b.Slot):
 		return small
-	case k.open:
+	case k.open, r.progress[b.Slot].full(now):
 		return failing
 	case l != nil && l.KVKnown && l.KVCacheUsage > kvPressure && r.policyName == "prefix":
 		return pressed

@@ -150,7 +150,7 @@ func (d *Decision) Release(o Outcome) {
 		o.AnswerTokens = 0
 	}
 	d.progress.ended(d)
-	d.progress.freedBy(d, &o)
+	d.progress.freedBy(d, &o, now)
 	d.progress.breaker.ended(d, &o, &r.breaking, now.Sub(d.progress.worked) < workLasts, now)
 	switch {
 	case o.End == Served:

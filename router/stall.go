@@ -41,7 +41,8 @@ type progress struct {
 	stalled bool // by the last look
 	stalls  uint64
 
-	freed int // places on it since it refused a request for want of one; see TakePlace
+	refused time.Time // when it last refused a request for want of a place
+	freed   int       // places on it since then; see TakePlace
 
 	breaker breaker
 	watched watched
