@@ -8,7 +8,7 @@
 // starts every contender anew for each measurement, in another order, and the
 // table shows medians of the rounds: absolute times are the machine's, so it is
 // the ratios that count. With four contenders besides warmroute and three
-// rounds it takes about 20 minutes.
+// rounds it takes 15 to 20 minutes.
 //
 //	go run ./scripts/bench --endure 5m
 //
