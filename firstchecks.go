@@ -36,7 +36,10 @@ func (f *firstChecks) note(b *backends.Backend) {
 }
 
 // ready tells whoever started this process that it serves, and knows its fleet.
-func (s *service) ready() error {
+func (s *service) ready() {
 	s.tellSystemd("READY=1")
-	return s.control.before.serves()
+	if err := s.control.before.serves(); err != nil {
+		// All the more this one has to serve.
+		s.log.Warn("the process before has ended in the hand-over", "reason", err.Error())
+	}
 }

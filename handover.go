@@ -20,6 +20,8 @@ const (
 	// lookEvery is how often a process that hands over looks whether it has
 	// requests left.
 	lookEvery = 20 * time.Millisecond
+	// endWait is how long a new process that does not serve yet has to end.
+	endWait = 5 * time.Second
 )
 
 // errHandedOver ends govern when another process serves the listeners.
@@ -28,8 +30,8 @@ var errHandedOver = errors.New("handed over")
 // successor is a process that was given the listeners. The zero value is none.
 type successor struct {
 	pid    int
-	serves chan error // nil once it serves, else why it never will
-	giveUp func()     // ends it, unless it serves
+	serves chan error      // nil once it serves, else why it never will
+	end    func(os.Signal) // ends it, in good order if it serves
 }
 
 // handOver begins a hand-over, unless one is under way.
@@ -48,9 +50,9 @@ func (s *service) handOver(f *front, before successor) successor {
 }
 
 // handedOver is for when the successor serves.
-func (s *service) handedOver(next successor) error {
-	s.log.Info("handed over; what is in flight here ends here", "pid", next.pid)
-	s.tellSystemd("MAINPID=" + strconv.Itoa(next.pid))
+func (s *service) handedOver(pid int) error {
+	s.log.Info("handed over; what is in flight here ends here", "pid", pid)
+	s.tellSystemd("MAINPID=" + strconv.Itoa(pid))
 	return errHandedOver
 }
 
@@ -88,11 +90,19 @@ func (s *service) startSuccessor(f *front) (successor, error) {
 		heard.Close()
 		return successor{}, err
 	}
-	next := successor{pid: cmd.Process.Pid, serves: make(chan error, 1)}
-	next.giveUp = func() { heard.SetReadDeadline(time.Now()) }
-	heard.SetReadDeadline(time.Now().Add(handOverWait))
+	next := newSuccessor(cmd, heard)
 	f.serving.Go(func() { next.serves <- awaitSuccessor(cmd, heard) })
 	return next, nil
+}
+
+// newSuccessor is for a process that was started and says through heard that it serves.
+func newSuccessor(cmd *exec.Cmd, heard *os.File) successor {
+	heard.SetReadDeadline(time.Now().Add(handOverWait))
+	end := func(s os.Signal) {
+		cmd.Process.Signal(s)
+		heard.SetReadDeadline(time.Now().Add(endWait))
+	}
+	return successor{pid: cmd.Process.Pid, serves: make(chan error, 1), end: end}
 }
 
 // mayHandOver says why the process with that id cannot hand over, or nil.
@@ -112,8 +122,9 @@ func awaitSuccessor(cmd *exec.Cmd, heard *os.File) error {
 		return nil
 	}
 	cmd.Process.Kill()
-	if ended := cmd.Wait(); errors.Is(err, io.EOF) {
-		return fmt.Errorf("the new process ended before it served: %w", ended)
+	cmd.Wait()
+	if errors.Is(err, io.EOF) {
+		return fmt.Errorf("the new process ended before it served: %v", cmd.ProcessState)
 	}
 	return fmt.Errorf("the new process did not serve within %v", handOverWait)
 }

@@ -120,27 +120,6 @@ func TestANewProcessThatFailsChangesNothing(t *testing.T) {
 	http.DefaultClient.CloseIdleConnections()
 }
 
-// A hand-over is under way when the old process is told to end: the new one, of
-// which nobody knows yet, must not stay.
-func TestAStopDuringAHandOverEndsBoth(t *testing.T) {
-	silent, err := net.Listen("tcp", "127.0.0.1:0") // a replica that never answers a check
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer silent.Close()
-	fleet := startSimFleet(t, 1, 200_000)
-	file := fleet.configFile(t, "")
-	p := startProgram(t, "--config", file.path)
-	file.write("health: {timeout: 10m}\nbackends: [" + fleet.urls[0] + ", http://" + silent.Addr().String() + "]")
-	p.signal(syscall.SIGUSR2)
-	pid, _ := strconv.Atoi(p.awaitLog(`msg="handing over" pid=(\d+)`))
-	p.signal(os.Interrupt)
-	if status := p.exit(); status != 0 {
-		t.Errorf("status %d", status)
-	}
-	p.eventually("the new process ends", func() bool { return syscall.Kill(pid, 0) != nil })
-}
-
 func TestProcess1DoesNotHandOver(t *testing.T) {
 	if err := mayHandOver(1); err == nil || !strings.Contains(err.Error(), "container") {
 		t.Error(err)

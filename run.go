@@ -23,16 +23,27 @@ func (s *service) run(ctx context.Context, public, admin net.Listener) error {
 		running.Wait()
 		keeping.end()
 	}()
+	checked := s.firstChecks.done
 	if s.control.before.ready != nil {
 		// The process before still answers. What came here would find no replica yet.
 		select {
-		case <-s.firstChecks.done:
+		case <-checked:
 		case <-ctx.Done():
 		}
+		if ctx.Err() != nil { // so that one goes on, with the sockets and the files
+			keeping.abandon()
+			public.Close()
+			if admin != nil {
+				admin.Close()
+			}
+			return nil
+		}
+		checked = nil
+		s.ready()
 	}
 	f := s.open(public, admin)
 	defer f.close()
-	switch err := s.govern(ctx, f); err {
+	switch err := s.govern(ctx, f, checked); err {
 	case nil:
 		s.drain(ctx, f)
 		return s.shutdown(f)
@@ -55,16 +66,17 @@ type control struct {
 }
 
 // govern does what the service is told until ctx is done, serving fails, or
-// another process has taken over (errHandedOver).
-func (s *service) govern(ctx context.Context, f *front) error {
+// another process has taken over (errHandedOver). Once checked is closed it tells
+// that the service is ready. A hand-over under way ends with it: where the service
+// is stopped, no process may stay that took over in the same moment.
+func (s *service) govern(ctx context.Context, f *front, checked <-chan struct{}) error {
 	c := &s.control
 	looks := time.NewTicker(watchEvery)
 	defer looks.Stop()
-	checked := s.firstChecks.done
 	var next successor
 	defer func() {
-		if next.giveUp != nil {
-			next.giveUp()
+		if next.end != nil {
+			next.end(stoppedBy(ctx))
 		}
 	}()
 	for {
@@ -75,9 +87,7 @@ func (s *service) govern(ctx context.Context, f *front) error {
 			return err
 		case <-checked:
 			checked = nil
-			if err := s.ready(); err != nil {
-				return err
-			}
+			s.ready()
 		case <-c.reloads:
 			c.reload.run(s)
 		case <-looks.C:
@@ -87,11 +97,12 @@ func (s *service) govern(ctx context.Context, f *front) error {
 		case <-c.handOvers:
 			next = s.handOver(f, next)
 		case err := <-next.serves:
+			pid := next.pid
+			next = successor{}
 			if err == nil {
-				return s.handedOver(next)
+				return s.handedOver(pid)
 			}
 			s.log.Error("not handed over, this process goes on", "reason", err.Error())
-			next = successor{}
 		}
 	}
 }

@@ -23,17 +23,21 @@ type stopSignal struct{ os.Signal }
 
 func (s stopSignal) Error() string { return "stopped by " + s.String() }
 
+// stoppedBy is the signal that ended ctx, or os.Interrupt where there was none.
+func stoppedBy(ctx context.Context) os.Signal {
+	if cause, ok := context.Cause(ctx).(stopSignal); ok {
+		return cause.Signal
+	}
+	return os.Interrupt
+}
+
 // drain goes on answering for timeouts.drain: requests in flight go on, and
 // new ones get a 503, so that a balancer in front learns from its health check
 // and not from its clients. Nobody waits for that at a terminal.
 func (s *service) drain(ctx context.Context, f *front) {
-	var signal stopSignal
-	if cause, ok := context.Cause(ctx).(stopSignal); ok {
-		signal = cause
-	}
 	s.proxy.Refuse()
 	s.tellSystemd("STOPPING=1")
-	if signal.Signal != syscall.SIGTERM || s.config.Timeouts.Drain == 0 {
+	if stoppedBy(ctx) != syscall.SIGTERM || s.config.Timeouts.Drain == 0 {
 		return
 	}
 	s.log.Info("draining: not ready any more, new requests are refused", "for", s.config.Timeouts.Drain)

@@ -1,0 +1,154 @@
+//go:build unix
+
+package main
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// beginHandOver begins one that comes to no end by itself, because the new process
+// has a replica more, which never answers a check.
+func (p *program) beginHandOver(file *configFile) (pid int) {
+	p.t.Helper()
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	p.t.Cleanup(func() { silent.Close() })
+	file.write("health: {timeout: 10m}\nbackends: [" + strings.Join(file.fleet.urls, ", ") + ", http://" + silent.Addr().String() + "]")
+	p.signal(syscall.SIGUSR2)
+	pid, _ = strconv.Atoi(p.awaitLog(`msg="handing over" pid=(\d+)`))
+	p.t.Cleanup(func() { syscall.Kill(pid, syscall.SIGKILL) })
+	p.awaitLog(`(?s)msg="handing over".*msg=listening admin=`)
+	return pid
+}
+
+// A hand-over is under way when the old process is told to end: the new one, of
+// which nobody knows yet, must not stay.
+func TestAStopDuringAHandOverEndsBoth(t *testing.T) {
+	file := startSimFleet(t, 1, 200_000).configFile(t, "")
+	p := startProgram(t, "--config", file.path)
+	pid := p.beginHandOver(file)
+	p.signal(os.Interrupt)
+	if status := p.exit(); status != 0 {
+		t.Errorf("status %d", status)
+	}
+	p.eventually("the new process ends", func() bool { return syscall.Kill(pid, 0) != nil })
+}
+
+// The sockets are the old process's until the new one serves: what the new one
+// accepted at its end would be refused.
+func TestANewProcessThatIsStoppedBeforeItServesTouchesNothing(t *testing.T) {
+	file := startSimFleet(t, 1, 200_000).configFile(t, "")
+	p := startProgram(t, "--config", file.path)
+	pid := p.beginHandOver(file)
+	clients := p.startCrowd(8, &http.Transport{})
+	clients.more(20)
+	if err := syscall.Kill(pid, syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	p.awaitLog(`msg="not handed over, this process goes on" reason="the new process ended before it served: exit status 0"`)
+	clients.more(100)
+	clients.leave()
+	if log := p.log.String(); strings.Contains(log, "draining") || strings.Contains(log, "shutting down") {
+		t.Errorf("the log:\n%s", log)
+	}
+}
+
+// successorOf is a service that takes over from a process with the other end of
+// the pipe, and has checked all its backends.
+func successorOf(t *testing.T) (s *service, public net.Listener, heard *os.File) {
+	t.Helper()
+	heard, told, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { heard.Close() })
+	c := mustLoad(t, "listen: 127.0.0.1:0\nadmin: \"\"", startSimFleet(t, 1, 200_000).urls[0])
+	log, _ := newLogger(c.Log, io.Discard)
+	s, err = newServiceAfter(&inherited{ready: told}, c, log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if public, _, err = s.control.before.listen(c); err != nil {
+		t.Fatal(err)
+	}
+	s.firstChecks = newFirstChecks(nil)
+	close(s.firstChecks.done)
+	return s, public, heard
+}
+
+func TestAStopAndTheFirstChecksAtOnceAreAStop(t *testing.T) {
+	ctx, stop := context.WithCancel(t.Context())
+	stop()
+	for range 10 { // Go chooses at random
+		s, public, heard := successorOf(t)
+		if err := s.run(ctx, public, nil); err != nil {
+			t.Fatal(err)
+		}
+		s.control.before.ready.Close()
+		if said, _ := io.ReadAll(heard); len(said) > 0 {
+			t.Error("it said that it serves")
+		}
+		if _, err := public.Accept(); !errors.Is(err, net.ErrClosed) {
+			t.Errorf("the listener: %v", err)
+		}
+	}
+}
+
+func TestANewProcessServesWhenTheOldOneHasDied(t *testing.T) {
+	ctx, stop := context.WithCancel(t.Context())
+	s, public, heard := successorOf(t)
+	heard.Close()
+	ended := make(chan error, 1)
+	go func() { ended <- s.run(ctx, public, nil) }()
+	resp, err := http.Get(baseURL(public) + "/livez")
+	if err != nil {
+		t.Error(err)
+	} else {
+		resp.Body.Close()
+	}
+	http.DefaultClient.CloseIdleConnections()
+	stop()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
+// The byte that says so may lie unread in the pipe when the service is stopped.
+func TestANewProcessThatServesEndsInGoodOrderWithAStop(t *testing.T) {
+	heard, told, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer told.Close()
+	cmd := exec.Command("sh", "-c", "trap 'exit 7' TERM; echo; while :; do sleep 0.01; done")
+	ready, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ready.Read(make([]byte, 1))
+	next := newSuccessor(cmd, heard)
+	told.Write([]byte{1})
+	next.end(syscall.SIGTERM)
+	if err := awaitSuccessor(cmd, heard); err != nil {
+		t.Error(err)
+	}
+	cmd.Wait()
+	if status := cmd.ProcessState.ExitCode(); status != 7 {
+		t.Errorf("status %d", status)
+	}
+}
