@@ -21,7 +21,12 @@ type client struct {
 }
 
 func newClient(w http.ResponseWriter, r *http.Request, idle time.Duration) client {
-	return client{ResponseWriter: w, conn: *http.NewResponseController(w), idle: idle, resets: r.ProtoMajor == 2}
+	c := client{ResponseWriter: w, conn: *http.NewResponseController(w), idle: idle, resets: r.ProtoMajor == 2}
+	if r.Header["Expect"] != nil && !c.resets { // it is told to go on while its body is read, and may not read that either
+		c.renew()
+		c.until = time.Time{}
+	}
+	return c
 }
 
 // Write implements io.Writer. The deadline stays, for what net/http itself has

@@ -25,17 +25,6 @@ func (c *client) refuseUnread(e *apiError, r *http.Request) {
 	}
 }
 
-// bodiless is for endpoints that read no body.
-func bodiless(h http.HandlerFunc) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		if r.ContentLength != 0 {
-			c := newClient(w, r, 0)
-			c.hurry()
-		}
-		h(w, r)
-	}
-}
-
 // checkLimits refuses what is too much before any of its body is read.
 func (x *exchange) checkLimits() *apiError {
 	if most := x.settings.InFlight; x.p.inFlight.Load() > int64(most) {

@@ -99,11 +99,11 @@ func (p *Proxy) routes() http.Handler {
 		"/v1/models": p.keyed(p.models), "/v1/models/*": p.keyed(p.model), "/version": p.keyed(p.versionInfo),
 		"/livez": p.live, "/readyz": p.ready, "/health": p.ready,
 	} {
-		r.Get(path, bodiless(h))
-		r.Head(path, bodiless(h))
+		r.Get(path, h)
+		r.Head(path, h)
 	}
-	r.NotFound(bodiless(notFound))
-	r.MethodNotAllowed(bodiless(notFound))
+	r.NotFound(notFound)
+	r.MethodNotAllowed(notFound)
 	return r
 }
 
@@ -118,7 +118,18 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		p.serve(e, w, r)
 		return
 	}
-	p.handlers.ServeHTTP(w, r)
+	p.serveHere(w, r)
+}
+
+// serveHere is for what is answered without a replica: at once, to a client that
+// may read none of it.
+func (p *Proxy) serveHere(w http.ResponseWriter, r *http.Request) {
+	c := newClient(w, r, p.settings.Load().WriteIdle)
+	if r.ContentLength != 0 {
+		c.hurry() // none of them reads a body
+	}
+	c.renew()
+	p.handlers.ServeHTTP(&c, r)
 }
 
 // endpointOf is the endpoint that a request is for, if it is for one, in the plain

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
@@ -83,6 +84,41 @@ func TestRefusalIsNotWaitedForEither(t *testing.T) {
 	f.counts(`warmroute_aborts_total{phase="not_reading"} 1`)
 	conn.Close()
 	<-ended
+}
+
+// closedBy sends the same request again and again, and reads nothing, until the
+// proxy closes the connection.
+func (f *fleet) closedBy(request string) {
+	conn := f.dial()
+	many := strings.Repeat(request, 1000)
+	var err error
+	for err == nil {
+		_, err = io.WriteString(conn, many)
+	}
+	if isTimeout(err) {
+		f.t.Errorf("the connection stays open, and nothing of it is read: %q", request)
+	}
+}
+
+func TestOtherAnswersAreNotWaitedForEither(t *testing.T) {
+	f := serve(t, func(o *Options) { o.WriteIdle = 100 * time.Millisecond }, &replica{})
+	var asking sync.WaitGroup
+	for _, path := range []string{"/nowhere", "/v1/models", "/livez", "/version"} {
+		asking.Go(func() { f.closedBy("GET " + path + " HTTP/1.1\r\nHost: x\r\n\r\n") })
+	}
+	asking.Wait()
+}
+
+// Which write meets the full buffers is chance: of 8 connections, on some it is the 100.
+func TestBeingToldToGoOnIsNotWaitedForEither(t *testing.T) {
+	f := serve(t, func(o *Options) { o.WriteIdle = 100 * time.Millisecond }, &replica{})
+	var asking sync.WaitGroup
+	for range 8 {
+		asking.Go(func() {
+			f.closedBy("POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 1\r\n\r\n[")
+		})
+	}
+	asking.Wait()
 }
 
 func TestClientThatReadsSlowlyGetsAll(t *testing.T) {
