@@ -63,15 +63,27 @@ func (c *connections) track(conn net.Conn, state http.ConnState, most int) net.C
 	return nil
 }
 
-// Track bounds the connections of a server of this Proxy, as its ConnState.
+// mostUnsent is how much the kernel holds for a client beyond what is on its way.
+const mostUnsent = 128 << 10
+
+// Track bounds the connections of a server of this Proxy, and what the kernel holds
+// for each, as its ConnState.
 func (p *Proxy) Track(conn net.Conn, state http.ConnState) {
+	if tcp, ok := plain(conn).(*net.TCPConn); ok && state == http.StateNew {
+		boundUnsent(tcp)
+	}
 	longest := p.connections.track(conn, state, p.settings.Load().Connections)
 	if longest == nil {
 		return
 	}
 	p.metrics.ClosedForRoom()
-	if secure, ok := longest.(*tls.Conn); ok {
-		longest = secure.NetConn() // TLS's farewell could wait for a client that does not read
+	plain(longest).Close() // TLS's farewell could wait for a client that does not read
+}
+
+// plain is the connection under TLS, if there is TLS.
+func plain(conn net.Conn) net.Conn {
+	if secure, ok := conn.(*tls.Conn); ok {
+		return secure.NetConn()
 	}
-	longest.Close()
+	return conn
 }
