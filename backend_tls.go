@@ -5,10 +5,9 @@ import (
 	"crypto/x509"
 	"fmt"
 	"strings"
-)
 
-// maxCAFileBytes is several times what all the public authorities together take.
-const maxCAFileBytes = 1 << 20
+	"warmroute/backends"
+)
 
 // tlsConfig says how the replica of an https URL is recognized: by the authorities
 // in ca_file alone, or by the system's where there is none. nil is the defaults.
@@ -20,15 +19,27 @@ func (b BackendConfig) tlsConfig() (*tls.Config, error) {
 	if b.CAFile == "" {
 		return c, nil
 	}
-	pem, err := readBounded(b.CAFile, maxCAFileBytes)
-	if err != nil {
-		return nil, err
-	}
 	c.RootCAs = x509.NewCertPool()
-	if !c.RootCAs.AppendCertsFromPEM(pem) {
+	if !c.RootCAs.AppendCertsFromPEM([]byte(b.authority)) {
 		return nil, fmt.Errorf("%s holds no certificate; it has to be in PEM form, beginning with -----BEGIN CERTIFICATE-----", b.CAFile)
 	}
 	return c, nil
+}
+
+// readAuthorities reads the files of those who signed the replicas' certificates.
+func (c *Config) readAuthorities(f *faults) {
+	for i := range c.Backends {
+		b := &c.Backends[i]
+		// Where it is of no use the check says that.
+		if u, err := backends.ParseURL(b.URL); b.CAFile == "" || err != nil || u.Scheme != "https" {
+			continue
+		}
+		data, err := readFile(b.CAFile)
+		if err != nil {
+			f.add(fmt.Sprintf("backends[%d].ca_file", i), "%v", err)
+		}
+		b.authority = string(data)
+	}
 }
 
 // checkBackendTLS looks at what is said of a backend's certificate. at is the

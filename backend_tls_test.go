@@ -27,14 +27,25 @@ func (s standIn) startTLS(t *testing.T) (url, caFile string) {
 	return server.URL, caFile
 }
 
+// trust gives the backend a file of authorities, as loading does.
+func (b *BackendConfig) trust(t *testing.T, caFile string) {
+	t.Helper()
+	pem, err := os.ReadFile(caFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.CAFile, b.authority = caFile, string(pem)
+}
+
 // Requests, readiness checks and polls all go by the backend's own authority.
 func TestReplicasWithAnAuthorityOfTheirOwn(t *testing.T) {
 	url, caFile := standIn{}.startTLS(t)
 	other, otherFile := standIn{}.startTLS(t)
 	named := strings.Replace(other, "127.0.0.1", "localhost", 1)
 	f := startFronted(t, func(c *Config) {
-		c.Backends[0].CAFile = caFile
-		c.Backends[1].CAFile, c.Backends[1].ServerName = otherFile, "example.com"
+		c.Backends[0].trust(t, caFile)
+		c.Backends[1].trust(t, otherFile)
+		c.Backends[1].ServerName = "example.com"
 	}, url, named)
 	f.ready(2)
 	for _, b := range f.service.registry.All() {
@@ -53,9 +64,9 @@ func TestAReplicaWithAnotherCertificateIsDownAndTheLogSaysWhy(t *testing.T) {
 		why    string
 	}{
 		"no authority given": {url, func(*BackendConfig) {}, "certificate signed by unknown authority"},
-		"not its name": {strings.Replace(url, "127.0.0.1", "localhost", 1), func(b *BackendConfig) { b.CAFile = caFile },
+		"not its name": {strings.Replace(url, "127.0.0.1", "localhost", 1), func(b *BackendConfig) { b.trust(t, caFile) },
 			"certificate is valid for"},
-		"nor the one given": {url, func(b *BackendConfig) { b.CAFile, b.ServerName = caFile, "other.org" }, "certificate is valid for"},
+		"nor the one given": {url, func(b *BackendConfig) { b.trust(t, caFile); b.ServerName = "other.org" }, "certificate is valid for"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := startFronted(t, func(c *Config) { f.change(&c.Backends[0]) }, f.url)

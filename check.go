@@ -56,7 +56,6 @@ func (c *Config) Warnings() []string {
 // check adds a fault for every rule that the settings break.
 func (c *Config) check(f *faults) {
 	c.checkListeners(f)
-	c.TLS.check(f)
 	c.checkBackends(f)
 	c.checkKeys(f)
 	c.checkAdminToken(f)

@@ -49,12 +49,12 @@ func TestCheckReportsFaultsOfKeysAndShowsNone(t *testing.T) {
 		{"a short key", "", "a short", "KEYS: line 1: the key has to be 20 or more visible ASCII characters, from a random source: openssl rand -hex 32"},
 		{"an empty file", "", "# none\n", "keys_file: KEYS has no keys in it; add one, or drop the setting to let everybody in"},
 		{"no file", "keys_file: none", "", "keys_file: stat none: no such file or directory"},
-		{"a folder", "keys_file: /", "", "keys_file: / is no regular file"},
+		{"a folder", "keys_file: /", "", "keys_file: / is no plain file"},
 		{"unknown kind of tenants", "tenant: alone", "", `tenant: unknown value "alone"; use one of share, isolate`},
 		{"a short token", "admin_token: secret", "", "admin_token: is shorter than 16 characters and could be guessed; make one with openssl rand -hex 32"},
 		{"a token with a line end", "admin_token: \"" + plainKey + "\\n\"", "", "admin_token: has characters that no header may carry; was a line end copied with it?"},
 		{"two tokens", "admin_token: " + plainKey + "\nadmin_token_file: none", "", "admin_token_file: admin_token is given as well; drop one of the two"},
-		{"no token in the file", "admin_token_file: /dev/null", "", "admin_token_file: /dev/null is no regular file"},
+		{"no token in the file", "admin_token_file: /dev/null", "", "admin_token_file: /dev/null is no plain file"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			yaml := "backends: [\"http://a:8000\"]\n" + c.yaml

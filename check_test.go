@@ -117,8 +117,8 @@ func TestCheckReportsAFaultWithItsPathAndWhatToDo(t *testing.T) {
 		{"server name for plain HTTP", "backends: [{url: \"http://a\", server_name: b}]", "backends[0].server_name: changes nothing for http://a; make it https:// or drop this"},
 		{"server name that is a URL", "backends: [{url: \"https://a\", server_name: \"https://b\"}]",
 			`backends[0].server_name: "https://b" is no name of a host; write the one in the replica's certificate, without scheme and port`},
-		{"authority that is not there", "backends: [{url: \"https://a\", ca_file: absent.pem}]", "backends[0].ca_file: open absent.pem: no such file or directory"},
-		{"authority that is a directory", "backends: [{url: \"https://a\", ca_file: .}]", "backends[0].ca_file: read .: is a directory"},
+		{"authority that is not there", "backends: [{url: \"https://a\", ca_file: absent.pem}]", "backends[0].ca_file: stat absent.pem: no such file or directory"},
+		{"authority that is a directory", "backends: [{url: \"https://a\", ca_file: .}]", "backends[0].ca_file: . is no plain file"},
 		{"authority without a certificate", "backends: [{url: \"https://a\", ca_file: test.yaml}]",
 			"backends[0].ca_file: test.yaml holds no certificate; it has to be in PEM form, beginning with -----BEGIN CERTIFICATE-----"},
 		{"YAML that does not parse", backend + "listen: [\n", "test.yaml: line 2: did not find expected node content"},
@@ -172,7 +172,7 @@ func TestCheckReportsWhatIsWrongOnTheCommandLineAndAroundIt(t *testing.T) {
 	f("unknown flag: --lisen\nsee warmroute check --help\n", "--lisen", ":1")
 
 	big := filepath.Join(t.TempDir(), "model.safetensors")
-	if err := os.WriteFile(big, make([]byte, maxConfigBytes+1), 0o600); err != nil {
+	if err := os.WriteFile(big, make([]byte, maxFileBytes+1), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	f(big+": larger than 1048576 bytes; is it the right file?", "--config", big)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"crypto/tls"
 	_ "embed" // for config.yaml
 	"time"
 )
@@ -48,6 +49,7 @@ type BackendConfig struct {
 
 	CAFile     string `mapstructure:"ca_file"`     // for https; empty: the system's authorities
 	ServerName string `mapstructure:"server_name"` // for https; empty: the URL's host
+	authority  string // what CAFile holds
 
 	MaxInFlight int     `mapstructure:"max_in_flight"` // 0: no bound
 	Weight      float64 `mapstructure:"weight"`        // 1 unless given
@@ -57,6 +59,8 @@ type BackendConfig struct {
 type ListenerTLSConfig struct {
 	CertFile string `mapstructure:"cert_file"`
 	KeyFile  string `mapstructure:"key_file"`
+
+	pair *tls.Certificate // what they hold; nil: they are not given
 }
 
 // RoutingConfig says how a request finds its backend.

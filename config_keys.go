@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"os"
 	"reflect"
 	"slices"
 	"strings"
@@ -112,11 +111,8 @@ func decodeTime(value any) (any, error) {
 	return nil, fmt.Errorf("wants a time like 2027-01-31, not %s", describe(value))
 }
 
-// readSecrets reads the files that hold keys and tokens.
-func (c *Config) readSecrets(f *faults) {
-	if c.KeysFile != "" {
-		c.readKeysFile(f)
-	}
+// readAdminToken takes the token from its file, if that is given.
+func (c *Config) readAdminToken(f *faults) {
 	if c.AdminTokenFile == "" {
 		return
 	}
@@ -124,8 +120,8 @@ func (c *Config) readSecrets(f *faults) {
 		f.add("admin_token_file", "admin_token is given as well; drop one of the two")
 		return
 	}
-	token, err := readSecret(c.AdminTokenFile)
-	if c.AdminToken = strings.TrimSpace(token); err == nil && c.AdminToken == "" {
+	token, err := readFile(c.AdminTokenFile)
+	if c.AdminToken = strings.TrimSpace(string(token)); err == nil && c.AdminToken == "" {
 		err = errors.New(c.AdminTokenFile + " is empty; put the token into it")
 	}
 	if err != nil {
@@ -133,14 +129,17 @@ func (c *Config) readSecrets(f *faults) {
 	}
 }
 
-// readKeysFile adds the keys of the file to those of the list.
+// readKeysFile adds the keys of the file, if one is given, to those of the list.
 func (c *Config) readKeysFile(f *faults) {
-	data, err := readSecret(c.KeysFile)
+	if c.KeysFile == "" {
+		return
+	}
+	data, err := readFile(c.KeysFile)
 	if err != nil {
 		f.add("keys_file", "%v", err)
 		return
 	}
-	secrets, wrong := keys.ParseFile(data)
+	secrets, wrong := keys.ParseFile(string(data))
 	for _, err := range wrong {
 		f.add(c.KeysFile+": "+strings.SplitN(err.Error(), ":", 2)[0], "%v", errors.Unwrap(err))
 	}
@@ -160,18 +159,4 @@ func (c *Config) readKeysFile(f *faults) {
 		}
 		c.Keys[i].secrets = append(c.Keys[i].secrets, s)
 	}
-}
-
-// readSecret reads a small file. What is no file, such as a pipe, could be read
-// only once, and not on a reload.
-func readSecret(path string) (string, error) {
-	info, err := os.Stat(path)
-	if err != nil {
-		return "", err
-	}
-	if !info.Mode().IsRegular() {
-		return "", fmt.Errorf("%s is no regular file", path)
-	}
-	data, err := readBounded(path, maxConfigBytes)
-	return string(data), err
 }

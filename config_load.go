@@ -19,8 +19,9 @@ import (
 )
 
 const (
-	// maxConfigBytes is far above any real file; beyond it somebody named the wrong one.
-	maxConfigBytes = 1 << 20
+	// maxFileBytes is far above any real file of settings, keys or certificates, those
+	// of all public authorities included; beyond it somebody named the wrong one.
+	maxFileBytes = 1 << 20
 
 	// pathSeparator is what viper splits paths on. Paths are shown with a dot,
 	// but a dot may be part of a key, which must not then reach another setting.
@@ -50,7 +51,8 @@ func flagSettings() map[string]string {
 // loadConfig reads the defaults, then the file that --config names, then the
 // environment, then the flags that addConfigFlags defined, each over the one
 // before; urls, when there are any, are the backends. Its error is a
-// ConfigError with every fault.
+// ConfigError with every fault; what could be read is returned all the same, for
+// the files that it names.
 func loadConfig(flags *pflag.FlagSet, urls []string) (*Config, error) {
 	path, err := flags.GetString("config")
 	if err != nil {
@@ -59,25 +61,44 @@ func loadConfig(flags *pflag.FlagSet, urls []string) (*Config, error) {
 	if path == "" {
 		return parseConfig("", nil, flags, urls)
 	}
-	data, err := readBounded(path, maxConfigBytes)
+	data, err := readOnce(path)
 	if err != nil {
 		return nil, ConfigError{err.Error()}
 	}
 	return parseConfig(path, data, flags, urls)
 }
 
-func readBounded(path string, most int64) ([]byte, error) {
+// readFile reads a file that the configuration names.
+func readFile(path string) ([]byte, error) {
+	if err := plainFile(path); err != nil {
+		return nil, err
+	}
+	return readOnce(path)
+}
+
+// plainFile refuses what is there but no plain file: a pipe has its content only
+// once, and holds up whoever opens it.
+func plainFile(path string) error {
+	info, err := os.Stat(path)
+	if err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("%s is no plain file", path)
+	}
+	return err
+}
+
+// readOnce reads what may be a pipe.
+func readOnce(path string) ([]byte, error) {
 	file, err := os.Open(path)
 	if err != nil {
 		return nil, err
 	}
 	defer file.Close()
-	data, err := io.ReadAll(io.LimitReader(file, most+1))
+	data, err := io.ReadAll(io.LimitReader(file, maxFileBytes+1))
 	if err != nil {
 		return nil, err
 	}
-	if int64(len(data)) > most {
-		return nil, fmt.Errorf("%s: larger than %d bytes; is it the right file?", path, most)
+	if len(data) > maxFileBytes {
+		return nil, fmt.Errorf("%s: larger than %d bytes; is it the right file?", path, maxFileBytes)
 	}
 	return data, nil
 }
@@ -120,12 +141,9 @@ func parseConfig(file string, data []byte, flags *pflag.FlagSet, urls []string) 
 	var c Config
 	f.addDecodeFaults(v.UnmarshalExact(&c, viper.DecodeHook(decodeValue)))
 	c.nameBackends()
-	c.readSecrets(&f)
+	c.readFiles(&f)
 	c.check(&f)
-	if err := f.err(); err != nil {
-		return nil, err
-	}
-	return &c, nil
+	return &c, f.err()
 }
 
 // decodeYAML reads one document. Aliases cannot blow it up: the parser refuses

@@ -32,6 +32,12 @@ func load(t *testing.T, yaml string, args ...string) (*Config, error) {
 	return loadConfig(flags, flags.Args())
 }
 
+// loadFile loads a configuration that is on disk already.
+func loadFile(t *testing.T, path string) (*Config, error) {
+	t.Helper()
+	return load(t, "", "--config", path)
+}
+
 func mustLoad(t *testing.T, yaml string, args ...string) *Config {
 	t.Helper()
 	c, err := load(t, yaml, args...)
@@ -46,6 +52,9 @@ func settingTypes(of reflect.Type, prefix string) map[string]reflect.Type {
 	found := map[string]reflect.Type{}
 	for i := range of.NumField() {
 		field := of.Field(i)
+		if !field.IsExported() {
+			continue
+		}
 		path := prefix + field.Tag.Get("mapstructure")
 		if field.Type.Kind() == reflect.Struct {
 			maps.Copy(found, settingTypes(field.Type, path+"."))

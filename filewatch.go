@@ -19,14 +19,14 @@ const (
 // microseconds, instead of asking the kernel for events: so an editor's rename,
 // Kubernetes' swapped symlinks, a bind mount and a network disk are all the same.
 type fileWatch struct {
-	names func() []string // of what is looked at
-	known uint64          // fingerprint of what was acted upon
-	last  uint64          // of the look before
+	names []string // of what is looked at
+	known uint64   // fingerprint of what was acted upon
+	last  uint64   // of the look before
 }
 
 // note takes what the files hold now for known.
 func (f *fileWatch) note() {
-	f.known = fingerprint(f.names())
+	f.known = fingerprint(f.names)
 	f.last = f.known
 }
 
@@ -34,7 +34,7 @@ func (f *fileWatch) note() {
 // and had the same at the look before: what is half written, or half of a pair,
 // is left a round to be finished.
 func (f *fileWatch) changed() bool {
-	now := fingerprint(f.names())
+	now := fingerprint(f.names)
 	settled := now == f.last
 	f.last = now
 	return settled && now != f.known

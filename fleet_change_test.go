@@ -4,6 +4,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -112,15 +113,18 @@ func TestAReloadTakesAReplicasNewAuthority(t *testing.T) {
 	url, right := standIn{}.startTLS(t)
 	caFile := filepath.Join(t.TempDir(), "ca.pem")
 	copyFile(t, newPEMPair(t).cert, caFile)
-	f := startFronted(t, func(c *Config) { c.Backends[0].CAFile = caFile }, url)
+	f := startFronted(t, func(c *Config) { c.Backends[0].trust(t, caFile) }, url)
 	f.logs("certificate signed by unknown authority")
 	copyFile(t, right, caFile)
-	if err := f.service.fleet.apply(f.service.config); err != nil {
+	next := *f.service.config
+	next.Backends = slices.Clone(next.Backends)
+	next.Backends[0].trust(t, caFile)
+	if err := f.service.fleet.apply(&next); err != nil {
 		t.Fatal(err)
 	}
 	f.ready(1)
 	carries := f.service.registry.All()[0].Terms().Transport
-	if err := f.service.fleet.apply(f.service.config); err != nil {
+	if err := f.service.fleet.apply(&next); err != nil {
 		t.Fatal(err)
 	}
 	if f.service.registry.All()[0].Terms().Transport != carries {

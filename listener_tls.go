@@ -6,39 +6,11 @@ import (
 	"time"
 )
 
-// maxPEMBytes is far above any certificate with its chain.
-const maxPEMBytes = 1 << 20
-
 // enabled reports whether OpenAI clients connect over TLS.
-func (c ListenerTLSConfig) enabled() bool { return c.CertFile != "" }
+func (c ListenerTLSConfig) enabled() bool { return c.pair != nil }
 
-// files are what has to be read again when it changes.
-func (c ListenerTLSConfig) files() []string {
-	if !c.enabled() {
-		return nil
-	}
-	return []string{c.CertFile, c.KeyFile}
-}
-
-// load reads the certificate. blame is the setting that an error is about.
-func (c ListenerTLSConfig) load() (certificate *tls.Certificate, blame string, err error) {
-	chain, err := readBounded(c.CertFile, maxPEMBytes)
-	if err != nil {
-		return nil, "tls.cert_file", err
-	}
-	key, err := readBounded(c.KeyFile, maxPEMBytes)
-	if err != nil {
-		return nil, "tls.key_file", err
-	}
-	pair, err := tls.X509KeyPair(chain, key)
-	if err != nil {
-		return nil, "tls.key_file", fmt.Errorf("%s with the certificate in %s: %w", c.KeyFile, c.CertFile, err)
-	}
-	return &pair, "", nil
-}
-
-// check reports files that make no certificate.
-func (c ListenerTLSConfig) check(f *faults) {
+// read reads the certificate and its key.
+func (c *ListenerTLSConfig) read(f *faults) {
 	switch {
 	case c.CertFile == "" && c.KeyFile == "":
 		return
@@ -49,21 +21,31 @@ func (c ListenerTLSConfig) check(f *faults) {
 		f.add("tls.key_file", "is missing, and tls.cert_file is of no use without; give both or neither")
 		return
 	}
-	if _, blame, err := c.load(); err != nil {
-		f.add(blame, "%v", err)
+	chain, err := readFile(c.CertFile)
+	if err != nil {
+		f.add("tls.cert_file", "%v", err)
 	}
+	key, err := readFile(c.KeyFile)
+	if err != nil {
+		f.add("tls.key_file", "%v", err)
+	}
+	if f.blames("tls.cert_file", "tls.key_file") {
+		return
+	}
+	pair, err := tls.X509KeyPair(chain, key)
+	if err != nil {
+		f.add("tls.key_file", "%s with the certificate in %s: %v", c.KeyFile, c.CertFile, err)
+		return
+	}
+	c.pair = &pair
 }
 
 // warnings tells of a certificate that clients will refuse.
 func (c ListenerTLSConfig) warnings() []string {
-	if !c.enabled() {
+	if c.pair == nil || time.Now().Before(c.pair.Leaf.NotAfter) {
 		return nil
 	}
-	pair, _, err := c.load()
-	if err != nil || time.Now().Before(pair.Leaf.NotAfter) {
-		return nil
-	}
-	return []string{fmt.Sprintf("tls.cert_file: %s expired on %s; clients will refuse it", c.CertFile, pair.Leaf.NotAfter.Format(time.DateOnly))}
+	return []string{fmt.Sprintf("tls.cert_file: %s expired on %s; clients will refuse it", c.CertFile, c.pair.Leaf.NotAfter.Format(time.DateOnly))}
 }
 
 // tlsConfig is the public listener's, with the certificate in use at the time of

@@ -120,8 +120,8 @@ func TestAListenersCertificateIsCheckedAtTheStart(t *testing.T) {
 	f(pair.cert, pair.key, "<nil>")
 	f(pair.cert, "", "tls.key_file: is missing")
 	f("", pair.key, "tls.cert_file: is missing")
-	f(pair.cert+".no", pair.key, "tls.cert_file: open ")
-	f(pair.cert, pair.key+".no", "tls.key_file: open ")
+	f(pair.cert+".no", pair.key, "tls.cert_file: stat ")
+	f(pair.cert, pair.key+".no", "tls.key_file: stat ")
 	f(pair.cert, other.key, "does not match")
 	f(empty, pair.key, "failed to find any PEM data")
 

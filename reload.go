@@ -1,51 +1,15 @@
 package main
 
 import (
-	"crypto/tls"
 	"errors"
-	"fmt"
-	"log/slog"
-	"os"
 	"reflect"
-	"slices"
 
 	"warmroute/backends"
 )
 
-// reloader reads the configuration of a running service anew and applies it.
-// Not safe for concurrent use.
-type reloader struct {
-	load    func() (*Config, error) // as at the start, from the same flags
-	started *Config                 // as at the start
-	level   *slog.LevelVar
-	files   fileWatch
-}
-
-// newReloader is for a service that was made of what load returned.
-func newReloader(s *service, file string, load func() (*Config, error), level *slog.LevelVar) *reloader {
-	r := &reloader{started: s.config, level: level}
-	r.load = func() (*Config, error) {
-		if info, err := os.Stat(file); err == nil && !info.Mode().IsRegular() {
-			return nil, fmt.Errorf("%s is no plain file and cannot be read a second time", file)
-		}
-		return load()
-	}
-	r.files.names = func() []string {
-		all := append(s.config.TLS.files(), file, s.config.KeysFile, s.config.AdminTokenFile)
-		for _, b := range s.config.Backends {
-			all = append(all, b.CAFile)
-		}
-		return slices.DeleteFunc(all, func(name string) bool { return name == "" })
-	}
-	r.files.note()
-	return r
-}
-
-// run applies the configuration as it is now: whole, or not at all. Requests
-// under way keep the settings of their arrival.
-func (r *reloader) run(s *service) {
-	r.files.note()
-	c, err := r.load()
+// reload applies what was read: whole, or not at all. Requests under way keep the
+// settings of their arrival.
+func (s *service) reload(c *Config, err error) {
 	var changed []string
 	if err == nil {
 		changed = changedSettings(s.config, c, false)
@@ -58,19 +22,19 @@ func (r *reloader) run(s *service) {
 		}
 		return
 	}
-	r.level.UnmarshalText([]byte(c.Log.Level)) // checked with the configuration
+	s.control.level.UnmarshalText([]byte(c.Log.Level)) // checked with the configuration
 	s.metrics.Reloaded(true)
 	s.log.Info("configuration reloaded", "changed", changed)
-	for _, path := range r.waiting(c) {
+	for _, path := range s.waiting(c) {
 		s.log.Warn("setting takes effect at the next start", "setting", path)
 	}
 	c.warn(s.log)
 }
 
 // waiting lists the settings that are not yet what c says.
-func (r *reloader) waiting(c *Config) []string {
-	paths := changedSettings(r.started, c, true)
-	if r.started.TLS.enabled() != c.TLS.enabled() { // another certificate may come at any time
+func (s *service) waiting(c *Config) []string {
+	paths := changedSettings(s.started, c, true)
+	if s.started.TLS.enabled() != c.TLS.enabled() { // another certificate may come at any time
 		paths = append(paths, "tls.cert_file")
 	}
 	return paths
@@ -79,22 +43,18 @@ func (r *reloader) waiting(c *Config) []string {
 // apply makes the running service what c says, but for settings marked
 // reload:"no". An error leaves all as it was.
 func (s *service) apply(c *Config) error {
-	var certificate *tls.Certificate
-	if c.TLS.enabled() && s.certificate.Load() != nil {
-		var blame string
-		var err error
-		if certificate, blame, err = c.TLS.load(); err != nil { // it was checked a moment ago
-			return fmt.Errorf("%s: %w", blame, err)
-		}
-	}
-	if err := s.fleet.apply(c); err != nil {
+	if err := c.guardsLess(s.config); err != nil {
 		return err
 	}
 	if err := s.router.Configure(s.routerOptions(c)); err != nil {
 		return err
 	}
-	if certificate != nil {
-		s.certificate.Store(certificate)
+	if err := s.fleet.apply(c); err != nil {
+		s.router.Configure(s.routerOptions(s.config)) // which it took before
+		return err
+	}
+	if c.TLS.enabled() && s.certificate.Load() != nil {
+		s.certificate.Store(c.TLS.pair)
 	}
 	s.proxy.Configure(c.proxySettings())
 	s.keys.Replace(c.apiKeys())
@@ -103,6 +63,24 @@ func (s *service) apply(c *Config) error {
 	s.poller.SetPace(backends.PollPace(c.Poll))
 	s.config = c
 	return nil
+}
+
+// guardsLess is a ConfigError of what c lets anybody do that before did not. A
+// file that was cut short looks like that, and its defaults are open; so it takes
+// a start, by hand or by a hand-over, to mean it.
+func (c *Config) guardsLess(before *Config) error {
+	const meant = "; if that is meant, restart or hand over to a new process"
+	var f faults
+	if len(before.Keys) > 0 && len(c.Keys) == 0 {
+		f.add("keys", "there are none any more, and everybody would be let in%s", meant)
+	}
+	if before.AdminToken != "" && c.AdminToken == "" {
+		f.add("admin_token", "is gone, and operators would need none%s", meant)
+	}
+	if before.Tenant == "isolate" && c.Tenant != "isolate" {
+		f.add("tenant", "is not isolate any more, and where requests go would tell what others sent%s", meant)
+	}
+	return f.err()
 }
 
 // faultLines are the faults of a configuration, each with its key path.
@@ -126,6 +104,9 @@ func changedSettings(a, b *Config, waiting bool) []string {
 func changedFields(a, b reflect.Value, section string, waits, waiting bool) (paths []string) {
 	for i := range a.NumField() {
 		field := a.Type().Field(i)
+		if !field.IsExported() {
+			continue
+		}
 		path, waits := section+field.Tag.Get("mapstructure"), waits || field.Tag.Get("reload") == "no"
 		switch {
 		case field.Type.Kind() == reflect.Struct:

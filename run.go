@@ -3,11 +3,15 @@ package main
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"net"
 	"os"
 	"sync"
 	"time"
 )
+
+// readerWait is how long the end waits for a file that is being read.
+const readerWait = time.Second
 
 // run serves the public listener, and the admin one if there is one, until ctx
 // is done or another process has taken over; then requests in flight may finish.
@@ -16,12 +20,17 @@ func (s *service) run(ctx context.Context, public, admin net.Listener) error {
 	watching, stopWatching := context.WithCancel(context.WithoutCancel(ctx))
 	var running sync.WaitGroup
 	keeping := s.keepFiles(watching)
+	readings, readerEnded := s.control.reload.follow(watching, s.control.reloads)
 	running.Go(func() { s.fleet.run(watching) })
 	running.Go(func() { s.router.Run(watching) })
 	defer func() {
 		stopWatching()
 		running.Wait()
 		keeping.end()
+		select {
+		case <-readerEnded:
+		case <-time.After(readerWait):
+		}
 	}()
 	checked := s.firstChecks.done
 	if s.control.before.ready != nil {
@@ -43,7 +52,7 @@ func (s *service) run(ctx context.Context, public, admin net.Listener) error {
 	}
 	f := s.open(public, admin)
 	defer f.close()
-	switch err := s.govern(ctx, f, checked); err {
+	switch err := s.govern(ctx, f, checked, readings); err {
 	case nil:
 		s.drain(ctx, f)
 		return s.shutdown(f)
@@ -60,6 +69,7 @@ func (s *service) run(ctx context.Context, public, admin net.Listener) error {
 type control struct {
 	reloads   <-chan os.Signal // read the configuration anew
 	reload    *reloader
+	level     *slog.LevelVar   // of the log
 	handOvers <-chan os.Signal // let a new process take over
 	program   string           // its file
 	before    *inherited       // from the process before; told when this one serves
@@ -69,10 +79,8 @@ type control struct {
 // another process has taken over (errHandedOver). Once checked is closed it tells
 // that the service is ready. A hand-over under way ends with it: where the service
 // is stopped, no process may stay that took over in the same moment.
-func (s *service) govern(ctx context.Context, f *front, checked <-chan struct{}) error {
+func (s *service) govern(ctx context.Context, f *front, checked <-chan struct{}, readings <-chan reading) error {
 	c := &s.control
-	looks := time.NewTicker(watchEvery)
-	defer looks.Stop()
 	var next successor
 	defer func() {
 		if next.end != nil {
@@ -88,12 +96,8 @@ func (s *service) govern(ctx context.Context, f *front, checked <-chan struct{})
 		case <-checked:
 			checked = nil
 			s.ready()
-		case <-c.reloads:
-			c.reload.run(s)
-		case <-looks.C:
-			if c.reload != nil && c.reload.files.changed() {
-				c.reload.run(s)
-			}
+		case read := <-readings:
+			s.reload(read.config, read.err)
 		case <-c.handOvers:
 			next = s.handOver(f, next)
 		case err := <-next.serves:

@@ -44,8 +44,8 @@ func serve(cmd *cobra.Command, urls []string) error {
 		return err
 	}
 	file, _ := cmd.Flags().GetString("config") // load tells of an error
-	load := func() (*Config, error) { return loadConfig(cmd.Flags(), urls) }
-	config, err := load()
+	reload := newReloader(file, func() (*Config, error) { return loadConfig(cmd.Flags(), urls) })
+	config, err := reload.read()
 	if err != nil {
 		return err
 	}
@@ -63,7 +63,7 @@ func serve(cmd *cobra.Command, urls []string) error {
 	if admin != nil {
 		log.Info("listening", "admin", admin.Addr().String())
 	}
-	s.control.reloads, s.control.reload = reloads, newReloader(s, file, load, level)
+	s.control.reloads, s.control.reload, s.control.level = reloads, reload, level
 	s.control.handOvers, s.control.program = handOvers, program
 	return s.run(cmd.Context(), public, admin)
 }

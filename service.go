@@ -20,7 +20,8 @@ import (
 
 // service is one proxy with everything that runs for it.
 type service struct {
-	config   *Config
+	started  *Config // as at the start
+	config   *Config // as it is in use
 	log      *slog.Logger
 	registry *backends.Registry
 	router   *router.Router
@@ -48,14 +49,8 @@ func newService(c *Config, log *slog.Logger) (*service, error) {
 // newServiceAfter is newService for a process that takes over from another, which
 // still has its files.
 func newServiceAfter(before *inherited, c *Config, log *slog.Logger) (*service, error) {
-	s := &service{config: c, log: log, control: control{before: before}, keys: keys.New(c.apiKeys())}
-	if c.TLS.enabled() {
-		certificate, blame, err := c.TLS.load()
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", blame, err)
-		}
-		s.certificate.Store(certificate)
-	}
+	s := &service{started: c, config: c, log: log, control: control{before: before}, keys: keys.New(c.apiKeys())}
+	s.certificate.Store(c.TLS.pair)
 	var err error
 	if s.fleet, err = newFleet(c, log); err != nil {
 		return nil, err

@@ -60,15 +60,10 @@ func (s *snapshotFile) load() {
 // replaceable says why a file may not be written over, or nil: it is ours,
 // holds nothing, or is not there.
 func replaceable(path string) error {
-	info, err := os.Stat(path)
-	if errors.Is(err, fs.ErrNotExist) {
+	if err := plainFile(path); errors.Is(err, fs.ErrNotExist) {
 		return nil
-	}
-	if err != nil {
+	} else if err != nil {
 		return err
-	}
-	if !info.Mode().IsRegular() { // and to open a pipe would wait for who writes to it
-		return errors.New("it is no plain file")
 	}
 	file, err := os.Open(path)
 	if err != nil {
