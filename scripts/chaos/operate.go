@@ -70,17 +70,34 @@ func drain(ctx context.Context, r *rig) error {
 
 // getsNothing holds that a backend is sent nothing from now on while others are.
 func (r *rig) getsNothing(ctx context.Context, one *fleet.Replica) error {
-	// What the proxy has just picked may still be on its way.
-	if err := pause(ctx, 100*time.Millisecond); err != nil {
+	// What the proxy has just picked may still be on its way, and a replica counts
+	// it when a step of its engine ends.
+	if err := pause(ctx, time.Second); err != nil {
 		return err
 	}
-	began := time.Now()
+	var before float64
+	err := until(ctx, failsafe, "nothing waits at "+one.Name+", which was taken out", func() (bool, error) {
+		queried, waiting, err := prompts(ctx, one)
+		before = queried
+		return waiting == 0, err
+	})
+	if err != nil {
+		return err
+	}
 	if err := r.answers(ctx, 4*len(r.replicas)*10); err != nil {
 		return err
 	}
-	last := r.verdict.lastSent(one.Name)
-	r.verdict.require(!last.After(began), "%s was sent a request %v after it was taken out", one.Name, last.Sub(began))
-	return nil
+	queried, waiting, err := prompts(ctx, one)
+	r.verdict.require(queried == before && waiting == 0, "%s was sent prompts after it was taken out: %v tokens of those it began with, and %v wait", one.Name, queried-before, waiting)
+	return err
+}
+
+// prompts are what a replica was sent, by its own word, for clients do not see what
+// was tried elsewhere in the end: the tokens of all that it has begun with, and how
+// many requests wait for that.
+func prompts(ctx context.Context, one *fleet.Replica) (tokens, waiting float64, err error) {
+	m, err := fleet.Scrape(ctx, one.URL+"/metrics")
+	return m.Sum("vllm:prefix_cache_queries_total"), m.Sum("vllm:num_requests_waiting"), err
 }
 
 // handOverLimit is for the old process to finish what it has and to see that

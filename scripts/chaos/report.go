@@ -34,6 +34,7 @@ type report struct {
 	Goroutines  [2]float64 `json:"goroutines"`
 	Descriptors [2]float64 `json:"descriptors"`
 	InFlight    float64    `json:"in_flight"`
+	Stays       string     `json:"stays,omitempty"` // what is not, for people
 	OK          bool       `json:"ok"`
 
 	out   io.Writer
@@ -110,9 +111,6 @@ func (p *report) add(r row) {
 	heals := "-"
 	if len(r.Healed) > 0 {
 		heals = fmt.Sprintf("%.1f s", healed)
-		if healed > healLimit.Seconds() {
-			heals += "!"
-		}
 	}
 	verdict := "ok"
 	if r.Broken > 0 {
@@ -155,10 +153,16 @@ func (p *report) end(ctx context.Context, proxy *fleet.Proxy, idle fleet.Metrics
 	p.Goroutines = [2]float64{idle.Sum("go_goroutines"), now.Sum("go_goroutines")}
 	p.Descriptors = [2]float64{idle.Sum("process_open_fds"), now.Sum("process_open_fds")}
 	p.InFlight = now.Sum("warmroute_backend_in_flight") + now.Sum("warmroute_hold_requests")
+	if err != nil {
+		p.Stays = err.Error()
+	}
 	p.OK = p.OK && err == nil && p.InFlight == 0
 	if !p.quiet {
 		fmt.Fprintf(p.out, "\nafter the load: %.0f goroutines (%.0f before), %.0f descriptors (%.0f before), %.0f in flight\n",
 			p.Goroutines[1], p.Goroutines[0], p.Descriptors[1], p.Descriptors[0], p.InFlight)
+		if p.Stays != "" {
+			fmt.Fprintln(p.out, "  !", p.Stays)
+		}
 	}
 	return nil
 }

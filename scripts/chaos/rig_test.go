@@ -1,0 +1,37 @@
+package main
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"warmroute/replay"
+	"warmroute/scripts/fleet"
+)
+
+func TestReplicaThatIsWellMustHaveTrafficSoon(t *testing.T) {
+	f := func(real bool, first time.Duration, violations int) {
+		t.Helper()
+		synctest.Test(t, func(t *testing.T) {
+			r := &rig{real: real, verdict: newVerdict(nil), healed: map[string]time.Duration{}}
+			replicas := []*fleet.Replica{{Name: "r0"}, {Name: "r1"}}
+			go func() {
+				for i, later := range []time.Duration{time.Second, first - time.Second} {
+					time.Sleep(later)
+					one := replicas[i]
+					r.verdict.judge(&question{}, false, replay.Reply{Backend: one.Name, Sent: time.Now(), Answer: "x", Finish: "length", Usage: true})
+				}
+			}()
+			if err := r.awaitTraffic(t.Context(), replicas[1], replicas[0]); err != nil {
+				t.Fatal(err)
+			}
+			if r.healed["r0"] != time.Second || r.healed["r1"] != first || r.verdict.broken != violations {
+				t.Errorf("first traffic after %v: healed %v, violations %q", first, r.healed, r.verdict.violations)
+			}
+		})
+	}
+	f(false, 2*time.Second, 0)
+	f(false, healLimit, 0)
+	f(false, healLimit+time.Second, 1)
+	f(true, healLimit+time.Second, 1)
+}
