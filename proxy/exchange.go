@@ -40,6 +40,7 @@ type exchange struct {
 	wait     wait                // of the attempt under way
 	held     time.Duration       // waited for a backend to have room
 	spoken   time.Time           // since when there are a replica's words to relay, if no other does better; zero: none are
+	gone     bool                // counts in flight no more
 	opened   bool                // the client has the header of a stream, and keep-alive comments
 	attempts int                 // made so far
 	spent    int                 // of them, failed connects left out
@@ -109,9 +110,8 @@ func (x *exchange) enter() *apiError {
 
 // end frees and records, whichever way the request ended.
 func (x *exchange) end() {
-	x.p.inFlight.Add(-1)
 	x.freeInput()
-	x.visit.End(x.tokensIn, x.tokensOut)
+	x.leave()
 	x.outcome.Duration = time.Since(x.arrived)
 	x.p.metrics.Ended(&x.outcome)
 	x.record()
@@ -120,6 +120,16 @@ func (x *exchange) end() {
 		x.p.log.Debug("request", "endpoint", o.Endpoint, "model", o.Model, "backend", o.Backend, "code", o.Code, "attempts", x.attempts, "held", x.held,
 			"predicted", o.PredictedTokens, "prompt", o.PromptTokens, "duration", o.Duration, "ttft", o.TTFT, "request_id", x.id)
 	}
+}
+
+// leave counts the request in flight no more, if that was not done before.
+func (x *exchange) leave() {
+	if x.gone {
+		return
+	}
+	x.gone = true
+	x.p.inFlight.Add(-1)
+	x.visit.End(x.tokensIn, x.tokensOut)
 }
 
 func (x *exchange) freeInput() {
@@ -143,8 +153,7 @@ func (x *exchange) refuse(e *apiError) {
 		e.write(&x.w)
 		return
 	}
-	x.freeInput()
-	x.w.refuseUnread(e, x.r)
+	x.refuseUnread(e)
 }
 
 // prepare reads and understands the request.

@@ -13,15 +13,30 @@ const lingering = 2 * time.Second
 // hurry leaves the client that long.
 func (c *client) hurry() { _ = c.conn.SetReadDeadline(time.Now().Add(lingering)) }
 
+// mostLingering is how many refused requests may do that at once. They count in
+// flight no more, or some hundred a second that nobody lets in would keep everybody
+// out; those beyond it are closed at once, and may miss why.
+const mostLingering = 1000
+
 // refuseUnread answers a request whose body was not read to its end.
-func (c *client) refuseUnread(e *apiError, r *http.Request) {
-	c.hurry()
-	e.write(c)
-	if r.Close && r.ProtoMajor == 1 {
+func (x *exchange) refuseUnread(e *apiError) {
+	x.freeInput()
+	x.leave()
+	defer x.p.lingering.Add(-1)
+	if x.p.lingering.Add(1) > mostLingering {
+		_ = x.w.conn.SetReadDeadline(time.Now())
+	} else {
+		x.w.hurry()
+	}
+	e.write(&x.w)
+	if x.r.ProtoMajor > 1 {
+		return
+	}
+	_ = x.w.conn.Flush() // here net/http waits for the body, where the client may send another request after it
+	if x.r.Close {
 		// net/http would close at once, and a connection that is closed with bytes
 		// still to be read is reset: the client might never see the answer.
-		_ = c.conn.Flush()
-		_, _ = io.Copy(io.Discard, r.Body)
+		_, _ = io.Copy(io.Discard, x.r.Body)
 	}
 }
 

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"warmroute/proxy/keys"
 )
 
 // ends reads an answer, and then the end of the connection.
@@ -112,6 +114,54 @@ func TestBodyThatNeverComesHoldsNoConnection(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// Whoever is not let in must not take the place of others meanwhile.
+func TestARefusedRequestWhoseBodyIsAwaitedIsNotInFlight(t *testing.T) {
+	f := serve(t, func(o *Options) {
+		withKeys(keyOf("a", func(k *keys.Key) { k.Concurrency = 1 }))(o)
+		o.InFlight, o.QueryBytes = 1, 10
+	}, &replica{script: always(answered("200 OK", whole))})
+	const path = "POST /v1/chat/completions"
+	valid := "Authorization: " + bearer("a")[1] + "\r\n"
+	for name, request := range map[string]string{
+		"no key":                   path + " HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{",
+		"no key, to close":         path + " HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 100\r\n\r\n{",
+		"a long query":             path + "?a=1234567890 HTTP/1.1\r\nHost: x\r\n" + valid + "Content-Length: 100\r\n\r\n{",
+		"a large body, to close":   path + " HTTP/1.1\r\nHost: x\r\n" + valid + "Connection: close\r\nContent-Length: 2000000\r\n\r\n{",
+		"no key, a body in chunks": path + " HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n40\r\n{",
+	} {
+		t.Run(name, func(t *testing.T) {
+			conn := f.dial()
+			io.WriteString(conn, request)
+			eventually(t, "it lingers", func() bool { return f.proxy.lingering.Load() == 1 })
+			if resp, answer := f.post("/v1/chat/completions", askWhole, bearer("a")...); resp.StatusCode != http.StatusOK {
+				t.Errorf("another request got %d %s", resp.StatusCode, answer)
+			}
+			conn.Close()
+			eventually(t, "it lingers no more", func() bool { return f.proxy.lingering.Load() == 0 })
+		})
+	}
+}
+
+func TestBeyondTheMostThatLingerConnectionsAreClosedAtOnce(t *testing.T) {
+	f := serve(t, withKeys(keyOf("a", nil)), &replica{})
+	f.proxy.lingering.Add(mostLingering - 1)
+	const request = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n%sContent-Length: 100\r\n\r\n{"
+	for _, connection := range []string{"", "Connection: close\r\n"} {
+		last, beyond := f.dial(), f.dial()
+		fmt.Fprintf(last, request, connection)
+		eventually(t, "the last one lingers", func() bool { return f.proxy.lingering.Load() == mostLingering })
+		fmt.Fprintf(beyond, request, connection)
+		if resp, answer := ends(t, beyond); resp.StatusCode != http.StatusUnauthorized {
+			t.Errorf("got %d %s", resp.StatusCode, answer)
+		}
+		if f.proxy.lingering.Load() != mostLingering {
+			t.Error("it took as long as for the one before")
+		}
+		last.Close()
+		eventually(t, "none lingers", func() bool { return f.proxy.lingering.Load() == mostLingering-1 })
 	}
 }
 

@@ -54,6 +54,7 @@ type Proxy struct {
 	refusing   atomic.Bool
 
 	inFlight    atomic.Int64 // requests, held ones included
+	lingering   atomic.Int64 // requests refused, of whose bodies the rest is still awaited
 	connections connections
 	bodies      bodies
 	scratch     sync.Pool // of *scratch
