@@ -23,6 +23,7 @@ func (s *service) run(ctx context.Context, public, admin net.Listener) error {
 	readings, readerEnded := s.control.reload.follow(watching, s.control.reloads)
 	running.Go(func() { s.fleet.run(watching) })
 	running.Go(func() { s.router.Run(watching) })
+	running.Go(func() { tendHeap(watching) })
 	defer func() {
 		stopWatching()
 		running.Wait()
