@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"log/slog"
 	"slices"
 	"sync"
@@ -30,20 +32,19 @@ type fleet struct {
 	log      *slog.Logger
 	left     func(*backends.Backend) // told of a backend that nobody has any more
 
-	changing  sync.Mutex      // guards what follows
-	running   context.Context // of run; nil: it has not begun, or ends
-	work      sync.WaitGroup  // of run's goroutines
-	members   []*member
-	patience  time.Duration // that a backend which leaves has for its last requests
-	transport transportOptions
+	changing sync.Mutex      // guards what follows
+	running  context.Context // of start; nil: not yet, or it ends
+	work     sync.WaitGroup  // of the goroutines
+	members  []*member
+	patience time.Duration // that a backend which leaves has for its last requests
 }
 
-// newFleet makes the backends of a configuration. Nothing runs before run.
+// newFleet makes the backends of a configuration. Nothing runs before start.
 func newFleet(c *Config, log *slog.Logger) (*fleet, error) {
-	f := &fleet{log: log, patience: c.Timeouts.Shutdown, transport: c.transportOptions()}
+	f := &fleet{log: log, patience: c.Timeouts.Shutdown}
 	var list []*backends.Backend
 	for _, b := range c.Backends {
-		m, err := newMember(b, f.transport)
+		m, err := newMember(b, c.transportOptions())
 		if err != nil {
 			return nil, err
 		}
@@ -55,40 +56,43 @@ func newFleet(c *Config, log *slog.Logger) (*fleet, error) {
 	return f, err
 }
 
-// run checks and polls the backends until ctx is done, and waits for the end of
-// all that the fleet does.
-func (f *fleet) run(ctx context.Context) {
+// start has the backends checked and polled until ctx is done. It returns what
+// waits for that, and for the end of all that the fleet does then.
+func (f *fleet) start(ctx context.Context) (ends func()) {
 	f.changing.Lock()
+	defer f.changing.Unlock()
 	f.running = ctx
 	for _, m := range f.members {
 		f.follow(m)
 	}
-	f.changing.Unlock()
-	<-ctx.Done()
-	f.changing.Lock()
-	f.running = nil // what a change begins, it begins before this or not at all
-	f.changing.Unlock()
-	f.work.Wait()
-	f.changing.Lock()
-	defer f.changing.Unlock()
-	for _, m := range f.members {
-		m.closeIdle()
+	return func() {
+		<-ctx.Done()
+		f.changing.Lock()
+		f.running = nil // what a change begins, it begins before this or not at all
+		f.changing.Unlock()
+		f.work.Wait()
+		f.changing.Lock()
+		defer f.changing.Unlock()
+		for _, m := range f.members {
+			m.closeIdle()
+		}
 	}
 }
 
 // apply makes the fleet that of a configuration: backends that are new join,
 // those that are missing drain and leave, and the terms of the others change. A
-// backend is the same as long as its name and URL are. On an error nothing has
-// changed. It does not wait for backends to become ready, or to be drained. Not
-// to be called before run.
+// backend is the same as long as its name and URL are. It does not wait for
+// backends to become ready, or to be drained. Not to be called before start.
+//
+// On an error nothing has changed, unless the configuration was not checked: of
+// two backends that cannot be there together the first joins.
 func (f *fleet) apply(c *Config) error {
 	f.changing.Lock()
 	defer f.changing.Unlock()
-	options := c.transportOptions()
 	var stay, join []*member
 	changed := map[*member]*member{}
 	for _, b := range c.Backends {
-		fresh, err := newMember(b, options)
+		fresh, err := newMember(b, c.transportOptions())
 		if err != nil {
 			return err
 		}
@@ -101,30 +105,29 @@ func (f *fleet) apply(c *Config) error {
 	}
 	f.patience = c.Timeouts.Shutdown
 	for m, fresh := range changed {
-		m.become(fresh, options != f.transport)
+		m.become(fresh)
 	}
-	f.transport = options
 	var leave []*member
 	for _, m := range f.members {
-		if !slices.Contains(stay, m) && m.leaving == nil {
-			leave = append(leave, m)
+		if slices.Contains(stay, m) {
+			continue
 		}
-	}
-	f.exchange(leave, join)
-	return nil
-}
-
-// exchange lets some leave and others join. f.changing is held.
-func (f *fleet) exchange(leave, join []*member) {
-	for _, m := range leave {
-		// Whose name or address is taken again goes at once: two cannot have it.
-		if slices.ContainsFunc(join, m.clashes) {
+		leave = append(leave, m)
+		// Whose name or address another has goes at once: two cannot have it.
+		if slices.ContainsFunc(join, m.clashes) || slices.ContainsFunc(stay, m.clashes) {
 			m.backend.Retire()
 		}
 	}
+	return f.exchange(leave, join)
+}
+
+// exchange lets some leave, unless they do so already, and others join. f.changing
+// is held.
+func (f *fleet) exchange(leave, join []*member) error {
+	var faults []error
 	for _, m := range join {
 		if err := f.registry.Add(m.backend); err != nil {
-			f.log.Error("backend not added", "backend", m.backend.Name, "error", err)
+			faults = append(faults, fmt.Errorf("backend %s: %w", m.backend.Name, err))
 			continue
 		}
 		f.router.Join(m.backend)
@@ -132,14 +135,15 @@ func (f *fleet) exchange(leave, join []*member) {
 		f.follow(m)
 		f.log.Info("backend added", "backend", m.backend.Name)
 	}
-	if f.running == nil {
-		return
-	}
 	for _, m := range leave {
+		if f.running == nil || m.leaving != nil {
+			continue
+		}
 		var ctx context.Context
 		ctx, m.leaving = context.WithCancel(f.running)
 		f.work.Go(func() { f.leave(ctx, m, join) })
 	}
+	return errors.Join(faults...)
 }
 
 // follow checks and polls a backend until it leaves. f.changing is held.

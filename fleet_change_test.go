@@ -1,7 +1,11 @@
 package main
 
 import (
+	"context"
 	"io"
+	"log/slog"
+	"maps"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -142,4 +146,98 @@ func copyFile(t *testing.T, from, to string) {
 	if err := os.WriteFile(to, data, 0o600); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// set makes the fleet one of the replicas at so many places, by name.
+func (c *changing) set(fleet map[string]string) {
+	c.t.Helper()
+	c.change(func(next *Config) {
+		next.Backends = nil
+		for _, name := range slices.Sorted(maps.Keys(fleet)) {
+			next.Backends = append(next.Backends, BackendConfig{Name: name, URL: fleet[name], Weight: 1})
+		}
+	})
+}
+
+// Whoever leaves serves until those that join are ready. A second change may come
+// before.
+func TestANameOrAURLOfOneThatIsLeavingMayBeTaken(t *testing.T) {
+	dead := unusedURL(t)
+	for name, second := range map[string]func(c *changing) map[string]string{
+		"the name": func(c *changing) map[string]string {
+			return map[string]string{"new": dead, "r0": c.replicas[2].URL(), "r1": c.replicas[1].URL()}
+		},
+		"the URL": func(c *changing) map[string]string {
+			return map[string]string{"new": dead, "other": c.replicas[0].URL(), "r1": c.replicas[1].URL()}
+		},
+		"the URL, and no other is left": func(c *changing) map[string]string {
+			return map[string]string{"other": c.replicas[0].URL()}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := startChanging(t, 3)
+			c.setFleet(0, 1)
+			c.until("the third is gone", func() bool { return len(c.service.registry.All()) == 2 })
+			c.set(map[string]string{"new": dead, "r1": c.replicas[1].URL()})
+			fleet := second(c)
+			c.set(fleet)
+			for name, url := range fleet {
+				if b := c.service.registry.Find(name); b == nil || b.URL.String() != url || b.Retiring() {
+					t.Errorf("%s is not at %s", name, url)
+				}
+			}
+			c.goesTo("sim", "hello")
+			c.settled()
+		})
+	}
+}
+
+func unusedURL(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.Close()
+	return "http://" + l.Addr().String()
+}
+
+func TestABackendThatComesBackHasTheTransportsOfTheConfiguration(t *testing.T) {
+	c := startChanging(t, 2)
+	s := c.long("a long story")
+	b := c.backend(s.replica)
+	before := b.Terms().Transport
+	c.setFleet(1 - s.replica)
+	c.until("it drains", func() bool { return b.State() == backends.Draining })
+	c.change(func(next *Config) { next.Timeouts.Connect *= 2 })
+	c.setFleet(1-s.replica, s.replica)
+	if b.Retiring() || b.Terms().Transport == before {
+		t.Error("it has the transport of the settings before")
+	}
+	s.leave()
+	c.settled()
+}
+
+// A signal that came during the start is heeded as soon as the service runs.
+func TestAChangeAsSoonAsTheFleetRuns(t *testing.T) {
+	c, err := demoConfig("prefix", "127.0.0.1:0", "127.0.0.1:0", []string{unusedURL(t), unusedURL(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := newService(c, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	ends := s.fleet.start(ctx)
+	next := *c
+	next.Backends = c.Backends[:1]
+	if err := s.fleet.apply(&next); err != nil {
+		t.Fatal(err)
+	}
+	for len(s.registry.All()) > 1 {
+		time.Sleep(fleetLook)
+	}
+	stop()
+	ends()
 }

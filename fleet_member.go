@@ -15,6 +15,7 @@ import (
 // member is a backend of the fleet with what runs for it.
 type member struct {
 	backend    *backends.Backend
+	options    transportOptions
 	tls        *tls.Config            // nil: the defaults
 	transports []*transport.Transport // the two that it has, and before them others with requests under way
 
@@ -48,7 +49,7 @@ func newMember(c BackendConfig, o transportOptions) (*member, error) {
 	probe := transport.New(transport.Options{URL: u, TLS: secured, ConnectTimeout: o.connect, IdleTimeout: o.idle})
 	b := backends.New(c.Name, u, c.APIKey, t)
 	b.SetTerms(backends.Terms{APIKey: c.APIKey, MaxInFlight: c.MaxInFlight, Weight: c.Weight, Transport: t, Probe: probe})
-	return &member{backend: b, tls: secured, transports: []*transport.Transport{t, probe}}, nil
+	return &member{backend: b, options: o, tls: secured, transports: []*transport.Transport{t, probe}}, nil
 }
 
 // replaces reports whether old is the same replica under the same name: it need
@@ -64,7 +65,7 @@ func (m *member) clashes(other *member) bool {
 
 // become gives m the terms of fresh, and its transports where they are others:
 // what is under way goes on over those that it began with.
-func (m *member) become(fresh *member, otherTransports bool) {
+func (m *member) become(fresh *member) {
 	if m.leaving != nil {
 		m.leaving()
 		m.leaving = nil
@@ -75,13 +76,13 @@ func (m *member) become(fresh *member, otherTransports bool) {
 		return t.Open() == 0 && t != terms.Transport && t != terms.Probe
 	})
 	terms := *fresh.backend.Terms()
-	if otherTransports || !sameTLS(m.tls, fresh.tls) {
+	if m.options != fresh.options || !sameTLS(m.tls, fresh.tls) {
 		m.closeIdle()
 		m.transports = append(m.transports, fresh.transports...)
 	} else {
 		terms.Transport, terms.Probe = m.backend.Terms().Transport, m.backend.Terms().Probe
 	}
-	m.tls = fresh.tls
+	m.options, m.tls = fresh.options, fresh.tls
 	m.backend.SetTerms(terms)
 }
 

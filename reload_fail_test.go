@@ -147,7 +147,7 @@ func TestAnErrorLeavesAllAsItWas(t *testing.T) {
 		if err := s.apply(&c); err == nil {
 			t.Fatal("applied")
 		}
-		if s.config != before || s.fleet.transport != before.transportOptions() {
+		if s.config != before || s.fleet.members[0].options != before.transportOptions() {
 			t.Error("something of it is in use")
 		}
 	}

@@ -21,7 +21,7 @@ func (s *service) run(ctx context.Context, public, admin net.Listener) error {
 	var running sync.WaitGroup
 	keeping := s.keepFiles(watching)
 	readings, readerEnded := s.control.reload.follow(watching, s.control.reloads)
-	running.Go(func() { s.fleet.run(watching) })
+	running.Go(s.fleet.start(watching))
 	running.Go(func() { s.router.Run(watching) })
 	running.Go(func() { tendHeap(watching) })
 	defer func() {

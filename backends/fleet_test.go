@@ -100,6 +100,13 @@ func TestABackendThatClashesIsNotAdded(t *testing.T) {
 	if err := r.Add(next); err != nil || r.Find("a") != next {
 		t.Errorf("one that retires is in the way: %v", err)
 	}
+	old.Restore()
+	next.Retire()
+	if r.Find("a") != old {
+		t.Error("the one that was restored is not found")
+	}
+	next.Restore()
+	old.Retire()
 	r.Remove(old)
 	if r.Find("a") != next {
 		t.Error("the name went with the one before")

@@ -11,19 +11,13 @@ import (
 // Registry is the fleet: the backends there are and what they serve. Backends
 // come and go while it is used. Safe for concurrent use; readers take no lock.
 type Registry struct {
-	present atomic.Pointer[present]
+	present atomic.Pointer[[]*Backend] // by Slot; never modified once published
 	catalog atomic.Pointer[Catalog]
 
 	// changing makes one change after the other: a catalog is never replaced by an
 	// older one when two replicas change their models together.
 	changing sync.Mutex
 	slots    []slot
-}
-
-// present are the backends there are, at one time. Never modified once published.
-type present struct {
-	all   []*Backend          // by Slot
-	named map[string]*Backend // of two with a name, the one that stays
 }
 
 // slot is a place that a backend has, or had last.
@@ -78,10 +72,19 @@ func (r *Registry) Remove(b *Backend) {
 
 // All returns the backends there are, by Slot. Callers must not change the slice,
 // which need not have one for every Slot.
-func (r *Registry) All() []*Backend { return r.present.Load().all }
+func (r *Registry) All() []*Backend { return *r.present.Load() }
 
-// Find returns the backend of that name; nil when there is none.
-func (r *Registry) Find(name string) *Backend { return r.present.Load().named[name] }
+// Find returns the backend of that name, of two the one that does not retire; nil
+// when there is none.
+func (r *Registry) Find(name string) *Backend {
+	var found *Backend
+	for _, b := range r.All() {
+		if b.Name == name && (found == nil || found.Retiring()) {
+			found = b
+		}
+	}
+	return found
+}
 
 // Catalog returns what the fleet serves, as of the last change of a replica's list.
 func (r *Registry) Catalog() *Catalog { return r.catalog.Load() }
@@ -121,18 +124,14 @@ func (r *Registry) place(b *Backend) {
 }
 
 func (r *Registry) publish() {
-	p := &present{named: map[string]*Backend{}}
+	var all []*Backend
 	for _, s := range r.slots {
-		if s.left {
-			continue
-		}
-		p.all = append(p.all, s.owner)
-		if other := p.named[s.owner.Name]; other == nil || other.Retiring() {
-			p.named[s.owner.Name] = s.owner
+		if !s.left {
+			all = append(all, s.owner)
 		}
 	}
-	r.present.Store(p)
-	r.catalog.Store(newCatalog(p.all))
+	r.present.Store(&all)
+	r.catalog.Store(newCatalog(all))
 }
 
 func (r *Registry) relist() {
