@@ -9,18 +9,25 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"warmroute/proxy"
 )
 
 // clientIdle is how long a client's connection may lie idle. Longer than any
 // common client keeps one, so that it is the client that closes.
 const clientIdle = 5 * time.Minute
 
+// adminConnections is how many the admin listener may have: where strangers reach
+// it, they must not take the descriptors that requests need.
+const adminConnections = 64
+
 // front is the listeners with their servers.
 type front struct {
 	doors   []*door    // the public one, then the admin one if there is one
 	failed  chan error // serving a listener ended by itself
 	cut     context.CancelCauseFunc
-	handed  atomic.Bool // another process has the listeners: clients are to connect anew
+	handed  atomic.Bool  // another process has the listeners: clients are to connect anew
+	late    atomic.Int64 // requests that came all the same
 	serving sync.WaitGroup
 }
 
@@ -42,7 +49,9 @@ func (s *service) open(public, admin net.Listener) *front {
 	server.ConnState = s.proxy.Track
 	f.serve(&door{"public", public, server})
 	if admin != nil {
-		f.serve(&door{"admin", admin, s.server(f.closing(s.admin), requests)})
+		server := s.server(f.closing(s.admin), requests)
+		server.ConnState = proxy.BoundConnections(adminConnections)
+		f.serve(&door{"admin", admin, server})
 	}
 	return f
 }
@@ -66,6 +75,7 @@ func (f *front) serve(d *door) {
 func (f *front) closing(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if f.handed.Load() {
+			f.late.Add(1)
 			w.Header()["Connection"] = []string{"close"}
 		}
 		next.ServeHTTP(w, r)

@@ -20,6 +20,10 @@ const (
 	// lookEvery is how often a process that hands over looks whether it has
 	// requests left.
 	lookEvery = 20 * time.Millisecond
+	// leastQuiet is how long nothing has to come before a process that has handed over
+	// closes what clients have kept open, without a drain too: of a request that is
+	// on its way then, its client cannot know whether it was begun.
+	leastQuiet = 2 * time.Second
 	// endWait is how long a new process that does not serve yet has to end.
 	endWait = 5 * time.Second
 )
@@ -84,6 +88,7 @@ func (s *service) startSuccessor(f *front) (successor, error) {
 	}
 	cmd.ExtraFiles = append(cmd.ExtraFiles, told)
 	cmd.Env = append(os.Environ(), // inherit took the variables of our own start out
+		settingsVariable+"="+s.started.Listen+" "+s.started.Admin,
 		"LISTEN_FDS="+strconv.Itoa(len(names)), "LISTEN_FDNAMES="+strings.Join(names, ":"),
 		readyVariable+"="+strconv.Itoa(firstInherited+len(names)))
 	if err := cmd.Start(); err != nil {
@@ -132,21 +137,22 @@ func awaitSuccessor(cmd *exec.Cmd, heard *os.File) error {
 // leave ends a service whose listeners another process has. What was accepted
 // here is answered here, and so is what still comes on connections that clients
 // have kept open, with word to connect anew: to close those at once would lose
-// a request that is on its way. They are closed when nothing was in flight for
-// timeouts.drain.
+// a request that is on its way. They are closed when nothing came or was in flight
+// for timeouts.drain.
 func (s *service) leave(ctx context.Context, f *front) error {
 	f.stopListening()
 	limit, cancel := context.WithTimeout(ctx, s.config.Timeouts.Shutdown)
 	defer cancel()
 	looks := time.NewTicker(lookEvery)
 	defer looks.Stop()
-	for quiet := time.Now(); limit.Err() == nil && time.Since(quiet) < s.config.Timeouts.Drain; {
+	quiet := max(s.config.Timeouts.Drain, leastQuiet)
+	for since, seen := time.Now(), int64(0); limit.Err() == nil && time.Since(since) < quiet; {
 		select {
 		case <-looks.C:
 		case <-limit.Done():
 		}
-		if s.proxy.InFlight() > 0 {
-			quiet = time.Now()
+		if late := f.late.Load(); late != seen || s.proxy.InFlight() > 0 {
+			since, seen = time.Now(), late
 		}
 	}
 	if ctx.Err() != nil {

@@ -12,6 +12,8 @@ import (
 	"os/exec"
 	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 )
@@ -151,4 +153,77 @@ func TestANewProcessThatServesEndsInGoodOrderWithAStop(t *testing.T) {
 	if status := cmd.ProcessState.ExitCode(); status != 7 {
 		t.Errorf("status %d", status)
 	}
+}
+
+// unrepeatable sends each request once: what is lost of it is lost.
+type unrepeatable struct{ *http.Transport }
+
+func (u unrepeatable) RoundTrip(r *http.Request) (*http.Response, error) {
+	once := r.Clone(r.Context())
+	once.GetBody = nil
+	return u.Transport.RoundTrip(once)
+}
+
+// A request may be on its way on a connection that the old process closes.
+func TestAHandOverWithoutADrainLosesNothing(t *testing.T) {
+	fleet := startSimFleet(t, 1, 200_000)
+	p := startProgram(t, "--config", fleet.configFile(t, "timeouts: {drain: 0}").path)
+	var clients sync.WaitGroup
+	var answered atomic.Int64
+	over := make(chan struct{})
+	for range 8 {
+		clients.Go(func() {
+			client := &http.Client{Transport: unrepeatable{&http.Transport{}}}
+			defer client.CloseIdleConnections()
+			for {
+				select {
+				case <-over:
+					return
+				default:
+				}
+				if err := askStream(client, p.url, "hello", 1, nil); err != nil {
+					t.Error(err)
+				}
+				answered.Add(1)
+			}
+		})
+	}
+	more := func(n int64) {
+		from := answered.Load()
+		p.eventually("more are answered", func() bool { return answered.Load() >= from+n })
+	}
+	more(100)
+	p.handOver()
+	if status := p.exit(); status != 0 {
+		t.Errorf("status %d", status)
+	}
+	more(100)
+	close(over)
+	clients.Wait()
+}
+
+// Another setting takes effect with a hand-over as with any start.
+func TestAHandOverOpensAnAddressThatChanged(t *testing.T) {
+	file := startSimFleet(t, 1, 200_000).configFile(t, "")
+	p := startProgram(t, "--config", file.path)
+	text, err := os.ReadFile(file.path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file.path, []byte(strings.Replace(string(text), "listen: 127.0.0.1:0", "listen: localhost:0", 1)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p.handOver()
+	public := p.awaitLog(`(?s)msg="handing over.*msg=listening public=(\S+)`)
+	if old, admin := strings.TrimPrefix(p.url, "http://"), "http://"+p.awaitLog(`(?s)msg="handing over.*msg=listening admin=(\S+)`); public == old || admin != p.admin {
+		t.Errorf("public was %s and is %s; admin was %s and is %s", old, public, p.admin, admin)
+	}
+	p.exit()
+	if _, err := p.get("/livez"); err == nil {
+		t.Error("the old address still answers")
+	}
+	if err := askStream(http.DefaultClient, "http://"+public, "hello", 4, nil); err != nil {
+		t.Error(err)
+	}
+	http.DefaultClient.CloseIdleConnections()
 }

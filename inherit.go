@@ -16,6 +16,9 @@ const (
 	// readyVariable names the descriptor of a pipe: a byte into it tells the process
 	// before that this one serves, and its end without that, that it never will.
 	readyVariable = "LISTEN_READY_FD"
+	// settingsVariable has listen and admin as they were when the sockets were opened
+	// or inherited, of a hand-over.
+	settingsVariable = "LISTEN_SETTINGS"
 )
 
 // inherited is what a process was given at its start: by systemd's socket
@@ -23,6 +26,7 @@ const (
 type inherited struct {
 	public, admin net.Listener
 	ready         *os.File // of a hand-over
+	settings      []string // listen, and admin if there was one, of the process before
 }
 
 // inherit takes the sockets that the environment tells of, and the variables out
@@ -33,7 +37,7 @@ func inherit() (*inherited, error) {
 		return os.Getenv(name)
 	}
 	pid, count, names, ready := variable("LISTEN_PID"), variable("LISTEN_FDS"), variable("LISTEN_FDNAMES"), variable(readyVariable)
-	in := &inherited{}
+	in := &inherited{settings: strings.Fields(variable(settingsVariable))}
 	if ready == "" && pid != strconv.Itoa(os.Getpid()) { // for another process, if at all
 		return in, nil
 	}
@@ -94,10 +98,25 @@ func (in *inherited) assign(listeners []net.Listener, names []string) {
 	}
 }
 
+// closeOthers closes the sockets of a hand-over whose settings are others by now.
+// The addresses alone would not tell: those of sockets from systemd need not be
+// what the settings say.
+func (in *inherited) closeOthers(c *Config) {
+	if in.public != nil && len(in.settings) > 0 && in.settings[0] != c.Listen {
+		in.public.Close()
+		in.public = nil
+	}
+	if in.admin != nil && len(in.settings) > 1 && in.settings[1] != c.Admin {
+		in.admin.Close()
+		in.admin = nil
+	}
+}
+
 // listen opens the listeners that were not inherited, so that a port already
 // taken is an error before anything runs. admin is nil when the configuration
 // has none.
 func (in *inherited) listen(c *Config) (public, admin net.Listener, err error) {
+	in.closeOthers(c)
 	if public = in.public; public == nil {
 		if public, err = net.Listen("tcp", c.Listen); err != nil {
 			return nil, nil, fmt.Errorf("listen: %w", err)

@@ -44,12 +44,9 @@ func (p *program) get(path string) (*http.Response, error) {
 	return resp, err
 }
 
-func TestSIGTERMFailsReadinessThenRefusesThenLetsStreamsFinish(t *testing.T) {
+func TestSIGTERMFailsReadinessThenRefuses(t *testing.T) {
 	fleet := startSimFleet(t, 1, 200_000)
-	snapshot := filepath.Join(t.TempDir(), "index")
-	file := fleet.configFile(t, "timeouts: {drain: 1s}\nindex: {snapshot: "+snapshot+"}")
-	p := startProgram(t, "--config", file.path)
-	stream := p.startStream(8000)
+	p := startProgram(t, "--config", fleet.configFile(t, "timeouts: {drain: 1h}").path)
 	p.signal(syscall.SIGTERM)
 	p.awaitLog(`msg="draining`)
 	for _, path := range []string{"/readyz", "/health"} {
@@ -71,7 +68,17 @@ func TestSIGTERMFailsReadinessThenRefusesThenLetsStreamsFinish(t *testing.T) {
 	if n := metricSum(t, p.admin, "warmroute_requests_total", "503"); n != 1 {
 		t.Errorf("%v refused requests are counted", n)
 	}
-	p.awaitLog(`msg="shutting down"`)
+}
+
+// The stream lasts longer than the drain.
+func TestAfterTheDrainTheListenerClosesAndStreamsFinish(t *testing.T) {
+	fleet := startSimFleet(t, 1, 200_000)
+	snapshot := filepath.Join(t.TempDir(), "index")
+	file := fleet.configFile(t, "timeouts: {drain: 100ms}\nindex: {snapshot: "+snapshot+"}")
+	p := startProgram(t, "--config", file.path)
+	stream := p.startStream(8000)
+	p.signal(syscall.SIGTERM)
+	p.awaitLog(`(?s)msg="draining.*msg="shutting down"`)
 	p.eventually("the listener is closed", func() bool { _, err := p.get("/livez"); return err != nil })
 	if err := <-stream.ended; err != nil {
 		t.Errorf("the stream: %v", err)

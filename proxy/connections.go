@@ -80,6 +80,17 @@ func (p *Proxy) Track(conn net.Conn, state http.ConnState) {
 	plain(longest).Close() // TLS's farewell could wait for a client that does not read
 }
 
+// BoundConnections is the ConnState of another server, which may have so many: it
+// makes room as Track does.
+func BoundConnections(most int) func(net.Conn, http.ConnState) {
+	var c connections
+	return func(conn net.Conn, state http.ConnState) {
+		if longest := c.track(conn, state, most); longest != nil {
+			plain(longest).Close()
+		}
+	}
+}
+
 // plain is the connection under TLS, if there is TLS.
 func plain(conn net.Conn) net.Conn {
 	if secure, ok := conn.(*tls.Conn); ok {
