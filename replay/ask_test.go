@@ -50,7 +50,7 @@ func TestAskTellsWhatBecameOfIt(t *testing.T) {
 		w.(http.Flusher).Flush()
 		panic(http.ErrAbortHandler)
 	})
-	f(true, Reply{Result: Result{Err: "status 503"}, Status: 503, Detail: "busy"}, func(w http.ResponseWriter, r *http.Request) { http.Error(w, "busy", 503) })
+	f(true, Reply{Result: Result{Err: "status 503"}, Status: 503, Detail: "busy"}, func(w http.ResponseWriter, r *http.Request) { http.Error(w, "busy", http.StatusServiceUnavailable) })
 	f(true, Reply{Result: Result{Err: "stream cut"}, Status: 200, Committed: true, Answer: "one"}, func(w http.ResponseWriter, r *http.Request) { opening(w); content(w, "one") })
 	f(true, Reply{Result: Result{Err: "error event in the stream"}, Status: 200, Detail: "died"}, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "text/event-stream")

@@ -150,7 +150,7 @@ func TestProcessIsItsWholeTree(t *testing.T) {
 	if err := p.await(t.Context(), time.Minute, func() bool { used, err = p.cpu(); return err != nil || used > 0 }); err != nil {
 		t.Fatal(err)
 	}
-	pids := tree(p.Process.Pid)
+	pids := tree(p.PID())
 	if bytes, err := p.rss(); len(pids) != 2 || bytes == 0 || err != nil {
 		t.Fatalf("processes %v have %d bytes, error %v", pids, bytes, err)
 	}

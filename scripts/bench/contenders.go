@@ -5,13 +5,15 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
+
+	"warmroute/scripts/fleet"
 )
 
 const (
@@ -28,9 +30,8 @@ var peers = []string{sglang, "smg", "vllm-router"}
 type bench struct {
 	dir      string // of this run: logs, binaries, nginx's files
 	repo     string
-	compare  string // where the peers are installed
-	self     string // this program, for the ends
-	replicas []string
+	compare  string        // where the peers are installed
+	self     string        // this program, for the ends
 	warm     time.Duration // load before anything is measured
 	window   time.Duration // of one measurement
 	results  *results
@@ -55,7 +56,11 @@ func (b *bench) open(ctx context.Context, name string, replicas []string) (*fron
 	if name == direct {
 		return &front{addrs: strings.ReplaceAll(strings.Join(replicas, ","), "http://", "")}, nil
 	}
-	listen, spare := freePort(), freePort()
+	ports, err := fleet.FreePorts(2)
+	if err != nil {
+		return nil, err
+	}
+	listen, spare := strconv.Itoa(ports[0]), strconv.Itoa(ports[1])
 	f := &front{addrs: "127.0.0.1:" + listen, admin: "http://127.0.0.1:" + spare}
 	var cmd *exec.Cmd
 	switch name {
@@ -72,7 +77,6 @@ func (b *bench) open(ctx context.Context, name string, replicas []string) (*fron
 		args := append([]string{"-c", script, "bash", b.repo, b.compare, name, listen, spare}, replicas...)
 		cmd = exec.Command("bash", args...)
 	}
-	var err error
 	if f.process, err = start(b.dir, name, cmd); err != nil {
 		return nil, err
 	}
@@ -171,15 +175,4 @@ func (b *bench) mock(ctx context.Context, n int) (p *process, urls []string, err
 		p.stop()
 	}
 	return p, urls, err
-}
-
-// freePort is a port that was free a moment ago.
-func freePort() string {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "18080"
-	}
-	defer l.Close()
-	_, port, _ := net.SplitHostPort(l.Addr().String())
-	return port
 }

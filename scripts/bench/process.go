@@ -3,84 +3,59 @@ package main
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
+
+	"warmroute/scripts/fleet"
 )
 
 // process is a program that was started here, with all that it started itself.
 type process struct {
-	*exec.Cmd
-	name  string
-	log   string // file with what it said
-	ended chan struct{}
-	once  sync.Once
+	*fleet.Process
+	name string
+	log  string // file with what it said
 }
 
-// start runs a command in a process group of its own, so that stop reaches its
-// children too; its output goes to a file below dir. The command dies with us,
-// whatever kills us.
+// start runs a command whose output goes to a file below dir. The command dies
+// with us, whatever kills us.
 func start(dir, name string, cmd *exec.Cmd) (*process, error) {
-	p := &process{Cmd: cmd, name: name, log: filepath.Join(dir, name+".log"), ended: make(chan struct{})}
+	p := &process{name: name, log: filepath.Join(dir, name+".log")}
 	out, err := os.OpenFile(p.log, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o644)
 	if err != nil {
 		return nil, err
 	}
 	defer out.Close()
-	if cmd.Stdout == nil {
-		cmd.Stdout = out
-	}
-	cmd.Stderr = out
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	if err := cmd.Start(); err != nil {
+	cmd.Stdout, cmd.Stderr = out, out
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if p.Process, err = fleet.Run(cmd); err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
-	go func() {
-		_ = cmd.Wait() // how it ended is in its log
-		close(p.ended)
-	}()
 	return p, nil
 }
 
 // stop kills the process and its children: nothing of theirs is wanted, and some
-// take their time to end in order. Further calls do nothing.
-func (p *process) stop() {
-	p.once.Do(func() {
-		_ = syscall.Kill(-p.Process.Pid, syscall.SIGKILL)
-		<-p.ended
-	})
-}
+// take their time to end in order.
+func (p *process) stop() { _ = p.Kill() } // of a group of ours, which at worst is gone
 
-// failure is err with the last that the process said.
+// failure is err, if there is one, with the last that the process said.
 func (p *process) failure(err error) error {
+	if err == nil {
+		return nil
+	}
 	text, _ := os.ReadFile(p.log)
 	return fmt.Errorf("%s: %w; it said:\n%s", p.name, err, text[max(0, len(text)-2000):])
 }
 
-var errEnded = errors.New("it ended by itself")
-
 // await calls done until it is true, and fails when the process ends meanwhile
 // or limit is over.
 func (p *process) await(ctx context.Context, limit time.Duration, done func() bool) error {
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	for !done() {
-		select {
-		case <-p.ended:
-			return p.failure(errEnded)
-		case <-ctx.Done():
-			return p.failure(ctx.Err())
-		case <-time.After(50 * time.Millisecond):
-		}
-	}
-	return nil
+	return p.failure(p.Await(ctx, limit, func(context.Context) bool { return done() }))
 }
 
 // tick is the unit of /proc/PID/stat's times on every Linux that Go runs on.
@@ -88,7 +63,7 @@ const tick = time.Second / 100
 
 // cpu is the time, user and system, that the process and its children have used.
 func (p *process) cpu() (used time.Duration, err error) {
-	for _, pid := range tree(p.Process.Pid) {
+	for _, pid := range tree(p.PID()) {
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 		if err != nil {
 			continue // a child that has just ended: its parent accounts for it
@@ -108,7 +83,7 @@ func (p *process) cpu() (used time.Duration, err error) {
 
 // rss is the bytes of memory that the process and its children have in use.
 func (p *process) rss() (bytes int64, err error) {
-	for _, pid := range tree(p.Process.Pid) {
+	for _, pid := range tree(p.PID()) {
 		rollup, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
 		if err != nil {
 			continue
@@ -123,14 +98,7 @@ func (p *process) rss() (bytes int64, err error) {
 	return bytes, p.alive()
 }
 
-func (p *process) alive() error {
-	select {
-	case <-p.ended:
-		return p.failure(errEnded)
-	default:
-		return nil
-	}
-}
+func (p *process) alive() error { return p.failure(p.Alive()) }
 
 // tree is the process and its descendants.
 func tree(pid int) []int {

@@ -45,7 +45,6 @@ type budget struct {
 	must, aim float64
 	figures   []string // of several the worst counts
 	beyond    string   // what is subtracted first, of direct; "": nothing
-
 }
 
 var budgets = []budget{

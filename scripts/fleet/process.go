@@ -3,6 +3,7 @@
 package fleet
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,39 +12,64 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"sync"
 	"syscall"
 	"time"
 )
 
-// process is a program that runs, with what it starts, in a process group of
-// its own: a Ctrl-C is ours to act upon, and a kill gets them all.
-type process struct {
-	cmd   *exec.Cmd
-	ended chan struct{} // closed once it has
-	err   error         // why, from then on
+// Process is a program that runs, with what it starts, in a process group of
+// its own: a Ctrl-C is ours to act upon, and a kill gets them all. Its methods are
+// safe for concurrent use.
+type Process struct {
+	cmd    *exec.Cmd
+	ended  chan struct{} // closed once it has
+	err    error         // why, from then on
+	killed func() error
 }
 
-// run starts a program. It ends by itself or by signal.
-func run(out io.Writer, env []string, name string, args ...string) (*process, error) {
-	p := &process{cmd: exec.Command(name, args...), ended: make(chan struct{})}
-	p.cmd.Env = append(os.Environ(), env...)
-	p.cmd.Stdout, p.cmd.Stderr = out, out
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+// Run starts a program, which ends by itself or by End or Kill. Output that cmd
+// names no place for is lost.
+func Run(cmd *exec.Cmd) (*Process, error) {
+	p := &Process{cmd: cmd, ended: make(chan struct{})}
+	p.killed = sync.OnceValue(func() error {
+		err := p.signal(syscall.SIGKILL, true)
+		<-p.ended
+		return err
+	})
+	if cmd.SysProcAttr == nil {
+		cmd.SysProcAttr = &syscall.SysProcAttr{}
+	}
+	cmd.SysProcAttr.Setpgid = true
 	// What it leaves behind may hold its output open.
-	p.cmd.WaitDelay = time.Second
-	if err := p.cmd.Start(); err != nil {
+	cmd.WaitDelay = time.Second
+	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
 	go func() {
-		p.err = p.cmd.Wait()
+		p.err = cmd.Wait()
 		close(p.ended)
 	}()
 	return p, nil
 }
 
+// run starts a program whose output is appended to a file.
+func run(log, name string, args ...string) (*Process, error) {
+	out, err := os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	defer out.Close() // the process has its own
+	cmd := exec.Command(name, args...)
+	cmd.Stdout, cmd.Stderr = out, out
+	return Run(cmd)
+}
+
+// PID is the process's, and its group's.
+func (p *Process) PID() int { return p.cmd.Process.Pid }
+
 // signal sends s to the process, or to all of its group.
-func (p *process) signal(s syscall.Signal, group bool) error {
-	pid := p.cmd.Process.Pid
+func (p *Process) signal(s syscall.Signal, group bool) error {
+	pid := p.PID()
 	if group {
 		pid = -pid
 	}
@@ -54,42 +80,62 @@ func (p *process) signal(s syscall.Signal, group bool) error {
 	return err
 }
 
-// kill ends the process and all that it started, and waits for it.
-func (p *process) kill() error {
-	err := p.signal(syscall.SIGKILL, true)
-	<-p.ended
-	return err
-}
+// Kill ends the process and all that it started, and waits for it. Further calls
+// do nothing.
+func (p *Process) Kill() error { return p.killed() }
 
-// end asks the process to end, and kills it when it has not within limit.
-func (p *process) end(limit time.Duration) error {
+// End asks the process to end, and kills it when it has not within limit.
+func (p *Process) End(limit time.Duration) error {
 	if err := p.signal(syscall.SIGTERM, false); err != nil {
 		return err
 	}
 	select {
 	case <-p.ended:
-		return errors.Join(p.err, p.signal(syscall.SIGKILL, true)) // what it left behind
+		return errors.Join(p.err, p.Kill()) // what it left behind
 	case <-time.After(limit):
-		return errors.Join(fmt.Errorf("%s had not ended %v after SIGTERM", p.cmd.Path, limit), p.kill())
+		return errors.Join(fmt.Errorf("%s had not ended %v after SIGTERM", p.cmd.Path, limit), p.Kill())
 	}
 }
 
-// await returns when url answers 200, or an error when that never happens.
-func (p *process) await(ctx context.Context, url string, limit time.Duration) error {
-	ctx, cancel := context.WithTimeout(ctx, limit)
+// Alive is an error once the process has ended.
+func (p *Process) Alive() error {
+	select {
+	case <-p.ended:
+		return fmt.Errorf("%s ended: %w", p.cmd.Path, cmp.Or(p.err, errStatus0))
+	default:
+		return nil
+	}
+}
+
+var errStatus0 = errors.New("exit status 0")
+
+// Await returns when done does true, or an error when the process ends before that
+// or limit is over.
+func (p *Process) Await(ctx context.Context, limit time.Duration, done func(context.Context) bool) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("%s was not there after %v", p.cmd.Path, limit))
 	defer cancel()
-	for {
-		if status, err := get(ctx, url); err == nil && status == http.StatusOK {
-			return nil
-		}
+	for !done(ctx) {
 		select {
 		case <-p.ended:
-			return fmt.Errorf("%s ended: %w", p.cmd.Path, p.err)
+			return p.Alive()
 		case <-ctx.Done():
-			return fmt.Errorf("%s is no 200 after %v", url, limit)
-		case <-time.After(10 * time.Millisecond):
+			return context.Cause(ctx)
+		case <-time.After(20 * time.Millisecond):
 		}
 	}
+	return nil
+}
+
+// await returns when url answers 200.
+func (p *Process) await(ctx context.Context, url string, limit time.Duration) error {
+	err := p.Await(ctx, limit, func(ctx context.Context) bool {
+		status, err := get(ctx, url)
+		return err == nil && status == http.StatusOK
+	})
+	if err != nil {
+		return fmt.Errorf("%s is no 200: %w", url, err)
+	}
+	return nil
 }
 
 // get asks on a connection of its own, so that none is left open to a process

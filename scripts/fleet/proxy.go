@@ -24,7 +24,7 @@ type Proxy struct {
 
 	binary   string
 	settings string
-	process  *process
+	process  *Process
 	handed   bool // over to another process, in the group of this one
 }
 
@@ -61,12 +61,8 @@ func (p *Proxy) Configure(replicas []*Replica, lines ...string) error {
 
 // Start returns when the proxy is ready.
 func (p *Proxy) Start(ctx context.Context) error {
-	log, err := os.OpenFile(p.Log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
-	defer log.Close() // the process has its own
-	if p.process, err = run(log, nil, p.binary, "serve", "--config", p.Config); err != nil {
+	var err error
+	if p.process, err = run(p.Log, p.binary, "serve", "--config", p.Config); err != nil {
 		return err
 	}
 	if err := p.process.await(ctx, p.URL+"/readyz", time.Minute); err != nil {
@@ -104,7 +100,7 @@ func (p *Proxy) End(limit time.Duration) error {
 	process := p.process
 	p.process = nil
 	if !p.handed {
-		return process.end(limit)
+		return process.End(limit)
 	}
 	if err := process.signal(syscall.SIGTERM, true); err != nil {
 		return err

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"os"
 	"path/filepath"
 	"strconv"
 	"syscall"
@@ -30,7 +29,7 @@ type Replica struct {
 
 	command []string
 	log     string // file
-	process *process
+	process *Process
 }
 
 // drainTime is the --shutdown-timeout of those that have one, in seconds.
@@ -68,12 +67,8 @@ func (r *Replica) Runs() bool { return r.process != nil }
 
 // Start starts the process.
 func (r *Replica) Start() error {
-	log, err := os.OpenFile(r.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
-	defer log.Close() // the process has its own
-	r.process, err = run(log, nil, r.command[0], r.command[1:]...)
+	var err error
+	r.process, err = run(r.log, r.command[0], r.command[1:]...)
 	return err
 }
 
@@ -109,7 +104,7 @@ func (r *Replica) End() error {
 	case <-p.ended: // vLLM's exit code tells nothing
 		return p.signal(syscall.SIGKILL, true) // an engine that outlives its server
 	case <-time.After((drainTime + 10) * time.Second):
-		return p.kill()
+		return p.Kill()
 	}
 }
 

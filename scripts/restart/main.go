@@ -15,20 +15,17 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"net"
 	"net/http"
 	"os"
-	"os/exec"
 	"os/signal"
 	"path/filepath"
-	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"warmroute/backends/vllmsim"
 	"warmroute/replay"
+	"warmroute/scripts/fleet"
 )
 
 func main() {
@@ -70,40 +67,55 @@ type measurement struct {
 	away          time.Duration // from the signal until the next proxy was ready
 }
 
+// answerLimit is for one answer, and so for a proxy that lets them finish.
+const answerLimit = 5 * time.Minute
+
 func measure(ctx context.Context, binary string, replicas int, window time.Duration, snapshot bool) (m measurement, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	var running sync.WaitGroup
 	defer running.Wait()
 	defer cancel()
-	var urls []string
-	for range replicas {
+	var backends []*fleet.Replica
+	for i := range replicas {
 		s := vllmsim.NewServer(vllmsim.Config{Engine: vllmsim.EngineConfig{KVTokens: 200_000}}) // room for the conversations of its users, not of all
 		if err := s.Listen("127.0.0.1:0"); err != nil {
 			return m, err
 		}
 		running.Go(func() { _ = s.Run(ctx) })
-		urls = append(urls, s.URL())
+		backends = append(backends, &fleet.Replica{Name: fmt.Sprint("r", i), URL: s.URL()})
 	}
 	dir, err := os.MkdirTemp("", "restart")
 	if err != nil {
 		return m, err
 	}
-	defer os.RemoveAll(dir)
-	p := proxy{binary: binary, address: "127.0.0.1:" + freePort(), backends: strings.Join(urls, ",")}
-	if snapshot {
-		p.snapshot = filepath.Join(dir, "index")
-	}
-	if err := p.start(ctx); err != nil {
+	defer func() {
+		if err == nil { // else its log says why
+			err = os.RemoveAll(dir)
+		}
+	}()
+	ports, err := fleet.FreePorts(2)
+	if err != nil {
 		return m, err
 	}
-	defer func() { err = errors.Join(err, p.stop()) }()
+	settings := "log: {level: warn}"
+	if snapshot {
+		settings += fmt.Sprintf("\nindex: {snapshot: %q}", filepath.Join(dir, "index"))
+	}
+	p := fleet.NewProxy(binary, dir, ports[0], ports[1], settings)
+	if err := p.Configure(backends); err != nil {
+		return m, err
+	}
+	defer func() { err = errors.Join(err, p.End(answerLimit)) }()
+	if err := p.Start(ctx); err != nil {
+		return m, err
+	}
 
 	var tally atomic.Pointer[replay.Tally]
 	tally.Store(new(replay.Tally))
 	client := replay.NewClient()
 	defer client.CloseIdleConnections()
 	player := replay.Player{
-		URL: "http://" + p.address, Model: "sim", Speed: 1, Timeout: 5 * time.Minute,
+		URL: p.URL, Model: "sim", Speed: 1, Timeout: answerLimit,
 		Client: &http.Client{Transport: patient{client.Transport}},
 		Report: func(r replay.Result) { tally.Load().Add(r) },
 	}
@@ -125,10 +137,10 @@ func measure(ctx context.Context, binary string, replicas int, window time.Durat
 		return m, err
 	}
 	began := time.Now()
-	if err := p.stop(); err != nil {
+	if err := p.End(answerLimit); err != nil {
 		return m, err
 	}
-	if err := p.start(ctx); err != nil {
+	if err := p.Start(ctx); err != nil {
 		return m, err
 	}
 	m.away = time.Since(began)
@@ -165,55 +177,4 @@ func (p patient) RoundTrip(r *http.Request) (*http.Response, error) {
 		}
 		time.Sleep(20 * time.Millisecond)
 	}
-}
-
-// proxy is a process of warmroute's.
-type proxy struct {
-	binary, address, backends, snapshot string
-	process                             *exec.Cmd // nil: it does not run
-}
-
-// start returns when the proxy is ready.
-func (p *proxy) start(ctx context.Context) error {
-	p.process = exec.Command(p.binary, "serve", "--listen", p.address, "--admin", "", "--log-level", "warn")
-	p.process.Env = append(os.Environ(), "WARMROUTE_BACKENDS="+p.backends, "WARMROUTE_INDEX_SNAPSHOT="+p.snapshot)
-	p.process.Stdout, p.process.Stderr = os.Stdout, os.Stderr
-	if err := p.process.Start(); err != nil {
-		p.process = nil
-		return err
-	}
-	for ctx.Err() == nil {
-		resp, err := http.Get("http://" + p.address + "/readyz")
-		if err == nil {
-			resp.Body.Close()
-			if resp.StatusCode == http.StatusOK {
-				return nil
-			}
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	return ctx.Err()
-}
-
-// stop lets the requests in flight finish.
-func (p *proxy) stop() error {
-	if p.process == nil {
-		return nil
-	}
-	process := p.process
-	p.process = nil
-	if err := process.Process.Signal(syscall.SIGTERM); err != nil {
-		return err
-	}
-	return process.Wait()
-}
-
-func freePort() string {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "18080"
-	}
-	defer l.Close()
-	_, port, _ := net.SplitHostPort(l.Addr().String())
-	return port
 }
