@@ -30,14 +30,15 @@ type breaker struct {
 	open     bool
 	failures int           // in a row, while closed
 	changed  time.Time     // when it was opened or closed: what was sent before says nothing of the time since
-	wait     time.Duration // from then on, until it is tried
+	wait     time.Duration // between two tries
+	next     time.Time     // when it is tried again
 	probe    *Decision     // that tries it; nil: none does
 	opens    uint64
 }
 
 // due reports whether the next request is to try the backend.
 func (k *breaker) due(now time.Time) bool {
-	return k.open && k.probe == nil && now.Sub(k.changed) >= k.wait
+	return k.open && k.probe == nil && !now.Before(k.next)
 }
 
 func (k *breaker) state(now time.Time) BreakerState {
@@ -80,14 +81,18 @@ func (k *breaker) polled(o *BreakerOptions, worked, now time.Time) {
 }
 
 // ended notes how a request ended. What an engine at work refuses for its full
-// queue is no failure of its.
+// queue is no failure of its, and tells as little of the next request as of this.
 func (k *breaker) ended(d *Decision, o *Outcome, limits *BreakerOptions, busy bool, now time.Time) {
 	probe := d == k.probe
 	if probe {
 		k.probe = nil // where it tells nothing, the next one tries
 	}
 	switch {
-	case !o.Failed || limits.Failures == 0, o.Full && busy:
+	case !o.Failed || limits.Failures == 0:
+	case o.Full && busy:
+		if probe {
+			k.next = now.Add(k.wait)
+		}
 	case probe:
 		k.reopen(min(2*k.wait, max(mostOpen, limits.Open)), now)
 	case k.open || d.sentAt.Before(k.changed):
@@ -99,7 +104,7 @@ func (k *breaker) ended(d *Decision, o *Outcome, limits *BreakerOptions, busy bo
 }
 
 func (k *breaker) reopen(wait time.Duration, now time.Time) {
-	*k = breaker{open: true, changed: now, wait: wait, opens: k.opens + 1}
+	*k = breaker{open: true, changed: now, wait: wait, next: now.Add(wait), opens: k.opens + 1}
 }
 
 // Breaker reports how a backend's breaker stands, and how often it was opened,

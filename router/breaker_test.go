@@ -121,6 +121,53 @@ func TestATryWithoutAnOutcomeIsMadeAgain(t *testing.T) {
 	}
 }
 
+// A replica with a full queue must not be the first choice of everything.
+func TestATryThatAFullQueueRefusesIsMadeAgainInItsTime(t *testing.T) {
+	s := newBreakers(t, 2)
+	under := s.send(0)
+	under.FirstEvent()
+	s.fail(0, 3)
+	s.clock.advance(time.Second)
+	for range 5 {
+		under.Progress()
+		try := s.next()
+		if try.Backend.Slot != 0 {
+			t.Fatal("it is not tried")
+		}
+		try.Release(Outcome{End: Unseen, Failed: true, Full: true})
+		s.is("its queue is full", 0, BreakerOpen, 1)
+		s.goesTo("after the try", 1)
+		s.clock.advance(time.Second - time.Millisecond)
+		s.goesTo("just before the next", 1)
+		s.clock.advance(time.Millisecond)
+	}
+	s.next().Release(Outcome{End: Served})
+	s.is("after an answer", 0, BreakerClosed, 1)
+	under.Release(Outcome{End: Served})
+}
+
+// It is known to have no place for a second.
+func TestAFullReplicaIsNotTried(t *testing.T) {
+	s := newBreakers(t, 2)
+	s.fail(0, 3)
+	s.clock.advance(time.Second / 2)
+	s.send(0).Release(Outcome{End: Unseen, Failed: true, Full: true})
+	s.clock.advance(time.Second / 2)
+	s.goesTo("due and full", 1)
+	s.clock.advance(time.Second / 2)
+	s.goesTo("due", 0)
+}
+
+func TestABreakerThatIsTurnedOffIsClosed(t *testing.T) {
+	s := newBreakers(t, 2)
+	s.fail(0, 3)
+	s.is("on", 0, BreakerOpen, 1)
+	reconfigured(t, s.r, func(o *Options) { o.Breaker = BreakerOptions{} })
+	s.is("off", 0, BreakerClosed, 1)
+	s.fail(0, 5)
+	s.is("off", 0, BreakerClosed, 1)
+}
+
 func TestWhatOpensABreakerAndWhatDoesNot(t *testing.T) {
 	failed, refused := Outcome{End: Unseen, Failed: true}, Outcome{End: Unseen}
 	for name, c := range map[string]struct {

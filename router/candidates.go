@@ -127,15 +127,16 @@ func weight(b *backends.Backend) float64 {
 // is the business of prefix alone, since the rules of others are to be what
 // they are elsewhere.
 func (r *Router) trouble(req *Request, tried []*backends.Backend, b *backends.Backend, l *backends.Load, queued float64, now time.Time) trouble {
-	k := &r.progress[b.Slot].breaker
+	p := r.progress[b.Slot]
+	k := &p.breaker
 	switch {
 	case r.stalled(b, l, queued, now):
 		return stuck
-	case k.due(now) && len(tried) == 0 && !req.Instant && !r.tooLong(req, b.Slot):
+	case k.due(now) && !p.full(now) && len(tried) == 0 && !req.Instant && !r.tooLong(req, b.Slot):
 		return due // a request that failed elsewhere is not risked
 	case r.policyName == "prefix" && r.tooLong(req, b.Slot):
 		return small
-	case k.open, r.progress[b.Slot].full(now):
+	case k.open, p.full(now):
 		return failing
 	case l != nil && l.KVKnown && l.KVCacheUsage > kvPressure && r.policyName == "prefix":
 		return pressed

@@ -3,8 +3,8 @@ package router
 import "warmroute/router/policy"
 
 // Configure changes what may change while requests are decided: Policy and
-// Settings, Hold, Breaker, SLO, PollInterval and NoLearning. The rest of o is not looked
-// at. On an error nothing has changed.
+// Settings, Hold, Breaker, SLO, PollInterval and NoLearning. The rest of o is not
+// looked at. On an error nothing has changed.
 //
 // Nobody is turned away who waits already: requests that no rule holds any more
 // are sent, and a shorter queue, or a shorter time in it, is for those to come.
@@ -26,6 +26,11 @@ func (r *Router) Configure(o Options) error {
 	r.pollInterval = o.PollInterval
 	r.noLearning = o.NoLearning
 	now := r.now()
+	if o.Breaker.Failures == 0 { // no outcome would count, so nothing else would close them
+		for _, p := range r.progress {
+			p.breaker.close(now)
+		}
+	}
 	for before := -1; r.queue.count > 0 && r.queue.count != before; { // a round sends so many only
 		before = r.queue.count
 		r.dispatch(now)

@@ -58,6 +58,34 @@ func TestAShorterQueueIsForThoseToCome(t *testing.T) {
 	}
 }
 
+func TestALimitIsForThoseToComeThoughOlderOnesHaveNone(t *testing.T) {
+	r, fleet, c := newFleet(t, 1, "prefix", holding)
+	reconfigured(t, r, func(o *Options) { o.Hold.Time = 0 })
+	mustPick(t, r, ask(fleet, 0, 1000))
+	var forever, limited []*waiter
+	hold := func(all *[]*waiter, limit time.Duration) {
+		reconfigured(t, r, func(o *Options) { o.Hold.Time = limit })
+		for range 3 {
+			*all = append(*all, submit(r, ask(fleet, 100+len(forever)*10+len(limited), 100)))
+		}
+	}
+	hold(&forever, 0)
+	hold(&limited, time.Second)
+	hold(&forever, 0)
+	hold(&limited, time.Second)
+	limited[0].held.Cancel()
+	c.advance(time.Second)
+	r.Tick()
+	for i, w := range limited[1:] {
+		if w.err != ErrHeldTooLong {
+			t.Errorf("%d of those with a limit: %v", i+1, w.err)
+		}
+	}
+	for i, w := range forever {
+		waits(t, fmt.Sprint(i, " of those without"), w)
+	}
+}
+
 func TestARefusedConfigurationChangesNothing(t *testing.T) {
 	r, fleet, _ := newFleet(t, 1, "prefix", holding)
 	if err := r.Configure(Options{Policy: "fastest"}); err == nil {

@@ -18,6 +18,7 @@ type holdQueue struct {
 	count  int
 
 	oldest, newest *Held // by arrival, linked
+	limited        *Held // the oldest that may not be held forever; nil: all may
 	arrivals       uint64
 	bytes          int64   // of bodies
 	tokens         float64 // that they would have to compute at least
@@ -58,6 +59,9 @@ func (q *holdQueue) push(h *Held) {
 		q.oldest = h
 	}
 	q.newest = h
+	if q.limited == nil && !h.until.IsZero() {
+		q.limited = h
+	}
 	q.count++
 	q.bytes += int64(h.req.BodyBytes)
 	q.tokens += h.tokens
@@ -93,6 +97,11 @@ func (q *holdQueue) regroup(h *Held, fleet []*backends.Backend) {
 }
 
 func (q *holdQueue) remove(h *Held) {
+	if q.limited == h { // it passes each request once, so this is cheap in the mean
+		for q.limited = h.newer; q.limited != nil && q.limited.until.IsZero(); {
+			q.limited = q.limited.newer
+		}
+	}
 	if h.older != nil {
 		h.older.newer = h.newer
 	} else {
@@ -121,8 +130,8 @@ func (q *holdQueue) rewind() {
 }
 
 // next is the first request that this round has not passed and for which a
-// backend, by slot, has room; nil when there is none. The caller passes it by counting its
-// group's at, or removes it.
+// backend, by slot, has room; nil when there is none. The caller passes it by
+// counting its group's at, or removes it.
 func (q *holdQueue) next(room []float64) *Held {
 	var first *Held
 	for _, g := range q.groups {

@@ -145,10 +145,11 @@ func (r *Router) claimPlaces(h *Held, now time.Time) {
 	r.room[most.Slot] = r.roomOn(most.Slot, now)
 }
 
-// expire answers the requests that were held as long as they may be. It looks at
-// the oldest only: one that came later under a shorter limit may wait for it.
+// expire answers the requests that were held as long as they may be. Of those with
+// a limit it looks at the oldest only: one that came later under a shorter one may
+// wait for it.
 func (r *Router) expire(now time.Time) {
-	for h := r.queue.oldest; h != nil && !h.until.IsZero() && !now.Before(h.until); h = r.queue.oldest {
+	for h := r.queue.limited; h != nil && !now.Before(h.until); h = r.queue.limited {
 		r.take(h)
 		err := ErrNoneReady
 		for _, b := range h.req.Backends {
