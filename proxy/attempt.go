@@ -22,12 +22,13 @@ import (
 type failure struct {
 	reason  string // one of few, for the metric
 	err     error
-	free    bool // counts as no attempt: nothing was sent
+	free    bool // counts as no attempt: nothing was sent, or no engine was asked
 	final   bool // no other backend may be asked
 	timeout bool
 	stuck   bool // the backend did nothing, and another was to be asked
 	full    bool // the replica refused the request with a 503
 	deadly  bool // the replica may have died of the request
+	stops   bool // the replica ends in good order, and has dropped the request
 	left    bool // the client is gone, or has its answer: nothing is left to be done
 
 	// What the replica answered, if it did; what its decision was then.
@@ -84,7 +85,7 @@ func (a *attempt) blame(f *failure) *failure {
 		return f
 	}
 	var connect *transport.ConnectError
-	a.result.Stuck, a.result.Full = f.stuck, f.full
+	a.result.Stuck, a.result.Full, a.result.Stopping = f.stuck, f.full, f.stops && f.free
 	switch {
 	case errors.As(f.err, &connect):
 		a.result.Failed = !connect.Busy()

@@ -33,17 +33,21 @@ type exchange struct {
 	tried    []*backends.Backend
 	refused  []*backends.Backend // of those tried, that refused the connection
 	full     []*backends.Backend // of those tried, that refused the request with a 503
-	fallen   []fallen            // of those tried, that failed as one does that dies
+	fallen   []fallen            // of those tried, that failed as one does that dies, or stops
 	waited   bool                // for a place on those that are full
 	moved    bool                // from a backend that did nothing
 	queued   time.Duration       // waited for the retry budget
 	wait     wait                // of the attempt under way
 	held     time.Duration       // waited for a backend to have room
-	spoken   time.Time           // since when there are a replica's words to relay, if no other does better; zero: none are
 	gone     bool                // counts in flight no more
+	waiting  bool                // counted by the router among those that wait
+	crowded  bool                // no more may wait
+	spoken   time.Time           // when one of them first had words for the client
+	speaker  *backends.Backend   // that had them; see hasWords
 	opened   bool                // the client has the header of a stream, and keep-alive comments
 	attempts int                 // made so far
-	spent    int                 // of them, failed connects left out
+	spent    int                 // of them, failed connects left out, and those that follow
+	stopped  int                 // of them, ended by a replica that was about to stop
 
 	holder    *keys.Holder // nil: no keys are configured
 	visit     keys.Visit   // its holder's

@@ -37,6 +37,9 @@ func (x *exchange) pick() (*router.Decision, error) {
 		}
 		// All that were ready refused the connection, or seem to have died.
 		if !x.rest(recheck) {
+			if x.crowded {
+				return nil, router.ErrHoldFull
+			}
 			return nil, x.r.Context().Err()
 		}
 		x.askAgain()
@@ -46,14 +49,14 @@ func (x *exchange) pick() (*router.Decision, error) {
 // recheckedEnough reports whether backends that refused the connection are asked
 // no more.
 func (x *exchange) recheckedEnough() bool {
-	return time.Since(x.whole) >= x.settings.HoldTime || !x.spoken.IsZero() && time.Since(x.spoken) >= retryPatience
+	return time.Since(x.whole) >= x.settings.HoldTime || x.hasWords() && time.Since(x.spoken) >= retryPatience
 }
 
 // patience is how long the next ask may hold the request: what is left of the
 // time after the asks before.
 func (x *exchange) patience() time.Duration {
 	left := x.settings.HoldTime - x.held
-	if !x.spoken.IsZero() && !x.anotherIsReady() {
+	if x.hasWords() && !x.anotherIsReady() {
 		left = min(left, retryPatience-time.Since(x.spoken))
 	}
 	return left
@@ -61,6 +64,7 @@ func (x *exchange) patience() time.Duration {
 
 // ask is one round of pick, with what becomes of it in the metrics.
 func (x *exchange) ask() (*router.Decision, error) {
+	x.stopWaiting()
 	asked := time.Now()
 	ctx := x.r.Context()
 	if left := x.patience(); left < x.settings.HoldTime { // else the router's own limit will do
@@ -105,8 +109,31 @@ func (x *exchange) wasHeld(end metrics.HeldEnd, waited time.Duration) {
 	x.p.metrics.Held(end, waited)
 }
 
-// rest waits, and reports whether the client is still there.
+// waits counts the request among those that wait, and reports whether one more
+// may.
+func (x *exchange) waits() bool {
+	if x.waiting {
+		return true
+	}
+	if x.waiting = x.p.router.HoldAside(x.input.request.BodyBytes) == nil; !x.waiting {
+		x.crowded = true
+		x.wasHeld(metrics.HeldRefused, 0)
+	}
+	return x.waiting
+}
+
+func (x *exchange) stopWaiting() {
+	if x.waiting {
+		x.waiting = false
+		x.p.router.EndAside(x.input.request.BodyBytes)
+	}
+}
+
+// rest waits, and reports whether there is anybody still to wait for.
 func (x *exchange) rest(d time.Duration) bool {
+	if !x.waits() {
+		return false
+	}
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {

@@ -51,6 +51,7 @@ type Proxy struct {
 	keys       *keys.Set
 	settings   atomic.Pointer[Settings]
 	retries    *retryBudget
+	warnings   warnings
 	refusing   atomic.Bool
 
 	inFlight    atomic.Int64 // requests, held ones included

@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"bytes"
 	"context"
 	"math/rand/v2"
 	"slices"
@@ -15,8 +14,9 @@ const (
 	// verdict is how long the readiness checks take to find out that a replica is
 	// dead, when they are asked to look.
 	verdict = 500 * time.Millisecond
-	// placeLook is how often a request that all have refused looks for a place.
-	placeLook = 50 * time.Millisecond
+	// placeLook is how often a request that all have refused looks for what else
+	// than a place lets it be tried again.
+	placeLook = 250 * time.Millisecond
 	// leastBackoff is how long it waits where nothing of ours will end and make
 	// one, and at most twice that.
 	leastBackoff = 500 * time.Millisecond
@@ -29,13 +29,22 @@ func (x *exchange) again(f *failure) bool {
 		return false
 	case f.free:
 		return true
-	case x.killedTwo(f):
+	case x.settings.RetryShare == 0 && x.settings.RetryPerSecond == 0:
 		return false
 	case x.refusedEverywhere(f):
 		if !x.awaitPlace() {
 			return false
 		}
-	case x.spent >= x.settings.Attempts:
+		if x.isGone(f) {
+			return true
+		}
+	case x.spent >= x.settings.Attempts || x.stopped >= x.settings.Attempts:
+		return false
+	case x.killedTwo(f):
+		return false
+	case x.isGone(f):
+		return true // and waits in the queue until one is back
+	case x.clientGone():
 		return false
 	case !x.anotherMayAnswer():
 		return true // and pick says why there is none
@@ -43,14 +52,26 @@ func (x *exchange) again(f *failure) bool {
 	return x.withinBudget()
 }
 
+func (x *exchange) clientGone() bool { return x.r.Context().Err() != nil }
+
 // countFailure counts a failed attempt.
 func (x *exchange) countFailure(f *failure) {
 	b := f.decision.Backend
-	if f.free {
+	if f.deadly || f.stops {
+		x.fallen = append(x.fallen, fallen{b, time.Now(), f.deadly})
+	}
+	if f.status != 0 && !f.stops {
+		x.spoke(b, time.Now())
+	}
+	switch {
+	case f.free:
 		x.refused = append(x.refused, b)
 		return
+	case f.stops:
+		x.stopped++
+	default:
+		x.spent++
 	}
-	x.spent++
 	x.moved = x.moved || f.stuck
 	if f.full {
 		x.full = append(x.full, b)
@@ -69,8 +90,12 @@ func (x *exchange) withinBudget() bool {
 		return true
 	}
 	patience := s.HoldTime - x.held
-	if !x.spoken.IsZero() {
+	if x.hasWords() {
 		patience = min(patience, retryPatience-x.queued)
+	}
+	if patience <= 0 || !x.waits() {
+		x.p.metrics.RetryWaited(metrics.RetryGivenUp)
+		return false
 	}
 	begun := time.Now()
 	ctx, cancel := context.WithTimeout(x.r.Context(), patience)
@@ -97,9 +122,8 @@ func (x *exchange) killedTwo(f *failure) bool {
 	if !f.deadly {
 		return false
 	}
-	before := len(x.fallen)
-	x.fallen = append(x.fallen, fallen{f.decision.Backend, time.Now()})
-	if before == 0 {
+	last := len(x.fallen) - 1
+	if !slices.ContainsFunc(x.fallen[:last], func(o fallen) bool { return o.deadly }) {
 		return false
 	}
 	all := x.input.request.Backends
@@ -108,32 +132,18 @@ func (x *exchange) killedTwo(f *failure) bool {
 			x.p.suspect(b)
 		}
 		if !x.rest(verdict / 2) {
-			return false
+			return true // and nobody waits for the answer
 		}
 	}
-	dead := slices.ContainsFunc(x.fallen[:before], func(o fallen) bool { return o.backend.State() == backends.Down })
-	atRisk := slices.ContainsFunc(all, func(b *backends.Backend) bool { return b.State() == backends.Ready && !x.fell(b) })
+	dead := slices.ContainsFunc(x.fallen[:last], func(o fallen) bool { return o.deadly && o.backend.State() == backends.Down })
+	atRisk := slices.ContainsFunc(all, func(b *backends.Backend) bool { return b.State() == backends.Ready && !x.killed(b) })
 	if !dead || !atRisk {
 		return false
 	}
 	x.p.log.Warn("request was on two replicas that failed and died, and is tried nowhere else",
-		"first", x.fallen[0].backend.Name, "last", f.decision.Backend.Name, "request_id", x.id)
+		"last", f.decision.Backend.Name, "request_id", x.id)
 	return true
 }
-
-// fallen is a backend that failed an attempt as one does that dies.
-type fallen struct {
-	backend *backends.Backend
-	at      time.Time
-}
-
-func (x *exchange) fell(b *backends.Backend) bool {
-	return slices.ContainsFunc(x.fallen, func(o fallen) bool { return o.backend == b })
-}
-
-// orderly reports whether an error's text says that the replica stops in good
-// order: vLLM's "cannot schedule new futures after shutdown".
-func orderly(body []byte) bool { return bytes.Contains(body, []byte("shutdown")) }
 
 // refusedEverywhere reports whether f leaves a request that waits for a place:
 // all that could take it are full, by their own word. An engine that is dead has
@@ -150,17 +160,11 @@ func (x *exchange) refusedEverywhere(f *failure) bool {
 // once more.
 func (x *exchange) awaitPlace() bool {
 	x.waited = true
-	begun := time.Now()
-	backoff := leastBackoff + rand.N(leastBackoff)
-	found := false
-	for !found {
-		left := x.settings.HoldTime - x.held - time.Since(begun)
-		if left <= 0 || !x.rest(min(left, placeLook)) {
-			break
-		}
-		found = slices.ContainsFunc(x.full, x.p.router.TakePlace) || x.anotherIsReady() ||
-			time.Since(begun) >= backoff && !slices.ContainsFunc(x.full, busy)
+	if !x.waits() {
+		return false
 	}
+	begun := time.Now()
+	found := x.lookForPlace()
 	waited := time.Since(begun)
 	switch {
 	case found:
@@ -173,6 +177,32 @@ func (x *exchange) awaitPlace() bool {
 	x.tried = slices.DeleteFunc(x.tried, func(b *backends.Backend) bool { return slices.Contains(x.full, b) })
 	x.full = x.full[:0]
 	return found
+}
+
+// lookForPlace waits for what awaitPlace does.
+func (x *exchange) lookForPlace() (found bool) {
+	place := x.p.router.AwaitPlace(x.full)
+	left := time.NewTimer(x.settings.HoldTime - x.held)
+	defer left.Stop()
+	look := time.NewTicker(placeLook)
+	defer look.Stop()
+	backoff := time.Now().Add(leastBackoff + rand.N(leastBackoff))
+	for {
+		select {
+		case <-place.Given():
+			found = !x.clientGone()
+			place.Leave(found)
+			return found
+		case <-look.C:
+			if found = x.anotherIsReady() || time.Now().After(backoff) && !slices.ContainsFunc(x.full, busy); !found {
+				continue
+			}
+		case <-left.C:
+		case <-x.r.Context().Done():
+		}
+		place.Leave(false)
+		return found
+	}
 }
 
 func busy(b *backends.Backend) bool { return b.InFlight.Load() > 0 }

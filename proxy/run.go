@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"log/slog"
 	"net/http"
 	"time"
 
@@ -37,9 +38,6 @@ func (x *exchange) run() {
 		if f.status != 0 || f.final || last == nil || last.status == 0 {
 			last = f
 		}
-		if f.status != 0 && x.spoken.IsZero() {
-			x.spoken = time.Now()
-		}
 		x.countFailure(f)
 		if !x.again(f) {
 			break
@@ -51,21 +49,32 @@ func (x *exchange) run() {
 // tell makes a failed attempt known.
 func (x *exchange) tell(f *failure) {
 	x.p.suspect(f.decision.Backend)
-	x.p.log.Warn("attempt failed", "backend", f.decision.Backend.Name, "reason", f.reason, "error", f.err, "request_id", x.id)
+	level, more := slog.LevelDebug, []any(nil)
+	if due, left := x.p.warnings.due(f.decision.Backend, time.Now()); due {
+		level = slog.LevelWarn
+		if left > 0 {
+			more = []any{"others_since_the_last_warning", left}
+		}
+	}
+	x.p.log.Log(x.r.Context(), level, "attempt failed", append([]any{
+		"backend", f.decision.Backend.Name, "reason", f.reason, "error", f.err, "request_id", x.id}, more...)...)
 }
 
 // giveUp answers when no attempt is left: with the last replica's own words, if
 // there were any, else with why there is none.
 func (x *exchange) giveUp(last *failure, none error) {
+	x.stopWaiting()
+	if x.crowded {
+		none = router.ErrHoldFull
+	}
 	switch {
 	case x.cutOff():
 		x.refuse(shuttingDown())
-	case none != nil && x.r.Context().Err() != nil:
-		x.outcome.Code = statusClientLeft
-		x.p.metrics.Aborted("held")
+	case x.clientGone():
+		x.lost("held")
 	case last != nil && last.status != 0:
 		x.relayFailure(last)
-	case last == nil, none != nil && (x.held > 0 || last.free && x.settings.HoldTime > 0): // it waited for one
+	case last == nil, x.crowded, none != nil && (x.held > 0 || last.free && x.settings.HoldTime > 0): // it waited for one
 		x.refuse(x.notPicked(none))
 	case last.stuck:
 		x.refuse(&apiError{status: http.StatusGatewayTimeout, kind: "timeout", code: "replica_stuck",

@@ -139,8 +139,10 @@ func (a *attempt) judge(resp *http.Response, s *eventScanner, err error) *failur
 		if status < 500 {
 			return nil
 		}
+		stops := orderly(s.failed)
 		return &failure{
-			reason: "error_event", err: errors.New("error event before any content"), status: status, body: s.failed, deadly: !orderly(s.failed),
+			reason: "error_event", err: errors.New("error event before any content"), status: status, body: s.failed,
+			stops: stops, free: drains(s.failed), deadly: !stops,
 			header: http.Header{"Content-Type": {"application/json"}},
 		}
 	case s.aborted:

@@ -36,12 +36,16 @@ func (a *attempt) refused(resp *http.Response) *failure {
 	if len(body) > mostErrorBody { // no error that a client could use, and a part is not the whole
 		return a.failed(errTooLong)
 	}
-	return &failure{
+	f := &failure{
 		reason: "status_" + strconv.Itoa(resp.StatusCode), err: errors.New("it answered " + strconv.Itoa(resp.StatusCode)), // its own words may be the prompt's
 		status: resp.StatusCode, header: resp.Header, body: body,
-		full:   resp.StatusCode == http.StatusServiceUnavailable,
-		deadly: resp.StatusCode == http.StatusInternalServerError && !orderly(body),
+		full: resp.StatusCode == http.StatusServiceUnavailable,
 	}
+	if resp.StatusCode == http.StatusInternalServerError {
+		f.stops = orderly(body)
+		f.free, f.deadly = drains(body), !f.stops
+	}
+	return f
 }
 
 // relayFailure answers with what a replica said.
@@ -101,7 +105,7 @@ func (a *attempt) relayWhole(resp *http.Response) *failure {
 func (a *attempt) abortedFailure() *failure {
 	e := unavailable("the replica is shutting down")
 	return &failure{
-		reason: "aborted", err: errors.New("the replica aborted the request"), status: e.status, body: e.body(),
+		reason: "aborted", err: errors.New("the replica aborted the request"), status: e.status, body: e.body(), stops: true,
 		header: http.Header{"Content-Type": {"application/json"}},
 	}
 }

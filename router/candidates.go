@@ -95,7 +95,7 @@ func report(c *policy.Candidate, l *backends.Load) {
 }
 
 func (r *Router) available(b *backends.Backend, tried []*backends.Backend) bool {
-	if !r.has(b) || b.State() != backends.Ready {
+	if !r.has(b) || b.State() != backends.Ready || r.progress[b.Slot].stopping(r.now) {
 		return false
 	}
 	if l := b.Load(); l != nil && l.Asleep {

@@ -76,6 +76,7 @@ type Outcome struct {
 	Failed       bool // by the backend's own fault: no connection, no answer in time, 5xx, broken off
 	Full         bool // it failed with a 503: perhaps its queue is full
 	Stuck        bool // it showed no sign of work for so long that another is asked
+	Stopping     bool // the replica says that it takes no more since it is about to stop
 	AnswerTokens int  // length of the answer, all sequences together
 	PromptTokens int  // of the prompt, as the engine counted them
 	CachedTokens int  // of them from its cache
@@ -110,6 +111,7 @@ func (d *Decision) start(now time.Time) {
 		return
 	}
 	d.progress.breaker.worked(d, now)
+	d.progress.goesOn(d)
 	a := &d.router.accounts[d.Backend.Slot]
 	a.first(d, now)
 	if !d.tooLong && !d.aside {
@@ -151,6 +153,8 @@ func (d *Decision) Release(o Outcome) {
 	}
 	d.progress.ended(d)
 	d.progress.freedBy(d, &o, now)
+	r.givePlaces(d.Backend)
+	d.progress.stopsBy(&o, now)
 	d.progress.breaker.ended(d, &o, &r.breaking, now.Sub(d.progress.worked) < workLasts, now)
 	switch {
 	case o.End == Served:

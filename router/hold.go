@@ -169,7 +169,7 @@ func (r *Router) mayYet(req *Request, tried []*backends.Backend) bool {
 // returns nil when deliver was called.
 func (r *Router) hold(req *Request, tried []*backends.Backend, deliver func(*Decision, error), now time.Time) *Held {
 	q := &r.queue
-	if q.count >= r.holding.Requests || r.holding.Bytes > 0 && q.bytes+int64(req.BodyBytes) > r.holding.Bytes {
+	if r.holdsAll(req.BodyBytes) {
 		deliver(nil, ErrHoldFull)
 		return nil
 	}
@@ -266,13 +266,6 @@ func (r *Router) rates() float64 {
 }
 
 func (r *Router) seconds(now time.Time) float64 { return now.Sub(r.made).Seconds() }
-
-// HeldRequests is how many wait.
-func (r *Router) HeldRequests() int {
-	r.deciding.Lock()
-	defer r.deciding.Unlock()
-	return r.queue.count
-}
 
 const (
 	longestRetry = time.Minute

@@ -17,6 +17,7 @@ func (r *Router) Changed(b *backends.Backend) {
 		p := r.progress[b.Slot]
 		p.missed, p.hung = 0, false
 		p.breaker.close(now)
+		p.stops = time.Time{}
 	}
 	r.dispatch(now)
 }
@@ -58,7 +59,7 @@ func (r *Router) Run(ctx context.Context) {
 func (r *Router) tickWhileHeld(ctx context.Context) {
 	ticker := time.NewTicker(TickInterval)
 	defer ticker.Stop()
-	for r.HeldRequests() > 0 {
+	for r.queued() > 0 {
 		select {
 		case <-ctx.Done():
 			return

@@ -1,6 +1,7 @@
 package router
 
 import (
+	"slices"
 	"time"
 
 	"warmroute/backends"
@@ -32,14 +33,65 @@ func (p *progress) freedBy(d *Decision, o *Outcome, now time.Time) {
 	}
 }
 
-// TakePlace reports whether a request has ended on b since b last refused one
-// for its full queue, and gives the place that it left to the caller alone.
-func (r *Router) TakePlace(b *backends.Backend) bool {
+// PlaceWait is a request's turn among those that wait for a place on backends
+// that have refused them.
+type PlaceWait struct {
+	router *Router
+	full   []*backends.Backend
+	given  chan struct{}
+}
+
+// AwaitPlace begins a wait for a request to end on one of the backends, which
+// last refused one for its full queue: the place that it leaves is given to one
+// of those that wait, in their order. Leave must follow. full stays unchanged
+// until then.
+func (r *Router) AwaitPlace(full []*backends.Backend) *PlaceWait {
 	r.deciding.Lock()
 	defer r.deciding.Unlock()
-	if !r.has(b) || r.progress[b.Slot].freed == 0 {
-		return false
+	w := &PlaceWait{router: r, full: full, given: make(chan struct{})}
+	r.places = append(r.places, w)
+	for _, b := range full {
+		r.givePlaces(b)
 	}
-	r.progress[b.Slot].freed--
-	return true
+	return w
+}
+
+// Given is closed when there is a place.
+func (w *PlaceWait) Given() <-chan struct{} { return w.given }
+
+// Leave ends the wait. A place that was given and is not taken is the next one's.
+func (w *PlaceWait) Leave(takes bool) {
+	r := w.router
+	r.deciding.Lock()
+	defer r.deciding.Unlock()
+	if at := slices.Index(r.places, w); at >= 0 {
+		r.places = slices.Delete(r.places, at, at+1)
+		return
+	}
+	if takes {
+		return
+	}
+	for _, b := range w.full {
+		if r.has(b) { // which of them it was makes no difference: another is asked as well
+			r.progress[b.Slot].freed++
+			r.givePlaces(b)
+			return
+		}
+	}
+}
+
+// givePlaces gives the places that are free on b to those that wait for them.
+func (r *Router) givePlaces(b *backends.Backend) {
+	if !r.has(b) {
+		return
+	}
+	p := r.progress[b.Slot]
+	r.places = slices.DeleteFunc(r.places, func(w *PlaceWait) bool {
+		if p.freed == 0 || !slices.Contains(w.full, b) {
+			return false
+		}
+		p.freed--
+		close(w.given)
+		return true
+	})
 }

@@ -82,6 +82,8 @@ type Router struct {
 	uncached   average // u of what was prefilled
 	caches     []cache // by slot
 	queue      holdQueue
+	aside      aside
+	places     []*PlaceWait // first come, first served
 	fair       fairness
 	stopping   bool
 	reserved   []reservation // scratch of dispatch, by slot
@@ -228,6 +230,7 @@ func (r *Router) reserve(req *Request, tried []*backends.Backend, chosen int, no
 	r.accounts[b.Slot].sent(d, now)
 	d.progress.sent(d, b.InFlight.Add(d.sequences) == d.sequences, now)
 	d.progress.breaker.sent(d, now)
+	d.progress.tries(now)
 	r.cacheSent(d, req, now)
 	return d
 }

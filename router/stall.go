@@ -42,7 +42,9 @@ type progress struct {
 	stalls  uint64
 
 	refused time.Time // when it last refused a request for want of a place
-	freed   int       // places on it since then; see TakePlace
+	freed   int       // places on it since then; see AwaitPlace
+
+	stops time.Time // when it last said that it is about to stop, or was tried since; zero: it has not
 
 	breaker breaker
 	watched watched
