@@ -123,7 +123,10 @@ func TestAReplicaThatStopsProducingGetsNothingUntilItDoes(t *testing.T) {
 				t.Error("sent to a stalled replica")
 			}
 			stalls := func(of string) float64 { return metricSum(t, g.admin, "warmroute_backend_"+of) }
-			if now, times := stalls("stalled"), stalls("stalls_total"); now != 1 || times != 1 {
+			now, times := stalls("stalled"), stalls("stalls_total")
+			// The stream in mid-answer keeps it stalled. What has put out nothing was
+			// moved: with nothing of ours it is stalled no more, until it is tried again.
+			if kind == vllmsim.Freeze && (now != 1 || times != 1) || times == 0 {
 				t.Errorf("metrics say that %v are stalled, and were %v times", now, times)
 			}
 			g.until("the log says so", func() bool { return strings.Contains(g.log.String(), "produces nothing") })
