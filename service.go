@@ -128,7 +128,7 @@ func (s *service) watch(m *metrics.Metrics) {
 	if s.snapshot != nil {
 		s.poller.OnLoad = s.snapshot.index.Observe
 	}
-	told := stalls{router: s.router, log: s.log, told: map[*backends.Backend]bool{}}
+	told := stalls{router: s.router, log: s.log, told: map[*backends.Backend]lastStalls{}}
 	observe := s.poller.OnLoad
 	s.poller.OnLoad = func(b *backends.Backend, l *backends.Load) {
 		observe(b, l)

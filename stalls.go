@@ -15,20 +15,28 @@ type stalls struct {
 	log    *slog.Logger
 
 	mu   sync.Mutex
-	told map[*backends.Backend]bool // those that were silent at the last look
+	told map[*backends.Backend]lastStalls // as of the last look
 }
 
-// tell looks at a backend.
+type lastStalls struct {
+	times  uint64
+	silent bool
+}
+
+// tell looks at a backend. A stall may be over by then: what waits is moved to
+// another backend as soon as it is found.
 func (s *stalls) tell(b *backends.Backend) {
-	_, silent := s.router.Stalls(b)
+	times, silent := s.router.Stalls(b)
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	last := s.told[b]
+	if s.told[b] = (lastStalls{times, silent}); times == 0 {
+		delete(s.told, b) // nor is one kept that has left
+	}
 	switch {
-	case silent && !s.told[b]:
-		s.told[b] = true
+	case times > last.times:
 		s.log.Warn("backend produces nothing, and gets nothing new until it does", "backend", b.Name, "in_flight", b.InFlight.Load())
-	case !silent && s.told[b]:
-		delete(s.told, b)
+	case last.silent && !silent:
 		s.log.Info("backend produces again", "backend", b.Name)
 	}
 }
