@@ -14,7 +14,8 @@ type apiError struct {
 	code       string
 	param      string
 	message    string
-	retryAfter int // seconds; 0: no such header
+	retryAfter int  // seconds; 0: no such header
+	theirs     bool // the message is a replica's
 }
 
 func invalid(param, message string) *apiError {
@@ -30,14 +31,22 @@ func firstByteTimeout() *apiError {
 		message: "the replica produced nothing in time (timeouts.first_byte)"}
 }
 
-// body is the error as JSON. "src" tells it from a replica's own.
+// src tells an error of the proxy's from a replica's own.
+func (e *apiError) src() string {
+	if e.theirs {
+		return ""
+	}
+	return "warmroute"
+}
+
+// body is the error as JSON.
 func (e *apiError) body() []byte {
 	type inner struct {
 		Message string  `json:"message"`
 		Type    string  `json:"type"`
 		Param   *string `json:"param"`
 		Code    *string `json:"code"`
-		Src     string  `json:"src"`
+		Src     string  `json:"src,omitempty"`
 	}
 	orNull := func(s string) *string {
 		if s == "" {
@@ -46,7 +55,7 @@ func (e *apiError) body() []byte {
 		return &s
 	}
 	// Strings always marshal.
-	out, _ := json.Marshal(map[string]inner{"error": {e.message, e.kind, orNull(e.param), orNull(e.code), "warmroute"}})
+	out, _ := json.Marshal(map[string]inner{"error": {e.message, e.kind, orNull(e.param), orNull(e.code), e.src()}})
 	return out
 }
 
@@ -71,11 +80,18 @@ func (e *apiError) write(w http.ResponseWriter) {
 func (e *apiError) event(f format) []byte {
 	switch f {
 	case messagesFormat:
-		data, _ := json.Marshal(map[string]any{
-			"type": "error", "error": map[string]string{"type": "api_error", "message": e.message, "src": "warmroute"}})
+		inner := map[string]string{"type": "api_error", "message": e.message}
+		if !e.theirs {
+			inner["src"] = e.src()
+		}
+		data, _ := json.Marshal(map[string]any{"type": "error", "error": inner})
 		return append(append([]byte("event: error\ndata: "), data...), "\n\n"...)
 	case responsesFormat:
-		data, _ := json.Marshal(map[string]any{"type": "error", "code": e.code, "message": e.message, "param": nil, "src": "warmroute"})
+		all := map[string]any{"type": "error", "code": e.code, "message": e.message, "param": nil}
+		if !e.theirs {
+			all["src"] = e.src()
+		}
+		data, _ := json.Marshal(all)
 		return append(append([]byte("event: error\ndata: "), data...), "\n\n"...)
 	}
 	return append(append([]byte("data: "), e.body()...), "\n\ndata: [DONE]\n\n"...)

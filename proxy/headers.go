@@ -3,7 +3,6 @@ package proxy
 import (
 	"encoding/binary"
 	"encoding/hex"
-	"maps"
 	"math/rand/v2"
 	"net/http"
 	"net/textproto"
@@ -66,7 +65,11 @@ func (x *exchange) answerHeader(d *router.Decision, from http.Header) http.Heade
 	dropHopByHop(from)
 	delete(from, "Content-Length")
 	delete(from, "Access-Control-Allow-Origin") // a replica that any web page may ask does not open this proxy to it
-	maps.Copy(h, from)
+	for name, value := range from {
+		if !x.ours(name) {
+			h[name] = value
+		}
+	}
 	h["X-Request-Id"] = []string{x.id}
 	if !x.tellsRoute() {
 		return h
@@ -85,6 +88,14 @@ func (x *exchange) answerHeader(d *router.Decision, from http.Header) http.Heade
 		h["X-Warmroute-Held-Ms"] = []string{strconv.FormatInt(x.held.Milliseconds(), 10)}
 	}
 	return h
+}
+
+// ours reports whether a header is the proxy's to set. Where a request went says the
+// one that the client asked: a replica may be another proxy of this kind, and of two
+// accounts the client would get a mixture, or one that it is not to have. What is
+// left of a key's rates says the one that knows the keys.
+func (x *exchange) ours(name string) bool {
+	return strings.HasPrefix(name, "X-Warmroute-") || x.holder != nil && strings.HasPrefix(name, "X-Ratelimit-")
 }
 
 // requestID is the client's own if it is short and plain enough to be repeated

@@ -52,7 +52,7 @@ func replicaError(status int, body []byte) *apiError {
 		said = inner
 	}
 	if message := said.Get("message"); message.Type == gjson.String {
-		e.message = message.Str
+		e.message, e.theirs = message.Str, true
 	}
 	if kind := said.Get("type"); kind.Type == gjson.String {
 		e.kind = kind.Str

@@ -134,14 +134,16 @@ func TestWhatEndsAStreamOfCommentsIsAnErrorEvent(t *testing.T) {
 		code   string
 		says   []string
 	}{
-		"chat":                  {"/v1/chat/completions", "", "502", chat("no replica could answer")},
-		"completions":           {"/v1/completions", "", "502", chat("no replica could answer")},
-		"responses":             {"/v1/responses", "", "502", []string{"event: error\ndata: {", `"type":"error"`, "no replica could answer"}},
-		"messages":              {"/v1/messages", "", "502", []string{"event: error\ndata: {", `"type":"api_error"`, "no replica could answer"}},
-		"a refusal":             {"/v1/chat/completions", answered("400 Bad Request", `{"error":{"message":"too long","type":"BadRequestError","code":400}}`), "400", chat(`"too long"`)},
-		"a refusal of its kind": {"/v1/chat/completions", answered("503 Service Unavailable", `{"message":"queue\nfull"}`), "503", chat(`queue\nfull`)},
-		"an answer, no stream":  {"/v1/chat/completions", answered("200 OK", whole), "502", chat("not the stream")},
-		"no JSON at all":        {"/v1/chat/completions", answered("422 X", `gone`), "422", chat("Unprocessable")},
+		"chat":                   {"/v1/chat/completions", "", "502", chat("no replica could answer")},
+		"completions":            {"/v1/completions", "", "502", chat("no replica could answer")},
+		"responses":              {"/v1/responses", "", "502", []string{"event: error\ndata: {", `"type":"error"`, "no replica could answer"}},
+		"messages":               {"/v1/messages", "", "502", []string{"event: error\ndata: {", `"type":"api_error"`, "no replica could answer"}},
+		"a refusal":              {"/v1/chat/completions", answered("400 Bad Request", `{"error":{"message":"too long","type":"BadRequestError","code":400}}`), "400", chat(`"too long"`)},
+		"a refusal of its kind":  {"/v1/chat/completions", answered("503 Service Unavailable", `{"message":"queue\nfull"}`), "503", chat(`queue\nfull`)},
+		"a refusal in responses": {"/v1/responses", answered("400 Bad Request", `{"error":{"message":"too long"}}`), "400", []string{"event: error\ndata: {", `"too long"`}},
+		"a refusal in messages":  {"/v1/messages", answered("400 Bad Request", `{"error":{"message":"too long"}}`), "400", []string{"event: error\ndata: {", `"too long"`}},
+		"an answer, no stream":   {"/v1/chat/completions", answered("200 OK", whole), "502", chat("not the stream")},
+		"no JSON at all":         {"/v1/chat/completions", answered("422 X", `gone`), "422", chat("Unprocessable")},
 	} {
 		t.Run(name, func(t *testing.T) {
 			heard := make(chan struct{})
@@ -159,6 +161,9 @@ func TestWhatEndsAStreamOfCommentsIsAnErrorEvent(t *testing.T) {
 				if !strings.Contains(got, want) {
 					t.Errorf("%q is not in %q", want, got)
 				}
+			}
+			if ours := c.code == "502" || c.code == "422"; strings.Contains(got, `"src":"warmroute"`) != ours {
+				t.Errorf("the proxy's own words: %v, but %q", ours, got)
 			}
 			if strings.Count(got, "data: {") != 1 || !strings.HasSuffix(got, "\n\n") {
 				t.Errorf("not one event: %q", got)
