@@ -172,6 +172,7 @@ func (f *fleet) settled() {
 	}
 	eventually(f.t, "no request waits", func() bool { return f.router.HeldRequests() == 0 })
 	eventually(f.t, "no body is held", func() bool { return f.proxy.bodies.held.Load() == 0 })
+	eventually(f.t, "no answer is held", func() bool { return f.proxy.heldWhole.Load() == 0 })
 }
 
 // eventually waits for something that must come, however slow the machine.

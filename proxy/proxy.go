@@ -58,10 +58,11 @@ type Proxy struct {
 	lingering   atomic.Int64 // requests refused, of whose bodies the rest is still awaited
 	connections connections
 	bodies      bodies
-	scratch     sync.Pool // of *scratch
-	chunks      sync.Pool // of *[]byte, chunkBytes long
-	held        sync.Pool // of *bytes.Buffer: what is held back of answers
-	replies     sync.Pool // of *prompt.Reply
+	heldWhole   atomic.Int64 // bytes held back of answers that are no streams, beyond what each may
+	scratch     sync.Pool    // of *scratch
+	chunks      sync.Pool    // of *[]byte, chunkBytes long
+	held        sync.Pool    // of *bytes.Buffer: what is held back of answers
+	replies     sync.Pool    // of *prompt.Reply
 	handlers    http.Handler
 }
 

@@ -18,6 +18,11 @@ const (
 	// first byte goes to the client: a replica that dies while it writes such an
 	// answer costs nothing then.
 	heldWhole = 1 << 20
+	// freeHeld is what each answer may take of that, heldWholeTotal what all of them may
+	// beyond it: clients that read slowly keep what is held. Where there is no more,
+	// an answer is passed on as one that is too long.
+	freeHeld       = 64 << 10
+	heldWholeTotal = 256 << 20
 	// mostErrorBody is how long a refusal may be that is kept to be relayed.
 	mostErrorBody = 1 << 20
 )
@@ -71,12 +76,12 @@ func (x *exchange) relayFailure(f *failure) {
 // relayWhole passes on an answer that is no stream.
 func (a *attempt) relayWhole(resp *http.Response) *failure {
 	held := a.p.held.Get().(*bytes.Buffer)
-	defer a.p.keepHeld(held)
-	_, err := held.ReadFrom(io.LimitReader(resp.Body, heldWhole))
+	charged, whole, err := a.p.hold(held, resp.Body)
+	defer a.p.letGo(held, charged)
 	if err != nil {
 		return a.failed(err)
 	}
-	if held.Len() == heldWhole {
+	if !whole {
 		return a.relayLong(resp, held.Bytes())
 	}
 	if resp.StatusCode < 300 {
@@ -98,6 +103,33 @@ func (a *attempt) relayWhole(resp *http.Response) *failure {
 		a.lost(a.w.phase("in_body"))
 	}
 	return nil
+}
+
+// hold reads an answer into a buffer, as far as it may be held, and says what that
+// was charged and whether it is the whole answer.
+func (p *Proxy) hold(held *bytes.Buffer, body io.Reader) (charged int64, whole bool, err error) {
+	from := io.LimitedReader{R: body}
+	for most := freeHeld; ; most *= 2 {
+		from.N = int64(most - held.Len())
+		if _, err = held.ReadFrom(&from); err != nil || held.Len() < most {
+			return charged, err == nil, err
+		}
+		if most == heldWhole {
+			return charged, false, nil
+		}
+		if p.heldWhole.Add(int64(most)) > heldWholeTotal {
+			p.heldWhole.Add(int64(-most))
+			return charged, false, nil
+		}
+		charged += int64(most)
+		held.Grow(most + bytes.MinRead)
+	}
+}
+
+// letGo is the end of hold.
+func (p *Proxy) letGo(held *bytes.Buffer, charged int64) {
+	p.heldWhole.Add(-charged)
+	p.keepHeld(held)
 }
 
 // abortedFailure is for an answer that the replica ended with an abort nobody
