@@ -111,7 +111,8 @@ func (s *service) server(h http.Handler, requests context.Context) *http.Server 
 		MaxHeaderBytes:               int(s.config.Limits.HeaderBytes),
 		ErrorLog:                     slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
 		BaseContext:                  func(net.Listener) context.Context { return requests },
-		// Answers have deadlines of their own; this is for a connection that takes not even their ends.
+		// Answers have deadlines of their own; this is for a connection that takes not even their ends. net/http
+		// reads it with each connection, unguarded, so a reload cannot change it.
 		HTTP2: &http.HTTP2Config{WriteByteTimeout: s.config.Timeouts.WriteIdle},
 	}
 }
