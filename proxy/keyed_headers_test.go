@@ -6,6 +6,32 @@ import (
 	"warmroute/proxy/keys"
 )
 
+func TestRouteHeadersGoToKeysThatAllowThem(t *testing.T) {
+	f := serve(t, withKeys(keyOf("plain", nil), keyOf("trusted", func(k *keys.Key) { k.RouteHeaders = true })), &replica{script: always(answered("200 OK", whole))})
+	for name, want := range map[string]bool{"plain": false, "trusted": true} {
+		resp, _ := f.post("/v1/chat/completions", askWhole, bearer(name)...)
+		for _, h := range routeHeaders {
+			if (resp.Header.Get(h) != "") != want {
+				t.Errorf("%s: %s is %q", name, h, resp.Header.Get(h))
+			}
+		}
+		if resp.Header.Get("X-Request-Id") == "" {
+			t.Error("no X-Request-Id")
+		}
+	}
+}
+
+func TestAReplicasWordOnWebPagesIsNotOurs(t *testing.T) {
+	f := serve(t, nil, &replica{script: always(answered("200 OK", whole, "access-control-allow-origin: *"))})
+	resp, _ := f.post("/v1/chat/completions", askWhole, "Origin", "http://page.example")
+	if got := resp.Header.Get("Access-Control-Allow-Origin"); got != "" {
+		t.Errorf("any page may read the answer: %q", got)
+	}
+	if resp, _ := f.raw("OPTIONS /v1/chat/completions HTTP/1.1\r\nHost: x\r\nOrigin: http://page.example\r\nAccess-Control-Request-Method: POST\r\n\r\n"); resp.StatusCode != 404 {
+		t.Errorf("a preflight got %d", resp.StatusCode)
+	}
+}
+
 // A replica can be another proxy, with rates and routes of its own.
 func TestAReplicasRatesAndRoutesAreNotTheKeys(t *testing.T) {
 	answer := answered("200 OK", whole, "x-ratelimit-limit-requests: 7", "X-RATELIMIT-LIMIT-TOKENS: 8", "X-Warmroute-Backend: inner", "x-warmroute-held-ms: 9", "X-Other: 1")
