@@ -186,6 +186,16 @@ func TestBodyThatDripsIsA408(t *testing.T) {
 	<-dripping
 }
 
+// carryNone is how many connections carry no request.
+func (c *connections) carryNone() (n int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for k := c.idle.next; k != nil && k != &c.idle; k = k.next {
+		n++
+	}
+	return n
+}
+
 func TestNewConnectionsCloseTheLongestIdle(t *testing.T) {
 	over := make(chan struct{})
 	f := serve(t, func(o *Options) { o.Connections = 4 }, &replica{script: func(s *session) {
@@ -209,6 +219,8 @@ func TestNewConnectionsCloseTheLongestIdle(t *testing.T) {
 		} else if !ask(conn) {
 			t.Fatal("no answer on a new connection")
 		}
+		// A client has its answer before the server has noted that.
+		eventually(t, "the connection is noted as idle", func() bool { return f.proxy.connections.carryNone() == min(i+1, 3) })
 	}
 	for i, conn := range conns[:3] {
 		if _, err := conn.Read(make([]byte, 1)); err == nil || isTimeout(err) {
