@@ -24,8 +24,9 @@ var errNoMetrics = errors.New("the replica has no /metrics (404)")
 // three missed polls, or when there is no /metrics, Load is nil, which means
 // unknown.
 //
-// The fields are not to be changed once Follow was called. The callbacks run in the goroutine that polls their backend, so they delay
-// only its next poll. OnLost comes after the new Load is set and before OnLoad.
+// The fields are not to be changed once Follow was called. The callbacks run in
+// the goroutine that polls their backend, so they delay only its next poll. OnLost
+// comes after the new Load is set and before OnLoad.
 type Poller struct {
 	MaxBytes int64 // of one answer; 0: 16 MiB
 

@@ -1,11 +1,13 @@
 package metrics
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"warmroute/backends"
@@ -38,8 +40,10 @@ func exposed(t *testing.T, fleet ...*backends.Backend) (*Metrics, *router.Router
 	}
 }
 
-func ended(m *Metrics, backend string) {
-	m.Ended(&Request{Endpoint: "/v1/chat/completions", Model: "m", Backend: backend, Code: 200, TTFT: time.Second, PromptTokens: 1, PredictedTokens: 1, ObservedTokens: 1})
+func ended(m *Metrics, backend string) { endedFor(m, "m", backend) }
+
+func endedFor(m *Metrics, model, backend string) {
+	m.Ended(&Request{Endpoint: "/v1/chat/completions", Spilled: true, Model: model, Backend: backend, Code: 200, TTFT: time.Second, PromptTokens: 1, PredictedTokens: 1, ObservedTokens: 1})
 }
 
 func TestARemovedBackendLeavesNoSeries(t *testing.T) {
@@ -62,6 +66,63 @@ func TestARemovedBackendLeavesNoSeries(t *testing.T) {
 	if !strings.Contains(text, `warmroute_requests_total{backend="stays"`) {
 		t.Error("another's series are gone as well")
 	}
+}
+
+func TestAModelThatNobodyListsAnyMoreLeavesNoSeries(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &backends.Backend{Name: "one"}
+		m, _, _, scrape := exposed(t, b)
+		list := func(ids ...string) {
+			var cards []backends.Model
+			for _, id := range ids {
+				cards = append(cards, backends.Model{ID: id})
+			}
+			b.SetModels(cards)
+		}
+		has := func(when, model string, want bool) {
+			t.Helper()
+			if got := strings.Contains(scrape(), `model="`+model+`"`); got != want {
+				t.Errorf("%s: %s has series: %v, want %v", when, model, got, want)
+			}
+		}
+		list("base", "adapter")
+		endedFor(m, "base", "one")
+		endedFor(m, "adapter", "one")
+		m.Ended(&Request{Endpoint: "/v1/chat/completions", Code: 404}) // for no model
+		list("base")
+		has("unloaded", "adapter", true)
+		time.Sleep(unlistedFor / 2)
+		list("base", "adapter")
+		has("loaded again", "adapter", true)
+		list("base")
+		has("unloaded again", "adapter", true)
+		time.Sleep(unlistedFor - time.Second)
+		has("just before its time", "adapter", true)
+		time.Sleep(time.Second)
+		has("a while later", "adapter", false)
+		has("a while later", "base", true)
+		has("a while later", "", true)
+		endedFor(m, "adapter", "one") // it was under way all the time
+		has("another answer", "adapter", true)
+		time.Sleep(unlistedFor)
+		has("and a while later", "adapter", false)
+	})
+}
+
+func TestAdaptersThatComeAndGoLeaveNoSeriesWhereNobodyScrapes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &backends.Backend{Name: "one"}
+		m, _, _, scrape := exposed(t, b)
+		for i := range 1000 {
+			adapter := fmt.Sprint("adapter", i)
+			b.SetModels([]backends.Model{{ID: adapter}})
+			endedFor(m, adapter, "one")
+			time.Sleep(time.Minute)
+		}
+		if n := strings.Count(scrape(), "warmroute_ttft_seconds_count"); n > 12 {
+			t.Errorf("%d of 1,000 adapters have series", n)
+		}
+	})
 }
 
 // Prometheus takes no scrape in which a series comes twice.

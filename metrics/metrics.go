@@ -37,6 +37,7 @@ type Metrics struct {
 	hold       prometheus.Histogram
 	holdEnds   *prometheus.CounterVec
 	reloads    reloads
+	models     models
 
 	unauthorized *prometheus.CounterVec
 	closed       prometheus.Counter // client connections
@@ -63,6 +64,7 @@ func New(fleet *backends.Registry, r *router.Router, version string) *Metrics {
 	m := &Metrics{
 		fleet:     fleet,
 		registry:  prometheus.NewRegistry(),
+		models:    models{unlisted: map[string]time.Time{}},
 		requests:  counter("requests_total", "Requests that ended, by the status sent to the client; 499: the client left; 502, 504: also answers that broke off or fell silent in their midst.", "endpoint", "model", "backend", "code"),
 		duration:  histogram("request_duration_seconds", "Arrival of a request to the end of its answer.", durationBuckets, "model", "backend"),
 		ttft:      histogram("ttft_seconds", "Arrival of a streamed request to its first content chunk written to the client.", ttftBuckets, "model", "backend"),
@@ -108,7 +110,11 @@ func New(fleet *backends.Registry, r *router.Router, version string) *Metrics {
 
 // Handler serves the exposition.
 func (m *Metrics) Handler() http.Handler {
-	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{Registry: m.registry})
+	handler := promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{Registry: m.registry})
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		m.forgetModels()
+		handler.ServeHTTP(w, r)
+	})
 }
 
 // Request is what there is to say of one request at its end. Model and Backend
@@ -128,6 +134,7 @@ type Request struct {
 // Ended records a request at its end.
 func (m *Metrics) Ended(r *Request) {
 	m.ended(r)
+	m.counted(r.Model) // after it, so that what is forgotten meanwhile is noted again
 	if r.Backend != "" && m.fleet.Find(r.Backend) == nil {
 		m.Forget(r.Backend) // it left before this came
 	}

@@ -19,9 +19,9 @@ import (
 const snapshotPart = 512
 
 // Snapshots carries what a Router knows of its backends' caches, and what it has
-// learned of them, over a restart of the proxy: a replica that went on running still holds its blocks, and a
-// fleet must not become cold because its proxy was updated. Safe for
-// concurrent use.
+// learned of them, over a restart of the proxy: a replica that went on running
+// still holds its blocks, and a fleet must not become cold because its proxy was
+// updated. Safe for concurrent use.
 //
 // What was read is given to a backend at its first scrape, if that does not
 // show that the replica's cache is another one by now. A replica without
