@@ -33,13 +33,13 @@ type Decision struct {
 	blocks    []prompt.Block
 	sequences int64
 	uncached  float64
-	streams   bool
-	instant   bool // in no account; see Request
 	model     string
 	adapter   string // counted in the account; "": none
-	plain     bool   // its bytes are those of one prompt's text
-	tooLong   bool   // the replica will refuse it
-	aside     bool   // see Request
+	streams   bool
+	instant   bool // in no account; see Request
+	plain     bool // its bytes are those of one prompt's text
+	tooLong   bool // the replica will refuse it
+	aside     bool // see Request
 	bytes     int
 	tokens    float64       // of the prompt, about
 	ahead     float64       // uncached tokens sent to the backend before, and not yet computed

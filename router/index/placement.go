@@ -16,8 +16,8 @@ type Placement struct {
 	slot   int
 	from   int // blocks before it were held already
 	stamp  uint64
+	gaveUp int  // blocks that became evictable once it was not inUse
 	inUse  bool // false once its place was needed while all blocks were in use
-	gaveUp int  // blocks that then became evictable
 
 	tail      int32 // the last block's entry; 0: no blocks
 	tailBlock prompt.Block
