@@ -128,8 +128,8 @@ func soak(ctx context.Context, binary, dir string, length time.Duration, users i
 	var playing sync.WaitGroup
 	playing.Go(func() { play(loaded, proxy.URL, users, o) })
 	var restarts error
-	// The last one alone has its model: what a restart broke off nobody could answer.
-	playing.Go(func() { restarts = restartReplicas(loaded, replicas[:3], max(length/20, 10*time.Second)) })
+	// The last one alone has its model: what a restart of it broke off waits until it is back.
+	playing.Go(func() { restarts = restartReplicas(loaded, replicas, max(length/20, 10*time.Second)) })
 	var under []sample
 	for _, percent := range []int{20, 60, 100} {
 		s, err := around(loaded, proxy, began.Add(length*time.Duration(percent)/100), length/10)
