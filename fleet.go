@@ -131,6 +131,7 @@ func (f *fleet) exchange(leave, join []*member) error {
 			continue
 		}
 		f.router.Join(m.backend)
+		m.joined = time.Now()
 		f.members = append(f.members, m)
 		f.follow(m)
 		f.log.Info("backend added", "backend", m.backend.Name)
@@ -141,7 +142,7 @@ func (f *fleet) exchange(leave, join []*member) error {
 		}
 		var ctx context.Context
 		ctx, m.leaving = context.WithCancel(f.running)
-		f.work.Go(func() { f.leave(ctx, m, join) })
+		f.work.Go(func() { f.leave(ctx, m) })
 	}
 	return errors.Join(faults...)
 }
@@ -161,11 +162,9 @@ func (f *fleet) follow(m *member) {
 
 // leave drains a backend and then removes it, unless ctx ends before: the
 // configuration has it again.
-func (f *fleet) leave(ctx context.Context, m *member, joined []*member) {
+func (f *fleet) leave(ctx context.Context, m *member) {
 	b := m.backend
-	wait(ctx, joinPatience, func() bool {
-		return !slices.ContainsFunc(joined, func(j *member) bool { return j.backend.State() == backends.Down })
-	})
+	wait(ctx, joinPatience, f.joined)
 	f.changing.Lock()
 	end := time.Now().Add(f.patience)
 	if ctx.Err() == nil {
@@ -184,6 +183,16 @@ func (f *fleet) leave(ctx context.Context, m *member, joined []*member) {
 	f.members = slices.DeleteFunc(f.members, func(other *member) bool { return other == m })
 	f.changing.Unlock()
 	f.remove(m, end)
+}
+
+// joined reports whether no backend is awaited that has joined, be it with a later
+// change than the one that waits.
+func (f *fleet) joined() bool {
+	f.changing.Lock()
+	defer f.changing.Unlock()
+	return !slices.ContainsFunc(f.members, func(m *member) bool {
+		return m.leaving == nil && m.backend.State() == backends.Down && time.Since(m.joined) < joinPatience
+	})
 }
 
 // remove takes away what there is of a backend. What it has in flight at the end

@@ -192,6 +192,36 @@ func TestANameOrAURLOfOneThatIsLeavingMayBeTaken(t *testing.T) {
 	}
 }
 
+// Nothing is held here, so that each request needs a backend at once.
+func TestWhoLeavesWaitsAlsoForThoseOfASecondChange(t *testing.T) {
+	for name, changes := range map[string][2]map[string]string{
+		"instead of the first":  {{"new": unusedURL(t)}, {"new": unusedURL(t)}},
+		"which only takes away": {{"r0": "", "new": unusedURL(t)}, {"new": ""}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := startChanging(t, 2)
+			c.change(func(next *Config) { next.Routing.Hold.Requests = 0 })
+			c.setFleet(0)
+			c.until("the second is gone", func() bool { return len(c.service.registry.All()) == 1 })
+			urls := map[string]string{"r0": c.replicas[0].URL()}
+			clients := c.crowd(2)
+			for _, fleet := range changes {
+				for name, url := range fleet {
+					if url != "" {
+						urls[name] = url
+					}
+					fleet[name] = urls[name]
+				}
+				c.set(fleet)
+			}
+			clients.more(50)
+			c.setFleet(0)
+			clients.leave()
+			c.settled()
+		})
+	}
+}
+
 func unusedURL(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

@@ -19,6 +19,7 @@ type member struct {
 	tls        *tls.Config            // nil: the defaults
 	transports []*transport.Transport // the two that it has, and before them others with requests under way
 
+	joined   time.Time          // zero: it was there from the start
 	leaving  context.CancelFunc // ends its leave; nil: it stays
 	stop     context.CancelFunc // ends what follows it
 	followed sync.WaitGroup
