@@ -29,7 +29,10 @@ import (
 )
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGPIPE) // | head too must not leave processes behind
+	// | head must not leave processes behind. (Not notified of: any connection that
+	// a peer has closed would tell.)
+	signal.Ignore(syscall.SIGPIPE)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	ok, err := run(ctx)
 	if err != nil {

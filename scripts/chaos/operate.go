@@ -2,8 +2,6 @@ package main
 
 import (
 	"context"
-	"fmt"
-	"syscall"
 	"time"
 
 	"warmroute/scripts/fleet"
@@ -12,45 +10,25 @@ import (
 // reload removes a backend that has requests and adds it again.
 func reload(ctx context.Context, r *rig) error {
 	last := len(r.replicas) - 1
-	if err := r.reload(ctx, "ok", r.replicas[:last]); err != nil {
+	if err := r.proxy.Reload(ctx, "ok", r.replicas[:last]); err != nil {
 		return err
 	}
 	if err := r.getsNothing(ctx, r.replicas[last]); err != nil {
 		return err
 	}
-	if err := r.reload(ctx, "ok", r.replicas); err != nil {
+	if err := r.proxy.Reload(ctx, "ok", r.replicas); err != nil {
 		return err
 	}
 	if err := r.awaitTraffic(ctx, r.replicas[last]); err != nil {
 		return err
 	}
-	if err := r.reload(ctx, "failed", r.replicas, "no_such_setting: 1"); err != nil {
+	if err := r.proxy.Reload(ctx, "failed", r.replicas, "no_such_setting: 1"); err != nil {
 		return err
 	}
 	if err := r.answers(ctx, 20); err != nil {
 		return err
 	}
-	return r.reload(ctx, "ok", r.replicas)
-}
-
-// reload writes a configuration, tells the proxy, and waits until it has counted
-// a reload with that result.
-func (r *rig) reload(ctx context.Context, result string, replicas []*fleet.Replica, lines ...string) error {
-	before, err := r.proxy.Scrape(ctx)
-	if err != nil {
-		return err
-	}
-	if err := r.proxy.Configure(replicas, lines...); err != nil {
-		return err
-	}
-	if err := r.proxy.Signal(syscall.SIGHUP); err != nil {
-		return err
-	}
-	return until(ctx, failsafe, fmt.Sprint("a reload with the result ", result), func() (bool, error) {
-		now, err := r.proxy.Scrape(ctx)
-		const reloads = "warmroute_config_reloads_total"
-		return now.Sum(reloads, "result", result) > before.Sum(reloads, "result", result), err
-	})
+	return r.proxy.Reload(ctx, "ok", r.replicas)
 }
 
 func drain(ctx context.Context, r *rig) error {

@@ -127,9 +127,9 @@ func (p *Process) Await(ctx context.Context, limit time.Duration, done func(cont
 }
 
 // await returns when url answers 200.
-func (p *Process) await(ctx context.Context, url string, limit time.Duration) error {
+func (p *Process) await(ctx context.Context, client *http.Client, url string, limit time.Duration) error {
 	err := p.Await(ctx, limit, func(ctx context.Context) bool {
-		status, err := get(ctx, url)
+		status, err := get(ctx, client, url)
 		return err == nil && status == http.StatusOK
 	})
 	if err != nil {
@@ -140,13 +140,13 @@ func (p *Process) await(ctx context.Context, url string, limit time.Duration) er
 
 // get asks on a connection of its own, so that none is left open to a process
 // that is about to be killed.
-func get(ctx context.Context, url string) (status int, err error) {
+func get(ctx context.Context, client *http.Client, url string) (status int, err error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return 0, err
 	}
 	req.Close = true
-	resp, err := http.DefaultClient.Do(req)
+	resp, err := client.Do(req)
 	if err != nil {
 		return 0, err
 	}

@@ -2,6 +2,8 @@ package fleet
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -24,6 +26,8 @@ type Proxy struct {
 
 	binary   string
 	settings string
+	listen   string
+	client   *http.Client // that trusts its certificate
 	process  *Process
 	handed   bool // over to another process, in the group of this one
 }
@@ -38,16 +42,23 @@ func NewProxy(binary, dir string, port, admin int, settings string) *Proxy {
 		Log:    filepath.Join(dir, "warmroute.log"),
 		Config: filepath.Join(dir, "warmroute.yaml"),
 		binary: binary, settings: settings,
+		listen: fmt.Sprintf("127.0.0.1:%d", port), client: http.DefaultClient,
 	}
+}
+
+// SpeakTLS is for a proxy whose settings name a certificate, which roots have signed.
+func (p *Proxy) SpeakTLS(roots *x509.CertPool) {
+	p.URL = "https://" + p.listen
+	p.client = &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}}}
 }
 
 // Configure writes the configuration with these replicas as backends, and further
 // lines.
 func (p *Proxy) Configure(replicas []*Replica, lines ...string) error {
 	var b strings.Builder
-	fmt.Fprintf(&b, "listen: %q\nadmin: %q\n%s\nbackends:\n", strings.TrimPrefix(p.URL, "http://"), strings.TrimPrefix(p.Admin, "http://"), p.settings)
+	fmt.Fprintf(&b, "listen: %q\nadmin: %q\n%s\nbackends:\n", p.listen, strings.TrimPrefix(p.Admin, "http://"), p.settings)
 	for _, r := range replicas {
-		fmt.Fprintf(&b, "  - {name: %s, url: %s}\n", r.Name, r.URL)
+		fmt.Fprintf(&b, "  - {name: %s, url: %s, %s}\n", r.Name, r.URL, r.As)
 	}
 	for _, line := range lines {
 		fmt.Fprintln(&b, line)
@@ -65,10 +76,36 @@ func (p *Proxy) Start(ctx context.Context) error {
 	if p.process, err = run(p.Log, p.binary, "serve", "--config", p.Config); err != nil {
 		return err
 	}
-	if err := p.process.await(ctx, p.URL+"/readyz", time.Minute); err != nil {
+	if err := p.process.await(ctx, p.client, p.URL+"/readyz", time.Minute); err != nil {
 		return fmt.Errorf("%w; its log is %s", err, p.Log)
 	}
 	return nil
+}
+
+// reloadLimit is for one reload, on a machine with much else to do.
+const reloadLimit = 30 * time.Second
+
+// Reload configures a proxy that runs and tells it. It returns once the proxy has
+// counted a reload with that result, "ok" or "failed".
+func (p *Proxy) Reload(ctx context.Context, result string, replicas []*Replica, lines ...string) error {
+	const reloads = "warmroute_config_reloads_total"
+	before, err := p.Scrape(ctx)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(p.Configure(replicas, lines...), p.Signal(syscall.SIGHUP)); err != nil {
+		return err
+	}
+	for end := time.Now().Add(reloadLimit); time.Now().Before(end) && ctx.Err() == nil; time.Sleep(20 * time.Millisecond) {
+		now, err := p.Scrape(ctx)
+		if err != nil {
+			return err
+		}
+		if now.Sum(reloads, "result", result) > before.Sum(reloads, "result", result) {
+			return nil
+		}
+	}
+	return fmt.Errorf("no reload with the result %s in %v; the log is %s", result, reloadLimit, p.Log)
 }
 
 // Signal sends a signal to the process.
@@ -106,7 +143,7 @@ func (p *Proxy) End(limit time.Duration) error {
 		return err
 	}
 	for end := time.Now().Add(limit); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
-		if _, err := get(context.Background(), p.URL+"/livez"); err != nil {
+		if _, err := get(context.Background(), p.client, p.URL+"/livez"); err != nil {
 			return process.signal(syscall.SIGKILL, true)
 		}
 	}

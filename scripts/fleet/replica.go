@@ -26,6 +26,8 @@ type Replica struct {
 	// Drains tells whether SIGTERM lets its requests finish (--shutdown-timeout);
 	// else they are aborted, which is vLLM's default.
 	Drains bool
+	// As is what a proxy's configuration says of it beside name and URL: "weight: 2".
+	As string
 
 	command []string
 	log     string // file
@@ -74,7 +76,7 @@ func (r *Replica) Start() error {
 
 // AwaitHealthy returns once it answers.
 func (r *Replica) AwaitHealthy(ctx context.Context) error {
-	if err := r.process.await(ctx, r.URL+"/health", startLimit); err != nil {
+	if err := r.process.await(ctx, http.DefaultClient, r.URL+"/health", startLimit); err != nil {
 		return fmt.Errorf("replica %s: %w; its log is %s", r.Name, err, r.log)
 	}
 	return nil

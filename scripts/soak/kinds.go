@@ -2,7 +2,9 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"math/rand/v2"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -24,13 +26,24 @@ type kind struct {
 // What the proxy is told, so that its limits are met within a run.
 const (
 	bodyLimit = 4 << 20
-	bodyIdle  = 5 * time.Second
+	bodyIdle  = 15 * time.Second // well above what a slow client pauses for: a busy machine adds seconds
 	writeIdle = 6 * time.Second
-	settings  = `
-limits: {body_bytes: 4MiB}
-timeouts: {body_idle: 5s, write_idle: 6s}
-sse: {keepalive: 1s}`
 )
+
+// settings are the proxy's, for so many users, with files below dir: a quarter of
+// the users has a key with bounds that they exceed now and then.
+func settings(dir string, users int, secure bool) string {
+	s := fmt.Sprintf(`
+limits: {body_bytes: 4MiB}
+timeouts: {body_idle: %v, write_idle: %v}
+sse: {keepalive: 1s}
+keys: [{name: bounded, requests_per_minute: %d, concurrency: %d}]
+keys_file: %q`, bodyIdle, writeIdle, 15*users, users/5+1, filepath.Join(dir, "keys"))
+	if secure {
+		s += fmt.Sprintf("\ntls: {cert_file: %q, key_file: %q}", filepath.Join(dir, certFile), filepath.Join(dir, keyFile))
+	}
+	return s
+}
 
 // models are those of the fleet: one on most replicas, with an adapter, and one
 // that a single replica has.
@@ -47,7 +60,7 @@ var kinds = []kind{
 	{"leave a whole answer", 4, chat(false, 200, 200, replay.Manner{LeaveAfter: 30 * time.Millisecond}), []string{replay.Left, ""}},
 	{"pause while reading", 2, chat(true, 2000, 2000, replay.Manner{Pause: writeIdle / 2}), []string{""}},
 	{"stop reading", 1, chat(true, 4000, 4000, replay.Manner{Pause: 2 * writeIdle}), []string{"", "stream cut"}},
-	{"slow upload", 3, large(replay.Manner{Upload: bodyIdle / 3}), []string{""}},
+	{"slow upload", 3, large(replay.Manner{Upload: 2 * time.Second}), []string{""}},
 	{"stalled upload", 1, large(replay.Manner{Upload: 15 * bodyIdle}), []string{"status 408", "no connection"}},
 	{"large bodies", 3, large(replay.Manner{}), []string{""}},
 	{"prompts too long", 1, sized(1 << 20), []string{"status 400"}},

@@ -4,16 +4,19 @@
 //
 //	go run ./scripts/soak             ten minutes
 //	go run ./scripts/soak --for 1m
+//	go run ./scripts/soak --tls       clients by TLS, a third of them over HTTP/2
 //
 // Clients come and go: some leave in every phase, read slowly or not at all, send
 // slowly, send too much or nonsense, each model and endpoint, streamed and not,
-// on new connections and old ones, while replicas are killed and restarted and
+// on new connections and old ones, with keys whose bounds they exceed, while
+// replicas are killed and restarted, drained, removed and added by reloads, and
 // the metrics are scraped. Exit status 1: something grew, or was lost.
 package main
 
 import (
 	"bytes"
 	"context"
+	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -33,7 +36,10 @@ import (
 )
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGPIPE) // | head too must not leave processes behind
+	// | head must not leave processes behind. (Not notified of: any connection that
+	// a peer has closed would tell.)
+	signal.Ignore(syscall.SIGPIPE)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	ok, err := run(ctx)
 	if err != nil {
@@ -51,15 +57,19 @@ type report struct {
 	Sent    map[string]int `json:"sent"`   // by kind
 	Failed  map[string]int `json:"failed"` // by kind and cause
 	Broken  int            `json:"streams_broken_off_by_restarts"`
-	Samples []sample       `json:"samples"`
-	Faults  []string       `json:"faults"`
-	OK      bool           `json:"ok"`
+	Over    int            `json:"beyond_the_bounds_of_a_key"`
+	// Operated is what was done to the fleet meanwhile, and how often.
+	Operated map[string]int `json:"operated"`
+	Samples  []sample       `json:"samples"`
+	Faults   []string       `json:"faults"`
+	OK       bool           `json:"ok"`
 }
 
 func run(ctx context.Context) (ok bool, err error) {
 	binary := flag.String("binary", "", "warmroute, built; none: it is built from this directory")
 	length := flag.Duration("for", 10*time.Minute, "how long")
 	users := flag.Int("users", 120, "clients at once")
+	secure := flag.Bool("tls", false, "clients come by TLS with a certificate made for this, a third of them over HTTP/2")
 	asJSON := flag.Bool("json", false, "print one JSON object at the end")
 	flag.Parse()
 	if *length < 20*time.Second || *users < 1 {
@@ -75,7 +85,7 @@ func run(ctx context.Context) (ok bool, err error) {
 			return false, fmt.Errorf("go build: %w\n%s", err, out)
 		}
 	}
-	r, err := soak(ctx, *binary, dir, *length, *users, *asJSON)
+	r, err := soak(ctx, *binary, dir, *length, *users, *secure, *asJSON)
 	if err != nil {
 		return false, fmt.Errorf("%w; logs are in %s", err, dir)
 	}
@@ -92,8 +102,14 @@ func run(ctx context.Context) (ok bool, err error) {
 }
 
 // soak plays the load for so long and looks at the proxy all the while.
-func soak(ctx context.Context, binary, dir string, length time.Duration, users int, quiet bool) (r *report, err error) {
-	proxy, replicas, err := start(ctx, binary, dir)
+func soak(ctx context.Context, binary, dir string, length time.Duration, users int, secure, quiet bool) (r *report, err error) {
+	var roots *x509.CertPool
+	if secure {
+		if roots, err = certify(dir); err != nil {
+			return nil, err
+		}
+	}
+	proxy, replicas, err := start(ctx, binary, dir, settings(dir, users, secure), roots)
 	defer func() {
 		if proxy != nil {
 			err = errors.Join(err, proxy.End(time.Minute))
@@ -126,10 +142,10 @@ func soak(ctx context.Context, binary, dir string, length time.Duration, users i
 	defer done()
 	o := &outcomes{sent: map[string]int{}, failed: map[string]int{}}
 	var playing sync.WaitGroup
-	playing.Go(func() { play(loaded, proxy.URL, users, o) })
-	var restarts error
-	// The last one alone has its model: what a restart of it broke off waits until it is back.
-	playing.Go(func() { restarts = restartReplicas(loaded, replicas, max(length/20, 10*time.Second)) })
+	playing.Go(func() { play(loaded, proxy.URL, users, roots, o) })
+	ops := &operator{proxy: proxy, replicas: replicas, done: map[string]int{}}
+	var operated error
+	playing.Go(func() { operated = ops.work(loaded, max(length/60, 4*time.Second)) })
 	var under []sample
 	for _, percent := range []int{20, 60, 100} {
 		s, err := around(loaded, proxy, began.Add(length*time.Duration(percent)/100), length/10)
@@ -143,7 +159,7 @@ func soak(ctx context.Context, binary, dir string, length time.Duration, users i
 		under = append(under, s)
 	}
 	playing.Wait()
-	if err := errors.Join(restarts, ctx.Err()); err != nil {
+	if err := errors.Join(operated, ctx.Err()); err != nil {
 		return nil, err
 	}
 	after, err := settled(ctx, proxy, idle, filepath.Join(dir, "after.heap"))
@@ -152,7 +168,7 @@ func soak(ctx context.Context, binary, dir string, length time.Duration, users i
 	}
 	tell(after)
 	r.Seconds = time.Since(began).Seconds()
-	r.Sent, r.Failed, r.Broken = o.sent, o.failed, o.broken
+	r.Sent, r.Failed, r.Broken, r.Over, r.Operated = o.sent, o.failed, o.broken, o.over, ops.done
 	r.Faults = append(faults(idle, under[1], under[2], after), o.first...)
 	r.OK = len(r.Faults) == 0
 	return r, nil
@@ -207,7 +223,7 @@ func settled(ctx context.Context, p *fleet.Proxy, idle sample, file string) (s s
 }
 
 // start brings replicas and proxy up. What it returns has to be ended.
-func start(ctx context.Context, binary, dir string) (*fleet.Proxy, []*fleet.Replica, error) {
+func start(ctx context.Context, binary, dir, settings string, roots *x509.CertPool) (*fleet.Proxy, []*fleet.Replica, error) {
 	ports, err := fleet.FreePorts(6)
 	if err != nil {
 		return nil, nil, err
@@ -235,30 +251,13 @@ func start(ctx context.Context, binary, dir string) (*fleet.Proxy, []*fleet.Repl
 		}
 	}
 	proxy := fleet.NewProxy(binary, dir, ports[0], ports[1], settings)
-	if err := proxy.Configure(replicas); err != nil {
+	if roots != nil {
+		proxy.SpeakTLS(roots)
+	}
+	if err := errors.Join(os.WriteFile(filepath.Join(dir, "keys"), []byte("free "+freeKey+"\nbounded "+boundedKey+"\n"), 0o600), proxy.Configure(replicas)); err != nil {
 		return nil, replicas, err
 	}
 	return proxy, replicas, proxy.Start(ctx)
-}
-
-// restartReplicas kills one after another, or tells it to end, every so often.
-func restartReplicas(ctx context.Context, replicas []*fleet.Replica, every time.Duration) error {
-	for i := 0; wait(ctx, every); i++ {
-		one := replicas[i%len(replicas)]
-		end := (*fleet.Replica).End
-		if i/len(replicas)%2 == 1 {
-			end = func(r *fleet.Replica) error { return fleet.Kill(r) }
-		}
-		if err := end(one); err != nil {
-			return err
-		}
-		wait(ctx, time.Second)
-		// Also when the load is over: it waits for this one.
-		if err := errors.Join(one.Start(), one.AwaitHealthy(context.WithoutCancel(ctx))); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 func (s sample) print(first bool) {
@@ -275,7 +274,10 @@ func (r *report) print() {
 		fmt.Printf("%7d %s\n", r.Sent[name], name)
 		total += r.Sent[name]
 	}
-	fmt.Printf("%7d in all in %.0f s, %d streams broken off by restarts\n", total, r.Seconds, r.Broken)
+	fmt.Printf("%7d in all in %.0f s, %d streams broken off by restarts, %d beyond the bounds of their key\n", total, r.Seconds, r.Broken, r.Over)
+	for _, what := range slices.Sorted(maps.Keys(r.Operated)) {
+		fmt.Printf("%7d × %s\n", r.Operated[what], what)
+	}
 	for _, what := range slices.Sorted(maps.Keys(r.Failed)) {
 		fmt.Printf("FAILED %d: %s\n", r.Failed[what], what)
 	}

@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"math/rand/v2"
 	"testing"
+
+	"warmroute/replay"
 )
 
 func TestFaults(t *testing.T) {
@@ -43,5 +45,19 @@ func TestKinds(t *testing.T) {
 		if json.Unmarshal(a.Body, &sent); sent.Stream != a.Streams {
 			t.Errorf("%s asks for a stream: %v, and expects one: %v", k.name, sent.Stream, a.Streams)
 		}
+	}
+}
+
+func TestOnlyAKeyWithBoundsMayBeRefused(t *testing.T) {
+	o := &outcomes{sent: map[string]int{}, failed: map[string]int{}}
+	refused := replay.Reply{Result: replay.Result{Err: "status 429"}, Status: 429}
+	o.add(&kinds[0], replay.Ask{}, true, refused)
+	if o.over != 1 || len(o.failed) != 0 {
+		t.Errorf("with bounds: %d, failed %v", o.over, o.failed)
+	}
+	o.add(&kinds[0], replay.Ask{}, false, refused)
+	o.add(&kinds[0], replay.Ask{}, true, replay.Reply{Result: replay.Result{Err: "no connection"}})
+	if o.over != 1 || len(o.failed) != 2 {
+		t.Errorf("without, and a connection lost: %d, failed %v", o.over, o.failed)
 	}
 }

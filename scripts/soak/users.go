@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"fmt"
 	"math/rand/v2"
 	"net"
@@ -23,12 +25,21 @@ type outcomes struct {
 	failed map[string]int // by kind and cause: what is neither fine nor excused
 	first  []string       // of those, for people
 	broken int            // streams that a restarted replica broke off, and said so
+	over   int            // requests beyond the bounds of their key
 }
 
-func (o *outcomes) add(k *kind, a replay.Ask, r replay.Reply) {
+// unread is how much of a body that was refused the proxy reads: of a longer one its
+// client may see nothing but the end of the connection.
+const unread = 256 << 10
+
+func (o *outcomes) add(k *kind, a replay.Ask, bounded bool, r replay.Reply) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.sent[k.name]++
+	if bounded && (r.Err == "status 429" || r.Err == "no connection" && len(a.Body) > unread) {
+		o.over++
+		return
+	}
 	if slices.Contains(k.fine, r.Err) {
 		return
 	}
@@ -42,20 +53,31 @@ func (o *outcomes) add(k *kind, a replay.Ask, r replay.Reply) {
 	}
 }
 
+// The keys of the users, which the keys file has in plain.
+const (
+	freeKey    = "soak-free-0123456789abcdef"
+	boundedKey = "soak-bounded-0123456789abcdef"
+)
+
 // play keeps users busy until ctx is done, and then waits for their last answers.
-func play(ctx context.Context, url string, users int, o *outcomes) {
+// With roots they come by TLS, a third of them over HTTP/2.
+func play(ctx context.Context, url string, users int, roots *x509.CertPool, o *outcomes) {
 	var all sync.WaitGroup
 	for i := range users {
 		all.Go(func() {
 			from := rand.New(rand.NewPCG(1, uint64(i)))
-			client := newClient(i%4 == 0)
+			client := newClient(i%4 == 0, roots, i%3 == 0)
 			defer client.CloseIdleConnections()
-			player := &replay.Player{URL: url, Client: client, Speed: 1, Timeout: 2 * time.Minute}
+			key, bounded := freeKey, i/4%4 == 1
+			if bounded {
+				key = boundedKey
+			}
+			player := &replay.Player{URL: url, APIKey: key, Client: client, Speed: 1, Timeout: 2 * time.Minute}
 			for wait(ctx, time.Duration(from.ExpFloat64()*float64(think))) {
 				k := draw(from)
 				a := k.ask(from)
 				// Not under ctx: what is under way at the end has to come to its own.
-				o.add(k, a, player.Ask(context.WithoutCancel(ctx), a))
+				o.add(k, a, bounded, player.Ask(context.WithoutCancel(ctx), a))
 			}
 		})
 	}
@@ -64,10 +86,12 @@ func play(ctx context.Context, url string, users int, o *outcomes) {
 
 // newClient has little room for what it does not read. One that churns makes a
 // connection for each request.
-func newClient(churns bool) *http.Client {
+func newClient(churns bool, roots *x509.CertPool, http2 bool) *http.Client {
 	client := replay.NewClient()
 	transport := client.Transport.(*http.Transport)
 	transport.DisableKeepAlives = churns
+	transport.TLSClientConfig = &tls.Config{RootCAs: roots}
+	transport.ForceAttemptHTTP2 = http2 && roots != nil
 	transport.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
 		var d net.Dialer
 		conn, err := d.DialContext(ctx, network, address)
