@@ -1,0 +1,94 @@
+package record
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"warmroute/router/prompt"
+)
+
+func TestALineSaysWhatARequestWasAndNothingThatWasSaid(t *testing.T) {
+	r := newRecorder(t, filepath.Join(t.TempDir(), "traffic"), 1<<20, 1)
+	at := func(ms float64) time.Time { return r.encode.start.Add(time.Duration(ms * float64(time.Millisecond))) }
+	r.run(
+		Request{Arrived: at(1.5), Model: "secret-model", Session: 0xfeedfacefeedface, Streams: true, Bytes: 700, Plain: true,
+			Blocks: []prompt.Block{0xdeadbeefdeadbeef, 0xabad1deaabad1dea}, PromptTokens: 170, CachedTokens: 64, CachedKnown: true,
+			AnswerTokens: 9, Code: 200, TTFT: 12*time.Millisecond + 345*time.Microsecond, Duration: time.Second},
+		Request{Arrived: at(1.25), Model: "other", Bytes: 700, Blocks: []prompt.Block{0xdeadbeefdeadbeef, 7}, Code: 503},
+		Request{Arrived: at(2), Model: "secret-model", Session: 5, Code: 499},
+		Request{Arrived: at(3), Bytes: 100, ExtraBytes: 300, PromptTokens: 90, AnswerTokens: 1, Code: 200}, // a list
+		Request{Arrived: at(3), Bytes: 100, ExtraBytes: 300, Code: 503},
+	)
+	got := read(t, r.file)
+	want := []string{
+		fmt.Sprintf(`{"warmroute_record":1,"started_ms":%d,"block_bytes":256,"block_tokens":64}`, r.encode.start.UnixMilli()),
+		`{"timestamp":1.5,"input_length":170,"input_bytes":700,"counted":true,"output_length":9,"cached_tokens":64,"code":200,"stream":true,"model":0,"session":1,"ttft_ms":12.345,"duration_ms":1000,"hash_ids":[0,1]}`,
+		`{"timestamp":1.25,"input_length":175,"input_bytes":700,"output_length":0,"code":503,"stream":false,"model":1,"duration_ms":0,"hash_ids":[0,2]}`,
+		`{"timestamp":2,"input_length":0,"input_bytes":0,"output_length":0,"code":499,"stream":false,"model":0,"session":2,"duration_ms":0,"hash_ids":[]}`,
+		`{"timestamp":3,"input_length":90,"input_bytes":100,"extra_bytes":300,"output_length":1,"code":200,"stream":false,"duration_ms":0,"hash_ids":[]}`,
+		`{"timestamp":3,"input_length":100,"input_bytes":100,"extra_bytes":300,"output_length":0,"code":503,"stream":false,"duration_ms":0,"hash_ids":[]}`,
+	}
+	if strings.Join(got, "\n") != strings.Join(want, "\n") {
+		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+	if info, err := os.Stat(r.file); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("%v, %v", info, err)
+	}
+}
+
+func TestTheLongestLineIsBounded(t *testing.T) {
+	e := newEncoder(time.Now(), 64)
+	e.blocks.next, e.sessions.next, e.models.next = 1<<40-mostBlocks, 1<<40, 1<<40 // after years
+	q := Request{
+		Arrived: e.start.Add(mostStamp - time.Microsecond), Model: "m", Session: 1, Bytes: mostBytes / 2, ExtraBytes: mostBytes / 2,
+		Plain: true, Blocks: make([]prompt.Block, mostBlocks), PromptTokens: mostPrompt, CachedTokens: math.MaxInt, CachedKnown: true,
+		AnswerTokens: mostAnswer, Code: 200, TTFT: math.MaxInt64, Duration: math.MaxInt64,
+	}
+	for i := range q.Blocks {
+		q.Blocks[i] = prompt.Block(i)
+	}
+	if line := e.request(&q); !e.fits(&q) || len(line) > longestLine || len(line) < longestLine*3/4 {
+		t.Errorf("a line of %d bytes, of at most %d", len(line), longestLine)
+	}
+}
+
+// A clock that is set while the proxy runs must not move requests: both times
+// have to have a monotonic reading.
+func TestStampsAreOfTheMonotonicClock(t *testing.T) {
+	if e := newEncoder(time.Now(), 256); e.start == e.start.Round(0) {
+		t.Errorf("the start %v has none", e.start)
+	}
+}
+
+func TestNumbersAreBoundedAndNeverGivenTwice(t *testing.T) {
+	n := numbers[int]{most: 100}
+	given := map[uint64]int{}
+	last := map[int]uint64{}
+	rng := rand.New(rand.NewPCG(1, 1))
+	for range 20_000 {
+		k := rng.IntN(1000)
+		if rng.IntN(2) == 0 {
+			k = rng.IntN(5) // seen all the time
+		}
+		id := n.of(k)
+		if owner, taken := given[id]; taken && owner != k {
+			t.Fatalf("%d has the number that %d had", k, owner)
+		}
+		if before, known := last[k]; known && k < 5 && before != id {
+			t.Fatalf("%d was forgotten, though it is seen all the time", k)
+		}
+		given[id], last[k] = k, id
+		if len(n.young) > 100 || len(n.old) > 100 {
+			t.Fatalf("%d and %d are known", len(n.young), len(n.old))
+		}
+	}
+	if len(given) < 2000 {
+		t.Errorf("only %d numbers for things that were forgotten again and again", len(given))
+	}
+}
