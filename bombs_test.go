@@ -67,7 +67,7 @@ func TestJSONBombsAreAnsweredInBoundedMemory(t *testing.T) {
 		}
 	}
 	// One body with its canonical prompt and blocks, and what the collector leaves for later.
-	if grown := p.resident() - before; grown > 24*size {
+	if grown := p.resident() - before; grown > memoryCost*24*size {
 		t.Errorf("memory grew by %.0f MB", grown/1e6)
 	} else {
 		t.Logf("memory grew by %.0f MB", grown/1e6)
@@ -103,7 +103,7 @@ func TestAHundredLargestBodiesAtOnceAreBounded(t *testing.T) {
 		t.Errorf("answered %v", codes)
 	}
 	// Each body has a canonical prompt beside it, and garbage waits for a collection.
-	if grown := p.resident() - before; grown > 6*total {
+	if grown := p.resident() - before; grown > memoryCost*6*total {
 		t.Errorf("memory grew by %.0f MB", grown/1e6)
 	} else {
 		t.Logf("memory grew by %.0f MB; answered %v", grown/1e6, codes)

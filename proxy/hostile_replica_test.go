@@ -85,7 +85,7 @@ func TestAHundredMegabytesPassInBoundedMemory(t *testing.T) {
 			if got < long {
 				t.Errorf("%d bytes came through, of %d", got, long)
 			}
-			if spent > 16<<20 {
+			if spent > memoryCost*16<<20 {
 				t.Errorf("%d MB were allocated on the way", spent>>20)
 			}
 		})
