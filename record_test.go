@@ -79,7 +79,8 @@ func TestWhatWasRecordedIsReplayed(t *testing.T) {
 	near("requests", float64(got.Requests), float64(seen.Requests), 0)
 	near("tokens of answers", float64(got.CompletionTokens), float64(seen.CompletionTokens), 0)
 	near("tokens of prompts", float64(got.PromptTokens), float64(seen.PromptTokens), 0.03*float64(seen.PromptTokens))
-	near("hit ratio", got.HitRatio, seen.HitRatio, 0.06)
+	// At 20 times its speed a machine that is busy, or looks for races, is late.
+	near("hit ratio", got.HitRatio, seen.HitRatio, 0.1)
 }
 
 // Prompts, names, keys and headers that look like nothing else, so that any
