@@ -56,13 +56,4 @@ func restUnlessChanged(ctx context.Context, d time.Duration, changed <-chan stru
 }
 
 // rest waits for d and reports whether ctx lasted.
-func rest(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
-}
+func rest(ctx context.Context, d time.Duration) bool { return restUnlessChanged(ctx, d, nil) }

@@ -17,32 +17,15 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"os/exec"
-	"os/signal"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"time"
 
 	"warmroute/replay"
 	"warmroute/scripts/fleet"
 )
 
-func main() {
-	// | head must not leave processes behind. (Not notified of: any connection that
-	// a peer has closed would tell.)
-	signal.Ignore(syscall.SIGPIPE)
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	ok, err := run(ctx)
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "chaos:", err)
-		os.Exit(2)
-	}
-	if !ok {
-		os.Exit(1)
-	}
-}
+func main() { fleet.Main("chaos", run) }
 
 // options are what the flags say.
 type options struct {
@@ -88,8 +71,8 @@ func run(ctx context.Context) (ok bool, err error) {
 	}
 	if o.binary == "" {
 		o.binary = filepath.Join(dir, "warmroute")
-		if out, err := exec.CommandContext(ctx, "go", "build", "-o", o.binary, ".").CombinedOutput(); err != nil {
-			return false, fmt.Errorf("go build: %w\n%s", err, out)
+		if err := fleet.Build(ctx, o.binary); err != nil {
+			return false, err
 		}
 	}
 	ok, err = o.play(ctx, dir, chosen)

@@ -24,32 +24,15 @@ import (
 	"io"
 	"maps"
 	"os"
-	"os/exec"
-	"os/signal"
 	"path/filepath"
 	"slices"
 	"sync"
-	"syscall"
 	"time"
 
 	"warmroute/scripts/fleet"
 )
 
-func main() {
-	// | head must not leave processes behind. (Not notified of: any connection that
-	// a peer has closed would tell.)
-	signal.Ignore(syscall.SIGPIPE)
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	ok, err := run(ctx)
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "soak:", err)
-		os.Exit(2)
-	}
-	if !ok {
-		os.Exit(1)
-	}
-}
+func main() { fleet.Main("soak", run) }
 
 // report is what a run came to.
 type report struct {
@@ -81,8 +64,8 @@ func run(ctx context.Context) (ok bool, err error) {
 	}
 	if *binary == "" {
 		*binary = filepath.Join(dir, "warmroute")
-		if out, err := exec.CommandContext(ctx, "go", "build", "-o", *binary, ".").CombinedOutput(); err != nil {
-			return false, fmt.Errorf("go build: %w\n%s", err, out)
+		if err := fleet.Build(ctx, *binary); err != nil {
+			return false, err
 		}
 	}
 	r, err := soak(ctx, *binary, dir, *length, *users, *secure, *asJSON)
