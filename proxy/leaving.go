@@ -25,5 +25,8 @@ func shuttingDown() *apiError {
 // cutOff reports whether the request was ended by the end of the proxy.
 func (x *exchange) cutOff() bool { return context.Cause(x.r.Context()) == ErrCutOff }
 
+// over reports whether nobody waits for an answer any more.
+func (x *exchange) over() bool { return x.r.Context().Err() != nil }
+
 // clientLeft reports whether the request was ended by its client.
-func (x *exchange) clientLeft() bool { return x.r.Context().Err() != nil && !x.cutOff() }
+func (x *exchange) clientLeft() bool { return x.over() && !x.cutOff() }

@@ -44,15 +44,13 @@ func (x *exchange) again(f *failure) bool {
 		return false
 	case x.isGone(f):
 		return true // and waits in the queue until one is back
-	case x.clientGone():
+	case x.over():
 		return false
 	case !x.anotherMayAnswer():
 		return true // and pick says why there is none
 	}
 	return x.withinBudget()
 }
-
-func (x *exchange) clientGone() bool { return x.r.Context().Err() != nil }
 
 // countFailure counts a failed attempt.
 func (x *exchange) countFailure(f *failure) {
@@ -190,7 +188,7 @@ func (x *exchange) lookForPlace() (found bool) {
 	for {
 		select {
 		case <-place.Given():
-			found = !x.clientGone()
+			found = !x.over()
 			place.Leave(found)
 			return found
 		case <-look.C:

@@ -70,7 +70,7 @@ func (x *exchange) giveUp(last *failure, none error) {
 	switch {
 	case x.cutOff():
 		x.refuse(shuttingDown())
-	case x.clientGone():
+	case x.clientLeft():
 		x.lost("held")
 	case last != nil && last.status != 0:
 		x.relayFailure(last)
