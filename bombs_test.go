@@ -102,8 +102,9 @@ func TestAHundredLargestBodiesAtOnceAreBounded(t *testing.T) {
 	if codes[200] == 0 || codes[503] == 0 || codes[200]+codes[503]+codes[0] != clients {
 		t.Errorf("answered %v", codes)
 	}
-	// Each body has a canonical prompt beside it, and garbage waits for a collection.
-	if grown := p.resident() - before; grown > memoryCost*6*total {
+	// Each body has a canonical prompt beside it, and garbage waits for a collection:
+	// three times the bound lives, and twice that again waits. All of them would be 50 times it.
+	if grown := p.resident() - before; grown > memoryCost*10*total {
 		t.Errorf("memory grew by %.0f MB", grown/1e6)
 	} else {
 		t.Logf("memory grew by %.0f MB; answered %v", grown/1e6, codes)

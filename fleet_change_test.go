@@ -5,7 +5,6 @@ import (
 	"io"
 	"log/slog"
 	"maps"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -162,7 +161,7 @@ func (c *changing) set(fleet map[string]string) {
 // Whoever leaves serves until those that join are ready. A second change may come
 // before.
 func TestANameOrAURLOfOneThatIsLeavingMayBeTaken(t *testing.T) {
-	dead := unusedURL(t)
+	dead := unusedURL
 	for name, second := range map[string]func(c *changing) map[string]string{
 		"the name": func(c *changing) map[string]string {
 			return map[string]string{"new": dead, "r0": c.replicas[2].URL(), "r1": c.replicas[1].URL()}
@@ -195,8 +194,8 @@ func TestANameOrAURLOfOneThatIsLeavingMayBeTaken(t *testing.T) {
 // Nothing is held here, so that each request needs a backend at once.
 func TestWhoLeavesWaitsAlsoForThoseOfASecondChange(t *testing.T) {
 	for name, changes := range map[string][2]map[string]string{
-		"instead of the first":  {{"new": unusedURL(t)}, {"new": unusedURL(t)}},
-		"which only takes away": {{"r0": "", "new": unusedURL(t)}, {"new": ""}},
+		"instead of the first":  {{"new": unusedURL}, {"new": unusedURL}},
+		"which only takes away": {{"r0": "", "new": unusedURL}, {"new": ""}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := startChanging(t, 2)
@@ -222,15 +221,9 @@ func TestWhoLeavesWaitsAlsoForThoseOfASecondChange(t *testing.T) {
 	}
 }
 
-func unusedURL(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	l.Close()
-	return "http://" + l.Addr().String()
-}
+// Where no replica of a test can come to listen: ports that the system never gives
+// away.
+const unusedURL, otherUnusedURL = "http://127.0.0.1:9", "http://127.0.0.1:13"
 
 func TestABackendThatComesBackHasTheTransportsOfTheConfiguration(t *testing.T) {
 	c := startChanging(t, 2)
@@ -250,7 +243,7 @@ func TestABackendThatComesBackHasTheTransportsOfTheConfiguration(t *testing.T) {
 
 // A signal that came during the start is heeded as soon as the service runs.
 func TestAChangeAsSoonAsTheFleetRuns(t *testing.T) {
-	c, err := demoConfig("prefix", "127.0.0.1:0", "127.0.0.1:0", []string{unusedURL(t), unusedURL(t)})
+	c, err := demoConfig("prefix", "127.0.0.1:0", "127.0.0.1:0", []string{unusedURL, otherUnusedURL})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -3,9 +3,9 @@ package main
 import (
 	"context"
 	"os"
+	"runtime"
 	"runtime/debug"
 	"runtime/metrics"
-	"time"
 )
 
 const (
@@ -14,10 +14,9 @@ const (
 	// request: left alone, the collector would run a hundred times a second under
 	// load, for a seventh of the CPU time of a small request.
 	heapRoom = 64 << 20
-	// mostGCPercent bounds what a heap may grow to that has just become large and
-	// was not looked at since.
+	// mostGCPercent bounds what a heap may grow to that has become large between
+	// two collections.
 	mostGCPercent = 400
-	heapLook      = 250 * time.Millisecond
 )
 
 // tendHeap keeps the collector's pace at heapRoom, and at the usual doubling once
@@ -27,16 +26,16 @@ func tendHeap(ctx context.Context) {
 	if os.Getenv("GOGC") != "" || os.Getenv("GOMEMLIMIT") != "" {
 		return
 	}
-	ticker := time.NewTicker(heapLook)
-	defer ticker.Stop()
 	live := []metrics.Sample{{Name: "/gc/heap/live:bytes"}}
 	usual, now := debug.SetGCPercent(mostGCPercent), mostGCPercent
 	defer debug.SetGCPercent(usual)
+	collections := make(chan struct{}, 1)
 	for {
+		announceCollection(collections)
 		select {
 		case <-ctx.Done():
 			return
-		case <-ticker.C:
+		case <-collections:
 		}
 		metrics.Read(live)
 		// Each change stops the world for a moment: small ones are not worth it.
@@ -45,6 +44,13 @@ func tendHeap(ctx context.Context) {
 			now = want
 		}
 	}
+}
+
+// announceCollection sends once the collector has been round, which is when it
+// finds an object that nobody holds.
+func announceCollection(to chan<- struct{}) {
+	unheld := new([64]byte)
+	runtime.AddCleanup(unheld, func(to chan<- struct{}) { to <- struct{}{} }, to)
 }
 
 // gcPercent is how much, in percent of the bytes in use, may be allocated until
