@@ -10,7 +10,11 @@ import (
 	"github.com/spf13/viper"
 )
 
-const envPrefix = "WARMROUTE_"
+const (
+	envPrefix = "WARMROUTE_"
+	// configVariable names the configuration's file. It is no setting.
+	configVariable = envPrefix + "CONFIG"
+)
 
 // envName is the environment variable of a setting.
 func envName(path string) string {
@@ -35,7 +39,7 @@ func bindEnvironment(v *viper.Viper, settings map[string]string, known []string,
 			f.origin[path] = name
 			continue
 		}
-		if !strings.HasPrefix(name, envPrefix) || service.MatchString(name) {
+		if !strings.HasPrefix(name, envPrefix) || name == configVariable || service.MatchString(name) {
 			continue
 		}
 		if near := nearest(name, names); near != "" {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -31,7 +32,7 @@ const (
 // addConfigFlags defines the flags that loadConfig reads. Their defaults stay
 // empty: config.yaml has them.
 func addConfigFlags(flags *pflag.FlagSet) {
-	flags.String("config", "", "configuration `FILE`; every setting and its default is in config.yaml")
+	flags.String("config", "", "configuration `FILE`, else the one that WARMROUTE_CONFIG names; every setting and its default is in config.yaml")
 	flags.String("listen", "", "`ADDRESS` for OpenAI clients")
 	flags.String("admin", "", "`ADDRESS` for metrics and operations, \"\" for none")
 	flags.String("policy", "", "routing policy: "+strings.Join(policy.Names, ", "))
@@ -54,7 +55,7 @@ func flagSettings() map[string]string {
 // ConfigError with every fault; what could be read is returned all the same, for
 // the files that it names.
 func loadConfig(flags *pflag.FlagSet, urls []string) (*Config, error) {
-	path, err := flags.GetString("config")
+	path, err := configPath(flags)
 	if err != nil {
 		return nil, err
 	}
@@ -66,6 +67,13 @@ func loadConfig(flags *pflag.FlagSet, urls []string) (*Config, error) {
 		return nil, ConfigError{err.Error()}
 	}
 	return parseConfig(path, data, flags, urls)
+}
+
+// configPath is the configuration's file, "" for none. A variable may name it, so
+// that a container's health check finds the file that its server has.
+func configPath(flags *pflag.FlagSet) (string, error) {
+	path, err := flags.GetString("config")
+	return cmp.Or(path, os.Getenv(configVariable)), err
 }
 
 // readFile reads a file that the configuration names.

@@ -187,7 +187,7 @@ func TestSystemdIsTold(t *testing.T) {
 	defer told.Close()
 	next := func() string {
 		t.Helper()
-		message := make([]byte, 100)
+		message := make([]byte, 1000)
 		told.SetReadDeadline(time.Now().Add(time.Minute))
 		n, err := told.Read(message)
 		if err != nil {
@@ -200,9 +200,24 @@ func TestSystemdIsTold(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	p := activated(t, "", []net.Listener{l}, []string{"NOTIFY_SOCKET=" + path}, "--config", fleet.configFile(t, "").path)
+	file := fleet.configFile(t, "")
+	p := activated(t, "", []net.Listener{l}, []string{"NOTIFY_SOCKET=" + path}, "--config", file.path)
 	if got := next(); got != "READY=1" {
 		t.Errorf("got %q", got)
+	}
+	begun := regexp.MustCompile(`^RELOADING=1\nMONOTONIC_USEC=[1-9]\d{5,}$`)
+	for _, reload := range []struct{ yaml, status string }{
+		{"routing: {policy: least-load}", "READY=1\nSTATUS=serving"},
+		{"routing: {policy: fastest}", "READY=1\nSTATUS=serving with the configuration from before; the log says what is wrong with the new one"},
+		{"", "READY=1\nSTATUS=serving"},
+	} {
+		file.write(reload.yaml) // which is noticed; a signal would be one more reload
+		if got := next(); !begun.MatchString(got) {
+			t.Errorf("%q: got %q", reload.yaml, got)
+		}
+		if got := next(); got != reload.status {
+			t.Errorf("%q: got %q", reload.yaml, got)
+		}
 	}
 	pid := p.handOver()
 	got := []string{next(), next()} // of the new process, and of the old

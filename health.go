@@ -2,7 +2,10 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
+	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"time"
 
@@ -12,22 +15,44 @@ import (
 // newHealthCommand is for the image, which has no shell and no curl. Hidden:
 // outside a container curl says more.
 func newHealthCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:     "health [URL]",
-		Short:   "Ask a running warmroute whether it lives",
-		Example: "  warmroute health http://127.0.0.1:8080/livez",
-		Hidden:  true,
-		Args:    cobra.MaximumNArgs(1),
+	cmd := &cobra.Command{
+		Use:   "health [URL]",
+		Short: "Ask a running warmroute whether it lives",
+		Long: `Health asks for /livez where the settings say that serve listens: those of --config
+or WARMROUTE_CONFIG, of the environment, and of --listen. Or it asks for URL.`,
+		Example: `  warmroute health
+  warmroute health http://127.0.0.1:8000/health`,
+		Hidden: true,
+		Args:   cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			url := "http://127.0.0.1:8080/livez"
-			if len(args) == 1 {
-				url = args[0]
-			}
 			ctx, cancel := context.WithTimeout(cmd.Context(), 3*time.Second)
 			defer cancel()
-			return askHealth(ctx, url)
+			if len(args) == 1 {
+				return askHealth(ctx, args[0])
+			}
+			// Faults are for serve to tell: one that runs goes on when its file has got some.
+			config, err := loadConfig(cmd.Flags(), nil)
+			if config == nil {
+				return errors.New(err.Error()) // Docker reserves the status 2 of a ConfigError
+			}
+			return askHealth(ctx, config.liveURL())
 		},
 	}
+	addConfigFlags(cmd.Flags())
+	return cmd
+}
+
+// liveURL is where the public listener is asked, from its own machine, whether it lives.
+func (c *Config) liveURL() string {
+	host, port, _ := net.SplitHostPort(c.Listen)
+	if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
+		host = "127.0.0.1" // an unspecified IPv6 address takes IPv4 as well
+	}
+	scheme := "http"
+	if c.TLS.CertFile != "" {
+		scheme = "https"
+	}
+	return scheme + "://" + net.JoinHostPort(host, port) + "/livez"
 }
 
 // askHealth fails unless url answers 200. It leaves no connection open.
@@ -36,10 +61,14 @@ func askHealth(ctx context.Context, url string) error {
 	if err != nil {
 		return err
 	}
-	req.Close = true
-	resp, err := http.DefaultClient.Do(req)
+	transport := &http.Transport{
+		DisableKeepAlives: true,
+		// The certificate names what clients call this machine, and is not for an address of it.
+		TLSClientConfig: &tls.Config{InsecureSkipVerify: true},
+	}
+	resp, err := transport.RoundTrip(req)
 	if err != nil {
-		return err
+		return fmt.Errorf("%s: %w", url, err)
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"net/http"
 	"net/http/httptest"
+	"regexp"
+	"runtime"
 	"strings"
 	"testing"
 )
@@ -60,4 +62,13 @@ func TestHealthSucceedsOnlyOn200(t *testing.T) {
 	}
 	f(http.StatusOK, 0)
 	f(http.StatusServiceUnavailable, 1)
+}
+
+func TestVersionSaysWhatItWasBuiltFromAndFor(t *testing.T) {
+	var output bytes.Buffer
+	run(t.Context(), []string{"version"}, &output, &output)
+	want := regexp.MustCompile(`^warmroute \S+ commit ([0-9a-f]{40}|unknown) go1\S* ` + runtime.GOOS + "/" + runtime.GOARCH + "\n$")
+	if !want.MatchString(output.String()) {
+		t.Errorf("got %q", output.String())
+	}
 }

@@ -26,3 +26,18 @@ func (s *service) tellSystemd(state string) {
 		s.log.Warn("systemd could not be told", "state", state, "reason", err.Error())
 	}
 }
+
+// reloadTelling reloads, and tells systemd that it does and what came of it. Before
+// the service is ready it tells nothing: it would be word that it is.
+func (s *service) reloadTelling(read reading, ready bool) {
+	if !ready {
+		s.reload(read.config, read.err)
+		return
+	}
+	s.tellSystemd("RELOADING=1\nMONOTONIC_USEC=" + monotonicMicroseconds())
+	status := "serving"
+	if !s.reload(read.config, read.err) {
+		status = "serving with the configuration from before; the log says what is wrong with the new one"
+	}
+	s.tellSystemd("READY=1\nSTATUS=" + status)
+}

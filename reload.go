@@ -8,8 +8,8 @@ import (
 )
 
 // reload applies what was read: whole, or not at all. Requests under way keep the
-// settings of their arrival.
-func (s *service) reload(c *Config, err error) {
+// settings of their arrival. It reports whether it was applied.
+func (s *service) reload(c *Config, err error) bool {
 	var changed []string
 	if err == nil {
 		changed = changedSettings(s.config, c, false)
@@ -20,7 +20,7 @@ func (s *service) reload(c *Config, err error) {
 		for _, line := range faultLines(err) {
 			s.log.Error("configuration not reloaded, the old one stays", "fault", line)
 		}
-		return
+		return false
 	}
 	s.control.level.UnmarshalText([]byte(c.Log.Level)) // checked with the configuration
 	s.metrics.Reloaded(true)
@@ -29,6 +29,7 @@ func (s *service) reload(c *Config, err error) {
 		s.log.Warn("setting takes effect at the next start", "setting", path)
 	}
 	c.warn(s.log)
+	return true
 }
 
 // waiting lists the settings that are not yet what c says.

@@ -98,7 +98,7 @@ func (s *service) govern(ctx context.Context, f *front, checked <-chan struct{},
 			checked = nil
 			s.ready()
 		case read := <-readings:
-			s.reload(read.config, read.err)
+			s.reloadTelling(read, checked == nil)
 		case <-c.handOvers:
 			next = s.handOver(f, next)
 		case err := <-next.serves:

@@ -43,7 +43,7 @@ func serve(cmd *cobra.Command, urls []string) error {
 	if err != nil {
 		return err
 	}
-	file, _ := cmd.Flags().GetString("config") // load tells of an error
+	file, _ := configPath(cmd.Flags()) // load tells of an error
 	reload := newReloader(file, func() (*Config, error) { return loadConfig(cmd.Flags(), urls) })
 	config, err := reload.read()
 	if err != nil {
