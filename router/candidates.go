@@ -37,7 +37,6 @@ func (r *Router) gather(req *Request, tried []*backends.Backend, now time.Time) 
 	r.candidates, r.slots = r.candidates[:0], r.slots[:0]
 	none, least := ErrNoneReady, stuck
 	perToken := r.texts.bytesPerToken(req.Model)
-	tokens := float64(req.Bytes) / perToken
 	for _, b := range req.Backends {
 		if !r.available(b, tried) {
 			continue
@@ -46,38 +45,17 @@ func (r *Router) gather(req *Request, tried []*backends.Backend, now time.Time) 
 			none = ErrFull
 			continue
 		}
-		l := b.Load()
-		foreign, queued := r.foreign(l, now)
-		queued *= r.uncached.value
-		switch rank := r.trouble(req, tried, b, l, queued, now); {
-		case rank > least:
+		s := r.stands(req, tried, b, now)
+		switch {
+		case s.rank > least:
 			continue
-		case rank < least:
-			least = rank
+		case s.rank < least:
+			least = s.rank
 			r.candidates, r.slots = r.candidates[:0], r.slots[:0]
 		}
-		rate := r.rate(b.Slot)
-		a, share := &r.accounts[b.Slot], weight(b)
-		matched := min(float64(r.depth[b.Slot]*r.blockBytes)/perToken, tokens)
 		r.slots = append(r.slots, b)
-		r.candidates = append(r.candidates, policy.Candidate{
-			Slot:     b.Slot,
-			NameHash: r.names[b.Slot],
-			Weight:   share,
-			Matched:  matched,
-			Uncached: max(leastUncached, tokens-matched),
-			Pending:  a.waiting(now, rate) + queued + r.reserved[b.Slot].uncached,
-			Loading:  a.loading(req.Adapter, l),
-			InFlight: float64(b.InFlight.Load()) + foreign,
-			Rate:     rate,
-
-			Requests: float64(a.requests) / share, Unstarted: a.unstarted / share,
-		})
-		c := &r.candidates[len(r.candidates)-1]
-		if r.policyName == "dynamo" { // no other asks, and it is not for nothing
-			c.Context = r.cacheUsed(b.Slot, now)
-		}
-		report(c, l)
+		r.candidates = append(r.candidates, policy.Candidate{})
+		r.describe(&r.candidates[len(r.candidates)-1], req, b, &s, perToken, now)
 	}
 	if len(r.slots) > 0 {
 		return nil
@@ -85,23 +63,88 @@ func (r *Router) gather(req *Request, tried []*backends.Backend, now time.Time) 
 	return none
 }
 
-// report fills in the replica's own word.
-func report(c *policy.Candidate, l *backends.Load) {
-	if l == nil {
-		return
+// standing is how a backend stands that may take a request.
+type standing struct {
+	rank    trouble
+	load    *backends.Load
+	foreign float64 // requests on it that are not ours
+	queued  float64 // tokens that those of them bring that wait
+}
+
+func (r *Router) stands(req *Request, tried []*backends.Backend, b *backends.Backend, now time.Time) (s standing) {
+	s.load = b.Load()
+	s.foreign, s.queued = r.foreign(s.load, now)
+	s.queued *= r.uncached.value
+	s.rank = r.trouble(req, tried, b, s.load, s.queued, now)
+	return s
+}
+
+// describe fills in what policies know of b, for a request whose matched blocks are
+// in depth.
+func (r *Router) describe(c *policy.Candidate, req *Request, b *backends.Backend, s *standing, perToken float64, now time.Time) {
+	rate := r.rate(b.Slot)
+	a, share := &r.accounts[b.Slot], weight(b)
+	tokens := float64(req.Bytes) / perToken
+	matched := min(float64(r.depth[b.Slot]*r.blockBytes)/perToken, tokens)
+	*c = policy.Candidate{
+		Slot:     b.Slot,
+		NameHash: r.names[b.Slot],
+		Weight:   share,
+		Matched:  matched,
+		Uncached: max(leastUncached, tokens-matched),
+		Pending:  a.waiting(now, rate) + s.queued + r.reserved[b.Slot].uncached,
+		Loading:  a.loading(req.Adapter, s.load),
+		InFlight: float64(b.InFlight.Load()) + s.foreign,
+		Rate:     rate,
+
+		Requests: float64(a.requests) / share, Unstarted: a.unstarted / share,
 	}
-	c.Running, c.Waiting = float64(l.Running), float64(l.Waiting)
-	c.KVUsage, c.CacheTokens = l.KVCacheUsage, float64(l.CacheTokens)
+	if r.policyName == "dynamo" { // no other asks, and it is not for nothing
+		c.Context = r.cacheUsed(b.Slot, now)
+	}
+	if l := s.load; l != nil { // the replica's own word
+		c.Running, c.Waiting = float64(l.Running), float64(l.Waiting)
+		c.KVUsage, c.CacheTokens = l.KVCacheUsage, float64(l.CacheTokens)
+	}
+}
+
+// absence is why a backend may not be sent a request at all.
+type absence int
+
+const (
+	present  absence = iota
+	away             // it has left the fleet
+	unready          // its checks fail, or were not made yet
+	draining         // it finishes what it has
+	ending           // its replica is about to stop
+	asleep           // its replica says so
+	triedNow         // by this request
+)
+
+func (r *Router) absent(b *backends.Backend, tried []*backends.Backend) absence {
+	if !r.has(b) {
+		return away
+	}
+	switch b.State() {
+	case backends.Down:
+		return unready
+	case backends.Draining:
+		return draining
+	}
+	if r.progress[b.Slot].stopping(r.now) {
+		return ending
+	}
+	if l := b.Load(); l != nil && l.Asleep {
+		return asleep
+	}
+	if slices.Contains(tried, b) {
+		return triedNow
+	}
+	return present
 }
 
 func (r *Router) available(b *backends.Backend, tried []*backends.Backend) bool {
-	if !r.has(b) || b.State() != backends.Ready || r.progress[b.Slot].stopping(r.now) {
-		return false
-	}
-	if l := b.Load(); l != nil && l.Asleep {
-		return false
-	}
-	return !slices.Contains(tried, b)
+	return r.absent(b, tried) == present
 }
 
 // isFull reports whether b may not have so many sequences more. One request

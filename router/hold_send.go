@@ -191,32 +191,53 @@ func (r *Router) roomOn(slot int, now time.Time) float64 {
 	return r.roomInStep(slot, r.accounts[slot].waiting(now, r.rate(slot))+r.reserved[slot].uncached, queued*r.uncached.value)
 }
 
-// startsSoon reports whether the chosen candidate can start the request at
-// once, or nearly so; see docs/design.md, "Hold queue".
+// startsSoon reports whether the chosen candidate can start the request at once,
+// or nearly so.
 func (r *Router) startsSoon(req *Request, chosen int, now time.Time) bool {
+	return r.lacks(req, chosen, now) == lacksNothing
+}
+
+// lack is what keeps a request from starting soon on a backend.
+type lack int
+
+const (
+	lacksNothing lack = iota
+	lacksStep         // its next step is full
+	lacksStart        // requests wait there because there is no room for them
+	lacksCache        // its KV cache has no room
+)
+
+// lacks says why the chosen candidate cannot start the request at once, or nearly
+// so; see docs/design.md, "The hold queue".
+func (r *Router) lacks(req *Request, chosen int, now time.Time) lack {
 	c := &r.candidates[chosen]
 	switch {
 	case r.tooLong(req, c.Slot):
-		return true // or rather, is refused at once
+		return lacksNothing // or rather, is refused at once
 	case r.progress[c.Slot].breaker.due(now):
-		return true // or it would wait for what nobody tries
+		return lacksNothing // or it would wait for what nobody tries
 	}
 	if r.slots[chosen].InFlight.Load() == 0 {
-		return true // nothing of ours could make room, and what others have there may last
+		return lacksNothing // nothing of ours could make room, and what others have there may last
 	}
 	ours := r.accounts[c.Slot].waiting(now, c.Rate) + r.reserved[c.Slot].uncached
-	if c.Uncached > r.roomInStep(c.Slot, ours, c.Pending-ours) || r.starved(c.Slot, now) {
-		return false
-	}
-	if r.cacheFits(c.Slot, r.tokens(req), now) {
-		return true
+	switch {
+	case c.Uncached > r.roomInStep(c.Slot, ours, c.Pending-ours):
+		return lacksStep
+	case r.starved(c.Slot, now):
+		return lacksStart
+	case r.cacheFits(c.Slot, r.tokens(req), now):
+		return lacksNothing
 	}
 	// Exact, now that it matters: what others use of the prompt costs nothing.
 	need := r.cacheNeed(req, c.Slot)
 	if capacity := r.caches[c.Slot].capacity; capacity > 0 && need > float64(capacity) {
-		return true // it never fits: the engine has to say what becomes of it
+		return lacksNothing // it never fits: the engine has to say what becomes of it
 	}
-	return r.cacheFits(c.Slot, need, now)
+	if r.cacheFits(c.Slot, need, now) {
+		return lacksNothing
+	}
+	return lacksCache
 }
 
 // stepShare is how much of a step is sent ahead of it. A whole one would keep

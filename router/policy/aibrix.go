@@ -31,10 +31,14 @@ func newAIBrix(s Settings, rng *rand.Rand, most int) *aibrix {
 }
 
 func (p *aibrix) Choose(r *Request, candidates []Candidate) int {
-	p.table.ages.Resize(min(p.most, r.blocksIn(aibrixTableTokens)))
+	if r.Trial == nil {
+		p.table.ages.Resize(min(p.most, r.blocksIn(aibrixTableTokens)))
+	}
 	expire(p.table.ages, r.Now.Add(-aibrixLife))
 	chosen := p.choose(r, candidates)
-	p.table.add(candidates[chosen].Slot, r.Blocks, r.Now)
+	if r.Trial == nil {
+		p.table.add(candidates[chosen].Slot, r.Blocks, r.Now)
+	}
 	return chosen
 }
 
@@ -51,6 +55,7 @@ func (p *aibrix) choose(r *Request, candidates []Candidate) int {
 	}
 	depths := p.table.leading(r.Blocks, candidates)
 	bound := p.meanAndDeviation(candidates)
+	r.tell("leading blocks of the prompt that it was sent before, of those not too busy", true, len(candidates), func(i int) float64 { return float64(depths[i]) })
 	// One at least is not above the mean, so none is chosen that is above bound.
 	chosen := lowest(len(p.places), p.rng, func(k int) float64 {
 		i := p.places[k]

@@ -32,7 +32,9 @@ func newCacheThresholdOld(s Settings, rng *rand.Rand, most int) *cacheThreshold 
 
 func (p *cacheThreshold) Choose(r *Request, candidates []Candidate) int {
 	chosen := p.choose(r, candidates)
-	p.tree.add(candidates[chosen].Slot, r)
+	if r.Trial == nil {
+		p.tree.add(candidates[chosen].Slot, r)
+	}
 	return chosen
 }
 
@@ -41,13 +43,13 @@ func (p *cacheThreshold) Forget(slot int) { p.tree.Forget(slot) }
 
 func (p *cacheThreshold) choose(r *Request, candidates []Candidate) int {
 	if most, least := extremes(candidates); most-least > p.abs && most > p.rel*least {
-		return fewest(candidates, p.rng)
+		return fewest(r, candidates, p.rng)
 	}
-	if matching, depth := deepest(p.tree.leading(r.Blocks, candidates), p.rng); r.share(depth) > p.ratio {
+	if matching, depth := deepest(r, p.tree.leading(r.Blocks, candidates), p.rng); r.share(depth) > p.ratio {
 		return matching
 	}
 	if !p.smallest {
-		return fewest(candidates, p.rng)
+		return fewest(r, candidates, p.rng)
 	}
-	return p.tree.smallest(candidates, p.rng)
+	return p.tree.smallest(r, candidates, p.rng)
 }

@@ -23,8 +23,8 @@ func lowest(n int, rng *rand.Rand, cost func(i int) float64) int {
 }
 
 // fewest is the candidate with the fewest requests in flight.
-func fewest(candidates []Candidate, rng *rand.Rand) int {
-	return lowest(len(candidates), rng, func(i int) float64 { return candidates[i].Requests })
+func fewest(r *Request, candidates []Candidate, rng *rand.Rand) int {
+	return r.lowest("requests in flight", len(candidates), rng, func(i int) float64 { return candidates[i].Requests })
 }
 
 // extremes are the most and the least requests that a candidate has in flight.
@@ -37,8 +37,8 @@ func extremes(candidates []Candidate) (most, least float64) {
 }
 
 // deepest is one of the candidates of the largest depth, and that depth.
-func deepest(depths []int, rng *rand.Rand) (place, depth int) {
-	place = lowest(len(depths), rng, func(i int) float64 { return -float64(depths[i]) })
+func deepest(r *Request, depths []int, rng *rand.Rand) (place, depth int) {
+	place = r.highest("leading blocks of the prompt that it was sent before", len(depths), rng, func(i int) float64 { return float64(depths[i]) })
 	return place, depths[place]
 }
 

@@ -17,6 +17,7 @@ func (p *chwbl) Choose(r *Request, candidates []Candidate) int {
 		total += candidates[i].Requests
 	}
 	accepted := (total + 1) / float64(len(candidates)) * p.loadFactor
+	r.tell("its place on a hash ring, behind that of the prompt's beginning, of those not too busy", false, 0, nil)
 	first := -1
 	for i := range p.ring.clockwise(rendezvous(r.head(), 0), candidates) {
 		if first < 0 {

@@ -26,11 +26,13 @@ func newDynamo(rng *rand.Rand, most int) *dynamo { return &dynamo{rng, newLedger
 func (p *dynamo) Choose(r *Request, candidates []Candidate) int {
 	p.tree.expire(r.Now.Add(-dynamoLife))
 	depths := p.tree.leading(r.Blocks, candidates)
-	chosen := lowest(len(candidates), p.rng, func(i int) float64 {
+	chosen := r.lowest("tokens to prefill and in use", len(candidates), p.rng, func(i int) float64 {
 		c := &candidates[i]
 		return max(c.Unstarted+r.uncached(depths[i]), 0) + c.Context
 	})
-	p.tree.add(candidates[chosen].Slot, r.Blocks, r.Now)
+	if r.Trial == nil {
+		p.tree.add(candidates[chosen].Slot, r.Blocks, r.Now)
+	}
 	return chosen
 }
 

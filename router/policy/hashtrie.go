@@ -15,8 +15,10 @@ func newHashTrie(rng *rand.Rand, most int) *hashTrie {
 }
 
 func (p *hashTrie) Choose(r *Request, candidates []Candidate) int {
-	chosen, _ := deepest(p.trie.leading(r.Blocks, candidates), p.rng)
-	p.trie.add(candidates[chosen].Slot, r.Blocks, r.Now)
+	chosen, _ := deepest(r, p.trie.leading(r.Blocks, candidates), p.rng)
+	if r.Trial == nil {
+		p.trie.add(candidates[chosen].Slot, r.Blocks, r.Now)
+	}
 	return chosen
 }
 

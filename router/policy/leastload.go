@@ -6,6 +6,6 @@ import "math/rand/v2"
 // count, a random one among equals.
 type leastLoad struct{ rng *rand.Rand }
 
-func (l leastLoad) Choose(_ *Request, candidates []Candidate) int {
-	return fewest(candidates, l.rng)
+func (l leastLoad) Choose(r *Request, candidates []Candidate) int {
+	return fewest(r, candidates, l.rng)
 }

@@ -152,6 +152,6 @@ func (l *ledger) Forget(slot int) {
 }
 
 // smallest is the candidate with the fewest blocks.
-func (l *ledger) smallest(candidates []Candidate, rng *rand.Rand) int {
-	return lowest(len(candidates), rng, func(i int) float64 { return float64(l.len(candidates[i].Slot)) })
+func (l *ledger) smallest(r *Request, candidates []Candidate, rng *rand.Rand) int {
+	return r.lowest("blocks that it was sent before, of any prompt", len(candidates), rng, func(i int) float64 { return float64(l.len(candidates[i].Slot)) })
 }

@@ -35,13 +35,15 @@ func (p *llmdGuide) Choose(r *Request, candidates []Candidate) int {
 		}
 	}
 	all := math.IsInf(holders, 1) || holders-others > guidePenalty*guideRate
-	chosen := lowest(len(candidates), p.rng, func(i int) float64 {
+	chosen := r.lowest("uncached tokens that show no first event yet, of those that hold enough of the prompt", len(candidates), p.rng, func(i int) float64 {
 		if all || matched(i) >= p.ratio {
 			return candidates[i].Unstarted
 		}
 		return math.Inf(1)
 	})
-	p.table.placed(r, &candidates[chosen])
+	if r.Trial == nil {
+		p.table.placed(r, &candidates[chosen])
+	}
 	return chosen
 }
 

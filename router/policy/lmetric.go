@@ -7,8 +7,8 @@ import "math/rand/v2"
 // has no knob.
 type lMetric struct{ rng *rand.Rand }
 
-func (p lMetric) Choose(_ *Request, candidates []Candidate) int {
-	return lowest(len(candidates), p.rng, func(i int) float64 {
+func (p lMetric) Choose(r *Request, candidates []Candidate) int {
+	return r.lowest("tokens to prefill times requests there", len(candidates), p.rng, func(i int) float64 {
 		c := &candidates[i]
 		return (c.Unstarted + c.Uncached) * (c.InFlight + 1)
 	})

@@ -15,7 +15,8 @@ import (
 // policy may keep state without one of its own.
 type Policy interface {
 	// Choose returns a place in candidates, of which there is at least one. It
-	// keeps neither slice.
+	// keeps neither slice. It remembers what it chose, unless the request has a
+	// Trial.
 	Choose(*Request, []Candidate) int
 }
 
@@ -44,6 +45,9 @@ type Request struct {
 	// AnswerTokens is how long answers are on average, MeanUncached what earlier
 	// requests had to compute where they were sent; 0 before the first one.
 	AnswerTokens, MeanUncached float64
+	// Trial is filled, and nothing remembered, when the request is not to be sent;
+	// nil when it is.
+	Trial *Trial
 }
 
 // Key is the first block of the prompt; 0 when it has none.

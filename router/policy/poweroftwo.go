@@ -6,7 +6,8 @@ import "math/rand/v2"
 // flight, the first drawn among equals.
 type powerOfTwo struct{ rng *rand.Rand }
 
-func (p powerOfTwo) Choose(_ *Request, candidates []Candidate) int {
+func (p powerOfTwo) Choose(r *Request, candidates []Candidate) int {
+	r.tell("requests in flight, of two that chance takes", false, len(candidates), func(i int) float64 { return candidates[i].Requests })
 	if len(candidates) == 1 {
 		return 0
 	}

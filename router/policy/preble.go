@@ -33,7 +33,11 @@ func (p *preble) Choose(r *Request, candidates []Candidate) int {
 		}
 		p.recent[candidates[i].Slot].advance(r.Now)
 	}
-	chosen := lowest(len(candidates), p.rng, func(i int) float64 {
+	what := "uncached tokens of the last three minutes, with this prompt's"
+	if r.share(longest) > p.ratio {
+		what = "requests of the last three minutes, among those that were sent the most of the prompt"
+	}
+	chosen := r.lowest(what, len(candidates), p.rng, func(i int) float64 {
 		w := &p.recent[candidates[i].Slot]
 		if r.share(longest) <= p.ratio {
 			return w.tokens + r.uncached(depths[i])
@@ -44,6 +48,9 @@ func (p *preble) Choose(r *Request, candidates []Candidate) int {
 		return math.Inf(1)
 	})
 	slot := candidates[chosen].Slot
+	if r.Trial != nil {
+		return chosen
+	}
 	p.recent[slot].add(r.uncached(depths[chosen]))
 	p.tree.add(slot, r.Blocks, r.Now)
 	return chosen

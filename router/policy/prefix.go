@@ -44,13 +44,20 @@ type Prefix struct {
 // send the same cold prompt to the same backend.
 func (p *Prefix) Choose(r *Request, candidates []Candidate) int {
 	rate := meanRate(candidates)
-	p.observe(r.Now, candidates, rate)
-	kappa := p.kappa(r.MeanUncached)
+	pressure := p.pressureAt(r.Now, candidates, rate)
+	if r.Trial == nil {
+		p.pressure, p.last = pressure, r.Now
+	}
+	kappa := kappaOf(pressure, r.MeanUncached)
 	best, lowest := 0, math.Inf(1)
 	held := -1.0 // tokens that best holds, when it meets the SLO
 	for i := range candidates {
 		c := &candidates[i]
-		cost := p.cost(c, stretch(c, rate), r.AnswerTokens, kappa) / c.Weight
+		terms := termsOf(c, stretch(c, rate), r.AnswerTokens, kappa)
+		cost := terms.sum() / c.Weight
+		if r.Trial != nil {
+			r.Trial.cost(cost, kappa, terms)
+		}
 		if p.SLO > 0 {
 			if got := p.heldInTime(c); got != held {
 				if got > held {
@@ -75,9 +82,22 @@ func (p *Prefix) heldInTime(c *Candidate) float64 {
 	return c.Matched
 }
 
-func (p *Prefix) cost(c *Candidate, stretch, answer, kappa float64) float64 {
-	return stretch*(c.Pending+c.Loading+c.Uncached) +
-		c.Uncached*(kappa+min(theta*c.InFlight, thetaCap)) + delta*answer*c.InFlight
+// Terms are what a cost is made of, in tokens of prefill, before the operator's
+// weight divides them.
+type Terms struct {
+	First  float64 // until the first token: W, an adapter's loading and u, stretched
+	Others float64 // what u costs those who come behind it, and the decodes that it stalls
+	Beside float64 // what the answer and those beside it cost each other
+}
+
+func (t Terms) sum() float64 { return t.First + t.Others + t.Beside }
+
+func termsOf(c *Candidate, stretch, answer, kappa float64) Terms {
+	return Terms{
+		First:  stretch * (c.Pending + c.Loading + c.Uncached),
+		Others: c.Uncached * (kappa + min(theta*c.InFlight, thetaCap)),
+		Beside: delta * answer * c.InFlight,
+	}
 }
 
 // meanRate is the speed that the cost's tokens are of.
@@ -92,26 +112,25 @@ func meanRate(candidates []Candidate) float64 {
 // stretch is how much longer than elsewhere a token takes on c.
 func stretch(c *Candidate, rate float64) float64 { return rate / c.Rate }
 
-func (p *Prefix) kappa(meanUncached float64) float64 {
+func kappaOf(pressure, meanUncached float64) float64 {
 	if meanUncached == 0 {
 		return 0
 	}
-	return min(kappaCap, kappaScale*p.pressure/meanUncached)
+	return min(kappaCap, kappaScale*pressure/meanUncached)
 }
 
-func (p *Prefix) observe(now time.Time, candidates []Candidate, rate float64) {
+// pressureAt is the candidates' mean W, averaged over pressureTime.
+func (p *Prefix) pressureAt(now time.Time, candidates []Candidate, rate float64) float64 {
 	mean := 0.0
 	for i := range candidates {
 		mean += candidates[i].Pending * stretch(&candidates[i], rate)
 	}
 	mean /= float64(len(candidates))
 	if p.last.IsZero() {
-		p.last, p.pressure = now, mean
-		return
+		return mean
 	}
 	elapsed := now.Sub(p.last)
-	p.last = now
-	p.pressure += (1 - math.Exp(-elapsed.Seconds()/pressureTime.Seconds())) * (mean - p.pressure)
+	return p.pressure + (1-math.Exp(-elapsed.Seconds()/pressureTime.Seconds()))*(mean-p.pressure)
 }
 
 // rendezvous ranks a backend for a key: highest wins. The mixer is the

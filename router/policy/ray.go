@@ -22,7 +22,9 @@ func newRay(s Settings, rng *rand.Rand, most int) *rayAffinity {
 
 func (p *rayAffinity) Choose(r *Request, candidates []Candidate) int {
 	chosen := p.choose(r, candidates)
-	p.tree.add(candidates[chosen].Slot, r.Blocks, r.Now)
+	if r.Trial == nil {
+		p.tree.add(candidates[chosen].Slot, r.Blocks, r.Now)
+	}
 	return chosen
 }
 
@@ -33,8 +35,8 @@ func (p *rayAffinity) choose(r *Request, candidates []Candidate) int {
 	if most, least := extremes(candidates); most-least > p.abs || len(r.Blocks) == 0 {
 		return powerOfTwo{p.rng}.Choose(r, candidates)
 	}
-	if matching, depth := deepest(p.tree.leading(r.Blocks, candidates), p.rng); r.share(depth) >= p.ratio {
+	if matching, depth := deepest(r, p.tree.leading(r.Blocks, candidates), p.rng); r.share(depth) >= p.ratio {
 		return matching
 	}
-	return p.tree.smallest(candidates, p.rng)
+	return p.tree.smallest(r, candidates, p.rng)
 }

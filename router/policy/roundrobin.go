@@ -5,7 +5,7 @@ type roundRobin struct{ last uint64 }
 
 // Choose picks the candidate whose name comes next after the last one's, and
 // not the next place: places shift as backends come, go, or are excluded.
-func (r *roundRobin) Choose(_ *Request, candidates []Candidate) int {
+func (r *roundRobin) Choose(asked *Request, candidates []Candidate) int {
 	next, first := -1, 0
 	for i := range candidates {
 		h := candidates[i].NameHash
@@ -19,6 +19,9 @@ func (r *roundRobin) Choose(_ *Request, candidates []Candidate) int {
 	if next < 0 {
 		next = first
 	}
-	r.last = candidates[next].NameHash
+	asked.tell("its turn", false, 0, nil)
+	if asked.Trial == nil {
+		r.last = candidates[next].NameHash
+	}
 	return next
 }

@@ -13,8 +13,9 @@ func (s session) Choose(r *Request, candidates []Candidate) int {
 		key = r.head()
 	}
 	if key == 0 {
-		return fewest(candidates, s.rng)
+		return fewest(r, candidates, s.rng)
 	}
+	r.tell("its rank in a consistent hash of the session, or of the prompt's beginning", false, 0, nil)
 	best := 0
 	for i := range candidates {
 		if rendezvous(key, candidates[i].NameHash) > rendezvous(key, candidates[best].NameHash) {

@@ -7,6 +7,7 @@ package policy
 type simHash struct{ ring ring }
 
 func (p *simHash) Choose(r *Request, candidates []Candidate) int {
+	r.tell("its place on a hash ring, behind that of the prompt", false, 0, nil)
 	for i := range p.ring.clockwise(fingerprint(r), candidates) {
 		return i
 	}

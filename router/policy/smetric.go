@@ -35,9 +35,10 @@ func (p *sMetric) Choose(r *Request, candidates []Candidate) int {
 	home := p.home(candidates)
 	h := &candidates[home]
 	if h.Matched > p.ratio*r.length() && (meets(r, h) || !anyMeets) {
+		r.tell("tokens of the prompt that it holds", true, len(candidates), func(i int) float64 { return candidates[i].Matched })
 		return home
 	}
-	return lowest(len(candidates), p.rng, func(i int) float64 {
+	return r.lowest("tokens to prefill times requests in flight", len(candidates), p.rng, func(i int) float64 {
 		return queued(&candidates[i]) * candidates[i].InFlight
 	})
 }

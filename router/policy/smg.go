@@ -27,9 +27,11 @@ func newSMG(s Settings, rng *rand.Rand, most int) *smg {
 func (p *smg) Choose(r *Request, candidates []Candidate) int {
 	chosen := p.matching(r, candidates)
 	if chosen < 0 {
-		chosen = fewest(candidates, p.rng)
+		chosen = fewest(r, candidates, p.rng)
 	}
-	p.tree.add(candidates[chosen].Slot, r)
+	if r.Trial == nil {
+		p.tree.add(candidates[chosen].Slot, r)
+	}
 	return chosen
 }
 
@@ -47,6 +49,7 @@ func (p *smg) matching(r *Request, candidates []Candidate) int {
 	if r.share(longest) <= p.ratio {
 		return -1
 	}
+	r.tell("leading blocks of the prompt that it was sent before, of equals the fewest in flight", true, len(candidates), func(i int) float64 { return float64(depths[i]) })
 	best, tenants := -1, 0
 	for i := range candidates {
 		n := candidates[i].Requests

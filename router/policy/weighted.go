@@ -22,14 +22,16 @@ func (p *weighted) Choose(r *Request, candidates []Candidate) int {
 	for i := range candidates {
 		longest, shortest = max(longest, candidates[i].Waiting), min(shortest, candidates[i].Waiting)
 	}
-	chosen := lowest(len(candidates), p.rng, func(i int) float64 {
+	chosen := r.highest("weighted sum of match, free KV cache and queue", len(candidates), p.rng, func(i int) float64 {
 		queue := 1.0
 		if longest > shortest {
 			queue = (longest - candidates[i].Waiting) / (longest - shortest)
 		}
-		return -(3*matched(i) + 2*(1-candidates[i].KVUsage) + 2*queue)
+		return 3*matched(i) + 2*(1-candidates[i].KVUsage) + 2*queue
 	})
-	p.table.placed(r, &candidates[chosen])
+	if r.Trial == nil {
+		p.table.placed(r, &candidates[chosen])
+	}
 	return chosen
 }
 
