@@ -70,6 +70,7 @@ func (x *exchange) attempt(d *router.Decision) *failure {
 	if x.attempts++; x.attempts == 1 {
 		x.outcome.Overhead = time.Since(x.whole) - x.held
 	}
+	x.p.present.sent(x, d)
 	resp, err := x.send(x.wait.ctx, d.Backend)
 	if err != nil {
 		return a.blame(a.failed(err))
@@ -153,7 +154,7 @@ func (x *exchange) request(ctx context.Context, b *backends.Backend, key string)
 func (a *attempt) failed(err error) *failure {
 	if a.cutOff() {
 		a.result.End = router.Left
-		a.refuse(shuttingDown())
+		a.refuse(a.cutFault())
 		return &failure{err: err, left: true}
 	}
 	if a.clientLeft() {
@@ -182,6 +183,10 @@ func (a *attempt) left(phase string) {
 
 // lost notes that the client did not get its answer to the end.
 func (x *exchange) lost(phase string) {
+	if x.cancelled() {
+		x.outcome.Code = x.cutFault().status
+		return
+	}
 	x.outcome.Code = statusClientLeft
 	x.p.metrics.Aborted(phase)
 }
@@ -241,6 +246,7 @@ func (a *attempt) commit(resp *http.Response) http.Header {
 
 // chosen notes whose answer the client gets.
 func (a *attempt) chosen(resp *http.Response) {
+	a.presence.phase.Store(int32(Answering))
 	a.outcome.Code = resp.StatusCode
 	a.outcome.PredictedTokens = a.decision.MatchedTokens
 	a.outcome.Spilled = a.decision.Reason == router.ReasonSpill

@@ -5,6 +5,7 @@ import (
 	"io"
 	"math/bits"
 	"net/http"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -31,7 +32,8 @@ type paced struct {
 	conn  *http.ResponseController
 	idle  time.Duration // 0: no limit
 	began time.Time
-	came  int64 // bytes
+	came  int64        // bytes
+	cut   *atomic.Bool // set before a deadline that ends the reading
 }
 
 func (p *paced) Read(b []byte) (int, error) {
@@ -42,6 +44,9 @@ func (p *paced) Read(b []byte) (int, error) {
 		}
 		// An error says that the connection knows no deadlines; then there is none.
 		_ = p.conn.SetReadDeadline(until)
+	}
+	if p.cut.Load() {
+		return 0, os.ErrDeadlineExceeded
 	}
 	n, err := p.body.Read(b)
 	p.came += int64(n)

@@ -56,6 +56,7 @@ type exchange struct {
 	tokensOut int          // of the answer, as far as it came
 
 	outcome  metrics.Request
+	presence presence        // among those that operators see
 	recorded *record.Request // nil: traffic is not recorded, or not this request
 }
 
@@ -91,6 +92,7 @@ func (p *Proxy) arrival(e *endpoint, w http.ResponseWriter, r *http.Request) *ex
 	x := &exchange{p: p, settings: s, endpoint: e, w: newClient(w, r, s.WriteIdle), r: r, arrived: time.Now(), id: r.Header.Get("X-Request-Id")}
 	x.outcome.Endpoint = e.path
 	p.inFlight.Add(1)
+	p.present.enter(x)
 	return x
 }
 
@@ -118,6 +120,9 @@ func (x *exchange) end() {
 	x.leave()
 	x.outcome.Duration = time.Since(x.arrived)
 	x.p.metrics.Ended(&x.outcome)
+	if b := x.presence.backend; b != nil {
+		x.p.present.pulse.ended(b, x.arrived, &x.outcome)
+	}
 	x.record()
 	if x.p.log.Enabled(x.r.Context(), slog.LevelDebug) {
 		o := &x.outcome
@@ -133,6 +138,8 @@ func (x *exchange) leave() {
 	}
 	x.gone = true
 	x.p.inFlight.Add(-1)
+	x.p.present.leave(&x.presence)
+	x.endLastWords()
 	x.visit.End(x.tokensIn, x.tokensOut)
 }
 
@@ -163,7 +170,7 @@ func (x *exchange) refuse(e *apiError) {
 // prepare reads and understands the request.
 func (x *exchange) prepare() *apiError {
 	var err error
-	upload := paced{body: x.r.Body, conn: &x.w.conn, idle: x.settings.BodyIdle, began: x.arrived}
+	upload := paced{body: x.r.Body, conn: &x.w.conn, idle: x.settings.BodyIdle, began: x.arrived, cut: &x.presence.cancelled}
 	x.input.body, err = x.p.bodies.read(&upload, x.r.ContentLength, bodyBounds{x.settings.BodyBytes, x.settings.BodyBytesTotal})
 	upload.end()
 	if err != nil {
@@ -186,6 +193,8 @@ func (x *exchange) bodyFault(err error) *apiError {
 	x.w.Header().Set("Connection", "close") // the rest of it is not read
 	var socket *net.OpError
 	switch {
+	case x.cancelled():
+		return x.cutFault()
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return &apiError{status: http.StatusRequestTimeout, kind: "timeout", code: "body_timeout",
 			message: "the rest of the request body did not come (timeouts.body_idle)"}

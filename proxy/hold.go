@@ -40,7 +40,7 @@ func (x *exchange) pick() (*router.Decision, error) {
 			if x.crowded {
 				return nil, router.ErrHoldFull
 			}
-			return nil, x.r.Context().Err()
+			return nil, x.wait.ctx.Err()
 		}
 		x.askAgain()
 	}
@@ -66,7 +66,7 @@ func (x *exchange) patience() time.Duration {
 func (x *exchange) ask() (*router.Decision, error) {
 	x.stopWaiting()
 	asked := time.Now()
-	ctx := x.r.Context()
+	ctx := x.wait.ctx
 	if left := x.patience(); left < x.settings.HoldTime { // else the router's own limit will do
 		limited, cancel := context.WithTimeout(ctx, left)
 		defer cancel()
@@ -139,7 +139,7 @@ func (x *exchange) rest(d time.Duration) bool {
 	select {
 	case <-timer.C:
 		return true
-	case <-x.r.Context().Done():
+	case <-x.wait.ctx.Done():
 		return false
 	}
 }

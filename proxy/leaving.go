@@ -3,6 +3,8 @@ package proxy
 import (
 	"context"
 	"errors"
+	"net/http"
+	"time"
 )
 
 // ErrCutOff is the cause with which the contexts of requests are cancelled that
@@ -22,11 +24,34 @@ func shuttingDown() *apiError {
 	return e
 }
 
-// cutOff reports whether the request was ended by the end of the proxy.
-func (x *exchange) cutOff() bool { return context.Cause(x.r.Context()) == ErrCutOff }
+// cancelled reports whether an operator has ended the request.
+func (x *exchange) cancelled() bool { return x.presence.cancelled.Load() }
+
+// cutOff reports whether the request was ended by the end of the proxy, or by an
+// operator.
+func (x *exchange) cutOff() bool { return x.cancelled() || context.Cause(x.r.Context()) == ErrCutOff }
 
 // over reports whether nobody waits for an answer any more.
-func (x *exchange) over() bool { return x.r.Context().Err() != nil }
+func (x *exchange) over() bool { return x.cancelled() || x.r.Context().Err() != nil }
 
 // clientLeft reports whether the request was ended by its client.
 func (x *exchange) clientLeft() bool { return x.over() && !x.cutOff() }
+
+// cutFault is what a client is told whose request was cut off.
+func (x *exchange) cutFault() *apiError {
+	if !x.cancelled() {
+		return shuttingDown()
+	}
+	x.p.metrics.Aborted("cancelled")
+	x.w.idle, x.w.until = lastWords, time.Time{}
+	// Not a 5xx, which clients would send again.
+	return &apiError{status: http.StatusForbidden, kind: "cancelled", code: "cancelled", message: "an operator of this proxy has cancelled the request"}
+}
+
+// endLastWords lifts the deadline that a cancelled request's client had, where
+// the next answer on the connection sets none of its own.
+func (x *exchange) endLastWords() {
+	if x.cancelled() && x.settings.WriteIdle == 0 {
+		_ = x.w.conn.SetWriteDeadline(time.Time{})
+	}
+}

@@ -58,6 +58,7 @@ type Proxy struct {
 	lingering   atomic.Int64 // requests refused, of whose bodies the rest is still awaited
 	connections connections
 	bodies      bodies
+	present     *Live
 	heldWhole   atomic.Int64 // bytes held back of answers that are no streams, beyond what each may
 	scratch     sync.Pool    // of *scratch
 	chunks      sync.Pool    // of *[]byte, chunkBytes long
@@ -65,6 +66,9 @@ type Proxy struct {
 	replies     sync.Pool    // of *prompt.Reply
 	handlers    http.Handler
 }
+
+// Live is what operators see of the requests.
+func (p *Proxy) Live() *Live { return p.present }
 
 // New makes a Proxy. It starts nothing.
 func New(o Options) *Proxy {
@@ -78,6 +82,7 @@ func New(o Options) *Proxy {
 		blockBytes: o.BlockBytes,
 		record:     o.Record,
 		retries:    newRetryBudget(),
+		present:    newLive(),
 		keys:       o.Keys,
 		scratch:    sync.Pool{New: func() any { return new(scratch) }},
 		chunks:     sync.Pool{New: func() any { b := make([]byte, chunkBytes); return &b }},

@@ -96,7 +96,7 @@ func (x *exchange) withinBudget() bool {
 		return false
 	}
 	begun := time.Now()
-	ctx, cancel := context.WithTimeout(x.r.Context(), patience)
+	ctx, cancel := context.WithTimeout(x.wait.ctx, patience)
 	defer cancel()
 	ok := budget.await(ctx, s.RetryShare, s.RetryPerSecond)
 	x.held += time.Since(begun)
@@ -104,7 +104,7 @@ func (x *exchange) withinBudget() bool {
 	switch {
 	case ok:
 		x.p.metrics.RetryWaited(metrics.RetrySent)
-	case x.r.Context().Err() != nil:
+	case x.over():
 		x.p.metrics.RetryWaited(metrics.RetryLeft)
 	default:
 		x.p.metrics.RetryWaited(metrics.RetryGivenUp)
@@ -167,7 +167,7 @@ func (x *exchange) awaitPlace() bool {
 	switch {
 	case found:
 		x.wasHeld(metrics.HeldSent, waited)
-	case x.r.Context().Err() != nil:
+	case x.over():
 		x.wasHeld(metrics.HeldLeft, waited)
 	default:
 		x.wasHeld(metrics.HeldTooLong, waited)
@@ -196,7 +196,7 @@ func (x *exchange) lookForPlace() (found bool) {
 				continue
 			}
 		case <-left.C:
-		case <-x.r.Context().Done():
+		case <-x.wait.ctx.Done():
 		}
 		place.Leave(false)
 		return found

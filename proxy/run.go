@@ -18,8 +18,8 @@ func (x *exchange) run() {
 	// for the client, if any did.
 	var latest, last *failure
 	var none error // why there is no backend to ask
+	x.beginWait()
 	for {
-		x.wait.begin(x.r.Context())
 		var d *router.Decision
 		if d, none = x.pick(); none != nil {
 			x.wait.end()
@@ -32,6 +32,7 @@ func (x *exchange) run() {
 		if f == nil || f.left {
 			return
 		}
+		x.beginWait()
 		f.decision, latest = d, f
 		x.tell(f)
 		x.tried = append(x.tried, d.Backend)
@@ -40,10 +41,18 @@ func (x *exchange) run() {
 		}
 		x.countFailure(f)
 		if !x.again(f) {
+			x.wait.end()
 			break
 		}
 	}
 	x.giveUp(last, none)
+}
+
+// beginWait precedes all that may take long before an attempt, and the attempt,
+// which ends it.
+func (x *exchange) beginWait() {
+	x.wait.begin(x.r.Context())
+	x.p.present.waits(x, x.wait.cancel)
 }
 
 // tell makes a failed attempt known.
@@ -69,7 +78,7 @@ func (x *exchange) giveUp(last *failure, none error) {
 	}
 	switch {
 	case x.cutOff():
-		x.refuse(shuttingDown())
+		x.refuse(x.cutFault())
 	case x.clientLeft():
 		x.lost("held")
 	case last != nil && last.status != 0:

@@ -182,7 +182,7 @@ func (a *attempt) finish(resp *http.Response, s *eventScanner, out *lines, err, 
 		a.left(a.w.phase("in_stream"))
 		return
 	case a.cutOff():
-		e := shuttingDown()
+		e := a.cutFault()
 		a.result.End, a.outcome.Code = router.Left, e.status
 		a.w.Write(append([]byte("\n\n"), e.event(a.endpoint.format)...))
 		return

@@ -188,7 +188,7 @@ func (a *attempt) relayLong(resp *http.Response, head []byte) *failure {
 		}
 		return nil
 	case a.cutOff():
-		a.result.End, a.outcome.Code = router.Left, http.StatusServiceUnavailable
+		a.result.End, a.outcome.Code = router.Left, a.cutFault().status
 		panic(http.ErrAbortHandler) // as below
 	case from.err == nil || from.err == io.EOF || a.clientLeft(): // it was the writing that failed
 		a.left(a.w.phase("in_body"))

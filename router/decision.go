@@ -86,6 +86,10 @@ type Outcome struct {
 	Reply []prompt.Block
 }
 
+// Sent is when the backend was chosen, and how many uncached tokens had been sent
+// to it before and were not yet computed, about.
+func (d *Decision) Sent() (at time.Time, aheadTokens int) { return d.sentAt, int(d.ahead) }
+
 // FirstEvent tells that the engine has put out something: its prefill is done,
 // so the prompt's blocks are there to stay, and need not be kept for Release.
 func (d *Decision) FirstEvent() {

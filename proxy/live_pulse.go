@@ -1,0 +1,177 @@
+package proxy
+
+import (
+	"math"
+	"sync"
+	"time"
+
+	"warmroute/backends"
+	"warmroute/metrics"
+)
+
+const (
+	// PulseStep is the time that one point of a series stands for, and pulsePoints
+	// how many are kept: five minutes.
+	PulseStep   = 5 * time.Second
+	pulsePoints = 60
+	// recentSteps is what "now" is taken to be: a step alone may hold few requests.
+	recentSteps = 6
+
+	// The buckets of TTFT grow by a quarter of an octave, from a millisecond to
+	// more than two minutes.
+	firstTTFT      = time.Millisecond
+	ttftPerOctave  = 4
+	ttftBucketSize = 18 * ttftPerOctave
+)
+
+// pulse counts the requests of the last minutes, step by step.
+type pulse struct {
+	began time.Time
+
+	mu    sync.Mutex // guards what follows
+	steps [pulsePoints]pulseStep
+	fleet []backendPulse // by slot
+}
+
+// sums is some requests that were sent to a backend and have ended.
+type sums struct {
+	tick     int64 // the step since the beginning; another one's counts are void
+	requests int
+	prompt   int // tokens, of answered requests
+	cached   int // of them, as the replica told, or as was predicted where it does not
+}
+
+type pulseStep struct {
+	sums
+	ttft [ttftBucketSize]uint32
+}
+
+type backendPulse struct {
+	backend *backends.Backend // the counts are another's if the slot is
+	steps   [recentSteps + 1]sums
+}
+
+func newPulse() pulse { return pulse{began: time.Now()} }
+
+// ended counts a request that was sent to b.
+func (p *pulse) ended(b *backends.Backend, arrived time.Time, o *metrics.Request) {
+	tick := int64(arrived.Add(o.Duration).Sub(p.began) / PulseStep)
+	prompt, cached := 0, 0
+	if o.Code == 200 {
+		prompt, cached = o.PromptTokens, o.PredictedTokens
+		if b.TellsCached.Load() {
+			cached = o.ObservedTokens
+		}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s := &p.steps[tick%pulsePoints]
+	if s.tick != tick {
+		*s = pulseStep{sums: sums{tick: tick}}
+	}
+	s.add(prompt, cached)
+	if o.TTFT > 0 {
+		s.ttft[ttftBucket(o.TTFT)]++
+	}
+	for len(p.fleet) <= b.Slot {
+		p.fleet = append(p.fleet, backendPulse{})
+	}
+	of := &p.fleet[b.Slot]
+	if of.backend != b {
+		*of = backendPulse{backend: b}
+	}
+	c := &of.steps[tick%int64(len(of.steps))]
+	if c.tick != tick {
+		*c = sums{tick: tick}
+	}
+	c.add(prompt, cached)
+}
+
+func (c *sums) add(prompt, cached int) {
+	c.requests++
+	c.prompt += prompt
+	c.cached += cached
+}
+
+func ttftBucket(d time.Duration) int {
+	i := int(ttftPerOctave * math.Log2(float64(d)/float64(firstTTFT)))
+	return min(max(i, 0), ttftBucketSize-1)
+}
+
+// Recent is the last half minute of some requests. A share or a time of which
+// nothing is known is NaN.
+type Recent struct {
+	PerSecond float64 // requests that ended
+	HitRatio  float64 // prompt tokens from the cache: as replicas told, or as predicted where they do not
+	TTFT      float64 // median in seconds; of the whole fleet only
+}
+
+// Pulse is the last minutes of the fleet.
+type Pulse struct {
+	Recent
+	// The series go back from now, oldest first, in steps of PulseStep.
+	TTFT, HitRatio []float64
+	Backends       map[*backends.Backend]Recent
+}
+
+// Pulse sums up what has ended in the last minutes.
+func (l *Live) Pulse() Pulse {
+	p := &l.pulse
+	since := time.Since(p.began)
+	now := int64(since / PulseStep)
+	seconds := min(since, recentSteps*PulseStep+since%PulseStep).Seconds()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	out := Pulse{Backends: map[*backends.Backend]Recent{}}
+	var recent pulseStep
+	for tick := now - pulsePoints + 1; tick <= now; tick++ {
+		s := pulseStep{}
+		if tick >= 0 && p.steps[tick%pulsePoints].tick == tick {
+			s = p.steps[tick%pulsePoints]
+		}
+		out.TTFT, out.HitRatio = append(out.TTFT, s.median()), append(out.HitRatio, s.hitRatio())
+		if tick >= now-recentSteps {
+			recent.merge(&s.sums)
+			for i, n := range s.ttft {
+				recent.ttft[i] += n
+			}
+		}
+	}
+	out.Recent = Recent{float64(recent.requests) / seconds, recent.hitRatio(), recent.median()}
+	for i := range p.fleet {
+		of := &p.fleet[i]
+		var c sums
+		for _, s := range of.steps {
+			if s.tick >= now-recentSteps {
+				c.merge(&s)
+			}
+		}
+		if of.backend != nil {
+			out.Backends[of.backend] = Recent{float64(c.requests) / seconds, c.hitRatio(), math.NaN()}
+		}
+	}
+	return out
+}
+
+func (c *sums) merge(more *sums) {
+	c.requests += more.requests
+	c.prompt += more.prompt
+	c.cached += more.cached
+}
+
+func (c *sums) hitRatio() float64 { return min(float64(c.cached)/float64(c.prompt), 1) }
+
+// median is in seconds, to about a tenth.
+func (s *pulseStep) median() float64 {
+	all := uint32(0)
+	for _, n := range s.ttft {
+		all += n
+	}
+	below := uint32(0)
+	for i, n := range s.ttft {
+		if below += n; n > 0 && 2*below >= all {
+			return firstTTFT.Seconds() * math.Exp2((float64(i)+0.5)/ttftPerOctave)
+		}
+	}
+	return math.NaN()
+}
