@@ -136,18 +136,29 @@ func (x *exchange) request(ctx context.Context, b *backends.Backend, key string)
 		header["Authorization"] = []string{"Bearer " + key}
 	}
 	body := x.input.body
-	open := func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(body)), nil }
-	first, _ := open()
-	req := &http.Request{
-		Method:        http.MethodPost,
-		URL:           &url.URL{Scheme: b.URL.Scheme, Host: b.URL.Host, Path: b.URL.Path + x.endpoint.path, RawQuery: x.query},
-		Header:        header,
-		Body:          first,
-		GetBody:       open,
-		ContentLength: int64(len(body)),
+	sent := &sent{
+		url:  url.URL{Scheme: b.URL.Scheme, Host: b.URL.Host, Path: b.URL.Path + x.endpoint.path, RawQuery: x.query},
+		body: sentBody{*bytes.NewReader(body)},
 	}
-	return req.WithContext(ctx)
+	req := x.r.WithContext(ctx) // a copy, and the only way to one with a context
+	req.Method, req.URL, req.Header = http.MethodPost, &sent.url, header
+	req.Body, req.ContentLength = &sent.body, int64(len(body))
+	req.GetBody = func() (io.ReadCloser, error) { return &sentBody{*bytes.NewReader(body)}, nil }
+	req.Close = false
+	return req
 }
+
+// sent is what of a request to a replica lives as long as the request: one
+// allocation.
+type sent struct {
+	url  url.URL
+	body sentBody
+}
+
+// sentBody is a body in memory, which has nothing to close.
+type sentBody struct{ bytes.Reader }
+
+func (*sentBody) Close() error { return nil }
 
 // failed sorts an attempt that brought no answer, or none to its end. The
 // client's own leaving is not the backend's fault.

@@ -12,45 +12,60 @@ import (
 	"warmroute/router"
 )
 
-// hopByHop headers belong to one connection and are never passed on.
-var hopByHop = []string{
-	"Connection", "Keep-Alive", "Proxy-Connection", "Proxy-Authenticate", "Proxy-Authorization",
-	"Te", "Trailer", "Transfer-Encoding", "Upgrade",
+// isHopByHop tells the headers that belong to one connection and are never passed
+// on. A switch, as isPrivate: a header has few lines, and looking at each of them
+// costs less than looking for each of these.
+func isHopByHop(name string) bool {
+	switch name {
+	case "Connection", "Keep-Alive", "Proxy-Connection", "Proxy-Authenticate", "Proxy-Authorization",
+		"Te", "Trailer", "Transfer-Encoding", "Upgrade":
+		return true
+	}
+	return false
 }
 
-// private request headers are the client's business with us, or would let it
-// steer the replica's inside.
-var private = []string{
-	"Authorization", "X-Api-Key", // the client's key; the backend's own is set instead
-	"Api-Key", "X-Goog-Api-Key", // what other SDKs call it
-	"Cookie",                                                                    // the client's with this host
-	"Origin", "Access-Control-Request-Method", "Access-Control-Request-Headers", // whether a web page may ask is decided here
-	"X-Data-Parallel-Rank", // would pin an engine behind our back
-	"Content-Length",       // the transport frames the body, once
-	"Expect",               // met when the body was read
-	priorityHeader,         // orders who waits here, nothing there
+// isPrivate tells the request headers that are the client's business with us, or
+// would let it steer the replica's inside.
+func isPrivate(name string) bool {
+	switch name {
+	case "Authorization", "X-Api-Key", // the client's key; the backend's own is set instead
+		"Api-Key", "X-Goog-Api-Key", // what other SDKs call it
+		"Cookie",                                                                    // the client's with this host
+		"Origin", "Access-Control-Request-Method", "Access-Control-Request-Headers", // whether a web page may ask is decided here
+		"X-Data-Parallel-Rank", // would pin an engine behind our back
+		"Content-Length",       // the transport frames the body, once
+		"Expect",               // met when the body was read
+		priorityHeader:         // orders who waits here, nothing there
+		return true
+	}
+	return false
 }
 
-func dropHopByHop(h http.Header) {
+// dropNamed drops what the header's Connection names.
+func dropNamed(h http.Header) {
 	for _, line := range h["Connection"] {
 		for name := range strings.SplitSeq(line, ",") {
 			delete(h, textproto.CanonicalMIMEHeaderKey(textproto.TrimString(name)))
 		}
 	}
-	for _, name := range hopByHop {
-		delete(h, name)
-	}
 }
+
+// identity is what the relay asks for, as it reads answers, and a server that is
+// told nothing may compress them. Never modified.
+var identity = []string{"identity"}
 
 // outgoing turns the client's header into the one that replicas get, in place.
 func outgoing(h http.Header, id string) {
-	dropHopByHop(h)
-	for _, name := range private {
-		delete(h, name)
+	dropNamed(h)
+	for name := range h {
+		if isHopByHop(name) || isPrivate(name) {
+			delete(h, name)
+		}
 	}
-	h["X-Request-Id"] = []string{id}
-	// The relay reads answers, and a server that is told nothing may compress them.
-	h["Accept-Encoding"] = []string{"identity"}
+	if h["X-Request-Id"] == nil { // it is ours already, but Connection may have named it
+		h["X-Request-Id"] = []string{id}
+	}
+	h["Accept-Encoding"] = identity
 }
 
 // routeHeaders say where a request went, and why.
@@ -62,15 +77,15 @@ var routeHeaders = [...]string{
 // was said, all but the length, which is set where the body is written.
 func (x *exchange) answerHeader(d *router.Decision, from http.Header) http.Header {
 	h := x.w.Header()
-	dropHopByHop(from)
-	delete(from, "Content-Length")
-	delete(from, "Access-Control-Allow-Origin") // a replica that any web page may ask does not open this proxy to it
+	dropNamed(from)
 	for name, value := range from {
-		if !x.ours(name) {
+		switch {
+		case name == "Content-Length", name == "X-Request-Id", isHopByHop(name), x.ours(name):
+		case name == "Access-Control-Allow-Origin": // a replica that any web page may ask does not open this proxy to it
+		default:
 			h[name] = value
 		}
 	}
-	h["X-Request-Id"] = []string{x.id}
 	if !x.tellsRoute() {
 		return h
 	}

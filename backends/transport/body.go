@@ -18,8 +18,11 @@ type Body struct {
 	t    *Transport
 	c    *conn
 	br   *bufio.Reader
-	up   *upload
 	stop func() bool // ends the watch on ctx; false: ctx closed the socket
+
+	// Parts of one allocation, as they live as long as the Body does.
+	up   upload
+	resp http.Response
 
 	ours sync.Mutex // guards gone: a Close from elsewhere must not hit a connection given back
 	gone bool       // c is in the pool or closed

@@ -3,18 +3,28 @@ package transport
 import (
 	"fmt"
 	"net/http"
-	"net/textproto"
 	"strconv"
+	"strings"
 )
 
 // ownHeader names the headers that this package writes itself or leaves out: two
-// of a kind would let two parsers see two requests.
+// of a kind would let two parsers see two requests. In any case of letters, and by
+// length first, as this is asked of each header of each request.
 func ownHeader(name string) bool {
-	switch name {
-	case "Host", "Content-Length", "Transfer-Encoding", "Connection", "Trailer":
-		return true
+	own := ""
+	switch len(name) {
+	case len("Host"):
+		own = "Host"
+	case len("Trailer"):
+		own = "Trailer"
+	case len("Connection"):
+		own = "Connection"
+	case len("Content-Length"):
+		own = "Content-Length"
+	case len("Transfer-Encoding"):
+		own = "Transfer-Encoding"
 	}
-	return false
+	return own != "" && strings.EqualFold(name, own)
 }
 
 // appendHead appends the request line and header of req to b. length is the
@@ -35,7 +45,7 @@ func (t *Transport) appendHead(b []byte, req *http.Request, length int64) ([]byt
 	b = append(b, t.host...)
 	b = append(b, "\r\n"...)
 	for name, values := range req.Header {
-		if ownHeader(textproto.CanonicalMIMEHeaderKey(name)) {
+		if ownHeader(name) {
 			continue
 		}
 		if !isToken(name) {

@@ -35,8 +35,8 @@ func (b *Body) response(req *http.Request) (*http.Response, error) {
 		if err != nil {
 			return nil, err
 		}
-		resp, err := parseHead(head)
-		if err != nil {
+		resp := &b.resp
+		if err := parseHead(resp, head); err != nil {
 			return nil, err
 		}
 		if resp.StatusCode == http.StatusSwitchingProtocols {
@@ -108,26 +108,26 @@ func readHead(br *bufio.Reader, budget *int) (string, error) {
 	}
 }
 
-// parseHead makes a response of what readHead read. Names become canonical.
-func parseHead(head string) (*http.Response, error) {
+// parseHead makes resp of what readHead read. Names become canonical.
+func parseHead(resp *http.Response, head string) error {
 	line, rest, _ := strings.Cut(head, "\r\n")
-	resp := &http.Response{ProtoMajor: 1}
+	*resp = http.Response{ProtoMajor: 1}
 	var status string
 	var ok bool
 	if resp.Proto, status, ok = strings.Cut(line, " "); !ok || !isHeaderValue(line) {
-		return nil, errStatusLine
+		return errStatusLine
 	}
 	switch resp.Proto {
 	case "HTTP/1.1":
 		resp.ProtoMinor = 1
 	case "HTTP/1.0":
 	default:
-		return nil, errStatusLine
+		return errStatusLine
 	}
 	code, _, _ := strings.Cut(status, " ")
 	n, err := strconv.ParseUint(code, 10, 16)
 	if err != nil || len(code) != 3 || n < 100 {
-		return nil, errStatusLine
+		return errStatusLine
 	}
 	resp.Status, resp.StatusCode = status, int(n)
 
@@ -138,7 +138,7 @@ func parseHead(head string) (*http.Response, error) {
 		line, rest, _ = strings.Cut(rest, "\r\n")
 		name, value, ok := strings.Cut(line, ":")
 		if !ok || !isToken(name) || !isHeaderValue(value) { // a folded line has no name
-			return nil, errHeaderLine
+			return errHeaderLine
 		}
 		name = textproto.CanonicalMIMEHeaderKey(name)
 		value = strings.Trim(value, " \t")
@@ -149,7 +149,7 @@ func parseHead(head string) (*http.Response, error) {
 		values = append(values, value)
 		resp.Header[name] = values[len(values)-1 : len(values) : len(values)]
 	}
-	return resp, nil
+	return nil
 }
 
 // frame decides how the body's end is known (RFC 9112, 6.3) and says so in resp.

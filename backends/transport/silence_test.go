@@ -40,7 +40,6 @@ func answerOver(c net.Conn, method string) (*http.Response, *fate, error) {
 			discard: func() { f.discarded++; c.Close() },
 			abort:   func() { c.Close() },
 		},
-		up:   new(upload),
 		stop: func() bool { return true },
 	}
 	b.br = b.t.pool.AcquireReader(c)

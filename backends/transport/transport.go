@@ -205,32 +205,25 @@ func (t *Transport) again(req *http.Request, first error) (*http.Response, error
 // died without a byte of an answer, as it does when the replica closed it meanwhile.
 func (t *Transport) attempt(req *http.Request, body io.ReadCloser, fresh bool) (_ *http.Response, stale bool, _ error) {
 	ctx := req.Context()
-	up, err := t.newUpload(req, body)
-	if err != nil {
+	b := &Body{ctx: ctx, t: t}
+	if err := b.up.begin(t, req, body); err != nil {
 		return nil, false, err
 	}
 	if err := ctx.Err(); err != nil {
-		up.end()
+		b.up.end()
 		return nil, false, err
 	}
 	c, err := t.acquire(ctx, fresh)
 	if err != nil {
-		up.end()
+		b.up.end()
 		return nil, false, err
 	}
-	b := &Body{
-		ctx:  ctx,
-		t:    t,
-		c:    c,
-		br:   t.pool.AcquireReader(c.Conn),
-		up:   up,
-		stop: context.AfterFunc(ctx, c.abort),
-	}
-	up.start(c)
+	b.c, b.br, b.stop = c, t.pool.AcquireReader(c.Conn), context.AfterFunc(ctx, c.abort)
+	b.up.start(c)
 	if _, err = b.br.Peek(1); err != nil {
 		b.letGo()
-		if errors.Is(up.err, ErrInvalidRequest) {
-			return nil, false, up.err
+		if errors.Is(b.up.err, ErrInvalidRequest) {
+			return nil, false, b.up.err
 		}
 		return nil, c.reused, fmt.Errorf("%s to %s: no answer: %w", req.Method, t.addr, err)
 	}

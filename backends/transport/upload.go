@@ -32,13 +32,13 @@ type upload struct {
 	done     chan struct{} // closed when the goroutine that writes has ended; nil without one
 }
 
-// newUpload writes the head of req to a buffer. It closes body when it fails.
-func (t *Transport) newUpload(req *http.Request, body io.ReadCloser) (*upload, error) {
+// begin writes the head of req to a buffer. It closes body when it fails.
+func (u *upload) begin(t *Transport, req *http.Request, body io.ReadCloser) error {
 	head, ok := t.heads.Get().(*[]byte)
 	if !ok {
 		head = new([]byte)
 	}
-	u := &upload{t: t, head: head}
+	u.t, u.head = t, head
 	var err error
 	if body != nil && body != http.NoBody {
 		u.body, u.left = body, req.ContentLength
@@ -51,9 +51,8 @@ func (t *Transport) newUpload(req *http.Request, body io.ReadCloser) (*upload, e
 	}
 	if err != nil {
 		u.end()
-		return nil, err
 	}
-	return u, nil
+	return err
 }
 
 // end gives back what the upload holds.
