@@ -9,14 +9,14 @@ import (
 
 // Forget deletes the series of a backend that has left the fleet, so that names
 // that come and go leave nothing behind.
-func (m *Metrics) Forget(backend string) { m.forget(prometheus.Labels{"backend": backend}) }
+func (m *Metrics) Forget(backend string) {
+	m.forget(prometheus.Labels{"backend": backend})
+	m.latency.forget(func(s served) bool { return s.backend == backend })
+}
 
 func (m *Metrics) forget(gone prometheus.Labels) {
 	for _, c := range []*prometheus.CounterVec{m.requests, m.prompt, m.predicted, m.observed, m.spills, m.polls} {
 		c.DeletePartialMatch(gone)
-	}
-	for _, h := range []*prometheus.HistogramVec{m.duration, m.ttft} {
-		h.DeletePartialMatch(gone)
 	}
 }
 
@@ -42,6 +42,9 @@ func (m *Metrics) counted(model string) {
 	}
 	m.models.mu.Unlock()
 	if !known {
+		if model != "" {
+			m.spills.WithLabelValues(model)
+		}
 		m.forgetModels()
 	}
 }
@@ -60,6 +63,7 @@ func (m *Metrics) forgetModels() {
 		case now.Sub(since) >= unlistedFor:
 			delete(m.models.unlisted, model)
 			m.forget(prometheus.Labels{"model": model})
+			m.latency.forget(func(s served) bool { return s.model == model })
 		}
 	}
 }

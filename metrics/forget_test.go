@@ -43,7 +43,7 @@ func exposed(t *testing.T, fleet ...*backends.Backend) (*Metrics, *router.Router
 func ended(m *Metrics, backend string) { endedFor(m, "m", backend) }
 
 func endedFor(m *Metrics, model, backend string) {
-	m.Ended(&Request{Endpoint: "/v1/chat/completions", Spilled: true, Model: model, Backend: backend, Code: 200, TTFT: time.Second, PromptTokens: 1, PredictedTokens: 1, ObservedTokens: 1})
+	m.Ended(&Request{Endpoint: "/v1/chat/completions", Spilled: true, Model: model, Backend: backend, Code: 200, TTFT: time.Second, PromptTokens: 1, PredictedTokens: 1, ObservedTokens: 1}, "id", time.Now())
 }
 
 func TestARemovedBackendLeavesNoSeries(t *testing.T) {
@@ -88,7 +88,7 @@ func TestAModelThatNobodyListsAnyMoreLeavesNoSeries(t *testing.T) {
 		list("base", "adapter")
 		endedFor(m, "base", "one")
 		endedFor(m, "adapter", "one")
-		m.Ended(&Request{Endpoint: "/v1/chat/completions", Code: 404}) // for no model
+		m.Ended(&Request{Endpoint: "/v1/chat/completions", Code: 404}, "id", time.Now()) // for no model
 		list("base")
 		has("unloaded", "adapter", true)
 		time.Sleep(unlistedFor / 2)

@@ -18,6 +18,6 @@ const (
 func (m *Metrics) Held(end HeldEnd, waited time.Duration) {
 	m.holdEnds.WithLabelValues(string(end)).Inc()
 	if end != HeldRefused {
-		m.hold.Observe(waited.Seconds())
+		m.hold.Observe(waited)
 	}
 }

@@ -31,10 +31,14 @@ var lessons = []lesson{
 		prometheus.GaugeValue, func(l *router.Learned) float64 { return l.PrefillRate }},
 	{perBackend("learned_step_tokens", "Tokens that the replica works on in one step at most; the hold queue sends it up to so many."),
 		prometheus.GaugeValue, func(l *router.Learned) float64 { return float64(l.StepTokens) }},
+	{perBackend("compared_prompt_tokens_total", "Prompt tokens of the answers for which the replica told how many were cached."),
+		prometheus.CounterValue, func(l *router.Learned) float64 { return l.PromptTokens }},
 	{perBackend("compared_predicted_tokens_total", "Cached tokens as predicted, of the answers for which the replica told as well."),
 		prometheus.CounterValue, func(l *router.Learned) float64 { return l.PredictedTokens }},
 	{perBackend("compared_observed_tokens_total", "Cached tokens as the replica told, of the same answers."),
 		prometheus.CounterValue, func(l *router.Learned) float64 { return l.ObservedTokens }},
+	{perBackend("saved_prefill_seconds_total", "Seconds of the replica's work that the observed cached tokens saved, at the rate at which it computes prompts."),
+		prometheus.CounterValue, func(l *router.Learned) float64 { return l.SavedSeconds }},
 }
 
 func (c *learned) Describe(ch chan<- *prometheus.Desc) {

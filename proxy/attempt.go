@@ -53,6 +53,7 @@ type attempt struct {
 	decision *router.Decision
 	unread   int           // tokens of an answer whose account was not found, by its length
 	reply    *prompt.Reply // what the next turn will hold of the answer; nil: not known
+	gaps     gaps          // between the chunks of a stream
 	result   router.Outcome
 }
 

@@ -17,6 +17,7 @@ type client struct {
 	conn   http.ResponseController
 	idle   time.Duration // for the client to take nothing; 0: no limit
 	until  time.Time     // the write deadline in force; zero: none
+	wrote  time.Time     // when the latest write began
 	resets bool          // a deadline ends the answer even while nothing is written
 }
 
@@ -60,11 +61,12 @@ func (c *client) send(p []byte) error {
 // renew moves the deadline when a quarter of the time is gone: setting one costs
 // a lock and a timer, and pieces come many thousand times a second.
 func (c *client) renew() {
+	c.wrote = time.Now()
 	if c.idle == 0 {
 		return
 	}
-	if now := time.Now(); c.until.Sub(now) < c.idle-c.idle/4 {
-		c.until = now.Add(c.idle)
+	if c.until.Sub(c.wrote) < c.idle-c.idle/4 {
+		c.until = c.wrote.Add(c.idle)
 		_ = c.conn.SetWriteDeadline(c.until) // fails where there are none; then there is no limit
 	}
 }

@@ -118,8 +118,9 @@ func (x *exchange) enter() *apiError {
 func (x *exchange) end() {
 	x.freeInput()
 	x.leave()
-	x.outcome.Duration = time.Since(x.arrived)
-	x.p.metrics.Ended(&x.outcome)
+	now := time.Now()
+	x.outcome.Duration = now.Sub(x.arrived)
+	x.p.metrics.Ended(&x.outcome, x.id, now)
 	if b := x.presence.backend; b != nil {
 		x.p.present.pulse.ended(b, x.arrived, &x.outcome)
 	}

@@ -93,6 +93,7 @@ func New(o Options) *Proxy {
 		p.keys = keys.New(nil)
 	}
 	p.metrics.WatchKeys(p.keyUses)
+	p.metrics.WatchInFlight(p.inFlight.Load)
 	p.Configure(o.Settings)
 	p.handlers = p.routes()
 	return p

@@ -59,6 +59,10 @@ func (a *attempt) stream(resp *http.Response) *failure {
 	writeErr := out.writeHead(held.Bytes())
 	a.p.keepHeld(held)
 	a.noteContent(&s)
+	a.gaps.itl = a.p.metrics.ITL(a.outcome.Model, a.outcome.Backend)
+	if s.events > 0 {
+		a.gaps.chunk(a.w.wrote)
+	}
 	body.SetIdleTimeout(a.settings.Idle)
 	quiet := a.settings.Keepalive
 	if quiet == 0 {
@@ -86,6 +90,9 @@ func (a *attempt) stream(resp *http.Response) *failure {
 			a.decision.Progress()
 		}
 		writeErr = out.advance(n)
+		if s.events > before {
+			a.gaps.chunk(a.w.wrote)
+		}
 		a.noteContent(&s)
 	}
 	a.finish(resp, &s, &out, err, writeErr)

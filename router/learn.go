@@ -28,7 +28,8 @@ type lessons struct {
 	window window
 	quiet  int // answers without a word on the cache since the last one with
 
-	predicted, observed float64 // tokens, summed over all that could be compared
+	prompt, predicted, observed float64 // tokens, summed over all that could be compared
+	saved                       float64 // seconds of prefill that the observed ones would have taken
 }
 
 // Learned is what was learned of one backend.
@@ -40,9 +41,10 @@ type Learned struct {
 	AnswerTokens   float64 // mean length of a sequence
 	PrefillRate    float64 // tokens a second
 	StepTokens     int     // the scheduler's budget for one step
-	// Cached tokens as predicted and as the replica told, summed over the requests
-	// for which both are known.
-	PredictedTokens, ObservedTokens float64
+	// Tokens of prompts, and of these the cached ones as predicted and as the replica
+	// told, summed over the requests for which both are known; and what the latter
+	// would have taken to compute, in seconds at the rate of their time.
+	PromptTokens, PredictedTokens, ObservedTokens, SavedSeconds float64
 }
 
 // Learned reports what was learned of each backend, by slot.
@@ -56,7 +58,7 @@ func (r *Router) Learned() []Learned {
 			Backend:        r.fleet[slot],
 			CapacityFactor: l.reach.factor(), BytesPerToken: l.texts.value(), AnswerTokens: l.answer.value,
 			PrefillRate: r.rate(slot), StepTokens: int(r.stepTokens(slot)),
-			PredictedTokens: l.predicted, ObservedTokens: l.observed,
+			PromptTokens: l.prompt, PredictedTokens: l.predicted, ObservedTokens: l.observed, SavedSeconds: l.saved,
 		}
 	}
 	return all
@@ -143,8 +145,10 @@ func rounded(matched, prompt, aligned float64) float64 {
 // is gone as well, and goes here as the capacity shrinks.
 func (r *Router) compare(slot int, f *foresight, observed, prompt, aligned float64) {
 	l, predicted := &r.lessons[slot], f.sum
+	l.prompt += prompt
 	l.predicted += predicted
 	l.observed += observed
+	l.saved += observed / r.rate(slot)
 	if r.noLearning {
 		return
 	}

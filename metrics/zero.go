@@ -1,0 +1,30 @@
+package metrics
+
+import "github.com/prometheus/client_golang/prometheus"
+
+// zero makes the series whose labels are known, so that a rate is there before the
+// first event, and the first event is in it.
+func (m *Metrics) zero() {
+	for counter, values := range map[*prometheus.CounterVec][]string{
+		m.retryWaits:   {string(RetrySent), string(RetryGivenUp), string(RetryLeft)},
+		m.holdEnds:     {string(HeldSent), string(HeldRefused), string(HeldTooLong), string(HeldNoneReady), string(HeldLeft)},
+		m.unauthorized: {string(NoKey), string(UnknownKey), string(ExpiredKey)},
+		m.aborts:       {"in_upload", "held", "before_answer", "in_stream", "in_body", "not_reading"},
+		m.retries: {"connect", "first_byte_timeout", "stuck", "broken", "error_event", "aborted", "redirect", "encoded",
+			"status_500", "status_502", "status_503", "status_504"},
+	} {
+		for _, value := range values {
+			counter.WithLabelValues(value)
+		}
+	}
+}
+
+// zeroPolls does it for the backends that there are.
+func (m *Metrics) zeroPolls() {
+	for _, b := range shown(m.fleet) {
+		m.polls.WithLabelValues(b.Name)
+		if m.fleet.Find(b.Name) == nil {
+			m.Forget(b.Name) // it left meanwhile
+		}
+	}
+}
