@@ -126,7 +126,7 @@ func (r *Router) tryNow(req *Request, tried []*backends.Backend, now time.Time) 
 			return nil, ErrNoneReady // however many others wait
 		}
 	}
-	if r.late && r.queue.count > 0 && !req.Instant && !r.tooLongForAll(req) {
+	if r.queues(req) {
 		return nil, errHold // its turn is decided among those held
 	}
 	r.depth = r.matched
@@ -138,7 +138,7 @@ func (r *Router) tryNow(req *Request, tried []*backends.Backend, now time.Time) 
 	switch {
 	case err == nil && req.Instant:
 		return r.reserve(req, tried, chosen, now), nil
-	case err != nil && !req.Instant && r.holding.Requests > 0 && len(req.Backends) > 0:
+	case err != nil && r.mayWait(req):
 		return nil, errHold
 	case err != nil:
 		return nil, err
@@ -150,6 +150,16 @@ func (r *Router) tryNow(req *Request, tried []*backends.Backend, now time.Time) 
 		r.fair.charge(req.Tenant, r.leastUncached(req), r.rates(), r.seconds(now))
 	}
 	return r.reserve(req, tried, chosen, now), nil
+}
+
+// queues reports whether a request joins others that wait.
+func (r *Router) queues(req *Request) bool {
+	return r.late && r.queue.count > 0 && !req.Instant && !r.tooLongForAll(req)
+}
+
+// mayWait reports whether a request that no backend may take is held.
+func (r *Router) mayWait(req *Request) bool {
+	return !req.Instant && r.holding.Requests > 0 && len(req.Backends) > 0
 }
 
 // moved brings a request's backends up to date, and reports whether they changed.

@@ -177,13 +177,18 @@ func (r *Router) score(req *Request, tried []*backends.Backend, now time.Time) (
 	if err := r.gather(req, tried, now); err != nil {
 		return 0, err
 	}
+	r.pose(req, now)
+	return r.policy.Choose(&r.asked, r.candidates), nil
+}
+
+// pose fills asked with what policies know of req.
+func (r *Router) pose(req *Request, now time.Time) {
 	pr, perToken := &r.asked, r.texts.bytesPerToken(req.Model)
 	*pr = policy.Request{
 		Now: now, Blocks: req.Blocks, BlockTokens: float64(r.blockBytes) / perToken, Tokens: float64(req.Bytes) / perToken,
 		Head: req.Head, Session: req.Session,
 		AnswerTokens: r.answerTokens(), MeanUncached: r.uncached.value,
 	}
-	return r.policy.Choose(pr, r.candidates), nil
 }
 
 func (r *Router) reserve(req *Request, tried []*backends.Backend, chosen int, now time.Time) *Decision {

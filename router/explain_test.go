@@ -1,0 +1,247 @@
+package router
+
+import (
+	"encoding/json"
+	"math/rand/v2"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"warmroute/backends"
+	"warmroute/router/policy"
+)
+
+// backend is the part of an explanation that is about b.
+func (e *Explanation) about(t *testing.T, b *backends.Backend) BackendExplanation {
+	t.Helper()
+	at := slices.IndexFunc(e.Backends, func(x BackendExplanation) bool { return x.Name == b.Name })
+	if at < 0 {
+		t.Fatalf("nothing is said of %s", b.Name)
+	}
+	return e.Backends[at]
+}
+
+// says checks the sentence for each of parts.
+func says(t *testing.T, e Explanation, parts ...string) {
+	t.Helper()
+	for _, part := range parts {
+		if !strings.Contains(e.Sentence, part) {
+			t.Errorf("the sentence does not say %q: %s", part, e.Sentence)
+		}
+	}
+}
+
+func TestExplainSaysWhoHoldsAPromptAndWhatThatSaves(t *testing.T) {
+	r, fleet, _ := newFleet(t, 2, "prefix")
+	first := ask(fleet, 1, 31)
+	d := mustPick(t, r, first)
+	d.FirstEvent()
+	d.Release(Outcome{End: Served})
+	again := ask(fleet, 1, 33)
+	e := r.Explain(*again)
+	holder := e.about(t, d.Backend)
+	if e.Choice != d.Backend.Name || e.Reason != ReasonPrefix || e.Blocks != 33 || e.PromptTokens != 33*64 || e.Held != "" {
+		t.Errorf("got %+v", e)
+	}
+	if holder.MatchedBlocks != 31 || holder.MatchedTokens != 31*64 || holder.Uncached != 2*64 || !holder.Candidate || holder.Score == nil || holder.Terms == nil {
+		t.Errorf("got %+v", holder)
+	}
+	says(t, e, holder.Name+" holds 1,984 of 2,112 prompt tokens and answers soonest: 0.02 s against 0.26 s on b", "which is idle but holds nothing.")
+}
+
+func TestExplainNamesASpill(t *testing.T) {
+	r, fleet, _ := newFleet(t, 2, "prefix")
+	d := mustPick(t, r, ask(fleet, 1, 30))
+	d.FirstEvent()
+	d.Release(Outcome{End: Served})
+	long := ask(fleet, 1, 30)
+	long.Blocks, long.Bytes = append(long.Blocks, ask(fleet, 2, 900).Blocks...), 930*256
+	mustPick(t, r, long, fleet[1-d.Backend.Slot])
+	e := r.Explain(*ask(fleet, 1, 30))
+	if e.Reason != ReasonSpill || e.Choice == d.Backend.Name {
+		t.Errorf("got %+v", e)
+	}
+	says(t, e, d.Backend.Name+" holds more, 1,920 of 1,920 prompt tokens, but has 57,600 tokens to compute before it and 1 in flight;", "answers soonest: 0.24 s against 7.20 s")
+}
+
+// TestExplainIsWhatPickThenDoes asks before each of many picks, and in a second
+// fleet never: what is told is done, and both fleets do the same.
+func TestExplainIsWhatPickThenDoes(t *testing.T) {
+	for _, name := range policy.Names {
+		for _, queue := range []bool{false, true} {
+			asked, plain := rand.NewPCG(5, 5), rand.NewPCG(5, 5)
+			build := func(src *rand.PCG) (*Router, []*backends.Backend, *clock) {
+				return newFleet(t, 3, name, func(o *Options) {
+					o.Rand = rand.New(src)
+					if queue {
+						holding(o)
+					}
+				})
+			}
+			one, fleet, c := build(asked)
+			other, otherFleet, otherClock := build(plain)
+			var inFlight, otherInFlight []*Decision
+			chance := rand.New(rand.NewPCG(8, 8))
+			for step := range 150 {
+				key, n := chance.IntN(6), 1+chance.IntN(60)
+				state, _ := asked.MarshalBinary()
+				e := one.Explain(*ask(fleet, key, n))
+				if err := asked.UnmarshalBinary(state); err != nil {
+					t.Fatal(err)
+				}
+				w, o := submit(one, ask(fleet, key, n)), submit(other, ask(otherFleet, key, n))
+				if w.waits() != (e.Held != "") || w.waits() != o.waits() {
+					t.Fatalf("%s, step %d: waits %v and %v, told %q", name, step, w.waits(), o.waits(), e.Held)
+				}
+				if w.waits() {
+					w.held.Cancel()
+					o.held.Cancel()
+				} else {
+					if w.d.Backend.Name != e.Choice || w.d.Reason != e.Reason || w.d.Backend.Name != o.d.Backend.Name || w.d.MatchedBlocks != e.about(t, w.d.Backend).MatchedBlocks {
+						t.Fatalf("%s, step %d: told %s for %s, sent to %s for %s, without being asked to %s", name, step, e.Choice, e.Reason, w.d.Backend.Name, w.d.Reason, o.d.Backend.Name)
+					}
+					inFlight, otherInFlight = append(inFlight, w.d), append(otherInFlight, o.d)
+				}
+				if len(inFlight) > 9 {
+					inFlight[0].FirstEvent()
+					otherInFlight[0].FirstEvent()
+					inFlight[0].Release(Outcome{End: Served, AnswerTokens: 40})
+					otherInFlight[0].Release(Outcome{End: Served, AnswerTokens: 40})
+					inFlight, otherInFlight = inFlight[1:], otherInFlight[1:]
+				}
+				c.advance(30 * time.Millisecond)
+				otherClock.advance(30 * time.Millisecond)
+			}
+			if _, err := json.Marshal(one.Explain(*ask(fleet, 1, 9))); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+	}
+}
+
+func TestExplainLeavesEverythingAsItWas(t *testing.T) {
+	r, fleet, _ := newFleet(t, 3, "prefix", holding)
+	d := mustPick(t, r, ask(fleet, 1, 20))
+	version, account, load := r.index.Version(), r.accounts[d.Backend.Slot].tokens, d.Backend.InFlight.Load()
+	lessons := r.lessons[d.Backend.Slot]
+	pressure, uses := *r.policy.(*policy.Prefix), r.fair
+	for range 20 {
+		r.Explain(*ask(fleet, 1, 20))
+		r.Explain(*ask(fleet, 2, 200))
+	}
+	if r.index.Version() != version || r.accounts[d.Backend.Slot].tokens != account || d.Backend.InFlight.Load() != load ||
+		!reflect.DeepEqual(lessons, r.lessons[d.Backend.Slot]) || *r.policy.(*policy.Prefix) != pressure || r.fair != uses || r.queue.count != 0 {
+		t.Error("being asked has changed something")
+	}
+}
+
+func TestExplainSaysWhyABackendIsNoCandidate(t *testing.T) {
+	r, fleet, c := newFleet(t, 9, "prefix", func(o *Options) { o.Breaker = BreakerOptions{Failures: 1, Open: time.Minute} })
+	for i, state := range []backends.State{backends.Down, backends.Draining} {
+		fleet[i].SetState(state)
+	}
+	fleet[2].SetLoad(&backends.Load{Asleep: true, ScrapedAt: c.now})
+	fleet[3].SetTerms(backends.Terms{MaxInFlight: 1})
+	fleet[3].InFlight.Add(1)
+	except := func(b *backends.Backend) []*backends.Backend {
+		return slices.DeleteFunc(slices.Clone(fleet), func(o *backends.Backend) bool { return o == b })
+	}
+	mustPick(t, r, ask(fleet, 1, 5), except(fleet[4])...).Release(Outcome{End: Unseen, Failed: true})
+	mustPick(t, r, ask(fleet, 1, 5), except(fleet[5])...).Release(Outcome{End: Unseen, Stopping: true})
+	fleet[6].SetLoad(&backends.Load{KVKnown: true, KVCacheUsage: 0.99, ScrapedAt: c.now})
+	req := ask(fleet[:8], 1, 5)
+	req.Listed = "sim"
+	e := r.Explain(*req, fleet[7])
+	for i, want := range []string{notReady, isDraining, isAsleep, hasItsMost, breakerOpen, isStopping, "", wasTried, notListed} {
+		if got := e.about(t, fleet[i]).WhyNot; got != want {
+			t.Errorf("b%d: got %q, want %q", i, got, want)
+		}
+	}
+	if e.Choice != "b6" || e.Reason != ReasonOnly { // a full cache is the least of the troubles
+		t.Errorf("got %s for %s", e.Choice, e.Reason)
+	}
+	says(t, e, "b6 is the only backend that may take it", "b0 is not ready, b1 is draining, b2 is asleep", "and 3 more may not either")
+}
+
+func TestExplainOfARequestThatNobodyMayTake(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		change func(*Options)
+		want   string
+	}{
+		{"held", holding, "No backend may take it now: b0 is not ready, b1 is draining. It would wait: no backend is ready."},
+		{"refused", func(*Options) {}, "No backend may take it now: b0 is not ready, b1 is draining. It would be refused: no backend is ready."},
+	} {
+		r, fleet, _ := newFleet(t, 2, "prefix", c.change)
+		fleet[0].SetState(backends.Down)
+		fleet[1].SetState(backends.Draining)
+		if e := r.Explain(*ask(fleet, 1, 5)); e.Sentence != c.want || e.Choice != "" {
+			t.Errorf("%s: got %s", c.name, e.Sentence)
+		}
+		fleet[0].SetState(backends.Ready)
+		if e := r.Explain(*ask(fleet, 1, 5), fleet...); e.Refused == "" || e.Held != "" {
+			t.Errorf("%s, all tried: got %+v", c.name, e)
+		}
+	}
+}
+
+func TestExplainSaysWhyARequestIsHeld(t *testing.T) {
+	r, fleet, _ := newFleet(t, 2, "prefix", holding)
+	for i := range 2 {
+		mustPick(t, r, ask(fleet, 10+i, 200))
+	}
+	e := r.Explain(*ask(fleet, 1, 200))
+	if e.Held != lacksStep.String() || e.Choice == "" {
+		t.Errorf("got %+v", e)
+	}
+	says(t, e, "It would wait first, for "+e.Choice+" most likely: its next step is full.")
+	waits(t, "the next", submit(r, ask(fleet, 2, 200)))
+	if e := r.Explain(*ask(fleet, 1, 1)); e.Waiting != 1 || !strings.Contains(e.Held, "others wait already") {
+		t.Errorf("got %+v", e)
+	}
+	r.holding.Requests = 1
+	if e := r.Explain(*ask(fleet, 1, 1)); e.Refused != ErrHoldFull.Error() || e.Held != "" {
+		t.Errorf("a full queue: got %+v", e)
+	}
+}
+
+func TestPlacedIsKnownAndCountsForNothing(t *testing.T) {
+	r, fleet, _ := newFleet(t, 3, "prefix")
+	if n := r.Placed(ask(fleet, 1, 30), fleet[2]); n != 30 {
+		t.Errorf("%d blocks were taken in", n)
+	}
+	d := mustPick(t, r, ask(fleet, 1, 40))
+	if d.Backend != fleet[2] || d.MatchedBlocks != 30 || d.ahead != 0 || d.Backend.InFlight.Load() != 1 {
+		t.Errorf("sent to %s, of which it holds %d, behind %v tokens", d.Backend.Name, d.MatchedBlocks, d.ahead)
+	}
+	r.Leave(fleet[1])
+	if n := r.Placed(ask(fleet, 1, 30), fleet[1]); n != 0 {
+		t.Errorf("%d blocks on a backend that has left", n)
+	}
+}
+
+func TestResetForgetsABackend(t *testing.T) {
+	r, fleet, _ := newFleet(t, 2, "prefix", func(o *Options) { o.Breaker = BreakerOptions{Failures: 1, Open: time.Minute} })
+	r.Placed(ask(fleet, 1, 30), fleet[0])
+	inFlight := mustPick(t, r, ask(fleet, 1, 30), fleet[1])
+	mustPick(t, r, ask(fleet, 2, 5), fleet[1]).Release(Outcome{End: Unseen, Failed: true})
+	r.lessons[0].answer.add(9000)
+	r.lessons[0].predicted = 12
+	was := r.Reset(fleet[0])
+	if was.Blocks != 30 || was.Breaker != BreakerOpen || was.AnswerTokens == answerTokens {
+		t.Errorf("it says %+v", was)
+	}
+	if state, _ := r.Breaker(fleet[0]); state != BreakerClosed || r.index.Len(0) != 0 || r.lessons[0].answer.value != answerTokens || r.lessons[0].predicted != 12 {
+		t.Errorf("left is %v, %d blocks, %+v", state, r.index.Len(0), r.lessons[0].answer)
+	}
+	inFlight.FirstEvent()
+	inFlight.Release(Outcome{End: Served})
+	if n := fleet[0].InFlight.Load(); n != 0 {
+		t.Errorf("%d in flight", n)
+	}
+	if again := r.Reset(fleet[0]); again.Blocks != 0 || again.Breaker != BreakerClosed {
+		t.Errorf("the second time it says %+v", again)
+	}
+}
