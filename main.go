@@ -40,6 +40,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
   warmroute demo --for 30s
   warmroute vllmsim --listen 127.0.0.1:8001
   warmroute replay --workload agentic --policy prefix,least-load
+  warmroute bench --url http://nginx:80 --url http://warmroute:8080
   warmroute version`,
 		SilenceErrors:     true, // printed below, once
 		SilenceUsage:      true, // a failure of a backend is no question of usage
@@ -51,6 +52,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		newDemoCommand(),
 		newVllmsimCommand(),
 		newReplayCommand(),
+		newBenchCommand(),
 		newCheckCommand(),
 		newVersionCommand(),
 		newHealthCommand(),

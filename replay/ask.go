@@ -33,7 +33,6 @@ type Manner struct {
 // Reply is what became of one Ask.
 type Reply struct {
 	Result
-	Sent     time.Time
 	Status   int    // of the answer; 0: none began
 	Backend  string // that the proxy says it came from
 	Attempts int    // that the proxy says it took
@@ -44,7 +43,6 @@ type Reply struct {
 	Finish string
 	Usage  bool
 	Answer string // the first choice's text, as far as it came
-	Detail string // what an error says of itself, for people; at most 300 bytes
 }
 
 // Left is the Err of a client that hung up, as its Manner wants it to.
@@ -62,12 +60,12 @@ func (p *Player) Ask(ctx context.Context, a Ask) Reply {
 		err = errTimeout
 	}
 	r := Reply{
-		Sent: sent, Status: s.status, Backend: s.header.Get("X-Warmroute-Backend"),
-		Committed: s.begun, Finish: s.finished, Usage: s.usage, Answer: s.answer.String(), Detail: s.detail,
+		Status: s.status, Backend: s.header.Get("X-Warmroute-Backend"),
+		Committed: s.begun, Finish: s.finished, Usage: s.usage, Answer: s.answer.String(),
 	}
 	r.Attempts, _ = strconv.Atoi(s.header.Get("X-Warmroute-Attempts")) // 0: not told
 	if err != nil {
-		r.Err = err.Error()
+		r.Result = s.failed(err, sent)
 		return r
 	}
 	r.Result = p.result(&s, sent)
@@ -80,7 +78,7 @@ func ChatBody(model string, t Turn, streams bool) []byte {
 		Model:     model,
 		Messages:  t.Messages,
 		MaxTokens: t.AnswerTokens,
-		IgnoreEOS: true,
+		IgnoreEOS: !t.Plain,
 		Stream:    streams,
 	}
 	if streams {
@@ -101,7 +99,7 @@ type chatRequest struct {
 	Messages      []Message      `json:"messages"`
 	MaxTokens     int            `json:"max_tokens"`
 	Temperature   *float64       `json:"temperature,omitempty"`
-	IgnoreEOS     bool           `json:"ignore_eos"` // vLLM's: the answer is as long as asked for
+	IgnoreEOS     bool           `json:"ignore_eos,omitempty"` // vLLM's: the answer is as long as asked for
 	Stream        bool           `json:"stream"`
 	StreamOptions *streamOptions `json:"stream_options,omitempty"`
 }
@@ -116,6 +114,7 @@ var (
 	errNotStream = errors.New("answer is no stream")
 	errStream    = errors.New("answer is a stream")
 	errEmpty     = errors.New("answer without content")
+	errLong      = errors.New("answer too long") // an event above maxEvent, or text above maxText
 	errTimeout   = errors.New("timeout")
 	errLeft      = errors.New(Left)
 )

@@ -44,15 +44,15 @@ func TestAskTellsWhatBecameOfIt(t *testing.T) {
 		func(w http.ResponseWriter, r *http.Request) { whole(w, "abort") })
 	f(true, Reply{Result: Result{Err: "answer is no stream"}, Status: 200}, func(w http.ResponseWriter, r *http.Request) { whole(w, "length") })
 	f(false, Reply{Result: Result{Err: "answer is a stream"}, Status: 200}, func(w http.ResponseWriter, r *http.Request) { opening(w) })
-	f(false, Reply{Result: Result{Err: "answer is no JSON"}, Status: 200, Committed: true, Detail: "oops"}, func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "oops") })
-	f(false, Reply{Result: Result{Err: "body cut"}, Status: 200, Committed: true, Detail: "EOF"}, func(w http.ResponseWriter, r *http.Request) {
+	f(false, Reply{Result: Result{Err: "answer is no JSON", Detail: "oops"}, Status: 200, Committed: true}, func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "oops") })
+	f(false, Reply{Result: Result{Err: "body cut", Detail: "EOF"}, Status: 200, Committed: true}, func(w http.ResponseWriter, r *http.Request) {
 		io.WriteString(w, `{"choices":[`)
 		w.(http.Flusher).Flush()
 		panic(http.ErrAbortHandler)
 	})
-	f(true, Reply{Result: Result{Err: "status 503"}, Status: 503, Detail: "busy"}, func(w http.ResponseWriter, r *http.Request) { http.Error(w, "busy", http.StatusServiceUnavailable) })
+	f(true, Reply{Result: Result{Err: "status 503", Detail: "busy"}, Status: 503}, func(w http.ResponseWriter, r *http.Request) { http.Error(w, "busy", http.StatusServiceUnavailable) })
 	f(true, Reply{Result: Result{Err: "stream cut"}, Status: 200, Committed: true, Answer: "one"}, func(w http.ResponseWriter, r *http.Request) { opening(w); content(w, "one") })
-	f(true, Reply{Result: Result{Err: "error event in the stream"}, Status: 200, Detail: "died"}, func(w http.ResponseWriter, r *http.Request) {
+	f(true, Reply{Result: Result{Err: "error event in the stream", Detail: "died"}, Status: 200}, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "text/event-stream")
 		dataEvent(w, `{"error":{"message":"died"}}`)
 	})

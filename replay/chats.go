@@ -16,8 +16,9 @@ func (r Range) draw(from *rand.Rand) int { return r.Min + from.IntN(r.Max-r.Min+
 // use while no field changes.
 type Chats struct {
 	Seed     uint64
-	Sessions int // conversations in all; 0: no end
-	AtATime  int // of them open at once
+	Nonce    string // every prompt begins with it: two of one length make different prompts of the same length
+	Sessions int    // conversations in all; 0: no end
+	AtATime  int    // of them open at once
 
 	SystemPrompts int     // how many there are
 	SystemTokens  int     // length of each
@@ -41,7 +42,7 @@ func (c *Chats) Session(i int) *Session {
 		left:  c.Turns.draw(draw),
 		messages: []Message{{
 			Role:    "system",
-			Content: text("system", uint64(system), c.SystemTokens),
+			Content: text(c.Nonce+"system", uint64(system), c.SystemTokens),
 		}},
 	}
 	if i < c.AtATime {

@@ -26,6 +26,11 @@ type Player struct {
 	// request that waits for its place has been due all the while. 0: no bound.
 	MaxInFlight int
 
+	// Plain is that of every Turn.
+	Plain bool
+	// Enough, once closed, ends PlayChats when the answers under way have come. nil: never.
+	Enough <-chan struct{}
+
 	// Report is called once for each request of a workload that ended before the
 	// context did, from many goroutines at once.
 	Report func(Result)
@@ -73,65 +78,91 @@ func (p *Player) PlayTrace(ctx context.Context, t *Trace) {
 }
 
 // PlayChats keeps c.AtATime conversations going, until all have ended or ctx
-// has. A conversation with a failed turn ends there.
+// has. A conversation with a failed turn ends there, and its user waits for as
+// long as the answer says, or a little longer after each failure in a row: a
+// server that refuses everything is not to be asked as fast as it refuses.
 func (p *Player) PlayChats(ctx context.Context, c *Chats) {
 	var wg sync.WaitGroup
 	var next atomic.Int64
 	for range c.AtATime {
 		wg.Go(func() {
-			for ctx.Err() == nil {
+			for failures := 0; p.pause(ctx, p.wall(patience(failures))); {
 				i := int(next.Add(1)) - 1
 				if c.Sessions > 0 && i >= c.Sessions {
 					return
 				}
-				p.playSession(ctx, c.Session(i))
+				last := p.playSession(ctx, c.Session(i))
+				if last.Err == "" {
+					failures = 0
+					continue
+				}
+				failures++
+				if !p.pause(ctx, min(last.RetryAfter, longestWait)) {
+					return
+				}
 			}
 		})
 	}
 	wg.Wait()
 }
 
-func (p *Player) playSession(ctx context.Context, s *Session) {
+// longestWait is how long a user waits after a failure.
+const longestWait = 30 * time.Second
+
+// patience is how long a user waits after so many failures in a row, where the
+// server does not say.
+func patience(failures int) time.Duration {
+	if failures == 0 {
+		return 0
+	}
+	return min(100*time.Millisecond<<min(failures-1, 10), 5*time.Second)
+}
+
+// playSession returns the last result, the zero one where nothing came of it.
+func (p *Player) playSession(ctx context.Context, s *Session) (last Result) {
 	for answer := ""; ; {
 		turn, ok := s.Next(answer)
-		if !ok || !sleep(ctx, p.wall(turn.Think)) {
-			return
+		if !ok || !p.pause(ctx, p.wall(turn.Think)) {
+			return last
 		}
-		if answer, ok = p.play(ctx, time.Now(), turn); !ok {
-			return
+		if last, answer = p.play(ctx, time.Now(), turn); last.Err != "" {
+			return last
 		}
 	}
 }
 
-// play sends one request, reports it, and returns its answer and whether it
-// came whole.
-func (p *Player) play(ctx context.Context, due time.Time, turn Turn) (answer string, ok bool) {
+// play sends one request, reports it, and returns what became of it and its answer.
+func (p *Player) play(ctx context.Context, due time.Time, turn Turn) (r Result, answer string) {
+	turn.Plain = p.Plain
 	attempt, cancel := context.WithTimeout(ctx, p.Timeout)
 	defer cancel()
 	var s stream
 	err := p.exchange(attempt, Ask{Body: ChatBody(p.Model, turn, true), Streams: true}, &s)
 	if ctx.Err() != nil {
-		return "", false // the run is over; nobody's fault
+		return Result{}, "" // the run is over; nobody's fault
 	}
 	if err != nil {
 		if errors.Is(attempt.Err(), context.DeadlineExceeded) {
 			err = errTimeout
 		}
-		p.Report(Result{Err: err.Error()})
-		return "", false
+		r = s.failed(err, due)
+	} else {
+		r = p.result(&s, due)
 	}
-	p.Report(p.result(&s, due))
-	return s.answer.String(), true
+	p.Report(r)
+	return r, s.answer.String()
 }
 
 // result is that of an answer that came whole, to a request that was due at due.
 func (p *Player) result(s *stream, due time.Time) Result {
 	r := Result{
+		Sent:             due,
 		TTFT:             p.model(s.first.Sub(due)),
 		E2E:              p.model(s.end.Sub(due)),
 		PromptTokens:     s.prompt,
 		CachedTokens:     s.cached,
 		CompletionTokens: s.completion,
+		CachedKnown:      s.cachedKnown,
 	}
 	if s.chunks > 1 {
 		r.ITL = p.model(s.last.Sub(s.first)) / time.Duration(s.chunks-1)
@@ -146,6 +177,23 @@ func (p *Player) wall(d time.Duration) time.Duration {
 
 func (p *Player) model(d time.Duration) time.Duration {
 	return time.Duration(float64(d) * p.Speed)
+}
+
+// pause returns false when ctx ended first, or there is enough.
+func (p *Player) pause(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	case <-p.Enough:
+	}
+	select {
+	case <-p.Enough:
+		return false
+	default:
+		return ctx.Err() == nil
+	}
 }
 
 // sleep returns false when ctx ended first.

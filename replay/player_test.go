@@ -128,7 +128,7 @@ func TestPlayerCountsFailuresByCause(t *testing.T) {
 		ending(w)
 		panic(http.ErrAbortHandler)
 	})
-	f("stream cut", func(w http.ResponseWriter, r *http.Request) { opening(w); dataEvent(w, strings.Repeat("x", maxEvent)) })
+	f("answer too long", func(w http.ResponseWriter, r *http.Request) { opening(w); dataEvent(w, strings.Repeat("x", maxEvent)) })
 	f("error event in the stream", func(w http.ResponseWriter, r *http.Request) {
 		opening(w)
 		content(w, "one")

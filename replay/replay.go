@@ -30,4 +30,7 @@ type Turn struct {
 	AnswerTokens int
 	// Greedy asks for the likeliest answer, which is the same each time.
 	Greedy bool
+	// Plain leaves out what OpenAI's API does not have: the answer may then end
+	// before AnswerTokens.
+	Plain bool
 }

@@ -12,13 +12,19 @@ type Result struct {
 	// Err is the cause of failure, "" for an answer that came whole. It is
 	// one of few words, so that causes can be counted: "no connection",
 	// "status 503", "stream cut", "error event in the stream" and the like.
-	Err string
+	Err        string
+	Detail     string        // what an error says of itself, for people; at most 300 bytes
+	RetryAfter time.Duration // that an answer other than 200 asks to wait; 0: not told
 
+	Sent time.Time     // when the request was due, of one over HTTP
 	TTFT time.Duration // from when the request was due to its first content
 	E2E  time.Duration // to the end of the answer
 	ITL  time.Duration // mean gap between chunks with content; 0 with fewer than two
 
 	PromptTokens, CachedTokens, CompletionTokens int // as usage says
+	// CachedKnown tells whether usage said how much was cached: some servers never
+	// do, others leave it out when it is nothing.
+	CachedKnown bool
 }
 
 // tpot is the time for each token after the first, or 0 without one.
@@ -35,6 +41,7 @@ type Summary struct {
 	Policy   string  `json:"policy"`
 	Requests int     `json:"requests"` // answered whole
 	HitRatio float64 `json:"hit_ratio"`
+	HitKnown bool    `json:"-"` // an answer said how much was cached; else HitRatio is 0
 	TTFTMean float64 `json:"ttft_mean_s"`
 	TTFTP50  float64 `json:"ttft_p50_s"`
 	TTFTP90  float64 `json:"ttft_p90_s"`
@@ -117,6 +124,7 @@ func (t *Tally) Summary(policy string, elapsed time.Duration) Summary {
 			itl.add(r.ITL)
 		}
 		cached += r.CachedTokens
+		s.HitKnown = s.HitKnown || r.CachedKnown
 		s.PromptTokens += r.PromptTokens
 		s.CompletionTokens += r.CompletionTokens
 	}

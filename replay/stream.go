@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"strconv"
 	"strings"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 
 const (
 	maxEvent = 1 << 20  // of one line of a stream, in bytes
+	maxText  = 4 << 20  // of a stream's text, which is kept and sent again
 	maxWhole = 64 << 20 // of any other answer
 )
 
@@ -39,6 +41,7 @@ type stream struct {
 	prompt      int       // tokens, as usage says; 0 without usage
 	completion  int
 	cached      int
+	cachedKnown bool
 	usage       bool
 	finished    string           // the first choice's finish_reason
 	detail      string           // what an error says
@@ -63,8 +66,13 @@ func (s *stream) read(body io.Reader) error {
 		if !s.event(data, time.Now()) {
 			return errEvent
 		}
+		if s.answer.Len() > maxText {
+			return errLong
+		}
 	}
-	if err := lines.Err(); err != nil {
+	if err := lines.Err(); errors.Is(err, bufio.ErrTooLong) {
+		return errLong
+	} else if err != nil {
 		s.tell(err.Error())
 	}
 	return errCut
@@ -114,7 +122,17 @@ func (s *stream) readUsage(usage gjson.Result) {
 	s.usage = true
 	s.prompt = int(usage.Get("prompt_tokens").Int())
 	s.completion = int(usage.Get("completion_tokens").Int())
-	s.cached = int(usage.Get("prompt_tokens_details.cached_tokens").Int())
+	cached := usage.Get("prompt_tokens_details.cached_tokens")
+	s.cached, s.cachedKnown = int(cached.Int()), cached.Type == gjson.Number
+}
+
+// failed is the result of an answer that did not come whole, and why.
+func (s *stream) failed(err error, due time.Time) Result {
+	r := Result{Err: err.Error(), Detail: s.detail, Sent: due}
+	if seconds, err := strconv.Atoi(s.header.Get("Retry-After")); err == nil && seconds > 0 && s.status != http.StatusOK {
+		r.RetryAfter = time.Duration(min(seconds, 3600)) * time.Second
+	}
+	return r
 }
 
 // tell keeps the beginning of what an error says.

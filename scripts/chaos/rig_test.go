@@ -19,7 +19,7 @@ func TestReplicaThatIsWellMustHaveTrafficSoon(t *testing.T) {
 				for i, later := range []time.Duration{time.Second, first - time.Second} {
 					time.Sleep(later)
 					one := replicas[i]
-					r.verdict.judge(&question{}, false, replay.Reply{Backend: one.Name, Sent: time.Now(), Answer: "x", Finish: "length", Usage: true})
+					r.verdict.judge(&question{}, false, replay.Reply{Result: replay.Result{Sent: time.Now()}, Backend: one.Name, Answer: "x", Finish: "length", Usage: true})
 				}
 			}()
 			if err := r.awaitTraffic(t.Context(), replicas[1], replicas[0]); err != nil {

@@ -9,7 +9,7 @@ import (
 
 func TestVerdict(t *testing.T) {
 	known := &question{known: true, answer: "one two three", tokens: 3}
-	whole := replay.Reply{Status: 200, Committed: true, Finish: "length", Usage: true, Answer: known.answer, Backend: "r0", Sent: time.Now()}
+	whole := replay.Reply{Result: replay.Result{Sent: time.Now()}, Status: 200, Committed: true, Finish: "length", Usage: true, Answer: known.answer, Backend: "r0"}
 	whole.CompletionTokens = 3
 	with := func(change func(*replay.Reply)) replay.Reply {
 		r := whole

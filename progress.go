@@ -7,7 +7,7 @@ import (
 	"github.com/schollz/progressbar/v3"
 )
 
-// progressBar shows on a terminal how far a replay is, and nothing elsewhere.
+// progressBar shows on a terminal how far a replay or a bench is, and nothing elsewhere.
 type progressBar struct{ bar *progressbar.ProgressBar }
 
 const progressSteps = 1000
@@ -30,6 +30,13 @@ func newProgressBar(w io.Writer) progressBar {
 func (p progressBar) set(share float64) {
 	if p.bar != nil {
 		_ = p.bar.Set(int(share * progressSteps))
+	}
+}
+
+// describe says what is being done.
+func (p progressBar) describe(what string) {
+	if p.bar != nil {
+		p.bar.Describe(what)
 	}
 }
 
