@@ -1,0 +1,106 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// unitFile reads one of scripts/systemd into the values of each key, in order.
+func unitFile(t *testing.T, name string) map[string][]string {
+	t.Helper()
+	source, err := os.ReadFile("scripts/systemd/" + name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	unit := map[string][]string{}
+	for line := range strings.Lines(string(source)) {
+		if key, value, ok := strings.Cut(strings.TrimSpace(line), "="); ok && !strings.HasPrefix(key, "#") {
+			unit[key] = append(unit[key], value)
+		}
+	}
+	return unit
+}
+
+// only is the value of a key that is given once.
+func only(t *testing.T, unit map[string][]string, key string) string {
+	t.Helper()
+	if len(unit[key]) != 1 {
+		t.Fatalf("%s is %q", key, unit[key])
+	}
+	return unit[key][0]
+}
+
+func TestTheUnitRunsCommandsThatThereAre(t *testing.T) {
+	unit := unitFile(t, "warmroute.service")
+	for _, line := range append(slices.Clone(unit["ExecStart"]), unit["ExecReload"][0]) {
+		argv := strings.Fields(line)
+		if path.Base(argv[0]) != "warmroute" {
+			t.Errorf("it runs %s", line)
+		}
+		var output bytes.Buffer
+		if status := run(t.Context(), append(argv[1:], "--help"), &output, &output); status != 0 {
+			t.Errorf("%s: %s", line, output.String())
+		}
+	}
+}
+
+func TestTheUnitsVariablesAreSettings(t *testing.T) {
+	variables := map[string]bool{configVariable: true}
+	for setting := range otherValues() {
+		variables[envName(setting)] = true
+	}
+	unit := unitFile(t, "warmroute.service")
+	given := map[string]string{}
+	for _, assignment := range unit["Environment"] {
+		name, value, _ := strings.Cut(assignment, "=")
+		if given[name] = value; !variables[name] {
+			t.Errorf("%s is no setting", name)
+		}
+	}
+	source, _ := os.ReadFile("scripts/systemd/warmroute.service")
+	for line := range strings.Lines(string(source)) {
+		if assignment, ok := strings.CutPrefix(line, "#Environment="); ok {
+			if name, _, _ := strings.Cut(assignment, "="); !variables[name] {
+				t.Errorf("in a comment: %s is no setting", name)
+			}
+		}
+	}
+	if want := "/var/lib/" + only(t, unit, "StateDirectory"); path.Dir(given["WARMROUTE_INDEX_SNAPSHOT"]) != want {
+		t.Errorf("the snapshot is %s, and it may write to %s", given["WARMROUTE_INDEX_SNAPSHOT"], want)
+	}
+	if want := "/etc/" + only(t, unit, "ConfigurationDirectory"); path.Dir(given[configVariable]) != want {
+		t.Errorf("the configuration is %s, and its folder %s", given[configVariable], want)
+	}
+}
+
+func TestTheUnitHasRoomForTheDefaults(t *testing.T) {
+	unit := unitFile(t, "warmroute.service")
+	config := mustLoad(t, "", "http://a:8000", "http://b:8000", "http://c:8000")
+	stop, err := time.ParseDuration(only(t, unit, "TimeoutStopSec"))
+	if err != nil || stop <= config.Timeouts.Drain+config.Timeouts.Shutdown {
+		t.Errorf("it is killed after %v (%v), within timeouts.drain and timeouts.shutdown", stop, err)
+	}
+	files, err := strconv.ParseUint(only(t, unit, "LimitNOFILE"), 10, 64)
+	if err != nil || config.descriptors() > files {
+		t.Errorf("it may open %d files (%v), and needs %d", files, err, config.descriptors())
+	}
+	if got := only(t, unit, "Type"); got != "notify" {
+		t.Errorf("type %s", got)
+	}
+}
+
+func TestTheSocketTakesThePlaceOfListen(t *testing.T) {
+	unit := unitFile(t, "warmroute.socket")
+	if got := only(t, unit, "FileDescriptorName"); got != "public" {
+		t.Errorf("it is called %s", got)
+	}
+	if got := only(t, unit, "ListenStream"); ":"+got != mustLoad(t, "", "http://a:8000").Listen {
+		t.Errorf("it listens on %s", got)
+	}
+}
