@@ -49,6 +49,9 @@ func benchReplica(t *testing.T, cfg vllmsim.Config) string {
 	var serving sync.WaitGroup
 	serving.Go(func() { replica.Run(ctx) })
 	t.Cleanup(func() { stop(); serving.Wait() })
+	if err := askHealth(t.Context(), replica.URL()+"/health"); err != nil { // its goroutines run from then on
+		t.Fatal(err)
+	}
 	return replica.URL()
 }
 
@@ -135,7 +138,11 @@ func TestBenchPrintsTheJSONThatIsDocumented(t *testing.T) {
 func TestBenchCountsAndExplainsFailures(t *testing.T) {
 	f := func(want, advice string, chat http.HandlerFunc) {
 		t.Helper()
-		status, out, _ := bench(t.Context(), t, "--conversations", "1", "--sessions", "1", "--timeout", "200ms", "--url", openAI(t, chat))
+		timeout := "30s"
+		if want == "timeout" {
+			timeout = "100ms"
+		}
+		status, out, _ := bench(t.Context(), t, "--conversations", "1", "--sessions", "1", "--timeout", timeout, "--url", openAI(t, chat))
 		if status != 1 || !strings.Contains(out, "\nA lost 1: "+want+"\n") || !strings.Contains(out, advice) {
 			t.Errorf("status %d, want %q and %q in\n%s", status, want, advice, out)
 		}
