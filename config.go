@@ -39,6 +39,7 @@ type Config struct {
 	Connections     ConnectionsConfig `mapstructure:"connections"`
 	ResponseHeaders bool              `mapstructure:"response_headers"`
 	Log             LogConfig         `mapstructure:"log"`
+	AccessLog       AccessLogConfig   `mapstructure:"access_log"`
 }
 
 // BackendConfig names one vLLM server. Name is never empty once loaded.
@@ -182,4 +183,11 @@ type ConnectionsConfig struct {
 type LogConfig struct {
 	Level  string `mapstructure:"level"`
 	Format string `mapstructure:"format" reload:"no"`
+}
+
+// AccessLogConfig is for the lines about requests.
+type AccessLogConfig struct {
+	File   string  `mapstructure:"file"` // a path, stdout or stderr; empty: none
+	Format string  `mapstructure:"format"`
+	Sample float64 `mapstructure:"sample"`
 }

@@ -87,6 +87,7 @@ func TestDefaultsAreThoseOfTheDesign(t *testing.T) {
 		Connections:     ConnectionsConfig{MaxPerBackend: 8192},
 		ResponseHeaders: true,
 		Log:             LogConfig{Level: "info", Format: "text"},
+		AccessLog:       AccessLogConfig{Format: "json", Sample: 1},
 		Timeouts: TimeoutsConfig{
 			Connect: 2 * time.Second, BodyIdle: 30 * time.Second, WriteIdle: time.Minute, FirstByte: 2 * time.Minute, Idle: 2 * time.Minute,
 			KeepaliveIdle: 4 * time.Second, ReadHeader: 10 * time.Second, Drain: 5 * time.Second, Shutdown: time.Minute,
@@ -199,6 +200,9 @@ func otherValues() map[string]struct {
 		"response_headers":            {"false", false},
 		"log.level":                   {"debug", "debug"},
 		"log.format":                  {"json", "json"},
+		"access_log.file":             {"stderr", "stderr"},
+		"access_log.format":           {"text", "text"},
+		"access_log.sample":           {"0.1", 0.1},
 	}
 }
 

@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"reflect"
 
 	"warmroute/backends"
@@ -50,8 +51,13 @@ func (s *service) apply(c *Config) error {
 	if err := s.router.Configure(s.routerOptions(c)); err != nil {
 		return err
 	}
-	if err := s.fleet.apply(c); err != nil {
+	if err := s.access.Configure(c.AccessLog.settings()); err != nil {
 		s.router.Configure(s.routerOptions(s.config)) // which it took before
+		return fmt.Errorf("access_log.file: %w", err)
+	}
+	if err := s.fleet.apply(c); err != nil {
+		s.router.Configure(s.routerOptions(s.config))
+		s.access.Configure(s.config.AccessLog.settings())
 		return err
 	}
 	if c.TLS.enabled() && s.certificate.Load() != nil {

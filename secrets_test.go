@@ -43,6 +43,7 @@ func TestNoPromptAnswerOrKeyComesOut(t *testing.T) {
 	const config = `listen: 127.0.0.1:0
 admin: 127.0.0.1:0
 log: {level: debug}
+access_log: {file: stderr, format: text}
 health: {down_interval: 10ms}
 breaker: {failures: 0}
 routing: {attempts: 1}
@@ -140,7 +141,7 @@ backends: [{name: r, url: "%s", api_key: MARK-of-the-replica}]
 		}
 	}
 	// What would have shown it was there.
-	for _, want := range []string{"attempt failed", "answer broke off", "level=DEBUG msg=request", "configuration not reloaded", "backend is drained"} {
+	for _, want := range []string{"attempt failed", "answer broke off", "level=INFO msg=request", "configuration not reloaded", "backend is drained"} {
 		if !strings.Contains(p.log.String(), want) {
 			t.Errorf("nothing in the log says %q: the test has missed it", want)
 		}

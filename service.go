@@ -12,9 +12,11 @@ import (
 	"warmroute/backends"
 	"warmroute/metrics"
 	"warmroute/proxy"
+	"warmroute/proxy/accesslog"
 	"warmroute/proxy/admin"
 	"warmroute/proxy/keys"
 	"warmroute/proxy/record"
+	"warmroute/proxy/traces"
 	"warmroute/router"
 )
 
@@ -27,6 +29,8 @@ type service struct {
 	router   *router.Router
 	snapshot *snapshotFile    // nil: none is kept
 	recorder *record.Recorder // nil: traffic is not recorded
+	access   *accesslog.Log
+	traces   *traces.Tracer // nil: requests are not traced
 	keys     *keys.Set
 	fleet    *fleet
 	checker  *backends.Checker
@@ -85,6 +89,9 @@ func newServiceAfter(before *inherited, c *Config, log *slog.Logger) (*service, 
 			return nil, fmt.Errorf("record.file: %w", err)
 		}
 	}
+	if err := s.watchRequests(m); err != nil {
+		return nil, err
+	}
 	s.proxy = proxy.New(proxy.Options{
 		Registry:   s.registry,
 		Router:     s.router,
@@ -94,6 +101,8 @@ func newServiceAfter(before *inherited, c *Config, log *slog.Logger) (*service, 
 		Suspect:    s.checker.Suspect,
 		BlockBytes: c.Index.BlockBytes,
 		Record:     s.recorder,
+		AccessLog:  s.access,
+		Traces:     s.traces,
 		Keys:       s.keys,
 		Settings:   c.proxySettings(),
 	})

@@ -51,6 +51,7 @@ const statusClientLeft = 499
 type attempt struct {
 	*exchange
 	decision *router.Decision
+	fault    string        // why it failed; empty: it has not
 	unread   int           // tokens of an answer whose account was not found, by its length
 	reply    *prompt.Reply // what the next turn will hold of the answer; nil: not known
 	gaps     gaps          // between the chunks of a stream
@@ -72,11 +73,13 @@ func (x *exchange) attempt(d *router.Decision) *failure {
 		x.outcome.Overhead = time.Since(x.whole) - x.held
 	}
 	x.p.present.sent(x, d)
+	x.tellAttempt(d)
 	resp, err := x.send(x.wait.ctx, d.Backend)
 	if err != nil {
 		return a.blame(a.failed(err))
 	}
 	defer resp.Body.Close()
+	x.spans.Answered(resp.StatusCode)
 	return a.blame(a.answer(resp))
 }
 
@@ -86,6 +89,7 @@ func (a *attempt) blame(f *failure) *failure {
 	if f == nil || f.left {
 		return f
 	}
+	a.fault = f.reason
 	var connect *transport.ConnectError
 	a.result.Stuck, a.result.Full, a.result.Stopping = f.stuck, f.full, f.stops && f.free
 	switch {
@@ -101,6 +105,7 @@ func (a *attempt) blame(f *failure) *failure {
 func (a *attempt) release() {
 	a.noteResult()
 	a.used()
+	a.tellEnd()
 	if a.reply == nil {
 		a.decision.Release(a.result)
 		return
@@ -199,7 +204,7 @@ func (x *exchange) lost(phase string) {
 		x.outcome.Code = x.cutFault().status
 		return
 	}
-	x.outcome.Code = statusClientLeft
+	x.outcome.Code, x.story.phase = statusClientLeft, phase
 	x.p.metrics.Aborted(phase)
 }
 

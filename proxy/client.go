@@ -18,6 +18,7 @@ type client struct {
 	idle   time.Duration // for the client to take nothing; 0: no limit
 	until  time.Time     // the write deadline in force; zero: none
 	wrote  time.Time     // when the latest write began
+	sent   int64         // bytes of the answer's body
 	resets bool          // a deadline ends the answer even while nothing is written
 }
 
@@ -37,6 +38,7 @@ func (c *client) Write(p []byte) (n int, err error) {
 		c.renew()
 		var m int
 		m, err = c.ResponseWriter.Write(p[n:min(len(p), n+mostPiece)])
+		c.sent += int64(m)
 		if n += m; err != nil || n == len(p) {
 			return n, err
 		}

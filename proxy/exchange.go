@@ -2,7 +2,6 @@ package proxy
 
 import (
 	"errors"
-	"log/slog"
 	"net"
 	"net/http"
 	"os"
@@ -14,6 +13,7 @@ import (
 	"warmroute/metrics"
 	"warmroute/proxy/keys"
 	"warmroute/proxy/record"
+	"warmroute/proxy/traces"
 	"warmroute/router"
 	"warmroute/router/prompt"
 )
@@ -58,6 +58,8 @@ type exchange struct {
 	outcome  metrics.Request
 	presence presence        // among those that operators see
 	recorded *record.Request // nil: traffic is not recorded, or not this request
+	story    story
+	spans    *traces.Request // nil: requests are not traced
 }
 
 // input is what the client sent and what routing made of it.
@@ -91,6 +93,7 @@ func (p *Proxy) arrival(e *endpoint, w http.ResponseWriter, r *http.Request) *ex
 	s := p.settings.Load()
 	x := &exchange{p: p, settings: s, endpoint: e, w: newClient(w, r, s.WriteIdle), r: r, arrived: time.Now(), id: r.Header.Get("X-Request-Id")}
 	x.outcome.Endpoint = e.path
+	x.spans = p.traces.Begin(r, e.path, x.arrived)
 	p.inFlight.Add(1)
 	p.present.enter(x)
 	return x
@@ -125,11 +128,7 @@ func (x *exchange) end() {
 		x.p.present.pulse.ended(b, x.arrived, &x.outcome)
 	}
 	x.record()
-	if x.p.log.Enabled(x.r.Context(), slog.LevelDebug) {
-		o := &x.outcome
-		x.p.log.Debug("request", "endpoint", o.Endpoint, "model", o.Model, "backend", o.Backend, "code", o.Code, "attempts", x.attempts, "held", x.held,
-			"predicted", o.PredictedTokens, "prompt", o.PromptTokens, "duration", o.Duration, "ttft", o.TTFT, "request_id", x.id)
-	}
+	x.tellStory()
 }
 
 // leave counts the request in flight no more, if that was not done before.
@@ -178,6 +177,7 @@ func (x *exchange) prepare() *apiError {
 		return x.bodyFault(err)
 	}
 	x.whole = time.Now()
+	x.story.bytesIn = len(x.input.body)
 	_ = x.r.Body.Close() // or net/http would look for more of it, in vain, with the answer's header
 	if fault := x.steer(); fault != nil {
 		return fault
@@ -208,6 +208,7 @@ func (x *exchange) bodyFault(err error) *apiError {
 		return e
 	// The client is gone, where one whose body ends too soon may still read: over HTTP/1.1 it has closed its half.
 	case errors.As(err, &socket), x.r.ProtoMajor > 1 && x.clientLeft():
+		x.story.phase = "in_upload"
 		x.p.metrics.Aborted("in_upload")
 		return &apiError{status: statusClientLeft, kind: "client_left", message: "the client left"}
 	}

@@ -107,6 +107,7 @@ func (x *exchange) anotherIsReady() bool {
 func (x *exchange) wasHeld(end metrics.HeldEnd, waited time.Duration) {
 	x.held += waited
 	x.p.metrics.Held(end, waited)
+	x.spans.Held(waited, string(end))
 }
 
 // waits counts the request among those that wait, and reports whether one more

@@ -13,8 +13,10 @@ import (
 
 	"warmroute/backends"
 	"warmroute/metrics"
+	"warmroute/proxy/accesslog"
 	"warmroute/proxy/keys"
 	"warmroute/proxy/record"
+	"warmroute/proxy/traces"
 	"warmroute/router"
 	"warmroute/router/prompt"
 )
@@ -33,6 +35,8 @@ type Options struct {
 
 	BlockBytes int              // bytes of canonical prompt in a block
 	Record     *record.Recorder // nil: traffic is not recorded
+	AccessLog  *accesslog.Log   // nil: there is none
+	Traces     *traces.Tracer   // nil: requests are not traced
 	Keys       *keys.Set        // nil: everybody may come in
 
 	Settings
@@ -48,6 +52,8 @@ type Proxy struct {
 	suspect    func(*backends.Backend)
 	blockBytes int
 	record     *record.Recorder
+	access     *accesslog.Log
+	traces     *traces.Tracer
 	keys       *keys.Set
 	settings   atomic.Pointer[Settings]
 	retries    *retryBudget
@@ -81,6 +87,8 @@ func New(o Options) *Proxy {
 		suspect:    o.Suspect,
 		blockBytes: o.BlockBytes,
 		record:     o.Record,
+		access:     o.AccessLog,
+		traces:     o.Traces,
 		retries:    newRetryBudget(),
 		present:    newLive(),
 		keys:       o.Keys,

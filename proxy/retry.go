@@ -99,8 +99,10 @@ func (x *exchange) withinBudget() bool {
 	ctx, cancel := context.WithTimeout(x.wait.ctx, patience)
 	defer cancel()
 	ok := budget.await(ctx, s.RetryShare, s.RetryPerSecond)
-	x.held += time.Since(begun)
-	x.queued += time.Since(begun)
+	waited := time.Since(begun)
+	x.held += waited
+	x.queued += waited
+	x.spans.Held(waited, "retry_budget")
 	switch {
 	case ok:
 		x.p.metrics.RetryWaited(metrics.RetrySent)

@@ -35,6 +35,7 @@ func (x *exchange) run() {
 		x.beginWait()
 		f.decision, latest = d, f
 		x.tell(f)
+		x.story.failed(f.reason)
 		x.tried = append(x.tried, d.Backend)
 		if f.status != 0 || f.final || last == nil || last.status == 0 {
 			last = f

@@ -166,6 +166,7 @@ func (a *attempt) judge(resp *http.Response, s *eventScanner, err error) *failur
 func (a *attempt) noteContent(s *eventScanner) {
 	if s.content && a.outcome.TTFT == 0 {
 		a.outcome.TTFT = time.Since(a.arrived)
+		a.spans.FirstToken()
 	}
 }
 

@@ -1,0 +1,28 @@
+package main
+
+import (
+	"fmt"
+	"os"
+
+	"warmroute/metrics"
+	"warmroute/proxy/accesslog"
+	"warmroute/proxy/traces"
+)
+
+// watchRequests makes what tells of single requests: the access log and the traces.
+func (s *service) watchRequests(m *metrics.Metrics) (err error) {
+	if s.access, err = accesslog.New(s.config.AccessLog.settings(), s.log); err != nil {
+		return fmt.Errorf("access_log.file: %w", err)
+	}
+	m.WatchAccessLog(s.access.Lost)
+	if s.traces, err = traces.New(os.LookupEnv, version(), s.log); err != nil {
+		// A variable that all services of a host may share is no reason not to serve.
+		s.log.Warn("requests are not traced", "reason", err.Error())
+	}
+	if s.traces != nil {
+		m.WatchTraces(s.traces.Sent, s.traces.Failed)
+	}
+	return nil
+}
+
+func (c AccessLogConfig) settings() accesslog.Settings { return accesslog.Settings(c) }
