@@ -74,7 +74,7 @@ func (x *exchange) attempt(d *router.Decision) *failure {
 	}
 	x.p.present.sent(x, d)
 	x.tellAttempt(d)
-	resp, err := x.send(x.wait.ctx, d.Backend)
+	resp, err := x.send(x.wait, d.Backend)
 	if err != nil {
 		return a.blame(a.failed(err))
 	}

@@ -37,7 +37,8 @@ type exchange struct {
 	waited   bool                // for a place on those that are full
 	moved    bool                // from a backend that did nothing
 	queued   time.Duration       // waited for the retry budget
-	wait     wait                // of the attempt under way
+	wait     *wait               // of the attempt under way
+	first    wait                // of the first: no allocation of its own
 	held     time.Duration       // waited for a backend to have room
 	gone     bool                // counts in flight no more
 	waiting  bool                // counted by the router among those that wait

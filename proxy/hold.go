@@ -40,7 +40,7 @@ func (x *exchange) pick() (*router.Decision, error) {
 			if x.crowded {
 				return nil, router.ErrHoldFull
 			}
-			return nil, x.wait.ctx.Err()
+			return nil, x.wait.Err()
 		}
 		x.askAgain()
 	}
@@ -66,7 +66,7 @@ func (x *exchange) patience() time.Duration {
 func (x *exchange) ask() (*router.Decision, error) {
 	x.stopWaiting()
 	asked := time.Now()
-	ctx := x.wait.ctx
+	ctx := context.Context(x.wait)
 	if left := x.patience(); left < x.settings.HoldTime { // else the router's own limit will do
 		limited, cancel := context.WithTimeout(ctx, left)
 		defer cancel()
@@ -140,7 +140,7 @@ func (x *exchange) rest(d time.Duration) bool {
 	select {
 	case <-timer.C:
 		return true
-	case <-x.wait.ctx.Done():
+	case <-x.wait.Done():
 		return false
 	}
 }

@@ -2,7 +2,6 @@ package proxy
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"math/rand/v2"
 	"slices"
@@ -78,7 +77,7 @@ type presence struct {
 	// Guarded by the shard's mu.
 	prev, next *presence
 	exchange   *exchange // of it only what never changes is read, and its connection's deadlines set
-	cancel     context.CancelCauseFunc
+	wait       *wait     // ends it
 	model, key string
 	backend    *backends.Backend
 	matched    int
@@ -112,19 +111,19 @@ func (l *Live) leave(p *presence) {
 	s.mu.Unlock()
 }
 
-// waits notes that the exchange asks for a backend, and what ends its waiting. One
-// that was cancelled before is ended at once.
-func (l *Live) waits(x *exchange, cancel context.CancelCauseFunc) {
+// waits notes that the exchange asks for a backend, and its wait. One that was
+// cancelled before is ended at once.
+func (l *Live) waits(x *exchange) {
 	p := &x.presence
 	s := l.shard(p.number)
 	s.mu.Lock()
-	p.cancel, p.model = cancel, x.outcome.Model
+	p.wait, p.model = x.wait, x.outcome.Model
 	if x.holder != nil {
 		p.key = x.holder.Name
 	}
 	p.phase.Store(int32(Held))
 	if p.cancelled.Load() {
-		cancel(errCancelled)
+		x.wait.cancel(errCancelled)
 	}
 	s.mu.Unlock()
 }
@@ -240,6 +239,6 @@ func (p *presence) end() {
 		_ = conn.SetReadDeadline(time.Unix(1, 0)) // fails where there are none; then the body has to end by itself
 		return
 	}
-	p.cancel(errCancelled)
+	p.wait.cancel(errCancelled)
 	_ = conn.SetWriteDeadline(time.Now().Add(lastWords)) // it may be waiting for a client that does not read
 }

@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"context"
 	"testing"
 	"time"
 
@@ -16,11 +15,10 @@ func BenchmarkPresence(b *testing.B) {
 	d := &router.Decision{Backend: &backends.Backend{Name: "b"}, Reason: router.ReasonPrefix}
 	x := &exchange{p: p, id: "an-id", endpoint: &endpoints[0], arrived: time.Now(), settings: new(Settings)}
 	x.outcome = metrics.Request{Model: "m", Code: 200, TTFT: 20 * time.Millisecond}
-	cancel := context.CancelCauseFunc(func(error) {})
 	b.ReportAllocs()
 	for b.Loop() {
 		p.present.enter(x)
-		p.present.waits(x, cancel)
+		p.present.waits(x)
 		p.present.sent(x, d)
 		x.presence.phase.Store(int32(Answering))
 		p.present.leave(&x.presence)

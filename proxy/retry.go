@@ -96,7 +96,7 @@ func (x *exchange) withinBudget() bool {
 		return false
 	}
 	begun := time.Now()
-	ctx, cancel := context.WithTimeout(x.wait.ctx, patience)
+	ctx, cancel := context.WithTimeout(x.wait, patience)
 	defer cancel()
 	ok := budget.await(ctx, s.RetryShare, s.RetryPerSecond)
 	waited := time.Since(begun)
@@ -198,7 +198,7 @@ func (x *exchange) lookForPlace() (found bool) {
 				continue
 			}
 		case <-left.C:
-		case <-x.wait.ctx.Done():
+		case <-x.wait.Done():
 		}
 		place.Leave(false)
 		return found

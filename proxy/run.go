@@ -52,8 +52,11 @@ func (x *exchange) run() {
 // beginWait precedes all that may take long before an attempt, and the attempt,
 // which ends it.
 func (x *exchange) beginWait() {
+	if x.wait = &x.first; x.first.Context != nil {
+		x.wait = new(wait)
+	}
 	x.wait.begin(x.r.Context())
-	x.p.present.waits(x, x.wait.cancel)
+	x.p.present.waits(x)
 }
 
 // tell makes a failed attempt known.

@@ -153,8 +153,8 @@ func (b *Body) Uploaded() bool { return b.up.sent() }
 // mu is held.
 func (b *Body) end(err error) {
 	if err != io.EOF && err != http.ErrBodyReadAfterClose {
-		if cause := context.Cause(b.ctx); cause != nil {
-			err = cause
+		if why := cause(b.ctx); why != nil {
+			err = why
 		} else if err != io.ErrUnexpectedEOF { // bare, as readers compare it
 			err = fmt.Errorf("answer of %s: %w", b.t.addr, err)
 		}

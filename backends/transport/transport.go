@@ -10,7 +10,6 @@
 package transport
 
 import (
-	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -161,7 +160,7 @@ func (t *Transport) Open() int { return t.open.len() }
 // its kept-alive connection closed is sent once more, on a new one.
 //
 // Cancelling the request's context closes the socket at once, in any phase; the
-// error is then context.Cause. There is no other limit on the wait for the
+// error is then context.Cause, or what a context with a method Cause says. There is no other limit on the wait for the
 // header to begin: cancel the context with a cause of your own when it has been
 // too long.
 func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
@@ -170,8 +169,8 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		resp, err = t.again(req, err)
 	}
 	if err != nil {
-		if cause := context.Cause(req.Context()); cause != nil {
-			return nil, cause
+		if why := cause(req.Context()); why != nil {
+			return nil, why
 		}
 		return nil, err
 	}
@@ -218,7 +217,7 @@ func (t *Transport) attempt(req *http.Request, body io.ReadCloser, fresh bool) (
 		b.up.end()
 		return nil, false, err
 	}
-	b.c, b.br, b.stop = c, t.pool.AcquireReader(c.Conn), context.AfterFunc(ctx, c.abort)
+	b.c, b.br, b.stop = c, t.pool.AcquireReader(c.Conn), afterFunc(ctx, c.abort)
 	b.up.start(c)
 	if _, err = b.br.Peek(1); err != nil {
 		b.letGo()
