@@ -47,6 +47,14 @@ func startProgram(t *testing.T, args ...string) *program {
 
 func startCommand(t *testing.T, cmd *exec.Cmd) *program {
 	t.Helper()
+	p := launch(t, cmd)
+	p.serves()
+	return p
+}
+
+// launch returns at once.
+func launch(t *testing.T, cmd *exec.Cmd) *program {
+	t.Helper()
 	p := &program{t: t, cmd: cmd, log: &syncBuffer{}, ended: make(chan struct{})}
 	cmd.Env = append(cmd.Environ(), asProgram+"=1")
 	// A pipe and no Buffer: the process after a hand-over writes to it as well.
@@ -70,13 +78,18 @@ func startCommand(t *testing.T, cmd *exec.Cmd) *program {
 			t.Logf("log of process %d:\n%s", cmd.Process.Pid, p.log.String())
 		}
 	})
+	return p
+}
+
+// serves waits until the proxy does.
+func (p *program) serves() {
+	p.t.Helper()
 	p.url = "http://" + p.awaitLog(`msg=listening public=(\S+)`)
 	if strings.Contains(p.log.String(), " tls=true ") {
 		p.url = strings.Replace(p.url, "http", "https", 1)
 	}
 	p.admin = "http://" + p.awaitLog(`msg=listening admin=(\S+)`)
-	p.eventually("ready", func() bool { return metricSum(t, p.admin, "warmroute_backend_ready") > 0 })
-	return p
+	p.eventually("ready", func() bool { return metricSum(p.t, p.admin, "warmroute_backend_ready") > 0 })
 }
 
 // awaitLog waits for what matches and returns its first group, or all of it.
