@@ -107,7 +107,7 @@ func newServiceAfter(before *inherited, c *Config, log *slog.Logger) (*service, 
 		Settings:   c.proxySettings(),
 	})
 	host, _, _ := net.SplitHostPort(c.Admin) // checked with the configuration
-	s.admin = admin.New(admin.Options{Registry: s.registry, Metrics: m.Handler(), Log: log, Host: host, Token: c.AdminToken})
+	s.admin = admin.New(admin.Options{Registry: s.registry, Proxy: s.proxy, Reset: s.reset, Metrics: m.Handler(), Log: log, Host: host, Token: c.AdminToken})
 	return s, nil
 }
 
@@ -156,6 +156,15 @@ func (s *service) watch(m *metrics.Metrics) {
 			s.snapshot.index.Gone(b)
 		}
 	}
+}
+
+// reset forgets what is believed of a backend, by an operator's word: also what a
+// snapshot would give back to it.
+func (s *service) reset(b *backends.Backend) router.Reset {
+	if s.snapshot != nil {
+		s.snapshot.index.Gone(b)
+	}
+	return s.router.Reset(b)
 }
 
 // missedPoll makes of a scrape that failed what it is worth: one that was not

@@ -180,6 +180,11 @@ func (x *exchange) prepare() *apiError {
 	x.whole = time.Now()
 	x.story.bytesIn = len(x.input.body)
 	_ = x.r.Body.Close() // or net/http would look for more of it, in vain, with the answer's header
+	return x.understand()
+}
+
+// understand makes of the client's header and body what routing needs.
+func (x *exchange) understand() *apiError {
 	if fault := x.steer(); fault != nil {
 		return fault
 	}

@@ -10,11 +10,15 @@ import (
 	"sync/atomic"
 
 	"warmroute/backends"
+	"warmroute/proxy"
+	"warmroute/router"
 )
 
 // Options are what a Handler is made of.
 type Options struct {
 	Registry *backends.Registry
+	Proxy    *proxy.Proxy                         // which is asked where requests would go
+	Reset    func(*backends.Backend) router.Reset // forgets what is believed of a backend
 	Metrics  http.Handler
 	Log      *slog.Logger
 	Host     string // that the listener's address names; "" for every interface
@@ -23,14 +27,17 @@ type Options struct {
 
 // Handler serves the admin listener. Safe for concurrent use.
 type Handler struct {
-	registry *backends.Registry
-	log      *slog.Logger
-	host     string
-	token    atomic.Pointer[string]
-	scrapes  chan struct{} // holds one for each scrape under way
-	profiles chan struct{} // and for each profile
-	metrics  http.Handler
-	routes   http.Handler // what operators alone may ask
+	registry  *backends.Registry
+	log       *slog.Logger
+	host      string
+	token     atomic.Pointer[string]
+	scrapes   chan struct{} // holds one for each scrape under way
+	profiles  chan struct{} // and for each profile
+	questions chan struct{} // and for each request that is asked or told about
+	proxy     *proxy.Proxy
+	forget    func(*backends.Backend) router.Reset
+	metrics   http.Handler
+	routes    http.Handler // what operators alone may ask
 }
 
 // New makes a Handler. It starts nothing.
@@ -38,14 +45,18 @@ func New(o Options) *Handler {
 	h := &Handler{
 		registry: o.Registry, log: o.Log, host: o.Host, metrics: o.Metrics,
 		scrapes: make(chan struct{}, mostScrapes), profiles: make(chan struct{}, mostProfiles),
+		questions: make(chan struct{}, mostQuestions), proxy: o.Proxy, forget: o.Reset,
 	}
 	h.SetToken(o.Token)
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /api/backends/{name}/drain", h.drain)
 	mux.HandleFunc("POST /api/backends/{name}/undrain", h.undrain)
+	mux.HandleFunc("POST /api/backends/{name}/reset", h.reset)
+	mux.HandleFunc("POST /api/explain", h.explain)
+	mux.HandleFunc("POST /api/placed", h.placed)
 	h.profile(mux)
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		fail(w, http.StatusNotFound, "no such path or method; there are GET /metrics, POST /api/backends/{name}/drain and /undrain, and GET /debug/pprof/")
+		fail(w, http.StatusNotFound, "no such path or method; there are GET /metrics, POST /api/backends/{name}/drain, /undrain and /reset, POST /api/explain, POST /api/placed, and GET /debug/pprof/")
 	})
 	h.routes = mux
 	return h
@@ -66,6 +77,18 @@ func (h *Handler) undrain(w http.ResponseWriter, r *http.Request) {
 // change does to the named backend what an operator asks for, and answers with
 // the state that it has then.
 func (h *Handler) change(w http.ResponseWriter, r *http.Request, what string, do func(*backends.Backend)) {
+	b := h.backend(w, r)
+	if b == nil {
+		return
+	}
+	do(b)
+	h.log.Info(what, "backend", b.Name, "in_flight", b.InFlight.Load(), "by", r.RemoteAddr)
+	reply(w, http.StatusOK, map[string]any{"backend": b.Name, "state": b.State().String(), "in_flight": b.InFlight.Load()})
+}
+
+// backend is the one that the path names; where there is none, the request is
+// answered.
+func (h *Handler) backend(w http.ResponseWriter, r *http.Request) *backends.Backend {
 	b := h.registry.Find(r.PathValue("name"))
 	if b == nil {
 		var names []string
@@ -73,11 +96,8 @@ func (h *Handler) change(w http.ResponseWriter, r *http.Request, what string, do
 			names = append(names, b.Name)
 		}
 		fail(w, http.StatusNotFound, "no backend has that name; there are: "+strings.Join(names, ", "))
-		return
 	}
-	do(b)
-	h.log.Info(what, "backend", b.Name, "in_flight", b.InFlight.Load(), "by", r.RemoteAddr)
-	reply(w, http.StatusOK, map[string]any{"backend": b.Name, "state": b.State().String(), "in_flight": b.InFlight.Load()})
+	return b
 }
 
 func reply(w http.ResponseWriter, status int, what any) {

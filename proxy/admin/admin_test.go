@@ -36,7 +36,7 @@ func (farConn) LocalAddr() net.Addr { return &net.TCPAddr{IP: net.IPv4(10, 0, 0,
 
 // listener is a Handler behind a real one.
 type listener struct {
-	t       *testing.T
+	t       testing.TB
 	url     string
 	host    string // as clients know it
 	client  *http.Client

@@ -107,6 +107,9 @@ func isJSONPost(w http.ResponseWriter, r *http.Request) bool {
 		fail(w, http.StatusUnsupportedMediaType, "send POSTs with Content-Type: application/json; the body may be empty")
 		return false
 	}
+	if takesBody(r.URL.Path) {
+		return true
+	}
 	// Only the body is waited for: the connection is also read to see the client leave.
 	c := http.NewResponseController(w)
 	_ = c.SetReadDeadline(time.Now().Add(patience))

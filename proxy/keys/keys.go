@@ -87,6 +87,16 @@ func (s *Set) Find(presented string) (h *Holder, known bool) {
 	return h, known
 }
 
+// Named returns the holder of the key of that name, nil when there is none.
+func (s *Set) Named(name string) *Holder {
+	for _, h := range s.valid.Load().holders {
+		if h.Name == name {
+			return h
+		}
+	}
+	return nil
+}
+
 // Use is what one key was used for since it was configured.
 type Use struct {
 	Name                           string
