@@ -1,0 +1,278 @@
+package accesslog
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const failsafe = 20 * time.Second
+
+func eventually(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	for end := time.Now().Add(failsafe); !is(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("never: %s", what)
+		}
+	}
+}
+
+// running is a Log whose writer runs until end, or to the test's end.
+type running struct {
+	*Log
+	own *lockedBuffer // what it says of itself
+	end func()
+}
+
+func start(t *testing.T, s Settings) *running {
+	t.Helper()
+	r := &running{own: &lockedBuffer{}}
+	var err error
+	if r.Log, err = New(s, slog.New(slog.NewTextHandler(r.own, nil))); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var writing sync.WaitGroup
+	writing.Go(func() { r.Run(ctx) })
+	r.end = func() { cancel(); writing.Wait() }
+	t.Cleanup(r.end)
+	return r
+}
+
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
+
+// lines reads the requests' ids in a file, each from a line that must be whole.
+func lines(t *testing.T, path string) (ids []string) {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(text)) {
+		var e struct {
+			ID string `json:"request_id"`
+		}
+		if err := json.Unmarshal([]byte(line), &e); err != nil {
+			t.Fatalf("%q: %v", line, err)
+		}
+		ids = append(ids, e.ID)
+	}
+	return ids
+}
+
+func ok(id string) *Entry { return &Entry{At: time.Now(), ID: id, Code: 200, Observed: -1} }
+
+func TestALineSaysWhatThereIsToSay(t *testing.T) {
+	full := &Entry{
+		At: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), ID: "r-1", Client: "10.0.0.1:5", Key: "team", Endpoint: "/v1/chat/completions",
+		Model: "m", Backend: "b", Reason: "prefix", Phase: "in_stream", TraceID: "0af7651916cd43dd8448eb211c80319c", Failures: []string{"connect", "status_503"},
+		Code: 499, Attempts: 3, BytesIn: 10, BytesOut: 20, Prompt: 100, Predicted: 64, Observed: 0, Answer: 7,
+		TTFT: 1500 * time.Microsecond, Duration: 2 * time.Second, Held: 30 * time.Millisecond, Overhead: 42 * time.Microsecond,
+	}
+	refused := &Entry{At: full.At, ID: "r-2", Endpoint: "/v1/chat/completions", Code: 503, Observed: -1}
+	for format, want := range map[string]string{
+		"json": `{"time":"2026-01-02T03:04:05Z","level":"INFO","msg":"request","request_id":"r-1","client":"10.0.0.1:5","key":"team","endpoint":"/v1/chat/completions","model":"m","code":499,` +
+			`"duration_ms":2000,"bytes_in":10,"bytes_out":20,"backend":"b","reason":"prefix","attempts":3,"prompt_tokens":100,"predicted_tokens":64,"observed_tokens":0,"answer_tokens":7,"overhead_us":42,` +
+			`"ttft_ms":1.5,"held_ms":30,"failures":"connect,status_503","aborted":"in_stream","trace_id":"0af7651916cd43dd8448eb211c80319c"}` + "\n" +
+			`{"time":"2026-01-02T03:04:05Z","level":"WARN","msg":"request","request_id":"r-2","endpoint":"/v1/chat/completions","code":503,"duration_ms":0,"bytes_in":0,"bytes_out":0}` + "\n",
+		"text": `time=2026-01-02T03:04:05.000Z level=INFO msg=request request_id=r-1 client=10.0.0.1:5 key=team endpoint=/v1/chat/completions model=m code=499 ` +
+			`duration_ms=2000 bytes_in=10 bytes_out=20 backend=b reason=prefix attempts=3 prompt_tokens=100 predicted_tokens=64 observed_tokens=0 answer_tokens=7 overhead_us=42 ` +
+			`ttft_ms=1.5 held_ms=30 failures=connect,status_503 aborted=in_stream trace_id=0af7651916cd43dd8448eb211c80319c` + "\n" +
+			`time=2026-01-02T03:04:05.000Z level=WARN msg=request request_id=r-2 endpoint=/v1/chat/completions code=503 duration_ms=0 bytes_in=0 bytes_out=0` + "\n",
+	} {
+		path := filepath.Join(t.TempDir(), "log")
+		l := start(t, Settings{File: path, Format: format, Sample: 1})
+		l.Add(full)
+		l.Add(refused)
+		l.end()
+		if got, _ := os.ReadFile(path); string(got) != want {
+			t.Errorf("%s: got\n%s\nwant\n%s", format, got, want)
+		}
+		if l.Lost() != 0 {
+			t.Errorf("%d lost", l.Lost())
+		}
+	}
+}
+
+func TestErrorsAreLoggedWhateverTheSample(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "log")
+	l := start(t, Settings{File: path, Format: "json", Sample: 0})
+	for code, id := range map[int]string{200: "fine", 404: "theirs", 499: "left", 502: "ours"} {
+		e := ok(id)
+		e.Code = code
+		l.Add(e)
+	}
+	late := ok("late") // left with the status already sent
+	late.Phase = "in_body"
+	l.Add(late)
+	l.Configure(Settings{File: path, Format: "json", Sample: 0.5})
+	for range 1000 {
+		l.Add(ok("sampled"))
+	}
+	l.end()
+	got := lines(t, path)
+	n := 0
+	for _, id := range got {
+		if id == "fine" {
+			t.Error("a request without an error was logged")
+		}
+		if id == "sampled" {
+			n++
+		}
+	}
+	if len(got)-n != 4 || n < 300 || n > 700 {
+		t.Errorf("%d errors and %d of 1000", len(got)-n, n)
+	}
+}
+
+func TestARenamedFileIsLetGoByItself(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "log")
+	l := start(t, Settings{File: path, Format: "json", Sample: 1})
+	l.Add(ok("before"))
+	eventually(t, "it is written", func() bool { return len(lines(t, path)) == 1 })
+	if err := os.Rename(path, path+".1"); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "there is a new file", func() bool { _, err := os.Stat(path); return err == nil })
+	l.Add(ok("after"))
+	l.end()
+	if old, fresh := lines(t, path+".1"), lines(t, path); strings.Join(old, " ") != "before" || strings.Join(fresh, " ") != "after" {
+		t.Errorf("old %v, new %v", old, fresh)
+	}
+}
+
+func TestATruncatedFileIsGoneOnWith(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "log")
+	l := start(t, Settings{File: path, Format: "json", Sample: 1})
+	l.Add(ok("before"))
+	eventually(t, "it is written", func() bool { return len(lines(t, path)) == 1 })
+	if err := os.Truncate(path, 0); err != nil {
+		t.Fatal(err)
+	}
+	l.Add(ok("after"))
+	l.end()
+	if got := lines(t, path); strings.Join(got, " ") != "after" { // without zeros in front
+		t.Errorf("got %v", got)
+	}
+}
+
+func TestAnotherFileAndNone(t *testing.T) {
+	dir := t.TempDir()
+	one, two := filepath.Join(dir, "one"), filepath.Join(dir, "two")
+	l := start(t, Settings{File: one, Format: "json", Sample: 1})
+	l.Add(ok("1"))
+	eventually(t, "it is written", func() bool { return len(lines(t, one)) == 1 })
+	if err := l.Configure(Settings{File: filepath.Join(dir, "no", "such"), Format: "json", Sample: 1}); err == nil {
+		t.Error("a file that cannot be opened is no error")
+	}
+	if err := l.Configure(Settings{File: two, Format: "json", Sample: 1}); err != nil {
+		t.Fatal(err)
+	}
+	l.Add(ok("2"))
+	eventually(t, "it is written", func() bool { return len(lines(t, two)) == 1 })
+	if err := l.Configure(Settings{}); err != nil || l.On() {
+		t.Errorf("%v, on %v", err, l.On())
+	}
+	l.Add(ok("3"))
+	l.end()
+	if a, b := lines(t, one), lines(t, two); strings.Join(a, " ") != "1" || strings.Join(b, " ") != "2" || l.Lost() != 0 {
+		t.Errorf("%v %v, %d lost", a, b, l.Lost())
+	}
+}
+
+func TestWhatComesAfterTheEndIsCounted(t *testing.T) {
+	l := start(t, Settings{File: filepath.Join(t.TempDir(), "log"), Format: "json", Sample: 1})
+	l.end()
+	l.Add(ok("late"))
+	if l.Lost() != 1 {
+		t.Errorf("%d lost", l.Lost())
+	}
+}
+
+func TestATornLineDoesNotSpoilTheNext(t *testing.T) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	defer w.Close()
+	s := &sink{file: w, regular: true} // one write, as to a disk that is full in its midst
+	w.SetWriteDeadline(time.Now().Add(50 * time.Millisecond))
+	const line = "0123456789abcdef0123456789abcde\n-" // of a length that fits no pipe evenly
+	sent := strings.Repeat(line[:len(line)-2]+"xyz\n", 8<<10)
+	lost, err := s.write([]byte(sent))
+	if err == nil || lost == 0 || !s.torn {
+		t.Fatalf("lost %d, %v, torn %v", lost, err, s.torn)
+	}
+	w.SetWriteDeadline(time.Time{})
+	read := make(chan string)
+	go func() {
+		text, _ := io.ReadAll(r)
+		read <- string(text)
+	}()
+	if lost, err := s.write([]byte("whole\n")); lost != 0 || err != nil {
+		t.Errorf("lost %d, %v", lost, err)
+	}
+	w.Close()
+	got := strings.Split(strings.TrimSuffix(<-read, "\n"), "\n")
+	if last := got[len(got)-1]; last != "whole" {
+		t.Errorf("the last line is %q", last)
+	}
+	if want := strings.Count(sent, "\n") - lost + 2; len(got) != want {
+		t.Errorf("%d lines, want %d: those that were not lost, the torn one and the last", len(got), want)
+	}
+}
+
+func BenchmarkAdd(b *testing.B) {
+	for _, format := range []string{"json", "text", "off"} {
+		b.Run(format, func(b *testing.B) {
+			s := Settings{File: os.DevNull, Format: format, Sample: 1}
+			if format == "off" {
+				s.File = ""
+			}
+			l, err := New(s, slog.New(slog.DiscardHandler))
+			if err != nil {
+				b.Fatal(err)
+			}
+			ctx, cancel := context.WithCancel(b.Context())
+			var writing sync.WaitGroup
+			writing.Go(func() { l.Run(ctx) })
+			e := ok("wr-0123456789abcdef0123456789abcdef")
+			e.Endpoint, e.Model, e.Backend, e.Reason, e.Attempts, e.Client = "/v1/chat/completions", "m", "b:8000", "prefix", 1, "127.0.0.1:"+strconv.Itoa(40000)
+			b.ReportAllocs()
+			for b.Loop() {
+				l.Add(e)
+			}
+			cancel()
+			writing.Wait()
+		})
+	}
+}

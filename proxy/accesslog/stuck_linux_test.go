@@ -1,0 +1,98 @@
+package accesslog
+
+import (
+	"bufio"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// stuckPipe is a pipe that somebody has open and does not read.
+func stuckPipe(t *testing.T) (path string, reader *os.File) {
+	t.Helper()
+	path = filepath.Join(t.TempDir(), "pipe")
+	if err := syscall.Mkfifo(path, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	reader, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { reader.Close() })
+	return path, reader
+}
+
+func TestAPipeThatNobodyReadsHoldsNobodyUp(t *testing.T) {
+	path, reader := stuckPipe(t)
+	l := start(t, Settings{File: path, Format: "json", Sample: 1})
+	const sent = 50_000 // about 6 MB, more than waits and the pipe together
+	for i := range sent {
+		l.Add(ok(strconv.Itoa(i)))
+	}
+	if l.Lost() == 0 {
+		t.Fatal("nothing is lost: the bound is not there, or the test is too small")
+	}
+	l.end()
+	if !strings.Contains(l.own.String(), "access log is not written") {
+		t.Errorf("nothing is said: %s", l.own.String())
+	}
+	got := 0
+	for in := bufio.NewScanner(reader); in.Scan(); got++ {
+		if line := in.Text(); !strings.HasPrefix(line, "{") || !strings.HasSuffix(line, "}") {
+			t.Fatalf("half a line: %s", line)
+		}
+	}
+	if int64(got)+l.Lost() != sent {
+		t.Errorf("%d read and %d lost, of %d", got, l.Lost(), sent)
+	}
+}
+
+func TestAnotherFileTakesOverFromAPipeThatIsStuck(t *testing.T) {
+	pipe, _ := stuckPipe(t)
+	l := start(t, Settings{File: pipe, Format: "json", Sample: 1})
+	for i := range 2000 { // more than the pipe takes
+		l.Add(ok(strconv.Itoa(i)))
+	}
+	eventually(t, "the pipe is being written to", func() bool { return l.waiting() == 0 })
+	path := filepath.Join(t.TempDir(), "log")
+	if err := l.Configure(Settings{File: path, Format: "json", Sample: 1}); err != nil {
+		t.Fatal(err)
+	}
+	l.Add(ok("next"))
+	eventually(t, "the other file has the line", func() bool { return strings.Join(lines(t, path), " ") == "next" })
+}
+
+// waiting is how many bytes of lines nobody writes yet.
+func (l *Log) waiting() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.pending)
+}
+
+func TestAFullDiskCostsLinesAndNothingElse(t *testing.T) {
+	if _, err := os.Stat("/dev/full"); err != nil {
+		t.Fatal("this system has no /dev/full: ", err)
+	}
+	l := start(t, Settings{File: "/dev/full", Format: "json", Sample: 1})
+	for i := range 3 {
+		l.Add(ok(strconv.Itoa(i)))
+		eventually(t, "it is counted", func() bool { return l.Lost() == int64(i)+1 })
+	}
+	l.end()
+	if n := strings.Count(l.own.String(), "no space left on device"); n != 1 {
+		t.Errorf("it is said %d times: %s", n, l.own.String())
+	}
+}
+
+func TestAPipeWithoutAReaderIsAnError(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "pipe")
+	if err := syscall.Mkfifo(path, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := open(path); err == nil {
+		t.Error("it was opened")
+	}
+}
