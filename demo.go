@@ -165,6 +165,6 @@ The one by prefix is yours too: base URL %s/v1, model "sim", any key.
 
 `, backends, f.url, f.url)
 	if f.admin != "" {
-		fmt.Fprintf(out, "Its metrics: %s/metrics\n\n", f.admin)
+		fmt.Fprintf(out, "Its live page: %s/\nIts metrics: %s/metrics\n\n", f.admin, f.admin)
 	}
 }

@@ -50,6 +50,7 @@ func (s *service) open(public, admin net.Listener) *front {
 	f.serve(&door{"public", public, server})
 	if admin != nil {
 		server := s.server(f.closing(s.admin), requests)
+		server.RegisterOnShutdown(s.admin.EndEvents)
 		server.ConnState = proxy.BoundConnections(adminConnections)
 		f.serve(&door{"admin", admin, server})
 	}

@@ -141,6 +141,7 @@ func awaitSuccessor(cmd *exec.Cmd, heard *os.File) error {
 // for timeouts.drain.
 func (s *service) leave(ctx context.Context, f *front) error {
 	f.stopListening()
+	s.admin.EndEvents() // so that pages look at the new process
 	limit, cancel := context.WithTimeout(ctx, s.config.Timeouts.Shutdown)
 	defer cancel()
 	looks := time.NewTicker(lookEvery)

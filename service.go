@@ -107,7 +107,10 @@ func newServiceAfter(before *inherited, c *Config, log *slog.Logger) (*service, 
 		Settings:   c.proxySettings(),
 	})
 	host, _, _ := net.SplitHostPort(c.Admin) // checked with the configuration
-	s.admin = admin.New(admin.Options{Registry: s.registry, Proxy: s.proxy, Reset: s.reset, Metrics: m.Handler(), Log: log, Host: host, Token: c.AdminToken})
+	s.admin = admin.New(admin.Options{
+		Registry: s.registry, Router: s.router, Proxy: s.proxy, Reset: s.reset,
+		Metrics: m.Handler(), Version: version(), Log: log, Host: host, Token: c.AdminToken,
+	})
 	return s, nil
 }
 

@@ -37,3 +37,10 @@ func (r *Router) Configure(o Options) error {
 	}
 	return nil
 }
+
+// Policy is the name of the one in use.
+func (r *Router) Policy() string {
+	r.deciding.Lock()
+	defer r.deciding.Unlock()
+	return r.policyName
+}

@@ -7,7 +7,9 @@ import (
 	"log/slog"
 	"net/http"
 	"strings"
+	"sync"
 	"sync/atomic"
+	"time"
 
 	"warmroute/backends"
 	"warmroute/proxy"
@@ -19,7 +21,9 @@ type Options struct {
 	Registry *backends.Registry
 	Proxy    *proxy.Proxy                         // which is asked where requests would go
 	Reset    func(*backends.Backend) router.Reset // forgets what is believed of a backend
+	Router   *router.Router
 	Metrics  http.Handler
+	Version  string
 	Log      *slog.Logger
 	Host     string // that the listener's address names; "" for every interface
 	Token    string // as SetToken takes it
@@ -35,17 +39,26 @@ type Handler struct {
 	profiles  chan struct{} // and for each profile
 	questions chan struct{} // and for each request that is asked or told about
 	proxy     *proxy.Proxy
+	router    *router.Router
 	forget    func(*backends.Backend) router.Reset
 	metrics   http.Handler
 	routes    http.Handler // what operators alone may ask
+	version   string
+	started   time.Time
+	account   account
+
+	listeners chan struct{} // holds one for each that hears events
+	ended     chan struct{} // closed when they are to end
+	endOnce   sync.Once
 }
 
 // New makes a Handler. It starts nothing.
 func New(o Options) *Handler {
 	h := &Handler{
-		registry: o.Registry, log: o.Log, host: o.Host, metrics: o.Metrics,
+		registry: o.Registry, router: o.Router, version: o.Version, started: time.Now(), log: o.Log, host: o.Host, metrics: o.Metrics,
 		scrapes: make(chan struct{}, mostScrapes), profiles: make(chan struct{}, mostProfiles),
 		questions: make(chan struct{}, mostQuestions), proxy: o.Proxy, forget: o.Reset,
+		listeners: make(chan struct{}, mostListeners), ended: make(chan struct{}),
 	}
 	h.SetToken(o.Token)
 	mux := http.NewServeMux()
@@ -54,9 +67,12 @@ func New(o Options) *Handler {
 	mux.HandleFunc("POST /api/backends/{name}/reset", h.reset)
 	mux.HandleFunc("POST /api/explain", h.explain)
 	mux.HandleFunc("POST /api/placed", h.placed)
+	mux.HandleFunc("GET /api/state", h.showState)
+	mux.HandleFunc("GET /api/events", h.events)
+	mux.HandleFunc("POST /api/requests/{handle}/cancel", h.cancel)
 	h.profile(mux)
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		fail(w, http.StatusNotFound, "no such path or method; there are GET /metrics, POST /api/backends/{name}/drain, /undrain and /reset, POST /api/explain, POST /api/placed, and GET /debug/pprof/")
+		fail(w, http.StatusNotFound, "no such path or method; there are GET /metrics, GET / (the live page), GET /api/state, GET /api/events, POST /api/requests/{handle}/cancel, POST /api/backends/{name}/drain, /undrain and /reset, POST /api/explain, POST /api/placed, and GET /debug/pprof/")
 	})
 	h.routes = mux
 	return h
@@ -82,6 +98,7 @@ func (h *Handler) change(w http.ResponseWriter, r *http.Request, what string, do
 		return
 	}
 	do(b)
+	h.account.forget()
 	h.log.Info(what, "backend", b.Name, "in_flight", b.InFlight.Load(), "by", r.RemoteAddr)
 	reply(w, http.StatusOK, map[string]any{"backend": b.Name, "state": b.State().String(), "in_flight": b.InFlight.Load()})
 }

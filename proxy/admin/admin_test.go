@@ -203,7 +203,7 @@ func TestAWebPageCannotPost(t *testing.T) {
 func TestOtherPathsAndMethods(t *testing.T) {
 	l := listen(t, false, Options{})
 	for _, c := range []struct{ method, path string }{
-		{"GET", "/"}, {"GET", drainPath}, {"PUT", drainPath}, {"POST", "/metrics"}, {"POST", "/api/backends/x/none"}, {"GET", "/debug/vars"}, {"POST", "/debug/pprof/"},
+		{"POST", "/"}, {"GET", "/index.html"}, {"GET", "/page/page.js"}, {"GET", "/api/requests/x/cancel"}, {"POST", "/api/state"}, {"GET", drainPath}, {"PUT", drainPath}, {"POST", "/metrics"}, {"POST", "/api/backends/x/none"}, {"GET", "/debug/vars"}, {"POST", "/debug/pprof/"},
 	} {
 		if status, answer := l.ask(c.method, c.path, "Content-Type", jsonType); status != 404 || !strings.Contains(answer, "there are GET /metrics") {
 			t.Errorf("%s %s: got %d %s", c.method, c.path, status, answer)

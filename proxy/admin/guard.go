@@ -32,14 +32,18 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.ContentLength != 0 {
 		w.Header().Set("Connection", "close") // what is not read of it is not waited for
 	}
+	w.Header().Set("Cache-Control", "no-store")
+	w.Header().Set("X-Content-Type-Options", "nosniff")
 	near := overLoopback(r)
 	switch {
 	case near && !h.mayBeCalled(r.Host):
 		fail(w, http.StatusForbidden, "the Host header names neither this machine nor the address in the setting admin: ask for http://127.0.0.1 and the port")
-	case !sameOrigin(r):
+	case !sameOrigin(r) && !isLinkToPage(r):
 		fail(w, http.StatusForbidden, "the Origin header is another's: web pages may not ask here")
 	case r.URL.Path == "/metrics" && (r.Method == http.MethodGet || r.Method == http.MethodHead):
 		limited(h.scrapes, w, r, h.metrics)
+	case pageFile(r) != "" && (near || *h.token.Load() != ""): // which asks for the token itself
+		h.page(w, pageFile(r))
 	case !h.isOperator(w, r, near) || r.Method == http.MethodPost && !isJSONPost(w, r):
 	default:
 		h.routes.ServeHTTP(w, r)

@@ -1,0 +1,486 @@
+// The live page: hears the proxy's state once a second and shows it. All text goes
+// in as text; rows are updated where they stand, so that focus and place stay.
+'use strict';
+
+const byId = (id) => document.getElementById(id);
+const svgSpace = 'http://www.w3.org/2000/svg';
+const tokenKey = 'warmroute-admin-token';
+const silence = 5000; // ms without an event, after which the connection is taken for broken
+const firstWait = 500;
+const longestWait = 5000;
+
+// --- words ---
+
+const none = '–';
+const whole = new Intl.NumberFormat('en');
+const percent = (share) => (share === null || share === undefined ? none : `${Math.round(100 * share)} %`);
+
+function span(seconds) {
+  if (seconds === null || seconds === undefined) return none;
+  if (seconds < 0.9995) return `${Math.round(seconds * 1000)} ms`;
+  if (seconds < 99.95) return `${seconds.toFixed(1)} s`;
+  const minutes = Math.floor(seconds / 60);
+  if (minutes < 60) return `${minutes} min ${String(Math.floor(seconds % 60)).padStart(2, '0')} s`;
+  if (minutes < 60 * 48) return `${Math.floor(minutes / 60)} h ${String(minutes % 60).padStart(2, '0')} min`;
+  return `${Math.floor(minutes / 1440)} days`;
+}
+
+const rate = (perSecond) => `${perSecond.toFixed(perSecond < 99.95 ? 1 : 0)}/s`;
+
+function setText(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+function setData(element, name, value) {
+  if (element.dataset[name] !== value) element.dataset[name] = value;
+}
+
+// --- elements ---
+
+function make(tag, className, ...children) {
+  const element = document.createElement(tag);
+  if (className) element.className = className;
+  element.append(...children);
+  return element;
+}
+
+function cell(row, label, className, ...children) {
+  const td = make('td', className, ...children);
+  if (label) td.dataset.label = label;
+  row.append(td);
+  return td;
+}
+
+// state is a coloured dot and a word: the colour alone says nothing.
+function stateIn(td) {
+  const word = make('span', 'word');
+  const dot = make('span', 'dot');
+  dot.setAttribute('aria-hidden', 'true');
+  const box = make('span', 'state', dot, word);
+  td.append(box);
+  return (tone, text) => {
+    setData(box, 'tone', tone);
+    setText(word, text);
+  };
+}
+
+// gauge is a small bar with its figure.
+function gaugeIn(td) {
+  const fill = make('span');
+  const bar = make('span', 'bar', fill);
+  bar.setAttribute('aria-hidden', 'true');
+  const value = make('span', 'value');
+  td.append(make('span', 'gauge', bar, value));
+  return (share, text, tone = '') => {
+    const width = `${(100 * Math.min(Math.max(share || 0, 0), 1)).toFixed(1)}%`;
+    if (fill.style.width !== width) fill.style.width = width;
+    setData(bar, 'tone', tone);
+    setText(value, text);
+  };
+}
+
+// rows keeps a table's rows by key. The list's order may change only by what comes
+// and goes, so no row that stays is moved.
+function rows(table, build) {
+  const body = byId(table).tBodies[0];
+  const empty = byId(`${table}-empty`);
+  const title = byId(`${table}-title`);
+  const known = new Map();
+  const remove = (key, row) => {
+    known.delete(key);
+    if (row.element.contains(document.activeElement)) {
+      const next = row.element.nextElementSibling || row.element.previousElementSibling;
+      const button = next && next.querySelector('button');
+      (button || title).focus({ preventScroll: true });
+    }
+    row.element.remove();
+  };
+  return (list, keyOf) => {
+    const keys = new Set(list.map(keyOf));
+    for (const [key, row] of known) if (!keys.has(key)) remove(key, row);
+    let at = body.firstElementChild;
+    for (const item of list) {
+      const key = keyOf(item);
+      let row = known.get(key);
+      if (!row) {
+        const element = document.createElement('tr');
+        row = { element, update: build(element, item) };
+        known.set(key, row);
+      }
+      if (row.element === at) at = at.nextElementSibling;
+      else body.insertBefore(row.element, at);
+      row.update(item);
+    }
+    empty.hidden = list.length > 0;
+    byId(table).classList.toggle('none', list.length === 0);
+  };
+}
+
+// --- what operators do ---
+
+let token = sessionStorage.getItem(tokenKey) || '';
+
+const headers = () => (token ? { Authorization: `Bearer ${token}` } : {});
+
+function notice(text) {
+  byId('notice').hidden = !text;
+  setText(byId('notice'), text);
+}
+
+async function problem(response) {
+  try {
+    return (await response.json()).error.message;
+  } catch {
+    return `the proxy answered ${response.status}`;
+  }
+}
+
+async function post(path) {
+  notice('');
+  try {
+    const response = await fetch(path, {
+      method: 'POST', headers: { ...headers(), 'Content-Type': 'application/json' }, cache: 'no-store',
+    });
+    if (!response.ok) notice(`Not done: ${await problem(response)}`);
+    const state = await fetch('/api/state', { headers: headers(), cache: 'no-store' });
+    if (state.ok) show(await state.json());
+  } catch {
+    notice('Not done: the proxy cannot be reached.');
+  }
+}
+
+// cancelButton asks once more: rows move up while one aims.
+function cancelButton(request) {
+  const button = make('button', '', 'Cancel');
+  button.type = 'button';
+  const name = `request ${request.request_id}`;
+  let timer = 0;
+  const say = (text, armed) => {
+    button.textContent = text;
+    button.classList.toggle('armed', armed);
+    button.setAttribute('aria-label', `${text}: ${armed ? 'cancel ' : ''}${name}`);
+  };
+  const disarm = () => {
+    clearTimeout(timer);
+    timer = 0;
+    say('Cancel', false);
+  };
+  disarm();
+  button.addEventListener('blur', () => { if (timer) disarm(); });
+  button.addEventListener('click', () => {
+    if (!timer) {
+      say('Confirm', true);
+      timer = setTimeout(disarm, 4000);
+      return;
+    }
+    disarm();
+    post(`/api/requests/${encodeURIComponent(request.handle)}/cancel`);
+  });
+  return button;
+}
+
+// --- tables ---
+
+const showBackends = rows('backends', (row, first) => {
+  cell(row, '', 'main', first.name);
+  const state = stateIn(cell(row, 'State', ''));
+  const inFlight = cell(row, 'In flight', 'right');
+  const running = cell(row, 'Running', 'right');
+  const waiting = cell(row, 'Waiting', 'right');
+  const kv = gaugeIn(cell(row, 'KV cache', ''));
+  const index = gaugeIn(cell(row, 'Index', ''));
+  const hit = cell(row, 'Hit ratio', 'right');
+  const perSecond = cell(row, 'Rate', 'right');
+  const button = make('button');
+  button.type = 'button';
+  cell(row, '', 'action', button);
+  let verb = '';
+  button.addEventListener('click', () => post(`/api/backends/${encodeURIComponent(first.name)}/${verb}`));
+  return (b) => {
+    row.title = b.url;
+    state(...backendState(b));
+    setText(inFlight, whole.format(b.in_flight));
+    setText(running, b.running === null ? none : whole.format(b.running));
+    setText(waiting, b.waiting === null ? none : whole.format(b.waiting));
+    const usage = b.kv_usage;
+    kv(usage, percent(usage), usage > 0.95 ? 'bad' : usage > 0.85 ? 'warn' : '');
+    const fill = b.index_capacity_blocks ? b.index_blocks / b.index_capacity_blocks : null;
+    index(fill, percent(fill));
+    setText(hit, percent(b.hit_ratio));
+    setText(perSecond, rate(b.requests_per_second));
+    verb = b.drained ? 'undrain' : 'drain';
+    setText(button, b.drained ? 'Undrain' : 'Drain');
+    button.setAttribute('aria-label', `${button.textContent} ${b.name}`);
+  };
+});
+
+function backendState(b) {
+  if (b.state === 'down') return ['bad', 'down'];
+  if (b.state === 'draining') return ['warn', b.drained ? 'draining' : 'leaving'];
+  if (b.stalled) return ['bad', 'stalled'];
+  if (b.breaker === 'open') return ['bad', 'failing'];
+  if (b.breaker === 'half-open') return ['warn', 'on trial'];
+  return ['good', 'ready'];
+}
+
+const phases = {
+  'upload': ['', 'upload'],
+  'held': ['warn', 'held'],
+  'first token': ['calm', 'waiting for first token'],
+  'answering': ['good', 'answering'],
+};
+
+function matched(r) {
+  return r.prompt_tokens ? `${whole.format(r.matched_tokens)} of ${whole.format(r.prompt_tokens)}` : none;
+}
+
+const showRequests = rows('requests', (row, first) => {
+  const id = cell(row, '', 'main wide', make('span', 'mono', first.request_id));
+  const sub = make('span', 'sub');
+  id.append(sub);
+  const phase = stateIn(cell(row, 'Phase', ''));
+  const model = cell(row, 'Model', '');
+  const backend = cell(row, 'Backend', '');
+  const match = gaugeIn(cell(row, 'Matched tokens', ''));
+  const attempts = cell(row, 'Attempts', 'right');
+  const age = cell(row, 'Age', 'right');
+  cell(row, '', 'action', cancelButton(first));
+  return (r) => {
+    setText(sub, r.key ? `${r.endpoint}, key ${r.key}` : r.endpoint);
+    phase(...phases[r.phase]);
+    setText(model, r.model || none);
+    setText(backend, r.backend || none);
+    match(r.prompt_tokens ? r.matched_tokens / r.prompt_tokens : 0, matched(r));
+    setText(attempts, String(r.attempts));
+    setText(age, span(r.age_s));
+  };
+});
+
+const showQueue = rows('queue', (row, first) => {
+  cell(row, '', 'main wide', make('span', 'mono', first.request_id));
+  const model = cell(row, 'Model', '');
+  const age = cell(row, 'Age', 'right');
+  return (r) => {
+    setText(model, r.model || none);
+    setText(age, span(r.age_s));
+  };
+});
+
+const clock = new Intl.DateTimeFormat('en-GB', { hour: '2-digit', minute: '2-digit', second: '2-digit' });
+
+const showDecisions = rows('decisions', (row, d) => {
+  const time = make('time', '', clock.format(new Date(d.at)));
+  time.dateTime = d.at;
+  cell(row, 'Time', '', time);
+  const where = cell(row, 'Backend', '', d.backend);
+  where.title = d.model;
+  const why = cell(row, 'Why', 'wide', make('span', 'tag', d.reason), d.sentence);
+  why.title = `request ${d.request_id}`;
+  cell(row, 'Matched', 'right', matched(d));
+  return () => {};
+});
+
+// --- sparklines ---
+
+// shownPoints leaves out the time before the first point, but for two minutes.
+const leastPoints = 24;
+const shownPoints = (series) => series.slice(Math.max(0, Math.min(series.findIndex((v) => v !== null), series.length - leastPoints)));
+
+function draw(svg, all, top, label) {
+  const series = shownPoints(all);
+  const width = 100;
+  const height = 32;
+  svg.setAttribute('viewBox', `0 0 ${width} ${height}`);
+  svg.setAttribute('preserveAspectRatio', 'none');
+  svg.setAttribute('aria-label', label);
+  const step = width / (series.length - 1);
+  const y = (v) => (height - 1 - (v / top) * (height - 3)).toFixed(2);
+  // A gap is a time of which nothing is known; a point alone is a dot.
+  let line = '';
+  let area = '';
+  let run = [];
+  let last = '';
+  const end = () => {
+    if (run.length > 0) {
+      line += `M${run.join('L')}${run.length === 1 ? 'h0' : ''}`;
+      area += `M${run[0].split(' ')[0]} ${height}L${run.join('L')}L${run[run.length - 1].split(' ')[0]} ${height}Z`;
+      last = `M${run[run.length - 1]}h0`;
+    }
+    run = [];
+  };
+  series.forEach((v, i) => {
+    if (v === null) end();
+    else run.push(`${(i * step).toFixed(2)} ${y(v)}`);
+  });
+  end();
+  const shapes = { area, line, floor: `M0 ${height}H${width}`, last };
+  for (const [name, d] of Object.entries(shapes)) {
+    let path = svg.querySelector(`.${name}`);
+    if (!path) {
+      path = document.createElementNS(svgSpace, 'path');
+      path.setAttribute('class', name);
+      svg.append(path);
+    }
+    path.setAttribute('d', d);
+  }
+}
+
+function showSeries(state) {
+  const known = (series) => series.filter((v) => v !== null);
+  const ttft = known(state.series.ttft_p50_s);
+  const most = Math.max(...ttft, 0);
+  setText(byId('ttft'), span(state.recent.ttft_p50_s));
+  setText(byId('ttft-note'), ttft.length ? `highest ${span(most)} in 5 min` : 'no stream yet');
+  draw(byId('ttft-line'), state.series.ttft_p50_s, most || 1, `TTFT over the last five minutes, at most ${span(most)}`);
+  const hits = known(state.series.hit_ratio);
+  setText(byId('hit'), percent(state.recent.hit_ratio));
+  setText(byId('hit-note'), hits.length ? `lowest ${percent(Math.min(...hits))} in 5 min` : 'no answer yet');
+  draw(byId('hit-line'), state.series.hit_ratio, 1, `Hit ratio over the last five minutes, now ${percent(state.recent.hit_ratio)}`);
+}
+
+// --- the state ---
+
+let paused = false;
+let latest = null;
+let runs = ''; // the version that is shown
+
+function show(state) {
+  if (runs && state.version !== runs) {
+    location.reload(); // this page is another version's
+    return;
+  }
+  runs = state.version;
+  latest = state;
+  if (!paused) render(state);
+}
+
+function render(state) {
+  document.title = `${state.requests.all} in flight · warmroute`;
+  setText(byId('version'), state.version);
+  setText(byId('policy'), `policy ${state.policy}`);
+  setText(byId('uptime'), `up ${span(state.uptime_s)}`);
+  const count = (what) => state.requests.oldest.filter((r) => r.phase === what).length;
+  setText(byId('in-flight'), whole.format(state.requests.all));
+  setText(byId('in-flight-note'), `${count('answering')} answering`);
+  setText(byId('held'), whole.format(state.queue.requests));
+  setText(byId('held-note'), state.queue.oldest_s === null ? 'nobody waits' : `oldest ${span(state.queue.oldest_s)}`);
+  setText(byId('rate'), rate(state.recent.requests_per_second));
+  showSeries(state);
+  const ready = state.backends.filter((b) => b.state === 'ready').length;
+  setText(byId('backends-count'), `${ready} of ${state.backends.length} ready`);
+  showBackends(state.backends, (b) => b.name);
+  const listed = state.requests.oldest.length;
+  setText(byId('requests-count'), listed < state.requests.all ? `the ${listed} oldest of ${whole.format(state.requests.all)}` : String(listed));
+  showRequests(state.requests.oldest, (r) => r.handle);
+  const held = state.queue.first.length;
+  setText(byId('queue-count'), held < state.queue.requests ? `the ${held} oldest of ${whole.format(state.queue.requests)}` : String(state.queue.requests));
+  showQueue(state.queue.first, (r) => r.handle);
+  showDecisions(state.decisions, (d) => `${state.version} ${d.number} ${d.at}`);
+  byId('main').hidden = false;
+}
+
+function connection(state, word) {
+  setData(byId('connection'), 'state', paused && state === 'live' ? 'paused' : state);
+  setText(byId('connection-word'), paused && state === 'live' ? 'Paused' : word);
+  if (state === 'live') delete document.body.dataset.stale;
+  else document.body.dataset.stale = '';
+}
+
+byId('pause').addEventListener('click', () => {
+  paused = !paused;
+  byId('pause').setAttribute('aria-pressed', String(paused));
+  if (byId('connection').dataset.state === 'live' || byId('connection').dataset.state === 'paused') connection('live', 'Live');
+  if (!paused && latest) render(latest);
+});
+
+// --- the connection ---
+
+const sleep = (ms) => new Promise((done) => setTimeout(done, ms));
+
+// askToken waits for the operator to give one.
+function askToken(why) {
+  sessionStorage.removeItem(tokenKey);
+  token = '';
+  connection('waiting', 'Locked');
+  byId('main').hidden = true;
+  byId('token').hidden = false;
+  if (why) setText(byId('token-why'), why);
+  byId('token-input').value = '';
+  byId('token-input').focus();
+  return new Promise((done) => {
+    byId('token').addEventListener('submit', (event) => {
+      event.preventDefault();
+      token = byId('token-input').value.trim();
+      sessionStorage.setItem(tokenKey, token);
+      byId('token-input').value = '';
+      byId('token').hidden = true;
+      connection('waiting', 'Connecting');
+      done();
+    }, { once: true });
+  });
+}
+
+// events calls show with each state until the stream ends, and throws when it breaks.
+async function events(response, alive) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = '';
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    alive();
+    const parts = (rest + value).split('\n\n');
+    rest = parts.pop();
+    for (const part of parts) {
+      const data = part.startsWith('event: state\n') && part.slice(part.indexOf('data: ') + 6);
+      if (data) {
+        show(JSON.parse(data));
+        connection('live', 'Live');
+      }
+    }
+  }
+}
+
+// hear holds one connection until it ends, and says how long to wait for the next.
+async function hear(wait) {
+  const stop = new AbortController();
+  let timer = 0;
+  let heard = false;
+  const alive = () => {
+    clearTimeout(timer);
+    timer = setTimeout(() => stop.abort(), silence);
+  };
+  const ours = () => { heard = true; alive(); };
+  alive();
+  try {
+    const response = await fetch('/api/events', { headers: headers(), cache: 'no-store', signal: stop.signal });
+    if (response.status === 401) {
+      clearTimeout(timer);
+      await askToken(token ? 'That is not this proxy’s admin_token.' : '');
+      return 0;
+    }
+    if (!response.ok) {
+      notice(`The proxy does not show its state: ${await problem(response)}`);
+    } else {
+      notice('');
+      await events(response, ours);
+    }
+  } catch {
+    // The proxy is away, or silent: what is shown says so, and it is asked again.
+  } finally {
+    clearTimeout(timer);
+    stop.abort();
+  }
+  connection('lost', 'Reconnecting');
+  return heard ? firstWait : Math.min(2 * wait, longestWait);
+}
+
+async function run() {
+  if (document.body.dataset.token === 'wanted' && !token) await askToken('');
+  for (let wait = firstWait; ; ) {
+    const next = await hear(wait);
+    await sleep(next);
+    wait = next || firstWait;
+  }
+}
+
+run();

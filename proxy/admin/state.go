@@ -1,0 +1,230 @@
+package admin
+
+import (
+	"encoding/json"
+	"math"
+	"net/http"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"warmroute/backends"
+	"warmroute/proxy"
+	"warmroute/router"
+)
+
+const (
+	mostRequests = 200 // that are listed, the oldest
+	mostHeld     = 10
+	// stateLasts is how long an account of the state is good for: however many
+	// look, it is made a few times a second at most.
+	stateLasts = 250 * time.Millisecond
+)
+
+// State is what operators see of a running proxy: nothing of what is asked or
+// answered, and no key.
+type State struct {
+	Version  string         `json:"version"`
+	Policy   string         `json:"policy"`
+	Now      time.Time      `json:"now"`
+	Uptime   number         `json:"uptime_s"`
+	Recent   recentState    `json:"recent"`
+	Series   seriesState    `json:"series"`
+	Backends []backendState `json:"backends"`
+	Queue    queueState     `json:"queue"`
+	Requests requestsState  `json:"requests"`
+	// Decisions are the last ones, newest first.
+	Decisions []decisionState `json:"decisions"`
+}
+
+// recentState is the last half minute.
+type recentState struct {
+	PerSecond number `json:"requests_per_second"`
+	HitRatio  number `json:"hit_ratio"`
+	TTFT      number `json:"ttft_p50_s"`
+}
+
+type seriesState struct {
+	Step     number   `json:"step_s"`
+	TTFT     []number `json:"ttft_p50_s"`
+	HitRatio []number `json:"hit_ratio"`
+}
+
+type backendState struct {
+	Name          string  `json:"name"`
+	URL           string  `json:"url"`
+	State         string  `json:"state"`
+	Drained       bool    `json:"drained"` // by an operator
+	Breaker       string  `json:"breaker"`
+	Stalled       bool    `json:"stalled"`
+	InFlight      int64   `json:"in_flight"`
+	Running       *int    `json:"running"`
+	Waiting       *int    `json:"waiting"`
+	KVUsage       *number `json:"kv_usage"`
+	IndexBlocks   int     `json:"index_blocks"`
+	IndexCapacity int     `json:"index_capacity_blocks"`
+	PerSecond     number  `json:"requests_per_second"`
+	HitRatio      number  `json:"hit_ratio"`
+}
+
+type queueState struct {
+	Requests int            `json:"requests"`
+	Oldest   *number        `json:"oldest_s"` // since the arrival of the one that came first
+	First    []requestState `json:"first"`
+}
+
+type requestsState struct {
+	All    int            `json:"all"`
+	Oldest []requestState `json:"oldest"`
+}
+
+type requestState struct {
+	Handle        string `json:"handle"` // for /api/requests/{handle}/cancel
+	RequestID     string `json:"request_id"`
+	Phase         string `json:"phase"`
+	Endpoint      string `json:"endpoint"`
+	Model         string `json:"model,omitempty"`
+	Key           string `json:"key,omitempty"`
+	Backend       string `json:"backend,omitempty"`
+	MatchedTokens int    `json:"matched_tokens"`
+	PromptTokens  int    `json:"prompt_tokens"`
+	Attempts      int    `json:"attempts"`
+	Age           number `json:"age_s"`
+}
+
+type decisionState struct {
+	Number        uint64    `json:"number"`
+	At            time.Time `json:"at"`
+	RequestID     string    `json:"request_id"`
+	Model         string    `json:"model"`
+	Backend       string    `json:"backend"`
+	Reason        string    `json:"reason"`
+	Sentence      string    `json:"sentence"`
+	MatchedTokens int       `json:"matched_tokens"`
+	PromptTokens  int       `json:"prompt_tokens"`
+	AheadTokens   int       `json:"ahead_tokens"`
+	Held          number    `json:"held_s"`
+	Attempt       int       `json:"attempt"`
+}
+
+// number is a float64 with as many digits as anybody reads; NaN is null.
+type number float64
+
+// MarshalJSON implements json.Marshaler.
+func (n number) MarshalJSON() ([]byte, error) {
+	if math.IsNaN(float64(n)) || math.IsInf(float64(n), 0) {
+		return []byte("null"), nil
+	}
+	return strconv.AppendFloat(nil, math.Round(float64(n)*1e4)/1e4, 'f', -1, 64), nil
+}
+
+// account is the last State, as JSON.
+type account struct {
+	mu   sync.Mutex // guards what follows
+	made time.Time
+	json []byte
+}
+
+// forget makes the next look see what has just been changed.
+func (a *account) forget() {
+	a.mu.Lock()
+	a.made = time.Time{}
+	a.mu.Unlock()
+}
+
+// state is the State now, or a moment ago. Callers must not change it.
+func (h *Handler) state() []byte {
+	a := &h.account
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if now := time.Now(); now.Sub(a.made) >= stateLasts {
+		a.json, _ = json.Marshal(h.look(now)) // strings, times and numbers always marshal
+		a.made = now
+	}
+	return a.json
+}
+
+func (h *Handler) showState(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
+	w.Write(append(slices.Clone(h.state()), '\n'))
+}
+
+func (h *Handler) look(now time.Time) *State {
+	pulse := h.proxy.Live().Pulse()
+	listed := h.proxy.Live().Requests(mostRequests, mostHeld)
+	s := &State{
+		Version: h.version, Policy: h.router.Policy(), Now: now.UTC(), Uptime: seconds(now.Sub(h.started)),
+		Recent:    recentState{number(pulse.PerSecond), number(pulse.Recent.HitRatio), number(pulse.Recent.TTFT)},
+		Series:    seriesState{seconds(proxy.PulseStep), numbers(pulse.TTFT), numbers(pulse.HitRatio)},
+		Backends:  h.fleet(pulse.Backends),
+		Queue:     queueState{Requests: h.router.HeldRequests(), First: requests(listed.Held, now)},
+		Requests:  requestsState{listed.All, requests(listed.Oldest, now)},
+		Decisions: []decisionState{},
+	}
+	if len(s.Queue.First) > 0 {
+		s.Queue.Oldest = &s.Queue.First[0].Age
+	}
+	for _, d := range h.proxy.Live().Decisions() {
+		s.Decisions = append(s.Decisions, decisionState{
+			d.Number, d.At.UTC(), d.RequestID, d.Model, d.Backend, d.Reason, d.Sentence(),
+			d.MatchedTokens, d.PromptTokens, d.AheadTokens, seconds(d.Held), d.Attempt,
+		})
+	}
+	return s
+}
+
+// fleet shows the backends; of two with one name, one of them on its way out, the other.
+func (h *Handler) fleet(recent map[*backends.Backend]proxy.Recent) []backendState {
+	parts, _ := h.router.Index()
+	out := []backendState{}
+	for _, b := range h.registry.All() {
+		if h.registry.Find(b.Name) != b {
+			continue
+		}
+		breaker, _ := h.router.Breaker(b)
+		_, stalled := h.router.Stalls(b)
+		s := backendState{
+			Name: b.Name, URL: b.URL.Redacted(), State: b.State().String(), Drained: b.Drained(),
+			Breaker: breakerNames[breaker], Stalled: stalled, InFlight: b.InFlight.Load(), HitRatio: number(math.NaN()),
+		}
+		if r, ok := recent[b]; ok {
+			s.PerSecond, s.HitRatio = number(r.PerSecond), number(r.HitRatio)
+		}
+		if b.Slot < len(parts) && parts[b.Slot].Backend == b {
+			s.IndexBlocks, s.IndexCapacity = parts[b.Slot].Blocks, parts[b.Slot].Capacity
+		}
+		if l := b.Load(); l != nil && l.QueuesKnown {
+			s.Running, s.Waiting = &l.Running, &l.Waiting
+		}
+		if l := b.Load(); l != nil && l.KVKnown {
+			usage := number(l.KVCacheUsage)
+			s.KVUsage = &usage
+		}
+		out = append(out, s)
+	}
+	return out
+}
+
+var breakerNames = [...]string{router.BreakerClosed: "closed", router.BreakerHalfOpen: "half-open", router.BreakerOpen: "open"}
+
+func requests(list []proxy.InFlight, now time.Time) []requestState {
+	out := []requestState{}
+	for _, r := range list {
+		out = append(out, requestState{
+			r.Handle, r.RequestID, r.Phase.String(), r.Endpoint, r.Model, r.Key, r.Backend,
+			r.MatchedTokens, r.PromptTokens, r.Attempts, seconds(now.Sub(r.Arrived)),
+		})
+	}
+	return out
+}
+
+func seconds(d time.Duration) number { return number(d.Seconds()) }
+
+func numbers(list []float64) []number {
+	out := make([]number, len(list))
+	for i, f := range list {
+		out[i] = number(f)
+	}
+	return out
+}
