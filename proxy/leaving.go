@@ -42,6 +42,7 @@ func (x *exchange) cutFault() *apiError {
 	if !x.cancelled() {
 		return shuttingDown()
 	}
+	x.story.phase = "cancelled"
 	x.p.metrics.Aborted("cancelled")
 	x.w.idle, x.w.until = lastWords, time.Time{}
 	// Not a 5xx, which clients would send again.

@@ -241,7 +241,7 @@ const showRequests = rows('requests', (row, first) => {
   const phase = stateIn(cell(row, 'Phase', ''));
   const model = cell(row, 'Model', '');
   const backend = cell(row, 'Backend', '');
-  const match = gaugeIn(cell(row, 'Matched tokens', ''));
+  const match = gaugeIn(cell(row, 'Matched tokens', 'double'));
   const attempts = cell(row, 'Attempts', 'right');
   const age = cell(row, 'Age', 'right');
   cell(row, '', 'action', cancelButton(first));
@@ -271,8 +271,8 @@ const clock = new Intl.DateTimeFormat('en-GB', { hour: '2-digit', minute: '2-dig
 const showDecisions = rows('decisions', (row, d) => {
   const time = make('time', '', clock.format(new Date(d.at)));
   time.dateTime = d.at;
-  cell(row, 'Time', '', time);
-  const where = cell(row, 'Backend', '', d.backend);
+  cell(row, 'Time', 'short', time);
+  const where = cell(row, 'Backend', 'short', d.backend);
   where.title = d.model;
   const why = cell(row, 'Why', 'wide', make('span', 'tag', d.reason), d.sentence);
   why.title = `request ${d.request_id}`;
