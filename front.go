@@ -64,7 +64,7 @@ func (f *front) serve(d *door) {
 		serve = func(l net.Listener) error { return d.server.ServeTLS(l, "", "") }
 	}
 	f.serving.Go(func() {
-		if err := serve(d.listener); !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
+		if err := serve(proxy.LazyDeadlines(d.listener)); !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
 			f.failed <- err
 		}
 	})

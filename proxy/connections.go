@@ -91,10 +91,13 @@ func BoundConnections(most int) func(net.Conn, http.ConnState) {
 	}
 }
 
-// plain is the connection under TLS, if there is TLS.
+// plain is the socket under what is laid over it.
 func plain(conn net.Conn) net.Conn {
 	if secure, ok := conn.(*tls.Conn); ok {
-		return secure.NetConn()
+		conn = secure.NetConn()
+	}
+	if lazy, ok := conn.(*lazyConn); ok {
+		conn = lazy.Conn
 	}
 	return conn
 }

@@ -151,6 +151,7 @@ func newFleet(t testing.TB, list []*backends.Backend, policy string, hold router
 	server.Config.ErrorLog = slog.NewLogLogger(o.Log.Handler(), slog.LevelDebug)
 	server.Config.DisableGeneralOptionsHandler = true
 	server.Config.ConnState = f.proxy.Track
+	server.Listener = LazyDeadlines(server.Listener)
 	server.Start()
 	f.url, f.addr = server.URL, server.Listener.Addr().String()
 	f.client = &http.Client{Transport: &http.Transport{DisableCompression: true, MaxIdleConnsPerHost: 64}}
