@@ -41,6 +41,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
   warmroute vllmsim --listen 127.0.0.1:8001
   warmroute replay --workload agentic --policy prefix,least-load
   warmroute bench --url http://nginx:80 --url http://warmroute:8080
+  warmroute explain -f request.json
   warmroute version`,
 		SilenceErrors:     true, // printed below, once
 		SilenceUsage:      true, // a failure of a backend is no question of usage
@@ -53,6 +54,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		newVllmsimCommand(),
 		newReplayCommand(),
 		newBenchCommand(),
+		newExplainCommand(),
 		newCheckCommand(),
 		newVersionCommand(),
 		newHealthCommand(),

@@ -185,8 +185,11 @@ func busy(b BackendExplanation) string {
 }
 
 func seconds(s float64) string {
-	if s >= 10 {
+	switch {
+	case s >= 10:
 		return fmt.Sprintf("%.0f s", s)
+	case s < 0.01:
+		return fmt.Sprintf("%.3f s", s)
 	}
 	return fmt.Sprintf("%.2f s", s)
 }

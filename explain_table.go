@@ -1,0 +1,148 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"warmroute/proxy"
+	"warmroute/router"
+)
+
+const (
+	explainColumns = 96 // that a sentence is broken at, and beyond which a row's last cell has a line of its own
+	longestName    = 20 // of a backend, in the table
+)
+
+// printExplanation prints a table of the backends, and the sentence.
+func printExplanation(out io.Writer, e *proxy.Explained) error {
+	var s strings.Builder
+	fmt.Fprintf(&s, "%s tokens of prompt, about, in %d blocks of %d bytes; model %s, policy %s\n\n",
+		thousands(float64(e.PromptTokens)), e.Blocks, e.BlockBytes, cmp.Or(e.Model, "-"), e.Policy)
+	score := "SCORE"
+	if e.Policy == "prefix" {
+		score = "COST"
+	}
+	rows := [][]string{{"", "BACKEND", "MATCHED", "u", "W", "n", "KV", "TOKENS/S", "TTFT", score, ""}}
+	for _, b := range inOrder(e) {
+		rows = append(rows, explainRow(&b, b.Name == e.Choice))
+	}
+	writeColumns(&s, rows)
+	s.WriteString("\n")
+	for _, line := range wrap(e.Sentence, explainColumns) {
+		s.WriteString(line + "\n")
+	}
+	s.WriteString("\nMATCHED: prompt tokens it likely holds. u: those it would compute. W: tokens to compute before\n" +
+		"them. n: in flight there. TTFT: time to first token, in seconds, as predicted.\n")
+	_, err := io.WriteString(out, s.String())
+	return err
+}
+
+// inOrder are the backends, the best first, those that are no candidates last.
+func inOrder(e *proxy.Explained) []router.BackendExplanation {
+	all := slices.Clone(e.Backends)
+	rank := func(b *router.BackendExplanation) int {
+		switch {
+		case b.Name == e.Choice:
+			return 0
+		case b.Candidate:
+			return 1
+		}
+		return 2
+	}
+	slices.SortStableFunc(all, func(a, b router.BackendExplanation) int {
+		if c := cmp.Compare(rank(&a), rank(&b)); c != 0 || a.Score == nil || b.Score == nil {
+			return c
+		}
+		if e.HighestWins {
+			a, b = b, a
+		}
+		return cmp.Compare(*a.Score, *b.Score)
+	})
+	return all
+}
+
+func explainRow(b *router.BackendExplanation, chosen bool) []string {
+	mark, kv, score, note := "", "-", "-", b.WhyNot
+	if chosen {
+		mark = ">"
+	}
+	if b.KVUsage >= 0 {
+		kv = fmt.Sprintf("%.0f %%", 100*b.KVUsage)
+	}
+	if b.Score != nil {
+		score = thousands(*b.Score)
+		if *b.Score != float64(int(*b.Score)) && *b.Score < 100 {
+			score = strconv.FormatFloat(*b.Score, 'f', 2, 64)
+		}
+	}
+	if b.Held != "" {
+		note = "wait: " + b.Held
+	}
+	return []string{
+		mark, shortened(b.Name, longestName), thousands(b.MatchedTokens), thousands(b.Uncached), thousands(b.Pending),
+		thousands(b.InFlight), kv, thousands(b.Rate), strconv.FormatFloat(b.FirstToken, 'f', 3, 64), score, note,
+	}
+}
+
+// writeColumns aligns the first two columns and the last one to the left, and the
+// numbers between them to the right.
+func writeColumns(s *strings.Builder, rows [][]string) {
+	widths := make([]int, len(rows[0]))
+	for _, row := range rows {
+		for i, cell := range row {
+			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
+		}
+	}
+	last := len(rows[0]) - 1
+	for _, row := range rows {
+		var line strings.Builder
+		for i, cell := range row[:last] {
+			pad := strings.Repeat(" ", widths[i]-utf8.RuneCountInString(cell))
+			if i > 1 {
+				line.WriteString(pad + cell + "  ")
+			} else {
+				line.WriteString(cell + pad + strings.Repeat(" ", 1+i))
+			}
+		}
+		if utf8.RuneCountInString(line.String()+row[last]) > explainColumns {
+			line.WriteString("\n    ")
+		}
+		s.WriteString(strings.TrimRight(line.String()+row[last], " ") + "\n")
+	}
+}
+
+func shortened(s string, most int) string {
+	if utf8.RuneCountInString(s) <= most {
+		return s
+	}
+	return string([]rune(s)[:most-1]) + "…"
+}
+
+// thousands writes a number without its fraction, 1984.2 as 1,984.
+func thousands(x float64) string {
+	s := strconv.FormatFloat(x, 'f', 0, 64)
+	for at := len(s) - 3; at > 0 && s[at-1] != '-'; at -= 3 {
+		s = s[:at] + "," + s[at:]
+	}
+	return s
+}
+
+// wrap breaks a text into lines between words.
+func wrap(text string, columns int) (lines []string) {
+	line := ""
+	for _, word := range strings.Fields(text) {
+		if line != "" && utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) > columns {
+			lines, line = append(lines, line), ""
+		}
+		if line != "" {
+			line += " "
+		}
+		line += word
+	}
+	return append(lines, line)
+}
