@@ -109,10 +109,11 @@ func writeColumns(s *strings.Builder, rows [][]string) {
 				line.WriteString(cell + pad + strings.Repeat(" ", 1+i))
 			}
 		}
-		if utf8.RuneCountInString(line.String()+row[last]) > explainColumns {
-			line.WriteString("\n    ")
+		cells, note := line.String(), row[last]
+		if utf8.RuneCountInString(cells+note) > explainColumns {
+			cells, note = strings.TrimRight(cells, " ")+"\n", "    "+note
 		}
-		s.WriteString(strings.TrimRight(line.String()+row[last], " ") + "\n")
+		s.WriteString(strings.TrimRight(cells+note, " ") + "\n")
 	}
 }
 
