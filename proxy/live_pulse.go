@@ -161,7 +161,7 @@ func (c *sums) merge(more *sums) {
 
 func (c *sums) hitRatio() float64 { return min(float64(c.cached)/float64(c.prompt), 1) }
 
-// median is in seconds, to about a tenth.
+// median is in seconds, to about a tenth: in a bucket requests are taken to lie evenly.
 func (s *pulseStep) median() float64 {
 	all := uint32(0)
 	for _, n := range s.ttft {
@@ -169,9 +169,11 @@ func (s *pulseStep) median() float64 {
 	}
 	below := uint32(0)
 	for i, n := range s.ttft {
-		if below += n; n > 0 && 2*below >= all {
-			return firstTTFT.Seconds() * math.Exp2((float64(i)+0.5)/ttftPerOctave)
+		if n > 0 && 2*(below+n) >= all {
+			within := (float64(all)/2 - float64(below)) / float64(n)
+			return firstTTFT.Seconds() * math.Exp2((float64(i)+within)/ttftPerOctave)
 		}
+		below += n
 	}
 	return math.NaN()
 }

@@ -64,7 +64,7 @@ func askable(t testing.TB, list ...keys.Key) *asked {
 		Registry: registry, Router: a.router, Metrics: metrics.New(registry, a.router, "test"), Log: log, BlockBytes: 64, Keys: keys.New(list),
 		Settings: proxy.Settings{InFlight: 10, BodyBytes: 64 << 10, BodyBytesTotal: 1 << 20, SessionHeader: "X-Session-Id", IsolateTenants: list != nil},
 	})
-	h := New(Options{Registry: registry, Proxy: p, Reset: a.router.Reset, Log: log})
+	h := New(Options{Registry: registry, Router: a.router, Proxy: p, Reset: a.router.Reset, Log: log})
 	s := httptest.NewServer(h)
 	client := &http.Client{Transport: &http.Transport{}}
 	a.listener = &listener{t: t, url: s.URL, client: client, handler: h}

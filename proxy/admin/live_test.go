@@ -1,0 +1,348 @@
+package admin
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"warmroute/backends"
+	"warmroute/proxy"
+)
+
+// failsafe is longer than any step of a test takes.
+const failsafe = 20 * time.Second
+
+// busy is a proxy with a request in flight: its replica gets it, and never answers.
+type busy struct {
+	*asked
+	public string
+	seen   chan struct{} // the replica has a request
+	left   chan struct{} // the proxy has closed its connection
+	proxy  *proxy.Proxy
+}
+
+const secret = "what nobody else may read"
+
+func atWork(t *testing.T) *busy {
+	t.Helper()
+	b := &busy{asked: askable(t), seen: make(chan struct{}, 10), left: make(chan struct{}, 10)}
+	for i, backend := range b.fleet {
+		backend.SetTerms(backends.Terms{APIKey: "backends-own-key", Transport: silent{b}, Probe: silent{b}})
+		usage := float64(i) / 4
+		backend.SetLoad(&backends.Load{QueuesKnown: true, Running: i, KVKnown: true, KVCacheUsage: usage, ScrapedAt: time.Now()})
+	}
+	b.proxy = b.handler.proxy
+	s := httptest.NewServer(b.proxy)
+	t.Cleanup(s.Close)
+	b.public = s.URL
+	return b
+}
+
+// silent is how replicas are reached that never answer.
+type silent struct{ b *busy }
+
+func (s silent) RoundTrip(r *http.Request) (*http.Response, error) {
+	s.b.seen <- struct{}{}
+	<-r.Context().Done()
+	s.b.left <- struct{}{}
+	return nil, r.Context().Err()
+}
+
+// request sends one, and returns what its client gets once it ends.
+func (b *busy) request() <-chan string {
+	got := make(chan string, 1)
+	go func() {
+		req, _ := http.NewRequest("POST", b.public+"/v1/chat/completions", strings.NewReader(chat("m", secret)))
+		req.Header.Set("X-Request-Id", "mine")
+		req.Header.Set("Authorization", "Bearer the-clients-key")
+		resp, err := b.client.Do(req)
+		if err != nil {
+			got <- err.Error()
+			return
+		}
+		defer resp.Body.Close()
+		body, _ := io.ReadAll(resp.Body)
+		got <- fmt.Sprint(resp.StatusCode, " ", string(body))
+	}()
+	<-b.seen
+	return got
+}
+
+func (l *listener) state(headers ...string) (s State, text string) {
+	l.t.Helper()
+	status, text := l.ask("GET", "/api/state", headers...)
+	if err := json.Unmarshal([]byte(text), &s); status != 200 || err != nil {
+		l.t.Fatalf("%d %s %v", status, text, err)
+	}
+	return s, text
+}
+
+func TestStateShowsTheFleetAndWhatItDoes(t *testing.T) {
+	b := atWork(t)
+	done := b.request()
+	b.ask("POST", "/api/backends/gpu-1/drain", "Content-Type", jsonType)
+	s, text := b.state()
+	if len(s.Backends) != 3 || s.Backends[0].Name != "gpu-0" || s.Backends[0].State != "ready" || s.Backends[1].State != "draining" || !s.Backends[1].Drained ||
+		s.Backends[0].InFlight+s.Backends[1].InFlight != 1 || s.Backends[0].Breaker != "closed" || *s.Backends[2].Running != 2 || *s.Backends[2].KVUsage != 0.5 {
+		t.Errorf("backends: %s", text)
+	}
+	if s.Policy != "prefix" || s.Queue.Requests != 0 || len(s.Queue.First) != 0 || s.Requests.All != 1 || len(s.Series.TTFT) != len(s.Series.HitRatio) {
+		t.Errorf("got %s", text)
+	}
+	r := s.Requests.Oldest[0]
+	if r.RequestID != "mine" || r.Phase != "first token" || r.Model != "m" || r.Endpoint != "/v1/chat/completions" || r.Backend == "" || r.PromptTokens < 500 || r.Attempts != 1 {
+		t.Errorf("got %+v", r)
+	}
+	if len(s.Decisions) != 1 || s.Decisions[0].RequestID != "mine" || s.Decisions[0].Backend != r.Backend || s.Decisions[0].Sentence == "" {
+		t.Errorf("got %+v", s.Decisions)
+	}
+	for _, hidden := range []string{secret, "the-clients-key", "backends-own-key"} {
+		if strings.Contains(text, hidden) {
+			t.Errorf("%q is shown", hidden)
+		}
+	}
+	b.proxy.Live().Cancel(r.Handle)
+	<-done
+}
+
+func TestStateOfNothing(t *testing.T) {
+	_, text := askable(t).state()
+	for _, want := range []string{`"oldest":[]`, `"first":[]`, `"decisions":[]`, `"oldest_s":null`, `"kv_usage":null`, `"hit_ratio":null`, `"requests_per_second":0`} {
+		if !strings.Contains(text, want) {
+			t.Errorf("%s is missing in %s", want, text)
+		}
+	}
+}
+
+func TestCancelARequest(t *testing.T) {
+	b := atWork(t)
+	done := b.request()
+	s, _ := b.state()
+	handle := s.Requests.Oldest[0].Handle
+	for _, h := range []string{"mine", "0", handle + "0", "%2e%2e"} {
+		b.post("/api/requests/"+h+"/cancel", "", 404, "no request in flight has that handle")
+	}
+	b.post("/api/requests/"+handle+"/cancel", "{}", 200, `{"cancelled":"`+handle+`"}`)
+	if got := <-done; !strings.HasPrefix(got, "403 ") || !strings.Contains(got, `"code":"cancelled"`) {
+		t.Errorf("the client got %s", got)
+	}
+	<-b.left
+	for {
+		if s, _ := b.state(); s.Requests.All == 0 {
+			break
+		}
+	}
+	b.post("/api/requests/"+handle+"/cancel", "", 404, "GET /api/state")
+}
+
+// hears opens a stream of events.
+func (l *listener) hears(headers ...string) (*http.Response, *bufio.Reader) {
+	l.t.Helper()
+	req, _ := http.NewRequestWithContext(l.t.Context(), "GET", l.url+"/api/events", nil)
+	for i := 0; i < len(headers); i += 2 {
+		req.Header.Set(headers[i], headers[i+1])
+	}
+	resp, err := l.client.Do(req)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	l.t.Cleanup(func() { resp.Body.Close() })
+	return resp, bufio.NewReader(resp.Body)
+}
+
+// event reads one.
+func event(t *testing.T, from *bufio.Reader) (name, data string) {
+	t.Helper()
+	for {
+		line, err := from.ReadString('\n')
+		if err != nil {
+			t.Fatalf("no event, but %v", err)
+		}
+		switch line = strings.TrimSuffix(line, "\n"); {
+		case strings.HasPrefix(line, "event: "):
+			name = line[len("event: "):]
+		case strings.HasPrefix(line, "data: "):
+			data = line[len("data: "):]
+		case line == "":
+			return name, data
+		}
+	}
+}
+
+func TestEventsBringTheStateAgainAndAgain(t *testing.T) {
+	a := askable(t)
+	resp, from := a.hears()
+	if kind := resp.Header.Get("Content-Type"); resp.StatusCode != 200 || kind != "text/event-stream" {
+		t.Fatalf("got %d %s", resp.StatusCode, kind)
+	}
+	var first, second State
+	for _, s := range []*State{&first, &second} {
+		name, data := event(t, from)
+		if err := json.Unmarshal([]byte(data), s); name != "state" || err != nil {
+			t.Fatalf("got %s %s: %v", name, data, err)
+		}
+	}
+	if len(first.Backends) != 3 || !second.Now.After(first.Now) {
+		t.Errorf("got %+v, then %+v", first, second)
+	}
+}
+
+func TestListenersAreBounded(t *testing.T) {
+	a := askable(t)
+	for range mostListeners {
+		_, from := a.hears()
+		event(t, from)
+	}
+	if status, _ := a.ask("GET", "/api/events"); status != 503 {
+		t.Errorf("one more than there may be: got %d", status)
+	}
+	if status, _ := a.ask("GET", "/api/state"); status != 200 {
+		t.Errorf("the state: got %d", status)
+	}
+}
+
+func TestEventsEndWithTheProxy(t *testing.T) {
+	a := askable(t)
+	_, from := a.hears()
+	event(t, from)
+	a.handler.EndEvents()
+	a.handler.EndEvents()
+	for name := ""; name != "end"; {
+		name, _ = event(t, from)
+	}
+	if rest, err := io.ReadAll(from); len(rest) > 0 || err != nil {
+		t.Errorf("then %q, %v", rest, err)
+	}
+	_, late := a.hears()
+	if name, _ := event(t, late); name != "state" {
+		t.Errorf("who comes later gets %s", name)
+	}
+	if name, _ := event(t, late); name != "end" {
+		t.Errorf("and then %s", name)
+	}
+}
+
+func TestEventsEndWhenTheTokenIsAnother(t *testing.T) {
+	a := askable(t)
+	a.handler.SetToken(token)
+	_, from := a.hears("Authorization", "Bearer "+token)
+	event(t, from)
+	a.handler.SetToken("another")
+	if _, err := io.ReadAll(from); err != nil {
+		t.Error(err)
+	}
+	if status, _ := a.ask("GET", "/api/events", "Authorization", "Bearer "+token); status != 401 {
+		t.Errorf("the old token: got %d", status)
+	}
+}
+
+// A listener that reads nothing is dropped when it has been given more than the
+// connection holds, and its place is another's.
+func TestAListenerThatDoesNotReadIsDropped(t *testing.T) {
+	a := askable(t)
+	w := &stuckWriter{header: http.Header{}}
+	ended := make(chan struct{})
+	go func() {
+		a.handler.events(w, httptest.NewRequest("GET", "/api/events", nil))
+		close(ended)
+	}()
+	select {
+	case <-ended:
+	case <-time.After(failsafe):
+		t.Fatal("it is still written to")
+	}
+	if w.deadline.IsZero() || len(a.handler.listeners) != 0 {
+		t.Errorf("deadline %v, %d listeners", w.deadline, len(a.handler.listeners))
+	}
+}
+
+// stuckWriter takes nothing, and fails as a connection does whose deadline is over.
+type stuckWriter struct {
+	header   http.Header
+	deadline time.Time
+}
+
+func (w *stuckWriter) Header() http.Header                 { return w.header }
+func (w *stuckWriter) WriteHeader(int)                     {}
+func (w *stuckWriter) Write([]byte) (int, error)           { return 0, io.ErrShortWrite }
+func (w *stuckWriter) SetWriteDeadline(at time.Time) error { w.deadline = at; return nil }
+
+// TestWhoSeesThePage: its files are no secret, what it shows is.
+func TestWhoSeesThePage(t *testing.T) {
+	bearer := []string{"Authorization", "Bearer " + token}
+	link := []string{"Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode", "navigate", "Sec-Fetch-Dest", "document"}
+	for _, c := range []struct {
+		name    string
+		afar    bool
+		token   string
+		headers []string
+		page    int
+		state   int
+	}{
+		{"loopback", false, "", nil, 200, 200},
+		{"loopback, token set", false, token, nil, 200, 401},
+		{"loopback, token sent", false, token, bearer, 200, 200},
+		{"afar, no token set", true, "", nil, 403, 403},
+		{"afar, token set", true, token, nil, 200, 401},
+		{"a name that was made to lead here", false, "", []string{"Host", "evil.example"}, 403, 403},
+		{"a link on another's page", false, "", link, 200, 403},
+		{"in another's frame", false, "", []string{"Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode", "navigate", "Sec-Fetch-Dest", "iframe"}, 403, 403},
+		{"another's page asks", false, "", []string{"Origin", "http://evil.example", "Sec-Fetch-Site", "cross-site"}, 403, 403},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			a := askable(t)
+			far := listen(t, c.afar, Options{Token: c.token, Proxy: a.handler.proxy, Router: a.router})
+			if status, _ := far.ask("GET", "/", c.headers...); status != c.page {
+				t.Errorf("page: got %d, want %d", status, c.page)
+			}
+			for _, path := range []string{"/api/state"} {
+				if status, answer := far.ask("GET", path, c.headers...); status != c.state || strings.Contains(answer, token) {
+					t.Errorf("%s: got %d %s, want %d", path, status, answer, c.state)
+				}
+			}
+		})
+	}
+}
+
+func TestThePageMayUseNothingFromElsewhere(t *testing.T) {
+	l := listen(t, false, Options{})
+	for path, kind := range map[string]string{"/": "text/html", "/style.css": "text/css", "/page.js": "text/javascript", "/icon.svg": "image/svg+xml"} {
+		resp, err := l.client.Get(l.url + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, _ := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		h := resp.Header
+		if resp.StatusCode != 200 || !strings.HasPrefix(h.Get("Content-Type"), kind) || h.Get("X-Content-Type-Options") != "nosniff" || h.Get("Cache-Control") != "no-store" {
+			t.Errorf("%s: %d %v", path, resp.StatusCode, h)
+		}
+		for _, part := range []string{"default-src 'none'", "script-src 'self'", "style-src 'self'", "connect-src 'self'", "frame-ancestors 'none'"} {
+			if !strings.Contains(h.Get("Content-Security-Policy"), part) {
+				t.Errorf("%s: no %s in %s", path, part, h.Get("Content-Security-Policy"))
+			}
+		}
+		text := strings.ReplaceAll(string(body), "http://www.w3.org/2000/svg", "")
+		for _, not := range []string{"http://", "https://", "innerHTML", "style=\"", "onclick", "eval("} {
+			if strings.Contains(text, not) {
+				t.Errorf("%s has %s in it", path, not)
+			}
+		}
+	}
+	if _, page := l.ask("GET", "/"); !strings.Contains(page, `data-token="none"`) {
+		t.Error("the page asks for a token that is not wanted")
+	}
+	l.handler.SetToken(token)
+	if _, page := l.ask("GET", "/"); !strings.Contains(page, `data-token="wanted"`) || strings.Contains(page, token) {
+		t.Error("the page does not ask for the token, or has it")
+	}
+	if status, body := l.ask("HEAD", "/"); status != 200 || body != "" {
+		t.Errorf("HEAD: %d %s", status, body)
+	}
+}
