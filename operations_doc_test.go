@@ -260,3 +260,29 @@ func TestTheGuideHasEveryWarningOfTheLog(t *testing.T) {
 		}
 	}
 }
+
+func TestTheGuideNamesMetricsThatThereAre(t *testing.T) {
+	names := map[string]bool{"": true}
+	for _, file := range productFiles(t, "metrics") {
+		ast.Inspect(file, func(n ast.Node) bool {
+			if e, ok := n.(ast.Expr); ok {
+				names[literalText(e)] = true
+			}
+			return true
+		})
+	}
+	source, err := os.ReadFile("docs/operations.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := regexp.MustCompile(`\bwarmroute_([a-z_]+)`).FindAllStringSubmatch(string(source), -1)
+	if len(found) < 30 {
+		t.Fatalf("only %q were found", found)
+	}
+	for _, f := range found {
+		family := regexp.MustCompile(`_(bucket|sum|count)$`).ReplaceAllString(f[1], "")
+		if !names[family] && !names["warmroute_"+family] {
+			t.Errorf("the guide names %s, which is no metric", f[0])
+		}
+	}
+}
