@@ -179,17 +179,33 @@ func (u *usage) read(v gjson.Result, f format) {
 	if !v.IsObject() {
 		return
 	}
-	in, out, cached := "prompt_tokens", "completion_tokens", "prompt_tokens_details.cached_tokens"
+	in, out, details, cached := "prompt_tokens", "completion_tokens", "prompt_tokens_details", ""
 	switch f {
 	case responsesFormat:
-		in, out, cached = "input_tokens", "output_tokens", "input_tokens_details.cached_tokens"
+		in, out, details = "input_tokens", "output_tokens", "input_tokens_details"
 	case messagesFormat:
-		in, out, cached = "input_tokens", "output_tokens", "cache_read_input_tokens"
+		in, out, details, cached = "input_tokens", "output_tokens", "", "cache_read_input_tokens"
 	}
 	u.known = true
-	u.promptTokens = max(u.promptTokens, int(v.Get(in).Int()))
-	u.answerTokens = max(u.answerTokens, int(v.Get(out).Int()))
-	if told := v.Get(cached); told.Type == gjson.Number {
+	// One walk: to ask for each of the three costs three.
+	v.ForEach(func(key, value gjson.Result) bool {
+		switch key.Str {
+		case "":
+		case in:
+			u.promptTokens = max(u.promptTokens, int(value.Int()))
+		case out:
+			u.answerTokens = max(u.answerTokens, int(value.Int()))
+		case details:
+			u.readCached(value.Get("cached_tokens"))
+		case cached:
+			u.readCached(value)
+		}
+		return true
+	})
+}
+
+func (u *usage) readCached(told gjson.Result) {
+	if told.Type == gjson.Number {
 		u.cachedTold = true
 		u.cachedTokens = max(u.cachedTokens, int(told.Int()))
 	}

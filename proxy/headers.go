@@ -123,7 +123,9 @@ func requestID(h http.Header) string {
 	var random [16]byte
 	binary.BigEndian.PutUint64(random[:8], rand.Uint64())
 	binary.BigEndian.PutUint64(random[8:], rand.Uint64())
-	return string(hex.AppendEncode([]byte("wr-"), random[:]))
+	made := [3 + 2*len(random)]byte{'w', 'r', '-'}
+	hex.Encode(made[3:], random[:])
+	return string(made[:])
 }
 
 func plainID(id string) bool {
