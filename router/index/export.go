@@ -81,15 +81,15 @@ func (x *Index) Import(slot, n int) *Import {
 func (i *Import) More(blocks []Restored) (taken int, more bool) {
 	h := i.index.held[i.slot]
 	for _, b := range blocks {
-		if h != i.of || h.find.len() >= h.capacity {
+		if h != i.of || h.size >= h.capacity {
 			return taken, false
 		}
-		if h.find.get(b.Block) != 0 {
+		if i.index.find(i.slot, b.Block) != 0 {
 			continue
 		}
 		parent := int32(0)
 		if !b.First {
-			if parent = h.find.get(b.Parent); parent == 0 {
+			if parent = i.index.find(i.slot, b.Parent); parent == 0 {
 				continue // evicted between two parts
 			}
 			if p := &h.entries[parent]; p.stamp < i.since || p.stamp > i.until {
@@ -103,9 +103,7 @@ func (i *Import) More(blocks []Restored) (taken int, more bool) {
 			i.stamp-- // another path, used earlier
 		}
 		i.last = b.Block
-		h.insertOldest(b.Block, parent, i.stamp)
-		s, bit := i.index.bit(i.slot)
-		*s.at(b.Block) |= bit
+		i.index.show(i.slot, b.Block, h.insertOldest(b.Block, parent, i.stamp))
 		i.index.entries++
 		taken++
 	}
@@ -114,7 +112,7 @@ func (i *Import) More(blocks []Restored) (taken int, more bool) {
 
 // insertOldest adds a block that nobody uses after the entry parent, which is in
 // use or was used later than all that will be evicted before it.
-func (h *held) insertOldest(b prompt.Block, parent int32, stamp uint64) {
+func (h *held) insertOldest(b prompt.Block, parent int32, stamp uint64) int32 {
 	at := h.insert(b, parent, stamp)
 	h.inUse--
 	e, oldest := &h.entries[at], h.oldest()
@@ -122,4 +120,5 @@ func (h *held) insertOldest(b prompt.Block, parent int32, stamp uint64) {
 	e.older, e.newer = 0, oldest
 	h.entries[oldest].older = at
 	h.entries[0].newer = at
+	return at
 }

@@ -15,8 +15,9 @@ type held struct {
 	capacity  int
 	evictions uint64
 	uses      uint64       // Adds and Releases so far: the clock of the stamps
-	find      table[int32] // the places of blocks in entries
+	shared    table[int32] // the places in entries of blocks that have several holders, or had: see set
 	entries   []entry      // entries[0] closes the ring: its newer is the oldest, its older the newest
+	size      int          // entries that hold a block
 	free      int32        // first of the unused entries, linked by newer; 0: none
 	inUse     int          // entries that have users
 	gaveUp    int          // blocks of requests in flight that had to become evictable
@@ -28,7 +29,7 @@ type held struct {
 // entry is one block. Links are places in entries.
 type entry struct {
 	block        prompt.Block
-	stamp        uint64 // the use of it that was the last
+	stamp        uint64 // the use of it that was the last; 0: there is no block here
 	parent       int32  // the predecessor's entry; 0 for a first block
 	users        int32  // requests in flight that end at it, and entries in use that follow; with any, it is in no list
 	older, newer int32
@@ -40,20 +41,26 @@ func newHeld() *held {
 
 func (h *held) oldest() int32 { return h.entries[0].newer }
 
-// leading is how many of blocks, from the first, are held.
-func (h *held) leading(blocks []prompt.Block) int {
+// leading is how many of blocks, from the first, a backend holds.
+func (x *Index) leading(slot int, blocks []prompt.Block) int {
 	return sort.Search(len(blocks), func(i int) bool {
-		return h.find.get(blocks[i]) == 0
+		return x.find(slot, blocks[i]) == 0
 	})
 }
 
 // last is the entry of the last of blocks, all of them held; 0 for no blocks.
 // The others are found from it along the parents.
-func (h *held) last(blocks []prompt.Block) int32 {
+func (x *Index) last(slot int, blocks []prompt.Block) int32 {
 	if len(blocks) == 0 {
 		return 0
 	}
-	return h.find.get(blocks[len(blocks)-1])
+	return x.find(slot, blocks[len(blocks)-1])
+}
+
+// has reports whether a block's entry is at a place: that may have been said before
+// the backend lost its cache.
+func (h *held) has(at int32, b prompt.Block) bool {
+	return int(at) < len(h.entries) && h.entries[at].block == b && h.entries[at].stamp != 0
 }
 
 // distance is about how many blocks were used since an entry was: as many as a
@@ -67,7 +74,7 @@ func (h *held) distance(at int32) int {
 	if span == 0 {
 		return h.inUse
 	}
-	return h.inUse + int(float64(h.find.len()-h.inUse)*min(1, float64(age)/float64(span)))
+	return h.inUse + int(float64(h.size-h.inUse)*min(1, float64(age)/float64(span)))
 }
 
 // take puts the blocks up to tail in use for one request more. Blocks in use are
@@ -115,14 +122,14 @@ func (h *held) insert(b prompt.Block, parent int32, stamp uint64) int32 {
 	}
 	h.entries[at] = entry{block: b, stamp: stamp, parent: parent, users: 1}
 	h.inUse++
-	*h.find.at(b) = at
+	h.size++
 	return at
 }
 
 // remove forgets an entry that nobody uses.
 func (h *held) remove(at int32) {
-	h.find.remove(h.entries[at].block)
 	h.unlink(at)
+	h.size--
 	h.entries[at] = entry{newer: h.free}
 	h.free = at
 }

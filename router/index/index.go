@@ -9,9 +9,9 @@ import (
 	"warmroute/router/prompt"
 )
 
-// entryBytes is what one held block costs at most: its entry, its place in its
-// backend's map, and its place in the map that all share. Measured by
-// TestBytesBoundHolds.
+// entryBytes is what one held block costs at most: its entry, its slot in the
+// backends' set, and where several hold it its slot in its backend's table. Measured
+// by TestBytesBoundHolds.
 const entryBytes = 128
 
 // Index mirrors the prefix caches of a fleet. It is not safe for concurrent
@@ -24,7 +24,7 @@ type Index struct {
 	maxEntries int
 	held       []*held
 	want       []int  // capacity asked for, by slot, in blocks
-	sets       []*set // one for each 64 backends
+	sets       []*set // one for each so many members
 	entries    int    // held, or dropped and not yet swept
 	version    uint64
 	fetched    prompt.Block // means nothing: see fetch
@@ -32,11 +32,6 @@ type Index struct {
 	dropped []dropped
 	unswept []uint64 // the backends with a dropped part, as in sets
 }
-
-// set maps a block to the backends that hold it, one bit each, of 64 backends
-// side by side. A fleet of more has several, so that the value stays a plain
-// word which the garbage collector never looks into.
-type set struct{ table[uint64] }
 
 // New makes an index for slots backends that takes at most about maxBytes of
 // memory, however many blocks the backends could hold.
@@ -52,7 +47,7 @@ func (x *Index) Grow(slots int) {
 		x.held = append(x.held, newHeld())
 		x.want = append(x.want, 0)
 	}
-	for 64*len(x.sets) < slots {
+	for members*len(x.sets) < slots {
 		x.sets = append(x.sets, new(set))
 		x.unswept = append(x.unswept, 0)
 	}
@@ -67,40 +62,18 @@ func (x *Index) Grow(slots int) {
 // for each block.
 func (x *Index) Match(blocks []prompt.Block, depth []int) {
 	for g, s := range x.sets {
-		members := min(64, len(x.held)-64*g)
-		live := ^uint64(0) >> (64 - members) &^ x.unswept[g]
+		first := members * g
+		live := (1<<min(members, len(x.held)-first) - 1) &^ x.unswept[g]
 		last := live
 		if len(blocks) > 0 {
-			last &= s.get(blocks[len(blocks)-1])
+			last &= s.holders(blocks[len(blocks)-1])
 		}
-		s.match(blocks, 0, len(blocks), live, last, live, depth[64*g:])
-		record(last, len(blocks), depth[64*g:])
+		s.match(blocks, 0, len(blocks), live, last, live, depth[first:])
+		record(last, len(blocks), depth[first:])
 		for left := x.unswept[g]; left != 0; left &= left - 1 {
-			slot := 64*g + bits.TrailingZeros64(left)
-			depth[slot] = x.held[slot].leading(blocks)
+			slot := first + bits.TrailingZeros64(left)
+			depth[slot] = x.leading(slot, blocks)
 		}
-	}
-}
-
-// match finds the depths from lo up to, not including, hi, of the backends in
-// live. atLo and atHi are those of them that hold at least that many blocks.
-func (s *set) match(blocks []prompt.Block, lo, hi int, atLo, atHi, live uint64, depth []int) {
-	for atLo != atHi {
-		if hi == lo+1 {
-			record(atLo&^atHi, lo, depth)
-			return
-		}
-		mid := (lo + hi) / 2
-		atMid := s.get(blocks[mid-1]) & live
-		s.match(blocks, lo, mid, atLo, atMid, live, depth)
-		lo, atLo = mid, atMid
-	}
-}
-
-// record writes d for every backend in the set.
-func record(backends uint64, d int, depth []int) {
-	for ; backends != 0; backends &= backends - 1 {
-		depth[bits.TrailingZeros64(backends)] = d
 	}
 }
 
@@ -108,7 +81,7 @@ func record(backends uint64, d int, depth []int) {
 func (x *Index) Version() uint64 { return x.version + 1 }
 
 // Len is the number of blocks that a backend holds.
-func (x *Index) Len(slot int) int { return x.held[slot].find.len() }
+func (x *Index) Len(slot int) int { return x.held[slot].size }
 
 // Capacity is the number of blocks that a backend may hold here.
 func (x *Index) Capacity(slot int) int { return x.held[slot].capacity }
@@ -124,34 +97,21 @@ func (x *Index) Bytes() int64 { return int64(x.entries) * entryBytes }
 
 func (x *Index) remove(slot int, at int32) {
 	h := x.held[slot]
-	s, bit := x.bit(slot)
-	s.clear(h.entries[at].block, bit)
+	x.hide(slot, h.entries[at].block)
 	h.remove(at)
 	x.entries--
 	x.version++
-}
-
-func (x *Index) bit(slot int) (*set, uint64) {
-	return x.sets[slot/64], 1 << (slot % 64)
-}
-
-func (s *set) clear(b prompt.Block, bit uint64) {
-	if left := s.get(b) &^ bit; left != 0 {
-		*s.at(b) = left
-	} else {
-		s.remove(b)
-	}
 }
 
 // insert adds blocks after the entry parent, in use by one, and returns the last
 // one's entry.
 func (x *Index) insert(slot int, blocks []prompt.Block, parent int32, stamp uint64) int32 {
 	h := x.held[slot]
-	s, bit := x.bit(slot)
-	x.fetched ^= h.find.fetch(blocks) ^ s.fetch(blocks)
+	s, _ := x.in(slot)
+	x.fetched ^= s.fetch(blocks)
 	for _, b := range blocks {
 		parent = h.insert(b, parent, stamp)
-		*s.at(b) |= bit
+		x.show(slot, b, parent)
 	}
 	x.entries += len(blocks)
 	if len(blocks) > 0 {

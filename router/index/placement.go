@@ -34,7 +34,7 @@ func (x *Index) Add(p *Placement, slot int, blocks []prompt.Block, matched int) 
 	h.uses++
 	fitting := blocks[:min(len(blocks), h.capacity)]
 	matched = min(matched, len(fitting))
-	tail := h.last(fitting[:matched])
+	tail := x.last(slot, fitting[:matched])
 	*p = Placement{
 		Distance: h.distance(tail), Left: len(blocks) - len(fitting),
 		held: h, slot: slot, from: matched, stamp: h.uses, inUse: true,
@@ -63,7 +63,7 @@ func (x *Index) Release(p *Placement, reply []prompt.Block) {
 		h.unlistPlaced(p)
 	} else {
 		h.gaveUp -= p.gaveUp
-		if p.tail = h.find.get(p.tailBlock); p.tail == 0 {
+		if p.tail = x.find(p.slot, p.tailBlock); p.tail == 0 {
 			return // evicted meanwhile
 		}
 		h.take(p.tail, h.uses)
@@ -80,9 +80,9 @@ func (x *Index) Release(p *Placement, reply []prompt.Block) {
 func (x *Index) extend(slot int, tail int32, reply []prompt.Block) int32 {
 	h := x.held[slot]
 	reply = reply[:min(len(reply), max(0, h.capacity-h.inUse))]
-	known := h.leading(reply)
+	known := x.leading(slot, reply)
 	if known > 0 { // the same answer was given before
-		last := h.last(reply[:known])
+		last := x.last(slot, reply[:known])
 		h.take(last, h.uses)
 		h.leave(tail, h.uses)
 		tail = last
@@ -104,7 +104,7 @@ func (x *Index) TakeBack(p *Placement, blocks []prompt.Block, keep int) {
 	h.gaveUp -= p.gaveUp
 	p.held = nil
 	for i := len(blocks) - 1; i >= max(p.from, keep); i-- {
-		at := h.find.get(blocks[i])
+		at := x.find(p.slot, blocks[i])
 		if at == 0 {
 			continue // evicted meanwhile, or beyond the capacity
 		}
@@ -122,7 +122,7 @@ func (x *Index) InUse(slot int) int { return x.held[slot].inUse + x.held[slot].g
 // Idle is how many of blocks, all of them held by the backend, nobody uses.
 func (x *Index) Idle(slot int, blocks []prompt.Block) int {
 	h, n := x.held[slot], 0
-	for at := h.last(blocks); at != 0 && h.entries[at].users == 0; at = h.entries[at].parent {
+	for at := x.last(slot, blocks); at != 0 && h.entries[at].users == 0; at = h.entries[at].parent {
 		n++
 	}
 	return n

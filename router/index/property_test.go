@@ -164,7 +164,7 @@ func TestAgainstTheNaiveIndex(t *testing.T) {
 						n.leave(f)
 					}
 					n.idle = slices.DeleteFunc(n.idle, func(b prompt.Block) bool {
-						return x.held[f.slot].find.get(b) == 0
+						return x.find(f.slot, b) == 0
 					})
 				}
 			case op == 18 && rng.IntN(5) == 0:
@@ -223,7 +223,7 @@ func check(t *testing.T, x *Index, preds map[prompt.Block]prompt.Block, when str
 	t.Helper()
 	total := 0
 	for slot, h := range x.held {
-		total += h.find.len()
+		total += h.size
 		listed := h.inUse
 		for at := h.oldest(); at != 0; at = h.entries[at].newer {
 			if h.entries[at].users != 0 {
@@ -231,26 +231,32 @@ func check(t *testing.T, x *Index, preds map[prompt.Block]prompt.Block, when str
 			}
 			listed++
 		}
-		if listed != h.find.len() {
-			t.Fatalf("%s: backend %d has %d blocks in use or in its list and finds %d", when, slot, listed, h.find.len())
+		if listed != h.size {
+			t.Fatalf("%s: backend %d has %d blocks in use or in its list and counts %d", when, slot, listed, h.size)
 		}
-		s, bit := x.bit(slot)
-		for b := range all(&h.find) {
-			if s.get(b)&bit == 0 {
+		s, member := x.in(slot)
+		for at, e := range h.entries {
+			if e.stamp == 0 {
+				continue
+			}
+			if s.holders(e.block)&(1<<member) == 0 || x.find(slot, e.block) != int32(at) {
 				t.Fatalf("%s: backend %d holds a block that its set does not show", when, slot)
 			}
-			if p, ok := preds[b]; ok {
-				if h.find.get(p) == 0 {
-					t.Fatalf("%s: backend %d has a hole: a block without its predecessor", when, slot)
-				}
+			if p, ok := preds[e.block]; ok && x.find(slot, p) == 0 {
+				t.Fatalf("%s: backend %d has a hole: a block without its predecessor", when, slot)
+			}
+		}
+		for b, at := range all(&h.shared) {
+			if !h.has(at, b) {
+				t.Fatalf("%s: backend %d has a place for a block that it does not hold", when, slot)
 			}
 		}
 	}
 	shown, unswept := 0, false
 	for g, s := range x.sets {
 		unswept = unswept || x.unswept[g] != 0
-		for _, m := range all(&s.table) {
-			for ; m != 0; m &= m - 1 {
+		for _, word := range all(&s.table) {
+			for m := bitsOf(word); m != 0; m &= m - 1 {
 				shown++
 			}
 		}

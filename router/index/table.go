@@ -114,24 +114,35 @@ func (t *table[V]) at(b prompt.Block) *V {
 	return &at.value
 }
 
-// remove takes a block out, if it is there, and moves up those behind it that
-// would not be found across the gap.
+// remove takes a block out, if it is there.
 func (t *table[V]) remove(b prompt.Block) {
+	if p, i := t.search(b); p != nil {
+		t.cut(p, i)
+	}
+}
+
+// search is where a block lies; nil if it is not there.
+func (t *table[V]) search(b prompt.Block) (*part[V], int) {
 	if t.size == 0 {
-		return
+		return nil, 0
 	}
 	b = some(b)
 	p, mixed := t.place(b)
 	if p.used == 0 {
-		return
+		return nil, 0
 	}
-	gap := p.find(b, mixed)
-	if p.slots[gap].block == 0 {
-		return
+	i := p.find(b, mixed)
+	if p.slots[i].block == 0 {
+		return nil, 0
 	}
-	n := len(p.slots)
+	return p, i
+}
+
+// cut takes out the block in a slot, and moves up those behind it that would not be
+// found across the gap.
+func (t *table[V]) cut(p *part[V], gap int) {
 	for i := gap; ; {
-		if i++; i == n {
+		if i++; i == len(p.slots) {
 			i = 0
 		}
 		s := p.slots[i]
@@ -140,13 +151,22 @@ func (t *table[V]) remove(b prompt.Block) {
 		}
 		_, mixed := t.place(s.block)
 		// It may move if its home is not between the gap and where it is now.
-		if (i-p.home(mixed)+n)%n >= (i-gap+n)%n {
+		if p.behind(p.home(mixed), i) >= p.behind(gap, i) {
 			p.slots[gap], gap = s, i
 		}
 	}
 	p.slots[gap] = slot[V]{}
 	p.used--
 	t.size--
+}
+
+// behind is how many slots i comes after another, around the end. A division would
+// take longer than all else that removing a block does.
+func (p *part[V]) behind(other, i int) int {
+	if i < other {
+		return i - other + len(p.slots)
+	}
+	return i - other
 }
 
 // grow makes a part half as large again: doubling would waste too much of the

@@ -54,11 +54,11 @@ func (x *Index) Drop(slot int) {
 	fresh.capacity, fresh.evictions = h.capacity, h.evictions
 	x.held[slot] = fresh
 	x.version++
-	if h.find.len() == 0 {
+	if h.size == 0 {
 		return
 	}
 	x.dropped = append(x.dropped, dropped{slot, h.entries[1:]})
-	x.unswept[slot/64] |= 1 << (slot % 64)
+	x.unswept[slot/members] |= 1 << (slot % members)
 	*h = held{} // a Placement may still point here, and need not keep what it held
 }
 
@@ -77,7 +77,7 @@ func (x *Index) Upkeep(n int) bool {
 	}
 	left := len(x.dropped) > 0
 	for slot, h := range x.held {
-		over := h.find.len() - h.capacity
+		over := h.size - h.capacity
 		if over > 0 && n > 0 {
 			evicted := x.evict(slot, min(over, n))
 			over, n = over-evicted, n-evicted
@@ -90,16 +90,14 @@ func (x *Index) Upkeep(n int) bool {
 // sweep clears the bits of up to n blocks of the first dropped part.
 func (x *Index) sweep(n int) int {
 	d := &x.dropped[0]
-	s, bit := x.bit(d.slot)
-	h := x.held[d.slot]
 	n = min(n, len(d.entries))
 	for _, e := range d.entries[:n] {
-		if e.block == 0 {
+		if e.stamp == 0 {
 			continue // not in use
 		}
 		x.entries--
-		if h.find.get(e.block) == 0 {
-			s.clear(e.block, bit)
+		if x.find(d.slot, e.block) == 0 {
+			x.hide(d.slot, e.block)
 		}
 	}
 	if d.entries = d.entries[n:]; len(d.entries) > 0 {
@@ -112,7 +110,7 @@ func (x *Index) sweep(n int) int {
 			return n
 		}
 	}
-	x.unswept[slot/64] &^= bit
+	x.unswept[slot/members] &^= 1 << (slot % members)
 	return n
 }
 
@@ -123,7 +121,7 @@ func (x *Index) makeRoom(slot, blocks int) {
 		x.Upkeep(2*blocks + evictAhead)
 	}
 	h := x.held[slot]
-	over := h.find.len() + blocks - h.capacity
+	over := h.size + blocks - h.capacity
 	if over <= 0 {
 		return
 	}
@@ -155,7 +153,7 @@ func (x *Index) evict(slot, n int) (evicted int) {
 // fetchOldest is fetch for the blocks that an eviction of n will remove.
 func (x *Index) fetchOldest(slot, n int) {
 	h := x.held[slot]
-	s, _ := x.bit(slot)
+	s, _ := x.in(slot)
 	var blocks [64]prompt.Block
 	for at := h.oldest(); at != 0 && n > 0; {
 		k := 0
@@ -164,6 +162,6 @@ func (x *Index) fetchOldest(slot, n int) {
 			k++
 		}
 		n -= k
-		x.fetched ^= h.find.fetch(blocks[:k]) ^ s.fetch(blocks[:k])
+		x.fetched ^= s.fetch(blocks[:k])
 	}
 }
