@@ -161,6 +161,7 @@ func (x *exchange) refuse(e *apiError) {
 		x.w.send(e.event(x.endpoint.format))
 		return
 	}
+	x.tellRefused()
 	if !x.whole.IsZero() {
 		e.write(&x.w)
 		return

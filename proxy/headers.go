@@ -99,10 +99,39 @@ func (x *exchange) answerHeader(d *router.Decision, from http.Header) http.Heade
 	for i, name := range routeHeaders {
 		h[name] = values[i : i+1 : i+1]
 	}
+	x.tellHeld(h)
+	return h
+}
+
+func (x *exchange) tellHeld(h http.Header) {
 	if x.held > 0 {
 		h["X-Warmroute-Held-Ms"] = []string{strconv.FormatInt(x.held.Milliseconds(), 10)}
 	}
-	return h
+}
+
+// What X-Warmroute-Reason says where the proxy itself answers.
+const (
+	reasonRefused = "refused" // no backend was asked
+	reasonHeld    = "held"    // none was, though the request waited for one
+	reasonFailed  = "failed"  // at least one was, and none of them has the answer that the client gets
+)
+
+// tellRefused says in the header of an answer of the proxy's own what became of the
+// request. No backend is named there, since none answers.
+func (x *exchange) tellRefused() {
+	if !x.tellsRoute() {
+		return
+	}
+	h, reason := x.w.Header(), reasonRefused
+	switch {
+	case x.attempts > 0:
+		reason = reasonFailed
+		h["X-Warmroute-Attempts"] = []string{strconv.Itoa(x.attempts)}
+	case x.held > 0:
+		reason = reasonHeld
+	}
+	h["X-Warmroute-Reason"] = []string{reason}
+	x.tellHeld(h)
 }
 
 // ours reports whether a header is the proxy's to set. Where a request went says the

@@ -130,7 +130,10 @@ func (x *exchange) tellRates() {
 // tellsRoute reports whether the client may know where its request went: a match
 // tells what others have sent.
 func (x *exchange) tellsRoute() bool {
-	return x.settings.RouteHeaders && (x.holder == nil || x.holder.RouteHeaders)
+	if x.holder == nil { // where keys are configured, nobody knows yet who asks, or it is nobody who may
+		return x.settings.RouteHeaders && x.p.keys.Open()
+	}
+	return x.settings.RouteHeaders && x.holder.RouteHeaders
 }
 
 // tenant stands for who sends the request; 0 for nobody in particular.
