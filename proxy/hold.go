@@ -73,12 +73,14 @@ func (x *exchange) ask() (*router.Decision, error) {
 		ctx = limited
 	}
 	d, err := x.p.router.Pick(ctx, &x.input.request, x.tried...)
-	waited := time.Since(asked)
-	switch {
-	case err == nil:
+	if err == nil {
 		if d.Held > 0 {
 			x.wasHeld(metrics.HeldSent, d.Held)
 		}
+		return d, nil
+	}
+	waited := time.Since(asked)
+	switch {
 	case errors.Is(err, router.ErrHoldFull):
 		x.wasHeld(metrics.HeldRefused, 0)
 	case errors.Is(err, router.ErrHeldTooLong):

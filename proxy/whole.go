@@ -222,12 +222,17 @@ func (a *attempt) learn(body []byte) {
 	if a.endpoint.format == plainFormat {
 		return
 	}
-	var u usage
-	u.read(gjson.GetBytes(body, "usage"), a.endpoint.format)
-	a.observe(&u)
+	var found []byte
 	if a.followReply(); a.reply != nil {
-		a.reply.Whole(body)
+		found = a.reply.Whole(body)
 	}
+	account := gjson.ParseBytes(found)
+	if found == nil { // nobody has walked over the answer
+		account = gjson.GetBytes(body, "usage")
+	}
+	var u usage
+	u.read(account, a.endpoint.format)
+	a.observe(&u)
 }
 
 // observe takes over what the answer said of its tokens.

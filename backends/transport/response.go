@@ -140,7 +140,7 @@ func parseHead(resp *http.Response, head string) error {
 		if !ok || !isToken(name) || !isHeaderValue(value) { // a folded line has no name
 			return errHeaderLine
 		}
-		name = textproto.CanonicalMIMEHeaderKey(name)
+		name = canonical(name)
 		value = strings.Trim(value, " \t")
 		if before := resp.Header[name]; before != nil {
 			resp.Header[name] = append(before, value)
@@ -150,6 +150,24 @@ func parseHead(resp *http.Response, head string) error {
 		resp.Header[name] = values[len(values)-1 : len(values) : len(values)]
 	}
 	return nil
+}
+
+// canonical is textproto.CanonicalMIMEHeaderKey. The names that are in nearly every
+// answer, as uvicorn writes them, need not be rewritten letter by letter.
+func canonical(name string) string {
+	switch name {
+	case "date":
+		return "Date"
+	case "server":
+		return "Server"
+	case "content-type":
+		return "Content-Type"
+	case "content-length":
+		return "Content-Length"
+	case "transfer-encoding":
+		return "Transfer-Encoding"
+	}
+	return textproto.CanonicalMIMEHeaderKey(name)
 }
 
 // frame decides how the body's end is known (RFC 9112, 6.3) and says so in resp.

@@ -30,6 +30,7 @@ type Reply struct {
 	blocks []Block
 	call   call
 	key    []byte // one whose escapes had to be undone
+	usage  []byte // the first one, part of what is read; nil: none was seen
 }
 
 // replyFormat is how an answer carries its text.
@@ -71,10 +72,18 @@ func (r *Reply) Begin(p *Prompt) bool {
 }
 
 // Event takes one event of a streamed answer, without its "data:".
-func (r *Reply) Event(data []byte) { r.read(data, "delta") }
+func (r *Reply) Event(data []byte) {
+	r.read(data, "delta")
+	r.usage = nil
+}
 
-// Whole takes an answer that came in one piece.
-func (r *Reply) Whole(body []byte) { r.read(body, "message") }
+// Whole takes an answer that came in one piece. It returns what lies under "usage"
+// there, as it passes that anyway; nil when it did not see any.
+func (r *Reply) Whole(body []byte) (usage []byte) {
+	r.read(body, "message")
+	usage, r.usage = r.usage, nil
+	return usage
+}
 
 // Lost says that a part of the answer was not seen.
 func (r *Reply) Lost() { r.format = replyNone }
@@ -96,7 +105,7 @@ func (r *Reply) read(data []byte, part string) {
 	if r.format == replyNone || len(r.blocks) == mostReplyBlocks {
 		return
 	}
-	r.scan.b = data
+	r.scan.b, r.usage = data, nil
 	if err := r.object(part); err != nil {
 		r.Lost()
 	}
@@ -115,13 +124,18 @@ func (r *Reply) object(part string) error {
 		if !ok {
 			return err
 		}
-		if string(r.name(key)) == "choices" && s.at(at) == '[' {
+		name := r.name(key)
+		choices, usage := string(name) == "choices", r.usage == nil && string(name) == "usage"
+		if choices && s.at(at) == '[' {
 			i, err = r.choices(at+1, part)
 		} else {
 			i, err = s.skip(at)
 		}
 		if err != nil {
 			return err
+		}
+		if usage {
+			r.usage = s.b[at:i:i]
 		}
 	}
 }

@@ -230,3 +230,30 @@ func BenchmarkReply(b *testing.B) {
 		}
 	}
 }
+
+// TestWholeReturnsUsage has the account of an answer found on the way, as it stands there.
+func TestWholeReturnsUsage(t *testing.T) {
+	p := new(Prompt)
+	if err := p.Parse(Chat, []byte(`{"model":"m","messages":[{"role":"user","content":"Hi"}]}`)); err != nil {
+		t.Fatal(err)
+	}
+	p.Blocks(nil, "m", 16)
+	reply := new(Reply)
+	for body, want := range map[string]string{
+		`{"choices":[{"message":{"role":"assistant","content":"Hello"}}],"usage":{"a":1}}`: `{"a":1}`,
+		`{ "usage" : {"a": [1, "}"]} , "choices":[{"message":{"content":"\"usage\":2"}}]}`: `{"a": [1, "}"]}`,
+		`{"usage":1,"usage":2}`: `1`,
+		`{"us\u0061ge":3}`:      `3`,
+		`{"choices":[{"usage":4,"message":{"content":"\"usage\":5"}}]}`: ``,
+		`{"usage":`: ``,
+		`[]`:        ``,
+	} {
+		reply.Begin(p)
+		if got := string(reply.Whole([]byte(body))); got != want {
+			t.Errorf("%s: %q, not %q", body, got, want)
+		}
+		if reply.Begin(p); reply.Whole([]byte(`{}`)) != nil {
+			t.Errorf("%s: its account is the next answer's", body)
+		}
+	}
+}
