@@ -10,14 +10,16 @@ import (
 // Forget deletes the series of a backend that has left the fleet, so that names
 // that come and go leave nothing behind.
 func (m *Metrics) Forget(backend string) {
-	m.forget(prometheus.Labels{"backend": backend})
-	m.latency.forget(func(s served) bool { return s.backend == backend })
+	m.forget(prometheus.Labels{"backend": backend}, func(s served) bool { return s.backend == backend })
 }
 
-func (m *Metrics) forget(gone prometheus.Labels) {
+// forget takes the same twice: as labels, and as what is true of those that have them.
+func (m *Metrics) forget(gone prometheus.Labels, has func(served) bool) {
 	for _, c := range []*prometheus.CounterVec{m.requests, m.prompt, m.predicted, m.observed, m.spills, m.polls} {
 		c.DeletePartialMatch(gone)
 	}
+	m.counters.forget(has)
+	m.latency.forget(has)
 }
 
 // unlistedFor is for how long the series of a model stay that no replica lists any
@@ -62,8 +64,7 @@ func (m *Metrics) forgetModels() {
 			m.models.unlisted[model] = now
 		case now.Sub(since) >= unlistedFor:
 			delete(m.models.unlisted, model)
-			m.forget(prometheus.Labels{"model": model})
-			m.latency.forget(func(s served) bool { return s.model == model })
+			m.forget(prometheus.Labels{"model": model}, func(s served) bool { return s.model == model })
 		}
 	}
 }

@@ -5,7 +5,6 @@ package metrics
 
 import (
 	"net/http"
-	"strconv"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -37,6 +36,7 @@ type Metrics struct {
 	holdEnds   *prometheus.CounterVec
 	reloads    reloads
 	models     models
+	counters   counters
 
 	unauthorized *prometheus.CounterVec
 	closed       prometheus.Counter // client connections
@@ -52,6 +52,7 @@ func New(fleet *backends.Registry, r *router.Router, version string) *Metrics {
 		fleet:     fleet,
 		registry:  prometheus.NewRegistry(),
 		models:    models{unlisted: map[string]time.Time{}},
+		counters:  counters{by: map[ending]*endingCounters{}},
 		requests:  counter("requests_total", "Requests that ended, by the status sent to the client; 499: the client left; 502, 504: also answers that broke off or fell silent in their midst.", "endpoint", "model", "backend", "code"),
 		latency:   newLatencies(),
 		overhead:  newOverhead(),
@@ -119,7 +120,8 @@ func (m *Metrics) Ended(r *Request, id string, now time.Time) {
 }
 
 func (m *Metrics) ended(r *Request, id string, now time.Time) {
-	m.requests.WithLabelValues(r.Endpoint, r.Model, r.Backend, strconv.Itoa(r.Code)).Inc()
+	count := m.countersOf(r)
+	count.requests.Inc()
 	if r.Backend == "" {
 		return
 	}
@@ -133,9 +135,9 @@ func (m *Metrics) ended(r *Request, id string, now time.Time) {
 		m.spills.WithLabelValues(r.Model).Inc()
 	}
 	if r.Code == http.StatusOK {
-		m.prompt.WithLabelValues(r.Model, r.Backend).Add(float64(r.PromptTokens))
-		m.predicted.WithLabelValues(r.Model, r.Backend).Add(float64(r.PredictedTokens))
-		m.observed.WithLabelValues(r.Model, r.Backend).Add(float64(r.ObservedTokens))
+		count.prompt.Add(float64(r.PromptTokens))
+		count.predicted.Add(float64(r.PredictedTokens))
+		count.observed.Add(float64(r.ObservedTokens))
 	}
 }
 
