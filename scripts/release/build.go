@@ -140,7 +140,7 @@ func (c *clone) platform(arch string) ([]file, error) {
 // shipped are the files of the repository that go along with the binary.
 func (c *clone) shipped() ([]file, error) {
 	var files []file
-	for _, name := range []string{"LICENSE", "README.md", "CHANGELOG.md", "config.yaml", "docs", "scripts/systemd"} {
+	for _, name := range []string{"LICENSE", "README.md", "CHANGELOG.md", "config.yaml", "docs", "scripts/monitoring", "scripts/systemd"} {
 		err := filepath.WalkDir(filepath.Join(c.dir, name), func(path string, entry fs.DirEntry, err error) error {
 			if err != nil || entry.IsDir() {
 				return err
