@@ -102,7 +102,7 @@ func (t *table[V]) at(b prompt.Block) *V {
 	}
 	b = some(b)
 	p, mixed := t.place(b)
-	if 10*(p.used+1) > 7*len(p.slots) {
+	if 2*(p.used+1) > len(p.slots) { // fuller, runs grow long: four blocks to look at behind a gap, at seven tenths
 		t.grow(p)
 	}
 	at := &p.slots[p.find(b, mixed)]
