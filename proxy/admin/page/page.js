@@ -273,7 +273,7 @@ const showDecisions = rows('decisions', (row, d) => {
   time.dateTime = d.at;
   cell(row, 'Time', 'short', time);
   const where = cell(row, 'Backend', 'short', d.backend);
-  where.title = d.model;
+  where.title = `${d.backend}, model ${d.model}`;
   const why = cell(row, 'Why', 'wide', make('span', 'tag', d.reason), d.sentence);
   why.title = `request ${d.request_id}`;
   cell(row, 'Matched', 'right', matched(d));
