@@ -62,7 +62,7 @@ func New(fleet *backends.Registry, r *router.Router, version string) *Metrics {
 		observed:  counter("observed_cached_tokens_total", "Prompt tokens that replicas said came from their cache.", "model", "backend"),
 		spills:    counter("spills_total", "Requests sent away from the best match because it was too busy.", "model"),
 		retries:   counter("retries_total", "Attempts that failed before anything was committed, by reason.", "reason"),
-		aborts:    counter("aborts_total", "Requests whose client left, or did not read its answer, by phase.", "phase"),
+		aborts:    counter("aborts_total", "Requests whose client left, or did not read its answer, or that an operator cancelled, by phase.", "phase"),
 		polls:     counter("poll_errors_total", "Scrapes of a replica's /metrics that failed.", "backend"),
 		recording: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "warmroute_record_dropped_total", Help: "Requests missing from the recording of traffic (record.file): too many came at once, they are larger than can be replayed, they ended after the rest, or the disk is full.",
