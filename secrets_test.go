@@ -129,11 +129,11 @@ backends: [{name: r, url: "%s", api_key: MARK-of-the-replica}]
 	write("warmroute.yaml", fmt.Sprintf(config, keysFile, url)+"tenant: isolate\n")
 	p.signal(syscall.SIGHUP)
 	p.awaitLog("configuration reloaded")
-	exposition := p.exposition()
+	exposition, withIDs := p.exposition(), p.expositionAs("application/openmetrics-text; version=1.0.0")
 	p.signal(syscall.SIGTERM)
 	p.exit()
 
-	for what, text := range map[string]string{"log": p.log.String(), "metrics": exposition} {
+	for what, text := range map[string]string{"log": p.log.String(), "metrics": exposition, "exemplars": withIDs} {
 		for line := range strings.Lines(text) {
 			if strings.Contains(line, mark) {
 				t.Errorf("in the %s: %.300s", what, line)
@@ -145,6 +145,9 @@ backends: [{name: r, url: "%s", api_key: MARK-of-the-replica}]
 		if !strings.Contains(p.log.String(), want) {
 			t.Errorf("nothing in the log says %q: the test has missed it", want)
 		}
+	}
+	if !strings.Contains(withIDs, `{request_id="`) {
+		t.Error("the metrics show no request's id: the test has missed them")
 	}
 	if !strings.Contains(exposition, `warmroute_key_refusals_total{key="slow",reason="tokens"} 1`) {
 		t.Error("the metrics tell nothing of keys: the test has missed them")
@@ -204,9 +207,17 @@ func operate(t *testing.T, p *program, client *http.Client) {
 }
 
 // exposition is the metrics as Prometheus would read them.
-func (p *program) exposition() string {
+func (p *program) exposition() string { return p.expositionAs("text/plain") }
+
+// expositionAs is the metrics in a format.
+func (p *program) expositionAs(accept string) string {
 	p.t.Helper()
-	resp, err := http.Get(p.admin + "/metrics")
+	req, err := http.NewRequest(http.MethodGet, p.admin+"/metrics", nil)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	req.Header.Set("Accept", accept)
+	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
 		p.t.Fatal(err)
 	}
