@@ -105,10 +105,11 @@ func (o *benchOptions) keys() ([]string, error) {
 	var keys []string
 	for _, source := range sources {
 		text, err := read(source)
+		if err != nil {
+			return nil, cannotRead(flag, source, err)
+		}
 		key := string(bytes.TrimSpace(text))
 		switch {
-		case err != nil:
-			return nil, fmt.Errorf("%s: %w", flag, err)
 		case key == "":
 			return nil, fmt.Errorf("%s: there is no key in %s", flag, source)
 		case !isHeaderText(key):

@@ -19,9 +19,10 @@ func newCheckCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "check [URL ...]",
 		Short: "Report every fault of a configuration",
-		Long: `Check reads the configuration as serve would and asks no backend. It prints
-every fault on a line of its own and ends with status 2, or says what serve would run.`,
-		Example: "  warmroute check --config warmroute.yaml",
+		Long: `Read the configuration as serve would, and ask no backend. Every fault is printed
+on a line of its own, and the exit code is 2; or what serve would run, and 0.`,
+		Example: `  warmroute check --config warmroute.yaml
+  warmroute check --policy chwbl http://10.0.0.5:8000 http://10.0.0.6:8000`,
 		RunE: func(cmd *cobra.Command, urls []string) error {
 			config, err := loadConfig(cmd.Flags(), urls)
 			if err != nil {

@@ -167,9 +167,9 @@ func TestCheckReportsWhatIsWrongOnTheCommandLineAndAroundIt(t *testing.T) {
 			t.Errorf("%q: status %d, stdout %q, stderr %q, want %q", args, status, stdout, stderr, want)
 		}
 	}
-	f("open missing.yaml: no such file or directory\n", "--config", "missing.yaml")
+	f("--config missing.yaml: there is no such file\n", "--config", "missing.yaml")
 	f(`backends[0].url (from the command line): backend URL "a": no scheme`, "a")
-	f("unknown flag: --lisen\nsee warmroute check --help\n", "--lisen", ":1")
+	f("there is no flag --lisen; did you mean --listen?\nsee warmroute check --help\n", "--lisen", ":1")
 
 	big := filepath.Join(t.TempDir(), "model.safetensors")
 	if err := os.WriteFile(big, make([]byte, maxFileBytes+1), 0o600); err != nil {

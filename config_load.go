@@ -32,11 +32,12 @@ const (
 // addConfigFlags defines the flags that loadConfig reads. Their defaults stay
 // empty: config.yaml has them.
 func addConfigFlags(flags *pflag.FlagSet) {
+	flags.SortFlags = false
 	flags.String("config", "", "configuration `FILE`, else the one that WARMROUTE_CONFIG names; every setting and its default is in config.yaml")
-	flags.String("listen", "", "`ADDRESS` for OpenAI clients")
+	flags.String("listen", "", "`ADDRESS` for OpenAI clients, like :8080 or 127.0.0.1:8080")
 	flags.String("admin", "", "`ADDRESS` for metrics and operations, \"\" for none")
-	flags.String("policy", "", "routing policy: "+strings.Join(policy.Names, ", "))
-	flags.String("log-level", "", "debug, info, warn or error")
+	flags.String("policy", "", "routing `POLICY`: "+strings.Join(policy.Names, ", "))
+	flags.String("log-level", "", "least `LEVEL` that is logged: debug, info, warn or error")
 }
 
 // flagSettings says which setting each flag gives.
@@ -64,7 +65,11 @@ func loadConfig(flags *pflag.FlagSet, urls []string) (*Config, error) {
 	}
 	data, err := readOnce(path)
 	if err != nil {
-		return nil, ConfigError{err.Error()}
+		flag := "--config"
+		if given, _ := flags.GetString("config"); given == "" {
+			flag = configVariable
+		}
+		return nil, ConfigError{cannotRead(flag, path, err).Error()}
 	}
 	return parseConfig(path, data, flags, urls)
 }

@@ -28,21 +28,41 @@ func newDemoCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "demo",
 		Short: "Show round robin and warmroute side by side, on simulated replicas",
-		Long: `Two identical fleets of simulated replicas serve the same live chats, over
-real sockets: one behind a proxy that routes round robin, one behind a proxy that
-routes by prefix and load. Runs until interrupted, or for as long as --for says.`,
-		Args: cobra.NoArgs,
+		Long: `Two identical fleets of simulated replicas serve the same live chats, over real
+sockets: one behind a proxy that routes round robin, one behind a proxy that
+routes by prefix and load. Ends at Ctrl-C, or after --for. No GPU, no network.`,
+		Example: `  warmroute demo
+  warmroute demo --for 30s --backends 8
+  warmroute demo --for 20s --json | jq '.results[] | {policy, hit_ratio, ttft_mean_s}'`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if err := noArguments(cmd, args); err != nil {
+				return err
+			}
+			return o.check()
+		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return runDemo(cmd.Context(), o, cmd.OutOrStdout())
 		},
 	}
 	flags := cmd.Flags()
-	flags.IntVar(&o.backends, "backends", 4, "simulated replicas in each fleet")
-	flags.DurationVar(&o.length, "for", 0, "end after this long; 0: when interrupted")
-	flags.StringVar(&o.listen, "listen", "127.0.0.1:0", "where the proxy that routes by prefix listens")
-	flags.StringVar(&o.admin, "admin", "127.0.0.1:0", "where its admin listener is")
+	flags.SortFlags = false
+	flags.IntVar(&o.backends, "backends", 4, "`N` simulated replicas in each of the two fleets")
+	flags.DurationVar(&o.length, "for", 0, "`DURATION` after which it ends; 0: at Ctrl-C")
+	flags.StringVar(&o.listen, "listen", "127.0.0.1:0", "`ADDRESS` of the proxy that routes by prefix, which may be asked as well; port 0: any")
+	flags.StringVar(&o.admin, "admin", "127.0.0.1:0", "`ADDRESS` of its admin listener, which has metrics and the live page")
 	flags.BoolVar(&o.json, "json", false, "print nothing but the results, as JSON, at the end")
 	return cmd
+}
+
+// check finds the first mistake in the flags.
+func (o *demoOptions) check() error {
+	switch {
+	case o.backends < 1 || o.backends > 64:
+		return fmt.Errorf("--backends %d is not between 1 and 64", o.backends)
+	case o.length < 0:
+		return fmt.Errorf("--for %v is below 0; 0 goes on until Ctrl-C", o.length)
+	}
+	return nil
 }
 
 // demoChats is the demo's traffic: long chats over many system prompts, six
@@ -67,9 +87,6 @@ func demoChats(backends int) *replay.Chats {
 const demoTimeout = time.Minute
 
 func runDemo(ctx context.Context, o demoOptions, out io.Writer) error {
-	if o.backends < 1 {
-		return fmt.Errorf("--backends %d: a fleet needs one replica at least", o.backends)
-	}
 	// The fleets outlive the players, so that none of their requests is cut.
 	serving, stop := context.WithCancel(context.WithoutCancel(ctx))
 	playing, end := context.WithCancelCause(ctx)

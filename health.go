@@ -18,8 +18,9 @@ func newHealthCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "health [URL]",
 		Short: "Ask a running warmroute whether it lives",
-		Long: `Health asks for /livez where the settings say that serve listens: those of --config
-or WARMROUTE_CONFIG, of the environment, and of --listen. Or it asks for URL.`,
+		Long: `Ask for /livez where the settings say that serve listens: those of --config or
+WARMROUTE_CONFIG, of the environment, and of --listen. Or ask for URL. The exit
+code is 0 when the answer is 200, else 1.`,
 		Example: `  warmroute health
   warmroute health http://127.0.0.1:8000/health`,
 		Hidden: true,

@@ -119,7 +119,7 @@ func (in *inherited) listen(c *Config) (public, admin net.Listener, err error) {
 	in.closeOthers(c)
 	if public = in.public; public == nil {
 		if public, err = net.Listen("tcp", c.Listen); err != nil {
-			return nil, nil, fmt.Errorf("listen: %w", err)
+			return nil, nil, cannotListen("listen", c.Listen, err)
 		}
 	}
 	switch admin = in.admin; {
@@ -131,7 +131,7 @@ func (in *inherited) listen(c *Config) (public, admin net.Listener, err error) {
 	}
 	if admin, err = net.Listen("tcp", c.Admin); err != nil {
 		public.Close()
-		return nil, nil, fmt.Errorf("admin: %w; choose another address, or \"\" for none", err)
+		return nil, nil, cannotListen("admin", c.Admin, err)
 	}
 	return public, admin, nil
 }

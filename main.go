@@ -32,49 +32,71 @@ func main() {
 // failed while running, 2 for a command line or a configuration to be mended.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	started := false // the command line was understood
-	root := &cobra.Command{
-		Use:   "warmroute",
-		Short: "An OpenAI endpoint for several vLLM replicas, routed by prefix cache and load",
-		Example: `  warmroute serve http://10.0.0.5:8000 http://10.0.0.6:8000
-  warmroute check --config warmroute.yaml
-  warmroute demo --for 30s
-  warmroute vllmsim --listen 127.0.0.1:8001
-  warmroute replay --workload agentic --policy prefix,least-load
-  warmroute bench --url http://nginx:80 --url http://warmroute:8080
-  warmroute explain -f request.json
-  warmroute version`,
-		SilenceErrors:     true, // printed below, once
-		SilenceUsage:      true, // a failure of a backend is no question of usage
-		PersistentPreRun:  func(*cobra.Command, []string) { started = true },
-		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
-	}
-	root.AddCommand(
-		newServeCommand(),
-		newDemoCommand(),
-		newVllmsimCommand(),
-		newReplayCommand(),
-		newBenchCommand(),
-		newExplainCommand(),
-		newCheckCommand(),
-		newVersionCommand(),
-		newHealthCommand(),
-	)
+	root := newRootCommand()
+	root.PersistentPreRun = func(*cobra.Command, []string) { started = true }
 	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 
 	cmd, err := root.ExecuteContextC(ctx)
 	var faults ConfigError
+	var misused misuse
 	switch {
 	case err == nil:
 		return 0
 	case errors.As(err, &faults):
 		fmt.Fprintln(stderr, faults)
 		return 2
-	case !started:
-		fmt.Fprintf(stderr, "%v\nsee %s --help\n", err, cmd.CommandPath())
+	case !started || errors.As(err, &misused):
+		see := cmd.CommandPath() + " --help"
+		if !cmd.HasParent() || cmd.Name() == "help" {
+			see = "warmroute help"
+		}
+		fmt.Fprintf(stderr, "%v\nsee %s\n", err, see)
 		return 2
 	}
 	fmt.Fprintf(stderr, "warmroute: %v\n", err)
 	return 1
+}
+
+func newRootCommand() *cobra.Command {
+	root := &cobra.Command{
+		Use:     "warmroute",
+		Version: version(),
+		Long:    overview,
+		Example: `  warmroute demo
+  warmroute serve http://10.0.0.5:8000 http://10.0.0.6:8000`,
+		Args:              unknownCommand,
+		RunE:              func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		SilenceErrors:     true, // printed by run, once
+		SilenceUsage:      true, // a failure of a backend is no question of usage
+		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
+	}
+	root.AddGroup(&cobra.Group{ID: groupRun, Title: "Run"}, &cobra.Group{ID: groupTry, Title: "Try, and measure"})
+	root.AddCommand(
+		inGroup(groupRun, newServeCommand()),
+		inGroup(groupRun, newCheckCommand()),
+		inGroup(groupRun, newExplainCommand()),
+		inGroup(groupTry, newDemoCommand()),
+		inGroup(groupTry, newVllmsimCommand()),
+		inGroup(groupTry, newReplayCommand()),
+		inGroup(groupTry, newBenchCommand()),
+		newCompletionCommand(),
+		newVersionCommand(),
+		newHealthCommand(),
+	)
+	root.SetHelpCommand(newHelpCommand())
+	root.SetHelpFunc(func(cmd *cobra.Command, _ []string) { writeHelp(cmd.OutOrStdout(), cmd) })
+	root.SetFlagErrorFunc(flagFault)
+	root.SetVersionTemplate(versionLine())
+	for _, cmd := range root.Commands() {
+		cmd.Flags().BoolP("help", "h", false, "help for "+cmd.Name())
+		completeFlags(cmd)
+	}
+	return root
+}
+
+func inGroup(group string, cmd *cobra.Command) *cobra.Command {
+	cmd.GroupID = group
+	return cmd
 }

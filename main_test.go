@@ -8,6 +8,9 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"unicode/utf8"
+
+	"github.com/spf13/pflag"
 )
 
 func TestExitStatusTellsAMistakeFromAFailure(t *testing.T) {
@@ -32,20 +35,76 @@ func TestExitStatusTellsAMistakeFromAFailure(t *testing.T) {
 	f(1, "health", "http://127.0.0.1:1/livez")
 }
 
-func TestHelpHasAnExampleOfEveryCommand(t *testing.T) {
-	var help bytes.Buffer
-	run(t.Context(), []string{"--help"}, &help, &help)
-	examples, commands, _ := strings.Cut(help.String(), "Available Commands:\n")
-	commands, _, _ = strings.Cut(commands, "\n\n")
-	seen := map[string]bool{}
-	for line := range strings.Lines(commands) {
-		if name := strings.Fields(line)[0]; seen[name] {
-			t.Errorf("%s is listed twice", name)
-		} else {
-			seen[name] = true
+// What the help shows as an example can be typed.
+func TestHelpHasExamplesThatWork(t *testing.T) {
+	t.Setenv("VLLM_API_KEY", "k")
+	for _, cmd := range append(newRootCommand().Commands(), newRootCommand()) {
+		examples := 0
+		for line := range strings.Lines(cmd.Example) {
+			typed, _, _ := strings.Cut(strings.TrimSpace(line), " | ")
+			typed = strings.Trim(strings.TrimPrefix(typed, "source <("), ") ")
+			_, typed, found := strings.Cut(" "+typed, " warmroute ")
+			if !found {
+				t.Errorf("%s: no command line: %s", cmd.Name(), line)
+				continue
+			}
+			typed, _, _ = strings.Cut(typed, " > ")
+			typed, _, _ = strings.Cut(typed, ")")
+			examples++
+			root := newRootCommand()
+			of, args, err := root.Find(strings.Fields(typed))
+			if err != nil || of == root {
+				t.Errorf("%s: %v in %s", cmd.Name(), err, line)
+			} else if cmd.HasParent() && of.Name() != cmd.Name() {
+				t.Errorf("%s: an example of %s", cmd.Name(), of.Name())
+			} else if err := of.ParseFlags(args); err != nil {
+				t.Errorf("%s: %v in %s", cmd.Name(), err, line)
+			} else if err := of.ValidateArgs(of.Flags().Args()); err != nil {
+				t.Errorf("%s: %v in %s", cmd.Name(), err, line)
+			}
 		}
-		if name := strings.Fields(line)[0]; name != "help" && !strings.Contains(examples, "\n  warmroute "+name+" ") && !strings.Contains(examples, "\n  warmroute "+name+"\n") {
-			t.Errorf("no example of %s in\n%s", name, examples)
+		if examples == 0 {
+			t.Errorf("%s has no example", cmd.Name())
+		}
+	}
+}
+
+func TestHelpFitsTheNarrowestTerminal(t *testing.T) {
+	for _, cmd := range append(newRootCommand().Commands(), newRootCommand()) {
+		var help bytes.Buffer
+		writeHelp(&help, cmd)
+		for line := range strings.Lines(help.String()) {
+			example := strings.HasPrefix(line, "  warmroute ") || strings.Contains(line, " warmroute ")
+			if n := utf8.RuneCountInString(line) - 1; n > 80 && !example || n > 110 {
+				t.Errorf("%s: %d columns: %s", cmd.Name(), n, line)
+			}
+			if strings.Contains(line, "(default )") || strings.Contains(line, "<nil>") {
+				t.Errorf("%s: a default is missing: %s", cmd.Name(), line)
+			}
+		}
+		if strings.Contains(help.String(), "%!") {
+			t.Errorf("%s: %s", cmd.Name(), &help)
+		}
+	}
+}
+
+// A flag that takes a value names its unit, in capitals.
+func TestHelpNamesTheUnitOfEveryFlag(t *testing.T) {
+	for _, cmd := range newRootCommand().Commands() {
+		cmd.Flags().VisitAll(func(f *pflag.Flag) {
+			if unit, _ := pflag.UnquoteUsage(f); f.Value.Type() != "bool" && strings.ToUpper(unit[:1]) != unit[:1] && f.Name != "change" {
+				t.Errorf("%s --%s %s", cmd.Name(), f.Name, unit)
+			}
+		})
+	}
+}
+
+func TestHelpShowsTheDefaultsOfSettings(t *testing.T) {
+	var help bytes.Buffer
+	run(t.Context(), []string{"help", "serve"}, &help, &help)
+	for _, want := range []string{"(default :8080)", "(default 127.0.0.1:9090)", "(default prefix)", "(default info)"} {
+		if !strings.Contains(strings.Join(strings.Fields(help.String()), " "), want) {
+			t.Errorf("no %s in %s", want, &help)
 		}
 	}
 }

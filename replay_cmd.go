@@ -19,14 +19,14 @@ func newReplayCommand() *cobra.Command {
 		Short: "Compare routing policies on a trace or a workload, in virtual time",
 		Long: `Play a workload against simulated replicas in virtual time, once for each
 policy, and print what became of it: hit ratio, time to first token (TTFT), time
-for each token after it (TPOT), end to end (E2E), and how much more than the mean
-the most loaded backend had, of prefill work and of requests in flight.
+for each token after it (TPOT), end to end (E2E), and how much more than the
+mean the most loaded backend had, of prefill work and of requests in flight.
 
-The router is the one that serves; the replicas are those of "warmroute vllmsim".
-The same command prints the same figures.
+The router is the one that serves; the replicas are those of "warmroute
+vllmsim". The same command prints the same figures.
 
-  --trace FILE          recorded requests: Mooncake's format, or what record.file
-                        in the configuration wrote
+  --trace FILE          recorded requests: Mooncake's format, or what
+                        record.file in the configuration wrote
   --workload agentic    long sessions of agents, --sessions open at once, each
                         turn sent when the answer before has come
   --workload hot        --rate requests a second that share --prompts prompts
@@ -43,7 +43,7 @@ cache, 8,000 a second on each backend.`,
   warmroute replay --trace recorded.jsonl --speeds 1,0.5 --policy prefix,cache-threshold
   warmroute replay --trace conversation.jsonl --change join:7@20m --change restart:0@40m`,
 		Args: func(cmd *cobra.Command, args []string) error {
-			if err := cobra.NoArgs(cmd, args); err != nil {
+			if err := noArguments(cmd, args); err != nil {
 				return err
 			}
 			return o.check()

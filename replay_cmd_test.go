@@ -210,7 +210,7 @@ func TestReplayRefusesWhatItCannotPlay(t *testing.T) {
 	f(2, "choose of prefix", "--trace", trace, "--policy", "best")
 	f(2, "twice", "--trace", trace, "--policy", "prefix,prefix")
 	f(2, "not between 0 and 100", "--trace", trace, "--load", "0.9,0")
-	f(2, "invalid argument", "--trace", trace, "--load", "much")
+	f(2, `--load "much" is no number`, "--trace", trace, "--load", "much")
 	f(2, "--backends 0", "--trace", trace, "--backends", "0")
 	f(2, "--seeds 0", "--trace", trace, "--seeds", "0")
 	f(2, "--kv-tokens 100", "--trace", trace, "--kv-tokens", "100")
@@ -235,14 +235,14 @@ func TestReplayRefusesWhatItCannotPlay(t *testing.T) {
 	f(2, "is not like join:7@20m", "--trace", trace, "--policy", "prefix", "--change", "join@1s")
 	f(2, "is not like join:7@20m", "--trace", trace, "--policy", "prefix", "--change", "join:1x@1s")
 	f(2, "leave it out of --policy", "--trace", trace, "--policy", "pooled", "--change", "join:1@1s")
-	f(1, "no such file", "--trace", trace+".missing")
+	f(2, "no such file", "--trace", trace+".missing")
 	f(1, "--plot", "--trace", trace, "--plot", filepath.Join(trace, "x.svg"))
 
 	broken := filepath.Join(t.TempDir(), "broken.jsonl")
 	if err := os.WriteFile(broken, []byte("{}\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	f(1, "line 1: timestamp is missing", "--trace", broken)
+	f(2, "line 1: timestamp is missing", "--trace", broken)
 }
 
 func TestReplayTakesEveryFlag(t *testing.T) {

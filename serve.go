@@ -15,11 +15,13 @@ func newServeCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "serve [URL ...]",
 		Short: "Stand in front of vLLM replicas",
-		Long: `Serve takes OpenAI API requests and sends each to the replica that will answer it
+		Long: `Take OpenAI API requests and send each to the replica that will answer it
 soonest. URLs name the replicas, and no file is needed; settings come from the
-file that --config names, from WARMROUTE_ variables and from flags.`,
+file that --config names, from WARMROUTE_ variables and from flags, each over
+the one before. SIGHUP reads them anew.`,
 		Example: `  warmroute serve http://10.0.0.5:8000 http://10.0.0.6:8000
-  warmroute serve --config warmroute.yaml`,
+  warmroute serve --config warmroute.yaml
+  WARMROUTE_ROUTING_POLICY=chwbl warmroute serve --config warmroute.yaml --listen :9000`,
 		RunE: func(cmd *cobra.Command, urls []string) error {
 			return serve(cmd, urls)
 		},

@@ -31,14 +31,18 @@ func commit() string {
 	return "unknown"
 }
 
+func versionLine() string {
+	return fmt.Sprintf("warmroute %s commit %s %s %s/%s\n", version(), commit(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
+}
+
 func newVersionCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:     "version",
 		Short:   "Print the version, the commit, the Go release and the platform",
 		Example: "  warmroute version",
-		Args:    cobra.NoArgs,
+		Args:    noArguments,
 		Run: func(cmd *cobra.Command, _ []string) {
-			fmt.Fprintf(cmd.OutOrStdout(), "warmroute %s commit %s %s %s/%s\n", version(), commit(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
+			fmt.Fprint(cmd.OutOrStdout(), versionLine())
 		},
 	}
 }

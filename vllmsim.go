@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"warmroute/backends/vllmsim"
 )
@@ -32,47 +33,68 @@ POST /sim/fault makes it misbehave, for example:
   curl -d '{"kind":"die","chunks":3,"requests":1}' http://127.0.0.1:8000/sim/fault
 Kinds: refuse, hang, reset, reset-late, die (chunks), status (status), hold
 (delay), slow (factor), freeze, metrics-gone, metrics-garbled, metrics-huge,
-close-idle, drain, restart, abort, fail, clear. "requests" and "seconds" limit most of them.`,
+close-idle, drain, restart, abort, fail, clear. "requests" and "seconds" limit
+most of them.`,
 		Example: `  warmroute vllmsim --listen 127.0.0.1:8001 --model sim --kv-tokens 400000
   warmroute vllmsim --listen 127.0.0.1:8002 --speed 5 --adapter sql --adapter chat`,
-		Args: cobra.NoArgs,
+		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return runVllmsim(cmd, listen, cfg, time.Duration(drain)*time.Second)
 		},
 	}
-	f := cmd.Flags()
-	f.StringVar(&listen, "listen", "127.0.0.1:8000", "address to listen on")
-	f.StringVar(&cfg.Model, "model", "sim", "model name to serve")
-	f.StringArrayVar(&cfg.Adapters, "adapter", nil, "LoRA adapter to list beside the model (repeatable)")
-	f.IntVar(&cfg.MaxModelLen, "max-model-len", 131_072, "tokens of prompt and answer together")
-	f.StringVar(&cfg.APIKey, "api-key", "", "key to ask for on /v1")
+	addVllmsimFlags(cmd.Flags(), &listen, &drain, &cfg)
+	return cmd
+}
+
+func addVllmsimFlags(f *pflag.FlagSet, listen *string, drain *int, cfg *vllmsim.Config) {
+	f.SortFlags = false
+	f.StringVar(listen, "listen", "127.0.0.1:8000", "`ADDRESS` to listen on")
+	f.StringVar(&cfg.Model, "model", "sim", "`NAME` of the model")
+	f.StringArrayVar(&cfg.Adapters, "adapter", nil, "`NAME` of a LoRA adapter to list beside the model (repeatable)")
+	f.IntVar(&cfg.MaxModelLen, "max-model-len", 131_072, "`N` tokens of prompt and answer together")
+	f.StringVar(&cfg.APIKey, "api-key", "", "`KEY` to ask for on /v1")
 	f.BoolVar(&cfg.NoTokenDetails, "no-prompt-tokens-details", false, "leave cached_tokens out of usage, as vLLM does without its flag")
 
-	f.IntVar(&drain, "shutdown-timeout", 0, "seconds for requests to finish after SIGTERM, in which /health stays 200 and new ones get a 500; 0 aborts them, as vLLM does")
+	f.IntVar(drain, "shutdown-timeout", 0, "`SECONDS` for requests to finish after SIGTERM, in which /health stays 200 and new ones get a 500; 0 aborts them, as vLLM does")
 
 	e := &cfg.Engine
-	f.IntVar(&e.KVTokens, "kv-tokens", 400_000, "size of the KV cache in tokens")
-	f.IntVar(&e.BlockSize, "block-size", 16, "tokens in a block of the KV cache")
+	f.IntVar(&e.KVTokens, "kv-tokens", 400_000, "`N` tokens that the KV cache holds")
+	f.IntVar(&e.BlockSize, "block-size", 16, "`N` tokens in a block of it")
 	f.BoolVar(&e.NoPrefixCache, "no-prefix-caching", false, "cache no prefixes")
-	f.IntVar(&e.StepTokens, "max-num-batched-tokens", 8192, "token budget of an engine step")
-	f.IntVar(&e.MaxSeqs, "max-num-seqs", 256, "requests running at once")
-	f.Float64Var(&e.Speed, "speed", 1, "how many times faster than the described GPU")
-	f.DurationVar(&e.StepTime, "step-time", 8*time.Millisecond, "what an engine step takes however empty it is")
-	f.Float64Var(&e.PrefillRate, "prefill-rate", 8000, "prompt tokens per second")
-	f.DurationVar(&e.DecodeTime, "decode-time", 40*time.Microsecond, "added to a step by each decoding request")
-	f.DurationVar(&e.ContextTime, "context-time", 24*time.Nanosecond, "added to a step by each token of context decoded over")
-	f.Float64Var(&e.QuadraticDepth, "quadratic", 0, "share by which a prompt token costs more for each token before it; 1.9e-5 is realistic")
-	return cmd
+	f.IntVar(&e.StepTokens, "max-num-batched-tokens", 8192, "`N` tokens that an engine step takes at most")
+	f.IntVar(&e.MaxSeqs, "max-num-seqs", 256, "`N` requests running at once")
+	f.Float64Var(&e.Speed, "speed", 1, "`X` times as fast as the described GPU")
+	f.DurationVar(&e.StepTime, "step-time", 8*time.Millisecond, "`DURATION` of an engine step however empty it is")
+	f.Float64Var(&e.PrefillRate, "prefill-rate", 8000, "`N` prompt tokens a second")
+	f.DurationVar(&e.DecodeTime, "decode-time", 40*time.Microsecond, "`DURATION` added to a step by each decoding request")
+	f.DurationVar(&e.ContextTime, "context-time", 24*time.Nanosecond, "`DURATION` added to a step by each token of context decoded over")
+	f.Float64Var(&e.QuadraticDepth, "quadratic", 0, "`SHARE` by which a prompt token costs more for each token before it; 1.9e-5 is realistic")
+	groupFlags(f, "Server", "listen", "model", "adapter", "max-model-len", "api-key", "no-prompt-tokens-details", "shutdown-timeout")
+	groupFlags(f, "Cache and scheduler", "kv-tokens", "block-size", "no-prefix-caching", "max-num-batched-tokens", "max-num-seqs")
+	groupFlags(f, "Speed", "speed", "step-time", "prefill-rate", "decode-time", "context-time", "quadratic")
+}
+
+// checkSimulated finds every mistake in the flags.
+func checkSimulated(listen string, cfg vllmsim.Config) error {
+	var f faults
+	checkAddress(&f, "--listen", listen)
+	if err := f.err(); err != nil {
+		return err
+	}
+	if err := cfg.Validate(); err != nil {
+		return misuse{err}
+	}
+	return nil
 }
 
 // runVllmsim serves until the command's context is done, and then drains for so long.
 func runVllmsim(cmd *cobra.Command, listen string, cfg vllmsim.Config, drain time.Duration) error {
-	if err := cfg.Validate(); err != nil {
+	if err := checkSimulated(listen, cfg); err != nil {
 		return err
 	}
 	s := vllmsim.NewServer(cfg)
 	if err := s.Listen(listen); err != nil {
-		return err
+		return cannotListen("listen", listen, err)
 	}
 	fmt.Fprintf(cmd.ErrOrStderr(), "simulated replica of %s: base URL %s/v1\n", cfg.Model, s.URL())
 
