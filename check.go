@@ -19,8 +19,9 @@ func newCheckCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "check [URL ...]",
 		Short: "Report every fault of a configuration",
-		Long: `Read the configuration as serve would, and ask no backend. Every fault is printed
-on a line of its own, and the exit code is 2; or what serve would run, and 0.`,
+		Long: `Read the configuration as serve would, and ask no backend. Every fault is
+printed on a line of its own, and the exit code is 2; or what serve would run,
+and 0.`,
 		Example: `  warmroute check --config warmroute.yaml
   warmroute check --policy chwbl http://10.0.0.5:8000 http://10.0.0.6:8000`,
 		RunE: func(cmd *cobra.Command, urls []string) error {

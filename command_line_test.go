@@ -74,9 +74,9 @@ func TestMistakesAreAnsweredWithWhatToDo(t *testing.T) {
 		{"check --config bad.yaml http://a:8000", 2, "listn: unknown setting; did you mean listen?\npoll.interval: 5 has no unit; write it like 250ms, 5s or 1m30s\n"},
 		{"serve 10.0.0.5:8000", 2, "backends[0].url (from the command line): backend URL \"10.0.0.5:8000\": no scheme; write http://HOST:PORT or https://HOST:PORT\n"},
 		{"serve --policy prefx http://a:8000", 2, "routing.policy (from --policy): unknown value \"prefx\"; did you mean prefix?\n"},
-		{"serve --listen " + port + " http://127.0.0.1:1", 1, fmt.Sprintf(inUse, "listen")},
-		{"serve --listen 127.0.0.1:0 --admin " + port + " http://127.0.0.1:1", 1, fmt.Sprintf(inUse, "admin")},
-		{"serve --listen 192.0.2.1:8080 http://127.0.0.1:1", 1, "warmroute: 192.0.2.1:8080 is no address of this machine; choose another with --listen\n"},
+		{"serve --log-level error --listen " + port + " http://127.0.0.1:1", 1, fmt.Sprintf(inUse, "listen")},
+		{"serve --log-level error --listen 127.0.0.1:0 --admin " + port + " http://127.0.0.1:1", 1, fmt.Sprintf(inUse, "admin")},
+		{"serve --log-level error --listen 192.0.2.1:8080 http://127.0.0.1:1", 1, "warmroute: 192.0.2.1:8080 is no address of this machine; choose another with --listen\n"},
 
 		{"demo --for 30", 2, "--for 30 has no unit; write it like 30s, or 250ms, 5m, 1h\nsee warmroute demo --help\n"},
 		{"demo --for soon", 2, "--for \"soon\" is no duration; write it like 250ms, 30s, 5m or 1h\nsee warmroute demo --help\n"},
@@ -94,7 +94,7 @@ func TestMistakesAreAnsweredWithWhatToDo(t *testing.T) {
 
 		{"replay", 2, "name one of --trace FILE and --workload agentic|hot|chats|documents\nsee warmroute replay --help\n"},
 		{"replay --trace none.jsonl", 2, "--trace none.jsonl: there is no such file\nsee warmroute replay --help\n"},
-		{"replay --trace bad.jsonl", 2, "--trace bad.jsonl: line 1: timestamp is missing\nsee warmroute replay --help\n"},
+		{"replay --trace bad.jsonl", 2, "--trace bad.jsonl: trace line 1: timestamp is missing\nsee warmroute replay --help\n"},
 		{"replay --workload hott", 2, "--workload hott: there is none of that name; choose of agentic, hot, chats, documents\nsee warmroute replay --help\n"},
 
 		{"bench", 2, "--url is missing: name one endpoint to measure, or several to compare, like --url http://127.0.0.1:8080\nsee warmroute bench --help\n"},
@@ -127,7 +127,7 @@ func TestHelpGoesToStdoutAndEndsWith0(t *testing.T) {
 	}
 }
 
-// Ctrl-C ends what runs until then with 0, and with 1 what it keeps from its end.
+// Ctrl-C ends what runs until then with 0.
 func TestExitCodesAfterASignal(t *testing.T) {
 	f := func(want int, begun string, signals int, args ...string) {
 		t.Helper()

@@ -55,13 +55,12 @@ func TestBashCompletesCommandsFlagsAndValues(t *testing.T) {
 		}
 	}
 	f("serve", "se")
-	f("vllmsim", "v", "") // nonsense before: nothing is known
 	f("bash fish zsh", "completion", "")
 	f("bench", "help", "b")
 	f("--listen --log-level", "serve", "--l")
 	f("prefix", "serve", "--policy", "pref")
-	f("least-load lmetric", "serve", "--policy", "l")
-	f("prefix,least-load prefix,lmetric", "replay", "--policy", "prefix,l")
+	f("least-load llmd-guide lmetric", "serve", "--policy", "l")
+	f("prefix,least-load prefix,llmd-guide prefix,lmetric", "replay", "--policy", "prefix,l")
 	f("agentic chats documents hot", "replay", "--workload", "")
 	f("warm.yaml", "serve", "--config", "")
 	f("trace.jsonl", "replay", "--trace", "t")

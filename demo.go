@@ -124,7 +124,8 @@ func runDemo(ctx context.Context, o demoOptions, out io.Writer) error {
 		defer cancel()
 	}
 	elapsed := playDemo(playing, o, fleets, screen)
-	if cause := context.Cause(playing); cause != nil && !errors.Is(cause, context.Canceled) && !errors.Is(cause, context.DeadlineExceeded) {
+	// However it was interrupted, it ends well; only what served may have failed.
+	if cause := context.Cause(playing); ctx.Err() == nil && !errors.Is(cause, context.DeadlineExceeded) {
 		return cause
 	}
 	results := demoResults(fleets, elapsed)

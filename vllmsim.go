@@ -30,7 +30,7 @@ would: by default an 8B-class model. Its prefix cache, its scheduler and its
 /metrics follow vLLM's rules. A token is four bytes of text.
 
 POST /sim/fault makes it misbehave, for example:
-  curl -d '{"kind":"die","chunks":3,"requests":1}' http://127.0.0.1:8000/sim/fault
+  curl http://127.0.0.1:8000/sim/fault -d '{"kind":"die","chunks":3}'
 Kinds: refuse, hang, reset, reset-late, die (chunks), status (status), hold
 (delay), slow (factor), freeze, metrics-gone, metrics-garbled, metrics-huge,
 close-idle, drain, restart, abort, fail, clear. "requests" and "seconds" limit
