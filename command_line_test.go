@@ -58,7 +58,7 @@ func TestMistakesAreAnsweredWithWhatToDo(t *testing.T) {
 		{"help launch", 2, "there is no command \"launch\"\nsee warmroute help\n"},
 		{"http://a:8000 http://b:8000", 2, "\"http://a:8000\" is no command; write warmroute serve http://a:8000 http://b:8000\nsee warmroute help\n"},
 		{"--bogus", 2, "there is no flag --bogus\nsee warmroute help\n"},
-		{"--config x.yaml", 2, "--config comes behind a command: it is a flag of check, replay, serve\nsee warmroute help\n"},
+		{"--config x.yaml", 2, "--config comes behind a command: it is a flag of check, explain, replay, serve\nsee warmroute help\n"},
 		{"completion", 2, "name the shell: warmroute completion bash, zsh or fish\nsee warmroute completion --help\n"},
 		{"completion tcsh", 2, "name the shell: warmroute completion bash, zsh or fish\nsee warmroute completion --help\n"},
 		{"version now", 2, "warmroute version takes no arguments, and was given \"now\"; a flag begins with --\nsee warmroute version --help\n"},

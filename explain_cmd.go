@@ -26,15 +26,16 @@ func newExplainCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "explain -f FILE",
 		Short: "Ask a running warmroute where a request would go, and why",
-		Long: `Explain sends a request's body to the admin listener of a running warmroute, which
-tells where it would go at this moment by the code that decides: what each backend
+		Long: `Send a request's body to the admin listener of a running warmroute, which tells
+where it would go at this moment by the code that decides: what each backend
 holds of the prompt, what it has to do, what that costs, and the choice in a
 sentence. No replica hears of it, and nothing of it is remembered.
 
-The admin listener and its token are those of the server's settings, as serve reads
-them: --config or WARMROUTE_CONFIG, WARMROUTE_ADMIN, WARMROUTE_ADMIN_TOKEN; or what
---admin and --token-file say. What decides the route beside the body goes along:
-headers of a session or a priority with --header, and an API key by its name.`,
+The admin listener and its token are those of the server's settings, as serve
+reads them: --config or WARMROUTE_CONFIG, WARMROUTE_ADMIN,
+WARMROUTE_ADMIN_TOKEN; or what --admin and --token-file say. What decides the
+route beside the body goes along: headers of a session or a priority with
+--header, and an API key by its name.`,
 		Example: `  warmroute explain -f request.json
   echo '{"model":"m","messages":[{"role":"user","content":"Hello"}]}' | warmroute explain -f -
   warmroute explain -f request.json --tried gpu-0

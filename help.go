@@ -158,10 +158,19 @@ func writeFlags(w io.Writer, cmd *cobra.Command) {
 	})
 	slices.SortStableFunc(headings, func(a, b string) int { return groupPlace(cmd, groups[a]) - groupPlace(cmd, groups[b]) })
 	for _, heading := range headings {
-		usages := strings.TrimRight(groups[heading].FlagUsagesWrapped(helpWidth+4), "\n")
-		// The room for short forms is better used: hardly any flag has one.
-		fmt.Fprintf(w, "\n%s:\n%s\n", heading, strings.ReplaceAll("\n"+usages, "\n      ", "\n  ")[1:])
+		fmt.Fprintf(w, "\n%s:\n%s\n", heading, flagUsages(groups[heading]))
 	}
+}
+
+func flagUsages(flags *pflag.FlagSet) string {
+	short := false
+	flags.VisitAll(func(f *pflag.Flag) { short = short || f.Shorthand != "" })
+	if short {
+		return strings.TrimRight(flags.FlagUsagesWrapped(helpWidth), "\n")
+	}
+	// The room that pflag leaves for short forms is better used.
+	usages := strings.TrimRight(flags.FlagUsagesWrapped(helpWidth+4), "\n")
+	return strings.ReplaceAll("\n"+usages, "\n      ", "\n  ")[1:]
 }
 
 // groupPlace is where a group's first flag was defined.

@@ -41,13 +41,12 @@ func TestHelpHasExamplesThatWork(t *testing.T) {
 	for _, cmd := range append(newRootCommand().Commands(), newRootCommand()) {
 		examples := 0
 		for line := range strings.Lines(cmd.Example) {
-			typed, _, _ := strings.Cut(strings.TrimSpace(line), " | ")
-			typed = strings.Trim(strings.TrimPrefix(typed, "source <("), ") ")
-			_, typed, found := strings.Cut(" "+typed, " warmroute ")
+			_, typed, found := strings.Cut(strings.Replace(" "+line, "<(", " ", 1), " warmroute ")
 			if !found {
 				t.Errorf("%s: no command line: %s", cmd.Name(), line)
 				continue
 			}
+			typed, _, _ = strings.Cut(typed, " | ")
 			typed, _, _ = strings.Cut(typed, " > ")
 			typed, _, _ = strings.Cut(typed, ")")
 			examples++
