@@ -91,7 +91,7 @@ func TestExplainSaysWhatToDo(t *testing.T) {
 		{"-f " + file + " more", 2, "takes no arguments"},
 		{"-f " + file + " -H novalue", 2, "X-Warmroute-Priority: 5"},
 		{"-f " + file + " -H Authorization:x", 2, "--key NAME"},
-		{"-f no-such-file", 1, "no-such-file: there is no such file"},
+		{"-f no-such-file", 1, "no-such-file: no such file"},
 		{"-f " + file + " --config no-such-file", 2, "no-such-file: there is no such file"},
 		{"-f " + file + " --admin http://127.0.0.1:1", 1, "no admin listener answers at http://127.0.0.1:1"},
 		{"-f " + file + " --admin ftp://a", 1, "like http://127.0.0.1:9090"},
