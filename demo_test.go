@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"io"
+	"strings"
 	"testing"
 	"time"
 
@@ -57,6 +58,9 @@ func TestDemoEndsWhenInterrupted(t *testing.T) {
 	_, out := testDemo(t, ctx, demoOptions{})
 	if !bytes.Contains([]byte(out), []byte("policy")) {
 		t.Errorf("no table in %s", out)
+	}
+	if !strings.Contains(out, "Its live page: http://127.0.0.1:") {
+		t.Errorf("no page in %s", out)
 	}
 }
 
