@@ -40,7 +40,8 @@ func (p *program) succeed(pid int) {
 func TestAHandOverUnderLoadLosesNothing(t *testing.T) {
 	fleet := startSimFleet(t, 2, 200_000)
 	recorded := filepath.Join(t.TempDir(), "traffic")
-	file := fleet.configFile(t, "index: {snapshot: "+filepath.Join(t.TempDir(), "index")+"}\nrecord: {file: "+recorded+"}\ntimeouts: {drain: 500ms}\nlimits: {in_flight: 1000, connections: 1000}")
+	told := filepath.Join(t.TempDir(), "access")
+	file := fleet.configFile(t, "access_log: {file: "+told+"}\nindex: {snapshot: "+filepath.Join(t.TempDir(), "index")+"}\nrecord: {file: "+recorded+"}\ntimeouts: {drain: 500ms}\nlimits: {in_flight: 1000, connections: 1000}")
 	p := startProgram(t, "--config", file.path)
 
 	// Streams that last longer than the hand-over takes.
@@ -81,6 +82,10 @@ func TestAHandOverUnderLoadLosesNothing(t *testing.T) {
 	}
 	if log := p.log.String(); strings.Count(log, "msg=\"index restored") == 0 || strings.Contains(log, "level=WARN") || strings.Contains(log, "level=ERROR") {
 		t.Errorf("the log:\n%s", log)
+	}
+	lines, _ := os.ReadFile(told)
+	if n := len(regexp.MustCompile(`"answer_tokens":\d{4}`).FindAll(lines, -1)); n != cap(begun) {
+		t.Errorf("the access log has %d of the %d requests that the old process finished", n, cap(begun))
 	}
 	p.eventually("the new process records", func() bool {
 		traffic, _ := os.ReadFile(recorded)

@@ -12,15 +12,11 @@ type keeping struct {
 	last    func() // what is written at the end
 }
 
-// keepFiles reads the snapshot of an earlier run, then writes snapshots, the
-// recording, the access log and the traces until ctx is done.
+// keepFiles reads the snapshot of an earlier run, then writes snapshots and the
+// recording until ctx is done.
 func (s *service) keepFiles(ctx context.Context) *keeping {
 	k := &keeping{last: func() {}}
 	ctx, k.stop = context.WithCancel(ctx)
-	k.writing.Go(func() { s.access.Run(ctx) })
-	if s.traces != nil {
-		k.writing.Go(func() { s.traces.Run(ctx) })
-	}
 	if s.recorder != nil {
 		k.writing.Go(func() { s.recorder.Run(ctx) })
 	}

@@ -24,6 +24,10 @@ func (s *service) run(ctx context.Context, public, admin net.Listener) error {
 	running.Go(s.fleet.start(watching))
 	running.Go(func() { s.router.Run(watching) })
 	running.Go(func() { tendHeap(watching) })
+	running.Go(func() { s.access.Run(watching) }) // two processes may write to it at once, so it is no matter of a hand-over
+	if s.traces != nil {
+		running.Go(func() { s.traces.Run(watching) })
+	}
 	defer func() {
 		stopWatching()
 		running.Wait()

@@ -152,7 +152,7 @@ func (l *Log) Run(ctx context.Context) {
 	l.mu.Unlock()
 	select {
 	case <-ended:
-	case <-time.After(2 * patience): // stuck in the system; it ends with what it waits for, or with the process
+	case <-time.After(patience + patience/2): // stuck in the system; it ends with what it waits for, or with the process
 	}
 }
 
