@@ -299,3 +299,37 @@ func TestThePulseForgetsWhatIsLongAgo(t *testing.T) {
 		}
 	})
 }
+
+func TestCancelOverHTTP2(t *testing.T) {
+	f := serve(t, func(o *Options) { o.BodyIdle = time.Minute }, &replica{script: hang(sseHead, chunk(role), chunk(hello))})
+	client, url := f.overHTTP2()
+	send := func(body io.Reader) <-chan string {
+		got := make(chan string, 1)
+		go func() {
+			resp, err := client.Post(url+"/v1/chat/completions", "application/json", body)
+			if err != nil {
+				got <- err.Error()
+				return
+			}
+			defer resp.Body.Close()
+			text, err := io.ReadAll(resp.Body)
+			got <- fmt.Sprint(resp.ProtoMajor, " ", resp.StatusCode, " ", string(text), err)
+		}()
+		return got
+	}
+	body, upload := io.Pipe()
+	defer upload.Close()
+	uploading := send(body)
+	io.WriteString(upload, "{")
+	f.proxy.Live().Cancel(f.only(Uploading).Handle)
+	if got := <-uploading; !strings.HasPrefix(got, "2 403 ") || !strings.Contains(got, isCancelled) {
+		t.Errorf("in an upload: %s", got)
+	}
+	f.cancelled()
+	streaming := send(strings.NewReader(askStream))
+	f.proxy.Live().Cancel(f.only(Answering).Handle)
+	if got := <-streaming; !strings.HasPrefix(got, "2 200 ") || !strings.Contains(got, isCancelled) || !strings.HasSuffix(got, doneLine+"<nil>") {
+		t.Errorf("in a stream: %s", got)
+	}
+	f.counts(`warmroute_aborts_total{phase="cancelled"} 2`)
+}

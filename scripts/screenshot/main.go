@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/chromedp/cdproto/emulation"
+	"github.com/chromedp/cdproto/input"
 	"github.com/chromedp/chromedp"
 )
 
@@ -37,7 +38,7 @@ func main() {
 	var p picture
 	flag.StringVar(&p.out, "out", "docs/page.png", "where the picture goes")
 	flag.Int64Var(&p.width, "width", 1280, "of the window")
-	flag.Int64Var(&p.height, "height", 1000, "of the window; 0: the whole page")
+	flag.Int64Var(&p.height, "height", 1240, "of the window; 0: the whole page")
 	flag.BoolVar(&p.dark, "dark", false, "as those see it who prefer dark")
 	flag.DurationVar(&p.after, "after", 90*time.Second, "how long the demo runs before")
 	flag.BoolVar(&p.drain, "drain", true, "drain a backend some seconds before")
@@ -133,7 +134,7 @@ func (p *picture) take(ctx context.Context, page string) (png []byte, err error)
 	}
 	if p.drain {
 		button := row + " button"
-		if err := chromedp.Do(ctx, chromedp.Click(button), chromedp.Sleep(3*time.Second), chromedp.Blur(button)); err != nil {
+		if err := chromedp.Do(ctx, chromedp.Click(button), chromedp.MouseEvent(input.DispatchMouseEventTypeMouseMoved, 1, 1), chromedp.Blur(button), chromedp.Sleep(3*time.Second)); err != nil {
 			return nil, err
 		}
 	}

@@ -143,7 +143,10 @@ async function post(path) {
     });
     if (!response.ok) notice(`Not done: ${await problem(response)}`);
     const state = await fetch('/api/state', { headers: headers(), cache: 'no-store' });
-    if (state.ok) show(await state.json());
+    if (state.ok) {
+      show(await state.json());
+      if (latest) render(latest); // what was just done is seen, paused or not
+    }
   } catch {
     notice('Not done: the proxy cannot be reached.');
   }
@@ -361,7 +364,7 @@ function render(state) {
   setText(byId('uptime'), `up ${span(state.uptime_s)}`);
   const count = (what) => state.requests.oldest.filter((r) => r.phase === what).length;
   setText(byId('in-flight'), whole.format(state.requests.all));
-  setText(byId('in-flight-note'), `${count('answering')} answering`);
+  setText(byId('in-flight-note'), state.requests.oldest.length < state.requests.all ? '' : `${count('answering')} answering`);
   setText(byId('held'), whole.format(state.queue.requests));
   setText(byId('held-note'), state.queue.oldest_s === null ? 'nobody waits' : `oldest ${span(state.queue.oldest_s)}`);
   setText(byId('rate'), rate(state.recent.requests_per_second));
