@@ -29,7 +29,7 @@ func printExplanation(out io.Writer, e *proxy.Explained) error {
 	}
 	rows := [][]string{{"", "BACKEND", "MATCHED", "u", "W", "n", "KV", "TOKENS/S", "TTFT", score, ""}}
 	for _, b := range inOrder(e) {
-		rows = append(rows, explainRow(&b, b.Name == e.Choice))
+		rows = append(rows, explainRow(&b, b.Candidate && b.Name == e.Choice))
 	}
 	writeColumns(&s, rows)
 	s.WriteString("\n")
@@ -47,12 +47,12 @@ func inOrder(e *proxy.Explained) []router.BackendExplanation {
 	all := slices.Clone(e.Backends)
 	rank := func(b *router.BackendExplanation) int {
 		switch {
+		case !b.Candidate:
+			return 2
 		case b.Name == e.Choice:
 			return 0
-		case b.Candidate:
-			return 1
 		}
-		return 2
+		return 1
 	}
 	slices.SortStableFunc(all, func(a, b router.BackendExplanation) int {
 		if c := cmp.Compare(rank(&a), rank(&b)); c != 0 || a.Score == nil || b.Score == nil {
@@ -80,8 +80,11 @@ func explainRow(b *router.BackendExplanation, chosen bool) []string {
 			score = strconv.FormatFloat(*b.Score, 'f', 2, 64)
 		}
 	}
-	if b.Held != "" {
+	switch {
+	case b.Held != "":
 		note = "wait: " + b.Held
+	case b.Loading > 0 && note == "":
+		note = "has to load the adapter"
 	}
 	return []string{
 		mark, shortened(b.Name, longestName), thousands(b.MatchedTokens), thousands(b.Uncached), thousands(b.Pending),

@@ -117,7 +117,7 @@ func TestTheTableOfAnExplanation(t *testing.T) {
 	e := &proxy.Explained{Explanation: router.Explanation{
 		Policy: "prefix", Model: "sim", PromptTokens: 2113, Blocks: 33, BlockBytes: 256, Choice: "gpu-1",
 		Backends: []router.BackendExplanation{
-			{Name: "gpu-0", Candidate: true, Uncached: 2113, Rate: 8000, KVUsage: 0.124, FirstToken: 0.264, Score: score(2113)},
+			{Name: "gpu-0", Candidate: true, Uncached: 2113, Rate: 8000, KVUsage: 0.124, Loading: 2000, FirstToken: 0.264, Score: score(2113)},
 			{Name: "a-name-that-is-longer-than-most-names", WhyNot: "refused a request for its full queue", MatchedTokens: 2112, Uncached: 16, Pending: 123456, InFlight: 512, Rate: 24000, KVUsage: -1, FirstToken: 5.145},
 			{Name: "gpu-1", Candidate: true, MatchedTokens: 1984, Uncached: 129, Rate: 8000, KVUsage: 0.5, FirstToken: 0.016, Score: score(129), Held: "its next step is full"},
 		},
@@ -129,6 +129,7 @@ func TestTheTableOfAnExplanation(t *testing.T) {
 > gpu-1                   1,984    129        0    0  50 %     8,000  0.016    129
     wait: its next step is full
   gpu-0                       0  2,113        0    0  12 %     8,000  0.264  2,113
+    has to load the adapter
   a-name-that-is-long…    2,112     16  123,456  512     -    24,000  5.145      -
     refused a request for its full queue
 

@@ -58,6 +58,8 @@ type BackendExplanation struct {
 
 	Score *float64   `json:"score"` // in Explanation.ScoreIs; nil: it has none
 	Terms *CostTerms `json:"cost_terms,omitempty"`
+
+	slot int // while one backend takes over from another, both may have its name
 }
 
 // CostTerms are what a cost of the policy prefix is made of, before the weight
@@ -87,30 +89,33 @@ func (r *Router) Explain(req Request, tried ...*backends.Backend) Explanation {
 			e.Backends = append(e.Backends, r.explainBackend(&req, tried, b, now))
 		}
 	}
-	err := r.gather(&req, tried, now)
-	chosen := -1
+	held, err := "", r.gather(&req, tried, now)
 	if err == nil {
-		chosen = r.try(&e, &req, now)
+		held = r.try(&e, &req, now)
 	}
-	e.Held, e.Refused = r.fate(&e, &req, tried, chosen, err)
+	e.Held, e.Refused = r.fate(&req, tried, held, err)
 	e.Sentence = e.sentence()
 	return e
 }
 
-// try lets the policy choose, and notes how it does.
-func (r *Router) try(e *Explanation, req *Request, now time.Time) (chosen int) {
+// try lets the policy choose, and notes how it does. It returns why the chosen
+// backend could not start the request soon.
+func (r *Router) try(e *Explanation, req *Request, now time.Time) (held string) {
 	var t policy.Trial
 	r.pose(req, now)
 	r.asked.Trial = &t
-	chosen = r.policy.Choose(&r.asked, r.candidates)
+	chosen := r.policy.Choose(&r.asked, r.candidates)
 	e.Choice, e.Reason = r.slots[chosen].Name, r.reason(req, chosen)
 	e.ScoreIs, e.HighestWins, e.Kappa, e.AnswerTokens = t.What, t.Highest, thousandths(t.Kappa), thousandths(r.asked.AnswerTokens)
 	for i, b := range r.slots {
-		at := slices.IndexFunc(e.Backends, func(x BackendExplanation) bool { return x.Name == b.Name })
+		at := slices.IndexFunc(e.Backends, func(x BackendExplanation) bool { return x.slot == b.Slot })
 		x := &e.Backends[at]
 		x.Candidate, x.WhyNot = true, ""
 		if r.late && !req.Instant {
 			x.Held = r.lacks(req, i, now).String()
+		}
+		if i == chosen {
+			held = x.Held
 		}
 		if i < len(t.Scores) && !math.IsInf(t.Scores[i], 0) {
 			score := thousandths(t.Scores[i])
@@ -120,12 +125,13 @@ func (r *Router) try(e *Explanation, req *Request, now time.Time) (chosen int) {
 			x.Terms = &CostTerms{thousandths(t.Terms[i].First), thousandths(t.Terms[i].Others), thousandths(t.Terms[i].Beside)}
 		}
 	}
-	return chosen
+	return held
 }
 
 // fate says why a request would wait, or why it would be refused, in the order in
-// which tryNow looks.
-func (r *Router) fate(e *Explanation, req *Request, tried []*backends.Backend, chosen int, err error) (held, refused string) {
+// which tryNow looks. full is why the chosen backend could not start it soon, err
+// why there is none.
+func (r *Router) fate(req *Request, tried []*backends.Backend, full string, err error) (held, refused string) {
 	switch {
 	case len(tried) > 0 && !r.mayYet(req, tried):
 		return "", "every backend that serves its model was tried"
@@ -138,8 +144,7 @@ func (r *Router) fate(e *Explanation, req *Request, tried []*backends.Backend, c
 	case err != nil:
 		held = err.Error()
 	default:
-		at := slices.IndexFunc(e.Backends, func(x BackendExplanation) bool { return x.Name == e.Choice })
-		held = e.Backends[at].Held
+		held = full
 	}
 	if held != "" && r.holdsAll(req.BodyBytes) {
 		return "", ErrHoldFull.Error()
@@ -154,7 +159,7 @@ func (r *Router) explainBackend(req *Request, tried []*backends.Backend, b *back
 	var c policy.Candidate
 	r.describe(&c, req, b, &s, r.texts.bytesPerToken(req.Model), now)
 	x := BackendExplanation{
-		Name: b.Name, State: b.State().String(),
+		slot: b.Slot, Name: b.Name, State: b.State().String(),
 		Breaker: r.progress[b.Slot].breaker.state(now).String(), Stalled: r.progress[b.Slot].stalled,
 		MatchedBlocks: r.depth[b.Slot], MatchedTokens: thousandths(c.Matched), Uncached: thousandths(c.Uncached),
 		Pending: thousandths(c.Pending), Loading: c.Loading, InFlight: thousandths(c.InFlight),

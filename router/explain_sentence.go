@@ -37,9 +37,10 @@ func (e *Explanation) sentence() string {
 func (e *Explanation) candidates() (chosen BackendExplanation, others []BackendExplanation) {
 	for _, b := range e.Backends {
 		switch {
+		case !b.Candidate:
 		case b.Name == e.Choice:
 			chosen = b
-		case b.Candidate:
+		default:
 			others = append(others, b)
 		}
 	}
