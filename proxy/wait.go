@@ -12,9 +12,8 @@ import (
 // operator. It is the context with which the attempt is sent.
 //
 // It is a context of our own because package context would take two, one that is
-// cancelled and one that calls the transport back, and each has a map, a channel
-// and closures: together an eighth of what a short request costs. Safe for
-// concurrent use, but for limit, unlimit and end.
+// cancelled and one that calls the transport back, each with a map, a channel and
+// closures of its own. Safe for concurrent use, but for limit, unlimit and end.
 type wait struct {
 	context.Context             // the client's
 	unwatch         func() bool // ends its calling back
