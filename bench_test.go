@@ -99,7 +99,9 @@ func TestBenchShowsFiguresSideBySide(t *testing.T) {
 
 func TestBenchPrintsTheJSONThatIsDocumented(t *testing.T) {
 	status, out, errs := bench(t.Context(), t, briefly("--json", "--url", benchReplica(t, vllmsim.Config{}),
-		"--url", openAI(t, func(w http.ResponseWriter, r *http.Request) { http.Error(w, `{"error":{"code":"overloaded"}}`, http.StatusServiceUnavailable) }))...)
+		"--url", openAI(t, func(w http.ResponseWriter, r *http.Request) {
+			http.Error(w, `{"error":{"code":"overloaded"}}`, http.StatusServiceUnavailable)
+		}))...)
 	if status != 1 || !strings.Contains(errs, "(http://127.0.0.1:") || !strings.Contains(errs, "answered no request") {
 		t.Errorf("status %d, stderr %s", status, errs)
 	}
