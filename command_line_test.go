@@ -154,5 +154,5 @@ func TestExitCodesAfterASignal(t *testing.T) {
 	}
 	f(0, "base URL", 1, "vllmsim", "--listen", "127.0.0.1:0")
 	f(0, "listening", 1, "serve", "--listen", "127.0.0.1:0", "--admin", "", "http://127.0.0.1:1")
-	f(0, "base URL", 1, "demo", "--backends", "1")
+	f(0, "Live page", 1, "demo", "--backends", "1")
 }

@@ -147,6 +147,9 @@ func playDemo(ctx context.Context, o demoOptions, fleets []*demoFleet, screen *d
 	sample, show := time.NewTicker(50*time.Millisecond), time.NewTicker(screen.interval())
 	defer sample.Stop()
 	defer show.Stop()
+	if screen.terminal && !o.json {
+		screen.update(0, demoResults(fleets, 0)) // nobody is to wonder whether it hangs
+	}
 	for ctx.Err() == nil {
 		select {
 		case <-sample.C:
@@ -174,15 +177,16 @@ func demoResults(fleets []*demoFleet, elapsed time.Duration) []replay.Summary {
 }
 
 func writeDemoIntroduction(out io.Writer, backends int, f *demoFleet) {
-	fmt.Fprintf(out, `Two fleets of %d simulated replicas serve the same chats, one behind round robin, one by prefix.
+	fmt.Fprintf(out, `Two fleets of %d simulated replicas serve the same live chats: one behind a proxy
+that goes round robin, one behind a proxy that goes by prefix. The second is
+yours too, with any key:
 
-The one by prefix is yours too: base URL %s/v1, model "sim", any key.
-
-  curl %s/v1/chat/completions -H 'Content-Type: application/json' \
+  curl %s/v1/chat/completions \
+    -H 'Content-Type: application/json' \
     -d '{"model":"sim","messages":[{"role":"user","content":"Hello"}]}'
 
-`, backends, f.url, f.url)
+`, backends, f.url)
 	if f.admin != "" {
-		fmt.Fprintf(out, "Its live page: %s/\nIts metrics: %s/metrics\n\n", f.admin, f.admin)
+		fmt.Fprintf(out, "Live page and metrics: %s/ and /metrics\n\n", f.admin)
 	}
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -20,10 +21,40 @@ func TestDemoScreenComparesTheTwo(t *testing.T) {
 	var out bytes.Buffer
 	s := newDemoScreen(&out)
 	s.finish(20*time.Second, demoFigures())
-	want := "prefix / round-robin: hits × 2.00, TTFT × 0.33 (p50 0.50, p99 0.50), E2E × 0.70\n"
-	if !strings.Contains(out.String(), want) {
-		t.Errorf("got %s, want in it %s", &out, want)
+	for _, want := range []string{
+		"hit ratio              0.400        0.800    × 2.00\n",
+		"TTFT ms, mean            300          100    × 0.33\n",
+		"time to first token  round-robin  ################################ 300 ms\n",
+		"time to first token  prefix       ########### 100 ms\n",
+		"prompt from cache    prefix       ########################## 80 %\n",
+	} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("got %s, want in it %s", &out, want)
+		}
 	}
+	for line := range strings.Lines(out.String()) {
+		if len(line) > 81 {
+			t.Errorf("wider than 80 columns: %s", line)
+		}
+	}
+}
+
+func TestDemoScreenColoursOnlyWhereItMay(t *testing.T) {
+	f := func(colour, blocks bool, variables ...string) {
+		t.Helper()
+		for i, name := range []string{"TERM", "NO_COLOR", "LANG"} {
+			t.Setenv(name, variables[i])
+		}
+		t.Setenv("LC_ALL", "")
+		t.Setenv("LC_CTYPE", "")
+		if got := terminalStyle(); got != (style{colour, blocks}) {
+			t.Errorf("%q: %+v", variables, got)
+		}
+	}
+	f(true, true, "xterm", "", "de_DE.UTF-8")
+	f(false, true, "xterm", "1", "C.UTF-8")
+	f(false, false, "dumb", "", "C")
+	f(false, false, "", "", "")
 }
 
 func TestDemoScreenWritesLinesWhereThereIsNoTerminal(t *testing.T) {
@@ -40,11 +71,12 @@ func TestDemoScreenReplacesTheLastFrameOnATerminal(t *testing.T) {
 	var out bytes.Buffer
 	s := newDemoScreen(&out)
 	s.terminal = true
+	t.Setenv("TERM", "xterm")
 	s.update(0, []replay.Summary{{Policy: "round-robin"}, {Policy: "prefix"}})
 	first := strings.Count(out.String(), "\n")
 	out.Reset()
 	s.update(time.Second, demoFigures())
-	if got, want := out.String(), "\x1b["+string(rune('0'+first))+"A\x1b[J"; !strings.Contains(got, want) {
+	if got, want := out.String(), fmt.Sprintf("\x1b[%dA\x1b[J", first); !strings.Contains(got, want) {
 		t.Errorf("got %q, want %q in it", got, want)
 	}
 }

@@ -56,7 +56,7 @@ func TestDemoEndsWhenInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	time.AfterFunc(500*time.Millisecond, cancel)
 	_, out := testDemo(t, ctx, demoOptions{})
-	if !bytes.Contains([]byte(out), []byte("policy")) {
+	if !bytes.Contains([]byte(out), []byte("TTFT ms")) {
 		t.Errorf("no table in %s", out)
 	}
 	if !strings.Contains(out, "Its live page: http://127.0.0.1:") {
