@@ -211,16 +211,36 @@ func TestAHeldRequestHasASpanOfItsWait(t *testing.T) {
 	}
 }
 
+// streamsOn answers with a stream that goes on until somebody leaves.
+var streamsOn = standIn{chat: func(w http.ResponseWriter, r *http.Request) {
+	io.Copy(io.Discard, r.Body)
+	w.Header().Set("Content-Type", "text/event-stream")
+	io.WriteString(w, `data: {"choices":[{"index":0,"delta":{"content":"hi"},"finish_reason":null}]}`+"\n\n")
+	w.(http.Flusher).Flush()
+	<-r.Context().Done()
+}}
+
+func TestAnAnswerThatTheProxysEndCutsOffIsSeenInItsSpans(t *testing.T) {
+	c := startCollector(t, "http/protobuf")
+	p := startTraced(t, "timeouts: {drain: 0, shutdown: 10ms}\n", streamsOn.start(t))
+	resp := p.ask("m", "cut-off", true)
+	defer resp.Body.Close()
+	if _, err := bufio.NewReader(resp.Body).ReadString('\n'); err != nil {
+		t.Fatal(err)
+	}
+	p.signal(syscall.SIGTERM)
+	p.exit()
+	server, named := c.trace(p.program, "cut-off")
+	spanHas(t, server, map[string]any{"http.response.status_code": 503, "error.type": "503", "warmroute.aborted": nil})
+	spanHas(t, oneSpan(t, named, "chat m"), map[string]any{"error.type": "cut_off"})
+	if !strings.Contains(p.log.String(), "msg=request request_id=cut-off") {
+		t.Error("the access log has nothing of it")
+	}
+}
+
 func TestAClientThatLeavesIsSeenInItsSpans(t *testing.T) {
 	c := startCollector(t, "http/protobuf")
-	endless := standIn{chat: func(w http.ResponseWriter, r *http.Request) {
-		io.Copy(io.Discard, r.Body)
-		w.Header().Set("Content-Type", "text/event-stream")
-		io.WriteString(w, `data: {"choices":[{"index":0,"delta":{"content":"hi"},"finish_reason":null}]}`+"\n\n")
-		w.(http.Flusher).Flush()
-		<-r.Context().Done()
-	}}
-	p := startTraced(t, "", endless.start(t))
+	p := startTraced(t, "", streamsOn.start(t))
 	resp := p.ask("m", "left", true)
 	if _, err := bufio.NewReader(resp.Body).ReadString('\n'); err != nil {
 		t.Fatal(err)

@@ -54,6 +54,8 @@ func (a *attempt) tellEnd() {
 		fault = "broke_off"
 	case a.story.phase != "":
 		fault = traces.Left
+	case a.result.End == router.Left:
+		fault = "cut_off" // by an operator, or by the proxy's end
 	}
 	if a.result.CachedKnown {
 		cached = a.result.CachedTokens
