@@ -89,7 +89,7 @@ func (d *PastDecision) Sentence() string {
 		s.WriteString("policy " + d.Reason)
 	}
 	if d.AheadTokens > 0 {
-		fmt.Fprintf(&s, ", after %d tokens sent before", d.AheadTokens)
+		fmt.Fprintf(&s, ", behind %d uncached tokens sent before", d.AheadTokens)
 	}
 	if d.Held > 0 {
 		fmt.Fprintf(&s, "; held for %v", d.Held.Round(time.Millisecond))
