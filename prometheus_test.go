@@ -109,24 +109,22 @@ func TestPrometheusAnswersEveryQuery(t *testing.T) {
 	m.mishap() // after the first scrape, or there were no increase
 	m.chat()
 	for name, p := range both {
-		t.Run(name, func(t *testing.T) {
-			for who, query := range queries(t) {
-				last := filled(who, query)
-				p.eventually(who+" has data: "+last, func() bool { return len(p.values(last)) > 0 })
+		for who, query := range queries(t) {
+			last := filled(who, query)
+			p.eventually(name+": "+who+" has data: "+last, func() bool { return len(p.values(last)) > 0 })
+		}
+		var rules struct {
+			Groups []struct {
+				Rules []struct{ Name, Health, LastError string }
 			}
-			var rules struct {
-				Groups []struct {
-					Rules []struct{ Name, Health, LastError string }
-				}
-			}
-			p.eventually("all alerts are evaluated", func() bool {
-				p.get("rules", nil, &rules)
-				return len(rules.Groups) == 1 && !slices.ContainsFunc(rules.Groups[0].Rules, func(r struct{ Name, Health, LastError string }) bool { return r.Health != "ok" })
-			})
-			if got, want := len(rules.Groups[0].Rules), len(readAlerts(t)); got != want {
-				t.Errorf("it has %d rules, want %d", got, want)
-			}
+		}
+		p.eventually(name+": all alerts are evaluated", func() bool {
+			p.get("rules", nil, &rules)
+			return len(rules.Groups) == 1 && !slices.ContainsFunc(rules.Groups[0].Rules, func(r struct{ Name, Health, LastError string }) bool { return r.Health != "ok" })
 		})
+		if got, want := len(rules.Groups[0].Rules), len(readAlerts(t)); got != want {
+			t.Errorf("%s: it has %d rules, want %d", name, got, want)
+		}
 	}
 	for _, name := range []string{"request_duration_seconds", "ttft_seconds", "itl_seconds", "overhead_seconds", "hold_seconds"} {
 		native.eventually(name+" is a native histogram", func() bool {
