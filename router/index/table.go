@@ -12,6 +12,9 @@ const (
 	// one, so that nobody holds the router's lock while a whole table is moved.
 	parts     = 6
 	firstSize = 8 // slots of a part's beginning
+	// beside is how far behind the slot where the search for a block begins one is
+	// read, too, to take out or put in the block: often in the next cache line.
+	beside = 3
 )
 
 // table maps blocks to values that are not zero: zero is what a block has that is
@@ -87,7 +90,8 @@ func (t *table[V]) fetch(blocks []prompt.Block) (sum prompt.Block) {
 	}
 	for _, b := range blocks {
 		if p, mixed := t.place(some(b)); p.used > 0 {
-			sum ^= p.slots[p.home(mixed)].block
+			home := p.home(mixed)
+			sum ^= p.slots[home].block ^ p.slots[min(home+beside, len(p.slots)-1)].block
 		}
 	}
 	return sum
