@@ -38,6 +38,9 @@ func runBench(ctx context.Context, o *benchOptions, targets []*benchTarget, stdo
 	took := time.Since(start)
 
 	report := r.report(ctx.Err() != nil)
+	if ctx.Err() != nil && !slices.ContainsFunc(report.Results, func(b benchResult) bool { return b.Requests+b.Lost > 0 }) {
+		return fmt.Errorf("interrupted after %.0f s, before anything was measured", took.Seconds())
+	}
 	if o.json {
 		if err := report.writeJSON(stdout); err != nil {
 			return err

@@ -8,7 +8,10 @@ import (
 )
 
 // progressBar shows on a terminal how far a replay or a bench is, and nothing elsewhere.
-type progressBar struct{ bar *progressbar.ProgressBar }
+type progressBar struct {
+	bar *progressbar.ProgressBar // nil: nobody looks
+	out io.Writer
+}
 
 const progressSteps = 1000
 
@@ -16,7 +19,7 @@ func newProgressBar(w io.Writer) progressBar {
 	if !isTerminal(w) {
 		return progressBar{}
 	}
-	return progressBar{progressbar.NewOptions(progressSteps,
+	return progressBar{out: w, bar: progressbar.NewOptions(progressSteps,
 		progressbar.OptionSetWriter(w),
 		progressbar.OptionSetDescription("replay"),
 		progressbar.OptionSetWidth(40),
@@ -40,9 +43,11 @@ func (p progressBar) describe(what string) {
 	}
 }
 
-// clear takes the bar off the screen.
+// clear takes the bar off the screen, and with it the ^C that a terminal may have
+// written behind it.
 func (p progressBar) clear() {
 	if p.bar != nil {
 		_ = p.bar.Clear()
+		io.WriteString(p.out, "\r\x1b[K")
 	}
 }

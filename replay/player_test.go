@@ -256,3 +256,48 @@ func FuzzStream(f *testing.F) {
 		}
 	})
 }
+
+// A server that refuses everything is not asked as fast as it refuses.
+func TestAUserWaitsLongerAfterEachFailure(t *testing.T) {
+	var asked atomic.Int64
+	enough := make(chan struct{})
+	p, got := played(t, func(w http.ResponseWriter, r *http.Request) {
+		asked.Add(1)
+		w.WriteHeader(503)
+	})
+	p.Enough = enough
+	c := testChats()
+	c.Sessions, c.AtATime, c.Think = 0, 1, 0
+	time.AfterFunc(500*time.Millisecond, func() { close(enough) })
+	p.PlayChats(t.Context(), c) // at 0, 0.1, 0.3 and not again before 0.7 s
+	if n := asked.Load(); n < 1 || n > 3 || len(got.all) != int(n) {
+		t.Errorf("asked %d times, %d results", n, len(got.all))
+	}
+}
+
+func TestEnoughLetsTheAnswersUnderWayCome(t *testing.T) {
+	enough := make(chan struct{})
+	p, got := played(t, func(w http.ResponseWriter, r *http.Request) {
+		io.Copy(io.Discard, r.Body)
+		opening(w)
+		close(enough) // twice would panic: nothing more is asked
+		content(w, "one")
+		ending(w)
+	})
+	p.Enough = enough
+	c := testChats()
+	c.Sessions, c.AtATime, c.Think = 0, 1, 0
+	p.PlayChats(t.Context(), c)
+	if len(got.all) != 1 || got.all[0].Err != "" {
+		t.Errorf("got %+v", got.all)
+	}
+}
+
+func TestAPlainTurnHasNothingOfVLLMs(t *testing.T) {
+	for _, plain := range []bool{false, true} {
+		body := string(ChatBody("m", Turn{AnswerTokens: 3, Plain: plain}, true))
+		if strings.Contains(body, "ignore_eos") == plain {
+			t.Errorf("plain %v: %s", plain, body)
+		}
+	}
+}
