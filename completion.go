@@ -83,7 +83,7 @@ func completeFlags(cmd *cobra.Command) {
 		"url":         cobra.FixedCompletions([]string{"http://127.0.0.1:8080"}, cobra.ShellCompDirectiveNoFileComp|cobra.ShellCompDirectiveNoSpace),
 		"api-key-env": environmentNames,
 	}
-	anyFile := []string{"api-key-file", "file"} // what shells complete by themselves
+	anyFile := []string{"api-key-file", "file", "token-file"} // what shells complete by themselves
 	if cmd.ValidArgsFunction == nil && cmd.ValidArgs == nil {
 		cmd.ValidArgsFunction = cobra.NoFileCompletions
 	}
