@@ -59,7 +59,7 @@ func TestDemoEndsWhenInterrupted(t *testing.T) {
 	if !bytes.Contains([]byte(out), []byte("TTFT ms")) {
 		t.Errorf("no table in %s", out)
 	}
-	if !strings.Contains(out, "Its live page: http://127.0.0.1:") {
+	if !strings.Contains(out, "Live page and metrics: http://127.0.0.1:") {
 		t.Errorf("no page in %s", out)
 	}
 }
