@@ -79,7 +79,7 @@ func New(fleet *backends.Registry, r *router.Router, version string) *Metrics {
 	m.closed = newClosedForRoom()
 	m.zero()
 	m.registry.MustRegister(m.closed, m.requests, m.latency, m.overhead, m.prompt, m.predicted, m.observed,
-		m.spills, m.retries, m.retryWaits, m.aborts, m.polls, m.recording, m.hold, m.holdEnds, m.unauthorized, m.reloads.total, m.reloads.last, info, &state{fleet, r}, &learned{fleet, r},
+		m.spills, m.retries, m.retryWaits, m.aborts, m.polls, m.recording, m.hold, m.holdEnds, m.unauthorized, m.reloads.total, m.reloads.taken, m.reloads.last, info, &state{fleet, r}, &learned{fleet, r},
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
@@ -140,12 +140,6 @@ func (m *Metrics) ended(r *Request, id string, now time.Time) {
 		count.observed.Add(float64(r.ObservedTokens))
 	}
 }
-
-// Retried records an attempt that failed and could be made elsewhere.
-func (m *Metrics) Retried(reason string) { m.retries.WithLabelValues(reason).Inc() }
-
-// Aborted records a client that left.
-func (m *Metrics) Aborted(phase string) { m.aborts.WithLabelValues(phase).Inc() }
 
 // RecordDropped records a request that is missing from the recording of traffic.
 func (m *Metrics) RecordDropped() { m.recording.Inc() }

@@ -9,9 +9,11 @@ func (m *Metrics) zero() {
 		m.retryWaits:   {string(RetrySent), string(RetryGivenUp), string(RetryLeft)},
 		m.holdEnds:     {string(HeldSent), string(HeldRefused), string(HeldTooLong), string(HeldNoneReady), string(HeldLeft)},
 		m.unauthorized: {string(NoKey), string(UnknownKey), string(ExpiredKey)},
-		m.aborts:       {"in_upload", "held", "before_answer", "in_stream", "in_body", "not_reading"},
-		m.retries: {"connect", "first_byte_timeout", "stuck", "broken", "error_event", "aborted", "redirect", "encoded",
-			"status_500", "status_502", "status_503", "status_504"},
+		m.aborts: {string(AbortInUpload), string(AbortHeld), string(AbortBeforeAnswer), string(AbortInStream), string(AbortInBody),
+			string(AbortNotReading), string(AbortCancelled)},
+		m.retries: {string(RetryConnect), string(RetryFirstByte), string(RetryStuck), string(RetryBroken), string(RetryErrorEvent),
+			string(RetryAborted), string(RetryRedirect), string(RetryEncoded),
+			string(RetryStatus(500)), string(RetryStatus(502)), string(RetryStatus(503)), string(RetryStatus(504))},
 	} {
 		for _, value := range values {
 			counter.WithLabelValues(value)

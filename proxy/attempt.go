@@ -13,6 +13,7 @@ import (
 
 	"warmroute/backends"
 	"warmroute/backends/transport"
+	"warmroute/metrics"
 	"warmroute/router"
 	"warmroute/router/prompt"
 )
@@ -20,7 +21,7 @@ import (
 // failure is an attempt that ended before anything was committed to the client,
 // so that another backend may be asked.
 type failure struct {
-	reason  string // one of few, for the metric
+	reason  metrics.RetryReason
 	err     error
 	free    bool // counts as no attempt: nothing was sent, or no engine was asked
 	final   bool // no other backend may be asked
@@ -89,7 +90,7 @@ func (a *attempt) blame(f *failure) *failure {
 	if f == nil || f.left {
 		return f
 	}
-	a.fault = f.reason
+	a.fault = string(f.reason)
 	var connect *transport.ConnectError
 	a.result.Stuck, a.result.Full, a.result.Stopping = f.stuck, f.full, f.stops && f.free
 	switch {
@@ -175,31 +176,31 @@ func (a *attempt) failed(err error) *failure {
 		return &failure{err: err, left: true}
 	}
 	if a.clientLeft() {
-		a.left(a.w.phase("before_answer"))
+		a.left(a.w.phase(metrics.AbortBeforeAnswer))
 		return &failure{err: err, left: true}
 	}
 	var connect *transport.ConnectError
 	switch {
 	case errors.Is(err, errFirstByte):
-		return &failure{reason: "first_byte_timeout", err: err, final: !a.settings.RetryTimeouts, timeout: true}
+		return &failure{reason: metrics.RetryFirstByte, err: err, final: !a.settings.RetryTimeouts, timeout: true}
 	case errors.Is(err, errStuck):
-		return &failure{reason: "stuck", err: err, stuck: true}
+		return &failure{reason: metrics.RetryStuck, err: err, stuck: true}
 	case errors.As(err, &connect):
-		return &failure{reason: "connect", err: err, free: true}
+		return &failure{reason: metrics.RetryConnect, err: err, free: true}
 	}
 	late := errors.Is(err, os.ErrDeadlineExceeded)
-	return &failure{reason: "broken", err: err, deadly: !late && !errors.Is(err, transport.ErrInvalidRequest)}
+	return &failure{reason: metrics.RetryBroken, err: err, deadly: !late && !errors.Is(err, transport.ErrInvalidRequest)}
 }
 
 // left notes that the client is gone. The replica's connection is closed when
 // the attempt returns, which makes its engine drop the request.
-func (a *attempt) left(phase string) {
+func (a *attempt) left(phase metrics.AbortPhase) {
 	a.result.End = router.Left
 	a.lost(phase)
 }
 
 // lost notes that the client did not get its answer to the end.
-func (x *exchange) lost(phase string) {
+func (x *exchange) lost(phase metrics.AbortPhase) {
 	if x.cancelled() {
 		x.outcome.Code = x.cutFault().status
 		return

@@ -3,6 +3,8 @@ package proxy
 import (
 	"net/http"
 	"time"
+
+	"warmroute/metrics"
 )
 
 // mostPiece is how much is written under one deadline: a client that reads slowly
@@ -75,9 +77,9 @@ func (c *client) renew() {
 
 // phase tells, of a write that failed, where the client was lost: where the caller
 // says, or in not reading.
-func (c *client) phase(usual string) string {
+func (c *client) phase(usual metrics.AbortPhase) metrics.AbortPhase {
 	if !c.until.IsZero() && !time.Now().Before(c.until) {
-		return "not_reading"
+		return metrics.AbortNotReading
 	}
 	return usual
 }

@@ -215,8 +215,8 @@ func (x *exchange) bodyFault(err error) *apiError {
 		return e
 	// The client is gone, where one whose body ends too soon may still read: over HTTP/1.1 it has closed its half.
 	case errors.As(err, &socket), x.r.ProtoMajor > 1 && x.clientLeft():
-		x.story.phase = "in_upload"
-		x.p.metrics.Aborted("in_upload")
+		x.story.phase = metrics.AbortInUpload
+		x.p.metrics.Aborted(metrics.AbortInUpload)
 		return &apiError{status: statusClientLeft, kind: "client_left", message: "the client left"}
 	}
 	return invalid("", "the request body ended before its end: "+err.Error())

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"net/http"
 	"time"
+
+	"warmroute/metrics"
 )
 
 // ErrCutOff is the cause with which the contexts of requests are cancelled that
@@ -42,8 +44,8 @@ func (x *exchange) cutFault() *apiError {
 	if !x.cancelled() {
 		return shuttingDown()
 	}
-	x.story.phase = "cancelled"
-	x.p.metrics.Aborted("cancelled")
+	x.story.phase = metrics.AbortCancelled
+	x.p.metrics.Aborted(metrics.AbortCancelled)
 	x.w.idle, x.w.until = lastWords, time.Time{}
 	// Not a 5xx, which clients would send again.
 	return &apiError{status: http.StatusForbidden, kind: "cancelled", code: "cancelled", message: "an operator of this proxy has cancelled the request"}

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"time"
 
+	"warmroute/metrics"
 	"warmroute/router"
 )
 
@@ -35,7 +36,7 @@ func (x *exchange) run() {
 		x.beginWait()
 		f.decision, latest = d, f
 		x.tell(f)
-		x.story.failed(f.reason)
+		x.story.failed(string(f.reason))
 		x.tried = append(x.tried, d.Backend)
 		if f.status != 0 || f.final || last == nil || last.status == 0 {
 			last = f
@@ -70,7 +71,7 @@ func (x *exchange) tell(f *failure) {
 		}
 	}
 	x.p.log.Log(x.r.Context(), level, "attempt failed", append([]any{
-		"backend", f.decision.Backend.Name, "reason", f.reason, "error", f.err, "request_id", x.id}, more...)...)
+		"backend", f.decision.Backend.Name, "reason", string(f.reason), "error", f.err, "request_id", x.id}, more...)...)
 }
 
 // giveUp answers when no attempt is left: with the last replica's own words, if
@@ -84,7 +85,7 @@ func (x *exchange) giveUp(last *failure, none error) {
 	case x.cutOff():
 		x.refuse(x.cutFault())
 	case x.clientLeft():
-		x.lost("held")
+		x.lost(metrics.AbortHeld)
 	case last != nil && last.status != 0:
 		x.relayFailure(last)
 	case last == nil, x.crowded, none != nil && (x.held > 0 || last.free && x.settings.HoldTime > 0): // it waited for one
@@ -95,7 +96,7 @@ func (x *exchange) giveUp(last *failure, none error) {
 	case last.timeout:
 		x.refuse(firstByteTimeout())
 	default:
-		e := unavailable("no replica could answer: " + last.reason)
+		e := unavailable("no replica could answer: " + string(last.reason))
 		e.status, e.kind, e.code = http.StatusBadGateway, "bad_gateway", "replica_failed"
 		x.refuse(e)
 	}

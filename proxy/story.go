@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"warmroute/metrics"
 	"warmroute/proxy/accesslog"
 	"warmroute/proxy/traces"
 	"warmroute/router"
@@ -12,13 +13,13 @@ const mostFailures = 16
 // story is what the access log and the traces tell of a request besides what
 // metrics do.
 type story struct {
-	bytesIn     int      // of the body
-	reason      string   // of the last attempt's decision
-	matched     int      // tokens, by that decision
-	prompt      int      // tokens, by that decision
-	cachedKnown bool     // the replica told how much of the prompt it had
-	failures    []string // reasons of attempts that failed, the first of them
-	phase       string   // in which the client was lost
+	bytesIn     int                // of the body
+	reason      string             // of the last attempt's decision
+	matched     int                // tokens, by that decision
+	prompt      int                // tokens, by that decision
+	cachedKnown bool               // the replica told how much of the prompt it had
+	failures    []string           // reasons of attempts that failed, the first of them
+	phase       metrics.AbortPhase // in which the client was lost
 }
 
 func (s *story) failed(reason string) {
@@ -71,7 +72,7 @@ func (x *exchange) tellStory() {
 	o, s := &x.outcome, &x.story
 	e := &accesslog.Entry{
 		At: x.arrived.Add(o.Duration), ID: x.id, Client: x.r.RemoteAddr, Endpoint: o.Endpoint, Model: o.Model, Backend: o.Backend,
-		Reason: s.reason, Phase: s.phase, Failures: s.failures, TraceID: x.spans.TraceID(x.r.Header),
+		Reason: s.reason, Phase: string(s.phase), Failures: s.failures, TraceID: x.spans.TraceID(x.r.Header),
 		Code: o.Code, Attempts: x.attempts, BytesIn: int64(s.bytesIn), BytesOut: x.w.sent,
 		Prompt: x.tokensIn, Predicted: s.matched, Observed: -1, Answer: x.tokensOut,
 		TTFT: o.TTFT, Duration: o.Duration, Held: x.held, Overhead: o.Overhead,

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"warmroute/backends/transport"
+	"warmroute/metrics"
 	"warmroute/router"
 )
 
@@ -148,7 +149,7 @@ func (a *attempt) judge(resp *http.Response, s *eventScanner, err error) *failur
 		}
 		stops := orderly(s.failed)
 		return &failure{
-			reason: "error_event", err: errors.New("error event before any content"), status: status, body: s.failed,
+			reason: metrics.RetryErrorEvent, err: errors.New("error event before any content"), status: status, body: s.failed,
 			stops: stops, free: drains(s.failed), deadly: !stops,
 			header: http.Header{"Content-Type": {"application/json"}},
 		}
@@ -187,7 +188,7 @@ func (a *attempt) finish(resp *http.Response, s *eventScanner, out *lines, err, 
 		}
 		return
 	case writeErr != nil || a.clientLeft():
-		a.left(a.w.phase("in_stream"))
+		a.left(a.w.phase(metrics.AbortInStream))
 		return
 	case a.cutOff():
 		e := a.cutFault()

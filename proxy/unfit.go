@@ -6,6 +6,8 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+
+	"warmroute/metrics"
 )
 
 // unfit is for answers that no engine gives, so something else answers in its
@@ -16,10 +18,10 @@ func unfit(resp *http.Response) *failure {
 	case resp.StatusCode >= 300 && resp.StatusCode < 400:
 		// Not followed: the body would go, with the backend's key, to wherever the
 		// answer says. Not relayed: the client would go there past the proxy.
-		return &failure{reason: "redirect", err: fmt.Errorf("it redirects (%d) to %s; give the backend the URL of the replica itself", resp.StatusCode, place(resp.Header.Get("Location")))}
+		return &failure{reason: metrics.RetryRedirect, err: fmt.Errorf("it redirects (%d) to %s; give the backend the URL of the replica itself", resp.StatusCode, place(resp.Header.Get("Location")))}
 	case isEventStream(resp.Header) && isEncoded(resp.Header):
 		// Neither its first event nor an error in it could be seen.
-		return &failure{reason: "encoded", err: errors.New("its stream is encoded, though nothing but identity was asked for; turn compression off in front of the replica")}
+		return &failure{reason: metrics.RetryEncoded, err: errors.New("its stream is encoded, though nothing but identity was asked for; turn compression off in front of the replica")}
 	}
 	return nil
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/tidwall/gjson"
 
+	"warmroute/metrics"
 	"warmroute/router"
 )
 
@@ -42,7 +43,7 @@ func (a *attempt) refused(resp *http.Response) *failure {
 		return a.failed(errTooLong)
 	}
 	f := &failure{
-		reason: "status_" + strconv.Itoa(resp.StatusCode), err: errors.New("it answered " + strconv.Itoa(resp.StatusCode)), // its own words may be the prompt's
+		reason: metrics.RetryStatus(resp.StatusCode), err: errors.New("it answered " + strconv.Itoa(resp.StatusCode)), // its own words may be the prompt's
 		status: resp.StatusCode, header: resp.Header, body: body,
 		full: resp.StatusCode == http.StatusServiceUnavailable,
 	}
@@ -69,7 +70,7 @@ func (x *exchange) relayFailure(f *failure) {
 	x.outcome.Code = f.status
 	x.w.WriteHeader(f.status)
 	if _, err := x.w.Write(f.body); err != nil {
-		x.lost(x.w.phase("in_body"))
+		x.lost(x.w.phase(metrics.AbortInBody))
 	}
 }
 
@@ -101,7 +102,7 @@ func (a *attempt) relayWhole(resp *http.Response) *failure {
 	h["Content-Length"] = length
 	a.w.WriteHeader(resp.StatusCode)
 	if _, err := a.w.Write(held.Bytes()); err != nil {
-		a.lost(a.w.phase("in_body"))
+		a.lost(a.w.phase(metrics.AbortInBody))
 	}
 	return nil
 }
@@ -155,7 +156,7 @@ func (p *Proxy) letGo(held *bytes.Buffer, charged int64) {
 func (a *attempt) abortedFailure() *failure {
 	e := unavailable("the replica is shutting down")
 	return &failure{
-		reason: "aborted", err: errors.New("the replica aborted the request"), status: e.status, body: e.body(), stops: true,
+		reason: metrics.RetryAborted, err: errors.New("the replica aborted the request"), status: e.status, body: e.body(), stops: true,
 		header: http.Header{"Content-Type": {"application/json"}},
 	}
 }
@@ -209,7 +210,7 @@ func (a *attempt) relayLong(resp *http.Response, head []byte) *failure {
 		a.result.End, a.outcome.Code = router.Left, a.cutFault().status
 		panic(http.ErrAbortHandler) // as below
 	case from.err == nil || from.err == io.EOF || a.clientLeft(): // it was the writing that failed
-		a.left(a.w.phase("in_body"))
+		a.left(a.w.phase(metrics.AbortInBody))
 		return nil
 	}
 	a.brokeOff(http.StatusBadGateway, err)
