@@ -126,7 +126,7 @@ func (x *exchange) end() {
 	x.outcome.Duration = now.Sub(x.arrived)
 	x.p.metrics.Ended(&x.outcome, x.id, now)
 	if b := x.presence.backend; b != nil {
-		x.p.present.pulse.ended(b, x.arrived, &x.outcome)
+		x.p.present.pulse.ended(b, x.arrived, &x.outcome, x.story.cachedKnown)
 	}
 	x.record()
 	x.tellStory()

@@ -22,6 +22,6 @@ func BenchmarkPresence(b *testing.B) {
 		p.present.sent(x, d)
 		x.presence.phase.Store(int32(Answering))
 		p.present.leave(&x.presence)
-		p.present.pulse.ended(d.Backend, x.arrived, &x.outcome)
+		p.present.pulse.ended(d.Backend, x.arrived, &x.outcome, false)
 	}
 }

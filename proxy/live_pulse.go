@@ -38,7 +38,7 @@ type sums struct {
 	tick     int64 // the step since the beginning; another one's counts are void
 	requests int
 	prompt   int // tokens, of answered requests
-	cached   int // of them, as the replica told, or as was predicted where it does not
+	cached   int // of them, as the answer told, or as was predicted where it does not
 }
 
 type pulseStep struct {
@@ -53,13 +53,15 @@ type backendPulse struct {
 
 func newPulse() pulse { return pulse{began: time.Now()} }
 
-// ended counts a request that was sent to b.
-func (p *pulse) ended(b *backends.Backend, arrived time.Time, o *metrics.Request) {
+// ended counts a request that was sent to b. Whether its own answer told of cached
+// tokens decides what counts: of a stream without usage nothing is observed, though
+// the replica tells of others.
+func (p *pulse) ended(b *backends.Backend, arrived time.Time, o *metrics.Request, cachedKnown bool) {
 	tick := int64(arrived.Add(o.Duration).Sub(p.began) / PulseStep)
 	prompt, cached := 0, 0
 	if o.Code == 200 {
 		prompt, cached = o.PromptTokens, o.PredictedTokens
-		if b.TellsCached.Load() {
+		if cachedKnown {
 			cached = o.ObservedTokens
 		}
 	}
@@ -102,7 +104,7 @@ func ttftBucket(d time.Duration) int {
 // nothing is known is NaN.
 type Recent struct {
 	PerSecond float64 // requests that ended
-	HitRatio  float64 // prompt tokens from the cache: as replicas told, or as predicted where they do not
+	HitRatio  float64 // prompt tokens from the cache: as answers told, or as predicted where they do not
 	TTFT      float64 // median in seconds; of the whole fleet only
 }
 

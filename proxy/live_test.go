@@ -268,12 +268,32 @@ func TestThePulseOfAnsweredRequests(t *testing.T) {
 	}
 }
 
+// A stream without usage says nothing of cached tokens, which is not that there are none.
+func TestStreamsWithoutUsageCountAsPredicted(t *testing.T) {
+	f := serve(t, nil, &replica{script: func(s *session) {
+		for answer := streamed(goodStream); ; answer = streamed(role, hello, world, stop, doneLine) {
+			if _, ok := s.request(); !ok {
+				return
+			}
+			s.say(answer)
+		}
+	}})
+	for range 8 { // the first answer tells of 8 cached tokens of 12
+		f.post("/v1/chat/completions", askStream)
+	}
+	f.settled()
+	pulse := f.proxy.Live().Pulse()
+	if got := pulse.Recent.HitRatio; got < 0.5 {
+		t.Errorf("hit ratio %v", got)
+	}
+}
+
 func TestThePulseForgetsWhatIsLongAgo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLive()
 		b := &backends.Backend{Name: "b"}
 		ended := func(ttft time.Duration, cached int) {
-			l.pulse.ended(b, time.Now(), &metrics.Request{Code: http.StatusOK, TTFT: ttft, PromptTokens: 100, PredictedTokens: cached})
+			l.pulse.ended(b, time.Now(), &metrics.Request{Code: http.StatusOK, TTFT: ttft, PromptTokens: 100, PredictedTokens: cached}, false)
 		}
 		time.Sleep(time.Minute)
 		for _, ttft := range []time.Duration{10, 20, 30, 9000} {

@@ -3,6 +3,7 @@ package policy
 import (
 	"math"
 	"math/rand/v2"
+	"slices"
 	"time"
 )
 
@@ -55,7 +56,12 @@ func (p *aibrix) choose(r *Request, candidates []Candidate) int {
 	}
 	depths := p.table.leading(r.Blocks, candidates)
 	bound := p.meanAndDeviation(candidates)
-	r.tell("leading blocks of the prompt that it was sent before, of those not too busy", true, len(candidates), func(i int) float64 { return float64(depths[i]) })
+	r.tell("leading blocks of the prompt that it was sent before, of those not too busy", true, len(candidates), func(i int) float64 {
+		if candidates[i].Requests > bound || !slices.Contains(p.places, i) {
+			return math.Inf(-1)
+		}
+		return float64(depths[i])
+	})
 	// One at least is not above the mean, so none is chosen that is above bound.
 	chosen := lowest(len(p.places), p.rng, func(k int) float64 {
 		i := p.places[k]

@@ -1,6 +1,8 @@
 package policy
 
 import (
+	"math"
+	"slices"
 	"testing"
 	"time"
 )
@@ -91,6 +93,26 @@ func TestAIBrix(t *testing.T) {
 	p := newRival(t, "aibrix", Settings{ImbalanceAbs: 1})
 	p.send(about("abcde"), 0)
 	p.expect("2 - 0 > 1", about("abcde"), busy(2, 0), 1)
+}
+
+func TestAIBrixTellsNoScoreOfWhoIsPassedOver(t *testing.T) {
+	f := func(candidates []Candidate, want ...float64) {
+		t.Helper()
+		p := newRival(t, "aibrix", Settings{})
+		p.send(about("abcdefghi"), 0)
+		p.send(about("abcde"), 1)
+		var trial Trial
+		r := about("abcdefghij")
+		r.Trial = &trial
+		p.Choose(&r, candidates)
+		if !slices.Equal(trial.Scores, want) {
+			t.Errorf("scores %v, want %v", trial.Scores, want)
+		}
+	}
+	none := math.Inf(-1)
+	f(busy(3, 3, 3, 3), 9, 5, 0, 0)
+	f(busy(4, 2, 3, 3), none, 5, 0, 0)    // above the mean and a deviation
+	f(busy(0, 9, 0, 1), 9, none, 0, none) // not the least loaded
 }
 
 func TestAIBrixGoesByWholePercents(t *testing.T) {
