@@ -25,7 +25,8 @@ type benchReport struct {
 }
 
 // benchResult is one URL's figures. Times are in seconds and of the requests that
-// were answered whole; null is what the server does not tell.
+// were answered whole; null is what the server does not tell, and what there is
+// nothing to tell of.
 type benchResult struct {
 	Name  string `json:"name"`
 	URL   string `json:"url"`
@@ -33,20 +34,21 @@ type benchResult struct {
 
 	Requests int      `json:"requests"` // answered whole
 	HitRatio *float64 `json:"hit_ratio"`
-	TTFTMean float64  `json:"ttft_mean_s"`
-	TTFTP50  float64  `json:"ttft_p50_s"`
-	TTFTP90  float64  `json:"ttft_p90_s"`
-	TTFTP99  float64  `json:"ttft_p99_s"`
-	ITLMean  float64  `json:"itl_mean_s"`
+	TTFTMean *float64 `json:"ttft_mean_s"`
+	TTFTP50  *float64 `json:"ttft_p50_s"`
+	TTFTP90  *float64 `json:"ttft_p90_s"`
+	TTFTP99  *float64 `json:"ttft_p99_s"`
+	ITLMean  *float64 `json:"itl_mean_s"`
 	TPOTMean *float64 `json:"tpot_mean_s"`
-	E2EMean  float64  `json:"e2e_mean_s"`
+	E2EMean  *float64 `json:"e2e_mean_s"`
 
 	Elapsed          float64  `json:"elapsed_s"` // measured
-	Throughput       float64  `json:"throughput_rps"`
+	Throughput       *float64 `json:"throughput_rps"`
 	PromptTokens     *int     `json:"prompt_tokens"`
 	CompletionTokens *int     `json:"completion_tokens"`
 	PromptRate       *float64 `json:"prompt_tokens_per_s"`
 	CompletionRate   *float64 `json:"completion_tokens_per_s"`
+	ImpossibleUsage  int      `json:"impossible_usage,omitzero"` // answers whose usage cannot be, and counts as none
 
 	Lost   int          `json:"lost"`
 	Errors []benchError `json:"errors,omitempty"`
@@ -80,9 +82,12 @@ func (t *benchTarget) result(o *benchOptions) benchResult {
 	s := t.seen.Summary("", t.seen.elapsed)
 	r := benchResult{
 		Name: t.name, URL: t.url, Model: t.model,
-		Requests: s.Requests, TTFTMean: s.TTFTMean, TTFTP50: s.TTFTP50, TTFTP90: s.TTFTP90, TTFTP99: s.TTFTP99,
-		ITLMean: s.ITLMean, E2EMean: s.E2EMean,
-		Elapsed: t.seen.elapsed.Seconds(), Throughput: s.Throughput, Lost: s.Lost, Errors: t.seen.errors(s.Errors, o),
+		Requests: s.Requests, TTFTMean: measured(s.TTFTMean), TTFTP50: measured(s.TTFTP50), TTFTP90: measured(s.TTFTP90), TTFTP99: measured(s.TTFTP99),
+		ITLMean: measured(s.ITLMean), E2EMean: measured(s.E2EMean), ImpossibleUsage: s.Impossible,
+		Elapsed: t.seen.elapsed.Seconds(), Lost: s.Lost, Errors: t.seen.errors(s.Errors, o),
+	}
+	if r.Elapsed > 0 && s.Requests+s.Lost > 0 {
+		r.Throughput = &s.Throughput
 	}
 	if s.HitKnown && s.PromptTokens > 0 {
 		r.HitRatio = &s.HitRatio
@@ -93,9 +98,17 @@ func (t *benchTarget) result(o *benchOptions) benchResult {
 	}
 	if s.CompletionTokens > 0 && r.Elapsed > 0 {
 		rate := float64(s.CompletionTokens) / r.Elapsed
-		r.CompletionTokens, r.CompletionRate, r.TPOTMean = &s.CompletionTokens, &rate, &s.TPOTMean
+		r.CompletionTokens, r.CompletionRate, r.TPOTMean = &s.CompletionTokens, &rate, measured(s.TPOTMean)
 	}
 	return r
+}
+
+// measured is nil for a time of which there was none.
+func measured(seconds float64) *float64 {
+	if seconds == 0 {
+		return nil
+	}
+	return &seconds
 }
 
 func (b benchReport) writeJSON(w io.Writer) error { return json.NewEncoder(w).Encode(b) }

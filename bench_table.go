@@ -8,7 +8,8 @@ import (
 	"strings"
 )
 
-// benchRow is one figure of the table; value is nil where a server does not tell.
+// benchRow is one figure of the table; value is nil where a server does not tell, or there
+// is nothing to tell of.
 type benchRow struct {
 	label    string
 	decimals int
@@ -22,34 +23,28 @@ func benchRows() []benchRow {
 			return &v
 		}
 	}
-	// Of answers: without any there is nothing to tell.
-	ms := func(f func(benchResult) float64) func(benchResult) *float64 {
+	ms := func(f func(benchResult) *float64) func(benchResult) *float64 {
 		return func(r benchResult) *float64 {
-			v := f(r) * 1000
-			if r.Requests == 0 || v == 0 {
+			v := f(r)
+			if v == nil {
 				return nil
 			}
-			return &v
+			milliseconds := *v * 1000
+			return &milliseconds
 		}
 	}
 	return []benchRow{
 		{"requests answered", 0, known(func(r benchResult) float64 { return float64(r.Requests) })},
 		{"requests lost", 0, known(func(r benchResult) float64 { return float64(r.Lost) })},
 		{"hit ratio", 3, func(r benchResult) *float64 { return r.HitRatio }},
-		{"TTFT ms, mean", 1, ms(func(r benchResult) float64 { return r.TTFTMean })},
-		{"  p50", 1, ms(func(r benchResult) float64 { return r.TTFTP50 })},
-		{"  p90", 1, ms(func(r benchResult) float64 { return r.TTFTP90 })},
-		{"  p99", 1, ms(func(r benchResult) float64 { return r.TTFTP99 })},
-		{"ITL ms, mean", 2, ms(func(r benchResult) float64 { return r.ITLMean })},
-		{"TPOT ms, mean", 2, func(r benchResult) *float64 {
-			if r.TPOTMean == nil {
-				return nil
-			}
-			v := *r.TPOTMean * 1000
-			return &v
-		}},
-		{"E2E ms, mean", 0, ms(func(r benchResult) float64 { return r.E2EMean })},
-		{"requests/s", 2, known(func(r benchResult) float64 { return r.Throughput })},
+		{"TTFT ms, mean", 1, ms(func(r benchResult) *float64 { return r.TTFTMean })},
+		{"  p50", 1, ms(func(r benchResult) *float64 { return r.TTFTP50 })},
+		{"  p90", 1, ms(func(r benchResult) *float64 { return r.TTFTP90 })},
+		{"  p99", 1, ms(func(r benchResult) *float64 { return r.TTFTP99 })},
+		{"ITL ms, mean", 2, ms(func(r benchResult) *float64 { return r.ITLMean })},
+		{"TPOT ms, mean", 2, ms(func(r benchResult) *float64 { return r.TPOTMean })},
+		{"E2E ms, mean", 0, ms(func(r benchResult) *float64 { return r.E2EMean })},
+		{"requests/s", 2, func(r benchResult) *float64 { return r.Throughput }},
 		{"prompt tokens/s", 0, func(r benchResult) *float64 { return r.PromptRate }},
 		{"answer tokens/s", 0, func(r benchResult) *float64 { return r.CompletionRate }},
 	}
@@ -144,8 +139,13 @@ func (b benchReport) writeUnknown(w io.Writer) {
 		}
 		return strings.Join(of, ", ")
 	}
-	if of := names(func(r benchResult) bool { return r.PromptTokens == nil }); of != "" {
+	if of := names(func(r benchResult) bool { return r.PromptTokens == nil && r.ImpossibleUsage == 0 }); of != "" {
 		fmt.Fprintf(w, "\n%s: no usage at the end of the streams, so neither tokens nor hits are known\n   (stream_options.include_usage was asked for).\n", of)
+	}
+	for _, r := range b.Results {
+		if r.ImpossibleUsage > 0 {
+			fmt.Fprintf(w, "\n%s: the usage of %d answers cannot be true, like more tokens cached than prompted,\n   and counts as not told; what stands between that rewrites it?\n", r.Name, r.ImpossibleUsage)
+		}
 	}
 	if of := names(func(r benchResult) bool { return r.PromptTokens != nil && r.HitRatio == nil }); of != "" {
 		fmt.Fprintf(w, "\n%s: no hit ratio, as usage has no prompt_tokens_details.cached_tokens;\n   start vLLM with --enable-prompt-tokens-details.\n", of)

@@ -123,6 +123,8 @@ func TestBenchPrintsTheJSONThatIsDocumented(t *testing.T) {
 	for path, want := range map[string]string{
 		"results.0.name": "A", "results.0.model": "sim", "results.0.requests": "12", "results.0.lost": "0",
 		"results.1.hit_ratio": "", "results.1.tpot_mean_s": "", "results.1.requests": "0", "results.1.lost": "4",
+		"results.1.ttft_mean_s": "", "results.1.ttft_p99_s": "", "results.1.itl_mean_s": "", "results.1.e2e_mean_s": "",
+		"results.1.throughput_rps": "0", "results.1.prompt_tokens": "",
 		"results.1.errors.0.cause": "status 503", "results.1.errors.0.count": "4", "results.1.errors.0.code": "overloaded",
 	} {
 		if got := gjson.Get(out, path); !got.Exists() || got.String() != want {
@@ -342,5 +344,26 @@ func TestBenchLooksAtEachServerFirst(t *testing.T) {
 	defer hung.Close()
 	if status, _, errs := bench(ctx, t, "--url", hung.URL); status != 1 || !strings.Contains(errs, "interrupted before anything was measured") {
 		t.Errorf("status %d, %s", status, errs)
+	}
+}
+
+// What cannot be is not believed: a hit ratio of 40 tells nothing and breaks the table.
+func TestBenchDoesNotBelieveImpossibleUsage(t *testing.T) {
+	for _, usage := range []string{
+		`{"prompt_tokens":10,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":400}}`,
+		`{"prompt_tokens":10,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":-1}}`,
+		`{"prompt_tokens":-10,"completion_tokens":2}`,
+		`{"prompt_tokens":10,"completion_tokens":1e300}`,
+	} {
+		url := openAI(t, func(w http.ResponseWriter, r *http.Request) {
+			io.Copy(io.Discard, r.Body)
+			w.Header().Set("Content-Type", "text/event-stream")
+			fmt.Fprintf(w, "data: {\"choices\":[{\"delta\":{\"content\":\"one\"}}]}\n\ndata: {\"choices\":[],\"usage\":%s}\n\ndata: [DONE]\n\n", usage)
+		})
+		status, out, _ := bench(t.Context(), t, "--conversations", "1", "--sessions", "1", "--turns", "2", "--url", url)
+		if status != 0 || !regexp.MustCompile(`(?m)^hit ratio +-$`).MatchString(out) || !regexp.MustCompile(`(?m)^prompt tokens/s +-$`).MatchString(out) ||
+			!strings.Contains(out, "A: the usage of 2 answers cannot be true") || strings.Contains(out, "no usage at the end") {
+			t.Errorf("%s: status %d\n%s", usage, status, out)
+		}
 	}
 }

@@ -52,7 +52,7 @@ func (o *explainOptions) run(ctx context.Context, stdin io.Reader, out io.Writer
 func readRequest(name string) ([]byte, error) {
 	body, err := os.ReadFile(name)
 	if err != nil {
-		return nil, fmt.Errorf("-f: %w", err)
+		return nil, misuse{cannotRead("-f", name, err)}
 	}
 	return body, nil
 }
@@ -74,7 +74,7 @@ func (o *explainOptions) listener() (base, token string, err error) {
 	if o.tokenFile != "" {
 		text, err := readOnce(o.tokenFile)
 		if err != nil {
-			return "", "", fmt.Errorf("--token-file: %w", err)
+			return "", "", misuse{cannotRead("--token-file", o.tokenFile, err)}
 		}
 		if token = string(bytes.TrimSpace(text)); token == "" || !isHeaderText(token) {
 			return "", "", fmt.Errorf("--token-file: %s holds no token: one line of text is expected", o.tokenFile)

@@ -163,6 +163,7 @@ func (p *Player) result(s *stream, due time.Time) Result {
 		CachedTokens:     s.cached,
 		CompletionTokens: s.completion,
 		CachedKnown:      s.cachedKnown,
+		Impossible:       s.impossible,
 	}
 	if s.chunks > 1 {
 		r.ITL = p.model(s.last.Sub(s.first)) / time.Duration(s.chunks-1)

@@ -25,6 +25,7 @@ type Result struct {
 	// CachedKnown tells whether usage said how much was cached: some servers never
 	// do, others leave it out when it is nothing.
 	CachedKnown bool
+	Impossible  bool // usage said what cannot be, like more cached than there was, and counts as none
 }
 
 // tpot is the time for each token after the first, or 0 without one.
@@ -42,13 +43,15 @@ type Summary struct {
 	Requests int     `json:"requests"` // answered whole
 	HitRatio float64 `json:"hit_ratio"`
 	HitKnown bool    `json:"-"` // an answer said how much was cached; else HitRatio is 0
-	TTFTMean float64 `json:"ttft_mean_s"`
-	TTFTP50  float64 `json:"ttft_p50_s"`
-	TTFTP90  float64 `json:"ttft_p90_s"`
-	TTFTP99  float64 `json:"ttft_p99_s"`
-	TPOTMean float64 `json:"tpot_mean_s"`
-	ITLMean  float64 `json:"itl_mean_s"`
-	E2EMean  float64 `json:"e2e_mean_s"`
+	// Impossible is how many answers had a usage that cannot be, and counted as none.
+	Impossible int     `json:"-"`
+	TTFTMean   float64 `json:"ttft_mean_s"`
+	TTFTP50    float64 `json:"ttft_p50_s"`
+	TTFTP90    float64 `json:"ttft_p90_s"`
+	TTFTP99    float64 `json:"ttft_p99_s"`
+	TPOTMean   float64 `json:"tpot_mean_s"`
+	ITLMean    float64 `json:"itl_mean_s"`
+	E2EMean    float64 `json:"e2e_mean_s"`
 	// The most loaded backend over the mean, by prompt tokens prefilled and by
 	// time-weighted mean in flight. Filled by whoever sees the replicas; 0: unknown.
 	WorkMaxOverMean     float64 `json:"work_max_over_mean,omitzero"`
@@ -125,6 +128,9 @@ func (t *Tally) Summary(policy string, elapsed time.Duration) Summary {
 		}
 		cached += r.CachedTokens
 		s.HitKnown = s.HitKnown || r.CachedKnown
+		if r.Impossible {
+			s.Impossible++
+		}
 		s.PromptTokens += r.PromptTokens
 		s.CompletionTokens += r.CompletionTokens
 	}

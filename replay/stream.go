@@ -17,6 +17,8 @@ const (
 	maxEvent = 1 << 20  // of one line of a stream, in bytes
 	maxText  = 4 << 20  // of a stream's text, which is kept and sent again
 	maxWhole = 64 << 20 // of any other answer
+
+	maxTokens = 1 << 30 // that usage can count and be believed
 )
 
 // Causes of failure that a stream can show. A stream without any ends with [DONE].
@@ -43,6 +45,7 @@ type stream struct {
 	cached      int
 	cachedKnown bool
 	usage       bool
+	impossible  bool             // usage says what cannot be, so nothing
 	finished    string           // the first choice's finish_reason
 	detail      string           // what an error says
 	noticed     func(events int) // told of each event; may be nil
@@ -119,12 +122,19 @@ func (s *stream) readUsage(usage gjson.Result) {
 	if !usage.IsObject() {
 		return
 	}
-	s.usage = true
-	s.prompt = int(usage.Get("prompt_tokens").Int())
-	s.completion = int(usage.Get("completion_tokens").Int())
+	prompt, completion := usage.Get("prompt_tokens").Int(), usage.Get("completion_tokens").Int()
 	cached := usage.Get("prompt_tokens_details.cached_tokens")
+	if outside(prompt, maxTokens) || outside(completion, maxTokens) || outside(cached.Int(), prompt) {
+		s.impossible = true
+		return
+	}
+	s.usage = true
+	s.prompt, s.completion = int(prompt), int(completion)
 	s.cached, s.cachedKnown = int(cached.Int()), cached.Type == gjson.Number
 }
+
+// outside reports whether a count of tokens cannot be.
+func outside(n, most int64) bool { return n < 0 || n > most }
 
 // failed is the result of an answer that did not come whole, and why.
 func (s *stream) failed(err error, due time.Time) Result {
