@@ -137,10 +137,11 @@ func (c *clone) platform(arch string) ([]file, error) {
 	return []file{{name: name + ".tar.gz", data: packed}, {name: name + ".cdx.json", data: bill}}, nil
 }
 
-// shipped are the files of the repository that go along with the binary.
+// shipped are the files of the repository that go along with the binary, where they
+// are there, so that the documents' links and commands hold.
 func (c *clone) shipped() ([]file, error) {
 	var files []file
-	for _, name := range []string{"LICENSE", "README.md", "CHANGELOG.md", "config.yaml", "docs", "scripts/monitoring", "scripts/systemd"} {
+	for _, name := range []string{"LICENSE", "README.md", "CHANGELOG.md", "config.yaml", "docker-compose.yml", ".env", "docs", "scripts/monitoring", "scripts/systemd"} {
 		err := filepath.WalkDir(filepath.Join(c.dir, name), func(path string, entry fs.DirEntry, err error) error {
 			if err != nil || entry.IsDir() {
 				return err
@@ -150,7 +151,7 @@ func (c *clone) shipped() ([]file, error) {
 				return err
 			}
 			within, err := filepath.Rel(c.dir, path)
-			files = append(files, file{strings.TrimPrefix(filepath.ToSlash(within), "scripts/"), 0o644, data})
+			files = append(files, file{filepath.ToSlash(within), 0o644, data})
 			return err
 		})
 		if err != nil {

@@ -8,7 +8,9 @@ import (
 	"encoding/json"
 	"io"
 	"os"
+	"path"
 	"path/filepath"
+	"regexp"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -66,6 +68,39 @@ func TestTwoBuildsThatDifferAreNamed(t *testing.T) {
 	}
 	if err := same(a, a[:1]); err == nil {
 		t.Error("a file less is not noticed")
+	}
+}
+
+// TestWhatIsPackedFindsItsOwn follows the links of the packed documents, and the files
+// that the packed compose file mounts.
+func TestWhatIsPackedFindsItsOwn(t *testing.T) {
+	files, err := (&clone{dir: "../.."}).shipped()
+	if err != nil {
+		t.Fatal(err)
+	}
+	packed, links := map[string]bool{}, 0
+	for _, f := range files {
+		for name := f.name; name != "."; name = path.Dir(name) {
+			packed[name] = true
+		}
+	}
+	for _, f := range files {
+		link := regexp.MustCompile(`\]\(([^)\s#]+)[^)\s]*\)`)
+		switch {
+		case f.name == "docker-compose.yml":
+			link = regexp.MustCompile(`(?m)^ +- (\./[^:]+):`)
+		case path.Ext(f.name) != ".md":
+			continue
+		}
+		for _, to := range link.FindAllStringSubmatch(string(f.data), -1) {
+			links++
+			if !strings.Contains(to[1], "://") && !packed[path.Join(path.Dir(f.name), to[1])] {
+				t.Errorf("%s: %s is not packed", f.name, to[1])
+			}
+		}
+	}
+	if links == 0 {
+		t.Error("no link was looked at")
 	}
 }
 
