@@ -11,17 +11,27 @@ import (
 // that has carried no request for longest: clients leave idle connections behind,
 // or send headers byte by byte, and descriptors that they take are missing for
 // the replicas. New ones are never refused, or nobody could ask for /livez; those
-// that carry requests are bounded by their requests. Safe for concurrent use.
+// that carry requests are bounded by their requests, or, where all are bounded,
+// closed when none is idle. Safe for concurrent use.
 type connections struct {
+	all bool // never changes
+
 	mu   sync.Mutex // guards what follows
 	open map[net.Conn]*connection
 	idle connection // root of a ring; next has been idle for longest
+	busy connection // likewise those that carry requests, where all are bounded
 }
 
-// connection is in the ring while it carries no request.
+// connection is in a ring: while it carries no request, or where all are bounded.
 type connection struct {
 	net.Conn
 	prev, next *connection
+}
+
+// link makes it the last of a ring.
+func (c *connection) link(root *connection) {
+	c.prev, c.next = root.prev, root
+	c.prev.next, root.prev = c, c
 }
 
 func (c *connection) unlink() {
@@ -38,6 +48,7 @@ func (c *connections) track(conn net.Conn, state http.ConnState, most int) net.C
 	if c.open == nil {
 		c.open = map[net.Conn]*connection{}
 		c.idle.prev, c.idle.next = &c.idle, &c.idle
+		c.busy.prev, c.busy.next = &c.busy, &c.busy
 	}
 	known := c.open[conn]
 	if state == http.StateNew {
@@ -50,17 +61,26 @@ func (c *connections) track(conn net.Conn, state http.ConnState, most int) net.C
 	known.unlink()
 	switch state {
 	case http.StateNew, http.StateIdle:
-		last := c.idle.prev
-		known.prev, known.next = last, &c.idle
-		last.next, c.idle.prev = known, known
+		known.link(&c.idle)
+	case http.StateActive:
+		if c.all {
+			known.link(&c.busy)
+		}
 	case http.StateClosed, http.StateHijacked:
 		delete(c.open, conn)
 	}
-	if longest := c.idle.next; state == http.StateNew && len(c.open) > most && longest != known {
-		longest.unlink()
-		return longest.Conn
+	if state != http.StateNew || len(c.open) <= most {
+		return nil
 	}
-	return nil
+	longest := c.idle.next
+	if longest == known {
+		longest = c.busy.next
+	}
+	if longest == &c.busy {
+		return nil
+	}
+	longest.unlink()
+	return longest.Conn
 }
 
 // mostUnsent is how much the kernel holds for a client beyond what is on its way.
@@ -80,10 +100,11 @@ func (p *Proxy) Track(conn net.Conn, state http.ConnState) {
 	plain(longest).Close() // TLS's farewell could wait for a client that does not read
 }
 
-// BoundConnections is the ConnState of another server, which may have so many: it
-// makes room as Track does.
+// BoundConnections is the ConnState of another server, which may have so many,
+// those that carry requests among them: it makes room as Track does, and where none
+// is idle it closes the one whose request has lasted for longest.
 func BoundConnections(most int) func(net.Conn, http.ConnState) {
-	var c connections
+	c := connections{all: true}
 	return func(conn net.Conn, state http.ConnState) {
 		if longest := c.track(conn, state, most); longest != nil {
 			plain(longest).Close()

@@ -44,6 +44,7 @@ type Handler struct {
 	metrics   http.Handler
 	routes    http.Handler // what operators alone may ask
 	version   string
+	patience  time.Duration // that a request has to come, and its answer to be taken
 	started   time.Time
 	account   account
 
@@ -55,7 +56,7 @@ type Handler struct {
 // New makes a Handler. It starts nothing.
 func New(o Options) *Handler {
 	h := &Handler{
-		registry: o.Registry, router: o.Router, version: o.Version, started: time.Now(), log: o.Log, host: o.Host, metrics: o.Metrics,
+		registry: o.Registry, router: o.Router, version: o.Version, started: time.Now(), log: o.Log, host: o.Host, metrics: o.Metrics, patience: patience,
 		scrapes: make(chan struct{}, mostScrapes), profiles: make(chan struct{}, mostProfiles),
 		questions: make(chan struct{}, mostQuestions), proxy: o.Proxy, forget: o.Reset,
 		listeners: make(chan struct{}, mostListeners), ended: make(chan struct{}),

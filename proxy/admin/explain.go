@@ -5,7 +5,6 @@ import (
 	"net/http"
 	"slices"
 	"strings"
-	"time"
 
 	"warmroute/proxy"
 )
@@ -53,9 +52,6 @@ func (h *Handler) question(w http.ResponseWriter, r *http.Request, known []strin
 		return
 	}
 	limited(h.questions, w, r, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		c := http.NewResponseController(w)
-		_ = c.SetReadDeadline(time.Now().Add(patience))
-		defer c.SetReadDeadline(time.Time{})
 		answer, err := ask(proxy.Question{
 			Endpoint: values.Get("endpoint"), Key: values.Get("key"), Tried: values["tried"],
 			Header: r.Header, Body: r.Body, Length: r.ContentLength,

@@ -28,9 +28,11 @@ const (
 // name it was reached by, its origin and the content type that it may not send.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	// An error says that the connection knows no deadlines; then there is none.
-	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(patience))
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(h.patience))
 	if r.ContentLength != 0 {
-		w.Header().Set("Connection", "close") // what is not read of it is not waited for
+		w.Header().Set("Connection", "close") // what is not read of it is not waited for by the next request
+		body := h.await(w, r)
+		defer body.leave()
 	}
 	w.Header().Set("Cache-Control", "no-store")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
@@ -114,10 +116,6 @@ func isJSONPost(w http.ResponseWriter, r *http.Request) bool {
 	if takesBody(r.URL.Path) {
 		return true
 	}
-	// Only the body is waited for: the connection is also read to see the client leave.
-	c := http.NewResponseController(w)
-	_ = c.SetReadDeadline(time.Now().Add(patience))
-	defer c.SetReadDeadline(time.Time{})
 	_, err := io.Copy(io.Discard, http.MaxBytesReader(w, r.Body, mostBody))
 	var tooLong *http.MaxBytesError
 	switch {
