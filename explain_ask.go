@@ -37,13 +37,13 @@ func (o *explainOptions) run(ctx context.Context, stdin io.Reader, out io.Writer
 	if err != nil {
 		return err
 	}
-	if o.json {
-		_, err = out.Write(answer)
-		return err
-	}
 	var e proxy.Explained
 	if err := json.Unmarshal(answer, &e); err != nil || e.Sentence == "" {
 		return fmt.Errorf("%s answers, but not as an admin listener of warmroute; --admin URL names the right one", base)
+	}
+	if o.json {
+		_, err = fmt.Fprintln(out, strings.TrimSpace(printable(string(answer))))
+		return err
 	}
 	return printExplanation(out, &e)
 }
@@ -165,9 +165,9 @@ func refusedBy(base string, resp *http.Response, answer []byte) error {
 	_ = json.Unmarshal(answer, &said) // what is no error of ours has no such message
 	switch {
 	case said.Error.Src != "warmroute", said.Error.Code == "not_found": // the latter is what the public listener says
-		return fmt.Errorf("%s answers %s, and is no admin listener of warmroute; --admin URL names the right one", base, resp.Status)
+		return fmt.Errorf("%s answers %s, and is no admin listener of warmroute; --admin URL names the right one", base, printable(resp.Status))
 	case resp.StatusCode == http.StatusUnauthorized:
 		return fmt.Errorf("%s asks for its admin token: give it with --token-file FILE, or set WARMROUTE_ADMIN_TOKEN", base)
 	}
-	return errors.New(cmp.Or(said.Error.Message, resp.Status))
+	return errors.New(printable(cmp.Or(said.Error.Message, resp.Status)))
 }

@@ -4,9 +4,11 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
+	"unicode"
 	"unicode/utf8"
 
 	"warmroute/proxy"
@@ -22,7 +24,7 @@ const (
 func printExplanation(out io.Writer, e *proxy.Explained) error {
 	var s strings.Builder
 	fmt.Fprintf(&s, "%s tokens of prompt, about, in %d blocks of %d bytes; model %s, policy %s\n\n",
-		thousands(float64(e.PromptTokens)), e.Blocks, e.BlockBytes, cmp.Or(e.Model, "-"), e.Policy)
+		thousands(float64(e.PromptTokens)), e.Blocks, e.BlockBytes, cmp.Or(printable(e.Model), "-"), printable(e.Policy))
 	score := "SCORE"
 	if e.Policy == "prefix" {
 		score = "COST"
@@ -33,7 +35,7 @@ func printExplanation(out io.Writer, e *proxy.Explained) error {
 	}
 	writeColumns(&s, rows)
 	s.WriteString("\n")
-	for _, line := range wrap(e.Sentence, explainColumns) {
+	for _, line := range wrap(printable(e.Sentence), explainColumns) {
 		s.WriteString(line + "\n")
 	}
 	s.WriteString("\nMATCHED: prompt tokens it likely holds. u: those it would compute. W: tokens to compute before\n" +
@@ -67,28 +69,28 @@ func inOrder(e *proxy.Explained) []router.BackendExplanation {
 }
 
 func explainRow(b *router.BackendExplanation, chosen bool) []string {
-	mark, kv, score, note := "", "-", "-", b.WhyNot
+	mark, kv, score, note := "", "-", "-", printable(b.WhyNot)
 	if chosen {
 		mark = ">"
 	}
 	if b.KVUsage >= 0 {
-		kv = fmt.Sprintf("%.0f %%", 100*b.KVUsage)
+		kv = thousands(100*b.KVUsage) + " %"
 	}
 	if b.Score != nil {
 		score = thousands(*b.Score)
-		if *b.Score != float64(int(*b.Score)) && *b.Score < 100 {
-			score = strconv.FormatFloat(*b.Score, 'f', 2, 64)
+		if *b.Score != math.Trunc(*b.Score) && *b.Score < 100 {
+			score = decimals(*b.Score, 2)
 		}
 	}
 	switch {
 	case b.Held != "":
-		note = "wait: " + b.Held
+		note = "wait: " + printable(b.Held)
 	case b.Loading > 0 && note == "":
 		note = "has to load the adapter"
 	}
 	return []string{
-		mark, shortened(b.Name, longestName), thousands(b.MatchedTokens), thousands(b.Uncached), thousands(b.Pending),
-		thousands(b.InFlight), kv, thousands(b.Rate), strconv.FormatFloat(b.FirstToken, 'f', 3, 64), score, note,
+		mark, shortened(printable(b.Name), longestName), thousands(b.MatchedTokens), thousands(b.Uncached), thousands(b.Pending),
+		thousands(b.InFlight), kv, thousands(b.Rate), decimals(b.FirstToken, 3), score, note,
 	}
 }
 
@@ -127,9 +129,37 @@ func shortened(s string, most int) string {
 	return string([]rune(s)[:most-1]) + "…"
 }
 
+// printable is a text of the other end's, which may be anybody's, without what a
+// terminal would do instead of showing it.
+func printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		switch {
+		case unicode.IsPrint(r):
+			return r
+		case unicode.IsSpace(r):
+			return ' '
+		}
+		return -1
+	}, s)
+}
+
+// mostDigits is a number from which on three digits and an exponent say more.
+const mostDigits = 1e12
+
+// decimals writes a number with so many digits of its fraction.
+func decimals(x float64, digits int) string {
+	if math.Abs(x) >= mostDigits {
+		return fmt.Sprintf("%.3g", x)
+	}
+	return strconv.FormatFloat(x, 'f', digits, 64)
+}
+
 // thousands writes a number without its fraction, 1984.2 as 1,984.
 func thousands(x float64) string {
-	s := strconv.FormatFloat(x, 'f', 0, 64)
+	s := decimals(x, 0)
+	if math.Abs(x) >= mostDigits {
+		return s
+	}
 	for at := len(s) - 3; at > 0 && s[at-1] != '-'; at -= 3 {
 		s = s[:at] + "," + s[at:]
 	}

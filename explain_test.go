@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"unicode"
 	"unicode/utf8"
 
 	"warmroute/proxy"
@@ -147,4 +148,47 @@ which is idle but holds nothing. It would wait first.
 			t.Errorf("%d columns: %s", n, line)
 		}
 	}
+}
+
+// The other end may be anybody: what it says must not become a terminal's orders,
+// nor fill its screen.
+func TestWhatIsExplainedGivesATerminalNoOrders(t *testing.T) {
+	const order = "\x1b]0;owned\x07\x1b[2J\r\u009b31m\u202e"
+	far := -1e300
+	e := proxy.Explained{Explanation: router.Explanation{
+		Policy: "pol" + order, Model: "mod" + order, Choice: "a" + order, Sentence: "sent" + order,
+		Backends: []router.BackendExplanation{
+			{Name: "a" + order, Candidate: true, KVUsage: 1e300, FirstToken: 1e300, Score: &far, MatchedTokens: 1e300},
+			{Name: "b\n" + order, WhyNot: "why" + order, Score: &far},
+			{Name: "c" + order, Candidate: true, Held: "held" + order},
+		},
+	}}
+	body, err := json.Marshal(&e)
+	if err != nil {
+		t.Fatal(err)
+	}
+	refusal, _ := json.Marshal(map[string]any{"error": map[string]string{"message": "no" + order, "src": "warmroute"}})
+	status, answer := http.StatusOK, body
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.WriteHeader(status)
+		w.Write(answer)
+	}))
+	defer s.Close()
+	f := func(want string, args ...string) {
+		t.Helper()
+		_, out, complaint := explains(t, append(args, "-f", fileWith(t, "{}"), "--admin", s.URL)...)
+		said := out + complaint
+		if at := strings.IndexFunc(said, func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }); at >= 0 || !strings.Contains(said, want) {
+			t.Errorf("at %d of %q; want %q and nothing but text", at, said, want)
+		}
+		for line := range strings.Lines(said) {
+			if len(args) == 0 && len(line) > 300 {
+				t.Errorf("a line of %d bytes: %s", len(line), line)
+			}
+		}
+	}
+	f("-1e+300")
+	f(`"policy":"pol`, "--json")
+	status, answer = http.StatusBadRequest, refusal
+	f("no]0;owned")
 }
