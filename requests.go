@@ -20,7 +20,7 @@ func (s *service) watchRequests(m *metrics.Metrics) (err error) {
 		s.log.Warn("requests are not traced", "reason", err.Error())
 	}
 	if s.traces != nil {
-		m.WatchTraces(s.traces.Sent, s.traces.Failed)
+		m.WatchTraces(s.traces.Sent, s.traces.Failed, s.traces.Dropped)
 	}
 	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -324,10 +325,19 @@ func TestACollectorThatIsAwayOrHangsDelaysNobody(t *testing.T) {
 				t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://"+address)
 				t.Setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
 				t.Setenv("OTEL_BSP_SCHEDULE_DELAY", "5")
-				t.Setenv("OTEL_BSP_MAX_QUEUE_SIZE", "16") // far fewer than spans
+				const room, spans = 16, 15*2 + 15*3 // a whole answer has two, a stream one for its first token as well
+				t.Setenv("OTEL_BSP_MAX_QUEUE_SIZE", strconv.Itoa(room))
 				p := startTraced(t, "timeouts: {drain: 0}\n", replica)
 				for i := range 30 {
 					p.read("sim", fmt.Sprint("r", i), i%2 == 0)
+				}
+				// A batch is on its way, as large as the queue, and the queue is full.
+				p.eventually("what is lost is counted", func() bool {
+					lost := metricSum(t, p.admin, "warmroute_trace_spans_total", "failed") + metricSum(t, p.admin, "warmroute_trace_spans_total", "dropped")
+					return lost >= spans-2*room && lost <= spans
+				})
+				if name == "hangs" && metricSum(t, p.admin, "warmroute_trace_spans_total", "dropped") < spans-2*room {
+					t.Error("none was dropped")
 				}
 				p.signal(syscall.SIGTERM)
 				if status := p.exit(); status != 0 {
@@ -335,6 +345,10 @@ func TestACollectorThatIsAwayOrHangsDelaysNobody(t *testing.T) {
 				}
 				if n := strings.Count(p.log.String(), "traces do not reach the collector"); n != 1 {
 					t.Errorf("said %d times", n)
+				}
+				lost, err := strconv.Atoi(p.awaitLog("spans_lost=([0-9]+)"))
+				if least := map[string]int{"away": 1, "hangs": spans - 2*room}[name]; err != nil || lost < least || lost > spans {
+					t.Errorf("it says %d of %d lost", lost, spans)
 				}
 			})
 		}

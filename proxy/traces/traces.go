@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/go-logr/logr"
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/sdk/resource"
@@ -30,28 +31,30 @@ type Tracer struct {
 	version string
 	log     *slog.Logger
 	export  *exporter
+	room    int                          // spans that may wait
 	tracer  atomic.Pointer[trace.Tracer] // nil: nothing is traced now
 }
 
 // New makes a Tracer as the environment says, which lookup reads as os.LookupEnv
 // does; nil if there is to be none. Nothing is traced before Run.
 func New(lookup func(string) (string, bool), version string, log *slog.Logger) (*Tracer, error) {
+	otel.SetLogger(logr.Discard()) // the SDK's own puts variables on standard error, keys and all; they are checked here
 	client, err := clientFrom(lookup)
 	if client == nil {
 		return nil, err
 	}
-	return &Tracer{version: version, log: log, export: newExporter(client, log)}, nil
+	return &Tracer{version: version, log: log, export: newExporter(client, log), room: queueRoom(lookup)}, nil
 }
 
 // Run traces until ctx is done, and then gives the collector a moment to take the
 // rest. Call it once.
 func (t *Tracer) Run(ctx context.Context) {
-	otel.SetErrorHandler(otel.ErrorHandlerFunc(t.export.warn)) // the SDK has one place for it
+	otel.SetErrorHandler(otel.ErrorHandlerFunc(t.export.report)) // the SDK has one place for it
 	if err := t.export.Start(ctx); err != nil {
 		t.log.Warn("requests are not traced", "reason", err.Error())
 		return
 	}
-	provider := sdk.NewTracerProvider(sdk.WithBatcher(t.export), sdk.WithResource(t.resource(ctx)))
+	provider := sdk.NewTracerProvider(sdk.WithSpanProcessor(newQueue(t.export, t.room)), sdk.WithResource(t.resource(ctx)))
 	tracer := provider.Tracer("warmroute", trace.WithInstrumentationVersion(t.version))
 	t.tracer.Store(&tracer)
 	t.log.Info("tracing requests")
@@ -66,12 +69,15 @@ func (t *Tracer) Run(ctx context.Context) {
 	}
 }
 
-// Sent and Failed are how many spans the collector has taken, and how many were
-// lost because it did not.
+// Sent, Failed and Dropped are how many spans the collector has taken, how many were
+// lost because it did not, and how many because too many waited for it.
 func (t *Tracer) Sent() int64 { return t.export.sent.Load() }
 
 // Failed is beside Sent.
 func (t *Tracer) Failed() int64 { return t.export.failed.Load() }
+
+// Dropped is beside Sent.
+func (t *Tracer) Dropped() int64 { return t.export.dropped.Load() }
 
 // resource is who traces: OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES go before
 // what is said here.
@@ -83,7 +89,7 @@ func (t *Tracer) resource(ctx context.Context) *resource.Resource {
 		resource.WithFromEnv(),
 	)
 	if err != nil { // r is as much as there is
-		t.export.warn(err)
+		t.export.report(err)
 	}
 	return r
 }

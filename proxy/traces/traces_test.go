@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"net/http"
+	"os"
 	"regexp"
 	"strings"
 	"testing"
@@ -42,6 +43,65 @@ func TestTheEnvironmentSaysWhetherAndHow(t *testing.T) {
 		if (tracer != nil) != c.on || (err != nil) != (c.faults != "") || err != nil && !strings.HasPrefix(err.Error(), c.faults) {
 			t.Errorf("%s: on %v, %v", c.name, tracer != nil, err)
 		}
+	}
+}
+
+func TestAFaultIsToldByItsVariablesName(t *testing.T) {
+	t.Chdir(t.TempDir())
+	if err := os.WriteFile("no.pem", []byte("no certificate"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	const otlp = "OTEL_EXPORTER_OTLP_"
+	for _, c := range []struct{ name, value, fault string }{
+		{otlp + "ENDPOINT", "collector:4318", "no URL of a collector"},
+		{otlp + "ENDPOINT", "http://", "no URL of a collector"},
+		{otlp + "TRACES_ENDPOINT", "http://u:SECRET@c:x", "no URL of a collector"},
+		{otlp + "HEADERS", "authorization=Bearer SECRET,x=%20", ""},
+		{otlp + "HEADERS", "a=b,", ""},
+		{otlp + "HEADERS", "Authorization Bearer SECRET", "not of the form"},
+		{otlp + "HEADERS", "a SECRET=b", "one of the names is no header's"},
+		{otlp + "TRACES_HEADERS", "a=SECRET%zz", "not of the form"},
+		{otlp + "COMPRESSION", "none", ""},
+		{otlp + "COMPRESSION", "zstd", `unknown value "zstd"`},
+		{otlp + "TIMEOUT", "10s", `"10s" is no whole number`},
+		{otlp + "CERTIFICATE", "SECRET.pem", "its file cannot be read: no such file"},
+		{otlp + "TRACES_CERTIFICATE", "no.pem", "its file has no certificate"},
+		{otlp + "CLIENT_KEY", "SECRET.pem", otlp + "CLIENT_CERTIFICATE: is not set"},
+		{otlp + "CLIENT_CERTIFICATE", "no.pem", otlp + "CLIENT_KEY: is not set"},
+		{"OTEL_RESOURCE_ATTRIBUTES", "a=b,c=d%20e", ""},
+		{"OTEL_RESOURCE_ATTRIBUTES", "a=b,SECRET", "not of the form"},
+		{"OTEL_TRACES_SAMPLER", "ALWAYS_ON", ""},
+		{"OTEL_TRACES_SAMPLER", "nonsense", `unknown value "nonsense"`},
+		{"OTEL_BSP_SCHEDULE_DELAY", "0", `"0" is no whole number from 1`},
+		{"OTEL_BSP_MAX_QUEUE_SIZE", "-1", `"-1" is no whole number from 1`},
+		{"OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "many", `"many" is no whole number`},
+	} {
+		env := map[string]string{otlp + "ENDPOINT": "http://c:4318"}
+		env[c.name] = c.value
+		said := ""
+		if _, err := New(func(name string) (string, bool) { v, ok := env[name]; return v, ok }, "1", slog.New(slog.DiscardHandler)); err != nil {
+			said = err.Error()
+		}
+		if !strings.Contains(said, c.fault) || (said == "") != (c.fault == "") || said != "" && !strings.Contains(said, c.name) || strings.Contains(said, "SECRET") {
+			t.Errorf("%s=%s: %q", c.name, c.value, said)
+		}
+	}
+	env := map[string]string{otlp + "ENDPOINT": "x", "OTEL_TRACES_SAMPLER": "traceidratio", "OTEL_TRACES_SAMPLER_ARG": "NaN"}
+	_, err := New(func(name string) (string, bool) { v, ok := env[name]; return v, ok }, "1", slog.New(slog.DiscardHandler))
+	if err == nil || !strings.Contains(err.Error(), otlp+"ENDPOINT: ") || !strings.Contains(err.Error(), `OTEL_TRACES_SAMPLER_ARG: "NaN" is no share`) {
+		t.Errorf("two faults: %v", err)
+	}
+}
+
+func TestAFaultOfTheSDKsHidesNoneOfTheCollectors(t *testing.T) {
+	var said bytes.Buffer
+	e := newExporter(nil, slog.New(slog.NewTextHandler(&said, nil)))
+	for range 10 {
+		e.report(errors.New("an odd attribute"))
+		e.warn(errors.New("connection refused"))
+	}
+	if n := strings.Count(said.String(), "\n"); n != 2 || !strings.Contains(said.String(), "connection refused") {
+		t.Errorf("it says %s", said.String())
 	}
 }
 
