@@ -201,6 +201,7 @@ func (a *attempt) left(phase metrics.AbortPhase) {
 
 // lost notes that the client did not get its answer to the end.
 func (x *exchange) lost(phase metrics.AbortPhase) {
+	x.torn = true
 	if x.cancelled() {
 		x.outcome.Code = x.cutFault().status
 		return

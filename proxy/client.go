@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"net/http"
+	"sync/atomic"
 	"time"
 
 	"warmroute/metrics"
@@ -22,6 +23,7 @@ type client struct {
 	wrote  time.Time     // when the latest write began
 	sent   int64         // bytes of the answer's body
 	resets bool          // a deadline ends the answer even while nothing is written
+	ended  *atomic.Bool  // by an operator, who has set the last deadline; nil: that cannot be, or its last words are written
 }
 
 func newClient(w http.ResponseWriter, r *http.Request, idle time.Duration) client {
@@ -56,8 +58,7 @@ func (c *client) send(p []byte) error {
 		return err
 	}
 	if c.resets && c.idle > 0 {
-		c.until = time.Time{}
-		_ = c.conn.SetWriteDeadline(c.until)
+		c.limit(time.Time{})
 	}
 	return nil
 }
@@ -70,8 +71,19 @@ func (c *client) renew() {
 		return
 	}
 	if c.until.Sub(c.wrote) < c.idle-c.idle/4 {
-		c.until = c.wrote.Add(c.idle)
-		_ = c.conn.SetWriteDeadline(c.until) // fails where there are none; then there is no limit
+		c.limit(c.wrote.Add(c.idle))
+	}
+}
+
+// limit sets the deadline, unless an operator has set the last one.
+func (c *client) limit(until time.Time) {
+	if c.ended != nil && c.ended.Load() {
+		return
+	}
+	c.until = until
+	_ = c.conn.SetWriteDeadline(until)    // fails where there are none; then there is no limit
+	if c.ended != nil && c.ended.Load() { // it came in between
+		_ = c.conn.SetWriteDeadline(time.Now().Add(lastWords))
 	}
 }
 

@@ -45,6 +45,7 @@ type exchange struct {
 	crowded  bool                // no more may wait
 	spoken   time.Time           // when one of them first had words for the client
 	speaker  *backends.Backend   // that had them; see hasWords
+	torn     bool                // the client did not get its answer to the end
 	opened   bool                // the client has the header of a stream, and keep-alive comments
 	attempts int                 // made so far
 	spent    int                 // of them, failed connects left out, and those that follow
@@ -83,16 +84,25 @@ func (p *Proxy) serve(e *endpoint, w http.ResponseWriter, r *http.Request) {
 	x := p.arrival(e, w, r)
 	defer x.end()
 	if fault := x.enter(); fault != nil {
+		if x.cancelled() {
+			fault = x.cutFault()
+		}
 		x.refuse(fault)
 		return
 	}
 	x.note()
 	x.run()
+	if x.torn {
+		// Should the connection live after all, net/http would end on it what is no
+		// answer, or make an empty one.
+		panic(http.ErrAbortHandler)
+	}
 }
 
 func (p *Proxy) arrival(e *endpoint, w http.ResponseWriter, r *http.Request) *exchange {
 	s := p.settings.Load()
 	x := &exchange{p: p, settings: s, endpoint: e, w: newClient(w, r, s.WriteIdle), r: r, arrived: time.Now(), id: r.Header.Get("X-Request-Id")}
+	x.w.ended = &x.presence.cancelled
 	x.outcome.Endpoint = e.path
 	x.spans = p.traces.Begin(r, e.path, x.arrived)
 	p.inFlight.Add(1)
@@ -125,9 +135,7 @@ func (x *exchange) end() {
 	now := time.Now()
 	x.outcome.Duration = now.Sub(x.arrived)
 	x.p.metrics.Ended(&x.outcome, x.id, now)
-	if b := x.presence.backend; b != nil {
-		x.p.present.pulse.ended(b, x.arrived, &x.outcome, x.story.cachedKnown)
-	}
+	x.p.present.pulse.ended(x.presence.backend, x.arrived, &x.outcome, x.story.cachedKnown)
 	x.record()
 	x.tellStory()
 }
@@ -173,9 +181,11 @@ func (x *exchange) refuse(e *apiError) {
 func (x *exchange) prepare() *apiError {
 	var err error
 	upload := paced{body: x.r.Body, conn: &x.w.conn, idle: x.settings.BodyIdle, began: x.arrived, cut: &x.presence.cancelled}
+	x.p.present.reads(&x.presence)
 	x.input.body, err = x.p.bodies.read(&upload, x.r.ContentLength, bodyBounds{x.settings.BodyBytes, x.settings.BodyBytesTotal})
+	cut := x.p.present.hasRead(&x.presence)
 	upload.end()
-	if err != nil {
+	if err != nil || cut {
 		return x.bodyFault(err)
 	}
 	x.whole = time.Now()

@@ -27,6 +27,9 @@ const (
 
 // pick asks the router for a backend. The request may wait for it in the hold queue.
 func (x *exchange) pick() (*router.Decision, error) {
+	if x.cancelled() {
+		return nil, errCancelled // a free backend would be picked all the same
+	}
 	for recheck := firstRecheck; ; recheck = min(2*recheck, mostRecheck) {
 		d, err := (*router.Decision)(nil), router.ErrNoneReady
 		if !x.mayComeBack() || x.anotherIsReady() {

@@ -44,9 +44,11 @@ func (x *exchange) cutFault() *apiError {
 	if !x.cancelled() {
 		return shuttingDown()
 	}
-	x.story.phase = metrics.AbortCancelled
-	x.p.metrics.Aborted(metrics.AbortCancelled)
-	x.w.idle, x.w.until = lastWords, time.Time{}
+	if x.story.phase != metrics.AbortCancelled {
+		x.story.phase = metrics.AbortCancelled
+		x.p.metrics.Aborted(metrics.AbortCancelled)
+	}
+	x.w.ended, x.w.idle, x.w.until = nil, lastWords, time.Time{}
 	// Not a 5xx, which clients would send again.
 	return &apiError{status: http.StatusForbidden, kind: "cancelled", code: "cancelled", message: "an operator of this proxy has cancelled the request"}
 }

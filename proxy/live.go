@@ -77,7 +77,9 @@ type presence struct {
 	// Guarded by the shard's mu.
 	prev, next *presence
 	exchange   *exchange // of it only what never changes is read, and its connection's deadlines set
-	wait       *wait     // ends it
+	reading    bool      // its body, so that a read deadline ends it
+	cut        bool      // its body was, by such a deadline
+	wait       *wait     // ends it; nil: it has not come so far
 	model, key string
 	backend    *backends.Backend
 	matched    int
@@ -109,6 +111,26 @@ func (l *Live) leave(p *presence) {
 		s.count--
 	}
 	s.mu.Unlock()
+}
+
+// reads notes that the body of an exchange is read, until hasRead. One that was
+// cancelled before has paced to see that.
+func (l *Live) reads(p *presence) {
+	s := l.shard(p.number)
+	s.mu.Lock()
+	p.reading = true
+	s.mu.Unlock()
+}
+
+// hasRead ends reads, and reports whether it was cancelled in between. From here on
+// nothing but net/http sets read deadlines: it takes one that passes for the end of
+// the client, and every later request on the connection for one that nobody waits for.
+func (l *Live) hasRead(p *presence) (cut bool) {
+	s := l.shard(p.number)
+	s.mu.Lock()
+	p.reading, cut = false, p.cut
+	s.mu.Unlock()
+	return cut
 }
 
 // waits notes that the exchange asks for a backend, and its wait. One that was
@@ -147,10 +169,10 @@ type InFlight struct {
 	Endpoint  string
 	Model     string // empty until the body was read
 	Key       string // name of the API key's holder; empty: none
-	Backend   string // empty until it was sent
+	Backend   string // empty unless it was sent there, and that has not failed
 	Arrived   time.Time
 
-	MatchedTokens, PromptTokens int // of the latest decision
+	MatchedTokens, PromptTokens int // of the decision for Backend, and of the latest one
 	Attempts                    int // made so far
 }
 
@@ -199,10 +221,10 @@ func (p *presence) shown() InFlight {
 	x := p.exchange
 	f := InFlight{
 		Handle: handle(p.number), RequestID: x.id, Phase: Phase(p.phase.Load()), Endpoint: x.endpoint.path,
-		Model: p.model, Key: p.key, Arrived: x.arrived, MatchedTokens: p.matched, PromptTokens: p.prompt, Attempts: p.attempts,
+		Model: p.model, Key: p.key, Arrived: x.arrived, PromptTokens: p.prompt, Attempts: p.attempts,
 	}
-	if p.backend != nil {
-		f.Backend = p.backend.Name
+	if p.backend != nil && f.Phase != Held {
+		f.Backend, f.MatchedTokens = p.backend.Name, p.matched
 	}
 	return f
 }
@@ -235,10 +257,13 @@ func (p *presence) end() {
 		return
 	}
 	conn := &p.exchange.w.conn
-	if Phase(p.phase.Load()) == Uploading {
+	if p.reading {
+		p.cut = true
 		_ = conn.SetReadDeadline(time.Unix(1, 0)) // fails where there are none; then the body has to end by itself
 		return
 	}
-	p.wait.cancel(errCancelled)
+	if p.wait != nil {
+		p.wait.cancel(errCancelled)
+	}
 	_ = conn.SetWriteDeadline(time.Now().Add(lastWords)) // it may be waiting for a client that does not read
 }

@@ -33,10 +33,11 @@ type pulse struct {
 	fleet []backendPulse // by slot
 }
 
-// sums is some requests that were sent to a backend and have ended.
+// sums is some requests that have ended.
 type sums struct {
 	tick     int64 // the step since the beginning; another one's counts are void
 	requests int
+	failed   int // of them, with an error; a client that left is none
 	prompt   int // tokens, of answered requests
 	cached   int // of them, as the answer told, or as was predicted where it does not
 }
@@ -53,9 +54,9 @@ type backendPulse struct {
 
 func newPulse() pulse { return pulse{began: time.Now()} }
 
-// ended counts a request that was sent to b. Whether its own answer told of cached
-// tokens decides what counts: of a stream without usage nothing is observed, though
-// the replica tells of others.
+// ended counts a request that was last sent to b; nil: to none. Whether its own answer
+// told of cached tokens decides what counts: of a stream without usage nothing is
+// observed, though the replica tells of others.
 func (p *pulse) ended(b *backends.Backend, arrived time.Time, o *metrics.Request, cachedKnown bool) {
 	tick := int64(arrived.Add(o.Duration).Sub(p.began) / PulseStep)
 	prompt, cached := 0, 0
@@ -71,9 +72,13 @@ func (p *pulse) ended(b *backends.Backend, arrived time.Time, o *metrics.Request
 	if s.tick != tick {
 		*s = pulseStep{sums: sums{tick: tick}}
 	}
-	s.add(prompt, cached)
+	failed := o.Code >= 400 && o.Code != statusClientLeft
+	s.add(failed, prompt, cached)
 	if o.TTFT > 0 {
 		s.ttft[ttftBucket(o.TTFT)]++
+	}
+	if b == nil {
+		return
 	}
 	for len(p.fleet) <= b.Slot {
 		p.fleet = append(p.fleet, backendPulse{})
@@ -86,11 +91,14 @@ func (p *pulse) ended(b *backends.Backend, arrived time.Time, o *metrics.Request
 	if c.tick != tick {
 		*c = sums{tick: tick}
 	}
-	c.add(prompt, cached)
+	c.add(failed, prompt, cached)
 }
 
-func (c *sums) add(prompt, cached int) {
+func (c *sums) add(failed bool, prompt, cached int) {
 	c.requests++
+	if failed {
+		c.failed++
+	}
 	c.prompt += prompt
 	c.cached += cached
 }
@@ -103,7 +111,8 @@ func ttftBucket(d time.Duration) int {
 // Recent is the last half minute of some requests. A share or a time of which
 // nothing is known is NaN.
 type Recent struct {
-	PerSecond float64 // requests that ended
+	PerSecond float64 // requests that ended, sent or refused
+	Failed    float64 // share of them that ended with an error; a client that left is none
 	HitRatio  float64 // prompt tokens from the cache: as answers told, or as predicted where they do not
 	TTFT      float64 // median in seconds; of the whole fleet only
 }
@@ -139,7 +148,7 @@ func (l *Live) Pulse() Pulse {
 			}
 		}
 	}
-	out.Recent = Recent{float64(recent.requests) / seconds, recent.hitRatio(), recent.median()}
+	out.Recent = Recent{float64(recent.requests) / seconds, recent.failedRatio(), recent.hitRatio(), recent.median()}
 	for i := range p.fleet {
 		of := &p.fleet[i]
 		var c sums
@@ -149,7 +158,7 @@ func (l *Live) Pulse() Pulse {
 			}
 		}
 		if of.backend != nil {
-			out.Backends[of.backend] = Recent{float64(c.requests) / seconds, c.hitRatio(), math.NaN()}
+			out.Backends[of.backend] = Recent{float64(c.requests) / seconds, c.failedRatio(), c.hitRatio(), math.NaN()}
 		}
 	}
 	return out
@@ -157,9 +166,12 @@ func (l *Live) Pulse() Pulse {
 
 func (c *sums) merge(more *sums) {
 	c.requests += more.requests
+	c.failed += more.failed
 	c.prompt += more.prompt
 	c.cached += more.cached
 }
+
+func (c *sums) failedRatio() float64 { return float64(c.failed) / float64(c.requests) }
 
 func (c *sums) hitRatio() float64 { return min(float64(c.cached)/float64(c.prompt), 1) }
 

@@ -85,6 +85,9 @@ func TestCancelBeforeAnythingIsCommittedIsAnError(t *testing.T) {
 				listed = all.Oldest[len(all.Oldest)-1]
 				return listed.Phase == c.phase && (c.phase != Held || f.router.HeldRequests() == 1)
 			})
+			if c.phase == Held && (listed.Backend != "" || listed.MatchedTokens != 0) {
+				t.Errorf("it is shown on a backend: %+v", listed)
+			}
 			if !f.proxy.Live().Cancel(listed.Handle) {
 				t.Fatal("not found")
 			}
@@ -285,6 +288,22 @@ func TestStreamsWithoutUsageCountAsPredicted(t *testing.T) {
 	pulse := f.proxy.Live().Pulse()
 	if got := pulse.Recent.HitRatio; got < 0.5 {
 		t.Errorf("hit ratio %v", got)
+	}
+}
+
+func TestThePulseCountsWhatWasNeverSent(t *testing.T) {
+	f := serve(t, nil, &replica{script: always(answered("200 OK", whole))})
+	f.post("/v1/chat/completions", askWhole)
+	eventually(t, "it has ended", func() bool { return f.proxy.InFlight() == 0 && f.proxy.Live().Pulse().PerSecond > 0 })
+	if pulse := f.proxy.Live().Pulse(); pulse.Failed != 0 {
+		t.Errorf("nothing has failed: %+v", pulse.Recent)
+	}
+	for range 3 {
+		f.post("/v1/chat/completions", `{"model":"unknown","messages":[]}`)
+	}
+	eventually(t, "all four count", func() bool { return f.proxy.Live().Pulse().Failed == 0.75 })
+	if of := f.proxy.Live().Pulse().Backends[f.backends[0]]; of.Failed != 0 || of.PerSecond == 0 {
+		t.Errorf("of the backend: %+v", of)
 	}
 }
 

@@ -111,9 +111,20 @@ func TestStateShowsTheFleetAndWhatItDoes(t *testing.T) {
 	<-done
 }
 
+// Between two attempts a request asks for a backend, and mostly need not wait for it.
+func TestTheQueueShowsNoneThatDoNotWait(t *testing.T) {
+	asking := []requestState{{Handle: "a", Age: 3}, {Handle: "b", Age: 2}}
+	if q := queue(0, asking); len(q.First) != 0 || q.Oldest != nil {
+		t.Errorf("nobody waits: %+v", q)
+	}
+	if q := queue(5, asking); len(q.First) != 2 || *q.Oldest != 3 {
+		t.Errorf("five wait: %+v", q)
+	}
+}
+
 func TestStateOfNothing(t *testing.T) {
 	_, text := askable(t).state()
-	for _, want := range []string{`"oldest":[]`, `"first":[]`, `"decisions":[]`, `"oldest_s":null`, `"kv_usage":null`, `"hit_ratio":null`, `"requests_per_second":0`} {
+	for _, want := range []string{`"oldest":[]`, `"first":[]`, `"decisions":[]`, `"oldest_s":null`, `"kv_usage":null`, `"hit_ratio":null`, `"requests_per_second":0`, `"failed_ratio":null`} {
 		if !strings.Contains(text, want) {
 			t.Errorf("%s is missing in %s", want, text)
 		}

@@ -40,7 +40,8 @@ type State struct {
 
 // recentState is the last half minute.
 type recentState struct {
-	PerSecond number `json:"requests_per_second"`
+	PerSecond number `json:"requests_per_second"` // that ended, refused ones included
+	Failed    number `json:"failed_ratio"`        // of them, with an error
 	HitRatio  number `json:"hit_ratio"`
 	TTFT      number `json:"ttft_p50_s"`
 }
@@ -155,15 +156,12 @@ func (h *Handler) look(now time.Time) *State {
 	listed := h.proxy.Live().Requests(mostRequests, mostHeld)
 	s := &State{
 		Version: h.version, Policy: h.router.Policy(), Now: now.UTC(), Uptime: seconds(now.Sub(h.started)),
-		Recent:    recentState{number(pulse.PerSecond), number(pulse.Recent.HitRatio), number(pulse.Recent.TTFT)},
+		Recent:    recentState{number(pulse.PerSecond), number(pulse.Failed), number(pulse.Recent.HitRatio), number(pulse.Recent.TTFT)},
 		Series:    seriesState{seconds(proxy.PulseStep), numbers(pulse.TTFT), numbers(pulse.HitRatio)},
 		Backends:  h.fleet(pulse.Backends),
-		Queue:     queueState{Requests: h.router.HeldRequests(), First: requests(listed.Held, now)},
+		Queue:     queue(h.router.HeldRequests(), requests(listed.Held, now)),
 		Requests:  requestsState{listed.All, requests(listed.Oldest, now)},
 		Decisions: []decisionState{},
-	}
-	if len(s.Queue.First) > 0 {
-		s.Queue.Oldest = &s.Queue.First[0].Age
 	}
 	for _, d := range h.proxy.Live().Decisions() {
 		s.Decisions = append(s.Decisions, decisionState{
@@ -172,6 +170,16 @@ func (h *Handler) look(now time.Time) *State {
 		})
 	}
 	return s
+}
+
+// queue shows how many wait for a backend, and which came first. Among first may be
+// some that ask for one this moment and will not wait.
+func queue(held int, first []requestState) queueState {
+	q := queueState{Requests: held, First: first[:min(held, len(first))]}
+	if len(q.First) > 0 {
+		q.Oldest = &q.First[0].Age
+	}
+	return q
 }
 
 // fleet shows the backends; of two with one name, one of them on its way out, the other.

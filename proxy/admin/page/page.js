@@ -368,6 +368,7 @@ function render(state) {
   setText(byId('held'), whole.format(state.queue.requests));
   setText(byId('held-note'), state.queue.oldest_s === null ? 'nobody waits' : `oldest ${span(state.queue.oldest_s)}`);
   setText(byId('rate'), rate(state.recent.requests_per_second));
+  setText(byId('rate-note'), state.recent.failed_ratio ? `last 30 s, errors ${percent(state.recent.failed_ratio)}` : 'over the last 30 s');
   showSeries(state);
   const ready = state.backends.filter((b) => b.state === 'ready').length;
   setText(byId('backends-count'), `${ready} of ${state.backends.length} ready`);
