@@ -45,7 +45,7 @@ func TestAccessLogFollowsTheConfigurationAndRotations(t *testing.T) {
 	reload("access_log: {file: "+one+"}\n", "configuration reloaded")
 	p.read("sim", "a", false)
 	logged(p, one, "a")
-	reload("access_log: {file: "+filepath.Join(one, "x")+"}\n", "access_log.file: open "+one)
+	reload("access_log: {file: "+filepath.Join(one, "x")+"}\n", "access_log.file: stat "+one)
 	p.read("sim", "b", false)
 	logged(p, one, "a", "b")
 	reload("access_log: {file: "+two+", sample: 0}\n", "configuration reloaded")

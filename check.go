@@ -65,6 +65,7 @@ func (c *Config) check(f *faults) {
 	oneOf(f, "log.level", c.Log.Level, "debug", "info", "warn", "error")
 	oneOf(f, "log.format", c.Log.Format, "text", "json")
 	c.checkAccessLog(f)
+	c.checkWritten(f)
 	within(f, "routing.attempts", c.Routing.Attempts, 1, 10)
 	c.checkRouting(f)
 	c.checkRetry(f)

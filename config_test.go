@@ -165,7 +165,7 @@ func otherValues() map[string]struct {
 		"index.block_bytes":           {"512", 512},
 		"index.max_bytes":             {"8MB", ByteSize(8e6)},
 		"index.snapshot":              {"/var/lib/warmroute/index", "/var/lib/warmroute/index"},
-		"record.file":                 {"/var/lib/warmroute/traffic", "/var/lib/warmroute/traffic"},
+		"record.file":                 {"/tmp/traffic", "/tmp/traffic"},
 		"record.max_bytes":            {"16MiB", ByteSize(16 << 20)},
 		"record.keep":                 {"0", 0},
 		"limits.in_flight":            {"100", 100},

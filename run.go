@@ -18,20 +18,21 @@ const readerWait = time.Second
 // It owns the listeners.
 func (s *service) run(ctx context.Context, public, admin net.Listener) error {
 	watching, stopWatching := context.WithCancel(context.WithoutCancel(ctx))
-	var running sync.WaitGroup
+	var running, telling sync.WaitGroup
 	keeping := s.keepFiles(watching)
 	readings, readerEnded := s.control.reload.follow(watching, s.control.reloads)
 	running.Go(s.fleet.start(watching))
 	running.Go(func() { s.router.Run(watching) })
 	running.Go(func() { tendHeap(watching) })
-	running.Go(func() { s.access.Run(watching) }) // two processes may write to it at once, so it is no matter of a hand-over
+	telling.Go(func() { s.access.Run(watching) }) // two processes may write to it at once, so it is no matter of a hand-over
 	if s.traces != nil {
-		running.Go(func() { s.traces.Run(watching) })
+		telling.Go(func() { s.traces.Run(watching) })
 	}
 	defer func() {
 		stopWatching()
 		running.Wait()
 		keeping.end()
+		telling.Wait() // last: whoever reads neither lines nor spans must not hold up the snapshot
 		select {
 		case <-readerEnded:
 		case <-time.After(readerWait):
