@@ -2,6 +2,8 @@ package main
 
 import (
 	"bytes"
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -243,5 +245,17 @@ func TestCheckWarnsOfWhatIsAllowedButSeldomMeant(t *testing.T) {
 				t.Errorf("status %d, stdout %q, stderr %q, want one line %q", status, stdout, stderr, c.want)
 			}
 		})
+	}
+}
+
+func TestCheckMakesNoneOfTheFilesThatServeWrites(t *testing.T) {
+	status, _, stderr := check(t, "backends: [\"http://a:8000\"]\naccess_log: {file: log}\nrecord: {file: traffic}\n")
+	if status != 0 {
+		t.Errorf("status %d, %s", status, stderr)
+	}
+	for _, name := range []string{"log", "traffic"} {
+		if _, err := os.Stat(name); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s is there: %v", name, err)
+		}
 	}
 }
