@@ -18,6 +18,8 @@ func BenchmarkPresence(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		p.present.enter(x)
+		p.present.reads(&x.presence)
+		p.present.hasRead(&x.presence)
 		p.present.waits(x)
 		p.present.sent(x, d)
 		x.presence.phase.Store(int32(Answering))

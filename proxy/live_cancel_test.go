@@ -69,9 +69,9 @@ func TestCancelSparesWhatComesNextOnTheConnection(t *testing.T) {
 		atEnd  bool // else when the body was read
 		closes bool
 	}{
-		"as its body ends":         {askWhole, true, true},
-		"when its body has ended":  {askWhole, false, false},
-		"of one that were refused": {`{"model":"unknown","messages":[]}`, false, false},
+		"as its body ends":        {askWhole, true, true},
+		"when its body has ended": {askWhole, false, false},
+		"of one to be refused":    {`{"model":"unknown","messages":[]}`, false, false},
 	} {
 		for major := 1; major <= 2; major++ {
 			t.Run(fmt.Sprint(name, ", HTTP/", major), func(t *testing.T) {
@@ -158,14 +158,14 @@ func TestCancelDoesNotWaitForAClientThatReadsSlowly(t *testing.T) {
 		s.closed()
 	}})
 	conn := f.dial()
-	conn.SetReadBuffer(4 << 10)
+	conn.SetReadBuffer(16 << 10)
 	fmt.Fprintf(conn, "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len(askWhole), askWhole)
 	f.proxy.Live().Cancel(f.only(Answering).Handle)
 	piece := make([]byte, 16<<10)
 	var got, n int
 	var err error
 	for ; err == nil; got += n {
-		time.Sleep(100 * time.Millisecond)
+		time.Sleep(50 * time.Millisecond)
 		n, err = conn.Read(piece)
 	}
 	if got >= heldWhole-1 {
