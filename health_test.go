@@ -36,24 +36,26 @@ func TestHealthAsksWhereTheSettingsSay(t *testing.T) {
 
 func TestHealthFollowsTheServersSettings(t *testing.T) {
 	pair := newPEMPair(t)
-	for name, yaml := range map[string]string{"http": "", "https": pair.yaml()} {
-		p := startProgram(t, "--config", startSimFleet(t, 1, 200_000).configFile(t, yaml).path)
-		_, address, _ := strings.Cut(p.url, "://")
-		if status, output := health(t, "--listen", address); name == "http" && status != 0 {
-			t.Errorf("by flag: status %d, %s", status, output)
-		}
-		// The file has other faults by now, which the running proxy does not mind.
-		file := filepath.Join(t.TempDir(), "later.yaml")
-		if err := os.WriteFile(file, []byte("listen: "+address+"\nrouting: {policy: fastest}\n"+yaml), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if status, output := health(t, "--config", file); status != 0 {
-			t.Errorf("%s by file: status %d, %s", name, status, output)
-		}
-		t.Setenv("WARMROUTE_CONFIG", file)
-		if status, output := health(t); status != 0 {
-			t.Errorf("%s by WARMROUTE_CONFIG: status %d, %s", name, status, output)
-		}
+	for scheme, yaml := range map[string]string{"http": "", "https": pair.yaml()} {
+		t.Run(scheme, func(t *testing.T) {
+			p := startProgram(t, "--config", startSimFleet(t, 1, 200_000).configFile(t, yaml).path)
+			_, address, _ := strings.Cut(p.url, "://")
+			if status, output := health(t, "--listen", address); scheme == "http" && status != 0 {
+				t.Errorf("by flag: status %d, %s", status, output)
+			}
+			// The file has other faults by now, which the running proxy does not mind.
+			file := filepath.Join(t.TempDir(), "later.yaml")
+			if err := os.WriteFile(file, []byte("listen: "+address+"\nrouting: {policy: fastest}\n"+yaml), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if status, output := health(t, "--config", file); status != 0 {
+				t.Errorf("by file: status %d, %s", status, output)
+			}
+			t.Setenv("WARMROUTE_CONFIG", file)
+			if status, output := health(t); status != 0 {
+				t.Errorf("by WARMROUTE_CONFIG: status %d, %s", status, output)
+			}
+		})
 	}
 }
 
