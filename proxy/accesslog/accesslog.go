@@ -19,7 +19,8 @@ import (
 )
 
 const (
-	// mostPending is how much may wait to be written, as bytes of lines.
+	// mostPending is how much may wait to be written, as bytes of lines, while as much
+	// again is being written.
 	mostPending = 4 << 20
 	// gather is how long lines are gathered, so that many are written at once.
 	gather = 50 * time.Millisecond

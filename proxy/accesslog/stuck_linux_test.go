@@ -28,7 +28,7 @@ func stuckPipe(t *testing.T) (path string, reader *os.File) {
 func TestAPipeThatNobodyReadsHoldsNobodyUp(t *testing.T) {
 	path, reader := stuckPipe(t)
 	l := start(t, Settings{File: path, Format: "json", Sample: 1})
-	const sent = 50_000 // about 6 MB, more than waits and the pipe together
+	const sent = 100_000 // about 12 MB, more than waits, is being written, and the pipe takes together
 	for i := range sent {
 		l.Add(ok(strconv.Itoa(i)))
 	}
