@@ -82,13 +82,7 @@ func demoConfig(policy, address, admin string, urls []string) (*Config, error) {
 	return parseConfig("", nil, flags, urls)
 }
 
-func baseURL(l net.Listener) string {
-	address := l.Addr().(*net.TCPAddr)
-	if address.IP.IsUnspecified() {
-		return fmt.Sprintf("http://127.0.0.1:%d", address.Port)
-	}
-	return "http://" + address.String()
-}
+func baseURL(l net.Listener) string { return "http://" + fromHere(l.Addr().String()) }
 
 // waitReady returns when the proxy has a replica to send requests to.
 func (f *demoFleet) waitReady(ctx context.Context) error {

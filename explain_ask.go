@@ -95,14 +95,10 @@ func (o *explainOptions) listener() (base, token string, err error) {
 // adminURL is where the admin listener is asked from its own machine; "" where
 // there is none.
 func (c *Config) adminURL() string {
-	host, port, err := net.SplitHostPort(c.Admin)
-	if err != nil {
+	if _, _, err := net.SplitHostPort(c.Admin); err != nil {
 		return ""
 	}
-	if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
-		host = "127.0.0.1" // an unspecified IPv6 address takes IPv4 as well
-	}
-	return "http://" + net.JoinHostPort(host, port)
+	return "http://" + fromHere(c.Admin)
 }
 
 // header is what goes along with the body.

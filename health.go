@@ -45,15 +45,21 @@ code is 0 when the answer is 200, else 1.`,
 
 // liveURL is where the public listener is asked, from its own machine, whether it lives.
 func (c *Config) liveURL() string {
-	host, port, _ := net.SplitHostPort(c.Listen)
-	if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
-		host = "127.0.0.1" // an unspecified IPv6 address takes IPv4 as well
-	}
 	scheme := "http"
 	if c.TLS.CertFile != "" {
 		scheme = "https"
 	}
-	return scheme + "://" + net.JoinHostPort(host, port) + "/livez"
+	return scheme + "://" + fromHere(c.Listen) + "/livez"
+}
+
+// fromHere is how a listener is reached from its own machine, by the address that
+// it listens at.
+func fromHere(listen string) string {
+	host, port, _ := net.SplitHostPort(listen)
+	if isWildcard(host) {
+		host = "127.0.0.1" // an unspecified IPv6 address takes IPv4 as well
+	}
+	return net.JoinHostPort(host, port)
 }
 
 // askHealth fails unless url answers 200. It leaves no connection open.

@@ -1,6 +1,7 @@
 package metrics
 
 import (
+	"maps"
 	"net/http"
 	"strconv"
 	"sync"
@@ -55,9 +56,5 @@ func (m *Metrics) countersOf(r *Request) *endingCounters {
 func (c *counters) forget(gone func(served) bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for key := range c.by {
-		if gone(served{key.model, key.backend}) {
-			delete(c.by, key)
-		}
-	}
+	maps.DeleteFunc(c.by, func(of ending, _ *endingCounters) bool { return gone(served{of.model, of.backend}) })
 }

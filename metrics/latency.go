@@ -1,6 +1,7 @@
 package metrics
 
 import (
+	"maps"
 	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -75,11 +76,7 @@ func (l *latencies) of(model, backend string) *latency {
 func (l *latencies) forget(gone func(served) bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for key := range l.by {
-		if gone(key) {
-			delete(l.by, key)
-		}
-	}
+	maps.DeleteFunc(l.by, func(of served, _ *latency) bool { return gone(of) })
 }
 
 // Describe implements prometheus.Collector.
