@@ -98,11 +98,11 @@ func (x *Index) show(slot int, b prompt.Block, at int32) {
 // hide undoes show.
 func (x *Index) hide(slot int, b prompt.Block) {
 	s, member := x.in(slot)
-	p, i := s.search(b)
+	p, i, at := s.search(b)
 	if p == nil {
 		return
 	}
-	word := &p.slots[i].value
+	word := &p.buckets[i].values[at]
 	if *word&single == 0 {
 		*word &^= 1 << member
 		x.held[slot].shared.remove(b)
@@ -110,6 +110,6 @@ func (x *Index) hide(slot int, b prompt.Block) {
 		*word = 0
 	}
 	if *word == 0 {
-		s.cut(p, i)
+		s.cut(p, i, at)
 	}
 }

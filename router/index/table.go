@@ -11,17 +11,17 @@ const (
 	// parts is how many pieces a table has, as a power of two: they grow one by
 	// one, so that nobody holds the router's lock while a whole table is moved.
 	parts     = 6
-	firstSize = 8 // slots of a part's beginning
-	// beside is how far behind the slot where the search for a block begins one is
-	// read, too, to take out or put in the block: often in the next cache line.
-	beside = 3
+	firstSize = 2 // buckets of a part's beginning
+	together  = 4 // blocks in a bucket
 )
 
 // table maps blocks to values that are not zero: zero is what a block has that is
-// not in it. It is open-addressed with linear probing. A block is a hash already,
-// and finding, adding and removing one each touch a single cache line mostly, which
-// fetch can ask for ahead of time: for prompts that nobody has seen, Go's map made
-// a request of 32 KB cost a tenth more. The zero table is empty.
+// not in it. Blocks stand in buckets, one of which is a line of the processor's
+// cache where values are words; one that is full passes what else belongs into it
+// on to the next. A block is a hash already, and finding, adding and removing one
+// each look at a single bucket mostly, which fetch can ask for ahead of time. And
+// they look at it as a whole: the jumps of a search from slot to slot are foreseen
+// by no processor, and took longer than memory did. The zero table is empty.
 type table[V int32 | uint64] struct {
 	parts []part[V] // nil until something is added
 	// seed keeps clients from choosing prompts whose blocks would meet in one place.
@@ -30,14 +30,34 @@ type table[V int32 | uint64] struct {
 }
 
 type part[V int32 | uint64] struct {
-	slots []slot[V]
-	used  int
+	buckets []bucket[V]
+	used    int
 }
 
-type slot[V int32 | uint64] struct {
-	block prompt.Block // 0: the slot is free
-	value V
+type bucket[V int32 | uint64] struct {
+	blocks [together]prompt.Block // 0: the slot is free
+	values [together]V
 }
+
+// slot is where a block stands in a bucket, or 0 where one is free; together: nowhere.
+func (k *bucket[V]) slot(b prompt.Block) int {
+	i := together
+	if k.blocks[3] == b {
+		i = 3
+	}
+	if k.blocks[2] == b {
+		i = 2
+	}
+	if k.blocks[1] == b {
+		i = 1
+	}
+	if k.blocks[0] == b {
+		i = 0
+	}
+	return i
+}
+
+func (k *bucket[V]) full() bool { return k.slot(0) == together }
 
 func (t *table[V]) len() int { return t.size }
 
@@ -48,34 +68,35 @@ func (t *table[V]) place(b prompt.Block) (*part[V], uint64) {
 	return &t.parts[mixed&(1<<parts-1)], mixed
 }
 
-// home is where the search for a block with this hash begins.
+// home is the bucket where the search for a block with this hash begins.
 func (p *part[V]) home(mixed uint64) int {
-	high, _ := bits.Mul64(mixed, uint64(len(p.slots)))
+	high, _ := bits.Mul64(mixed, uint64(len(p.buckets)))
 	return int(high)
 }
 
-// find is the slot that a block has, or else would have.
-func (p *part[V]) find(b prompt.Block, mixed uint64) int {
-	i := p.home(mixed)
-	for p.slots[i].block != b && p.slots[i].block != 0 {
-		if i++; i == len(p.slots) {
-			i = 0
+// next is the bucket after another.
+func (p *part[V]) next(i int) int {
+	if i++; i < len(p.buckets) {
+		return i
+	}
+	return 0
+}
+
+// find is the bucket that has a block, and the block's slot; else the one that has
+// room for it, and together.
+func (p *part[V]) find(b prompt.Block, mixed uint64) (int, int) {
+	for i := p.home(mixed); ; i = p.next(i) {
+		k := &p.buckets[i]
+		if at := k.slot(b); at < together || !k.full() {
+			return i, at
 		}
 	}
-	return i
 }
 
 // get is the value of a block, 0 if it has none.
 func (t *table[V]) get(b prompt.Block) (v V) {
-	if t.size == 0 {
-		return v
-	}
-	p, mixed := t.place(some(b))
-	if p.used == 0 {
-		return v
-	}
-	if at := &p.slots[p.find(some(b), mixed)]; at.block != 0 {
-		return at.value
+	if p, i, at := t.search(b); p != nil {
+		return p.buckets[i].values[at]
 	}
 	return v
 }
@@ -90,8 +111,7 @@ func (t *table[V]) fetch(blocks []prompt.Block) (sum prompt.Block) {
 	}
 	for _, b := range blocks {
 		if p, mixed := t.place(some(b)); p.used > 0 {
-			home := p.home(mixed)
-			sum ^= p.slots[home].block ^ p.slots[min(home+beside, len(p.slots)-1)].block
+			sum ^= p.buckets[p.home(mixed)].blocks[0]
 		}
 	}
 	return sum
@@ -106,69 +126,82 @@ func (t *table[V]) at(b prompt.Block) *V {
 	}
 	b = some(b)
 	p, mixed := t.place(b)
-	if 2*(p.used+1) > len(p.slots) { // fuller, runs grow long: four blocks to look at behind a gap, at seven tenths
+	if 2*(p.used+1) > together*len(p.buckets) { // fuller, too many buckets are: one of seven at a half
 		t.grow(p)
 	}
-	at := &p.slots[p.find(b, mixed)]
-	if at.block == 0 {
-		*at = slot[V]{block: b}
+	i, at := p.find(b, mixed)
+	k := &p.buckets[i]
+	if at == together {
+		at = k.slot(0)
+		k.blocks[at] = b
 		p.used++
 		t.size++
 	}
-	return &at.value
+	return &k.values[at]
 }
 
 // remove takes a block out, if it is there.
 func (t *table[V]) remove(b prompt.Block) {
-	if p, i := t.search(b); p != nil {
-		t.cut(p, i)
+	if p, i, at := t.search(b); p != nil {
+		t.cut(p, i, at)
 	}
 }
 
-// search is where a block lies; nil if it is not there.
-func (t *table[V]) search(b prompt.Block) (*part[V], int) {
+// search is where a block lies: its part, bucket and slot; nil if it is not there.
+func (t *table[V]) search(b prompt.Block) (*part[V], int, int) {
 	if t.size == 0 {
-		return nil, 0
+		return nil, 0, 0
 	}
 	b = some(b)
 	p, mixed := t.place(b)
 	if p.used == 0 {
-		return nil, 0
+		return nil, 0, 0
 	}
-	i := p.find(b, mixed)
-	if p.slots[i].block == 0 {
-		return nil, 0
+	i, at := p.find(b, mixed)
+	if at == together {
+		return nil, 0, 0
 	}
-	return p, i
+	return p, i, at
 }
 
-// cut takes out the block in a slot, and moves up those behind it that would not be
-// found across the gap.
-func (t *table[V]) cut(p *part[V], gap int) {
-	for i := gap; ; {
-		if i++; i == len(p.slots) {
-			i = 0
-		}
-		s := p.slots[i]
-		if s.block == 0 {
-			break
-		}
-		_, mixed := t.place(s.block)
-		// It may move if its home is not between the gap and where it is now.
-		if p.behind(p.home(mixed), i) >= p.behind(gap, i) {
-			p.slots[gap], gap = s, i
+// cut takes out the block in a slot. Where its bucket was full, others may have gone
+// on to the next for want of room, and would not be found there any more: one of
+// them takes the place, and so on with the bucket that it leaves.
+func (t *table[V]) cut(p *part[V], gap, at int) {
+	k := &p.buckets[gap]
+	for i, full := gap, k.full(); full; {
+		i = p.next(i)
+		other := &p.buckets[i]
+		full = other.full()
+		if from := t.passedOn(p, gap, i); from < together {
+			k.blocks[at], k.values[at] = other.blocks[from], other.values[from]
+			k, gap, at = other, i, from
 		}
 	}
-	p.slots[gap] = slot[V]{}
+	k.blocks[at], k.values[at] = 0, 0
 	p.used--
 	t.size--
 }
 
-// behind is how many slots i comes after another, around the end. A division would
-// take longer than all else that removing a block does.
+// passedOn is the slot of a block in bucket i that would stand in gap, or before
+// it, had there been room; together: there is none.
+func (t *table[V]) passedOn(p *part[V], gap, i int) int {
+	for at, b := range p.buckets[i].blocks {
+		if b == 0 {
+			continue
+		}
+		_, mixed := t.place(b)
+		if p.behind(p.home(mixed), i) >= p.behind(gap, i) {
+			return at
+		}
+	}
+	return together
+}
+
+// behind is how many buckets i comes after another, around the end.
 func (p *part[V]) behind(other, i int) int {
 	if i < other {
-		return i - other + len(p.slots)
+		return i - other + len(p.buckets)
 	}
 	return i - other
 }
@@ -176,12 +209,18 @@ func (p *part[V]) behind(other, i int) int {
 // grow makes a part half as large again: doubling would waste too much of the
 // index's bytes.
 func (t *table[V]) grow(p *part[V]) {
-	old := p.slots
-	p.slots = make([]slot[V], max(firstSize, len(old)+len(old)/2))
-	for _, s := range old {
-		if s.block != 0 {
-			_, mixed := t.place(s.block)
-			p.slots[p.find(s.block, mixed)] = s
+	old := p.buckets
+	p.buckets = make([]bucket[V], max(firstSize, len(old)+len(old)/2))
+	for i := range old {
+		for at, b := range old[i].blocks {
+			if b == 0 {
+				continue
+			}
+			_, mixed := t.place(b)
+			to, _ := p.find(b, mixed)
+			k := &p.buckets[to]
+			free := k.slot(0)
+			k.blocks[free], k.values[free] = b, old[i].values[at]
 		}
 	}
 }
