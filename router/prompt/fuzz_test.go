@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -78,12 +79,36 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// FuzzString holds what we make of a string's escapes against encoding/json.
+// slowString is appendString a byte at a time.
+func slowString(s *scanner, dst []byte, i int) (_ []byte, end int, err error) {
+	for i++; ; {
+		switch c := s.at(i); {
+		case c == '"':
+			return dst, i + 1, nil
+		case c == '\\':
+			var r rune
+			if r, i, err = s.escape(i); err != nil {
+				return nil, 0, err
+			}
+			dst = utf8.AppendRune(dst, r)
+		case c < ' ':
+			return nil, 0, s.fail(i, "the rest of a string")
+		default:
+			dst = append(dst, c)
+			i++
+		}
+	}
+}
+
+// FuzzString holds what we make of a string's escapes against encoding/json,
+// and, whatever follows the string, against reading it a byte at a time.
 func FuzzString(f *testing.F) {
+	long := strings.Repeat("0123456789abcde", 9)
 	for _, s := range []string{"", "a", `\"\\\/\b\f\n\r\t`, `\u0041\u00e9\u4e2d\ud83d\ude00`, `\ud800`, `\ud800\ud800\udc00`, `\udc00\u0041`, `\ud83d\u`, `\u00g0`, "a\nb",
-		strings.Repeat("0123456789abcde", 9) + `\n` + strings.Repeat("x", 40), "中文é\x00"} {
+		long + `\n` + strings.Repeat("x", 40), "中文é\x00", strings.Repeat(`if {\n\t\t`, 30), strings.Repeat(`\\\"`, 30), long + `\n\x` + long, long + `\"#` + long + "\x1f" + long} {
 		f.Add(s, 0)
 		f.Add(s, 33)
+		f.Add(s, 100<<8+90)
 	}
 	f.Fuzz(func(t *testing.T, s string, room int) {
 		if !utf8.ValidString(s) {
@@ -94,7 +119,10 @@ func FuzzString(f *testing.F) {
 		valid := json.Unmarshal(literal, &want) == nil
 		scan := scanner{b: literal}
 		const before = "before"
-		got, end, err := scan.appendString(append(make([]byte, 0, len(before)+room&0xff), before...), 0)
+		copied := func() ([]byte, int, error) {
+			return scan.appendString(append(make([]byte, 0, len(before)+room&0xff), before...), 0)
+		}
+		got, end, err := copied()
 		checked, _, checkErr := scan.str(0)
 		if (err == nil) != (checkErr == nil) || err == nil && end != checked {
 			t.Fatalf("%s: copied to %d (%v), checked to %d (%v)", literal, end, err, checked, checkErr)
@@ -104,6 +132,12 @@ func FuzzString(f *testing.F) {
 		}
 		if valid && string(got) != before+want {
 			t.Fatalf("%s: %q, want %q", literal, got, before+want)
+		}
+		scan.b = append(literal, strings.Repeat("\\n\",", 64)[:room>>8&0xff]...)
+		got, end, err = copied()
+		slow, slowEnd, slowErr := slowString(&scan, []byte(before), 0)
+		if fmt.Sprint(err) != fmt.Sprint(slowErr) || err == nil && (end != slowEnd || !bytes.Equal(got, slow)) {
+			t.Fatalf("%s: %q to %d (%v), a byte at a time %q to %d (%v)", scan.b, got, end, err, slow, slowEnd, slowErr)
 		}
 	})
 }

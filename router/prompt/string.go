@@ -64,27 +64,12 @@ func (s *scanner) appendString(dst []byte, i int) (_ []byte, end int, err error)
 	i++
 	b, out, j := s.b, dst[:cap(dst)], len(dst)
 	for {
-		for i+16 <= len(b) && j+16 <= len(out) {
-			from, to := b[i:i+16:i+16], out[j:j+16:j+16]
-			x, y := binary.LittleEndian.Uint64(from), binary.LittleEndian.Uint64(from[8:])
-			// Stored before it is known how much of them counts.
-			binary.LittleEndian.PutUint64(to, x)
-			binary.LittleEndian.PutUint64(to[8:], y)
-			m, n := special(x), special(y)
-			if m|n == 0 {
-				i, j = i+16, j+16
-				continue
-			}
-			k := bits.TrailingZeros64(m) >> 3
-			if m == 0 {
-				k = 8 + bits.TrailingZeros64(n)>>3
-			}
-			i, j = i+k, j+k
-			break
-		}
-		if len(out)-j < 16 {
-			out = slices.Grow(out[:j], max(16, min(len(b)-i, growBytes)))
+		read, written := unescape(out[j:], b[i:])
+		i, j = i+read, j+written
+		if len(out)-j < stepBytes {
+			out = slices.Grow(out[:j], max(stepBytes, min(len(b)-i, growBytes)))
 			out = out[:cap(out)]
+			continue
 		}
 		switch c := s.at(i); {
 		case c == '\\':
@@ -101,11 +86,61 @@ func (s *scanner) appendString(dst []byte, i int) (_ []byte, end int, err error)
 			return out[:j], i + 1, nil
 		case c < ' ':
 			return dst, 0, s.fail(i, "the rest of a string")
-		default: // near the end of the body, or of out before it grew
-			out[j] = c
-			i, j = i+1, j+1
+		default: // among the last bytes of the body, fewer than out has room for
+			for c >= ' ' && c != '"' && c != '\\' {
+				out[j] = c
+				i, j = i+1, j+1
+				c = s.at(i)
+			}
 		}
 	}
+}
+
+// stepBytes is how much unescape has to have before it, and room for.
+const stepBytes = 40
+
+// unescape copies text from src to dst and undoes the escapes of one letter. It
+// stops at any other special byte, and when less than stepBytes are left of
+// either; whatever dst holds beyond what was written is overwritten.
+func unescape(dst, src []byte) (read, written int) {
+	from, to := src, dst
+	for len(from) >= stepBytes && len(to) >= stepBytes {
+		// Before it is known how much of them counts.
+		copy(to[:16], from[:16])
+		copy(to[16:32], from[16:32])
+		k := 0
+		m, n := special(binary.LittleEndian.Uint64(from)), special(binary.LittleEndian.Uint64(from[8:]))
+		if m|n == 0 {
+			m, n = special(binary.LittleEndian.Uint64(from[16:])), special(binary.LittleEndian.Uint64(from[24:]))
+			if m|n == 0 {
+				from, to = from[32:], to[32:]
+				continue
+			}
+			k = 16
+		}
+		// The top bit says that neither is 0, which the processor need not see to then.
+		at := bits.TrailingZeros64(m|1<<63) >> 3
+		if m == 0 {
+			at = 8 + bits.TrailingZeros64(n|1<<63)>>3
+		}
+		k += at & 15
+		letter := escapes[from[k+1]]
+		if from[k] != '\\' || letter == 0 {
+			from, to = from[k:], to[k:]
+			break
+		}
+		to[k] = letter
+		from, to = from[k+2:], to[k+1:]
+		// Code is full of escapes in a row.
+		for from[0] == '\\' && len(from) >= 8 && len(to) >= 8 {
+			if letter = escapes[from[1]]; letter == 0 {
+				break
+			}
+			to[0] = letter
+			from, to = from[2:], to[1:]
+		}
+	}
+	return len(src) - len(from), len(dst) - len(to)
 }
 
 // growBytes is by how much a buffer grows at least, if so much is left to read.
