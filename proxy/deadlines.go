@@ -6,6 +6,8 @@ import (
 	"os"
 	"sync"
 	"time"
+
+	"warmroute/backends/socket"
 )
 
 // LazyDeadlines makes the connections that l accepts cheap to set deadlines on.
@@ -20,7 +22,7 @@ func (l lazyListener) Accept() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &lazyConn{Conn: c}, nil
+	return &lazyConn{Conn: c, writer: socket.NewWriter(c)}, nil
 }
 
 // lazyConn leaves a deadline of its socket as it is when a later one is asked for.
@@ -28,6 +30,7 @@ func (l lazyListener) Accept() (net.Conn, error) {
 type lazyConn struct {
 	net.Conn
 	read, write lazyDeadline
+	writer      *socket.Writer
 }
 
 // lazyDeadline is one direction's.
@@ -97,6 +100,9 @@ func (c *lazyConn) Read(p []byte) (n int, err error) {
 
 // Write implements net.Conn.
 func (c *lazyConn) Write(p []byte) (n int, err error) {
+	if n = c.writer.Begin(p); n > 0 && n == len(p) {
+		return n, nil
+	}
 	for {
 		var m int
 		m, err = c.Conn.Write(p[n:])

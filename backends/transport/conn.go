@@ -8,15 +8,18 @@ import (
 	"os"
 	"syscall"
 	"time"
+
+	"warmroute/backends/socket"
 )
 
 // conn is one connection to the replica. The pool hands it out unconnected the
 // first time. Whoever acquired it owns it until release or discard; only abort
 // may be called by others meanwhile.
 type conn struct {
-	net.Conn            // TCP or TLS; nil until connected
-	raw      net.Conn   // the socket under it
-	owner    *Transport // that has it among its open ones; nil until connected
+	net.Conn                // TCP or TLS; nil until connected
+	raw      net.Conn       // the socket under it
+	reader   *socket.Reader // of it; nil: Conn is read
+	owner    *Transport     // that has it among its open ones; nil until connected
 
 	// The pool's handle has a type that cannot be named, and is recycled by
 	// discard: so these two closures hold it, made once per connection.
@@ -32,6 +35,14 @@ type conn struct {
 
 	pair   [2][]byte   // backs vector
 	vector net.Buffers // here because it would escape from anywhere else
+}
+
+// Read implements net.Conn.
+func (c *conn) Read(p []byte) (int, error) {
+	if c.reader != nil {
+		return c.reader.Read(p)
+	}
+	return c.Conn.Read(p)
 }
 
 // Close closes the socket without TLS's farewell, which could wait 5 s on a full
@@ -100,6 +111,8 @@ func (t *Transport) connect(ctx context.Context, c *conn) error {
 			return err
 		}
 		c.Conn = secured
+	} else {
+		c.reader = socket.NewReader(c.raw)
 	}
 	c.abort = func() { c.raw.Close() }
 	if s, ok := c.raw.(syscall.Conn); ok {

@@ -217,7 +217,7 @@ func (t *Transport) attempt(req *http.Request, body io.ReadCloser, fresh bool) (
 		b.up.end()
 		return nil, false, err
 	}
-	b.c, b.br, b.stop = c, t.pool.AcquireReader(c.Conn), afterFunc(ctx, c.abort)
+	b.c, b.br, b.stop = c, t.pool.AcquireReader(c), afterFunc(ctx, c.abort)
 	b.up.start(c)
 	if _, err = b.br.Peek(1); err != nil {
 		b.letGo()
