@@ -31,6 +31,8 @@ type Reply struct {
 	call   call
 	key    []byte // one whose escapes had to be undone
 	usage  []byte // the first one, part of what is read; nil: none was seen
+	alike  alike
+	trace  trace // of what is read
 }
 
 // replyFormat is how an answer carries its text.
@@ -45,7 +47,7 @@ const (
 // Begin makes r ready for the answer to p, whose Blocks were made. It reports
 // whether the answer can have blocks at all. p is not kept.
 func (r *Reply) Begin(p *Prompt) bool {
-	r.format, r.blocks = replyNone, r.blocks[:0]
+	r.format, r.blocks, r.alike.before = replyNone, r.blocks[:0], 0
 	if cap(r.text) > keepReplyBytes {
 		r.text = nil
 	}
@@ -73,14 +75,18 @@ func (r *Reply) Begin(p *Prompt) bool {
 
 // Event takes one event of a streamed answer, without its "data:".
 func (r *Reply) Event(data []byte) {
-	r.read(data, "delta")
+	if !r.full() && !r.again(data) && r.read(data, "delta") {
+		r.learn(data)
+	}
 	r.usage = nil
 }
 
 // Whole takes an answer that came in one piece. It returns what lies under "usage"
 // there, as it passes that anyway; nil when it did not see any.
 func (r *Reply) Whole(body []byte) (usage []byte) {
-	r.read(body, "message")
+	if !r.full() {
+		r.read(body, "message")
+	}
 	usage, r.usage = r.usage, nil
 	return usage
 }
@@ -99,27 +105,38 @@ func (r *Reply) End() []Block {
 	return r.blocks
 }
 
-// read takes the text out of the answer, or a part of it, in data. What cannot be
-// read is Lost.
-func (r *Reply) read(data []byte, part string) {
-	if r.format == replyNone || len(r.blocks) == mostReplyBlocks {
-		return
-	}
-	r.scan.b, r.usage = data, nil
-	if err := r.object(part); err != nil {
+// full reports whether nothing of what may still come is kept.
+func (r *Reply) full() bool { return r.format == replyNone || len(r.blocks) == mostReplyBlocks }
+
+// read takes the text out of the answer, or a part of it, in data, and reports
+// whether it was read to its end.
+func (r *Reply) read(data []byte, part string) bool {
+	r.scan.b, r.usage, r.trace = data, nil, trace{}
+	return r.finish(r.object(part))
+}
+
+// finish ends the reading of what could not be read, and then is Lost, or was.
+func (r *Reply) finish(err error) bool {
+	if err != nil {
 		r.Lost()
 	}
 	r.scan.b = nil
 	r.chain()
+	return err == nil
 }
 
 func (r *Reply) object(part string) error {
-	s := &r.scan
-	i := s.space(0)
-	if s.at(i) != '{' {
-		return s.fail(i, "an object")
+	i := r.scan.space(0)
+	if r.scan.at(i) != '{' {
+		return r.scan.fail(i, "an object")
 	}
-	for i++; ; {
+	return r.members(i+1, part)
+}
+
+// members reads an answer from behind its opening brace or one of its members.
+func (r *Reply) members(i int, part string) error {
+	s := &r.scan
+	for {
 		key, at, ok, err := s.member(i)
 		if !ok {
 			return err
@@ -136,6 +153,9 @@ func (r *Reply) object(part string) error {
 		}
 		if usage {
 			r.usage = s.b[at:i:i]
+		}
+		if r.trace.choices == 0 && r.trace.texts > 0 {
+			r.trace.choices = i
 		}
 	}
 }
@@ -170,7 +190,7 @@ func (r *Reply) choice(i int, part string) (int, error) {
 		name := r.name(key)
 		switch {
 		case r.format == replyCompletion && string(name) == "text" && s.at(at) == '"':
-			r.text, i, err = s.appendString(r.text, at)
+			i, err = r.take(at)
 		case r.format == replyChat && string(name) == part && s.at(at) == '{':
 			i, err = r.message(at + 1)
 		default:
@@ -194,7 +214,7 @@ func (r *Reply) message(i int) (int, error) {
 		switch string(r.name(key)) {
 		case "content":
 			if s.at(at) == '"' && r.call.number == 0 {
-				r.text, i, err = s.appendString(r.text, at)
+				i, err = r.take(at)
 				break
 			}
 			i, err = r.absent(at) // text behind a call would come before it in the next turn
@@ -209,6 +229,14 @@ func (r *Reply) message(i int) (int, error) {
 			return 0, err
 		}
 	}
+}
+
+// take appends the string at i to the text.
+func (r *Reply) take(i int) (end int, err error) {
+	r.text, end, err = r.scan.appendString(r.text, i)
+	r.trace.texts++
+	r.trace.from, r.trace.to = i+1, end
+	return end, err
 }
 
 // name returns a key with its escapes undone, valid until the next call.

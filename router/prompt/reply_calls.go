@@ -40,6 +40,7 @@ func (r *Reply) calls(i int) (int, error) {
 // call it belongs to; one of a whole answer is the nth.
 func (r *Reply) callPart(i, n int) (int, error) {
 	s := &r.scan
+	r.trace.calls = true
 	var index, function value
 	end := i + 1
 	for {
