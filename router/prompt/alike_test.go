@@ -90,6 +90,8 @@ func TestAlike(t *testing.T) {
 		{"how the prompt ends", []string{plain, strings.Replace(plain, `{"model"`, `{"add_generation_prompt":false,"continue_final_message":true,"model"`, 1)}},
 		{"key order and escaped keys", []string{plain, `{"m\u0065ssages":[{"\u0063ontent":"one\ntwo","role":"\u0075ser"}],"\u006dodel":"m"}`}},
 		{"last of equal keys", []string{plain, `{"model":"m","messages":[{"role":"system","content":"x","role":"user","content":"one\ntwo"}]}`}},
+		{"members of a message in any order", []string{`{"messages":[{"role":"assistant","name":"n","reasoning":"r","content":"c"}]}`, `{"messages":[{"role":"assistant","content":"c","name":"n","reasoning":"r"}]}`,
+			`{"messages":[{"content":"c","reasoning":"r","role":"assistant","name":"n"}]}`, `{"messages":[{"role":"user","content":["x"],"content":"y","content":"c","role":"assistant","reasoning":"r","name":"n"}]}`}},
 		{"settings that are null", []string{plain, strings.Replace(plain, `{"model"`, `{"cache_salt":null,"chat_template":null,"documents":null,"tools":null,"tool_choice":"auto","model"`, 1)}},
 		{"spelling of settings", []string{`{"chat_template_kwargs":{"a":"\u00e9"},"cache_salt":"s",` + hi + `}`, `{"cache_salt":"s",` + hi + `,"chat_template_kwargs": { "a": "é" } }`}},
 		{"arguments", []string{call(`"{\"a\":[1,\"é\"]}"`), call(`"{ \"a\" : [1, \"\\u00e9\"]}\n"`), call(`{"a":[1,"é"]}`)}},

@@ -1,6 +1,7 @@
 package prompt
 
 import (
+	"bytes"
 	"fmt"
 	"slices"
 )
@@ -76,9 +77,12 @@ func (p *Prompt) readMessages(i int) (int, error) {
 }
 
 // message is where the fields of one message lie, but for its content: that is
-// most of a body, and copied out as it is checked.
+// most of a body, and copied out as it is checked. Where only the role precedes
+// it, as most often, it is copied to where it belongs in Text.
 type message struct {
 	role, name, reasoning, reasoningContent, toolCalls, tools value
+
+	start, text int // of the message and of its content, in Text; 0: the content is in p.content
 }
 
 // readMessage writes the message whose brace is right before i, and returns the
@@ -99,7 +103,8 @@ func (p *Prompt) readMessage(i int) (int, error) {
 		v := &ignored
 		switch string(p.text(key)) {
 		case "content":
-			if i, err = p.readContent(at); err != nil {
+			p.takeBack(&m)
+			if i, err = p.writeContent(&m, at); err != nil {
 				return 0, err
 			}
 			continue
@@ -120,6 +125,38 @@ func (p *Prompt) readMessage(i int) (int, error) {
 			return 0, err
 		}
 		i = v.end
+		if v != &ignored {
+			p.takeBack(&m) // it may belong before the content
+		}
+	}
+}
+
+// writeContent checks the content at i, and returns the index behind it. A text
+// is written to Text if nothing but the role is known to stand before it, and no
+// reasoning is there that this message may drop.
+func (p *Prompt) writeContent(m *message, i int) (end int, err error) {
+	s := &p.scan
+	onlyRole := m.role.given() && *m == message{role: m.role}
+	if s.at(i) != '"' || !onlyRole || len(p.turns.reasoning) > 0 {
+		return p.readContent(i)
+	}
+	m.start = len(p.Text)
+	p.Text = append(append(p.Text, markMessage), p.text(m.role)...)
+	p.Text = append(p.Text, markText)
+	m.text = len(p.Text)
+	if p.Text, end, err = s.appendString(p.Text, i); err == nil && bytes.HasPrefix(p.Text[m.text:], []byte(billingHeader)) {
+		p.takeBack(m)
+		return p.readContent(i)
+	}
+	return end, err
+}
+
+// takeBack moves content out of Text that was written there.
+func (p *Prompt) takeBack(m *message) {
+	if m.text > 0 {
+		p.content = append(p.content[:0], p.Text[m.text:]...)
+		p.Text = p.Text[:m.start]
+		m.start, m.text = 0, 0
 	}
 }
 
@@ -127,37 +164,23 @@ func (p *Prompt) readMessage(i int) (int, error) {
 // see is left out: the ids of tool calls, and the function_call of old, which
 // vLLM drops.
 func (p *Prompt) appendMessage(m *message) error {
-	s := &p.scan
-	role := p.text(m.role)
-	if string(role) == "user" {
-		p.open(p.content)
-		p.dropReasoning()
-	}
-	start := len(p.Text)
-	p.Text = append(p.Text, markMessage)
-	p.Text = append(p.Text, role...)
-	role = p.Text[start+1:]
-	if s.first(m.name) == '"' {
-		p.Text = append(append(p.Text, markField), p.text(m.name)...)
+	if m.text == 0 {
+		p.appendBeginning(m)
 	}
 	var err error
 	leading := false
 	p.turns.answered = false
-	switch string(role) {
+	switch role := p.text(m.role); string(role) {
+	case "user":
+		p.open(p.Text[m.text:])
 	case "assistant":
 		p.turns.answered = true
-		p.appendReasoning(m)
-		p.appendContent()
 		err = p.appendCalls(m.toolCalls)
 	case "developer":
-		p.appendContent()
 		p.Text, err = p.appendTools(p.Text, m.tools)
 		leading = true
 	case "system":
-		p.appendContent()
 		leading = true
-	default:
-		p.appendContent()
 	}
 	if p.turns.leading = p.turns.leading && leading; p.turns.leading {
 		p.turns.lead = len(p.Text)
@@ -165,8 +188,24 @@ func (p *Prompt) appendMessage(m *message) error {
 	return err
 }
 
-func (p *Prompt) appendContent() {
-	p.Text = append(append(p.Text, markText), p.content...)
+// appendBeginning writes a message up to the end of its content.
+func (p *Prompt) appendBeginning(m *message) {
+	role := p.text(m.role)
+	if string(role) == "user" {
+		p.dropReasoning()
+	}
+	start := len(p.Text)
+	p.Text = append(append(p.Text, markMessage), role...)
+	role = p.Text[start+1:]
+	if p.scan.first(m.name) == '"' {
+		p.Text = append(append(p.Text, markField), p.text(m.name)...)
+	}
+	if string(role) == "assistant" {
+		p.appendReasoning(m)
+	}
+	p.Text = append(p.Text, markText)
+	m.text = len(p.Text)
+	p.Text = append(p.Text, p.content...)
 }
 
 // appendReasoning writes the reasoning of an assistant message, and remembers
