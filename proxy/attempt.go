@@ -246,7 +246,7 @@ func isEventStream(h http.Header) bool { return hasType(h, "text/event-stream") 
 func isJSON(h http.Header) bool { return hasType(h, "application/json") }
 
 func hasType(h http.Header, want string) bool {
-	kind, _, _ := strings.Cut(h.Get("Content-Type"), ";")
+	kind, _, _ := strings.Cut(first(h, "Content-Type"), ";")
 	return strings.EqualFold(strings.TrimSpace(kind), want)
 }
 

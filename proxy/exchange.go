@@ -101,7 +101,7 @@ func (p *Proxy) serve(e *endpoint, w http.ResponseWriter, r *http.Request) {
 
 func (p *Proxy) arrival(e *endpoint, w http.ResponseWriter, r *http.Request) *exchange {
 	s := p.settings.Load()
-	x := &exchange{p: p, settings: s, endpoint: e, w: newClient(w, r, s.WriteIdle), r: r, arrived: time.Now(), id: r.Header.Get("X-Request-Id")}
+	x := &exchange{p: p, settings: s, endpoint: e, w: newClient(w, r, s.WriteIdle), r: r, arrived: time.Now(), id: first(r.Header, "X-Request-Id")}
 	x.w.ended = &x.presence.cancelled
 	x.outcome.Endpoint = e.path
 	x.spans = p.traces.Begin(r, e.path, x.arrived)

@@ -12,6 +12,14 @@ import (
 	"warmroute/router"
 )
 
+// first is h.Get of a name that is canonical, as the names here are.
+func first(h http.Header, name string) string {
+	if values := h[name]; len(values) > 0 {
+		return values[0]
+	}
+	return ""
+}
+
 // isHopByHop tells the headers that belong to one connection and are never passed
 // on. A switch, as isPrivate: a header has few lines, and looking at each of them
 // costs less than looking for each of these.
@@ -145,7 +153,7 @@ func (x *exchange) ours(name string) bool {
 // requestID is the client's own if it is short and plain enough to be repeated
 // in headers and logs, else a new one.
 func requestID(h http.Header) string {
-	id := h.Get("X-Request-Id")
+	id := first(h, "X-Request-Id")
 	if plainID(id) && !presentedIn(h, id) {
 		return id
 	}

@@ -47,7 +47,7 @@ func (x *exchange) steer() *apiError {
 // keys are not known here; 0 when none came.
 func presenter(h http.Header) uint64 {
 	for _, name := range []string{"Authorization", "X-Api-Key"} {
-		if key := h.Get(name); key != "" {
+		if key := first(h, name); key != "" {
 			return nonzero(xxh3.HashString(key))
 		}
 	}

@@ -38,6 +38,6 @@ func place(location string) string {
 
 // isEncoded reports whether a body has to be decoded to be read, as a compressed one.
 func isEncoded(h http.Header) bool {
-	coding := h.Get("Content-Encoding")
+	coding := first(h, "Content-Encoding")
 	return coding != "" && !strings.EqualFold(coding, "identity")
 }

@@ -10,7 +10,7 @@ import (
 const (
 	windowFuzz   = 0.15             // of a window's tokens may have been counted on either side of its ends
 	windowLasts  = 10 * time.Minute // after which one that is never sharp begins anew
-	windowStarts = 256              // requests whose start waits for a poll
+	windowStarts = 512              // requests whose start waits for a poll
 	foreignShare = 0.25             // of our tokens, beyond which the counters are those of others too
 )
 
@@ -66,10 +66,17 @@ func (r *Router) begun(d *Decision, now time.Time) {
 	b.predicted = rounded(float64(d.MatchedTokens), d.tokens, r.alignment(d.Backend))
 	w := &l.window
 	if len(w.late) == windowStarts {
-		w.sums.add(&w.late[0])
-		w.late = append(w.late[:0], w.late[1:]...)
+		w.settle(windowStarts / 2) // not one by one: each time the rest moves up
 	}
 	w.late = append(w.late, b)
+}
+
+// settle counts the first n of those that began late in the window's sums.
+func (w *window) settle(n int) {
+	for i := range n {
+		w.sums.add(&w.late[i])
+	}
+	w.late = append(w.late[:0], w.late[n:]...)
 }
 
 // polled compares a scrape's prefix-cache counters with the predictions since
@@ -81,10 +88,10 @@ func (r *Router) polled(b *backends.Backend, l *backends.Load) {
 		return
 	}
 	ours := 0
-	for ; ours < len(w.late) && !w.late[ours].at.After(l.ScrapedAt); ours++ {
-		w.sums.add(&w.late[ours])
+	for ours < len(w.late) && !w.late[ours].at.After(l.ScrapedAt) {
+		ours++
 	}
-	w.late = append(w.late[:0], w.late[ours:]...)
+	w.settle(ours)
 	fuzz := r.accounts[b.Slot].unseen
 	for i := range w.late {
 		fuzz += w.late[i].prompt

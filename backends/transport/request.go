@@ -75,16 +75,16 @@ func (t *Transport) appendHead(b []byte, req *http.Request, length int64) ([]byt
 // isToken reports whether s is a token of RFC 9110, 5.6.2: a method or a header's name.
 func isToken(s string) bool {
 	for i := range len(s) {
-		switch c := s[i]; {
-		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9':
-		case c == '-', c == '_', c == '.', c == '!', c == '#', c == '$', c == '%', c == '&',
-			c == '\'', c == '*', c == '+', c == '^', c == '`', c == '|', c == '~':
-		default:
+		if c := s[i]; c >= 0x80 || tokenChars[c>>6]>>(c&63)&1 == 0 {
 			return false
 		}
 	}
 	return s != ""
 }
+
+// tokenChars are the characters of a token, a bit each: letters, digits and
+// !#$%&'*+-.^_`|~. Never written.
+var tokenChars = [2]uint64{0x03ff6cfa00000000, 0x57ffffffc7fffffe}
 
 // isURI reports whether s can stand in a request line: an absolute path without
 // spaces or controls.
