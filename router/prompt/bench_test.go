@@ -67,6 +67,7 @@ func BenchmarkPrompt(b *testing.B) {
 		{"french 32KB", Chat, chatBody(b, 32<<10, "Voilà la fenêtre où l'été s'est arrêté, dit-il à Zoé. ")},
 		{"tools 32KB", Chat, toolsBody(b, 32<<10)},
 		{"text 32KB", Completion, marshal(b, map[string]any{"model": "tiny", "prompt": repeat(english, 32<<10)})},
+		{"responses 32KB", Other, marshal(b, map[string]any{"model": "tiny", "input": repeat(english, 32<<10)})},
 		{"ids 32KB", Completion, marshal(b, map[string]any{"model": "tiny", "prompt": make([]int, 16<<10)})},
 	}
 	for _, c := range bodies {

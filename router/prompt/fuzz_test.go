@@ -139,6 +139,10 @@ func FuzzString(f *testing.F) {
 		if fmt.Sprint(err) != fmt.Sprint(slowErr) || err == nil && (end != slowEnd || !bytes.Equal(got, slow)) {
 			t.Fatalf("%s: %q to %d (%v), a byte at a time %q to %d (%v)", scan.b, got, end, err, slow, slowEnd, slowErr)
 		}
+		end, escaped, err := scan.str(0)
+		if fmt.Sprint(err) != fmt.Sprint(slowErr) || end != slowEnd || err == nil && escaped != bytes.Contains(scan.b[:end], []byte(`\`)) {
+			t.Fatalf("%s: checked to %d (%v, escaped %v), a byte at a time to %d (%v)", scan.b, end, err, escaped, slowEnd, slowErr)
+		}
 	})
 }
 

@@ -13,6 +13,8 @@ type scanner struct {
 	b     []byte
 	stack [maxDepth]byte // the opening bracket of each container that value is in
 	media int            // bytes of media that value passed, less their nominal lengths
+
+	unread [256]byte // where str has strings unescaped that it only checks
 }
 
 // value is where one JSON value lies: b[start:end], quotes and brackets

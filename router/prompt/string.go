@@ -31,15 +31,16 @@ func special(x uint64) uint64 {
 // behind its closing quote.
 func (s *scanner) str(i int) (end int, escaped bool, err error) {
 	i++
-	for {
-		for len(s.b)-i >= 8 {
-			m := special(binary.LittleEndian.Uint64(s.b[i:]))
-			if m != 0 {
+	for range 2 { // keys and most values outside of texts are short
+		if len(s.b)-i >= 8 {
+			if m := special(binary.LittleEndian.Uint64(s.b[i:])); m != 0 {
 				i += bits.TrailingZeros64(m) >> 3
 				break
 			}
 			i += 8
 		}
+	}
+	for {
 		switch c := s.at(i); {
 		case c == '"':
 			return i + 1, escaped, nil
@@ -50,9 +51,12 @@ func (s *scanner) str(i int) (end int, escaped bool, err error) {
 			}
 		case c < ' ':
 			return 0, false, s.fail(i, "the rest of a string")
-		default: // among the last seven bytes of the body
+		default:
 			i++
 		}
+		// What it writes is of no use, and costs less than a loop without it.
+		read, written := unescape(s.unread[:], s.b[i:])
+		i, escaped = i+read, escaped || read > written
 	}
 }
 
