@@ -134,6 +134,22 @@ func (h *held) remove(at int32) {
 	h.free = at
 }
 
+// removeOldest forgets the oldest entries that nobody uses, as many as there is room
+// for in blocks, which it fills with theirs, and returns how many.
+func (h *held) removeOldest(blocks []prompt.Block) (n int) {
+	at := h.oldest()
+	for ; n < len(blocks) && at != 0; n++ {
+		e := &h.entries[at]
+		blocks[n] = e.block
+		next := e.newer
+		*e = entry{newer: h.free}
+		h.free, at = at, next
+	}
+	h.entries[0].newer, h.entries[at].older = at, 0
+	h.size -= n
+	return n
+}
+
 func (h *held) linkNewest(at int32) {
 	newest := h.entries[0].older
 	h.entries[at].older, h.entries[at].newer = newest, 0

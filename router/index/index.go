@@ -27,7 +27,8 @@ type Index struct {
 	sets       []*set // one for each so many members
 	entries    int    // held, or dropped and not yet swept
 	version    uint64
-	fetched    prompt.Block // means nothing: see fetch
+	fetched    prompt.Block     // means nothing: see fetch
+	evicted    [64]prompt.Block // scratch of evict
 
 	dropped []dropped
 	unswept []uint64 // the backends with a dropped part, as in sets

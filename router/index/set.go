@@ -79,6 +79,9 @@ func (x *Index) find(slot int, b prompt.Block) int32 {
 // show enters that a backend holds a block, in an entry at a place.
 func (x *Index) show(slot int, b prompt.Block, at int32) {
 	s, member := x.in(slot)
+	if s.add(b, singly(member, at)) {
+		return
+	}
 	word := s.at(b)
 	switch other := holder(*word); {
 	case *word == 0,

@@ -117,6 +117,29 @@ func (t *table[V]) fetch(blocks []prompt.Block) (sum prompt.Block) {
 	return sum
 }
 
+// add is at for a block that is not in the table, with its value. It reports false,
+// and has done nothing, where there is more to do than with nearly every new block:
+// the block is there, its bucket is full, or the part has to grow.
+func (t *table[V]) add(b prompt.Block, v V) bool {
+	if t.parts == nil {
+		return false
+	}
+	b = some(b)
+	p, mixed := t.place(b)
+	if 2*(p.used+1) > together*len(p.buckets) {
+		return false
+	}
+	k := &p.buckets[p.home(mixed)]
+	at := k.slot(0)
+	if at == together || k.slot(b) < together {
+		return false
+	}
+	k.blocks[at], k.values[at] = b, v
+	p.used++
+	t.size++
+	return true
+}
+
 // at is where the value of a block lies, which is added if it was not there. It is
 // to be made something else than 0, before the table is used again.
 func (t *table[V]) at(b prompt.Block) *V {

@@ -47,7 +47,9 @@ func TestTableIsAMap(t *testing.T) {
 				delete(want, b)
 			case 1:
 				v := 1 + rng.Uint64N(100)
-				*have.at(b) = v
+				if rng.IntN(2) == 0 || !have.add(b, v) {
+					*have.at(b) = v
+				}
 				want[b] = v
 			}
 			if have.get(b) != want[b] || have.len() != len(want) {
@@ -104,7 +106,9 @@ func TestTableIsAMapWhereBlocksMeetInOnePlace(t *testing.T) {
 			delete(want, b)
 		} else {
 			want[b] = 1 + rng.Int32N(100)
-			*have.at(b) = want[b]
+			if rng.IntN(2) == 0 || !have.add(b, want[b]) {
+				*have.at(b) = want[b]
+			}
 		}
 		for _, b := range blocks {
 			if have.get(b) != want[b] {

@@ -1,10 +1,6 @@
 package index
 
-import (
-	"slices"
-
-	"warmroute/router/prompt"
-)
+import "slices"
 
 // evictAhead is how many blocks beyond those that it needs one Add may evict
 // when a capacity has shrunk: the caller holds a lock, and all of them at once
@@ -130,38 +126,31 @@ func (x *Index) makeRoom(slot, blocks int) {
 
 // evict removes up to n blocks, oldest first. When those left are all in use,
 // the backend has been sent more than it can hold, and what it was sent first
-// counts as used already.
+// counts as used already. Its blocks are taken out of the set so many at a time, as
+// they are fetched.
 func (x *Index) evict(slot, n int) (evicted int) {
 	h := x.held[slot]
-	x.fetchOldest(slot, n)
+	s, _ := x.in(slot)
 	for evicted < n {
-		at := h.oldest()
-		if at == 0 {
+		blocks := x.evicted[:min(len(x.evicted), n-evicted)]
+		k := h.removeOldest(blocks)
+		if k == 0 {
 			if h.firstPlaced == nil {
-				return evicted
+				break
 			}
 			x.letGo(h.firstPlaced)
 			continue
 		}
-		x.remove(slot, at)
-		h.evictions++
-		evicted++
+		x.fetched ^= s.fetch(blocks[:k])
+		for _, b := range blocks[:k] {
+			x.hide(slot, b)
+		}
+		evicted += k
+	}
+	if evicted > 0 {
+		h.evictions += uint64(evicted)
+		x.entries -= evicted
+		x.version++
 	}
 	return evicted
-}
-
-// fetchOldest is fetch for the blocks that an eviction of n will remove.
-func (x *Index) fetchOldest(slot, n int) {
-	h := x.held[slot]
-	s, _ := x.in(slot)
-	var blocks [64]prompt.Block
-	for at := h.oldest(); at != 0 && n > 0; {
-		k := 0
-		for ; at != 0 && k < min(n, len(blocks)); at = h.entries[at].newer {
-			blocks[k] = h.entries[at].block
-			k++
-		}
-		n -= k
-		x.fetched ^= s.fetch(blocks[:k])
-	}
 }
