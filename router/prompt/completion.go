@@ -88,17 +88,21 @@ func (p *Prompt) readIDs(i int) (int, error) {
 // and returns the index behind it. What is no id makes some four bytes too; the
 // replica refuses it.
 func (p *Prompt) readID(i, depth int) (int, error) {
-	v, err := p.scan.value(i, depth)
-	if err != nil {
-		return 0, err
+	s := &p.scan
+	id, end := uint32(0), i
+	for digit(s.at(end)) {
+		id = id*10 + uint32(s.b[end]-'0')
+		end++
 	}
-	var id uint32
-	for _, c := range p.scan.b[v.start:v.end] {
-		if !digit(c) {
-			break
+	// Most often that was all; else it is for value to say what it is.
+	c := s.at(end)
+	if end == i || s.b[i] == '0' && end > i+1 || c != ',' && c != ']' {
+		v, err := s.value(i, depth)
+		if err != nil {
+			return 0, err
 		}
-		id = id*10 + uint32(c-'0')
+		end = v.end
 	}
 	p.Text = binary.LittleEndian.AppendUint32(p.Text, id)
-	return v.end, nil
+	return end, nil
 }
