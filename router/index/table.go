@@ -95,8 +95,23 @@ func (p *part[V]) find(b prompt.Block, mixed uint64) (int, int) {
 
 // get is the value of a block, 0 if it has none.
 func (t *table[V]) get(b prompt.Block) (v V) {
-	if p, i, at := t.search(b); p != nil {
-		return p.buckets[i].values[at]
+	if t.size == 0 {
+		return v
+	}
+	b = some(b)
+	p, mixed := t.place(b)
+	if p.used == 0 {
+		return v
+	}
+	k := &p.buckets[p.home(mixed)]
+	at := k.slot(b)
+	if at == together && k.full() {
+		var i int
+		i, at = p.find(b, mixed)
+		k = &p.buckets[i]
+	}
+	if at < together {
+		v = k.values[at]
 	}
 	return v
 }
