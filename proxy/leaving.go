@@ -1,11 +1,11 @@
 package proxy
 
 import (
-	"context"
 	"errors"
 	"net/http"
 	"time"
 
+	"warmroute/backends/ending"
 	"warmroute/metrics"
 )
 
@@ -31,7 +31,7 @@ func (x *exchange) cancelled() bool { return x.presence.cancelled.Load() }
 
 // cutOff reports whether the request was ended by the end of the proxy, or by an
 // operator.
-func (x *exchange) cutOff() bool { return x.cancelled() || context.Cause(x.r.Context()) == ErrCutOff }
+func (x *exchange) cutOff() bool { return x.cancelled() || ending.Cause(x.r.Context()) == ErrCutOff }
 
 // over reports whether nobody waits for an answer any more.
 func (x *exchange) over() bool { return x.cancelled() || x.r.Context().Err() != nil }

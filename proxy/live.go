@@ -123,7 +123,7 @@ func (l *Live) reads(p *presence) {
 }
 
 // hasRead ends reads, and reports whether it was cancelled in between. From here on
-// nothing but net/http sets read deadlines: it takes one that passes for the end of
+// nothing but the server sets read deadlines: it takes one that passes for the end of
 // the client, and every later request on the connection for one that nobody waits for.
 func (l *Live) hasRead(p *presence) (cut bool) {
 	s := l.shard(p.number)
@@ -145,7 +145,7 @@ func (l *Live) waits(x *exchange) {
 	}
 	p.phase.Store(int32(Held))
 	if p.cancelled.Load() {
-		x.wait.cancel(errCancelled)
+		x.wait.End(errCancelled)
 	}
 	s.mu.Unlock()
 }
@@ -263,7 +263,7 @@ func (p *presence) end() {
 		return
 	}
 	if p.wait != nil {
-		p.wait.cancel(errCancelled)
+		p.wait.End(errCancelled)
 	}
 	_ = conn.SetWriteDeadline(time.Now().Add(lastWords)) // it may be waiting for a client that does not read
 }

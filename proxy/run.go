@@ -53,7 +53,7 @@ func (x *exchange) run() {
 // beginWait precedes all that may take long before an attempt, and the attempt,
 // which ends it.
 func (x *exchange) beginWait() {
-	if x.wait = &x.first; x.first.Context != nil {
+	if x.wait = &x.first; x.first.Begun() {
 		x.wait = new(wait)
 	}
 	x.wait.begin(x.r.Context())

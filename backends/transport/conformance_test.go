@@ -15,7 +15,7 @@ import (
 type answered struct {
 	method string // GET when empty; POST sends a body
 	answer string
-	end    ending
+	end    aftermath
 
 	status int // 0: RoundTrip fails
 	body   string
@@ -24,20 +24,20 @@ type answered struct {
 	kept   bool  // the connection carries the next request
 }
 
-// ending is what the replica does when it has said its answer.
-type ending int
+// aftermath is what the replica does when it has said its answer.
+type aftermath int
 
 const (
-	stays  ending = iota // waits for the other side to close
-	fin                  // closes; under TLS with its farewell
-	cut                  // closes the socket; under TLS without a farewell
-	reset                // the same, the hard way
-	halved               // closes its own direction only
+	stays  aftermath = iota // waits for the other side to close
+	fin                     // closes; under TLS with its farewell
+	cut                     // closes the socket; under TLS without a farewell
+	reset                   // the same, the hard way
+	halved                  // closes its own direction only
 )
 
 var errAny = errors.New("any error")
 
-func (s *session) finish(how ending) {
+func (s *session) finish(how aftermath) {
 	switch how {
 	case fin:
 		s.Close()

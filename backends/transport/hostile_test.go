@@ -19,7 +19,7 @@ import (
 // close at every moment, before they are written, while they are and after.
 func TestIdleConnectionsClosedAtOnceLoseNothing(t *testing.T) {
 	for name, size := range map[string]int{"small": 100, "large": 1 << 20} {
-		for end, how := range map[string]ending{"closed": fin, "reset": reset} {
+		for end, how := range map[string]aftermath{"closed": fin, "reset": reset} {
 			overBoth(t, name+", "+end, func(t *testing.T, ln net.Listener, scheme string, o Options) {
 				transport := replicaOn(t, ln, scheme, o, func(s *session) {
 					_, body, whole := s.request()

@@ -23,6 +23,8 @@ import (
 	"time"
 
 	"github.com/valyala/fasthttp"
+
+	"warmroute/backends/ending"
 )
 
 // Options configure a Transport. Only URL is needed.
@@ -169,7 +171,7 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		resp, err = t.again(req, err)
 	}
 	if err != nil {
-		if why := cause(req.Context()); why != nil {
+		if why := ending.Cause(req.Context()); why != nil {
 			return nil, why
 		}
 		return nil, err
@@ -217,7 +219,7 @@ func (t *Transport) attempt(req *http.Request, body io.ReadCloser, fresh bool) (
 		b.up.end()
 		return nil, false, err
 	}
-	b.c, b.br, b.stop = c, t.pool.AcquireReader(c), afterFunc(ctx, c.abort)
+	b.c, b.br, b.stop = c, t.pool.AcquireReader(c), ending.AfterFunc(ctx, c.abort)
 	b.up.start(c)
 	if _, err = b.br.Peek(1); err != nil {
 		b.letGo()
