@@ -153,7 +153,7 @@ func TestSmuggledRequestsReachNoReplica(t *testing.T) {
 		{"chunk that ends in LF", start + "Transfer-Encoding: chunked\r\n\r\n1b\n" + chat + "\n0\n\n" + hidden, []int{400}, nil},
 		{"endless chunk extension", start + "Transfer-Encoding: chunked\r\n\r\n1b;" + strings.Repeat("x", 1<<20) + "\r\n" + chat + "\r\n0\r\n\r\n" + hidden, []int{400}, nil},
 		{"tiny chunks with long extensions", start + "Transfer-Encoding: chunked\r\n\r\n" + strings.Repeat("1;"+strings.Repeat("x", 2000)+"\r\n \r\n", 1000) + hidden, []int{400}, nil},
-		{"HTTP/2 without asking", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + hidden, []int{404}, nil},
+		{"HTTP/2 without asking", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + hidden, []int{505}, nil},
 		{"HTTP/3.0", "POST /v1/chat/completions HTTP/3.0\r\nHost: x\r\nContent-Length: 27\r\n\r\n" + chat + hidden, []int{505}, nil},
 		{"no version", "POST /v1/chat/completions\r\nHost: x\r\nContent-Length: 27\r\n\r\n" + chat + hidden, []int{400}, nil},
 		{"query with a space", "POST /v1/chat/completions?a b HTTP/1.1\r\nHost: x\r\nContent-Length: 27\r\n\r\n" + chat + hidden, []int{400}, nil},

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"warmroute/proxy"
+	"warmroute/proxy/http1"
 )
 
 // clientIdle is how long a client's connection may lie idle. Longer than any
@@ -35,19 +36,26 @@ type front struct {
 type door struct {
 	name     string // as socket activation has it
 	listener net.Listener
-	server   *http.Server
+	server   server
 }
+
+// server answers what comes in by a door.
+type server interface {
+	Serve(net.Listener) error
+	Shutdown(context.Context) error
+	Close() error
+}
+
+// secured is a server that speaks TLS alone.
+type secured struct{ *http.Server }
+
+func (s secured) Serve(l net.Listener) error { return s.ServeTLS(l, "", "") }
 
 // open serves the listeners until close.
 func (s *service) open(public, admin net.Listener) *front {
 	requests, cut := context.WithCancelCause(context.Background())
 	f := &front{failed: make(chan error, 2), cut: cut}
-	server := s.server(f.closing(s.proxy), requests)
-	if s.certificate.Load() != nil {
-		server.TLSConfig = s.tlsConfig()
-	}
-	server.ConnState = s.proxy.Track
-	f.serve(&door{"public", public, server})
+	f.serve(&door{"public", public, s.publicServer(f.closing(s.proxy), requests)})
 	if admin != nil {
 		server := s.server(f.closing(s.admin), requests)
 		server.RegisterOnShutdown(s.admin.EndEvents)
@@ -59,12 +67,8 @@ func (s *service) open(public, admin net.Listener) *front {
 
 func (f *front) serve(d *door) {
 	f.doors = append(f.doors, d)
-	serve := d.server.Serve
-	if d.server.TLSConfig != nil {
-		serve = func(l net.Listener) error { return d.server.ServeTLS(l, "", "") }
-	}
 	f.serving.Go(func() {
-		if err := serve(proxy.LazyDeadlines(d.listener)); !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
+		if err := d.server.Serve(proxy.LazyDeadlines(d.listener)); !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
 			f.failed <- err
 		}
 	})
@@ -99,6 +103,21 @@ func (f *front) close() {
 		d.server.Close()
 	}
 	f.serving.Wait()
+}
+
+// publicServer is the one for clients.
+func (s *service) publicServer(h http.Handler, requests context.Context) server {
+	if s.certificate.Load() != nil {
+		server := s.server(h, requests)
+		server.TLSConfig = s.tlsConfig()
+		server.ConnState = s.proxy.Track
+		return secured{server}
+	}
+	return &http1.Server{
+		Handler: h, Context: requests, ConnState: s.proxy.Track, Log: s.log,
+		ReadHeaderTimeout: s.config.Timeouts.ReadHeader, IdleTimeout: clientIdle,
+		MaxHeaderBytes: int(s.config.Limits.HeaderBytes),
+	}
 }
 
 // server serves requests whose contexts end with the given one.

@@ -35,7 +35,7 @@ func newClient(w http.ResponseWriter, r *http.Request, idle time.Duration) clien
 	return c
 }
 
-// Write implements io.Writer. The deadline stays, for what net/http itself has
+// Write implements io.Writer. The deadline stays, for what the server itself has
 // still to write at the end.
 func (c *client) Write(p []byte) (n int, err error) {
 	for {

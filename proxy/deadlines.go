@@ -11,7 +11,7 @@ import (
 )
 
 // LazyDeadlines makes the connections that l accepts cheap to set deadlines on.
-// net/http and the relay set ten for each request, most of which are lifted or
+// a server and the relay set many for each request, most of which are lifted or
 // put off before anything waits, and each costs a lock and a timer of the runtime.
 func LazyDeadlines(l net.Listener) net.Listener { return lazyListener{l} }
 
@@ -40,7 +40,7 @@ type lazyDeadline struct {
 	armed  time.Time  // the socket's: never later than wanted; zero: none
 }
 
-// longAgo is before any deadline but those that are to end a read at once: net/http
+// longAgo is before any deadline but those that are to end a read at once: a server
 // ends the one by which it sees clients leave so, after each request.
 const longAgo = 1e9 // seconds, 2001
 
@@ -125,7 +125,7 @@ func (c *lazyConn) SetDeadline(at time.Time) error {
 	return errors.Join(c.SetReadDeadline(at), c.SetWriteDeadline(at))
 }
 
-// CloseWrite is what net/http ends a connection with on which more is to be read.
+// CloseWrite is what a server ends a connection with on which more is to be read.
 func (c *lazyConn) CloseWrite() error {
 	half, ok := c.Conn.(interface{ CloseWrite() error })
 	if !ok {

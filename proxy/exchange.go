@@ -93,7 +93,7 @@ func (p *Proxy) serve(e *endpoint, w http.ResponseWriter, r *http.Request) {
 	x.note()
 	x.run()
 	if x.torn {
-		// Should the connection live after all, net/http would end on it what is no
+		// Should the connection live after all, the server would end on it what is no
 		// answer, or make an empty one.
 		panic(http.ErrAbortHandler)
 	}

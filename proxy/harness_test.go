@@ -23,6 +23,7 @@ import (
 	"warmroute/backends"
 	"warmroute/backends/transport"
 	"warmroute/metrics"
+	"warmroute/proxy/http1"
 	"warmroute/router"
 )
 
@@ -147,18 +148,20 @@ func newFleet(t testing.TB, list []*backends.Backend, policy string, hold router
 		change(&o)
 	}
 	f.proxy = New(o)
-	server := httptest.NewUnstartedServer(f.proxy)
-	server.Config.ErrorLog = slog.NewLogLogger(o.Log.Handler(), slog.LevelDebug)
-	server.Config.DisableGeneralOptionsHandler = true
-	server.Config.ConnState = f.proxy.Track
-	server.Listener = LazyDeadlines(server.Listener)
-	server.Start()
-	f.url, f.addr = server.URL, server.Listener.Addr().String()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := &http1.Server{
+		Handler: f.proxy, Context: context.Background(), ConnState: f.proxy.Track, Log: o.Log, MaxHeaderBytes: 1 << 20,
+	}
+	running.Go(func() { server.Serve(LazyDeadlines(l)) })
+	f.url, f.addr = "http://"+l.Addr().String(), l.Addr().String()
 	f.client = &http.Client{Transport: &http.Transport{DisableCompression: true, MaxIdleConnsPerHost: 64}}
 	t.Cleanup(func() {
 		f.client.CloseIdleConnections()
 		f.settled()
-		server.Close()
+		server.Shutdown(ctx)
 		stop()
 		running.Wait()
 	})

@@ -6,9 +6,13 @@ import (
 	"time"
 )
 
-// lingering is for the rest of a body that nobody wants: net/http reads some of it,
-// to use the connection again or to close it in order, and would wait for ever.
-const lingering = 2 * time.Second
+const (
+	// lingering is for the rest of a body that nobody wants: some of it is read, to
+	// use the connection again or to close it in order.
+	lingering = 2 * time.Second
+	// mostUnread is how much of it is read at most.
+	mostUnread = 64 << 20
+)
 
 // hurry leaves the client that long.
 func (c *client) hurry() { _ = c.conn.SetReadDeadline(time.Now().Add(lingering)) }
@@ -32,12 +36,10 @@ func (x *exchange) refuseUnread(e *apiError) {
 	if x.r.ProtoMajor > 1 {
 		return
 	}
-	_ = x.w.conn.Flush() // here net/http waits for the body, where the client may send another request after it
-	if x.r.Close {
-		// net/http would close at once, and a connection that is closed with bytes
-		// still to be read is reset: the client might never see the answer.
-		_, _ = io.Copy(io.Discard, x.r.Body)
-	}
+	_ = x.w.conn.Flush() // net/http waits for the body here, where the client may send another request after it
+	// A connection that is closed with bytes still to be read is reset: the client
+	// might never see the answer.
+	_, _ = io.CopyN(io.Discard, x.r.Body, mostUnread)
 }
 
 // checkLimits refuses what is too much before any of its body is read.

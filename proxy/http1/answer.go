@@ -1,0 +1,341 @@
+package http1
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/net/http/httpguts"
+)
+
+const (
+	// fewBytes is how long a body may be whose length is said though its handler
+	// did not: so much is kept until the handler has returned.
+	fewBytes = 2 << 10
+	// sendAt is how much is gathered before it is written unasked.
+	sendAt = 8 << 10
+	// mostKept is how large a buffer may have grown, by a long header, that is used again.
+	mostKept = 32 << 10
+)
+
+// answer is the http.ResponseWriter of a connection's requests, one after another.
+// Like any other it is its handler's alone, but for the deadlines.
+type answer struct {
+	c      *conn
+	body   *body
+	header http.Header
+	// Of the request, whose fields are its handler's to change.
+	head, modern bool
+
+	buffer *[]byte // what is not yet written, borrowed as long as there is some; nil: nothing
+	few    *[]byte // body that is kept until its framing is known, likewise
+
+	status  int   // 0: no header yet
+	said    int64 // length of the body; negative: not said
+	written int64 // of the body
+	framing framing
+	headed  bool        // the header is complete
+	told    bool        // by the handler that it is the last
+	last    bool        // no other answer follows on the connection
+	err     error       // of writing
+	hurried atomic.Bool // a read deadline was set
+}
+
+// framing is how the end of an answer's body is told.
+type framing int
+
+const (
+	unframed framing = iota // it is not decided
+	counted
+	chunked
+	untilClose
+	bodiless
+)
+
+// buffers are for answers on their way.
+var buffers = sync.Pool{New: func() any { b := make([]byte, 0, sendAt+4<<10); return &b }}
+
+func (a *answer) begin(r *http.Request, b *body) {
+	if a.header == nil {
+		a.header = make(http.Header, 16)
+	}
+	a.body, a.head, a.modern = b, r.Method == http.MethodHead, r.ProtoAtLeast(1, 1)
+	a.status, a.said, a.written, a.framing, a.headed, a.told, a.last = 0, -1, 0, unframed, false, false, r.Close
+	a.hurried.Store(false)
+}
+
+// free gives back what an answer that was broken off has borrowed.
+func (a *answer) free() {
+	give(&a.buffer)
+	give(&a.few)
+}
+
+func give(b **[]byte) {
+	if *b != nil {
+		if **b = (**b)[:0]; cap(**b) <= mostKept {
+			buffers.Put(*b)
+		}
+		*b = nil
+	}
+}
+
+// borrow returns where to append to.
+func borrow(b **[]byte) *[]byte {
+	if *b == nil {
+		*b = buffers.Get().(*[]byte)
+	}
+	return *b
+}
+
+// Header implements http.ResponseWriter.
+func (a *answer) Header() http.Header { return a.header }
+
+// WriteHeader implements http.ResponseWriter. What becomes of the Header afterwards
+// is of no effect.
+func (a *answer) WriteHeader(status int) {
+	if a.status != 0 || status < 200 || status > 999 {
+		return
+	}
+	a.status = status
+	out := borrow(&a.buffer)
+	version := "HTTP/1.1 "
+	if !a.modern {
+		version = "HTTP/1.0 "
+	}
+	b := append(*out, version...)
+	b = strconv.AppendInt(b, int64(status), 10)
+	b = append(b, ' ')
+	if text := http.StatusText(status); text != "" {
+		b = append(b, text...)
+	} else {
+		b = append(b, "status code "...)
+		b = strconv.AppendInt(b, int64(status), 10)
+	}
+	b = append(b, "\r\n"...)
+	for name, values := range a.header {
+		switch name {
+		case "Content-Length":
+			a.said = length(values)
+			continue
+		case "Connection":
+			a.told = httpguts.HeaderValuesContainsToken(values, "close")
+			continue
+		case "Transfer-Encoding":
+			if len(values) == 1 && values[0] == "identity" {
+				a.framing = untilClose
+			}
+			continue
+		case "Content-Type":
+			if status == http.StatusNotModified {
+				continue
+			}
+		}
+		if !httpguts.ValidHeaderFieldName(name) {
+			continue
+		}
+		for _, v := range values {
+			b = append(b, name...)
+			b = append(b, ": "...)
+			b = appendValue(b, v)
+			b = append(b, "\r\n"...)
+		}
+	}
+	if _, dated := a.header["Date"]; !dated {
+		b = append(b, "Date: "...)
+		b = time.Now().UTC().AppendFormat(b, http.TimeFormat)
+		b = append(b, "\r\n"...)
+	}
+	*out = b
+}
+
+func length(values []string) int64 {
+	if len(values) != 1 {
+		return -1
+	}
+	n, err := strconv.ParseInt(values[0], 10, 64)
+	if err != nil || n < 0 {
+		return -1
+	}
+	return n
+}
+
+// appendValue keeps a value on its line.
+func appendValue(b []byte, v string) []byte {
+	v = strings.Trim(v, " \t\r\n")
+	at := len(b)
+	b = append(b, v...)
+	if strings.ContainsAny(v, "\r\n") {
+		for i := at; i < len(b); i++ {
+			if b[i] == '\r' || b[i] == '\n' {
+				b[i] = ' '
+			}
+		}
+	}
+	return b
+}
+
+// frame completes the header. whole: there is no more of the body than what is kept.
+func (a *answer) frame(whole bool) {
+	a.headed = true
+	a.last = a.last || a.told || a.body.endsAnswers() || a.c.server.ending.Load()
+	none := a.status == http.StatusNoContent || a.status == http.StatusNotModified
+	if whole && a.said < 0 && a.framing == unframed && !none && (!a.head || a.written > 0) {
+		a.said = a.written
+	}
+	out := borrow(&a.buffer)
+	b := *out
+	switch {
+	case none:
+		a.framing = bodiless
+	case a.said >= 0:
+		a.framing = counted
+		b = append(b, "Content-Length: "...)
+		b = strconv.AppendInt(b, a.said, 10)
+		b = append(b, "\r\n"...)
+	case a.head:
+	case a.framing == unframed && a.modern:
+		a.framing = chunked
+		b = append(b, "Transfer-Encoding: chunked\r\n"...)
+	default:
+		a.framing, a.last = untilClose, true
+	}
+	if a.head {
+		a.framing = bodiless
+	}
+	switch {
+	case a.last && (a.modern || a.told):
+		b = append(b, "Connection: close\r\n"...)
+	case !a.last && !a.modern:
+		b = append(b, "Connection: keep-alive\r\n"...)
+	}
+	*out = append(b, "\r\n"...)
+}
+
+// Write implements http.ResponseWriter.
+func (a *answer) Write(p []byte) (int, error) {
+	if a.status == 0 {
+		a.WriteHeader(http.StatusOK)
+	}
+	switch {
+	case len(p) == 0 || a.err != nil:
+		return 0, a.err
+	case a.status == http.StatusNoContent || a.status == http.StatusNotModified:
+		return 0, http.ErrBodyNotAllowed
+	}
+	a.written += int64(len(p))
+	if a.said >= 0 && a.written > a.said {
+		return 0, http.ErrContentLength
+	}
+	if !a.headed && a.framing == unframed && a.said < 0 && a.written <= fewBytes {
+		few := borrow(&a.few)
+		*few = append(*few, p...)
+		return len(p), nil
+	}
+	a.settle(false)
+	a.put(p)
+	return len(p), a.err
+}
+
+// settle ends the header, if that was not done, and puts behind it what was kept.
+func (a *answer) settle(whole bool) {
+	if !a.headed {
+		a.frame(whole)
+	}
+	if a.few != nil {
+		a.put(*a.few)
+		give(&a.few)
+	}
+}
+
+// put adds to the body, and writes when there is much.
+func (a *answer) put(p []byte) {
+	if a.framing == bodiless {
+		return
+	}
+	out := borrow(&a.buffer)
+	if a.framing == chunked {
+		*out = strconv.AppendInt(*out, int64(len(p)), 16)
+		*out = append(*out, "\r\n"...)
+	}
+	if len(*out)+len(p) > sendAt {
+		a.send()
+	}
+	if len(p) > sendAt {
+		a.write(p)
+		out = borrow(&a.buffer)
+	} else {
+		out = borrow(&a.buffer)
+		*out = append(*out, p...)
+	}
+	if a.framing == chunked {
+		*out = append(*out, "\r\n"...)
+	}
+}
+
+// send writes what was gathered.
+func (a *answer) send() {
+	if a.buffer != nil {
+		a.write(*a.buffer)
+		give(&a.buffer)
+	}
+}
+
+func (a *answer) write(p []byte) {
+	if a.err == nil && len(p) > 0 {
+		if _, a.err = a.c.Write(p); a.err != nil {
+			a.c.cut(context.Canceled)
+		}
+	}
+}
+
+// FlushError is what http.ResponseController looks for.
+func (a *answer) FlushError() error {
+	if a.status == 0 {
+		a.WriteHeader(http.StatusOK)
+	}
+	a.settle(false)
+	a.send()
+	return a.err
+}
+
+// SetReadDeadline is what http.ResponseController looks for.
+func (a *answer) SetReadDeadline(at time.Time) error {
+	a.hurried.Store(!at.IsZero())
+	return a.c.SetReadDeadline(at)
+}
+
+// SetWriteDeadline is what http.ResponseController looks for.
+func (a *answer) SetWriteDeadline(at time.Time) error { return a.c.SetWriteDeadline(at) }
+
+// abandon sends what its handler has brought under way before it panicked.
+func (a *answer) abandon() {
+	if a.headed && a.few == nil {
+		a.send()
+	}
+}
+
+var errLength = errors.New("the handler has not written as much as it said")
+
+// finish writes the rest, and reports whether the answer is whole.
+func (a *answer) finish() bool {
+	if a.status == 0 {
+		a.WriteHeader(http.StatusOK)
+	}
+	a.settle(true)
+	if a.framing == chunked {
+		out := borrow(&a.buffer)
+		*out = append(*out, "0\r\n\r\n"...)
+	}
+	a.send()
+	if a.err == nil && a.framing == counted && a.written != a.said {
+		a.err = errLength
+	}
+	a.free()
+	clear(a.header) // an idle connection is not to keep what a replica said
+	return a.err == nil
+}
