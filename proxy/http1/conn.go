@@ -109,6 +109,9 @@ func (c *conn) serve() {
 		}
 		c.cut(context.Canceled)
 		c.out.abandon()
+		if c.out.body != nil {
+			c.out.body.closed.Store(true) // what reads on would read from another connection
+		}
 		c.watch.stop()
 		c.close()
 		c.server.tell(c, http.StateClosed)
@@ -207,7 +210,7 @@ func (c *conn) serveOne() bool {
 	w.begin(r, from)
 	c.server.Handler.ServeHTTP(w, r)
 	ctx.End(context.Canceled)
-	from.closed = true
+	from.closed.Store(true)
 	whole := w.finish()
 	c.watch.stop()
 	if r.MultipartForm != nil {

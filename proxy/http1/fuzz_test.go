@@ -58,7 +58,7 @@ func meant(sent string, our, their seen) bool {
 	case ours == theirs:
 		return false
 	case strings.Contains(ours, "400 Bad Request: missing required Host header"):
-		return strings.Contains(their.String(), `host ""`) || strings.Contains(theirs, "400 Bad Request") // Host is empty, and more may be wrong
+		return strings.Contains(strings.ToLower(sent), "host:") // it is empty
 	case strings.Contains(ours, "400 Bad Request: malformed Host header"), strings.Contains(theirs, "required Host header"), strings.Contains(theirs, "malformed Host header"):
 		return elsewhere
 	case strings.Contains(ours, "505 HTTP Version"):

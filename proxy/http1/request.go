@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"os"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/net/http/httpguts"
@@ -103,7 +104,7 @@ type body struct {
 	expected bool          // the client waits for word before it sends it
 	over     bool          // it was read to its end
 	broken   bool          // it cannot be
-	closed   bool
+	closed   atomic.Bool
 }
 
 // endsAnswers reports whether it is known that no other request can follow: whether
@@ -115,7 +116,7 @@ func (b *body) endsAnswers() bool {
 
 // Read implements io.Reader.
 func (b *body) Read(p []byte) (int, error) {
-	if b.closed {
+	if b.closed.Load() {
 		return 0, http.ErrBodyReadAfterClose
 	}
 	if b.expected && b.c.out.status != 0 {
@@ -140,7 +141,7 @@ func (b *body) Read(p []byte) (int, error) {
 // Close implements io.Closer. What is left of the body is dealt with at the
 // request's end.
 func (b *body) Close() error {
-	b.closed = true
+	b.closed.Store(true)
 	return nil
 }
 
