@@ -55,8 +55,8 @@ func meant(sent string, our, their seen) bool {
 	}
 	elsewhere := strings.Contains(sent, "://") || strings.Contains(sent, "CONNECT") // the host is the URI's
 	switch {
-	case ours == theirs:
-		return false
+	case ours == theirs: // net/http waits for the body of what it has refused
+		return their.open && !our.open && strings.Contains(ours, "417 Expectation Failed")
 	case strings.Contains(ours, "400 Bad Request: missing required Host header"):
 		return strings.Contains(strings.ToLower(sent), "host:") // it is empty
 	case strings.Contains(ours, "400 Bad Request: malformed Host header"), strings.Contains(theirs, "required Host header"), strings.Contains(theirs, "malformed Host header"):
