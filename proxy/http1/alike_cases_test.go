@@ -156,17 +156,21 @@ func bodiesOfAnswers() map[string]func(http.ResponseWriter) {
 			w.Header()["Transfer-Encoding"] = []string{"identity"}
 			length("5", "hello")(w)
 		},
-		"close":             header("Connection", "close"),
-		"close, flushed":    func(w http.ResponseWriter) { w.Header()["Connection"] = []string{"close"}; flush(w); body("hello")(w) },
-		"204":               status(204, ""),
-		"204 with a body":   status(204, "hello"),
-		"304":               status(304, ""),
-		"304 with a length": func(w http.ResponseWriter) { w.Header()["Content-Length"] = []string{"5"}; status(304, "")(w) },
-		"204, flushed":      func(w http.ResponseWriter) { w.WriteHeader(204); flush(w) },
-		"404":               status(404, "none"),
-		"599":               status(599, "?"),
-		"999":               status(999, "?"),
-		"twice":             func(w http.ResponseWriter) { w.WriteHeader(201); status(500, "hello")(w) },
+		"close":               header("Connection", "close"),
+		"close, flushed":      func(w http.ResponseWriter) { w.Header()["Connection"] = []string{"close"}; flush(w); body("hello")(w) },
+		"204":                 status(204, ""),
+		"204 with a body":     status(204, "hello"),
+		"304":                 status(304, ""),
+		"304 with a length":   func(w http.ResponseWriter) { w.Header()["Content-Length"] = []string{"5"}; status(304, "")(w) },
+		"204, flushed":        func(w http.ResponseWriter) { w.WriteHeader(204); flush(w) },
+		"404":                 status(404, "none"),
+		"599":                 status(599, "?"),
+		"999":                 status(999, "?"),
+		"103":                 status(103, "hello"),
+		"no status":           status(0, "hello"),
+		"1000":                status(1000, "hello"),
+		"status of no digits": status(-1, "hello"),
+		"twice":               func(w http.ResponseWriter) { w.WriteHeader(201); status(500, "hello")(w) },
 		"header afterwards": func(w http.ResponseWriter) {
 			w.WriteHeader(200)
 			w.Header()["Too-Late"] = []string{"x"}

@@ -26,6 +26,7 @@ func differences() []wanted {
 	return []wanted{
 		{why: "a length that is none is not sent", ours: `Content-Length: 5; Content-Type: text/plain`,
 			cases: []string{"length said, nonsense", "length said, negative"}},
+		{why: "no interim answers are sent", ours: `200 OK [`, cases: []string{"103"}},
 		{why: "of an answer that is broken off anything may arrive", alter: withoutBody,
 			cases: []string{"abort after middle", "abort after length", "abort after flush and more"}},
 		{why: "an absolute URI names the host; net/http wants it twice", ours: `200 OK [Content-Length: 27; Content-Type: text/plain; Saw: GET] "http://a/b?c`,

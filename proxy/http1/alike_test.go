@@ -132,6 +132,7 @@ func play(t *testing.T, serve func(http.Handler) server, h noting, steps []step)
 	<-left
 	<-ended
 	time.Sleep(longEnough) // whoever says farewell
+	synctest.Wait()
 	got.notes = notes
 	got.answers = answersIn(received.Bytes())
 	return got

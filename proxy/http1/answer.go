@@ -98,7 +98,12 @@ func (a *answer) Header() http.Header { return a.header }
 // WriteHeader implements http.ResponseWriter. What becomes of the Header afterwards
 // is of no effect.
 func (a *answer) WriteHeader(status int) {
-	if a.status != 0 || status < 200 || status > 999 {
+	switch {
+	case a.status != 0:
+		return
+	case status < 100 || status > 999:
+		panic("no status can be " + strconv.Itoa(status))
+	case status < 200: // no answer yet
 		return
 	}
 	a.status = status

@@ -168,6 +168,7 @@ func TestFailedWritesEndTheRequest(t *testing.T) {
 		c.say(post + "Content-Length: 5\r\n\r\nhel")
 		c.Close()
 		time.Sleep(2 * time.Second)
+		synctest.Wait()
 		if !ended {
 			t.Error("the request goes on")
 		}
