@@ -220,6 +220,7 @@ func (c *conn) serveOne() bool {
 	if !whole || !from.rest() || w.last {
 		return false
 	}
+	w.body = nil // with which the request would be kept
 	c.become(idle, nil)
 	c.server.tell(c, http.StateIdle)
 	return true
