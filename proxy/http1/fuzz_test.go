@@ -53,8 +53,12 @@ func meant(sent string, our, their seen) bool {
 			break
 		}
 	}
+	// net/http also finds the word between spaces, where no list has it.
+	closes := !their.open && strings.Contains(strings.ToLower(sent), "close")
 	elsewhere := strings.Contains(sent, "://") || strings.Contains(sent, "CONNECT") // the host is the URI's
 	switch {
+	case ours == theirs && closes, theirs == "" && closes:
+		return true
 	case ours == theirs: // net/http waits for the body of what it has refused
 		return their.open && !our.open && strings.Contains(ours, "417 Expectation Failed")
 	case strings.Contains(ours, "400 Bad Request: missing required Host header"):
