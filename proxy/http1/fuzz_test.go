@@ -53,8 +53,9 @@ func meant(sent string, our, their seen) bool {
 			break
 		}
 	}
+	small := strings.ToLower(sent)
 	// net/http also finds the word between spaces, where no list has it.
-	closes := !their.open && strings.Contains(strings.ToLower(sent), "close")
+	closes := !their.open && strings.Contains(small, "close")
 	elsewhere := strings.Contains(sent, "://") || strings.Contains(sent, "CONNECT") // the host is the URI's
 	switch {
 	case ours == theirs && closes, theirs == "" && closes:
@@ -62,13 +63,13 @@ func meant(sent string, our, their seen) bool {
 	case ours == theirs: // net/http waits for the body of what it has refused
 		return their.open && !our.open && strings.Contains(ours, "417 Expectation Failed")
 	case strings.Contains(ours, "400 Bad Request: missing required Host header"):
-		return strings.Contains(strings.ToLower(sent), "host:") // it is empty
+		return strings.Contains(small, "host:") // it is empty
 	case strings.Contains(ours, "400 Bad Request: malformed Host header"), strings.Contains(theirs, "required Host header"), strings.Contains(theirs, "malformed Host header"):
 		return elsewhere
 	case strings.Contains(ours, "505 HTTP Version"):
 		return strings.Contains(theirs, "Saw: PRI")
 	case strings.Contains(ours, "417 Expectation Failed"): // net/http also finds the word between spaces
-		return strings.Contains(sent, "100-continue")
+		return strings.Contains(small, "100-continue")
 	case strings.HasPrefix(theirs, "HTTP/1.0") && strings.Contains(theirs, "Connection: keep-alive"):
 		return strings.Replace(theirs, "Connection: keep-alive; ", "", 1) == ours
 	case theirs == "" && their.open: // less than four bytes are no request to net/http that is worth a look
