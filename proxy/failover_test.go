@@ -32,6 +32,7 @@ var firstFails = []struct {
 	{"error event after the role", true, always(streamed(role, dead, doneLine)), "error_event"},
 	{"abort after the role", true, always(streamed(role, abort, doneLine)), "aborted"},
 	{"abort in one packet with the role", true, always(streamed(role + abort + counted + doneLine)), "aborted"},
+	{"an end after the role, with no word of why", true, always(streamed(role, counted+doneLine)), "aborted"},
 	{"abort alone", true, always(streamed(abort, doneLine)), "aborted"},
 	{"whole answer with an abort", false, always(answered("200 OK", wholeAbort)), "aborted"},
 	{"whole answer cut short", false, once(strings.TrimSuffix(answered("200 OK", whole), "}}}")), "broken"},

@@ -153,7 +153,9 @@ func (a *attempt) judge(resp *http.Response, s *eventScanner, err error) *failur
 			stops: stops, free: drains(s.failed), deadly: !stops,
 			header: http.Header{"Content-Type": {"application/json"}},
 		}
-	case s.aborted:
+	case s.aborted, s.done && s.events > 0 && (a.endpoint.format == chatFormat || a.endpoint.format == completionFormat):
+		// vLLM that drains ends what came too late so: the role, the usage of no token, and [DONE], with
+		// no word of why it ended.
 		return a.abortedFailure()
 	case s.done || err == nil || err == io.EOF && s.events > 0 && !a.cutShort(resp, s):
 		return nil
