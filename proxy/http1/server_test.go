@@ -159,9 +159,6 @@ func TestListenerClosedByOthers(t *testing.T) {
 // Connections leave nothing: no goroutine, which TestMain and the bubble see to, and
 // no memory.
 func TestConnectionsLeaveNothing(t *testing.T) {
-	if testing.Short() {
-		t.Skip("many connections")
-	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
