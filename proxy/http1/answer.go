@@ -5,7 +5,6 @@ import (
 	"errors"
 	"net/http"
 	"strconv"
-	"sync"
 	"sync/atomic"
 	"time"
 )
@@ -54,9 +53,6 @@ const (
 	bodiless
 )
 
-// buffers are for answers on their way.
-var buffers = sync.Pool{New: func() any { b := make([]byte, 0, sendAt+4<<10); return &b }}
-
 func (a *answer) begin(r *http.Request, b *body) {
 	if a.header == nil {
 		a.header = make(http.Header, 16)
@@ -68,23 +64,27 @@ func (a *answer) begin(r *http.Request, b *body) {
 
 // free gives back what an answer that was broken off has borrowed.
 func (a *answer) free() {
-	give(&a.buffer)
-	give(&a.few)
+	a.give(&a.buffer)
+	a.give(&a.few)
 }
 
-func give(b **[]byte) {
+func (a *answer) give(b **[]byte) {
 	if *b != nil {
 		if **b = (**b)[:0]; cap(**b) <= mostKept {
-			buffers.Put(*b)
+			a.c.server.buffers.Put(*b)
 		}
 		*b = nil
 	}
 }
 
 // borrow returns where to append to.
-func borrow(b **[]byte) *[]byte {
+func (a *answer) borrow(b **[]byte) *[]byte {
 	if *b == nil {
-		*b = buffers.Get().(*[]byte)
+		var ok bool
+		if *b, ok = a.c.server.buffers.Get().(*[]byte); !ok {
+			fresh := make([]byte, 0, sendAt+4<<10)
+			*b = &fresh
+		}
 	}
 	return *b
 }
@@ -108,7 +108,7 @@ func (a *answer) Write(p []byte) (int, error) {
 		return 0, http.ErrContentLength
 	}
 	if !a.headed && a.framing == unframed && a.said < 0 && a.written <= fewBytes {
-		few := borrow(&a.few)
+		few := a.borrow(&a.few)
 		*few = append(*few, p...)
 		return len(p), nil
 	}
@@ -124,7 +124,7 @@ func (a *answer) settle(whole bool) {
 	}
 	if a.few != nil {
 		a.put(*a.few)
-		give(&a.few)
+		a.give(&a.few)
 	}
 }
 
@@ -133,7 +133,7 @@ func (a *answer) put(p []byte) {
 	if a.framing == bodiless {
 		return
 	}
-	out := borrow(&a.buffer)
+	out := a.borrow(&a.buffer)
 	if a.framing == chunked {
 		*out = strconv.AppendInt(*out, int64(len(p)), 16)
 		*out = append(*out, "\r\n"...)
@@ -143,21 +143,25 @@ func (a *answer) put(p []byte) {
 	}
 	if len(p) > sendAt {
 		a.write(p)
-		out = borrow(&a.buffer)
 	} else {
-		out = borrow(&a.buffer)
-		*out = append(*out, p...)
+		a.gather(p)
 	}
 	if a.framing == chunked {
-		*out = append(*out, "\r\n"...)
+		a.gather([]byte("\r\n"))
 	}
+}
+
+// gather adds to what is not yet written.
+func (a *answer) gather(p []byte) {
+	out := a.borrow(&a.buffer)
+	*out = append(*out, p...)
 }
 
 // send writes what was gathered.
 func (a *answer) send() {
 	if a.buffer != nil {
 		a.write(*a.buffer)
-		give(&a.buffer)
+		a.give(&a.buffer)
 	}
 }
 
@@ -204,8 +208,7 @@ func (a *answer) finish() bool {
 	}
 	a.settle(true)
 	if a.framing == chunked {
-		out := borrow(&a.buffer)
-		*out = append(*out, "0\r\n\r\n"...)
+		a.gather([]byte("0\r\n\r\n"))
 	}
 	a.send()
 	if a.err == nil && a.framing == counted && a.written != a.said {

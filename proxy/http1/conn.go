@@ -59,9 +59,6 @@ const (
 	idle                 // the next request may come
 )
 
-// readers are for the headers of requests, and what comes of bodies with them.
-var readers = sync.Pool{New: func() any { return bufio.NewReaderSize(nil, 4<<10) }}
-
 func newConn(s *Server, socket net.Conn) *conn {
 	c := &conn{Conn: socket, server: s, remote: socket.RemoteAddr().String(), accepted: time.Now()}
 	c.in.c, c.out.c, c.watch.c = c, c, c
@@ -101,7 +98,10 @@ func (c *conn) become(s state, request *ending.Context) {
 }
 
 func (c *conn) serve() {
-	c.br = readers.Get().(*bufio.Reader)
+	var ok bool
+	if c.br, ok = c.server.readers.Get().(*bufio.Reader); !ok {
+		c.br = bufio.NewReaderSize(nil, 4<<10)
+	}
 	c.br.Reset(&c.in)
 	defer func() {
 		if fault := recover(); fault != nil && fault != http.ErrAbortHandler {
@@ -119,7 +119,7 @@ func (c *conn) serve() {
 		c.out.free()
 		if c.out.body == nil || c.out.body.over { // else who still has the body could read what is another's
 			c.br.Reset(nil)
-			readers.Put(c.br)
+			c.server.readers.Put(c.br)
 		}
 	}()
 	for first := true; c.await(first) && c.serveOne(); first = false {

@@ -21,7 +21,7 @@ func (a *answer) WriteHeader(status int) {
 		return
 	}
 	a.status = status
-	out := borrow(&a.buffer)
+	out := a.borrow(&a.buffer)
 	version := "HTTP/1.1 "
 	if !a.modern {
 		version = "HTTP/1.0 "
@@ -106,7 +106,7 @@ func (a *answer) frame(whole bool) {
 	if whole && a.said < 0 && a.framing == unframed && !none && (!a.head || a.written > 0) {
 		a.said = a.written
 	}
-	out := borrow(&a.buffer)
+	out := a.borrow(&a.buffer)
 	b := *out
 	switch {
 	case none:

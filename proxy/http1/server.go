@@ -35,6 +35,8 @@ type Server struct {
 	ConnState func(net.Conn, http.ConnState) // as http.Server's
 	Log       *slog.Logger                   // of panics, and of what Accept fails with
 
+	readers sync.Pool // of *bufio.Reader: for headers, and what comes of bodies with them
+	buffers sync.Pool // of *[]byte: for answers on their way
 	watched sync.Once // for the end of Context
 
 	mu        sync.Mutex // guards what follows
