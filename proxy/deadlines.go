@@ -11,7 +11,7 @@ import (
 )
 
 // LazyDeadlines makes the connections that l accepts cheap to set deadlines on.
-// a server and the relay set many for each request, most of which are lifted or
+// A server and the relay set many for each request, most of which are lifted or
 // put off before anything waits, and each costs a lock and a timer of the runtime.
 func LazyDeadlines(l net.Listener) net.Listener { return lazyListener{l} }
 

@@ -28,6 +28,10 @@ const (
 	messagesFormat
 )
 
+// hasChoices reports whether an answer is a list of choices, each of which says why
+// it ended, and a stream of them ends with [DONE].
+func (f format) hasChoices() bool { return f == chatFormat || f == completionFormat }
+
 // anthropic reports whether Anthropic's clients ask here, which send their key in a
 // header of its own.
 func (e *endpoint) anthropic() bool { return strings.HasPrefix(e.path, "/v1/messages") }

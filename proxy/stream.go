@@ -153,7 +153,7 @@ func (a *attempt) judge(resp *http.Response, s *eventScanner, err error) *failur
 			stops: stops, free: drains(s.failed), deadly: !stops,
 			header: http.Header{"Content-Type": {"application/json"}},
 		}
-	case s.aborted, s.done && s.events > 0 && (a.endpoint.format == chatFormat || a.endpoint.format == completionFormat):
+	case s.aborted, s.done && s.events > 0 && a.endpoint.format.hasChoices():
 		// vLLM that drains ends what came too late so: the role, the usage of no token, and [DONE], with
 		// no word of why it ended.
 		return a.abortedFailure()
@@ -214,6 +214,5 @@ func (a *attempt) finish(resp *http.Response, s *eventScanner, out *lines, err, 
 // cutShort says whether a stream that seems to have ended well has not. Where
 // the end of the connection is the end of the answer, only [DONE] tells.
 func (a *attempt) cutShort(resp *http.Response, s *eventScanner) bool {
-	says := a.endpoint.format == chatFormat || a.endpoint.format == completionFormat
-	return says && !isFramed(resp) && !s.done
+	return a.endpoint.format.hasChoices() && !isFramed(resp) && !s.done
 }

@@ -24,7 +24,7 @@ func (w *wait) begin(client context.Context) {
 	w.unwatch = ending.AfterFunc(client, w.left)
 }
 
-func (w *wait) left() { w.End(ending.Cause(w.Context.Context)) }
+func (w *wait) left() { w.End(w.Cause()) }
 
 func (w *wait) limit(d time.Duration) {
 	w.last = time.AfterFunc(d, func() { w.End(errFirstByte) })

@@ -164,7 +164,7 @@ func (a *attempt) abortedFailure() *failure {
 // aborted says whether a whole answer was cut short by its replica. Few answers
 // hold the word, so few are parsed for it.
 func aborted(f format, body []byte) bool {
-	if f != chatFormat && f != completionFormat || !bytes.Contains(body, []byte(`"abort"`)) {
+	if !f.hasChoices() || !bytes.Contains(body, []byte(`"abort"`)) {
 		return false
 	}
 	found := false
