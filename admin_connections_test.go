@@ -12,6 +12,9 @@ import (
 	"time"
 )
 
+// adminConnections is above what the admin listener keeps open.
+const adminConnections = 64
+
 // Strangers may open as many connections to the admin listener as they like: old
 // ones go, and an operator gets in.
 func TestIdleConnectionsDoNotKeepAnOperatorOut(t *testing.T) {

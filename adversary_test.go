@@ -109,8 +109,8 @@ func TestSmuggledRequestsReachNoReplica(t *testing.T) {
 		{"plain", start + "Content-Length: 27\r\n\r\n" + chat, []int{200}, []string{passed}},
 		{"chunked", start + "Transfer-Encoding: chunked\r\n\r\n" + inChunks, []int{200}, []string{passed}},
 		{"both, the length ends sooner", start + "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n" + inChunks, []int{200}, []string{passed}},
-		{"both, the length ends later", start + "Content-Length: 200\r\nTransfer-Encoding: chunked\r\n\r\n" + inChunks + hidden, []int{200, 404}, []string{passed}},
-		{"both, chunks end at once", start + fmt.Sprintf("Content-Length: %d\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 5+len(hidden)) + hidden, []int{400, 404}, nil},
+		{"both, the length ends later", start + "Content-Length: 200\r\nTransfer-Encoding: chunked\r\n\r\n" + inChunks + hidden, []int{200}, []string{passed}},
+		{"both, chunks end at once", start + fmt.Sprintf("Content-Length: %d\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 5+len(hidden)) + hidden, []int{400}, nil},
 		{"the same length twice", start + "Content-Length: 27\r\nContent-Length: 27\r\n\r\n" + chat, []int{200}, []string{passed}},
 		{"folded coding", start + "Transfer-Encoding:\r\n chunked\r\n\r\n" + inChunks, []int{200}, []string{passed}},
 		{"folded header", start + "X-Note: a\r\n Content-Length: 3\r\nContent-Length: 27\r\n\r\n" + chat, []int{200}, []string{passed}},
@@ -153,15 +153,16 @@ func TestSmuggledRequestsReachNoReplica(t *testing.T) {
 		{"chunk that ends in LF", start + "Transfer-Encoding: chunked\r\n\r\n1b\n" + chat + "\n0\n\n" + hidden, []int{400}, nil},
 		{"endless chunk extension", start + "Transfer-Encoding: chunked\r\n\r\n1b;" + strings.Repeat("x", 1<<20) + "\r\n" + chat + "\r\n0\r\n\r\n" + hidden, []int{400}, nil},
 		{"tiny chunks with long extensions", start + "Transfer-Encoding: chunked\r\n\r\n" + strings.Repeat("1;"+strings.Repeat("x", 2000)+"\r\n \r\n", 1000) + hidden, []int{400}, nil},
-		{"HTTP/2 without asking", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + hidden, []int{505}, nil},
+		{"HTTP/2 without asking", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + hidden, []int{404}, nil},
 		{"HTTP/3.0", "POST /v1/chat/completions HTTP/3.0\r\nHost: x\r\nContent-Length: 27\r\n\r\n" + chat + hidden, []int{505}, nil},
 		{"no version", "POST /v1/chat/completions\r\nHost: x\r\nContent-Length: 27\r\n\r\n" + chat + hidden, []int{400}, nil},
 		{"query with a space", "POST /v1/chat/completions?a b HTTP/1.1\r\nHost: x\r\nContent-Length: 27\r\n\r\n" + chat + hidden, []int{400}, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			got := f.tell(c.sent + "GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-			if want := c.codes; c.seen != nil || len(want) > 1 {
-				c.codes = append(want, 200)
+			closes := strings.Contains(c.sent, "Transfer-Encoding:") // after its response
+			if !closes && (c.seen != nil || len(c.codes) > 1) {
+				c.codes = append(c.codes, 200)
 			}
 			if !slices.Equal(got, c.codes) {
 				t.Errorf("answered %v, want %v", got, c.codes)

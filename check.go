@@ -52,7 +52,7 @@ func (c *Config) Warnings() []string {
 		warnings = append(warnings, fmt.Sprintf("timeouts.keepalive_idle: %v is no less than the 5s after which vLLM closes idle connections; "+
 			"raise VLLM_HTTP_TIMEOUT_KEEP_ALIVE above it on every replica", c.Timeouts.KeepaliveIdle))
 	}
-	return slices.Concat(warnings, c.adminWarnings(), c.TLS.warnings(), c.routingWarnings())
+	return slices.Concat(warnings, c.adminWarnings(), c.TLS.warnings("tls"), c.AdminTLS.warnings("admin_tls"), c.routingWarnings())
 }
 
 // check adds a fault for every rule that the settings break.
@@ -119,6 +119,7 @@ func (c *Config) checkDurations(f *faults) {
 		{"slo.ttft", c.SLO.TTFT, 0},
 		{"timeouts.connect", c.Timeouts.Connect, time.Millisecond},
 		{"timeouts.first_byte", c.Timeouts.FirstByte, 0},
+		{"timeouts.response", c.Timeouts.Response, 0},
 		{"timeouts.body_idle", c.Timeouts.BodyIdle, 0},
 		{"sse.keepalive", c.SSE.Keepalive, 0},
 		{"timeouts.write_idle", c.Timeouts.WriteIdle, 0},

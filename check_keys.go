@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"net"
+	"time"
 
 	"warmroute/proxy/keys"
 )
@@ -11,6 +12,9 @@ const (
 	// mostKeys bounds the metrics, which tell of each key.
 	mostKeys      = 10_000
 	shortestToken = 16
+	// maxQueueTime is as long as batch services promise an answer in. A client that
+	// waits longer than that has most likely gone without a word.
+	maxQueueTime = 24 * time.Hour
 )
 
 // checkKeys looks at each key by itself and for two that are one. Faults show
@@ -36,6 +40,9 @@ func (c *Config) checkKeys(f *faults) {
 		}
 		within(f, at+".concurrency", k.Concurrency, 0, 1<<30)
 		within(f, at+".priority", k.Priority, -100, 100)
+		if k.QueueTime != 0 && (k.QueueTime < time.Millisecond || k.QueueTime > maxQueueTime) {
+			f.add(at+".queue_time", "%v is not between 1ms and %v; drop it for routing.hold.time", k.QueueTime, maxQueueTime)
+		}
 		if !keys.IsName(k.Name) {
 			f.add(at+".name", "cannot be one: %s", keys.NameRule)
 			continue
@@ -96,8 +103,13 @@ func (c *Config) checkAdminToken(f *faults) {
 
 // adminWarnings tell of a listener that others can reach.
 func (c *Config) adminWarnings() []string {
-	if host, _, err := net.SplitHostPort(c.Admin); err != nil || isLoopback(host) || c.AdminToken != "" {
+	host, _, err := net.SplitHostPort(c.Admin)
+	switch {
+	case err != nil || isLoopback(host) || c.AdminToken != "" && c.AdminTLS.enabled():
 		return nil
+	case c.AdminToken != "":
+		return []string{fmt.Sprintf("admin: %s can be reached from other machines and speaks plain HTTP: the admin token can be read on the network; "+
+			"set admin_tls.cert_file and admin_tls.key_file", c.Admin)}
 	}
 	return []string{fmt.Sprintf("admin: %s can be reached from other machines: /metrics is open to them, all else refuses them until admin_token is set; "+
 		"keep it on a private network", c.Admin)}

@@ -26,7 +26,7 @@ func TestCheckReportsFaultsOfKeysAndShowsNone(t *testing.T) {
 		{"a key in place of a hash", "keys: [{name: a, sha256: " + plainKey + "}]", "",
 			`keys[0].sha256: is no SHA-256: write the 64 digits that printf %s "$KEY" | sha256sum prints; a key in plain belongs into keys_file`},
 		{"a key as a setting", "keys: [{" + plainKey + ": 1}]", "",
-			"keys[0]: unknown setting; a key has name, sha256, models, requests_per_minute, tokens_per_minute, concurrency, priority, route_headers, expires"},
+			"keys[0]: unknown setting; a key has name, sha256, models, requests_per_minute, tokens_per_minute, concurrency, priority, queue_time, route_headers, expires"},
 		{"near a setting", "keys: [{name: a, modles: [m]}]", "", "keys[0]: unknown setting near models; did you mean that?"},
 		{"a key with spaces as a name", "keys: [{name: \"" + plainKey + " x\", " + hash + "}]", "", "keys[0].name: cannot be one: " + keys.NameRule},
 		{"no name", "keys: [{" + hash + "}]", "", "keys[0].name: cannot be one: " + keys.NameRule},
@@ -43,6 +43,9 @@ func TestCheckReportsFaultsOfKeysAndShowsNone(t *testing.T) {
 		{"a negative rate", "keys: [{name: a, " + hash + ", requests_per_minute: -1}]", "", "keys[0].requests_per_minute: -1 is too small; give it 0 or more"},
 		{"a rate of few tokens", "keys: [{name: a, " + hash + ", tokens_per_minute: 10}]", "", "keys[0].tokens_per_minute: 10 is too small; give it 1000 or more"},
 		{"a class out of range", "keys: [{name: a, " + hash + ", priority: 101}]", "", "keys[0].priority: 101 is too large; give it 100 or less"},
+		{"a queue time of nothing", "keys: [{name: a, " + hash + ", queue_time: 1us}]", "", "keys[0].queue_time: 1µs is not between 1ms and 24h0m0s; drop it for routing.hold.time"},
+		{"a queue time of days", "keys: [{name: a, " + hash + ", queue_time: 48h}]", "", "keys[0].queue_time: 48h0m0s is not between 1ms and 24h0m0s; drop it for routing.hold.time"},
+		{"a queue time without a unit", "keys: [{name: a, " + hash + ", queue_time: 90}]", "", "keys[0].queue_time: 90 has no unit; write it like 250ms, 90s or 1m30s"},
 		{"no time", "keys: [{name: a, " + hash + ", expires: soon}]", "", "keys[0].expires: is no time; write it like 2027-01-31 or 2027-01-31T18:00:00Z"},
 		{"a number for a time", "keys: [{name: a, " + hash + ", expires: 7}]", "", "keys[0].expires: wants a time like 2027-01-31, not a number"},
 		{"a line with no name", "", plainKey, "KEYS: line 1: write a name, a space and the key, nothing else"},
@@ -86,7 +89,7 @@ func TestKeysComeFromTheListAndTheFile(t *testing.T) {
 backends: ["http://a:8000"]
 keys_file: `+file+`
 keys:
-  - {name: a, sha256: "`+strings.ToUpper(aHash)+`  -", models: [m, org/n], requests_per_minute: 5, tokens_per_minute: 6000, concurrency: 7, priority: -8, route_headers: true, expires: 2027-01-31}
+  - {name: a, sha256: "`+strings.ToUpper(aHash)+`  -", models: [m, org/n], requests_per_minute: 5, tokens_per_minute: 6000, concurrency: 7, priority: -8, queue_time: 12h, route_headers: true, expires: 2027-01-31}
   - {name: c, sha256: `+strings.Repeat("c", 64)+`, expires: "2027-01-31T18:00:00+01:00"}
 `)
 	hash := func(text string) keys.Hash {
@@ -98,7 +101,7 @@ keys:
 	}
 	want := []keys.Key{
 		{Name: "a", Hashes: []keys.Hash{hash(aHash), keys.HashOf(plainKey), keys.HashOf(plainKey + "3")}, Models: []string{"m", "org/n"},
-			RequestsPerMinute: 5, TokensPerMinute: 6000, Concurrency: 7, Priority: -8, RouteHeaders: true, Expires: time.Date(2027, 1, 31, 0, 0, 0, 0, time.UTC)},
+			RequestsPerMinute: 5, TokensPerMinute: 6000, Concurrency: 7, Priority: -8, QueueTime: 12 * time.Hour, RouteHeaders: true, Expires: time.Date(2027, 1, 31, 0, 0, 0, 0, time.UTC)},
 		{Name: "c", Hashes: []keys.Hash{hash(strings.Repeat("c", 64))}, Expires: time.Date(2027, 1, 31, 17, 0, 0, 0, time.UTC)},
 		{Name: "b", Hashes: []keys.Hash{keys.HashOf(plainKey + "2")}},
 	}
@@ -132,8 +135,8 @@ func TestTheAdminTokenMayComeFromAFile(t *testing.T) {
 		t.Error("the token is not what the file has")
 	}
 	t.Setenv("WARMROUTE_ADMIN", ":9090")
-	if w := mustLoad(t, "", "http://a:8000").Warnings(); slices.ContainsFunc(w, func(s string) bool { return strings.HasPrefix(s, "admin: ") }) {
-		t.Errorf("a warning where a token is set: %q", w)
+	if w := mustLoad(t, "", "http://a:8000").Warnings(); slices.ContainsFunc(w, func(s string) bool { return strings.Contains(s, "until admin_token is set") }) {
+		t.Errorf("a warning of no token where one is set: %q", w)
 	}
 }
 

@@ -11,8 +11,11 @@ import (
 func (c *Config) checkRouting(f *faults) {
 	r := &c.Routing
 	within(f, "routing.hold.requests", r.Hold.Requests, 0, 1<<20)
+	within(f, "routing.hold.batch_requests", r.Hold.BatchRequests, 0, 1<<20)
+	within(f, "routing.batch_slowdown", r.BatchSlowdown, 0, 10)
 	if r.Hold.Requests > 0 {
 		within(f, "routing.hold.bytes", r.Hold.Bytes, 1<<10, 1<<50)
+		within(f, "routing.hold.batch_bytes", r.Hold.BatchBytes, 1<<10, 1<<50)
 		if r.Hold.Time < time.Millisecond {
 			f.add("routing.hold.time", "%v is too short; give it 1ms or more, or set routing.hold.requests to 0 to hold none", r.Hold.Time)
 		}
@@ -53,6 +56,9 @@ func (c *Config) routingWarnings() (warnings []string) {
 	}
 	if r.StepTokens > 0 && (!policy.Holds(r.Policy) || r.Hold.Requests == 0) {
 		warn("routing.step_tokens: %d changes nothing, it is for requests that policy prefix holds (routing.hold.requests); drop it", r.StepTokens)
+	}
+	if at := slices.IndexFunc(c.Keys, func(k KeyConfig) bool { return k.QueueTime > 0 }); at >= 0 && r.Hold.Requests == 0 {
+		warn("keys[%d].queue_time: %v changes nothing, no request waits (routing.hold.requests); drop it or let requests wait", at, c.Keys[at].QueueTime)
 	}
 	if r.Hold.Requests > 0 && r.Hold.Bytes > c.Limits.BodyBytesTotal {
 		warn("routing.hold.bytes: %v exceeds limits.body_bytes_total %v, which ends first", r.Hold.Bytes, c.Limits.BodyBytesTotal)

@@ -60,11 +60,15 @@ func TestCheckReportsAFaultWithItsPathAndWhatToDo(t *testing.T) {
 		{"access log in an unknown format", backend + "access_log: {format: jsn}", `access_log.format: unknown value "jsn"; did you mean json?`},
 		{"more than all requests", backend + "access_log: {sample: 2}", "access_log.sample: 2 is too large; give it 1 or less"},
 		{"access log in a folder that is not there", backend + "access_log: {file: absent/log}",
-			"access_log.file: absent/log: there is no folder absent; make it, writable for whoever runs warmroute"},
+			"access_log.file: absent/log: folder absent does not exist: create it, writable by the user that runs warmroute"},
 		{"access log below a file", backend + "access_log: {file: test.yaml/log}", "access_log.file: stat test.yaml/log: not a directory"},
 		{"access log that is a folder", backend + "access_log: {file: .}", "access_log.file: . is a folder; name a file"},
 		{"recording in a folder that is not there", backend + "record: {file: absent/traffic}",
-			"record.file: absent/traffic: there is no folder absent; make it, writable for whoever runs warmroute"},
+			"record.file: absent/traffic: folder absent does not exist: create it, writable by the user that runs warmroute"},
+		{"snapshot in a folder that is not there", backend + "index: {snapshot: absent/index}",
+			"index.snapshot: absent/index: folder absent does not exist: create it, writable by the user that runs warmroute"},
+		{"snapshot that is a folder", backend + "index: {snapshot: .}", "index.snapshot: . is a folder; name a file"},
+		{"snapshot over another file", backend + "index: {snapshot: test.yaml}", "index.snapshot: test.yaml is not a warmroute snapshot; name another file"},
 		{"access log over the recording", backend + "access_log: {file: a}\nrecord: {file: ./a}", "access_log.file: a is record.file as well; give one of the two another file"},
 		{"number too small", backend + "routing: {attempts: 0}", "routing.attempts: 0 is too small; give it 1 or more"},
 		{"number too large", backend + "index: {block_bytes: 8192}", "index.block_bytes: 8192 is too large; give it 4096 or less"},
@@ -78,6 +82,10 @@ func TestCheckReportsAFaultWithItsPathAndWhatToDo(t *testing.T) {
 		{"files too small to record", backend + "record: {max_bytes: 1KB}", "record.max_bytes: 1KB is too small; give it 1MiB or more"},
 		{"fewer files than none", backend + "record: {keep: -1}", "record.keep: -1 is too small; give it 0 or more"},
 		{"less than nothing held", backend + "routing: {hold: {requests: -1}}", "routing.hold.requests: -1 is too small; give it 0 or more"},
+		{"batch requests held in no memory", backend + "routing: {hold: {batch_bytes: 0}}", "routing.hold.batch_bytes: 0B is too small; give it 1KiB or more"},
+		{"less than no batch request held", backend + "routing: {hold: {batch_requests: -1}}", "routing.hold.batch_requests: -1 is too small; give it 0 or more"},
+		{"a slowdown that gives time", backend + "routing: {batch_slowdown: -0.1}", "routing.batch_slowdown: -0.1 is too small; give it 0 or more"},
+		{"a slowdown without end", backend + "routing: {batch_slowdown: 11}", "routing.batch_slowdown: 11 is too large; give it 10 or less"},
 		{"held for no time", backend + "routing: {hold: {time: 0}}",
 			"routing.hold.time: 0s is too short; give it 1ms or more, or set routing.hold.requests to 0 to hold none"},
 		{"held in no memory", backend + "routing: {hold: {bytes: 0}}", "routing.hold.bytes: 0B is too small; give it 1KiB or more"},
@@ -135,6 +143,22 @@ func TestCheckReportsAFaultWithItsPathAndWhatToDo(t *testing.T) {
 		{"YAML that does not parse", backend + "listen: [\n", "test.yaml: line 2: did not find expected node content"},
 		{"one key twice", "listen: \":1\"\nlisten: \":2\"", `test.yaml: line 2: mapping key "listen" already defined at line 1`},
 		{"not a mapping", "- listen", "test.yaml: line 1: cannot unmarshal !!seq into map[string]interface {}"},
+		{"text for a mapping", "sk-of-somebody", "test.yaml: line 1: cannot unmarshal !!str into map[string]interface {}"},
+		{"setting without a colon", backend + "log\n  level: debug", "test.yaml: line 2: could not find expected ':'"},
+		{"list that does not end", "backends: [a, b\nlog: x", "test.yaml: line 1: did not find expected ',' or ']'"},
+		{"fault in the first line", "listen: @x", "test.yaml: line 1: found character that cannot start any token"},
+		{"alias for a setting", backend + "log:\n  level: *debug", "test.yaml: line 3: level: unknown anchor 'debug' referenced; put text that begins with * in quotes"},
+		{"alias for a secret", backend + "admin_token: *hidden", "test.yaml: line 2: admin_token: unknown anchor '***' referenced; put text that begins with * in quotes"},
+		{"alias for a replica's key", "backends:\n- {url: \"http://a\", api_key: *hidden}",
+			"test.yaml: line 2: api_key: unknown anchor '***' referenced; put text that begins with * in quotes"},
+		{"alias in a list", "backends:\n- *hidden", "test.yaml: line 2: unknown anchor '***' referenced; put text that begins with * in quotes"},
+		{"alias of a setting and a secret", "listen: *hidden\nadmin_token: *hidden", "test.yaml: line 1: listen: unknown anchor '***' referenced; put text that begins with * in quotes"},
+		{"alias of itself", backend + "log: &log {level: *log}", "test.yaml: line 2: level: anchor 'log' value contains itself"},
+		{"tag that the value lacks", backend + "listen: !!int abc", "test.yaml: line 2: listen: cannot decode !!str `abc` as a !!int"},
+		{"tag that a secret lacks", backend + "admin_token: !!int hidden", "test.yaml: line 2: admin_token: cannot decode !!str `***` as a !!int"},
+		{"secret of two lines", backend + "admin_token: !!int \"hid\\nden\"", "test.yaml: cannot decode !!str `***` as a !!int"},
+		{"text of two lines for a mapping", "hid\n\nden", "test.yaml: line 1: cannot unmarshal !!str into map[string]interface {}"},
+		{"template left in", backend + "admin_token: {{hidden}}", "test.yaml: invalid map key: ***; put text with braces in quotes"},
 		{"two documents", backend + "---\nlisten: \":1\"\n", "test.yaml: line 2: a second document begins; only one is read"},
 		{"key that plays with the terminal", backend + "\"a\\nb\": 1", `"a\nb": unknown setting; config.yaml has them all`},
 	} {
@@ -225,6 +249,8 @@ func TestCheckWarnsOfWhatIsAllowedButSeldomMeant(t *testing.T) {
 		{"open to the network", "admin: \":9090\"", "warning: admin: :9090 can be reached"},
 		{"an SLO under another policy", "routing: {policy: smg}\nslo: {ttft: 1s}", "warning: slo.ttft: 1s changes nothing, policy smg does not look at it"},
 		{"a step under another policy", "routing: {policy: smg, step_tokens: 4096}", "warning: routing.step_tokens: 4096 changes nothing"},
+		{"a queue time and nothing held", "routing: {hold: {requests: 0}}\nkeys: [{name: a, sha256: " + aHash + ", queue_time: 1h}]",
+			"warning: keys[0].queue_time: 1h0m0s changes nothing"},
 		{"a step and nothing held", "routing: {step_tokens: 4096, hold: {requests: 0}}", "warning: routing.step_tokens: 4096 changes nothing"},
 		{"a gate that the policy lacks", "routing: {match_ratio: 0.3}", "warning: routing.match_ratio: 0.3 changes nothing, policy prefix has no such gate"},
 		{"one gate of two that it has", "routing: {policy: ray, match_ratio: 0.3, imbalance_ratio: 2}",
@@ -249,11 +275,11 @@ func TestCheckWarnsOfWhatIsAllowedButSeldomMeant(t *testing.T) {
 }
 
 func TestCheckMakesNoneOfTheFilesThatServeWrites(t *testing.T) {
-	status, _, stderr := check(t, "backends: [\"http://a:8000\"]\naccess_log: {file: log}\nrecord: {file: traffic}\n")
+	status, _, stderr := check(t, "backends: [\"http://a:8000\"]\naccess_log: {file: log}\nrecord: {file: traffic}\nindex: {snapshot: index}\n")
 	if status != 0 {
 		t.Errorf("status %d, %s", status, stderr)
 	}
-	for _, name := range []string{"log", "traffic"} {
+	for _, name := range []string{"log", "traffic", "index", "index.lock"} {
 		if _, err := os.Stat(name); !errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("%s is there: %v", name, err)
 		}

@@ -144,8 +144,8 @@ func TestComposedServicesAnswerTheSDKAndStayWarmOverARestart(t *testing.T) {
 		t.Errorf("the same prompt went to %s and to %s (%s)", first, again, reason)
 	}
 	c.down(p)
-	if kept, _ := filepath.Glob(filepath.Join(c.mapped["/var/lib/warmroute"], "*")); len(kept) != 1 {
-		t.Errorf("the volume holds %q, want the snapshot", kept)
+	if kept, _ := filepath.Glob(filepath.Join(c.mapped["/var/lib/warmroute"], "*")); len(kept) != 2 {
+		t.Errorf("the volume holds %q, want the snapshot and its lock", kept)
 	}
 	p = c.proxy(profile.proxy)
 	p.awaitLog(`msg="index restored" backend=\S*` + strings.TrimPrefix(first, "127.0.0.1"))

@@ -20,6 +20,7 @@ type Config struct {
 	Admin           string            `mapstructure:"admin" reload:"no"`  // host:port, or empty: no admin listener
 	AdminToken      string            `mapstructure:"admin_token"`        // what AdminTokenFile holds, if that is given
 	AdminTokenFile  string            `mapstructure:"admin_token_file"`
+	AdminTLS        ListenerTLSConfig `mapstructure:"admin_tls"`
 	TLS             ListenerTLSConfig `mapstructure:"tls"`
 	Backends        []BackendConfig   `mapstructure:"backends"`
 	Keys            []KeyConfig       `mapstructure:"keys"` // those of KeysFile included
@@ -56,7 +57,7 @@ type BackendConfig struct {
 	Weight      float64 `mapstructure:"weight"`        // 1 unless given
 }
 
-// ListenerTLSConfig is for OpenAI clients' connections. Both are empty, or neither.
+// ListenerTLSConfig is for a listener's connections. Both are empty, or neither.
 type ListenerTLSConfig struct {
 	CertFile string `mapstructure:"cert_file"`
 	KeyFile  string `mapstructure:"key_file"`
@@ -70,7 +71,8 @@ type RoutingConfig struct {
 	Attempts int    `mapstructure:"attempts"` // the first one included
 
 	Hold          HoldConfig `mapstructure:"hold"`
-	StepTokens    int        `mapstructure:"step_tokens"` // 0: learned
+	StepTokens    int        `mapstructure:"step_tokens"`    // 0: learned
+	BatchSlowdown float64    `mapstructure:"batch_slowdown"` // 0: no bound
 	Learn         bool       `mapstructure:"learn"`
 	SessionHeader string     `mapstructure:"session_header"` // empty: none
 
@@ -84,9 +86,11 @@ type RoutingConfig struct {
 // HoldConfig bounds the requests that wait for a replica. It is off when
 // Requests is 0.
 type HoldConfig struct {
-	Requests int           `mapstructure:"requests"`
-	Bytes    ByteSize      `mapstructure:"bytes"`
-	Time     time.Duration `mapstructure:"time"`
+	Requests      int           `mapstructure:"requests"` // of each priority class but batch requests
+	Bytes         ByteSize      `mapstructure:"bytes"`
+	BatchRequests int           `mapstructure:"batch_requests"`
+	BatchBytes    ByteSize      `mapstructure:"batch_bytes"`
+	Time          time.Duration `mapstructure:"time"`
 }
 
 // holdTime is how long requests may be held; 0 when none are.
@@ -140,11 +144,12 @@ type HealthConfig struct {
 	Timeout      time.Duration `mapstructure:"timeout"`
 }
 
-// TimeoutsConfig bounds every wait in a request's life. FirstByte, Idle,
+// TimeoutsConfig bounds every wait in a request's life. FirstByte, Response, Idle,
 // BodyIdle, WriteIdle and Drain are off when 0.
 type TimeoutsConfig struct {
 	Connect       time.Duration `mapstructure:"connect"`
 	FirstByte     time.Duration `mapstructure:"first_byte"`
+	Response      time.Duration `mapstructure:"response"`
 	Idle          time.Duration `mapstructure:"idle"`
 	KeepaliveIdle time.Duration `mapstructure:"keepalive_idle"`
 	ReadHeader    time.Duration `mapstructure:"read_header" reload:"no"`

@@ -17,13 +17,14 @@ type KeyConfig struct {
 	Name   string `mapstructure:"name"`
 	SHA256 string `mapstructure:"sha256"`
 
-	Models            []string  `mapstructure:"models"` // nil: all
-	RequestsPerMinute int       `mapstructure:"requests_per_minute"`
-	TokensPerMinute   int       `mapstructure:"tokens_per_minute"`
-	Concurrency       int       `mapstructure:"concurrency"`
-	Priority          int       `mapstructure:"priority"`
-	RouteHeaders      bool      `mapstructure:"route_headers"`
-	Expires           time.Time `mapstructure:"expires"` // zero: never
+	Models            []string      `mapstructure:"models"` // nil: all
+	RequestsPerMinute int           `mapstructure:"requests_per_minute"`
+	TokensPerMinute   int           `mapstructure:"tokens_per_minute"`
+	Concurrency       int           `mapstructure:"concurrency"`
+	Priority          int           `mapstructure:"priority"`
+	QueueTime         time.Duration `mapstructure:"queue_time"` // 0: routing.hold.time
+	RouteHeaders      bool          `mapstructure:"route_headers"`
+	Expires           time.Time     `mapstructure:"expires"` // zero: never
 
 	secrets []keys.Secret // of this name in the file of keys
 }
@@ -48,6 +49,7 @@ func (c *Config) apiKeys() []keys.Key {
 			TokensPerMinute:   k.TokensPerMinute,
 			Concurrency:       k.Concurrency,
 			Priority:          k.Priority,
+			QueueTime:         k.QueueTime,
 			RouteHeaders:      k.RouteHeaders,
 			Expires:           k.Expires,
 		})

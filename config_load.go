@@ -8,7 +8,6 @@ import (
 	"io"
 	"maps"
 	"os"
-	"regexp"
 	"slices"
 	"strings"
 
@@ -132,7 +131,7 @@ func parseConfig(file string, data []byte, flags *pflag.FlagSet, urls []string) 
 	f := faults{origin: map[string]string{}}
 	given, err := decodeYAML(data)
 	if err != nil {
-		f.addYAMLFaults(file, err)
+		f.addYAMLFaults(file, data, known, err)
 		return nil, f.err()
 	}
 	mergeFile(v, given, nil, known, &f)
@@ -174,26 +173,6 @@ func decodeYAML(data []byte) (map[string]any, error) {
 		return nil, err
 	}
 	return given, nil
-}
-
-// addYAMLFaults reports what the YAML parser found. It gives lines, not paths.
-func (f *faults) addYAMLFaults(file string, err error) {
-	var several *yaml.TypeError
-	if !errors.As(err, &several) {
-		f.add(file, "%s", withoutValues(strings.TrimPrefix(err.Error(), "yaml: ")))
-		return
-	}
-	for _, one := range several.Errors {
-		line, message, _ := strings.Cut(one, ": ")
-		f.add(file+": "+line, "%s", withoutValues(message))
-	}
-}
-
-// withoutValues takes out what the parser quotes of a file, which may be a key:
-// values stand in “ and names of anchors, as which it takes what begins with *,
-// in ”. Names of settings stand in "".
-func withoutValues(message string) string {
-	return regexp.MustCompile("`[^`]*`|'[^']*'").ReplaceAllString(message, "***")
 }
 
 // mergeFile lays what the file gives over the defaults, setting by setting.

@@ -73,12 +73,12 @@ func TestDefaultsAreThoseOfTheDesign(t *testing.T) {
 		Keys:     []KeyConfig{},
 		Routing: RoutingConfig{
 			Policy: "prefix", Attempts: 3, Learn: true, SessionHeader: "X-Session-Id",
-			Hold: HoldConfig{Requests: 1000, Bytes: 256 << 20, Time: time.Minute},
+			Hold: HoldConfig{Requests: 1000, Bytes: 256 << 20, BatchRequests: 10_000, BatchBytes: 512 << 20, Time: time.Minute}, BatchSlowdown: 0.05,
 		},
 		Tenant:          "share",
 		Index:           IndexConfig{BlockBytes: 256, MaxBytes: 256 << 20},
 		Record:          RecordConfig{MaxBytes: 256 << 20, Keep: 3},
-		Limits:          LimitsConfig{InFlight: 10_000, Connections: 1 << 14, QueryBytes: 4 << 10, BodyBytes: 64 << 20, BodyBytesTotal: 1 << 30, HeaderBytes: 64 << 10},
+		Limits:          LimitsConfig{InFlight: 12_000, Connections: 1 << 14, QueryBytes: 4 << 10, BodyBytes: 64 << 20, BodyBytesTotal: 1 << 30, HeaderBytes: 64 << 10},
 		Poll:            PollConfig{Interval: time.Second, FastInterval: 250 * time.Millisecond, Timeout: 800 * time.Millisecond},
 		Health:          HealthConfig{Interval: 5 * time.Second, DownInterval: time.Second, Timeout: 3 * time.Second},
 		Retry:           RetryConfig{Share: 0.2, PerSecond: 10, Stalled: true},
@@ -89,7 +89,7 @@ func TestDefaultsAreThoseOfTheDesign(t *testing.T) {
 		Log:             LogConfig{Level: "info", Format: "text"},
 		AccessLog:       AccessLogConfig{Format: "json", Sample: 1},
 		Timeouts: TimeoutsConfig{
-			Connect: 2 * time.Second, BodyIdle: 30 * time.Second, WriteIdle: time.Minute, FirstByte: 2 * time.Minute, Idle: 2 * time.Minute,
+			Connect: 2 * time.Second, BodyIdle: 30 * time.Second, WriteIdle: time.Minute, FirstByte: 2 * time.Minute, Response: 15 * time.Minute, Idle: 2 * time.Minute,
 			KeepaliveIdle: 4 * time.Second, ReadHeader: 10 * time.Second, Drain: 5 * time.Second, Shutdown: time.Minute,
 		},
 	}
@@ -153,7 +153,10 @@ func otherValues() map[string]struct {
 		"routing.attempts":            {"2", 2},
 		"routing.hold.requests":       {"0", 0},
 		"routing.hold.bytes":          {"128MiB", ByteSize(128 << 20)},
+		"routing.hold.batch_requests": {"20000", 20_000},
+		"routing.hold.batch_bytes":    {"1GiB", ByteSize(1 << 30)},
 		"routing.hold.time":           {"5s", 5 * time.Second},
+		"routing.batch_slowdown":      {"0.2", 0.2},
 		"routing.step_tokens":         {"2048", 2048},
 		"routing.learn":               {"false", false},
 		"routing.session_header":      {"X-Chat", "X-Chat"},
@@ -164,7 +167,7 @@ func otherValues() map[string]struct {
 		"slo.ttft":                    {"500ms", 500 * time.Millisecond},
 		"index.block_bytes":           {"512", 512},
 		"index.max_bytes":             {"8MB", ByteSize(8e6)},
-		"index.snapshot":              {"/var/lib/warmroute/index", "/var/lib/warmroute/index"},
+		"index.snapshot":              {"/tmp/index", "/tmp/index"},
 		"record.file":                 {"/tmp/traffic", "/tmp/traffic"},
 		"record.max_bytes":            {"16MiB", ByteSize(16 << 20)},
 		"record.keep":                 {"0", 0},
@@ -182,6 +185,7 @@ func otherValues() map[string]struct {
 		"health.timeout":              {"3s", 3 * time.Second},
 		"timeouts.connect":            {"1s", time.Second},
 		"timeouts.first_byte":         {"0", time.Duration(0)},
+		"timeouts.response":           {"1h", time.Hour},
 		"timeouts.body_idle":          {"0", time.Duration(0)},
 		"retry.share":                 {"0.5", 0.5},
 		"retry.per_second":            {"50", 50},
@@ -223,7 +227,7 @@ func setting(c *Config, path string) any {
 func TestEveryScalarSettingCanComeFromTheEnvironmentOrTheFile(t *testing.T) {
 	values := otherValues()
 	for path, kind := range settingTypes(reflect.TypeFor[Config](), "") {
-		if kind.Kind() == reflect.Slice || strings.HasPrefix(path, "tls.") { // a pair, and of files that are there
+		if kind.Kind() == reflect.Slice || strings.HasPrefix(path, "tls.") || strings.HasPrefix(path, "admin_tls.") { // a pair, and of files that are there
 			continue
 		}
 		other, ok := values[path]

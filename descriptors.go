@@ -1,9 +1,6 @@
 package main
 
-import (
-	"fmt"
-	"log/slog"
-)
+import "fmt"
 
 // spareDescriptors are for listeners, files, name servers and the admin's clients.
 const spareDescriptors = 100
@@ -27,14 +24,14 @@ func (c *Config) descriptorWarning(most uint64) string {
 		c.Limits.InFlight, c.Limits.Connections, need, most, need)
 }
 
-// warn logs what of a configuration is allowed but seldom meant, here.
-func (c *Config) warn(log *slog.Logger) {
-	for _, w := range c.Warnings() {
-		log.Warn(w)
-	}
+// startWarnings lists what is allowed but seldom meant, of the configuration and
+// of this process's limits.
+func (c *Config) startWarnings() []string {
+	warnings := c.Warnings()
 	if most, known := descriptorLimit(); known {
 		if w := c.descriptorWarning(most); w != "" {
-			log.Warn(w)
+			warnings = append(warnings, w)
 		}
 	}
+	return warnings
 }

@@ -4,7 +4,10 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
@@ -27,19 +30,19 @@ func (o *explainOptions) run(ctx context.Context, stdin io.Reader, out io.Writer
 	if err != nil {
 		return err
 	}
-	base, token, err := o.listener()
+	admin, err := o.listener()
 	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, explainPatience)
 	defer cancel()
-	answer, err := o.ask(ctx, base, token, body)
+	answer, err := o.ask(ctx, admin, body)
 	if err != nil {
 		return err
 	}
 	var e proxy.Explained
 	if err := json.Unmarshal(answer, &e); err != nil || e.Sentence == "" {
-		return fmt.Errorf("%s answers, but not as an admin listener of warmroute; --admin URL names the right one", base)
+		return fmt.Errorf("%s answers, but not as an admin listener of warmroute; --admin URL names the right one", admin.base)
 	}
 	if o.json {
 		_, err = fmt.Fprintln(out, strings.TrimSpace(printable(string(answer))))
@@ -57,39 +60,56 @@ func readRequest(name string) ([]byte, error) {
 	return body, nil
 }
 
-// listener is where the admin listener is, and the token for it.
-func (o *explainOptions) listener() (base, token string, err error) {
+// adminListener is where an admin listener is asked, and how.
+type adminListener struct {
+	base    string
+	token   string      // empty: none
+	trusted *tls.Config // verifies its certificate; nil: the system's authorities do
+}
+
+// listener returns the admin listener that the flags, or else the settings, name.
+func (o *explainOptions) listener() (l adminListener, err error) {
 	if o.admin == "" || o.tokenFile == "" {
 		flags := pflag.NewFlagSet("", pflag.ContinueOnError)
 		flags.String("config", o.config, "")
 		// Faults are for serve to tell, which goes on when its file has got some.
 		c, err := loadConfig(flags, nil)
 		if c == nil {
-			return "", "", err
+			return l, err
 		}
-		if base, token = c.adminURL(), c.AdminToken; base == "" && o.admin == "" {
-			return "", "", errors.New(`the settings have no admin listener (admin: ""); --admin URL names one`)
+		if l.base, l.token = c.adminURL(), c.AdminToken; l.base == "" && o.admin == "" {
+			return l, errors.New(`the settings have no admin listener (admin: ""); --admin URL names one`)
+		}
+		if o.admin == "" && o.caFile == "" && c.AdminTLS.CertFile != "" {
+			if l.trusted, err = trustOwn(c.AdminTLS.CertFile); err != nil {
+				return l, err
+			}
 		}
 	}
 	if o.tokenFile != "" {
 		text, err := readOnce(o.tokenFile)
 		if err != nil {
-			return "", "", misuse{cannotRead("--token-file", o.tokenFile, err)}
+			return l, misuse{cannotRead("--token-file", o.tokenFile, err)}
 		}
-		if token = string(bytes.TrimSpace(text)); token == "" || !isHeaderText(token) {
-			return "", "", fmt.Errorf("--token-file: %s holds no token: one line of text is expected", o.tokenFile)
+		if l.token = string(bytes.TrimSpace(text)); l.token == "" || !isHeaderText(l.token) {
+			return l, fmt.Errorf("--token-file: %s holds no token: one line of text is expected", o.tokenFile)
+		}
+	}
+	if o.caFile != "" {
+		if l.trusted, err = trustAuthorities(o.caFile); err != nil {
+			return l, err
 		}
 	}
 	if o.admin != "" {
-		base = strings.TrimRight(o.admin, "/")
-		if !strings.Contains(base, "://") {
-			base = "http://" + base
+		l.base = strings.TrimRight(o.admin, "/")
+		if !strings.Contains(l.base, "://") {
+			l.base = "http://" + l.base
 		}
-		if u, err := url.Parse(base); err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
-			return "", "", fmt.Errorf("--admin: %q is no URL of an admin listener; it is like http://127.0.0.1:9090", o.admin)
+		if u, err := url.Parse(l.base); err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+			return l, fmt.Errorf("--admin: %q is no URL of an admin listener; it is like http://127.0.0.1:9090", o.admin)
 		}
 	}
-	return base, token, nil
+	return l, nil
 }
 
 // adminURL is where the admin listener is asked from its own machine; "" where
@@ -98,7 +118,54 @@ func (c *Config) adminURL() string {
 	if _, _, err := net.SplitHostPort(c.Admin); err != nil {
 		return ""
 	}
-	return "http://" + fromHere(c.Admin)
+	scheme := "http"
+	if c.AdminTLS.CertFile != "" {
+		scheme = "https"
+	}
+	return scheme + "://" + fromHere(c.Admin)
+}
+
+// trustAuthorities returns what verifies a certificate by the authorities in a file.
+func trustAuthorities(file string) (*tls.Config, error) {
+	text, err := readOnce(file)
+	if err != nil {
+		return nil, misuse{cannotRead("--ca-file", file, err)}
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(text) {
+		return nil, fmt.Errorf("--ca-file: %s holds no certificate in PEM form", file)
+	}
+	return &tls.Config{RootCAs: pool}, nil
+}
+
+// trustOwn returns what verifies that a listener of this machine has the certificate
+// in a file, whatever name it is for: it is asked by its address.
+func trustOwn(file string) (*tls.Config, error) {
+	text, err := readFile(file)
+	if err != nil {
+		return nil, fmt.Errorf("admin_tls.cert_file: %w; --ca-file FILE verifies the listener's certificate instead", err)
+	}
+	block, _ := pem.Decode(text)
+	if block == nil {
+		return nil, fmt.Errorf("admin_tls.cert_file: %s holds no certificate in PEM form", file)
+	}
+	own, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		return nil, fmt.Errorf("admin_tls.cert_file: %s: %w", file, err)
+	}
+	pool := x509.NewCertPool()
+	pool.AddCert(own)
+	c := &tls.Config{RootCAs: pool}
+	switch {
+	case len(own.DNSNames) > 0:
+		c.ServerName = strings.TrimPrefix(own.DNSNames[0], "*.")
+		if c.ServerName != own.DNSNames[0] {
+			c.ServerName = "any." + c.ServerName
+		}
+	case len(own.IPAddresses) > 0:
+		c.ServerName = own.IPAddresses[0].String()
+	}
+	return c, nil
 }
 
 // header is what goes along with the body.
@@ -120,7 +187,7 @@ func (o *explainOptions) header() (http.Header, error) {
 }
 
 // ask puts the question, and says of what can be mended how.
-func (o *explainOptions) ask(ctx context.Context, base, token string, body []byte) ([]byte, error) {
+func (o *explainOptions) ask(ctx context.Context, admin adminListener, body []byte) ([]byte, error) {
 	query := url.Values{}
 	for name, value := range map[string]string{"endpoint": o.endpoint, "key": o.key} {
 		if value != "" {
@@ -128,29 +195,33 @@ func (o *explainOptions) ask(ctx context.Context, base, token string, body []byt
 		}
 	}
 	query["tried"] = o.tried
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, base+"/api/explain?"+query.Encode(), bytes.NewReader(body))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, admin.base+"/api/explain?"+query.Encode(), bytes.NewReader(body))
 	if err != nil {
 		return nil, err
 	}
 	if req.Header, err = o.header(); err != nil {
 		return nil, err
 	}
-	if token != "" {
-		req.Header.Set("Authorization", "Bearer "+token)
+	if admin.token != "" {
+		req.Header.Set("Authorization", "Bearer "+admin.token)
 	}
-	resp, err := (&http.Transport{DisableKeepAlives: true}).RoundTrip(req)
+	resp, err := (&http.Transport{DisableKeepAlives: true, TLSClientConfig: admin.trusted}).RoundTrip(req)
+	var unverified *tls.CertificateVerificationError
+	if errors.As(err, &unverified) {
+		return nil, fmt.Errorf("the certificate of %s is not trusted: %w; --ca-file FILE names the authority that signed it", admin.base, unverified.Err)
+	}
 	if err != nil {
-		return nil, fmt.Errorf("no admin listener answers at %s: %w; is warmroute running there? --admin URL names another", base, err)
+		return nil, fmt.Errorf("no admin listener answers at %s: %w; is warmroute running there? --admin URL names another", admin.base, err)
 	}
 	defer resp.Body.Close()
 	answer, err := io.ReadAll(io.LimitReader(resp.Body, mostExplained))
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", base, err)
+		return nil, fmt.Errorf("%s: %w", admin.base, err)
 	}
 	if resp.StatusCode == http.StatusOK {
 		return answer, nil
 	}
-	return nil, refusedBy(base, resp, answer)
+	return nil, refusedBy(admin.base, resp, answer)
 }
 
 // refusedBy makes an error of an answer that explains nothing.
@@ -160,6 +231,8 @@ func refusedBy(base string, resp *http.Response, answer []byte) error {
 	}
 	_ = json.Unmarshal(answer, &said) // what is no error of ours has no such message
 	switch {
+	case resp.StatusCode == http.StatusBadRequest && strings.Contains(string(answer), "HTTP request to an HTTPS server"):
+		return fmt.Errorf("%s speaks https: --admin https://…", base)
 	case said.Error.Src != "warmroute", said.Error.Code == "not_found": // the latter is what the public listener says
 		return fmt.Errorf("%s answers %s, and is no admin listener of warmroute; --admin URL names the right one", base, printable(resp.Status))
 	case resp.StatusCode == http.StatusUnauthorized:

@@ -12,6 +12,7 @@ import (
 // explainOptions are the flags of explain.
 type explainOptions struct {
 	admin, tokenFile, config string
+	caFile                   string
 	file                     string
 	endpoint, key            string
 	tried, headers           []string
@@ -33,9 +34,9 @@ sentence. No replica hears of it, and nothing of it is remembered.
 
 The admin listener and its token are those of the server's settings, as serve
 reads them: --config or WARMROUTE_CONFIG, WARMROUTE_ADMIN,
-WARMROUTE_ADMIN_TOKEN; or what --admin and --token-file say. What decides the
-route beside the body goes along: headers of a session or a priority with
---header, and an API key by its name.`,
+WARMROUTE_ADMIN_TOKEN; or what --admin, --token-file and --ca-file say. What
+decides the route beside the body goes along: headers of a session or a
+priority with --header, and an API key by its name.`,
 		Example: `  warmroute explain -f request.json
   echo '{"model":"m","messages":[{"role":"user","content":"Hello"}]}' | warmroute explain -f -
   warmroute explain -f request.json --tried gpu-0
@@ -63,6 +64,7 @@ func (o *explainOptions) addTo(f *pflag.FlagSet) {
 	f.StringVarP(&o.file, "file", "f", "", "`FILE` with the request's body, - for the standard input")
 	f.StringVar(&o.admin, "admin", "", "`URL` of the admin listener (default: that of the settings)")
 	f.StringVar(&o.tokenFile, "token-file", "", "read the admin token from `FILE` (default: that of the settings)")
+	f.StringVar(&o.caFile, "ca-file", "", "trust the authorities in `FILE` over https (default: the settings' certificate; with --admin, the system's authorities)")
 	f.StringVar(&o.config, "config", "", "the server's configuration `FILE`, else the one that WARMROUTE_CONFIG names")
 	f.StringVar(&o.endpoint, "endpoint", "", "`PATH` that the request is for (default /v1/chat/completions)")
 	f.StringVar(&o.key, "key", "", "`NAME` of the API key that it comes with, never the key itself")

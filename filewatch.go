@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/zeebo/xxh3"
+
+	"warmroute/backends/transport"
 )
 
 const (
@@ -26,24 +28,29 @@ type fileWatch struct {
 
 // note takes what the files hold now for known.
 func (f *fileWatch) note() {
-	f.known = fingerprint(f.names)
+	f.known, _ = fingerprint(f.names)
 	f.last = f.known
 }
 
 // changed reports whether the files have another content than what is known,
 // and had the same at the look before: what is half written, or half of a pair,
-// is left a round to be finished.
+// is left a round to be finished. What could not be read for want of a descriptor
+// has not changed.
 func (f *fileWatch) changed() bool {
-	now := fingerprint(f.names)
+	now, readable := fingerprint(f.names)
+	if !readable {
+		return false
+	}
 	settled := now == f.last
 	f.last = now
 	return settled && now != f.known
 }
 
 // fingerprint is a hash of what the named files hold. What is no plain file, as
-// a pipe, could be read only once and never changes.
-func fingerprint(names []string) uint64 {
-	hash := xxh3.New()
+// a pipe, could be read only once and never changes. readable is false when there
+// was no file descriptor to read one of them with.
+func fingerprint(names []string) (sum uint64, readable bool) {
+	hash, readable := xxh3.New(), true
 	for _, name := range names {
 		hash.WriteString(name + "\x00")
 		if info, err := os.Stat(name); err != nil {
@@ -52,10 +59,12 @@ func fingerprint(names []string) uint64 {
 		} else if !info.Mode().IsRegular() {
 			continue
 		}
-		if file, err := os.Open(name); err == nil {
+		file, err := os.Open(name)
+		if err == nil {
 			io.Copy(hash, io.LimitReader(file, mostWatched))
 			file.Close()
 		}
+		readable = readable && !transport.IsOutOfDescriptors(err)
 	}
-	return hash.Sum64()
+	return hash.Sum64(), readable
 }

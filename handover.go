@@ -17,13 +17,6 @@ const (
 	// handOverWait is how long a new process has until it serves: to read its
 	// configuration and a snapshot, and to check every replica once.
 	handOverWait = time.Minute
-	// lookEvery is how often a process that hands over looks whether it has
-	// requests left.
-	lookEvery = 20 * time.Millisecond
-	// leastQuiet is how long nothing has to come before a process that has handed over
-	// closes what clients have kept open, without a drain too: of a request that is
-	// on its way then, its client cannot know whether it was begun.
-	leastQuiet = 2 * time.Second
 	// endWait is how long a new process that does not serve yet has to end.
 	endWait = 5 * time.Second
 )
@@ -89,8 +82,12 @@ func (s *service) startSuccessor(f *front) (successor, error) {
 	cmd.ExtraFiles = append(cmd.ExtraFiles, told)
 	cmd.Env = append(os.Environ(), // inherit took the variables of our own start out
 		settingsVariable+"="+s.started.Listen+" "+s.started.Admin,
+		instanceVariable+"="+s.instance,
 		"LISTEN_FDS="+strconv.Itoa(len(names)), "LISTEN_FDNAMES="+strings.Join(names, ":"),
 		readyVariable+"="+strconv.Itoa(firstInherited+len(names)))
+	if s.control.before.kept {
+		cmd.Env = append(cmd.Env, keptVariable+"=1")
+	}
 	if err := cmd.Start(); err != nil {
 		heard.Close()
 		return successor{}, err
@@ -142,25 +139,16 @@ func awaitSuccessor(cmd *exec.Cmd, heard *os.File) error {
 func (s *service) leave(ctx context.Context, f *front) error {
 	f.stopListening()
 	s.admin.EndEvents() // so that pages look at the new process
-	limit, cancel := context.WithTimeout(ctx, s.config.Timeouts.Shutdown)
+	end := time.Now().Add(s.config.Timeouts.Shutdown)
+	untilEnd, cancel := context.WithDeadline(ctx, end)
 	defer cancel()
-	looks := time.NewTicker(lookEvery)
-	defer looks.Stop()
-	quiet := max(s.config.Timeouts.Drain, leastQuiet)
-	for since, seen := time.Now(), int64(0); limit.Err() == nil && time.Since(since) < quiet; {
-		select {
-		case <-looks.C:
-		case <-limit.Done():
-		}
-		if late := f.late.Load(); late != seen || s.proxy.InFlight() > 0 {
-			since, seen = time.Now(), late
-		}
-	}
+	s.awaitQuiet(untilEnd, max(s.config.Timeouts.Drain, minQuiet))
 	if ctx.Err() != nil {
 		s.router.Stop()
 	}
-	end, _ := limit.Deadline()
-	return s.finish(f, time.Until(end))
+	limit, cancel := context.WithDeadline(context.Background(), end)
+	defer cancel()
+	return s.finish(limit, f)
 }
 
 // ownProgram is the path that this process was started by: what is there later

@@ -16,6 +16,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"warmroute/backends"
 )
 
 // handOver has the process hand over, and returns the pid of the one that serves then.
@@ -250,4 +252,30 @@ func TestAHandOverOverHTTP2LosesNothing(t *testing.T) {
 	}
 	clients.more(50)
 	clients.leave()
+}
+
+// The two processes are one proxy: a request of the one that comes back to the
+// other is found.
+func TestHandOverKeepsInstance(t *testing.T) {
+	p := startProgram(t, "--config", startSimFleet(t, 1, 200_000).configFile(t, "timeouts: {drain: 10ms}").path)
+	instance := func() string {
+		req, err := http.NewRequest(http.MethodGet, p.url+"/health", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set(backends.InstanceHeader, "other")
+		req.Close = true
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		return resp.Header.Get(backends.InstanceHeader)
+	}
+	before := instance()
+	p.handOver()
+	p.exit() // the new process has the listener alone
+	if after := instance(); before == "" || after != before {
+		t.Errorf("instance %q before, %q after", before, after)
+	}
 }

@@ -2,7 +2,11 @@ package main
 
 import (
 	"fmt"
+	"io"
+	"net/http"
+	"strings"
 	"testing"
+	"time"
 
 	"warmroute/backends/vllmsim"
 )
@@ -31,4 +35,35 @@ func TestAReplicaThatHangsLosesNothing(t *testing.T) {
 			g.fault(holder, vllmsim.Fault{Kind: vllmsim.Clear})
 		})
 	}
+}
+
+// A request that does not stream may take any time as long as the polls see progress.
+// Without it, and without metrics that show so, timeouts.response ends it.
+func TestResponseTimeoutFollowsPolledProgress(t *testing.T) {
+	const limit = 3 * time.Second
+	g := startGuarded(t, 1, vllmsim.Config{}, func(c *Config) { c.Timeouts.Response = limit })
+	ask := func(tokens int) (status int, body string, took time.Duration) {
+		began := time.Now()
+		resp, err := g.client.Post(g.url+"/v1/chat/completions", "application/json", strings.NewReader(fmt.Sprintf(
+			`{"model":"sim","ignore_eos":true,"max_tokens":%d,"messages":[{"role":"user","content":"hi"}]}`, tokens)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		text, err := io.ReadAll(resp.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return resp.StatusCode, string(text), time.Since(began)
+	}
+	if status, body, took := ask(1000); status != http.StatusOK || took < 2*limit {
+		t.Errorf("a long response: %d after %v: %.200s", status, took, body)
+	}
+	g.fault(0, vllmsim.Fault{Kind: vllmsim.MetricsGone})
+	g.until("the metrics are known to be gone", func() bool { return g.service.registry.All()[0].Load() == nil })
+	g.fault(0, vllmsim.Fault{Kind: vllmsim.Hang})
+	if status, body, _ := ask(1); status != http.StatusGatewayTimeout || !strings.Contains(body, "response_timeout") {
+		t.Errorf("a replica that hangs: %d: %.200s", status, body)
+	}
+	g.fault(0, vllmsim.Fault{Kind: vllmsim.Clear})
 }

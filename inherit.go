@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"net"
 	"os"
@@ -19,6 +20,11 @@ const (
 	// settingsVariable has listen and admin as they were when the sockets were opened
 	// or inherited, of a hand-over.
 	settingsVariable = "LISTEN_SETTINGS"
+	// instanceVariable has the id by which requests that come back are found, of a
+	// hand-over: who asks at the listener's address reaches either process.
+	instanceVariable = "LISTEN_INSTANCE"
+	// keptVariable is set in a hand-over where systemd keeps the public socket open.
+	keptVariable = "LISTEN_KEPT"
 )
 
 // inherited is what a process was given at its start: by systemd's socket
@@ -27,6 +33,8 @@ type inherited struct {
 	public, admin net.Listener
 	ready         *os.File // of a hand-over
 	settings      []string // listen, and admin if there was one, of the process before
+	instance      string   // of the process before
+	kept          bool     // systemd keeps the socket of public open when this process ends
 }
 
 // inherit takes the sockets that the environment tells of, and the variables out
@@ -37,7 +45,8 @@ func inherit() (*inherited, error) {
 		return os.Getenv(name)
 	}
 	pid, count, names, ready := variable("LISTEN_PID"), variable("LISTEN_FDS"), variable("LISTEN_FDNAMES"), variable(readyVariable)
-	in := &inherited{settings: strings.Fields(variable(settingsVariable))}
+	in := &inherited{settings: strings.Fields(variable(settingsVariable)), instance: variable(instanceVariable)}
+	kept := variable(keptVariable) != ""
 	if ready == "" && pid != strconv.Itoa(os.Getpid()) { // for another process, if at all
 		return in, nil
 	}
@@ -54,6 +63,7 @@ func inherit() (*inherited, error) {
 		listeners = append(listeners, l)
 	}
 	in.assign(listeners, strings.Split(names, ":"))
+	in.kept = in.public != nil && (kept || ready == "")
 	if ready == "" {
 		return in, nil
 	}
@@ -72,6 +82,7 @@ func inheritListener(fd int) (net.Listener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("descriptor %d, of which LISTEN_FDS tells, is no socket to listen on: %w", fd, err)
 	}
+	takeConnections(l) // a process before may have ended after ignoreConnections
 	return l, nil
 }
 
@@ -104,7 +115,7 @@ func (in *inherited) assign(listeners []net.Listener, names []string) {
 func (in *inherited) closeOthers(c *Config) {
 	if in.public != nil && len(in.settings) > 0 && in.settings[0] != c.Listen {
 		in.public.Close()
-		in.public = nil
+		in.public, in.kept = nil, false
 	}
 	if in.admin != nil && len(in.settings) > 1 && in.settings[1] != c.Admin {
 		in.admin.Close()
@@ -118,7 +129,7 @@ func (in *inherited) closeOthers(c *Config) {
 func (in *inherited) listen(c *Config) (public, admin net.Listener, err error) {
 	in.closeOthers(c)
 	if public = in.public; public == nil {
-		if public, err = net.Listen("tcp", c.Listen); err != nil {
+		if public, err = listenTCP(c.Listen); err != nil {
 			return nil, nil, cannotListen("listen", c.Listen, err)
 		}
 	}
@@ -129,7 +140,7 @@ func (in *inherited) listen(c *Config) (public, admin net.Listener, err error) {
 	case c.Admin == "" || admin != nil:
 		return public, admin, nil
 	}
-	if admin, err = net.Listen("tcp", c.Admin); err != nil {
+	if admin, err = listenTCP(c.Admin); err != nil {
 		public.Close()
 		return nil, nil, cannotListen("admin", c.Admin, err)
 	}
@@ -143,4 +154,12 @@ func (in *inherited) serves() error {
 	}
 	_, err := in.ready.Write([]byte{1})
 	return cmp.Or(err, in.ready.Close())
+}
+
+// listenTCP listens without Multipath TCP, which is Go's default and whose sockets
+// take no filter (ignoreConnections).
+func listenTCP(address string) (net.Listener, error) {
+	var c net.ListenConfig
+	c.SetMultipathTCP(false)
+	return c.Listen(context.Background(), "tcp", address)
 }

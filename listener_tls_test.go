@@ -35,6 +35,8 @@ type pemPair struct {
 	authority    *x509.Certificate
 	authorityKey *ecdsa.PrivateKey
 	trust        *x509.CertPool // the authority
+
+	authoritySigned []byte // DER
 }
 
 func newPEMPair(t *testing.T) *pemPair {
@@ -45,7 +47,7 @@ func newPEMPair(t *testing.T) *pemPair {
 		IsCA: true, BasicConstraintsValid: true,
 	}
 	signed, key := p.sign(p.authority)
-	p.authorityKey = key
+	p.authorityKey, p.authoritySigned = key, signed
 	p.trust.AppendCertsFromPEM(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: signed}))
 	p.write(1, time.Now().Add(time.Hour))
 	return p

@@ -103,12 +103,112 @@ func (p *tab) prefers(scheme string) {
 // startPage starts a proxy in front of two slow replicas with long names.
 func startPage(t *testing.T, yaml string) *program {
 	t.Helper()
+	p, _ := startPageWithReplicas(t, yaml)
+	return p
+}
+
+// startPageWithReplicas is startPage for tests that disturb the replicas, at the URLs.
+func startPageWithReplicas(t *testing.T, yaml string) (p *program, replicas []string) {
+	t.Helper()
 	yaml += "\nbackends:\n"
 	for _, name := range []string{"gpu-one", "gpu-two-whose-name-is-longer-than-a-name-should-be-by-any-standard"} {
 		address, _ := startSimReplica(t, vllmsim.Config{Engine: vllmsim.EngineConfig{KVTokens: 200_000}}, "127.0.0.1:0")
 		yaml += fmt.Sprintf("- {name: %s, url: %q}\n", name, address)
+		replicas = append(replicas, address)
 	}
-	return startProgram(t, "--config", (&simFleet{}).configFile(t, yaml).path)
+	return startProgram(t, "--config", (&simFleet{}).configFile(t, yaml).path), replicas
+}
+
+// disturb gives a simulated replica a fault.
+func disturb(t *testing.T, replica, fault string) {
+	t.Helper()
+	resp, err := http.Post(replica+"/sim/fault", "application/json", strings.NewReader(fault))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusNoContent {
+		t.Fatalf("the fault %s is answered with %d", fault, resp.StatusCode)
+	}
+}
+
+func TestPageShowsStalledBackend(t *testing.T) {
+	proxy, replicas := startPageWithReplicas(t, "")
+	page := openPage(t, proxy.admin)
+	proxy.askAtLength("stalled-later")
+	page.shows("#requests tbody tr .state", "answering")
+	page.shows("#backends-count", "2 of 2 ready")
+	at := 0
+	if !evaluate[bool](page, `document.querySelector('#requests tbody tr').innerText.includes('gpu-one')`) {
+		at = 1
+	}
+	row := fmt.Sprintf("#backends tbody tr:nth-child(%d)", at+1)
+	disturb(t, replicas[at], `{"kind":"freeze"}`)
+	page.shows(row+" .state", "stalled")
+	page.until(fmt.Sprintf(`document.querySelector('%s .why .sub').innerText.match(/^since \d\d:\d\d:\d\d \(.*\): it has requests and makes no progress$/) !== null`, row))
+	page.shows("#backends-count", "1 of 2 ready")
+	page.shows("#requests tbody tr .state", "stalled")
+	page.shows("#in-flight-note", "0 answering, 1 stalled")
+	page.shows("#models-count", "1 of 1 ready")
+	page.shows("#models tbody tr td:last-child", "1 of 2")
+	page.until(`document.querySelector('#alarm').hidden`)
+	disturb(t, replicas[at], `{"kind":"clear"}`)
+	page.shows(row+" .state", "ready")
+	page.shows("#requests tbody tr .state", "answering")
+}
+
+func TestPageSaysWhenNothingIsReady(t *testing.T) {
+	proxy, replicas := startPageWithReplicas(t, "health: {interval: 200ms, down_interval: 200ms}")
+	page := openPage(t, proxy.admin)
+	page.shows("#models-count", "1 of 1 ready")
+	for _, r := range replicas {
+		disturb(t, r, `{"kind":"status","status":503,"everything":true}`)
+	}
+	page.until(`!document.querySelector('#alarm').hidden && document.querySelector('#alarm').innerText.startsWith('No backend is ready.')`)
+	page.shows("#backends-count", "0 of 2 ready")
+	page.shows("#backends tbody tr:first-child .state", "down")
+	page.until(`document.querySelector('#backends tbody tr .why .sub').innerText.match(/^since .*: \/health answered 503$/) !== null`)
+	page.shows("#models-count", "0 of 1 ready")
+	page.until(`document.querySelector('#models tbody tr').innerText.includes('gpu-one is down, gpu-two') && document.title.startsWith('Not ready')`)
+	for _, hard := range evaluate[[]string](page, contrasts) {
+		t.Errorf("hard to read: %s", hard)
+	}
+	for _, r := range replicas {
+		disturb(t, r, `{"kind":"clear"}`)
+	}
+	page.until(`document.querySelector('#alarm').hidden && !document.title.startsWith('Not ready')`)
+	page.shows("#backends-count", "2 of 2 ready")
+}
+
+func TestPageAsksBeforeTheLastReadyBackendIsDrained(t *testing.T) {
+	proxy := startPage(t, "")
+	page := openPage(t, proxy.admin)
+	page.shows("#backends-count", "2 of 2 ready")
+	const first, second = "#backends tbody tr:nth-child(1)", "#backends tbody tr:nth-child(2)"
+	page.do(chromedp.Click(chromedp.CSS(first + " button")))
+	page.shows(first+" .state", "drained")
+	page.until(`document.querySelector('` + first + ` .why .sub').innerText.endsWith('drained by an operator')`)
+	page.until(`!document.querySelector('#confirm').open`)
+
+	page.focus(second + " button")
+	page.press("\r")
+	page.until(`document.querySelector('#confirm').open && document.activeElement.id === 'confirm-no'`)
+	page.until(`document.querySelector('#confirm-text').innerText.startsWith('It is the last ready backend. New requests will wait')`)
+	page.press("\r")
+	page.until(`!document.querySelector('#confirm').open`)
+	page.shows(second+" .state", "ready")
+	if n := metricSum(t, proxy.admin, "warmroute_backend_draining"); n != 1 {
+		t.Errorf("%v backends are drained", n)
+	}
+	page.do(chromedp.Click(chromedp.CSS(second + " button")))
+	page.until(`document.querySelector('#confirm').open`)
+	page.do(chromedp.Click(chromedp.CSS("#confirm-yes")))
+	page.shows(second+" .state", "drained")
+	page.until(`document.querySelector('#alarm').innerText.startsWith('No backend is ready.')`)
+	page.until(`document.querySelector('#models tbody tr').innerText.includes('gpu-one is drained')`)
+	page.do(chromedp.Click(chromedp.CSS(second + " button")))
+	page.shows(second+" .state", "ready")
+	page.until(`document.querySelector('#alarm').hidden`)
 }
 
 // askAtLength sends a request whose answer takes minutes, and returns what comes of it.
@@ -172,7 +272,7 @@ func TestPageShowsAndOperatesTheFleet(t *testing.T) {
 	// A backend is drained, and drained no more, and the button keeps the focus.
 	page.focus("#backends tbody button")
 	page.press("\r")
-	page.shows("#backends tbody tr:first-child .state", "draining")
+	page.shows("#backends tbody tr:first-child .state", "drained")
 	page.shows("#backends tbody button", "Undrain")
 	page.until(`document.activeElement === document.querySelector('#backends tbody button')`)
 	if n := metricSum(t, proxy.admin, "warmroute_backend_draining"); n != 1 {
@@ -286,7 +386,7 @@ func TestPageAsksForTheToken(t *testing.T) {
 	page.shows("#connection", "Live")
 	page.until(`document.querySelector('#token').hidden && document.querySelectorAll('#backends tbody tr').length === 2`)
 	page.do(chromedp.Click(chromedp.CSS("#backends tbody button")))
-	page.shows("#backends tbody tr:first-child .state", "draining")
+	page.shows("#backends tbody tr:first-child .state", "drained")
 	page.do(chromedp.Reload())
 	page.shows("#connection", "Live") // the tab has it still
 	if evaluate[bool](page, `location.href.includes('token') || document.documentElement.outerHTML.includes('`+token+`')`) {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 
 	"warmroute/backends"
 )
@@ -12,6 +13,7 @@ import (
 // settings of their arrival. It reports whether it was applied.
 func (s *service) reload(c *Config, err error) bool {
 	var changed []string
+	warned := s.config.startWarnings() // said at the start or at an earlier reload
 	if err == nil {
 		changed = changedSettings(s.config, c, false)
 		err = s.apply(c)
@@ -29,7 +31,11 @@ func (s *service) reload(c *Config, err error) bool {
 	for _, path := range s.waiting(c) {
 		s.log.Warn("setting takes effect at the next start", "setting", path)
 	}
-	c.warn(s.log)
+	for _, w := range c.startWarnings() {
+		if !slices.Contains(warned, w) {
+			s.log.Warn(w)
+		}
+	}
 	return true
 }
 
@@ -38,6 +44,9 @@ func (s *service) waiting(c *Config) []string {
 	paths := changedSettings(s.started, c, true)
 	if s.started.TLS.enabled() != c.TLS.enabled() { // another certificate may come at any time
 		paths = append(paths, "tls.cert_file")
+	}
+	if s.started.AdminTLS.enabled() != c.AdminTLS.enabled() {
+		paths = append(paths, "admin_tls.cert_file")
 	}
 	return paths
 }
@@ -62,6 +71,9 @@ func (s *service) apply(c *Config) error {
 	}
 	if c.TLS.enabled() && s.certificate.Load() != nil {
 		s.certificate.Store(c.TLS.pair)
+	}
+	if c.AdminTLS.enabled() && s.adminCertificate.Load() != nil {
+		s.adminCertificate.Store(c.AdminTLS.pair)
 	}
 	s.proxy.Configure(c.proxySettings())
 	s.keys.Replace(c.apiKeys())

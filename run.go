@@ -10,6 +10,10 @@ import (
 	"time"
 )
 
+// maxAcceptDelay bounds for how long a proxy accepts no connections at its start, where a
+// replica answers no check. It is above the default of health.timeout.
+const maxAcceptDelay = 5 * time.Second
+
 // readerWait is how long the end waits for a file that is being read.
 const readerWait = time.Second
 
@@ -56,8 +60,19 @@ func (s *service) run(ctx context.Context, public, admin net.Listener) error {
 		checked = nil
 		s.ready()
 	}
-	f := s.open(public, admin)
+	f := s.newFront()
 	defer f.close()
+	if admin != nil {
+		s.serveAdmin(f, admin)
+	}
+	// Connections wait for the first checks: a balancer that does not ask for readiness
+	// sends requests as soon as the port is open, and they would find no replica yet.
+	select {
+	case <-s.firstChecks.done:
+	case <-time.After(maxAcceptDelay):
+	case <-ctx.Done():
+	}
+	s.servePublic(f, public)
 	switch err := s.govern(ctx, f, checked, readings); err {
 	case nil:
 		s.drain(ctx, f)

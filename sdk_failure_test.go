@@ -13,6 +13,8 @@ import (
 	"github.com/openai/openai-go/v3"
 	"github.com/openai/openai-go/v3/option"
 	"github.com/openai/openai-go/v3/packages/ssestream"
+
+	"warmroute/backends/vllmsim"
 )
 
 // expectError fails unless err is the SDK's error with that status.
@@ -213,5 +215,30 @@ func (c *killCounts) add(header http.Header) {
 	c.answered.Add(1)
 	if header.Get("X-Warmroute-Attempts") != "1" {
 		c.retried.Add(1)
+	}
+}
+
+// TestSDKSeesAbortedStreamFail holds that an SDK does not take the part of an answer
+// for the whole that a replica's engine has aborted.
+func TestSDKSeesAbortedStreamFail(t *testing.T) {
+	f := &sdkFleet{model: "sim"}
+	url, _ := startSimReplica(t, vllmsim.Config{}, "127.0.0.1:0")
+	f.replicas = []string{url}
+	f.startProxy(t)
+	resp, err := http.Post(url+"/sim/fault", "application/json", strings.NewReader(`{"kind":"abort-each","chunks":3,"requests":1}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	if resp.StatusCode != http.StatusNoContent {
+		t.Fatalf("the fault gets status %d", resp.StatusCode)
+	}
+	got, err := f.stream(t, f.chat(20, 100))
+	var e *ssestream.StreamError
+	if !errors.As(err, &e) || !strings.Contains(e.Error(), "replica_aborted") || got.text == "" || got.finish != "" {
+		t.Errorf("got %q, finish_reason %q and the error %v", got.text, got.finish, err)
+	}
+	if n := f.proxyMetric(t, "warmroute_backend_aborted_responses_total"); n != 1 {
+		t.Errorf("%v aborted responses were counted", n)
 	}
 }

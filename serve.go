@@ -1,12 +1,15 @@
 package main
 
 import (
+	"context"
 	"io"
 	"log/slog"
 	"net"
 	"os"
 	"os/signal"
+	"runtime"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 )
@@ -31,7 +34,8 @@ the one before. SIGHUP reads them anew.`,
 }
 
 // serve runs one proxy, and reloads its configuration when that has changed.
-func serve(cmd *cobra.Command, urls []string) error {
+func serve(cmd *cobra.Command, urls []string) (err error) {
+	started := time.Now()
 	reloads, handOvers := make(chan os.Signal, 1), make(chan os.Signal, 1)
 	signal.Notify(reloads, syscall.SIGHUP)
 	defer signal.Stop(reloads)
@@ -52,7 +56,13 @@ func serve(cmd *cobra.Command, urls []string) error {
 		return err
 	}
 	log, level := newLogger(config.Log, cmd.ErrOrStderr())
-	config.warn(log)
+	log.Info("starting", "version", version(), "go", runtime.Version(), "pid", os.Getpid())
+	defer func() {
+		log.Info("stopped", "reason", stopReason(cmd.Context(), err), "uptime", time.Since(started).Round(time.Millisecond))
+	}()
+	for _, w := range config.startWarnings() {
+		log.Warn(w)
+	}
 	s, err := newServiceAfter(before, config, log)
 	if err != nil {
 		return err
@@ -63,7 +73,7 @@ func serve(cmd *cobra.Command, urls []string) error {
 	}
 	log.Info("listening", "public", public.Addr().String(), "tls", config.TLS.enabled(), "backends", len(config.Backends), "policy", config.Routing.Policy)
 	if admin != nil {
-		log.Info("listening", "admin", admin.Addr().String())
+		log.Info("listening", "admin", admin.Addr().String(), "tls", config.AdminTLS.enabled())
 	}
 	s.control.reloads, s.control.reload, s.control.level = reloads, reload, level
 	s.control.handOvers, s.control.program = handOvers, program
@@ -73,14 +83,35 @@ func serve(cmd *cobra.Command, urls []string) error {
 // listen opens both listeners. admin is nil when the configuration has none.
 func listen(c *Config) (public, admin net.Listener, err error) { return (&inherited{}).listen(c) }
 
+// stopReason says why serve returns: its error, the signal that ended ctx, or a
+// hand-over.
+func stopReason(ctx context.Context, err error) string {
+	switch {
+	case err != nil:
+		return err.Error()
+	case ctx.Err() != nil:
+		return stoppedBy(ctx).String()
+	}
+	return "handed over"
+}
+
 // newLogger makes the logger that the configuration asks for. Its level may be
 // changed while it is in use.
 func newLogger(c LogConfig, out io.Writer) (*slog.Logger, *slog.LevelVar) {
 	level := new(slog.LevelVar)
 	level.UnmarshalText([]byte(c.Level)) // checked with the configuration
-	options := &slog.HandlerOptions{Level: level}
+	options := &slog.HandlerOptions{Level: level, ReplaceAttr: formatDuration}
 	if c.Format == "json" {
 		return slog.New(slog.NewJSONHandler(out, options)), level
 	}
 	return slog.New(slog.NewTextHandler(out, options)), level
+}
+
+// formatDuration writes durations as text such as 1.5s, where slog's JSON handler
+// would write nanoseconds.
+func formatDuration(_ []string, a slog.Attr) slog.Attr {
+	if a.Value.Kind() == slog.KindDuration {
+		a.Value = slog.StringValue(a.Value.Duration().String())
+	}
+	return a
 }

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"crypto/rand"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -24,6 +26,7 @@ import (
 type service struct {
 	started  *Config // as at the start
 	config   *Config // as it is in use
+	instance string  // random id of this proxy; the same after a hand-over
 	log      *slog.Logger
 	registry *backends.Registry
 	router   *router.Router
@@ -39,8 +42,10 @@ type service struct {
 	proxy    *proxy.Proxy // serves the public listener
 	admin    *admin.Handler
 
-	certificate atomic.Pointer[tls.Certificate] // the public listener's; nil: it has none
+	certificate      atomic.Pointer[tls.Certificate] // the public listener's; nil: it has none
+	adminCertificate atomic.Pointer[tls.Certificate] // likewise the admin listener's
 
+	resources   *resourceLog
 	firstChecks *firstChecks
 	control     control
 }
@@ -53,8 +58,10 @@ func newService(c *Config, log *slog.Logger) (*service, error) {
 // newServiceAfter is newService for a process that takes over from another, which
 // still has its files.
 func newServiceAfter(before *inherited, c *Config, log *slog.Logger) (*service, error) {
-	s := &service{started: c, config: c, log: log, control: control{before: before}, keys: keys.New(c.apiKeys())}
+	s := &service{started: c, config: c, log: log, resources: &resourceLog{log: log}, control: control{before: before}, keys: keys.New(c.apiKeys())}
+	s.instance = cmp.Or(before.instance, rand.Text())
 	s.certificate.Store(c.TLS.pair)
+	s.adminCertificate.Store(c.AdminTLS.pair)
 	var err error
 	if s.fleet, err = newFleet(c, log); err != nil {
 		return nil, err
@@ -69,6 +76,9 @@ func newServiceAfter(before *inherited, c *Config, log *slog.Logger) (*service, 
 			path:  c.Index.Snapshot,
 			index: router.NewSnapshots(s.router, o.IndexMaxBytes, log),
 			log:   log,
+		}
+		if err := s.snapshot.open(before.ready != nil); err != nil {
+			return nil, fmt.Errorf("index.snapshot: %w", err)
 		}
 	}
 	s.firstChecks = newFirstChecks(s.registry.All())
@@ -93,12 +103,16 @@ func newServiceAfter(before *inherited, c *Config, log *slog.Logger) (*service, 
 		return nil, err
 	}
 	s.proxy = proxy.New(proxy.Options{
-		Registry:   s.registry,
-		Router:     s.router,
-		Metrics:    m,
-		Log:        log,
-		Version:    version(),
-		Suspect:    s.checker.Suspect,
+		Registry: s.registry,
+		Router:   s.router,
+		Metrics:  m,
+		Log:      log,
+		Version:  version(),
+		Instance: s.instance,
+		Suspect:  s.checker.Suspect,
+
+		OutOfDescriptors: s.resources.outOfDescriptors,
+
 		BlockBytes: c.Index.BlockBytes,
 		Record:     s.recorder,
 		AccessLog:  s.access,
@@ -122,12 +136,16 @@ func (s *service) watch(m *metrics.Metrics) {
 		s.router.Forget(b)
 	}
 	s.checker = &backends.Checker{
-		Logger: s.log,
+		Logger:   s.log,
+		Instance: s.instance,
 		OnState: func(b *backends.Backend, _ backends.State, _ string) {
 			s.router.Changed(b)
 			s.firstChecks.note(b)
 		},
 		OnHung: s.router.Hung,
+
+		OutOfDescriptors: s.resources.outOfDescriptors,
+
 		OnLost: lost,
 	}
 	s.checker.SetPace(backends.CheckPace(c.Health))
@@ -135,6 +153,8 @@ func (s *service) watch(m *metrics.Metrics) {
 		Logger: s.log,
 		OnLoad: s.router.Observe,
 		OnLost: lost,
+
+		OutOfDescriptors: s.resources.outOfDescriptors,
 	}
 	s.poller.SetPace(backends.PollPace(c.Poll))
 	if s.snapshot != nil {

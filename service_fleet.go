@@ -39,10 +39,13 @@ func (c RoutingConfig) settings() policy.Settings {
 
 func (c RoutingConfig) hold() router.HoldOptions {
 	return router.HoldOptions{
-		Requests:   c.Hold.Requests,
-		Bytes:      int64(c.Hold.Bytes),
-		Time:       c.Hold.Time,
-		StepTokens: c.StepTokens,
+		Requests:      c.Hold.Requests,
+		Bytes:         int64(c.Hold.Bytes),
+		BatchRequests: c.Hold.BatchRequests,
+		BatchBytes:    int64(c.Hold.BatchBytes),
+		Time:          c.Hold.Time,
+		StepTokens:    c.StepTokens,
+		BatchSlowdown: c.BatchSlowdown,
 	}
 }
 
@@ -57,6 +60,7 @@ func (c *Config) proxySettings() proxy.Settings {
 		BodyIdle:       c.Timeouts.BodyIdle,
 		HoldTime:       c.holdTime(),
 		FirstByte:      c.Timeouts.FirstByte,
+		Response:       c.Timeouts.Response,
 		Idle:           c.Timeouts.Idle,
 		RetryShare:     c.Retry.Share,
 		RetryPerSecond: c.Retry.PerSecond,

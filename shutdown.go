@@ -16,6 +16,12 @@ const (
 	farewell = 2 * time.Second
 	// lastScrape is how long a request on the admin listener may take at the end.
 	lastScrape = time.Second
+	// lookEvery is how often a process that ends looks whether connections are quiet.
+	lookEvery = 20 * time.Millisecond
+	// minQuiet is how long no request has to come before connections are closed that
+	// clients have kept: of a request that is on its way then, its client cannot know
+	// whether it was begun.
+	minQuiet = 2 * time.Second
 )
 
 // stopSignal is the cause with which a signal ends the program's context.
@@ -31,19 +37,23 @@ func stoppedBy(ctx context.Context) os.Signal {
 	return os.Interrupt
 }
 
-// drain goes on answering for timeouts.drain: requests in flight go on, and
-// new ones get a 503, so that a balancer in front learns from its health check
-// and not from its clients. Nobody waits for that at a terminal.
+// drain fails readiness and, after SIGTERM, serves on for timeouts.drain, so that a
+// balancer in front learns from its health check and no request fails. Responses
+// tell their clients to close the connection. Nobody waits for that at a terminal.
 func (s *service) drain(ctx context.Context, f *front) {
-	s.proxy.Refuse()
+	s.proxy.FailReadiness()
 	s.tellSystemd("STOPPING=1")
-	if stoppedBy(ctx) != syscall.SIGTERM || s.config.Timeouts.Drain == 0 {
+	if stoppedBy(ctx) != syscall.SIGTERM {
 		return
 	}
-	s.log.Info("draining: not ready any more, new requests are refused", "for", s.config.Timeouts.Drain)
+	f.leaving.Store(true)
+	if s.config.Timeouts.Drain == 0 {
+		return
+	}
+	s.log.Info("draining: readiness fails, still serving", "for", s.config.Timeouts.Drain)
 	select {
 	case <-time.After(s.config.Timeouts.Drain):
-	case <-f.failed: // nothing is left to be refused
+	case <-f.failed: // no more requests come
 	}
 }
 
@@ -51,28 +61,57 @@ func (s *service) drain(ctx context.Context, f *front) {
 // they may, and then cuts them off, which their clients are told. Requests that
 // wait for a replica to come back do so at another proxy. The admin listener
 // goes last, so that the end can be watched.
+//
+// After SIGTERM connections are served until they are quiet: a client that has kept
+// one may be sending a request on it.
 func (s *service) shutdown(f *front) error {
 	most := s.config.Timeouts.Shutdown
 	s.log.Info("shutting down", "limit", most)
-	s.proxy.Refuse()
+	s.proxy.FailReadiness()
 	s.router.Stop()
-	return s.finish(f, most)
-}
-
-// finish ends the servers: requests in flight have most to end by themselves.
-func (s *service) finish(f *front, most time.Duration) error {
 	limit, cancel := context.WithTimeout(context.Background(), most)
 	defer cancel()
-	public, others := f.doors[0], f.doors[1:]
-	err := public.server.Shutdown(limit)
+	if f.leaving.Load() {
+		if s.control.before.kept {
+			f.public.stopListening()
+		} else {
+			f.public.refuseConnections()
+		}
+		s.awaitQuiet(limit, minQuiet)
+	}
+	return s.finish(limit, f)
+}
+
+// awaitQuiet waits until no client has a connection, or none was opened or carried a
+// request for that long, or ctx is done.
+func (s *service) awaitQuiet(ctx context.Context, least time.Duration) {
+	looks := time.NewTicker(lookEvery)
+	defer looks.Stop()
+	for ctx.Err() == nil {
+		if open, quiet := s.proxy.QuietConnections(); open == 0 || quiet >= least {
+			return
+		}
+		select {
+		case <-looks.C:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// finish ends the servers: requests in flight have until limit is done to end by themselves.
+func (s *service) finish(limit context.Context, f *front) error {
+	err := f.public.server.Shutdown(limit)
 	if err != nil {
 		err = fmt.Errorf("requests still in flight after %v were cut off (timeouts.shutdown)", s.config.Timeouts.Shutdown)
 		f.cut(proxy.ErrCutOff)
 		last, cancel := context.WithTimeout(context.Background(), farewell)
 		defer cancel()
-		public.server.Shutdown(last)
+		f.public.server.Shutdown(last)
 	}
-	for _, d := range others {
+	for _, d := range f.doors {
+		if d == f.public {
+			continue
+		}
 		last, cancel := context.WithTimeout(context.Background(), lastScrape)
 		defer cancel()
 		d.server.Shutdown(last)

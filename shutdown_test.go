@@ -3,13 +3,17 @@ package main
 import (
 	"bufio"
 	"fmt"
+	"io"
+	"net"
 	"net/http"
+	"net/http/httptrace"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 )
 
 // oneStream is a stream that is under way.
@@ -44,11 +48,49 @@ func (p *program) get(path string) (*http.Response, error) {
 	return resp, err
 }
 
-func TestSIGTERMFailsReadinessThenRefuses(t *testing.T) {
+// keptConnection is one of a client that sends requests on it when it likes.
+type keptConnection struct {
+	t *testing.T
+	net.Conn
+	in *bufio.Reader
+}
+
+// keepConnection connects and sends one request, so that the server takes the connection for idle.
+func (p *program) keepConnection() *keptConnection {
+	p.t.Helper()
+	conn, err := net.Dial("tcp", strings.TrimPrefix(p.url, "http://"))
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	p.t.Cleanup(func() { conn.Close() })
+	k := &keptConnection{p.t, conn, bufio.NewReader(conn)}
+	if resp := k.get("/livez"); resp.StatusCode != http.StatusOK || resp.Close {
+		p.t.Fatalf("/livez: %d, close %v", resp.StatusCode, resp.Close)
+	}
+	return k
+}
+
+// get sends a request and reads the response.
+func (k *keptConnection) get(path string) *http.Response {
+	k.t.Helper()
+	k.SetDeadline(time.Now().Add(time.Minute))
+	fmt.Fprintf(k, "GET %s HTTP/1.1\r\nHost: proxy\r\n\r\n", path)
+	resp, err := http.ReadResponse(k.in, nil)
+	if err != nil {
+		k.t.Fatalf("%s: %v", path, err)
+	}
+	io.Copy(io.Discard, resp.Body)
+	resp.Body.Close()
+	return resp
+}
+
+func TestDrainFailsReadinessAndServesRequests(t *testing.T) {
 	fleet := startSimFleet(t, 1, 200_000)
-	p := startProgram(t, "--config", fleet.configFile(t, "timeouts: {drain: 1h}").path)
+	p := startProgram(t, "--config", fleet.configFile(t, "timeouts: {drain: 1h}\nbackends: [{url: \""+fleet.urls[0]+"\", max_in_flight: 1}]").path)
+	kept := p.keepConnection()
+	stream := p.startStream(8000)
 	p.signal(syscall.SIGTERM)
-	p.awaitLog(`msg="draining`)
+	p.awaitLog(`msg="draining: readiness fails, still serving" for=1h0m0s`)
 	for _, path := range []string{"/readyz", "/health"} {
 		if resp, err := p.get(path); err != nil || resp.StatusCode != http.StatusServiceUnavailable {
 			t.Errorf("%s: %v, %v", path, resp, err)
@@ -57,15 +99,83 @@ func TestSIGTERMFailsReadinessThenRefuses(t *testing.T) {
 	if resp, err := p.get("/livez"); err != nil || resp.StatusCode != http.StatusOK {
 		t.Errorf("/livez: %v, %v", resp, err)
 	}
-	resp, err := http.Post(p.url+"/v1/chat/completions", "application/json", strings.NewReader(`{"model":"sim","messages":[]}`))
-	if err != nil {
-		t.Fatal(err)
+	// The replica has a request, so that this one waits in the admission queue.
+	queued := make(chan error, 1)
+	go func() {
+		resp, err := http.Post(p.url+"/v1/chat/completions", "application/json", strings.NewReader(`{"model":"sim","max_tokens":4,"messages":[{"role":"user","content":"hi"}]}`))
+		if err == nil {
+			resp.Body.Close()
+			if resp.StatusCode != http.StatusOK || !resp.Close {
+				err = fmt.Errorf("status %d, close %v", resp.StatusCode, resp.Close)
+			}
+		}
+		queued <- err
+	}()
+	p.eventually("a request is queued", func() bool { return metricSum(t, p.admin, "warmroute_hold_requests") == 1 })
+	if err := <-stream.ended; err != nil {
+		t.Errorf("the stream: %v", err)
 	}
-	resp.Body.Close()
-	if resp.StatusCode != http.StatusServiceUnavailable || !resp.Close || resp.Header.Get("Retry-After") == "" {
-		t.Errorf("while draining: %d, close %v, Retry-After %q", resp.StatusCode, resp.Close, resp.Header.Get("Retry-After"))
+	if err := <-queued; err != nil {
+		t.Errorf("the queued request: %v", err)
 	}
-	p.eventually("the refused request is counted", func() bool { return metricSum(t, p.admin, "warmroute_requests_total", "503") == 1 })
+	if resp := kept.get("/v1/models"); resp.StatusCode != http.StatusOK || !resp.Close {
+		t.Errorf("on a connection from before: %d, close %v", resp.StatusCode, resp.Close)
+	}
+}
+
+func TestDrainEndsHTTP2Connections(t *testing.T) {
+	pair := newPEMPair(t)
+	fleet := startSimFleet(t, 1, 200_000)
+	p := startProgram(t, "--config", fleet.configFile(t, pair.yaml()+"timeouts: {drain: 1h}").path)
+	client := &http.Client{Transport: pair.transport(true)}
+	defer client.CloseIdleConnections()
+	ask := func() (reused bool) {
+		t.Helper()
+		trace := &httptrace.ClientTrace{GotConn: func(c httptrace.GotConnInfo) { reused = c.Reused }}
+		req, _ := http.NewRequestWithContext(httptrace.WithClientTrace(t.Context(), trace), http.MethodGet, p.url+"/v1/models", nil)
+		resp, err := client.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		io.Copy(io.Discard, resp.Body)
+		resp.Body.Close()
+		if resp.StatusCode != http.StatusOK || resp.ProtoMajor != 2 {
+			t.Errorf("status %d by %s", resp.StatusCode, resp.Proto)
+		}
+		return reused
+	}
+	ask()
+	if !ask() {
+		t.Error("connections are not reused before the drain")
+	}
+	p.signal(syscall.SIGTERM)
+	p.awaitLog(`msg="draining`)
+	ask() // is answered with a GOAWAY
+	p.eventually("connections are not reused", func() bool { return !ask() })
+}
+
+// The listener is closed, and a stream is in flight.
+func TestKeptConnectionServesUntilQuiet(t *testing.T) {
+	fleet := startSimFleet(t, 1, 200_000)
+	p := startProgram(t, "--config", fleet.configFile(t, "timeouts: {drain: 0}").path)
+	kept := p.keepConnection()
+	stream := p.startStream(8000)
+	p.signal(syscall.SIGTERM)
+	p.eventually("the listener is closed", func() bool { _, err := p.get("/livez"); return err != nil })
+	select {
+	case <-stream.ended:
+		t.Fatal("the stream has ended: the test shows nothing")
+	default:
+	}
+	if resp := kept.get("/v1/models"); resp.StatusCode != http.StatusOK || !resp.Close {
+		t.Errorf("on a connection from before: %d, close %v", resp.StatusCode, resp.Close)
+	}
+	if err := <-stream.ended; err != nil {
+		t.Errorf("the stream: %v", err)
+	}
+	if status := p.exit(); status != 0 {
+		t.Errorf("status %d", status)
+	}
 }
 
 // The stream lasts longer than the drain.

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"log/slog"
@@ -13,6 +14,7 @@ import (
 	"sync"
 	"time"
 
+	"warmroute/proxy/filelock"
 	"warmroute/router"
 )
 
@@ -20,37 +22,88 @@ import (
 const snapshotEvery = time.Minute
 
 // snapshotTemp ends the names of files that are being written; what comes
-// before it differs, so that two proxies with one snapshot do not meet.
+// before it differs, so that two proxies do not meet on a disk that knows no locks.
 const snapshotTemp = ".warmroute-tmp"
 
 // snapshotStale is the age at which a temporary file was left behind by a crash.
 const snapshotStale = time.Hour
 
-// snapshotFile keeps the snapshot of the index on disk. Nothing about it is
-// fatal: without it the proxy only starts cold.
+// snapshotLock ends the name of the file that is locked for a snapshot, which itself
+// is replaced with each write.
+const snapshotLock = ".lock"
+
+// lockRetryInterval is how often a process that took over tries to lock the snapshot.
+const lockRetryInterval = 100 * time.Millisecond
+
+// snapshotFile keeps the snapshot of the index on disk. After open nothing about
+// it is fatal: without it the proxy only starts cold.
 type snapshotFile struct {
 	path  string
 	index *router.Snapshots
 	log   *slog.Logger
-	off   bool // what has the name is not ours: nothing is written
 
-	saving sync.Mutex // one at a time
+	mu   sync.Mutex // held while a snapshot is written; guards what follows
+	lock *os.File   // nil: another process may write the snapshot
+}
+
+// open says why no snapshot can be written, and locks it for this process, unless
+// a predecessor still writes it.
+func (s *snapshotFile) open(hasPredecessor bool) error {
+	if err := replaceable(s.path); err != nil || hasPredecessor {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.acquireLock()
+}
+
+// acquireLock locks the snapshot, unless this process has locked it. s.mu is held.
+func (s *snapshotFile) acquireLock() error {
+	if s.lock != nil {
+		return nil
+	}
+	file, err := os.OpenFile(s.path+snapshotLock, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return err
+	}
+	if err := filelock.TryLock(file); err != nil {
+		file.Close()
+		if errors.Is(err, filelock.ErrLocked) {
+			err = fmt.Errorf("another process writes %s; stop it, or choose another file for one of the two", s.path)
+		}
+		return err
+	}
+	s.lock = file
+	return nil
+}
+
+// hasLock locks the snapshot if it can, and reports whether it is locked.
+func (s *snapshotFile) hasLock() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.acquireLock() == nil
+}
+
+// release leaves the snapshot to another process.
+func (s *snapshotFile) release() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.lock != nil {
+		s.lock.Close()
+		s.lock = nil
+	}
 }
 
 // load reads the snapshot of an earlier run, if there is one.
 func (s *snapshotFile) load() {
-	if err := replaceable(s.path); err != nil {
-		s.off = true
-		s.log.Warn("no snapshot of the index is used or written", "file", s.path, "reason", err.Error()+"; give index.snapshot another file")
-		return
-	}
 	s.tidy()
 	file, err := os.Open(s.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return
+	}
 	if err == nil {
 		err = s.index.Read(file)
 		file.Close()
-	} else if errors.Is(err, fs.ErrNotExist) {
-		_, err = os.Stat(filepath.Dir(s.path)) // better said now than at the first write
 	}
 	if err != nil {
 		s.log.Warn("no snapshot of the index is used", "file", s.path, "reason", err.Error())
@@ -76,7 +129,7 @@ func replaceable(path string) error {
 		return err
 	}
 	if !router.BeginsSnapshot(head[:n]) {
-		return errors.New("it is no snapshot of warmroute's")
+		return fmt.Errorf("%s is not a warmroute snapshot; name another file", path)
 	}
 	return nil
 }
@@ -99,8 +152,14 @@ func (s *snapshotFile) tidy() {
 func (s *snapshotFile) run(ctx context.Context) {
 	ticks := time.NewTicker(snapshotEvery)
 	defer ticks.Stop()
+	locks := time.NewTicker(lockRetryInterval)
+	defer locks.Stop()
 	for {
 		select {
+		case <-locks.C:
+			if s.hasLock() {
+				locks.Stop()
+			}
 		case <-ticks.C:
 			s.save()
 		case <-ctx.Done():
@@ -111,12 +170,13 @@ func (s *snapshotFile) run(ctx context.Context) {
 
 // save replaces the file by a new one, which is whole or not there.
 func (s *snapshotFile) save() {
-	if s.off {
-		return
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	err := s.acquireLock()
+	if err == nil {
+		err = s.write()
 	}
-	s.saving.Lock()
-	defer s.saving.Unlock()
-	if err := s.write(); err != nil {
+	if err != nil {
 		s.log.Warn("the index could not be saved", "file", s.path, "reason", err.Error())
 	}
 }

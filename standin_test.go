@@ -75,6 +75,13 @@ func startFronted(t *testing.T, change func(*Config), urls ...string) *fronted {
 	t.Helper()
 	before := goleak.IgnoreCurrent()
 	t.Cleanup(func() { verifyNoGoroutineLeft(t, before) })
+	return startOneOfSeveral(t, change, urls...)
+}
+
+// startOneOfSeveral is startFronted for a proxy beside others, whose goroutines come
+// and go with this one's.
+func startOneOfSeveral(t *testing.T, change func(*Config), urls ...string) *fronted {
+	t.Helper()
 	transport := &http.Transport{DisableCompression: true, MaxIdleConnsPerHost: 64}
 	f := &fronted{t: t, client: &http.Client{Transport: transport}}
 	t.Cleanup(transport.CloseIdleConnections)

@@ -31,10 +31,10 @@ would: by default an 8B-class model. Its prefix cache, its scheduler and its
 
 POST /sim/fault makes it misbehave, for example:
   curl http://127.0.0.1:8000/sim/fault -d '{"kind":"die","chunks":3}'
-Kinds: refuse, hang, reset, reset-late, die (chunks), status (status), hold
-(delay), slow (factor), freeze, metrics-gone, metrics-garbled, metrics-huge,
-close-idle, drain, restart, abort, fail, clear. "requests" and "seconds" limit
-most of them.`,
+Kinds: refuse, hang, reset, reset-late, reset-at-work (delay), die (chunks),
+abort-each (chunks), status (status), hold (delay), slow (factor), freeze,
+metrics-gone, metrics-garbled, metrics-huge, close-idle, drain, restart, abort,
+fail, clear. "requests" and "seconds" limit most of them.`,
 		Example: `  warmroute vllmsim --listen 127.0.0.1:8001 --model sim --kv-tokens 400000
   warmroute vllmsim --listen 127.0.0.1:8002 --speed 5 --adapter sql --adapter chat`,
 		Args: noArguments,

@@ -5,10 +5,13 @@ package backends
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"net/url"
 	"sync/atomic"
 	"time"
+
+	"warmroute/backends/transport"
 )
 
 // State says whether a backend may take traffic.
@@ -39,14 +42,19 @@ type Backend struct {
 	// requests that no engine works on.
 	InFlight, Instant atomic.Int64
 
+	// Aborted counts the responses that its engine aborted.
+	Aborted atomic.Int64
+
 	// TellsCached is set once an answer said how much of its prompt came from the
 	// cache. From then on an answer that leaves it out means none did.
 	TellsCached atomic.Bool
 
 	standing atomic.Int32 // bits: see below
+	status   statusRecord
 	terms    atomic.Pointer[Terms]
 	load     atomic.Pointer[Load]
 	models   atomic.Pointer[[]Model]
+	instance atomic.Pointer[string]
 
 	// Set by the registry, before anything runs; nil on a backend without one.
 	suspected chan struct{} // holds one: several suspicions are one check
@@ -78,6 +86,7 @@ func New(name string, u *url.URL, apiKey string, transport http.RoundTripper) *B
 		name = DefaultName(u)
 	}
 	b := &Backend{Name: name, URL: u}
+	b.status.since = time.Now()
 	b.SetTerms(Terms{APIKey: apiKey, Transport: transport, Probe: transport})
 	return b
 }
@@ -116,7 +125,12 @@ func (b *Backend) State() State {
 
 // SetState is for tests and simulations, which have no readiness checks.
 func (b *Backend) SetState(s State) {
+	b.status.mu.Lock()
+	defer b.status.mu.Unlock()
+	before := b.State()
 	b.standing.Store([...]int32{Down: 0, Ready: healthy, Draining: healthy | drained}[s])
+	b.status.checked = true
+	b.status.stateWas(before, b)
 }
 
 // Drain lets the backend finish what it has and take nothing new, until Undrain.
@@ -146,6 +160,10 @@ func (b *Backend) mark(bit int32, on bool) {
 
 // set reports whether the bit was another before.
 func (b *Backend) set(bit int32, on bool) bool {
+	b.status.mu.Lock()
+	defer b.status.mu.Unlock()
+	before := b.State()
+	defer b.status.stateWas(before, b)
 	if on {
 		return b.standing.Or(bit)&bit == 0
 	}
@@ -188,9 +206,24 @@ func (b *Backend) SetModels(m []Model) {
 	}
 }
 
-// get asks the replica for a path below its prefix, without following
-// redirects. The caller closes the body; ctx ends the reading of it too.
-func (b *Backend) get(ctx context.Context, path, accept string) (*http.Response, error) {
+// InstanceHeader names the proxies that a request has passed, each by a random id.
+// In the response to a health check that has it, it names the proxy that
+// answers.
+const InstanceHeader = "X-Warmroute-Instance"
+
+// Instance returns the id of the proxy that answered the last health check; empty:
+// it was no proxy of this kind.
+func (b *Backend) Instance() string {
+	if id := b.instance.Load(); id != nil {
+		return *id
+	}
+	return ""
+}
+
+// get asks the replica for a path below its prefix, without following redirects,
+// as the proxy with that instance id, if it is not empty. The caller closes the
+// body; ctx ends the reading of it too.
+func (b *Backend) get(ctx context.Context, path, accept, instance string) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, b.URL.JoinPath(path).String(), nil)
 	if err != nil {
 		return nil, err
@@ -199,11 +232,19 @@ func (b *Backend) get(ctx context.Context, path, accept string) (*http.Response,
 	// Said outright, or net/http's transport asks for gzip, and a replica would
 	// spend its event loop's time on it.
 	req.Header.Set("Accept-Encoding", "identity")
+	if instance != "" {
+		req.Header[InstanceHeader] = []string{instance}
+	}
 	terms := b.Terms()
 	if terms.APIKey != "" {
 		req.Header.Set("Authorization", "Bearer "+terms.APIKey)
 	}
-	return terms.Probe.RoundTrip(req)
+	res, err := terms.Probe.RoundTrip(req)
+	if stale := (*transport.StaleError)(nil); errors.As(err, &stale) {
+		req.Close = true // on a connection of its own
+		res, err = terms.Probe.RoundTrip(req)
+	}
+	return res, err
 }
 
 // Model is one card of a replica's /v1/models.
@@ -245,7 +286,8 @@ type Load struct {
 	PromptTokens, GenerationTokens float64 // counters; they move while the engine makes progress
 	TokensKnown                    bool    // both were there
 
-	Asleep bool // engine_sleep_state says anything but awake
+	Asleep      bool      // engine_sleep_state says anything but awake
+	AsleepSince time.Time // when the first scrape in a row that says so was sent
 
 	RunningAdapters []string // LoRA adapters with running requests, by the newest vllm:lora_requests_info
 	MaxAdapters     int      // that can have running requests at once; 0 when unknown

@@ -10,6 +10,8 @@ import (
 	"net/http"
 	"sync"
 	"time"
+
+	"warmroute/backends/transport"
 )
 
 const (
@@ -34,6 +36,10 @@ type Poller struct {
 
 	OnLoad  func(b *Backend, l *Load)
 	OnError func(b *Backend, err error) // one poll failed
+
+	// OutOfDescriptors is called when a poll could not be made because this process
+	// has no file descriptor left. It counts as no miss. nil: not called.
+	OutOfDescriptors func(err error)
 
 	// OnLost is called when the replica's prefix cache is gone: the process
 	// started anew, a counter ran backwards, the engine went to sleep, or its
@@ -93,6 +99,12 @@ func (w *watch) poll(ctx context.Context, limit time.Duration) bool {
 	if ctx.Err() != nil {
 		return false
 	}
+	if transport.IsOutOfDescriptors(err) {
+		if w.OutOfDescriptors != nil {
+			w.OutOfDescriptors(err)
+		}
+		return true
+	}
 	if err != nil {
 		w.miss(err)
 		return true
@@ -135,7 +147,7 @@ func (w *watch) wait(pace PollPace) time.Duration {
 	switch l := w.last; {
 	case w.noMetrics:
 		return noMetricsWait
-	case w.misses == 0 && l.QueuesKnown && (l.Waiting > 0 || int64(l.Running) > l.OwnInFlight):
+	case l != nil && w.misses == 0 && l.QueuesKnown && (l.Waiting > 0 || int64(l.Running) > l.OwnInFlight):
 		return cmp.Or(pace.FastInterval, 250*time.Millisecond)
 	}
 	return cmp.Or(pace.Interval, time.Second)
@@ -145,16 +157,16 @@ func (w *watch) scrape(ctx context.Context, limit time.Duration) (*Load, error) 
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	before, sent := w.backend.InFlight.Load(), time.Now()
-	res, err := w.backend.get(ctx, "/metrics", "text/plain;version=0.0.4")
+	res, err := w.backend.get(ctx, "/metrics", "text/plain;version=0.0.4", "")
 	if err != nil {
-		return nil, fmt.Errorf("scrape %s: %w", w.backend.Name, err)
+		return nil, fmt.Errorf("scrape: %w", err)
 	}
 	defer res.Body.Close()
 	if res.StatusCode == http.StatusNotFound {
-		return nil, fmt.Errorf("scrape %s: %w", w.backend.Name, errNoMetrics)
+		return nil, fmt.Errorf("scrape: %w", errNoMetrics)
 	}
 	if res.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("scrape %s: /metrics answered %d", w.backend.Name, res.StatusCode)
+		return nil, fmt.Errorf("scrape: /metrics answered %d", res.StatusCode)
 	}
 	br := w.reader()
 	defer w.readers.Put(br)
@@ -163,14 +175,20 @@ func (w *watch) scrape(ctx context.Context, limit time.Duration) (*Load, error) 
 	load, err := ParseMetrics(br)
 	br.Reset(nil) // or the pool would keep the body
 	if isTooLong(err) {
-		return nil, fmt.Errorf("scrape %s: /metrics is longer than %d bytes", w.backend.Name, most)
+		return nil, fmt.Errorf("scrape: /metrics is longer than %d bytes", most)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("scrape %s: %w", w.backend.Name, err)
+		return nil, fmt.Errorf("scrape: %w", err)
 	}
 	// What was sent or ended meanwhile may be among what the replica counted; it
 	// must not be taken for other clients'.
 	load.OwnInFlight, load.ScrapedAt = max(before, w.backend.InFlight.Load()), sent
+	if load.Asleep {
+		load.AsleepSince = sent
+		if w.last != nil && w.last.Asleep {
+			load.AsleepSince = w.last.AsleepSince
+		}
+	}
 	return &load, nil
 }
 

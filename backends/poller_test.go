@@ -6,11 +6,16 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
 	"strings"
+	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"warmroute/backends/transport"
 )
 
 // vllmMetrics is a replica's /metrics, cut down to what tells its life.
@@ -117,7 +122,7 @@ func TestPollErrorsSayWhatWentWrong(t *testing.T) {
 				}}
 			p.SetPace(PollPace{Interval: time.Millisecond, Timeout: 200 * time.Millisecond})
 			followUntilCleanup(t, p.Follow, b)
-			if err := await(t, errs); !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), b.Name) {
+			if err := await(t, errs); !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), b.Name) {
 				t.Errorf("%v, want %q", err, c.want)
 			}
 		})
@@ -218,6 +223,34 @@ func TestLoadIsUnknownAfterThreeMissedPollsAndKnownAgainAfterOne(t *testing.T) {
 		cancel()
 		<-done
 	})
+}
+
+// roundTripFunc is an http.RoundTripper.
+type roundTripFunc func(*http.Request) (*http.Response, error)
+
+func (f roundTripFunc) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+func TestFirstPollWithoutDescriptors(t *testing.T) {
+	polls := make(chan struct{})
+	b := New("a", &url.URL{Scheme: "http", Host: "a:80"}, "", roundTripFunc(func(*http.Request) (*http.Response, error) {
+		polls <- struct{}{}
+		return nil, &transport.ConnectError{Addr: "a:80", Err: syscall.EMFILE}
+	}))
+	p := Poller{OnError: func(_ *Backend, err error) { t.Errorf("counted as a failed scrape: %v", err) }}
+	p.SetPace(PollPace{Interval: time.Millisecond, Timeout: time.Minute})
+	ctx, stop := context.WithCancel(t.Context())
+	var following sync.WaitGroup
+	following.Go(func() { p.Follow(ctx, b) })
+	for range 3 {
+		await(t, polls)
+	}
+	stop()
+	go func() {
+		for range polls {
+		}
+	}()
+	following.Wait()
+	close(polls)
 }
 
 func TestNoMetricsMeansLoadUnknownNeverDown(t *testing.T) {

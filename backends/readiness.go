@@ -12,6 +12,8 @@ import (
 	"os"
 	"syscall"
 	"time"
+
+	"warmroute/backends/transport"
 )
 
 const (
@@ -33,6 +35,10 @@ const (
 type Checker struct {
 	Logger *slog.Logger // nil: silent
 
+	// Instance is sent with each check (InstanceHeader): a backend that turns out to
+	// be the proxy with this id, or to have it as a backend, refuses. Empty: not sent.
+	Instance string
+
 	// OnState is called after a state changed, and once after the first check of
 	// each backend, in the goroutine that checks it.
 	OnState func(b *Backend, s State, reason string)
@@ -40,6 +46,10 @@ type Checker struct {
 	// OnLost is called when a check finds that nothing listens any more: the
 	// replica's process is gone, and its prefix cache with it.
 	OnLost func(b *Backend, reason string)
+
+	// OutOfDescriptors is called when a check could not be made because this process
+	// has no file descriptor left. The backend stays what it was. nil: not called.
+	OutOfDescriptors func(err error)
 
 	// OnHung is called when a backend is no longer well because its checks are not
 	// answered in time, after OnState: what it was sent may wait for ever.
@@ -71,21 +81,28 @@ func (c *Checker) Follow(ctx context.Context, b *Backend) {
 		if ctx.Err() != nil {
 			return
 		}
-		if isTimeout(err) {
+		starved := transport.IsOutOfDescriptors(err)
+		switch {
+		case starved:
+			w.outOfDescriptors(err)
+		case isTimeout(err):
 			late++
-		} else {
+		default:
 			late = 0
 		}
-		if forgiven := late == 1 && b.standing.Load()&healthy != 0; !forgiven {
+		switch forgiven := late == 1 && b.standing.Load()&healthy != 0; {
+		case !starved && !forgiven:
 			w.settle(models, err)
-		} else if w.told != unchecked {
-			w.tell("a late answer to a check is forgiven once")
+		case w.told != unchecked: // or an operator's change would not be told
+			w.tell("the last check says nothing: it was late, or could not be made")
 		}
 		wait := cmp.Or(pace.Interval, 5*time.Second)
 		if err != nil {
 			wait = cmp.Or(pace.DownInterval, time.Second)
 		}
-		if !restUnlessSuspected(ctx, jitter(wait), b.suspected, changed) {
+		wait = jitter(wait)
+		b.SetNextCheck(time.Now().Add(wait))
+		if !restUnlessSuspected(ctx, wait, b.suspected, changed) {
 			return
 		}
 	}
@@ -128,6 +145,12 @@ type checks struct {
 
 const unchecked State = -1
 
+func (w *checks) outOfDescriptors(err error) {
+	if w.OutOfDescriptors != nil {
+		w.OutOfDescriptors(err)
+	}
+}
+
 // settle makes the backend what a check said.
 func (w *checks) settle(models []Model, err error) {
 	b := w.backend
@@ -137,6 +160,7 @@ func (w *checks) settle(models []Model, err error) {
 	} else if !sameModels(b.Models(), models) {
 		b.SetModels(models) // before Ready, so that whoever sees it ready finds its models
 	}
+	b.setCheckResult(err)
 	changed := b.set(healthy, err == nil) || w.told == unchecked
 	if changed && w.OnLost != nil && errors.Is(err, syscall.ECONNREFUSED) {
 		w.OnLost(b, reason)
@@ -194,17 +218,21 @@ func (c *Checker) check(ctx context.Context, b *Backend, limit time.Duration) ([
 func (c *Checker) ask(ctx context.Context, b *Backend, path string, limit time.Duration) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	res, err := b.get(ctx, path, "application/json")
+	res, err := b.get(ctx, path, "application/json", c.Instance)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	defer res.Body.Close()
+	instance := res.Header.Get(InstanceHeader)
+	b.instance.Store(&instance)
 	body, err := io.ReadAll(http.MaxBytesReader(nil, res.Body, maxModelsBytes))
 	switch {
 	case res.StatusCode == http.StatusUnauthorized, res.StatusCode == http.StatusForbidden:
 		return nil, fmt.Errorf("%s answered %d; set the backend's api_key to the replica's", path, res.StatusCode)
 	case res.StatusCode >= 300 && res.StatusCode < 400:
 		return nil, fmt.Errorf("%s answered %d, a redirect to %.200q; give the backend the URL of the replica itself", path, res.StatusCode, res.Header.Get("Location"))
+	case res.StatusCode == http.StatusLoopDetected:
+		return nil, c.loopError(path, instance)
 	case res.StatusCode != http.StatusOK:
 		return nil, fmt.Errorf("%s answered %d", path, res.StatusCode)
 	case isTooLong(err):
@@ -213,6 +241,17 @@ func (c *Checker) ask(ctx context.Context, b *Backend, path string, limit time.D
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	return body, nil
+}
+
+// loopError is for a path that the proxy with that instance id answered with 508.
+func (c *Checker) loopError(path, instance string) error {
+	switch instance {
+	case "":
+		return fmt.Errorf("%s answered 508: the backend leads back to a proxy (loop)", path)
+	case c.Instance:
+		return fmt.Errorf("%s answered 508: the backend is this proxy itself (loop); remove it from the backends", path)
+	}
+	return fmt.Errorf("%s answered 508: the backend has this proxy among its own backends (loop); remove one of the two", path)
 }
 
 // isTooLong reports whether a MaxBytesReader ended the reading.

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -14,6 +15,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"warmroute/backends/transport"
 )
 
 // change is one call of OnState.
@@ -44,6 +47,32 @@ func TestAHealthyReplicaIsReadyWithItsModels(t *testing.T) {
 	}
 	if line := log.String(); !strings.Contains(line, "state=ready") || strings.Contains(line, "secret") {
 		t.Errorf("logged %q", line)
+	}
+}
+
+// A replica that ends a connection on its second request may have found it idle for
+// too long: the check asks once more.
+func TestCheckAfterStaleConnection(t *testing.T) {
+	server := httptest.NewUnstartedServer(nil)
+	type connection struct{}
+	server.Config.ConnContext = func(ctx context.Context, _ net.Conn) context.Context {
+		return context.WithValue(ctx, connection{}, new(atomic.Int32))
+	}
+	healthy := vllm(`"id":"m","root":"/m"`)
+	server.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Context().Value(connection{}).(*atomic.Int32).Add(1) == 2 {
+			panic(http.ErrAbortHandler)
+		}
+		healthy.ServeHTTP(w, r)
+	})
+	server.Start()
+	t.Cleanup(server.Close)
+	b := backendAt(t, server.URL)
+	probe := transport.New(transport.Options{URL: b.URL, IdleTimeout: 100 * time.Millisecond, StaleTimeout: time.Minute})
+	t.Cleanup(probe.Close)
+	b.SetTerms(Terms{Probe: probe})
+	if got := await(t, checked(t, &Checker{}, b)); got.state != Ready {
+		t.Errorf("%+v", got)
 	}
 }
 

@@ -7,14 +7,18 @@ type RetryReason string
 
 // An answer's own status is one as well: RetryStatus.
 const (
-	RetryConnect    RetryReason = "connect" // no connection to the replica
-	RetryFirstByte  RetryReason = "first_byte_timeout"
-	RetryStuck      RetryReason = "stuck"       // the replica does nothing
-	RetryBroken     RetryReason = "broken"      // the answer broke off, or was none
-	RetryErrorEvent RetryReason = "error_event" // a stream's first
-	RetryAborted    RetryReason = "aborted"     // by the engine
-	RetryRedirect   RetryReason = "redirect"
-	RetryEncoded    RetryReason = "encoded"
+	RetryConnect     RetryReason = "connect"          // no connection to the replica
+	RetryStale       RetryReason = "stale_connection" // a kept-alive one, which the replica had closed
+	RetryFirstByte   RetryReason = "first_byte_timeout"
+	RetryResponse    RetryReason = "response_timeout"
+	RetryStuck       RetryReason = "stuck"       // the replica does nothing
+	RetryBroken      RetryReason = "broken"      // the answer broke off, or was none
+	RetryErrorEvent  RetryReason = "error_event" // a stream's first
+	RetryAborted     RetryReason = "aborted"     // by the engine
+	RetryRedirect    RetryReason = "redirect"
+	RetryDescriptors RetryReason = "out_of_descriptors" // of this process
+	RetryLoop        RetryReason = "loop"               // another proxy answered that the request had passed it
+	RetryEncoded     RetryReason = "encoded"
 )
 
 // RetryStatus is the reason of an answer with that status.

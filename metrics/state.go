@@ -31,15 +31,18 @@ var (
 	stalls    = perBackend("backend_stalls_total", "How often the backend was found to have requests of this proxy and to produce nothing.")
 	breaker   = perBackend("backend_breaker_state", "0 closed, 1 half-open, with one request at a time to try the backend, 2 open: it fails what it is sent, and others are asked first.")
 	opens     = perBackend("backend_breaker_opens_total", "How often the backend's breaker opened, after tries in vain as well.")
+	aborted   = perBackend("backend_aborted_responses_total", "Responses that the backend's engine aborted, before or after their first content.")
 	blocks    = perBackend("index_blocks", "Blocks that the backend is thought to hold.")
 	capacity  = perBackend("index_capacity_blocks", "Blocks that the backend's part of the index may hold.")
 	evictions = perBackend("index_evictions_total", "Blocks that left the index to make room.")
-	held      = prometheus.NewDesc("warmroute_hold_requests", "Requests that wait for a backend to have room.", nil, nil)
+	held      = prometheus.NewDesc("warmroute_hold_requests", "Requests that wait for a backend to have room, by priority class.", []string{"class"}, nil)
+	serving   = prometheus.NewDesc("warmroute_model_backends", "Backends that list the model.", []string{"model"}, nil)
+	servingOK = prometheus.NewDesc("warmroute_model_ready_backends", "Of these, the backends that are ready and make progress. 0: requests for the model wait, and fail after routing.hold.time.", []string{"model"}, nil)
 	bytes     = prometheus.NewDesc("warmroute_index_bytes", "Memory that the index takes, about.", nil, nil)
 )
 
 func (s *state) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{ready, draining, inFlight, running, waiting, kvUsage, stalled, stalls, breaker, opens, blocks, capacity, evictions, held, bytes} {
+	for _, d := range []*prometheus.Desc{ready, draining, inFlight, running, waiting, kvUsage, stalled, stalls, breaker, opens, aborted, blocks, capacity, evictions, held, serving, servingOK, bytes} {
 		ch <- d
 	}
 }
@@ -47,7 +50,10 @@ func (s *state) Describe(ch chan<- *prometheus.Desc) {
 func (s *state) Collect(ch chan<- prometheus.Metric) {
 	parts, size := s.router.Index()
 	ch <- prometheus.MustNewConstMetric(bytes, prometheus.GaugeValue, float64(size))
-	ch <- prometheus.MustNewConstMetric(held, prometheus.GaugeValue, float64(s.router.HeldRequests()))
+	for class, n := range s.router.HeldByClass() {
+		ch <- prometheus.MustNewConstMetric(held, prometheus.GaugeValue, float64(n), class)
+	}
+	s.collectModels(ch)
 	for _, b := range shown(s.fleet) {
 		send := func(d *prometheus.Desc, t prometheus.ValueType, v float64) {
 			ch <- prometheus.MustNewConstMetric(d, t, v, b.Name)
@@ -60,6 +66,7 @@ func (s *state) Collect(ch chan<- prometheus.Metric) {
 		send(draining, prometheus.GaugeValue, truth(b.State() == backends.Draining))
 		send(stalled, prometheus.GaugeValue, truth(now))
 		send(stalls, prometheus.CounterValue, float64(times))
+		send(aborted, prometheus.CounterValue, float64(b.Aborted.Load()))
 		send(inFlight, prometheus.GaugeValue, float64(b.InFlight.Load()))
 		if b.Slot < len(parts) && parts[b.Slot].Backend == b {
 			send(blocks, prometheus.GaugeValue, float64(parts[b.Slot].Blocks))
@@ -76,6 +83,34 @@ func (s *state) Collect(ch chan<- prometheus.Metric) {
 		}
 		if l.KVKnown {
 			send(kvUsage, prometheus.GaugeValue, l.KVCacheUsage)
+		}
+	}
+}
+
+// maxModelSeries bounds the models that have readiness series: base models first.
+const maxModelSeries = 1000
+
+func (s *state) collectModels(ch chan<- prometheus.Metric) {
+	ready := map[*backends.Backend]bool{}
+	for _, b := range s.fleet.All() {
+		ready[b] = s.router.Condition(b).State == router.Ready
+	}
+	catalog, n := s.fleet.Catalog(), 0
+	for _, adapters := range []bool{false, true} {
+		for _, m := range catalog.Models {
+			entry, ok := catalog.Find(m.ID)
+			if !ok || entry.Adapter != adapters {
+				continue
+			}
+			if n++; n > maxModelSeries {
+				return
+			}
+			ch <- prometheus.MustNewConstMetric(serving, prometheus.GaugeValue, float64(len(entry.Backends)), m.ID)
+			some := 0
+			for _, b := range entry.Backends {
+				some += int(truth(ready[b]))
+			}
+			ch <- prometheus.MustNewConstMetric(servingOK, prometheus.GaugeValue, float64(some), m.ID)
 		}
 	}
 }

@@ -11,8 +11,8 @@ func (m *Metrics) zero() {
 		m.unauthorized: {string(NoKey), string(UnknownKey), string(ExpiredKey)},
 		m.aborts: {string(AbortInUpload), string(AbortHeld), string(AbortBeforeAnswer), string(AbortInStream), string(AbortInBody),
 			string(AbortNotReading), string(AbortCancelled)},
-		m.retries: {string(RetryConnect), string(RetryFirstByte), string(RetryStuck), string(RetryBroken), string(RetryErrorEvent),
-			string(RetryAborted), string(RetryRedirect), string(RetryEncoded),
+		m.retries: {string(RetryConnect), string(RetryFirstByte), string(RetryResponse), string(RetryStuck), string(RetryBroken), string(RetryErrorEvent),
+			string(RetryAborted), string(RetryStale), string(RetryLoop), string(RetryDescriptors), string(RetryRedirect), string(RetryEncoded),
 			string(RetryStatus(500)), string(RetryStatus(502)), string(RetryStatus(503)), string(RetryStatus(504))},
 	} {
 		for _, value := range values {

@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"bufio"
+	"fmt"
 	"io"
 	"net/http"
 	"strings"
@@ -24,7 +25,7 @@ func TestAnswerComesBackUnchanged(t *testing.T) {
 		{"stream without a last line end", streamed(role, hello, "data: [DONE]"), role + hello + "data: [DONE]"},
 		{"stream without [DONE], framed", streamed(role, hello), role + hello},
 		{"stream to the connection's end", sseToEnd + goodStream, goodStream},
-		{"stream with a length", "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: 14\r\n\r\n" + doneLine, doneLine},
+		{"stream with a length", fmt.Sprintf("HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: %d\r\n\r\n", len(hello+doneLine)) + hello + doneLine, hello + doneLine},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
@@ -70,7 +71,7 @@ func TestLongLinesOfAStreamPass(t *testing.T) {
 
 func TestHeadersThatComeBack(t *testing.T) {
 	for name, body := range map[string]string{"whole": answered("200 OK", whole, "X-Odd-CASE: 1", "x-two: a", "x-two: b", "Set-Cookie: k=v", "Server: uvicorn",
-		"Keep-Alive: 5", "Connection: keep-alive, X-Hop", "X-Hop: 1", "Proxy-Authenticate: x", "X-Request-Id: other", "X-Warmroute-Backend: forged"),
+		"Keep-Alive: 5", "Connection: keep-alive, X-Hop", "X-Hop: 1", "Proxy-Authenticate: x", "X-Request-Id: other", "X-Warmroute-Backend: forged", "endpoint-load-metrics: TEXT named_metrics.kv_cache_usage_perc=0.4"),
 		"stream": strings.Replace(streamed(goodStream), "server: uvicorn\r\n", "X-Odd-CASE: 1\r\nx-two: a\r\nx-two: b\r\nSet-Cookie: k=v\r\nServer: uvicorn\r\n", 1)} {
 		t.Run(name, func(t *testing.T) {
 			f := serve(t, nil, &replica{script: always(body)})
@@ -78,7 +79,7 @@ func TestHeadersThatComeBack(t *testing.T) {
 			for name, want := range map[string]string{
 				"X-Odd-Case": "1", "X-Two": "a,b", "Set-Cookie": "k=v", "Server": "uvicorn", "Keep-Alive": "", "X-Hop": "", "Connection": "",
 				"Proxy-Authenticate": "", "X-Request-Id": "mine", "X-Warmroute-Backend": "r0", "X-Warmroute-Reason": "only",
-				"X-Warmroute-Attempts": "1",
+				"X-Warmroute-Attempts": "1", "Endpoint-Load-Metrics": "",
 			} {
 				if got := strings.Join(resp.Header[name], ","); got != want {
 					t.Errorf("%s is %q, want %q", name, got, want)
@@ -159,5 +160,14 @@ func TestStreamIsNotBuffered(t *testing.T) {
 	}
 	if _, err := br.ReadByte(); err != io.EOF {
 		t.Errorf("ended with %v", err)
+	}
+}
+
+func TestContentTypeIsNotGuessed(t *testing.T) {
+	html := "<html><body>hello</body></html>"
+	f := serve(t, nil, &replica{script: always(strings.Replace(answered("200 OK", html), "content-type: application/json\r\n", "", 1))})
+	resp, body := f.post("/v1/embeddings", `{"model":"m","input":"x"}`)
+	if got, ok := resp.Header["Content-Type"]; ok || body != html {
+		t.Errorf("Content-Type %q, body %q; the replica sent no Content-Type", got, body)
 	}
 }

@@ -4,10 +4,10 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"io"
 	"net/http"
 	"net/url"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -30,17 +30,22 @@ type failure struct {
 	full    bool // the replica refused the request with a 503
 	deadly  bool // the replica may have died of the request
 	stops   bool // the replica ends in good order, and has dropped the request
+	loop    bool // the backend is a proxy which found that the request had passed it
+	stale   bool // the connection was; no sign of a fault of the backend
+	starved bool // this process had no file descriptor left to connect with
 	left    bool // the client is gone, or has its answer: nothing is left to be done
 
 	// What the replica answered, if it did; what its decision was then.
 	status   int
 	header   http.Header
 	body     []byte
+	charged  int64 // of body, to heldWhole
 	decision *router.Decision
 }
 
 var (
 	errFirstByte = errors.New("no first event in time")
+	errResponse  = errors.New("no response, and no progress of the replica, in time")
 	errStuck     = errors.New("the replica does nothing")
 )
 
@@ -66,8 +71,11 @@ func (x *exchange) attempt(d *router.Decision) *failure {
 	a := &attempt{exchange: x, decision: d, result: router.Outcome{End: router.Unseen}}
 	defer x.wait.end() // after the release: from then on the router ends it no more
 	defer a.release()
-	if x.input.request.Streams && x.settings.FirstByte > 0 {
-		x.wait.limit(x.settings.FirstByte)
+	switch s := x.settings; {
+	case x.input.request.Streams && s.FirstByte > 0:
+		x.wait.limit(s.FirstByte)
+	case !x.input.request.Streams && s.Response > 0:
+		x.wait.limitSilence(d, s.Response)
 	}
 	x.outcome.Backend = d.Backend.Name
 	if x.attempts++; x.attempts == 1 {
@@ -95,9 +103,10 @@ func (a *attempt) blame(f *failure) *failure {
 	a.result.Stuck, a.result.Full, a.result.Stopping = f.stuck, f.full, f.stops && f.free
 	switch {
 	case errors.As(f.err, &connect):
-		a.result.Failed = !connect.Busy()
+		a.result.Failed = !connect.Busy() && !f.starved
+	case f.stale, f.loop: // a client can claim a loop: only the checks find that a backend is one
 	default:
-		a.result.Failed = f.stuck || a.spent == 0 && !errors.Is(f.err, transport.ErrInvalidRequest)
+		a.result.Failed = f.stuck || a.spent == len(a.stale) && !errors.Is(f.err, transport.ErrInvalidRequest)
 	}
 	return f
 }
@@ -150,8 +159,7 @@ func (x *exchange) request(ctx context.Context, b *backends.Backend, key string)
 	req := x.r.WithContext(ctx) // a copy, and the only way to one with a context
 	req.Method, req.URL, req.Header = http.MethodPost, &sent.url, header
 	req.Body, req.ContentLength = &sent.body, int64(len(body))
-	req.GetBody = func() (io.ReadCloser, error) { return &sentBody{*bytes.NewReader(body)}, nil }
-	req.Close = false
+	req.Close = len(x.stale) > 0 // then this one must not be; see transport.StaleError
 	return req
 }
 
@@ -180,13 +188,22 @@ func (a *attempt) failed(err error) *failure {
 		return &failure{err: err, left: true}
 	}
 	var connect *transport.ConnectError
+	var stale *transport.StaleError
 	switch {
 	case errors.Is(err, errFirstByte):
 		return &failure{reason: metrics.RetryFirstByte, err: err, final: !a.settings.RetryTimeouts, timeout: true}
+	case errors.Is(err, errResponse):
+		return &failure{reason: metrics.RetryResponse, err: err, final: !a.settings.RetryTimeouts, timeout: true}
 	case errors.Is(err, errStuck):
 		return &failure{reason: metrics.RetryStuck, err: err, stuck: true}
+	case errors.As(err, &stale):
+		return &failure{reason: metrics.RetryStale, err: err, stale: true}
+	case errors.As(err, &connect) && connect.OutOfDescriptors():
+		return &failure{reason: metrics.RetryDescriptors, err: err, free: true, starved: true}
 	case errors.As(err, &connect):
-		return &failure{reason: metrics.RetryConnect, err: err, free: true}
+		// After a stale connection: the replica may have died of the request at once.
+		deadly := !connect.Busy() && slices.Contains(a.stale, a.decision.Backend)
+		return &failure{reason: metrics.RetryConnect, err: err, free: true, deadly: deadly}
 	}
 	late := errors.Is(err, os.ErrDeadlineExceeded)
 	return &failure{reason: metrics.RetryBroken, err: err, deadly: !late && !errors.Is(err, transport.ErrInvalidRequest)}
@@ -265,6 +282,7 @@ func (a *attempt) commit(resp *http.Response) http.Header {
 
 // chosen notes whose answer the client gets.
 func (a *attempt) chosen(resp *http.Response) {
+	a.keepFailure(nil)
 	a.presence.phase.Store(int32(Answering))
 	a.outcome.Code = resp.StatusCode
 	a.outcome.PredictedTokens = a.decision.MatchedTokens

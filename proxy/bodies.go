@@ -6,6 +6,7 @@ import (
 	"math/bits"
 	"net/http"
 	"os"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -73,6 +74,24 @@ const (
 type bodies struct {
 	held  atomic.Int64
 	pools [48]sync.Pool // of *[]byte, by the power of two of its capacity
+}
+
+// bodyTooLarge is the message of errBodyTooLarge.
+func bodyTooLarge(limit int64) string {
+	return "the request body exceeds the limit of " + formatBytes(limit) + " (limits.body_bytes)"
+}
+
+// formatBytes writes n in the largest binary unit that divides it.
+func formatBytes(n int64) string {
+	switch {
+	case n%(1<<30) == 0:
+		return strconv.FormatInt(n>>30, 10) + " GiB"
+	case n%(1<<20) == 0:
+		return strconv.FormatInt(n>>20, 10) + " MiB"
+	case n%(1<<10) == 0:
+		return strconv.FormatInt(n>>10, 10) + " KiB"
+	}
+	return strconv.FormatInt(n, 10) + " bytes"
 }
 
 // bodyBounds are how many bytes one body may have, and the buffers of all.

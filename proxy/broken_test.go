@@ -115,7 +115,7 @@ func TestErrorEventHasTheFormatOfItsStream(t *testing.T) {
 	cases := []struct{ path, begins, name, want string }{
 		{"/v1/completions", `data: {"choices":[{"text":"Hi"}]}` + "\n\n", "", `"error":{"message":"the replica's answer broke off"`},
 		{"/v1/responses", "event: response.output_text.delta\n" + `data: {"type":"response.output_text.delta","delta":"Hi"}` + "\n\n", "error", `"type":"error"`},
-		{"/v1/messages", "event: content_block_delta\n" + `data: {"type":"content_block_delta","delta":{"text":"Hi"}}` + "\n\n", "error", `"error":{"message":"the replica's answer broke off","src":"warmroute","type":"api_error"}`},
+		{"/v1/messages", "event: content_block_delta\n" + `data: {"type":"content_block_delta","delta":{"text":"Hi"}}` + "\n\n", "error", `"error":{"type":"api_error","message":"the replica's answer broke off","src":"warmroute"}`},
 	}
 	for _, c := range cases {
 		t.Run(c.path, func(t *testing.T) {

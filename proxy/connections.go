@@ -5,27 +5,27 @@ import (
 	"net"
 	"net/http"
 	"sync"
+	"time"
 )
 
 // connections are those of clients. Beyond a bound, each new one closes the one
 // that has carried no request for longest: clients leave idle connections behind,
 // or send headers byte by byte, and descriptors that they take are missing for
 // the replicas. New ones are never refused, or nobody could ask for /livez; those
-// that carry requests are bounded by their requests, or, where all are bounded,
-// closed when none is idle. Safe for concurrent use.
+// that carry requests are bounded by their requests. Safe for concurrent use.
 type connections struct {
-	all bool // never changes
-
-	mu   sync.Mutex // guards what follows
-	open map[net.Conn]*connection
-	idle connection // root of a ring; next has been idle for longest
-	busy connection // likewise those that carry requests, where all are bounded
+	mu       sync.Mutex // guards what follows
+	open     map[net.Conn]*connection
+	idle     connection // root of a ring; next has been idle for longest
+	active   int        // how many carry a request
+	activeAt time.Time  // when one last carried a request, or was opened
 }
 
-// connection is in a ring: while it carries no request, or where all are bounded.
+// connection is in the ring while it carries no request.
 type connection struct {
 	net.Conn
 	prev, next *connection
+	active     bool // it carries a request
 }
 
 // link makes it the last of a ring.
@@ -48,7 +48,6 @@ func (c *connections) track(conn net.Conn, state http.ConnState, most int) net.C
 	if c.open == nil {
 		c.open = map[net.Conn]*connection{}
 		c.idle.prev, c.idle.next = &c.idle, &c.idle
-		c.busy.prev, c.busy.next = &c.busy, &c.busy
 	}
 	known := c.open[conn]
 	if state == http.StateNew {
@@ -59,13 +58,10 @@ func (c *connections) track(conn net.Conn, state http.ConnState, most int) net.C
 		return nil
 	}
 	known.unlink()
+	c.countActive(known, state)
 	switch state {
 	case http.StateNew, http.StateIdle:
 		known.link(&c.idle)
-	case http.StateActive:
-		if c.all {
-			known.link(&c.busy)
-		}
 	case http.StateClosed, http.StateHijacked:
 		delete(c.open, conn)
 	}
@@ -74,25 +70,54 @@ func (c *connections) track(conn net.Conn, state http.ConnState, most int) net.C
 	}
 	longest := c.idle.next
 	if longest == known {
-		longest = c.busy.next
-	}
-	if longest == &c.busy {
 		return nil
 	}
 	longest.unlink()
 	return longest.Conn
 }
 
-// mostUnsent is how much the kernel holds for a client beyond what is on its way.
-const mostUnsent = 128 << 10
+// countActive counts a connection as active or no more, for quiet.
+func (c *connections) countActive(one *connection, state http.ConnState) {
+	was := one.active
+	one.active = state == http.StateActive
+	switch {
+	case one.active && !was:
+		c.active++
+	case was && !one.active:
+		c.active--
+	}
+	if one.active || was || state == http.StateNew {
+		c.activeAt = time.Now()
+	}
+}
+
+// quiet returns how many connections are open, and for how long none has carried a
+// request or been opened.
+func (c *connections) quiet() (open int, quiet time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.active > 0 {
+		return len(c.open), 0
+	}
+	return len(c.open), time.Since(c.activeAt)
+}
+
+// QuietConnections returns how many connections of clients are open, and for how long
+// none has carried a request or been opened: 0 while one carries a request.
+func (p *Proxy) QuietConnections() (open int, quiet time.Duration) { return p.connections.quiet() }
+
+// maxUnsentBytes bounds what the kernel keeps for a client beyond what is in flight.
+const maxUnsentBytes = 128 << 10
 
 // Track bounds the connections of a server of this Proxy, and what the kernel holds
 // for each, as its ConnState.
 func (p *Proxy) Track(conn net.Conn, state http.ConnState) {
+	NoteState(conn, state)
+	s := p.settings.Load()
 	if tcp, ok := plain(conn).(*net.TCPConn); ok && state == http.StateNew {
-		boundUnsent(tcp)
+		setSocketOptions(tcp, s.WriteIdle)
 	}
-	longest := p.connections.track(conn, state, p.settings.Load().Connections)
+	longest := p.connections.track(conn, state, s.Connections)
 	if longest == nil {
 		return
 	}
@@ -100,25 +125,18 @@ func (p *Proxy) Track(conn net.Conn, state http.ConnState) {
 	plain(longest).Close() // TLS's farewell could wait for a client that does not read
 }
 
-// BoundConnections is the ConnState of another server, which may have so many,
-// those that carry requests among them: it makes room as Track does, and where none
-// is idle it closes the one whose request has lasted for longest.
-func BoundConnections(most int) func(net.Conn, http.ConnState) {
-	c := connections{all: true}
-	return func(conn net.Conn, state http.ConnState) {
-		if longest := c.track(conn, state, most); longest != nil {
-			plain(longest).Close()
-		}
-	}
-}
-
 // plain is the socket under what is laid over it.
 func plain(conn net.Conn) net.Conn {
-	if secure, ok := conn.(*tls.Conn); ok {
-		conn = secure.NetConn()
+	conn = withoutTLS(conn)
+	if client, ok := conn.(*clientConn); ok {
+		conn = client.Conn
 	}
-	if lazy, ok := conn.(*lazyConn); ok {
-		conn = lazy.Conn
+	return conn
+}
+
+func withoutTLS(conn net.Conn) net.Conn {
+	if secure, ok := conn.(*tls.Conn); ok {
+		return secure.NetConn()
 	}
 	return conn
 }

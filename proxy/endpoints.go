@@ -33,8 +33,12 @@ const (
 func (f format) hasChoices() bool { return f == chatFormat || f == completionFormat }
 
 // anthropic reports whether Anthropic's clients ask here, which send their key in a
-// header of its own.
-func (e *endpoint) anthropic() bool { return strings.HasPrefix(e.path, "/v1/messages") }
+// header of its own, and read errors of another shape.
+func (e *endpoint) anthropic() bool { return isAnthropicPath(e.path) }
+
+func isAnthropicPath(path string) bool {
+	return path == "/v1/messages" || strings.HasPrefix(path, "/v1/messages/")
+}
 
 var endpoints = []endpoint{
 	{path: "/v1/chat/completions", kind: prompt.Chat, format: chatFormat},

@@ -6,8 +6,8 @@ import (
 	"strconv"
 )
 
-// apiError is an answer of the proxy's own, in OpenAI's shape. Replicas' errors
-// pass through as they are and never become one.
+// apiError is an answer of the proxy's own, in the shape of the API that was called:
+// Anthropic's or OpenAI's. Replicas' errors pass through as they are and never become one.
 type apiError struct {
 	status     int
 	kind       string // OpenAI's "type"
@@ -31,6 +31,11 @@ func firstByteTimeout() *apiError {
 		message: "the replica produced nothing in time (timeouts.first_byte)"}
 }
 
+func responseTimeout() *apiError {
+	return &apiError{status: http.StatusGatewayTimeout, kind: "timeout", code: "response_timeout",
+		message: "the replica sent no response and made no progress in time (timeouts.response)"}
+}
+
 // src tells an error of the proxy's from a replica's own.
 func (e *apiError) src() string {
 	if e.theirs {
@@ -39,8 +44,11 @@ func (e *apiError) src() string {
 	return "warmroute"
 }
 
-// body is the error as JSON.
-func (e *apiError) body() []byte {
+// body is the error as JSON, in Anthropic's shape or OpenAI's.
+func (e *apiError) body(anthropic bool) []byte {
+	if anthropic {
+		return e.anthropicBody()
+	}
 	type inner struct {
 		Message string  `json:"message"`
 		Type    string  `json:"type"`
@@ -59,9 +67,44 @@ func (e *apiError) body() []byte {
 	return out
 }
 
+func (e *apiError) anthropicBody() []byte {
+	type inner struct {
+		Type    string `json:"type"`
+		Message string `json:"message"`
+		Src     string `json:"src,omitempty"`
+	}
+	// Strings always marshal.
+	out, _ := json.Marshal(struct {
+		Type  string `json:"type"`
+		Error inner  `json:"error"`
+	}{"error", inner{anthropicErrorType(e.status), e.message, e.src()}})
+	return out
+}
+
+// anthropicErrorType is what Anthropic calls an error of that status.
+func anthropicErrorType(status int) string {
+	switch status {
+	case http.StatusBadRequest:
+		return "invalid_request_error"
+	case http.StatusUnauthorized:
+		return "authentication_error"
+	case http.StatusForbidden:
+		return "permission_error"
+	case http.StatusNotFound:
+		return "not_found_error"
+	case http.StatusRequestEntityTooLarge:
+		return "request_too_large"
+	case http.StatusTooManyRequests:
+		return "rate_limit_error"
+	case http.StatusServiceUnavailable:
+		return "overloaded_error"
+	}
+	return "api_error"
+}
+
 // write sends the error as the whole answer.
-func (e *apiError) write(w http.ResponseWriter) {
-	body := e.body()
+func (e *apiError) write(w http.ResponseWriter, anthropic bool) {
+	body := e.body(anthropic)
 	h := w.Header()
 	h.Set("Content-Type", "application/json")
 	h.Set("Content-Length", strconv.Itoa(len(body)))
@@ -80,12 +123,7 @@ func (e *apiError) write(w http.ResponseWriter) {
 func (e *apiError) event(f format) []byte {
 	switch f {
 	case messagesFormat:
-		inner := map[string]string{"type": "api_error", "message": e.message}
-		if !e.theirs {
-			inner["src"] = e.src()
-		}
-		data, _ := json.Marshal(map[string]any{"type": "error", "error": inner})
-		return append(append([]byte("event: error\ndata: "), data...), "\n\n"...)
+		return append(append([]byte("event: error\ndata: "), e.body(true)...), "\n\n"...)
 	case responsesFormat:
 		all := map[string]any{"type": "error", "code": e.code, "message": e.message, "param": nil}
 		if !e.theirs {
@@ -94,5 +132,5 @@ func (e *apiError) event(f format) []byte {
 		data, _ := json.Marshal(all)
 		return append(append([]byte("event: error\ndata: "), data...), "\n\n"...)
 	}
-	return append(append([]byte("data: "), e.body()...), "\n\ndata: [DONE]\n\n"...)
+	return append(append([]byte("data: "), e.body(false)...), "\n\ndata: [DONE]\n\n"...)
 }

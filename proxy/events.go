@@ -11,7 +11,8 @@ import (
 )
 
 // longestLine is how much of one line of a stream is looked at: a scanner must
-// not become a buffer. An event longer than that counts as content, unread.
+// not become a buffer. An event longer than that counts as content; of it the end
+// is looked at, tailBytes of it, and nothing else.
 const longestLine = 64 << 10
 
 // eventScanner watches a stream of server-sent events as it passes. It keeps
@@ -20,14 +21,28 @@ type eventScanner struct {
 	format  format
 	reply   *prompt.Reply // takes the answer's text; nil: nobody does
 	partial []byte        // the beginning of a line whose end has not come
+	clipped bool          // partial lacks bytes of the line between its beginning and its last tailBytes
+	ends    bool          // the event's name, which came before its data, is that of a response's last event
+
+	scanned int64 // bytes
+	event   int64 // of these, before the event that is scanned now
 
 	events   int    // data events that the engine's output made
 	content  bool   // an event carried content, reasoning or a tool call
 	finished bool   // an event said why the answer ended, other than by an abort
-	aborted  bool   // … by an abort
-	done     bool   // [DONE]
+	aborted  bool   // the engine aborted the answer
+	abortAt  int64  // bytes before the first event that says so; nothing from there on is to be relayed
+	done     bool   // the last event of the endpoint's streams has come
 	failed   []byte // the first error event's data
 	usage    usage
+	message  messageEnd
+}
+
+// messageEnd is what the message_delta events of a message say of its end.
+type messageEnd struct {
+	told  bool // there was one
+	why   bool // one had a stop_reason
+	empty bool // the last one counted no token of the answer
 }
 
 // usage is what an answer says of itself.
@@ -42,57 +57,108 @@ func (s *eventScanner) scan(b []byte) {
 	for len(b) > 0 {
 		end := bytes.IndexByte(b, '\n')
 		if end < 0 {
+			s.scanned += int64(len(b))
 			s.keep(b)
 			return
 		}
+		s.scanned += int64(end + 1)
 		line := b[:end]
 		b = b[end+1:]
-		if len(s.partial) > 0 {
+		if len(s.partial) > 0 || len(line) > longestLine {
 			s.keep(line)
 			line = s.partial
 		}
-		s.line(line[:min(len(line), longestLine)])
+		s.line(line)
 		if s.partial = s.partial[:0]; cap(s.partial) > chunkBytes {
 			s.partial = nil // one long line must not cost memory for the whole stream
 		}
+		s.clipped = false
 	}
 }
 
 func (s *eventScanner) keep(b []byte) {
-	s.partial = append(s.partial, b[:min(len(b), longestLine-len(s.partial))]...)
+	n := min(len(b), longestLine-len(s.partial))
+	s.partial = append(s.partial, b[:n]...)
+	if b = b[n:]; len(b) == 0 {
+		return
+	}
+	s.clipped = true
+	tail := s.partial[longestLine-tailBytes:]
+	b = b[max(0, len(b)-tailBytes):]
+	copy(tail[copy(tail, tail[len(b):]):], b)
 }
 
 func (s *eventScanner) line(line []byte) {
+	if len(line) == 0 || len(line) == 1 && line[0] == '\r' {
+		s.event, s.ends = s.scanned, false
+		return
+	}
+	if name, ok := bytes.CutPrefix(line, []byte("event:")); ok && s.format == responsesFormat {
+		s.ends = endsResponse(string(bytes.TrimSpace(name)))
+		return
+	}
 	data, ok := bytes.CutPrefix(line, []byte("data:"))
 	if !ok {
-		return // a comment, a name, or the empty line between events
+		return // a comment, a name
 	}
 	data = bytes.TrimSpace(data)
 	switch {
 	case len(data) == 0:
 	case string(data) == "[DONE]":
 		s.done = true
+		// So vLLM ends the stream of a request that it aborts before the first token.
+		if s.format.hasChoices() && !s.content && !s.finished && s.failed == nil {
+			s.abort()
+		}
 	case isErrorEvent(data):
 		s.fail(data)
-	case len(line) == longestLine:
-		s.events++
-		s.content = true
-		if s.reply != nil {
-			s.reply.Lost()
-		}
+	case s.clipped:
+		s.long(data[len(data)-min(len(data), tailBytes):])
 	default:
-		s.event(data)
+		s.read(data)
 	}
 }
 
+// long looks at an event of which only the end is known.
+func (s *eventScanner) long(tail []byte) {
+	s.events++
+	s.content = true
+	if s.reply != nil {
+		s.reply.Lost()
+	}
+	if !s.ends {
+		return
+	}
+	// Quotes in a text are escaped, so this is none.
+	if bytes.Contains(tail, []byte(`"status":"cancelled"`)) {
+		s.abort()
+	}
+	s.done, s.finished = true, !s.aborted
+	if _, object, found := bytes.Cut(tail, []byte(`"usage":`)); found {
+		s.usage.read(gjson.ParseBytes(object), s.format)
+	}
+}
+
+// fail notes an error event. On endpoints without [DONE] it is a stream's last.
 func (s *eventScanner) fail(data []byte) {
 	if s.failed == nil {
 		s.failed = bytes.Clone(data)
 	}
+	s.done = s.done || s.format == responsesFormat || s.format == messagesFormat
 }
 
-func (s *eventScanner) event(data []byte) {
-	if !s.content && !s.finished && !s.look(data) {
+func (s *eventScanner) abort() {
+	if !s.aborted {
+		s.aborted, s.abortAt = true, s.event
+	}
+}
+
+func (s *eventScanner) read(data []byte) {
+	look := s.look
+	if s.content || s.finished {
+		look = s.lookAtEnd
+	}
+	if !look(data) {
 		return
 	}
 	s.events++
@@ -130,21 +196,72 @@ func (s *eventScanner) look(data []byte) bool {
 	case completionFormat:
 		s.lookAtChoices(data, "text", func(text gjson.Result) bool { return text.Raw != "" && text.Raw != `""` })
 	case responsesFormat, messagesFormat:
-		switch kind := gjson.GetBytes(data, "type").Str; kind {
-		case "response.created", "response.in_progress", "response.queued", "ping":
-			return false
-		case "error":
-			s.fail(data)
-			return false
-		case "response.completed", "response.incomplete", "response.failed", "message_stop":
-			s.finished = true
-		default:
-			s.content = strings.HasSuffix(kind, ".delta") || kind == "content_block_delta"
-		}
+		return s.lookAtType(data)
 	default:
 		s.content = true
 	}
 	return true
+}
+
+// lookAtEnd is look for an answer of which content has come: only its end is of
+// interest then, and what cannot be it is not parsed.
+func (s *eventScanner) lookAtEnd(data []byte) bool {
+	switch s.format {
+	case chatFormat, completionFormat:
+		if bytes.Contains(data, []byte(`"abort"`)) {
+			s.lookAtChoices(data, "", func(gjson.Result) bool { return false })
+		}
+	case responsesFormat:
+		if bytes.Contains(data, []byte(`"response":`)) || bytes.Contains(data, []byte(`"error"`)) {
+			return s.lookAtType(data)
+		}
+	case messagesFormat:
+		if !bytes.HasPrefix(data, []byte(`{"type":"content_block_delta"`)) {
+			return s.lookAtType(data)
+		}
+	}
+	return true
+}
+
+// lookAtType is look for endpoints whose events have a type.
+func (s *eventScanner) lookAtType(data []byte) bool {
+	switch kind := gjson.GetBytes(data, "type").Str; kind {
+	case "response.created", "response.in_progress", "response.queued", "ping":
+		return false
+	case "error":
+		s.fail(data)
+		return false
+	case "message_delta":
+		s.message.told = true
+		s.message.why = s.message.why || gjson.GetBytes(data, "delta.stop_reason").Type == gjson.String
+		s.message.empty = gjson.GetBytes(data, "usage.output_tokens").Raw == "0"
+	case "message_stop":
+		s.done = true
+		if s.message.told && (!s.message.why || s.message.empty && !s.content) {
+			s.abort()
+		} else {
+			s.finished = true
+		}
+	default:
+		switch {
+		case endsResponse(kind):
+			s.done = true
+			if responseAborted(gjson.GetBytes(data, "response")) {
+				s.abort()
+			} else {
+				s.finished = true
+			}
+		case strings.HasSuffix(kind, ".delta"), kind == "content_block_delta":
+			s.content = true
+		}
+	}
+	return true
+}
+
+// endsResponse reports whether an event of that type is the last of a stream of
+// /v1/responses.
+func endsResponse(kind string) bool {
+	return kind == "response.completed" || kind == "response.incomplete" || kind == "response.failed"
 }
 
 // deltaHasContent goes by any field but the role: content, reasoning, tool calls,
@@ -166,7 +283,7 @@ func (s *eventScanner) lookAtChoices(data []byte, key string, hasContent func(gj
 		switch reason := choice.Get("finish_reason"); {
 		case reason.Type != gjson.String:
 		case reason.Str == "abort":
-			s.aborted = true
+			s.abort()
 		default:
 			s.finished = true
 		}
@@ -174,40 +291,62 @@ func (s *eventScanner) lookAtChoices(data []byte, key string, hasContent func(gj
 	})
 }
 
-// read takes over what a usage object says.
+// maxTokenCount bounds what a replica may say that an answer has of anything.
+const maxTokenCount = 1 << 30
+
+// read takes over what a usage object says. In the prompt of a chat, a completion or
+// a response the cached tokens are included. A message has them apart: its prompt is
+// input_tokens and both cache_ figures together, where a replica sends these. vLLM
+// does so from the version on that sends them at all, and only at the end of a
+// stream: its first event has the whole prompt in input_tokens.
 func (u *usage) read(v gjson.Result, f format) {
 	if !v.IsObject() {
 		return
 	}
-	in, out, details, cached := "prompt_tokens", "completion_tokens", "prompt_tokens_details", ""
+	in, out, details, cached, created := "prompt_tokens", "completion_tokens", "prompt_tokens_details", "", ""
 	switch f {
 	case responsesFormat:
 		in, out, details = "input_tokens", "output_tokens", "input_tokens_details"
 	case messagesFormat:
-		in, out, details, cached = "input_tokens", "output_tokens", "", "cache_read_input_tokens"
+		in, out, details, cached, created = "input_tokens", "output_tokens", "", "cache_read_input_tokens", "cache_creation_input_tokens"
 	}
 	u.known = true
+	prompt, counted := 0, false
 	// One walk: to ask for each of the three costs three.
 	v.ForEach(func(key, value gjson.Result) bool {
 		switch key.Str {
 		case "":
 		case in:
-			u.promptTokens = max(u.promptTokens, int(value.Int()))
+			prompt, counted = prompt+tokenCount(value), true
 		case out:
-			u.answerTokens = max(u.answerTokens, int(value.Int()))
+			u.answerTokens = max(u.answerTokens, tokenCount(value))
 		case details:
 			u.readCached(value.Get("cached_tokens"))
 		case cached:
 			u.readCached(value)
+			prompt += tokenCount(value)
+		case created:
+			prompt += tokenCount(value)
 		}
 		return true
 	})
+	if counted && prompt > 0 {
+		u.promptTokens = prompt
+	}
+}
+
+// tokenCount is the number in v, and 0 for anything else.
+func tokenCount(v gjson.Result) int {
+	if v.Type != gjson.Number {
+		return 0
+	}
+	return int(min(max(v.Int(), 0), maxTokenCount))
 }
 
 func (u *usage) readCached(told gjson.Result) {
 	if told.Type == gjson.Number {
 		u.cachedTold = true
-		u.cachedTokens = max(u.cachedTokens, int(told.Int()))
+		u.cachedTokens = max(u.cachedTokens, tokenCount(told))
 	}
 }
 

@@ -35,7 +35,9 @@ func TestEventScanner(t *testing.T) {
 		{"second choice", chatFormat, chat(`{"index":0,"delta":{"content":""}},{"index":1,"delta":{"content":"x"}}`), found{events: 1, content: true}},
 		{"stop", chatFormat, role + stop, found{events: 2, finished: true}},
 		{"abort", chatFormat, role + abort + doneLine, found{events: 2, aborted: true, end: true}},
-		{"abort after content", chatFormat, hello + abort, found{events: 2, content: true}},
+		{"abort after content", chatFormat, hello + abort, found{events: 2, content: true, aborted: true}},
+		{"end without a word of why", chatFormat, role + counted + doneLine, found{events: 2, aborted: true, end: true, usage: usage{true, true, 12, 8, 3}}},
+		{"nothing but the end", completionFormat, doneLine, found{aborted: true, end: true}},
 		{"usage", chatFormat, role + counted, found{events: 2, usage: usage{true, true, 12, 8, 3}}},
 		{"usage: null", chatFormat, `data: {"choices":[],"usage":null}` + "\n\n", found{events: 1}},
 		{"usage that grows", chatFormat, hello + strings.Replace(counted, `completion_tokens":3`, `completion_tokens":1`, 1) + counted, found{events: 3, content: true, usage: usage{true, true, 12, 8, 3}}},
@@ -51,11 +53,22 @@ func TestEventScanner(t *testing.T) {
 		{"aborted text", completionFormat, chat(`{"text":"","finish_reason":"abort"}`), found{events: 1, aborted: true}},
 		{"response begins", responsesFormat, `data: {"type":"response.created","response":{"usage":null}}` + "\n\n" + `data: {"type":"response.in_progress"}` + "\n\n", found{}},
 		{"response", responsesFormat, "event: x\n" + `data: {"type":"response.output_item.added"}` + "\n\n" + `data: {"delta":"Hi","type":"response.output_text.delta"}` + "\n\n", found{events: 2, content: true}},
-		{"response ends", responsesFormat, `data: {"type":"response.completed","response":{"usage":{"input_tokens":7,"output_tokens":2,"input_tokens_details":{"cached_tokens":4}}}}` + "\n\n", found{events: 1, finished: true, usage: usage{true, true, 7, 4, 2}}},
-		{"response fails", responsesFormat, `data: {"code":null,"message":"x","type":"error"}` + "\n\n", found{failed: 500}},
+		{"response ends", responsesFormat, `data: {"type":"response.completed","response":{"usage":{"input_tokens":7,"output_tokens":2,"input_tokens_details":{"cached_tokens":4}}}}` + "\n\n", found{events: 1, finished: true, end: true, usage: usage{true, true, 7, 4, 2}}},
+		{"response is incomplete", responsesFormat, `data: {"type":"response.incomplete","response":{"status":"incomplete","usage":{"input_tokens":7,"output_tokens":2}}}` + "\n\n", found{events: 1, finished: true, end: true, usage: usage{true, false, 7, 0, 2}}},
+		{"response is cancelled", responsesFormat, `data: {"type":"response.completed","response":{"status":"cancelled"}}` + "\n\n", found{events: 1, aborted: true, end: true}},
+		{"response of no token", responsesFormat, `data: {"type":"response.completed","response":{"status":"completed","output":[],"usage":{"input_tokens":7,"output_tokens":0}}}` + "\n\n", found{events: 1, aborted: true, end: true, usage: usage{true, false, 7, 0, 0}}},
+		{"long response", responsesFormat, "event: response.completed\n" + `data: {"response":{"output":"` + strings.Repeat("x", 2*longestLine) + `","status":"completed","usage":{"input_tokens":7,"output_tokens":2}},"type":"response.completed"}` + "\n\n", found{events: 1, content: true, finished: true, end: true, usage: usage{true, false, 7, 0, 2}}},
+		{"long response, cancelled", responsesFormat, "event: response.completed\n" + `data: {"response":{"output":"` + strings.Repeat("x", 2*longestLine) + `","status":"cancelled","usage":null},"type":"response.completed"}` + "\n\n", found{events: 1, content: true, aborted: true, end: true}},
+		{"long event of a response", responsesFormat, "event: response.output_text.done\n" + `data: {"text":"` + strings.Repeat("x", 2*longestLine) + `","type":"response.output_text.done"}` + "\n\n", found{events: 1, content: true}},
+		{"response fails", responsesFormat, `data: {"code":null,"message":"x","type":"error"}` + "\n\n", found{end: true, failed: 500}},
+		{"response fails after content", responsesFormat, `data: {"delta":"Hi","type":"response.output_text.delta"}` + "\n\n" + `data: {"code":null,"message":"x","type":"error"}` + "\n\n", found{events: 1, content: true, end: true, failed: 500}},
 		{"message begins", messagesFormat, `data: {"type":"ping"}` + "\n\n" + `data: {"type":"message_start","message":{"usage":{"input_tokens":7,"output_tokens":0}}}` + "\n\n", found{events: 1, usage: usage{true, false, 7, 0, 0}}},
 		{"message", messagesFormat, `data: {"type":"content_block_delta","delta":{"text":"Hi"}}` + "\n\n" + `data: {"type":"message_delta","usage":{"output_tokens":2,"cache_read_input_tokens":4}}` + "\n\n", found{events: 2, content: true, usage: usage{true, true, 0, 4, 2}}},
-		{"message fails", messagesFormat, `data: {"type":"error","error":{"type":"overloaded_error"}}` + "\n\n", found{failed: 500}},
+		{"message fails", messagesFormat, `data: {"type":"error","error":{"type":"overloaded_error"}}` + "\n\n", found{end: true, failed: 500}},
+		{"message ends", messagesFormat, messagesContent + messagesEnd(`"end_turn"`, `{"output_tokens":2}`), found{events: 5, content: true, finished: true, end: true, usage: usage{true, false, 0, 0, 2}}},
+		{"message is aborted", messagesFormat, messagesContent + messagesEnd("null", `{"output_tokens":2}`), found{events: 5, content: true, aborted: true, end: true, usage: usage{true, false, 0, 0, 2}}},
+		{"message of no token", messagesFormat, messagesEnd(`"end_turn"`, `{"output_tokens":0}`), found{events: 3, aborted: true, end: true, usage: usage{known: true}}},
+		{"message whose reason comes late", messagesFormat, strings.TrimSuffix(messagesEnd("null", `{"output_tokens":2}`), "event: message_stop\n"+`data: {"type":"message_stop"}`+"\n\n") + messagesEnd(`"end_turn"`, `{"output_tokens":2}`), found{events: 5, finished: true, end: true, usage: usage{true, false, 0, 0, 2}}},
 		{"anything", plainFormat, "data: x\n\n", found{events: 1, content: true}},
 		{"line too long", chatFormat, chat(`{"delta":{"content":"` + strings.Repeat("x", longestLine) + `"}}`), found{events: 1, content: true}},
 		{"comment too long", chatFormat, ":" + strings.Repeat("x", longestLine) + "\n\n" + role, found{events: 1}},
@@ -111,6 +124,7 @@ func FuzzLines(f *testing.F) {
 	f.Add(goodStream, uint8(3), 100)
 	f.Add("no line end at all, and more than fits", uint8(5), 7)
 	f.Add("\n\n\n", uint8(1), 0)
+	f.Add("event: a\ndata: b\n\nevent: c\nevent: d\n\n", uint8(2), 3)
 	f.Add(strings.Repeat("x", 100)+"\nabc", uint8(40), 50)
 	f.Fuzz(func(t *testing.T, stream string, size uint8, head int) {
 		var out bytes.Buffer
@@ -119,7 +133,11 @@ func FuzzLines(f *testing.F) {
 		head = min(max(head, 0), len(stream))
 		check := func(passed int) {
 			got := out.String()
-			if !strings.HasPrefix(stream, got) || len(got)+l.kept != passed || strings.Contains(stream[len(got):passed], "\n") || l.kept >= room {
+			rest := stream[min(len(got), passed):passed]
+			if strings.HasPrefix(rest, "event:") {
+				_, rest, _ = strings.Cut(rest, "\n")
+			}
+			if !strings.HasPrefix(stream, got) || len(got)+l.kept != passed || strings.Contains(rest, "\n") || l.kept >= room {
 				t.Fatalf("of %q came %q, and %d are kept", stream[:passed], got, l.kept)
 			}
 		}

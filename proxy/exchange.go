@@ -34,9 +34,11 @@ type exchange struct {
 	refused  []*backends.Backend // of those tried, that refused the connection
 	full     []*backends.Backend // of those tried, that refused the request with a 503
 	fallen   []fallen            // of those tried, that failed as one does that dies, or stops
+	stale    []*backends.Backend // that were reached over a stale connection, once for each time
 	waited   bool                // for a place on those that are full
 	moved    bool                // from a backend that did nothing
 	queued   time.Duration       // waited for the retry budget
+	recheck  time.Duration       // waited last to ask again those that refused the connection
 	wait     *wait               // of the attempt under way
 	first    wait                // of the first: no allocation of its own
 	held     time.Duration       // waited for a backend to have room
@@ -45,6 +47,7 @@ type exchange struct {
 	crowded  bool                // no more may wait
 	spoken   time.Time           // when one of them first had words for the client
 	speaker  *backends.Backend   // that had them; see hasWords
+	kept     *failure            // the latest in which a replica gave words for the client, else the latest; nil: there is none
 	torn     bool                // the client did not get its answer to the end
 	opened   bool                // the client has the header of a stream, and keep-alive comments
 	attempts int                 // made so far
@@ -112,12 +115,18 @@ func (p *Proxy) arrival(e *endpoint, w http.ResponseWriter, r *http.Request) *ex
 
 // enter sees whether the request may come in, reads and understands it.
 func (x *exchange) enter() *apiError {
-	if x.p.refusing.Load() {
-		return shuttingDown()
+	fault := x.p.checkLoop(x.r.Header)
+	if fault == nil {
+		fault = x.checkLimits()
 	}
-	fault := x.checkLimits()
 	if fault == nil {
 		fault = x.admit()
+	}
+	if fault == nil {
+		fault = x.steer()
+	}
+	if fault == nil {
+		fault = x.checkBatchLimit()
 	}
 	if fault == nil {
 		fault = x.prepare()
@@ -171,7 +180,7 @@ func (x *exchange) refuse(e *apiError) {
 	}
 	x.tellRefused()
 	if !x.whole.IsZero() {
-		e.write(&x.w)
+		e.write(&x.w, x.endpoint.anthropic())
 		return
 	}
 	x.refuseUnread(e)
@@ -182,7 +191,7 @@ func (x *exchange) prepare() *apiError {
 	var err error
 	upload := paced{body: x.r.Body, conn: &x.w.conn, idle: x.settings.BodyIdle, began: x.arrived, cut: &x.presence.cancelled}
 	x.p.present.reads(&x.presence)
-	x.input.body, err = x.p.bodies.read(&upload, x.r.ContentLength, bodyBounds{x.settings.BodyBytes, x.settings.BodyBytesTotal})
+	x.input.body, err = x.p.bodies.read(&upload, x.r.ContentLength, bodyBounds{x.settings.BodyBytes, x.limitForPriority(x.settings.BodyBytesTotal)})
 	cut := x.p.present.hasRead(&x.presence)
 	upload.end()
 	if err != nil || cut {
@@ -194,11 +203,8 @@ func (x *exchange) prepare() *apiError {
 	return x.understand()
 }
 
-// understand makes of the client's header and body what routing needs.
+// understand makes of the client's body what routing needs.
 func (x *exchange) understand() *apiError {
-	if fault := x.steer(); fault != nil {
-		return fault
-	}
 	x.input.scratch = x.p.scratch.Get().(*scratch)
 	if x.endpoint.form {
 		return x.readForm()
@@ -218,7 +224,7 @@ func (x *exchange) bodyFault(err error) *apiError {
 			message: "the rest of the request body did not come (timeouts.body_idle)"}
 	case errors.Is(err, errBodyTooLarge):
 		return &apiError{status: http.StatusRequestEntityTooLarge, kind: "invalid_request_error", code: "body_too_large",
-			message: "the request body is larger than this proxy takes (limits.body_bytes)"}
+			message: bodyTooLarge(x.settings.BodyBytes)}
 	case errors.Is(err, errBodiesTooLarge):
 		e := unavailable("the bodies of the requests under way take all the memory that they may (limits.body_bytes_total)")
 		e.code = "bodies_too_large"

@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"bytes"
 	"slices"
 	"strings"
 	"time"
@@ -31,15 +30,22 @@ func (x *exchange) killed(b *backends.Backend) bool {
 	return slices.ContainsFunc(x.fallen, func(o fallen) bool { return o.backend == b && o.deadly })
 }
 
-// orderly reports whether an error's text says that the replica stops in good
-// order.
-func orderly(body []byte) bool { return bytes.Contains(body, []byte("shutdown")) }
+// shutdownMessages are how the messages begin with which vLLM refuses new requests
+// while it finishes what it has (--shutdown-timeout), for seconds in which its checks
+// pass: of its thread pools, and of its engine.
+var shutdownMessages = [...]string{"cannot schedule new futures after ", "Server shutting down"}
 
-// drains reports whether an error is what vLLM says to new requests while it
-// finishes what it has (--shutdown-timeout), for seconds in which its checks pass.
-// Its beginning has to be that: an error may quote its request.
-func drains(body []byte) bool {
-	return strings.HasPrefix(gjson.GetBytes(body, "error.message").Str, "cannot schedule new futures after")
+// isShutdownError reports whether an error is one of those: no engine has seen the
+// request. Only the start of its message counts, since an error may quote its request,
+// and only JSON is parsed, since gjson finds objects in any text.
+func isShutdownError(body []byte) bool {
+	if !gjson.ValidBytes(body) {
+		return false
+	}
+	message := gjson.GetBytes(body, "error.message")
+	return message.Type == gjson.String && slices.ContainsFunc(shutdownMessages[:], func(start string) bool {
+		return strings.HasPrefix(message.Str, start)
+	})
 }
 
 // isGone waits until the checks have seen whether the replica of a failed attempt
@@ -47,7 +53,7 @@ func drains(body []byte) bool {
 // another process when it is back: what it said last was not about the request, for
 // which it may be asked again. If it stays, its words are worth as much as any.
 func (x *exchange) isGone(f *failure) bool {
-	if !(f.deadly || f.stops || f.full) || x.settings.HoldTime == 0 || x.anotherIsReady() {
+	if !(f.deadly || f.stops || f.full) || x.holdTime() == 0 || x.anotherIsReady() {
 		return false
 	}
 	b, begun, limit := f.decision.Backend, time.Now(), verdict

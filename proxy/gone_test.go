@@ -94,7 +94,7 @@ func TestRetriesThatWaitAreBoundedAsTheHoldQueueIs(t *testing.T) {
 			if held == 0 || held > 4 {
 				t.Errorf("%d wait", held)
 			}
-			f.counts(fmt.Sprint("warmroute_hold_requests ", held))
+			f.counts(fmt.Sprint("warmroute_hold_requests{class=\"normal\"} ", held))
 			for range requests - held {
 				if code := <-all; code != http.StatusTooManyRequests {
 					t.Errorf("got %d, want a 429", code)

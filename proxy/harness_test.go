@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"flag"
 	"fmt"
 	"io"
 	"log/slog"
@@ -24,15 +23,11 @@ import (
 	"warmroute/backends"
 	"warmroute/backends/transport"
 	"warmroute/metrics"
-	"warmroute/proxy/http1"
 	"warmroute/router"
 )
 
 // failsafe is longer than any step of a test takes.
 const failsafe = 20 * time.Second
-
-// overNetHTTP has clients served as those are that speak TLS.
-var overNetHTTP = flag.Bool("nethttp", false, "serve clients by net/http's server instead of http1's")
 
 // TestMain looks for goroutines left behind. The transports' cleaners end on
 // their own, an idle timeout after the last connection.
@@ -156,17 +151,11 @@ func newFleet(t testing.TB, list []*backends.Backend, policy string, hold router
 	if err != nil {
 		t.Fatal(err)
 	}
-	var server interface {
-		Serve(net.Listener) error
-		Shutdown(context.Context) error
-	} = &http1.Server{Handler: f.proxy, Context: context.Background(), ConnState: f.proxy.Track, Log: o.Log, MaxHeaderBytes: 1 << 20}
-	if *overNetHTTP {
-		server = &http.Server{
-			Handler: f.proxy, ConnState: f.proxy.Track, DisableGeneralOptionsHandler: true,
-			ErrorLog: slog.NewLogLogger(o.Log.Handler(), slog.LevelDebug),
-		}
+	server := &http.Server{
+		Handler: f.proxy, ConnState: f.proxy.Track, DisableGeneralOptionsHandler: true,
+		ErrorLog: slog.NewLogLogger(o.Log.Handler(), slog.LevelDebug),
 	}
-	running.Go(func() { server.Serve(LazyDeadlines(l)) })
+	running.Go(func() { server.Serve(NewClientListener(l)) })
 	f.url, f.addr = "http://"+l.Addr().String(), l.Addr().String()
 	f.client = &http.Client{Transport: &http.Transport{DisableCompression: true, MaxIdleConnsPerHost: 64}}
 	t.Cleanup(func() {

@@ -40,10 +40,12 @@ func isPrivate(name string) bool {
 		"Api-Key", "X-Goog-Api-Key", // what other SDKs call it
 		"Cookie",                                                                    // the client's with this host
 		"Origin", "Access-Control-Request-Method", "Access-Control-Request-Headers", // whether a web page may ask is decided here
-		"X-Data-Parallel-Rank", // would pin an engine behind our back
-		"Content-Length",       // the transport frames the body, once
-		"Expect",               // met when the body was read
-		priorityHeader:         // orders who waits here, nothing there
+		"X-Data-Parallel-Rank",         // would pin an engine behind our back
+		"X-Vllm-Priority",              // would go before others in the engine's queue
+		"Endpoint-Load-Metrics-Format", // asks for the replica's load in the response
+		"Content-Length",               // the transport frames the body, once
+		"Expect",                       // met when the body was read
+		priorityHeader:                 // orders who waits here, nothing there
 		return true
 	}
 	return false
@@ -85,10 +87,12 @@ var routeHeaders = [...]string{
 // was said, all but the length, which is set where the body is written.
 func (x *exchange) answerHeader(d *router.Decision, from http.Header) http.Header {
 	h := x.w.Header()
+	h["Content-Type"] = nil // a replica that names none leaves it open: net/http would guess one from the body
 	dropNamed(from)
 	for name, value := range from {
 		switch {
 		case name == "Content-Length", name == "X-Request-Id", isHopByHop(name), x.ours(name):
+		case name == "Endpoint-Load-Metrics": // a replica's load is not for clients
 		case name == "Access-Control-Allow-Origin": // a replica that any web page may ask does not open this proxy to it
 		default:
 			h[name] = value

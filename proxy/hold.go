@@ -30,7 +30,7 @@ func (x *exchange) pick() (*router.Decision, error) {
 	if x.cancelled() {
 		return nil, errCancelled // a free backend would be picked all the same
 	}
-	for recheck := firstRecheck; ; recheck = min(2*recheck, mostRecheck) {
+	for {
 		d, err := (*router.Decision)(nil), router.ErrNoneReady
 		if !x.mayComeBack() || x.anotherIsReady() {
 			d, err = x.ask()
@@ -38,8 +38,10 @@ func (x *exchange) pick() (*router.Decision, error) {
 		if !errors.Is(err, router.ErrNoneReady) || !x.mayComeBack() || x.recheckedEnough() {
 			return d, err
 		}
-		// All that were ready refused the connection, or seem to have died.
-		if !x.rest(recheck) {
+		// All that were ready refused the connection, or seem to have died, or there is
+		// no descriptor to reach them with.
+		x.recheck = min(max(2*x.recheck, firstRecheck), mostRecheck)
+		if !x.rest(min(x.recheck, x.holdTime()-time.Since(x.whole))) {
 			if x.crowded {
 				return nil, router.ErrHoldFull
 			}
@@ -49,16 +51,25 @@ func (x *exchange) pick() (*router.Decision, error) {
 	}
 }
 
+// holdTime returns how long the request may wait for a backend: as its key says,
+// else routing.hold.time; 0 where no request waits.
+func (x *exchange) holdTime() time.Duration {
+	if x.settings.HoldTime > 0 && x.holder != nil && x.holder.QueueTime > 0 {
+		return x.holder.QueueTime
+	}
+	return x.settings.HoldTime
+}
+
 // recheckedEnough reports whether backends that refused the connection are asked
 // no more.
 func (x *exchange) recheckedEnough() bool {
-	return time.Since(x.whole) >= x.settings.HoldTime || x.hasWords() && time.Since(x.spoken) >= retryPatience
+	return time.Since(x.whole) >= x.holdTime() || x.hasWords() && time.Since(x.spoken) >= retryPatience
 }
 
 // patience is how long the next ask may hold the request: what is left of the
 // time after the asks before.
 func (x *exchange) patience() time.Duration {
-	left := x.settings.HoldTime - x.held
+	left := x.holdTime() - x.held
 	if x.hasWords() && !x.anotherIsReady() {
 		left = min(left, retryPatience-time.Since(x.spoken))
 	}
@@ -70,7 +81,9 @@ func (x *exchange) ask() (*router.Decision, error) {
 	x.stopWaiting()
 	asked := time.Now()
 	ctx := context.Context(x.wait)
-	if left := x.patience(); left < x.settings.HoldTime { // else the router's own limit will do
+	left := x.patience()
+	x.input.request.QueueTime = max(0, left)
+	if left < x.holdTime() { // else the router's own limit will do
 		limited, cancel := context.WithTimeout(ctx, left)
 		defer cancel()
 		ctx = limited
@@ -96,7 +109,7 @@ func (x *exchange) ask() (*router.Decision, error) {
 		x.wasHeld(metrics.HeldNoneReady, waited)
 	case errors.Is(err, context.Canceled):
 		x.wasHeld(metrics.HeldLeft, waited)
-	case x.settings.HoldTime > 0 && waited >= x.settings.HoldTime:
+	case x.holdTime() > 0 && waited >= x.holdTime():
 		x.wasHeld(metrics.HeldNoneReady, waited)
 	}
 	return d, err
@@ -121,7 +134,7 @@ func (x *exchange) waits() bool {
 	if x.waiting {
 		return true
 	}
-	if x.waiting = x.p.router.HoldAside(x.input.request.BodyBytes) == nil; !x.waiting {
+	if x.waiting = x.p.router.HoldAside(&x.input.request) == nil; !x.waiting {
 		x.crowded = true
 		x.wasHeld(metrics.HeldRefused, 0)
 	}
@@ -131,7 +144,7 @@ func (x *exchange) waits() bool {
 func (x *exchange) stopWaiting() {
 	if x.waiting {
 		x.waiting = false
-		x.p.router.EndAside(x.input.request.BodyBytes)
+		x.p.router.EndAside(&x.input.request)
 	}
 }
 
@@ -169,19 +182,24 @@ func (x *exchange) askAgain() {
 
 // notPicked is the answer to a request for which there is no backend.
 func (x *exchange) notPicked(err error) *apiError {
-	wait := x.p.router.RetryAfter()
-	e := unavailable("no replica that serves this model is ready")
+	wait := 0
+	if all := x.input.request.Backends; x.p.router.CountReady(all) == 0 {
+		wait = x.p.unreadyRetryAfter(all)
+	} else {
+		wait = withJitter(int(x.p.router.RetryAfter(x.input.request.Priority) / time.Second))
+	}
+	e := unavailable(fmt.Sprintf("no replica that serves this model is ready; try again in %ds", wait))
 	switch {
 	case errors.Is(err, router.ErrFull):
 		e = &apiError{status: http.StatusTooManyRequests, kind: "overloaded", code: "replicas_full",
-			message: fmt.Sprintf("every replica has as many requests as it may (backends[].max_in_flight); try again in %v", wait)}
+			message: fmt.Sprintf("every replica has as many requests as it may (backends[].max_in_flight); try again in %ds", wait)}
 	case errors.Is(err, router.ErrHoldFull):
 		e = &apiError{status: http.StatusTooManyRequests, kind: "overloaded", code: "hold_queue_full",
-			message: fmt.Sprintf("as many requests as may wait for a replica do (routing.hold); try again in %v", wait)}
+			message: fmt.Sprintf("as many requests of this priority class as may wait for a replica do (routing.hold); try again in %ds", wait)}
 	case errors.Is(err, router.ErrHeldTooLong):
 		e = &apiError{status: http.StatusTooManyRequests, kind: "overloaded", code: "held_too_long",
-			message: fmt.Sprintf("no replica could start this request in %v (routing.hold.time); try again in %v", x.settings.HoldTime, wait)}
+			message: fmt.Sprintf("no replica could start this request in %v (routing.hold.time, or queue_time of its key); try again in %ds", x.holdTime(), wait)}
 	}
-	e.retryAfter = int(wait / time.Second)
+	e.retryAfter = wait
 	return e
 }

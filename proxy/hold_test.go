@@ -16,7 +16,7 @@ import (
 
 // oneAtATime lets one stream at a time be before its first event.
 func oneAtATime(requests int) router.HoldOptions {
-	return router.HoldOptions{Requests: requests, Bytes: 1 << 20, Time: time.Minute, StepTokens: 1}
+	return router.HoldOptions{Requests: requests, Bytes: 1 << 20, BatchRequests: requests, BatchBytes: 1 << 20, Time: time.Minute, StepTokens: 1}
 }
 
 // gated answers each request when the test says so.
@@ -90,7 +90,7 @@ func TestARequestIsHeldUntilAReplicaHasRoom(t *testing.T) {
 			eventually(t, "the first is sent", func() bool { return len(g.requests()) == 1 })
 			second := f.background(asked("second", stream))
 			f.waits(1)
-			f.counts("warmroute_hold_requests 1")
+			f.counts("warmroute_hold_requests{class=\"normal\"} 1")
 			if len(g.requests()) != 1 {
 				t.Error("the second was sent before there was room")
 			}
@@ -104,7 +104,7 @@ func TestARequestIsHeldUntilAReplicaHasRoom(t *testing.T) {
 				t.Errorf("the second got %+v", a)
 			}
 			f.settled()
-			f.counts("warmroute_hold_requests 0")
+			f.counts("warmroute_hold_requests{class=\"normal\"} 0")
 			f.counts("warmroute_hold_seconds_count 1")
 			f.counts(`warmroute_hold_ends_total{end="sent"} 1`)
 			f.counts("warmroute_overhead_seconds_count 2")

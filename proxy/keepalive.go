@@ -1,7 +1,7 @@
 package proxy
 
 import (
-	"io"
+	"errors"
 	"net/http"
 
 	"github.com/tidwall/gjson"
@@ -32,8 +32,9 @@ func (a *attempt) open(resp *http.Response) {
 // relayAsEvent is for an answer that is no stream, to a client that has the
 // header of one.
 func (a *attempt) relayAsEvent(resp *http.Response) *failure {
-	body, err := io.ReadAll(io.LimitReader(resp.Body, mostErrorBody))
-	if err != nil {
+	body, err := a.readErrorBody(resp)
+	defer a.p.heldWhole.Add(-int64(len(body)))
+	if err != nil && !errors.Is(err, errErrorBodyTooLong) && !errors.Is(err, errErrorBodyMemory) {
 		return a.failed(err)
 	}
 	a.refuse(replicaError(resp.StatusCode, body))

@@ -49,7 +49,7 @@ func (p *Proxy) keyed(answer func(http.ResponseWriter, *http.Request, *keys.Hold
 	return func(w http.ResponseWriter, r *http.Request) {
 		holder, fault := p.identify(r, true)
 		if fault != nil {
-			fault.write(w)
+			fault.write(w, false)
 			return
 		}
 		answer(w, r, holder)

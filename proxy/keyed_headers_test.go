@@ -27,7 +27,7 @@ func TestAReplicasWordOnWebPagesIsNotOurs(t *testing.T) {
 	if got := resp.Header.Get("Access-Control-Allow-Origin"); got != "" {
 		t.Errorf("any page may read the answer: %q", got)
 	}
-	if resp, _ := f.raw("OPTIONS /v1/chat/completions HTTP/1.1\r\nHost: x\r\nOrigin: http://page.example\r\nAccess-Control-Request-Method: POST\r\n\r\n"); resp.StatusCode != 404 {
+	if resp, _ := f.raw("OPTIONS /v1/chat/completions HTTP/1.1\r\nHost: x\r\nOrigin: http://page.example\r\nAccess-Control-Request-Method: POST\r\n\r\n"); resp.StatusCode != 405 {
 		t.Errorf("a preflight got %d", resp.StatusCode)
 	}
 }

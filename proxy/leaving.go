@@ -13,12 +13,8 @@ import (
 // took longer than a proxy waits at its end. Their clients get to know.
 var ErrCutOff = errors.New("the proxy ended before the answer did (timeouts.shutdown)")
 
-// Refuse begins the end: readiness fails, and requests that arrive get a 503
-// that sends them elsewhere. Those in flight go on.
-func (p *Proxy) Refuse() { p.refusing.Store(true) }
-
-// InFlight is how many requests have come and not ended, held ones included.
-func (p *Proxy) InFlight() int64 { return p.inFlight.Load() }
+// FailReadiness makes /readyz and /health fail from now on. All else is served as before.
+func (p *Proxy) FailReadiness() { p.unready.Store(true) }
 
 func shuttingDown() *apiError {
 	e := unavailable("this proxy is shutting down; try again")

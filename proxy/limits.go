@@ -32,7 +32,7 @@ func (x *exchange) refuseUnread(e *apiError) {
 	} else {
 		x.w.hurry()
 	}
-	e.write(&x.w)
+	e.write(&x.w, x.endpoint.anthropic())
 	if x.r.ProtoMajor > 1 {
 		return
 	}
@@ -42,12 +42,38 @@ func (x *exchange) refuseUnread(e *apiError) {
 	_, _ = io.CopyN(io.Discard, x.r.Body, mostUnread)
 }
 
+// interactiveShare is one part in so many of limits.in_flight and of
+// limits.body_bytes_total that batch requests leave to interactive ones.
+const interactiveShare = 10
+
+// limitForPriority returns how much of a limit on all requests together the request
+// may use.
+func (x *exchange) limitForPriority(limit int64) int64 {
+	if x.input.request.Priority > 0 {
+		return limit - limit/interactiveShare
+	}
+	return limit
+}
+
+// checkBatchLimit refuses a batch request before its body is read, when such
+// requests have their part of limits.in_flight.
+func (x *exchange) checkBatchLimit() *apiError {
+	if x.p.inFlight.Load() > x.limitForPriority(int64(x.settings.InFlight)) {
+		return tooManyInFlight()
+	}
+	return nil
+}
+
+func tooManyInFlight() *apiError {
+	e := unavailable("as many requests as this proxy takes are in flight (limits.in_flight; batch requests leave a tenth of it to others)")
+	e.kind, e.code = "overloaded", "too_many_requests"
+	return e
+}
+
 // checkLimits refuses what is too much before any of its body is read.
 func (x *exchange) checkLimits() *apiError {
 	if most := x.settings.InFlight; x.p.inFlight.Load() > int64(most) {
-		e := unavailable("as many requests as this proxy takes are in flight (limits.in_flight)")
-		e.kind, e.code = "overloaded", "too_many_requests"
-		return e
+		return tooManyInFlight()
 	}
 	if most := x.settings.QueryBytes; len(x.r.URL.RawQuery) > most {
 		return &apiError{status: http.StatusRequestURITooLong, kind: "invalid_request_error", code: "query_too_long",

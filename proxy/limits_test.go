@@ -96,7 +96,7 @@ func TestBodyThatNeverComesHoldsNoConnection(t *testing.T) {
 		"POST /nowhere":                {404, nil},
 		"GET /livez":                   {200, nil},
 		"GET /v1/models":               {200, nil},
-		"PUT /v1/chat/completions":     {404, nil},
+		"PUT /v1/chat/completions":     {405, nil},
 		"POST /v1/chat/completions":    {408, func(o *Options) { o.BodyIdle = 50 * time.Millisecond }},
 		"POST /v1/chat/completions?xx": {414, func(o *Options) { o.QueryBytes = 1 }},
 		"POST /v1/embeddings":          {413, func(o *Options) { o.BodyBytes = 50 }},

@@ -36,7 +36,7 @@ func (f *fleet) cancelled() {
 	f.t.Helper()
 	f.counts(`warmroute_aborts_total{phase="cancelled"} 1`)
 	f.settled()
-	eventually(f.t, "it is in flight no more", func() bool { return f.proxy.InFlight() == 0 })
+	eventually(f.t, "it is in flight no more", func() bool { return f.proxy.inFlight.Load() == 0 })
 	if got := f.proxy.Live().Requests(10, 10); got.All != 0 || len(got.Oldest)+len(got.Held) != 0 {
 		f.t.Errorf("still listed: %+v", got)
 	}
@@ -254,7 +254,7 @@ func TestThePulseOfAnsweredRequests(t *testing.T) {
 		f.post("/v1/chat/completions", askStream)
 	}
 	f.settled()
-	eventually(t, "all have ended", func() bool { return f.proxy.Live().Pulse().PerSecond > 0 && f.proxy.InFlight() == 0 })
+	eventually(t, "all have ended", func() bool { return f.proxy.Live().Pulse().PerSecond > 0 && f.proxy.inFlight.Load() == 0 })
 	pulse := f.proxy.Live().Pulse()
 	// The replica tells of 8 cached tokens of 12.
 	if got := pulse.Recent.HitRatio; got < 0.66 || got > 0.67 {
@@ -294,7 +294,7 @@ func TestStreamsWithoutUsageCountAsPredicted(t *testing.T) {
 func TestThePulseCountsWhatWasNeverSent(t *testing.T) {
 	f := serve(t, nil, &replica{script: always(answered("200 OK", whole))})
 	f.post("/v1/chat/completions", askWhole)
-	eventually(t, "it has ended", func() bool { return f.proxy.InFlight() == 0 && f.proxy.Live().Pulse().PerSecond > 0 })
+	eventually(t, "it has ended", func() bool { return f.proxy.inFlight.Load() == 0 && f.proxy.Live().Pulse().PerSecond > 0 })
 	if pulse := f.proxy.Live().Pulse(); pulse.Failed != 0 {
 		t.Errorf("nothing has failed: %+v", pulse.Recent)
 	}

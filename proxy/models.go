@@ -32,7 +32,7 @@ func (p *Proxy) model(w http.ResponseWriter, r *http.Request, holder *keys.Holde
 	id := strings.TrimPrefix(r.URL.Path, "/v1/models/")
 	entry, ok := find(p.registry.Catalog(), id, holder)
 	if !ok {
-		p.unknownModel(id, holder).write(w)
+		p.unknownModel(id, holder).write(w, false)
 		return
 	}
 	writeJSON(w, entry.Card)
@@ -76,7 +76,9 @@ func (p *Proxy) unknownModel(id string, holder *keys.Holder) *apiError {
 	catalog := p.registry.Catalog()
 	known := visible(catalog, holder)
 	if len(catalog.Models) == 0 {
-		return unavailable("no replica has listed its models yet; see the proxy's log for why")
+		e := unavailable("no replica has listed its models yet; see the proxy's log for why")
+		e.retryAfter = p.unreadyRetryAfter(p.registry.All())
+		return e
 	}
 	if len(id) > 200 {
 		id = id[:200] + "…"
@@ -106,18 +108,3 @@ func writeJSON(w http.ResponseWriter, body []byte) {
 
 // live answers whether the process runs.
 func (p *Proxy) live(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) }
-
-// ready answers whether a request would find a replica.
-func (p *Proxy) ready(w http.ResponseWriter, _ *http.Request) {
-	if p.refusing.Load() {
-		shuttingDown().write(w)
-		return
-	}
-	for _, b := range p.registry.All() {
-		if b.State() == backends.Ready {
-			w.WriteHeader(http.StatusOK)
-			return
-		}
-	}
-	unavailable("no replica is ready").write(w)
-}

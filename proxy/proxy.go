@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"log/slog"
 	"net/http"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -29,9 +30,17 @@ type Options struct {
 	Log      *slog.Logger
 	Version  string
 
+	// Instance is a random id of this proxy, by which it finds requests that come
+	// back to it. Empty: they are not looked for.
+	Instance string
+
 	// Suspect is told of a backend on which an attempt failed, so that its
 	// readiness is checked at once. It must not block.
 	Suspect func(*backends.Backend)
+
+	// OutOfDescriptors is told when no connection to a backend could be made for want
+	// of a file descriptor. It must not block. nil: nobody is told.
+	OutOfDescriptors func(err error)
 
 	BlockBytes int              // bytes of canonical prompt in a block
 	Record     *record.Recorder // nil: traffic is not recorded
@@ -49,6 +58,7 @@ type Proxy struct {
 	metrics    *metrics.Metrics
 	log        *slog.Logger
 	version    string
+	instance   string
 	suspect    func(*backends.Backend)
 	blockBytes int
 	record     *record.Recorder
@@ -58,7 +68,7 @@ type Proxy struct {
 	settings   atomic.Pointer[Settings]
 	retries    *retryBudget
 	warnings   warnings
-	refusing   atomic.Bool
+	unready    atomic.Bool // the proxy is about to end
 
 	inFlight    atomic.Int64 // requests, held ones included
 	lingering   atomic.Int64 // requests refused, of whose bodies the rest is still awaited
@@ -71,6 +81,10 @@ type Proxy struct {
 	held        sync.Pool    // of *bytes.Buffer: what is held back of answers
 	replies     sync.Pool    // of *prompt.Reply
 	handlers    http.Handler
+
+	outOfDescriptors func(error)
+
+	instanceHeader []string // instance as a header has it; never modified
 }
 
 // Live is what operators see of the requests.
@@ -84,6 +98,7 @@ func New(o Options) *Proxy {
 		metrics:    o.Metrics,
 		log:        o.Log,
 		version:    o.Version,
+		instance:   o.Instance,
 		suspect:    o.Suspect,
 		blockBytes: o.BlockBytes,
 		record:     o.Record,
@@ -96,6 +111,10 @@ func New(o Options) *Proxy {
 		chunks:     sync.Pool{New: func() any { b := make([]byte, chunkBytes); return &b }},
 		held:       sync.Pool{New: func() any { return new(bytes.Buffer) }},
 		replies:    sync.Pool{New: func() any { return new(prompt.Reply) }},
+	}
+	p.instanceHeader = []string{p.instance}
+	if p.outOfDescriptors = o.OutOfDescriptors; p.outOfDescriptors == nil {
+		p.outOfDescriptors = func(error) {}
 	}
 	if p.keys == nil {
 		p.keys = keys.New(nil)
@@ -119,8 +138,9 @@ func (p *Proxy) routes() http.Handler {
 		r.Get(path, h)
 		r.Head(path, h)
 	}
-	r.NotFound(notFound)
-	r.MethodNotAllowed(notFound)
+	unhandled := func(w http.ResponseWriter, req *http.Request) { writeRouteError(w, req, r) }
+	r.NotFound(unhandled)
+	r.MethodNotAllowed(unhandled) // which chi also calls for any path with a method that it does not know
 	return r
 }
 
@@ -128,9 +148,6 @@ func (p *Proxy) routes() http.Handler {
 func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	id := []string{requestID(r.Header)}
 	r.Header["X-Request-Id"], w.Header()["X-Request-Id"] = id, id
-	if p.refusing.Load() {
-		w.Header()["Connection"] = []string{"close"}
-	}
 	if e := endpointOf(r); e != nil {
 		p.serve(e, w, r)
 		return
@@ -146,6 +163,10 @@ func (p *Proxy) serveHere(w http.ResponseWriter, r *http.Request) {
 		c.hurry() // none of them reads a body
 	}
 	c.renew()
+	if fault := p.checkProbeLoop(&c, r.Header); fault != nil {
+		fault.write(&c, false)
+		return
+	}
 	p.handlers.ServeHTTP(&c, r)
 }
 
@@ -165,14 +186,31 @@ func endpointOf(r *http.Request) *endpoint {
 	return nil
 }
 
-func notFound(w http.ResponseWriter, r *http.Request) {
-	message := "no such endpoint; the OpenAI API is served under /v1, for instance POST /v1/chat/completions"
-	for i := range endpoints {
-		if r.URL.Path == endpoints[i].path && r.Method != http.MethodPost {
-			message = endpoints[i].path + " takes POST only"
-		}
+// writeRouteError answers a request for which there is no handler: with a 405 where
+// its path has another method, of the endpoints or of routes, else with a 404.
+func writeRouteError(w http.ResponseWriter, r *http.Request, routes chi.Routes) {
+	e := &apiError{status: http.StatusNotFound, kind: "invalid_request_error", code: "not_found",
+		message: "no such endpoint; the OpenAI API is served under /v1, for instance POST /v1/chat/completions"}
+	if allowed := allowedMethods(r, routes); allowed != "" {
+		w.Header().Set("Allow", allowed)
+		e.status, e.code, e.message = http.StatusMethodNotAllowed, "method_not_allowed", "this path takes "+allowed+" only"
 	}
-	(&apiError{status: http.StatusNotFound, kind: "invalid_request_error", code: "not_found", message: message}).write(w)
+	e.write(w, isAnthropicPath(r.URL.Path))
+}
+
+// allowedMethods is what the header Allow says of a path; empty if nothing is there.
+func allowedMethods(r *http.Request, routes chi.Routes) string {
+	path := r.URL.RawPath
+	if path == "" {
+		path = r.URL.Path
+	}
+	switch {
+	case slices.ContainsFunc(endpoints, func(e endpoint) bool { return e.path == path }):
+		return http.MethodPost
+	case routes.Match(chi.NewRouteContext(), http.MethodGet, path):
+		return http.MethodGet + ", " + http.MethodHead
+	}
+	return ""
 }
 
 // keepHeld returns a buffer to the pool, unless it has grown beyond what most

@@ -102,9 +102,12 @@ func (p *Proxy) consider(q Question) (*exchange, *Fault) {
 		}
 	}
 	x.r = &http.Request{Header: x.steering(q.Header)}
+	if fault := x.steer(); fault != nil {
+		return x, &Fault{fault.status, fault.message}
+	}
 	var err error
 	if x.input.body, err = p.bodies.read(q.Body, q.Length, bodyBounds{x.settings.BodyBytes, x.settings.BodyBytesTotal}); err != nil {
-		return x, unreadable(err)
+		return x, unreadable(err, x.settings.BodyBytes)
 	}
 	if fault := x.understand(); fault != nil {
 		return x, &Fault{fault.status, fault.message}
@@ -123,10 +126,10 @@ func (x *exchange) steering(from http.Header) http.Header {
 	return h
 }
 
-func unreadable(err error) *Fault {
+func unreadable(err error, limit int64) *Fault {
 	switch {
 	case errors.Is(err, errBodyTooLarge):
-		return &Fault{http.StatusRequestEntityTooLarge, "the body is larger than the proxy takes (limits.body_bytes)"}
+		return &Fault{http.StatusRequestEntityTooLarge, bodyTooLarge(limit)}
 	case errors.Is(err, errBodiesTooLarge):
 		return &Fault{http.StatusServiceUnavailable, "the bodies of the requests under way take all the memory that they may (limits.body_bytes_total)"}
 	}

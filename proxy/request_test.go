@@ -100,7 +100,7 @@ func TestHeadersThatGoUp(t *testing.T) {
 		"Content-Type: application/json; charset=utf-8\r\naccept: text/event-stream\r\nX-Custom: one\r\nx-custom: two\r\n" +
 		"Traceparent: 00-1-2-01\r\nUser-Agent: test\r\n" +
 		"Connection: close, X-Mine\r\nX-Mine: secret\r\nKeep-Alive: 5\r\nProxy-Connection: x\r\nProxy-Authorization: y\r\nTE: trailers\r\nUpgrade: h2c\r\n" +
-		"Authorization: Bearer client-key\r\nX-API-Key: client-key\r\nX-data-parallel-rank: 3\r\nAccept-Encoding: gzip\r\n" +
+		"Authorization: Bearer client-key\r\nX-API-Key: client-key\r\nX-data-parallel-rank: 3\r\nx-vllm-priority: -9\r\nendpoint-load-metrics-format: TEXT\r\nAccept-Encoding: gzip\r\n" +
 		"X-Request-Id: my-id.1\r\n" +
 		fmt.Sprintf("Content-Length: %d\r\n\r\n%s", len(askWhole), askWhole))
 	got := r.requests()[0]

@@ -28,7 +28,7 @@ func (x *exchange) again(f *failure) bool {
 	case f.final:
 		return false
 	case f.free:
-		return true
+		return !x.killedTwo(f)
 	case x.settings.RetryShare == 0 && x.settings.RetryPerSecond == 0:
 		return false
 	case x.refusedEverywhere(f):
@@ -67,6 +67,10 @@ func (x *exchange) countFailure(f *failure) {
 		return
 	case f.stops:
 		x.stopped++
+	case f.stale:
+		x.stale = append(x.stale, b)
+		x.spent++
+		return
 	default:
 		x.spent++
 	}
@@ -87,7 +91,7 @@ func (x *exchange) withinBudget() bool {
 	if !budget.inLine() && budget.take(s.RetryShare, s.RetryPerSecond) {
 		return true
 	}
-	patience := s.HoldTime - x.held
+	patience := x.holdTime() - x.held
 	if x.hasWords() {
 		patience = min(patience, retryPatience-x.queued)
 	}
@@ -149,7 +153,7 @@ func (x *exchange) killedTwo(f *failure) bool {
 // all that could take it are full, by their own word. An engine that is dead has
 // another status, or fails its checks.
 func (x *exchange) refusedEverywhere(f *failure) bool {
-	if x.waited || x.settings.HoldTime == 0 || x.settings.Attempts < 2 || !f.full || len(x.full) < len(x.tried)-len(x.refused) {
+	if x.waited || x.holdTime() == 0 || x.settings.Attempts < 2 || !f.full || len(x.full) < len(x.tried)-len(x.refused) {
 		return false
 	}
 	return x.spent >= x.settings.Attempts || !x.anotherIsReady()
@@ -164,25 +168,27 @@ func (x *exchange) awaitPlace() bool {
 		return false
 	}
 	begun := time.Now()
-	found := x.lookForPlace()
+	free := x.lookForPlace()
 	waited := time.Since(begun)
 	switch {
-	case found:
+	case len(free) > 0:
 		x.wasHeld(metrics.HeldSent, waited)
 	case x.over():
 		x.wasHeld(metrics.HeldLeft, waited)
 	default:
 		x.wasHeld(metrics.HeldTooLong, waited)
 	}
-	x.tried = slices.DeleteFunc(x.tried, func(b *backends.Backend) bool { return slices.Contains(x.full, b) })
+	x.tried = slices.DeleteFunc(x.tried, func(b *backends.Backend) bool { return slices.Contains(free, b) })
 	x.full = x.full[:0]
-	return found
+	return len(free) > 0
 }
 
-// lookForPlace waits for what awaitPlace does.
-func (x *exchange) lookForPlace() (found bool) {
+// lookForPlace waits for what awaitPlace does, and returns the backends that may
+// be asked again: the one that has a place for this request, or after the backoff
+// all of them. It returns none if the wait ended in another way.
+func (x *exchange) lookForPlace() (free []*backends.Backend) {
 	place := x.p.router.AwaitPlace(x.full)
-	left := time.NewTimer(x.settings.HoldTime - x.held)
+	left := time.NewTimer(x.holdTime() - x.held)
 	defer left.Stop()
 	look := time.NewTicker(placeLook)
 	defer look.Stop()
@@ -190,18 +196,22 @@ func (x *exchange) lookForPlace() (found bool) {
 	for {
 		select {
 		case <-place.Given():
-			found = !x.over()
-			place.Leave(found)
-			return found
+			takes := !x.over()
+			place.Leave(takes)
+			if takes {
+				free = []*backends.Backend{place.Backend()}
+			}
+			return free
 		case <-look.C:
-			if found = x.anotherIsReady() || time.Now().After(backoff) && !slices.ContainsFunc(x.full, busy); !found {
+			if !x.anotherIsReady() && (time.Now().Before(backoff) || slices.ContainsFunc(x.full, busy)) {
 				continue
 			}
+			free = x.full
 		case <-left.C:
 		case <-x.wait.Done():
 		}
 		place.Leave(false)
-		return found
+		return free
 	}
 }
 

@@ -236,9 +236,9 @@ func TestARefusedConnectionTakesNothingOffTheBudget(t *testing.T) {
 // limited answers when it may, has a place for so many, and refuses the others.
 type limited struct {
 	replica
-	places  atomic.Int64
-	next    chan struct{}
-	refused atomic.Int64
+	places atomic.Int64
+	next   chan struct{}
+	taken  atomic.Int64 // places, in all
 }
 
 func newLimited(places int64) *limited {
@@ -251,10 +251,10 @@ func newLimited(places int64) *limited {
 			}
 			if l.places.Add(-1) < 0 {
 				l.places.Add(1)
-				l.refused.Add(1)
 				s.say(answered("503 Service Unavailable", `{"error":{"message":"The server is overloaded","code":503}}`))
 				continue
 			}
+			l.taken.Add(1)
 			select {
 			case <-l.next:
 			case <-l.over:
@@ -284,15 +284,19 @@ func TestARequestThatAFullQueueRefusesGetsThePlaceThatFallsFree(t *testing.T) {
 					eventually(t, "it has its place", func() bool { return f.inFlight() == i+1 })
 				}
 			}
-			eventually(t, "the others were refused everywhere", func() bool {
-				refused := int64(0)
+			f.waits(n) // the others, which were refused everywhere
+			taken := func() (sum int64) {
 				for _, l := range full {
-					refused += l.refused.Load()
+					sum += l.taken.Load()
 				}
-				return refused >= int64(n*n) && f.inFlight() == n
-			})
+				return sum
+			}
+			for i, l := range full {
+				l.next <- struct{}{}
+				eventually(t, "a waiting request took the place", func() bool { return taken() == int64(n+i+1) && f.inFlight() == n })
+			}
 			for _, l := range full {
-				close(l.next) // from now on, each is answered at once
+				close(l.next)
 			}
 			for i, done := range all {
 				if a := <-done; a.body != whole {

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"errors"
 	"log/slog"
 	"net/http"
 	"time"
@@ -13,12 +14,12 @@ import (
 func (x *exchange) run() {
 	x.query = x.hideKey()
 	outgoing(x.r.Header, x.id)
+	x.p.addInstance(x.r.Header)
 	x.p.retries.request()
 	x.input.request.Stuck = x.stuck
-	// latest is the latest failure, last the latest in which a replica gave words
-	// for the client, if any did.
-	var latest, last *failure
+	var latest *failure
 	var none error // why there is no backend to ask
+	defer x.keepFailure(nil)
 	x.beginWait()
 	for {
 		var d *router.Decision
@@ -37,9 +38,11 @@ func (x *exchange) run() {
 		f.decision, latest = d, f
 		x.tell(f)
 		x.story.failed(string(f.reason))
-		x.tried = append(x.tried, d.Backend)
-		if f.status != 0 || f.final || last == nil || last.status == 0 {
-			last = f
+		if !f.stale { // else it may be the next one too, on a new connection
+			x.tried = append(x.tried, d.Backend)
+		}
+		if f.status != 0 || f.final || x.kept == nil || x.kept.status == 0 {
+			x.keepFailure(f)
 		}
 		x.countFailure(f)
 		if !x.again(f) {
@@ -47,7 +50,7 @@ func (x *exchange) run() {
 			break
 		}
 	}
-	x.giveUp(last, none)
+	x.giveUp(none)
 }
 
 // beginWait precedes all that may take long before an attempt, and the attempt,
@@ -62,12 +65,18 @@ func (x *exchange) beginWait() {
 
 // tell makes a failed attempt known.
 func (x *exchange) tell(f *failure) {
-	x.p.suspect(f.decision.Backend)
 	level, more := slog.LevelDebug, []any(nil)
-	if due, left := x.p.warnings.due(f.decision.Backend, time.Now()); due {
-		level = slog.LevelWarn
-		if left > 0 {
-			more = []any{"others_since_the_last_warning", left}
+	switch {
+	case f.stale:
+	case f.starved:
+		x.p.outOfDescriptors(f.err)
+	default:
+		x.p.suspect(f.decision.Backend)
+		if due, left := x.p.warnings.due(f.decision.Backend, time.Now()); due {
+			level = slog.LevelWarn
+			if left > 0 {
+				more = []any{"others_since_the_last_warning", left}
+			}
 		}
 	}
 	x.p.log.Log(x.r.Context(), level, "attempt failed", append([]any{
@@ -76,7 +85,8 @@ func (x *exchange) tell(f *failure) {
 
 // giveUp answers when no attempt is left: with the last replica's own words, if
 // there were any, else with why there is none.
-func (x *exchange) giveUp(last *failure, none error) {
+func (x *exchange) giveUp(none error) {
+	last := x.kept
 	x.stopWaiting()
 	if x.crowded {
 		none = router.ErrHoldFull
@@ -88,11 +98,17 @@ func (x *exchange) giveUp(last *failure, none error) {
 		x.lost(metrics.AbortHeld)
 	case last != nil && last.status != 0:
 		x.relayFailure(last)
-	case last == nil, x.crowded, none != nil && (x.held > 0 || last.free && x.settings.HoldTime > 0): // it waited for one
+	case last != nil && last.starved && !x.crowded:
+		e := unavailable("this proxy has no file descriptor left to connect to a replica with; try again")
+		e.code = "out_of_descriptors"
+		x.refuse(e)
+	case last == nil, x.crowded, none != nil && (x.held > 0 || last.free && x.holdTime() > 0): // it waited for one
 		x.refuse(x.notPicked(none))
 	case last.stuck:
 		x.refuse(&apiError{status: http.StatusGatewayTimeout, kind: "timeout", code: "replica_stuck",
 			message: "the replica does nothing about the request, and no other could answer it"})
+	case errors.Is(last.err, errResponse):
+		x.refuse(responseTimeout())
 	case last.timeout:
 		x.refuse(firstByteTimeout())
 	default:

@@ -14,10 +14,11 @@ type Settings struct {
 	BodyIdle       time.Duration // for a request's body to stand still; 0: no limit
 	HoldTime       time.Duration // for a request to wait for a backend, as the router has it; 0: none waits
 	FirstByte      time.Duration // for a stream to produce its first event; 0: no limit
+	Response       time.Duration // for a replica to make no progress while a request that does not stream waits for it; 0: no limit
 	RetryShare     float64       // of the requests of 10 s, that may be tried again
 	RetryPerSecond int           // that always may
 	RetryStalled   bool          // what waits for a replica that does nothing is tried elsewhere
-	RetryTimeouts  bool          // as is what has waited for FirstByte
+	RetryTimeouts  bool          // as is what has waited for FirstByte or Response
 	Idle           time.Duration // for a stream to be silent after that; 0: no limit
 	Keepalive      time.Duration // between comments on a stream that is silent; 0: none
 	WriteIdle      time.Duration // for a client to take nothing of its answer; 0: no limit

@@ -69,13 +69,13 @@ func TestClientThatDoesNotReadIsCutOff(t *testing.T) {
 
 func TestRefusalIsNotWaitedForEither(t *testing.T) {
 	f := serve(t, func(o *Options) { o.WriteIdle = 100 * time.Millisecond },
-		&replica{script: always(answered("503 Service Unavailable", `{"error":"`+strings.Repeat("x", 900<<10)+`"}`))})
+		&replica{script: always(answered("503 Service Unavailable", `{"error":"`+strings.Repeat("x", 60<<10)+`"}`))})
 	conn := f.dial()
 	// So many answers that no socket's buffers take them all.
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		for range 100 {
+		for range 1000 {
 			if _, err := fmt.Fprintf(conn, "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len(askWhole), askWhole); err != nil {
 				return
 			}

@@ -26,7 +26,10 @@ func (f *fleet) understood(path, body string, headers ...string) (router.Request
 		return router.Request{}, fault
 	}
 	defer x.visit.End(0, 0)
-	fault := x.prepare()
+	fault := x.steer()
+	if fault == nil {
+		fault = x.prepare()
+	}
 	return x.input.request, fault
 }
 

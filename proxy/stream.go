@@ -23,6 +23,9 @@ const (
 	// at once; and if it says that the answer was aborted, another backend is asked.
 	roleHold = 25 * time.Millisecond
 	never    = 1000 * time.Hour
+	// abortUsageTimeout is how long the usage may take that follows an abort. vLLM
+	// sends it at once.
+	abortUsageTimeout = 2 * time.Second
 )
 
 // stream relays an answer of server-sent events. Nothing of it, the status
@@ -90,6 +93,12 @@ func (a *attempt) stream(resp *http.Response) *failure {
 		case s.events > before: // a keep-alive comment is the server's and no sign of its engine
 			a.decision.Progress()
 		}
+		if s.aborted {
+			if writeErr = out.cut(n, s.scanned-s.abortAt); writeErr == nil && err == nil {
+				a.readUsage(body, &s, out.space())
+			}
+			break
+		}
 		writeErr = out.advance(n)
 		if s.events > before {
 			a.gaps.chunk(a.w.wrote)
@@ -140,6 +149,8 @@ func (a *attempt) awaitFirst(resp *http.Response, body *transport.Body, s *event
 // that is the client's own fault is not: it would fail anywhere.
 func (a *attempt) judge(resp *http.Response, s *eventScanner, err error) *failure {
 	switch {
+	case s.aborted:
+		return a.abortedFailure()
 	case s.content || s.finished:
 		return nil
 	case s.failed != nil:
@@ -147,22 +158,36 @@ func (a *attempt) judge(resp *http.Response, s *eventScanner, err error) *failur
 		if status < 500 {
 			return nil
 		}
-		stops := orderly(s.failed)
-		return &failure{
+		f := &failure{
 			reason: metrics.RetryErrorEvent, err: errors.New("error event before any content"), status: status, body: s.failed,
-			stops: stops, free: drains(s.failed), deadly: !stops,
 			header: http.Header{"Content-Type": {"application/json"}},
 		}
-	case s.aborted, s.done && s.events > 0 && a.endpoint.format.hasChoices():
-		// vLLM that drains ends what came too late so: the role, the usage of no token, and [DONE], with
-		// no word of why it ended.
-		return a.abortedFailure()
+		f.stops = isShutdownError(s.failed)
+		f.free, f.deadly = f.stops, !f.stops
+		if n := int64(len(s.failed)); a.p.chargeHeld(n) {
+			f.charged = n
+		} else {
+			f.withoutBody(a.endpoint)
+		}
+		return f
 	case s.done || err == nil || err == io.EOF && s.events > 0 && !a.cutShort(resp, s):
 		return nil
 	case err == io.EOF:
 		return a.failed(errCut)
 	}
 	return a.failed(err)
+}
+
+// readUsage reads what follows an abort, for its usage: no client gets it.
+func (a *attempt) readUsage(body *transport.Body, s *eventScanner, chunk []byte) {
+	body.SetIdleTimeout(abortUsageTimeout)
+	for end := time.Now().Add(abortUsageTimeout); !s.done && time.Now().Before(end); {
+		n, err := body.Read(chunk)
+		s.scan(chunk[:n])
+		if err != nil && err != transport.ErrNotYet {
+			return
+		}
+	}
 }
 
 // noteContent takes the time of the first content.
@@ -179,7 +204,7 @@ func (a *attempt) finish(resp *http.Response, s *eventScanner, out *lines, err, 
 	a.observe(&s.usage)
 	a.result.AnswerTokens = s.answerTokens()
 	switch {
-	case writeErr == nil && (s.done || err == io.EOF && !a.cutShort(resp, s)):
+	case writeErr == nil && !s.aborted && (s.done || err == io.EOF && !a.cutShort(resp, s)):
 		out.writeRest()
 		a.w.renew()
 		// Many clients leave at [DONE], without waiting for the body's end.
@@ -200,6 +225,9 @@ func (a *attempt) finish(resp *http.Response, s *eventScanner, out *lines, err, 
 	}
 	e := &apiError{status: http.StatusBadGateway, kind: "bad_gateway", code: "replica_failed", message: "the replica's answer broke off"}
 	switch {
+	case s.aborted:
+		a.decision.Backend.Aborted.Add(1)
+		e.code, e.message, err = "replica_aborted", "the replica aborted the request, so the answer is not complete", errAborted
 	case errors.Is(err, errFirstByte):
 		e = firstByteTimeout()
 	case errors.Is(err, os.ErrDeadlineExceeded):
@@ -212,7 +240,7 @@ func (a *attempt) finish(resp *http.Response, s *eventScanner, out *lines, err, 
 }
 
 // cutShort says whether a stream that seems to have ended well has not. Where
-// the end of the connection is the end of the answer, only [DONE] tells.
+// the end of the connection is the end of the answer, only its last event tells.
 func (a *attempt) cutShort(resp *http.Response, s *eventScanner) bool {
-	return a.endpoint.format.hasChoices() && !isFramed(resp) && !s.done
+	return a.endpoint.format != plainFormat && !isFramed(resp) && !s.done
 }

@@ -19,6 +19,8 @@ func unfit(resp *http.Response) *failure {
 		// Not followed: the body would go, with the backend's key, to wherever the
 		// answer says. Not relayed: the client would go there past the proxy.
 		return &failure{reason: metrics.RetryRedirect, err: fmt.Errorf("it redirects (%d) to %s; give the backend the URL of the replica itself", resp.StatusCode, place(resp.Header.Get("Location")))}
+	case resp.StatusCode == http.StatusLoopDetected:
+		return &failure{reason: metrics.RetryLoop, err: errors.New("it answered 508: the backend leads back to this proxy; remove it from the backends"), loop: true}
 	case isEventStream(resp.Header) && isEncoded(resp.Header):
 		// Neither its first event nor an error in it could be seen.
 		return &failure{reason: metrics.RetryEncoded, err: errors.New("its stream is encoded, though nothing but identity was asked for; turn compression off in front of the replica")}

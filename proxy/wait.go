@@ -2,9 +2,11 @@ package proxy
 
 import (
 	"context"
+	"sync"
 	"time"
 
 	"warmroute/backends/ending"
+	"warmroute/router"
 )
 
 // wait is what can end an attempt while nothing of its answer was relayed: its
@@ -13,8 +15,9 @@ import (
 // use, but for begin, limit, unlimit and end.
 type wait struct {
 	ending.Context
-	unwatch func() bool // ends the client's calling back
-	last    *time.Timer // runs out at the limit; nil: there is none
+	unwatch func() bool   // ends the client's calling back
+	last    *time.Timer   // runs out at the limit; nil: there is none
+	silence *silenceLimit // nil: there is none
 }
 
 // begin precedes the pick: the router may call stuck from then on. A wait begins
@@ -30,7 +33,47 @@ func (w *wait) limit(d time.Duration) {
 	w.last = time.AfterFunc(d, func() { w.End(errFirstByte) })
 }
 
+// silenceLimit ends a wait when the backend of its attempt has made no progress for
+// some time.
+type silenceLimit struct {
+	mu      sync.Mutex
+	timer   *time.Timer
+	stopped bool
+}
+
+// limitSilence makes w end with errResponse when the backend of d has shown no sign of
+// work for as long as limit.
+func (w *wait) limitSilence(d *router.Decision, limit time.Duration) {
+	s := &silenceLimit{}
+	w.silence = s
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.timer = time.AfterFunc(limit, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.stopped {
+			return
+		}
+		if left := limit - d.Silence(); left > 0 {
+			s.timer.Reset(left)
+			return
+		}
+		w.End(errResponse)
+	})
+}
+
+// stop returns when the wait is ended by s no more.
+func (s *silenceLimit) stop() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stopped = true
+	s.timer.Stop()
+}
+
 func (w *wait) unlimit() {
+	if w.silence != nil {
+		w.silence.stop()
+	}
 	if w.last != nil {
 		w.last.Stop()
 	}

@@ -4,9 +4,12 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
+	"os"
 	"strconv"
+	"time"
 
 	"github.com/tidwall/gjson"
 
@@ -24,34 +27,91 @@ const (
 	// an answer is passed on as one that is too long.
 	freeHeld       = 64 << 10
 	heldWholeTotal = 256 << 20
-	// mostErrorBody is how long a refusal may be that is kept to be relayed.
-	mostErrorBody = 1 << 20
+	// maxErrorBody is how long the body of an error may be that is kept while another
+	// backend is asked. All of it is charged to heldWholeTotal.
+	maxErrorBody = 64 << 10
+	// errorBodyTimeout bounds the reading of such a body. A replica that works sends
+	// one at once, and no other backend is asked before its end.
+	errorBodyTimeout = 5 * time.Second
 )
 
 var (
-	errCut     = errors.New("the answer ended before its end")
-	errTooLong = errors.New("the body of an error is too long")
+	errCut              = errors.New("the answer ended before its end")
+	errAborted          = errors.New("the replica aborted the request")
+	errErrorBodyTooLong = errors.New("the body of the error is too long")
+	errErrorBodyTimeout = fmt.Errorf("the body of the error did not end in %v: %w", errorBodyTimeout, os.ErrDeadlineExceeded)
+	errErrorBodyMemory  = errors.New("no memory is left for the body of the error")
 )
 
 // refused is for an answer that another backend may better.
 func (a *attempt) refused(resp *http.Response) *failure {
-	body, err := io.ReadAll(io.LimitReader(resp.Body, mostErrorBody+1))
-	if err != nil {
-		return a.failed(err)
-	}
-	if len(body) > mostErrorBody { // no error that a client could use, and a part is not the whole
-		return a.failed(errTooLong)
-	}
 	f := &failure{
 		reason: metrics.RetryStatus(resp.StatusCode), err: errors.New("it answered " + strconv.Itoa(resp.StatusCode)), // its own words may be the prompt's
-		status: resp.StatusCode, header: resp.Header, body: body,
+		status: resp.StatusCode, header: resp.Header,
 		full: resp.StatusCode == http.StatusServiceUnavailable,
 	}
+	switch body, err := a.readErrorBody(resp); {
+	case err == nil:
+		f.body, f.charged = body, int64(len(body))
+	case errors.Is(err, errErrorBodyMemory):
+		f.withoutBody(a.endpoint)
+	default:
+		return a.failed(err)
+	}
 	if resp.StatusCode == http.StatusInternalServerError {
-		f.stops = orderly(body)
-		f.free, f.deadly = drains(body), !f.stops
+		f.stops = isShutdownError(f.body)
+		f.free, f.deadly = f.stops, !f.stops
 	}
 	return f
+}
+
+// readErrorBody reads a short body whole, in bounded time. The length of what it
+// returns stays charged to heldWhole, and is for the caller to release.
+func (a *attempt) readErrorBody(resp *http.Response) ([]byte, error) {
+	if !a.p.chargeHeld(maxErrorBody) {
+		return nil, errErrorBodyMemory
+	}
+	charged := int64(maxErrorBody)
+	defer func() { a.p.heldWhole.Add(-charged) }()
+	w := a.wait
+	timer := time.AfterFunc(errorBodyTimeout, func() { w.End(errErrorBodyTimeout) })
+	defer timer.Stop()
+	held := a.p.held.Get().(*bytes.Buffer)
+	defer a.p.keepHeld(held)
+	switch n, err := held.ReadFrom(io.LimitReader(resp.Body, maxErrorBody+1)); {
+	case err != nil:
+		return nil, err
+	case n > maxErrorBody: // no error that a client could use, and a part is not the whole
+		return nil, errErrorBodyTooLong
+	}
+	body := bytes.Clone(held.Bytes())
+	charged -= int64(len(body))
+	return body, nil
+}
+
+// chargeHeld takes n bytes of heldWholeTotal, and reports whether there are as many.
+func (p *Proxy) chargeHeld(n int64) bool {
+	if p.heldWhole.Add(n) > heldWholeTotal {
+		p.heldWhole.Add(-n)
+		return false
+	}
+	return true
+}
+
+// withoutBody replaces a response whose body cannot be kept by an error of the
+// proxy's own with the same status.
+func (f *failure) withoutBody(e *endpoint) {
+	f.body, f.header = replicaError(f.status, nil).body(e.anthropic()), http.Header{"Content-Type": {"application/json"}}
+}
+
+// keepFailure keeps f for the client in place of the failure kept before, of which
+// it frees the body. A nil f only frees.
+func (x *exchange) keepFailure(f *failure) {
+	if x.kept != nil {
+		x.p.heldWhole.Add(-x.kept.charged)
+		x.kept.body, x.kept.charged = nil, 0
+	}
+	x.kept = f
 }
 
 // relayFailure answers with what a replica said.
@@ -136,8 +196,7 @@ func (p *Proxy) hold(held *bytes.Buffer, body io.Reader) (charged int64, whole b
 		if most == heldWhole {
 			return charged, false, nil
 		}
-		if p.heldWhole.Add(int64(most)) > heldWholeTotal {
-			p.heldWhole.Add(int64(-most))
+		if !p.chargeHeld(int64(most)) {
 			return charged, false, nil
 		}
 		charged += int64(most)
@@ -154,25 +213,49 @@ func (p *Proxy) letGo(held *bytes.Buffer, charged int64) {
 // abortedFailure is for an answer that the replica ended with an abort nobody
 // asked for: what vLLM does to all it has when it is told to stop.
 func (a *attempt) abortedFailure() *failure {
-	e := unavailable("the replica is shutting down")
+	a.decision.Backend.Aborted.Add(1)
+	e := unavailable("the replica aborted the request: it may be shutting down")
+	e.code = "replica_aborted"
 	return &failure{
-		reason: metrics.RetryAborted, err: errors.New("the replica aborted the request"), status: e.status, body: e.body(), stops: true,
+		reason: metrics.RetryAborted, err: errAborted, status: e.status, body: e.body(a.endpoint.anthropic()), stops: true,
 		header: http.Header{"Content-Type": {"application/json"}},
 	}
 }
 
-// aborted says whether a whole answer was cut short by its replica. Few answers
-// hold the word, so few are parsed for it.
+// aborted reports whether the engine aborted a whole answer. Few of those with
+// choices hold the word, so few are parsed for it.
 func aborted(f format, body []byte) bool {
-	if !f.hasChoices() || !bytes.Contains(body, []byte(`"abort"`)) {
-		return false
+	switch f {
+	case chatFormat, completionFormat:
+		if !bytes.Contains(body, []byte(`"abort"`)) {
+			return false
+		}
+		found := false
+		gjson.GetBytes(body, "choices").ForEach(func(_, choice gjson.Result) bool {
+			found = found || choice.Get("finish_reason").Str == "abort"
+			return true
+		})
+		return found
+	case responsesFormat:
+		return responseAborted(gjson.ParseBytes(body))
+	case messagesFormat:
+		return gjson.GetBytes(body, "type").Str == "message" && gjson.GetBytes(body, "stop_reason").Type != gjson.String
 	}
-	found := false
-	gjson.GetBytes(body, "choices").ForEach(func(_, choice gjson.Result) bool {
-		found = found || choice.Get("finish_reason").Str == "abort"
+	return false
+}
+
+// responseAborted reports whether the engine aborted a response, as far as vLLM
+// tells: by its status where the model is gpt-oss, else only where it aborted before
+// the first token, as nothing else makes an answer of none. Any other response that
+// was aborted looks like one that is complete.
+func responseAborted(response gjson.Result) bool {
+	switch response.Get("status").Str {
+	case "cancelled":
 		return true
-	})
-	return found
+	case "completed", "incomplete":
+		return response.Get("usage.output_tokens").Raw == "0" && response.Get("output.#").Raw == "0"
+	}
+	return false
 }
 
 // relayLong passes on an answer too long to be held.

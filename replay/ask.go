@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"maps"
 	"mime"
 	"net/http"
 	"strconv"
@@ -154,6 +155,7 @@ func (p *Player) converse(ctx context.Context, a Ask, s *stream, leave context.C
 		req.Body = io.NopCloser(&upload{ctx: ctx, left: a.Body, over: a.Manner.Upload, cut: a.Manner.LeaveInBody, leave: leave})
 		req.GetBody = nil // it is sent once
 	}
+	maps.Copy(req.Header, p.Header)
 	req.Header.Set("Content-Type", "application/json")
 	if p.APIKey != "" {
 		req.Header.Set("Authorization", "Bearer "+p.APIKey)

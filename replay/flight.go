@@ -37,7 +37,7 @@ func (r *run) arrive(j *Job) {
 		Backends: r.all, Blocks: j.Blocks, Bytes: r.textBytes(f), Sequences: 1,
 		Streams:   !j.Whole && (r.NonStreaming == 0 || r.chance.Float64() >= r.NonStreaming),
 		BodyBytes: j.Prompt * charsPerToken,
-		Model:     "sim", Head: j.Head, Session: j.Session,
+		Model:     "sim", Head: j.Head, Session: j.Session, Priority: j.Priority,
 	}
 	r.submit(f)
 }
@@ -177,7 +177,7 @@ func (r *run) leave(f *flight) {
 }
 
 func (r *run) fail(f *flight, why string) {
-	r.measured.lost(why)
+	r.measured.lost(f.job, why)
 	r.over(f)
 }
 

@@ -10,6 +10,7 @@ import (
 type measures struct {
 	timeline *Timeline
 	tally    Tally
+	batch    Tally // of the requests with a priority above 0, which are not in tally
 
 	held      mean // time between arrival and the attempt that was served
 	decisions int
@@ -35,14 +36,24 @@ func (m *measures) served(f *flight, now time.Duration) {
 		PromptTokens: j.Prompt, CachedTokens: f.engine.Cached, CompletionTokens: j.Answer,
 	}
 	result.ITL = result.tpot()
-	m.tally.Add(result)
+	m.tallyOf(j).Add(result)
 }
 
-func (m *measures) lost(why string) { m.tally.Add(Result{Err: why}) }
+func (m *measures) lost(j *Job, why string) { m.tallyOf(j).Add(Result{Err: why}) }
+
+func (m *measures) tallyOf(j *Job) *Tally {
+	if j.Priority > 0 {
+		return &m.batch
+	}
+	return &m.tally
+}
 
 func (r *run) summary() Summary {
 	m := &r.measured
 	s := m.tally.Summary(r.Policy, r.last)
+	if b := m.batch.Summary(r.Policy, r.last); b.Requests+b.Lost > 0 {
+		s.Batch = &b
+	}
 	t := m.timeline
 	for i := range r.fleet {
 		t.inFlight(i, r.last, 0)

@@ -15,6 +15,7 @@ type Player struct {
 	URL    string // of the server, without /v1
 	Model  string
 	APIKey string       // sent as a bearer token; empty: none
+	Header http.Header  // sent with each request, beside what it has anyway; nil: nothing
 	Client *http.Client // NewClient's is meant for this
 
 	// Speed is how many times faster than real ones the replicas run: the

@@ -1,7 +1,6 @@
 package replay
 
 import (
-	"cmp"
 	"slices"
 	"sync"
 	"time"
@@ -52,6 +51,7 @@ type Summary struct {
 	TPOTMean   float64 `json:"tpot_mean_s"`
 	ITLMean    float64 `json:"itl_mean_s"`
 	E2EMean    float64 `json:"e2e_mean_s"`
+	E2EP99     float64 `json:"e2e_p99_s"`
 	// The most loaded backend over the mean, by prompt tokens prefilled and by
 	// time-weighted mean in flight. Filled by whoever sees the replicas; 0: unknown.
 	WorkMaxOverMean     float64 `json:"work_max_over_mean,omitzero"`
@@ -72,6 +72,10 @@ type Summary struct {
 
 	PromptTokens     int `json:"prompt_tokens"`
 	CompletionTokens int `json:"completion_tokens"`
+
+	// Batch are the figures of the requests with a priority above 0, of one run in
+	// virtual time; the others' are above. nil: there were none.
+	Batch *Summary `json:"batch,omitempty"`
 
 	Spread *Spread `json:"spread,omitempty"` // of the mean of several runs
 }
@@ -115,9 +119,9 @@ func (t *Tally) Summary(policy string, elapsed time.Duration) Summary {
 
 	var ttft, e2e, tpot, itl mean
 	cached := 0
-	ttfts := make([]time.Duration, len(results))
+	ttfts, ends := make([]time.Duration, len(results)), make([]time.Duration, len(results))
 	for i, r := range results {
-		ttfts[i] = r.TTFT
+		ttfts[i], ends[i] = r.TTFT, r.E2E
 		ttft.add(r.TTFT)
 		e2e.add(r.E2E)
 		if d := r.tpot(); d > 0 {
@@ -134,9 +138,11 @@ func (t *Tally) Summary(policy string, elapsed time.Duration) Summary {
 		s.PromptTokens += r.PromptTokens
 		s.CompletionTokens += r.CompletionTokens
 	}
-	slices.SortFunc(ttfts, cmp.Compare)
+	slices.Sort(ttfts)
+	slices.Sort(ends)
 	s.TTFTMean, s.E2EMean, s.TPOTMean, s.ITLMean = ttft.seconds(), e2e.seconds(), tpot.seconds(), itl.seconds()
 	s.TTFTP50, s.TTFTP90, s.TTFTP99 = quantile(ttfts, 50), quantile(ttfts, 90), quantile(ttfts, 99)
+	s.E2EP99 = quantile(ends, 99)
 	if s.PromptTokens > 0 {
 		s.HitRatio = float64(cached) / float64(s.PromptTokens)
 	}

@@ -127,7 +127,7 @@ func Mean(runs []Summary) Summary {
 // figures are those of which the mean is the mean.
 func (s *Summary) figures() []*float64 {
 	return []*float64{
-		&s.HitRatio, &s.TTFTMean, &s.TTFTP50, &s.TTFTP90, &s.TTFTP99, &s.TPOTMean, &s.ITLMean, &s.E2EMean,
+		&s.HitRatio, &s.TTFTMean, &s.TTFTP50, &s.TTFTP90, &s.TTFTP99, &s.TPOTMean, &s.ITLMean, &s.E2EMean, &s.E2EP99,
 		&s.WorkMaxOverMean, &s.InFlightMaxOverMean, &s.Throughput,
 		&s.PredictedHitRatio, &s.HoldMean, &s.JoinedShare,
 	}

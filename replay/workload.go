@@ -36,6 +36,7 @@ type Job struct {
 	Prompt, Answer int           // tokens
 	Head, Session  uint64        // as in router.Request
 	Whole          bool          // its first event cannot be seen
+	Priority       int           // as in router.Request
 
 	Blocks []prompt.Block // full ones of the prompt
 	Reply  []prompt.Block // full ones that the answer adds

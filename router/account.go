@@ -29,6 +29,8 @@ type account struct {
 	unstarted float64
 
 	unseen float64 // tokens of the prompts of which nothing has come back
+
+	load classLoad
 }
 
 func (a *account) sent(d *Decision, now time.Time) {

@@ -57,10 +57,13 @@ func (r *Router) gather(req *Request, tried []*backends.Backend, now time.Time) 
 		r.candidates = append(r.candidates, policy.Candidate{})
 		r.describe(&r.candidates[len(r.candidates)-1], req, b, &s, perToken, now)
 	}
-	if len(r.slots) > 0 {
-		return nil
+	if len(r.slots) == 0 {
+		return none
 	}
-	return none
+	if r.needsHeadroom(req, now) && !r.tooLongForAll(req) {
+		return r.keepHeadroom(req, now)
+	}
+	return nil
 }
 
 // standing is how a backend stands that may take a request.

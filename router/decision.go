@@ -32,6 +32,7 @@ type Decision struct {
 	progress  *progress // of the backend, for as long as it is in the fleet
 	blocks    []prompt.Block
 	sequences int64
+	class     class
 	uncached  float64
 	model     string
 	adapter   string // counted in the account; "": none
@@ -118,7 +119,7 @@ func (d *Decision) start(now time.Time) {
 	d.progress.goesOn(d)
 	a := &d.router.accounts[d.Backend.Slot]
 	a.first(d, now)
-	if !d.tooLong && !d.aside {
+	if !d.tooLong && !d.aside && d.router.isTypical(d, now) {
 		d.router.uncached.add(d.uncached)
 	}
 	a.unstarted -= d.uncached
@@ -145,6 +146,7 @@ func (d *Decision) Release(o Outcome) {
 	}
 	d.Backend.InFlight.Add(-d.sequences)
 	now := r.now()
+	r.countEnded(d, now)
 	if d.orphaned() {
 		r.dispatch(now)
 		return

@@ -146,7 +146,7 @@ func (r *Router) fate(req *Request, tried []*backends.Backend, full string, err 
 	default:
 		held = full
 	}
-	if held != "" && r.holdsAll(req.BodyBytes) {
+	if held != "" && r.holdsAll(req) {
 		return "", ErrHoldFull.Error()
 	}
 	return held, ""
@@ -183,6 +183,8 @@ func (r *Router) whyNot(req *Request, tried []*backends.Backend, b *backends.Bac
 		return r.absent(b, tried).String()
 	case isFull(b, req.sequences()):
 		return hasItsMost
+	case r.needsHeadroom(req, now) && !r.mayStartBatch(b.Slot, new(r.headroomOf(req.Backends, now)), now):
+		return keptFree
 	case rank == failing && r.progress[b.Slot].full(now):
 		return queueFull
 	}

@@ -134,7 +134,7 @@ func reads(whyNot string) string {
 	switch whyNot {
 	case kvFull, breakerOpen:
 		return "has its " + whyNot
-	case isStalled, notReady, isDraining, isStopping, isAsleep:
+	case isStalled, notReady, isDraining, isStopping, isAsleep, keptFree:
 		return "is " + whyNot
 	case wasTried:
 		return "was " + whyNot

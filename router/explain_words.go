@@ -15,6 +15,7 @@ const (
 	kvFull       = "KV cache all but full"
 	tooLongThere = "prompt too long for it"
 	isStalled    = "stalled"
+	keptFree     = "kept free for interactive requests"
 	anotherFirst = "another is tried first, to see whether it has healed"
 )
 

@@ -1,6 +1,7 @@
 package router
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"math"
@@ -13,10 +14,21 @@ import (
 // HoldOptions bound the hold queue: requests that no backend can start soon
 // wait here, and not in an engine's queue. A zero Requests turns it off.
 type HoldOptions struct {
-	Requests   int           // held at once
-	Bytes      int64         // of their bodies; 0: no bound
-	Time       time.Duration // that one may be held, as of its arrival; 0: no bound
-	StepTokens int           // the replicas' scheduler budget, up to which a backend is sent requests; 0: as it is learned
+	Requests      int           // held at once of each priority class but batch requests
+	Bytes         int64         // of the bodies of each of these classes; 0: no bound
+	BatchRequests int           // batch requests (Request.Priority above 0) held at once
+	BatchBytes    int64         // of their bodies; 0: no bound
+	Time          time.Duration // that one may be held, as of its arrival, unless Request.QueueTime says otherwise; 0: no bound
+	StepTokens    int           // the replicas' scheduler budget, up to which a backend is sent requests; 0: as it is learned
+	BatchSlowdown float64       // share by which batch requests may slow down the others; 0: no bound
+}
+
+// bounds are how many requests of a class may be queued, and the bytes of their bodies.
+func (o *HoldOptions) bounds(c class) (requests int, bytes int64) {
+	if c == classBatch {
+		return o.BatchRequests, o.BatchBytes
+	}
+	return o.Requests, o.Bytes
 }
 
 var (
@@ -34,6 +46,7 @@ type Held struct {
 	deliver func(*Decision, error)
 	arrived time.Time
 	until   time.Time // when it was held too long; zero: never
+	due     time.Time // when time alone changes its standing: it is promoted, or until; zero: never
 	tokens  float64   // that it would have to compute at least, as of its arrival
 	used    float64   // seconds of its tenant's share
 
@@ -42,6 +55,7 @@ type Held struct {
 	key          float64
 	number       uint64
 	place        int
+	duePlace     int // in the queue's due
 	older, newer *Held
 	gone         bool // delivered or cancelled
 
@@ -152,9 +166,14 @@ func (r *Router) tryNow(req *Request, tried []*backends.Backend, now time.Time) 
 	return r.reserve(req, tried, chosen, now), nil
 }
 
-// queues reports whether a request joins others that wait.
+// queues reports whether a request joins others that wait for a backend that could take it.
 func (r *Router) queues(req *Request) bool {
-	return r.late && r.queue.count > 0 && !req.Instant && !r.tooLongForAll(req)
+	return r.late && !req.Instant && r.queue.sharesBackend(req) && !r.tooLongForAll(req)
+}
+
+// queueTime is how long a request may wait; 0: as long as it takes.
+func (r *Router) queueTime(req *Request) time.Duration {
+	return cmp.Or(req.QueueTime, r.holding.Time)
 }
 
 // mayWait reports whether a request that no backend may take is held.
@@ -179,7 +198,7 @@ func (r *Router) mayYet(req *Request, tried []*backends.Backend) bool {
 // returns nil when deliver was called.
 func (r *Router) hold(req *Request, tried []*backends.Backend, deliver func(*Decision, error), now time.Time) *Held {
 	q := &r.queue
-	if r.holdsAll(req.BodyBytes) {
+	if r.holdsAll(req) || r.unreadyHaveTheirShare(req) {
 		deliver(nil, ErrHoldFull)
 		return nil
 	}
@@ -188,13 +207,18 @@ func (r *Router) hold(req *Request, tried []*backends.Backend, deliver func(*Dec
 		arrived: now, waitsFor: nowhere,
 	}
 	h.req.Backends = r.serving(req)
-	if limit := r.holding.Time; limit > 0 {
+	if limit := r.queueTime(req); limit > 0 {
 		h.until = now.Add(limit)
+		h.due = h.until
+		if req.class() == classBatch {
+			h.due = now.Add(limit / 2)
+		}
 	}
 	r.place(h, now)
 	r.fair.enter(h.req.Tenant)
 	q.push(h)
 	if q.count == 1 {
+		r.departures.restart(now)
 		select {
 		case r.began <- struct{}{}:
 		default: // Run has not read the last one yet
@@ -227,7 +251,7 @@ func (r *Router) place(h *Held, now time.Time) {
 		h.tokens, rates = r.leastUncached(&h.req), r.rates()
 	}
 	alone := h.tokens * float64(max(1, len(r.candidates))) / rates // seconds, on one of them
-	if limit := r.holding.Time.Seconds(); limit > 0 {
+	if limit := r.queueTime(&h.req).Seconds(); limit > 0 {
 		alone = min(alone, ageing*overtaken*limit)
 	}
 	arrived := r.seconds(now)
@@ -254,6 +278,7 @@ func (r *Router) match(h *Held) {
 func (r *Router) take(h *Held) {
 	h.gone = true
 	r.queue.remove(h)
+	r.departures.add(r.now())
 	r.fair.leave(h.req.Tenant)
 }
 
@@ -282,13 +307,28 @@ const (
 	retryWhenOut = 5 * time.Second // a replica takes longer to start, but one of several may be back
 )
 
-// RetryAfter is when a request that was refused may come again, in whole
-// seconds and at least one: the time that the work ahead of it should take.
-func (r *Router) RetryAfter() time.Duration {
+// RetryAfter returns when a request of a priority that was refused may come again,
+// in whole seconds, at least one: the time that the queue took to lose as many
+// requests as it has of that priority class and those before it, or, where that is
+// not known, that the work ahead should take.
+func (r *Router) RetryAfter(priority int) time.Duration {
 	r.deciding.Lock()
 	defer r.deciding.Unlock()
 	now := r.now()
-	ahead, rate := r.queue.tokens, 0.0
+	queued, wait, silence := ahead(&r.queue.classes, classOf(priority)), time.Duration(0), time.Duration(0)
+	if queued.count > 0 {
+		wait, silence = r.departures.timeFor(queued.count, now)
+	}
+	if wait == 0 {
+		wait = max(r.workAhead(queued.tokens, now), silence)
+	}
+	return min(max(wait.Truncate(time.Second), time.Second), longestRetry)
+}
+
+// workAhead estimates how long the available backends take for the prefill of so
+// many queued tokens and of what waits there.
+func (r *Router) workAhead(tokens float64, now time.Time) time.Duration {
+	ahead, rate := tokens, 0.0
 	for _, b := range r.fleet {
 		if b != nil && r.available(b, nil) {
 			ahead += r.accounts[b.Slot].waiting(now, r.rate(b.Slot))
@@ -298,6 +338,5 @@ func (r *Router) RetryAfter() time.Duration {
 	if rate == 0 {
 		return retryWhenOut
 	}
-	wait := time.Duration(math.Ceil(ahead/rate)) * time.Second
-	return min(max(wait, time.Second), longestRetry)
+	return time.Duration(math.Ceil(min(ahead/rate, longestRetry.Seconds()))) * time.Second
 }

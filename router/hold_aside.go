@@ -1,45 +1,78 @@
 package router
 
-// aside are the requests that wait elsewhere than in the hold queue, for what is
-// no backend's room: their turn to be tried again, or a check. The queue's bounds
-// are for both together.
-type aside struct {
-	count int
-	bytes int64
-}
+import (
+	"slices"
+
+	"warmroute/backends"
+)
 
 // HoldAside counts a request among those that wait, and reports whether it may
-// wait: ErrHoldFull or nil. After nil EndAside must follow, with the same bytes.
-func (r *Router) HoldAside(bytes int) error {
+// wait: ErrHoldFull or nil. After nil EndAside must follow, with the same request.
+func (r *Router) HoldAside(req *Request) error {
 	r.deciding.Lock()
 	defer r.deciding.Unlock()
-	if r.holding.Requests > 0 && r.holdsAll(bytes) {
+	if r.holding.Requests > 0 && r.holdsAll(req) {
 		return ErrHoldFull
 	}
-	r.aside.count++
-	r.aside.bytes += int64(bytes)
+	r.aside[req.class()].add(1, int64(req.BodyBytes), 0)
 	return nil
 }
 
 // EndAside ends what HoldAside began.
-func (r *Router) EndAside(bytes int) {
+func (r *Router) EndAside(req *Request) {
 	r.deciding.Lock()
 	defer r.deciding.Unlock()
-	r.aside.count--
-	r.aside.bytes -= int64(bytes)
+	r.aside[req.class()].add(-1, -int64(req.BodyBytes), 0)
 }
 
-// holdsAll reports whether no request of so many bytes may wait beside those that do.
-func (r *Router) holdsAll(bytes int) bool {
-	return r.queue.count+r.aside.count >= r.holding.Requests ||
-		r.holding.Bytes > 0 && r.queue.bytes+r.aside.bytes+int64(bytes) > r.holding.Bytes
+// holdsAll reports whether a request may not wait beside those of its class that do.
+func (r *Router) holdsAll(req *Request) bool {
+	c := req.class()
+	requests, bytes := r.holding.bounds(c)
+	held := r.queue.classes[c]
+	held.add(r.aside[c].count, r.aside[c].bytes, 0)
+	return held.count >= requests || bytes > 0 && held.bytes+int64(req.BodyBytes) > bytes
+}
+
+// unreadyHaveTheirShare reports whether a request without a ready backend is not
+// queued, because such requests take half of their class's queue already: the other half is
+// for models that have one. Where none has, there is nothing to keep it for.
+func (r *Router) unreadyHaveTheirShare(req *Request) bool {
+	isReady := func(b *backends.Backend) bool { return b != nil && r.available(b, nil) }
+	if slices.ContainsFunc(req.Backends, isReady) || !slices.ContainsFunc(r.fleet, isReady) {
+		return false
+	}
+	c, unready := req.class(), waiting{}
+	for _, g := range r.queue.groups {
+		if !slices.ContainsFunc(g.backends, isReady) {
+			unready.add(g.classes[c].count, g.classes[c].bytes, 0)
+		}
+	}
+	requests, bytes := r.holding.bounds(c)
+	return unready.count > 0 && (2*(unready.count+1) > requests || bytes > 0 && 2*(unready.bytes+int64(req.BodyBytes)) > bytes)
 }
 
 // HeldRequests is how many wait, in the queue or aside.
 func (r *Router) HeldRequests() int {
 	r.deciding.Lock()
 	defer r.deciding.Unlock()
-	return r.queue.count + r.aside.count
+	n := r.queue.count
+	for c := range r.aside {
+		n += r.aside[c].count
+	}
+	return n
+}
+
+// HeldByClass returns how many wait, in the queue or aside, by the name of their
+// priority class.
+func (r *Router) HeldByClass() map[string]int {
+	r.deciding.Lock()
+	defer r.deciding.Unlock()
+	held := make(map[string]int, classes)
+	for c := range classes {
+		held[c.String()] = r.queue.classes[c].count + r.aside[c].count
+	}
+	return held
 }
 
 // queued is how many wait in the queue.

@@ -187,7 +187,7 @@ func TestRetryAfterIsTheTimeOfTheWorkAhead(t *testing.T) {
 	r, fleet, _ := newFleet(t, 2, "prefix", holding)
 	f := func(name string, want time.Duration) {
 		t.Helper()
-		if got := r.RetryAfter(); got != want {
+		if got := r.RetryAfter(0); got != want {
 			t.Errorf("%s: %v, want %v", name, got, want)
 		}
 	}

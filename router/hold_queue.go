@@ -17,11 +17,33 @@ type holdQueue struct {
 	groups []*heldGroup // none of them empty
 	count  int
 
-	oldest, newest *Held // by arrival, linked
-	limited        *Held // the oldest that may not be held forever; nil: all may
+	oldest, newest *Held      // by arrival, linked
+	due            heldByTime // those that have a time at which their standing changes
 	arrivals       uint64
-	bytes          int64   // of bodies
-	tokens         float64 // that they would have to compute at least
+	classes        [classes]waiting
+}
+
+// waiting is what the requests of one class that wait amount to.
+type waiting struct {
+	count  int
+	bytes  int64   // of bodies
+	tokens float64 // that they would have to compute at least
+}
+
+func (w *waiting) add(count int, bytes int64, tokens float64) {
+	w.count += count
+	w.bytes += bytes
+	if w.tokens += tokens; w.count == 0 {
+		w.tokens = 0 // no residue of rounding
+	}
+}
+
+// ahead is what waits of a class and of those before it.
+func ahead(all *[classes]waiting, c class) (sum waiting) {
+	for _, w := range all[:c+1] {
+		sum.add(w.count, w.bytes, w.tokens)
+	}
+	return sum
 }
 
 // heldGroup is in the order of service. Only its first few are ever looked at
@@ -31,18 +53,29 @@ type heldGroup struct {
 	backends []*backends.Backend
 	front    []*Held // sorted; mostScored of them when rest holds any
 	rest     heldHeap
-	at       int // in front, of the next to be scored in this round
-	turns    int // that its requests had in this round
+	classes  [classes]waiting
+	at       int      // in front, of the next to be scored in this round
+	turns    int      // that its requests had in this round
+	headroom headroom // of this round, where batch requests wait
 }
 
 // inFront is the place of a request that is not in the heap.
 const inFront = -1
 
+// rank is lower for those that go first: by priority, and promoted batch requests
+// before all others of them.
+func (h *Held) rank() int {
+	if h.req.promoted {
+		return 1
+	}
+	return 2 * h.req.Priority
+}
+
 // before is the order of service. Requests that came first go first among equals.
 func (h *Held) before(other *Held) bool {
 	switch {
-	case h.req.Priority != other.req.Priority:
-		return h.req.Priority < other.req.Priority
+	case h.rank() != other.rank():
+		return h.rank() < other.rank()
 	case h.key != other.key:
 		return h.key < other.key
 	}
@@ -59,12 +92,11 @@ func (q *holdQueue) push(h *Held) {
 		q.oldest = h
 	}
 	q.newest = h
-	if q.limited == nil && !h.until.IsZero() {
-		q.limited = h
+	if !h.due.IsZero() {
+		heap.Push(&q.due, h)
 	}
 	q.count++
-	q.bytes += int64(h.req.BodyBytes)
-	q.tokens += h.tokens
+	q.classes[h.req.class()].add(1, int64(h.req.BodyBytes), h.tokens)
 
 	q.enter(h)
 }
@@ -77,11 +109,13 @@ func (q *holdQueue) enter(h *Held) {
 		q.groups = append(q.groups, &heldGroup{backends: h.req.Backends})
 	}
 	h.group = q.groups[at]
+	h.group.classes[h.req.class()].add(1, int64(h.req.BodyBytes), h.tokens)
 	h.group.push(h)
 }
 
 // leave takes a request out of its group.
 func (q *holdQueue) leave(h *Held) {
+	h.group.classes[h.req.class()].add(-1, -int64(h.req.BodyBytes), -h.tokens)
 	h.group.remove(h)
 	if len(h.group.front) == 0 {
 		at := slices.Index(q.groups, h.group)
@@ -96,11 +130,18 @@ func (q *holdQueue) regroup(h *Held, fleet []*backends.Backend) {
 	q.enter(h)
 }
 
+// promote puts a batch request that has waited for half of its time before the other
+// batch requests. From now on it starts wherever there is room.
+func (q *holdQueue) promote(h *Held) {
+	q.leave(h)
+	h.req.promoted, h.due = true, h.until
+	heap.Fix(&q.due, h.duePlace)
+	q.enter(h)
+}
+
 func (q *holdQueue) remove(h *Held) {
-	if q.limited == h { // it passes each request once, so this is cheap in the mean
-		for q.limited = h.newer; q.limited != nil && q.limited.until.IsZero(); {
-			q.limited = q.limited.newer
-		}
+	if !h.due.IsZero() {
+		heap.Remove(&q.due, h.duePlace)
 	}
 	if h.older != nil {
 		h.older.newer = h.newer
@@ -114,12 +155,17 @@ func (q *holdQueue) remove(h *Held) {
 	}
 	h.older, h.newer = nil, nil
 	q.count--
-	q.bytes -= int64(h.req.BodyBytes)
-	q.tokens -= h.tokens
-	if q.count == 0 {
-		q.tokens = 0 // no residue of rounding
-	}
+	q.classes[h.req.class()].add(-1, -int64(h.req.BodyBytes), -h.tokens)
 	q.leave(h)
+}
+
+// sharesBackend reports whether a queued request that is not of a later class could
+// be taken by one of the backends of req.
+func (q *holdQueue) sharesBackend(req *Request) bool {
+	return slices.ContainsFunc(q.groups, func(g *heldGroup) bool {
+		return ahead(&g.classes, req.class()).count > 0 &&
+			slices.ContainsFunc(g.backends, func(b *backends.Backend) bool { return slices.Contains(req.Backends, b) })
+	})
 }
 
 // rewind begins a round.
@@ -132,13 +178,13 @@ func (q *holdQueue) rewind() {
 // next is the first request that this round has not passed and for which a
 // backend, by slot, has room; nil when there is none. The caller passes it by
 // counting its group's at, or removes it.
-func (q *holdQueue) next(room []float64) *Held {
+func (q *holdQueue) next(takes func(*backends.Backend, *Held) bool) *Held {
 	var first *Held
 	for _, g := range q.groups {
 		if g.at == len(g.front) || g.turns == mostScored || first != nil && first.before(g.front[g.at]) {
 			continue
 		}
-		if slices.ContainsFunc(g.backends, func(b *backends.Backend) bool { return room[b.Slot] > 0 }) {
+		if slices.ContainsFunc(g.backends, func(b *backends.Backend) bool { return takes(b, g.front[g.at]) }) {
 			first = g.front[g.at]
 		}
 	}
@@ -204,6 +250,30 @@ func (h *heldHeap) Push(x any) {
 }
 
 func (h *heldHeap) Pop() any {
+	old := *h
+	last := old[len(old)-1]
+	old[len(old)-1] = nil
+	*h = old[:len(old)-1]
+	return last
+}
+
+// heldByTime is a container/heap of those whose standing changes first.
+type heldByTime []*Held
+
+func (h heldByTime) Len() int           { return len(h) }
+func (h heldByTime) Less(i, j int) bool { return h[i].due.Before(h[j].due) }
+
+func (h heldByTime) Swap(i, j int) {
+	h[i], h[j] = h[j], h[i]
+	h[i].duePlace, h[j].duePlace = i, j
+}
+
+func (h *heldByTime) Push(x any) {
+	x.(*Held).duePlace = len(*h)
+	*h = append(*h, x.(*Held))
+}
+
+func (h *heldByTime) Pop() any {
 	old := *h
 	last := old[len(old)-1]
 	old[len(old)-1] = nil

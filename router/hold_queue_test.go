@@ -10,11 +10,16 @@ import (
 	"warmroute/router/policy"
 )
 
+// roomy says which backends have room, by slot.
+func roomy(room []float64) func(*backends.Backend, *Held) bool {
+	return func(b *backends.Backend, _ *Held) bool { return room[b.Slot] > 0 }
+}
+
 // order takes one request after the other out of a queue.
 func order(q *holdQueue, room []float64) []int {
 	var names []int
 	for q.rewind(); ; {
-		h := q.next(room)
+		h := q.next(roomy(room))
 		if h == nil {
 			return names
 		}
@@ -47,13 +52,13 @@ func TestARoundPassesGroupsThatNoBackendHasRoomFor(t *testing.T) {
 	}
 	q.push(&Held{req: Request{Backends: []*backends.Backend{b}, Bytes: 1000}, key: 1000})
 	q.rewind()
-	if h := q.next([]float64{0, 1}); h == nil || h.req.Bytes != 1000 {
+	if h := q.next(roomy([]float64{0, 1})); h == nil || h.req.Bytes != 1000 {
 		t.Error("three hundred requests for one model are in the way of another's")
 	}
-	if h := q.next([]float64{0, 0}); h != nil {
+	if h := q.next(roomy([]float64{0, 0})); h != nil {
 		t.Error("a request is next, and no backend has room")
 	}
-	if h := q.next([]float64{1, 1}); h.req.Bytes != 0 {
+	if h := q.next(roomy([]float64{1, 1})); h.req.Bytes != 0 {
 		t.Errorf("request %d is next, want the first of all", h.req.Bytes)
 	}
 }
@@ -127,8 +132,8 @@ func TestTheQueueAgreesWithASortedList(t *testing.T) {
 			bytes -= int64(plain[i].req.BodyBytes)
 			plain = slices.Delete(plain, i, i+1)
 		}
-		if q.count != len(plain) || q.bytes != bytes || q.tokens != float64(len(plain)) {
-			t.Fatalf("step %d: %d requests of %d bytes and %.0f tokens, want %d of %d", step, q.count, q.bytes, q.tokens, len(plain), bytes)
+		if q.count != len(plain) || ahead(&q.classes, classBatch).bytes != bytes || ahead(&q.classes, classBatch).tokens != float64(len(plain)) {
+			t.Fatalf("step %d: %d requests of %d bytes and %.0f tokens, want %d of %d", step, q.count, ahead(&q.classes, classBatch).bytes, ahead(&q.classes, classBatch).tokens, len(plain), bytes)
 		}
 		if len(plain) > 0 && q.oldest != plain[0] {
 			t.Fatalf("step %d: the oldest is not the one that came first", step)
@@ -154,7 +159,7 @@ func TestTheQueueAgreesWithASortedList(t *testing.T) {
 		q.remove(plain[0])
 		plain = plain[1:]
 	}
-	if q.count != 0 || q.bytes != 0 || q.tokens != 0 || len(q.groups) != 0 || q.oldest != nil || q.newest != nil {
+	if q.count != 0 || ahead(&q.classes, classBatch).bytes != 0 || ahead(&q.classes, classBatch).tokens != 0 || len(q.groups) != 0 || q.oldest != nil || q.newest != nil {
 		t.Errorf("something is left of an empty queue: %+v", q)
 	}
 }

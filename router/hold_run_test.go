@@ -97,7 +97,7 @@ func TestHoldingFromManyGoroutines(t *testing.T) {
 			r.Forget(fleet[0])
 			fleet[0].SetState(backends.Ready)
 			r.Changed(fleet[0])
-			r.RetryAfter()
+			r.RetryAfter(0)
 		}
 	})
 	for g := range 16 {

@@ -38,7 +38,11 @@ func (r *Router) dispatch(now time.Time) {
 		r.room[slot] = r.roomOn(slot, now)
 	}
 	r.queue.rewind()
-	for h := r.queue.next(r.room); h != nil; h = r.queue.next(r.room) {
+	r.measureHeadroom(now)
+	takes := func(b *backends.Backend, h *Held) bool {
+		return r.room[b.Slot] > 0 && (!r.needsHeadroom(&h.req, now) || r.mayStartBatch(b.Slot, &h.group.headroom, now))
+	}
+	for h := r.queue.next(takes); h != nil; h = r.queue.next(takes) {
 		h.group.turns++
 		r.turn(h, now)
 	}
@@ -145,11 +149,14 @@ func (r *Router) claimPlaces(h *Held, now time.Time) {
 	r.room[most.Slot] = r.roomOn(most.Slot, now)
 }
 
-// expire answers the requests that were held as long as they may be. Of those with
-// a limit it looks at the oldest only: one that came later under a shorter one may
-// wait for it.
+// expire answers the requests that were held as long as they may be.
 func (r *Router) expire(now time.Time) {
-	for h := r.queue.limited; h != nil && !now.Before(h.until); h = r.queue.limited {
+	for len(r.queue.due) > 0 && !now.Before(r.queue.due[0].due) {
+		h := r.queue.due[0]
+		if now.Before(h.until) {
+			r.queue.promote(h)
+			continue
+		}
 		r.take(h)
 		err := ErrNoneReady
 		for _, b := range h.req.Backends {

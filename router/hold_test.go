@@ -24,7 +24,9 @@ func submit(r *Router, req *Request, tried ...*backends.Backend) *waiter {
 	return w
 }
 
-func holding(o *Options) { o.Hold = HoldOptions{Requests: 1000, Bytes: 1 << 28, Time: time.Minute} }
+func holding(o *Options) {
+	o.Hold = HoldOptions{Requests: 1000, Bytes: 1 << 28, BatchRequests: 1000, Time: time.Minute}
+}
 
 // sent fails the test unless w was sent, and returns its decision.
 func sent(t *testing.T, name string, w *waiter) *Decision {

@@ -78,7 +78,7 @@ const usageFades = 20
 // served learns from an answer that came to its end.
 func (r *Router) served(d *Decision, o *Outcome) {
 	l := &r.lessons[d.Backend.Slot]
-	if o.AnswerTokens > 0 {
+	if o.AnswerTokens > 0 && r.isTypical(d, r.now()) {
 		l.answer.add(float64(o.AnswerTokens) / float64(d.sequences))
 	}
 	l.quiet++

@@ -36,9 +36,10 @@ func (p *progress) freedBy(d *Decision, o *Outcome, now time.Time) {
 // PlaceWait is a request's turn among those that wait for a place on backends
 // that have refused them.
 type PlaceWait struct {
-	router *Router
-	full   []*backends.Backend
-	given  chan struct{}
+	router  *Router
+	full    []*backends.Backend
+	given   chan struct{}
+	backend *backends.Backend // that has the place; set before given is closed
 }
 
 // AwaitPlace begins a wait for a request to end on one of the backends, which
@@ -59,6 +60,10 @@ func (r *Router) AwaitPlace(full []*backends.Backend) *PlaceWait {
 // Given is closed when there is a place.
 func (w *PlaceWait) Given() <-chan struct{} { return w.given }
 
+// Backend returns the backend that has the place. It may be called once Given is
+// closed.
+func (w *PlaceWait) Backend() *backends.Backend { return w.backend }
+
 // Leave ends the wait. A place that was given and is not taken is the next one's.
 func (w *PlaceWait) Leave(takes bool) {
 	r := w.router
@@ -71,12 +76,9 @@ func (w *PlaceWait) Leave(takes bool) {
 	if takes {
 		return
 	}
-	for _, b := range w.full {
-		if r.has(b) { // which of them it was makes no difference: another is asked as well
-			r.progress[b.Slot].freed++
-			r.givePlaces(b)
-			return
-		}
+	if r.has(w.backend) {
+		r.progress[w.backend.Slot].freed++
+		r.givePlaces(w.backend)
 	}
 }
 
@@ -91,6 +93,7 @@ func (r *Router) givePlaces(b *backends.Backend) {
 			return false
 		}
 		p.freed--
+		w.backend = b
 		close(w.given)
 		return true
 	})

@@ -82,10 +82,17 @@ type Router struct {
 	uncached   average // u of what was prefilled
 	caches     []cache // by slot
 	queue      holdQueue
-	aside      aside
-	places     []*PlaceWait // first come, first served
+	departures departures       // from queue
+	aside      [classes]waiting // requests that wait elsewhere than in queue: for their turn to be tried again, or a check
+	places     []*PlaceWait     // first come, first served
 	fair       fairness
 	stopping   bool
+
+	interactivePrefill average      // seconds of prefill of an interactive request
+	interactive        int          // interactive requests in flight
+	interactiveSeen    time.Time    // when the last of them ended
+	loads              []*classLoad // scratch of headroomOf
+
 	reserved   []reservation // scratch of dispatch, by slot
 	room       []float64     // scratch of dispatch, by slot
 	matched    []int         // scratch of Pick, by slot
@@ -140,14 +147,17 @@ type Request struct {
 
 	ModelTokens int // that a prompt may have at most, by the word of the replicas; 0: not known
 
-	MaxTokens int    // the longest that the answer may be; 0: nothing said
-	BodyBytes int    // of memory that it keeps while it is held
-	Model     string // as the engine knows it; what is learned of tokens is kept by it
-	Adapter   string // LoRA adapter that it is for; "": none
-	Head      uint64 // hash of the model and the beginning of the first user message; 0: none
-	Session   uint64 // hash of what names its session; 0: nothing does
-	Tenant    uint64 // hash of who sends it, for fairness; 0: nobody in particular
-	Priority  int    // lower first; 0 is plain
+	MaxTokens int           // the longest that the answer may be; 0: nothing said
+	BodyBytes int           // of memory that it keeps while it is held
+	Model     string        // as the engine knows it; what is learned of tokens is kept by it
+	Adapter   string        // LoRA adapter that it is for; "": none
+	Head      uint64        // hash of the model and the beginning of the first user message; 0: none
+	Session   uint64        // hash of what names its session; 0: nothing does
+	Tenant    uint64        // hash of who sends it, for fairness; 0: nobody in particular
+	Priority  int           // lower first; 0 is plain, above it is a batch request
+	QueueTime time.Duration // for which it may wait; 0: HoldOptions.Time
+
+	promoted bool // a batch request that has waited for half of its time
 
 	// Stuck, if not nil, is called when the chosen backend is found to do nothing
 	// about the request, and again while that lasts, until the Decision's Commit,
@@ -205,6 +215,7 @@ func (r *Router) reserve(req *Request, tried []*backends.Backend, chosen int, no
 		progress:      r.progress[b.Slot],
 		blocks:        req.Blocks,
 		sequences:     req.sequences(),
+		class:         req.class(),
 		uncached:      c.Uncached,
 		streams:       req.Streams,
 		model:         req.Model,
@@ -233,6 +244,7 @@ func (r *Router) reserve(req *Request, tried []*backends.Backend, chosen int, no
 		r.index.Add(&d.placed, b.Slot, req.Blocks, depth)
 	}
 	r.accounts[b.Slot].sent(d, now)
+	r.countSent(d, c.Rate, now)
 	d.progress.sent(d, b.InFlight.Add(d.sequences) == d.sequences, now)
 	d.progress.breaker.sent(d, now)
 	d.progress.tries(now)

@@ -107,6 +107,21 @@ func (d *Decision) Progress() {
 	d.progress.output.Store(int64(r.now().Sub(r.made)))
 }
 
+// Silence returns for how long the backend has shown no sign of work, d's own
+// sending counting as one. Where the replica has no token counters, only responses tell.
+func (d *Decision) Silence() time.Duration {
+	r, p := d.router, d.progress
+	r.deciding.Lock()
+	defer r.deciding.Unlock()
+	last := r.made.Add(time.Duration(p.output.Load()))
+	for _, at := range []time.Time{d.sentAt, p.worked} {
+		if at.After(last) {
+			last = at
+		}
+	}
+	return r.now().Sub(last)
+}
+
 // stalled reports whether b has requests of ours and shows no sign of working on
 // them. queued is what waits on it for other clients, in tokens.
 func (r *Router) stalled(b *backends.Backend, l *backends.Load, queued float64, now time.Time) bool {

@@ -9,6 +9,8 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/valyala/fasthttp"
+
 	"warmroute/backends/socket"
 )
 
@@ -57,13 +59,14 @@ func (c *conn) Close() error {
 	return c.raw.Close()
 }
 
-// acquire returns a connected connection: an idle one unless fresh, else a new one.
-// An idle one that is no longer silent is dropped: the replica has closed it, or
-// has sent bytes that nobody asked for and that would be taken for the answer.
-//
-// When one kept-alive connection proved stale the others, older still, are likely
-// stale too (the pool is LIFO): so fresh drops them on its way to a new one.
-func (t *Transport) acquire(ctx context.Context, fresh bool) (*conn, error) {
+// acquire returns a connected connection: with own a new one that never enters the
+// pool, else an idle one, else a new one. An idle one that is no longer silent is
+// dropped: the replica has closed it, or has sent bytes that nobody asked for and
+// that would be taken for the answer.
+func (t *Transport) acquire(ctx context.Context, own bool) (*conn, error) {
+	if own {
+		return t.dialOwn(ctx)
+	}
 	for {
 		handle, err := t.pool.AcquireConn(0, false)
 		if err != nil {
@@ -73,22 +76,37 @@ func (t *Transport) acquire(ctx context.Context, fresh bool) (*conn, error) {
 		if c.Conn == nil {
 			c.release = func() { t.pool.ReleaseConn(handle) }
 			c.discard = func() { t.pool.CloseConn(handle) }
-			if err := t.connect(ctx, c); err != nil {
-				c.discard()
-				// A dial watches the clock itself, and can be ahead of ctx's timer.
-				if end, ok := ctx.Deadline(); ok && !time.Now().Before(end) {
-					<-ctx.Done()
-				}
-				return nil, &ConnectError{t.addr, err}
-			}
-			return c, nil
+			return t.connectOrDiscard(ctx, c)
 		}
-		if !fresh && c.isQuiet() {
+		if c.isQuiet() {
 			c.reused = true
 			return c, nil
 		}
 		c.discard()
 	}
+}
+
+// dialOwn makes a connection beside the pool, for one request.
+func (t *Transport) dialOwn(ctx context.Context) (*conn, error) {
+	if t.maxConns > 0 && t.open.len() >= t.maxConns {
+		return nil, &ConnectError{t.addr, fasthttp.ErrNoFreeConns}
+	}
+	c := new(conn)
+	c.discard = func() { c.Close() }
+	c.release = c.discard
+	return t.connectOrDiscard(ctx, c)
+}
+
+func (t *Transport) connectOrDiscard(ctx context.Context, c *conn) (*conn, error) {
+	if err := t.connect(ctx, c); err != nil {
+		c.discard()
+		// A dial watches the clock itself, and can be ahead of ctx's timer.
+		if end, ok := ctx.Deadline(); ok && !time.Now().Before(end) {
+			<-ctx.Done()
+		}
+		return nil, &ConnectError{t.addr, err}
+	}
+	return c, nil
 }
 
 // connect dials, and shakes hands for https. The name is looked up each time, and

@@ -11,7 +11,9 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"os"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/valyala/fasthttp"
@@ -50,6 +52,27 @@ func TestConnectError(t *testing.T) {
 				t.Errorf("error %v", err)
 			}
 		})
+	}
+}
+
+func TestConnectErrorText(t *testing.T) {
+	refused := &net.OpError{Op: "dial", Net: "tcp", Addr: &net.TCPAddr{IP: net.IPv4(10, 0, 0, 5), Port: 8000}, Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)}
+	for _, c := range []struct {
+		addr string
+		err  error
+		want string
+	}{
+		{"10.0.0.5:8000", refused, "connect: connection refused"},
+		{"vllm:8000", refused, "connect to 10.0.0.5:8000: connection refused"},
+		{"10.0.0.5:8000", &net.OpError{Op: "dial", Net: "tcp", Addr: refused.Addr, Err: os.ErrDeadlineExceeded}, "connect: i/o timeout"},
+		{"vllm:8000", &net.OpError{Op: "dial", Net: "tcp", Err: &net.DNSError{Err: "no such host", Name: "vllm"}}, "connect: lookup vllm: no such host"},
+		{"vllm:8000", &net.OpError{Op: "read", Net: "tcp", Addr: refused.Addr, Err: os.NewSyscallError("read", syscall.ECONNRESET)},
+			"connect: read tcp 10.0.0.5:8000: read: connection reset by peer"},
+		{"10.0.0.5:8000", fasthttp.ErrNoFreeConns, "connect: fasthttp: no free connections available to host"},
+	} {
+		if got := (&ConnectError{c.addr, c.err}).Error(); got != c.want {
+			t.Errorf("%s: %q, want %q", c.addr, got, c.want)
+		}
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 )
 
 const ok = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -95,7 +96,7 @@ func TestDropsConnectionClosedWhileIdle(t *testing.T) {
 	answer(t, transport, "hello")
 	<-closed
 	req, _ := http.NewRequestWithContext(failsafe(t), "POST", "http://replica/", io.NopCloser(strings.NewReader("hello")))
-	req.ContentLength = 5 // and no GetBody: a second attempt is impossible
+	req.ContentLength = 5
 	resp, err := transport.RoundTrip(req)
 	if err != nil {
 		t.Fatal(err)
@@ -137,35 +138,65 @@ func stale(after func(*session)) func(*session) {
 	}
 }
 
-func TestRetriesStaleConnectionOnce(t *testing.T) {
+func TestStaleError(t *testing.T) {
 	for name, fail := range map[string]func(*session){
 		"closed": func(*session) {},
 		"reset":  func(s *session) { s.Conn.(*net.TCPConn).SetLinger(0) },
 	} {
 		for _, size := range []int{5, 1 << 20} {
 			t.Run(fmt.Sprint(name, size), func(t *testing.T) {
-				transport := replica(t, Options{}, stale(fail))
+				transport := replica(t, Options{StaleTimeout: time.Minute}, stale(fail))
 				answer(t, transport, "first")
-				if _, body := answer(t, transport, strings.Repeat("x", size)); body != "ok" {
-					t.Errorf("body %q", body)
+				_, err := send(failsafe(t), transport, strings.Repeat("x", size))
+				if stale := (*StaleError)(nil); !errors.As(err, &stale) {
+					t.Errorf("error %v, want a StaleError", err)
 				}
+				idleConns(t, transport, 0)
 			})
 		}
 	}
 }
 
-// The replica closes all its connections when one of them sees a second request:
-// the others would fail as that one did.
-func TestRetryTakesNewConnection(t *testing.T) {
+// Once the request was written, the replica may have worked on it.
+func TestStaleErrorTimeLimit(t *testing.T) {
+	transport := replica(t, Options{StaleTimeout: time.Nanosecond}, stale(func(*session) {}))
+	answer(t, transport, "first")
+	_, err := send(failsafe(t), transport, "hello")
+	if stale := (*StaleError)(nil); err == nil || errors.As(err, &stale) {
+		t.Errorf("error %v, want one that is not a StaleError", err)
+	}
+}
+
+// A request that was not written whole cannot have been worked on, however late
+// that shows.
+func TestStaleErrorOfUnfinishedUpload(t *testing.T) {
+	transport := replica(t, Options{StaleTimeout: time.Nanosecond}, func(s *session) {
+		s.request()
+		s.say(ok)
+		s.br.ReadString('\n') // and no more of 16 MiB
+		s.Conn.(*net.TCPConn).SetLinger(0)
+	})
+	answer(t, transport, "first")
+	_, err := send(failsafe(t), transport, strings.Repeat("x", 16<<20))
+	if stale := (*StaleError)(nil); !errors.As(err, &stale) {
+		t.Errorf("error %v, want a StaleError", err)
+	}
+}
+
+// Idle connections stay as they are beside one that a request has for itself.
+func TestCloseTakesConnectionOfItsOwn(t *testing.T) {
 	arrived, reply := make(chan struct{}), make(chan struct{})
-	transport := replica(t, Options{}, func(s *session) {
-		s.request()
-		if s.n <= 3 {
-			arrived <- struct{}{}
-			<-reply
+	transport := replica(t, Options{MaxConns: 4}, func(s *session) {
+		for n := 1; ; n++ {
+			if _, _, ok := s.request(); !ok {
+				return
+			}
+			if n == 1 {
+				arrived <- struct{}{}
+				<-reply
+			}
+			s.say(fmt.Sprintf("HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n%d", s.n))
 		}
-		s.say(fmt.Sprintf("HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n%d", s.n))
-		s.request()
 	})
 	var waiting sync.WaitGroup
 	for range 3 {
@@ -183,13 +214,38 @@ func TestRetryTakesNewConnection(t *testing.T) {
 	close(reply)
 	waiting.Wait()
 	idleConns(t, transport, 3)
-	if _, body := answer(t, transport, "hello"); body != "4" {
-		t.Errorf("second attempt on connection %s, want a new one", body)
+	own := func() (*http.Response, error) {
+		req, _ := http.NewRequestWithContext(failsafe(t), "POST", "http://replica/", strings.NewReader("hello"))
+		req.Close = true
+		return transport.RoundTrip(req)
 	}
-	idleConns(t, transport, 1)
+	go func() { <-arrived }()
+	resp, err := own()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := own(); !isBusy(err) {
+		t.Errorf("a fifth connection of 4: error %v", err)
+	}
+	if body, err := io.ReadAll(resp.Body); string(body) != "4" || err != nil {
+		t.Errorf("answered on connection %q, error %v; want a new one", body, err)
+	}
+	resp.Body.Close()
+	idleConns(t, transport, 3)
+	if n := transport.Open(); n != 3 {
+		t.Errorf("%d connections are open, want 3", n)
+	}
+	if _, body := answer(t, transport, "hello"); body > "3" {
+		t.Errorf("answered on connection %s, want one of the idle ones", body)
+	}
 }
 
-func TestDoesNotRetry(t *testing.T) {
+func isBusy(err error) bool {
+	refused := (*ConnectError)(nil)
+	return errors.As(err, &refused) && refused.Busy()
+}
+
+func TestIsNotStale(t *testing.T) {
 	for name, fail := range map[string]func(*session){
 		"a new connection that is closed":     func(s *session) {},
 		"a new connection that is reset":      func(s *session) { s.Conn.(*net.TCPConn).SetLinger(0) },
@@ -206,37 +262,14 @@ func TestDoesNotRetry(t *testing.T) {
 				fail(s)
 			})
 			_, err := send(failsafe(t), transport, "hello")
-			if refused := (*ConnectError)(nil); err == nil || errors.As(err, &refused) {
-				t.Errorf("error %v, want one that is not a ConnectError", err)
+			refused, stale := (*ConnectError)(nil), (*StaleError)(nil)
+			if err == nil || errors.As(err, &refused) || errors.As(err, &stale) {
+				t.Errorf("error %v, want neither a ConnectError nor a StaleError", err)
 			}
 			idleConns(t, transport, 0)
 			if n := attempts.Load(); n != 1 {
 				t.Errorf("%d attempts", n)
 			}
 		})
-	}
-	t.Run("a body that cannot be had again", func(t *testing.T) {
-		transport := replica(t, Options{}, stale(func(*session) {}))
-		answer(t, transport, "first")
-		req, _ := http.NewRequestWithContext(failsafe(t), "POST", "http://replica/", io.NopCloser(strings.NewReader("hello")))
-		req.ContentLength = 5
-		if _, err := transport.RoundTrip(req); err == nil {
-			t.Error("no error")
-		}
-	})
-}
-
-// A replica that dies of a request on a kept-alive connection may have seen it,
-// so what the caller learns must not say that it had not.
-func TestReplicaGoneAtRetryIsNoConnectError(t *testing.T) {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	transport := replicaOn(t, ln, "http", Options{}, stale(func(*session) { ln.Close() }))
-	answer(t, transport, "first")
-	_, err = send(failsafe(t), transport, "poison")
-	if refused := (*ConnectError)(nil); err == nil || errors.As(err, &refused) {
-		t.Errorf("error %v, want one that is not a ConnectError", err)
 	}
 }

@@ -3,8 +3,9 @@
 //
 // It does what net/http's transport does for a reverse proxy, for about half
 // the CPU, and says more: whether the replica can have seen a failed request
-// (ConnectError), and whether more of a streamed answer is readable yet
-// (Body.WaitReadable). It speaks HTTP/1.1 only, follows no redirects, undoes no
+// (ConnectError), or worked on it (StaleError), and whether more of a streamed
+// answer is readable yet (Body.WaitReadable). It sends a request once: whether to
+// send it again is the caller's decision. It speaks HTTP/1.1 only, follows no redirects, undoes no
 // compression, adds no header of its own but Host, Content-Length and
 // "Connection: close", and honours no HTTP_PROXY: a replica is a neighbour.
 package transport
@@ -13,11 +14,11 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"io"
 	"math"
 	"net"
 	"net/http"
 	"net/url"
+	"os"
 	"strings"
 	"sync"
 	"time"
@@ -45,6 +46,10 @@ type Options struct {
 	// last. The wait for the first byte has no bound here. 0: 10 s.
 	HeaderTimeout time.Duration
 
+	// StaleTimeout is how long after a request was written the end of a reused
+	// connection still counts as a StaleError. 0: 100 ms.
+	StaleTimeout time.Duration
+
 	TLS *tls.Config // for https; nil: the system's roots
 }
 
@@ -55,6 +60,8 @@ type Transport struct {
 	connectTimeout time.Duration
 	maxHeaderBytes int
 	headerTimeout  time.Duration
+	staleTimeout   time.Duration
+	maxConns       int         // 0: no limit
 	addr           string      // host:port to dial, and what errors call the replica
 	host           string      // value of the Host header
 	tls            *tls.Config // nil for http
@@ -75,11 +82,41 @@ type ConnectError struct {
 	Err  error
 }
 
-func (e *ConnectError) Error() string { return "connect to " + e.Addr + ": " + e.Err.Error() }
+// Error names the address that was dialed only where it is not Addr, but one that
+// Addr's host was looked up as: logs have the backend beside the error.
+func (e *ConnectError) Error() string {
+	dial, ok := errors.AsType[*net.OpError](e.Err)
+	if !ok || dial.Op != "dial" {
+		return "connect: " + e.Err.Error()
+	}
+	text := "connect: "
+	if dial.Addr != nil && dial.Addr.String() != e.Addr {
+		text = "connect to " + dial.Addr.String() + ": "
+	}
+	if call, ok := errors.AsType[*os.SyscallError](dial.Err); ok {
+		return text + call.Err.Error()
+	}
+	return text + dial.Err.Error()
+}
+
 func (e *ConnectError) Unwrap() error { return e.Err }
 
 // Busy reports whether it was for MaxConns, and so says nothing of the replica.
 func (e *ConnectError) Busy() bool { return errors.Is(e.Err, fasthttp.ErrNoFreeConns) }
+
+// OutOfDescriptors reports whether it was for want of a file descriptor, and so says
+// nothing of the replica.
+func (e *ConnectError) OutOfDescriptors() bool { return IsOutOfDescriptors(e.Err) }
+
+// StaleError says that a connection which had carried a request before ended
+// before the first byte of an answer: while the next request was being written, or
+// within StaleTimeout of it. Most likely the replica closed it because it was idle,
+// and has not worked on the request. To send the request again, set Request.Close:
+// then no other kept-alive connection is risked.
+type StaleError struct{ Err error }
+
+func (e *StaleError) Error() string { return "stale connection: " + e.Err.Error() }
+func (e *StaleError) Unwrap() error { return e.Err }
 
 // New makes a Transport. It connects when the first request comes.
 func New(o Options) *Transport {
@@ -87,6 +124,8 @@ func New(o Options) *Transport {
 		connectTimeout: o.ConnectTimeout,
 		maxHeaderBytes: o.MaxHeaderBytes,
 		headerTimeout:  o.HeaderTimeout,
+		staleTimeout:   o.StaleTimeout,
+		maxConns:       o.MaxConns,
 	}
 	if t.connectTimeout <= 0 {
 		t.connectTimeout = 2 * time.Second
@@ -96,6 +135,9 @@ func New(o Options) *Transport {
 	}
 	if t.headerTimeout <= 0 {
 		t.headerTimeout = 10 * time.Second
+	}
+	if t.staleTimeout <= 0 {
+		t.staleTimeout = 100 * time.Millisecond
 	}
 	port := "80"
 	if o.URL.Scheme == "https" {
@@ -158,18 +200,15 @@ func (t *Transport) Open() int { return t.open.len() }
 //
 // req.Body needs a known ContentLength. It is written from the memory it lies in
 // when it has a WriteTo, as bytes.Reader does, and is not touched again after
-// RoundTrip failed or Body.Close returned. With GetBody, a request that finds
-// its kept-alive connection closed is sent once more, on a new one.
+// RoundTrip failed or Body.Close returned. A request with Close set has a
+// connection of its own, made for it and closed after it; idle ones stay as they are.
 //
 // Cancelling the request's context closes the socket at once, in any phase; the
 // error is then context.Cause, or what a context with a method Cause says. There is no other limit on the wait for the
 // header to begin: cancel the context with a cause of your own when it has been
 // too long.
 func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
-	resp, stale, err := t.attempt(req, req.Body, false)
-	if stale && req.Context().Err() == nil {
-		resp, err = t.again(req, err)
-	}
+	resp, err := t.send(req)
 	if err != nil {
 		if why := ending.Cause(req.Context()); why != nil {
 			return nil, why
@@ -179,59 +218,41 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// again sends req a second time, on a new connection, after first ended the
-// attempt on a stale one.
-func (t *Transport) again(req *http.Request, first error) (*http.Response, error) {
-	body := req.Body
-	if body != nil && body != http.NoBody {
-		if req.GetBody == nil {
-			return nil, first
-		}
-		var err error
-		if body, err = req.GetBody(); err != nil {
-			return nil, fmt.Errorf("%w: body for a second attempt: %w", ErrInvalidRequest, err)
-		}
-	}
-	resp, _, err := t.attempt(req, body, true)
-	if refused := (*ConnectError)(nil); errors.As(err, &refused) {
-		// Not a ConnectError to the caller: the replica may have read the request
-		// and died of it.
-		return nil, fmt.Errorf("%w; then %v", first, refused)
-	}
-	return resp, err
-}
-
-// attempt sends req with body over one connection, a new one if fresh. It sees to
-// it that body is closed. stale says that the connection had been used before and
-// died without a byte of an answer, as it does when the replica closed it meanwhile.
-func (t *Transport) attempt(req *http.Request, body io.ReadCloser, fresh bool) (_ *http.Response, stale bool, _ error) {
+// send sends req over one connection. It sees to it that the body is closed.
+func (t *Transport) send(req *http.Request) (*http.Response, error) {
 	ctx := req.Context()
 	b := &Body{ctx: ctx, t: t}
-	if err := b.up.begin(t, req, body); err != nil {
-		return nil, false, err
+	if err := b.up.begin(t, req, req.Body); err != nil {
+		return nil, err
 	}
 	if err := ctx.Err(); err != nil {
 		b.up.end()
-		return nil, false, err
+		return nil, err
 	}
-	c, err := t.acquire(ctx, fresh)
+	c, err := t.acquire(ctx, req.Close)
 	if err != nil {
 		b.up.end()
-		return nil, false, err
+		return nil, err
 	}
 	b.c, b.br, b.stop = c, t.pool.AcquireReader(c), ending.AfterFunc(ctx, c.abort)
 	b.up.start(c)
 	if _, err = b.br.Peek(1); err != nil {
+		ended := time.Now()
 		b.letGo()
 		if errors.Is(b.up.err, ErrInvalidRequest) {
-			return nil, false, b.up.err
+			return nil, b.up.err
 		}
-		return nil, c.reused, fmt.Errorf("%s to %s: no answer: %w", req.Method, t.addr, err)
+		err = fmt.Errorf("%s to %s: no answer: %w", req.Method, t.addr, err)
+		// With an error of the upload, no engine can have seen the whole request.
+		if c.reused && (b.up.err != nil || ended.Sub(b.up.written) <= t.staleTimeout) {
+			err = &StaleError{err}
+		}
+		return nil, err
 	}
 	resp, err := b.response(req)
 	if err != nil {
 		b.letGo()
-		return nil, false, fmt.Errorf("%s to %s: header of the answer: %w", req.Method, t.addr, err)
+		return nil, fmt.Errorf("%s to %s: header of the answer: %w", req.Method, t.addr, err)
 	}
-	return resp, false, nil
+	return resp, nil
 }

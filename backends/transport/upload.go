@@ -29,6 +29,7 @@ type upload struct {
 	headSent bool          // the first write carries the head
 	refused  bool          // the socket failed, so err is not the body's fault
 	err      error         // to be read after wait
+	written  time.Time     // when the last byte was; likewise
 	done     chan struct{} // closed when the goroutine that writes has ended; nil without one
 }
 
@@ -114,6 +115,7 @@ func (u *upload) sentSoon() bool {
 
 func (u *upload) run() {
 	defer u.end()
+	defer func() { u.written = time.Now() }()
 	if u.body == nil {
 		_, u.err = u.c.Write(*u.head)
 		return

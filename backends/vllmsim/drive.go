@@ -32,6 +32,7 @@ type sequence struct {
 	text    []byte // the whole answer, of which the client has seen what was generated
 	natural reason // how it ends unless something interferes
 	seen    int    // tokens published; the engine's owner only
+	most    int    // tokens after which the engine aborts it; 0: it does not
 
 	// progress is the number of generated tokens, shifted by 8, and the reason
 	// once it has ended. One word, so that a reader never sees an end without
@@ -67,6 +68,18 @@ func (s *Server) submit(sequences []*sequence) error {
 	defer s.engineMu.Unlock()
 	if s.faults.has(Drain) {
 		return errDraining
+	}
+	if f, ok := s.faults.hit(true, AbortEach); ok {
+		if f.Chunks == 0 {
+			for _, q := range sequences {
+				s.counters.success[aborted]++
+				q.end(aborted)
+			}
+			return nil
+		}
+		for _, q := range sequences {
+			q.most = f.Chunks
+		}
 	}
 	now := time.Since(s.began)
 	for i, q := range sequences {
@@ -178,6 +191,12 @@ func (s *Server) publish(step StepResult) {
 			continue
 		}
 		q.seen = n
+		if q.most > 0 && n >= q.most && n < q.Answer {
+			s.engine.Abort(&q.Request)
+			s.counters.success[aborted]++
+			q.publish(n, aborted)
+			continue
+		}
 		if n < q.Answer {
 			q.publish(n, running)
 			kept = append(kept, q)

@@ -267,6 +267,9 @@ func (e *Engine) prefill(r *Request, budget int, done *StepResult) (tokens int, 
 		return n, cost
 	}
 	e.partial = nil
+	if !e.cfg.NoPrefixCache {
+		r.Created = r.full*e.cfg.BlockSize - r.Cached
+	}
 	done.First = append(done.First, r)
 	r.joined, r.state = e.step, decoding
 	e.context += r.Prompt + 1

@@ -17,7 +17,9 @@ const (
 	Hang           FaultKind = "hang"            // requests are read and never answered
 	Reset          FaultKind = "reset"           // the connection is reset before the status line
 	ResetLate      FaultKind = "reset-late"      // the connection is reset after status and headers
+	ResetAtWork    FaultKind = "reset-at-work"   // the engine begins, and after Delay the connection is reset before the status line
 	Die            FaultKind = "die"             // the connection ends after at most Chunks pieces of the answer, as when the process is killed
+	AbortEach      FaultKind = "abort-each"      // the engine aborts each request after Chunks tokens of its answer, and with 0 before the first
 	Status         FaultKind = "status"          // requests are answered with Status
 	Hold           FaultKind = "hold"            // the first output of an answer is held back for Delay
 	Slow           FaultKind = "slow"            // the engine takes Factor times as long
@@ -49,10 +51,10 @@ type Fault struct {
 	// inference to /health, /v1/models and the rest.
 	Everything bool `json:"everything"`
 
-	Chunks int     `json:"chunks"` // Die
+	Chunks int     `json:"chunks"` // Die, AbortEach
 	Status int     `json:"status"` // Status: 429, 500, 502, 503 or 504
 	Factor float64 `json:"factor"` // Slow
-	Delay  float64 `json:"delay"`  // Hold, in seconds
+	Delay  float64 `json:"delay"`  // Hold and ResetAtWork, in seconds
 }
 
 func (f Fault) check() error {
@@ -62,17 +64,17 @@ func (f Fault) check() error {
 			return fmt.Errorf("fault %q cannot be limited to a number of requests; use seconds", f.Kind)
 		}
 	case Hang, Reset, ResetLate, Restart, Abort, Fail, Clear:
-	case Die:
+	case Die, AbortEach:
 		if f.Chunks < 0 {
-			return errors.New(`fault "die" needs chunks of 0 or more`)
+			return fmt.Errorf("fault %q needs chunks of 0 or more", f.Kind)
 		}
 	case Status:
 		if f.Status < 400 || f.Status > 599 {
 			return fmt.Errorf(`fault "status" needs a status of 400 to 599, not %d`, f.Status)
 		}
-	case Hold:
+	case Hold, ResetAtWork:
 		if f.Delay <= 0 {
-			return errors.New(`fault "hold" needs a delay above 0`)
+			return fmt.Errorf("fault %q needs a delay above 0", f.Kind)
 		}
 	default:
 		return fmt.Errorf("unknown fault %q", f.Kind)

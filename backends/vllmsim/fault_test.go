@@ -61,6 +61,7 @@ func TestFaultsOfOneRequest(t *testing.T) {
 	}{
 		{Fault{Kind: Reset}, short, 0, syscall.ECONNRESET},
 		{Fault{Kind: ResetLate}, stream, 200, syscall.ECONNRESET},
+		{Fault{Kind: ResetAtWork, Delay: 0.01}, stream, 0, syscall.ECONNRESET},
 		{Fault{Kind: Die, Chunks: 3}, stream, 200, io.ErrUnexpectedEOF},
 		{Fault{Kind: Die}, short, 0, io.EOF},
 		{Fault{Kind: Status, Status: 503}, short, 503, nil},
@@ -101,6 +102,18 @@ func TestDieEndsTheStreamAfterSoManyChunks(t *testing.T) {
 	if n := strings.Count(string(body), `"delta":{"content":"`); n != 2 {
 		t.Errorf("%d chunks of content, want 2", n)
 	}
+}
+
+func TestAbortEachEndsAnswersAfterSoManyTokens(t *testing.T) {
+	s := start(t, Config{Engine: fast})
+	for chunks, want := range map[int]string{0: `"content":""`, 3: `"completion_tokens":3`} {
+		set(t, s, Fault{Kind: AbortEach, Chunks: chunks, Requests: 1})
+		if status, body := post(t, s, "/v1/chat/completions", strings.Replace(short, ":4", ":40", 1)); status != 200 || !strings.Contains(body, want) || !strings.Contains(body, `"finish_reason":"abort"`) {
+			t.Errorf("after %d tokens: %d %s", chunks, status, body)
+		}
+	}
+	ask(t, s, short)
+	until(t, "nothing is left in the engine", func() bool { return s.Stats().Running == 0 })
 }
 
 func TestRefusedConnectionsComeBack(t *testing.T) {
@@ -305,9 +318,13 @@ func TestShutdownTellsOpenStreams(t *testing.T) {
 	defer resp.Body.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), failsafe)
 	defer cancel()
+	in := bufio.NewReader(resp.Body)
+	if _, err := in.ReadString('\n'); err != nil {
+		t.Fatal(err)
+	}
 	shut := make(chan error, 1)
 	go func() { shut <- s.Shutdown(ctx) }()
-	body, err := io.ReadAll(resp.Body)
+	body, err := io.ReadAll(in)
 	if err != nil || !strings.Contains(string(body), `"finish_reason":"abort"`) || !strings.HasSuffix(string(body), "data: [DONE]\n\n") {
 		t.Errorf("the stream ended with %v and %q", err, body[max(0, len(body)-300):])
 	}

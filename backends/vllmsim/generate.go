@@ -151,6 +151,9 @@ func (s *Server) generate(w http.ResponseWriter, r *http.Request, stream bool, s
 		return
 	}
 	defer s.abandon(sequences) // nothing is left of them unless the client leaves
+	if s.resetAtWork(w, r) {
+		return
+	}
 	if stream {
 		// vLLM sends status and headers before the engine has looked at the prompt.
 		w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
@@ -191,12 +194,25 @@ func (s *Server) generate(w http.ResponseWriter, r *http.Request, stream bool, s
 
 // held waits as long as a fault wants the first output held back.
 func (s *Server) held(r *http.Request) {
-	f, ok := s.faults.hit(true, Hold)
-	if !ok {
-		return
+	if f, ok := s.faults.hit(true, Hold); ok {
+		waitFor(r, f.Delay)
 	}
+}
+
+// resetAtWork resets the connection after a while, if a fault wants that.
+func (s *Server) resetAtWork(w http.ResponseWriter, r *http.Request) bool {
+	f, ok := s.faults.hit(true, ResetAtWork)
+	if ok {
+		waitFor(r, f.Delay)
+		reset(w)
+	}
+	return ok
+}
+
+// waitFor waits for so many seconds, or ends the request if its client leaves before.
+func waitFor(r *http.Request, delay float64) {
 	select {
-	case <-time.After(seconds(f.Delay)):
+	case <-time.After(seconds(delay)):
 	case <-r.Context().Done():
 		panic(http.ErrAbortHandler)
 	}
@@ -236,6 +252,11 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request, wake <-chan stru
 			}
 			if !opened {
 				b, opened = f.open(b), true
+			}
+			if why == aborted && tokens == 0 { // such a choice has no finish_reason
+				finished[i] = true
+				open--
+				continue
 			}
 			// Tokens that were joined may leave fewer chunks than that; the end
 			// of the answer is not for a client of a replica that dies.

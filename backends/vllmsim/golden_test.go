@@ -40,8 +40,13 @@ func TestLikeVLLM(t *testing.T) {
 				t.Fatal("no answer in the file")
 			}
 			s := open
-			if strings.HasPrefix(name, "keyed-") {
+			switch {
+			case strings.HasPrefix(name, "keyed-"):
 				s = keyed
+			case strings.HasPrefix(name, "abort-early-"):
+				set(t, s, Fault{Kind: AbortEach, Requests: 1})
+			case strings.HasPrefix(name, "abort-"):
+				set(t, s, Fault{Kind: AbortEach, Chunks: 3, Requests: 1})
 			}
 			got := exchange(t, s, request)
 			if name == "chat-eos-stream" { // the real model was made to end its turn before it said anything

@@ -31,7 +31,7 @@ func (s *Server) messages(w http.ResponseWriter, r *http.Request) {
 		writeAnthropicError(w, err)
 		return
 	}
-	s.generate(w, r, p.stream, []*sequence{q}, &messageFormat{params: p, sequence: q, id: "chatcmpl-" + id(r)})
+	s.generate(w, r, p.stream, []*sequence{q}, &messageFormat{params: p, server: s, sequence: q, id: "chatcmpl-" + id(r)})
 }
 
 // countTokens answers POST /v1/messages/count_tokens.
@@ -95,8 +95,11 @@ func writeAnthropicError(w http.ResponseWriter, err error) {
 // messageFormat writes a message object, or the events that lead to it.
 type messageFormat struct {
 	params
+	server   *Server
 	sequence *sequence
 	id       string
+
+	block bool // the content block has begun
 }
 
 func event(b []byte, name, members string) []byte {
@@ -105,10 +108,11 @@ func event(b []byte, name, members string) []byte {
 
 func (f *messageFormat) begin(b []byte) []byte { return b }
 
+// open appends the event that begins a message. Its input_tokens are the whole
+// prompt, cached or not: only the last message_delta tells them apart.
 func (f *messageFormat) open(b []byte) []byte {
-	b = event(b, "message_start", `,"message":{"id":`+string(quote(nil, f.id))+`,"type":"message","role":"assistant","content":[],"model":`+
+	return event(b, "message_start", `,"message":{"id":`+string(quote(nil, f.id))+`,"type":"message","role":"assistant","content":[],"model":`+
 		string(quote(nil, f.model))+`,"stop_reason":null,"stop_sequence":null,"usage":{"input_tokens":`+strconv.Itoa(f.sequence.Prompt)+`,"output_tokens":0}}`)
-	return event(b, "content_block_start", `,"content_block":{"type":"text","text":""},"index":0`)
 }
 
 func (f *messageFormat) piece(b []byte, q *sequence, from, to int, _ reason) []byte {
@@ -116,29 +120,53 @@ func (f *messageFormat) piece(b []byte, q *sequence, from, to int, _ reason) []b
 	if text == "" {
 		return b
 	}
+	if !f.block {
+		f.block = true
+		b = event(b, "content_block_start", `,"content_block":{"type":"text","text":""},"index":0`)
+	}
 	return event(b, "content_block_delta", `,"delta":{"type":"text_delta","text":`+string(quote(nil, text))+`},"index":0`)
 }
 
 func (f *messageFormat) close(b []byte) []byte {
-	b = event(b, "content_block_stop", `,"index":0`)
-	b = event(b, "message_delta", `,"delta":{"stop_reason":"`+f.stopReason()+`","stop_sequence":null},"usage":`+f.usage())
+	if f.block {
+		b = event(b, "content_block_stop", `,"index":0`)
+	}
+	reason := f.stopReason()
+	switch {
+	case reason != "":
+		reason = `"` + reason + `"`
+	case f.block:
+		reason = "null"
+	default:
+		reason = `"end_turn"` // what vLLM says where not even the chat below had a finish_reason
+	}
+	b = event(b, "message_delta", `,"delta":{"stop_reason":`+reason+`,"stop_sequence":null},"usage":`+f.usage())
 	return event(b, "message_stop", "")
 }
 
+// stopReason is empty for an answer that was aborted.
 func (f *messageFormat) stopReason() string {
-	if _, why := f.sequence.load(); why == length {
+	switch _, why := f.sequence.load(); why {
+	case length:
 		return "max_tokens"
+	case aborted:
+		return ""
 	}
 	return "end_turn"
 }
 
 func (f *messageFormat) usage() string {
 	u := count([]*sequence{f.sequence}, 1)
-	return `{"input_tokens":` + strconv.Itoa(u.prompt-u.cached) + `,"output_tokens":` + strconv.Itoa(u.completion) +
-		`,"cache_creation_input_tokens":0,"cache_read_input_tokens":` + strconv.Itoa(u.cached) + `}`
+	if f.server.cfg.NoTokenDetails {
+		return `{"input_tokens":` + strconv.Itoa(u.prompt) + `,"output_tokens":` + strconv.Itoa(u.completion) + `}`
+	}
+	return `{"input_tokens":` + strconv.Itoa(u.prompt-u.cached-u.created) + `,"output_tokens":` + strconv.Itoa(u.completion) +
+		`,"cache_creation_input_tokens":` + strconv.Itoa(u.created) + `,"cache_read_input_tokens":` + strconv.Itoa(u.cached) + `}`
 }
 
-func (f *messageFormat) fail(b []byte) []byte { return b }
+func (f *messageFormat) fail(b []byte) []byte {
+	return append(b, "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"internal_error\",\"message\":\"EngineCore encountered an issue. See stack trace (above) for the root cause.\"}}\n\n"...)
+}
 
 func (f *messageFormat) whole() []byte {
 	tokens, _ := f.sequence.load()
@@ -146,5 +174,8 @@ func (f *messageFormat) whole() []byte {
 	b = append(b, `,"type":"message","role":"assistant","content":[{"type":"text","text":`...)
 	b = quote(b, f.sequence.between(0, tokens))
 	b = quote(append(b, `}],"model":`...), f.model)
-	return append(b, `,"stop_reason":"`+f.stopReason()+`","usage":`+f.usage()+`}`...)
+	if reason := f.stopReason(); reason != "" {
+		b = append(b, `,"stop_reason":"`+reason+`"`...)
+	}
+	return append(b, `,"usage":`+f.usage()+`}`...)
 }

@@ -18,6 +18,7 @@ type Request struct {
 
 	// What became of it, set by the engine.
 	Cached     int           // prompt tokens found in the cache
+	Created    int           // prompt tokens computed and put into the cache; 0 until all are computed
 	Arrived    time.Duration // Add
 	Started    time.Duration // admitted
 	FirstToken time.Duration

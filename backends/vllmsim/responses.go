@@ -76,7 +76,8 @@ type responseFormat struct {
 	created     int64
 	temperature string
 
-	number int // of the next event
+	number int  // of the next event
+	begun  bool // the message's item
 }
 
 // event appends one. Members are sorted by name, so some come after the number.
@@ -97,7 +98,10 @@ func (f *responseFormat) begin(b []byte) []byte {
 	return f.event(b, "response.in_progress", object)
 }
 
-func (f *responseFormat) open(b []byte) []byte {
+// open appends nothing: the message's item begins with its first text.
+func (f *responseFormat) open(b []byte) []byte { return b }
+
+func (f *responseFormat) beginItem(b []byte) []byte {
 	b = f.event(b, "response.output_item.added",
 		`"item":{"id":"`+f.item+`","content":[],"role":"assistant","status":"in_progress","type":"message","phase":null},"output_index":0`)
 	return f.event(b, "response.content_part.added",
@@ -109,11 +113,18 @@ func (f *responseFormat) piece(b []byte, q *sequence, from, to int, _ reason) []
 	if text == "" {
 		return b
 	}
+	if !f.begun {
+		f.begun = true
+		b = f.beginItem(b)
+	}
 	return f.event(b, "response.output_text.delta", `"content_index":0,"delta":`+string(quote(nil, text))+
 		`,"item_id":"`+f.item+`","logprobs":[],"output_index":0`)
 }
 
 func (f *responseFormat) close(b []byte) []byte {
+	if !f.begun {
+		return f.event(b, "response.completed", `"response":`+string(f.whole()))
+	}
 	text := string(quote(nil, f.text()))
 	b = f.event(b, "response.output_text.done", `"content_index":0,"item_id":"`+f.item+`","logprobs":[],"output_index":0`, `"text":`+text)
 	b = f.event(b, "response.content_part.done", `"content_index":0,"item_id":"`+f.item+`","output_index":0,"part":`+part(text))
@@ -130,7 +141,11 @@ func part(text string) string {
 	return `{"annotations":[],"text":` + text + `,"type":"output_text","logprobs":null}`
 }
 
+// message is the item with the answer's text; empty for an answer without text.
 func (f *responseFormat) message() string {
+	if f.text() == "" {
+		return ""
+	}
 	return `{"id":"` + f.item + `","content":[` + part(string(quote(nil, f.text()))) + `],"role":"assistant","status":"completed","type":"message","phase":null}`
 }
 
@@ -143,7 +158,7 @@ func (f *responseFormat) whole() []byte {
 		status = "incomplete"
 	}
 	total := `{"input_tokens":` + strconv.Itoa(u.prompt) +
-		`,"input_tokens_details":{"cached_tokens":` + strconv.Itoa(u.cached) + `,"cache_write_tokens":0,"input_tokens_per_turn":[],"cached_tokens_per_turn":[]}` +
+		`,"input_tokens_details":{"cached_tokens":` + strconv.Itoa(u.cached) + `,"cache_write_tokens":` + strconv.Itoa(u.created) + `,"input_tokens_per_turn":[],"cached_tokens_per_turn":[]}` +
 		`,"output_tokens":` + strconv.Itoa(u.completion) +
 		`,"output_tokens_details":{"reasoning_tokens":0,"tool_output_tokens":0,"output_tokens_per_turn":[],"tool_output_tokens_per_turn":[]}` +
 		`,"total_tokens":` + strconv.Itoa(u.prompt+u.completion) + `}`

@@ -28,9 +28,10 @@ func (s *Server) appendUsage(b []byte, u usage, style usageStyle) []byte {
 	case !s.cfg.NoTokenDetails:
 		b = append(b, `,"prompt_tokens_details":{"cached_tokens":`...)
 		b = strconv.AppendInt(b, int64(u.cached), 10)
+		created := `,"created_cache_tokens":` + strconv.Itoa(u.created)
 		b = append(b, [...]string{
-			usageChat:             `,"created_cache_tokens":0,"multimodal_tokens":null}`,
-			usageChatStream:       `,"created_cache_tokens":0}`,
+			usageChat:             created + `,"multimodal_tokens":null}`,
+			usageChatStream:       created + `}`,
 			usageCompletion:       `,"created_cache_tokens":null,"multimodal_tokens":null}`,
 			usageCompletionStream: `}`,
 		}[style]...)
@@ -45,7 +46,7 @@ func (s *Server) appendUsage(b []byte, u usage, style usageStyle) []byte {
 
 // usage sums up the sequences of a request. A prompt counts once, however many
 // choices were made for it.
-type usage struct{ prompt, cached, completion int }
+type usage struct{ prompt, cached, created, completion int }
 
 func count(sequences []*sequence, choices int) usage {
 	var u usage
@@ -53,6 +54,7 @@ func count(sequences []*sequence, choices int) usage {
 		if i%choices == 0 {
 			u.prompt += q.Prompt
 			u.cached += q.Cached
+			u.created += q.Created
 		}
 		n, _ := q.load()
 		u.completion += n

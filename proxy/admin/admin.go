@@ -31,22 +31,24 @@ type Options struct {
 
 // Handler serves the admin listener. Safe for concurrent use.
 type Handler struct {
-	registry  *backends.Registry
-	log       *slog.Logger
-	host      string
-	token     atomic.Pointer[string]
-	scrapes   chan struct{} // holds one for each scrape under way
-	profiles  chan struct{} // and for each profile
-	questions chan struct{} // and for each request that is asked or told about
-	proxy     *proxy.Proxy
-	router    *router.Router
-	forget    func(*backends.Backend) router.Reset
-	metrics   http.Handler
-	routes    http.Handler // what operators alone may ask
-	version   string
-	patience  time.Duration // that a request has to come, and its answer to be taken
-	started   time.Time
-	account   account
+	registry *backends.Registry
+	log      *slog.Logger
+	host     string
+	token    atomic.Pointer[string]
+	// connections are those of the server that has ConnState and ConnContext.
+	connections connections
+	scrapes     chan struct{} // holds one for each scrape under way
+	profiles    chan struct{} // and for each profile
+	questions   chan struct{} // and for each request that is asked or told about
+	proxy       *proxy.Proxy
+	router      *router.Router
+	forget      func(*backends.Backend) router.Reset
+	metrics     http.Handler
+	routes      http.Handler // what operators alone may ask
+	version     string
+	patience    time.Duration // that a request has to come, and its answer to be taken
+	started     time.Time
+	account     account
 
 	listeners chan struct{} // holds one for each that hears events
 	ended     chan struct{} // closed when they are to end
@@ -81,7 +83,11 @@ func New(o Options) *Handler {
 
 // SetToken makes token what operators have to send; "" for none, and then only
 // those who connect over loopback are operators.
-func (h *Handler) SetToken(token string) { h.token.Store(&token) }
+func (h *Handler) SetToken(token string) {
+	if before := h.token.Swap(&token); before != nil && *before != token {
+		h.connections.clearAuthentication()
+	}
+}
 
 func (h *Handler) drain(w http.ResponseWriter, r *http.Request) {
 	h.change(w, r, "backend is drained: it finishes what it has and gets nothing new", (*backends.Backend).Drain)

@@ -276,3 +276,22 @@ func TestScrapesAtOnceAreBounded(t *testing.T) {
 		}
 	}
 }
+
+// A wrong token must not read like a missing one: the sender would look in the wrong place.
+func TestAdminTokenErrors(t *testing.T) {
+	l := listen(t, true, Options{Token: token})
+	for _, c := range []struct {
+		given []string
+		says  string
+	}{
+		{nil, "send the admin_token as Authorization: Bearer TOKEN"},
+		{[]string{"Authorization", "Bearer "}, "send the admin_token as Authorization: Bearer TOKEN"},
+		{[]string{"Authorization", "Basic " + token}, "send the admin_token as Authorization: Bearer TOKEN"},
+		{[]string{"Authorization", "Bearer " + token[1:]}, "the token is not this proxy's admin_token"},
+	} {
+		status, body := l.ask("GET", "/api/state", c.given...)
+		if status != 401 || !strings.Contains(body, c.says) {
+			t.Errorf("%v: got %d %s, want %q", c.given, status, body, c.says)
+		}
+	}
+}

@@ -36,6 +36,9 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	w.Header().Set("Cache-Control", "no-store")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
+	if h.hasToken(r) {
+		h.markAuthenticated(r)
+	}
 	near := overLoopback(r)
 	switch {
 	case near && !h.mayBeCalled(r.Host):
@@ -55,8 +58,8 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // overLoopback reports whether the connection can only have come from this
 // machine. The listener's own address would not tell: it may be every interface.
 func overLoopback(r *http.Request) bool {
-	local, ok := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
-	return ok && local.IP.IsLoopback()
+	local, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
+	return isLoopback(local)
 }
 
 // mayBeCalled reports whether a browser could have been told this host only by
@@ -95,14 +98,24 @@ func (h *Handler) isOperator(w http.ResponseWriter, r *http.Request, near bool) 
 		fail(w, http.StatusForbidden, "from another machine there is only /metrics as long as admin_token (WARMROUTE_ADMIN_TOKEN) is not set")
 		return false
 	}
-	// Hashes have one length, which the comparison would give away.
-	given, want := sha256.Sum256([]byte(keys.Presented(r.Header, false))), sha256.Sum256([]byte(token))
-	if subtle.ConstantTimeCompare(given[:], want[:]) == 1 {
+	if h.hasToken(r) {
 		return true
 	}
 	w.Header().Set("WWW-Authenticate", "Bearer")
-	fail(w, http.StatusUnauthorized, "send the admin_token as Authorization: Bearer TOKEN")
+	message := "send the admin_token as Authorization: Bearer TOKEN"
+	if keys.Presented(r.Header, false) != "" {
+		message = "the token is not this proxy's admin_token"
+	}
+	fail(w, http.StatusUnauthorized, message)
 	return false
+}
+
+// hasToken reports whether the request has the admin token.
+func (h *Handler) hasToken(r *http.Request) bool {
+	token := *h.token.Load()
+	// Hashes have one length, which the comparison would give away.
+	given, want := sha256.Sum256([]byte(keys.Presented(r.Header, false))), sha256.Sum256([]byte(token))
+	return token != "" && subtle.ConstantTimeCompare(given[:], want[:]) == 1
 }
 
 // isJSONPost reports whether a POST says that it is JSON, which a web page of

@@ -87,8 +87,12 @@ func TestStateShowsTheFleetAndWhatItDoes(t *testing.T) {
 	b := atWork(t)
 	done := b.request()
 	b.ask("POST", "/api/backends/gpu-1/drain", "Content-Type", jsonType)
+	b.fleet[2].Aborted.Add(5)
 	s, text := b.state()
-	if len(s.Backends) != 3 || s.Backends[0].Name != "gpu-0" || s.Backends[0].State != "ready" || s.Backends[1].State != "draining" || !s.Backends[1].Drained ||
+	if s.Backends[0].Aborted != 0 || s.Backends[2].Aborted != 5 {
+		t.Errorf("aborted responses: %s", text)
+	}
+	if len(s.Backends) != 3 || s.Backends[0].Name != "gpu-0" || s.Backends[0].State != "ready" || s.Backends[1].State != "drained" || !s.Backends[1].Drained ||
 		s.Backends[0].InFlight+s.Backends[1].InFlight != 1 || s.Backends[0].Breaker != "closed" || *s.Backends[2].Running != 2 || *s.Backends[2].KVUsage != 0.5 {
 		t.Errorf("backends: %s", text)
 	}
@@ -355,5 +359,48 @@ func TestThePageMayUseNothingFromElsewhere(t *testing.T) {
 	}
 	if status, body := l.ask("HEAD", "/"); status != 200 || body != "" {
 		t.Errorf("HEAD: %d %s", status, body)
+	}
+}
+
+func TestStateOfStartingBackend(t *testing.T) {
+	a := askable(t)
+	u, err := backends.ParseURL("http://192.0.2.9:8000")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := backends.New("gpu-9", u, "", deaf{t})
+	if err := a.handler.registry.Add(b); err != nil {
+		t.Fatal(err)
+	}
+	a.router.Join(b)
+	s, text := a.state()
+	if got := s.Backends[3]; got.Name != "gpu-9" || got.State != "starting" || got.Reason != "not checked yet" || got.Since == nil {
+		t.Errorf("got %+v in %s", got, text)
+	}
+}
+
+func TestStateListsUnreadyModelsFirst(t *testing.T) {
+	a := askable(t)
+	var cards []backends.Model
+	for i := range 2 * maxModels {
+		cards = append(cards, backends.Model{ID: fmt.Sprintf("adapter-%03d", i), Parent: "m", Card: []byte(`{}`)})
+	}
+	a.fleet[0].SetModels(append(cards, backends.Model{ID: "m", Root: "m", Card: []byte(`{"id":"m"}`)}))
+	a.fleet[2].SetState(backends.Down)
+	s, _ := a.state()
+	m := s.Models
+	if m.All != 2*maxModels+2 || m.Unready != 1 || len(m.Listed) != maxModels {
+		t.Fatalf("got %d models, %d unready, %d listed", m.All, m.Unready, len(m.Listed))
+	}
+	for i, id := range []string{"other", "m", "adapter-000"} {
+		if m.Listed[i].ID != id {
+			t.Errorf("place %d has %s, want %s", i, m.Listed[i].ID, id)
+		}
+	}
+	if got := m.Listed[0]; got.Ready != 0 || got.Backends != 1 || got.Reason != "gpu-2 is down" || got.Since == nil {
+		t.Errorf("got %+v", got)
+	}
+	if n := len(s.Backends[0].LastReadyFor); n != maxLastReady {
+		t.Errorf("%d models are named of a backend, want %d", n, maxLastReady)
 	}
 }

@@ -32,6 +32,7 @@ type State struct {
 	Recent   recentState    `json:"recent"`
 	Series   seriesState    `json:"series"`
 	Backends []backendState `json:"backends"`
+	Models   modelsState    `json:"models"`
 	Queue    queueState     `json:"queue"`
 	Requests requestsState  `json:"requests"`
 	// Decisions are the last ones, newest first.
@@ -53,21 +54,30 @@ type seriesState struct {
 }
 
 type backendState struct {
-	Name          string  `json:"name"`
-	URL           string  `json:"url"`
-	State         string  `json:"state"`
-	Drained       bool    `json:"drained"` // by an operator
-	Breaker       string  `json:"breaker"`
-	Stalled       bool    `json:"stalled"`
-	InFlight      int64   `json:"in_flight"`
-	Running       *int    `json:"running"`
-	Waiting       *int    `json:"waiting"`
-	KVUsage       *number `json:"kv_usage"`
-	IndexBlocks   int     `json:"index_blocks"`
-	IndexCapacity int     `json:"index_capacity_blocks"`
-	PerSecond     number  `json:"requests_per_second"`
-	HitRatio      number  `json:"hit_ratio"`
+	Name string `json:"name"`
+	URL  string `json:"url"`
+	// State is that of router.Condition, or stateDrained.
+	State  string     `json:"state"`
+	Reason string     `json:"reason,omitempty"` // why it is not ready
+	Since  *time.Time `json:"since"`            // of the state; null: not known
+	// LastReadyFor are models of which no other backend is ready, maxLastReady at most.
+	LastReadyFor  []string `json:"last_ready_for,omitempty"`
+	Drained       bool     `json:"drained"` // by an operator
+	Breaker       string   `json:"breaker"`
+	Aborted       int64    `json:"aborted_responses"` // by its engine, since the start
+	InFlight      int64    `json:"in_flight"`
+	Running       *int     `json:"running"`
+	Waiting       *int     `json:"waiting"`
+	KVUsage       *number  `json:"kv_usage"`
+	IndexBlocks   int      `json:"index_blocks"`
+	IndexCapacity int      `json:"index_capacity_blocks"`
+	PerSecond     number   `json:"requests_per_second"`
+	HitRatio      number   `json:"hit_ratio"`
 }
+
+// stateDrained is the state of a backend that an operator drained and that has
+// nothing in flight.
+const stateDrained = "drained"
 
 type queueState struct {
 	Requests int            `json:"requests"`
@@ -84,6 +94,7 @@ type requestState struct {
 	Handle        string `json:"handle"` // for /api/requests/{handle}/cancel
 	RequestID     string `json:"request_id"`
 	Phase         string `json:"phase"`
+	Stalled       bool   `json:"stalled"` // it waits for a backend that makes no progress
 	Endpoint      string `json:"endpoint"`
 	Model         string `json:"model,omitempty"`
 	Key           string `json:"key,omitempty"`
@@ -154,13 +165,15 @@ func (h *Handler) showState(w http.ResponseWriter, _ *http.Request) {
 func (h *Handler) look(now time.Time) *State {
 	pulse := h.proxy.Live().Pulse()
 	listed := h.proxy.Live().Requests(mostRequests, mostHeld)
+	f := h.newFleetSnapshot()
 	s := &State{
 		Version: h.version, Policy: h.router.Policy(), Now: now.UTC(), Uptime: seconds(now.Sub(h.started)),
 		Recent:    recentState{number(pulse.PerSecond), number(pulse.Failed), number(pulse.Recent.HitRatio), number(pulse.Recent.TTFT)},
 		Series:    seriesState{seconds(proxy.PulseStep), numbers(pulse.TTFT), numbers(pulse.HitRatio)},
-		Backends:  h.fleet(pulse.Backends),
-		Queue:     queue(h.router.HeldRequests(), requests(listed.Held, now)),
-		Requests:  requestsState{listed.All, requests(listed.Oldest, now)},
+		Models:    models(f),
+		Backends:  h.fleet(f, pulse.Backends),
+		Queue:     queue(h.router.HeldRequests(), requests(listed.Held, f, now)),
+		Requests:  requestsState{listed.All, requests(listed.Oldest, f, now)},
 		Decisions: []decisionState{},
 	}
 	for _, d := range h.proxy.Live().Decisions() {
@@ -182,19 +195,16 @@ func queue(held int, first []requestState) queueState {
 	return q
 }
 
-// fleet shows the backends; of two with one name, one of them on its way out, the other.
-func (h *Handler) fleet(recent map[*backends.Backend]proxy.Recent) []backendState {
+// fleet shows the backends.
+func (h *Handler) fleet(f *fleetSnapshot, recent map[*backends.Backend]proxy.Recent) []backendState {
 	parts, _ := h.router.Index()
 	out := []backendState{}
-	for _, b := range h.registry.All() {
-		if h.registry.Find(b.Name) != b {
-			continue
-		}
+	for _, b := range f.backends {
 		breaker, _ := h.router.Breaker(b)
-		_, stalled := h.router.Stalls(b)
+		c := f.conditions[b]
 		s := backendState{
-			Name: b.Name, URL: b.URL.Redacted(), State: b.State().String(), Drained: b.Drained(),
-			Breaker: breakerNames[breaker], Stalled: stalled, InFlight: b.InFlight.Load(), HitRatio: number(math.NaN()),
+			Name: b.Name, URL: b.URL.Redacted(), State: string(c.State), Reason: c.Reason, Since: timeOrNull(c.Since), Drained: b.Drained(), LastReadyFor: f.lastReadyFor[b],
+			Breaker: breakerNames[breaker], Aborted: b.Aborted.Load(), InFlight: b.InFlight.Load(), HitRatio: number(math.NaN()),
 		}
 		if r, ok := recent[b]; ok {
 			s.PerSecond, s.HitRatio = number(r.PerSecond), number(r.HitRatio)
@@ -216,11 +226,11 @@ func (h *Handler) fleet(recent map[*backends.Backend]proxy.Recent) []backendStat
 
 var breakerNames = [...]string{router.BreakerClosed: "closed", router.BreakerHalfOpen: "half-open", router.BreakerOpen: "open"}
 
-func requests(list []proxy.InFlight, now time.Time) []requestState {
+func requests(list []proxy.InFlight, f *fleetSnapshot, now time.Time) []requestState {
 	out := []requestState{}
 	for _, r := range list {
 		out = append(out, requestState{
-			r.Handle, r.RequestID, r.Phase.String(), r.Endpoint, r.Model, r.Key, r.Backend,
+			r.Handle, r.RequestID, r.Phase.String(), r.Backend != "" && f.stalled[r.Backend], r.Endpoint, r.Model, r.Key, r.Backend,
 			r.MatchedTokens, r.PromptTokens, r.Attempts, seconds(now.Sub(r.Arrived)),
 		})
 	}

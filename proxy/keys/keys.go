@@ -28,9 +28,10 @@ type Key struct {
 
 	Models            []string // IDs that it may use; nil: all
 	RequestsPerMinute int
-	TokensPerMinute   int // of prompts and answers
-	Concurrency       int // requests at once
-	Priority          int // lower first; its requests may go behind that, never before
+	TokensPerMinute   int           // of prompts and answers
+	Concurrency       int           // requests at once
+	Priority          int           // lower first; its requests may go behind that, never before
+	QueueTime         time.Duration // for which its requests may wait for a backend; 0: as all others
 	RouteHeaders      bool
 	Expires           time.Time
 }

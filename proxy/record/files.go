@@ -7,6 +7,8 @@ import (
 	"io"
 	"io/fs"
 	"os"
+
+	"warmroute/proxy/filelock"
 )
 
 const (
@@ -42,7 +44,7 @@ func (f *files) open() error {
 	}
 	var size int64
 	if err = f.own(file); err == nil {
-		size, err = wholeLines(file)
+		size, err = completeLinesLength(file)
 	}
 	if err == nil {
 		err = file.Truncate(size)
@@ -64,7 +66,9 @@ func (f *files) open() error {
 // own locks a file that was opened. Another process may have renamed it before
 // the lock was had.
 func (f *files) own(file *os.File) error {
-	if err := lock(file); err != nil {
+	if err := filelock.TryLock(file); errors.Is(err, filelock.ErrLocked) {
+		return fmt.Errorf("another process records to %s; stop it, or choose another file for one of the two", f.path)
+	} else if err != nil {
 		return err
 	}
 	opened, err := file.Stat()
@@ -77,8 +81,8 @@ func (f *files) own(file *os.File) error {
 	return nil
 }
 
-// wholeLines returns the length of a recording up to its last line's end.
-func wholeLines(file *os.File) (int64, error) {
+// completeLinesLength returns the length of a recording up to its last line's end.
+func completeLinesLength(file *os.File) (int64, error) {
 	info, err := file.Stat()
 	if err != nil {
 		return 0, err

@@ -17,10 +17,11 @@ import (
 )
 
 const (
-	ours   = "warmroute"
-	direct = "direct" // no proxy at all: what the two ends cost and delay
-	nginx  = "nginx"
-	sglang = "sglang-router"
+	ours     = "warmroute"
+	baseline = "baseline" // another build of warmroute
+	direct   = "direct"   // no proxy at all: what the two ends cost and delay
+	nginx    = "nginx"
+	sglang   = "sglang-router"
 )
 
 // peers are the routers that --peers adds, with their own defaults.
@@ -32,6 +33,7 @@ type bench struct {
 	repo     string
 	compare  string        // where the peers are installed
 	self     string        // this program, for the ends
+	baseline string        // another build of warmroute; empty: none is measured
 	warm     time.Duration // load before anything is measured
 	window   time.Duration // of one measurement
 	results  *results
@@ -64,8 +66,12 @@ func (b *bench) open(ctx context.Context, name string, replicas []string) (*fron
 	f := &front{addrs: "127.0.0.1:" + listen, admin: "http://127.0.0.1:" + spare}
 	var cmd *exec.Cmd
 	switch name {
-	case ours:
-		cmd = exec.Command(filepath.Join(b.dir, ours), append([]string{"serve", "--listen", f.addrs, "--admin", "127.0.0.1:" + spare}, replicas...)...)
+	case ours, baseline:
+		binary := filepath.Join(b.dir, ours)
+		if name == baseline {
+			binary = b.baseline
+		}
+		cmd = exec.Command(binary, append([]string{"serve", "--listen", f.addrs, "--admin", "127.0.0.1:" + spare}, replicas...)...)
 	case nginx:
 		path := filepath.Join(b.dir, "nginx.conf")
 		if err := os.WriteFile(path, []byte(nginxConfig(b.dir, f.addrs, replicas)), 0o644); err != nil {

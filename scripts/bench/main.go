@@ -63,6 +63,7 @@ type options struct {
 	rounds             int
 	endure             time.Duration
 	contenders         string
+	baseline           string
 }
 
 func parseFlags() (o options, err error) {
@@ -71,6 +72,7 @@ func parseFlags() (o options, err error) {
 	flag.BoolVar(&o.quick, "quick", false, "one short round: does everything work, and roughly how fast?")
 	flag.StringVar(&o.only, "only", "", "only these measurements, with commas: requests, latency, chunks, memory, idle")
 	flag.StringVar(&o.contenders, "contenders", "", "only these, with commas, such as warmroute,nginx")
+	flag.StringVar(&o.baseline, "baseline", "", "another build of warmroute to measure beside this one")
 	flag.BoolVar(&o.json, "json", false, "print one JSON object")
 	flag.DurationVar(&o.endure, "endure", 0, "keep 9,000 streams open through warmroute for so long, and measure nothing else")
 	flag.Parse()
@@ -100,7 +102,10 @@ func run(ctx context.Context) (missed bool, err error) {
 	if o.contenders != "" {
 		contenders = strings.Split(o.contenders, ",")
 	}
-	b := &bench{warm: 500 * time.Millisecond, window: 1500 * time.Millisecond, results: newResults(), progress: os.Stderr}
+	if o.baseline != "" {
+		contenders = append(contenders, baseline)
+	}
+	b := &bench{baseline: o.baseline, warm: 500 * time.Millisecond, window: 1500 * time.Millisecond, results: newResults(), progress: os.Stderr}
 	if o.quick {
 		b.window = 500 * time.Millisecond
 	}

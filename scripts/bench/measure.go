@@ -19,7 +19,7 @@ var measurements = []measurement{
 	{name: "requests", replicas: 4, take: (*bench).requests},
 	{name: "latency", replicas: 4, take: (*bench).latency},
 	{name: "chunks", replicas: 4, take: (*bench).streamedChunks},
-	{name: "memory", replicas: 4, take: (*bench).memory, once: true, only: []string{ours, nginx, sglang}},
+	{name: "memory", replicas: 4, take: (*bench).memory, once: true, only: []string{ours, baseline, nginx, sglang}},
 	{name: "idle", replicas: 100, take: (*bench).idle, only: []string{ours}},
 }
 

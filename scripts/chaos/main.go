@@ -2,7 +2,7 @@
 // restarted, hung, slowed, cut off and garbled, and every request has to be
 // answered, or to fail in a way that the failure table (docs/design.md) allows.
 //
-//	go run ./scripts/chaos                    simulated replicas, about three minutes
+//	go run ./scripts/chaos                    simulated replicas, about four minutes
 //	go run ./scripts/chaos --only kill,outage
 //	go run ./scripts/chaos --real             vLLM on this machine's CPU (scripts/vllm-cpu/setup.sh first)
 //
@@ -35,6 +35,8 @@ type options struct {
 	clients  int
 	length   time.Duration
 	asJSON   bool
+
+	batchRequests int
 }
 
 func run(ctx context.Context) (ok bool, err error) {
@@ -45,6 +47,7 @@ func run(ctx context.Context) (ok bool, err error) {
 	flag.IntVar(&o.clients, "clients", 32, "that ask one question after another, half of them for streams")
 	only := flag.String("only", "", "scenarios to play, comma-separated; none: all")
 	flag.DurationVar(&o.length, "for", 0, "begin again with the first scenario until this has passed; 0: once through")
+	flag.IntVar(&o.batchRequests, "batch", 2000, "batch requests of the scenario batch; 10000 take two minutes")
 	list := flag.Bool("list", false, "name the scenarios and exit")
 	flag.BoolVar(&o.asJSON, "json", false, "print one JSON object at the end")
 	flag.Parse()
@@ -52,7 +55,7 @@ func run(ctx context.Context) (ok bool, err error) {
 	if *only != "" {
 		names = strings.Split(*only, ",")
 	}
-	chosen, unknown := named(names, o.real)
+	chosen, unknown := named(o.scenarios(), names, o.real)
 	if len(unknown) > 0 {
 		return false, fmt.Errorf("no such scenario: %s; -list names them", strings.Join(unknown, ", "))
 	}
@@ -101,6 +104,7 @@ func (o *options) play(ctx context.Context, dir string, chosen []scenario) (ok b
 	if err != nil {
 		return false, err
 	}
+	r.load = load
 	idle, err := r.proxy.Scrape(ctx)
 	if err != nil {
 		return false, err
@@ -126,7 +130,25 @@ func (o *options) play(ctx context.Context, dir string, chosen []scenario) (ok b
 
 // start brings replicas and proxy up. What it returns has to be ended.
 func (o *options) start(ctx context.Context, dir string) (*rig, error) {
-	r := &rig{real: o.real}
+	r := &rig{real: o.real, dir: dir}
+	r.newReplica = func(name string, args ...string) (*fleet.Replica, error) {
+		ports, err := fleet.FreePorts(1)
+		if err != nil {
+			return nil, err
+		}
+		return fleet.Simulated(o.binary, dir, name, ports[0], false, args...), nil
+	}
+	r.newProxy = func(name, settings string) (*fleet.Proxy, error) {
+		ports, err := fleet.FreePorts(2)
+		if err != nil {
+			return nil, err
+		}
+		own := filepath.Join(dir, name)
+		if err := os.MkdirAll(own, 0o700); err != nil {
+			return nil, err
+		}
+		return fleet.NewProxy(o.binary, own, ports[0], ports[1], settings), nil
+	}
 	ports, err := fleet.FreePorts(o.replicas + 2)
 	if err != nil {
 		return r, err

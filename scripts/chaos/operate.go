@@ -2,8 +2,13 @@ package main
 
 import (
 	"context"
+	"errors"
+	"os"
+	"slices"
+	"strings"
 	"time"
 
+	"warmroute/backends/vllmsim"
 	"warmroute/scripts/fleet"
 )
 
@@ -27,6 +32,64 @@ func reload(ctx context.Context, r *rig) error {
 	}
 	if err := r.answers(ctx, 20); err != nil {
 		return err
+	}
+	return r.proxy.Reload(ctx, "ok", r.replicas)
+}
+
+// fewDescriptors leave about a dozen for connections to replicas, beside those of
+// the clients. Each request needs a new one while replicas close idle connections.
+const fewDescriptors = 64
+
+func descriptors(ctx context.Context, r *rig) error {
+	const opens = "warmroute_backend_breaker_opens_total"
+	before, err := r.proxy.Scrape(ctx)
+	if err != nil {
+		return err
+	}
+	began := time.Now()
+	count := func(text string) int {
+		log, err := os.ReadFile(r.proxy.Log)
+		r.verdict.require(err == nil, "the proxy's log: %v", err)
+		return strings.Count(string(log), text)
+	}
+	const message, down = "out of file descriptors", "state=down"
+	messages, downs := count(message), count(down)
+	undo, err := r.proxy.LimitDescriptors(ctx, fewDescriptors)
+	if err != nil {
+		return err
+	}
+	err = r.fault(ctx, 6*time.Second, vllmsim.Fault{Kind: vllmsim.CloseIdle}, r.replicas...)
+	if err := errors.Join(err, undo()); err != nil {
+		return err
+	}
+	after, err := r.proxy.Scrape(ctx)
+	if err != nil {
+		return err
+	}
+	messages, downs = count(message)-messages, count(down)-downs
+	r.verdict.require(messages > 0, "the log does not say that there were no descriptors")
+	r.verdict.require(messages <= 1+int(time.Since(began)/time.Minute), "the log says %d times that there were no descriptors", messages)
+	r.verdict.require(downs == 0, "backends went down %d times for want of descriptors", downs)
+	r.verdict.require(after.Sum(opens) == before.Sum(opens), "breakers opened for want of descriptors")
+	return nil
+}
+
+// loop adds the proxy itself as a backend.
+func loop(ctx context.Context, r *rig) error {
+	r.countExecutions = true
+	self := &fleet.Replica{Name: "self", URL: r.proxy.URL}
+	if err := r.proxy.Reload(ctx, "ok", append(slices.Clone(r.replicas), self)); err != nil {
+		return err
+	}
+	for range 20 {
+		if err := r.answers(ctx, 10); err != nil {
+			return err
+		}
+		m, err := r.proxy.Scrape(ctx)
+		if err != nil {
+			return err
+		}
+		r.verdict.require(m.Sum("warmroute_backend_ready", "backend", self.Name) == 0, "the proxy is ready as its own backend")
 	}
 	return r.proxy.Reload(ctx, "ok", r.replicas)
 }

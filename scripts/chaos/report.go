@@ -25,6 +25,7 @@ type row struct {
 	Healed     map[string]float64 `json:"healed_s"` // the longest, from a replica's first answer after its trouble to its first traffic
 	Broken     int                `json:"violations"`
 	Violations []string           `json:"first_violations,omitempty"`
+	Measured   []string           `json:"measured,omitempty"`
 }
 
 // report is that of a whole run.
@@ -47,6 +48,11 @@ func (r *rig) scene(ctx context.Context, s scenario, load *clients) (row, error)
 	if err != nil {
 		return row{}, err
 	}
+	begun, err := r.executions(ctx)
+	if err != nil {
+		return row{}, err
+	}
+	r.countExecutions = false
 	r.verdict, r.healed = newVerdict(s.allowed), map[string]time.Duration{}
 	began := time.Now()
 	stop, stopped := make(chan struct{}), make(chan struct{})
@@ -82,10 +88,20 @@ func (r *rig) scene(ctx context.Context, s scenario, load *clients) (row, error)
 		retried -= before.Sum(retries)
 	}
 	v := r.verdict
+	if r.countExecutions {
+		asked := after.Sum("warmroute_requests_total") - before.Sum("warmroute_requests_total")
+		v.require(asked <= float64(v.sent), "%d requests were sent, and the proxy counted %v", v.sent, asked)
+		now, err := r.executions(ctx)
+		if err != nil {
+			return row{}, err
+		}
+		v.require(now-begun <= float64(v.sent)+retried, "the replicas executed %v requests: more than the %d that were asked and the %v that were counted as retries",
+			now-begun, v.sent, retried)
+	}
 	out := row{
 		Scenario: s.name, Seconds: time.Since(began).Seconds(), Sent: v.sent, Answered: v.answered, Failed: v.failed,
 		Retried: int(retried),
-		Healed:  map[string]float64{}, Broken: v.broken, Violations: v.violations,
+		Healed:  map[string]float64{}, Broken: v.broken, Violations: v.violations, Measured: v.told,
 	}
 	for name, took := range r.healed {
 		out.Healed[name] = took.Seconds()
@@ -119,6 +135,9 @@ func (p *report) add(r row) {
 	fmt.Fprintf(p.out, "%-16s %7d %9d %7d %8d %8s  %s\n", r.Scenario, r.Sent, r.Answered, failed, r.Retried, heals, verdict)
 	for _, cause := range slices.Sorted(maps.Keys(r.Failed)) {
 		fmt.Fprintf(p.out, "%-16s %s: %d\n", "", cause, r.Failed[cause])
+	}
+	for _, what := range r.Measured {
+		fmt.Fprintf(p.out, "%-16s %s\n", "", what)
 	}
 	for _, what := range r.Violations {
 		fmt.Fprintf(p.out, "  ! %s\n", strings.ReplaceAll(what, "\n", " "))

@@ -23,8 +23,31 @@ type rig struct {
 	proxy    *fleet.Proxy
 	replicas []*fleet.Replica
 	real     bool
+	// newReplica makes a simulated replica beside those, with arguments for it.
+	newReplica func(name string, args ...string) (*fleet.Replica, error)
+	// newProxy makes a proxy beside the one, with settings of its own.
+	newProxy func(name, settings string) (*fleet.Proxy, error)
+	dir      string                   // of logs and configurations
+	load     *clients                 // that play
 	verdict  *verdict                 // of the scenario under way
 	healed   map[string]time.Duration // from a replica's first answer after its trouble to the first of the load's
+
+	// countExecutions is set by a scenario after which the replicas must not have
+	// begun more requests than the proxy was asked for and has counted as retries.
+	countExecutions bool
+}
+
+// executions is how many requests the simulated replicas have begun and ended. Not
+// those of a process that was killed.
+func (r *rig) executions(ctx context.Context) (n float64, err error) {
+	for _, one := range r.replicas {
+		m, err := fleet.Scrape(ctx, one.URL+"/metrics")
+		if err != nil {
+			return 0, err
+		}
+		n += m.Sum("vllm:request_success_total")
+	}
+	return n, nil
 }
 
 // until waits for cond, as long as limit.

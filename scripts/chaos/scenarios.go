@@ -19,17 +19,25 @@ type scenario struct {
 	act     func(context.Context, *rig) error
 }
 
+// scenarios are all that there are.
+func (o *options) scenarios() []scenario {
+	return append(slices.Clone(scenarios), scenario{"batch", "thousands of batch requests (-batch) beside the clients: none is lost, and the clients' take little longer", false, nil, o.batch})
+}
+
 var scenarios = []scenario{
 	{"kill", "kill -9 one by one", true, brokeOff, oneByOne(everyone, func(r *fleet.Replica) error { return fleet.Kill(r) })},
-	{"restart", "SIGTERM one by one, which aborts what they do", true, aborted, oneByOne(aborting, (*fleet.Replica).End)},
+	{"restart", "SIGTERM one by one, which aborts what they do", true, brokeOff, oneByOne(aborting, (*fleet.Replica).End)},
 	{"restart-drain", "SIGTERM one by one with --shutdown-timeout: /health stays 200, new requests get a 500", true, nil, oneByOne(draining, (*fleet.Replica).End)},
 	{"outage", "kill -9 all at once, down for 2 s", false, brokeOff, outage},
 	{"stop", "SIGSTOP one for 7 s", true, brokeOff, stop},
 	{"hang", "one accepts and never answers, for 7 s", false, brokeOff, hang},
+	{"hang-unseen", "one answers its checks, but no request, and has no metrics, for 7 s: timeouts.response and first_byte end what waits for it", false, status(504), hangUnseen},
 	{"freeze", "the engine of one stands still for 7 s while its server answers", false, brokeOff, afflict(7*time.Second, 1, vllmsim.Fault{Kind: vllmsim.Freeze})},
 	{"slow", "half of them 20 times slower for 4 s", false, nil, afflict(4*time.Second, 2, vllmsim.Fault{Kind: vllmsim.Slow, Factor: 20})},
 	{"cut", "one ends every stream after three chunks, another before the first", false, brokeOff, cut},
+	{"abort", "the engine of one aborts each request after three tokens, then that of another each before its first", false, brokeOff, abort},
 	{"reset", "one resets connections before the status line, another after the headers", false, nil, reset},
+	{"reset-at-work", "one resets connections 0.3 s into the work, another after 0.7 s: no request is executed beyond its counted attempts", false, nil, resetAtWork},
 	{"refuse", "one refuses connections for 3 s", false, nil, afflict(3*time.Second, 1, vllmsim.Fault{Kind: vllmsim.Refuse})},
 	{"close-idle", "all close every connection once it is idle", false, nil, afflict(4*time.Second, 0, vllmsim.Fault{Kind: vllmsim.CloseIdle})},
 	{"500", "one answers 500 for 3 s", false, nil, afflict(3*time.Second, 1, vllmsim.Fault{Kind: vllmsim.Status, Status: 500})},
@@ -39,8 +47,12 @@ var scenarios = []scenario{
 	{"metrics-gone", "/metrics of all is a 404", false, nil, afflict(3*time.Second, 0, vllmsim.Fault{Kind: vllmsim.MetricsGone})},
 	{"metrics-garbled", "/metrics of all is garbage", false, nil, afflict(3*time.Second, 0, vllmsim.Fault{Kind: vllmsim.MetricsGarbled})},
 	{"metrics-huge", "/metrics of all has 50 MB", false, nil, afflict(3*time.Second, 0, vllmsim.Fault{Kind: vllmsim.MetricsHuge})},
+	{"model-down", "the only replica of a second model is killed and comes back; the first model is not affected", false, nil, modelDown},
+	{"descriptors", "the proxy has no descriptors for half of the connections that it needs, for 6 s: requests wait, and no backend is blamed", false, nil, descriptors},
 	{"reload", "a reload removes a backend, another adds it, a third is faulty", true, nil, reload},
+	{"loop", "a reload adds the proxy itself as a backend: it is refused, and no request is sent twice", false, nil, loop},
 	{"drain", "an operator drains a backend, and takes it back", true, nil, drain},
+	{"rolling", "two proxies behind nginx are restarted (SIGTERM), one after the other and twice", false, nil, rolling},
 	{"hand-over", "the proxy hands its listeners to a new process (SIGUSR2)", true, nil, handOver},
 }
 
@@ -153,6 +165,14 @@ func reset(ctx context.Context, r *rig) error {
 	return r.fault(ctx, 2*time.Second, vllmsim.Fault{Kind: vllmsim.ResetLate}, r.replicas[1])
 }
 
+func resetAtWork(ctx context.Context, r *rig) error {
+	r.countExecutions = true
+	if err := r.replicas[0].Fault(vllmsim.Fault{Kind: vllmsim.ResetAtWork, Delay: 0.3, Seconds: 3}); err != nil {
+		return err
+	}
+	return r.fault(ctx, 3*time.Second, vllmsim.Fault{Kind: vllmsim.ResetAtWork, Delay: 0.7}, r.replicas[1])
+}
+
 // What retries may come to, by default: a share of the requests of ten seconds,
 // and so many a second always.
 const (
@@ -187,7 +207,7 @@ func refuseAll(ctx context.Context, r *rig) error {
 }
 
 // named returns the scenarios to play.
-func named(names []string, real bool) (chosen []scenario, unknown []string) {
+func named(scenarios []scenario, names []string, real bool) (chosen []scenario, unknown []string) {
 	for _, s := range scenarios {
 		if (!real || s.real) && (len(names) == 0 || slices.Contains(names, s.name)) {
 			chosen = append(chosen, s)

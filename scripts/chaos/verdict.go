@@ -25,6 +25,11 @@ type verdict struct {
 	violations []string             // the first of them, for people
 	served     map[string]time.Time // by backend, when it last began an answer that then came whole
 	sentTo     map[string]time.Time // and when the last request came that it answered
+	told       []string             // of what was measured, for people
+
+	measuredFrom       time.Time     // what was sent before is not in the following two
+	measuredStreams    *replay.Tally // nil: nothing is measured
+	measuredOfAllKinds *replay.Tally
 }
 
 func newVerdict(allowed func(bool, replay.Reply) bool) *verdict {
@@ -35,6 +40,40 @@ func newVerdict(allowed func(bool, replay.Reply) bool) *verdict {
 func (v *verdict) judge(q *question, streams bool, r replay.Reply) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
+	if v.measuredStreams != nil && r.Err == "" && !r.Sent.Before(v.measuredFrom) {
+		v.measuredOfAllKinds.Add(r.Result)
+		if streams {
+			v.measuredStreams.Add(r.Result)
+		}
+	}
+	v.judgeLocked(q, streams, r)
+}
+
+// judgeUncounted takes in what became of a question that is not the clients', and so
+// is not measured.
+func (v *verdict) judgeUncounted(q *question, r replay.Reply) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.judgeLocked(q, false, r)
+}
+
+// measure begins to add up what clients see of the requests that they send from now
+// on, of streams and of all, in place of what it added up before.
+func (v *verdict) measure() (streams, all *replay.Tally) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.measuredFrom, v.measuredStreams, v.measuredOfAllKinds = time.Now(), new(replay.Tally), new(replay.Tally)
+	return v.measuredStreams, v.measuredOfAllKinds
+}
+
+// tell notes what was measured.
+func (v *verdict) tell(format string, args ...any) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.told = append(v.told, fmt.Sprintf(format, args...))
+}
+
+func (v *verdict) judgeLocked(q *question, streams bool, r replay.Reply) {
 	v.sent++
 	// Whatever came must be the beginning of the answer, without a hole and
 	// without anybody else's words.
@@ -113,16 +152,10 @@ func (v *verdict) lastSent(backend string) time.Time {
 
 // The failures of the failure table (docs/design.md).
 
-// brokeOff is a stream that its client had seen begin when its replica died: an
-// error event, and never silence.
+// brokeOff is a stream that its client had seen begin when its replica died, or
+// aborted it: an error event, and never silence.
 func brokeOff(streams bool, r replay.Reply) bool {
 	return streams && r.Committed && r.Err == "error event in the stream"
-}
-
-// aborted is a stream that its client had seen begin when its replica was told to
-// stop, and whose end is vLLM's own.
-func aborted(streams bool, r replay.Reply) bool {
-	return streams && r.Committed && r.Err == "answer aborted" || brokeOff(streams, r)
 }
 
 // status is an answer that the replicas themselves gave, or the proxy for want of any.

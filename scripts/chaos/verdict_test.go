@@ -40,9 +40,8 @@ func TestVerdict(t *testing.T) {
 	f("… before it was committed", brokeOff, true, failed(event, "", false, 200), 1)
 	f("… with a hole", brokeOff, true, failed(event, "one three", true, 200), 1)
 	f("… in silence", brokeOff, true, failed(cut, "one", true, 200), 1)
-	f("a stream that was aborted", aborted, true, failed(abort, "one", true, 200), 0)
-	f("a whole answer that was", aborted, false, failed(abort, "one", true, 200), 1)
-	f("… where none may be", brokeOff, true, failed(abort, "one", true, 200), 1)
+	f("a stream that was aborted, and says so itself", brokeOff, true, failed(abort, "one", true, 200), 1)
+	f("a whole answer that was", brokeOff, false, failed(abort, "one", true, 200), 1)
 	f("a status that may be", status(503), false, failed("status 503", "", false, 503), 0)
 	f("another", status(503), false, failed("status 502", "", false, 502), 1)
 	f("a connection lost", status(503), false, failed("no connection", "", false, 0), 1)
@@ -56,10 +55,10 @@ func TestVerdict(t *testing.T) {
 }
 
 func TestNamed(t *testing.T) {
-	if all, unknown := named(nil, false); len(all) != len(scenarios) || unknown != nil {
+	if all, unknown := named(scenarios, nil, false); len(all) != len(scenarios) || unknown != nil {
 		t.Errorf("%d scenarios, unknown %v", len(all), unknown)
 	}
-	chosen, unknown := named([]string{"outage", "kill", "nonsense"}, true)
+	chosen, unknown := named(scenarios, []string{"outage", "kill", "nonsense"}, true)
 	if len(chosen) != 1 || chosen[0].name != "kill" || len(unknown) != 2 {
 		t.Errorf("chosen %d, unknown %v; an outage is not for real replicas", len(chosen), unknown)
 	}

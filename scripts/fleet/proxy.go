@@ -9,6 +9,7 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -111,6 +112,26 @@ func (p *Proxy) Reload(ctx context.Context, result string, replicas []*Replica, 
 // Signal sends a signal to the process.
 func (p *Proxy) Signal(s syscall.Signal) error { return p.process.signal(s, p.handed) }
 
+// LimitDescriptors sets how many file descriptors the process may open, and returns
+// what undoes that. It runs prlimit(1), and cannot be used after a HandOver.
+func (p *Proxy) LimitDescriptors(ctx context.Context, n int) (undo func() error, err error) {
+	if p.handed {
+		return nil, errors.New("the process that serves after a hand-over is not known")
+	}
+	pid := fmt.Sprint("--pid=", p.process.PID())
+	before, err := exec.CommandContext(ctx, "prlimit", pid, "--nofile", "--output=SOFT", "--noheadings", "--raw").Output()
+	if err != nil {
+		return nil, fmt.Errorf("prlimit: %w", err)
+	}
+	set := func(soft string) error {
+		if out, err := exec.CommandContext(ctx, "prlimit", pid, "--nofile="+soft+":").CombinedOutput(); err != nil {
+			return fmt.Errorf("prlimit: %w: %s", err, out)
+		}
+		return nil
+	}
+	return func() error { return set(strings.TrimSpace(string(before))) }, set(fmt.Sprint(n))
+}
+
 // HandOver makes the proxy hand its listeners to a new process, once, and returns
 // when the old one has ended, with status 0.
 func (p *Proxy) HandOver(ctx context.Context, limit time.Duration) error {
@@ -148,6 +169,11 @@ func (p *Proxy) End(limit time.Duration) error {
 		}
 	}
 	return errors.Join(fmt.Errorf("the proxy still listened %v after SIGTERM", limit), process.signal(syscall.SIGKILL, true))
+}
+
+// Status asks the public listener for a path and returns the status.
+func (p *Proxy) Status(ctx context.Context, path string) (int, error) {
+	return get(ctx, p.client, p.URL+path)
 }
 
 // Tell asks the admin listener to do something.

@@ -43,7 +43,7 @@ func (o *outcomes) add(k *kind, a replay.Ask, bounded bool, r replay.Reply) {
 	if slices.Contains(k.fine, r.Err) {
 		return
 	}
-	if a.Streams && r.Committed && (r.Err == "error event in the stream" || r.Err == "answer aborted") {
+	if a.Streams && r.Committed && r.Err == "error event in the stream" {
 		o.broken++
 		return
 	}

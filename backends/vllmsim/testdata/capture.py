@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
 """Record what a real vLLM answers, as golden files for the simulated replica.
 
-Usage: capture.py URL OUT_DIR [open|keyed]
+Usage: capture.py URL OUT_DIR [open|keyed|abort]
 
 `open` (the default) needs a vLLM that serves a small chat model as `tiny` with
 a context of 8192 tokens, prefix caching, --enable-prompt-tokens-details and
 tool calls, started with VLLM_SERVER_DEV_MODE=1. `keyed` records the few cases
-that need a server with --api-key sk-golden.
+that need a server with --api-key sk-golden. `abort` records what a request
+gets that the engine aborts (POST /abort_requests of VLLM_SERVER_DEV_MODE=1):
+abort-* once it generates, abort-early-* while it waits. It needs a server with
+--max-num-seqs 1.
 
 One file a case: the request as it was sent, then the answer with the chunked
 framing undone. Sockets are used directly, since an HTTP library would tidy up
@@ -18,10 +21,12 @@ import os
 import re
 import socket
 import sys
+import time
 import urllib.parse
 
 MODEL = "tiny"
 HELLO = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello, world"}]
+FABLE = [{"role": "user", "content": "The quick brown fox jumps over the lazy dog. " * 20}]
 WEATHER = {
     "type": "function",
     "function": {
@@ -82,6 +87,11 @@ OPEN = {
     "responses-stream": ("POST", "/v1/responses", {"model": MODEL, "input": "Hello", "max_output_tokens": 4, "temperature": 0, "stream": True}, {}),
     "messages": ("POST", "/v1/messages", {"model": MODEL, "messages": HELLO[1:], "max_tokens": 4, "temperature": 0}, {}),
     "messages-stream": ("POST", "/v1/messages", {"model": MODEL, "messages": HELLO[1:], "max_tokens": 4, "temperature": 0, "stream": True}, {}),
+    # A prompt of a few blocks, sent twice: the second time the cache has them.
+    "messages-uncached": ("POST", "/v1/messages", {"model": MODEL, "messages": FABLE, "max_tokens": 4, "temperature": 0}, {}),
+    "messages-cached": ("POST", "/v1/messages", {"model": MODEL, "messages": FABLE, "max_tokens": 4, "temperature": 0}, {}),
+    "messages-cached-stream": ("POST", "/v1/messages", {"model": MODEL, "messages": FABLE, "max_tokens": 4, "temperature": 0, "stream": True}, {}),
+    "messages-cached-chat": ("POST", CHAT, chat(messages=FABLE), {}),
     "messages-count-tokens": ("POST", "/v1/messages/count_tokens", {"model": MODEL, "messages": HELLO[1:]}, {}),
     "messages-unknown-model": ("POST", "/v1/messages", {"model": "nope", "messages": HELLO[1:], "max_tokens": 4}, {}),
     "messages-no-max-tokens": ("POST", "/v1/messages", {"model": MODEL, "messages": HELLO[1:]}, {}),
@@ -159,6 +169,14 @@ KEYED = {
     "keyed-tokenize": ("POST", "/tokenize", {"model": MODEL, "prompt": "Hello"}, {}),
 }
 
+LATER = {"max_tokens": 4000, "temperature": 0}  # long enough to be aborted in its midst
+ABORT = {
+    "chat": (CHAT, {"model": MODEL, "messages": HELLO, "ignore_eos": True, **LATER}, {"stream_options": {"include_usage": True}}),
+    "completions": (COMPLETIONS, {"model": MODEL, "prompt": "Once upon a time", "ignore_eos": True, **LATER}, {"stream_options": {"include_usage": True}}),
+    "responses": ("/v1/responses", {"model": MODEL, "input": "Hello", "max_output_tokens": 4000, "temperature": 0}, {}),
+    "messages": ("/v1/messages", {"model": MODEL, "messages": HELLO[1:], **LATER}, {}),
+}
+
 
 def request(method, path, body, extra):
     headers = {"Host": "replica", "Connection": "close"}
@@ -184,6 +202,35 @@ def exchange(address, raw):
     return answer
 
 
+def aborted(address, raw, early):
+    """Send a request and abort it: while it waits if early, else when it generates."""
+    if early:
+        other = socket.create_connection(address, timeout=120)
+        other.sendall(request("POST", CHAT, {**ABORT["chat"][1], "stream": True}, {}))
+        other.recv(1)
+        gauge(address, "running", 1)
+    with socket.create_connection(address, timeout=120) as conn:
+        conn.sendall(raw)
+        gauge(address, "waiting" if early else "running", 1)
+        if not early:
+            time.sleep(0.03)
+        exchange(address, request("POST", "/abort_requests", {}, {}))
+        answer = b""
+        while piece := conn.recv(1 << 16):
+            answer += piece
+    if early:
+        other.close()
+    gauge(address, "running", 0)
+    return answer
+
+
+def gauge(address, name, value):
+    """Wait until the server says that so many requests are running, or waiting."""
+    line = re.compile(rb"^vllm:num_requests_%s\{.*\} %.1f$" % (name.encode(), value), re.M)
+    while not line.search(exchange(address, request("GET", "/metrics", None, {}))):
+        time.sleep(0.01)
+
+
 def unchunk(answer):
     head, _, body = answer.partition(b"\r\n\r\n")
     if b"transfer-encoding: chunked" in head.lower():
@@ -200,16 +247,28 @@ def unchunk(answer):
 
 def main():
     url, out = urllib.parse.urlsplit(sys.argv[1]), sys.argv[2]
-    cases = KEYED if sys.argv[3:] == ["keyed"] else OPEN
+    address = (url.hostname, url.port)
+    mode = sys.argv[3] if len(sys.argv) > 3 else "open"
     os.makedirs(out, exist_ok=True)
-    for name, case in cases.items():
+    if mode == "abort":
+        for name, (path, body, stream) in ABORT.items():
+            for when in "abort-", "abort-early-":
+                for kind, more in ("", {}), ("-stream", {"stream": True, **stream}):
+                    raw = request("POST", path, {**body, **more}, {})
+                    save(out, when + name + kind, raw, aborted(address, raw, when == "abort-early-"))
+        return
+    for name, case in {"open": OPEN, "keyed": KEYED}[mode].items():
         raw = request(*case)
-        answer = unchunk(exchange((url.hostname, url.port), raw))
-        # Where the model lies is nobody's business.
-        answer = re.sub(rb'"root":"[^"]*"', b'"root":"/models/tiny"', answer)
-        with open(os.path.join(out, name + ".http"), "wb") as f:
-            f.write(raw + b"\n=== answer ===\n" + answer)
-        print(name, answer.split(b"\r\n", 1)[0].decode())
+        save(out, name, raw, exchange(address, raw))
+
+
+def save(out, name, raw, answer):
+    answer = unchunk(answer)
+    # Where the model lies is nobody's business.
+    answer = re.sub(rb'"root":"[^"]*"', b'"root":"/models/tiny"', answer)
+    with open(os.path.join(out, name + ".http"), "wb") as f:
+        f.write(raw + b"\n=== answer ===\n" + answer)
+    print(name, answer.split(b"\r\n", 1)[0].decode())
 
 
 main()

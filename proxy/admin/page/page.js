@@ -19,11 +19,18 @@ function span(seconds) {
   if (seconds === null || seconds === undefined) return none;
   if (seconds < 0.9995) return `${Math.round(seconds * 1000)} ms`;
   if (seconds < 99.95) return `${seconds.toFixed(1)} s`;
-  const minutes = Math.floor(seconds / 60);
-  if (minutes < 60) return `${minutes} min ${String(Math.floor(seconds % 60)).padStart(2, '0')} s`;
-  if (minutes < 60 * 48) return `${Math.floor(minutes / 60)} h ${String(minutes % 60).padStart(2, '0')} min`;
-  return `${Math.floor(minutes / 1440)} days`;
+  return minutes(seconds);
 }
+
+// minutes is a time of a minute or more.
+function minutes(seconds) {
+  const n = Math.floor(seconds / 60);
+  if (n < 60) return `${n} min ${String(Math.floor(seconds % 60)).padStart(2, '0')} s`;
+  if (n < 60 * 48) return `${Math.floor(n / 60)} h ${String(n % 60).padStart(2, '0')} min`;
+  return `${Math.floor(n / 1440)} days`;
+}
+
+const clock = new Intl.DateTimeFormat('en-GB', { hour: '2-digit', minute: '2-digit', second: '2-digit' });
 
 const rate = (perSecond) => `${perSecond.toFixed(perSecond < 99.95 ? 1 : 0)}/s`;
 
@@ -58,9 +65,13 @@ function stateIn(td) {
   dot.setAttribute('aria-hidden', 'true');
   const box = make('span', 'state', dot, word);
   td.append(box);
-  return (tone, text) => {
+  const why = make('span', 'sub');
+  td.append(why);
+  return (tone, text, cause = '') => {
     setData(box, 'tone', tone);
     setText(word, text);
+    setText(why, cause);
+    why.hidden = !cause;
   };
 }
 
@@ -141,15 +152,42 @@ async function post(path) {
     const response = await fetch(path, {
       method: 'POST', headers: { ...headers(), 'Content-Type': 'application/json' }, cache: 'no-store',
     });
-    if (!response.ok) notice(`Not done: ${await problem(response)}`);
+    if (!response.ok) notice(`Failed: ${await problem(response)}`);
     const state = await fetch('/api/state', { headers: headers(), cache: 'no-store' });
     if (state.ok) {
       show(await state.json());
       if (latest) render(latest); // what was just done is seen, paused or not
     }
   } catch {
-    notice('Not done: the proxy cannot be reached.');
+    notice('Failed: the proxy cannot be reached.');
   }
+}
+
+// confirmed asks the operator, and resolves to whether the answer was yes. What is
+// about to be done is named in the title, what follows from it in the text.
+function confirmed(title, text) {
+  const dialog = byId('confirm');
+  setText(byId('confirm-title'), title);
+  setText(byId('confirm-text'), text);
+  dialog.returnValue = '';
+  dialog.showModal();
+  byId('confirm-no').focus();
+  return new Promise((done) => {
+    dialog.addEventListener('close', () => done(dialog.returnValue === 'yes'), { once: true });
+  });
+}
+byId('confirm-yes').addEventListener('click', () => byId('confirm').close('yes'));
+byId('confirm-no').addEventListener('click', () => byId('confirm').close('no'));
+
+// mayDrain asks before the last ready backend, of the fleet or of a model, is drained.
+async function mayDrain(name) {
+  const b = latest.backends.find((other) => other.name === name);
+  if (!b || b.state !== 'ready') return true;
+  const last = latest.backends.filter((other) => other.state === 'ready').length === 1;
+  const models = b.last_ready_for || [];
+  if (!last && models.length === 0) return true;
+  const what = last ? 'It is the last ready backend' : `It is the last ready backend for ${models.join(', ')}`;
+  return confirmed(`Drain ${name}?`, `${what}. New requests will wait, and fail if no other is ready within routing.hold.time.`);
 }
 
 // cancelButton asks once more: rows move up while one aims.
@@ -185,8 +223,9 @@ function cancelButton(request) {
 // --- tables ---
 
 const showBackends = rows('backends', (row, first) => {
-  cell(row, '', 'main', first.name);
-  const state = stateIn(cell(row, 'State', ''));
+  const aborted = make('span', 'sub');
+  cell(row, '', 'main', first.name, aborted);
+  const state = stateIn(cell(row, 'State', 'why'));
   const inFlight = cell(row, 'In flight', 'right');
   const running = cell(row, 'Running', 'right');
   const waiting = cell(row, 'Waiting', 'right');
@@ -198,10 +237,15 @@ const showBackends = rows('backends', (row, first) => {
   button.type = 'button';
   cell(row, '', 'action', button);
   let verb = '';
-  button.addEventListener('click', () => post(`/api/backends/${encodeURIComponent(first.name)}/${verb}`));
+  button.addEventListener('click', async () => {
+    const what = verb;
+    if (what === 'drain' && !(await mayDrain(first.name))) return;
+    post(`/api/backends/${encodeURIComponent(first.name)}/${what}`);
+  });
   return (b) => {
     row.title = b.url;
     state(...backendState(b));
+    setText(aborted, b.aborted_responses ? `${whole.format(b.aborted_responses)} aborted` : '');
     setText(inFlight, whole.format(b.in_flight));
     setText(running, b.running === null ? none : whole.format(b.running));
     setText(waiting, b.waiting === null ? none : whole.format(b.waiting));
@@ -217,18 +261,72 @@ const showBackends = rows('backends', (row, first) => {
   };
 });
 
+const states = {
+  ready: ['good', 'ready'],
+  starting: ['calm', 'starting'],
+  down: ['bad', 'down'],
+  stalled: ['bad', 'stalled'],
+  asleep: ['warn', 'asleep'],
+  stopping: ['warn', 'shutting down'],
+  draining: ['warn', 'draining'],
+  drained: ['calm', 'drained'],
+};
+
+// backendState returns the tone, the word and the cause of a backend's state.
 function backendState(b) {
-  if (b.state === 'down') return ['bad', 'down'];
-  if (b.state === 'draining') return ['warn', b.drained ? 'draining' : 'leaving'];
-  if (b.stalled) return ['bad', 'stalled'];
-  if (b.breaker === 'open') return ['bad', 'failing'];
-  if (b.breaker === 'half-open') return ['warn', 'on trial'];
-  return ['good', 'ready'];
+  const [tone, word] = states[b.state] || ['', b.state];
+  if (b.state !== 'ready') {
+    return [tone, b.state === 'draining' && !b.drained ? 'removing' : word, cause(b)];
+  }
+  if (b.breaker === 'open') return ['bad', 'failing', 'its last requests failed; others are asked first'];
+  if (b.breaker === 'half-open') return ['warn', 'recovering', 'its last requests failed; one at a time tries it'];
+  return [tone, word];
+}
+
+// cause says since when and why something is as it is.
+function cause(what) {
+  const reason = what.reason ? `: ${what.reason}` : '';
+  return what.since ? `since ${clock.format(new Date(what.since))} (${age(what.since)})${reason}` : what.reason || '';
+}
+
+// age is by the proxy's clock, which may differ from the browser's.
+function age(at) {
+  const seconds = Math.max(0, Math.floor((new Date(latest.now) - new Date(at)) / 1000));
+  return seconds < 60 ? `${seconds} s` : minutes(seconds);
+}
+
+const showModels = rows('models', (row, first) => {
+  cell(row, '', 'main', first.id);
+  const state = stateIn(cell(row, 'State', 'why'));
+  const ready = cell(row, 'Ready backends', 'right');
+  return (m) => {
+    if (m.ready > 0) state('good', 'ready');
+    else state('bad', 'not ready', cause(m));
+    setText(ready, `${m.ready} of ${m.backends}`);
+  };
+});
+
+// showAlarm says what keeps requests from being answered.
+function showAlarm(state) {
+  const all = state.backends;
+  const wait = 'Requests wait, and fail after routing.hold.time.';
+  let text = '';
+  if (all.length > 0 && all.every((b) => b.state !== 'ready')) {
+    text = `No backend is ready. ${wait}`;
+  } else if (state.models.unready > 0) {
+    const names = state.models.listed.filter((m) => m.ready === 0).map((m) => m.id);
+    const shown = names.slice(0, 3).join(', ');
+    const more = state.models.unready - Math.min(names.length, 3);
+    text = `No backend is ready for ${shown}${more > 0 ? ` and ${more} more models` : ''}. ${wait}`;
+  }
+  byId('alarm').hidden = !text;
+  setText(byId('alarm'), text);
+  return text;
 }
 
 const phases = {
   'upload': ['', 'upload'],
-  'held': ['warn', 'held'],
+  'held': ['warn', 'queued'],
   'first token': ['calm', 'waiting for first token'],
   'answering': ['good', 'answering'],
 };
@@ -250,7 +348,8 @@ const showRequests = rows('requests', (row, first) => {
   cell(row, '', 'action', cancelButton(first));
   return (r) => {
     setText(sub, r.key ? `${r.endpoint}, key ${r.key}` : r.endpoint);
-    phase(...phases[r.phase]);
+    if (r.stalled) phase('bad', 'stalled');
+    else phase(...phases[r.phase]);
     setText(model, r.model || none);
     setText(backend, r.backend || none);
     match(r.prompt_tokens ? r.matched_tokens / r.prompt_tokens : 0, matched(r));
@@ -268,8 +367,6 @@ const showQueue = rows('queue', (row, first) => {
     setText(age, span(r.age_s));
   };
 });
-
-const clock = new Intl.DateTimeFormat('en-GB', { hour: '2-digit', minute: '2-digit', second: '2-digit' });
 
 const showDecisions = rows('decisions', (row, d) => {
   const time = make('time', '', clock.format(new Date(d.at)));
@@ -358,21 +455,29 @@ function show(state) {
 }
 
 function render(state) {
-  document.title = `${state.requests.all} in flight · warmroute`;
+  const alarm = showAlarm(state);
+  document.title = `${alarm ? 'Not ready' : `${state.requests.all} in flight`} · warmroute`;
   setText(byId('version'), state.version);
   setText(byId('policy'), `policy ${state.policy}`);
   setText(byId('uptime'), `up ${span(state.uptime_s)}`);
-  const count = (what) => state.requests.oldest.filter((r) => r.phase === what).length;
+  const answering = state.requests.oldest.filter((r) => r.phase === 'answering' && !r.stalled).length;
+  const stalled = state.requests.oldest.filter((r) => r.stalled).length;
   setText(byId('in-flight'), whole.format(state.requests.all));
-  setText(byId('in-flight-note'), state.requests.oldest.length < state.requests.all ? '' : `${count('answering')} answering`);
+  setText(byId('in-flight-note'), state.requests.oldest.length < state.requests.all ? '' : `${answering} answering${stalled ? `, ${stalled} stalled` : ''}`);
   setText(byId('held'), whole.format(state.queue.requests));
-  setText(byId('held-note'), state.queue.oldest_s === null ? 'nobody waits' : `oldest ${span(state.queue.oldest_s)}`);
+  setText(byId('held-note'), state.queue.oldest_s === null ? 'queue is empty' : `oldest ${span(state.queue.oldest_s)}`);
   setText(byId('rate'), rate(state.recent.requests_per_second));
   setText(byId('rate-note'), state.recent.failed_ratio ? `last 30 s, errors ${percent(state.recent.failed_ratio)}` : 'over the last 30 s');
   showSeries(state);
   const ready = state.backends.filter((b) => b.state === 'ready').length;
-  setText(byId('backends-count'), `${ready} of ${state.backends.length} ready`);
+  const failing = state.backends.filter((b) => b.state === 'ready' && b.breaker === 'open').length;
+  setText(byId('backends-count'), `${ready} of ${state.backends.length} ready${failing ? `, ${failing} failing` : ''}`);
+  setData(byId('backends-count'), 'tone', ready === 0 ? 'bad' : failing || ready < state.backends.length ? 'warn' : 'good');
   showBackends(state.backends, (b) => b.name);
+  const models = state.models;
+  setText(byId('models-count'), `${models.all - models.unready} of ${models.all} ready${models.listed.length < models.all ? `, ${models.listed.length} listed` : ''}`);
+  setData(byId('models-count'), 'tone', models.unready > 0 ? 'bad' : 'good');
+  showModels(models.listed, (m) => m.id);
   const listed = state.requests.oldest.length;
   setText(byId('requests-count'), listed < state.requests.all ? `the ${listed} oldest of ${whole.format(state.requests.all)}` : String(listed));
   showRequests(state.requests.oldest, (r) => r.handle);

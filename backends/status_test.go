@@ -1,0 +1,84 @@
+package backends
+
+import (
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+func TestStatusHasReasonAndAge(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var health atomic.Int32
+		health.Store(200)
+		b := virtual(t, func(r *http.Request) (*http.Response, error) {
+			if r.URL.Path == "/health" {
+				return answer(int(health.Load()), "")
+			}
+			return answer(200, `{"data":[{"id":"m"}]}`)
+		})
+		expect := func(when string, state State, checked bool, since time.Time, reason string) {
+			t.Helper()
+			s := b.Status()
+			if s.State != state || s.Checked != checked || !s.Since.Equal(since) || s.Reason != reason {
+				t.Errorf("%s: got %+v, want %v since %v, %q", when, s, state, since, reason)
+			}
+		}
+		expect("made", Down, false, time.Now(), "not checked yet")
+		time.Sleep(time.Second)
+		followUntilCleanup(t, (&Checker{}).Follow, b)
+		synctest.Wait()
+		ready := time.Now()
+		expect("checked", Ready, true, ready, "")
+		if wait := b.Status().NextCheck.Sub(ready); wait < 4*time.Second || wait > 6*time.Second {
+			t.Errorf("the next check is in %v, want about 5 s", wait)
+		}
+		health.Store(503)
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		s := b.Status()
+		if lasts := time.Since(s.Since); s.State != Down || !strings.Contains(s.Reason, "/health answered 503") || lasts <= 0 || lasts > 10*time.Second || time.Until(s.NextCheck) > 1100*time.Millisecond {
+			t.Errorf("got %+v", s)
+		}
+		down := s.Since
+		health.Store(500)
+		time.Sleep(5 * time.Second)
+		synctest.Wait()
+		expect("another reason", Down, true, down, "/health answered 500")
+		b.Drain()
+		drained := time.Now()
+		time.Sleep(time.Second)
+		expect("drained as well", Draining, true, drained, "drained by an operator; its last check failed: /health answered 500")
+		health.Store(200)
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		expect("drained", Draining, true, drained, "drained by an operator")
+		b.Retire()
+		expect("removed", Draining, true, drained, "no longer in the configuration")
+		b.Restore()
+		b.Undrain()
+		expect("taken back", Ready, true, time.Now(), "")
+	})
+}
+
+func TestLoadHasTimeOfSleep(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var asleep atomic.Bool
+		b := virtual(t, func(*http.Request) (*http.Response, error) {
+			if asleep.Load() {
+				return answer(200, "vllm:engine_sleep_state{engine=\"0\",sleep_state=\"awake\"} 0.0\nvllm:engine_sleep_state{engine=\"0\",sleep_state=\"discard_all\"} 1.0\n")
+			}
+			return answer(200, "vllm:num_requests_running{engine=\"0\"} 0.0\nvllm:engine_sleep_state{engine=\"0\",sleep_state=\"awake\"} 1.0\n")
+		})
+		followUntilCleanup(t, (&Poller{}).Follow, b)
+		time.Sleep(3500 * time.Millisecond)
+		asleep.Store(true)
+		began := time.Now()
+		time.Sleep(10 * time.Second)
+		if l := b.Load(); l == nil || !l.Asleep || l.AsleepSince.Before(began) || l.AsleepSince.Sub(began) > 2*time.Second {
+			t.Errorf("got %+v", l)
+		}
+	})
+}

@@ -1,0 +1,92 @@
+package proxy
+
+import (
+	"errors"
+	"net"
+	"net/http"
+	"sync/atomic"
+	"syscall"
+
+	"warmroute/backends/socket"
+)
+
+// NewClientListener returns a listener whose connections have faster writes, and on
+// which the server notices a client disconnect also when the client has sent more
+// than its request. It is for clear-text HTTP/1, and harmless below TLS.
+func NewClientListener(l net.Listener) net.Listener { return clientListener{l} }
+
+type clientListener struct{ net.Listener }
+
+// Accept implements net.Listener.
+func (l clientListener) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	conn := &clientConn{Conn: c, writer: socket.NewWriter(c)}
+	if s, ok := c.(syscall.Conn); ok {
+		conn.raw, _ = s.SyscallConn() // fails on a closed socket, as reads will
+	}
+	return conn, nil
+}
+
+// clientConn is a client's connection. As with any net.Conn that net/http serves,
+// one goroutine reads at a time.
+type clientConn struct {
+	net.Conn
+	writer *socket.Writer
+	raw    syscall.RawConn // nil: the connection has no socket
+
+	active       atomic.Bool // a request is being served
+	readAhead    byte        // read while a request was served, returned by the next Read
+	hasReadAhead bool
+}
+
+// NoteState is to be called by the server's ConnState, for each state of each
+// connection.
+func NoteState(conn net.Conn, state http.ConnState) {
+	if client, ok := withoutTLS(conn).(*clientConn); ok {
+		client.active.Store(state == http.StateActive)
+	}
+}
+
+// Read implements net.Conn.
+//
+// While a handler runs, net/http reads a single byte to notice that the client
+// disconnects, and stops looking when there is one: the line end that some clients
+// send after a body, or the next request. So that byte is kept for the next Read,
+// and this one goes on until the client disconnects or the server ends it by a
+// deadline, as it does after each request. Other reads of a single byte end the
+// header of a request, before it is active.
+func (c *clientConn) Read(p []byte) (int, error) {
+	if c.hasReadAhead && len(p) > 0 {
+		p[0], c.hasReadAhead = c.readAhead, false
+		return 1, nil
+	}
+	n, err := c.Conn.Read(p)
+	if n != 1 || len(p) != 1 || !c.active.Load() || c.raw == nil || !canAwaitHangup {
+		return n, err
+	}
+	c.readAhead, c.hasReadAhead = p[0], true
+	return 0, awaitHangup(c.raw)
+}
+
+// Write implements net.Conn.
+func (c *clientConn) Write(p []byte) (int, error) {
+	n := c.writer.Begin(p)
+	if n > 0 && n == len(p) {
+		return n, nil
+	}
+	m, err := c.Conn.Write(p[n:])
+	return n + m, err
+}
+
+// CloseWrite closes the writing side: the server does so when more of the request
+// may come after the response.
+func (c *clientConn) CloseWrite() error {
+	half, ok := c.Conn.(interface{ CloseWrite() error })
+	if !ok {
+		return errors.ErrUnsupported
+	}
+	return half.CloseWrite()
+}

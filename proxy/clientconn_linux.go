@@ -1,0 +1,50 @@
+package proxy
+
+import (
+	"io"
+	"math"
+	"net"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const canAwaitHangup = true
+
+// awaitHangup blocks until the peer has closed its connection or at least its
+// writing side, and returns io.EOF; or until the read deadline or Close, and returns
+// that error. It reads nothing: the runtime wakes it for each event of the socket.
+func awaitHangup(raw syscall.RawConn) error {
+	err := raw.Read(func(fd uintptr) bool {
+		poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
+		n, _ := unix.Poll(poll, 0) // fails only where the next event will be looked at as well
+		return n > 0
+	})
+	if err != nil {
+		return err
+	}
+	return io.EOF
+}
+
+// setSocketOptions bounds what the kernel keeps for a client beyond what is in
+// flight, and for how long it goes on sending to a client that acknowledges nothing.
+//
+// Without the first bound the send buffer grows to megabytes for each client that
+// does not read, and a blocked write continues only when a third of that is free,
+// which a slow reader may not manage within the write deadline. SetWriteBuffer would
+// also bound what is in flight, and with it the speed over long distances.
+//
+// The second is unacked, a quarter longer than the write deadline, so that a client
+// that is there and does not read meets that one first. 0: the kernel's default,
+// about a quarter of an hour.
+func setSocketOptions(conn *net.TCPConn, unacked time.Duration) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return // it is closed
+	}
+	_ = raw.Control(func(fd uintptr) {
+		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, maxUnsentBytes)
+		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(min((unacked+unacked/4).Milliseconds(), math.MaxInt32)))
+	})
+}

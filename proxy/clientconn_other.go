@@ -1,0 +1,16 @@
+//go:build !linux
+
+package proxy
+
+import (
+	"net"
+	"syscall"
+	"time"
+)
+
+const canAwaitHangup = false
+
+func awaitHangup(syscall.RawConn) error { return nil }
+
+// setSocketOptions bounds what the kernel keeps for a client that does not read.
+func setSocketOptions(conn *net.TCPConn, _ time.Duration) { _ = conn.SetWriteBuffer(maxUnsentBytes) }

@@ -1,0 +1,95 @@
+package proxy
+
+import (
+	"encoding/json"
+	"math"
+	"math/rand/v2"
+	"net/http"
+	"time"
+
+	"warmroute/backends"
+	"warmroute/proxy/keys"
+	"warmroute/router"
+)
+
+// ready answers GET /readyz: 200 if a replica is ready. With ?model=NAME it needs an
+// API key where keys are configured, and is 200 only if a replica that lists the
+// model is ready; a model that the key may not use is a 404, as one that no replica
+// lists.
+func (p *Proxy) ready(w http.ResponseWriter, r *http.Request) {
+	if p.unready.Load() {
+		shuttingDown().write(w, false)
+		return
+	}
+	if names, given := r.URL.Query()["model"]; given {
+		p.keyed(func(w http.ResponseWriter, _ *http.Request, holder *keys.Holder) { p.modelReady(w, names, holder) })(w, r)
+		return
+	}
+	all := p.registry.All()
+	for _, b := range all {
+		if b.State() == backends.Ready {
+			w.WriteHeader(http.StatusOK)
+			return
+		}
+	}
+	p.notReady("no replica is ready", all).write(w, false)
+}
+
+// modelReady answers GET /readyz?model=NAME for the holder of a key.
+func (p *Proxy) modelReady(w http.ResponseWriter, names []string, holder *keys.Holder) {
+	if len(names) != 1 || names[0] == "" {
+		invalid("model", "name one model: /readyz?model=NAME").write(w, false)
+		return
+	}
+	entry, ok := find(p.registry.Catalog(), names[0], holder)
+	switch {
+	case !ok:
+		p.unknownModel(names[0], holder).write(w, false)
+	case p.router.CountReady(entry.Backends) == 0:
+		p.notReady("no replica that serves this model is ready", entry.Backends).write(w, false)
+	default:
+		body, _ := json.Marshal(map[string]any{"model": entry.ID, "ready": true})
+		writeJSON(w, body)
+	}
+}
+
+// notReady is the error for the time in which none of the backends is ready.
+func (p *Proxy) notReady(message string, list []*backends.Backend) *apiError {
+	e := unavailable(message)
+	e.retryAfter = p.unreadyRetryAfter(list)
+	return e
+}
+
+// maxRetryAfter is the longest Retry-After in seconds: OpenAI's SDKs ignore longer ones.
+const maxRetryAfter = 60
+
+// unreadyRetryAfter returns the Retry-After for backends of which none is ready.
+func (p *Proxy) unreadyRetryAfter(list []*backends.Backend) int {
+	now := time.Now()
+	outage, untilCheck := time.Duration(0), time.Duration(0)
+	for i, b := range list {
+		down, next := time.Duration(0), b.Status().NextCheck.Sub(now)
+		if c := p.router.Condition(b); c.State != router.Ready && !c.Since.IsZero() {
+			down = now.Sub(c.Since)
+		}
+		if i == 0 {
+			outage, untilCheck = down, next
+		}
+		outage, untilCheck = min(outage, down), min(untilCheck, next)
+	}
+	return outageRetryAfter(outage, untilCheck)
+}
+
+// outageRetryAfter returns after how many seconds a client may try again when no
+// backend has been ready for some time: half of that time, since an outage that has
+// lasted long is likely to last long, and not before the next check.
+func outageRetryAfter(outage, untilCheck time.Duration) int {
+	seconds := math.Ceil(max(outage/2, untilCheck, time.Second).Seconds())
+	return withJitter(int(min(seconds, maxRetryAfter*4/5)))
+}
+
+// withJitter returns the Retry-After of some seconds, up to a quarter longer, so
+// that clients which were refused together do not come back together.
+func withJitter(seconds int) int {
+	return min(seconds+rand.IntN(seconds/4+1), maxRetryAfter)
+}

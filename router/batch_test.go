@@ -1,0 +1,294 @@
+package router
+
+import (
+	"context"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"warmroute/backends"
+)
+
+func TestReservedBackends(t *testing.T) {
+	for _, c := range []struct {
+		busy    float64 // of all backends together, in backends
+		n       int
+		allowed float64
+		want    int
+	}{
+		{0, 4, 0.05, 0},
+		{0.001, 4, 0.05, 1}, // a request now and then
+		{0.06, 4, 0.05, 2},
+		{0.16, 4, 0.05, 3},
+		{1.8, 4, 0.05, 4}, // half of what they can do
+		{4, 4, 0.05, 4},
+		{0.16, 4, 0.5, 1}, // more slowdown is allowed
+		{0.16, 64, 0.05, 8},
+		{0.3, 1, 0.05, 1},
+	} {
+		if got := reservedBackends(c.busy, c.n, c.allowed); got != c.want {
+			t.Errorf("%v of %d backends busy, slowdown %v: %d reserved, want %d", c.busy, c.n, c.allowed, got, c.want)
+		}
+	}
+}
+
+func TestBatchSlowdown(t *testing.T) {
+	none := math.Inf(1)
+	for _, c := range []struct {
+		name      string
+		headroom  headroom
+		reserved  bool
+		sequences float64
+		want      float64
+	}{
+		{"a backend that is not needed", headroom{allowed: 0.05, each: 9, others: true}, false, 3, none},
+		{"one that is, while others are not", headroom{allowed: 0.05, each: 9, others: true}, true, 3, 0},
+		{"all are needed", headroom{allowed: 0.05, each: 9}, true, 3, 0.05},
+		{"all are needed, this one is idle", headroom{allowed: 0.05, each: 9}, true, 0, 0.05},
+		{"few requests", headroom{allowed: 0.05, each: 0.25}, true, 0.1, 0.2},
+		{"few requests, and one of them here", headroom{allowed: 0.05, each: 0.25}, true, 1, 0.05},
+		{"next to none", headroom{allowed: 0.05, each: 0.04}, true, 0, none},
+		{"none", headroom{allowed: 0.05}, true, 0, none},
+	} {
+		if got := c.headroom.slowdown(c.reserved, c.sequences); math.Abs(got-c.want) > 1e-9 {
+			t.Errorf("%s: slowdown %v, want %v", c.name, got, c.want)
+		}
+	}
+}
+
+func TestBatchDebt(t *testing.T) {
+	var l classLoad
+	now := time.Unix(1000, 0)
+	f := func(name string, share float64, after time.Duration, want bool) {
+		t.Helper()
+		if now = now.Add(after); l.payOff(share, now) != want {
+			t.Errorf("%s: a batch request may start: %v, want %v", name, !want, want)
+		}
+	}
+	f("none yet", 0.05, 0, true)
+	f("nothing allowed", 0, time.Second, false)
+	l.debt = 0.1
+	f("2 s of a twentieth pay for 0.1 s", 0.05, 1900*time.Millisecond, false)
+	f("and then they do", 0.05, 101*time.Millisecond, true)
+	l.debt = 100
+	f("no bound", math.Inf(1), 0, true)
+	f("which forgives the debt", 0.05, 0, true)
+	l.batch = 10 // which take decodeShare of the time each: 0.06
+	f("sequences take more than is allowed", 0.05, 10*time.Second, false)
+	f("or less", 0.07, 20*time.Second, true)
+}
+
+// batch makes a batch request out of another.
+func batch(req *Request) *Request {
+	req.Priority = 10
+	return req
+}
+
+func batching(o *Options) {
+	o.Hold = HoldOptions{Requests: 1000, BatchRequests: 1000, BatchSlowdown: 0.05}
+}
+
+// ended tells that a request has its answer.
+func ended(d *Decision) {
+	d.FirstEvent()
+	d.Release(Outcome{End: Served, AnswerTokens: 10})
+}
+
+func TestBatchBesideInteractiveRequestsOnOneBackend(t *testing.T) {
+	r, fleet, c := newFleet(t, 1, "prefix", batching)
+	chat := sent(t, "", submit(r, ask(fleet, 1, 10)))
+	first := submit(r, batch(ask(fleet, 2, 10))) // 640 tokens: 80 ms of prefill, as the chat
+	waits(t, "the chat's prefill is not done", first)
+	chat.FirstEvent()
+	sent(t, "it is done", first).FirstEvent()
+	second := submit(r, batch(ask(fleet, 3, 10)))
+	c.advance(time.Second)
+	r.Tick()
+	waits(t, "a twentieth of a second was paid off", second)
+	sent(t, "an interactive request passes", submit(r, ask(fleet, 4, 10))).FirstEvent()
+	c.advance(time.Second)
+	r.Tick()
+	sent(t, "the first is paid off", second)
+}
+
+func TestBatchAfterInteractiveRequests(t *testing.T) {
+	r, fleet, c := newFleet(t, 1, "prefix", batching)
+	ended(sent(t, "", submit(r, ask(fleet, 1, 10))))
+	sent(t, "", submit(r, batch(ask(fleet, 2, 1)))).FirstEvent()
+	c.advance(10 * loadForgotten)
+	for key := range 5 {
+		sent(t, "no interactive request for long", submit(r, batch(ask(fleet, 3+key, 10))))
+	}
+}
+
+func TestBatchHasTheBackendsThatInteractiveRequestsDoNotNeed(t *testing.T) {
+	r, fleet, c := newFleet(t, 4, "prefix", batching)
+	chat := sent(t, "", submit(r, ask(fleet, 1, 10)))
+	chat.FirstEvent()
+	c.advance(time.Second)
+	var open []*Decision
+	for key := range 3 {
+		d := sent(t, "another backend is free", submit(r, batch(ask(fleet, 10+key, 50))))
+		if d.Backend == chat.Backend {
+			t.Error("a batch request was sent to the backend that is kept free")
+		}
+		open = append(open, d)
+	}
+	held := submit(r, batch(ask(fleet, 20, 50)))
+	waits(t, "their next steps are full", held)
+	held.held.Cancel()
+	// When interactive requests need all of them, each has a small share for batch.
+	for key := range 60 {
+		for _, d := range open {
+			d.FirstEvent()
+		}
+		open = append(open, sent(t, "an interactive request", submit(r, ask(fleet[key%4:key%4+1], 30+key, 10))))
+	}
+	open[len(open)-1].FirstEvent()
+	for key := range 4 {
+		sent(t, "a backend's share", submit(r, batch(ask(fleet, 100+key, 50)))).FirstEvent()
+	}
+	waits(t, "all have taken theirs", submit(r, batch(ask(fleet, 104, 10))))
+}
+
+func TestBatchIsPromotedAfterHalfOfItsTime(t *testing.T) {
+	r, fleet, c := newFleet(t, 1, "prefix", batching)
+	sent(t, "", submit(r, ask(fleet, 1, 10))).FirstEvent()
+	sent(t, "", submit(r, batch(ask(fleet, 2, 400)))).FirstEvent() // 3.2 s of prefill, for longer than a minute
+	f := func(key, priority int, wait time.Duration) *waiter {
+		req := ask(fleet, key, 10)
+		req.Priority, req.QueueTime = priority, wait
+		return submit(r, req)
+	}
+	patient, hasty := f(3, 1, time.Minute), f(4, 50, 20*time.Second)
+	c.advance(9 * time.Second)
+	r.Tick()
+	waits(t, "9 s", hasty)
+	c.advance(time.Second)
+	r.Tick()
+	sent(t, "10 of 20 s, though its priority is lower", hasty).FirstEvent()
+	waits(t, "10 of 60 s", patient)
+	if got := r.HeldByClass(); got["batch"] != 1 || got["normal"] != 0 {
+		t.Errorf("held by class: %v", got)
+	}
+}
+
+func TestQueueTimesOfRequests(t *testing.T) {
+	r, fleet, c := newFleet(t, 1, "prefix", holding) // a minute
+	sent(t, "", submit(r, ask(fleet, 1, 200_000)))
+	f := func(key int, wait time.Duration) *waiter {
+		req := ask(fleet, key, 10)
+		req.QueueTime = wait
+		return submit(r, req)
+	}
+	hour, plain, second := f(2, time.Hour), f(3, 0), f(4, time.Second)
+	for _, step := range []struct {
+		at   time.Duration
+		over []*waiter
+		wait []*waiter
+	}{
+		{time.Second, []*waiter{second}, []*waiter{hour, plain}},
+		{time.Minute, []*waiter{plain}, []*waiter{hour}},
+		{time.Hour, []*waiter{hour}, nil},
+	} {
+		c.now = time.Unix(1000, 0).Add(step.at)
+		r.Tick()
+		for _, w := range step.over {
+			if w.err != ErrHeldTooLong {
+				t.Errorf("after %v: got %v, want ErrHeldTooLong", step.at, w.err)
+			}
+		}
+		for _, w := range step.wait {
+			waits(t, step.at.String(), w)
+		}
+	}
+}
+
+// Many requests of all priorities and times, of which each is sent or refused in time.
+func TestQueueTimesOfManyRequests(t *testing.T) {
+	r, fleet, c := newFleet(t, 2, "prefix", batching)
+	rng := rand.New(rand.NewPCG(1, 8))
+	sent(t, "", submit(r, ask(fleet[:1], 1, 1_000_000))).FirstEvent()
+	sent(t, "", submit(r, ask(fleet[1:], 2, 1_000_000))).FirstEvent()
+	type queued struct {
+		*waiter
+		until time.Time
+	}
+	var all []queued
+	refused := 0
+	for step := range 2000 {
+		req := ask(fleet[rng.IntN(2):], 10+step, 1+rng.IntN(500))
+		req.Priority, req.QueueTime = rng.IntN(7)-3, time.Duration(1+rng.IntN(30_000))*time.Millisecond
+		all = append(all, queued{submit(r, req), c.now.Add(req.QueueTime)})
+		if w := all[rng.IntN(len(all))]; w.waits() && rng.IntN(10) == 0 {
+			w.held.Cancel()
+			w.err = context.Canceled
+		}
+		c.advance(time.Duration(rng.IntN(100)) * time.Millisecond)
+		r.Tick()
+		for i, w := range all {
+			switch late := !c.now.Before(w.until); {
+			case w.waits() && late:
+				t.Fatalf("step %d: request %d still waits %v after its time", step, i, c.now.Sub(w.until))
+			case w.err == ErrHeldTooLong && !late:
+				t.Fatalf("step %d: request %d was refused %v before its time", step, i, w.until.Sub(c.now))
+			case w.err == ErrHeldTooLong:
+				refused++
+			case w.d != nil:
+				w.d.FirstEvent()
+				w.d.Release(Outcome{End: Served})
+			}
+		}
+		all = slices.DeleteFunc(all, func(w queued) bool { return !w.waits() })
+	}
+	if got := r.HeldRequests(); got != len(all) || refused == 0 {
+		t.Errorf("%d requests in the queue, want %d; %d were refused", got, len(all), refused)
+	}
+}
+
+// Where all requests have one priority, it changes nothing.
+func TestOnePriorityIsAsGoodAsAnother(t *testing.T) {
+	play := func(priority int) (backends []string) {
+		r, fleet, c := newFleet(t, 4, "prefix", batching)
+		var open []*Decision
+		for key := range 2000 {
+			req := ask(fleet, key%50, 10+key%90)
+			req.Priority = priority
+			r.Submit(req, func(d *Decision, err error) { open = append(open, d) })
+			c.advance(time.Duration(20+key%80) * time.Millisecond)
+			for n := 0; n < len(open); n++ {
+				backends = append(backends, open[n].Backend.Name)
+			}
+			for len(open) > 3 {
+				d := open[0]
+				open = open[1:]
+				ended(d)
+			}
+		}
+		return backends
+	}
+	normal, batch := play(0), play(7)
+	if len(normal) < 2000 || len(normal) != len(batch) {
+		t.Fatalf("%d and %d decisions", len(normal), len(batch))
+	}
+	for i := range normal {
+		if normal[i] != batch[i] {
+			t.Fatalf("decision %d is for %s, and for %s among batch requests", i, normal[i], batch[i])
+		}
+	}
+}
+
+func TestBatchIsNotInTheWayOfRequestsThatAreTooLargeToWait(t *testing.T) {
+	r, fleet, _ := newFleet(t, 2, "prefix", func(o *Options) {
+		o.Hold = HoldOptions{Requests: 10, Bytes: 1000, BatchRequests: 10, BatchSlowdown: 0.05}
+	})
+	fleet[0].SetState(backends.Down)
+	sent(t, "", submit(r, ask(fleet[1:], 1, 10))).FirstEvent()
+	sent(t, "", submit(r, batch(ask(fleet[1:], 2, 100)))).FirstEvent()
+	waits(t, "batch", submit(r, batch(ask(fleet[1:], 3, 10))))
+	large := ask(fleet[1:], 4, 10)
+	large.BodyBytes = 2000
+	sent(t, "there is room", submit(r, large))
+}

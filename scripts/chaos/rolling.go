@@ -1,0 +1,203 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"warmroute/replay"
+	"warmroute/scripts/fleet"
+)
+
+const (
+	rollingClients = 16
+	rollingAnswers = 50               // through the balancer, between two restarts
+	rollingEnd     = 90 * time.Second // for a proxy to end in good order: drain and shutdown
+)
+
+// rolling restarts two proxies behind a balancer, one after the other and twice, under a
+// load of its own. The balancer asks neither whether it is ready.
+func rolling(ctx context.Context, r *rig) (err error) {
+	var proxies []*fleet.Proxy
+	for i := range 2 {
+		p, err := r.newProxy(fmt.Sprint("rolling-", i), "timeouts: {drain: 1s}")
+		if err != nil {
+			return err
+		}
+		if err := p.Configure(r.replicas); err != nil {
+			return err
+		}
+		if err := p.Start(ctx); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, p.End(rollingEnd)) }()
+		proxies = append(proxies, p)
+	}
+	front, stopFront, err := startBalancer(ctx, r.dir, proxies)
+	if err != nil {
+		return err
+	}
+	defer stopFront()
+
+	var answered atomic.Int64
+	load := &clients{url: front, model: r.load.model, number: rollingClients, questions: r.load.questions}
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		load.play(ctx, stop, func(q *question, streams bool, reply replay.Reply) {
+			r.verdict.judge(q, streams, reply)
+			if reply.Err == "" {
+				answered.Add(1)
+			}
+		})
+	}()
+	defer func() { close(stop); <-stopped }()
+	more := func() error {
+		want := answered.Load() + rollingAnswers
+		return until(ctx, failsafe, "answers through the balancer", func() (bool, error) { return answered.Load() >= want, nil })
+	}
+	if err := more(); err != nil {
+		return err
+	}
+	for range 2 {
+		for _, p := range proxies {
+			if err := p.End(rollingEnd); err != nil {
+				return err
+			}
+			if err := more(); err != nil {
+				return err
+			}
+			if err := p.Start(ctx); err != nil {
+				return err
+			}
+			err := until(ctx, failsafe, "traffic for a proxy that was restarted", func() (bool, error) {
+				m, err := p.Scrape(ctx)
+				return m.Sum("warmroute_requests_total") > 0, err
+			})
+			if err != nil {
+				return err
+			}
+		}
+	}
+	return more()
+}
+
+// startBalancer starts nginx before the proxies, or where it is not installed a reverse
+// proxy of this process, and says so.
+func startBalancer(ctx context.Context, dir string, proxies []*fleet.Proxy) (url string, stop func(), err error) {
+	program, err := exec.LookPath("nginx")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "rolling: nginx is not installed; a Go reverse proxy stands in for it")
+		server := httptest.NewServer(newTurns(proxies))
+		return server.URL, server.Close, nil
+	}
+	ports, err := fleet.FreePorts(1)
+	if err != nil {
+		return "", nil, err
+	}
+	config := filepath.Join(dir, "nginx.conf")
+	if err := os.WriteFile(config, []byte(nginxConfig(dir, ports[0], proxies)), 0o600); err != nil {
+		return "", nil, err
+	}
+	process, err := fleet.Run(exec.Command(program, "-e", filepath.Join(dir, "nginx.log"), "-c", config))
+	if err != nil {
+		return "", nil, err
+	}
+	address := fmt.Sprintf("127.0.0.1:%d", ports[0])
+	err = process.Await(ctx, failsafe, func(context.Context) bool {
+		conn, err := net.Dial("tcp", address)
+		if err == nil {
+			conn.Close()
+		}
+		return err == nil
+	})
+	return "http://" + address, func() { process.Kill() }, err
+}
+
+// nginxConfig keeps connections to the proxies and buffers no streams. A server that
+// refused a connection is asked again at once: the other may be the next to restart.
+func nginxConfig(dir string, port int, proxies []*fleet.Proxy) string {
+	var settings, servers strings.Builder
+	if os.Geteuid() == 0 {
+		settings.WriteString("user root;\n") // the folder is this user's
+	}
+	var temp strings.Builder
+	for _, kind := range []string{"client_body", "proxy", "fastcgi", "uwsgi", "scgi"} {
+		fmt.Fprintf(&temp, "  %s_temp_path %s;\n", kind, filepath.Join(dir, "nginx-"+kind))
+	}
+	for _, p := range proxies {
+		fmt.Fprintf(&servers, "    server %s max_fails=0;\n", strings.TrimPrefix(p.URL, "http://"))
+	}
+	return fmt.Sprintf(`%sdaemon off;
+worker_processes 1;
+pid %s;
+events { worker_connections 1024; }
+http {
+%s  access_log off;
+  client_max_body_size 0;
+  upstream proxies {
+%s    keepalive 64;
+  }
+  server {
+    listen 127.0.0.1:%d;
+    location / {
+      proxy_pass http://proxies;
+      proxy_http_version 1.1;
+      proxy_set_header Connection "";
+      proxy_buffering off;
+      proxy_read_timeout 1h;
+    }
+  }
+}
+`, settings.String(), filepath.Join(dir, "nginx.pid"), temp.String(), servers.String(), port)
+}
+
+// turns sends requests to servers in turn, and to another where one refuses the
+// connection, as nginx does.
+type turns struct {
+	transport http.Transport
+	hosts     []string
+	next      atomic.Int64
+}
+
+func newTurns(proxies []*fleet.Proxy) http.Handler {
+	t := &turns{transport: http.Transport{MaxIdleConnsPerHost: rollingClients}}
+	for _, p := range proxies {
+		t.hosts = append(t.hosts, strings.TrimPrefix(p.URL, "http://"))
+	}
+	return &httputil.ReverseProxy{
+		Rewrite:       func(r *httputil.ProxyRequest) { r.Out.URL.Scheme = "http" },
+		Transport:     t,
+		FlushInterval: -1,
+	}
+}
+
+// RoundTrip implements http.RoundTripper. No request is sent again that may have been sent.
+func (t *turns) RoundTrip(r *http.Request) (resp *http.Response, err error) {
+	body, err := io.ReadAll(r.Body) // a transport that cannot connect closes it
+	if err != nil {
+		return nil, err
+	}
+	first := int(t.next.Add(1))
+	for i := range t.hosts {
+		out := r.Clone(r.Context())
+		out.URL.Host, out.Body = t.hosts[(first+i)%len(t.hosts)], io.NopCloser(bytes.NewReader(body))
+		resp, err = t.transport.RoundTrip(out)
+		if dial, ok := errors.AsType[*net.OpError](err); !ok || dial.Op != "dial" {
+			return resp, err
+		}
+	}
+	return nil, err
+}
