@@ -34,6 +34,7 @@ type exchange struct {
 	refused  []*backends.Backend // of those tried, that refused the connection
 	full     []*backends.Backend // of those tried, that refused the request with a 503
 	fallen   []fallen            // of those tried, that failed as one does that dies, or stops
+	outage   bool                // allowed one more attempt because all backends were down
 	stale    []*backends.Backend // that were reached over a stale connection, once for each time
 	waited   bool                // for a place on those that are full
 	moved    bool                // from a backend that did nothing

@@ -38,8 +38,10 @@ func (x *exchange) again(f *failure) bool {
 		if x.isGone(f) {
 			return true
 		}
-	case x.spent >= x.settings.Attempts || x.stopped >= x.settings.Attempts:
+	case x.stopped >= x.settings.Attempts:
 		return false
+	case x.spent >= x.settings.Attempts:
+		return x.allAreDown(f)
 	case x.killedTwo(f):
 		return false
 	case x.isGone(f):
@@ -146,6 +148,33 @@ func (x *exchange) killedTwo(f *failure) bool {
 	}
 	x.p.log.Warn("request was on two replicas that failed and died, and is tried nowhere else",
 		"last", f.decision.Backend.Name, "request_id", x.id)
+	return true
+}
+
+// allAreDown waits until the checks have seen whether every backend is down, when a
+// request has lost its connections on all of its attempts: replicas that are killed
+// together may take as many attempts as there are within milliseconds. It allows one
+// more attempt then, once, which waits in the queue until a backend is back.
+func (x *exchange) allAreDown(f *failure) bool {
+	if !f.deadly && !f.stale || x.outage || x.settings.Attempts < 2 || x.holdTime() == 0 || x.hasWords() {
+		return false
+	}
+	if len(x.fallen) > 0 && time.Since(x.fallen[0].at) > farewell {
+		return false // one after another: each may have died of the request
+	}
+	x.outage = true
+	for range 2 {
+		for _, b := range x.input.request.Backends {
+			x.p.suspect(b)
+		}
+		if !x.rest(verdict / 2) {
+			return false
+		}
+	}
+	if slices.ContainsFunc(x.input.request.Backends, func(b *backends.Backend) bool { return b.State() != backends.Down }) {
+		return false
+	}
+	x.tried = nil
 	return true
 }
 

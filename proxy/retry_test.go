@@ -141,6 +141,18 @@ func TestRequestsOutlastRestartsOfSeveralReplicas(t *testing.T) {
 			t.Errorf("got %+v", got)
 		}
 	})
+	t.Run("as many as there are attempts", func(t *testing.T) {
+		a, b := newMortal(dies), newMortal(dies)
+		var f *fleet
+		f = serveHolding(t, holdsForAMinute, func(o *Options) { checked(&f)(o); o.Attempts = 2 }, &a.replica, &b.replica)
+		done := f.background(askWhole)
+		f.waits(1)
+		time.Sleep(2 * verdict)
+		f.revive(t, 1, good)
+		if got := <-done; got.body != whole {
+			t.Errorf("got %+v", got)
+		}
+	})
 	t.Run("the only one", func(t *testing.T) {
 		a := newMortal(dies)
 		f := serveChecked(t, &a.replica)
