@@ -3,79 +3,13 @@ package main
 import (
 	"bytes"
 	"io"
-	"io/fs"
 	"net/http"
-	"os"
-	"path/filepath"
-	"regexp"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"warmroute/backends"
 )
-
-// Two tables of docs/design.md name tests. They must be there under those names,
-// and every row must name one.
-func TestTheTestsThatTheDesignNamesExist(t *testing.T) {
-	design, err := os.ReadFile("docs/design.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	have := testNames(t)
-	name := regexp.MustCompile("`((?:Test|Fuzz)[A-Za-z0-9]+)`")
-	for _, heading := range []string{"What users of other routers complain about", "Parsers of bytes from outside"} {
-		_, section, found := strings.Cut(string(design), "\n## "+heading+"\n")
-		if !found {
-			t.Errorf("no section %q", heading)
-			continue
-		}
-		section, _, _ = strings.Cut(section, "\n## ")
-		rows := 0
-		for row := range strings.Lines(section) {
-			if !strings.HasPrefix(row, "| ") {
-				continue
-			}
-			if rows++; rows == 1 {
-				continue // the table's head
-			}
-			named := name.FindAllStringSubmatch(row, -1)
-			if len(named) == 0 {
-				t.Errorf("%s: no test in the row %s", heading, row)
-			}
-			for _, n := range named {
-				if !have[n[1]] {
-					t.Errorf("%s: there is no %s", heading, n[1])
-				}
-			}
-		}
-		if rows < 10 {
-			t.Errorf("%s: %d rows were found", heading, rows)
-		}
-	}
-}
-
-// testNames are the tests and fuzz targets of the whole module.
-func testNames(t *testing.T) map[string]bool {
-	t.Helper()
-	names := map[string]bool{}
-	declared := regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)[A-Za-z0-9]+)\(`)
-	err := filepath.WalkDir(".", func(path string, entry fs.DirEntry, err error) error {
-		if err != nil || entry.IsDir() || !strings.HasSuffix(path, "_test.go") {
-			return err
-		}
-		source, err := os.ReadFile(path)
-		for _, match := range declared.FindAllSubmatch(source, -1) {
-			names[string(match[1])] = true
-		}
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return names
-}
 
 // Readiness checks and scrapes are no load, and what they find leaves the count of
 // requests in flight alone.

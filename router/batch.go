@@ -13,7 +13,7 @@ import (
 // class is a request's priority class. Requests of the classes before classBatch
 // are interactive. The admission queue has bounds for each class, and batch
 // requests start only where they slow interactive ones down by little: see
-// docs/design.md, "Batch requests".
+// docs/routing.md, "Batch requests".
 type class int
 
 const (

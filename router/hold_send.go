@@ -215,7 +215,7 @@ const (
 )
 
 // lacks says why the chosen candidate cannot start the request at once, or nearly
-// so; see docs/design.md, "The hold queue".
+// so; see docs/routing.md, "The admission queue".
 func (r *Router) lacks(req *Request, chosen int, now time.Time) lack {
 	c := &r.candidates[chosen]
 	switch {

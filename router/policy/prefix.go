@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Constants of the cost, found by simulation; see docs/design.md, "The decision".
+// Constants of the cost, found by simulation; see docs/routing.md, "The cost".
 const (
 	theta        = 0.25 // what a prefill does to each decode that it stalls
 	thetaCap     = 4    // … of which more than this many tokens a token cannot come

@@ -1,6 +1,6 @@
 // Command chaos puts a fleet under load and hurts it: replicas are killed,
 // restarted, hung, slowed, cut off and garbled, and every request has to be
-// answered, or to fail in a way that the failure table (docs/design.md) allows.
+// answered, or to fail in a way that the failure table (docs/architecture.md, "Attempts") allows.
 //
 //	go run ./scripts/chaos                    simulated replicas, about four minutes
 //	go run ./scripts/chaos --only kill,outage

@@ -150,7 +150,7 @@ func (v *verdict) lastSent(backend string) time.Time {
 	return v.sentTo[backend]
 }
 
-// The failures of the failure table (docs/design.md).
+// The failures of the failure table (docs/architecture.md, "Attempts").
 
 // brokeOff is a stream that its client had seen begin when its replica died, or
 // aborted it: an error event, and never silence.
