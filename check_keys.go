@@ -5,7 +5,7 @@ import (
 	"net"
 	"time"
 
-	"warmroute/proxy/keys"
+	"warmroute/proxy/apikey"
 )
 
 const (
@@ -28,7 +28,7 @@ func (c *Config) checkKeys(f *faults) {
 		f.add("keys", "are %d; more than %d cannot be told apart in metrics", len(c.Keys), mostKeys)
 		return
 	}
-	names, hashes := map[string]string{}, map[keys.Hash]string{}
+	names, hashes := map[string]string{}, map[apikey.Hash]string{}
 	for i, k := range c.Keys {
 		at := fmt.Sprintf("keys[%d]", i)
 		if f.blames(at) {
@@ -43,8 +43,8 @@ func (c *Config) checkKeys(f *faults) {
 		if k.QueueTime != 0 && (k.QueueTime < time.Millisecond || k.QueueTime > maxQueueTime) {
 			f.add(at+".queue_time", "%v is not between 1ms and %v; drop it for routing.hold.time", k.QueueTime, maxQueueTime)
 		}
-		if !keys.IsName(k.Name) {
-			f.add(at+".name", "cannot be one: %s", keys.NameRule)
+		if !apikey.IsName(k.Name) {
+			f.add(at+".name", "cannot be one: %s", apikey.NameRule)
 			continue
 		}
 		if first, taken := names[k.Name]; taken {
@@ -56,7 +56,7 @@ func (c *Config) checkKeys(f *faults) {
 }
 
 // checkHashes looks at the secrets of one key. seen holds where each hash was met.
-func (c *Config) checkHashes(f *faults, at string, k KeyConfig, seen map[keys.Hash]string) {
+func (c *Config) checkHashes(f *faults, at string, k KeyConfig, seen map[apikey.Hash]string) {
 	if k.SHA256 == "" && len(k.secrets) == 0 {
 		switch {
 		case f.blames(at + ".sha256"):
@@ -68,7 +68,7 @@ func (c *Config) checkHashes(f *faults, at string, k KeyConfig, seen map[keys.Ha
 		return
 	}
 	if k.SHA256 != "" {
-		hash, err := keys.ParseHash(k.SHA256)
+		hash, err := apikey.ParseHash(k.SHA256)
 		if err != nil {
 			f.add(at+".sha256", "%v; a key in plain belongs into keys_file", err)
 			return

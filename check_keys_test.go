@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"warmroute/proxy/keys"
+	"warmroute/proxy/apikey"
 )
 
 // plainKey is a key as somebody may put it where it does not belong.
@@ -28,8 +28,8 @@ func TestCheckReportsFaultsOfKeysAndShowsNone(t *testing.T) {
 		{"a key as a setting", "keys: [{" + plainKey + ": 1}]", "",
 			"keys[0]: unknown setting; a key has name, sha256, models, requests_per_minute, tokens_per_minute, concurrency, priority, queue_time, route_headers, expires"},
 		{"near a setting", "keys: [{name: a, modles: [m]}]", "", "keys[0]: unknown setting near models; did you mean that?"},
-		{"a key with spaces as a name", "keys: [{name: \"" + plainKey + " x\", " + hash + "}]", "", "keys[0].name: cannot be one: " + keys.NameRule},
-		{"no name", "keys: [{" + hash + "}]", "", "keys[0].name: cannot be one: " + keys.NameRule},
+		{"a key with spaces as a name", "keys: [{name: \"" + plainKey + " x\", " + hash + "}]", "", "keys[0].name: cannot be one: " + apikey.NameRule},
+		{"no name", "keys: [{" + hash + "}]", "", "keys[0].name: cannot be one: " + apikey.NameRule},
 		{"no secret", "keys: [{name: a}]", "", "keys[0]: has no key; give it sha256, or name a file with it in keys_file"},
 		{"no line in the file", "keys: [{name: a}]", "b " + plainKey, "keys[0]: has no key; give it sha256, or a line in KEYS"},
 		{"one name twice", "keys: [{name: a, " + hash + "}, {name: a, sha256: " + strings.Repeat("b", 64) + "}]", "",
@@ -92,18 +92,18 @@ keys:
   - {name: a, sha256: "`+strings.ToUpper(aHash)+`  -", models: [m, org/n], requests_per_minute: 5, tokens_per_minute: 6000, concurrency: 7, priority: -8, queue_time: 12h, route_headers: true, expires: 2027-01-31}
   - {name: c, sha256: `+strings.Repeat("c", 64)+`, expires: "2027-01-31T18:00:00+01:00"}
 `)
-	hash := func(text string) keys.Hash {
-		h, err := keys.ParseHash(text)
+	hash := func(text string) apikey.Hash {
+		h, err := apikey.ParseHash(text)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return h
 	}
-	want := []keys.Key{
-		{Name: "a", Hashes: []keys.Hash{hash(aHash), keys.HashOf(plainKey), keys.HashOf(plainKey + "3")}, Models: []string{"m", "org/n"},
+	want := []apikey.Key{
+		{Name: "a", Hashes: []apikey.Hash{hash(aHash), apikey.HashOf(plainKey), apikey.HashOf(plainKey + "3")}, Models: []string{"m", "org/n"},
 			RequestsPerMinute: 5, TokensPerMinute: 6000, Concurrency: 7, Priority: -8, QueueTime: 12 * time.Hour, RouteHeaders: true, Expires: time.Date(2027, 1, 31, 0, 0, 0, 0, time.UTC)},
-		{Name: "c", Hashes: []keys.Hash{hash(strings.Repeat("c", 64))}, Expires: time.Date(2027, 1, 31, 17, 0, 0, 0, time.UTC)},
-		{Name: "b", Hashes: []keys.Hash{keys.HashOf(plainKey + "2")}},
+		{Name: "c", Hashes: []apikey.Hash{hash(strings.Repeat("c", 64))}, Expires: time.Date(2027, 1, 31, 17, 0, 0, 0, time.UTC)},
+		{Name: "b", Hashes: []apikey.Hash{apikey.HashOf(plainKey + "2")}},
 	}
 	got := c.apiKeys()
 	for i := range got {

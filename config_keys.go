@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"warmroute/proxy/keys"
+	"warmroute/proxy/apikey"
 )
 
 // KeyConfig is one API key. 0 is no bound.
@@ -26,22 +26,22 @@ type KeyConfig struct {
 	RouteHeaders      bool          `mapstructure:"route_headers"`
 	Expires           time.Time     `mapstructure:"expires"` // zero: never
 
-	secrets []keys.Secret // of this name in the file of keys
+	secrets []apikey.Secret // of this name in the file of keys
 }
 
 // apiKeys are the keys as the proxy takes them. The configuration was checked.
-func (c *Config) apiKeys() []keys.Key {
-	var list []keys.Key
+func (c *Config) apiKeys() []apikey.Key {
+	var list []apikey.Key
 	for _, k := range c.Keys {
-		var hashes []keys.Hash
+		var hashes []apikey.Hash
 		if k.SHA256 != "" {
-			hash, _ := keys.ParseHash(k.SHA256)
+			hash, _ := apikey.ParseHash(k.SHA256)
 			hashes = append(hashes, hash)
 		}
 		for _, s := range k.secrets {
 			hashes = append(hashes, s.Hash)
 		}
-		list = append(list, keys.Key{
+		list = append(list, apikey.Key{
 			Name:              k.Name,
 			Hashes:            hashes,
 			Models:            k.Models,
@@ -141,7 +141,7 @@ func (c *Config) readKeysFile(f *faults) {
 		f.add("keys_file", "%v", err)
 		return
 	}
-	secrets, wrong := keys.ParseFile(string(data))
+	secrets, wrong := apikey.ParseFile(string(data))
 	for _, err := range wrong {
 		f.add(c.KeysFile+": "+strings.SplitN(err.Error(), ":", 2)[0], "%v", errors.Unwrap(err))
 	}

@@ -15,12 +15,12 @@ import (
 // named by their folder from the root, the root itself "". Each part may use
 // itself and what stands to its left in
 //
-//	backends ← router ← metrics ← proxy ← main
+//	filelock ← backends ← router ← metrics ← proxy ← admin ← main
 //
 // replay may use backends and router; only main uses replay. The programs
 // under scripts are mains of their own, and share scripts/fleet.
 func importFault(from, to string) string {
-	line := map[string]int{"backends": 0, "router": 1, "metrics": 2, "proxy": 3, "": 4, "scripts": 4}
+	line := map[string]int{"filelock": 0, "backends": 1, "router": 2, "metrics": 3, "proxy": 4, "admin": 5, "": 6, "scripts": 6}
 	fromPart, _, _ := strings.Cut(from, "/")
 	toPart, _, _ := strings.Cut(to, "/")
 	fromPlace, fromKnown := line[fromPart]
@@ -57,7 +57,7 @@ func TestImportFaultKnowsWhichWayArrowsRun(t *testing.T) {
 	}
 	for _, arrow := range [][2]string{
 		{"", "proxy"}, {"", "metrics"}, {"", "router/policy"}, {"", "backends/vllmsim"}, {"", "replay"},
-		{"proxy", "metrics"}, {"proxy", "router/prompt"}, {"proxy", "backends/transport"}, {"proxy", "proxy/ui"},
+		{"proxy", "metrics"}, {"proxy", "router/prompt"}, {"proxy", "backends/transport"}, {"proxy", "proxy/ui"}, {"admin", "proxy"}, {"proxy/recorder", "filelock"},
 		{"metrics", "router"}, {"metrics", "backends"},
 		{"router", "backends"}, {"router", "router/index"}, {"router/index", "router/prompt"},
 		{"backends", "backends/transport"}, {"backends/vllmsim", "backends"},
@@ -68,7 +68,7 @@ func TestImportFaultKnowsWhichWayArrowsRun(t *testing.T) {
 	}
 	for _, arrow := range [][2]string{
 		{"backends", "router"}, {"backends/vllmsim", "router/prompt"}, {"backends", "metrics"}, {"backends", "proxy"},
-		{"router", "metrics"}, {"router/policy", "proxy"}, {"metrics", "proxy"},
+		{"router", "metrics"}, {"router/policy", "proxy"}, {"metrics", "proxy"}, {"proxy", "admin"}, {"filelock", "backends"},
 		{"replay", "proxy"}, {"replay", "metrics"}, {"proxy", "replay"}, {"router", "replay"}, {"backends/vllmsim", "replay"},
 		{"proxy", ""}, {"scripts/load", ""}, {"replay", ""}, {"", "scripts/load"}, {"scripts/chaos", "scripts/load"}, {"", "scripts/fleet"},
 		{"", "util"}, {"util", "backends"},

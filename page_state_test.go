@@ -8,8 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"warmroute/admin"
 	"warmroute/backends/vllmsim"
-	"warmroute/proxy/admin"
 )
 
 // state is what the admin listener shows.

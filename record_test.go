@@ -17,7 +17,7 @@ import (
 	"testing"
 	"time"
 
-	"warmroute/proxy/record"
+	"warmroute/proxy/recorder"
 	"warmroute/replay"
 	"warmroute/router/prompt"
 )
@@ -200,11 +200,11 @@ func TestARequestWhoseClientLeftIsRecordedAsFarAsItGot(t *testing.T) {
 // The recorder's limits and the reader's are written down in two places, which
 // cannot import each other.
 func TestWhateverIsRecordedCanBeRead(t *testing.T) {
-	f := func(name string, blockBytes int, written bool, change func(*record.Request)) {
+	f := func(name string, blockBytes int, written bool, change func(*recorder.Request)) {
 		t.Helper()
 		dropped := 0
 		file := filepath.Join(t.TempDir(), "traffic")
-		r, err := record.New(record.Options{
+		r, err := recorder.New(recorder.Options{
 			File: file, MaxBytes: 1 << 30, BlockBytes: blockBytes, Log: slog.New(slog.DiscardHandler), Dropped: func() { dropped++ },
 		})
 		if err != nil {
@@ -241,17 +241,17 @@ func TestWhateverIsRecordedCanBeRead(t *testing.T) {
 		}
 	}
 	for _, blockBytes := range []int{64, 256, 4096} {
-		f("the largest", blockBytes, true, func(*record.Request) {})
-		f("as much beside it", blockBytes, true, func(q *record.Request) { q.Bytes, q.ExtraBytes = 8<<20, 8<<20 })
-		f("too long a prompt", blockBytes, false, func(q *record.Request) { q.Bytes++ })
-		f("too much beside it", blockBytes, false, func(q *record.Request) { q.ExtraBytes++ })
-		f("too many tokens", blockBytes, false, func(q *record.Request) { q.PromptTokens++ })
-		f("too long an answer", blockBytes, false, func(q *record.Request) { q.AnswerTokens++ })
-		f("less than nothing", blockBytes, false, func(q *record.Request) { q.AnswerTokens = -1 })
+		f("the largest", blockBytes, true, func(*recorder.Request) {})
+		f("as much beside it", blockBytes, true, func(q *recorder.Request) { q.Bytes, q.ExtraBytes = 8<<20, 8<<20 })
+		f("too long a prompt", blockBytes, false, func(q *recorder.Request) { q.Bytes++ })
+		f("too much beside it", blockBytes, false, func(q *recorder.Request) { q.ExtraBytes++ })
+		f("too many tokens", blockBytes, false, func(q *recorder.Request) { q.PromptTokens++ })
+		f("too long an answer", blockBytes, false, func(q *recorder.Request) { q.AnswerTokens++ })
+		f("less than nothing", blockBytes, false, func(q *recorder.Request) { q.AnswerTokens = -1 })
 	}
 	const year = 365 * 24 * time.Hour
-	f("after a year", 256, true, func(q *record.Request) { q.Arrived = q.Arrived.Add(year - time.Hour) })
-	f("after more than a year", 256, false, func(q *record.Request) { q.Arrived = q.Arrived.Add(year + time.Minute) })
+	f("after a year", 256, true, func(q *recorder.Request) { q.Arrived = q.Arrived.Add(year - time.Hour) })
+	f("after more than a year", 256, false, func(q *recorder.Request) { q.Arrived = q.Arrived.Add(year + time.Minute) })
 }
 
 // What a replica counts is compared with input_bytes only where it is that

@@ -6,7 +6,7 @@ import (
 
 	"warmroute/metrics"
 	"warmroute/proxy/accesslog"
-	"warmroute/proxy/traces"
+	"warmroute/proxy/tracing"
 )
 
 // watchRequests makes what tells of single requests: the access log and the traces.
@@ -15,7 +15,7 @@ func (s *service) watchRequests(m *metrics.Metrics) (err error) {
 		return fmt.Errorf("access_log.file: %w", err)
 	}
 	m.WatchAccessLog(s.access.Lost)
-	if s.traces, err = traces.New(os.LookupEnv, version(), s.log); err != nil {
+	if s.traces, err = tracing.New(os.LookupEnv, version(), s.log); err != nil {
 		// A variable that all services of a host may share is no reason not to serve.
 		s.log.Warn("requests are not traced", "reason", err.Error())
 	}

@@ -11,14 +11,14 @@ import (
 	"net"
 	"sync/atomic"
 
+	"warmroute/admin"
 	"warmroute/backends"
 	"warmroute/metrics"
 	"warmroute/proxy"
 	"warmroute/proxy/accesslog"
-	"warmroute/proxy/admin"
-	"warmroute/proxy/keys"
-	"warmroute/proxy/record"
-	"warmroute/proxy/traces"
+	"warmroute/proxy/apikey"
+	"warmroute/proxy/recorder"
+	"warmroute/proxy/tracing"
 	"warmroute/router"
 )
 
@@ -30,11 +30,11 @@ type service struct {
 	log      *slog.Logger
 	registry *backends.Registry
 	router   *router.Router
-	snapshot *snapshotFile    // nil: none is kept
-	recorder *record.Recorder // nil: traffic is not recorded
+	snapshot *snapshotFile      // nil: none is kept
+	recorder *recorder.Recorder // nil: traffic is not recorded
 	access   *accesslog.Log
-	traces   *traces.Tracer // nil: requests are not traced
-	keys     *keys.Set
+	traces   *tracing.Tracer // nil: requests are not traced
+	keys     *apikey.Set
 	fleet    *fleet
 	checker  *backends.Checker
 	poller   *backends.Poller
@@ -58,7 +58,7 @@ func newService(c *Config, log *slog.Logger) (*service, error) {
 // newServiceAfter is newService for a process that takes over from another, which
 // still has its files.
 func newServiceAfter(before *inherited, c *Config, log *slog.Logger) (*service, error) {
-	s := &service{started: c, config: c, log: log, resources: &resourceLog{log: log}, control: control{before: before}, keys: keys.New(c.apiKeys())}
+	s := &service{started: c, config: c, log: log, resources: &resourceLog{log: log}, control: control{before: before}, keys: apikey.New(c.apiKeys())}
 	s.instance = cmp.Or(before.instance, rand.Text())
 	s.certificate.Store(c.TLS.pair)
 	s.adminCertificate.Store(c.AdminTLS.pair)
@@ -86,7 +86,7 @@ func newServiceAfter(before *inherited, c *Config, log *slog.Logger) (*service, 
 	s.metrics = m
 	s.watch(m)
 	if c.Record.File != "" {
-		s.recorder, err = record.New(record.Options{
+		s.recorder, err = recorder.New(recorder.Options{
 			File:       c.Record.File,
 			MaxBytes:   int64(c.Record.MaxBytes),
 			Keep:       c.Record.Keep,

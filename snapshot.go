@@ -14,7 +14,7 @@ import (
 	"sync"
 	"time"
 
-	"warmroute/proxy/filelock"
+	"warmroute/filelock"
 	"warmroute/router"
 )
 

@@ -10,7 +10,7 @@ import (
 	"syscall"
 	"testing"
 
-	"warmroute/proxy/filelock"
+	"warmroute/filelock"
 )
 
 // isLocked reports whether a process holds the lock of a snapshot.

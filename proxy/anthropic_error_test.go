@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"warmroute/proxy/keys"
+	"warmroute/proxy/apikey"
 )
 
 // anthropicError is an error in Anthropic's shape.
@@ -51,7 +51,7 @@ func TestAnthropicErrorBodies(t *testing.T) {
 		"unknown model":   {body: `{"model":"nope","messages":[]}`, status: 404, kind: "not_found_error"},
 		"too large":       {change: func(o *Options) { o.BodyBytes = 10 }, status: 413, kind: "request_too_large"},
 		"query too long":  {change: func(o *Options) { o.QueryBytes = -1 }, status: 414, kind: "api_error"},
-		"rate":            {change: withKeys(keyOf("a", func(k *keys.Key) { k.Concurrency = 1 })), prepare: (*fleet).takeKey, header: bearer("a"), status: 429, kind: "rate_limit_error"},
+		"rate":            {change: withKeys(keyOf("a", func(k *apikey.Key) { k.Concurrency = 1 })), prepare: (*fleet).takeKey, header: bearer("a"), status: 429, kind: "rate_limit_error"},
 		"dead replica":    {script: once(), status: 502, kind: "api_error"},
 		"no memory":       {script: always(answered("500 Internal Server Error", "")), prepare: func(f *fleet) { f.proxy.heldWhole.Add(heldWholeTotal) }, status: 500, kind: "api_error"},
 		"too many":        {change: func(o *Options) { o.InFlight = 0 }, status: 503, kind: "overloaded_error"},

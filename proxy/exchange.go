@@ -11,9 +11,9 @@ import (
 
 	"warmroute/backends"
 	"warmroute/metrics"
-	"warmroute/proxy/keys"
-	"warmroute/proxy/record"
-	"warmroute/proxy/traces"
+	"warmroute/proxy/apikey"
+	"warmroute/proxy/recorder"
+	"warmroute/proxy/tracing"
 	"warmroute/router"
 	"warmroute/router/prompt"
 )
@@ -55,17 +55,17 @@ type exchange struct {
 	spent    int                 // of them, failed connects left out, and those that follow
 	stopped  int                 // of them, ended by a replica that was about to stop
 
-	holder    *keys.Holder // nil: no keys are configured
-	visit     keys.Visit   // its holder's
-	query     string       // the client's, fit for replicas
-	tokensIn  int          // of the prompt, as the key is charged; 0: no engine worked on it
-	tokensOut int          // of the answer, as far as it came
+	holder    *apikey.Holder // nil: no keys are configured
+	visit     apikey.Visit   // its holder's
+	query     string         // the client's, fit for replicas
+	tokensIn  int            // of the prompt, as the key is charged; 0: no engine worked on it
+	tokensOut int            // of the answer, as far as it came
 
 	outcome  metrics.Request
-	presence presence        // among those that operators see
-	recorded *record.Request // nil: traffic is not recorded, or not this request
+	presence presence          // among those that operators see
+	recorded *recorder.Request // nil: traffic is not recorded, or not this request
 	story    story
-	spans    *traces.Request // nil: requests are not traced
+	spans    *tracing.Request // nil: requests are not traced
 }
 
 // input is what the client sent and what routing made of it.

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"warmroute/proxy/keys"
+	"warmroute/proxy/apikey"
 )
 
 // upload is a form with an audio file and the fields given as name, value, …
@@ -114,7 +114,7 @@ func asGoReads(contentType string, body []byte) (model string) {
 // What one reader of forms finds another model in than the next one, or could.
 func TestAFormThatReadersReadDifferentlyIsRefusedToAll(t *testing.T) {
 	r := &replica{models: []string{"m", "lora<m"}, script: always(answered("200 OK", "{}"))}
-	f := serve(t, withKeys(keyOf("all", nil), keyOf("some", func(k *keys.Key) { k.Models = []string{"m"} })), r)
+	f := serve(t, withKeys(keyOf("all", nil), keyOf("some", func(k *apikey.Key) { k.Models = []string{"m"} })), r)
 	const kind = "multipart/form-data; boundary=x"
 	part := func(header, value string) string { return "--x\r\n" + header + "\r\n\r\n" + value + "\r\n" }
 	field := func(params, value string) string { return part("Content-Disposition: form-data; "+params, value) }

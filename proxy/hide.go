@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"warmroute/proxy/keys"
+	"warmroute/proxy/apikey"
 )
 
 // keyParameters are what clients call a key in a query, in lower case.
@@ -20,9 +20,9 @@ var keyParameters = []string{
 func (x *exchange) hideKey() (query string) {
 	secret := ""
 	if x.holder != nil {
-		secret = keys.Presented(x.r.Header, x.endpoint.anthropic())
+		secret = apikey.Presented(x.r.Header, x.endpoint.anthropic())
 	}
-	if len(secret) < keys.ShortestKey {
+	if len(secret) < apikey.ShortestKey {
 		secret = ""
 	}
 	if secret != "" {
@@ -62,6 +62,6 @@ func withoutKeys(query, secret string) string {
 // presentedIn reports whether id, which is logged, holds the key that its request
 // came with.
 func presentedIn(h http.Header, id string) bool {
-	key := keys.Presented(h, true)
+	key := apikey.Presented(h, true)
 	return key != "" && strings.Contains(id, key)
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"warmroute/metrics"
-	"warmroute/proxy/keys"
+	"warmroute/proxy/apikey"
 	"warmroute/router"
 )
 
@@ -19,11 +19,11 @@ const bytesPerToken = 4
 
 // identify finds who holds the key that a request came with: nil without a fault
 // when no keys are configured, and everybody may come in.
-func (p *Proxy) identify(r *http.Request, anthropic bool) (*keys.Holder, *apiError) {
+func (p *Proxy) identify(r *http.Request, anthropic bool) (*apikey.Holder, *apiError) {
 	if p.keys.Open() {
 		return nil, nil
 	}
-	presented := keys.Presented(r.Header, anthropic)
+	presented := apikey.Presented(r.Header, anthropic)
 	if presented == "" {
 		p.metrics.NotLetIn(metrics.NoKey)
 		return nil, unauthorized("this proxy asks for an API key: send it as Authorization: Bearer KEY")
@@ -45,7 +45,7 @@ func unauthorized(message string) *apiError {
 }
 
 // keyed is for what is answered here, to those who have a key where there are any.
-func (p *Proxy) keyed(answer func(http.ResponseWriter, *http.Request, *keys.Holder)) http.HandlerFunc {
+func (p *Proxy) keyed(answer func(http.ResponseWriter, *http.Request, *apikey.Holder)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		holder, fault := p.identify(r, true)
 		if fault != nil {
@@ -65,7 +65,7 @@ func (x *exchange) admit() *apiError {
 	}
 	if fault == nil {
 		x.holder = holder
-		var refusal *keys.Refusal
+		var refusal *apikey.Refusal
 		if x.visit, refusal = holder.Enter(); refusal != nil {
 			fault = overRate(refusal)
 		}
@@ -100,10 +100,10 @@ func (a *attempt) used() {
 }
 
 // overRate is OpenAI's answer to a request beyond a rate.
-func overRate(r *keys.Refusal) *apiError {
+func overRate(r *apikey.Refusal) *apiError {
 	e := &apiError{status: http.StatusTooManyRequests, kind: string(r.Reason), code: "rate_limit_exceeded"}
 	e.retryAfter = max(int(math.Ceil(r.Wait.Seconds())), 1)
-	if r.Reason == keys.ForConcurrency {
+	if r.Reason == apikey.ForConcurrency {
 		e.message = fmt.Sprintf("Rate limit reached: this API key may have %d requests at once. Try again when one has ended.", r.Most)
 	} else {
 		e.message = fmt.Sprintf("Rate limit reached: this API key may use %d %s a minute. Try again in %ds.", r.Most, r.Reason, e.retryAfter)

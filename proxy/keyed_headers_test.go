@@ -3,11 +3,11 @@ package proxy
 import (
 	"testing"
 
-	"warmroute/proxy/keys"
+	"warmroute/proxy/apikey"
 )
 
 func TestRouteHeadersGoToKeysThatAllowThem(t *testing.T) {
-	f := serve(t, withKeys(keyOf("plain", nil), keyOf("trusted", func(k *keys.Key) { k.RouteHeaders = true })), &replica{script: always(answered("200 OK", whole))})
+	f := serve(t, withKeys(keyOf("plain", nil), keyOf("trusted", func(k *apikey.Key) { k.RouteHeaders = true })), &replica{script: always(answered("200 OK", whole))})
 	for name, want := range map[string]bool{"plain": false, "trusted": true} {
 		resp, _ := f.post("/v1/chat/completions", askWhole, bearer(name)...)
 		for _, h := range routeHeaders {
@@ -37,7 +37,7 @@ func TestAReplicasRatesAndRoutesAreNotTheKeys(t *testing.T) {
 	answer := answered("200 OK", whole, "x-ratelimit-limit-requests: 7", "X-RATELIMIT-LIMIT-TOKENS: 8", "X-Warmroute-Backend: inner", "x-warmroute-held-ms: 9", "X-Other: 1")
 	refusal := "HTTP/1.1 400 Bad Request\r\nX-RateLimit-Limit-Requests: 7\r\nX-Warmroute-Reason: inner\r\nContent-Length: 2\r\n\r\n{}"
 	for name, said := range map[string]string{"an answer": answer, "a refusal": refusal} {
-		keyed := serve(t, withKeys(keyOf("plain", nil), keyOf("slow", func(k *keys.Key) { k.RequestsPerMinute, k.RouteHeaders = 100, true })), &replica{script: always(said)})
+		keyed := serve(t, withKeys(keyOf("plain", nil), keyOf("slow", func(k *apikey.Key) { k.RequestsPerMinute, k.RouteHeaders = 100, true })), &replica{script: always(said)})
 		open := serve(t, nil, &replica{script: always(said)})
 		silent := serve(t, func(o *Options) { o.RouteHeaders = false }, &replica{script: always(said)})
 		for _, c := range []struct {

@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"warmroute/backends"
-	"warmroute/proxy/keys"
+	"warmroute/proxy/apikey"
 )
 
 func TestAKeySeesOnlyItsModels(t *testing.T) {
@@ -14,9 +14,9 @@ func TestAKeySeesOnlyItsModels(t *testing.T) {
 	b := &replica{models: []string{"n", "hidden<n"}, script: always(answered("200 OK", whole))}
 	f := serve(t, withKeys(
 		keyOf("all", nil),
-		keyOf("some", func(k *keys.Key) { k.Models = []string{"lora", "n", "nowhere"} }),
-		keyOf("adapter", func(k *keys.Key) { k.Models = []string{"lora"} }),
-		keyOf("none", func(k *keys.Key) { k.Models = []string{"nowhere"} }),
+		keyOf("some", func(k *apikey.Key) { k.Models = []string{"lora", "n", "nowhere"} }),
+		keyOf("adapter", func(k *apikey.Key) { k.Models = []string{"lora"} }),
+		keyOf("none", func(k *apikey.Key) { k.Models = []string{"nowhere"} }),
 	), a, b)
 	get := func(name, path string) (int, string) {
 		t.Helper()
@@ -60,7 +60,7 @@ func TestAKeySeesOnlyItsModels(t *testing.T) {
 
 func TestAFormThatReadersCouldReadDifferentlyIsNoWayAroundAModelList(t *testing.T) {
 	r := &replica{models: []string{"m", "lora<m"}, script: always(answered("200 OK", whole))}
-	f := serve(t, withKeys(keyOf("all", nil), keyOf("some", func(k *keys.Key) { k.Models = []string{"m"} })), r)
+	f := serve(t, withKeys(keyOf("all", nil), keyOf("some", func(k *apikey.Key) { k.Models = []string{"m"} })), r)
 	part := "--x\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\n"
 	for body, want := range map[string]int{
 		part + "m\r\n--x--":               200,
@@ -83,7 +83,7 @@ func TestAFormThatReadersCouldReadDifferentlyIsNoWayAroundAModelList(t *testing.
 }
 
 func TestModelsOfAKeyAmongAliases(t *testing.T) {
-	f := serve(t, withKeys(keyOf("a", func(k *keys.Key) { k.Models = []string{"alias"} })), &replica{script: always(answered("200 OK", whole))})
+	f := serve(t, withKeys(keyOf("a", func(k *apikey.Key) { k.Models = []string{"alias"} })), &replica{script: always(answered("200 OK", whole))})
 	f.backends[0].SetModels([]backends.Model{{ID: "m", Root: "r", Card: []byte(`{"id":"m"}`)}, {ID: "alias", Root: "r", Card: []byte(`{"id":"alias"}`)}})
 	if resp, answer := f.post("/v1/chat/completions", strings.Replace(askWhole, `"model":"m",`, ``, 1), bearer("a")...); resp.StatusCode != 200 {
 		t.Errorf("got %d %s", resp.StatusCode, answer)

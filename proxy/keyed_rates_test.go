@@ -6,14 +6,14 @@ import (
 	"strings"
 	"testing"
 
-	"warmroute/proxy/keys"
+	"warmroute/proxy/apikey"
 )
 
 func TestRatesOfAKey(t *testing.T) {
 	f := serve(t, withKeys(
-		keyOf("slow", func(k *keys.Key) { k.RequestsPerMinute = 2 }),
-		keyOf("small", func(k *keys.Key) { k.TokensPerMinute = 1000 }),
-		keyOf("one", func(k *keys.Key) { k.Concurrency = 1 }),
+		keyOf("slow", func(k *apikey.Key) { k.RequestsPerMinute = 2 }),
+		keyOf("small", func(k *apikey.Key) { k.TokensPerMinute = 1000 }),
+		keyOf("one", func(k *apikey.Key) { k.Concurrency = 1 }),
 	), &replica{script: always(answered("200 OK", strings.Replace(whole, `"completion_tokens":3`, `"completion_tokens":30000`, 1)))})
 	header := func(resp *http.Response, name, want string) {
 		t.Helper()
@@ -55,7 +55,7 @@ func TestRatesOfAKey(t *testing.T) {
 
 func TestRequestsOfAKeyAtOnce(t *testing.T) {
 	begun, end := make(chan struct{}), make(chan struct{})
-	f := serve(t, withKeys(keyOf("one", func(k *keys.Key) { k.Concurrency = 1 }), keyOf("other", nil)), &replica{script: func(s *session) {
+	f := serve(t, withKeys(keyOf("one", func(k *apikey.Key) { k.Concurrency = 1 }), keyOf("other", nil)), &replica{script: func(s *session) {
 		if _, ok := s.request(); ok {
 			begun <- struct{}{}
 			<-end
@@ -95,7 +95,7 @@ func (f *fleet) promptTokens(body string, headers ...string) int {
 }
 
 func TestWhatNoEngineWorkedOnIsNotCharged(t *testing.T) {
-	f := serve(t, withKeys(keyOf("a", func(k *keys.Key) { k.TokensPerMinute = 1000 })), &replica{script: always(answered("400 Bad Request", `{"error":{"message":"no"}}`))})
+	f := serve(t, withKeys(keyOf("a", func(k *apikey.Key) { k.TokensPerMinute = 1000 })), &replica{script: always(answered("400 Bad Request", `{"error":{"message":"no"}}`))})
 	for range 20 { // 260 tokens each
 		if resp, answer := f.post("/v1/chat/completions", askWhole, bearer("a")...); resp.StatusCode != 400 {
 			t.Fatalf("got %d %s", resp.StatusCode, answer)

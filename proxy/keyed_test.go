@@ -8,14 +8,14 @@ import (
 	"testing"
 	"time"
 
-	"warmroute/proxy/keys"
+	"warmroute/proxy/apikey"
 )
 
 // secretOf is the key of that name, as long as keys are.
 func secretOf(name string) string { return "the-secret-of-" + name + "-0123456789" }
 
-func keyOf(name string, change func(*keys.Key)) keys.Key {
-	k := keys.Key{Name: name, Hashes: []keys.Hash{keys.HashOf(secretOf(name))}}
+func keyOf(name string, change func(*apikey.Key)) apikey.Key {
+	k := apikey.Key{Name: name, Hashes: []apikey.Hash{apikey.HashOf(secretOf(name))}}
 	if change != nil {
 		change(&k)
 	}
@@ -23,15 +23,15 @@ func keyOf(name string, change func(*keys.Key)) keys.Key {
 }
 
 // withKeys is an option of serve.
-func withKeys(list ...keys.Key) func(*Options) {
-	return func(o *Options) { o.Keys = keys.New(list) }
+func withKeys(list ...apikey.Key) func(*Options) {
+	return func(o *Options) { o.Keys = apikey.New(list) }
 }
 
 func bearer(name string) []string { return []string{"Authorization", "Bearer " + secretOf(name)} }
 
 func TestWithoutAValidKeyNothingIsAnswered(t *testing.T) {
 	r := &replica{script: always(answered("200 OK", whole))}
-	f := serve(t, withKeys(keyOf("a", nil), keyOf("late", func(k *keys.Key) { k.Expires = time.Now().Add(-time.Hour) })), r)
+	f := serve(t, withKeys(keyOf("a", nil), keyOf("late", func(k *apikey.Key) { k.Expires = time.Now().Add(-time.Hour) })), r)
 	for _, c := range []struct {
 		name   string
 		path   string
@@ -42,7 +42,7 @@ func TestWithoutAValidKeyNothingIsAnswered(t *testing.T) {
 		{"none", "/v1/chat/completions", nil, 401, "Authorization: Bearer KEY"},
 		{"unknown", "/v1/chat/completions", bearer("b"), 401, "not known"},
 		{"expired", "/v1/chat/completions", bearer("late"), 401, "expired"},
-		{"its hash", "/v1/chat/completions", []string{"Authorization", fmt.Sprintf("Bearer %x", keys.HashOf(secretOf("a")))}, 401, "not known"},
+		{"its hash", "/v1/chat/completions", []string{"Authorization", fmt.Sprintf("Bearer %x", apikey.HashOf(secretOf("a")))}, 401, "not known"},
 		{"a password", "/v1/chat/completions", []string{"Authorization", "Basic " + base64.StdEncoding.EncodeToString([]byte(":"+secretOf("a")))}, 401, "Bearer"},
 		{"Anthropic's header elsewhere", "/v1/chat/completions", []string{"X-Api-Key", secretOf("a")}, 401, "Bearer"},
 		{"valid", "/v1/chat/completions", bearer("a"), 200, "Hello"},

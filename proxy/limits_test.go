@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"warmroute/proxy/keys"
+	"warmroute/proxy/apikey"
 )
 
 // ends reads an answer, and then the end of the connection.
@@ -120,7 +120,7 @@ func TestBodyThatNeverComesHoldsNoConnection(t *testing.T) {
 // Whoever is not let in must not take the place of others meanwhile.
 func TestARefusedRequestWhoseBodyIsAwaitedIsNotInFlight(t *testing.T) {
 	f := serve(t, func(o *Options) {
-		withKeys(keyOf("a", func(k *keys.Key) { k.Concurrency = 1 }))(o)
+		withKeys(keyOf("a", func(k *apikey.Key) { k.Concurrency = 1 }))(o)
 		o.InFlight, o.QueryBytes = 1, 10
 	}, &replica{script: always(answered("200 OK", whole))})
 	const path = "POST /v1/chat/completions"

@@ -9,12 +9,12 @@ import (
 	"strings"
 
 	"warmroute/backends"
-	"warmroute/proxy/keys"
+	"warmroute/proxy/apikey"
 )
 
 // models answers GET /v1/models: every card that any replica listed last, as
 // that replica wrote it; to the holder of a key, those that it may use.
-func (p *Proxy) models(w http.ResponseWriter, _ *http.Request, holder *keys.Holder) {
+func (p *Proxy) models(w http.ResponseWriter, _ *http.Request, holder *apikey.Holder) {
 	var out bytes.Buffer
 	out.WriteString(`{"object":"list","data":[`)
 	for i, m := range visible(p.registry.Catalog(), holder) {
@@ -28,7 +28,7 @@ func (p *Proxy) models(w http.ResponseWriter, _ *http.Request, holder *keys.Hold
 }
 
 // model answers GET /v1/models/{id}. An id may hold slashes, escaped or not.
-func (p *Proxy) model(w http.ResponseWriter, r *http.Request, holder *keys.Holder) {
+func (p *Proxy) model(w http.ResponseWriter, r *http.Request, holder *apikey.Holder) {
 	id := strings.TrimPrefix(r.URL.Path, "/v1/models/")
 	entry, ok := find(p.registry.Catalog(), id, holder)
 	if !ok {
@@ -39,7 +39,7 @@ func (p *Proxy) model(w http.ResponseWriter, r *http.Request, holder *keys.Holde
 }
 
 // visible are the models that there are for the holder of a key.
-func visible(c *backends.Catalog, holder *keys.Holder) []backends.Model {
+func visible(c *backends.Catalog, holder *apikey.Holder) []backends.Model {
 	if holder == nil || holder.Models == nil {
 		return c.Models
 	}
@@ -47,7 +47,7 @@ func visible(c *backends.Catalog, holder *keys.Holder) []backends.Model {
 }
 
 // find looks a model up for the holder of a key.
-func find(c *backends.Catalog, id string, holder *keys.Holder) (backends.Entry, bool) {
+func find(c *backends.Catalog, id string, holder *apikey.Holder) (backends.Entry, bool) {
 	entry, ok := c.Find(id)
 	return entry, ok && (holder == nil || holder.MayUse(id))
 }
@@ -72,7 +72,7 @@ func (x *exchange) onlyModel(c *backends.Catalog) (string, *apiError) {
 // mostNamed is how many models an error names: a fleet can have thousands of adapters.
 const mostNamed = 50
 
-func (p *Proxy) unknownModel(id string, holder *keys.Holder) *apiError {
+func (p *Proxy) unknownModel(id string, holder *apikey.Holder) *apiError {
 	catalog := p.registry.Catalog()
 	known := visible(catalog, holder)
 	if len(catalog.Models) == 0 {
@@ -96,7 +96,7 @@ func (p *Proxy) unknownModel(id string, holder *keys.Holder) *apiError {
 	}
 }
 
-func (p *Proxy) versionInfo(w http.ResponseWriter, _ *http.Request, _ *keys.Holder) {
+func (p *Proxy) versionInfo(w http.ResponseWriter, _ *http.Request, _ *apikey.Holder) {
 	out, _ := json.Marshal(map[string]string{"version": p.version})
 	writeJSON(w, out)
 }

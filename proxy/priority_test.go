@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"warmroute/proxy/keys"
+	"warmroute/proxy/apikey"
 	"warmroute/router"
 )
 
@@ -24,8 +24,8 @@ func heldTooLong(t *testing.T, name string, a answer) {
 // routing.hold.time, be it longer or shorter.
 func TestKeyQueueTime(t *testing.T) {
 	users := withKeys(keyOf("plain", nil),
-		keyOf("patient", func(k *keys.Key) { k.QueueTime = time.Hour }),
-		keyOf("hasty", func(k *keys.Key) { k.QueueTime = 50 * time.Millisecond }))
+		keyOf("patient", func(k *apikey.Key) { k.QueueTime = time.Hour }),
+		keyOf("hasty", func(k *apikey.Key) { k.QueueTime = 50 * time.Millisecond }))
 	holding := func(d time.Duration) router.HoldOptions {
 		hold := oneAtATime(10)
 		hold.Time = d
@@ -93,8 +93,8 @@ func TestQueueBoundsPerPriorityClass(t *testing.T) {
 		may  int
 	}{{"batch", 4}, {"normal", 2}, {"urgent", 2}}
 	users := withKeys(keyOf("normal", nil),
-		keyOf("urgent", func(k *keys.Key) { k.Priority = -1 }),
-		keyOf("batch", func(k *keys.Key) { k.Priority = 10 }))
+		keyOf("urgent", func(k *apikey.Key) { k.Priority = -1 }),
+		keyOf("batch", func(k *apikey.Key) { k.Priority = 10 }))
 	f := func(name string, hold router.HoldOptions, text string) {
 		t.Run(name, func(t *testing.T) {
 			hold.Time, hold.StepTokens = time.Minute, 1
@@ -185,8 +185,8 @@ func TestBatchWaitsForHalfOfItsTimeBesideInteractiveRequests(t *testing.T) {
 			s.say(answered("200 OK", whole))
 		}
 	}}
-	users := withKeys(keyOf("normal", func(k *keys.Key) { k.RouteHeaders = true }),
-		keyOf("batch", func(k *keys.Key) { k.Priority, k.QueueTime, k.RouteHeaders = 10, time.Second, true }))
+	users := withKeys(keyOf("normal", func(k *apikey.Key) { k.RouteHeaders = true }),
+		keyOf("batch", func(k *apikey.Key) { k.Priority, k.QueueTime, k.RouteHeaders = 10, time.Second, true }))
 	// Batch requests may hardly take any time: none but the first is sent otherwise.
 	hold := router.HoldOptions{Requests: 10, BatchRequests: 10, Time: time.Hour, BatchSlowdown: 1e-6}
 	f := serveHolding(t, hold, users, r)

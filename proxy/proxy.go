@@ -15,9 +15,9 @@ import (
 	"warmroute/backends"
 	"warmroute/metrics"
 	"warmroute/proxy/accesslog"
-	"warmroute/proxy/keys"
-	"warmroute/proxy/record"
-	"warmroute/proxy/traces"
+	"warmroute/proxy/apikey"
+	"warmroute/proxy/recorder"
+	"warmroute/proxy/tracing"
 	"warmroute/router"
 	"warmroute/router/prompt"
 )
@@ -42,11 +42,11 @@ type Options struct {
 	// of a file descriptor. It must not block. nil: nobody is told.
 	OutOfDescriptors func(err error)
 
-	BlockBytes int              // bytes of canonical prompt in a block
-	Record     *record.Recorder // nil: traffic is not recorded
-	AccessLog  *accesslog.Log   // nil: there is none
-	Traces     *traces.Tracer   // nil: requests are not traced
-	Keys       *keys.Set        // nil: everybody may come in
+	BlockBytes int                // bytes of canonical prompt in a block
+	Record     *recorder.Recorder // nil: traffic is not recorded
+	AccessLog  *accesslog.Log     // nil: there is none
+	Traces     *tracing.Tracer    // nil: requests are not traced
+	Keys       *apikey.Set        // nil: everybody may come in
 
 	Settings
 }
@@ -61,10 +61,10 @@ type Proxy struct {
 	instance   string
 	suspect    func(*backends.Backend)
 	blockBytes int
-	record     *record.Recorder
+	record     *recorder.Recorder
 	access     *accesslog.Log
-	traces     *traces.Tracer
-	keys       *keys.Set
+	traces     *tracing.Tracer
+	keys       *apikey.Set
 	settings   atomic.Pointer[Settings]
 	retries    *retryBudget
 	warnings   warnings
@@ -117,7 +117,7 @@ func New(o Options) *Proxy {
 		p.outOfDescriptors = func(error) {}
 	}
 	if p.keys == nil {
-		p.keys = keys.New(nil)
+		p.keys = apikey.New(nil)
 	}
 	p.metrics.WatchKeys(p.keyUses)
 	p.metrics.WatchInFlight(p.inFlight.Load)

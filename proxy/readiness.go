@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"warmroute/backends"
-	"warmroute/proxy/keys"
+	"warmroute/proxy/apikey"
 	"warmroute/router"
 )
 
@@ -22,7 +22,7 @@ func (p *Proxy) ready(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if names, given := r.URL.Query()["model"]; given {
-		p.keyed(func(w http.ResponseWriter, _ *http.Request, holder *keys.Holder) { p.modelReady(w, names, holder) })(w, r)
+		p.keyed(func(w http.ResponseWriter, _ *http.Request, holder *apikey.Holder) { p.modelReady(w, names, holder) })(w, r)
 		return
 	}
 	all := p.registry.All()
@@ -36,7 +36,7 @@ func (p *Proxy) ready(w http.ResponseWriter, r *http.Request) {
 }
 
 // modelReady answers GET /readyz?model=NAME for the holder of a key.
-func (p *Proxy) modelReady(w http.ResponseWriter, names []string, holder *keys.Holder) {
+func (p *Proxy) modelReady(w http.ResponseWriter, names []string, holder *apikey.Holder) {
 	if len(names) != 1 || names[0] == "" {
 		invalid("model", "name one model: /readyz?model=NAME").write(w, false)
 		return

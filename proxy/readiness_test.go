@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"warmroute/backends"
-	"warmroute/proxy/keys"
+	"warmroute/proxy/apikey"
 	"warmroute/router"
 )
 
@@ -70,7 +70,7 @@ func TestReadyzOfModel(t *testing.T) {
 }
 
 func TestReadyzOfModelNeedsKey(t *testing.T) {
-	f := serve(t, withKeys(keyOf("all", nil), keyOf("one", func(k *keys.Key) { k.Models = []string{"b"} })),
+	f := serve(t, withKeys(keyOf("all", nil), keyOf("one", func(k *apikey.Key) { k.Models = []string{"b"} })),
 		&replica{models: []string{"a"}}, &replica{models: []string{"b"}})
 	f.backends[1].SetState(backends.Down)
 	for _, c := range []struct {

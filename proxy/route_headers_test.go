@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"warmroute/backends"
-	"warmroute/proxy/keys"
+	"warmroute/proxy/apikey"
 	"warmroute/router"
 )
 
@@ -92,7 +92,7 @@ func TestEveryAnswerSaysWhereItsRequestWent(t *testing.T) {
 			headers []string
 		}{
 			{"anybody", true, func(*Options) {}, nil},
-			{"a key that may know", true, withKeys(keyOf("trusted", func(k *keys.Key) { k.RouteHeaders = true })), bearer("trusted")},
+			{"a key that may know", true, withKeys(keyOf("trusted", func(k *apikey.Key) { k.RouteHeaders = true })), bearer("trusted")},
 			{"a key that may not", false, withKeys(keyOf("plain", nil)), bearer("plain")},
 			{"anybody, headers off", false, func(o *Options) { o.RouteHeaders = false }, nil},
 		} {
@@ -150,7 +150,7 @@ func routeNames(h http.Header) []string {
 // TestWhoHasNoKeyIsToldNoRoute is for answers to those whom nobody knows, or not
 // yet.
 func TestWhoHasNoKeyIsToldNoRoute(t *testing.T) {
-	trusted := keyOf("trusted", func(k *keys.Key) { k.RouteHeaders = true })
+	trusted := keyOf("trusted", func(k *apikey.Key) { k.RouteHeaders = true })
 	f := serve(t, withKeys(trusted), &replica{script: always(answered("200 OK", whole))})
 	for name, headers := range map[string][]string{"no key": nil, "a wrong one": bearer("nobody")} {
 		if resp, _ := f.post("/v1/chat/completions", askWhole, headers...); resp.StatusCode != 401 || len(routeNames(resp.Header)) > 0 {

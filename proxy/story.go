@@ -3,7 +3,7 @@ package proxy
 import (
 	"warmroute/metrics"
 	"warmroute/proxy/accesslog"
-	"warmroute/proxy/traces"
+	"warmroute/proxy/tracing"
 	"warmroute/router"
 )
 
@@ -34,7 +34,7 @@ func (x *exchange) tellAttempt(d *router.Decision) {
 	if x.spans == nil {
 		return
 	}
-	x.spans.Sending(&traces.Attempt{
+	x.spans.Sending(&tracing.Attempt{
 		Number: x.attempts, Model: x.outcome.Model, Backend: d.Backend.Name, Reason: d.Reason,
 		Scheme: d.Backend.URL.Scheme, Host: d.Backend.URL.Host,
 		Matched: d.MatchedTokens, Prompt: d.PromptTokens,
@@ -54,7 +54,7 @@ func (a *attempt) tellEnd() {
 	case a.result.End == router.Broken:
 		fault = "broke_off"
 	case a.story.phase != "":
-		fault = traces.Left
+		fault = tracing.Left
 	case a.result.End == router.Left:
 		fault = "cut_off" // by an operator, or by the proxy's end
 	}

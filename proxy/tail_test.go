@@ -8,7 +8,7 @@ import (
 	"testing"
 	"testing/iotest"
 
-	"warmroute/proxy/keys"
+	"warmroute/proxy/apikey"
 )
 
 func TestALongAnswerIsChargedByItsAccountOrElseItsLength(t *testing.T) {
@@ -27,7 +27,7 @@ func TestALongAnswerIsChargedByItsAccountOrElseItsLength(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			name := fmt.Sprint("key", i)
-			f := serve(t, withKeys(keyOf(name, func(k *keys.Key) { k.TokensPerMinute = 1000 })), &replica{script: always(c.answer)})
+			f := serve(t, withKeys(keyOf(name, func(k *apikey.Key) { k.TokensPerMinute = 1000 })), &replica{script: always(c.answer)})
 			if resp, got := f.post("/v1/chat/completions", c.ask, bearer(name)...); resp.StatusCode != 200 || len(got) < len(filler) {
 				t.Fatalf("got %d, %d bytes", resp.StatusCode, len(got))
 			}

@@ -4,14 +4,14 @@ import (
 	"strings"
 	"testing"
 
-	"warmroute/proxy/keys"
+	"warmroute/proxy/apikey"
 )
 
 func TestTheKeysClassIsTheFloorOfAPriority(t *testing.T) {
 	f := serve(t, nil, &replica{})
 	priority := func(class int, header ...string) int {
 		t.Helper()
-		f.proxy.keys.Replace([]keys.Key{keyOf("a", func(k *keys.Key) { k.Priority = class })})
+		f.proxy.keys.Replace([]apikey.Key{keyOf("a", func(k *apikey.Key) { k.Priority = class })})
 		r, fault := f.understood("/v1/chat/completions", askWhole, append(bearer("a"), header...)...)
 		if fault != nil {
 			t.Fatal(fault.message)
@@ -32,7 +32,7 @@ func TestTheKeysClassIsTheFloorOfAPriority(t *testing.T) {
 }
 
 func TestTheTenantIsTheKeysName(t *testing.T) {
-	f := serve(t, withKeys(keyOf("a", func(k *keys.Key) { k.Hashes = append(k.Hashes, keys.HashOf(secretOf("a's next"))) }), keyOf("b", nil)), &replica{})
+	f := serve(t, withKeys(keyOf("a", func(k *apikey.Key) { k.Hashes = append(k.Hashes, apikey.HashOf(secretOf("a's next"))) }), keyOf("b", nil)), &replica{})
 	tenant := func(name string) uint64 {
 		t.Helper()
 		r, fault := f.understood("/v1/chat/completions", askWhole, bearer(name)...)
@@ -49,7 +49,7 @@ func TestTheTenantIsTheKeysName(t *testing.T) {
 func TestIsolatedTenantsDoNotMatchEachOthersPrompts(t *testing.T) {
 	for _, isolate := range []bool{false, true} {
 		f := serve(t, func(o *Options) {
-			withKeys(keyOf("a", func(k *keys.Key) { k.RouteHeaders = true }), keyOf("b", func(k *keys.Key) { k.RouteHeaders = true }))(o)
+			withKeys(keyOf("a", func(k *apikey.Key) { k.RouteHeaders = true }), keyOf("b", func(k *apikey.Key) { k.RouteHeaders = true }))(o)
 			o.IsolateTenants = isolate
 		}, &replica{script: always(streamed(role, hello, world, stop, doneLine))})
 		matched := func(name string) bool {

@@ -1,4 +1,4 @@
-// Package traces makes OpenTelemetry spans of requests: one for the request, and
+// Package tracing makes OpenTelemetry spans of requests: one for the request, and
 // below it one for each time it was held, for each attempt at a replica, and for the
 // time until an attempt's first token. It is configured by OpenTelemetry's own
 // environment variables, and off without them.
@@ -6,7 +6,7 @@
 // Nothing here delays a request: spans that end are queued, up to a bound, and sent
 // by a goroutine of the SDK's. A collector that is away costs spans, and a warning
 // now and then.
-package traces
+package tracing
 
 import (
 	"context"

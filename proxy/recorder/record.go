@@ -1,4 +1,4 @@
-// Package record writes down what a proxy's traffic was like, so that it can be
+// Package recorder writes down what a proxy's traffic was like, so that it can be
 // replayed: when each request came, how long prompt and answer were, how it
 // ended, and which prompts began alike. It writes no text, and no hash by which
 // a guessed prompt could be confirmed: blocks, sessions and models are numbered
@@ -25,7 +25,7 @@
 //	code           what the client was answered; 499: it left; 502 and 504 with an
 //	               output_length: the answer broke off
 //	stream, model, session, ttft_ms, duration_ms
-package record
+package recorder
 
 import (
 	"context"

@@ -1,6 +1,6 @@
-// Package keys knows the API keys that clients may come with, what each of them
+// Package apikey knows the API keys that clients may come with, what each of them
 // may do, and what it has used.
-package keys
+package apikey
 
 import (
 	"crypto/sha256"

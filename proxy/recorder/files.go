@@ -1,4 +1,4 @@
-package record
+package recorder
 
 import (
 	"bytes"
@@ -8,7 +8,7 @@ import (
 	"io/fs"
 	"os"
 
-	"warmroute/proxy/filelock"
+	"warmroute/filelock"
 )
 
 const (

@@ -16,7 +16,7 @@ import (
 	"warmroute/backends"
 	"warmroute/metrics"
 	"warmroute/proxy"
-	"warmroute/proxy/keys"
+	"warmroute/proxy/apikey"
 	"warmroute/router"
 )
 
@@ -28,7 +28,7 @@ type asked struct {
 	fleet  []*backends.Backend
 }
 
-func askable(t testing.TB, list ...keys.Key) *asked {
+func askable(t testing.TB, list ...apikey.Key) *asked {
 	t.Helper()
 	a := &asked{}
 	for i := range 3 {
@@ -61,7 +61,7 @@ func askable(t testing.TB, list ...keys.Key) *asked {
 	}
 	log := slog.New(slog.DiscardHandler)
 	p := proxy.New(proxy.Options{
-		Registry: registry, Router: a.router, Metrics: metrics.New(registry, a.router, "test"), Log: log, BlockBytes: 64, Keys: keys.New(list),
+		Registry: registry, Router: a.router, Metrics: metrics.New(registry, a.router, "test"), Log: log, BlockBytes: 64, Keys: apikey.New(list),
 		Settings: proxy.Settings{InFlight: 10, BodyBytes: 64 << 10, BodyBytesTotal: 1 << 20, SessionHeader: "X-Session-Id", IsolateTenants: list != nil},
 	})
 	h := New(Options{Registry: registry, Router: a.router, Proxy: p, Reset: a.router.Reset, Log: log})
@@ -144,7 +144,7 @@ func TestExplainTakesTheEndpointAndTheModelIntoAccount(t *testing.T) {
 }
 
 func TestExplainForAKey(t *testing.T) {
-	a := askable(t, keys.Key{Name: "team", Hashes: []keys.Hash{keys.HashOf("the-key-of-the-team-012345")}, Models: []string{"m"}, Priority: 3})
+	a := askable(t, apikey.Key{Name: "team", Hashes: []apikey.Hash{apikey.HashOf("the-key-of-the-team-012345")}, Models: []string{"m"}, Priority: 3})
 	body := chat("m", "a prompt")
 	a.post("/api/placed?backend=gpu-1&key=team", body, 200, `"known":35`)
 	if e := a.explain("?key=team", body); e.Choice != "gpu-1" || e.Priority != 3 {
