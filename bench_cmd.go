@@ -54,7 +54,7 @@ Prompts and keys are never printed. Ctrl-C prints what there is.`,
   warmroute bench --url http://nginx:80 --url http://warmroute:8080 --for 5m --sessions 32
   warmroute bench --url http://127.0.0.1:8000 --api-key-env VLLM_API_KEY --json | jq '.results[].ttft_p99_s'`,
 		Args: func(cmd *cobra.Command, args []string) (err error) {
-			if err := noArguments(cmd, args); err != nil {
+			if err := cobra.NoArgs(cmd, args); err != nil {
 				return err
 			}
 			if err := o.check(cmd.Flags()); err != nil {
@@ -95,8 +95,4 @@ func (o *benchOptions) addTo(f *pflag.FlagSet) {
 	f.Uint64Var(&o.seed, "seed", 1, "`S`: another one gives other conversations")
 
 	f.BoolVar(&o.json, "json", false, "print one JSON object instead of the table")
-	groupFlags(f, "Endpoints", "url", "model", "api-key-file", "api-key-env", "plain")
-	groupFlags(f, "Run", "for", "conversations", "warmup", "rounds", "timeout")
-	groupFlags(f, "Chats", "sessions", "turns", "system-prompts", "system-tokens", "user-tokens", "answer-tokens", "think", "seed")
-	groupFlags(f, "Output", "json")
 }

@@ -204,7 +204,7 @@ func TestCheckReportsWhatIsWrongOnTheCommandLineAndAroundIt(t *testing.T) {
 	}
 	f("--config missing.yaml: there is no such file\n", "--config", "missing.yaml")
 	f(`backends[0].url (from the command line): backend URL "a": no scheme`, "a")
-	f("there is no flag --lisen; did you mean --listen?\nsee warmroute check --help\n", "--lisen", ":1")
+	f("warmroute: unknown flag: --lisen\nRun 'warmroute check --help' for usage.\n", "--lisen", ":1")
 
 	big := filepath.Join(t.TempDir(), "model.safetensors")
 	if err := os.WriteFile(big, make([]byte, maxFileBytes+1), 0o600); err != nil {

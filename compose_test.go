@@ -157,7 +157,7 @@ func TestComposeSimulatedReplicasRunACommandOfTheImage(t *testing.T) {
 		if s.Image != project.Services["warmroute-sim"].Image {
 			t.Errorf("%s runs the image %s", name, s.Image)
 		}
-		if err := newVllmsimCommand().ParseFlags(s.Command[1:]); err != nil || s.Command[0] != "vllmsim" {
+		if err := newSimCommand().ParseFlags(s.Command[1:]); err != nil || s.Command[0] != "vllmsim" {
 			t.Errorf("%s runs %q: %v", name, s.Command, err)
 		}
 		if check := s.HealthCheck; check == nil || !slices.Equal(check.Test[1:3], []string{"/warmroute", "health"}) {

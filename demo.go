@@ -35,7 +35,7 @@ routes by prefix and load. Ends at Ctrl-C, or after --for. No GPU, no network.`,
   warmroute demo --for 30s --backends 8
   warmroute demo --for 20s --json | jq '.results[] | {policy, hit_ratio, ttft_mean_s}'`,
 		Args: func(cmd *cobra.Command, args []string) error {
-			if err := noArguments(cmd, args); err != nil {
+			if err := cobra.NoArgs(cmd, args); err != nil {
 				return err
 			}
 			return o.check()

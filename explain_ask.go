@@ -55,7 +55,7 @@ func (o *explainOptions) run(ctx context.Context, stdin io.Reader, out io.Writer
 func readRequest(name string) ([]byte, error) {
 	body, err := os.ReadFile(name)
 	if err != nil {
-		return nil, misuse{cannotRead("-f", name, err)}
+		return nil, usageError{cannotRead("-f", name, err)}
 	}
 	return body, nil
 }
@@ -89,7 +89,7 @@ func (o *explainOptions) listener() (l adminListener, err error) {
 	if o.tokenFile != "" {
 		text, err := readOnce(o.tokenFile)
 		if err != nil {
-			return l, misuse{cannotRead("--token-file", o.tokenFile, err)}
+			return l, usageError{cannotRead("--token-file", o.tokenFile, err)}
 		}
 		if l.token = string(bytes.TrimSpace(text)); l.token == "" || !isHeaderText(l.token) {
 			return l, fmt.Errorf("--token-file: %s holds no token: one line of text is expected", o.tokenFile)
@@ -129,7 +129,7 @@ func (c *Config) adminURL() string {
 func trustAuthorities(file string) (*tls.Config, error) {
 	text, err := readOnce(file)
 	if err != nil {
-		return nil, misuse{cannotRead("--ca-file", file, err)}
+		return nil, usageError{cannotRead("--ca-file", file, err)}
 	}
 	pool := x509.NewCertPool()
 	if !pool.AppendCertsFromPEM(text) {

@@ -42,7 +42,7 @@ priority with --header, and an API key by its name.`,
   warmroute explain -f request.json --tried gpu-0
   warmroute explain --admin http://gateway:9090 --token-file token -f request.json --json`,
 		Args: func(cmd *cobra.Command, args []string) error {
-			if err := noArguments(cmd, args); err != nil {
+			if err := cobra.NoArgs(cmd, args); err != nil {
 				return err
 			}
 			if o.file == "" {

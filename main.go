@@ -1,6 +1,6 @@
-// Warmroute stands in front of several vLLM replicas, speaks the OpenAI API,
-// and sends each request to the replica that will answer it soonest, counting
-// the prefix it already holds and the queue it would wait in.
+// Warmroute is a reverse proxy for several vLLM replicas that speaks the OpenAI
+// API and routes each request by the prompt prefixes that the replicas have
+// cached and by their load.
 package main
 
 import (
@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -28,10 +29,10 @@ func main() {
 	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
 }
 
-// run executes one command line and returns the exit status: 0, 1 for what
-// failed while running, 2 for a command line or a configuration to be mended.
+// run executes one command line and returns the exit status: 0, 1 for a failure
+// while running, 2 for an invalid command line or configuration.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	started := false // the command line was understood
+	started := false // the command line was valid
 	root := newRootCommand()
 	root.PersistentPreRun = func(*cobra.Command, []string) { started = true }
 	root.SetArgs(args)
@@ -39,62 +40,68 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root.SetErr(stderr)
 
 	cmd, err := root.ExecuteContextC(ctx)
-	var faults ConfigError
-	var misused misuse
+	var configError ConfigError
+	var usage usageError
 	switch {
 	case err == nil:
 		return 0
-	case errors.As(err, &faults):
-		fmt.Fprintln(stderr, faults)
+	case errors.As(err, &configError):
+		fmt.Fprintln(stderr, configError)
 		return 2
-	case !started || errors.As(err, &misused):
-		see := cmd.CommandPath() + " --help"
-		if !cmd.HasParent() || cmd.Name() == "help" {
-			see = "warmroute help"
-		}
-		fmt.Fprintf(stderr, "%v\nsee %s\n", err, see)
+	case !started || errors.As(err, &usage):
+		fmt.Fprintf(stderr, "warmroute: %v\nRun '%s --help' for usage.\n", err, cmd.CommandPath())
 		return 2
 	}
 	fmt.Fprintf(stderr, "warmroute: %v\n", err)
 	return 1
 }
 
+// usageError is an error of the command line that is found after parsing it. It
+// ends with status 2.
+type usageError struct{ error }
+
+func (e usageError) Unwrap() error { return e.error }
+
 func newRootCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:     "warmroute",
+		Short:   "Reverse proxy for vLLM replicas that routes by prefix cache and load",
 		Version: version(),
-		Long:    overview,
+		Long: `Warmroute is a reverse proxy for several vLLM replicas. It speaks the OpenAI API
+and sends each request to the replica with the lowest expected time to first
+token, given the prompt prefixes that each replica has cached and its queue.
+
+Exit status: 0 on success and after a graceful stop (the first SIGTERM or
+Ctrl-C), 1 for a failure while running, 2 for an invalid command line or
+configuration. A second SIGTERM or Ctrl-C stops at once.`,
 		Example: `  warmroute demo
   warmroute serve http://10.0.0.5:8000 http://10.0.0.6:8000`,
-		Args:              unknownCommand,
-		RunE:              func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-		SilenceErrors:     true, // printed by run, once
-		SilenceUsage:      true, // a failure of a backend is no question of usage
-		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
+		SilenceErrors: true, // run prints them
+		SilenceUsage:  true,
 	}
-	root.AddGroup(&cobra.Group{ID: groupRun, Title: "Run"}, &cobra.Group{ID: groupTry, Title: "Try, and measure"})
+	root.AddGroup(&cobra.Group{ID: groupRun, Title: "Run a proxy:"}, &cobra.Group{ID: groupMeasure, Title: "Simulate and measure:"})
 	root.AddCommand(
 		inGroup(groupRun, newServeCommand()),
 		inGroup(groupRun, newCheckCommand()),
 		inGroup(groupRun, newExplainCommand()),
-		inGroup(groupTry, newDemoCommand()),
-		inGroup(groupTry, newVllmsimCommand()),
-		inGroup(groupTry, newReplayCommand()),
-		inGroup(groupTry, newBenchCommand()),
-		newCompletionCommand(),
+		inGroup(groupRun, newHealthCommand()),
+		inGroup(groupMeasure, newDemoCommand()),
+		inGroup(groupMeasure, newSimCommand()),
+		inGroup(groupMeasure, newReplayCommand()),
+		inGroup(groupMeasure, newBenchCommand()),
 		newVersionCommand(),
-		newHealthCommand(),
 	)
-	root.SetHelpCommand(newHelpCommand())
-	root.SetHelpFunc(func(cmd *cobra.Command, _ []string) { writeHelp(cmd.OutOrStdout(), cmd) })
-	root.SetFlagErrorFunc(flagFault)
 	root.SetVersionTemplate(versionLine())
-	for _, cmd := range root.Commands() {
-		cmd.Flags().BoolP("help", "h", false, "help for "+cmd.Name())
-		completeFlags(cmd)
-	}
+	// cobra does not wrap the descriptions of flags by itself.
+	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), ".FlagUsages", ".FlagUsagesWrapped 100"))
 	return root
 }
+
+// The groups of commands in the help.
+const (
+	groupRun     = "run"
+	groupMeasure = "measure"
+)
 
 func inGroup(group string, cmd *cobra.Command) *cobra.Command {
 	cmd.GroupID = group

@@ -43,10 +43,10 @@ cache, 8,000 a second on each backend.`,
   warmroute replay --trace recorded.jsonl --speeds 1,0.5 --policy prefix,cache-threshold
   warmroute replay --trace conversation.jsonl --change join:7@20m --change restart:0@40m`,
 		Args: func(cmd *cobra.Command, args []string) error {
-			if err := noArguments(cmd, args); err != nil {
+			if err := cobra.NoArgs(cmd, args); err != nil {
 				return err
 			}
-			return o.check()
+			return o.check(cmd.Flags())
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return runReplay(cmd.Context(), o, cmd.OutOrStdout(), cmd.ErrOrStderr())

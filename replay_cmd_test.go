@@ -210,7 +210,7 @@ func TestReplayRefusesWhatItCannotPlay(t *testing.T) {
 	f(2, "choose of prefix", "--trace", trace, "--policy", "best")
 	f(2, "twice", "--trace", trace, "--policy", "prefix,prefix")
 	f(2, "not between 0 and 100", "--trace", trace, "--load", "0.9,0")
-	f(2, `--load "much" is no number`, "--trace", trace, "--load", "much")
+	f(2, `invalid argument "much" for "--load"`, "--trace", trace, "--load", "much")
 	f(2, "--backends 0", "--trace", trace, "--backends", "0")
 	f(2, "--seeds 0", "--trace", trace, "--seeds", "0")
 	f(2, "--kv-tokens 100", "--trace", trace, "--kv-tokens", "100")

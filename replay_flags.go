@@ -53,7 +53,7 @@ func (o *replayOptions) addTo(f *pflag.FlagSet) {
 	f.IntVar(&o.prompts, "prompts", 0, "hot: `N` prompts that requests share (default 1)")
 	f.Float64Var(&o.rate, "rate", 0, "hot: `R` requests a second (default 20)")
 	f.Float64SliceVar(&o.loads, "load", nil, "bring arrivals to each of `LOADS`, like 0.7,0.9: a report for each (default: a trace as recorded, hot by --rate, chats and documents 1.5)")
-	f.StringSliceVar(&o.policies, "policy", nil, "`POLICIES` to compare, or all (default "+strings.Join(usualPolicies(), ",")+")")
+	f.StringSliceVar(&o.policies, "policy", usualPolicies(), "`POLICIES` to compare, or all")
 	f.IntVar(&o.backends, "backends", 8, "`N` simulated replicas")
 	f.IntVar(&o.kvTokens, "kv-tokens", 0, "KV cache of each replica, `N` tokens (default 1,536,000; chats 153,600)")
 	f.IntVar(&o.seeds, "seeds", 1, "run with `N` seeds, and print the mean")
@@ -75,26 +75,17 @@ func (o *replayOptions) addTo(f *pflag.FlagSet) {
 	f.Float64Var(&o.evictions, "evictions", 0, "evict `F` more blocks unseen for each that the cache evicts")
 	f.BoolVar(&o.json, "json", false, "print JSON: an object a line, one for each load")
 	f.StringVar(&o.plot, "plot", "", "draw the results to `FILE`, as SVG")
-
-	groupFlags(f, "What is played", "trace", "workload", "sessions", "prompts", "rate", "load", "seeds", "seed")
-	groupFlags(f, "Policies", "policy", "hold", "config", "slo", "learning")
-	groupFlags(f, "The fleet", "backends", "kv-tokens", "speeds", "step-tokens", "quadratic", "change")
-	groupFlags(f, "What the router sees", "poll", "poll-lag", "non-streaming", "no-usage", "index-factor", "evictions")
-	groupFlags(f, "Output", "json", "plot")
-	for _, list := range []string{"load", "speeds", "policy"} {
-		f.Lookup(list).DefValue = "" // or the help says that it is []
-	}
 }
 
 // check finds the first mistake in the flags, and says how to mend it.
-func (o *replayOptions) check() error {
+func (o *replayOptions) check(flags *pflag.FlagSet) error {
 	known := replayPolicies()
 	switch {
 	case len(o.policies) == 0:
-		o.policies = usualPolicies()
+		return fmt.Errorf("--policy is empty: name at least one policy, or all")
 	case slices.Equal(o.policies, []string{"all"}):
 		o.policies = known
-	case len(o.changes) > 0 && slices.Contains(o.policies, replay.Pooled):
+	case len(o.changes) > 0 && flags.Changed("policy") && slices.Contains(o.policies, replay.Pooled):
 		return fmt.Errorf("--change: the policy %s has no backends that could change; leave it out of --policy", replay.Pooled)
 	}
 	if len(o.changes) > 0 {

@@ -90,12 +90,12 @@ func sharedPrompts(name string, w replay.SharedPrompts, backends int) *replayWor
 func readTrace(path string) (*replay.Trace, error) {
 	file, err := os.Open(path)
 	if err != nil {
-		return nil, misuse{cannotRead("--trace", path, err)}
+		return nil, usageError{cannotRead("--trace", path, err)}
 	}
 	defer file.Close()
 	trace, err := replay.ParseTrace(file)
 	if err != nil {
-		return nil, misuse{fmt.Errorf("--trace %s: %w", path, err)}
+		return nil, usageError{fmt.Errorf("--trace %s: %w", path, err)}
 	}
 	return trace, nil
 }

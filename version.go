@@ -40,7 +40,7 @@ func newVersionCommand() *cobra.Command {
 		Use:     "version",
 		Short:   "Print the version, the commit, the Go release and the platform",
 		Example: "  warmroute version",
-		Args:    noArguments,
+		Args:    cobra.NoArgs,
 		Run: func(cmd *cobra.Command, _ []string) {
 			fmt.Fprint(cmd.OutOrStdout(), versionLine())
 		},

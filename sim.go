@@ -16,7 +16,7 @@ import (
 // to be read once it was told to stop.
 const simulatedGrace = time.Second
 
-func newVllmsimCommand() *cobra.Command {
+func newSimCommand() *cobra.Command {
 	var listen string
 	var cfg vllmsim.Config
 	var drain int
@@ -37,7 +37,7 @@ metrics-gone, metrics-garbled, metrics-huge, close-idle, drain, restart, abort,
 fail, clear. "requests" and "seconds" limit most of them.`,
 		Example: `  warmroute vllmsim --listen 127.0.0.1:8001 --model sim --kv-tokens 400000
   warmroute vllmsim --listen 127.0.0.1:8002 --speed 5 --adapter sql --adapter chat`,
-		Args: noArguments,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return runVllmsim(cmd, listen, cfg, time.Duration(drain)*time.Second)
 		},
@@ -69,9 +69,6 @@ func addVllmsimFlags(f *pflag.FlagSet, listen *string, drain *int, cfg *vllmsim.
 	f.DurationVar(&e.DecodeTime, "decode-time", 40*time.Microsecond, "`DURATION` added to a step by each decoding request")
 	f.DurationVar(&e.ContextTime, "context-time", 24*time.Nanosecond, "`DURATION` added to a step by each token of context decoded over")
 	f.Float64Var(&e.QuadraticDepth, "quadratic", 0, "`SHARE` by which a prompt token costs more for each token before it; 1.9e-5 is realistic")
-	groupFlags(f, "Server", "listen", "model", "adapter", "max-model-len", "api-key", "no-prompt-tokens-details", "shutdown-timeout")
-	groupFlags(f, "Cache and scheduler", "kv-tokens", "block-size", "no-prefix-caching", "max-num-batched-tokens", "max-num-seqs")
-	groupFlags(f, "Speed", "speed", "step-time", "prefill-rate", "decode-time", "context-time", "quadratic")
 }
 
 // checkSimulated finds every mistake in the flags.
@@ -82,7 +79,7 @@ func checkSimulated(listen string, cfg vllmsim.Config) error {
 		return err
 	}
 	if err := cfg.Validate(); err != nil {
-		return misuse{err}
+		return usageError{err}
 	}
 	return nil
 }
