@@ -9,7 +9,8 @@ import (
 	"syscall"
 	"testing"
 
-	"warmroute/backends/vllmsim"
+	"warmroute/sim"
+	"warmroute/sim/engine"
 )
 
 // logged waits until a file's lines name these requests, and no others.
@@ -30,7 +31,7 @@ func logged(p traced, path string, ids ...string) {
 }
 
 func TestAccessLogFollowsTheConfigurationAndRotations(t *testing.T) {
-	replica, _ := startSimReplica(t, vllmsim.Config{Engine: vllmsim.EngineConfig{Speed: 20}}, "127.0.0.1:0")
+	replica, _ := startSimReplica(t, sim.Config{Engine: engine.Config{Speed: 20}}, "127.0.0.1:0")
 	config := (&simFleet{urls: []string{replica}}).configFile(t, "")
 	p := traced{startProgram(t, "--config", config.path)}
 	one, two := filepath.Join(t.TempDir(), "one"), filepath.Join(t.TempDir(), "two")
@@ -70,7 +71,7 @@ func TestAccessLogFollowsTheConfigurationAndRotations(t *testing.T) {
 // TestAStandardOutputThatNobodyTakesHoldsNobodyUp gives the access log a pipe that
 // is full after a few hundred requests, and one whose reader is gone.
 func TestAStandardOutputThatNobodyTakesHoldsNobodyUp(t *testing.T) {
-	replica, _ := startSimReplica(t, vllmsim.Config{Engine: vllmsim.EngineConfig{Speed: 20}}, "127.0.0.1:0")
+	replica, _ := startSimReplica(t, sim.Config{Engine: engine.Config{Speed: 20}}, "127.0.0.1:0")
 	for name, gone := range map[string]bool{"unread": false, "gone": true} {
 		t.Run(name, func(t *testing.T) {
 			config := (&simFleet{urls: []string{replica}}).configFile(t, "access_log: {file: stdout}\ntimeouts: {drain: 0}\n")

@@ -20,7 +20,7 @@ import (
 	"github.com/tidwall/gjson"
 	"go.uber.org/goleak"
 
-	"warmroute/backends/vllmsim"
+	"warmroute/sim"
 )
 
 // bench runs the command and returns its exit status and what it printed.
@@ -38,10 +38,10 @@ func briefly(args ...string) []string {
 		"--system-tokens", "400", "--user-tokens", "32", "--answer-tokens", "4", "--timeout", "20s"}, args...)
 }
 
-func benchReplica(t *testing.T, cfg vllmsim.Config) string {
+func benchReplica(t *testing.T, cfg sim.Config) string {
 	t.Helper()
 	cfg.Engine.Speed = 50
-	replica := vllmsim.NewServer(cfg)
+	replica := sim.NewServer(cfg)
 	if err := replica.Listen("127.0.0.1:0"); err != nil {
 		t.Fatal(err)
 	}
@@ -70,7 +70,7 @@ func openAI(t *testing.T, chat http.HandlerFunc) string {
 }
 
 func TestBenchShowsFiguresSideBySide(t *testing.T) {
-	tells, silent := benchReplica(t, vllmsim.Config{}), benchReplica(t, vllmsim.Config{NoTokenDetails: true})
+	tells, silent := benchReplica(t, sim.Config{}), benchReplica(t, sim.Config{NoTokenDetails: true})
 	status, out, errs := bench(t.Context(), t, briefly("--url", tells, "--url", silent+"/v1/")...)
 	if status != 0 || errs != "" {
 		t.Fatalf("status %d, stderr %s", status, errs)
@@ -98,7 +98,7 @@ func TestBenchShowsFiguresSideBySide(t *testing.T) {
 }
 
 func TestBenchPrintsTheJSONThatIsDocumented(t *testing.T) {
-	status, out, errs := bench(t.Context(), t, briefly("--json", "--url", benchReplica(t, vllmsim.Config{}),
+	status, out, errs := bench(t.Context(), t, briefly("--json", "--url", benchReplica(t, sim.Config{}),
 		"--url", openAI(t, func(w http.ResponseWriter, r *http.Request) {
 			http.Error(w, `{"error":{"code":"overloaded"}}`, http.StatusServiceUnavailable)
 		}))...)

@@ -9,8 +9,9 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"warmroute/backends/vllmsim"
 	"warmroute/replay"
+	"warmroute/sim"
+	"warmroute/sim/engine"
 )
 
 // demoKVTokens is the cache of one replica: small, so that 20 seconds of a few
@@ -25,7 +26,7 @@ type demoFleet struct {
 	admin  string // base URL of its admin listener, if it has one
 	tally  replay.Tally
 
-	replicas []*vllmsim.Server
+	replicas []*sim.Server
 	inFlight []float64 // sum of samples, by replica
 }
 
@@ -35,7 +36,7 @@ func startDemoFleet(ctx context.Context, policy string, replicas int, address, a
 	f := &demoFleet{policy: policy, inFlight: make([]float64, replicas)}
 	var urls []string
 	for range replicas {
-		replica := vllmsim.NewServer(vllmsim.Config{Engine: vllmsim.EngineConfig{KVTokens: demoKVTokens}})
+		replica := sim.NewServer(sim.Config{Engine: engine.Config{KVTokens: demoKVTokens}})
 		if err := replica.Listen("127.0.0.1:0"); err != nil {
 			return nil, err
 		}

@@ -12,7 +12,8 @@ import (
 	"time"
 
 	"warmroute/backends"
-	"warmroute/backends/vllmsim"
+	"warmroute/sim"
+	"warmroute/sim/engine"
 )
 
 // changing is a proxy whose fleet is changed while it runs, as a reload does.
@@ -24,7 +25,7 @@ type changing struct {
 
 func startChanging(t *testing.T, replicas int) *changing {
 	t.Helper()
-	g := startGuarded(t, replicas, vllmsim.Config{Engine: vllmsim.EngineConfig{KVTokens: 200_000, Speed: 20}}, func(c *Config) {
+	g := startGuarded(t, replicas, sim.Config{Engine: engine.Config{KVTokens: 200_000, Speed: 20}}, func(c *Config) {
 		for i := range c.Backends {
 			c.Backends[i].Name = fmt.Sprintf("r%d", i)
 		}

@@ -14,14 +14,14 @@ import (
 	"go.uber.org/goleak"
 
 	"warmroute/backends"
-	"warmroute/backends/vllmsim"
+	"warmroute/sim"
 )
 
 // guarded is simulated replicas behind a proxy with the default settings, and
 // clients that go past it.
 type guarded struct {
 	t        *testing.T
-	replicas []*vllmsim.Server
+	replicas []*sim.Server
 	service  *service
 	url      string
 	admin    string
@@ -29,7 +29,7 @@ type guarded struct {
 	client   *http.Client
 }
 
-func startGuarded(t *testing.T, n int, c vllmsim.Config, change func(*Config)) *guarded {
+func startGuarded(t *testing.T, n int, c sim.Config, change func(*Config)) *guarded {
 	t.Helper()
 	before := goleak.IgnoreCurrent()
 	t.Cleanup(func() { verifyNoGoroutineLeft(t, before) })
@@ -38,7 +38,7 @@ func startGuarded(t *testing.T, n int, c vllmsim.Config, change func(*Config)) *
 	t.Cleanup(transport.CloseIdleConnections)
 	var urls []string
 	for range n {
-		s := vllmsim.NewServer(c)
+		s := sim.NewServer(c)
 		if err := s.Listen("127.0.0.1:0"); err != nil {
 			t.Fatal(err)
 		}
@@ -184,7 +184,7 @@ func (g *guarded) intrude(replica, streams int, model, prompt string, tokens int
 	return leave
 }
 
-func (g *guarded) fault(replica int, f vllmsim.Fault) {
+func (g *guarded) fault(replica int, f sim.Fault) {
 	g.t.Helper()
 	if err := g.replicas[replica].SetFault(f); err != nil {
 		g.t.Fatal(err)

@@ -7,14 +7,15 @@ import (
 	"testing"
 	"time"
 
-	"warmroute/backends/vllmsim"
+	"warmroute/sim"
+	"warmroute/sim/engine"
 )
 
 // known is the beginning of many prompts: 700 tokens.
 var known = strings.Repeat("All of us know this. ", 134)
 
 func TestASecondClientThatGoesPastTheProxyIsSeen(t *testing.T) {
-	g := startGuarded(t, 2, vllmsim.Config{}, nil)
+	g := startGuarded(t, 2, sim.Config{}, nil)
 	holder := g.goesTo("sim", known+"one")
 	if again := g.goesTo("sim", known+"two"); again != holder {
 		t.Fatalf("the second request went to %d, and the prefix is on %d", again, holder)
@@ -36,13 +37,13 @@ func TestASecondClientThatGoesPastTheProxyIsSeen(t *testing.T) {
 }
 
 // small is a replica that one long prompt fills to 98 %.
-var small = vllmsim.Config{Engine: vllmsim.EngineConfig{KVTokens: 20_000, Speed: 20}}
+var small = sim.Config{Engine: engine.Config{KVTokens: 20_000, Speed: 20}}
 
 // fill makes another client fill a replica's KV cache to 98 %, and stay.
 func (g *guarded) fill(replica int) (leave func()) {
 	g.t.Helper()
 	leave = g.intrude(replica, 1, "sim", strings.Repeat("long", 19_600), 100)
-	g.fault(replica, vllmsim.Fault{Kind: vllmsim.Freeze})
+	g.fault(replica, sim.Fault{Kind: sim.Freeze})
 	g.until("the poll sees a full cache", func() bool { return g.load(replica).KVCacheUsage >= 0.98 })
 	return leave
 }
@@ -67,7 +68,7 @@ func TestWhereAllReplicasAreAt98PercentKVRequestsAreServed(t *testing.T) {
 			g.until("it was sent to a replica", func() bool { return g.inFlight() == 1 })
 			for i := range g.replicas {
 				leave[i]()
-				g.fault(i, vllmsim.Fault{Kind: vllmsim.Clear})
+				g.fault(i, sim.Fault{Kind: sim.Clear})
 			}
 			<-served
 		})
@@ -82,7 +83,7 @@ func (g *guarded) inFlight() (sum int64) {
 }
 
 func TestRequestsBeyondMaxInFlightWaitForAPlace(t *testing.T) {
-	g := startGuarded(t, 2, vllmsim.Config{}, func(c *Config) {
+	g := startGuarded(t, 2, sim.Config{}, func(c *Config) {
 		c.Backends[0].MaxInFlight, c.Backends[1].MaxInFlight = 1, 1
 	})
 	first, second := g.long(known+"one"), g.long(known+"two")
@@ -98,16 +99,16 @@ func TestRequestsBeyondMaxInFlightWaitForAPlace(t *testing.T) {
 }
 
 func TestAReplicaThatStopsProducingGetsNothingUntilItDoes(t *testing.T) {
-	for _, kind := range []vllmsim.FaultKind{vllmsim.Freeze, vllmsim.Hang} {
+	for _, kind := range []sim.FaultKind{sim.Freeze, sim.Hang} {
 		t.Run(string(kind), func(t *testing.T) {
-			g := startGuarded(t, 2, vllmsim.Config{}, nil)
+			g := startGuarded(t, 2, sim.Config{}, nil)
 			holder := g.goesTo("sim", known+"one")
-			if kind == vllmsim.Freeze {
+			if kind == sim.Freeze {
 				if s := g.long(known + "two"); s.replica != holder { // stands still in mid-answer
 					t.Fatalf("went to %d, and the prefix is on %d", s.replica, holder)
 				}
 			}
-			g.fault(holder, vllmsim.Fault{Kind: kind})
+			g.fault(holder, sim.Fault{Kind: kind})
 			go g.open(t.Context(), g.url, "sim", known+"three", 2) // sent there, and not answered
 			g.until("requests go elsewhere", func() bool {
 				ctx, leave := context.WithTimeout(t.Context(), 500*time.Millisecond)
@@ -126,14 +127,14 @@ func TestAReplicaThatStopsProducingGetsNothingUntilItDoes(t *testing.T) {
 			now, times := stalls("stalled"), stalls("stalls_total")
 			// The stream in mid-answer keeps it stalled. What has put out nothing was
 			// moved: with nothing of ours it is stalled no more, until it is tried again.
-			if kind == vllmsim.Freeze && (now != 1 || times != 1) || times == 0 {
+			if kind == sim.Freeze && (now != 1 || times != 1) || times == 0 {
 				t.Errorf("metrics say that %v are stalled, and were %v times", now, times)
 			}
 			g.until("the log says so", func() bool { return strings.Contains(g.log.String(), "produces nothing") })
-			if kind == vllmsim.Hang {
+			if kind == sim.Hang {
 				return // what it has read it never answers
 			}
-			g.fault(holder, vllmsim.Fault{Kind: vllmsim.Clear})
+			g.fault(holder, sim.Fault{Kind: sim.Clear})
 			g.intrude(1-holder, 24, "sim", "somebody else's", 8000)
 			g.until("requests come back", func() bool { return g.goesTo("sim", known+"six") == holder })
 			g.until("the log says so", func() bool { return strings.Contains(g.log.String(), "produces again") })
@@ -142,7 +143,7 @@ func TestAReplicaThatStopsProducingGetsNothingUntilItDoes(t *testing.T) {
 }
 
 func TestAdaptersAreFoundWhereTheyAreLoaded(t *testing.T) {
-	g := startGuarded(t, 2, vllmsim.Config{}, nil)
+	g := startGuarded(t, 2, sim.Config{}, nil)
 	load := func(replica int, name string) {
 		t.Helper()
 		body := fmt.Sprintf(`{"lora_name":%q,"lora_path":"/adapters/%s"}`, name, name)

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"warmroute/backends/vllmsim"
+	"warmroute/sim"
 )
 
 // What a replica has accepted and does nothing about is answered by another, be
@@ -16,9 +16,9 @@ import (
 func TestAReplicaThatHangsLosesNothing(t *testing.T) {
 	for name, everything := range map[string]bool{"its answers": false, "its process": true} {
 		t.Run(name, func(t *testing.T) {
-			g := startGuarded(t, 2, vllmsim.Config{}, nil)
+			g := startGuarded(t, 2, sim.Config{}, nil)
 			holder := g.goesTo("sim", known+"one")
-			g.fault(holder, vllmsim.Fault{Kind: vllmsim.Hang, Everything: everything})
+			g.fault(holder, sim.Fault{Kind: sim.Hang, Everything: everything})
 			var all []<-chan int
 			for i := range 4 {
 				all = append(all, g.ask(fmt.Sprint(known, i)))
@@ -32,7 +32,7 @@ func TestAReplicaThatHangsLosesNothing(t *testing.T) {
 			if metricSum(t, g.admin, "warmroute_retries_total") == 0 {
 				t.Error("none was sent again")
 			}
-			g.fault(holder, vllmsim.Fault{Kind: vllmsim.Clear})
+			g.fault(holder, sim.Fault{Kind: sim.Clear})
 		})
 	}
 }
@@ -41,7 +41,7 @@ func TestAReplicaThatHangsLosesNothing(t *testing.T) {
 // Without it, and without metrics that show so, timeouts.response ends it.
 func TestResponseTimeoutFollowsPolledProgress(t *testing.T) {
 	const limit = 3 * time.Second
-	g := startGuarded(t, 1, vllmsim.Config{}, func(c *Config) { c.Timeouts.Response = limit })
+	g := startGuarded(t, 1, sim.Config{}, func(c *Config) { c.Timeouts.Response = limit })
 	ask := func(tokens int) (status int, body string, took time.Duration) {
 		began := time.Now()
 		resp, err := g.client.Post(g.url+"/v1/chat/completions", "application/json", strings.NewReader(fmt.Sprintf(
@@ -59,11 +59,11 @@ func TestResponseTimeoutFollowsPolledProgress(t *testing.T) {
 	if status, body, took := ask(1000); status != http.StatusOK || took < 2*limit {
 		t.Errorf("a long response: %d after %v: %.200s", status, took, body)
 	}
-	g.fault(0, vllmsim.Fault{Kind: vllmsim.MetricsGone})
+	g.fault(0, sim.Fault{Kind: sim.MetricsGone})
 	g.until("the metrics are known to be gone", func() bool { return g.service.registry.All()[0].Load() == nil })
-	g.fault(0, vllmsim.Fault{Kind: vllmsim.Hang})
+	g.fault(0, sim.Fault{Kind: sim.Hang})
 	if status, body, _ := ask(1); status != http.StatusGatewayTimeout || !strings.Contains(body, "response_timeout") {
 		t.Errorf("a replica that hangs: %d: %.200s", status, body)
 	}
-	g.fault(0, vllmsim.Fault{Kind: vllmsim.Clear})
+	g.fault(0, sim.Fault{Kind: sim.Clear})
 }

@@ -6,6 +6,7 @@ import (
 	"go/token"
 	"io/fs"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -17,8 +18,9 @@ import (
 //
 //	filelock ← backends ← router ← metrics ← proxy ← admin ← main
 //
-// replay may use backends and router; only main uses replay. The programs
-// under scripts are mains of their own, and share scripts/fleet.
+// sim uses nothing but itself. replay may use backends, router and sim, and
+// loadgen replay; only main uses those two. The programs under scripts are
+// mains of their own, and share scripts/fleet.
 func importFault(from, to string) string {
 	line := map[string]int{"filelock": 0, "backends": 1, "router": 2, "metrics": 3, "proxy": 4, "admin": 5, "": 6, "scripts": 6}
 	fromPart, _, _ := strings.Cut(from, "/")
@@ -30,14 +32,18 @@ func importFault(from, to string) string {
 		return ""
 	case toPart == "" || toPart == "scripts":
 		return "nothing imports a program"
-	case fromPart == "replay" && (toPart == "replay" || toPart == "router" || toPart == "backends"):
+	case fromPart == "sim" || fromPart == "replay" || fromPart == "loadgen":
+		allowed := map[string][]string{"sim": {"sim"}, "replay": {"replay", "router", "backends", "sim"}, "loadgen": {"loadgen", "replay", "sim"}}
+		if slices.Contains(allowed[fromPart], toPart) {
+			return ""
+		}
+		return fmt.Sprintf("%s may use only %v", fromPart, allowed[fromPart])
+	case toPart == "sim" && fromKnown:
 		return ""
-	case fromPart == "replay":
-		return "replay may use only router and backends"
-	case toPart == "replay" && fromKnown && fromPlace == line[""]:
+	case (toPart == "replay" || toPart == "loadgen") && fromKnown && fromPlace == line[""]:
 		return ""
-	case toPart == "replay":
-		return "only a program may use replay"
+	case toPart == "replay" || toPart == "loadgen":
+		return "only a program may use " + toPart
 	case !fromKnown:
 		return from + " has no place in the line; give it one"
 	case !toKnown:
@@ -56,20 +62,20 @@ func TestImportFaultKnowsWhichWayArrowsRun(t *testing.T) {
 		}
 	}
 	for _, arrow := range [][2]string{
-		{"", "proxy"}, {"", "metrics"}, {"", "router/policy"}, {"", "backends/vllmsim"}, {"", "replay"},
+		{"", "proxy"}, {"", "metrics"}, {"", "router/policy"}, {"", "sim"}, {"", "replay"}, {"", "loadgen"},
 		{"proxy", "metrics"}, {"proxy", "router/prompt"}, {"proxy", "backends/transport"}, {"proxy", "proxy/ui"}, {"admin", "proxy"}, {"proxy/recorder", "filelock"},
 		{"metrics", "router"}, {"metrics", "backends"},
 		{"router", "backends"}, {"router", "router/index"}, {"router/index", "router/prompt"},
-		{"backends", "backends/transport"}, {"backends/vllmsim", "backends"},
-		{"replay", "router"}, {"replay", "backends/vllmsim"}, {"scripts/load", "replay"}, {"scripts/load", "proxy"},
-		{"scripts/chaos", "scripts/fleet"}, {"scripts/fleet", "backends/vllmsim"},
+		{"backends", "backends/transport"}, {"sim", "sim/engine"}, {"proxy", "sim"},
+		{"replay", "router"}, {"replay", "sim/engine"}, {"loadgen", "replay"}, {"scripts/load", "loadgen"}, {"scripts/load", "proxy"},
+		{"scripts/chaos", "scripts/fleet"}, {"scripts/fleet", "sim"},
 	} {
 		f(arrow[0], arrow[1], true)
 	}
 	for _, arrow := range [][2]string{
-		{"backends", "router"}, {"backends/vllmsim", "router/prompt"}, {"backends", "metrics"}, {"backends", "proxy"},
+		{"backends", "router"}, {"sim", "backends"}, {"replay", "loadgen"}, {"backends", "metrics"}, {"backends", "proxy"},
 		{"router", "metrics"}, {"router/policy", "proxy"}, {"metrics", "proxy"}, {"proxy", "admin"}, {"filelock", "backends"},
-		{"replay", "proxy"}, {"replay", "metrics"}, {"proxy", "replay"}, {"router", "replay"}, {"backends/vllmsim", "replay"},
+		{"replay", "proxy"}, {"replay", "metrics"}, {"proxy", "replay"}, {"router", "replay"}, {"sim", "replay"}, {"proxy", "loadgen"}, {"loadgen", "router"},
 		{"proxy", ""}, {"scripts/load", ""}, {"replay", ""}, {"", "scripts/load"}, {"scripts/chaos", "scripts/load"}, {"", "scripts/fleet"},
 		{"", "util"}, {"util", "backends"},
 	} {

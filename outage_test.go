@@ -15,7 +15,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"warmroute/backends/vllmsim"
+	"warmroute/sim"
 )
 
 // outage is a proxy with its default settings in front of simulated replicas
@@ -33,7 +33,7 @@ func startOutage(t *testing.T, replicas int) *outage {
 	t.Cleanup(func() { verifyNoGoroutineLeft(t, before) })
 	o := &outage{t: t}
 	for range replicas {
-		url, kill := startSimReplica(t, vllmsim.Config{}, "127.0.0.1:0")
+		url, kill := startSimReplica(t, sim.Config{}, "127.0.0.1:0")
 		o.replicas, o.kill = append(o.replicas, url), append(o.kill, kill)
 	}
 	config, err := demoConfig("prefix", "127.0.0.1:0", "127.0.0.1:0", o.replicas)
@@ -55,7 +55,7 @@ func startOutage(t *testing.T, replicas int) *outage {
 }
 
 func (o *outage) restart(i int) {
-	_, o.kill[i] = startSimReplica(o.t, vllmsim.Config{}, strings.TrimPrefix(o.replicas[i], "http://"))
+	_, o.kill[i] = startSimReplica(o.t, sim.Config{}, strings.TrimPrefix(o.replicas[i], "http://"))
 }
 
 func (o *outage) awaitReady(n int) {

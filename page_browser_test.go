@@ -19,7 +19,8 @@ import (
 	"github.com/chromedp/cdproto/emulation"
 	"github.com/chromedp/chromedp"
 
-	"warmroute/backends/vllmsim"
+	"warmroute/sim"
+	"warmroute/sim/engine"
 )
 
 // tab is the live page in a browser.
@@ -112,7 +113,7 @@ func startPageWithReplicas(t *testing.T, yaml string) (p *program, replicas []st
 	t.Helper()
 	yaml += "\nbackends:\n"
 	for _, name := range []string{"gpu-one", "gpu-two-whose-name-is-longer-than-a-name-should-be-by-any-standard"} {
-		address, _ := startSimReplica(t, vllmsim.Config{Engine: vllmsim.EngineConfig{KVTokens: 200_000}}, "127.0.0.1:0")
+		address, _ := startSimReplica(t, sim.Config{Engine: engine.Config{KVTokens: 200_000}}, "127.0.0.1:0")
 		yaml += fmt.Sprintf("- {name: %s, url: %q}\n", name, address)
 		replicas = append(replicas, address)
 	}

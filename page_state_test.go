@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"warmroute/admin"
-	"warmroute/backends/vllmsim"
+	"warmroute/sim"
 )
 
 // state is what the admin listener shows.
@@ -27,10 +27,10 @@ func (g *guarded) state() (s admin.State) {
 }
 
 func TestStateOfStalledBackend(t *testing.T) {
-	g := startGuarded(t, 2, vllmsim.Config{}, nil)
+	g := startGuarded(t, 2, sim.Config{}, nil)
 	began := time.Now()
 	stalled := g.long("a long answer").replica
-	g.fault(stalled, vllmsim.Fault{Kind: vllmsim.Freeze})
+	g.fault(stalled, sim.Fault{Kind: sim.Freeze})
 	g.until("the backend is shown as stalled", func() bool { return g.state().Backends[stalled].State == "stalled" })
 	s := g.state()
 	b, other := s.Backends[stalled], s.Backends[1-stalled]
@@ -46,15 +46,15 @@ func TestStateOfStalledBackend(t *testing.T) {
 	if r := s.Requests.Oldest; len(r) != 1 || !r[0].Stalled || r[0].Phase != "answering" {
 		t.Errorf("requests: %+v", r)
 	}
-	g.fault(stalled, vllmsim.Fault{Kind: vllmsim.Clear})
+	g.fault(stalled, sim.Fault{Kind: sim.Clear})
 	g.until("it is ready again", func() bool { return g.state().Backends[stalled].State == "ready" })
 	g.until("its stream goes on", func() bool { r := g.state().Requests.Oldest; return len(r) == 1 && !r[0].Stalled })
 }
 
 func TestStateOfDownBackend(t *testing.T) {
-	g := startGuarded(t, 1, vllmsim.Config{}, func(c *Config) { c.Health.Interval = 100 * time.Millisecond })
+	g := startGuarded(t, 1, sim.Config{}, func(c *Config) { c.Health.Interval = 100 * time.Millisecond })
 	began := time.Now()
-	g.fault(0, vllmsim.Fault{Kind: vllmsim.Status, Status: 503, Everything: true})
+	g.fault(0, sim.Fault{Kind: sim.Status, Status: 503, Everything: true})
 	g.until("the backend is shown as down", func() bool { return g.state().Backends[0].State == "down" })
 	s := g.state()
 	if b := s.Backends[0]; b.Reason != "/health answered 503" || b.Since == nil || b.Since.Before(began) || b.LastReadyFor != nil {
@@ -64,7 +64,7 @@ func TestStateOfDownBackend(t *testing.T) {
 	if m.All != 1 || m.Unready != 1 || m.Listed[0].Ready != 0 || m.Listed[0].Backends != 1 || m.Listed[0].Since == nil || !strings.Contains(m.Listed[0].Reason, g.service.registry.All()[0].Name+" is down") {
 		t.Errorf("models: %+v", m)
 	}
-	g.fault(0, vllmsim.Fault{Kind: vllmsim.Clear})
+	g.fault(0, sim.Fault{Kind: sim.Clear})
 	g.until("it is ready again", func() bool { return g.state().Backends[0].State == "ready" })
 	if m := g.state().Models; m.Unready != 0 || m.Listed[0].Ready != 1 {
 		t.Errorf("models: %+v", m)
@@ -72,7 +72,7 @@ func TestStateOfDownBackend(t *testing.T) {
 }
 
 func TestStateOfDrainedBackend(t *testing.T) {
-	g := startGuarded(t, 2, vllmsim.Config{}, nil)
+	g := startGuarded(t, 2, sim.Config{}, nil)
 	s := g.long("a long answer")
 	name := g.service.registry.All()[s.replica].Name
 	post := func(verb string) {

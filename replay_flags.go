@@ -8,9 +8,9 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"warmroute/backends/vllmsim"
 	"warmroute/replay"
 	"warmroute/router/policy"
+	"warmroute/sim/engine"
 )
 
 // replayOptions are the flags of replay.
@@ -24,7 +24,7 @@ type replayOptions struct {
 	backends int
 	kvTokens int
 	speeds   []float64
-	engine   vllmsim.EngineConfig
+	engine   engine.Config
 	changes  []string
 
 	config   string

@@ -14,7 +14,7 @@ import (
 	"github.com/openai/openai-go/v3/option"
 	"github.com/openai/openai-go/v3/packages/ssestream"
 
-	"warmroute/backends/vllmsim"
+	"warmroute/sim"
 )
 
 // expectError fails unless err is the SDK's error with that status.
@@ -222,7 +222,7 @@ func (c *killCounts) add(header http.Header) {
 // for the whole that a replica's engine has aborted.
 func TestSDKSeesAbortedStreamFail(t *testing.T) {
 	f := &sdkFleet{model: "sim"}
-	url, _ := startSimReplica(t, vllmsim.Config{}, "127.0.0.1:0")
+	url, _ := startSimReplica(t, sim.Config{}, "127.0.0.1:0")
 	f.replicas = []string{url}
 	f.startProxy(t)
 	resp, err := http.Post(url+"/sim/fault", "application/json", strings.NewReader(`{"kind":"abort-each","chunks":3,"requests":1}`))

@@ -18,7 +18,8 @@ import (
 	"github.com/prometheus/common/model"
 	"go.uber.org/goleak"
 
-	"warmroute/backends/vllmsim"
+	"warmroute/sim"
+	"warmroute/sim/engine"
 )
 
 // sdkFleet is three replicas behind a proxy, and OpenAI's SDK in front of it.
@@ -59,7 +60,7 @@ func TestSDKInFrontOfSimulatedReplicas(t *testing.T) {
 	t.Cleanup(func() { verifyNoGoroutineLeft(t, before) })
 
 	// As large as the real replicas that the same tests run against.
-	config := vllmsim.Config{Engine: vllmsim.EngineConfig{KVTokens: 16_384}, MaxModelLen: 8192}
+	config := sim.Config{Engine: engine.Config{KVTokens: 16_384}, MaxModelLen: 8192}
 	f := &sdkFleet{model: "sim"}
 	for range 2 {
 		url, _ := startSimReplica(t, config, "127.0.0.1:0")
@@ -74,9 +75,9 @@ func TestSDKInFrontOfSimulatedReplicas(t *testing.T) {
 }
 
 // startSimReplica runs a replica until it is killed or the test ends.
-func startSimReplica(t *testing.T, c vllmsim.Config, address string) (url string, kill func()) {
+func startSimReplica(t *testing.T, c sim.Config, address string) (url string, kill func()) {
 	t.Helper()
-	s := vllmsim.NewServer(c)
+	s := sim.NewServer(c)
 	if err := s.Listen(address); err != nil {
 		t.Fatal(err)
 	}

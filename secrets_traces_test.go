@@ -16,14 +16,15 @@ import (
 	"google.golang.org/grpc/metadata"
 	grpcstatus "google.golang.org/grpc/status"
 
-	"warmroute/backends/vllmsim"
+	"warmroute/sim"
+	"warmroute/sim/engine"
 )
 
 // TestVariablesThatMakeNoSenseAreToldWithoutTheirValue gives OpenTelemetry's own
 // logger, which writes to standard error, what it would repeat.
 func TestVariablesThatMakeNoSenseAreToldWithoutTheirValue(t *testing.T) {
 	const endpoint = "OTEL_EXPORTER_OTLP_ENDPOINT"
-	replica, _ := startSimReplica(t, vllmsim.Config{}, "127.0.0.1:0")
+	replica, _ := startSimReplica(t, sim.Config{}, "127.0.0.1:0")
 	for _, c := range []struct{ name, variable, value string }{
 		{"headers without =", "OTEL_EXPORTER_OTLP_HEADERS", "Authorization Bearer " + marked},
 		{"headers badly escaped", "OTEL_EXPORTER_OTLP_TRACES_HEADERS", "authorization=" + marked + "%zz"},
@@ -65,7 +66,7 @@ func (echo) Export(ctx context.Context, _ *collectorpb.ExportTraceServiceRequest
 }
 
 func TestWhatACollectorAnswersIsNotLogged(t *testing.T) {
-	replica, _ := startSimReplica(t, vllmsim.Config{Engine: vllmsim.EngineConfig{Speed: 20}}, "127.0.0.1:0")
+	replica, _ := startSimReplica(t, sim.Config{Engine: engine.Config{Speed: 20}}, "127.0.0.1:0")
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"warmroute/backends/vllmsim"
+	"warmroute/sim"
 )
 
 // simulatedGrace is how long the last answers of a simulated replica may take
@@ -18,7 +18,7 @@ const simulatedGrace = time.Second
 
 func newSimCommand() *cobra.Command {
 	var listen string
-	var cfg vllmsim.Config
+	var cfg sim.Config
 	var drain int
 	cmd := &cobra.Command{
 		Use:   "vllmsim",
@@ -46,7 +46,7 @@ fail, clear. "requests" and "seconds" limit most of them.`,
 	return cmd
 }
 
-func addVllmsimFlags(f *pflag.FlagSet, listen *string, drain *int, cfg *vllmsim.Config) {
+func addVllmsimFlags(f *pflag.FlagSet, listen *string, drain *int, cfg *sim.Config) {
 	f.SortFlags = false
 	f.StringVar(listen, "listen", "127.0.0.1:8000", "`ADDRESS` to listen on")
 	f.StringVar(&cfg.Model, "model", "sim", "`NAME` of the model")
@@ -72,7 +72,7 @@ func addVllmsimFlags(f *pflag.FlagSet, listen *string, drain *int, cfg *vllmsim.
 }
 
 // checkSimulated finds every mistake in the flags.
-func checkSimulated(listen string, cfg vllmsim.Config) error {
+func checkSimulated(listen string, cfg sim.Config) error {
 	var f faults
 	checkAddress(&f, "--listen", listen)
 	if err := f.err(); err != nil {
@@ -85,11 +85,11 @@ func checkSimulated(listen string, cfg vllmsim.Config) error {
 }
 
 // runVllmsim serves until the command's context is done, and then drains for so long.
-func runVllmsim(cmd *cobra.Command, listen string, cfg vllmsim.Config, drain time.Duration) error {
+func runVllmsim(cmd *cobra.Command, listen string, cfg sim.Config, drain time.Duration) error {
 	if err := checkSimulated(listen, cfg); err != nil {
 		return err
 	}
-	s := vllmsim.NewServer(cfg)
+	s := sim.NewServer(cfg)
 	if err := s.Listen(listen); err != nil {
 		return cannotListen("listen", listen, err)
 	}

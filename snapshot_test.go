@@ -12,8 +12,9 @@ import (
 	"testing"
 	"time"
 
-	"warmroute/backends/vllmsim"
 	"warmroute/replay"
+	"warmroute/sim"
+	"warmroute/sim/engine"
 )
 
 // syncBuffer is a log that may be read while it is written.
@@ -41,7 +42,7 @@ func startSimFleet(t *testing.T, n, kvTokens int) *simFleet {
 	t.Helper()
 	f := &simFleet{}
 	for range n {
-		url, _ := startSimReplica(t, vllmsim.Config{Engine: vllmsim.EngineConfig{KVTokens: kvTokens, Speed: 20}}, "127.0.0.1:0")
+		url, _ := startSimReplica(t, sim.Config{Engine: engine.Config{KVTokens: kvTokens, Speed: 20}}, "127.0.0.1:0")
 		f.urls = append(f.urls, url)
 	}
 	return f

@@ -16,7 +16,8 @@ import (
 
 	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
 
-	"warmroute/backends/vllmsim"
+	"warmroute/sim"
+	"warmroute/sim/engine"
 )
 
 const (
@@ -84,7 +85,7 @@ func TestARequestIsATreeOfSpans(t *testing.T) {
 			t.Setenv("OTEL_SERVICE_NAME", "my-proxy")
 			t.Setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test")
 			t.Setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-tenant=a")
-			replica, _ := startSimReplica(t, vllmsim.Config{Engine: vllmsim.EngineConfig{Speed: 20}}, "127.0.0.1:0")
+			replica, _ := startSimReplica(t, sim.Config{Engine: engine.Config{Speed: 20}}, "127.0.0.1:0")
 			front := startTap(t, replica)
 			p := startTraced(t, "", front.url)
 			p.read("sim", "streamed", true, "Traceparent", clientParent, "Tracestate", "vendor=1,other=2", "Baggage", "user=x")
@@ -261,7 +262,7 @@ func TestWhatIsNotSampledIsPassedOnAllTheSame(t *testing.T) {
 	c := startCollector(t, "http/protobuf")
 	t.Setenv("OTEL_TRACES_SAMPLER", "parentbased_traceidratio")
 	t.Setenv("OTEL_TRACES_SAMPLER_ARG", "0")
-	replica, _ := startSimReplica(t, vllmsim.Config{Engine: vllmsim.EngineConfig{Speed: 20}}, "127.0.0.1:0")
+	replica, _ := startSimReplica(t, sim.Config{Engine: engine.Config{Speed: 20}}, "127.0.0.1:0")
 	front := startTap(t, replica)
 	p := startTraced(t, "", front.url)
 	p.read("sim", "unsampled", true)
@@ -282,7 +283,7 @@ func TestWhatIsNotSampledIsPassedOnAllTheSame(t *testing.T) {
 }
 
 func TestWithoutTracingTheClientsTracePassesUntouched(t *testing.T) {
-	replica, _ := startSimReplica(t, vllmsim.Config{Engine: vllmsim.EngineConfig{Speed: 20}}, "127.0.0.1:0")
+	replica, _ := startSimReplica(t, sim.Config{Engine: engine.Config{Speed: 20}}, "127.0.0.1:0")
 	for name, env := range map[string][2]string{
 		"off": {}, "disabled": {"OTEL_SDK_DISABLED", "true"}, "none": {"OTEL_TRACES_EXPORTER", "none"}, "a protocol that is none": {"OTEL_EXPORTER_OTLP_PROTOCOL", "http/json"},
 	} {
@@ -308,7 +309,7 @@ func TestWithoutTracingTheClientsTracePassesUntouched(t *testing.T) {
 }
 
 func TestACollectorThatIsAwayOrHangsDelaysNobody(t *testing.T) {
-	replica, _ := startSimReplica(t, vllmsim.Config{Engine: vllmsim.EngineConfig{Speed: 20}}, "127.0.0.1:0")
+	replica, _ := startSimReplica(t, sim.Config{Engine: engine.Config{Speed: 20}}, "127.0.0.1:0")
 	hanging, err := net.Listen("tcp", "127.0.0.1:0") // takes connections into its queue, and says nothing
 	if err != nil {
 		t.Fatal(err)
@@ -358,7 +359,7 @@ func TestACollectorThatIsAwayOrHangsDelaysNobody(t *testing.T) {
 func TestTheEndSendsWhatWasNotSent(t *testing.T) {
 	c := startCollector(t, "http/protobuf")
 	t.Setenv("OTEL_BSP_SCHEDULE_DELAY", fmt.Sprint(time.Hour.Milliseconds()))
-	replica, _ := startSimReplica(t, vllmsim.Config{Engine: vllmsim.EngineConfig{Speed: 20}}, "127.0.0.1:0")
+	replica, _ := startSimReplica(t, sim.Config{Engine: engine.Config{Speed: 20}}, "127.0.0.1:0")
 	p := startTraced(t, "timeouts: {drain: 0}\n", replica)
 	p.read("sim", "last", false)
 	if n := len(c.all()); n != 0 {

@@ -7,7 +7,7 @@ import (
 	"sync/atomic"
 	"syscall"
 
-	"warmroute/backends/socket"
+	"warmroute/backends/netio"
 )
 
 // NewClientListener returns a listener whose connections have faster writes, and on
@@ -23,7 +23,7 @@ func (l clientListener) Accept() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	conn := &clientConn{Conn: c, writer: socket.NewWriter(c)}
+	conn := &clientConn{Conn: c, writer: netio.NewWriter(c)}
 	if s, ok := c.(syscall.Conn); ok {
 		conn.raw, _ = s.SyscallConn() // fails on a closed socket, as reads will
 	}
@@ -34,7 +34,7 @@ func (l clientListener) Accept() (net.Conn, error) {
 // one goroutine reads at a time.
 type clientConn struct {
 	net.Conn
-	writer *socket.Writer
+	writer *netio.Writer
 	raw    syscall.RawConn // nil: the connection has no socket
 
 	active       atomic.Bool // a request is being served

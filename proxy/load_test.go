@@ -16,12 +16,13 @@ import (
 
 	"warmroute/backends"
 	"warmroute/backends/transport"
-	"warmroute/backends/vllmsim"
 	"warmroute/router"
+	"warmroute/sim"
+	"warmroute/sim/engine"
 )
 
 // simulate starts a Proxy in front of n simulated replicas.
-func simulate(t *testing.T, n int, policy string, engine vllmsim.EngineConfig) *fleet {
+func simulate(t *testing.T, n int, policy string, engine engine.Config) *fleet {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
@@ -31,7 +32,7 @@ func simulate(t *testing.T, n int, policy string, engine vllmsim.EngineConfig) *
 	})
 	var list []*backends.Backend
 	for i := range n {
-		s := vllmsim.NewServer(vllmsim.Config{Model: "m", Engine: engine})
+		s := sim.NewServer(sim.Config{Model: "m", Engine: engine})
 		if err := s.Listen("127.0.0.1:0"); err != nil {
 			t.Fatal(err)
 		}
@@ -55,7 +56,7 @@ func (f *fleet) inFlight() (sum int) {
 func TestBurstOfStreamsLosesNone(t *testing.T) {
 	const streams, tokens = 2000, 8
 	before := runtime.NumGoroutine()
-	f := simulate(t, 4, "prefix", vllmsim.EngineConfig{Speed: 20, MaxSeqs: streams, KVTokens: 4_000_000})
+	f := simulate(t, 4, "prefix", engine.Config{Speed: 20, MaxSeqs: streams, KVTokens: 4_000_000})
 	open := make(chan struct{})
 	for _, b := range f.backends {
 		terms := *b.Terms()
@@ -133,7 +134,7 @@ func TestHotPromptDoesNotPileUpOnOneReplica(t *testing.T) {
 		rate     = 20 * speed // a second
 		requests = 5 * rate
 	)
-	f := simulate(t, replicas, "prefix", vllmsim.EngineConfig{Speed: speed, KVTokens: 1_536_000})
+	f := simulate(t, replicas, "prefix", engine.Config{Speed: speed, KVTokens: 1_536_000})
 	f.client.Timeout = 2 * time.Minute
 	f.client.Transport.(*http.Transport).MaxIdleConnsPerHost = 512
 	draw := rand.New(rand.NewPCG(7, 7))

@@ -11,8 +11,9 @@ import (
 	"github.com/tidwall/gjson"
 
 	"warmroute/backends"
-	"warmroute/backends/vllmsim"
 	"warmroute/router"
+	"warmroute/sim"
+	"warmroute/sim/engine"
 )
 
 // simulated is a fleet of simulated replicas, in front of which nothing checks
@@ -21,7 +22,7 @@ func simulated(t *testing.T, n int, hold router.HoldOptions) *fleet {
 	t.Helper()
 	var list []*backends.Backend
 	for i := range n {
-		s := vllmsim.NewServer(vllmsim.Config{Model: "m", Engine: vllmsim.EngineConfig{Speed: 50}})
+		s := sim.NewServer(sim.Config{Model: "m", Engine: engine.Config{Speed: 50}})
 		if err := s.Listen("127.0.0.1:0"); err != nil {
 			t.Fatal(err)
 		}

@@ -2,7 +2,7 @@ package replay
 
 import (
 	"warmroute/backends"
-	"warmroute/backends/vllmsim"
+	"warmroute/sim/engine"
 )
 
 // change does what the scenario says happens to a backend.
@@ -23,8 +23,8 @@ func (r *run) change(c Change) {
 		p.gone()
 		p.epoch++
 		p.running = false
-		p.step = vllmsim.StepResult{}
-		p.engine = vllmsim.NewEngine(p.config)
+		p.step = engine.StepResult{}
+		p.engine = engine.New(p.config)
 		p.started = r.now + c.Away
 		r.cut(p)
 		r.agenda.plan(event{at: r.now + c.Away, kind: returns, place: c.Backend, epoch: p.epoch})
@@ -86,7 +86,7 @@ func (r *run) intrude(place int) {
 	}
 	target := f.Backends[r.chance.IntN(len(f.Backends))]
 	if p := r.fleet[target]; !p.away {
-		q := &vllmsim.Request{Prompt: f.Prompt, Answer: f.Answer}
+		q := &engine.Request{Prompt: f.Prompt, Answer: f.Answer}
 		// One too long for the cache is refused, and its client's affair.
 		if p.engine.Add(q, r.now) == nil {
 			r.wake(target, p)

@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"warmroute/backends"
-	"warmroute/backends/vllmsim"
 	"warmroute/router"
+	"warmroute/sim/engine"
 )
 
 // flight is a request on its way, over however many attempts.
@@ -22,7 +22,7 @@ type flight struct {
 	decision *router.Decision // nil under Pooled
 	place    int              // of the replica
 	at       int              // in its list
-	engine   *vllmsim.Request
+	engine   *engine.Request
 	expected int // tokens of the prompt that were in the cache when it was sent
 	sent     time.Duration
 	first    time.Duration // of the answer's first token
@@ -98,7 +98,7 @@ func (r *run) send(f *flight, place int) {
 		return
 	}
 	f.place, f.sent, f.started = place, r.now, false
-	f.engine = &vllmsim.Request{Prompt: j.Prompt, Answer: j.Answer, Blocks: j.cache, Owner: f}
+	f.engine = &engine.Request{Prompt: j.Prompt, Answer: j.Answer, Blocks: j.cache, Owner: f}
 	if r.router == nil {
 		f.expected = p.engine.Hit(j.Prompt, j.cache)
 	}

@@ -4,7 +4,7 @@ import (
 	"testing"
 	"time"
 
-	"warmroute/backends/vllmsim"
+	"warmroute/sim/engine"
 )
 
 // coldPrompts are prompts of so many tokens that have nothing in common, one
@@ -20,7 +20,7 @@ func coldPrompts(n, tokens int, every time.Duration) jobs {
 // A replica that is at work must not be taken for one that has stopped, however
 // little of its work can be seen.
 func TestNoReplicaAtWorkIsTakenForStalled(t *testing.T) {
-	deep := vllmsim.EngineConfig{QuadraticDepth: 1.9e-5, StepTokens: 2048}
+	deep := engine.Config{QuadraticDepth: 1.9e-5, StepTokens: 2048}
 	for name, s := range map[string]*Scenario{
 		"100k-token prompts, whole answers": {Backends: 2, Engine: deep, NonStreaming: 1, Workload: coldPrompts(12, 100_000, 20*time.Second)},
 		"100k-token prompts, streamed":      {Backends: 2, Engine: deep, Workload: coldPrompts(12, 100_000, 20*time.Second)},

@@ -7,22 +7,22 @@ import (
 	"time"
 
 	"warmroute/backends"
-	"warmroute/backends/vllmsim"
+	"warmroute/sim/engine"
 )
 
 // replica is a simulated engine and the router's record of it.
 type replica struct {
 	backend *backends.Backend
-	config  vllmsim.EngineConfig
-	engine  *vllmsim.Engine
+	config  engine.Config
+	engine  *engine.Engine
 
-	running bool               // a step is under way
-	step    vllmsim.StepResult // that one
-	flights []*flight          // sent here and not ended, in no order
-	epoch   int                // counts restarts
-	started time.Duration      // when the process was
-	away    bool               // not there yet, gone, or restarting
-	left    bool               // and has not joined again: no restart brings it back
+	running bool              // a step is under way
+	step    engine.StepResult // that one
+	flights []*flight         // sent here and not ended, in no order
+	epoch   int               // counts restarts
+	started time.Duration     // when the process was
+	away    bool              // not there yet, gone, or restarting
+	left    bool              // and has not joined again: no restart brings it back
 
 	frozen time.Duration // until then no step ends
 
@@ -32,7 +32,7 @@ type replica struct {
 
 // newFleet makes the replicas, each Ready.
 func newFleet(s *Scenario, requests *Requests) []*replica {
-	configs := make([]vllmsim.EngineConfig, s.Backends)
+	configs := make([]engine.Config, s.Backends)
 	for i := range configs {
 		c := s.Engine
 		c.BlockSize = requests.BlockTokens
@@ -51,13 +51,13 @@ func newFleet(s *Scenario, requests *Requests) []*replica {
 		fleet[i] = &replica{backend: b, config: configs[i]}
 	}
 	if s.Policy == Pooled {
-		for i, e := range vllmsim.NewPooled(configs...) {
+		for i, e := range engine.NewPooled(configs...) {
 			fleet[i].engine = e
 		}
 		return fleet
 	}
 	for _, p := range fleet {
-		p.engine = vllmsim.NewEngine(p.config)
+		p.engine = engine.New(p.config)
 	}
 	return fleet
 }

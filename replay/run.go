@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"warmroute/backends"
-	"warmroute/backends/vllmsim"
 	"warmroute/router"
+	"warmroute/sim/engine"
 )
 
 const (
@@ -185,7 +185,7 @@ func (r *run) stepEnds(place int, p *replica) {
 		return
 	}
 	step := p.step
-	p.step = vllmsim.StepResult{}
+	p.step = engine.StepResult{}
 	r.measured.timeline.worked(place, r.now, step.Prefilled)
 	if step.Decoded > 0 {
 		p.progress()

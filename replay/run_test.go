@@ -9,9 +9,9 @@ import (
 	"testing"
 	"time"
 
-	"warmroute/backends/vllmsim"
 	"warmroute/router"
 	"warmroute/router/policy"
+	"warmroute/sim/engine"
 )
 
 // jobs is a workload of requests that are given one by one.
@@ -240,7 +240,7 @@ func TestPooledHitsWhatAnotherComputed(t *testing.T) {
 func TestQuadraticPrefillAndBudgetReachTheEngine(t *testing.T) {
 	_, sum := mustPlay(t, &Scenario{
 		Backends: 1, Policy: "random", Workload: jobs{asks(0, 4096, 1, 1)},
-		Engine: vllmsim.EngineConfig{StepTokens: 2048, QuadraticDepth: 1e-3},
+		Engine: engine.Config{StepTokens: 2048, QuadraticDepth: 1e-3},
 	})
 	seconds(t, "TTFT", sum.TTFTMean, 2*0.008+0.256*(1+1.024)+0.256*(1+3.072))
 }

@@ -6,9 +6,9 @@ import (
 	"fmt"
 	"time"
 
-	"warmroute/backends/vllmsim"
 	"warmroute/router"
 	"warmroute/router/policy"
+	"warmroute/sim/engine"
 )
 
 // Pooled is the name of the reference that no real fleet can follow: one cache
@@ -21,9 +21,9 @@ const Pooled = "pooled"
 // same scenario gives the same Summary, to the last digit.
 type Scenario struct {
 	Backends int
-	KVTokens int                  // of each replica; 0: as the workload has it, else 1,536,000
-	Engine   vllmsim.EngineConfig // of each replica, but for KVTokens, the block size and Speed
-	Speeds   []float64            // of the replicas, by place; those not named have 1
+	KVTokens int           // of each replica; 0: as the workload has it, else 1,536,000
+	Engine   engine.Config // of each replica, but for KVTokens, the block size and Speed
+	Speeds   []float64     // of the replicas, by place; those not named have 1
 
 	Policy   string // one of policy.Names, or Pooled
 	Settings policy.Settings

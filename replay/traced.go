@@ -4,8 +4,8 @@ import (
 	"errors"
 	"slices"
 
-	"warmroute/backends/vllmsim"
 	"warmroute/router/prompt"
+	"warmroute/sim/engine"
 )
 
 // Traced plays a trace: every request when it is due, whatever became of those
@@ -42,7 +42,7 @@ func (w Traced) Requests(backends int, seed uint64) (*Requests, error) {
 // that continues it, or nobody's.
 func (q *TraceRequest) job(blockTokens int, number uint64, later *TraceRequest) *Job {
 	full, all := q.PromptTokens/blockTokens, (q.PromptTokens+q.AnswerTokens)/blockTokens
-	c := chain{names: make([]prompt.Block, 0, all), cache: make([]vllmsim.BlockHash, 0, all)}
+	c := chain{names: make([]prompt.Block, 0, all), cache: make([]engine.BlockHash, 0, all)}
 	for _, id := range q.Blocks[:full] {
 		c.add(id)
 	}

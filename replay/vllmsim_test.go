@@ -6,12 +6,13 @@ import (
 	"testing"
 	"time"
 
-	"warmroute/backends/vllmsim"
+	"warmroute/sim"
+	"warmroute/sim/engine"
 )
 
 // simulated starts a replica a hundred times faster than real, and a player of it.
 func simulated(t *testing.T) (*Player, *results) {
-	replica := vllmsim.NewServer(vllmsim.Config{Engine: vllmsim.EngineConfig{Speed: 100}})
+	replica := sim.NewServer(sim.Config{Engine: engine.Config{Speed: 100}})
 	if err := replica.Listen("127.0.0.1:0"); err != nil {
 		t.Fatal(err)
 	}

@@ -6,8 +6,8 @@ import (
 	"sort"
 	"time"
 
-	"warmroute/backends/vllmsim"
 	"warmroute/router/prompt"
+	"warmroute/sim/engine"
 )
 
 // Workload makes the requests of a run in virtual time, out of lengths and
@@ -41,7 +41,7 @@ type Job struct {
 	Blocks []prompt.Block // full ones of the prompt
 	Reply  []prompt.Block // full ones that the answer adds
 	// cache is both, as the engine knows them.
-	cache []vllmsim.BlockHash
+	cache []engine.BlockHash
 
 	session *agenticSession // whose turn it is, in an agentic workload
 }
@@ -50,13 +50,13 @@ type Job struct {
 type chain struct {
 	last  uint64
 	names []prompt.Block
-	cache []vllmsim.BlockHash // the same, for the engine
+	cache []engine.BlockHash // the same, for the engine
 }
 
 func (c *chain) add(id uint64) {
 	c.last = link(c.last, id)
 	c.names = append(c.names, prompt.Block(c.last))
-	c.cache = append(c.cache, vllmsim.BlockHash(c.last))
+	c.cache = append(c.cache, engine.BlockHash(c.last))
 }
 
 // link continues a chain by an id.

@@ -11,17 +11,17 @@ import (
 
 	"github.com/valyala/fasthttp"
 
-	"warmroute/backends/socket"
+	"warmroute/backends/netio"
 )
 
 // conn is one connection to the replica. The pool hands it out unconnected the
 // first time. Whoever acquired it owns it until release or discard; only abort
 // may be called by others meanwhile.
 type conn struct {
-	net.Conn                // TCP or TLS; nil until connected
-	raw      net.Conn       // the socket under it
-	reader   *socket.Reader // of it; nil: Conn is read
-	owner    *Transport     // that has it among its open ones; nil until connected
+	net.Conn               // TCP or TLS; nil until connected
+	raw      net.Conn      // the socket under it
+	reader   *netio.Reader // of it; nil: Conn is read
+	owner    *Transport    // that has it among its open ones; nil until connected
 
 	// The pool's handle has a type that cannot be named, and is recycled by
 	// discard: so these two closures hold it, made once per connection.
@@ -130,7 +130,7 @@ func (t *Transport) connect(ctx context.Context, c *conn) error {
 		}
 		c.Conn = secured
 	} else {
-		c.reader = socket.NewReader(c.raw)
+		c.reader = netio.NewReader(c.raw)
 	}
 	c.abort = func() { c.raw.Close() }
 	if s, ok := c.raw.(syscall.Conn); ok {

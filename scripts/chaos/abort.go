@@ -8,8 +8,8 @@ import (
 	"strings"
 	"time"
 
-	"warmroute/backends/vllmsim"
 	"warmroute/scripts/fleet"
+	"warmroute/sim"
 )
 
 // abortedFor is how long replicas abort requests.
@@ -29,7 +29,7 @@ func abort(ctx context.Context, r *rig) error {
 		if err != nil {
 			return err
 		}
-		if err := one.Fault(vllmsim.Fault{Kind: vllmsim.AbortEach, Chunks: tokens, Seconds: abortedFor.Seconds()}); err != nil {
+		if err := one.Fault(sim.Fault{Kind: sim.AbortEach, Chunks: tokens, Seconds: abortedFor.Seconds()}); err != nil {
 			return err
 		}
 		broken := 0

@@ -6,8 +6,8 @@ import (
 	"strings"
 	"time"
 
-	"warmroute/backends/vllmsim"
 	"warmroute/scripts/fleet"
+	"warmroute/sim"
 )
 
 // unseenTimeout is what requests wait at most in hangUnseen for a replica without
@@ -22,7 +22,7 @@ func hangUnseen(ctx context.Context, r *rig) error {
 		return err
 	}
 	one := r.replicas[0]
-	if err := one.Fault(vllmsim.Fault{Kind: vllmsim.MetricsGone}); err != nil {
+	if err := one.Fault(sim.Fault{Kind: sim.MetricsGone}); err != nil {
 		return err
 	}
 	// So that the stall guard, which goes by them, is off before the replica hangs.
@@ -34,13 +34,13 @@ func hangUnseen(ctx context.Context, r *rig) error {
 	if err != nil {
 		return err
 	}
-	if err := one.Fault(vllmsim.Fault{Kind: vllmsim.Hang}); err != nil {
+	if err := one.Fault(sim.Fault{Kind: sim.Hang}); err != nil {
 		return err
 	}
 	if err := whileStuck(ctx, r); err != nil {
 		return err
 	}
-	if err := one.Fault(vllmsim.Fault{Kind: vllmsim.Clear}); err != nil {
+	if err := one.Fault(sim.Fault{Kind: sim.Clear}); err != nil {
 		return err
 	}
 	// What hangs there is not answered any more.

@@ -8,8 +8,8 @@ import (
 	"strings"
 	"time"
 
-	"warmroute/backends/vllmsim"
 	"warmroute/scripts/fleet"
+	"warmroute/sim"
 )
 
 // reload removes a backend that has requests and adds it again.
@@ -58,7 +58,7 @@ func descriptors(ctx context.Context, r *rig) error {
 	if err != nil {
 		return err
 	}
-	err = r.fault(ctx, 6*time.Second, vllmsim.Fault{Kind: vllmsim.CloseIdle}, r.replicas...)
+	err = r.fault(ctx, 6*time.Second, sim.Fault{Kind: sim.CloseIdle}, r.replicas...)
 	if err := errors.Join(err, undo()); err != nil {
 		return err
 	}

@@ -6,8 +6,9 @@ import (
 	"sync"
 	"time"
 
-	"warmroute/backends/vllmsim"
 	"warmroute/replay"
+	"warmroute/sim"
+	"warmroute/sim/engine"
 )
 
 // question is a chat of which it is known what every replica answers, or a new one.
@@ -79,7 +80,7 @@ func strange(model string, i int) *question {
 
 // simulatedQuestions have the answers of a replica in this process.
 func simulatedQuestions(ctx context.Context, n int) ([]question, error) {
-	s := vllmsim.NewServer(vllmsim.Config{Engine: vllmsim.EngineConfig{Speed: 10_000}})
+	s := sim.NewServer(sim.Config{Engine: engine.Config{Speed: 10_000}})
 	if err := s.Listen("127.0.0.1:0"); err != nil {
 		return nil, err
 	}

@@ -7,8 +7,8 @@ import (
 	"slices"
 	"time"
 
-	"warmroute/backends/vllmsim"
 	"warmroute/scripts/fleet"
+	"warmroute/sim"
 )
 
 // failsafe bounds waits for what always comes; healLimit is what was promised to a
@@ -133,7 +133,7 @@ func (r *rig) awaitTraffic(ctx context.Context, replicas ...*fleet.Replica) erro
 
 // fault makes replicas misbehave for so long. It ends by itself: one that refuses
 // connections could not be told to.
-func (r *rig) fault(ctx context.Context, d time.Duration, f vllmsim.Fault, replicas ...*fleet.Replica) error {
+func (r *rig) fault(ctx context.Context, d time.Duration, f sim.Fault, replicas ...*fleet.Replica) error {
 	f.Seconds = d.Seconds()
 	for _, one := range replicas {
 		if err := one.Fault(f); err != nil {
@@ -184,7 +184,7 @@ func (r *rig) mend(ctx context.Context) error {
 		if r.real {
 			continue
 		}
-		if err := one.Fault(vllmsim.Fault{Kind: vllmsim.Clear}); err != nil {
+		if err := one.Fault(sim.Fault{Kind: sim.Clear}); err != nil {
 			return err
 		}
 	}

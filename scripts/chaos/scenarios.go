@@ -5,9 +5,9 @@ import (
 	"slices"
 	"time"
 
-	"warmroute/backends/vllmsim"
 	"warmroute/replay"
 	"warmroute/scripts/fleet"
+	"warmroute/sim"
 )
 
 // scenario is something that happens to the fleet under load.
@@ -32,21 +32,21 @@ var scenarios = []scenario{
 	{"stop", "SIGSTOP one for 7 s", true, brokeOff, stop},
 	{"hang", "one accepts and never answers, for 7 s", false, brokeOff, hang},
 	{"hang-unseen", "one answers its checks, but no request, and has no metrics, for 7 s: timeouts.response and first_byte end what waits for it", false, status(504), hangUnseen},
-	{"freeze", "the engine of one stands still for 7 s while its server answers", false, brokeOff, afflict(7*time.Second, 1, vllmsim.Fault{Kind: vllmsim.Freeze})},
-	{"slow", "half of them 20 times slower for 4 s", false, nil, afflict(4*time.Second, 2, vllmsim.Fault{Kind: vllmsim.Slow, Factor: 20})},
+	{"freeze", "the engine of one stands still for 7 s while its server answers", false, brokeOff, afflict(7*time.Second, 1, sim.Fault{Kind: sim.Freeze})},
+	{"slow", "half of them 20 times slower for 4 s", false, nil, afflict(4*time.Second, 2, sim.Fault{Kind: sim.Slow, Factor: 20})},
 	{"cut", "one ends every stream after three chunks, another before the first", false, brokeOff, cut},
 	{"abort", "the engine of one aborts each request after three tokens, then that of another each before its first", false, brokeOff, abort},
 	{"reset", "one resets connections before the status line, another after the headers", false, nil, reset},
 	{"reset-at-work", "one resets connections 0.3 s into the work, another after 0.7 s: no request is executed beyond its counted attempts", false, nil, resetAtWork},
-	{"refuse", "one refuses connections for 3 s", false, nil, afflict(3*time.Second, 1, vllmsim.Fault{Kind: vllmsim.Refuse})},
-	{"close-idle", "all close every connection once it is idle", false, nil, afflict(4*time.Second, 0, vllmsim.Fault{Kind: vllmsim.CloseIdle})},
-	{"500", "one answers 500 for 3 s", false, nil, afflict(3*time.Second, 1, vllmsim.Fault{Kind: vllmsim.Status, Status: 500})},
-	{"503", "one answers 503 for 3 s", false, nil, afflict(3*time.Second, 1, vllmsim.Fault{Kind: vllmsim.Status, Status: 503})},
+	{"refuse", "one refuses connections for 3 s", false, nil, afflict(3*time.Second, 1, sim.Fault{Kind: sim.Refuse})},
+	{"close-idle", "all close every connection once it is idle", false, nil, afflict(4*time.Second, 0, sim.Fault{Kind: sim.CloseIdle})},
+	{"500", "one answers 500 for 3 s", false, nil, afflict(3*time.Second, 1, sim.Fault{Kind: sim.Status, Status: 500})},
+	{"503", "one answers 503 for 3 s", false, nil, afflict(3*time.Second, 1, sim.Fault{Kind: sim.Status, Status: 503})},
 	{"503-all", "all answer 503 for 3 s: it is passed on, and retries keep to their budget", false, status(503), refuseAll},
-	{"429", "one answers 429 for 3 s: it is its client's", false, status(429), afflict(3*time.Second, 1, vllmsim.Fault{Kind: vllmsim.Status, Status: 429})},
-	{"metrics-gone", "/metrics of all is a 404", false, nil, afflict(3*time.Second, 0, vllmsim.Fault{Kind: vllmsim.MetricsGone})},
-	{"metrics-garbled", "/metrics of all is garbage", false, nil, afflict(3*time.Second, 0, vllmsim.Fault{Kind: vllmsim.MetricsGarbled})},
-	{"metrics-huge", "/metrics of all has 50 MB", false, nil, afflict(3*time.Second, 0, vllmsim.Fault{Kind: vllmsim.MetricsHuge})},
+	{"429", "one answers 429 for 3 s: it is its client's", false, status(429), afflict(3*time.Second, 1, sim.Fault{Kind: sim.Status, Status: 429})},
+	{"metrics-gone", "/metrics of all is a 404", false, nil, afflict(3*time.Second, 0, sim.Fault{Kind: sim.MetricsGone})},
+	{"metrics-garbled", "/metrics of all is garbage", false, nil, afflict(3*time.Second, 0, sim.Fault{Kind: sim.MetricsGarbled})},
+	{"metrics-huge", "/metrics of all has 50 MB", false, nil, afflict(3*time.Second, 0, sim.Fault{Kind: sim.MetricsHuge})},
 	{"model-down", "the only replica of a second model is killed and comes back; the first model is not affected", false, nil, modelDown},
 	{"descriptors", "the proxy has no descriptors for half of the connections that it needs, for 6 s: requests wait, and no backend is blamed", false, nil, descriptors},
 	{"reload", "a reload removes a backend, another adds it, a third is faulty", true, nil, reload},
@@ -83,7 +83,7 @@ func oneByOne(which func(*fleet.Replica) bool, end func(*fleet.Replica) error) f
 }
 
 // afflict lets the first n replicas have a fault, or all for 0.
-func afflict(d time.Duration, n int, f vllmsim.Fault) func(context.Context, *rig) error {
+func afflict(d time.Duration, n int, f sim.Fault) func(context.Context, *rig) error {
 	return func(ctx context.Context, r *rig) error {
 		some := r.replicas
 		if n > 0 {
@@ -124,13 +124,13 @@ func stop(ctx context.Context, r *rig) error {
 
 func hang(ctx context.Context, r *rig) error {
 	one := r.replicas[0]
-	if err := one.Fault(vllmsim.Fault{Kind: vllmsim.Hang, Everything: true}); err != nil {
+	if err := one.Fault(sim.Fault{Kind: sim.Hang, Everything: true}); err != nil {
 		return err
 	}
 	if err := whileStuck(ctx, r); err != nil {
 		return err
 	}
-	if err := one.Fault(vllmsim.Fault{Kind: vllmsim.Clear}); err != nil {
+	if err := one.Fault(sim.Fault{Kind: sim.Clear}); err != nil {
 		return err
 	}
 	return r.awaitTraffic(ctx, one)
@@ -152,25 +152,25 @@ func whileStuck(ctx context.Context, r *rig) error {
 }
 
 func cut(ctx context.Context, r *rig) error {
-	if err := r.fault(ctx, 2*time.Second, vllmsim.Fault{Kind: vllmsim.Die, Chunks: 3}, r.replicas[0]); err != nil {
+	if err := r.fault(ctx, 2*time.Second, sim.Fault{Kind: sim.Die, Chunks: 3}, r.replicas[0]); err != nil {
 		return err
 	}
-	return r.fault(ctx, 2*time.Second, vllmsim.Fault{Kind: vllmsim.Die}, r.replicas[1])
+	return r.fault(ctx, 2*time.Second, sim.Fault{Kind: sim.Die}, r.replicas[1])
 }
 
 func reset(ctx context.Context, r *rig) error {
-	if err := r.fault(ctx, 2*time.Second, vllmsim.Fault{Kind: vllmsim.Reset}, r.replicas[0]); err != nil {
+	if err := r.fault(ctx, 2*time.Second, sim.Fault{Kind: sim.Reset}, r.replicas[0]); err != nil {
 		return err
 	}
-	return r.fault(ctx, 2*time.Second, vllmsim.Fault{Kind: vllmsim.ResetLate}, r.replicas[1])
+	return r.fault(ctx, 2*time.Second, sim.Fault{Kind: sim.ResetLate}, r.replicas[1])
 }
 
 func resetAtWork(ctx context.Context, r *rig) error {
 	r.countExecutions = true
-	if err := r.replicas[0].Fault(vllmsim.Fault{Kind: vllmsim.ResetAtWork, Delay: 0.3, Seconds: 3}); err != nil {
+	if err := r.replicas[0].Fault(sim.Fault{Kind: sim.ResetAtWork, Delay: 0.3, Seconds: 3}); err != nil {
 		return err
 	}
-	return r.fault(ctx, 3*time.Second, vllmsim.Fault{Kind: vllmsim.ResetAtWork, Delay: 0.7}, r.replicas[1])
+	return r.fault(ctx, 3*time.Second, sim.Fault{Kind: sim.ResetAtWork, Delay: 0.7}, r.replicas[1])
 }
 
 // What retries may come to, by default: a share of the requests of ten seconds,
@@ -191,7 +191,7 @@ func refuseAll(ctx context.Context, r *rig) error {
 		return err
 	}
 	began := time.Now()
-	err = r.fault(ctx, 3*time.Second, vllmsim.Fault{Kind: vllmsim.Status, Status: 503}, r.replicas...)
+	err = r.fault(ctx, 3*time.Second, sim.Fault{Kind: sim.Status, Status: 503}, r.replicas...)
 	if err != nil {
 		return err
 	}

@@ -13,7 +13,7 @@ import (
 	"syscall"
 	"time"
 
-	"warmroute/backends/vllmsim"
+	"warmroute/sim"
 )
 
 // startLimit is for a real vLLM beside others that start as well on few cores.
@@ -118,7 +118,7 @@ func (r *Replica) Stop() error { return r.process.signal(syscall.SIGSTOP, true) 
 func (r *Replica) Resume() error { return r.process.signal(syscall.SIGCONT, true) }
 
 // Fault makes a simulated replica misbehave.
-func (r *Replica) Fault(f vllmsim.Fault) error {
+func (r *Replica) Fault(f sim.Fault) error {
 	body, err := json.Marshal(f)
 	if err != nil {
 		return err

@@ -4,9 +4,9 @@ import (
 	"fmt"
 	"time"
 
-	"warmroute/backends/vllmsim"
 	"warmroute/replay"
 	"warmroute/router"
+	"warmroute/sim/engine"
 )
 
 // row is a scenario, or a few to be compared, and the figures that judge it.
@@ -176,7 +176,7 @@ func otherSizes(trace *replay.Trace) []row {
 		s.Backends = backends
 		all = append(all, row{name: fmt.Sprintf("fleet-of-%d", backends), scenario: s, gates: known})
 	}
-	f := func(name string, engine vllmsim.EngineConfig) {
+	f := func(name string, engine engine.Config) {
 		s := scenario(replay.Traced{Trace: trace, Load: 0.9}, 1_536_000)
 		s.Engine = engine
 		all = append(all, row{name: name, scenario: s, gates: known})
@@ -185,7 +185,7 @@ func otherSizes(trace *replay.Trace) []row {
 	uneven := scenario(replay.Traced{Trace: trace, Load: 0.9}, 1_536_000)
 	uneven.TextSpread = 0.25
 	all = append(all, row{name: "uneven-text", scenario: uneven, gates: known})
-	f("step-2048", vllmsim.EngineConfig{StepTokens: 2048})
-	f("quadratic", vllmsim.EngineConfig{QuadraticDepth: 1.9e-5})
+	f("step-2048", engine.Config{StepTokens: 2048})
+	f("quadratic", engine.Config{QuadraticDepth: 1.9e-5})
 	return all
 }

@@ -23,9 +23,10 @@ import (
 	"sync/atomic"
 	"time"
 
-	"warmroute/backends/vllmsim"
 	"warmroute/replay"
 	"warmroute/scripts/fleet"
+	"warmroute/sim"
+	"warmroute/sim/engine"
 )
 
 func main() {
@@ -77,7 +78,7 @@ func measure(ctx context.Context, binary string, replicas int, window time.Durat
 	defer cancel()
 	var backends []*fleet.Replica
 	for i := range replicas {
-		s := vllmsim.NewServer(vllmsim.Config{Engine: vllmsim.EngineConfig{KVTokens: 200_000}}) // room for the conversations of its users, not of all
+		s := sim.NewServer(sim.Config{Engine: engine.Config{KVTokens: 200_000}}) // room for the conversations of its users, not of all
 		if err := s.Listen("127.0.0.1:0"); err != nil {
 			return m, err
 		}

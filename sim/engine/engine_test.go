@@ -1,0 +1,302 @@
+package engine
+
+import (
+	"slices"
+	"testing"
+	"time"
+)
+
+// blocks numbers n chained blocks of a prompt whose first differs by prefix.
+func blocks(prefix, n int) []BlockHash {
+	list := make([]BlockHash, n)
+	for i := range list {
+		list[i] = BlockHash(prefix*1000 + i + 1)
+	}
+	return list
+}
+
+// finish steps e until r has ended and returns the time.
+func finish(t *testing.T, e *Engine, r *Request, now time.Duration) time.Duration {
+	t.Helper()
+	for range 100_000 {
+		step := e.Step(now)
+		now = step.End
+		if slices.Contains(step.Finished, r) {
+			return now
+		}
+	}
+	t.Fatal("the request did not end")
+	return 0
+}
+
+// add queues a request and fails the test when it is refused.
+func add(t *testing.T, e *Engine, prompt, answer int, hashes []BlockHash, now time.Duration) *Request {
+	t.Helper()
+	r := &Request{Prompt: prompt, Answer: answer, Blocks: hashes}
+	if err := e.Add(r, now); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func TestHits(t *testing.T) {
+	for _, c := range []struct {
+		name                string
+		firstPrompt, answer int
+		firstBlocks         []BlockHash
+		secondPrompt        int
+		secondBlocks        []BlockHash
+		want                int
+	}{
+		{"same prompt, last partial block not cached", 40, 1, blocks(1, 2), 40, blocks(1, 2), 32},
+		{"last token recomputed: a whole block is lost", 32, 1, blocks(1, 2), 32, blocks(1, 2), 16},
+		{"one token more and it is not", 33, 1, blocks(1, 2), 33, blocks(1, 2), 32},
+		{"shorter than a block", 10, 1, nil, 10, nil, 0},
+		{"prefix in common", 64, 1, blocks(1, 4), 64, append(blocks(1, 2), blocks(2, 2)...), 32},
+		{"a hole ends the prefix", 64, 1, blocks(1, 4), 80, append([]BlockHash{1001, 99}, blocks(1, 5)[2:]...), 16},
+		{"nothing in common", 64, 1, blocks(1, 4), 64, blocks(2, 4), 0},
+		// 30 tokens of prompt and 20 of answer, of which the last is never computed: 49, three blocks.
+		{"generated blocks hit in the next turn", 30, 20, blocks(1, 3), 60, blocks(1, 3), 48},
+		// 48 tokens, the last of them not computed: 47, two blocks.
+		{"last generated token not computed", 30, 18, blocks(1, 3), 60, blocks(1, 3), 32},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			e := New(Config{KVTokens: 1600})
+			end := finish(t, e, add(t, e, c.firstPrompt, c.answer, c.firstBlocks, 0), 0)
+			second := add(t, e, c.secondPrompt, 1, c.secondBlocks, end)
+			finish(t, e, second, end)
+			if second.Cached != c.want {
+				t.Errorf("%d tokens hit, want %d", second.Cached, c.want)
+			}
+			st := e.Stats()
+			if want := int64(c.firstPrompt + c.secondPrompt); st.PrefixQueries != want || st.PrefixHits != int64(c.want) {
+				t.Errorf("counted %d hits in %d queried, want %d in %d", st.PrefixHits, st.PrefixQueries, c.want, want)
+			}
+		})
+	}
+}
+
+func TestBlocksOfARunningRequestAreShared(t *testing.T) {
+	e := New(Config{KVTokens: 160}) // 10 blocks
+	first := add(t, e, 64, 10, blocks(1, 4), 0)
+	second := add(t, e, 64, 10, blocks(1, 4), 0)
+	e.Step(0)
+	if first.Cached != 0 || second.Cached != 48 {
+		t.Errorf("hits %d and %d, want 0 and 48: the second shares what the first fills in the same step", first.Cached, second.Cached)
+	}
+	// Four blocks of prompt and one of answer each, three of them in common.
+	if got := e.Stats().KVUsage; got != 0.7 {
+		t.Errorf("usage %v, want 0.7", got)
+	}
+	e.Abort(first)
+	if got := e.Stats().KVUsage; got != 0.5 {
+		t.Errorf("usage %v after one left, want 0.5", got)
+	}
+}
+
+func TestEvictionEatsAPrefixFromItsTail(t *testing.T) {
+	e := New(Config{KVTokens: 128}) // 8 blocks
+	// Five blocks, then four others: one of the first's five has to go.
+	end := finish(t, e, add(t, e, 79, 1, blocks(1, 5), 0), 0)
+	end = finish(t, e, add(t, e, 63, 1, blocks(2, 4), end), end)
+	again := add(t, e, 80, 1, blocks(1, 5), end)
+	finish(t, e, again, end)
+	// 79 tokens fill four blocks. The fifth, partial, was freed first and reused
+	// after the three that never were; no full one was lost.
+	if again.Cached != 64 {
+		t.Errorf("%d tokens hit, want 64", again.Cached)
+	}
+
+	e = New(Config{KVTokens: 128})
+	end = finish(t, e, add(t, e, 79, 1, blocks(1, 5), 0), 0)
+	end = finish(t, e, add(t, e, 95, 1, blocks(2, 6), end), end) // three unused, the partial one, and two full ones
+	again = add(t, e, 80, 1, blocks(1, 5), end)
+	finish(t, e, again, end)
+	if again.Cached != 32 {
+		t.Errorf("%d tokens hit, want 32: the first two blocks of four", again.Cached)
+	}
+}
+
+func TestAHitSavesABlockFromEviction(t *testing.T) {
+	e := New(Config{KVTokens: 64}) // 4 blocks
+	end := finish(t, e, add(t, e, 17, 1, blocks(1, 1), 0), 0)
+	end = finish(t, e, add(t, e, 17, 1, blocks(2, 1), end), end)
+	end = finish(t, e, add(t, e, 17, 1, blocks(1, 1), end), end) // 1 is the newest again
+	end = finish(t, e, add(t, e, 40, 1, blocks(3, 2), end), end) // takes three, of which 2 is one
+	kept := add(t, e, 17, 1, blocks(1, 1), end)
+	old := add(t, e, 17, 1, blocks(2, 1), end)
+	finish(t, e, old, end)
+	if old.Cached != 0 || kept.Cached != 16 {
+		t.Errorf("hits %d and %d, want 0 and 16", old.Cached, kept.Cached)
+	}
+}
+
+func TestStepDurations(t *testing.T) {
+	type step struct {
+		end             time.Duration
+		first, finished int
+	}
+	const ms, us, ns = time.Millisecond, time.Microsecond, time.Nanosecond
+	for _, c := range []struct {
+		name           string
+		cfg            Config
+		prompt, answer int
+		want           []step
+	}{
+		// 800 tokens at 8,000 per second are 100 ms. Then one request decodes over
+		// 801 and 802 tokens.
+		{"prefill, then decodes", Config{}, 800, 3, []step{
+			{108 * ms, 1, 0},
+			{108*ms + 8*ms + 40*us + 801*24*ns, 0, 0},
+			{108*ms + 2*(8*ms+40*us) + (801+802)*24*ns, 0, 1},
+		}},
+		{"chunked prefill", Config{}, 20_000, 1, []step{
+			{1032 * ms, 0, 0},               // 8,192 tokens: 1,024 ms
+			{2064 * ms, 0, 0},               // as many
+			{2064*ms + 8*ms + 452*ms, 1, 1}, // 3,616 tokens
+		}},
+		{"another budget and rate", Config{StepTokens: 500, PrefillRate: 1000}, 600, 1, []step{
+			{508 * ms, 0, 0}, {616 * ms, 1, 1},
+		}},
+		{"twice the speed", Config{Speed: 2}, 800, 1, []step{{54 * ms, 1, 1}}},
+		// 8,000 tokens at a mean depth of 4,000: 1 s times 1 + 0.1.
+		{"quadratic term", Config{QuadraticDepth: 2.5e-5}, 8000, 1, []step{{1108 * ms, 1, 1}}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			e := New(c.cfg)
+			add(t, e, c.prompt, c.answer, nil, 0)
+			var now time.Duration
+			for i, want := range c.want {
+				s := e.Step(now)
+				now = s.End
+				if got := (step{s.End, len(s.First), len(s.Finished)}); got != want {
+					t.Errorf("step %d: %+v, want %+v", i, got, want)
+				}
+			}
+			if !e.Idle() {
+				t.Error("not idle in the end")
+			}
+		})
+	}
+}
+
+func TestADecodeTakesFromTheBudgetOfAPrefill(t *testing.T) {
+	e := New(Config{StepTokens: 100})
+	add(t, e, 50, 100, nil, 0)
+	now := e.Step(0).End
+	long := add(t, e, 198, 1, nil, now)
+	now = e.Step(now).End // 99 tokens of it
+	if step := e.Step(now); !slices.Contains(step.First, long) {
+		t.Error("198 tokens of prompt beside one decode did not fit into two steps of 100")
+	}
+	if got := e.Stats().StepTokensSum; got != 50+100+100 {
+		t.Errorf("%d tokens computed, want 250", got)
+	}
+}
+
+func TestWaitingWhenBlocksRunOut(t *testing.T) {
+	e := New(Config{KVTokens: 160})              // 10 blocks
+	first := add(t, e, 90, 10, blocks(1, 6), 0)  // 7 blocks
+	second := add(t, e, 40, 20, blocks(2, 3), 0) // 4 do not fit beside them
+	third := add(t, e, 10, 5, nil, 0)            // would, but it is not its turn
+	now := e.Step(0).End
+	if st := e.Stats(); st.Running != 1 || st.Waiting != 2 {
+		t.Fatalf("%d running, %d waiting, want 1 and 2", st.Running, st.Waiting)
+	}
+	now = finish(t, e, first, now)
+	if second.Started != 0 || third.Started != 0 {
+		t.Error("started before there was room")
+	}
+	e.Step(now)
+	if second.Started != now || third.Started != now {
+		t.Errorf("started at %v and %v, want both in the step after the first ended, at %v", second.Started, third.Started, now)
+	}
+}
+
+func TestAnswerIsPromisedItsBlocks(t *testing.T) {
+	e := New(Config{KVTokens: 160})
+	long := add(t, e, 16, 128, nil, 0) // 9 of 10 blocks, though it takes only two at first
+	second := add(t, e, 20, 1, nil, 0) // 2
+	now := e.Step(0).End
+	if got := e.Stats(); got.Running != 1 || got.KVUsage != 0.2 {
+		t.Errorf("%d running with a usage of %v, want 1 and 0.2", got.Running, got.KVUsage)
+	}
+	finish(t, e, long, now)
+	if second.Started != 0 {
+		t.Error("the second request was admitted into blocks that were promised to the first")
+	}
+}
+
+func TestASharedPrefixCountsOnceForAdmission(t *testing.T) {
+	e := New(Config{KVTokens: 160})
+	add(t, e, 100, 12, blocks(1, 7), 0) // 7 blocks
+	add(t, e, 100, 12, blocks(1, 6), 0) // 6 in common, 1 of its own
+	e.Step(0)
+	if got := e.Stats().Running; got != 2 {
+		t.Errorf("%d running, want 2", got)
+	}
+}
+
+func TestSequenceLimit(t *testing.T) {
+	e := New(Config{MaxSeqs: 2})
+	for range 3 {
+		add(t, e, 10, 5, nil, 0)
+	}
+	e.Step(0)
+	if st := e.Stats(); st.Running != 2 || st.Waiting != 1 {
+		t.Errorf("%d running, %d waiting, want 2 and 1", st.Running, st.Waiting)
+	}
+}
+
+func TestAbortFreesBlocksAndKeepsWhatTheyHold(t *testing.T) {
+	e := New(Config{KVTokens: 1600, StepTokens: 64})
+	decoding := add(t, e, 33, 100, blocks(1, 8), 0)
+	partial := add(t, e, 200, 10, blocks(2, 13), 0)
+	waiting := add(t, e, 20, 10, blocks(3, 1), 0)
+	e.Step(0)
+	for _, r := range []*Request{waiting, partial, decoding, decoding} {
+		e.Abort(r)
+	}
+	if st := e.Stats(); !e.Idle() || st.KVUsage != 0 {
+		t.Fatalf("idle %v, usage %v after all were aborted", e.Idle(), st.KVUsage)
+	}
+	again := add(t, e, 33, 1, blocks(1, 2), 0)
+	finish(t, e, again, 0)
+	if again.Cached != 32 {
+		t.Errorf("%d tokens hit, want 32", again.Cached)
+	}
+	// 31 tokens of the second prompt were computed in the first step: one block.
+	partly := add(t, e, 200, 1, blocks(2, 12), 0)
+	finish(t, e, partly, 0)
+	if partly.Cached != 16 {
+		t.Errorf("%d tokens hit, want 16", partly.Cached)
+	}
+}
+
+func TestARequestThatCanNeverFitIsRefused(t *testing.T) {
+	e := New(Config{KVTokens: 160})
+	if err := e.Add(&Request{Prompt: 160, Answer: 1}, 0); err == nil {
+		t.Error("161 tokens were accepted for a cache of 160")
+	}
+	if err := e.Add(&Request{Prompt: 159, Answer: 1}, 0); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestResetForgetsTheCacheOnlyWhenIdle(t *testing.T) {
+	e := New(Config{KVTokens: 1600})
+	r := add(t, e, 33, 50, blocks(1, 5), 0)
+	e.Step(0)
+	if e.ResetPrefixCache() {
+		t.Error("reset while a request ran")
+	}
+	end := finish(t, e, r, 0)
+	if !e.ResetPrefixCache() {
+		t.Error("no reset while idle")
+	}
+	again := add(t, e, 33, 1, blocks(1, 2), end)
+	finish(t, e, again, end)
+	if again.Cached != 0 {
+		t.Errorf("%d tokens hit after a reset", again.Cached)
+	}
+}

@@ -1,0 +1,100 @@
+package sim
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+	"sync"
+)
+
+// mostAdapters bounds what clients can have loaded.
+const mostAdapters = 1000
+
+// adapters are the LoRA adapters that a replica serves, in the order in which
+// they were loaded.
+type adapters struct {
+	mu   sync.Mutex
+	list []adapter // replaced, never changed
+}
+
+type adapter struct{ name, path string }
+
+// loaded returns them; not to be changed.
+func (a *adapters) loaded() []adapter {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.list
+}
+
+// loadAdapter answers POST /v1/load_lora_adapter as vLLM does where
+// VLLM_ALLOW_RUNTIME_LORA_UPDATING is set.
+func (s *Server) loadAdapter(w http.ResponseWriter, r *http.Request) {
+	in, err := readBody(r)
+	if err == nil {
+		err = s.adapters.load(in["lora_name"].Str, in["lora_path"].Str, in["load_inplace"].Bool())
+	}
+	if err != nil {
+		writeError(w, err)
+		return
+	}
+	fmt.Fprintf(w, "Success: LoRA adapter '%s' added successfully.", in["lora_name"].Str)
+}
+
+func (a *adapters) load(name, path string, again bool) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	at := a.place(name)
+	switch {
+	case name == "" || path == "":
+		return badAdapter("Both 'lora_name' and 'lora_path' must be provided.")
+	case at >= 0 && !again:
+		return badAdapter(fmt.Sprintf("The lora adapter '%s' has already been loaded. "+
+			"If you want to load the adapter in place, set 'load_inplace' to True.", name))
+	case len(a.list) >= mostAdapters:
+		return badAdapter(fmt.Sprintf("no more than %d adapters can be loaded", mostAdapters))
+	}
+	list := slices.Clone(a.list)
+	if at >= 0 {
+		list = slices.Delete(list, at, at+1)
+	}
+	a.list = append(list, adapter{name, path})
+	return nil
+}
+
+// unloadAdapter answers POST /v1/unload_lora_adapter. Requests that are under
+// way go on.
+func (s *Server) unloadAdapter(w http.ResponseWriter, r *http.Request) {
+	in, err := readBody(r)
+	if err == nil {
+		err = s.adapters.unload(in["lora_name"].Str)
+	}
+	if err != nil {
+		writeError(w, err)
+		return
+	}
+	fmt.Fprintf(w, "Success: LoRA adapter '%s' removed successfully.", in["lora_name"].Str)
+}
+
+func (a *adapters) unload(name string) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if name == "" {
+		return badAdapter("'lora_name' needs to be provided to unload a LoRA adapter.")
+	}
+	at := a.place(name)
+	if at < 0 {
+		return apiError{status: http.StatusNotFound, kind: "NotFoundError",
+			message: fmt.Sprintf("The lora adapter '%s' cannot be found.", name)}
+	}
+	a.list = slices.Delete(slices.Clone(a.list), at, at+1)
+	return nil
+}
+
+// place wants mu held.
+func (a *adapters) place(name string) int {
+	return slices.IndexFunc(a.list, func(b adapter) bool { return b.name == name })
+}
+
+func badAdapter(message string) apiError {
+	return apiError{status: http.StatusBadRequest, kind: "InvalidUserInput", message: message}
+}
