@@ -83,8 +83,8 @@ func explainRow(b *router.BackendExplanation, chosen bool) []string {
 		}
 	}
 	switch {
-	case b.Held != "":
-		note = "wait: " + printable(b.Held)
+	case b.Queued != "":
+		note = "wait: " + printable(b.Queued)
 	case b.Loading > 0 && note == "":
 		note = "has to load the adapter"
 	}

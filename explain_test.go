@@ -122,7 +122,7 @@ func TestTheTableOfAnExplanation(t *testing.T) {
 		Backends: []router.BackendExplanation{
 			{Name: "gpu-0", Candidate: true, Uncached: 2113, Rate: 8000, KVUsage: 0.124, Loading: 2000, FirstToken: 0.264, Score: score(2113)},
 			{Name: "a-name-that-is-longer-than-most-names", WhyNot: "refused a request for its full queue", MatchedTokens: 2112, Uncached: 16, Pending: 123456, InFlight: 512, Rate: 24000, KVUsage: -1, FirstToken: 5.145},
-			{Name: "gpu-1", Candidate: true, MatchedTokens: 1984, Uncached: 129, Rate: 8000, KVUsage: 0.5, FirstToken: 0.016, Score: score(129), Held: "its next step is full"},
+			{Name: "gpu-1", Candidate: true, MatchedTokens: 1984, Uncached: 129, Rate: 8000, KVUsage: 0.5, FirstToken: 0.016, Score: score(129), Queued: "its next step is full"},
 		},
 		Sentence: "gpu-1 holds 1,984 of 2,113 prompt tokens and answers soonest: 0.02 s against 0.26 s on gpu-0, which is idle but holds nothing. It would wait first.",
 	}}
@@ -160,7 +160,7 @@ func TestWhatIsExplainedGivesATerminalNoOrders(t *testing.T) {
 		Backends: []router.BackendExplanation{
 			{Name: "a" + order, Candidate: true, KVUsage: 1e300, FirstToken: 1e300, Score: &far, MatchedTokens: 1e300},
 			{Name: "b\n" + order, WhyNot: "why" + order, Score: &far},
-			{Name: "c" + order, Candidate: true, Held: "held" + order},
+			{Name: "c" + order, Candidate: true, Queued: "held" + order},
 		},
 	}}
 	body, err := json.Marshal(&e)

@@ -130,7 +130,7 @@ func (f *fleet) exchange(leave, join []*member) error {
 			faults = append(faults, fmt.Errorf("backend %s: %w", m.backend.Name, err))
 			continue
 		}
-		f.router.Join(m.backend)
+		f.router.AddBackend(m.backend)
 		m.joined = time.Now()
 		f.members = append(f.members, m)
 		f.follow(m)
@@ -201,7 +201,7 @@ func (f *fleet) remove(m *member, end time.Time) {
 	b := m.backend
 	m.stop()
 	m.followed.Wait()
-	f.router.Leave(b)
+	f.router.RemoveBackend(b)
 	// A request may have been given to it in the moment in which it was retired;
 	// from now on none can be.
 	wait(context.Background(), time.Until(end), b.Idle)

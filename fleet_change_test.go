@@ -65,7 +65,7 @@ func TestABackendThatComesBackInTimeKeepsWhatIsKnownOfIt(t *testing.T) {
 		t.Error("another backend has its name")
 	}
 	blocks := 0
-	parts, _ := c.service.router.Index()
+	parts, _ := c.service.router.IndexStats()
 	for _, p := range parts {
 		if p.Backend == b {
 			blocks = p.Blocks
@@ -99,7 +99,7 @@ func TestAPolicyThatHoldsNothingSendsWhatIsHeld(t *testing.T) {
 	c.change(func(next *Config) { next.Backends[0].MaxInFlight = 1 })
 	s := c.long("a long story")
 	served := c.ask("waits for a place")
-	c.until("it is held", func() bool { return c.service.router.HeldRequests() == 1 })
+	c.until("it is held", func() bool { return c.service.router.WaitingRequests() == 1 })
 	c.change(func(next *Config) {
 		next.Routing.Policy = "least-load"
 		next.Backends[0].MaxInFlight = 0

@@ -82,7 +82,7 @@ func (c *changing) settled(all ...*backends.Backend) {
 	c.t.Helper()
 	c.until("nothing is in flight", func() bool {
 		busy := slices.ContainsFunc(append(all, c.service.registry.All()...), func(b *backends.Backend) bool { return !b.Idle() })
-		return !busy && c.service.router.HeldRequests() == 0
+		return !busy && c.service.router.WaitingRequests() == 0
 	})
 }
 
@@ -235,7 +235,7 @@ func TestARequestHeldForLackOfABackendIsSentToOneThatJoins(t *testing.T) {
 	c.until("one is gone", func() bool { return len(c.service.registry.All()) == 1 })
 	c.backend(0).Drain()
 	served := c.ask("hello")
-	c.until("it is held", func() bool { return c.service.router.HeldRequests() == 1 })
+	c.until("it is held", func() bool { return c.service.router.WaitingRequests() == 1 })
 	before := c.made(1)
 	c.setFleet(0, 1)
 	if _, ok := <-served; !ok || c.made(1) == before {
@@ -300,7 +300,7 @@ func TestHundredsOfBackendsComeAndGoWithoutATrace(t *testing.T) {
 	if n := metricSum(t, c.admin, "warmroute_requests_total", "guest0"); n != 0 {
 		t.Errorf("the first guest's series are there")
 	}
-	if parts, _ := c.service.router.Index(); len(parts) > 5 {
+	if parts, _ := c.service.router.IndexStats(); len(parts) > 5 {
 		t.Errorf("%d slots", len(parts))
 	}
 }

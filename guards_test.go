@@ -91,7 +91,7 @@ func TestRequestsBeyondMaxInFlightWaitForAPlace(t *testing.T) {
 		t.Fatalf("both went to %d", first.replica)
 	}
 	served := g.ask(known + "three")
-	g.until("the third is held", func() bool { return g.service.router.HeldRequests() == 1 })
+	g.until("the third is held", func() bool { return g.service.router.WaitingRequests() == 1 })
 	second.leave()
 	if to := <-served; to != second.replica {
 		t.Errorf("went to %d, where there was no place", to)

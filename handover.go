@@ -144,7 +144,7 @@ func (s *service) leave(ctx context.Context, f *front) error {
 	defer cancel()
 	s.awaitQuiet(untilEnd, max(s.config.Timeouts.Drain, minQuiet))
 	if ctx.Err() != nil {
-		s.router.Stop()
+		s.router.Drain()
 	}
 	limit, cancel := context.WithDeadline(context.Background(), end)
 	defer cancel()

@@ -133,16 +133,16 @@ func (s *service) watch(m *metrics.Metrics) {
 	c := s.config
 	lost := func(b *backends.Backend, _ string) {
 		b.TellsCached.Store(false) // the next process may be another version
-		s.router.Forget(b)
+		s.router.ForgetCache(b)
 	}
 	s.checker = &backends.Checker{
 		Logger:   s.log,
 		Instance: s.instance,
 		OnState: func(b *backends.Backend, _ backends.State, _ string) {
-			s.router.Changed(b)
+			s.router.BackendChanged(b)
 			s.firstChecks.note(b)
 		},
-		OnHung: s.router.Hung,
+		OnHung: s.router.ChecksTimedOut,
 
 		OutOfDescriptors: s.resources.outOfDescriptors,
 
@@ -151,14 +151,14 @@ func (s *service) watch(m *metrics.Metrics) {
 	s.checker.SetPace(backends.CheckPace(c.Health))
 	s.poller = &backends.Poller{
 		Logger: s.log,
-		OnLoad: s.router.Observe,
+		OnLoad: s.router.ObserveLoad,
 		OnLost: lost,
 
 		OutOfDescriptors: s.resources.outOfDescriptors,
 	}
 	s.poller.SetPace(backends.PollPace(c.Poll))
 	if s.snapshot != nil {
-		s.poller.OnLoad = s.snapshot.index.Observe
+		s.poller.OnLoad = s.snapshot.index.ObserveLoad
 	}
 	told := stalls{router: s.router, log: s.log, told: map[*backends.Backend]lastStalls{}}
 	observe := s.poller.OnLoad
@@ -176,25 +176,25 @@ func (s *service) watch(m *metrics.Metrics) {
 		told.forget(b)
 		s.firstChecks.note(b) // it is not waited for any more
 		if s.snapshot != nil {
-			s.snapshot.index.Gone(b)
+			s.snapshot.index.ForgetBackend(b)
 		}
 	}
 }
 
 // reset forgets what is believed of a backend, by an operator's word: also what a
 // snapshot would give back to it.
-func (s *service) reset(b *backends.Backend) router.Reset {
+func (s *service) reset(b *backends.Backend) router.ResetReport {
 	if s.snapshot != nil {
-		s.snapshot.index.Gone(b)
+		s.snapshot.index.ForgetBackend(b)
 	}
-	return s.router.Reset(b)
+	return s.router.ResetBackend(b)
 }
 
 // missedPoll makes of a scrape that failed what it is worth: one that was not
 // answered in time may be the first sign of a replica that hangs.
 func (s *service) missedPoll(b *backends.Backend, err error) {
 	late := errors.Is(err, context.DeadlineExceeded)
-	s.router.Missed(b, late)
+	s.router.ScrapeFailed(b, late)
 	if late {
 		s.checker.Suspect(b)
 	}

@@ -12,19 +12,19 @@ import (
 // routerOptions are what the settings come to.
 func (s *service) routerOptions(c *Config) router.Options {
 	return router.Options{
-		Backends:      s.registry.All(),
-		Catalog:       s.registry.Catalog,
-		Policy:        c.Routing.Policy,
-		Settings:      c.Routing.settings(),
-		Hold:          c.Routing.hold(),
-		Breaker:       router.BreakerOptions(c.Breaker),
-		SLO:           c.SLO.TTFT,
-		BlockBytes:    c.Index.BlockBytes,
-		IndexMaxBytes: int64(c.Index.MaxBytes),
-		PollInterval:  c.Poll.Interval,
-		NoLearning:    !c.Routing.Learn,
-		Now:           time.Now,
-		Rand:          rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())),
+		Backends:       s.registry.All(),
+		Catalog:        s.registry.Catalog,
+		Policy:         c.Routing.Policy,
+		PolicySettings: c.Routing.settings(),
+		Queue:          c.Routing.hold(),
+		Breaker:        router.BreakerSettings(c.Breaker),
+		SLO:            c.SLO.TTFT,
+		BlockBytes:     c.Index.BlockBytes,
+		IndexMaxBytes:  int64(c.Index.MaxBytes),
+		PollInterval:   c.Poll.Interval,
+		NoLearning:     !c.Routing.Learn,
+		Now:            time.Now,
+		Rand:           rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())),
 	}
 }
 
@@ -37,13 +37,13 @@ func (c RoutingConfig) settings() policy.Settings {
 	}
 }
 
-func (c RoutingConfig) hold() router.HoldOptions {
-	return router.HoldOptions{
+func (c RoutingConfig) hold() router.QueueSettings {
+	return router.QueueSettings{
 		Requests:      c.Hold.Requests,
 		Bytes:         int64(c.Hold.Bytes),
 		BatchRequests: c.Hold.BatchRequests,
 		BatchBytes:    int64(c.Hold.BatchBytes),
-		Time:          c.Hold.Time,
+		Timeout:       c.Hold.Time,
 		StepTokens:    c.StepTokens,
 		BatchSlowdown: c.BatchSlowdown,
 	}

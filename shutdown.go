@@ -68,7 +68,7 @@ func (s *service) shutdown(f *front) error {
 	most := s.config.Timeouts.Shutdown
 	s.log.Info("shutting down", "limit", most)
 	s.proxy.FailReadiness()
-	s.router.Stop()
+	s.router.Drain()
 	limit, cancel := context.WithTimeout(context.Background(), most)
 	defer cancel()
 	if f.leaving.Load() {

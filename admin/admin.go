@@ -19,8 +19,8 @@ import (
 // Options are what a Handler is made of.
 type Options struct {
 	Registry *backends.Registry
-	Proxy    *proxy.Proxy                         // which is asked where requests would go
-	Reset    func(*backends.Backend) router.Reset // forgets what is believed of a backend
+	Proxy    *proxy.Proxy                               // which is asked where requests would go
+	Reset    func(*backends.Backend) router.ResetReport // forgets what is believed of a backend
 	Router   *router.Router
 	Metrics  http.Handler
 	Version  string
@@ -42,7 +42,7 @@ type Handler struct {
 	questions   chan struct{} // and for each request that is asked or told about
 	proxy       *proxy.Proxy
 	router      *router.Router
-	forget      func(*backends.Backend) router.Reset
+	forget      func(*backends.Backend) router.ResetReport
 	metrics     http.Handler
 	routes      http.Handler // what operators alone may ask
 	version     string

@@ -52,8 +52,8 @@ func askable(t testing.TB, list ...apikey.Key) *asked {
 		b.SetState(backends.Ready)
 	}
 	a.router, err = router.New(router.Options{
-		Backends: registry.All(), Catalog: registry.Catalog, Policy: "prefix", Hold: router.HoldOptions{Requests: 10, Time: time.Minute},
-		Breaker: router.BreakerOptions{Failures: 1, Open: time.Minute}, BlockBytes: 64, IndexMaxBytes: 1 << 20,
+		Backends: registry.All(), Catalog: registry.Catalog, Policy: "prefix", Queue: router.QueueSettings{Requests: 10, Timeout: time.Minute},
+		Breaker: router.BreakerSettings{Failures: 1, Open: time.Minute}, BlockBytes: 64, IndexMaxBytes: 1 << 20,
 		PollInterval: time.Hour, Now: time.Now, Rand: rand.New(rand.NewPCG(1, 2)),
 	})
 	if err != nil {
@@ -64,7 +64,7 @@ func askable(t testing.TB, list ...apikey.Key) *asked {
 		Registry: registry, Router: a.router, Metrics: metrics.New(registry, a.router, "test"), Log: log, BlockBytes: 64, Keys: apikey.New(list),
 		Settings: proxy.Settings{InFlight: 10, BodyBytes: 64 << 10, BodyBytesTotal: 1 << 20, SessionHeader: "X-Session-Id", IsolateTenants: list != nil},
 	})
-	h := New(Options{Registry: registry, Router: a.router, Proxy: p, Reset: a.router.Reset, Log: log})
+	h := New(Options{Registry: registry, Router: a.router, Proxy: p, Reset: a.router.ResetBackend, Log: log})
 	s := httptest.NewServer(h)
 	client := &http.Client{Transport: &http.Transport{}}
 	a.listener = &listener{t: t, url: s.URL, client: client, handler: h}
@@ -125,7 +125,7 @@ func TestExplainAfterPlacedAndAfterReset(t *testing.T) {
 	if e := a.explain("", body); e.Reason != router.ReasonCold || e.Backends[1].MatchedBlocks != 0 {
 		t.Errorf("after the reset: %+v", e)
 	}
-	if in := a.fleet[1].InFlight.Load(); in != 0 || a.router.HeldRequests() != 0 {
+	if in := a.fleet[1].InFlight.Load(); in != 0 || a.router.WaitingRequests() != 0 {
 		t.Errorf("%d in flight", in)
 	}
 }

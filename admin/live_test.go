@@ -372,7 +372,7 @@ func TestStateOfStartingBackend(t *testing.T) {
 	if err := a.handler.registry.Add(b); err != nil {
 		t.Fatal(err)
 	}
-	a.router.Join(b)
+	a.router.AddBackend(b)
 	s, text := a.state()
 	if got := s.Backends[3]; got.Name != "gpu-9" || got.State != "starting" || got.Reason != "not checked yet" || got.Since == nil {
 		t.Errorf("got %+v in %s", got, text)

@@ -172,7 +172,7 @@ func (h *Handler) look(now time.Time) *State {
 		Series:    seriesState{seconds(proxy.PulseStep), numbers(pulse.TTFT), numbers(pulse.HitRatio)},
 		Models:    models(f),
 		Backends:  h.fleet(f, pulse.Backends),
-		Queue:     queue(h.router.HeldRequests(), requests(listed.Held, f, now)),
+		Queue:     queue(h.router.WaitingRequests(), requests(listed.Held, f, now)),
 		Requests:  requestsState{listed.All, requests(listed.Oldest, f, now)},
 		Decisions: []decisionState{},
 	}
@@ -197,7 +197,7 @@ func queue(held int, first []requestState) queueState {
 
 // fleet shows the backends.
 func (h *Handler) fleet(f *fleetSnapshot, recent map[*backends.Backend]proxy.Recent) []backendState {
-	parts, _ := h.router.Index()
+	parts, _ := h.router.IndexStats()
 	out := []backendState{}
 	for _, b := range f.backends {
 		breaker, _ := h.router.Breaker(b)

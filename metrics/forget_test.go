@@ -55,7 +55,7 @@ func TestARemovedBackendLeavesNoSeries(t *testing.T) {
 	if n := strings.Count(scrape(), `backend="goes"`); n == 0 {
 		t.Fatal("it has no series")
 	}
-	r.Leave(goes)
+	r.RemoveBackend(goes)
 	registry.Remove(goes)
 	m.Forget("goes")
 	ended(m, "goes") // one that was under way
@@ -135,7 +135,7 @@ func TestANameThatChangesHandsHasOneSetOfSeries(t *testing.T) {
 	if err := registry.Add(next); err != nil {
 		t.Fatal(err)
 	}
-	r.Join(next)
+	r.AddBackend(next)
 	if text := scrape(); !strings.Contains(text, `warmroute_backend_in_flight{backend="one"} 0`) {
 		t.Errorf("the series are not those of the one that stays:\n%s", text)
 	}

@@ -48,9 +48,9 @@ func (s *state) Describe(ch chan<- *prometheus.Desc) {
 }
 
 func (s *state) Collect(ch chan<- prometheus.Metric) {
-	parts, size := s.router.Index()
+	parts, size := s.router.IndexStats()
 	ch <- prometheus.MustNewConstMetric(bytes, prometheus.GaugeValue, float64(size))
-	for class, n := range s.router.HeldByClass() {
+	for class, n := range s.router.WaitingByClass() {
 		ch <- prometheus.MustNewConstMetric(held, prometheus.GaugeValue, float64(n), class)
 	}
 	s.collectModels(ch)

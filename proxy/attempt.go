@@ -68,7 +68,7 @@ type attempt struct {
 // returns nil when the client has its answer, or as much as there was. The
 // decision is released here, once, on every path.
 func (x *exchange) attempt(d *router.Decision) *failure {
-	a := &attempt{exchange: x, decision: d, result: router.Outcome{End: router.Unseen}}
+	a := &attempt{exchange: x, decision: d, result: router.Outcome{End: router.NotProcessed}}
 	defer x.wait.end() // after the release: from then on the router ends it no more
 	defer a.release()
 	switch s := x.settings; {
@@ -100,7 +100,7 @@ func (a *attempt) blame(f *failure) *failure {
 	}
 	a.fault = string(f.reason)
 	var connect *transport.ConnectError
-	a.result.Stuck, a.result.Full, a.result.Stopping = f.stuck, f.full, f.stops && f.free
+	a.result.Stalled, a.result.QueueFull, a.result.Stopping = f.stuck, f.full, f.stops && f.free
 	switch {
 	case errors.As(f.err, &connect):
 		a.result.Failed = !connect.Busy() && !f.starved
@@ -120,7 +120,7 @@ func (a *attempt) release() {
 		a.decision.Release(a.result)
 		return
 	}
-	if a.result.End == router.Served {
+	if a.result.End == router.Completed {
 		a.result.Reply = a.reply.End()
 	}
 	a.decision.Release(a.result)
@@ -179,7 +179,7 @@ func (*sentBody) Close() error { return nil }
 // client's own leaving is not the backend's fault.
 func (a *attempt) failed(err error) *failure {
 	if a.cutOff() {
-		a.result.End = router.Left
+		a.result.End = router.ClientDisconnected
 		a.refuse(a.cutFault())
 		return &failure{err: err, left: true}
 	}
@@ -212,7 +212,7 @@ func (a *attempt) failed(err error) *failure {
 // left notes that the client is gone. The replica's connection is closed when
 // the attempt returns, which makes its engine drop the request.
 func (a *attempt) left(phase metrics.AbortPhase) {
-	a.result.End = router.Left
+	a.result.End = router.ClientDisconnected
 	a.lost(phase)
 }
 
@@ -230,7 +230,7 @@ func (x *exchange) lost(phase metrics.AbortPhase) {
 // brokeOff notes that the replica failed in the midst of what the client
 // already sees. code is what metrics and logs show for it.
 func (a *attempt) brokeOff(code int, err error) {
-	a.result.End, a.result.Failed = router.Broken, true
+	a.result.End, a.result.Failed = router.Truncated, true
 	a.outcome.Code = code
 	a.p.log.Warn("answer broke off", "backend", a.decision.Backend.Name, "error", err, "request_id", a.id)
 	a.p.suspect(a.decision.Backend)

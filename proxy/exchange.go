@@ -262,16 +262,16 @@ func (x *exchange) readJSON() *apiError {
 		in.scratch.blocks = pr.Blocks(in.scratch.blocks[:0], engine, x.p.blockBytes)
 		in.request.Blocks = in.scratch.blocks
 	}
-	if in.request.Instant = x.endpoint.instant; !in.request.Instant {
+	if in.request.NoEngine = x.endpoint.instant; !in.request.NoEngine {
 		in.request.Bytes = len(pr.Text) + pr.ExtraBytes
 		in.request.Streams = pr.Stream
 	}
 	in.request.Sequences = pr.Sequences
 	in.request.Media = pr.HasMedia()
-	in.request.MaxTokens = pr.MaxTokens
+	in.request.MaxAnswerTokens = pr.MaxTokens
 	in.request.BodyBytes = cap(in.body) + len(pr.Text) + 8*len(in.request.Blocks)
 	if pr.Opening != 0 {
-		in.request.Head = nonzero(xxh3.HashStringSeed(engine, pr.Opening))
+		in.request.PromptKey = nonzero(xxh3.HashStringSeed(engine, pr.Opening))
 	}
 	return nil
 }
@@ -291,12 +291,12 @@ func (x *exchange) resolve(model string) (engine string, fault *apiError) {
 	}
 	x.outcome.Model = entry.ID
 	req := &x.input.request
-	req.Backends, req.Listed = entry.Backends, entry.ID
-	req.Aside = x.endpoint.format == plainFormat
+	req.Backends, req.CatalogID = entry.Backends, entry.ID
+	req.NonGenerative = x.endpoint.format == plainFormat
 	if entry.Adapter {
 		req.Adapter = entry.ID
 	}
 	req.Model = catalog.EngineModel(entry.ID)
-	req.ModelTokens = catalog.MaxTokens(entry.ID)
+	req.MaxPromptTokens = catalog.MaxTokens(entry.ID)
 	return req.Model, nil
 }

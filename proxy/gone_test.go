@@ -49,7 +49,7 @@ func TestAClientThatLeavesWhileItsRequestWaitsToBeTriedAgain(t *testing.T) {
 			b := &replica{script: c.script}
 			f := serveHolding(t, holdsForAMinute, c.change, &replica{script: c.script}, b)
 			leave := f.leaving(askWhole)
-			eventually(t, "it waits", func() bool { return f.router.HeldRequests() == 1 && len(b.requests()) == c.seen })
+			eventually(t, "it waits", func() bool { return f.router.WaitingRequests() == 1 && len(b.requests()) == c.seen })
 			leave()
 			f.counts(`warmroute_aborts_total{phase="held"} 1`)
 			f.settled()
@@ -65,9 +65,9 @@ func TestAClientThatLeavesWhileItsRequestWaitsToBeTriedAgain(t *testing.T) {
 
 // What waits to be tried again counts among those that are held.
 func TestRetriesThatWaitAreBoundedAsTheHoldQueueIs(t *testing.T) {
-	for name, hold := range map[string]router.HoldOptions{
-		"number": {Requests: 2, Time: time.Minute},
-		"bytes":  {Requests: 100, Bytes: 3 * int64(len(askWhole)+len(question)), Time: time.Minute},
+	for name, hold := range map[string]router.QueueSettings{
+		"number": {Requests: 2, Timeout: time.Minute},
+		"bytes":  {Requests: 100, Bytes: 3 * int64(len(askWhole)+len(question)), Timeout: time.Minute},
 	} {
 		t.Run(name, func(t *testing.T) {
 			const requests = 8
@@ -89,8 +89,8 @@ func TestRetriesThatWaitAreBoundedAsTheHoldQueueIs(t *testing.T) {
 					all <- resp.StatusCode
 				}()
 			}
-			eventually(t, "those that may not wait are answered", func() bool { return len(all)+f.router.HeldRequests() == requests && len(all) > 0 })
-			held := f.router.HeldRequests()
+			eventually(t, "those that may not wait are answered", func() bool { return len(all)+f.router.WaitingRequests() == requests && len(all) > 0 })
+			held := f.router.WaitingRequests()
 			if held == 0 || held > 4 {
 				t.Errorf("%d wait", held)
 			}

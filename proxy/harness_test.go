@@ -63,11 +63,11 @@ type fleet struct {
 // replica that it can go to, since each seems busier than the one before.
 func serve(t testing.TB, change func(*Options), replicas ...*replica) *fleet {
 	t.Helper()
-	return serveHolding(t, router.HoldOptions{}, change, replicas...)
+	return serveHolding(t, router.QueueSettings{}, change, replicas...)
 }
 
 // serveHolding is serve with a hold queue.
-func serveHolding(t testing.TB, hold router.HoldOptions, change func(*Options), replicas ...*replica) *fleet {
+func serveHolding(t testing.TB, hold router.QueueSettings, change func(*Options), replicas ...*replica) *fleet {
 	t.Helper()
 	var list []*backends.Backend
 	for i, r := range replicas {
@@ -110,7 +110,7 @@ func cards(names []string) (out []backends.Model) {
 	return out
 }
 
-func newFleet(t testing.TB, list []*backends.Backend, policy string, hold router.HoldOptions, change func(*Options)) *fleet {
+func newFleet(t testing.TB, list []*backends.Backend, policy string, hold router.QueueSettings, change func(*Options)) *fleet {
 	t.Helper()
 	registry, err := backends.NewRegistry(list)
 	if err != nil {
@@ -121,7 +121,7 @@ func newFleet(t testing.TB, list []*backends.Backend, policy string, hold router
 		b.SetState(backends.Ready)
 	}
 	r, err := router.New(router.Options{
-		Backends: registry.All(), Catalog: registry.Catalog, Policy: policy, Hold: hold, BlockBytes: 256, IndexMaxBytes: 64 << 20,
+		Backends: registry.All(), Catalog: registry.Catalog, Policy: policy, Queue: hold, BlockBytes: 256, IndexMaxBytes: 64 << 20,
 		PollInterval: time.Hour, // what serve says of load does not fade
 		Now:          time.Now, Rand: rand.New(rand.NewPCG(1, 2)),
 	})
@@ -137,7 +137,7 @@ func newFleet(t testing.TB, list []*backends.Backend, policy string, hold router
 		Settings: Settings{
 			Attempts: 3, RetryShare: 0.2, RetryPerSecond: 10, RetryStalled: true,
 			InFlight: 10_000, Connections: 10_000, QueryBytes: 4 << 10, BodyBytes: 1 << 20, BodyBytesTotal: 1 << 30,
-			FirstByte: time.Minute, Idle: time.Minute, HoldTime: hold.Time, RouteHeaders: true,
+			FirstByte: time.Minute, Idle: time.Minute, HoldTime: hold.Timeout, RouteHeaders: true,
 		},
 	}
 	ctx, stop := context.WithCancel(context.Background())
@@ -174,7 +174,7 @@ func (f *fleet) settled() {
 	for _, b := range f.backends {
 		eventually(f.t, "in flight on "+b.Name+" is 0", func() bool { return b.InFlight.Load() == 0 })
 	}
-	eventually(f.t, "no request waits", func() bool { return f.router.HeldRequests() == 0 })
+	eventually(f.t, "no request waits", func() bool { return f.router.WaitingRequests() == 0 })
 	eventually(f.t, "no body is held", func() bool { return f.proxy.bodies.held.Load() == 0 })
 	eventually(f.t, "no answer is held", func() bool { return f.proxy.heldWhole.Load() == 0 })
 }
@@ -265,7 +265,7 @@ func (f *fleet) raw(request string) (*http.Response, string) {
 
 // blocks is how many blocks each backend is thought to hold.
 func (f *fleet) blocks() (out []int) {
-	parts, _ := f.router.Index()
+	parts, _ := f.router.IndexStats()
 	for _, p := range parts {
 		out = append(out, p.Blocks)
 	}

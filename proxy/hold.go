@@ -43,7 +43,7 @@ func (x *exchange) pick() (*router.Decision, error) {
 		x.recheck = min(max(2*x.recheck, firstRecheck), mostRecheck)
 		if !x.rest(min(x.recheck, x.holdTime()-time.Since(x.whole))) {
 			if x.crowded {
-				return nil, router.ErrHoldFull
+				return nil, router.ErrQueueFull
 			}
 			return nil, x.wait.Err()
 		}
@@ -82,7 +82,7 @@ func (x *exchange) ask() (*router.Decision, error) {
 	asked := time.Now()
 	ctx := context.Context(x.wait)
 	left := x.patience()
-	x.input.request.QueueTime = max(0, left)
+	x.input.request.QueueTimeout = max(0, left)
 	if left < x.holdTime() { // else the router's own limit will do
 		limited, cancel := context.WithTimeout(ctx, left)
 		defer cancel()
@@ -90,19 +90,19 @@ func (x *exchange) ask() (*router.Decision, error) {
 	}
 	d, err := x.p.router.Pick(ctx, &x.input.request, x.tried...)
 	if err == nil {
-		if d.Held > 0 {
-			x.wasHeld(metrics.HeldSent, d.Held)
+		if d.QueueTime > 0 {
+			x.wasHeld(metrics.HeldSent, d.QueueTime)
 		}
 		return d, nil
 	}
 	waited := time.Since(asked)
 	switch {
-	case errors.Is(err, router.ErrHoldFull):
+	case errors.Is(err, router.ErrQueueFull):
 		x.wasHeld(metrics.HeldRefused, 0)
-	case errors.Is(err, router.ErrHeldTooLong):
+	case errors.Is(err, router.ErrQueueTimeout):
 		x.wasHeld(metrics.HeldTooLong, waited)
 	case errors.Is(err, context.DeadlineExceeded) && x.anotherIsReady():
-		err = router.ErrHeldTooLong
+		err = router.ErrQueueTimeout
 		x.wasHeld(metrics.HeldTooLong, waited)
 	case errors.Is(err, context.DeadlineExceeded):
 		err = router.ErrNoneReady
@@ -134,7 +134,7 @@ func (x *exchange) waits() bool {
 	if x.waiting {
 		return true
 	}
-	if x.waiting = x.p.router.HoldAside(&x.input.request) == nil; !x.waiting {
+	if x.waiting = x.p.router.AddWaiting(&x.input.request) == nil; !x.waiting {
 		x.crowded = true
 		x.wasHeld(metrics.HeldRefused, 0)
 	}
@@ -144,7 +144,7 @@ func (x *exchange) waits() bool {
 func (x *exchange) stopWaiting() {
 	if x.waiting {
 		x.waiting = false
-		x.p.router.EndAside(&x.input.request)
+		x.p.router.RemoveWaiting(&x.input.request)
 	}
 }
 
@@ -190,13 +190,13 @@ func (x *exchange) notPicked(err error) *apiError {
 	}
 	e := unavailable(fmt.Sprintf("no replica that serves this model is ready; try again in %ds", wait))
 	switch {
-	case errors.Is(err, router.ErrFull):
+	case errors.Is(err, router.ErrMaxInFlight):
 		e = &apiError{status: http.StatusTooManyRequests, kind: "overloaded", code: "replicas_full",
 			message: fmt.Sprintf("every replica has as many requests as it may (backends[].max_in_flight); try again in %ds", wait)}
-	case errors.Is(err, router.ErrHoldFull):
+	case errors.Is(err, router.ErrQueueFull):
 		e = &apiError{status: http.StatusTooManyRequests, kind: "overloaded", code: "hold_queue_full",
 			message: fmt.Sprintf("as many requests of this priority class as may wait for a replica do (routing.hold); try again in %ds", wait)}
-	case errors.Is(err, router.ErrHeldTooLong):
+	case errors.Is(err, router.ErrQueueTimeout):
 		e = &apiError{status: http.StatusTooManyRequests, kind: "overloaded", code: "held_too_long",
 			message: fmt.Sprintf("no replica could start this request in %v (routing.hold.time, or queue_time of its key); try again in %ds", x.holdTime(), wait)}
 	}

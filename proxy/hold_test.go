@@ -15,8 +15,8 @@ import (
 )
 
 // oneAtATime lets one stream at a time be before its first event.
-func oneAtATime(requests int) router.HoldOptions {
-	return router.HoldOptions{Requests: requests, Bytes: 1 << 20, BatchRequests: requests, BatchBytes: 1 << 20, Time: time.Minute, StepTokens: 1}
+func oneAtATime(requests int) router.QueueSettings {
+	return router.QueueSettings{Requests: requests, Bytes: 1 << 20, BatchRequests: requests, BatchBytes: 1 << 20, Timeout: time.Minute, StepTokens: 1}
 }
 
 // gated answers each request when the test says so.
@@ -73,7 +73,7 @@ func (f *fleet) background(body string, headers ...string) <-chan answer {
 // waits until so many requests are held.
 func (f *fleet) waits(n int) {
 	f.t.Helper()
-	eventually(f.t, fmt.Sprint(n, " requests are held"), func() bool { return f.router.HeldRequests() == n })
+	eventually(f.t, fmt.Sprint(n, " requests are held"), func() bool { return f.router.WaitingRequests() == n })
 }
 
 // asked is a body that tells its request from others. Their prompts share nothing.
@@ -142,7 +142,7 @@ func TestAFullHoldQueueIsA429(t *testing.T) {
 	long := strings.Repeat("x", 600_000)
 	for _, c := range []struct {
 		name string
-		hold router.HoldOptions
+		hold router.QueueSettings
 		body string
 	}{
 		{"in number", oneAtATime(1), askWhole},
@@ -177,7 +177,7 @@ func TestAFullHoldQueueIsA429(t *testing.T) {
 func TestHeldTooLong(t *testing.T) {
 	g := newGated()
 	hold := oneAtATime(10)
-	hold.Time = 50 * time.Millisecond
+	hold.Timeout = 50 * time.Millisecond
 	f := serveHolding(t, hold, nil, &g.replica)
 	first := f.background(asked("first", true))
 	eventually(t, "the first is sent", func() bool { return len(g.requests()) == 1 })
@@ -202,10 +202,10 @@ func TestHeldTooLong(t *testing.T) {
 func TestMaxInFlight(t *testing.T) {
 	for _, c := range []struct {
 		name string
-		hold router.HoldOptions
+		hold router.QueueSettings
 	}{
-		{"nothing is held", router.HoldOptions{}},
-		{"held", router.HoldOptions{Requests: 10, Time: time.Minute}},
+		{"nothing is held", router.QueueSettings{}},
+		{"held", router.QueueSettings{Requests: 10, Timeout: time.Minute}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			g := newGated()

@@ -87,7 +87,7 @@ func (x *exchange) charge() *apiError {
 // used notes what an attempt cost that its engine has worked on, by the replica's
 // own count where there is one.
 func (a *attempt) used() {
-	if a.result.End == router.Unseen {
+	if a.result.End == router.NotProcessed {
 		return
 	}
 	a.tokensIn, a.tokensOut = a.result.PromptTokens, a.result.AnswerTokens

@@ -51,7 +51,7 @@ func TestCancelBeforeAnythingIsCommittedIsAnError(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		body   string
-		hold   router.HoldOptions
+		hold   router.QueueSettings
 		change func(*Options)
 		script func(*session)
 		phase  Phase
@@ -61,9 +61,9 @@ func TestCancelBeforeAnythingIsCommittedIsAnError(t *testing.T) {
 		{"while it waits to be tried again", askWhole, holdsForAMinute,
 			func(o *Options) { o.RetryShare, o.RetryPerSecond = 0.001, 0 }, once(), Held, 1},
 		{"while it waits for a place", askWhole, holdsForAMinute, nil, always(answered("503 Service Unavailable", "full")), Held, 1},
-		{"before the header", askStream, router.HoldOptions{}, nil, hang(), FirstToken, 1},
-		{"between header and first event", askStream, router.HoldOptions{}, nil, hang(sseHead), FirstToken, 1},
-		{"in a held answer", askWhole, router.HoldOptions{}, nil, hang(answered("200 OK", whole)[:200]), FirstToken, 1},
+		{"before the header", askStream, router.QueueSettings{}, nil, hang(), FirstToken, 1},
+		{"between header and first event", askStream, router.QueueSettings{}, nil, hang(sseHead), FirstToken, 1},
+		{"in a held answer", askWhole, router.QueueSettings{}, nil, hang(answered("200 OK", whole)[:200]), FirstToken, 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			gone := make(chan struct{}, 10)
@@ -83,7 +83,7 @@ func TestCancelBeforeAnythingIsCommittedIsAnError(t *testing.T) {
 					return false
 				}
 				listed = all.Oldest[len(all.Oldest)-1]
-				return listed.Phase == c.phase && (c.phase != Held || f.router.HeldRequests() == 1)
+				return listed.Phase == c.phase && (c.phase != Held || f.router.WaitingRequests() == 1)
 			})
 			if c.phase == Held && (listed.Backend != "" || listed.MatchedTokens != 0) {
 				t.Errorf("it is shown on a backend: %+v", listed)

@@ -43,7 +43,7 @@ func simulate(t *testing.T, n int, policy string, engine engine.Config) *fleet {
 		})
 		list = append(list, backendAt(t, fmt.Sprintf("sim%d", i), s.URL(), ""))
 	}
-	return newFleet(t, list, policy, router.HoldOptions{}, func(o *Options) { o.FirstByte, o.Idle = 0, 0 })
+	return newFleet(t, list, policy, router.QueueSettings{}, func(o *Options) { o.FirstByte, o.Idle = 0, 0 })
 }
 
 func (f *fleet) inFlight() (sum int) {

@@ -49,7 +49,7 @@ func TestMetricsOfRequests(t *testing.T) {
 }
 
 func TestMetricsOfWhatWasLearned(t *testing.T) {
-	f := simulated(t, 1, router.HoldOptions{})
+	f := simulated(t, 1, router.QueueSettings{})
 	ask := `{"model":"m","max_tokens":30,"messages":[{"role":"user","content":"` + question + `"}]}`
 	for range 5 {
 		if resp, answer := f.post("/v1/chat/completions", ask); resp.StatusCode != 200 {

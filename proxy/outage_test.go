@@ -14,7 +14,7 @@ import (
 
 func TestRequestsWaitForAReplicaToComeBack(t *testing.T) {
 	good := &replica{script: always(answered("200 OK", whole))}
-	f := serveHolding(t, router.HoldOptions{Requests: 10, Time: time.Minute}, nil, good, &replica{})
+	f := serveHolding(t, router.QueueSettings{Requests: 10, Timeout: time.Minute}, nil, good, &replica{})
 	for _, b := range f.backends {
 		b.SetState(backends.Down)
 	}
@@ -24,7 +24,7 @@ func TestRequestsWaitForAReplicaToComeBack(t *testing.T) {
 	}
 	f.waits(5)
 	f.backends[0].SetState(backends.Ready)
-	f.router.Changed(f.backends[0])
+	f.router.BackendChanged(f.backends[0])
 	for _, done := range all {
 		if a := <-done; a.status != http.StatusOK || a.header.Get("X-Warmroute-Backend") != "r0" {
 			t.Errorf("got %+v", a)
@@ -35,7 +35,7 @@ func TestRequestsWaitForAReplicaToComeBack(t *testing.T) {
 // Before the checks have found out, a dead fleet looks ready.
 func TestRequestsThatWereRefusedEverywhereWaitToo(t *testing.T) {
 	r := &replica{}
-	f := serveHolding(t, router.HoldOptions{Requests: 10, Time: time.Minute}, nil, r)
+	f := serveHolding(t, router.QueueSettings{Requests: 10, Timeout: time.Minute}, nil, r)
 	address := r.listener.Addr().String()
 	r.listener.Close()
 	done := f.background(askWhole)
@@ -47,7 +47,7 @@ func TestRequestsThatWereRefusedEverywhereWaitToo(t *testing.T) {
 	back.startAt(t, address)
 	t.Cleanup(back.stop)
 	f.backends[0].SetState(backends.Ready)
-	f.router.Changed(f.backends[0])
+	f.router.BackendChanged(f.backends[0])
 	if a := <-done; a.body != whole {
 		t.Errorf("got %+v", a)
 	}
@@ -57,7 +57,7 @@ func TestRequestsThatWereRefusedEverywhereWaitToo(t *testing.T) {
 func TestAReplicasErrorIsNotHeldBackForABackendThatIsDown(t *testing.T) {
 	failing := &replica{script: always(answered("500 Internal Server Error", `{"error":{"message":"it hurts"}}`))}
 	good := &replica{script: always(answered("200 OK", whole))}
-	f := serveHolding(t, router.HoldOptions{Requests: 10, Time: time.Minute}, nil, failing, good)
+	f := serveHolding(t, router.QueueSettings{Requests: 10, Timeout: time.Minute}, nil, failing, good)
 	f.backends[1].SetState(backends.Down)
 	begun := time.Now()
 	if a := <-f.background(askWhole); a.status != http.StatusInternalServerError || !strings.Contains(a.body, "it hurts") {
@@ -69,7 +69,7 @@ func TestAReplicasErrorIsNotHeldBackForABackendThatIsDown(t *testing.T) {
 	done := f.background(askWhole)
 	f.waits(1)
 	f.backends[1].SetState(backends.Ready)
-	f.router.Changed(f.backends[1])
+	f.router.BackendChanged(f.backends[1])
 	if a := <-done; a.body != whole {
 		t.Errorf("the other one is back in time: got %+v", a)
 	}
@@ -91,7 +91,7 @@ func TestARequestIsHeldForItsTimeOnce(t *testing.T) {
 }
 
 func TestABurstFarAboveCapacityIsAnswered(t *testing.T) {
-	f := simulated(t, 2, router.HoldOptions{Requests: 1000, Bytes: 64 << 20, Time: time.Minute})
+	f := simulated(t, 2, router.QueueSettings{Requests: 1000, Bytes: 64 << 20, Timeout: time.Minute})
 	long := strings.Repeat(question, 20) // some 5,000 tokens each, of 8,192 a step
 	const requests = 120
 	var wrong sync.Map

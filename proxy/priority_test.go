@@ -26,9 +26,9 @@ func TestKeyQueueTime(t *testing.T) {
 	users := withKeys(keyOf("plain", nil),
 		keyOf("patient", func(k *apikey.Key) { k.QueueTime = time.Hour }),
 		keyOf("hasty", func(k *apikey.Key) { k.QueueTime = 50 * time.Millisecond }))
-	holding := func(d time.Duration) router.HoldOptions {
+	holding := func(d time.Duration) router.QueueSettings {
 		hold := oneAtATime(10)
-		hold.Time = d
+		hold.Timeout = d
 		return hold
 	}
 	t.Run("longer", func(t *testing.T) {
@@ -95,9 +95,9 @@ func TestQueueBoundsPerPriorityClass(t *testing.T) {
 	users := withKeys(keyOf("normal", nil),
 		keyOf("urgent", func(k *apikey.Key) { k.Priority = -1 }),
 		keyOf("batch", func(k *apikey.Key) { k.Priority = 10 }))
-	f := func(name string, hold router.HoldOptions, text string) {
+	f := func(name string, hold router.QueueSettings, text string) {
 		t.Run(name, func(t *testing.T) {
-			hold.Time, hold.StepTokens = time.Minute, 1
+			hold.Timeout, hold.StepTokens = time.Minute, 1
 			g := newGated()
 			f := serveHolding(t, hold, users, &g.replica)
 			all := []<-chan answer{f.background(asked("first", true), bearer("normal")...)}
@@ -125,10 +125,10 @@ func TestQueueBoundsPerPriorityClass(t *testing.T) {
 			}
 		})
 	}
-	f("requests", router.HoldOptions{Requests: 2, BatchRequests: 4}, "")
+	f("requests", router.QueueSettings{Requests: 2, BatchRequests: 4}, "")
 	long := strings.Repeat("x", 20_000)
 	// Of each request 32 KiB of body and 20 KB of prompt are counted.
-	f("bytes", router.HoldOptions{Requests: 100, BatchRequests: 100, Bytes: 120_000, BatchBytes: 220_000}, long)
+	f("bytes", router.QueueSettings{Requests: 100, BatchRequests: 100, Bytes: 120_000, BatchBytes: 220_000}, long)
 }
 
 // TestBatchLeavesRoomForInteractiveRequests holds that batch requests leave a tenth
@@ -138,12 +138,12 @@ func TestBatchLeavesRoomForInteractiveRequests(t *testing.T) {
 	f := func(name string, limits func(*Options), code string) {
 		t.Run(name, func(t *testing.T) {
 			g := newGated()
-			hold := router.HoldOptions{Requests: 10, BatchRequests: 100, Time: time.Minute, StepTokens: 1}
+			hold := router.QueueSettings{Requests: 10, BatchRequests: 100, Timeout: time.Minute, StepTokens: 1}
 			f := serveHolding(t, hold, limits, &g.replica)
 			var all []<-chan answer
 			for i := range inBatch {
 				all = append(all, f.background(asked(fmt.Sprint(i), true), priorityHeader, "5"))
-				eventually(t, "it is sent or waits", func() bool { return len(g.requests())+f.router.HeldRequests() == i+1 })
+				eventually(t, "it is sent or waits", func() bool { return len(g.requests())+f.router.WaitingRequests() == i+1 })
 			}
 			resp, body := f.post("/v1/chat/completions", asked("batch", true), priorityHeader, "5")
 			if resp.StatusCode != http.StatusServiceUnavailable || resp.Header.Get("Retry-After") == "" || !strings.Contains(body, code) {
@@ -151,7 +151,7 @@ func TestBatchLeavesRoomForInteractiveRequests(t *testing.T) {
 			}
 			for i := range 2 {
 				all = append(all, f.background(asked(fmt.Sprint("interactive", i), true)))
-				eventually(t, "an interactive request is sent or waits", func() bool { return len(g.requests())+f.router.HeldRequests() == inBatch+i+1 })
+				eventually(t, "an interactive request is sent or waits", func() bool { return len(g.requests())+f.router.WaitingRequests() == inBatch+i+1 })
 			}
 			for range all {
 				g.next <- struct{}{}
@@ -188,7 +188,7 @@ func TestBatchWaitsForHalfOfItsTimeBesideInteractiveRequests(t *testing.T) {
 	users := withKeys(keyOf("normal", func(k *apikey.Key) { k.RouteHeaders = true }),
 		keyOf("batch", func(k *apikey.Key) { k.Priority, k.QueueTime, k.RouteHeaders = 10, time.Second, true }))
 	// Batch requests may hardly take any time: none but the first is sent otherwise.
-	hold := router.HoldOptions{Requests: 10, BatchRequests: 10, Time: time.Hour, BatchSlowdown: 1e-6}
+	hold := router.QueueSettings{Requests: 10, BatchRequests: 10, Timeout: time.Hour, BatchSlowdown: 1e-6}
 	f := serveHolding(t, hold, users, r)
 	var all []<-chan answer
 	for _, key := range []string{"normal", "batch", "batch", "normal"} {

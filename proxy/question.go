@@ -79,9 +79,9 @@ func (p *Proxy) Placed(q Question, backend string) (*Placed, error) {
 	}
 	req := &x.input.request
 	if !slices.Contains(req.Backends, b) {
-		return nil, &Fault{http.StatusBadRequest, b.Name + " does not list the model " + req.Listed}
+		return nil, &Fault{http.StatusBadRequest, b.Name + " does not list the model " + req.CatalogID}
 	}
-	return &Placed{b.Name, req.Listed, len(req.Blocks), p.router.Placed(req, b)}, nil
+	return &Placed{b.Name, req.CatalogID, len(req.Blocks), p.router.RecordPlacement(req, b)}, nil
 }
 
 // consider reads a Question as if a client had sent it. What it returns has to be

@@ -108,7 +108,7 @@ func TestModelReadinessMetrics(t *testing.T) {
 
 // A full queue of requests for a model whose only replica is down refuses none for another model.
 func TestQueueOfUnreadyModelDoesNotRefuseOthers(t *testing.T) {
-	f := serveHolding(t, router.HoldOptions{Requests: 4, Time: time.Minute}, nil,
+	f := serveHolding(t, router.QueueSettings{Requests: 4, Timeout: time.Minute}, nil,
 		&replica{models: []string{"a"}, script: always(answered("200 OK", whole))}, &replica{models: []string{"b"}, script: always(answered("200 OK", whole))})
 	f.backends[0].SetState(backends.Down)
 	chatOf := func(model string) string { return strings.Replace(askWhole, `"m"`, `"`+model+`"`, 1) }
@@ -121,7 +121,7 @@ func TestQueueOfUnreadyModelDoesNotRefuseOthers(t *testing.T) {
 		t.Errorf("the other model's request got %+v", a)
 	}
 	f.backends[0].SetState(backends.Ready)
-	f.router.Changed(f.backends[0])
+	f.router.BackendChanged(f.backends[0])
 	for _, done := range waiting {
 		if a := <-done; a.status != http.StatusOK {
 			t.Errorf("after the recovery one that waited got %+v", a)

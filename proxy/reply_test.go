@@ -18,7 +18,7 @@ import (
 
 // simulated is a fleet of simulated replicas, in front of which nothing checks
 // or polls.
-func simulated(t *testing.T, n int, hold router.HoldOptions) *fleet {
+func simulated(t *testing.T, n int, hold router.QueueSettings) *fleet {
 	t.Helper()
 	var list []*backends.Backend
 	for i := range n {
@@ -82,7 +82,7 @@ func TestTheNextTurnIsKnownToHitTheAnswer(t *testing.T) {
 		{"completion", "/v1/completions", false, text},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			f := simulated(t, 2, router.HoldOptions{})
+			f := simulated(t, 2, router.QueueSettings{})
 			ask := func(turns ...string) (answer string, predicted, observed int) {
 				t.Helper()
 				body := c.body(turns...)

@@ -136,7 +136,7 @@ func TestPathPrefixOfABackendIsKept(t *testing.T) {
 	r.start(t)
 	t.Cleanup(r.stop)
 	b := backendAt(t, "r0", "http://"+r.listener.Addr().String()+"/vllm/a", "")
-	f := newFleet(t, []*backends.Backend{b}, "prefix", router.HoldOptions{}, nil)
+	f := newFleet(t, []*backends.Backend{b}, "prefix", router.QueueSettings{}, nil)
 	f.post("/v1/chat/completions", askWhole)
 	if got := r.requests()[0].RequestURI; got != "/vllm/a/v1/chat/completions" {
 		t.Errorf("asked for %s", got)

@@ -216,7 +216,7 @@ func (x *exchange) awaitPlace() bool {
 // be asked again: the one that has a place for this request, or after the backoff
 // all of them. It returns none if the wait ended in another way.
 func (x *exchange) lookForPlace() (free []*backends.Backend) {
-	place := x.p.router.AwaitPlace(x.full)
+	place := x.p.router.AwaitSlot(x.full)
 	left := time.NewTimer(x.holdTime() - x.held)
 	defer left.Stop()
 	look := time.NewTicker(placeLook)
@@ -224,9 +224,9 @@ func (x *exchange) lookForPlace() (free []*backends.Backend) {
 	backoff := time.Now().Add(leastBackoff + rand.N(leastBackoff))
 	for {
 		select {
-		case <-place.Given():
+		case <-place.Granted():
 			takes := !x.over()
-			place.Leave(takes)
+			place.Release(takes)
 			if takes {
 				free = []*backends.Backend{place.Backend()}
 			}
@@ -239,7 +239,7 @@ func (x *exchange) lookForPlace() (free []*backends.Backend) {
 		case <-left.C:
 		case <-x.wait.Done():
 		}
-		place.Leave(false)
+		place.Release(false)
 		return free
 	}
 }

@@ -15,7 +15,7 @@ import (
 )
 
 // holdsForAMinute is a hold queue that nobody is turned away from.
-var holdsForAMinute = router.HoldOptions{Requests: 1000, Time: time.Minute}
+var holdsForAMinute = router.QueueSettings{Requests: 1000, Timeout: time.Minute}
 
 // mortal is a replica that ends, listener and all, when it is told to.
 type mortal struct{ replica }
@@ -47,7 +47,7 @@ func checked(f **fleet) func(*Options) {
 			} else {
 				c.Close()
 			}
-			(*f).router.Changed(b)
+			(*f).router.BackendChanged(b)
 		}
 	}
 }
@@ -171,7 +171,7 @@ func (f *fleet) revive(t *testing.T, slot int, script func(*session)) {
 	back.startAt(t, f.backends[slot].URL.Host)
 	t.Cleanup(back.stop)
 	f.backends[slot].SetState(backends.Ready)
-	f.router.Changed(f.backends[slot])
+	f.router.BackendChanged(f.backends[slot])
 }
 
 func TestTheRetryBudgetHoldsWhenTheWholeFleetFails(t *testing.T) {
@@ -213,11 +213,11 @@ func TestTheRetryBudgetHoldsWhenTheWholeFleetFails(t *testing.T) {
 
 func TestABudgetOfNothingAllowsNothing(t *testing.T) {
 	for name, c := range map[string]struct {
-		hold   router.HoldOptions
+		hold   router.QueueSettings
 		script func(*session)
 		status int
 	}{
-		"nothing is held":  {router.HoldOptions{}, once(), http.StatusBadGateway},
+		"nothing is held":  {router.QueueSettings{}, once(), http.StatusBadGateway},
 		"held":             {holdsForAMinute, once(), http.StatusBadGateway},
 		"held, with a 503": {holdsForAMinute, always(answered("503 Service Unavailable", "full")), http.StatusServiceUnavailable},
 	} {

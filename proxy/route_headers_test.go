@@ -21,7 +21,7 @@ type routed struct {
 	name     string
 	replicas func() []*replica
 	change   func(*Options)
-	hold     router.HoldOptions
+	hold     router.QueueSettings
 	before   func(*fleet)
 	path     string // "" is chat
 	body     string
@@ -57,7 +57,7 @@ func allRouted() []routed {
 	refusing := answered("503 Service Unavailable", `{"error":{"message":"busy"}}`)
 	long := answered("200 OK", `{"usage":null,"text":"`+strings.Repeat("long ", 300_000)+`"}`)
 	down := func(f *fleet) { f.backends[0].SetState(backends.Down) }
-	briefly := router.HoldOptions{Requests: 10, Time: 30 * time.Millisecond}
+	briefly := router.QueueSettings{Requests: 10, Timeout: 30 * time.Millisecond}
 	return []routed{
 		{name: "whole", replicas: one(always(answered("200 OK", whole))), body: askWhole, status: 200, backend: "r0", reason: "only", attempts: 1},
 		{name: "whole and long", replicas: one(always(long)), body: askWhole, status: 200, backend: "r0", reason: "only", attempts: 1},

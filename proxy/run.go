@@ -89,7 +89,7 @@ func (x *exchange) giveUp(none error) {
 	last := x.kept
 	x.stopWaiting()
 	if x.crowded {
-		none = router.ErrHoldFull
+		none = router.ErrQueueFull
 	}
 	switch {
 	case x.cutOff():

@@ -55,7 +55,7 @@ func (f *fleet) warm() {
 // breakAtOnce has one failure open a backend's breaker.
 func breakAtOnce(t *testing.T, f *fleet) {
 	t.Helper()
-	breaker := router.BreakerOptions{Failures: 1, Open: time.Hour}
+	breaker := router.BreakerSettings{Failures: 1, Open: time.Hour}
 	if err := f.router.Configure(router.Options{Policy: "prefix", PollInterval: time.Hour, Breaker: breaker}); err != nil {
 		t.Fatal(err)
 	}

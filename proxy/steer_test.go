@@ -43,8 +43,8 @@ func TestWhatCountsOfABodyThatIsNotRead(t *testing.T) {
 		if fault != nil {
 			t.Fatal(path, fault.message)
 		}
-		if r.Bytes < want || r.Bytes > want+100 || r.Instant != (want == 0) || r.Streams == r.Instant {
-			t.Errorf("%s: %d bytes, want about %d; instant %v, streams %v", path, r.Bytes, want, r.Instant, r.Streams)
+		if r.Bytes < want || r.Bytes > want+100 || r.NoEngine != (want == 0) || r.Streams == r.NoEngine {
+			t.Errorf("%s: %d bytes, want about %d; instant %v, streams %v", path, r.Bytes, want, r.NoEngine, r.Streams)
 		}
 	}
 }
@@ -61,7 +61,7 @@ func TestWhatTheRouterIsToldOfARequest(t *testing.T) {
 	}
 	const plain = `{"messages":[{"role":"user","content":"hello"}]}`
 	base := ask(plain)
-	if base.Tenant != 0 || base.Session != 0 || base.Priority != 0 || base.MaxTokens != 0 || base.Adapter != "" || base.Model != "m" || base.Head == 0 {
+	if base.Tenant != 0 || base.Session != 0 || base.Priority != 0 || base.MaxAnswerTokens != 0 || base.Adapter != "" || base.Model != "m" || base.PromptKey == 0 {
 		t.Errorf("a plain request is %+v", base)
 	}
 	if base.BodyBytes < len(plain) || base.BodyBytes > 8<<10 {
@@ -82,27 +82,27 @@ func TestWhatTheRouterIsToldOfARequest(t *testing.T) {
 	if ask(plain, "X-Session-Id", long).Session != ask(plain, "X-Session-Id", long+"t").Session {
 		t.Error("the name of a session has no bound")
 	}
-	if adapter := ask(`{"model":"a",` + plain[1:]); adapter.Adapter != "a" || adapter.Model != "a" || adapter.Head == base.Head {
+	if adapter := ask(`{"model":"a",` + plain[1:]); adapter.Adapter != "a" || adapter.Model != "a" || adapter.PromptKey == base.PromptKey {
 		t.Errorf("a request for an adapter is %+v", adapter)
 	}
-	if n := ask(`{"max_tokens":5,"max_completion_tokens":6,` + plain[1:]).MaxTokens; n != 6 {
+	if n := ask(`{"max_tokens":5,"max_completion_tokens":6,` + plain[1:]).MaxAnswerTokens; n != 6 {
 		t.Errorf("an answer of at most %d tokens, want 6", n)
 	}
-	if base.Aside || base.ModelTokens != 0 {
+	if base.NonGenerative || base.MaxPromptTokens != 0 {
 		t.Errorf("a chat is %+v", base)
 	}
-	if r, fault := f.understood("/v1/embeddings", `{"input":"x"}`); fault != nil || !r.Aside {
+	if r, fault := f.understood("/v1/embeddings", `{"input":"x"}`); fault != nil || !r.NonGenerative {
 		t.Errorf("embeddings count among what generates text (%v)", fault)
 	}
 	limited := cards([]string{"m"})
 	limited[0].MaxTokens = 1000
 	f.backends[0].SetModels(limited)
-	if n := ask(plain).ModelTokens; n != 1000 {
+	if n := ask(plain).MaxPromptTokens; n != 1000 {
 		t.Errorf("the model takes %d tokens, want 1000", n)
 	}
 	for path, body := range map[string]string{"/v1/completions": `{"max_tokens":7,"prompt":"x"}`, "/v1/responses": `{"max_output_tokens":7,"input":"x"}`, "/v1/messages": `{"max_tokens":7,"model":"m"}`} {
-		if r, fault := f.understood(path, body); fault != nil || r.MaxTokens != 7 {
-			t.Errorf("%s: an answer of at most %d tokens (%v), want 7", path, r.MaxTokens, fault)
+		if r, fault := f.understood(path, body); fault != nil || r.MaxAnswerTokens != 7 {
+			t.Errorf("%s: an answer of at most %d tokens (%v), want 7", path, r.MaxAnswerTokens, fault)
 		}
 	}
 }

@@ -38,7 +38,7 @@ func (x *exchange) tellAttempt(d *router.Decision) {
 		Number: x.attempts, Model: x.outcome.Model, Backend: d.Backend.Name, Reason: d.Reason,
 		Scheme: d.Backend.URL.Scheme, Host: d.Backend.URL.Host,
 		Matched: d.MatchedTokens, Prompt: d.PromptTokens,
-		Max: x.input.request.MaxTokens, Streams: x.input.request.Streams,
+		Max: x.input.request.MaxAnswerTokens, Streams: x.input.request.Streams,
 	}, x.r.Header)
 }
 
@@ -51,11 +51,11 @@ func (a *attempt) tellEnd() {
 	fault, cached := a.fault, -1
 	switch {
 	case fault != "":
-	case a.result.End == router.Broken:
+	case a.result.End == router.Truncated:
 		fault = "broke_off"
 	case a.story.phase != "":
 		fault = tracing.Left
-	case a.result.End == router.Left:
+	case a.result.End == router.ClientDisconnected:
 		fault = "cut_off" // by an operator, or by the proxy's end
 	}
 	if a.result.CachedKnown {

@@ -125,7 +125,7 @@ func TestAccessLogOfARequestThatWasHeld(t *testing.T) {
 			s.say(answered("200 OK", whole))
 		}
 	}}
-	f := serveHolding(t, router.HoldOptions{Requests: 10, Bytes: 1 << 20, Time: time.Minute}, change, r)
+	f := serveHolding(t, router.QueueSettings{Requests: 10, Bytes: 1 << 20, Timeout: time.Minute}, change, r)
 	terms := *f.backends[0].Terms()
 	terms.MaxInFlight = 1
 	f.backends[0].SetTerms(terms)
@@ -133,7 +133,7 @@ func TestAccessLogOfARequestThatWasHeld(t *testing.T) {
 	for range 2 {
 		asking.Go(func() { f.post("/v1/chat/completions", askWhole) })
 	}
-	eventually(t, "one waits", func() bool { return f.router.HeldRequests() == 1 })
+	eventually(t, "one waits", func() bool { return f.router.WaitingRequests() == 1 })
 	free <- true
 	free <- true
 	asking.Wait()

@@ -91,7 +91,7 @@ func (a *attempt) stream(resp *http.Response) *failure {
 			a.wait.unlimit()
 			a.begun(body)
 		case s.events > before: // a keep-alive comment is the server's and no sign of its engine
-			a.decision.Progress()
+			a.decision.RecordOutput()
 		}
 		if s.aborted {
 			if writeErr = out.cut(n, s.scanned-s.abortAt); writeErr == nil && err == nil {
@@ -112,7 +112,7 @@ func (a *attempt) stream(resp *http.Response) *failure {
 // begun notes a stream's first event. A stream can last for minutes; what it
 // came from need not.
 func (a *attempt) begun(body *transport.Body) {
-	a.decision.FirstEvent()
+	a.decision.RecordFirstEvent()
 	if body.Uploaded() {
 		a.freeInput()
 	}
@@ -209,7 +209,7 @@ func (a *attempt) finish(resp *http.Response, s *eventScanner, out *lines, err, 
 		a.w.renew()
 		// Many clients leave at [DONE], without waiting for the body's end.
 		if s.failed == nil {
-			a.result.End = router.Served
+			a.result.End = router.Completed
 		} else if status := s.failedStatus(); status >= 500 {
 			a.brokeOff(status, errors.New("error event in mid-answer"))
 		}
@@ -219,7 +219,7 @@ func (a *attempt) finish(resp *http.Response, s *eventScanner, out *lines, err, 
 		return
 	case a.cutOff():
 		e := a.cutFault()
-		a.result.End, a.outcome.Code = router.Left, e.status
+		a.result.End, a.outcome.Code = router.ClientDisconnected, e.status
 		a.w.Write(append([]byte("\n\n"), e.event(a.endpoint.format)...))
 		return
 	}

@@ -24,7 +24,7 @@ func hang(says ...string) func(*session) {
 // hangs tells the router that a backend answers no checks any more.
 func (f *fleet) hangs(slot int) {
 	f.backends[slot].SetState(backends.Down)
-	f.router.Hung(f.backends[slot])
+	f.router.ChecksTimedOut(f.backends[slot])
 }
 
 func TestWhatWaitsForAHungReplicaIsAnsweredByAnother(t *testing.T) {
@@ -128,7 +128,7 @@ func TestAReplicaThatFailsGetsLittleUntilItHeals(t *testing.T) {
 	}
 	f := serve(t, nil, failing, &replica{script: always(answered("200 OK", whole))})
 	if err := f.router.Configure(router.Options{
-		Policy: "prefix", PollInterval: time.Hour, Breaker: router.BreakerOptions{Failures: 3, Open: 100 * time.Millisecond},
+		Policy: "prefix", PollInterval: time.Hour, Breaker: router.BreakerSettings{Failures: 3, Open: 100 * time.Millisecond},
 	}); err != nil {
 		t.Fatal(err)
 	}

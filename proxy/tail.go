@@ -49,7 +49,7 @@ func (a *attempt) learnLong(s *source, before int) {
 		return
 	}
 	a.unread = (before + s.passed) / bytesPerToken
-	if most := a.input.request.MaxTokens * max(a.input.request.Sequences, 1); most > 0 {
+	if most := a.input.request.MaxAnswerTokens * max(a.input.request.Sequences, 1); most > 0 {
 		a.unread = min(a.unread, most)
 	}
 }

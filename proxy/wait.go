@@ -54,7 +54,7 @@ func (w *wait) limitSilence(d *router.Decision, limit time.Duration) {
 		if s.stopped {
 			return
 		}
-		if left := limit - d.Silence(); left > 0 {
+		if left := limit - d.SinceProgress(); left > 0 {
 			s.timer.Reset(left)
 			return
 		}

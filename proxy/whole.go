@@ -155,7 +155,7 @@ func (a *attempt) relayWhole(resp *http.Response) *failure {
 			}
 			a.learn(held.Bytes())
 		}
-		a.result.End = router.Served
+		a.result.End = router.Completed
 	}
 	length := saidLength(resp, held.Len())
 	h := a.commit(resp)
@@ -273,7 +273,7 @@ func (a *attempt) relayLong(resp *http.Response, head []byte) *failure {
 		h["Transfer-Encoding"] = []string{"identity"}
 	}
 	if resp.StatusCode < 300 {
-		a.decision.FirstEvent()
+		a.decision.RecordFirstEvent()
 	}
 	a.w.WriteHeader(resp.StatusCode)
 	from := source{Reader: resp.Body}
@@ -286,11 +286,11 @@ func (a *attempt) relayLong(resp *http.Response, head []byte) *failure {
 	case err == nil:
 		a.w.renew()
 		if resp.StatusCode < 300 {
-			a.result.End = router.Served
+			a.result.End = router.Completed
 		}
 		return nil
 	case a.cutOff():
-		a.result.End, a.outcome.Code = router.Left, a.cutFault().status
+		a.result.End, a.outcome.Code = router.ClientDisconnected, a.cutFault().status
 		panic(http.ErrAbortHandler) // as below
 	case from.err == nil || from.err == io.EOF || a.clientLeft(): // it was the writing that failed
 		a.left(a.w.phase(metrics.AbortInBody))

@@ -141,8 +141,8 @@ func playBatch(t *testing.T, w Workload, seed uint64) Summary {
 	t.Helper()
 	s := Scenario{
 		Backends: 4, KVTokens: 400_000, Policy: "prefix", Seed: seed, Workload: w,
-		Hold: router.HoldOptions{
-			Requests: 1000, Bytes: 256 << 20, BatchRequests: 10_000, BatchBytes: 512 << 20, Time: 24 * time.Hour, BatchSlowdown: 0.05,
+		Hold: router.QueueSettings{
+			Requests: 1000, Bytes: 256 << 20, BatchRequests: 10_000, BatchBytes: 512 << 20, Timeout: 24 * time.Hour, BatchSlowdown: 0.05,
 		},
 	}
 	got, err := s.Run(context.Background())

@@ -44,7 +44,7 @@ func (r *run) back(place int) {
 	p := r.fleet[place]
 	p.away = false
 	p.backend.SetState(backends.Ready)
-	r.router.Changed(p.backend)
+	r.router.BackendChanged(p.backend)
 }
 
 // scrape asks a replica for its metrics, as the Poller does.
@@ -72,10 +72,10 @@ func (r *run) observe(place int, l *backends.Load) {
 	p := r.fleet[place]
 	p.backend.SetLoad(l)
 	if p.seenStart != 0 && p.seenStart != l.StartTime {
-		r.router.Forget(p.backend)
+		r.router.ForgetCache(p.backend)
 	}
 	p.seenStart = l.StartTime
-	r.router.Observe(p.backend, l)
+	r.router.ObserveLoad(p.backend, l)
 }
 
 // intrude sends a request of a foreign client straight to a replica.

@@ -37,7 +37,7 @@ func (r *run) arrive(j *Job) {
 		Backends: r.all, Blocks: j.Blocks, Bytes: r.textBytes(f), Sequences: 1,
 		Streams:   !j.Whole && (r.NonStreaming == 0 || r.chance.Float64() >= r.NonStreaming),
 		BodyBytes: j.Prompt * charsPerToken,
-		Model:     "sim", Head: j.Head, Session: j.Session, Priority: j.Priority,
+		Model:     "sim", PromptKey: j.Head, Session: j.Session, Priority: j.Priority,
 	}
 	r.submit(f)
 }
@@ -80,9 +80,9 @@ func (r *run) act() {
 // cause names an error of the router in few words.
 func cause(err error) string {
 	switch {
-	case errors.Is(err, router.ErrHoldFull):
+	case errors.Is(err, router.ErrQueueFull):
 		return "hold queue full"
-	case errors.Is(err, router.ErrHeldTooLong):
+	case errors.Is(err, router.ErrQueueTimeout):
 		return "held too long"
 	case errors.Is(err, router.ErrNoneReady):
 		return "no backend ready"
@@ -104,7 +104,7 @@ func (r *run) send(f *flight, place int) {
 	}
 	if err := p.engine.Add(f.engine, r.now); err != nil {
 		// Too long for any replica: a client's error, which is not tried again.
-		f.release(router.Outcome{End: router.Unseen})
+		f.release(router.Outcome{End: router.NotProcessed})
 		r.fail(f, "too long for the KV cache")
 		return
 	}
@@ -124,7 +124,7 @@ func (f *flight) release(o router.Outcome) {
 // refused sends a request elsewhere after a connect error.
 func (r *run) refused(f *flight) {
 	f.tried = append(f.tried, f.decision.Backend)
-	f.release(router.Outcome{End: router.Unseen})
+	f.release(router.Outcome{End: router.NotProcessed})
 	r.submit(f)
 }
 
@@ -149,14 +149,14 @@ func (r *run) leastQueued() int {
 func (r *run) firstToken(f *flight) {
 	f.first, f.started = r.now, true
 	if f.decision != nil && f.asked.Streams {
-		f.decision.FirstEvent()
+		f.decision.RecordFirstEvent()
 	}
 }
 
 func (r *run) finish(f *flight) {
 	r.leave(f)
 	j := f.job
-	o := router.Outcome{End: router.Served, AnswerTokens: j.Answer, Reply: j.Reply}
+	o := router.Outcome{End: router.Completed, AnswerTokens: j.Answer, Reply: j.Reply}
 	if !r.NoUsage {
 		o.PromptTokens, o.CachedTokens, o.CachedKnown = j.Prompt, f.engine.Cached, true
 	}
@@ -201,9 +201,9 @@ func (r *run) cut(p *replica) {
 	slices.SortFunc(flights, func(a, b *flight) int { return cmp.Compare(a.number, b.number) })
 	for _, f := range flights {
 		r.leave(f)
-		end := router.Unseen
+		end := router.NotProcessed
 		if f.started {
-			end = router.Broken
+			end = router.Truncated
 		}
 		f.tried = append(f.tried, p.backend)
 		f.release(router.Outcome{End: end})

@@ -13,7 +13,7 @@ import (
 // room, behind whoever came first, and push out the documents that others are
 // to be asked about.
 func TestHoldingKeepsLongPromptsFromBlockingCaches(t *testing.T) {
-	mean := func(hold router.HoldOptions) float64 {
+	mean := func(hold router.QueueSettings) float64 {
 		s := Scenario{
 			Backends: 4, KVTokens: 60_000, Policy: "prefix", Hold: hold, Seed: 1,
 			Workload: Documents{Load: 0.9},
@@ -27,7 +27,7 @@ func TestHoldingKeepsLongPromptsFromBlockingCaches(t *testing.T) {
 		}
 		return got.TTFTMean
 	}
-	held, sent := mean(router.HoldOptions{Requests: 1000, Time: time.Hour}), mean(router.HoldOptions{})
+	held, sent := mean(router.QueueSettings{Requests: 1000, Timeout: time.Hour}), mean(router.QueueSettings{})
 	t.Logf("mean TTFT %.1f s, without a hold queue %.1f s", held, sent)
 	if held > 0.8*sent {
 		t.Errorf("mean TTFT %.1f s with a hold queue and %.1f s without", held, sent)

@@ -33,7 +33,7 @@ func TestLearningWinsBackWhatAWrongSizeCosts(t *testing.T) {
 	play := func(learning, usage bool, change func(*Scenario)) float64 {
 		s := &Scenario{
 			Backends: 4, KVTokens: 200_000, Policy: "prefix", Workload: workload, Seed: 1,
-			Hold:       router.HoldOptions{Requests: 1000, Time: time.Minute},
+			Hold:       router.QueueSettings{Requests: 1000, Timeout: time.Minute},
 			NoLearning: !learning, NoUsage: !usage,
 		}
 		change(s)

@@ -98,7 +98,7 @@ func (p *replica) remove(f *flight) {
 func (p *replica) progress() {
 	for _, f := range p.flights {
 		if f.started && f.asked.Streams && f.decision != nil {
-			f.decision.Progress()
+			f.decision.RecordOutput()
 			return
 		}
 	}

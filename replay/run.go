@@ -69,7 +69,7 @@ func newRun(s *Scenario, requests *Requests) (*run, error) {
 	if s.Policy != Pooled {
 		var err error
 		r.router, err = router.New(router.Options{
-			Backends: r.all, Policy: s.Policy, Settings: s.Settings, Hold: s.Hold, SLO: s.SLO,
+			Backends: r.all, Policy: s.Policy, PolicySettings: s.Settings, Queue: s.Hold, SLO: s.SLO,
 			BlockBytes: requests.BlockTokens * charsPerToken, IndexMaxBytes: indexBytes, IndexMargin: 1, NoLearning: s.NoLearning,
 			PollInterval: r.poll,
 			Now:          func() time.Time { return instant(r.now) },
@@ -136,7 +136,7 @@ func (r *run) play(ctx context.Context) error {
 		r.now = e.at
 		r.handle(&e)
 		r.act()
-		if r.router != nil && !r.ticked && r.router.HeldRequests() > 0 {
+		if r.router != nil && !r.ticked && r.router.WaitingRequests() > 0 {
 			r.ticked = true
 			r.agenda.plan(event{at: r.now + router.TickInterval, kind: ticks})
 		}

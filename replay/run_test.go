@@ -111,7 +111,7 @@ var busy = Agentic{AtATime: 8, Sessions: 16}
 func eventful(name string) *Scenario {
 	s := &Scenario{
 		Backends: 4, KVTokens: 204_800, Policy: name, Workload: busy, Seed: 7,
-		Speeds: []float64{1, 0.5}, Hold: router.HoldOptions{Requests: 1000, Bytes: 1 << 30, Time: time.Hour},
+		Speeds: []float64{1, 0.5}, Hold: router.QueueSettings{Requests: 1000, Bytes: 1 << 30, Timeout: time.Hour},
 		PollLag: 100 * time.Millisecond, NonStreaming: 0.3, IndexFactor: 0.5, Evictions: 1,
 	}
 	if name != Pooled {

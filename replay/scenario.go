@@ -27,7 +27,7 @@ type Scenario struct {
 
 	Policy   string // one of policy.Names, or Pooled
 	Settings policy.Settings
-	Hold     router.HoldOptions
+	Hold     router.QueueSettings
 	SLO      time.Duration
 
 	PollInterval time.Duration // 0: the policy's own where its home has one, else 1 s

@@ -86,12 +86,12 @@ func TestCountsOfRequestsAndOfUnstartedTokens(t *testing.T) {
 	f("three sent", 3, 3840) // 640 + 1,280 + 1,920 tokens
 	c.advance(time.Hour)
 	f("time alone takes nothing off", 3, 3840)
-	a.FirstEvent()
-	a.FirstEvent()
+	a.RecordFirstEvent()
+	a.RecordFirstEvent()
 	f("the first one's first event", 3, 3200)
-	b.Release(Outcome{End: Left})
+	b.Release(Outcome{End: ClientDisconnected})
 	f("the second one's client left", 2, 1920)
-	a.Release(Outcome{End: Served})
-	d.Release(Outcome{End: Served})
+	a.Release(Outcome{End: Completed})
+	d.Release(Outcome{End: Completed})
 	f("all served", 0, 0)
 }

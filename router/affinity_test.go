@@ -14,9 +14,9 @@ func TestOneHotBackendDoesNotSwitchAffinityOffForTheRest(t *testing.T) {
 	holders := map[int]*backends.Backend{}
 	for key := range 40 {
 		d := mustPick(t, r, ask(fleet, key, 40))
-		d.FirstEvent()
+		d.RecordFirstEvent()
 		holders[key] = d.Backend
-		defer d.Release(Outcome{End: Served, AnswerTokens: 100}) // all at once at the end, so that they spread
+		defer d.Release(Outcome{End: Completed, AnswerTokens: 100}) // all at once at the end, so that they spread
 	}
 	hot := fleet[0]
 	hot.SetLoad(&backends.Load{QueuesKnown: true, Running: 500, Waiting: 200, ScrapedAt: c.now})
@@ -30,7 +30,7 @@ func TestOneHotBackendDoesNotSwitchAffinityOffForTheRest(t *testing.T) {
 			t.Errorf("prompt %d went to %s, though %s holds it and is not busy", key, d.Backend.Name, holder.Name)
 		}
 		seen[holder]++
-		d.Release(Outcome{End: Unseen})
+		d.Release(Outcome{End: NotProcessed})
 	}
 	if len(seen) != 4 {
 		t.Fatalf("the prompts are on %d backends only", len(seen))
@@ -46,7 +46,7 @@ func TestAPromptThatAllShareIsNotPinnedToItsFirstHolder(t *testing.T) {
 		req := ask(fleet, 1, 32) // 8 KB shared
 		own := ask(fleet, 100+i, 4)
 		req.Blocks, req.Bytes = append(req.Blocks, own.Blocks...), req.Bytes+own.Bytes
-		mustPick(t, r, req).FirstEvent()
+		mustPick(t, r, req).RecordFirstEvent()
 	}
 	counts := ""
 	for _, b := range fleet {

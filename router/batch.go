@@ -205,7 +205,7 @@ func (r *Router) headroomOf(fleet []*backends.Backend, now time.Time) headroom {
 // needsHeadroom reports whether a request starts only where there is headroom for
 // batch requests.
 func (r *Router) needsHeadroom(req *Request, now time.Time) bool {
-	return r.late && r.holding.BatchSlowdown > 0 && req.class() == classBatch && !req.promoted && !req.Instant &&
+	return r.late && r.holding.BatchSlowdown > 0 && req.class() == classBatch && !req.promoted && !req.NoEngine &&
 		r.servesInteractive(now)
 }
 

@@ -87,13 +87,13 @@ func batch(req *Request) *Request {
 }
 
 func batching(o *Options) {
-	o.Hold = HoldOptions{Requests: 1000, BatchRequests: 1000, BatchSlowdown: 0.05}
+	o.Queue = QueueSettings{Requests: 1000, BatchRequests: 1000, BatchSlowdown: 0.05}
 }
 
 // ended tells that a request has its answer.
 func ended(d *Decision) {
-	d.FirstEvent()
-	d.Release(Outcome{End: Served, AnswerTokens: 10})
+	d.RecordFirstEvent()
+	d.Release(Outcome{End: Completed, AnswerTokens: 10})
 }
 
 func TestBatchBesideInteractiveRequestsOnOneBackend(t *testing.T) {
@@ -101,13 +101,13 @@ func TestBatchBesideInteractiveRequestsOnOneBackend(t *testing.T) {
 	chat := sent(t, "", submit(r, ask(fleet, 1, 10)))
 	first := submit(r, batch(ask(fleet, 2, 10))) // 640 tokens: 80 ms of prefill, as the chat
 	waits(t, "the chat's prefill is not done", first)
-	chat.FirstEvent()
-	sent(t, "it is done", first).FirstEvent()
+	chat.RecordFirstEvent()
+	sent(t, "it is done", first).RecordFirstEvent()
 	second := submit(r, batch(ask(fleet, 3, 10)))
 	c.advance(time.Second)
 	r.Tick()
 	waits(t, "a twentieth of a second was paid off", second)
-	sent(t, "an interactive request passes", submit(r, ask(fleet, 4, 10))).FirstEvent()
+	sent(t, "an interactive request passes", submit(r, ask(fleet, 4, 10))).RecordFirstEvent()
 	c.advance(time.Second)
 	r.Tick()
 	sent(t, "the first is paid off", second)
@@ -116,7 +116,7 @@ func TestBatchBesideInteractiveRequestsOnOneBackend(t *testing.T) {
 func TestBatchAfterInteractiveRequests(t *testing.T) {
 	r, fleet, c := newFleet(t, 1, "prefix", batching)
 	ended(sent(t, "", submit(r, ask(fleet, 1, 10))))
-	sent(t, "", submit(r, batch(ask(fleet, 2, 1)))).FirstEvent()
+	sent(t, "", submit(r, batch(ask(fleet, 2, 1)))).RecordFirstEvent()
 	c.advance(10 * loadForgotten)
 	for key := range 5 {
 		sent(t, "no interactive request for long", submit(r, batch(ask(fleet, 3+key, 10))))
@@ -126,7 +126,7 @@ func TestBatchAfterInteractiveRequests(t *testing.T) {
 func TestBatchHasTheBackendsThatInteractiveRequestsDoNotNeed(t *testing.T) {
 	r, fleet, c := newFleet(t, 4, "prefix", batching)
 	chat := sent(t, "", submit(r, ask(fleet, 1, 10)))
-	chat.FirstEvent()
+	chat.RecordFirstEvent()
 	c.advance(time.Second)
 	var open []*Decision
 	for key := range 3 {
@@ -142,24 +142,24 @@ func TestBatchHasTheBackendsThatInteractiveRequestsDoNotNeed(t *testing.T) {
 	// When interactive requests need all of them, each has a small share for batch.
 	for key := range 60 {
 		for _, d := range open {
-			d.FirstEvent()
+			d.RecordFirstEvent()
 		}
 		open = append(open, sent(t, "an interactive request", submit(r, ask(fleet[key%4:key%4+1], 30+key, 10))))
 	}
-	open[len(open)-1].FirstEvent()
+	open[len(open)-1].RecordFirstEvent()
 	for key := range 4 {
-		sent(t, "a backend's share", submit(r, batch(ask(fleet, 100+key, 50)))).FirstEvent()
+		sent(t, "a backend's share", submit(r, batch(ask(fleet, 100+key, 50)))).RecordFirstEvent()
 	}
 	waits(t, "all have taken theirs", submit(r, batch(ask(fleet, 104, 10))))
 }
 
 func TestBatchIsPromotedAfterHalfOfItsTime(t *testing.T) {
 	r, fleet, c := newFleet(t, 1, "prefix", batching)
-	sent(t, "", submit(r, ask(fleet, 1, 10))).FirstEvent()
-	sent(t, "", submit(r, batch(ask(fleet, 2, 400)))).FirstEvent() // 3.2 s of prefill, for longer than a minute
+	sent(t, "", submit(r, ask(fleet, 1, 10))).RecordFirstEvent()
+	sent(t, "", submit(r, batch(ask(fleet, 2, 400)))).RecordFirstEvent() // 3.2 s of prefill, for longer than a minute
 	f := func(key, priority int, wait time.Duration) *waiter {
 		req := ask(fleet, key, 10)
-		req.Priority, req.QueueTime = priority, wait
+		req.Priority, req.QueueTimeout = priority, wait
 		return submit(r, req)
 	}
 	patient, hasty := f(3, 1, time.Minute), f(4, 50, 20*time.Second)
@@ -168,9 +168,9 @@ func TestBatchIsPromotedAfterHalfOfItsTime(t *testing.T) {
 	waits(t, "9 s", hasty)
 	c.advance(time.Second)
 	r.Tick()
-	sent(t, "10 of 20 s, though its priority is lower", hasty).FirstEvent()
+	sent(t, "10 of 20 s, though its priority is lower", hasty).RecordFirstEvent()
 	waits(t, "10 of 60 s", patient)
-	if got := r.HeldByClass(); got["batch"] != 1 || got["normal"] != 0 {
+	if got := r.WaitingByClass(); got["batch"] != 1 || got["normal"] != 0 {
 		t.Errorf("held by class: %v", got)
 	}
 }
@@ -180,7 +180,7 @@ func TestQueueTimesOfRequests(t *testing.T) {
 	sent(t, "", submit(r, ask(fleet, 1, 200_000)))
 	f := func(key int, wait time.Duration) *waiter {
 		req := ask(fleet, key, 10)
-		req.QueueTime = wait
+		req.QueueTimeout = wait
 		return submit(r, req)
 	}
 	hour, plain, second := f(2, time.Hour), f(3, 0), f(4, time.Second)
@@ -196,8 +196,8 @@ func TestQueueTimesOfRequests(t *testing.T) {
 		c.now = time.Unix(1000, 0).Add(step.at)
 		r.Tick()
 		for _, w := range step.over {
-			if w.err != ErrHeldTooLong {
-				t.Errorf("after %v: got %v, want ErrHeldTooLong", step.at, w.err)
+			if w.err != ErrQueueTimeout {
+				t.Errorf("after %v: got %v, want ErrQueueTimeout", step.at, w.err)
 			}
 		}
 		for _, w := range step.wait {
@@ -210,8 +210,8 @@ func TestQueueTimesOfRequests(t *testing.T) {
 func TestQueueTimesOfManyRequests(t *testing.T) {
 	r, fleet, c := newFleet(t, 2, "prefix", batching)
 	rng := rand.New(rand.NewPCG(1, 8))
-	sent(t, "", submit(r, ask(fleet[:1], 1, 1_000_000))).FirstEvent()
-	sent(t, "", submit(r, ask(fleet[1:], 2, 1_000_000))).FirstEvent()
+	sent(t, "", submit(r, ask(fleet[:1], 1, 1_000_000))).RecordFirstEvent()
+	sent(t, "", submit(r, ask(fleet[1:], 2, 1_000_000))).RecordFirstEvent()
 	type queued struct {
 		*waiter
 		until time.Time
@@ -220,8 +220,8 @@ func TestQueueTimesOfManyRequests(t *testing.T) {
 	refused := 0
 	for step := range 2000 {
 		req := ask(fleet[rng.IntN(2):], 10+step, 1+rng.IntN(500))
-		req.Priority, req.QueueTime = rng.IntN(7)-3, time.Duration(1+rng.IntN(30_000))*time.Millisecond
-		all = append(all, queued{submit(r, req), c.now.Add(req.QueueTime)})
+		req.Priority, req.QueueTimeout = rng.IntN(7)-3, time.Duration(1+rng.IntN(30_000))*time.Millisecond
+		all = append(all, queued{submit(r, req), c.now.Add(req.QueueTimeout)})
 		if w := all[rng.IntN(len(all))]; w.waits() && rng.IntN(10) == 0 {
 			w.held.Cancel()
 			w.err = context.Canceled
@@ -232,18 +232,18 @@ func TestQueueTimesOfManyRequests(t *testing.T) {
 			switch late := !c.now.Before(w.until); {
 			case w.waits() && late:
 				t.Fatalf("step %d: request %d still waits %v after its time", step, i, c.now.Sub(w.until))
-			case w.err == ErrHeldTooLong && !late:
+			case w.err == ErrQueueTimeout && !late:
 				t.Fatalf("step %d: request %d was refused %v before its time", step, i, w.until.Sub(c.now))
-			case w.err == ErrHeldTooLong:
+			case w.err == ErrQueueTimeout:
 				refused++
 			case w.d != nil:
-				w.d.FirstEvent()
-				w.d.Release(Outcome{End: Served})
+				w.d.RecordFirstEvent()
+				w.d.Release(Outcome{End: Completed})
 			}
 		}
 		all = slices.DeleteFunc(all, func(w queued) bool { return !w.waits() })
 	}
-	if got := r.HeldRequests(); got != len(all) || refused == 0 {
+	if got := r.WaitingRequests(); got != len(all) || refused == 0 {
 		t.Errorf("%d requests in the queue, want %d; %d were refused", got, len(all), refused)
 	}
 }
@@ -282,11 +282,11 @@ func TestOnePriorityIsAsGoodAsAnother(t *testing.T) {
 
 func TestBatchIsNotInTheWayOfRequestsThatAreTooLargeToWait(t *testing.T) {
 	r, fleet, _ := newFleet(t, 2, "prefix", func(o *Options) {
-		o.Hold = HoldOptions{Requests: 10, Bytes: 1000, BatchRequests: 10, BatchSlowdown: 0.05}
+		o.Queue = QueueSettings{Requests: 10, Bytes: 1000, BatchRequests: 10, BatchSlowdown: 0.05}
 	})
 	fleet[0].SetState(backends.Down)
-	sent(t, "", submit(r, ask(fleet[1:], 1, 10))).FirstEvent()
-	sent(t, "", submit(r, batch(ask(fleet[1:], 2, 100)))).FirstEvent()
+	sent(t, "", submit(r, ask(fleet[1:], 1, 10))).RecordFirstEvent()
+	sent(t, "", submit(r, batch(ask(fleet[1:], 2, 100)))).RecordFirstEvent()
 	waits(t, "batch", submit(r, batch(ask(fleet[1:], 3, 10))))
 	large := ask(fleet[1:], 4, 10)
 	large.BodyBytes = 2000

@@ -58,15 +58,15 @@ func BenchmarkDecision(b *testing.B) {
 				}
 				for range n { // until half of the fleet holds the prompt
 					d := decide()
-					d.FirstEvent()
-					defer d.Release(Outcome{End: Served, AnswerTokens: 100})
+					d.RecordFirstEvent()
+					defer d.Release(Outcome{End: Completed, AnswerTokens: 100})
 				}
 				b.SetBytes(int64(len(body)))
 				b.ReportAllocs()
 				for b.Loop() {
 					d := decide()
-					d.FirstEvent()
-					d.Release(Outcome{End: Served, AnswerTokens: 100})
+					d.RecordFirstEvent()
+					d.Release(Outcome{End: Completed, AnswerTokens: 100})
 				}
 			})
 		}
@@ -95,7 +95,7 @@ func BenchmarkChainedXXH3(b *testing.B) {
 func BenchmarkDispatch(b *testing.B) {
 	for _, n := range []int{1000, 10_000} {
 		b.Run(fmt.Sprintf("held=%d", n), func(b *testing.B) {
-			r, fleet, c := newFleet(b, 8, "prefix", func(o *Options) { o.Hold = HoldOptions{Requests: 2 * n} })
+			r, fleet, c := newFleet(b, 8, "prefix", func(o *Options) { o.Queue = QueueSettings{Requests: 2 * n} })
 			var running []*Decision
 			key := 0
 			arrive := func() {
@@ -108,7 +108,7 @@ func BenchmarkDispatch(b *testing.B) {
 					running = append(running, d)
 				})
 			}
-			for r.HeldRequests() < n {
+			for r.WaitingRequests() < n {
 				arrive()
 			}
 			b.ReportAllocs()
@@ -116,9 +116,9 @@ func BenchmarkDispatch(b *testing.B) {
 				c.advance(50 * time.Millisecond)
 				d := running[0]
 				running = running[1:]
-				d.FirstEvent()
-				d.Release(Outcome{End: Served, AnswerTokens: 100})
-				for r.HeldRequests() < n {
+				d.RecordFirstEvent()
+				d.Release(Outcome{End: Completed, AnswerTokens: 100})
+				for r.WaitingRequests() < n {
 					arrive()
 				}
 			}
@@ -134,10 +134,10 @@ func BenchmarkRound(b *testing.B) {
 		b.Run(fmt.Sprintf("blocks=%d", n), func(b *testing.B) {
 			r, fleet, c := newFleet(b, 2, "prefix", holding, func(o *Options) { o.IndexMaxBytes = 1 << 30 })
 			for _, to := range fleet {
-				r.Observe(to, &backends.Load{CacheTokens: 20_000_000, ScrapedAt: c.now})
+				r.ObserveLoad(to, &backends.Load{CacheTokens: 20_000_000, ScrapedAt: c.now})
 			}
 			for key := range mostScored {
-				mustPick(b, r, ask(fleet[:1], 1000+key, n)).Release(Outcome{End: Served})
+				mustPick(b, r, ask(fleet[:1], 1000+key, n)).Release(Outcome{End: Completed})
 				c.advance(time.Second)
 			}
 			mustPick(b, r, ask(fleet[:1], 1, 200))

@@ -6,9 +6,9 @@ import (
 	"warmroute/backends"
 )
 
-// BreakerOptions say when a backend that fails what it is sent becomes a later
+// BreakerSettings say when a backend that fails what it is sent becomes a later
 // choice than all others.
-type BreakerOptions struct {
+type BreakerSettings struct {
 	Failures int           // in a row that open it; 0: none do
 	Open     time.Duration // until it is tried again; twice as long each time that this fails, 4 s at most
 }
@@ -74,7 +74,7 @@ func (k *breaker) close(now time.Time) {
 
 // polled takes the engine's work since it was sent the probe for the probe's
 // success, when it has not failed for a while: a whole answer can take minutes.
-func (k *breaker) polled(o *BreakerOptions, worked, now time.Time) {
+func (k *breaker) polled(o *BreakerSettings, worked, now time.Time) {
 	if k.open && k.probe != nil && worked.Sub(k.probe.sentAt) >= o.Open {
 		k.close(now)
 	}
@@ -82,14 +82,14 @@ func (k *breaker) polled(o *BreakerOptions, worked, now time.Time) {
 
 // ended notes how a request ended. What an engine at work refuses for its full
 // queue is no failure of its, and tells as little of the next request as of this.
-func (k *breaker) ended(d *Decision, o *Outcome, limits *BreakerOptions, busy bool, now time.Time) {
+func (k *breaker) ended(d *Decision, o *Outcome, limits *BreakerSettings, busy bool, now time.Time) {
 	probe := d == k.probe
 	if probe {
 		k.probe = nil // where it tells nothing, the next one tries
 	}
 	switch {
 	case !o.Failed || limits.Failures == 0:
-	case o.Full && busy:
+	case o.QueueFull && busy:
 		if probe {
 			k.next = now.Add(k.wait)
 		}
@@ -97,7 +97,7 @@ func (k *breaker) ended(d *Decision, o *Outcome, limits *BreakerOptions, busy bo
 		k.reopen(min(2*k.wait, max(mostOpen, limits.Open)), now)
 	case k.open || d.sentAt.Before(k.changed):
 	default:
-		if k.failures++; o.Stuck || k.failures >= limits.Failures {
+		if k.failures++; o.Stalled || k.failures >= limits.Failures {
 			k.reopen(limits.Open, now)
 		}
 	}

@@ -17,7 +17,7 @@ type breakers struct {
 }
 
 func newBreakers(t *testing.T, n int, change ...func(*Options)) *breakers {
-	change = append(change, func(o *Options) { o.Breaker = BreakerOptions{Failures: 3, Open: time.Second} })
+	change = append(change, func(o *Options) { o.Breaker = BreakerSettings{Failures: 3, Open: time.Second} })
 	r, fleet, c := newFleet(t, n, "prefix", change...)
 	return &breakers{t, r, fleet, c}
 }
@@ -34,7 +34,7 @@ func (s *breakers) fail(slot, times int) {
 	for range times {
 		d := s.send(slot)
 		s.clock.advance(time.Millisecond)
-		d.Release(Outcome{Failed: true, End: Unseen})
+		d.Release(Outcome{Failed: true, End: NotProcessed})
 	}
 }
 
@@ -50,7 +50,7 @@ func (s *breakers) goesTo(when string, want int) {
 	if d.Backend.Slot != want {
 		s.t.Errorf("%s: went to backend %d, want %d", when, d.Backend.Slot, want)
 	}
-	d.Release(Outcome{End: Left})
+	d.Release(Outcome{End: ClientDisconnected})
 }
 
 func (s *breakers) is(when string, slot int, want BreakerState, opens uint64) {
@@ -62,7 +62,7 @@ func (s *breakers) is(when string, slot int, want BreakerState, opens uint64) {
 
 func TestABackendThatFailsIsALaterChoiceUntilOneTryWorks(t *testing.T) {
 	s := newBreakers(t, 2)
-	s.send(0).Release(Outcome{End: Served}) // it holds the prompt
+	s.send(0).Release(Outcome{End: Completed}) // it holds the prompt
 	s.fail(0, 2)
 	s.goesTo("after two failures", 0)
 	s.fail(0, 1)
@@ -77,15 +77,15 @@ func TestABackendThatFailsIsALaterChoiceUntilOneTryWorks(t *testing.T) {
 	}
 	s.goesTo("while it is tried", 1)
 	s.is("while it is tried", 0, BreakerHalfOpen, 1)
-	try.FirstEvent()
+	try.RecordFirstEvent()
 	s.is("after the first event", 0, BreakerClosed, 1)
 	s.goesTo("after the first event", 0)
-	try.Release(Outcome{End: Served})
+	try.Release(Outcome{End: Completed})
 }
 
 func TestABackendIsTriedThoughOthersCostLess(t *testing.T) {
 	s := newBreakers(t, 2)
-	s.send(1).Release(Outcome{End: Served})
+	s.send(1).Release(Outcome{End: Completed})
 	s.fail(0, 3)
 	s.goesTo("open", 1)
 	s.clock.advance(time.Second)
@@ -103,13 +103,13 @@ func TestTheTimeBetweenTriesDoublesUpTo4s(t *testing.T) {
 		if try.Backend.Slot != 0 {
 			t.Fatalf("not tried after %d s, the %d. time", wait, i+1)
 		}
-		try.Release(Outcome{End: Unseen, Failed: true})
+		try.Release(Outcome{End: NotProcessed, Failed: true})
 		s.is("tried in vain", 0, BreakerOpen, uint64(i+2))
 	}
 }
 
 func TestATryWithoutAnOutcomeIsMadeAgain(t *testing.T) {
-	for name, end := range map[string]Outcome{"its client left": {End: Left}, "the client's own fault": {End: Unseen}} {
+	for name, end := range map[string]Outcome{"its client left": {End: ClientDisconnected}, "the client's own fault": {End: NotProcessed}} {
 		s := newBreakers(t, 2)
 		s.fail(0, 3)
 		s.clock.advance(time.Second)
@@ -125,25 +125,25 @@ func TestATryWithoutAnOutcomeIsMadeAgain(t *testing.T) {
 func TestATryThatAFullQueueRefusesIsMadeAgainInItsTime(t *testing.T) {
 	s := newBreakers(t, 2)
 	under := s.send(0)
-	under.FirstEvent()
+	under.RecordFirstEvent()
 	s.fail(0, 3)
 	s.clock.advance(time.Second)
 	for range 5 {
-		under.Progress()
+		under.RecordOutput()
 		try := s.next()
 		if try.Backend.Slot != 0 {
 			t.Fatal("it is not tried")
 		}
-		try.Release(Outcome{End: Unseen, Failed: true, Full: true})
+		try.Release(Outcome{End: NotProcessed, Failed: true, QueueFull: true})
 		s.is("its queue is full", 0, BreakerOpen, 1)
 		s.goesTo("after the try", 1)
 		s.clock.advance(time.Second - time.Millisecond)
 		s.goesTo("just before the next", 1)
 		s.clock.advance(time.Millisecond)
 	}
-	s.next().Release(Outcome{End: Served})
+	s.next().Release(Outcome{End: Completed})
 	s.is("after an answer", 0, BreakerClosed, 1)
-	under.Release(Outcome{End: Served})
+	under.Release(Outcome{End: Completed})
 }
 
 // It is known to have no place for a second.
@@ -151,7 +151,7 @@ func TestAFullReplicaIsNotTried(t *testing.T) {
 	s := newBreakers(t, 2)
 	s.fail(0, 3)
 	s.clock.advance(time.Second / 2)
-	s.send(0).Release(Outcome{End: Unseen, Failed: true, Full: true})
+	s.send(0).Release(Outcome{End: NotProcessed, Failed: true, QueueFull: true})
 	s.clock.advance(time.Second / 2)
 	s.goesTo("due and full", 1)
 	s.clock.advance(time.Second / 2)
@@ -162,25 +162,25 @@ func TestABreakerThatIsTurnedOffIsClosed(t *testing.T) {
 	s := newBreakers(t, 2)
 	s.fail(0, 3)
 	s.is("on", 0, BreakerOpen, 1)
-	reconfigured(t, s.r, func(o *Options) { o.Breaker = BreakerOptions{} })
+	reconfigured(t, s.r, func(o *Options) { o.Breaker = BreakerSettings{} })
 	s.is("off", 0, BreakerClosed, 1)
 	s.fail(0, 5)
 	s.is("off", 0, BreakerClosed, 1)
 }
 
 func TestWhatOpensABreakerAndWhatDoesNot(t *testing.T) {
-	failed, refused := Outcome{End: Unseen, Failed: true}, Outcome{End: Unseen}
+	failed, refused := Outcome{End: NotProcessed, Failed: true}, Outcome{End: NotProcessed}
 	for name, c := range map[string]struct {
 		ends []Outcome
 		open bool
 	}{
 		"refusals":                       {[]Outcome{failed, failed, failed}, true},
 		"4xx":                            {[]Outcome{refused, refused, refused, refused}, false},
-		"clients that leave":             {[]Outcome{{End: Left}, {End: Left}, {End: Left}, {End: Left}}, false},
-		"an answer between":              {[]Outcome{failed, failed, {End: Served}, failed, failed}, false},
+		"clients that leave":             {[]Outcome{{End: ClientDisconnected}, {End: ClientDisconnected}, {End: ClientDisconnected}, {End: ClientDisconnected}}, false},
+		"an answer between":              {[]Outcome{failed, failed, {End: Completed}, failed, failed}, false},
 		"a 4xx between":                  {[]Outcome{failed, failed, refused, failed}, true},
-		"answers that broke off":         {[]Outcome{{End: Broken, Failed: true}, {End: Broken, Failed: true}, failed}, true},
-		"one that another has to answer": {[]Outcome{{End: Unseen, Failed: true, Stuck: true}}, true},
+		"answers that broke off":         {[]Outcome{{End: Truncated, Failed: true}, {End: Truncated, Failed: true}, failed}, true},
+		"one that another has to answer": {[]Outcome{{End: NotProcessed, Failed: true, Stalled: true}}, true},
 	} {
 		s := newBreakers(t, 1)
 		for _, o := range c.ends {
@@ -202,16 +202,16 @@ func TestWhatWasSentBeforeCountsNoMore(t *testing.T) {
 	}
 	s.clock.advance(time.Millisecond)
 	s.fail(0, 3)
-	before[0].FirstEvent()
+	before[0].RecordFirstEvent()
 	s.is("an answer to what was sent before it opened", 0, BreakerOpen, 1)
 	s.clock.advance(time.Second)
 	try := s.next()
-	try.FirstEvent()
+	try.RecordFirstEvent()
 	for _, d := range before {
-		d.Release(Outcome{Failed: true, End: Broken})
+		d.Release(Outcome{Failed: true, End: Truncated})
 	}
 	s.is("failures of what was sent before it closed", 0, BreakerClosed, 1)
-	try.Release(Outcome{End: Served})
+	try.Release(Outcome{End: Completed})
 }
 
 func TestTroubleEverywhereIsTroubleNowhereForBreakers(t *testing.T) {
@@ -222,7 +222,7 @@ func TestTroubleEverywhereIsTroubleNowhereForBreakers(t *testing.T) {
 	d := s.next()
 	s.is("sent in spite of it", d.Backend.Slot, BreakerOpen, 1)
 	s.clock.advance(time.Millisecond)
-	d.Release(Outcome{End: Served})
+	d.Release(Outcome{End: Completed})
 	s.is("it works", d.Backend.Slot, BreakerClosed, 1)
 }
 
@@ -230,18 +230,18 @@ func TestAReplicaThatComesBackIsWell(t *testing.T) {
 	s := newBreakers(t, 2)
 	s.fail(0, 3)
 	s.fleet[0].SetState(backends.Down)
-	s.r.Changed(s.fleet[0])
+	s.r.BackendChanged(s.fleet[0])
 	s.is("down", 0, BreakerOpen, 1)
 	s.fleet[0].SetState(backends.Ready)
-	s.r.Changed(s.fleet[0])
+	s.r.BackendChanged(s.fleet[0])
 	s.is("back", 0, BreakerClosed, 1)
 }
 
 // A whole answer can take minutes; the engine's counters show sooner that it works.
 func TestATryIsJudgedByTheEnginesCountersToo(t *testing.T) {
 	s := newStalls(t, 2)
-	s.r.breaking = BreakerOptions{Failures: 1, Open: time.Second}
-	s.send(1, 64, false).Release(Outcome{End: Unseen, Failed: true})
+	s.r.breaking = BreakerSettings{Failures: 1, Open: time.Second}
+	s.send(1, 64, false).Release(Outcome{End: NotProcessed, Failed: true})
 	s.pass(time.Second, nil)
 	try := s.send(1, 64, false)
 	s.pass(3*time.Second, nil)
@@ -252,7 +252,7 @@ func TestATryIsJudgedByTheEnginesCountersToo(t *testing.T) {
 	if state, _ := s.r.Breaker(s.fleet[0]); state != BreakerClosed {
 		t.Errorf("at work: state %d", state)
 	}
-	try.Release(Outcome{End: Served})
+	try.Release(Outcome{End: Completed})
 }
 
 // What is held must not wait for a backend that nobody tries.
@@ -268,9 +268,9 @@ func TestAHeldRequestTriesABackendThatIsDue(t *testing.T) {
 	if err != nil || d.Backend.Slot != 0 {
 		t.Errorf("got %+v, %v; want backend 0", d, err)
 	}
-	d.Release(Outcome{End: Left})
+	d.Release(Outcome{End: ClientDisconnected})
 	for _, b := range busy {
-		b.Release(Outcome{End: Left})
+		b.Release(Outcome{End: ClientDisconnected})
 	}
 }
 
@@ -282,5 +282,5 @@ func TestARetryIsNotRiskedOnABackendThatIsDue(t *testing.T) {
 	if d.Backend.Slot != 2 {
 		t.Errorf("went to backend %d", d.Backend.Slot)
 	}
-	d.Release(Outcome{End: Left})
+	d.Release(Outcome{End: ClientDisconnected})
 }

@@ -9,9 +9,9 @@ import (
 	"warmroute/router/policy"
 )
 
-// ErrFull says that every backend that could take the request has as many of
+// ErrMaxInFlight says that every backend that could take the request has as many of
 // ours as it may have (Terms.MaxInFlight).
-var ErrFull = errors.New("every backend that could take the request has as many as it may have")
+var ErrMaxInFlight = errors.New("every backend that could take the request has as many as it may have")
 
 // kvPressure is the share of its KV cache beyond which a replica gets no new
 // work: the answers that it has would soon push each other out.
@@ -42,7 +42,7 @@ func (r *Router) gather(req *Request, tried []*backends.Backend, now time.Time) 
 			continue
 		}
 		if isFull(b, req.sequences()+r.reserved[b.Slot].sequences) {
-			none = ErrFull
+			none = ErrMaxInFlight
 			continue
 		}
 		s := r.stands(req, tried, b, now)
@@ -178,7 +178,7 @@ func (r *Router) trouble(req *Request, tried []*backends.Backend, b *backends.Ba
 	switch {
 	case r.stalled(b, l, queued, now):
 		return stuck
-	case k.due(now) && !p.full(now) && len(tried) == 0 && !req.Instant && !r.tooLong(req, b.Slot):
+	case k.due(now) && !p.full(now) && len(tried) == 0 && !req.NoEngine && !r.tooLong(req, b.Slot):
 		return due // a request that failed elsewhere is not risked
 	case r.policyName == "prefix" && r.tooLong(req, b.Slot):
 		return small

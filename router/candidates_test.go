@@ -22,10 +22,10 @@ func TestAReplicaWhoseCacheIsAllButFullGetsNothingWhileAnotherCanTakeIt(t *testi
 		if d.Backend != want {
 			t.Errorf("%s: sent to %s", name, d.Backend.Name)
 		}
-		d.Release(Outcome{End: Served})
+		d.Release(Outcome{End: Completed})
 	}
 	d := mustPick(t, r, ask(fleet[:1], 1, 10))
-	d.Release(Outcome{End: Served})
+	d.Release(Outcome{End: Completed})
 	f("its cache holds the prompt", [2]float64{0.95, 0}, true, fleet[0])
 	f("98 %", [2]float64{0.98, 0}, true, fleet[1])
 	f("unknown is not full", [2]float64{0.98, 0}, false, fleet[0])
@@ -74,10 +74,10 @@ func TestMaxInFlightIsKept(t *testing.T) {
 			t.Errorf("got %v, want %v", err, want)
 		}
 	}
-	refused(ErrFull)
-	refused(ErrFull, fleet[0])
+	refused(ErrMaxInFlight)
+	refused(ErrMaxInFlight, fleet[0])
 	refused(ErrNoneReady, fleet...)
-	open[0].Release(Outcome{End: Served})
+	open[0].Release(Outcome{End: Completed})
 	if d := mustPick(t, r, ask(fleet, 1, 10)); d.Backend != open[0].Backend {
 		t.Errorf("sent to %s, where there was no place", d.Backend.Name)
 	}
@@ -89,13 +89,13 @@ func TestARequestOfManySequencesCountsAsManyAndStillFindsAPlace(t *testing.T) {
 	many := ask(fleet, 1, 10)
 	many.Sequences = 9
 	d := mustPick(t, r, many) // more than there ever is room for: it goes alone
-	if _, err := r.Pick(context.Background(), ask(fleet, 1, 10)); !errors.Is(err, ErrFull) {
+	if _, err := r.Pick(context.Background(), ask(fleet, 1, 10)); !errors.Is(err, ErrMaxInFlight) {
 		t.Errorf("one beside it: %v", err)
 	}
-	d.Release(Outcome{End: Served})
+	d.Release(Outcome{End: Completed})
 	mustPick(t, r, ask(fleet, 1, 10))
 	many.Sequences = 4
-	if _, err := r.Pick(context.Background(), many); !errors.Is(err, ErrFull) {
+	if _, err := r.Pick(context.Background(), many); !errors.Is(err, ErrMaxInFlight) {
 		t.Errorf("four beside one: %v", err)
 	}
 	many.Sequences = 3
@@ -108,7 +108,7 @@ func TestWeightShiftsTraffic(t *testing.T) {
 		fleet[1].SetTerms(backends.Terms{Weight: 3})
 		for key := range 400 {
 			d := mustPick(t, r, ask(fleet, key, 4))
-			d.FirstEvent()
+			d.RecordFirstEvent()
 		}
 		if share := float64(fleet[1].InFlight.Load()) / 400; math.Abs(share-0.75) > 0.03 {
 			t.Errorf("%s: a backend of three times the weight has %.2f of the requests", name, share)
@@ -132,7 +132,7 @@ func TestRequestsGoWhereTheirAdapterIs(t *testing.T) {
 		if d.Backend != want {
 			t.Errorf("%s: sent to %s", name, d.Backend.Name)
 		}
-		d.Release(Outcome{End: Unseen})
+		d.Release(Outcome{End: NotProcessed})
 	}
 	has := func(adapters ...string) *backends.Load {
 		return &backends.Load{RunningAdapters: adapters, MaxAdapters: 2}
@@ -157,7 +157,7 @@ func TestABurstForAColdAdapterLoadsItOnce(t *testing.T) {
 		if d.Backend != burst[0].Backend {
 			t.Errorf("loaded on %s as well as on %s", d.Backend.Name, burst[0].Backend.Name)
 		}
-		d.Release(Outcome{End: Served})
+		d.Release(Outcome{End: Completed})
 	}
 	for key := range 2 * mostAdapters { // more than are kept apart
 		req := ask(fleet[:1], key, 1)
@@ -165,7 +165,7 @@ func TestABurstForAColdAdapterLoadsItOnce(t *testing.T) {
 		burst = append(burst, mustPick(t, r, req))
 	}
 	for _, d := range burst[8:] {
-		d.Release(Outcome{End: Served})
+		d.Release(Outcome{End: Completed})
 	}
 	for slot := range r.accounts {
 		if n := len(r.accounts[slot].adapters); n > 0 {
@@ -187,7 +187,7 @@ func TestAHotAdapterSpreads(t *testing.T) {
 	for key := range 200 {
 		req := ask(fleet, key, 8)
 		req.Adapter = "sql"
-		mustPick(t, r, req).FirstEvent()
+		mustPick(t, r, req).RecordFirstEvent()
 	}
 	for _, b := range fleet {
 		if n := b.InFlight.Load(); n < 40 || n > 70 {
@@ -211,11 +211,11 @@ func TestContextCountsSharedBlocksOnceAndGrowsWithAnswers(t *testing.T) {
 	f("nothing sent", 0)
 	a, b := mustPick(t, r, ask(fleet, 1, 10)), mustPick(t, r, ask(fleet, 1, 10))
 	f("ten blocks of 64 tokens, sent twice", 640)
-	a.FirstEvent()
+	a.RecordFirstEvent()
 	c.advance(time.Second)
 	f("an answer for a second", 640+decodeRate)
-	a.Release(Outcome{End: Left})
+	a.Release(Outcome{End: ClientDisconnected})
 	f("the other request still needs them", 640)
-	b.Release(Outcome{End: Served})
+	b.Release(Outcome{End: Completed})
 	f("nothing in flight", 0)
 }

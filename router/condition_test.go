@@ -25,7 +25,7 @@ func TestCondition(t *testing.T) {
 	began := s.clock.now
 	s.pass(10*time.Second, nil)
 	expect("no progress for 10 s", Stalled, began)
-	stuck.Release(Outcome{End: Left})
+	stuck.Release(Outcome{End: ClientDisconnected})
 	s.pass(time.Second, nil)
 	expect("nothing is left there", Ready, time.Time{})
 
@@ -39,14 +39,14 @@ func TestCondition(t *testing.T) {
 	expect("drained", Draining, time.Time{})
 	b.Undrain()
 	d := s.send(2, 640, true)
-	d.Release(Outcome{End: Unseen, Stopping: true})
+	d.Release(Outcome{End: NotProcessed, Stopping: true})
 	expect("it refuses because it stops", Stopping, s.clock.now)
 }
 
 func TestUnreadyModelLeavesHalfOfTheQueue(t *testing.T) {
-	f := func(name string, hold HoldOptions) {
+	f := func(name string, hold QueueSettings) {
 		t.Helper()
-		r, fleet, _ := newFleet(t, 2, "prefix", func(o *Options) { o.Hold = hold })
+		r, fleet, _ := newFleet(t, 2, "prefix", func(o *Options) { o.Queue = hold })
 		down, up := fleet[:1], fleet[1:]
 		down[0].SetState(backends.Down)
 		sized := func(fleet []*backends.Backend, key, blocks int) *Request {
@@ -56,22 +56,22 @@ func TestUnreadyModelLeavesHalfOfTheQueue(t *testing.T) {
 		}
 		waits(t, name, submit(r, sized(down, 1, 10)))
 		waits(t, name, submit(r, sized(down, 2, 10)))
-		if w := submit(r, sized(down, 3, 10)); w.err != ErrHoldFull {
-			t.Errorf("%s: a third one for the model that is down got %v, want ErrHoldFull", name, w.err)
+		if w := submit(r, sized(down, 3, 10)); w.err != ErrQueueFull {
+			t.Errorf("%s: a third one for the model that is down got %v, want ErrQueueFull", name, w.err)
 		}
 		busy := sent(t, name, submit(r, sized(up, 4, 2000)))
 		waits(t, name, submit(r, sized(up, 5, 10)))
 		waits(t, name, submit(r, sized(up, 6, 10)))
-		if w := submit(r, sized(up, 7, 10)); w.err != ErrHoldFull {
-			t.Errorf("%s: more than the queue takes: %v, want ErrHoldFull", name, w.err)
+		if w := submit(r, sized(up, 7, 10)); w.err != ErrQueueFull {
+			t.Errorf("%s: more than the queue takes: %v, want ErrQueueFull", name, w.err)
 		}
-		busy.FirstEvent()
-		busy.Release(Outcome{End: Served})
+		busy.RecordFirstEvent()
+		busy.Release(Outcome{End: Completed})
 	}
-	f("in number", HoldOptions{Requests: 4})
-	f("in bytes", HoldOptions{Requests: 100, Bytes: 400})
+	f("in number", QueueSettings{Requests: 4})
+	f("in bytes", QueueSettings{Requests: 100, Bytes: 400})
 
-	r, fleet, _ := newFleet(t, 1, "prefix", func(o *Options) { o.Hold = HoldOptions{Requests: 4} })
+	r, fleet, _ := newFleet(t, 1, "prefix", func(o *Options) { o.Queue = QueueSettings{Requests: 4} })
 	fleet[0].SetState(backends.Down)
 	for key := range 4 {
 		waits(t, "no backend of the fleet is ready", submit(r, ask(fleet, key, 10)))
@@ -88,8 +88,8 @@ func TestRetryAfterIsTheObservedTimeOfTheQueue(t *testing.T) {
 	for range 8 { // one every two seconds, though the prefill of each takes 1.6 s
 		c.advance(2 * time.Second)
 		waiting := r.queue.count
-		next.FirstEvent()
-		next.Release(Outcome{End: Served, AnswerTokens: 10})
+		next.RecordFirstEvent()
+		next.Release(Outcome{End: Completed, AnswerTokens: 10})
 		if r.queue.count != waiting-1 {
 			t.Fatalf("%d wait, want %d", r.queue.count, waiting-1)
 		}

@@ -12,17 +12,17 @@ import "warmroute/router/policy"
 func (r *Router) Configure(o Options) error {
 	r.deciding.Lock()
 	defer r.deciding.Unlock()
-	o.Settings.SLO = o.SLO
-	if r.policy == nil || o.Policy != r.policyName || o.Settings != r.settings {
-		p, err := policy.New(o.Policy, o.Settings, r.rand)
+	o.PolicySettings.SLO = o.SLO
+	if r.policy == nil || o.Policy != r.policyName || o.PolicySettings != r.settings {
+		p, err := policy.New(o.Policy, o.PolicySettings, r.rand)
 		if err != nil {
 			return err
 		}
-		r.policy, r.policyName, r.settings = p, o.Policy, o.Settings
+		r.policy, r.policyName, r.settings = p, o.Policy, o.PolicySettings
 	}
-	r.holding = o.Hold
+	r.holding = o.Queue
 	r.breaking = o.Breaker
-	r.late = policy.Holds(o.Policy) && o.Hold.Requests > 0
+	r.late = policy.Holds(o.Policy) && o.Queue.Requests > 0
 	r.pollInterval = o.PollInterval
 	r.noLearning = o.NoLearning
 	now := r.now()

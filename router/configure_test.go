@@ -39,17 +39,17 @@ func TestAShorterQueueIsForThoseToCome(t *testing.T) {
 	r, fleet, c := newFleet(t, 1, "prefix", holding)
 	busy := mustPick(t, r, ask(fleet, 0, 1000))
 	early, late := submit(r, ask(fleet, 1, 100)), submit(r, ask(fleet, 2, 100))
-	reconfigured(t, r, func(o *Options) { o.Hold = HoldOptions{Requests: 1, Time: time.Second} })
-	if w := submit(r, ask(fleet, 3, 100)); w.err != ErrHoldFull {
+	reconfigured(t, r, func(o *Options) { o.Queue = QueueSettings{Requests: 1, Timeout: time.Second} })
+	if w := submit(r, ask(fleet, 3, 100)); w.err != ErrQueueFull {
 		t.Errorf("a third: %v", w.err)
 	}
 	c.advance(30 * time.Second)
 	r.Tick()
 	waits(t, "it may be held for a minute, as of its arrival", early)
-	reconfigured(t, r, func(o *Options) { o.Hold = HoldOptions{Requests: 3, Time: time.Second} })
+	reconfigured(t, r, func(o *Options) { o.Queue = QueueSettings{Requests: 3, Timeout: time.Second} })
 	short := submit(r, ask(fleet, 4, 100))
-	busy.FirstEvent()
-	sent(t, "the backend is free", early).FirstEvent()
+	busy.RecordFirstEvent()
+	sent(t, "the backend is free", early).RecordFirstEvent()
 	sent(t, "and again", late)
 	c.advance(time.Second)
 	r.Tick()
@@ -60,11 +60,11 @@ func TestAShorterQueueIsForThoseToCome(t *testing.T) {
 
 func TestALimitIsForThoseToComeThoughOlderOnesHaveNone(t *testing.T) {
 	r, fleet, c := newFleet(t, 1, "prefix", holding)
-	reconfigured(t, r, func(o *Options) { o.Hold.Time = 0 })
+	reconfigured(t, r, func(o *Options) { o.Queue.Timeout = 0 })
 	mustPick(t, r, ask(fleet, 0, 1000))
 	var forever, limited []*waiter
 	hold := func(all *[]*waiter, limit time.Duration) {
-		reconfigured(t, r, func(o *Options) { o.Hold.Time = limit })
+		reconfigured(t, r, func(o *Options) { o.Queue.Timeout = limit })
 		for range 3 {
 			*all = append(*all, submit(r, ask(fleet, 100+len(forever)*10+len(limited), 100)))
 		}
@@ -77,7 +77,7 @@ func TestALimitIsForThoseToComeThoughOlderOnesHaveNone(t *testing.T) {
 	c.advance(time.Second)
 	r.Tick()
 	for i, w := range limited[1:] {
-		if w.err != ErrHeldTooLong {
+		if w.err != ErrQueueTimeout {
 			t.Errorf("%d of those with a limit: %v", i+1, w.err)
 		}
 	}

@@ -26,7 +26,7 @@ type Decision struct {
 	MatchedBlocks, TotalBlocks int
 	MatchedTokens              int           // of the prompt, likely held; about
 	PromptTokens               int           // about
-	Held                       time.Duration // that the request waited in the hold queue
+	QueueTime                  time.Duration // that the request waited in the hold queue
 
 	router    *Router
 	progress  *progress // of the backend, for as long as it is in the fleet
@@ -65,18 +65,18 @@ type Decision struct {
 type End int
 
 const (
-	Served End = iota // the answer came to its end
-	Unseen            // the engine never got to it: connect error, 4xx, 5xx, or the replica died before its first output
-	Left              // the client left
-	Broken            // the answer broke off
+	Completed          End = iota // the answer came to its end
+	NotProcessed                  // the engine never got to it: connect error, 4xx, 5xx, or the replica died before its first output
+	ClientDisconnected            // the client left
+	Truncated                     // the answer broke off
 )
 
 // Outcome is what there is to say of a request at its end. Zero fields are not known.
 type Outcome struct {
 	End          End
 	Failed       bool // by the backend's own fault: no connection, no answer in time, 5xx, broken off
-	Full         bool // it failed with a 503: perhaps its queue is full
-	Stuck        bool // it showed no sign of work for so long that another is asked
+	QueueFull    bool // it failed with a 503: perhaps its queue is full
+	Stalled      bool // it showed no sign of work for so long that another is asked
 	Stopping     bool // the replica says that it takes no more since it is about to stop
 	AnswerTokens int  // length of the answer, all sequences together
 	PromptTokens int  // of the prompt, as the engine counted them
@@ -91,9 +91,9 @@ type Outcome struct {
 // to it before and were not yet computed, about.
 func (d *Decision) Sent() (at time.Time, aheadTokens int) { return d.sentAt, int(d.ahead) }
 
-// FirstEvent tells that the engine has put out something: its prefill is done,
+// RecordFirstEvent tells that the engine has put out something: its prefill is done,
 // so the prompt's blocks are there to stay, and need not be kept for Release.
-func (d *Decision) FirstEvent() {
+func (d *Decision) RecordFirstEvent() {
 	r := d.router
 	r.deciding.Lock()
 	defer r.deciding.Unlock()
@@ -151,7 +151,7 @@ func (d *Decision) Release(o Outcome) {
 		r.dispatch(now)
 		return
 	}
-	if o.End == Served {
+	if o.End == Completed {
 		d.start(now)
 	}
 	if !d.mayAnswer(o.AnswerTokens) {
@@ -163,12 +163,12 @@ func (d *Decision) Release(o Outcome) {
 	d.progress.stopsBy(&o, now)
 	d.progress.breaker.ended(d, &o, &r.breaking, now.Sub(d.progress.worked) < workLasts, now)
 	switch {
-	case o.End == Served:
+	case o.End == Completed:
 		r.served(d, &o)
 		r.index.Release(&d.placed, o.Reply)
 	case d.started: // the prompt was computed; the blocks are there
 		r.index.Release(&d.placed, nil)
-	case o.End == Left:
+	case o.End == ClientDisconnected:
 		r.accounts[d.Backend.Slot].gone(d)
 		r.index.TakeBack(&d.placed, d.blocks, d.reached(now))
 	default:

@@ -21,7 +21,7 @@ type Explanation struct {
 	Reason string `json:"reason"` // as in Decision; "" when Choice is
 	// Held says why it would wait and not be sent at once, Refused why it would be
 	// sent nowhere; "" when it would not.
-	Held    string `json:"held,omitempty"`
+	Queued  string `json:"held,omitempty"`
 	Refused string `json:"refused,omitempty"`
 	Waiting int    `json:"waiting"` // requests in the hold queue
 
@@ -41,7 +41,7 @@ type BackendExplanation struct {
 	State     string `json:"state"`
 	Candidate bool   `json:"candidate"`
 	WhyNot    string `json:"why_not,omitempty"` // of one that is no candidate
-	Held      string `json:"held,omitempty"`    // why it could not start the request soon
+	Queued    string `json:"held,omitempty"`    // why it could not start the request soon
 	Breaker   string `json:"breaker"`
 	Stalled   bool   `json:"stalled,omitempty"`
 
@@ -81,7 +81,7 @@ func (r *Router) Explain(req Request, tried ...*backends.Backend) Explanation {
 	r.depth = r.matched
 	r.index.Match(req.Blocks, r.depth)
 	e := Explanation{
-		Policy: r.policyName, Model: req.Listed, PromptTokens: int(r.tokens(&req)), Blocks: len(req.Blocks), BlockBytes: r.blockBytes,
+		Policy: r.policyName, Model: req.CatalogID, PromptTokens: int(r.tokens(&req)), Blocks: len(req.Blocks), BlockBytes: r.blockBytes,
 		Waiting: r.queue.count,
 	}
 	for _, b := range r.fleet {
@@ -93,7 +93,7 @@ func (r *Router) Explain(req Request, tried ...*backends.Backend) Explanation {
 	if err == nil {
 		held = r.try(&e, &req, now)
 	}
-	e.Held, e.Refused = r.fate(&req, tried, held, err)
+	e.Queued, e.Refused = r.fate(&req, tried, held, err)
 	e.Sentence = e.sentence()
 	return e
 }
@@ -111,11 +111,11 @@ func (r *Router) try(e *Explanation, req *Request, now time.Time) (held string) 
 		at := slices.IndexFunc(e.Backends, func(x BackendExplanation) bool { return x.slot == b.Slot })
 		x := &e.Backends[at]
 		x.Candidate, x.WhyNot = true, ""
-		if r.late && !req.Instant {
-			x.Held = r.lacks(req, i, now).String()
+		if r.late && !req.NoEngine {
+			x.Queued = r.lacks(req, i, now).String()
 		}
 		if i == chosen {
-			held = x.Held
+			held = x.Queued
 		}
 		if i < len(t.Scores) && !math.IsInf(t.Scores[i], 0) {
 			score := thousandths(t.Scores[i])
@@ -137,7 +137,7 @@ func (r *Router) fate(req *Request, tried []*backends.Backend, full string, err 
 		return "", "every backend that serves its model was tried"
 	case r.queues(req):
 		held = "others wait already, and its turn is decided among them"
-	case err == nil && req.Instant:
+	case err == nil && req.NoEngine:
 		return "", ""
 	case err != nil && !r.mayWait(req):
 		return "", err.Error()
@@ -147,7 +147,7 @@ func (r *Router) fate(req *Request, tried []*backends.Backend, full string, err 
 		held = full
 	}
 	if held != "" && r.holdsAll(req) {
-		return "", ErrHoldFull.Error()
+		return "", ErrQueueFull.Error()
 	}
 	return held, ""
 }

@@ -27,7 +27,7 @@ func (e *Explanation) sentence() string {
 		s = e.byScore(c, others)
 	}
 	s += "."
-	if end := e.end("It"); e.Held != "" || e.Refused != "" {
+	if end := e.end("It"); e.Queued != "" || e.Refused != "" {
 		s += " " + end
 	}
 	return s
@@ -149,10 +149,10 @@ func (e *Explanation) end(it string) string {
 	switch {
 	case e.Refused != "":
 		return it + " would be refused: " + e.Refused + "."
-	case e.Held != "" && e.Choice != "":
-		return fmt.Sprintf("%s would wait first, for %s most likely: %s.", it, e.Choice, e.Held)
+	case e.Queued != "" && e.Choice != "":
+		return fmt.Sprintf("%s would wait first, for %s most likely: %s.", it, e.Choice, e.Queued)
 	}
-	return it + " would wait: " + e.Held + "."
+	return it + " would wait: " + e.Queued + "."
 }
 
 func (e *Explanation) holding(b BackendExplanation) string {

@@ -37,12 +37,12 @@ func TestExplainSaysWhoHoldsAPromptAndWhatThatSaves(t *testing.T) {
 	r, fleet, _ := newFleet(t, 2, "prefix")
 	first := ask(fleet, 1, 31)
 	d := mustPick(t, r, first)
-	d.FirstEvent()
-	d.Release(Outcome{End: Served})
+	d.RecordFirstEvent()
+	d.Release(Outcome{End: Completed})
 	again := ask(fleet, 1, 33)
 	e := r.Explain(*again)
 	holder := e.about(t, d.Backend)
-	if e.Choice != d.Backend.Name || e.Reason != ReasonPrefix || e.Blocks != 33 || e.PromptTokens != 33*64 || e.Held != "" {
+	if e.Choice != d.Backend.Name || e.Reason != ReasonPrefix || e.Blocks != 33 || e.PromptTokens != 33*64 || e.Queued != "" {
 		t.Errorf("got %+v", e)
 	}
 	if holder.MatchedBlocks != 31 || holder.MatchedTokens != 31*64 || holder.Uncached != 2*64 || !holder.Candidate || holder.Score == nil || holder.Terms == nil {
@@ -54,8 +54,8 @@ func TestExplainSaysWhoHoldsAPromptAndWhatThatSaves(t *testing.T) {
 func TestExplainNamesASpill(t *testing.T) {
 	r, fleet, _ := newFleet(t, 2, "prefix")
 	d := mustPick(t, r, ask(fleet, 1, 30))
-	d.FirstEvent()
-	d.Release(Outcome{End: Served})
+	d.RecordFirstEvent()
+	d.Release(Outcome{End: Completed})
 	long := ask(fleet, 1, 30)
 	long.Blocks, long.Bytes = append(long.Blocks, ask(fleet, 2, 900).Blocks...), 930*256
 	mustPick(t, r, long, fleet[1-d.Backend.Slot])
@@ -92,8 +92,8 @@ func TestExplainIsWhatPickThenDoes(t *testing.T) {
 					t.Fatal(err)
 				}
 				w, o := submit(one, ask(fleet, key, n)), submit(other, ask(otherFleet, key, n))
-				if w.waits() != (e.Held != "") || w.waits() != o.waits() {
-					t.Fatalf("%s, step %d: waits %v and %v, told %q", name, step, w.waits(), o.waits(), e.Held)
+				if w.waits() != (e.Queued != "") || w.waits() != o.waits() {
+					t.Fatalf("%s, step %d: waits %v and %v, told %q", name, step, w.waits(), o.waits(), e.Queued)
 				}
 				if w.waits() {
 					w.held.Cancel()
@@ -105,10 +105,10 @@ func TestExplainIsWhatPickThenDoes(t *testing.T) {
 					inFlight, otherInFlight = append(inFlight, w.d), append(otherInFlight, o.d)
 				}
 				if len(inFlight) > 9 {
-					inFlight[0].FirstEvent()
-					otherInFlight[0].FirstEvent()
-					inFlight[0].Release(Outcome{End: Served, AnswerTokens: 40})
-					otherInFlight[0].Release(Outcome{End: Served, AnswerTokens: 40})
+					inFlight[0].RecordFirstEvent()
+					otherInFlight[0].RecordFirstEvent()
+					inFlight[0].Release(Outcome{End: Completed, AnswerTokens: 40})
+					otherInFlight[0].Release(Outcome{End: Completed, AnswerTokens: 40})
 					inFlight, otherInFlight = inFlight[1:], otherInFlight[1:]
 				}
 				c.advance(30 * time.Millisecond)
@@ -138,7 +138,7 @@ func TestExplainLeavesEverythingAsItWas(t *testing.T) {
 }
 
 func TestExplainSaysWhyABackendIsNoCandidate(t *testing.T) {
-	r, fleet, c := newFleet(t, 9, "prefix", func(o *Options) { o.Breaker = BreakerOptions{Failures: 1, Open: time.Minute} })
+	r, fleet, c := newFleet(t, 9, "prefix", func(o *Options) { o.Breaker = BreakerSettings{Failures: 1, Open: time.Minute} })
 	for i, state := range []backends.State{backends.Down, backends.Draining} {
 		fleet[i].SetState(state)
 	}
@@ -148,11 +148,11 @@ func TestExplainSaysWhyABackendIsNoCandidate(t *testing.T) {
 	except := func(b *backends.Backend) []*backends.Backend {
 		return slices.DeleteFunc(slices.Clone(fleet), func(o *backends.Backend) bool { return o == b })
 	}
-	mustPick(t, r, ask(fleet, 1, 5), except(fleet[4])...).Release(Outcome{End: Unseen, Failed: true})
-	mustPick(t, r, ask(fleet, 1, 5), except(fleet[5])...).Release(Outcome{End: Unseen, Stopping: true})
+	mustPick(t, r, ask(fleet, 1, 5), except(fleet[4])...).Release(Outcome{End: NotProcessed, Failed: true})
+	mustPick(t, r, ask(fleet, 1, 5), except(fleet[5])...).Release(Outcome{End: NotProcessed, Stopping: true})
 	fleet[6].SetLoad(&backends.Load{KVKnown: true, KVCacheUsage: 0.99, ScrapedAt: c.now})
 	req := ask(fleet[:8], 1, 5)
-	req.Listed = "sim"
+	req.CatalogID = "sim"
 	e := r.Explain(*req, fleet[7])
 	for i, want := range []string{notReady, isDraining, isAsleep, hasItsMost, breakerOpen, isStopping, "", wasTried, notListed} {
 		if got := e.about(t, fleet[i]).WhyNot; got != want {
@@ -181,7 +181,7 @@ func TestExplainOfARequestThatNobodyMayTake(t *testing.T) {
 			t.Errorf("%s: got %s", c.name, e.Sentence)
 		}
 		fleet[0].SetState(backends.Ready)
-		if e := r.Explain(*ask(fleet, 1, 5), fleet...); e.Refused == "" || e.Held != "" {
+		if e := r.Explain(*ask(fleet, 1, 5), fleet...); e.Refused == "" || e.Queued != "" {
 			t.Errorf("%s, all tried: got %+v", c.name, e)
 		}
 	}
@@ -193,55 +193,55 @@ func TestExplainSaysWhyARequestIsHeld(t *testing.T) {
 		mustPick(t, r, ask(fleet, 10+i, 200))
 	}
 	e := r.Explain(*ask(fleet, 1, 200))
-	if e.Held != lacksStep.String() || e.Choice == "" {
+	if e.Queued != lacksStep.String() || e.Choice == "" {
 		t.Errorf("got %+v", e)
 	}
 	says(t, e, "It would wait first, for "+e.Choice+" most likely: its next step is full.")
 	waits(t, "the next", submit(r, ask(fleet, 2, 200)))
-	if e := r.Explain(*ask(fleet, 1, 1)); e.Waiting != 1 || !strings.Contains(e.Held, "others wait already") {
+	if e := r.Explain(*ask(fleet, 1, 1)); e.Waiting != 1 || !strings.Contains(e.Queued, "others wait already") {
 		t.Errorf("got %+v", e)
 	}
 	r.holding.Requests = 1
-	if e := r.Explain(*ask(fleet, 1, 1)); e.Refused != ErrHoldFull.Error() || e.Held != "" {
+	if e := r.Explain(*ask(fleet, 1, 1)); e.Refused != ErrQueueFull.Error() || e.Queued != "" {
 		t.Errorf("a full queue: got %+v", e)
 	}
 }
 
 func TestPlacedIsKnownAndCountsForNothing(t *testing.T) {
 	r, fleet, _ := newFleet(t, 3, "prefix")
-	if n := r.Placed(ask(fleet, 1, 30), fleet[2]); n != 30 {
+	if n := r.RecordPlacement(ask(fleet, 1, 30), fleet[2]); n != 30 {
 		t.Errorf("%d blocks were taken in", n)
 	}
 	d := mustPick(t, r, ask(fleet, 1, 40))
 	if d.Backend != fleet[2] || d.MatchedBlocks != 30 || d.ahead != 0 || d.Backend.InFlight.Load() != 1 {
 		t.Errorf("sent to %s, of which it holds %d, behind %v tokens", d.Backend.Name, d.MatchedBlocks, d.ahead)
 	}
-	r.Leave(fleet[1])
-	if n := r.Placed(ask(fleet, 1, 30), fleet[1]); n != 0 {
+	r.RemoveBackend(fleet[1])
+	if n := r.RecordPlacement(ask(fleet, 1, 30), fleet[1]); n != 0 {
 		t.Errorf("%d blocks on a backend that has left", n)
 	}
 }
 
 func TestResetForgetsABackend(t *testing.T) {
-	r, fleet, _ := newFleet(t, 2, "prefix", func(o *Options) { o.Breaker = BreakerOptions{Failures: 1, Open: time.Minute} })
-	r.Placed(ask(fleet, 1, 30), fleet[0])
+	r, fleet, _ := newFleet(t, 2, "prefix", func(o *Options) { o.Breaker = BreakerSettings{Failures: 1, Open: time.Minute} })
+	r.RecordPlacement(ask(fleet, 1, 30), fleet[0])
 	inFlight := mustPick(t, r, ask(fleet, 1, 30), fleet[1])
-	mustPick(t, r, ask(fleet, 2, 5), fleet[1]).Release(Outcome{End: Unseen, Failed: true})
+	mustPick(t, r, ask(fleet, 2, 5), fleet[1]).Release(Outcome{End: NotProcessed, Failed: true})
 	r.lessons[0].answer.add(9000)
 	r.lessons[0].predicted = 12
-	was := r.Reset(fleet[0])
+	was := r.ResetBackend(fleet[0])
 	if was.Blocks != 30 || was.Breaker != BreakerOpen || was.AnswerTokens == answerTokens {
 		t.Errorf("it says %+v", was)
 	}
 	if state, _ := r.Breaker(fleet[0]); state != BreakerClosed || r.index.Len(0) != 0 || r.lessons[0].answer.value != answerTokens || r.lessons[0].predicted != 12 {
 		t.Errorf("left is %v, %d blocks, %+v", state, r.index.Len(0), r.lessons[0].answer)
 	}
-	inFlight.FirstEvent()
-	inFlight.Release(Outcome{End: Served})
+	inFlight.RecordFirstEvent()
+	inFlight.Release(Outcome{End: Completed})
 	if n := fleet[0].InFlight.Load(); n != 0 {
 		t.Errorf("%d in flight", n)
 	}
-	if again := r.Reset(fleet[0]); again.Blocks != 0 || again.Breaker != BreakerClosed {
+	if again := r.ResetBackend(fleet[0]); again.Blocks != 0 || again.Breaker != BreakerClosed {
 		t.Errorf("the second time it says %+v", again)
 	}
 }

@@ -9,20 +9,20 @@ import (
 	"warmroute/router/policy"
 )
 
-// Join takes in a backend that a Registry has given a Slot. Until then it is sent
+// AddBackend takes in a backend that a Registry has given a Slot. Until then it is sent
 // nothing. What its Slot's last owner left is not there any more.
-func (r *Router) Join(b *backends.Backend) {
+func (r *Router) AddBackend(b *backends.Backend) {
 	r.deciding.Lock()
 	defer r.deciding.Unlock()
 	r.join(b)
 	r.dispatch(r.now())
 }
 
-// Leave lets go of a backend: it is sent nothing more, and all that is known of
+// RemoveBackend lets go of a backend: it is sent nothing more, and all that is known of
 // it is forgotten. Decisions for it that are in flight stay good for a Release,
 // which then counts nowhere but in the backend's own figures. Under another
 // router's rule this may take a tenth of a second, if its table is full.
-func (r *Router) Leave(b *backends.Backend) {
+func (r *Router) RemoveBackend(b *backends.Backend) {
 	r.deciding.Lock()
 	defer r.deciding.Unlock()
 	if !r.has(b) {
@@ -94,10 +94,10 @@ func (r *Router) clean(slot int) {
 // serving are the backends that serve a request's model by now. Where it is listed
 // no more, those that did: another that serves it may be on its way.
 func (r *Router) serving(req *Request) []*backends.Backend {
-	if r.catalog == nil || req.Listed == "" {
+	if r.catalog == nil || req.CatalogID == "" {
 		return req.Backends
 	}
-	if e, listed := r.catalog().Find(req.Listed); listed {
+	if e, listed := r.catalog().Find(req.CatalogID); listed {
 		return e.Backends
 	}
 	return req.Backends

@@ -33,39 +33,39 @@ func TestABackendIsSentNothingBeforeItJoinsAndAfterItLeft(t *testing.T) {
 		}
 	}
 	refuses("before")
-	r.Join(b)
-	mustPick(t, r, only(b, 1, 4)).Release(Outcome{End: Served})
-	r.Leave(b)
+	r.AddBackend(b)
+	mustPick(t, r, only(b, 1, 4)).Release(Outcome{End: Completed})
+	r.RemoveBackend(b)
 	refuses("after")
-	r.Leave(b) // once more changes nothing
-	mustPick(t, r, ask(fleet, 1, 4)).Release(Outcome{End: Served})
+	r.RemoveBackend(b) // once more changes nothing
+	mustPick(t, r, ask(fleet, 1, 4)).Release(Outcome{End: Completed})
 }
 
 func TestASlotsNextOwnerBeginsWithNothing(t *testing.T) {
 	r, fleet, c := newFleet(t, 2, "prefix")
 	first := fleet[1]
-	r.Observe(first, &backends.Load{CacheTokens: 4000, ScrapedAt: c.now, TokensKnown: true, QueuesKnown: true})
+	r.ObserveLoad(first, &backends.Load{CacheTokens: 4000, ScrapedAt: c.now, TokensKnown: true, QueuesKnown: true})
 	for key := range 30 {
 		d := mustPick(t, r, only(first, key, 40))
 		c.advance(500 * time.Millisecond)
-		d.FirstEvent()
-		d.Release(Outcome{End: Served, AnswerTokens: 900, PromptTokens: 1280, CachedTokens: 0, CachedKnown: true})
+		d.RecordFirstEvent()
+		d.Release(Outcome{End: Completed, AnswerTokens: 900, PromptTokens: 1280, CachedTokens: 0, CachedKnown: true})
 	}
 	open := mustPick(t, r, only(first, 99, 400))
-	fresh := r.Learned()[0]
-	if taught := r.Learned()[1]; taught.AnswerTokens == fresh.AnswerTokens || taught.BytesPerToken == fresh.BytesPerToken {
+	fresh := r.Estimates()[0]
+	if taught := r.Estimates()[1]; taught.AnswerTokens == fresh.AnswerTokens || taught.BytesPerToken == fresh.BytesPerToken {
 		t.Fatalf("nothing was learned: %+v", taught)
 	}
-	r.Leave(first)
+	r.RemoveBackend(first)
 	next := guest("next", 1)
-	r.Join(next)
-	got, want := r.Learned()[1], fresh
+	r.AddBackend(next)
+	got, want := r.Estimates()[1], fresh
 	want.Backend = next
 	want.PrefillRate = got.PrefillRate // the fleet's
 	if got != want {
 		t.Errorf("what is known of the next owner: %+v, want %+v", got, want)
 	}
-	parts, _ := r.Index()
+	parts, _ := r.IndexStats()
 	if p := parts[1]; p.Backend != next || p.Blocks != 0 || p.Evictions != 0 || p.Capacity != parts[0].Capacity {
 		t.Errorf("its part of the index: %+v", p)
 	}
@@ -75,10 +75,10 @@ func TestASlotsNextOwnerBeginsWithNothing(t *testing.T) {
 	}
 	// What the first owner had in flight ends, and is none of the next one's.
 	before, blocks := r.accounts[1], r.index.InUse(1)
-	open.Progress()
-	open.FirstEvent()
+	open.RecordOutput()
+	open.RecordFirstEvent()
 	open.Commit()
-	open.Release(Outcome{End: Served, AnswerTokens: 1})
+	open.Release(Outcome{End: Completed, AnswerTokens: 1})
 	if after := r.accounts[1]; after.requests != before.requests || after.tokens != before.tokens || r.index.InUse(1) != blocks {
 		t.Errorf("the account was %+v, and is %+v", before, after)
 	}
@@ -88,7 +88,7 @@ func TestASlotsNextOwnerBeginsWithNothing(t *testing.T) {
 	if r.progress[1].output.Load() != 0 {
 		t.Error("output of the first owner counts for the next one")
 	}
-	d.Release(Outcome{End: Served, AnswerTokens: 1})
+	d.Release(Outcome{End: Completed, AnswerTokens: 1})
 }
 
 // A Release that comes after the same backend left and joined again is not for
@@ -96,9 +96,9 @@ func TestASlotsNextOwnerBeginsWithNothing(t *testing.T) {
 func TestABackendThatLeftAndJoinedAgainIsANewOne(t *testing.T) {
 	r, fleet, _ := newFleet(t, 1, "prefix")
 	open := mustPick(t, r, ask(fleet, 1, 40))
-	r.Leave(fleet[0])
-	r.Join(fleet[0])
-	open.Release(Outcome{End: Served})
+	r.RemoveBackend(fleet[0])
+	r.AddBackend(fleet[0])
+	open.Release(Outcome{End: Completed})
 	if a := r.accounts[0]; a.requests != 0 || a.tokens != 0 || fleet[0].InFlight.Load() != 0 {
 		t.Errorf("%+v, %d in flight", a, fleet[0].InFlight.Load())
 	}
@@ -108,8 +108,8 @@ func TestAFleetGrowsBeyond64(t *testing.T) {
 	r, _, _ := newFleet(t, 1, "prefix")
 	for slot := 1; slot < 200; slot++ {
 		b := guest(fmt.Sprint("g", slot), slot)
-		r.Join(b)
-		mustPick(t, r, only(b, slot, 4)).Release(Outcome{End: Served})
+		r.AddBackend(b)
+		mustPick(t, r, only(b, slot, 4)).Release(Outcome{End: Completed})
 		if d := mustPick(t, r, only(b, slot, 4)); d.MatchedBlocks != 4 {
 			t.Fatalf("slot %d: %d blocks matched, want 4", slot, d.MatchedBlocks)
 		}
@@ -119,9 +119,9 @@ func TestAFleetGrowsBeyond64(t *testing.T) {
 func TestPoliciesForgetABackendThatLeft(t *testing.T) {
 	r, fleet, _ := newFleet(t, 2, "hashtrie")
 	first := mustPick(t, r, ask(fleet, 1, 8)).Backend
-	r.Leave(first)
+	r.RemoveBackend(first)
 	next := guest("next", first.Slot)
-	r.Join(next)
+	r.AddBackend(next)
 	now := slices.Clone(fleet)
 	now[first.Slot] = next
 	elsewhere := false
@@ -130,8 +130,8 @@ func TestPoliciesForgetABackendThatLeft(t *testing.T) {
 			elsewhere = true
 			break
 		}
-		r.Leave(next)
-		r.Join(next)
+		r.RemoveBackend(next)
+		r.AddBackend(next)
 	}
 	if !elsewhere {
 		t.Error("a prompt goes to the next owner of the slot that it was sent to before")
@@ -163,21 +163,21 @@ func fluxOnce(t *testing.T, seed uint64) {
 		case 1:
 			there := registry.All()
 			if b := there[rng.IntN(len(there))]; len(there) > 1 {
-				r.Leave(b)
+				r.RemoveBackend(b)
 				registry.Remove(b)
 			}
 		case 2:
 			reconfigured(t, r, func(o *Options) { o.Policy = policy.Names[rng.IntN(len(policy.Names))] })
 		case 3:
 			there := registry.All()
-			r.Observe(there[rng.IntN(len(there))], &backends.Load{CacheTokens: 50_000, QueuesKnown: true, TokensKnown: true, ScrapedAt: c.now})
+			r.ObserveLoad(there[rng.IntN(len(there))], &backends.Load{CacheTokens: 50_000, QueuesKnown: true, TokensKnown: true, ScrapedAt: c.now})
 		case 4, 5:
 			held = append(held, submit(r, request(registry, rng.IntN(20), 1+rng.IntN(200))))
 		default:
 			if len(open) > 0 {
 				at := rng.IntN(len(open))
 				if rng.IntN(2) == 0 {
-					open[at].FirstEvent()
+					open[at].RecordFirstEvent()
 				}
 				open[at].Release(Outcome{End: End(rng.IntN(4)), AnswerTokens: rng.IntN(100)})
 				open = slices.Delete(open, at, at+1)
@@ -195,7 +195,7 @@ func fluxOnce(t *testing.T, seed uint64) {
 		open = append(open, sent(t, fmt.Sprint("seed ", seed), w))
 	}
 	for _, d := range open {
-		d.Release(Outcome{End: Served})
+		d.Release(Outcome{End: Completed})
 	}
 	for _, b := range all {
 		if n := b.InFlight.Load(); n != 0 {

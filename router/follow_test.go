@@ -36,7 +36,7 @@ func following(t *testing.T, fleet ...*backends.Backend) (*Router, *backends.Reg
 func request(registry *backends.Registry, key, n int) *Request {
 	e, _ := registry.Catalog().Find("m")
 	req := ask(e.Backends, key, n)
-	req.Listed = "m"
+	req.CatalogID = "m"
 	return req
 }
 
@@ -45,9 +45,9 @@ func joins(t *testing.T, r *Router, registry *backends.Registry, b *backends.Bac
 	if err := registry.Add(b); err != nil {
 		t.Fatal(err)
 	}
-	r.Join(b)
+	r.AddBackend(b)
 	b.SetModels([]backends.Model{{ID: "m"}})
-	r.Changed(b)
+	r.BackendChanged(b)
 }
 
 func TestARequestThatIsHeldFollowsTheFleet(t *testing.T) {
@@ -67,13 +67,13 @@ func TestARequestIsNotHeldForABackendThatLeft(t *testing.T) {
 	a, b := named("a", backends.Down), named("b", backends.Down)
 	r, registry, _ := following(t, a, b)
 	w := submit(r, request(registry, 1, 4))
-	r.Leave(a)
+	r.RemoveBackend(a)
 	registry.Remove(a)
 	a.SetState(backends.Ready) // somebody's late word on it
-	r.Changed(a)
+	r.BackendChanged(a)
 	waits(t, "the ready one is in the fleet no more", w)
 	b.SetState(backends.Ready)
-	r.Changed(b)
+	r.BackendChanged(b)
 	if d := sent(t, "the other is ready", w); d.Backend != b {
 		t.Errorf("sent to %s", d.Backend.Name)
 	}
@@ -84,7 +84,7 @@ func TestARequestThatLooksAtAnOldListIsSentToTheNewFleet(t *testing.T) {
 	r, registry, _ := following(t, a)
 	req := request(registry, 1, 4)
 	joins(t, r, registry, b)
-	r.Leave(a)
+	r.RemoveBackend(a)
 	registry.Remove(a)
 	if d := mustPick(t, r, req); d.Backend != b {
 		t.Errorf("sent to %s", d.Backend.Name)
@@ -100,7 +100,7 @@ func TestARequestOutlastsAMomentInWhichNobodyListsItsModel(t *testing.T) {
 	a := named("a", backends.Ready)
 	r, registry, _ := following(t, a)
 	req := request(registry, 1, 4)
-	r.Leave(a)
+	r.RemoveBackend(a)
 	registry.Remove(a)
 	w := submit(r, req)
 	waits(t, "nobody lists the model", w)
@@ -115,13 +115,13 @@ func TestWhatWaitsForASlotWaitsForItsOwner(t *testing.T) {
 	w := submit(r, request(registry, 3, 1000))
 	waits(t, "both are busy", w)
 	left := busyA.Backend
-	r.Leave(left)
+	r.RemoveBackend(left)
 	registry.Remove(left)
 	if w.held.waitsFor == left.Slot {
 		t.Error("it waits for a backend that left")
 	}
-	busyB.FirstEvent()
-	busyA.Release(Outcome{End: Left})
+	busyB.RecordFirstEvent()
+	busyA.Release(Outcome{End: ClientDisconnected})
 	if d := sent(t, "the other has room", w); d.Backend != busyB.Backend {
 		t.Errorf("sent to %s", d.Backend.Name)
 	}

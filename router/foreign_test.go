@@ -34,8 +34,8 @@ func TestForeignLoad(t *testing.T) {
 func TestForeignLoadSendsRequestsElsewhere(t *testing.T) {
 	r, fleet, c := newFleet(t, 2, "prefix")
 	holder := mustPick(t, r, ask(fleet, 1, 10)) // 640 tokens: the mean u
-	holder.FirstEvent()
-	holder.Release(Outcome{End: Served, AnswerTokens: 250})
+	holder.RecordFirstEvent()
+	holder.Release(Outcome{End: Completed, AnswerTokens: 250})
 	other := fleet[1-holder.Backend.Slot]
 	f := func(name string, running, waiting int, want *backends.Backend) {
 		t.Helper()
@@ -44,7 +44,7 @@ func TestForeignLoadSendsRequestsElsewhere(t *testing.T) {
 		if d.Backend != want {
 			t.Errorf("%s: sent to %s", name, d.Backend.Name)
 		}
-		d.Release(Outcome{End: Unseen})
+		d.Release(Outcome{End: NotProcessed})
 	}
 	// Each costs 160 tokens of decoding and stalls: 16·(1+0.6) + 160·2 against 640, then 5 of them.
 	f("two others decode", 2, 0, holder.Backend)
@@ -64,10 +64,10 @@ func TestALongPromptIsSentWhereOnlyOthersHaveSomethingWaiting(t *testing.T) {
 	poll := func() {
 		l := &backends.Load{QueuesKnown: true, Running: 40, Waiting: 1, ScrapedAt: c.now, OwnInFlight: 1}
 		fleet[0].SetLoad(l)
-		r.Observe(fleet[0], l)
+		r.ObserveLoad(fleet[0], l)
 	}
 	poll()
 	waits(t, "10,240 tokens of ours are pending", long)
-	running.FirstEvent()
+	running.RecordFirstEvent()
 	sent(t, "none of ours are", long)
 }

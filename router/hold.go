@@ -11,20 +11,20 @@ import (
 	"warmroute/backends"
 )
 
-// HoldOptions bound the hold queue: requests that no backend can start soon
+// QueueSettings bound the hold queue: requests that no backend can start soon
 // wait here, and not in an engine's queue. A zero Requests turns it off.
-type HoldOptions struct {
+type QueueSettings struct {
 	Requests      int           // held at once of each priority class but batch requests
 	Bytes         int64         // of the bodies of each of these classes; 0: no bound
 	BatchRequests int           // batch requests (Request.Priority above 0) held at once
 	BatchBytes    int64         // of their bodies; 0: no bound
-	Time          time.Duration // that one may be held, as of its arrival, unless Request.QueueTime says otherwise; 0: no bound
+	Timeout       time.Duration // that one may be held, as of its arrival, unless Request.QueueTime says otherwise; 0: no bound
 	StepTokens    int           // the replicas' scheduler budget, up to which a backend is sent requests; 0: as it is learned
 	BatchSlowdown float64       // share by which batch requests may slow down the others; 0: no bound
 }
 
 // bounds are how many requests of a class may be queued, and the bytes of their bodies.
-func (o *HoldOptions) bounds(c class) (requests int, bytes int64) {
+func (o *QueueSettings) bounds(c class) (requests int, bytes int64) {
 	if c == classBatch {
 		return o.BatchRequests, o.BatchBytes
 	}
@@ -32,14 +32,14 @@ func (o *HoldOptions) bounds(c class) (requests int, bytes int64) {
 }
 
 var (
-	// ErrHoldFull says that the hold queue takes no more.
-	ErrHoldFull = errors.New("the hold queue is full")
-	// ErrHeldTooLong says that a request was held as long as it may be.
-	ErrHeldTooLong = errors.New("held too long")
+	// ErrQueueFull says that the hold queue takes no more.
+	ErrQueueFull = errors.New("the hold queue is full")
+	// ErrQueueTimeout says that a request was held as long as it may be.
+	ErrQueueTimeout = errors.New("held too long")
 )
 
-// Held is a request that waits in the hold queue.
-type Held struct {
+// Ticket is a request that waits in the hold queue.
+type Ticket struct {
 	router  *Router
 	req     Request
 	tried   []*backends.Backend
@@ -56,7 +56,7 @@ type Held struct {
 	number       uint64
 	place        int
 	duePlace     int // in the queue's due
-	older, newer *Held
+	older, newer *Ticket
 	gone         bool // delivered or cancelled
 
 	waitsFor int // slot of the backend that was the cheapest when it was scored last
@@ -71,7 +71,7 @@ type Held struct {
 // made room. It is called under the router's lock, and so must neither block nor
 // call the router. What req and tried point to stays unchanged until then, and
 // until the Decision's Release.
-func (r *Router) Submit(req *Request, deliver func(*Decision, error), tried ...*backends.Backend) *Held {
+func (r *Router) Submit(req *Request, deliver func(*Decision, error), tried ...*backends.Backend) *Ticket {
 	r.deciding.Lock()
 	defer r.deciding.Unlock()
 	now := r.now()
@@ -84,7 +84,7 @@ func (r *Router) Submit(req *Request, deliver func(*Decision, error), tried ...*
 
 // Cancel takes a request out of the queue, and reports whether it was in time:
 // if not, deliver was called.
-func (h *Held) Cancel() bool {
+func (h *Ticket) Cancel() bool {
 	if h == nil {
 		return false
 	}
@@ -150,7 +150,7 @@ func (r *Router) tryNow(req *Request, tried []*backends.Backend, now time.Time) 
 		chosen, err = r.score(req, tried, now)
 	}
 	switch {
-	case err == nil && req.Instant:
+	case err == nil && req.NoEngine:
 		return r.reserve(req, tried, chosen, now), nil
 	case err != nil && r.mayWait(req):
 		return nil, errHold
@@ -168,17 +168,17 @@ func (r *Router) tryNow(req *Request, tried []*backends.Backend, now time.Time) 
 
 // queues reports whether a request joins others that wait for a backend that could take it.
 func (r *Router) queues(req *Request) bool {
-	return r.late && !req.Instant && r.queue.sharesBackend(req) && !r.tooLongForAll(req)
+	return r.late && !req.NoEngine && r.queue.sharesBackend(req) && !r.tooLongForAll(req)
 }
 
 // queueTime is how long a request may wait; 0: as long as it takes.
 func (r *Router) queueTime(req *Request) time.Duration {
-	return cmp.Or(req.QueueTime, r.holding.Time)
+	return cmp.Or(req.QueueTimeout, r.holding.Timeout)
 }
 
 // mayWait reports whether a request that no backend may take is held.
 func (r *Router) mayWait(req *Request) bool {
-	return !req.Instant && r.holding.Requests > 0 && len(req.Backends) > 0
+	return !req.NoEngine && r.holding.Requests > 0 && len(req.Backends) > 0
 }
 
 // moved brings a request's backends up to date, and reports whether they changed.
@@ -196,13 +196,13 @@ func (r *Router) mayYet(req *Request, tried []*backends.Backend) bool {
 
 // hold puts a request into the queue, or answers it when that is full. It
 // returns nil when deliver was called.
-func (r *Router) hold(req *Request, tried []*backends.Backend, deliver func(*Decision, error), now time.Time) *Held {
+func (r *Router) hold(req *Request, tried []*backends.Backend, deliver func(*Decision, error), now time.Time) *Ticket {
 	q := &r.queue
 	if r.holdsAll(req) || r.unreadyHaveTheirShare(req) {
-		deliver(nil, ErrHoldFull)
+		deliver(nil, ErrQueueFull)
 		return nil
 	}
-	h := &Held{
+	h := &Ticket{
 		router: r, req: *req, tried: slices.Clone(tried), deliver: deliver,
 		arrived: now, waitsFor: nowhere,
 	}
@@ -243,7 +243,7 @@ const (
 // Since what was waited grows alike for all, the key stays as it is. Of a tenant
 // that has asked for more than its share, requests count as if they had come
 // later.
-func (r *Router) place(h *Held, now time.Time) {
+func (r *Router) place(h *Ticket, now time.Time) {
 	r.match(h)
 	h.tokens = r.tokens(&h.req)
 	rates := r.fleetRate
@@ -263,7 +263,7 @@ func (r *Router) place(h *Held, now time.Time) {
 
 // match reads what the backends hold of a held request, if that can have
 // changed, and makes it what is scored next.
-func (r *Router) match(h *Held) {
+func (r *Router) match(h *Ticket) {
 	if v := r.index.Version(); h.version != v {
 		if len(h.depth) != len(r.fleet) {
 			h.depth = make([]int, len(r.fleet))
@@ -275,7 +275,7 @@ func (r *Router) match(h *Held) {
 }
 
 // take removes a request from the queue.
-func (r *Router) take(h *Held) {
+func (r *Router) take(h *Ticket) {
 	h.gone = true
 	r.queue.remove(h)
 	r.departures.add(r.now())

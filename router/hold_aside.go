@@ -6,20 +6,20 @@ import (
 	"warmroute/backends"
 )
 
-// HoldAside counts a request among those that wait, and reports whether it may
-// wait: ErrHoldFull or nil. After nil EndAside must follow, with the same request.
-func (r *Router) HoldAside(req *Request) error {
+// AddWaiting counts a request among those that wait, and reports whether it may
+// wait: ErrQueueFull or nil. After nil RemoveWaiting must follow, with the same request.
+func (r *Router) AddWaiting(req *Request) error {
 	r.deciding.Lock()
 	defer r.deciding.Unlock()
 	if r.holding.Requests > 0 && r.holdsAll(req) {
-		return ErrHoldFull
+		return ErrQueueFull
 	}
 	r.aside[req.class()].add(1, int64(req.BodyBytes), 0)
 	return nil
 }
 
-// EndAside ends what HoldAside began.
-func (r *Router) EndAside(req *Request) {
+// RemoveWaiting ends what AddWaiting began.
+func (r *Router) RemoveWaiting(req *Request) {
 	r.deciding.Lock()
 	defer r.deciding.Unlock()
 	r.aside[req.class()].add(-1, -int64(req.BodyBytes), 0)
@@ -52,8 +52,8 @@ func (r *Router) unreadyHaveTheirShare(req *Request) bool {
 	return unready.count > 0 && (2*(unready.count+1) > requests || bytes > 0 && 2*(unready.bytes+int64(req.BodyBytes)) > bytes)
 }
 
-// HeldRequests is how many wait, in the queue or aside.
-func (r *Router) HeldRequests() int {
+// WaitingRequests is how many wait, in the queue or aside.
+func (r *Router) WaitingRequests() int {
 	r.deciding.Lock()
 	defer r.deciding.Unlock()
 	n := r.queue.count
@@ -63,9 +63,9 @@ func (r *Router) HeldRequests() int {
 	return n
 }
 
-// HeldByClass returns how many wait, in the queue or aside, by the name of their
+// WaitingByClass returns how many wait, in the queue or aside, by the name of their
 // priority class.
-func (r *Router) HeldByClass() map[string]int {
+func (r *Router) WaitingByClass() map[string]int {
 	r.deciding.Lock()
 	defer r.deciding.Unlock()
 	held := make(map[string]int, classes)

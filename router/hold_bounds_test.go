@@ -10,9 +10,9 @@ import (
 )
 
 func TestTheQueueIsBounded(t *testing.T) {
-	f := func(name string, hold HoldOptions, bodyBytes int) {
+	f := func(name string, hold QueueSettings, bodyBytes int) {
 		t.Helper()
-		r, fleet, _ := newFleet(t, 1, "prefix", func(o *Options) { o.Hold = hold })
+		r, fleet, _ := newFleet(t, 1, "prefix", func(o *Options) { o.Queue = hold })
 		sent(t, name, submit(r, ask(fleet, 1, 2000)))
 		var held []*waiter
 		for key := range 3 {
@@ -22,16 +22,16 @@ func TestTheQueueIsBounded(t *testing.T) {
 		}
 		waits(t, name, held[0])
 		waits(t, name, held[1])
-		if held[2].err != ErrHoldFull || held[2].held != nil {
-			t.Errorf("%s: the third got %v, want ErrHoldFull", name, held[2].err)
+		if held[2].err != ErrQueueFull || held[2].held != nil {
+			t.Errorf("%s: the third got %v, want ErrQueueFull", name, held[2].err)
 		}
 		held[0].held.Cancel()
 		again := ask(fleet, 9, 10)
 		again.BodyBytes = bodyBytes
 		waits(t, name+": one has left", submit(r, again))
 	}
-	f("requests", HoldOptions{Requests: 2}, 100)
-	f("bytes", HoldOptions{Requests: 100, Bytes: 250}, 100)
+	f("requests", QueueSettings{Requests: 2}, 100)
+	f("bytes", QueueSettings{Requests: 100, Bytes: 250}, 100)
 }
 
 func TestNobodyIsHeldForever(t *testing.T) {
@@ -46,11 +46,11 @@ func TestNobodyIsHeldForever(t *testing.T) {
 	waits(t, "59 s", down)
 	c.advance(time.Second)
 	r.Tick()
-	if busy.err != ErrHeldTooLong || down.err != ErrNoneReady {
-		t.Errorf("after a minute: %v and %v, want ErrHeldTooLong and ErrNoneReady", busy.err, down.err)
+	if busy.err != ErrQueueTimeout || down.err != ErrNoneReady {
+		t.Errorf("after a minute: %v and %v, want ErrQueueTimeout and ErrNoneReady", busy.err, down.err)
 	}
 	waits(t, "1 s", late)
-	if n := r.HeldRequests(); n != 1 {
+	if n := r.WaitingRequests(); n != 1 {
 		t.Errorf("%d held, want 1", n)
 	}
 }
@@ -60,12 +60,12 @@ func TestWhoLeavesIsGoneAtOnce(t *testing.T) {
 	busy := sent(t, "", submit(r, ask(fleet, 1, 2000)))
 	if busy := submit(r, ask(fleet, 1, 2000)); busy.held == nil {
 		t.Fatal("not held")
-	} else if !busy.held.Cancel() || busy.held.Cancel() || r.HeldRequests() != 0 {
+	} else if !busy.held.Cancel() || busy.held.Cancel() || r.WaitingRequests() != 0 {
 		t.Error("a cancelled request is still there, or can be cancelled twice")
 	}
 	left, stays := submit(r, ask(fleet, 2, 1)), submit(r, ask(fleet, 3, 1))
 	left.held.Cancel()
-	busy.FirstEvent()
+	busy.RecordFirstEvent()
 	waits(t, "it left", left)
 	sent(t, "it stayed", stays)
 	if stays.held.Cancel() {
@@ -94,14 +94,14 @@ func TestWhoStopsWaitsForRoomOnly(t *testing.T) {
 		down = append(down, submit(r, ask(fleet[1:], 10+key, 10)))
 		waits(t, "until the end is near", down[key])
 	}
-	r.Stop()
+	r.Drain()
 	for _, w := range append(down, submit(r, ask(fleet[1:], 3, 10))) {
 		if w.err != ErrNoneReady {
 			t.Fatalf("its only backend is down: got %v, want ErrNoneReady", w.err)
 		}
 	}
 	waits(t, "its backend is busy", room)
-	busy.FirstEvent()
+	busy.RecordFirstEvent()
 	sent(t, "its backend has room", room)
 }
 
@@ -114,9 +114,9 @@ func TestRequestsWaitForABackendToBecomeReady(t *testing.T) {
 		waits(t, name, w)
 		c.advance(5 * time.Second)
 		fleet[0].SetState(backends.Ready)
-		r.Changed(fleet[0])
-		if d := sent(t, name, w); d.Backend != fleet[0] || d.Held != 5*time.Second {
-			t.Errorf("%s: sent to %s after %v", name, d.Backend.Name, d.Held)
+		r.BackendChanged(fleet[0])
+		if d := sent(t, name, w); d.Backend != fleet[0] || d.QueueTime != 5*time.Second {
+			t.Errorf("%s: sent to %s after %v", name, d.Backend.Name, d.QueueTime)
 		}
 	}
 }
@@ -151,8 +151,8 @@ func TestARoundIsNotUsedUpByOneModel(t *testing.T) {
 	r, fleet, c := newFleet(t, 3, "prefix", holding)
 	hot := sent(t, "", submit(r, ask(fleet[:1], 1, 400)))
 	c.advance(10 * time.Second)
-	hot.FirstEvent()
-	hot.Release(Outcome{End: Served})
+	hot.RecordFirstEvent()
+	hot.Release(Outcome{End: Completed})
 	sent(t, "", submit(r, ask(fleet[:1], 2, 200))) // 12,800 tokens
 	sent(t, "", submit(r, ask(fleet[1:2], 3, 62))) // 3,968
 	other := sent(t, "", submit(r, ask(fleet[2:], 4, 200)))
@@ -161,7 +161,7 @@ func TestARoundIsNotUsedUpByOneModel(t *testing.T) {
 	}
 	w := submit(r, ask(fleet[2:], 5, 10))
 	waits(t, "its only backend is busy", w)
-	other.FirstEvent()
+	other.RecordFirstEvent()
 	sent(t, "its only backend is idle", w)
 }
 
@@ -209,10 +209,10 @@ func TestAFullBackendIsWaitedFor(t *testing.T) {
 	r, fleet, _ := newFleet(t, 1, "prefix", holding)
 	fleet[0].SetTerms(backends.Terms{MaxInFlight: 1})
 	running := sent(t, "", submit(r, ask(fleet, 1, 1)))
-	running.FirstEvent()
+	running.RecordFirstEvent()
 	w := submit(r, ask(fleet, 2, 1))
 	waits(t, "one is all that it may have", w)
-	running.Release(Outcome{End: Served})
+	running.Release(Outcome{End: Completed})
 	sent(t, "it has none", w)
 }
 
@@ -229,7 +229,7 @@ func TestARequestThatCountsForManyGetsItsPlaces(t *testing.T) {
 	}
 	for key := range 16 {
 		d := sent(t, "", send(key))
-		d.FirstEvent()
+		d.RecordFirstEvent()
 		running = append(running, d)
 	}
 	four := ask(fleet, 1000, 1)
@@ -242,7 +242,7 @@ func TestARequestThatCountsForManyGetsItsPlaces(t *testing.T) {
 	}
 	ended := 0
 	for ; many.waits() && ended < 16; ended++ {
-		running[ended].Release(Outcome{End: Served, AnswerTokens: 5})
+		running[ended].Release(Outcome{End: Completed, AnswerTokens: 5})
 	}
 	// Eight ends leave four places on one of the two.
 	if d := sent(t, "all that ran before it has ended", many); ended > 8 {
@@ -267,7 +267,7 @@ func TestPickLeavesTheQueueWithItsContext(t *testing.T) {
 	if _, err := r.Pick(ctx, ask(fleet, 2, 1)); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v, want the context's error", err)
 	}
-	if n := r.HeldRequests(); n != 0 {
+	if n := r.WaitingRequests(); n != 0 {
 		t.Errorf("%d held", n)
 	}
 }

@@ -21,7 +21,7 @@ func TestShortWorkFirstUntilTheLongHasWaited(t *testing.T) {
 		put(2, blocks)
 		c.advance(later)
 		put(3, 1)
-		busy.FirstEvent()
+		busy.RecordFirstEvent()
 		r.Tick()
 		if !slices.Equal(got, want) {
 			t.Errorf("%s: sent %v, want %v", name, got, want)
@@ -57,9 +57,9 @@ func TestATenantsFloodDoesNotStarveOthers(t *testing.T) {
 		c.advance(10 * time.Millisecond)
 		done := false
 		put(200, other, func() { done = true })
-		for busy.Release(Outcome{End: Served}); !done; {
+		for busy.Release(Outcome{End: Completed}); !done; {
 			c.advance(time.Second)
-			last.Release(Outcome{End: Served, AnswerTokens: 10})
+			last.Release(Outcome{End: Completed, AnswerTokens: 10})
 		}
 		return before
 	}
@@ -84,7 +84,7 @@ func TestWhatWasNotHeldIsChargedToo(t *testing.T) {
 	}
 	busy := sent(t, "", of(1, 1, 2000)) // 16 s of the backend's work
 	second, other := of(1, 2, 120), of(2, 3, 120)
-	busy.FirstEvent()
+	busy.RecordFirstEvent()
 	sent(t, "the tenant that has had nothing", other)
 	waits(t, "the one that had everything", second)
 }
@@ -96,7 +96,7 @@ func TestAShareIsThatOfTheTenantsThatWait(t *testing.T) {
 		t.Helper()
 		r, fleet, _ := newFleet(t, 1, "prefix", holding)
 		sent(t, "", submit(r, ask(fleet, 1, 2000)))
-		of := func(tenant uint64, key int) *Held {
+		of := func(tenant uint64, key int) *Ticket {
 			req := ask(fleet, key, 125) // 8,000 tokens: a second
 			req.Tenant = tenant
 			return submit(r, req).held
@@ -136,7 +136,7 @@ func TestWhoLeavesAndWhoComesAgainIsNotCharged(t *testing.T) {
 	mine := of(1, 100)
 	c.advance(time.Millisecond)
 	other := of(2, 101)
-	busy.FirstEvent()
+	busy.RecordFirstEvent()
 	sent(t, "it came first, and those before it left", mine)
 	waits(t, "it came later", other)
 }
@@ -144,7 +144,7 @@ func TestWhoLeavesAndWhoComesAgainIsNotCharged(t *testing.T) {
 // An engine that prefills 8,000 tokens a second gets short requests faster than
 // it can take them, for minutes; one long one is among them.
 func TestAStreamOfShortRequestsDoesNotStarveALongOne(t *testing.T) {
-	r, fleet, c := newFleet(t, 2, "prefix", func(o *Options) { o.Hold = HoldOptions{Requests: 1 << 20} })
+	r, fleet, c := newFleet(t, 2, "prefix", func(o *Options) { o.Queue = QueueSettings{Requests: 1 << 20} })
 	start := c.now
 	var running []*Decision
 	deliver := func(d *Decision, _ error) { running = append(running, d) }
@@ -180,8 +180,8 @@ func TestAStreamOfShortRequestsDoesNotStarveALongOne(t *testing.T) {
 				continue
 			}
 			delete(finishes, d)
-			d.FirstEvent()
-			d.Release(Outcome{End: Served, AnswerTokens: 1})
+			d.RecordFirstEvent()
+			d.Release(Outcome{End: Completed, AnswerTokens: 1})
 		}
 		running = append(running, still...)
 		r.Tick()

@@ -17,7 +17,7 @@ type holdQueue struct {
 	groups []*heldGroup // none of them empty
 	count  int
 
-	oldest, newest *Held      // by arrival, linked
+	oldest, newest *Ticket    // by arrival, linked
 	due            heldByTime // those that have a time at which their standing changes
 	arrivals       uint64
 	classes        [classes]waiting
@@ -51,7 +51,7 @@ func ahead(all *[classes]waiting, c class) (sum waiting) {
 // what an event costs does not grow with the queue.
 type heldGroup struct {
 	backends []*backends.Backend
-	front    []*Held // sorted; mostScored of them when rest holds any
+	front    []*Ticket // sorted; mostScored of them when rest holds any
 	rest     heldHeap
 	classes  [classes]waiting
 	at       int      // in front, of the next to be scored in this round
@@ -64,7 +64,7 @@ const inFront = -1
 
 // rank is lower for those that go first: by priority, and promoted batch requests
 // before all others of them.
-func (h *Held) rank() int {
+func (h *Ticket) rank() int {
 	if h.req.promoted {
 		return 1
 	}
@@ -72,7 +72,7 @@ func (h *Held) rank() int {
 }
 
 // before is the order of service. Requests that came first go first among equals.
-func (h *Held) before(other *Held) bool {
+func (h *Ticket) before(other *Ticket) bool {
 	switch {
 	case h.rank() != other.rank():
 		return h.rank() < other.rank()
@@ -82,7 +82,7 @@ func (h *Held) before(other *Held) bool {
 	return h.number < other.number
 }
 
-func (q *holdQueue) push(h *Held) {
+func (q *holdQueue) push(h *Ticket) {
 	q.arrivals++
 	h.number = q.arrivals
 	h.older = q.newest
@@ -102,7 +102,7 @@ func (q *holdQueue) push(h *Held) {
 }
 
 // enter puts a request into the group of those that the same backends could take.
-func (q *holdQueue) enter(h *Held) {
+func (q *holdQueue) enter(h *Ticket) {
 	at := slices.IndexFunc(q.groups, func(g *heldGroup) bool { return slices.Equal(g.backends, h.req.Backends) })
 	if at < 0 {
 		at = len(q.groups)
@@ -114,7 +114,7 @@ func (q *holdQueue) enter(h *Held) {
 }
 
 // leave takes a request out of its group.
-func (q *holdQueue) leave(h *Held) {
+func (q *holdQueue) leave(h *Ticket) {
 	h.group.classes[h.req.class()].add(-1, -int64(h.req.BodyBytes), -h.tokens)
 	h.group.remove(h)
 	if len(h.group.front) == 0 {
@@ -124,7 +124,7 @@ func (q *holdQueue) leave(h *Held) {
 }
 
 // regroup lets other backends take a request, which keeps its turn.
-func (q *holdQueue) regroup(h *Held, fleet []*backends.Backend) {
+func (q *holdQueue) regroup(h *Ticket, fleet []*backends.Backend) {
 	q.leave(h)
 	h.req.Backends = fleet
 	q.enter(h)
@@ -132,14 +132,14 @@ func (q *holdQueue) regroup(h *Held, fleet []*backends.Backend) {
 
 // promote puts a batch request that has waited for half of its time before the other
 // batch requests. From now on it starts wherever there is room.
-func (q *holdQueue) promote(h *Held) {
+func (q *holdQueue) promote(h *Ticket) {
 	q.leave(h)
 	h.req.promoted, h.due = true, h.until
 	heap.Fix(&q.due, h.duePlace)
 	q.enter(h)
 }
 
-func (q *holdQueue) remove(h *Held) {
+func (q *holdQueue) remove(h *Ticket) {
 	if !h.due.IsZero() {
 		heap.Remove(&q.due, h.duePlace)
 	}
@@ -178,8 +178,8 @@ func (q *holdQueue) rewind() {
 // next is the first request that this round has not passed and for which a
 // backend, by slot, has room; nil when there is none. The caller passes it by
 // counting its group's at, or removes it.
-func (q *holdQueue) next(takes func(*backends.Backend, *Held) bool) *Held {
-	var first *Held
+func (q *holdQueue) next(takes func(*backends.Backend, *Ticket) bool) *Ticket {
+	var first *Ticket
 	for _, g := range q.groups {
 		if g.at == len(g.front) || g.turns == mostScored || first != nil && first.before(g.front[g.at]) {
 			continue
@@ -191,7 +191,7 @@ func (q *holdQueue) next(takes func(*backends.Backend, *Held) bool) *Held {
 	return first
 }
 
-func (g *heldGroup) push(h *Held) {
+func (g *heldGroup) push(h *Ticket) {
 	if len(g.front) == mostScored {
 		last := g.front[mostScored-1]
 		if last.before(h) {
@@ -205,7 +205,7 @@ func (g *heldGroup) push(h *Held) {
 	g.front = slices.Insert(g.front, g.find(h), h)
 }
 
-func (g *heldGroup) remove(h *Held) {
+func (g *heldGroup) remove(h *Ticket) {
 	if h.place != inFront {
 		heap.Remove(&g.rest, h.place)
 		return
@@ -213,15 +213,15 @@ func (g *heldGroup) remove(h *Held) {
 	at := g.find(h)
 	g.front = slices.Delete(g.front, at, at+1)
 	if len(g.rest) > 0 {
-		next := heap.Pop(&g.rest).(*Held)
+		next := heap.Pop(&g.rest).(*Ticket)
 		next.place = inFront
 		g.front = append(g.front, next)
 	}
 }
 
 // find is where h stands in front, or would.
-func (g *heldGroup) find(h *Held) int {
-	at, _ := slices.BinarySearchFunc(g.front, h, func(a, b *Held) int {
+func (g *heldGroup) find(h *Ticket) int {
+	at, _ := slices.BinarySearchFunc(g.front, h, func(a, b *Ticket) int {
 		switch {
 		case a.before(b):
 			return -1
@@ -234,7 +234,7 @@ func (g *heldGroup) find(h *Held) int {
 }
 
 // heldHeap is a container/heap whose members know their place.
-type heldHeap []*Held
+type heldHeap []*Ticket
 
 func (h heldHeap) Len() int           { return len(h) }
 func (h heldHeap) Less(i, j int) bool { return h[i].before(h[j]) }
@@ -245,8 +245,8 @@ func (h heldHeap) Swap(i, j int) {
 }
 
 func (h *heldHeap) Push(x any) {
-	x.(*Held).place = len(*h)
-	*h = append(*h, x.(*Held))
+	x.(*Ticket).place = len(*h)
+	*h = append(*h, x.(*Ticket))
 }
 
 func (h *heldHeap) Pop() any {
@@ -258,7 +258,7 @@ func (h *heldHeap) Pop() any {
 }
 
 // heldByTime is a container/heap of those whose standing changes first.
-type heldByTime []*Held
+type heldByTime []*Ticket
 
 func (h heldByTime) Len() int           { return len(h) }
 func (h heldByTime) Less(i, j int) bool { return h[i].due.Before(h[j].due) }
@@ -269,8 +269,8 @@ func (h heldByTime) Swap(i, j int) {
 }
 
 func (h *heldByTime) Push(x any) {
-	x.(*Held).duePlace = len(*h)
-	*h = append(*h, x.(*Held))
+	x.(*Ticket).duePlace = len(*h)
+	*h = append(*h, x.(*Ticket))
 }
 
 func (h *heldByTime) Pop() any {

@@ -11,8 +11,8 @@ import (
 )
 
 // roomy says which backends have room, by slot.
-func roomy(room []float64) func(*backends.Backend, *Held) bool {
-	return func(b *backends.Backend, _ *Held) bool { return room[b.Slot] > 0 }
+func roomy(room []float64) func(*backends.Backend, *Ticket) bool {
+	return func(b *backends.Backend, _ *Ticket) bool { return room[b.Slot] > 0 }
 }
 
 // order takes one request after the other out of a queue.
@@ -32,7 +32,7 @@ func TestTheQueuesOrder(t *testing.T) {
 	var q holdQueue
 	b := []*backends.Backend{{Slot: 0}}
 	put := func(name, priority int, key float64) {
-		q.push(&Held{req: Request{Backends: b, Bytes: name, Priority: priority}, key: key})
+		q.push(&Ticket{req: Request{Backends: b, Bytes: name, Priority: priority}, key: key})
 	}
 	put(3, 0, 2)
 	put(5, 1, 1)
@@ -48,9 +48,9 @@ func TestARoundPassesGroupsThatNoBackendHasRoomFor(t *testing.T) {
 	var q holdQueue
 	a, b := &backends.Backend{Slot: 0}, &backends.Backend{Slot: 1}
 	for i := range 300 {
-		q.push(&Held{req: Request{Backends: []*backends.Backend{a}, Bytes: i}, key: float64(i)})
+		q.push(&Ticket{req: Request{Backends: []*backends.Backend{a}, Bytes: i}, key: float64(i)})
 	}
-	q.push(&Held{req: Request{Backends: []*backends.Backend{b}, Bytes: 1000}, key: 1000})
+	q.push(&Ticket{req: Request{Backends: []*backends.Backend{b}, Bytes: 1000}, key: 1000})
 	q.rewind()
 	if h := q.next(roomy([]float64{0, 1})); h == nil || h.req.Bytes != 1000 {
 		t.Error("three hundred requests for one model are in the way of another's")
@@ -77,13 +77,13 @@ func (c *counted) Choose(req *policy.Request, candidates []policy.Candidate) int
 // BenchmarkDispatch tells the time; here is what it consists of.
 func TestTheWorkForARequestDoesNotGrowWithTheQueue(t *testing.T) {
 	perRequest := func(held int) float64 {
-		r, fleet, c := newFleet(t, 8, "prefix", func(o *Options) { o.Hold = HoldOptions{Requests: 2 * held} })
+		r, fleet, c := newFleet(t, 8, "prefix", func(o *Options) { o.Queue = QueueSettings{Requests: 2 * held} })
 		count := &counted{Policy: r.policy}
 		r.policy = count
 		var running []*Decision
 		key, sent := 0, 0
 		fill := func() {
-			for r.HeldRequests() < held {
+			for r.WaitingRequests() < held {
 				r.Submit(ask(fleet, key%5000, 20+key%100), func(d *Decision, _ error) {
 					running = append(running, d)
 					sent++
@@ -97,8 +97,8 @@ func TestTheWorkForARequestDoesNotGrowWithTheQueue(t *testing.T) {
 			c.advance(50 * time.Millisecond)
 			d := running[0]
 			running = running[1:]
-			d.FirstEvent()
-			d.Release(Outcome{End: Served, AnswerTokens: 100})
+			d.RecordFirstEvent()
+			d.Release(Outcome{End: Completed, AnswerTokens: 100})
 			fill()
 		}
 		return float64(count.scored) / float64(sent)
@@ -114,12 +114,12 @@ func TestTheQueueAgreesWithASortedList(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 7))
 	fleets := [][]*backends.Backend{{{Slot: 0}}, {{Slot: 1}}}
 	var q holdQueue
-	var plain []*Held
+	var plain []*Ticket
 	bytes := int64(0)
 	for step := range 20000 {
 		grows := step%8000 < 5000 // now long, now short
 		if len(plain) == 0 || rng.IntN(10) < 4 || grows && rng.IntN(3) > 0 {
-			h := &Held{
+			h := &Ticket{
 				req: Request{Backends: fleets[rng.IntN(2)], BodyBytes: rng.IntN(100), Priority: rng.IntN(2)},
 				key: float64(rng.IntN(500)), tokens: 1,
 			}
@@ -142,14 +142,14 @@ func TestTheQueueAgreesWithASortedList(t *testing.T) {
 			continue
 		}
 		sorted := slices.Clone(plain)
-		slices.SortFunc(sorted, func(a, b *Held) int {
+		slices.SortFunc(sorted, func(a, b *Ticket) int {
 			if a.before(b) {
 				return -1
 			}
 			return 1
 		})
 		for _, g := range q.groups {
-			mine := slices.DeleteFunc(slices.Clone(sorted), func(h *Held) bool { return h.group != g })
+			mine := slices.DeleteFunc(slices.Clone(sorted), func(h *Ticket) bool { return h.group != g })
 			if n := min(len(mine), mostScored); !slices.Equal(g.front, mine[:n]) || len(g.rest) != len(mine)-n {
 				t.Fatalf("step %d: the front of a group is not its first %d", step, n)
 			}

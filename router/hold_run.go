@@ -7,9 +7,9 @@ import (
 	"warmroute/backends"
 )
 
-// Changed tells that a backend's state has changed: requests may be waiting for it.
+// BackendChanged tells that a backend's state has changed: requests may be waiting for it.
 // One that has come back is as good as new.
-func (r *Router) Changed(b *backends.Backend) {
+func (r *Router) BackendChanged(b *backends.Backend) {
 	r.deciding.Lock()
 	defer r.deciding.Unlock()
 	now := r.now()
@@ -24,16 +24,16 @@ func (r *Router) Changed(b *backends.Backend) {
 
 // Tick looks at what time alone changes: work that was done, loads that fade,
 // requests held too long. Whoever drives a Router without Run calls it every
-// TickInterval or so while HeldRequests is not 0.
+// TickInterval or so while WaitingRequests is not 0.
 func (r *Router) Tick() {
 	r.deciding.Lock()
 	defer r.deciding.Unlock()
 	r.dispatch(r.now())
 }
 
-// Stop tells that the proxy is about to end: from now on requests are held for
+// Drain tells that the proxy is about to end: from now on requests are held for
 // room, but not for a backend to become ready. Those that are get ErrNoneReady.
-func (r *Router) Stop() {
+func (r *Router) Drain() {
 	r.deciding.Lock()
 	defer r.deciding.Unlock()
 	r.stopping = true

@@ -13,9 +13,9 @@ import (
 )
 
 // inBubble runs a router with the wall clock of a synctest bubble, and Run.
-func inBubble(t *testing.T, hold HoldOptions, f func(t *testing.T, r *Router, fleet []*backends.Backend)) {
+func inBubble(t *testing.T, hold QueueSettings, f func(t *testing.T, r *Router, fleet []*backends.Backend)) {
 	synctest.Test(t, func(t *testing.T) {
-		r, fleet, _ := newFleet(t, 1, "prefix", func(o *Options) { o.Hold, o.Now = hold, time.Now })
+		r, fleet, _ := newFleet(t, 1, "prefix", func(o *Options) { o.Queue, o.Now = hold, time.Now })
 		ctx, cancel := context.WithCancel(t.Context())
 		var running sync.WaitGroup
 		running.Go(func() { r.Run(ctx) })
@@ -26,18 +26,18 @@ func inBubble(t *testing.T, hold HoldOptions, f func(t *testing.T, r *Router, fl
 }
 
 func TestPickWaitsUntilItIsSent(t *testing.T) {
-	inBubble(t, HoldOptions{Requests: 10, Time: time.Minute}, func(t *testing.T, r *Router, fleet []*backends.Backend) {
+	inBubble(t, QueueSettings{Requests: 10, Timeout: time.Minute}, func(t *testing.T, r *Router, fleet []*backends.Backend) {
 		busy := mustPick(t, r, ask(fleet, 1, 2000))
-		time.AfterFunc(3*time.Second, busy.FirstEvent)
+		time.AfterFunc(3*time.Second, busy.RecordFirstEvent)
 		start := time.Now()
-		if d := mustPick(t, r, ask(fleet, 2, 100)); time.Since(start) != 3*time.Second || d.Held != 3*time.Second {
-			t.Errorf("sent after %v, and Held says %v; want 3 s", time.Since(start), d.Held)
+		if d := mustPick(t, r, ask(fleet, 2, 100)); time.Since(start) != 3*time.Second || d.QueueTime != 3*time.Second {
+			t.Errorf("sent after %v, and Held says %v; want 3 s", time.Since(start), d.QueueTime)
 		}
 	})
 }
 
 func TestRunSendsWhatTimeMadeRoomFor(t *testing.T) {
-	inBubble(t, HoldOptions{Requests: 10, Time: time.Minute}, func(t *testing.T, r *Router, fleet []*backends.Backend) {
+	inBubble(t, QueueSettings{Requests: 10, Timeout: time.Minute}, func(t *testing.T, r *Router, fleet []*backends.Backend) {
 		for key := range 2 { // the second time after Run has rested
 			busy := mustPick(t, r, ask(fleet, key, 200)) // 12,800 tokens; 7,200 a second are worked off
 			start := time.Now()
@@ -45,26 +45,26 @@ func TestRunSendsWhatTimeMadeRoomFor(t *testing.T) {
 			if waited := time.Since(start); waited < 1300*time.Millisecond || waited > 1500*time.Millisecond {
 				t.Errorf("sent after %v, want 1.4 s", waited)
 			}
-			busy.FirstEvent()
-			d.FirstEvent()
+			busy.RecordFirstEvent()
+			d.RecordFirstEvent()
 			time.Sleep(time.Minute)
 		}
 	})
 }
 
 func TestRunAnswersWhatWasHeldTooLong(t *testing.T) {
-	inBubble(t, HoldOptions{Requests: 10, Time: 10 * time.Second}, func(t *testing.T, r *Router, fleet []*backends.Backend) {
+	inBubble(t, QueueSettings{Requests: 10, Timeout: 10 * time.Second}, func(t *testing.T, r *Router, fleet []*backends.Backend) {
 		mustPick(t, r, ask(fleet, 1, 100_000))
 		start := time.Now()
 		_, err := r.Pick(t.Context(), ask(fleet, 2, 100))
-		if waited := time.Since(start); err != ErrHeldTooLong || waited < 10*time.Second || waited > 10*time.Second+TickInterval {
-			t.Errorf("got %v after %v, want ErrHeldTooLong after 10 s", err, waited)
+		if waited := time.Since(start); err != ErrQueueTimeout || waited < 10*time.Second || waited > 10*time.Second+TickInterval {
+			t.Errorf("got %v after %v, want ErrQueueTimeout after 10 s", err, waited)
 		}
 	})
 }
 
 func TestAClientThatLeavesEndsItsPick(t *testing.T) {
-	inBubble(t, HoldOptions{Requests: 10, Time: time.Minute}, func(t *testing.T, r *Router, fleet []*backends.Backend) {
+	inBubble(t, QueueSettings{Requests: 10, Timeout: time.Minute}, func(t *testing.T, r *Router, fleet []*backends.Backend) {
 		mustPick(t, r, ask(fleet, 1, 100_000))
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 		defer cancel()
@@ -72,7 +72,7 @@ func TestAClientThatLeavesEndsItsPick(t *testing.T) {
 		if _, err := r.Pick(ctx, ask(fleet, 2, 100)); !errors.Is(err, context.DeadlineExceeded) || time.Since(start) != 2*time.Second {
 			t.Errorf("got %v after %v", err, time.Since(start))
 		}
-		if n := r.HeldRequests(); n != 0 {
+		if n := r.WaitingRequests(); n != 0 {
 			t.Errorf("%d held", n)
 		}
 	})
@@ -82,7 +82,7 @@ func TestAClientThatLeavesEndsItsPick(t *testing.T) {
 // nothing is left behind.
 func TestHoldingFromManyGoroutines(t *testing.T) {
 	r, fleet, _ := newFleet(t, 3, "prefix", func(o *Options) {
-		o.Hold, o.Now = HoldOptions{Requests: 50, Bytes: 40_000, Time: 50 * time.Millisecond}, time.Now
+		o.Queue, o.Now = QueueSettings{Requests: 50, Bytes: 40_000, Timeout: 50 * time.Millisecond}, time.Now
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	var around, clients sync.WaitGroup
@@ -90,13 +90,13 @@ func TestHoldingFromManyGoroutines(t *testing.T) {
 	around.Go(func() {
 		for ctx.Err() == nil {
 			for _, b := range fleet {
-				r.Observe(b, &backends.Load{CacheTokens: 30_000, KVKnown: true, KVCacheUsage: 0.2, ScrapedAt: time.Now()})
+				r.ObserveLoad(b, &backends.Load{CacheTokens: 30_000, KVKnown: true, KVCacheUsage: 0.2, ScrapedAt: time.Now()})
 			}
 			fleet[0].SetState(backends.Down)
-			r.Changed(fleet[0])
-			r.Forget(fleet[0])
+			r.BackendChanged(fleet[0])
+			r.ForgetCache(fleet[0])
 			fleet[0].SetState(backends.Ready)
-			r.Changed(fleet[0])
+			r.BackendChanged(fleet[0])
 			r.RetryAfter(0)
 		}
 	})
@@ -114,7 +114,7 @@ func TestHoldingFromManyGoroutines(t *testing.T) {
 					continue
 				}
 				if rng.IntN(2) == 0 {
-					d.FirstEvent()
+					d.RecordFirstEvent()
 				}
 				d.Release(Outcome{End: End(rng.IntN(4)), AnswerTokens: rng.IntN(30)})
 			}
@@ -123,7 +123,7 @@ func TestHoldingFromManyGoroutines(t *testing.T) {
 	clients.Wait()
 	cancel()
 	around.Wait()
-	if n := r.HeldRequests(); n != 0 || r.fair.holding != 0 {
+	if n := r.WaitingRequests(); n != 0 || r.fair.holding != 0 {
 		t.Errorf("%d held of %d tenants", n, r.fair.holding)
 	}
 	for i, b := range fleet {

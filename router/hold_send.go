@@ -39,7 +39,7 @@ func (r *Router) dispatch(now time.Time) {
 	}
 	r.queue.rewind()
 	r.measureHeadroom(now)
-	takes := func(b *backends.Backend, h *Held) bool {
+	takes := func(b *backends.Backend, h *Ticket) bool {
 		return r.room[b.Slot] > 0 && (!r.needsHeadroom(&h.req, now) || r.mayStartBatch(b.Slot, &h.group.headroom, now))
 	}
 	for h := r.queue.next(takes); h != nil; h = r.queue.next(takes) {
@@ -51,7 +51,7 @@ func (r *Router) dispatch(now time.Time) {
 
 // turn sends a held request if it can go, and else lets it reserve what it
 // waits for.
-func (r *Router) turn(h *Held, now time.Time) {
+func (r *Router) turn(h *Ticket, now time.Time) {
 	r.match(h)
 	if h.waitsFor != nowhere && !r.fitsAnywhere(h) {
 		h.group.at++
@@ -61,7 +61,7 @@ func (r *Router) turn(h *Held, now time.Time) {
 	chosen, err := r.score(&h.req, h.tried, now)
 	if err != nil { // those that it may try are not among the open ones
 		h.group.at++
-		if err == ErrFull {
+		if err == ErrMaxInFlight {
 			r.claimPlaces(h, now)
 		}
 		return
@@ -77,7 +77,7 @@ func (r *Router) turn(h *Held, now time.Time) {
 	slot := r.candidates[chosen].Slot
 	r.take(h)
 	d := r.reserve(&h.req, h.tried, chosen, now)
-	d.Held = now.Sub(h.arrived)
+	d.QueueTime = now.Sub(h.arrived)
 	h.deliver(d, nil)
 	r.room[slot] = r.roomOn(slot, now)
 }
@@ -89,7 +89,7 @@ const settleAfter = 2 * time.Second
 
 // settled is the candidate that a held request waits for, where the cheapest one
 // cannot start it.
-func (r *Router) settled(h *Held, cheapest int, now time.Time) int {
+func (r *Router) settled(h *Ticket, cheapest int, now time.Time) int {
 	if now.Sub(h.arrived) < settleAfter {
 		return cheapest
 	}
@@ -105,7 +105,7 @@ const nowhere = -1
 // fitsAnywhere reports whether a backend has room in its next step for the held
 // request that was matched last. Where none has, scoring it is of no use: it
 // waits for the one that was the cheapest last time.
-func (r *Router) fitsAnywhere(h *Held) bool {
+func (r *Router) fitsAnywhere(h *Ticket) bool {
 	perToken := r.texts.bytesPerToken(h.req.Model)
 	for _, b := range h.req.Backends {
 		if r.uncachedOn(h, b.Slot, perToken) <= r.room[b.Slot] {
@@ -115,14 +115,14 @@ func (r *Router) fitsAnywhere(h *Held) bool {
 	return false
 }
 
-func (r *Router) uncachedOn(h *Held, slot int, perToken float64) float64 {
+func (r *Router) uncachedOn(h *Ticket, slot int, perToken float64) float64 {
 	return max(leastUncached, float64(h.req.Bytes-h.depth[slot]*r.blockBytes)/perToken)
 }
 
 // claim reserves what h will take of a backend for the rest of the round. Where
 // there is no room anyway, the walk along the prompt that cacheNeed takes would
 // tell nothing: within a round no room falls free.
-func (r *Router) claim(h *Held, slot int, now time.Time) {
+func (r *Router) claim(h *Ticket, slot int, now time.Time) {
 	r.reserved[slot].uncached += r.uncachedOn(h, slot, r.texts.bytesPerToken(h.req.Model))
 	if r.room[slot] == 0 {
 		return
@@ -135,7 +135,7 @@ func (r *Router) claim(h *Held, slot int, now time.Time) {
 // backend may have beside what it has; else requests that count for one would
 // take each place that falls free. The backend with the most of them free is the
 // one: nobody takes those, so that it changes for one with yet more at most.
-func (r *Router) claimPlaces(h *Held, now time.Time) {
+func (r *Router) claimPlaces(h *Ticket, now time.Time) {
 	var most *backends.Backend
 	free := func(b *backends.Backend) int64 {
 		return int64(b.Terms().MaxInFlight) - b.InFlight.Load() - r.reserved[b.Slot].sequences
@@ -161,7 +161,7 @@ func (r *Router) expire(now time.Time) {
 		err := ErrNoneReady
 		for _, b := range h.req.Backends {
 			if r.available(b, h.tried) {
-				err = ErrHeldTooLong
+				err = ErrQueueTimeout
 			}
 		}
 		h.deliver(nil, err)

@@ -11,7 +11,7 @@ import (
 
 // waiter is a request that was submitted, and what became of it.
 type waiter struct {
-	held *Held
+	held *Ticket
 	d    *Decision
 	err  error
 }
@@ -25,7 +25,7 @@ func submit(r *Router, req *Request, tried ...*backends.Backend) *waiter {
 }
 
 func holding(o *Options) {
-	o.Hold = HoldOptions{Requests: 1000, Bytes: 1 << 28, BatchRequests: 1000, Time: time.Minute}
+	o.Queue = QueueSettings{Requests: 1000, Bytes: 1 << 28, BatchRequests: 1000, Timeout: time.Minute}
 }
 
 // sent fails the test unless w was sent, and returns its decision.
@@ -49,12 +49,12 @@ func TestWhatABackendCanStartSoonIsSent(t *testing.T) {
 	long := sent(t, "an idle backend takes anything", submit(r, ask(fleet, 1, 1000)))
 	second := submit(r, ask(fleet, 2, 1))
 	waits(t, "64,000 tokens are pending", second)
-	if n := r.HeldRequests(); n != 1 {
+	if n := r.WaitingRequests(); n != 1 {
 		t.Errorf("%d held, want 1", n)
 	}
-	long.FirstEvent()
-	if d := sent(t, "its prefill is done", second); d.Held != 0 || r.HeldRequests() != 0 {
-		t.Errorf("held for %v, %d still held", d.Held, r.HeldRequests())
+	long.RecordFirstEvent()
+	if d := sent(t, "its prefill is done", second); d.QueueTime != 0 || r.WaitingRequests() != 0 {
+		t.Errorf("held for %v, %d still held", d.QueueTime, r.WaitingRequests())
 	}
 }
 
@@ -79,20 +79,20 @@ func TestAStepIsFilled(t *testing.T) {
 			t.Errorf("%s: %d tokens pending, want as many as fit into half of %d", name, pending, budget)
 		}
 		for _, d := range open {
-			d.Release(Outcome{End: Unseen})
+			d.Release(Outcome{End: NotProcessed})
 		}
 	}
 	f("until learned", 8192)
 	largest := func(tokens int) {
-		r.Observe(fleet[0], &backends.Load{StepTokens: tokens, ScrapedAt: c.now})
+		r.ObserveLoad(fleet[0], &backends.Load{StepTokens: tokens, ScrapedAt: c.now})
 	}
 	step := 1000 // a prompt that nobody holds
 	fill := func() {
 		step += fullSteps
 		for key := range fullSteps {
 			d := sent(t, "an idle backend", submit(r, ask(fleet, step+key, 200)))
-			d.FirstEvent()
-			d.Release(Outcome{End: Broken})
+			d.RecordFirstEvent()
+			d.Release(Outcome{End: Truncated})
 		}
 	}
 	largest(4096)
@@ -100,13 +100,13 @@ func TestAStepIsFilled(t *testing.T) {
 	fill()
 	largest(4096)
 	f("learned", 4096)
-	r.Forget(fleet[0])
+	r.ForgetCache(fleet[0])
 	largest(128)
 	f("a restarted replica that has done little", 8192)
 	fill()
 	largest(128)
 	f("no scheduler's budget", 2048)
-	r.Observe(fleet[0], &backends.Load{StepTokens: 1 << 17, ScrapedAt: c.now})
+	r.ObserveLoad(fleet[0], &backends.Load{StepTokens: 1 << 17, ScrapedAt: c.now})
 	f("a very large budget", 16384)
 	r.holding.StepTokens = 3072
 	f("configured", 3072)
@@ -120,8 +120,8 @@ func TestTimeAloneMakesRoom(t *testing.T) {
 	waits(t, "nothing was worked off", w)
 	c.advance(1500 * time.Millisecond)
 	r.Tick()
-	if d := sent(t, "10,800 tokens were worked off", w); d.Held != 1500*time.Millisecond {
-		t.Errorf("held for %v, want 1.5 s", d.Held)
+	if d := sent(t, "10,800 tokens were worked off", w); d.QueueTime != 1500*time.Millisecond {
+		t.Errorf("held for %v, want 1.5 s", d.QueueTime)
 	}
 }
 
@@ -129,13 +129,13 @@ func TestACacheIsNotOverfilled(t *testing.T) {
 	r, fleet, c := newFleet(t, 1, "prefix", holding)
 	observe := func(l backends.Load) {
 		l.CacheTokens, l.ScrapedAt = 10_000, c.now
-		r.Observe(fleet[0], &l)
+		r.ObserveLoad(fleet[0], &l)
 	}
 	observe(backends.Load{})
 	started := func(name string, w *waiter) *Decision {
 		t.Helper()
 		d := sent(t, name, w)
-		d.FirstEvent()
+		d.RecordFirstEvent()
 		return d
 	}
 	first := started("an idle backend ignores the guard", submit(r, ask(fleet, 1, 150))) // 9,600 tokens
@@ -145,26 +145,26 @@ func TestACacheIsNotOverfilled(t *testing.T) {
 	copied := submit(r, shared)
 	waits(t, "what is shared needs no room, but the guard's share is exceeded by what runs", copied)
 	copied.held.Cancel()
-	first.Release(Outcome{End: Served})
-	started("the cache is free", small).Release(Outcome{End: Served})
+	first.Release(Outcome{End: Completed})
+	started("the cache is free", small).Release(Outcome{End: Completed})
 
 	half := started("", submit(r, ask(fleet, 3, 75))) // 4,800 tokens
 	for range 20 {
 		copied := started("copies of one prompt take its room once", submit(r, ask(fleet, 3, 75)))
-		defer copied.Release(Outcome{End: Served})
+		defer copied.Release(Outcome{End: Completed})
 	}
 	waits(t, "another prompt of that length does not fit", submit(r, ask(fleet, 4, 75)))
 	c.advance(time.Minute) // answers grow, at 40 tokens a second until learned
 	r.Tick()
 	waits(t, "the answers have filled the cache", submit(r, ask(fleet, 5, 1)))
-	half.Release(Outcome{End: Served})
+	half.Release(Outcome{End: Completed})
 }
 
 func TestWhatOthersKeepInACacheCounts(t *testing.T) {
 	r, fleet, c := newFleet(t, 1, "prefix", holding)
 	d := sent(t, "", submit(r, ask(fleet, 1, 10)))
-	d.FirstEvent()
-	r.Observe(fleet[0], &backends.Load{CacheTokens: 10_000, KVCacheUsage: 0.9, KVKnown: true, ScrapedAt: c.now})
+	d.RecordFirstEvent()
+	r.ObserveLoad(fleet[0], &backends.Load{CacheTokens: 10_000, KVCacheUsage: 0.9, KVKnown: true, ScrapedAt: c.now})
 	w := submit(r, ask(fleet, 2, 10))
 	waits(t, "640 tokens are ours, and 9,000 are in use", w)
 	c.advance(4 * time.Second)
@@ -175,16 +175,16 @@ func TestWhatOthersKeepInACacheCounts(t *testing.T) {
 func TestAReplicaWithRequestsWaitingForRoomGetsNoMore(t *testing.T) {
 	r, fleet, c := newFleet(t, 1, "prefix", holding)
 	starve := func() {
-		r.Observe(fleet[0], &backends.Load{WaitingForCapacity: 2, ScrapedAt: c.now})
+		r.ObserveLoad(fleet[0], &backends.Load{WaitingForCapacity: 2, ScrapedAt: c.now})
 	}
 	a, b := sent(t, "", submit(r, ask(fleet, 1, 1))), sent(t, "", submit(r, ask(fleet, 2, 1)))
 	starve()
 	w := submit(r, ask(fleet, 3, 1))
 	waits(t, "two requests wait for capacity", w)
-	a.FirstEvent()
+	a.RecordFirstEvent()
 	waits(t, "one of them started", w)
-	b.FirstEvent()
-	sent(t, "both of them started", w).FirstEvent()
+	b.RecordFirstEvent()
+	sent(t, "both of them started", w).RecordFirstEvent()
 	starve()
 	w = submit(r, ask(fleet, 4, 1))
 	waits(t, "two others wait", w)
@@ -208,15 +208,15 @@ func TestWhatWaitsIsNotOvertakenOnItsBackend(t *testing.T) {
 
 func TestWhatWaitsForRoomInACacheIsNotOvertaken(t *testing.T) {
 	r, fleet, c := newFleet(t, 1, "prefix", holding)
-	r.Observe(fleet[0], &backends.Load{CacheTokens: 10_000, ScrapedAt: c.now})
+	r.ObserveLoad(fleet[0], &backends.Load{CacheTokens: 10_000, ScrapedAt: c.now})
 	running := sent(t, "", submit(r, ask(fleet, 1, 75))) // 4,800 tokens
-	running.FirstEvent()
+	running.RecordFirstEvent()
 	first := ask(fleet, 2, 80) // 5,120
 	first.Priority = -1
 	large := submit(r, first)
 	waits(t, "4,800 and 5,120 of 9,500 tokens", large)
 	waits(t, "it fits, and would overtake", submit(r, ask(fleet, 3, 1)))
-	running.Release(Outcome{End: Served})
+	running.Release(Outcome{End: Completed})
 	sent(t, "the cache is free", large)
 }
 
@@ -225,7 +225,7 @@ func TestWhatHasWaitedSettlesForOneBackend(t *testing.T) {
 	r.candidates = []policy.Candidate{{Slot: 0}, {Slot: 2}}
 	f := func(name string, waitsFor int, waited time.Duration, want int) {
 		t.Helper()
-		h := &Held{waitsFor: waitsFor, arrived: c.now.Add(-waited)}
+		h := &Ticket{waitsFor: waitsFor, arrived: c.now.Add(-waited)}
 		if got := r.settled(h, 0, c.now); got != want {
 			t.Errorf("%s: it waits for candidate %d, want %d", name, got, want)
 		}
@@ -240,12 +240,12 @@ func TestAnswersGrowAtTheSpeedThatWasLearned(t *testing.T) {
 	r, fleet, c := newFleet(t, 1, "prefix", holding)
 	for key := range 400 {
 		d := sent(t, "", submit(r, ask(fleet, key, 1)))
-		d.FirstEvent()
+		d.RecordFirstEvent()
 		c.advance(time.Second)
-		d.Release(Outcome{End: Served, AnswerTokens: 100})
+		d.Release(Outcome{End: Completed, AnswerTokens: 100})
 	}
 	d := sent(t, "", submit(r, ask(fleet, 1, 1)))
-	d.FirstEvent()
+	d.RecordFirstEvent()
 	before := r.cacheUsed(0, c.now)
 	c.advance(5 * time.Second)
 	if grown := r.cacheUsed(0, c.now) - before; grown < 490 || grown > 500 {

@@ -9,25 +9,25 @@ import (
 func TestWhatNoEngineWorksOnIsNeitherHeldNorCounted(t *testing.T) {
 	r, fleet, c := newFleet(t, 1, "prefix", holding)
 	fresh := backends.Load{CacheTokens: 10_000, KVKnown: true, ScrapedAt: c.now}
-	r.Observe(fleet[0], &fresh)
+	r.ObserveLoad(fleet[0], &fresh)
 	long := sent(t, "", submit(r, ask(fleet, 1, 100)))
 	waits(t, "behind 6,400 tokens", submit(r, ask(fleet, 2, 100)))
-	tokenize := &Request{Backends: fleet, Sequences: 1, Instant: true, Tenant: 1}
+	tokenize := &Request{Backends: fleet, Sequences: 1, NoEngine: true, Tenant: 1}
 	pending, kv, mean := r.accounts[0], r.cacheUsed(0, c.now), r.uncached.value
 	d := sent(t, "nothing to wait for", submit(r, tokenize))
 	if a := r.accounts[0]; a.tokens != pending.tokens || a.requests != 1 || len(a.pending) != 1 || r.cacheUsed(0, c.now) != kv ||
 		r.uncached.value != mean || fleet[0].InFlight.Load() != 1 {
 		t.Error("it counts in the load")
 	}
-	d.FirstEvent()
-	d.Release(Outcome{End: Served, AnswerTokens: 1000})
+	d.RecordFirstEvent()
+	d.Release(Outcome{End: Completed, AnswerTokens: 1000})
 	if r.accounts[0].tokens != pending.tokens || r.lessons[0].answer.value != answerTokens || fleet[0].InFlight.Load() != 1 {
 		t.Error("its end counts in the load")
 	}
-	if n := r.HeldRequests(); n != 1 {
+	if n := r.WaitingRequests(); n != 1 {
 		t.Errorf("%d held, want 1", n)
 	}
-	long.Release(Outcome{End: Served})
+	long.Release(Outcome{End: Completed})
 	fleet[0].SetState(backends.Down)
 	if w := submit(r, tokenize); w.err != ErrNoneReady {
 		t.Errorf("with nobody ready: %v, want ErrNoneReady at once", w.err)

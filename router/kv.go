@@ -82,7 +82,7 @@ func (r *Router) cacheFreed(d *Decision, o Outcome, now time.Time) {
 		c.most = 0 // no residue of rounding
 	}
 	took := float64(now.Sub(r.made).Microseconds()-d.answeringSince) / 1e6
-	if d.streams && o.End == Served && o.AnswerTokens > 1 && took > 0 {
+	if d.streams && o.End == Completed && o.AnswerTokens > 1 && took > 0 {
 		c.speed.add(float64(o.AnswerTokens) / float64(d.sequences) / took)
 	}
 }

@@ -32,8 +32,8 @@ type lessons struct {
 	saved                       float64 // seconds of prefill that the observed ones would have taken
 }
 
-// Learned is what was learned of one backend.
-type Learned struct {
+// BackendEstimates is what was learned of one backend.
+type BackendEstimates struct {
 	Backend *backends.Backend // nil: nobody has the slot
 
 	CapacityFactor float64 // size of its cache over what it reports, as far as we are concerned
@@ -47,14 +47,14 @@ type Learned struct {
 	PromptTokens, PredictedTokens, ObservedTokens, SavedSeconds float64
 }
 
-// Learned reports what was learned of each backend, by slot.
-func (r *Router) Learned() []Learned {
+// Estimates reports what was learned of each backend, by slot.
+func (r *Router) Estimates() []BackendEstimates {
 	r.deciding.Lock()
 	defer r.deciding.Unlock()
-	all := make([]Learned, len(r.lessons))
+	all := make([]BackendEstimates, len(r.lessons))
 	for slot := range r.lessons {
 		l := &r.lessons[slot]
-		all[slot] = Learned{
+		all[slot] = BackendEstimates{
 			Backend:        r.fleet[slot],
 			CapacityFactor: l.reach.factor(), BytesPerToken: l.texts.value(), AnswerTokens: l.answer.value,
 			PrefillRate: r.rate(slot), StepTokens: int(r.stepTokens(slot)),

@@ -11,7 +11,7 @@ import (
 // polls plays prompts whose answers carry no usage, from the one used last to
 // the one used longest ago, of which the older half is gone, and after each of
 // them a poll that counter has had its way with.
-func polls(t *testing.T, counter func(l *backends.Load)) Learned {
+func polls(t *testing.T, counter func(l *backends.Load)) BackendEstimates {
 	t.Helper()
 	r, fleet, c := newFleet(t, 1, "prefix")
 	size := backends.Load{CacheTokens: 1000 * 64 * 10 / 12, HitAlignment: 16, BlockSize: 16, PrefixKnown: true}
@@ -21,13 +21,13 @@ func polls(t *testing.T, counter func(l *backends.Load)) Learned {
 		l.PrefixQueries, l.PrefixHits, l.ScrapedAt = queries, hits, c.now
 		counter(&l)
 		fleet[0].SetLoad(&l)
-		r.Observe(fleet[0], &l)
+		r.ObserveLoad(fleet[0], &l)
 	}
 	play := func(key int) {
 		d := mustPick(t, r, ask(fleet, key, 10))
 		c.advance(time.Second)
-		d.FirstEvent()
-		d.Release(Outcome{End: Served})
+		d.RecordFirstEvent()
+		d.Release(Outcome{End: Completed})
 	}
 	poll(0, 0)
 	for key := range 100 {
@@ -43,7 +43,7 @@ func polls(t *testing.T, counter func(l *backends.Load)) Learned {
 		}
 		poll(queries, hits)
 	}
-	return r.Learned()[0]
+	return r.Estimates()[0]
 }
 
 func TestCountersTeachWhereAnswersDoNot(t *testing.T) {
@@ -84,15 +84,15 @@ func TestCountersOfARestartedReplicaTeachNothing(t *testing.T) {
 			c.advance(time.Second)
 			l := &backends.Load{PrefixKnown: true, PrefixQueries: queries, PrefixHits: hits, ScrapedAt: c.now}
 			fleet[0].SetLoad(l)
-			r.Observe(fleet[0], l)
+			r.ObserveLoad(fleet[0], l)
 		}
 		poll(0, 0)
 		d := mustPick(t, r, ask(fleet, 1, 10))
-		d.FirstEvent()
-		d.Release(Outcome{End: Served})
-		r.Forget(fleet[0])
+		d.RecordFirstEvent()
+		d.Release(Outcome{End: Completed})
+		r.ForgetCache(fleet[0])
 		poll(after, after/2)
-		if l := r.Learned()[0]; l.PredictedTokens != 0 || l.ObservedTokens != 0 || l.CapacityFactor != 1 {
+		if l := r.Estimates()[0]; l.PredictedTokens != 0 || l.ObservedTokens != 0 || l.CapacityFactor != 1 {
 			t.Errorf("counters at %g: learned %+v", after, l)
 		}
 	}
@@ -103,15 +103,15 @@ func TestUsageIsTheBetterSource(t *testing.T) {
 	queries := 0.0
 	for key := range 30 {
 		d := mustPick(t, r, ask(fleet, key, 10))
-		d.FirstEvent()
+		d.RecordFirstEvent()
 		d.Release(usage(640, 0))
 		queries += 640
 		c.advance(time.Second)
 		l := &backends.Load{PrefixKnown: true, PrefixQueries: queries, PrefixHits: queries / 2, ScrapedAt: c.now}
 		fleet[0].SetLoad(l)
-		r.Observe(fleet[0], l)
+		r.ObserveLoad(fleet[0], l)
 	}
-	if l := r.Learned()[0]; l.ObservedTokens != 0 {
+	if l := r.Estimates()[0]; l.ObservedTokens != 0 {
 		t.Errorf("%.0f tokens counted of polls beside usage that says 0", l.ObservedTokens)
 	}
 }
@@ -125,14 +125,14 @@ func TestCountersTeachTokensWhereNobodyElseIs(t *testing.T) {
 		for key := range 400 {
 			for _, l := range []backends.Load{before, after} {
 				l.PrefixKnown, l.PrefixQueries, l.ScrapedAt = true, float64(key*704), c.now
-				r.Observe(fleet[0], &l)
+				r.ObserveLoad(fleet[0], &l)
 			}
 			d := mustPick(t, r, ask(fleet, key, 10))
 			c.advance(time.Second)
-			d.FirstEvent()
-			d.Release(Outcome{End: Served})
+			d.RecordFirstEvent()
+			d.Release(Outcome{End: Completed})
 		}
-		if got := r.Learned()[0].BytesPerToken; math.Abs(got-want) > 0.02 {
+		if got := r.Estimates()[0].BytesPerToken; math.Abs(got-want) > 0.02 {
 			t.Errorf("%s: %.2f bytes a token, want %.2f", name, got, want)
 		}
 	}

@@ -16,12 +16,12 @@ func TestPrefillRates(t *testing.T) {
 		req := ask([]*backends.Backend{b}, key, tokens/64)
 		d := mustPick(t, r, req)
 		c.advance(took)
-		d.FirstEvent()
-		d.Release(Outcome{End: Served})
+		d.RecordFirstEvent()
+		d.Release(Outcome{End: Completed})
 	}
 	f := func(name string, want ...float64) {
 		t.Helper()
-		for slot, l := range r.Learned() {
+		for slot, l := range r.Estimates() {
 			if math.Abs(l.PrefillRate-want[slot]) > 0.01*want[slot] {
 				t.Errorf("%s: backend %d prefills %.0f tokens a second, want %.0f", name, slot, l.PrefillRate, want[slot])
 			}
@@ -50,10 +50,10 @@ func TestWhatTellsThePrefillRate(t *testing.T) {
 		for key := range 20 {
 			d := mustPick(t, r, ask(fleet, key, blocks))
 			c.advance(took)
-			d.FirstEvent()
+			d.RecordFirstEvent()
 			d.Release(usage(blocks*64, cached))
 		}
-		if got := r.Learned()[0].PrefillRate; math.Abs(got-want) > 0.01*want {
+		if got := r.Estimates()[0].PrefillRate; math.Abs(got-want) > 0.01*want {
 			t.Errorf("%s: %.0f tokens a second, want %.0f", name, got, want)
 		}
 	}
@@ -69,9 +69,9 @@ func TestAnswersAreLearnedBySequence(t *testing.T) {
 	for key := range 100 {
 		req := ask(fleet, key, 2)
 		req.Sequences = 8
-		mustPick(t, r, req).Release(Outcome{End: Served, AnswerTokens: 8 * 100})
+		mustPick(t, r, req).Release(Outcome{End: Completed, AnswerTokens: 8 * 100})
 	}
-	if n := r.Learned()[0].AnswerTokens; n < 100 || n > 120 {
+	if n := r.Estimates()[0].AnswerTokens; n < 100 || n > 120 {
 		t.Errorf("answers of 100 tokens, eight of each: learned %.0f", n)
 	}
 }
@@ -81,12 +81,12 @@ func TestAnswersLongerThanTheyCanBeTeachNothing(t *testing.T) {
 		t.Helper()
 		r, fleet, c := newFleet(t, 1, "prefix")
 		req := ask(fleet, 1, 2)
-		req.MaxTokens, req.Sequences = maxTokens, sequences
+		req.MaxAnswerTokens, req.Sequences = maxTokens, sequences
 		d := mustPick(t, r, req)
-		d.FirstEvent()
+		d.RecordFirstEvent()
 		c.advance(time.Second)
-		d.Release(Outcome{End: Served, AnswerTokens: tokens})
-		if got := r.Learned()[0].AnswerTokens != answerTokens; got != want {
+		d.Release(Outcome{End: Completed, AnswerTokens: tokens})
+		if got := r.Estimates()[0].AnswerTokens != answerTokens; got != want {
 			t.Errorf("%s: length learned %v, want %v", name, got, want)
 		}
 		if got := r.caches[0].speed.value != decodeRate; got != want {
@@ -106,7 +106,7 @@ func TestOneBackendsAnswersDecideForNoOther(t *testing.T) {
 	r, fleet, _ := newFleet(t, 3, "prefix")
 	for key := range 100 {
 		for i, tokens := range []int{100, 120, 1e6} {
-			mustPick(t, r, ask(fleet[i:i+1], 3*key+i, 2)).Release(Outcome{End: Served, AnswerTokens: tokens})
+			mustPick(t, r, ask(fleet[i:i+1], 3*key+i, 2)).Release(Outcome{End: Completed, AnswerTokens: tokens})
 		}
 	}
 	mustPick(t, r, ask(fleet, 1000, 2))

@@ -12,7 +12,7 @@ import (
 
 // usage is the outcome of an answer with usage.
 func usage(prompt, cached int) Outcome {
-	return Outcome{End: Served, AnswerTokens: 10, PromptTokens: prompt, CachedTokens: cached, CachedKnown: true}
+	return Outcome{End: Completed, AnswerTokens: 10, PromptTokens: prompt, CachedTokens: cached, CachedKnown: true}
 }
 
 // oldPrompts fills a backend of 1,000 blocks with prompts of 10 blocks, so that
@@ -20,7 +20,7 @@ func usage(prompt, cached int) Outcome {
 func oldPrompts(t *testing.T, r *Router, fleet []*backends.Backend) {
 	t.Helper()
 	fleet[0].SetLoad(&backends.Load{CacheTokens: 1000 * 64 * 10 / 12, HitAlignment: 16, BlockSize: 16})
-	r.Observe(fleet[0], fleet[0].Load())
+	r.ObserveLoad(fleet[0], fleet[0].Load())
 	for key := range 100 {
 		mustPick(t, r, ask(fleet, key, 10)).Release(usage(640, 0))
 	}
@@ -36,8 +36,8 @@ func TestACacheSmallerThanReported(t *testing.T) {
 		}
 		mustPick(t, r, ask(fleet, key, 10)).Release(usage(640, cached))
 	}
-	parts, _ := r.Index()
-	l := r.Learned()[0]
+	parts, _ := r.IndexStats()
+	l := r.Estimates()[0]
 	if l.CapacityFactor < 0.45 || l.CapacityFactor > 0.7 || parts[0].Capacity > 700 {
 		t.Errorf("the factor is %.2f, the index has room for %d blocks, where 500 were found to be there", l.CapacityFactor, parts[0].Capacity)
 	}
@@ -53,7 +53,7 @@ func TestACacheLargerThanReported(t *testing.T) {
 		mustPick(t, r, ask(fleet, 200+key, 10)).Release(usage(640, 0))
 		mustPick(t, r, ask(fleet, key, 10)).Release(usage(640, 624)) // evicted here
 	}
-	if l := r.Learned()[0]; l.CapacityFactor < 1.3 {
+	if l := r.Estimates()[0]; l.CapacityFactor < 1.3 {
 		t.Errorf("the factor is %.2f after 60 prompts that were there still", l.CapacityFactor)
 	}
 }
@@ -62,7 +62,7 @@ func TestOneWrongWordMovesNothing(t *testing.T) {
 	r, fleet, _ := newFleet(t, 1, "prefix")
 	oldPrompts(t, r, fleet)
 	mustPick(t, r, ask(fleet, 0, 10)).Release(usage(640, 0))
-	if f := r.Learned()[0].CapacityFactor; f != 1 {
+	if f := r.Estimates()[0].CapacityFactor; f != 1 {
 		t.Errorf("the factor is %.2f", f)
 	}
 }
@@ -75,7 +75,7 @@ func TestAMismatchIsNoMatterOfRoom(t *testing.T) {
 	for range 100 {
 		mustPick(t, r, ask(fleet, 99, 10)).Release(usage(640, 0))
 	}
-	if f := r.Learned()[0].CapacityFactor; f != 1 {
+	if f := r.Estimates()[0].CapacityFactor; f != 1 {
 		t.Errorf("the factor is %.2f", f)
 	}
 }
@@ -83,15 +83,15 @@ func TestAMismatchIsNoMatterOfRoom(t *testing.T) {
 func TestDamagedUsageTeachesNothing(t *testing.T) {
 	for _, o := range []Outcome{
 		usage(640, 641), usage(640, -1), usage(-640, 0), usage(0, 640), usage(math.MaxInt, math.MaxInt),
-		usage(1, 0), usage(math.MinInt, math.MinInt), {End: Served, PromptTokens: math.MaxInt, AnswerTokens: math.MinInt},
+		usage(1, 0), usage(math.MinInt, math.MinInt), {End: Completed, PromptTokens: math.MaxInt, AnswerTokens: math.MinInt},
 	} {
 		r, fleet, _ := newFleet(t, 1, "prefix")
 		oldPrompts(t, r, fleet)
-		before := r.Learned()[0]
+		before := r.Estimates()[0]
 		for key := range 40 {
 			mustPick(t, r, ask(fleet, key, 10)).Release(o)
 		}
-		after := r.Learned()[0]
+		after := r.Estimates()[0]
 		before.AnswerTokens, after.AnswerTokens = 0, 0
 		if math.Abs(after.BytesPerToken-4) > 1e-9 || after != before {
 			t.Errorf("%+v: learned %+v, knew %+v", o, after, before)
@@ -102,11 +102,11 @@ func TestDamagedUsageTeachesNothing(t *testing.T) {
 func TestWithoutAWordNothingChanges(t *testing.T) {
 	r, fleet, _ := newFleet(t, 1, "prefix")
 	oldPrompts(t, r, fleet)
-	before := r.Learned()[0]
+	before := r.Estimates()[0]
 	for key := range 100 {
-		mustPick(t, r, ask(fleet, key, 10)).Release(Outcome{End: Served})
+		mustPick(t, r, ask(fleet, key, 10)).Release(Outcome{End: Completed})
 	}
-	if after := r.Learned()[0]; after != before {
+	if after := r.Estimates()[0]; after != before {
 		t.Errorf("learned %+v, knew %+v", after, before)
 	}
 }
@@ -128,12 +128,12 @@ func TestTokensAreLearnedByModel(t *testing.T) {
 		if got := d.PromptTokens; math.Abs(float64(got-want)) > 0.02*float64(want) {
 			t.Errorf("%q: %d tokens of prompt, want about %d", model, got, want)
 		}
-		d.Release(Outcome{End: Unseen})
+		d.Release(Outcome{End: NotProcessed})
 	}
 	f("code", 25600/3)
 	f("prose", 25600/5)
 	f("another", 25600*4/15) // as of all together
-	parts, _ := r.Index()
+	parts, _ := r.IndexStats()
 	if want := 400_000 * 12 / 10 * 3.75 / 256; math.Abs(float64(parts[0].Capacity)-want) > 0.05*want {
 		t.Errorf("room for %d blocks, want about %.0f", parts[0].Capacity, want)
 	}
@@ -150,17 +150,17 @@ func TestOnlyPlainPromptsTeach(t *testing.T) {
 	} {
 		r, fleet, c := newFleet(t, 1, "prefix")
 		oldPrompts(t, r, fleet)
-		before := r.Learned()[0]
+		before := r.Estimates()[0]
 		for key := 99; key >= 0; key-- {
 			req := ask(fleet, key, 10)
 			req.Bytes = 256 * 100
 			change(req)
 			d := mustPick(t, r, req)
 			c.advance(150 * time.Millisecond)
-			d.FirstEvent()
+			d.RecordFirstEvent()
 			d.Release(usage(3000, 0))
 		}
-		after := r.Learned()[0]
+		after := r.Estimates()[0]
 		after.AnswerTokens = before.AnswerTokens
 		if after != before {
 			t.Errorf("%s: learned %+v, knew %+v", name, after, before)
@@ -177,7 +177,7 @@ func TestUnevenTextIsNoMiss(t *testing.T) {
 		longer := ask(fleet, key, 20) // half of it is held
 		mustPick(t, r, longer).Release(usage(1280, 560))
 	}
-	if f := r.Learned()[0].CapacityFactor; f < 1 {
+	if f := r.Estimates()[0].CapacityFactor; f < 1 {
 		t.Errorf("the factor is %.2f", f)
 	}
 }
@@ -199,8 +199,8 @@ func TestRepliesAreMatched(t *testing.T) {
 	next := ask(fleet, 1, 16)
 	first := &Request{Backends: fleet, Blocks: next.Blocks[:10], Bytes: 10 * 256, Sequences: 1, Streams: true}
 	d := mustPick(t, r, first)
-	d.FirstEvent()
-	d.Release(Outcome{End: Served, Reply: next.Blocks[10:14]})
+	d.RecordFirstEvent()
+	d.Release(Outcome{End: Completed, Reply: next.Blocks[10:14]})
 	if d := mustPick(t, r, next); d.MatchedBlocks != 14 {
 		t.Errorf("%d blocks matched, want the prompt's 10 and the reply's 4", d.MatchedBlocks)
 	}
@@ -210,8 +210,8 @@ func TestAReplyOfAnAnswerThatBrokeOffIsNotKept(t *testing.T) {
 	r, fleet, _ := newFleet(t, 1, "prefix")
 	next := ask(fleet, 1, 12)
 	d := mustPick(t, r, &Request{Backends: fleet, Blocks: next.Blocks[:10], Bytes: 10 * 256, Sequences: 1, Streams: true})
-	d.FirstEvent()
-	d.Release(Outcome{End: Broken, Reply: []prompt.Block{next.Blocks[10]}})
+	d.RecordFirstEvent()
+	d.Release(Outcome{End: Truncated, Reply: []prompt.Block{next.Blocks[10]}})
 	if d := mustPick(t, r, next); d.MatchedBlocks != 10 {
 		t.Errorf("%d blocks matched, want 10", d.MatchedBlocks)
 	}

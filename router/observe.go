@@ -2,9 +2,9 @@ package router
 
 import "warmroute/backends"
 
-// Observe takes in a fresh scrape of a backend: its index follows the size of
+// ObserveLoad takes in a fresh scrape of a backend: its index follows the size of
 // its cache.
-func (r *Router) Observe(b *backends.Backend, l *backends.Load) {
+func (r *Router) ObserveLoad(b *backends.Backend, l *backends.Load) {
 	tokens := l.CacheTokens
 	if tokens <= 0 {
 		tokens = cacheTokens
@@ -35,8 +35,8 @@ func (r *Router) Observe(b *backends.Backend, l *backends.Load) {
 	r.dispatch(now)
 }
 
-// Forget drops what a backend held: its replica lost its cache.
-func (r *Router) Forget(b *backends.Backend) {
+// ForgetCache drops what a backend held: its replica lost its cache.
+func (r *Router) ForgetCache(b *backends.Backend) {
 	r.deciding.Lock()
 	defer r.deciding.Unlock()
 	if !r.has(b) {
@@ -48,20 +48,20 @@ func (r *Router) Forget(b *backends.Backend) {
 	r.dispatch(r.now())
 }
 
-// IndexStats is the state of one backend's part of the index.
-type IndexStats struct {
+// BackendIndexStats is the state of one backend's part of the index.
+type BackendIndexStats struct {
 	Backend          *backends.Backend // nil: nobody has the slot
 	Blocks, Capacity int
 	Evictions        uint64
 }
 
-// Index reports the state of each backend's part, by slot, and about how many
+// IndexStats reports the state of each backend's part, by slot, and about how many
 // bytes all of them take.
-func (r *Router) Index() (parts []IndexStats, bytes int64) {
+func (r *Router) IndexStats() (parts []BackendIndexStats, bytes int64) {
 	r.deciding.Lock()
 	defer r.deciding.Unlock()
 	for slot := range r.accounts {
-		parts = append(parts, IndexStats{r.fleet[slot], r.index.Len(slot), r.index.Capacity(slot), r.index.Evictions(slot)})
+		parts = append(parts, BackendIndexStats{r.fleet[slot], r.index.Len(slot), r.index.Capacity(slot), r.index.Evictions(slot)})
 	}
 	return parts, r.index.Bytes()
 }

@@ -26,30 +26,30 @@ func (p *progress) full(now time.Time) bool {
 // request for its full queue has none.
 func (p *progress) freedBy(d *Decision, o *Outcome, now time.Time) {
 	switch {
-	case o.Full:
+	case o.QueueFull:
 		p.freed, p.refused = 0, now
-	case d.started || o.End != Unseen:
+	case d.started || o.End != NotProcessed:
 		p.freed++
 	}
 }
 
-// PlaceWait is a request's turn among those that wait for a place on backends
+// SlotWait is a request's turn among those that wait for a place on backends
 // that have refused them.
-type PlaceWait struct {
+type SlotWait struct {
 	router  *Router
 	full    []*backends.Backend
 	given   chan struct{}
 	backend *backends.Backend // that has the place; set before given is closed
 }
 
-// AwaitPlace begins a wait for a request to end on one of the backends, which
+// AwaitSlot begins a wait for a request to end on one of the backends, which
 // last refused one for its full queue: the place that it leaves is given to one
 // of those that wait, in their order. Leave must follow. full stays unchanged
 // until then.
-func (r *Router) AwaitPlace(full []*backends.Backend) *PlaceWait {
+func (r *Router) AwaitSlot(full []*backends.Backend) *SlotWait {
 	r.deciding.Lock()
 	defer r.deciding.Unlock()
-	w := &PlaceWait{router: r, full: full, given: make(chan struct{})}
+	w := &SlotWait{router: r, full: full, given: make(chan struct{})}
 	r.places = append(r.places, w)
 	for _, b := range full {
 		r.givePlaces(b)
@@ -57,15 +57,15 @@ func (r *Router) AwaitPlace(full []*backends.Backend) *PlaceWait {
 	return w
 }
 
-// Given is closed when there is a place.
-func (w *PlaceWait) Given() <-chan struct{} { return w.given }
+// Granted is closed when there is a place.
+func (w *SlotWait) Granted() <-chan struct{} { return w.given }
 
 // Backend returns the backend that has the place. It may be called once Given is
 // closed.
-func (w *PlaceWait) Backend() *backends.Backend { return w.backend }
+func (w *SlotWait) Backend() *backends.Backend { return w.backend }
 
 // Leave ends the wait. A place that was given and is not taken is the next one's.
-func (w *PlaceWait) Leave(takes bool) {
+func (w *SlotWait) Release(takes bool) {
 	r := w.router
 	r.deciding.Lock()
 	defer r.deciding.Unlock()
@@ -88,7 +88,7 @@ func (r *Router) givePlaces(b *backends.Backend) {
 		return
 	}
 	p := r.progress[b.Slot]
-	r.places = slices.DeleteFunc(r.places, func(w *PlaceWait) bool {
+	r.places = slices.DeleteFunc(r.places, func(w *SlotWait) bool {
 		if p.freed == 0 || !slices.Contains(w.full, b) {
 			return false
 		}

@@ -10,8 +10,8 @@ import (
 // its full queue is not sent all of them because it has so little to do.
 func TestABackendThatIsFullIsALaterChoice(t *testing.T) {
 	s := newBreakers(t, 2)
-	s.send(0).Release(Outcome{End: Served}) // it holds the prompt
-	refuse := func() { s.send(0).Release(Outcome{Failed: true, Full: true, End: Unseen}) }
+	s.send(0).Release(Outcome{End: Completed}) // it holds the prompt
+	refuse := func() { s.send(0).Release(Outcome{Failed: true, QueueFull: true, End: NotProcessed}) }
 	refuse()
 	s.goesTo("after it refused one", 1)
 	s.clock.advance(fullLasts)
@@ -20,23 +20,23 @@ func TestABackendThatIsFullIsALaterChoice(t *testing.T) {
 	under := s.send(0)
 	refuse()
 	s.goesTo("after it refused another", 1)
-	under.Release(Outcome{End: Served})
+	under.Release(Outcome{End: Completed})
 	s.goesTo("when a place fell free", 0)
 
 	refuse()
-	s.send(1).Release(Outcome{Failed: true, Full: true, End: Unseen})
+	s.send(1).Release(Outcome{Failed: true, QueueFull: true, End: NotProcessed})
 	s.goesTo("when all are full", 0)
 }
 
 func TestPlacesGoToThoseThatWaitInTheirOrder(t *testing.T) {
 	s := newBreakers(t, 2)
 	under := []*Decision{s.send(0), s.send(0), s.send(0)}
-	s.send(0).Release(Outcome{Failed: true, Full: true, End: Unseen})
-	other := s.r.AwaitPlace(s.fleet[1:])
-	first, second, third := s.r.AwaitPlace(s.fleet[:1]), s.r.AwaitPlace(s.fleet), s.r.AwaitPlace(s.fleet[:1])
-	given := func(w *PlaceWait) bool {
+	s.send(0).Release(Outcome{Failed: true, QueueFull: true, End: NotProcessed})
+	other := s.r.AwaitSlot(s.fleet[1:])
+	first, second, third := s.r.AwaitSlot(s.fleet[:1]), s.r.AwaitSlot(s.fleet), s.r.AwaitSlot(s.fleet[:1])
+	given := func(w *SlotWait) bool {
 		select {
-		case <-w.Given():
+		case <-w.Granted():
 			return true
 		default:
 			return false
@@ -44,28 +44,28 @@ func TestPlacesGoToThoseThatWaitInTheirOrder(t *testing.T) {
 	}
 	want := func(when string, want ...bool) {
 		t.Helper()
-		for i, w := range []*PlaceWait{other, first, second, third} {
+		for i, w := range []*SlotWait{other, first, second, third} {
 			if given(w) != want[i] {
 				t.Errorf("%s: %d has a place: %v", when, i, given(w))
 			}
 		}
 	}
 	want("at first", false, false, false, false)
-	under[0].Release(Outcome{End: Served})
+	under[0].Release(Outcome{End: Completed})
 	want("one ended", false, true, false, false)
-	first.Leave(true)
-	under[1].Release(Outcome{End: Served})
+	first.Release(true)
+	under[1].Release(Outcome{End: Completed})
 	want("two ended", false, true, true, false)
-	second.Leave(false)
+	second.Release(false)
 	want("its place was not taken", false, true, true, true)
-	third.Leave(true)
-	other.Leave(false)
-	under[2].Release(Outcome{End: Served})
-	late := s.r.AwaitPlace(s.fleet[:1])
+	third.Release(true)
+	other.Release(false)
+	under[2].Release(Outcome{End: Completed})
+	late := s.r.AwaitSlot(s.fleet[:1])
 	if !given(late) {
 		t.Error("a place that fell free before is not given")
 	}
-	late.Leave(true)
+	late.Release(true)
 }
 
 // A replica that is about to stop is sent one request a second, until it answers.
@@ -77,18 +77,18 @@ func TestABackendThatIsAboutToStopIsNotSentWhatItRefuses(t *testing.T) {
 			t.Errorf("%s: %v", when, err)
 		}
 	}
-	stops := Outcome{End: Unseen, Stopping: true}
+	stops := Outcome{End: NotProcessed, Stopping: true}
 	before := s.send(0)
 	s.clock.advance(time.Millisecond)
 	s.send(0).Release(stops)
-	before.FirstEvent()
-	before.Release(Outcome{End: Served})
+	before.RecordFirstEvent()
+	before.Release(Outcome{End: Completed})
 	refuses("after its word, and an answer to what it had before")
 	s.clock.advance(stoppingLasts)
 	again := s.send(0)
 	refuses("while it is tried")
-	again.Release(Outcome{End: Served})
+	again.Release(Outcome{End: Completed})
 	s.send(0).Release(stops)
-	s.r.Changed(s.fleet[0])
-	s.send(0).Release(Outcome{End: Served})
+	s.r.BackendChanged(s.fleet[0])
+	s.send(0).Release(Outcome{End: Completed})
 }

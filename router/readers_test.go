@@ -16,15 +16,15 @@ func TestAnswersGrowNoLongerThanTheyCanBe(t *testing.T) {
 	} {
 		r, fleet, clock := newFleet(t, 1, "prefix")
 		req := ask(fleet, 1, 10)
-		req.Sequences, req.MaxTokens = c.sequences, c.most
+		req.Sequences, req.MaxAnswerTokens = c.sequences, c.most
 		d := mustPick(t, r, req)
-		d.FirstEvent()
+		d.RecordFirstEvent()
 		before := r.cacheUsed(0, clock.now)
 		clock.advance(time.Hour)
 		if got := int(r.cacheUsed(0, clock.now) - before); got != c.want {
 			t.Errorf("%s: grown to %d tokens in an hour, want %d", name, got, c.want)
 		}
-		d.Release(Outcome{End: Left})
+		d.Release(Outcome{End: ClientDisconnected})
 		if got := r.cacheUsed(0, clock.now); got != 0 {
 			t.Errorf("%s: %.0f tokens left at the end", name, got)
 		}
@@ -36,7 +36,7 @@ func TestAnswersGrowNoLongerThanTheyCanBe(t *testing.T) {
 func reading(t *testing.T, streams int) (*Router, *backends.Backend, *clock) {
 	r, fleet, c := newFleet(t, 1, "prefix", holding)
 	for key := range streams {
-		mustPick(t, r, ask(fleet, key, 10)).FirstEvent()
+		mustPick(t, r, ask(fleet, key, 10)).RecordFirstEvent()
 	}
 	for range 10 {
 		c.advance(time.Second)
@@ -52,7 +52,7 @@ func scraped(r *Router, b *backends.Backend, c *clock, running int, usage float6
 		TokensKnown: true, PromptTokens: 1, GenerationTokens: 1, OwnInFlight: b.InFlight.Load(), ScrapedAt: c.now,
 	}
 	b.SetLoad(l)
-	r.Observe(b, l)
+	r.ObserveLoad(b, l)
 }
 
 func TestWhatSlowReadersHaveYetToReadIsNotInTheCache(t *testing.T) {
@@ -63,8 +63,8 @@ func TestWhatSlowReadersHaveYetToReadIsNotInTheCache(t *testing.T) {
 	scraped(r, b, c, 1, 0) // it waits for its first step
 	large := submit(r, ask([]*backends.Backend{b}, 100, 140))
 	waits(t, "640 tokens are still to come into the cache, and 8,960 would fill it", large)
-	d.FirstEvent()
-	d.Release(Outcome{End: Served})
+	d.RecordFirstEvent()
+	d.Release(Outcome{End: Completed})
 	sent(t, "nothing is to come", large)
 }
 

@@ -31,18 +31,18 @@ var ErrNoneReady = errors.New("no backend is ready")
 
 // Options are what a Router is made of.
 type Options struct {
-	Backends      []*backends.Backend // there at first, by Slot
-	Policy        string              // one of policy.Names
-	Settings      policy.Settings
-	Hold          HoldOptions
-	Breaker       BreakerOptions
-	SLO           time.Duration // TTFT to be met where it can be, by the policy prefix; 0: none
-	BlockBytes    int           // bytes of canonical prompt in a block
-	IndexMaxBytes int64
-	IndexMargin   float64          // the index's size over that of the caches it mirrors; 0: 1.2
-	PollInterval  time.Duration    // how old a fresh Load may be
-	Now           func() time.Time // the wall clock's, or a simulation's
-	Rand          *rand.Rand
+	Backends       []*backends.Backend // there at first, by Slot
+	Policy         string              // one of policy.Names
+	PolicySettings policy.Settings
+	Queue          QueueSettings
+	Breaker        BreakerSettings
+	SLO            time.Duration // TTFT to be met where it can be, by the policy prefix; 0: none
+	BlockBytes     int           // bytes of canonical prompt in a block
+	IndexMaxBytes  int64
+	IndexMargin    float64          // the index's size over that of the caches it mirrors; 0: 1.2
+	PollInterval   time.Duration    // how old a fresh Load may be
+	Now            func() time.Time // the wall clock's, or a simulation's
+	Rand           *rand.Rand
 	// Catalog is what the fleet serves by now; requests follow it when it changes.
 	// nil: they may be sent to their Backends only.
 	Catalog func() *backends.Catalog
@@ -66,8 +66,8 @@ type Router struct {
 	policy     policy.Policy
 	policyName string
 	settings   policy.Settings
-	holding    HoldOptions
-	breaking   BreakerOptions
+	holding    QueueSettings
+	breaking   BreakerSettings
 	late       bool // requests wait until a backend can start them soon
 	noLearning bool
 
@@ -84,7 +84,7 @@ type Router struct {
 	queue      holdQueue
 	departures departures       // from queue
 	aside      [classes]waiting // requests that wait elsewhere than in queue: for their turn to be tried again, or a check
-	places     []*PlaceWait     // first come, first served
+	places     []*SlotWait      // first come, first served
 	fair       fairness
 	stopping   bool
 
@@ -135,33 +135,33 @@ func New(o Options) (*Router, error) {
 // Where the router has a catalog, Backends is brought up to date when they could
 // not take the request, or it is asked for again.
 type Request struct {
-	Backends  []*backends.Backend // those that serve its model
-	Listed    string              // its model's ID in the catalog; "": Backends stay as they are
-	Blocks    []prompt.Block      // unchanged until the Decision's Release
-	Bytes     int                 // of canonical prompt, every sequence counted
-	Sequences int                 // that the engine will run for it
-	Streams   bool                // its first event can be seen
-	Media     bool                // part of its Bytes stands for no text
-	Instant   bool                // no engine works on it: it is never held and counts nowhere
-	Aside     bool                // its endpoint generates no text: what it takes says nothing of those that do
+	Backends      []*backends.Backend // those that serve its model
+	CatalogID     string              // its model's ID in the catalog; "": Backends stay as they are
+	Blocks        []prompt.Block      // unchanged until the Decision's Release
+	Bytes         int                 // of canonical prompt, every sequence counted
+	Sequences     int                 // that the engine will run for it
+	Streams       bool                // its first event can be seen
+	Media         bool                // part of its Bytes stands for no text
+	NoEngine      bool                // no engine works on it: it is never held and counts nowhere
+	NonGenerative bool                // its endpoint generates no text: what it takes says nothing of those that do
 
-	ModelTokens int // that a prompt may have at most, by the word of the replicas; 0: not known
+	MaxPromptTokens int // that a prompt may have at most, by the word of the replicas; 0: not known
 
-	MaxTokens int           // the longest that the answer may be; 0: nothing said
-	BodyBytes int           // of memory that it keeps while it is held
-	Model     string        // as the engine knows it; what is learned of tokens is kept by it
-	Adapter   string        // LoRA adapter that it is for; "": none
-	Head      uint64        // hash of the model and the beginning of the first user message; 0: none
-	Session   uint64        // hash of what names its session; 0: nothing does
-	Tenant    uint64        // hash of who sends it, for fairness; 0: nobody in particular
-	Priority  int           // lower first; 0 is plain, above it is a batch request
-	QueueTime time.Duration // for which it may wait; 0: HoldOptions.Time
+	MaxAnswerTokens int           // the longest that the answer may be; 0: nothing said
+	BodyBytes       int           // of memory that it keeps while it is held
+	Model           string        // as the engine knows it; what is learned of tokens is kept by it
+	Adapter         string        // LoRA adapter that it is for; "": none
+	PromptKey       uint64        // hash of the model and the beginning of the first user message; 0: none
+	Session         uint64        // hash of what names its session; 0: nothing does
+	Tenant          uint64        // hash of who sends it, for fairness; 0: nobody in particular
+	Priority        int           // lower first; 0 is plain, above it is a batch request
+	QueueTimeout    time.Duration // for which it may wait; 0: QueueSettings.Timeout
 
 	promoted bool // a batch request that has waited for half of its time
 
 	// Stuck, if not nil, is called when the chosen backend is found to do nothing
 	// about the request, and again while that lasts, until the Decision's Commit,
-	// FirstEvent or Release. elsewhere: another backend seems able to answer it.
+	// RecordFirstEvent or Release. elsewhere: another backend seems able to answer it.
 	// hung: the replica answers nobody, not even its checks. It is called under the
 	// router's lock, and so must neither block nor call the router.
 	Stuck func(elsewhere, hung bool)
@@ -169,7 +169,7 @@ type Request struct {
 
 // sequences is what the request counts for.
 func (req *Request) sequences() int64 {
-	if req.Instant {
+	if req.NoEngine {
 		return 0
 	}
 	return int64(min(max(1, req.Sequences), mostSequences))
@@ -196,7 +196,7 @@ func (r *Router) pose(req *Request, now time.Time) {
 	pr, perToken := &r.asked, r.texts.bytesPerToken(req.Model)
 	*pr = policy.Request{
 		Now: now, Blocks: req.Blocks, BlockTokens: float64(r.blockBytes) / perToken, Tokens: float64(req.Bytes) / perToken,
-		Head: req.Head, Session: req.Session,
+		Head: req.PromptKey, Session: req.Session,
 		AnswerTokens: r.answerTokens(), MeanUncached: r.uncached.value,
 	}
 }
@@ -222,13 +222,13 @@ func (r *Router) reserve(req *Request, tried []*backends.Backend, chosen int, no
 		adapter:       req.Adapter,
 		plain:         req.Sequences <= 1 && !req.Media && len(req.Blocks) > 0,
 		bytes:         req.Bytes,
-		maxTokens:     req.MaxTokens,
+		maxTokens:     req.MaxAnswerTokens,
 		tokens:        r.asked.Tokens,
 		ahead:         r.accounts[b.Slot].waiting(now, r.rate(b.Slot)),
 		sentAt:        now,
-		instant:       req.Instant,
+		instant:       req.NoEngine,
 		tooLong:       r.tooLong(req, b.Slot),
-		aside:         req.Aside,
+		aside:         req.NonGenerative,
 		backends:      req.Backends,
 		tried:         tried,
 		stuck:         req.Stuck,

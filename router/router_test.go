@@ -80,15 +80,15 @@ func TestAPromptGoesBackToWhoHoldsIt(t *testing.T) {
 		if first.Reason != ReasonCold {
 			t.Errorf("prompt %d: reason %q, want %q", key, first.Reason, ReasonCold)
 		}
-		first.FirstEvent()
-		first.Release(Outcome{End: Served, AnswerTokens: 100})
+		first.RecordFirstEvent()
+		first.Release(Outcome{End: Completed, AnswerTokens: 100})
 		c.advance(time.Second)
 		again := mustPick(t, r, ask(fleet, key, 25))
 		if again.Backend != first.Backend || again.MatchedBlocks != 20 || again.TotalBlocks != 25 || again.Reason != ReasonPrefix {
 			t.Errorf("prompt %d went to %s first, then to %s with %d of %d blocks matched (%s)",
 				key, first.Backend.Name, again.Backend.Name, again.MatchedBlocks, again.TotalBlocks, again.Reason)
 		}
-		again.Release(Outcome{End: Served, AnswerTokens: 100})
+		again.Release(Outcome{End: Completed, AnswerTokens: 100})
 	}
 }
 
@@ -128,7 +128,7 @@ func TestOnlyReadyAwakeUntriedBackends(t *testing.T) {
 
 func TestAFailedAttemptTakesBackItsBlocks(t *testing.T) {
 	r, fleet, _ := newFleet(t, 1, "prefix")
-	mustPick(t, r, ask(fleet, 1, 10)).Release(Outcome{End: Unseen})
+	mustPick(t, r, ask(fleet, 1, 10)).Release(Outcome{End: NotProcessed})
 	if d := mustPick(t, r, ask(fleet, 1, 10)); d.MatchedBlocks != 0 {
 		t.Errorf("%d blocks matched of a prompt that no engine saw", d.MatchedBlocks)
 	}
@@ -138,7 +138,7 @@ func TestAClientThatLeftTakesBackWhatTimeDidNotAllow(t *testing.T) {
 	r, fleet, c := newFleet(t, 1, "prefix")
 	d := mustPick(t, r, ask(fleet, 1, 100)) // 6,400 tokens: 0.8 s
 	c.advance(400 * time.Millisecond)
-	d.Release(Outcome{End: Left})
+	d.Release(Outcome{End: ClientDisconnected})
 	if d := mustPick(t, r, ask(fleet, 1, 100)); d.MatchedBlocks != 50 {
 		t.Errorf("%d blocks matched, want the 50 that 0.4 s of prefill reach", d.MatchedBlocks)
 	}
@@ -147,8 +147,8 @@ func TestAClientThatLeftTakesBackWhatTimeDidNotAllow(t *testing.T) {
 func TestAClientThatLeftAfterTheFirstEventTakesNothingBack(t *testing.T) {
 	r, fleet, _ := newFleet(t, 1, "prefix")
 	d := mustPick(t, r, ask(fleet, 1, 100))
-	d.FirstEvent()
-	d.Release(Outcome{End: Left, AnswerTokens: 3})
+	d.RecordFirstEvent()
+	d.Release(Outcome{End: ClientDisconnected, AnswerTokens: 3})
 	if d := mustPick(t, r, ask(fleet, 1, 100)); d.MatchedBlocks != 100 {
 		t.Errorf("%d of 100 blocks matched", d.MatchedBlocks)
 	}
@@ -158,24 +158,24 @@ func TestCapacityFollowsTheReplica(t *testing.T) {
 	r, fleet, _ := newFleet(t, 2, "prefix")
 	f := func(want int) {
 		t.Helper()
-		parts, _ := r.Index()
+		parts, _ := r.IndexStats()
 		if got := parts[0].Capacity; got != want {
 			t.Errorf("capacity %d blocks, want %d", got, want)
 		}
 	}
 	f(7500) // 400,000 tokens × 1.2 / 64
-	r.Observe(fleet[0], &backends.Load{CacheTokens: 16384})
+	r.ObserveLoad(fleet[0], &backends.Load{CacheTokens: 16384})
 	f(307)
-	r.Observe(fleet[0], &backends.Load{CacheTokens: 16384, PrefixCachingOff: true})
+	r.ObserveLoad(fleet[0], &backends.Load{CacheTokens: 16384, PrefixCachingOff: true})
 	f(0)
 }
 
 func TestALostCacheIsForgotten(t *testing.T) {
 	r, fleet, _ := newFleet(t, 1, "prefix")
 	d := mustPick(t, r, ask(fleet, 1, 10))
-	r.Forget(fleet[0])
-	d.FirstEvent()
-	d.Release(Outcome{End: Served, AnswerTokens: 10})
+	r.ForgetCache(fleet[0])
+	d.RecordFirstEvent()
+	d.Release(Outcome{End: Completed, AnswerTokens: 10})
 	if d := mustPick(t, r, ask(fleet, 1, 10)); d.MatchedBlocks != 0 {
 		t.Errorf("%d blocks matched after the replica lost its cache", d.MatchedBlocks)
 	}
@@ -184,7 +184,7 @@ func TestALostCacheIsForgotten(t *testing.T) {
 func TestReleasedTwicePanics(t *testing.T) {
 	r, fleet, _ := newFleet(t, 1, "prefix")
 	d := mustPick(t, r, ask(fleet, 1, 10))
-	d.Release(Outcome{End: Served, AnswerTokens: 1})
+	d.Release(Outcome{End: Completed, AnswerTokens: 1})
 	defer func() {
 		if recover() == nil {
 			t.Error("no panic")
@@ -193,7 +193,7 @@ func TestReleasedTwicePanics(t *testing.T) {
 			t.Errorf("%d in flight", n)
 		}
 	}()
-	d.Release(Outcome{End: Served, AnswerTokens: 1})
+	d.Release(Outcome{End: Completed, AnswerTokens: 1})
 }
 
 func TestOneRequestCannotFillAnAccount(t *testing.T) {
@@ -204,7 +204,7 @@ func TestOneRequestCannotFillAnAccount(t *testing.T) {
 	if n := fleet[0].InFlight.Load(); n != mostSequences {
 		t.Errorf("%d in flight", n)
 	}
-	d.Release(Outcome{End: Unseen})
+	d.Release(Outcome{End: NotProcessed})
 	if n := fleet[0].InFlight.Load(); n != 0 {
 		t.Errorf("%d in flight after the release", n)
 	}
@@ -225,7 +225,7 @@ func TestAccountsReturnToZero(t *testing.T) {
 				if len(open) > 20 {
 					i := rng.IntN(len(open))
 					if rng.IntN(2) == 0 {
-						open[i].FirstEvent()
+						open[i].RecordFirstEvent()
 					}
 					open[i].Release(Outcome{End: End(rng.IntN(4)), AnswerTokens: rng.IntN(300)})
 					open[i] = open[len(open)-1]
@@ -233,7 +233,7 @@ func TestAccountsReturnToZero(t *testing.T) {
 				}
 			}
 			for _, d := range open {
-				d.Release(Outcome{End: Broken})
+				d.Release(Outcome{End: Truncated})
 			}
 		})
 	}

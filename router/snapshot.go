@@ -92,10 +92,10 @@ func (s *Snapshots) trim() {
 	}
 }
 
-// Observe is Router.Observe, and gives b what was read of it at its first call.
+// ObserveLoad is Router.ObserveLoad, and gives b what was read of it at its first call.
 // Calls for one backend come one after the other.
-func (s *Snapshots) Observe(b *backends.Backend, l *backends.Load) {
-	s.router.Observe(b, l)
+func (s *Snapshots) ObserveLoad(b *backends.Backend, l *backends.Load) {
+	s.router.ObserveLoad(b, l)
 	s.mu.Lock()
 	p := s.read[b]
 	s.known[b] = l
@@ -171,8 +171,8 @@ func (s *Snapshots) Write(to io.Writer) error {
 	return w.end()
 }
 
-// Gone is for a backend that has left, of which no Observe comes any more.
-func (s *Snapshots) Gone(b *backends.Backend) {
+// ForgetBackend is for a backend that has left, of which no Observe comes any more.
+func (s *Snapshots) ForgetBackend(b *backends.Backend) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.read, b)

@@ -11,9 +11,9 @@ func TestASnapshotGivesBackWhatWasLearned(t *testing.T) {
 	before := warm(t)
 	for key := range 200 { // dense text, long answers, and a cache that holds less than it says
 		d := mustPick(t, before.Router, ask(before.fleet[:1], key%100, 60))
-		d.Release(Outcome{End: Served, AnswerTokens: 700, PromptTokens: 60 * 256 / 3, CachedKnown: true})
+		d.Release(Outcome{End: Completed, AnswerTokens: 700, PromptTokens: 60 * 256 / 3, CachedKnown: true})
 	}
-	want, fresh := before.Learned(), newKept(t, 2).Learned()
+	want, fresh := before.Estimates(), newKept(t, 2).Estimates()
 	if want[0].BytesPerToken == fresh[0].BytesPerToken || want[0].AnswerTokens == fresh[0].AnswerTokens || want[0].CapacityFactor == fresh[0].CapacityFactor {
 		t.Fatalf("nothing was learned: %+v", want[0])
 	}
@@ -23,16 +23,16 @@ func TestASnapshotGivesBackWhatWasLearned(t *testing.T) {
 	}
 	l := began()
 	for _, b := range after.fleet {
-		after.Snapshots.Observe(b, &l)
+		after.Snapshots.ObserveLoad(b, &l)
 	}
-	for slot, got := range after.Learned() {
+	for slot, got := range after.Estimates() {
 		if got.BytesPerToken != want[slot].BytesPerToken || got.AnswerTokens != want[slot].AnswerTokens ||
 			got.CapacityFactor != want[slot].CapacityFactor || got.PrefillRate != want[slot].PrefillRate {
 			t.Errorf("backend %d: %+v, want %+v", slot, got, want[slot])
 		}
 	}
-	parts, _ := after.Router.Index()
-	if had, _ := before.Router.Index(); parts[0].Capacity < had[0].Capacity*63/64 || parts[0].Capacity > had[0].Capacity*65/64 {
+	parts, _ := after.Router.IndexStats()
+	if had, _ := before.Router.IndexStats(); parts[0].Capacity < had[0].Capacity*63/64 || parts[0].Capacity > had[0].Capacity*65/64 {
 		t.Errorf("capacity %d, want about %d", parts[0].Capacity, had[0].Capacity)
 	}
 }

@@ -66,10 +66,10 @@ func warm(t testing.TB) *kept {
 	k := newKept(t, 2)
 	l := began()
 	for _, b := range k.fleet {
-		k.Snapshots.Observe(b, &l)
+		k.Snapshots.ObserveLoad(b, &l)
 	}
 	for key := range 20 {
-		mustPick(t, k.Router, ask(k.fleet[key%2:key%2+1], key, 5+key)).Release(Outcome{End: Served, AnswerTokens: 1})
+		mustPick(t, k.Router, ask(k.fleet[key%2:key%2+1], key, 5+key)).Release(Outcome{End: Completed, AnswerTokens: 1})
 	}
 	return k
 }
@@ -85,11 +85,11 @@ func TestASnapshotGivesBackWhatBackendsHeld(t *testing.T) {
 		t.Errorf("%v blocks are held before the first scrape", got)
 	}
 	l := began()
-	after.Snapshots.Observe(after.fleet[0], &l)
+	after.Snapshots.ObserveLoad(after.fleet[0], &l)
 	if got := after.matched(4, 9); !slices.Equal(got, []int{9, 0}) {
 		t.Errorf("after one backend's scrape %v blocks are held, want 9 and 0", got)
 	}
-	after.Snapshots.Observe(after.fleet[1], &l)
+	after.Snapshots.ObserveLoad(after.fleet[1], &l)
 	for key := range 20 {
 		want := before.matched(key, 5+key)
 		if got := after.matched(key, 5+key); !slices.Equal(got, want) {
@@ -109,14 +109,14 @@ func TestABackendThatIsAwayAtOneRestartIsNotForgottenAtTheNext(t *testing.T) {
 		if err := k.Read(bytes.NewReader(data)); err != nil {
 			t.Fatal(err)
 		}
-		k.Snapshots.Observe(k.fleet[0], &l)
+		k.Snapshots.ObserveLoad(k.fleet[0], &l)
 		data = k.write(t)
 	}
 	k := newKept(t, 2)
 	if err := k.Read(bytes.NewReader(data)); err != nil {
 		t.Fatal(err)
 	}
-	k.Snapshots.Observe(k.fleet[1], &l)
+	k.Snapshots.ObserveLoad(k.fleet[1], &l)
 	if got := k.matched(5, 10); !slices.Equal(got, []int{0, 10}) {
 		t.Errorf("%v blocks are held, want 0 and 10", got)
 	}
@@ -128,9 +128,9 @@ func TestABackendThatStaysAwayKeepsNoMoreThanItsPartInMemory(t *testing.T) {
 	before := newKept(t, n)
 	l := began()
 	for i, b := range before.fleet {
-		before.Snapshots.Observe(b, &l)
+		before.Snapshots.ObserveLoad(b, &l)
 		for key := range 10 {
-			mustPick(t, before.Router, ask(before.fleet[i:i+1], 100*i+key, 20)).Release(Outcome{End: Served, AnswerTokens: 1})
+			mustPick(t, before.Router, ask(before.fleet[i:i+1], 100*i+key, 20)).Release(Outcome{End: Completed, AnswerTokens: 1})
 		}
 	}
 	data := before.write(t)
@@ -140,7 +140,7 @@ func TestABackendThatStaysAwayKeepsNoMoreThanItsPartInMemory(t *testing.T) {
 	}
 	whole := after.read[after.fleet[n-1]]
 	for i := range n - 1 {
-		after.Snapshots.Observe(after.fleet[i], &l)
+		after.Snapshots.ObserveLoad(after.fleet[i], &l)
 	}
 	p := after.read[after.fleet[n-1]]
 	if after.kept != len(p.raw) || cap(p.raw) > len(data)/2 || &p.raw[0] == &whole.raw[0] {
@@ -156,7 +156,7 @@ func TestABackendThatStaysAwayKeepsNoMoreThanItsPartInMemory(t *testing.T) {
 	if err := last.Read(bytes.NewReader(data)); err != nil {
 		t.Fatal(err)
 	}
-	last.Snapshots.Observe(last.fleet[n-1], &l)
+	last.Snapshots.ObserveLoad(last.fleet[n-1], &l)
 	if got := last.matched(100*(n-1)+3, 20); got[n-1] != 20 {
 		t.Errorf("%v blocks are held, want 20 by the last", got)
 	}
@@ -214,7 +214,7 @@ func TestAContradictedPartIsReportedAndNotUsed(t *testing.T) {
 	}
 	l := began()
 	l.StartTime = 990
-	k.Snapshots.Observe(k.fleet[0], &l)
+	k.Snapshots.ObserveLoad(k.fleet[0], &l)
 	if got := k.matched(4, 9); !slices.Equal(got, []int{0, 0}) {
 		t.Errorf("%v blocks are held by a replica that started anew", got)
 	}
@@ -238,7 +238,7 @@ func TestSnapshotsUnderTraffic(t *testing.T) {
 				}
 				mustPick(t, k.Router, ask(k.fleet, i%60, 10+i%40)).Release(Outcome{End: End(i % 4), AnswerTokens: 1})
 				if i%100 == g {
-					k.Forget(k.fleet[g])
+					k.ForgetCache(k.fleet[g])
 				}
 			}
 		})
@@ -250,7 +250,7 @@ func TestSnapshotsUnderTraffic(t *testing.T) {
 		}
 		for _, b := range after.fleet {
 			l := began()
-			after.Snapshots.Observe(b, &l)
+			after.Snapshots.ObserveLoad(b, &l)
 		}
 	}
 	close(stop)
@@ -263,16 +263,16 @@ func TestASnapshotFollowsTheFleet(t *testing.T) {
 	k := newKept(t, 3)
 	l := backends.Load{StartTime: 5, CacheTokens: 100_000, ScrapedAt: k.clock.now}
 	for i, b := range k.fleet {
-		k.Snapshots.Observe(b, &l)
-		mustPick(t, k.Router, ask(k.fleet[i:i+1], i, 20)).Release(Outcome{End: Served})
+		k.Snapshots.ObserveLoad(b, &l)
+		mustPick(t, k.Router, ask(k.fleet[i:i+1], i, 20)).Release(Outcome{End: Completed})
 	}
-	k.Leave(k.fleet[1])
-	k.Gone(k.fleet[1])
+	k.RemoveBackend(k.fleet[1])
+	k.ForgetBackend(k.fleet[1])
 	next := &backends.Backend{Name: "next", Slot: 1, URL: &url.URL{Scheme: "http", Host: "10.0.1.1:8000"}}
 	next.SetState(backends.Ready)
-	k.Join(next)
-	k.Snapshots.Observe(next, &l)
-	mustPick(t, k.Router, ask([]*backends.Backend{next}, 7, 20)).Release(Outcome{End: Served})
+	k.AddBackend(next)
+	k.Snapshots.ObserveLoad(next, &l)
+	mustPick(t, k.Router, ask([]*backends.Backend{next}, 7, 20)).Release(Outcome{End: Completed})
 	data := k.write(t)
 	parts, err := parseSnapshot(data, fingerprint(k.Router.blockBytes), k.clock.now)
 	if err != nil {
@@ -287,7 +287,7 @@ func TestASnapshotFollowsTheFleet(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, b := range after.fleet {
-		after.Snapshots.Observe(b, &l)
+		after.Snapshots.ObserveLoad(b, &l)
 	}
 	if got := after.matched(7, 20); got[1] != 20 {
 		t.Errorf("%v blocks are held, want 20 by the second", got)

@@ -42,7 +42,7 @@ type progress struct {
 	stalls  uint64
 
 	refused time.Time // when it last refused a request for want of a place
-	freed   int       // places on it since then; see AwaitPlace
+	freed   int       // places on it since then; see AwaitSlot
 
 	stops time.Time // when it last said that it is about to stop, or was tried since; zero: it has not
 
@@ -100,16 +100,16 @@ func (p *progress) polled(l *backends.Load, unstarted float64, requests int) {
 	p.prompt, p.generated, p.kv = l.PromptTokens, l.GenerationTokens, l.KVCacheUsage
 }
 
-// Progress tells that a piece of the answer has passed. It is cheap enough to be
+// RecordOutput tells that a piece of the answer has passed. It is cheap enough to be
 // called for each: it takes no lock.
-func (d *Decision) Progress() {
+func (d *Decision) RecordOutput() {
 	r := d.router
 	d.progress.output.Store(int64(r.now().Sub(r.made)))
 }
 
-// Silence returns for how long the backend has shown no sign of work, d's own
+// SinceProgress returns for how long the backend has shown no sign of work, d's own
 // sending counting as one. Where the replica has no token counters, only responses tell.
-func (d *Decision) Silence() time.Duration {
+func (d *Decision) SinceProgress() time.Duration {
 	r, p := d.router, d.progress
 	r.deciding.Lock()
 	defer r.deciding.Unlock()

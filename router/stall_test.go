@@ -31,7 +31,7 @@ func (s *stalls) poll() {
 		l := s.loads[i]
 		l.ScrapedAt = s.clock.now
 		b.SetLoad(&l)
-		s.r.Observe(b, &l)
+		s.r.ObserveLoad(b, &l)
 	}
 }
 
@@ -73,7 +73,7 @@ func TestAReplicaThatProducesNothingGetsNothingUntilItDoes(t *testing.T) {
 	stuck := s.send(1, 640, true)
 	again := func() *backends.Backend {
 		d := mustPick(t, s.r, ask(s.fleet, 1, 10)) // b0 is thought to hold all of it
-		d.Release(Outcome{End: Left})
+		d.Release(Outcome{End: ClientDisconnected})
 		return d.Backend
 	}
 	s.pass(3*time.Second, nil)
@@ -88,7 +88,7 @@ func TestAReplicaThatProducesNothingGetsNothingUntilItDoes(t *testing.T) {
 	}
 	s.pass(time.Minute, nil)
 	s.told("after a minute", 1, true)
-	stuck.FirstEvent()
+	stuck.RecordFirstEvent()
 	if again() != s.fleet[0] {
 		t.Error("not sent there after its first sign of work")
 	}
@@ -97,9 +97,9 @@ func TestAReplicaThatProducesNothingGetsNothingUntilItDoes(t *testing.T) {
 
 func TestEverySignOfWorkIsSeen(t *testing.T) {
 	for name, work := range map[string]func(s *stalls, stream *Decision){
-		"a chunk":                func(s *stalls, stream *Decision) { stream.Progress() },
-		"a first event":          func(s *stalls, _ *Decision) { s.send(7, 64, true).FirstEvent() },
-		"an answer":              func(s *stalls, _ *Decision) { s.send(7, 64, false).Release(Outcome{End: Served}) },
+		"a chunk":                func(s *stalls, stream *Decision) { stream.RecordOutput() },
+		"a first event":          func(s *stalls, _ *Decision) { s.send(7, 64, true).RecordFirstEvent() },
+		"an answer":              func(s *stalls, _ *Decision) { s.send(7, 64, false).Release(Outcome{End: Completed}) },
 		"prompt tokens":          func(s *stalls, _ *Decision) { s.loads[0].PromptTokens++ },
 		"generated tokens":       func(s *stalls, _ *Decision) { s.loads[0].GenerationTokens++ },
 		"blocks being allocated": func(s *stalls, _ *Decision) { s.loads[0].KVCacheUsage += 1. / 128 },
@@ -107,7 +107,7 @@ func TestEverySignOfWorkIsSeen(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := newStalls(t, 1)
 			stream := s.send(1, 64, true)
-			stream.FirstEvent()
+			stream.RecordFirstEvent()
 			s.pass(time.Minute, func() { work(s, stream) })
 			s.told("at work", 0, false)
 			s.pass(10*time.Second, nil)
@@ -117,7 +117,7 @@ func TestEverySignOfWorkIsSeen(t *testing.T) {
 }
 
 func TestAnEndThatIsNoAnswerIsNoSignOfWork(t *testing.T) {
-	for _, end := range []End{Unseen, Left, Broken} {
+	for _, end := range []End{NotProcessed, ClientDisconnected, Truncated} {
 		s := newStalls(t, 1)
 		s.send(1, 64, true)
 		s.pass(5*time.Second, func() { s.send(2, 64, true).Release(Outcome{End: end}) })
@@ -143,8 +143,8 @@ func TestALongPrefillIsNoStall(t *testing.T) {
 		for key := range 2 * speedFirst {
 			d := s.send(key, 8000, true)
 			s.pass(time.Second, nil)
-			d.FirstEvent()
-			d.Release(Outcome{End: Served})
+			d.RecordFirstEvent()
+			d.Release(Outcome{End: Completed})
 		}
 		s.send(99, 100_000, true)
 		s.pass(40*time.Second, nil)
@@ -154,7 +154,7 @@ func TestALongPrefillIsNoStall(t *testing.T) {
 	})
 	t.Run("while others decode", func(t *testing.T) {
 		s := newStalls(t, 1)
-		s.send(1, 64, true).FirstEvent()
+		s.send(1, 64, true).RecordFirstEvent()
 		s.pass(time.Second, nil)
 		s.send(2, 100_000, true)
 		s.pass(25*time.Second, nil) // an engine without chunked prefill decodes nothing meanwhile
@@ -185,7 +185,7 @@ func TestAReplicaThatTellsNoCountersIsNeverStalled(t *testing.T) {
 	s.loads[0].TokensKnown = false
 	s.poll()
 	s.send(1, 64, false)
-	s.send(1, 64, true).FirstEvent()
+	s.send(1, 64, true).RecordFirstEvent()
 	s.pass(time.Minute, nil)
 	s.fleet[0].SetLoad(nil)
 	s.clock.advance(time.Minute)
@@ -211,7 +211,7 @@ func TestWhenPollsFailAStreamThatStandsStillTells(t *testing.T) {
 			s := newStalls(t, 1)
 			d := s.send(1, 64, streaming)
 			if streaming {
-				d.FirstEvent()
+				d.RecordFirstEvent()
 			}
 			s.fleet[0].SetLoad(nil)
 			s.clock.advance(4 * time.Second)
@@ -258,7 +258,7 @@ func TestAStalledReplicaIsTriedAgainWhenAllItsClientsHaveLeft(t *testing.T) {
 	d := s.send(1, 640, true)
 	s.pass(5*time.Second, nil)
 	s.told("stalled", 1, true)
-	d.Release(Outcome{End: Left})
+	d.Release(Outcome{End: ClientDisconnected})
 	s.clock.advance(time.Second)
 	again := s.send(2, 640, true)
 	s.told("tried again", 1, false)
@@ -266,15 +266,15 @@ func TestAStalledReplicaIsTriedAgainWhenAllItsClientsHaveLeft(t *testing.T) {
 	s.told("its silence began anew", 1, false)
 	s.pass(time.Second, nil)
 	s.told("still stalled", 2, true)
-	again.Release(Outcome{End: Left})
+	again.Release(Outcome{End: ClientDisconnected})
 }
 
 func TestStreamsInMidAnswerAreCounted(t *testing.T) {
 	s := newStalls(t, 1)
-	for _, end := range []End{Served, Left, Broken, Unseen} {
+	for _, end := range []End{Completed, ClientDisconnected, Truncated, NotProcessed} {
 		d := s.send(1, 64, true)
-		if end != Unseen {
-			d.FirstEvent()
+		if end != NotProcessed {
+			d.RecordFirstEvent()
 		}
 		d.Release(Outcome{End: end})
 		s.send(1, 64, false).Release(Outcome{End: end})

@@ -59,9 +59,9 @@ func (r *Router) elsewhere(d *Decision) bool {
 	return false
 }
 
-// Missed tells of a scrape that failed. late: it was not answered in time, as
+// ScrapeFailed tells of a scrape that failed. late: it was not answered in time, as
 // when the replica's process is stopped, or its event loop is blocked.
-func (r *Router) Missed(b *backends.Backend, late bool) {
+func (r *Router) ScrapeFailed(b *backends.Backend, late bool) {
 	r.deciding.Lock()
 	defer r.deciding.Unlock()
 	if !r.has(b) {
@@ -78,9 +78,9 @@ func (r *Router) Missed(b *backends.Backend, late bool) {
 	r.dispatch(now)
 }
 
-// Hung tells that b is down because its checks are not answered, while its
+// ChecksTimedOut tells that b is down because its checks are not answered, while its
 // connections stand: what it was sent waits for nothing.
-func (r *Router) Hung(b *backends.Backend) {
+func (r *Router) ChecksTimedOut(b *backends.Backend) {
 	r.deciding.Lock()
 	defer r.deciding.Unlock()
 	if !r.has(b) {

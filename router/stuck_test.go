@@ -43,7 +43,7 @@ func TestARequestOnABackendThatProducesNothingIsTold(t *testing.T) {
 	whole, second := s.watch(false)
 	answering, third := s.watch(true)
 	committed, fourth := s.watch(false)
-	answering.FirstEvent()
+	answering.RecordFirstEvent()
 	committed.Commit()
 	s.pass(10*time.Second, nil)
 	for name, w := range map[string]*told{"a stream": first, "a whole answer": second} {
@@ -61,7 +61,7 @@ func TestARequestOnABackendThatProducesNothingIsTold(t *testing.T) {
 		t.Errorf("with no other backend: told %+v", *first)
 	}
 	for _, d := range []*Decision{waiting, whole, answering, committed} {
-		d.Release(Outcome{End: Left})
+		d.Release(Outcome{End: ClientDisconnected})
 	}
 	if n := len(s.r.progress[0].watched); n != 0 {
 		t.Errorf("%d are watched at the end", n)
@@ -71,7 +71,7 @@ func TestARequestOnABackendThatProducesNothingIsTold(t *testing.T) {
 // missed is a scrape of the first backend that came to nothing.
 func (s *stalls) missed(late bool) {
 	s.clock.advance(2 * time.Second)
-	s.r.Missed(s.fleet[0], late)
+	s.r.ScrapeFailed(s.fleet[0], late)
 }
 
 func TestAReplicaThatAnswersNoScrapeIsFoundOut(t *testing.T) {
@@ -97,7 +97,7 @@ func TestAReplicaThatAnswersNoScrapeIsFoundOut(t *testing.T) {
 			if (w.times > 0) != c.found {
 				t.Errorf("told %+v", *w)
 			}
-			d.Release(Outcome{End: Left})
+			d.Release(Outcome{End: ClientDisconnected})
 		})
 	}
 }
@@ -106,7 +106,7 @@ func TestAHungReplicasRequestsAreToldUntilItIsBack(t *testing.T) {
 	s := newStalls(t, 2)
 	d, w := s.watch(false)
 	s.fleet[0].SetState(backends.Down)
-	s.r.Hung(s.fleet[0])
+	s.r.ChecksTimedOut(s.fleet[0])
 	if w.hung != 1 || w.elsewhere != 1 {
 		t.Errorf("told %+v", *w)
 	}
@@ -115,10 +115,10 @@ func TestAHungReplicasRequestsAreToldUntilItIsBack(t *testing.T) {
 		t.Errorf("after another scrape: told %+v", *w)
 	}
 	s.fleet[0].SetState(backends.Ready)
-	s.r.Changed(s.fleet[0])
+	s.r.BackendChanged(s.fleet[0])
 	s.missed(true)
 	if w.times != 2 {
 		t.Errorf("when it is back: told %+v", *w)
 	}
-	d.Release(Outcome{End: Served})
+	d.Release(Outcome{End: Completed})
 }

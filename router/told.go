@@ -8,15 +8,15 @@ import (
 	"warmroute/router/policy"
 )
 
-// Placed tells that a request was sent to b by somebody else: the index takes its
+// RecordPlacement tells that a request was sent to b by somebody else: the index takes its
 // prompt's blocks for b's, as if they had been used now. It returns how many of them
 // b is thought to hold, which is none of a prompt too long for it or of a backend
 // that caches nothing. Load that is not ours is seen by the polls, so it counts
 // nowhere.
-func (r *Router) Placed(req *Request, b *backends.Backend) (blocks int) {
+func (r *Router) RecordPlacement(req *Request, b *backends.Backend) (blocks int) {
 	r.deciding.Lock()
 	defer r.deciding.Unlock()
-	if !r.has(b) || req.Instant || r.tooLong(req, b.Slot) {
+	if !r.has(b) || req.NoEngine || r.tooLong(req, b.Slot) {
 		return 0
 	}
 	r.depth = r.matched
@@ -29,8 +29,8 @@ func (r *Router) Placed(req *Request, b *backends.Backend) (blocks int) {
 	return len(req.Blocks) - left
 }
 
-// Reset is what Router.Reset took away.
-type Reset struct {
+// ResetReport is what Router.ResetBackend took away.
+type ResetReport struct {
 	Blocks        int          // that the index thought the backend to hold
 	Breaker       BreakerState // as it stood
 	CacheFactor   float64      // learned, of the cache's size over what the replica reports
@@ -39,18 +39,18 @@ type Reset struct {
 	BytesPerToken float64      // learned, of the backend's own prompts
 }
 
-// Reset forgets what is believed of b, as of a replica that has just joined: what
+// ResetBackend forgets what is believed of b, as of a replica that has just joined: what
 // its cache holds, what was learned of it, and that it failed or refused anything.
 // What it has in flight stays, and so do figures that metrics count, and what it
 // said of itself.
-func (r *Router) Reset(b *backends.Backend) (was Reset) {
+func (r *Router) ResetBackend(b *backends.Backend) (was ResetReport) {
 	r.deciding.Lock()
 	defer r.deciding.Unlock()
 	if !r.has(b) {
 		return was
 	}
 	now, l, p := r.now(), &r.lessons[b.Slot], r.progress[b.Slot]
-	was = Reset{
+	was = ResetReport{
 		Blocks: r.index.Len(b.Slot), Breaker: p.breaker.state(now), CacheFactor: l.reach.factor(),
 		PrefillRate: r.rate(b.Slot), AnswerTokens: l.answer.value, BytesPerToken: l.texts.value(),
 	}

@@ -10,7 +10,7 @@ const clearly = 1.5
 // is known to be refused neither takes the place of others in the index nor waits
 // for room. Only a prompt's text is measured: an image's bytes say little.
 func (r *Router) tooLong(req *Request, slot int) bool {
-	limit := req.ModelTokens
+	limit := req.MaxPromptTokens
 	if c := r.caches[slot].capacity; c > 0 && (limit == 0 || c < limit) {
 		limit = c
 	}

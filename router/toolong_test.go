@@ -11,14 +11,14 @@ func sized(r *Router, fleet []*backends.Backend, c *clock, tokens int) {
 	for _, b := range fleet {
 		l := &backends.Load{CacheTokens: tokens, KVKnown: true, QueuesKnown: true, ScrapedAt: c.now}
 		b.SetLoad(l)
-		r.Observe(b, l)
+		r.ObserveLoad(b, l)
 	}
 }
 
 // limited is a request for a model whose prompts may have 10,000 tokens.
 func limited(fleet []*backends.Backend, key, blocks int) *Request {
 	req := ask(fleet, key, blocks)
-	req.ModelTokens = 10_000
+	req.MaxPromptTokens = 10_000
 	return req
 }
 
@@ -28,16 +28,16 @@ func TestAPromptThatIsRefusedTakesNobodysPlace(t *testing.T) {
 		r, fleet, c := newFleet(t, 1, "prefix")
 		sized(r, fleet, c, cache)
 		for key := range 10 {
-			mustPick(t, r, ask(fleet, key, 100)).Release(Outcome{End: Served})
+			mustPick(t, r, ask(fleet, key, 100)).Release(Outcome{End: Completed})
 		}
-		before, _ := r.Index()
+		before, _ := r.IndexStats()
 		mean := r.uncached.value
 		d := mustPick(t, r, req(fleet))
 		if used := r.cacheUsed(0, c.now); used > 1000 {
 			t.Errorf("%s: it takes %.0f tokens of the cache", name, used)
 		}
-		d.Release(Outcome{End: Unseen})
-		if after, _ := r.Index(); after[0] != before[0] {
+		d.Release(Outcome{End: NotProcessed})
+		if after, _ := r.IndexStats(); after[0] != before[0] {
 			t.Errorf("%s: the index was %+v and is %+v", name, before[0], after[0])
 		}
 		if r.uncached.value != mean {
@@ -67,7 +67,7 @@ func TestWhatMayBeTakenIsRemembered(t *testing.T) {
 		r, fleet, c := newFleet(t, 1, "prefix")
 		sized(r, fleet, c, 100_000)
 		d := mustPick(t, r, req(fleet))
-		d.Release(Outcome{End: Served})
+		d.Release(Outcome{End: Completed})
 		if again := mustPick(t, r, req(fleet)); again.MatchedBlocks != d.TotalBlocks {
 			t.Errorf("%s: %d blocks are remembered of %d", name, again.MatchedBlocks, d.TotalBlocks)
 		}
@@ -98,7 +98,7 @@ func TestAPromptThatIsRefusedIsNotHeld(t *testing.T) {
 func TestNobodyWaitsForMoreThanTheWholeCache(t *testing.T) {
 	r, fleet, c := newFleet(t, 1, "prefix", holding)
 	sized(r, fleet, c, 100_000)
-	sent(t, "an idle backend", submit(r, ask(fleet, 1, 10))).FirstEvent()
+	sent(t, "an idle backend", submit(r, ask(fleet, 1, 10))).RecordFirstEvent()
 	sent(t, "110,000 tokens", submit(r, ask(fleet, 2, 110_000/64)))
 }
 
@@ -118,12 +118,12 @@ func TestOnlyWhatIsPrefilledCountsInTheMean(t *testing.T) {
 	if r.uncached.value != 0 {
 		t.Errorf("the mean u is %.0f before anything came back", r.uncached.value)
 	}
-	d.FirstEvent()
-	d.Release(Outcome{End: Served})
+	d.RecordFirstEvent()
+	d.Release(Outcome{End: Completed})
 	large := &Request{Backends: fleet, Bytes: 1 << 20, Sequences: 1}
-	mustPick(t, r, large).Release(Outcome{End: Unseen})
-	large.Aside = true
-	mustPick(t, r, large).Release(Outcome{End: Served})
+	mustPick(t, r, large).Release(Outcome{End: NotProcessed})
+	large.NonGenerative = true
+	mustPick(t, r, large).Release(Outcome{End: Completed})
 	if r.uncached.value != 640 {
 		t.Errorf("the mean u is %.0f, want the 640 tokens of the only one that was prefilled", r.uncached.value)
 	}

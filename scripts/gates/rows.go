@@ -41,8 +41,8 @@ const fleet = 8
 
 // hold is the hold queue as config.yaml has it, but for its bound in time: a
 // mean over those that were not given up would compare with nobody's.
-func hold() router.HoldOptions {
-	return router.HoldOptions{Requests: 1000, Bytes: 256 << 20}
+func hold() router.QueueSettings {
+	return router.QueueSettings{Requests: 1000, Bytes: 256 << 20}
 }
 
 func scenario(w replay.Workload, kvTokens int) replay.Scenario {
