@@ -61,7 +61,7 @@ func (c *Config) check(f *faults) {
 	c.checkBackends(f)
 	c.checkKeys(f)
 	c.checkAdminToken(f)
-	oneOf(f, "routing.policy", c.Routing.Policy, policy.Names...)
+	oneOf(f, "routing.policy", c.Routing.Policy, policy.Names()...)
 	oneOf(f, "log.level", c.Log.Level, "debug", "info", "warn", "error")
 	oneOf(f, "log.format", c.Log.Format, "text", "json")
 	c.checkAccessLog(f)

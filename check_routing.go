@@ -40,21 +40,22 @@ func (c *Config) checkRouting(f *faults) {
 func (c *Config) routingWarnings() (warnings []string) {
 	warn := func(format string, args ...any) { warnings = append(warnings, fmt.Sprintf(format, args...)) }
 	r := &c.Routing
+	chosen, _ := policy.Lookup(r.Policy) // an unknown one is an error elsewhere
 	for _, gate := range []struct {
 		key   string
 		value float64
 	}{
-		{"match_ratio", r.MatchRatio}, {"imbalance_abs", r.ImbalanceAbs},
-		{"imbalance_ratio", r.ImbalanceRatio}, {"load_factor", r.LoadFactor},
+		{"routing.match_ratio", r.MatchRatio}, {"routing.imbalance_abs", r.ImbalanceAbs},
+		{"routing.imbalance_ratio", r.ImbalanceRatio}, {"routing.load_factor", r.LoadFactor},
 	} {
-		if gate.value != 0 && !slices.Contains(policy.Uses(r.Policy), gate.key) {
-			warn("routing.%s: %v changes nothing, policy %s has no such gate; drop it or choose another policy", gate.key, gate.value, r.Policy)
+		if gate.value != 0 && !chosen.Reads(gate.key) {
+			warn("%s: %v changes nothing, policy %s has no such gate; drop it or choose another policy", gate.key, gate.value, r.Policy)
 		}
 	}
-	if c.SLO.TTFT > 0 && r.Policy != "prefix" {
+	if c.SLO.TTFT > 0 && !chosen.Reads("slo.ttft") {
 		warn("slo.ttft: %v changes nothing, policy %s does not look at it; drop it or choose prefix", c.SLO.TTFT, r.Policy)
 	}
-	if r.StepTokens > 0 && (!policy.Holds(r.Policy) || r.Hold.Requests == 0) {
+	if r.StepTokens > 0 && (!chosen.UsesQueue || r.Hold.Requests == 0) {
 		warn("routing.step_tokens: %d changes nothing, it is for requests that policy prefix holds (routing.hold.requests); drop it", r.StepTokens)
 	}
 	if at := slices.IndexFunc(c.Keys, func(k KeyConfig) bool { return k.QueueTime > 0 }); at >= 0 && r.Hold.Requests == 0 {

@@ -186,7 +186,7 @@ backends: [{name: a, url: "http://a"}, {name: a, url: "b"}]
 		"poll.interval: 5 has no unit; write it like 250ms, 5s or 1m30s",
 		`timeouts.connect (from WARMROUTE_TIMEOUTS_CONNECT): "2" is not a duration; write it like 250ms, 2s or 1m30s`,
 		`backends[1].url: backend URL "b": no scheme; write http://HOST:PORT or https://HOST:PORT`,
-		`routing.policy: unknown value "fastest"; use one of ` + strings.Join(policy.Names, ", "),
+		`routing.policy: unknown value "fastest"; use one of ` + strings.Join(policy.Names(), ", "),
 		`log.level (from --log-level): unknown value "loud"; use one of debug, info, warn, error`,
 	}
 	if got := strings.Split(strings.TrimSpace(stderr), "\n"); status != 2 || strings.Join(got, "\n") != strings.Join(want, "\n") {

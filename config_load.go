@@ -35,7 +35,7 @@ func addConfigFlags(flags *pflag.FlagSet) {
 	flags.String("config", "", "configuration `FILE`, else the one that WARMROUTE_CONFIG names; every setting and its default is in config.yaml")
 	flags.String("listen", "", "`ADDRESS` for OpenAI clients, like :8080 or 127.0.0.1:8080")
 	flags.String("admin", "", "`ADDRESS` for metrics and operations, \"\" for none")
-	flags.String("policy", "", "routing `POLICY`: "+strings.Join(policy.Names, ", "))
+	flags.String("policy", "", "routing `POLICY`: "+strings.Join(policy.Names(), ", "))
 	flags.String("log-level", "", "least `LEVEL` that is logged: debug, info, warn or error")
 }
 

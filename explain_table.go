@@ -26,7 +26,7 @@ func printExplanation(out io.Writer, e *proxy.Explained) error {
 	fmt.Fprintf(&s, "%s tokens of prompt, about, in %d blocks of %d bytes; model %s, policy %s\n\n",
 		thousands(float64(e.PromptTokens)), e.Blocks, e.BlockBytes, cmp.Or(printable(e.Model), "-"), printable(e.Policy))
 	score := "SCORE"
-	if e.Policy == "prefix" {
+	if slices.ContainsFunc(e.Backends, func(b router.BackendExplanation) bool { return b.Terms != nil }) {
 		score = "COST"
 	}
 	rows := [][]string{{"", "BACKEND", "MATCHED", "u", "W", "n", "KV", "TOKENS/S", "TTFT", score, ""}}

@@ -158,7 +158,7 @@ func usualPolicies() []string { return []string{"prefix", "least-load", "round-r
 
 // replayPolicies are those of production and the reference.
 func replayPolicies() []string {
-	return append(slices.Clone(policy.Names), replay.Pooled)
+	return append(policy.Names(), replay.Pooled)
 }
 
 // parseChanges reads what happens to the fleet.

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math"
 	"reflect"
-	"slices"
 	"testing"
 	"time"
 
@@ -128,7 +127,7 @@ func eventful(name string) *Scenario {
 }
 
 func TestEveryRequestEndsOnceUnderEveryPolicy(t *testing.T) {
-	for _, name := range append(slices.Clone(policy.Names), Pooled) {
+	for _, name := range append(policy.Names(), Pooled) {
 		_, sum := mustPlay(t, eventful(name))
 		if sum.Lost > 0 {
 			t.Errorf("%s lost %v, though a backend was ready all the time", name, sum.Errors)

@@ -1,6 +1,7 @@
 package replay
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -25,7 +26,7 @@ type Scenario struct {
 	Engine   engine.Config // of each replica, but for KVTokens, the block size and Speed
 	Speeds   []float64     // of the replicas, by place; those not named have 1
 
-	Policy   string // one of policy.Names, or Pooled
+	Policy   string // one of policy.Names(), or Pooled
 	Settings policy.Settings
 	Hold     router.QueueSettings
 	SLO      time.Duration
@@ -91,13 +92,8 @@ const (
 )
 
 func (s *Scenario) pollInterval() time.Duration {
-	switch {
-	case s.PollInterval > 0:
-		return s.PollInterval
-	case s.Policy == "weighted":
-		return 50 * time.Millisecond // EPP goes by what it polls, and so polls often
-	}
-	return defaultPoll
+	def, _ := policy.Lookup(s.Policy) // there is none for Pooled
+	return cmp.Or(s.PollInterval, def.PollInterval, defaultPoll)
 }
 
 // Run plays the scenario to its end or until ctx has ended.

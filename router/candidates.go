@@ -102,7 +102,7 @@ func (r *Router) describe(c *policy.Candidate, req *Request, b *backends.Backend
 
 		Requests: float64(a.requests) / share, Unstarted: a.unstarted / share,
 	}
-	if r.policyName == "dynamo" { // no other asks, and it is not for nothing
+	if r.policyDef.NeedsContext {
 		c.Context = r.cacheUsed(b.Slot, now)
 	}
 	if l := s.load; l != nil { // the replica's own word
@@ -180,11 +180,11 @@ func (r *Router) trouble(req *Request, tried []*backends.Backend, b *backends.Ba
 		return stuck
 	case k.due(now) && !p.full(now) && len(tried) == 0 && !req.NoEngine && !r.tooLong(req, b.Slot):
 		return due // a request that failed elsewhere is not risked
-	case r.policyName == "prefix" && r.tooLong(req, b.Slot):
+	case r.policyDef.FiltersLength && r.tooLong(req, b.Slot):
 		return small
 	case k.open, p.full(now):
 		return failing
-	case l != nil && l.KVKnown && l.KVCacheUsage > kvPressure && r.policyName == "prefix":
+	case l != nil && l.KVKnown && l.KVCacheUsage > kvPressure && r.policyDef.FiltersKV:
 		return pressed
 	}
 	return well

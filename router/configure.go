@@ -1,6 +1,10 @@
 package router
 
-import "warmroute/router/policy"
+import (
+	"fmt"
+
+	"warmroute/router/policy"
+)
 
 // Configure changes what may change while requests are decided: Policy and
 // Settings, Hold, Breaker, SLO, PollInterval and NoLearning. The rest of o is not
@@ -13,16 +17,16 @@ func (r *Router) Configure(o Options) error {
 	r.deciding.Lock()
 	defer r.deciding.Unlock()
 	o.PolicySettings.SLO = o.SLO
-	if r.policy == nil || o.Policy != r.policyName || o.PolicySettings != r.settings {
-		p, err := policy.New(o.Policy, o.PolicySettings, r.rand)
+	if r.policy == nil || o.Policy != r.policyDef.Name || o.PolicySettings != r.settings {
+		def, err := policy.Lookup(o.Policy)
 		if err != nil {
-			return err
+			return fmt.Errorf("routing.policy: %w", err)
 		}
-		r.policy, r.policyName, r.settings = p, o.Policy, o.PolicySettings
+		r.policy, r.policyDef, r.settings = def.New(o.PolicySettings, r.rand), def, o.PolicySettings
 	}
 	r.holding = o.Queue
 	r.breaking = o.Breaker
-	r.late = policy.Holds(o.Policy) && o.Queue.Requests > 0
+	r.late = r.policyDef.UsesQueue && o.Queue.Requests > 0
 	r.pollInterval = o.PollInterval
 	r.noLearning = o.NoLearning
 	now := r.now()
@@ -42,5 +46,5 @@ func (r *Router) Configure(o Options) error {
 func (r *Router) Policy() string {
 	r.deciding.Lock()
 	defer r.deciding.Unlock()
-	return r.policyName
+	return r.policyDef.Name
 }

@@ -81,7 +81,7 @@ func (r *Router) Explain(req Request, tried ...*backends.Backend) Explanation {
 	r.depth = r.matched
 	r.index.Match(req.Blocks, r.depth)
 	e := Explanation{
-		Policy: r.policyName, Model: req.CatalogID, PromptTokens: int(r.tokens(&req)), Blocks: len(req.Blocks), BlockBytes: r.blockBytes,
+		Policy: r.policyDef.Name, Model: req.CatalogID, PromptTokens: int(r.tokens(&req)), Blocks: len(req.Blocks), BlockBytes: r.blockBytes,
 		Waiting: r.queue.count,
 	}
 	for _, b := range r.fleet {

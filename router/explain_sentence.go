@@ -21,7 +21,7 @@ func (e *Explanation) sentence() string {
 		if left := e.leftOut(); left != "" {
 			s += ": " + left
 		}
-	case e.Policy == "prefix":
+	case c.Terms != nil:
 		s = e.byCost(c, others)
 	default:
 		s = e.byScore(c, others)

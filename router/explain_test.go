@@ -69,7 +69,7 @@ func TestExplainNamesASpill(t *testing.T) {
 // TestExplainIsWhatPickThenDoes asks before each of many picks, and in a second
 // fleet never: what is told is done, and both fleets do the same.
 func TestExplainIsWhatPickThenDoes(t *testing.T) {
-	for _, name := range policy.Names {
+	for _, name := range policy.Names() {
 		for _, queue := range []bool{false, true} {
 			asked, plain := rand.NewPCG(5, 5), rand.NewPCG(5, 5)
 			build := func(src *rand.PCG) (*Router, []*backends.Backend, *clock) {

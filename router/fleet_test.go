@@ -167,7 +167,7 @@ func fluxOnce(t *testing.T, seed uint64) {
 				registry.Remove(b)
 			}
 		case 2:
-			reconfigured(t, r, func(o *Options) { o.Policy = policy.Names[rng.IntN(len(policy.Names))] })
+			reconfigured(t, r, func(o *Options) { o.Policy = policy.Names()[rng.IntN(len(policy.Names()))] })
 		case 3:
 			there := registry.All()
 			r.ObserveLoad(there[rng.IntN(len(there))], &backends.Load{CacheTokens: 50_000, QueuesKnown: true, TokensKnown: true, ScrapedAt: c.now})

@@ -32,7 +32,7 @@ var ErrNoneReady = errors.New("no backend is ready")
 // Options are what a Router is made of.
 type Options struct {
 	Backends       []*backends.Backend // there at first, by Slot
-	Policy         string              // one of policy.Names
+	Policy         string              // one of policy.Names()
 	PolicySettings policy.Settings
 	Queue          QueueSettings
 	Breaker        BreakerSettings
@@ -64,7 +64,7 @@ type Router struct {
 	// so that two requests arriving together cannot both see the same backend idle.
 	deciding   sync.Mutex
 	policy     policy.Policy
-	policyName string
+	policyDef  policy.Definition
 	settings   policy.Settings
 	holding    QueueSettings
 	breaking   BreakerSettings
@@ -254,8 +254,8 @@ func (r *Router) reserve(req *Request, tried []*backends.Backend, chosen int, no
 
 // reason says in a word why the candidate was chosen.
 func (r *Router) reason(req *Request, chosen int) string {
-	if r.policyName != "prefix" {
-		return r.policyName
+	if !r.policyDef.ExplainsChoice {
+		return r.policyDef.Name
 	}
 	most := 0.0
 	for i := range r.candidates {

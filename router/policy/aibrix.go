@@ -27,8 +27,8 @@ type aibrix struct {
 	places []int // scratch
 }
 
-func newAIBrix(s Settings, rng *rand.Rand, most int) *aibrix {
-	return &aibrix{rng: rng, abs: or(s.ImbalanceAbs, 8), table: newTrie(most, losesHeads), most: most}
+func newAIBrix(o options) Policy {
+	return &aibrix{rng: o.rng, abs: or(o.ImbalanceAbs, 8), table: newTrie(o.maxBlocks, losesHeads), most: o.maxBlocks}
 }
 
 func (p *aibrix) Choose(r *Request, candidates []Candidate) int {

@@ -16,17 +16,17 @@ type cacheThreshold struct {
 	tree            *sglangTree
 }
 
-func newCacheThreshold(s Settings, rng *rand.Rand, most int) *cacheThreshold {
+func newCacheThreshold(o options) Policy {
 	return &cacheThreshold{
-		rng: rng, ratio: or(s.MatchRatio, 0.3), abs: or(s.ImbalanceAbs, 64), rel: or(s.ImbalanceRatio, 1.5),
-		tree: newSGLangTree(most),
+		rng: o.rng, ratio: or(o.MatchRatio, 0.3), abs: or(o.ImbalanceAbs, 64), rel: or(o.ImbalanceRatio, 1.5),
+		tree: newSGLangTree(o.maxBlocks),
 	}
 }
 
-func newCacheThresholdOld(s Settings, rng *rand.Rand, most int) *cacheThreshold {
+func newCacheThresholdOld(o options) Policy {
 	return &cacheThreshold{
-		rng: rng, ratio: or(s.MatchRatio, 0.5), abs: or(s.ImbalanceAbs, 32), rel: or(s.ImbalanceRatio, 1.1),
-		smallest: true, tree: newSGLangTree(most),
+		rng: o.rng, ratio: or(o.MatchRatio, 0.5), abs: or(o.ImbalanceAbs, 32), rel: or(o.ImbalanceRatio, 1.1),
+		smallest: true, tree: newSGLangTree(o.maxBlocks),
 	}
 }
 

@@ -9,7 +9,7 @@ type chwbl struct {
 	ring       ring
 }
 
-func newCHWBL(s Settings) *chwbl { return &chwbl{loadFactor: or(s.LoadFactor, 1.25)} }
+func newCHWBL(o options) Policy { return &chwbl{loadFactor: or(o.LoadFactor, 1.25)} }
 
 func (p *chwbl) Choose(r *Request, candidates []Candidate) int {
 	total := 0.0

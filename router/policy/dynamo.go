@@ -21,7 +21,7 @@ type dynamo struct {
 	tree *ledger
 }
 
-func newDynamo(rng *rand.Rand, most int) *dynamo { return &dynamo{rng, newLedger(most, losesTails)} }
+func newDynamo(o options) Policy { return &dynamo{o.rng, newLedger(o.maxBlocks, losesTails)} }
 
 func (p *dynamo) Choose(r *Request, candidates []Candidate) int {
 	p.tree.expire(r.Now.Add(-dynamoLife))

@@ -48,13 +48,10 @@ func TestAForgottenSlotHoldsNothing(t *testing.T) {
 func TestEveryPolicyThatRemembersForgets(t *testing.T) {
 	r := &Request{Now: time.Unix(1000, 0), Blocks: []prompt.Block{1, 2, 3}, BlockTokens: 64, Tokens: 192, AnswerTokens: 100}
 	forgot := 0
-	for _, name := range Names {
+	for _, name := range Names() {
 		elsewhere := false
 		for seed := range uint64(50) {
-			p, err := New(name, Settings{}, rand.New(rand.NewPCG(seed, 2)))
-			if err != nil {
-				t.Fatal(err)
-			}
+			p := mustNew(t, name, Settings{}, rand.New(rand.NewPCG(seed, 2)))
 			remembers, ok := p.(Forgetful)
 			if !ok {
 				elsewhere = true

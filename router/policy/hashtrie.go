@@ -10,8 +10,8 @@ type hashTrie struct {
 	trie *trie
 }
 
-func newHashTrie(rng *rand.Rand, most int) *hashTrie {
-	return &hashTrie{rng, newTrie(most, losesTails)}
+func newHashTrie(o options) Policy {
+	return &hashTrie{o.rng, newTrie(o.maxBlocks, losesTails)}
 }
 
 func (p *hashTrie) Choose(r *Request, candidates []Candidate) int {

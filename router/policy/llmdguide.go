@@ -20,8 +20,8 @@ type llmdGuide struct {
 	table eppTable
 }
 
-func newLLMDGuide(s Settings, rng *rand.Rand, most int) *llmdGuide {
-	return &llmdGuide{rng, or(s.MatchRatio, 0.8), newEPPTable(most)}
+func newLLMDGuide(o options) Policy {
+	return &llmdGuide{o.rng, or(o.MatchRatio, 0.8), newEPPTable(o.maxBlocks)}
 }
 
 func (p *llmdGuide) Choose(r *Request, candidates []Candidate) int {

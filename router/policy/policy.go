@@ -3,9 +3,6 @@
 package policy
 
 import (
-	"fmt"
-	"math/rand/v2"
-	"slices"
 	"time"
 
 	"warmroute/router/prompt"
@@ -80,89 +77,4 @@ type Candidate struct {
 	Running, Waiting float64
 	KVUsage          float64 // 0 to 1
 	CacheTokens      float64 // size of its KV cache
-}
-
-// Names are the values of the setting routing.policy.
-var Names = []string{
-	"prefix", "least-load", "round-robin", "random", "power-of-two", "session", "chwbl",
-	"cache-threshold", "cache-threshold-old", "smg", "weighted", "llmd-guide", "hashtrie", "simhash",
-	"aibrix", "preble", "ray", "dynamo", "lmetric", "smetric",
-}
-
-// Uses lists the settings that a policy has a use for, by their keys in the
-// configuration.
-func Uses(name string) []string {
-	switch name {
-	case "cache-threshold", "cache-threshold-old", "smg":
-		return []string{"match_ratio", "imbalance_abs", "imbalance_ratio"}
-	case "ray":
-		return []string{"match_ratio", "imbalance_abs"}
-	case "llmd-guide", "preble", "smetric":
-		return []string{"match_ratio"}
-	case "aibrix":
-		return []string{"imbalance_abs"}
-	case "chwbl":
-		return []string{"load_factor"}
-	}
-	return nil
-}
-
-// Holds reports whether requests may wait in the hold queue under a policy.
-// Other routers' rules run as they do at home, without one.
-func Holds(name string) bool { return name == "prefix" }
-
-// New makes the policy of that name. What a policy leaves to chance it draws
-// from rng.
-func New(name string, settings Settings, rng *rand.Rand) (Policy, error) {
-	if p := build(name, settings, rng, mostEntries); p != nil {
-		return p, nil
-	}
-	return nil, fmt.Errorf("routing.policy %q is none of %v", name, slices.Sorted(slices.Values(Names)))
-}
-
-// build makes a policy that remembers most blocks at most, or nil.
-func build(name string, s Settings, rng *rand.Rand, most int) Policy {
-	switch name {
-	case "prefix":
-		return &Prefix{SLO: s.SLO}
-	case "least-load":
-		return leastLoad{rng}
-	case "round-robin":
-		return &roundRobin{}
-	case "random":
-		return random{rng}
-	case "power-of-two":
-		return powerOfTwo{rng}
-	case "session":
-		return session{rng}
-	case "chwbl":
-		return newCHWBL(s)
-	case "cache-threshold":
-		return newCacheThreshold(s, rng, most)
-	case "cache-threshold-old":
-		return newCacheThresholdOld(s, rng, most)
-	case "smg":
-		return newSMG(s, rng, most)
-	case "weighted":
-		return newWeighted(rng, most)
-	case "llmd-guide":
-		return newLLMDGuide(s, rng, most)
-	case "hashtrie":
-		return newHashTrie(rng, most)
-	case "simhash":
-		return &simHash{}
-	case "aibrix":
-		return newAIBrix(s, rng, most)
-	case "preble":
-		return newPreble(s, rng, most)
-	case "ray":
-		return newRay(s, rng, most)
-	case "dynamo":
-		return newDynamo(rng, most)
-	case "lmetric":
-		return lMetric{rng}
-	case "smetric":
-		return newSMetric(s, rng)
-	}
-	return nil
 }

@@ -2,11 +2,22 @@ package policy
 
 import (
 	"math/rand/v2"
+	"strings"
 	"testing"
 )
 
+// mustNew makes the policy of that name.
+func mustNew(t testing.TB, name string, s Settings, rng *rand.Rand) Policy {
+	t.Helper()
+	d, err := Lookup(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d.New(s, rng)
+}
+
 func TestLeastLoad(t *testing.T) {
-	p, _ := New("least-load", Settings{}, rand.New(rand.NewPCG(1, 1)))
+	p := mustNew(t, "least-load", Settings{}, rand.New(rand.NewPCG(1, 1)))
 	if got := p.Choose(&Request{}, []Candidate{{Requests: 3}, {Requests: 1}, {Requests: 2}}); got != 1 {
 		t.Errorf("got %d, want the one with the fewest in flight", got)
 	}
@@ -20,7 +31,7 @@ func TestLeastLoad(t *testing.T) {
 }
 
 func TestRoundRobinTakesTurnsWhileBackendsComeAndGo(t *testing.T) {
-	p, _ := New("round-robin", Settings{}, nil)
+	p := mustNew(t, "round-robin", Settings{}, nil)
 	a, b, c := Candidate{NameHash: 10}, Candidate{NameHash: 20}, Candidate{NameHash: 30}
 	f := func(want Candidate, candidates ...Candidate) {
 		t.Helper()
@@ -35,13 +46,13 @@ func TestRoundRobinTakesTurnsWhileBackendsComeAndGo(t *testing.T) {
 	f(b, a, b, c)
 }
 
-func TestUnknownPolicyIsAnErrorThatNamesTheKnown(t *testing.T) {
-	if _, err := New("best", Settings{}, nil); err == nil {
-		t.Error("no error")
+func TestLookup(t *testing.T) {
+	if _, err := Lookup("best"); err == nil || !strings.Contains(err.Error(), "choose one of aibrix, cache-threshold,") {
+		t.Errorf("error %v does not name the policies", err)
 	}
-	for _, name := range Names {
-		if _, err := New(name, Settings{}, rand.New(rand.NewPCG(1, 1))); err != nil {
-			t.Errorf("%s: %v", name, err)
+	for _, name := range Names() {
+		if d, err := Lookup(name); err != nil || d.Name != name {
+			t.Errorf("%s: %q, %v", name, d.Name, err)
 		}
 	}
 }

@@ -19,8 +19,8 @@ type preble struct {
 	recent []window // by slot
 }
 
-func newPreble(s Settings, rng *rand.Rand, most int) *preble {
-	return &preble{rng: rng, ratio: or(s.MatchRatio, 0.5), tree: newLedger(most, losesTails)}
+func newPreble(o options) Policy {
+	return &preble{rng: o.rng, ratio: or(o.MatchRatio, 0.5), tree: newLedger(o.maxBlocks, losesTails)}
 }
 
 func (p *preble) Choose(r *Request, candidates []Candidate) int {

@@ -56,12 +56,9 @@ func (d *crowd) candidates() []Candidate {
 }
 
 func TestEveryPolicyChoosesOneOfThoseThereAreAndTheSameForASeed(t *testing.T) {
-	for _, name := range Names {
+	for _, name := range Names() {
 		run := func(seed uint64) (chosen []int) {
-			p, err := New(name, Settings{}, rand.New(rand.NewPCG(seed, 0)))
-			if err != nil {
-				t.Fatal(err)
-			}
+			p := mustNew(t, name, Settings{}, rand.New(rand.NewPCG(seed, 0)))
 			draw := &crowd{rand.New(rand.NewPCG(5, 5)), dawn}
 			for range 2000 {
 				r, candidates := draw.request(), draw.candidates()
@@ -89,7 +86,7 @@ func TestEveryPolicyUsesTheGatesThatItSaysAndNoOthers(t *testing.T) {
 		"imbalance_ratio": {ImbalanceRatio: 1000}, "load_factor": {LoadFactor: 0.01},
 	}
 	run := func(name string, s Settings) (chosen []int) {
-		p, _ := New(name, s, rand.New(rand.NewPCG(1, 0)))
+		p := mustNew(t, name, s, rand.New(rand.NewPCG(1, 0)))
 		draw := &crowd{rand.New(rand.NewPCG(6, 6)), dawn}
 		for range 1000 {
 			r := draw.request()
@@ -106,12 +103,13 @@ func TestEveryPolicyUsesTheGatesThatItSaysAndNoOthers(t *testing.T) {
 		}
 		return chosen
 	}
-	for _, name := range Names {
+	for _, definition := range registry {
+		name := definition.Name
 		plain := run(name, Settings{})
 		for gate, s := range gates {
 			moved := !slices.Equal(plain, run(name, s))
-			if says := slices.Contains(Uses(name), gate); moved != says {
-				t.Errorf("%s: %s makes a difference: %v; Uses says %v", name, gate, moved, says)
+			if says := definition.Reads("routing." + gate); moved != says {
+				t.Errorf("%s: %s makes a difference: %v; Reads says %v", name, gate, moved, says)
 			}
 		}
 	}
@@ -129,9 +127,9 @@ func TestEveryPolicyIsBoundedInMemory(t *testing.T) {
 		return int64(m.HeapAlloc)
 	}
 	blocks := make([]prompt.Block, 250)
-	for _, name := range Names {
-		before := heap()
-		p := build(name, Settings{}, rand.New(rand.NewPCG(1, 1)), most)
+	for _, definition := range registry {
+		name, before := definition.Name, heap()
+		p := definition.build(options{rng: rand.New(rand.NewPCG(1, 1)), maxBlocks: most})
 		candidates := idle(8)
 		next := uint64(0)
 		for range 1_000_000 / len(blocks) {
@@ -208,7 +206,7 @@ func TestOwnersOfMoreThan64Backends(t *testing.T) {
 }
 
 func TestARingForgetsBackendsThatNeverComeBack(t *testing.T) {
-	p := newCHWBL(Settings{})
+	p := newCHWBL(options{}).(*chwbl)
 	candidates := idle(mostMembers)
 	p.Choose(&Request{Head: 1}, candidates)
 	p.Choose(&Request{Head: 1}, candidates[:1])
@@ -222,10 +220,10 @@ func TestARingForgetsBackendsThatNeverComeBack(t *testing.T) {
 }
 
 func BenchmarkChoose(b *testing.B) {
-	for _, name := range Names {
+	for _, name := range Names() {
 		for _, n := range []int{24, 240, 2000} {
 			b.Run(fmt.Sprintf("%s/blocks=%d", name, n), func(b *testing.B) {
-				p, _ := New(name, Settings{}, rand.New(rand.NewPCG(1, 1)))
+				p := mustNew(b, name, Settings{}, rand.New(rand.NewPCG(1, 1)))
 				blocks := make([]prompt.Block, n)
 				for i := range blocks {
 					blocks[i] = prompt.Block(rendezvous(uint64(i), 2))

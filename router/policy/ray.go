@@ -13,10 +13,10 @@ type rayAffinity struct {
 	tree       *ledger
 }
 
-func newRay(s Settings, rng *rand.Rand, most int) *rayAffinity {
+func newRay(o options) Policy {
 	return &rayAffinity{
-		rng: rng, ratio: or(s.MatchRatio, 0.1), abs: or(s.ImbalanceAbs, 10),
-		tree: newLedger(most, losesTails),
+		rng: o.rng, ratio: or(o.MatchRatio, 0.1), abs: or(o.ImbalanceAbs, 10),
+		tree: newLedger(o.maxBlocks, losesTails),
 	}
 }
 

@@ -57,10 +57,7 @@ type rival struct {
 
 func newRival(t *testing.T, name string, s Settings) rival {
 	t.Helper()
-	p, err := New(name, s, rand.New(rand.NewPCG(1, 1)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := mustNew(t, name, s, rand.New(rand.NewPCG(1, 1)))
 	return rival{t, p}
 }
 

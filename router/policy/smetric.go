@@ -25,7 +25,7 @@ type sMetric struct {
 	ratio float64
 }
 
-func newSMetric(s Settings, rng *rand.Rand) *sMetric { return &sMetric{rng, or(s.MatchRatio, 0.25)} }
+func newSMetric(o options) Policy { return &sMetric{o.rng, or(o.MatchRatio, 0.25)} }
 
 func (p *sMetric) Choose(r *Request, candidates []Candidate) int {
 	anyMeets := false

@@ -17,10 +17,10 @@ type smg struct {
 	tree            *sglangTree
 }
 
-func newSMG(s Settings, rng *rand.Rand, most int) *smg {
+func newSMG(o options) Policy {
 	return &smg{
-		rng: rng, ratio: or(s.MatchRatio, 0.3), abs: or(s.ImbalanceAbs, 64), rel: or(s.ImbalanceRatio, 1.5),
-		tree: newSGLangTree(most),
+		rng: o.rng, ratio: or(o.MatchRatio, 0.3), abs: or(o.ImbalanceAbs, 64), rel: or(o.ImbalanceRatio, 1.5),
+		tree: newSGLangTree(o.maxBlocks),
 	}
 }
 

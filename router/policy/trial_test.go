@@ -40,14 +40,11 @@ func fork(seed uint64) func(step int) (*Request, []Candidate) {
 // choice what it would choose: it says what is then chosen, and both choose alike
 // to the end.
 func TestATrialTellsTheNextChoiceAndChangesNone(t *testing.T) {
-	for _, name := range Names {
+	for _, name := range Names() {
 		t.Run(name, func(t *testing.T) {
 			asked, plain := rand.NewPCG(3, 4), rand.NewPCG(3, 4)
-			one, err := New(name, Settings{}, rand.New(asked))
-			if err != nil {
-				t.Fatal(err)
-			}
-			other, _ := New(name, Settings{}, rand.New(plain))
+			one := mustNew(t, name, Settings{}, rand.New(asked))
+			other := mustNew(t, name, Settings{}, rand.New(plain))
 			first, second := fork(9), fork(9)
 			for step := range 300 {
 				r, all := first(step)
@@ -76,10 +73,7 @@ func TestATrialTellsTheNextChoiceAndChangesNone(t *testing.T) {
 // where nothing but the scores decides.
 func TestATrialHasTheScoresThatDecided(t *testing.T) {
 	for _, name := range []string{"prefix", "least-load", "weighted", "dynamo", "lmetric", "hashtrie", "llmd-guide", "cache-threshold", "cache-threshold-old"} {
-		p, err := New(name, Settings{}, rand.New(rand.NewPCG(1, 1)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		p := mustNew(t, name, Settings{}, rand.New(rand.NewPCG(1, 1)))
 		next := fork(2)
 		for step := range 200 {
 			r, all := next(step)

@@ -14,7 +14,7 @@ type weighted struct {
 	table eppTable
 }
 
-func newWeighted(rng *rand.Rand, most int) *weighted { return &weighted{rng, newEPPTable(most)} }
+func newWeighted(o options) Policy { return &weighted{o.rng, newEPPTable(o.maxBlocks)} }
 
 func (p *weighted) Choose(r *Request, candidates []Candidate) int {
 	matched := p.table.matched(r, candidates)

@@ -19,7 +19,6 @@ import (
 	"os"
 	"os/signal"
 	"regexp"
-	"slices"
 	"strings"
 	"syscall"
 
@@ -48,7 +47,7 @@ func main() {
 func run(ctx context.Context) (failed int, err error) {
 	path := flag.String("trace", "", "trace in Mooncake's format")
 	pattern := flag.String("rows", "", "play only rows whose names this regular expression matches")
-	policies := flag.String("policy", strings.Join(append(slices.Clone(policy.Names), replay.Pooled), ","), "policies to compare")
+	policies := flag.String("policy", strings.Join(append(policy.Names(), replay.Pooled), ","), "policies to compare")
 	seeds := flag.Int("seeds", 5, "runs with seeds of their own, of which the mean counts")
 	rivals := flag.String("rivals", "", "file to keep the other policies' figures in")
 	verbose := flag.Bool("v", false, "print every policy's figures")

@@ -1,0 +1,99 @@
+package policy
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Definition describes a policy: its name, the settings that it reads, and what
+// it needs of the router. No code outside this package tests for a policy's name.
+type Definition struct {
+	Name     string   // value of the setting routing.policy
+	Settings []string // keys of the configuration that have an effect under it
+
+	UsesQueue      bool // requests may wait in the admission queue
+	FiltersKV      bool // backends whose KV cache is nearly full are filtered out
+	FiltersLength  bool // backends for which the prompt is too long are filtered out
+	NeedsContext   bool // Candidate.Context has to be filled, which takes time
+	ExplainsChoice bool // a decision's reason says how the match decided; else it is the policy's name
+
+	// PollInterval is how often the router that the policy comes from polls its
+	// replicas; 0: as often as ours.
+	PollInterval time.Duration
+
+	build func(options) Policy
+}
+
+// options are what a policy is made of.
+type options struct {
+	Settings
+	rng       *rand.Rand
+	maxBlocks int // that it may remember
+}
+
+// registry holds every policy, in the order of Names.
+var registry = []Definition{
+	{
+		Name: "prefix", Settings: []string{"slo.ttft"},
+		UsesQueue: true, FiltersKV: true, FiltersLength: true, ExplainsChoice: true,
+		build: func(o options) Policy { return &Prefix{SLO: o.SLO} },
+	},
+	{Name: "least-load", build: func(o options) Policy { return leastLoad{o.rng} }},
+	{Name: "round-robin", build: func(options) Policy { return &roundRobin{} }},
+	{Name: "random", build: func(o options) Policy { return random{o.rng} }},
+	{Name: "power-of-two", build: func(o options) Policy { return powerOfTwo{o.rng} }},
+	{Name: "session", build: func(o options) Policy { return session{o.rng} }},
+	{Name: "chwbl", Settings: []string{"routing.load_factor"}, build: newCHWBL},
+	{
+		Name: "cache-threshold", Settings: []string{"routing.match_ratio", "routing.imbalance_abs", "routing.imbalance_ratio"},
+		build: newCacheThreshold,
+	},
+	{
+		Name: "cache-threshold-old", Settings: []string{"routing.match_ratio", "routing.imbalance_abs", "routing.imbalance_ratio"},
+		build: newCacheThresholdOld,
+	},
+	{Name: "smg", Settings: []string{"routing.match_ratio", "routing.imbalance_abs", "routing.imbalance_ratio"}, build: newSMG},
+	{Name: "weighted", PollInterval: 50 * time.Millisecond, build: newWeighted},
+	{Name: "llmd-guide", Settings: []string{"routing.match_ratio"}, build: newLLMDGuide},
+	{Name: "hashtrie", build: newHashTrie},
+	{Name: "simhash", build: func(options) Policy { return &simHash{} }},
+	{Name: "aibrix", Settings: []string{"routing.imbalance_abs"}, build: newAIBrix},
+	{Name: "preble", Settings: []string{"routing.match_ratio"}, build: newPreble},
+	{Name: "ray", Settings: []string{"routing.match_ratio", "routing.imbalance_abs"}, build: newRay},
+	{Name: "dynamo", NeedsContext: true, build: newDynamo},
+	{Name: "lmetric", build: func(o options) Policy { return lMetric{o.rng} }},
+	{Name: "smetric", Settings: []string{"routing.match_ratio"}, build: newSMetric},
+}
+
+// Names returns the values of the setting routing.policy.
+func Names() []string {
+	names := make([]string, len(registry))
+	for i := range registry {
+		names[i] = registry[i].Name
+	}
+	return names
+}
+
+// Lookup returns the definition of the policy of that name. The error names those
+// that there are.
+func Lookup(name string) (Definition, error) {
+	for _, d := range registry {
+		if d.Name == name {
+			return d, nil
+		}
+	}
+	return Definition{}, fmt.Errorf("unknown policy %q; choose one of %s", name, strings.Join(slices.Sorted(slices.Values(Names())), ", "))
+}
+
+// Reads reports whether a setting, given by its key in the configuration, has an
+// effect under the policy.
+func (d *Definition) Reads(setting string) bool { return slices.Contains(d.Settings, setting) }
+
+// New makes a policy of that definition. What it leaves to chance it draws from
+// rng.
+func (d *Definition) New(settings Settings, rng *rand.Rand) Policy {
+	return d.build(options{settings, rng, mostEntries})
+}
