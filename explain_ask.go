@@ -40,7 +40,7 @@ func (o *explainOptions) run(ctx context.Context, stdin io.Reader, out io.Writer
 	if err != nil {
 		return err
 	}
-	var e proxy.Explained
+	var e proxy.Explanation
 	if err := json.Unmarshal(answer, &e); err != nil || e.Sentence == "" {
 		return fmt.Errorf("%s answers, but not as an admin listener of warmroute; --admin URL names the right one", admin.base)
 	}

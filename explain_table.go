@@ -21,7 +21,7 @@ const (
 )
 
 // printExplanation prints a table of the backends, and the sentence.
-func printExplanation(out io.Writer, e *proxy.Explained) error {
+func printExplanation(out io.Writer, e *proxy.Explanation) error {
 	var s strings.Builder
 	fmt.Fprintf(&s, "%s tokens of prompt, about, in %d blocks of %d bytes; model %s, policy %s\n\n",
 		thousands(float64(e.PromptTokens)), e.Blocks, e.BlockBytes, cmp.Or(printable(e.Model), "-"), printable(e.Policy))
@@ -45,7 +45,7 @@ func printExplanation(out io.Writer, e *proxy.Explained) error {
 }
 
 // inOrder are the backends, the best first, those that are no candidates last.
-func inOrder(e *proxy.Explained) []router.BackendExplanation {
+func inOrder(e *proxy.Explanation) []router.BackendExplanation {
 	all := slices.Clone(e.Backends)
 	rank := func(b *router.BackendExplanation) int {
 		switch {

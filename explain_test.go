@@ -55,7 +55,7 @@ func TestExplainAsksTheRunningProxy(t *testing.T) {
 	t.Setenv("WARMROUTE_ADMIN_TOKEN", explainToken)
 	t.Setenv("WARMROUTE_ADMIN", strings.TrimPrefix(p.admin, "http://"))
 	status, out, complaint := explains(t, "-f", file, "--json")
-	var e proxy.Explained
+	var e proxy.Explanation
 	if err := json.Unmarshal([]byte(out), &e); status != 0 || err != nil || e.Choice != holder || e.Reason != router.ReasonPrefix {
 		t.Errorf("status %d, %v, %s%s", status, err, out, complaint)
 	}
@@ -117,7 +117,7 @@ func TestExplainSaysWhatToDo(t *testing.T) {
 
 func TestTheTableOfAnExplanation(t *testing.T) {
 	score := func(x float64) *float64 { return &x }
-	e := &proxy.Explained{Explanation: router.Explanation{
+	e := &proxy.Explanation{Explanation: router.Explanation{
 		Policy: "prefix", Model: "sim", PromptTokens: 2113, Blocks: 33, BlockBytes: 256, Choice: "gpu-1",
 		Backends: []router.BackendExplanation{
 			{Name: "gpu-0", Candidate: true, Uncached: 2113, Rate: 8000, KVUsage: 0.124, Loading: 2000, FirstToken: 0.264, Score: score(2113)},
@@ -155,7 +155,7 @@ which is idle but holds nothing. It would wait first.
 func TestWhatIsExplainedGivesATerminalNoOrders(t *testing.T) {
 	const order = "\x1b]0;owned\x07\x1b[2J\r\u009b31m\u202e"
 	far := -1e300
-	e := proxy.Explained{Explanation: router.Explanation{
+	e := proxy.Explanation{Explanation: router.Explanation{
 		Policy: "pol" + order, Model: "mod" + order, Choice: "a" + order, Sentence: "sent" + order,
 		Backends: []router.BackendExplanation{
 			{Name: "a" + order, Candidate: true, KVUsage: 1e300, FirstToken: 1e300, Score: &far, MatchedTokens: 1e300},

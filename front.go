@@ -156,7 +156,7 @@ func (f *front) close() {
 // publicServer returns the server for clients: over TLS if a certificate is configured.
 func (s *service) publicServer(h http.Handler, requests context.Context) server {
 	server := s.server(h, requests)
-	server.ConnState = s.proxy.Track
+	server.ConnState = s.proxy.TrackConnection
 	if s.certificate.Load() == nil {
 		return server
 	}
@@ -171,7 +171,7 @@ func (s *service) adminServer(h http.Handler, requests context.Context) server {
 	server := s.server(h, requests)
 	server.RegisterOnShutdown(s.admin.EndEvents)
 	server.ConnState = func(conn net.Conn, state http.ConnState) {
-		proxy.NoteState(conn, state)
+		proxy.RecordConnState(conn, state)
 		s.admin.ConnState(conn, state)
 	}
 	server.ConnContext = s.admin.ConnContext

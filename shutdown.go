@@ -88,7 +88,7 @@ func (s *service) awaitQuiet(ctx context.Context, least time.Duration) {
 	looks := time.NewTicker(lookEvery)
 	defer looks.Stop()
 	for ctx.Err() == nil {
-		if open, quiet := s.proxy.QuietConnections(); open == 0 || quiet >= least {
+		if open, quiet := s.proxy.ConnectionActivity(); open == 0 || quiet >= least {
 			return
 		}
 		select {

@@ -23,7 +23,7 @@ func takesBody(path string) bool { return path == "/api/explain" || path == "/ap
 
 // explain answers POST /api/explain: the body is what a client would send.
 func (h *Handler) explain(w http.ResponseWriter, r *http.Request) {
-	h.question(w, r, []string{"endpoint", "key", "tried"}, func(q proxy.Question) (any, error) { return h.proxy.Explain(q) })
+	h.question(w, r, []string{"endpoint", "key", "tried"}, func(q proxy.DryRunRequest) (any, error) { return h.proxy.Explain(q) })
 }
 
 // placed answers POST /api/placed: the body is what somebody else has sent to the
@@ -34,12 +34,12 @@ func (h *Handler) placed(w http.ResponseWriter, r *http.Request) {
 		fail(w, http.StatusBadRequest, "say to which backend the request was sent: POST /api/placed?backend=NAME, with the request's own body")
 		return
 	}
-	h.question(w, r, []string{"endpoint", "key", "backend"}, func(q proxy.Question) (any, error) { return h.proxy.Placed(q, name) })
+	h.question(w, r, []string{"endpoint", "key", "backend"}, func(q proxy.DryRunRequest) (any, error) { return h.proxy.RecordPlacement(q, name) })
 }
 
 // question makes one of the request, and answers it. A parameter that none of known
 // is would be a steering that does not steer.
-func (h *Handler) question(w http.ResponseWriter, r *http.Request, known []string, ask func(proxy.Question) (any, error)) {
+func (h *Handler) question(w http.ResponseWriter, r *http.Request, known []string, ask func(proxy.DryRunRequest) (any, error)) {
 	values := r.URL.Query()
 	for name, given := range values {
 		if !slices.Contains(known, name) || len(given) > 1 && name != "tried" {
@@ -52,11 +52,11 @@ func (h *Handler) question(w http.ResponseWriter, r *http.Request, known []strin
 		return
 	}
 	limited(h.questions, w, r, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		answer, err := ask(proxy.Question{
+		answer, err := ask(proxy.DryRunRequest{
 			Endpoint: values.Get("endpoint"), Key: values.Get("key"), Tried: values["tried"],
 			Header: r.Header, Body: r.Body, Length: r.ContentLength,
 		})
-		var fault *proxy.Fault
+		var fault *proxy.DryRunError
 		switch {
 		case errors.As(err, &fault):
 			fail(w, fault.Status, fault.Message)

@@ -86,7 +86,7 @@ func chat(model, text string) string {
 }
 
 // explain asks where a request goes.
-func (a *asked) explain(query, body string, headers ...string) (e proxy.Explained) {
+func (a *asked) explain(query, body string, headers ...string) (e proxy.Explanation) {
 	a.t.Helper()
 	status, answer := a.send("POST", "/api/explain"+query, body, append([]string{"Content-Type", jsonType}, headers...)...)
 	if status != 200 {

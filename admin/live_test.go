@@ -111,7 +111,7 @@ func TestStateShowsTheFleetAndWhatItDoes(t *testing.T) {
 			t.Errorf("%q is shown", hidden)
 		}
 	}
-	b.proxy.Live().Cancel(r.Handle)
+	b.proxy.Activity().Cancel(r.Handle)
 	<-done
 }
 

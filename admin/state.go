@@ -163,23 +163,23 @@ func (h *Handler) showState(w http.ResponseWriter, _ *http.Request) {
 }
 
 func (h *Handler) look(now time.Time) *State {
-	pulse := h.proxy.Live().Pulse()
-	listed := h.proxy.Live().Requests(mostRequests, mostHeld)
+	pulse := h.proxy.Activity().Stats()
+	listed := h.proxy.Activity().Requests(mostRequests, mostHeld)
 	f := h.newFleetSnapshot()
 	s := &State{
 		Version: h.version, Policy: h.router.Policy(), Now: now.UTC(), Uptime: seconds(now.Sub(h.started)),
 		Recent:    recentState{number(pulse.PerSecond), number(pulse.Failed), number(pulse.Recent.HitRatio), number(pulse.Recent.TTFT)},
-		Series:    seriesState{seconds(proxy.PulseStep), numbers(pulse.TTFT), numbers(pulse.HitRatio)},
+		Series:    seriesState{seconds(proxy.StatsInterval), numbers(pulse.TTFT), numbers(pulse.HitRatio)},
 		Models:    models(f),
 		Backends:  h.fleet(f, pulse.Backends),
-		Queue:     queue(h.router.WaitingRequests(), requests(listed.Held, f, now)),
-		Requests:  requestsState{listed.All, requests(listed.Oldest, f, now)},
+		Queue:     queue(h.router.WaitingRequests(), requests(listed.Queued, f, now)),
+		Requests:  requestsState{listed.Total, requests(listed.Oldest, f, now)},
 		Decisions: []decisionState{},
 	}
-	for _, d := range h.proxy.Live().Decisions() {
+	for _, d := range h.proxy.Activity().Decisions() {
 		s.Decisions = append(s.Decisions, decisionState{
-			d.Number, d.At.UTC(), d.RequestID, d.Model, d.Backend, d.Reason, d.Sentence(),
-			d.MatchedTokens, d.PromptTokens, d.AheadTokens, seconds(d.Held), d.Attempt,
+			d.Number, d.At.UTC(), d.RequestID, d.Model, d.Backend, d.Reason, d.Explanation(),
+			d.MatchedTokens, d.PromptTokens, d.AheadTokens, seconds(d.QueueTime), d.Attempt,
 		})
 	}
 	return s
@@ -226,7 +226,7 @@ func (h *Handler) fleet(f *fleetSnapshot, recent map[*backends.Backend]proxy.Rec
 
 var breakerNames = [...]string{router.BreakerClosed: "closed", router.BreakerHalfOpen: "half-open", router.BreakerOpen: "open"}
 
-func requests(list []proxy.InFlight, f *fleetSnapshot, now time.Time) []requestState {
+func requests(list []proxy.InFlightRequest, f *fleetSnapshot, now time.Time) []requestState {
 	out := []requestState{}
 	for _, r := range list {
 		out = append(out, requestState{

@@ -4,14 +4,17 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/url"
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"warmroute/backends"
+	"warmroute/backends/ending"
 	"warmroute/backends/transport"
 	"warmroute/metrics"
 	"warmroute/router"
@@ -21,101 +24,101 @@ import (
 // failure is an attempt that ended before anything was committed to the client,
 // so that another backend may be asked.
 type failure struct {
-	reason  metrics.RetryReason
-	err     error
-	free    bool // counts as no attempt: nothing was sent, or no engine was asked
-	final   bool // no other backend may be asked
-	timeout bool
-	stuck   bool // the backend did nothing, and another was to be asked
-	full    bool // the replica refused the request with a 503
-	deadly  bool // the replica may have died of the request
-	stops   bool // the replica ends in good order, and has dropped the request
-	loop    bool // the backend is a proxy which found that the request had passed it
-	stale   bool // the connection was; no sign of a fault of the backend
-	starved bool // this process had no file descriptor left to connect with
-	left    bool // the client is gone, or has its answer: nothing is left to be done
+	reason         metrics.RetryReason
+	err            error
+	uncharged      bool // counts as no attempt: nothing was sent, or no engine was asked
+	final          bool // no other backend may be asked
+	timeout        bool
+	stalled        bool // the backend did nothing, and another was to be asked
+	full           bool // the replica refused the request with a 503
+	mayHaveCrashed bool // the replica may have died of the request
+	shuttingDown   bool // the replica ends in good order, and has dropped the request
+	loop           bool // the backend is a proxy which found that the request had passed it
+	stale          bool // the connection was; no sign of a fault of the backend
+	noDescriptors  bool // this process had no file descriptor left to connect with
+	done           bool // the client is gone, or has its answer: nothing is left to be done
 
 	// What the replica answered, if it did; what its decision was then.
 	status   int
 	header   http.Header
 	body     []byte
-	charged  int64 // of body, to heldWhole
+	charged  int64 // of body, to maxBufferedResponseBytes
 	decision *router.Decision
 }
 
 var (
 	errFirstByte = errors.New("no first event in time")
 	errResponse  = errors.New("no response, and no progress of the replica, in time")
-	errStuck     = errors.New("the replica does nothing")
+	errStalled   = errors.New("the replica does nothing")
 )
 
-// statusClientLeft is what metrics and logs show for a client that left.
-const statusClientLeft = 499
+// statusClientClosed is what metrics and logs show for a client that left.
+const statusClientClosed = 499
 
 // attempt is one try at one backend. Its result is what the decision is released
 // with.
 type attempt struct {
-	*exchange
-	decision *router.Decision
-	fault    string        // why it failed; empty: it has not
-	unread   int           // tokens of an answer whose account was not found, by its length
-	reply    *prompt.Reply // what the next turn will hold of the answer; nil: not known
-	gaps     gaps          // between the chunks of a stream
-	result   router.Outcome
+	*request
+	decision        *router.Decision
+	failureReason   string         // why it failed; empty: it has not
+	estimatedTokens int            // tokens of an answer whose account was not found, by its length
+	reply           *prompt.Reply  // what the next turn will hold of the answer; nil: not known
+	itl             chunkIntervals // between the chunks of a stream
+	result          router.Outcome
 }
 
 // attempt sends the request to the chosen backend and relays its answer. It
 // returns nil when the client has its answer, or as much as there was. The
 // decision is released here, once, on every path.
-func (x *exchange) attempt(d *router.Decision) *failure {
-	a := &attempt{exchange: x, decision: d, result: router.Outcome{End: router.NotProcessed}}
-	defer x.wait.end() // after the release: from then on the router ends it no more
+func (r *request) attempt(d *router.Decision) *failure {
+	a := &attempt{request: r, decision: d, result: router.Outcome{End: router.NotProcessed}}
+	defer r.wait.end() // after the release: from then on the router ends it no more
 	defer a.release()
-	switch s := x.settings; {
-	case x.input.request.Streams && s.FirstByte > 0:
-		x.wait.limit(s.FirstByte)
-	case !x.input.request.Streams && s.Response > 0:
-		x.wait.limitSilence(d, s.Response)
+	switch s := r.settings; {
+	case r.input.request.Streams && s.FirstByte > 0:
+		r.wait.limitFirstByte(s.FirstByte)
+	case !r.input.request.Streams && s.Response > 0:
+		r.wait.limitSilence(d, s.Response)
 	}
-	x.outcome.Backend = d.Backend.Name
-	if x.attempts++; x.attempts == 1 {
-		x.outcome.Overhead = time.Since(x.whole) - x.held
+	r.outcome.Backend = d.Backend.Name
+	if r.attempts++; r.attempts == 1 {
+		r.outcome.Overhead = time.Since(r.bodyReceivedAt) - r.queueTime
 	}
-	x.p.present.sent(x, d)
-	x.tellAttempt(d)
-	resp, err := x.send(x.wait, d.Backend)
+	r.proxy.activity.recordAttempt(r, d)
+	r.beginAttemptSpan(d)
+	resp, err := r.roundTrip(r.wait, d.Backend)
 	if err != nil {
-		return a.blame(a.failed(err))
+		return a.attributeFailure(a.classify(err))
 	}
 	defer resp.Body.Close()
-	x.spans.Answered(resp.StatusCode)
-	return a.blame(a.answer(resp))
+	r.spans.Answered(resp.StatusCode)
+	return a.attributeFailure(a.relay(resp))
 }
 
-// blame notes what a failed attempt says of the backend. What another backend
+// attributeFailure notes what a failed attempt says of the backend. What another backend
 // has failed as well may be the request's own fault.
-func (a *attempt) blame(f *failure) *failure {
-	if f == nil || f.left {
+func (a *attempt) attributeFailure(f *failure) *failure {
+	if f == nil || f.done {
 		return f
 	}
-	a.fault = string(f.reason)
+	a.failureReason = string(f.reason)
 	var connect *transport.ConnectError
-	a.result.Stalled, a.result.QueueFull, a.result.Stopping = f.stuck, f.full, f.stops && f.free
+	a.result.Stalled, a.result.QueueFull, a.result.Stopping = f.stalled, f.full, f.shuttingDown && f.uncharged
 	switch {
 	case errors.As(f.err, &connect):
-		a.result.Failed = !connect.Busy() && !f.starved
+		a.result.Failed = !connect.Busy() && !f.noDescriptors
 	case f.stale, f.loop: // a client can claim a loop: only the checks find that a backend is one
 	default:
-		a.result.Failed = f.stuck || a.spent == len(a.stale) && !errors.Is(f.err, transport.ErrInvalidRequest)
+		a.result.Failed = f.stalled || a.attemptsCharged == len(a.stale) && !errors.Is(f.err, transport.ErrInvalidRequest)
 	}
 	return f
 }
 
 // release tells the router how the attempt ended.
 func (a *attempt) release() {
-	a.noteResult()
-	a.used()
-	a.tellEnd()
+	a.recordResult()
+	a.chargeUsage()
+	a.endAttemptSpan()
 	if a.reply == nil {
 		a.decision.Release(a.result)
 		return
@@ -124,68 +127,68 @@ func (a *attempt) release() {
 		a.result.Reply = a.reply.End()
 	}
 	a.decision.Release(a.result)
-	a.p.replies.Put(a.reply)
+	a.proxy.replies.Put(a.reply)
 }
 
-// followReply prepares to take the reply's blocks from the answer as it passes.
-func (a *attempt) followReply() {
-	reply := a.p.replies.Get().(*prompt.Reply)
+// trackReply prepares to take the reply's blocks from the answer as it passes.
+func (a *attempt) trackReply() {
+	reply := a.proxy.replies.Get().(*prompt.Reply)
 	if !reply.Begin(&a.input.scratch.prompt) {
-		a.p.replies.Put(reply)
+		a.proxy.replies.Put(reply)
 		return
 	}
 	a.reply = reply
 }
 
-// send asks a replica, on the terms that it has now.
-func (x *exchange) send(ctx context.Context, b *backends.Backend) (*http.Response, error) {
+// roundTrip asks a replica, on the terms that it has now.
+func (r *request) roundTrip(ctx context.Context, b *backends.Backend) (*http.Response, error) {
 	terms := b.Terms()
-	return terms.Transport.RoundTrip(x.request(ctx, b, terms.APIKey))
+	return terms.Transport.RoundTrip(r.outgoingRequest(ctx, b, terms.APIKey))
 }
 
-// request is what goes to the replica: the client's bytes, to the endpoint's
+// outgoingRequest is what goes to the replica: the client's bytes, to the endpoint's
 // own path. The client's header was made fit for replicas by outgoing.
-func (x *exchange) request(ctx context.Context, b *backends.Backend, key string) *http.Request {
-	header := x.r.Header
+func (r *request) outgoingRequest(ctx context.Context, b *backends.Backend, key string) *http.Request {
+	header := r.httpReq.Header
 	delete(header, "Authorization") // the key of the backend tried before
 	if key != "" {
 		header["Authorization"] = []string{"Bearer " + key}
 	}
-	body := x.input.body
-	sent := &sent{
-		url:  url.URL{Scheme: b.URL.Scheme, Host: b.URL.Host, Path: b.URL.Path + x.endpoint.path, RawQuery: x.query},
-		body: sentBody{*bytes.NewReader(body)},
+	body := r.input.body
+	sent := &outgoingParts{
+		url:  url.URL{Scheme: b.URL.Scheme, Host: b.URL.Host, Path: b.URL.Path + r.endpoint.path, RawQuery: r.query},
+		body: memoryBody{*bytes.NewReader(body)},
 	}
-	req := x.r.WithContext(ctx) // a copy, and the only way to one with a context
+	req := r.httpReq.WithContext(ctx) // a copy, and the only way to one with a context
 	req.Method, req.URL, req.Header = http.MethodPost, &sent.url, header
 	req.Body, req.ContentLength = &sent.body, int64(len(body))
-	req.Close = len(x.stale) > 0 // then this one must not be; see transport.StaleError
+	req.Close = len(r.stale) > 0 // then this one must not be; see transport.StaleError
 	return req
 }
 
-// sent is what of a request to a replica lives as long as the request: one
+// outgoingParts is what of a request to a replica lives as long as the request: one
 // allocation.
-type sent struct {
+type outgoingParts struct {
 	url  url.URL
-	body sentBody
+	body memoryBody
 }
 
-// sentBody is a body in memory, which has nothing to close.
-type sentBody struct{ bytes.Reader }
+// memoryBody is a body in memory, which has nothing to close.
+type memoryBody struct{ bytes.Reader }
 
-func (*sentBody) Close() error { return nil }
+func (*memoryBody) Close() error { return nil }
 
-// failed sorts an attempt that brought no answer, or none to its end. The
+// classify sorts an attempt that brought no answer, or none to its end. The
 // client's own leaving is not the backend's fault.
-func (a *attempt) failed(err error) *failure {
-	if a.cutOff() {
+func (a *attempt) classify(err error) *failure {
+	if a.isCutOff() {
 		a.result.End = router.ClientDisconnected
-		a.refuse(a.cutFault())
-		return &failure{err: err, left: true}
+		a.sendError(a.cutOffError())
+		return &failure{err: err, done: true}
 	}
-	if a.clientLeft() {
-		a.left(a.w.phase(metrics.AbortBeforeAnswer))
-		return &failure{err: err, left: true}
+	if a.isDisconnected() {
+		a.recordDisconnect(a.client.abortPhase(metrics.AbortBeforeAnswer))
+		return &failure{err: err, done: true}
 	}
 	var connect *transport.ConnectError
 	var stale *transport.StaleError
@@ -194,66 +197,66 @@ func (a *attempt) failed(err error) *failure {
 		return &failure{reason: metrics.RetryFirstByte, err: err, final: !a.settings.RetryTimeouts, timeout: true}
 	case errors.Is(err, errResponse):
 		return &failure{reason: metrics.RetryResponse, err: err, final: !a.settings.RetryTimeouts, timeout: true}
-	case errors.Is(err, errStuck):
-		return &failure{reason: metrics.RetryStuck, err: err, stuck: true}
+	case errors.Is(err, errStalled):
+		return &failure{reason: metrics.RetryStuck, err: err, stalled: true}
 	case errors.As(err, &stale):
 		return &failure{reason: metrics.RetryStale, err: err, stale: true}
 	case errors.As(err, &connect) && connect.OutOfDescriptors():
-		return &failure{reason: metrics.RetryDescriptors, err: err, free: true, starved: true}
+		return &failure{reason: metrics.RetryDescriptors, err: err, uncharged: true, noDescriptors: true}
 	case errors.As(err, &connect):
 		// After a stale connection: the replica may have died of the request at once.
 		deadly := !connect.Busy() && slices.Contains(a.stale, a.decision.Backend)
-		return &failure{reason: metrics.RetryConnect, err: err, free: true, deadly: deadly}
+		return &failure{reason: metrics.RetryConnect, err: err, uncharged: true, mayHaveCrashed: deadly}
 	}
 	late := errors.Is(err, os.ErrDeadlineExceeded)
-	return &failure{reason: metrics.RetryBroken, err: err, deadly: !late && !errors.Is(err, transport.ErrInvalidRequest)}
+	return &failure{reason: metrics.RetryBroken, err: err, mayHaveCrashed: !late && !errors.Is(err, transport.ErrInvalidRequest)}
 }
 
-// left notes that the client is gone. The replica's connection is closed when
+// recordDisconnect notes that the client is gone. The replica's connection is closed when
 // the attempt returns, which makes its engine drop the request.
-func (a *attempt) left(phase metrics.AbortPhase) {
+func (a *attempt) recordDisconnect(phase metrics.AbortPhase) {
 	a.result.End = router.ClientDisconnected
-	a.lost(phase)
+	a.recordAborted(phase)
 }
 
-// lost notes that the client did not get its answer to the end.
-func (x *exchange) lost(phase metrics.AbortPhase) {
-	x.torn = true
-	if x.cancelled() {
-		x.outcome.Code = x.cutFault().status
+// recordAborted notes that the client did not get its answer to the end.
+func (r *request) recordAborted(phase metrics.AbortPhase) {
+	r.aborted = true
+	if r.isCancelled() {
+		r.outcome.Code = r.cutOffError().status
 		return
 	}
-	x.outcome.Code, x.story.phase = statusClientLeft, phase
-	x.p.metrics.Aborted(phase)
+	r.outcome.Code, r.summary.phase = statusClientClosed, phase
+	r.proxy.metrics.Aborted(phase)
 }
 
-// brokeOff notes that the replica failed in the midst of what the client
+// recordTruncated notes that the replica failed in the midst of what the client
 // already sees. code is what metrics and logs show for it.
-func (a *attempt) brokeOff(code int, err error) {
+func (a *attempt) recordTruncated(code int, err error) {
 	a.result.End, a.result.Failed = router.Truncated, true
 	a.outcome.Code = code
-	a.p.log.Warn("answer broke off", "backend", a.decision.Backend.Name, "error", err, "request_id", a.id)
-	a.p.suspect(a.decision.Backend)
+	a.proxy.log.Warn("answer broke off", "backend", a.decision.Backend.Name, "error", err, "request_id", a.id)
+	a.proxy.suspect(a.decision.Backend)
 }
 
-func (a *attempt) answer(resp *http.Response) *failure {
-	if f := unfit(resp); f != nil {
+func (a *attempt) relay(resp *http.Response) *failure {
+	if f := validateResponse(resp); f != nil {
 		return f
 	}
 	if resp.StatusCode == http.StatusOK && isEventStream(resp.Header) {
-		return a.stream(resp)
+		return a.relayStream(resp)
 	}
 	// A replica computes such an answer before it writes any of it, so silence
 	// in its midst is no work. Replicas' transports always return a Body.
 	resp.Body.(*transport.Body).SetIdleTimeout(a.settings.Idle)
 	switch resp.StatusCode {
 	case http.StatusInternalServerError, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
-		return a.refused(resp)
+		return a.replicaFailure(resp)
 	}
-	if a.opened {
-		return a.relayAsEvent(resp)
+	if a.headersSent {
+		return a.relayErrorEvent(resp)
 	}
-	return a.relayWhole(resp)
+	return a.relayBuffered(resp)
 }
 
 // isEventStream goes by what the answer says it is, never by what the request
@@ -263,7 +266,7 @@ func isEventStream(h http.Header) bool { return hasType(h, "text/event-stream") 
 func isJSON(h http.Header) bool { return hasType(h, "application/json") }
 
 func hasType(h http.Header, want string) bool {
-	kind, _, _ := strings.Cut(first(h, "Content-Type"), ";")
+	kind, _, _ := strings.Cut(headerValue(h, "Content-Type"), ";")
 	return strings.EqualFold(strings.TrimSpace(kind), want)
 }
 
@@ -276,15 +279,188 @@ func isFramed(resp *http.Response) bool {
 // commit makes the answer this backend's: from here on the client sees it. It
 // returns the client's header, filled but for the length.
 func (a *attempt) commit(resp *http.Response) http.Header {
-	a.chosen(resp)
-	return a.answerHeader(a.decision, resp.Header)
+	a.recordResponse(resp)
+	return a.responseHeader(a.decision, resp.Header)
 }
 
-// chosen notes whose answer the client gets.
-func (a *attempt) chosen(resp *http.Response) {
-	a.keepFailure(nil)
-	a.presence.phase.Store(int32(Answering))
+// recordResponse notes whose answer the client gets.
+func (a *attempt) recordResponse(resp *http.Response) {
+	a.setBestFailure(nil)
+	a.inFlight.phase.Store(int32(Responding))
 	a.outcome.Code = resp.StatusCode
 	a.outcome.PredictedTokens = a.decision.MatchedTokens
 	a.outcome.Spilled = a.decision.Reason == router.ReasonSpill
+}
+
+// attemptContext is what can end an attempt while nothing of its answer was relayed: its
+// client, a limit of time, the router's word that the backend is stuck, or an
+// operator. It is the context with which the attempt is sent. Safe for concurrent
+// use, but for begin, limit, unlimit and end.
+type attemptContext struct {
+	ending.Context
+	stopWatch      func() bool   // ends the client's calling back
+	firstByteTimer *time.Timer   // runs out at the limit; nil: there is none
+	silence        *silenceLimit // nil: there is none
+}
+
+// begin precedes the pick: the router may call stuck from then on. A wait begins
+// once: what is late in ending it must not end another.
+func (w *attemptContext) begin(client context.Context) {
+	w.Begin(client)
+	w.stopWatch = ending.AfterFunc(client, w.clientDone)
+}
+
+func (w *attemptContext) clientDone() { w.End(w.Cause()) }
+
+func (w *attemptContext) limitFirstByte(d time.Duration) {
+	w.firstByteTimer = time.AfterFunc(d, func() { w.End(errFirstByte) })
+}
+
+// silenceLimit ends a wait when the backend of its attempt has made no progress for
+// some time.
+type silenceLimit struct {
+	mu      sync.Mutex
+	timer   *time.Timer
+	stopped bool
+}
+
+// limitSilence makes w end with errResponse when the backend of d has shown no sign of
+// work for as long as limit.
+func (w *attemptContext) limitSilence(d *router.Decision, limit time.Duration) {
+	s := &silenceLimit{}
+	w.silence = s
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.timer = time.AfterFunc(limit, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.stopped {
+			return
+		}
+		if left := limit - d.SinceProgress(); left > 0 {
+			s.timer.Reset(left)
+			return
+		}
+		w.End(errResponse)
+	})
+}
+
+// stop returns when the wait is ended by s no more.
+func (s *silenceLimit) stop() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stopped = true
+	s.timer.Stop()
+}
+
+func (w *attemptContext) stopTimers() {
+	if w.silence != nil {
+		w.silence.stop()
+	}
+	if w.firstByteTimer != nil {
+		w.firstByteTimer.Stop()
+	}
+}
+
+func (w *attemptContext) end() {
+	w.stopTimers()
+	w.stopWatch()
+	w.End(context.Canceled)
+}
+
+// backendStalled is called by the router, under its lock: see router.Request.Stuck. What
+// the stall guard moves away once it does not move again: a request may itself
+// be what takes so long, and has to end somewhere. Where it stays, a whole answer
+// has from now on the time that a stream has for its first event.
+func (r *request) backendStalled(elsewhere, hung bool) {
+	s, w := r.settings, r.wait
+	switch {
+	case elsewhere && s.RetryStalled && (hung || !r.relocated) && r.attemptsCharged+1 < s.Attempts:
+		w.End(errStalled)
+	case !r.input.request.Streams && s.FirstByte > 0 && w.firstByteTimer == nil: // a stream's limit is its attempt's business
+		w.limitFirstByte(s.FirstByte)
+	}
+}
+
+// commitDecision ends the wait: from here on nothing but its client ends the answer. It
+// returns why there is none, if it was ended before.
+func (a *attempt) commitDecision() *failure {
+	a.decision.Commit()
+	a.wait.stopTimers()
+	if err := a.wait.Cause(); err != nil {
+		return a.classify(err)
+	}
+	return nil
+}
+
+// validateResponse is for answers that no engine gives, so something else answers in its
+// place: they are no use to the client, and another backend may do better. It
+// returns nil for every other.
+func validateResponse(resp *http.Response) *failure {
+	switch {
+	case resp.StatusCode >= 300 && resp.StatusCode < 400:
+		// Not followed: the body would go, with the backend's key, to wherever the
+		// answer says. Not relayed: the client would go there past the proxy.
+		return &failure{reason: metrics.RetryRedirect, err: fmt.Errorf("it redirects (%d) to %s; give the backend the URL of the replica itself", resp.StatusCode, redirectHost(resp.Header.Get("Location")))}
+	case resp.StatusCode == http.StatusLoopDetected:
+		return &failure{reason: metrics.RetryLoop, err: errors.New("it answered 508: the backend leads back to this proxy; remove it from the backends"), loop: true}
+	case isEventStream(resp.Header) && isEncoded(resp.Header):
+		// Neither its first event nor an error in it could be seen.
+		return &failure{reason: metrics.RetryEncoded, err: errors.New("its stream is encoded, though nothing but identity was asked for; turn compression off in front of the replica")}
+	}
+	return nil
+}
+
+// redirectHost is where a redirect leads, without the path and the query: they may hold
+// what was asked.
+func redirectHost(location string) string {
+	u, err := url.Parse(location)
+	if err != nil || u.Host == "" {
+		return "another path"
+	}
+	return u.Scheme + "://" + u.Host
+}
+
+// isEncoded reports whether a body has to be decoded to be read, as a compressed one.
+func isEncoded(h http.Header) bool {
+	coding := headerValue(h, "Content-Encoding")
+	return coding != "" && !strings.EqualFold(coding, "identity")
+}
+
+// minWarningInterval is the least time between two warnings of failed attempts on one
+// backend: a fleet that fails, fails thousands a second.
+const minWarningInterval = time.Second
+
+// failureLog are how many failed attempts were not warned of. Safe for concurrent
+// use; the zero value is ready. Its size is that of the fleet.
+type failureLog struct {
+	mu sync.Mutex
+	of []failureLogEntry // by slot
+}
+
+type failureLogEntry struct {
+	backend *backends.Backend // whose slot it was then
+	at      time.Time
+	left    int // left out since
+}
+
+// due reports whether a failed attempt on b is to be warned of, and how many were
+// left out since the last that was.
+func (w *failureLog) due(b *backends.Backend, now time.Time) (due bool, left int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for len(w.of) <= b.Slot {
+		w.of = append(w.of, failureLogEntry{})
+	}
+	of := &w.of[b.Slot]
+	if of.backend != b {
+		*of = failureLogEntry{backend: b}
+	}
+	if now.Sub(of.at) < minWarningInterval {
+		of.left++
+		return false, 0
+	}
+	left = of.left
+	of.at, of.left = now, 0
+	return true, left
 }

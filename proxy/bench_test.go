@@ -77,7 +77,7 @@ func front(b *testing.B, script func(*session), ours bool) net.Conn {
 	return c
 }
 
-func request(body string) []byte {
+func requestBytes(body string) []byte {
 	return fmt.Appendf(nil, "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nAccept: application/json\r\n"+
 		"User-Agent: OpenAI/Python\r\nAuthorization: Bearer x\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
 }
@@ -89,7 +89,7 @@ func benchWhole(b *testing.B, body, answer string, ours bool) {
 			s.Write(says)
 		}
 	}, ours)
-	ask, br := request(body), bufio.NewReader(c)
+	ask, br := requestBytes(body), bufio.NewReader(c)
 	b.ReportAllocs()
 	for b.Loop() {
 		c.Write(ask)
@@ -111,7 +111,7 @@ func benchChunk(b *testing.B, ours bool) {
 		s.say(chunk(doneLine), lastChunk)
 		s.closed()
 	}, ours)
-	c.Write(request(askStream))
+	c.Write(requestBytes(askStream))
 	br := bufio.NewReader(c)
 	skipRequest(br, len(chunk(role)))
 	got := make([]byte, len(one))

@@ -42,10 +42,10 @@ type clientConn struct {
 	hasReadAhead bool
 }
 
-// NoteState is to be called by the server's ConnState, for each state of each
+// RecordConnState is to be called by the server's ConnState, for each state of each
 // connection.
-func NoteState(conn net.Conn, state http.ConnState) {
-	if client, ok := withoutTLS(conn).(*clientConn); ok {
+func RecordConnState(conn net.Conn, state http.ConnState) {
+	if client, ok := unwrapTLS(conn).(*clientConn); ok {
 		client.active.Store(state == http.StateActive)
 	}
 }

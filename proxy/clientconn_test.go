@@ -83,7 +83,7 @@ func TestDeadlineWhileReadingAhead(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	NoteState(conn, http.StateActive)
+	RecordConnState(conn, http.StateActive)
 	io.WriteString(peer, "ab")
 	ended := make(chan error, 1)
 	var one [1]byte
@@ -114,7 +114,7 @@ func TestDeadlineWhileReadingAhead(t *testing.T) {
 
 // net/http reads a single byte of a header as well, where that is what its buffer of
 // 4 KiB has left for a long line.
-func TestHeaderLineAtTheBuffersEnd(t *testing.T) {
+func TestHeaderLineAtBufferEnd(t *testing.T) {
 	f := serve(t, nil, &replica{})
 	conn := f.dial()
 	start := "GET /livez HTTP/1.1\r\nHost: x\r\n"

@@ -8,17 +8,17 @@ import (
 	"time"
 )
 
-// connections are those of clients. Beyond a bound, each new one closes the one
+// connectionTracker are those of clients. Beyond a bound, each new one closes the one
 // that has carried no request for longest: clients leave idle connections behind,
 // or send headers byte by byte, and descriptors that they take are missing for
 // the replicas. New ones are never refused, or nobody could ask for /livez; those
 // that carry requests are bounded by their requests. Safe for concurrent use.
-type connections struct {
-	mu       sync.Mutex // guards what follows
-	open     map[net.Conn]*connection
-	idle     connection // root of a ring; next has been idle for longest
-	active   int        // how many carry a request
-	activeAt time.Time  // when one last carried a request, or was opened
+type connectionTracker struct {
+	mu           sync.Mutex // guards what follows
+	open         map[net.Conn]*connection
+	idleRing     connection // root of a ring; next has been idle for longest
+	active       int        // how many carry a request
+	lastActiveAt time.Time  // when one last carried a request, or was opened
 }
 
 // connection is in the ring while it carries no request.
@@ -42,12 +42,12 @@ func (c *connection) unlink() {
 }
 
 // track notes a connection's state, and returns the one to be closed for it, if any.
-func (c *connections) track(conn net.Conn, state http.ConnState, most int) net.Conn {
+func (c *connectionTracker) track(conn net.Conn, state http.ConnState, most int) net.Conn {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.open == nil {
 		c.open = map[net.Conn]*connection{}
-		c.idle.prev, c.idle.next = &c.idle, &c.idle
+		c.idleRing.prev, c.idleRing.next = &c.idleRing, &c.idleRing
 	}
 	known := c.open[conn]
 	if state == http.StateNew {
@@ -58,17 +58,17 @@ func (c *connections) track(conn net.Conn, state http.ConnState, most int) net.C
 		return nil
 	}
 	known.unlink()
-	c.countActive(known, state)
+	c.updateActive(known, state)
 	switch state {
 	case http.StateNew, http.StateIdle:
-		known.link(&c.idle)
+		known.link(&c.idleRing)
 	case http.StateClosed, http.StateHijacked:
 		delete(c.open, conn)
 	}
 	if state != http.StateNew || len(c.open) <= most {
 		return nil
 	}
-	longest := c.idle.next
+	longest := c.idleRing.next
 	if longest == known {
 		return nil
 	}
@@ -76,8 +76,8 @@ func (c *connections) track(conn net.Conn, state http.ConnState, most int) net.C
 	return longest.Conn
 }
 
-// countActive counts a connection as active or no more, for quiet.
-func (c *connections) countActive(one *connection, state http.ConnState) {
+// updateActive counts a connection as active or no more, for quiet.
+func (c *connectionTracker) updateActive(one *connection, state http.ConnState) {
 	was := one.active
 	one.active = state == http.StateActive
 	switch {
@@ -87,54 +87,54 @@ func (c *connections) countActive(one *connection, state http.ConnState) {
 		c.active--
 	}
 	if one.active || was || state == http.StateNew {
-		c.activeAt = time.Now()
+		c.lastActiveAt = time.Now()
 	}
 }
 
-// quiet returns how many connections are open, and for how long none has carried a
+// activity returns how many connections are open, and for how long none has carried a
 // request or been opened.
-func (c *connections) quiet() (open int, quiet time.Duration) {
+func (c *connectionTracker) activity() (open int, activity time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.active > 0 {
 		return len(c.open), 0
 	}
-	return len(c.open), time.Since(c.activeAt)
+	return len(c.open), time.Since(c.lastActiveAt)
 }
 
-// QuietConnections returns how many connections of clients are open, and for how long
+// ConnectionActivity returns how many connections of clients are open, and for how long
 // none has carried a request or been opened: 0 while one carries a request.
-func (p *Proxy) QuietConnections() (open int, quiet time.Duration) { return p.connections.quiet() }
+func (p *Proxy) ConnectionActivity() (open int, quiet time.Duration) { return p.clients.activity() }
 
 // maxUnsentBytes bounds what the kernel keeps for a client beyond what is in flight.
 const maxUnsentBytes = 128 << 10
 
-// Track bounds the connections of a server of this Proxy, and what the kernel holds
+// TrackConnection bounds the connections of a server of this Proxy, and what the kernel holds
 // for each, as its ConnState.
-func (p *Proxy) Track(conn net.Conn, state http.ConnState) {
-	NoteState(conn, state)
+func (p *Proxy) TrackConnection(conn net.Conn, state http.ConnState) {
+	RecordConnState(conn, state)
 	s := p.settings.Load()
-	if tcp, ok := plain(conn).(*net.TCPConn); ok && state == http.StateNew {
+	if tcp, ok := rawConn(conn).(*net.TCPConn); ok && state == http.StateNew {
 		setSocketOptions(tcp, s.WriteIdle)
 	}
-	longest := p.connections.track(conn, state, s.Connections)
+	longest := p.clients.track(conn, state, s.Connections)
 	if longest == nil {
 		return
 	}
 	p.metrics.ClosedForRoom()
-	plain(longest).Close() // TLS's farewell could wait for a client that does not read
+	rawConn(longest).Close() // TLS's farewell could wait for a client that does not read
 }
 
-// plain is the socket under what is laid over it.
-func plain(conn net.Conn) net.Conn {
-	conn = withoutTLS(conn)
+// rawConn is the socket under what is laid over it.
+func rawConn(conn net.Conn) net.Conn {
+	conn = unwrapTLS(conn)
 	if client, ok := conn.(*clientConn); ok {
 		conn = client.Conn
 	}
 	return conn
 }
 
-func withoutTLS(conn net.Conn) net.Conn {
+func unwrapTLS(conn net.Conn) net.Conn {
 	if secure, ok := conn.(*tls.Conn); ok {
 		return secure.NetConn()
 	}

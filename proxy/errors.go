@@ -9,36 +9,36 @@ import (
 // apiError is an answer of the proxy's own, in the shape of the API that was called:
 // Anthropic's or OpenAI's. Replicas' errors pass through as they are and never become one.
 type apiError struct {
-	status     int
-	kind       string // OpenAI's "type"
-	code       string
-	param      string
-	message    string
-	retryAfter int  // seconds; 0: no such header
-	theirs     bool // the message is a replica's
+	status      int
+	kind        string // OpenAI's "type"
+	code        string
+	param       string
+	message     string
+	retryAfter  int  // seconds; 0: no such header
+	fromReplica bool // the message is a replica's
 }
 
-func invalid(param, message string) *apiError {
+func invalidRequestError(param, message string) *apiError {
 	return &apiError{status: http.StatusBadRequest, kind: "invalid_request_error", param: param, message: message}
 }
 
-func unavailable(message string) *apiError {
+func unavailableError(message string) *apiError {
 	return &apiError{status: http.StatusServiceUnavailable, kind: "service_unavailable", code: "no_replica", message: message, retryAfter: 1}
 }
 
-func firstByteTimeout() *apiError {
+func firstByteTimeoutError() *apiError {
 	return &apiError{status: http.StatusGatewayTimeout, kind: "timeout", code: "first_byte_timeout",
 		message: "the replica produced nothing in time (timeouts.first_byte)"}
 }
 
-func responseTimeout() *apiError {
+func responseTimeoutError() *apiError {
 	return &apiError{status: http.StatusGatewayTimeout, kind: "timeout", code: "response_timeout",
 		message: "the replica sent no response and made no progress in time (timeouts.response)"}
 }
 
-// src tells an error of the proxy's from a replica's own.
-func (e *apiError) src() string {
-	if e.theirs {
+// source tells an error of the proxy's from a replica's own.
+func (e *apiError) source() string {
+	if e.fromReplica {
 		return ""
 	}
 	return "warmroute"
@@ -63,7 +63,7 @@ func (e *apiError) body(anthropic bool) []byte {
 		return &s
 	}
 	// Strings always marshal.
-	out, _ := json.Marshal(map[string]inner{"error": {e.message, e.kind, orNull(e.param), orNull(e.code), e.src()}})
+	out, _ := json.Marshal(map[string]inner{"error": {e.message, e.kind, orNull(e.param), orNull(e.code), e.source()}})
 	return out
 }
 
@@ -77,7 +77,7 @@ func (e *apiError) anthropicBody() []byte {
 	out, _ := json.Marshal(struct {
 		Type  string `json:"type"`
 		Error inner  `json:"error"`
-	}{"error", inner{anthropicErrorType(e.status), e.message, e.src()}})
+	}{"error", inner{anthropicErrorType(e.status), e.message, e.source()}})
 	return out
 }
 
@@ -126,8 +126,8 @@ func (e *apiError) event(f format) []byte {
 		return append(append([]byte("event: error\ndata: "), e.body(true)...), "\n\n"...)
 	case responsesFormat:
 		all := map[string]any{"type": "error", "code": e.code, "message": e.message, "param": nil}
-		if !e.theirs {
-			all["src"] = e.src()
+		if !e.fromReplica {
+			all["src"] = e.source()
 		}
 		data, _ := json.Marshal(all)
 		return append(append([]byte("event: error\ndata: "), data...), "\n\n"...)

@@ -152,7 +152,7 @@ func newFleet(t testing.TB, list []*backends.Backend, policy string, hold router
 		t.Fatal(err)
 	}
 	server := &http.Server{
-		Handler: f.proxy, ConnState: f.proxy.Track, DisableGeneralOptionsHandler: true,
+		Handler: f.proxy, ConnState: f.proxy.TrackConnection, DisableGeneralOptionsHandler: true,
 		ErrorLog: slog.NewLogLogger(o.Log.Handler(), slog.LevelDebug),
 	}
 	running.Go(func() { server.Serve(NewClientListener(l)) })
@@ -175,8 +175,8 @@ func (f *fleet) settled() {
 		eventually(f.t, "in flight on "+b.Name+" is 0", func() bool { return b.InFlight.Load() == 0 })
 	}
 	eventually(f.t, "no request waits", func() bool { return f.router.WaitingRequests() == 0 })
-	eventually(f.t, "no body is held", func() bool { return f.proxy.bodies.held.Load() == 0 })
-	eventually(f.t, "no answer is held", func() bool { return f.proxy.heldWhole.Load() == 0 })
+	eventually(f.t, "no body is held", func() bool { return f.proxy.bodies.inUse.Load() == 0 })
+	eventually(f.t, "no answer is held", func() bool { return f.proxy.bufferedBytes.Load() == 0 })
 }
 
 // eventually waits for something that must come, however slow the machine.
@@ -301,4 +301,183 @@ func (b *lockedBuffer) String() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.b.String()
+}
+
+// replica is one server that the proxy may choose, misbehaving as it likes.
+type replica struct {
+	name   string
+	key    string   // the API key that the proxy has for it
+	models []string // "m" when empty; "adapter<base" is a LoRA adapter of base
+	script func(*session)
+
+	listener net.Listener
+	open     sync.WaitGroup
+	over     chan struct{} // closed when the test ends
+
+	mu    sync.Mutex
+	seen  []seen
+	conns []net.Conn
+}
+
+// seen is a request as a replica got it.
+type seen struct {
+	*http.Request
+	body string
+}
+
+// session is one connection as a replica sees it.
+type session struct {
+	net.Conn
+	br      *bufio.Reader
+	replica *replica
+	n       int // 1 for the first connection that the replica accepted
+}
+
+// request reads one request whole. ok is false when the proxy closed instead.
+func (s *session) request() (r seen, ok bool) {
+	req, err := http.ReadRequest(s.br)
+	if err != nil {
+		return seen{}, false
+	}
+	body, err := io.ReadAll(req.Body)
+	if err != nil {
+		return seen{}, false
+	}
+	r = seen{req, string(body)}
+	s.replica.mu.Lock()
+	s.replica.seen = append(s.replica.seen, r)
+	s.replica.mu.Unlock()
+	return r, true
+}
+
+// say writes; an error shows at the other end.
+func (s *session) say(parts ...string) {
+	for _, p := range parts {
+		io.WriteString(s.Conn, p)
+	}
+}
+
+// closed waits for the proxy to close the connection.
+func (s *session) closed() { io.Copy(io.Discard, s.br) }
+
+// reset closes the connection the hard way.
+func (s *session) reset() {
+	s.Conn.(*net.TCPConn).SetLinger(0)
+	s.Conn.Close()
+}
+
+// always answers every request with the same bytes.
+func always(answer ...string) func(*session) {
+	return func(s *session) {
+		for {
+			if _, ok := s.request(); !ok {
+				return
+			}
+			s.say(answer...)
+		}
+	}
+}
+
+// once answers one request and closes the connection.
+func once(answer ...string) func(*session) {
+	return func(s *session) {
+		s.request()
+		s.say(answer...)
+	}
+}
+
+// requests is what the replica has seen so far.
+func (r *replica) requests() []seen {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return append([]seen(nil), r.seen...)
+}
+
+func (r *replica) start(t testing.TB) { r.startAt(t, "127.0.0.1:0") }
+
+func (r *replica) startAt(t testing.TB, address string) {
+	var err error
+	if r.listener, err = net.Listen("tcp", address); err != nil {
+		t.Fatal(err)
+	}
+	r.over = make(chan struct{})
+	r.open.Go(func() {
+		for n := 1; ; n++ {
+			c, err := r.listener.Accept()
+			if err != nil {
+				return
+			}
+			r.mu.Lock()
+			r.conns = append(r.conns, c)
+			r.mu.Unlock()
+			r.open.Go(func() {
+				defer c.Close()
+				r.script(&session{c, bufio.NewReader(c), r, n})
+			})
+		}
+	})
+}
+
+func (r *replica) stop() {
+	close(r.over)
+	r.listener.Close()
+	r.mu.Lock()
+	for _, c := range r.conns {
+		c.Close()
+	}
+	r.mu.Unlock()
+	r.open.Wait()
+}
+
+// What replicas in tests say, in vLLM's bytes.
+const (
+	sseHead   = "HTTP/1.1 200 OK\r\ndate: Sat, 21 Nov 2026 05:00:00 GMT\r\nserver: uvicorn\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
+	sseToEnd  = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
+	lastChunk = "0\r\n\r\n"
+
+	role     = `data: {"id":"c","object":"chat.completion.chunk","model":"m","choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}` + "\n\n"
+	hello    = `data: {"id":"c","object":"chat.completion.chunk","model":"m","choices":[{"index":0,"delta":{"content":"Hello"},"logprobs":null,"finish_reason":null}]}` + "\n\n"
+	world    = `data: {"id":"c","object":"chat.completion.chunk","model":"m","choices":[{"index":0,"delta":{"content":" world"},"logprobs":null,"finish_reason":null}]}` + "\n\n"
+	stop     = `data: {"id":"c","object":"chat.completion.chunk","model":"m","choices":[{"index":0,"delta":{"content":""},"logprobs":null,"finish_reason":"stop"}]}` + "\n\n"
+	abort    = `data: {"id":"c","object":"chat.completion.chunk","model":"m","choices":[{"index":0,"delta":{"content":""},"logprobs":null,"finish_reason":"abort"}]}` + "\n\n"
+	counted  = `data: {"id":"c","object":"chat.completion.chunk","model":"m","choices":[],"usage":{"prompt_tokens":12,"total_tokens":15,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":8}}}` + "\n\n"
+	doneLine = "data: [DONE]\n\n"
+	dead     = `data: {"error": {"message": "EngineCore encountered an issue.", "type": "InternalServerError", "param": null, "code": 500}}` + "\n\n"
+	tooLong  = `data: {"error": {"message": "This model's maximum context length is 8 tokens.", "type": "BadRequestError", "param": null, "code": 400}}` + "\n\n"
+
+	whole      = `{"id":"c","object":"chat.completion","model":"m","choices":[{"index":0,"message":{"role":"assistant","content":"Hello"},"finish_reason":"stop"}],"usage":{"prompt_tokens":12,"total_tokens":15,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":8}}}`
+	wholeAbort = `{"id":"c","object":"chat.completion","model":"m","choices":[{"index":0,"message":{"role":"assistant","content":""},"finish_reason":"abort"}],"usage":{"prompt_tokens":12,"total_tokens":12,"completion_tokens":0}}`
+)
+
+// What clients in tests say. The prompts are a few blocks long.
+var (
+	question       = strings.Repeat("What do you make of this? ", 40)
+	askWhole       = `{"model":"m","messages":[{"role":"user","content":"` + question + `"}]}`
+	askStream      = `{"model":"m","stream":true,"messages":[{"role":"user","content":"` + question + `"}]}`
+	questionBlocks = 4
+
+	goodStream = role + hello + world + stop + counted + doneLine
+)
+
+// chunk is one chunk of a chunked body.
+func chunk(data string) string { return fmt.Sprintf("%x\r\n%s\r\n", len(data), data) }
+
+// streamed is a whole streamed answer, one event a chunk.
+func streamed(events ...string) string {
+	var b strings.Builder
+	b.WriteString(sseHead)
+	for _, e := range events {
+		b.WriteString(chunk(e))
+	}
+	return b.String() + lastChunk
+}
+
+// answered is a whole answer with a length.
+func answered(status, body string, headers ...string) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "HTTP/1.1 %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n", status, len(body))
+	for _, h := range headers {
+		b.WriteString(h + "\r\n")
+	}
+	return b.String() + "\r\n" + body
 }

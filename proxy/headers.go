@@ -12,8 +12,8 @@ import (
 	"warmroute/router"
 )
 
-// first is h.Get of a name that is canonical, as the names here are.
-func first(h http.Header, name string) string {
+// headerValue is h.Get of a name that is canonical, as the names here are.
+func headerValue(h http.Header, name string) string {
 	if values := h[name]; len(values) > 0 {
 		return values[0]
 	}
@@ -51,8 +51,8 @@ func isPrivate(name string) bool {
 	return false
 }
 
-// dropNamed drops what the header's Connection names.
-func dropNamed(h http.Header) {
+// dropConnectionHeaders drops what the header's Connection names.
+func dropConnectionHeaders(h http.Header) {
 	for _, line := range h["Connection"] {
 		for name := range strings.SplitSeq(line, ",") {
 			delete(h, textproto.CanonicalMIMEHeaderKey(textproto.TrimString(name)))
@@ -60,13 +60,13 @@ func dropNamed(h http.Header) {
 	}
 }
 
-// identity is what the relay asks for, as it reads answers, and a server that is
+// identityEncoding is what the relay asks for, as it reads answers, and a server that is
 // told nothing may compress them. Never modified.
-var identity = []string{"identity"}
+var identityEncoding = []string{"identity"}
 
-// outgoing turns the client's header into the one that replicas get, in place.
-func outgoing(h http.Header, id string) {
-	dropNamed(h)
+// rewriteRequestHeader turns the client's header into the one that replicas get, in place.
+func rewriteRequestHeader(h http.Header, id string) {
+	dropConnectionHeaders(h)
 	for name := range h {
 		if isHopByHop(name) || isPrivate(name) {
 			delete(h, name)
@@ -75,7 +75,7 @@ func outgoing(h http.Header, id string) {
 	if h["X-Request-Id"] == nil { // it is ours already, but Connection may have named it
 		h["X-Request-Id"] = []string{id}
 	}
-	h["Accept-Encoding"] = identity
+	h["Accept-Encoding"] = identityEncoding
 }
 
 // routeHeaders say where a request went, and why.
@@ -83,82 +83,82 @@ var routeHeaders = [...]string{
 	"X-Warmroute-Backend", "X-Warmroute-Reason", "X-Warmroute-Prefix-Match", "X-Warmroute-Attempts", "X-Warmroute-Overhead-Us",
 }
 
-// answerHeader fills the client's header with what the replica said and where it
+// responseHeader fills the client's header with what the replica said and where it
 // was said, all but the length, which is set where the body is written.
-func (x *exchange) answerHeader(d *router.Decision, from http.Header) http.Header {
-	h := x.w.Header()
+func (r *request) responseHeader(d *router.Decision, from http.Header) http.Header {
+	h := r.client.Header()
 	h["Content-Type"] = nil // a replica that names none leaves it open: net/http would guess one from the body
-	dropNamed(from)
+	dropConnectionHeaders(from)
 	for name, value := range from {
 		switch {
-		case name == "Content-Length", name == "X-Request-Id", isHopByHop(name), x.ours(name):
+		case name == "Content-Length", name == "X-Request-Id", isHopByHop(name), r.isProxyHeader(name):
 		case name == "Endpoint-Load-Metrics": // a replica's load is not for clients
 		case name == "Access-Control-Allow-Origin": // a replica that any web page may ask does not open this proxy to it
 		default:
 			h[name] = value
 		}
 	}
-	if !x.tellsRoute() {
+	if !r.mayShowRoute() {
 		return h
 	}
 	values := []string{
 		d.Backend.Name,
 		d.Reason,
 		strconv.Itoa(d.MatchedTokens) + "/" + strconv.Itoa(d.PromptTokens),
-		strconv.Itoa(x.attempts),
-		strconv.FormatInt(x.outcome.Overhead.Microseconds(), 10),
+		strconv.Itoa(r.attempts),
+		strconv.FormatInt(r.outcome.Overhead.Microseconds(), 10),
 	}
 	for i, name := range routeHeaders {
 		h[name] = values[i : i+1 : i+1]
 	}
-	x.tellHeld(h)
+	r.addQueueTimeHeader(h)
 	return h
 }
 
-func (x *exchange) tellHeld(h http.Header) {
-	if x.held > 0 {
-		h["X-Warmroute-Held-Ms"] = []string{strconv.FormatInt(x.held.Milliseconds(), 10)}
+func (r *request) addQueueTimeHeader(h http.Header) {
+	if r.queueTime > 0 {
+		h["X-Warmroute-Held-Ms"] = []string{strconv.FormatInt(r.queueTime.Milliseconds(), 10)}
 	}
 }
 
 // What X-Warmroute-Reason says where the proxy itself answers.
 const (
 	reasonRefused = "refused" // no backend was asked
-	reasonHeld    = "held"    // none was, though the request waited for one
+	reasonQueued  = "held"    // none was, though the request waited for one
 	reasonFailed  = "failed"  // at least one was, and none of them has the answer that the client gets
 )
 
-// tellRefused says in the header of an answer of the proxy's own what became of the
+// addErrorHeaders says in the header of an answer of the proxy's own what became of the
 // request. No backend is named there, since none answers.
-func (x *exchange) tellRefused() {
-	if !x.tellsRoute() {
+func (r *request) addErrorHeaders() {
+	if !r.mayShowRoute() {
 		return
 	}
-	h, reason := x.w.Header(), reasonRefused
+	h, reason := r.client.Header(), reasonRefused
 	switch {
-	case x.attempts > 0:
+	case r.attempts > 0:
 		reason = reasonFailed
-		h["X-Warmroute-Attempts"] = []string{strconv.Itoa(x.attempts)}
-	case x.held > 0:
-		reason = reasonHeld
+		h["X-Warmroute-Attempts"] = []string{strconv.Itoa(r.attempts)}
+	case r.queueTime > 0:
+		reason = reasonQueued
 	}
 	h["X-Warmroute-Reason"] = []string{reason}
-	x.tellHeld(h)
+	r.addQueueTimeHeader(h)
 }
 
-// ours reports whether a header is the proxy's to set. Where a request went says the
+// isProxyHeader reports whether a header is the proxy's to set. Where a request went says the
 // one that the client asked: a replica may be another proxy of this kind, and of two
 // accounts the client would get a mixture, or one that it is not to have. What is
 // left of a key's rates says the one that knows the keys.
-func (x *exchange) ours(name string) bool {
-	return strings.HasPrefix(name, "X-Warmroute-") || x.holder != nil && strings.HasPrefix(name, "X-Ratelimit-")
+func (r *request) isProxyHeader(name string) bool {
+	return strings.HasPrefix(name, "X-Warmroute-") || r.holder != nil && strings.HasPrefix(name, "X-Ratelimit-")
 }
 
 // requestID is the client's own if it is short and plain enough to be repeated
 // in headers and logs, else a new one.
 func requestID(h http.Header) string {
-	id := first(h, "X-Request-Id")
-	if plainID(id) && !presentedIn(h, id) {
+	id := headerValue(h, "X-Request-Id")
+	if isPlainID(id) && !containsKey(h, id) {
 		return id
 	}
 	var random [16]byte
@@ -169,7 +169,7 @@ func requestID(h http.Header) string {
 	return string(made[:])
 }
 
-func plainID(id string) bool {
+func isPlainID(id string) bool {
 	if id == "" || len(id) > 128 {
 		return false
 	}

@@ -39,9 +39,9 @@ func (p *Proxy) checkLoop(h http.Header) *apiError {
 	ids, ok := passedProxies(h)
 	switch {
 	case !ok:
-		return loopDetected("this request came through too many proxies: one of them leads back to another")
+		return loopError("this request came through too many proxies: one of them leads back to another")
 	case slices.Contains(ids, p.instance):
-		return loopDetected("this request has passed this proxy before: a backend leads back to it")
+		return loopError("this request has passed this proxy before: a backend leads back to it")
 	}
 	return nil
 }
@@ -60,13 +60,13 @@ func (p *Proxy) checkProbeLoop(w http.ResponseWriter, h http.Header) *apiError {
 	ids, _ := passedProxies(h)
 	for _, b := range p.registry.All() {
 		if id := b.Instance(); id != "" && slices.Contains(ids, id) && !b.Retiring() {
-			return loopDetected("the proxy that asks is a backend of this one")
+			return loopError("the proxy that asks is a backend of this one")
 		}
 	}
 	return nil
 }
 
-func loopDetected(message string) *apiError {
+func loopError(message string) *apiError {
 	return &apiError{status: http.StatusLoopDetected, kind: "loop", code: "loop_detected", message: message}
 }
 

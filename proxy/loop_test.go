@@ -29,7 +29,7 @@ func TestInstanceHeader(t *testing.T) {
 	}
 }
 
-func TestRequestThatCameBackIsRefused(t *testing.T) {
+func TestLoopRejected(t *testing.T) {
 	for name, passed := range map[string]string{
 		"passed here":      "one,me , two",
 		"too many proxies": strings.Repeat("other, ", maxInstanceBytes/7+1),
@@ -48,7 +48,7 @@ func TestRequestThatCameBackIsRefused(t *testing.T) {
 
 // A client can claim that its request has passed a backend: that must not count
 // against the backend.
-func TestLoopAnswerIsTriedElsewhere(t *testing.T) {
+func TestRetryAfterLoopResponse(t *testing.T) {
 	loop := &replica{script: always(answered("508 Loop Detected", `{"error":{"code":"loop_detected"}}`))}
 	f := serve(t, asInstance("me"), loop, &replica{script: always(answered("200 OK", whole))})
 	breakAtOnce(t, f)

@@ -67,28 +67,28 @@ type Proxy struct {
 	keys       *apikey.Set
 	settings   atomic.Pointer[Settings]
 	retries    *retryBudget
-	warnings   warnings
+	failureLog failureLog
 	unready    atomic.Bool // the proxy is about to end
 
-	inFlight    atomic.Int64 // requests, held ones included
-	lingering   atomic.Int64 // requests refused, of whose bodies the rest is still awaited
-	connections connections
-	bodies      bodies
-	present     *Live
-	heldWhole   atomic.Int64 // bytes held back of answers that are no streams, beyond what each may
-	scratch     sync.Pool    // of *scratch
-	chunks      sync.Pool    // of *[]byte, chunkBytes long
-	held        sync.Pool    // of *bytes.Buffer: what is held back of answers
-	replies     sync.Pool    // of *prompt.Reply
-	handlers    http.Handler
+	inFlight      atomic.Int64 // requests, held ones included
+	lingering     atomic.Int64 // requests refused, of whose bodies the rest is still awaited
+	clients       connectionTracker
+	bodies        bodyPool
+	activity      *Activity
+	bufferedBytes atomic.Int64 // bytes held back of answers that are no streams, beyond what each may
+	scratch       sync.Pool    // of *scratch
+	chunks        sync.Pool    // of *[]byte, chunkBytes long
+	buffers       sync.Pool    // of *bytes.Buffer: what is held back of answers
+	replies       sync.Pool    // of *prompt.Reply
+	handlers      http.Handler
 
 	outOfDescriptors func(error)
 
 	instanceHeader []string // instance as a header has it; never modified
 }
 
-// Live is what operators see of the requests.
-func (p *Proxy) Live() *Live { return p.present }
+// Activity is what operators see of the requests.
+func (p *Proxy) Activity() *Activity { return p.activity }
 
 // New makes a Proxy. It starts nothing.
 func New(o Options) *Proxy {
@@ -105,11 +105,11 @@ func New(o Options) *Proxy {
 		access:     o.AccessLog,
 		traces:     o.Traces,
 		retries:    newRetryBudget(),
-		present:    newLive(),
+		activity:   newActivity(),
 		keys:       o.Keys,
 		scratch:    sync.Pool{New: func() any { return new(scratch) }},
 		chunks:     sync.Pool{New: func() any { b := make([]byte, chunkBytes); return &b }},
-		held:       sync.Pool{New: func() any { return new(bytes.Buffer) }},
+		buffers:    sync.Pool{New: func() any { return new(bytes.Buffer) }},
 		replies:    sync.Pool{New: func() any { return new(prompt.Reply) }},
 	}
 	p.instanceHeader = []string{p.instance}
@@ -119,7 +119,7 @@ func New(o Options) *Proxy {
 	if p.keys == nil {
 		p.keys = apikey.New(nil)
 	}
-	p.metrics.WatchKeys(p.keyUses)
+	p.metrics.WatchKeys(p.keyUsage)
 	p.metrics.WatchInFlight(p.inFlight.Load)
 	p.Configure(o.Settings)
 	p.handlers = p.routes()
@@ -132,8 +132,8 @@ func New(o Options) *Proxy {
 func (p *Proxy) routes() http.Handler {
 	r := chi.NewRouter()
 	for path, h := range map[string]http.HandlerFunc{
-		"/v1/models": p.keyed(p.models), "/v1/models/*": p.keyed(p.model), "/version": p.keyed(p.versionInfo),
-		"/livez": p.live, "/readyz": p.ready, "/health": p.ready,
+		"/v1/models": p.requireKey(p.models), "/v1/models/*": p.requireKey(p.model), "/version": p.requireKey(p.versionInfo),
+		"/livez": p.livez, "/readyz": p.readyz, "/health": p.readyz,
 	} {
 		r.Get(path, h)
 		r.Head(path, h)
@@ -148,21 +148,21 @@ func (p *Proxy) routes() http.Handler {
 func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	id := []string{requestID(r.Header)}
 	r.Header["X-Request-Id"], w.Header()["X-Request-Id"] = id, id
-	if e := endpointOf(r); e != nil {
-		p.serve(e, w, r)
+	if e := findEndpoint(r); e != nil {
+		p.serveEndpoint(e, w, r)
 		return
 	}
-	p.serveHere(w, r)
+	p.serveLocal(w, r)
 }
 
-// serveHere is for what is answered without a replica: at once, to a client that
+// serveLocal is for what is answered without a replica: at once, to a client that
 // may read none of it.
-func (p *Proxy) serveHere(w http.ResponseWriter, r *http.Request) {
-	c := newClient(w, r, p.settings.Load().WriteIdle)
+func (p *Proxy) serveLocal(w http.ResponseWriter, r *http.Request) {
+	c := newClientWriter(w, r, p.settings.Load().WriteIdle)
 	if r.ContentLength != 0 {
-		c.hurry() // none of them reads a body
+		c.setLingerDeadline() // none of them reads a body
 	}
-	c.renew()
+	c.extendDeadline()
 	if fault := p.checkProbeLoop(&c, r.Header); fault != nil {
 		fault.write(&c, false)
 		return
@@ -170,11 +170,11 @@ func (p *Proxy) serveHere(w http.ResponseWriter, r *http.Request) {
 	p.handlers.ServeHTTP(&c, r)
 }
 
-// endpointOf is the endpoint that a request is for, if it is for one, in the plain
+// findEndpoint is the endpoint that a request is for, if it is for one, in the plain
 // spelling of its path; and what a replica is asked for is the endpoint's own path,
 // never the client's. Not chi's to find: its context would stay with each stream,
 // on a stack twice the size.
-func endpointOf(r *http.Request) *endpoint {
+func findEndpoint(r *http.Request) *endpoint {
 	if r.Method != http.MethodPost || r.URL.RawPath != "" {
 		return nil
 	}
@@ -213,11 +213,11 @@ func allowedMethods(r *http.Request, routes chi.Routes) string {
 	return ""
 }
 
-// keepHeld returns a buffer to the pool, unless it has grown beyond what most
+// putBuffer returns a buffer to the pool, unless it has grown beyond what most
 // answers need.
-func (p *Proxy) keepHeld(b *bytes.Buffer) {
+func (p *Proxy) putBuffer(b *bytes.Buffer) {
 	if b.Cap() <= 64<<10 {
 		b.Reset()
-		p.held.Put(b)
+		p.buffers.Put(b)
 	}
 }

@@ -12,17 +12,17 @@ import (
 	"warmroute/router"
 )
 
-// ready answers GET /readyz: 200 if a replica is ready. With ?model=NAME it needs an
+// readyz answers GET /readyz: 200 if a replica is ready. With ?model=NAME it needs an
 // API key where keys are configured, and is 200 only if a replica that lists the
 // model is ready; a model that the key may not use is a 404, as one that no replica
 // lists.
-func (p *Proxy) ready(w http.ResponseWriter, r *http.Request) {
+func (p *Proxy) readyz(w http.ResponseWriter, r *http.Request) {
 	if p.unready.Load() {
-		shuttingDown().write(w, false)
+		shuttingDownError().write(w, false)
 		return
 	}
 	if names, given := r.URL.Query()["model"]; given {
-		p.keyed(func(w http.ResponseWriter, _ *http.Request, holder *apikey.Holder) { p.modelReady(w, names, holder) })(w, r)
+		p.requireKey(func(w http.ResponseWriter, _ *http.Request, holder *apikey.Holder) { p.readyzModel(w, names, holder) })(w, r)
 		return
 	}
 	all := p.registry.All()
@@ -35,13 +35,13 @@ func (p *Proxy) ready(w http.ResponseWriter, r *http.Request) {
 	p.notReady("no replica is ready", all).write(w, false)
 }
 
-// modelReady answers GET /readyz?model=NAME for the holder of a key.
-func (p *Proxy) modelReady(w http.ResponseWriter, names []string, holder *apikey.Holder) {
+// readyzModel answers GET /readyz?model=NAME for the holder of a key.
+func (p *Proxy) readyzModel(w http.ResponseWriter, names []string, holder *apikey.Holder) {
 	if len(names) != 1 || names[0] == "" {
-		invalid("model", "name one model: /readyz?model=NAME").write(w, false)
+		invalidRequestError("model", "name one model: /readyz?model=NAME").write(w, false)
 		return
 	}
-	entry, ok := find(p.registry.Catalog(), names[0], holder)
+	entry, ok := findModel(p.registry.Catalog(), names[0], holder)
 	switch {
 	case !ok:
 		p.unknownModel(names[0], holder).write(w, false)
@@ -55,7 +55,7 @@ func (p *Proxy) modelReady(w http.ResponseWriter, names []string, holder *apikey
 
 // notReady is the error for the time in which none of the backends is ready.
 func (p *Proxy) notReady(message string, list []*backends.Backend) *apiError {
-	e := unavailable(message)
+	e := unavailableError(message)
 	e.retryAfter = p.unreadyRetryAfter(list)
 	return e
 }

@@ -1,0 +1,177 @@
+package proxy
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/iotest"
+	"time"
+)
+
+func TestBodyPoolRead(t *testing.T) {
+	const each, total = 1 << 20, 4 << 20
+	cases := []struct {
+		name         string
+		size, length int
+		want         error
+		held         int64 // by the buffer
+	}{
+		{"empty", 0, 0, nil, 4 << 10},
+		{"one byte", 1, 1, nil, 4 << 10},
+		{"exact fit of the smallest", 4 << 10, 4 << 10, nil, 4 << 10},
+		{"one more", 4<<10 + 1, 4<<10 + 1, nil, 8 << 10},
+		{"trusted length", 64 << 10, 64 << 10, nil, 64 << 10},
+		{"beyond the trusted length", 64<<10 + 1, 64<<10 + 1, nil, 128 << 10},
+		{"claimed large, came small", 10, 1 << 20, nil, 64 << 10},
+		{"unknown length, fits the smallest", 4 << 10, -1, nil, 4 << 10},
+		{"unknown length, grows once", 4<<10 + 1, -1, nil, 16 << 10},
+		{"unknown length, grows twice", 16<<10 + 1, -1, nil, 64 << 10},
+		{"the limit", each, each, nil, each},
+		{"the limit, unknown length", each, -1, nil, each},
+		{"over the limit, said so", each + 1, each + 1, errBodyTooLarge, 0},
+		{"over the limit, unknown length", each + 1, -1, errBodyTooLarge, each},
+		{"10 GB said", 10, 10 << 30, errBodyTooLarge, 0},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			b := bodyPool{}
+			body := bytes.Repeat([]byte("abcdefg"), c.size/7+1)[:c.size]
+			for how, from := range map[string]io.Reader{
+				"all at once": bytes.NewReader(body), "halves": iotest.HalfReader(bytes.NewReader(body)), "end with the last bytes": iotest.DataErrReader(bytes.NewReader(body)),
+			} {
+				got, err := b.read(from, int64(c.length), bodyLimits{each, total})
+				if !errors.Is(err, c.want) || b.inUse.Load() != c.held {
+					t.Errorf("%s: error %v, %d bytes held, want %v, %d", how, err, b.inUse.Load(), c.want, c.held)
+				}
+				if err == nil && !bytes.Equal(got, body) {
+					t.Errorf("%s: the body was changed", how)
+				}
+				b.release(got)
+				if held := b.inUse.Load(); held != 0 {
+					t.Errorf("%s: %d bytes still held", how, held)
+				}
+			}
+		})
+	}
+}
+
+func TestBodyMemoryLimit(t *testing.T) {
+	b, most := bodyPool{}, bodyLimits{1 << 20, 140 << 10}
+	var got [][]byte
+	for range 2 {
+		buf, err := b.read(bytes.NewReader(make([]byte, 64<<10)), 64<<10, most)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got = append(got, buf)
+	}
+	small, err := b.read(bytes.NewReader(make([]byte, 9<<10)), -1, most) // 4 KiB, and has to grow
+	if !errors.Is(err, errBodyMemory) {
+		t.Errorf("error %v", err)
+	}
+	b.release(small)
+	b.release(got[0])
+	if buf, err := b.read(bytes.NewReader(make([]byte, 9<<10)), -1, most); err != nil {
+		t.Errorf("with room again: %v", err)
+	} else {
+		b.release(buf)
+	}
+	b.release(got[1])
+	if b.inUse.Load() != 0 {
+		t.Errorf("%d bytes still held", b.inUse.Load())
+	}
+}
+
+func TestBodyPoolReadError(t *testing.T) {
+	b := bodyPool{}
+	buf, err := b.read(io.MultiReader(strings.NewReader("abc"), iotest.ErrReader(io.ErrUnexpectedEOF)), 10, bodyLimits{1 << 20, 1 << 20})
+	if err != io.ErrUnexpectedEOF || string(buf) != "abc" {
+		t.Errorf("got %q, %v", buf, err)
+	}
+	b.release(buf)
+	b.release(nil)
+	if b.inUse.Load() != 0 {
+		t.Errorf("%d bytes still held", b.inUse.Load())
+	}
+}
+
+func TestBodyOverLimitStatus413(t *testing.T) {
+	r := &replica{script: always(answered("200 OK", whole))}
+	f := serve(t, func(o *Options) { o.BodyBytes = 10_000 }, r)
+	const start = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
+	for name, request := range map[string]string{
+		"length":       fmt.Sprintf("%sContent-Length: 10001\r\n\r\n%s", start, strings.Repeat(" ", 10_001)),
+		"10 GB":        start + "Content-Length: 10000000000\r\n\r\n{",
+		"chunked":      start + "Transfer-Encoding: chunked\r\n\r\n" + chunk(strings.Repeat(" ", 6000)) + chunk(strings.Repeat(" ", 6000)),
+		"100-continue": start + "Expect: 100-continue\r\nContent-Length: 10001\r\n\r\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			resp, answer := f.raw(request)
+			if refused(t, answer); resp.StatusCode != http.StatusRequestEntityTooLarge || !resp.Close {
+				t.Errorf("got %d, close %v", resp.StatusCode, resp.Close)
+			}
+		})
+	}
+	if len(r.requests()) != 0 {
+		t.Error("a backend was bothered")
+	}
+}
+
+func TestBodyAtLimitAccepted(t *testing.T) {
+	f := serve(t, func(o *Options) { o.BodyBytes = 10_000 }, &replica{script: always(answered("200 OK", whole))})
+	body := askWhole + strings.Repeat(" ", 10_000-len(askWhole))
+	if resp, answer := f.post("/v1/chat/completions", body); resp.StatusCode != http.StatusOK {
+		t.Errorf("got %d %s", resp.StatusCode, answer)
+	}
+}
+
+func TestStalledBodyStatus408(t *testing.T) {
+	r := &replica{}
+	f := serve(t, func(o *Options) { o.BodyIdle = 50 * time.Millisecond }, r)
+	resp, answer := f.raw("POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5000\r\n\r\n{")
+	if refused(t, answer); resp.StatusCode != http.StatusRequestTimeout || !resp.Close {
+		t.Errorf("got %d, close %v", resp.StatusCode, resp.Close)
+	}
+	if f.settled(); len(r.requests()) != 0 {
+		t.Error("a backend was bothered")
+	}
+}
+
+func TestSlowBodyAccepted(t *testing.T) {
+	const idle = 2 * time.Second
+	f := serve(t, func(o *Options) { o.BodyIdle = idle }, &replica{script: always(answered("200 OK", whole))})
+	conn := f.dial()
+	fmt.Fprintf(conn, "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n", len(askWhole))
+	for i := range 6 { // 3 s in all
+		time.Sleep(idle / 4)
+		io.WriteString(conn, askWhole[i:i+1])
+	}
+	io.WriteString(conn, askWhole[6:])
+	if resp, err := http.ReadResponse(bufio.NewReader(conn), nil); err != nil || resp.StatusCode != http.StatusOK {
+		t.Fatalf("got %v, %v", resp, err)
+	}
+}
+
+func TestBodyMemoryLimitStatus503(t *testing.T) {
+	f := serve(t, func(o *Options) { o.BodyBytesTotal = 6 << 10 }, &replica{script: always(answered("200 OK", whole))})
+	slow := f.dial()
+	io.WriteString(slow, fmt.Sprintf("POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len(askWhole), askWhole[:1]))
+	eventually(t, "the slow body has its buffer", func() bool { return f.proxy.bodies.inUse.Load() > 0 })
+	resp, answer := f.post("/v1/chat/completions", askWhole)
+	if refused(t, answer); resp.StatusCode != http.StatusServiceUnavailable || resp.Header.Get("Retry-After") == "" {
+		t.Errorf("got %d %s", resp.StatusCode, answer)
+	}
+	io.WriteString(slow, askWhole[1:])
+	if resp, err := http.ReadResponse(bufio.NewReader(slow), nil); err != nil || resp.StatusCode != http.StatusOK {
+		t.Fatalf("the slow one got %v, %v", resp, err)
+	}
+	f.settled()
+	if resp, _ := f.post("/v1/chat/completions", askWhole); resp.StatusCode != http.StatusOK {
+		t.Errorf("with room again: %d", resp.StatusCode)
+	}
+}

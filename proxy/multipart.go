@@ -1,0 +1,146 @@
+package proxy
+
+import (
+	"bytes"
+	"errors"
+	"mime"
+	"net/textproto"
+	"strings"
+)
+
+const (
+	maxFormNameBytes   = 1 << 10
+	maxPartHeaderBytes = 8 << 10
+	// maxFormParts is as many as starlette, which vLLM reads forms with, takes: files and fields.
+	maxFormParts = 2000
+	// uploadPromptBytes is what an upload counts in the load, in bytes of prompt and
+	// whatever its own: a window of audio is a fixed number of positions (1,500)
+	// for its encoder.
+	uploadPromptBytes = 6000
+)
+
+var (
+	errNotMultipart = errors.New("it is no multipart form")
+	errAmbiguous    = errors.New("the multipart form could be read in more than one way: each part needs one line Content-Disposition: form-data; name=\"...\"," +
+		" lines end in CRLF, and the boundary is given once")
+	errTwoModels = errors.New(`"model" is given twice`) // the replica would take the last one, and another reader the first
+)
+
+// parseForm finds the model of a multipart upload. The upload itself is passed
+// on as it is; what is no form at all is the replica's to refuse.
+func (r *request) parseForm() *apiError {
+	if len(r.input.body) == 0 {
+		return invalidRequestError("", "the request body is empty: a multipart form was expected")
+	}
+	model, err := formModel(r.httpReq.Header["Content-Type"], r.input.body)
+	limited := r.holder != nil && r.holder.Models != nil
+	switch {
+	case err == errTwoModels:
+		return invalidRequestError("model", err.Error())
+	case err == errAmbiguous:
+		return invalidRequestError("", err.Error())
+	case err != nil && limited: // the replica could find a model in it that this key is not for
+		return invalidRequestError("", "the request body has to be a multipart form, as this API key is not for every model")
+	}
+	_, fault := r.resolveModel(model)
+	r.input.request.Bytes = uploadPromptBytes
+	r.input.request.Sequences = 1
+	r.input.request.BodyBytes = cap(r.input.body)
+	return fault
+}
+
+// formModel returns the form's field "model", "" when there is none. Readers of
+// forms differ, and who can make the replica read another model than is read here
+// gets around the models of a key and sends requests astray. So this takes only
+// what all of them read alike, and what the usual clients write: not mime/multipart,
+// which goes past preambles, folded and LF-ended lines, blanks behind a boundary
+// and, in silence, a Content-Disposition that it cannot read.
+func formModel(contentType []string, body []byte) (model string, err error) {
+	boundary, err := formBoundary(contentType)
+	if err != nil {
+		return "", err
+	}
+	between := []byte("\r\n--" + boundary)
+	rest, ok := bytes.CutPrefix(body, between[2:])
+	found := false
+	for range maxFormParts {
+		if !ok {
+			return "", errAmbiguous
+		}
+		if after, ended := bytes.CutPrefix(rest, []byte("--")); ended && (len(after) == 0 || bytes.HasPrefix(after, []byte("\r\n"))) {
+			return model, nil // what follows nobody reads
+		}
+		head, data, whole := bytes.Cut(rest, []byte("\r\n\r\n"))
+		if !whole || len(head) > maxPartHeaderBytes || !bytes.HasPrefix(head, between[:2]) || bytes.Contains(head, between) || bytes.HasPrefix(data, between[2:]) {
+			return "", errAmbiguous
+		}
+		name, readable := partName(string(head[2:]))
+		if !readable {
+			return "", errAmbiguous
+		}
+		if data, rest, ok = bytes.Cut(data, between); name != "model" {
+			continue
+		}
+		if found {
+			return "", errTwoModels
+		}
+		model, found = string(bytes.TrimSpace(data[:min(len(data), maxFormNameBytes)])), true
+	}
+	return "", errAmbiguous
+}
+
+// formBoundary is what parts a form's fields.
+func formBoundary(contentType []string) (string, error) {
+	if len(contentType) == 0 {
+		return "", errNotMultipart
+	}
+	kind, params, err := mime.ParseMediaType(contentType[0])
+	said := strings.ToLower(strings.Join(contentType, ","))
+	switch {
+	case !strings.Contains(said, "multipart/"):
+		return "", errNotMultipart
+	case len(contentType) > 1, err != nil, kind != "multipart/form-data", params["boundary"] == "",
+		strings.ContainsAny(said, `*\`), // boundary* is one for some readers, and \ is read in several ways
+		strings.TrimSpace(params["boundary"]) != params["boundary"],
+		params["charset"] != "" && !strings.EqualFold(params["charset"], "utf-8"): // starlette reads names and values by it
+		return "", errAmbiguous
+	}
+	return params["boundary"], nil
+}
+
+// partName reads the name of a field from its part's header, if all readers find
+// the same there.
+func partName(header string) (name string, ok bool) {
+	disposition := ""
+	for line := range strings.SplitSeq(header, "\r\n") {
+		key, value, isHeader := strings.Cut(line, ":")
+		if !isHeader || !isToken(key) || strings.ContainsAny(value, "\r\n\x00") {
+			return "", false // a folded line, or one that ends elsewhere for other readers
+		}
+		switch value = textproto.TrimString(value); strings.ToLower(key) {
+		case "content-disposition":
+			if disposition != "" {
+				return "", false
+			}
+			disposition = value
+		case "content-transfer-encoding":
+			if value = strings.ToLower(value); value != "7bit" && value != "8bit" && value != "binary" {
+				return "", false // some decode it
+			}
+		}
+	}
+	kind, params, err := mime.ParseMediaType(disposition)
+	name, named := params["name"]
+	lower := strings.ToLower(disposition)
+	ok = err == nil && kind == "form-data" && named && !strings.ContainsAny(name, `\"`) &&
+		strings.Count(lower, "name*") == strings.Count(lower, "filename*") && // name* is a name for some
+		!strings.Contains(disposition, `\\"`) // does the quotation end here? Python finds not
+	return name, ok
+}
+
+// isToken reports whether s may name a header.
+func isToken(s string) bool {
+	return s != "" && !strings.ContainsFunc(s, func(c rune) bool {
+		return c <= ' ' || c >= 0x7f || strings.ContainsRune(`()<>@,;:\"/[]?={}`, c)
+	})
+}

@@ -1,0 +1,67 @@
+package proxy
+
+import (
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+
+	"warmroute/proxy/apikey"
+)
+
+// keyParameters are what clients call a key in a query, in lower case.
+var keyParameters = []string{
+	"api_key", "api-key", "apikey", "x-api-key", "key", "token", "access_token", "auth", "authorization",
+}
+
+// redactKey takes from the client's header whatever else holds its key, and returns
+// the query without it: a replica must not see a key that opens this proxy. Where
+// the key is no secret of ours, any header may hold the same few letters by chance.
+func (r *request) redactKey() (query string) {
+	secret := ""
+	if r.holder != nil {
+		secret = apikey.Presented(r.httpReq.Header, r.endpoint.anthropic())
+	}
+	if len(secret) < apikey.ShortestKey {
+		secret = ""
+	}
+	if secret != "" {
+		for name, values := range r.httpReq.Header {
+			if slices.ContainsFunc(values, func(v string) bool { return strings.Contains(v, secret) }) {
+				delete(r.httpReq.Header, name)
+			}
+		}
+	}
+	return redactQuery(r.httpReq.URL.RawQuery, secret)
+}
+
+// redactQuery returns a query without the parameters that are keys by their name,
+// or that hold secret if there is one.
+func redactQuery(query, secret string) string {
+	if query == "" {
+		return ""
+	}
+	kept := make([]string, 0, 4)
+	for pair := range strings.SplitSeq(query, "&") {
+		name, _, _ := strings.Cut(pair, "=")
+		plain, err := url.QueryUnescape(name)
+		if err == nil && slices.Contains(keyParameters, strings.ToLower(strings.TrimSpace(plain))) {
+			continue
+		}
+		if secret != "" {
+			// What does not unescape here may do so there.
+			if plain, err = url.QueryUnescape(pair); err != nil || strings.Contains(plain, secret) {
+				continue
+			}
+		}
+		kept = append(kept, pair)
+	}
+	return strings.Join(kept, "&")
+}
+
+// containsKey reports whether id, which is logged, holds the key that its request
+// came with.
+func containsKey(h http.Header, id string) bool {
+	key := apikey.Presented(h, true)
+	return key != "" && strings.Contains(id, key)
+}

@@ -1,0 +1,165 @@
+package proxy
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+
+	"warmroute/backends"
+	"warmroute/proxy/apikey"
+	"warmroute/router/prompt"
+)
+
+// endpoint is one path that the proxy passes on to replicas. There is no other
+// way through: what is not listed here is a 404, because a replica also serves
+// paths that no client should reach.
+type endpoint struct {
+	path       string
+	promptKind prompt.Kind
+	format     format
+	multipart  bool // a multipart upload, not JSON
+	noEngine   bool // answered by the replica's server, without its engine
+}
+
+// format is the shape of an endpoint's answers, as far as the relay looks into them.
+type format int
+
+const (
+	plainFormat format = iota // nothing to look for
+	chatFormat
+	completionFormat
+	responsesFormat
+	messagesFormat
+)
+
+// hasChoices reports whether an answer is a list of choices, each of which says why
+// it ended, and a stream of them ends with [DONE].
+func (f format) hasChoices() bool { return f == chatFormat || f == completionFormat }
+
+// anthropic reports whether Anthropic's clients ask here, which send their key in a
+// header of its own, and read errors of another shape.
+func (e *endpoint) anthropic() bool { return isAnthropicPath(e.path) }
+
+func isAnthropicPath(path string) bool {
+	return path == "/v1/messages" || strings.HasPrefix(path, "/v1/messages/")
+}
+
+var endpoints = []endpoint{
+	{path: "/v1/chat/completions", promptKind: prompt.Chat, format: chatFormat},
+	{path: "/v1/completions", promptKind: prompt.Completion, format: completionFormat},
+	{path: "/v1/responses", promptKind: prompt.Other, format: responsesFormat},
+	{path: "/v1/messages", promptKind: prompt.Other, format: messagesFormat},
+	{path: "/v1/messages/count_tokens", promptKind: prompt.Other, noEngine: true},
+	{path: "/v1/embeddings", promptKind: prompt.Other},
+	{path: "/pooling", promptKind: prompt.Other},
+	{path: "/classify", promptKind: prompt.Other},
+	{path: "/score", promptKind: prompt.Other},
+	{path: "/v1/score", promptKind: prompt.Other},
+	{path: "/rerank", promptKind: prompt.Other},
+	{path: "/v1/rerank", promptKind: prompt.Other},
+	{path: "/v2/rerank", promptKind: prompt.Other},
+	{path: "/tokenize", promptKind: prompt.Other, noEngine: true},
+	{path: "/detokenize", promptKind: prompt.Other, noEngine: true},
+	{path: "/v1/audio/transcriptions", multipart: true, format: plainFormat},
+	{path: "/v1/audio/translations", multipart: true, format: plainFormat},
+}
+
+// models answers GET /v1/models: every card that any replica listed last, as
+// that replica wrote it; to the holder of a key, those that it may use.
+func (p *Proxy) models(w http.ResponseWriter, _ *http.Request, holder *apikey.Holder) {
+	var out bytes.Buffer
+	out.WriteString(`{"object":"list","data":[`)
+	for i, m := range visibleModels(p.registry.Catalog(), holder) {
+		if i > 0 {
+			out.WriteByte(',')
+		}
+		out.Write(m.Card)
+	}
+	out.WriteString("]}")
+	writeJSON(w, out.Bytes())
+}
+
+// model answers GET /v1/models/{id}. An id may hold slashes, escaped or not.
+func (p *Proxy) model(w http.ResponseWriter, r *http.Request, holder *apikey.Holder) {
+	id := strings.TrimPrefix(r.URL.Path, "/v1/models/")
+	entry, ok := findModel(p.registry.Catalog(), id, holder)
+	if !ok {
+		p.unknownModel(id, holder).write(w, false)
+		return
+	}
+	writeJSON(w, entry.Card)
+}
+
+// visibleModels are the models that there are for the holder of a key.
+func visibleModels(c *backends.Catalog, holder *apikey.Holder) []backends.Model {
+	if holder == nil || holder.Models == nil {
+		return c.Models
+	}
+	return slices.DeleteFunc(slices.Clone(c.Models), func(m backends.Model) bool { return !holder.MayUse(m.ID) })
+}
+
+// findModel looks a model up for the holder of a key.
+func findModel(c *backends.Catalog, id string, holder *apikey.Holder) (backends.Entry, bool) {
+	entry, ok := c.Find(id)
+	return entry, ok && (holder == nil || holder.MayUse(id))
+}
+
+// defaultModel is what a request means that names no model: the only base model
+// among those that there are for it.
+func (r *request) defaultModel(c *backends.Catalog) (string, *apiError) {
+	known := visibleModels(c, r.holder)
+	only, ok := c.OnlyBase()
+	if r.holder != nil && r.holder.Models != nil {
+		only, ok = backends.OnlyBase(known)
+	}
+	switch {
+	case ok:
+		return only, nil
+	case len(known) == 0:
+		return "", r.proxy.unknownModel("", r.holder)
+	}
+	return "", invalidRequestError("model", "no model is named, and several models are served here, or none but adapters: name one of them, see GET /v1/models")
+}
+
+// maxNamedModels is how many models an error names: a fleet can have thousands of adapters.
+const maxNamedModels = 50
+
+func (p *Proxy) unknownModel(id string, holder *apikey.Holder) *apiError {
+	catalog := p.registry.Catalog()
+	known := visibleModels(catalog, holder)
+	if len(catalog.Models) == 0 {
+		e := unavailableError("no replica has listed its models yet; see the proxy's log for why")
+		e.retryAfter = p.unreadyRetryAfter(p.registry.All())
+		return e
+	}
+	if len(id) > 200 {
+		id = id[:200] + "…"
+	}
+	var names []string
+	for _, m := range known[:min(len(known), maxNamedModels)] {
+		names = append(names, m.ID)
+	}
+	if more := len(known) - len(names); more > 0 {
+		names = append(names, fmt.Sprintf("and %d more, see GET /v1/models", more))
+	}
+	return &apiError{
+		status: http.StatusNotFound, kind: "invalid_request_error", code: "model_not_found", param: "model",
+		message: "The model `" + strings.ToValidUTF8(id, "�") + "` does not exist. Models served here: " + strings.Join(names, ", "),
+	}
+}
+
+func (p *Proxy) versionInfo(w http.ResponseWriter, _ *http.Request, _ *apikey.Holder) {
+	out, _ := json.Marshal(map[string]string{"version": p.version})
+	writeJSON(w, out)
+}
+
+func writeJSON(w http.ResponseWriter, body []byte) {
+	w.Header().Set("Content-Type", "application/json")
+	w.Write(body)
+}
+
+// livez answers whether the process runs.
+func (p *Proxy) livez(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) }

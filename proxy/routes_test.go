@@ -1,0 +1,175 @@
+package proxy
+
+import (
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+
+	"warmroute/backends"
+)
+
+// bodyFor is a request that the endpoint takes.
+func bodyFor(path string) string {
+	switch path {
+	case "/v1/chat/completions":
+		return askWhole
+	case "/v1/completions":
+		return `{"model":"m","prompt":"Once upon a time"}`
+	}
+	return `{"model":"m","input":"x"}`
+}
+
+func TestEndpointPaths(t *testing.T) {
+	paths := strings.Fields(`/v1/chat/completions /v1/completions /v1/responses /v1/messages /v1/messages/count_tokens /v1/embeddings
+		/pooling /classify /score /v1/score /rerank /v1/rerank /v2/rerank /tokenize /detokenize /v1/audio/transcriptions /v1/audio/translations`)
+	if len(paths) != len(endpoints) {
+		t.Errorf("%d endpoints are listed, want %d", len(endpoints), len(paths))
+	}
+	r := &replica{script: always(answered("200 OK", "{}"))}
+	f := serve(t, nil, r)
+	for _, path := range paths {
+		before := len(r.requests())
+		resp, answer := f.post(path, bodyFor(path))
+		seen := r.requests()
+		if resp.StatusCode != http.StatusOK || len(seen) != before+1 || seen[before].RequestURI != path || seen[before].Method != http.MethodPost {
+			t.Errorf("%s: status %d %s", path, resp.StatusCode, answer)
+		}
+	}
+	// An absolute URI means the same to any HTTP server; its host goes nowhere.
+	resp, _ := f.raw("POST http://elsewhere.example/v1/embeddings HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 25\r\n\r\n" + bodyFor("/v1/embeddings"))
+	if last := r.requests()[len(paths)]; resp.StatusCode != http.StatusOK || last.RequestURI != "/v1/embeddings" || last.Host != r.listener.Addr().String() {
+		t.Errorf("absolute URI: status %d", resp.StatusCode)
+	}
+}
+
+func TestUnknownPathsRejected(t *testing.T) {
+	r := &replica{script: always(answered("200 OK", "{}"))}
+	f := serve(t, nil, r)
+	var lines []string
+	for _, path := range strings.Fields(`/ /v1 /v1/ /invocations /v1/invocations /pause /resume /abort_requests /collective_rpc /server_info
+		/scale_elastic_ep /start_profile /docs /openapi.json /metrics /ping /load /sleep /wake_up /reset_prefix_cache
+		/v1/load_lora_adapter /v1/unload_lora_adapter /v1/batches /v1/files /v1/realtime /v1/images/generations /v1/audio/speech
+		/v1/chat /v1/chat/completions/ //v1/chat/completions /v1//chat/completions /V1/chat/completions /v1/chat/Completions
+		/v1/chat/completions;x=1 /v1;x/chat/completions /v1/chat/completions%20 /v1/chat/completions%00 /v1/chat/completions%0a
+		/v1/chat/completions%3Fx /v1/chat%2Fcompletions /v1/chat%2fcompletions /v1/ch%61t/completions /%76%31/chat/completions
+		/v1/chat/./completions /v1/chat/../chat/completions /v1/../invocations /v1/%2e%2e/invocations /v1/models/../../invocations
+		/..%2finvocations /v1/chat/completions/%2e%2e/%2e%2e/%2e%2e/invocations /v1/chat/completions\..\..
+		/v1/responses/resp_1/cancel /v1/chat/completions#x /v1/embeddings/x http://x/invocations http://x//v1/chat/completions`) {
+		lines = append(lines, "POST "+path)
+	}
+	for i := range endpoints {
+		for _, method := range strings.Fields("GET HEAD PUT PATCH DELETE OPTIONS TRACE PURGE post CONNECT") {
+			lines = append(lines, method+" "+endpoints[i].path)
+		}
+	}
+	lines = append(lines, "OPTIONS *", "CONNECT example.com:443", "CONNECT 127.0.0.1:80", "GET /v1/responses/resp_1", "GET /metrics", "GET /docs",
+		"GET /server_info", "POST /v1/models", "POST /health", "DELETE /v1/models/m", "POST /v1/models/m", "GET /v1/models/m/../../../metrics")
+	for _, line := range lines {
+		method, path, _ := strings.Cut(line, " ")
+		resp, body := f.raw(line + " HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}")
+		want := http.StatusNotFound
+		if known := path == "/health" || strings.HasPrefix(path, "/v1/models"); known && method != "GET" ||
+			slices.ContainsFunc(endpoints, func(e endpoint) bool { return e.path == path }) {
+			want = http.StatusMethodNotAllowed
+		}
+		if resp.StatusCode != want {
+			t.Errorf("%s: status %d %s, want %d", line, resp.StatusCode, body, want)
+		}
+	}
+	if seen := r.requests(); len(seen) != 0 {
+		t.Errorf("the backend saw %s %s", seen[0].Method, seen[0].RequestURI)
+	}
+}
+
+// Such request lines never reach a handler.
+func TestMalformedRequestLineRejected(t *testing.T) {
+	r := &replica{script: always(answered("200 OK", "{}"))}
+	f := serve(t, nil, r)
+	for _, line := range []string{"POST /v1/chat/completions\x00 HTTP/1.1", "POST /v1/%zz HTTP/1.1", "POST /v1/chat completions HTTP/1.1", "POST v1/chat/completions HTTP/1.1"} {
+		if resp, _ := f.raw(line + "\r\nHost: x\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}"); resp.StatusCode != http.StatusBadRequest {
+			t.Errorf("%q: status %d", line, resp.StatusCode)
+		}
+	}
+	if len(r.requests()) != 0 {
+		t.Error("the backend was asked")
+	}
+}
+
+func TestUpgradeHeaderDropped(t *testing.T) {
+	r := &replica{script: always(answered("200 OK", whole))}
+	f := serve(t, nil, r)
+	const upgrade = " HTTP/1.1\r\nHost: x\r\nConnection: close, Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: eA==\r\nSec-WebSocket-Version: 13\r\n"
+	for _, path := range []string{"/v1/realtime?model=m", "/v1/chat/completions"} {
+		if resp, body := f.raw("GET " + path + upgrade + "\r\n"); resp.StatusCode != http.StatusNotFound && resp.StatusCode != http.StatusMethodNotAllowed {
+			t.Errorf("%s: status %d %s", path, resp.StatusCode, body)
+		}
+	}
+	if len(r.requests()) != 0 {
+		t.Error("the backend was asked")
+	}
+	// On a POST it is a wish that may be ignored.
+	resp, _ := f.raw("POST /v1/embeddings" + upgrade + "Content-Length: 25\r\n\r\n" + bodyFor("/v1/embeddings"))
+	if got := r.requests()[0].Header; resp.StatusCode != http.StatusOK || got["Upgrade"] != nil || got["Connection"] != nil {
+		t.Errorf("status %d, went up: %v", resp.StatusCode, got)
+	}
+}
+
+func TestModelListUnion(t *testing.T) {
+	f := serve(t, nil, &replica{}, &replica{}, &replica{})
+	card := func(id, json string) backends.Model { return backends.Model{ID: id, Root: id, Card: []byte(json)} }
+	a := `{"id":"a",  "object":"model","created":1,"owned_by":"vllm","root":"/models/a","parent":null,"max_model_len":8192,"permission":[{"id":"x"}],"new_field":{"k":[1,2]}}`
+	b, c := `{"id":"org/b","root":"org/b"}`, `{"id":"lora","parent":"a"}`
+	f.backends[0].SetModels([]backends.Model{card("a", a)})
+	f.backends[1].SetModels([]backends.Model{card("org/b", b), card("a", `{"id":"a","owned_by":"another's view"}`)})
+	f.backends[2].SetModels([]backends.Model{card("lora", c)})
+	f.backends[1].SetState(backends.Down) // what it listed last is kept
+	for range 3 {
+		resp, got := f.get("/v1/models")
+		if want := `{"object":"list","data":[` + a + "," + b + "," + c + "]}"; got != want || resp.Header.Get("Content-Type") != "application/json" {
+			t.Fatalf("got %s\nwant %s", got, want)
+		}
+	}
+	for path, want := range map[string]string{"a": a, "org/b": b, "org%2Fb": b, "org%2fb": b, "lora": c, "%61": a} {
+		if resp, got := f.get("/v1/models/" + path); resp.StatusCode != http.StatusOK || got != want {
+			t.Errorf("%s: got %d %s", path, resp.StatusCode, got)
+		}
+	}
+	for _, path := range []string{"none", "", "A", "a/", "org//b", "a%00"} {
+		resp, got := f.get("/v1/models/" + path)
+		if refused(t, got); resp.StatusCode != http.StatusNotFound {
+			t.Errorf("%q: got %d %s", path, resp.StatusCode, got)
+		}
+	}
+}
+
+func TestHealthEndpoints(t *testing.T) {
+	f := serve(t, nil, &replica{}, &replica{})
+	check := func(want map[string]int) {
+		t.Helper()
+		for path, status := range want {
+			if resp, _ := f.get(path); resp.StatusCode != status {
+				t.Errorf("GET %s: %d, want %d", path, resp.StatusCode, status)
+			}
+			resp, err := f.client.Head(f.url + path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			resp.Body.Close()
+			if resp.StatusCode != status {
+				t.Errorf("HEAD %s: %d, want %d", path, resp.StatusCode, status)
+			}
+		}
+	}
+	f.backends[0].SetState(backends.Down)
+	check(map[string]int{"/livez": 200, "/readyz": 200, "/health": 200, "/version": 200, "/v1/models": 200, "/v1/models/m": 200, "/v1/models/none": 404})
+	f.backends[1].SetState(backends.Draining)
+	check(map[string]int{"/livez": 200, "/readyz": 503, "/health": 503, "/version": 200, "/v1/models": 200})
+	resp, answer := f.get("/readyz")
+	if refused(t, answer); resp.Header.Get("Retry-After") == "" {
+		t.Error("no Retry-After")
+	}
+	if _, got := f.get("/version"); got != `{"version":"1.2.3"}` {
+		t.Errorf("version %s", got)
+	}
+}

@@ -1,0 +1,135 @@
+package proxy
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"warmroute/router"
+)
+
+// understood is what the router would be asked for a request.
+func (f *fleet) understood(path, body string, headers ...string) (router.Request, *apiError) {
+	r := httptest.NewRequest(http.MethodPost, path, strings.NewReader(body))
+	for i := 0; i < len(headers); i += 2 {
+		r.Header.Add(headers[i], headers[i+1])
+	}
+	x := &request{proxy: f.proxy, settings: f.proxy.settings.Load(), client: newClientWriter(httptest.NewRecorder(), r, 0), httpReq: r}
+	defer x.releaseInput()
+	for i := range endpoints {
+		if endpoints[i].path == path {
+			x.endpoint = &endpoints[i]
+		}
+	}
+	if fault := x.authenticate(); fault != nil {
+		return router.Request{}, fault
+	}
+	defer x.lease.End(0, 0)
+	fault := x.applyRoutingHints()
+	if fault == nil {
+		fault = x.readInput()
+	}
+	return x.input.request, fault
+}
+
+func TestMediaBodySize(t *testing.T) {
+	f := serve(t, nil, &replica{})
+	image := `"data:image/png;base64,` + strings.Repeat("iVBORw0KGgo/AAA+", 1<<15) + `"` // 512 KiB
+	for path, want := range map[string]int{
+		"/v1/responses": 4000, "/v1/messages": 4000, "/pooling": 4000, "/v1/messages/count_tokens": 0, "/tokenize": 0, "/detokenize": 0,
+	} {
+		r, fault := f.understood(path, `{"stream":true,"input":[{"image_url":`+image+`}]}`)
+		if fault != nil {
+			t.Fatal(path, fault.message)
+		}
+		if r.Bytes < want || r.Bytes > want+100 || r.NoEngine != (want == 0) || r.Streams == r.NoEngine {
+			t.Errorf("%s: %d bytes, want about %d; instant %v, streams %v", path, r.Bytes, want, r.NoEngine, r.Streams)
+		}
+	}
+}
+
+func TestRouterRequest(t *testing.T) {
+	f := serve(t, func(o *Options) { o.SessionHeader = "X-Session-Id" }, &replica{models: []string{"m", "a<m"}})
+	ask := func(body string, headers ...string) router.Request {
+		t.Helper()
+		r, fault := f.understood("/v1/chat/completions", body, headers...)
+		if fault != nil {
+			t.Fatal(fault.message)
+		}
+		return r
+	}
+	const plain = `{"messages":[{"role":"user","content":"hello"}]}`
+	base := ask(plain)
+	if base.Tenant != 0 || base.Session != 0 || base.Priority != 0 || base.MaxAnswerTokens != 0 || base.Adapter != "" || base.Model != "m" || base.PromptKey == 0 {
+		t.Errorf("a plain request is %+v", base)
+	}
+	if base.BodyBytes < len(plain) || base.BodyBytes > 8<<10 {
+		t.Errorf("%d bytes held", base.BodyBytes)
+	}
+	if big := ask(strings.Replace(plain, "hello", strings.Repeat("x", 100_000), 1)); big.BodyBytes < 200_000 {
+		t.Errorf("%d bytes held of a body of 100,000 and its prompt", big.BodyBytes)
+	}
+
+	one, two := ask(plain, "Authorization", "Bearer one").Tenant, ask(plain, "Authorization", "Bearer two").Tenant
+	if one == 0 || two == 0 || one == two || one != ask(askWhole, "Authorization", "Bearer one").Tenant || ask(plain, "X-Api-Key", "one").Tenant == 0 {
+		t.Error("API keys do not tell tenants apart")
+	}
+	s, long := ask(plain, "X-Session-Id", "s").Session, strings.Repeat("s", maxSessionBytes)
+	if s == 0 || s == ask(plain, "X-Session-Id", "t").Session || s != ask(askWhole, "X-Session-Id", "s").Session {
+		t.Error("the header does not tell sessions apart")
+	}
+	if ask(plain, "X-Session-Id", long).Session != ask(plain, "X-Session-Id", long+"t").Session {
+		t.Error("the name of a session has no bound")
+	}
+	if adapter := ask(`{"model":"a",` + plain[1:]); adapter.Adapter != "a" || adapter.Model != "a" || adapter.PromptKey == base.PromptKey {
+		t.Errorf("a request for an adapter is %+v", adapter)
+	}
+	if n := ask(`{"max_tokens":5,"max_completion_tokens":6,` + plain[1:]).MaxAnswerTokens; n != 6 {
+		t.Errorf("an answer of at most %d tokens, want 6", n)
+	}
+	if base.NonGenerative || base.MaxPromptTokens != 0 {
+		t.Errorf("a chat is %+v", base)
+	}
+	if r, fault := f.understood("/v1/embeddings", `{"input":"x"}`); fault != nil || !r.NonGenerative {
+		t.Errorf("embeddings count among what generates text (%v)", fault)
+	}
+	limited := cards([]string{"m"})
+	limited[0].MaxTokens = 1000
+	f.backends[0].SetModels(limited)
+	if n := ask(plain).MaxPromptTokens; n != 1000 {
+		t.Errorf("the model takes %d tokens, want 1000", n)
+	}
+	for path, body := range map[string]string{"/v1/completions": `{"max_tokens":7,"prompt":"x"}`, "/v1/responses": `{"max_output_tokens":7,"input":"x"}`, "/v1/messages": `{"max_tokens":7,"model":"m"}`} {
+		if r, fault := f.understood(path, body); fault != nil || r.MaxAnswerTokens != 7 {
+			t.Errorf("%s: an answer of at most %d tokens (%v), want 7", path, r.MaxAnswerTokens, fault)
+		}
+	}
+}
+
+func TestPriorityHeader(t *testing.T) {
+	r := &replica{script: always(answered("200 OK", whole))}
+	f := serve(t, nil, r)
+	for value, want := range map[string]int{"0": 0, "-0": 0, "100": 100, "+7": 7} {
+		if got, fault := f.understood("/v1/chat/completions", askWhole, priorityHeader, value); fault != nil || got.Priority != want {
+			t.Errorf("%q is priority %d, %v", value, got.Priority, fault)
+		}
+	}
+	for _, value := range []string{"101", "-1", "-100", "high", "1.5", "", "99999999999999999999"} {
+		resp, answer := f.post("/v1/chat/completions", askWhole, priorityHeader, value)
+		if resp.StatusCode != http.StatusBadRequest || !strings.Contains(answer, "whole number from 0 to 100") || !strings.Contains(answer, `"src":"warmroute"`) {
+			t.Errorf("%q: got %d %s", value, resp.StatusCode, answer)
+		}
+	}
+	if _, fault := f.understood("/v1/chat/completions", askWhole, priorityHeader, "1", priorityHeader, "2"); fault == nil {
+		t.Error("two priorities are one too many")
+	}
+	f.post("/v1/chat/completions", strings.Replace(askWhole, "{", `{"priority":5,`, 1), priorityHeader, "3")
+	seen := r.requests()
+	if len(seen) != 1 {
+		t.Fatalf("the replica saw %d requests, want the last one", len(seen))
+	}
+	if got := seen[0].Header.Get(priorityHeader); got != "" || !strings.Contains(seen[0].body, `"priority":5`) {
+		t.Errorf("the replica saw priority %q and %s", got, seen[0].body)
+	}
+}

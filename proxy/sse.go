@@ -1,0 +1,369 @@
+package proxy
+
+import (
+	"bytes"
+	"net/http"
+	"strings"
+
+	"github.com/tidwall/gjson"
+
+	"warmroute/router/prompt"
+)
+
+// maxLineBytes is how much of one line of a stream is looked at: a scanner must
+// not become a buffer. An event longer than that counts as content; of it the end
+// is looked at, maxTailBytes of it, and nothing else.
+const maxLineBytes = 64 << 10
+
+// eventScanner watches a stream of server-sent events as it passes. It keeps
+// only the line that is cut off at the end of a chunk, up to maxLineBytes of it.
+type eventScanner struct {
+	format        format
+	reply         *prompt.Reply // takes the answer's text; nil: nobody does
+	partialLine   []byte        // the beginning of a line whose end has not come
+	lineTruncated bool          // partial lacks bytes of the line between its beginning and its last maxTailBytes
+	isFinalEvent  bool          // the event's name, which came before its data, is that of a response's last event
+
+	scannedBytes int64 // bytes
+	eventOffset  int64 // of these, before the event that is scanned now
+
+	events      int    // data events that the engine's output made
+	content     bool   // an event carried content, reasoning or a tool call
+	finished    bool   // an event said why the answer ended, other than by an abort
+	aborted     bool   // the engine aborted the answer
+	abortOffset int64  // bytes before the first event that says so; nothing from there on is to be relayed
+	done        bool   // the last event of the endpoint's streams has come
+	errorEvent  []byte // the first error event's data
+	usage       usage
+	message     messageEnd
+}
+
+// messageEnd is what the message_delta events of a message say of its end.
+type messageEnd struct {
+	hasDelta      bool // there was one
+	hasStopReason bool // one had a stop_reason
+	zeroTokens    bool // the last one counted no token of the answer
+}
+
+// usage is what an answer says of itself.
+type usage struct {
+	known                                        bool
+	hasCached                                    bool // cachedTokens was there, so 0 means none
+	promptTokens, cachedTokens, completionTokens int
+}
+
+// scan looks at the next bytes of the stream. How they are cut makes no difference.
+func (s *eventScanner) scan(b []byte) {
+	for len(b) > 0 {
+		end := bytes.IndexByte(b, '\n')
+		if end < 0 {
+			s.scannedBytes += int64(len(b))
+			s.bufferPartial(b)
+			return
+		}
+		s.scannedBytes += int64(end + 1)
+		line := b[:end]
+		b = b[end+1:]
+		if len(s.partialLine) > 0 || len(line) > maxLineBytes {
+			s.bufferPartial(line)
+			line = s.partialLine
+		}
+		s.scanLine(line)
+		if s.partialLine = s.partialLine[:0]; cap(s.partialLine) > chunkBytes {
+			s.partialLine = nil // one long line must not cost memory for the whole stream
+		}
+		s.lineTruncated = false
+	}
+}
+
+func (s *eventScanner) bufferPartial(b []byte) {
+	n := min(len(b), maxLineBytes-len(s.partialLine))
+	s.partialLine = append(s.partialLine, b[:n]...)
+	if b = b[n:]; len(b) == 0 {
+		return
+	}
+	s.lineTruncated = true
+	tail := s.partialLine[maxLineBytes-maxTailBytes:]
+	b = b[max(0, len(b)-maxTailBytes):]
+	copy(tail[copy(tail, tail[len(b):]):], b)
+}
+
+func (s *eventScanner) scanLine(scanLine []byte) {
+	if len(scanLine) == 0 || len(scanLine) == 1 && scanLine[0] == '\r' {
+		s.eventOffset, s.isFinalEvent = s.scannedBytes, false
+		return
+	}
+	if name, ok := bytes.CutPrefix(scanLine, []byte("event:")); ok && s.format == responsesFormat {
+		s.isFinalEvent = endsResponse(string(bytes.TrimSpace(name)))
+		return
+	}
+	data, ok := bytes.CutPrefix(scanLine, []byte("data:"))
+	if !ok {
+		return // a comment, a name
+	}
+	data = bytes.TrimSpace(data)
+	switch {
+	case len(data) == 0:
+	case string(data) == "[DONE]":
+		s.done = true
+		// So vLLM ends the stream of a request that it aborts before the first token.
+		if s.format.hasChoices() && !s.content && !s.finished && s.errorEvent == nil {
+			s.markAborted()
+		}
+	case isErrorEvent(data):
+		s.recordError(data)
+	case s.lineTruncated:
+		s.scanTruncatedEvent(data[len(data)-min(len(data), maxTailBytes):])
+	default:
+		s.scanEvent(data)
+	}
+}
+
+// scanTruncatedEvent looks at an event of which only the end is known.
+func (s *eventScanner) scanTruncatedEvent(tail []byte) {
+	s.events++
+	s.content = true
+	if s.reply != nil {
+		s.reply.Lost()
+	}
+	if !s.isFinalEvent {
+		return
+	}
+	// Quotes in a text are escaped, so this is none.
+	if bytes.Contains(tail, []byte(`"status":"cancelled"`)) {
+		s.markAborted()
+	}
+	s.done, s.finished = true, !s.aborted
+	if _, object, found := bytes.Cut(tail, []byte(`"usage":`)); found {
+		s.usage.parse(gjson.ParseBytes(object), s.format)
+	}
+}
+
+// recordError notes an error event. On endpoints without [DONE] it is a stream's last.
+func (s *eventScanner) recordError(data []byte) {
+	if s.errorEvent == nil {
+		s.errorEvent = bytes.Clone(data)
+	}
+	s.done = s.done || s.format == responsesFormat || s.format == messagesFormat
+}
+
+func (s *eventScanner) markAborted() {
+	if !s.aborted {
+		s.aborted, s.abortOffset = true, s.eventOffset
+	}
+}
+
+func (s *eventScanner) scanEvent(data []byte) {
+	look := s.inspect
+	if s.content || s.finished {
+		look = s.inspectEnd
+	}
+	if !look(data) {
+		return
+	}
+	s.events++
+	if s.reply != nil {
+		s.reply.Event(data)
+	}
+	if bytes.Contains(data, []byte(`"usage":`)) {
+		for _, path := range usagePaths[s.format] {
+			s.usage.parse(gjson.GetBytes(data, path), s.format)
+		}
+	}
+}
+
+// usagePaths is where the events of each format carry usage.
+var usagePaths = [...][]string{
+	chatFormat:       {"usage"},
+	completionFormat: {"usage"},
+	responsesFormat:  {"response.usage"},
+	messagesFormat:   {"message.usage", "usage"},
+}
+
+// isErrorEvent tells an error from any other event by its beginning: chunks of
+// all formats begin with other keys.
+func isErrorEvent(data []byte) bool {
+	return bytes.HasPrefix(data, []byte(`{"error":`)) || bytes.HasPrefix(data, []byte(`{"type":"error"`))
+}
+
+// inspect sees whether an event carries the first content, or ends the answer. It
+// returns false for an event that a replica sends before its engine put
+// anything out, and for an error.
+func (s *eventScanner) inspect(data []byte) bool {
+	switch s.format {
+	case chatFormat:
+		s.inspectChoices(data, "delta", deltaHasContent)
+	case completionFormat:
+		s.inspectChoices(data, "text", func(text gjson.Result) bool { return text.Raw != "" && text.Raw != `""` })
+	case responsesFormat, messagesFormat:
+		return s.inspectTyped(data)
+	default:
+		s.content = true
+	}
+	return true
+}
+
+// inspectEnd is look for an answer of which content has come: only its end is of
+// interest then, and what cannot be it is not parsed.
+func (s *eventScanner) inspectEnd(data []byte) bool {
+	switch s.format {
+	case chatFormat, completionFormat:
+		if bytes.Contains(data, []byte(`"abort"`)) {
+			s.inspectChoices(data, "", func(gjson.Result) bool { return false })
+		}
+	case responsesFormat:
+		if bytes.Contains(data, []byte(`"response":`)) || bytes.Contains(data, []byte(`"error"`)) {
+			return s.inspectTyped(data)
+		}
+	case messagesFormat:
+		if !bytes.HasPrefix(data, []byte(`{"type":"content_block_delta"`)) {
+			return s.inspectTyped(data)
+		}
+	}
+	return true
+}
+
+// inspectTyped is look for endpoints whose events have a type.
+func (s *eventScanner) inspectTyped(data []byte) bool {
+	switch kind := gjson.GetBytes(data, "type").Str; kind {
+	case "response.created", "response.in_progress", "response.queued", "ping":
+		return false
+	case "error":
+		s.recordError(data)
+		return false
+	case "message_delta":
+		s.message.hasDelta = true
+		s.message.hasStopReason = s.message.hasStopReason || gjson.GetBytes(data, "delta.stop_reason").Type == gjson.String
+		s.message.zeroTokens = gjson.GetBytes(data, "usage.output_tokens").Raw == "0"
+	case "message_stop":
+		s.done = true
+		if s.message.hasDelta && (!s.message.hasStopReason || s.message.zeroTokens && !s.content) {
+			s.markAborted()
+		} else {
+			s.finished = true
+		}
+	default:
+		switch {
+		case endsResponse(kind):
+			s.done = true
+			if isResponseAborted(gjson.GetBytes(data, "response")) {
+				s.markAborted()
+			} else {
+				s.finished = true
+			}
+		case strings.HasSuffix(kind, ".delta"), kind == "content_block_delta":
+			s.content = true
+		}
+	}
+	return true
+}
+
+// endsResponse reports whether an event of that type is the last of a stream of
+// /v1/responses.
+func endsResponse(kind string) bool {
+	return kind == "response.completed" || kind == "response.incomplete" || kind == "response.failed"
+}
+
+// deltaHasContent goes by any field but the role: content, reasoning, tool calls,
+// whatever they will be called.
+func deltaHasContent(delta gjson.Result) bool {
+	has := false
+	delta.ForEach(func(key, value gjson.Result) bool {
+		has = key.Str != "role" && value.Type != gjson.Null && value.Raw != `""` && value.Raw != `[]`
+		return !has
+	})
+	return has
+}
+
+func (s *eventScanner) inspectChoices(data []byte, key string, hasContent func(gjson.Result) bool) {
+	gjson.GetBytes(data, "choices").ForEach(func(_, choice gjson.Result) bool {
+		if hasContent(choice.Get(key)) {
+			s.content = true
+		}
+		switch reason := choice.Get("finish_reason"); {
+		case reason.Type != gjson.String:
+		case reason.Str == "abort":
+			s.markAborted()
+		default:
+			s.finished = true
+		}
+		return true
+	})
+}
+
+// maxTokenCount bounds what a replica may say that an answer has of anything.
+const maxTokenCount = 1 << 30
+
+// parse takes over what a usage object says. In the prompt of a chat, a completion or
+// a response the cached tokens are included. A message has them apart: its prompt is
+// input_tokens and both cache_ figures together, where a replica sends these. vLLM
+// does so from the version on that sends them at all, and only at the end of a
+// stream: its first event has the whole prompt in input_tokens.
+func (u *usage) parse(v gjson.Result, f format) {
+	if !v.IsObject() {
+		return
+	}
+	in, out, details, cached, created := "prompt_tokens", "completion_tokens", "prompt_tokens_details", "", ""
+	switch f {
+	case responsesFormat:
+		in, out, details = "input_tokens", "output_tokens", "input_tokens_details"
+	case messagesFormat:
+		in, out, details, cached, created = "input_tokens", "output_tokens", "", "cache_read_input_tokens", "cache_creation_input_tokens"
+	}
+	u.known = true
+	prompt, counted := 0, false
+	// One walk: to ask for each of the three costs three.
+	v.ForEach(func(key, value gjson.Result) bool {
+		switch key.Str {
+		case "":
+		case in:
+			prompt, counted = prompt+tokenCount(value), true
+		case out:
+			u.completionTokens = max(u.completionTokens, tokenCount(value))
+		case details:
+			u.parseCached(value.Get("cached_tokens"))
+		case cached:
+			u.parseCached(value)
+			prompt += tokenCount(value)
+		case created:
+			prompt += tokenCount(value)
+		}
+		return true
+	})
+	if counted && prompt > 0 {
+		u.promptTokens = prompt
+	}
+}
+
+// tokenCount is the number in v, and 0 for anything else.
+func tokenCount(v gjson.Result) int {
+	if v.Type != gjson.Number {
+		return 0
+	}
+	return int(min(max(v.Int(), 0), maxTokenCount))
+}
+
+func (u *usage) parseCached(told gjson.Result) {
+	if told.Type == gjson.Number {
+		u.hasCached = true
+		u.cachedTokens = max(u.cachedTokens, tokenCount(told))
+	}
+}
+
+// completionTokens is the length of the answer: as the replica counted it, or about
+// one token an event.
+func (s *eventScanner) completionTokens() int {
+	if s.usage.completionTokens > 0 {
+		return s.usage.completionTokens
+	}
+	return s.events
+}
+
+// errorStatus is what the error event would have been as an HTTP status.
+func (s *eventScanner) errorStatus() int {
+	code := gjson.GetBytes(s.errorEvent, "error.code").Int()
+	if code < 400 || code > 599 {
+		code = http.StatusInternalServerError
+	}
+	return int(code)
+}
