@@ -90,20 +90,20 @@ func (r *Router) describe(c *policy.Candidate, req *Request, b *backends.Backend
 	tokens := float64(req.Bytes) / perToken
 	matched := min(float64(r.depth[b.Slot]*r.blockBytes)/perToken, tokens)
 	*c = policy.Candidate{
-		Slot:     b.Slot,
-		NameHash: r.names[b.Slot],
-		Weight:   share,
-		Matched:  matched,
-		Uncached: max(leastUncached, tokens-matched),
-		Pending:  a.waiting(now, rate) + s.queued + r.reserved[b.Slot].uncached,
-		Loading:  a.loading(req.Adapter, s.load),
-		InFlight: float64(b.InFlight.Load()) + s.foreign,
-		Rate:     rate,
+		Slot:           b.Slot,
+		NameHash:       r.names[b.Slot],
+		Weight:         share,
+		MatchedTokens:  matched,
+		UncachedTokens: max(leastUncached, tokens-matched),
+		QueuedTokens:   a.waiting(now, rate) + s.queued + r.reserved[b.Slot].uncached,
+		AdapterTokens:  a.loading(req.Adapter, s.load),
+		InFlight:       float64(b.InFlight.Load()) + s.foreign,
+		PrefillRate:    rate,
 
-		Requests: float64(a.requests) / share, Unstarted: a.unstarted / share,
+		Requests: float64(a.requests) / share, UnstartedTokens: a.unstarted / share,
 	}
 	if r.policyDef.NeedsContext {
-		c.Context = r.cacheUsed(b.Slot, now)
+		c.ContextTokens = r.cacheUsed(b.Slot, now)
 	}
 	if l := s.load; l != nil { // the replica's own word
 		c.Running, c.Waiting = float64(l.Running), float64(l.Waiting)

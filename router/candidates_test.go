@@ -204,7 +204,7 @@ func TestContextCountsSharedBlocksOnceAndGrowsWithAnswers(t *testing.T) {
 		if err := r.gather(ask(fleet, 9, 1), nil, c.now); err != nil {
 			t.Fatal(err)
 		}
-		if got := r.candidates[0].Context; got != want {
+		if got := r.candidates[0].ContextTokens; got != want {
 			t.Errorf("%s: a context of %.0f tokens, want %.0f", when, got, want)
 		}
 	}

@@ -101,12 +101,12 @@ func (r *Router) Explain(req Request, tried ...*backends.Backend) Explanation {
 // try lets the policy choose, and notes how it does. It returns why the chosen
 // backend could not start the request soon.
 func (r *Router) try(e *Explanation, req *Request, now time.Time) (held string) {
-	var t policy.Trial
+	var t policy.Trace
 	r.pose(req, now)
-	r.asked.Trial = &t
+	r.asked.Trace = &t
 	chosen := r.policy.Choose(&r.asked, r.candidates)
 	e.Choice, e.Reason = r.slots[chosen].Name, r.reason(req, chosen)
-	e.ScoreIs, e.HighestWins, e.Kappa, e.AnswerTokens = t.What, t.Highest, thousandths(t.Kappa), thousandths(r.asked.AnswerTokens)
+	e.ScoreIs, e.HighestWins, e.Kappa, e.AnswerTokens = t.Criterion, t.HighestWins, thousandths(t.Kappa), thousandths(r.asked.MeanAnswerTokens)
 	for i, b := range r.slots {
 		at := slices.IndexFunc(e.Backends, func(x BackendExplanation) bool { return x.slot == b.Slot })
 		x := &e.Backends[at]
@@ -161,10 +161,10 @@ func (r *Router) explainBackend(req *Request, tried []*backends.Backend, b *back
 	x := BackendExplanation{
 		slot: b.Slot, Name: b.Name, State: b.State().String(),
 		Breaker: r.progress[b.Slot].breaker.state(now).String(), Stalled: r.progress[b.Slot].stalled,
-		MatchedBlocks: r.depth[b.Slot], MatchedTokens: thousandths(c.Matched), Uncached: thousandths(c.Uncached),
-		Pending: thousandths(c.Pending), Loading: c.Loading, InFlight: thousandths(c.InFlight),
-		Rate: thousandths(c.Rate), Weight: c.Weight, KVUsage: -1,
-		FirstToken: thousandths((c.Pending + c.Loading + c.Uncached) / c.Rate),
+		MatchedBlocks: r.depth[b.Slot], MatchedTokens: thousandths(c.MatchedTokens), Uncached: thousandths(c.UncachedTokens),
+		Pending: thousandths(c.QueuedTokens), Loading: c.AdapterTokens, InFlight: thousandths(c.InFlight),
+		Rate: thousandths(c.PrefillRate), Weight: c.Weight, KVUsage: -1,
+		FirstToken: thousandths((c.QueuedTokens + c.AdapterTokens + c.UncachedTokens) / c.PrefillRate),
 	}
 	if s.load != nil && s.load.KVKnown {
 		x.KVUsage = thousandths(s.load.KVCacheUsage)

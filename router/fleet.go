@@ -30,7 +30,7 @@ func (r *Router) RemoveBackend(b *backends.Backend) {
 	}
 	r.fleet[b.Slot] = nil
 	r.clean(b.Slot)
-	if p, ok := r.policy.(policy.Forgetful); ok {
+	if p, ok := r.policy.(policy.Forgetter); ok {
 		p.Forget(b.Slot)
 	}
 	for h := r.queue.oldest; h != nil; h = h.newer {

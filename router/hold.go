@@ -286,7 +286,7 @@ func (r *Router) take(h *Ticket) {
 func (r *Router) leastUncached(req *Request) float64 {
 	least := r.tokens(req)
 	for i := range r.candidates {
-		least = min(least, r.candidates[i].Uncached)
+		least = min(least, r.candidates[i].UncachedTokens)
 	}
 	return least
 }
@@ -295,7 +295,7 @@ func (r *Router) leastUncached(req *Request) float64 {
 func (r *Router) rates() float64 {
 	sum := 0.0
 	for i := range r.candidates {
-		sum += r.candidates[i].Rate
+		sum += r.candidates[i].PrefillRate
 	}
 	return sum
 }

@@ -227,9 +227,9 @@ func (r *Router) lacks(req *Request, chosen int, now time.Time) lack {
 	if r.slots[chosen].InFlight.Load() == 0 {
 		return lacksNothing // nothing of ours could make room, and what others have there may last
 	}
-	ours := r.accounts[c.Slot].waiting(now, c.Rate) + r.reserved[c.Slot].uncached
+	ours := r.accounts[c.Slot].waiting(now, c.PrefillRate) + r.reserved[c.Slot].uncached
 	switch {
-	case c.Uncached > r.roomInStep(c.Slot, ours, c.Pending-ours):
+	case c.UncachedTokens > r.roomInStep(c.Slot, ours, c.QueuedTokens-ours):
 		return lacksStep
 	case r.starved(c.Slot, now):
 		return lacksStart

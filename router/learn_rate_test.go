@@ -110,7 +110,7 @@ func TestOneBackendsAnswersDecideForNoOther(t *testing.T) {
 		}
 	}
 	mustPick(t, r, ask(fleet, 1000, 2))
-	if n := r.asked.AnswerTokens; n < 100 || n > 200 {
+	if n := r.asked.MeanAnswerTokens; n < 100 || n > 200 {
 		t.Errorf("answers are taken to have %.0f tokens, where two of three backends' have about 100", n)
 	}
 }

@@ -195,9 +195,9 @@ func (r *Router) score(req *Request, tried []*backends.Backend, now time.Time) (
 func (r *Router) pose(req *Request, now time.Time) {
 	pr, perToken := &r.asked, r.texts.bytesPerToken(req.Model)
 	*pr = policy.Request{
-		Now: now, Blocks: req.Blocks, BlockTokens: float64(r.blockBytes) / perToken, Tokens: float64(req.Bytes) / perToken,
-		Head: req.PromptKey, Session: req.Session,
-		AnswerTokens: r.answerTokens(), MeanUncached: r.uncached.value,
+		Now: now, Blocks: req.Blocks, BlockTokens: float64(r.blockBytes) / perToken, PromptTokens: float64(req.Bytes) / perToken,
+		PromptKey: req.PromptKey, Session: req.Session,
+		MeanAnswerTokens: r.answerTokens(), MeanUncachedTokens: r.uncached.value,
 	}
 }
 
@@ -209,21 +209,21 @@ func (r *Router) reserve(req *Request, tried []*backends.Backend, chosen int, no
 		Reason:        r.reason(req, chosen),
 		MatchedBlocks: depth,
 		TotalBlocks:   len(req.Blocks),
-		MatchedTokens: int(c.Matched),
-		PromptTokens:  int(r.asked.Tokens),
+		MatchedTokens: int(c.MatchedTokens),
+		PromptTokens:  int(r.asked.PromptTokens),
 		router:        r,
 		progress:      r.progress[b.Slot],
 		blocks:        req.Blocks,
 		sequences:     req.sequences(),
 		class:         req.class(),
-		uncached:      c.Uncached,
+		uncached:      c.UncachedTokens,
 		streams:       req.Streams,
 		model:         req.Model,
 		adapter:       req.Adapter,
 		plain:         req.Sequences <= 1 && !req.Media && len(req.Blocks) > 0,
 		bytes:         req.Bytes,
 		maxTokens:     req.MaxAnswerTokens,
-		tokens:        r.asked.Tokens,
+		tokens:        r.asked.PromptTokens,
 		ahead:         r.accounts[b.Slot].waiting(now, r.rate(b.Slot)),
 		sentAt:        now,
 		instant:       req.NoEngine,
@@ -244,7 +244,7 @@ func (r *Router) reserve(req *Request, tried []*backends.Backend, chosen int, no
 		r.index.Add(&d.placed, b.Slot, req.Blocks, depth)
 	}
 	r.accounts[b.Slot].sent(d, now)
-	r.countSent(d, c.Rate, now)
+	r.countSent(d, c.PrefillRate, now)
 	d.progress.sent(d, b.InFlight.Add(d.sequences) == d.sequences, now)
 	d.progress.breaker.sent(d, now)
 	d.progress.tries(now)
@@ -259,7 +259,7 @@ func (r *Router) reason(req *Request, chosen int) string {
 	}
 	most := 0.0
 	for i := range r.candidates {
-		most = max(most, r.candidates[i].Matched)
+		most = max(most, r.candidates[i].MatchedTokens)
 	}
 	switch {
 	case len(r.candidates) == 1:
@@ -268,7 +268,7 @@ func (r *Router) reason(req *Request, chosen int) string {
 		return ReasonLoad
 	case most == 0:
 		return ReasonCold
-	case r.candidates[chosen].Matched < most:
+	case r.candidates[chosen].MatchedTokens < most:
 		return ReasonSpill
 	}
 	return ReasonPrefix

@@ -61,7 +61,7 @@ func (r *Router) ResetBackend(b *backends.Backend) (was ResetReport) {
 	r.caches[b.Slot].speed = average{decodeRate, decodeRatePrior}
 	r.index.Drop(b.Slot)
 	r.resize(b.Slot)
-	if t, ok := r.policy.(policy.Forgetful); ok {
+	if t, ok := r.policy.(policy.Forgetter); ok {
 		t.Forget(b.Slot)
 	}
 	b.TellsCached.Store(false)

@@ -32,12 +32,12 @@ func newAIBrix(o options) Policy {
 }
 
 func (p *aibrix) Choose(r *Request, candidates []Candidate) int {
-	if r.Trial == nil {
+	if r.Trace == nil {
 		p.table.ages.Resize(min(p.most, r.blocksIn(aibrixTableTokens)))
 	}
 	expire(p.table.ages, r.Now.Add(-aibrixLife))
 	chosen := p.choose(r, candidates)
-	if r.Trial == nil {
+	if r.Trace == nil {
 		p.table.add(candidates[chosen].Slot, r.Blocks, r.Now)
 	}
 	return chosen

@@ -32,7 +32,7 @@ func newCacheThresholdOld(o options) Policy {
 
 func (p *cacheThreshold) Choose(r *Request, candidates []Candidate) int {
 	chosen := p.choose(r, candidates)
-	if r.Trial == nil {
+	if r.Trace == nil {
 		p.tree.add(candidates[chosen].Slot, r)
 	}
 	return chosen

@@ -61,7 +61,7 @@ func (r *Request) share(blocks int) float64 {
 
 // length is that of the prompt in tokens.
 func (r *Request) length() float64 {
-	return max(r.Tokens, float64(len(r.Blocks))*r.BlockTokens)
+	return max(r.PromptTokens, float64(len(r.Blocks))*r.BlockTokens)
 }
 
 // blocksIn is how many blocks so many tokens are, at least one.

@@ -33,8 +33,8 @@ func (p *chwbl) Choose(r *Request, candidates []Candidate) int {
 // head is what stands for the beginning of the prompt: Head, else the first
 // block; 0 when there is neither.
 func (r *Request) head() uint64 {
-	if r.Head != 0 {
-		return r.Head
+	if r.PromptKey != 0 {
+		return r.PromptKey
 	}
-	return r.Key()
+	return r.FirstBlock()
 }

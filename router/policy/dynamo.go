@@ -28,9 +28,9 @@ func (p *dynamo) Choose(r *Request, candidates []Candidate) int {
 	depths := p.tree.leading(r.Blocks, candidates)
 	chosen := r.lowest("tokens to prefill and in use", len(candidates), p.rng, func(i int) float64 {
 		c := &candidates[i]
-		return max(c.Unstarted+r.uncached(depths[i]), 0) + c.Context
+		return max(c.UnstartedTokens+r.uncached(depths[i]), 0) + c.ContextTokens
 	})
-	if r.Trial == nil {
+	if r.Trace == nil {
 		p.tree.add(candidates[chosen].Slot, r.Blocks, r.Now)
 	}
 	return chosen

@@ -46,18 +46,18 @@ func TestAForgottenSlotHoldsNothing(t *testing.T) {
 // Where a policy did not forget, it would send to the slot's next owner what the
 // first one held, each time.
 func TestEveryPolicyThatRemembersForgets(t *testing.T) {
-	r := &Request{Now: time.Unix(1000, 0), Blocks: []prompt.Block{1, 2, 3}, BlockTokens: 64, Tokens: 192, AnswerTokens: 100}
+	r := &Request{Now: time.Unix(1000, 0), Blocks: []prompt.Block{1, 2, 3}, BlockTokens: 64, PromptTokens: 192, MeanAnswerTokens: 100}
 	forgot := 0
 	for _, name := range Names() {
 		elsewhere := false
 		for seed := range uint64(50) {
 			p := mustNew(t, name, Settings{}, rand.New(rand.NewPCG(seed, 2)))
-			remembers, ok := p.(Forgetful)
+			remembers, ok := p.(Forgetter)
 			if !ok {
 				elsewhere = true
 				break
 			}
-			candidates := []Candidate{{Slot: 0, NameHash: 1, Weight: 1, Rate: 8000}, {Slot: 1, NameHash: 2, Weight: 1, Rate: 8000}}
+			candidates := []Candidate{{Slot: 0, NameHash: 1, Weight: 1, PrefillRate: 8000}, {Slot: 1, NameHash: 2, Weight: 1, PrefillRate: 8000}}
 			for range 5 {
 				p.Choose(r, candidates[:1])
 			}

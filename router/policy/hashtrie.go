@@ -16,7 +16,7 @@ func newHashTrie(o options) Policy {
 
 func (p *hashTrie) Choose(r *Request, candidates []Candidate) int {
 	chosen, _ := deepest(r, p.trie.leading(r.Blocks, candidates), p.rng)
-	if r.Trial == nil {
+	if r.Trace == nil {
 		p.trie.add(candidates[chosen].Slot, r.Blocks, r.Now)
 	}
 	return chosen

@@ -29,19 +29,19 @@ func (p *llmdGuide) Choose(r *Request, candidates []Candidate) int {
 	holders, others := math.Inf(1), math.Inf(1) // the shortest queue of each
 	for i := range candidates {
 		if matched(i) >= p.ratio {
-			holders = min(holders, candidates[i].Unstarted)
+			holders = min(holders, candidates[i].UnstartedTokens)
 		} else {
-			others = min(others, candidates[i].Unstarted)
+			others = min(others, candidates[i].UnstartedTokens)
 		}
 	}
 	all := math.IsInf(holders, 1) || holders-others > guidePenalty*guideRate
 	chosen := r.lowest("uncached tokens that show no first event yet, of those that hold enough of the prompt", len(candidates), p.rng, func(i int) float64 {
 		if all || matched(i) >= p.ratio {
-			return candidates[i].Unstarted
+			return candidates[i].UnstartedTokens
 		}
 		return math.Inf(1)
 	})
-	if r.Trial == nil {
+	if r.Trace == nil {
 		p.table.placed(r, &candidates[chosen])
 	}
 	return chosen

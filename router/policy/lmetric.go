@@ -10,6 +10,6 @@ type lMetric struct{ rng *rand.Rand }
 func (p lMetric) Choose(r *Request, candidates []Candidate) int {
 	return r.lowest("tokens to prefill times requests there", len(candidates), p.rng, func(i int) float64 {
 		c := &candidates[i]
-		return (c.Unstarted + c.Uncached) * (c.InFlight + 1)
+		return (c.UnstartedTokens + c.UncachedTokens) * (c.InFlight + 1)
 	})
 }

@@ -17,9 +17,9 @@ type Policy interface {
 	Choose(*Request, []Candidate) int
 }
 
-// Forgetful is a Policy that remembers backends by their Slot. Forget makes it
+// Forgetter is a Policy that remembers backends by their Slot. Forget makes it
 // forget one, so that the next backend there begins with nothing.
-type Forgetful interface{ Forget(slot int) }
+type Forgetter interface{ Forget(slot int) }
 
 // Settings are the gates of the policies that have them. A zero field is the
 // policy's own default, which is that of the router it comes from.
@@ -33,22 +33,22 @@ type Settings struct {
 
 // Request is what a policy may know of a request.
 type Request struct {
-	Now         time.Time
-	Blocks      []prompt.Block // its prompt's full blocks, chained; none where there is nothing to go by
-	BlockTokens float64        // tokens that a block stands for, about
-	Tokens      float64        // of its prompt, about
-	Head        uint64         // hash of the model and the beginning of the first user message; 0: none
-	Session     uint64         // hash of what names its session; 0: nothing does
-	// AnswerTokens is how long answers are on average, MeanUncached what earlier
+	Now          time.Time
+	Blocks       []prompt.Block // its prompt's full blocks, chained; none where there is nothing to go by
+	BlockTokens  float64        // tokens that a block stands for, about
+	PromptTokens float64        // of its prompt, about
+	PromptKey    uint64         // hash of the model and the beginning of the first user message; 0: none
+	Session      uint64         // hash of what names its session; 0: nothing does
+	// MeanAnswerTokens is how long answers are on average, MeanUncachedTokens what earlier
 	// requests had to compute where they were sent; 0 before the first one.
-	AnswerTokens, MeanUncached float64
-	// Trial is filled, and nothing remembered, when the request is not to be sent;
+	MeanAnswerTokens, MeanUncachedTokens float64
+	// Trace is filled, and nothing remembered, when the request is not to be sent;
 	// nil when it is.
-	Trial *Trial
+	Trace *Trace
 }
 
-// Key is the first block of the prompt; 0 when it has none.
-func (r *Request) Key() uint64 {
+// FirstBlock is the first block of the prompt; 0 when it has none.
+func (r *Request) FirstBlock() uint64 {
 	if len(r.Blocks) == 0 {
 		return 0
 	}
@@ -57,21 +57,21 @@ func (r *Request) Key() uint64 {
 
 // Candidate is one backend that could take the request, in tokens of prefill.
 type Candidate struct {
-	Slot     int     // the backend's, by which a policy may remember it
-	NameHash uint64  // xxh3 of the backend's name
-	Weight   float64 // share of the traffic by the operator's word; 1 is plain
-	Matched  float64 // prompt tokens that it likely holds
-	Uncached float64 // u: prompt tokens that it would have to compute
-	Pending  float64 // W: uncached tokens sent to it that it has yet to compute
-	Loading  float64 // tokens that could be computed while it loads the adapter that is asked for
-	InFlight float64 // n: sequences on it, other clients' included
-	Context  float64 // tokens of prompts, each block once, and of answers so far, of what we have on it
+	Slot           int     // the backend's, by which a policy may remember it
+	NameHash       uint64  // xxh3 of the backend's name
+	Weight         float64 // share of the traffic by the operator's word; 1 is plain
+	MatchedTokens  float64 // prompt tokens that it likely holds
+	UncachedTokens float64 // u: prompt tokens that it would have to compute
+	QueuedTokens   float64 // W: uncached tokens sent to it that it has yet to compute
+	AdapterTokens  float64 // tokens that could be computed while it loads the adapter that is asked for
+	InFlight       float64 // n: sequences on it, other clients' included
+	ContextTokens  float64 // tokens of prompts, each block once, and of answers so far, of what we have on it
 	// What a router that only counts knows of its own requests: how many are in
 	// flight, each as one, and the uncached tokens of those that have not shown a
 	// first event, with nothing taken off for the time that has passed. Both over
 	// Weight: who counts more than another can carry more.
-	Requests, Unstarted float64
-	Rate                float64 // tokens of prefill a second, as learned
+	Requests, UnstartedTokens float64
+	PrefillRate               float64 // tokens of prefill a second, as learned
 
 	// The replica's own word, a poll old; 0 while unknown.
 	Running, Waiting float64

@@ -48,7 +48,7 @@ func (p *preble) Choose(r *Request, candidates []Candidate) int {
 		return math.Inf(1)
 	})
 	slot := candidates[chosen].Slot
-	if r.Trial != nil {
+	if r.Trace != nil {
 		return chosen
 	}
 	p.recent[slot].add(r.uncached(depths[chosen]))

@@ -45,18 +45,18 @@ type Prefix struct {
 func (p *Prefix) Choose(r *Request, candidates []Candidate) int {
 	rate := meanRate(candidates)
 	pressure := p.pressureAt(r.Now, candidates, rate)
-	if r.Trial == nil {
+	if r.Trace == nil {
 		p.pressure, p.last = pressure, r.Now
 	}
-	kappa := kappaOf(pressure, r.MeanUncached)
+	kappa := kappaOf(pressure, r.MeanUncachedTokens)
 	best, lowest := 0, math.Inf(1)
 	held := -1.0 // tokens that best holds, when it meets the SLO
 	for i := range candidates {
 		c := &candidates[i]
-		terms := termsOf(c, stretch(c, rate), r.AnswerTokens, kappa)
+		terms := termsOf(c, stretch(c, rate), r.MeanAnswerTokens, kappa)
 		cost := terms.sum() / c.Weight
-		if r.Trial != nil {
-			r.Trial.cost(cost, kappa, terms)
+		if r.Trace != nil {
+			r.Trace.cost(cost, kappa, terms)
 		}
 		if p.SLO > 0 {
 			if got := p.heldInTime(c); got != held {
@@ -66,7 +66,7 @@ func (p *Prefix) Choose(r *Request, candidates []Candidate) int {
 				continue
 			}
 		}
-		if cost < lowest || cost == lowest && rendezvous(r.Key(), c.NameHash) > rendezvous(r.Key(), candidates[best].NameHash) {
+		if cost < lowest || cost == lowest && rendezvous(r.FirstBlock(), c.NameHash) > rendezvous(r.FirstBlock(), candidates[best].NameHash) {
 			best, lowest = i, cost
 		}
 	}
@@ -76,10 +76,10 @@ func (p *Prefix) Choose(r *Request, candidates []Candidate) int {
 // heldInTime is how much of the prompt a candidate holds that is predicted to
 // meet the SLO; -1 for others.
 func (p *Prefix) heldInTime(c *Candidate) float64 {
-	if (c.Pending+c.Loading+c.Uncached)/c.Rate > p.SLO.Seconds() {
+	if (c.QueuedTokens+c.AdapterTokens+c.UncachedTokens)/c.PrefillRate > p.SLO.Seconds() {
 		return -1
 	}
-	return c.Matched
+	return c.MatchedTokens
 }
 
 // Terms are what a cost is made of, in tokens of prefill, before the operator's
@@ -94,8 +94,8 @@ func (t Terms) sum() float64 { return t.First + t.Others + t.Beside }
 
 func termsOf(c *Candidate, stretch, answer, kappa float64) Terms {
 	return Terms{
-		First:  stretch * (c.Pending + c.Loading + c.Uncached),
-		Others: c.Uncached * (kappa + min(theta*c.InFlight, thetaCap)),
+		First:  stretch * (c.QueuedTokens + c.AdapterTokens + c.UncachedTokens),
+		Others: c.UncachedTokens * (kappa + min(theta*c.InFlight, thetaCap)),
 		Beside: delta * answer * c.InFlight,
 	}
 }
@@ -104,13 +104,13 @@ func termsOf(c *Candidate, stretch, answer, kappa float64) Terms {
 func meanRate(candidates []Candidate) float64 {
 	sum := 0.0
 	for i := range candidates {
-		sum += candidates[i].Rate
+		sum += candidates[i].PrefillRate
 	}
 	return sum / float64(len(candidates))
 }
 
 // stretch is how much longer than elsewhere a token takes on c.
-func stretch(c *Candidate, rate float64) float64 { return rate / c.Rate }
+func stretch(c *Candidate, rate float64) float64 { return rate / c.PrefillRate }
 
 func kappaOf(pressure, meanUncached float64) float64 {
 	if meanUncached == 0 {
@@ -123,7 +123,7 @@ func kappaOf(pressure, meanUncached float64) float64 {
 func (p *Prefix) pressureAt(now time.Time, candidates []Candidate, rate float64) float64 {
 	mean := 0.0
 	for i := range candidates {
-		mean += candidates[i].Pending * stretch(&candidates[i], rate)
+		mean += candidates[i].QueuedTokens * stretch(&candidates[i], rate)
 	}
 	mean /= float64(len(candidates))
 	if p.last.IsZero() {

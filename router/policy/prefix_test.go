@@ -18,14 +18,14 @@ func choose(p *Prefix, r Request, candidates ...Candidate) int {
 		if candidates[i].Weight == 0 {
 			candidates[i].Weight = 1
 		}
-		if candidates[i].Rate == 0 {
-			candidates[i].Rate = 8000
+		if candidates[i].PrefillRate == 0 {
+			candidates[i].PrefillRate = 8000
 		}
 	}
 	if r.Now.IsZero() {
 		r.Now = time.Unix(1000, 0)
 	}
-	r.AnswerTokens = 250
+	r.MeanAnswerTokens = 250
 	return p.Choose(&r, candidates)
 }
 
@@ -33,32 +33,32 @@ func TestPrefixWeighsCacheAgainstQueueAndNeighbours(t *testing.T) {
 	f := func(name string, want int, candidates ...Candidate) {
 		t.Helper()
 		var p Prefix
-		if got := choose(&p, Request{Blocks: []prompt.Block{7}, MeanUncached: 100}, candidates...); got != want {
+		if got := choose(&p, Request{Blocks: []prompt.Block{7}, MeanUncachedTokens: 100}, candidates...); got != want {
 			t.Errorf("%s: got candidate %d, want %d", name, got, want)
 		}
 	}
 	f("a hit beats a cold backend", 1,
-		Candidate{Uncached: 2000},
-		Candidate{Matched: 1900, Uncached: 100})
+		Candidate{UncachedTokens: 2000},
+		Candidate{MatchedTokens: 1900, UncachedTokens: 100})
 	// u·(1+κ) with κ = 0.5·mean(W)/u = 0.5·4000/100 = 20 → 16 for both: 100·17 + 8000 against 2000·17
 	f("under pressure a hit is worth a longer queue", 1,
-		Candidate{Uncached: 2000},
-		Candidate{Matched: 1900, Uncached: 100, Pending: 8000})
+		Candidate{UncachedTokens: 2000},
+		Candidate{MatchedTokens: 1900, UncachedTokens: 100, QueuedTokens: 8000})
 	// δ·L̂ = 160 for each decoding neighbour: 16·(1+2.5) + 160·10 = 1656 against 1500
 	f("a hot prompt does not pile its decodes on one backend", 0,
-		Candidate{Uncached: 1500},
-		Candidate{Matched: 1484, Uncached: 16, InFlight: 10})
+		Candidate{UncachedTokens: 1500},
+		Candidate{MatchedTokens: 1484, UncachedTokens: 16, InFlight: 10})
 	// 16·(1+2.25) + 160·9 = 1492 against 1500
 	f("… but up to there it does", 1,
-		Candidate{Uncached: 1500},
-		Candidate{Matched: 1484, Uncached: 16, InFlight: 9})
+		Candidate{UncachedTokens: 1500},
+		Candidate{MatchedTokens: 1484, UncachedTokens: 16, InFlight: 9})
 }
 
 func TestPressureIsAveragedOverTime(t *testing.T) {
 	var p Prefix
 	start := time.Unix(1000, 0)
-	choose(&p, Request{Now: start}, Candidate{Uncached: 1000})
-	choose(&p, Request{Now: start.Add(20 * time.Second)}, Candidate{Uncached: 1000, Pending: 10000})
+	choose(&p, Request{Now: start}, Candidate{UncachedTokens: 1000})
+	choose(&p, Request{Now: start.Add(20 * time.Second)}, Candidate{UncachedTokens: 1000, QueuedTokens: 10000})
 	if want := 10000 * (1 - 1/math.E); math.Abs(p.pressure-want) > 1 {
 		t.Errorf("after one time constant: pressure %.0f, want %.0f", p.pressure, want)
 	}
@@ -69,7 +69,7 @@ func TestPressureIsAveragedOverTime(t *testing.T) {
 
 func TestTiesAgreeBetweenRoutersAndSpreadOverPrompts(t *testing.T) {
 	var a, b Prefix
-	forward := []Candidate{{NameHash: 11, Uncached: 500}, {NameHash: 22, Uncached: 500}, {NameHash: 33, Uncached: 500}}
+	forward := []Candidate{{NameHash: 11, UncachedTokens: 500}, {NameHash: 22, UncachedTokens: 500}, {NameHash: 33, UncachedTokens: 500}}
 	backward := slices.Clone(forward)
 	slices.Reverse(backward)
 	count := map[uint64]int{}
@@ -96,10 +96,10 @@ func TestLoadingAnAdapterIsACostAndNoRank(t *testing.T) {
 			t.Errorf("%s: got candidate %d, want %d", name, got, want)
 		}
 	}
-	f("who has it first", 1, Candidate{Uncached: 500, Loading: 2000}, Candidate{Uncached: 500})
+	f("who has it first", 1, Candidate{UncachedTokens: 500, AdapterTokens: 2000}, Candidate{UncachedTokens: 500})
 	// 16·(1+2) + 160·8 = 1328 against 2016, then 16·(1+3.25) + 160·13 = 2148
-	f("… while it is not too busy", 1, Candidate{Uncached: 16, Loading: 2000}, Candidate{Uncached: 16, InFlight: 8})
-	f("… and no longer", 0, Candidate{Uncached: 16, Loading: 2000}, Candidate{Uncached: 16, InFlight: 13})
+	f("… while it is not too busy", 1, Candidate{UncachedTokens: 16, AdapterTokens: 2000}, Candidate{UncachedTokens: 16, InFlight: 8})
+	f("… and no longer", 0, Candidate{UncachedTokens: 16, AdapterTokens: 2000}, Candidate{UncachedTokens: 16, InFlight: 13})
 }
 
 func TestSlowBackendsWeighTheirOwnTokens(t *testing.T) {
@@ -110,12 +110,12 @@ func TestSlowBackendsWeighTheirOwnTokens(t *testing.T) {
 			t.Errorf("%s: got candidate %d, want %d", name, got, want)
 		}
 	}
-	f("a cold prompt goes to the faster", 1, Candidate{Uncached: 1000, Rate: 4000}, Candidate{Uncached: 1000})
-	f("the slower has less than twice to compute", 0, Candidate{Uncached: 450, Rate: 4000}, Candidate{Uncached: 1000})
-	f("the slower has more than half to compute", 1, Candidate{Uncached: 550, Rate: 4000}, Candidate{Uncached: 1000})
+	f("a cold prompt goes to the faster", 1, Candidate{UncachedTokens: 1000, PrefillRate: 4000}, Candidate{UncachedTokens: 1000})
+	f("the slower has less than twice to compute", 0, Candidate{UncachedTokens: 450, PrefillRate: 4000}, Candidate{UncachedTokens: 1000})
+	f("the slower has more than half to compute", 1, Candidate{UncachedTokens: 550, PrefillRate: 4000}, Candidate{UncachedTokens: 1000})
 	// (2000+1000)·0.75 against 1000·1.5
-	f("a queue on the faster", 0, Candidate{Uncached: 1000, Rate: 4000}, Candidate{Uncached: 1000, Pending: 2000})
-	f("what a request costs its neighbours is not stretched", 0, Candidate{Uncached: 16, InFlight: 6, Rate: 4000}, Candidate{Uncached: 16, InFlight: 11})
+	f("a queue on the faster", 0, Candidate{UncachedTokens: 1000, PrefillRate: 4000}, Candidate{UncachedTokens: 1000, QueuedTokens: 2000})
+	f("what a request costs its neighbours is not stretched", 0, Candidate{UncachedTokens: 16, InFlight: 6, PrefillRate: 4000}, Candidate{UncachedTokens: 16, InFlight: 11})
 }
 
 // The learned rate of a uniform fleet is another number than the default. It
@@ -128,13 +128,13 @@ func TestEqualRatesChangeNothing(t *testing.T) {
 	for i := range 5000 {
 		plain := make([]Candidate, 1+int(draw(8)))
 		for j := range plain {
-			plain[j] = Candidate{NameHash: uint64(j + 1), Pending: draw(9000), Uncached: 16 + draw(3000), InFlight: draw(20)}
+			plain[j] = Candidate{NameHash: uint64(j + 1), QueuedTokens: draw(9000), UncachedTokens: 16 + draw(3000), InFlight: draw(20)}
 		}
 		learned := slices.Clone(plain)
 		for j := range learned {
-			learned[j].Rate = 5417.3
+			learned[j].PrefillRate = 5417.3
 		}
-		r := Request{Now: start.Add(time.Duration(i) * time.Second), MeanUncached: 700, Blocks: []prompt.Block{prompt.Block(i)}}
+		r := Request{Now: start.Add(time.Duration(i) * time.Second), MeanUncachedTokens: 700, Blocks: []prompt.Block{prompt.Block(i)}}
 		if x, y := choose(&a, r, plain...), choose(&b, r, learned...); x != y {
 			t.Fatalf("request %d: candidate %d at the default rate, %d at another", i, x, y)
 		}
@@ -144,7 +144,7 @@ func TestEqualRatesChangeNothing(t *testing.T) {
 func TestWeightDividesTheCost(t *testing.T) {
 	count := map[int]int{}
 	var p Prefix
-	candidates := []Candidate{{Uncached: 500}, {Uncached: 500, Weight: 3}}
+	candidates := []Candidate{{UncachedTokens: 500}, {UncachedTokens: 500, Weight: 3}}
 	for range 400 { // sequences that never end
 		i := choose(&p, Request{}, candidates...)
 		candidates[i].InFlight++
@@ -164,15 +164,15 @@ func TestSLO(t *testing.T) {
 		}
 	}
 	f("the most cached tokens win, whatever the queue", 0,
-		Candidate{Pending: 7000, Matched: 3000, Uncached: 500}, Candidate{Matched: 2900, Uncached: 600})
+		Candidate{QueuedTokens: 7000, MatchedTokens: 3000, UncachedTokens: 500}, Candidate{MatchedTokens: 2900, UncachedTokens: 600})
 	f("… where the SLO is met", 1,
-		Candidate{Pending: 7600, Matched: 3000, Uncached: 500}, Candidate{Matched: 0, Uncached: 3500})
+		Candidate{QueuedTokens: 7600, MatchedTokens: 3000, UncachedTokens: 500}, Candidate{MatchedTokens: 0, UncachedTokens: 3500})
 	f("a slower backend takes longer", 1,
-		Candidate{Matched: 3000, Uncached: 4500, Rate: 4000}, Candidate{Matched: 0, Uncached: 7500})
+		Candidate{MatchedTokens: 3000, UncachedTokens: 4500, PrefillRate: 4000}, Candidate{MatchedTokens: 0, UncachedTokens: 7500})
 	f("so does an adapter to be loaded", 1,
-		Candidate{Matched: 1, Uncached: 7000, Loading: 2000}, Candidate{Uncached: 7001})
+		Candidate{MatchedTokens: 1, UncachedTokens: 7000, AdapterTokens: 2000}, Candidate{UncachedTokens: 7001})
 	f("among equals the cheapest", 1,
-		Candidate{Pending: 100, Uncached: 500}, Candidate{Uncached: 500}, Candidate{Pending: 200, Uncached: 500})
+		Candidate{QueuedTokens: 100, UncachedTokens: 500}, Candidate{UncachedTokens: 500}, Candidate{QueuedTokens: 200, UncachedTokens: 500})
 	f("nobody meets it: the cheapest", 1,
-		Candidate{Pending: 30_000, Matched: 7000, Uncached: 2000}, Candidate{Matched: 0, Uncached: 9000})
+		Candidate{QueuedTokens: 30_000, MatchedTokens: 7000, UncachedTokens: 2000}, Candidate{MatchedTokens: 0, UncachedTokens: 9000})
 }

@@ -21,7 +21,7 @@ type crowd struct {
 
 func (d *crowd) request() *Request {
 	d.now = d.now.Add(time.Duration(d.IntN(5000)) * time.Millisecond)
-	r := &Request{Now: d.now, BlockTokens: 64, AnswerTokens: 250, MeanUncached: 500}
+	r := &Request{Now: d.now, BlockTokens: 64, MeanAnswerTokens: 250, MeanUncachedTokens: 500}
 	topic, n := uint64(d.IntN(20)), max(0, d.IntN(60)-5)
 	for i := range n {
 		if d.IntN(40) == 0 {
@@ -29,9 +29,9 @@ func (d *crowd) request() *Request {
 		}
 		r.Blocks = append(r.Blocks, prompt.Block(rendezvous(topic, uint64(i))))
 	}
-	r.Tokens = float64(64*n + d.IntN(64))
+	r.PromptTokens = float64(64*n + d.IntN(64))
 	if d.IntN(3) == 0 {
-		r.Head, r.Session = rendezvous(topic, 1), uint64(d.IntN(50))
+		r.PromptKey, r.Session = rendezvous(topic, 1), uint64(d.IntN(50))
 	}
 	return r
 }
@@ -44,10 +44,10 @@ func (d *crowd) candidates() []Candidate {
 			continue
 		}
 		out = append(out, Candidate{
-			Slot: slot, NameHash: rendezvous(uint64(slot), 9), Weight: 1, Rate: 8000 * d.Float64(),
-			Matched: float64(64 * d.IntN(50)), Uncached: float64(16 + d.IntN(5000)), Pending: float64(d.IntN(50_000)),
-			InFlight: float64(d.IntN(100)), Context: float64(d.IntN(1_000_000)),
-			Requests: float64(d.IntN(100)), Unstarted: float64(d.IntN(400_000)),
+			Slot: slot, NameHash: rendezvous(uint64(slot), 9), Weight: 1, PrefillRate: 8000 * d.Float64(),
+			MatchedTokens: float64(64 * d.IntN(50)), UncachedTokens: float64(16 + d.IntN(5000)), QueuedTokens: float64(d.IntN(50_000)),
+			InFlight: float64(d.IntN(100)), ContextTokens: float64(d.IntN(1_000_000)),
+			Requests: float64(d.IntN(100)), UnstartedTokens: float64(d.IntN(400_000)),
 			Running: float64(d.IntN(100)), Waiting: float64(d.IntN(10)), KVUsage: d.Float64(), CacheTokens: float64(64 * d.IntN(2) * (1 + d.IntN(100))),
 		})
 	}
@@ -96,8 +96,8 @@ func TestEveryPolicyUsesTheGatesThatItSaysAndNoOthers(t *testing.T) {
 			}
 			candidates := busy(loads...)
 			for i := range candidates {
-				candidates[i].Matched = r.Tokens * draw.Float64()
-				candidates[i].Uncached = r.Tokens - candidates[i].Matched
+				candidates[i].MatchedTokens = r.PromptTokens * draw.Float64()
+				candidates[i].UncachedTokens = r.PromptTokens - candidates[i].MatchedTokens
 			}
 			chosen = append(chosen, p.Choose(r, candidates))
 		}
@@ -137,7 +137,7 @@ func TestEveryPolicyIsBoundedInMemory(t *testing.T) {
 				next++
 				blocks[i] = prompt.Block(rendezvous(next, 3))
 			}
-			r := Request{Now: dawn.Add(time.Duration(next)), Blocks: blocks, BlockTokens: 64, Tokens: 16_000, Head: next, Session: next}
+			r := Request{Now: dawn.Add(time.Duration(next)), Blocks: blocks, BlockTokens: 64, PromptTokens: 16_000, PromptKey: next, Session: next}
 			p.Choose(&r, candidates)
 		}
 		// 160 bytes a block, a map that may be half empty, and what rings and windows have.
@@ -208,12 +208,12 @@ func TestOwnersOfMoreThan64Backends(t *testing.T) {
 func TestARingForgetsBackendsThatNeverComeBack(t *testing.T) {
 	p := newCHWBL(options{}).(*chwbl)
 	candidates := idle(mostMembers)
-	p.Choose(&Request{Head: 1}, candidates)
-	p.Choose(&Request{Head: 1}, candidates[:1])
+	p.Choose(&Request{PromptKey: 1}, candidates)
+	p.Choose(&Request{PromptKey: 1}, candidates[:1])
 	if n := len(p.ring.members); n != mostMembers {
 		t.Fatalf("the ring remembers %d backends of %d that may come back", n, mostMembers)
 	}
-	p.Choose(&Request{Head: 1}, []Candidate{{NameHash: 4711}})
+	p.Choose(&Request{PromptKey: 1}, []Candidate{{NameHash: 4711}})
 	if members, points := len(p.ring.members), len(p.ring.points); members != 1 || points != virtualNodes {
 		t.Errorf("after one more it remembers %d, with %d points", members, points)
 	}
@@ -228,7 +228,7 @@ func BenchmarkChoose(b *testing.B) {
 				for i := range blocks {
 					blocks[i] = prompt.Block(rendezvous(uint64(i), 2))
 				}
-				r := Request{Now: dawn, Blocks: blocks, BlockTokens: 64, Tokens: float64(64 * n), Head: 1, Session: 2}
+				r := Request{Now: dawn, Blocks: blocks, BlockTokens: 64, PromptTokens: float64(64 * n), PromptKey: 1, Session: 2}
 				candidates := idle(8)
 				b.ReportAllocs()
 				for b.Loop() {

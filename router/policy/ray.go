@@ -22,7 +22,7 @@ func newRay(o options) Policy {
 
 func (p *rayAffinity) Choose(r *Request, candidates []Candidate) int {
 	chosen := p.choose(r, candidates)
-	if r.Trial == nil {
+	if r.Trace == nil {
 		p.tree.add(candidates[chosen].Slot, r.Blocks, r.Now)
 	}
 	return chosen

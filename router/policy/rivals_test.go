@@ -25,15 +25,15 @@ func letters(s string) []prompt.Block {
 
 // about is a request for the prompt s, whose blocks are of 64 tokens.
 func about(s string) Request {
-	return Request{Now: dawn, Blocks: letters(s), BlockTokens: 64, Tokens: float64(64 * len(s))}
+	return Request{Now: dawn, Blocks: letters(s), BlockTokens: 64, PromptTokens: float64(64 * len(s))}
 }
 
 // fleet gives candidates the slots from 0 on, and names.
 func fleet(candidates ...Candidate) []Candidate {
 	for i := range candidates {
 		candidates[i].Slot, candidates[i].NameHash = i, rendezvous(uint64(i+1), 0)
-		if candidates[i].Rate == 0 {
-			candidates[i].Rate = 8000
+		if candidates[i].PrefillRate == 0 {
+			candidates[i].PrefillRate = 8000
 		}
 	}
 	return candidates
@@ -119,16 +119,16 @@ func TestSessionStaysWhateverTheLoad(t *testing.T) {
 		}
 	}
 	a, b := about("abc"), about("abd")
-	a.Head, b.Head = 77, 77
+	a.PromptKey, b.PromptKey = 77, 77
 	p.expect("no session: the head of the prompt", a, idle(4), p.Choose(&b, idle(4)))
-	a.Head, b.Head = 0, 0
+	a.PromptKey, b.PromptKey = 0, 0
 	p.expect("no head: the first block", a, idle(4), p.Choose(&b, idle(4)))
 	p.expect("nothing to go by: the fewest in flight", Request{}, busy(3, 2, 1, 2), 2)
 }
 
 func TestCHWBLBoundsLoads(t *testing.T) {
 	r := about("abcdefghij")
-	r.Head = 4711
+	r.PromptKey = 4711
 	p := newRival(t, "chwbl", Settings{})
 	home := p.Choose(&r, idle(2))
 	loads := func(here, there float64) []Candidate {
@@ -152,7 +152,7 @@ func TestCHWBLMovesNoOtherKeysWhenABackendGoes(t *testing.T) {
 	p := newRival(t, "chwbl", Settings{})
 	homes := map[int]int{}
 	for key := range uint64(1000) {
-		r := Request{Head: rendezvous(key, 1<<40), Now: dawn}
+		r := Request{PromptKey: rendezvous(key, 1<<40), Now: dawn}
 		home := p.Choose(&r, idle(4))
 		homes[home]++
 		if home != 3 {

@@ -20,7 +20,7 @@ func (r *roundRobin) Choose(asked *Request, candidates []Candidate) int {
 		next = first
 	}
 	asked.tell("its turn", false, 0, nil)
-	if asked.Trial == nil {
+	if asked.Trace == nil {
 		r.last = candidates[next].NameHash
 	}
 	return next

@@ -20,7 +20,7 @@ func TestWeighted(t *testing.T) {
 	// queue is as good as none when all are equal.
 	f("equal queues", 0, Candidate{KVUsage: 0.9, Waiting: 9}, Candidate{KVUsage: 0.1, Waiting: 9})
 	// Pathology: what was sent since the last poll does not count.
-	f("a thousand in flight", 0, Candidate{Requests: 1000, Unstarted: 1e6}, Candidate{})
+	f("a thousand in flight", 0, Candidate{Requests: 1000, UnstartedTokens: 1e6}, Candidate{})
 	p := newRival(t, "weighted", Settings{})
 	p.expect("all equal", about(""), idle(3), 0, 1, 2)
 }
@@ -46,7 +46,7 @@ func TestEPPTableBounds(t *testing.T) {
 	// is looked at, 131,072 tokens, is one.
 	large := func(s string) Request {
 		r := about(s)
-		r.BlockTokens, r.Tokens = 500_000, float64(500_000*len(s))
+		r.BlockTokens, r.PromptTokens = 500_000, float64(500_000*len(s))
 		return r
 	}
 	for _, s := range []string{"a1", "b2", "c3", "d4", "e5"} {
@@ -66,12 +66,12 @@ func TestLLMDGuide(t *testing.T) {
 		p.expect(why, about("abcdefghij"), fleet(candidates...), want)
 	}
 	// 280,000 / 15,928 = 17.6 s. Pathology: up to 18 s of queue for any match.
-	f("8 of 10 are 0.8", 0, "abcdefgh", Candidate{Unstarted: 280_000}, Candidate{Unstarted: 290_000}, Candidate{})
+	f("8 of 10 are 0.8", 0, "abcdefgh", Candidate{UnstartedTokens: 280_000}, Candidate{UnstartedTokens: 290_000}, Candidate{})
 	// 290,000 / 15,928 = 18.2 s
-	f("the better holder's queue is 18 s longer", 2, "abcdefgh", Candidate{Unstarted: 290_000}, Candidate{Unstarted: 300_000}, Candidate{})
-	f("7 of 10 are not enough", 2, "abcdefg", Candidate{Unstarted: 2}, Candidate{Unstarted: 3}, Candidate{Unstarted: 1})
-	f("the shorter queue of the holders", 1, "abcdefgh", Candidate{Unstarted: 2}, Candidate{Unstarted: 1}, Candidate{})
-	f("all hold it", 1, "abcdefgh", Candidate{Unstarted: 1e6}, Candidate{Unstarted: 1})
+	f("the better holder's queue is 18 s longer", 2, "abcdefgh", Candidate{UnstartedTokens: 290_000}, Candidate{UnstartedTokens: 300_000}, Candidate{})
+	f("7 of 10 are not enough", 2, "abcdefg", Candidate{UnstartedTokens: 2}, Candidate{UnstartedTokens: 3}, Candidate{UnstartedTokens: 1})
+	f("the shorter queue of the holders", 1, "abcdefgh", Candidate{UnstartedTokens: 2}, Candidate{UnstartedTokens: 1}, Candidate{})
+	f("all hold it", 1, "abcdefgh", Candidate{UnstartedTokens: 1e6}, Candidate{UnstartedTokens: 1})
 }
 
 func TestAIBrix(t *testing.T) {
@@ -101,9 +101,9 @@ func TestAIBrixTellsNoScoreOfWhoIsPassedOver(t *testing.T) {
 		p := newRival(t, "aibrix", Settings{})
 		p.send(about("abcdefghi"), 0)
 		p.send(about("abcde"), 1)
-		var trial Trial
+		var trial Trace
 		r := about("abcdefghij")
-		r.Trial = &trial
+		r.Trace = &trial
 		p.Choose(&r, candidates)
 		if !slices.Equal(trial.Scores, want) {
 			t.Errorf("scores %v, want %v", trial.Scores, want)
@@ -144,7 +144,7 @@ func TestAIBrixTableForgets(t *testing.T) {
 	// 200,000 blocks of 16 tokens are 4 blocks of 800,000, the fleet's in all.
 	large := func(s string) Request {
 		r := about(s)
-		r.BlockTokens, r.Tokens = 800_000, float64(800_000*len(s))
+		r.BlockTokens, r.PromptTokens = 800_000, float64(800_000*len(s))
 		return r
 	}
 	p.send(large("abcd"), 0)
@@ -159,7 +159,7 @@ func TestPreble(t *testing.T) {
 	p.send(about("abcdef"), 0)
 	p.send(about("k"), 1)
 	// Pathology: how much is queued does not matter.
-	p.expect("6 of 10 is more than half", about("abcdefghij"), fleet(Candidate{Requests: 99, Unstarted: 1e6}, Candidate{}), 0)
+	p.expect("6 of 10 is more than half", about("abcdefghij"), fleet(Candidate{Requests: 99, UnstartedTokens: 1e6}, Candidate{}), 0)
 	p = newRival(t, "preble", Settings{})
 	p.send(about("abcdefghijklmno"), 0)
 	p.send(about("12345"), 1)
@@ -192,27 +192,27 @@ func TestPrebleForgetsWhatWasPlacedThreeMinutesAgo(t *testing.T) {
 
 func TestLMetric(t *testing.T) {
 	p := newRival(t, "lmetric", Settings{})
-	hit := func(n float64) Candidate { return Candidate{Uncached: 64, InFlight: n} }
-	cold := Candidate{Uncached: 640}
+	hit := func(n float64) Candidate { return Candidate{UncachedTokens: 64, InFlight: n} }
+	cold := Candidate{UncachedTokens: 640}
 	p.expect("64 × (8+1) = 576 < 640", Request{}, fleet(hit(8), cold), 0)
 	p.expect("64 × (10+1) = 704 > 640", Request{}, fleet(hit(10), cold), 1)
 	p.expect("64 × (9+1) = 640", Request{}, fleet(hit(9), cold), 0, 1)
-	p.expect("(600+64) × 1 > 640", Request{}, fleet(Candidate{Uncached: 64, Unstarted: 600}, cold), 1)
+	p.expect("(600+64) × 1 > 640", Request{}, fleet(Candidate{UncachedTokens: 64, UnstartedTokens: 600}, cold), 1)
 }
 
 func TestSMetric(t *testing.T) {
 	// A prompt of 4,000 tokens is to have its first token within 1 + 2·4,000/8,000
 	// = 2 s: 16,000 tokens at 8,000 a second.
-	r := Request{Tokens: 4000}
+	r := Request{PromptTokens: 4000}
 	f := func(why string, want int, candidates ...Candidate) {
 		t.Helper()
 		newRival(t, "smetric", Settings{}).expect(why, r, fleet(candidates...), want)
 	}
 	home := func(unstarted float64) Candidate {
-		return Candidate{Matched: 3000, Uncached: 1000, Unstarted: unstarted, InFlight: 9}
+		return Candidate{MatchedTokens: 3000, UncachedTokens: 1000, UnstartedTokens: unstarted, InFlight: 9}
 	}
 	cold := func(unstarted, n float64) Candidate {
-		return Candidate{Uncached: 4000, Unstarted: unstarted, InFlight: n}
+		return Candidate{UncachedTokens: 4000, UnstartedTokens: unstarted, InFlight: n}
 	}
 	f("15,000 + 1,000 is in time", 0, home(15_000), cold(0, 0))
 	// 16,001 × 9 against 4,000 × 1
@@ -221,14 +221,14 @@ func TestSMetric(t *testing.T) {
 	// 16,001 × 9 against 15,000 × 10
 	f("the lower product is at home all the same", 0, home(15_001), cold(11_000, 10))
 	f("1,000 of 4,000 is not more than a quarter", 1,
-		Candidate{Matched: 1000, Uncached: 3000, InFlight: 2}, cold(0, 1))
+		Candidate{MatchedTokens: 1000, UncachedTokens: 3000, InFlight: 2}, cold(0, 1))
 	// 16,000 tokens at 4,000 a second; 4,001 × 1 against 16,000 × 9
 	slow := home(15_000)
-	slow.Rate = 4000
+	slow.PrefillRate = 4000
 	f("a slow backend", 1, slow, cold(1, 1))
 
 	holds := func(unstarted, n float64) Candidate {
-		return Candidate{Matched: 3000, Uncached: 1000, Unstarted: unstarted, InFlight: n}
+		return Candidate{MatchedTokens: 3000, UncachedTokens: 1000, UnstartedTokens: unstarted, InFlight: n}
 	}
 	f("of equal matches the one with the least queued", 2, holds(2000, 1), holds(1000, 1), holds(0, 9), cold(0, 0))
 	f("then with the fewest in flight", 1, holds(1000, 3), holds(1000, 2), holds(1000, 4))

@@ -34,8 +34,8 @@ func (p *sMetric) Choose(r *Request, candidates []Candidate) int {
 	}
 	home := p.home(candidates)
 	h := &candidates[home]
-	if h.Matched > p.ratio*r.length() && (meets(r, h) || !anyMeets) {
-		r.tell("tokens of the prompt that it holds", true, len(candidates), func(i int) float64 { return candidates[i].Matched })
+	if h.MatchedTokens > p.ratio*r.length() && (meets(r, h) || !anyMeets) {
+		r.tell("tokens of the prompt that it holds", true, len(candidates), func(i int) float64 { return candidates[i].MatchedTokens })
 		return home
 	}
 	return r.lowest("tokens to prefill times requests in flight", len(candidates), p.rng, func(i int) float64 {
@@ -49,7 +49,7 @@ func (p *sMetric) home(candidates []Candidate) int {
 	home, ties := 0, 1
 	for i := 1; i < len(candidates); i++ {
 		c, h := &candidates[i], &candidates[home]
-		switch cmp.Or(cmp.Compare(h.Matched, c.Matched), cmp.Compare(queued(c), queued(h)), cmp.Compare(c.InFlight, h.InFlight)) {
+		switch cmp.Or(cmp.Compare(h.MatchedTokens, c.MatchedTokens), cmp.Compare(queued(c), queued(h)), cmp.Compare(c.InFlight, h.InFlight)) {
 		case -1:
 			home, ties = i, 1
 		case 0:
@@ -63,8 +63,8 @@ func (p *sMetric) home(candidates []Candidate) int {
 }
 
 // queued is what a candidate would have to prefill, this request included.
-func queued(c *Candidate) float64 { return c.Unstarted + c.Uncached }
+func queued(c *Candidate) float64 { return c.UnstartedTokens + c.UncachedTokens }
 
 func meets(r *Request, c *Candidate) bool {
-	return c.Rate > 0 && queued(c)/c.Rate <= smetricBase+r.length()/smetricRate
+	return c.PrefillRate > 0 && queued(c)/c.PrefillRate <= smetricBase+r.length()/smetricRate
 }

@@ -29,7 +29,7 @@ func (p *smg) Choose(r *Request, candidates []Candidate) int {
 	if chosen < 0 {
 		chosen = fewest(r, candidates, p.rng)
 	}
-	if r.Trial == nil {
+	if r.Trace == nil {
 		p.tree.add(candidates[chosen].Slot, r)
 	}
 	return chosen

@@ -57,7 +57,7 @@ func TestSGLangTreeIsCutBackEveryTwoMinutes(t *testing.T) {
 		// 67,108,864 characters are 4 blocks of 4,194,304 tokens.
 		at := func(s string, after time.Duration) Request {
 			r := about(s)
-			r.BlockTokens, r.Tokens, r.Now = 4<<20, float64(4<<20*len(s)), dawn.Add(after)
+			r.BlockTokens, r.PromptTokens, r.Now = 4<<20, float64(4<<20*len(s)), dawn.Add(after)
 			return r
 		}
 		p.send(at("abcdefgh", 0), 0)
@@ -131,7 +131,7 @@ func TestRayForgetsNothing(t *testing.T) {
 	p := newRival(t, "ray", Settings{MatchRatio: 0.95})
 	at := func(s string, after time.Duration) Request {
 		r := about(s)
-		r.BlockTokens, r.Tokens, r.Now = 10_000, float64(10_000*len(s)), dawn.Add(after)
+		r.BlockTokens, r.PromptTokens, r.Now = 10_000, float64(10_000*len(s)), dawn.Add(after)
 		return r
 	}
 	// With eviction a tree of 400,000 characters, 10 of these blocks, is cut.
@@ -151,10 +151,10 @@ func TestDynamo(t *testing.T) {
 		p.expect(why, r, fleet(a, b), want)
 	}
 	f("640 - 512 against 640 tokens", 0, 0, Candidate{}, Candidate{})
-	f("600 + 128 against 640", 1, 0, Candidate{Unstarted: 600}, Candidate{})
+	f("600 + 128 against 640", 1, 0, Candidate{UnstartedTokens: 600}, Candidate{})
 	// Pathology: 600 tokens of context weigh as much as 600 of prefill.
-	f("the same in decode", 1, 0, Candidate{Context: 600}, Candidate{})
-	f("500 + 128 against 640", 0, 0, Candidate{Context: 500}, Candidate{})
-	f("after 120 s it is still there", 0, 120*time.Second, Candidate{Unstarted: 1}, Candidate{})
-	f("… and then no longer", 1, 120*time.Second+1, Candidate{Unstarted: 1}, Candidate{})
+	f("the same in decode", 1, 0, Candidate{ContextTokens: 600}, Candidate{})
+	f("500 + 128 against 640", 0, 0, Candidate{ContextTokens: 500}, Candidate{})
+	f("after 120 s it is still there", 0, 120*time.Second, Candidate{UnstartedTokens: 1}, Candidate{})
+	f("… and then no longer", 1, 120*time.Second+1, Candidate{UnstartedTokens: 1}, Candidate{})
 }

@@ -2,26 +2,26 @@ package policy
 
 import "math/rand/v2"
 
-// Trial is filled by a Choose that is only asked what it would do: it remembers
+// Trace is filled by a Choose that is only asked what it would do: it remembers
 // nothing, so that later choices are what they would have been, and tells here how
 // it came to its choice. Chance is drawn from as ever, so where it decides, the next
 // Choose may take another candidate.
-type Trial struct {
-	What    string    // what decided, in words
-	Scores  []float64 // by candidate, in What; nil: the rule compares none
-	Highest bool      // the highest of Scores was to be chosen, and not the lowest
-	Terms   []Terms   // by candidate, what the costs of the policy prefix are made of; nil for others
-	Kappa   float64   // of the policy prefix
+type Trace struct {
+	Criterion   string    // what decided, in words
+	Scores      []float64 // by candidate, in What; nil: the rule compares none
+	HighestWins bool      // the highest of Scores was to be chosen, and not the lowest
+	Terms       []Terms   // by candidate, what the costs of the policy prefix are made of; nil for others
+	Kappa       float64   // of the policy prefix
 }
 
 // tell notes by what the choice is about to be made. Of a rule that goes on to
 // another one, that other one's is left in the end.
 func (r *Request) tell(what string, highest bool, n int, score func(i int) float64) {
-	t := r.Trial
+	t := r.Trace
 	if t == nil {
 		return
 	}
-	t.What, t.Highest, t.Scores = what, highest, nil
+	t.Criterion, t.HighestWins, t.Scores = what, highest, nil
 	for i := range n {
 		t.Scores = append(t.Scores, score(i))
 	}
@@ -40,7 +40,7 @@ func (r *Request) highest(what string, n int, rng *rand.Rand, worth func(i int) 
 }
 
 // cost notes the next candidate's, under the policy prefix.
-func (t *Trial) cost(sum, kappa float64, made Terms) {
-	t.What, t.Kappa = "cost in tokens of prefill", kappa
+func (t *Trace) cost(sum, kappa float64, made Terms) {
+	t.Criterion, t.Kappa = "cost in tokens of prefill", kappa
 	t.Scores, t.Terms = append(t.Scores, sum), append(t.Terms, made)
 }

@@ -16,19 +16,19 @@ func fork(seed uint64) func(step int) (*Request, []Candidate) {
 	return func(step int) (*Request, []Candidate) {
 		r := &Request{
 			Now: time.Unix(1000, 0).Add(time.Duration(step) * 5 * time.Second), BlockTokens: 64,
-			Head: uint64(rng.IntN(5)), AnswerTokens: 250, MeanUncached: 500,
+			PromptKey: uint64(rng.IntN(5)), MeanAnswerTokens: 250, MeanUncachedTokens: 500,
 		}
 		for i := range 1 + rng.IntN(6) {
 			r.Blocks = append(r.Blocks, prompt.Block(100*rng.IntN(3)+i+1))
 		}
-		r.Tokens = float64(len(r.Blocks)) * 64
+		r.PromptTokens = float64(len(r.Blocks)) * 64
 		var all []Candidate
 		for slot := range 5 {
 			if rng.IntN(6) > 0 || slot == 0 {
 				n := float64(rng.IntN(20))
 				all = append(all, Candidate{
-					Slot: slot, NameHash: uint64(slot*7919 + 13), Weight: 1, Uncached: 64 + float64(rng.IntN(500)), Pending: float64(rng.IntN(9000)),
-					InFlight: n, Requests: n, Unstarted: 100 * n, Rate: 8000, Waiting: float64(rng.IntN(4)), KVUsage: rng.Float64(),
+					Slot: slot, NameHash: uint64(slot*7919 + 13), Weight: 1, UncachedTokens: 64 + float64(rng.IntN(500)), QueuedTokens: float64(rng.IntN(9000)),
+					InFlight: n, Requests: n, UnstartedTokens: 100 * n, PrefillRate: 8000, Waiting: float64(rng.IntN(4)), KVUsage: rng.Float64(),
 				})
 			}
 		}
@@ -49,16 +49,16 @@ func TestATrialTellsTheNextChoiceAndChangesNone(t *testing.T) {
 			for step := range 300 {
 				r, all := first(step)
 				chance, _ := asked.MarshalBinary()
-				var trial Trial
-				r.Trial = &trial
+				var trial Trace
+				r.Trace = &trial
 				told := one.Choose(r, all)
 				if err := asked.UnmarshalBinary(chance); err != nil {
 					t.Fatal(err)
 				}
-				if trial.What == "" || trial.Scores != nil && len(trial.Scores) != len(all) {
+				if trial.Criterion == "" || trial.Scores != nil && len(trial.Scores) != len(all) {
 					t.Fatalf("step %d: it told %+v of %d candidates", step, trial, len(all))
 				}
-				r.Trial = nil
+				r.Trace = nil
 				chosen := one.Choose(r, all)
 				r, all = second(step)
 				if want := other.Choose(r, all); chosen != want || told != want {
@@ -77,17 +77,17 @@ func TestATrialHasTheScoresThatDecided(t *testing.T) {
 		next := fork(2)
 		for step := range 200 {
 			r, all := next(step)
-			var trial Trial
-			r.Trial = &trial
+			var trial Trace
+			r.Trace = &trial
 			chosen := p.Choose(r, all)
 			best := slices.Min(trial.Scores)
-			if trial.Highest {
+			if trial.HighestWins {
 				best = slices.Max(trial.Scores)
 			}
 			if trial.Scores[chosen] != best {
 				t.Fatalf("%s: chose %d by %+v", name, chosen, trial)
 			}
-			r.Trial = nil
+			r.Trace = nil
 			p.Choose(r, all)
 		}
 	}

@@ -29,7 +29,7 @@ func (p *weighted) Choose(r *Request, candidates []Candidate) int {
 		}
 		return 3*matched(i) + 2*(1-candidates[i].KVUsage) + 2*queue
 	})
-	if r.Trial == nil {
+	if r.Trace == nil {
 		p.table.placed(r, &candidates[chosen])
 	}
 	return chosen
