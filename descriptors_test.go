@@ -14,14 +14,14 @@ import (
 	"time"
 )
 
-func TestLimitsBeyondTheProcessesDescriptorsAreNoticed(t *testing.T) {
+func TestFileDescriptorWarning(t *testing.T) {
 	c := mustLoad(t, "limits: {in_flight: 1000, connections: 3000}\nconnections: {max_per_backend: 400}", "http://a:8000", "http://b:8000")
-	const need = 3000 + 800 + 4 + spareDescriptors // the two backends take 800 connections and no more
-	if w := c.descriptorWarning(need); w != "" {
-		t.Errorf("enough, and still %q", w)
+	const need = 3000 + 800 + 4 + spareFileDescriptors // the two backends take 800 connections and no more
+	if w := c.startWarnings(need); len(w) != 0 {
+		t.Errorf("limit %d: %q", need, w)
 	}
-	if w := c.descriptorWarning(need - 1); !strings.Contains(w, "raise it to 3904 ") {
-		t.Errorf("one too few: %q", w)
+	if w := c.startWarnings(need - 1); len(w) != 1 || !strings.HasPrefix(w[0], "may need 3904 file descriptors, limit is 3903: ") {
+		t.Errorf("limit %d: %q", need-1, w)
 	}
 }
 
@@ -31,7 +31,7 @@ func TestTheStartSaysThatDescriptorsAreFew(t *testing.T) {
 	start := func(limit string) *program {
 		return startCommand(t, exec.Command("sh", "-c", `ulimit -n `+limit+`; exec "$0" serve --config "$1"`, os.Args[0], file.path))
 	}
-	start("500").awaitLog(`level=WARN msg="limits.in_flight 1000 and limits.connections 1000 need up to 2102 descriptors, and this process may open 500: `)
+	start("500").awaitLog(`level=WARN msg="may need 2102 file descriptors, limit is 500: `)
 	if log := start("2102").log.String(); strings.Contains(log, "descriptors") {
 		t.Errorf("with enough of them:\n%s", log)
 	}

@@ -34,12 +34,3 @@ func (f *firstChecks) note(b *backends.Backend) {
 		close(f.done)
 	}
 }
-
-// ready tells whoever started this process that it serves, and knows its fleet.
-func (s *service) ready() {
-	s.tellSystemd("READY=1")
-	if err := s.control.before.serves(); err != nil {
-		// All the more this one has to serve.
-		s.log.Warn("the process before has ended in the hand-over", "reason", err.Error())
-	}
-}

@@ -1,125 +1,222 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/coreos/go-systemd/v22/activation"
 )
 
 const (
-	// handOverWait is how long a new process has until it serves: to read its
-	// configuration and a snapshot, and to check every replica once.
-	handOverWait = time.Minute
-	// endWait is how long a new process that does not serve yet has to end.
-	endWait = 5 * time.Second
+	// handOverTimeout bounds how long a new process takes until it serves: it reads its
+	// configuration and a snapshot, and checks every backend once.
+	handOverTimeout = time.Minute
+	// childExitTimeout bounds how long a new process that does not serve yet takes to exit.
+	childExitTimeout = 5 * time.Second
+
+	// handOverVariable has the handOverState for the new process.
+	handOverVariable = "LISTEN_HANDOVER"
+	// firstInheritedFD is the descriptor of the first socket that a process is passed
+	// (SD_LISTEN_FDS_START).
+	firstInheritedFD = 3
 )
 
-// errHandedOver ends govern when another process serves the listeners.
+// errHandedOver ends eventLoop when another process serves the listeners.
 var errHandedOver = errors.New("handed over")
 
-// successor is a process that was given the listeners. The zero value is none.
-type successor struct {
+// handOverState is what a process that hands over tells the new one, beside the
+// sockets, which are passed as systemd does it.
+type handOverState struct {
+	ReadyFD  int    // of a pipe: a byte says that the new process serves, end of file that it never will
+	Listen   string // settings with which the sockets were opened or inherited
+	Admin    string
+	Instance string // requests that come back to the listener's address reach either process
+	// SystemdSocket is set if systemd keeps the public socket open when the process ends.
+	SystemdSocket bool
+}
+
+// inherited is what this process was passed at its start: by systemd's socket
+// activation, or by a warmroute that hands over to it. All may be zero.
+type inherited struct {
+	handOverState
+	public, admin net.Listener
+	ready         *os.File // nil: there is no predecessor
+}
+
+// inherit takes the sockets that the environment names, and removes the variables from
+// it. Sockets are told apart by their names, public and admin, else by their order.
+func inherit() (*inherited, error) {
+	in := &inherited{}
+	state := os.Getenv(handOverVariable)
+	os.Unsetenv(handOverVariable)
+	if state != "" {
+		if err := json.Unmarshal([]byte(state), &in.handOverState); err != nil {
+			return nil, fmt.Errorf("%s is invalid: %w", handOverVariable, err)
+		}
+		in.ready = os.NewFile(uintptr(in.ReadyFD), "ready")
+		// The predecessor could not know the process ID.
+		os.Setenv("LISTEN_PID", strconv.Itoa(os.Getpid()))
+	}
+	files := activation.Files(true)
+	if len(files) > 2 {
+		return nil, fmt.Errorf("LISTEN_FDS is %d: pass at most two sockets, one for listen and one for admin", len(files))
+	}
+	var unnamed []net.Listener
+	for _, file := range files {
+		l, err := net.FileListener(file)
+		file.Close() // the listener has a descriptor of its own
+		if err != nil {
+			return nil, fmt.Errorf("%s, passed in LISTEN_FDS, is not a listening socket: %w", file.Name(), err)
+		}
+		acceptConnections(l) // an earlier process may have ended after ignoreConnections
+		switch name := file.Name(); {
+		case name == "public" && in.public == nil:
+			in.public = l
+		case name == "admin" && in.admin == nil:
+			in.admin = l
+		default:
+			unnamed = append(unnamed, l)
+		}
+	}
+	for _, l := range unnamed {
+		if in.public == nil {
+			in.public = l
+		} else {
+			in.admin = l
+		}
+	}
+	in.SystemdSocket = in.public != nil && (in.SystemdSocket || in.ready == nil)
+	return in, nil
+}
+
+// closeReplaced closes the sockets of a hand-over whose settings have changed. Their
+// addresses alone would not tell: those of systemd's sockets need not be those of
+// the settings.
+func (in *inherited) closeReplaced(c *Config) {
+	if in.ready == nil {
+		return
+	}
+	if in.public != nil && in.Listen != c.Listen {
+		in.public.Close()
+		in.public, in.SystemdSocket = nil, false
+	}
+	if in.admin != nil && in.Admin != c.Admin {
+		in.admin.Close()
+		in.admin = nil
+	}
+}
+
+// notifyPredecessor tells the predecessor, if there is one, that this process serves.
+func (in *inherited) notifyPredecessor() error {
+	if in.ready == nil {
+		return nil
+	}
+	_, err := in.ready.Write([]byte{1})
+	return cmp.Or(err, in.ready.Close())
+}
+
+// childProcess is a process that was passed the listeners. The zero value is none.
+type childProcess struct {
 	pid    int
 	serves chan error      // nil once it serves, else why it never will
-	end    func(os.Signal) // ends it, in good order if it serves
+	stop   func(os.Signal) // ends it with the signal, gracefully if it serves
 }
 
-// handOver begins a hand-over, unless one is under way.
-func (s *service) handOver(f *front, before successor) successor {
-	if before.serves != nil {
-		s.log.Warn("a hand-over is under way already", "pid", before.pid)
-		return before
+// handOver begins a hand-over, unless one is in progress, and returns the one in progress.
+func (s *service) handOver(f *listeners, current childProcess) childProcess {
+	if current.serves != nil {
+		s.log.Warn("hand-over already in progress", "pid", current.pid)
+		return current
 	}
-	next, err := s.startSuccessor(f)
+	child, err := s.startChild(f)
 	if err != nil {
-		s.log.Error("not handed over, this process goes on", "reason", err.Error())
-		return successor{}
+		s.log.Error("hand-over failed, this process keeps serving", "err", err)
+		return childProcess{}
 	}
-	s.log.Info("handing over", "pid", next.pid, "program", s.control.program)
-	return next
+	s.log.Info("handing over", "pid", child.pid, "program", s.control.program)
+	return child
 }
 
-// handedOver is for when the successor serves.
-func (s *service) handedOver(pid int) error {
-	s.log.Info("handed over; what is in flight here ends here", "pid", pid)
-	s.tellSystemd("MAINPID=" + strconv.Itoa(pid))
-	return errHandedOver
-}
-
-// startSuccessor starts this program's file anew, as it is on the disk now, with
-// the same arguments and the listeners.
-func (s *service) startSuccessor(f *front) (successor, error) {
-	if err := mayHandOver(os.Getpid()); err != nil {
-		return successor{}, err
+// startChild starts this program's file as it is on disk now, with the same
+// arguments and the listeners.
+func (s *service) startChild(f *listeners) (childProcess, error) {
+	if err := checkCanHandOver(os.Getpid()); err != nil {
+		return childProcess{}, err
 	}
 	if s.snapshot != nil {
 		s.snapshot.save() // for the new process to read
 	}
-	heard, told, err := os.Pipe()
+	ready, childReady, err := os.Pipe()
 	if err != nil {
-		return successor{}, err
+		return childProcess{}, err
 	}
-	defer told.Close() // so that the pipe ends with the new process
+	defer childReady.Close() // so that the pipe ends with the new process
 	cmd := exec.Command(s.control.program, os.Args[1:]...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	var names []string
-	for _, d := range f.doors {
-		file, err := duplicate(d.listener)
+	for _, l := range f.all {
+		file, err := duplicate(l.socket)
 		if err != nil {
-			heard.Close()
-			return successor{}, fmt.Errorf("the %s listener cannot be passed on: %w", d.name, err)
+			ready.Close()
+			return childProcess{}, fmt.Errorf("pass on the %s listener: %w", l.name, err)
 		}
 		defer file.Close()
-		names, cmd.ExtraFiles = append(names, d.name), append(cmd.ExtraFiles, file)
+		names, cmd.ExtraFiles = append(names, l.name), append(cmd.ExtraFiles, file)
 	}
-	cmd.ExtraFiles = append(cmd.ExtraFiles, told)
-	cmd.Env = append(os.Environ(), // inherit took the variables of our own start out
-		settingsVariable+"="+s.started.Listen+" "+s.started.Admin,
-		instanceVariable+"="+s.instance,
-		"LISTEN_FDS="+strconv.Itoa(len(names)), "LISTEN_FDNAMES="+strings.Join(names, ":"),
-		readyVariable+"="+strconv.Itoa(firstInherited+len(names)))
-	if s.control.before.kept {
-		cmd.Env = append(cmd.Env, keptVariable+"=1")
+	cmd.ExtraFiles = append(cmd.ExtraFiles, childReady)
+	state, err := json.Marshal(handOverState{
+		ReadyFD: firstInheritedFD + len(names),
+		Listen:  s.started.Listen, Admin: s.started.Admin,
+		Instance: s.instance, SystemdSocket: s.control.before.SystemdSocket,
+	})
+	if err != nil {
+		ready.Close()
+		return childProcess{}, err
 	}
+	cmd.Env = append(os.Environ(), handOverVariable+"="+string(state),
+		"LISTEN_FDS="+strconv.Itoa(len(names)), "LISTEN_FDNAMES="+strings.Join(names, ":"))
 	if err := cmd.Start(); err != nil {
-		heard.Close()
-		return successor{}, err
+		ready.Close()
+		return childProcess{}, err
 	}
-	next := newSuccessor(cmd, heard)
-	f.serving.Go(func() { next.serves <- awaitSuccessor(cmd, heard) })
-	return next, nil
+	child := newChildProcess(cmd, ready)
+	f.serving.Go(func() { child.serves <- awaitChildReady(cmd, ready) })
+	return child, nil
 }
 
-// newSuccessor is for a process that was started and says through heard that it serves.
-func newSuccessor(cmd *exec.Cmd, heard *os.File) successor {
-	heard.SetReadDeadline(time.Now().Add(handOverWait))
-	end := func(s os.Signal) {
+// newChildProcess returns the record of a started process that writes to ready once it serves.
+func newChildProcess(cmd *exec.Cmd, ready *os.File) childProcess {
+	ready.SetReadDeadline(time.Now().Add(handOverTimeout))
+	stop := func(s os.Signal) {
 		cmd.Process.Signal(s)
-		heard.SetReadDeadline(time.Now().Add(endWait))
+		ready.SetReadDeadline(time.Now().Add(childExitTimeout))
 	}
-	return successor{pid: cmd.Process.Pid, serves: make(chan error, 1), end: end}
+	return childProcess{pid: cmd.Process.Pid, serves: make(chan error, 1), stop: stop}
 }
 
-// mayHandOver says why the process with that id cannot hand over, or nil.
-func mayHandOver(pid int) error {
+// checkCanHandOver returns why the process with that ID cannot hand over, or nil.
+func checkCanHandOver(pid int) error {
 	if pid == 1 {
-		return errors.New("this is process 1 of its container, which ends with it; start another container and stop this one with SIGTERM")
+		return errors.New("this is process 1 of its container, which ends with it: start another container and stop this one with SIGTERM")
 	}
 	return nil
 }
 
-// awaitSuccessor waits until the new process says that it serves. One that does
-// not is ended.
-func awaitSuccessor(cmd *exec.Cmd, heard *os.File) error {
-	defer heard.Close()
-	_, err := io.ReadFull(heard, make([]byte, 1))
+// awaitChildReady blocks until the new process serves. One that does not is killed.
+func awaitChildReady(cmd *exec.Cmd, ready *os.File) error {
+	defer ready.Close()
+	_, err := io.ReadFull(ready, make([]byte, 1))
 	if err == nil {
 		return nil
 	}
@@ -128,17 +225,17 @@ func awaitSuccessor(cmd *exec.Cmd, heard *os.File) error {
 	if errors.Is(err, io.EOF) {
 		return fmt.Errorf("the new process ended before it served: %v", cmd.ProcessState)
 	}
-	return fmt.Errorf("the new process did not serve within %v", handOverWait)
+	return fmt.Errorf("the new process did not serve within %v", handOverTimeout)
 }
 
-// leave ends a service whose listeners another process has. What was accepted
-// here is answered here, and so is what still comes on connections that clients
-// have kept open, with word to connect anew: to close those at once would lose
-// a request that is on its way. They are closed when nothing came or was in flight
-// for timeouts.drain.
-func (s *service) leave(ctx context.Context, f *front) error {
+// shutDownHandedOver ends a service whose listeners another process has. Accepted
+// requests are answered here, and so is what still comes on connections that clients
+// have kept open, with Connection: close: closing those at once would lose a request
+// that is on its way. They are closed when nothing came or was in flight for
+// timeouts.drain.
+func (s *service) shutDownHandedOver(ctx context.Context, f *listeners) error {
 	f.stopListening()
-	s.admin.EndEvents() // so that pages look at the new process
+	s.admin.EndEvents() // so that pages connect to the new process
 	end := time.Now().Add(s.config.Timeouts.Shutdown)
 	untilEnd, cancel := context.WithDeadline(ctx, end)
 	defer cancel()
@@ -151,9 +248,9 @@ func (s *service) leave(ctx context.Context, f *front) error {
 	return s.finish(limit, f)
 }
 
-// ownProgram is the path that this process was started by: what is there later
+// programPath returns the path that this process was started by: what is there later
 // may be another version.
-func ownProgram() (string, error) {
+func programPath() (string, error) {
 	if path, err := exec.LookPath(os.Args[0]); err == nil {
 		return filepath.Abs(path)
 	}

@@ -59,7 +59,7 @@ func TestANewProcessThatIsStoppedBeforeItServesTouchesNothing(t *testing.T) {
 	if err := syscall.Kill(pid, syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	p.awaitLog(`msg="not handed over, this process goes on" reason="the new process ended before it served: exit status 0"`)
+	p.awaitLog(`msg="hand-over failed, this process keeps serving" err="the new process ended before it served: exit status 0"`)
 	clients.more(100)
 	clients.leave()
 	if log := p.log.String(); strings.Contains(log, "draining") || strings.Contains(log, "shutting down") {
@@ -143,10 +143,10 @@ func TestANewProcessThatServesEndsInGoodOrderWithAStop(t *testing.T) {
 		t.Fatal(err)
 	}
 	ready.Read(make([]byte, 1))
-	next := newSuccessor(cmd, heard)
+	next := newChildProcess(cmd, heard)
 	told.Write([]byte{1})
-	next.end(syscall.SIGTERM)
-	if err := awaitSuccessor(cmd, heard); err != nil {
+	next.stop(syscall.SIGTERM)
+	if err := awaitChildReady(cmd, heard); err != nil {
 		t.Error(err)
 	}
 	cmd.Wait()

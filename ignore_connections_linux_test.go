@@ -37,7 +37,7 @@ func TestTakeConnectionsAfterIgnoreConnections(t *testing.T) {
 	}
 	defer inherited.Close()
 	file.Close()
-	takeConnections(inherited)
+	acceptConnections(inherited)
 	conn, err := net.DialTimeout("tcp", l.Addr().String(), 10*time.Second)
 	if err != nil {
 		t.Fatal(err)
@@ -54,7 +54,7 @@ func TestListenerCloseResetsNoConnection(t *testing.T) {
 			t.Fatal(err)
 		}
 		served := atomic.Int64{}
-		f := &front{failed: make(chan error, 1)}
+		f := &listeners{failed: make(chan error, 1)}
 		d := f.serve("public", l, &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { served.Add(1) })})
 		var clients sync.WaitGroup
 		for range 64 {

@@ -10,4 +10,4 @@ import (
 // ignoreConnections is for Linux.
 func ignoreConnections(net.Listener) error { return errors.ErrUnsupported }
 
-func takeConnections(net.Listener) {}
+func acceptConnections(net.Listener) {}

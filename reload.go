@@ -13,7 +13,7 @@ import (
 // settings of their arrival. It reports whether it was applied.
 func (s *service) reload(c *Config, err error) bool {
 	var changed []string
-	warned := s.config.startWarnings() // said at the start or at an earlier reload
+	warned := s.config.startWarnings(fileDescriptorLimit()) // said at the start or at an earlier reload
 	if err == nil {
 		changed = changedSettings(s.config, c, false)
 		err = s.apply(c)
@@ -31,7 +31,7 @@ func (s *service) reload(c *Config, err error) bool {
 	for _, path := range s.waiting(c) {
 		s.log.Warn("setting takes effect at the next start", "setting", path)
 	}
-	for _, w := range c.startWarnings() {
+	for _, w := range c.startWarnings(fileDescriptorLimit()) {
 		if !slices.Contains(warned, w) {
 			s.log.Warn(w)
 		}

@@ -45,8 +45,7 @@ func (l *resourceLog) outOfDescriptors(err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if ok, suppressed := l.descriptors.allow(time.Now()); ok {
-		limit, _ := descriptorLimit()
-		l.log.Error("out of file descriptors", "limit", limit, "err", err, "suppressed", suppressed,
+		l.log.Error("out of file descriptors", "limit", fileDescriptorLimit(), "err", err, "suppressed", suppressed,
 			"fix", "raise the limit (ulimit -n, systemd's LimitNOFILE=, Docker's --ulimit nofile=), or lower limits.connections and limits.in_flight")
 	}
 }

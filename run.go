@@ -6,6 +6,8 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"runtime"
+	"strconv"
 	"sync"
 	"time"
 )
@@ -27,7 +29,7 @@ func (s *service) run(ctx context.Context, public, admin net.Listener) error {
 	readings, readerEnded := s.control.reload.follow(watching, s.control.reloads)
 	running.Go(s.fleet.start(watching))
 	running.Go(func() { s.router.Run(watching) })
-	running.Go(func() { tendHeap(watching) })
+	defer runtime.KeepAlive(newHeapBallast())
 	telling.Go(func() { s.access.Run(watching) }) // two processes may write to it at once, so it is no matter of a hand-over
 	if s.traces != nil {
 		telling.Go(func() { s.traces.Run(watching) })
@@ -58,9 +60,9 @@ func (s *service) run(ctx context.Context, public, admin net.Listener) error {
 			return nil
 		}
 		checked = nil
-		s.ready()
+		s.notifyReady()
 	}
-	f := s.newFront()
+	f := s.newListeners()
 	defer f.close()
 	if admin != nil {
 		s.serveAdmin(f, admin)
@@ -73,13 +75,13 @@ func (s *service) run(ctx context.Context, public, admin net.Listener) error {
 	case <-ctx.Done():
 	}
 	s.servePublic(f, public)
-	switch err := s.govern(ctx, f, checked, readings); err {
+	switch err := s.eventLoop(ctx, f, checked, readings); err {
 	case nil:
 		s.drain(ctx, f)
 		return s.shutdown(f)
 	case errHandedOver:
 		keeping.abandon()
-		return s.leave(ctx, f)
+		return s.shutDownHandedOver(ctx, f)
 	default:
 		return errors.Join(err, s.shutdown(f))
 	}
@@ -96,16 +98,16 @@ type control struct {
 	before    *inherited       // from the process before; told when this one serves
 }
 
-// govern does what the service is told until ctx is done, serving fails, or
+// eventLoop does what the service is told until ctx is done, serving fails, or
 // another process has taken over (errHandedOver). Once checked is closed it tells
 // that the service is ready. A hand-over under way ends with it: where the service
 // is stopped, no process may stay that took over in the same moment.
-func (s *service) govern(ctx context.Context, f *front, checked <-chan struct{}, readings <-chan reading) error {
+func (s *service) eventLoop(ctx context.Context, f *listeners, checked <-chan struct{}, readings <-chan reading) error {
 	c := &s.control
-	var next successor
+	var child childProcess
 	defer func() {
-		if next.end != nil {
-			next.end(stoppedBy(ctx))
+		if child.stop != nil {
+			child.stop(stoppedBy(ctx))
 		}
 	}()
 	for {
@@ -116,18 +118,20 @@ func (s *service) govern(ctx context.Context, f *front, checked <-chan struct{},
 			return err
 		case <-checked:
 			checked = nil
-			s.ready()
+			s.notifyReady()
 		case read := <-readings:
-			s.reloadTelling(read, checked == nil)
+			s.reloadNotifying(read, checked == nil)
 		case <-c.handOvers:
-			next = s.handOver(f, next)
-		case err := <-next.serves:
-			pid := next.pid
-			next = successor{}
+			child = s.handOver(f, child)
+		case err := <-child.serves:
+			pid := child.pid
+			child = childProcess{}
 			if err == nil {
-				return s.handedOver(pid)
+				s.log.Info("handed over; finishing requests in flight", "pid", pid)
+				s.notifySystemd("MAINPID=" + strconv.Itoa(pid))
+				return errHandedOver
 			}
-			s.log.Error("not handed over, this process goes on", "reason", err.Error())
+			s.log.Error("hand-over failed, this process keeps serving", "err", err)
 		}
 	}
 }

@@ -41,7 +41,7 @@ func serve(cmd *cobra.Command, urls []string) (err error) {
 	defer signal.Stop(reloads)
 	notifyHandOver(handOvers)
 	defer signal.Stop(handOvers)
-	program, err := ownProgram()
+	program, err := programPath()
 	if err != nil {
 		return err
 	}
@@ -60,7 +60,7 @@ func serve(cmd *cobra.Command, urls []string) (err error) {
 	defer func() {
 		log.Info("stopped", "reason", stopReason(cmd.Context(), err), "uptime", time.Since(started).Round(time.Millisecond))
 	}()
-	for _, w := range config.startWarnings() {
+	for _, w := range config.startWarnings(fileDescriptorLimit()) {
 		log.Warn(w)
 	}
 	s, err := newServiceAfter(before, config, log)

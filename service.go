@@ -59,7 +59,7 @@ func newService(c *Config, log *slog.Logger) (*service, error) {
 // still has its files.
 func newServiceAfter(before *inherited, c *Config, log *slog.Logger) (*service, error) {
 	s := &service{started: c, config: c, log: log, resources: &resourceLog{log: log}, control: control{before: before}, keys: apikey.New(c.apiKeys())}
-	s.instance = cmp.Or(before.instance, rand.Text())
+	s.instance = cmp.Or(before.Instance, rand.Text())
 	s.certificate.Store(c.TLS.pair)
 	s.adminCertificate.Store(c.AdminTLS.pair)
 	var err error

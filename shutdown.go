@@ -7,19 +7,21 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/coreos/go-systemd/v22/daemon"
+
 	"warmroute/proxy"
 )
 
 const (
-	// farewell is how long clients whose answers are cut off have to take the error
+	// cutoffGrace is how long clients whose responses are cut off have to read the error
 	// that says so.
-	farewell = 2 * time.Second
-	// lastScrape is how long a request on the admin listener may take at the end.
-	lastScrape = time.Second
-	// lookEvery is how often a process that ends looks whether connections are quiet.
-	lookEvery = 20 * time.Millisecond
-	// minQuiet is how long no request has to come before connections are closed that
-	// clients have kept: of a request that is on its way then, its client cannot know
+	cutoffGrace = 2 * time.Second
+	// adminShutdownTimeout bounds a request on the admin listener at the end.
+	adminShutdownTimeout = time.Second
+	// quietCheckInterval is how often a process that ends checks whether connections are quiet.
+	quietCheckInterval = 20 * time.Millisecond
+	// minQuiet is how long no request must come before connections are closed that
+	// clients have kept: a client whose request is on its way then cannot know
 	// whether it was begun.
 	minQuiet = 2 * time.Second
 )
@@ -40,13 +42,13 @@ func stoppedBy(ctx context.Context) os.Signal {
 // drain fails readiness and, after SIGTERM, serves on for timeouts.drain, so that a
 // balancer in front learns from its health check and no request fails. Responses
 // tell their clients to close the connection. Nobody waits for that at a terminal.
-func (s *service) drain(ctx context.Context, f *front) {
+func (s *service) drain(ctx context.Context, f *listeners) {
 	s.proxy.FailReadiness()
-	s.tellSystemd("STOPPING=1")
+	s.notifySystemd(daemon.SdNotifyStopping)
 	if stoppedBy(ctx) != syscall.SIGTERM {
 		return
 	}
-	f.leaving.Store(true)
+	f.closing.Store(true)
 	if s.config.Timeouts.Drain == 0 {
 		return
 	}
@@ -64,15 +66,15 @@ func (s *service) drain(ctx context.Context, f *front) {
 //
 // After SIGTERM connections are served until they are quiet: a client that has kept
 // one may be sending a request on it.
-func (s *service) shutdown(f *front) error {
+func (s *service) shutdown(f *listeners) error {
 	most := s.config.Timeouts.Shutdown
 	s.log.Info("shutting down", "limit", most)
 	s.proxy.FailReadiness()
 	s.router.Drain()
 	limit, cancel := context.WithTimeout(context.Background(), most)
 	defer cancel()
-	if f.leaving.Load() {
-		if s.control.before.kept {
+	if f.closing.Load() {
+		if s.control.before.SystemdSocket {
 			f.public.stopListening()
 		} else {
 			f.public.refuseConnections()
@@ -85,7 +87,7 @@ func (s *service) shutdown(f *front) error {
 // awaitQuiet waits until no client has a connection, or none was opened or carried a
 // request for that long, or ctx is done.
 func (s *service) awaitQuiet(ctx context.Context, least time.Duration) {
-	looks := time.NewTicker(lookEvery)
+	looks := time.NewTicker(quietCheckInterval)
 	defer looks.Stop()
 	for ctx.Err() == nil {
 		if open, quiet := s.proxy.ConnectionActivity(); open == 0 || quiet >= least {
@@ -99,20 +101,20 @@ func (s *service) awaitQuiet(ctx context.Context, least time.Duration) {
 }
 
 // finish ends the servers: requests in flight have until limit is done to end by themselves.
-func (s *service) finish(limit context.Context, f *front) error {
+func (s *service) finish(limit context.Context, f *listeners) error {
 	err := f.public.server.Shutdown(limit)
 	if err != nil {
 		err = fmt.Errorf("requests still in flight after %v were cut off (timeouts.shutdown)", s.config.Timeouts.Shutdown)
-		f.cut(proxy.ErrCutOff)
-		last, cancel := context.WithTimeout(context.Background(), farewell)
+		f.cancel(proxy.ErrCutOff)
+		last, cancel := context.WithTimeout(context.Background(), cutoffGrace)
 		defer cancel()
 		f.public.server.Shutdown(last)
 	}
-	for _, d := range f.doors {
+	for _, d := range f.all {
 		if d == f.public {
 			continue
 		}
-		last, cancel := context.WithTimeout(context.Background(), lastScrape)
+		last, cancel := context.WithTimeout(context.Background(), adminShutdownTimeout)
 		defer cancel()
 		d.server.Shutdown(last)
 	}

@@ -94,8 +94,8 @@ func TestTheUnitHasRoomForTheDefaults(t *testing.T) {
 		t.Errorf("it is killed after %v (%v), within timeouts.drain and timeouts.shutdown", stop, err)
 	}
 	files, err := strconv.ParseUint(only(t, unit, "LimitNOFILE"), 10, 64)
-	if err != nil || config.descriptors() > files {
-		t.Errorf("it may open %d files (%v), and needs %d", files, err, config.descriptors())
+	if err != nil || config.maxFileDescriptors() > files {
+		t.Errorf("it may open %d files (%v), and needs %d", files, err, config.maxFileDescriptors())
 	}
 	if got := only(t, unit, "Type"); got != "notify" {
 		t.Errorf("type %s", got)
