@@ -42,13 +42,13 @@ type benchResult struct {
 	TPOTMean *float64 `json:"tpot_mean_s"`
 	E2EMean  *float64 `json:"e2e_mean_s"`
 
-	Elapsed          float64  `json:"elapsed_s"` // measured
-	Throughput       *float64 `json:"throughput_rps"`
-	PromptTokens     *int     `json:"prompt_tokens"`
-	CompletionTokens *int     `json:"completion_tokens"`
-	PromptRate       *float64 `json:"prompt_tokens_per_s"`
-	CompletionRate   *float64 `json:"completion_tokens_per_s"`
-	ImpossibleUsage  int      `json:"impossible_usage,omitzero"` // answers whose usage cannot be, and counts as none
+	Elapsed           float64  `json:"elapsed_s"` // measured
+	Throughput        *float64 `json:"throughput_rps"`
+	PromptTokens      *int     `json:"prompt_tokens"`
+	CompletionTokens  *int     `json:"completion_tokens"`
+	PromptRate        *float64 `json:"prompt_tokens_per_s"`
+	CompletionRate    *float64 `json:"completion_tokens_per_s"`
+	InvalidUsageUsage int      `json:"impossible_usage,omitzero"` // answers whose usage cannot be, and counts as none
 
 	Lost   int          `json:"lost"`
 	Errors []benchError `json:"errors,omitempty"`
@@ -83,7 +83,7 @@ func (t *benchTarget) result(o *benchOptions) benchResult {
 	r := benchResult{
 		Name: t.name, URL: t.url, Model: t.model,
 		Requests: s.Requests, TTFTMean: measured(s.TTFTMean), TTFTP50: measured(s.TTFTP50), TTFTP90: measured(s.TTFTP90), TTFTP99: measured(s.TTFTP99),
-		ITLMean: measured(s.ITLMean), E2EMean: measured(s.E2EMean), ImpossibleUsage: s.Impossible,
+		ITLMean: measured(s.ITLMean), E2EMean: measured(s.E2EMean), InvalidUsageUsage: s.InvalidUsage,
 		Elapsed: t.seen.elapsed.Seconds(), Lost: s.Lost, Errors: t.seen.errors(s.Errors, o),
 	}
 	if r.Elapsed > 0 && s.Requests+s.Lost > 0 {

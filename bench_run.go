@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"warmroute/loadgen"
 	"warmroute/replay"
 )
 
@@ -60,7 +61,7 @@ func runBench(ctx context.Context, o *benchOptions, targets []*benchTarget, stdo
 }
 
 func greetAll(ctx context.Context, targets []*benchTarget) error {
-	client := replay.NewClient()
+	client := loadgen.NewHTTPClient()
 	defer client.CloseIdleConnections()
 	for _, t := range targets {
 		if err := t.greet(ctx, client); err != nil {
@@ -90,16 +91,16 @@ func (r *benchRun) play(ctx context.Context) {
 
 // playSlot plays one round to one target.
 func (r *benchRun) playSlot(ctx context.Context, t *benchTarget, round int) {
-	client := replay.NewClient()
+	client := loadgen.NewHTTPClient()
 	defer client.CloseIdleConnections()
 	enough := make(chan struct{})
 	start := time.Now()
 	measured := start.Add(r.o.warmup)
 	r.ended.Store(0)
-	player := &replay.Player{
-		URL: t.url, Model: t.model, APIKey: t.key, Client: client, Speed: 1, Timeout: r.o.timeout,
-		Plain: r.o.plain, Enough: enough,
-		Report: func(result replay.Result) {
+	player := &loadgen.Client{
+		URL: t.url, Model: t.model, APIKey: t.key, HTTP: client, Speed: 1, Timeout: r.o.timeout,
+		OpenAIOnly: r.o.plain, Stop: enough,
+		OnResult: func(result replay.Result) {
 			r.ended.Add(1)
 			if !result.Sent.Before(measured) {
 				t.seen.add(result)
@@ -113,7 +114,7 @@ func (r *benchRun) playSlot(ctx context.Context, t *benchTarget, round int) {
 	over := make(chan struct{})
 	var showing sync.WaitGroup
 	showing.Go(func() { r.show(start, over) })
-	player.PlayChats(ctx, chats)
+	player.RunChats(ctx, chats)
 	close(over)
 	showing.Wait()
 	// What is sent in the measured time is counted, and so is that time, not the
@@ -131,21 +132,21 @@ func (r *benchRun) slotLength() time.Duration {
 }
 
 // chats are those of a round: the same for each target, but for the nonce.
-func (r *benchRun) chats(t *benchTarget, round int) *replay.Chats {
+func (r *benchRun) chats(t *benchTarget, round int) *loadgen.Chats {
 	sessions := r.o.conversations / r.o.rounds
 	if round < r.o.conversations%r.o.rounds {
 		sessions++
 	}
-	around := func(mean int) replay.Range { return replay.Range{Min: mean / 2, Max: mean + mean/2} }
-	return &replay.Chats{
+	around := func(mean int) loadgen.Range { return loadgen.Range{Min: mean / 2, Max: mean + mean/2} }
+	return &loadgen.Chats{
 		Seed:          r.o.seed + uint64(round)<<32,
 		Nonce:         fmt.Sprintf("%s%02d%s ", r.nonce, round, t.name),
 		Sessions:      sessions,
-		AtATime:       r.o.sessions,
+		Concurrency:   r.o.sessions,
 		SystemPrompts: r.o.systemPrompts,
 		SystemTokens:  r.o.systemTokens,
 		Zipf:          0.8,
-		Turns:         replay.Range{Min: r.o.turns, Max: r.o.turns},
+		Turns:         loadgen.Range{Min: r.o.turns, Max: r.o.turns},
 		UserTokens:    around(r.o.userTokens),
 		AnswerTokens:  around(r.o.answerTokens),
 		Think:         r.o.think,

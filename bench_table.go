@@ -139,12 +139,12 @@ func (b benchReport) writeUnknown(w io.Writer) {
 		}
 		return strings.Join(of, ", ")
 	}
-	if of := names(func(r benchResult) bool { return r.PromptTokens == nil && r.ImpossibleUsage == 0 }); of != "" {
+	if of := names(func(r benchResult) bool { return r.PromptTokens == nil && r.InvalidUsageUsage == 0 }); of != "" {
 		fmt.Fprintf(w, "\n%s: no usage at the end of the streams, so neither tokens nor hits are known\n   (stream_options.include_usage was asked for).\n", of)
 	}
 	for _, r := range b.Results {
-		if r.ImpossibleUsage > 0 {
-			fmt.Fprintf(w, "\n%s: the usage of %d answers cannot be true, like more tokens cached than prompted,\n   and counts as not told; what stands between that rewrites it?\n", r.Name, r.ImpossibleUsage)
+		if r.InvalidUsageUsage > 0 {
+			fmt.Fprintf(w, "\n%s: the usage of %d answers cannot be true, like more tokens cached than prompted,\n   and counts as not told; what stands between that rewrites it?\n", r.Name, r.InvalidUsageUsage)
 		}
 	}
 	if of := names(func(r benchResult) bool { return r.PromptTokens != nil && r.HitRatio == nil }); of != "" {

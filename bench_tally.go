@@ -7,6 +7,7 @@ import (
 
 	"github.com/tidwall/gjson"
 
+	"warmroute/loadgen"
 	"warmroute/replay"
 )
 
@@ -48,9 +49,9 @@ func errorCode(detail string) string {
 // adviseOn says what to do about a cause of failure.
 func adviseOn(cause string, o *benchOptions) string {
 	switch {
-	case cause == "no connection":
+	case cause == loadgen.NoConnection:
 		return "refused, or closed before an answer began: is it still running?"
-	case cause == "timeout":
+	case cause == loadgen.Timeout:
 		return "no whole answer within --timeout; raise it, or lower --sessions"
 	case cause == "status 401", cause == "status 403":
 		return "it does not accept the key: --api-key-file or --api-key-env"
@@ -64,13 +65,13 @@ func adviseOn(cause string, o *benchOptions) string {
 		return "it has more to do than it takes: lower --sessions; its Retry-After was kept, up to 30 s"
 	case strings.HasPrefix(cause, "status 5"):
 		return "it failed; its log says why"
-	case cause == "answer is no stream":
+	case cause == loadgen.NotStream:
 		return "it does not stream; is something between that buffers or answers itself?"
-	case cause == "stream cut", cause == "error event in the stream", cause == "answer aborted":
+	case cause == loadgen.StreamTruncated, cause == loadgen.StreamError, cause == loadgen.ResponseAborted:
 		return "a replica ended in mid-answer, or something between closes long answers"
-	case cause == "answer too long":
+	case cause == loadgen.TooLong:
 		return "an event above 1 MiB or a text above 4 MiB was given up"
-	case cause == "answer without content":
+	case cause == loadgen.NoContent:
 		return "a stream came with nothing in it"
 	}
 	return "see its log"

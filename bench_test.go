@@ -175,12 +175,12 @@ func TestBenchCountsAndExplainsFailures(t *testing.T) {
 		io.Copy(io.Discard, r.Body)
 		<-r.Context().Done()
 	})
-	f("answer is no stream", "buffers", answer(200, `{"choices":[]}`))
-	f("stream cut", "replica ended", stream(one))
-	f("answer too long", "1 MiB", stream("data: "+strings.Repeat("x", 2<<20)+"\n\n"))
-	f("answer too long", "4 MiB", stream(strings.Repeat(`data: {"choices":[{"delta":{"content":"`+strings.Repeat("y", 500_000)+`"}}]}`+"\n\n", 9)))
+	f("response is not a stream", "buffers", answer(200, `{"choices":[]}`))
+	f("stream truncated", "replica ended", stream(one))
+	f("response too long", "1 MiB", stream("data: "+strings.Repeat("x", 2<<20)+"\n\n"))
+	f("response too long", "4 MiB", stream(strings.Repeat(`data: {"choices":[{"delta":{"content":"`+strings.Repeat("y", 500_000)+`"}}]}`+"\n\n", 9)))
 	f("error event in the stream (dead)", "replica ended", stream(one+`data: {"error":{"message":"gone","code":"dead"}}`+"\n\n"))
-	f("answer without content", "nothing in it", stream("data: [DONE]\n\n"))
+	f("response without content", "nothing in it", stream("data: [DONE]\n\n"))
 }
 
 func TestBenchSaysThatUsageIsMissing(t *testing.T) {
@@ -348,7 +348,7 @@ func TestBenchLooksAtEachServerFirst(t *testing.T) {
 }
 
 // What cannot be is not believed: a hit ratio of 40 tells nothing and breaks the table.
-func TestBenchDoesNotBelieveImpossibleUsage(t *testing.T) {
+func TestBenchDoesNotBelieveInvalidUsageUsage(t *testing.T) {
 	for _, usage := range []string{
 		`{"prompt_tokens":10,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":400}}`,
 		`{"prompt_tokens":10,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":-1}}`,

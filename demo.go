@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"warmroute/loadgen"
 	"warmroute/replay"
 )
 
@@ -69,16 +70,16 @@ func (o *demoOptions) check() error {
 // users for each replica, each waiting about a second before the next message.
 // Their conversations fit all replicas' caches together, and a quarter of them
 // does not quite fit one's (demoKVTokens): as in a fleet that earns its keep.
-func demoChats(backends int) *replay.Chats {
-	return &replay.Chats{
+func demoChats(backends int) *loadgen.Chats {
+	return &loadgen.Chats{
 		Seed:          1,
-		AtATime:       6 * backends,
+		Concurrency:   6 * backends,
 		SystemPrompts: 10 * backends,
 		SystemTokens:  1200,
 		Zipf:          0.8,
-		Turns:         replay.Range{Min: 6, Max: 14},
-		UserTokens:    replay.Range{Min: 200, Max: 600},
-		AnswerTokens:  replay.Range{Min: 30, Max: 90},
+		Turns:         loadgen.Range{Min: 6, Max: 14},
+		UserTokens:    loadgen.Range{Min: 200, Max: 600},
+		AnswerTokens:  loadgen.Range{Min: 30, Max: 90},
 		Think:         time.Second,
 	}
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"warmroute/loadgen"
 	"warmroute/replay"
 	"warmroute/sim"
 	"warmroute/sim/engine"
@@ -100,14 +101,14 @@ func (f *demoFleet) waitReady(ctx context.Context) error {
 }
 
 // play sends the chats through the proxy until ctx is done.
-func (f *demoFleet) play(ctx context.Context, chats *replay.Chats) {
-	client := replay.NewClient()
+func (f *demoFleet) play(ctx context.Context, chats *loadgen.Chats) {
+	client := loadgen.NewHTTPClient()
 	defer client.CloseIdleConnections()
-	player := &replay.Player{
-		URL: f.url, Model: "sim", Client: client,
-		Speed: 1, Timeout: demoTimeout, Report: f.tally.Add,
+	player := &loadgen.Client{
+		URL: f.url, Model: "sim", HTTP: client,
+		Speed: 1, Timeout: demoTimeout, OnResult: f.tally.Add,
 	}
-	player.PlayChats(ctx, chats)
+	player.RunChats(ctx, chats)
 }
 
 // sample notes how many requests each replica has; called at even intervals.

@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"warmroute/loadgen"
 	"warmroute/proxy/recorder"
 	"warmroute/replay"
 	"warmroute/router/prompt"
@@ -29,13 +30,13 @@ func recordChats(t *testing.T, replicas, kvTokens int) (replay.Summary, []byte) 
 	file := filepath.Join(t.TempDir(), "traffic")
 	fleet := startSimFleet(t, replicas, kvTokens)
 	p := fleet.startProxy(t, func(c *Config) { c.Record.File = file })
-	client := replay.NewClient()
+	client := loadgen.NewHTTPClient()
 	defer client.CloseIdleConnections()
 	var tally replay.Tally
-	player := &replay.Player{URL: p.url, Model: "sim", Client: client, Speed: 20, Timeout: time.Minute, Report: tally.Add}
+	player := &loadgen.Client{URL: p.url, Model: "sim", HTTP: client, Speed: 20, Timeout: time.Minute, OnResult: tally.Add}
 	chats := demoChats(replicas)
 	chats.Sessions = 40
-	player.PlayChats(t.Context(), chats)
+	player.RunChats(t.Context(), chats)
 	p.stop() // all is on the disk then
 	data, err := os.ReadFile(file)
 	if err != nil {

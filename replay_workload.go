@@ -49,9 +49,9 @@ func (o *replayOptions) checkWorkload() error {
 func (o *replayOptions) open() (*replayWorkload, error) {
 	switch o.workload {
 	case "agentic":
-		agentic := replay.Agentic{AtATime: cmp.Or(o.sessions, 48)}
+		agentic := replay.Agentic{Concurrency: cmp.Or(o.sessions, 48)}
 		return &replayWorkload{
-			name: fmt.Sprintf("agentic-%d", agentic.AtATime),
+			name: fmt.Sprintf("agentic-%d", agentic.Concurrency),
 			at:   func(float64) replay.Workload { return agentic },
 		}, nil
 	case "hot":

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"warmroute/loadgen"
 	"warmroute/replay"
 	"warmroute/sim"
 	"warmroute/sim/engine"
@@ -94,13 +95,13 @@ func (f *simFleet) startProxy(t *testing.T, change func(*Config)) *proxied {
 // play sends a trace through a proxy and returns what was seen.
 func (p *proxied) play(t *testing.T, trace *replay.Trace) replay.Summary {
 	t.Helper()
-	client := replay.NewClient()
+	client := loadgen.NewHTTPClient()
 	defer client.CloseIdleConnections()
 	var tally replay.Tally
-	player := &replay.Player{
-		URL: p.url, Model: "sim", Client: client, Speed: 20, Timeout: time.Minute, MaxInFlight: 8, Report: tally.Add,
+	player := &loadgen.Client{
+		URL: p.url, Model: "sim", HTTP: client, Speed: 20, Timeout: time.Minute, MaxInFlight: 8, OnResult: tally.Add,
 	}
-	player.PlayTrace(t.Context(), trace)
+	player.RunTrace(t.Context(), trace)
 	s := tally.Summary("prefix", 0)
 	if s.Lost > 0 || s.Requests != len(trace.Requests) {
 		t.Fatalf("%d of %d requests answered: %v", s.Requests, len(trace.Requests), s.Errors)

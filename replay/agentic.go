@@ -14,8 +14,8 @@ const generatedBlock = 512
 // context again, over prompts that all sessions, and then those of a group,
 // begin with. Lengths, pauses and shares are those of recorded coding agents.
 type Agentic struct {
-	AtATime  int // sessions open at once
-	Sessions int // in all; 0: 300, and where more than 100 are open at once 400, or all of these
+	Concurrency int // sessions open at once
+	Sessions    int // in all; 0: 300, and where more than 100 are open at once 400, or all of these
 }
 
 const (
@@ -47,17 +47,17 @@ type agenticStep struct {
 
 // Requests makes all sessions' lengths at once.
 func (w Agentic) Requests(_ int, seed uint64) (*Requests, error) {
-	if w.AtATime < 1 {
+	if w.Concurrency < 1 {
 		return nil, errors.New("an agentic workload needs at least one session at a time")
 	}
 	sessions := make([]*agenticSession, w.sessions())
 	r := &Requests{BlockTokens: generatedBlock}
-	groups := newRanks(agenticGroups, 0.6)
+	groups := NewZipf(agenticGroups, 0.6)
 	for i := range sessions {
 		sessions[i] = newAgenticSession(i, rand.New(rand.NewPCG(seed, uint64(i))), groups)
 		r.Total += len(sessions[i].turns)
 	}
-	next := min(w.AtATime, len(sessions))
+	next := min(w.Concurrency, len(sessions))
 	for i, s := range sessions[:next] {
 		r.Open = append(r.Open, s.next(time.Duration(i)*agenticApart))
 	}
@@ -79,14 +79,14 @@ func (w Agentic) sessions() int {
 	switch {
 	case w.Sessions > 0:
 		return w.Sessions
-	case w.AtATime > 100:
-		return max(400, w.AtATime)
+	case w.Concurrency > 100:
+		return max(400, w.Concurrency)
 	}
 	return 300
 }
 
-func newAgenticSession(number int, draw *rand.Rand, groups ranks) *agenticSession {
-	s := &agenticSession{number: number, group: groups.draw(draw)}
+func newAgenticSession(number int, draw *rand.Rand, groups Zipf) *agenticSession {
+	s := &agenticSession{number: number, group: groups.Draw(draw)}
 	context := (agenticShared + agenticGroup) * generatedBlock
 	mu, sigma := 8.517, 1.482
 	pause := time.Duration(0)

@@ -45,7 +45,7 @@ func (w conversations) Requests(_ int, seed uint64) (*Requests, error) {
 		n := uint64(len(chats) + 1)
 		c := &conversation{
 			system: mix(1<<40 + draw.Uint64N(8)), own: mix(1<<41 + n),
-			tokens: systemTokens, left: Range{3, 8}.draw(draw), draw: rand.New(rand.NewPCG(seed, 1<<32+n)),
+			tokens: systemTokens, left: interval{3, 8}.draw(draw), draw: rand.New(rand.NewPCG(seed, 1<<32+n)),
 		}
 		chats[n] = c
 		r.Total += c.left
@@ -64,7 +64,7 @@ func (w conversations) Requests(_ int, seed uint64) (*Requests, error) {
 // turn makes the chat's next request.
 func (c *conversation) turn(number uint64, at time.Duration) *Job {
 	c.left--
-	prompt, answer := c.tokens+Range{20, 300}.draw(c.draw), Range{50, 300}.draw(c.draw)
+	prompt, answer := c.tokens+interval{20, 300}.draw(c.draw), interval{50, 300}.draw(c.draw)
 	c.tokens = prompt + answer
 	for n := len(c.chain.cache); n < c.tokens/shortBlock; n++ {
 		if n < systemTokens/shortBlock {
@@ -82,8 +82,8 @@ func (c *conversation) turn(number uint64, at time.Duration) *Job {
 // times.
 type batchJobs struct {
 	requests       int
-	rate           float64 // a second
-	prompt, answer Range   // tokens
+	rate           float64  // a second
+	prompt, answer interval // tokens
 	priority       int
 }
 
@@ -154,7 +154,7 @@ func playBatch(t *testing.T, w Workload, seed uint64) Summary {
 
 // The batch requests, their number and how many of them four replicas answer in a
 // second: TestBatchAloneIsAsFastAsAnyRequests measures that.
-var documents = batchJobs{requests: 10_000, prompt: Range{200, 800}, answer: Range{50, 250}, priority: 10}
+var documents = batchJobs{requests: 10_000, prompt: interval{200, 800}, answer: interval{50, 250}, priority: 10}
 
 const batchCapacity = 52
 
@@ -230,3 +230,8 @@ func TestBatchBesideFewInteractiveRequests(t *testing.T) {
 		}
 	}
 }
+
+// interval is drawn from, both ends included.
+type interval struct{ min, max int }
+
+func (r interval) draw(from *rand.Rand) int { return r.min + from.IntN(r.max-r.min+1) }

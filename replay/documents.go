@@ -36,7 +36,7 @@ func (w Documents) Requests(backends int, seed uint64) (*Requests, error) {
 	r := &Requests{BlockTokens: generatedBlock}
 	last := cmp.Or(w.For, 10*time.Minute)
 	for at, document := time.Duration(0), uint64(1); at < last; at, document = at+gap(draw, rate), document+1 {
-		times := Range{documentFewest, documentMost}.draw(draw)
+		times := documentFewest + draw.IntN(documentMost-documentFewest+1)
 		for asked, k := at, 0; k < times; k++ {
 			r.Open = append(r.Open, documentJob(asked, document, uint64(len(r.Open)), draw))
 			asked += gap(draw, 1/documentPause.Seconds())

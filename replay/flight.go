@@ -36,7 +36,7 @@ func (r *run) arrive(j *Job) {
 	f.asked = router.Request{
 		Backends: r.all, Blocks: j.Blocks, Bytes: r.textBytes(f), Sequences: 1,
 		Streams:   !j.Whole && (r.NonStreaming == 0 || r.chance.Float64() >= r.NonStreaming),
-		BodyBytes: j.Prompt * charsPerToken,
+		BodyBytes: j.Prompt * CharsPerToken,
 		Model:     "sim", PromptKey: j.Head, Session: j.Session, Priority: j.Priority,
 	}
 	r.submit(f)
@@ -47,7 +47,7 @@ func (r *run) arrive(j *Job) {
 // length is wrong.
 func (r *run) textBytes(f *flight) int {
 	share := float64(mix(mix(r.Seed)+uint64(f.number))>>11) / (1 << 53)
-	return int(float64(f.job.Prompt*charsPerToken) * (1 + r.TextSpread*(2*share-1)))
+	return int(float64(f.job.Prompt*CharsPerToken) * (1 + r.TextSpread*(2*share-1)))
 }
 
 func (r *run) submit(f *flight) {

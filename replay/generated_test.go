@@ -31,14 +31,14 @@ func median(values []float64) float64 {
 
 func TestAsManyAgenticSessionsAreOpenAtOnceAsWereAskedFor(t *testing.T) {
 	for _, n := range []int{48, 400, 700} {
-		if r := mustMake(t, Agentic{AtATime: n}, 8); len(r.Open) != n {
+		if r := mustMake(t, Agentic{Concurrency: n}, 8); len(r.Open) != n {
 			t.Errorf("of %d sessions at once %d begin", n, len(r.Open))
 		}
 	}
 }
 
 func TestAgenticSessions(t *testing.T) {
-	r := mustMake(t, Agentic{AtATime: 48, Sessions: 4000}, 8)
+	r := mustMake(t, Agentic{Concurrency: 48, Sessions: 4000}, 8)
 	if len(r.Open) != 48 || r.Open[47].At != 47*agenticApart {
 		t.Fatalf("%d sessions begin by themselves, the last at %v", len(r.Open), r.Open[len(r.Open)-1].At)
 	}
@@ -92,7 +92,7 @@ func TestAgenticSessions(t *testing.T) {
 }
 
 func TestAgenticSessionsShareTheirGroupsPrompt(t *testing.T) {
-	r := mustMake(t, Agentic{AtATime: 300}, 8)
+	r := mustMake(t, Agentic{Concurrency: 300}, 8)
 	if len(r.Open) != 300 {
 		t.Fatalf("%d sessions at once", len(r.Open))
 	}

@@ -84,10 +84,10 @@ func (r *recording) add(line []byte) error {
 		return fmt.Errorf("input_length %d is not between 0 and %d", l.Input, maxTracePrompt)
 	case l.Output < 0 || l.Output > maxTraceAnswer:
 		return fmt.Errorf("output_length %d is not between 0 and %d", l.Output, maxTraceAnswer)
-	case l.Bytes < 0 || l.Bytes > maxTracePrompt*charsPerToken:
-		return fmt.Errorf("input_bytes %d is not between 0 and %d", l.Bytes, maxTracePrompt*charsPerToken)
-	case l.Extra < 0 || l.Extra > maxTracePrompt*charsPerToken-l.Bytes:
-		return fmt.Errorf("extra_bytes %d is not between 0 and what input_bytes leaves of %d", l.Extra, maxTracePrompt*charsPerToken)
+	case l.Bytes < 0 || l.Bytes > maxTracePrompt*CharsPerToken:
+		return fmt.Errorf("input_bytes %d is not between 0 and %d", l.Bytes, maxTracePrompt*CharsPerToken)
+	case l.Extra < 0 || l.Extra > maxTracePrompt*CharsPerToken-l.Bytes:
+		return fmt.Errorf("extra_bytes %d is not between 0 and what input_bytes leaves of %d", l.Extra, maxTracePrompt*CharsPerToken)
 	case len(l.Blocks) > l.Bytes/r.blockBytes:
 		return fmt.Errorf("input_bytes %d makes %d blocks of %d bytes, hash_ids has %d", l.Bytes, l.Bytes/r.blockBytes, r.blockBytes, len(l.Blocks))
 	case l.Session > maxRecordID || slices.ContainsFunc(l.Blocks, func(id uint64) bool { return id > maxRecordID }):
@@ -196,7 +196,7 @@ func measure(lines []recordedLine) (perToken, answer float64) {
 			}
 		}
 	}
-	perToken = charsPerToken
+	perToken = CharsPerToken
 	if size > 0 && tokens > 0 {
 		perToken = min(max(size/tokens, 0.5), 16)
 	}

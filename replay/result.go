@@ -8,12 +8,11 @@ import (
 
 // Result is what one request saw. Durations are in the replicas' time.
 type Result struct {
-	// Err is the cause of failure, "" for an answer that came whole. It is
-	// one of few words, so that causes can be counted: "no connection",
-	// "status 503", "stream cut", "error event in the stream" and the like.
+	// Err is the cause of failure, "" for a complete response. It is one of few
+	// constant texts, so that failures can be counted by cause.
 	Err        string
-	Detail     string        // what an error says of itself, for people; at most 300 bytes
-	RetryAfter time.Duration // that an answer other than 200 asks to wait; 0: not told
+	Detail     string        // the error's own text
+	RetryAfter time.Duration // of a response other than 200; 0: none
 
 	Sent time.Time     // when the request was due, of one over HTTP
 	TTFT time.Duration // from when the request was due to its first content
@@ -23,8 +22,8 @@ type Result struct {
 	PromptTokens, CachedTokens, CompletionTokens int // as usage says
 	// CachedKnown tells whether usage said how much was cached: some servers never
 	// do, others leave it out when it is nothing.
-	CachedKnown bool
-	Impossible  bool // usage said what cannot be, like more cached than there was, and counts as none
+	CachedKnown  bool
+	InvalidUsage bool // usage was impossible, like more cached than prompt tokens, and was ignored
 }
 
 // tpot is the time for each token after the first, or 0 without one.
@@ -38,20 +37,20 @@ func (r Result) tpot() time.Duration {
 // Summary is a policy's figures over a run. Times and ratios are of the
 // requests answered whole; the others stand in Errors by cause.
 type Summary struct {
-	Policy   string  `json:"policy"`
-	Requests int     `json:"requests"` // answered whole
-	HitRatio float64 `json:"hit_ratio"`
-	HitKnown bool    `json:"-"` // an answer said how much was cached; else HitRatio is 0
-	// Impossible is how many answers had a usage that cannot be, and counted as none.
-	Impossible int     `json:"-"`
-	TTFTMean   float64 `json:"ttft_mean_s"`
-	TTFTP50    float64 `json:"ttft_p50_s"`
-	TTFTP90    float64 `json:"ttft_p90_s"`
-	TTFTP99    float64 `json:"ttft_p99_s"`
-	TPOTMean   float64 `json:"tpot_mean_s"`
-	ITLMean    float64 `json:"itl_mean_s"`
-	E2EMean    float64 `json:"e2e_mean_s"`
-	E2EP99     float64 `json:"e2e_p99_s"`
+	Policy       string  `json:"policy"`
+	Requests     int     `json:"requests"` // answered whole
+	HitRatio     float64 `json:"hit_ratio"`
+	HitKnown     bool    `json:"-"` // an answer said how much was cached; else HitRatio is 0
+	InvalidUsage int     `json:"-"` // responses with an impossible usage, which was ignored
+
+	TTFTMean float64 `json:"ttft_mean_s"`
+	TTFTP50  float64 `json:"ttft_p50_s"`
+	TTFTP90  float64 `json:"ttft_p90_s"`
+	TTFTP99  float64 `json:"ttft_p99_s"`
+	TPOTMean float64 `json:"tpot_mean_s"`
+	ITLMean  float64 `json:"itl_mean_s"`
+	E2EMean  float64 `json:"e2e_mean_s"`
+	E2EP99   float64 `json:"e2e_p99_s"`
 	// The most loaded backend over the mean, by prompt tokens prefilled and by
 	// time-weighted mean in flight. Filled by whoever sees the replicas; 0: unknown.
 	WorkMaxOverMean     float64 `json:"work_max_over_mean,omitzero"`
@@ -87,7 +86,7 @@ type Tally struct {
 	errors  map[string]int
 }
 
-// Add is a Player's Report.
+// Add adds the result of one request.
 func (t *Tally) Add(r Result) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -132,8 +131,8 @@ func (t *Tally) Summary(policy string, elapsed time.Duration) Summary {
 		}
 		cached += r.CachedTokens
 		s.HitKnown = s.HitKnown || r.CachedKnown
-		if r.Impossible {
-			s.Impossible++
+		if r.InvalidUsage {
+			s.InvalidUsage++
 		}
 		s.PromptTokens += r.PromptTokens
 		s.CompletionTokens += r.CompletionTokens

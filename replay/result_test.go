@@ -16,7 +16,7 @@ func TestSummary(t *testing.T) {
 	}
 	tally.Add(Result{Err: "status 503"})
 	tally.Add(Result{Err: "status 503"})
-	tally.Add(Result{Err: "stream cut"})
+	tally.Add(Result{Err: "stream truncated"})
 
 	got, err := json.Marshal(tally.Summary("prefix", 50*time.Second))
 	if err != nil {
@@ -25,7 +25,7 @@ func TestSummary(t *testing.T) {
 	want := `{"policy":"prefix","requests":100,"hit_ratio":0.25,` +
 		`"ttft_mean_s":50.5,"ttft_p50_s":50,"ttft_p90_s":90,"ttft_p99_s":99,` +
 		`"tpot_mean_s":2,"itl_mean_s":2,"e2e_mean_s":70.5,"e2e_p99_s":119,"throughput_rps":2,` +
-		`"lost":3,"errors":{"status 503":2,"stream cut":1},` +
+		`"lost":3,"errors":{"status 503":2,"stream truncated":1},` +
 		`"prompt_tokens":10000,"completion_tokens":1100}`
 	if string(got) != want {
 		t.Errorf("got  %s\nwant %s", got, want)

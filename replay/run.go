@@ -70,7 +70,7 @@ func newRun(s *Scenario, requests *Requests) (*run, error) {
 		var err error
 		r.router, err = router.New(router.Options{
 			Backends: r.all, Policy: s.Policy, PolicySettings: s.Settings, Queue: s.Hold, SLO: s.SLO,
-			BlockBytes: requests.BlockTokens * charsPerToken, IndexMaxBytes: indexBytes, IndexMargin: 1, NoLearning: s.NoLearning,
+			BlockBytes: requests.BlockTokens * CharsPerToken, IndexMaxBytes: indexBytes, IndexMargin: 1, NoLearning: s.NoLearning,
 			PollInterval: r.poll,
 			Now:          func() time.Time { return instant(r.now) },
 			Rand:         rand.New(rand.NewPCG(s.Seed, 2)),

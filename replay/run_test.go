@@ -104,7 +104,7 @@ func TestAPromptTooLongForTheCacheIsLost(t *testing.T) {
 }
 
 // busy is a workload with everything in it: shared prefixes, turns, pauses.
-var busy = Agentic{AtATime: 8, Sessions: 16}
+var busy = Agentic{Concurrency: 8, Sessions: 16}
 
 // eventful is a scenario in which everything happens that can.
 func eventful(name string) *Scenario {

@@ -60,10 +60,10 @@ func (w SharedPrompts) Requests(backends int, seed uint64) (*Requests, error) {
 		return nil, errors.New("shared prompts need a rate or a load above 0")
 	}
 	draw := rand.New(rand.NewPCG(seed, 3))
-	which := newRanks(w.Prompts, w.Zipf)
+	which := NewZipf(w.Prompts, w.Zipf)
 	r := &Requests{BlockTokens: generatedBlock, KVTokens: w.KVTokens}
 	for at := time.Duration(0); at < w.For; at += gap(draw, rate) {
-		r.Open = append(r.Open, w.job(at, uint64(len(r.Open)), uint64(which.draw(draw)), draw))
+		r.Open = append(r.Open, w.job(at, uint64(len(r.Open)), uint64(which.Draw(draw)), draw))
 	}
 	r.Total = len(r.Open)
 	return r, nil

@@ -1,3 +1,9 @@
+// Package replay runs workloads, recorded traces and generated ones, in virtual
+// time on the router's own code and simulated engines.
+//
+// All times in a workload and in its results are the replicas' own: a simulated
+// replica that runs five times faster than a real one still gives figures that
+// compare with those of a real one.
 package replay
 
 import (
@@ -14,6 +20,10 @@ import (
 	"sync"
 	"time"
 )
+
+// CharsPerToken is how much text stands for one token in this package and in
+// package loadgen. English comes close to it with today's tokenizers.
+const CharsPerToken = 4
 
 const (
 	// mooncakeBlock is the length in tokens of what one id of Mooncake's traces stands for.
@@ -45,17 +55,6 @@ type TraceRequest struct {
 
 	Session uint64 // what names its session; 0: nothing does
 	Whole   bool   // its answer came whole, not as a stream
-}
-
-// Messages writes the prompt as text: for each block of so many tokens
-// characters that no other block has, for a partial one fewer.
-func (r TraceRequest) Messages(blockTokens int) []Message {
-	b := make([]byte, 0, r.PromptTokens*charsPerToken+96)
-	for i, id := range r.Blocks {
-		tokens := min(blockTokens, r.PromptTokens-i*blockTokens)
-		b = appendText(b, "", id, tokens*charsPerToken)
-	}
-	return []Message{{Role: "user", Content: string(b)}}
 }
 
 // Trace is a recorded stretch of traffic, in order of arrival. It is played as

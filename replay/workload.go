@@ -81,22 +81,24 @@ func mix(x uint64) uint64 {
 	return x ^ x>>31
 }
 
-// ranks draws from 0 to n-1, the k-th with a weight of 1/(k+1)^s. rand.Zipf
-// wants s above 1; real traffic is often below.
-type ranks []float64 // cumulated weights
+// Zipf draws from 0 to n-1, k with a weight of 1/(k+1)^s. Unlike rand.Zipf it
+// allows s below 1, where real traffic often is.
+type Zipf []float64 // cumulative weights
 
-func newRanks(n int, s float64) ranks {
-	r, total := make(ranks, n), 0.0
-	for k := range r {
+// NewZipf returns a distribution over n values.
+func NewZipf(n int, s float64) Zipf {
+	z, total := make(Zipf, n), 0.0
+	for k := range z {
 		total += math.Pow(float64(k+1), -s)
-		r[k] = total
+		z[k] = total
 	}
-	return r
+	return z
 }
 
-func (r ranks) draw(from *rand.Rand) int {
-	at := from.Float64() * r[len(r)-1]
-	return min(sort.SearchFloat64s(r, at), len(r)-1)
+// Draw returns a value drawn with from.
+func (z Zipf) Draw(from *rand.Rand) int {
+	at := from.Float64() * z[len(z)-1]
+	return min(sort.SearchFloat64s(z, at), len(z)-1)
 }
 
 // lognormal draws e to the power of a normal deviate.

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"warmroute/loadgen"
 	"warmroute/replay"
 )
 
@@ -35,10 +36,10 @@ func (o *options) batch(ctx context.Context, r *rig) error {
 	if err != nil {
 		return err
 	}
-	client := replay.NewClient()
+	client := loadgen.NewHTTPClient()
 	defer client.CloseIdleConnections()
-	player := &replay.Player{
-		URL: r.proxy.URL, Model: "sim", Client: client, Speed: 1, Timeout: batchLimit,
+	player := &loadgen.Client{
+		URL: r.proxy.URL, Model: "sim", HTTP: client, Speed: 1, Timeout: batchLimit,
 		Header: http.Header{"X-Warmroute-Priority": {"10"}},
 	}
 	var sent sync.WaitGroup
@@ -47,7 +48,7 @@ func (o *options) batch(ctx context.Context, r *rig) error {
 	for i := range o.batchRequests {
 		sent.Go(func() {
 			q := strange("sim", i)
-			r.verdict.judgeUncounted(q, player.Ask(ctx, q.ask(false)))
+			r.verdict.judgeUncounted(q, player.Send(ctx, q.ask(false)))
 		})
 		<-send.C
 	}

@@ -6,7 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"warmroute/replay"
+	"warmroute/loadgen"
 )
 
 // clients ask one question after another: every second one for streams, every
@@ -28,13 +28,13 @@ const answerLimit = time.Minute
 
 // play keeps the clients busy until stop is closed and then waits for their last
 // answers. Four connection pools, as of four programs.
-func (c *clients) play(ctx context.Context, stop <-chan struct{}, judge func(*question, bool, replay.Reply)) {
+func (c *clients) play(ctx context.Context, stop <-chan struct{}, judge func(*question, bool, loadgen.Response)) {
 	var all sync.WaitGroup
 	defer all.Wait()
-	players := make([]*replay.Player, 4)
+	players := make([]*loadgen.Client, 4)
 	for i := range players {
-		client := replay.NewClient()
-		players[i] = &replay.Player{URL: c.url, Model: c.model, Client: client, Speed: 1, Timeout: answerLimit}
+		client := loadgen.NewHTTPClient()
+		players[i] = &loadgen.Client{URL: c.url, Model: c.model, HTTP: client, Speed: 1, Timeout: answerLimit}
 	}
 	for i := range c.number {
 		all.Go(func() {
@@ -49,7 +49,7 @@ func (c *clients) play(ctx context.Context, stop <-chan struct{}, judge func(*qu
 				if i%4 == 3 {
 					q = strange(c.model, n)
 				}
-				r := players[i%len(players)].Ask(ctx, q.ask(streams))
+				r := players[i%len(players)].Send(ctx, q.ask(streams))
 				if ctx.Err() != nil {
 					return // the run is over; nobody's fault
 				}
@@ -62,6 +62,6 @@ func (c *clients) play(ctx context.Context, stop <-chan struct{}, judge func(*qu
 	}
 	all.Wait()
 	for _, p := range players {
-		p.Client.CloseIdleConnections()
+		p.HTTP.CloseIdleConnections()
 	}
 }

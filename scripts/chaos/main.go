@@ -21,7 +21,7 @@ import (
 	"strings"
 	"time"
 
-	"warmroute/replay"
+	"warmroute/loadgen"
 	"warmroute/scripts/fleet"
 )
 
@@ -97,7 +97,7 @@ func (o *options) play(ctx context.Context, dir string, chosen []scenario) (ok b
 	load := &clients{url: r.proxy.URL, model: "sim", number: o.clients}
 	if o.real {
 		load.model, load.number = "tiny", min(o.clients, 12)
-		load.questions, err = newQuestions(ctx, r.replicas[0].URL, load.model, 32, conversations(replay.Range{Min: 20, Max: 120}))
+		load.questions, err = newQuestions(ctx, r.replicas[0].URL, load.model, 32, conversations(loadgen.Range{Min: 20, Max: 120}))
 	} else {
 		load.questions, err = simulatedQuestions(ctx, 256)
 	}

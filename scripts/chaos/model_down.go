@@ -8,7 +8,7 @@ import (
 	"sync"
 	"time"
 
-	"warmroute/replay"
+	"warmroute/loadgen"
 	"warmroute/scripts/fleet"
 )
 
@@ -107,21 +107,21 @@ func modelDown(ctx context.Context, r *rig) error {
 
 // timedReply is a reply with the time from sending to its end, failed ones included.
 type timedReply struct {
-	replay.Reply
+	loadgen.Response
 	took time.Duration
 }
 
 // askOther sends n requests for the other model at once.
 func (r *rig) askOther(ctx context.Context, n int) []timedReply {
-	client := replay.NewClient()
+	client := loadgen.NewHTTPClient()
 	defer client.CloseIdleConnections()
-	player := &replay.Player{URL: r.proxy.URL, Model: otherModel, Client: client, Speed: 1, Timeout: answerLimit}
+	player := &loadgen.Client{URL: r.proxy.URL, Model: otherModel, HTTP: client, Speed: 1, Timeout: answerLimit}
 	replies := make([]timedReply, n)
 	var all sync.WaitGroup
 	for i := range replies {
 		all.Go(func() {
 			sent := time.Now()
-			reply := player.Ask(ctx, strange(otherModel, i).ask(i%2 == 0))
+			reply := player.Send(ctx, strange(otherModel, i).ask(i%2 == 0))
 			replies[i] = timedReply{reply, time.Since(sent)}
 		})
 	}

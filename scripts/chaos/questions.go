@@ -6,7 +6,7 @@ import (
 	"sync"
 	"time"
 
-	"warmroute/replay"
+	"warmroute/loadgen"
 	"warmroute/sim"
 	"warmroute/sim/engine"
 )
@@ -20,26 +20,26 @@ type question struct {
 }
 
 // ask is the question as a request.
-func (q *question) ask(streams bool) replay.Ask {
+func (q *question) ask(streams bool) loadgen.Request {
 	if streams {
-		return replay.Ask{Body: q.stream, Streams: true}
+		return loadgen.Request{Body: q.stream, Stream: true}
 	}
-	return replay.Ask{Body: q.plain}
+	return loadgen.Request{Body: q.plain}
 }
 
 // conversations are those of users who share a few system prompts.
-func conversations(answers replay.Range) *replay.Chats {
-	return &replay.Chats{
+func conversations(answers loadgen.Range) *loadgen.Chats {
+	return &loadgen.Chats{
 		Seed: 1, SystemPrompts: 8, SystemTokens: 400, Zipf: 0.8,
-		Turns: replay.Range{Min: 2, Max: 4}, UserTokens: replay.Range{Min: 20, Max: 100}, AnswerTokens: answers,
+		Turns: loadgen.Range{Min: 2, Max: 4}, UserTokens: loadgen.Range{Min: 20, Max: 100}, AnswerTokens: answers,
 	}
 }
 
 // newQuestions asks a replica that nothing happens to, and keeps its answers.
-func newQuestions(ctx context.Context, url, model string, n int, chats *replay.Chats) ([]question, error) {
-	client := replay.NewClient()
+func newQuestions(ctx context.Context, url, model string, n int, chats *loadgen.Chats) ([]question, error) {
+	client := loadgen.NewHTTPClient()
 	defer client.CloseIdleConnections()
-	player := &replay.Player{URL: url, Model: model, Client: client, Speed: 1, Timeout: time.Minute}
+	player := &loadgen.Client{URL: url, Model: model, HTTP: client, Speed: 1, Timeout: time.Minute}
 	var questions []question
 	for i := 0; len(questions) < n; i++ {
 		session, answer := chats.Session(i), ""
@@ -50,7 +50,7 @@ func newQuestions(ctx context.Context, url, model string, n int, chats *replay.C
 			}
 			turn.Greedy = true
 			q := newQuestion(model, turn)
-			r := player.Ask(ctx, q.ask(false))
+			r := player.Send(ctx, q.ask(false))
 			if r.Err != "" || r.CompletionTokens != q.tokens {
 				return nil, fmt.Errorf("the replica that knows the answers: %s %s, %d tokens where %d were asked for", r.Err, r.Detail, r.CompletionTokens, q.tokens)
 			}
@@ -61,16 +61,16 @@ func newQuestions(ctx context.Context, url, model string, n int, chats *replay.C
 	return questions, nil
 }
 
-func newQuestion(model string, t replay.Turn) question {
-	return question{stream: replay.ChatBody(model, t, true), plain: replay.ChatBody(model, t, false), tokens: t.AnswerTokens}
+func newQuestion(model string, t loadgen.Turn) question {
+	return question{stream: loadgen.ChatBody(model, t, true), plain: loadgen.ChatBody(model, t, false), tokens: t.AnswerTokens}
 }
 
 // strange is a question that nobody has asked before, and so no reason to prefer
 // a replica: the one with the least to do should get it.
 func strange(model string, i int) *question {
-	chats := replay.Chats{
+	chats := loadgen.Chats{
 		Seed: uint64(time.Now().UnixNano()), SystemPrompts: 1, SystemTokens: 1,
-		Turns: replay.Range{Min: 1, Max: 1}, UserTokens: replay.Range{Min: 100, Max: 300}, AnswerTokens: replay.Range{Min: 20, Max: 60},
+		Turns: loadgen.Range{Min: 1, Max: 1}, UserTokens: loadgen.Range{Min: 100, Max: 300}, AnswerTokens: loadgen.Range{Min: 20, Max: 60},
 	}
 	turn, _ := chats.Session(i).Next("") // it has one
 	turn.Messages = turn.Messages[1:]
@@ -89,5 +89,5 @@ func simulatedQuestions(ctx context.Context, n int) ([]question, error) {
 	defer running.Wait()
 	defer cancel()
 	running.Go(func() { _ = s.Run(ctx) }) // what ends it early fails the questions
-	return newQuestions(ctx, s.URL(), "sim", n, conversations(replay.Range{Min: 20, Max: 120}))
+	return newQuestions(ctx, s.URL(), "sim", n, conversations(loadgen.Range{Min: 20, Max: 120}))
 }

@@ -5,6 +5,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"warmroute/loadgen"
 	"warmroute/replay"
 	"warmroute/scripts/fleet"
 )
@@ -19,7 +20,7 @@ func TestReplicaThatIsWellMustHaveTrafficSoon(t *testing.T) {
 				for i, later := range []time.Duration{time.Second, first - time.Second} {
 					time.Sleep(later)
 					one := replicas[i]
-					r.verdict.judge(&question{}, false, replay.Reply{Result: replay.Result{Sent: time.Now()}, Backend: one.Name, Answer: "x", Finish: "length", Usage: true})
+					r.verdict.judge(&question{}, false, loadgen.Response{Result: replay.Result{Sent: time.Now()}, Backend: one.Name, Answer: "x", Finish: "length", Usage: true})
 				}
 			}()
 			if err := r.awaitTraffic(t.Context(), replicas[1], replicas[0]); err != nil {

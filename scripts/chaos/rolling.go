@@ -17,7 +17,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"warmroute/replay"
+	"warmroute/loadgen"
 	"warmroute/scripts/fleet"
 )
 
@@ -56,7 +56,7 @@ func rolling(ctx context.Context, r *rig) (err error) {
 	stop, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(stopped)
-		load.play(ctx, stop, func(q *question, streams bool, reply replay.Reply) {
+		load.play(ctx, stop, func(q *question, streams bool, reply loadgen.Response) {
 			r.verdict.judge(q, streams, reply)
 			if reply.Err == "" {
 				answered.Add(1)

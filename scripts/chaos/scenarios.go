@@ -5,7 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"warmroute/replay"
+	"warmroute/loadgen"
 	"warmroute/scripts/fleet"
 	"warmroute/sim"
 )
@@ -14,8 +14,8 @@ import (
 type scenario struct {
 	name    string
 	about   string
-	real    bool                          // also for a real vLLM
-	allowed func(bool, replay.Reply) bool // failures that it may cause; nil: none
+	real    bool                              // also for a real vLLM
+	allowed func(bool, loadgen.Response) bool // failures that it may cause; nil: none
 	act     func(context.Context, *rig) error
 }
 

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"warmroute/loadgen"
 	"warmroute/replay"
 )
 
@@ -15,7 +16,7 @@ const mostViolations = 5
 // verdict counts what became of the requests of one scenario. Safe for
 // concurrent use.
 type verdict struct {
-	allowed func(streams bool, r replay.Reply) bool // failures that the failure table allows here
+	allowed func(streams bool, r loadgen.Response) bool // failures that the failure table allows here
 
 	mu         sync.Mutex
 	sent       int
@@ -32,12 +33,12 @@ type verdict struct {
 	measuredOfAllKinds *replay.Tally
 }
 
-func newVerdict(allowed func(bool, replay.Reply) bool) *verdict {
+func newVerdict(allowed func(bool, loadgen.Response) bool) *verdict {
 	return &verdict{allowed: allowed, failed: map[string]int{}, served: map[string]time.Time{}, sentTo: map[string]time.Time{}}
 }
 
 // judge takes in what became of a question.
-func (v *verdict) judge(q *question, streams bool, r replay.Reply) {
+func (v *verdict) judge(q *question, streams bool, r loadgen.Response) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.measuredStreams != nil && r.Err == "" && !r.Sent.Before(v.measuredFrom) {
@@ -51,7 +52,7 @@ func (v *verdict) judge(q *question, streams bool, r replay.Reply) {
 
 // judgeUncounted takes in what became of a question that is not the clients', and so
 // is not measured.
-func (v *verdict) judgeUncounted(q *question, r replay.Reply) {
+func (v *verdict) judgeUncounted(q *question, r loadgen.Response) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.judgeLocked(q, false, r)
@@ -73,7 +74,7 @@ func (v *verdict) tell(format string, args ...any) {
 	v.told = append(v.told, fmt.Sprintf(format, args...))
 }
 
-func (v *verdict) judgeLocked(q *question, streams bool, r replay.Reply) {
+func (v *verdict) judgeLocked(q *question, streams bool, r loadgen.Response) {
 	v.sent++
 	// Whatever came must be the beginning of the answer, without a hole and
 	// without anybody else's words.
@@ -154,13 +155,13 @@ func (v *verdict) lastSent(backend string) time.Time {
 
 // brokeOff is a stream that its client had seen begin when its replica died, or
 // aborted it: an error event, and never silence.
-func brokeOff(streams bool, r replay.Reply) bool {
-	return streams && r.Committed && r.Err == "error event in the stream"
+func brokeOff(streams bool, r loadgen.Response) bool {
+	return streams && r.Committed && r.Err == loadgen.StreamError
 }
 
 // status is an answer that the replicas themselves gave, or the proxy for want of any.
-func status(codes ...int) func(bool, replay.Reply) bool {
-	return func(_ bool, r replay.Reply) bool {
+func status(codes ...int) func(bool, loadgen.Response) bool {
+	return func(_ bool, r loadgen.Response) bool {
 		for _, code := range codes {
 			if r.Status == code && r.Err == fmt.Sprint("status ", code) {
 				return true

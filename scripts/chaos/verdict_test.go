@@ -4,19 +4,20 @@ import (
 	"testing"
 	"time"
 
+	"warmroute/loadgen"
 	"warmroute/replay"
 )
 
 func TestVerdict(t *testing.T) {
 	known := &question{known: true, answer: "one two three", tokens: 3}
-	whole := replay.Reply{Result: replay.Result{Sent: time.Now()}, Status: 200, Committed: true, Finish: "length", Usage: true, Answer: known.answer, Backend: "r0"}
+	whole := loadgen.Response{Result: replay.Result{Sent: time.Now()}, Status: 200, Committed: true, Finish: "length", Usage: true, Answer: known.answer, Backend: "r0"}
 	whole.CompletionTokens = 3
-	with := func(change func(*replay.Reply)) replay.Reply {
+	with := func(change func(*loadgen.Response)) loadgen.Response {
 		r := whole
 		change(&r)
 		return r
 	}
-	f := func(what string, allowed func(bool, replay.Reply) bool, streams bool, r replay.Reply, violations int) {
+	f := func(what string, allowed func(bool, loadgen.Response) bool, streams bool, r loadgen.Response, violations int) {
 		t.Helper()
 		v := newVerdict(allowed)
 		v.judge(known, streams, r)
@@ -24,17 +25,17 @@ func TestVerdict(t *testing.T) {
 			t.Errorf("%s: %d violations, want %d; %v", what, v.broken, violations, v.violations)
 		}
 	}
-	failed := func(cause, answer string, committed bool, status int) replay.Reply {
-		return replay.Reply{Result: replay.Result{Err: cause}, Answer: answer, Committed: committed, Status: status}
+	failed := func(cause, answer string, committed bool, status int) loadgen.Response {
+		return loadgen.Response{Result: replay.Result{Err: cause}, Answer: answer, Committed: committed, Status: status}
 	}
 	f("a whole answer", nil, true, whole, 0)
-	f("somebody else's words", nil, true, with(func(r *replay.Reply) { r.Answer = "four" }), 2)
-	f("a hole", nil, true, with(func(r *replay.Reply) { r.Answer = "one three" }), 2)
-	f("an end that is missing", nil, true, with(func(r *replay.Reply) { r.Answer = "one" }), 1)
-	f("no usage", nil, false, with(func(r *replay.Reply) { r.Usage = false }), 1)
-	f("a token too few", nil, false, with(func(r *replay.Reply) { r.CompletionTokens = 2 }), 1)
+	f("somebody else's words", nil, true, with(func(r *loadgen.Response) { r.Answer = "four" }), 2)
+	f("a hole", nil, true, with(func(r *loadgen.Response) { r.Answer = "one three" }), 2)
+	f("an end that is missing", nil, true, with(func(r *loadgen.Response) { r.Answer = "one" }), 1)
+	f("no usage", nil, false, with(func(r *loadgen.Response) { r.Usage = false }), 1)
+	f("a token too few", nil, false, with(func(r *loadgen.Response) { r.CompletionTokens = 2 }), 1)
 
-	const event, abort, cut = "error event in the stream", "answer aborted", "stream cut"
+	const event, abort, cut = loadgen.StreamError, loadgen.ResponseAborted, loadgen.StreamTruncated
 	f("a stream that broke off", brokeOff, true, failed(event, "one", true, 200), 0)
 	f("… where nothing may", nil, true, failed(event, "one", true, 200), 1)
 	f("… before it was committed", brokeOff, true, failed(event, "", false, 200), 1)
@@ -44,7 +45,7 @@ func TestVerdict(t *testing.T) {
 	f("a whole answer that was", brokeOff, false, failed(abort, "one", true, 200), 1)
 	f("a status that may be", status(503), false, failed("status 503", "", false, 503), 0)
 	f("another", status(503), false, failed("status 502", "", false, 502), 1)
-	f("a connection lost", status(503), false, failed("no connection", "", false, 0), 1)
+	f("a connection lost", status(503), false, failed(loadgen.NoConnection, "", false, 0), 1)
 
 	v := newVerdict(nil)
 	v.judge(&question{tokens: 3}, false, whole)

@@ -83,7 +83,7 @@ func madeRows() []row {
 	agentic := func(sessions int) row {
 		return row{
 			name:     fmt.Sprintf("agentic-%d", sessions),
-			scenario: scenario(replay.Agentic{AtATime: sessions}, 1_536_000),
+			scenario: scenario(replay.Agentic{Concurrency: sessions}, 1_536_000),
 			gates:    []gate{toBest(e2e(), 1.03), toBest(ttft(), 0), toBest(p99(), 0), noneLost()},
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"warmroute/loadgen"
 	"warmroute/replay"
 )
 
@@ -49,14 +50,14 @@ func run(ctx context.Context) error {
 	}
 
 	var tally replay.Tally
-	client := replay.NewClient()
+	client := loadgen.NewHTTPClient()
 	defer client.CloseIdleConnections()
-	player := &replay.Player{
-		URL: *url, Model: *model, Client: client,
-		Speed: *speed, Timeout: *timeout, Report: tally.Add,
+	player := &loadgen.Client{
+		URL: *url, Model: *model, HTTP: client,
+		Speed: *speed, Timeout: *timeout, OnResult: tally.Add,
 	}
 	start := time.Now()
-	player.PlayTrace(ctx, trace)
+	player.RunTrace(ctx, trace)
 	elapsed := time.Duration(float64(time.Since(start)) * *speed)
 
 	report := replay.Report{

@@ -23,6 +23,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"warmroute/loadgen"
 	"warmroute/replay"
 	"warmroute/scripts/fleet"
 	"warmroute/sim"
@@ -113,14 +114,14 @@ func measure(ctx context.Context, binary string, replicas int, window time.Durat
 
 	var tally atomic.Pointer[replay.Tally]
 	tally.Store(new(replay.Tally))
-	client := replay.NewClient()
+	client := loadgen.NewHTTPClient()
 	defer client.CloseIdleConnections()
-	player := replay.Player{
+	player := loadgen.Client{
 		URL: p.URL, Model: "sim", Speed: 1, Timeout: answerLimit,
-		Client: &http.Client{Transport: patient{client.Transport}},
-		Report: func(r replay.Result) { tally.Load().Add(r) },
+		HTTP:     &http.Client{Transport: patient{client.Transport}},
+		OnResult: func(r replay.Result) { tally.Load().Add(r) },
 	}
-	running.Go(func() { player.PlayChats(ctx, chats(replicas)) })
+	running.Go(func() { player.RunChats(ctx, chats(replicas)) })
 
 	look := func(length time.Duration) (replay.Summary, error) {
 		seen := new(replay.Tally)
@@ -150,11 +151,11 @@ func measure(ctx context.Context, binary string, replicas int, window time.Durat
 }
 
 // chats are conversations of thirty users for each replica.
-func chats(backends int) *replay.Chats {
-	return &replay.Chats{
-		Seed: 1, AtATime: 30 * backends, SystemPrompts: 10 * backends, SystemTokens: 1200, Zipf: 0.8,
-		Turns: replay.Range{Min: 6, Max: 14}, UserTokens: replay.Range{Min: 200, Max: 600},
-		AnswerTokens: replay.Range{Min: 30, Max: 90}, Think: 15 * time.Second,
+func chats(backends int) *loadgen.Chats {
+	return &loadgen.Chats{
+		Seed: 1, Concurrency: 30 * backends, SystemPrompts: 10 * backends, SystemTokens: 1200, Zipf: 0.8,
+		Turns: loadgen.Range{Min: 6, Max: 14}, UserTokens: loadgen.Range{Min: 200, Max: 600},
+		AnswerTokens: loadgen.Range{Min: 30, Max: 90}, Think: 15 * time.Second,
 	}
 }
 

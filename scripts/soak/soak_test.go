@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"testing"
 
+	"warmroute/loadgen"
 	"warmroute/replay"
 )
 
@@ -42,21 +43,21 @@ func TestKinds(t *testing.T) {
 		}
 		a := k.ask(from)
 		var sent struct{ Stream bool }
-		if json.Unmarshal(a.Body, &sent); sent.Stream != a.Streams {
-			t.Errorf("%s asks for a stream: %v, and expects one: %v", k.name, sent.Stream, a.Streams)
+		if json.Unmarshal(a.Body, &sent); sent.Stream != a.Stream {
+			t.Errorf("%s asks for a stream: %v, and expects one: %v", k.name, sent.Stream, a.Stream)
 		}
 	}
 }
 
 func TestOnlyAKeyWithBoundsMayBeRefused(t *testing.T) {
 	o := &outcomes{sent: map[string]int{}, failed: map[string]int{}}
-	refused := replay.Reply{Result: replay.Result{Err: "status 429"}, Status: 429}
-	o.add(&kinds[0], replay.Ask{}, true, refused)
+	refused := loadgen.Response{Result: replay.Result{Err: "status 429"}, Status: 429}
+	o.add(&kinds[0], loadgen.Request{}, true, refused)
 	if o.over != 1 || len(o.failed) != 0 {
 		t.Errorf("with bounds: %d, failed %v", o.over, o.failed)
 	}
-	o.add(&kinds[0], replay.Ask{}, false, refused)
-	o.add(&kinds[0], replay.Ask{}, true, replay.Reply{Result: replay.Result{Err: "no connection"}})
+	o.add(&kinds[0], loadgen.Request{}, false, refused)
+	o.add(&kinds[0], loadgen.Request{}, true, loadgen.Response{Result: replay.Result{Err: loadgen.NoConnection}})
 	if o.over != 1 || len(o.failed) != 2 {
 		t.Errorf("without, and a connection lost: %d, failed %v", o.over, o.failed)
 	}

@@ -12,7 +12,7 @@ import (
 	"sync"
 	"time"
 
-	"warmroute/replay"
+	"warmroute/loadgen"
 )
 
 // think is the mean pause of a user between two requests.
@@ -32,18 +32,18 @@ type outcomes struct {
 // client may see nothing but the end of the connection.
 const unread = 256 << 10
 
-func (o *outcomes) add(k *kind, a replay.Ask, bounded bool, r replay.Reply) {
+func (o *outcomes) add(k *kind, a loadgen.Request, bounded bool, r loadgen.Response) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.sent[k.name]++
-	if bounded && (r.Err == "status 429" || r.Err == "no connection" && len(a.Body) > unread) {
+	if bounded && (r.Err == "status 429" || r.Err == loadgen.NoConnection && len(a.Body) > unread) {
 		o.over++
 		return
 	}
 	if slices.Contains(k.fine, r.Err) {
 		return
 	}
-	if a.Streams && r.Committed && r.Err == "error event in the stream" {
+	if a.Stream && r.Committed && r.Err == loadgen.StreamError {
 		o.broken++
 		return
 	}
@@ -72,12 +72,12 @@ func play(ctx context.Context, url string, users int, roots *x509.CertPool, o *o
 			if bounded {
 				key = boundedKey
 			}
-			player := &replay.Player{URL: url, APIKey: key, Client: client, Speed: 1, Timeout: 2 * time.Minute}
+			player := &loadgen.Client{URL: url, APIKey: key, HTTP: client, Speed: 1, Timeout: 2 * time.Minute}
 			for wait(ctx, time.Duration(from.ExpFloat64()*float64(think))) {
 				k := draw(from)
 				a := k.ask(from)
 				// Not under ctx: what is under way at the end has to come to its own.
-				o.add(k, a, bounded, player.Ask(context.WithoutCancel(ctx), a))
+				o.add(k, a, bounded, player.Send(context.WithoutCancel(ctx), a))
 			}
 		})
 	}
@@ -87,7 +87,7 @@ func play(ctx context.Context, url string, users int, roots *x509.CertPool, o *o
 // newClient has little room for what it does not read. One that churns makes a
 // connection for each request.
 func newClient(churns bool, roots *x509.CertPool, http2 bool) *http.Client {
-	client := replay.NewClient()
+	client := loadgen.NewHTTPClient()
 	transport := client.Transport.(*http.Transport)
 	transport.DisableKeepAlives = churns
 	transport.TLSClientConfig = &tls.Config{RootCAs: roots}

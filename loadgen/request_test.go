@@ -1,4 +1,4 @@
-package replay
+package loadgen
 
 import (
 	"encoding/json"
@@ -7,11 +7,13 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"warmroute/replay"
 )
 
-func greeting(streams bool) Ask {
+func greeting(streams bool) Request {
 	turn := Turn{Messages: []Message{{Role: "user", Content: "Hello"}}, AnswerTokens: 2, Greedy: true}
-	return Ask{Body: ChatBody("sim", turn, streams), Streams: streams}
+	return Request{Body: ChatBody("sim", turn, streams), Stream: streams}
 }
 
 // whole writes an answer that is no stream.
@@ -21,17 +23,17 @@ func whole(w http.ResponseWriter, finish string) {
 }
 
 func TestAskTellsWhatBecameOfIt(t *testing.T) {
-	f := func(streams bool, want Reply, h http.HandlerFunc) {
+	f := func(streams bool, want Response, h http.HandlerFunc) {
 		t.Helper()
 		p, _ := played(t, h)
-		got := p.Ask(t.Context(), greeting(streams))
+		got := p.Send(t.Context(), greeting(streams))
 		if got.Err != want.Err || got.Status != want.Status || got.Committed != want.Committed || got.Finish != want.Finish ||
 			got.Usage != want.Usage || got.Answer != want.Answer || got.Backend != want.Backend || got.Attempts != want.Attempts ||
 			!strings.Contains(got.Detail, want.Detail) || want.Detail == "" && got.Detail != "" {
 			t.Errorf("got  %+v\nwant %+v", got, want)
 		}
 	}
-	f(true, Reply{Status: 200, Committed: true, Finish: "length", Usage: true, Answer: "one two", Backend: "b1", Attempts: 2}, func(w http.ResponseWriter, r *http.Request) {
+	f(true, Response{Status: 200, Committed: true, Finish: "length", Usage: true, Answer: "one two", Backend: "b1", Attempts: 2}, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("X-Warmroute-Backend", "b1")
 		w.Header().Set("X-Warmroute-Attempts", "2")
 		opening(w)
@@ -39,20 +41,20 @@ func TestAskTellsWhatBecameOfIt(t *testing.T) {
 		content(w, "two")
 		ending(w)
 	})
-	f(false, Reply{Status: 200, Committed: true, Finish: "length", Usage: true, Answer: "one two"}, func(w http.ResponseWriter, r *http.Request) { whole(w, "length") })
-	f(false, Reply{Result: Result{Err: "answer aborted"}, Status: 200, Committed: true, Finish: "abort", Usage: true, Answer: "one two"},
+	f(false, Response{Status: 200, Committed: true, Finish: "length", Usage: true, Answer: "one two"}, func(w http.ResponseWriter, r *http.Request) { whole(w, "length") })
+	f(false, Response{Result: replay.Result{Err: "response aborted"}, Status: 200, Committed: true, Finish: "abort", Usage: true, Answer: "one two"},
 		func(w http.ResponseWriter, r *http.Request) { whole(w, "abort") })
-	f(true, Reply{Result: Result{Err: "answer is no stream"}, Status: 200}, func(w http.ResponseWriter, r *http.Request) { whole(w, "length") })
-	f(false, Reply{Result: Result{Err: "answer is a stream"}, Status: 200}, func(w http.ResponseWriter, r *http.Request) { opening(w) })
-	f(false, Reply{Result: Result{Err: "answer is no JSON", Detail: "oops"}, Status: 200, Committed: true}, func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "oops") })
-	f(false, Reply{Result: Result{Err: "body cut", Detail: "EOF"}, Status: 200, Committed: true}, func(w http.ResponseWriter, r *http.Request) {
+	f(true, Response{Result: replay.Result{Err: "response is not a stream"}, Status: 200}, func(w http.ResponseWriter, r *http.Request) { whole(w, "length") })
+	f(false, Response{Result: replay.Result{Err: "response is a stream"}, Status: 200}, func(w http.ResponseWriter, r *http.Request) { opening(w) })
+	f(false, Response{Result: replay.Result{Err: "response is not JSON", Detail: "oops"}, Status: 200, Committed: true}, func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "oops") })
+	f(false, Response{Result: replay.Result{Err: "body truncated", Detail: "EOF"}, Status: 200, Committed: true}, func(w http.ResponseWriter, r *http.Request) {
 		io.WriteString(w, `{"choices":[`)
 		w.(http.Flusher).Flush()
 		panic(http.ErrAbortHandler)
 	})
-	f(true, Reply{Result: Result{Err: "status 503", Detail: "busy"}, Status: 503}, func(w http.ResponseWriter, r *http.Request) { http.Error(w, "busy", http.StatusServiceUnavailable) })
-	f(true, Reply{Result: Result{Err: "stream cut"}, Status: 200, Committed: true, Answer: "one"}, func(w http.ResponseWriter, r *http.Request) { opening(w); content(w, "one") })
-	f(true, Reply{Result: Result{Err: "error event in the stream", Detail: "died"}, Status: 200}, func(w http.ResponseWriter, r *http.Request) {
+	f(true, Response{Result: replay.Result{Err: "status 503", Detail: "busy"}, Status: 503}, func(w http.ResponseWriter, r *http.Request) { http.Error(w, "busy", http.StatusServiceUnavailable) })
+	f(true, Response{Result: replay.Result{Err: "stream truncated"}, Status: 200, Committed: true, Answer: "one"}, func(w http.ResponseWriter, r *http.Request) { opening(w); content(w, "one") })
+	f(true, Response{Result: replay.Result{Err: "error event in the stream", Detail: "died"}, Status: 200}, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "text/event-stream")
 		dataEvent(w, `{"error":{"message":"died"}}`)
 	})
@@ -62,13 +64,13 @@ func TestAskTellsWhatBecameOfIt(t *testing.T) {
 // and a completion's text is found too.
 func TestAskOfASimulatedReplica(t *testing.T) {
 	p, _ := simulated(t)
-	streamed, plain := p.Ask(t.Context(), greeting(true)), p.Ask(t.Context(), greeting(false))
+	streamed, plain := p.Send(t.Context(), greeting(true)), p.Send(t.Context(), greeting(false))
 	if streamed.Err != "" || plain.Err != "" || streamed.Answer != plain.Answer || len(plain.Answer) == 0 || plain.CompletionTokens != 2 {
 		t.Errorf("streamed %+v\nplain    %+v", streamed, plain)
 	}
 	for _, streams := range []bool{true, false} {
 		body, _ := json.Marshal(map[string]any{"model": "sim", "prompt": "Hello", "max_tokens": 3, "stream": streams})
-		if r := p.Ask(t.Context(), Ask{Path: "/v1/completions", Body: body, Streams: streams}); r.Err != "" || r.Answer == "" {
+		if r := p.Send(t.Context(), Request{Path: "/v1/completions", Body: body, Stream: streams}); r.Err != "" || r.Answer == "" {
 			t.Errorf("completion: %+v", r)
 		}
 	}
@@ -76,7 +78,7 @@ func TestAskOfASimulatedReplica(t *testing.T) {
 
 // TestManners holds that clients behave as they are told, seen from the server.
 func TestManners(t *testing.T) {
-	f := func(m Manner, h http.HandlerFunc, want string) {
+	f := func(m ClientBehavior, h http.HandlerFunc, want string) {
 		t.Helper()
 		done := make(chan struct{})
 		p, _ := played(t, func(w http.ResponseWriter, r *http.Request) {
@@ -84,8 +86,8 @@ func TestManners(t *testing.T) {
 			h(w, r)
 		})
 		ask := greeting(true)
-		ask.Manner = m
-		if got := p.Ask(t.Context(), ask); got.Err != want {
+		ask.Behavior = m
+		if got := p.Send(t.Context(), ask); got.Err != want {
 			t.Errorf("%+v: got %+v, want %q", m, got, want)
 		}
 		<-done
@@ -94,20 +96,20 @@ func TestManners(t *testing.T) {
 		io.Copy(io.Discard, r.Body)
 		<-r.Context().Done()
 	}
-	f(Manner{LeaveAfter: 20 * time.Millisecond}, waits, Left)
-	f(Manner{LeaveInBody: true}, func(w http.ResponseWriter, r *http.Request) {
+	f(ClientBehavior{DisconnectAfter: 20 * time.Millisecond}, waits, ClientDisconnected)
+	f(ClientBehavior{DisconnectInBody: true}, func(w http.ResponseWriter, r *http.Request) {
 		if got, err := io.ReadAll(r.Body); err == nil || len(got) >= len(greeting(true).Body) {
 			t.Errorf("the body came whole: %q", got)
 		}
-	}, Left)
-	f(Manner{LeaveAtEvent: 2}, func(w http.ResponseWriter, r *http.Request) {
+	}, ClientDisconnected)
+	f(ClientBehavior{DisconnectAtEvent: 2}, func(w http.ResponseWriter, r *http.Request) {
 		io.Copy(io.Discard, r.Body)
 		opening(w)
 		content(w, "one")
 		<-r.Context().Done()
-	}, Left)
+	}, ClientDisconnected)
 	began := time.Now()
-	f(Manner{Upload: 100 * time.Millisecond, Pause: 50 * time.Millisecond}, func(w http.ResponseWriter, r *http.Request) {
+	f(ClientBehavior{UploadTime: 100 * time.Millisecond, ReadPause: 50 * time.Millisecond}, func(w http.ResponseWriter, r *http.Request) {
 		if got, err := io.ReadAll(r.Body); err != nil || string(got) != string(greeting(true).Body) {
 			t.Errorf("got %q, %v", got, err)
 		}

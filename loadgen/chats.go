@@ -1,9 +1,28 @@
-package replay
+package loadgen
 
 import (
 	"math/rand/v2"
 	"time"
+
+	"warmroute/replay"
 )
+
+// Message is one message of a chat.
+type Message struct {
+	Role    string `json:"role"`
+	Content string `json:"content"`
+}
+
+// Turn is one chat request.
+type Turn struct {
+	Think        time.Duration // from the previous answer, or the session's start, to this turn
+	Messages     []Message
+	AnswerTokens int  // the request asks the replica for exactly this length
+	Greedy       bool // asks for the most likely answer, which is the same each time
+	// OpenAIOnly leaves out vLLM's extensions of OpenAI's API: the answer may then
+	// end before AnswerTokens.
+	OpenAIOnly bool
+}
 
 // Range is an interval to draw from, both ends included.
 type Range struct{ Min, Max int }
@@ -11,16 +30,17 @@ type Range struct{ Min, Max int }
 func (r Range) draw(from *rand.Rand) int { return r.Min + from.IntN(r.Max-r.Min+1) }
 
 // Chats is a closed loop of multi-turn conversations over shared system
-// prompts: each turn sends the whole conversation again, the real answers to
-// the earlier turns included. All lengths are in tokens. Safe for concurrent
-// use while no field changes.
+// prompts: each turn sends the whole conversation again, including the real
+// answers to earlier turns. All lengths are in tokens. Safe for concurrent use
+// while no field changes.
 type Chats struct {
 	Seed     uint64
-	Nonce    string // every prompt begins with it: two of one length make different prompts of the same length
+	Nonce    string // begins every prompt, so that runs with different nonces share no prefix
 	Sessions int    // conversations in all; 0: no end
-	AtATime  int    // of them open at once
 
-	SystemPrompts int     // how many there are
+	Concurrency int // conversations open at once
+
+	SystemPrompts int     // number of them
 	SystemTokens  int     // length of each
 	Zipf          float64 // how often the k-th is chosen: 1/k^Zipf
 
@@ -30,11 +50,11 @@ type Chats struct {
 	Think        time.Duration // mean pause before a user's next message, exponential
 }
 
-// Session returns the i-th conversation, from 0. It depends on the seed, on i
-// and on the answers it is given, on nothing else.
+// Session returns the i-th conversation, from 0. It depends on the seed, i and
+// the answers alone.
 func (c *Chats) Session(i int) *Session {
 	draw := rand.New(rand.NewPCG(c.Seed, uint64(i)))
-	system := newRanks(c.SystemPrompts, c.Zipf).draw(draw)
+	system := replay.NewZipf(c.SystemPrompts, c.Zipf).Draw(draw)
 	s := &Session{
 		chats: c,
 		id:    uint64(i),
@@ -45,10 +65,10 @@ func (c *Chats) Session(i int) *Session {
 			Content: text(c.Nonce+"system", uint64(system), c.SystemTokens),
 		}},
 	}
-	if i < c.AtATime {
-		// The first ones start one by one: users do not come all in one
-		// instant, and the queue of such a start would outlast a short run.
-		s.start = time.Duration(i) * c.Think / time.Duration(c.AtATime)
+	if i < c.Concurrency {
+		// Stagger the first ones: the queue of a simultaneous start would
+		// outlast a short run.
+		s.start = time.Duration(i) * c.Think / time.Duration(c.Concurrency)
 	}
 	return s
 }
@@ -58,15 +78,15 @@ type Session struct {
 	chats    *Chats
 	id       uint64
 	draw     *rand.Rand
-	left     int // turns to come
+	left     int // turns
 	turn     uint64
 	start    time.Duration
 	messages []Message
 }
 
-// Next takes the answer to the turn before, "" at first, and returns the turn
-// to send, or false when the conversation is over. The turn's Messages stay
-// valid until the next call.
+// Next takes the answer to the previous turn, "" at first, and returns the next
+// turn, or false when the conversation is over. The turn's Messages are valid
+// until the next call.
 func (s *Session) Next(answer string) (Turn, bool) {
 	if s.left == 0 {
 		return Turn{}, false
@@ -75,8 +95,8 @@ func (s *Session) Next(answer string) (Turn, bool) {
 	think := s.start
 	if s.turn > 0 {
 		s.messages = append(s.messages, Message{"assistant", answer})
-		// Cut at four times the mean: one user who went for lunch would
-		// hold a place of a short run to its end.
+		// Cut at four times the mean: a longer pause would last to the end
+		// of a short run.
 		think = time.Duration(min(s.draw.ExpFloat64(), 4) * float64(s.chats.Think))
 	}
 	user := text("", s.id<<16|s.turn, s.chats.UserTokens.draw(s.draw))

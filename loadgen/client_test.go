@@ -1,4 +1,4 @@
-package replay
+package loadgen
 
 import (
 	"context"
@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"warmroute/replay"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -43,29 +45,37 @@ func ending(w http.ResponseWriter) {
 	dataEvent(w, `[DONE]`)
 }
 
-// played is a Player of a server with this handler, and what it reports.
-func played(t *testing.T, h http.HandlerFunc) (*Player, *results) {
+// played returns a Client of a server with this handler, and what it reports.
+func played(t *testing.T, h http.HandlerFunc) (*Client, *results) {
 	s := httptest.NewServer(h)
 	t.Cleanup(s.Close)
-	client := NewClient()
+	client := NewHTTPClient()
 	t.Cleanup(client.CloseIdleConnections)
 	got := &results{}
-	return &Player{URL: s.URL, Model: "sim", Client: client, Speed: 1, Timeout: failsafe, Report: got.add}, got
+	return &Client{URL: s.URL, Model: "sim", HTTP: client, Speed: 1, Timeout: failsafe, OnResult: got.add}, got
 }
 
 type results struct {
 	mu  sync.Mutex
-	all []Result
+	all []replay.Result
 }
 
-func (r *results) add(one Result) {
+func (r *results) add(one replay.Result) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.all = append(r.all, one)
 }
 
-func one() *Trace {
-	return &Trace{BlockTokens: 512, Requests: []TraceRequest{{PromptTokens: 40, AnswerTokens: 2, Blocks: []uint64{3}}}}
+func one() *replay.Trace {
+	return &replay.Trace{BlockTokens: 512, Requests: []replay.TraceRequest{{PromptTokens: 40, AnswerTokens: 2, Blocks: []uint64{3}}}}
+}
+
+func requestsAt(times ...time.Duration) *replay.Trace {
+	t := &replay.Trace{BlockTokens: 512}
+	for _, at := range times {
+		t.Requests = append(t.Requests, replay.TraceRequest{At: at, PromptTokens: 40, AnswerTokens: 2, Blocks: []uint64{3}})
+	}
+	return t
 }
 
 func TestPlayerSendsAndMeasures(t *testing.T) {
@@ -83,10 +93,10 @@ func TestPlayerSendsAndMeasures(t *testing.T) {
 		ending(w)
 	})
 	p.APIKey = "key"
-	p.PlayTrace(t.Context(), one())
+	p.RunTrace(t.Context(), one())
 
 	if sent.Model != "sim" || !sent.Stream || !sent.StreamOptions.IncludeUsage || !sent.IgnoreEOS || sent.MaxTokens != 2 ||
-		len(sent.Messages) != 1 || sent.Messages[0].Content != one().Requests[0].Messages(512)[0].Content {
+		len(sent.Messages) != 1 || sent.Messages[0].Content != traceMessages(one().Requests[0], 512)[0].Content {
 		t.Errorf("sent %+v", sent)
 	}
 	if len(got.all) != 1 {
@@ -108,40 +118,43 @@ func TestPlayerCountsFailuresByCause(t *testing.T) {
 		if want == "timeout" {
 			p.Timeout = 50 * time.Millisecond
 		}
-		p.PlayTrace(t.Context(), one())
+		p.RunTrace(t.Context(), one())
 		if len(got.all) != 1 || got.all[0].Err != want {
 			t.Errorf("got %+v, want %q", got.all, want)
 		}
 	}
 	f("status 503", func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(503) })
 	f("no connection", func(w http.ResponseWriter, r *http.Request) { panic(http.ErrAbortHandler) })
-	f("answer is no stream", func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, `{"choices":[]}`) })
-	f("stream cut", func(w http.ResponseWriter, r *http.Request) {
+	f("response is not a stream", func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, `{"choices":[]}`) })
+	f("stream truncated", func(w http.ResponseWriter, r *http.Request) {
 		opening(w)
 		content(w, "one")
 		panic(http.ErrAbortHandler)
 	})
-	f("stream cut", func(w http.ResponseWriter, r *http.Request) { opening(w); content(w, "one") })
-	f("stream cut", func(w http.ResponseWriter, r *http.Request) { // [DONE], but never the body's end
+	f("stream truncated", func(w http.ResponseWriter, r *http.Request) { opening(w); content(w, "one") })
+	f("stream truncated", func(w http.ResponseWriter, r *http.Request) { // [DONE], but never the body's end
 		opening(w)
 		content(w, "one")
 		ending(w)
 		panic(http.ErrAbortHandler)
 	})
-	f("answer too long", func(w http.ResponseWriter, r *http.Request) { opening(w); dataEvent(w, strings.Repeat("x", maxEvent)) })
+	f("response too long", func(w http.ResponseWriter, r *http.Request) {
+		opening(w)
+		dataEvent(w, strings.Repeat("x", maxEventBytes))
+	})
 	f("error event in the stream", func(w http.ResponseWriter, r *http.Request) {
 		opening(w)
 		content(w, "one")
 		dataEvent(w, `{"error":{"message":"the replica died","code":502}}`)
 		dataEvent(w, `[DONE]`)
 	})
-	f("answer aborted", func(w http.ResponseWriter, r *http.Request) {
+	f("response aborted", func(w http.ResponseWriter, r *http.Request) {
 		opening(w)
 		content(w, "one")
 		dataEvent(w, `{"choices":[{"index":0,"delta":{"content":""},"finish_reason":"abort"}]}`)
 		dataEvent(w, `[DONE]`)
 	})
-	f("answer without content", func(w http.ResponseWriter, r *http.Request) { opening(w); ending(w) })
+	f("response without content", func(w http.ResponseWriter, r *http.Request) { opening(w); ending(w) })
 	f("timeout", func(w http.ResponseWriter, r *http.Request) {
 		io.Copy(io.Discard, r.Body)
 		<-r.Context().Done()
@@ -161,7 +174,7 @@ func TestPlayerCountsARefusedConnection(t *testing.T) {
 	l.Close()
 	p, got := played(t, nil)
 	p.URL = "http://" + l.Addr().String()
-	p.PlayTrace(t.Context(), one())
+	p.RunTrace(t.Context(), one())
 	if len(got.all) != 1 || got.all[0].Err != "no connection" {
 		t.Errorf("got %+v", got.all)
 	}
@@ -175,13 +188,13 @@ func TestPlayerReportsNothingThatTheRunCutShort(t *testing.T) {
 		cancel()
 		<-r.Context().Done()
 	})
-	p.PlayTrace(ctx, at(40, 0, 100_000_000))
+	p.RunTrace(ctx, requestsAt(0, 100_000*time.Second))
 	if len(got.all) != 0 {
 		t.Errorf("got %+v, want none", got.all)
 	}
 }
 
-func TestPlayTraceKeepsItsBound(t *testing.T) {
+func TestRunTraceKeepsItsBound(t *testing.T) {
 	var now, most atomic.Int64
 	p, got := played(t, func(w http.ResponseWriter, r *http.Request) {
 		n := now.Add(1)
@@ -194,13 +207,13 @@ func TestPlayTraceKeepsItsBound(t *testing.T) {
 	})
 	p.MaxInFlight = 3
 	p.Speed = 1000
-	p.PlayTrace(t.Context(), at(40, make([]int, 50)...))
+	p.RunTrace(t.Context(), requestsAt(make([]time.Duration, 50)...))
 	if most.Load() > 3 || len(got.all) != 50 {
 		t.Errorf("%d at once, %d results; want at most 3, and 50", most.Load(), len(got.all))
 	}
 }
 
-func TestPlayChatsFeedsAnswersBack(t *testing.T) {
+func TestRunChatsFeedsAnswersBack(t *testing.T) {
 	c := testChats()
 	c.Think = time.Millisecond
 	var open, most atomic.Int64
@@ -229,7 +242,7 @@ func TestPlayChatsFeedsAnswersBack(t *testing.T) {
 		content(w, last[:10])
 		ending(w)
 	})
-	p.PlayChats(t.Context(), c)
+	p.RunChats(t.Context(), c)
 
 	want := 0
 	for i := range c.Sessions {
@@ -240,8 +253,8 @@ func TestPlayChatsFeedsAnswersBack(t *testing.T) {
 			}
 		}
 	}
-	if len(got.all) != want || most.Load() > int64(c.AtATime) {
-		t.Errorf("%d results, %d at once; want %d, at most %d", len(got.all), most.Load(), want, c.AtATime)
+	if len(got.all) != want || most.Load() > int64(c.Concurrency) {
+		t.Errorf("%d results, %d at once; want %d, at most %d", len(got.all), most.Load(), want, c.Concurrency)
 	}
 }
 
@@ -250,8 +263,8 @@ func FuzzStream(f *testing.F) {
 	f.Add("data: {\"choices\":[],\"usage\":{\"prompt_tokens\":1e99}}\r\n\r\n: x\ndata:[DONE]")
 	f.Add("data: {\"error\":\"x\"}\n\n")
 	f.Fuzz(func(t *testing.T, body string) {
-		var s stream
-		if err := s.read(strings.NewReader(body)); err == nil && !strings.Contains(body, "[DONE]") {
+		var s reader
+		if err := s.readStream(strings.NewReader(body)); err == nil && !strings.Contains(body, "[DONE]") {
 			t.Error("a whole answer without [DONE]")
 		}
 	})
@@ -265,11 +278,11 @@ func TestAUserWaitsLongerAfterEachFailure(t *testing.T) {
 		asked.Add(1)
 		w.WriteHeader(503)
 	})
-	p.Enough = enough
+	p.Stop = enough
 	c := testChats()
-	c.Sessions, c.AtATime, c.Think = 0, 1, 0
+	c.Sessions, c.Concurrency, c.Think = 0, 1, 0
 	time.AfterFunc(500*time.Millisecond, func() { close(enough) })
-	p.PlayChats(t.Context(), c) // at 0, 0.1, 0.3 and not again before 0.7 s
+	p.RunChats(t.Context(), c) // at 0, 0.1, 0.3 and not again before 0.7 s
 	if n := asked.Load(); n < 1 || n > 3 || len(got.all) != int(n) {
 		t.Errorf("asked %d times, %d results", n, len(got.all))
 	}
@@ -284,10 +297,10 @@ func TestEnoughLetsTheAnswersUnderWayCome(t *testing.T) {
 		content(w, "one")
 		ending(w)
 	})
-	p.Enough = enough
+	p.Stop = enough
 	c := testChats()
-	c.Sessions, c.AtATime, c.Think = 0, 1, 0
-	p.PlayChats(t.Context(), c)
+	c.Sessions, c.Concurrency, c.Think = 0, 1, 0
+	p.RunChats(t.Context(), c)
 	if len(got.all) != 1 || got.all[0].Err != "" {
 		t.Errorf("got %+v", got.all)
 	}
@@ -295,7 +308,7 @@ func TestEnoughLetsTheAnswersUnderWayCome(t *testing.T) {
 
 func TestAPlainTurnHasNothingOfVLLMs(t *testing.T) {
 	for _, plain := range []bool{false, true} {
-		body := string(ChatBody("m", Turn{AnswerTokens: 3, Plain: plain}, true))
+		body := string(ChatBody("m", Turn{AnswerTokens: 3, OpenAIOnly: plain}, true))
 		if strings.Contains(body, "ignore_eos") == plain {
 			t.Errorf("plain %v: %s", plain, body)
 		}

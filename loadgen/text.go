@@ -1,13 +1,15 @@
-package replay
+package loadgen
 
 import (
 	"math/rand/v2"
 	"strconv"
 	"strings"
+
+	"warmroute/replay"
 )
 
-// words are common and short, so that a real tokenizer too makes about one
-// token of each with its space. Never modified.
+// words are common and short: a real tokenizer makes about one token of each
+// with its space. Never modified.
 var words = strings.Fields(`
 	the and you that was for are with his they this have from one had word but
 	not what all were when your can said there use each which she how their will
@@ -26,16 +28,15 @@ var words = strings.Fields(`
 	might close something seem next hard open example begin life always those both
 `)
 
-// appendText appends exactly n characters of plain ASCII words, the same ones
-// for the same name and id and others for any other: the text begins with both.
+// appendText appends exactly n ASCII characters: name, id and words drawn from
+// both, so that equal arguments give equal text and others differ early.
 func appendText(b []byte, name string, id uint64, n int) []byte {
 	end := len(b) + n
 	b = append(b, name...)
 	b = strconv.AppendUint(b, id, 36)
-	// Any seed does, as long as near ids draw different words.
 	draw := rand.NewPCG(id, uint64(len(name)))
 	for len(b) < end {
-		// One draw is worth eight words, a byte each.
+		// Each of the draw's eight bytes selects a word.
 		for bits, i := draw.Uint64(), 0; i < 8; bits, i = bits>>8, i+1 {
 			b = append(b, ' ')
 			b = append(b, words[int(bits&0xff)%len(words)]...)
@@ -44,8 +45,19 @@ func appendText(b []byte, name string, id uint64, n int) []byte {
 	return b[:end]
 }
 
-// text is appendText as a string, its length in tokens.
+// text is appendText as a string of a length given in tokens.
 func text(name string, id uint64, tokens int) string {
-	n := tokens * charsPerToken
+	n := tokens * replay.CharsPerToken
 	return string(appendText(make([]byte, 0, n+96), name, id, n))
+}
+
+// traceMessages returns the prompt of r as text: for each block of blockTokens
+// tokens characters that no other block has, fewer for a partial block.
+func traceMessages(r replay.TraceRequest, blockTokens int) []Message {
+	b := make([]byte, 0, r.PromptTokens*replay.CharsPerToken+96)
+	for i, id := range r.Blocks {
+		tokens := min(blockTokens, r.PromptTokens-i*blockTokens)
+		b = appendText(b, "", id, tokens*replay.CharsPerToken)
+	}
+	return []Message{{Role: "user", Content: string(b)}}
 }

@@ -1,4 +1,4 @@
-package replay
+package loadgen
 
 import (
 	"fmt"
@@ -10,7 +10,7 @@ import (
 
 func testChats() *Chats {
 	return &Chats{
-		Seed: 1, Sessions: 12, AtATime: 3,
+		Seed: 1, Sessions: 12, Concurrency: 3,
 		SystemPrompts: 4, SystemTokens: 100, Zipf: 1,
 		Turns: Range{2, 5}, UserTokens: Range{10, 20}, AnswerTokens: Range{5, 9},
 		Think: time.Second,

@@ -1,4 +1,4 @@
-package replay
+package loadgen
 
 import (
 	"context"
@@ -6,12 +6,13 @@ import (
 	"testing"
 	"time"
 
+	"warmroute/replay"
 	"warmroute/sim"
 	"warmroute/sim/engine"
 )
 
 // simulated starts a replica a hundred times faster than real, and a player of it.
-func simulated(t *testing.T) (*Player, *results) {
+func simulated(t *testing.T) (*Client, *results) {
 	replica := sim.NewServer(sim.Config{Engine: engine.Config{Speed: 100}})
 	if err := replica.Listen("127.0.0.1:0"); err != nil {
 		t.Fatal(err)
@@ -24,17 +25,17 @@ func simulated(t *testing.T) (*Player, *results) {
 		}
 	})
 	t.Cleanup(func() { cancel(); running.Wait() })
-	client := NewClient()
+	client := NewHTTPClient()
 	t.Cleanup(client.CloseIdleConnections)
 	got := &results{}
-	return &Player{URL: replica.URL(), Model: "sim", Client: client, Speed: 100, Timeout: failsafe, Report: got.add}, got
+	return &Client{URL: replica.URL(), Model: "sim", HTTP: client, Speed: 100, Timeout: failsafe, OnResult: got.add}, got
 }
 
 func TestNextTurnHitsTheLastOneAndItsAnswer(t *testing.T) {
 	p, got := simulated(t)
 	c := testChats()
-	c.Sessions, c.AtATime = 1, 1
-	p.PlayChats(t.Context(), c)
+	c.Sessions, c.Concurrency = 1, 1
+	p.RunChats(t.Context(), c)
 
 	want := turns(c.Session(0))
 	if len(got.all) != len(want) {
@@ -57,11 +58,11 @@ func TestNextTurnHitsTheLastOneAndItsAnswer(t *testing.T) {
 
 func TestTraceBlocksAreHit(t *testing.T) {
 	p, got := simulated(t)
-	for _, r := range []TraceRequest{
+	for _, r := range []replay.TraceRequest{
 		{PromptTokens: 1100, AnswerTokens: 3, Blocks: []uint64{0, 1, 2}},
 		{PromptTokens: 1600, AnswerTokens: 3, Blocks: []uint64{0, 1, 3, 4}},
 	} {
-		p.PlayTrace(t.Context(), &Trace{BlockTokens: 512, Requests: []TraceRequest{r}})
+		p.RunTrace(t.Context(), &replay.Trace{BlockTokens: 512, Requests: []replay.TraceRequest{r}})
 	}
 	if len(got.all) != 2 || got.all[0].Err != "" || got.all[1].Err != "" {
 		t.Fatalf("got %+v", got.all)

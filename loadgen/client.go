@@ -1,0 +1,217 @@
+// Package loadgen sends workloads over HTTP to a server that speaks OpenAI's API
+// and measures the responses. It is the load client of demo, bench and scripts.
+package loadgen
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"warmroute/replay"
+)
+
+// Client sends requests to one server. Set its fields before the first request
+// and do not change them afterwards; its methods are safe for concurrent use.
+type Client struct {
+	URL    string // of the server, without /v1
+	Model  string
+	APIKey string       // sent as a bearer token unless empty
+	Header http.Header  // further headers of each request; may be nil
+	HTTP   *http.Client // see NewHTTPClient
+
+	// Speed is how many times faster than real ones the replicas run: a
+	// workload's times are divided by it, measured times multiplied.
+	Speed float64
+	// Timeout bounds each request, in wall time.
+	Timeout time.Duration
+	// MaxInFlight bounds the concurrent requests of RunTrace; 0: no bound. The
+	// time that a request waits for this bound counts as its latency.
+	MaxInFlight int
+	// OpenAIOnly is that of every Turn that RunTrace and RunChats send.
+	OpenAIOnly bool
+	// Stop, once closed, makes RunChats send nothing new and return when the
+	// requests in flight have ended. nil: never.
+	Stop <-chan struct{}
+	// OnResult is called for each request of RunTrace and RunChats that ended
+	// before the context did, from several goroutines at once.
+	OnResult func(replay.Result)
+}
+
+// NewHTTPClient returns an http.Client for many concurrent streams to one
+// server. The caller closes its idle connections.
+func NewHTTPClient() *http.Client {
+	return &http.Client{Transport: &http.Transport{
+		MaxIdleConnsPerHost: 4096,
+		// vLLM closes a connection that was idle for 5 s; a request that is
+		// just being written to it would be lost.
+		IdleConnTimeout:    3 * time.Second,
+		DisableCompression: true,
+	}}
+}
+
+// RunTrace sends each request of t at its time and returns when all have ended
+// or ctx has.
+func (c *Client) RunTrace(ctx context.Context, t *replay.Trace) {
+	var slots chan struct{}
+	if c.MaxInFlight > 0 {
+		slots = make(chan struct{}, c.MaxInFlight)
+	}
+	start := time.Now()
+	var wg sync.WaitGroup
+	for _, r := range t.Requests {
+		due := start.Add(c.wallTime(r.At))
+		if !sleep(ctx, time.Until(due)) {
+			break
+		}
+		wg.Go(func() {
+			if slots != nil {
+				select {
+				case slots <- struct{}{}:
+				case <-ctx.Done():
+					return
+				}
+				defer func() { <-slots }()
+			}
+			c.sendTurn(ctx, due, Turn{Messages: traceMessages(r, t.BlockTokens), AnswerTokens: r.AnswerTokens})
+		})
+	}
+	wg.Wait()
+}
+
+// RunChats keeps chats.Concurrency conversations open until all have ended, ctx
+// has, or Stop is closed. A failed turn ends its conversation; the next one of
+// that user starts after Retry-After and a delay that grows with each failure
+// in a row, so that a server which refuses everything is not flooded.
+func (c *Client) RunChats(ctx context.Context, chats *Chats) {
+	var wg sync.WaitGroup
+	var next atomic.Int64
+	for range chats.Concurrency {
+		wg.Go(func() {
+			for failures := 0; c.sleepUnlessStopped(ctx, c.wallTime(retryDelay(failures))); {
+				i := int(next.Add(1)) - 1
+				if chats.Sessions > 0 && i >= chats.Sessions {
+					return
+				}
+				last := c.runSession(ctx, chats.Session(i))
+				if last.Err == "" {
+					failures = 0
+					continue
+				}
+				failures++
+				if !c.sleepUnlessStopped(ctx, min(last.RetryAfter, maxRetryAfter)) {
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+const (
+	maxRetryAfter = 30 * time.Second
+	maxRetryDelay = 5 * time.Second
+)
+
+// retryDelay returns how long a user waits after so many failures in a row.
+func retryDelay(failures int) time.Duration {
+	if failures == 0 {
+		return 0
+	}
+	return min(100*time.Millisecond<<min(failures-1, 10), maxRetryDelay)
+}
+
+// runSession sends the turns of s until one fails, and returns the last result.
+func (c *Client) runSession(ctx context.Context, s *Session) (last replay.Result) {
+	for answer := ""; ; {
+		turn, ok := s.Next(answer)
+		if !ok || !c.sleepUnlessStopped(ctx, c.wallTime(turn.Think)) {
+			return last
+		}
+		if last, answer = c.sendTurn(ctx, time.Now(), turn); last.Err != "" {
+			return last
+		}
+	}
+}
+
+// sendTurn sends one request that was due at due, reports its result, and
+// returns it with the answer's text. It reports nothing once ctx has ended.
+func (c *Client) sendTurn(ctx context.Context, due time.Time, turn Turn) (r replay.Result, answer string) {
+	turn.OpenAIOnly = c.OpenAIOnly
+	attempt, cancel := context.WithTimeout(ctx, c.Timeout)
+	defer cancel()
+	var in reader
+	err := c.do(attempt, Request{Body: ChatBody(c.Model, turn, true), Stream: true}, &in)
+	if ctx.Err() != nil {
+		return replay.Result{}, ""
+	}
+	if err != nil {
+		if errors.Is(attempt.Err(), context.DeadlineExceeded) {
+			err = failure(Timeout)
+		}
+		r = in.failed(err, due)
+	} else {
+		r = c.result(&in, due)
+	}
+	c.OnResult(r)
+	return r, in.text.String()
+}
+
+// result returns the figures of a complete response to a request due at due.
+func (c *Client) result(in *reader, due time.Time) replay.Result {
+	r := replay.Result{
+		Sent:             due,
+		TTFT:             c.modelTime(in.firstContent.Sub(due)),
+		E2E:              c.modelTime(in.end.Sub(due)),
+		PromptTokens:     in.prompt,
+		CachedTokens:     in.cached,
+		CompletionTokens: in.completion,
+		CachedKnown:      in.cachedKnown,
+		InvalidUsage:     in.invalidUsage,
+	}
+	if in.chunks > 1 {
+		r.ITL = c.modelTime(in.lastContent.Sub(in.firstContent)) / time.Duration(in.chunks-1)
+	}
+	return r
+}
+
+// wallTime converts a duration on the replicas' clock to one on ours.
+func (c *Client) wallTime(d time.Duration) time.Duration {
+	return time.Duration(float64(d) / c.Speed)
+}
+
+// modelTime converts a duration on our clock to one on the replicas'.
+func (c *Client) modelTime(d time.Duration) time.Duration {
+	return time.Duration(float64(d) * c.Speed)
+}
+
+// sleepUnlessStopped returns false when ctx ended or Stop was closed.
+func (c *Client) sleepUnlessStopped(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	case <-c.Stop:
+	}
+	select {
+	case <-c.Stop:
+		return false
+	default:
+		return ctx.Err() == nil
+	}
+}
+
+// sleep returns false when ctx ended first.
+func sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return ctx.Err() == nil
+	case <-ctx.Done():
+		return false
+	}
+}

@@ -1,0 +1,173 @@
+package loadgen
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/tidwall/gjson"
+
+	"warmroute/replay"
+)
+
+const (
+	maxEventBytes  = 1 << 20  // of one line of a stream
+	maxTextBytes   = 4 << 20  // of a stream's text, which is kept and sent again
+	maxBodyBytes   = 64 << 20 // of any other response
+	maxUsageTokens = 1 << 30  // above it usage is invalid
+	maxDetailBytes = 300
+)
+
+// reader reads one response, streamed or not, and measures it.
+type reader struct {
+	status int
+	header http.Header
+	begun  bool // some of the response arrived
+
+	text                      strings.Builder
+	chunks                    int // with content
+	firstContent, lastContent time.Time
+	end                       time.Time // of [DONE]
+	finishReason              string    // the first choice's
+	detail                    string    // of an error
+
+	usage                      bool // present and valid; the figures are 0 otherwise
+	invalidUsage               bool
+	prompt, completion, cached int // tokens
+	cachedKnown                bool
+
+	onEvent func(events int) // called after each event; may be nil
+	events  int
+}
+
+// readStream reads events to the end of the stream.
+func (s *reader) readStream(body io.Reader) error {
+	lines := bufio.NewScanner(body)
+	lines.Buffer(make([]byte, 0, 2048), maxEventBytes)
+	for lines.Scan() {
+		data, ok := bytes.CutPrefix(lines.Bytes(), []byte("data:"))
+		if !ok {
+			continue // a comment or an empty line
+		}
+		data = bytes.TrimSpace(data)
+		if string(data) == "[DONE]" {
+			s.end = time.Now()
+			// Read to the body's end: without one it was truncated, and the
+			// connection cannot be reused.
+			if _, err := io.Copy(io.Discard, body); err != nil {
+				return failure(StreamTruncated)
+			}
+			return s.checkAborted()
+		}
+		if !s.readEvent(data, time.Now()) {
+			return failure(StreamError)
+		}
+		if s.text.Len() > maxTextBytes {
+			return failure(TooLong)
+		}
+	}
+	if err := lines.Err(); errors.Is(err, bufio.ErrTooLong) {
+		return failure(TooLong)
+	} else if err != nil {
+		s.setDetail(err.Error())
+	}
+	return failure(StreamTruncated)
+}
+
+// readEvent reads one event and returns false when it is an error.
+func (s *reader) readEvent(data []byte, now time.Time) bool {
+	choice := gjson.GetBytes(data, "choices.0")
+	if !choice.Exists() {
+		if gjson.GetBytes(data, "error").Exists() {
+			s.setDetail(string(data))
+			return false
+		}
+		s.readUsage(gjson.GetBytes(data, "usage"))
+		s.countEvent()
+		return true
+	}
+	defer s.countEvent()
+	delta := choice.Get("delta")
+	content := delta.Get("content").Str + choice.Get("text").Str
+	if content != "" || delta.Get("reasoning").Str != "" || delta.Get("tool_calls.0").Exists() {
+		if s.chunks == 0 {
+			s.firstContent = now
+		}
+		s.lastContent = now
+		s.chunks++
+		s.text.WriteString(content)
+	}
+	if finish := choice.Get("finish_reason").Str; finish != "" {
+		s.finishReason = finish
+	}
+	return true
+}
+
+func (s *reader) countEvent() {
+	s.begun = true
+	s.events++
+	if s.onEvent != nil {
+		s.onEvent(s.events)
+	}
+}
+
+// readJSON reads a response that is not a stream: a completion or any JSON object.
+func (s *reader) readJSON(body io.Reader) error {
+	raw, err := io.ReadAll(io.LimitReader(body, maxBodyBytes))
+	s.begun = len(raw) > 0
+	if err != nil {
+		s.setDetail(err.Error())
+		return failure(BodyTruncated)
+	}
+	s.end = time.Now()
+	s.firstContent = s.end
+	if !gjson.ValidBytes(raw) || raw[0] != '{' {
+		s.setDetail(string(raw))
+		return failure(NotJSON)
+	}
+	s.readUsage(gjson.GetBytes(raw, "usage"))
+	choice := gjson.GetBytes(raw, "choices.0")
+	s.finishReason = choice.Get("finish_reason").Str
+	s.text.WriteString(choice.Get("message.content").Str + choice.Get("text").Str)
+	return s.checkAborted()
+}
+
+func (s *reader) checkAborted() error {
+	if s.finishReason == "abort" {
+		return failure(ResponseAborted)
+	}
+	return nil
+}
+
+func (s *reader) readUsage(usage gjson.Result) {
+	if !usage.IsObject() {
+		return
+	}
+	prompt, completion := usage.Get("prompt_tokens").Int(), usage.Get("completion_tokens").Int()
+	cached := usage.Get("prompt_tokens_details.cached_tokens")
+	within := func(n, most int64) bool { return n >= 0 && n <= most }
+	if !within(prompt, maxUsageTokens) || !within(completion, maxUsageTokens) || !within(cached.Int(), prompt) {
+		s.invalidUsage = true
+		return
+	}
+	s.usage = true
+	s.prompt, s.completion = int(prompt), int(completion)
+	s.cached, s.cachedKnown = int(cached.Int()), cached.Type == gjson.Number
+}
+
+// failed returns the result of a response that failed with err.
+func (s *reader) failed(err error, due time.Time) replay.Result {
+	r := replay.Result{Err: err.Error(), Detail: s.detail, Sent: due}
+	if seconds, err := strconv.Atoi(s.header.Get("Retry-After")); err == nil && seconds > 0 && s.status != http.StatusOK {
+		r.RetryAfter = time.Duration(min(seconds, 3600)) * time.Second
+	}
+	return r
+}
+
+// setDetail keeps the beginning of an error's text.
+func (s *reader) setDetail(text string) { s.detail = text[:min(len(text), maxDetailBytes)] }
