@@ -13,6 +13,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"warmroute/config"
 )
 
 // witness is a replica that keeps what it was sent.
@@ -40,7 +42,7 @@ func (w *witness) take() []string {
 }
 
 // withWitness is a proxy in front of a replica that keeps what it was sent.
-func withWitness(t *testing.T, change func(*Config)) (*fronted, *witness) {
+func withWitness(t *testing.T, change func(*config.Config)) (*fronted, *witness) {
 	w := &witness{}
 	mux := standIn{}.handler().(*http.ServeMux)
 	all := http.HandlerFunc(func(to http.ResponseWriter, r *http.Request) {
@@ -219,7 +221,7 @@ func manyHeaders(n int) string {
 
 func TestAThousandSlowHeadersKeepNobodyWaiting(t *testing.T) {
 	const slow = 1000
-	f, _ := withWitness(t, func(c *Config) { c.Timeouts.ReadHeader = 3 * time.Second })
+	f, _ := withWitness(t, func(c *config.Config) { c.Timeouts.ReadHeader = 3 * time.Second })
 	var closed sync.WaitGroup
 	for i := range slow {
 		conn, err := net.Dial("tcp", strings.TrimPrefix(f.url, "http://"))

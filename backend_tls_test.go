@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"warmroute/config"
 )
 
 // startTLS serves the replica over https, and writes the certificate that it made
@@ -28,13 +30,13 @@ func (s standIn) startTLS(t *testing.T) (url, caFile string) {
 }
 
 // trust gives the backend a file of authorities, as loading does.
-func (b *BackendConfig) trust(t *testing.T, caFile string) {
+func trust(t *testing.T, b *config.Backend, caFile string) {
 	t.Helper()
 	pem, err := os.ReadFile(caFile)
 	if err != nil {
 		t.Fatal(err)
 	}
-	b.CAFile, b.authority = caFile, string(pem)
+	b.CAFile, b.CA = caFile, string(pem)
 }
 
 // Requests, readiness checks and polls all go by the backend's own authority.
@@ -42,9 +44,9 @@ func TestReplicasWithAnAuthorityOfTheirOwn(t *testing.T) {
 	url, caFile := standIn{}.startTLS(t)
 	other, otherFile := standIn{}.startTLS(t)
 	named := strings.Replace(other, "127.0.0.1", "localhost", 1)
-	f := startFronted(t, func(c *Config) {
-		c.Backends[0].trust(t, caFile)
-		c.Backends[1].trust(t, otherFile)
+	f := startFronted(t, func(c *config.Config) {
+		trust(t, &c.Backends[0], caFile)
+		trust(t, &c.Backends[1], otherFile)
 		c.Backends[1].ServerName = "example.com"
 	}, url, named)
 	f.ready(2)
@@ -60,16 +62,16 @@ func TestAReplicaWithAnotherCertificateIsDownAndTheLogSaysWhy(t *testing.T) {
 	url, caFile := standIn{}.startTLS(t)
 	for name, f := range map[string]struct {
 		url    string
-		change func(*BackendConfig)
+		change func(*config.Backend)
 		why    string
 	}{
-		"no authority given": {url, func(*BackendConfig) {}, "certificate signed by unknown authority"},
-		"not its name": {strings.Replace(url, "127.0.0.1", "localhost", 1), func(b *BackendConfig) { b.trust(t, caFile) },
+		"no authority given": {url, func(*config.Backend) {}, "certificate signed by unknown authority"},
+		"not its name": {strings.Replace(url, "127.0.0.1", "localhost", 1), func(b *config.Backend) { trust(t, b, caFile) },
 			"certificate is valid for"},
-		"nor the one given": {url, func(b *BackendConfig) { b.trust(t, caFile); b.ServerName = "other.org" }, "certificate is valid for"},
+		"nor the one given": {url, func(b *config.Backend) { trust(t, b, caFile); b.ServerName = "other.org" }, "certificate is valid for"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := startFronted(t, func(c *Config) { f.change(&c.Backends[0]) }, f.url)
+			p := startFronted(t, func(c *config.Config) { f.change(&c.Backends[0]) }, f.url)
 			p.logs(f.why)
 			p.ready(0)
 		})

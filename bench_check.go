@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"warmroute/backends"
+	"warmroute/config"
 )
 
 // maxBenchURLs is how many columns a table can have that people still read.
@@ -94,7 +95,7 @@ func (o *benchOptions) keys() ([]string, error) {
 	if len(o.keyFiles) > 0 && len(o.keyEnvs) > 0 {
 		return nil, fmt.Errorf("--api-key-file and --api-key-env both give a key; use one of the two")
 	}
-	flag, sources, read := "--api-key-file", o.keyFiles, readOnce
+	flag, sources, read := "--api-key-file", o.keyFiles, config.ReadFile
 	if len(o.keyEnvs) > 0 {
 		flag, sources = "--api-key-env", o.keyEnvs
 		read = func(variable string) ([]byte, error) { return []byte(os.Getenv(variable)), nil }
@@ -106,13 +107,13 @@ func (o *benchOptions) keys() ([]string, error) {
 	for _, source := range sources {
 		text, err := read(source)
 		if err != nil {
-			return nil, cannotRead(flag, source, err)
+			return nil, config.ReadError(flag, source, err)
 		}
 		key := string(bytes.TrimSpace(text))
 		switch {
 		case key == "":
 			return nil, fmt.Errorf("%s: there is no key in %s", flag, source)
-		case !isHeaderText(key):
+		case !config.IsHeaderValue(key):
 			return nil, fmt.Errorf("%s: what is in %s cannot be a key: it has several lines, or characters that no header may carry", flag, source)
 		}
 		keys = append(keys, key)

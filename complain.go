@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"net"
 	"syscall"
 )
@@ -23,17 +22,4 @@ func cannotListen(flag, address string, err error) error {
 		return fmt.Errorf("%s: there is no host of that name; choose another address with --%s", address, flag)
 	}
 	return fmt.Errorf("listen on %s: %w; choose another address with --%s", address, err, flag)
-}
-
-// cannotRead says why a file that the command line names cannot be read.
-func cannotRead(flag, path string, err error) error {
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return fmt.Errorf("%s %s: there is no such file", flag, path)
-	case errors.Is(err, fs.ErrPermission):
-		return fmt.Errorf("%s %s: this user may not read it", flag, path)
-	case errors.Is(err, syscall.EISDIR):
-		return fmt.Errorf("%s %s is a directory; name a file", flag, path)
-	}
-	return err
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"warmroute/backends"
+	"warmroute/config"
 )
 
 // Readiness checks and scrapes are no load, and what they find leaves the count of
@@ -17,7 +18,7 @@ func TestHealthChecksNeitherAddNorForgetLoad(t *testing.T) {
 	var ill atomic.Bool
 	var scrapes atomic.Int64
 	first, finish := make(chan struct{}), make(chan struct{})
-	p := startFronted(t, func(c *Config) {
+	p := startFronted(t, func(c *config.Config) {
 		const often = 10 * time.Millisecond
 		c.Health.Interval, c.Health.DownInterval, c.Poll.Interval, c.Poll.FastInterval = often, often, often, often
 	}, standIn{

@@ -78,7 +78,7 @@ func TestComposeProfileIsAProxyAndItsReplicas(t *testing.T) {
 			}
 			for _, replica := range profile.replicas {
 				if s := project.Services[replica]; len(s.Ports) != 0 || s.NetworkMode != "" {
-					t.Errorf("%s can be reached past the proxy: ports %v, network mode %q", replica, s.Ports, s.NetworkMode)
+					t.Errorf("%s is reachable past the proxy: ports %v, network mode %q", replica, s.Ports, s.NetworkMode)
 				}
 			}
 		})
@@ -169,10 +169,7 @@ func TestComposeSimulatedReplicasRunACommandOfTheImage(t *testing.T) {
 func TestComposeProxyMayFinishItsRequestsAndKnowsItsVariables(t *testing.T) {
 	timeouts := mustLoad(t, "", "http://a:8000").Timeouts
 	shutdown := timeouts.Drain + timeouts.Shutdown
-	variables := map[string]bool{}
-	for path := range otherValues() {
-		variables[envName(path)] = true
-	}
+	variables := settingVariables(t)
 	for _, profile := range composeProfiles() {
 		proxy := composeProject(t, profile.name).Services[profile.proxy]
 		if g := proxy.StopGracePeriod; g == nil || time.Duration(*g) <= shutdown {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"warmroute/config"
 	"warmroute/loadgen"
 	"warmroute/replay"
 	"warmroute/sim"
@@ -45,16 +46,16 @@ func startDemoFleet(ctx context.Context, policy string, replicas int, address, a
 		f.replicas = append(f.replicas, replica)
 		urls = append(urls, replica.URL())
 	}
-	config, err := demoConfig(policy, address, admin, urls)
+	c, err := demoConfig(policy, address, admin, urls)
 	if err != nil {
 		return nil, err
 	}
-	log, _ := newLogger(config.Log, os.Stderr)
-	s, err := newService(config, log)
+	log, _ := newLogger(c.Log, os.Stderr)
+	s, err := newService(c, log)
 	if err != nil {
 		return nil, err
 	}
-	public, private, err := listen(config)
+	public, private, err := listen(c)
 	if err != nil {
 		return nil, err
 	}
@@ -67,9 +68,9 @@ func startDemoFleet(ctx context.Context, policy string, replicas int, address, a
 }
 
 // demoConfig is the default configuration, but for what the demo sets.
-func demoConfig(policy, address, admin string, urls []string) (*Config, error) {
+func demoConfig(policy, address, admin string, urls []string) (*config.Config, error) {
 	flags := pflag.NewFlagSet("demo", pflag.ContinueOnError)
-	addConfigFlags(flags)
+	config.AddFlags(flags)
 	for name, value := range map[string]string{
 		"policy": policy,
 		"listen": address,
@@ -81,10 +82,10 @@ func demoConfig(policy, address, admin string, urls []string) (*Config, error) {
 			return nil, err
 		}
 	}
-	return parseConfig("", nil, flags, urls)
+	return config.LoadWithoutFile(defaultConfig, flags, urls)
 }
 
-func baseURL(l net.Listener) string { return "http://" + fromHere(l.Addr().String()) }
+func baseURL(l net.Listener) string { return "http://" + config.LocalAddr(l.Addr().String()) }
 
 // waitReady returns when the proxy has a replica to send requests to.
 func (f *demoFleet) waitReady(ctx context.Context) error {

@@ -14,17 +14,6 @@ import (
 	"time"
 )
 
-func TestFileDescriptorWarning(t *testing.T) {
-	c := mustLoad(t, "limits: {in_flight: 1000, connections: 3000}\nconnections: {max_per_backend: 400}", "http://a:8000", "http://b:8000")
-	const need = 3000 + 800 + 4 + spareFileDescriptors // the two backends take 800 connections and no more
-	if w := c.startWarnings(need); len(w) != 0 {
-		t.Errorf("limit %d: %q", need, w)
-	}
-	if w := c.startWarnings(need - 1); len(w) != 1 || !strings.HasPrefix(w[0], "may need 3904 file descriptors, limit is 3903: ") {
-		t.Errorf("limit %d: %q", need-1, w)
-	}
-}
-
 func TestTheStartSaysThatDescriptorsAreFew(t *testing.T) {
 	fleet := startSimFleet(t, 1, 200_000)
 	file := fleet.configFile(t, "limits: {in_flight: 1000, connections: 1000}")

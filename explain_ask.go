@@ -11,7 +11,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/url"
 	"os"
@@ -19,6 +18,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"warmroute/config"
 	"warmroute/proxy"
 )
 
@@ -55,7 +55,7 @@ func (o *explainOptions) run(ctx context.Context, stdin io.Reader, out io.Writer
 func readRequest(name string) ([]byte, error) {
 	body, err := os.ReadFile(name)
 	if err != nil {
-		return nil, usageError{cannotRead("-f", name, err)}
+		return nil, usageError{config.ReadError("-f", name, err)}
 	}
 	return body, nil
 }
@@ -73,11 +73,11 @@ func (o *explainOptions) listener() (l adminListener, err error) {
 		flags := pflag.NewFlagSet("", pflag.ContinueOnError)
 		flags.String("config", o.config, "")
 		// Faults are for serve to tell, which goes on when its file has got some.
-		c, err := loadConfig(flags, nil)
+		c, err := config.Load(defaultConfig, flags, nil)
 		if c == nil {
 			return l, err
 		}
-		if l.base, l.token = c.adminURL(), c.AdminToken; l.base == "" && o.admin == "" {
+		if l.base, l.token = c.AdminURL(), c.AdminToken; l.base == "" && o.admin == "" {
 			return l, errors.New(`the settings have no admin listener (admin: ""); --admin URL names one`)
 		}
 		if o.admin == "" && o.caFile == "" && c.AdminTLS.CertFile != "" {
@@ -87,11 +87,11 @@ func (o *explainOptions) listener() (l adminListener, err error) {
 		}
 	}
 	if o.tokenFile != "" {
-		text, err := readOnce(o.tokenFile)
+		text, err := config.ReadFile(o.tokenFile)
 		if err != nil {
-			return l, usageError{cannotRead("--token-file", o.tokenFile, err)}
+			return l, usageError{config.ReadError("--token-file", o.tokenFile, err)}
 		}
-		if l.token = string(bytes.TrimSpace(text)); l.token == "" || !isHeaderText(l.token) {
+		if l.token = string(bytes.TrimSpace(text)); l.token == "" || !config.IsHeaderValue(l.token) {
 			return l, fmt.Errorf("--token-file: %s holds no token: one line of text is expected", o.tokenFile)
 		}
 	}
@@ -112,24 +112,11 @@ func (o *explainOptions) listener() (l adminListener, err error) {
 	return l, nil
 }
 
-// adminURL is where the admin listener is asked from its own machine; "" where
-// there is none.
-func (c *Config) adminURL() string {
-	if _, _, err := net.SplitHostPort(c.Admin); err != nil {
-		return ""
-	}
-	scheme := "http"
-	if c.AdminTLS.CertFile != "" {
-		scheme = "https"
-	}
-	return scheme + "://" + fromHere(c.Admin)
-}
-
 // trustAuthorities returns what verifies a certificate by the authorities in a file.
 func trustAuthorities(file string) (*tls.Config, error) {
-	text, err := readOnce(file)
+	text, err := config.ReadFile(file)
 	if err != nil {
-		return nil, usageError{cannotRead("--ca-file", file, err)}
+		return nil, usageError{config.ReadError("--ca-file", file, err)}
 	}
 	pool := x509.NewCertPool()
 	if !pool.AppendCertsFromPEM(text) {
@@ -141,7 +128,7 @@ func trustAuthorities(file string) (*tls.Config, error) {
 // trustOwn returns what verifies that a listener of this machine has the certificate
 // in a file, whatever name it is for: it is asked by its address.
 func trustOwn(file string) (*tls.Config, error) {
-	text, err := readFile(file)
+	text, err := config.ReadRegularFile(file)
 	if err != nil {
 		return nil, fmt.Errorf("admin_tls.cert_file: %w; --ca-file FILE verifies the listener's certificate instead", err)
 	}
@@ -174,7 +161,7 @@ func (o *explainOptions) header() (http.Header, error) {
 	for _, line := range o.headers {
 		name, value, ok := strings.Cut(line, ":")
 		name, value = strings.TrimSpace(name), strings.TrimSpace(value)
-		if !ok || name == "" || !isHeaderText(name) || !isHeaderText(value) {
+		if !ok || name == "" || !config.IsHeaderValue(name) || !config.IsHeaderValue(value) {
 			return nil, fmt.Errorf("--header %q is no header; it is like 'X-Warmroute-Priority: 5'", line)
 		}
 		switch http.CanonicalHeaderKey(name) {

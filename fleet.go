@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"warmroute/backends"
+	"warmroute/config"
 	"warmroute/metrics"
 	"warmroute/router"
 )
@@ -40,11 +41,11 @@ type fleet struct {
 }
 
 // newFleet makes the backends of a configuration. Nothing runs before start.
-func newFleet(c *Config, log *slog.Logger) (*fleet, error) {
+func newFleet(c *config.Config, log *slog.Logger) (*fleet, error) {
 	f := &fleet{log: log, patience: c.Timeouts.Shutdown}
 	var list []*backends.Backend
 	for _, b := range c.Backends {
-		m, err := newMember(b, c.transportOptions())
+		m, err := newMember(b, transportOptionsOf(c))
 		if err != nil {
 			return nil, err
 		}
@@ -86,13 +87,13 @@ func (f *fleet) start(ctx context.Context) (ends func()) {
 //
 // On an error nothing has changed, unless the configuration was not checked: of
 // two backends that cannot be there together the first joins.
-func (f *fleet) apply(c *Config) error {
+func (f *fleet) apply(c *config.Config) error {
 	f.changing.Lock()
 	defer f.changing.Unlock()
 	var stay, join []*member
 	changed := map[*member]*member{}
 	for _, b := range c.Backends {
-		fresh, err := newMember(b, c.transportOptions())
+		fresh, err := newMember(b, transportOptionsOf(c))
 		if err != nil {
 			return err
 		}

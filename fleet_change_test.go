@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"warmroute/backends"
+	"warmroute/config"
 )
 
 func TestABackendThatLeavesFinishesWhatItHas(t *testing.T) {
@@ -39,7 +40,7 @@ func TestWhatABackendStillHasAtTheLimitIsCutOff(t *testing.T) {
 	c := startChanging(t, 2)
 	s := c.long("a long story")
 	b := c.backend(s.replica)
-	c.change(func(next *Config) { next.Timeouts.Shutdown = 100 * time.Millisecond })
+	c.change(func(next *config.Config) { next.Timeouts.Shutdown = 100 * time.Millisecond })
 	c.setFleet(1 - s.replica)
 	c.until("it is gone", func() bool { return c.service.registry.Find(b.Name) == nil })
 	if rest, err := io.ReadAll(s.in); err != nil || !strings.Contains(string(rest), `"error"`) {
@@ -81,7 +82,7 @@ func TestOtherTransportsLeaveRequestsUnderWayAlone(t *testing.T) {
 	c := startChanging(t, 1)
 	s := c.long("a long story")
 	old := c.backend(0).Terms().Transport
-	c.change(func(next *Config) { next.Timeouts.Connect *= 2 })
+	c.change(func(next *config.Config) { next.Timeouts.Connect *= 2 })
 	if c.backend(0).Terms().Transport == old {
 		t.Fatal("the transport is the same")
 	}
@@ -96,11 +97,11 @@ func TestOtherTransportsLeaveRequestsUnderWayAlone(t *testing.T) {
 // Requests held by the rule before are sent under one that holds none.
 func TestAPolicyThatHoldsNothingSendsWhatIsHeld(t *testing.T) {
 	c := startChanging(t, 1)
-	c.change(func(next *Config) { next.Backends[0].MaxInFlight = 1 })
+	c.change(func(next *config.Config) { next.Backends[0].MaxInFlight = 1 })
 	s := c.long("a long story")
 	served := c.ask("waits for a place")
 	c.until("it is held", func() bool { return c.service.router.WaitingRequests() == 1 })
-	c.change(func(next *Config) {
+	c.change(func(next *config.Config) {
 		next.Routing.Policy = "least-load"
 		next.Backends[0].MaxInFlight = 0
 	})
@@ -116,12 +117,12 @@ func TestAReloadTakesAReplicasNewAuthority(t *testing.T) {
 	url, right := standIn{}.startTLS(t)
 	caFile := filepath.Join(t.TempDir(), "ca.pem")
 	copyFile(t, newPEMPair(t).cert, caFile)
-	f := startFronted(t, func(c *Config) { c.Backends[0].trust(t, caFile) }, url)
+	f := startFronted(t, func(c *config.Config) { trust(t, &c.Backends[0], caFile) }, url)
 	f.logs("certificate signed by unknown authority")
 	copyFile(t, right, caFile)
 	next := *f.service.config
 	next.Backends = slices.Clone(next.Backends)
-	next.Backends[0].trust(t, caFile)
+	trust(t, &next.Backends[0], caFile)
 	if err := f.service.fleet.apply(&next); err != nil {
 		t.Fatal(err)
 	}
@@ -150,10 +151,10 @@ func copyFile(t *testing.T, from, to string) {
 // set makes the fleet one of the replicas at so many places, by name.
 func (c *changing) set(fleet map[string]string) {
 	c.t.Helper()
-	c.change(func(next *Config) {
+	c.change(func(next *config.Config) {
 		next.Backends = nil
 		for _, name := range slices.Sorted(maps.Keys(fleet)) {
-			next.Backends = append(next.Backends, BackendConfig{Name: name, URL: fleet[name], Weight: 1})
+			next.Backends = append(next.Backends, config.Backend{Name: name, URL: fleet[name], Weight: 1})
 		}
 	})
 }
@@ -199,7 +200,7 @@ func TestWhoLeavesWaitsAlsoForThoseOfASecondChange(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := startChanging(t, 2)
-			c.change(func(next *Config) { next.Routing.Hold.Requests = 0 })
+			c.change(func(next *config.Config) { next.Routing.Hold.Requests = 0 })
 			c.setFleet(0)
 			c.until("the second is gone", func() bool { return len(c.service.registry.All()) == 1 })
 			urls := map[string]string{"r0": c.replicas[0].URL()}
@@ -232,7 +233,7 @@ func TestABackendThatComesBackHasTheTransportsOfTheConfiguration(t *testing.T) {
 	before := b.Terms().Transport
 	c.setFleet(1 - s.replica)
 	c.until("it drains", func() bool { return b.State() == backends.Draining })
-	c.change(func(next *Config) { next.Timeouts.Connect *= 2 })
+	c.change(func(next *config.Config) { next.Timeouts.Connect *= 2 })
 	c.setFleet(1-s.replica, s.replica)
 	if b.Retiring() || b.Terms().Transport == before {
 		t.Error("it has the transport of the settings before")

@@ -10,6 +10,7 @@ import (
 
 	"warmroute/backends"
 	"warmroute/backends/transport"
+	"warmroute/config"
 )
 
 // member is a backend of the fleet with what runs for it.
@@ -31,16 +32,16 @@ type transportOptions struct {
 	connections   int // to one replica, for requests
 }
 
-func (c *Config) transportOptions() transportOptions {
+func transportOptionsOf(c *config.Config) transportOptions {
 	return transportOptions{c.Timeouts.Connect, c.Timeouts.KeepaliveIdle, c.Connections.MaxPerBackend}
 }
 
-func newMember(c BackendConfig, o transportOptions) (*member, error) {
+func newMember(c config.Backend, o transportOptions) (*member, error) {
 	u, err := backends.ParseURL(c.URL)
 	if err != nil {
 		return nil, fmt.Errorf("backend %s: %w", c.Name, err)
 	}
-	secured, err := c.tlsConfig()
+	secured, err := c.TLSConfig()
 	if err != nil {
 		return nil, fmt.Errorf("backend %s: certificate: %w", c.Name, err)
 	}
@@ -87,7 +88,7 @@ func (m *member) become(fresh *member) {
 	m.backend.SetTerms(terms)
 }
 
-// sameTLS compares what BackendConfig.tlsConfig makes.
+// sameTLS compares what config.Backend.tlsConfig makes.
 func sameTLS(a, b *tls.Config) bool {
 	if a == nil || b == nil {
 		return a == b

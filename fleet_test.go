@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"warmroute/backends"
+	"warmroute/config"
 	"warmroute/sim"
 	"warmroute/sim/engine"
 )
@@ -20,12 +21,12 @@ import (
 // Some of its replicas are in the configuration, by name.
 type changing struct {
 	*guarded
-	config Config
+	config config.Config
 }
 
 func startChanging(t *testing.T, replicas int) *changing {
 	t.Helper()
-	g := startGuarded(t, replicas, sim.Config{Engine: engine.Config{KVTokens: 200_000, Speed: 20}}, func(c *Config) {
+	g := startGuarded(t, replicas, sim.Config{Engine: engine.Config{KVTokens: 200_000, Speed: 20}}, func(c *config.Config) {
 		for i := range c.Backends {
 			c.Backends[i].Name = fmt.Sprintf("r%d", i)
 		}
@@ -35,7 +36,7 @@ func startChanging(t *testing.T, replicas int) *changing {
 
 // change makes the running proxy what f makes of its configuration. service.apply
 // is for the goroutine that runs it.
-func (c *changing) change(f func(*Config)) {
+func (c *changing) change(f func(*config.Config)) {
 	c.t.Helper()
 	next := c.config
 	next.Backends = slices.Clone(c.config.Backends)
@@ -46,16 +47,16 @@ func (c *changing) change(f func(*Config)) {
 	if err := c.service.router.Configure(c.service.routerOptions(&next)); err != nil {
 		c.t.Fatal(err)
 	}
-	c.service.proxy.Configure(next.proxySettings())
+	c.service.proxy.Configure(proxySettings(&next))
 	c.config = next
 }
 
 func (c *changing) setFleet(replicas ...int) {
 	c.t.Helper()
-	c.change(func(next *Config) {
+	c.change(func(next *config.Config) {
 		next.Backends = nil
 		for _, i := range replicas {
-			next.Backends = append(next.Backends, BackendConfig{Name: fmt.Sprintf("r%d", i), URL: c.replicas[i].URL(), Weight: 1})
+			next.Backends = append(next.Backends, config.Backend{Name: fmt.Sprintf("r%d", i), URL: c.replicas[i].URL(), Weight: 1})
 		}
 	})
 }
@@ -113,9 +114,9 @@ func TestAFleetThatChangesUnderLoadFailsNoRequest(t *testing.T) {
 				c.backend(i).Undrain()
 			}
 		case 2:
-			c.change(func(next *Config) { next.Routing.Policy = policies[rng.IntN(len(policies))] })
+			c.change(func(next *config.Config) { next.Routing.Policy = policies[rng.IntN(len(policies))] })
 		case 4:
-			c.change(func(next *Config) {
+			c.change(func(next *config.Config) {
 				b := &next.Backends[rng.IntN(len(next.Backends))]
 				b.APIKey, b.Weight, b.MaxInFlight = fmt.Sprint("key", round), 1+rng.Float64(), rng.IntN(8)
 				next.Routing.Hold.Requests = 16 + rng.IntN(100)
@@ -123,7 +124,7 @@ func TestAFleetThatChangesUnderLoadFailsNoRequest(t *testing.T) {
 			})
 		case 5:
 			c.backend(some).Drain()
-			c.change(func(next *Config) { next.Timeouts.Connect += time.Millisecond })
+			c.change(func(next *config.Config) { next.Timeouts.Connect += time.Millisecond })
 			c.backend(some).Undrain()
 		}
 		clients.more(10)
@@ -163,7 +164,7 @@ func TestAnAddedBackendGetsItsShare(t *testing.T) {
 func TestADrainedBackendStaysSoOverAReload(t *testing.T) {
 	c := startChanging(t, 2)
 	c.backend(0).Drain()
-	c.change(func(next *Config) { next.Backends[0].Weight = 2 })
+	c.change(func(next *config.Config) { next.Backends[0].Weight = 2 })
 	if b := c.backend(0); b.State() != backends.Draining || b.Terms().Weight != 2 {
 		t.Errorf("state %v, weight %v", b.State(), b.Terms().Weight)
 	}
@@ -183,7 +184,7 @@ func TestAFleetThatIsReplacedWholeFailsNoRequest(t *testing.T) {
 	for name, held := range map[string]int{"with the hold queue": 1000, "without": 0} {
 		t.Run(name, func(t *testing.T) {
 			c := startChanging(t, 4)
-			c.change(func(next *Config) { next.Routing.Hold.Requests = held })
+			c.change(func(next *config.Config) { next.Routing.Hold.Requests = held })
 			c.setFleet(0, 1)
 			clients := c.crowd(8)
 			for range 5 {
@@ -249,7 +250,7 @@ func TestANameMayGetAnotherURL(t *testing.T) {
 	c.setFleet(0, 1)
 	clients := c.crowd(4)
 	for to := range 6 {
-		c.change(func(next *Config) { next.Backends[0].URL = c.replicas[2*(to%2)].URL() })
+		c.change(func(next *config.Config) { next.Backends[0].URL = c.replicas[2*(to%2)].URL() })
 		clients.more(20)
 	}
 	clients.leave()
@@ -267,8 +268,8 @@ func TestHundredsOfBackendsComeAndGoWithoutATrace(t *testing.T) {
 	clients := c.crowd(4)
 	cycle := func(i int) {
 		name := fmt.Sprintf("guest%d", i)
-		c.change(func(next *Config) {
-			next.Backends = append(next.Backends[:1], BackendConfig{Name: name, URL: c.replicas[1].URL(), Weight: 1})
+		c.change(func(next *config.Config) {
+			next.Backends = append(next.Backends[:1], config.Backend{Name: name, URL: c.replicas[1].URL(), Weight: 1})
 		})
 		c.until("the guest is ready", func() bool { b := c.service.registry.Find(name); return b != nil && b.State() == backends.Ready })
 		clients.more(2)

@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"time"
 
+	"warmroute/config"
 	"warmroute/proxy"
 )
 
@@ -213,7 +214,7 @@ func listenTCP(address string) (net.Listener, error) {
 // listen opens the listeners that were not inherited, so that a port that is
 // taken is an error before anything runs. admin is nil when the configuration
 // has none.
-func (in *inherited) listen(c *Config) (public, admin net.Listener, err error) {
+func (in *inherited) listen(c *config.Config) (public, admin net.Listener, err error) {
 	in.closeReplaced(c)
 	if public = in.public; public == nil {
 		if public, err = listenTCP(c.Listen); err != nil {

@@ -14,6 +14,7 @@ import (
 	"go.uber.org/goleak"
 
 	"warmroute/backends"
+	"warmroute/config"
 	"warmroute/sim"
 )
 
@@ -29,7 +30,7 @@ type guarded struct {
 	client   *http.Client
 }
 
-func startGuarded(t *testing.T, n int, c sim.Config, change func(*Config)) *guarded {
+func startGuarded(t *testing.T, n int, c sim.Config, change func(*config.Config)) *guarded {
 	t.Helper()
 	before := goleak.IgnoreCurrent()
 	t.Cleanup(func() { verifyNoGoroutineLeft(t, before) })

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"warmroute/config"
 	"warmroute/sim"
 	"warmroute/sim/engine"
 )
@@ -60,7 +61,7 @@ func TestAReplicaAt98PercentKVGetsNothingWhileAnotherCanTakeIt(t *testing.T) {
 func TestWhereAllReplicasAreAt98PercentKVRequestsAreServed(t *testing.T) {
 	for name, held := range map[string]int{"with the hold queue": 1000, "without": 0} {
 		t.Run(name, func(t *testing.T) {
-			g := startGuarded(t, 2, small, func(c *Config) { c.Routing.Hold.Requests = held })
+			g := startGuarded(t, 2, small, func(c *config.Config) { c.Routing.Hold.Requests = held })
 			g.goesTo("sim", known+"one")
 			leave := []func(){g.fill(0), g.fill(1)}
 			served := g.ask(known + "two")
@@ -83,7 +84,7 @@ func (g *guarded) inFlight() (sum int64) {
 }
 
 func TestRequestsBeyondMaxInFlightWaitForAPlace(t *testing.T) {
-	g := startGuarded(t, 2, sim.Config{}, func(c *Config) {
+	g := startGuarded(t, 2, sim.Config{}, func(c *config.Config) {
 		c.Backends[0].MaxInFlight, c.Backends[1].MaxInFlight = 1, 1
 	})
 	first, second := g.long(known+"one"), g.long(known+"two")

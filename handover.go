@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"github.com/coreos/go-systemd/v22/activation"
+
+	"warmroute/config"
 )
 
 const (
@@ -103,7 +105,7 @@ func inherit() (*inherited, error) {
 // closeReplaced closes the sockets of a hand-over whose settings have changed. Their
 // addresses alone would not tell: those of systemd's sockets need not be those of
 // the settings.
-func (in *inherited) closeReplaced(c *Config) {
+func (in *inherited) closeReplaced(c *config.Config) {
 	if in.ready == nil {
 		return
 	}

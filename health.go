@@ -5,11 +5,12 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"warmroute/config"
 )
 
 // newHealthCommand is for the image, which has no shell and no curl. Hidden:
@@ -32,34 +33,15 @@ code is 0 when the answer is 200, else 1.`,
 				return askHealth(ctx, args[0])
 			}
 			// Faults are for serve to tell: one that runs goes on when its file has got some.
-			config, err := loadConfig(cmd.Flags(), nil)
-			if config == nil {
-				return errors.New(err.Error()) // Docker reserves the status 2 of a ConfigError
+			c, err := config.Load(defaultConfig, cmd.Flags(), nil)
+			if c == nil {
+				return errors.New(err.Error()) // Docker reserves the status 2 of a config.Errors
 			}
-			return askHealth(ctx, config.liveURL())
+			return askHealth(ctx, c.PublicURL()+"/livez")
 		},
 	}
-	addConfigFlags(cmd.Flags())
+	config.AddFlags(cmd.Flags())
 	return cmd
-}
-
-// liveURL is where the public listener is asked, from its own machine, whether it lives.
-func (c *Config) liveURL() string {
-	scheme := "http"
-	if c.TLS.CertFile != "" {
-		scheme = "https"
-	}
-	return scheme + "://" + fromHere(c.Listen) + "/livez"
-}
-
-// fromHere is how a listener is reached from its own machine, by the address that
-// it listens at.
-func fromHere(listen string) string {
-	host, port, _ := net.SplitHostPort(listen)
-	if isWildcard(host) {
-		host = "127.0.0.1" // an unspecified IPv6 address takes IPv4 as well
-	}
-	return net.JoinHostPort(host, port)
 }
 
 // askHealth fails unless url answers 200. It leaves no connection open.

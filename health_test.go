@@ -19,7 +19,7 @@ func health(t *testing.T, args ...string) (int, string) {
 func TestHealthAsksWhereTheSettingsSay(t *testing.T) {
 	f := func(listen, want string) {
 		t.Helper()
-		if got := mustLoad(t, "", "--listen", listen, "http://a:8000").liveURL(); got != want {
+		if got := mustLoad(t, "", "--listen", listen, "http://a:8000").PublicURL() + "/livez"; got != want {
 			t.Errorf("%s: %s, want %s", listen, got, want)
 		}
 	}
@@ -29,7 +29,7 @@ func TestHealthAsksWhereTheSettingsSay(t *testing.T) {
 	f("[::1]:9000", "http://[::1]:9000/livez")
 	f("10.0.0.5:8080", "http://10.0.0.5:8080/livez")
 	pair := newPEMPair(t)
-	if got := mustLoad(t, pair.yaml()+"listen: :8443\nbackends: [\"http://a:8000\"]").liveURL(); got != "https://127.0.0.1:8443/livez" {
+	if got := mustLoad(t, pair.yaml()+"listen: :8443\nbackends: [\"http://a:8000\"]").PublicURL() + "/livez"; got != "https://127.0.0.1:8443/livez" {
 		t.Errorf("with TLS: %s", got)
 	}
 }

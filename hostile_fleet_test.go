@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"warmroute/backends"
+	"warmroute/config"
 )
 
 // endless writes a text over and over, until so many bytes are out or nobody reads.
@@ -75,7 +76,7 @@ func TestMetricsOfAnyKindTakeNoReplicaDown(t *testing.T) {
 		"silent in mid-sentence": {stall("vllm:num_requests_running 1\nvllm:num_req"), "deadline exceeded"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := startFronted(t, func(c *Config) {
+			p := startFronted(t, func(c *config.Config) {
 				c.Poll.Interval, c.Poll.FastInterval, c.Poll.Timeout = 10*time.Millisecond, 10*time.Millisecond, 700*time.Millisecond
 			}, standIn{metrics: f.metrics}.start(t))
 			p.ready(1)
@@ -106,7 +107,9 @@ func TestEndlessMetricsLeaveNoMemoryBehind(t *testing.T) {
 	n := make(chan int, 1)
 	n <- 0
 	flood := endless(`vllm:lora_requests_info{max_lora="1",running_lora_adapters="`+strings.Repeat("a,", 5000)+"\"} 1\n", 1<<50)
-	p := startFronted(t, func(c *Config) { c.Poll.Interval, c.Poll.FastInterval = 10*time.Millisecond, 10*time.Millisecond },
+	p := startFronted(t, func(c *config.Config) {
+		c.Poll.Interval, c.Poll.FastInterval = 10*time.Millisecond, 10*time.Millisecond
+	},
 		standIn{metrics: func(w http.ResponseWriter, r *http.Request) {
 			i := <-n
 			n <- i + 1

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"warmroute/config"
 	"warmroute/sim"
 )
 
@@ -41,7 +42,7 @@ func TestAReplicaThatHangsLosesNothing(t *testing.T) {
 // Without it, and without metrics that show so, timeouts.response ends it.
 func TestResponseTimeoutFollowsPolledProgress(t *testing.T) {
 	const limit = 3 * time.Second
-	g := startGuarded(t, 1, sim.Config{}, func(c *Config) { c.Timeouts.Response = limit })
+	g := startGuarded(t, 1, sim.Config{}, func(c *config.Config) { c.Timeouts.Response = limit })
 	ask := func(tokens int) (status int, body string, took time.Duration) {
 		began := time.Now()
 		resp, err := g.client.Post(g.url+"/v1/chat/completions", "application/json", strings.NewReader(fmt.Sprintf(

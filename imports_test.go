@@ -22,7 +22,7 @@ import (
 // loadgen replay; only main uses those two. The programs under scripts are
 // mains of their own, and share scripts/fleet.
 func importFault(from, to string) string {
-	line := map[string]int{"filelock": 0, "backends": 1, "router": 2, "metrics": 3, "proxy": 4, "admin": 5, "": 6, "scripts": 6}
+	line := map[string]int{"filelock": 0, "backends": 1, "router": 2, "metrics": 3, "proxy": 4, "admin": 5, "config": 6, "": 7, "scripts": 7}
 	fromPart, _, _ := strings.Cut(from, "/")
 	toPart, _, _ := strings.Cut(to, "/")
 	fromPlace, fromKnown := line[fromPart]

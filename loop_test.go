@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"warmroute/config"
 )
 
 // countedReplica is a stand-in that counts the chats it was sent.
@@ -25,7 +27,7 @@ func countedReplica(t *testing.T) (url string, chats *atomic.Int64) {
 func (f *fronted) addBackend(name, url string) {
 	f.t.Helper()
 	next := *f.service.started
-	next.Backends = append(next.Backends[:len(next.Backends):len(next.Backends)], BackendConfig{Name: name, URL: url})
+	next.Backends = append(next.Backends[:len(next.Backends):len(next.Backends)], config.Backend{Name: name, URL: url})
 	if err := f.service.fleet.apply(&next); err != nil {
 		f.t.Fatal(err)
 	}
@@ -46,7 +48,7 @@ func (f *fronted) askMany(n int) {
 }
 
 // checkOften has backends checked so often that a change is seen soon.
-func checkOften(c *Config) {
+func checkOften(c *config.Config) {
 	c.Health.Interval, c.Health.DownInterval = 50*time.Millisecond, 50*time.Millisecond
 }
 
@@ -87,7 +89,7 @@ func TestProxiesAsEachOthersBackends(t *testing.T) {
 // The checks do not see a loop of three; requests pass each proxy once at most.
 func TestLoopOfThreeProxies(t *testing.T) {
 	url, chats := countedReplica(t)
-	c := startOneOfSeveral(t, func(c *Config) {
+	c := startOneOfSeveral(t, func(c *config.Config) {
 		checkOften(c)
 		c.Routing.Policy = "round-robin"
 	}, url)

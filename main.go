@@ -5,6 +5,7 @@ package main
 
 import (
 	"context"
+	_ "embed" // for config.yaml
 	"errors"
 	"fmt"
 	"io"
@@ -14,7 +15,12 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+
+	"warmroute/config"
 )
+
+//go:embed config.yaml
+var defaultConfig []byte
 
 func main() {
 	ctx, stop := context.WithCancelCause(context.Background())
@@ -40,7 +46,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root.SetErr(stderr)
 
 	cmd, err := root.ExecuteContextC(ctx)
-	var configError ConfigError
+	var configError config.Errors
 	var usage usageError
 	switch {
 	case err == nil:

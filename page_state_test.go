@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"warmroute/admin"
+	"warmroute/config"
 	"warmroute/sim"
 )
 
@@ -52,7 +53,7 @@ func TestStateOfStalledBackend(t *testing.T) {
 }
 
 func TestStateOfDownBackend(t *testing.T) {
-	g := startGuarded(t, 1, sim.Config{}, func(c *Config) { c.Health.Interval = 100 * time.Millisecond })
+	g := startGuarded(t, 1, sim.Config{}, func(c *config.Config) { c.Health.Interval = 100 * time.Millisecond })
 	began := time.Now()
 	g.fault(0, sim.Fault{Kind: sim.Status, Status: 503, Everything: true})
 	g.until("the backend is shown as down", func() bool { return g.state().Backends[0].State == "down" })

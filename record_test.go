@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"warmroute/config"
 	"warmroute/loadgen"
 	"warmroute/proxy/recorder"
 	"warmroute/replay"
@@ -29,7 +30,7 @@ func recordChats(t *testing.T, replicas, kvTokens int) (replay.Summary, []byte) 
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "traffic")
 	fleet := startSimFleet(t, replicas, kvTokens)
-	p := fleet.startProxy(t, func(c *Config) { c.Record.File = file })
+	p := fleet.startProxy(t, func(c *config.Config) { c.Record.File = file })
 	client := loadgen.NewHTTPClient()
 	defer client.CloseIdleConnections()
 	var tally replay.Tally
@@ -89,7 +90,7 @@ func TestWhatWasRecordedIsReplayed(t *testing.T) {
 func TestNoWordOfTheTrafficIsRecorded(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "traffic")
 	fleet := startSimFleet(t, 2, 32_000)
-	p := fleet.startProxy(t, func(c *Config) {
+	p := fleet.startProxy(t, func(c *config.Config) {
 		c.Record.File = file
 		c.Routing.SessionHeader = "X-Session"
 	})
@@ -166,7 +167,7 @@ func TestNoWordOfTheTrafficIsRecorded(t *testing.T) {
 func TestARequestWhoseClientLeftIsRecordedAsFarAsItGot(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "traffic")
 	fleet := startSimFleet(t, 1, 32_000)
-	p := fleet.startProxy(t, func(c *Config) { c.Record.File = file })
+	p := fleet.startProxy(t, func(c *config.Config) { c.Record.File = file })
 	ctx, leave := context.WithCancel(t.Context())
 	body := `{"model":"sim","stream":true,"ignore_eos":true,"max_tokens":8000,"messages":[{"role":"user","content":"go on"}]}`
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, p.url+"/v1/chat/completions", strings.NewReader(body))
@@ -260,7 +261,7 @@ func TestWhateverIsRecordedCanBeRead(t *testing.T) {
 func TestOnlyTokensOfOnePromptsTextAreCalledCounted(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "traffic")
 	fleet := startSimFleet(t, 1, 32_000)
-	p := fleet.startProxy(t, func(c *Config) { c.Record.File = file })
+	p := fleet.startProxy(t, func(c *config.Config) { c.Record.File = file })
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	long := strings.Repeat("word ", 200)
 	for _, r := range []struct{ path, body string }{

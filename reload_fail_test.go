@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"warmroute/config"
 )
 
 // What lets more people in than before may be a file cut short: nothing of that is
@@ -60,7 +62,7 @@ func TestOneChangeIsOneReload(t *testing.T) {
 		t.Fatal(err)
 	}
 	file := startSimFleet(t, 1, 200_000).configFile(t, pair.yaml())
-	load := func() (*Config, error) { return loadFile(t, file.path) }
+	load := func() (*config.Config, error) { return loadFile(t, file.path) }
 	r := newReloader(file.path, load)
 	look := func(want bool) {
 		t.Helper()
@@ -94,7 +96,7 @@ func TestOneChangeIsOneReload(t *testing.T) {
 // A file may change between the moment in which it is read and the next look.
 func TestAChangeWhileTheConfigurationIsReadIsSeen(t *testing.T) {
 	file := startSimFleet(t, 1, 200_000).configFile(t, "")
-	r := newReloader(file.path, func() (*Config, error) {
+	r := newReloader(file.path, func() (*config.Config, error) {
 		c, err := loadFile(t, file.path)
 		file.write("limits: {in_flight: 9}")
 		return c, err
@@ -116,7 +118,7 @@ func TestAConfigurationThatCannotBeReadDoesNotHoldUpTheEnd(t *testing.T) {
 	asked, reading, never := make(chan os.Signal, 1), make(chan struct{}), make(chan struct{})
 	defer close(never)
 	s.control.reloads = asked
-	s.control.reload = newReloader("", func() (*Config, error) {
+	s.control.reload = newReloader("", func() (*config.Config, error) {
 		close(reading)
 		<-never
 		return nil, os.ErrClosed
@@ -136,9 +138,9 @@ func TestAnErrorLeavesAllAsItWas(t *testing.T) {
 	s, public, _ := successorOf(t)
 	public.Close()
 	before := s.config
-	for _, change := range []func(*Config){
-		func(c *Config) { c.Routing.Policy = "fastest" },
-		func(c *Config) { c.Backends = []BackendConfig{{Name: "other", URL: "no URL"}} },
+	for _, change := range []func(*config.Config){
+		func(c *config.Config) { c.Routing.Policy = "fastest" },
+		func(c *config.Config) { c.Backends = []config.Backend{{Name: "other", URL: "no URL"}} },
 	} {
 		c := *before
 		c.Timeouts.Connect = time.Hour
@@ -146,7 +148,7 @@ func TestAnErrorLeavesAllAsItWas(t *testing.T) {
 		if err := s.apply(&c); err == nil {
 			t.Fatal("applied")
 		}
-		if s.config != before || s.fleet.members[0].options != before.transportOptions() {
+		if s.config != before || s.fleet.members[0].options != transportOptionsOf(before) {
 			t.Error("something of it is in use")
 		}
 	}
@@ -165,7 +167,7 @@ func TestOnlyPlainFilesAreRead(t *testing.T) {
 		if !strings.Contains(yaml, "backends") {
 			yaml += "\nbackends: [http://a:8000]"
 		}
-		if _, err := load(t, yaml); err == nil || !strings.Contains(err.Error(), pipe+" is no plain file") {
+		if _, err := load(t, yaml); err == nil || !strings.Contains(err.Error(), pipe+" is not a regular file") {
 			t.Errorf("%s: %v", setting, err)
 		}
 	}

@@ -5,40 +5,42 @@ import (
 	"os"
 	"slices"
 	"time"
+
+	"warmroute/config"
 )
 
 // reloader reads the configuration, and again when it may be another. Not safe
 // for concurrent use.
 type reloader struct {
-	file  string                  // the configuration's own; "" for none
-	load  func() (*Config, error) // as loadConfig
+	file  string                         // the configuration's own; "" for none
+	load  func() (*config.Config, error) // as config.Load
 	files fileWatch
 }
 
 // reading is what a reloader has read.
 type reading struct {
-	config *Config
+	config *config.Config
 	err    error
 }
 
-func newReloader(file string, load func() (*Config, error)) *reloader {
+func newReloader(file string, load func() (*config.Config, error)) *reloader {
 	r := &reloader{file: file, load: load}
-	r.files.names = (&Config{}).files(file)
+	r.files.names = (&config.Config{}).Files(file)
 	return r
 }
 
 // read reads the configuration. Its files are noted before they are read, so that
 // no change in between is missed; and as only the configuration says which those
 // are, it is read once more when it names others than before, accepted or not.
-func (r *reloader) read() (c *Config, err error) {
+func (r *reloader) read() (c *config.Config, err error) {
 	for range 2 {
 		r.files.note()
 		c, err = r.load()
-		if c == nil || slices.Equal(c.files(r.file), r.files.names) {
+		if c == nil || slices.Equal(c.Files(r.file), r.files.names) {
 			return c, err
 		}
-		r.files.names = c.files(r.file)
-		if r.file != "" && plainFile(r.file) != nil { // that was the only time
+		r.files.names = c.Files(r.file)
+		if r.file != "" && config.CheckRegular(r.file) != nil { // that was the only time
 			r.files.note()
 			return c, err
 		}
@@ -47,9 +49,9 @@ func (r *reloader) read() (c *Config, err error) {
 }
 
 // again is read for a service that runs.
-func (r *reloader) again() (*Config, error) {
+func (r *reloader) again() (*config.Config, error) {
 	if r.file != "" {
-		if err := plainFile(r.file); err != nil {
+		if err := config.CheckRegular(r.file); err != nil {
 			r.files.note()
 			return nil, err
 		}

@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"warmroute/config"
 	"warmroute/replay"
 )
 
@@ -26,21 +27,21 @@ func (o *replayOptions) plan() (*replayPlan, error) {
 	if err != nil {
 		return nil, err
 	}
-	config, err := o.settings()
+	c, err := o.settings()
 	if err != nil {
 		return nil, err
 	}
 	base := replay.Scenario{
 		Backends: o.backends, KVTokens: o.kvTokens, Engine: o.engine, Speeds: o.fleetSpeeds(), Changes: changes,
-		Settings: config.Routing.settings(), SLO: cmp.Or(o.slo, config.SLO.TTFT),
+		Settings: policySettings(c.Routing), SLO: cmp.Or(o.slo, c.SLO.TTFT),
 		PollInterval: o.poll, PollLag: o.pollLag,
 		NonStreaming: o.nonStreaming, NoUsage: o.noUsage, IndexFactor: o.indexFactor, NoLearning: !o.learning, Evictions: o.evictions,
 	}
 	if o.config != "" && o.poll == 0 {
-		base.PollInterval = config.Poll.Interval
+		base.PollInterval = c.Poll.Interval
 	}
 	if o.hold {
-		base.Hold = config.Routing.hold()
+		base.Hold = holdOptions(c.Routing)
 	}
 	loads := o.loads
 	if len(loads) == 0 {
@@ -68,10 +69,10 @@ func (o *replayOptions) plan() (*replayPlan, error) {
 
 // settings are those of --config, or the defaults; the backends in them are of no
 // interest here.
-func (o *replayOptions) settings() (*Config, error) {
+func (o *replayOptions) settings() (*config.Config, error) {
 	flags := pflag.NewFlagSet("replay", pflag.ContinueOnError)
 	flags.String("config", o.config, "")
-	return loadConfig(flags, []string{"http://replica"})
+	return config.Load(defaultConfig, flags, []string{"http://replica"})
 }
 
 // fleetSpeeds repeats the speeds over the fleet.

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"warmroute/config"
 	"warmroute/replay"
 )
 
@@ -90,7 +91,7 @@ func sharedPrompts(name string, w replay.SharedPrompts, backends int) *replayWor
 func readTrace(path string) (*replay.Trace, error) {
 	file, err := os.Open(path)
 	if err != nil {
-		return nil, usageError{cannotRead("--trace", path, err)}
+		return nil, usageError{config.ReadError("--trace", path, err)}
 	}
 	defer file.Close()
 	trace, err := replay.ParseTrace(file)

@@ -11,7 +11,7 @@ import (
 
 // watchRequests makes what tells of single requests: the access log and the traces.
 func (s *service) watchRequests(m *metrics.Metrics) (err error) {
-	if s.access, err = accesslog.New(s.config.AccessLog.settings(), s.log); err != nil {
+	if s.access, err = accesslog.New(accesslog.Settings(s.config.AccessLog), s.log); err != nil {
 		return fmt.Errorf("access_log.file: %w", err)
 	}
 	m.WatchAccessLog(s.access.Lost)
@@ -24,5 +24,3 @@ func (s *service) watchRequests(m *metrics.Metrics) (err error) {
 	}
 	return nil
 }
-
-func (c AccessLogConfig) settings() accesslog.Settings { return accesslog.Settings(c) }

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"warmroute/config"
 )
 
 func newServeCommand() *cobra.Command {
@@ -29,7 +31,7 @@ the one before. SIGHUP reads them anew.`,
 			return serve(cmd, urls)
 		},
 	}
-	addConfigFlags(cmd.Flags())
+	config.AddFlags(cmd.Flags())
 	return cmd
 }
 
@@ -49,31 +51,31 @@ func serve(cmd *cobra.Command, urls []string) (err error) {
 	if err != nil {
 		return err
 	}
-	file, _ := configPath(cmd.Flags()) // load tells of an error
-	reload := newReloader(file, func() (*Config, error) { return loadConfig(cmd.Flags(), urls) })
-	config, err := reload.read()
+	file, _ := config.FilePath(cmd.Flags()) // load tells of an error
+	reload := newReloader(file, func() (*config.Config, error) { return config.Load(defaultConfig, cmd.Flags(), urls) })
+	c, err := reload.read()
 	if err != nil {
 		return err
 	}
-	log, level := newLogger(config.Log, cmd.ErrOrStderr())
+	log, level := newLogger(c.Log, cmd.ErrOrStderr())
 	log.Info("starting", "version", version(), "go", runtime.Version(), "pid", os.Getpid())
 	defer func() {
 		log.Info("stopped", "reason", stopReason(cmd.Context(), err), "uptime", time.Since(started).Round(time.Millisecond))
 	}()
-	for _, w := range config.startWarnings(fileDescriptorLimit()) {
+	for _, w := range c.StartWarnings(fileDescriptorLimit()) {
 		log.Warn(w)
 	}
-	s, err := newServiceAfter(before, config, log)
+	s, err := newServiceAfter(before, c, log)
 	if err != nil {
 		return err
 	}
-	public, admin, err := before.listen(config)
+	public, admin, err := before.listen(c)
 	if err != nil {
 		return err
 	}
-	log.Info("listening", "public", public.Addr().String(), "tls", config.TLS.enabled(), "backends", len(config.Backends), "policy", config.Routing.Policy)
+	log.Info("listening", "public", public.Addr().String(), "tls", c.TLS.Enabled(), "backends", len(c.Backends), "policy", c.Routing.Policy)
 	if admin != nil {
-		log.Info("listening", "admin", admin.Addr().String(), "tls", config.AdminTLS.enabled())
+		log.Info("listening", "admin", admin.Addr().String(), "tls", c.AdminTLS.Enabled())
 	}
 	s.control.reloads, s.control.reload, s.control.level = reloads, reload, level
 	s.control.handOvers, s.control.program = handOvers, program
@@ -81,7 +83,9 @@ func serve(cmd *cobra.Command, urls []string) (err error) {
 }
 
 // listen opens both listeners. admin is nil when the configuration has none.
-func listen(c *Config) (public, admin net.Listener, err error) { return (&inherited{}).listen(c) }
+func listen(c *config.Config) (public, admin net.Listener, err error) {
+	return (&inherited{}).listen(c)
+}
 
 // stopReason says why serve returns: its error, the signal that ended ctx, or a
 // hand-over.
@@ -97,7 +101,7 @@ func stopReason(ctx context.Context, err error) string {
 
 // newLogger makes the logger that the configuration asks for. Its level may be
 // changed while it is in use.
-func newLogger(c LogConfig, out io.Writer) (*slog.Logger, *slog.LevelVar) {
+func newLogger(c config.Log, out io.Writer) (*slog.Logger, *slog.LevelVar) {
 	level := new(slog.LevelVar)
 	level.UnmarshalText([]byte(c.Level)) // checked with the configuration
 	options := &slog.HandlerOptions{Level: level, ReplaceAttr: formatDuration}

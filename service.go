@@ -13,6 +13,7 @@ import (
 
 	"warmroute/admin"
 	"warmroute/backends"
+	"warmroute/config"
 	"warmroute/metrics"
 	"warmroute/proxy"
 	"warmroute/proxy/accesslog"
@@ -24,9 +25,9 @@ import (
 
 // service is one proxy with everything that runs for it.
 type service struct {
-	started  *Config // as at the start
-	config   *Config // as it is in use
-	instance string  // random id of this proxy; the same after a hand-over
+	started  *config.Config // as at the start
+	config   *config.Config // as it is in use
+	instance string         // random id of this proxy; the same after a hand-over
 	log      *slog.Logger
 	registry *backends.Registry
 	router   *router.Router
@@ -51,17 +52,17 @@ type service struct {
 }
 
 // newService puts a proxy together. Nothing runs before run.
-func newService(c *Config, log *slog.Logger) (*service, error) {
+func newService(c *config.Config, log *slog.Logger) (*service, error) {
 	return newServiceAfter(&inherited{}, c, log)
 }
 
 // newServiceAfter is newService for a process that takes over from another, which
 // still has its files.
-func newServiceAfter(before *inherited, c *Config, log *slog.Logger) (*service, error) {
-	s := &service{started: c, config: c, log: log, resources: &resourceLog{log: log}, control: control{before: before}, keys: apikey.New(c.apiKeys())}
+func newServiceAfter(before *inherited, c *config.Config, log *slog.Logger) (*service, error) {
+	s := &service{started: c, config: c, log: log, resources: &resourceLog{log: log}, control: control{before: before}, keys: apikey.New(c.APIKeys())}
 	s.instance = cmp.Or(before.Instance, rand.Text())
-	s.certificate.Store(c.TLS.pair)
-	s.adminCertificate.Store(c.AdminTLS.pair)
+	s.certificate.Store(c.TLS.Certificate)
+	s.adminCertificate.Store(c.AdminTLS.Certificate)
 	var err error
 	if s.fleet, err = newFleet(c, log); err != nil {
 		return nil, err
@@ -118,7 +119,7 @@ func newServiceAfter(before *inherited, c *Config, log *slog.Logger) (*service, 
 		AccessLog:  s.access,
 		Traces:     s.traces,
 		Keys:       s.keys,
-		Settings:   c.proxySettings(),
+		Settings:   proxySettings(c),
 	})
 	host, _, _ := net.SplitHostPort(c.Admin) // checked with the configuration
 	s.admin = admin.New(admin.Options{

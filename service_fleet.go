@@ -4,19 +4,20 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"warmroute/config"
 	"warmroute/proxy"
 	"warmroute/router"
 	"warmroute/router/policy"
 )
 
 // routerOptions are what the settings come to.
-func (s *service) routerOptions(c *Config) router.Options {
+func (s *service) routerOptions(c *config.Config) router.Options {
 	return router.Options{
 		Backends:       s.registry.All(),
 		Catalog:        s.registry.Catalog,
 		Policy:         c.Routing.Policy,
-		PolicySettings: c.Routing.settings(),
-		Queue:          c.Routing.hold(),
+		PolicySettings: policySettings(c.Routing),
+		Queue:          holdOptions(c.Routing),
 		Breaker:        router.BreakerSettings(c.Breaker),
 		SLO:            c.SLO.TTFT,
 		BlockBytes:     c.Index.BlockBytes,
@@ -28,7 +29,7 @@ func (s *service) routerOptions(c *Config) router.Options {
 	}
 }
 
-func (c RoutingConfig) settings() policy.Settings {
+func policySettings(c config.Routing) policy.Settings {
 	return policy.Settings{
 		MatchRatio:     c.MatchRatio,
 		ImbalanceAbs:   c.ImbalanceAbs,
@@ -37,7 +38,7 @@ func (c RoutingConfig) settings() policy.Settings {
 	}
 }
 
-func (c RoutingConfig) hold() router.QueueSettings {
+func holdOptions(c config.Routing) router.QueueSettings {
 	return router.QueueSettings{
 		Requests:      c.Hold.Requests,
 		Bytes:         int64(c.Hold.Bytes),
@@ -49,7 +50,7 @@ func (c RoutingConfig) hold() router.QueueSettings {
 	}
 }
 
-func (c *Config) proxySettings() proxy.Settings {
+func proxySettings(c *config.Config) proxy.Settings {
 	return proxy.Settings{
 		Attempts:       c.Routing.Attempts,
 		InFlight:       c.Limits.InFlight,
@@ -58,7 +59,7 @@ func (c *Config) proxySettings() proxy.Settings {
 		BodyBytes:      int64(c.Limits.BodyBytes),
 		BodyBytesTotal: int64(c.Limits.BodyBytesTotal),
 		BodyIdle:       c.Timeouts.BodyIdle,
-		HoldTime:       c.holdTime(),
+		HoldTime:       c.QueueTime(),
 		FirstByte:      c.Timeouts.FirstByte,
 		Response:       c.Timeouts.Response,
 		Idle:           c.Timeouts.Idle,

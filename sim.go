@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"warmroute/config"
 	"warmroute/sim"
 )
 
@@ -73,10 +74,8 @@ func addVllmsimFlags(f *pflag.FlagSet, listen *string, drain *int, cfg *sim.Conf
 
 // checkSimulated finds every mistake in the flags.
 func checkSimulated(listen string, cfg sim.Config) error {
-	var f faults
-	checkAddress(&f, "--listen", listen)
-	if err := f.err(); err != nil {
-		return err
+	if err := config.CheckListenAddress(listen); err != nil {
+		return config.Errors{"--listen: " + err.Error()}
 	}
 	if err := cfg.Validate(); err != nil {
 		return usageError{err}

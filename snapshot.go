@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"log/slog"
 	"os"
@@ -14,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"warmroute/config"
 	"warmroute/filelock"
 	"warmroute/router"
 )
@@ -49,7 +49,7 @@ type snapshotFile struct {
 // open says why no snapshot can be written, and locks it for this process, unless
 // a predecessor still writes it.
 func (s *snapshotFile) open(hasPredecessor bool) error {
-	if err := replaceable(s.path); err != nil || hasPredecessor {
+	if err := config.CheckSnapshot(s.path); err != nil || hasPredecessor {
 		return err
 	}
 	s.mu.Lock()
@@ -110,30 +110,6 @@ func (s *snapshotFile) load() {
 	}
 }
 
-// replaceable says why a file may not be written over, or nil: it is ours,
-// holds nothing, or is not there.
-func replaceable(path string) error {
-	if err := plainFile(path); errors.Is(err, fs.ErrNotExist) {
-		return nil
-	} else if err != nil {
-		return err
-	}
-	file, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer file.Close()
-	head := make([]byte, 64)
-	n, err := io.ReadFull(file, head)
-	if err != nil && err != io.EOF && err != io.ErrUnexpectedEOF {
-		return err
-	}
-	if !router.BeginsSnapshot(head[:n]) {
-		return fmt.Errorf("%s is not a warmroute snapshot; name another file", path)
-	}
-	return nil
-}
-
 // tidy removes what a crash left in mid-write.
 func (s *snapshotFile) tidy() {
 	entries, _ := os.ReadDir(filepath.Dir(s.path)) // load tells of a folder that cannot be read
@@ -142,7 +118,7 @@ func (s *snapshotFile) tidy() {
 		if !strings.HasPrefix(e.Name(), filepath.Base(s.path)+".") || !strings.HasSuffix(e.Name(), snapshotTemp) {
 			continue
 		}
-		if info, err := e.Info(); err == nil && time.Since(info.ModTime()) > snapshotStale && replaceable(name) == nil {
+		if info, err := e.Info(); err == nil && time.Since(info.ModTime()) > snapshotStale && config.CheckSnapshot(name) == nil {
 			os.Remove(name)
 		}
 	}
@@ -182,7 +158,7 @@ func (s *snapshotFile) save() {
 }
 
 func (s *snapshotFile) write() error {
-	if err := replaceable(s.path); err != nil {
+	if err := config.CheckSnapshot(s.path); err != nil {
 		return err
 	}
 	// Readable by its owner alone: its hashes could confirm a guessed prompt.

@@ -66,7 +66,7 @@ func TestSnapshotHasOneWriter(t *testing.T) {
 func TestUnwritableSnapshotEndsStart(t *testing.T) {
 	for _, c := range []struct{ path, want string }{
 		{"absent/index", "absent does not exist"},
-		{".", "is a folder"},
+		{".", "is a directory"},
 		{"notes", "is not a warmroute snapshot"},
 	} {
 		folder := t.TempDir()

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"warmroute/config"
 	"warmroute/loadgen"
 	"warmroute/replay"
 	"warmroute/sim"
@@ -57,7 +58,7 @@ type proxied struct {
 }
 
 // startProxy returns when every replica is ready and was scraped.
-func (f *simFleet) startProxy(t *testing.T, change func(*Config)) *proxied {
+func (f *simFleet) startProxy(t *testing.T, change func(*config.Config)) *proxied {
 	t.Helper()
 	config, err := demoConfig("prefix", "127.0.0.1:0", "127.0.0.1:0", f.urls)
 	if err != nil {
@@ -126,7 +127,7 @@ func turn(n int) *replay.Trace {
 // A proxy is restarted between two turns of 60 conversations, on replicas that
 // each hold a third of them.
 func TestARestartOfTheProxyDoesNotMakeTheFleetCold(t *testing.T) {
-	hits := func(restored int, change func(*Config)) float64 {
+	hits := func(restored int, change func(*config.Config)) float64 {
 		t.Helper()
 		fleet := startSimFleet(t, 4, 32_000)
 		first := fleet.startProxy(t, change)
@@ -142,9 +143,9 @@ func TestARestartOfTheProxyDoesNotMakeTheFleetCold(t *testing.T) {
 		}
 		return second.play(t, turn(2)).HitRatio - before
 	}
-	without := hits(0, func(*Config) {})
+	without := hits(0, func(*config.Config) {})
 	file := filepath.Join(t.TempDir(), "index")
-	with := hits(4, func(c *Config) { c.Index.Snapshot = file })
+	with := hits(4, func(c *config.Config) { c.Index.Snapshot = file })
 	t.Logf("hit ratio after a restart, against before: %+.3f with a snapshot, %+.3f without", with, without)
 	if with < -0.02 {
 		t.Errorf("a restart with a snapshot cost %.3f of hit ratio", -with)
@@ -163,7 +164,7 @@ func TestARestartOfTheProxyDoesNotMakeTheFleetCold(t *testing.T) {
 func TestASnapshotOfNoUseIsReportedAndReplaced(t *testing.T) {
 	fleet := startSimFleet(t, 1, 200_000)
 	file := filepath.Join(t.TempDir(), "index")
-	change := func(c *Config) { c.Index.Snapshot = file }
+	change := func(c *config.Config) { c.Index.Snapshot = file }
 	f := func(name, level, want string, prepare func() error) {
 		t.Helper()
 		if err := prepare(); err != nil {

@@ -15,6 +15,7 @@ import (
 	"go.uber.org/goleak"
 
 	"warmroute/backends"
+	"warmroute/config"
 )
 
 // standIn is a replica that does what no simulated one does. A path that is nil is
@@ -71,7 +72,7 @@ type fronted struct {
 	log     syncBuffer
 }
 
-func startFronted(t *testing.T, change func(*Config), urls ...string) *fronted {
+func startFronted(t *testing.T, change func(*config.Config), urls ...string) *fronted {
 	t.Helper()
 	before := goleak.IgnoreCurrent()
 	t.Cleanup(func() { verifyNoGoroutineLeft(t, before) })
@@ -80,7 +81,7 @@ func startFronted(t *testing.T, change func(*Config), urls ...string) *fronted {
 
 // startOneOfSeveral is startFronted for a proxy beside others, whose goroutines come
 // and go with this one's.
-func startOneOfSeveral(t *testing.T, change func(*Config), urls ...string) *fronted {
+func startOneOfSeveral(t *testing.T, change func(*config.Config), urls ...string) *fronted {
 	t.Helper()
 	transport := &http.Transport{DisableCompression: true, MaxIdleConnsPerHost: 64}
 	f := &fronted{t: t, client: &http.Client{Transport: transport}}

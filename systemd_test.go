@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"warmroute/config"
 )
 
 // unitFile reads one of scripts/systemd into the values of each key, in order.
@@ -51,10 +53,8 @@ func TestTheUnitRunsCommandsThatThereAre(t *testing.T) {
 }
 
 func TestTheUnitsVariablesAreSettings(t *testing.T) {
-	variables := map[string]bool{configVariable: true}
-	for setting := range otherValues() {
-		variables[envName(setting)] = true
-	}
+	variables := settingVariables(t)
+	variables[config.FileVariable] = true
 	unit := unitFile(t, "warmroute.service")
 	given := map[string]string{}
 	for _, assignment := range unit["Environment"] {
@@ -74,8 +74,8 @@ func TestTheUnitsVariablesAreSettings(t *testing.T) {
 	if want := "/var/lib/" + only(t, unit, "StateDirectory"); path.Dir(given["WARMROUTE_INDEX_SNAPSHOT"]) != want {
 		t.Errorf("the snapshot is %s, and it may write to %s", given["WARMROUTE_INDEX_SNAPSHOT"], want)
 	}
-	if want := "/etc/" + only(t, unit, "ConfigurationDirectory"); path.Dir(given[configVariable]) != want {
-		t.Errorf("the configuration is %s, and its folder %s", given[configVariable], want)
+	if want := "/etc/" + only(t, unit, "ConfigurationDirectory"); path.Dir(given[config.FileVariable]) != want {
+		t.Errorf("the configuration is %s, and its folder %s", given[config.FileVariable], want)
 	}
 }
 
@@ -88,14 +88,14 @@ func TestUnitUmaskAllowsAccessLogMode(t *testing.T) {
 
 func TestTheUnitHasRoomForTheDefaults(t *testing.T) {
 	unit := unitFile(t, "warmroute.service")
-	config := mustLoad(t, "", "http://a:8000", "http://b:8000", "http://c:8000")
+	c := mustLoad(t, "", "http://a:8000", "http://b:8000", "http://c:8000")
 	stop, err := time.ParseDuration(only(t, unit, "TimeoutStopSec"))
-	if err != nil || stop <= config.Timeouts.Drain+config.Timeouts.Shutdown {
+	if err != nil || stop <= c.Timeouts.Drain+c.Timeouts.Shutdown {
 		t.Errorf("it is killed after %v (%v), within timeouts.drain and timeouts.shutdown", stop, err)
 	}
 	files, err := strconv.ParseUint(only(t, unit, "LimitNOFILE"), 10, 64)
-	if err != nil || config.maxFileDescriptors() > files {
-		t.Errorf("it may open %d files (%v), and needs %d", files, err, config.maxFileDescriptors())
+	if err != nil || c.MaxFileDescriptors() > files {
+		t.Errorf("it may open %d files (%v), and needs %d", files, err, c.MaxFileDescriptors())
 	}
 	if got := only(t, unit, "Type"); got != "notify" {
 		t.Errorf("type %s", got)

@@ -1,4 +1,4 @@
-package main
+package config
 
 import (
 	"maps"
@@ -13,12 +13,21 @@ import (
 	"github.com/spf13/pflag"
 )
 
+// defaults is the content of config.yaml.
+var defaults = func() []byte {
+	data, err := os.ReadFile("../config.yaml")
+	if err != nil {
+		panic(err)
+	}
+	return data
+}()
+
 // load reads a configuration as `serve --config FILE` followed by args does.
 // An empty yaml is no file at all.
 func load(t *testing.T, yaml string, args ...string) (*Config, error) {
 	t.Helper()
 	flags := pflag.NewFlagSet("serve", pflag.ContinueOnError)
-	addConfigFlags(flags)
+	AddFlags(flags)
 	if yaml != "" {
 		file := filepath.Join(t.TempDir(), "test.yaml")
 		if err := os.WriteFile(file, []byte(yaml), 0o600); err != nil {
@@ -29,13 +38,7 @@ func load(t *testing.T, yaml string, args ...string) (*Config, error) {
 	if err := flags.Parse(args); err != nil {
 		t.Fatal(err)
 	}
-	return loadConfig(flags, flags.Args())
-}
-
-// loadFile loads a configuration that is on disk already.
-func loadFile(t *testing.T, path string) (*Config, error) {
-	t.Helper()
-	return load(t, "", "--config", path)
+	return Load(defaults, flags, flags.Args())
 }
 
 func mustLoad(t *testing.T, yaml string, args ...string) *Config {
@@ -52,7 +55,7 @@ func settingTypes(of reflect.Type, prefix string) map[string]reflect.Type {
 	found := map[string]reflect.Type{}
 	for i := range of.NumField() {
 		field := of.Field(i)
-		if !field.IsExported() {
+		if field.Tag.Get("mapstructure") == "-" {
 			continue
 		}
 		path := prefix + field.Tag.Get("mapstructure")
@@ -69,26 +72,26 @@ func TestDefaultsAreThoseOfTheDesign(t *testing.T) {
 	want := &Config{
 		Listen:   ":8080",
 		Admin:    "127.0.0.1:9090",
-		Backends: []BackendConfig{{Name: "a:8000", URL: "http://a:8000", Weight: 1}},
-		Keys:     []KeyConfig{},
-		Routing: RoutingConfig{
+		Backends: []Backend{{Name: "a:8000", URL: "http://a:8000", Weight: 1}},
+		Keys:     []Key{},
+		Routing: Routing{
 			Policy: "prefix", Attempts: 3, Learn: true, SessionHeader: "X-Session-Id",
-			Hold: HoldConfig{Requests: 1000, Bytes: 256 << 20, BatchRequests: 10_000, BatchBytes: 512 << 20, Time: time.Minute}, BatchSlowdown: 0.05,
+			Hold: Hold{Requests: 1000, Bytes: 256 << 20, BatchRequests: 10_000, BatchBytes: 512 << 20, Time: time.Minute}, BatchSlowdown: 0.05,
 		},
 		Tenant:          "share",
-		Index:           IndexConfig{BlockBytes: 256, MaxBytes: 256 << 20},
-		Record:          RecordConfig{MaxBytes: 256 << 20, Keep: 3},
-		Limits:          LimitsConfig{InFlight: 12_000, Connections: 1 << 14, QueryBytes: 4 << 10, BodyBytes: 64 << 20, BodyBytesTotal: 1 << 30, HeaderBytes: 64 << 10},
-		Poll:            PollConfig{Interval: time.Second, FastInterval: 250 * time.Millisecond, Timeout: 800 * time.Millisecond},
-		Health:          HealthConfig{Interval: 5 * time.Second, DownInterval: time.Second, Timeout: 3 * time.Second},
-		Retry:           RetryConfig{Share: 0.2, PerSecond: 10, Stalled: true},
-		Breaker:         BreakerConfig{Failures: 5, Open: time.Second},
-		SSE:             SSEConfig{Keepalive: 15 * time.Second},
-		Connections:     ConnectionsConfig{MaxPerBackend: 8192},
+		Index:           Index{BlockBytes: 256, MaxBytes: 256 << 20},
+		Record:          Record{MaxBytes: 256 << 20, Keep: 3},
+		Limits:          Limits{InFlight: 12_000, Connections: 1 << 14, QueryBytes: 4 << 10, BodyBytes: 64 << 20, BodyBytesTotal: 1 << 30, HeaderBytes: 64 << 10},
+		Poll:            Poll{Interval: time.Second, FastInterval: 250 * time.Millisecond, Timeout: 800 * time.Millisecond},
+		Health:          Health{Interval: 5 * time.Second, DownInterval: time.Second, Timeout: 3 * time.Second},
+		Retry:           Retry{Share: 0.2, PerSecond: 10, Stalled: true},
+		Breaker:         Breaker{Failures: 5, Open: time.Second},
+		SSE:             SSE{Keepalive: 15 * time.Second},
+		Connections:     Connections{MaxPerBackend: 8192},
 		ResponseHeaders: true,
-		Log:             LogConfig{Level: "info", Format: "text"},
-		AccessLog:       AccessLogConfig{Format: "json", Sample: 1},
-		Timeouts: TimeoutsConfig{
+		Log:             Log{Level: "info", Format: "text"},
+		AccessLog:       AccessLog{Format: "json", Sample: 1},
+		Timeouts: Timeouts{
 			Connect: 2 * time.Second, BodyIdle: 30 * time.Second, WriteIdle: time.Minute, FirstByte: 2 * time.Minute, Response: 15 * time.Minute, Idle: 2 * time.Minute,
 			KeepaliveIdle: 4 * time.Second, ReadHeader: 10 * time.Second, Drain: 5 * time.Second, Shutdown: time.Minute,
 		},
@@ -99,7 +102,7 @@ func TestDefaultsAreThoseOfTheDesign(t *testing.T) {
 }
 
 func TestEverySettingHasALineInTheDefaultsAndEveryLineASetting(t *testing.T) {
-	given, err := decodeYAML(defaultsYAML)
+	given, err := decodeYAML(defaults)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -123,7 +126,7 @@ func TestEverySettingHasALineInTheDefaultsAndEveryLineASetting(t *testing.T) {
 
 func TestEveryLineOfTheDefaultsSaysWhy(t *testing.T) {
 	var previous string
-	for line := range strings.Lines(string(defaultsYAML)) {
+	for line := range strings.Lines(string(defaults)) {
 		line = strings.TrimSpace(line)
 		if name, value, ok := strings.Cut(line, ":"); ok && !strings.HasPrefix(line, "#") && value != "" && !strings.HasPrefix(previous, "#") {
 			t.Errorf("no comment above %s", name)
@@ -283,8 +286,8 @@ func TestASectionMayBeGivenInPartOrCommentedOut(t *testing.T) {
 
 func TestBackendsComeFromTheFileTheEnvironmentOrTheCommandLine(t *testing.T) {
 	list := "backends:\n  - {name: big, url: http://a:8000, api_key: k, max_in_flight: 9, weight: 1.5}\n  - url: http://b:8000/vllm/\n  - http://c:8000\n"
-	a, b, c := BackendConfig{Name: "big", URL: "http://a:8000", APIKey: "k", MaxInFlight: 9, Weight: 1.5}, BackendConfig{Name: "b:8000/vllm", URL: "http://b:8000/vllm/", Weight: 1}, BackendConfig{Name: "c:8000", URL: "http://c:8000", Weight: 1}
-	f := func(yaml string, args []string, want ...BackendConfig) {
+	a, b, c := Backend{Name: "big", URL: "http://a:8000", APIKey: "k", MaxInFlight: 9, Weight: 1.5}, Backend{Name: "b:8000/vllm", URL: "http://b:8000/vllm/", Weight: 1}, Backend{Name: "c:8000", URL: "http://c:8000", Weight: 1}
+	f := func(yaml string, args []string, want ...Backend) {
 		t.Helper()
 		if got := mustLoad(t, yaml, args...).Backends; !slices.Equal(got, want) {
 			t.Errorf("got %+v, want %+v", got, want)

@@ -1,4 +1,4 @@
-package main
+package config
 
 import (
 	"errors"
@@ -8,10 +8,10 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// FuzzConfig: whatever a file holds, loading ends in a configuration that
-// keeps every rule or in faults of one line each.
+// FuzzConfig asserts that loading any file returns a valid configuration or
+// errors of one line each.
 func FuzzConfig(f *testing.F) {
-	f.Add(defaultsYAML)
+	f.Add(defaults)
 	for _, seed := range []string{
 		"", "listen", "- a", "listen: [", "\x00", "poll: {interval: 5}\nbackends: [http://a:1, null, {url: 7}]",
 		"a: &a [x,x,x,x]\nb: &b [*a,*a,*a,*a]\nc: &c [*b,*b,*b,*b]\nbackends: [*c,*c,*c,*c]",
@@ -21,21 +21,21 @@ func FuzzConfig(f *testing.F) {
 		f.Add([]byte(seed))
 	}
 	flags := pflag.NewFlagSet("serve", pflag.ContinueOnError)
-	addConfigFlags(flags)
+	AddFlags(flags)
 	f.Fuzz(func(t *testing.T, data []byte) {
-		c, err := parseConfig("fuzz.yaml", data, flags, nil)
-		var listed ConfigError
+		c, err := parse(defaults, "fuzz.yaml", data, flags, nil)
+		var listed Errors
 		if err != nil {
 			if !errors.As(err, &listed) || len(listed) == 0 {
-				t.Fatalf("not a list of faults: %v", err)
+				t.Fatalf("not a list oerrs errorList: %v", err)
 			}
 			if strings.Count(err.Error(), "\n") != len(listed)-1 {
-				t.Fatalf("a fault broke out of its line: %q", err)
+				t.Fatalf("an error spans several lines: %q", err)
 			}
 			return
 		}
-		again := faults{}
-		if c.check(&again); again.err() != nil || len(c.Backends) == 0 {
+		again := errorList{}
+		if c.validate(&again); again.err() != nil || len(c.Backends) == 0 {
 			t.Fatalf("accepted %+v: %v", c, again.err())
 		}
 	})

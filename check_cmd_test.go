@@ -1,0 +1,46 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"strings"
+	"testing"
+)
+
+// check runs `warmroute check` and returns its status and what it printed to
+// stdout and stderr. An empty yaml is no file.
+func check(t *testing.T, yaml string, args ...string) (status int, stdout, stderr string) {
+	t.Helper()
+	args = append([]string{"check"}, args...)
+	if yaml != "" {
+		t.Chdir(t.TempDir())
+		if err := os.WriteFile("test.yaml", []byte(yaml), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		args = append(args, "--config", "test.yaml")
+	}
+	var out, errOut bytes.Buffer
+	status = run(t.Context(), args, &out, &errOut)
+	return status, out.String(), errOut.String()
+}
+
+func TestCheckOutput(t *testing.T) {
+	key := "keys: [{name: a, sha256: " + strings.Repeat("a", 64) + "}]"
+	for _, c := range []struct {
+		yaml           string
+		args           []string
+		status         int
+		stdout, stderr string
+	}{
+		{"", []string{"http://a:8000", "http://b:8000", "--policy", "random"}, 0, "ok: 2 backends, policy random, listen :8080\n", ""},
+		{"backends: [\"http://a:8000\"]\n" + key, nil, 0, "ok: 1 backend, policy prefix, listen :8080, 1 key\n", ""},
+		{"backends: [\"http://a:8000\"]\nadmin: \":9090\"", nil, 0, "ok: 1 backend, policy prefix, listen :8080\n", "warning: admin: :9090 is reachable from other machines"},
+		{"listen: 8080\nadmin: 9090", nil, 2, "", "listen: expected a string, got a number; put it in quotes\nadmin: expected a string"},
+		{"", []string{"--lisen", ":1"}, 2, "", "warmroute: unknown flag: --lisen\nRun 'warmroute check --help' for usage.\n"},
+	} {
+		status, stdout, stderr := check(t, c.yaml, c.args...)
+		if status != c.status || stdout != c.stdout || !strings.HasPrefix(stderr, c.stderr) || (c.stderr == "") != (stderr == "") {
+			t.Errorf("%s %q: status %d, stdout %q, stderr %q; want %d, %q, %q", c.yaml, c.args, status, stdout, stderr, c.status, c.stdout, c.stderr)
+		}
+	}
+}

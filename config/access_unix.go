@@ -1,0 +1,8 @@
+//go:build unix
+
+package config
+
+import "golang.org/x/sys/unix"
+
+// canCreateFile returns nil if this process may create a file in a directory.
+func canCreateFile(folder string) error { return unix.Access(folder, unix.W_OK|unix.X_OK) }

@@ -1,0 +1,269 @@
+// Package config defines the configuration of warmroute: it loads it from
+// defaults, a file, the environment and flags, validates it, and compares two
+// of them for a reload.
+package config
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"net"
+	"time"
+
+	"warmroute/proxy/apikey"
+)
+
+// Config holds every setting. The fields are in the order of config.yaml, which
+// documents them; each field has a line there. A Config is not modified after it
+// is loaded. Settings tagged reload:"no", and all settings of a section with that
+// tag, take effect only at a restart.
+type Config struct {
+	Listen          string      `mapstructure:"listen" reload:"no"` // host:port
+	Admin           string      `mapstructure:"admin" reload:"no"`  // host:port, or empty: no admin listener
+	AdminToken      string      `mapstructure:"admin_token"`        // the content of AdminTokenFile, if that is given
+	AdminTokenFile  string      `mapstructure:"admin_token_file"`
+	AdminTLS        ListenerTLS `mapstructure:"admin_tls"`
+	TLS             ListenerTLS `mapstructure:"tls"`
+	Backends        []Backend   `mapstructure:"backends"`
+	Keys            []Key       `mapstructure:"keys"` // those of KeysFile included
+	KeysFile        string      `mapstructure:"keys_file"`
+	Tenant          string      `mapstructure:"tenant"` // share or isolate
+	Routing         Routing     `mapstructure:"routing"`
+	SLO             SLO         `mapstructure:"slo"`
+	Index           Index       `mapstructure:"index"`
+	Record          Record      `mapstructure:"record" reload:"no"`
+	Limits          Limits      `mapstructure:"limits"`
+	Poll            Poll        `mapstructure:"poll"`
+	Health          Health      `mapstructure:"health"`
+	Timeouts        Timeouts    `mapstructure:"timeouts"`
+	Retry           Retry       `mapstructure:"retry"`
+	Breaker         Breaker     `mapstructure:"breaker"`
+	SSE             SSE         `mapstructure:"sse"`
+	Connections     Connections `mapstructure:"connections"`
+	ResponseHeaders bool        `mapstructure:"response_headers"`
+	Log             Log         `mapstructure:"log"`
+	AccessLog       AccessLog   `mapstructure:"access_log"`
+}
+
+// Backend is one vLLM server. Name is never empty after loading.
+type Backend struct {
+	Name   string `mapstructure:"name"`
+	URL    string `mapstructure:"url"`
+	APIKey string `mapstructure:"api_key"`
+
+	CAFile     string `mapstructure:"ca_file"`     // for https; empty: the system's authorities
+	ServerName string `mapstructure:"server_name"` // for https; empty: the URL's host
+	CA         string `mapstructure:"-"`           // the content of CAFile
+
+	MaxInFlight int     `mapstructure:"max_in_flight"` // 0: no limit
+	Weight      float64 `mapstructure:"weight"`        // 1 unless given
+}
+
+// TLSConfig returns how the certificate of an https backend is verified: by the
+// authorities in CAFile alone, or by the system's if there is none. It returns
+// nil for the defaults.
+func (b Backend) TLSConfig() (*tls.Config, error) {
+	if b.CAFile == "" && b.ServerName == "" {
+		return nil, nil
+	}
+	c := &tls.Config{ServerName: b.ServerName}
+	if b.CAFile == "" {
+		return c, nil
+	}
+	c.RootCAs = x509.NewCertPool()
+	if !c.RootCAs.AppendCertsFromPEM([]byte(b.CA)) {
+		return nil, fmt.Errorf("%s contains no certificate; expected PEM, beginning with -----BEGIN CERTIFICATE-----", b.CAFile)
+	}
+	return c, nil
+}
+
+// ListenerTLS is the certificate of a listener. Both files are given, or neither.
+type ListenerTLS struct {
+	CertFile string `mapstructure:"cert_file"`
+	KeyFile  string `mapstructure:"key_file"`
+
+	Certificate *tls.Certificate `mapstructure:"-"` // the content of the files; nil: none given
+}
+
+// Enabled reports whether the listener uses TLS.
+func (t ListenerTLS) Enabled() bool { return t.Certificate != nil }
+
+// Key is one API key. A limit of 0 is no limit.
+type Key struct {
+	Name   string `mapstructure:"name"`
+	SHA256 string `mapstructure:"sha256"`
+
+	Models            []string      `mapstructure:"models"` // nil: all
+	RequestsPerMinute int           `mapstructure:"requests_per_minute"`
+	TokensPerMinute   int           `mapstructure:"tokens_per_minute"`
+	Concurrency       int           `mapstructure:"concurrency"`
+	Priority          int           `mapstructure:"priority"`
+	QueueTime         time.Duration `mapstructure:"queue_time"` // 0: routing.hold.time
+	RouteHeaders      bool          `mapstructure:"route_headers"`
+	Expires           time.Time     `mapstructure:"expires"` // zero: never
+
+	secrets []apikey.Secret // of this name in the keys file
+}
+
+// Routing selects and tunes the routing policy.
+type Routing struct {
+	Policy   string `mapstructure:"policy"`
+	Attempts int    `mapstructure:"attempts"` // the first one included
+
+	Hold          Hold    `mapstructure:"hold"`
+	StepTokens    int     `mapstructure:"step_tokens"`    // 0: learned
+	BatchSlowdown float64 `mapstructure:"batch_slowdown"` // 0: no limit
+	Learn         bool    `mapstructure:"learn"`
+	SessionHeader string  `mapstructure:"session_header"` // empty: none
+
+	// 0: the policy's own default.
+	MatchRatio     float64 `mapstructure:"match_ratio"`
+	ImbalanceAbs   float64 `mapstructure:"imbalance_abs"`
+	ImbalanceRatio float64 `mapstructure:"imbalance_ratio"`
+	LoadFactor     float64 `mapstructure:"load_factor"`
+}
+
+// Hold bounds the admission queue. The queue is off when Requests is 0.
+type Hold struct {
+	Requests      int           `mapstructure:"requests"` // of each priority class but batch
+	Bytes         ByteSize      `mapstructure:"bytes"`
+	BatchRequests int           `mapstructure:"batch_requests"`
+	BatchBytes    ByteSize      `mapstructure:"batch_bytes"`
+	Time          time.Duration `mapstructure:"time"`
+}
+
+// SLO holds latency targets.
+type SLO struct {
+	TTFT time.Duration `mapstructure:"ttft"` // 0: off
+}
+
+// Index bounds the index of the replicas' prefix caches.
+type Index struct {
+	BlockBytes int      `mapstructure:"block_bytes" reload:"no"`
+	MaxBytes   ByteSize `mapstructure:"max_bytes" reload:"no"`
+	Snapshot   string   `mapstructure:"snapshot" reload:"no"` // file; empty: none
+}
+
+// Record configures the recording of traffic.
+type Record struct {
+	File     string   `mapstructure:"file"` // empty: none
+	MaxBytes ByteSize `mapstructure:"max_bytes"`
+	Keep     int      `mapstructure:"keep"`
+}
+
+// Limits bounds what clients may send.
+type Limits struct {
+	InFlight       int      `mapstructure:"in_flight"`
+	Connections    int      `mapstructure:"connections"`
+	QueryBytes     ByteSize `mapstructure:"query_bytes"`
+	BodyBytes      ByteSize `mapstructure:"body_bytes"`
+	BodyBytesTotal ByteSize `mapstructure:"body_bytes_total"`
+	HeaderBytes    ByteSize `mapstructure:"header_bytes" reload:"no"`
+}
+
+// Poll configures the scrapes of the backends' /metrics.
+type Poll struct {
+	Interval     time.Duration `mapstructure:"interval"`
+	FastInterval time.Duration `mapstructure:"fast_interval"`
+	Timeout      time.Duration `mapstructure:"timeout"`
+}
+
+// Health configures the readiness checks.
+type Health struct {
+	Interval     time.Duration `mapstructure:"interval"`
+	DownInterval time.Duration `mapstructure:"down_interval"`
+	Timeout      time.Duration `mapstructure:"timeout"`
+}
+
+// Timeouts bounds every wait of a request. FirstByte, Response, Idle, BodyIdle,
+// WriteIdle and Drain are off when 0.
+type Timeouts struct {
+	Connect       time.Duration `mapstructure:"connect"`
+	FirstByte     time.Duration `mapstructure:"first_byte"`
+	Response      time.Duration `mapstructure:"response"`
+	Idle          time.Duration `mapstructure:"idle"`
+	KeepaliveIdle time.Duration `mapstructure:"keepalive_idle"`
+	ReadHeader    time.Duration `mapstructure:"read_header" reload:"no"`
+	BodyIdle      time.Duration `mapstructure:"body_idle"`
+	WriteIdle     time.Duration `mapstructure:"write_idle"`
+	Drain         time.Duration `mapstructure:"drain"`
+	Shutdown      time.Duration `mapstructure:"shutdown"`
+}
+
+// Retry bounds the retries of requests.
+type Retry struct {
+	Share     float64 `mapstructure:"share"`      // of the requests of the last 10 s
+	PerSecond int     `mapstructure:"per_second"` // always allowed
+	Stalled   bool    `mapstructure:"stalled"`
+	Timeouts  bool    `mapstructure:"timeouts"`
+}
+
+// Breaker configures the circuit breaker of each backend. It is off when
+// Failures is 0.
+type Breaker struct {
+	Failures int           `mapstructure:"failures"`
+	Open     time.Duration `mapstructure:"open"`
+}
+
+// SSE configures streamed responses.
+type SSE struct {
+	Keepalive time.Duration `mapstructure:"keepalive"` // 0: none
+}
+
+// Connections bounds the connections to the backends.
+type Connections struct {
+	MaxPerBackend int `mapstructure:"max_per_backend"`
+}
+
+// Log configures the log.
+type Log struct {
+	Level  string `mapstructure:"level"`
+	Format string `mapstructure:"format" reload:"no"`
+}
+
+// AccessLog configures the access log.
+type AccessLog struct {
+	File   string  `mapstructure:"file"` // a path, stdout or stderr; empty: none
+	Format string  `mapstructure:"format"`
+	Sample float64 `mapstructure:"sample"` // 0 to 1
+}
+
+// QueueTime returns how long a request may wait in the admission queue; 0 when
+// the queue is off.
+func (c *Config) QueueTime() time.Duration {
+	if c.Routing.Hold.Requests == 0 {
+		return 0
+	}
+	return c.Routing.Hold.Time
+}
+
+// PublicURL returns the URL of the public listener, as reached from the same machine.
+func (c *Config) PublicURL() string {
+	return listenerURL(c.Listen, c.TLS)
+}
+
+// AdminURL returns the URL of the admin listener, as reached from the same
+// machine, or "" if there is none.
+func (c *Config) AdminURL() string {
+	if _, _, err := net.SplitHostPort(c.Admin); err != nil {
+		return ""
+	}
+	return listenerURL(c.Admin, c.AdminTLS)
+}
+
+func listenerURL(listen string, t ListenerTLS) string {
+	if t.CertFile != "" {
+		return "https://" + LocalAddr(listen)
+	}
+	return "http://" + LocalAddr(listen)
+}
+
+// LocalAddr returns the address by which a listener at listen is reached from
+// the same machine.
+func LocalAddr(listen string) string {
+	host, port, _ := net.SplitHostPort(listen)
+	if isWildcard(host) {
+		host = "127.0.0.1" // an unspecified IPv6 address accepts IPv4 as well
+	}
+	return net.JoinHostPort(host, port)
+}

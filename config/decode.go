@@ -1,0 +1,262 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/go-viper/mapstructure/v2"
+)
+
+// decodeValue is the decode hook for every value. A value comes from YAML with
+// a type or from the environment as text; both are read strictly, since the
+// decoder's own conversions turn 3.7 into 3 and an interval of 5 into 5 ns.
+func decodeValue(from, to reflect.Value) (any, error) {
+	value := from.Interface()
+	switch to.Interface().(type) {
+	case time.Duration:
+		return decodeDuration(value)
+	case ByteSize:
+		return decodeByteSize(value)
+	case int:
+		return decodeInt(value)
+	case float64:
+		return decodeFloat(value)
+	case bool:
+		return decodeBool(value)
+	case time.Time:
+		return decodeTime(value)
+	case string:
+		if _, ok := value.(string); !ok {
+			return nil, fmt.Errorf("expected a string, got %s; put it in quotes", describe(value))
+		}
+	case []Backend:
+		return decodeBackendList(value)
+	case Backend:
+		return decodeBackend(value)
+	case []Key:
+		return decodeKeyList(value)
+	case Key:
+		return decodeKey(value)
+	}
+	return value, nil
+}
+
+func decodeDuration(value any) (any, error) {
+	switch v := value.(type) {
+	case int:
+		if v != 0 {
+			return nil, fmt.Errorf("%d has no unit; write a duration such as 250ms, %ds or 1m30s", v, v)
+		}
+		return time.Duration(0), nil
+	case string:
+		d, err := time.ParseDuration(strings.TrimSpace(v))
+		if err != nil {
+			return nil, fmt.Errorf("%q is not a duration such as 250ms, 2s or 1m30s", v)
+		}
+		return d, nil
+	}
+	return nil, fmt.Errorf("expected a duration such as 250ms or 2s, got %s", describe(value))
+}
+
+func decodeByteSize(value any) (any, error) {
+	switch v := value.(type) {
+	case int:
+		return ByteSize(v), nil
+	case string:
+		return ParseByteSize(v)
+	}
+	return nil, fmt.Errorf("expected a size such as 64MiB, got %s", describe(value))
+}
+
+func decodeInt(value any) (any, error) {
+	switch v := value.(type) {
+	case int:
+		return v, nil
+	case string:
+		if n, err := strconv.Atoi(strings.TrimSpace(v)); err == nil {
+			return n, nil
+		}
+		return nil, fmt.Errorf("%q is not an integer", v)
+	}
+	return nil, fmt.Errorf("expected an integer, got %s", describe(value))
+}
+
+func decodeFloat(value any) (any, error) {
+	switch v := value.(type) {
+	case int:
+		return float64(v), nil
+	case float64:
+		return v, nil
+	case string:
+		if x, err := strconv.ParseFloat(strings.TrimSpace(v), 64); err == nil {
+			return x, nil
+		}
+		return nil, fmt.Errorf("%q is not a number", v)
+	}
+	return nil, fmt.Errorf("expected a number, got %s", describe(value))
+}
+
+func decodeBool(value any) (any, error) {
+	switch v := value.(type) {
+	case bool:
+		return v, nil
+	case string:
+		if b, err := strconv.ParseBool(strings.TrimSpace(v)); err == nil {
+			return b, nil
+		}
+		return nil, fmt.Errorf("%q is neither true nor false", v)
+	}
+	return nil, fmt.Errorf("expected true or false, got %s", describe(value))
+}
+
+func decodeTime(value any) (any, error) {
+	switch v := value.(type) {
+	case time.Time: // a YAML date
+		return v, nil
+	case string:
+		for _, layout := range []string{time.DateOnly, time.RFC3339} {
+			if t, err := time.Parse(layout, strings.TrimSpace(v)); err == nil {
+				return t, nil
+			}
+		}
+		return nil, errors.New("is not a date or time such as 2027-01-31 or 2027-01-31T18:00:00Z")
+	}
+	return nil, fmt.Errorf("expected a date such as 2027-01-31, got %s", describe(value))
+}
+
+// decodeBackendList accepts a list, or the text of WARMROUTE_BACKENDS.
+func decodeBackendList(value any) (any, error) {
+	switch v := value.(type) {
+	case string:
+		urls := []string{}
+		for url := range strings.SplitSeq(v, ",") {
+			if url = strings.TrimSpace(url); url != "" {
+				urls = append(urls, url)
+			}
+		}
+		return urls, nil
+	case []any, []string:
+		return v, nil
+	}
+	return nil, fmt.Errorf("expected a list, got %s; begin each backend with \"- url:\"", describe(value))
+}
+
+// decodeBackend accepts a mapping, or the bare URL of a backend that needs
+// nothing else.
+func decodeBackend(value any) (any, error) {
+	switch v := value.(type) {
+	case string:
+		return Backend{URL: v, Weight: 1}, nil
+	case map[string]any:
+		known := settingNames(reflect.TypeFor[Backend]())
+		for _, key := range slices.Sorted(maps.Keys(v)) {
+			if slices.Contains(known, key) {
+				continue
+			}
+			if near := suggest(key, known); near != "" {
+				return nil, fmt.Errorf("unknown key %q; did you mean %s?", key, near)
+			}
+			return nil, fmt.Errorf("unknown key %q; a backend has %s", key, strings.Join(known, ", "))
+		}
+		if _, given := v["weight"]; !given {
+			v = maps.Clone(v)
+			v["weight"] = 1
+		}
+		return v, nil
+	}
+	return nil, fmt.Errorf("expected a mapping with url, name and so on, or just a URL, got %s", describe(value))
+}
+
+// decodeKeyList accepts only a list. Keys are kept out of the environment,
+// where every child process could read them.
+func decodeKeyList(value any) (any, error) {
+	if list, ok := value.([]any); ok {
+		return list, nil
+	}
+	return nil, fmt.Errorf("expected a list, got %s; begin each key with \"- name:\", or name a file in keys_file", describe(value))
+}
+
+// decodeKey accepts a mapping. Its errors show no part of the value, which may be
+// a key in the wrong place.
+func decodeKey(value any) (any, error) {
+	given, ok := value.(map[string]any)
+	if !ok {
+		return nil, fmt.Errorf("expected a mapping with name and sha256, got %s; plain keys belong in keys_file", describe(value))
+	}
+	known := settingNames(reflect.TypeFor[Key]())
+	for _, name := range slices.Sorted(maps.Keys(given)) {
+		switch near := suggest(name, known); {
+		case !slices.Contains(known, name) && near != "":
+			return nil, fmt.Errorf("unknown setting; did you mean %s?", near)
+		case !slices.Contains(known, name):
+			return nil, fmt.Errorf("unknown setting; a key has %s", strings.Join(known, ", "))
+		case given[name] == nil:
+			return nil, fmt.Errorf("%s has no value; give it one or delete the line", name)
+		}
+	}
+	switch models, listed := given["models"].([]any); {
+	case given["models"] != nil && !listed:
+		return nil, fmt.Errorf("models: expected a list, got %s", describe(given["models"]))
+	case listed && len(models) == 0:
+		return nil, errors.New("models is empty, which allows none; delete the line to allow all models")
+	}
+	return given, nil
+}
+
+// settingNames returns the names of the settings of a struct, in order.
+func settingNames(of reflect.Type) (names []string) {
+	for _, field := range reflect.VisibleFields(of) {
+		if name := field.Tag.Get("mapstructure"); name != "" && name != "-" {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// describe names the type of a value, with an article. It never shows the value,
+// which may be a secret.
+func describe(value any) string {
+	switch value.(type) {
+	case string:
+		return "a string"
+	case bool:
+		return "a boolean"
+	case int:
+		return "a number"
+	case float64:
+		return "a decimal number"
+	case int64, uint64:
+		return "a number that is out of range"
+	case time.Time:
+		return "a date"
+	case []any, []string:
+		return "a list"
+	}
+	return "a mapping"
+}
+
+// addDecodeErrors adds the errors of the decoder: one error wraps the joined
+// errors of all settings, which nest as the settings do.
+func (e *errorList) addDecodeErrors(err error) {
+	switch err := err.(type) {
+	case nil:
+	case *mapstructure.DecodeError:
+		e.add(err.Name(), "%v", err.Unwrap())
+	case interface{ Unwrap() []error }:
+		for _, inner := range err.Unwrap() {
+			e.addDecodeErrors(inner)
+		}
+	default:
+		if inner := errors.Unwrap(err); inner != nil {
+			e.addDecodeErrors(inner)
+			return
+		}
+		e.add("configuration", "%v", err)
+	}
+}

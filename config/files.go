@@ -1,0 +1,172 @@
+package config
+
+import (
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+
+	"warmroute/backends"
+	"warmroute/proxy/apikey"
+)
+
+// maxFileBytes bounds a configuration, key or certificate file. It is far above
+// any real one, bundles of all public authorities included.
+const maxFileBytes = 1 << 20
+
+// ReadFile reads a file of at most 1 MiB, which may be a pipe.
+func ReadFile(path string) ([]byte, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	data, err := io.ReadAll(io.LimitReader(file, maxFileBytes+1))
+	if err != nil {
+		return nil, err
+	}
+	if len(data) > maxFileBytes {
+		return nil, fmt.Errorf("%s: larger than %d bytes; is it the right file?", path, maxFileBytes)
+	}
+	return data, nil
+}
+
+// ReadRegularFile reads a file of at most 1 MiB. It fails if the file is not a
+// regular one.
+func ReadRegularFile(path string) ([]byte, error) {
+	if err := CheckRegular(path); err != nil {
+		return nil, err
+	}
+	return ReadFile(path)
+}
+
+// CheckRegular returns an error unless path is a regular file. A pipe can be read
+// only once, and blocks whoever opens it.
+func CheckRegular(path string) error {
+	info, err := os.Stat(path)
+	if err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("%s is not a regular file", path)
+	}
+	return err
+}
+
+// Files returns the paths of the files to watch for changes: file, which is the
+// configuration's own, and those that the settings name. file may be empty.
+func (c *Config) Files(file string) []string {
+	all := []string{file, c.KeysFile, c.AdminTokenFile, c.TLS.CertFile, c.TLS.KeyFile, c.AdminTLS.CertFile, c.AdminTLS.KeyFile}
+	for _, b := range c.Backends {
+		all = append(all, b.CAFile)
+	}
+	return slices.DeleteFunc(all, func(name string) bool { return name == "" })
+}
+
+// readFiles reads the files that the settings name.
+func (c *Config) readFiles(errs *errorList) {
+	c.readKeysFile(errs)
+	c.readAdminToken(errs)
+	c.TLS.readCertificate(errs, "tls")
+	c.AdminTLS.readCertificate(errs, "admin_tls")
+	c.readBackendCAs(errs)
+}
+
+// readKeysFile adds the keys of keys_file, if it is given, to those of the list.
+func (c *Config) readKeysFile(errs *errorList) {
+	if c.KeysFile == "" {
+		return
+	}
+	data, err := ReadRegularFile(c.KeysFile)
+	if err != nil {
+		errs.add("keys_file", "%v", err)
+		return
+	}
+	secrets, invalid := apikey.ParseFile(string(data))
+	for _, err := range invalid {
+		line, _, _ := strings.Cut(err.Error(), ":")
+		errs.add(c.KeysFile+": "+line, "%v", errors.Unwrap(err))
+	}
+	if len(secrets) == 0 && len(invalid) == 0 {
+		errs.add("keys_file", "%s contains no keys; add one, or remove the setting to allow access without a key", c.KeysFile)
+	}
+	index := map[string]int{}
+	for i, k := range c.Keys {
+		index[k.Name] = i
+	}
+	for _, s := range secrets {
+		i, listed := index[s.Name]
+		if !listed {
+			i = len(c.Keys)
+			index[s.Name] = i
+			c.Keys = append(c.Keys, Key{Name: s.Name})
+		}
+		c.Keys[i].secrets = append(c.Keys[i].secrets, s)
+	}
+}
+
+// readAdminToken reads the token from admin_token_file, if it is given.
+func (c *Config) readAdminToken(errs *errorList) {
+	if c.AdminTokenFile == "" {
+		return
+	}
+	if c.AdminToken != "" {
+		errs.add("admin_token_file", "admin_token is given as well; remove one of the two")
+		return
+	}
+	token, err := ReadRegularFile(c.AdminTokenFile)
+	if c.AdminToken = strings.TrimSpace(string(token)); err == nil && c.AdminToken == "" {
+		err = errors.New(c.AdminTokenFile + " is empty; put the token into it")
+	}
+	if err != nil {
+		errs.add("admin_token_file", "%v", err)
+	}
+}
+
+// readCertificate reads the certificate and its key. section is "tls" or "admin_tls".
+func (t *ListenerTLS) readCertificate(errs *errorList, section string) {
+	certFile, keyFile := section+".cert_file", section+".key_file"
+	switch {
+	case t.CertFile == "" && t.KeyFile == "":
+		return
+	case t.CertFile == "":
+		errs.add(certFile, "is missing, but %s is given; give both or neither", keyFile)
+		return
+	case t.KeyFile == "":
+		errs.add(keyFile, "is missing, but %s is given; give both or neither", certFile)
+		return
+	}
+	chain, err := ReadRegularFile(t.CertFile)
+	if err != nil {
+		errs.add(certFile, "%v", err)
+	}
+	key, err := ReadRegularFile(t.KeyFile)
+	if err != nil {
+		errs.add(keyFile, "%v", err)
+	}
+	if errs.has(certFile, keyFile) {
+		return
+	}
+	pair, err := tls.X509KeyPair(chain, key)
+	if err != nil {
+		errs.add(keyFile, "%s with the certificate in %s: %v", t.KeyFile, t.CertFile, err)
+		return
+	}
+	t.Certificate = &pair
+}
+
+// readBackendCAs reads the certificate authorities of the https backends.
+func (c *Config) readBackendCAs(errs *errorList) {
+	for i := range c.Backends {
+		b := &c.Backends[i]
+		// Validation reports a ca_file for another scheme.
+		if u, err := backends.ParseURL(b.URL); b.CAFile == "" || err != nil || u.Scheme != "https" {
+			continue
+		}
+		data, err := ReadRegularFile(b.CAFile)
+		if err != nil {
+			errs.add(fmt.Sprintf("backends[%d].ca_file", i), "%v", err)
+		}
+		b.CA = string(data)
+	}
+}

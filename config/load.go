@@ -1,0 +1,228 @@
+package config
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"maps"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/spf13/pflag"
+	"github.com/spf13/viper"
+
+	"warmroute/router/policy"
+)
+
+const (
+	envPrefix = "WARMROUTE_"
+
+	// FileVariable is the environment variable that names the configuration
+	// file. It is not a setting.
+	FileVariable = envPrefix + "CONFIG"
+
+	// pathSeparator is what viper splits paths on. Paths are shown with dots,
+	// but a dot may be part of a key in the file, which must not then reach
+	// another setting.
+	pathSeparator = "\x00"
+)
+
+// AddFlags defines the flags that Load reads. They have no defaults: those are
+// in config.yaml.
+func AddFlags(flags *pflag.FlagSet) {
+	flags.SortFlags = false
+	flags.String("config", "", "configuration `FILE`; the default is the one that WARMROUTE_CONFIG names; config.yaml documents every setting and its default")
+	flags.String("listen", "", "`ADDRESS` for OpenAI clients, such as :8080 or 127.0.0.1:8080")
+	flags.String("admin", "", "`ADDRESS` for metrics and operations, \"\" for none")
+	flags.String("policy", "", "routing `POLICY`: "+strings.Join(policy.Names(), ", "))
+	flags.String("log-level", "", "minimum log `LEVEL`: debug, info, warn or error")
+}
+
+// flagSettings returns the path of the setting that each flag of AddFlags sets.
+func flagSettings() map[string]string {
+	return map[string]string{
+		"listen":    "listen",
+		"admin":     "admin",
+		"policy":    "routing.policy",
+		"log-level": "log.level",
+	}
+}
+
+// Load reads the configuration: defaults, which is the content of config.yaml,
+// then the file that --config or WARMROUTE_CONFIG names, then the environment,
+// then the flags that AddFlags defined. Each overrides the one before. urls, if
+// any, are the backends.
+//
+// The error is an Errors. Where the file could be parsed, Load returns the
+// configuration along with the error.
+func Load(defaults []byte, flags *pflag.FlagSet, urls []string) (*Config, error) {
+	path, err := FilePath(flags)
+	if err != nil {
+		return nil, err
+	}
+	if path == "" {
+		return parse(defaults, "", nil, flags, urls)
+	}
+	data, err := ReadFile(path)
+	if err != nil {
+		source := "--config"
+		if given, _ := flags.GetString("config"); given == "" {
+			source = FileVariable
+		}
+		return nil, Errors{ReadError(source, path, err).Error()}
+	}
+	return parse(defaults, path, data, flags, urls)
+}
+
+// LoadWithoutFile is Load, but ignores the configuration file.
+func LoadWithoutFile(defaults []byte, flags *pflag.FlagSet, urls []string) (*Config, error) {
+	return parse(defaults, "", nil, flags, urls)
+}
+
+// FilePath returns the path of the configuration file, or "" for none: the one
+// that --config or else WARMROUTE_CONFIG names.
+func FilePath(flags *pflag.FlagSet) (string, error) {
+	path, err := flags.GetString("config")
+	return cmp.Or(path, os.Getenv(FileVariable)), err
+}
+
+// parse is Load for a file that was already read.
+func parse(defaults []byte, file string, data []byte, flags *pflag.FlagSet, urls []string) (*Config, error) {
+	v := viper.NewWithOptions(viper.KeyDelimiter(pathSeparator))
+	v.SetConfigType("yaml")
+	if err := v.ReadConfig(bytes.NewReader(defaults)); err != nil {
+		return nil, fmt.Errorf("built-in config.yaml: %w", err)
+	}
+	settings := map[string]string{} // shown path → viper's
+	for _, key := range v.AllKeys() {
+		settings[strings.ReplaceAll(key, pathSeparator, ".")] = key
+	}
+	known := slices.Sorted(maps.Keys(settings))
+
+	errs := errorList{origin: map[string]string{}}
+	given, err := decodeYAML(data)
+	if err != nil {
+		errs.addYAMLErrors(file, data, known, err)
+		return nil, errs.err()
+	}
+	mergeFile(v, given, nil, known, &errs)
+	bindEnvironment(v, settings, known, &errs)
+	for flag, setting := range flagSettings() {
+		if fl := flags.Lookup(flag); fl != nil && fl.Changed {
+			v.Set(settings[setting], fl.Value.String())
+			errs.origin[setting] = "--" + flag
+		}
+	}
+	if len(urls) > 0 {
+		if list, ok := given["backends"].([]any); ok && len(list) > 0 {
+			errs.add("backends", "both %s and the command line list backends; remove one of the two lists", file)
+		}
+		v.Set("backends", urls)
+		errs.origin["backends"] = "the command line"
+	}
+
+	var c Config
+	errs.addDecodeErrors(v.UnmarshalExact(&c, viper.DecodeHook(decodeValue)))
+	c.nameBackends()
+	c.readFiles(&errs)
+	c.validate(&errs)
+	return &c, errs.err()
+}
+
+// mergeFile merges the settings of a file, or of one of its sections, into v.
+func mergeFile(v *viper.Viper, given map[string]any, section []string, known []string, errs *errorList) {
+	for _, key := range slices.Sorted(maps.Keys(given)) {
+		at := append(slices.Clone(section), key)
+		path := strings.Join(at, ".")
+		inner, isSection := given[key].(map[string]any)
+		isSetting := slices.Contains(known, path) && !strings.Contains(key, ".")
+		switch {
+		case isSetting && given[key] == nil:
+			errs.add(path, "has no value; give it one or delete the line")
+		case isSetting:
+			var nested any = given[key]
+			for _, k := range slices.Backward(at) {
+				nested = map[string]any{k: nested}
+			}
+			_ = v.MergeConfigMap(nested.(map[string]any)) // never returns an error
+		case isSection:
+			mergeFile(v, inner, at, known, errs)
+		default:
+			if inside := settingsIn(path, known); len(inside) == 0 || strings.Contains(key, ".") {
+				errs.add(path, "%s", unknownSetting(path, key, known))
+			} else if given[key] != nil { // a section whose lines are all commented out is fine
+				errs.add(path, "is a section; it contains %s", strings.Join(inside, ", "))
+			}
+		}
+	}
+}
+
+// settingsIn returns the paths of the settings of a section.
+func settingsIn(section string, known []string) []string {
+	var inside []string
+	for _, k := range known {
+		if strings.HasPrefix(k, section+".") {
+			inside = append(inside, k)
+		}
+	}
+	return inside
+}
+
+// unknownSetting returns the message about a path that is not a setting.
+func unknownSetting(path, key string, known []string) string {
+	if slices.Contains(known, path) {
+		parts := strings.Split(path, ".")
+		written := fmt.Sprintf("%q", parts[0]+":")
+		for _, part := range parts[1:] {
+			written += fmt.Sprintf(" and below it, indented, %q", part+":")
+		}
+		return fmt.Sprintf("write it in %d lines, %s", len(parts), written)
+	}
+	near := suggest(strings.ToLower(path), known)
+	for _, k := range known {
+		if near == "" && strings.HasSuffix(k, "."+key) {
+			near = k
+		}
+	}
+	if near == "" {
+		return "unknown setting; config.yaml lists all settings"
+	}
+	return "unknown setting; did you mean " + near + "?"
+}
+
+// envName returns the environment variable of a setting.
+func envName(path string) string {
+	return envPrefix + strings.ToUpper(strings.ReplaceAll(path, ".", "_"))
+}
+
+// bindEnvironment binds every setting to its environment variable, and adds an
+// error for each WARMROUTE_ variable that belongs to no setting.
+func bindEnvironment(v *viper.Viper, settings map[string]string, known []string, errs *errorList) {
+	// Kubernetes and Docker links set these in every container that runs beside
+	// a service named warmroute.
+	service := regexp.MustCompile(`_SERVICE_HOST$|_SERVICE_PORT(_\w+)?$|_PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?$`)
+	v.AllowEmptyEnv(true) // WARMROUTE_ADMIN= turns the admin listener off
+	variables := map[string]string{}
+	for _, path := range known {
+		variables[envName(path)] = path
+		v.MustBindEnv(settings[path], envName(path))
+	}
+	names := slices.Sorted(maps.Keys(variables))
+	for _, assignment := range slices.Sorted(slices.Values(os.Environ())) {
+		name, _, _ := strings.Cut(assignment, "=")
+		if path, ok := variables[name]; ok {
+			errs.origin[path] = name
+			continue
+		}
+		if !strings.HasPrefix(name, envPrefix) || name == FileVariable || service.MatchString(name) {
+			continue
+		}
+		if near := suggest(name, names); near != "" {
+			errs.add(name, "unknown variable; did you mean %s?", near)
+		} else {
+			errs.add(name, "unknown variable; a variable is %s followed by the path of a setting, as in %s", envPrefix, envName("routing.policy"))
+		}
+	}
+}

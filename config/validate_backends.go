@@ -1,0 +1,82 @@
+package config
+
+import (
+	"fmt"
+	"strings"
+
+	"warmroute/backends"
+)
+
+// nameBackends gives each backend without a name its default one: host, port and
+// path of its URL.
+func (c *Config) nameBackends() {
+	for i := range c.Backends {
+		b := &c.Backends[i]
+		if u, err := backends.ParseURL(b.URL); b.Name == "" && err == nil {
+			b.Name = backends.DefaultName(u)
+		}
+	}
+}
+
+// validateBackends validates each backend, and that names and addresses are unique.
+func (c *Config) validateBackends(errs *errorList) {
+	if len(c.Backends) == 0 {
+		errs.add("backends", "the list is empty; name at least one vLLM server, as in serve http://127.0.0.1:8000, or list backends in the file")
+	}
+	firstName, firstURL := map[string]int{}, map[string]int{}
+	for i, b := range c.Backends {
+		at := fmt.Sprintf("backends[%d]", i)
+		if errs.has(at, at+".url", at+".name", at+".api_key", at+".ca_file", at+".server_name", at+".max_in_flight", at+".weight") {
+			continue
+		}
+		if !IsHeaderValue(b.APIKey) {
+			errs.add(at+".api_key", "contains characters that are not allowed in a header; does it end with a line break?")
+		}
+		if b.URL == "" {
+			errs.add(at+".url", "is missing; set a URL such as http://10.0.0.5:8000")
+			continue
+		}
+		u, err := backends.ParseURL(b.URL)
+		if err != nil {
+			errs.add(at+".url", "%v", err)
+			continue
+		}
+		validateBackendTLS(errs, at, u.Scheme, b)
+		between(errs, at+".max_in_flight", b.MaxInFlight, 0, 1<<20)
+		between(errs, at+".weight", b.Weight, 0.01, 100)
+		if !IsHeaderValue(b.Name) || strings.ContainsAny(b.Name, " ,") || len(b.Name) > 200 {
+			errs.add(at+".name", "%q is not a valid name; it is used in headers and labels: use letters, digits and ._:-", b.Name)
+			continue
+		}
+		address := backends.Address(u)
+		if first, taken := firstURL[address]; taken {
+			errs.add(at+".url", "%s is already backends[%d]; remove one of the two", address, first)
+		} else {
+			firstURL[address] = i
+		}
+		if first, taken := firstName[b.Name]; taken {
+			errs.add(at+".name", "%s is already the name of backends[%d]; rename one of the two", b.Name, first)
+		} else {
+			firstName[b.Name] = i
+		}
+	}
+}
+
+// validateBackendTLS validates the TLS settings of the backend at path at. scheme
+// is that of its URL.
+func validateBackendTLS(errs *errorList, at, scheme string, b Backend) {
+	for _, setting := range []struct{ path, value string }{{at + ".ca_file", b.CAFile}, {at + ".server_name", b.ServerName}} {
+		if setting.value != "" && scheme != "https" {
+			errs.add(setting.path, "has no effect on %s; use https:// or remove it", b.URL)
+		}
+	}
+	if strings.ContainsFunc(b.ServerName, func(r rune) bool { return r <= ' ' || r > '~' || r == '/' || r == ':' }) {
+		errs.add(at+".server_name", "%q is not a host name; use the one in the replica's certificate, without scheme and port", b.ServerName)
+	}
+	if errs.has(at + ".ca_file") {
+		return
+	}
+	if _, err := b.TLSConfig(); err != nil {
+		errs.add(at+".ca_file", "%v", err)
+	}
+}

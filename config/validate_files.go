@@ -1,0 +1,100 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"warmroute/router"
+)
+
+// validateFiles checks that the files that serve writes are different ones and
+// can be opened, without creating them.
+func (c *Config) validateFiles(errs *errorList) {
+	if log := c.AccessLog.File; log != "" && log != "stdout" && log != "stderr" {
+		checkWritable(errs, "access_log.file", log)
+	}
+	if c.Record.File != "" {
+		checkWritable(errs, "record.file", c.Record.File)
+	}
+	if c.Index.Snapshot != "" {
+		checkReplaceable(errs, "index.snapshot", c.Index.Snapshot)
+	}
+	checkDistinct(errs, "access_log.file", c.AccessLog.File, "record.file", c.Record.File)
+	checkDistinct(errs, "access_log.file", c.AccessLog.File, "index.snapshot", c.Index.Snapshot)
+	checkDistinct(errs, "record.file", c.Record.File, "index.snapshot", c.Index.Snapshot)
+}
+
+// checkDistinct adds an error if two settings name the same file.
+func checkDistinct(errs *errorList, path, file, otherPath, other string) {
+	if file != "" && other != "" && filepath.Clean(file) == filepath.Clean(other) {
+		errs.add(path, "%s is also %s; use another file for one of the two", file, otherPath)
+	}
+}
+
+// checkReplaceable adds an error if the snapshot cannot be replaced by a new file.
+func checkReplaceable(errs *errorList, path, file string) {
+	if info, err := os.Stat(file); err == nil && info.IsDir() {
+		errs.add(path, "%s is a directory, expected a file", file)
+	} else if err := CheckSnapshot(file); err != nil {
+		errs.add(path, "%v", err)
+	}
+	checkFolder(errs, path, file)
+}
+
+// CheckSnapshot returns an error unless the file is a snapshot, empty or absent,
+// so that it can be overwritten.
+func CheckSnapshot(path string) error {
+	if err := CheckRegular(path); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	file, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	head := make([]byte, 64)
+	n, err := io.ReadFull(file, head)
+	if err != nil && err != io.EOF && err != io.ErrUnexpectedEOF {
+		return err
+	}
+	if !router.BeginsSnapshot(head[:n]) {
+		return fmt.Errorf("%s is not a warmroute snapshot; name another file", path)
+	}
+	return nil
+}
+
+// checkFolder adds an error if file cannot be created in its directory.
+func checkFolder(errs *errorList, path, file string) {
+	folder := filepath.Dir(file)
+	if info, err := os.Stat(folder); err != nil || !info.IsDir() {
+		errs.add(path, "%s: directory %s does not exist; create it, writable by the user that runs warmroute", file, folder)
+	} else if err := canCreateFile(folder); err != nil {
+		errs.add(path, "%s: cannot create a file in %s (%v); make it writable by the user that runs warmroute", file, folder, err)
+	}
+}
+
+// checkWritable adds an error if lines cannot be appended to file.
+func checkWritable(errs *errorList, path, file string) {
+	info, err := os.Stat(file)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		checkFolder(errs, path, file)
+	case err != nil:
+		errs.add(path, "%v", err)
+	case info.IsDir():
+		errs.add(path, "%s is a directory, expected a file", file)
+	case info.Mode().IsRegular(): // opening and closing a pipe would end its reader
+		opened, err := os.OpenFile(file, os.O_WRONLY|os.O_APPEND, 0)
+		if err != nil {
+			errs.add(path, "%v", err)
+			return
+		}
+		opened.Close()
+	}
+}

@@ -1,0 +1,130 @@
+package config
+
+import (
+	"fmt"
+	"time"
+
+	"warmroute/proxy/apikey"
+)
+
+const (
+	maxKeys             = 10_000 // metrics have a series for each key
+	minAdminTokenLength = 16
+	// maxQueueTime is the completion window of batch services. A client that
+	// waits longer has most likely gone.
+	maxQueueTime = 24 * time.Hour
+)
+
+// APIKeys returns the keys in the form in which the proxy uses them. The
+// configuration must be valid.
+func (c *Config) APIKeys() []apikey.Key {
+	var list []apikey.Key
+	for _, k := range c.Keys {
+		var hashes []apikey.Hash
+		if k.SHA256 != "" {
+			hash, _ := apikey.ParseHash(k.SHA256)
+			hashes = append(hashes, hash)
+		}
+		for _, s := range k.secrets {
+			hashes = append(hashes, s.Hash)
+		}
+		list = append(list, apikey.Key{
+			Name:              k.Name,
+			Hashes:            hashes,
+			Models:            k.Models,
+			RequestsPerMinute: k.RequestsPerMinute,
+			TokensPerMinute:   k.TokensPerMinute,
+			Concurrency:       k.Concurrency,
+			Priority:          k.Priority,
+			QueueTime:         k.QueueTime,
+			RouteHeaders:      k.RouteHeaders,
+			Expires:           k.Expires,
+		})
+	}
+	return list
+}
+
+// validateKeys validates each API key, and that names and keys are unique. The
+// errors show only positions: a key may be in the wrong place.
+func (c *Config) validateKeys(errs *errorList) {
+	oneOf(errs, "tenant", "mode", c.Tenant, "share", "isolate")
+	if errs.has("keys") {
+		return
+	}
+	if len(c.Keys) > maxKeys {
+		errs.add("keys", "the list has %d keys; the maximum is %d, since metrics have a series for each", len(c.Keys), maxKeys)
+		return
+	}
+	names, hashes := map[string]string{}, map[apikey.Hash]string{}
+	for i, k := range c.Keys {
+		at := fmt.Sprintf("keys[%d]", i)
+		if errs.has(at) {
+			continue
+		}
+		between(errs, at+".requests_per_minute", k.RequestsPerMinute, 0, 1<<30)
+		if k.TokensPerMinute != 0 {
+			between(errs, at+".tokens_per_minute", k.TokensPerMinute, 1000, 1<<40)
+		}
+		between(errs, at+".concurrency", k.Concurrency, 0, 1<<30)
+		between(errs, at+".priority", k.Priority, -100, 100)
+		if k.QueueTime != 0 && (k.QueueTime < time.Millisecond || k.QueueTime > maxQueueTime) {
+			errs.add(at+".queue_time", "%v is not between 1ms and %v; remove it to use routing.hold.time", k.QueueTime, maxQueueTime)
+		}
+		if !apikey.IsName(k.Name) {
+			errs.add(at+".name", "is not a valid name: %s", apikey.NameRule)
+			continue
+		}
+		if first, taken := names[k.Name]; taken {
+			errs.add(at+".name", "is already the name of %s; rename one of the two", first)
+		}
+		names[k.Name] = at
+		c.validateHashes(errs, at, k, hashes)
+	}
+}
+
+// validateHashes validates the hashes of the key at path at. seen has the path of
+// each hash that was seen before.
+func (c *Config) validateHashes(errs *errorList, at string, k Key, seen map[apikey.Hash]string) {
+	if k.SHA256 == "" && len(k.secrets) == 0 {
+		switch {
+		case errs.has(at + ".sha256"):
+		case c.KeysFile == "":
+			errs.add(at, "has no key; set sha256, or set keys_file and add a line for it there")
+		case !errs.has("keys_file"):
+			errs.add(at, "has no key; set sha256, or add a line for it to %s", c.KeysFile)
+		}
+		return
+	}
+	if k.SHA256 != "" {
+		hash, err := apikey.ParseHash(k.SHA256)
+		if err != nil {
+			errs.add(at+".sha256", "%v; plain keys belong in keys_file", err)
+			return
+		}
+		if first, taken := seen[hash]; taken {
+			errs.add(at+".sha256", "is the same key as %s; create another one", first)
+		}
+		seen[hash] = at
+	}
+	for _, s := range k.secrets {
+		line := fmt.Sprintf("%s: line %d", c.KeysFile, s.Line)
+		if first, taken := seen[s.Hash]; taken {
+			errs.add(line, "is the same key as %s; create another one", first)
+		}
+		seen[s.Hash] = line
+	}
+}
+
+func (c *Config) validateAdminToken(errs *errorList) {
+	at := "admin_token"
+	if c.AdminTokenFile != "" {
+		at = "admin_token_file"
+	}
+	switch {
+	case c.AdminToken == "" || errs.has(at):
+	case !IsHeaderValue(c.AdminToken):
+		errs.add(at, "contains characters that are not allowed in a header; does it end with a line break?")
+	case len(c.AdminToken) < minAdminTokenLength:
+		errs.add(at, "is shorter than %d characters and could be guessed; create one with openssl rand -hex 32", minAdminTokenLength)
+	}
+}

@@ -1,0 +1,283 @@
+package config
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"warmroute/router/policy"
+)
+
+// loadErrors returns the error lines of loading test.yaml with that content, in
+// a directory of its own. An empty yaml is no file.
+func loadErrors(t *testing.T, yaml string, args ...string) string {
+	t.Helper()
+	if yaml != "" {
+		t.Chdir(t.TempDir())
+		if err := os.WriteFile("test.yaml", []byte(yaml), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		args = append(args, "--config", "test.yaml")
+	}
+	if _, err := load(t, "", args...); err != nil {
+		return err.Error()
+	}
+	return ""
+}
+
+func TestValidationErrors(t *testing.T) {
+	const backend = "backends: [\"http://a:8000\"]\n"
+	for _, c := range []struct{ name, yaml, want string }{
+		{"unknown setting near one", backend + "poll: {timout: 1s}", "poll.timout: unknown setting; did you mean poll.timeout?"},
+		{"unknown setting with a dash", backend + "timeouts: {first-byte: 1s}", "timeouts.first-byte: unknown setting; did you mean timeouts.first_byte?"},
+		{"unknown setting outside its section", backend + "policy: prefix", "policy: unknown setting; did you mean routing.policy?"},
+		{"unknown setting like none", backend + "telemetry: {endpoint: x}", "telemetry.endpoint: unknown setting; config.yaml lists all settings"},
+		{"upper case", backend + "Listen: \":1\"", "Listen: unknown setting; did you mean listen?"},
+		{"section and setting in one key", backend + "routing.policy: random", `routing.policy: write it in 2 lines, "routing:" and below it, indented, "policy:"`},
+		{"two sections and a setting in one key", backend + "routing: {hold.time: 1s}",
+			`routing.hold.time: write it in 3 lines, "routing:" and below it, indented, "hold:" and below it, indented, "time:"`},
+		{"value for a section", backend + "log: debug", "log: is a section; it contains log.format, log.level"},
+		{"section for a value", backend + "listen: {port: 1}", "listen: expected a string, got a mapping; put it in quotes"},
+		{"no value", backend + "listen:", "listen: has no value; give it one or delete the line"},
+		{"duration without unit", backend + "poll: {interval: 5}", "poll.interval: 5 has no unit; write a duration such as 250ms, 5s or 1m30s"},
+		{"duration in words", backend + "poll: {interval: soon}", `poll.interval: "soon" is not a duration such as 250ms, 2s or 1m30s`},
+		{"duration as a list", backend + "poll: {interval: [1s]}", "poll.interval: expected a duration such as 250ms or 2s, got a list"},
+		{"negative duration", backend + "timeouts: {idle: -1s}", "timeouts.idle: -1s is too short; the minimum is 0s"},
+		{"zero where none is meant", backend + "health: {timeout: 0}", "health.timeout: 0s is too short; the minimum is 1ms"},
+		{"size with an ambiguous unit", backend + "limits: {body_bytes: 64M}",
+			`limits.body_bytes: "64M" has the unknown unit "M"; use B, KiB, MiB, GiB, TiB or KB, MB, GB, TB`},
+		{"size as a fraction", backend + "limits: {body_bytes: 1.5}", "limits.body_bytes: expected a size such as 64MiB, got a decimal number"},
+		{"negative size", backend + "index: {max_bytes: -1}", "index.max_bytes: -1B is too small; the minimum is 1MiB"},
+		{"fraction for a whole number", backend + "routing: {attempts: 2.5}", "routing.attempts: expected an integer, got a decimal number"},
+		{"number beyond 64 bits", backend + "routing: {attempts: 18446744073709551615}", "routing.attempts: expected an integer, got a number that is out of range"},
+		{"text for a number", backend + "routing: {attempts: three}", `routing.attempts: "three" is not an integer`},
+		{"share above all", backend + "retry: {share: 1.5}", "retry.share: 1.5 is too large; the maximum is 1"},
+		{"breaker that never rests", backend + "breaker: {open: 0s}", "breaker.open: 0s is too short; the minimum is 10ms; to disable the breaker, set breaker.failures to 0"},
+		{"access log in an unknown format", backend + "access_log: {format: jsn}", `access_log.format: unknown format "jsn"; did you mean json?`},
+		{"more than all requests", backend + "access_log: {sample: 2}", "access_log.sample: 2 is too large; the maximum is 1"},
+		{"access log in a folder that is not there", backend + "access_log: {file: absent/log}",
+			"access_log.file: absent/log: directory absent does not exist; create it, writable by the user that runs warmroute"},
+		{"access log below a file", backend + "access_log: {file: test.yaml/log}", "access_log.file: stat test.yaml/log: not a directory"},
+		{"access log that is a folder", backend + "access_log: {file: .}", "access_log.file: . is a directory, expected a file"},
+		{"recording in a folder that is not there", backend + "record: {file: absent/traffic}",
+			"record.file: absent/traffic: directory absent does not exist; create it, writable by the user that runs warmroute"},
+		{"snapshot in a folder that is not there", backend + "index: {snapshot: absent/index}",
+			"index.snapshot: absent/index: directory absent does not exist; create it, writable by the user that runs warmroute"},
+		{"snapshot that is a folder", backend + "index: {snapshot: .}", "index.snapshot: . is a directory, expected a file"},
+		{"snapshot over another file", backend + "index: {snapshot: test.yaml}", "index.snapshot: test.yaml is not a warmroute snapshot; name another file"},
+		{"access log over the recording", backend + "access_log: {file: a}\nrecord: {file: ./a}", "access_log.file: a is also record.file; use another file for one of the two"},
+		{"number too small", backend + "routing: {attempts: 0}", "routing.attempts: 0 is too small; the minimum is 1"},
+		{"number too large", backend + "index: {block_bytes: 8192}", "index.block_bytes: 8192 is too large; the maximum is 4096"},
+		{"text for a decimal number", backend + "routing: {load_factor: much}", `routing.load_factor: "much" is not a number`},
+		{"switch for a decimal number", backend + "routing: {load_factor: true}", "routing.load_factor: expected a number, got a boolean"},
+		{"no number", backend + "routing: {load_factor: .nan}", "routing.load_factor: NaN is too small; the minimum is 1"},
+		{"a share above the whole", backend + "routing: {match_ratio: 30}", "routing.match_ratio: 30 is too large; the maximum is 1"},
+		{"a ratio below one", backend + "routing: {imbalance_ratio: 0.5}", "routing.imbalance_ratio: 0.5 is too small; the minimum is 1"},
+		{"a difference below none", backend + "routing: {imbalance_abs: -1}", "routing.imbalance_abs: -1 is too small; the minimum is 0"},
+		{"steps of a few tokens", backend + "routing: {step_tokens: 8}", "routing.step_tokens: 8 is too small; the minimum is 64"},
+		{"files too small to record", backend + "record: {max_bytes: 1KB}", "record.max_bytes: 1KB is too small; the minimum is 1MiB"},
+		{"fewer files than none", backend + "record: {keep: -1}", "record.keep: -1 is too small; the minimum is 0"},
+		{"less than nothing held", backend + "routing: {hold: {requests: -1}}", "routing.hold.requests: -1 is too small; the minimum is 0"},
+		{"batch requests held in no memory", backend + "routing: {hold: {batch_bytes: 0}}", "routing.hold.batch_bytes: 0B is too small; the minimum is 1KiB"},
+		{"less than no batch request held", backend + "routing: {hold: {batch_requests: -1}}", "routing.hold.batch_requests: -1 is too small; the minimum is 0"},
+		{"a slowdown that gives time", backend + "routing: {batch_slowdown: -0.1}", "routing.batch_slowdown: -0.1 is too small; the minimum is 0"},
+		{"a slowdown without end", backend + "routing: {batch_slowdown: 11}", "routing.batch_slowdown: 11 is too large; the maximum is 10"},
+		{"held for no time", backend + "routing: {hold: {time: 0}}",
+			"routing.hold.time: 0s is too short; the minimum is 1ms; to disable the queue, set routing.hold.requests to 0"},
+		{"held in no memory", backend + "routing: {hold: {bytes: 0}}", "routing.hold.bytes: 0B is too small; the minimum is 1KiB"},
+		{"header with a colon", backend + "routing: {session_header: \"X-Session:\"}",
+			`routing.session_header: "X-Session:" is not the name of a header; use letters, digits and -, or "" for none`},
+		{"negative SLO", backend + "slo: {ttft: -1s}", "slo.ttft: -1s is too short; the minimum is 0s"},
+		{"number for a switch", backend + "response_headers: 1", "response_headers: expected true or false, got a number"},
+		{"text for a switch", backend + "response_headers: maybe", `response_headers: "maybe" is neither true nor false`},
+		{"number for text", backend + "listen: 8080", "listen: expected a string, got a number; put it in quotes"},
+		{"value near an allowed one", backend + "routing: {policy: least_load}", `routing.policy: unknown policy "least_load"; did you mean least-load?`},
+		{"value not allowed", backend + "log: {format: logfmt}", `log.format: unknown format "logfmt"; choose one of text, json`},
+		{"empty listen", backend + "listen: \"\"", "listen: is empty; set an address such as :8080"},
+		{"address without port", backend + "listen: localhost", `listen: "localhost" is not an address such as :8080 or 127.0.0.1:8080`},
+		{"port out of range", backend + "admin: \":70000\"", `admin: ":70000" has no port between 0 and 65535`},
+		{"listeners on one port", backend + "listen: \"[::]:9090\"", "admin: 127.0.0.1:9090 conflicts with listen [::]:9090; use another port for one of the two"},
+		{"poll timeout above interval", backend + "poll: {timeout: 2s}",
+			"poll.timeout: 2s exceeds poll.interval 1s, so scrapes would overlap; lower it"},
+		{"fast interval above interval", backend + "poll: {fast_interval: 2s}",
+			"poll.fast_interval: 2s exceeds poll.interval 1s, so busy replicas would be scraped less often than idle ones; lower it"},
+		{"down interval above interval", backend + "health: {down_interval: 6s}",
+			"health.down_interval: 6s exceeds health.interval 5s, so a restarted replica would be detected late; lower it"},
+		{"one body above all bodies", backend + "limits: {body_bytes: 2GiB}",
+			"limits.body_bytes: 2GiB exceeds limits.body_bytes_total 1GiB, so such a body could never be accepted; raise the total or lower this"},
+		{"one file for two", backend + "record: {file: ./kept}\nindex: {snapshot: kept}",
+			"record.file: ./kept is also index.snapshot; use another file for one of the two"},
+		{"no backends", "listen: \":1\"", "backends: the list is empty; name at least one vLLM server, as in serve http://127.0.0.1:8000, or list backends in the file"},
+		{"negative bound of a backend", "backends: [{url: \"http://a\", max_in_flight: -1}]", "backends[0].max_in_flight: -1 is too small; the minimum is 0"},
+		{"weight of nothing", "backends: [{url: \"http://a\", weight: 0}]", "backends[0].weight: 0 is too small; the minimum is 0.01"},
+		{"weight in words", "backends: [{url: \"http://a\", weight: heavy}]", `backends[0].weight: "heavy" is not a number`},
+		{"backends as a map", "backends: {a: {url: \"http://a:8000\"}}", `backends: expected a list, got a mapping; begin each backend with "- url:"`},
+		{"backend without URL", "backends: [{name: a}]", "backends[0].url: is missing; set a URL such as http://10.0.0.5:8000"},
+		{"backend that is nothing", "backends: [null]", "backends[0].url: is missing; set a URL such as http://10.0.0.5:8000"},
+		{"backend as a number", "backends: [8000]", "backends[0]: expected a mapping with url, name and so on, or just a URL, got a number"},
+		{"backend with an unknown key", "backends: [{ulr: x}]", `backends[0]: unknown key "ulr"; did you mean url?`},
+		{"URL without scheme", "backends: [\"a:8000\"]", `backends[0].url: backend URL "a:8000": no scheme; write http://HOST:PORT or https://HOST:PORT`},
+		{"URL with another scheme", "backends: [\"ftp://a\"]", `backends[0].url: backend URL "ftp://a": the scheme has to be http or https`},
+		{"URL with a password", "backends: [\"http://u:hidden@a\"]", `backends[0].url: backend URL "http://***@a": user and password are not used; set api_key instead`},
+		{"URL with a query", "backends: [\"http://a?x=1\"]", `backends[0].url: backend URL "http://a?***": drop everything from the ? on`},
+		{"one server twice", "backends: [\"http://a\", {name: b, url: \"http://A:80/\"}]", "backends[1].url: http://a:80 is already backends[0]; remove one of the two"},
+		{"one name twice", "backends: [{name: x, url: \"http://a\"}, {name: x, url: \"http://b\"}]",
+			"backends[1].name: x is already the name of backends[0]; rename one of the two"},
+		{"name that no header carries", "backends: [{name: \"ä b\", url: \"http://a\"}]",
+			`backends[0].name: "ä b" is not a valid name; it is used in headers and labels: use letters, digits and ._:-`},
+		{"key with a line end", "backends: [{api_key: \"hidden\\n\", url: \"http://a\"}]",
+			"backends[0].api_key: contains characters that are not allowed in a header; does it end with a line break?"},
+		{"key as a number", "backends: [{api_key: 1234, url: \"http://a\"}]", "backends[0].api_key: expected a string, got a number; put it in quotes"},
+		{"authority for plain HTTP", "backends: [{url: \"http://a\", ca_file: ca.pem}]", "backends[0].ca_file: has no effect on http://a; use https:// or remove it"},
+		{"server name for plain HTTP", "backends: [{url: \"http://a\", server_name: b}]", "backends[0].server_name: has no effect on http://a; use https:// or remove it"},
+		{"server name that is a URL", "backends: [{url: \"https://a\", server_name: \"https://b\"}]",
+			`backends[0].server_name: "https://b" is not a host name; use the one in the replica's certificate, without scheme and port`},
+		{"authority that is not there", "backends: [{url: \"https://a\", ca_file: absent.pem}]", "backends[0].ca_file: stat absent.pem: no such file or directory"},
+		{"authority that is a directory", "backends: [{url: \"https://a\", ca_file: .}]", "backends[0].ca_file: . is not a regular file"},
+		{"authority without a certificate", "backends: [{url: \"https://a\", ca_file: test.yaml}]",
+			"backends[0].ca_file: test.yaml contains no certificate; expected PEM, beginning with -----BEGIN CERTIFICATE-----"},
+		{"YAML that does not parse", backend + "listen: [\n", "test.yaml: line 2: did not find expected node content"},
+		{"one key twice", "listen: \":1\"\nlisten: \":2\"", `test.yaml: line 2: mapping key "listen" already defined at line 1`},
+		{"not a mapping", "- listen", "test.yaml: line 1: cannot unmarshal !!seq into map[string]interface {}"},
+		{"text for a mapping", "sk-of-somebody", "test.yaml: line 1: cannot unmarshal !!str into map[string]interface {}"},
+		{"setting without a colon", backend + "log\n  level: debug", "test.yaml: line 2: could not find expected ':'"},
+		{"list that does not end", "backends: [a, b\nlog: x", "test.yaml: line 1: did not find expected ',' or ']'"},
+		{"fault in the first line", "listen: @x", "test.yaml: line 1: found character that cannot start any token"},
+		{"alias for a setting", backend + "log:\n  level: *debug", "test.yaml: line 3: level: unknown anchor 'debug' referenced; put strings that begin with * in quotes"},
+		{"alias for a secret", backend + "admin_token: *hidden", "test.yaml: line 2: admin_token: unknown anchor '***' referenced; put strings that begin with * in quotes"},
+		{"alias for a replica's key", "backends:\n- {url: \"http://a\", api_key: *hidden}",
+			"test.yaml: line 2: api_key: unknown anchor '***' referenced; put strings that begin with * in quotes"},
+		{"alias in a list", "backends:\n- *hidden", "test.yaml: line 2: unknown anchor '***' referenced; put strings that begin with * in quotes"},
+		{"alias of a setting and a secret", "listen: *hidden\nadmin_token: *hidden", "test.yaml: line 1: listen: unknown anchor '***' referenced; put strings that begin with * in quotes"},
+		{"alias of itself", backend + "log: &log {level: *log}", "test.yaml: line 2: level: anchor 'log' value contains itself"},
+		{"tag that the value lacks", backend + "listen: !!int abc", "test.yaml: line 2: listen: cannot decode !!str `abc` as a !!int"},
+		{"tag that a secret lacks", backend + "admin_token: !!int hidden", "test.yaml: line 2: admin_token: cannot decode !!str `***` as a !!int"},
+		{"secret of two lines", backend + "admin_token: !!int \"hid\\nden\"", "test.yaml: cannot decode !!str `***` as a !!int"},
+		{"text of two lines for a mapping", "hid\n\nden", "test.yaml: line 1: cannot unmarshal !!str into map[string]interface {}"},
+		{"template left in", backend + "admin_token: {{hidden}}", "test.yaml: invalid map key: ***; put strings that contain braces in quotes"},
+		{"two documents", backend + "---\nlisten: \":1\"\n", "test.yaml: line 2: a second document begins; only one is allowed"},
+		{"key that plays with the terminal", backend + "\"a\\nb\": 1", `"a\nb": unknown setting; config.yaml lists all settings`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if got := loadErrors(t, c.yaml); got != c.want {
+				t.Errorf("got\n%s\nwant\n%s", got, c.want)
+			}
+		})
+	}
+}
+
+func TestAllErrorsReported(t *testing.T) {
+	t.Setenv("WARMROUTE_POLL_TIMEOT", "1s")
+	t.Setenv("WARMROUTE_TIMEOUTS_CONNECT", "2")
+	got := loadErrors(t, `
+listn: ":1"
+poll: {interval: 5}
+routing: {policy: fastest}
+backends: [{name: a, url: "http://a"}, {name: a, url: "b"}]
+`, "--log-level", "loud")
+	want := []string{
+		"listn: unknown setting; did you mean listen?",
+		"WARMROUTE_POLL_TIMEOT: unknown variable; did you mean WARMROUTE_POLL_TIMEOUT?",
+		"poll.interval: 5 has no unit; write a duration such as 250ms, 5s or 1m30s",
+		`timeouts.connect (from WARMROUTE_TIMEOUTS_CONNECT): "2" is not a duration such as 250ms, 2s or 1m30s`,
+		`backends[1].url: backend URL "b": no scheme; write http://HOST:PORT or https://HOST:PORT`,
+		`routing.policy: unknown policy "fastest"; choose one of ` + strings.Join(policy.Names(), ", "),
+		`log.level (from --log-level): unknown level "loud"; choose one of debug, info, warn, error`,
+	}
+	if want := strings.Join(want, "\n"); got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
+func TestArgumentAndVariableErrors(t *testing.T) {
+	f := func(want string, args ...string) {
+		t.Helper()
+		if got := loadErrors(t, "", args...); !strings.HasPrefix(got, want) {
+			t.Errorf("%q: got %q, want %q", args, got, want)
+		}
+	}
+	f("--config missing.yaml: no such file", "--config", "missing.yaml")
+	f(`backends[0].url (from the command line): backend URL "a": no scheme`, "a")
+
+	big := filepath.Join(t.TempDir(), "model.safetensors")
+	if err := os.WriteFile(big, make([]byte, maxFileBytes+1), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f(big+": larger than 1048576 bytes; is it the right file?", "--config", big)
+
+	t.Setenv("WARMROUTE_FOO", "1")
+	f("WARMROUTE_FOO: unknown variable; a variable is WARMROUTE_ followed by the path of a setting, as in WARMROUTE_ROUTING_POLICY", "http://a")
+}
+
+func TestBackendsInFileAndArguments(t *testing.T) {
+	want := "backends: both test.yaml and the command line list backends; remove one of the two lists"
+	if got := loadErrors(t, "backends: [\"http://a:8000\"]", "http://b:8000"); got != want {
+		t.Errorf("got %q", got)
+	}
+}
+
+func TestAliasBombRejected(t *testing.T) {
+	bomb := "a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n"
+	for i := range 9 {
+		now, before := string(rune('1'+i)), string(rune('0'+i))
+		bomb += "a" + now + ": &a" + now + " [" + strings.Repeat("*a"+before+",", 10) + "]\n"
+	}
+	if got, want := loadErrors(t, bomb), "test.yaml: document contains excessive aliasing"; got != want {
+		t.Errorf("got %.200q", got)
+	}
+}
+
+func TestWarnings(t *testing.T) {
+	for _, c := range []struct{ name, yaml, want string }{
+		{"vLLM closes first", "timeouts: {keepalive_idle: 5s}", "timeouts.keepalive_idle: 5s is not below"},
+		{"open to the network", "admin: \":9090\"", "admin: :9090 is reachable"},
+		{"an SLO under another policy", "routing: {policy: smg}\nslo: {ttft: 1s}", "slo.ttft: 1s has no effect: policy smg does not use it"},
+		{"a step under another policy", "routing: {policy: smg, step_tokens: 4096}", "routing.step_tokens: 4096 has no effect"},
+		{"a queue time and nothing held", "routing: {hold: {requests: 0}}\nkeys: [{name: a, sha256: " + aHash + ", queue_time: 1h}]",
+			"keys[0].queue_time: 1h0m0s has no effect"},
+		{"a step and nothing held", "routing: {step_tokens: 4096, hold: {requests: 0}}", "routing.step_tokens: 4096 has no effect"},
+		{"a gate that the policy lacks", "routing: {match_ratio: 0.3}", "routing.match_ratio: 0.3 has no effect: policy prefix does not use it"},
+		{"one gate of two that it has", "routing: {policy: ray, match_ratio: 0.3, imbalance_ratio: 2}",
+			"routing.imbalance_ratio: 2 has no effect: policy ray does not use it"},
+		{"more held than there may be", "routing: {hold: {bytes: 2GiB}}", "routing.hold.bytes: 2GiB exceeds limits.body_bytes_total 1GiB"},
+		{"bodies that cannot be held", "routing: {hold: {bytes: 1MiB}}", "routing.hold.bytes: 1MiB is below limits.body_bytes 64MiB"},
+		{"a bound and nowhere to wait", "routing: {hold: {requests: 0}}\nbackends: [{name: a, url: \"http://a\", max_in_flight: 9}]",
+			"backends: a has max_in_flight 9 and the admission queue is off"},
+		{"more in flight than connections", "connections: {max_per_backend: 8}\nbackends: [{name: a, url: \"http://a\", max_in_flight: 9}]",
+			"backends: max_in_flight 9 of a exceeds connections.max_per_backend 8"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if !strings.Contains(c.yaml, "backends") {
+				c.yaml += "\nbackends: [\"http://a:8000\"]"
+			}
+			if got := mustLoad(t, c.yaml).Warnings(); len(got) != 1 || !strings.HasPrefix(got[0], c.want) {
+				t.Errorf("got %q, want one line %q", got, c.want)
+			}
+		})
+	}
+}
+
+func TestFileDescriptorWarning(t *testing.T) {
+	c := mustLoad(t, "limits: {in_flight: 1000, connections: 3000}\nconnections: {max_per_backend: 400}", "http://a:8000", "http://b:8000")
+	const need = 3000 + 800 + 4 + spareFileDescriptors // the two backends take 800 connections and no more
+	if w := c.StartWarnings(need); len(w) != 0 {
+		t.Errorf("limit %d: %q", need, w)
+	}
+	if w := c.StartWarnings(need - 1); len(w) != 1 || !strings.HasPrefix(w[0], "may need 3904 file descriptors, limit is 3903: ") {
+		t.Errorf("limit %d: %q", need-1, w)
+	}
+}
+
+func TestValidationCreatesNoFiles(t *testing.T) {
+	if got := loadErrors(t, "backends: [\"http://a:8000\"]\naccess_log: {file: log}\nrecord: {file: traffic}\nindex: {snapshot: index}\n"); got != "" {
+		t.Error(got)
+	}
+	for _, name := range []string{"log", "traffic", "index", "index.lock"} {
+		if _, err := os.Stat(name); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s is there: %v", name, err)
+		}
+	}
+}
