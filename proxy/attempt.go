@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"warmroute/backends"
-	"warmroute/backends/ending"
 	"warmroute/backends/transport"
 	"warmroute/metrics"
 	"warmroute/router"
@@ -72,13 +71,13 @@ type attempt struct {
 // decision is released here, once, on every path.
 func (r *request) attempt(d *router.Decision) *failure {
 	a := &attempt{request: r, decision: d, result: router.Outcome{End: router.NotProcessed}}
-	defer r.wait.end() // after the release: from then on the router ends it no more
+	defer r.context.end()
 	defer a.release()
 	switch s := r.settings; {
-	case r.input.request.Streams && s.FirstByte > 0:
-		r.wait.limitFirstByte(s.FirstByte)
-	case !r.input.request.Streams && s.Response > 0:
-		r.wait.limitSilence(d, s.Response)
+	case r.input.request.Streams:
+		r.context.startFirstByteTimer()
+	case s.Response > 0:
+		r.context.startProgressTimer(d, s.Response)
 	}
 	r.outcome.Backend = d.Backend.Name
 	if r.attempts++; r.attempts == 1 {
@@ -86,7 +85,7 @@ func (r *request) attempt(d *router.Decision) *failure {
 	}
 	r.proxy.activity.recordAttempt(r, d)
 	r.beginAttemptSpan(d)
-	resp, err := r.roundTrip(r.wait, d.Backend)
+	resp, err := r.roundTrip(r.context, d.Backend)
 	if err != nil {
 		return a.attributeFailure(a.classify(err))
 	}
@@ -292,102 +291,121 @@ func (a *attempt) recordResponse(resp *http.Response) {
 	a.outcome.Spilled = a.decision.Reason == router.ReasonSpill
 }
 
-// attemptContext is what can end an attempt while nothing of its answer was relayed: its
-// client, a limit of time, the router's word that the backend is stuck, or an
-// operator. It is the context with which the attempt is sent. Safe for concurrent
-// use, but for begin, limit, unlimit and end.
+// attemptContext is the context with which an attempt is sent. Until the response is
+// committed it ends with the client, a time limit, a stall of the backend, or a cancel
+// by an operator; context.Cause says which. Safe for concurrent use, but for begin.
 type attemptContext struct {
-	ending.Context
-	stopWatch      func() bool   // ends the client's calling back
-	firstByteTimer *time.Timer   // runs out at the limit; nil: there is none
-	silence        *silenceLimit // nil: there is none
+	context.Context
+	cancel context.CancelCauseFunc
+
+	// Set by begin.
+	firstByteTimeout time.Duration // 0: no limit
+	streams          bool
+	retriesStall     bool // another attempt may follow if the backend stalls
+	relocated        bool // an earlier attempt has ended by a stall
+
+	mu        sync.Mutex // guards what follows
+	committed bool       // stalls and time limits end it no more
+	timer     *time.Timer
+	idle      *time.Timer
 }
 
-// begin precedes the pick: the router may call stuck from then on. A wait begins
-// once: what is late in ending it must not end another.
-func (w *attemptContext) begin(client context.Context) {
-	w.Begin(client)
-	w.stopWatch = ending.AfterFunc(client, w.clientDone)
+// beginAttemptContext makes the context of the next attempt. It precedes the pick, and
+// whatever may take long before it.
+func (r *request) beginAttemptContext() {
+	c := &r.firstContext
+	if c.Context != nil {
+		c = new(attemptContext)
+	}
+	s := r.settings
+	c.Context, c.cancel = context.WithCancelCause(r.httpReq.Context())
+	c.firstByteTimeout, c.streams = s.FirstByte, r.input.request.Streams
+	c.retriesStall, c.relocated = s.RetryStalled && r.attemptsCharged+1 < s.Attempts, r.relocated
+	r.context, r.input.request.Stalls = c, c
+	r.proxy.activity.beginWait(r)
 }
 
-func (w *attemptContext) clientDone() { w.End(w.Cause()) }
-
-func (w *attemptContext) limitFirstByte(d time.Duration) {
-	w.firstByteTimer = time.AfterFunc(d, func() { w.End(errFirstByte) })
+// startFirstByteTimer ends the attempt with errFirstByte after the limit.
+func (c *attemptContext) startFirstByteTimer() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.startTimer()
 }
 
-// silenceLimit ends a wait when the backend of its attempt has made no progress for
-// some time.
-type silenceLimit struct {
-	mu      sync.Mutex
-	timer   *time.Timer
-	stopped bool
+func (c *attemptContext) startTimer() {
+	if c.firstByteTimeout > 0 && c.timer == nil {
+		c.timer = time.AfterFunc(c.firstByteTimeout, func() { c.cancelUnlessCommitted(errFirstByte) })
+	}
 }
 
-// limitSilence makes w end with errResponse when the backend of d has shown no sign of
-// work for as long as limit.
-func (w *attemptContext) limitSilence(d *router.Decision, limit time.Duration) {
-	s := &silenceLimit{}
-	w.silence = s
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.timer = time.AfterFunc(limit, func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if s.stopped {
+func (c *attemptContext) cancelUnlessCommitted(cause error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.committed {
+		c.cancel(cause)
+	}
+}
+
+// startProgressTimer ends the attempt with errResponse when the backend of d has made
+// no progress for as long as limit.
+func (c *attemptContext) startProgressTimer(d *router.Decision, limit time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.idle = time.AfterFunc(limit, func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.committed {
 			return
 		}
 		if left := limit - d.SinceProgress(); left > 0 {
-			s.timer.Reset(left)
+			c.idle.Reset(left)
 			return
 		}
-		w.End(errResponse)
+		c.cancel(errResponse)
 	})
 }
 
-// stop returns when the wait is ended by s no more.
-func (s *silenceLimit) stop() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.stopped = true
-	s.timer.Stop()
-}
-
-func (w *attemptContext) stopTimers() {
-	if w.silence != nil {
-		w.silence.stop()
-	}
-	if w.firstByteTimer != nil {
-		w.firstByteTimer.Stop()
-	}
-}
-
-func (w *attemptContext) end() {
-	w.stopTimers()
-	w.stopWatch()
-	w.End(context.Canceled)
-}
-
-// backendStalled is called by the router, under its lock: see router.Request.Stuck. What
-// the stall guard moves away once it does not move again: a request may itself
-// be what takes so long, and has to end somewhere. Where it stays, a whole answer
-// has from now on the time that a stream has for its first event.
-func (r *request) backendStalled(elsewhere, hung bool) {
-	s, w := r.settings, r.wait
+// BackendStalled implements router.StallListener. A stall moves a request once, unless
+// the replica is hung: the request may itself be what takes so long. Where it stays, a
+// response that is not streamed has from now on the time that a stream has for its first
+// event.
+func (c *attemptContext) BackendStalled(elsewhere, hung bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	switch {
-	case elsewhere && s.RetryStalled && (hung || !r.relocated) && r.attemptsCharged+1 < s.Attempts:
-		w.End(errStalled)
-	case !r.input.request.Streams && s.FirstByte > 0 && w.firstByteTimer == nil: // a stream's limit is its attempt's business
-		w.limitFirstByte(s.FirstByte)
+	case c.committed:
+	case elsewhere && c.retriesStall && (hung || !c.relocated):
+		c.cancel(errStalled)
+	case !c.streams: // a stream has its timer from the beginning
+		c.startTimer()
 	}
 }
 
-// commitDecision ends the wait: from here on nothing but its client ends the answer. It
-// returns why there is none, if it was ended before.
-func (a *attempt) commitDecision() *failure {
+// commit makes sure that from its return on nothing but the client or an operator ends
+// the attempt, and returns what has ended it before, else nil.
+func (c *attemptContext) commit() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.committed = true
+	for _, t := range []*time.Timer{c.timer, c.idle} {
+		if t != nil {
+			t.Stop()
+		}
+	}
+	return context.Cause(c)
+}
+
+// end releases the context's resources.
+func (c *attemptContext) end() {
+	_ = c.commit()
+	c.cancel(context.Canceled)
+}
+
+// commitResponse ends the time in which another backend may be asked. It returns a
+// failure if the attempt was ended before.
+func (a *attempt) commitResponse() *failure {
 	a.decision.Commit()
-	a.wait.stopTimers()
-	if err := a.wait.Cause(); err != nil {
+	if err := a.context.commit(); err != nil {
 		return a.classify(err)
 	}
 	return nil

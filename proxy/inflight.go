@@ -81,7 +81,7 @@ type inFlightEntry struct {
 	request         *request        // of it only what never changes is read, and its connection's deadlines set
 	readingBody     bool            // its body, so that a read deadline ends it
 	bodyInterrupted bool            // its body was, by such a deadline
-	attempt         *attemptContext // ends it; nil: it has not come so far
+	context         *attemptContext // of its latest attempt, cancelled with the request; nil: it has not come so far
 	model, key      string
 	backend         *backends.Backend
 	matched         int
@@ -141,13 +141,13 @@ func (l *Activity) beginWait(x *request) {
 	p := &x.inFlight
 	s := l.shard(p.number)
 	s.mu.Lock()
-	p.attempt, p.model = x.wait, x.outcome.Model
+	p.context, p.model = x.context, x.outcome.Model
 	if x.holder != nil {
 		p.key = x.holder.Name
 	}
 	p.phase.Store(int32(Queued))
 	if p.cancelled.Load() {
-		x.wait.End(errCancelled)
+		x.context.cancel(errCancelled)
 	}
 	s.mu.Unlock()
 }
@@ -264,8 +264,8 @@ func (p *inFlightEntry) cancel() {
 		_ = conn.SetReadDeadline(time.Unix(1, 0)) // fails where there are none; then the body has to end by itself
 		return
 	}
-	if p.attempt != nil {
-		p.attempt.End(errCancelled)
+	if p.context != nil {
+		p.context.cancel(errCancelled)
 	}
 	_ = conn.SetWriteDeadline(time.Now().Add(cancelGrace)) // it may be waiting for a client that does not read
 }

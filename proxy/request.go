@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"context"
 	"errors"
 	"io"
 	"net"
@@ -11,7 +12,6 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"warmroute/backends"
-	"warmroute/backends/ending"
 	"warmroute/metrics"
 	"warmroute/proxy/apikey"
 	"warmroute/proxy/recorder"
@@ -42,8 +42,8 @@ type request struct {
 	relocated        bool                // from a backend that did nothing
 	budgetWait       time.Duration       // waited for the retry budget
 	recheckDelay     time.Duration       // waited last to ask again those that refused the connection
-	wait             *attemptContext     // of the attempt under way
-	first            attemptContext      // of the first: no allocation of its own
+	context          *attemptContext     // of the attempt under way
+	firstContext     attemptContext      // of the first: no allocation of its own
 	queueTime        time.Duration       // waited for a backend to have room
 	finished         bool                // counts in flight no more
 	waiting          bool                // counted by the router among those that wait
@@ -398,7 +398,7 @@ func (r *request) isCancelled() bool { return r.inFlight.cancelled.Load() }
 // isCutOff reports whether the request was ended by the end of the proxy, or by an
 // operator.
 func (r *request) isCutOff() bool {
-	return r.isCancelled() || ending.Cause(r.httpReq.Context()) == ErrCutOff
+	return r.isCancelled() || context.Cause(r.httpReq.Context()) == ErrCutOff
 }
 
 // isDone reports whether nobody waits for an answer any more.

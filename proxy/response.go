@@ -73,8 +73,8 @@ func (a *attempt) readErrorBody(resp *http.Response) ([]byte, error) {
 	}
 	charged := int64(maxErrorBodyBytes)
 	defer func() { a.proxy.bufferedBytes.Add(-charged) }()
-	w := a.wait
-	timer := time.AfterFunc(errorBodyTimeout, func() { w.End(errErrorBodyTimeout) })
+	c := a.context
+	timer := time.AfterFunc(errorBodyTimeout, func() { c.cancel(errErrorBodyTimeout) })
 	defer timer.Stop()
 	held := a.proxy.buffers.Get().(*bytes.Buffer)
 	defer a.proxy.putBuffer(held)
@@ -260,7 +260,7 @@ func isResponseAborted(response gjson.Result) bool {
 
 // relayLong passes on an answer too long to be held.
 func (a *attempt) relayLong(resp *http.Response, head []byte) *failure {
-	if f := a.commitDecision(); f != nil {
+	if f := a.commitResponse(); f != nil {
 		return f
 	}
 	h := a.commit(resp)

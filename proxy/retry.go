@@ -111,7 +111,7 @@ func (r *request) awaitRetryBudget() bool {
 		return false
 	}
 	begun := time.Now()
-	ctx, cancel := context.WithTimeout(r.wait, patience)
+	ctx, cancel := context.WithTimeout(r.context, patience)
 	defer cancel()
 	ok := budget.acquire(ctx, s.RetryShare, s.RetryPerSecond)
 	waited := time.Since(begun)
@@ -246,7 +246,7 @@ func (r *request) waitForSlot() (free []*backends.Backend) {
 			}
 			free = r.refusedFull
 		case <-left.C:
-		case <-r.wait.Done():
+		case <-r.context.Done():
 		}
 		place.Release(false)
 		return free
@@ -261,7 +261,6 @@ func (r *request) forward() {
 	rewriteRequestHeader(r.httpReq.Header, r.id)
 	r.proxy.addInstance(r.httpReq.Header)
 	r.proxy.retries.countRequest()
-	r.input.request.Stuck = r.backendStalled
 	var latest *failure
 	var none error // why there is no backend to ask
 	defer r.setBestFailure(nil)
@@ -269,7 +268,7 @@ func (r *request) forward() {
 	for {
 		var d *router.Decision
 		if d, none = r.pick(); none != nil {
-			r.wait.end()
+			r.context.end()
 			break
 		}
 		if latest != nil {
@@ -291,21 +290,11 @@ func (r *request) forward() {
 		}
 		r.countFailure(f)
 		if !r.awaitRetry(f) {
-			r.wait.end()
+			r.context.end()
 			break
 		}
 	}
 	r.respondFailure(none)
-}
-
-// beginAttemptContext precedes all that may take long before an attempt, and the attempt,
-// which ends it.
-func (r *request) beginAttemptContext() {
-	if r.wait = &r.first; r.first.Begun() {
-		r.wait = new(attemptContext)
-	}
-	r.wait.begin(r.httpReq.Context())
-	r.proxy.activity.beginWait(r)
 }
 
 // reportFailure makes a failed attempt known.
@@ -478,7 +467,7 @@ func (r *request) pick() (*router.Decision, error) {
 			if r.queueFull {
 				return nil, router.ErrQueueFull
 			}
-			return nil, r.wait.Err()
+			return nil, r.context.Err()
 		}
 		r.readmitRetriable()
 	}
@@ -513,7 +502,7 @@ func (r *request) queueTimeLeft() time.Duration {
 func (r *request) pickOnce() (*router.Decision, error) {
 	r.leaveQueue()
 	asked := time.Now()
-	ctx := context.Context(r.wait)
+	ctx := context.Context(r.context)
 	left := r.queueTimeLeft()
 	r.input.request.QueueTimeout = max(0, left)
 	if left < r.maxQueueTime() { // else the router's own limit will do
@@ -591,7 +580,7 @@ func (r *request) sleep(d time.Duration) bool {
 	select {
 	case <-timer.C:
 		return true
-	case <-r.wait.Done():
+	case <-r.context.Done():
 		return false
 	}
 }

@@ -50,7 +50,7 @@ func (a *attempt) relayStream(resp *http.Response) *failure {
 	case flooded:
 		a.decision.Commit() // and the limit goes on
 	default:
-		f = a.commitDecision()
+		f = a.commitResponse()
 	}
 	if f != nil {
 		a.proxy.putBuffer(held)
@@ -91,7 +91,7 @@ func (a *attempt) relayStream(resp *http.Response) *failure {
 		s.scan(out.free()[:n])
 		switch {
 		case s.events > 0 && before == 0 && flooded:
-			a.wait.stopTimers()
+			_ = a.context.commit()
 			a.recordFirstEvent(body)
 		case s.events > before: // a keep-alive comment is the server's and no sign of its engine
 			a.decision.RecordOutput()

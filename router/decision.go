@@ -53,7 +53,7 @@ type Decision struct {
 	tried     []*backends.Backend
 
 	// Guarded by router.deciding.
-	stuck          func(elsewhere, hung bool) // see Request; nil: not watched, or no more
+	stalls         StallListener // see Request; nil: not watched, or no more
 	watchedAt      int
 	started        bool
 	released       bool
@@ -134,7 +134,7 @@ func (d *Decision) start(now time.Time) {
 func (d *Decision) Release(o Outcome) {
 	r := d.router
 	r.deciding.Lock()
-	defer r.deciding.Unlock()
+	defer r.unlock()
 	if d.released {
 		panic("router: a Decision was released twice")
 	}

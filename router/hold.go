@@ -73,7 +73,7 @@ type Ticket struct {
 // until the Decision's Release.
 func (r *Router) Submit(req *Request, deliver func(*Decision, error), tried ...*backends.Backend) *Ticket {
 	r.deciding.Lock()
-	defer r.deciding.Unlock()
+	defer r.unlock()
 	now := r.now()
 	if d, err := r.tryNow(req, tried, now); err != errHold {
 		deliver(d, err)
@@ -107,7 +107,7 @@ func (r *Router) Pick(ctx context.Context, req *Request, tried ...*backends.Back
 	now := r.now()
 	d, err := r.tryNow(req, tried, now)
 	if err != errHold {
-		r.deciding.Unlock()
+		r.unlock()
 		return d, err
 	}
 	type answer struct {
@@ -116,7 +116,7 @@ func (r *Router) Pick(ctx context.Context, req *Request, tried ...*backends.Back
 	}
 	answers := make(chan answer, 1)
 	h := r.hold(req, tried, func(d *Decision, err error) { answers <- answer{d, err} }, now)
-	r.deciding.Unlock()
+	r.unlock()
 	select {
 	case a := <-answers:
 		return a.d, a.err

@@ -11,7 +11,7 @@ import (
 // One that has come back is as good as new.
 func (r *Router) BackendChanged(b *backends.Backend) {
 	r.deciding.Lock()
-	defer r.deciding.Unlock()
+	defer r.unlock()
 	now := r.now()
 	if r.has(b) && b.State() == backends.Ready {
 		p := r.progress[b.Slot]
@@ -27,7 +27,7 @@ func (r *Router) BackendChanged(b *backends.Backend) {
 // TickInterval or so while WaitingRequests is not 0.
 func (r *Router) Tick() {
 	r.deciding.Lock()
-	defer r.deciding.Unlock()
+	defer r.unlock()
 	r.dispatch(r.now())
 }
 

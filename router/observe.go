@@ -10,7 +10,7 @@ func (r *Router) ObserveLoad(b *backends.Backend, l *backends.Load) {
 		tokens = cacheTokens
 	}
 	r.deciding.Lock()
-	defer r.deciding.Unlock()
+	defer r.unlock()
 	if !r.has(b) {
 		return
 	}
@@ -29,7 +29,7 @@ func (r *Router) ObserveLoad(b *backends.Backend, l *backends.Load) {
 	p.breaker.polled(&r.breaking, p.since, now)
 	_, queued := r.foreign(l, now)
 	if r.stalled(b, l, queued*r.uncached.value, now) {
-		r.tellStuck(b)
+		r.notifyStall(b)
 	}
 	r.cachePolled(b, l, now)
 	r.dispatch(now)

@@ -62,14 +62,15 @@ type Router struct {
 
 	// deciding guards all below: matching, choosing and reserving are one step,
 	// so that two requests arriving together cannot both see the same backend idle.
-	deciding   sync.Mutex
-	policy     policy.Policy
-	policyDef  policy.Definition
-	settings   policy.Settings
-	holding    QueueSettings
-	breaking   BreakerSettings
-	late       bool // requests wait until a backend can start them soon
-	noLearning bool
+	deciding     sync.Mutex
+	stallNotices []stallNotice // due when the lock is released; see unlock
+	policy       policy.Policy
+	policyDef    policy.Definition
+	settings     policy.Settings
+	holding      QueueSettings
+	breaking     BreakerSettings
+	late         bool // requests wait until a backend can start them soon
+	noLearning   bool
 
 	pollInterval time.Duration
 
@@ -159,12 +160,9 @@ type Request struct {
 
 	promoted bool // a batch request that has waited for half of its time
 
-	// Stuck, if not nil, is called when the chosen backend is found to do nothing
-	// about the request, and again while that lasts, until the Decision's Commit,
-	// RecordFirstEvent or Release. elsewhere: another backend seems able to answer it.
-	// hung: the replica answers nobody, not even its checks. It is called under the
-	// router's lock, and so must neither block nor call the router.
-	Stuck func(elsewhere, hung bool)
+	// Stalls, if not nil, is told when the chosen backend makes no progress, and again
+	// while that lasts, until the Decision's Commit, RecordFirstEvent or Release.
+	Stalls StallListener
 }
 
 // sequences is what the request counts for.
@@ -231,7 +229,7 @@ func (r *Router) reserve(req *Request, tried []*backends.Backend, chosen int, no
 		aside:         req.NonGenerative,
 		backends:      req.Backends,
 		tried:         tried,
-		stuck:         req.Stuck,
+		stalls:        req.Stalls,
 	}
 	d.progress.watched.add(d)
 	if d.instant {

@@ -138,7 +138,7 @@ func (r *Router) stalled(b *backends.Backend, l *backends.Load, queued float64, 
 	began := stalled && !p.stalled
 	if p.stalled = stalled; began {
 		p.stalls++
-		r.tellStuck(b)
+		r.notifyStall(b)
 	}
 	return stalled
 }

@@ -11,7 +11,7 @@ const mute = 3
 type watched []*Decision
 
 func (w *watched) add(d *Decision) {
-	if d.stuck == nil {
+	if d.stalls == nil {
 		return
 	}
 	d.watchedAt = len(*w)
@@ -20,10 +20,10 @@ func (w *watched) add(d *Decision) {
 
 // remove may be called any number of times.
 func (w *watched) remove(d *Decision) {
-	if d.stuck == nil {
+	if d.stalls == nil {
 		return
 	}
-	d.stuck = nil
+	d.stalls = nil
 	last := len(*w) - 1
 	moved := (*w)[last]
 	(*w)[d.watchedAt], moved.watchedAt = moved, d.watchedAt
@@ -32,7 +32,7 @@ func (w *watched) remove(d *Decision) {
 }
 
 // Commit tells that the answer goes to the client, so that no other backend can
-// give it any more: Request.Stuck is not called after it returned.
+// give it any more: a stall that is found from then on is not told.
 func (d *Decision) Commit() {
 	d.router.deciding.Lock()
 	defer d.router.deciding.Unlock()
@@ -41,11 +41,36 @@ func (d *Decision) Commit() {
 
 func (d *Decision) unwatch() { d.progress.watched.remove(d) }
 
-// tellStuck tells the requests on b that it does nothing about them.
-func (r *Router) tellStuck(b *backends.Backend) {
+// StallListener is told when the backend of a request makes no progress. It is called
+// without the router's lock, at times once more while the request's Decision is being
+// committed or released.
+type StallListener interface {
+	// BackendStalled says whether another backend seems able to answer the request, and
+	// whether the replica is hung: it answers nobody, not even its checks.
+	BackendStalled(elsewhere, hung bool)
+}
+
+// stallNotice is a call of a StallListener that is due when the lock is released.
+type stallNotice struct {
+	to              StallListener
+	elsewhere, hung bool
+}
+
+// notifyStall notes that the requests on b are to be told that it makes no progress.
+func (r *Router) notifyStall(b *backends.Backend) {
 	p := r.progress[b.Slot]
 	for _, d := range p.watched {
-		d.stuck(r.elsewhere(d), p.hung)
+		r.stallNotices = append(r.stallNotices, stallNotice{d.stalls, r.elsewhere(d), p.hung})
+	}
+}
+
+// unlock releases the lock, and tells of the stalls that were found under it.
+func (r *Router) unlock() {
+	notices := r.stallNotices
+	r.stallNotices = nil
+	r.deciding.Unlock()
+	for _, n := range notices {
+		n.to.BackendStalled(n.elsewhere, n.hung)
 	}
 }
 
@@ -63,7 +88,7 @@ func (r *Router) elsewhere(d *Decision) bool {
 // when the replica's process is stopped, or its event loop is blocked.
 func (r *Router) ScrapeFailed(b *backends.Backend, late bool) {
 	r.deciding.Lock()
-	defer r.deciding.Unlock()
+	defer r.unlock()
 	if !r.has(b) {
 		return
 	}
@@ -73,7 +98,7 @@ func (r *Router) ScrapeFailed(b *backends.Backend, late bool) {
 	}
 	now := r.now()
 	if r.stalled(b, b.Load(), 0, now) || p.hung {
-		r.tellStuck(b)
+		r.notifyStall(b)
 	}
 	r.dispatch(now)
 }
@@ -82,11 +107,11 @@ func (r *Router) ScrapeFailed(b *backends.Backend, late bool) {
 // connections stand: what it was sent waits for nothing.
 func (r *Router) ChecksTimedOut(b *backends.Backend) {
 	r.deciding.Lock()
-	defer r.deciding.Unlock()
+	defer r.unlock()
 	if !r.has(b) {
 		return
 	}
 	r.progress[b.Slot].hung = true
-	r.tellStuck(b)
+	r.notifyStall(b)
 	r.dispatch(r.now())
 }

@@ -10,7 +10,8 @@ import (
 // told is what a request was told of being stuck.
 type told struct{ times, elsewhere, hung int }
 
-func (w *told) stuck(elsewhere, hung bool) {
+// BackendStalled implements StallListener.
+func (w *told) BackendStalled(elsewhere, hung bool) {
 	w.times++
 	if elsewhere {
 		w.elsewhere++
@@ -25,7 +26,7 @@ func (s *stalls) watch(streams bool) (*Decision, *told) {
 	s.t.Helper()
 	w := new(told)
 	req := ask(s.fleet, 1, 10)
-	req.Streams, req.Stuck = streams, w.stuck
+	req.Streams, req.Stalls = streams, w
 	s.fleet[0].SetState(backends.Ready)
 	for _, b := range s.fleet[1:] {
 		b.SetState(backends.Down)

@@ -8,8 +8,6 @@ import (
 	"net/http"
 	"sync"
 	"time"
-
-	"warmroute/backends/ending"
 )
 
 // Body is the body of an answer, read from the connection as it comes. One
@@ -155,7 +153,7 @@ func (b *Body) Uploaded() bool { return b.up.sent() }
 // mu is held.
 func (b *Body) end(err error) {
 	if err != io.EOF && err != http.ErrBodyReadAfterClose {
-		if why := ending.Cause(b.ctx); why != nil {
+		if why := context.Cause(b.ctx); why != nil {
 			err = why
 		} else if err != io.ErrUnexpectedEOF { // bare, as readers compare it
 			err = fmt.Errorf("answer of %s: %w", b.t.addr, err)

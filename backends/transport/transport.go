@@ -11,6 +11,7 @@
 package transport
 
 import (
+	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -24,8 +25,6 @@ import (
 	"time"
 
 	"github.com/valyala/fasthttp"
-
-	"warmroute/backends/ending"
 )
 
 // Options configure a Transport. Only URL is needed.
@@ -204,13 +203,12 @@ func (t *Transport) Open() int { return t.open.len() }
 // connection of its own, made for it and closed after it; idle ones stay as they are.
 //
 // Cancelling the request's context closes the socket at once, in any phase; the
-// error is then context.Cause, or what a context with a method Cause says. There is no other limit on the wait for the
-// header to begin: cancel the context with a cause of your own when it has been
-// too long.
+// error is then context.Cause. There is no other limit on the wait for the header to
+// begin: cancel the context with a cause of your own when it has been too long.
 func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	resp, err := t.send(req)
 	if err != nil {
-		if why := ending.Cause(req.Context()); why != nil {
+		if why := context.Cause(req.Context()); why != nil {
 			return nil, why
 		}
 		return nil, err
@@ -234,7 +232,7 @@ func (t *Transport) send(req *http.Request) (*http.Response, error) {
 		b.up.end()
 		return nil, err
 	}
-	b.c, b.br, b.stop = c, t.pool.AcquireReader(c), ending.AfterFunc(ctx, c.abort)
+	b.c, b.br, b.stop = c, t.pool.AcquireReader(c), context.AfterFunc(ctx, c.abort)
 	b.up.start(c)
 	if _, err = b.br.Peek(1); err != nil {
 		ended := time.Now()
