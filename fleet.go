@@ -210,7 +210,7 @@ func (f *fleet) remove(m *member, end time.Time) {
 	m.close()
 	f.registry.Remove(b)
 	if f.registry.Find(b.Name) == nil {
-		f.metrics.Forget(b.Name)
+		f.metrics.DeleteBackend(b.Name)
 	}
 	f.left(b)
 	f.log.Info("backend removed", "backend", b.Name, "cut_off", cut)

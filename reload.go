@@ -19,14 +19,14 @@ func (s *service) reload(c *config.Config, err error) bool {
 		err = s.apply(c)
 	}
 	if err != nil {
-		s.metrics.Reloaded(false)
+		s.metrics.RecordReload(false)
 		for _, line := range config.ErrorLines(err) {
 			s.log.Error("configuration not reloaded, the old one stays", "fault", line)
 		}
 		return false
 	}
 	s.control.level.UnmarshalText([]byte(c.Log.Level)) // checked with the configuration
-	s.metrics.Reloaded(true)
+	s.metrics.RecordReload(true)
 	s.log.Info("configuration reloaded", "changed", changed)
 	for _, path := range s.waiting(c) {
 		s.log.Warn("setting takes effect at the next start", "setting", path)

@@ -14,13 +14,13 @@ func (s *service) watchRequests(m *metrics.Metrics) (err error) {
 	if s.access, err = accesslog.New(accesslog.Settings(s.config.AccessLog), s.log); err != nil {
 		return fmt.Errorf("access_log.file: %w", err)
 	}
-	m.WatchAccessLog(s.access.Lost)
+	m.RegisterAccessLog(s.access.Lost)
 	if s.traces, err = tracing.New(os.LookupEnv, version(), s.log); err != nil {
 		// A variable that all services of a host may share is no reason not to serve.
 		s.log.Warn("requests are not traced", "reason", err.Error())
 	}
 	if s.traces != nil {
-		m.WatchTraces(s.traces.Sent, s.traces.Failed, s.traces.Dropped)
+		m.RegisterTracing(s.traces.Sent, s.traces.Failed, s.traces.Dropped)
 	}
 	return nil
 }

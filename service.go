@@ -93,7 +93,7 @@ func newServiceAfter(before *inherited, c *config.Config, log *slog.Logger) (*se
 			Keep:       c.Record.Keep,
 			BlockBytes: c.Index.BlockBytes,
 			Log:        log,
-			Dropped:    m.RecordDropped,
+			Dropped:    m.CountDroppedRecord,
 			Wait:       before.ready != nil,
 		})
 		if err != nil {
@@ -168,7 +168,7 @@ func (s *service) watch(m *metrics.Metrics) {
 		told.tell(b)
 	}
 	s.poller.OnError = func(b *backends.Backend, err error) {
-		m.PollFailed(b)
+		m.CountPollError(b)
 		s.missedPoll(b, err)
 		told.tell(b)
 	}

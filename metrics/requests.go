@@ -1,23 +1,282 @@
 package metrics
 
-import "github.com/prometheus/client_golang/prometheus"
+import (
+	"maps"
+	"net/http"
+	"sort"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unicode/utf8"
 
-// WatchAccessLog has lost asked at each scrape. It may be called once.
-func (m *Metrics) WatchAccessLog(lost func() int64) {
-	m.watch("access_log_lost_total", "Lines missing from the access log: its disk or its reader did not take them.", nil, lost)
+	"github.com/prometheus/client_golang/prometheus"
+
+	"warmroute/backends"
+)
+
+// Request describes a finished request. Model and Backend are empty if it failed
+// before they were known.
+type Request struct {
+	Endpoint, Model, Backend string
+	Code                     int
+	Duration                 time.Duration
+	TTFT                     time.Duration // 0: not a stream, or no content
+	Overhead                 time.Duration // 0: not sent to a backend
+	PromptTokens             int
+	PredictedTokens          int
+	ObservedTokens           int // 0 also if the replica does not report it
+	Spilled                  bool
 }
 
-// WatchTraces has all three asked at each scrape. It may be called once.
-func (m *Metrics) WatchTraces(sent, failed, dropped func() int64) {
-	const help = "Spans, by what became of them: sent to the collector, failed there, or dropped because too many waited."
-	m.watch("trace_spans_total", help, prometheus.Labels{"end": "sent"}, sent)
-	m.watch("trace_spans_total", help, prometheus.Labels{"end": "failed"}, failed)
-	m.watch("trace_spans_total", help, prometheus.Labels{"end": "dropped"}, dropped)
+// requestMetrics are the instruments labelled by model and backend. Label lookups of
+// a vector cost too much for every request, so the instruments of each combination
+// are cached.
+type requestMetrics struct {
+	fleet *backends.Registry
+
+	requests  *prometheus.CounterVec
+	prompt    *prometheus.CounterVec
+	predicted *prometheus.CounterVec
+	observed  *prometheus.CounterVec
+	spills    *prometheus.CounterVec
+	duration  *prometheus.HistogramVec
+	ttft      *prometheus.HistogramVec
+	itl       *prometheus.HistogramVec
+	overhead  *latency
+
+	mu       sync.RWMutex // guards the caches and the deletion of series
+	counters map[requestLabels]*requestCounters
+	placed   map[placement]*placementMetrics
+	unlisted map[string]time.Time // models with series, by the time they were first found unlisted; zero: listed
 }
 
-func (m *Metrics) watch(name, help string, labels prometheus.Labels, read func() int64) {
-	m.registry.MustRegister(prometheus.NewCounterFunc(
-		prometheus.CounterOpts{Name: "warmroute_" + name, Help: help, ConstLabels: labels},
-		func() float64 { return float64(read()) },
-	))
+type requestLabels struct {
+	endpoint string
+	placement
+	code int
+}
+
+// placement is a model on a backend.
+type placement struct{ model, backend string }
+
+type requestCounters struct {
+	requests prometheus.Counter
+	placed   *placementMetrics // nil without a backend
+}
+
+// placementMetrics are the instruments of one placement.
+type placementMetrics struct {
+	prompt, predicted, observed, spills prometheus.Counter
+	duration, ttft                      *latency
+	itl                                 prometheus.Observer
+}
+
+// The buckets range from a cached prompt on an idle replica to a cold prompt of
+// 100,000 tokens behind a queue.
+var (
+	durationOpts = histogramOpts("request_duration_seconds", "Time from the arrival of a request to the end of its response.",
+		1.0/(1<<10), .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 25, 60, 120, 300, 600)
+	ttftOpts = histogramOpts("ttft_seconds", "Time from the arrival of a streamed request to its first content written to the client.",
+		1.0/(1<<10), .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 20, 40, 80, 120)
+	itlOpts = histogramOpts("itl_seconds", "Time between two chunks of a stream as written to the client, about the time between tokens.",
+		1.0/(1<<13), .001, .0025, .005, .01, .015, .02, .03, .04, .05, .075, .1, .15, .25, .5, 1, 2.5, 10)
+	overheadOpts = histogramOpts("overhead_seconds", "Time from the arrival of the whole body to the request sent to a backend, without time in the admission queue.",
+		1.0/(1<<20), 1e-5, 25e-6, 50e-6, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, .01, .025, .1)
+)
+
+func newRequestMetrics(fleet *backends.Registry) *requestMetrics {
+	labels := []string{"model", "backend"}
+	return &requestMetrics{
+		fleet:     fleet,
+		requests:  newCounterVec("requests_total", "Finished requests by the status sent to the client. 499: client disconnected; 502 and 504 include responses that were truncated or stalled after their start.", "endpoint", "model", "backend", "code"),
+		prompt:    newCounterVec("prompt_tokens_total", "Prompt tokens of successful requests, as reported by the replica or else estimated.", labels...),
+		predicted: newCounterVec("predicted_cached_tokens_total", "Prompt tokens that were expected in the cache of the chosen backend (estimated).", labels...),
+		observed:  newCounterVec("observed_cached_tokens_total", "Prompt tokens that replicas reported as cached.", labels...),
+		spills:    newCounterVec("spills_total", "Requests not sent to the best match because it was too busy.", "model"),
+		duration:  prometheus.NewHistogramVec(durationOpts, labels),
+		ttft:      prometheus.NewHistogramVec(ttftOpts, labels),
+		itl:       prometheus.NewHistogramVec(itlOpts, labels),
+		overhead:  newLatency(prometheus.NewHistogram(overheadOpts), overheadOpts.Buckets),
+		counters:  map[requestLabels]*requestCounters{},
+		placed:    map[placement]*placementMetrics{},
+		unlisted:  map[string]time.Time{},
+	}
+}
+
+// RecordRequest records a request that ended now. Its ID may become the exemplar of a
+// latency bucket.
+func (m *Metrics) RecordRequest(r *Request, id string, now time.Time) {
+	c := m.requests.countersOf(r)
+	c.requests.Inc()
+	p := c.placed
+	if p == nil {
+		return
+	}
+	p.duration.observe(r.Duration, id, now)
+	m.requests.overhead.observe(r.Overhead, id, now)
+	if r.TTFT > 0 {
+		p.ttft.observe(r.TTFT, id, now)
+	}
+	if r.Spilled {
+		p.spills.Inc()
+	}
+	if r.Code == http.StatusOK {
+		p.prompt.Add(float64(r.PromptTokens))
+		p.predicted.Add(float64(r.PredictedTokens))
+		p.observed.Add(float64(r.ObservedTokens))
+	}
+	if m.fleet.Find(r.Backend) == nil { // removed while the request was in flight
+		m.DeleteBackend(r.Backend)
+	}
+}
+
+// ITL returns the histogram of the seconds between the chunks of a model's streams from
+// a backend. A stream looks it up once.
+func (m *Metrics) ITL(model, backend string) prometheus.Observer {
+	at := placement{model, backend}
+	m.requests.mu.RLock()
+	p := m.requests.placed[at]
+	m.requests.mu.RUnlock()
+	if p == nil {
+		m.requests.mu.Lock()
+		defer m.requests.mu.Unlock()
+		p = m.requests.addPlacement(at)
+	}
+	return p.itl
+}
+
+func (m *requestMetrics) countersOf(r *Request) *requestCounters {
+	labels := requestLabels{r.Endpoint, placement{r.Model, r.Backend}, r.Code}
+	m.mu.RLock()
+	c := m.counters[labels]
+	m.mu.RUnlock()
+	if c != nil {
+		return c
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if c = m.counters[labels]; c == nil {
+		c = &requestCounters{requests: m.requests.WithLabelValues(r.Endpoint, r.Model, r.Backend, strconv.Itoa(r.Code))}
+		if r.Backend != "" {
+			c.placed = m.addPlacement(labels.placement)
+		}
+		m.addModel(r.Model)
+		m.counters[labels] = c
+	}
+	return c
+}
+
+// addPlacement returns the instruments of a placement and makes them if necessary.
+// m.mu is locked.
+func (m *requestMetrics) addPlacement(at placement) *placementMetrics {
+	if p := m.placed[at]; p != nil {
+		return p
+	}
+	p := &placementMetrics{
+		prompt:    m.prompt.WithLabelValues(at.model, at.backend),
+		predicted: m.predicted.WithLabelValues(at.model, at.backend),
+		observed:  m.observed.WithLabelValues(at.model, at.backend),
+		spills:    m.spills.WithLabelValues(at.model),
+		duration:  newLatency(m.duration.WithLabelValues(at.model, at.backend), durationOpts.Buckets),
+		ttft:      newLatency(m.ttft.WithLabelValues(at.model, at.backend), ttftOpts.Buckets),
+		itl:       m.itl.WithLabelValues(at.model, at.backend),
+	}
+	m.addModel(at.model)
+	m.placed[at] = p
+	return p
+}
+
+// unlistedModelTimeout is how long the series of a model that no backend lists are
+// kept: their last values can still be scraped, and an adapter that is loaded again
+// continues them.
+const unlistedModelTimeout = 10 * time.Minute
+
+// addModel notes that a model has series. Adapters come and go by name, so a new model
+// is the time to delete the series of old ones. m.mu is locked.
+func (m *requestMetrics) addModel(model string) {
+	if _, known := m.unlisted[model]; !known {
+		m.unlisted[model] = time.Time{}
+		m.deleteUnlisted()
+	}
+}
+
+func (m *requestMetrics) deleteUnlistedModels() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.deleteUnlisted()
+}
+
+func (m *requestMetrics) deleteUnlisted() {
+	catalog, now := m.fleet.Catalog(), time.Now()
+	for model, since := range m.unlisted {
+		switch _, listed := catalog.Find(model); {
+		case listed || model == "":
+			m.unlisted[model] = time.Time{}
+		case since.IsZero():
+			m.unlisted[model] = now
+		case now.Sub(since) >= unlistedModelTimeout:
+			delete(m.unlisted, model)
+			m.delete(prometheus.Labels{"model": model}, func(p placement) bool { return p.model == model })
+		}
+	}
+}
+
+// DeleteBackend deletes the series of a backend that was removed from the fleet.
+func (m *Metrics) DeleteBackend(backend string) {
+	m.events.pollErrors.DeleteLabelValues(backend)
+	m.requests.mu.Lock()
+	defer m.requests.mu.Unlock()
+	m.requests.delete(prometheus.Labels{"backend": backend}, func(p placement) bool { return p.backend == backend })
+}
+
+// delete deletes the series with the label and the cached instruments that match.
+// m.mu is locked.
+func (m *requestMetrics) delete(label prometheus.Labels, matches func(placement) bool) {
+	for _, c := range []*prometheus.CounterVec{m.requests, m.prompt, m.predicted, m.observed, m.spills} {
+		c.DeletePartialMatch(label)
+	}
+	m.duration.DeletePartialMatch(label)
+	m.ttft.DeletePartialMatch(label)
+	m.itl.DeletePartialMatch(label)
+	maps.DeleteFunc(m.counters, func(l requestLabels, _ *requestCounters) bool { return matches(l.placement) })
+	maps.DeleteFunc(m.placed, func(p placement, _ *placementMetrics) bool { return matches(p) })
+}
+
+func (m *requestMetrics) collectors() []prometheus.Collector {
+	return []prometheus.Collector{m.requests, m.prompt, m.predicted, m.observed, m.spills, m.duration, m.ttft, m.itl, m.overhead.histogram}
+}
+
+const (
+	// exemplarInterval is how often a bucket gets another exemplar.
+	exemplarInterval = time.Second
+	exemplarLabel    = "request_id"
+)
+
+// latency is a histogram with request IDs as exemplars.
+type latency struct {
+	histogram prometheus.Histogram
+	buckets   []float64
+	next      []atomic.Int64 // by bucket, the time from which it gets another exemplar, in Unix nanoseconds
+}
+
+func newLatency(o prometheus.Observer, buckets []float64) *latency {
+	return &latency{o.(prometheus.Histogram), buckets, make([]atomic.Int64, len(buckets)+1)}
+}
+
+func (l *latency) observe(d time.Duration, requestID string, now time.Time) {
+	seconds := max(d, 0).Seconds()
+	next := &l.next[sort.SearchFloat64s(l.buckets, seconds)]
+	if at := now.UnixNano(); at >= next.Load() && isExemplar(requestID) {
+		next.Store(at + int64(exemplarInterval))
+		l.histogram.(prometheus.ExemplarObserver).ObserveWithExemplar(seconds, prometheus.Labels{exemplarLabel: requestID})
+		return
+	}
+	l.histogram.Observe(seconds)
+}
+
+// isExemplar reports whether a request ID, which may come from a client, is a valid
+// exemplar. client_golang panics if one is not.
+func isExemplar(id string) bool {
+	return id != "" && utf8.ValidString(id) && len(exemplarLabel)+utf8.RuneCountInString(id) <= prometheus.ExemplarMaxRunes
 }

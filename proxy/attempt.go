@@ -186,7 +186,7 @@ func (a *attempt) classify(err error) *failure {
 		return &failure{err: err, done: true}
 	}
 	if a.isDisconnected() {
-		a.recordDisconnect(a.client.abortPhase(metrics.AbortBeforeAnswer))
+		a.recordDisconnect(a.client.abortPhase(metrics.AbortBeforeResponse))
 		return &failure{err: err, done: true}
 	}
 	var connect *transport.ConnectError
@@ -197,7 +197,7 @@ func (a *attempt) classify(err error) *failure {
 	case errors.Is(err, errResponse):
 		return &failure{reason: metrics.RetryResponse, err: err, final: !a.settings.RetryTimeouts, timeout: true}
 	case errors.Is(err, errStalled):
-		return &failure{reason: metrics.RetryStuck, err: err, stalled: true}
+		return &failure{reason: metrics.RetryStalled, err: err, stalled: true}
 	case errors.As(err, &stale):
 		return &failure{reason: metrics.RetryStale, err: err, stale: true}
 	case errors.As(err, &connect) && connect.OutOfDescriptors():
@@ -208,7 +208,7 @@ func (a *attempt) classify(err error) *failure {
 		return &failure{reason: metrics.RetryConnect, err: err, uncharged: true, mayHaveCrashed: deadly}
 	}
 	late := errors.Is(err, os.ErrDeadlineExceeded)
-	return &failure{reason: metrics.RetryBroken, err: err, mayHaveCrashed: !late && !errors.Is(err, transport.ErrInvalidRequest)}
+	return &failure{reason: metrics.RetryTruncated, err: err, mayHaveCrashed: !late && !errors.Is(err, transport.ErrInvalidRequest)}
 }
 
 // recordDisconnect notes that the client is gone. The replica's connection is closed when
@@ -226,7 +226,7 @@ func (r *request) recordAborted(phase metrics.AbortPhase) {
 		return
 	}
 	r.outcome.Code, r.summary.phase = statusClientClosed, phase
-	r.proxy.metrics.Aborted(phase)
+	r.proxy.metrics.CountAbort(phase)
 }
 
 // recordTruncated notes that the replica failed in the midst of what the client

@@ -25,16 +25,16 @@ func (p *Proxy) findKey(r *http.Request, anthropic bool) (*apikey.Holder, *apiEr
 	}
 	presented := apikey.Presented(r.Header, anthropic)
 	if presented == "" {
-		p.metrics.NotLetIn(metrics.NoKey)
+		p.metrics.CountUnauthorized(metrics.KeyMissing)
 		return nil, unauthorizedError("this proxy asks for an API key: send it as Authorization: Bearer KEY")
 	}
 	h, known := p.keys.Find(presented)
 	switch {
 	case !known:
-		p.metrics.NotLetIn(metrics.UnknownKey)
+		p.metrics.CountUnauthorized(metrics.KeyUnknown)
 		return nil, unauthorizedError("this API key is not known here")
 	case h.Expired():
-		p.metrics.NotLetIn(metrics.ExpiredKey)
+		p.metrics.CountUnauthorized(metrics.KeyExpired)
 		return nil, unauthorizedError("this API key has expired")
 	}
 	return h, nil
@@ -159,14 +159,14 @@ func (r *request) blockSeed(engine string) string {
 }
 
 // keyUsage is what the metrics tell of the keys.
-func (p *Proxy) keyUsage() []metrics.KeyUse {
-	var out []metrics.KeyUse
+func (p *Proxy) keyUsage() []metrics.KeyUsage {
+	var out []metrics.KeyUsage
 	for _, u := range p.keys.Uses() {
 		refused := map[string]int64{}
 		for reason, n := range u.Refused {
 			refused[string(reason)] = n
 		}
-		out = append(out, metrics.KeyUse{
+		out = append(out, metrics.KeyUsage{
 			Name: u.Name, InFlight: u.InFlight, Requests: u.Requests,
 			PromptTokens: u.PromptTokens, CompletionTokens: u.CompletionTokens, Refused: refused,
 		})

@@ -121,7 +121,7 @@ func (p *Proxy) TrackConnection(conn net.Conn, state http.ConnState) {
 	if longest == nil {
 		return
 	}
-	p.metrics.ClosedForRoom()
+	p.metrics.CountClosedConnection()
 	rawConn(longest).Close() // TLS's farewell could wait for a client that does not read
 }
 

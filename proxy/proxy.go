@@ -119,8 +119,8 @@ func New(o Options) *Proxy {
 	if p.keys == nil {
 		p.keys = apikey.New(nil)
 	}
-	p.metrics.WatchKeys(p.keyUsage)
-	p.metrics.WatchInFlight(p.inFlight.Load)
+	p.metrics.RegisterKeys(p.keyUsage)
+	p.metrics.RegisterInFlight(p.inFlight.Load)
 	p.Configure(o.Settings)
 	p.handlers = p.routes()
 	return p

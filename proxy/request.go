@@ -146,7 +146,7 @@ func (r *request) finish() {
 	r.endInFlight()
 	now := time.Now()
 	r.outcome.Duration = now.Sub(r.arrivedAt)
-	r.proxy.metrics.Ended(&r.outcome, r.id, now)
+	r.proxy.metrics.RecordRequest(&r.outcome, r.id, now)
 	r.proxy.activity.stats.countEnded(r.inFlight.backend, r.arrivedAt, &r.outcome, r.summary.cachedKnown)
 	r.finishRecording()
 	r.logRequest()
@@ -235,7 +235,7 @@ func (r *request) bodyError(err error) *apiError {
 	// The client is gone, where one whose body ends too soon may still read: over HTTP/1.1 it has closed its half.
 	case errors.As(err, &socket), r.httpReq.ProtoMajor > 1 && r.isDisconnected():
 		r.summary.phase = metrics.AbortInUpload
-		r.proxy.metrics.Aborted(metrics.AbortInUpload)
+		r.proxy.metrics.CountAbort(metrics.AbortInUpload)
 		return &apiError{status: statusClientClosed, kind: "client_left", message: "the client left"}
 	}
 	return invalidRequestError("", "the request body ended before its end: "+err.Error())
@@ -414,7 +414,7 @@ func (r *request) cutOffError() *apiError {
 	}
 	if r.summary.phase != metrics.AbortCancelled {
 		r.summary.phase = metrics.AbortCancelled
-		r.proxy.metrics.Aborted(metrics.AbortCancelled)
+		r.proxy.metrics.CountAbort(metrics.AbortCancelled)
 	}
 	r.client.cancelled, r.client.writeTimeout, r.client.deadline = nil, cancelGrace, time.Time{}
 	// Not a 5xx, which clients would send again.

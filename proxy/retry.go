@@ -107,7 +107,7 @@ func (r *request) awaitRetryBudget() bool {
 		patience = min(patience, upstreamErrorRetryTimeout-r.budgetWait)
 	}
 	if patience <= 0 || !r.joinQueue() {
-		r.proxy.metrics.RetryWaited(metrics.RetryGivenUp)
+		r.proxy.metrics.CountRetryWait(metrics.RetryWaitGivenUp)
 		return false
 	}
 	begun := time.Now()
@@ -120,11 +120,11 @@ func (r *request) awaitRetryBudget() bool {
 	r.spans.Held(waited, "retry_budget")
 	switch {
 	case ok:
-		r.proxy.metrics.RetryWaited(metrics.RetrySent)
+		r.proxy.metrics.CountRetryWait(metrics.RetryWaitSent)
 	case r.isDone():
-		r.proxy.metrics.RetryWaited(metrics.RetryLeft)
+		r.proxy.metrics.CountRetryWait(metrics.RetryWaitDisconnected)
 	default:
-		r.proxy.metrics.RetryWaited(metrics.RetryGivenUp)
+		r.proxy.metrics.CountRetryWait(metrics.RetryWaitGivenUp)
 	}
 	return ok
 }
@@ -210,11 +210,11 @@ func (r *request) awaitSlot() bool {
 	waited := time.Since(begun)
 	switch {
 	case len(free) > 0:
-		r.recordQueueTime(metrics.HeldSent, waited)
+		r.recordQueueTime(metrics.QueueSent, waited)
 	case r.isDone():
-		r.recordQueueTime(metrics.HeldLeft, waited)
+		r.recordQueueTime(metrics.QueueDisconnected, waited)
 	default:
-		r.recordQueueTime(metrics.HeldTooLong, waited)
+		r.recordQueueTime(metrics.QueueTimeout, waited)
 	}
 	r.tried = slices.DeleteFunc(r.tried, func(b *backends.Backend) bool { return slices.Contains(free, b) })
 	r.refusedFull = r.refusedFull[:0]
@@ -272,7 +272,7 @@ func (r *request) forward() {
 			break
 		}
 		if latest != nil {
-			r.proxy.metrics.Retried(latest.reason)
+			r.proxy.metrics.CountRetry(latest.reason)
 		}
 		f := r.attempt(d)
 		if f == nil || f.done {
@@ -329,7 +329,7 @@ func (r *request) respondFailure(none error) {
 	case r.isCutOff():
 		r.sendError(r.cutOffError())
 	case r.isDisconnected():
-		r.recordAborted(metrics.AbortHeld)
+		r.recordAborted(metrics.AbortInQueue)
 	case last != nil && last.status != 0:
 		r.relayFailure(last)
 	case last != nil && last.noDescriptors && !r.queueFull:
@@ -513,26 +513,26 @@ func (r *request) pickOnce() (*router.Decision, error) {
 	d, err := r.proxy.router.Pick(ctx, &r.input.request, r.tried...)
 	if err == nil {
 		if d.QueueTime > 0 {
-			r.recordQueueTime(metrics.HeldSent, d.QueueTime)
+			r.recordQueueTime(metrics.QueueSent, d.QueueTime)
 		}
 		return d, nil
 	}
 	waited := time.Since(asked)
 	switch {
 	case errors.Is(err, router.ErrQueueFull):
-		r.recordQueueTime(metrics.HeldRefused, 0)
+		r.recordQueueTime(metrics.QueueFull, 0)
 	case errors.Is(err, router.ErrQueueTimeout):
-		r.recordQueueTime(metrics.HeldTooLong, waited)
+		r.recordQueueTime(metrics.QueueTimeout, waited)
 	case errors.Is(err, context.DeadlineExceeded) && r.hasReadyBackend():
 		err = router.ErrQueueTimeout
-		r.recordQueueTime(metrics.HeldTooLong, waited)
+		r.recordQueueTime(metrics.QueueTimeout, waited)
 	case errors.Is(err, context.DeadlineExceeded):
 		err = router.ErrNoneReady
-		r.recordQueueTime(metrics.HeldNoneReady, waited)
+		r.recordQueueTime(metrics.QueueNoneReady, waited)
 	case errors.Is(err, context.Canceled):
-		r.recordQueueTime(metrics.HeldLeft, waited)
+		r.recordQueueTime(metrics.QueueDisconnected, waited)
 	case r.maxQueueTime() > 0 && waited >= r.maxQueueTime():
-		r.recordQueueTime(metrics.HeldNoneReady, waited)
+		r.recordQueueTime(metrics.QueueNoneReady, waited)
 	}
 	return d, err
 }
@@ -544,9 +544,9 @@ func (r *request) hasReadyBackend() bool {
 	})
 }
 
-func (r *request) recordQueueTime(end metrics.HeldEnd, waited time.Duration) {
+func (r *request) recordQueueTime(end metrics.QueueResult, waited time.Duration) {
 	r.queueTime += waited
-	r.proxy.metrics.Held(end, waited)
+	r.proxy.metrics.RecordQueueExit(end, waited)
 	r.spans.Held(waited, string(end))
 }
 
@@ -558,7 +558,7 @@ func (r *request) joinQueue() bool {
 	}
 	if r.waiting = r.proxy.router.AddWaiting(&r.input.request) == nil; !r.waiting {
 		r.queueFull = true
-		r.recordQueueTime(metrics.HeldRefused, 0)
+		r.recordQueueTime(metrics.QueueFull, 0)
 	}
 	return r.waiting
 }

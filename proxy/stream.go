@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/tidwall/gjson"
 
 	"warmroute/backends/transport"
@@ -428,13 +429,13 @@ func replicaError(status int, body []byte) *apiError {
 // time at which each was written, which is known anyway: reading the clock would
 // cost more than all the rest of it.
 type chunkIntervals struct {
-	itl  *metrics.Histogram
+	itl  prometheus.Observer
 	last time.Time // zero: there was none yet
 }
 
 func (g *chunkIntervals) observe(at time.Time) {
 	if !g.last.IsZero() {
-		g.itl.Observe(at.Sub(g.last))
+		g.itl.Observe(at.Sub(g.last).Seconds())
 	}
 	g.last = at
 }

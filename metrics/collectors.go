@@ -1,0 +1,242 @@
+package metrics
+
+import (
+	"slices"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"warmroute/backends"
+	"warmroute/router"
+)
+
+// fleetCollector reads the state of the backends and of the router at each scrape.
+type fleetCollector struct {
+	fleet  *backends.Registry
+	router *router.Router
+}
+
+var (
+	queuedRequests = prometheus.NewDesc("warmroute_hold_requests", "Requests in the admission queue by priority class.", []string{"class"}, nil)
+	modelBackends  = prometheus.NewDesc("warmroute_model_backends", "Backends that list the model.", []string{"model"}, nil)
+	modelReady     = prometheus.NewDesc("warmroute_model_ready_backends", "Backends that list the model, are ready and make progress. At 0, requests for the model wait in the admission queue until its timeout.", []string{"model"}, nil)
+	indexBytes     = prometheus.NewDesc("warmroute_index_bytes", "Memory used by the index (estimated).", nil, nil)
+)
+
+// backendState is what backendMetrics are computed from.
+type backendState struct {
+	*backends.Backend
+	load      *backends.Load // nil: not known
+	breaker   router.BreakerState
+	opens     uint64 // of the breaker
+	stalled   bool
+	stalls    uint64
+	index     *router.BackendIndexStats // nil: not in the index
+	estimates *router.BackendEstimates  // nil: likewise
+}
+
+// backendMetric is one metric of a backend.
+type backendMetric struct {
+	desc  *prometheus.Desc
+	kind  prometheus.ValueType
+	value func(*backendState) float64
+}
+
+func newBackendMetric(kind prometheus.ValueType, name, help string, value func(*backendState) float64) backendMetric {
+	return backendMetric{prometheus.NewDesc("warmroute_"+name, help, []string{"backend"}, nil), kind, value}
+}
+
+// backendMetrics are the metrics of a backend, grouped by what has to be known of it.
+var backendMetrics = []struct {
+	known   func(*backendState) bool
+	metrics []backendMetric
+}{
+	{func(*backendState) bool { return true }, []backendMetric{
+		newBackendMetric(prometheus.GaugeValue, "backend_ready", "1 if the backend accepts new requests.",
+			func(b *backendState) float64 { return boolValue(b.State() == backends.Ready) }),
+		newBackendMetric(prometheus.GaugeValue, "backend_draining", "1 while the backend only finishes its requests: drained by an operator, or removed from the configuration.",
+			func(b *backendState) float64 { return boolValue(b.State() == backends.Draining) }),
+		newBackendMetric(prometheus.GaugeValue, "backend_in_flight", "Unfinished sequences that this proxy has sent to the backend.",
+			func(b *backendState) float64 { return float64(b.InFlight.Load()) }),
+		newBackendMetric(prometheus.GaugeValue, "backend_stalled", "1 while the backend has requests of this proxy and makes no progress.",
+			func(b *backendState) float64 { return boolValue(b.stalled) }),
+		newBackendMetric(prometheus.CounterValue, "backend_stalls_total", "Number of times that the backend stalled.",
+			func(b *backendState) float64 { return float64(b.stalls) }),
+		newBackendMetric(prometheus.GaugeValue, "backend_breaker_state", "Circuit breaker: 0 closed, 1 half-open (one trial request at a time), 2 open (other backends are preferred).",
+			func(b *backendState) float64 { return float64(b.breaker) }),
+		newBackendMetric(prometheus.CounterValue, "backend_breaker_opens_total", "Number of times that the circuit breaker opened, including after failed trial requests.",
+			func(b *backendState) float64 { return float64(b.opens) }),
+		newBackendMetric(prometheus.CounterValue, "backend_aborted_responses_total", "Responses aborted by the backend's engine, before or after their first content.",
+			func(b *backendState) float64 { return float64(b.Aborted.Load()) }),
+	}},
+	{func(b *backendState) bool { return b.load != nil && b.load.QueuesKnown }, []backendMetric{
+		newBackendMetric(prometheus.GaugeValue, "backend_running", "Requests in the engine's batch, as reported by vLLM.",
+			func(b *backendState) float64 { return float64(b.load.Running) }),
+		newBackendMetric(prometheus.GaugeValue, "backend_waiting", "Requests in the engine's queue, as reported by vLLM.",
+			func(b *backendState) float64 { return float64(b.load.Waiting) }),
+	}},
+	{func(b *backendState) bool { return b.load != nil && b.load.KVKnown }, []backendMetric{
+		newBackendMetric(prometheus.GaugeValue, "backend_kv_cache_usage", "Used share of the KV cache as reported by vLLM, from 0 to 1.",
+			func(b *backendState) float64 { return b.load.KVCacheUsage }),
+	}},
+	{func(b *backendState) bool { return b.index != nil }, []backendMetric{
+		newBackendMetric(prometheus.GaugeValue, "index_blocks", "Blocks that the backend probably holds.",
+			func(b *backendState) float64 { return float64(b.index.Blocks) }),
+		newBackendMetric(prometheus.GaugeValue, "index_capacity_blocks", "Maximum number of blocks in the backend's part of the index.",
+			func(b *backendState) float64 { return float64(b.index.Capacity) }),
+		newBackendMetric(prometheus.CounterValue, "index_evictions_total", "Blocks evicted from the backend's part of the index.",
+			func(b *backendState) float64 { return float64(b.index.Evictions) }),
+	}},
+	{func(b *backendState) bool { return b.estimates != nil }, []backendMetric{
+		newBackendMetric(prometheus.GaugeValue, "learned_capacity_factor", "Effective size of the KV cache divided by the size that the replica reports.",
+			func(b *backendState) float64 { return b.estimates.CapacityFactor }),
+		newBackendMetric(prometheus.GaugeValue, "learned_bytes_per_token", "Bytes of prompt text per token.",
+			func(b *backendState) float64 { return b.estimates.BytesPerToken }),
+		newBackendMetric(prometheus.GaugeValue, "learned_answer_tokens", "Mean output length in tokens.",
+			func(b *backendState) float64 { return b.estimates.AnswerTokens }),
+		newBackendMetric(prometheus.GaugeValue, "learned_prefill_tokens_per_second", "Prefill rate of the replica.",
+			func(b *backendState) float64 { return b.estimates.PrefillRate }),
+		newBackendMetric(prometheus.GaugeValue, "learned_step_tokens", "Token budget of one engine step; the admission queue sends the backend up to that many tokens.",
+			func(b *backendState) float64 { return float64(b.estimates.StepTokens) }),
+		newBackendMetric(prometheus.CounterValue, "compared_prompt_tokens_total", "Prompt tokens of responses whose number of cached tokens is known.",
+			func(b *backendState) float64 { return b.estimates.PromptTokens }),
+		newBackendMetric(prometheus.CounterValue, "compared_predicted_tokens_total", "Cached tokens as predicted, of responses whose number of cached tokens is known.",
+			func(b *backendState) float64 { return b.estimates.PredictedTokens }),
+		newBackendMetric(prometheus.CounterValue, "compared_observed_tokens_total", "Cached tokens as reported by the replica.",
+			func(b *backendState) float64 { return b.estimates.ObservedTokens }),
+		newBackendMetric(prometheus.CounterValue, "saved_prefill_seconds_total", "Prefill time saved by cached tokens, at the replica's prefill rate.",
+			func(b *backendState) float64 { return b.estimates.SavedSeconds }),
+	}},
+}
+
+// Describe implements prometheus.Collector.
+func (c *fleetCollector) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{queuedRequests, modelBackends, modelReady, indexBytes} {
+		ch <- d
+	}
+	for _, group := range backendMetrics {
+		for _, m := range group.metrics {
+			ch <- m.desc
+		}
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (c *fleetCollector) Collect(ch chan<- prometheus.Metric) {
+	index, size := c.router.IndexStats()
+	ch <- prometheus.MustNewConstMetric(indexBytes, prometheus.GaugeValue, float64(size))
+	for class, n := range c.router.WaitingByClass() {
+		ch <- prometheus.MustNewConstMetric(queuedRequests, prometheus.GaugeValue, float64(n), class)
+	}
+	c.collectModels(ch)
+	estimates := c.router.Estimates()
+	for _, b := range currentBackends(c.fleet) {
+		s := &backendState{Backend: b, load: b.Load()}
+		s.breaker, s.opens = c.router.Breaker(b)
+		s.stalls, s.stalled = c.router.Stalls(b)
+		if b.Slot < len(index) && index[b.Slot].Backend == b {
+			s.index = &index[b.Slot]
+		}
+		if b.Slot < len(estimates) && estimates[b.Slot].Backend == b {
+			s.estimates = &estimates[b.Slot]
+		}
+		for _, group := range backendMetrics {
+			if !group.known(s) {
+				continue
+			}
+			for _, m := range group.metrics {
+				ch <- prometheus.MustNewConstMetric(m.desc, m.kind, m.value(s), b.Name)
+			}
+		}
+	}
+}
+
+// maxModelSeries bounds the models that have readiness series; base models come first.
+const maxModelSeries = 1000
+
+func (c *fleetCollector) collectModels(ch chan<- prometheus.Metric) {
+	ready := map[*backends.Backend]bool{}
+	for _, b := range c.fleet.All() {
+		ready[b] = c.router.Condition(b).State == router.Ready
+	}
+	catalog, n := c.fleet.Catalog(), 0
+	for _, adapters := range []bool{false, true} {
+		for _, m := range catalog.Models {
+			entry, ok := catalog.Find(m.ID)
+			if !ok || entry.Adapter != adapters {
+				continue
+			}
+			if n++; n > maxModelSeries {
+				return
+			}
+			readyBackends := 0
+			for _, b := range entry.Backends {
+				if ready[b] {
+					readyBackends++
+				}
+			}
+			ch <- prometheus.MustNewConstMetric(modelBackends, prometheus.GaugeValue, float64(len(entry.Backends)), m.ID)
+			ch <- prometheus.MustNewConstMetric(modelReady, prometheus.GaugeValue, float64(readyBackends), m.ID)
+		}
+	}
+}
+
+// currentBackends returns the backends that have series. If a removed backend and its
+// successor have the same name, only the successor has them.
+func currentBackends(fleet *backends.Registry) []*backends.Backend {
+	return slices.DeleteFunc(slices.Clone(fleet.All()), func(b *backends.Backend) bool { return fleet.Find(b.Name) != b })
+}
+
+func boolValue(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// KeyUsage is the usage of one API key.
+type KeyUsage struct {
+	Name                           string
+	InFlight                       int64
+	Requests                       int64
+	PromptTokens, CompletionTokens int64
+	Refused                        map[string]int64 // by limit
+}
+
+// keyCollector reads the usage of the API keys at each scrape, so that a removed key
+// has no series, even if requests with it are still in flight.
+type keyCollector func() []KeyUsage
+
+func keyDesc(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("warmroute_"+name, help, append([]string{"key"}, labels...), nil)
+}
+
+var (
+	keyInFlight   = keyDesc("key_in_flight", "Unfinished requests of the API key.")
+	keyRequests   = keyDesc("key_requests_total", "Accepted requests of the API key.")
+	keyPrompt     = keyDesc("key_prompt_tokens_total", "Prompt tokens used by the API key, as reported by the replica or else estimated.")
+	keyCompletion = keyDesc("key_completion_tokens_total", "Output tokens used by the API key, as reported by the replica or else one per event.")
+	keyRefused    = keyDesc("key_refusals_total", "Requests of the API key refused because of one of its limits: requests, tokens, concurrency.", "reason")
+)
+
+// Describe implements prometheus.Collector.
+func (keyCollector) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{keyInFlight, keyRequests, keyPrompt, keyCompletion, keyRefused} {
+		ch <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (read keyCollector) Collect(ch chan<- prometheus.Metric) {
+	for _, k := range read() {
+		send := func(d *prometheus.Desc, kind prometheus.ValueType, n int64, labels ...string) {
+			ch <- prometheus.MustNewConstMetric(d, kind, float64(n), append([]string{k.Name}, labels...)...)
+		}
+		send(keyInFlight, prometheus.GaugeValue, k.InFlight)
+		send(keyRequests, prometheus.CounterValue, k.Requests)
+		send(keyPrompt, prometheus.CounterValue, k.PromptTokens)
+		send(keyCompletion, prometheus.CounterValue, k.CompletionTokens)
+		for reason, n := range k.Refused {
+			send(keyRefused, prometheus.CounterValue, n, reason)
+		}
+	}
+}

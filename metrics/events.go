@@ -1,0 +1,163 @@
+package metrics
+
+import (
+	"strconv"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"warmroute/backends"
+)
+
+// eventMetrics counts events that have no model or backend.
+type eventMetrics struct {
+	retries           *prometheus.CounterVec
+	retryWaits        *prometheus.CounterVec
+	aborts            *prometheus.CounterVec
+	queueTime         prometheus.Histogram
+	queueExits        *prometheus.CounterVec
+	unauthorized      *prometheus.CounterVec
+	pollErrors        *prometheus.CounterVec
+	closedConnections prometheus.Counter
+	droppedRecords    prometheus.Counter
+}
+
+// newEventMetrics returns the counters with all labels that are known in advance at
+// zero, so that the first event is visible in a rate.
+func newEventMetrics() *eventMetrics {
+	e := &eventMetrics{
+		retries:    newCounterVec("retries_total", "Attempts that failed before anything was sent to the client, by reason.", "reason"),
+		retryWaits: newCounterVec("retry_waits_total", "Requests that waited for the retry budget (retry.share), by result.", "end"),
+		aborts:     newCounterVec("aborts_total", "Requests whose client disconnected or stopped reading, or that an operator cancelled, by phase.", "phase"),
+		queueTime: prometheus.NewHistogram(histogramOpts("hold_seconds", "Time in the admission queue, of requests that were queued.",
+			1.0/(1<<13), .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60)),
+		queueExits:   newCounterVec("hold_ends_total", "Requests that left the admission queue or found it full, by result.", "end"),
+		unauthorized: newCounterVec("unauthorized_total", "Requests refused because of their API key, by reason: missing, unknown, expired.", "reason"),
+		pollErrors:   newCounterVec("poll_errors_total", "Failed scrapes of a backend's /metrics.", "backend"),
+		closedConnections: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "warmroute_connections_closed_total",
+			Help: "Idle client connections closed to make room for new ones (limits.connections).",
+		}),
+		droppedRecords: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "warmroute_record_dropped_total",
+			Help: "Requests missing from the traffic recording (record.file): the queue was full, the request was too large to replay, it ended after shutdown, or writing failed.",
+		}),
+	}
+	initLabels(e.retryWaits, RetryWaitSent, RetryWaitGivenUp, RetryWaitDisconnected)
+	initLabels(e.queueExits, QueueSent, QueueFull, QueueTimeout, QueueNoneReady, QueueDisconnected)
+	initLabels(e.unauthorized, KeyMissing, KeyUnknown, KeyExpired)
+	initLabels(e.aborts, AbortInUpload, AbortInQueue, AbortBeforeResponse, AbortInStream, AbortInBody, AbortNotReading, AbortCancelled)
+	initLabels(e.retries, RetryConnect, RetryStale, RetryFirstByte, RetryResponse, RetryStalled, RetryTruncated, RetryErrorEvent, RetryAborted,
+		RetryRedirect, RetryDescriptors, RetryLoop, RetryEncoded, RetryStatus(500), RetryStatus(502), RetryStatus(503), RetryStatus(504))
+	return e
+}
+
+func initLabels[T ~string](c *prometheus.CounterVec, values ...T) {
+	for _, value := range values {
+		c.WithLabelValues(string(value))
+	}
+}
+
+func (e *eventMetrics) collectors() []prometheus.Collector {
+	return []prometheus.Collector{e.retries, e.retryWaits, e.aborts, e.queueTime, e.queueExits, e.unauthorized, e.pollErrors, e.closedConnections, e.droppedRecords}
+}
+
+// RetryReason is why an attempt failed before anything was sent to the client.
+type RetryReason string
+
+// Reasons of retries. RetryStatus returns those of response statuses.
+const (
+	RetryConnect     RetryReason = "connect"          // connection failed
+	RetryStale       RetryReason = "stale_connection" // kept-alive connection closed by the replica
+	RetryFirstByte   RetryReason = "first_byte_timeout"
+	RetryResponse    RetryReason = "response_timeout"
+	RetryStalled     RetryReason = "stuck"
+	RetryTruncated   RetryReason = "broken"      // response truncated or invalid
+	RetryErrorEvent  RetryReason = "error_event" // first event of the stream
+	RetryAborted     RetryReason = "aborted"     // by the engine
+	RetryRedirect    RetryReason = "redirect"
+	RetryDescriptors RetryReason = "out_of_descriptors" // in this process
+	RetryLoop        RetryReason = "loop"               // another proxy reported that the request had passed it before
+	RetryEncoded     RetryReason = "encoded"
+)
+
+// RetryStatus returns the reason of a response with that status.
+func RetryStatus(code int) RetryReason { return RetryReason("status_" + strconv.Itoa(code)) }
+
+// CountRetry counts an attempt that failed and could be repeated.
+func (m *Metrics) CountRetry(reason RetryReason) { count(m.events.retries, reason) }
+
+// RetryWaitResult is how a wait for the retry budget ended.
+type RetryWaitResult string
+
+// Results of waits for the retry budget.
+const (
+	RetryWaitSent         RetryWaitResult = "sent"
+	RetryWaitGivenUp      RetryWaitResult = "given_up" // no budget in time
+	RetryWaitDisconnected RetryWaitResult = "left"     // client disconnect
+)
+
+// CountRetryWait counts a request that waited for the retry budget.
+func (m *Metrics) CountRetryWait(result RetryWaitResult) { count(m.events.retryWaits, result) }
+
+// AbortPhase is what a request was doing when it was aborted.
+type AbortPhase string
+
+// Phases of aborted requests.
+const (
+	AbortInUpload       AbortPhase = "in_upload"
+	AbortInQueue        AbortPhase = "held"
+	AbortBeforeResponse AbortPhase = "before_answer"
+	AbortInStream       AbortPhase = "in_stream"
+	AbortInBody         AbortPhase = "in_body"
+	AbortNotReading     AbortPhase = "not_reading" // the client is connected but does not read
+	AbortCancelled      AbortPhase = "cancelled"   // by an operator, in any phase
+)
+
+// CountAbort counts a request whose client disconnected or was disconnected.
+func (m *Metrics) CountAbort(phase AbortPhase) { count(m.events.aborts, phase) }
+
+// QueueResult is how a request left the admission queue.
+type QueueResult string
+
+// Results of the admission queue.
+const (
+	QueueSent         QueueResult = "sent"
+	QueueFull         QueueResult = "full"       // not queued
+	QueueTimeout      QueueResult = "too_long"   // no backend had room in time
+	QueueNoneReady    QueueResult = "none_ready" // no backend was ready in time
+	QueueDisconnected QueueResult = "left"       // client disconnect
+)
+
+// RecordQueueExit records a request that left the admission queue after wait, or
+// found it full.
+func (m *Metrics) RecordQueueExit(result QueueResult, wait time.Duration) {
+	count(m.events.queueExits, result)
+	if result != QueueFull {
+		m.events.queueTime.Observe(max(wait, 0).Seconds())
+	}
+}
+
+// UnauthorizedReason is why a request was refused because of its API key.
+type UnauthorizedReason string
+
+// Reasons of refusals.
+const (
+	KeyMissing UnauthorizedReason = "missing"
+	KeyUnknown UnauthorizedReason = "unknown"
+	KeyExpired UnauthorizedReason = "expired"
+)
+
+// CountUnauthorized counts a request without a valid API key.
+func (m *Metrics) CountUnauthorized(reason UnauthorizedReason) { count(m.events.unauthorized, reason) }
+
+// CountPollError counts a failed scrape of the backend.
+func (m *Metrics) CountPollError(b *backends.Backend) { count(m.events.pollErrors, b.Name) }
+
+// CountClosedConnection counts a client connection closed to make room for another.
+func (m *Metrics) CountClosedConnection() { m.events.closedConnections.Inc() }
+
+// CountDroppedRecord counts a request missing from the traffic recording.
+func (m *Metrics) CountDroppedRecord() { m.events.droppedRecords.Inc() }
+
+func count[T ~string](c *prometheus.CounterVec, label T) { c.WithLabelValues(string(label)).Inc() }
