@@ -59,6 +59,7 @@ type Backend struct {
 	// Set by the registry, before anything runs; nil on a backend without one.
 	suspected chan struct{} // holds one: several suspicions are one check
 	relisted  func()        // the catalog is built anew
+	changed   *Event        // of the state
 }
 
 // Terms are what may change of a backend while requests run. Never modified

@@ -18,6 +18,8 @@ type Registry struct {
 	// older one when two replicas change their models together.
 	changing sync.Mutex
 	slots    []slot
+
+	changed Event // a backend's state
 }
 
 // slot is a place that a backend has, or had last.
@@ -86,6 +88,9 @@ func (r *Registry) Find(name string) *Backend {
 	return found
 }
 
+// StateChanged returns a channel that is closed when the state of a backend changes next.
+func (r *Registry) StateChanged() <-chan struct{} { return r.changed.Next() }
+
 // Catalog returns what the fleet serves, as of the last change of a replica's list.
 func (r *Registry) Catalog() *Catalog { return r.catalog.Load() }
 
@@ -121,6 +126,7 @@ func (r *Registry) place(b *Backend) {
 	b.Slot = at
 	b.suspected = make(chan struct{}, 1)
 	b.relisted = r.relist
+	b.changed = &r.changed
 }
 
 func (r *Registry) publish() {

@@ -23,10 +23,13 @@ type statusRecord struct {
 	nextCheck  time.Time
 }
 
-// stateWas notes the time if the state is another than before. r.mu is held.
+// stateWas notes the time, and tells of the change, if the state is another than before. r.mu is held.
 func (r *statusRecord) stateWas(before State, b *Backend) {
 	if b.State() != before {
 		r.since = time.Now()
+		if b.changed != nil {
+			b.changed.Notify()
+		}
 	}
 }
 
