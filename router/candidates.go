@@ -106,8 +106,7 @@ func (r *Router) describe(c *policy.Candidate, req *Request, b *backends.Backend
 		c.ContextTokens = r.cacheUsed(b.Slot, now)
 	}
 	if l := s.load; l != nil { // the replica's own word
-		c.Running, c.Waiting = float64(l.Running), float64(l.Waiting)
-		c.KVUsage, c.CacheTokens = l.KVCacheUsage, float64(l.CacheTokens)
+		c.Waiting, c.KVUsage, c.CacheTokens = float64(l.Waiting), l.KVCacheUsage, float64(l.CacheTokens)
 	}
 }
 

@@ -56,18 +56,10 @@ type BackendExplanation struct {
 	KVUsage       float64 `json:"kv_usage"` // by its last scrape; -1: not known
 	FirstToken    float64 `json:"seconds_to_first_token"`
 
-	Score *float64   `json:"score"` // in Explanation.ScoreIs; nil: it has none
-	Terms *CostTerms `json:"cost_terms,omitempty"`
+	Score *float64      `json:"score"`                // in Explanation.ScoreIs; nil: it has none
+	Terms []policy.Term `json:"cost_terms,omitempty"` // of the policy prefix, whose sum over Weight is the score
 
 	slot int // while one backend takes over from another, both may have its name
-}
-
-// CostTerms are what a cost of the policy prefix is made of, before the weight
-// divides it.
-type CostTerms struct {
-	First  float64 `json:"until_first_token"`   // W + u, as long as they take here beside elsewhere
-	Others float64 `json:"delays_others"`       // u·(κ + min(θ·n, 4))
-	Beside float64 `json:"shares_the_decoding"` // δ·L̂·n
 }
 
 // Explain tells what Pick would answer at this moment, those that were tried left
@@ -122,7 +114,10 @@ func (r *Router) try(e *Explanation, req *Request, now time.Time) (held string) 
 			x.Score = &score
 		}
 		if i < len(t.Terms) {
-			x.Terms = &CostTerms{thousandths(t.Terms[i].First), thousandths(t.Terms[i].Others), thousandths(t.Terms[i].Beside)}
+			x.Terms = t.Terms[i]
+			for k := range x.Terms {
+				x.Terms[k].Tokens = thousandths(x.Terms[k].Tokens)
+			}
 		}
 	}
 	return held

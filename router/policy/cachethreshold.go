@@ -2,54 +2,50 @@ package policy
 
 import "math/rand/v2"
 
-// cacheThreshold is cache_aware of sglang-router and vllm-router. While loads
-// are balanced, the backend that holds the most of the prompt gets it, if that
-// is more than ratio of it. Otherwise the fewest in flight do; in older
-// versions, while loads are balanced, the smallest tree.
+// cacheThreshold is cache_aware of sglang-router and vllm-router. While loads are
+// balanced, the backend with the longest match is chosen if that is more than
+// ratio of the prompt. Otherwise the least loaded is; in older versions, while
+// loads are balanced, the one with the smallest tree.
 //
-// A load difference anywhere switches affinity off everywhere, and below that
-// no queue is too long for a match.
+// An imbalance between any two backends switches affinity off for all, and below
+// that no queue is too long for a match.
 type cacheThreshold struct {
+	*sglangTree
 	rng             *rand.Rand
 	ratio, abs, rel float64
-	smallest        bool // below ratio the smallest tree
-	tree            *sglangTree
+	toSmallest      bool // below ratio, the smallest tree is chosen
 }
 
 func newCacheThreshold(o options) Policy {
 	return &cacheThreshold{
-		rng: o.rng, ratio: or(o.MatchRatio, 0.3), abs: or(o.ImbalanceAbs, 64), rel: or(o.ImbalanceRatio, 1.5),
-		tree: newSGLangTree(o.maxBlocks),
+		sglangTree: newSGLangTree(o.maxBlocks), rng: o.rng,
+		ratio: orDefault(o.MatchRatio, 0.3), abs: orDefault(o.ImbalanceAbs, 64), rel: orDefault(o.ImbalanceRatio, 1.5),
 	}
 }
 
 func newCacheThresholdOld(o options) Policy {
 	return &cacheThreshold{
-		rng: o.rng, ratio: or(o.MatchRatio, 0.5), abs: or(o.ImbalanceAbs, 32), rel: or(o.ImbalanceRatio, 1.1),
-		smallest: true, tree: newSGLangTree(o.maxBlocks),
+		sglangTree: newSGLangTree(o.maxBlocks), rng: o.rng,
+		ratio: orDefault(o.MatchRatio, 0.5), abs: orDefault(o.ImbalanceAbs, 32), rel: orDefault(o.ImbalanceRatio, 1.1),
+		toSmallest: true,
 	}
 }
 
 func (p *cacheThreshold) Choose(r *Request, candidates []Candidate) int {
 	chosen := p.choose(r, candidates)
-	if r.Trace == nil {
-		p.tree.add(candidates[chosen].Slot, r)
-	}
+	p.record(r, candidates[chosen].Slot)
 	return chosen
 }
 
-// Forget implements Forgetful.
-func (p *cacheThreshold) Forget(slot int) { p.tree.Forget(slot) }
-
 func (p *cacheThreshold) choose(r *Request, candidates []Candidate) int {
-	if most, least := extremes(candidates); most-least > p.abs && most > p.rel*least {
-		return fewest(r, candidates, p.rng)
+	if least, most := loadRange(candidates); most-least > p.abs && most > p.rel*least {
+		return leastLoaded(r, candidates, p.rng)
 	}
-	if matching, depth := deepest(r, p.tree.leading(r.Blocks, candidates), p.rng); r.share(depth) > p.ratio {
-		return matching
+	if chosen, blocks := longestMatch(r, p.matchPrefix(r.Blocks, candidates), p.rng); r.matchShare(blocks) > p.ratio {
+		return chosen
 	}
-	if !p.smallest {
-		return fewest(r, candidates, p.rng)
+	if !p.toSmallest {
+		return leastLoaded(r, candidates, p.rng)
 	}
-	return p.tree.smallest(r, candidates, p.rng)
+	return p.smallest(r, candidates, p.rng)
 }

@@ -2,10 +2,9 @@ package policy
 
 import "math/rand/v2"
 
-// leastLoad takes the candidate with the fewest requests in flight by our own
-// count, a random one among equals.
+// leastLoad chooses the candidate with the fewest of our requests in flight.
 type leastLoad struct{ rng *rand.Rand }
 
-func (l leastLoad) Choose(r *Request, candidates []Candidate) int {
-	return fewest(r, candidates, l.rng)
+func (p leastLoad) Choose(r *Request, candidates []Candidate) int {
+	return leastLoaded(r, candidates, p.rng)
 }

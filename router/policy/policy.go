@@ -1,8 +1,9 @@
-// Package policy holds the rules by which a request's backend is chosen, one
-// file a rule. They know neither HTTP nor the index: only numbers.
+// Package policy holds the rules that choose a request's backend, one file for
+// each, and their registry. To add one, write its file and its registry entry.
 package policy
 
 import (
+	"cmp"
 	"time"
 
 	"warmroute/router/prompt"
@@ -11,43 +12,45 @@ import (
 // Policy chooses among candidates. The Router calls it under its lock, so a
 // policy may keep state without one of its own.
 type Policy interface {
-	// Choose returns a place in candidates, of which there is at least one. It
-	// keeps neither slice. It remembers what it chose, unless the request has a
-	// Trial.
-	Choose(*Request, []Candidate) int
+	// Choose returns an index into candidates, of which there is at least one. It
+	// retains neither argument. Unless the request has a Trace, it may record its
+	// choice for later ones.
+	Choose(r *Request, candidates []Candidate) int
 }
 
-// Forgetter is a Policy that remembers backends by their Slot. Forget makes it
-// forget one, so that the next backend there begins with nothing.
+// Forgetter is a Policy that keeps state by slot. Forget removes the state of one
+// slot, whose next backend then starts with none.
 type Forgetter interface{ Forget(slot int) }
 
-// Settings are the gates of the policies that have them. A zero field is the
-// policy's own default, which is that of the router it comes from.
+// Settings are the thresholds of the policies that have them; see
+// Definition.Settings. Zero is the policy's own default, which is that of the
+// router it comes from.
 type Settings struct {
-	MatchRatio     float64       // share of the prompt that a backend must hold to be chosen for it
-	ImbalanceAbs   float64       // in flight: the most loaded above the least, beyond which only load counts
-	ImbalanceRatio float64       // the same as a ratio; where a rule has both, both must be exceeded
-	LoadFactor     float64       // in flight over the mean, up to which a backend is accepted
+	MatchRatio     float64       // share of the prompt that must match for a backend to be chosen for it
+	ImbalanceAbs   float64       // requests in flight: most loaded minus least loaded, above which only load counts
+	ImbalanceRatio float64       // the same as a ratio; where a policy has both, both must be exceeded
+	LoadFactor     float64       // requests in flight over the mean, up to which a backend is chosen
 	SLO            time.Duration // see Prefix
 }
 
-// Request is what a policy may know of a request.
+// Request is what policies know of a request. Counts of tokens are estimates.
 type Request struct {
 	Now          time.Time
-	Blocks       []prompt.Block // its prompt's full blocks, chained; none where there is nothing to go by
-	BlockTokens  float64        // tokens that a block stands for, about
-	PromptTokens float64        // of its prompt, about
-	PromptKey    uint64         // hash of the model and the beginning of the first user message; 0: none
-	Session      uint64         // hash of what names its session; 0: nothing does
-	// MeanAnswerTokens is how long answers are on average, MeanUncachedTokens what earlier
-	// requests had to compute where they were sent; 0 before the first one.
-	MeanAnswerTokens, MeanUncachedTokens float64
-	// Trace is filled, and nothing remembered, when the request is not to be sent;
-	// nil when it is.
+	Blocks       []prompt.Block // full blocks of the prompt; none if the endpoint has no prefix to match
+	BlockTokens  float64        // tokens in a block
+	PromptTokens float64
+	PromptKey    uint64 // hash of the model and the beginning of the first user message; 0: none
+	Session      uint64 // hash of the session's name; 0: none
+
+	MeanAnswerTokens   float64 // L̂: mean length of answers; 0 before the first
+	MeanUncachedTokens float64 // mean uncached tokens of earlier requests, where they were sent; 0 before the first
+
+	// Trace makes Choose a dry run, which fills it and records nothing; nil when the
+	// request is to be sent.
 	Trace *Trace
 }
 
-// FirstBlock is the first block of the prompt; 0 when it has none.
+// FirstBlock returns the first block of the prompt, or 0.
 func (r *Request) FirstBlock() uint64 {
 	if len(r.Blocks) == 0 {
 		return 0
@@ -55,26 +58,63 @@ func (r *Request) FirstBlock() uint64 {
 	return uint64(r.Blocks[0])
 }
 
-// Candidate is one backend that could take the request, in tokens of prefill.
-type Candidate struct {
-	Slot           int     // the backend's, by which a policy may remember it
-	NameHash       uint64  // xxh3 of the backend's name
-	Weight         float64 // share of the traffic by the operator's word; 1 is plain
-	MatchedTokens  float64 // prompt tokens that it likely holds
-	UncachedTokens float64 // u: prompt tokens that it would have to compute
-	QueuedTokens   float64 // W: uncached tokens sent to it that it has yet to compute
-	AdapterTokens  float64 // tokens that could be computed while it loads the adapter that is asked for
-	InFlight       float64 // n: sequences on it, other clients' included
-	ContextTokens  float64 // tokens of prompts, each block once, and of answers so far, of what we have on it
-	// What a router that only counts knows of its own requests: how many are in
-	// flight, each as one, and the uncached tokens of those that have not shown a
-	// first event, with nothing taken off for the time that has passed. Both over
-	// Weight: who counts more than another can carry more.
-	Requests, UnstartedTokens float64
-	PrefillRate               float64 // tokens of prefill a second, as learned
+// affinityKey returns the hash that stands for the beginning of the prompt, or 0.
+func (r *Request) affinityKey() uint64 { return cmp.Or(r.PromptKey, r.FirstBlock()) }
 
-	// The replica's own word, a poll old; 0 while unknown.
-	Running, Waiting float64
-	KVUsage          float64 // 0 to 1
-	CacheTokens      float64 // size of its KV cache
+// Candidate is one backend that could take the request. Counts of tokens are
+// estimates.
+type Candidate struct {
+	Slot     int     // identifies the backend until Forget
+	NameHash uint64  // xxh3 of the backend's name
+	Weight   float64 // share of the traffic that the operator wants it to have; 1 by default
+
+	MatchedTokens  float64 // prompt tokens that it likely has cached
+	UncachedTokens float64 // u: prompt tokens that it would have to compute
+	QueuedTokens   float64 // W: uncached tokens sent to it and not yet computed
+	AdapterTokens  float64 // tokens that could be computed while it loads the request's LoRA adapter
+	InFlight       float64 // n: sequences on it, other clients' included
+	ContextTokens  float64 // tokens in its KV cache for sequences in flight; 0 unless Definition.NeedsContext
+	PrefillRate    float64 // prefill tokens a second, as learned
+
+	// What a router that only counts would know of its own requests: how many are in
+	// flight, and the uncached tokens of those without a first event, whatever time
+	// has passed. Both are divided by Weight.
+	Requests, UnstartedTokens float64
+
+	// As the replica last reported; 0 while unknown.
+	Waiting     float64
+	KVUsage     float64 // 0 to 1
+	CacheTokens float64 // size of its KV cache
 }
+
+// Trace is what a dry run of Choose reports of its choice. Chance is drawn from as
+// ever, so where it decides, the next Choose may choose another candidate.
+type Trace struct {
+	Criterion   string    // what the last deciding step compares, in words
+	Scores      []float64 // by candidate; nil: the policy compares none
+	HighestWins bool      // else the lowest score wins
+	Terms       [][]Term  // by candidate, of the policy prefix; nil for others
+	Kappa       float64   // of the policy prefix
+}
+
+// Term is a named part of a cost.
+type Term struct {
+	Name   string  `json:"name"`
+	Tokens float64 `json:"tokens"` // of prefill
+}
+
+// traceScores records the scores that the choice is about to be made by. A later
+// step of the same policy overwrites them.
+func (r *Request) traceScores(criterion string, highestWins bool, n int, score func(i int) float64) {
+	t := r.Trace
+	if t == nil {
+		return
+	}
+	t.Criterion, t.HighestWins, t.Scores = criterion, highestWins, nil
+	for i := range n {
+		t.Scores = append(t.Scores, score(i))
+	}
+}
+
+// traceCriterion is traceScores for a step that compares no scores.
+func (r *Request) traceCriterion(criterion string) { r.traceScores(criterion, false, 0, nil) }

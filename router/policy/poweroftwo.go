@@ -2,12 +2,12 @@ package policy
 
 import "math/rand/v2"
 
-// powerOfTwo draws two candidates and takes the one with fewer requests in
+// powerOfTwo draws two candidates and chooses the one with fewer requests in
 // flight, the first drawn among equals.
 type powerOfTwo struct{ rng *rand.Rand }
 
 func (p powerOfTwo) Choose(r *Request, candidates []Candidate) int {
-	r.tell("requests in flight, of two that chance takes", false, len(candidates), func(i int) float64 { return candidates[i].Requests })
+	r.traceScores("requests in flight, of two drawn at random", false, len(candidates), func(i int) float64 { return candidates[i].Requests })
 	if len(candidates) == 1 {
 		return 0
 	}

@@ -6,69 +6,66 @@ import (
 	"time"
 )
 
-// preble is Preble's E2 scheduling, as AIBrix has it. When more than half of the
-// prompt is held somewhere, the backend that holds the most gets it, with the
-// fewest requests of the last three minutes among equals. Otherwise the lowest
-// sum of the uncached tokens that were placed there in the last three minutes
-// and this prompt's. How long anything takes, or whether it has ended, does not
-// count.
+// preble is Preble's E2 scheduling, as AIBrix has it. When more than ratio of the
+// prompt matches somewhere, a backend with the longest match is chosen, the one
+// with the fewest requests of the last three minutes. Otherwise the one with the
+// lowest sum of the uncached tokens sent to it in the last three minutes and this
+// prompt's. Whether any of that has ended does not count.
 type preble struct {
+	*prefixTable
 	rng    *rand.Rand
 	ratio  float64
-	tree   *ledger
 	recent []window // by slot
 }
 
 func newPreble(o options) Policy {
-	return &preble{rng: o.rng, ratio: or(o.MatchRatio, 0.5), tree: newLedger(o.maxBlocks, losesTails)}
+	return &preble{prefixTable: newPrefixTable(o.maxBlocks, evictTails), rng: o.rng, ratio: orDefault(o.MatchRatio, 0.5)}
 }
 
 func (p *preble) Choose(r *Request, candidates []Candidate) int {
-	depths := p.tree.leading(r.Blocks, candidates)
+	matched := p.matchPrefix(r.Blocks, candidates)
 	longest := 0
 	for i := range candidates {
-		longest = max(longest, depths[i])
+		longest = max(longest, matched[i])
 		for len(p.recent) <= candidates[i].Slot {
 			p.recent = append(p.recent, window{})
 		}
 		p.recent[candidates[i].Slot].advance(r.Now)
 	}
-	what := "uncached tokens of the last three minutes, with this prompt's"
-	if r.share(longest) > p.ratio {
-		what = "requests of the last three minutes, among those that were sent the most of the prompt"
+	criterion := "uncached tokens of the last three minutes, plus this prompt's"
+	if r.matchShare(longest) > p.ratio {
+		criterion = "requests of the last three minutes, among the longest matches"
 	}
-	chosen := r.lowest(what, len(candidates), p.rng, func(i int) float64 {
+	chosen := r.pickLowest(criterion, len(candidates), p.rng, func(i int) float64 {
 		w := &p.recent[candidates[i].Slot]
-		if r.share(longest) <= p.ratio {
-			return w.tokens + r.uncached(depths[i])
+		if r.matchShare(longest) <= p.ratio {
+			return w.tokens + r.uncached(matched[i])
 		}
-		if depths[i] == longest {
+		if matched[i] == longest {
 			return w.requests
 		}
 		return math.Inf(1)
 	})
 	slot := candidates[chosen].Slot
-	if r.Trace != nil {
-		return chosen
+	if r.Trace == nil {
+		p.recent[slot].add(r.uncached(matched[chosen]))
 	}
-	p.recent[slot].add(r.uncached(depths[chosen]))
-	p.tree.add(slot, r.Blocks, r.Now)
+	p.record(r, slot)
 	return chosen
 }
 
-// Forget implements Forgetful.
+// Forget implements Forgetter.
 func (p *preble) Forget(slot int) {
-	p.tree.Forget(slot)
+	p.prefixTable.Forget(slot)
 	if slot < len(p.recent) {
 		p.recent[slot] = window{}
 	}
 }
 
-// windowSeconds is how long a window remembers.
 const windowSeconds = int64(3 * time.Minute / time.Second)
 
-// window counts what a backend was sent in the last three minutes, to a second:
-// its memory does not grow with the traffic.
+// window counts what a backend was sent in the last three minutes, second by
+// second.
 type window struct {
 	requests, tokens float64 // in all
 	seconds          [windowSeconds]struct{ requests, tokens float64 }

@@ -29,7 +29,7 @@ func choose(p *Prefix, r Request, candidates ...Candidate) int {
 	return p.Choose(&r, candidates)
 }
 
-func TestPrefixWeighsCacheAgainstQueueAndNeighbours(t *testing.T) {
+func TestPrefixCost(t *testing.T) {
 	f := func(name string, want int, candidates ...Candidate) {
 		t.Helper()
 		var p Prefix
@@ -54,7 +54,7 @@ func TestPrefixWeighsCacheAgainstQueueAndNeighbours(t *testing.T) {
 		Candidate{MatchedTokens: 1484, UncachedTokens: 16, InFlight: 9})
 }
 
-func TestPressureIsAveragedOverTime(t *testing.T) {
+func TestPrefixPressureAverage(t *testing.T) {
 	var p Prefix
 	start := time.Unix(1000, 0)
 	choose(&p, Request{Now: start}, Candidate{UncachedTokens: 1000})
@@ -62,12 +62,12 @@ func TestPressureIsAveragedOverTime(t *testing.T) {
 	if want := 10000 * (1 - 1/math.E); math.Abs(p.pressure-want) > 1 {
 		t.Errorf("after one time constant: pressure %.0f, want %.0f", p.pressure, want)
 	}
-	if k := kappaOf(p.pressure, 1000); math.Abs(k-0.5*p.pressure/1000) > 1e-9 {
+	if k := kappa(p.pressure, 1000); math.Abs(k-0.5*p.pressure/1000) > 1e-9 {
 		t.Errorf("kappa %.3f is not half of pressure over u", k)
 	}
 }
 
-func TestTiesAgreeBetweenRoutersAndSpreadOverPrompts(t *testing.T) {
+func TestPrefixTies(t *testing.T) {
 	var a, b Prefix
 	forward := []Candidate{{NameHash: 11, UncachedTokens: 500}, {NameHash: 22, UncachedTokens: 500}, {NameHash: 33, UncachedTokens: 500}}
 	backward := slices.Clone(forward)
@@ -88,7 +88,7 @@ func TestTiesAgreeBetweenRoutersAndSpreadOverPrompts(t *testing.T) {
 	}
 }
 
-func TestLoadingAnAdapterIsACostAndNoRank(t *testing.T) {
+func TestPrefixAdapterCost(t *testing.T) {
 	f := func(name string, want int, candidates ...Candidate) {
 		t.Helper()
 		var p Prefix
@@ -102,7 +102,7 @@ func TestLoadingAnAdapterIsACostAndNoRank(t *testing.T) {
 	f("… and no longer", 0, Candidate{UncachedTokens: 16, AdapterTokens: 2000}, Candidate{UncachedTokens: 16, InFlight: 13})
 }
 
-func TestSlowBackendsWeighTheirOwnTokens(t *testing.T) {
+func TestPrefixSlowBackends(t *testing.T) {
 	f := func(name string, want int, candidates ...Candidate) {
 		t.Helper()
 		var p Prefix
@@ -120,7 +120,7 @@ func TestSlowBackendsWeighTheirOwnTokens(t *testing.T) {
 
 // The learned rate of a uniform fleet is another number than the default. It
 // must not change a single choice.
-func TestEqualRatesChangeNothing(t *testing.T) {
+func TestPrefixEqualRates(t *testing.T) {
 	var a, b Prefix
 	start := time.Unix(1000, 0)
 	state := uint64(7)
@@ -141,7 +141,7 @@ func TestEqualRatesChangeNothing(t *testing.T) {
 	}
 }
 
-func TestWeightDividesTheCost(t *testing.T) {
+func TestPrefixWeight(t *testing.T) {
 	count := map[int]int{}
 	var p Prefix
 	candidates := []Candidate{{UncachedTokens: 500}, {UncachedTokens: 500, Weight: 3}}
@@ -155,7 +155,7 @@ func TestWeightDividesTheCost(t *testing.T) {
 	}
 }
 
-func TestSLO(t *testing.T) {
+func TestPrefixSLO(t *testing.T) {
 	f := func(name string, want int, candidates ...Candidate) {
 		t.Helper()
 		p := Prefix{SLO: time.Second}

@@ -2,10 +2,10 @@ package policy
 
 import "math/rand/v2"
 
-// random takes any candidate.
+// random chooses any candidate.
 type random struct{ rng *rand.Rand }
 
-func (r random) Choose(asked *Request, candidates []Candidate) int {
-	asked.tell("chance", false, 0, nil)
-	return r.rng.IntN(len(candidates))
+func (p random) Choose(r *Request, candidates []Candidate) int {
+	r.traceCriterion("chance")
+	return p.rng.IntN(len(candidates))
 }

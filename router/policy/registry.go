@@ -95,5 +95,5 @@ func (d *Definition) Reads(setting string) bool { return slices.Contains(d.Setti
 // New makes a policy of that definition. What it leaves to chance it draws from
 // rng.
 func (d *Definition) New(settings Settings, rng *rand.Rand) Policy {
-	return d.build(options{settings, rng, mostEntries})
+	return d.build(options{settings, rng, maxTableBlocks})
 }

@@ -7,41 +7,41 @@ import (
 )
 
 const (
-	virtualNodes = 256  // points of a backend on the ring
-	mostMembers  = 4096 // backends that a ring remembers, here now or not
-	oddGolden    = 0x9e3779b97f4a7c15
+	virtualNodes   = 256  // points of a backend on the ring
+	maxRingMembers = 4096 // backends that a ring remembers, present or not
+	oddGolden      = 0x9e3779b97f4a7c15
 )
 
-// ring is a consistent hash ring of backends. Those that are away keep their
-// points, so that coming and going moves no other backend's keys.
+// ring is a consistent hash ring of backends. Absent backends keep their points,
+// so that one that comes or goes moves no other's keys.
 type ring struct {
-	points  []point // by at
+	points  []point // by position
 	members map[uint64]int32
-	place   []int32 // scratch, by member: place in candidates + 1; 0 is away
+	present []int32 // scratch, by member: index of the candidate + 1; 0: absent
 }
 
 type point struct {
-	at     uint64
-	member int32
+	position uint64
+	member   int32
 }
 
-// clockwise yields candidates in the order of their points from at on, each as
-// often as it has points, all the way round.
-func (g *ring) clockwise(at uint64, candidates []Candidate) iter.Seq[int] {
-	g.seat(candidates)
-	from, _ := slices.BinarySearchFunc(g.points, at, func(p point, at uint64) int { return cmp.Compare(p.at, at) })
+// clockwise yields candidates in the order of their points from a position on,
+// each as often as it has points, once around the ring.
+func (g *ring) clockwise(position uint64, candidates []Candidate) iter.Seq[int] {
+	g.update(candidates)
+	from, _ := slices.BinarySearchFunc(g.points, position, func(p point, x uint64) int { return cmp.Compare(p.position, x) })
 	return func(yield func(int) bool) {
 		for k := range g.points {
 			p := g.points[(from+k)%len(g.points)]
-			if place := g.place[p.member]; place != 0 && !yield(int(place-1)) {
+			if i := g.present[p.member]; i != 0 && !yield(int(i-1)) {
 				return
 			}
 		}
 	}
 }
 
-// seat fills place, and gives points to backends that have none.
-func (g *ring) seat(candidates []Candidate) {
+// update sets present, and adds the backends that are new.
+func (g *ring) update(candidates []Candidate) {
 	unknown := 0
 	for i := range candidates {
 		if _, known := g.members[candidates[i].NameHash]; !known {
@@ -49,16 +49,16 @@ func (g *ring) seat(candidates []Candidate) {
 		}
 	}
 	if unknown > 0 {
-		g.join(candidates, unknown)
+		g.addMembers(candidates, unknown)
 	}
-	clear(g.place)
+	clear(g.present)
 	for i := range candidates {
-		g.place[g.members[candidates[i].NameHash]] = int32(i + 1)
+		g.present[g.members[candidates[i].NameHash]] = int32(i + 1)
 	}
 }
 
-func (g *ring) join(candidates []Candidate, unknown int) {
-	if g.members == nil || len(g.members)+unknown > mostMembers {
+func (g *ring) addMembers(candidates []Candidate, unknown int) {
+	if g.members == nil || len(g.members)+unknown > maxRingMembers {
 		*g = ring{members: map[uint64]int32{}}
 	}
 	for i := range candidates {
@@ -72,8 +72,17 @@ func (g *ring) join(candidates []Candidate, unknown int) {
 			g.points = append(g.points, point{rendezvous((n+1)*oddGolden, name), m})
 		}
 	}
-	g.place = make([]int32, len(g.members))
+	g.present = make([]int32, len(g.members))
 	slices.SortFunc(g.points, func(a, b point) int {
-		return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.member, b.member))
+		return cmp.Or(cmp.Compare(a.position, b.position), cmp.Compare(a.member, b.member))
 	})
+}
+
+// rendezvous ranks a backend for a key: the highest wins. The mixer is the
+// finalizer of SplitMix64.
+func rendezvous(key, name uint64) uint64 {
+	x := key ^ name
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
 }

@@ -1,27 +1,26 @@
 package policy
 
-// roundRobin takes the candidates in turn.
+// roundRobin chooses the candidates in turn. Turns go by name and not by index:
+// indexes shift as backends come, go or are left out.
 type roundRobin struct{ last uint64 }
 
-// Choose picks the candidate whose name comes next after the last one's, and
-// not the next place: places shift as backends come, go, or are excluded.
-func (r *roundRobin) Choose(asked *Request, candidates []Candidate) int {
+func (p *roundRobin) Choose(r *Request, candidates []Candidate) int {
 	next, first := -1, 0
 	for i := range candidates {
-		h := candidates[i].NameHash
-		if h < candidates[first].NameHash {
+		name := candidates[i].NameHash
+		if name < candidates[first].NameHash {
 			first = i
 		}
-		if h > r.last && (next < 0 || h < candidates[next].NameHash) {
+		if name > p.last && (next < 0 || name < candidates[next].NameHash) {
 			next = i
 		}
 	}
 	if next < 0 {
 		next = first
 	}
-	asked.tell("its turn", false, 0, nil)
-	if asked.Trace == nil {
-		r.last = candidates[next].NameHash
+	r.traceCriterion("its turn")
+	if r.Trace == nil {
+		p.last = candidates[next].NameHash
 	}
 	return next
 }

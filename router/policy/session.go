@@ -1,21 +1,21 @@
 package policy
 
-import "math/rand/v2"
+import (
+	"cmp"
+	"math/rand/v2"
+)
 
-// session keeps a session on one backend, by a consistent hash of its name,
-// whatever the load there. A request without one goes by the beginning of its
-// first message, or of its prompt; without any, to the fewest in flight.
+// session keeps a session on one backend by rendezvous hashing, whatever the load
+// there. A request without a session goes by the beginning of its first message or
+// of its prompt; without any of these, to the least loaded.
 type session struct{ rng *rand.Rand }
 
-func (s session) Choose(r *Request, candidates []Candidate) int {
-	key := r.Session
+func (p session) Choose(r *Request, candidates []Candidate) int {
+	key := cmp.Or(r.Session, r.affinityKey())
 	if key == 0 {
-		key = r.head()
+		return leastLoaded(r, candidates, p.rng)
 	}
-	if key == 0 {
-		return fewest(r, candidates, s.rng)
-	}
-	r.tell("its rank in a consistent hash of the session, or of the prompt's beginning", false, 0, nil)
+	r.traceCriterion("rank in a consistent hash of the session, or of the prompt's beginning")
 	best := 0
 	for i := range candidates {
 		if rendezvous(key, candidates[i].NameHash) > rendezvous(key, candidates[best].NameHash) {

@@ -8,16 +8,16 @@ import (
 // The TTFT that SMetric promises: a second, and the prompt at half of 8,000
 // tokens a second.
 const (
-	smetricBase = 1
-	smetricRate = 8000.0 / 2
+	smetricBaseSeconds = 1
+	smetricPrefillRate = 8000.0 / 2
 )
 
-// sMetric is a policy proposed for vllm-router. The backend that holds the most
-// of the prompt gets it, if that is more than ratio of it, and if that backend is
-// predicted to meet the TTFT it promises, or none is. Otherwise the lowest
-// product of tokens to prefill and requests in flight. Of several that hold as
-// much, the least loaded counts as the one that holds the most: by place, a
-// prompt that everybody holds would send all requests to the first backend.
+// sMetric is a policy proposed for vllm-router. The backend with the longest match
+// is chosen if that is more than ratio of the prompt, and if the backend is
+// predicted to meet the promised TTFT, or none is. Otherwise the lowest product of
+// tokens to prefill and requests in flight. Of several equal matches the least
+// loaded counts as the longest: by index, a prompt that all have would send all
+// requests to the first backend.
 //
 // Its term for attention is a constant of the model, and is left out here.
 type sMetric struct {
@@ -25,46 +25,46 @@ type sMetric struct {
 	ratio float64
 }
 
-func newSMetric(o options) Policy { return &sMetric{o.rng, or(o.MatchRatio, 0.25)} }
+func newSMetric(o options) Policy { return &sMetric{o.rng, orDefault(o.MatchRatio, 0.25)} }
 
 func (p *sMetric) Choose(r *Request, candidates []Candidate) int {
 	anyMeets := false
 	for i := range candidates {
-		anyMeets = anyMeets || meets(r, &candidates[i])
+		anyMeets = anyMeets || meetsTTFT(r, &candidates[i])
 	}
-	home := p.home(candidates)
-	h := &candidates[home]
-	if h.MatchedTokens > p.ratio*r.length() && (meets(r, h) || !anyMeets) {
-		r.tell("tokens of the prompt that it holds", true, len(candidates), func(i int) float64 { return candidates[i].MatchedTokens })
-		return home
+	best := p.bestMatch(candidates)
+	b := &candidates[best]
+	if b.MatchedTokens > p.ratio*r.length() && (meetsTTFT(r, b) || !anyMeets) {
+		r.traceScores("matched tokens of the prompt", true, len(candidates), func(i int) float64 { return candidates[i].MatchedTokens })
+		return best
 	}
-	return r.lowest("tokens to prefill times requests in flight", len(candidates), p.rng, func(i int) float64 {
-		return queued(&candidates[i]) * candidates[i].InFlight
+	return r.pickLowest("tokens to prefill times requests in flight", len(candidates), p.rng, func(i int) float64 {
+		return tokensToPrefill(&candidates[i]) * candidates[i].InFlight
 	})
 }
 
-// home holds the most of the prompt, of equals the one with the least to prefill,
-// then the fewest in flight, then any.
-func (p *sMetric) home(candidates []Candidate) int {
-	home, ties := 0, 1
+// bestMatch returns the candidate with the longest match, among equals the one
+// with the fewest tokens to prefill, then the fewest in flight, then any.
+func (p *sMetric) bestMatch(candidates []Candidate) int {
+	best, ties := 0, 1
 	for i := 1; i < len(candidates); i++ {
-		c, h := &candidates[i], &candidates[home]
-		switch cmp.Or(cmp.Compare(h.MatchedTokens, c.MatchedTokens), cmp.Compare(queued(c), queued(h)), cmp.Compare(c.InFlight, h.InFlight)) {
+		c, b := &candidates[i], &candidates[best]
+		switch cmp.Or(cmp.Compare(b.MatchedTokens, c.MatchedTokens), cmp.Compare(tokensToPrefill(c), tokensToPrefill(b)), cmp.Compare(c.InFlight, b.InFlight)) {
 		case -1:
-			home, ties = i, 1
+			best, ties = i, 1
 		case 0:
 			ties++
 			if p.rng.IntN(ties) == 0 {
-				home = i
+				best = i
 			}
 		}
 	}
-	return home
+	return best
 }
 
-// queued is what a candidate would have to prefill, this request included.
-func queued(c *Candidate) float64 { return c.UnstartedTokens + c.UncachedTokens }
+// tokensToPrefill is what a candidate has to prefill, this request included.
+func tokensToPrefill(c *Candidate) float64 { return c.UnstartedTokens + c.UncachedTokens }
 
-func meets(r *Request, c *Candidate) bool {
-	return c.PrefillRate > 0 && queued(c)/c.PrefillRate <= smetricBase+r.length()/smetricRate
+func meetsTTFT(r *Request, c *Candidate) bool {
+	return c.PrefillRate > 0 && tokensToPrefill(c)/c.PrefillRate <= smetricBaseSeconds+r.length()/smetricPrefillRate
 }

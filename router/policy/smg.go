@@ -2,61 +2,56 @@ package policy
 
 import "math/rand/v2"
 
-// smgTenants is among how many of those that match SMG looks for the least
+// maxSMGMatches is among how many of the longest matches SMG looks for the least
 // loaded.
-const smgTenants = 8
+const maxSMGMatches = 8
 
 // smg is cache_aware of SMG, the successor of sglang-router: the same tree, but
-// imbalance rules out single backends and not affinity as such. Among up to
-// eight backends that hold the most of the prompt, if that is more than ratio of
-// it, the fewest in flight get it, those left out that have more than both rel
+// imbalance excludes single backends and not affinity as such. Among up to eight
+// backends with the longest match, if that is more than ratio of the prompt, the
+// least loaded is chosen, without those that have more in flight than both rel
 // times the mean and the mean plus abs.
 type smg struct {
+	*sglangTree
 	rng             *rand.Rand
 	ratio, abs, rel float64
-	tree            *sglangTree
 }
 
 func newSMG(o options) Policy {
 	return &smg{
-		rng: o.rng, ratio: or(o.MatchRatio, 0.3), abs: or(o.ImbalanceAbs, 64), rel: or(o.ImbalanceRatio, 1.5),
-		tree: newSGLangTree(o.maxBlocks),
+		sglangTree: newSGLangTree(o.maxBlocks), rng: o.rng,
+		ratio: orDefault(o.MatchRatio, 0.3), abs: orDefault(o.ImbalanceAbs, 64), rel: orDefault(o.ImbalanceRatio, 1.5),
 	}
 }
 
 func (p *smg) Choose(r *Request, candidates []Candidate) int {
-	chosen := p.matching(r, candidates)
+	chosen := p.chooseMatch(r, candidates)
 	if chosen < 0 {
-		chosen = fewest(r, candidates, p.rng)
+		chosen = leastLoaded(r, candidates, p.rng)
 	}
-	if r.Trace == nil {
-		p.tree.add(candidates[chosen].Slot, r)
-	}
+	p.record(r, candidates[chosen].Slot)
 	return chosen
 }
 
-// Forget implements Forgetful.
-func (p *smg) Forget(slot int) { p.tree.Forget(slot) }
-
-// matching is the candidate to be chosen for what it holds; -1: none.
-func (p *smg) matching(r *Request, candidates []Candidate) int {
-	depths := p.tree.leading(r.Blocks, candidates)
+// chooseMatch returns the candidate to choose for its match; -1 if there is none.
+func (p *smg) chooseMatch(r *Request, candidates []Candidate) int {
+	matched := p.matchPrefix(r.Blocks, candidates)
 	mean, longest := 0.0, 0
 	for i := range candidates {
 		mean += candidates[i].Requests / float64(len(candidates))
-		longest = max(longest, depths[i])
+		longest = max(longest, matched[i])
 	}
-	if r.share(longest) <= p.ratio {
+	if r.matchShare(longest) <= p.ratio {
 		return -1
 	}
-	r.tell("leading blocks of the prompt that it was sent before, of equals the fewest in flight", true, len(candidates), func(i int) float64 { return float64(depths[i]) })
-	best, tenants := -1, 0
+	r.traceScores("leading blocks of the prompt sent to it before, the least loaded among equals", true, len(candidates), func(i int) float64 { return float64(matched[i]) })
+	best, seen := -1, 0
 	for i := range candidates {
 		n := candidates[i].Requests
-		if depths[i] < longest || tenants == smgTenants {
+		if matched[i] < longest || seen == maxSMGMatches {
 			continue
 		}
-		tenants++
+		seen++
 		if n > p.rel*mean && n > mean+p.abs {
 			continue
 		}

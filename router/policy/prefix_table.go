@@ -1,0 +1,389 @@
+package policy
+
+import (
+	"iter"
+	"math/bits"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/hashicorp/golang-lru/v2/simplelru"
+
+	"warmroute/router/prompt"
+)
+
+// maxTableBlocks bounds what a policy remembers, in blocks times backends, even
+// where the router that it comes from has no bound: about 300 MB. With blocks of
+// 256 bytes and eight backends it is 64 MiB of text for each.
+const maxTableBlocks = 1 << 21
+
+// blockSets records which backends were sent a block. It is not bounded.
+//
+// It stands for the trees and tables of text that other routers keep. A block is
+// a chained hash, so equal blocks mean equal prompts up to their end: walking
+// down a radix tree of text is looking up one block after another. Where a rule
+// counts characters, a block counts for Request.BlockTokens × 4.
+type blockSets struct {
+	sets []blockSet // one for each 64 slots
+
+	wanted  []uint64 // scratch: bit set of the candidates' slots
+	bySlot  []int    // scratch
+	matched []int    // scratch, by candidate
+}
+
+// blockSet maps a block to a bit set of 64 slots.
+type blockSet map[prompt.Block]uint64
+
+func (s *blockSets) insert(b prompt.Block, slot int) {
+	for len(s.sets) <= slot/64 {
+		s.sets = append(s.sets, blockSet{})
+	}
+	s.sets[slot/64][b] |= 1 << (slot % 64)
+}
+
+// remove removes a block of one backend.
+func (s *blockSets) remove(b prompt.Block, slot int) {
+	set := s.sets[slot/64]
+	if left := set[b] &^ (1 << (slot % 64)); left != 0 {
+		set[b] = left
+	} else {
+		delete(set, b)
+	}
+}
+
+// removeAll removes a block of all backends.
+func (s *blockSets) removeAll(b prompt.Block) {
+	for _, set := range s.sets {
+		delete(set, b)
+	}
+}
+
+// matchPrefix returns for each candidate how many blocks it has without a gap
+// from the first. The result is valid until the next call.
+func (s *blockSets) matchPrefix(blocks []prompt.Block, candidates []Candidate) []int {
+	s.prepare(candidates)
+	for group, set := range s.sets {
+		if group >= len(s.wanted) {
+			break
+		}
+		left := s.wanted[group]
+		for depth, b := range blocks {
+			if left == 0 {
+				break
+			}
+			having := left & set[b]
+			s.setMatched(group, left&^having, depth)
+			left = having
+		}
+		s.setMatched(group, left, len(blocks))
+	}
+	return s.byCandidate(candidates)
+}
+
+// matchScattered returns for each candidate how many blocks it has, with gaps or
+// not, up to the first block that no backend has, candidate or not. The result is
+// valid until the next call.
+func (s *blockSets) matchScattered(blocks []prompt.Block, candidates []Candidate) []int {
+	s.prepare(candidates)
+	for _, b := range blocks {
+		found := false
+		for group, set := range s.sets {
+			for having := set[b]; having != 0; having &= having - 1 {
+				found = true
+				s.bySlot[64*group+bits.TrailingZeros64(having)]++
+			}
+		}
+		if !found {
+			break
+		}
+	}
+	return s.byCandidate(candidates)
+}
+
+// prepare clears the scratch fields and sets wanted.
+func (s *blockSets) prepare(candidates []Candidate) {
+	groups := len(s.sets)
+	for i := range candidates {
+		groups = max(groups, candidates[i].Slot/64+1)
+	}
+	if len(s.wanted) < groups {
+		s.wanted, s.bySlot = make([]uint64, groups), make([]int, 64*groups)
+	}
+	clear(s.wanted)
+	clear(s.bySlot)
+	for i := range candidates {
+		slot := candidates[i].Slot
+		s.wanted[slot/64] |= 1 << (slot % 64)
+	}
+}
+
+func (s *blockSets) setMatched(group int, slots uint64, n int) {
+	for ; slots != 0; slots &= slots - 1 {
+		s.bySlot[64*group+bits.TrailingZeros64(slots)] = n
+	}
+}
+
+func (s *blockSets) byCandidate(candidates []Candidate) []int {
+	s.matched = s.matched[:0]
+	for i := range candidates {
+		s.matched = append(s.matched, s.bySlot[candidates[i].Slot])
+	}
+	return s.matched
+}
+
+// lru lists blocks, the least recently used first, each with the time of its last
+// use in nanoseconds.
+type lru = simplelru.LRU[prompt.Block, int64]
+
+func newLRU(maxBlocks int, onEvict func(prompt.Block)) *lru {
+	l, err := simplelru.NewLRU(max(1, maxBlocks), func(b prompt.Block, _ int64) { onEvict(b) })
+	if err != nil {
+		panic(err) // it fails for sizes below 1 only
+	}
+	return l
+}
+
+// evictBefore removes the blocks whose last use was before t.
+func evictBefore(l *lru, t time.Time) {
+	for {
+		_, used, ok := l.GetOldest()
+		if !ok || used >= t.UnixNano() {
+			return
+		}
+		l.RemoveOldest()
+	}
+}
+
+// eviction is the order in which the blocks of a prompt are used, and so which
+// end of a prefix is evicted first.
+type eviction func([]prompt.Block) iter.Seq2[int, prompt.Block]
+
+// evictTails uses the first block last: the oldest block is always the end of a
+// prefix, as in a tree whose leaves are pruned.
+func evictTails(blocks []prompt.Block) iter.Seq2[int, prompt.Block] { return slices.Backward(blocks) }
+
+// evictHeads uses the first block first: it is evicted before the rest of its
+// prefix.
+func evictHeads(blocks []prompt.Block) iter.Seq2[int, prompt.Block] { return slices.All(blocks) }
+
+// prefixTable records the blocks that each backend was sent, each backend's in an
+// LRU of its own.
+type prefixTable struct {
+	blockSets
+	maxBlocks int // of all backends
+	eviction  eviction
+	parts     []tablePart // by slot
+	used      int         // parts with an LRU
+}
+
+// tablePart is the part of one backend.
+type tablePart struct {
+	lru       *lru // nil until it is sent something
+	maxBlocks int  // 0: no limit of its own
+}
+
+func newPrefixTable(maxBlocks int, e eviction) *prefixTable {
+	return &prefixTable{maxBlocks: maxBlocks, eviction: e}
+}
+
+// record notes that a backend is sent the request, unless that is a dry run.
+func (t *prefixTable) record(r *Request, slot int) {
+	if r.Trace == nil {
+		t.add(slot, r.Blocks, r.Now)
+	}
+}
+
+func (t *prefixTable) add(slot int, blocks []prompt.Block, now time.Time) {
+	p := t.part(slot)
+	if p.lru == nil {
+		t.used++
+		p.lru = newLRU(t.maxBlocks, func(b prompt.Block) { t.remove(b, slot) })
+		t.resizeAll()
+	}
+	for _, b := range t.eviction(blocks) {
+		t.insert(b, slot)
+		p.lru.Add(b, now.UnixNano())
+	}
+}
+
+// setLimit bounds the blocks of one backend from now on.
+func (t *prefixTable) setLimit(slot, maxBlocks int) {
+	if p := t.part(slot); p.maxBlocks != maxBlocks {
+		p.maxBlocks = maxBlocks
+		t.resize(p)
+	}
+}
+
+func (t *prefixTable) part(slot int) *tablePart {
+	for len(t.parts) <= slot {
+		t.parts = append(t.parts, tablePart{})
+	}
+	return &t.parts[slot]
+}
+
+func (t *prefixTable) resizeAll() {
+	for i := range t.parts {
+		t.resize(&t.parts[i])
+	}
+}
+
+// resize gives a part its limit, within an equal share of the table.
+func (t *prefixTable) resize(p *tablePart) {
+	if p.lru == nil {
+		return
+	}
+	room := max(1, t.maxBlocks/t.used)
+	if p.maxBlocks > 0 {
+		room = min(room, p.maxBlocks)
+	}
+	p.lru.Resize(room)
+}
+
+// len returns the number of a backend's blocks.
+func (t *prefixTable) len(slot int) int {
+	if l := t.part(slot).lru; l != nil {
+		return l.Len()
+	}
+	return 0
+}
+
+// expire removes the blocks whose last use was before a time.
+func (t *prefixTable) expire(before time.Time) {
+	for _, p := range t.parts {
+		if p.lru != nil {
+			evictBefore(p.lru, before)
+		}
+	}
+}
+
+// truncate evicts blocks of every backend down to n. Unlike a limit, it does so
+// once.
+func (t *prefixTable) truncate(n int) {
+	for _, p := range t.parts {
+		for p.lru != nil && p.lru.Len() > n {
+			p.lru.RemoveOldest()
+		}
+	}
+}
+
+// Forget implements Forgetter for the policies that embed a prefixTable.
+func (t *prefixTable) Forget(slot int) {
+	if slot >= len(t.parts) || t.parts[slot].lru == nil {
+		return
+	}
+	t.parts[slot].lru.Purge()
+	t.parts[slot] = tablePart{}
+	t.used--
+	t.resizeAll()
+}
+
+// smallest picks the candidate with the fewest blocks.
+func (t *prefixTable) smallest(r *Request, candidates []Candidate, rng *rand.Rand) int {
+	return r.pickLowest("blocks of any prompt sent to it before", len(candidates), rng, func(i int) float64 { return float64(t.len(candidates[i].Slot)) })
+}
+
+// sharedTable records the blocks that each backend was sent, in one LRU for all:
+// a block is remembered with every backend that was sent it, or not at all.
+type sharedTable struct {
+	blockSets
+	eviction eviction
+	lru      *lru
+}
+
+func newSharedTable(maxBlocks int, e eviction) *sharedTable {
+	t := &sharedTable{eviction: e}
+	t.lru = newLRU(maxBlocks, t.removeAll)
+	return t
+}
+
+// record notes that a backend is sent the request, unless that is a dry run.
+func (t *sharedTable) record(r *Request, slot int) {
+	if r.Trace == nil {
+		t.add(slot, r.Blocks, r.Now)
+	}
+}
+
+func (t *sharedTable) add(slot int, blocks []prompt.Block, now time.Time) {
+	for _, b := range t.eviction(blocks) {
+		t.insert(b, slot)
+		t.lru.Add(b, now.UnixNano())
+	}
+}
+
+// Forget implements Forgetter for the policies that embed a sharedTable. Blocks
+// that no backend has any more stay in the LRU until they are the oldest.
+func (t *sharedTable) Forget(slot int) {
+	if slot/64 >= len(t.sets) {
+		return
+	}
+	for b := range t.sets[slot/64] {
+		t.remove(b, slot)
+	}
+}
+
+const (
+	sglangTreeTokens   = 67_108_864 / 4 // of one backend
+	sglangTreeInterval = 120 * time.Second
+)
+
+// sglangTree is the radix tree of sglang-router, vllm-router and SMG. It has no
+// limit between its periodic truncations.
+type sglangTree struct {
+	prefixTable
+	truncated time.Time
+}
+
+func newSGLangTree(maxBlocks int) *sglangTree {
+	return &sglangTree{prefixTable: *newPrefixTable(maxBlocks, evictTails)}
+}
+
+// record notes that a backend is sent the request, unless that is a dry run, and
+// truncates the tree when that is due.
+func (t *sglangTree) record(r *Request, slot int) {
+	if r.Trace != nil {
+		return
+	}
+	t.add(slot, r.Blocks, r.Now)
+	if t.truncated.IsZero() {
+		t.truncated = r.Now
+	}
+	if r.Now.Sub(t.truncated) >= sglangTreeInterval {
+		t.truncated = r.Now
+		t.truncate(r.toBlocks(sglangTreeTokens))
+	}
+}
+
+// Bounds of the endpoint picker's table, in tokens: its blocks have 64.
+const (
+	maxEPPTableTokens  = 31_250 * 64 // of one backend whose cache size is unknown
+	maxEPPPromptTokens = 2_048 * 64  // of a prompt that are matched
+)
+
+// eppTable is the prefix table of the endpoint picker (EPP) of the Gateway API
+// and of llm-d. A block counts whether or not those before it are there: the
+// heads of prefixes are evicted first, and what is left still counts. Nothing is
+// ever corrected.
+type eppTable struct{ prefixTable }
+
+func newEPPTable(maxBlocks int) eppTable { return eppTable{*newPrefixTable(maxBlocks, evictHeads)} }
+
+// match returns the share of the prompt that each candidate is credited with.
+// The result is valid until the next call.
+func (t *eppTable) match(r *Request, candidates []Candidate) func(i int) float64 {
+	blocks := r.Blocks[:min(len(r.Blocks), r.toBlocks(maxEPPPromptTokens))]
+	matched := t.matchScattered(blocks, candidates)
+	return func(i int) float64 { return float64(matched[i]) / float64(max(1, len(blocks))) }
+}
+
+// record notes that a candidate is sent the request, unless that is a dry run.
+func (t *eppTable) record(r *Request, c *Candidate) {
+	if r.Trace != nil {
+		return
+	}
+	tokens := c.CacheTokens
+	if tokens <= 0 {
+		tokens = maxEPPTableTokens
+	}
+	t.setLimit(c.Slot, r.toBlocks(tokens))
+	t.add(c.Slot, r.Blocks[:min(len(r.Blocks), r.toBlocks(maxEPPPromptTokens))], r.Now)
+}
