@@ -34,6 +34,7 @@ func printExplanation(out io.Writer, e *proxy.Explanation) error {
 		rows = append(rows, explainRow(&b, b.Candidate && b.Name == e.Choice))
 	}
 	writeColumns(&s, rows)
+	s.WriteString(costLines(e))
 	s.WriteString("\n")
 	for _, line := range wrap(printable(e.Sentence), explainColumns) {
 		s.WriteString(line + "\n")
@@ -42,6 +43,33 @@ func printExplanation(out io.Writer, e *proxy.Explanation) error {
 		"them. n: in flight there. TTFT: time to first token, in seconds, as predicted.\n")
 	_, err := io.WriteString(out, s.String())
 	return err
+}
+
+// maxCostLines is how many backends costLines explains.
+const maxCostLines = 2
+
+// costLines returns the terms of the lowest costs, a line for each backend.
+func costLines(e *proxy.Explanation) string {
+	var s strings.Builder
+	for n, b := range inOrder(e) {
+		if n == maxCostLines || b.Terms == nil || b.Score == nil {
+			break
+		}
+		var terms []string
+		for _, term := range b.Terms {
+			if term.Tokens != 0 {
+				terms = append(terms, printable(term.Name)+" "+thousands(term.Tokens))
+			}
+		}
+		fmt.Fprintf(&s, "\nCOST of %s: %s", shortened(printable(b.Name), longestName), strings.Join(terms, " + "))
+		if b.Weight != 1 {
+			fmt.Fprintf(&s, ", over its weight %g", b.Weight)
+		}
+	}
+	if s.Len() > 0 {
+		s.WriteString("\n")
+	}
+	return s.String()
 }
 
 // inOrder are the backends, the best first, those that are no candidates last.

@@ -15,6 +15,7 @@ import (
 
 	"warmroute/proxy"
 	"warmroute/router"
+	"warmroute/router/policy"
 )
 
 // explains runs `warmroute explain` and returns its status and what it printed.
@@ -120,9 +121,9 @@ func TestTheTableOfAnExplanation(t *testing.T) {
 	e := &proxy.Explanation{Explanation: router.Explanation{
 		Policy: "prefix", Model: "sim", PromptTokens: 2113, Blocks: 33, BlockBytes: 256, Choice: "gpu-1",
 		Backends: []router.BackendExplanation{
-			{Name: "gpu-0", Candidate: true, Uncached: 2113, Rate: 8000, KVUsage: 0.124, Loading: 2000, FirstToken: 0.264, Score: score(2113)},
+			{Name: "gpu-0", Candidate: true, Uncached: 2113, Rate: 8000, KVUsage: 0.124, Loading: 2000, FirstToken: 0.264, Score: score(2113), Weight: 1, Terms: []policy.Term{{Name: "queue"}, {Name: "prefill", Tokens: 2113}}},
 			{Name: "a-name-that-is-longer-than-most-names", WhyNot: "refused a request for its full queue", MatchedTokens: 2112, Uncached: 16, Pending: 123456, InFlight: 512, Rate: 24000, KVUsage: -1, FirstToken: 5.145},
-			{Name: "gpu-1", Candidate: true, MatchedTokens: 1984, Uncached: 129, Rate: 8000, KVUsage: 0.5, FirstToken: 0.016, Score: score(129), Queued: "its next step is full"},
+			{Name: "gpu-1", Candidate: true, MatchedTokens: 1984, Uncached: 129, Rate: 8000, KVUsage: 0.5, FirstToken: 0.016, Score: score(129), Weight: 2, Terms: []policy.Term{{Name: "prefill", Tokens: 129}, {Name: "delay", Tokens: 129}}, Queued: "its next step is full"},
 		},
 		Sentence: "gpu-1 holds 1,984 of 2,113 prompt tokens and answers soonest: 0.02 s against 0.26 s on gpu-0, which is idle but holds nothing. It would wait first.",
 	}}
@@ -135,6 +136,9 @@ func TestTheTableOfAnExplanation(t *testing.T) {
     has to load the adapter
   a-name-that-is-long…    2,112     16  123,456  512     -    24,000  5.145      -
     refused a request for its full queue
+
+COST of gpu-1: prefill 129 + delay 129, over its weight 2
+COST of gpu-0: prefill 2,113
 
 gpu-1 holds 1,984 of 2,113 prompt tokens and answers soonest: 0.02 s against 0.26 s on gpu-0,
 which is idle but holds nothing. It would wait first.
