@@ -200,7 +200,7 @@ func TestWhoLeavesWaitsAlsoForThoseOfASecondChange(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := startChanging(t, 2)
-			c.change(func(next *config.Config) { next.Routing.Hold.Requests = 0 })
+			c.change(func(next *config.Config) { next.Routing.Queue.Requests = 0 })
 			c.setFleet(0)
 			c.until("the second is gone", func() bool { return len(c.service.registry.All()) == 1 })
 			urls := map[string]string{"r0": c.replicas[0].URL()}

@@ -119,7 +119,7 @@ func TestAFleetThatChangesUnderLoadFailsNoRequest(t *testing.T) {
 			c.change(func(next *config.Config) {
 				b := &next.Backends[rng.IntN(len(next.Backends))]
 				b.APIKey, b.Weight, b.MaxInFlight = fmt.Sprint("key", round), 1+rng.Float64(), rng.IntN(8)
-				next.Routing.Hold.Requests = 16 + rng.IntN(100)
+				next.Routing.Queue.Requests = 16 + rng.IntN(100)
 				next.Connections.MaxPerBackend = 100 + round
 			})
 		case 5:
@@ -179,12 +179,12 @@ func TestADrainedBackendStaysSoOverAReload(t *testing.T) {
 }
 
 // The backends that leave serve until those that join are ready, so this needs no
-// hold queue.
+// admission queue.
 func TestAFleetThatIsReplacedWholeFailsNoRequest(t *testing.T) {
-	for name, held := range map[string]int{"with the hold queue": 1000, "without": 0} {
+	for name, held := range map[string]int{"with the admission queue": 1000, "without": 0} {
 		t.Run(name, func(t *testing.T) {
 			c := startChanging(t, 4)
-			c.change(func(next *config.Config) { next.Routing.Hold.Requests = held })
+			c.change(func(next *config.Config) { next.Routing.Queue.Requests = held })
 			c.setFleet(0, 1)
 			clients := c.crowd(8)
 			for range 5 {

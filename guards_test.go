@@ -59,9 +59,9 @@ func TestAReplicaAt98PercentKVGetsNothingWhileAnotherCanTakeIt(t *testing.T) {
 }
 
 func TestWhereAllReplicasAreAt98PercentKVRequestsAreServed(t *testing.T) {
-	for name, held := range map[string]int{"with the hold queue": 1000, "without": 0} {
+	for name, held := range map[string]int{"with the admission queue": 1000, "without": 0} {
 		t.Run(name, func(t *testing.T) {
-			g := startGuarded(t, 2, small, func(c *config.Config) { c.Routing.Hold.Requests = held })
+			g := startGuarded(t, 2, small, func(c *config.Config) { c.Routing.Queue.Requests = held })
 			g.goesTo("sim", known+"one")
 			leave := []func(){g.fill(0), g.fill(1)}
 			served := g.ask(known + "two")

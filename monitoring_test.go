@@ -102,7 +102,7 @@ func (m *monitored) mishap() {
 	m.drain("drain")
 	held := make(chan int)
 	go func() { held <- status(m.ask(m.key, "held", "")) }()
-	m.eventually("a request is held", func() bool { return metricSum(m.t, m.admin, "warmroute_hold_requests") > 0 })
+	m.eventually("a request is held", func() bool { return metricSum(m.t, m.admin, "warmroute_queue_requests") > 0 })
 	m.drain("undrain")
 	if code := <-held; code != http.StatusOK {
 		m.t.Errorf("the one that was held is answered with %d", code)

@@ -99,12 +99,12 @@ func TestRequestsOutlastAnOutageOfTheWholeFleet(t *testing.T) {
 	for i := range 20 {
 		all.Go(func() { o.ask(fmt.Sprint("request ", i)) })
 	}
-	o.await("all requests are held", "warmroute_hold_requests", func(v float64) bool { return v == 20 })
+	o.await("all requests are held", "warmroute_queue_requests", func(v float64) bool { return v == 20 })
 	time.Sleep(2 * time.Second) // the outage
 	o.restart(0)
 	o.restart(1)
 	all.Wait()
-	o.await("none is held", "warmroute_hold_requests", func(v float64) bool { return v == 0 })
+	o.await("none is held", "warmroute_queue_requests", func(v float64) bool { return v == 0 })
 }
 
 func TestAShutdownDoesNotWaitForReplicasThatAreDown(t *testing.T) {
@@ -123,7 +123,7 @@ func TestAShutdownDoesNotWaitForReplicasThatAreDown(t *testing.T) {
 			codes <- resp.StatusCode
 		}()
 	}
-	o.await("all requests are held", "warmroute_hold_requests", func(v float64) bool { return v == float64(cap(codes)) })
+	o.await("all requests are held", "warmroute_queue_requests", func(v float64) bool { return v == float64(cap(codes)) })
 	o.stop() // fails the test when requests had to be cut off
 	for range cap(codes) {
 		if code := <-codes; code != http.StatusServiceUnavailable {

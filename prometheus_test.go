@@ -126,7 +126,7 @@ func TestPrometheusAnswersEveryQuery(t *testing.T) {
 			t.Errorf("%s: it has %d rules, want %d", name, got, want)
 		}
 	}
-	for _, name := range []string{"request_duration_seconds", "ttft_seconds", "itl_seconds", "overhead_seconds", "hold_seconds"} {
+	for _, name := range []string{"request_duration_seconds", "ttft_seconds", "itl_seconds", "overhead_seconds", "queue_seconds"} {
 		native.eventually(name+" is a native histogram", func() bool {
 			return len(native.values("sum(histogram_count(warmroute_"+name+")) > 0")) == 1
 		})

@@ -250,7 +250,7 @@ func TestReplayTakesEveryFlag(t *testing.T) {
 		"--backends", "4", "--kv-tokens", "100000", "--load", "1.5", "--seeds", "2", "--seed", "7", "--speeds", "1,0.5",
 		"--poll", "200ms", "--poll-lag", "50ms", "--non-streaming", "0.5", "--no-usage", "--index-factor", "2", "--evictions", "1",
 		"--change", "join:3@1s", "--change", "leave:0@2s", "--change", "restart:1@3s", "--step-tokens", "2048", "--quadratic", "1.9e-5",
-		"--hold=false", "--learning=false", "--slo", "2s", "--json")
+		"--queue=false", "--learning=false", "--slo", "2s", "--json")
 	if status != 0 || !strings.Contains(out, `"requests":40`) {
 		t.Errorf("status %d, stdout %s, stderr %s", status, out, errs)
 	}

@@ -40,11 +40,11 @@ func policySettings(c config.Routing) policy.Settings {
 
 func holdOptions(c config.Routing) router.QueueSettings {
 	return router.QueueSettings{
-		Requests:      c.Hold.Requests,
-		Bytes:         int64(c.Hold.Bytes),
-		BatchRequests: c.Hold.BatchRequests,
-		BatchBytes:    int64(c.Hold.BatchBytes),
-		Timeout:       c.Hold.Time,
+		Requests:      c.Queue.Requests,
+		Bytes:         int64(c.Queue.Bytes),
+		BatchRequests: c.Queue.BatchRequests,
+		BatchBytes:    int64(c.Queue.BatchBytes),
+		Timeout:       c.Queue.Time,
 		StepTokens:    c.StepTokens,
 		BatchSlowdown: c.BatchSlowdown,
 	}

@@ -111,7 +111,7 @@ func TestDrainFailsReadinessAndServesRequests(t *testing.T) {
 		}
 		queued <- err
 	}()
-	p.eventually("a request is queued", func() bool { return metricSum(t, p.admin, "warmroute_hold_requests") == 1 })
+	p.eventually("a request is queued", func() bool { return metricSum(t, p.admin, "warmroute_queue_requests") == 1 })
 	if err := <-stream.ended; err != nil {
 		t.Errorf("the stream: %v", err)
 	}

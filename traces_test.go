@@ -109,7 +109,7 @@ func TestARequestIsATreeOfSpans(t *testing.T) {
 				"http.request.method": "POST", "http.route": "/v1/chat/completions", "url.path": "/v1/chat/completions", "url.scheme": "http", "http.response.status_code": 200,
 				"network.protocol.version": "1.1", "client.address": "127.0.0.1", "server.address": "127.0.0.1", "error.type": nil, "url.query": nil,
 				"gen_ai.operation.name": "chat", "gen_ai.provider.name": "vllm", "gen_ai.request.model": "sim", "gen_ai.usage.output_tokens": 5,
-				"warmroute.attempts": 1, "warmroute.reason": "only", "warmroute.backend": host + ":" + port, "warmroute.prefix.matched_tokens": 0, "warmroute.aborted": nil, "warmroute.held": nil,
+				"warmroute.attempts": 1, "warmroute.reason": "only", "warmroute.backend": host + ":" + port, "warmroute.prefix.matched_tokens": 0, "warmroute.aborted": nil, "warmroute.queue.seconds": nil,
 			})
 			spanHas(t, attempt, map[string]any{
 				"http.request.method": "POST", "url.full": front.url + "/v1/chat/completions", "http.response.status_code": 200, "server.address": host, "http.request.resend_count": nil, "error.type": nil,
@@ -192,18 +192,18 @@ func TestAHeldRequestHasASpanOfItsWait(t *testing.T) {
 	for _, id := range []string{"a", "b"} {
 		asking.Go(func() { p.ask("m", id, false).Body.Close() })
 	}
-	p.eventually("one waits", func() bool { return metricSum(t, p.admin, "warmroute_hold_requests") == 1 })
+	p.eventually("one waits", func() bool { return metricSum(t, p.admin, "warmroute_queue_requests") == 1 })
 	free <- true
 	free <- true
 	asking.Wait()
 	waits := 0
 	for _, id := range []string{"a", "b"} {
 		server, named := c.trace(p.program, id)
-		for _, hold := range named["hold"] {
+		for _, hold := range named["queue"] {
 			waits++
 			isChild(t, hold, server)
-			spanHas(t, hold, map[string]any{"warmroute.hold.end": "sent"})
-			if held, _ := value(server.Attributes, "warmroute.held").(float64); held <= 0 {
+			spanHas(t, hold, map[string]any{"warmroute.queue.end": "sent"})
+			if held, _ := value(server.Attributes, "warmroute.queue.seconds").(float64); held <= 0 {
 				t.Error("the request's span says nothing of it")
 			}
 		}

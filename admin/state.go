@@ -116,7 +116,7 @@ type decisionState struct {
 	MatchedTokens int       `json:"matched_tokens"`
 	PromptTokens  int       `json:"prompt_tokens"`
 	AheadTokens   int       `json:"ahead_tokens"`
-	Held          number    `json:"held_s"`
+	Held          number    `json:"queue_s"`
 	Attempt       int       `json:"attempt"`
 }
 

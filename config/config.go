@@ -98,7 +98,7 @@ type Key struct {
 	TokensPerMinute   int           `mapstructure:"tokens_per_minute"`
 	Concurrency       int           `mapstructure:"concurrency"`
 	Priority          int           `mapstructure:"priority"`
-	QueueTime         time.Duration `mapstructure:"queue_time"` // 0: routing.hold.time
+	QueueTime         time.Duration `mapstructure:"queue_time"` // 0: routing.queue.time
 	RouteHeaders      bool          `mapstructure:"route_headers"`
 	Expires           time.Time     `mapstructure:"expires"` // zero: never
 
@@ -110,7 +110,7 @@ type Routing struct {
 	Policy   string `mapstructure:"policy"`
 	Attempts int    `mapstructure:"attempts"` // the first one included
 
-	Hold          Hold    `mapstructure:"hold"`
+	Queue         Queue   `mapstructure:"queue"`
 	StepTokens    int     `mapstructure:"step_tokens"`    // 0: learned
 	BatchSlowdown float64 `mapstructure:"batch_slowdown"` // 0: no limit
 	Learn         bool    `mapstructure:"learn"`
@@ -123,8 +123,8 @@ type Routing struct {
 	LoadFactor     float64 `mapstructure:"load_factor"`
 }
 
-// Hold bounds the admission queue. The queue is off when Requests is 0.
-type Hold struct {
+// Queue bounds the admission queue. The queue is off when Requests is 0.
+type Queue struct {
 	Requests      int           `mapstructure:"requests"` // of each priority class but batch
 	Bytes         ByteSize      `mapstructure:"bytes"`
 	BatchRequests int           `mapstructure:"batch_requests"`
@@ -231,10 +231,10 @@ type AccessLog struct {
 // QueueTime returns how long a request may wait in the admission queue; 0 when
 // the queue is off.
 func (c *Config) QueueTime() time.Duration {
-	if c.Routing.Hold.Requests == 0 {
+	if c.Routing.Queue.Requests == 0 {
 		return 0
 	}
-	return c.Routing.Hold.Time
+	return c.Routing.Queue.Time
 }
 
 // PublicURL returns the URL of the public listener, as reached from the same machine.

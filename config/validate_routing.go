@@ -11,14 +11,14 @@ import (
 func (c *Config) validateRouting(errs *errorList) {
 	r := &c.Routing
 	between(errs, "routing.attempts", r.Attempts, 1, 10)
-	between(errs, "routing.hold.requests", r.Hold.Requests, 0, 1<<20)
-	between(errs, "routing.hold.batch_requests", r.Hold.BatchRequests, 0, 1<<20)
+	between(errs, "routing.queue.requests", r.Queue.Requests, 0, 1<<20)
+	between(errs, "routing.queue.batch_requests", r.Queue.BatchRequests, 0, 1<<20)
 	between(errs, "routing.batch_slowdown", r.BatchSlowdown, 0, 10)
-	if r.Hold.Requests > 0 {
-		between(errs, "routing.hold.bytes", r.Hold.Bytes, 1<<10, 1<<50)
-		between(errs, "routing.hold.batch_bytes", r.Hold.BatchBytes, 1<<10, 1<<50)
-		if r.Hold.Time < time.Millisecond {
-			errs.add("routing.hold.time", "%v is too short; the minimum is 1ms; to disable the queue, set routing.hold.requests to 0", r.Hold.Time)
+	if r.Queue.Requests > 0 {
+		between(errs, "routing.queue.bytes", r.Queue.Bytes, 1<<10, 1<<50)
+		between(errs, "routing.queue.batch_bytes", r.Queue.BatchBytes, 1<<10, 1<<50)
+		if r.Queue.Time < time.Millisecond {
+			errs.add("routing.queue.time", "%v is too short; the minimum is 1ms; to disable the queue, set routing.queue.requests to 0", r.Queue.Time)
 		}
 	}
 	if r.StepTokens != 0 {
@@ -57,22 +57,22 @@ func (c *Config) routingWarnings() (warnings []string) {
 	if c.SLO.TTFT > 0 && !chosen.Reads("slo.ttft") {
 		warn("slo.ttft: %v has no effect: policy %s does not use it; remove it or choose policy prefix", c.SLO.TTFT, r.Policy)
 	}
-	if r.StepTokens > 0 && (!chosen.UsesQueue || r.Hold.Requests == 0) {
-		warn("routing.step_tokens: %d has no effect: only the admission queue of policy prefix uses it (routing.hold.requests); remove it", r.StepTokens)
+	if r.StepTokens > 0 && (!chosen.UsesQueue || r.Queue.Requests == 0) {
+		warn("routing.step_tokens: %d has no effect: only the admission queue of policy prefix uses it (routing.queue.requests); remove it", r.StepTokens)
 	}
-	if at := slices.IndexFunc(c.Keys, func(k Key) bool { return k.QueueTime > 0 }); at >= 0 && r.Hold.Requests == 0 {
-		warn("keys[%d].queue_time: %v has no effect: the admission queue is off (routing.hold.requests); remove it or turn the queue on", at, c.Keys[at].QueueTime)
+	if at := slices.IndexFunc(c.Keys, func(k Key) bool { return k.QueueTime > 0 }); at >= 0 && r.Queue.Requests == 0 {
+		warn("keys[%d].queue_time: %v has no effect: the admission queue is off (routing.queue.requests); remove it or turn the queue on", at, c.Keys[at].QueueTime)
 	}
-	if r.Hold.Requests > 0 && r.Hold.Bytes > c.Limits.BodyBytesTotal {
-		warn("routing.hold.bytes: %v exceeds limits.body_bytes_total %v, which is reached first", r.Hold.Bytes, c.Limits.BodyBytesTotal)
+	if r.Queue.Requests > 0 && r.Queue.Bytes > c.Limits.BodyBytesTotal {
+		warn("routing.queue.bytes: %v exceeds limits.body_bytes_total %v, which is reached first", r.Queue.Bytes, c.Limits.BodyBytesTotal)
 	}
-	if r.Hold.Requests > 0 && r.Hold.Bytes < c.Limits.BodyBytes {
-		warn("routing.hold.bytes: %v is below limits.body_bytes %v: larger requests cannot be queued and get 429 under load",
-			r.Hold.Bytes, c.Limits.BodyBytes)
+	if r.Queue.Requests > 0 && r.Queue.Bytes < c.Limits.BodyBytes {
+		warn("routing.queue.bytes: %v is below limits.body_bytes %v: larger requests cannot be queued and get 429 under load",
+			r.Queue.Bytes, c.Limits.BodyBytes)
 	}
 	for _, b := range c.Backends {
-		if b.MaxInFlight > 0 && r.Hold.Requests == 0 {
-			warn("backends: %s has max_in_flight %d and the admission queue is off (routing.hold.requests): requests beyond it get 429 at once", b.Name, b.MaxInFlight)
+		if b.MaxInFlight > 0 && r.Queue.Requests == 0 {
+			warn("backends: %s has max_in_flight %d and the admission queue is off (routing.queue.requests): requests beyond it get 429 at once", b.Name, b.MaxInFlight)
 		}
 		if b.MaxInFlight > c.Connections.MaxPerBackend {
 			warn("backends: max_in_flight %d of %s exceeds connections.max_per_backend %d, which is reached first", b.MaxInFlight, b.Name, c.Connections.MaxPerBackend)

@@ -16,7 +16,7 @@ type fleetCollector struct {
 }
 
 var (
-	queuedRequests = prometheus.NewDesc("warmroute_hold_requests", "Requests in the admission queue by priority class.", []string{"class"}, nil)
+	queuedRequests = prometheus.NewDesc("warmroute_queue_requests", "Requests in the admission queue by priority class.", []string{"class"}, nil)
 	modelBackends  = prometheus.NewDesc("warmroute_model_backends", "Backends that list the model.", []string{"model"}, nil)
 	modelReady     = prometheus.NewDesc("warmroute_model_ready_backends", "Backends that list the model, are ready and make progress. At 0, requests for the model wait in the admission queue until its timeout.", []string{"model"}, nil)
 	indexBytes     = prometheus.NewDesc("warmroute_index_bytes", "Memory used by the index (estimated).", nil, nil)

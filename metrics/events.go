@@ -29,9 +29,9 @@ func newEventMetrics() *eventMetrics {
 		retries:    newCounterVec("retries_total", "Attempts that failed before anything was sent to the client, by reason.", "reason"),
 		retryWaits: newCounterVec("retry_waits_total", "Requests that waited for the retry budget (retry.share), by result.", "end"),
 		aborts:     newCounterVec("aborts_total", "Requests whose client disconnected or stopped reading, or that an operator cancelled, by phase.", "phase"),
-		queueTime: prometheus.NewHistogram(histogramOpts("hold_seconds", "Time in the admission queue, of requests that were queued.",
+		queueTime: prometheus.NewHistogram(histogramOpts("queue_seconds", "Time in the admission queue, of requests that were queued.",
 			1.0/(1<<13), .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60)),
-		queueExits:   newCounterVec("hold_ends_total", "Requests that left the admission queue or found it full, by result.", "end"),
+		queueExits:   newCounterVec("queue_ends_total", "Requests that left the admission queue or found it full, by result.", "end"),
 		unauthorized: newCounterVec("unauthorized_total", "Requests refused because of their API key, by reason: missing, unknown, expired.", "reason"),
 		pollErrors:   newCounterVec("poll_errors_total", "Failed scrapes of a backend's /metrics.", "backend"),
 		closedConnections: prometheus.NewCounter(prometheus.CounterOpts{
@@ -106,7 +106,7 @@ type AbortPhase string
 // Phases of aborted requests.
 const (
 	AbortInUpload       AbortPhase = "in_upload"
-	AbortInQueue        AbortPhase = "held"
+	AbortInQueue        AbortPhase = "queued"
 	AbortBeforeResponse AbortPhase = "before_answer"
 	AbortInStream       AbortPhase = "in_stream"
 	AbortInBody         AbortPhase = "in_body"

@@ -245,7 +245,7 @@ func TestCountersBeginAtZero(t *testing.T) {
 	f := newFixture(t, &backends.Backend{Name: "one"})
 	text, named := f.text(), constants(t)
 	for of, series := range map[string]string{
-		"AbortPhase": "aborts_total{phase", "RetryReason": "retries_total{reason", "RetryWaitResult": "retry_waits_total{end", "QueueResult": "hold_ends_total{end",
+		"AbortPhase": "aborts_total{phase", "RetryReason": "retries_total{reason", "RetryWaitResult": "retry_waits_total{end", "QueueResult": "queue_ends_total{end",
 		"UnauthorizedReason": "unauthorized_total{reason",
 	} {
 		if len(named[of]) == 0 {
@@ -355,7 +355,7 @@ func TestLatenciesHaveClassicAndNativeBuckets(t *testing.T) {
 	f.metrics.ITL("m", "one").Observe(.02)
 	f.metrics.RecordQueueExit(QueueSent, time.Second)
 	families := f.families()
-	for _, name := range []string{"request_duration_seconds", "ttft_seconds", "itl_seconds", "overhead_seconds", "hold_seconds"} {
+	for _, name := range []string{"request_duration_seconds", "ttft_seconds", "itl_seconds", "overhead_seconds", "queue_seconds"} {
 		h := families["warmroute_"+name].Metric[0].Histogram
 		if h.GetSchema() != 3 || len(h.Bucket) < 12 || h.GetSampleCount() != 1 || h.GetZeroCount()+uint64(len(h.PositiveDelta)) != 1 {
 			t.Errorf("%s: %v", name, h)

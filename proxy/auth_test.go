@@ -145,7 +145,7 @@ func TestReplicaRateHeadersDropped(t *testing.T) {
 		} {
 			resp, _ := c.f.post("/v1/chat/completions", askWhole, c.headers...)
 			h := resp.Header
-			if h.Get("X-Ratelimit-Limit-Requests") != c.requests || h.Get("X-Warmroute-Backend") != c.where || h.Get("X-Warmroute-Held-Ms") != "" || h.Get("X-Warmroute-Reason") == "inner" {
+			if h.Get("X-Ratelimit-Limit-Requests") != c.requests || h.Get("X-Warmroute-Backend") != c.where || h.Get("X-Warmroute-Queue-Ms") != "" || h.Get("X-Warmroute-Reason") == "inner" {
 				t.Errorf("%s to %s: %v", name, c.who, h)
 			}
 			if name == "an answer" && h.Get("X-Other") != "1" {

@@ -66,7 +66,7 @@ func serve(t testing.TB, change func(*Options), replicas ...*replica) *fleet {
 	return serveHolding(t, router.QueueSettings{}, change, replicas...)
 }
 
-// serveHolding is serve with a hold queue.
+// serveHolding is serve with an admission queue.
 func serveHolding(t testing.TB, hold router.QueueSettings, change func(*Options), replicas ...*replica) *fleet {
 	t.Helper()
 	var list []*backends.Backend

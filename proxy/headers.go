@@ -117,14 +117,14 @@ func (r *request) responseHeader(d *router.Decision, from http.Header) http.Head
 
 func (r *request) addQueueTimeHeader(h http.Header) {
 	if r.queueTime > 0 {
-		h["X-Warmroute-Held-Ms"] = []string{strconv.FormatInt(r.queueTime.Milliseconds(), 10)}
+		h["X-Warmroute-Queue-Ms"] = []string{strconv.FormatInt(r.queueTime.Milliseconds(), 10)}
 	}
 }
 
 // What X-Warmroute-Reason says where the proxy itself answers.
 const (
 	reasonRefused = "refused" // no backend was asked
-	reasonQueued  = "held"    // none was, though the request waited for one
+	reasonQueued  = "queued"  // none was, though the request waited for one
 	reasonFailed  = "failed"  // at least one was, and none of them has the answer that the client gets
 )
 

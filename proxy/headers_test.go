@@ -75,7 +75,7 @@ func allRouted() []routed {
 		{name: "no JSON", replicas: one(silent), body: "{", status: 400, reason: "refused"},
 		{name: "too large", replicas: one(silent), change: func(o *Options) { o.BodyBytes = 10 }, body: askWhole, status: 413, reason: "refused"},
 		{name: "none ready", replicas: one(silent), before: down, body: askWhole, status: 503, reason: "refused"},
-		{name: "none ready for too long", replicas: one(silent), before: down, hold: briefly, body: askWhole, status: 503, reason: "held", waited: true},
+		{name: "none ready for too long", replicas: one(silent), before: down, hold: briefly, body: askWhole, status: 503, reason: "queued", waited: true},
 		{name: "nobody answers", replicas: one((*session).reset), body: askWhole, status: 502, reason: "failed", attempts: 1},
 		{name: "no first event in time", replicas: one(silent), change: func(o *Options) { o.FirstByte = 20 * time.Millisecond }, body: askStream, status: 504, reason: "failed", attempts: 1},
 	}
@@ -137,8 +137,8 @@ func (c *routed) told(t *testing.T, h http.Header) {
 	if matched := err == nil; matched != (c.backend != "") || of > prompt {
 		t.Errorf("the match is %q", h.Get("X-Warmroute-Prefix-Match"))
 	}
-	if waited := h.Get("X-Warmroute-Held-Ms") != ""; waited != c.waited {
-		t.Errorf("it waited %q ms", h.Get("X-Warmroute-Held-Ms"))
+	if waited := h.Get("X-Warmroute-Queue-Ms") != ""; waited != c.waited {
+		t.Errorf("it waited %q ms", h.Get("X-Warmroute-Queue-Ms"))
 	}
 }
 

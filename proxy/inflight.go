@@ -27,7 +27,7 @@ const (
 )
 
 func (p Phase) String() string {
-	return [...]string{"upload", "held", "first token", "answering"}[p]
+	return [...]string{"upload", "queued", "first token", "answering"}[p]
 }
 
 // errCancelled is the cause with which the wait of a request ends that an operator
@@ -353,7 +353,7 @@ func (d *DecisionRecord) Explanation() string {
 		fmt.Fprintf(&s, ", behind %d uncached tokens sent before", d.AheadTokens)
 	}
 	if d.QueueTime > 0 {
-		fmt.Fprintf(&s, "; held for %v", d.QueueTime.Round(time.Millisecond))
+		fmt.Fprintf(&s, "; queued for %v", d.QueueTime.Round(time.Millisecond))
 	}
 	if d.Attempt > 1 {
 		fmt.Fprintf(&s, "; attempt %d", d.Attempt)

@@ -100,23 +100,23 @@ func TestQueueUntilCapacity(t *testing.T) {
 			eventually(t, "the first is sent", func() bool { return len(g.requests()) == 1 })
 			second := f.background(asked("second", stream))
 			f.waits(1)
-			f.counts("warmroute_hold_requests{class=\"normal\"} 1")
+			f.counts("warmroute_queue_requests{class=\"normal\"} 1")
 			if len(g.requests()) != 1 {
 				t.Error("the second was sent before there was room")
 			}
 			g.next <- struct{}{}
-			if a := <-first; a.status != http.StatusOK || a.header["X-Warmroute-Held-Ms"] != nil {
+			if a := <-first; a.status != http.StatusOK || a.header["X-Warmroute-Queue-Ms"] != nil {
 				t.Errorf("the first got %+v", a)
 			}
 			g.next <- struct{}{}
 			a := <-second
-			if ms, err := strconv.Atoi(a.header.Get("X-Warmroute-Held-Ms")); a.status != http.StatusOK || err != nil || ms < 0 {
+			if ms, err := strconv.Atoi(a.header.Get("X-Warmroute-Queue-Ms")); a.status != http.StatusOK || err != nil || ms < 0 {
 				t.Errorf("the second got %+v", a)
 			}
 			f.settled()
-			f.counts("warmroute_hold_requests{class=\"normal\"} 0")
-			f.counts("warmroute_hold_seconds_count 1")
-			f.counts(`warmroute_hold_ends_total{end="sent"} 1`)
+			f.counts("warmroute_queue_requests{class=\"normal\"} 0")
+			f.counts("warmroute_queue_seconds_count 1")
+			f.counts(`warmroute_queue_ends_total{end="sent"} 1`)
 			f.counts("warmroute_overhead_seconds_count 2")
 		})
 	}
@@ -136,7 +136,7 @@ func TestQueueTimeInTTFT(t *testing.T) {
 	<-first
 	g.next <- struct{}{}
 	a := <-second
-	held, err := strconv.Atoi(a.header.Get("X-Warmroute-Held-Ms"))
+	held, err := strconv.Atoi(a.header.Get("X-Warmroute-Queue-Ms"))
 	if err != nil || held < int(wait.Milliseconds()) {
 		t.Errorf("held for %d ms (%v), want at least %v", held, err, wait)
 	}
@@ -168,7 +168,7 @@ func TestQueueFullStatus429(t *testing.T) {
 			resp, text := f.post("/v1/chat/completions", c.body)
 			after, err := strconv.Atoi(resp.Header.Get("Retry-After"))
 			if resp.StatusCode != http.StatusTooManyRequests || err != nil || after < 1 ||
-				!strings.Contains(text, `"src":"warmroute"`) || !strings.Contains(text, "hold_queue_full") {
+				!strings.Contains(text, `"src":"warmroute"`) || !strings.Contains(text, "queue_full") {
 				t.Errorf("got %d, Retry-After %q, %s", resp.StatusCode, resp.Header.Get("Retry-After"), text)
 			}
 			g.next <- struct{}{}
@@ -178,7 +178,7 @@ func TestQueueFullStatus429(t *testing.T) {
 					t.Errorf("another request got %+v", a)
 				}
 			}
-			f.counts(`warmroute_hold_ends_total{end="full"} 1`)
+			f.counts(`warmroute_queue_ends_total{end="full"} 1`)
 			f.counts(`warmroute_requests_total{backend="",code="429",endpoint="/v1/chat/completions",model="m"} 1`)
 		})
 	}
@@ -192,7 +192,7 @@ func TestQueueTimeout(t *testing.T) {
 	first := f.background(asked("first", true))
 	eventually(t, "the first is sent", func() bool { return len(g.requests()) == 1 })
 	resp, text := f.post("/v1/chat/completions", askWhole)
-	if resp.StatusCode != http.StatusTooManyRequests || resp.Header.Get("Retry-After") == "" || !strings.Contains(text, "held_too_long") {
+	if resp.StatusCode != http.StatusTooManyRequests || resp.Header.Get("Retry-After") == "" || !strings.Contains(text, "queue_timeout") {
 		t.Errorf("where there is no room: got %d, Retry-After %q, %s", resp.StatusCode, resp.Header.Get("Retry-After"), text)
 	}
 	g.next <- struct{}{}
@@ -202,8 +202,8 @@ func TestQueueTimeout(t *testing.T) {
 	if resp.StatusCode != http.StatusServiceUnavailable || resp.Header.Get("Retry-After") == "" || !strings.Contains(text, "no_replica") {
 		t.Errorf("where none is ready: got %d, Retry-After %q, %s", resp.StatusCode, resp.Header.Get("Retry-After"), text)
 	}
-	f.counts(`warmroute_hold_ends_total{end="too_long"} 1`)
-	f.counts(`warmroute_hold_ends_total{end="none_ready"} 1`)
+	f.counts(`warmroute_queue_ends_total{end="too_long"} 1`)
+	f.counts(`warmroute_queue_ends_total{end="none_ready"} 1`)
 	if len(g.requests()) != 1 {
 		t.Errorf("the replica saw %d requests", len(g.requests()))
 	}
@@ -269,8 +269,8 @@ func TestDisconnectWhileQueued(t *testing.T) {
 	}
 	f.waits(0)
 	eventually(t, "its body is freed", func() bool { return f.proxy.bodies.inUse.Load() == held })
-	f.counts(`warmroute_aborts_total{phase="held"} 1`)
-	f.counts(`warmroute_hold_ends_total{end="left"} 1`)
+	f.counts(`warmroute_aborts_total{phase="queued"} 1`)
+	f.counts(`warmroute_queue_ends_total{end="left"} 1`)
 	f.counts(`warmroute_requests_total{backend="",code="499",endpoint="/v1/chat/completions",model="m"} 1`)
 	g.next <- struct{}{}
 	<-first
@@ -311,13 +311,13 @@ func TestPriorityOrder(t *testing.T) {
 // heldTooLong requires the answer to a request that had to wait for too long.
 func heldTooLong(t *testing.T, name string, a answer) {
 	t.Helper()
-	if a.status != http.StatusTooManyRequests || !strings.Contains(a.body, "held_too_long") || !strings.Contains(a.body, "queue_time") {
+	if a.status != http.StatusTooManyRequests || !strings.Contains(a.body, "queue_timeout") || !strings.Contains(a.body, "queue_time") {
 		t.Errorf("%s: got %d %s %v", name, a.status, a.body, a.err)
 	}
 }
 
 // TestKeyQueueTime holds that a key's queue_time takes the place of
-// routing.hold.time, be it longer or shorter.
+// routing.queue.time, be it longer or shorter.
 func TestKeyQueueTime(t *testing.T) {
 	users := withKeys(keyOf("plain", nil),
 		keyOf("patient", func(k *apikey.Key) { k.QueueTime = time.Hour }),
@@ -404,12 +404,12 @@ func TestQueueBoundsPerPriorityClass(t *testing.T) {
 					f.waits(len(all) - 1)
 				}
 				resp, body := f.post("/v1/chat/completions", asked(class.name+text, false), bearer(class.name)...)
-				if resp.StatusCode != http.StatusTooManyRequests || !strings.Contains(body, "hold_queue_full") {
+				if resp.StatusCode != http.StatusTooManyRequests || !strings.Contains(body, "queue_full") {
 					t.Errorf("one more %s request than may wait: got %d %s", class.name, resp.StatusCode, body)
 				}
 			}
 			for _, class := range classes {
-				f.counts(fmt.Sprintf("warmroute_hold_requests{class=%q} %d", class.name, class.may))
+				f.counts(fmt.Sprintf("warmroute_queue_requests{class=%q} %d", class.name, class.may))
 			}
 			for range all {
 				g.next <- struct{}{}
@@ -497,7 +497,7 @@ func TestBatchQueueTime(t *testing.T) {
 	close(end)
 	for i, done := range all {
 		a := <-done
-		ms, _ := strconv.Atoi(a.header.Get("X-Warmroute-Held-Ms"))
+		ms, _ := strconv.Atoi(a.header.Get("X-Warmroute-Queue-Ms"))
 		if a.status != http.StatusOK || i == 2 && ms < 500 {
 			t.Errorf("request %d was held for %d ms: %+v", i, ms, a)
 		}

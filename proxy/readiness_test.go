@@ -114,7 +114,7 @@ func TestQueueOfUnreadyModelDoesNotRefuseOthers(t *testing.T) {
 	chatOf := func(model string) string { return strings.Replace(askWhole, `"m"`, `"`+model+`"`, 1) }
 	waiting := []<-chan answer{f.background(chatOf("a")), f.background(chatOf("a"))}
 	f.waits(2)
-	if a := <-f.background(chatOf("a")); a.status != http.StatusTooManyRequests || !strings.Contains(a.body, "hold_queue_full") {
+	if a := <-f.background(chatOf("a")); a.status != http.StatusTooManyRequests || !strings.Contains(a.body, "queue_full") {
 		t.Errorf("one more than may wait got %+v", a)
 	}
 	if a := <-f.background(chatOf("b")); a.status != http.StatusOK {

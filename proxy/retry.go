@@ -438,7 +438,7 @@ func (r *request) hasUpstreamError() bool {
 const (
 	// minRecheckDelay is how long a request waits when all backends refused its
 	// connection, until they are asked again: by then the readiness checks know
-	// which are down, and the hold queue waits for those.
+	// which are down, and the admission queue waits for those.
 	minRecheckDelay = 150 * time.Millisecond
 	maxRecheckDelay = 2 * time.Second
 	// upstreamErrorRetryTimeout is how long a request that a replica has answered, if only with
@@ -447,7 +447,7 @@ const (
 	upstreamErrorRetryTimeout = 2 * time.Second
 )
 
-// pick asks the router for a backend. The request may wait for it in the hold queue.
+// pick asks the router for a backend. The request may wait for it in the admission queue.
 func (r *request) pick() (*router.Decision, error) {
 	if r.isCancelled() {
 		return nil, errCancelled // a free backend would be picked all the same
@@ -474,7 +474,7 @@ func (r *request) pick() (*router.Decision, error) {
 }
 
 // maxQueueTime returns how long the request may wait for a backend: as its key says,
-// else routing.hold.time; 0 where no request waits.
+// else routing.queue.time; 0 where no request waits.
 func (r *request) maxQueueTime() time.Duration {
 	if r.settings.HoldTime > 0 && r.holder != nil && r.holder.QueueTime > 0 {
 		return r.holder.QueueTime
@@ -616,11 +616,11 @@ func (r *request) notPickedError(err error) *apiError {
 		e = &apiError{status: http.StatusTooManyRequests, kind: "overloaded", code: "replicas_full",
 			message: fmt.Sprintf("every replica has as many requests as it may (backends[].max_in_flight); try again in %ds", wait)}
 	case errors.Is(err, router.ErrQueueFull):
-		e = &apiError{status: http.StatusTooManyRequests, kind: "overloaded", code: "hold_queue_full",
-			message: fmt.Sprintf("as many requests of this priority class as may wait for a replica do (routing.hold); try again in %ds", wait)}
+		e = &apiError{status: http.StatusTooManyRequests, kind: "overloaded", code: "queue_full",
+			message: fmt.Sprintf("as many requests of this priority class as may wait for a replica do (routing.queue); try again in %ds", wait)}
 	case errors.Is(err, router.ErrQueueTimeout):
-		e = &apiError{status: http.StatusTooManyRequests, kind: "overloaded", code: "held_too_long",
-			message: fmt.Sprintf("no replica could start this request in %v (routing.hold.time, or queue_time of its key); try again in %ds", r.maxQueueTime(), wait)}
+		e = &apiError{status: http.StatusTooManyRequests, kind: "overloaded", code: "queue_timeout",
+			message: fmt.Sprintf("no replica could start this request in %v (routing.queue.time, or queue_time of its key); try again in %ds", r.maxQueueTime(), wait)}
 	}
 	e.retryAfter = wait
 	return e

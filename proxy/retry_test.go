@@ -17,7 +17,7 @@ import (
 	"warmroute/router"
 )
 
-// holdsForAMinute is a hold queue that nobody is turned away from.
+// holdsForAMinute is an admission queue that nobody is turned away from.
 var holdsForAMinute = router.QueueSettings{Requests: 1000, Timeout: time.Minute}
 
 // mortal is a replica that ends, listener and all, when it is told to.
@@ -625,7 +625,7 @@ func TestDisconnectDuringRetryWait(t *testing.T) {
 			leave := f.leaving(askWhole)
 			eventually(t, "it waits", func() bool { return f.router.WaitingRequests() == 1 && len(b.requests()) == c.seen })
 			leave()
-			f.counts(`warmroute_aborts_total{phase="held"} 1`)
+			f.counts(`warmroute_aborts_total{phase="queued"} 1`)
 			f.settled()
 			if e := f.exposition(); strings.Contains(e, `code="5`) || !strings.Contains(e, `code="499"`) {
 				t.Error("a client that left is counted as the replica's error")
@@ -668,7 +668,7 @@ func TestRetryWaitsCountInQueue(t *testing.T) {
 			if held == 0 || held > 4 {
 				t.Errorf("%d wait", held)
 			}
-			f.counts(fmt.Sprint("warmroute_hold_requests{class=\"normal\"} ", held))
+			f.counts(fmt.Sprint("warmroute_queue_requests{class=\"normal\"} ", held))
 			for range requests - held {
 				if code := <-all; code != http.StatusTooManyRequests {
 					t.Errorf("got %d, want a 429", code)
@@ -870,7 +870,7 @@ func TestBurstAboveCapacity(t *testing.T) {
 		return false
 	})
 	f.settled()
-	if strings.Contains(f.exposition(), `warmroute_hold_ends_total{end="sent"} 0`) {
+	if strings.Contains(f.exposition(), `warmroute_queue_ends_total{end="sent"} 0`) {
 		t.Error("none was held")
 	}
 }

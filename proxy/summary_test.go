@@ -74,7 +74,7 @@ func TestAccessLog(t *testing.T) {
 	has(t, line, map[string]any{
 		"msg": "request", "request_id": "my-id", "endpoint": "/v1/chat/completions", "model": "m", "backend": "r1", "reason": "only", "code": 200.0, "attempts": 2.0,
 		"failures": "broken", "bytes_in": float64(len(askWhole)), "bytes_out": float64(len(answer)), "prompt_tokens": 12.0, "observed_tokens": 8.0,
-		"answer_tokens": 3.0, "predicted_tokens": 0.0, "trace_id": traceID, "aborted": nil, "key": nil, "ttft_ms": nil, "held_ms": nil,
+		"answer_tokens": 3.0, "predicted_tokens": 0.0, "trace_id": traceID, "aborted": nil, "key": nil, "ttft_ms": nil, "queue_ms": nil,
 	})
 	if host, _ := line["client"].(string); !strings.HasPrefix(host, "127.0.0.1:") || line["duration_ms"].(float64) <= 0 || line["overhead_us"].(float64) <= 0 {
 		t.Errorf("the line: %v", line)
@@ -142,12 +142,12 @@ func TestAccessLogQueued(t *testing.T) {
 	free <- true
 	asking.Wait()
 	lines := read(2)
-	at := slices.IndexFunc(lines, func(l map[string]any) bool { return l["held_ms"] != nil }) // the answers end in either order
+	at := slices.IndexFunc(lines, func(l map[string]any) bool { return l["queue_ms"] != nil }) // the answers end in either order
 	if at < 0 {
 		t.Fatalf("none waited: %v", lines)
 	}
-	has(t, lines[1-at], map[string]any{"held_ms": nil})
-	if held, _ := lines[at]["held_ms"].(float64); held <= 0 {
+	has(t, lines[1-at], map[string]any{"queue_ms": nil})
+	if held, _ := lines[at]["queue_ms"].(float64); held <= 0 {
 		t.Errorf("the line: %v", lines[at])
 	}
 }

@@ -81,9 +81,9 @@ func (r *run) act() {
 func cause(err error) string {
 	switch {
 	case errors.Is(err, router.ErrQueueFull):
-		return "hold queue full"
+		return "admission queue full"
 	case errors.Is(err, router.ErrQueueTimeout):
-		return "held too long"
+		return "timed out in the admission queue"
 	case errors.Is(err, router.ErrNoneReady):
 		return "no backend ready"
 	}

@@ -28,8 +28,8 @@ func TestHoldingKeepsLongPromptsFromBlockingCaches(t *testing.T) {
 		return got.TTFTMean
 	}
 	held, sent := mean(router.QueueSettings{Requests: 1000, Timeout: time.Hour}), mean(router.QueueSettings{})
-	t.Logf("mean TTFT %.1f s, without a hold queue %.1f s", held, sent)
+	t.Logf("mean TTFT %.1f s, without an admission queue %.1f s", held, sent)
 	if held > 0.8*sent {
-		t.Errorf("mean TTFT %.1f s with a hold queue and %.1f s without", held, sent)
+		t.Errorf("mean TTFT %.1f s with an admission queue and %.1f s without", held, sent)
 	}
 }

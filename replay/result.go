@@ -62,7 +62,7 @@ type Summary struct {
 
 	// Known where the router's own code is played in virtual time.
 	PredictedHitRatio float64 `json:"predicted_hit_ratio,omitzero"`
-	HoldMean          float64 `json:"hold_mean_s,omitzero"` // from arrival to the attempt that was served
+	HoldMean          float64 `json:"queue_mean_s,omitzero"` // from arrival to the attempt that was served
 	Spills            int     `json:"spills,omitzero"`
 	// JoinedShare is the prefill work of backends that joined, within two minutes
 	// of it, over the fleet's mean in that time.

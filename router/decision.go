@@ -26,7 +26,7 @@ type Decision struct {
 	MatchedBlocks, TotalBlocks int
 	MatchedTokens              int           // of the prompt, likely held; about
 	PromptTokens               int           // about
-	QueueTime                  time.Duration // that the request waited in the hold queue
+	QueueTime                  time.Duration // that the request waited in the admission queue
 
 	router    *Router
 	progress  *progress // of the backend, for as long as it is in the fleet

@@ -10,7 +10,7 @@ const (
 	minDepartureInterval = 2 * time.Second // below which they show no rate
 )
 
-// departures counts the requests that left the hold queue, whichever way, since it
+// departures counts the requests that left the admission queue, whichever way, since it
 // was empty last, for up to departureSeconds. Guarded by Router.deciding.
 type departures struct {
 	since   time.Time // the queue was empty last

@@ -21,9 +21,9 @@ type Explanation struct {
 	Reason string `json:"reason"` // as in Decision; "" when Choice is
 	// Held says why it would wait and not be sent at once, Refused why it would be
 	// sent nowhere; "" when it would not.
-	Queued  string `json:"held,omitempty"`
+	Queued  string `json:"queued,omitempty"`
 	Refused string `json:"refused,omitempty"`
-	Waiting int    `json:"waiting"` // requests in the hold queue
+	Waiting int    `json:"waiting"` // requests in the admission queue
 
 	Backends []BackendExplanation `json:"backends"` // all in the fleet
 
@@ -41,7 +41,7 @@ type BackendExplanation struct {
 	State     string `json:"state"`
 	Candidate bool   `json:"candidate"`
 	WhyNot    string `json:"why_not,omitempty"` // of one that is no candidate
-	Queued    string `json:"held,omitempty"`    // why it could not start the request soon
+	Queued    string `json:"queued,omitempty"`  // why it could not start the request soon
 	Breaker   string `json:"breaker"`
 	Stalled   bool   `json:"stalled,omitempty"`
 

@@ -11,7 +11,7 @@ import (
 	"warmroute/backends"
 )
 
-// QueueSettings bound the hold queue: requests that no backend can start soon
+// QueueSettings bound the admission queue: requests that no backend can start soon
 // wait here, and not in an engine's queue. A zero Requests turns it off.
 type QueueSettings struct {
 	Requests      int           // held at once of each priority class but batch requests
@@ -32,13 +32,13 @@ func (o *QueueSettings) bounds(c class) (requests int, bytes int64) {
 }
 
 var (
-	// ErrQueueFull says that the hold queue takes no more.
-	ErrQueueFull = errors.New("the hold queue is full")
+	// ErrQueueFull says that the admission queue takes no more.
+	ErrQueueFull = errors.New("the admission queue is full")
 	// ErrQueueTimeout says that a request was held as long as it may be.
-	ErrQueueTimeout = errors.New("held too long")
+	ErrQueueTimeout = errors.New("timed out in the admission queue")
 )
 
-// Ticket is a request that waits in the hold queue.
+// Ticket is a request that waits in the admission queue.
 type Ticket struct {
 	router  *Router
 	req     Request

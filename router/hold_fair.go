@@ -1,7 +1,7 @@
 package router
 
 // fairness keeps one tenant's flood from starving others, within the order that
-// the hold queue has anyway: each request of a tenant that asks for more than
+// the admission queue has anyway: each request of a tenant that asks for more than
 // its share of the fleet counts as if it had come later, by the time that its
 // share of the fleet takes for what came before it. So a tenant within its share
 // passes the backlog of one beyond it, and a tenant's own requests keep their

@@ -187,7 +187,7 @@ async function mayDrain(name) {
   const models = b.last_ready_for || [];
   if (!last && models.length === 0) return true;
   const what = last ? 'It is the last ready backend' : `It is the last ready backend for ${models.join(', ')}`;
-  return confirmed(`Drain ${name}?`, `${what}. New requests will wait, and fail if no other is ready within routing.hold.time.`);
+  return confirmed(`Drain ${name}?`, `${what}. New requests will wait, and fail if no other is ready within routing.queue.time.`);
 }
 
 // cancelButton asks once more: rows move up while one aims.
@@ -309,7 +309,7 @@ const showModels = rows('models', (row, first) => {
 // showAlarm says what keeps requests from being answered.
 function showAlarm(state) {
   const all = state.backends;
-  const wait = 'Requests wait, and fail after routing.hold.time.';
+  const wait = 'Requests wait, and fail after routing.queue.time.';
   let text = '';
   if (all.length > 0 && all.every((b) => b.state !== 'ready')) {
     text = `No backend is ready. ${wait}`;
@@ -326,7 +326,7 @@ function showAlarm(state) {
 
 const phases = {
   'upload': ['', 'upload'],
-  'held': ['warn', 'queued'],
+  'queued': ['warn', 'queued'],
   'first token': ['calm', 'waiting for first token'],
   'answering': ['good', 'answering'],
 };
@@ -464,8 +464,8 @@ function render(state) {
   const stalled = state.requests.oldest.filter((r) => r.stalled).length;
   setText(byId('in-flight'), whole.format(state.requests.all));
   setText(byId('in-flight-note'), state.requests.oldest.length < state.requests.all ? '' : `${answering} answering${stalled ? `, ${stalled} stalled` : ''}`);
-  setText(byId('held'), whole.format(state.queue.requests));
-  setText(byId('held-note'), state.queue.oldest_s === null ? 'queue is empty' : `oldest ${span(state.queue.oldest_s)}`);
+  setText(byId('queued'), whole.format(state.queue.requests));
+  setText(byId('queued-note'), state.queue.oldest_s === null ? 'queue is empty' : `oldest ${span(state.queue.oldest_s)}`);
   setText(byId('rate'), rate(state.recent.requests_per_second));
   setText(byId('rate-note'), state.recent.failed_ratio ? `last 30 s, errors ${percent(state.recent.failed_ratio)}` : 'over the last 30 s');
   showSeries(state);

@@ -73,7 +73,7 @@ func (e *Entry) record() slog.Record {
 		attrs = append(attrs, slog.Float64("ttft_ms", milliseconds(e.TTFT)))
 	}
 	if e.Held > 0 {
-		attrs = append(attrs, slog.Float64("held_ms", milliseconds(e.Held)))
+		attrs = append(attrs, slog.Float64("queue_ms", milliseconds(e.Held)))
 	}
 	text("failures", strings.Join(e.Failures, ","))
 	text("aborted", e.Phase)

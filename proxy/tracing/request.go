@@ -95,7 +95,7 @@ func (q *Request) Held(waited time.Duration, end string) {
 		return
 	}
 	now := time.Now()
-	_, span := q.tracer.Start(q.ctx, "hold", trace.WithTimestamp(now.Add(-waited)), trace.WithAttributes(heldEnd.String(end)))
+	_, span := q.tracer.Start(q.ctx, "queue", trace.WithTimestamp(now.Add(-waited)), trace.WithAttributes(heldEnd.String(end)))
 	span.End(trace.WithTimestamp(now))
 }
 

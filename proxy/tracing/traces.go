@@ -124,8 +124,8 @@ const (
 	matched   = attribute.Key("warmroute.prefix.matched_tokens")
 	prompt    = attribute.Key("warmroute.prompt_tokens") // about, as the decision was made by
 	attempts  = attribute.Key("warmroute.attempts")
-	held      = attribute.Key("warmroute.held") // seconds
-	heldEnd   = attribute.Key("warmroute.hold.end")
+	held      = attribute.Key("warmroute.queue.seconds") // seconds
+	heldEnd   = attribute.Key("warmroute.queue.end")
 	ttft      = attribute.Key("warmroute.ttft")     // seconds
 	overhead  = attribute.Key("warmroute.overhead") // seconds
 	phase     = attribute.Key("warmroute.aborted")

@@ -25,7 +25,7 @@ const (
 // batch has many batch requests wait beside the clients' requests: none is lost, and
 // the clients' take little longer.
 func (o *options) batch(ctx context.Context, r *rig) error {
-	hold := fmt.Sprintf("routing: {hold: {time: %v}}", batchLimit)
+	hold := fmt.Sprintf("routing: {queue: {time: %v}}", batchLimit)
 	if err := r.proxy.Reload(ctx, "ok", r.replicas, hold); err != nil {
 		return err
 	}
@@ -80,7 +80,7 @@ func (o *options) batch(ctx context.Context, r *rig) error {
 
 func (r *rig) batchWaiting(ctx context.Context) (float64, error) {
 	m, err := r.proxy.Scrape(ctx)
-	return m.Sum("warmroute_hold_requests", "class", "batch"), err
+	return m.Sum("warmroute_queue_requests", "class", "batch"), err
 }
 
 // clientTimes are what clients saw: times to the first token of streams, and to the

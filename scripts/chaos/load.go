@@ -23,7 +23,7 @@ type clients struct {
 // at once would else be sent nothing but failures.
 const afterFailure = 100 * time.Millisecond
 
-// answerLimit is for one request: as long as it may be held (routing.hold.time).
+// answerLimit is for one request: as long as it may be held (routing.queue.time).
 const answerLimit = time.Minute
 
 // play keeps the clients busy until stop is closed and then waits for their last

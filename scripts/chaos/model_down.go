@@ -13,8 +13,8 @@ import (
 )
 
 const (
-	modelDownWait   = 5 * time.Second // routing.hold.time of the scenario
-	modelDownQueue  = 64              // routing.hold.requests: half of it is for models without a ready replica
+	modelDownWait   = 5 * time.Second // routing.queue.time of the scenario
+	modelDownQueue  = 64              // routing.queue.requests: half of it is for models without a ready replica
 	modelDownFlood  = 100             // requests for the model that is down: more than the whole queue
 	modelDownLater  = 8               // requests that still wait when its replica is back
 	otherModel      = "other"
@@ -39,7 +39,7 @@ func modelDown(ctx context.Context, r *rig) error {
 	if err := one.AwaitHealthy(ctx); err != nil {
 		return err
 	}
-	hold := fmt.Sprintf("routing: {hold: {time: %v, requests: %d}}", modelDownWait, modelDownQueue)
+	hold := fmt.Sprintf("routing: {queue: {time: %v, requests: %d}}", modelDownWait, modelDownQueue)
 	if err := r.proxy.Reload(ctx, "ok", append(slices.Clone(r.replicas), one), hold); err != nil {
 		return err
 	}
@@ -74,7 +74,7 @@ func modelDown(ctx context.Context, r *rig) error {
 		switch reply.Status {
 		case http.StatusServiceUnavailable:
 			waited++
-			r.verdict.require(reply.took >= modelDownWait, "a 503 for the model that is down after %v, before routing.hold.time", reply.took)
+			r.verdict.require(reply.took >= modelDownWait, "a 503 for the model that is down after %v, before routing.queue.time", reply.took)
 		case http.StatusTooManyRequests:
 			refused++
 		default:
@@ -88,7 +88,7 @@ func modelDown(ctx context.Context, r *rig) error {
 	go func() { replies <- r.askOther(ctx, modelDownLater) }()
 	err = until(ctx, modelDownWait, "requests wait for the model that is down", func() (bool, error) {
 		m, err := r.proxy.Scrape(ctx)
-		return m.Sum("warmroute_hold_requests") >= modelDownLater, err
+		return m.Sum("warmroute_queue_requests") >= modelDownLater, err
 	})
 	if err == nil {
 		err = one.Start()

@@ -171,7 +171,7 @@ func (p *report) end(ctx context.Context, proxy *fleet.Proxy, idle fleet.Metrics
 	}
 	p.Goroutines = [2]float64{idle.Sum("go_goroutines"), now.Sum("go_goroutines")}
 	p.Descriptors = [2]float64{idle.Sum("process_open_fds"), now.Sum("process_open_fds")}
-	p.InFlight = now.Sum("warmroute_backend_in_flight") + now.Sum("warmroute_hold_requests")
+	p.InFlight = now.Sum("warmroute_backend_in_flight") + now.Sum("warmroute_queue_requests")
 	if err != nil {
 		p.Stays = err.Error()
 	}

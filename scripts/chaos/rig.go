@@ -161,9 +161,9 @@ func (r *rig) awaitReady(ctx context.Context, n int) error {
 
 // awaitIdle waits until the proxy has nothing of the load left.
 func (r *rig) awaitIdle(ctx context.Context) error {
-	return until(ctx, failsafe, "nothing in flight, nothing held", func() (bool, error) {
+	return until(ctx, failsafe, "nothing in flight, nothing queued", func() (bool, error) {
 		m, err := r.proxy.Scrape(ctx)
-		return m.Sum("warmroute_backend_in_flight") == 0 && m.Sum("warmroute_hold_requests") == 0, err
+		return m.Sum("warmroute_backend_in_flight") == 0 && m.Sum("warmroute_queue_requests") == 0, err
 	})
 }
 

@@ -39,7 +39,7 @@ func (r row) runs(policies []string) []variant {
 
 const fleet = 8
 
-// hold is the hold queue as config.yaml has it, but for its bound in time: a
+// hold is the admission queue as config.yaml has it, but for its bound in time: a
 // mean over those that were not given up would compare with nobody's.
 func hold() router.QueueSettings {
 	return router.QueueSettings{Requests: 1000, Bytes: 256 << 20}

@@ -36,7 +36,7 @@ func look(ctx context.Context, p *fleet.Proxy, profile io.Writer) (sample, error
 		Heap:        m.Sum("go_memstats_heap_alloc_bytes") / mb,
 		Goroutines:  m.Sum("go_goroutines"),
 		Descriptors: m.Sum("process_open_fds"),
-		InFlight:    m.Sum("warmroute_backend_in_flight") + m.Sum("warmroute_hold_requests"),
+		InFlight:    m.Sum("warmroute_backend_in_flight") + m.Sum("warmroute_queue_requests"),
 	}, err
 }
 
