@@ -155,7 +155,7 @@ func (f *fleet) follow(m *member) {
 	}
 	ctx, stop := context.WithCancel(f.running)
 	m.stop = stop
-	for _, follow := range []func(context.Context, *backends.Backend){f.checker.Follow, f.poller.Follow} {
+	for _, follow := range []func(context.Context, *backends.Backend){f.checker.Watch, f.poller.Watch} {
 		m.followed.Add(1)
 		f.work.Go(func() { defer m.followed.Done(); follow(ctx, m.backend) })
 	}
@@ -206,7 +206,7 @@ func (f *fleet) remove(m *member, end time.Time) {
 	// A request may have been given to it in the moment in which it was retired;
 	// from now on none can be.
 	wait(context.Background(), time.Until(end), b.Idle)
-	cut := b.InFlight.Load() + b.Instant.Load()
+	cut := b.InFlight.Load() + b.NoEngineInFlight.Load()
 	m.close()
 	f.registry.Remove(b)
 	if f.registry.Find(b.Name) == nil {

@@ -81,9 +81,9 @@ func TestABackendThatComesBackInTimeKeepsWhatIsKnownOfIt(t *testing.T) {
 func TestOtherTransportsLeaveRequestsUnderWayAlone(t *testing.T) {
 	c := startChanging(t, 1)
 	s := c.long("a long story")
-	old := c.backend(0).Terms().Transport
+	old := c.backend(0).Options().Transport
 	c.change(func(next *config.Config) { next.Timeouts.Connect *= 2 })
-	if c.backend(0).Terms().Transport == old {
+	if c.backend(0).Options().Transport == old {
 		t.Fatal("the transport is the same")
 	}
 	c.goesTo("sim", "over the new one")
@@ -127,11 +127,11 @@ func TestAReloadTakesAReplicasNewAuthority(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.ready(1)
-	carries := f.service.registry.All()[0].Terms().Transport
+	carries := f.service.registry.All()[0].Options().Transport
 	if err := f.service.fleet.apply(&next); err != nil {
 		t.Fatal(err)
 	}
-	if f.service.registry.All()[0].Terms().Transport != carries {
+	if f.service.registry.All()[0].Options().Transport != carries {
 		t.Error("the same authority got another transport")
 	}
 	f.answered()
@@ -230,12 +230,12 @@ func TestABackendThatComesBackHasTheTransportsOfTheConfiguration(t *testing.T) {
 	c := startChanging(t, 2)
 	s := c.long("a long story")
 	b := c.backend(s.replica)
-	before := b.Terms().Transport
+	before := b.Options().Transport
 	c.setFleet(1 - s.replica)
 	c.until("it drains", func() bool { return b.State() == backends.Draining })
 	c.change(func(next *config.Config) { next.Timeouts.Connect *= 2 })
 	c.setFleet(1-s.replica, s.replica)
-	if b.Retiring() || b.Terms().Transport == before {
+	if b.Retiring() || b.Options().Transport == before {
 		t.Error("it has the transport of the settings before")
 	}
 	s.leave()

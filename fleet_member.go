@@ -50,7 +50,7 @@ func newMember(c config.Backend, o transportOptions) (*member, error) {
 	})
 	probe := transport.New(transport.Options{URL: u, TLS: secured, ConnectTimeout: o.connect, IdleTimeout: o.idle})
 	b := backends.New(c.Name, u, c.APIKey, t)
-	b.SetTerms(backends.Terms{APIKey: c.APIKey, MaxInFlight: c.MaxInFlight, Weight: c.Weight, Transport: t, Probe: probe})
+	b.SetOptions(backends.Options{APIKey: c.APIKey, MaxInFlight: c.MaxInFlight, Weight: c.Weight, Transport: t, ProbeTransport: probe})
 	return &member{backend: b, options: o, tls: secured, transports: []*transport.Transport{t, probe}}, nil
 }
 
@@ -74,18 +74,18 @@ func (m *member) become(fresh *member) {
 		m.backend.Restore()
 	}
 	m.transports = slices.DeleteFunc(m.transports, func(t *transport.Transport) bool {
-		terms := m.backend.Terms()
-		return t.Open() == 0 && t != terms.Transport && t != terms.Probe
+		terms := m.backend.Options()
+		return t.Open() == 0 && t != terms.Transport && t != terms.ProbeTransport
 	})
-	terms := *fresh.backend.Terms()
+	terms := *fresh.backend.Options()
 	if m.options != fresh.options || !sameTLS(m.tls, fresh.tls) {
 		m.closeIdle()
 		m.transports = append(m.transports, fresh.transports...)
 	} else {
-		terms.Transport, terms.Probe = m.backend.Terms().Transport, m.backend.Terms().Probe
+		terms.Transport, terms.ProbeTransport = m.backend.Options().Transport, m.backend.Options().ProbeTransport
 	}
 	m.options, m.tls = fresh.options, fresh.tls
-	m.backend.SetTerms(terms)
+	m.backend.SetOptions(terms)
 }
 
 // sameTLS compares what config.Backend.tlsConfig makes.

@@ -165,8 +165,8 @@ func TestADrainedBackendStaysSoOverAReload(t *testing.T) {
 	c := startChanging(t, 2)
 	c.backend(0).Drain()
 	c.change(func(next *config.Config) { next.Backends[0].Weight = 2 })
-	if b := c.backend(0); b.State() != backends.Draining || b.Terms().Weight != 2 {
-		t.Errorf("state %v, weight %v", b.State(), b.Terms().Weight)
+	if b := c.backend(0); b.State() != backends.Draining || b.Options().Weight != 2 {
+		t.Errorf("state %v, weight %v", b.State(), b.Options().Weight)
 	}
 	for range 3 {
 		if to := c.goesTo("sim", "hello"); to != 1 {

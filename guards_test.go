@@ -154,7 +154,7 @@ func TestAdaptersAreFoundWhereTheyAreLoaded(t *testing.T) {
 		}
 		resp.Body.Close()
 		all := g.service.registry
-		g.service.checker.Suspect(all.All()[replica])
+		g.service.checker.RequestCheck(all.All()[replica])
 		g.until("it is listed", func() bool {
 			e, _ := all.Catalog().Find(name)
 			for _, b := range e.Backends {

@@ -78,8 +78,8 @@ func (s *service) apply(c *config.Config) error {
 	s.proxy.Configure(proxySettings(c))
 	s.keys.Replace(c.APIKeys())
 	s.admin.SetToken(c.AdminToken)
-	s.checker.SetPace(backends.CheckPace(c.Health))
-	s.poller.SetPace(backends.PollPace(c.Poll))
+	s.checker.SetSettings(backends.HealthSettings(c.Health))
+	s.poller.SetSettings(backends.PollSettings(c.Poll))
 	s.config = c
 	return nil
 }

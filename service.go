@@ -110,7 +110,7 @@ func newServiceAfter(before *inherited, c *config.Config, log *slog.Logger) (*se
 		Log:      log,
 		Version:  version(),
 		Instance: s.instance,
-		Suspect:  s.checker.Suspect,
+		Suspect:  s.checker.RequestCheck,
 
 		OutOfDescriptors: s.resources.outOfDescriptors,
 
@@ -133,7 +133,7 @@ func newServiceAfter(before *inherited, c *config.Config, log *slog.Logger) (*se
 func (s *service) watch(m *metrics.Metrics) {
 	c := s.config
 	lost := func(b *backends.Backend, _ string) {
-		b.TellsCached.Store(false) // the next process may be another version
+		b.ReportsCached.Store(false) // the next process may be another version
 		s.router.ForgetCache(b)
 	}
 	s.checker = &backends.Checker{
@@ -145,19 +145,19 @@ func (s *service) watch(m *metrics.Metrics) {
 		},
 		OnHung: s.router.ChecksTimedOut,
 
-		OutOfDescriptors: s.resources.outOfDescriptors,
+		OnOutOfDescriptors: s.resources.outOfDescriptors,
 
-		OnLost: lost,
+		OnCacheLost: lost,
 	}
-	s.checker.SetPace(backends.CheckPace(c.Health))
+	s.checker.SetSettings(backends.HealthSettings(c.Health))
 	s.poller = &backends.Poller{
-		Logger: s.log,
-		OnLoad: s.router.ObserveLoad,
-		OnLost: lost,
+		Logger:      s.log,
+		OnLoad:      s.router.ObserveLoad,
+		OnCacheLost: lost,
 
-		OutOfDescriptors: s.resources.outOfDescriptors,
+		OnOutOfDescriptors: s.resources.outOfDescriptors,
 	}
-	s.poller.SetPace(backends.PollPace(c.Poll))
+	s.poller.SetSettings(backends.PollSettings(c.Poll))
 	if s.snapshot != nil {
 		s.poller.OnLoad = s.snapshot.index.ObserveLoad
 	}
@@ -197,6 +197,6 @@ func (s *service) missedPoll(b *backends.Backend, err error) {
 	late := errors.Is(err, context.DeadlineExceeded)
 	s.router.ScrapeFailed(b, late)
 	if late {
-		s.checker.Suspect(b)
+		s.checker.RequestCheck(b)
 	}
 }

@@ -33,7 +33,7 @@ func atWork(t *testing.T) *busy {
 	t.Helper()
 	b := &busy{asked: askable(t), seen: make(chan struct{}, 10), left: make(chan struct{}, 10)}
 	for i, backend := range b.fleet {
-		backend.SetTerms(backends.Terms{APIKey: "backends-own-key", Transport: silent{b}, Probe: silent{b}})
+		backend.SetOptions(backends.Options{APIKey: "backends-own-key", Transport: silent{b}, ProbeTransport: silent{b}})
 		usage := float64(i) / 4
 		backend.SetLoad(&backends.Load{QueuesKnown: true, Running: i, KVKnown: true, KVCacheUsage: usage, ScrapedAt: time.Now()})
 	}

@@ -5,16 +5,16 @@ import (
 	"sync/atomic"
 )
 
-// Event wakes those who wait for something to happen, any number of times. The zero
-// value is ready. Safe for concurrent use.
+// Event is a broadcast that wakes all waiting goroutines, any number of times. The
+// zero value is ready for use. Safe for concurrent use.
 type Event struct {
 	awaited atomic.Bool // next is not nil
 	mu      sync.Mutex
 	next    chan struct{}
 }
 
-// Next returns a channel that is closed by the next call of Notify. To miss none, call
-// it before looking at what the event is about.
+// Next returns a channel that the next call of Notify closes. To miss no change,
+// call it before reading the state that changes.
 func (e *Event) Next() <-chan struct{} {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -25,7 +25,7 @@ func (e *Event) Next() <-chan struct{} {
 	return e.next
 }
 
-// Notify wakes all who wait. It costs next to nothing while nobody does.
+// Notify wakes all waiting goroutines. It takes no lock while there are none.
 func (e *Event) Notify() {
 	if !e.awaited.Load() {
 		return

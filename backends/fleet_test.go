@@ -40,9 +40,9 @@ func TestASlotIsFreeOnceNothingIsInFlightThere(t *testing.T) {
 	r.Remove(b)
 	add("d", "a0 c2 d3")
 	b.InFlight.Store(0)
-	b.Instant.Store(1) // a request that no engine works on
+	b.NoEngineInFlight.Store(1) // a request that no engine works on
 	add("e", "a0 c2 d3 e4")
-	b.Instant.Store(0)
+	b.NoEngineInFlight.Store(0)
 	f := add("f", "a0 f1 c2 d3 e4")
 	r.Remove(b) // once more takes nothing from the next owner
 	r.Remove(f)
@@ -201,7 +201,7 @@ func TestTheOperatorsWordAndTheChecksKeepOutOfEachOthersWay(t *testing.T) {
 			case restore:
 				b.Restore()
 			default:
-				b.set(healthy, event == well)
+				b.setFlag(healthy, event == well)
 			}
 		}
 		if got := b.State(); got != c.want {
@@ -216,8 +216,8 @@ func TestDrainAndUndrainAreToldAtOnce(t *testing.T) {
 		b := virtual(t, health(func(context.Context) (int, error) { checks++; return 200, nil }).RoundTrip)
 		var told []string
 		c := Checker{OnState: func(_ *Backend, s State, _ string) { told = append(told, s.String()) }}
-		c.SetPace(CheckPace{Interval: time.Hour})
-		followUntilCleanup(t, c.Follow, b)
+		c.SetSettings(HealthSettings{Interval: time.Hour})
+		watchUntilCleanup(t, c.Watch, b)
 		time.Sleep(time.Second)
 		for _, change := range []func(){b.Drain, b.Undrain, b.Retire, b.Restore} {
 			change()
@@ -246,17 +246,17 @@ func TestAnotherPaceHoldsForThoseWhoWait(t *testing.T) {
 		})
 		var c Checker
 		var p Poller
-		c.SetPace(CheckPace{Interval: time.Hour})
-		p.SetPace(PollPace{Interval: time.Hour, Timeout: time.Second})
-		followUntilCleanup(t, c.Follow, b)
-		followUntilCleanup(t, p.Follow, b)
+		c.SetSettings(HealthSettings{Interval: time.Hour})
+		p.SetSettings(PollSettings{Interval: time.Hour, Timeout: time.Second})
+		watchUntilCleanup(t, c.Watch, b)
+		watchUntilCleanup(t, p.Watch, b)
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		if checks != 1 || polls != 1 {
 			t.Fatalf("%d checks and %d polls, want 1 each", checks, polls)
 		}
-		c.SetPace(CheckPace{Interval: 10 * time.Second})
-		p.SetPace(PollPace{Interval: 10 * time.Second, Timeout: time.Second})
+		c.SetSettings(HealthSettings{Interval: 10 * time.Second})
+		p.SetSettings(PollSettings{Interval: 10 * time.Second, Timeout: time.Second})
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		if checks < 6 || checks > 8 || polls < 6 || polls > 8 {
@@ -272,24 +272,24 @@ func TestTermsChangeWhileARequestIsUnderWay(t *testing.T) {
 		case keys <- r.Header.Get("Authorization"):
 		case <-r.Context().Done():
 		}
-		vllm(`"id":"m"`).ServeHTTP(w, r)
+		healthyReplica(`"id":"m"`).ServeHTTP(w, r)
 	}))
 	set := func(key string) {
-		terms := *b.Terms()
+		terms := *b.Options()
 		terms.APIKey, terms.MaxInFlight = key, terms.MaxInFlight+1
-		b.SetTerms(terms)
+		b.SetOptions(terms)
 	}
 	set("one")
 	c := &Checker{}
-	followUntilCleanup(t, c.Follow, b)
+	watchUntilCleanup(t, c.Watch, b)
 	if got := await(t, keys); got != "Bearer one" { // it is now asking for the models, or about to
 		t.Errorf("asked with %q", got)
 	}
 	set("two")
 	for await(t, keys) != "Bearer two" {
-		c.Suspect(b)
+		c.RequestCheck(b)
 	}
-	if n := b.Terms().MaxInFlight; n != 2 {
+	if n := b.Options().MaxInFlight; n != 2 {
 		t.Errorf("max_in_flight %d", n)
 	}
 }

@@ -12,96 +12,100 @@ import (
 	"time"
 
 	"warmroute/backends/transport"
+	"warmroute/backends/vllm"
 )
 
 const (
-	missesUntilStale = 3                // polls in a row
-	noMetricsWait    = 10 * time.Second // for a replica that has no /metrics
+	maxMissedPolls      = 3                // in a row; then the load is unknown
+	noMetricsInterval   = 10 * time.Second // of a replica without /metrics
+	defaultPollInterval = time.Second
+	defaultFastInterval = 250 * time.Millisecond
+
+	defaultMaxMetricsBytes = 16 << 20
 )
 
 var errNoMetrics = errors.New("the replica has no /metrics (404)")
 
 // Poller keeps the backends' Loads up to date from the replicas' /metrics. It
-// corrects what the router counts itself and never makes a backend Down: after
-// three missed polls, or when there is no /metrics, Load is nil, which means
-// unknown.
+// corrects the router's own counts and never makes a backend Down: after
+// maxMissedPolls, or without a /metrics, Load is nil, which means unknown.
 //
-// The fields are not to be changed once Follow was called. The callbacks run in
-// the goroutine that polls their backend, so they delay only its next poll. OnLost
-// comes after the new Load is set and before OnLoad.
+// Do not change the fields once Watch was called. The callbacks run in the
+// goroutine that polls their backend, so they delay only its next poll.
+// OnCacheLost is called after the new Load is set and before OnLoad.
 type Poller struct {
-	MaxBytes int64 // of one answer; 0: 16 MiB
+	MaxBytes int64 // of one response; 0: 16 MiB
 
 	Logger *slog.Logger // nil: silent
 
 	OnLoad  func(b *Backend, l *Load)
 	OnError func(b *Backend, err error) // one poll failed
 
-	// OutOfDescriptors is called when a poll could not be made because this process
-	// has no file descriptor left. It counts as no miss. nil: not called.
-	OutOfDescriptors func(err error)
+	// OnOutOfDescriptors is called when a poll could not be made because this
+	// process has no file descriptor left. It counts as no miss.
+	OnOutOfDescriptors func(err error)
 
-	// OnLost is called when the replica's prefix cache is gone: the process
-	// started anew, a counter ran backwards, the engine went to sleep, or its
-	// cache changed its size.
-	OnLost func(b *Backend, reason string)
+	// OnCacheLost is called when the replica's prefix cache is gone: the process
+	// restarted, a counter decreased, the engine went to sleep, or the cache
+	// changed its size.
+	OnCacheLost func(b *Backend, reason string)
 
-	pace    changing[PollPace]
-	readers sync.Pool // of *bufio.Reader
+	settings setting[PollSettings]
+	readers  sync.Pool // of *bufio.Reader
 }
 
-// PollPace is how often a Poller looks, and how long. Zero means the default.
-type PollPace struct {
-	Interval     time.Duration // from the end of a poll to the next; 1 s
-	FastInterval time.Duration // while a backend has foreign load or a queue; 250 ms
-	Timeout      time.Duration // of one poll, body included; Interval
+// PollSettings configure a Poller. Zero means the default.
+type PollSettings struct {
+	Interval     time.Duration `mapstructure:"interval"`      // from the end of a poll to the next; 1 s
+	FastInterval time.Duration `mapstructure:"fast_interval"` // while a backend has external load or a queue; 250 ms
+	Timeout      time.Duration `mapstructure:"timeout"`       // of one poll, body included; Interval
 }
 
-// SetPace holds from the next poll on; those who wait for it wait anew.
-func (p *Poller) SetPace(pace PollPace) { p.pace.set(pace) }
+// SetSettings applies from the next poll on; current waits restart.
+func (p *Poller) SetSettings(s PollSettings) { p.settings.set(s) }
 
-// Follow polls b at once and then until ctx is done. One call a backend, each in
-// a goroutine of its own in which a poll ends before the next begins: so a slow
-// replica is polled less often, never twice at once, and delays no other.
-func (p *Poller) Follow(ctx context.Context, b *Backend) {
-	w := watch{Poller: p, backend: b}
+// Watch polls b at once and then until ctx is done. Call it once per backend,
+// each in its own goroutine, in which a poll ends before the next begins: a slow
+// replica is then polled less often, never twice at once, and delays no other.
+func (p *Poller) Watch(ctx context.Context, b *Backend) {
+	w := pollState{Poller: p, backend: b}
 	for {
-		pace, changed := p.pace.get()
-		if !w.poll(ctx, cmp.Or(pace.Timeout, pace.Interval, time.Second)) ||
-			!restUnlessChanged(ctx, jitter(w.wait(pace)), changed) {
+		settings, changed := p.settings.get()
+		if !w.poll(ctx, cmp.Or(settings.Timeout, settings.Interval, defaultPollInterval)) ||
+			!sleepOrChanged(ctx, jitter(w.interval(settings)), changed) {
 			return
 		}
 	}
 }
 
 // reader returns a buffer for one scrape. It is needed only while that is read,
-// so a hundred idle backends share a few.
+// so that a hundred idle backends share a few.
 func (p *Poller) reader() *bufio.Reader {
 	if br, ok := p.readers.Get().(*bufio.Reader); ok {
 		return br
 	}
-	return bufio.NewReaderSize(nil, maxLine)
+	return bufio.NewReaderSize(nil, vllm.MaxLineBytes)
 }
 
-// watch is what the Poller remembers of one backend between polls.
-type watch struct {
+// pollState is a Poller's state of one backend between polls.
+type pollState struct {
 	*Poller
 	backend *Backend
 
-	last      *Load // the last good scrape, also when it is stale by now
+	last      *Load // the last good scrape, even if outdated
 	misses    int   // since then
 	noMetrics bool
 }
 
-// poll scrapes once and tells what came of it. It reports whether ctx lasted.
-func (w *watch) poll(ctx context.Context, limit time.Duration) bool {
-	load, err := w.scrape(ctx, limit)
+// poll scrapes once and applies the outcome. It returns false when ctx ended.
+func (w *pollState) poll(ctx context.Context, timeout time.Duration) bool {
+	load, err := w.scrape(ctx, timeout)
 	if ctx.Err() != nil {
 		return false
 	}
 	if transport.IsOutOfDescriptors(err) {
-		if w.OutOfDescriptors != nil {
-			w.OutOfDescriptors(err)
+		if w.OnOutOfDescriptors != nil {
+			w.OnOutOfDescriptors(err)
 		}
 		return true
 	}
@@ -110,15 +114,15 @@ func (w *watch) poll(ctx context.Context, limit time.Duration) bool {
 		return true
 	}
 	if w.backend.Load() == nil && w.last != nil {
-		w.log(slog.LevelInfo, "load known again")
+		w.log(slog.LevelInfo, "metrics scrape recovered")
 	}
-	lost := lostCache(w.last, load)
+	reason := cacheLossReason(w.last, load)
 	w.last, w.misses, w.noMetrics = load, 0, false
 	w.backend.SetLoad(load)
-	if lost != "" {
-		w.log(slog.LevelWarn, "prefix cache lost", "reason", lost)
-		if w.OnLost != nil {
-			w.OnLost(w.backend, lost)
+	if reason != "" {
+		w.log(slog.LevelWarn, "prefix cache reset", "reason", reason)
+		if w.OnCacheLost != nil {
+			w.OnCacheLost(w.backend, reason)
 		}
 	}
 	if w.OnLoad != nil {
@@ -127,34 +131,35 @@ func (w *watch) poll(ctx context.Context, limit time.Duration) bool {
 	return true
 }
 
-func (w *watch) miss(err error) {
+// miss counts a failed poll.
+func (w *pollState) miss(err error) {
 	w.misses++
-	had := w.noMetrics
+	hadNoMetrics := w.noMetrics
 	w.noMetrics = errors.Is(err, errNoMetrics)
-	if w.misses == missesUntilStale || w.noMetrics && !had {
+	if w.misses == maxMissedPolls || w.noMetrics && !hadNoMetrics {
 		w.backend.SetLoad(nil)
-		w.log(slog.LevelWarn, "load unknown", "reason", err.Error())
+		w.log(slog.LevelWarn, "metrics scrape failed", "reason", err.Error())
 	}
 	if w.OnError != nil {
 		w.OnError(w.backend, err)
 	}
 }
 
-// wait is how long to leave the replica alone. Each scrape costs it milliseconds
-// of its event loop, so it is asked often only while the answer matters: when
-// others send it requests too, or it has more than it can run.
-func (w *watch) wait(pace PollPace) time.Duration {
+// interval returns the time until the next poll. A scrape costs the replica
+// milliseconds of its event loop, so it is polled often only while that matters:
+// when other clients use it too, or it has more requests than it can run.
+func (w *pollState) interval(s PollSettings) time.Duration {
 	switch l := w.last; {
 	case w.noMetrics:
-		return noMetricsWait
+		return noMetricsInterval
 	case l != nil && w.misses == 0 && l.QueuesKnown && (l.Waiting > 0 || int64(l.Running) > l.OwnInFlight):
-		return cmp.Or(pace.FastInterval, 250*time.Millisecond)
+		return cmp.Or(s.FastInterval, defaultFastInterval)
 	}
-	return cmp.Or(pace.Interval, time.Second)
+	return cmp.Or(s.Interval, defaultPollInterval)
 }
 
-func (w *watch) scrape(ctx context.Context, limit time.Duration) (*Load, error) {
-	ctx, cancel := context.WithTimeout(ctx, limit)
+func (w *pollState) scrape(ctx context.Context, timeout time.Duration) (*Load, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	before, sent := w.backend.InFlight.Load(), time.Now()
 	res, err := w.backend.get(ctx, "/metrics", "text/plain;version=0.0.4", "")
@@ -170,18 +175,18 @@ func (w *watch) scrape(ctx context.Context, limit time.Duration) (*Load, error) 
 	}
 	br := w.reader()
 	defer w.readers.Put(br)
-	most := cmp.Or(w.MaxBytes, 16<<20)
-	br.Reset(http.MaxBytesReader(nil, res.Body, most))
-	load, err := ParseMetrics(br)
-	br.Reset(nil) // or the pool would keep the body
+	maxBytes := cmp.Or(w.MaxBytes, defaultMaxMetricsBytes)
+	br.Reset(http.MaxBytesReader(nil, res.Body, maxBytes))
+	load, err := vllm.ParseMetrics(br)
+	br.Reset(nil) // do not keep the body in the pool
 	if isTooLong(err) {
-		return nil, fmt.Errorf("scrape: /metrics is longer than %d bytes", most)
+		return nil, fmt.Errorf("scrape: /metrics is longer than %d bytes", maxBytes)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("scrape: %w", err)
 	}
-	// What was sent or ended meanwhile may be among what the replica counted; it
-	// must not be taken for other clients'.
+	// The replica may have counted requests that were sent or ended meanwhile;
+	// they must not be taken for other clients'.
 	load.OwnInFlight, load.ScrapedAt = max(before, w.backend.InFlight.Load()), sent
 	if load.Asleep {
 		load.AsleepSince = sent
@@ -192,15 +197,15 @@ func (w *watch) scrape(ctx context.Context, limit time.Duration) (*Load, error) 
 	return &load, nil
 }
 
-func (w *watch) log(level slog.Level, message string, fields ...any) {
+func (w *pollState) log(level slog.Level, message string, attrs ...any) {
 	if w.Logger != nil {
-		w.Logger.Log(context.Background(), level, message, append([]any{"backend", w.backend.Name}, fields...)...)
+		w.Logger.Log(context.Background(), level, message, append([]any{"backend", w.backend.Name}, attrs...)...)
 	}
 }
 
-// lostCache compares two scrapes of one replica and says why what it had cached
-// before is gone, or returns "". before is nil for the first scrape.
-func lostCache(before, now *Load) string {
+// cacheLossReason compares two scrapes of one replica and returns why the cache
+// of the first is gone, or "". before is nil at the first scrape.
+func cacheLossReason(before, now *Load) string {
 	if now.Asleep && (before == nil || !before.Asleep) {
 		return "the engine is asleep"
 	}
@@ -209,14 +214,14 @@ func lostCache(before, now *Load) string {
 	}
 	switch {
 	case before.StartTime != 0 && now.StartTime != 0 && before.StartTime != now.StartTime:
-		return "the process started anew"
+		return "replica restarted"
 	case before.TokensKnown && now.TokensKnown &&
 		(now.PromptTokens < before.PromptTokens || now.GenerationTokens < before.GenerationTokens),
 		before.PrefixKnown && now.PrefixKnown && now.PrefixQueries < before.PrefixQueries:
-		// In multiprocess mode there is no start time, and this is the sign.
-		return "a counter ran backwards"
+		// In multiprocess mode there is no start time, only this sign.
+		return "a counter decreased"
 	case before.CacheTokens != 0 && now.CacheTokens != 0 && before.CacheTokens != now.CacheTokens:
-		return fmt.Sprintf("the cache changed from %d to %d tokens", before.CacheTokens, now.CacheTokens)
+		return fmt.Sprintf("cache size changed from %d to %d tokens", before.CacheTokens, now.CacheTokens)
 	}
 	return ""
 }

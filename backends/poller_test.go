@@ -33,13 +33,13 @@ func TestPollOverASocket(t *testing.T) {
 			default:
 			}
 		}
-		http.ServeFile(w, r, "testdata/metrics-0.32.txt")
+		http.ServeFile(w, r, "vllm/testdata/metrics-0.32.txt")
 	}))
-	b.SetTerms(Terms{APIKey: "k", Probe: b.Terms().Probe})
+	b.SetOptions(Options{APIKey: "k", ProbeTransport: b.Options().ProbeTransport})
 	b.InFlight.Store(3)
 	loads := make(chan *Load, 1)
 	p := Poller{OnLoad: func(_ *Backend, l *Load) { loads <- l }}
-	followUntilCleanup(t, p.Follow, b)
+	watchUntilCleanup(t, p.Watch, b)
 	l := await(t, loads)
 	if l != b.Load() || l.CacheTokens != 16384 || l.OwnInFlight != 3 || l.ScrapedAt.IsZero() {
 		t.Errorf("%+v", l)
@@ -61,8 +61,8 @@ func TestAPollOfASlowReplicaEndsBeforeTheNextBegins(t *testing.T) {
 		polls <- struct{}{}
 	}))
 	p := Poller{}
-	p.SetPace(PollPace{Interval: time.Millisecond, Timeout: 10 * time.Second})
-	followUntilCleanup(t, p.Follow, b)
+	p.SetSettings(PollSettings{Interval: time.Millisecond, Timeout: 10 * time.Second})
+	watchUntilCleanup(t, p.Watch, b)
 	for range 5 {
 		await(t, polls)
 	}
@@ -81,8 +81,8 @@ func TestAHangingReplicaDelaysNoOther(t *testing.T) {
 		default:
 		}
 	}}
-	p.SetPace(PollPace{Interval: time.Millisecond, Timeout: time.Hour})
-	followUntilCleanup(t, p.Follow, hang, well) // and Follow ends at once when asked to, the hanging poll included
+	p.SetSettings(PollSettings{Interval: time.Millisecond, Timeout: time.Hour})
+	watchUntilCleanup(t, p.Watch, hang, well) // and Follow ends at once when asked to, the hanging poll included
 	for range 3 {
 		if b := await(t, loads); b != well {
 			t.Errorf("a load of %s", b.Name)
@@ -120,8 +120,8 @@ func TestPollErrorsSayWhatWentWrong(t *testing.T) {
 					default:
 					}
 				}}
-			p.SetPace(PollPace{Interval: time.Millisecond, Timeout: 200 * time.Millisecond})
-			followUntilCleanup(t, p.Follow, b)
+			p.SetSettings(PollSettings{Interval: time.Millisecond, Timeout: 200 * time.Millisecond})
+			watchUntilCleanup(t, p.Watch, b)
 			if err := await(t, errs); !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), b.Name) {
 				t.Errorf("%v, want %q", err, c.want)
 			}
@@ -137,7 +137,7 @@ func pollsIn(t *testing.T, f func() (*http.Response, error), own int64) (polls i
 		p := Poller{}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		p.Follow(ctx, b)
+		p.Watch(ctx, b)
 	})
 	return polls
 }
@@ -152,8 +152,8 @@ func TestWhatIsSentDuringAScrapeIsOurs(t *testing.T) {
 		b.InFlight.Store(c.before)
 		loads := make(chan *Load, 1)
 		p := Poller{OnLoad: func(_ *Backend, l *Load) { loads <- l }}
-		p.SetPace(PollPace{Interval: time.Hour, Timeout: time.Minute})
-		followUntilCleanup(t, p.Follow, b)
+		p.SetSettings(PollSettings{Interval: time.Hour, Timeout: time.Minute})
+		watchUntilCleanup(t, p.Watch, b)
 		if l := await(t, loads); l.OwnInFlight != 5 {
 			t.Errorf("%s: %d in flight are ours, want 5", name, l.OwnInFlight)
 		}
@@ -205,7 +205,7 @@ func TestLoadIsUnknownAfterThreeMissedPollsAndKnownAgainAfterOne(t *testing.T) {
 		}}
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
-		go func() { p.Follow(ctx, b); close(done) }()
+		go func() { p.Watch(ctx, b); close(done) }()
 		time.Sleep(3 * time.Second)
 		if b.Load() == nil {
 			t.Fatal("no load")
@@ -237,10 +237,10 @@ func TestFirstPollWithoutDescriptors(t *testing.T) {
 		return nil, &transport.ConnectError{Addr: "a:80", Err: syscall.EMFILE}
 	}))
 	p := Poller{OnError: func(_ *Backend, err error) { t.Errorf("counted as a failed scrape: %v", err) }}
-	p.SetPace(PollPace{Interval: time.Millisecond, Timeout: time.Minute})
+	p.SetSettings(PollSettings{Interval: time.Millisecond, Timeout: time.Minute})
 	ctx, stop := context.WithCancel(t.Context())
 	var following sync.WaitGroup
-	following.Go(func() { p.Follow(ctx, b) })
+	following.Go(func() { p.Watch(ctx, b) })
 	for range 3 {
 		await(t, polls)
 	}
@@ -259,7 +259,7 @@ func TestNoMetricsMeansLoadUnknownNeverDown(t *testing.T) {
 	b.SetLoad(&Load{})
 	errs := make(chan error, 1)
 	p := Poller{OnError: func(_ *Backend, err error) { errs <- err }}
-	followUntilCleanup(t, p.Follow, b)
+	watchUntilCleanup(t, p.Watch, b)
 	if err := await(t, errs); !errors.Is(err, errNoMetrics) {
 		t.Error(err)
 	}
@@ -274,9 +274,9 @@ func TestALostCacheIsToldOnceBeforeTheLoad(t *testing.T) {
 	}
 	asleep := "vllm:engine_sleep_state{sleep_state=\"awake\"} 0\n"
 	for name, c := range map[string]struct{ before, after, want string }{
-		"another start time":         {vllmMetrics(1, 9, 0, 0), vllmMetrics(2, 9, 0, 0), "started anew"},
-		"a counter ran backwards":    {vllmMetrics(0, 9, 0, 0), vllmMetrics(0, 8, 0, 0), "backwards"},
-		"prefix queries went back":   {"vllm:prefix_cache_queries 9\nvllm:prefix_cache_hits 1\n", "vllm:prefix_cache_queries 8\nvllm:prefix_cache_hits 1\n", "backwards"},
+		"another start time":         {vllmMetrics(1, 9, 0, 0), vllmMetrics(2, 9, 0, 0), "restarted"},
+		"a counter decreased":        {vllmMetrics(0, 9, 0, 0), vllmMetrics(0, 8, 0, 0), "decreased"},
+		"prefix queries went back":   {"vllm:prefix_cache_queries 9\nvllm:prefix_cache_hits 1\n", "vllm:prefix_cache_queries 8\nvllm:prefix_cache_hits 1\n", "decreased"},
 		"asleep":                     {vllmMetrics(1, 9, 0, 0), vllmMetrics(1, 9, 0, 0) + asleep, "asleep"},
 		"another size":               {config(100), config(200), "from 100 to 200"},
 		"more tokens":                {vllmMetrics(1, 8, 0, 0), vllmMetrics(1, 9, 0, 0), ""},
@@ -300,7 +300,7 @@ func TestALostCacheIsToldOnceBeforeTheLoad(t *testing.T) {
 				})
 				var told []string
 				p := Poller{
-					OnLost: func(_ *Backend, reason string) { told = append(told, reason) },
+					OnCacheLost: func(_ *Backend, reason string) { told = append(told, reason) },
 					OnLoad: func(*Backend, *Load) {
 						if polls == 1 {
 							told = nil // what the first scrape said of itself
@@ -311,7 +311,7 @@ func TestALostCacheIsToldOnceBeforeTheLoad(t *testing.T) {
 				}
 				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 				defer cancel()
-				p.Follow(ctx, b)
+				p.Watch(ctx, b)
 				switch got := strings.Join(told, "; "); {
 				case c.want == "" && got != "", len(told) > 1, !strings.Contains(got, c.want):
 					t.Errorf("told %q, want %q", got, c.want)
@@ -322,7 +322,7 @@ func TestALostCacheIsToldOnceBeforeTheLoad(t *testing.T) {
 }
 
 func TestAReplicaFoundAsleepHasLostItsCache(t *testing.T) {
-	if lostCache(nil, &Load{Asleep: true}) == "" || lostCache(nil, &Load{}) != "" {
+	if cacheLossReason(nil, &Load{Asleep: true}) == "" || cacheLossReason(nil, &Load{}) != "" {
 		t.Error("the first scrape")
 	}
 }

@@ -8,76 +8,78 @@ import (
 	"sync/atomic"
 )
 
-// Registry is the fleet: the backends there are and what they serve. Backends
-// come and go while it is used. Safe for concurrent use; readers take no lock.
+// Registry holds the backends and the catalog of what they serve. Backends can
+// be added and removed while it is used. Safe for concurrent use; All, Find and
+// Catalog take no lock.
 type Registry struct {
-	present atomic.Pointer[[]*Backend] // by Slot; never modified once published
-	catalog atomic.Pointer[Catalog]
+	backends atomic.Pointer[[]*Backend] // by Slot; never modified once published
+	catalog  atomic.Pointer[Catalog]
+	changed  Event // the State of a backend
 
-	// changing makes one change after the other: a catalog is never replaced by an
-	// older one when two replicas change their models together.
-	changing sync.Mutex
-	slots    []slot
-
-	changed Event // a backend's state
+	// mu serializes changes, so that a catalog is never replaced by an older one.
+	mu    sync.Mutex
+	slots []slot
 }
 
-// slot is a place that a backend has, or had last.
+// slot is an index that a backend has, or had last.
 type slot struct {
-	owner *Backend
-	left  bool
+	backend *Backend
+	removed bool
 }
 
-// NewRegistry gives every backend its Slot, in the order of list. A backend
-// belongs to one registry only. All faults of the list are reported together.
+// NewRegistry returns a registry of these backends, with Slots in the order of
+// list. A backend belongs to one registry only. The error names all conflicts.
 func NewRegistry(list []*Backend) (*Registry, error) {
 	if len(list) == 0 {
 		return nil, errors.New("no backends; name at least one replica's URL")
 	}
 	r := &Registry{}
-	var faults []error
+	var errs []error
 	for _, b := range list {
-		faults = append(faults, r.clashes(b)...)
-		r.place(b)
+		errs = append(errs, r.conflictsWith(b)...)
+		r.assignSlot(b)
 	}
-	if len(faults) > 0 {
-		return nil, errors.Join(faults...)
+	if len(errs) > 0 {
+		return nil, errors.Join(errs...)
 	}
 	r.publish()
 	return r, nil
 }
 
-// Add takes in one backend more, in the lowest Slot that is free. On an error
-// nothing has changed. A backend that retires is in nobody's way.
+// Add adds a backend in the lowest free Slot. It fails, and changes nothing, when
+// another backend that is not retired has its name or address.
 func (r *Registry) Add(b *Backend) error {
-	r.changing.Lock()
-	defer r.changing.Unlock()
-	if err := errors.Join(r.clashes(b)...); err != nil {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := errors.Join(r.conflictsWith(b)...); err != nil {
 		return err
 	}
-	r.place(b)
+	r.assignSlot(b)
 	r.publish()
 	return nil
 }
 
-// Remove takes b out of the fleet and the catalog, at once. Its Slot is free for
-// another once nothing of ours is in flight there. Routers have to let go of b
-// before.
+// Remove removes b from the registry and the catalog at once. Its Slot is reused
+// once nothing of ours is in flight there. Remove b from routers before.
 func (r *Registry) Remove(b *Backend) {
-	r.changing.Lock()
-	defer r.changing.Unlock()
-	if b.Slot < len(r.slots) && r.slots[b.Slot].owner == b {
-		r.slots[b.Slot].left = true
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if b.Slot < len(r.slots) && r.slots[b.Slot].backend == b {
+		r.slots[b.Slot].removed = true
 		r.publish()
 	}
 }
 
-// All returns the backends there are, by Slot. Callers must not change the slice,
-// which need not have one for every Slot.
-func (r *Registry) All() []*Backend { return *r.present.Load() }
+// All returns the backends in the order of their Slots, of which some may be
+// unused. Callers must not change the slice.
+func (r *Registry) All() []*Backend { return *r.backends.Load() }
 
-// Find returns the backend of that name, of two the one that does not retire; nil
-// when there is none.
+// StateChanged returns a channel that is closed at the next change of a backend's
+// State. To wait for a state, call it first, then look, then wait.
+func (r *Registry) StateChanged() <-chan struct{} { return r.changed.Next() }
+
+// Find returns the backend of that name, preferably one that is not retired, or
+// nil.
 func (r *Registry) Find(name string) *Backend {
 	var found *Backend
 	for _, b := range r.All() {
@@ -88,60 +90,148 @@ func (r *Registry) Find(name string) *Backend {
 	return found
 }
 
-// StateChanged returns a channel that is closed when the state of a backend changes next.
-func (r *Registry) StateChanged() <-chan struct{} { return r.changed.Next() }
-
-// Catalog returns what the fleet serves, as of the last change of a replica's list.
+// Catalog returns the models that the backends list now.
 func (r *Registry) Catalog() *Catalog { return r.catalog.Load() }
 
-// clashes says what is wrong with b beside those there are.
-func (r *Registry) clashes(b *Backend) (faults []error) {
-	named, alike := false, false
+// conflictsWith returns why b cannot be added.
+func (r *Registry) conflictsWith(b *Backend) (errs []error) {
+	sameName, sameAddress := false, false
 	for _, s := range r.slots {
-		other := s.owner
-		if s.left || other.Retiring() {
+		other := s.backend
+		if s.removed || other.Retiring() {
 			continue
 		}
-		if other.Name == b.Name && !named {
-			named = true
-			faults = append(faults, fmt.Errorf("two backends are named %q; give one another name", b.Name))
+		if other.Name == b.Name && !sameName {
+			sameName = true
+			errs = append(errs, fmt.Errorf("two backends are named %q; rename one", b.Name))
 		}
-		// No URL: nothing is sent there, as in tests of routing alone.
-		if b.URL != nil && other.URL != nil && Address(other.URL) == Address(b.URL) && !alike {
-			alike = true
-			faults = append(faults, fmt.Errorf("backends %q and %q are the same replica, %s; drop one", other.Name, b.Name, Address(b.URL)))
+		// A backend without a URL gets no requests, as in tests of routing alone.
+		if b.URL != nil && other.URL != nil && Address(other.URL) == Address(b.URL) && !sameAddress {
+			sameAddress = true
+			errs = append(errs, fmt.Errorf("backends %q and %q are the same replica, %s; remove one", other.Name, b.Name, Address(b.URL)))
 		}
 	}
-	return faults
+	return errs
 }
 
-// place gives b a Slot.
-func (r *Registry) place(b *Backend) {
-	at := slices.IndexFunc(r.slots, func(s slot) bool { return s.left && s.owner.Idle() })
-	if at < 0 {
-		at = len(r.slots)
+func (r *Registry) assignSlot(b *Backend) {
+	i := slices.IndexFunc(r.slots, func(s slot) bool { return s.removed && s.backend.Idle() })
+	if i < 0 {
+		i = len(r.slots)
 		r.slots = append(r.slots, slot{})
 	}
-	r.slots[at] = slot{owner: b}
-	b.Slot = at
-	b.suspected = make(chan struct{}, 1)
-	b.relisted = r.relist
-	b.changed = &r.changed
+	r.slots[i] = slot{backend: b}
+	b.Slot = i
+	b.checkRequested = make(chan struct{}, 1)
+	b.registry = r
 }
 
 func (r *Registry) publish() {
 	var all []*Backend
 	for _, s := range r.slots {
-		if !s.left {
-			all = append(all, s.owner)
+		if !s.removed {
+			all = append(all, s.backend)
 		}
 	}
-	r.present.Store(&all)
+	r.backends.Store(&all)
 	r.catalog.Store(newCatalog(all))
 }
 
-func (r *Registry) relist() {
-	r.changing.Lock()
-	defer r.changing.Unlock()
+func (r *Registry) updateCatalog() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	r.catalog.Store(newCatalog(r.All()))
+}
+
+// Catalog is the union of all replicas' /v1/models; that of a replica which is
+// down is the last known one. Never modified once published, and read without
+// allocation.
+type Catalog struct {
+	Models []Model // one card for each ID: that of the first backend, by Slot, that lists it
+
+	entries  map[string]Entry
+	onlyBase string
+}
+
+// Entry is one model and where it is served.
+type Entry struct {
+	Model
+	Adapter  bool       // a LoRA adapter: its card has a parent
+	Backends []*Backend // those that list it, ready or not, by Slot; not to be changed
+
+	unbounded bool // one of them does not report its MaxTokens
+}
+
+func newCatalog(all []*Backend) *Catalog {
+	c := &Catalog{entries: map[string]Entry{}}
+	for _, b := range all {
+		for _, m := range b.Models() {
+			e, known := c.entries[m.ID]
+			if !known {
+				e = Entry{Model: m, Adapter: m.Parent != ""}
+				c.Models = append(c.Models, m)
+			}
+			if e.MaxTokens = max(e.MaxTokens, m.MaxTokens); m.MaxTokens == 0 || e.unbounded {
+				e.MaxTokens, e.unbounded = 0, true
+			}
+			// A replica may list an ID twice.
+			if n := len(e.Backends); n == 0 || e.Backends[n-1] != b {
+				e.Backends = append(e.Backends, b)
+			}
+			c.entries[m.ID] = e
+		}
+	}
+	c.onlyBase, _ = OnlyBase(c.Models)
+	return c
+}
+
+// OnlyBase returns the ID of the only base model among those given, or false.
+// IDs with the same Root are aliases of one model; the first of them is returned.
+func OnlyBase(models []Model) (id string, ok bool) {
+	first := -1
+	for i, m := range models {
+		switch {
+		case m.Parent != "":
+		case first < 0:
+			first = i
+		case m.Root == "" || m.Root != models[first].Root:
+			return "", false
+		}
+	}
+	if first < 0 {
+		return "", false
+	}
+	return models[first].ID, true
+}
+
+// Find returns the model with an ID.
+func (c *Catalog) Find(id string) (Entry, bool) {
+	e, ok := c.entries[id]
+	return e, ok
+}
+
+// OnlyBase returns the ID of the only base model of all backends, which is that
+// of a request without a model, or false.
+func (c *Catalog) OnlyBase() (string, bool) { return c.onlyBase, c.onlyBase != "" }
+
+// EngineModel returns the name that seeds a chain of blocks. Aliases of a base
+// model share their KV cache and so a seed; vLLM hashes an adapter's name into
+// its blocks, so that an adapter has its own.
+func (c *Catalog) EngineModel(id string) string {
+	e, ok := c.entries[id]
+	if !ok || e.Adapter || e.Root == "" {
+		return id
+	}
+	return e.Root
+}
+
+// MaxTokens returns the maximum length of a prompt and its answer on the replica
+// that accepts the most; 0 when one does not report it. An adapter's is that of
+// its base model.
+func (c *Catalog) MaxTokens(id string) int {
+	e := c.entries[id]
+	if e.Adapter {
+		e = c.entries[e.Parent]
+	}
+	return e.MaxTokens
 }

@@ -27,7 +27,7 @@ func fleet(t *testing.T, lists ...string) *Registry {
 func cards(list string) []Model {
 	var models []Model
 	for _, word := range strings.Fields(list) {
-		m := Model{lasting: word, Card: []byte(word)}
+		m := Model{Card: []byte(word)}
 		if id, parent, ok := strings.Cut(word, "<"); ok {
 			m.ID, m.Parent, m.Root = id, parent, "/adapters/"+id
 		} else {

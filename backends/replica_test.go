@@ -34,8 +34,8 @@ func backendAt(t *testing.T, raw string) *Backend {
 	return b
 }
 
-// followUntilCleanup follows each backend until the test ends, and waits for that.
-func followUntilCleanup(t *testing.T, follow func(context.Context, *Backend), all ...*Backend) {
+// watchUntilCleanup follows each backend until the test ends, and waits for that.
+func watchUntilCleanup(t *testing.T, follow func(context.Context, *Backend), all ...*Backend) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	var following sync.WaitGroup
@@ -57,8 +57,8 @@ func await[T any](t *testing.T, c <-chan T) T {
 	}
 }
 
-// vllm answers as a healthy replica does.
-func vllm(models ...string) http.Handler {
+// healthyReplica responds as vLLM does.
+func healthyReplica(models ...string) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /health", func(http.ResponseWriter, *http.Request) {})
 	mux.HandleFunc("GET /v1/models", func(w http.ResponseWriter, _ *http.Request) {
@@ -88,4 +88,13 @@ func virtual(t *testing.T, f roundTrip) *Backend {
 		t.Fatal(err)
 	}
 	return b
+}
+
+// vllmModels is the body of /v1/models with these cards, as of a given second.
+func vllmModels(created, permission string, cards ...string) string {
+	list := make([]string, len(cards))
+	for i, c := range cards {
+		list[i] = `{` + c + `,"object":"model","created":` + created + `,"owned_by":"vllm","permission":[{"id":"` + permission + `"}]}`
+	}
+	return `{"object":"list","data":[` + strings.Join(list, ",") + `]}`
 }

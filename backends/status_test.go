@@ -28,7 +28,7 @@ func TestStatusHasReasonAndAge(t *testing.T) {
 		}
 		expect("made", Down, false, time.Now(), "not checked yet")
 		time.Sleep(time.Second)
-		followUntilCleanup(t, (&Checker{}).Follow, b)
+		watchUntilCleanup(t, (&Checker{}).Watch, b)
 		synctest.Wait()
 		ready := time.Now()
 		expect("checked", Ready, true, ready, "")
@@ -72,7 +72,7 @@ func TestLoadHasTimeOfSleep(t *testing.T) {
 			}
 			return answer(200, "vllm:num_requests_running{engine=\"0\"} 0.0\nvllm:engine_sleep_state{engine=\"0\",sleep_state=\"awake\"} 1.0\n")
 		})
-		followUntilCleanup(t, (&Poller{}).Follow, b)
+		watchUntilCleanup(t, (&Poller{}).Watch, b)
 		time.Sleep(3500 * time.Millisecond)
 		asleep.Store(true)
 		began := time.Now()

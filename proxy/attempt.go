@@ -141,7 +141,7 @@ func (a *attempt) trackReply() {
 
 // roundTrip asks a replica, on the terms that it has now.
 func (r *request) roundTrip(ctx context.Context, b *backends.Backend) (*http.Response, error) {
-	terms := b.Terms()
+	terms := b.Options()
 	return terms.Transport.RoundTrip(r.outgoingRequest(ctx, b, terms.APIKey))
 }
 

@@ -220,9 +220,9 @@ func TestMaxInFlight(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			g := newGated()
 			f := serveHolding(t, c.hold, nil, &g.replica)
-			limited := *f.backends[0].Terms()
+			limited := *f.backends[0].Options()
 			limited.MaxInFlight = 1
-			f.backends[0].SetTerms(limited)
+			f.backends[0].SetOptions(limited)
 			first := f.background(asked("first", false))
 			eventually(t, "the first is sent", func() bool { return len(g.requests()) == 1 })
 			second := f.background(asked("second", false))
@@ -542,9 +542,9 @@ func TestStreamBurst(t *testing.T) {
 	f := simulate(t, 4, "prefix", engine.Config{Speed: 20, MaxSeqs: streams, KVTokens: 4_000_000})
 	open := make(chan struct{})
 	for _, b := range f.backends {
-		terms := *b.Terms()
+		terms := *b.Options()
 		terms.Transport = &gate{terms.Transport.(*transport.Transport), open}
-		b.SetTerms(terms)
+		b.SetOptions(terms)
 	}
 	f.client.Transport.(*http.Transport).MaxIdleConnsPerHost = streams
 	f.client.Timeout = 2 * time.Minute
@@ -567,7 +567,7 @@ func TestStreamBurst(t *testing.T) {
 	f.settled()
 	f.client.CloseIdleConnections()
 	for _, b := range f.backends {
-		b.Terms().Transport.(*gate).CloseIdleConnections()
+		b.Options().Transport.(*gate).CloseIdleConnections()
 	}
 	// Those of the simulation and of the listeners remain.
 	eventually(t, "the streams' goroutines are gone", func() bool { return runtime.NumGoroutine() < before+40 })

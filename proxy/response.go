@@ -13,6 +13,7 @@ import (
 
 	"github.com/tidwall/gjson"
 
+	"warmroute/backends/vllm"
 	"warmroute/metrics"
 	"warmroute/router"
 )
@@ -59,7 +60,7 @@ func (a *attempt) replicaFailure(resp *http.Response) *failure {
 		return a.classify(err)
 	}
 	if resp.StatusCode == http.StatusInternalServerError {
-		f.shuttingDown = isShutdownError(f.body)
+		f.shuttingDown = vllm.IsShutdownError(f.body)
 		f.uncharged, f.mayHaveCrashed = f.shuttingDown, !f.shuttingDown
 	}
 	return f
@@ -222,38 +223,15 @@ func (a *attempt) abortedFailure() *failure {
 	}
 }
 
-// isAborted reports whether the engine aborted a whole answer. Few of those with
-// choices hold the word, so few are parsed for it.
+// isAborted reports whether the engine aborted a complete response.
 func isAborted(f format, body []byte) bool {
 	switch f {
 	case chatFormat, completionFormat:
-		if !bytes.Contains(body, []byte(`"abort"`)) {
-			return false
-		}
-		found := false
-		gjson.GetBytes(body, "choices").ForEach(func(_, choice gjson.Result) bool {
-			found = found || choice.Get("finish_reason").Str == "abort"
-			return true
-		})
-		return found
+		return vllm.HasAbortedChoice(body)
 	case responsesFormat:
-		return isResponseAborted(gjson.ParseBytes(body))
+		return vllm.IsAbortedResponse(gjson.ParseBytes(body))
 	case messagesFormat:
-		return gjson.GetBytes(body, "type").Str == "message" && gjson.GetBytes(body, "stop_reason").Type != gjson.String
-	}
-	return false
-}
-
-// isResponseAborted reports whether the engine aborted a response, as far as vLLM
-// tells: by its status where the model is gpt-oss, else only where it aborted before
-// the first token, as nothing else makes an answer of none. Any other response that
-// was aborted looks like one that is complete.
-func isResponseAborted(response gjson.Result) bool {
-	switch response.Get("status").Str {
-	case "cancelled":
-		return true
-	case "completed", "incomplete":
-		return response.Get("usage.output_tokens").Raw == "0" && response.Get("output.#").Raw == "0"
+		return vllm.IsAbortedMessage(body)
 	}
 	return false
 }
@@ -323,13 +301,13 @@ func (a *attempt) parseUsage(body []byte) {
 func (a *attempt) recordUsage(u *usage) {
 	b := a.decision.Backend
 	if u.hasCached {
-		b.TellsCached.Store(true)
+		b.ReportsCached.Store(true)
 	}
 	a.result.AnswerTokens = u.completionTokens
 	a.result.PromptTokens = u.promptTokens
 	a.result.CachedTokens = u.cachedTokens
 	// Some versions leave the figure out when it is 0.
-	a.result.CachedKnown = u.known && (u.hasCached || b.TellsCached.Load())
+	a.result.CachedKnown = u.known && (u.hasCached || b.ReportsCached.Load())
 	a.outcome.ObservedTokens = u.cachedTokens
 	a.outcome.PromptTokens = a.decision.PromptTokens
 	if u.promptTokens > 0 {

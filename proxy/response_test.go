@@ -459,10 +459,10 @@ func TestRetryAfterStalledHeader(t *testing.T) {
 		s.say("HTTP/1.1 200 OK\r\ncontent-ty")
 		s.closed()
 	}}, &replica{script: always(answered("200 OK", whole))})
-	terms := *f.backends[0].Terms()
+	terms := *f.backends[0].Options()
 	impatient := transport.New(transport.Options{URL: f.backends[0].URL, HeaderTimeout: 20 * time.Millisecond})
 	terms.Transport = impatient
-	f.backends[0].SetTerms(terms)
+	f.backends[0].SetOptions(terms)
 	if _, answer := f.post("/v1/chat/completions", askWhole); answer != whole {
 		t.Errorf("got %q", answer)
 	}

@@ -8,11 +8,8 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"slices"
-	"strings"
 	"sync"
 	"time"
-
-	"github.com/tidwall/gjson"
 
 	"warmroute/backends"
 	"warmroute/metrics"
@@ -370,24 +367,6 @@ func (r *request) hasFailed(b *backends.Backend) bool {
 // mayHaveCrashed reports whether the request may be what b died of.
 func (r *request) mayHaveCrashed(b *backends.Backend) bool {
 	return slices.ContainsFunc(r.suspected, func(o suspectedFailure) bool { return o.backend == b && o.mayHaveCrashed })
-}
-
-// shutdownMessages are how the messages begin with which vLLM refuses new requests
-// while it finishes what it has (--shutdown-timeout), for seconds in which its checks
-// pass: of its thread pools, and of its engine.
-var shutdownMessages = [...]string{"cannot schedule new futures after ", "Server shutting down"}
-
-// isShutdownError reports whether an error is one of those: no engine has seen the
-// request. Only the start of its message counts, since an error may quote its request,
-// and only JSON is parsed, since gjson finds objects in any text.
-func isShutdownError(body []byte) bool {
-	if !gjson.ValidBytes(body) {
-		return false
-	}
-	message := gjson.GetBytes(body, "error.message")
-	return message.Type == gjson.String && slices.ContainsFunc(shutdownMessages[:], func(start string) bool {
-		return strings.HasPrefix(message.Str, start)
-	})
 }
 
 // awaitHealthVerdict waits until the checks have seen whether the replica of a failed attempt

@@ -921,27 +921,6 @@ func TestPoisonGuardIgnoresQuotedShutdownMessages(t *testing.T) {
 	}
 }
 
-// The messages with which vLLM refuses requests while it shuts down.
-func TestShutdownMessages(t *testing.T) {
-	for _, c := range []struct {
-		body string
-		want bool
-	}{
-		{errorJSON("cannot schedule new futures after shutdown"), true},
-		{errorJSON("cannot schedule new futures after interpreter shutdown"), true},
-		{errorJSON("Server shutting down"), true},
-		{`{"type":"error","error":{"type":"internal_error","message":"cannot schedule new futures after shutdown"}}`, true},
-		{errorJSON("EngineCore encountered an issue. See stack trace (above) for the root cause."), false},
-		{errorJSON(""), false},
-		{`{"error":"cannot schedule new futures after shutdown"}`, false},
-		{"", false},
-	} {
-		if got := isShutdownError([]byte(c.body)); got != c.want {
-			t.Errorf("%s: %v, want %v", c.body, got, c.want)
-		}
-	}
-}
-
 func TestRetryBudget(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newRetryBudget()

@@ -7,6 +7,7 @@ import (
 
 	"github.com/tidwall/gjson"
 
+	"warmroute/backends/vllm"
 	"warmroute/router/prompt"
 )
 
@@ -208,7 +209,7 @@ func (s *eventScanner) inspect(data []byte) bool {
 func (s *eventScanner) inspectEnd(data []byte) bool {
 	switch s.format {
 	case chatFormat, completionFormat:
-		if bytes.Contains(data, []byte(`"abort"`)) {
+		if bytes.Contains(data, []byte(`"`+vllm.FinishReasonAbort+`"`)) {
 			s.inspectChoices(data, "", func(gjson.Result) bool { return false })
 		}
 	case responsesFormat:
@@ -246,7 +247,7 @@ func (s *eventScanner) inspectTyped(data []byte) bool {
 		switch {
 		case endsResponse(kind):
 			s.done = true
-			if isResponseAborted(gjson.GetBytes(data, "response")) {
+			if vllm.IsAbortedResponse(gjson.GetBytes(data, "response")) {
 				s.markAborted()
 			} else {
 				s.finished = true
@@ -282,7 +283,7 @@ func (s *eventScanner) inspectChoices(data []byte, key string, hasContent func(g
 		}
 		switch reason := choice.Get("finish_reason"); {
 		case reason.Type != gjson.String:
-		case reason.Str == "abort":
+		case reason.Str == vllm.FinishReasonAbort:
 			s.markAborted()
 		default:
 			s.finished = true

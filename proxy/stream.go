@@ -13,6 +13,7 @@ import (
 	"github.com/tidwall/gjson"
 
 	"warmroute/backends/transport"
+	"warmroute/backends/vllm"
 	"warmroute/metrics"
 	"warmroute/router"
 )
@@ -166,7 +167,7 @@ func (a *attempt) checkStream(resp *http.Response, s *eventScanner, err error) *
 			reason: metrics.RetryErrorEvent, err: errors.New("error event before any content"), status: status, body: s.errorEvent,
 			header: http.Header{"Content-Type": {"application/json"}},
 		}
-		f.shuttingDown = isShutdownError(s.errorEvent)
+		f.shuttingDown = vllm.IsShutdownError(s.errorEvent)
 		f.uncharged, f.mayHaveCrashed = f.shuttingDown, !f.shuttingDown
 		if n := int64(len(s.errorEvent)); a.proxy.reserveBuffer(n) {
 			f.charged = n

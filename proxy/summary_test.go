@@ -130,9 +130,9 @@ func TestAccessLogQueued(t *testing.T) {
 		}
 	}}
 	f := serveHolding(t, router.QueueSettings{Requests: 10, Bytes: 1 << 20, Timeout: time.Minute}, change, r)
-	terms := *f.backends[0].Terms()
+	terms := *f.backends[0].Options()
 	terms.MaxInFlight = 1
-	f.backends[0].SetTerms(terms)
+	f.backends[0].SetOptions(terms)
 	var asking sync.WaitGroup
 	for range 2 {
 		asking.Go(func() { f.post("/v1/chat/completions", askWhole) })

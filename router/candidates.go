@@ -152,7 +152,7 @@ func (r *Router) available(b *backends.Backend, tried []*backends.Backend) bool 
 // isFull reports whether b may not have so many sequences more. One request
 // alone always may, whatever it counts for.
 func isFull(b *backends.Backend, sequences int64) bool {
-	most := b.Terms().MaxInFlight
+	most := b.Options().MaxInFlight
 	if most <= 0 {
 		return false
 	}
@@ -161,7 +161,7 @@ func isFull(b *backends.Backend, sequences int64) bool {
 }
 
 func weight(b *backends.Backend) float64 {
-	if w := b.Terms().Weight; w > 0 {
+	if w := b.Options().Weight; w > 0 {
 		return w
 	}
 	return 1

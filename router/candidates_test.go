@@ -59,8 +59,8 @@ func TestOtherPoliciesKnowNoKVGuard(t *testing.T) {
 
 func TestMaxInFlightIsKept(t *testing.T) {
 	r, fleet, _ := newFleet(t, 2, "prefix")
-	fleet[0].SetTerms(backends.Terms{MaxInFlight: 2})
-	fleet[1].SetTerms(backends.Terms{MaxInFlight: 3})
+	fleet[0].SetOptions(backends.Options{MaxInFlight: 2})
+	fleet[1].SetOptions(backends.Options{MaxInFlight: 3})
 	var open []*Decision
 	for range 5 {
 		open = append(open, mustPick(t, r, ask(fleet, 1, 10)))
@@ -85,7 +85,7 @@ func TestMaxInFlightIsKept(t *testing.T) {
 
 func TestARequestOfManySequencesCountsAsManyAndStillFindsAPlace(t *testing.T) {
 	r, fleet, _ := newFleet(t, 1, "prefix")
-	fleet[0].SetTerms(backends.Terms{MaxInFlight: 4})
+	fleet[0].SetOptions(backends.Options{MaxInFlight: 4})
 	many := ask(fleet, 1, 10)
 	many.Sequences = 9
 	d := mustPick(t, r, many) // more than there ever is room for: it goes alone
@@ -105,7 +105,7 @@ func TestARequestOfManySequencesCountsAsManyAndStillFindsAPlace(t *testing.T) {
 func TestWeightShiftsTraffic(t *testing.T) {
 	for _, name := range []string{"prefix", "least-load"} {
 		r, fleet, _ := newFleet(t, 2, name)
-		fleet[1].SetTerms(backends.Terms{Weight: 3})
+		fleet[1].SetOptions(backends.Options{Weight: 3})
 		for key := range 400 {
 			d := mustPick(t, r, ask(fleet, key, 4))
 			d.RecordFirstEvent()

@@ -141,7 +141,7 @@ func (d *Decision) Release(o Outcome) {
 	d.released = true
 	d.unwatch()
 	if d.instant {
-		d.Backend.Instant.Add(-1)
+		d.Backend.NoEngineInFlight.Add(-1)
 		return
 	}
 	d.Backend.InFlight.Add(-d.sequences)

@@ -143,7 +143,7 @@ func TestExplainSaysWhyABackendIsNoCandidate(t *testing.T) {
 		fleet[i].SetState(state)
 	}
 	fleet[2].SetLoad(&backends.Load{Asleep: true, ScrapedAt: c.now})
-	fleet[3].SetTerms(backends.Terms{MaxInFlight: 1})
+	fleet[3].SetOptions(backends.Options{MaxInFlight: 1})
 	fleet[3].InFlight.Add(1)
 	except := func(b *backends.Backend) []*backends.Backend {
 		return slices.DeleteFunc(slices.Clone(fleet), func(o *backends.Backend) bool { return o == b })

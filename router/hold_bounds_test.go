@@ -207,7 +207,7 @@ func TestRetryAfterIsTheTimeOfTheWorkAhead(t *testing.T) {
 
 func TestAFullBackendIsWaitedFor(t *testing.T) {
 	r, fleet, _ := newFleet(t, 1, "prefix", holding)
-	fleet[0].SetTerms(backends.Terms{MaxInFlight: 1})
+	fleet[0].SetOptions(backends.Options{MaxInFlight: 1})
 	running := sent(t, "", submit(r, ask(fleet, 1, 1)))
 	running.RecordFirstEvent()
 	w := submit(r, ask(fleet, 2, 1))
@@ -225,7 +225,7 @@ func TestARequestThatCountsForManyGetsItsPlaces(t *testing.T) {
 		return w
 	}
 	for _, b := range fleet {
-		b.SetTerms(backends.Terms{MaxInFlight: 8})
+		b.SetOptions(backends.Options{MaxInFlight: 8})
 	}
 	for key := range 16 {
 		d := sent(t, "", send(key))

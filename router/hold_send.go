@@ -138,7 +138,7 @@ func (r *Router) claim(h *Ticket, slot int, now time.Time) {
 func (r *Router) claimPlaces(h *Ticket, now time.Time) {
 	var most *backends.Backend
 	free := func(b *backends.Backend) int64 {
-		return int64(b.Terms().MaxInFlight) - b.InFlight.Load() - r.reserved[b.Slot].sequences
+		return int64(b.Options().MaxInFlight) - b.InFlight.Load() - r.reserved[b.Slot].sequences
 	}
 	for _, b := range h.req.Backends {
 		if r.available(b, h.tried) && (most == nil || free(b) > free(most)) {

@@ -233,7 +233,7 @@ func (r *Router) reserve(req *Request, tried []*backends.Backend, chosen int, no
 	}
 	d.progress.watched.add(d)
 	if d.instant {
-		b.Instant.Add(1)
+		b.NoEngineInFlight.Add(1)
 		return d
 	}
 	if d.tooLong {

@@ -64,7 +64,7 @@ func (r *Router) ResetBackend(b *backends.Backend) (was ResetReport) {
 	if t, ok := r.policy.(policy.Forgetter); ok {
 		t.Forget(b.Slot)
 	}
-	b.TellsCached.Store(false)
+	b.ReportsCached.Store(false)
 	p.breaker.close(now)
 	p.stops, p.refused, p.freed = time.Time{}, time.Time{}, 0
 	p.missed, p.hung = 0, false

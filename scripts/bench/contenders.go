@@ -168,7 +168,7 @@ func (b *bench) install(ctx context.Context, withPeers bool) error {
 
 // mock starts replicas in a process of their own.
 func (b *bench) mock(ctx context.Context, n int) (p *process, urls []string, err error) {
-	cmd := exec.Command(b.self, "mock", "-replicas", fmt.Sprint(n), "-metrics", filepath.Join(b.repo, "backends/testdata/metrics-0.32.txt"))
+	cmd := exec.Command(b.self, "mock", "-replicas", fmt.Sprint(n), "-metrics", filepath.Join(b.repo, "backends/vllm/testdata/metrics-0.32.txt"))
 	if p, err = start(b.dir, "mock", cmd); err != nil {
 		return nil, nil, err
 	}

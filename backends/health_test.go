@@ -29,14 +29,14 @@ type change struct {
 func checked(t *testing.T, c *Checker, b *Backend) <-chan change {
 	changes := make(chan change, 100)
 	c.OnState = func(_ *Backend, s State, reason string) { changes <- change{s, reason} }
-	followUntilCleanup(t, c.Follow, b)
+	watchUntilCleanup(t, c.Watch, b)
 	return changes
 }
 
 func TestAHealthyReplicaIsReadyWithItsModels(t *testing.T) {
-	b := replicaAt(t, http.StripPrefix("/prefix", vllm(`"id":"m","root":"/m"`, `"id":"fr","parent":"m"`)))
+	b := replicaAt(t, http.StripPrefix("/prefix", healthyReplica(`"id":"m","root":"/m"`, `"id":"fr","parent":"m"`)))
 	b.URL.Path = "/prefix"
-	b.SetTerms(Terms{APIKey: "secret", Probe: b.Terms().Probe})
+	b.SetOptions(Options{APIKey: "secret", ProbeTransport: b.Options().ProbeTransport})
 	var log bytes.Buffer
 	got := await(t, checked(t, &Checker{Logger: slog.New(slog.NewTextHandler(&log, nil))}, b))
 	if got.state != Ready || b.State() != Ready {
@@ -58,7 +58,7 @@ func TestCheckAfterStaleConnection(t *testing.T) {
 	server.Config.ConnContext = func(ctx context.Context, _ net.Conn) context.Context {
 		return context.WithValue(ctx, connection{}, new(atomic.Int32))
 	}
-	healthy := vllm(`"id":"m","root":"/m"`)
+	healthy := healthyReplica(`"id":"m","root":"/m"`)
 	server.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Context().Value(connection{}).(*atomic.Int32).Add(1) == 2 {
 			panic(http.ErrAbortHandler)
@@ -70,7 +70,7 @@ func TestCheckAfterStaleConnection(t *testing.T) {
 	b := backendAt(t, server.URL)
 	probe := transport.New(transport.Options{URL: b.URL, IdleTimeout: 100 * time.Millisecond, StaleTimeout: time.Minute})
 	t.Cleanup(probe.Close)
-	b.SetTerms(Terms{Probe: probe})
+	b.SetOptions(Options{ProbeTransport: probe})
 	if got := await(t, checked(t, &Checker{}, b)); got.state != Ready {
 		t.Errorf("%+v", got)
 	}
@@ -118,9 +118,9 @@ func TestTheKeyIsSent(t *testing.T) {
 			w.WriteHeader(401)
 			return
 		}
-		vllm(`"id":"m"`).ServeHTTP(w, r)
+		healthyReplica(`"id":"m"`).ServeHTTP(w, r)
 	}))
-	b.SetTerms(Terms{APIKey: "k", Probe: b.Terms().Probe})
+	b.SetOptions(Options{APIKey: "k", ProbeTransport: b.Options().ProbeTransport})
 	if got := await(t, checked(t, &Checker{}, b)); got.state != Ready {
 		t.Errorf("%+v", got)
 	}
@@ -132,21 +132,21 @@ func TestARefusedConnectionIsDownAtOnceAndReadyWhenItIsBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	serve := func(l net.Listener) *http.Server {
-		s := &http.Server{Handler: vllm(`"id":"m"`)}
+		s := &http.Server{Handler: healthyReplica(`"id":"m"`)}
 		go s.Serve(l)
 		return s
 	}
 	first := serve(listener)
 	b := backendAt(t, "http://"+listener.Addr().String())
 	lost := make(chan string, 100)
-	c := &Checker{OnLost: func(_ *Backend, reason string) { lost <- reason }}
-	c.SetPace(CheckPace{Interval: time.Hour, DownInterval: time.Millisecond})
+	c := &Checker{OnCacheLost: func(_ *Backend, reason string) { lost <- reason }}
+	c.SetSettings(HealthSettings{Interval: time.Hour, DownInterval: time.Millisecond})
 	changes := checked(t, c, b)
 	if got := await(t, changes); got.state != Ready {
 		t.Fatalf("%+v", got)
 	}
 	first.Close()
-	c.Suspect(b) // an hour early
+	c.RequestCheck(b) // an hour early
 	if got := await(t, changes); got.state != Down || !strings.Contains(got.reason, "refused") {
 		t.Errorf("%+v", got)
 	}
@@ -167,11 +167,11 @@ func TestARefusedConnectionIsDownAtOnceAndReadyWhenItIsBack(t *testing.T) {
 
 func TestAHangingReplicaDelaysNoOthersCheck(t *testing.T) {
 	hang := replicaAt(t, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
-	well := replicaAt(t, vllm(`"id":"m"`))
+	well := replicaAt(t, healthyReplica(`"id":"m"`))
 	states := make(chan *Backend, 100)
 	c := Checker{OnState: func(b *Backend, _ State, _ string) { states <- b }}
-	c.SetPace(CheckPace{Timeout: time.Hour})
-	followUntilCleanup(t, c.Follow, hang, well)
+	c.SetSettings(HealthSettings{Timeout: time.Hour})
+	watchUntilCleanup(t, c.Watch, hang, well)
 	if b := await(t, states); b != well {
 		t.Errorf("%s was first", b.Name)
 	}
@@ -217,7 +217,7 @@ func states(t *testing.T, start State, script ...health) (changes []change, seco
 		}}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		c.Follow(ctx, b)
+		c.Watch(ctx, b)
 	})
 	return changes, seconds
 }
@@ -270,10 +270,10 @@ func TestManySuspicionsAreFewChecks(t *testing.T) {
 		c := Checker{}
 		ctx, cancel := context.WithCancel(t.Context())
 		var run sync.WaitGroup
-		run.Go(func() { c.Follow(ctx, b) })
+		run.Go(func() { c.Watch(ctx, b) })
 		time.Sleep(time.Second)
 		for range 1000 { // for a second
-			c.Suspect(b)
+			c.RequestCheck(b)
 			time.Sleep(time.Millisecond)
 		}
 		if n := checks.Load(); n < 5 || n > 12 || most.Load() != 1 {
@@ -291,7 +291,7 @@ func TestACheckThatEndsWithTheProcessSaysNothingOfTheReplica(t *testing.T) {
 		c := Checker{OnState: func(*Backend, State, string) { t.Error("a change") }}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		c.Follow(ctx, b)
+		c.Watch(ctx, b)
 		if b.State() != Ready {
 			t.Errorf("state %v", b.State())
 		}
@@ -316,7 +316,7 @@ func TestAnUnchangedListLeavesTheCatalogAlone(t *testing.T) {
 		c := Checker{}
 		ctx, cancel := context.WithCancel(t.Context())
 		var run sync.WaitGroup
-		run.Go(func() { c.Follow(ctx, b) })
+		run.Go(func() { c.Watch(ctx, b) })
 		time.Sleep(time.Second)
 		before := registry.Catalog()
 		time.Sleep(time.Minute)

@@ -1,4 +1,4 @@
-package backends
+package vllm
 
 import (
 	"errors"
@@ -53,7 +53,7 @@ func FuzzParseMetrics(f *testing.F) {
 		}
 		want, oracleErr := readByOracle(text)
 		switch {
-		case oracleErr != nil, longestLine(text) >= maxLine, errors.Is(err, errQuotedName):
+		case oracleErr != nil, longestLine(text) >= MaxLineBytes, errors.Is(err, errQuotedName):
 		case err != nil:
 			t.Fatalf("expfmt accepts what we refuse: %v", err)
 		case !reflect.DeepEqual(got, want):

@@ -1,4 +1,4 @@
-package backends
+package vllm
 
 import (
 	"bytes"
@@ -16,7 +16,7 @@ func FuzzModels(f *testing.F) {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
-		models, err := parseModels(body)
+		models, err := ParseModels(body)
 		if err != nil {
 			if models != nil {
 				t.Errorf("models %v beside the error %v", models, err)
@@ -27,14 +27,14 @@ func FuzzModels(f *testing.F) {
 			t.Errorf("%d models", len(models))
 		}
 		for _, m := range models {
-			if m.ID == "" || len(m.ID) > maxModelID || m.MaxTokens < 0 || m.MaxTokens > maxCount {
+			if m.ID == "" || len(m.ID) > maxModelIDBytes || m.MaxTokens < 0 || m.MaxTokens > maxCount {
 				t.Errorf("%+v", m)
 			}
 			if !json.Valid(m.Card) || !bytes.Contains(body, m.Card) {
 				t.Errorf("card %q is not what the replica wrote", m.Card)
 			}
 			again, err := parseCard(m.Card)
-			if err != nil || !sameModels([]Model{m}, []Model{again}) {
+			if err != nil || !EqualModels([]Model{m}, []Model{again}) {
 				t.Errorf("read again, %q is another: %+v, %v", m.Card, again, err)
 			}
 		}

@@ -1,4 +1,4 @@
-package backends
+package vllm
 
 import (
 	"strings"
@@ -15,7 +15,7 @@ func vllmModels(created, permission string, cards ...string) string {
 }
 
 func TestModelsKeepTheCardAsWritten(t *testing.T) {
-	models, err := parseModels([]byte(`{"data":[ {"id":"m", "root":"/m" ,"parent":null,"new_field":[1]} , {"id":"fr","parent":"m"}]}`))
+	models, err := ParseModels([]byte(`{"data":[ {"id":"m", "root":"/m" ,"parent":null,"new_field":[1]} , {"id":"fr","parent":"m"}]}`))
 	if err != nil || len(models) != 2 {
 		t.Fatal(models, err)
 	}
@@ -29,18 +29,18 @@ func TestModelsKeepTheCardAsWritten(t *testing.T) {
 
 func TestModelsThatOnlyDifferInWhatVLLMMakesUpAreTheSame(t *testing.T) {
 	list := func(created, permission, card string) []Model {
-		models, err := parseModels([]byte(vllmModels(created, permission, card)))
+		models, err := ParseModels([]byte(vllmModels(created, permission, card)))
 		if err != nil {
 			t.Fatal(err)
 		}
 		return models
 	}
 	first := list("1", "modelperm-a", `"id":"m","max_model_len":10`)
-	if !sameModels(first, list("2", "modelperm-b", `"id":"m","max_model_len":10`)) {
+	if !EqualModels(first, list("2", "modelperm-b", `"id":"m","max_model_len":10`)) {
 		t.Error("a new time and a new permission id count as a change")
 	}
 	for _, other := range []string{`"id":"m","max_model_len":20`, `"id":"n","max_model_len":10`, `"id":"m","max_model_len":10,"x":1`} {
-		if sameModels(first, list("1", "modelperm-a", other)) {
+		if EqualModels(first, list("1", "modelperm-a", other)) {
 			t.Errorf("%s does not count as a change", other)
 		}
 	}
@@ -51,7 +51,7 @@ func TestModelsRefuseWhatIsNoList(t *testing.T) {
 		``, `not json`, `[]`, `{"data":{}}`, `{"data":[1]}`, `{"data":[{}]}`, `{"data":[{"id":7}]}`, `{"data":[null]}`,
 		strings.Repeat("[", 1<<20), `{"data":` + strings.Repeat("[", 1<<20),
 	} {
-		if models, err := parseModels([]byte(body)); err == nil {
+		if models, err := ParseModels([]byte(body)); err == nil {
 			t.Errorf("%.30q: %v", body, models)
 		}
 	}
@@ -61,7 +61,7 @@ func TestModelsTellHowLongPromptsMayBe(t *testing.T) {
 	for written, want := range map[string]int{
 		`131072`: 131072, `1e5`: 100_000, `null`: 0, `0`: 0, `-1`: 0, `1e300`: 0, `1e999`: 0, `"long"`: 0, `[1]`: 0, `2000000000`: 0,
 	} {
-		models, err := parseModels([]byte(`{"data":[{"id":"m","max_model_len":` + written + `}]}`))
+		models, err := ParseModels([]byte(`{"data":[{"id":"m","max_model_len":` + written + `}]}`))
 		if err != nil || len(models) != 1 || models[0].MaxTokens != want {
 			t.Errorf("%s: %+v, %v; want %d", written, models, err, want)
 		}

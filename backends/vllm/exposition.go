@@ -1,4 +1,4 @@
-package backends
+package vllm
 
 import (
 	"bytes"
@@ -7,17 +7,17 @@ import (
 	"strconv"
 )
 
-// The text format of Prometheus, one line at a time, as far as reading a
-// replica needs it. The slices that these functions return point into the line.
-// prometheus/common/expfmt is the oracle in tests, and where we differ from it:
+// A parser of Prometheus' text format, one line at a time, that allocates
+// nothing: replicas are polled up to four times a second, and prometheus/common's
+// expfmt builds every family of a scrape. The returned slices point into the
+// line. expfmt is the oracle in tests; the differences are:
 //
-//   - CRLF line ends, exemplars and OpenMetrics' fractional timestamps are
-//     accepted here;
-//   - duplicate labels, labels that are no UTF-8, and whatever stands in comments
-//     and in families that we don't read are not looked at here;
-//   - names in quotes, which vLLM never writes, are refused here.
+//   - CRLF line ends, exemplars and OpenMetrics' fractional timestamps are accepted;
+//   - duplicate labels, labels that are not UTF-8, comments and families that are
+//     not read are not checked;
+//   - quoted names, which vLLM never writes, are refused.
 
-var errQuotedName = errors.New("a name in quotes, or none before the brace")
+var errQuotedName = errors.New("quoted metric name, or none before the brace")
 
 // cutName splits a sample's line after its metric name.
 func cutName(line []byte) (name, rest []byte, err error) {
@@ -138,7 +138,7 @@ func closingQuote(s []byte) (int, error) {
 			return i, nil
 		case '\\':
 			if i++; i == len(s) || s[i] != '\\' && s[i] != '"' && s[i] != 'n' {
-				return 0, errors.New(`a backslash before something else than \, " and n`)
+				return 0, errors.New(`a backslash before anything but \, " and n`)
 			}
 		}
 	}
@@ -168,11 +168,11 @@ func unescape(value []byte) string {
 // What is too big for a float64 becomes an infinity.
 func parseNumber(token []byte) (float64, error) {
 	if bytes.ContainsAny(token, "xX") {
-		return 0, fmt.Errorf("%.30q is no number", token)
+		return 0, fmt.Errorf("%.30q is not a number", token)
 	}
 	v, err := strconv.ParseFloat(string(token), 64)
 	if err != nil && !errors.Is(err, strconv.ErrRange) {
-		return 0, fmt.Errorf("%.30q is no number", token)
+		return 0, fmt.Errorf("%.30q is not a number", token)
 	}
 	return v, nil
 }

@@ -1,4 +1,4 @@
-package backends
+package vllm
 
 import (
 	"bufio"
@@ -12,7 +12,7 @@ func BenchmarkParseMetrics(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	br := bufio.NewReaderSize(nil, maxLine)
+	br := bufio.NewReaderSize(nil, MaxLineBytes)
 	b.SetBytes(int64(len(text)))
 	b.ReportAllocs()
 	for b.Loop() {

@@ -1,4 +1,4 @@
-package backends
+package vllm
 
 import (
 	"errors"
@@ -217,24 +217,24 @@ func TestTheTextFormatsOddities(t *testing.T) {
 func TestGarbledTextNamesItsLine(t *testing.T) {
 	const good = "# HELP x y\nvllm:num_requests_running 1\n"
 	for bad, want := range map[string]string{
-		"<html>\n":                                        "no metric name",
-		`{"error":"no"}` + "\n":                           "none before the brace",
-		"vllm:num_requests_running\n":                     "no value",
-		"vllm:num_requests_running x\n":                   "no number",
-		"vllm:num_requests_running 0x1p4\n":               "no number",
-		"vllm:num_requests_running 1 2 3\n":               "after the timestamp",
-		"vllm:num_requests_running 1 x\n":                 "timestamp",
-		"vllm:num_requests_running{a\n":                   "no = after",
-		"vllm:num_requests_running{a=b} 1\n":              "no quoted value",
-		"vllm:num_requests_running{=\"b\"} 1\n":           "no label name",
-		"vllm:num_requests_running{a=\"b\n":               "no closing quote",
-		`vllm:num_requests_running{a="\x"} 1` + "\n":      "backslash",
-		`vllm:num_requests_running{a="\` + "\n":           "backslash",
-		`vllm:num_requests_running{a="b" c="d"} 1` + "\n": "neither , nor }",
-		`vllm:num_requests_running{"a"="b"} 1` + "\n":     "in quotes",
-		`{"vllm:num_requests_running"} 1` + "\n":          "in quotes",
-		"vllm:num_requests_running 12":                    "cut short",
-		"vllm:x" + strings.Repeat("y", maxLine) + "\n":    "longer than",
+		"<html>\n":                                          "no metric name",
+		`{"error":"no"}` + "\n":                             "none before the brace",
+		"vllm:num_requests_running\n":                       "no value",
+		"vllm:num_requests_running x\n":                     "not a number",
+		"vllm:num_requests_running 0x1p4\n":                 "not a number",
+		"vllm:num_requests_running 1 2 3\n":                 "after the timestamp",
+		"vllm:num_requests_running 1 x\n":                   "timestamp",
+		"vllm:num_requests_running{a\n":                     "no = after",
+		"vllm:num_requests_running{a=b} 1\n":                "no quoted value",
+		"vllm:num_requests_running{=\"b\"} 1\n":             "no label name",
+		"vllm:num_requests_running{a=\"b\n":                 "no closing quote",
+		`vllm:num_requests_running{a="\x"} 1` + "\n":        "backslash",
+		`vllm:num_requests_running{a="\` + "\n":             "backslash",
+		`vllm:num_requests_running{a="b" c="d"} 1` + "\n":   "neither , nor }",
+		`vllm:num_requests_running{"a"="b"} 1` + "\n":       "quoted metric name",
+		`{"vllm:num_requests_running"} 1` + "\n":            "quoted metric name",
+		"vllm:num_requests_running 12":                      "truncated",
+		"vllm:x" + strings.Repeat("y", MaxLineBytes) + "\n": "longer than",
 	} {
 		_, err := ParseMetrics(strings.NewReader(good + bad))
 		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "metrics line 3") {

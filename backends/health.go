@@ -1,0 +1,268 @@
+package backends
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"syscall"
+	"time"
+
+	"warmroute/backends/transport"
+	"warmroute/backends/vllm"
+)
+
+const (
+	maxModelsBytes = 8 << 20 // of /v1/models: thousands of adapters fit
+
+	// minCheckInterval separates two checks of a backend, so that a burst of failed
+	// attempts does not become a burst of checks.
+	minCheckInterval = 100 * time.Millisecond
+
+	defaultCheckInterval     = 5 * time.Second
+	defaultDownCheckInterval = time.Second
+	defaultCheckTimeout      = 5 * time.Second
+)
+
+// Checker keeps the backends' states and models up to date. A backend is Ready
+// when its /health is 200 and its /v1/models lists at least one model. A refused
+// or reset connection or another status makes it Down at once, a timeout only
+// the second time in a row, since a busy Python event loop responds late.
+// Draining backends are checked too, so that their state is known when they
+// return.
+//
+// Do not change the fields once Watch was called.
+type Checker struct {
+	Logger *slog.Logger // nil: silent
+
+	// Instance is sent with each check (InstanceHeader), so that a backend which is
+	// the proxy with this id, or has it as a backend, refuses. Empty: not sent.
+	Instance string
+
+	// OnState is called after a state changed, and once after the first check of
+	// each backend, in the goroutine that checks it.
+	OnState func(b *Backend, s State, reason string)
+
+	// OnCacheLost is called when a check finds that nothing listens any more: the
+	// replica's process is gone, and its prefix cache with it.
+	OnCacheLost func(b *Backend, reason string)
+
+	// OnOutOfDescriptors is called when a check could not be made because this
+	// process has no file descriptor left. The backend keeps its state.
+	OnOutOfDescriptors func(err error)
+
+	// OnHung is called, after OnState, when a backend goes down because its checks
+	// time out: requests in flight there may wait forever.
+	OnHung func(b *Backend)
+
+	settings setting[HealthSettings]
+}
+
+// HealthSettings configure a Checker. Zero means the default.
+type HealthSettings struct {
+	Interval     time.Duration `mapstructure:"interval"`      // between checks of a backend that passes them; 5 s
+	DownInterval time.Duration `mapstructure:"down_interval"` // while it is down or its last check timed out; 1 s
+	Timeout      time.Duration `mapstructure:"timeout"`       // for each of a check's two requests; 5 s
+}
+
+// SetSettings applies from the next check on; current waits restart.
+func (c *Checker) SetSettings(s HealthSettings) { c.settings.set(s) }
+
+// Watch checks b at once and then until ctx is done. Call it once per backend,
+// each in its own goroutine: a hanging replica then delays no other, and never
+// has two checks at a time.
+func (c *Checker) Watch(ctx context.Context, b *Backend) {
+	timeouts := 0 // in a row
+	w := checkState{Checker: c, backend: b, reported: unchecked}
+	for {
+		select {
+		case <-b.checkRequested: // served by the check that begins
+		default:
+		}
+		settings, changed := c.settings.get()
+		models, err := c.check(ctx, b, cmp.Or(settings.Timeout, defaultCheckTimeout))
+		if ctx.Err() != nil {
+			return
+		}
+		outOfDescriptors := transport.IsOutOfDescriptors(err)
+		switch {
+		case outOfDescriptors:
+			if w.OnOutOfDescriptors != nil {
+				w.OnOutOfDescriptors(err)
+			}
+		case isTimeout(err):
+			timeouts++
+		default:
+			timeouts = 0
+		}
+		switch firstTimeout := timeouts == 1 && b.flags.Load()&healthy != 0; {
+		case !outOfDescriptors && !firstTimeout:
+			w.apply(models, err)
+		case w.reported != unchecked: // an operator may have changed the state
+			w.report("last check inconclusive: it timed out or could not be made")
+		}
+		wait := cmp.Or(settings.Interval, defaultCheckInterval)
+		if err != nil {
+			wait = cmp.Or(settings.DownInterval, defaultDownCheckInterval)
+		}
+		wait = jitter(wait)
+		b.SetNextCheck(time.Now().Add(wait))
+		if !sleepUntilCheck(ctx, wait, b.checkRequested, changed) {
+			return
+		}
+	}
+}
+
+// RequestCheck asks for a check of b soon, because an attempt on it failed. It
+// never blocks, and concurrent requests become one check.
+func (c *Checker) RequestCheck(b *Backend) { b.requestCheck() }
+
+// sleepUntilCheck waits between two checks. It returns false when ctx ended first.
+func sleepUntilCheck(ctx context.Context, d time.Duration, requested, changed <-chan struct{}) bool {
+	checked := time.Now()
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-changed:
+		return true
+	case <-ctx.Done():
+		return false
+	case <-requested:
+		return sleepOrChanged(ctx, minCheckInterval-time.Since(checked), nil)
+	}
+}
+
+// checkState is a Checker's state of one backend between checks.
+type checkState struct {
+	*Checker
+	backend  *Backend
+	reported State // the last one
+}
+
+const unchecked State = -1
+
+// apply sets the backend's state and models to the outcome of a check.
+func (w *checkState) apply(models []Model, err error) {
+	b := w.backend
+	reason := fmt.Sprintf("healthy, lists %d model(s)", len(models))
+	if err != nil {
+		reason = err.Error()
+	} else if !vllm.EqualModels(b.Models(), models) {
+		b.SetModels(models) // before Ready, so that a ready backend has its models
+	}
+	b.setCheckResult(err)
+	changed := b.setFlag(healthy, err == nil) || w.reported == unchecked
+	if changed && w.OnCacheLost != nil && errors.Is(err, syscall.ECONNREFUSED) {
+		w.OnCacheLost(b, reason)
+	}
+	w.report(reason)
+	if changed && w.OnHung != nil && isTimeout(err) {
+		w.OnHung(b)
+	}
+}
+
+// report logs the backend's state, if it is not the one reported last, and calls
+// OnState.
+func (w *checkState) report(reason string) {
+	b, state := w.backend, w.backend.State()
+	if state == w.reported {
+		return
+	}
+	w.reported = state
+	switch {
+	case b.Retiring():
+		reason = "no longer in the configuration"
+	case state == Draining:
+		reason = "by operator"
+	}
+	if w.Logger != nil {
+		level := slog.LevelInfo
+		if state == Down {
+			level = slog.LevelWarn
+		}
+		w.Logger.Log(context.Background(), level, "backend state", "backend", b.Name, "state", state.String(), "reason", reason)
+	}
+	if w.OnState != nil {
+		w.OnState(b, state, reason)
+	}
+}
+
+// check requests a replica's /health and /v1/models once.
+func (c *Checker) check(ctx context.Context, b *Backend, timeout time.Duration) ([]Model, error) {
+	if _, err := c.get(ctx, b, "/health", timeout); err != nil {
+		return nil, err
+	}
+	body, err := c.get(ctx, b, "/v1/models", timeout)
+	if err != nil {
+		return nil, err
+	}
+	models, err := vllm.ParseModels(body)
+	if err != nil {
+		return nil, fmt.Errorf("/v1/models: %w", err)
+	}
+	if len(models) == 0 {
+		return nil, errors.New("/v1/models lists no model")
+	}
+	return models, nil
+}
+
+func (c *Checker) get(ctx context.Context, b *Backend, path string, timeout time.Duration) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	res, err := b.get(ctx, path, "application/json", c.Instance)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	defer res.Body.Close()
+	instance := res.Header.Get(InstanceHeader)
+	b.instance.Store(&instance)
+	body, err := io.ReadAll(http.MaxBytesReader(nil, res.Body, maxModelsBytes))
+	switch {
+	case res.StatusCode == http.StatusUnauthorized, res.StatusCode == http.StatusForbidden:
+		return nil, fmt.Errorf("%s answered %d; set the backend's api_key to the replica's", path, res.StatusCode)
+	case res.StatusCode >= 300 && res.StatusCode < 400:
+		return nil, fmt.Errorf("%s answered %d, a redirect to %.200q; give the backend the URL of the replica itself", path, res.StatusCode, res.Header.Get("Location"))
+	case res.StatusCode == http.StatusLoopDetected:
+		return nil, c.loopError(path, instance)
+	case res.StatusCode != http.StatusOK:
+		return nil, fmt.Errorf("%s answered %d", path, res.StatusCode)
+	case isTooLong(err):
+		return nil, fmt.Errorf("%s: longer than %d bytes", path, maxModelsBytes)
+	case err != nil:
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return body, nil
+}
+
+// loopError returns the error for a path to which the proxy with that instance id
+// responded with 508.
+func (c *Checker) loopError(path, instance string) error {
+	switch instance {
+	case "":
+		return fmt.Errorf("%s answered 508: the backend leads back to a proxy (loop)", path)
+	case c.Instance:
+		return fmt.Errorf("%s answered 508: the backend is this proxy itself (loop); remove it from the backends", path)
+	}
+	return fmt.Errorf("%s answered 508: the backend has this proxy among its own backends (loop); remove one of the two", path)
+}
+
+// isTooLong reports whether err is that of an http.MaxBytesReader.
+func isTooLong(err error) bool {
+	var long *http.MaxBytesError
+	return errors.As(err, &long)
+}
+
+func isTimeout(err error) bool {
+	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, os.ErrDeadlineExceeded) {
+		return true
+	}
+	var e net.Error
+	return errors.As(err, &e) && e.Timeout()
+}

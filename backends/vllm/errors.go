@@ -1,0 +1,64 @@
+package vllm
+
+import (
+	"bytes"
+	"slices"
+	"strings"
+
+	"github.com/tidwall/gjson"
+)
+
+// shutdownMessages are the beginnings of the messages with which vLLM refuses new
+// requests while it finishes those it has (--shutdown-timeout) and still passes
+// its checks: of its thread pools, and of its engine.
+var shutdownMessages = [...]string{"cannot schedule new futures after ", "Server shutting down"}
+
+// IsShutdownError reports whether body is the error of a server that is shutting
+// down: no engine has seen the request. Only the beginning of its message counts,
+// since an error may quote its request.
+func IsShutdownError(body []byte) bool {
+	if !gjson.ValidBytes(body) { // gjson finds objects in any text
+		return false
+	}
+	message := gjson.GetBytes(body, "error.message")
+	return message.Type == gjson.String && slices.ContainsFunc(shutdownMessages[:], func(start string) bool {
+		return strings.HasPrefix(message.Str, start)
+	})
+}
+
+// FinishReasonAbort is the finish_reason of a choice that the engine aborted.
+const FinishReasonAbort = "abort"
+
+// HasAbortedChoice reports whether the engine aborted a choice of a complete chat
+// or completion. Few of those contain the word, so that few are parsed.
+func HasAbortedChoice(body []byte) bool {
+	if !bytes.Contains(body, []byte(`"`+FinishReasonAbort+`"`)) {
+		return false
+	}
+	found := false
+	gjson.GetBytes(body, "choices").ForEach(func(_, choice gjson.Result) bool {
+		found = choice.Get("finish_reason").Str == FinishReasonAbort
+		return !found
+	})
+	return found
+}
+
+// IsAbortedResponse reports whether the engine aborted an object of
+// /v1/responses, as far as vLLM tells: by its status where the model is gpt-oss,
+// else only where it aborted before the first token, since nothing else makes a
+// response of none. Any other aborted response looks complete.
+func IsAbortedResponse(response gjson.Result) bool {
+	switch response.Get("status").Str {
+	case "cancelled":
+		return true
+	case "completed", "incomplete":
+		return response.Get("usage.output_tokens").Raw == "0" && response.Get("output.#").Raw == "0"
+	}
+	return false
+}
+
+// IsAbortedMessage reports whether the engine aborted a complete Anthropic
+// message: it has no stop_reason then.
+func IsAbortedMessage(body []byte) bool {
+	return gjson.GetBytes(body, "type").Str == "message" && gjson.GetBytes(body, "stop_reason").Type != gjson.String
+}

@@ -1,0 +1,464 @@
+// Package vllm holds all that is specific to vLLM's versions: the names of its
+// metrics, its model cards, and the texts of its errors. It imports no other
+// package of this program.
+package vllm
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"slices"
+	"time"
+)
+
+const (
+	// MaxLineBytes bounds one line of /metrics. The longest of a real replica, its
+	// cache_config_info, is about 1 KB; lists of LoRA adapters can be longer.
+	MaxLineBytes = 64 << 10
+
+	// maxCount is above any engine's number of requests, or of tokens in a step or
+	// a cache. Values beyond it are treated as unknown.
+	maxCount = 1e9
+
+	maxEngines = 1024 // of a data-parallel server
+	maxBuckets = 64   // vLLM has 14
+)
+
+// ParseMetrics reads the /metrics of any version of vLLM, line by line and only
+// the families that a Load has. Values that are missing, NaN, infinite, negative
+// or out of range are unknown; anything but the text format is an error that
+// names the line. A *bufio.Reader of MaxLineBytes or more is used as it is, so
+// that a caller can reuse its buffer.
+func ParseMetrics(r io.Reader) (Load, error) {
+	var (
+		p  scrape
+		br = bufio.NewReaderSize(r, MaxLineBytes)
+	)
+	for n := 1; ; n++ {
+		line, err := br.ReadSlice('\n')
+		switch {
+		case err == io.EOF && len(line) == 0:
+			return p.load(), nil
+		case err == io.EOF:
+			// A truncated number would look like a counter that decreased.
+			return Load{}, fmt.Errorf("metrics line %d: truncated", n)
+		case errors.Is(err, bufio.ErrBufferFull):
+			return Load{}, fmt.Errorf("metrics line %d: longer than %d bytes", n, MaxLineBytes)
+		case err != nil:
+			return Load{}, fmt.Errorf("metrics line %d: %w", n, err)
+		}
+		if err := p.parseLine(trimBlank(bytes.TrimSuffix(line[:len(line)-1], []byte{'\r'}))); err != nil {
+			return Load{}, fmt.Errorf("metrics line %d: %w", n, err)
+		}
+	}
+}
+
+// Load is one scrape of a replica's /metrics, summed over the engines of a
+// data-parallel server. Never modified once published. Where a Known flag is
+// false the replica did not report the value, which must not be read as 0. It has
+// more than twenty fields because /metrics has.
+type Load struct {
+	Running, Waiting int
+	QueuesKnown      bool // Running and Waiting were reported
+
+	WaitingForCapacity int // part of Waiting that means overload; all of Waiting on versions that do not tell
+
+	KVCacheUsage float64 // 0 to 1, despite the "_perc" in vLLM's name
+	KVKnown      bool
+
+	// CacheTokens is the KV cache's size in tokens, summed over engines; 0 when unknown.
+	CacheTokens int
+	BlockSize   int // tokens; 0 when unknown
+	// HitAlignment is what a cache hit is a multiple of, in tokens:
+	// cache_hit_alignment_tokens where reported (hybrid models), else BlockSize; 0
+	// when unknown.
+	HitAlignment int
+	// PrefixCachingOff is true only when the replica reports it.
+	PrefixCachingOff bool
+
+	PrefixQueries, PrefixHits float64 // counters, in tokens
+	PrefixKnown               bool
+
+	PromptTokens, GenerationTokens float64 // counters; they grow while the engine makes progress
+	TokensKnown                    bool    // both were reported
+
+	Asleep      bool      // engine_sleep_state is anything but awake
+	AsleepSince time.Time // when the first of the consecutive scrapes that say so was sent; set by the poller
+
+	RunningAdapters []string // LoRA adapters with running requests
+	MaxAdapters     int      // that can run at once; 0 when unknown
+
+	// StepTokens is the highest filled bucket of vllm:iteration_tokens_total:
+	// about the scheduler's token budget for a step; 0 when unknown.
+	StepTokens int
+
+	StartTime float64 // process_start_time_seconds; 0 when absent
+
+	// Set by the poller:
+	OwnInFlight int64     // our sequences in flight before or after the scrape, whichever was more
+	ScrapedAt   time.Time // when the scrape was sent
+}
+
+// family is a metric under one of the names that vLLM has given it. Where a
+// quantity was renamed each name has its own family, since some versions write
+// both, which must not be added up.
+type family int
+
+const (
+	unread family = iota
+	running
+	waiting
+	waitingCapacity
+	kvUsage
+	gpuUsage // kvUsage before 0.10
+	queries
+	queriesBare // without Python's _total, as some exporters write a counter
+	gpuQueries  // queries before 0.9
+	gpuQueriesBare
+	hits
+	hitsBare
+	gpuHits
+	gpuHitsBare
+	promptTokens
+	promptTokensBare
+	generationTokens
+	generationTokensBare
+	startTime
+	summed // families below are single numbers; those above have labels
+
+	cacheConfig
+	loraInfo
+	stepBucket
+	sleepState
+)
+
+// families are the metrics that are read. The _created series that Python's
+// client writes beside each counter hold times and are not among them.
+var families = map[string]family{
+	"vllm:num_requests_running":           running,
+	"vllm:num_requests_waiting":           waiting,
+	"vllm:num_requests_waiting_by_reason": waitingCapacity,
+	"vllm:kv_cache_usage_perc":            kvUsage,
+	"vllm:gpu_cache_usage_perc":           gpuUsage,
+	"vllm:prefix_cache_queries_total":     queries,
+	"vllm:prefix_cache_queries":           queriesBare,
+	"vllm:gpu_prefix_cache_queries_total": gpuQueries,
+	"vllm:gpu_prefix_cache_queries":       gpuQueriesBare,
+	"vllm:prefix_cache_hits_total":        hits,
+	"vllm:prefix_cache_hits":              hitsBare,
+	"vllm:gpu_prefix_cache_hits_total":    gpuHits,
+	"vllm:gpu_prefix_cache_hits":          gpuHitsBare,
+	"vllm:prompt_tokens_total":            promptTokens,
+	"vllm:prompt_tokens":                  promptTokensBare,
+	"vllm:generation_tokens_total":        generationTokens,
+	"vllm:generation_tokens":              generationTokensBare,
+	"process_start_time_seconds":          startTime,
+	"vllm:cache_config_info":              cacheConfig,
+	"vllm:lora_requests_info":             loraInfo,
+	"vllm:iteration_tokens_total_bucket":  stepBucket,
+	"vllm:engine_sleep_state":             sleepState,
+}
+
+// scrape collects the samples of one response. Lines may come in any order.
+type scrape struct {
+	totals [summed]total
+
+	// Older V1 engines counted prefix queries and hits in blocks, which only the
+	// HELP line tells: "queried blocks" or "queried tokens".
+	unit, gpuUnit unit
+
+	engines []engineCache
+	buckets []bucket
+
+	adapters     []byte // running_lora_adapters of the newest series, escaped
+	adaptersTime float64
+	maxAdapters  int
+
+	asleep bool
+}
+
+type unit int
+
+const (
+	unitUnknown unit = iota
+	unitTokens
+	unitBlocks
+)
+
+// total is the sum of one family over the engines of a data-parallel server.
+type total struct {
+	sum, max float64
+	seen     bool
+	invalid  bool // one engine's part was out of range, so the sum is unknown
+}
+
+func (t *total) add(v, limit float64) {
+	t.seen = true
+	if !(v >= 0 && v <= limit) { // NaN too
+		t.invalid = true
+		return
+	}
+	t.sum += v
+	t.max = max(t.max, v)
+}
+
+func (t total) known() bool { return t.seen && !t.invalid && !math.IsInf(t.sum, 0) }
+
+// engineCache is one engine's series of cache_config_info.
+type engineCache struct {
+	engine                  string
+	tokens, block, hitAlign int // 0: not reported
+	cachingOff              bool
+}
+
+// bucket is one of iteration_tokens_total, all engines together.
+type bucket struct{ le, count float64 }
+
+func (p *scrape) parseLine(line []byte) error {
+	if len(line) == 0 {
+		return nil
+	}
+	if line[0] == '#' {
+		p.parseHelp(line)
+		return nil
+	}
+	name, rest, err := cutName(line)
+	if err != nil {
+		return err
+	}
+	f := families[string(name)]
+	if f == unread {
+		return nil
+	}
+	l, value, err := cutSample(rest)
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	switch f {
+	case cacheConfig:
+		if !p.addCacheConfig(l) {
+			return fmt.Errorf("%s: more than %d engines", name, maxEngines)
+		}
+	case loraInfo:
+		// Each combination of adapters is a series, whose value is the time when
+		// it was last current.
+		if value >= p.adaptersTime {
+			p.adapters, p.adaptersTime = append(p.adapters[:0], l.get("running_lora_adapters")...), value
+			p.maxAdapters = labelInt(l.get("max_lora"))
+		}
+	case stepBucket:
+		p.addBucket(l, value)
+	case sleepState:
+		awake := string(l.get("sleep_state")) == "awake"
+		p.asleep = p.asleep || awake && value == 0 || !awake && value > 0
+	case waitingCapacity:
+		if string(l.get("reason")) == "capacity" {
+			p.totals[f].add(value, maxCount)
+		}
+	case running, waiting:
+		p.totals[f].add(value, maxCount)
+	case kvUsage, gpuUsage:
+		// Slightly above 1 is rounding. More is another scale: reading it as a
+		// full cache would take the replica out of service.
+		p.totals[f].add(value, 1.01)
+	default:
+		p.totals[f].add(value, math.MaxFloat64)
+	}
+	return nil
+}
+
+func (p *scrape) parseHelp(line []byte) {
+	about, ok := bytes.CutPrefix(line, []byte("# HELP vllm:"))
+	if !ok {
+		return
+	}
+	about, gpu := bytes.CutPrefix(about, []byte("gpu_"))
+	if !bytes.HasPrefix(about, []byte("prefix_cache_")) {
+		return
+	}
+	unit := unitUnknown
+	switch {
+	case bytes.Contains(about, []byte(" blocks")):
+		unit = unitBlocks
+	case bytes.Contains(about, []byte(" tokens")):
+		unit = unitTokens
+	}
+	if gpu {
+		p.gpuUnit = unit
+	} else {
+		p.unit = unit
+	}
+}
+
+func (p *scrape) addBucket(l labels, count float64) {
+	le, err := parseNumber(l.get("le"))
+	if err != nil || math.IsNaN(le) || !(count >= 0 && count <= math.MaxFloat64) {
+		return
+	}
+	for i := range p.buckets {
+		if p.buckets[i].le == le {
+			p.buckets[i].count += count
+			return
+		}
+	}
+	if len(p.buckets) < maxBuckets {
+		p.buckets = append(p.buckets, bucket{le, count})
+	}
+}
+
+// addCacheConfig returns false when there are more than maxEngines engines.
+func (p *scrape) addCacheConfig(l labels) bool {
+	var (
+		e              engineCache
+		blocks, tokens int
+	)
+	for {
+		name, value, rest, err := l.next()
+		if err != nil || name == nil {
+			break
+		}
+		switch string(name) {
+		case "engine":
+			e.engine = string(value)
+		case "block_size":
+			e.block = labelInt(value)
+		case "num_gpu_blocks":
+			blocks = labelInt(value)
+		case "kv_cache_size_tokens":
+			tokens = labelInt(value)
+		case "cache_hit_alignment_tokens":
+			e.hitAlign = labelInt(value)
+		case "enable_prefix_caching":
+			e.cachingOff = string(value) == "False"
+		}
+		l = rest
+	}
+	if e.tokens = tokens; tokens == 0 && float64(blocks)*float64(e.block) <= maxCount {
+		e.tokens = blocks * e.block
+	}
+	// Several API server processes can each report an engine, one of them from
+	// before the engine knew its size.
+	for i := range p.engines {
+		if p.engines[i].engine == e.engine {
+			if e.tokens >= p.engines[i].tokens {
+				p.engines[i] = e
+			}
+			return true
+		}
+	}
+	p.engines = append(p.engines, e)
+	return len(p.engines) <= maxEngines
+}
+
+// labelInt returns the positive number in a label; 0 when it is "None", not a
+// number, or beyond maxCount.
+func labelInt(value []byte) int {
+	v, err := parseNumber(value)
+	if err != nil || !(v >= 1 && v <= maxCount) {
+		return 0
+	}
+	return int(v)
+}
+
+// load returns the collected samples as a Load.
+func (p *scrape) load() Load {
+	var l Load
+	if run, wait := p.totals[running], p.totals[waiting]; run.known() && wait.known() {
+		l.Running, l.Waiting, l.QueuesKnown = int(run.sum), int(wait.sum), true
+		l.WaitingForCapacity = l.Waiting
+		if c := p.totals[waitingCapacity]; c.known() {
+			l.WaitingForCapacity = int(c.sum)
+		}
+	}
+	if usage, ok := p.firstKnown(kvUsage, gpuUsage); ok {
+		l.KVCacheUsage, l.KVKnown = min(usage.max, 1), true
+	}
+	p.loadCache(&l)
+	p.loadPrefix(&l)
+	prompt, promptOK := p.firstKnown(promptTokens, promptTokensBare)
+	generation, generationOK := p.firstKnown(generationTokens, generationTokensBare)
+	if promptOK && generationOK {
+		l.PromptTokens, l.GenerationTokens, l.TokensKnown = prompt.sum, generation.sum, true
+	}
+	if start := p.totals[startTime]; start.known() {
+		l.StartTime = start.max
+	}
+	for name := range bytes.SplitSeq(p.adapters, []byte(",")) {
+		if name = bytes.TrimSpace(name); len(name) > 0 {
+			l.RunningAdapters = append(l.RunningAdapters, unescape(name))
+		}
+	}
+	l.MaxAdapters = p.maxAdapters
+	l.StepTokens = p.stepTokens()
+	l.Asleep = p.asleep
+	return l
+}
+
+// firstKnown returns the first of these families that is known.
+func (p *scrape) firstKnown(names ...family) (total, bool) {
+	for _, f := range names {
+		if p.totals[f].known() {
+			return p.totals[f], true
+		}
+	}
+	return total{}, false
+}
+
+func (p *scrape) loadCache(l *Load) {
+	l.PrefixCachingOff = len(p.engines) > 0
+	for _, e := range p.engines {
+		l.PrefixCachingOff = l.PrefixCachingOff && e.cachingOff
+		l.BlockSize = max(l.BlockSize, e.block)
+		l.HitAlignment = max(l.HitAlignment, e.hitAlign)
+		l.CacheTokens += e.tokens
+	}
+	for _, e := range p.engines {
+		if e.tokens == 0 {
+			l.CacheTokens = 0 // a sum without one engine would be too small
+		}
+	}
+	if l.HitAlignment == 0 {
+		l.HitAlignment = l.BlockSize
+	}
+}
+
+func (p *scrape) loadPrefix(l *Load) {
+	q, queriesOK := p.firstKnown(queries, queriesBare)
+	h, hitsOK := p.firstKnown(hits, hitsBare)
+	unit := p.unit
+	if !queriesOK || !hitsOK {
+		q, queriesOK = p.firstKnown(gpuQueries, gpuQueriesBare)
+		h, hitsOK = p.firstKnown(gpuHits, gpuHitsBare)
+		if unit = p.gpuUnit; unit == unitUnknown {
+			unit = unitBlocks // the first versions with this name
+		}
+	}
+	scale := 1.0
+	if unit == unitBlocks {
+		scale = float64(l.BlockSize)
+	}
+	if !queriesOK || !hitsOK || scale == 0 || math.IsInf(max(q.sum, h.sum)*scale, 0) {
+		return
+	}
+	l.PrefixQueries, l.PrefixHits, l.PrefixKnown = q.sum*scale, h.sum*scale, true
+}
+
+// stepTokens returns the upper bound of the highest bucket that a step fell
+// into, or the highest finite bound when a step was beyond it.
+func (p *scrape) stepTokens() int {
+	slices.SortFunc(p.buckets, func(a, b bucket) int { return cmp.Compare(a.le, b.le) })
+	var below, filled, bound float64
+	for _, b := range p.buckets { // counts are cumulative
+		if b.le <= maxCount {
+			bound = b.le
+		}
+		if b.count > below {
+			below, filled = b.count, bound
+		}
+	}
+	return int(max(filled, 0))
+}
