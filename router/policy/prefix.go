@@ -16,7 +16,7 @@ const (
 )
 
 // Prefix chooses the backend where the request costs the fleet least, in tokens of
-// prefill. The cost is the sum of costTerms over the operator's weight:
+// prefill. The cost is the sum of its terms over the operator's weight:
 //
 //	cost = W + u·(1 + κ + min(θ·n, 4)) + δ·L̂·n
 //
@@ -34,30 +34,30 @@ type Prefix struct {
 	last     time.Time
 }
 
-// costInput is what the terms of a candidate's cost are computed from.
-type costInput struct {
-	*Candidate
-	slowdown float64 // the candidates' mean prefill rate over this one's
-	answer   float64 // L̂
-	kappa    float64
+// costTerms are the terms of a cost, in tokens of prefill. More than four would
+// not fit into registers, and double the time of Choose.
+type costTerms struct {
+	queue   float64 // W and an adapter's loading: what comes before its prefill
+	prefill float64 // u: its prefill
+	delay   float64 // of those behind it, and of the decodes that its prefill stalls
+	decode  float64 // how much its answer and those beside it slow each other down
 }
 
-// costTerms lists the terms of the cost.
-var costTerms = [...]struct {
-	name   string
-	tokens func(in *costInput) float64
-}{
-	// Time to the first token: prefill queued before it, its adapter's loading, its
-	// own prefill.
-	{"queue", func(in *costInput) float64 { return in.slowdown * in.QueuedTokens }},
-	{"adapter", func(in *costInput) float64 { return in.slowdown * in.AdapterTokens }},
-	{"prefill", func(in *costInput) float64 { return in.slowdown * in.UncachedTokens }},
-	// Delay of requests that queue behind its prefill.
-	{"delay", func(in *costInput) float64 { return in.kappa * in.UncachedTokens }},
-	// Delay of the decodes that its prefill stalls.
-	{"stall", func(in *costInput) float64 { return in.UncachedTokens * min(stallPerDecode*in.InFlight, maxStall) }},
-	// How much its answer and those beside it slow each other down.
-	{"decode", func(in *costInput) float64 { return decodeCost * in.answer * in.InFlight }},
+// costOf returns the terms for a candidate. slowdown is the mean prefill rate over
+// the candidate's, answer is L̂.
+func costOf(c *Candidate, slowdown, answer, kappa float64) costTerms {
+	return costTerms{
+		queue:   slowdown * (c.QueuedTokens + c.AdapterTokens),
+		prefill: slowdown * c.UncachedTokens,
+		delay:   c.UncachedTokens * (kappa + min(stallPerDecode*c.InFlight, maxStall)),
+		decode:  decodeCost * answer * c.InFlight,
+	}
+}
+
+func (t costTerms) sum() float64 { return t.queue + t.prefill + t.delay + t.decode }
+
+func (t costTerms) named() []Term {
+	return []Term{{"queue", t.queue}, {"prefill", t.prefill}, {"delay", t.delay}, {"decode", t.decode}}
 }
 
 // Choose returns the candidate with the lowest cost. Among equals it is the one
@@ -69,19 +69,15 @@ func (p *Prefix) Choose(r *Request, candidates []Candidate) int {
 	if r.Trace == nil {
 		p.pressure, p.last = pressure, r.Now
 	}
-	in := costInput{answer: r.MeanAnswerTokens, kappa: kappa(pressure, r.MeanUncachedTokens)}
+	kappa := kappaAt(pressure, r.MeanUncachedTokens)
 	best, lowest := 0, math.Inf(1)
 	matched := -1.0 // tokens, of the best one if that meets the SLO
 	for i := range candidates {
 		c := &candidates[i]
-		in.Candidate, in.slowdown = c, rate/c.PrefillRate
-		cost := 0.0
-		for k := range costTerms {
-			cost += costTerms[k].tokens(&in)
-		}
-		cost /= c.Weight
+		terms := costOf(c, rate/c.PrefillRate, r.MeanAnswerTokens, kappa)
+		cost := terms.sum() / c.Weight
 		if r.Trace != nil {
-			r.Trace.addCost(cost, &in)
+			r.Trace.addCost(cost, kappa, terms)
 		}
 		if p.SLO > 0 {
 			if m := p.matchWithinSLO(c); m != matched {
@@ -99,13 +95,9 @@ func (p *Prefix) Choose(r *Request, candidates []Candidate) int {
 }
 
 // addCost records the next candidate's cost and its terms.
-func (t *Trace) addCost(cost float64, in *costInput) {
-	t.Criterion, t.Kappa = "cost in tokens of prefill", in.kappa
-	terms := make([]Term, len(costTerms))
-	for k := range costTerms {
-		terms[k] = Term{costTerms[k].name, costTerms[k].tokens(in)}
-	}
-	t.Scores, t.Terms = append(t.Scores, cost), append(t.Terms, terms)
+func (t *Trace) addCost(cost, kappa float64, terms costTerms) {
+	t.Criterion, t.Kappa = "cost in tokens of prefill", kappa
+	t.Scores, t.Terms = append(t.Scores, cost), append(t.Terms, terms.named())
 }
 
 // matchWithinSLO returns the matched tokens of a candidate that is predicted to
@@ -125,7 +117,7 @@ func meanRate(candidates []Candidate) float64 {
 	return sum / float64(len(candidates))
 }
 
-func kappa(pressure, meanUncached float64) float64 {
+func kappaAt(pressure, meanUncached float64) float64 {
 	if meanUncached == 0 {
 		return 0
 	}

@@ -62,7 +62,7 @@ func TestPrefixPressureAverage(t *testing.T) {
 	if want := 10000 * (1 - 1/math.E); math.Abs(p.pressure-want) > 1 {
 		t.Errorf("after one time constant: pressure %.0f, want %.0f", p.pressure, want)
 	}
-	if k := kappa(p.pressure, 1000); math.Abs(k-0.5*p.pressure/1000) > 1e-9 {
+	if k := kappaAt(p.pressure, 1000); math.Abs(k-0.5*p.pressure/1000) > 1e-9 {
 		t.Errorf("kappa %.3f is not half of pressure over u", k)
 	}
 }
