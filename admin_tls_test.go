@@ -92,8 +92,8 @@ func TestExplainOverTLS(t *testing.T) {
 	pair, other := newPEMPair(t), newPEMPair(t)
 	fleet := startSimFleet(t, 1, 200_000)
 	p := startWithAdminTLS(t, pair, fleet.configFile(t, pair.adminYAML()))
-	request := fileWith(t, `{"model":"sim","messages":[{"role":"user","content":"hello"}]}`)
-	tokenFile := fileWith(t, adminTestToken)
+	request := writeFile(t, `{"model":"sim","messages":[{"role":"user","content":"hello"}]}`)
+	tokenFile := writeFile(t, adminTestToken)
 	authority := func(p *pemPair) string {
 		file := filepath.Join(t.TempDir(), "authority.pem")
 		text := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: p.authoritySigned})
@@ -103,7 +103,7 @@ func TestExplainOverTLS(t *testing.T) {
 		return file
 	}
 	settings := func(pair *pemPair) string {
-		file := fileWith(t, "admin: "+strings.TrimPrefix(p.admin, "https://")+"\n"+pair.adminYAML()+"backends: [http://a:8000]")
+		file := writeFile(t, "admin: "+strings.TrimPrefix(p.admin, "https://")+"\n"+pair.adminYAML()+"backends: [http://a:8000]")
 		return file
 	}
 	for name, c := range map[string]struct {
@@ -112,15 +112,15 @@ func TestExplainOverTLS(t *testing.T) {
 		want   string
 	}{
 		"the settings' certificate":   {[]string{"--config", settings(pair)}, 0, "> "},
-		"another one in the settings": {[]string{"--config", settings(other)}, 1, "--ca-file FILE"},
+		"another one in the settings": {[]string{"--config", settings(other)}, 1, "with --ca-file"},
 		"the authority":               {[]string{"--admin", p.admin, "--token-file", tokenFile, "--ca-file", authority(pair)}, 0, "> "},
-		"another authority":           {[]string{"--admin", p.admin, "--token-file", tokenFile, "--ca-file", authority(other)}, 1, "--ca-file FILE"},
-		"no authority":                {[]string{"--admin", p.admin, "--token-file", tokenFile}, 1, "--ca-file FILE"},
+		"another authority":           {[]string{"--admin", p.admin, "--token-file", tokenFile, "--ca-file", authority(other)}, 1, "with --ca-file"},
+		"no authority":                {[]string{"--admin", p.admin, "--token-file", tokenFile}, 1, "with --ca-file"},
 		"no file":                     {[]string{"--admin", p.admin, "--ca-file", tokenFile + ".no"}, 2, "--ca-file"},
-		"no certificate":              {[]string{"--admin", p.admin, "--ca-file", tokenFile}, 1, "holds no certificate"},
-		"plain HTTP":                  {[]string{"--admin", strings.TrimPrefix(p.admin, "https://"), "--token-file", tokenFile}, 1, "speaks https"},
+		"no certificate":              {[]string{"--admin", p.admin, "--ca-file", tokenFile}, 1, "has no certificate"},
+		"plain HTTP":                  {[]string{"--admin", strings.TrimPrefix(p.admin, "https://"), "--token-file", tokenFile}, 1, "requires https"},
 	} {
-		status, out, complaint := explains(t, append(c.args, "-f", request)...)
+		status, out, complaint := runCommand(t, append([]string{"explain", "-f", request}, c.args...)...)
 		if status != c.status || !strings.Contains(out+complaint, c.want) {
 			t.Errorf("%s: status %d, %s%s; want %d, %q", name, status, out, complaint, c.status, c.want)
 		}

@@ -157,8 +157,9 @@ func TestComposeSimulatedReplicasRunACommandOfTheImage(t *testing.T) {
 		if s.Image != project.Services["warmroute-sim"].Image {
 			t.Errorf("%s runs the image %s", name, s.Image)
 		}
-		if err := newSimCommand().ParseFlags(s.Command[1:]); err != nil || s.Command[0] != "vllmsim" {
-			t.Errorf("%s runs %q: %v", name, s.Command, err)
+		var output bytes.Buffer
+		if status := run(t.Context(), append(s.Command, "--help"), &output, &output); status != 0 || s.Command[0] != "sim" {
+			t.Errorf("%s runs %q: %s", name, s.Command, &output)
 		}
 		if check := s.HealthCheck; check == nil || !slices.Equal(check.Test[1:3], []string{"/warmroute", "health"}) {
 			t.Errorf("%s has the health check of the proxy", name)

@@ -27,8 +27,9 @@ type demoOptions struct {
 func newDemoCommand() *cobra.Command {
 	var o demoOptions
 	cmd := &cobra.Command{
-		Use:   "demo",
-		Short: "Show round robin and warmroute side by side, on simulated replicas",
+		GroupID: "measure",
+		Use:     "demo",
+		Short:   "Show round robin and warmroute side by side, on simulated replicas",
 		Long: `Two identical fleets of simulated replicas serve the same live chats, over real
 sockets: one behind a proxy that routes round robin, one behind a proxy that
 routes by prefix and load. Ends at Ctrl-C, or after --for. No GPU, no network.`,

@@ -8,6 +8,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"warmroute/cli"
 )
 
 // logLines parses a log in JSON.
@@ -34,7 +36,7 @@ func TestLogInJSON(t *testing.T) {
 	p.awaitLog(`"msg":"stopped".*\n`)
 	lines := logLines(t, p.log.String())
 	first, last := lines[0], lines[len(lines)-1]
-	if first["msg"] != "starting" || first["version"] != version() || first["pid"] != float64(p.cmd.Process.Pid) || first["go"] == nil {
+	if first["msg"] != "starting" || first["version"] != cli.Version() || first["pid"] != float64(p.cmd.Process.Pid) || first["go"] == nil {
 		t.Errorf("first line %v", first)
 	}
 	uptime, err := time.ParseDuration(last["uptime"].(string))

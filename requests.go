@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 
+	"warmroute/cli"
 	"warmroute/metrics"
 	"warmroute/proxy/accesslog"
 	"warmroute/proxy/tracing"
@@ -15,7 +16,7 @@ func (s *service) watchRequests(m *metrics.Metrics) (err error) {
 		return fmt.Errorf("access_log.file: %w", err)
 	}
 	m.RegisterAccessLog(s.access.Lost)
-	if s.traces, err = tracing.New(os.LookupEnv, version(), s.log); err != nil {
+	if s.traces, err = tracing.New(os.LookupEnv, cli.Version(), s.log); err != nil {
 		// A variable that all services of a host may share is no reason not to serve.
 		s.log.Warn("requests are not traced", "reason", err.Error())
 	}

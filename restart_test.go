@@ -35,7 +35,7 @@ func startSimProcess(t *testing.T, args ...string) *simProcess {
 func (s *simProcess) start() {
 	s.t.Helper()
 	log := &syncBuffer{}
-	s.cmd = exec.Command(os.Args[0], append([]string{"vllmsim", "--listen", s.address}, s.args...)...)
+	s.cmd = exec.Command(os.Args[0], append([]string{"sim", "--listen", s.address}, s.args...)...)
 	s.cmd.Env = append(s.cmd.Environ(), asProgram+"=1")
 	s.cmd.Stderr = log
 	if err := s.cmd.Start(); err != nil {

@@ -13,13 +13,15 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"warmroute/cli"
 	"warmroute/config"
 )
 
 func newServeCommand() *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "serve [URL ...]",
-		Short: "Stand in front of vLLM replicas",
+		GroupID: "run",
+		Use:     "serve [URL ...]",
+		Short:   "Stand in front of vLLM replicas",
 		Long: `Take OpenAI API requests and send each to the replica that will answer it
 soonest. URLs name the replicas, and no file is needed; settings come from the
 file that --config names, from WARMROUTE_ variables and from flags, each over
@@ -58,7 +60,7 @@ func serve(cmd *cobra.Command, urls []string) (err error) {
 		return err
 	}
 	log, level := newLogger(c.Log, cmd.ErrOrStderr())
-	log.Info("starting", "version", version(), "go", runtime.Version(), "pid", os.Getpid())
+	log.Info("starting", "version", cli.Version(), "go", runtime.Version(), "pid", os.Getpid())
 	defer func() {
 		log.Info("stopped", "reason", stopReason(cmd.Context(), err), "uptime", time.Since(started).Round(time.Millisecond))
 	}()

@@ -13,6 +13,7 @@ import (
 
 	"warmroute/admin"
 	"warmroute/backends"
+	"warmroute/cli"
 	"warmroute/config"
 	"warmroute/metrics"
 	"warmroute/proxy"
@@ -83,7 +84,7 @@ func newServiceAfter(before *inherited, c *config.Config, log *slog.Logger) (*se
 		}
 	}
 	s.firstChecks = newFirstChecks(s.registry.All())
-	m := metrics.New(s.registry, s.router, version())
+	m := metrics.New(s.registry, s.router, cli.Version())
 	s.metrics = m
 	s.watch(m)
 	if c.Record.File != "" {
@@ -108,7 +109,7 @@ func newServiceAfter(before *inherited, c *config.Config, log *slog.Logger) (*se
 		Router:   s.router,
 		Metrics:  m,
 		Log:      log,
-		Version:  version(),
+		Version:  cli.Version(),
 		Instance: s.instance,
 		Suspect:  s.checker.RequestCheck,
 
@@ -124,7 +125,7 @@ func newServiceAfter(before *inherited, c *config.Config, log *slog.Logger) (*se
 	host, _, _ := net.SplitHostPort(c.Admin) // checked with the configuration
 	s.admin = admin.New(admin.Options{
 		Registry: s.registry, Router: s.router, Proxy: s.proxy, Reset: s.reset,
-		Metrics: m.Handler(), Version: version(), Log: log, Host: host, Token: c.AdminToken,
+		Metrics: m.Handler(), Version: cli.Version(), Log: log, Host: host, Token: c.AdminToken,
 	})
 	return s, nil
 }

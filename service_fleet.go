@@ -7,7 +7,6 @@ import (
 	"warmroute/config"
 	"warmroute/proxy"
 	"warmroute/router"
-	"warmroute/router/policy"
 )
 
 // routerOptions are what the settings come to.
@@ -16,8 +15,8 @@ func (s *service) routerOptions(c *config.Config) router.Options {
 		Backends:       s.registry.All(),
 		Catalog:        s.registry.Catalog,
 		Policy:         c.Routing.Policy,
-		PolicySettings: policySettings(c.Routing),
-		Queue:          holdOptions(c.Routing),
+		PolicySettings: c.Routing.PolicySettings(),
+		Queue:          c.Routing.QueueSettings(),
 		Breaker:        router.BreakerSettings(c.Breaker),
 		SLO:            c.SLO.TTFT,
 		BlockBytes:     c.Index.BlockBytes,
@@ -26,27 +25,6 @@ func (s *service) routerOptions(c *config.Config) router.Options {
 		NoLearning:     !c.Routing.Learn,
 		Now:            time.Now,
 		Rand:           rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())),
-	}
-}
-
-func policySettings(c config.Routing) policy.Settings {
-	return policy.Settings{
-		MatchRatio:     c.MatchRatio,
-		ImbalanceAbs:   c.ImbalanceAbs,
-		ImbalanceRatio: c.ImbalanceRatio,
-		LoadFactor:     c.LoadFactor,
-	}
-}
-
-func holdOptions(c config.Routing) router.QueueSettings {
-	return router.QueueSettings{
-		Requests:      c.Queue.Requests,
-		Bytes:         int64(c.Queue.Bytes),
-		BatchRequests: c.Queue.BatchRequests,
-		BatchBytes:    int64(c.Queue.BatchBytes),
-		Timeout:       c.Queue.Time,
-		StepTokens:    c.StepTokens,
-		BatchSlowdown: c.BatchSlowdown,
 	}
 }
 

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"warmroute/proxy/apikey"
+	"warmroute/router"
+	"warmroute/router/policy"
 )
 
 // Config holds every setting. The fields are in the order of config.yaml, which
@@ -266,4 +268,27 @@ func LocalAddr(listen string) string {
 		host = "127.0.0.1" // an unspecified IPv6 address accepts IPv4 as well
 	}
 	return net.JoinHostPort(host, port)
+}
+
+// PolicySettings returns the settings of the policies.
+func (r Routing) PolicySettings() policy.Settings {
+	return policy.Settings{
+		MatchRatio:     r.MatchRatio,
+		ImbalanceAbs:   r.ImbalanceAbs,
+		ImbalanceRatio: r.ImbalanceRatio,
+		LoadFactor:     r.LoadFactor,
+	}
+}
+
+// QueueSettings returns the settings of the admission queue.
+func (r Routing) QueueSettings() router.QueueSettings {
+	return router.QueueSettings{
+		Requests:      r.Queue.Requests,
+		Bytes:         int64(r.Queue.Bytes),
+		BatchRequests: r.Queue.BatchRequests,
+		BatchBytes:    int64(r.Queue.BatchBytes),
+		Timeout:       r.Queue.Time,
+		StepTokens:    r.StepTokens,
+		BatchSlowdown: r.BatchSlowdown,
+	}
 }

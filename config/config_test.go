@@ -323,3 +323,32 @@ func TestOtherServicesVariablesAreNoFaults(t *testing.T) {
 	}
 	mustLoad(t, "", "http://a:8000")
 }
+
+func TestPublicURL(t *testing.T) {
+	f := func(want, listen string, tls ListenerTLS) {
+		t.Helper()
+		if got := (&Config{Listen: listen, TLS: tls}).PublicURL(); got != want {
+			t.Errorf("%s: %s, want %s", listen, got, want)
+		}
+	}
+	f("http://127.0.0.1:8080", ":8080", ListenerTLS{})
+	f("http://127.0.0.1:80", "0.0.0.0:80", ListenerTLS{})
+	f("http://127.0.0.1:9000", "[::]:9000", ListenerTLS{})
+	f("http://[::1]:9000", "[::1]:9000", ListenerTLS{})
+	f("http://10.0.0.5:8080", "10.0.0.5:8080", ListenerTLS{})
+	f("https://127.0.0.1:8443", ":8443", ListenerTLS{CertFile: "cert.pem"})
+}
+
+func TestFileVariable(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "named.yaml")
+	if err := os.WriteFile(file, []byte("backends: [\"http://a:8000\"]\nlisten: :1234"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv(FileVariable, file)
+	if c := mustLoad(t, ""); c.Listen != ":1234" {
+		t.Errorf("listen is %s", c.Listen)
+	}
+	if c := mustLoad(t, "backends: [\"http://a:8000\"]"); c.Listen != ":8080" {
+		t.Errorf("--config does not override it: listen is %s", c.Listen)
+	}
+}

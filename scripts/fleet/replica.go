@@ -41,7 +41,7 @@ const drainTime = 30
 // for it. Its log is written to dir.
 func Simulated(binary, dir, name string, port int, drains bool, args ...string) *Replica {
 	r := replica(dir, name, port, drains)
-	r.command = append([]string{binary, "vllmsim", "--listen", "127.0.0.1:" + strconv.Itoa(port)}, args...)
+	r.command = append([]string{binary, "sim", "--listen", "127.0.0.1:" + strconv.Itoa(port)}, args...)
 	return r.drain()
 }
 

@@ -1,15 +1,13 @@
-package main
+package cli
 
 import (
-	"bytes"
 	"os"
 	"strings"
 	"testing"
 )
 
-// check runs `warmroute check` and returns its status and what it printed to
-// stdout and stderr. An empty yaml is no file.
-func check(t *testing.T, yaml string, args ...string) (status int, stdout, stderr string) {
+// runCheck runs "warmroute check", with a configuration file unless yaml is empty.
+func runCheck(t *testing.T, yaml string, args ...string) (status int, stdout, stderr string) {
 	t.Helper()
 	args = append([]string{"check"}, args...)
 	if yaml != "" {
@@ -19,9 +17,7 @@ func check(t *testing.T, yaml string, args ...string) (status int, stdout, stder
 		}
 		args = append(args, "--config", "test.yaml")
 	}
-	var out, errOut bytes.Buffer
-	status = run(t.Context(), args, &out, &errOut)
-	return status, out.String(), errOut.String()
+	return execute(t.Context(), t, args...)
 }
 
 func TestCheckOutput(t *testing.T) {
@@ -38,7 +34,7 @@ func TestCheckOutput(t *testing.T) {
 		{"listen: 8080\nadmin: 9090", nil, 2, "", "listen: expected a string, got a number; put it in quotes\nadmin: expected a string"},
 		{"", []string{"--lisen", ":1"}, 2, "", "warmroute: unknown flag: --lisen\nRun 'warmroute check --help' for usage.\n"},
 	} {
-		status, stdout, stderr := check(t, c.yaml, c.args...)
+		status, stdout, stderr := runCheck(t, c.yaml, c.args...)
 		if status != c.status || stdout != c.stdout || !strings.HasPrefix(stderr, c.stderr) || (c.stderr == "") != (stderr == "") {
 			t.Errorf("%s %q: status %d, stdout %q, stderr %q; want %d, %q, %q", c.yaml, c.args, status, stdout, stderr, c.status, c.stdout, c.stderr)
 		}

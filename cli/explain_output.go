@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"cmp"
@@ -16,54 +16,55 @@ import (
 )
 
 const (
-	explainColumns = 96 // that a sentence is broken at, and beyond which a row's last cell has a line of its own
-	longestName    = 20 // of a backend, in the table
+	explainColumns    = 96 // text is wrapped here, and a longer row's note gets its own line
+	maxBackendName    = 20 // characters of a backend's name in the table
+	minExponentNumber = 1e12
 )
 
-// printExplanation prints a table of the backends, and the sentence.
-func printExplanation(out io.Writer, e *proxy.Explanation) error {
+// writeExplanation writes a table of the backends and the reason for the choice.
+func writeExplanation(out io.Writer, e *proxy.Explanation) error {
 	var s strings.Builder
-	fmt.Fprintf(&s, "%s tokens of prompt, about, in %d blocks of %d bytes; model %s, policy %s\n\n",
-		thousands(float64(e.PromptTokens)), e.Blocks, e.BlockBytes, cmp.Or(printable(e.Model), "-"), printable(e.Policy))
+	fmt.Fprintf(&s, "about %s prompt tokens in %d blocks of %d bytes; model %s, policy %s\n\n",
+		formatInteger(float64(e.PromptTokens)), e.Blocks, e.BlockBytes, cmp.Or(printable(e.Model), "-"), printable(e.Policy))
 	score := "SCORE"
 	if slices.ContainsFunc(e.Backends, func(b router.BackendExplanation) bool { return b.Terms != nil }) {
 		score = "COST"
 	}
-	rows := [][]string{{"", "BACKEND", "MATCHED", "u", "W", "n", "KV", "TOKENS/S", "TTFT", score, ""}}
-	for _, b := range inOrder(e) {
+	rows := [][]string{{"", "BACKEND", "MATCHED", "UNCACHED", "QUEUED", "IN-FLIGHT", "KV", "TOKENS/S", "TTFT", score, ""}}
+	for _, b := range sortedBackends(e) {
 		rows = append(rows, explainRow(&b, b.Candidate && b.Name == e.Choice))
 	}
 	writeColumns(&s, rows)
-	s.WriteString(costLines(e))
+	s.WriteString(formatCostTerms(e))
 	s.WriteString("\n")
 	for _, line := range wrap(printable(e.Sentence), explainColumns) {
 		s.WriteString(line + "\n")
 	}
-	s.WriteString("\nMATCHED: prompt tokens it likely holds. u: those it would compute. W: tokens to compute before\n" +
-		"them. n: in flight there. TTFT: time to first token, in seconds, as predicted.\n")
+	s.WriteString("\nMATCHED: prompt tokens that it likely has cached. UNCACHED: those to compute. QUEUED: tokens to\n" +
+		"compute before them. IN-FLIGHT: requests. TTFT: predicted time to first token in seconds.\n")
 	_, err := io.WriteString(out, s.String())
 	return err
 }
 
-// maxCostLines is how many backends costLines explains.
+// maxCostLines is the number of backends whose cost formatCostTerms explains.
 const maxCostLines = 2
 
-// costLines returns the terms of the lowest costs, a line for each backend.
-func costLines(e *proxy.Explanation) string {
+// formatCostTerms returns the terms of the lowest costs, one line per backend.
+func formatCostTerms(e *proxy.Explanation) string {
 	var s strings.Builder
-	for n, b := range inOrder(e) {
+	for n, b := range sortedBackends(e) {
 		if n == maxCostLines || b.Terms == nil || b.Score == nil {
 			break
 		}
 		var terms []string
 		for _, term := range b.Terms {
 			if term.Tokens != 0 {
-				terms = append(terms, printable(term.Name)+" "+thousands(term.Tokens))
+				terms = append(terms, printable(term.Name)+" "+formatInteger(term.Tokens))
 			}
 		}
-		fmt.Fprintf(&s, "\nCOST of %s: %s", shortened(printable(b.Name), longestName), strings.Join(terms, " + "))
+		fmt.Fprintf(&s, "\nCOST of %s: %s", truncate(printable(b.Name), maxBackendName), strings.Join(terms, " + "))
 		if b.Weight != 1 {
-			fmt.Fprintf(&s, ", over its weight %g", b.Weight)
+			fmt.Fprintf(&s, ", divided by weight %g", b.Weight)
 		}
 	}
 	if s.Len() > 0 {
@@ -72,8 +73,9 @@ func costLines(e *proxy.Explanation) string {
 	return s.String()
 }
 
-// inOrder are the backends, the best first, those that are no candidates last.
-func inOrder(e *proxy.Explanation) []router.BackendExplanation {
+// sortedBackends returns the backends: the choice, the other candidates from best to
+// worst, and the others.
+func sortedBackends(e *proxy.Explanation) []router.BackendExplanation {
 	all := slices.Clone(e.Backends)
 	rank := func(b *router.BackendExplanation) int {
 		switch {
@@ -102,23 +104,23 @@ func explainRow(b *router.BackendExplanation, chosen bool) []string {
 		mark = ">"
 	}
 	if b.KVUsage >= 0 {
-		kv = thousands(100*b.KVUsage) + " %"
+		kv = formatInteger(100*b.KVUsage) + " %"
 	}
 	if b.Score != nil {
-		score = thousands(*b.Score)
+		score = formatInteger(*b.Score)
 		if *b.Score != math.Trunc(*b.Score) && *b.Score < 100 {
-			score = decimals(*b.Score, 2)
+			score = formatDecimal(*b.Score, 2)
 		}
 	}
 	switch {
 	case b.Queued != "":
 		note = "wait: " + printable(b.Queued)
 	case b.Loading > 0 && note == "":
-		note = "has to load the adapter"
+		note = "must load the adapter"
 	}
 	return []string{
-		mark, shortened(printable(b.Name), longestName), thousands(b.MatchedTokens), thousands(b.Uncached), thousands(b.Pending),
-		thousands(b.InFlight), kv, thousands(b.Rate), decimals(b.FirstToken, 3), score, note,
+		mark, truncate(printable(b.Name), maxBackendName), formatInteger(b.MatchedTokens), formatInteger(b.Uncached), formatInteger(b.Pending),
+		formatInteger(b.InFlight), kv, formatInteger(b.Rate), formatDecimal(b.FirstToken, 3), score, note,
 	}
 }
 
@@ -150,15 +152,16 @@ func writeColumns(s *strings.Builder, rows [][]string) {
 	}
 }
 
-func shortened(s string, most int) string {
-	if utf8.RuneCountInString(s) <= most {
+// truncate shortens s to at most maxRunes characters.
+func truncate(s string, maxRunes int) string {
+	if utf8.RuneCountInString(s) <= maxRunes {
 		return s
 	}
-	return string([]rune(s)[:most-1]) + "…"
+	return string([]rune(s)[:maxRunes-1]) + "…"
 }
 
-// printable is a text of the other end's, which may be anybody's, without what a
-// terminal would do instead of showing it.
+// printable removes control characters from text of unknown origin, which a
+// terminal would interpret.
 func printable(s string) string {
 	return strings.Map(func(r rune) rune {
 		switch {
@@ -171,21 +174,19 @@ func printable(s string) string {
 	}, s)
 }
 
-// mostDigits is a number from which on three digits and an exponent say more.
-const mostDigits = 1e12
-
-// decimals writes a number with so many digits of its fraction.
-func decimals(x float64, digits int) string {
-	if math.Abs(x) >= mostDigits {
+// formatDecimal formats a number with the given digits after the point, or from
+// 1e12 on with an exponent.
+func formatDecimal(x float64, digits int) string {
+	if math.Abs(x) >= minExponentNumber {
 		return fmt.Sprintf("%.3g", x)
 	}
 	return strconv.FormatFloat(x, 'f', digits, 64)
 }
 
-// thousands writes a number without its fraction, 1984.2 as 1,984.
-func thousands(x float64) string {
-	s := decimals(x, 0)
-	if math.Abs(x) >= mostDigits {
+// formatInteger formats a number rounded to an integer, with thousands separators.
+func formatInteger(x float64) string {
+	s := formatDecimal(x, 0)
+	if math.Abs(x) >= minExponentNumber {
 		return s
 	}
 	for at := len(s) - 3; at > 0 && s[at-1] != '-'; at -= 3 {
@@ -194,7 +195,7 @@ func thousands(x float64) string {
 	return s
 }
 
-// wrap breaks a text into lines between words.
+// wrap breaks text into lines of at most the given length, unless a word is longer.
 func wrap(text string, columns int) (lines []string) {
 	line := ""
 	for _, word := range strings.Fields(text) {

@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"fmt"
@@ -8,10 +8,10 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// version is what the Go toolchain wrote into the binary: a tag, or one made
-// from the commit, with "+dirty" for changed sources; "devel" outside a
-// repository. No linker flag sets it, so the same sources give the same bytes.
-func version() string {
+// Version returns the version that the Go toolchain recorded in the binary: a tag,
+// or a pseudo-version of the commit, with "+dirty" for modified sources; "devel"
+// outside a repository.
+func Version() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok || info.Main.Version == "" || info.Main.Version == "(devel)" {
 		return "devel"
@@ -19,7 +19,7 @@ func version() string {
 	return info.Main.Version
 }
 
-// commit is the one that the binary was built from, or "unknown".
+// commit returns the commit that the binary was built from, or "unknown".
 func commit() string {
 	if info, ok := debug.ReadBuildInfo(); ok {
 		for _, s := range info.Settings {
@@ -32,13 +32,13 @@ func commit() string {
 }
 
 func versionLine() string {
-	return fmt.Sprintf("warmroute %s commit %s %s %s/%s\n", version(), commit(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	return fmt.Sprintf("warmroute %s commit %s %s %s/%s\n", Version(), commit(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
 }
 
 func newVersionCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:     "version",
-		Short:   "Print the version, the commit, the Go release and the platform",
+		Short:   "Print the version, commit, Go release and platform",
 		Example: "  warmroute version",
 		Args:    cobra.NoArgs,
 		Run: func(cmd *cobra.Command, _ []string) {

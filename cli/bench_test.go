@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"bytes"
@@ -27,13 +27,11 @@ import (
 func bench(ctx context.Context, t *testing.T, args ...string) (status int, stdout, stderr string) {
 	t.Helper()
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
-	var out, errs bytes.Buffer
-	status = run(ctx, append([]string{"bench", "--think", "1ms"}, args...), &out, &errs)
-	return status, out.String(), errs.String()
+	return execute(ctx, t, append([]string{"bench", "--think", "1ms"}, args...)...)
 }
 
-// briefly is a bench of a few small conversations.
-func briefly(args ...string) []string {
+// smallBench returns the arguments for a few small conversations.
+func smallBench(args ...string) []string {
 	return append([]string{"--conversations", "4", "--sessions", "2", "--turns", "3", "--rounds", "2",
 		"--system-tokens", "400", "--user-tokens", "32", "--answer-tokens", "4", "--timeout", "20s"}, args...)
 }
@@ -49,7 +47,7 @@ func benchReplica(t *testing.T, cfg sim.Config) string {
 	var serving sync.WaitGroup
 	serving.Go(func() { replica.Run(ctx) })
 	t.Cleanup(func() { stop(); serving.Wait() })
-	if err := askHealth(t.Context(), replica.URL()+"/health"); err != nil { // its goroutines run from then on
+	if err := checkHealth(t.Context(), replica.URL()+"/health"); err != nil { // its goroutines run from then on
 		t.Fatal(err)
 	}
 	return replica.URL()
@@ -69,9 +67,9 @@ func openAI(t *testing.T, chat http.HandlerFunc) string {
 	return s.URL
 }
 
-func TestBenchShowsFiguresSideBySide(t *testing.T) {
+func TestBenchTable(t *testing.T) {
 	tells, silent := benchReplica(t, sim.Config{}), benchReplica(t, sim.Config{NoTokenDetails: true})
-	status, out, errs := bench(t.Context(), t, briefly("--url", tells, "--url", silent+"/v1/")...)
+	status, out, errs := bench(t.Context(), t, smallBench("--url", tells, "--url", silent+"/v1/")...)
 	if status != 0 || errs != "" {
 		t.Fatalf("status %d, stderr %s", status, errs)
 	}
@@ -97,15 +95,15 @@ func TestBenchShowsFiguresSideBySide(t *testing.T) {
 	}
 }
 
-func TestBenchPrintsTheJSONThatIsDocumented(t *testing.T) {
-	status, out, errs := bench(t.Context(), t, briefly("--json", "--url", benchReplica(t, sim.Config{}),
+func TestBenchJSON(t *testing.T) {
+	status, out, errs := bench(t.Context(), t, smallBench("--json", "--url", benchReplica(t, sim.Config{}),
 		"--url", openAI(t, func(w http.ResponseWriter, r *http.Request) {
 			http.Error(w, `{"error":{"code":"overloaded"}}`, http.StatusServiceUnavailable)
 		}))...)
-	if status != 1 || !strings.Contains(errs, "(http://127.0.0.1:") || !strings.Contains(errs, "answered no request") {
+	if status != 1 || !strings.Contains(errs, "all requests to B (http://127.0.0.1:") {
 		t.Errorf("status %d, stderr %s", status, errs)
 	}
-	docs, err := os.ReadFile("docs/operations.md")
+	docs, err := os.ReadFile("../docs/operations.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -138,8 +136,7 @@ func TestBenchPrintsTheJSONThatIsDocumented(t *testing.T) {
 	}
 }
 
-// A server at its worst is counted under a cause, and what to do stands beside it.
-func TestBenchCountsAndExplainsFailures(t *testing.T) {
+func TestBenchErrorAdvice(t *testing.T) {
 	f := func(want, advice string, chat http.HandlerFunc) {
 		t.Helper()
 		timeout := "30s"
@@ -166,7 +163,7 @@ func TestBenchCountsAndExplainsFailures(t *testing.T) {
 		}
 	}
 	const one = `data: {"choices":[{"delta":{"content":"one"}}]}` + "\n\n"
-	f("no connection", "is it still running", func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) })
+	f("no connection", "still runs", func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) })
 	f("status 401", "--api-key-file", answer(401, ""))
 	f("status 404 (model_not_found)", "--model", answer(404, `{"error":{"message":"no m","type":"x","code":"model_not_found"}}`))
 	f("status 400 (BadRequestError)", "--plain", answer(400, `{"error":{"message":"extra","type":"BadRequestError","code":400}}`))
@@ -176,15 +173,15 @@ func TestBenchCountsAndExplainsFailures(t *testing.T) {
 		<-r.Context().Done()
 	})
 	f("response is not a stream", "buffers", answer(200, `{"choices":[]}`))
-	f("stream truncated", "replica ended", stream(one))
+	f("stream truncated", "replica failed", stream(one))
 	f("response too long", "1 MiB", stream("data: "+strings.Repeat("x", 2<<20)+"\n\n"))
 	f("response too long", "4 MiB", stream(strings.Repeat(`data: {"choices":[{"delta":{"content":"`+strings.Repeat("y", 500_000)+`"}}]}`+"\n\n", 9)))
-	f("error event in the stream (dead)", "replica ended", stream(one+`data: {"error":{"message":"gone","code":"dead"}}`+"\n\n"))
-	f("response without content", "nothing in it", stream("data: [DONE]\n\n"))
+	f("error event in the stream (dead)", "replica failed", stream(one+`data: {"error":{"message":"gone","code":"dead"}}`+"\n\n"))
+	f("response without content", "had no content", stream("data: [DONE]\n\n"))
 }
 
-func TestBenchSaysThatUsageIsMissing(t *testing.T) {
-	status, out, _ := bench(t.Context(), t, briefly("--url", openAI(t, func(w http.ResponseWriter, r *http.Request) {
+func TestBenchReportsMissingUsage(t *testing.T) {
+	status, out, _ := bench(t.Context(), t, smallBench("--url", openAI(t, func(w http.ResponseWriter, r *http.Request) {
 		io.Copy(io.Discard, r.Body)
 		w.Header().Set("Content-Type", "text/event-stream")
 		io.WriteString(w, `data: {"choices":[{"delta":{"content":"one"}}]}`+"\n\ndata: [DONE]\n\n")
@@ -194,9 +191,9 @@ func TestBenchSaysThatUsageIsMissing(t *testing.T) {
 	}
 }
 
-// Every URL is sent the same conversations, and no two prompts begin alike that a
-// cache could serve from one URL or round to the next.
-func TestBenchIsFair(t *testing.T) {
+// All URLs get the same conversations, but no prompt starts like one of another URL,
+// round or run, which a cache could then serve.
+func TestBenchSendsSameChatsWithDifferentNonces(t *testing.T) {
 	var mu sync.Mutex
 	type sent struct{ openings, shapes map[string]bool }
 	take := func() (*sent, http.HandlerFunc) {
@@ -228,7 +225,7 @@ func TestBenchIsFair(t *testing.T) {
 	a, atA := take()
 	b, atB := take()
 	for range 2 { // a second run is not to profit from the first either
-		if status, out, errs := bench(t.Context(), t, briefly("--url", openAI(t, atA), "--url", openAI(t, atB))...); status != 0 {
+		if status, out, errs := bench(t.Context(), t, smallBench("--url", openAI(t, atA), "--url", openAI(t, atB))...); status != 0 {
 			t.Fatalf("status %d: %s%s", status, out, errs)
 		}
 	}
@@ -255,7 +252,7 @@ func TestBenchIsFair(t *testing.T) {
 	}
 }
 
-func TestBenchKeepsRetryAfter(t *testing.T) {
+func TestBenchRespectsRetryAfter(t *testing.T) {
 	var asked atomic.Int64
 	url := openAI(t, func(w http.ResponseWriter, r *http.Request) {
 		asked.Add(1)
@@ -268,7 +265,7 @@ func TestBenchKeepsRetryAfter(t *testing.T) {
 	}
 }
 
-func TestBenchPrintsWhatThereIsWhenInterrupted(t *testing.T) {
+func TestBenchInterruptedPrintsResults(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var asked atomic.Int64
 	url := openAI(t, func(w http.ResponseWriter, r *http.Request) {
@@ -286,7 +283,7 @@ func TestBenchPrintsWhatThereIsWhenInterrupted(t *testing.T) {
 	}
 }
 
-func TestBenchShowsNeitherKeysNorPrompts(t *testing.T) {
+func TestBenchOutputHasNoKeysOrPrompts(t *testing.T) {
 	const key = "sk-secret-0123456789"
 	file := filepath.Join(t.TempDir(), "key")
 	if err := os.WriteFile(file, []byte(key+"\n"), 0o600); err != nil {
@@ -309,8 +306,7 @@ func TestBenchShowsNeitherKeysNorPrompts(t *testing.T) {
 	}
 }
 
-// What is wrong from the start is said at once.
-func TestBenchLooksAtEachServerFirst(t *testing.T) {
+func TestBenchChecksEndpointsFirst(t *testing.T) {
 	f := func(want string, h http.HandlerFunc, args ...string) {
 		t.Helper()
 		s := httptest.NewServer(h)
@@ -327,28 +323,27 @@ func TestBenchLooksAtEachServerFirst(t *testing.T) {
 		return func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(code) }
 	}
 	t.Setenv("BENCH_TEST_KEY", "k")
-	f("wants an API key: name a file with --api-key-file", refuse(401))
-	f("does not accept the API key (status 403)", refuse(403), "--api-key-env", "BENCH_TEST_KEY")
-	f("has no /v1/models: is that the base URL", refuse(404))
-	f("answers status 503", refuse(503))
-	f("something else than OpenAI's list", list("<html>"))
-	f("something else than OpenAI's list", list(strings.Repeat("[", 2<<20)))
-	f("lists no model", list(`{"data":[]}`))
-	f(`several models; choose of "a", "b\x1b[2J" with --model`, list(`{"data":[{"id":"a"},{"id":"b\u001b[2J"}]}`))
-	f(`has no model "c"; choose of "a" with --model`, list(`{"data":[{"id":"a"}]}`), "--model", "c")
-	f("cannot be reached", func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) })
+	f("requires an API key: use --api-key-file", refuse(401))
+	f("rejects the API key with status 403", refuse(403), "--api-key-env", "BENCH_TEST_KEY")
+	f("has no /v1/models: check that", refuse(404))
+	f("status 503", refuse(503))
+	f("not a list of models", list("<html>"))
+	f("not a list of models", list(strings.Repeat("[", 2<<20)))
+	f("lists no models", list(`{"data":[]}`))
+	f(`several models: name one of "a", "b\x1b[2J" with --model`, list(`{"data":[{"id":"a"},{"id":"b\u001b[2J"}]}`))
+	f(`unknown model "c" at `, list(`{"data":[{"id":"a"}]}`), "--model", "c")
+	f("connect to ", func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) })
 
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	hung := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
 	defer hung.Close()
-	if status, _, errs := bench(ctx, t, "--url", hung.URL); status != 1 || !strings.Contains(errs, "interrupted before anything was measured") {
+	if status, _, errs := bench(ctx, t, "--url", hung.URL); status != 1 || !strings.Contains(errs, "interrupted before the first measurement") {
 		t.Errorf("status %d, %s", status, errs)
 	}
 }
 
-// What cannot be is not believed: a hit ratio of 40 tells nothing and breaks the table.
-func TestBenchDoesNotBelieveInvalidUsageUsage(t *testing.T) {
+func TestBenchIgnoresInvalidUsage(t *testing.T) {
 	for _, usage := range []string{
 		`{"prompt_tokens":10,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":400}}`,
 		`{"prompt_tokens":10,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":-1}}`,
@@ -362,7 +357,7 @@ func TestBenchDoesNotBelieveInvalidUsageUsage(t *testing.T) {
 		})
 		status, out, _ := bench(t.Context(), t, "--conversations", "1", "--sessions", "1", "--turns", "2", "--url", url)
 		if status != 0 || !regexp.MustCompile(`(?m)^hit ratio +-$`).MatchString(out) || !regexp.MustCompile(`(?m)^prompt tokens/s +-$`).MatchString(out) ||
-			!strings.Contains(out, "A: the usage of 2 answers cannot be true") || strings.Contains(out, "no usage at the end") {
+			!strings.Contains(out, "A: the usage of 2 answers is contradictory") || strings.Contains(out, "no usage at the end") {
 			t.Errorf("%s: status %d\n%s", usage, status, out)
 		}
 	}

@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"bytes"
@@ -39,12 +39,10 @@ func writeReplayTrace(t *testing.T) string {
 func runReplayCommand(ctx context.Context, t *testing.T, args ...string) (status int, stdout, stderr string) {
 	t.Helper()
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
-	var out, errs bytes.Buffer
-	status = run(ctx, append([]string{"replay"}, args...), &out, &errs)
-	return status, out.String(), errs.String()
+	return execute(ctx, t, append([]string{"replay"}, args...)...)
 }
 
-func TestReplayPrintsTheFiguresThatScriptsRead(t *testing.T) {
+func TestReplayJSON(t *testing.T) {
 	status, out, errs := runReplayCommand(t.Context(), t, "--trace", writeReplayTrace(t),
 		"--backends", "2", "--load", "0.5", "--seeds", "2", "--policy", "prefix,round-robin,pooled", "--json")
 	if status != 0 || errs != "" {
@@ -84,7 +82,7 @@ func TestReplayPrintsTheFiguresThatScriptsRead(t *testing.T) {
 	}
 }
 
-func TestReplayPrintsAnObjectForEachLoad(t *testing.T) {
+func TestReplayJSONPerLoad(t *testing.T) {
 	f := func(loads string, want ...float64) {
 		t.Helper()
 		_, out, errs := runReplayCommand(t.Context(), t, "--trace", writeReplayTrace(t), "--load", loads, "--policy", "prefix", "--json")
@@ -104,7 +102,7 @@ func TestReplayPrintsAnObjectForEachLoad(t *testing.T) {
 	f("0.9,0.1,0.5", 0.9, 0.1, 0.5)
 }
 
-func TestReplayPlaysEveryWorkload(t *testing.T) {
+func TestReplayWorkloads(t *testing.T) {
 	f := func(name string, load float64, args ...string) {
 		t.Helper()
 		_, out, errs := runReplayCommand(t.Context(), t, append(args, "--policy", "least-load", "--json")...)
@@ -129,7 +127,7 @@ func TestReplayPlaysEveryWorkload(t *testing.T) {
 	f("documents", 0.3, "--workload", "documents", "--backends", "1", "--load", "0.3")
 }
 
-func TestReplayPrintsTheSameTwice(t *testing.T) {
+func TestReplayIsDeterministic(t *testing.T) {
 	trace := writeReplayTrace(t)
 	f := func(args ...string) {
 		t.Helper()
@@ -144,14 +142,14 @@ func TestReplayPrintsTheSameTwice(t *testing.T) {
 	f("--seeds", "3")
 }
 
-func TestReplayWritesATableForPeople(t *testing.T) {
+func TestReplayTable(t *testing.T) {
 	status, out, errs := runReplayCommand(t.Context(), t, "--trace", writeReplayTrace(t), "--policy", "prefix,random,pooled", "--load", "0.9")
 	if status != 0 || errs != "" {
-		t.Fatalf("status %d, stderr %q: no bar where there is no terminal", status, errs)
+		t.Fatalf("status %d, stderr %q: expected no progress bar", status, errs)
 	}
 	for _, want := range []string{
 		"small.jsonl, 8 backends, load 0.9\n", "  random ", "in flight",
-		"\nprefix / the best other: TTFT × ", "\nprefix / pooled, ",
+		"\nprefix / best other policy: TTFT × ", "\nprefix / pooled (",
 	} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in\n%s", want, out)
@@ -159,15 +157,15 @@ func TestReplayWritesATableForPeople(t *testing.T) {
 	}
 }
 
-func TestReplayDrawsAllPolicies(t *testing.T) {
-	trace, picture := writeReplayTrace(t), filepath.Join(t.TempDir(), "replay.svg")
+func TestReplayPlot(t *testing.T) {
+	trace, plot := writeReplayTrace(t), filepath.Join(t.TempDir(), "replay.svg")
 	f := func(loads string) {
 		t.Helper()
-		status, _, errs := runReplayCommand(t.Context(), t, "--trace", trace, "--policy", "all", "--load", loads, "--plot", picture)
+		status, _, errs := runReplayCommand(t.Context(), t, "--trace", trace, "--policy", "all", "--load", loads, "--plot", plot)
 		if status != 0 {
 			t.Fatalf("status %d: %s", status, errs)
 		}
-		svg, err := os.ReadFile(picture)
+		svg, err := os.ReadFile(plot)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -180,7 +178,7 @@ func TestReplayDrawsAllPolicies(t *testing.T) {
 		}
 		for _, name := range replayPolicies() {
 			if !bytes.Contains(svg, []byte(">"+name+"</text>")) {
-				t.Errorf("--load %s: %s is not in the picture", loads, name)
+				t.Errorf("--load %s: %s is missing in the plot", loads, name)
 			}
 		}
 	}
@@ -188,7 +186,7 @@ func TestReplayDrawsAllPolicies(t *testing.T) {
 	f("0.7,0.9")
 }
 
-func TestReplayRefusesWhatItCannotPlay(t *testing.T) {
+func TestReplayUsageErrors(t *testing.T) {
 	trace := writeReplayTrace(t)
 	f := func(want int, advice string, args ...string) {
 		t.Helper()
@@ -197,26 +195,26 @@ func TestReplayRefusesWhatItCannotPlay(t *testing.T) {
 			t.Errorf("%v: status %d, want %d; stdout %q, stderr %q lacks %q", args, status, want, out, errs, advice)
 		}
 	}
-	f(2, "name one of --trace FILE and --workload agentic|")
-	f(2, "name one of --trace FILE and --workload agentic|", "--trace", trace, "--workload", "hot")
-	f(2, "choose of agentic", "--workload", "cold")
-	f(2, "--workload agentic alone", "--trace", trace, "--sessions", "3")
-	f(2, "--workload hot alone", "--workload", "chats", "--rate", "3")
+	f(2, "name either --trace FILE or --workload agentic|")
+	f(2, "name either --trace FILE or --workload agentic|", "--trace", trace, "--workload", "hot")
+	f(2, "choose one of agentic", "--workload", "cold")
+	f(2, "requires --workload agentic", "--trace", trace, "--sessions", "3")
+	f(2, "require --workload hot", "--workload", "chats", "--rate", "3")
 	f(2, "use --sessions", "--workload", "agentic", "--load", "0.9")
-	f(2, "name one", "--workload", "hot", "--load", "0.9", "--rate", "3")
+	f(2, "exclude each other", "--workload", "hot", "--load", "0.9", "--rate", "3")
 	f(2, "--sessions -1", "--workload", "agentic", "--sessions", "-1")
 	f(2, "--prompts -1", "--workload", "hot", "--prompts", "-1")
 	f(2, "--rate -1", "--workload", "hot", "--rate", "-1")
-	f(2, "choose of prefix", "--trace", trace, "--policy", "best")
-	f(2, "twice", "--trace", trace, "--policy", "prefix,prefix")
-	f(2, "not between 0 and 100", "--trace", trace, "--load", "0.9,0")
+	f(2, "choose one of prefix", "--trace", trace, "--policy", "best")
+	f(2, "duplicate policy prefix", "--trace", trace, "--policy", "prefix,prefix")
+	f(2, "--load 0 is not above 0", "--trace", trace, "--load", "0.9,0")
 	f(2, `invalid argument "much" for "--load"`, "--trace", trace, "--load", "much")
 	f(2, "--backends 0", "--trace", trace, "--backends", "0")
 	f(2, "--seeds 0", "--trace", trace, "--seeds", "0")
 	f(2, "--kv-tokens 100", "--trace", trace, "--kv-tokens", "100")
-	f(2, "--speeds names 3, for 2", "--trace", trace, "--backends", "2", "--speeds", "1,1,1")
+	f(2, "--speeds has 3 values for 2", "--trace", trace, "--backends", "2", "--speeds", "1,1,1")
 	f(2, "--speeds: 0", "--trace", trace, "--speeds", "1,0")
-	f(2, "share between 0 and 1", "--trace", trace, "--non-streaming", "1.5")
+	f(2, "--non-streaming 1.5 is not between 0 and 1", "--trace", trace, "--non-streaming", "1.5")
 	f(2, "--index-factor", "--trace", trace, "--index-factor", "0")
 	f(2, "--evictions", "--trace", trace, "--evictions", "-1")
 	f(2, "--poll", "--trace", trace, "--poll", "-1s")
@@ -230,11 +228,11 @@ func TestReplayRefusesWhatItCannotPlay(t *testing.T) {
 	f(2, "--step-tokens 2000000 is not between", "--trace", trace, "--step-tokens", "2000000")
 	f(2, "--poll 1ns is not between 1ms", "--trace", trace, "--poll", "1ns")
 	f(2, "--poll-lag 2h0m0s is not between", "--trace", trace, "--poll-lag", "2h")
-	f(2, "join, leave or restart", "--trace", trace, "--policy", "prefix", "--change", "explode:1@1s")
-	f(2, "backends are 0 to 7", "--trace", trace, "--policy", "prefix", "--change", "join:8@1s")
-	f(2, "is not like join:7@20m", "--trace", trace, "--policy", "prefix", "--change", "join@1s")
-	f(2, "is not like join:7@20m", "--trace", trace, "--policy", "prefix", "--change", "join:1x@1s")
-	f(2, "leave it out of --policy", "--trace", trace, "--policy", "pooled", "--change", "join:1@1s")
+	f(2, "choose one of join, leave, restart", "--trace", trace, "--policy", "prefix", "--change", "explode:1@1s")
+	f(2, "backend 8 is not between 0 and 7", "--trace", trace, "--policy", "prefix", "--change", "join:8@1s")
+	f(2, "is not of the form join:7@20m", "--trace", trace, "--policy", "prefix", "--change", "join@1s")
+	f(2, "is not of the form join:7@20m", "--trace", trace, "--policy", "prefix", "--change", "join:1x@1s")
+	f(2, "remove it from --policy", "--trace", trace, "--policy", "pooled", "--change", "join:1@1s")
 	f(2, "no such file", "--trace", trace+".missing")
 	f(1, "--plot", "--trace", trace, "--plot", filepath.Join(trace, "x.svg"))
 
@@ -245,7 +243,7 @@ func TestReplayRefusesWhatItCannotPlay(t *testing.T) {
 	f(2, "line 1: timestamp is missing", "--trace", broken)
 }
 
-func TestReplayTakesEveryFlag(t *testing.T) {
+func TestReplayFlags(t *testing.T) {
 	status, out, errs := runReplayCommand(t.Context(), t, "--trace", writeReplayTrace(t), "--policy", "all",
 		"--backends", "4", "--kv-tokens", "100000", "--load", "1.5", "--seeds", "2", "--seed", "7", "--speeds", "1,0.5",
 		"--poll", "200ms", "--poll-lag", "50ms", "--non-streaming", "0.5", "--no-usage", "--index-factor", "2", "--evictions", "1",
@@ -256,7 +254,7 @@ func TestReplayTakesEveryFlag(t *testing.T) {
 	}
 }
 
-func TestReplayTakesSettingsFromAConfiguration(t *testing.T) {
+func TestReplayConfig(t *testing.T) {
 	trace, config := writeReplayTrace(t), filepath.Join(t.TempDir(), "warmroute.yaml")
 	f := func(settings string) (status int, stdout, stderr string) {
 		t.Helper()
@@ -270,32 +268,32 @@ func TestReplayTakesSettingsFromAConfiguration(t *testing.T) {
 		t.Fatal(errs)
 	}
 	if _, out, errs := f("routing: {imbalance_abs: 1, imbalance_ratio: 1.01}\n"); out == plain || out == "" {
-		t.Errorf("narrow gates change nothing; stderr %q", errs)
+		t.Errorf("narrow thresholds change nothing; stderr %q", errs)
 	}
 	if status, _, errs := f("routing: {gate: 1}\n"); status != 2 || !strings.Contains(errs, "routing.gate") {
 		t.Errorf("status %d, stderr %q after an unknown setting", status, errs)
 	}
 }
 
-func TestReplayEndsWhenInterrupted(t *testing.T) {
+func TestReplayInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	picture := filepath.Join(t.TempDir(), "replay.svg")
+	plot := filepath.Join(t.TempDir(), "replay.svg")
 	f := func(drawn string) {
 		t.Helper()
-		status, out, errs := runReplayCommand(ctx, t, "--trace", writeReplayTrace(t), "--plot", picture)
+		status, out, errs := runReplayCommand(ctx, t, "--trace", writeReplayTrace(t), "--plot", plot)
 		if status != 1 || out != "" || !strings.Contains(errs, "interrupted") {
 			t.Errorf("status %d, stdout %q, stderr %q", status, out, errs)
 		}
-		if got, _ := os.ReadFile(picture); string(got) != drawn {
-			t.Errorf("the picture was %q and is %q", drawn, got)
+		if got, _ := os.ReadFile(plot); string(got) != drawn {
+			t.Errorf("plot changed from %q to %q", drawn, got)
 		}
 	}
 	f("")
-	if _, err := os.Stat(picture); err == nil {
-		t.Error("an empty picture is left behind")
+	if _, err := os.Stat(plot); err == nil {
+		t.Error("an empty plot remains")
 	}
-	if err := os.WriteFile(picture, []byte("an earlier one"), 0o600); err != nil {
+	if err := os.WriteFile(plot, []byte("an earlier one"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	f("an earlier one")

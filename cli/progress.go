@@ -1,15 +1,16 @@
-package main
+package cli
 
 import (
 	"io"
+	"os"
 	"time"
 
 	"github.com/schollz/progressbar/v3"
 )
 
-// progressBar shows on a terminal how far a replay or a bench is, and nothing elsewhere.
+// progressBar shows the progress of a replay or a bench, on a terminal only.
 type progressBar struct {
-	bar *progressbar.ProgressBar // nil: nobody looks
+	bar *progressbar.ProgressBar // nil: not a terminal
 	out io.Writer
 }
 
@@ -28,26 +29,34 @@ func newProgressBar(w io.Writer) progressBar {
 	)}
 }
 
-// set shows the share that is done. The bar's own write errors are of no
-// interest: the results matter, and go elsewhere.
+// set shows the share of the work that is done, ignoring write errors.
 func (p progressBar) set(share float64) {
 	if p.bar != nil {
 		_ = p.bar.Set(int(share * progressSteps))
 	}
 }
 
-// describe says what is being done.
-func (p progressBar) describe(what string) {
+// describe sets the text before the bar.
+func (p progressBar) describe(text string) {
 	if p.bar != nil {
-		p.bar.Describe(what)
+		p.bar.Describe(text)
 	}
 }
 
-// clear takes the bar off the screen, and with it the ^C that a terminal may have
-// written behind it.
+// clear erases the bar, together with the ^C that a terminal may have echoed.
 func (p progressBar) clear() {
 	if p.bar != nil {
 		_ = p.bar.Clear()
 		io.WriteString(p.out, "\r\x1b[K")
 	}
+}
+
+// isTerminal reports whether w is a terminal.
+func isTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	if !ok {
+		return false
+	}
+	info, err := f.Stat()
+	return err == nil && info.Mode()&os.ModeCharDevice != 0
 }

@@ -1,0 +1,212 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"regexp"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/spf13/cobra"
+)
+
+// defaultConfig returns the content of config.yaml. It is read once, since tests
+// change the working directory.
+var defaultConfig = sync.OnceValue(func() []byte {
+	data, err := os.ReadFile("../config.yaml")
+	if err != nil {
+		panic(err)
+	}
+	return data
+})
+
+func TestMain(m *testing.M) {
+	defaultConfig()
+	os.Exit(m.Run())
+}
+
+// execute runs a command line and returns its exit status and output.
+func execute(ctx context.Context, t *testing.T, args ...string) (status int, stdout, stderr string) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	status = Run(ctx, args, defaultConfig(), &out, &errs)
+	return status, out.String(), errs.String()
+}
+
+func allCommands(t *testing.T) []*cobra.Command {
+	root := newRootCommand(defaultConfig())
+	return root.Commands()
+}
+
+func TestExitStatus(t *testing.T) {
+	f := func(want int, args ...string) {
+		t.Helper()
+		got, stdout, stderr := execute(t.Context(), t, args...)
+		if got != want {
+			t.Errorf("%q: status %d, want %d; stderr %q", args, got, want, stderr)
+		}
+		if want != 0 && (stderr == "" || stdout != "") {
+			t.Errorf("%q: stdout %q, stderr %q: errors belong on stderr", args, stdout, stderr)
+		}
+	}
+	f(0)
+	f(0, "--help")
+	f(0, "check", "--help")
+	f(0, "version")
+	f(2, "sevre")
+	f(2, "--bogus")
+	f(2, "version", "extra")
+	f(2, "check")
+	f(1, "health", "http://127.0.0.1:1/livez")
+}
+
+func TestHelpExamplesAreValid(t *testing.T) {
+	t.Setenv("VLLM_API_KEY", "k")
+	for _, cmd := range allCommands(t) {
+		examples := 0
+		for line := range strings.Lines(cmd.Example) {
+			_, typed, found := strings.Cut(" "+line, " warmroute ")
+			if !found {
+				t.Errorf("%s: not a command line: %s", cmd.Name(), line)
+				continue
+			}
+			typed, _, _ = strings.Cut(typed, " | ")
+			examples++
+			root := newRootCommand(defaultConfig())
+			of, args, err := root.Find(strings.Fields(typed))
+			if err != nil || of == root {
+				t.Errorf("%s: %v in %s", cmd.Name(), err, line)
+			} else if cmd.HasParent() && of.Name() != cmd.Name() {
+				t.Errorf("%s: an example of %s", cmd.Name(), of.Name())
+			} else if err := of.ParseFlags(args); err != nil {
+				t.Errorf("%s: %v in %s", cmd.Name(), err, line)
+			} else if err := of.ValidateArgs(of.Flags().Args()); err != nil {
+				t.Errorf("%s: %v in %s", cmd.Name(), err, line)
+			}
+		}
+		if examples == 0 {
+			t.Errorf("%s has no example", cmd.Name())
+		}
+	}
+}
+
+func TestHelpFits(t *testing.T) {
+	for _, cmd := range allCommands(t) {
+		_, help, _ := execute(t.Context(), t, "help", cmd.Name())
+		for line := range strings.Lines(help) {
+			if n := utf8.RuneCountInString(line) - 1; n > 110 {
+				t.Errorf("%s: %d columns: %s", cmd.Name(), n, line)
+			}
+			if strings.Contains(line, "(default )") || strings.Contains(line, "<nil>") || strings.Contains(line, "%!") {
+				t.Errorf("%s: %s", cmd.Name(), line)
+			}
+		}
+	}
+}
+
+func TestHealthRequiresStatus200(t *testing.T) {
+	f := func(code, want int) {
+		t.Helper()
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(code) }))
+		defer server.Close()
+		if got, _, stderr := execute(t.Context(), t, "health", server.URL); got != want {
+			t.Errorf("response %d: status %d, want %d; %s", code, got, want, stderr)
+		}
+	}
+	f(http.StatusOK, 0)
+	f(http.StatusServiceUnavailable, 1)
+}
+
+func TestVersion(t *testing.T) {
+	_, output, _ := execute(t.Context(), t, "version")
+	want := regexp.MustCompile(`^warmroute \S+ commit ([0-9a-f]{40}|unknown) go1\S* ` + runtime.GOOS + "/" + runtime.GOARCH + "\n$")
+	if !want.MatchString(output) {
+		t.Errorf("got %q", output)
+	}
+}
+
+func TestHealthFailure(t *testing.T) {
+	t.Setenv("WARMROUTE_LISTEN", "127.0.0.1:1")
+	if status, _, stderr := execute(t.Context(), t, "health"); status != 1 || !strings.Contains(stderr, "127.0.0.1:1/livez") {
+		t.Errorf("no listener: status %d, %s", status, stderr)
+	}
+	// Docker reserves other statuses.
+	if status, _, stderr := execute(t.Context(), t, "health", "--config", "no-such.yaml"); status != 1 {
+		t.Errorf("no such file: status %d, %s", status, stderr)
+	}
+}
+
+func TestErrorMessages(t *testing.T) {
+	t.Chdir(t.TempDir())
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	usedPort := listener.Addr().String()
+	for name, content := range map[string]string{"bad.yaml": "listn: :80\npoll: {interval: 5}\n", "empty.key": "\n", "bad.jsonl": "{}\n"} {
+		if err := os.WriteFile(name, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, c := range []struct {
+		args   string
+		status int
+		want   string
+	}{
+		{"--bogus", 2, "unknown flag: --bogus"},
+		{"version now", 2, `unknown command "now" for "warmroute version"`},
+		{"check --config bad.yaml http://a:8000", 2, "listn: unknown setting; did you mean listen?\npoll.interval: 5 has no unit; write a duration such as 250ms, 5s or 1m30s\n"},
+
+		{"sim --listen here", 2, `--listen: "here" is not an address such as :8080 or 127.0.0.1:8080`},
+		{"sim --listen " + usedPort, 1, "simulated replica: listen tcp " + usedPort + ": bind: address already in use: choose another address with --listen\n"},
+		{"sim --max-num-seqs -1", 2, "sequence limit must be above 0"},
+
+		{"replay", 2, "name either --trace FILE or --workload agentic|hot|chats|documents"},
+		{"replay --trace none.jsonl", 2, "--trace: open none.jsonl: no such file or directory"},
+		{"replay --trace bad.jsonl", 2, "--trace: parse bad.jsonl: trace line 1: timestamp is missing"},
+		{"replay --workload hott", 2, `--workload: unknown workload "hott"; choose one of agentic, hot, chats, documents`},
+
+		{"bench", 2, "--url is missing: name one or more endpoints, such as --url http://127.0.0.1:8080"},
+		{"bench http://a", 2, `unknown command "http://a" for "warmroute bench"`},
+		{"bench --url a:80", 2, `--url: "a:80": no scheme; write http://HOST:PORT or https://HOST:PORT`},
+		{"bench --url http://u:secret@a", 2, `--url: "http://***@a": user and password are not used; use --api-key-file instead`},
+		{"bench --url http://a --sessions 0", 2, "--sessions 0 is not between 1 and 10000"},
+		{"bench --url http://a --for 1ms", 2, "--for 1ms is not between 1s and 24h"},
+		{"bench --url http://a --rounds 0", 2, "--rounds 0 is not between 1 and 99"},
+		{"bench --url http://a --api-key-file none", 2, "--api-key-file: open none: no such file or directory"},
+		{"bench --url http://a --api-key-file empty.key", 2, "--api-key-file: empty.key is empty"},
+		{"bench --url http://a --api-key-env NO_SUCH_KEY", 2, "--api-key-env: NO_SUCH_KEY is empty"},
+		{"bench --url http://a --for 5s --conversations 9", 2, "--for and --conversations exclude each other"},
+		{"bench --url http://127.0.0.1:1", 1, "connect to http://127.0.0.1:1: dial tcp 127.0.0.1:1: connect: connection refused: check that the server runs at this address\n"},
+
+		{"health http://127.0.0.1:1/livez", 1, "http://127.0.0.1:1/livez: dial tcp 127.0.0.1:1: connect: connection refused\n"},
+	} {
+		status, stdout, stderr := execute(t.Context(), t, strings.Fields(c.args)...)
+		want := c.want
+		if name, _, _ := strings.Cut(c.args, " "); !strings.HasSuffix(want, "\n") {
+			want += "\nRun '" + strings.TrimSuffix("warmroute "+name, " --bogus") + " --help' for usage.\n"
+		}
+		if !strings.HasPrefix(c.args, "check") {
+			want = "warmroute: " + want
+		}
+		if status != c.status || stderr != want || stdout != "" {
+			t.Errorf("warmroute %s\nstatus %d, want %d\ngot  %q\nwant %q\nstdout %q", c.args, status, c.status, stderr, want, stdout)
+		}
+	}
+}
+
+func TestHelpGoesToStdout(t *testing.T) {
+	for _, args := range [][]string{{}, {"help"}, {"--help"}, {"help", "bench"}, {"bench", "--help"}, {"bench", "-h"}, {"version"}, {"--version"}, {"completion", "zsh"}} {
+		if status, stdout, stderr := execute(t.Context(), t, args...); status != 0 || stdout == "" || stderr != "" {
+			t.Errorf("%q: status %d, stdout %q, stderr %q", args, status, stdout, stderr)
+		}
+	}
+}

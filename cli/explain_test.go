@@ -1,0 +1,161 @@
+package cli
+
+import (
+	"bytes"
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"unicode"
+	"unicode/utf8"
+
+	"warmroute/proxy"
+	"warmroute/router"
+	"warmroute/router/policy"
+)
+
+func runExplain(t *testing.T, args ...string) (status int, stdout, stderr string) {
+	t.Helper()
+	return execute(t.Context(), t, append([]string{"explain"}, args...)...)
+}
+
+// writeFile returns the path of a new file.
+func writeFile(t *testing.T, content string) string {
+	t.Helper()
+	name := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(name, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return name
+}
+
+func TestExplainErrors(t *testing.T) {
+	public := httptest.NewServer(http.NotFoundHandler())
+	defer public.Close()
+	asks := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.WriteHeader(http.StatusUnauthorized)
+		w.Write([]byte(`{"error":{"message":"send the admin_token","src":"warmroute"}}`))
+	}))
+	defer asks.Close()
+	names := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.WriteHeader(http.StatusNotFound)
+		w.Write([]byte(`{"error":{"message":"no backend has that name; there are: a, b","src":"warmroute"}}`))
+	}))
+	defer names.Close()
+	odd := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { w.Write([]byte("hello")) }))
+	defer odd.Close()
+	file := writeFile(t, "{}")
+	for _, c := range []struct {
+		args   string
+		status int
+		want   string
+	}{
+		{"", 2, "-f is missing"},
+		{"-f " + file + " more", 2, "unknown command \"more\""},
+		{"-f " + file + " -H novalue", 2, "X-Warmroute-Priority: 5"},
+		{"-f " + file + " -H Authorization:x", 2, "--key NAME"},
+		{"-f no-such-file", 2, "-f: open no-such-file: no such file"},
+		{"-f .", 2, "-f: read .: is a directory"},
+		{"-f " + file + " --token-file no-such-file", 2, "--token-file: open no-such-file: no such file"},
+		{"-f " + file + " --config no-such-file", 2, "--config no-such-file: no such file"},
+		{"-f " + file + " --admin http://127.0.0.1:1", 1, "connect to the admin listener at http://127.0.0.1:1"},
+		{"-f " + file + " --admin ftp://a", 1, "not a URL such as http://127.0.0.1:9090"},
+		{"-f " + file + " --token-file " + writeFile(t, " \n"), 1, "has no token"},
+		{"-f " + file + " --admin " + public.URL, 1, "is not an admin listener of warmroute"},
+		{"-f " + file + " --admin " + odd.URL, 1, "is not an admin listener"},
+		{"-f " + file + " --admin " + asks.URL, 1, "use --token-file, or set WARMROUTE_ADMIN_TOKEN"},
+		{"-f " + file + " --admin " + names.URL, 1, "there are: a, b"},
+	} {
+		status, out, stderr := runExplain(t, strings.Fields(c.args)...)
+		if status != c.status || !strings.Contains(stderr, c.want) || out != "" {
+			t.Errorf("%q: status %d, %q%q; want %d, %q", c.args, status, out, stderr, c.status, c.want)
+		}
+	}
+	t.Setenv("WARMROUTE_ADMIN", "")
+	if status, _, stderr := runExplain(t, "-f", file); status != 1 || !strings.Contains(stderr, "name one with --admin") {
+		t.Errorf("no admin listener: status %d, %s", status, stderr)
+	}
+}
+
+func TestExplainTable(t *testing.T) {
+	score := func(x float64) *float64 { return &x }
+	e := &proxy.Explanation{Explanation: router.Explanation{
+		Policy: "prefix", Model: "sim", PromptTokens: 2113, Blocks: 33, BlockBytes: 256, Choice: "gpu-1",
+		Backends: []router.BackendExplanation{
+			{Name: "gpu-0", Candidate: true, Uncached: 2113, Rate: 8000, KVUsage: 0.124, Loading: 2000, FirstToken: 0.264, Score: score(2113), Weight: 1, Terms: []policy.Term{{Name: "queue"}, {Name: "prefill", Tokens: 2113}}},
+			{Name: "a-name-that-is-longer-than-most-names", WhyNot: "refused a request for its full queue", MatchedTokens: 2112, Uncached: 16, Pending: 123456, InFlight: 512, Rate: 24000, KVUsage: -1, FirstToken: 5.145},
+			{Name: "gpu-1", Candidate: true, MatchedTokens: 1984, Uncached: 129, Rate: 8000, KVUsage: 0.5, FirstToken: 0.016, Score: score(129), Weight: 2, Terms: []policy.Term{{Name: "prefill", Tokens: 129}, {Name: "delay", Tokens: 129}}, Queued: "its next step is full"},
+		},
+		Sentence: "gpu-1 holds 1,984 of 2,113 prompt tokens and answers soonest: 0.02 s against 0.26 s on gpu-0, which is idle but holds nothing. It would wait first.",
+	}}
+	want := `about 2,113 prompt tokens in 33 blocks of 256 bytes; model sim, policy prefix
+
+  BACKEND               MATCHED  UNCACHED   QUEUED  IN-FLIGHT    KV  TOKENS/S   TTFT   COST
+> gpu-1                   1,984       129        0          0  50 %     8,000  0.016    129
+    wait: its next step is full
+  gpu-0                       0     2,113        0          0  12 %     8,000  0.264  2,113
+    must load the adapter
+  a-name-that-is-long…    2,112        16  123,456        512     -    24,000  5.145      -
+    refused a request for its full queue
+
+COST of gpu-1: prefill 129 + delay 129, divided by weight 2
+COST of gpu-0: prefill 2,113
+
+gpu-1 holds 1,984 of 2,113 prompt tokens and answers soonest: 0.02 s against 0.26 s on gpu-0,
+which is idle but holds nothing. It would wait first.
+`
+	var out bytes.Buffer
+	if err := writeExplanation(&out, e); err != nil || !strings.HasPrefix(out.String(), want) {
+		t.Errorf("%v, got\n%s\nwant\n%s", err, out.String(), want)
+	}
+	for line := range strings.Lines(out.String()) {
+		if n := utf8.RuneCountInString(line); n > 100 {
+			t.Errorf("%d columns: %s", n, line)
+		}
+	}
+}
+
+// The response may come from any server.
+func TestExplainOutputHasNoControlCharacters(t *testing.T) {
+	const escape = "\x1b]0;owned\x07\x1b[2J\r\u009b31m\u202e"
+	far := -1e300
+	e := proxy.Explanation{Explanation: router.Explanation{
+		Policy: "pol" + escape, Model: "mod" + escape, Choice: "a" + escape, Sentence: "sent" + escape,
+		Backends: []router.BackendExplanation{
+			{Name: "a" + escape, Candidate: true, KVUsage: 1e300, FirstToken: 1e300, Score: &far, MatchedTokens: 1e300},
+			{Name: "b\n" + escape, WhyNot: "why" + escape, Score: &far},
+			{Name: "c" + escape, Candidate: true, Queued: "held" + escape},
+		},
+	}}
+	body, err := json.Marshal(&e)
+	if err != nil {
+		t.Fatal(err)
+	}
+	refusal, _ := json.Marshal(map[string]any{"error": map[string]string{"message": "no" + escape, "src": "warmroute"}})
+	status, answer := http.StatusOK, body
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.WriteHeader(status)
+		w.Write(answer)
+	}))
+	defer s.Close()
+	f := func(want string, args ...string) {
+		t.Helper()
+		_, out, stderr := runExplain(t, append(args, "-f", writeFile(t, "{}"), "--admin", s.URL)...)
+		output := out + stderr
+		if at := strings.IndexFunc(output, func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }); at >= 0 || !strings.Contains(output, want) {
+			t.Errorf("control character at %d of %q, or no %q", at, output, want)
+		}
+		for line := range strings.Lines(output) {
+			if len(args) == 0 && len(line) > 300 {
+				t.Errorf("line of %d bytes: %s", len(line), line)
+			}
+		}
+	}
+	f("-1e+300")
+	f(`"policy":"pol`, "--json")
+	status, answer = http.StatusBadRequest, refusal
+	f("no]0;owned")
+}
