@@ -1,7 +1,6 @@
 package main
 
 import (
-	"fmt"
 	"go/parser"
 	"go/token"
 	"io/fs"
@@ -12,78 +11,75 @@ import (
 	"testing"
 )
 
-// importFault says what is wrong with package from importing package to, both
-// named by their folder from the root, the root itself "". Each part may use
-// itself and what stands to its left in
-//
-//	filelock ← backends ← router ← metrics ← proxy ← admin ← config ← server ← cli ← main
-//
-// sim uses nothing but itself. replay may use backends, router and sim, and
-// loadgen replay; only cli and main use those two. The programs under scripts are
-// mains of their own, and share scripts/fleet.
-func importFault(from, to string) string {
-	line := map[string]int{"filelock": 0, "backends": 1, "router": 2, "metrics": 3, "proxy": 4, "admin": 5, "config": 6, "server": 7, "cli": 8, "": 9, "scripts": 9}
+// allowedImports lists, for each top-level directory, the other directories whose
+// packages its packages may import. "main" is the root.
+var allowedImports = map[string]string{
+	"filelock": "",
+	"backends": "filelock",
+	"router":   "filelock backends",
+	"metrics":  "filelock backends router",
+	"proxy":    "filelock backends router metrics",
+	"admin":    "filelock backends router metrics proxy",
+	"config":   "filelock backends router metrics proxy admin",
+	"server":   "filelock backends router metrics proxy admin config",
+	"cli":      "filelock backends router metrics proxy admin config server sim replay loadgen",
+	"main":     "filelock backends router metrics proxy admin config server cli sim replay loadgen",
+
+	"sim":     "",
+	"replay":  "backends router sim",
+	"loadgen": "replay sim",
+	"e2e":     "filelock backends router metrics proxy admin config server cli sim replay loadgen",
+	"scripts": "filelock backends router metrics proxy admin config server cli sim replay loadgen",
+}
+
+// testImports lists what tests may import besides: simulated replicas and load.
+const testImports = "sim loadgen"
+
+// mayImport reports whether a package may import another one. Both are paths of
+// directories relative to the root, the root itself "".
+func mayImport(from, to string, test bool) bool {
 	fromPart, _, _ := strings.Cut(from, "/")
+	if fromPart == "" {
+		fromPart = "main"
+	}
 	toPart, _, _ := strings.Cut(to, "/")
-	fromPlace, fromKnown := line[fromPart]
-	toPlace, toKnown := line[toPart]
+	allowed, known := allowedImports[fromPart]
 	switch {
-	case fromPart == "scripts" && to == "scripts/fleet":
-		return ""
-	case toPart == "" || toPart == "scripts":
-		return "nothing imports a program"
-	case fromPart == "sim" || fromPart == "replay" || fromPart == "loadgen":
-		allowed := map[string][]string{"sim": {"sim"}, "replay": {"replay", "router", "backends", "sim"}, "loadgen": {"loadgen", "replay", "sim"}}
-		if slices.Contains(allowed[fromPart], toPart) {
-			return ""
-		}
-		return fmt.Sprintf("%s may use only %v", fromPart, allowed[fromPart])
-	case toPart == "sim" && fromKnown:
-		return ""
-	case (toPart == "replay" || toPart == "loadgen") && fromKnown && fromPlace >= line["cli"]:
-		return ""
-	case toPart == "replay" || toPart == "loadgen":
-		return "only a program may use " + toPart
-	case !fromKnown:
-		return from + " has no place in the line; give it one"
-	case !toKnown:
-		return to + " has no place in the line; give it one"
-	case toPlace > fromPlace:
-		return "the arrow runs back"
+	case !known:
+		return false
+	case fromPart == "scripts" && toPart == "scripts": // programs, and what they share
+		return from == to || to == "scripts/fleet" || to == "scripts/testbed"
+	case fromPart == toPart:
+		return true
 	}
-	return ""
+	return slices.Contains(strings.Fields(allowed), toPart) || test && slices.Contains(strings.Fields(testImports), toPart)
 }
 
-func TestImportFaultKnowsWhichWayArrowsRun(t *testing.T) {
-	f := func(from, to string, allowed bool) {
-		t.Helper()
-		if fault := importFault(from, to); (fault == "") != allowed {
-			t.Errorf("%q imports %q: got %q, want allowed %v", from, to, fault, allowed)
+func TestMayImport(t *testing.T) {
+	for _, c := range []struct {
+		from, to   string
+		test, want bool
+	}{
+		{"proxy", "router/prompt", false, true},
+		{"router/policy", "router/prompt", false, true},
+		{"router", "proxy", false, false},
+		{"router", "proxy", true, false},
+		{"proxy", "sim", false, false},
+		{"proxy", "sim", true, true},
+		{"", "router", false, true},
+		{"scripts/chaos", "scripts/fleet", false, true},
+		{"scripts/chaos", "scripts/bench", false, false},
+		{"proxy", "", false, false},
+		{"util", "backends", false, false},
+		{"proxy", "util", false, false},
+	} {
+		if got := mayImport(c.from, c.to, c.test); got != c.want {
+			t.Errorf("%q imports %q, in a test %v: got %v, want %v", c.from, c.to, c.test, got, c.want)
 		}
-	}
-	for _, arrow := range [][2]string{
-		{"", "proxy"}, {"", "metrics"}, {"", "router/policy"}, {"", "sim"}, {"", "replay"}, {"cli", "loadgen"}, {"", "cli"}, {"cli", "config"},
-		{"proxy", "metrics"}, {"proxy", "router/prompt"}, {"proxy", "backends/transport"}, {"proxy", "proxy/ui"}, {"admin", "proxy"}, {"proxy/recorder", "filelock"},
-		{"metrics", "router"}, {"metrics", "backends"},
-		{"router", "backends"}, {"router", "router/index"}, {"router/index", "router/prompt"},
-		{"backends", "backends/transport"}, {"sim", "sim/engine"}, {"proxy", "sim"},
-		{"replay", "router"}, {"replay", "sim/engine"}, {"loadgen", "replay"}, {"scripts/load", "loadgen"}, {"scripts/load", "proxy"},
-		{"scripts/chaos", "scripts/fleet"}, {"scripts/fleet", "sim"},
-	} {
-		f(arrow[0], arrow[1], true)
-	}
-	for _, arrow := range [][2]string{
-		{"backends", "router"}, {"sim", "backends"}, {"replay", "loadgen"}, {"backends", "metrics"}, {"backends", "proxy"},
-		{"router", "metrics"}, {"router/policy", "proxy"}, {"metrics", "proxy"}, {"proxy", "admin"}, {"filelock", "backends"},
-		{"replay", "proxy"}, {"replay", "metrics"}, {"proxy", "replay"}, {"router", "replay"}, {"sim", "replay"}, {"proxy", "loadgen"}, {"loadgen", "router"},
-		{"proxy", ""}, {"scripts/load", ""}, {"replay", ""}, {"", "scripts/load"}, {"scripts/chaos", "scripts/load"}, {"", "scripts/fleet"},
-		{"", "util"}, {"util", "backends"},
-	} {
-		f(arrow[0], arrow[1], false)
 	}
 }
 
-func TestImportsFormALine(t *testing.T) {
+func TestImportDirection(t *testing.T) {
 	const module = "warmroute"
 	files := 0
 	err := filepath.WalkDir(".", func(path string, entry fs.DirEntry, err error) error {
@@ -103,15 +99,13 @@ func TestImportsFormALine(t *testing.T) {
 		}
 		from := strings.TrimPrefix(filepath.ToSlash(filepath.Dir(path)), ".")
 		for _, spec := range source.Imports {
-			to, err := strconv.Unquote(spec.Path.Value)
+			imported, err := strconv.Unquote(spec.Path.Value)
 			if err != nil {
-				return fmt.Errorf("%s: %w", path, err)
+				return err
 			}
-			if to != module && !strings.HasPrefix(to, module+"/") {
-				continue
-			}
-			if fault := importFault(from, strings.TrimPrefix(strings.TrimPrefix(to, module), "/")); fault != "" {
-				t.Errorf("%s imports %s: %s", path, to, fault)
+			to, inModule := strings.CutPrefix(imported+"/", module+"/")
+			if inModule && !mayImport(from, strings.TrimSuffix(to, "/"), strings.HasSuffix(path, "_test.go")) {
+				t.Errorf("%s imports %s, against the direction of imports", path, imported)
 			}
 		}
 		return nil
@@ -120,6 +114,6 @@ func TestImportsFormALine(t *testing.T) {
 		t.Fatal(err)
 	}
 	if files == 0 {
-		t.Fatal("no Go file found; is the test run in the module's root?")
+		t.Fatal("no Go file found; is the test run in the root of the module?")
 	}
 }
