@@ -1,16 +1,23 @@
-// Package chart draws what a replay found as an SVG: hit ratio, time to first
+// Package chart draws the results of a replay as an SVG: hit ratio, time to first
 // token and balance of each policy.
 package chart
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
+	"image/color"
 	"io"
+	"math"
 	"slices"
+	"strconv"
 	"strings"
 
 	"gonum.org/v1/plot"
+	"gonum.org/v1/plot/font"
+	"gonum.org/v1/plot/plotter"
+	"gonum.org/v1/plot/text"
 	"gonum.org/v1/plot/vg"
 	"gonum.org/v1/plot/vg/draw"
 	"gonum.org/v1/plot/vg/vgsvg"
@@ -18,84 +25,62 @@ import (
 	"warmroute/replay"
 )
 
-// Write draws the reports as one picture: a row for each policy where there is
-// one report; over load, a line for each policy, where there are several. A
-// policy of which no request was answered has no figures: only the title names it.
+// Write draws the reports: of one report a row for each policy, of several a line
+// for each policy over load. Policies without an answered request have no
+// figures and are only named in the title.
 func Write(w io.Writer, reports []replay.Report) error {
 	if len(reports) == 0 || len(reports[0].Results) == 0 {
-		return errors.New("there is no result to draw")
+		return errors.New("no results to draw")
 	}
 	heading := title(reports)
-	reports, silent := answered(reports)
+	reports, order, silent := rank(reports)
 	if len(silent) > 0 {
 		heading += " · no request answered: " + strings.Join(silent, ", ")
 	}
-	var canvas *vgsvg.Canvas
-	switch order := rank(reports); {
-	case len(order) == 0:
-		canvas, _ = page(rowsWidth, rowsAround, heading)
-	case len(reports) == 1:
-		canvas = drawRows(reports[0], heading)
-	default:
-		canvas = drawLines(reports, order, heading)
+	size := vg.Point{X: 1080, Y: 600}
+	if len(reports) == 1 {
+		size = vg.Point{X: 960, Y: vg.Length(112 + 19*len(order))}
 	}
-	var svg bytes.Buffer
-	if _, err := canvas.WriteTo(&svg); err != nil {
+	svg := vgsvg.New(size.X, size.Y)
+	canvas := draw.New(svg)
+	canvas.SetColor(color.White)
+	canvas.Fill(canvas.Path())
+	style := textStyle(13)
+	style.YAlign = draw.YTop
+	canvas.FillText(style, vg.Point{X: 12, Y: size.Y - 12}, heading)
+	canvas = draw.Crop(canvas, 12, -12, 12, -38)
+	switch {
+	case len(order) == 0:
+	case len(reports) == 1:
+		drawPanels(canvas, rowPanels(reports[0].Results, order))
+	default:
+		legend := plot.NewLegend()
+		legend.Top, legend.Left, legend.Padding, legend.ThumbnailWidth, legend.TextStyle = true, true, 7, 30, textStyle(10)
+		for _, s := range order {
+			legend.Add(s.label, &plotter.Line{LineStyle: s.line}, &plotter.Scatter{GlyphStyle: s.glyph})
+		}
+		legend.Draw(draw.Crop(canvas, canvas.Size().X-170, 0, 0, 0))
+		drawPanels(draw.Crop(canvas, 0, -186, 0, 0), linePanels(reports, order))
+	}
+	var out bytes.Buffer
+	if _, err := svg.WriteTo(&out); err != nil {
 		return err
 	}
-	// Who lacks the font that the text was measured in gets one as wide.
-	_, err := w.Write(bytes.ReplaceAll(svg.Bytes(),
-		[]byte("font-family:Liberation Sans;"),
-		[]byte("font-family:Liberation Sans,Arial,Helvetica,sans-serif;")))
+	// Name alternatives to the font that the text was measured in.
+	_, err := w.Write(bytes.ReplaceAll(out.Bytes(), []byte("font-family:Liberation Sans;"), []byte("font-family:Liberation Sans,Arial,Helvetica,sans-serif;")))
 	return err
 }
 
-// answered is the reports without the results that have no figures, and the
-// policies that have none in any of them.
-func answered(reports []replay.Report) (kept []replay.Report, silent []string) {
-	for _, r := range reports {
-		all := r.Results
-		r.Results = nil
-		for _, s := range all {
-			if s.Requests > 0 {
-				r.Results = append(r.Results, s)
-			}
-		}
-		kept = append(kept, r)
-	}
-	for _, s := range reports[0].Results {
-		if !slices.ContainsFunc(kept, func(r replay.Report) bool { _, ok := r.Find(s.Policy); return ok }) {
-			silent = append(silent, s.Policy)
+func drawPanels(c draw.Canvas, panels [][]*plot.Plot) {
+	tiles := draw.Tiles{Rows: len(panels), Cols: len(panels[0]), PadX: 20, PadY: 22}
+	for i, row := range plot.Align(panels, tiles, c) {
+		for k, c := range row {
+			panels[i][k].Draw(c)
 		}
 	}
-	return kept, silent
 }
 
-// named is a policy's name with how many of its requests were lost, if any were.
-func named(policy string, lost int) string {
-	if lost == 0 {
-		return policy
-	}
-	return fmt.Sprintf("%s (%d lost)", policy, lost)
-}
-
-const (
-	margin      = vg.Length(12)
-	titleHeight = vg.Length(26)
-)
-
-// page is a white canvas with a title, and the part of it below the title.
-func page(width, height vg.Length, title string) (*vgsvg.Canvas, draw.Canvas) {
-	svg := vgsvg.New(width, height)
-	all := draw.New(svg)
-	all.FillPolygon(white, []vg.Point{{}, {X: width}, {X: width, Y: height}, {Y: height}})
-	style := textStyle(13)
-	style.YAlign = draw.YTop
-	all.FillText(style, vg.Point{X: margin, Y: height - margin}, title)
-	return svg, draw.Crop(all, margin, -margin, margin, -margin-titleHeight)
-}
-
-// title says what was measured, but for the load where a picture has several.
+// title returns what was measured.
 func title(reports []replay.Report) string {
 	r := reports[0]
 	parts := []string{r.Trace, fmt.Sprintf("%d backends", r.Backends)}
@@ -108,30 +93,232 @@ func title(reports []replay.Report) string {
 	return strings.Join(parts, " · ")
 }
 
-// newPlot is an empty panel in the picture's style.
-func newPlot(title string) *plot.Plot {
+const (
+	maxColors = 8 // lines that can be told apart; further ones are grey
+	highlight = "prefix"
+	reference = "pooled" // what no router of separate caches reaches
+)
+
+// series is the style of one policy.
+type series struct {
+	policy, label string
+	lost          int     // at all loads
+	ttft          float64 // mean, at the highest load
+	line          draw.LineStyle
+	glyph         draw.GlyphStyle
+	grey          bool
+}
+
+// rank returns the reports in order of load without results that have no
+// figures, the policies by mean TTFT at the highest load, and the policies without
+// figures.
+func rank(reports []replay.Report) (kept []replay.Report, order []series, silent []string) {
+	kept = slices.Clone(reports)
+	slices.SortStableFunc(kept, func(a, b replay.Report) int { return cmp.Compare(a.Load, b.Load) })
+	for i, r := range kept {
+		kept[i].Results = nil
+		for _, s := range r.Results {
+			if s.Requests == 0 {
+				continue
+			}
+			kept[i].Results = append(kept[i].Results, s)
+			at := slices.IndexFunc(order, func(o series) bool { return o.policy == s.Policy })
+			if at < 0 {
+				at, order = len(order), append(order, series{policy: s.Policy})
+			}
+			order[at].lost += s.Lost
+		}
+	}
+	for i := range order {
+		o := &order[i]
+		o.label, o.ttft = o.policy, math.Inf(1)
+		if o.lost > 0 {
+			o.label = fmt.Sprintf("%s (%d lost)", o.policy, o.lost)
+		}
+		if s, ok := kept[len(kept)-1].Find(o.policy); ok {
+			o.ttft = s.TTFTMean
+		}
+	}
+	for _, s := range reports[0].Results {
+		if !slices.ContainsFunc(order, func(o series) bool { return o.policy == s.Policy }) {
+			silent = append(silent, s.Policy)
+		}
+	}
+	slices.SortStableFunc(order, func(a, b series) int { return cmp.Compare(a.ttft, b.ttft) })
+	setStyles(order)
+	return kept, order, silent
+}
+
+// setStyles gives colors to the highlighted policies and the best of the others.
+// All but the last color are Okabe and Ito's, for color-blind readers.
+func setStyles(order []series) {
+	colors := []color.Color{rgb(0, 114, 178), rgb(230, 159, 0), rgb(0, 158, 115), rgb(204, 121, 167), rgb(86, 180, 233), rgb(120, 80, 40)}
+	shapes := []draw.GlyphDrawer{draw.SquareGlyph{}, draw.PyramidGlyph{}, draw.CrossGlyph{}, draw.RingGlyph{}}
+	used := 0
+	for i := range order {
+		s := &order[i]
+		s.line, s.glyph = draw.LineStyle{Width: 1.1}, draw.GlyphStyle{Radius: 3, Shape: draw.CircleGlyph{}}
+		switch {
+		case s.policy == highlight:
+			s.line.Width, s.line.Color, s.glyph.Radius = 3, rgb(213, 94, 0), 4
+		case s.policy == reference:
+			s.line.Width, s.line.Color, s.line.Dashes = 2.5, color.Gray{Y: 20}, []vg.Length{6, 3}
+		case used == maxColors-2 && len(order) > maxColors:
+			s.grey, s.line.Width, s.line.Color, s.glyph.Radius = true, 0.8, color.Gray{Y: 190}, 0
+		default:
+			s.line.Color, s.glyph.Shape = colors[used%len(colors)], shapes[used%len(shapes)]
+			used++
+		}
+		s.glyph.Color = s.line.Color
+	}
+}
+
+func rgb(r, g, b uint8) color.Color { return color.RGBA{R: r, G: g, B: b, A: 255} }
+
+// scaleLinear shows from 0 to the values' maximum.
+func scaleLinear(a *plot.Axis, values []float64) {
+	a.Min, a.Max = 0, max(1.06*slices.Max(values), 0.1)
+}
+
+// scaleLog shows the values on a logarithmic axis.
+func scaleLog(a *plot.Axis, values []float64) {
+	low, high := slices.Min(values), slices.Max(values)
+	room := math.Pow(high/low, 0.04) * 1.02
+	a.Min, a.Max, a.Scale, a.Tick.Marker = low/room, high*room, plot.LogScale{}, plot.TickerFunc(logTicks)
+}
+
+// positive returns v, or a value that a logarithmic axis can show.
+func positive(v float64) float64 { return max(v, 0.001) }
+
+// logTicks returns 1, 2 and 5 of each decade, of more than three decades only 1,
+// and of less than one more values in between.
+func logTicks(low, high float64) (ticks []plot.Tick) {
+	for decade := math.Pow(10, math.Floor(math.Log10(low))); decade <= high; decade *= 10 {
+		for k, part := range []float64{1, 2, 5, 1.5, 3, 4, 7, 1.2} {
+			v := part * decade
+			if v >= low && v <= high && (k < 1 || high/low <= 1000) && (k < 3 || high/low < 8) {
+				ticks = append(ticks, plot.Tick{Value: v, Label: strconv.FormatFloat(math.Round(v*1000)/1000, 'f', -1, 64)})
+			}
+		}
+	}
+	return ticks
+}
+
+func textStyle(size float64) text.Style {
+	return text.Style{
+		Color: color.Gray{Y: 20}, Handler: text.Plain{Fonts: font.DefaultCache},
+		Font: font.Font{Typeface: "Liberation", Variant: "Sans", Size: vg.Points(size)},
+	}
+}
+
+func newPanel(title string) *plot.Plot {
 	p := plot.New()
 	p.BackgroundColor = nil
-	p.Title.Text = title
-	p.Title.TextStyle = textStyle(11)
-	p.Title.TextStyle.XAlign = draw.XCenter
-	p.Title.TextStyle.YAlign = draw.YTop
-	p.Title.Padding = 5
-	for _, axis := range []*plot.Axis{&p.X, &p.Y} {
-		x, y := axis.Tick.Label.XAlign, axis.Tick.Label.YAlign
-		axis.Tick.Label = textStyle(10)
-		axis.Tick.Label.XAlign, axis.Tick.Label.YAlign = x, y
-		x, y = axis.Label.TextStyle.XAlign, axis.Label.TextStyle.YAlign
-		axis.Label.TextStyle = textStyle(10)
-		axis.Label.TextStyle.XAlign, axis.Label.TextStyle.YAlign = x, y
-		axis.Color, axis.Tick.Color = faint, faint
-		axis.LineStyle.Color, axis.Tick.LineStyle.Color = faint, faint
-		axis.Tick.Length = 4
+	p.Title.Text, p.Title.Padding = title, 5
+	p.Title.TextStyle.Font, p.Title.TextStyle.Handler = textStyle(11).Font, textStyle(11).Handler
+	for _, a := range []*plot.Axis{&p.X, &p.Y} {
+		for _, s := range []*text.Style{&a.Tick.Label, &a.Label.TextStyle} {
+			s.Font, s.Handler = textStyle(10).Font, textStyle(10).Handler
+		}
 	}
+	grid := plotter.NewGrid()
+	grid.Horizontal.Color, grid.Vertical.Color = color.Gray{Y: 225}, color.Gray{Y: 225}
+	p.Add(grid)
 	return p
 }
 
-// drawing is a plot.Plotter that is a func.
-type drawing func(c draw.Canvas, p *plot.Plot)
+// linePanels has a panel for each figure, with load from left to right.
+func linePanels(reports []replay.Report, order []series) (panels [][]*plot.Plot) {
+	for i, m := range []struct {
+		name  string
+		of    func(replay.Summary) float64
+		scale func(*plot.Axis, []float64)
+	}{
+		{"hit ratio", func(s replay.Summary) float64 { return s.HitRatio }, scaleLinear},
+		{"TTFT mean, seconds", func(s replay.Summary) float64 { return positive(s.TTFTMean) }, scaleLog},
+		{"prefill work, most loaded over mean", func(s replay.Summary) float64 { return max(s.WorkMaxOverMean, 1) }, scaleLog},
+		{"TTFT p50, seconds", func(s replay.Summary) float64 { return positive(s.TTFTP50) }, scaleLog},
+		{"TTFT p99, seconds", func(s replay.Summary) float64 { return positive(s.TTFTP99) }, scaleLog},
+		{"in flight, most loaded over mean", func(s replay.Summary) float64 { return max(s.InFlightMaxOverMean, 1) }, scaleLog},
+	} {
+		p := newPanel(m.name)
+		var values []float64
+		var loads plot.ConstantTicks
+		for _, r := range reports {
+			for _, s := range r.Results {
+				values = append(values, m.of(s))
+			}
+			loads = append(loads, plot.Tick{Value: r.Load, Label: strconv.FormatFloat(r.Load, 'g', 3, 64)})
+		}
+		m.scale(&p.Y, values)
+		for _, o := range slices.Backward(order) { // the best is drawn last, above the others
+			var points plotter.XYs
+			for _, r := range reports {
+				if s, ok := r.Find(o.policy); ok {
+					points = append(points, plotter.XY{X: r.Load, Y: m.of(s)})
+				}
+			}
+			p.Add(&plotter.Line{XYs: points, LineStyle: o.line}, &plotter.Scatter{XYs: points, GlyphStyle: o.glyph})
+		}
+		p.X.Label.Text, p.X.Tick.Marker = "load", loads
+		p.X.Min, p.X.Max = loads[0].Value, loads[len(loads)-1].Value
+		if i%3 == 0 {
+			panels = append(panels, nil)
+		}
+		panels[i/3] = append(panels[i/3], p)
+	}
+	return panels
+}
 
-func (d drawing) Plot(c draw.Canvas, p *plot.Plot) { d(c, p) }
+// rowPanels has three panels that share a row for each policy, the lowest mean
+// TTFT on top.
+func rowPanels(results []replay.Summary, order []series) [][]*plot.Plot {
+	hits := newPanel("hit ratio\n ")
+	ttft := newPanel("TTFT, seconds\nbar: p50 to p90, line: to p99, dot: mean")
+	balance := newPanel("most loaded backend over mean\ndot: prefill work, ring: in flight")
+	var ratios, seconds, balances []float64
+	for _, s := range results {
+		ratios = append(ratios, s.HitRatio*1.15) // room for the label
+		seconds = append(seconds, positive(s.TTFTP50), positive(s.TTFTMean), positive(s.TTFTP99))
+		balances = append(balances, max(s.WorkMaxOverMean, 1), max(s.InFlightMaxOverMean, 1))
+	}
+	scaleLinear(&hits.X, ratios)
+	scaleLog(&ttft.X, seconds)
+	scaleLog(&balance.X, balances)
+
+	slices.SortStableFunc(results, func(a, b replay.Summary) int { return cmp.Compare(b.TTFTMean, a.TTFTMean) })
+	var names plot.ConstantTicks
+	figures := &plotter.Labels{Offset: vg.Point{X: 3}}
+	for i, s := range results {
+		row := float64(i)
+		o := order[slices.IndexFunc(order, func(o series) bool { return o.policy == s.Policy })]
+		names = append(names, plot.Tick{Value: row, Label: o.label})
+		rowColor := color.Color(color.Gray{Y: 150})
+		if s.Policy == highlight || s.Policy == reference {
+			rowColor = o.line.Color
+		}
+		line := func(width vg.Length, from, to float64) plot.Plotter {
+			return &plotter.Line{XYs: plotter.XYs{{X: from, Y: row}, {X: to, Y: row}}, LineStyle: draw.LineStyle{Color: rowColor, Width: width}}
+		}
+		dot := func(at float64, c color.Color, shape draw.GlyphDrawer) plot.Plotter {
+			return &plotter.Scatter{XYs: plotter.XYs{{X: at, Y: row}}, GlyphStyle: draw.GlyphStyle{Color: c, Radius: 3.5, Shape: shape}}
+		}
+		hits.Add(line(11, 0, s.HitRatio))
+		figures.XYs = append(figures.XYs, plotter.XY{X: s.HitRatio, Y: row})
+		figures.Labels = append(figures.Labels, fmt.Sprintf("%.3f", s.HitRatio))
+		style := textStyle(9)
+		style.YAlign = draw.YCenter
+		figures.TextStyle = append(figures.TextStyle, style)
+		p50, p90, p99 := positive(s.TTFTP50), positive(s.TTFTP90), positive(s.TTFTP99)
+		ttft.Add(line(11, p50, p90), line(1.5, p90, p99), dot(positive(s.TTFTMean), color.Black, draw.CircleGlyph{}))
+		balance.Add(dot(max(s.WorkMaxOverMean, 1), rowColor, draw.CircleGlyph{}), dot(max(s.InFlightMaxOverMean, 1), rowColor, draw.RingGlyph{}))
+	}
+	hits.Add(figures)
+	for _, p := range []*plot.Plot{hits, ttft, balance} {
+		p.Y.Min, p.Y.Max = -0.6, float64(len(results))-0.4
+		p.Y.LineStyle.Width, p.Y.Tick.LineStyle.Width, p.Y.Tick.Length, p.Y.Padding = 0, 0, 0, 14
+		p.Y.Tick.Marker = plot.ConstantTicks(nil)
+	}
+	hits.Y.Tick.Marker = names
+	return [][]*plot.Plot{{hits, ttft, balance}}
+}
