@@ -104,7 +104,7 @@ func TestHelpFits(t *testing.T) {
 			if n := utf8.RuneCountInString(line) - 1; n > 110 {
 				t.Errorf("%s: %d columns: %s", cmd.Name(), n, line)
 			}
-			if strings.Contains(line, "(default )") || strings.Contains(line, "<nil>") || strings.Contains(line, "%!") {
+			if strings.Contains(line, "(default )") || strings.Contains(line, "(default [])") || strings.Contains(line, "<nil>") || strings.Contains(line, "%!") {
 				t.Errorf("%s: %s", cmd.Name(), line)
 			}
 		}

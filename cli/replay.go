@@ -160,6 +160,10 @@ func (o *replayOptions) addFlags(f *pflag.FlagSet) {
 
 	f.BoolVar(&o.json, "json", false, "print one JSON object per line and load")
 	f.StringVar(&o.plot, "plot", "", "draw the results to SVG `FILE`")
+
+	for _, list := range []string{"load", "speeds"} {
+		f.Lookup(list).DefValue = "" // not "[]" in the help
+	}
 }
 
 // defaultReplayPolicies are compared if --policy is not given.

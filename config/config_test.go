@@ -1,6 +1,7 @@
 package config
 
 import (
+	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -274,6 +275,17 @@ func TestEachFlagGivesItsSetting(t *testing.T) {
 	got := []string{c.Listen, c.Admin, c.Routing.Policy, c.Log.Level}
 	if want := []string{":1", "", "random", "warn"}; !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+func TestFlagUsageShowsDefaults(t *testing.T) {
+	flags := pflag.NewFlagSet("serve", pflag.ContinueOnError)
+	AddFlags(flags)
+	c := mustLoad(t, "", "http://a:8000")
+	for flag, path := range flagSettings() {
+		if want := fmt.Sprintf("(default %v)", setting(c, path)); !strings.HasSuffix(flags.Lookup(flag).Usage, want) {
+			t.Errorf("--%s: %q does not end with %q", flag, flags.Lookup(flag).Usage, want)
+		}
 	}
 }
 

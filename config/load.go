@@ -29,15 +29,15 @@ const (
 	pathSeparator = "\x00"
 )
 
-// AddFlags defines the flags that Load reads. They have no defaults: those are
-// in config.yaml.
+// AddFlags defines the flags that Load reads. Their values are empty unless given,
+// since the defaults are in config.yaml; the help repeats these.
 func AddFlags(flags *pflag.FlagSet) {
 	flags.SortFlags = false
-	flags.String("config", "", "configuration `FILE`; the default is the one that WARMROUTE_CONFIG names; config.yaml documents every setting and its default")
-	flags.String("listen", "", "`ADDRESS` for OpenAI clients, such as :8080 or 127.0.0.1:8080")
-	flags.String("admin", "", "`ADDRESS` for metrics and operations, \"\" for none")
-	flags.String("policy", "", "routing `POLICY`: "+strings.Join(policy.Names(), ", "))
-	flags.String("log-level", "", "minimum log `LEVEL`: debug, info, warn or error")
+	flags.String("config", "", "read the configuration from `FILE` (default: $WARMROUTE_CONFIG); config.yaml documents all settings")
+	flags.String("listen", "", "listen on `ADDRESS` for clients (default :8080)")
+	flags.String("admin", "", "listen on `ADDRESS` for metrics and operators; \"\" disables it (default 127.0.0.1:9090)")
+	flags.String("policy", "", "routing `POLICY`: "+strings.Join(policy.Names(), ", ")+" (default prefix)")
+	flags.String("log-level", "", "minimum log `LEVEL`: debug, info, warn or error (default info)")
 }
 
 // flagSettings returns the path of the setting that each flag of AddFlags sets.
