@@ -2,7 +2,7 @@ package config
 
 import "testing"
 
-func TestByteSizes(t *testing.T) {
+func TestParseByteSize(t *testing.T) {
 	f := func(text string, want ByteSize, shown string) {
 		t.Helper()
 		got, err := ParseByteSize(text)

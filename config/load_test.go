@@ -1,6 +1,7 @@
 package config
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -69,7 +70,7 @@ func settingTypes(of reflect.Type, prefix string) map[string]reflect.Type {
 	return found
 }
 
-func TestDefaultsAreThoseOfTheDesign(t *testing.T) {
+func TestDefaults(t *testing.T) {
 	want := &Config{
 		Listen:   ":8080",
 		Admin:    "127.0.0.1:9090",
@@ -102,7 +103,7 @@ func TestDefaultsAreThoseOfTheDesign(t *testing.T) {
 	}
 }
 
-func TestEverySettingHasALineInTheDefaultsAndEveryLineASetting(t *testing.T) {
+func TestDefaultsCoverAllSettings(t *testing.T) {
 	given, err := decodeYAML(defaults)
 	if err != nil {
 		t.Fatal(err)
@@ -125,7 +126,7 @@ func TestEverySettingHasALineInTheDefaultsAndEveryLineASetting(t *testing.T) {
 	}
 }
 
-func TestEveryLineOfTheDefaultsSaysWhy(t *testing.T) {
+func TestDefaultsHaveComments(t *testing.T) {
 	var previous string
 	for line := range strings.Lines(string(defaults)) {
 		line = strings.TrimSpace(line)
@@ -228,7 +229,7 @@ func setting(c *Config, path string) any {
 	return at.Interface()
 }
 
-func TestEveryScalarSettingCanComeFromTheEnvironmentOrTheFile(t *testing.T) {
+func TestSettingFromFileAndEnvironment(t *testing.T) {
 	values := otherValues()
 	for path, kind := range settingTypes(reflect.TypeFor[Config](), "") {
 		if kind.Kind() == reflect.Slice || strings.HasPrefix(path, "tls.") || strings.HasPrefix(path, "admin_tls.") { // a pair, and of files that are there
@@ -257,7 +258,7 @@ func TestEveryScalarSettingCanComeFromTheEnvironmentOrTheFile(t *testing.T) {
 	}
 }
 
-func TestFlagBeatsEnvironmentBeatsFileBeatsDefault(t *testing.T) {
+func TestSourcePrecedence(t *testing.T) {
 	policy := func(yaml string, args ...string) string {
 		return mustLoad(t, yaml, append(args, "http://a:8000")...).Routing.Policy
 	}
@@ -270,7 +271,7 @@ func TestFlagBeatsEnvironmentBeatsFileBeatsDefault(t *testing.T) {
 	}
 }
 
-func TestEachFlagGivesItsSetting(t *testing.T) {
+func TestFlags(t *testing.T) {
 	c := mustLoad(t, "", "--listen", ":1", "--admin", "", "--policy", "random", "--log-level", "warn", "http://a:8000")
 	got := []string{c.Listen, c.Admin, c.Routing.Policy, c.Log.Level}
 	if want := []string{":1", "", "random", "warn"}; !slices.Equal(got, want) {
@@ -289,14 +290,14 @@ func TestFlagUsageShowsDefaults(t *testing.T) {
 	}
 }
 
-func TestASectionMayBeGivenInPartOrCommentedOut(t *testing.T) {
+func TestPartialSections(t *testing.T) {
 	c := mustLoad(t, "poll:\n  interval: 3s\nhealth:\n  # interval: 1s\nbackends: [\"http://a:8000\"]\n")
 	if c.Poll.Interval != 3*time.Second || c.Poll.Timeout != 800*time.Millisecond || c.Health.Interval != 5*time.Second {
 		t.Errorf("got %+v %+v", c.Poll, c.Health)
 	}
 }
 
-func TestBackendsComeFromTheFileTheEnvironmentOrTheCommandLine(t *testing.T) {
+func TestBackendSources(t *testing.T) {
 	list := "backends:\n  - {name: big, url: http://a:8000, api_key: k, max_in_flight: 9, weight: 1.5}\n  - url: http://b:8000/vllm/\n  - http://c:8000\n"
 	a, b, c := Backend{Name: "big", URL: "http://a:8000", APIKey: "k", MaxInFlight: 9, Weight: 1.5}, Backend{Name: "b:8000/vllm", URL: "http://b:8000/vllm/", Weight: 1}, Backend{Name: "c:8000", URL: "http://c:8000", Weight: 1}
 	f := func(yaml string, args []string, want ...Backend) {
@@ -313,7 +314,7 @@ func TestBackendsComeFromTheFileTheEnvironmentOrTheCommandLine(t *testing.T) {
 	f("", []string{"http://c:8000"}, c)
 }
 
-func TestNoFileIsReadUnlessNamed(t *testing.T) {
+func TestNoImplicitFile(t *testing.T) {
 	t.Chdir(t.TempDir())
 	for _, name := range []string{"config.yaml", "warmroute.yaml"} {
 		if err := os.WriteFile(name, []byte("listen: :1\n"), 0o600); err != nil {
@@ -325,7 +326,7 @@ func TestNoFileIsReadUnlessNamed(t *testing.T) {
 	}
 }
 
-func TestOtherServicesVariablesAreNoFaults(t *testing.T) {
+func TestServiceVariablesIgnored(t *testing.T) {
 	for _, name := range []string{
 		"WARMROUTE_SERVICE_HOST", "WARMROUTE_SERVICE_PORT", "WARMROUTE_SERVICE_PORT_HTTP", "WARMROUTE_PORT",
 		"WARMROUTE_PORT_8080_TCP", "WARMROUTE_PORT_8080_TCP_PROTO", "WARMROUTE_PORT_8080_TCP_ADDR",
@@ -363,4 +364,37 @@ func TestFileVariable(t *testing.T) {
 	if c := mustLoad(t, "backends: [\"http://a:8000\"]"); c.Listen != ":8080" {
 		t.Errorf("--config does not override it: listen is %s", c.Listen)
 	}
+}
+
+// FuzzConfig asserts that loading any file returns a valid configuration or
+// errors of one line each.
+func FuzzConfig(f *testing.F) {
+	f.Add(defaults)
+	for _, seed := range []string{
+		"", "listen", "- a", "listen: [", "\x00", "poll: {interval: 5}\nbackends: [http://a:1, null, {url: 7}]",
+		"a: &a [x,x,x,x]\nb: &b [*a,*a,*a,*a]\nc: &c [*b,*b,*b,*b]\nbackends: [*c,*c,*c,*c]",
+		"? {a: b}\n: c", "1: 2\n? [a]\n: {b: c}", "<<: {listen: \":1\"}", "limits: {body_bytes: 1e400}", "a: &a {b: *a}",
+		"\"routing.policy\": prefix", "Listen: \":1\"", "poll:\n  interval: 2001-01-01", "listen: !!binary aGk=", "---\na: 1\n---\nb: 2",
+	} {
+		f.Add([]byte(seed))
+	}
+	flags := pflag.NewFlagSet("serve", pflag.ContinueOnError)
+	AddFlags(flags)
+	f.Fuzz(func(t *testing.T, data []byte) {
+		c, err := parse(defaults, "fuzz.yaml", data, flags, nil)
+		var listed Errors
+		if err != nil {
+			if !errors.As(err, &listed) || len(listed) == 0 {
+				t.Fatalf("not a list oerrs errorList: %v", err)
+			}
+			if strings.Count(err.Error(), "\n") != len(listed)-1 {
+				t.Fatalf("an error spans several lines: %q", err)
+			}
+			return
+		}
+		again := errorList{}
+		if c.validate(&again); again.err() != nil || len(c.Backends) == 0 {
+			t.Fatalf("accepted %+v: %v", c, again.err())
+		}
+	})
 }
