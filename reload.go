@@ -6,7 +6,6 @@ import (
 
 	"warmroute/backends"
 	"warmroute/config"
-	"warmroute/proxy/accesslog"
 )
 
 // reload applies what was read: whole, or not at all. Requests under way keep the
@@ -60,13 +59,13 @@ func (s *service) apply(c *config.Config) error {
 	if err := s.router.Configure(s.routerOptions(c)); err != nil {
 		return err
 	}
-	if err := s.access.Configure(accesslog.Settings(c.AccessLog)); err != nil {
+	if err := s.access.Configure(c.AccessLog); err != nil {
 		s.router.Configure(s.routerOptions(s.config)) // which it took before
 		return fmt.Errorf("access_log.file: %w", err)
 	}
 	if err := s.fleet.apply(c); err != nil {
 		s.router.Configure(s.routerOptions(s.config))
-		s.access.Configure(accesslog.Settings(s.config.AccessLog))
+		s.access.Configure(s.config.AccessLog)
 		return err
 	}
 	if c.TLS.Enabled() && s.certificate.Load() != nil {

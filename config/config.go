@@ -10,6 +10,7 @@ import (
 	"net"
 	"time"
 
+	"warmroute/proxy/accesslog"
 	"warmroute/proxy/apikey"
 	"warmroute/router"
 	"warmroute/router/policy"
@@ -20,31 +21,31 @@ import (
 // is loaded. Settings tagged reload:"no", and all settings of a section with that
 // tag, take effect only at a restart.
 type Config struct {
-	Listen          string      `mapstructure:"listen" reload:"no"` // host:port
-	Admin           string      `mapstructure:"admin" reload:"no"`  // host:port, or empty: no admin listener
-	AdminToken      string      `mapstructure:"admin_token"`        // the content of AdminTokenFile, if that is given
-	AdminTokenFile  string      `mapstructure:"admin_token_file"`
-	AdminTLS        ListenerTLS `mapstructure:"admin_tls"`
-	TLS             ListenerTLS `mapstructure:"tls"`
-	Backends        []Backend   `mapstructure:"backends"`
-	Keys            []Key       `mapstructure:"keys"` // those of KeysFile included
-	KeysFile        string      `mapstructure:"keys_file"`
-	Tenant          string      `mapstructure:"tenant"` // share or isolate
-	Routing         Routing     `mapstructure:"routing"`
-	SLO             SLO         `mapstructure:"slo"`
-	Index           Index       `mapstructure:"index"`
-	Record          Record      `mapstructure:"record" reload:"no"`
-	Limits          Limits      `mapstructure:"limits"`
-	Poll            Poll        `mapstructure:"poll"`
-	Health          Health      `mapstructure:"health"`
-	Timeouts        Timeouts    `mapstructure:"timeouts"`
-	Retry           Retry       `mapstructure:"retry"`
-	Breaker         Breaker     `mapstructure:"breaker"`
-	SSE             SSE         `mapstructure:"sse"`
-	Connections     Connections `mapstructure:"connections"`
-	ResponseHeaders bool        `mapstructure:"response_headers"`
-	Log             Log         `mapstructure:"log"`
-	AccessLog       AccessLog   `mapstructure:"access_log"`
+	Listen          string             `mapstructure:"listen" reload:"no"` // host:port
+	Admin           string             `mapstructure:"admin" reload:"no"`  // host:port, or empty: no admin listener
+	AdminToken      string             `mapstructure:"admin_token"`        // the content of AdminTokenFile, if that is given
+	AdminTokenFile  string             `mapstructure:"admin_token_file"`
+	AdminTLS        ListenerTLS        `mapstructure:"admin_tls"`
+	TLS             ListenerTLS        `mapstructure:"tls"`
+	Backends        []Backend          `mapstructure:"backends"`
+	Keys            []Key              `mapstructure:"keys"` // those of KeysFile included
+	KeysFile        string             `mapstructure:"keys_file"`
+	Tenant          string             `mapstructure:"tenant"` // share or isolate
+	Routing         Routing            `mapstructure:"routing"`
+	SLO             SLO                `mapstructure:"slo"`
+	Index           Index              `mapstructure:"index"`
+	Record          Record             `mapstructure:"record" reload:"no"`
+	Limits          Limits             `mapstructure:"limits"`
+	Poll            Poll               `mapstructure:"poll"`
+	Health          Health             `mapstructure:"health"`
+	Timeouts        Timeouts           `mapstructure:"timeouts"`
+	Retry           Retry              `mapstructure:"retry"`
+	Breaker         Breaker            `mapstructure:"breaker"`
+	SSE             SSE                `mapstructure:"sse"`
+	Connections     Connections        `mapstructure:"connections"`
+	ResponseHeaders bool               `mapstructure:"response_headers"`
+	Log             Log                `mapstructure:"log"`
+	AccessLog       accesslog.Settings `mapstructure:"access_log"`
 }
 
 // Backend is one vLLM server. Name is never empty after loading.
@@ -221,13 +222,6 @@ type Connections struct {
 type Log struct {
 	Level  string `mapstructure:"level"`
 	Format string `mapstructure:"format" reload:"no"`
-}
-
-// AccessLog configures the access log.
-type AccessLog struct {
-	File   string  `mapstructure:"file"` // a path, stdout or stderr; empty: none
-	Format string  `mapstructure:"format"`
-	Sample float64 `mapstructure:"sample"` // 0 to 1
 }
 
 // QueueTime returns how long a request may wait in the admission queue; 0 when

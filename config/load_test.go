@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+
+	"warmroute/proxy/accesslog"
 )
 
 // defaults is the content of config.yaml.
@@ -92,7 +94,7 @@ func TestDefaults(t *testing.T) {
 		Connections:     Connections{MaxPerBackend: 8192},
 		ResponseHeaders: true,
 		Log:             Log{Level: "info", Format: "text"},
-		AccessLog:       AccessLog{Format: "json", Sample: 1},
+		AccessLog:       accesslog.Settings{Format: "json", Sample: 1},
 		Timeouts: Timeouts{
 			Connect: 2 * time.Second, BodyIdle: 30 * time.Second, WriteIdle: time.Minute, FirstByte: 2 * time.Minute, Response: 15 * time.Minute, Idle: 2 * time.Minute,
 			KeepaliveIdle: 4 * time.Second, ReadHeader: 10 * time.Second, Drain: 5 * time.Second, Shutdown: time.Minute,

@@ -66,7 +66,7 @@ func (a *attempt) endAttemptSpan() {
 
 // logRequest tells of the request at its end.
 func (r *request) logRequest() {
-	if r.spans == nil && !r.proxy.access.On() {
+	if r.spans == nil && !r.proxy.access.Enabled() {
 		return
 	}
 	o, s := &r.outcome, &r.summary
@@ -74,21 +74,21 @@ func (r *request) logRequest() {
 		At: r.arrivedAt.Add(o.Duration), ID: r.id, Client: r.httpReq.RemoteAddr, Endpoint: o.Endpoint, Model: o.Model, Backend: o.Backend,
 		Reason: s.reason, Phase: string(s.phase), Failures: s.failures, TraceID: r.spans.TraceID(r.httpReq.Header),
 		Code: o.Code, Attempts: r.attempts, BytesIn: int64(s.bytesIn), BytesOut: r.client.bytesWritten,
-		Prompt: r.promptTokens, Predicted: s.matched, Observed: -1, Answer: r.completionTokens,
-		TTFT: o.TTFT, Duration: o.Duration, Held: r.queueTime, Overhead: o.Overhead,
+		Tokens: accesslog.Tokens{Prompt: r.promptTokens, Predicted: s.matched, Observed: -1, Output: r.completionTokens},
+		Times:  accesslog.Times{Total: o.Duration, TTFT: o.TTFT, Queued: r.queueTime, Overhead: o.Overhead},
 	}
 	if r.holder != nil {
 		e.Key = r.holder.Name
 	}
-	if e.Prompt == 0 {
-		e.Prompt = s.prompt
+	if e.Tokens.Prompt == 0 {
+		e.Tokens.Prompt = s.prompt
 	}
 	if s.cachedKnown {
-		e.Observed = o.ObservedTokens
+		e.Tokens.Observed = o.ObservedTokens
 	}
 	r.spans.End(e)
-	if r.proxy.access.On() {
-		r.proxy.access.Add(e)
+	if r.proxy.access.Enabled() {
+		r.proxy.access.LogRequest(e)
 	}
 }
 

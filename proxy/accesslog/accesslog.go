@@ -1,224 +1,202 @@
-// Package accesslog writes one line about each request at its end: where it came
-// from, where it went and why, and what became of it. Never a prompt, an answer or
-// a key.
+// Package accesslog writes one line for each request at its end, without prompts,
+// responses and keys.
 //
-// Requests never wait for it. Their lines are gathered in memory, up to a bound,
-// and one goroutine writes them; where it cannot keep up, because a disk is full or
-// whoever reads a pipe does not, lines are lost, counted and warned of.
+// Requests never wait for it. Lines go through a bounded queue to one goroutine that
+// writes them; if it cannot keep up, lines are dropped and counted.
 package accesslog
 
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"log/slog"
 	"math/rand/v2"
-	"os"
-	"sync"
 	"sync/atomic"
 	"time"
 )
 
 const (
-	// mostPending is how much may wait to be written, as bytes of lines, while as much
-	// again is being written.
-	mostPending = 4 << 20
-	// gather is how long lines are gathered, so that many are written at once.
-	gather = 50 * time.Millisecond
-	// lookEvery is how often the writer looks whether its file was renamed.
-	lookEvery = time.Second
-	// patience is how long a write may still take when its file is given up: at the
-	// end, or for another one.
-	patience  = 2 * time.Second
-	warnEvery = time.Minute
+	// maxQueuedLines bounds the lines that wait to be written, about 4 MiB.
+	maxQueuedLines = 8 << 10
+	// batchInterval is how long lines are collected before they are written together.
+	batchInterval = 50 * time.Millisecond
+	// renameCheckInterval is how often the writer checks whether its file was renamed.
+	renameCheckInterval = time.Second
+	// writeTimeout bounds a write to a file that is to be closed.
+	writeTimeout = 2 * time.Second
+	warnInterval = time.Minute
 )
 
-// Settings may be changed while the log is in use.
+// Settings configure a Log. They may be changed while it is in use.
 type Settings struct {
-	File   string  // a path, stdout or stderr; empty: nothing is logged
-	Format string  // json or text
-	Sample float64 // share of the requests without an error that are logged
+	File   string  `mapstructure:"file"`   // a path, stdout or stderr; empty: none
+	Format string  `mapstructure:"format"` // json or text
+	Sample float64 `mapstructure:"sample"` // share of the successful requests that are logged, 0 to 1
 }
 
-// Log is the access log. Safe for concurrent use; a nil one logs nothing.
+// Log is the access log. It is safe for concurrent use. A nil Log is disabled.
 type Log struct {
-	log  *slog.Logger // what it says of itself
-	use  atomic.Pointer[use]
-	lost atomic.Int64
-	wake chan struct{}
-
-	mu      sync.Mutex // guards what follows
-	pending []byte     // whole lines
-	next    *sink      // where they go from now on, if changed
-	changed bool
-	file    *os.File // that is being written to; nil: none
-	ended   bool     // nobody writes any more
-
-	warned time.Time // the writer's own
+	log     *slog.Logger // for warnings about the access log
+	queue   chan []byte
+	dropped atomic.Int64
+	stopped atomic.Bool // nobody reads the queue
+	output  atomic.Pointer[output]
 }
 
-// use is what a line is made with.
-type use struct {
+// output is where lines go, and how they are made.
+type output struct {
 	handler slog.Handler
 	sample  float64
+	*file
 }
 
-// New opens the file, if there is to be one. Nothing is written before Run.
+// New opens the file, if there is one. Nothing is written before Run.
 func New(s Settings, log *slog.Logger) (*Log, error) {
-	l := &Log{log: log, wake: make(chan struct{}, 1)}
+	l := &Log{log: log, queue: make(chan []byte, maxQueuedLines)}
 	return l, l.Configure(s)
 }
 
-// Configure changes where and what is logged from now on. The file is opened anew
-// in any case, so that one that was renamed is let go. An error leaves all as it was.
+// Configure changes the settings and opens the file again, in case it was renamed.
+// If it returns an error, nothing has changed.
 func (l *Log) Configure(s Settings) error {
-	var u *use
-	var to *sink
+	var next *output
 	if s.File != "" {
-		var err error
-		if to, err = open(s.File); err != nil {
+		f, err := openFile(s.File)
+		if err != nil {
 			return err
 		}
-		u = &use{handler: slog.NewTextHandler(queue{l}, nil), sample: s.Sample}
+		next = &output{handler: slog.NewTextHandler(queueWriter{l}, nil), sample: s.Sample, file: f}
 		if s.Format == "json" {
-			u.handler = slog.NewJSONHandler(queue{l}, nil)
+			next.handler = slog.NewJSONHandler(queueWriter{l}, nil)
 		}
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.next != nil {
-		l.next.close()
+	if previous := l.output.Swap(next); previous != nil {
+		time.AfterFunc(writeTimeout, func() { previous.Close() }) // a write to it may be in progress
 	}
-	l.next, l.changed = to, true
-	l.use.Store(u)
-	l.hurry()
-	l.rouse()
 	return nil
 }
 
-// On reports whether anything is logged.
-func (l *Log) On() bool { return l != nil && l.use.Load() != nil }
+// Enabled reports whether requests are logged.
+func (l *Log) Enabled() bool { return l != nil && l.output.Load() != nil }
 
-// Lost is how many lines could not be written.
-func (l *Log) Lost() int64 { return l.lost.Load() }
-
-// Add logs a request, if it has an error or is one of the sample. It never waits.
-func (l *Log) Add(e *Entry) {
-	u := l.use.Load()
-	if u == nil || !e.failed() && u.sample < 1 && rand.Float64() >= u.sample {
-		return
+// Dropped returns how many lines were not written.
+func (l *Log) Dropped() int64 {
+	n := l.dropped.Load()
+	if l.stopped.Load() {
+		n += int64(len(l.queue))
 	}
-	_ = u.handler.Handle(context.Background(), e.record()) // queue takes or counts it
+	return n
 }
 
-// queue is where the handlers write to, a line each time.
-type queue struct{ *Log }
-
-func (l queue) Write(line []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.ended || len(l.pending)+len(line) > mostPending {
-		l.lost.Add(1)
-		return len(line), nil
+// LogRequest logs a request if it failed or is in the sample. It does not block.
+func (l *Log) LogRequest(e *Entry) {
+	out := l.output.Load()
+	if out == nil || !e.failed() && out.sample < 1 && rand.Float64() >= out.sample {
+		return
 	}
-	l.pending = append(l.pending, line...)
-	l.rouse()
+	_ = out.handler.Handle(context.Background(), e.record()) // queueWriter returns no error
+}
+
+// queueWriter queues the lines that a handler writes, one at a time.
+type queueWriter struct{ *Log }
+
+func (l queueWriter) Write(line []byte) (int, error) {
+	select {
+	case l.queue <- bytes.Clone(line):
+	default:
+		l.dropped.Add(1)
+	}
 	return len(line), nil
 }
 
-func (l *Log) rouse() {
-	select {
-	case l.wake <- struct{}{}:
-	default:
-	}
-}
-
-// hurry bounds the write under way. Files on disks know no such bound.
-func (l *Log) hurry() {
-	if l.file != nil {
-		_ = l.file.SetWriteDeadline(time.Now().Add(patience))
-	}
-}
-
-// Run writes until ctx is done, and then what was added before; it gives that up
-// where it cannot be written in time. Call it once.
+// Run writes lines until ctx is done, and then those in the queue. It returns after
+// about writeTimeout even if a write hangs. It must be called once.
 func (l *Log) Run(ctx context.Context) {
-	ended := make(chan struct{})
+	done := make(chan struct{})
 	go func() {
-		defer close(ended)
-		l.write(ctx)
+		defer close(done)
+		l.writeLines(ctx)
 	}()
 	<-ctx.Done()
-	l.mu.Lock()
-	l.hurry()
-	l.mu.Unlock()
 	select {
-	case <-ended:
-	case <-time.After(patience + patience/2): // stuck in the system; it ends with what it waits for, or with the process
+	case <-done:
+		l.closeOutput()
+	case <-time.After(writeTimeout):
+		l.closeOutput() // ends a write that hangs, if it is to a pipe
+		select {
+		case <-done:
+		case <-time.After(writeTimeout / 2):
+		}
 	}
 }
 
-// write is the writer.
-func (l *Log) write(ctx context.Context) {
-	var out *sink
-	var batch []byte
-	looks := time.NewTicker(lookEvery)
-	defer looks.Stop()
+func (l *Log) closeOutput() {
+	if out := l.output.Load(); out != nil {
+		out.Close()
+	}
+}
+
+func (l *Log) writeLines(ctx context.Context) {
+	defer l.stopped.Store(true)
+	renameCheck := time.NewTicker(renameCheckInterval)
+	defer renameCheck.Stop()
+	var lastWarning time.Time
+	warn := func(err error) {
+		if now := time.Now(); err != nil && now.Sub(lastWarning) > warnInterval {
+			lastWarning = now
+			l.log.Warn("writing the access log failed", "err", err, "dropped_lines", l.Dropped())
+		}
+	}
 	for ctx.Err() == nil {
 		select {
-		case <-l.wake:
+		case line := <-l.queue:
 			select {
-			case <-time.After(gather):
+			case <-time.After(batchInterval):
 			case <-ctx.Done():
 			}
-		case <-looks.C:
-			l.check(out.renew())
+			warn(l.writeBatch(line))
+		case <-renameCheck.C:
+			warn(l.reopenRenamed())
 		case <-ctx.Done():
 		}
-		batch, out = l.take(batch, out, false)
-		l.put(out, batch)
 	}
-	batch, out = l.take(batch, out, true)
-	l.put(out, batch)
-	out.close()
+	for {
+		select {
+		case line := <-l.queue:
+			warn(l.writeBatch(line))
+		default:
+			return
+		}
+	}
 }
 
-// take returns the lines that wait and where they go; spare is a buffer to be used
-// again.
-func (l *Log) take(spare []byte, out *sink, last bool) ([]byte, *sink) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.changed {
-		out.close()
-		out, l.next, l.changed = l.next, nil, false
+// writeBatch writes the line and those in the queue, and counts those it could not
+// write.
+func (l *Log) writeBatch(line []byte) (err error) {
+	batch := line
+	for range len(l.queue) { // nobody else receives
+		batch = append(batch, <-l.queue...)
 	}
-	if l.file = out.target(); last {
-		l.ended = true
-		l.hurry()
+	unwritten := batch
+	if out := l.output.Load(); out != nil {
+		unwritten, err = out.write(batch)
 	}
-	if cap(spare) > mostPending/4 {
-		spare = nil // what one jam took must not stay for good
-	}
-	batch := l.pending
-	l.pending = spare[:0]
-	return batch, out
+	l.dropped.Add(int64(bytes.Count(unwritten, []byte("\n"))))
+	return err
 }
 
-func (l *Log) put(out *sink, batch []byte) {
-	if len(batch) == 0 {
-		return
+// reopenRenamed opens the file again if it was renamed.
+func (l *Log) reopenRenamed() error {
+	out := l.output.Load()
+	if out == nil || !out.wasRenamed() {
+		return nil
 	}
-	lost, err := bytes.Count(batch, []byte("\n")), error(nil)
-	if out != nil {
-		lost, err = out.write(batch)
+	f, err := openFile(out.path)
+	if err != nil {
+		return fmt.Errorf("reopen renamed file: %w", err)
 	}
-	l.lost.Add(int64(lost))
-	l.check(err)
-}
-
-// check tells of an error now and then.
-func (l *Log) check(err error) {
-	if now := time.Now(); err != nil && now.Sub(l.warned) > warnEvery {
-		l.warned = now
-		l.log.Warn("access log is not written", "reason", err.Error(), "lines_lost", l.Lost())
+	if !l.output.CompareAndSwap(out, &output{out.handler, out.sample, f}) { // Configure was faster
+		return f.Close()
 	}
+	return out.Close()
 }

@@ -30,10 +30,10 @@ func eventually(t *testing.T, what string, is func() bool) {
 	}
 }
 
-// running is a Log whose writer runs until end, or to the test's end.
+// running is a Log that runs until end is called or the test ends.
 type running struct {
 	*Log
-	own *lockedBuffer // what it says of itself
+	own *lockedBuffer // its warnings
 	end func()
 }
 
@@ -69,7 +69,7 @@ func (b *lockedBuffer) String() string {
 	return b.b.String()
 }
 
-// lines reads the requests' ids in a file, each from a line that must be whole.
+// lines returns the request IDs in a file, all of whose lines must be complete.
 func lines(t *testing.T, path string) (ids []string) {
 	t.Helper()
 	text, err := os.ReadFile(path)
@@ -88,16 +88,18 @@ func lines(t *testing.T, path string) (ids []string) {
 	return ids
 }
 
-func ok(id string) *Entry { return &Entry{At: time.Now(), ID: id, Code: 200, Observed: -1} }
+func ok(id string) *Entry {
+	return &Entry{At: time.Now(), ID: id, Code: 200, Tokens: Tokens{Observed: -1}}
+}
 
-func TestALineSaysWhatThereIsToSay(t *testing.T) {
+func TestLines(t *testing.T) {
 	full := &Entry{
 		At: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), ID: "r-1", Client: "10.0.0.1:5", Key: "team", Endpoint: "/v1/chat/completions",
 		Model: "m", Backend: "b", Reason: "prefix", Phase: "in_stream", TraceID: "0af7651916cd43dd8448eb211c80319c", Failures: []string{"connect", "status_503"},
-		Code: 499, Attempts: 3, BytesIn: 10, BytesOut: 20, Prompt: 100, Predicted: 64, Observed: 0, Answer: 7,
-		TTFT: 1500 * time.Microsecond, Duration: 2 * time.Second, Held: 30 * time.Millisecond, Overhead: 42 * time.Microsecond,
+		Code: 499, Attempts: 3, BytesIn: 10, BytesOut: 20, Tokens: Tokens{Prompt: 100, Predicted: 64, Observed: 0, Output: 7},
+		Times: Times{Total: 2 * time.Second, TTFT: 1500 * time.Microsecond, Queued: 30 * time.Millisecond, Overhead: 42 * time.Microsecond},
 	}
-	refused := &Entry{At: full.At, ID: "r-2", Endpoint: "/v1/chat/completions", Code: 503, Observed: -1}
+	refused := &Entry{At: full.At, ID: "r-2", Endpoint: "/v1/chat/completions", Code: 503, Tokens: Tokens{Observed: -1}}
 	for format, want := range map[string]string{
 		"json": `{"time":"2026-01-02T03:04:05Z","level":"INFO","msg":"request","request_id":"r-1","client":"10.0.0.1:5","key":"team","endpoint":"/v1/chat/completions","model":"m","code":499,` +
 			`"duration_ms":2000,"bytes_in":10,"bytes_out":20,"backend":"b","reason":"prefix","attempts":3,"prompt_tokens":100,"predicted_tokens":64,"observed_tokens":0,"answer_tokens":7,"overhead_us":42,` +
@@ -110,32 +112,32 @@ func TestALineSaysWhatThereIsToSay(t *testing.T) {
 	} {
 		path := filepath.Join(t.TempDir(), "log")
 		l := start(t, Settings{File: path, Format: format, Sample: 1})
-		l.Add(full)
-		l.Add(refused)
+		l.LogRequest(full)
+		l.LogRequest(refused)
 		l.end()
 		if got, _ := os.ReadFile(path); string(got) != want {
 			t.Errorf("%s: got\n%s\nwant\n%s", format, got, want)
 		}
-		if l.Lost() != 0 {
-			t.Errorf("%d lost", l.Lost())
+		if l.Dropped() != 0 {
+			t.Errorf("%d lost", l.Dropped())
 		}
 	}
 }
 
-func TestErrorsAreLoggedWhateverTheSample(t *testing.T) {
+func TestSample(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
 	l := start(t, Settings{File: path, Format: "json", Sample: 0})
 	for code, id := range map[int]string{200: "fine", 404: "theirs", 499: "left", 502: "ours"} {
 		e := ok(id)
 		e.Code = code
-		l.Add(e)
+		l.LogRequest(e)
 	}
 	late := ok("late") // left with the status already sent
 	late.Phase = "in_body"
-	l.Add(late)
+	l.LogRequest(late)
 	l.Configure(Settings{File: path, Format: "json", Sample: 0.5})
 	for range 1000 {
-		l.Add(ok("sampled"))
+		l.LogRequest(ok("sampled"))
 	}
 	l.end()
 	got := lines(t, path)
@@ -153,42 +155,42 @@ func TestErrorsAreLoggedWhateverTheSample(t *testing.T) {
 	}
 }
 
-func TestARenamedFileIsLetGoByItself(t *testing.T) {
+func TestRenamedFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
 	l := start(t, Settings{File: path, Format: "json", Sample: 1})
-	l.Add(ok("before"))
+	l.LogRequest(ok("before"))
 	eventually(t, "it is written", func() bool { return len(lines(t, path)) == 1 })
 	if err := os.Rename(path, path+".1"); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "there is a new file", func() bool { _, err := os.Stat(path); return err == nil })
-	l.Add(ok("after"))
+	l.LogRequest(ok("after"))
 	l.end()
 	if old, fresh := lines(t, path+".1"), lines(t, path); strings.Join(old, " ") != "before" || strings.Join(fresh, " ") != "after" {
 		t.Errorf("old %v, new %v", old, fresh)
 	}
 }
 
-func TestATruncatedFileIsGoneOnWith(t *testing.T) {
+func TestTruncatedFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
 	l := start(t, Settings{File: path, Format: "json", Sample: 1})
-	l.Add(ok("before"))
+	l.LogRequest(ok("before"))
 	eventually(t, "it is written", func() bool { return len(lines(t, path)) == 1 })
 	if err := os.Truncate(path, 0); err != nil {
 		t.Fatal(err)
 	}
-	l.Add(ok("after"))
+	l.LogRequest(ok("after"))
 	l.end()
 	if got := lines(t, path); strings.Join(got, " ") != "after" { // without zeros in front
 		t.Errorf("got %v", got)
 	}
 }
 
-func TestAnotherFileAndNone(t *testing.T) {
+func TestConfigure(t *testing.T) {
 	dir := t.TempDir()
 	one, two := filepath.Join(dir, "one"), filepath.Join(dir, "two")
 	l := start(t, Settings{File: one, Format: "json", Sample: 1})
-	l.Add(ok("1"))
+	l.LogRequest(ok("1"))
 	eventually(t, "it is written", func() bool { return len(lines(t, one)) == 1 })
 	if err := l.Configure(Settings{File: filepath.Join(dir, "no", "such"), Format: "json", Sample: 1}); err == nil {
 		t.Error("a file that cannot be opened is no error")
@@ -196,41 +198,40 @@ func TestAnotherFileAndNone(t *testing.T) {
 	if err := l.Configure(Settings{File: two, Format: "json", Sample: 1}); err != nil {
 		t.Fatal(err)
 	}
-	l.Add(ok("2"))
+	l.LogRequest(ok("2"))
 	eventually(t, "it is written", func() bool { return len(lines(t, two)) == 1 })
-	if err := l.Configure(Settings{}); err != nil || l.On() {
-		t.Errorf("%v, on %v", err, l.On())
+	if err := l.Configure(Settings{}); err != nil || l.Enabled() {
+		t.Errorf("%v, on %v", err, l.Enabled())
 	}
-	l.Add(ok("3"))
+	l.LogRequest(ok("3"))
 	l.end()
-	if a, b := lines(t, one), lines(t, two); strings.Join(a, " ") != "1" || strings.Join(b, " ") != "2" || l.Lost() != 0 {
-		t.Errorf("%v %v, %d lost", a, b, l.Lost())
+	if a, b := lines(t, one), lines(t, two); strings.Join(a, " ") != "1" || strings.Join(b, " ") != "2" || l.Dropped() != 0 {
+		t.Errorf("%v %v, %d lost", a, b, l.Dropped())
 	}
 }
 
-func TestWhatComesAfterTheEndIsCounted(t *testing.T) {
+func TestLogRequestAfterRun(t *testing.T) {
 	l := start(t, Settings{File: filepath.Join(t.TempDir(), "log"), Format: "json", Sample: 1})
 	l.end()
-	l.Add(ok("late"))
-	if l.Lost() != 1 {
-		t.Errorf("%d lost", l.Lost())
+	l.LogRequest(ok("late"))
+	if l.Dropped() != 1 {
+		t.Errorf("%d lost", l.Dropped())
 	}
 }
 
-func TestATornLineDoesNotSpoilTheNext(t *testing.T) {
+func TestTornLine(t *testing.T) {
 	r, w, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer r.Close()
 	defer w.Close()
-	s := &sink{file: w, regular: true} // one write, as to a disk that is full in its midst
+	f := &file{File: w}
 	w.SetWriteDeadline(time.Now().Add(50 * time.Millisecond))
-	const line = "0123456789abcdef0123456789abcde\n-" // of a length that fits no pipe evenly
-	sent := strings.Repeat(line[:len(line)-2]+"xyz\n", 8<<10)
-	lost, err := s.write([]byte(sent))
-	if err == nil || lost == 0 || !s.torn {
-		t.Fatalf("lost %d, %v, torn %v", lost, err, s.torn)
+	long := strings.Repeat("x", 1<<20) // does not fit into the pipe
+	unwritten, err := f.write([]byte("first\n" + long + "\nsecond\n"))
+	if err == nil || !f.torn || bytes.Count(unwritten, []byte("\n")) != 2 {
+		t.Fatalf("%d bytes not written, %v, torn %v", len(unwritten), err, f.torn)
 	}
 	w.SetWriteDeadline(time.Time{})
 	read := make(chan string)
@@ -238,20 +239,17 @@ func TestATornLineDoesNotSpoilTheNext(t *testing.T) {
 		text, _ := io.ReadAll(r)
 		read <- string(text)
 	}()
-	if lost, err := s.write([]byte("whole\n")); lost != 0 || err != nil {
-		t.Errorf("lost %d, %v", lost, err)
+	if unwritten, err := f.write([]byte("whole\n")); len(unwritten) != 0 || err != nil {
+		t.Errorf("%q not written, %v", unwritten, err)
 	}
 	w.Close()
 	got := strings.Split(strings.TrimSuffix(<-read, "\n"), "\n")
-	if last := got[len(got)-1]; last != "whole" {
-		t.Errorf("the last line is %q", last)
-	}
-	if want := strings.Count(sent, "\n") - lost + 2; len(got) != want {
-		t.Errorf("%d lines, want %d: those that were not lost, the torn one and the last", len(got), want)
+	if len(got) != 3 || got[0] != "first" || got[2] != "whole" || !strings.HasPrefix(long, got[1]) {
+		t.Errorf("%d lines, the last is %q", len(got), got[len(got)-1])
 	}
 }
 
-func BenchmarkAdd(b *testing.B) {
+func BenchmarkLogRequest(b *testing.B) {
 	for _, format := range []string{"json", "text", "off"} {
 		b.Run(format, func(b *testing.B) {
 			s := Settings{File: os.DevNull, Format: format, Sample: 1}
@@ -269,7 +267,7 @@ func BenchmarkAdd(b *testing.B) {
 			e.Endpoint, e.Model, e.Backend, e.Reason, e.Attempts, e.Client = "/v1/chat/completions", "m", "b:8000", "prefix", 1, "127.0.0.1:"+strconv.Itoa(40000)
 			b.ReportAllocs()
 			for b.Loop() {
-				l.Add(e)
+				l.LogRequest(e)
 			}
 			cancel()
 			writing.Wait()

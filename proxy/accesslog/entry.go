@@ -7,78 +7,83 @@ import (
 	"time"
 )
 
-// Entry is what there is to say of one request. What is empty, or 0 where that says
-// nothing, is left out of its line.
+// Entry describes one request. Attributes without a value are left out of the line.
 type Entry struct {
-	At        time.Time // its end
-	ID        string
-	Client    string // address
-	Key       string // name of the API key
-	Endpoint  string
-	Model     string
-	Backend   string
-	Reason    string // why it went to that backend
-	Phase     string // in which the client was lost
-	TraceID   string
-	Failures  []string // reasons of attempts that failed
-	Code      int      // 499: the client left
-	Attempts  int
-	BytesIn   int64 // of the body
-	BytesOut  int64 // of the answer's
-	Prompt    int   // tokens
-	Predicted int   // of them cached
-	Observed  int   // of them cached, by the replica's word; below 0: it gave none
-	Answer    int   // tokens
-	TTFT      time.Duration
-	Duration  time.Duration
-	Held      time.Duration
-	Overhead  time.Duration
+	At       time.Time // end of the request
+	ID       string
+	Client   string // address
+	Key      string // name of the API key
+	Endpoint string
+	Model    string
+	Backend  string
+	Reason   string // of the choice of the backend
+	Phase    string // in which the request was aborted; empty: it was not
+	TraceID  string
+	Failures []string // reasons of failed attempts
+	Code     int      // 499: client disconnected
+	Attempts int
+	BytesIn  int64 // of the request's body
+	BytesOut int64 // of the response's body
+	Tokens   Tokens
+	Times    Times
+}
+
+// Tokens are the numbers of tokens of a request and its response.
+type Tokens struct {
+	Prompt    int
+	Predicted int // cached prompt tokens, as predicted
+	Observed  int // cached prompt tokens, as reported by the replica; negative: not reported
+	Output    int
+}
+
+// Times are the durations of the parts of a request. 0: there was no such part.
+type Times struct {
+	Total    time.Duration
+	TTFT     time.Duration
+	Queued   time.Duration // in the admission queue
+	Overhead time.Duration // of the proxy
 }
 
 func (e *Entry) failed() bool { return e.Code >= http.StatusBadRequest || e.Phase != "" }
 
-// record is the line. Times are in milliseconds, but the overhead.
+// record returns the attributes of the line.
 func (e *Entry) record() slog.Record {
 	level := slog.LevelInfo
 	if e.Code >= http.StatusInternalServerError {
 		level = slog.LevelWarn
 	}
+	r := slog.NewRecord(e.At, level, "request", 0)
 	attrs := make([]slog.Attr, 0, 24)
-	text := func(key, value string) {
+	addText := func(key, value string) {
 		if value != "" {
 			attrs = append(attrs, slog.String(key, value))
 		}
 	}
-	number := func(key string, value int) { attrs = append(attrs, slog.Int(key, value)) }
-	text("request_id", e.ID)
-	text("client", e.Client)
-	text("key", e.Key)
-	text("endpoint", e.Endpoint)
-	text("model", e.Model)
-	number("code", e.Code)
-	attrs = append(attrs, slog.Float64("duration_ms", milliseconds(e.Duration)), slog.Int64("bytes_in", e.BytesIn), slog.Int64("bytes_out", e.BytesOut))
+	addText("request_id", e.ID)
+	addText("client", e.Client)
+	addText("key", e.Key)
+	addText("endpoint", e.Endpoint)
+	addText("model", e.Model)
+	attrs = append(attrs, slog.Int("code", e.Code), slog.Float64("duration_ms", milliseconds(e.Times.Total)),
+		slog.Int64("bytes_in", e.BytesIn), slog.Int64("bytes_out", e.BytesOut))
 	if e.Backend != "" {
-		text("backend", e.Backend)
-		text("reason", e.Reason)
-		number("attempts", e.Attempts)
-		number("prompt_tokens", e.Prompt)
-		number("predicted_tokens", e.Predicted)
-		if e.Observed >= 0 {
-			number("observed_tokens", e.Observed)
+		addText("backend", e.Backend)
+		addText("reason", e.Reason)
+		attrs = append(attrs, slog.Int("attempts", e.Attempts), slog.Int("prompt_tokens", e.Tokens.Prompt), slog.Int("predicted_tokens", e.Tokens.Predicted))
+		if e.Tokens.Observed >= 0 {
+			attrs = append(attrs, slog.Int("observed_tokens", e.Tokens.Observed))
 		}
-		number("answer_tokens", e.Answer)
-		attrs = append(attrs, slog.Int64("overhead_us", e.Overhead.Microseconds()))
+		attrs = append(attrs, slog.Int("answer_tokens", e.Tokens.Output), slog.Int64("overhead_us", e.Times.Overhead.Microseconds()))
 	}
-	if e.TTFT > 0 {
-		attrs = append(attrs, slog.Float64("ttft_ms", milliseconds(e.TTFT)))
+	if e.Times.TTFT > 0 {
+		attrs = append(attrs, slog.Float64("ttft_ms", milliseconds(e.Times.TTFT)))
 	}
-	if e.Held > 0 {
-		attrs = append(attrs, slog.Float64("queue_ms", milliseconds(e.Held)))
+	if e.Times.Queued > 0 {
+		attrs = append(attrs, slog.Float64("queue_ms", milliseconds(e.Times.Queued)))
 	}
-	text("failures", strings.Join(e.Failures, ","))
-	text("aborted", e.Phase)
-	text("trace_id", e.TraceID)
-	r := slog.NewRecord(e.At, level, "request", 0)
+	addText("failures", strings.Join(e.Failures, ","))
+	addText("aborted", e.Phase)
+	addText("trace_id", e.TraceID)
 	r.AddAttrs(attrs...)
 	return r
 }

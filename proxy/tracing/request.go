@@ -221,14 +221,14 @@ func (q *Request) End(e *accesslog.Entry) {
 			q.span.SetAttributes(text)
 		}
 	}
-	for key, d := range map[attribute.Key]time.Duration{held: e.Held, ttft: e.TTFT} {
+	for key, d := range map[attribute.Key]time.Duration{held: e.Times.Queued, ttft: e.Times.TTFT} {
 		if d > 0 {
 			q.span.SetAttributes(key.Float64(d.Seconds()))
 		}
 	}
 	if e.Backend != "" {
-		q.span.SetAttributes(backend.String(e.Backend), reason.String(e.Reason), matched.Int(e.Predicted), prompt.Int(e.Prompt), overhead.Float64(e.Overhead.Seconds()))
-		usage(q.span, e.Prompt, e.Answer, e.Observed)
+		q.span.SetAttributes(backend.String(e.Backend), reason.String(e.Reason), matched.Int(e.Tokens.Predicted), prompt.Int(e.Tokens.Prompt), overhead.Float64(e.Times.Overhead.Seconds()))
+		usage(q.span, e.Tokens.Prompt, e.Tokens.Output, e.Tokens.Observed)
 	}
 	switch {
 	case e.Phase != "":
