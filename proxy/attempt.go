@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"net/url"
 	"os"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -72,7 +71,12 @@ type attempt struct {
 func (r *request) attempt(d *router.Decision) *failure {
 	a := &attempt{request: r, decision: d, result: router.Outcome{End: router.NotProcessed}}
 	defer r.context.end()
-	defer a.release()
+	defer func() {
+		a.release()
+		if d.Backend.InFlight.Load() == 0 {
+			r.proxy.backendIdle.Notify()
+		}
+	}()
 	switch s := r.settings; {
 	case r.input.request.Streams:
 		r.context.startFirstByteTimer()
@@ -80,8 +84,8 @@ func (r *request) attempt(d *router.Decision) *failure {
 		r.context.startProgressTimer(d, s.Response)
 	}
 	r.outcome.Backend = d.Backend.Name
-	if r.attempts++; r.attempts == 1 {
-		r.outcome.Overhead = time.Since(r.bodyReceivedAt) - r.queueTime
+	if r.history.sent++; r.history.sent == 1 {
+		r.outcome.Overhead = time.Since(r.bodyReceivedAt) - r.history.queueTime
 	}
 	r.proxy.activity.recordAttempt(r, d)
 	r.beginAttemptSpan(d)
@@ -108,7 +112,8 @@ func (a *attempt) attributeFailure(f *failure) *failure {
 		a.result.Failed = !connect.Busy() && !f.noDescriptors
 	case f.stale, f.loop: // a client can claim a loop: only the checks find that a backend is one
 	default:
-		a.result.Failed = f.stalled || a.attemptsCharged == len(a.stale) && !errors.Is(f.err, transport.ErrInvalidRequest)
+		charged, _ := a.history.charged()
+		a.result.Failed = f.stalled || charged == a.history.stale() && !errors.Is(f.err, transport.ErrInvalidRequest)
 	}
 	return f
 }
@@ -161,7 +166,7 @@ func (r *request) outgoingRequest(ctx context.Context, b *backends.Backend, key 
 	req := r.httpReq.WithContext(ctx) // a copy, and the only way to one with a context
 	req.Method, req.URL, req.Header = http.MethodPost, &sent.url, header
 	req.Body, req.ContentLength = &sent.body, int64(len(body))
-	req.Close = len(r.stale) > 0 // then this one must not be; see transport.StaleError
+	req.Close = r.history.stale() > 0 // then this one must not be; see transport.StaleError
 	return req
 }
 
@@ -204,7 +209,7 @@ func (a *attempt) classify(err error) *failure {
 		return &failure{reason: metrics.RetryDescriptors, err: err, uncharged: true, noDescriptors: true}
 	case errors.As(err, &connect):
 		// After a stale connection: the replica may have died of the request at once.
-		deadly := !connect.Busy() && slices.Contains(a.stale, a.decision.Backend)
+		deadly := !connect.Busy() && a.history.wasStale(a.decision.Backend)
 		return &failure{reason: metrics.RetryConnect, err: err, uncharged: true, mayHaveCrashed: deadly}
 	}
 	late := errors.Is(err, os.ErrDeadlineExceeded)
@@ -320,7 +325,8 @@ func (r *request) beginAttemptContext() {
 	s := r.settings
 	c.Context, c.cancel = context.WithCancelCause(r.httpReq.Context())
 	c.firstByteTimeout, c.streams = s.FirstByte, r.input.request.Streams
-	c.retriesStall, c.relocated = s.RetryStalled && r.attemptsCharged+1 < s.Attempts, r.relocated
+	charged, _ := r.history.charged()
+	c.retriesStall, c.relocated = s.RetryStalled && charged+1 < s.Attempts, r.history.relocated()
 	r.context, r.input.request.Stalls = c, c
 	r.proxy.activity.beginWait(r)
 }

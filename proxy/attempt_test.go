@@ -212,7 +212,7 @@ func TestPoisonRequestOnReusedConnections(t *testing.T) {
 	if resp.StatusCode < 500 || len(c.requests()) != 1 {
 		t.Errorf("got %d, and the third replica saw the request %d times", resp.StatusCode, len(c.requests())-1)
 	}
-	if log := f.log.String(); !strings.Contains(log, "request was on two replicas that failed and died") {
+	if log := f.log.String(); !strings.Contains(log, "request was on two replicas that crashed; not retrying") {
 		t.Errorf("the log does not say so: %s", log)
 	}
 }

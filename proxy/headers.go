@@ -105,7 +105,7 @@ func (r *request) responseHeader(d *router.Decision, from http.Header) http.Head
 		d.Backend.Name,
 		d.Reason,
 		strconv.Itoa(d.MatchedTokens) + "/" + strconv.Itoa(d.PromptTokens),
-		strconv.Itoa(r.attempts),
+		strconv.Itoa(r.history.sent),
 		strconv.FormatInt(r.outcome.Overhead.Microseconds(), 10),
 	}
 	for i, name := range routeHeaders {
@@ -116,8 +116,8 @@ func (r *request) responseHeader(d *router.Decision, from http.Header) http.Head
 }
 
 func (r *request) addQueueTimeHeader(h http.Header) {
-	if r.queueTime > 0 {
-		h["X-Warmroute-Queue-Ms"] = []string{strconv.FormatInt(r.queueTime.Milliseconds(), 10)}
+	if r.history.queueTime > 0 {
+		h["X-Warmroute-Queue-Ms"] = []string{strconv.FormatInt(r.history.queueTime.Milliseconds(), 10)}
 	}
 }
 
@@ -136,10 +136,10 @@ func (r *request) addErrorHeaders() {
 	}
 	h, reason := r.client.Header(), reasonRefused
 	switch {
-	case r.attempts > 0:
+	case r.history.sent > 0:
 		reason = reasonFailed
-		h["X-Warmroute-Attempts"] = []string{strconv.Itoa(r.attempts)}
-	case r.queueTime > 0:
+		h["X-Warmroute-Attempts"] = []string{strconv.Itoa(r.history.sent)}
+	case r.history.queueTime > 0:
 		reason = reasonQueued
 	}
 	h["X-Warmroute-Reason"] = []string{reason}

@@ -157,7 +157,7 @@ func (l *Activity) recordAttempt(x *request, d *router.Decision) {
 	p := &x.inFlight
 	s := l.shard(p.number)
 	s.mu.Lock()
-	p.backend, p.matched, p.prompt, p.attempts = d.Backend, d.MatchedTokens, d.PromptTokens, x.attempts
+	p.backend, p.matched, p.prompt, p.attempts = d.Backend, d.MatchedTokens, d.PromptTokens, x.history.sent
 	p.phase.Store(int32(FirstToken))
 	s.mu.Unlock()
 	l.decisions.add(x, d)
@@ -310,7 +310,7 @@ func (r *decisionRing) add(x *request, d *router.Decision) {
 	at, ahead := d.Sent()
 	r.mu.Lock()
 	r.slots[r.all%maxDecisions] = decisionEntry{
-		at, x.inFlight.number, x.id, x.outcome.Model, d.Backend.Name, d.Reason, d.MatchedTokens, d.PromptTokens, ahead, x.queueTime, x.attempts,
+		at, x.inFlight.number, x.id, x.outcome.Model, d.Backend.Name, d.Reason, d.MatchedTokens, d.PromptTokens, ahead, x.history.queueTime, x.history.sent,
 	}
 	r.all++
 	r.mu.Unlock()

@@ -70,6 +70,8 @@ type Proxy struct {
 	failureLog failureLog
 	unready    atomic.Bool // the proxy is about to end
 
+	backendIdle backends.Event // a backend has nothing of ours in flight any more
+
 	inFlight      atomic.Int64 // requests, held ones included
 	lingering     atomic.Int64 // requests refused, of whose bodies the rest is still awaited
 	clients       connectionTracker

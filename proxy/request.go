@@ -11,7 +11,6 @@ import (
 
 	"github.com/zeebo/xxh3"
 
-	"warmroute/backends"
 	"warmroute/metrics"
 	"warmroute/proxy/apikey"
 	"warmroute/proxy/recorder"
@@ -31,31 +30,14 @@ type request struct {
 	arrivedAt      time.Time // before the body was read
 	bodyReceivedAt time.Time // the whole body was there
 
-	input            input // freed as soon as no further attempt can need it
-	tried            []*backends.Backend
-	refusedConnect   []*backends.Backend // of those tried, that refused the connection
-	refusedFull      []*backends.Backend // of those tried, that refused the request with a 503
-	suspected        []suspectedFailure  // of those tried, that failed as one does that dies, or stops
-	outageAttempt    bool                // allowed one more attempt because all backends were down
-	stale            []*backends.Backend // that were reached over a stale connection, once for each time
-	slotAwaited      bool                // for a place on those that are full
-	relocated        bool                // from a backend that did nothing
-	budgetWait       time.Duration       // waited for the retry budget
-	recheckDelay     time.Duration       // waited last to ask again those that refused the connection
-	context          *attemptContext     // of the attempt under way
-	firstContext     attemptContext      // of the first: no allocation of its own
-	queueTime        time.Duration       // waited for a backend to have room
-	finished         bool                // counts in flight no more
-	waiting          bool                // counted by the router among those that wait
-	queueFull        bool                // no more may wait
-	firstResponseAt  time.Time           // when one of them first had words for the client
-	lastResponder    *backends.Backend   // that had them; see hasUpstreamError
-	bestFailure      *failure            // the latest in which a replica gave words for the client, else the latest; nil: there is none
-	aborted          bool                // the client did not get its answer to the end
-	headersSent      bool                // the client has the header of a stream, and keep-alive comments
-	attempts         int                 // made so far
-	attemptsCharged  int                 // of them, failed connects left out, and those that follow
-	shutdownAttempts int                 // of them, ended by a replica that was about to stop
+	input        input // freed as soon as no further attempt can need it
+	history      history
+	context      *attemptContext // of the attempt under way
+	firstContext attemptContext  // of the first: no allocation of its own
+	finished     bool            // counts in flight no more
+	waiting      bool            // counted by the router among those that wait
+	aborted      bool            // the client did not get its answer to the end
+	headersSent  bool            // the client has the header of a stream, and keep-alive comments
 
 	holder           *apikey.Holder // nil: no keys are configured
 	lease            apikey.Visit   // its holder's

@@ -108,11 +108,11 @@ func (f *failure) replaceBody(e *endpoint) {
 // setBestFailure keeps f for the client in place of the failure kept before, of which
 // it frees the body. A nil f only frees.
 func (r *request) setBestFailure(f *failure) {
-	if r.bestFailure != nil {
-		r.proxy.bufferedBytes.Add(-r.bestFailure.charged)
-		r.bestFailure.body, r.bestFailure.charged = nil, 0
+	if r.history.best != nil {
+		r.proxy.bufferedBytes.Add(-r.history.best.charged)
+		r.history.best.body, r.history.best.charged = nil, 0
 	}
-	r.bestFailure = f
+	r.history.best = f
 }
 
 // relayFailure answers with what a replica said.

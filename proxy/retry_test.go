@@ -93,7 +93,7 @@ func TestPoisonRequestStopsAfterTwoCrashes(t *testing.T) {
 				if len(a.requests()) != 1 || len(b.requests()) != 1 {
 					t.Errorf("the others saw %d and %d", len(a.requests()), len(b.requests()))
 				}
-				if log := f.log.String(); !strings.Contains(log, "level=WARN msg=\"request was on two replicas that failed and died") || !strings.Contains(log, "request_id=killer-7") {
+				if log := f.log.String(); !strings.Contains(log, "level=WARN msg=\"request was on two replicas that crashed; not retrying") || !strings.Contains(log, "request_id=killer-7") {
 					t.Errorf("the log does not say so: %s", log)
 				}
 			})
@@ -835,18 +835,18 @@ func TestReplicaErrorNotDelayedByDownBackend(t *testing.T) {
 	}
 }
 
-// Refused, held, refused again: all of it is one wait.
+// Refused, queued, refused again: all of it is one wait.
 func TestQueueTimeSpentOnce(t *testing.T) {
-	f := serve(t, func(o *Options) { o.HoldTime = time.Minute }, &replica{})
-	x := &request{proxy: f.proxy, settings: f.proxy.settings.Load(), arrivedAt: time.Now().Add(-time.Hour), bodyReceivedAt: time.Now()}
-	if x.recheckExpired() || x.queueTimeLeft() != time.Minute {
-		t.Error("the time of the upload counts as held")
+	now := time.Now()
+	h := &history{receivedAt: now, queueTimeout: time.Minute}
+	if h.recheckExpired(nil, now) || h.queueTimeLeft(nil, now) != time.Minute {
+		t.Error("the time of the upload counts as queued")
 	}
-	if x.queueTime = 50 * time.Second; x.queueTimeLeft() != 10*time.Second {
-		t.Errorf("after 50 s it may be held for %v more, want 10 s", x.queueTimeLeft())
+	if h.queueTime = 50 * time.Second; h.queueTimeLeft(nil, now) != 10*time.Second {
+		t.Errorf("after 50 s it may be queued for %v more, want 10 s", h.queueTimeLeft(nil, now))
 	}
-	if x.bodyReceivedAt = x.bodyReceivedAt.Add(-time.Minute); !x.recheckExpired() {
-		t.Error("it is asked for ever")
+	if !h.recheckExpired(nil, now.Add(time.Minute)) {
+		t.Error("backends are rechecked for ever")
 	}
 }
 
@@ -961,8 +961,12 @@ func TestRetryBudgetOrder(t *testing.T) {
 				if i == 1 {
 					mine = ctx
 				}
-				if b.acquire(mine, 0, 1) {
+				turn := b.wait(0, 1)
+				defer b.leave(turn)
+				select {
+				case <-turn.granted:
 					order <- i
+				case <-mine.Done():
 				}
 			}()
 			synctest.Wait()
@@ -971,8 +975,25 @@ func TestRetryBudgetOrder(t *testing.T) {
 		if first, second := <-order, <-order; first != 0 || second != 2 {
 			t.Errorf("served %d, then %d; want 0, then 2", first, second)
 		}
-		if b.hasWaiters() {
+		synctest.Wait()
+		if len(b.waiting) > 0 || b.timer != nil {
 			t.Error("somebody is still in line")
 		}
 	})
+}
+
+// A request makes room for the retry of another.
+func TestRetryBudgetGrantedByRequests(t *testing.T) {
+	b := newRetryBudget()
+	turn := b.wait(0.2, 0)
+	defer b.leave(turn)
+	for i := range 5 {
+		select {
+		case <-turn.granted:
+			t.Fatalf("granted after %d requests", i)
+		default:
+		}
+		b.countRequest()
+	}
+	<-turn.granted
 }

@@ -35,7 +35,7 @@ func (r *request) beginAttemptSpan(d *router.Decision) {
 		return
 	}
 	r.spans.Sending(&tracing.Attempt{
-		Number: r.attempts, Model: r.outcome.Model, Backend: d.Backend.Name, Reason: d.Reason,
+		Number: r.history.sent, Model: r.outcome.Model, Backend: d.Backend.Name, Reason: d.Reason,
 		Scheme: d.Backend.URL.Scheme, Host: d.Backend.URL.Host,
 		Matched: d.MatchedTokens, Prompt: d.PromptTokens,
 		Max: r.input.request.MaxAnswerTokens, Streams: r.input.request.Streams,
@@ -73,9 +73,9 @@ func (r *request) logRequest() {
 	e := &accesslog.Entry{
 		At: r.arrivedAt.Add(o.Duration), ID: r.id, Client: r.httpReq.RemoteAddr, Endpoint: o.Endpoint, Model: o.Model, Backend: o.Backend,
 		Reason: s.reason, Phase: string(s.phase), Failures: s.failures, TraceID: r.spans.TraceID(r.httpReq.Header),
-		Code: o.Code, Attempts: r.attempts, BytesIn: int64(s.bytesIn), BytesOut: r.client.bytesWritten,
+		Code: o.Code, Attempts: r.history.sent, BytesIn: int64(s.bytesIn), BytesOut: r.client.bytesWritten,
 		Tokens: accesslog.Tokens{Prompt: r.promptTokens, Predicted: s.matched, Observed: -1, Output: r.completionTokens},
-		Times:  accesslog.Times{Total: o.Duration, TTFT: o.TTFT, Queued: r.queueTime, Overhead: o.Overhead},
+		Times:  accesslog.Times{Total: o.Duration, TTFT: o.TTFT, Queued: r.history.queueTime, Overhead: o.Overhead},
 	}
 	if r.holder != nil {
 		e.Key = r.holder.Name

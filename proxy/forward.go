@@ -1,0 +1,382 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"time"
+
+	"warmroute/backends"
+	"warmroute/metrics"
+	"warmroute/router"
+)
+
+// forward makes attempts until the client has its response, or is gone.
+func (r *request) forward() {
+	p, h := r.proxy, &r.history
+	r.query = r.redactKey()
+	rewriteRequestHeader(r.httpReq.Header, r.id)
+	p.addInstance(r.httpReq.Header)
+	p.retries.countRequest()
+	h.receivedAt, h.queueTimeout = r.bodyReceivedAt, r.maxQueueTime()
+	defer r.setBestFailure(nil)
+	r.beginAttemptContext()
+	for {
+		h.end = r.end()
+		var f fleetView
+		if h.last != stepNone { // else nothing depends on it
+			f = r.fleetView()
+		}
+		switch a := next(h, f, r.settings, time.Now()); a.kind {
+		case actPick:
+			d, err := r.pick()
+			if err != nil {
+				h.last, h.pickErr = stepPick, err
+				continue
+			}
+			if len(h.attempts) > 0 {
+				p.metrics.CountRetry(h.latest().failure.reason)
+			}
+			f := r.attempt(d)
+			if f == nil || f.done {
+				return
+			}
+			r.beginAttemptContext()
+			f.decision = d
+			r.addFailure(f)
+		case actWait:
+			r.await(&a)
+		case actRespond:
+			r.context.end()
+			r.leaveQueue()
+			r.respond(&a)
+			return
+		}
+	}
+}
+
+// end returns why the request needs no response of a replica any more, if it needs none.
+func (r *request) end() requestEnd {
+	switch {
+	case !r.isDone():
+		return notEnded
+	case r.isCutOff():
+		return cutOff
+	}
+	return disconnected
+}
+
+// fleetView returns the state of the backends that the request may go to or has gone to.
+func (r *request) fleetView() fleetView {
+	h := &r.history
+	list := r.input.request.Backends
+	f := make(fleetView, 0, len(list)+len(h.attempts))
+	add := func(b *backends.Backend, candidate bool) {
+		f = append(f, backendView{backend: b, state: b.State(), busy: b.InFlight.Load() > 0, candidate: candidate})
+	}
+	for _, b := range list {
+		add(b, true)
+	}
+	for i := range h.attempts {
+		if b := h.attempts[i].backend; !slices.Contains(list, b) {
+			add(b, false)
+		}
+	}
+	return f
+}
+
+// addFailure records a failed attempt, and has its backend's health checked.
+func (r *request) addFailure(f *failure) {
+	r.reportFailure(f)
+	r.summary.addFailure(string(f.reason))
+	r.history.addFailure(f.decision.Backend, f, time.Now())
+	if best := r.history.best; f.status != 0 || f.final || best == nil || best.status == 0 {
+		r.setBestFailure(f)
+	}
+}
+
+// reportFailure logs a failed attempt, and has its backend's health checked.
+func (r *request) reportFailure(f *failure) {
+	level, more := slog.LevelDebug, []any(nil)
+	switch {
+	case f.stale:
+	case f.noDescriptors:
+		r.proxy.outOfDescriptors(f.err)
+	default:
+		r.proxy.suspect(f.decision.Backend)
+		if due, left := r.proxy.failureLog.due(f.decision.Backend, time.Now()); due {
+			level = slog.LevelWarn
+			if left > 0 {
+				more = []any{"suppressed", left}
+			}
+		}
+	}
+	r.proxy.log.Log(r.httpReq.Context(), level, "attempt failed", append([]any{
+		"backend", f.decision.Backend.Name, "reason", string(f.reason), "err", f.err, "request_id", r.id}, more...)...)
+}
+
+// await waits for what a is about, its deadline or the end of the request, whichever comes
+// first. All waits of a request but those in the router's queue are here.
+func (r *request) await(a *action) {
+	p, h := r.proxy, &r.history
+	begun := time.Now()
+	if a.wait == waitBudget && p.retries.tryAcquire(r.settings.RetryShare, r.settings.RetryPerSecond) {
+		h.endWait(a, waitMet, nil, nil)
+		return
+	}
+	a.backoff = fullBackoff + rand.N(fullBackoff)
+	outcome, granted := waitExpired, (*backends.Backend)(nil)
+	switch {
+	case a.isMet(h, r.fleetView(), begun, begun):
+		outcome = waitMet
+	case !a.deadline.After(begun):
+	case !r.joinQueue():
+		outcome = waitRefused
+	default:
+		outcome, granted = r.awaitEvents(a, begun)
+	}
+	r.recordWait(a.wait, outcome, time.Since(begun))
+	h.endWait(a, outcome, granted, r.fleetView())
+}
+
+// awaitEvents is await from the moment that the request is counted among those that wait.
+func (r *request) awaitEvents(a *action, begun time.Time) (outcome waitOutcome, granted *backends.Backend) {
+	p := r.proxy
+	var grant <-chan struct{}
+	var slot *router.SlotWait
+	switch a.wait {
+	case waitSlot:
+		slot = p.router.AwaitSlot(a.backends)
+		defer func() { slot.Release(granted != nil) }()
+		grant = slot.Granted()
+	case waitBudget:
+		turn := p.retries.wait(r.settings.RetryShare, r.settings.RetryPerSecond)
+		defer p.retries.leave(turn)
+		grant = turn.granted
+	}
+	probe := begun
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		stateChanged, idle := p.registry.StateChanged(), p.backendIdle.Next() // before looking at the fleet
+		now := time.Now()
+		if a.isMet(&r.history, r.fleetView(), begun, now) {
+			return waitMet, nil
+		}
+		if !now.Before(a.deadline) {
+			return waitExpired, nil
+		}
+		wake := a.deadline
+		if a.wait == waitSlot {
+			for _, after := range []time.Duration{minSlotDelay, a.backoff} {
+				if at := begun.Add(after); now.Before(at) && at.Before(wake) {
+					wake = at
+				}
+			}
+		}
+		if a.probeInterval > 0 {
+			if !now.Before(probe) {
+				probe = now.Add(a.probeInterval)
+				for _, b := range a.backends {
+					p.suspect(b)
+				}
+			}
+			if probe.Before(wake) {
+				wake = probe
+			}
+		}
+		timer.Reset(wake.Sub(now))
+		select {
+		case <-grant:
+			if r.isDone() {
+				return waitExpired, nil
+			}
+			if slot != nil {
+				granted = slot.Backend()
+			}
+			return waitMet, granted
+		case <-stateChanged:
+		case <-idle:
+		case <-timer.C:
+		case <-r.context.Done():
+			return waitExpired, nil
+		}
+	}
+}
+
+// recordWait counts a wait. Those for the health checks are no time in the queue.
+func (r *request) recordWait(kind waitKind, outcome waitOutcome, waited time.Duration) {
+	h := &r.history
+	switch kind {
+	case waitSlot:
+		switch {
+		case outcome == waitRefused:
+		case outcome == waitMet:
+			r.recordQueueTime(metrics.QueueSent, waited)
+		case r.isDone():
+			r.recordQueueTime(metrics.QueueDisconnected, waited)
+		default:
+			r.recordQueueTime(metrics.QueueTimeout, waited)
+		}
+	case waitBudget:
+		result := metrics.RetryWaitGivenUp
+		switch {
+		case outcome == waitMet:
+			result = metrics.RetryWaitSent
+		case r.isDone():
+			result = metrics.RetryWaitDisconnected
+		}
+		r.proxy.metrics.CountRetryWait(result)
+		h.queueTime += waited
+		h.budgetWait += waited
+		r.spans.Held(waited, "retry_budget")
+	}
+}
+
+// pick asks the router for a backend. The request may wait for it in the admission queue.
+func (r *request) pick() (*router.Decision, error) {
+	r.leaveQueue()
+	asked := time.Now()
+	ctx := context.Context(r.context)
+	left := r.history.queueTimeout
+	if r.history.last != stepNone {
+		left = r.history.queueTimeLeft(r.fleetView(), asked)
+	}
+	r.input.request.QueueTimeout = max(0, left)
+	if left < r.history.queueTimeout { // else the router's own limit will do
+		limited, cancel := context.WithTimeout(ctx, left)
+		defer cancel()
+		ctx = limited
+	}
+	d, err := r.proxy.router.Pick(ctx, &r.input.request, r.history.excluded()...)
+	if err == nil {
+		if d.QueueTime > 0 {
+			r.recordQueueTime(metrics.QueueSent, d.QueueTime)
+		}
+		return d, nil
+	}
+	waited := time.Since(asked)
+	switch {
+	case errors.Is(err, router.ErrQueueFull):
+		r.recordQueueTime(metrics.QueueFull, 0)
+	case errors.Is(err, router.ErrQueueTimeout):
+		r.recordQueueTime(metrics.QueueTimeout, waited)
+	case errors.Is(err, context.DeadlineExceeded) && r.history.hasReady(r.fleetView()):
+		err = router.ErrQueueTimeout
+		r.recordQueueTime(metrics.QueueTimeout, waited)
+	case errors.Is(err, context.DeadlineExceeded):
+		err = router.ErrNoneReady
+		r.recordQueueTime(metrics.QueueNoneReady, waited)
+	case errors.Is(err, context.Canceled):
+		r.recordQueueTime(metrics.QueueDisconnected, waited)
+	case r.history.queueTimeout > 0 && waited >= r.history.queueTimeout:
+		r.recordQueueTime(metrics.QueueNoneReady, waited)
+	}
+	return d, err
+}
+
+// maxQueueTime returns how long the request may wait for a backend: as its key says,
+// else routing.queue.time; 0 where no request waits.
+func (r *request) maxQueueTime() time.Duration {
+	if r.settings.HoldTime > 0 && r.holder != nil && r.holder.QueueTime > 0 {
+		return r.holder.QueueTime
+	}
+	return r.settings.HoldTime
+}
+
+// recordQueueTime counts a time in the queue, and how it ended.
+func (r *request) recordQueueTime(end metrics.QueueResult, waited time.Duration) {
+	r.history.queueTime += waited
+	r.proxy.metrics.RecordQueueExit(end, waited)
+	r.spans.Held(waited, string(end))
+}
+
+// joinQueue counts the request among those that wait, and reports whether one more
+// may.
+func (r *request) joinQueue() bool {
+	if r.waiting {
+		return true
+	}
+	if r.waiting = r.proxy.router.AddWaiting(&r.input.request) == nil; !r.waiting {
+		r.history.queueFull = true
+		r.recordQueueTime(metrics.QueueFull, 0)
+	}
+	return r.waiting
+}
+
+// leaveQueue ends joinQueue.
+func (r *request) leaveQueue() {
+	if r.waiting {
+		r.waiting = false
+		r.proxy.router.RemoveWaiting(&r.input.request)
+	}
+}
+
+// respond answers the request when no attempt has succeeded.
+func (r *request) respond(a *action) {
+	best := r.history.best
+	if a.poison {
+		r.proxy.log.Warn("request was on two replicas that crashed; not retrying",
+			"last", r.history.latest().backend.Name, "request_id", r.id)
+	}
+	switch a.response {
+	case respondCutOff:
+		r.sendError(r.cutOffError())
+	case respondDisconnected:
+		r.recordAborted(metrics.AbortInQueue)
+	case respondReplicaError:
+		r.relayFailure(best)
+	case respondNoDescriptors:
+		e := unavailableError("this proxy has no file descriptor left to connect to a replica with; try again")
+		e.code = "out_of_descriptors"
+		r.sendError(e)
+	case respondNotPicked:
+		r.sendError(r.notPickedError(a.err))
+	default:
+		r.sendError(failedError(best))
+	}
+}
+
+// failedError is the error for a request whose attempts have failed without a response.
+func failedError(best *failure) *apiError {
+	switch {
+	case best.stalled:
+		return &apiError{status: http.StatusGatewayTimeout, kind: "timeout", code: "replica_stuck",
+			message: "the replica is stalled, and no other could answer the request"}
+	case errors.Is(best.err, errResponse):
+		return responseTimeoutError()
+	case best.timeout:
+		return firstByteTimeoutError()
+	}
+	e := unavailableError("no replica could answer: " + string(best.reason))
+	e.status, e.kind, e.code = http.StatusBadGateway, "bad_gateway", "replica_failed"
+	return e
+}
+
+// notPickedError is the answer to a request for which there is no backend.
+func (r *request) notPickedError(err error) *apiError {
+	wait := 0
+	if all := r.input.request.Backends; r.proxy.router.CountReady(all) == 0 {
+		wait = r.proxy.unreadyRetryAfter(all)
+	} else {
+		wait = withJitter(int(r.proxy.router.RetryAfter(r.input.request.Priority) / time.Second))
+	}
+	e := unavailableError(fmt.Sprintf("no replica that serves this model is ready; try again in %ds", wait))
+	switch {
+	case errors.Is(err, router.ErrMaxInFlight):
+		e = &apiError{status: http.StatusTooManyRequests, kind: "overloaded", code: "replicas_full",
+			message: fmt.Sprintf("every replica has as many requests as it may (backends[].max_in_flight); try again in %ds", wait)}
+	case errors.Is(err, router.ErrQueueFull):
+		e = &apiError{status: http.StatusTooManyRequests, kind: "overloaded", code: "queue_full",
+			message: fmt.Sprintf("as many requests of this priority class as may wait for a replica do (routing.queue); try again in %ds", wait)}
+	case errors.Is(err, router.ErrQueueTimeout):
+		e = &apiError{status: http.StatusTooManyRequests, kind: "overloaded", code: "queue_timeout",
+			message: fmt.Sprintf("no replica could start this request in %v (routing.queue.time, or queue_time of its key); try again in %ds", r.history.queueTimeout, wait)}
+	}
+	e.retryAfter = wait
+	return e
+}

@@ -1,0 +1,168 @@
+package proxy
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"warmroute/backends"
+	"warmroute/router"
+)
+
+// Backends of the tables below.
+var (
+	backendA = &backends.Backend{Name: "a"}
+	backendB = &backends.Backend{Name: "b"}
+	backendC = &backends.Backend{Name: "c"}
+)
+
+// states makes a view of backends a, b and c: d down, r ready, R ready and busy.
+func states(of string) (f fleetView) {
+	for i, b := range []*backends.Backend{backendA, backendB, backendC}[:len(of)] {
+		state := backends.Ready
+		if of[i] == 'd' {
+			state = backends.Down
+		}
+		f = append(f, backendView{backend: b, state: state, busy: of[i] == 'R', candidate: true})
+	}
+	return f
+}
+
+// Failures of the tables below.
+var (
+	connectionRefused = failure{reason: "connect", err: errors.New("refused"), uncharged: true}
+	crash             = failure{reason: "broken", err: errTruncated, mayHaveCrashed: true}
+	fullFailure       = failure{reason: "status_503", status: 503, full: true}
+	staleConnection   = failure{reason: "stale_connection", stale: true}
+	shutdownStatus    = failure{reason: "status_500", status: 500, uncharged: true, shuttingDown: true}
+	abortFailure      = failure{reason: "aborted", status: 503, shuttingDown: true}
+	serverError       = failure{reason: "status_500", status: 500, mayHaveCrashed: true}
+	redirect          = failure{reason: "redirect"}
+	lastTimeout       = failure{reason: "first_byte_timeout", timeout: true, final: true}
+)
+
+func TestNext(t *testing.T) {
+	start := time.Now()
+	type try struct {
+		b *backends.Backend
+		f failure
+	}
+	wait := func(kind waitKind, timeout time.Duration) action {
+		return action{kind: actWait, wait: kind, deadline: start.Add(timeout)}
+	}
+	pick := action{kind: actPick}
+	answer := func(r responseKind) action { return action{kind: actRespond, response: r} }
+	for _, c := range []struct {
+		name   string
+		tries  []try
+		fleet  string
+		change func(*history, *Settings)
+		want   action
+	}{
+		{"first pick", nil, "", nil, pick},
+		{"router has no backend", nil, "dd", func(h *history, _ *Settings) { h.last, h.pickErr = stepPick, router.ErrNoneReady }, answer(respondNotPicked)},
+		{"client disconnect", nil, "", func(h *history, _ *Settings) { h.end = disconnected }, answer(respondDisconnected)},
+		{"cut off", []try{{backendA, redirect}}, "rr", func(h *history, _ *Settings) { h.end = cutOff }, answer(respondCutOff)},
+
+		{"connection refused, another ready", []try{{backendA, connectionRefused}}, "rr", nil, pick},
+		{"all connections refused", []try{{backendA, connectionRefused}, {backendB, connectionRefused}}, "rr", nil, wait(waitRecheck, minRecheckDelay)},
+		{"second recheck", []try{{backendA, connectionRefused}}, "r", func(h *history, _ *Settings) { h.recheckDelay = minRecheckDelay }, wait(waitRecheck, 2*minRecheckDelay)},
+		{"rechecks have an end", []try{{backendA, connectionRefused}}, "r", func(h *history, _ *Settings) { h.receivedAt = start.Add(-time.Minute) }, answer(respondNotPicked)},
+		{"no queue, no recheck", []try{{backendA, connectionRefused}}, "r", func(h *history, _ *Settings) { h.queueTimeout = 0 }, answer(respondFailure)},
+
+		{"failed attempt", []try{{backendA, redirect}}, "rr", nil, wait(waitBudget, time.Minute)},
+		{"failed attempt, no other backend", []try{{backendA, redirect}}, "r", nil, pick},
+		{"budget granted", []try{{backendA, redirect}}, "rr", waited(waitBudget, waitMet), pick},
+		{"no budget in time", []try{{backendA, redirect}}, "rr", waited(waitBudget, waitExpired), answer(respondFailure)},
+		{"retries disabled", []try{{backendA, redirect}}, "rr", func(_ *history, s *Settings) { s.RetryShare, s.RetryPerSecond = 0, 0 }, answer(respondFailure)},
+		{"limit of attempts", []try{{backendA, redirect}, {backendB, redirect}, {backendC, redirect}}, "rrr", nil, answer(respondFailure)},
+		{"timeout that is not retried", []try{{backendA, lastTimeout}}, "rr", nil, answer(respondFailure)},
+		{"budget wait after an error of a replica", []try{{backendA, serverError}}, "rr", nil, wait(waitBudget, upstreamErrorRetryTimeout)},
+
+		{"crash, another ready", []try{{backendA, crash}}, "rr", nil, wait(waitBudget, time.Minute)},
+		{"crash of the only one", []try{{backendA, crash}}, "r", nil, wait(waitVerdict, healthRecheckTimeout)},
+		{"error of the only one", []try{{backendA, serverError}}, "r", nil, wait(waitVerdict, shutdownVerdictTimeout)},
+		{"two crashes", []try{{backendA, crash}, {backendB, crash}}, "rrr", nil, wait(waitCrashes, healthRecheckTimeout)},
+		{"two crashes, both down", []try{{backendA, crash}, {backendB, crash}}, "ddr", waited(waitCrashes, waitExpired), action{kind: actRespond, poison: true}},
+		{"two crashes, the first is back", []try{{backendA, crash}, {backendB, crash}}, "rdr", waited(waitCrashes, waitExpired), wait(waitBudget, time.Minute)},
+		{"two crashes, nobody at risk", []try{{backendA, crash}, {backendB, crash}}, "ddd", waited(waitCrashes, waitExpired), wait(waitVerdict, healthRecheckTimeout)},
+		{"refused connection to a replica that may have crashed", []try{{backendA, crash}, {backendB, failure{uncharged: true, mayHaveCrashed: true}}}, "rrr", nil, wait(waitCrashes, healthRecheckTimeout)},
+
+		{"shutdown is not charged", []try{{backendA, shutdownStatus}}, "rr", nil, pick},
+		{"abort, another ready", []try{{backendA, abortFailure}}, "rr", nil, wait(waitBudget, time.Minute)},
+		{"abort of the only one", []try{{backendA, abortFailure}}, "r", nil, wait(waitVerdict, shutdownVerdictTimeout)},
+		{"abort of one that stays", []try{{backendA, abortFailure}}, "r", waited(waitVerdict, waitExpired), pick},
+		{"aborts have their limit", []try{{backendA, abortFailure}, {backendB, abortFailure}, {backendC, abortFailure}}, "rrr", nil, answer(respondReplicaError)},
+
+		{"stale connection", []try{{backendA, staleConnection}}, "r", nil, wait(waitBudget, time.Minute)},
+		{"only stale connections", []try{{backendA, staleConnection}, {backendB, staleConnection}, {backendA, staleConnection}}, "rr", nil, wait(waitOutage, healthRecheckTimeout)},
+		{"outage found", []try{{backendA, crash}, {backendB, staleConnection}, {backendB, crash}}, "dd", waited(waitOutage, waitMet), pick},
+		{"no outage", []try{{backendA, crash}, {backendB, staleConnection}, {backendB, crash}}, "dr", waited(waitOutage, waitExpired), answer(respondFailure)},
+
+		{"one full", []try{{backendA, fullFailure}}, "rr", nil, wait(waitBudget, upstreamErrorRetryTimeout)},
+		{"all full", []try{{backendA, fullFailure}, {backendB, fullFailure}}, "rr", nil, wait(waitSlot, time.Minute)},
+		{"all full, slot", []try{{backendA, fullFailure}, {backendB, fullFailure}}, "rr", waited(waitSlot, waitMet), wait(waitBudget, upstreamErrorRetryTimeout)},
+		{"all full, no slot", []try{{backendA, fullFailure}, {backendB, fullFailure}}, "rr", waited(waitSlot, waitExpired), answer(respondReplicaError)},
+		{"all full, queue full", []try{{backendA, fullFailure}}, "r", func(h *history, s *Settings) {
+			waited(waitSlot, waitRefused)(h, s)
+			h.queueFull = true
+		}, answer(respondReplicaError)},
+	} {
+		h := &history{receivedAt: start, queueTimeout: time.Minute}
+		s := &Settings{Attempts: 3, RetryShare: 0.2, RetryPerSecond: 10}
+		f := states(c.fleet)
+		for _, try := range c.tries {
+			failed := try.f
+			h.addFailure(try.b, &failed, start)
+			if h.best == nil || failed.status != 0 || h.best.status == 0 {
+				h.best = &failed
+			}
+		}
+		if c.change != nil {
+			c.change(h, s)
+		}
+		if h.last == stepWait { // what it was for has readmitted backends
+			a := action{wait: h.wait, backends: h.fullBackends()}
+			h.endWait(&a, h.outcome, nil, f)
+		}
+		before := len(h.attempts)
+		got := next(h, f, s, start)
+		if got.kind != c.want.kind || got.wait != c.want.wait || !got.deadline.Equal(c.want.deadline) ||
+			got.response != c.want.response || got.poison != c.want.poison {
+			t.Errorf("%s: got %+v, want %+v", c.name, got, c.want)
+		}
+		if len(h.attempts) != before {
+			t.Errorf("%s: next has changed the history", c.name)
+		}
+	}
+}
+
+// waited makes a wait the last step.
+func waited(kind waitKind, outcome waitOutcome) func(*history, *Settings) {
+	return func(h *history, _ *Settings) { h.last, h.wait, h.outcome = stepWait, kind, outcome }
+}
+
+func TestSlotWait(t *testing.T) {
+	begun := time.Now()
+	h := &history{queueTimeout: time.Minute}
+	full := fullFailure
+	h.addFailure(backendA, &full, begun)
+	h.addFailure(backendB, &full, begun)
+	a := action{wait: waitSlot, backends: h.fullBackends(), backoff: fullBackoff}
+	for _, c := range []struct {
+		name  string
+		fleet string
+		after time.Duration
+		want  bool
+	}{
+		{"at once", "rrr", 0, false},
+		{"another one ready", "rrr", minSlotDelay, true},
+		{"no other", "rr", minSlotDelay, false},
+		{"idle after the backoff", "rr", fullBackoff, true},
+		{"busy after the backoff", "rR", fullBackoff, false},
+	} {
+		if got := a.isMet(h, states(c.fleet), begun, begun.Add(c.after)); got != c.want {
+			t.Errorf("%s: %v", c.name, got)
+		}
+	}
+}

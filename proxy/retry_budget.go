@@ -1,0 +1,144 @@
+package proxy
+
+import (
+	"slices"
+	"sync"
+	"time"
+)
+
+const (
+	budgetSlotDuration = 100 * time.Millisecond
+	budgetSlots        = 100 // the window: the last 10 s
+	slotsPerSecond     = 10
+)
+
+// retryBudget bounds what a failing fleet is asked on top of what its clients ask: retries
+// are at most a share of the requests of the last 10 s, or a few a second. Those that it
+// does not allow at once wait in their order. Safe for concurrent use.
+type retryBudget struct {
+	mu           sync.Mutex
+	currentSlot  int64 // number of the newest, since 1970
+	requests     [budgetSlots]int
+	retries      [budgetSlots]int
+	requestCount int // sum of requests
+	retryCount   int // sum of retries
+
+	waiting []*budgetWait
+	timer   *time.Timer // runs when a retry leaves the window; nil: nobody waits
+}
+
+// budgetWait is a request's turn among those that wait for the budget.
+type budgetWait struct {
+	granted   chan struct{} // closed when the retry is allowed
+	share     float64
+	perSecond int
+}
+
+func newRetryBudget() *retryBudget { return new(retryBudget) }
+
+// countRequest counts a request that is sent for the first time.
+func (b *retryBudget) countRequest() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	at := b.advance(time.Now())
+	b.requests[at]++
+	b.requestCount++
+	if len(b.waiting) > 0 {
+		b.grant()
+	}
+}
+
+// advance drops what is too old and returns the slot of now.
+func (b *retryBudget) advance(now time.Time) int {
+	slot := now.UnixNano() / int64(budgetSlotDuration)
+	for ; b.currentSlot < slot; b.currentSlot++ {
+		if slot-b.currentSlot > budgetSlots {
+			b.currentSlot = slot - budgetSlots
+		}
+		at := (b.currentSlot + 1) % budgetSlots
+		b.requestCount -= b.requests[at]
+		b.retryCount -= b.retries[at]
+		b.requests[at], b.retries[at] = 0, 0
+	}
+	return int(b.currentSlot % budgetSlots)
+}
+
+// tryAcquire counts a retry if the budget allows it and nobody waits.
+func (b *retryBudget) tryAcquire(share float64, perSecond int) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return len(b.waiting) == 0 && b.acquire(share, perSecond)
+}
+
+func (b *retryBudget) acquire(share float64, perSecond int) bool {
+	at := b.advance(time.Now())
+	lately := 0
+	for i := range slotsPerSecond {
+		lately += b.retries[(at-i+budgetSlots)%budgetSlots]
+	}
+	if lately >= perSecond && float64(b.retryCount+1) > share*float64(b.requestCount) {
+		return false
+	}
+	b.retries[at]++
+	b.retryCount++
+	return true
+}
+
+// wait begins to wait for a retry. leave must follow.
+func (b *retryBudget) wait(share float64, perSecond int) *budgetWait {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	w := &budgetWait{make(chan struct{}), share, perSecond}
+	b.waiting = append(b.waiting, w)
+	b.grant()
+	return w
+}
+
+// leave ends a wait, whether it was granted or not.
+func (b *retryBudget) leave(w *budgetWait) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if at := slices.Index(b.waiting, w); at >= 0 {
+		b.waiting = slices.Delete(b.waiting, at, at+1)
+		b.grant()
+	}
+}
+
+// grant allows those that wait as many retries as there are, and sees to it that it is
+// called when there may be more.
+func (b *retryBudget) grant() {
+	for len(b.waiting) > 0 && b.acquire(b.waiting[0].share, b.waiting[0].perSecond) {
+		close(b.waiting[0].granted)
+		b.waiting = slices.Delete(b.waiting, 0, 1)
+	}
+	if b.timer != nil {
+		b.timer.Stop()
+		b.timer = nil
+	}
+	if len(b.waiting) == 0 || b.retryCount == 0 {
+		return // the next request calls it
+	}
+	now := time.Now()
+	b.timer = time.AfterFunc(b.nextExpiry().Sub(now), func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.grant()
+	})
+}
+
+// nextExpiry returns when a retry leaves the last second, or the whole window, next.
+func (b *retryBudget) nextExpiry() time.Time {
+	next := b.currentSlot + budgetSlots
+	for age := range int64(budgetSlots) {
+		slot := b.currentSlot - age
+		if b.retries[(slot%budgetSlots+budgetSlots)%budgetSlots] == 0 {
+			continue
+		}
+		expiry := slot + budgetSlots
+		if age < slotsPerSecond {
+			expiry = slot + slotsPerSecond
+		}
+		next = min(next, expiry)
+	}
+	return time.Unix(0, next*int64(budgetSlotDuration))
+}
