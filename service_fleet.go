@@ -28,27 +28,4 @@ func (s *service) routerOptions(c *config.Config) router.Options {
 	}
 }
 
-func proxySettings(c *config.Config) proxy.Settings {
-	return proxy.Settings{
-		Attempts:       c.Routing.Attempts,
-		InFlight:       c.Limits.InFlight,
-		Connections:    c.Limits.Connections,
-		QueryBytes:     int(c.Limits.QueryBytes),
-		BodyBytes:      int64(c.Limits.BodyBytes),
-		BodyBytesTotal: int64(c.Limits.BodyBytesTotal),
-		BodyIdle:       c.Timeouts.BodyIdle,
-		HoldTime:       c.QueueTime(),
-		FirstByte:      c.Timeouts.FirstByte,
-		Response:       c.Timeouts.Response,
-		Idle:           c.Timeouts.Idle,
-		RetryShare:     c.Retry.Share,
-		RetryPerSecond: c.Retry.PerSecond,
-		RetryStalled:   c.Retry.Stalled,
-		RetryTimeouts:  c.Retry.Timeouts,
-		Keepalive:      c.SSE.Keepalive,
-		WriteIdle:      c.Timeouts.WriteIdle,
-		SessionHeader:  c.Routing.SessionHeader,
-		RouteHeaders:   c.ResponseHeaders,
-		IsolateTenants: c.Tenant == "isolate",
-	}
-}
+func proxySettings(c *config.Config) proxy.Settings { return c.ProxySettings() }

@@ -62,7 +62,7 @@ func askable(t testing.TB, list ...apikey.Key) *asked {
 	log := slog.New(slog.DiscardHandler)
 	p := proxy.New(proxy.Options{
 		Registry: registry, Router: a.router, Metrics: metrics.New(registry, a.router, "test"), Log: log, BlockBytes: 64, Keys: apikey.New(list),
-		Settings: proxy.Settings{InFlight: 10, BodyBytes: 64 << 10, BodyBytesTotal: 1 << 20, SessionHeader: "X-Session-Id", IsolateTenants: list != nil},
+		Settings: proxy.Settings{Limits: proxy.Limits{InFlight: 10, BodyBytes: 64 << 10, BodyBytesTotal: 1 << 20}, SessionHeader: "X-Session-Id", IsolateTenants: list != nil},
 	})
 	h := New(Options{Registry: registry, Router: a.router, Proxy: p, Reset: a.router.ResetBackend, Log: log})
 	s := httptest.NewServer(h)

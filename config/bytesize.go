@@ -8,9 +8,6 @@ import (
 	"strings"
 )
 
-// ByteSize is a number of bytes, written 64MiB, 64MB or 67108864.
-type ByteSize int64
-
 type byteUnit struct {
 	name  string
 	bytes int64
@@ -23,9 +20,10 @@ func byteUnits() []byteUnit {
 	}
 }
 
-// ParseByteSize reads a size. Units may be in any case, but not shortened to
-// K or M, which some read as decimal and some as binary.
-func ParseByteSize(s string) (ByteSize, error) {
+// parseByteSize parses a number of bytes, written as 64MiB, 64MB or 67108864.
+// Units may be in any case. K and M alone are rejected: some read them as
+// decimal, some as binary.
+func parseByteSize(s string) (int64, error) {
 	s = strings.TrimSpace(s)
 	digits := strings.TrimRight(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ ")
 	n, err := strconv.ParseInt(digits, 10, 64)
@@ -33,11 +31,11 @@ func ParseByteSize(s string) (ByteSize, error) {
 		return 0, fmt.Errorf("%q is too large", s)
 	}
 	if err != nil {
-		return 0, fmt.Errorf("%q is not a size; write it like 64MiB, 64MB or 67108864", s)
+		return 0, fmt.Errorf("%q is not a size such as 64MiB, 64MB or 67108864", s)
 	}
 	unit := strings.TrimSpace(s[len(digits):])
 	if unit == "" {
-		return ByteSize(n), nil
+		return n, nil
 	}
 	for _, u := range byteUnits() {
 		if !strings.EqualFold(u.name, unit) {
@@ -46,19 +44,19 @@ func ParseByteSize(s string) (ByteSize, error) {
 		if n > math.MaxInt64/u.bytes || n < math.MinInt64/u.bytes {
 			return 0, fmt.Errorf("%q is too large", s)
 		}
-		return ByteSize(n * u.bytes), nil
+		return n * u.bytes, nil
 	}
 	return 0, fmt.Errorf("%q has the unknown unit %q; use B, KiB, MiB, GiB, TiB or KB, MB, GB, TB", s, unit)
 }
 
-// String writes the size in the unit that needs the smallest number, so that
-// 64MB and 64MiB both come back as they were written.
-func (b ByteSize) String() string {
+// formatByteSize formats a size in the unit that needs the smallest number, so
+// that 64MB and 64MiB both come back as they were written.
+func formatByteSize(size int64) string {
 	best := byteUnit{"B", 1}
 	for _, u := range byteUnits() {
-		if b != 0 && int64(b)%u.bytes == 0 && u.bytes > best.bytes {
+		if size != 0 && size%u.bytes == 0 && u.bytes > best.bytes {
 			best = u
 		}
 	}
-	return strconv.FormatInt(int64(b)/best.bytes, 10) + best.name
+	return strconv.FormatInt(size/best.bytes, 10) + best.name
 }

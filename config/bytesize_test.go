@@ -3,11 +3,11 @@ package config
 import "testing"
 
 func TestParseByteSize(t *testing.T) {
-	f := func(text string, want ByteSize, shown string) {
+	f := func(text string, want int64, shown string) {
 		t.Helper()
-		got, err := ParseByteSize(text)
-		if err != nil || got != want || got.String() != shown {
-			t.Errorf("%q: got %d (%s), %v; want %d (%s)", text, got, got, err, want, shown)
+		got, err := parseByteSize(text)
+		if err != nil || got != want || formatByteSize(got) != shown {
+			t.Errorf("%q: got %d (%s), %v; want %d (%s)", text, got, formatByteSize(got), err, want, shown)
 		}
 	}
 	f("0", 0, "0B")
@@ -19,7 +19,7 @@ func TestParseByteSize(t *testing.T) {
 	f("1023B", 1023, "1023B")
 	f("-1KiB", -1024, "-1KiB")
 	for _, bad := range []string{"", "MiB", "64M", "1.5GiB", "9223372036854775808", "9223372036854775807KiB", "0x10", "1 GiB 2"} {
-		if got, err := ParseByteSize(bad); err == nil {
+		if got, err := parseByteSize(bad); err == nil {
 			t.Errorf("%q: got %d, want an error", bad, got)
 		}
 	}

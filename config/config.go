@@ -10,42 +10,45 @@ import (
 	"net"
 	"time"
 
+	"warmroute/backends"
+	"warmroute/proxy"
 	"warmroute/proxy/accesslog"
 	"warmroute/proxy/apikey"
 	"warmroute/router"
 	"warmroute/router/policy"
 )
 
-// Config holds every setting. The fields are in the order of config.yaml, which
+// Config holds every setting. Components define the settings that concern them
+// alone; an int64 is a size in bytes. The fields are in the order of config.yaml, which
 // documents them; each field has a line there. A Config is not modified after it
 // is loaded. Settings tagged reload:"no", and all settings of a section with that
 // tag, take effect only at a restart.
 type Config struct {
-	Listen          string             `mapstructure:"listen" reload:"no"` // host:port
-	Admin           string             `mapstructure:"admin" reload:"no"`  // host:port, or empty: no admin listener
-	AdminToken      string             `mapstructure:"admin_token"`        // the content of AdminTokenFile, if that is given
-	AdminTokenFile  string             `mapstructure:"admin_token_file"`
-	AdminTLS        ListenerTLS        `mapstructure:"admin_tls"`
-	TLS             ListenerTLS        `mapstructure:"tls"`
-	Backends        []Backend          `mapstructure:"backends"`
-	Keys            []Key              `mapstructure:"keys"` // those of KeysFile included
-	KeysFile        string             `mapstructure:"keys_file"`
-	Tenant          string             `mapstructure:"tenant"` // share or isolate
-	Routing         Routing            `mapstructure:"routing"`
-	SLO             SLO                `mapstructure:"slo"`
-	Index           Index              `mapstructure:"index"`
-	Record          Record             `mapstructure:"record" reload:"no"`
-	Limits          Limits             `mapstructure:"limits"`
-	Poll            Poll               `mapstructure:"poll"`
-	Health          Health             `mapstructure:"health"`
-	Timeouts        Timeouts           `mapstructure:"timeouts"`
-	Retry           Retry              `mapstructure:"retry"`
-	Breaker         Breaker            `mapstructure:"breaker"`
-	SSE             SSE                `mapstructure:"sse"`
-	Connections     Connections        `mapstructure:"connections"`
-	ResponseHeaders bool               `mapstructure:"response_headers"`
-	Log             Log                `mapstructure:"log"`
-	AccessLog       accesslog.Settings `mapstructure:"access_log"`
+	Listen          string                  `mapstructure:"listen" reload:"no"` // host:port
+	Admin           string                  `mapstructure:"admin" reload:"no"`  // host:port, or empty: no admin listener
+	AdminToken      string                  `mapstructure:"admin_token"`        // the content of AdminTokenFile, if that is given
+	AdminTokenFile  string                  `mapstructure:"admin_token_file"`
+	AdminTLS        ListenerTLS             `mapstructure:"admin_tls"`
+	TLS             ListenerTLS             `mapstructure:"tls"`
+	Backends        []Backend               `mapstructure:"backends"`
+	Keys            []Key                   `mapstructure:"keys"` // those of KeysFile included
+	KeysFile        string                  `mapstructure:"keys_file"`
+	Tenant          string                  `mapstructure:"tenant"` // share or isolate
+	Routing         Routing                 `mapstructure:"routing"`
+	SLO             SLO                     `mapstructure:"slo"`
+	Index           Index                   `mapstructure:"index"`
+	Record          Record                  `mapstructure:"record" reload:"no"`
+	Limits          Limits                  `mapstructure:"limits"`
+	Poll            backends.PollSettings   `mapstructure:"poll"`
+	Health          backends.HealthSettings `mapstructure:"health"`
+	Timeouts        Timeouts                `mapstructure:"timeouts"`
+	Retry           proxy.RetrySettings     `mapstructure:"retry"`
+	Breaker         router.BreakerSettings  `mapstructure:"breaker"`
+	SSE             SSE                     `mapstructure:"sse"`
+	Connections     Connections             `mapstructure:"connections"`
+	ResponseHeaders bool                    `mapstructure:"response_headers"`
+	Log             Log                     `mapstructure:"log"`
+	AccessLog       accesslog.Settings      `mapstructure:"access_log"`
 }
 
 // Backend is one vLLM server. Name is never empty after loading.
@@ -91,19 +94,11 @@ type ListenerTLS struct {
 // Enabled reports whether the listener uses TLS.
 func (t ListenerTLS) Enabled() bool { return t.Certificate != nil }
 
-// Key is one API key. A limit of 0 is no limit.
+// Key is one API key.
 type Key struct {
-	Name   string `mapstructure:"name"`
-	SHA256 string `mapstructure:"sha256"`
+	apikey.Key `mapstructure:",squash"`
 
-	Models            []string      `mapstructure:"models"` // nil: all
-	RequestsPerMinute int           `mapstructure:"requests_per_minute"`
-	TokensPerMinute   int           `mapstructure:"tokens_per_minute"`
-	Concurrency       int           `mapstructure:"concurrency"`
-	Priority          int           `mapstructure:"priority"`
-	QueueTime         time.Duration `mapstructure:"queue_time"` // 0: routing.queue.time
-	RouteHeaders      bool          `mapstructure:"route_headers"`
-	Expires           time.Time     `mapstructure:"expires"` // zero: never
+	SHA256 string `mapstructure:"sha256"`
 
 	secrets []apikey.Secret // of this name in the keys file
 }
@@ -129,9 +124,9 @@ type Routing struct {
 // Queue bounds the admission queue. The queue is off when Requests is 0.
 type Queue struct {
 	Requests      int           `mapstructure:"requests"` // of each priority class but batch
-	Bytes         ByteSize      `mapstructure:"bytes"`
+	Bytes         int64         `mapstructure:"bytes"`
 	BatchRequests int           `mapstructure:"batch_requests"`
-	BatchBytes    ByteSize      `mapstructure:"batch_bytes"`
+	BatchBytes    int64         `mapstructure:"batch_bytes"`
 	Time          time.Duration `mapstructure:"time"`
 }
 
@@ -142,70 +137,34 @@ type SLO struct {
 
 // Index bounds the index of the replicas' prefix caches.
 type Index struct {
-	BlockBytes int      `mapstructure:"block_bytes" reload:"no"`
-	MaxBytes   ByteSize `mapstructure:"max_bytes" reload:"no"`
-	Snapshot   string   `mapstructure:"snapshot" reload:"no"` // file; empty: none
+	BlockBytes int    `mapstructure:"block_bytes" reload:"no"`
+	MaxBytes   int64  `mapstructure:"max_bytes" reload:"no"`
+	Snapshot   string `mapstructure:"snapshot" reload:"no"` // file; empty: none
 }
 
 // Record configures the recording of traffic.
 type Record struct {
-	File     string   `mapstructure:"file"` // empty: none
-	MaxBytes ByteSize `mapstructure:"max_bytes"`
-	Keep     int      `mapstructure:"keep"`
+	File     string `mapstructure:"file"` // empty: none
+	MaxBytes int64  `mapstructure:"max_bytes"`
+	Keep     int    `mapstructure:"keep"`
 }
 
 // Limits bounds what clients may send.
 type Limits struct {
-	InFlight       int      `mapstructure:"in_flight"`
-	Connections    int      `mapstructure:"connections"`
-	QueryBytes     ByteSize `mapstructure:"query_bytes"`
-	BodyBytes      ByteSize `mapstructure:"body_bytes"`
-	BodyBytesTotal ByteSize `mapstructure:"body_bytes_total"`
-	HeaderBytes    ByteSize `mapstructure:"header_bytes" reload:"no"`
+	proxy.Limits `mapstructure:",squash"`
+
+	HeaderBytes int64 `mapstructure:"header_bytes" reload:"no"`
 }
 
-// Poll configures the scrapes of the backends' /metrics.
-type Poll struct {
-	Interval     time.Duration `mapstructure:"interval"`
-	FastInterval time.Duration `mapstructure:"fast_interval"`
-	Timeout      time.Duration `mapstructure:"timeout"`
-}
-
-// Health configures the readiness checks.
-type Health struct {
-	Interval     time.Duration `mapstructure:"interval"`
-	DownInterval time.Duration `mapstructure:"down_interval"`
-	Timeout      time.Duration `mapstructure:"timeout"`
-}
-
-// Timeouts bounds every wait of a request. FirstByte, Response, Idle, BodyIdle,
-// WriteIdle and Drain are off when 0.
+// Timeouts bounds every wait. Drain and those of the proxy are off when 0.
 type Timeouts struct {
+	proxy.Timeouts `mapstructure:",squash"`
+
 	Connect       time.Duration `mapstructure:"connect"`
-	FirstByte     time.Duration `mapstructure:"first_byte"`
-	Response      time.Duration `mapstructure:"response"`
-	Idle          time.Duration `mapstructure:"idle"`
 	KeepaliveIdle time.Duration `mapstructure:"keepalive_idle"`
 	ReadHeader    time.Duration `mapstructure:"read_header" reload:"no"`
-	BodyIdle      time.Duration `mapstructure:"body_idle"`
-	WriteIdle     time.Duration `mapstructure:"write_idle"`
 	Drain         time.Duration `mapstructure:"drain"`
 	Shutdown      time.Duration `mapstructure:"shutdown"`
-}
-
-// Retry bounds the retries of requests.
-type Retry struct {
-	Share     float64 `mapstructure:"share"`      // of the requests of the last 10 s
-	PerSecond int     `mapstructure:"per_second"` // always allowed
-	Stalled   bool    `mapstructure:"stalled"`
-	Timeouts  bool    `mapstructure:"timeouts"`
-}
-
-// Breaker configures the circuit breaker of each backend. It is off when
-// Failures is 0.
-type Breaker struct {
-	Failures int           `mapstructure:"failures"`
-	Open     time.Duration `mapstructure:"open"`
 }
 
 // SSE configures streamed responses.
@@ -222,6 +181,21 @@ type Connections struct {
 type Log struct {
 	Level  string `mapstructure:"level"`
 	Format string `mapstructure:"format" reload:"no"`
+}
+
+// ProxySettings returns the settings of the proxy.
+func (c *Config) ProxySettings() proxy.Settings {
+	return proxy.Settings{
+		Limits:         c.Limits.Limits,
+		Timeouts:       c.Timeouts.Timeouts,
+		Retry:          c.Retry,
+		Attempts:       c.Routing.Attempts,
+		HoldTime:       c.QueueTime(),
+		Keepalive:      c.SSE.Keepalive,
+		SessionHeader:  c.Routing.SessionHeader,
+		RouteHeaders:   c.ResponseHeaders,
+		IsolateTenants: c.Tenant == "isolate",
+	}
 }
 
 // QueueTime returns how long a request may wait in the admission queue; 0 when

@@ -21,7 +21,7 @@ func decodeValue(from, to reflect.Value) (any, error) {
 	switch to.Interface().(type) {
 	case time.Duration:
 		return decodeDuration(value)
-	case ByteSize:
+	case int64:
 		return decodeByteSize(value)
 	case int:
 		return decodeInt(value)
@@ -67,9 +67,9 @@ func decodeDuration(value any) (any, error) {
 func decodeByteSize(value any) (any, error) {
 	switch v := value.(type) {
 	case int:
-		return ByteSize(v), nil
+		return int64(v), nil
 	case string:
-		return ParseByteSize(v)
+		return parseByteSize(v)
 	}
 	return nil, fmt.Errorf("expected a size such as 64MiB, got %s", describe(value))
 }
@@ -212,7 +212,7 @@ func decodeKey(value any) (any, error) {
 // settingNames returns the names of the settings of a struct, in order.
 func settingNames(of reflect.Type) (names []string) {
 	for _, field := range reflect.VisibleFields(of) {
-		if name := field.Tag.Get("mapstructure"); name != "" && name != "-" {
+		if name, _, _ := strings.Cut(field.Tag.Get("mapstructure"), ","); name != "" && name != "-" {
 			names = append(names, name)
 		}
 	}

@@ -1,6 +1,9 @@
 package config
 
-import "reflect"
+import (
+	"reflect"
+	"strings"
+)
 
 // Diff returns the paths of the settings in which two configurations differ:
 // those that a reload applies and those that need a restart. Values are left
@@ -18,12 +21,14 @@ type diff struct{ reloadable, restart []string }
 func (d *diff) compare(a, b reflect.Value, path string, restart bool) {
 	for i := range a.NumField() {
 		field := a.Type().Field(i)
-		name := field.Tag.Get("mapstructure")
+		name, option, _ := strings.Cut(field.Tag.Get("mapstructure"), ",")
 		if !field.IsExported() || name == "-" {
 			continue
 		}
 		restart := restart || field.Tag.Get("reload") == "no"
 		switch {
+		case option == "squash":
+			d.compare(a.Field(i), b.Field(i), path, restart)
 		case field.Type.Kind() == reflect.Struct:
 			d.compare(a.Field(i), b.Field(i), path+name+".", restart)
 		case reflect.DeepEqual(a.Field(i).Interface(), b.Field(i).Interface()):

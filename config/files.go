@@ -99,7 +99,7 @@ func (c *Config) readKeysFile(errs *errorList) {
 		if !listed {
 			i = len(c.Keys)
 			index[s.Name] = i
-			c.Keys = append(c.Keys, Key{Name: s.Name})
+			c.Keys = append(c.Keys, Key{Key: apikey.Key{Name: s.Name}})
 		}
 		c.Keys[i].secrets = append(c.Keys[i].secrets, s)
 	}

@@ -14,7 +14,10 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"warmroute/backends"
+	"warmroute/proxy"
 	"warmroute/proxy/accesslog"
+	"warmroute/router"
 )
 
 // defaults is the content of config.yaml.
@@ -59,14 +62,15 @@ func settingTypes(of reflect.Type, prefix string) map[string]reflect.Type {
 	found := map[string]reflect.Type{}
 	for i := range of.NumField() {
 		field := of.Field(i)
-		if field.Tag.Get("mapstructure") == "-" {
-			continue
-		}
-		path := prefix + field.Tag.Get("mapstructure")
-		if field.Type.Kind() == reflect.Struct {
-			maps.Copy(found, settingTypes(field.Type, path+"."))
-		} else {
-			found[path] = field.Type
+		name, option, _ := strings.Cut(field.Tag.Get("mapstructure"), ",")
+		switch {
+		case name == "-":
+		case option == "squash":
+			maps.Copy(found, settingTypes(field.Type, prefix))
+		case field.Type.Kind() == reflect.Struct:
+			maps.Copy(found, settingTypes(field.Type, prefix+name+"."))
+		default:
+			found[prefix+name] = field.Type
 		}
 	}
 	return found
@@ -85,19 +89,19 @@ func TestDefaults(t *testing.T) {
 		Tenant:          "share",
 		Index:           Index{BlockBytes: 256, MaxBytes: 256 << 20},
 		Record:          Record{MaxBytes: 256 << 20, Keep: 3},
-		Limits:          Limits{InFlight: 12_000, Connections: 1 << 14, QueryBytes: 4 << 10, BodyBytes: 64 << 20, BodyBytesTotal: 1 << 30, HeaderBytes: 64 << 10},
-		Poll:            Poll{Interval: time.Second, FastInterval: 250 * time.Millisecond, Timeout: 800 * time.Millisecond},
-		Health:          Health{Interval: 5 * time.Second, DownInterval: time.Second, Timeout: 3 * time.Second},
-		Retry:           Retry{Share: 0.2, PerSecond: 10, Stalled: true},
-		Breaker:         Breaker{Failures: 5, Open: time.Second},
+		Limits:          Limits{proxy.Limits{InFlight: 12_000, Connections: 1 << 14, QueryBytes: 4 << 10, BodyBytes: 64 << 20, BodyBytesTotal: 1 << 30}, 64 << 10},
+		Poll:            backends.PollSettings{Interval: time.Second, FastInterval: 250 * time.Millisecond, Timeout: 800 * time.Millisecond},
+		Health:          backends.HealthSettings{Interval: 5 * time.Second, DownInterval: time.Second, Timeout: 3 * time.Second},
+		Retry:           proxy.RetrySettings{Share: 0.2, PerSecond: 10, Stalled: true},
+		Breaker:         router.BreakerSettings{Failures: 5, Open: time.Second},
 		SSE:             SSE{Keepalive: 15 * time.Second},
 		Connections:     Connections{MaxPerBackend: 8192},
 		ResponseHeaders: true,
 		Log:             Log{Level: "info", Format: "text"},
 		AccessLog:       accesslog.Settings{Format: "json", Sample: 1},
 		Timeouts: Timeouts{
-			Connect: 2 * time.Second, BodyIdle: 30 * time.Second, WriteIdle: time.Minute, FirstByte: 2 * time.Minute, Response: 15 * time.Minute, Idle: 2 * time.Minute,
-			KeepaliveIdle: 4 * time.Second, ReadHeader: 10 * time.Second, Drain: 5 * time.Second, Shutdown: time.Minute,
+			Timeouts: proxy.Timeouts{FirstByte: 2 * time.Minute, Response: 15 * time.Minute, Idle: 2 * time.Minute, BodyIdle: 30 * time.Second, WriteIdle: time.Minute},
+			Connect:  2 * time.Second, KeepaliveIdle: 4 * time.Second, ReadHeader: 10 * time.Second, Drain: 5 * time.Second, Shutdown: time.Minute,
 		},
 	}
 	if got := mustLoad(t, "", "http://a:8000"); !reflect.DeepEqual(got, want) {
@@ -159,9 +163,9 @@ func otherValues() map[string]struct {
 		"routing.policy":               {"least-load", "least-load"},
 		"routing.attempts":             {"2", 2},
 		"routing.queue.requests":       {"0", 0},
-		"routing.queue.bytes":          {"128MiB", ByteSize(128 << 20)},
+		"routing.queue.bytes":          {"128MiB", int64(128 << 20)},
 		"routing.queue.batch_requests": {"20000", 20_000},
-		"routing.queue.batch_bytes":    {"1GiB", ByteSize(1 << 30)},
+		"routing.queue.batch_bytes":    {"1GiB", int64(1 << 30)},
 		"routing.queue.time":           {"5s", 5 * time.Second},
 		"routing.batch_slowdown":       {"0.2", 0.2},
 		"routing.step_tokens":          {"2048", 2048},
@@ -173,17 +177,17 @@ func otherValues() map[string]struct {
 		"routing.load_factor":          {"1.25", 1.25},
 		"slo.ttft":                     {"500ms", 500 * time.Millisecond},
 		"index.block_bytes":            {"512", 512},
-		"index.max_bytes":              {"8MB", ByteSize(8e6)},
+		"index.max_bytes":              {"8MB", int64(8e6)},
 		"index.snapshot":               {"/tmp/index", "/tmp/index"},
 		"record.file":                  {"/tmp/traffic", "/tmp/traffic"},
-		"record.max_bytes":             {"16MiB", ByteSize(16 << 20)},
+		"record.max_bytes":             {"16MiB", int64(16 << 20)},
 		"record.keep":                  {"0", 0},
 		"limits.in_flight":             {"100", 100},
 		"limits.connections":           {"200", 200},
-		"limits.query_bytes":           {"0", ByteSize(0)},
-		"limits.body_bytes":            {"1MiB", ByteSize(1 << 20)},
-		"limits.body_bytes_total":      {"2GiB", ByteSize(2 << 30)},
-		"limits.header_bytes":          {"8192", ByteSize(8192)},
+		"limits.query_bytes":           {"0", int64(0)},
+		"limits.body_bytes":            {"1MiB", int64(1 << 20)},
+		"limits.body_bytes_total":      {"2GiB", int64(2 << 30)},
+		"limits.header_bytes":          {"8192", int64(8192)},
 		"poll.interval":                {"2s", 2 * time.Second},
 		"poll.fast_interval":           {"100ms", 100 * time.Millisecond},
 		"poll.timeout":                 {"900ms", 900 * time.Millisecond},
@@ -221,9 +225,9 @@ func otherValues() map[string]struct {
 func setting(c *Config, path string) any {
 	at := reflect.ValueOf(*c)
 	for name := range strings.SplitSeq(path, ".") {
-		for i := range at.NumField() {
-			if at.Type().Field(i).Tag.Get("mapstructure") == name {
-				at = at.Field(i)
+		for _, field := range reflect.VisibleFields(at.Type()) { // embedded ones included
+			if field.Tag.Get("mapstructure") == name {
+				at = at.FieldByIndex(field.Index)
 				break
 			}
 		}

@@ -75,8 +75,8 @@ func (c *Config) validateLimits(errs *errorList) {
 	between(errs, "limits.body_bytes_total", l.BodyBytesTotal, 1<<10, 1<<50)
 	between(errs, "limits.header_bytes", l.HeaderBytes, 4<<10, 1<<30)
 	if !errs.has("limits.body_bytes", "limits.body_bytes_total") && l.BodyBytes > l.BodyBytesTotal {
-		errs.add("limits.body_bytes", "%v exceeds limits.body_bytes_total %v, so such a body could never be accepted; raise the total or lower this",
-			l.BodyBytes, l.BodyBytesTotal)
+		errs.add("limits.body_bytes", "%s exceeds limits.body_bytes_total %s, so such a body could never be accepted; raise the total or lower this",
+			formatByteSize(l.BodyBytes), formatByteSize(l.BodyBytesTotal))
 	}
 }
 
@@ -188,12 +188,20 @@ func oneOf(errs *errorList, path, noun, value string, allowed ...string) {
 }
 
 // between adds an error unless value is at least min and at most max.
-func between[T int | float64 | ByteSize](errs *errorList, path string, value, min, max T) {
+func between[T int | float64 | int64](errs *errorList, path string, value, min, max T) {
 	if !(value >= min) { // true for NaN
-		errs.add(path, "%v is too small; the minimum is %v", value, min)
+		errs.add(path, "%v is too small; the minimum is %v", formatValue(value), formatValue(min))
 	} else if value > max {
-		errs.add(path, "%v is too large; the maximum is %v", value, max)
+		errs.add(path, "%v is too large; the maximum is %v", formatValue(value), formatValue(max))
 	}
+}
+
+// formatValue returns a size as text with a unit, and any other value as it is.
+func formatValue(value any) any {
+	if size, ok := value.(int64); ok {
+		return formatByteSize(size)
+	}
+	return value
 }
 
 // CheckListenAddress returns an error unless address is a host, which may be

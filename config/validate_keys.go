@@ -20,26 +20,15 @@ const (
 func (c *Config) APIKeys() []apikey.Key {
 	var list []apikey.Key
 	for _, k := range c.Keys {
-		var hashes []apikey.Hash
+		key := k.Key
 		if k.SHA256 != "" {
 			hash, _ := apikey.ParseHash(k.SHA256)
-			hashes = append(hashes, hash)
+			key.Hashes = append(key.Hashes, hash)
 		}
 		for _, s := range k.secrets {
-			hashes = append(hashes, s.Hash)
+			key.Hashes = append(key.Hashes, s.Hash)
 		}
-		list = append(list, apikey.Key{
-			Name:              k.Name,
-			Hashes:            hashes,
-			Models:            k.Models,
-			RequestsPerMinute: k.RequestsPerMinute,
-			TokensPerMinute:   k.TokensPerMinute,
-			Concurrency:       k.Concurrency,
-			Priority:          k.Priority,
-			QueueTime:         k.QueueTime,
-			RouteHeaders:      k.RouteHeaders,
-			Expires:           k.Expires,
-		})
+		list = append(list, key)
 	}
 	return list
 }

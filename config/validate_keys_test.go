@@ -26,7 +26,7 @@ func TestKeyErrorsHideKeys(t *testing.T) {
 		{"a key in place of a hash", "keys: [{name: a, sha256: " + plainKey + "}]", "",
 			`keys[0].sha256: is no SHA-256: write the 64 digits that printf %s "$KEY" | sha256sum prints; plain keys belong in keys_file`},
 		{"a key as a setting", "keys: [{" + plainKey + ": 1}]", "",
-			"keys[0]: unknown setting; a key has name, sha256, models, requests_per_minute, tokens_per_minute, concurrency, priority, queue_time, route_headers, expires"},
+			"keys[0]: unknown setting; a key has name, models, requests_per_minute, tokens_per_minute, concurrency, priority, queue_time, route_headers, expires, sha256"},
 		{"near a setting", "keys: [{name: a, modles: [m]}]", "", "keys[0]: unknown setting; did you mean models?"},
 		{"a key with spaces as a name", "keys: [{name: \"" + plainKey + " x\", " + hash + "}]", "", "keys[0].name: is not a valid name: " + apikey.NameRule},
 		{"no name", "keys: [{" + hash + "}]", "", "keys[0].name: is not a valid name: " + apikey.NameRule},

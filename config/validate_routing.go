@@ -64,11 +64,12 @@ func (c *Config) routingWarnings() (warnings []string) {
 		warn("keys[%d].queue_time: %v has no effect: the admission queue is off (routing.queue.requests); remove it or turn the queue on", at, c.Keys[at].QueueTime)
 	}
 	if r.Queue.Requests > 0 && r.Queue.Bytes > c.Limits.BodyBytesTotal {
-		warn("routing.queue.bytes: %v exceeds limits.body_bytes_total %v, which is reached first", r.Queue.Bytes, c.Limits.BodyBytesTotal)
+		warn("routing.queue.bytes: %s exceeds limits.body_bytes_total %s, which is reached first",
+			formatByteSize(r.Queue.Bytes), formatByteSize(c.Limits.BodyBytesTotal))
 	}
 	if r.Queue.Requests > 0 && r.Queue.Bytes < c.Limits.BodyBytes {
-		warn("routing.queue.bytes: %v is below limits.body_bytes %v: larger requests cannot be queued and get 429 under load",
-			r.Queue.Bytes, c.Limits.BodyBytes)
+		warn("routing.queue.bytes: %s is below limits.body_bytes %s: larger requests cannot be queued and get 429 under load",
+			formatByteSize(r.Queue.Bytes), formatByteSize(c.Limits.BodyBytes))
 	}
 	for _, b := range c.Backends {
 		if b.MaxInFlight > 0 && r.Queue.Requests == 0 {

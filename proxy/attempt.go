@@ -198,9 +198,9 @@ func (a *attempt) classify(err error) *failure {
 	var stale *transport.StaleError
 	switch {
 	case errors.Is(err, errFirstByte):
-		return &failure{reason: metrics.RetryFirstByte, err: err, final: !a.settings.RetryTimeouts, timeout: true}
+		return &failure{reason: metrics.RetryFirstByte, err: err, final: !a.settings.Retry.Timeouts, timeout: true}
 	case errors.Is(err, errResponse):
-		return &failure{reason: metrics.RetryResponse, err: err, final: !a.settings.RetryTimeouts, timeout: true}
+		return &failure{reason: metrics.RetryResponse, err: err, final: !a.settings.Retry.Timeouts, timeout: true}
 	case errors.Is(err, errStalled):
 		return &failure{reason: metrics.RetryStalled, err: err, stalled: true}
 	case errors.As(err, &stale):
@@ -326,7 +326,7 @@ func (r *request) beginAttemptContext() {
 	c.Context, c.cancel = context.WithCancelCause(r.httpReq.Context())
 	c.firstByteTimeout, c.streams = s.FirstByte, r.input.request.Streams
 	charged, _ := r.history.charged()
-	c.retriesStall, c.relocated = s.RetryStalled && charged+1 < s.Attempts, r.history.relocated()
+	c.retriesStall, c.relocated = s.Retry.Stalled && charged+1 < s.Attempts, r.history.relocated()
 	r.context, r.input.request.Stalls = c, c
 	r.proxy.activity.beginWait(r)
 }

@@ -123,7 +123,7 @@ func TestResetDuringWorkIsFailure(t *testing.T) {
 
 func TestStaleConnectionIsNotRetriedWithoutBudget(t *testing.T) {
 	for name, change := range map[string]func(*Options){
-		"no budget":   func(o *Options) { o.RetryShare, o.RetryPerSecond = 0, 0 },
+		"no budget":   func(o *Options) { o.Retry.Share, o.Retry.PerSecond = 0, 0 },
 		"one attempt": func(o *Options) { o.Attempts = 1 },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -265,7 +265,7 @@ func TestRetryAfterHungReplica(t *testing.T) {
 
 func TestHungReplicaStatus504(t *testing.T) {
 	for name, change := range map[string]func(*Options){
-		"by the operator's word": func(o *Options) { o.RetryStalled = false },
+		"by the operator's word": func(o *Options) { o.Retry.Stalled = false },
 		"for want of attempts":   func(o *Options) { o.Attempts = 1 },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -306,7 +306,7 @@ func TestCommittedStreamNotRetried(t *testing.T) {
 }
 
 func TestRetryTimeouts(t *testing.T) {
-	f := serve(t, func(o *Options) { o.FirstByte, o.RetryTimeouts = 50*time.Millisecond, true },
+	f := serve(t, func(o *Options) { o.FirstByte, o.Retry.Timeouts = 50*time.Millisecond, true },
 		&replica{script: hang(sseHead)}, &replica{script: always(streamed(goodStream))})
 	if resp, got := f.post("/v1/chat/completions", askStream); got != goodStream {
 		t.Errorf("got %d %q", resp.StatusCode, got)
@@ -408,7 +408,7 @@ func TestResponseTimeout(t *testing.T) {
 		})
 	}
 	t.Run("elsewhere with retry.timeouts", func(t *testing.T) {
-		f := serve(t, func(o *Options) { o.Response, o.RetryTimeouts = 100*time.Millisecond, true },
+		f := serve(t, func(o *Options) { o.Response, o.Retry.Timeouts = 100*time.Millisecond, true },
 			&replica{script: hang()}, &replica{script: always(answered("200 OK", whole))})
 		if resp, got := f.post("/v1/chat/completions", askWhole); got != whole {
 			t.Errorf("got %d %q", resp.StatusCode, got)

@@ -124,7 +124,7 @@ func (r *request) reportFailure(f *failure) {
 func (r *request) await(a *action) {
 	p, h := r.proxy, &r.history
 	begun := time.Now()
-	if a.wait == waitBudget && p.retries.tryAcquire(r.settings.RetryShare, r.settings.RetryPerSecond) {
+	if a.wait == waitBudget && p.retries.tryAcquire(r.settings.Retry.Share, r.settings.Retry.PerSecond) {
 		h.endWait(a, waitMet, nil, nil)
 		return
 	}
@@ -154,7 +154,7 @@ func (r *request) awaitEvents(a *action, begun time.Time) (outcome waitOutcome, 
 		defer func() { slot.Release(granted != nil) }()
 		grant = slot.Granted()
 	case waitBudget:
-		turn := p.retries.wait(r.settings.RetryShare, r.settings.RetryPerSecond)
+		turn := p.retries.wait(r.settings.Retry.Share, r.settings.Retry.PerSecond)
 		defer p.retries.leave(turn)
 		grant = turn.granted
 	}

@@ -61,7 +61,7 @@ func TestCancelBeforeResponse(t *testing.T) {
 	}{
 		{"held", asked("second", false), oneAtATime(10), nil, hang(), Queued, 1},
 		{"while it waits to be tried again", askWhole, holdsForAMinute,
-			func(o *Options) { o.RetryShare, o.RetryPerSecond = 0.001, 0 }, once(), Queued, 1},
+			func(o *Options) { o.Retry.Share, o.Retry.PerSecond = 0.001, 0 }, once(), Queued, 1},
 		{"while it waits for a place", askWhole, holdsForAMinute, nil, always(answered("503 Service Unavailable", "full")), Queued, 1},
 		{"before the header", askStream, router.QueueSettings{}, nil, hang(), FirstToken, 1},
 		{"between header and first event", askStream, router.QueueSettings{}, nil, hang(sseHead), FirstToken, 1},

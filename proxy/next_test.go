@@ -74,7 +74,7 @@ func TestNext(t *testing.T) {
 		{"failed attempt, no other backend", []try{{backendA, redirect}}, "r", nil, pick},
 		{"budget granted", []try{{backendA, redirect}}, "rr", waited(waitBudget, waitMet), pick},
 		{"no budget in time", []try{{backendA, redirect}}, "rr", waited(waitBudget, waitExpired), answer(respondFailure)},
-		{"retries disabled", []try{{backendA, redirect}}, "rr", func(_ *history, s *Settings) { s.RetryShare, s.RetryPerSecond = 0, 0 }, answer(respondFailure)},
+		{"retries disabled", []try{{backendA, redirect}}, "rr", func(_ *history, s *Settings) { s.Retry.Share, s.Retry.PerSecond = 0, 0 }, answer(respondFailure)},
 		{"limit of attempts", []try{{backendA, redirect}, {backendB, redirect}, {backendC, redirect}}, "rrr", nil, answer(respondFailure)},
 		{"timeout that is not retried", []try{{backendA, lastTimeout}}, "rr", nil, answer(respondFailure)},
 		{"budget wait after an error of a replica", []try{{backendA, serverError}}, "rr", nil, wait(waitBudget, upstreamErrorRetryTimeout)},
@@ -109,7 +109,7 @@ func TestNext(t *testing.T) {
 		}, answer(respondReplicaError)},
 	} {
 		h := &history{receivedAt: start, queueTimeout: time.Minute}
-		s := &Settings{Attempts: 3, RetryShare: 0.2, RetryPerSecond: 10}
+		s := &Settings{Attempts: 3, Retry: RetrySettings{Share: 0.2, PerSecond: 10}}
 		f := states(c.fleet)
 		for _, try := range c.tries {
 			failed := try.f

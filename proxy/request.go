@@ -354,7 +354,7 @@ func (r *request) checkLimits() *apiError {
 	if most := r.settings.InFlight; r.proxy.inFlight.Load() > int64(most) {
 		return tooManyInFlightError()
 	}
-	if most := r.settings.QueryBytes; len(r.httpReq.URL.RawQuery) > most {
+	if int64(len(r.httpReq.URL.RawQuery)) > r.settings.QueryBytes {
 		return &apiError{status: http.StatusRequestURITooLong, kind: "invalid_request_error", code: "query_too_long",
 			message: "the query is longer than this proxy takes (limits.query_bytes)"}
 	}

@@ -236,7 +236,7 @@ func afterFailure(h *history, f fleetView, s *Settings, now time.Time) action {
 	case latest.uncharged && !h.secondCrash():
 		return pickOrRecheck(h, f, now)
 	case latest.uncharged:
-	case s.RetryShare == 0 && s.RetryPerSecond == 0:
+	case s.Retry.Share == 0 && s.Retry.PerSecond == 0:
 		return respond(h)
 	case h.allFull(f, charged, s):
 		return action{kind: actWait, wait: waitSlot, backends: h.fullBackends(), deadline: now.Add(h.queueTimeout - h.queueTime)}

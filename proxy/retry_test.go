@@ -226,7 +226,7 @@ func TestZeroRetryBudget(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			other := &replica{script: always(answered("200 OK", whole))}
-			f := serveHolding(t, c.hold, func(o *Options) { o.RetryShare, o.RetryPerSecond = 0, 0 }, &replica{script: c.script}, other)
+			f := serveHolding(t, c.hold, func(o *Options) { o.Retry.Share, o.Retry.PerSecond = 0, 0 }, &replica{script: c.script}, other)
 			begun := time.Now()
 			if resp, _ := f.post("/v1/chat/completions", askWhole); resp.StatusCode != c.status || len(other.requests()) != 0 {
 				t.Errorf("got %d, and the other replica saw %d requests", resp.StatusCode, len(other.requests()))
@@ -241,7 +241,7 @@ func TestZeroRetryBudget(t *testing.T) {
 
 func TestConnectionRefusedKeepsBudget(t *testing.T) {
 	gone := &replica{}
-	f := serve(t, func(o *Options) { o.RetryShare, o.RetryPerSecond = 0, 0 }, gone, &replica{script: always(answered("200 OK", whole))})
+	f := serve(t, func(o *Options) { o.Retry.Share, o.Retry.PerSecond = 0, 0 }, gone, &replica{script: always(answered("200 OK", whole))})
 	gone.listener.Close()
 	if resp, got := f.post("/v1/chat/completions", askWhole); got != whole {
 		t.Errorf("got %d %q", resp.StatusCode, got)
@@ -615,7 +615,7 @@ func TestDisconnectDuringRetryWait(t *testing.T) {
 		change func(*Options)
 		seen   int // requests on each of both replicas
 	}{
-		"for the budget":      {once(), func(o *Options) { o.RetryShare, o.RetryPerSecond = 0.001, 0 }, 0},
+		"for the budget":      {once(), func(o *Options) { o.Retry.Share, o.Retry.PerSecond = 0.001, 0 }, 0},
 		"for a place":         {full, nil, 1},
 		"for what checks say": {fails, nil, 1},
 	} {
@@ -645,7 +645,7 @@ func TestRetryWaitsCountInQueue(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			const requests = 8
-			f := serveHolding(t, hold, func(o *Options) { o.RetryShare, o.RetryPerSecond = 0.001, 0 },
+			f := serveHolding(t, hold, func(o *Options) { o.Retry.Share, o.Retry.PerSecond = 0.001, 0 },
 				&replica{script: once()}, &replica{script: once()})
 			all := make(chan int, requests)
 			var leave []func()

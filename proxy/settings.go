@@ -2,29 +2,44 @@ package proxy
 
 import "time"
 
-// Settings are what may change while a Proxy runs. Those of its arrival hold for
-// a request to its end. Never modified once a Proxy has them.
+// Settings may change while a Proxy runs. A request keeps those of its arrival.
 type Settings struct {
-	Attempts       int           // at most, for one request; a failed connect is none
-	InFlight       int           // requests at once, held ones included
-	Connections    int           // of clients, where others can be closed
-	QueryBytes     int           // of a request's URL
-	BodyBytes      int64         // of one request
-	BodyBytesTotal int64         // of all requests held at once
-	BodyIdle       time.Duration // for a request's body to stand still; 0: no limit
-	HoldTime       time.Duration // for a request to wait for a backend, as the router has it; 0: none waits
-	FirstByte      time.Duration // for a stream to produce its first event; 0: no limit
-	Response       time.Duration // for a replica to make no progress while a request that does not stream waits for it; 0: no limit
-	RetryShare     float64       // of the requests of 10 s, that may be tried again
-	RetryPerSecond int           // that always may
-	RetryStalled   bool          // what waits for a replica that does nothing is tried elsewhere
-	RetryTimeouts  bool          // as is what has waited for FirstByte or Response
-	Idle           time.Duration // for a stream to be silent after that; 0: no limit
-	Keepalive      time.Duration // between comments on a stream that is silent; 0: none
-	WriteIdle      time.Duration // for a client to take nothing of its answer; 0: no limit
+	Limits
+	Timeouts
+	Retry RetrySettings
+
+	Attempts       int           // maximum for one request; a refused connection does not count
+	HoldTime       time.Duration // maximum time in the admission queue, as the router has it; 0: no queue
+	Keepalive      time.Duration // interval of comments on a silent stream; 0: none
 	SessionHeader  string        // names the session that a request belongs to; empty: none does
-	RouteHeaders   bool          // tell the client where its request went, and why, if its key allows it
-	IsolateTenants bool          // no prompt matches what another tenant sent
+	RouteHeaders   bool          // explain the routing to clients whose key allows it
+	IsolateTenants bool          // prompts match only those of the same tenant
+}
+
+// Limits bound what clients may send.
+type Limits struct {
+	InFlight       int   `mapstructure:"in_flight"`        // requests at once, queued ones included
+	Connections    int   `mapstructure:"connections"`      // of clients; idle ones are closed for new ones
+	QueryBytes     int64 `mapstructure:"query_bytes"`      // of a URL
+	BodyBytes      int64 `mapstructure:"body_bytes"`       // of one request
+	BodyBytesTotal int64 `mapstructure:"body_bytes_total"` // of all requests in memory
+}
+
+// Timeouts bound the waits of a request. They are off when 0.
+type Timeouts struct {
+	FirstByte time.Duration `mapstructure:"first_byte"` // of a stream
+	Response  time.Duration `mapstructure:"response"`   // without progress of the replica, of a response that is not a stream
+	Idle      time.Duration `mapstructure:"idle"`       // between two reads of a response
+	BodyIdle  time.Duration `mapstructure:"body_idle"`  // between two reads of a request's body
+	WriteIdle time.Duration `mapstructure:"write_idle"` // for a client to read some of its response
+}
+
+// RetrySettings bound the retries of all requests.
+type RetrySettings struct {
+	Share     float64 `mapstructure:"share"`      // of the requests of the last 10 s
+	PerSecond int     `mapstructure:"per_second"` // always allowed
+	Stalled   bool    `mapstructure:"stalled"`    // retry requests that wait for a stalled replica
+	Timeouts  bool    `mapstructure:"timeouts"`   // retry after Timeouts.FirstByte and Timeouts.Response
 }
 
 // Configure gives the requests that arrive from now on other settings.

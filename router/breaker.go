@@ -9,8 +9,8 @@ import (
 // BreakerSettings say when a backend that fails what it is sent becomes a later
 // choice than all others.
 type BreakerSettings struct {
-	Failures int           // in a row that open it; 0: none do
-	Open     time.Duration // until it is tried again; twice as long each time that this fails, 4 s at most
+	Failures int           `mapstructure:"failures"` // in a row that open it; 0: none do
+	Open     time.Duration `mapstructure:"open"`     // until it is tried again; twice as long each time that this fails, 4 s at most
 }
 
 // mostOpen bounds the time for which a healed backend is not noticed.

@@ -23,17 +23,17 @@ func HashOf(secret string) Hash {
 // Key is what the configuration says of one API key. The zero value of each
 // bound is none.
 type Key struct {
-	Name   string // unique; stands in metrics
-	Hashes []Hash // of each secret that is this key; several while one replaces another
+	Name   string `mapstructure:"name"` // unique; used in metrics
+	Hashes []Hash `mapstructure:"-"`    // of each secret that is this key; several while one replaces another
 
-	Models            []string // IDs that it may use; nil: all
-	RequestsPerMinute int
-	TokensPerMinute   int           // of prompts and answers
-	Concurrency       int           // requests at once
-	Priority          int           // lower first; its requests may go behind that, never before
-	QueueTime         time.Duration // for which its requests may wait for a backend; 0: as all others
-	RouteHeaders      bool
-	Expires           time.Time
+	Models            []string      `mapstructure:"models"` // ids that it may use; nil: all
+	RequestsPerMinute int           `mapstructure:"requests_per_minute"`
+	TokensPerMinute   int           `mapstructure:"tokens_per_minute"` // of prompts and completions
+	Concurrency       int           `mapstructure:"concurrency"`       // requests at once
+	Priority          int           `mapstructure:"priority"`          // lower first; a request may only raise it
+	QueueTime         time.Duration `mapstructure:"queue_time"`        // maximum time in the admission queue; 0: routing.queue.time
+	RouteHeaders      bool          `mapstructure:"route_headers"`
+	Expires           time.Time     `mapstructure:"expires"` // zero: never
 }
 
 // Set is the keys that are valid now. Safe for concurrent use.
