@@ -46,7 +46,7 @@ type Decision struct {
 	ahead     float64       // uncached tokens sent to the backend before, and not yet computed
 	ttft      time.Duration // from sentAt to the first event; 0: none was seen
 	sentAt    time.Time
-	placed    index.Placement
+	placed    index.Pin
 	maxTokens int                 // of the answer; 0: not known
 	loose     int64               // see cache
 	backends  []*backends.Backend // that could have been chosen, but for tried
@@ -170,10 +170,10 @@ func (d *Decision) Release(o Outcome) {
 		r.index.Release(&d.placed, nil)
 	case o.End == ClientDisconnected:
 		r.accounts[d.Backend.Slot].gone(d)
-		r.index.TakeBack(&d.placed, d.blocks, d.reached(now))
+		r.index.Rollback(&d.placed, d.blocks, d.reached(now))
 	default:
 		r.accounts[d.Backend.Slot].gone(d)
-		r.index.TakeBack(&d.placed, d.blocks, 0)
+		r.index.Rollback(&d.placed, d.blocks, 0)
 	}
 	d.blocks = nil
 	r.accounts[d.Backend.Slot].ended(d)

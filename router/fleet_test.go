@@ -74,12 +74,12 @@ func TestASlotsNextOwnerBeginsWithNothing(t *testing.T) {
 		t.Errorf("%d blocks matched that its predecessor held", d.MatchedBlocks)
 	}
 	// What the first owner had in flight ends, and is none of the next one's.
-	before, blocks := r.accounts[1], r.index.InUse(1)
+	before, blocks := r.accounts[1], r.index.Pinned(1)
 	open.RecordOutput()
 	open.RecordFirstEvent()
 	open.Commit()
 	open.Release(Outcome{End: Completed, AnswerTokens: 1})
-	if after := r.accounts[1]; after.requests != before.requests || after.tokens != before.tokens || r.index.InUse(1) != blocks {
+	if after := r.accounts[1]; after.requests != before.requests || after.tokens != before.tokens || r.index.Pinned(1) != blocks {
 		t.Errorf("the account was %+v, and is %+v", before, after)
 	}
 	if first.InFlight.Load() != 0 || next.InFlight.Load() != 1 {
@@ -203,8 +203,8 @@ func fluxOnce(t *testing.T, seed uint64) {
 		}
 	}
 	for slot := range r.accounts {
-		if a := &r.accounts[slot]; a.requests != 0 || a.tokens != 0 || a.unseen != 0 || len(a.pending) != 0 || r.index.InUse(slot) != 0 || r.caches[slot].answering != 0 || r.caches[slot].loose != 0 {
-			t.Fatalf("seed %d, slot %d: account %+v, cache %+v, %d blocks in use", seed, slot, a, r.caches[slot], r.index.InUse(slot))
+		if a := &r.accounts[slot]; a.requests != 0 || a.tokens != 0 || a.unseen != 0 || len(a.pending) != 0 || r.index.Pinned(slot) != 0 || r.caches[slot].answering != 0 || r.caches[slot].loose != 0 {
+			t.Fatalf("seed %d, slot %d: account %+v, cache %+v, %d blocks in use", seed, slot, a, r.caches[slot], r.index.Pinned(slot))
 		}
 	}
 }

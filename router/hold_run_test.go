@@ -131,8 +131,8 @@ func TestHoldingFromManyGoroutines(t *testing.T) {
 		if n := b.InFlight.Load(); n != 0 || len(a.pending) != 0 || a.tokens != 0 {
 			t.Errorf("%s: %d in flight, %d pending, %.1f tokens", b.Name, n, len(a.pending), a.tokens)
 		}
-		if r.index.InUse(i) != 0 || c.loose != 0 || c.answering != 0 || c.began != 0 {
-			t.Errorf("%s: %d blocks, %d tokens and %d answers in use", b.Name, r.index.InUse(i), c.loose, c.answering)
+		if r.index.Pinned(i) != 0 || c.loose != 0 || c.answering != 0 || c.began != 0 {
+			t.Errorf("%s: %d blocks, %d tokens and %d answers in use", b.Name, r.index.Pinned(i), c.loose, c.answering)
 		}
 	}
 }

@@ -51,7 +51,7 @@ func (r *Router) answersBegin(d *Decision, now time.Time) {
 // cacheSent counts what a decision's request takes. An answer that comes whole
 // does not say when it begins.
 func (r *Router) cacheSent(d *Decision, req *Request, now time.Time) {
-	inBlocks := (len(req.Blocks) - d.placed.Left) * r.blockBytes
+	inBlocks := (len(req.Blocks) - d.placed.Omitted) * r.blockBytes
 	d.loose = int64(float64(max(0, req.Bytes-inBlocks)) / r.texts.bytesPerToken(req.Model))
 	r.caches[d.Backend.Slot].loose += d.loose
 	if !d.streams {
@@ -90,7 +90,7 @@ func (r *Router) cacheFreed(d *Decision, o Outcome, now time.Time) {
 // cacheUsed is how many tokens of a backend's cache are in use by our requests.
 func (r *Router) cacheUsed(slot int, now time.Time) float64 {
 	c := &r.caches[slot]
-	blocks := float64(r.index.InUse(slot)*r.blockBytes) / r.lessons[slot].texts.value()
+	blocks := float64(r.index.Pinned(slot)*r.blockBytes) / r.lessons[slot].texts.value()
 	answers := c.speed.value * float64(c.answering*now.Sub(r.made).Microseconds()-c.began) / 1e6
 	return blocks + float64(c.loose) + min(answers, c.most)
 }
@@ -133,6 +133,6 @@ func (r *Router) cacheFits(slot int, tokens float64, now time.Time) bool {
 // last would bring into use.
 func (r *Router) cacheNeed(req *Request, slot int) float64 {
 	depth := r.depth[slot]
-	shared := depth - r.index.Idle(slot, req.Blocks[:depth])
+	shared := depth - r.index.CountUnpinned(slot, req.Blocks[:depth])
 	return float64(max(0, req.Bytes-shared*r.blockBytes)) / r.texts.bytesPerToken(req.Model)
 }

@@ -120,7 +120,7 @@ func (r *Router) truth(d *Decision, o *Outcome) bool {
 
 // bucket is that of the deepest block that a Decision predicted.
 func (r *Router) bucket(d *Decision) int {
-	return bucketOf(float64(d.placed.Distance) / float64(max(1, r.blocks(d.Backend.Slot, 1))))
+	return bucketOf(float64(d.placed.ReuseDistance) / float64(max(1, r.blocks(d.Backend.Slot, 1))))
 }
 
 // alignment is what a hit on b is a multiple of, in tokens.
@@ -165,7 +165,7 @@ func (r *Router) compare(slot int, f *foresight, observed, prompt, aligned float
 // resize lets the index follow what a backend's cache is thought to hold. Small
 // changes are left alone.
 func (r *Router) resize(slot int) {
-	want, have := r.blocks(slot, r.lessons[slot].reach.factor()), r.index.Wanted(slot)
+	want, have := r.blocks(slot, r.lessons[slot].reach.factor()), r.index.RequestedCapacity(slot)
 	if want > have+have/64 || want < have-have/64 {
 		r.index.SetCapacity(slot, want)
 	}

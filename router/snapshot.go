@@ -133,7 +133,7 @@ func (s *Snapshots) restore(b *backends.Backend, p *part) int {
 	for len(all) > 0 {
 		n := min(snapshotPart, len(all))
 		r.deciding.Lock()
-		taken, more := i.More(all[:n])
+		taken, more := i.Add(all[:n])
 		r.deciding.Unlock()
 		total += taken
 		if !more {
@@ -155,7 +155,7 @@ func (s *Snapshots) Write(to io.Writer) error {
 	// A backend never scraped has nothing that could show, one day, that its cache is still the same.
 	list = slices.DeleteFunc(list, func(b *backends.Backend) bool { return read[b] == nil && known[b] == nil })
 	w := newSnapshotWriter(to, fingerprint(s.router.blockBytes), len(list))
-	var copied []index.Copied
+	var copied []index.ExportedBlock
 	var buf []byte
 	for _, b := range list {
 		if p := read[b]; p != nil {
@@ -182,7 +182,7 @@ func (s *Snapshots) ForgetBackend(b *backends.Backend) {
 
 // export copies what was learned of b, and to all what the index holds of it, in
 // parts. Of a backend that leaves meanwhile there is nothing left to be copied.
-func (s *Snapshots) export(b *backends.Backend, all []index.Copied) (lessons, []index.Copied) {
+func (s *Snapshots) export(b *backends.Backend, all []index.ExportedBlock) (lessons, []index.ExportedBlock) {
 	r := s.router
 	r.deciding.Lock()
 	if !r.has(b) {
@@ -195,7 +195,7 @@ func (s *Snapshots) export(b *backends.Backend, all []index.Copied) (lessons, []
 	for more := true; more; runtime.Gosched() {
 		r.deciding.Lock()
 		if r.has(b) {
-			all, more = e.More(all, snapshotPart)
+			all, more = e.Next(all, snapshotPart)
 		} else {
 			all, more = all[:0], false // its slot may be another's
 		}

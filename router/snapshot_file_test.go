@@ -87,7 +87,7 @@ func TestGoldenSnapshot(t *testing.T) {
 	}
 	x := index.New(1, 1<<20)
 	x.SetCapacity(0, 10_000)
-	x.Import(0, p.count).More(p.blocks())
+	x.Import(0, p.count).Add(p.blocks())
 	depth := []int{0}
 	if x.Match(ask(nil, 7, 12).Blocks, depth); depth[0] != 12 || p.count != 150 {
 		t.Errorf("%d of 12 blocks of a prompt found among %d", depth[0], p.count)
@@ -128,7 +128,7 @@ func FuzzParseSnapshot(f *testing.F) {
 			blocks := p.blocks()
 			x := index.New(1, 1<<20)
 			x.SetCapacity(0, 100)
-			if n, _ := x.Import(0, len(blocks)).More(blocks); n != x.Len(0) || n > 100 {
+			if n, _ := x.Import(0, len(blocks)).Add(blocks); n != x.Len(0) || n > 100 {
 				t.Errorf("%d blocks taken, %d held", n, x.Len(0))
 			}
 		}

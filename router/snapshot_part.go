@@ -67,7 +67,7 @@ func (p *part) contradicted(l *backends.Load) string {
 }
 
 // encode appends p's bytes with what was learned and what was copied of the index.
-func (p *part) encode(to []byte, learned *lessons, copied []index.Copied) []byte {
+func (p *part) encode(to []byte, learned *lessons, copied []index.ExportedBlock) []byte {
 	to = binary.AppendUvarint(to, uint64(len(p.address)))
 	to = append(to, p.address...)
 	to = binary.LittleEndian.AppendUint64(to, uint64(p.taken.UnixMilli()))
@@ -84,7 +84,7 @@ func (p *part) encode(to []byte, learned *lessons, copied []index.Copied) []byte
 // appendBlocks writes the blocks in the order of their use, and before each
 // what it stands on. Blocks whose predecessor was evicted, or moved, while they
 // were copied are left out.
-func appendBlocks(to []byte, copied []index.Copied) ([]byte, uint64) {
+func appendBlocks(to []byte, copied []index.ExportedBlock) ([]byte, uint64) {
 	const unknown, leftOut = 0, math.MaxUint32
 	number := make([]uint32, len(copied)) // in the list, from 1
 	order := make([]int32, 0, len(copied))
@@ -102,22 +102,22 @@ func appendBlocks(to []byte, copied []index.Copied) ([]byte, uint64) {
 			above = append(above, place)
 			number[place] = leftOut // until it is written; also ends a circle
 			c := &copied[place]
-			if c.Place == 0 {
+			if c.ParentPlace == 0 {
 				break
 			}
-			if int(c.Place) >= len(copied) || copied[c.Place].Used == 0 || copied[c.Place].Block != c.Parent {
+			if int(c.ParentPlace) >= len(copied) || copied[c.ParentPlace].Used == 0 || copied[c.ParentPlace].Block != c.Parent {
 				above = above[:0]
 				break
 			}
-			place = c.Place
+			place = c.ParentPlace
 		}
 		for _, at := range slices.Backward(above) {
 			c, back := &copied[at], uint32(0)
-			if c.Place != 0 {
-				if number[c.Place] == leftOut {
+			if c.ParentPlace != 0 {
+				if number[c.ParentPlace] == leftOut {
 					break
 				}
-				back = n + 1 - number[c.Place]
+				back = n + 1 - number[c.ParentPlace]
 			}
 			n++
 			number[at] = n
@@ -177,12 +177,12 @@ func (p *part) clone() *part {
 }
 
 // blocks lists what the backend held, in the order that index.Import takes.
-func (p *part) blocks() []index.Restored {
-	all := make([]index.Restored, p.count)
+func (p *part) blocks() []index.ImportedBlock {
+	all := make([]index.ImportedBlock, p.count)
 	rest := p.list
 	for i := range all {
 		back, size := binary.Uvarint(rest[8:])
-		b := index.Restored{Block: prompt.Block(binary.LittleEndian.Uint64(rest)), First: back == 0}
+		b := index.ImportedBlock{Block: prompt.Block(binary.LittleEndian.Uint64(rest)), First: back == 0}
 		if back > 0 {
 			b.Parent = all[i-int(back)].Block
 		}

@@ -21,9 +21,9 @@ func (r *Router) RecordPlacement(req *Request, b *backends.Backend) (blocks int)
 	}
 	r.depth = r.matched
 	r.index.Match(req.Blocks, r.depth)
-	var p index.Placement
+	var p index.Pin
 	r.index.Add(&p, b.Slot, req.Blocks, r.depth[b.Slot])
-	left := p.Left
+	left := p.Omitted
 	r.index.Release(&p, nil)
 	r.dispatch(r.now())
 	return len(req.Blocks) - left

@@ -11,18 +11,18 @@ import (
 
 // copyOut exports a backend's blocks, a few places at a time, calling between
 // after each part, and brings them in Import's order as a snapshot does.
-func copyOut(x *Index, slot, n int, between func()) []Restored {
+func copyOut(x *Index, slot, n int, between func()) []ImportedBlock {
 	e := x.Export(slot)
-	var all []Copied
+	var all []ExportedBlock
 	for more := true; more; between() {
-		all, more = e.More(all, n)
+		all, more = e.Next(all, n)
 	}
 	places := make([]int, len(all))
 	for i := range places {
 		places[i] = i
 	}
 	slices.SortStableFunc(places, func(a, b int) int { return int(all[b].Used) - int(all[a].Used) })
-	var out []Restored
+	var out []ImportedBlock
 	done := map[prompt.Block]bool{}
 	var emit func(at int) bool
 	emit = func(at int) bool {
@@ -33,11 +33,11 @@ func copyOut(x *Index, slot, n int, between func()) []Restored {
 		if done[c.Block] {
 			return true
 		}
-		if c.Place != 0 && (int(c.Place) >= len(all) || all[c.Place].Block != c.Parent || !emit(int(c.Place))) {
+		if c.ParentPlace != 0 && (int(c.ParentPlace) >= len(all) || all[c.ParentPlace].Block != c.Parent || !emit(int(c.ParentPlace))) {
 			return false
 		}
 		done[c.Block] = true
-		out = append(out, Restored{c.Block, c.Parent, c.Place == 0})
+		out = append(out, ImportedBlock{c.Block, c.Parent, c.ParentPlace == 0})
 		return true
 	}
 	for _, at := range places {
@@ -46,11 +46,11 @@ func copyOut(x *Index, slot, n int, between func()) []Restored {
 	return out
 }
 
-func restore(x *Index, slot int, blocks []Restored, n int, between func()) int {
+func restore(x *Index, slot int, blocks []ImportedBlock, n int, between func()) int {
 	i := x.Import(slot, len(blocks))
 	taken := 0
 	for part := range slices.Chunk(blocks, n) {
-		k, more := i.More(part)
+		k, more := i.Add(part)
 		taken += k
 		if !more {
 			break
@@ -62,7 +62,7 @@ func restore(x *Index, slot int, blocks []Restored, n int, between func()) int {
 
 func nothing() {}
 
-func TestWhatWasExportedIsThereAfterImport(t *testing.T) {
+func TestExportImport(t *testing.T) {
 	x := fleet(3, 100)
 	use(x, 1, "abcdef")
 	use(x, 1, "abcxy")
@@ -84,7 +84,7 @@ func TestWhatWasExportedIsThereAfterImport(t *testing.T) {
 	f("zz", 0)
 }
 
-func TestImportKeepsTheOrderOfUse(t *testing.T) {
+func TestImportKeepsOrder(t *testing.T) {
 	x := fleet(1, 100)
 	for _, s := range []string{"aaaa", "bbbb", "cccc", "aaaa"} {
 		use(x, 0, s)
@@ -98,7 +98,7 @@ func TestImportKeepsTheOrderOfUse(t *testing.T) {
 	}
 }
 
-func TestImportTakesTheLatestUsedThatFit(t *testing.T) {
+func TestImportCapacity(t *testing.T) {
 	x := fleet(1, 100)
 	use(x, 0, "abcdef")
 	use(x, 0, "uvwxyz")
@@ -114,18 +114,18 @@ func TestImportTakesTheLatestUsedThatFit(t *testing.T) {
 	}
 }
 
-func TestNothingStandsOnABlockThatIsTakenBack(t *testing.T) {
+func TestRollbackKeepsImportedParents(t *testing.T) {
 	x := fleet(1, 100)
 	use(x, 0, "abcdef")
 	blocks := copyOut(x, 0, 100, nothing)
 	for _, live := range []int{0, 3} { // parts imported before the request comes
 		y := fleet(1, 100)
 		i := y.Import(0, len(blocks))
-		i.More(blocks[:live])
+		i.Add(blocks[:live])
 		p := add(y, 0, "abcdxx")
-		i.More(blocks[live:])
-		y.TakeBack(p, chain("abcdxx"), 0)
-		// Had "abcd" been removed, "ef" would stand on nothing.
+		i.Add(blocks[live:])
+		y.Rollback(p, chain("abcdxx"), 0)
+		// If "abcd" were removed, "ef" would have no predecessor.
 		if got := depths(y, "abcdef")[0]; got != 6 {
 			t.Errorf("after %d blocks: depth %d, want 6", live, got)
 		}
@@ -133,7 +133,7 @@ func TestNothingStandsOnABlockThatIsTakenBack(t *testing.T) {
 	}
 }
 
-func TestALossEndsImportAndRestartsExport(t *testing.T) {
+func TestDropDuringExportAndImport(t *testing.T) {
 	x := fleet(1, 100)
 	add(x, 0, "abcdefgh")
 	lost := false
@@ -154,7 +154,7 @@ func TestALossEndsImportAndRestartsExport(t *testing.T) {
 	}
 }
 
-// predecessors says of each block of these prompts which one it follows.
+// predecessors maps each block of these prompts to the one before it.
 func predecessors(prompts ...string) map[prompt.Block]prompt.Block {
 	before := map[prompt.Block]prompt.Block{}
 	for _, s := range prompts {
@@ -178,7 +178,7 @@ func TestExportAndImportUnderTraffic(t *testing.T) {
 		x, y := fleet(2, 60), fleet(2, 40)
 		traffic := func(x *Index) func() {
 			type sent struct {
-				*Placement
+				*Pin
 				blocks []prompt.Block
 			}
 			var open []sent
@@ -189,9 +189,9 @@ func TestExportAndImportUnderTraffic(t *testing.T) {
 				}
 				for len(open) > rng.IntN(8) {
 					if rng.IntN(3) == 0 {
-						x.TakeBack(open[0].Placement, open[0].blocks, rng.IntN(3))
+						x.Rollback(open[0].Pin, open[0].blocks, rng.IntN(3))
 					} else {
-						x.Release(open[0].Placement, nil)
+						x.Release(open[0].Pin, nil)
 					}
 					open = open[1:]
 				}
@@ -203,7 +203,7 @@ func TestExportAndImportUnderTraffic(t *testing.T) {
 		}
 		blocks := copyOut(x, 0, 1+rng.IntN(9), before)
 		for i, b := range blocks {
-			if !b.First && !slices.ContainsFunc(blocks[:i], func(r Restored) bool { return r.Block == b.Parent }) {
+			if !b.First && !slices.ContainsFunc(blocks[:i], func(r ImportedBlock) bool { return r.Block == b.Parent }) {
 				t.Fatalf("seed %d: block %d comes before the one it follows", seed, i)
 			}
 			if p, ok := preds[b.Block]; ok == b.First || !b.First && p != b.Parent {

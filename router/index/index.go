@@ -1,6 +1,5 @@
-// Package index remembers which backend likely holds which block of which
-// prompt: an approximation of every replica's prefix cache, kept up by what we
-// sent where.
+// Package index approximates every replica's prefix cache from the prompts that it
+// was sent: which backend likely holds which block.
 package index
 
 import (
@@ -9,110 +8,107 @@ import (
 	"warmroute/router/prompt"
 )
 
-// entryBytes is what one held block costs at most: its entry, its slot in the
-// backends' set, and where several hold it its slot in its backend's table. Measured
-// by TestBytesBoundHolds.
+// entryBytes bounds the memory of one held block, with its part of the tables; see
+// TestMemoryBound.
 const entryBytes = 128
 
-// Index mirrors the prefix caches of a fleet. It is not safe for concurrent
-// use: the Router calls it under its own lock, so that matching and inserting
-// are one step.
+// Index mirrors the prefix caches of a fleet. It is not safe for concurrent use: the
+// Router calls it under its own lock.
 //
-// For each backend it holds a set of blocks that is closed under prefixes:
-// with a block, all blocks before it. Match relies on that.
+// What a backend holds is closed under prefixes: with a block, all blocks before it.
 type Index struct {
-	maxEntries int
-	held       []*held
-	want       []int  // capacity asked for, by slot, in blocks
-	sets       []*set // one for each so many members
-	entries    int    // held, or dropped and not yet swept
-	version    uint64
-	fetched    prompt.Block     // means nothing: see fetch
-	evicted    [64]prompt.Block // scratch of evict
+	maxEntries   int
+	caches       []*cache
+	requested    []int          // capacity asked for in blocks, by slot
+	holders      []*holderTable // one for each maxMembers slots
+	entries      int            // in all caches, and dropped ones not yet swept
+	version      uint64
+	prefetchSink prompt.Block     // see table.prefetch
+	evictBuffer  [64]prompt.Block // scratch of evict
 
-	dropped []dropped
-	unswept []uint64 // the backends with a dropped part, as in sets
+	dropped []droppedCache
+	stale   []uint64 // bits of the backends with a dropped cache, by holder table
 }
 
-// New makes an index for slots backends that takes at most about maxBytes of
-// memory, however many blocks the backends could hold.
+// New returns an index with room for slots backends that takes at most about
+// maxBytes of memory, whatever the capacities of the backends.
 func New(slots int, maxBytes int64) *Index {
 	x := &Index{maxEntries: int(maxBytes / entryBytes)}
 	x.Grow(slots)
 	return x
 }
 
-// Grow makes room for so many slots. A new one may hold nothing yet.
+// Grow makes room for so many slots. New ones have capacity 0.
 func (x *Index) Grow(slots int) {
-	for len(x.held) < slots {
-		x.held = append(x.held, newHeld())
-		x.want = append(x.want, 0)
+	for len(x.caches) < slots {
+		x.caches = append(x.caches, newCache())
+		x.requested = append(x.requested, 0)
 	}
-	for members*len(x.sets) < slots {
-		x.sets = append(x.sets, new(set))
-		x.unswept = append(x.unswept, 0)
+	for maxMembers*len(x.holders) < slots {
+		x.holders = append(x.holders, new(holderTable))
+		x.stale = append(x.stale, 0)
 	}
 	x.version++
 }
 
-// Match writes to depth[slot] how many leading blocks each backend holds.
+// Match sets depth[slot] to the number of leading blocks that each backend holds.
 //
-// Sets only shrink along a prompt, since each backend's part is closed under
-// prefixes. So between two blocks with equal sets nothing changes, and the
-// whole costs about log2(len(blocks)) lookups for each distinct depth, not one
-// for each block.
+// What backends hold is closed under prefixes, so the sets of holders only shrink
+// along a prompt, and between two blocks with equal sets nothing changes. So Match
+// costs about log2(len(blocks)) lookups for each distinct depth.
 func (x *Index) Match(blocks []prompt.Block, depth []int) {
-	for g, s := range x.sets {
-		first := members * g
-		live := (1<<min(members, len(x.held)-first) - 1) &^ x.unswept[g]
+	for g, s := range x.holders {
+		first := maxMembers * g
+		live := (1<<min(maxMembers, len(x.caches)-first) - 1) &^ x.stale[g]
 		last := live
 		if len(blocks) > 0 {
 			last &= s.holders(blocks[len(blocks)-1])
 		}
-		s.match(blocks, 0, len(blocks), live, last, live, depth[first:])
-		record(last, len(blocks), depth[first:])
-		for left := x.unswept[g]; left != 0; left &= left - 1 {
+		s.matchRange(blocks, 0, len(blocks), live, last, live, depth[first:])
+		setDepths(last, len(blocks), depth[first:])
+		for left := x.stale[g]; left != 0; left &= left - 1 {
 			slot := first + bits.TrailingZeros64(left)
-			depth[slot] = x.leading(slot, blocks)
+			depth[slot] = x.matchOne(slot, blocks)
 		}
 	}
 }
 
-// Version changes whenever Match may answer differently. It is never 0.
+// Version returns a number that changes whenever results of Match may. It is never 0.
 func (x *Index) Version() uint64 { return x.version + 1 }
 
-// Len is the number of blocks that a backend holds.
-func (x *Index) Len(slot int) int { return x.held[slot].size }
+// Len returns the number of blocks that a backend holds.
+func (x *Index) Len(slot int) int { return x.caches[slot].size }
 
-// Capacity is the number of blocks that a backend may hold here.
-func (x *Index) Capacity(slot int) int { return x.held[slot].capacity }
+// Capacity returns the number of blocks that a backend may hold, within the memory
+// bound.
+func (x *Index) Capacity(slot int) int { return x.caches[slot].capacity }
 
-// Wanted is the capacity that was last asked for.
-func (x *Index) Wanted(slot int) int { return x.want[slot] }
+// RequestedCapacity returns the capacity last passed to SetCapacity.
+func (x *Index) RequestedCapacity(slot int) int { return x.requested[slot] }
 
-// Evictions counts the blocks that a backend's part gave up to make room.
-func (x *Index) Evictions(slot int) uint64 { return x.held[slot].evictions }
+// Evictions returns how many blocks of a backend were evicted to make room.
+func (x *Index) Evictions(slot int) uint64 { return x.caches[slot].evictions }
 
-// Bytes is about what the blocks held take in memory.
+// Bytes returns about how much memory the held blocks take.
 func (x *Index) Bytes() int64 { return int64(x.entries) * entryBytes }
 
 func (x *Index) remove(slot int, at int32) {
-	h := x.held[slot]
-	x.hide(slot, h.entries[at].block)
-	h.remove(at)
+	c := x.caches[slot]
+	x.removeHolder(slot, c.entries[at].block)
+	c.remove(at)
 	x.entries--
 	x.version++
 }
 
-// insert adds blocks after the entry parent, in use by one, and returns the last
-// one's entry.
+// insert adds blocks after the entry parent, pinned once, and returns the last one's
+// entry.
 func (x *Index) insert(slot int, blocks []prompt.Block, parent int32, stamp uint64) int32 {
-	h := x.held[slot]
-	s, _ := x.in(slot)
-	x.fetched ^= s.fetch(blocks)
+	c := x.caches[slot]
+	s, _ := x.tableOf(slot)
+	x.prefetchSink ^= s.prefetch(blocks)
 	for _, b := range blocks {
-		parent = h.insert(b, parent, stamp)
-		x.show(slot, b, parent)
+		parent = c.insert(b, parent, stamp)
+		x.addHolder(slot, b, parent)
 	}
 	x.entries += len(blocks)
 	if len(blocks) > 0 {

@@ -10,8 +10,7 @@ import (
 	"warmroute/router/prompt"
 )
 
-// chain makes the blocks of a prompt that is written as a string, one byte a
-// block, so that "abc" and "abd" share two.
+// chain returns one chained block for each byte of s: "abc" and "abd" share two.
 func chain(s string) []prompt.Block {
 	var out []prompt.Block
 	h := uint64(14695981039346656037)
@@ -23,13 +22,13 @@ func chain(s string) []prompt.Block {
 }
 
 func depths(x *Index, s string) []int {
-	d := make([]int, len(x.held))
+	d := make([]int, len(x.caches))
 	x.Match(chain(s), d)
 	return d
 }
 
-func add(x *Index, slot int, s string) *Placement {
-	var p Placement
+func add(x *Index, slot int, s string) *Pin {
+	var p Pin
 	x.Add(&p, slot, chain(s), depths(x, s)[slot])
 	return &p
 }
@@ -45,7 +44,7 @@ func fleet(slots, capacity int) *Index {
 	return x
 }
 
-func TestMatchCountsLeadingBlocksOfEveryBackend(t *testing.T) {
+func TestMatch(t *testing.T) {
 	x := fleet(4, 100)
 	add(x, 0, "abcdef")
 	add(x, 1, "abcx")
@@ -65,7 +64,7 @@ func TestMatchCountsLeadingBlocksOfEveryBackend(t *testing.T) {
 	f("", 0, 0, 0, 0)
 }
 
-func TestMoreThan64Backends(t *testing.T) {
+func TestMatchBeyond64Backends(t *testing.T) {
 	x := fleet(150, 100)
 	for slot := range 150 {
 		add(x, slot, "abcdefghij"[:slot%11])
@@ -78,7 +77,7 @@ func TestMoreThan64Backends(t *testing.T) {
 	}
 }
 
-func TestEvictionShortensTheOldestPrefixFromItsTail(t *testing.T) {
+func TestEvictionOrder(t *testing.T) {
 	x := fleet(1, 6)
 	use(x, 0, "abcd")
 	use(x, 0, "wx")
@@ -100,7 +99,7 @@ func TestEvictionShortensTheOldestPrefixFromItsTail(t *testing.T) {
 	}
 }
 
-func TestAPromptLongerThanTheCacheKeepsItsHead(t *testing.T) {
+func TestPromptBeyondCapacity(t *testing.T) {
 	x := fleet(1, 3)
 	use(x, 0, "zz")
 	use(x, 0, "abcdef")
@@ -109,33 +108,33 @@ func TestAPromptLongerThanTheCacheKeepsItsHead(t *testing.T) {
 	}
 }
 
-func TestTakeBackLeavesWhatOthersStandOn(t *testing.T) {
+func TestRollbackKeepsSharedBlocks(t *testing.T) {
 	x := fleet(1, 100)
 	add(x, 0, "ab")
 	failed := add(x, 0, "abcdef")
 	add(x, 0, "abcx")
-	x.TakeBack(failed, chain("abcdef"), 0)
+	x.Rollback(failed, chain("abcdef"), 0)
 	f := func(s string, want int) {
 		t.Helper()
 		if got := depths(x, s)[0]; got != want {
 			t.Errorf("%q: got %d, want %d", s, got, want)
 		}
 	}
-	f("abcdef", 3) // "c" stays: "abcx" stands on it
+	f("abcdef", 3) // "c" stays: "abcx" follows it
 	f("abcx", 4)
 	f("ab", 2)
 }
 
-func TestTakeBackKeepsWhatTheEngineReached(t *testing.T) {
+func TestRollbackKeepsComputedBlocks(t *testing.T) {
 	x := fleet(1, 100)
 	left := add(x, 0, "abcdef")
-	x.TakeBack(left, chain("abcdef"), 4)
+	x.Rollback(left, chain("abcdef"), 4)
 	if got := depths(x, "abcdef")[0]; got != 4 {
 		t.Errorf("got %d, want 4", got)
 	}
 }
 
-func TestDropForgetsOneBackendAlone(t *testing.T) {
+func TestDrop(t *testing.T) {
 	x := fleet(2, 100)
 	add(x, 0, "abc")
 	add(x, 1, "ab")
@@ -149,7 +148,7 @@ func TestDropForgetsOneBackendAlone(t *testing.T) {
 	}
 }
 
-func TestCapacitiesShareTheByteBound(t *testing.T) {
+func TestCapacityShares(t *testing.T) {
 	for _, c := range []struct{ want, got []int }{
 		{[]int{50, 40, 10}, []int{50, 40, 10}},
 		{[]int{50, 50, 50}, []int{33, 33, 33}},
@@ -163,16 +162,15 @@ func TestCapacitiesShareTheByteBound(t *testing.T) {
 		}
 		for slot, n := range c.got {
 			if x.Capacity(slot) != n {
-				t.Errorf("of wishes for %v, backend %d gets %d, want %d", c.want, slot, x.Capacity(slot), n)
+				t.Errorf("requested %v: backend %d gets %d, want %d", c.want, slot, x.Capacity(slot), n)
 			}
 		}
 	}
 }
 
-// The bound is in bytes, so the bytes are looked at: the heap grown by a full index
-// whose backends share nothing, and by one in which each block has the two holders
-// that make it dearest.
-func TestBytesBoundHolds(t *testing.T) {
+// Measures the heap grown by a full index whose backends share nothing, and by one
+// in which each block has two holders, the most expensive number.
+func TestMemoryBound(t *testing.T) {
 	for _, holders := range []int{1, 2} {
 		const bound = 32 << 20
 		var before, after runtime.MemStats
@@ -190,7 +188,7 @@ func TestBytesBoundHolds(t *testing.T) {
 			}
 			first := rng.IntN(8)
 			for slot := range holders {
-				var p Placement
+				var p Pin
 				x.Add(&p, (first+slot)%8, b, 0)
 				x.Release(&p, nil)
 			}
@@ -198,9 +196,9 @@ func TestBytesBoundHolds(t *testing.T) {
 		runtime.GC()
 		runtime.ReadMemStats(&after)
 		grown := int64(after.HeapAlloc) - int64(before.HeapAlloc)
-		t.Logf("%d blocks: %d bytes of heap, %d a block; Bytes says %d", x.entries, grown, grown/int64(x.entries), x.Bytes())
+		t.Logf("%d blocks: %d bytes of heap, %d a block; Bytes returns %d", x.entries, grown, grown/int64(x.entries), x.Bytes())
 		if x.Bytes() > bound || grown > bound {
-			t.Errorf("%d holders: the index takes %d bytes (it says %d), more than its bound of %d", holders, grown, x.Bytes(), bound)
+			t.Errorf("%d holders: the index takes %d bytes (Bytes returns %d), more than its bound of %d", holders, grown, x.Bytes(), bound)
 		}
 		runtime.KeepAlive(x)
 	}
@@ -218,11 +216,11 @@ func BenchmarkMatchAndAddWarm(b *testing.B) {
 				depth := make([]int, slots)
 				for slot := range slots {
 					x.Match(blocks, depth)
-					var p Placement
+					var p Pin
 					x.Add(&p, slot, blocks[:n-slot*n/slots/2], 0)
 					x.Release(&p, nil)
 				}
-				var p Placement
+				var p Pin
 				b.ReportAllocs()
 				for b.Loop() {
 					x.Match(blocks, depth)
@@ -234,32 +232,32 @@ func BenchmarkMatchAndAddWarm(b *testing.B) {
 	}
 }
 
-func TestBlocksInUseAreCountedOnce(t *testing.T) {
+func TestPinnedCountsBlocksOnce(t *testing.T) {
 	x := fleet(1, 100)
 	f := func(name string, want int) {
 		t.Helper()
-		if got := x.InUse(0); got != want {
+		if got := x.Pinned(0); got != want {
 			t.Errorf("%s: %d blocks in use, want %d", name, got, want)
 		}
 	}
 	first, second, third := add(x, 0, "abcd"), add(x, 0, "abxy"), add(x, 0, "ab")
 	f("abcd, abxy and ab share two", 6)
-	if got := x.Idle(0, chain("abcd")); got != 0 {
+	if got := x.CountUnpinned(0, chain("abcd")); got != 0 {
 		t.Errorf("%d blocks of abcd idle", got)
 	}
 	x.Release(first, nil)
 	f("without abcd", 4)
-	if got := x.Idle(0, chain("abcd")); got != 2 {
+	if got := x.CountUnpinned(0, chain("abcd")); got != 2 {
 		t.Errorf("%d blocks of abcd idle, want 2", got)
 	}
 	x.Release(second, nil)
 	f("ab alone", 2)
-	x.TakeBack(third, chain("ab"), 0)
+	x.Rollback(third, chain("ab"), 0)
 	f("none", 0)
 }
 
 // A backend that was sent more than it can hold computes it in the order sent.
-func TestWhatIsInUseGoesLastAndTheFirstSentBeforeTheRest(t *testing.T) {
+func TestPinnedBlocksAreEvictedLast(t *testing.T) {
 	x := fleet(1, 8)
 	early := add(x, 0, "abc")
 	use(x, 0, "uvw")
@@ -276,18 +274,18 @@ func TestWhatIsInUseGoesLastAndTheFirstSentBeforeTheRest(t *testing.T) {
 	f("uvw", 0)
 	f("abc", 1)
 	f("klm", 3)
-	if got := x.InUse(0); got != 10 {
+	if got := x.Pinned(0); got != 10 {
 		t.Errorf("%d blocks in use of three requests with 10", got)
 	}
-	for _, p := range []*Placement{early, late, last} {
+	for _, p := range []*Pin{early, late, last} {
 		x.Release(p, nil)
 	}
-	if got := x.InUse(0); got != 0 {
+	if got := x.Pinned(0); got != 0 {
 		t.Errorf("%d blocks in use at the end", got)
 	}
 }
 
-func TestTheOrderIsThatInWhichRequestsEnd(t *testing.T) {
+func TestReleaseOrder(t *testing.T) {
 	x := fleet(1, 6)
 	first := add(x, 0, "abc")
 	use(x, 0, "xyz")
@@ -298,7 +296,7 @@ func TestTheOrderIsThatInWhichRequestsEnd(t *testing.T) {
 	}
 }
 
-func TestAReplyFollowsItsPrompt(t *testing.T) {
+func TestReleaseWithReply(t *testing.T) {
 	x := fleet(1, 8)
 	turn := func(prompt, reply string) {
 		x.Release(add(x, 0, prompt), chain(prompt + reply)[len(prompt):])
@@ -321,7 +319,7 @@ func TestAReplyFollowsItsPrompt(t *testing.T) {
 	check(t, x, nil, "at the end")
 }
 
-func TestALostCacheIsSweptPieceByPiece(t *testing.T) {
+func TestSweep(t *testing.T) {
 	x := fleet(2, 3000)
 	long := make([]byte, 2000)
 	for i := range long {
@@ -343,7 +341,7 @@ func TestALostCacheIsSweptPieceByPiece(t *testing.T) {
 	check(t, x, nil, "swept")
 }
 
-func TestASlotThatIsClearedBeginsAnew(t *testing.T) {
+func TestClear(t *testing.T) {
 	x := fleet(2, 4)
 	open := add(x, 1, "abc")
 	use(x, 1, "vwxyz") // evicts
@@ -352,8 +350,8 @@ func TestASlotThatIsClearedBeginsAnew(t *testing.T) {
 		t.Fatal("nothing was evicted")
 	}
 	x.Clear(1)
-	if x.Len(1) != 0 || x.Capacity(1) != 0 || x.Evictions(1) != 0 || x.InUse(1) != 0 {
-		t.Errorf("%d blocks of %d, %d evictions, %d in use", x.Len(1), x.Capacity(1), x.Evictions(1), x.InUse(1))
+	if x.Len(1) != 0 || x.Capacity(1) != 0 || x.Evictions(1) != 0 || x.Pinned(1) != 0 {
+		t.Errorf("%d blocks of %d, %d evictions, %d in use", x.Len(1), x.Capacity(1), x.Evictions(1), x.Pinned(1))
 	}
 	if got := depths(x, "abc"); !slices.Equal(got, []int{2, 0}) {
 		t.Errorf("got %v, want [2 0]", got)
@@ -371,7 +369,7 @@ func TestASlotThatIsClearedBeginsAnew(t *testing.T) {
 	}
 }
 
-func TestTheShareOfASlotThatIsClearedIsTheOthers(t *testing.T) {
+func TestClearFreesShare(t *testing.T) {
 	x := New(2, 100*entryBytes)
 	x.SetCapacity(0, 80)
 	x.SetCapacity(1, 80)
@@ -381,7 +379,7 @@ func TestTheShareOfASlotThatIsClearedIsTheOthers(t *testing.T) {
 	}
 }
 
-func TestTheIndexGrowsWhileItIsUsed(t *testing.T) {
+func TestGrow(t *testing.T) {
 	x := fleet(1, 100)
 	open := add(x, 0, "abc")
 	version := x.Version()

@@ -9,7 +9,7 @@ import (
 	"warmroute/router/prompt"
 )
 
-// naive is one backend's part of the index written for obviousness.
+// naive is a simple implementation of one backend's cache.
 type naive struct {
 	capacity int
 	idle     []prompt.Block // newest last
@@ -18,7 +18,7 @@ type naive struct {
 
 // flight is a request that has not ended.
 type flight struct {
-	p      *Placement
+	p      *Pin
 	slot   int
 	text   string
 	blocks []prompt.Block // of text, as many as the capacity took
@@ -73,7 +73,7 @@ func (n *naive) end(f *flight, reply []prompt.Block) {
 		return
 	}
 	whole := len(f.blocks) == len(f.text)
-	if !slices.Contains(n.flights, f) { // let go
+	if !slices.Contains(n.flights, f) { // unpinned early
 		if !n.holds(f.blocks[len(f.blocks)-1]) {
 			return
 		}
@@ -106,10 +106,9 @@ func (n *naive) leadingInUse(blocks []prompt.Block) int {
 	return len(blocks)
 }
 
-// Random requests that end in every way, drops that are swept piece by piece and
-// capacities that shrink, against the naive index, with a look for holes after
-// every step.
-func TestAgainstTheNaiveIndex(t *testing.T) {
+// Random requests with every kind of end, drops and smaller capacities, compared with
+// the naive index after every step.
+func TestAgainstNaiveIndex(t *testing.T) {
 	for seed := range uint64(40) {
 		rng := rand.New(rand.NewPCG(seed, 1))
 		slots := 1 + rng.IntN(70)
@@ -155,9 +154,9 @@ func TestAgainstTheNaiveIndex(t *testing.T) {
 					break
 				}
 				before := x.Len(f.slot)
-				x.TakeBack(f.p, chain(f.text), rng.IntN(len(f.text)+1))
+				x.Rollback(f.p, chain(f.text), rng.IntN(len(f.text)+1))
 				if x.Len(f.slot) > before {
-					t.Fatal("TakeBack added blocks")
+					t.Fatal("Rollback added blocks")
 				}
 				if n := &plain[f.slot]; !f.over {
 					if slices.Contains(n.flights, f) {
@@ -192,13 +191,13 @@ func TestAgainstTheNaiveIndex(t *testing.T) {
 			blocks := chain(s)
 			for i, d := range depths(x, s) {
 				if want := plain[i].leading(blocks); d != want {
-					t.Fatalf("%s: backend %d: Match says %d, the naive index %d", when, i, d, want)
+					t.Fatalf("%s: backend %d: Match %d, naive index %d", when, i, d, want)
 				}
-				if got, want := x.held[i].inUse, plain[i].inUse(); got != want {
-					t.Fatalf("%s: backend %d: %d in use, the naive index says %d", when, i, got, want)
+				if got, want := x.caches[i].pinned, plain[i].inUse(); got != want {
+					t.Fatalf("%s: backend %d: %d pinned, naive index %d", when, i, got, want)
 				}
-				if got, want := x.Idle(i, blocks[:d]), d-plain[i].leadingInUse(blocks[:d]); got != want {
-					t.Fatalf("%s: backend %d: %d idle, the naive index says %d", when, i, got, want)
+				if got, want := x.CountUnpinned(i, blocks[:d]), d-plain[i].leadingInUse(blocks[:d]); got != want {
+					t.Fatalf("%s: backend %d: %d unpinned, naive index %d", when, i, got, want)
 				}
 				if n := x.Len(i); n > plain[i].capacity {
 					t.Fatalf("%s: backend %d holds %d blocks of at most %d", when, i, n, plain[i].capacity)
@@ -212,7 +211,7 @@ func TestAgainstTheNaiveIndex(t *testing.T) {
 			x.Release(f.p, nil)
 		}
 		for i := range slots {
-			if n := x.InUse(i); n != 0 {
+			if n := x.Pinned(i); n != 0 {
 				t.Fatalf("seed %d: backend %d has %d blocks in use at the end", seed, i, n)
 			}
 		}
@@ -222,11 +221,11 @@ func TestAgainstTheNaiveIndex(t *testing.T) {
 func check(t *testing.T, x *Index, preds map[prompt.Block]prompt.Block, when string) {
 	t.Helper()
 	total := 0
-	for slot, h := range x.held {
+	for slot, h := range x.caches {
 		total += h.size
-		listed := h.inUse
+		listed := h.pinned
 		for at := h.oldest(); at != 0; at = h.entries[at].newer {
-			if h.entries[at].users != 0 {
+			if h.entries[at].pins != 0 {
 				t.Fatalf("%s: backend %d would evict a block in use", when, slot)
 			}
 			listed++
@@ -234,7 +233,7 @@ func check(t *testing.T, x *Index, preds map[prompt.Block]prompt.Block, when str
 		if listed != h.size {
 			t.Fatalf("%s: backend %d has %d blocks in use or in its list and counts %d", when, slot, listed, h.size)
 		}
-		s, member := x.in(slot)
+		s, member := x.tableOf(slot)
 		for at, e := range h.entries {
 			if e.stamp == 0 {
 				continue
@@ -253,10 +252,10 @@ func check(t *testing.T, x *Index, preds map[prompt.Block]prompt.Block, when str
 		}
 	}
 	shown, unswept := 0, false
-	for g, s := range x.sets {
-		unswept = unswept || x.unswept[g] != 0
+	for g, s := range x.holders {
+		unswept = unswept || x.stale[g] != 0
 		for _, word := range all(&s.table) {
-			for m := bitsOf(word); m != 0; m &= m - 1 {
+			for m := memberBits(word); m != 0; m &= m - 1 {
 				shown++
 			}
 		}

@@ -8,25 +8,22 @@ import (
 )
 
 const (
-	// parts is how many pieces a table has, as a power of two: they grow one by
-	// one, so that nobody holds the router's lock while a whole table is moved.
-	parts     = 6
-	firstSize = 2 // buckets of a part's beginning
-	together  = 4 // blocks in a bucket
+	partBits    = 6 // log2 of a table's parts
+	minBuckets  = 2 // in a part
+	bucketSlots = 4
 )
 
-// table maps blocks to values that are not zero: zero is what a block has that is
-// not in it. Blocks stand in buckets, one of which is a line of the processor's
-// cache where values are words; one that is full passes what else belongs into it
-// on to the next. A block is a hash already, and finding, adding and removing one
-// each look at a single bucket mostly, which fetch can ask for ahead of time. And
-// they look at it as a whole: the jumps of a search from slot to slot are foreseen
-// by no processor, and took longer than memory did. The zero table is empty.
+// table is a hash table from blocks to values other than zero, in place of a map
+// for three reasons. Its parts grow one by one, so that the router's lock is not
+// held while a whole table is moved. A bucket of words is a cache line, and most
+// operations touch one bucket, which prefetch can load ahead. And a bucket is
+// searched without branches, whose misprediction took longer than memory did.
+//
+// A full bucket overflows into the next. The zero table is empty.
 type table[V int32 | uint64] struct {
 	parts []part[V] // nil until something is added
-	// seed keeps clients from choosing prompts whose blocks would meet in one place.
-	seed uint64
-	size int
+	seed  uint64    // so that clients cannot choose colliding prompts
+	size  int
 }
 
 type part[V int32 | uint64] struct {
@@ -35,13 +32,14 @@ type part[V int32 | uint64] struct {
 }
 
 type bucket[V int32 | uint64] struct {
-	blocks [together]prompt.Block // 0: the slot is free
-	values [together]V
+	blocks [bucketSlots]prompt.Block // 0: the slot is free
+	values [bucketSlots]V
 }
 
-// slot is where a block stands in a bucket, or 0 where one is free; together: nowhere.
-func (k *bucket[V]) slot(b prompt.Block) int {
-	i := together
+// slotOf returns the slot of a block, or for block 0 a free slot; bucketSlots if
+// there is none.
+func (k *bucket[V]) slotOf(b prompt.Block) int {
+	i := bucketSlots
 	if k.blocks[3] == b {
 		i = 3
 	}
@@ -57,96 +55,93 @@ func (k *bucket[V]) slot(b prompt.Block) int {
 	return i
 }
 
-func (k *bucket[V]) full() bool { return k.slot(0) == together }
+func (k *bucket[V]) isFull() bool { return k.slotOf(0) == bucketSlots }
 
 func (t *table[V]) len() int { return t.size }
 
-// place is a block's part and its hash in it.
-func (t *table[V]) place(b prompt.Block) (*part[V], uint64) {
+// locate returns a block's part and its hash.
+func (t *table[V]) locate(b prompt.Block) (*part[V], uint64) {
 	high, low := bits.Mul64(uint64(b)^t.seed, 0x9e3779b97f4a7c15)
 	mixed := high ^ low
-	return &t.parts[mixed&(1<<parts-1)], mixed
+	return &t.parts[mixed&(1<<partBits-1)], mixed
 }
 
-// home is the bucket where the search for a block with this hash begins.
-func (p *part[V]) home(mixed uint64) int {
+// homeBucket returns the bucket where the search for a hash begins.
+func (p *part[V]) homeBucket(mixed uint64) int {
 	high, _ := bits.Mul64(mixed, uint64(len(p.buckets)))
 	return int(high)
 }
 
-// next is the bucket after another.
-func (p *part[V]) next(i int) int {
+func (p *part[V]) nextBucket(i int) int {
 	if i++; i < len(p.buckets) {
 		return i
 	}
 	return 0
 }
 
-// find is the bucket that has a block, and the block's slot; else the one that has
-// room for it, and together.
+// find returns the bucket and the slot of a block, or the bucket that has room for
+// it and bucketSlots.
 func (p *part[V]) find(b prompt.Block, mixed uint64) (int, int) {
-	for i := p.home(mixed); ; i = p.next(i) {
+	for i := p.homeBucket(mixed); ; i = p.nextBucket(i) {
 		k := &p.buckets[i]
-		if at := k.slot(b); at < together || !k.full() {
+		if at := k.slotOf(b); at < bucketSlots || !k.isFull() {
 			return i, at
 		}
 	}
 }
 
-// get is the value of a block, 0 if it has none.
+// get returns the value of a block, or 0.
 func (t *table[V]) get(b prompt.Block) (v V) {
 	if t.size == 0 {
 		return v
 	}
-	b = some(b)
-	p, mixed := t.place(b)
+	b = nonZero(b)
+	p, mixed := t.locate(b)
 	if p.used == 0 {
 		return v
 	}
-	k := &p.buckets[p.home(mixed)]
-	at := k.slot(b)
-	if at == together && k.full() {
+	k := &p.buckets[p.homeBucket(mixed)]
+	at := k.slotOf(b)
+	if at == bucketSlots && k.isFull() {
 		var i int
 		i, at = p.find(b, mixed)
 		k = &p.buckets[i]
 	}
-	if at < together {
+	if at < bucketSlots {
 		v = k.values[at]
 	}
 	return v
 }
 
-// fetch reads where the search for each block would begin. All of it is in flight
-// to the processor at once then, where searches that follow each other would wait
-// for memory one by one. What it returns is for the compiler, or there would be
-// nothing to read.
-func (t *table[V]) fetch(blocks []prompt.Block) (sum prompt.Block) {
+// prefetch reads the bucket of each block, so that all of them are loaded from
+// memory at once and not one by one. The result is meaningless; it keeps the reads
+// from being optimized away.
+func (t *table[V]) prefetch(blocks []prompt.Block) (sum prompt.Block) {
 	if t.size == 0 {
 		return 0
 	}
 	for _, b := range blocks {
-		if p, mixed := t.place(some(b)); p.used > 0 {
-			sum ^= p.buckets[p.home(mixed)].blocks[0]
+		if p, mixed := t.locate(nonZero(b)); p.used > 0 {
+			sum ^= p.buckets[p.homeBucket(mixed)].blocks[0]
 		}
 	}
 	return sum
 }
 
-// add is at for a block that is not in the table, with its value. It reports false,
-// and has done nothing, where there is more to do than with nearly every new block:
-// the block is there, its bucket is full, or the part has to grow.
-func (t *table[V]) add(b prompt.Block, v V) bool {
+// tryAdd adds a block that is not in the table, if its bucket has room. It reports
+// false, and does nothing, in the rare other cases, which getOrAdd handles.
+func (t *table[V]) tryAdd(b prompt.Block, v V) bool {
 	if t.parts == nil {
 		return false
 	}
-	b = some(b)
-	p, mixed := t.place(b)
-	if 2*(p.used+1) > together*len(p.buckets) {
+	b = nonZero(b)
+	p, mixed := t.locate(b)
+	if 2*(p.used+1) > bucketSlots*len(p.buckets) {
 		return false
 	}
-	k := &p.buckets[p.home(mixed)]
-	at := k.slot(0)
-	if at == together || k.slot(b) < together {
+	k := &p.buckets[p.homeBucket(mixed)]
+	at := k.slotOf(0)
+	if at == bucketSlots || k.slotOf(b) < bucketSlots {
 		return false
 	}
 	k.blocks[at], k.values[at] = b, v
@@ -155,22 +150,22 @@ func (t *table[V]) add(b prompt.Block, v V) bool {
 	return true
 }
 
-// at is where the value of a block lies, which is added if it was not there. It is
-// to be made something else than 0, before the table is used again.
-func (t *table[V]) at(b prompt.Block) *V {
+// getOrAdd returns a pointer to a block's value. If that is 0, the block is new and
+// the caller must set the value before it uses the table again.
+func (t *table[V]) getOrAdd(b prompt.Block) *V {
 	if t.parts == nil {
-		t.parts = make([]part[V], 1<<parts)
+		t.parts = make([]part[V], 1<<partBits)
 		t.seed = rand.Uint64()
 	}
-	b = some(b)
-	p, mixed := t.place(b)
-	if 2*(p.used+1) > together*len(p.buckets) { // fuller, too many buckets are: one of seven at a half
+	b = nonZero(b)
+	p, mixed := t.locate(b)
+	if 2*(p.used+1) > bucketSlots*len(p.buckets) { // at half load one bucket of seven is full
 		t.grow(p)
 	}
 	i, at := p.find(b, mixed)
 	k := &p.buckets[i]
-	if at == together {
-		at = k.slot(0)
+	if at == bucketSlots {
+		at = k.slotOf(0)
 		k.blocks[at] = b
 		p.used++
 		t.size++
@@ -178,40 +173,38 @@ func (t *table[V]) at(b prompt.Block) *V {
 	return &k.values[at]
 }
 
-// remove takes a block out, if it is there.
 func (t *table[V]) remove(b prompt.Block) {
-	if p, i, at := t.search(b); p != nil {
-		t.cut(p, i, at)
+	if p, i, at := t.lookup(b); p != nil {
+		t.removeAt(p, i, at)
 	}
 }
 
-// search is where a block lies: its part, bucket and slot; nil if it is not there.
-func (t *table[V]) search(b prompt.Block) (*part[V], int, int) {
+// lookup returns a block's part, bucket and slot; a nil part if it is not there.
+func (t *table[V]) lookup(b prompt.Block) (*part[V], int, int) {
 	if t.size == 0 {
 		return nil, 0, 0
 	}
-	b = some(b)
-	p, mixed := t.place(b)
+	b = nonZero(b)
+	p, mixed := t.locate(b)
 	if p.used == 0 {
 		return nil, 0, 0
 	}
 	i, at := p.find(b, mixed)
-	if at == together {
+	if at == bucketSlots {
 		return nil, 0, 0
 	}
 	return p, i, at
 }
 
-// cut takes out the block in a slot. Where its bucket was full, others may have gone
-// on to the next for want of room, and would not be found there any more: one of
-// them takes the place, and so on with the bucket that it leaves.
-func (t *table[V]) cut(p *part[V], gap, at int) {
+// removeAt removes the block in a slot. If its bucket was full, a block that
+// overflowed from it moves into the slot, and so on with the bucket that it leaves.
+func (t *table[V]) removeAt(p *part[V], gap, at int) {
 	k := &p.buckets[gap]
-	for i, full := gap, k.full(); full; {
-		i = p.next(i)
+	for i, full := gap, k.isFull(); full; {
+		i = p.nextBucket(i)
 		other := &p.buckets[i]
-		full = other.full()
-		if from := t.passedOn(p, gap, i); from < together {
+		full = other.isFull()
+		if from := t.findDisplaced(p, gap, i); from < bucketSlots {
 			k.blocks[at], k.values[at] = other.blocks[from], other.values[from]
 			k, gap, at = other, i, from
 		}
@@ -221,47 +214,46 @@ func (t *table[V]) cut(p *part[V], gap, at int) {
 	t.size--
 }
 
-// passedOn is the slot of a block in bucket i that would stand in gap, or before
-// it, had there been room; together: there is none.
-func (t *table[V]) passedOn(p *part[V], gap, i int) int {
+// findDisplaced returns the slot of a block in bucket i that overflowed from gap or
+// from a bucket before it; bucketSlots if there is none.
+func (t *table[V]) findDisplaced(p *part[V], gap, i int) int {
 	for at, b := range p.buckets[i].blocks {
 		if b == 0 {
 			continue
 		}
-		_, mixed := t.place(b)
-		if p.behind(p.home(mixed), i) >= p.behind(gap, i) {
+		_, mixed := t.locate(b)
+		if p.distance(p.homeBucket(mixed), i) >= p.distance(gap, i) {
 			return at
 		}
 	}
-	return together
+	return bucketSlots
 }
 
-// behind is how many buckets i comes after another, around the end.
-func (p *part[V]) behind(other, i int) int {
+// distance returns how many buckets i comes after other, around the end.
+func (p *part[V]) distance(other, i int) int {
 	if i < other {
 		return i - other + len(p.buckets)
 	}
 	return i - other
 }
 
-// grow makes a part half as large again: doubling would waste too much of the
-// index's bytes.
+// grow enlarges a part by half: doubling would waste too much memory.
 func (t *table[V]) grow(p *part[V]) {
 	old := p.buckets
-	p.buckets = make([]bucket[V], max(firstSize, len(old)+len(old)/2))
+	p.buckets = make([]bucket[V], max(minBuckets, len(old)+len(old)/2))
 	for i := range old {
 		for at, b := range old[i].blocks {
 			if b == 0 {
 				continue
 			}
-			_, mixed := t.place(b)
+			_, mixed := t.locate(b)
 			to, _ := p.find(b, mixed)
 			k := &p.buckets[to]
-			free := k.slot(0)
+			free := k.slotOf(0)
 			k.blocks[free], k.values[free] = b, old[i].values[at]
 		}
 	}
 }
 
-// some keeps the one block that is no block apart from a free slot.
-func some(b prompt.Block) prompt.Block { return max(b, 1) }
+// nonZero maps block 0, which marks a free slot, to 1.
+func nonZero(b prompt.Block) prompt.Block { return max(b, 1) }

@@ -10,7 +10,7 @@ import (
 	"warmroute/router/prompt"
 )
 
-// all is what a table holds, in no order.
+// all returns the contents of a table.
 func all[V int32 | uint64](t *table[V]) iter.Seq2[prompt.Block, V] {
 	return func(yield func(prompt.Block, V) bool) {
 		for _, p := range t.parts {
@@ -25,9 +25,8 @@ func all[V int32 | uint64](t *table[V]) iter.Seq2[prompt.Block, V] {
 	}
 }
 
-// A table behaves like a map, whatever comes in which order, through growth and
-// through removals from the middle of a run.
-func TestTableIsAMap(t *testing.T) {
+// A table behaves like a map through random operations, growth and removals.
+func TestTable(t *testing.T) {
 	for seed := range uint64(20) {
 		rng := rand.New(rand.NewPCG(seed, 0))
 		var have table[uint64]
@@ -47,8 +46,8 @@ func TestTableIsAMap(t *testing.T) {
 				delete(want, b)
 			case 1:
 				v := 1 + rng.Uint64N(100)
-				if rng.IntN(2) == 0 || !have.add(b, v) {
-					*have.at(b) = v
+				if rng.IntN(2) == 0 || !have.tryAdd(b, v) {
+					*have.getOrAdd(b) = v
 				}
 				want[b] = v
 			}
@@ -69,12 +68,12 @@ func TestTableIsAMap(t *testing.T) {
 	}
 }
 
-func TestTableTakesTheBlockThatIsZero(t *testing.T) {
+func TestTableZeroBlock(t *testing.T) {
 	var have table[int32]
 	if have.get(0) != 0 {
 		t.Error("an empty table has it")
 	}
-	*have.at(0) = 7
+	*have.getOrAdd(0) = 7
 	if have.get(0) != 7 || have.len() != 1 {
 		t.Errorf("it has %d, of %d", have.get(0), have.len())
 	}
@@ -84,17 +83,16 @@ func TestTableTakesTheBlockThatIsZero(t *testing.T) {
 	}
 }
 
-// All blocks belong into the last bucket, so that they go on from bucket to bucket,
-// around the end as well, and come back when there is room.
-func TestTableIsAMapWhereBlocksMeetInOnePlace(t *testing.T) {
+// All blocks hash to the last bucket, so they overflow around the end.
+func TestTableCollisions(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 1))
 	var have table[int32]
-	*have.at(1) = 1
+	*have.getOrAdd(1) = 1
 	have.remove(1)
 	var blocks []prompt.Block
 	for len(blocks) < 40 {
 		b := prompt.Block(rng.Uint64())
-		if _, mixed := have.place(b); mixed>>57 == 1<<7-1 && mixed%(1<<parts) == 0 {
+		if _, mixed := have.locate(b); mixed>>57 == 1<<7-1 && mixed%(1<<partBits) == 0 {
 			blocks = append(blocks, b)
 		}
 	}
@@ -106,8 +104,8 @@ func TestTableIsAMapWhereBlocksMeetInOnePlace(t *testing.T) {
 			delete(want, b)
 		} else {
 			want[b] = 1 + rng.Int32N(100)
-			if rng.IntN(2) == 0 || !have.add(b, want[b]) {
-				*have.at(b) = want[b]
+			if rng.IntN(2) == 0 || !have.tryAdd(b, want[b]) {
+				*have.getOrAdd(b) = want[b]
 			}
 		}
 		for _, b := range blocks {
@@ -121,9 +119,9 @@ func TestTableIsAMapWhereBlocksMeetInOnePlace(t *testing.T) {
 	}
 }
 
-// BenchmarkChurn is what prompts that nobody has seen do to a full index: each
-// block makes room for itself. Before each of them a megabyte of other memory
-// passes, as in a proxy; that is not in its time.
+// BenchmarkChurn adds prompts that match nothing to a full index, which evicts a
+// block for each. Between them a megabyte of other memory is read, outside the
+// measured time, as a proxy would.
 func BenchmarkChurn(b *testing.B) {
 	const n = 128
 	for _, f := range []struct{ backends, capacity int }{{4, 16_384}, {4, 37_500}, {8, 100_000}} {
@@ -142,7 +140,7 @@ func BenchmarkChurn(b *testing.B) {
 				}
 				began := time.Now()
 				x.Match(blocks, depth)
-				var p Placement
+				var p Pin
 				x.Add(&p, rng.IntN(f.backends), blocks, 0)
 				x.Release(&p, nil)
 				return time.Since(began)

@@ -1,0 +1,161 @@
+package index
+
+import (
+	"sort"
+
+	"warmroute/router/prompt"
+)
+
+// cache is the mirror of one backend's prefix cache. Blocks that requests in flight
+// use are pinned; the others form a list, least recently used first. Invariant: a
+// block's predecessor is held too, and is pinned or was used later. So the oldest
+// entry is the tail of every prefix it belongs to, and eviction shortens prefixes
+// from their tails, as in vLLM's own free list.
+type cache struct {
+	capacity  int
+	evictions uint64
+	uses      uint64       // Adds and Releases so far, the clock of the stamps
+	shared    table[int32] // entries of the blocks that have, or had, several holders
+	entries   []entry      // entries[0] closes the list to a ring: its newer is the oldest, its older the newest
+	size      int          // entries that hold a block
+	free      int32        // first of the unused entries, linked by newer; 0: none
+	pinned    int          // entries with pins
+	unpinned  int          // blocks of requests in flight that had to be unpinned
+
+	firstPin, lastPin *Pin // in the order of their Adds
+}
+
+// entry is one block. Links are indexes of entries.
+type entry struct {
+	block        prompt.Block
+	stamp        uint64 // of its last use; 0: no block
+	parent       int32  // entry of its predecessor; 0: it is a first block
+	pins         int32  // requests in flight that end at it, and pinned successors; if any, it is not in the list
+	older, newer int32
+}
+
+func newCache() *cache {
+	return &cache{entries: make([]entry, 1)}
+}
+
+func (c *cache) oldest() int32 { return c.entries[0].newer }
+
+// matchOne returns how many leading blocks a backend holds.
+func (x *Index) matchOne(slot int, blocks []prompt.Block) int {
+	return sort.Search(len(blocks), func(i int) bool {
+		return x.find(slot, blocks[i]) == 0
+	})
+}
+
+// tailEntry returns the entry of the last of blocks, all of which the backend holds;
+// 0 for no blocks. The others follow from it by parent.
+func (x *Index) tailEntry(slot int, blocks []prompt.Block) int32 {
+	if len(blocks) == 0 {
+		return 0
+	}
+	return x.find(slot, blocks[len(blocks)-1])
+}
+
+// has reports whether an entry is a block's. An index in a holder table may be left
+// over from before the backend lost its cache.
+func (c *cache) has(at int32, b prompt.Block) bool {
+	return int(at) < len(c.entries) && c.entries[at].block == b && c.entries[at].stamp != 0
+}
+
+// reuseDistance returns about how many blocks were used since an entry was.
+func (c *cache) reuseDistance(at int32) int {
+	oldest := c.oldest()
+	if at == 0 || oldest == 0 || c.entries[at].pins > 0 {
+		return 0
+	}
+	age, span := c.uses-c.entries[at].stamp, c.uses-c.entries[oldest].stamp
+	if span == 0 {
+		return c.pinned
+	}
+	return c.pinned + int(float64(c.size-c.pinned)*min(1, float64(age)/float64(span)))
+}
+
+// pin pins the blocks up to tail for one more request. Pinned blocks are closed
+// under prefixes, so an entry counts the requests that end at it and its pinned
+// successors, and pinning stops at the first block that is pinned already. That one
+// is stamped too, for Rollback to stop at.
+func (c *cache) pin(tail int32, stamp uint64) {
+	for at := tail; at != 0; at = c.entries[at].parent {
+		e := &c.entries[at]
+		e.stamp = stamp
+		if e.pins++; e.pins > 1 {
+			return
+		}
+		c.unlink(at)
+		c.pinned++
+	}
+}
+
+// unpin undoes a pin. Blocks that are not pinned any more become the most recently
+// used, the first of them most of all, with a new stamp unless it is 0.
+func (c *cache) unpin(tail int32, stamp uint64) {
+	for at := tail; at != 0; at = c.entries[at].parent {
+		e := &c.entries[at]
+		if e.pins--; e.pins > 0 {
+			return
+		}
+		c.pinned--
+		c.linkNewest(at)
+		if stamp != 0 {
+			e.stamp = stamp
+		}
+	}
+}
+
+// insert adds a pinned block after the entry parent, which the request has pinned,
+// and makes it the one at which the request ends.
+func (c *cache) insert(b prompt.Block, parent int32, stamp uint64) int32 {
+	at := c.free
+	if at != 0 {
+		c.free = c.entries[at].newer
+	} else {
+		at = int32(len(c.entries))
+		c.entries = append(c.entries, entry{})
+	}
+	c.entries[at] = entry{block: b, stamp: stamp, parent: parent, pins: 1}
+	c.pinned++
+	c.size++
+	return at
+}
+
+// remove removes an entry that is not pinned.
+func (c *cache) remove(at int32) {
+	c.unlink(at)
+	c.size--
+	c.entries[at] = entry{newer: c.free}
+	c.free = at
+}
+
+// removeOldest removes up to len(blocks) of the oldest entries that are not pinned,
+// sets blocks to theirs, and returns how many.
+func (c *cache) removeOldest(blocks []prompt.Block) (n int) {
+	at := c.oldest()
+	for ; n < len(blocks) && at != 0; n++ {
+		e := &c.entries[at]
+		blocks[n] = e.block
+		next := e.newer
+		*e = entry{newer: c.free}
+		c.free, at = at, next
+	}
+	c.entries[0].newer, c.entries[at].older = at, 0
+	c.size -= n
+	return n
+}
+
+func (c *cache) linkNewest(at int32) {
+	newest := c.entries[0].older
+	c.entries[at].older, c.entries[at].newer = newest, 0
+	c.entries[newest].newer = at
+	c.entries[0].older = at
+}
+
+func (c *cache) unlink(at int32) {
+	e := &c.entries[at]
+	c.entries[e.older].newer = e.newer
+	c.entries[e.newer].older = e.older
+}

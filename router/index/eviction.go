@@ -1,0 +1,153 @@
+package index
+
+import "slices"
+
+// evictAhead is how many blocks more than needed one Add may evict after a capacity
+// has shrunk. To evict all at once could take 0.2 s under the caller's lock.
+const evictAhead = 256
+
+// droppedCache is what a backend held before it lost its cache, and the holder tables
+// still list. While any of it is left, the backend is matched by matchOne.
+type droppedCache struct {
+	slot    int
+	entries []entry // not yet swept
+}
+
+// SetCapacity sets how many blocks a backend can hold. If all backends' capacities
+// together exceed the memory bound, small ones are granted in full and the others
+// get equal shares of the rest. Blocks beyond a smaller capacity are evicted
+// gradually, oldest first.
+func (x *Index) SetCapacity(slot, blocks int) {
+	if x.requested[slot] == blocks {
+		return
+	}
+	x.requested[slot] = blocks
+	share := x.share()
+	for i, c := range x.caches {
+		c.capacity = min(x.requested[i], share)
+	}
+}
+
+// share returns the most that one backend gets of what all may hold together.
+func (x *Index) share() int {
+	left := x.maxEntries
+	for i, w := range slices.Sorted(slices.Values(x.requested)) {
+		if share := left / (len(x.requested) - i); w > share {
+			return share
+		}
+		left -= w
+	}
+	return x.maxEntries
+}
+
+// Drop removes all that a backend holds, because its replica lost its cache. Its pins
+// end.
+func (x *Index) Drop(slot int) {
+	c := x.caches[slot]
+	fresh := newCache()
+	fresh.capacity, fresh.evictions = c.capacity, c.evictions
+	x.caches[slot] = fresh
+	x.version++
+	if c.size == 0 {
+		return
+	}
+	x.dropped = append(x.dropped, droppedCache{slot, c.entries[1:]})
+	x.stale[slot/maxMembers] |= 1 << (slot % maxMembers)
+	*c = cache{} // a Pin may still point here
+}
+
+// Clear resets a slot whose backend has left, for another to use.
+func (x *Index) Clear(slot int) {
+	x.Drop(slot)
+	x.caches[slot].evictions = 0
+	x.SetCapacity(slot, 0)
+}
+
+// Upkeep does the work on up to about n blocks that Drop and SetCapacity left, and
+// reports whether any is left.
+func (x *Index) Upkeep(n int) bool {
+	for len(x.dropped) > 0 && n > 0 {
+		n -= x.sweep(n)
+	}
+	left := len(x.dropped) > 0
+	for slot, c := range x.caches {
+		over := c.size - c.capacity
+		if over > 0 && n > 0 {
+			evicted := x.evict(slot, min(over, n))
+			over, n = over-evicted, n-evicted
+		}
+		left = left || over > 0
+	}
+	return left
+}
+
+// sweep removes up to n blocks of the first dropped cache from the holder tables.
+func (x *Index) sweep(n int) int {
+	d := &x.dropped[0]
+	n = min(n, len(d.entries))
+	for _, e := range d.entries[:n] {
+		if e.stamp == 0 {
+			continue // no block
+		}
+		x.entries--
+		if x.find(d.slot, e.block) == 0 {
+			x.removeHolder(d.slot, e.block)
+		}
+	}
+	if d.entries = d.entries[n:]; len(d.entries) > 0 {
+		return n
+	}
+	slot := d.slot
+	x.dropped = x.dropped[1:]
+	for i := range x.dropped {
+		if x.dropped[i].slot == slot {
+			return n
+		}
+	}
+	x.stale[slot/maxMembers] &^= 1 << (slot % maxMembers)
+	return n
+}
+
+// makeRoom evicts until so many more blocks fit, and some of what a smaller capacity
+// left over.
+func (x *Index) makeRoom(slot, blocks int) {
+	if len(x.dropped) > 0 {
+		x.Upkeep(2*blocks + evictAhead)
+	}
+	c := x.caches[slot]
+	over := c.size + blocks - c.capacity
+	if over <= 0 {
+		return
+	}
+	x.evict(slot, min(over, 2*blocks+evictAhead))
+}
+
+// evict removes up to n blocks, oldest first, and returns how many. When all that are
+// left are pinned, the backend was sent more than it can hold, and the oldest pin is
+// unpinned.
+func (x *Index) evict(slot, n int) (evicted int) {
+	c := x.caches[slot]
+	s, _ := x.tableOf(slot)
+	for evicted < n {
+		blocks := x.evictBuffer[:min(len(x.evictBuffer), n-evicted)]
+		k := c.removeOldest(blocks)
+		if k == 0 {
+			if c.firstPin == nil {
+				break
+			}
+			x.unpin(c.firstPin)
+			continue
+		}
+		x.prefetchSink ^= s.prefetch(blocks[:k])
+		for _, b := range blocks[:k] {
+			x.removeHolder(slot, b)
+		}
+		evicted += k
+	}
+	if evicted > 0 {
+		c.evictions += uint64(evicted)
+		x.entries -= evicted
+		x.version++
+	}
+	return evicted
+}

@@ -1,0 +1,117 @@
+package index
+
+import (
+	"math/bits"
+
+	"warmroute/router/prompt"
+)
+
+// holderTable maps a block to the backends that hold it, of maxMembers consecutive
+// slots; a larger fleet has several tables. The value is one word, so that the
+// garbage collector skips the table: the members' bits or, while a single member
+// holds the block, soleBit, its number and the index of its entry. So a block with
+// one holder, as most are, costs one lookup; only blocks with several holders need
+// a second table for their entries (cache.shared).
+type holderTable struct{ table[uint64] }
+
+const (
+	maxMembers = 63
+	soleBit    = 1 << maxMembers
+)
+
+// soleHolder returns the word of a block that a single member holds.
+func soleHolder(member int, at int32) uint64 { return soleBit | uint64(member)<<32 | uint64(at) }
+
+// soleMember returns the member of such a word.
+func soleMember(word uint64) int { return int(word>>32) % (maxMembers + 1) }
+
+// holders returns the bits of the members that hold a block.
+func (s *holderTable) holders(b prompt.Block) uint64 { return memberBits(s.get(b)) }
+
+func memberBits(word uint64) uint64 {
+	if word&soleBit != 0 {
+		return 1 << soleMember(word)
+	}
+	return word
+}
+
+// matchRange sets the depths from lo up to, not including, hi of the members in
+// live. atLo and atHi are those that hold at least lo and hi blocks.
+func (s *holderTable) matchRange(blocks []prompt.Block, lo, hi int, atLo, atHi, live uint64, depth []int) {
+	for atLo != atHi {
+		if hi == lo+1 {
+			setDepths(atLo&^atHi, lo, depth)
+			return
+		}
+		mid := (lo + hi) / 2
+		atMid := s.holders(blocks[mid-1]) & live
+		s.matchRange(blocks, lo, mid, atLo, atMid, live, depth)
+		lo, atLo = mid, atMid
+	}
+}
+
+// setDepths sets the depth of every member in a bit set.
+func setDepths(backends uint64, d int, depth []int) {
+	for ; backends != 0; backends &= backends - 1 {
+		depth[bits.TrailingZeros64(backends)] = d
+	}
+}
+
+// tableOf returns a backend's holder table and its member number.
+func (x *Index) tableOf(slot int) (*holderTable, int) {
+	return x.holders[slot/maxMembers], slot % maxMembers
+}
+
+// find returns a backend's entry of a block, or 0.
+func (x *Index) find(slot int, b prompt.Block) int32 {
+	s, member := x.tableOf(slot)
+	c, word := x.caches[slot], s.get(b)
+	switch {
+	case word&soleBit == 0:
+		return c.shared.get(b)
+	case soleMember(word) == member && c.has(int32(word), b):
+		return int32(word)
+	}
+	return 0
+}
+
+// addHolder records that a backend holds a block in an entry.
+func (x *Index) addHolder(slot int, b prompt.Block, at int32) {
+	s, member := x.tableOf(slot)
+	if s.tryAdd(b, soleHolder(member, at)) {
+		return
+	}
+	word := s.getOrAdd(b)
+	switch other := soleMember(*word); {
+	case *word == 0,
+		*word&soleBit != 0 && other == member: // left over from a dropped cache
+		*word = soleHolder(member, at)
+		return
+	case *word&soleBit != 0:
+		if c := x.caches[slot-member+other]; c.has(int32(*word), b) { // else it is left over likewise
+			*c.shared.getOrAdd(b) = int32(*word)
+		}
+		*word = 1 << other
+	}
+	*word |= 1 << member
+	*x.caches[slot].shared.getOrAdd(b) = at
+}
+
+// removeHolder undoes addHolder.
+func (x *Index) removeHolder(slot int, b prompt.Block) {
+	s, member := x.tableOf(slot)
+	p, i, at := s.lookup(b)
+	if p == nil {
+		return
+	}
+	word := &p.buckets[i].values[at]
+	if *word&soleBit == 0 {
+		*word &^= 1 << member
+		x.caches[slot].shared.remove(b)
+	} else if soleMember(*word) == member {
+		*word = 0
+	}
+	if *word == 0 {
+		s.removeAt(p, i, at)
+	}
+}

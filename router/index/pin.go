@@ -1,0 +1,176 @@
+package index
+
+import "warmroute/router/prompt"
+
+// Pin is the result of one Add: the blocks of a request in flight, pinned on one
+// backend until Release or Rollback. It must not be copied meanwhile.
+type Pin struct {
+	// ReuseDistance is about how many blocks the backend has used since the last use
+	// of the deepest matched block: a cache of that size still holds it. 0 if nothing
+	// matched or that block was pinned.
+	ReuseDistance int
+	// Omitted is how many blocks are beyond the backend's capacity.
+	Omitted int
+
+	cache    *cache
+	slot     int
+	matched  int // blocks that were held before
+	stamp    uint64
+	unpinned int  // blocks that the early end of its pin made evictable
+	pinned   bool // false once the pin was ended early, because all blocks were pinned and room was needed
+
+	tail      int32 // the last block's entry; 0: no blocks
+	tailBlock prompt.Block
+
+	prev, next *Pin // on the same backend, in the order of their Adds
+}
+
+// Add records in p that a backend was sent a prompt, of which it held the first
+// matched blocks by Match, and pins the prompt's blocks. Blocks beyond the backend's
+// capacity are omitted, and the oldest blocks make room for the new.
+func (x *Index) Add(p *Pin, slot int, blocks []prompt.Block, matched int) {
+	c := x.caches[slot]
+	c.uses++
+	fitting := blocks[:min(len(blocks), c.capacity)]
+	matched = min(matched, len(fitting))
+	tail := x.tailEntry(slot, fitting[:matched])
+	*p = Pin{
+		ReuseDistance: c.reuseDistance(tail), Omitted: len(blocks) - len(fitting),
+		cache: c, slot: slot, matched: matched, stamp: c.uses, pinned: true,
+	}
+	c.pin(tail, p.stamp)
+	x.makeRoom(slot, len(fitting)-matched)
+	p.tail = x.insert(slot, fitting[matched:], tail, p.stamp)
+	if len(fitting) > 0 {
+		p.tailBlock = fitting[len(fitting)-1]
+	}
+	c.addPin(p)
+}
+
+// Release unpins the blocks of an Add, after an answer that the next turn will send
+// back as the blocks of reply, which the backend holds too. All of them are now the
+// most recently used, the first most of all, since vLLM frees a request's blocks at
+// its end, last first.
+func (x *Index) Release(p *Pin, reply []prompt.Block) {
+	c := x.current(p)
+	if c == nil {
+		return
+	}
+	c.uses++
+	p.cache = nil
+	if p.pinned {
+		c.removePin(p)
+	} else {
+		c.unpinned -= p.unpinned
+		if p.tail = x.find(p.slot, p.tailBlock); p.tail == 0 {
+			return // evicted meanwhile
+		}
+		c.pin(p.tail, c.uses)
+	}
+	tail := p.tail
+	if p.Omitted == 0 {
+		tail = x.extend(p.slot, tail, reply)
+	}
+	c.unpin(tail, c.uses)
+}
+
+// extend adds the blocks of an answer to a request that ends at the entry tail, and
+// returns the last one's entry.
+func (x *Index) extend(slot int, tail int32, reply []prompt.Block) int32 {
+	c := x.caches[slot]
+	reply = reply[:min(len(reply), max(0, c.capacity-c.pinned))]
+	known := x.matchOne(slot, reply)
+	if known > 0 { // an equal answer was added before
+		last := x.tailEntry(slot, reply[:known])
+		c.pin(last, c.uses)
+		c.unpin(tail, c.uses)
+		tail = last
+	}
+	x.makeRoom(slot, len(reply)-known)
+	return x.insert(slot, reply[known:], tail, c.uses)
+}
+
+// Rollback unpins the blocks of an Add and removes what the Add created, from block
+// keep on, because the engine never computed it. It removes tails first and stops at
+// the first block that a later Add used or that has successors.
+func (x *Index) Rollback(p *Pin, blocks []prompt.Block, keep int) {
+	c := x.current(p)
+	if c == nil {
+		return
+	}
+	x.unpin(p)
+	c.unpinned -= p.unpinned
+	p.cache = nil
+	for i := len(blocks) - 1; i >= max(p.matched, keep); i-- {
+		at := x.find(p.slot, blocks[i])
+		if at == 0 {
+			continue // evicted meanwhile, or beyond the capacity
+		}
+		if e := &c.entries[at]; e.stamp != p.stamp || e.pins > 0 {
+			return
+		}
+		x.remove(p.slot, at)
+	}
+}
+
+// Pinned returns how many blocks of a backend requests in flight use, each block
+// counted once. Its replica cannot evict them.
+func (x *Index) Pinned(slot int) int { return x.caches[slot].pinned + x.caches[slot].unpinned }
+
+// CountUnpinned returns how many of blocks, all of which the backend holds, no request
+// in flight uses.
+func (x *Index) CountUnpinned(slot int, blocks []prompt.Block) int {
+	c, n := x.caches[slot], 0
+	for at := x.tailEntry(slot, blocks); at != 0 && c.entries[at].pins == 0; at = c.entries[at].parent {
+		n++
+	}
+	return n
+}
+
+// current returns the cache that p pins; nil once p is released or the cache was
+// dropped.
+func (x *Index) current(p *Pin) *cache {
+	if p.cache == nil || p.cache != x.caches[p.slot] || p.tail == 0 {
+		return nil
+	}
+	return p.cache
+}
+
+// unpin makes the blocks of p evictable, unless other requests use them.
+func (x *Index) unpin(p *Pin) {
+	if c := p.cache; p.pinned {
+		p.pinned = false
+		c.removePin(p)
+		p.unpinned = c.pinned
+		c.unpin(p.tail, 0)
+		p.unpinned -= c.pinned
+		c.unpinned += p.unpinned
+	}
+}
+
+func (c *cache) addPin(p *Pin) {
+	if p.tail == 0 {
+		return
+	}
+	p.prev = c.lastPin
+	if p.prev == nil {
+		c.firstPin = p
+	} else {
+		p.prev.next = p
+	}
+	c.lastPin = p
+}
+
+func (c *cache) removePin(p *Pin) {
+	if p.prev == nil {
+		c.firstPin = p.next
+	} else {
+		p.prev.next = p.next
+	}
+	if p.next == nil {
+		c.lastPin = p.prev
+	} else {
+		p.next.prev = p.prev
+	}
+	p.prev, p.next = nil, nil
+}
