@@ -234,7 +234,7 @@ func TestAFileThatIsNoSnapshotIsNeverWrittenOver(t *testing.T) {
 	if err := os.Symlink(dir, filepath.Join(dir, "folder")); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := open(filepath.Join(dir, "folder")); err == nil || !strings.Contains(err.Error(), "no plain file") {
+	if _, err := open(filepath.Join(dir, "folder")); err == nil || !strings.Contains(err.Error(), "not a regular file") {
 		t.Errorf("a folder: %v", err)
 	}
 

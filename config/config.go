@@ -18,25 +18,18 @@ import (
 	"warmroute/router/policy"
 )
 
-// Config holds every setting. Components define the settings that concern them
-// alone; an int64 is a size in bytes. The fields are in the order of config.yaml, which
-// documents them; each field has a line there. A Config is not modified after it
-// is loaded. Settings tagged reload:"no", and all settings of a section with that
-// tag, take effect only at a restart.
+// Config holds every setting. The fields are in the order of config.yaml, which
+// documents them; each has a line there. Components define the settings that
+// concern them alone. An int64 is a size in bytes. A Config is not modified after
+// it is loaded. Settings tagged reload:"no", and all settings of a section with
+// that tag, take effect only at a restart.
 type Config struct {
-	Listen          string                  `mapstructure:"listen" reload:"no"` // host:port
-	Admin           string                  `mapstructure:"admin" reload:"no"`  // host:port, or empty: no admin listener
-	AdminToken      string                  `mapstructure:"admin_token"`        // the content of AdminTokenFile, if that is given
-	AdminTokenFile  string                  `mapstructure:"admin_token_file"`
-	AdminTLS        ListenerTLS             `mapstructure:"admin_tls"`
-	TLS             ListenerTLS             `mapstructure:"tls"`
-	Backends        []Backend               `mapstructure:"backends"`
-	Keys            []Key                   `mapstructure:"keys"` // those of KeysFile included
-	KeysFile        string                  `mapstructure:"keys_file"`
-	Tenant          string                  `mapstructure:"tenant"` // share or isolate
+	Listeners       `mapstructure:",squash"`
+	Backends        []Backend `mapstructure:"backends"`
+	Tenants         `mapstructure:",squash"`
 	Routing         Routing                 `mapstructure:"routing"`
 	SLO             SLO                     `mapstructure:"slo"`
-	Index           Index                   `mapstructure:"index"`
+	Index           Index                   `mapstructure:"index" reload:"no"`
 	Record          Record                  `mapstructure:"record" reload:"no"`
 	Limits          Limits                  `mapstructure:"limits"`
 	Poll            backends.PollSettings   `mapstructure:"poll"`
@@ -49,6 +42,23 @@ type Config struct {
 	ResponseHeaders bool                    `mapstructure:"response_headers"`
 	Log             Log                     `mapstructure:"log"`
 	AccessLog       accesslog.Settings      `mapstructure:"access_log"`
+}
+
+// Listeners are the public and the admin listener.
+type Listeners struct {
+	Listen         string      `mapstructure:"listen" reload:"no"` // host:port
+	Admin          string      `mapstructure:"admin" reload:"no"`  // host:port, or empty: no admin listener
+	AdminToken     string      `mapstructure:"admin_token"`        // the content of AdminTokenFile, if that is given
+	AdminTokenFile string      `mapstructure:"admin_token_file"`
+	AdminTLS       ListenerTLS `mapstructure:"admin_tls"`
+	TLS            ListenerTLS `mapstructure:"tls"`
+}
+
+// Tenants are the API keys and how they share the prefix cache.
+type Tenants struct {
+	Keys     []Key  `mapstructure:"keys"` // those of KeysFile included
+	KeysFile string `mapstructure:"keys_file"`
+	Tenant   string `mapstructure:"tenant"` // share or isolate
 }
 
 // Backend is one vLLM server. Name is never empty after loading.
@@ -137,9 +147,9 @@ type SLO struct {
 
 // Index bounds the index of the replicas' prefix caches.
 type Index struct {
-	BlockBytes int    `mapstructure:"block_bytes" reload:"no"`
-	MaxBytes   int64  `mapstructure:"max_bytes" reload:"no"`
-	Snapshot   string `mapstructure:"snapshot" reload:"no"` // file; empty: none
+	BlockBytes int    `mapstructure:"block_bytes"`
+	MaxBytes   int64  `mapstructure:"max_bytes"`
+	Snapshot   string `mapstructure:"snapshot"` // file; empty: none
 }
 
 // Record configures the recording of traffic.

@@ -78,15 +78,13 @@ func settingTypes(of reflect.Type, prefix string) map[string]reflect.Type {
 
 func TestDefaults(t *testing.T) {
 	want := &Config{
-		Listen:   ":8080",
-		Admin:    "127.0.0.1:9090",
-		Backends: []Backend{{Name: "a:8000", URL: "http://a:8000", Weight: 1}},
-		Keys:     []Key{},
+		Listeners: Listeners{Listen: ":8080", Admin: "127.0.0.1:9090"},
+		Backends:  []Backend{{Name: "a:8000", URL: "http://a:8000", Weight: 1}},
+		Tenants:   Tenants{Keys: []Key{}, Tenant: "share"},
 		Routing: Routing{
 			Policy: "prefix", Attempts: 3, Learn: true, SessionHeader: "X-Session-Id",
 			Queue: Queue{Requests: 1000, Bytes: 256 << 20, BatchRequests: 10_000, BatchBytes: 512 << 20, Time: time.Minute}, BatchSlowdown: 0.05,
 		},
-		Tenant:          "share",
 		Index:           Index{BlockBytes: 256, MaxBytes: 256 << 20},
 		Record:          Record{MaxBytes: 256 << 20, Keep: 3},
 		Limits:          Limits{proxy.Limits{InFlight: 12_000, Connections: 1 << 14, QueryBytes: 4 << 10, BodyBytes: 64 << 20, BodyBytesTotal: 1 << 30}, 64 << 10},
@@ -346,7 +344,7 @@ func TestServiceVariablesIgnored(t *testing.T) {
 func TestPublicURL(t *testing.T) {
 	f := func(want, listen string, tls ListenerTLS) {
 		t.Helper()
-		if got := (&Config{Listen: listen, TLS: tls}).PublicURL(); got != want {
+		if got := (&Config{Listeners: Listeners{Listen: listen, TLS: tls}}).PublicURL(); got != want {
 			t.Errorf("%s: %s, want %s", listen, got, want)
 		}
 	}
