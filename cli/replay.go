@@ -282,14 +282,14 @@ func (o *replayOptions) parseChanges() ([]replay.Change, error) {
 		if _, e := fmt.Sscanf(backend+"\n", "%d\n", &c.Backend); !found || !named || e != nil || err != nil || when < 0 {
 			return nil, fmt.Errorf("--change: %q is not of the form join:7@20m, leave:0@600s or restart:3@1h", text)
 		}
-		what, ok := map[string]replay.WhatChanges{"join": replay.Join, "leave": replay.Leave, "restart": replay.Restart}[kind]
+		what, ok := map[string]replay.ChangeKind{"join": replay.Join, "leave": replay.Leave, "restart": replay.Restart}[kind]
 		switch {
 		case !ok:
 			return nil, fmt.Errorf("--change %s: unknown change %q; choose one of join, leave, restart", text, kind)
 		case c.Backend < 0 || c.Backend >= o.backends:
 			return nil, fmt.Errorf("--change %s: backend %d is not between 0 and %d", text, c.Backend, o.backends-1)
 		}
-		c.At, c.What, c.Away = when, what, time.Minute
+		c.At, c.Kind, c.Away = when, what, time.Minute
 		changes = append(changes, c)
 	}
 	return changes, nil

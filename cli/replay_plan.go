@@ -47,7 +47,7 @@ func (o *replayOptions) plan(defaults []byte) (*replayPlan, error) {
 		base.PollInterval = c.Poll.Interval
 	}
 	if o.queue {
-		base.Hold = c.Routing.QueueSettings()
+		base.Queue = c.Routing.QueueSettings()
 	}
 	loads := o.loads
 	if len(loads) == 0 {

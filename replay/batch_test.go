@@ -74,7 +74,7 @@ func (c *conversation) turn(number uint64, at time.Duration) *Job {
 		}
 	}
 	j := c.chain.job(at, prompt, answer, shortBlock)
-	j.Head, j.Session = c.system, number
+	j.PromptKey, j.Session = c.system, number
 	return j
 }
 
@@ -141,7 +141,7 @@ func playBatch(t *testing.T, w Workload, seed uint64) Summary {
 	t.Helper()
 	s := Scenario{
 		Backends: 4, KVTokens: 400_000, Policy: "prefix", Seed: seed, Workload: w,
-		Hold: router.QueueSettings{
+		Queue: router.QueueSettings{
 			Requests: 1000, Bytes: 256 << 20, BatchRequests: 10_000, BatchBytes: 512 << 20, Timeout: 24 * time.Hour, BatchSlowdown: 0.05,
 		},
 	}
@@ -153,15 +153,15 @@ func playBatch(t *testing.T, w Workload, seed uint64) Summary {
 }
 
 // The batch requests, their number and how many of them four replicas answer in a
-// second: TestBatchAloneIsAsFastAsAnyRequests measures that.
+// second: TestBatchAlone measures that.
 var documents = batchJobs{requests: 10_000, prompt: interval{200, 800}, answer: interval{50, 250}, priority: 10}
 
 const batchCapacity = 52
 
-// TestBatchBesideInteractiveRequests plays 10,000 batch requests at three times the
+// TestBatchWithInteractiveRequests plays 10,000 batch requests at three times the
 // fleet's capacity beside chats at about 45 % of it: none is lost, and the chats'
 // p99 is at most 1.1 times of what it is without them.
-func TestBatchBesideInteractiveRequests(t *testing.T) {
+func TestBatchWithInteractiveRequests(t *testing.T) {
 	const seeds = 5
 	chats := conversations{rate: 8, length: 5 * time.Minute}
 	batch := documents
@@ -190,9 +190,9 @@ func TestBatchBesideInteractiveRequests(t *testing.T) {
 	}
 }
 
-// TestBatchAloneIsAsFastAsAnyRequests holds that a fleet without interactive
+// TestBatchAlone holds that a fleet without interactive
 // requests serves batch requests as it serves any.
-func TestBatchAloneIsAsFastAsAnyRequests(t *testing.T) {
+func TestBatchAlone(t *testing.T) {
 	play := func(priority int) Summary {
 		w := documents
 		w.requests, w.rate, w.priority = 1000, 1000, priority
@@ -205,9 +205,9 @@ func TestBatchAloneIsAsFastAsAnyRequests(t *testing.T) {
 	}
 }
 
-// TestBatchBesideFewInteractiveRequests holds that a fleet with little interactive
+// TestBatchWithFewInteractiveRequests holds that a fleet with little interactive
 // traffic keeps as many of its replicas free as that needs, and not more.
-func TestBatchBesideFewInteractiveRequests(t *testing.T) {
+func TestBatchWithFewInteractiveRequests(t *testing.T) {
 	const length = 10 * time.Minute
 	for _, c := range []struct {
 		rate    float64 // of conversations

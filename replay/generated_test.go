@@ -29,7 +29,7 @@ func median(values []float64) float64 {
 	return values[len(values)/2]
 }
 
-func TestAsManyAgenticSessionsAreOpenAtOnceAsWereAskedFor(t *testing.T) {
+func TestAgenticConcurrency(t *testing.T) {
 	for _, n := range []int{48, 400, 700} {
 		if r := mustMake(t, Agentic{Concurrency: n}, 8); len(r.Open) != n {
 			t.Errorf("of %d sessions at once %d begin", n, len(r.Open))
@@ -39,7 +39,7 @@ func TestAsManyAgenticSessionsAreOpenAtOnceAsWereAskedFor(t *testing.T) {
 
 func TestAgenticSessions(t *testing.T) {
 	r := mustMake(t, Agentic{Concurrency: 48, Sessions: 4000}, 8)
-	if len(r.Open) != 48 || r.Open[47].At != 47*agenticApart {
+	if len(r.Open) != 48 || r.Open[47].At != 47*agenticStartInterval {
 		t.Fatalf("%d sessions begin by themselves, the last at %v", len(r.Open), r.Open[len(r.Open)-1].At)
 	}
 	var first, later, answers, pauses []float64
@@ -75,7 +75,7 @@ func TestAgenticSessions(t *testing.T) {
 			if next.session == s && !slices.Equal(next.Blocks[:len(j.Blocks)+len(j.Reply)], slices.Concat(j.Blocks, j.Reply)) {
 				t.Fatal("a turn does not begin with the one before it and its answer")
 			}
-			if next.session != s && next.At != now+agenticNext {
+			if next.session != s && next.At != now+agenticNextDelay {
 				t.Fatalf("the next session begins %v after the last", next.At-now)
 			}
 		}
@@ -91,7 +91,7 @@ func TestAgenticSessions(t *testing.T) {
 	near(t, "number of sessions ended by chance", ends, ending, 0.05)
 }
 
-func TestAgenticSessionsShareTheirGroupsPrompt(t *testing.T) {
+func TestAgenticGroupPrompt(t *testing.T) {
 	r := mustMake(t, Agentic{Concurrency: 300}, 8)
 	if len(r.Open) != 300 {
 		t.Fatalf("%d sessions at once", len(r.Open))
@@ -130,7 +130,7 @@ func TestSharedPrompts(t *testing.T) {
 		for _, j := range r.Open {
 			prompts += j.Prompt
 			answers += float64(j.Answer)
-			by[j.Head]++
+			by[j.PromptKey]++
 			if len(j.Blocks) != blocks {
 				t.Fatalf("%s: %d blocks, want %d", name, len(j.Blocks), blocks)
 			}
@@ -151,7 +151,7 @@ func TestDocuments(t *testing.T) {
 	r := mustMake(t, w, 8)
 	asked := map[uint64]int{}
 	for i, j := range r.Open {
-		asked[j.Head]++
+		asked[j.PromptKey]++
 		if j.Prompt != 20_100 || len(j.Blocks) != 39 || i > 0 && j.At < r.Open[i-1].At {
 			t.Fatalf("question %d at %v is of %d tokens in %d blocks", i, j.At, j.Prompt, len(j.Blocks))
 		}
@@ -165,7 +165,7 @@ func TestDocuments(t *testing.T) {
 	near(t, "load", float64(len(r.Open))*20_100/(time.Hour.Seconds()*8*nominalRate), 1.5, 0.05)
 }
 
-func TestWrongWorkloadsAreRefused(t *testing.T) {
+func TestInvalidWorkloads(t *testing.T) {
 	for name, w := range map[string]Workload{
 		"agentic without sessions": Agentic{},
 		"no prompts":               SharedPrompts{Rate: 1, PromptTokens: 1, For: time.Second},

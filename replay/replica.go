@@ -16,21 +16,20 @@ type replica struct {
 	config  engine.Config
 	engine  *engine.Engine
 
-	running bool              // a step is under way
-	step    engine.StepResult // that one
-	flights []*flight         // sent here and not ended, in no order
-	epoch   int               // counts restarts
-	started time.Duration     // when the process was
-	away    bool              // not there yet, gone, or restarting
-	left    bool              // and has not joined again: no restart brings it back
+	stepping bool              // a step is scheduled
+	step     engine.StepResult // of the current step
+	requests []*request        // in flight, in no order
+	epoch    int               // number of restarts
+	started  time.Duration     // of the process
+	down     bool              // not joined yet, removed or restarting
+	removed  bool              // has left and not joined again: a restart does not bring it back
 
-	frozen time.Duration // until then no step ends
-
-	seenStart float64 // start time that the last poll told
-	misses    int     // polls in a row without an answer
+	frozenUntil   time.Duration // no step ends before
+	lastStartTime float64       // of the last poll
+	misses        int           // failed polls in a row
 }
 
-// newFleet makes the replicas, each Ready.
+// newFleet returns the replicas of a scenario, all Ready.
 func newFleet(s *Scenario, requests *Requests) []*replica {
 	configs := make([]engine.Config, s.Backends)
 	for i := range configs {
@@ -62,44 +61,134 @@ func newFleet(s *Scenario, requests *Requests) []*replica {
 	return fleet
 }
 
-// scrape is what the replica's /metrics would say. told is the size of the KV
-// cache that it reports, over the true one.
-func (p *replica) scrape(now time.Time, told float64) *backends.Load {
+// scrape returns what the replica's /metrics would report. factor is the reported
+// size of the KV cache over the true one.
+func (p *replica) scrape(now time.Time, factor float64) *backends.Load {
 	st := p.engine.Stats()
 	size := p.config.KVTokens / p.config.BlockSize * p.config.BlockSize
 	return &backends.Load{
 		Running: st.Running, Waiting: st.Waiting, QueuesKnown: true,
 		WaitingForCapacity: st.Waiting,
 		KVCacheUsage:       st.KVUsage, KVKnown: true,
-		CacheTokens:      int(told * float64(size)),
+		CacheTokens:      int(factor * float64(size)),
 		BlockSize:        p.config.BlockSize,
 		HitAlignment:     p.config.BlockSize,
 		PrefixCachingOff: p.config.NoPrefixCache,
 		PrefixQueries:    float64(st.PrefixQueries), PrefixHits: float64(st.PrefixHits), PrefixKnown: true,
 		PromptTokens: float64(st.PromptTokens), GenerationTokens: float64(st.GenerationTokens), TokensKnown: true,
 		StepTokens:  st.LargestStep(),
-		StartTime:   epoch + p.started.Seconds(),
+		StartTime:   startUnix + p.started.Seconds(),
 		OwnInFlight: p.backend.InFlight.Load(),
 		ScrapedAt:   now,
 	}
 }
 
-// remove takes f out of the list of those that are under way.
-func (p *replica) remove(f *flight) {
-	last := len(p.flights) - 1
-	p.flights[f.at] = p.flights[last]
-	p.flights[f.at].at = f.at
-	p.flights[last] = nil
-	p.flights = p.flights[:last]
+// remove removes f from requests.
+func (p *replica) remove(f *request) {
+	last := len(p.requests) - 1
+	p.requests[f.listIndex] = p.requests[last]
+	p.requests[f.listIndex].listIndex = f.listIndex
+	p.requests[last] = nil
+	p.requests = p.requests[:last]
 }
 
-// progress tells the router that a piece of an answer has passed, where it can
-// see one. It keeps account by backend, so one of them is as good as all.
-func (p *replica) progress() {
-	for _, f := range p.flights {
-		if f.started && f.asked.Streams && f.decision != nil {
+// reportProgress reports output to the router if a proxy would see any. The router
+// counts by backend, so one request is enough.
+func (p *replica) reportProgress() {
+	for _, f := range p.requests {
+		if f.started && f.routed.Streams && f.decision != nil {
 			f.decision.RecordOutput()
 			return
 		}
 	}
+}
+
+// change applies a change of the scenario.
+func (r *run) change(c Change) {
+	p := r.fleet[c.Backend]
+	switch c.Kind {
+	case Join:
+		p.removed = false
+		r.setReady(c.Backend)
+	case Leave:
+		p.removed = true
+		p.backend.SetState(backends.Draining)
+		if len(p.requests) == 0 {
+			p.setDown()
+		}
+	case Restart:
+		p.setDown()
+		p.epoch++
+		p.stepping = false
+		p.step = engine.StepResult{}
+		p.engine = engine.New(p.config)
+		p.started = r.now + c.Away
+		r.abortAll(p)
+		r.events.push(event{at: r.now + c.Away, kind: eventRestarted, index: c.Backend, epoch: p.epoch})
+	case Freeze:
+		p.frozenUntil = r.now + c.Away
+	}
+}
+
+// setDown makes a replica refuse requests.
+func (p *replica) setDown() {
+	p.down = true
+	p.backend.SetState(backends.Down)
+}
+
+// setReady makes a backend serve.
+func (r *run) setReady(index int) {
+	p := r.fleet[index]
+	p.down = false
+	p.backend.SetState(backends.Ready)
+	r.router.BackendChanged(p.backend)
+}
+
+// poll scrapes a replica's metrics as backends.Poller does, and schedules the next
+// poll.
+func (r *run) poll(index int) {
+	p := r.fleet[index]
+	wait := r.pollEvery
+	if p.down {
+		const maxMissedPolls = 3
+		if p.misses++; p.misses == maxMissedPolls {
+			p.backend.SetLoad(nil)
+		}
+	} else {
+		p.misses = 0
+		l := p.scrape(wallTime(r.now), r.reportedFactor)
+		r.events.push(event{at: r.now + r.PollLag, kind: eventLoad, index: index, epoch: p.epoch, load: l})
+		if l.Waiting > 0 || int64(l.Running) > l.OwnInFlight {
+			wait = min(wait, fastPoll)
+		}
+	}
+	r.events.push(event{at: r.now + r.PollLag + r.jitter(wait), kind: eventPoll, index: index})
+}
+
+// observe passes a scrape to the router.
+func (r *run) observe(index int, l *backends.Load) {
+	p := r.fleet[index]
+	p.backend.SetLoad(l)
+	if p.lastStartTime != 0 && p.lastStartTime != l.StartTime {
+		r.router.ForgetCache(p.backend)
+	}
+	p.lastStartTime = l.StartTime
+	r.router.ObserveLoad(p.backend, l)
+}
+
+// addExternalLoad sends a request of an external client straight to a replica.
+func (r *run) addExternalLoad(index int) {
+	f := &r.External[index]
+	if f.Until > 0 && r.now > f.Until {
+		return
+	}
+	target := f.Backends[r.random.IntN(len(f.Backends))]
+	if p := r.fleet[target]; !p.down {
+		q := &engine.Request{Prompt: f.Prompt, Answer: f.Answer}
+		// One too long for the cache is refused.
+		if p.engine.Add(q, r.now) == nil {
+			r.startStepping(target, p)
+		}
+	}
+	r.events.push(event{at: r.now + gap(r.random, f.Rate), kind: eventExternal, index: index})
 }

@@ -1,12 +1,17 @@
 package replay
 
 import (
+	"fmt"
+	"io"
 	"slices"
 	"sync"
+	"text/tabwriter"
 	"time"
+
+	"warmroute/router"
 )
 
-// Result is what one request saw. Durations are in the replicas' time.
+// Result is the outcome of one request. Durations are in the replicas' time.
 type Result struct {
 	// Err is the cause of failure, "" for a complete response. It is one of few
 	// constant texts, so that failures can be counted by cause.
@@ -16,17 +21,17 @@ type Result struct {
 
 	Sent time.Time     // when the request was due, of one over HTTP
 	TTFT time.Duration // from when the request was due to its first content
-	E2E  time.Duration // to the end of the answer
+	E2E  time.Duration // to the end of the response
 	ITL  time.Duration // mean gap between chunks with content; 0 with fewer than two
 
 	PromptTokens, CachedTokens, CompletionTokens int // as usage says
-	// CachedKnown tells whether usage said how much was cached: some servers never
-	// do, others leave it out when it is nothing.
+	// CachedKnown reports whether usage had the cached tokens: some servers never do,
+	// others omit them when there are none.
 	CachedKnown  bool
 	InvalidUsage bool // usage was impossible, like more cached than prompt tokens, and was ignored
 }
 
-// tpot is the time for each token after the first, or 0 without one.
+// tpot returns the time per output token after the first; 0 with fewer than two.
 func (r Result) tpot() time.Duration {
 	if r.CompletionTokens < 2 {
 		return 0
@@ -34,13 +39,14 @@ func (r Result) tpot() time.Duration {
 	return (r.E2E - r.TTFT) / time.Duration(r.CompletionTokens-1)
 }
 
-// Summary is a policy's figures over a run. Times and ratios are of the
-// requests answered whole; the others stand in Errors by cause.
+// Summary has a policy's figures over a run: the JSON object that replay prints,
+// hence its many fields. Times and ratios are of complete responses; the other
+// requests are counted in Errors by cause.
 type Summary struct {
 	Policy       string  `json:"policy"`
-	Requests     int     `json:"requests"` // answered whole
+	Requests     int     `json:"requests"` // with a complete response
 	HitRatio     float64 `json:"hit_ratio"`
-	HitKnown     bool    `json:"-"` // an answer said how much was cached; else HitRatio is 0
+	HitKnown     bool    `json:"-"` // a response had its cached tokens; else HitRatio is 0
 	InvalidUsage int     `json:"-"` // responses with an impossible usage, which was ignored
 
 	TTFTMean float64 `json:"ttft_mean_s"`
@@ -52,31 +58,29 @@ type Summary struct {
 	E2EMean  float64 `json:"e2e_mean_s"`
 	E2EP99   float64 `json:"e2e_p99_s"`
 	// The most loaded backend over the mean, by prompt tokens prefilled and by
-	// time-weighted mean in flight. Filled by whoever sees the replicas; 0: unknown.
+	// time-weighted mean in flight; 0: unknown.
 	WorkMaxOverMean     float64 `json:"work_max_over_mean,omitzero"`
 	InFlightMaxOverMean float64 `json:"in_flight_max_over_mean,omitzero"`
-	// Throughput is requests answered a second, from the tally's start.
+	// Throughput is complete responses per second.
 	Throughput float64        `json:"throughput_rps"`
 	Lost       int            `json:"lost"` // the sum of Errors
 	Errors     map[string]int `json:"errors,omitempty"`
 
-	// Known where the router's own code is played in virtual time.
-	PredictedHitRatio float64 `json:"predicted_hit_ratio,omitzero"`
-	HoldMean          float64 `json:"queue_mean_s,omitzero"` // from arrival to the attempt that was served
-	Spills            int     `json:"spills,omitzero"`
-	// JoinedShare is the prefill work of backends that joined, within two minutes
-	// of it, over the fleet's mean in that time.
-	JoinedShare float64   `json:"joined_share,omitzero"`
-	Timeline    *Timeline `json:"-"`
+	// Known in virtual time only:
+	PredictedHitRatio float64   `json:"predicted_hit_ratio,omitzero"`
+	QueueTimeMean     float64   `json:"queue_mean_s,omitzero"` // from arrival to the attempt that was served
+	Spills            int       `json:"spills,omitzero"`
+	NewBackendShare   float64   `json:"joined_share,omitzero"`
+	Timeline          *Timeline `json:"-"`
 
 	PromptTokens     int `json:"prompt_tokens"`
 	CompletionTokens int `json:"completion_tokens"`
 
-	// Batch are the figures of the requests with a priority above 0, of one run in
-	// virtual time; the others' are above. nil: there were none.
+	// Batch has the figures of requests with a priority above 0, of one run in virtual
+	// time; all other fields are of the other requests. nil: there were none.
 	Batch *Summary `json:"batch,omitempty"`
 
-	Spread *Spread `json:"spread,omitempty"` // of the mean of several runs
+	Variation *Variation `json:"spread,omitempty"` // of the mean of several runs
 }
 
 // Tally collects results. Safe for concurrent use.
@@ -100,11 +104,11 @@ func (t *Tally) Add(r Result) {
 	t.errors[r.Err]++
 }
 
-// Summary sums up what was added so far; elapsed is the run's length until now,
-// in the replicas' time.
+// Summary returns the figures of the results so far; elapsed is the length of the
+// run until now, in the replicas' time.
 func (t *Tally) Summary(policy string, elapsed time.Duration) Summary {
 	t.mu.Lock()
-	// Added results never change, so they may be read unlocked.
+	// Results never change once added and can be read without the lock.
 	results := t.results[:len(t.results):len(t.results)]
 	s := Summary{Policy: policy, Requests: len(results), Errors: make(map[string]int, len(t.errors))}
 	for cause, n := range t.errors {
@@ -151,16 +155,17 @@ func (t *Tally) Summary(policy string, elapsed time.Duration) Summary {
 	return s
 }
 
-// MaxOverMean is 1 when all values are alike, and 0 for no values or nothing but zeros.
+// MaxOverMean returns the maximum over the mean: 1 when all values are equal, 0 when
+// there are none or all are 0.
 func MaxOverMean(values []float64) float64 {
-	most, sum := 0.0, 0.0
+	highest, total := 0.0, 0.0
 	for _, v := range values {
-		most, sum = max(most, v), sum+v
+		highest, total = max(highest, v), total+v
 	}
-	if sum == 0 {
+	if total == 0 {
 		return 0
 	}
-	return most * float64(len(values)) / sum
+	return highest * float64(len(values)) / total
 }
 
 type mean struct {
@@ -177,8 +182,194 @@ func (m *mean) seconds() float64 {
 	return m.sum.Seconds() / float64(m.n)
 }
 
-// quantile is the nearest-rank percentile of a sorted, non-empty list, in seconds.
+// quantile returns the nearest-rank percentile of a sorted, non-empty list, in seconds.
 func quantile(sorted []time.Duration, percent int) float64 {
 	rank := (len(sorted)*percent + 99) / 100
 	return sorted[max(rank, 1)-1].Seconds()
+}
+
+// Report is the output of a tool, as JSON or as a table.
+type Report struct {
+	Trace    string    `json:"trace,omitempty"`
+	Backends int       `json:"backends,omitempty"`
+	Load     float64   `json:"load"`            // 0: closed loop, which has none
+	Seeds    int       `json:"seeds,omitempty"` // runs of which each result is the mean
+	Results  []Summary `json:"results"`
+}
+
+// WriteTable writes a line for each result, with times in milliseconds and, where
+// known, the most loaded backend over the mean by work and by requests in flight.
+func (r Report) WriteTable(w io.Writer) error {
+	balance := slices.ContainsFunc(r.Results, func(s Summary) bool { return s.WorkMaxOverMean > 0 })
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprint(t, "policy\trequests\thits\tTTFT ms\tp50\tp90\tp99\tTPOT ms\tE2E ms\treq/s\tlost\t")
+	if balance {
+		fmt.Fprint(t, "work\tin flight\t")
+	}
+	fmt.Fprintln(t)
+	for _, s := range r.Results {
+		fmt.Fprintf(t, "%s\t%d\t%.3f\t%.0f\t%.0f\t%.0f\t%.0f\t%.1f\t%.0f\t%.1f\t%d\t", s.Policy, s.Requests, s.HitRatio,
+			s.TTFTMean*1000, s.TTFTP50*1000, s.TTFTP90*1000, s.TTFTP99*1000,
+			s.TPOTMean*1000, s.E2EMean*1000, s.Throughput, s.Lost)
+		if balance {
+			fmt.Fprintf(t, "%.2f\t%.2f\t", s.WorkMaxOverMean, s.InFlightMaxOverMean)
+		}
+		fmt.Fprintln(t)
+	}
+	return t.Flush()
+}
+
+// Find returns the result of a policy.
+func (r Report) Find(policy string) (Summary, bool) {
+	for _, s := range r.Results {
+		if s.Policy == policy {
+			return s, true
+		}
+	}
+	return Summary{}, false
+}
+
+// BestOther returns the result with the lowest figure of all policies but this one
+// and Pooled.
+func (r Report) BestOther(policy string, of func(Summary) float64) (best Summary, ok bool) {
+	for _, s := range r.Results {
+		if s.Policy != policy && s.Policy != Pooled && s.Requests > 0 && (!ok || of(s) < of(best)) {
+			best, ok = s, true
+		}
+	}
+	return best, ok
+}
+
+// Variation is the range of some figures over the runs of which a Summary is the
+// mean.
+type Variation struct {
+	HitRatio MinMax `json:"hit_ratio"`
+	TTFTMean MinMax `json:"ttft_mean_s"`
+	TTFTP99  MinMax `json:"ttft_p99_s"`
+	E2EMean  MinMax `json:"e2e_mean_s"`
+}
+
+// MinMax is the range of the least and the greatest of some figures.
+type MinMax struct {
+	Min float64 `json:"min"`
+	Max float64 `json:"max"`
+}
+
+// Mean returns the mean of at least one run that differ by their seed alone. Counts
+// are means too, rounded up for failures.
+func Mean(runs []Summary) Summary {
+	if len(runs) == 1 {
+		return runs[0]
+	}
+	m := Summary{Policy: runs[0].Policy, Errors: make(map[string]int)}
+	n := float64(len(runs))
+	var requests, spills, promptTokens, completionTokens float64
+	for _, r := range runs {
+		sums, figures := m.figures(), r.figures()
+		for k := range sums {
+			*sums[k] += *figures[k] / n
+		}
+		requests += float64(r.Requests) / n
+		spills += float64(r.Spills) / n
+		promptTokens += float64(r.PromptTokens) / n
+		completionTokens += float64(r.CompletionTokens) / n
+		m.Lost += r.Lost
+		for cause, count := range r.Errors {
+			m.Errors[cause] += count
+		}
+	}
+	m.Lost = (m.Lost + len(runs) - 1) / len(runs)
+	for cause, count := range m.Errors {
+		m.Errors[cause] = (count + len(runs) - 1) / len(runs)
+	}
+	m.Requests, m.Spills = int(requests+0.5), int(spills+0.5)
+	m.PromptTokens, m.CompletionTokens = int(promptTokens+0.5), int(completionTokens+0.5)
+	m.Variation = &Variation{
+		HitRatio: minMax(runs, func(s Summary) float64 { return s.HitRatio }),
+		TTFTMean: minMax(runs, func(s Summary) float64 { return s.TTFTMean }),
+		TTFTP99:  minMax(runs, func(s Summary) float64 { return s.TTFTP99 }),
+		E2EMean:  minMax(runs, func(s Summary) float64 { return s.E2EMean }),
+	}
+	return m
+}
+
+// figures returns the fields that Mean averages.
+func (s *Summary) figures() []*float64 {
+	return []*float64{
+		&s.HitRatio, &s.TTFTMean, &s.TTFTP50, &s.TTFTP90, &s.TTFTP99, &s.TPOTMean, &s.ITLMean, &s.E2EMean, &s.E2EP99,
+		&s.WorkMaxOverMean, &s.InFlightMaxOverMean, &s.Throughput,
+		&s.PredictedHitRatio, &s.QueueTimeMean, &s.NewBackendShare,
+	}
+}
+
+func minMax(runs []Summary, of func(Summary) float64) MinMax {
+	e := MinMax{Min: of(runs[0]), Max: of(runs[0])}
+	for _, r := range runs {
+		e.Min, e.Max = min(e.Min, of(r)), max(e.Max, of(r))
+	}
+	return e
+}
+
+// measures are the measurements of a run in virtual time.
+type measures struct {
+	timeline *Timeline
+	tally    Tally
+	batch    Tally // requests with a priority above 0, which are not in tally
+
+	queueTime       mean // time between arrival and the attempt that succeeded
+	decisions       int
+	spills          int
+	predictedTokens int // that the router predicted as cached, of promptTokens
+	promptTokens    int
+}
+
+func (m *measures) recordDecision(d *router.Decision) {
+	m.decisions++
+	if d.Reason == router.ReasonSpill {
+		m.spills++
+	}
+	m.predictedTokens += d.MatchedTokens
+	m.promptTokens += d.PromptTokens
+}
+
+func (m *measures) recordSuccess(f *request, now time.Duration) {
+	j := f.job
+	m.queueTime.add(f.sent - j.At)
+	result := Result{
+		TTFT: f.first - j.At, E2E: now - j.At,
+		PromptTokens: j.Prompt, CachedTokens: f.engine.Cached, CompletionTokens: j.Answer,
+	}
+	result.ITL = result.tpot()
+	m.tallyOf(j).Add(result)
+}
+
+func (m *measures) recordFailure(j *Job, why string) { m.tallyOf(j).Add(Result{Err: why}) }
+
+func (m *measures) tallyOf(j *Job) *Tally {
+	if j.Priority > 0 {
+		return &m.batch
+	}
+	return &m.tally
+}
+
+func (r *run) summary() Summary {
+	m := &r.measured
+	s := m.tally.Summary(r.Policy, r.last)
+	if b := m.batch.Summary(r.Policy, r.last); b.Requests+b.Lost > 0 {
+		s.Batch = &b
+	}
+	t := m.timeline
+	for i := range r.fleet {
+		t.addInFlight(i, r.last, 0)
+	}
+	s.WorkMaxOverMean = MaxOverMean(t.sumMiddle(t.Work, r.last))
+	s.InFlightMaxOverMean = MaxOverMean(t.sumMiddle(t.InFlight, r.last))
+	s.NewBackendShare = t.newBackendShare(r.Changes)
+	s.QueueTimeMean = m.queueTime.seconds()
+	s.Spills = m.spills
+	if m.promptTokens > 0 {
+		s.PredictedHitRatio = float64(m.predictedTokens) / float64(m.promptTokens)
+	}
+	s.Timeline = t
+	return s
 }

@@ -32,7 +32,7 @@ func TestSummary(t *testing.T) {
 	}
 }
 
-func TestSummaryOfNothing(t *testing.T) {
+func TestEmptySummary(t *testing.T) {
 	var tally Tally
 	if s := tally.Summary("prefix", 0); s.Requests != 0 || s.Lost != 0 {
 		t.Errorf("got %+v", s)

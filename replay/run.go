@@ -13,55 +13,53 @@ import (
 )
 
 const (
-	// epoch is when every run begins, in seconds since 1970. Any time would do but
-	// the zero one, which means "never" in places.
-	epoch = 1_800_000_000
-	// indexBytes is room for any fleet that fits into memory beside its index.
-	indexBytes = 8 << 30
+	// startUnix is when every run begins. The zero time would mean "never" in places.
+	startUnix  = 1_800_000_000
+	indexBytes = 8 << 30 // large enough never to limit a run
 )
 
-// instant is the wall clock's word for a time of the run.
-func instant(at time.Duration) time.Time { return time.Unix(epoch, 0).Add(at) }
+// wallTime returns the time of day at a virtual time of the run.
+func wallTime(at time.Duration) time.Time { return time.Unix(startUnix, 0).Add(at) }
 
-// run is a scenario being played, in one goroutine.
+// run is a scenario in progress, in one goroutine.
 type run struct {
 	*Scenario
-	told     float64 // IndexFactor
-	poll     time.Duration
-	requests *Requests
-	router   *router.Router // nil under Pooled
-	fleet    []*replica
-	all      []*backends.Backend
-	chance   *rand.Rand // for all that is left to it here
+	reportedFactor float64 // IndexFactor
+	pollEvery      time.Duration
+	requests       *Requests
+	router         *router.Router // nil under Pooled
+	fleet          []*replica
+	all            []*backends.Backend
+	random         *rand.Rand // of everything but the workload and the router
 
 	now    time.Duration
-	agenda agenda
-	opened int  // of requests.Open that have arrived, or are planned
-	ticked bool // a tick is planned
+	events eventQueue
+	opened int  // of requests.Open that have arrived or are scheduled
+	ticked bool // a tick is scheduled
 
-	delivered []delivery // by the router, not yet acted on
-	flown     int        // flights so far
-	ended     int        // requests that have ended, whichever way
-	last      time.Duration
-	measured  measures
+	deliveries []delivery // by the router, not applied yet
+	arrivals   int        // requests so far
+	ended      int        // requests that have ended, whichever way
+	last       time.Duration
+	measured   measures
 }
 
-// delivery is what the router answered to a flight.
+// delivery is the router's decision for a request.
 type delivery struct {
-	flight   *flight
+	request  *request
 	decision *router.Decision
 	err      error
 }
 
 func newRun(s *Scenario, requests *Requests) (*run, error) {
 	r := &run{
-		Scenario: s,
-		told:     cmp.Or(s.IndexFactor, 1),
-		poll:     s.pollInterval(),
-		requests: requests,
-		fleet:    newFleet(s, requests),
-		chance:   rand.New(rand.NewPCG(s.Seed, 1)),
-		measured: measures{timeline: newTimeline(s.Backends)},
+		Scenario:       s,
+		reportedFactor: cmp.Or(s.IndexFactor, 1),
+		pollEvery:      s.pollInterval(),
+		requests:       requests,
+		fleet:          newFleet(s, requests),
+		random:         rand.New(rand.NewPCG(s.Seed, 1)),
+		measured:       measures{timeline: newTimeline(s.Backends)},
 	}
 	for _, p := range r.fleet {
 		r.all = append(r.all, p.backend)
@@ -69,76 +67,78 @@ func newRun(s *Scenario, requests *Requests) (*run, error) {
 	if s.Policy != Pooled {
 		var err error
 		r.router, err = router.New(router.Options{
-			Backends: r.all, Policy: s.Policy, PolicySettings: s.Settings, Queue: s.Hold, SLO: s.SLO,
+			Backends: r.all, Policy: s.Policy, PolicySettings: s.Settings, Queue: s.Queue, SLO: s.SLO,
 			BlockBytes: requests.BlockTokens * CharsPerToken, IndexMaxBytes: indexBytes, IndexMargin: 1, NoLearning: s.NoLearning,
-			PollInterval: r.poll,
-			Now:          func() time.Time { return instant(r.now) },
+			PollInterval: r.pollEvery,
+			Now:          func() time.Time { return wallTime(r.now) },
 			Rand:         rand.New(rand.NewPCG(s.Seed, 2)),
 		})
 		if err != nil {
 			return nil, err
 		}
 	}
-	r.planAll()
+	r.scheduleFirst()
 	return r, nil
 }
 
-// planAll plans the first event of everything that goes on by itself.
-func (r *run) planAll() {
-	r.planOpen()
+// scheduleFirst schedules the first arrival, the changes, the first polls and the
+// external load.
+func (r *run) scheduleFirst() {
+	r.scheduleNextOpen()
 	joining := make([]bool, len(r.fleet))
 	for i, c := range r.Changes {
-		r.agenda.plan(event{at: c.At, kind: changes, place: i})
+		r.events.push(event{at: c.At, kind: eventChange, index: i})
 		first := !slices.ContainsFunc(r.Changes, func(o Change) bool { return o.Backend == c.Backend && o.At < c.At })
-		joining[c.Backend] = joining[c.Backend] || c.What == Join && first
+		joining[c.Backend] = joining[c.Backend] || c.Kind == Join && first
 	}
 	for i, p := range r.fleet {
 		if joining[i] {
-			p.away = true
+			p.down = true
 			p.backend.SetState(backends.Down)
 		}
 		if r.router != nil {
-			// The first answer comes before the first request, as it does where the
-			// proxy is ready when its first polls are over.
-			r.observe(i, p.scrape(instant(0), r.told))
-			r.agenda.plan(event{at: r.spread(r.poll), kind: polled, place: i})
+			// The first poll ends before the first request, as in a proxy, which is
+			// ready only then.
+			r.observe(i, p.scrape(wallTime(0), r.reportedFactor))
+			r.events.push(event{at: r.jitter(r.pollEvery), kind: eventPoll, index: i})
 		}
 	}
-	for i, f := range r.Foreign {
-		r.agenda.plan(event{at: f.From + gap(r.chance, f.Rate), kind: intrudes, place: i})
+	for i, f := range r.External {
+		r.events.push(event{at: f.From + gap(r.random, f.Rate), kind: eventExternal, index: i})
 	}
 }
 
-// planOpen plans the next arrival of an open loop, so that the agenda stays short.
-func (r *run) planOpen() {
+// scheduleNextOpen schedules the next arrival of an open loop: one at a time, so
+// that the queue stays short.
+func (r *run) scheduleNextOpen() {
 	if r.opened < len(r.requests.Open) {
 		j := r.requests.Open[r.opened]
 		r.opened++
-		r.agenda.plan(event{at: j.At, kind: arrives, job: j, place: open})
+		r.events.push(event{at: j.At, kind: eventArrival, job: j, index: openLoop})
 	}
 }
 
-// open is the place of an arrival that another of the open loop follows.
-const open = -1
+// openLoop is the index of an arrival of an open loop.
+const openLoop = -1
 
-// spread varies d by a tenth, as the Poller does.
-func (r *run) spread(d time.Duration) time.Duration {
-	return time.Duration(float64(d) * (0.9 + 0.2*r.chance.Float64()))
+// jitter varies d by a tenth, as backends.Poller does.
+func (r *run) jitter(d time.Duration) time.Duration {
+	return time.Duration(float64(d) * (0.9 + 0.2*r.random.Float64()))
 }
 
-// play handles events until all requests have ended.
+// play handles events until all requests have ended or ctx has.
 func (r *run) play(ctx context.Context) error {
 	for n := 0; r.ended < r.requests.Total; n++ {
 		if n%1024 == 0 && ctx.Err() != nil {
 			return ctx.Err()
 		}
-		e := r.agenda.next()
+		e := r.events.pop()
 		r.now = e.at
 		r.handle(&e)
-		r.act()
+		r.applyDecisions()
 		if r.router != nil && !r.ticked && r.router.WaitingRequests() > 0 {
 			r.ticked = true
-			r.agenda.plan(event{at: r.now + router.TickInterval, kind: ticks})
+			r.events.push(event{at: r.now + router.TickInterval, kind: eventTick})
 		}
 	}
 	if r.Progress != nil {
@@ -149,78 +149,148 @@ func (r *run) play(ctx context.Context) error {
 
 func (r *run) handle(e *event) {
 	switch e.kind {
-	case arrives:
-		if e.place == open {
-			r.planOpen()
+	case eventArrival:
+		if e.index == openLoop {
+			r.scheduleNextOpen()
 		}
 		r.arrive(e.job)
-	case steps:
-		if p := r.fleet[e.place]; e.epoch == p.epoch {
-			r.stepEnds(e.place, p)
+	case eventStepEnd:
+		if p := r.fleet[e.index]; e.epoch == p.epoch {
+			r.endStep(e.index, p)
 		}
-	case polled:
-		r.scrape(e.place)
-	case loaded:
-		if e.epoch == r.fleet[e.place].epoch {
-			r.observe(e.place, e.load)
+	case eventPoll:
+		r.poll(e.index)
+	case eventLoad:
+		if e.epoch == r.fleet[e.index].epoch {
+			r.observe(e.index, e.load)
 		}
-	case ticks:
+	case eventTick:
 		r.ticked = false
 		r.router.Tick()
-	case changes:
-		r.change(r.Changes[e.place])
-	case returns:
-		if p := r.fleet[e.place]; e.epoch == p.epoch && !p.left {
-			r.back(e.place)
+	case eventChange:
+		r.change(r.Changes[e.index])
+	case eventRestarted:
+		if p := r.fleet[e.index]; e.epoch == p.epoch && !p.removed {
+			r.setReady(e.index)
 		}
-	case intrudes:
-		r.intrude(e.place)
+	case eventExternal:
+		r.addExternalLoad(e.index)
 	}
 }
 
-// stepEnds hands out what a replica's step brought, and begins the next one.
-func (r *run) stepEnds(place int, p *replica) {
-	if r.now < p.frozen {
-		r.agenda.plan(event{at: p.frozen, kind: steps, place: place, epoch: p.epoch})
+// endStep applies the outputs of a replica's step and begins the next one.
+func (r *run) endStep(index int, p *replica) {
+	if r.now < p.frozenUntil {
+		r.events.push(event{at: p.frozenUntil, kind: eventStepEnd, index: index, epoch: p.epoch})
 		return
 	}
 	step := p.step
 	p.step = engine.StepResult{}
-	r.measured.timeline.worked(place, r.now, step.Prefilled)
+	r.measured.timeline.addWork(index, r.now, step.Prefilled)
 	if step.Decoded > 0 {
-		p.progress()
+		p.reportProgress()
 	}
 	for _, q := range step.First {
-		if f, ok := q.Owner.(*flight); ok {
+		if f, ok := q.Owner.(*request); ok {
 			r.firstToken(f)
 		}
 	}
 	for _, q := range step.Finished {
-		if f, ok := q.Owner.(*flight); ok {
+		if f, ok := q.Owner.(*request); ok {
 			r.finish(f)
 		}
 	}
-	// What the router lets go now can still be in this replica's next step.
-	r.act()
+	// Requests that the router sends now can still be in this replica's next step.
+	r.applyDecisions()
 	if p.engine.Idle() {
-		p.running = false
+		p.stepping = false
 		return
 	}
-	r.begin(place, p)
+	r.beginStep(index, p)
 }
 
-// begin starts a replica's next step.
-func (r *run) begin(place int, p *replica) {
-	p.running = true
+// beginStep computes a replica's next step and schedules its end.
+func (r *run) beginStep(index int, p *replica) {
+	p.stepping = true
 	p.step = p.engine.Step(r.now)
-	r.agenda.plan(event{at: p.step.End, kind: steps, place: place, epoch: p.epoch})
+	r.events.push(event{at: p.step.End, kind: eventStepEnd, index: index, epoch: p.epoch})
 }
 
-// wake plans the first step of a replica that rested, behind all that comes at
-// this instant.
-func (r *run) wake(place int, p *replica) {
-	if !p.running {
-		p.running = true
-		r.agenda.plan(event{at: r.now, kind: steps, place: place, epoch: p.epoch})
+// startStepping schedules the first step of an idle replica, after all other events
+// of this instant.
+func (r *run) startStepping(index int, p *replica) {
+	if !p.stepping {
+		p.stepping = true
+		r.events.push(event{at: r.now, kind: eventStepEnd, index: index, epoch: p.epoch})
 	}
+}
+
+// event is scheduled at a virtual time.
+type event struct {
+	at    time.Duration
+	order uint64 // among events of one instant: the order in which they were scheduled
+	kind  kind
+	index int            // of the replica, change or external client
+	epoch int            // of the replica; events from before its restart are ignored
+	job   *Job           // that arrives
+	load  *backends.Load // result of a poll
+}
+
+type kind uint8
+
+const (
+	eventArrival   kind = iota // a client sends a request
+	eventStepEnd               // a replica's step ends, or an idle one begins
+	eventPoll                  // a replica is scraped
+	eventLoad                  // the scrape's result reaches the router
+	eventTick                  // router.Tick
+	eventChange                // a backend joins, leaves or restarts
+	eventRestarted             // a restarted replica serves again
+	eventExternal              // an external client sends a request
+)
+
+// eventQueue holds the scheduled events in a binary heap. Unlike container/heap it
+// does not allocate for each event.
+type eventQueue struct {
+	heap   []event
+	pushed uint64
+}
+
+func (a *eventQueue) push(e event) {
+	a.pushed++
+	e.order = a.pushed
+	a.heap = append(a.heap, e)
+	for i := len(a.heap) - 1; i > 0; {
+		up := (i - 1) / 2
+		if !before(&a.heap[i], &a.heap[up]) {
+			break
+		}
+		a.heap[i], a.heap[up] = a.heap[up], a.heap[i]
+		i = up
+	}
+}
+
+// pop removes and returns the earliest event. The queue must not be empty.
+func (a *eventQueue) pop() event {
+	first, last := a.heap[0], len(a.heap)-1
+	a.heap[0] = a.heap[last]
+	a.heap[last] = event{} // do not keep its job
+	a.heap = a.heap[:last]
+	for i := 0; ; {
+		least := i
+		for down := 2*i + 1; down <= 2*i+2 && down < last; down++ {
+			if before(&a.heap[down], &a.heap[least]) {
+				least = down
+			}
+		}
+		if least == i {
+			return first
+		}
+		a.heap[i], a.heap[least] = a.heap[least], a.heap[i]
+		i = least
+	}
+}
+
+func before(a, b *event) bool {
+	return a.at < b.at || a.at == b.at && a.order < b.order
 }

@@ -8,25 +8,30 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/goleak"
+
+	"warmroute/backends"
 	"warmroute/router"
 	"warmroute/router/policy"
 	"warmroute/sim/engine"
 )
 
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
 // jobs is a workload of requests that are given one by one.
 type jobs []*Job
 
 func (w jobs) Requests(int, uint64) (*Requests, error) {
-	return &Requests{BlockTokens: generatedBlock, Total: len(w), Open: w}, nil
+	return &Requests{BlockTokens: generatedBlockTokens, Total: len(w), Open: w}, nil
 }
 
 // asks makes a request whose prompt shares its blocks with all others of the same id.
 func asks(at time.Duration, promptTokens, answerTokens int, id uint64) *Job {
 	var c chain
-	for len(c.cache) < promptTokens/generatedBlock {
+	for len(c.cache) < promptTokens/generatedBlockTokens {
 		c.add(id)
 	}
-	return c.job(at, promptTokens, answerTokens, generatedBlock)
+	return c.job(at, promptTokens, answerTokens, generatedBlockTokens)
 }
 
 // mustPlay runs a scenario, and checks that every request ended once and that
@@ -45,13 +50,13 @@ func mustPlay(t *testing.T, s *Scenario) (*run, Summary) {
 		t.Fatal(err)
 	}
 	sum := r.summary()
-	if sum.Requests+sum.Lost != requests.Total || r.flown != requests.Total {
-		t.Errorf("%s: of %d requests %d were sent, %d were answered and %d lost", s.Policy, requests.Total, r.flown, sum.Requests, sum.Lost)
+	if sum.Requests+sum.Lost != requests.Total || r.arrivals != requests.Total {
+		t.Errorf("%s: of %d requests %d were sent, %d were answered and %d lost", s.Policy, requests.Total, r.arrivals, sum.Requests, sum.Lost)
 	}
 	for i, p := range r.fleet {
-		if n := p.backend.InFlight.Load(); n != 0 || len(p.flights) != 0 || r.measured.timeline.count[i] != 0 {
+		if n := p.backend.InFlight.Load(); n != 0 || len(p.requests) != 0 || r.measured.timeline.count[i] != 0 {
 			t.Errorf("%s: in the end %s has %d in flight by the router's account, %d by the replica's, %d by the timeline's",
-				s.Policy, p.backend.Name, n, len(p.flights), r.measured.timeline.count[i])
+				s.Policy, p.backend.Name, n, len(p.requests), r.measured.timeline.count[i])
 		}
 	}
 	return r, sum
@@ -64,7 +69,7 @@ func seconds(t *testing.T, what string, got, want float64) {
 	}
 }
 
-func TestTwoRequestsByHand(t *testing.T) {
+func TestTwoRequests(t *testing.T) {
 	for _, name := range []string{"round-robin", Pooled} {
 		_, sum := mustPlay(t, &Scenario{Backends: 1, Policy: name, Workload: jobs{
 			asks(0, 8000, 2, 1),
@@ -79,7 +84,7 @@ func TestTwoRequestsByHand(t *testing.T) {
 	}
 }
 
-func TestARequestWaitsForTheStepUnderWay(t *testing.T) {
+func TestRequestWaitsForCurrentStep(t *testing.T) {
 	_, sum := mustPlay(t, &Scenario{Backends: 1, Policy: "random", Workload: jobs{
 		asks(0, 4000, 1, 1),                    // until 0.508
 		asks(100*time.Millisecond, 4000, 1, 2), // from then on
@@ -89,12 +94,12 @@ func TestARequestWaitsForTheStepUnderWay(t *testing.T) {
 	seconds(t, "mean TTFT", sum.TTFTMean, (0.508+end-0.1+end-0.2)/3)
 }
 
-func TestHalfTheSpeedIsTwiceTheTime(t *testing.T) {
+func TestSpeed(t *testing.T) {
 	_, sum := mustPlay(t, &Scenario{Backends: 1, Policy: "random", Speeds: []float64{0.5}, Workload: jobs{asks(0, 8000, 1, 1)}})
 	seconds(t, "TTFT", sum.TTFTMean, 2*1.008)
 }
 
-func TestAPromptTooLongForTheCacheIsLost(t *testing.T) {
+func TestPromptTooLongForCache(t *testing.T) {
 	_, sum := mustPlay(t, &Scenario{Backends: 2, KVTokens: 8192, Policy: "prefix", Workload: jobs{
 		asks(0, 9000, 1, 1), asks(time.Second, 100, 1, 2),
 	}})
@@ -110,23 +115,23 @@ var busy = Agentic{Concurrency: 8, Sessions: 16}
 func eventful(name string) *Scenario {
 	s := &Scenario{
 		Backends: 4, KVTokens: 204_800, Policy: name, Workload: busy, Seed: 7,
-		Speeds: []float64{1, 0.5}, Hold: router.QueueSettings{Requests: 1000, Bytes: 1 << 30, Timeout: time.Hour},
+		Speeds: []float64{1, 0.5}, Queue: router.QueueSettings{Requests: 1000, Bytes: 1 << 30, Timeout: time.Hour},
 		PollLag: 100 * time.Millisecond, NonStreaming: 0.3, IndexFactor: 0.5, Evictions: 1,
 	}
 	if name != Pooled {
 		s.Changes = []Change{
-			{At: 20 * time.Second, Backend: 1, What: Restart, Away: 10 * time.Second},
-			{At: 25 * time.Second, Backend: 3, What: Join},
-			{At: 40 * time.Second, Backend: 0, What: Leave},
-			{At: 50 * time.Second, Backend: 2, What: Restart},
-			{At: 55 * time.Second, Backend: 1, What: Freeze, Away: 20 * time.Second},
+			{At: 20 * time.Second, Backend: 1, Kind: Restart, Away: 10 * time.Second},
+			{At: 25 * time.Second, Backend: 3, Kind: Join},
+			{At: 40 * time.Second, Backend: 0, Kind: Leave},
+			{At: 50 * time.Second, Backend: 2, Kind: Restart},
+			{At: 55 * time.Second, Backend: 1, Kind: Freeze, Away: 20 * time.Second},
 		}
-		s.Foreign = []Foreign{{Backends: []int{1, 2}, Rate: 2, Prompt: 3000, Answer: 50, From: 5 * time.Second, Until: 60 * time.Second}}
+		s.External = []ExternalLoad{{Backends: []int{1, 2}, Rate: 2, Prompt: 3000, Answer: 50, From: 5 * time.Second, Until: 60 * time.Second}}
 	}
 	return s
 }
 
-func TestEveryRequestEndsOnceUnderEveryPolicy(t *testing.T) {
+func TestEveryRequestEndsOnce(t *testing.T) {
 	for _, name := range append(policy.Names(), Pooled) {
 		_, sum := mustPlay(t, eventful(name))
 		if sum.Lost > 0 {
@@ -135,7 +140,7 @@ func TestEveryRequestEndsOnceUnderEveryPolicy(t *testing.T) {
 	}
 }
 
-func TestTheSameSeedGivesTheSameRun(t *testing.T) {
+func TestSameSeedSameRun(t *testing.T) {
 	for _, name := range []string{"prefix", "random", Pooled} {
 		play := func(seed uint64) Summary {
 			s := eventful(name)
@@ -156,7 +161,7 @@ func TestTheSameSeedGivesTheSameRun(t *testing.T) {
 	}
 }
 
-func TestARunEndsWithItsContext(t *testing.T) {
+func TestRunEndsWithContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	if _, err := eventful("prefix").Run(ctx); err != context.Canceled {
@@ -164,7 +169,7 @@ func TestARunEndsWithItsContext(t *testing.T) {
 	}
 }
 
-func TestWrongScenariosAreRefused(t *testing.T) {
+func TestInvalidScenarios(t *testing.T) {
 	for name, spoil := range map[string]func(*Scenario){
 		"no backend":              func(s *Scenario) { s.Backends = 0 },
 		"more speeds than places": func(s *Scenario) { s.Speeds = make([]float64, 9) },
@@ -173,8 +178,8 @@ func TestWrongScenariosAreRefused(t *testing.T) {
 		"an empty trace":          func(s *Scenario) { s.Workload = Traced{Trace: &Trace{}} },
 		"an unknown policy":       func(s *Scenario) { s.Policy = "guess" },
 		"a change beyond":         func(s *Scenario) { s.Changes = []Change{{Backend: 4}} },
-		"foreign without a rate":  func(s *Scenario) { s.Foreign = []Foreign{{Backends: []int{0}, Prompt: 1, Answer: 1}} },
-		"foreign beyond":          func(s *Scenario) { s.Foreign = []Foreign{{Backends: []int{4}, Rate: 1, Prompt: 1, Answer: 1}} },
+		"foreign without a rate":  func(s *Scenario) { s.External = []ExternalLoad{{Backends: []int{0}, Prompt: 1, Answer: 1}} },
+		"foreign beyond":          func(s *Scenario) { s.External = []ExternalLoad{{Backends: []int{4}, Rate: 1, Prompt: 1, Answer: 1}} },
 		"changes of a pool":       func(s *Scenario) { s.Policy = Pooled },
 		"endless evictions":       func(s *Scenario) { s.Evictions = math.Inf(1) },
 		"an endless index":        func(s *Scenario) { s.IndexFactor = math.Inf(1) },
@@ -192,14 +197,14 @@ func TestWrongScenariosAreRefused(t *testing.T) {
 	}
 }
 
-func TestTheRouterIsToldTextThatIsUnevenAndTheReplicasAreNot(t *testing.T) {
+func TestTextSpread(t *testing.T) {
 	f := func(spread, least, most float64) {
 		t.Helper()
 		s := &Scenario{Backends: 2, Policy: "prefix", Workload: Hot(1, 20), TextSpread: spread}
 		r, sum := mustPlay(t, s)
 		low, high := math.Inf(1), 0.0
-		for n := range r.flown {
-			perToken := float64(r.textBytes(&flight{job: &Job{Prompt: 10_000}, number: n})) / 10_000
+		for n := range r.arrivals {
+			perToken := float64(r.textBytes(&request{job: &Job{Prompt: 10_000}, number: n})) / 10_000
 			low, high = min(low, perToken), max(high, perToken)
 		}
 		if math.Abs(low-least) > 0.01 || math.Abs(high-most) > 0.01 {
@@ -208,7 +213,7 @@ func TestTheRouterIsToldTextThatIsUnevenAndTheReplicasAreNot(t *testing.T) {
 		if sum.Lost > 0 || sum.PromptTokens != 2088*r.requests.Total {
 			t.Errorf("a spread of %g: %d lost, and %d prompts of %d tokens in all", spread, sum.Lost, r.requests.Total, sum.PromptTokens)
 		}
-		promised := float64(r.measured.promised) / float64(sum.PromptTokens)
+		promised := float64(r.measured.promptTokens) / float64(sum.PromptTokens)
 		if uneven := math.Abs(promised-1) > 0.0001; uneven != (spread > 0) {
 			t.Errorf("a spread of %g: the router took the prompts for %.4f of their tokens", spread, promised)
 		}
@@ -217,7 +222,7 @@ func TestTheRouterIsToldTextThatIsUnevenAndTheReplicasAreNot(t *testing.T) {
 	f(0.25, 3, 5)
 }
 
-func TestProgressEndsAtTheTotal(t *testing.T) {
+func TestProgress(t *testing.T) {
 	var seen []string
 	s := &Scenario{Backends: 2, Policy: "random", Workload: Hot(1, 2), Progress: func(done, total int) {
 		seen = append(seen, fmt.Sprintf("%d/%d", done, total))
@@ -228,7 +233,7 @@ func TestProgressEndsAtTheTotal(t *testing.T) {
 	}
 }
 
-func TestPooledHitsWhatAnotherComputed(t *testing.T) {
+func TestPooledCache(t *testing.T) {
 	work := jobs{asks(0, 8000, 100, 1), asks(1500*time.Millisecond, 8000, 1, 1)}
 	_, sum := mustPlay(t, &Scenario{Backends: 2, Policy: Pooled, Workload: work})
 	if sum.HitRatio != 0.48 || sum.Timeline.Work[1][1] != 320 {
@@ -236,10 +241,142 @@ func TestPooledHitsWhatAnotherComputed(t *testing.T) {
 	}
 }
 
-func TestQuadraticPrefillAndBudgetReachTheEngine(t *testing.T) {
+func TestEngineSettings(t *testing.T) {
 	_, sum := mustPlay(t, &Scenario{
 		Backends: 1, Policy: "random", Workload: jobs{asks(0, 4096, 1, 1)},
 		Engine: engine.Config{StepTokens: 2048, QuadraticDepth: 1e-3},
 	})
 	seconds(t, "TTFT", sum.TTFTMean, 2*0.008+0.256*(1+1.024)+0.256*(1+3.072))
+}
+
+func TestRestartLosesCacheAndRetries(t *testing.T) {
+	restart := Change{At: 500 * time.Millisecond, Backend: 0, Kind: Restart, Away: time.Second}
+	_, sum := mustPlay(t, &Scenario{
+		Backends: 2, Policy: "prefix", Changes: []Change{restart}, NonStreaming: 1,
+		Workload: jobs{asks(0, 8000, 10, 1), asks(0, 8000, 10, 2)},
+	})
+	// One of the two was on backend 0, and began again behind the other, whose
+	// step ends at 1.008 s.
+	seconds(t, "TTFT of the request sent again", sum.TTFTP99, 1.008+0.008+40e-6+8001*24e-9+1)
+	if sum.Timeline.Work[0][0] != 0 {
+		t.Errorf("the restarted replica is said to have prefilled %.0f tokens, of a step that never ended", sum.Timeline.Work[0][0])
+	}
+
+	again := Change{At: 5 * time.Second, Backend: 0, Kind: Restart}
+	r, sum := mustPlay(t, &Scenario{
+		Backends: 1, Policy: "prefix", Changes: []Change{again},
+		Workload: jobs{asks(0, 8000, 1, 1), asks(10*time.Second, 8000, 1, 1)},
+	})
+	if sum.HitRatio != 0 || r.measured.predictedTokens != 0 {
+		t.Errorf("after the restart %.2f hit and %d tokens predicted, want none", sum.HitRatio, r.measured.predictedTokens)
+	}
+}
+
+func TestJoinAndLeave(t *testing.T) {
+	r, sum := mustPlay(t, &Scenario{
+		Backends: 3, Policy: "least-load", Workload: Hot(1, 20),
+		Changes: []Change{{At: 100 * time.Second, Backend: 2, Kind: Join}, {At: 200 * time.Second, Backend: 0, Kind: Leave}},
+	})
+	work := func(backend, from, to int) float64 {
+		total := 0.0
+		for _, x := range sum.Timeline.InFlight[backend][from:min(to, len(sum.Timeline.InFlight[backend]))] {
+			total += x
+		}
+		return total
+	}
+	if n := work(2, 0, 100); n != 0 {
+		t.Errorf("before it joined, backend 2 had %.2f in flight", n)
+	}
+	if n, all := work(2, 101, 200), work(0, 101, 200)+work(1, 101, 200); n < 0.4*all {
+		t.Errorf("after it joined, backend 2 had %.0f in flight, where the others together had %.0f", n, all)
+	}
+	if n := work(0, 210, 300); n != 0 {
+		t.Errorf("long after it left, backend 0 had %.2f in flight", n)
+	}
+	if s := r.fleet[0].backend.State(); s != backends.Down {
+		t.Errorf("the backend that left is %v", s)
+	}
+}
+
+func TestReturnAfterRestarts(t *testing.T) {
+	const away = 20 * time.Second
+	at := func(seconds int, what ChangeKind) Change {
+		return Change{At: time.Duration(seconds) * time.Second, Backend: 1, Kind: what, Away: away}
+	}
+	f := func(why string, from, until int, changes ...Change) {
+		t.Helper()
+		work := Hot(1, 20)
+		work.For = 100 * time.Second
+		_, sum := mustPlay(t, &Scenario{Backends: 2, Policy: "round-robin", Workload: work, Changes: changes})
+		for second, n := range sum.Timeline.InFlight[1][:95] {
+			// Whoever leaves finishes what it has.
+			if gone := second > from && second < until; gone != (n == 0) && second > 1 && second != from && second != until {
+				t.Errorf("%s: in second %d the backend has %.2f in flight, and is to be away from %d until %d", why, second, n, from, until)
+				return
+			}
+		}
+	}
+	f("a restart", 20, 40, at(20, Restart))
+	f("left while it restarts", 20, 95, at(20, Restart), at(30, Leave))
+	f("restarted after it left", 40, 95, at(39, Leave), at(40, Restart))
+	f("restarted again while it restarts", 20, 50, at(20, Restart), at(30, Restart))
+	f("joined again, and left", 20, 95, at(20, Restart), at(25, Leave), at(39, Join), at(39, Leave))
+	f("joined again", 20, 30, at(20, Restart), at(25, Leave), at(30, Join))
+}
+
+func TestFreeze(t *testing.T) {
+	freeze := Change{At: 100 * time.Second, Backend: 1, Kind: Freeze, Away: time.Minute}
+	_, sum := mustPlay(t, &Scenario{Backends: 4, Policy: "round-robin", Workload: Hot(1, 20), Changes: []Change{freeze}})
+	stuck := sum.Timeline.InFlight[1]
+	if stuck[105] == 0 || stuck[155] != stuck[110] {
+		t.Errorf("frozen for a minute, the replica has %.0f in flight after 5 s, %.0f after 10 and %.0f after 55", stuck[105], stuck[110], stuck[155])
+	}
+	if before, after := stuck[90], stuck[190]; after < before/2 {
+		t.Errorf("half a minute after it goes on it has %.1f in flight, and %.1f before", after, before)
+	}
+}
+
+func TestExternalLoad(t *testing.T) {
+	work := Hot(1, 4)
+	work.For = 100 * time.Second
+	alone := &Scenario{Backends: 2, Policy: "random", Workload: work}
+	_, quiet := mustPlay(t, alone)
+	shared := *alone
+	shared.External = []ExternalLoad{{Backends: []int{1}, Rate: 0.5, Prompt: 8000, Answer: 100}}
+	_, loud := mustPlay(t, &shared)
+	if loud.Requests != quiet.Requests || loud.PromptTokens != quiet.PromptTokens {
+		t.Errorf("%d requests of %d tokens beside an external client, %d of %d alone", loud.Requests, loud.PromptTokens, quiet.Requests, quiet.PromptTokens)
+	}
+	if loud.TTFTMean < 4*quiet.TTFTMean {
+		t.Errorf("mean TTFT %.3f s beside an external client that prefills half of the time, %.3f alone", loud.TTFTMean, quiet.TTFTMean)
+	}
+}
+
+// What a poll says goes through the router's own types, so the fields are
+// compared with what the replica is known to have.
+func TestScrape(t *testing.T) {
+	s := &Scenario{Backends: 1, Policy: "prefix", KVTokens: 20_480, IndexFactor: 0.5, Workload: jobs{asks(0, 8192, 400, 1), asks(0, 9000, 400, 2)}}
+	requests, err := s.Workload.Requests(1, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := newRun(s, requests)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if l := r.fleet[0].backend.Load(); l == nil || l.CacheTokens != 10_240 {
+		t.Fatalf("before the first request the router sees %+v, want a cache of half the true 20,480 tokens", l)
+	}
+	for r.now < 1500*time.Millisecond {
+		e := r.events.pop()
+		r.now = e.at
+		r.handle(&e)
+		r.applyDecisions()
+	}
+	// The first, which decodes by now, holds 17 of 40 blocks, the second 18.
+	l := r.fleet[0].scrape(wallTime(r.now), r.reportedFactor)
+	if l.Running != 2 || l.Waiting != 0 || l.OwnInFlight != 2 || l.StepTokens != 8192 || l.BlockSize != 512 ||
+		l.KVCacheUsage != 35.0/40 || l.PromptTokens != 17_192 || !l.ScrapedAt.Equal(time.Unix(startUnix, 0).Add(r.now)) {
+		t.Errorf("the scrape says %+v", l)
+	}
 }

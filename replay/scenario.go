@@ -12,73 +12,72 @@ import (
 	"warmroute/sim/engine"
 )
 
-// Pooled is the name of the reference that no real fleet can follow: one cache
-// of the fleet's size shared by all replicas, and each request sent at its
-// arrival to the one with the fewest tokens left to prefill.
+// Pooled is the name of a reference that no real fleet can reach: all replicas share
+// one cache of the fleet's size, and each request goes on arrival to the replica
+// with the fewest tokens left to prefill.
 const Pooled = "pooled"
 
-// Scenario is one run in virtual time: a fleet of simulated replicas, a workload
-// and a policy. The router is the real one, with a clock of the run's own. The
-// same scenario gives the same Summary, to the last digit.
+// Scenario is one run in virtual time: a fleet of simulated replicas, a workload, a
+// policy, and deviations from the ideal, which give it its many fields. The router
+// is the real one with a virtual clock. The same scenario gives the same Summary, to
+// the last digit.
 type Scenario struct {
 	Backends int
-	KVTokens int           // of each replica; 0: as the workload has it, else 1,536,000
-	Engine   engine.Config // of each replica, but for KVTokens, the block size and Speed
-	Speeds   []float64     // of the replicas, by place; those not named have 1
+	KVTokens int           // of each replica; 0: the workload's, else 1,536,000
+	Engine   engine.Config // of each replica; KVTokens, the block size and Speed are set otherwise
+	Speeds   []float64     // of the replicas; further ones have 1
 
 	Policy   string // one of policy.Names(), or Pooled
 	Settings policy.Settings
-	Hold     router.QueueSettings
+	Queue    router.QueueSettings
 	SLO      time.Duration
 
-	PollInterval time.Duration // 0: the policy's own where its home has one, else 1 s
-	PollLag      time.Duration // by which a poll's numbers are old when the router sees them
+	PollInterval time.Duration // 0: that of the policy's origin if it has one, else 1 s
+	PollLag      time.Duration // age of a poll's figures when the router gets them
 
-	NonStreaming float64 // share of the requests whose first event the router does not see
-	NoUsage      bool    // answers carry no usage
+	NonStreaming float64 // share of requests that are not streamed
+	NoUsage      bool    // responses have no usage
 	IndexFactor  float64 // the replicas report this multiple of their KV cache's size; 0 is 1
-	TextSpread   float64 // share by which the bytes of a token differ from 4 between prompts: 0.25 is 3 to 5
-	NoLearning   bool    // the router takes what replicas report for the truth
-	Evictions    float64 // further blocks that each block allocated evicts, unseen by anyone
+	TextSpread   float64 // share by which bytes per token vary around 4 between prompts: 0.25 is 3 to 5
+	NoLearning   bool    // the router trusts the reported cache sizes
+	Evictions    float64 // further blocks that each allocated block evicts, invisible to the router
 
 	Changes  []Change
-	Foreign  []Foreign
+	External []ExternalLoad
 	Workload Workload
 	Seed     uint64
 
-	// Progress, which may be nil, is called now and then with the number of
-	// requests that have ended and that of all.
+	// Progress, which may be nil, is called now and then with the number of requests
+	// that have ended and of all.
 	Progress func(done, total int)
 }
 
-// Change is something that happens to one backend of the fleet.
+// Change is an event in the life of one backend.
 type Change struct {
 	At      time.Duration
-	Backend int // its place in the fleet, from 0
-	What    WhatChanges
+	Backend int // its index in the fleet, from 0
+	Kind    ChangeKind
 	Away    time.Duration // of Restart and Freeze: until the replica serves again
 }
 
-// WhatChanges is a kind of Change.
-type WhatChanges int
+// ChangeKind is a kind of Change.
+type ChangeKind int
 
 const (
-	// Join makes a backend ready. One whose first change it is was not there before.
-	Join WhatChanges = iota
-	// Leave lets a backend finish what it has and gives it nothing new, until it
-	// joins again. One that leaves while it restarts does not come back either.
+	// Join makes a backend ready. If it is the backend's first change, it was absent before.
+	Join ChangeKind = iota
+	// Leave drains a backend until it joins again, also one that is restarting.
 	Leave
-	// Restart loses a replica's cache, and the requests it has: they are sent
-	// again, elsewhere.
+	// Restart loses a replica's cache and its requests, which are retried elsewhere.
 	Restart
-	// Freeze makes a replica accept requests and put out nothing for a while.
+	// Freeze makes a replica accept requests and output nothing for a while.
 	Freeze
 )
 
-// Foreign is a client that bypasses the router. Its requests share no prefix.
-type Foreign struct {
-	Backends       []int   // that it sends to, any of them at a time, by place in the fleet
-	Rate           float64 // requests a second in all, at random times
+// ExternalLoad is a client that bypasses the router. Its requests share no prefix.
+type ExternalLoad struct {
+	Backends       []int   // one of them, at random, gets each request
+	Rate           float64 // requests per second, at random times
 	Prompt, Answer int     // tokens
 	From, Until    time.Duration
 }
@@ -86,7 +85,7 @@ type Foreign struct {
 const (
 	defaultKVTokens = 1_536_000
 	defaultPoll     = time.Second
-	// fastPoll is how often a backend is polled that has foreign load or
+	// fastPoll is how often a backend is polled that has external load or
 	// requests waiting, as the Poller does it.
 	fastPoll = 250 * time.Millisecond
 )
@@ -96,7 +95,7 @@ func (s *Scenario) pollInterval() time.Duration {
 	return cmp.Or(s.PollInterval, def.PollInterval, defaultPoll)
 }
 
-// Run plays the scenario to its end or until ctx has ended.
+// Run runs the scenario to its end or until ctx has ended.
 func (s *Scenario) Run(ctx context.Context) (Summary, error) {
 	if err := s.check(); err != nil {
 		return Summary{}, err
@@ -122,9 +121,9 @@ func (s *Scenario) check() error {
 	case len(s.Speeds) > s.Backends:
 		return fmt.Errorf("%d speeds for %d backends; name one for each at most", len(s.Speeds), s.Backends)
 	case s.Workload == nil:
-		return errors.New("a scenario needs a workload")
-	case s.Policy == Pooled && len(s.Changes)+len(s.Foreign) > 0:
-		return errors.New("the policy pooled knows neither changes nor foreign clients")
+		return errors.New("scenario without a workload")
+	case s.Policy == Pooled && len(s.Changes)+len(s.External) > 0:
+		return errors.New("policy pooled allows neither changes nor external clients")
 	}
 	if err := s.checkQuantities(); err != nil {
 		return err
@@ -136,37 +135,37 @@ func (s *Scenario) check() error {
 	}
 	for _, c := range s.Changes {
 		if c.Backend < 0 || c.Backend >= s.Backends {
-			return fmt.Errorf("a change of backend %d, where the last one is %d", c.Backend, s.Backends-1)
+			return fmt.Errorf("change of backend %d, where the last one is %d", c.Backend, s.Backends-1)
 		}
 	}
-	for _, f := range s.Foreign {
+	for _, f := range s.External {
 		if f.Rate <= 0 || f.Prompt < 1 || f.Answer < 1 || len(f.Backends) == 0 {
-			return errors.New("a foreign client needs backends, a rate, and tokens of prompt and answer")
+			return errors.New("an external client needs backends, a rate, and prompt and answer tokens")
 		}
 		for _, b := range f.Backends {
 			if b < 0 || b >= s.Backends {
-				return fmt.Errorf("a foreign client of backend %d, where the last one is %d", b, s.Backends-1)
+				return fmt.Errorf("external client of backend %d, where the last one is %d", b, s.Backends-1)
 			}
 		}
 	}
 	return nil
 }
 
-// checkQuantities refuses what would make a run endless, or its times no times.
+// checkQuantities checks the numbers that would make a run endless or invalid.
 func (s *Scenario) checkQuantities() error {
 	switch {
 	case !(s.IndexFactor >= 0 && s.IndexFactor <= 1000):
-		return fmt.Errorf("an index factor of %g is not between 0 and 1,000", s.IndexFactor)
+		return fmt.Errorf("index factor %g is not between 0 and 1,000", s.IndexFactor)
 	case !(s.Evictions >= 0 && s.Evictions <= 1000):
-		return fmt.Errorf("%g further evictions are not between 0 and 1,000", s.Evictions)
+		return fmt.Errorf("evictions %g are not between 0 and 1,000", s.Evictions)
 	case !(s.Engine.QuadraticDepth >= 0 && s.Engine.QuadraticDepth <= 1):
-		return fmt.Errorf("a quadratic term of %g is not between 0 and 1", s.Engine.QuadraticDepth)
+		return fmt.Errorf("quadratic term %g is not between 0 and 1", s.Engine.QuadraticDepth)
 	case !(s.TextSpread >= 0 && s.TextSpread < 1):
-		return fmt.Errorf("a spread of text of %g is not a share from 0 and below 1", s.TextSpread)
+		return fmt.Errorf("text spread %g is not at least 0 and below 1", s.TextSpread)
 	case s.PollInterval != 0 && s.PollInterval < time.Millisecond:
-		return fmt.Errorf("a poll every %v is more often than every millisecond", s.PollInterval)
+		return fmt.Errorf("poll interval %v is below 1ms", s.PollInterval)
 	case s.PollLag < 0:
-		return fmt.Errorf("polls cannot be seen %v before they were made", -s.PollLag)
+		return fmt.Errorf("poll lag %v is negative", s.PollLag)
 	}
 	return nil
 }

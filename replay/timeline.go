@@ -1,17 +1,19 @@
 package replay
 
-import "time"
-
-const (
-	timelineBucket  = time.Second
-	timelineBuckets = 8192 // at most; then they are joined in pairs
+import (
+	"time"
 )
 
-// Timeline is what each backend did in each stretch of a run.
+const (
+	timelineBucket = time.Second
+	maxBuckets     = 8192 // then they are merged in pairs
+)
+
+// Timeline holds what each backend did in each bucket of a run.
 type Timeline struct {
-	Bucket   time.Duration // the length of a stretch
-	Work     [][]float64   // prompt tokens prefilled, by backend and stretch
-	InFlight [][]float64   // requests of ours in flight, mean of the stretch
+	Bucket   time.Duration // length of a bucket
+	Work     [][]float64   // prompt tokens prefilled, by backend and bucket
+	InFlight [][]float64   // mean of our requests in flight, by backend and bucket
 
 	count []int // in flight now, by backend
 	since []time.Duration
@@ -24,16 +26,16 @@ func newTimeline(backends int) *Timeline {
 	}
 }
 
-// worked adds tokens that a backend has prefilled by now.
-func (t *Timeline) worked(backend int, now time.Duration, tokens int) {
+// addWork adds tokens that a backend prefilled until now.
+func (t *Timeline) addWork(backend int, now time.Duration, tokens int) {
 	if tokens > 0 {
 		b := t.bucket(now)
 		t.Work[backend][b] += float64(tokens)
 	}
 }
 
-// inFlight notes that a backend has so many more, or fewer, in flight from now on.
-func (t *Timeline) inFlight(backend int, now time.Duration, more int) {
+// addInFlight adds to the number of a backend's requests in flight from now on.
+func (t *Timeline) addInFlight(backend int, now time.Duration, more int) {
 	last := t.bucket(now)
 	if n := t.count[backend]; n > 0 {
 		for from := t.since[backend]; from < now; {
@@ -47,13 +49,13 @@ func (t *Timeline) inFlight(backend int, now time.Duration, more int) {
 	t.since[backend] = now
 }
 
-// bucket makes room up to the one that now is in.
+// bucket returns the index of the bucket of now, making room for it.
 func (t *Timeline) bucket(now time.Duration) int {
-	for now/t.Bucket >= timelineBuckets {
+	for now/t.Bucket >= maxBuckets {
 		t.Bucket *= 2
 		for i := range t.Work {
-			t.Work[i] = joinPairs(t.Work[i], 1)
-			t.InFlight[i] = joinPairs(t.InFlight[i], 0.5)
+			t.Work[i] = mergePairs(t.Work[i], 1)
+			t.InFlight[i] = mergePairs(t.InFlight[i], 0.5)
 		}
 	}
 	b := int(now / t.Bucket)
@@ -66,7 +68,7 @@ func (t *Timeline) bucket(now time.Duration) int {
 	return b
 }
 
-func joinPairs(values []float64, scale float64) []float64 {
+func mergePairs(values []float64, scale float64) []float64 {
 	for i := 0; i < len(values); i += 2 {
 		sum := values[i]
 		if i+1 < len(values) {
@@ -77,8 +79,8 @@ func joinPairs(values []float64, scale float64) []float64 {
 	return values[:(len(values)+1)/2]
 }
 
-// middle sums up each backend's values over the middle 80 % of a run.
-func (t *Timeline) middle(values [][]float64, length time.Duration) []float64 {
+// sumMiddle returns the sum of each backend's values over the middle 80 % of a run.
+func (t *Timeline) sumMiddle(values [][]float64, length time.Duration) []float64 {
 	sums := make([]float64, len(values))
 	from, to := int(length/10/t.Bucket), int((length-length/10)/t.Bucket)
 	for i, v := range values {
@@ -87,4 +89,41 @@ func (t *Timeline) middle(values [][]float64, length time.Duration) []float64 {
 		}
 	}
 	return sums
+}
+
+// joinInterval is the time after joining in which a backend should get load.
+const joinInterval = 2 * time.Minute
+
+// newBackendShare returns the prefill work that backends did within joinInterval of
+// joining, over the fleet's mean in that time: the mean of all that joined after
+// the start, 0 if none did.
+func (t *Timeline) newBackendShare(changes []Change) float64 {
+	shares, n := 0.0, 0
+	for _, c := range changes {
+		if c.Kind == Join && c.At > 0 {
+			work := t.sumBetween(t.Work, c.At, c.At+joinInterval)
+			shares += work[c.Backend] / max(1, sum(work)/float64(len(work)))
+			n++
+		}
+	}
+	return shares / float64(max(1, n))
+}
+
+// sumBetween returns the sum of each backend's values over buckets that begin in
+// [from, to).
+func (t *Timeline) sumBetween(values [][]float64, from, to time.Duration) []float64 {
+	sums := make([]float64, len(values))
+	first, end := int(from/t.Bucket), int(to/t.Bucket)
+	for i, v := range values {
+		sums[i] = sum(v[min(first, len(v)):min(end, len(v))])
+	}
+	return sums
+}
+
+func sum(values []float64) float64 {
+	total := 0.0
+	for _, v := range values {
+		total += v
+	}
+	return total
 }

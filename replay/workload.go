@@ -10,43 +10,42 @@ import (
 	"warmroute/sim/engine"
 )
 
-// Workload makes the requests of a run in virtual time, out of lengths and
-// blocks without any text.
+// Workload generates the requests of a run in virtual time: lengths and blocks
+// without any text.
 type Workload interface {
-	// Requests starts a run of the workload on so many backends. The same seed
-	// makes the same requests.
+	// Requests returns the requests for this many backends. The same seed gives the
+	// same requests.
 	Requests(backends int, seed uint64) (*Requests, error)
 }
 
-// Requests are those of one run.
+// Requests are the requests of one run.
 type Requests struct {
 	BlockTokens int // that a block stands for
-	KVTokens    int // of each replica, where the scenario says nothing; 0: nor does this
-	Total       int // requests in all
-	// Open are those that arrive whatever happens, in order of arrival.
+	KVTokens    int // of each replica, if the scenario sets none; 0: not set
+	Total       int // number of requests
+	// Open are the requests with a fixed time of arrival, in that order.
 	Open []*Job
-	// Next returns what its client sends after a request has ended, or nil. now
-	// is its end. Nil in an open loop.
+	// Next returns what a client sends when a request of its has ended, now, or nil.
+	// It is nil in an open loop.
 	Next func(ended *Job, now time.Duration) *Job
 }
 
-// Job is one request. Never changed once it was made.
+// Job is one request. Never modified once created.
 type Job struct {
-	At             time.Duration // when its client sends it, since the run began
-	Prompt, Answer int           // tokens
-	Head, Session  uint64        // as in router.Request
-	Whole          bool          // its first event cannot be seen
-	Priority       int           // as in router.Request
+	At                 time.Duration // when its client sends it, since the run began
+	Prompt, Answer     int           // tokens
+	PromptKey, Session uint64        // as in router.Request
+	NotStreamed        bool          // its first event cannot be seen
+	Priority           int           // as in router.Request
 
-	Blocks []prompt.Block // full ones of the prompt
-	Reply  []prompt.Block // full ones that the answer adds
-	// cache is both, as the engine knows them.
-	cache []engine.BlockHash
+	Blocks []prompt.Block     // full ones of the prompt
+	Reply  []prompt.Block     // full ones that the answer adds
+	cache  []engine.BlockHash // both, for the engine
 
-	session *agenticSession // whose turn it is, in an agentic workload
+	session *agenticSession // of an agentic workload
 }
 
-// chain makes blocks of ids: each stands for its id and all before it.
+// chain turns ids into blocks, each of which stands for its id and all before it.
 type chain struct {
 	last  uint64
 	names []prompt.Block
@@ -59,11 +58,11 @@ func (c *chain) add(id uint64) {
 	c.cache = append(c.cache, engine.BlockHash(c.last))
 }
 
-// link continues a chain by an id.
+// link returns the hash of a chain and a further id.
 func link(chained, id uint64) uint64 { return mix(chained ^ mix(id+1)) }
 
-// job makes a request of the chain's blocks, which are those of its prompt and
-// its answer, without those that would not be full. The chain may grow later.
+// job returns a request whose prompt and answer consist of the chain's blocks, as
+// far as they are full. The chain may grow later.
 func (c *chain) job(at time.Duration, promptTokens, answerTokens, blockTokens int) *Job {
 	full := min(promptTokens/blockTokens, len(c.cache))
 	all := min((promptTokens+answerTokens)/blockTokens, len(c.cache))
@@ -73,7 +72,7 @@ func (c *chain) job(at time.Duration, promptTokens, answerTokens, blockTokens in
 	}
 }
 
-// mix is the finalizer of SplitMix64: near numbers become far ones.
+// mix is the finalizer of SplitMix64.
 func mix(x uint64) uint64 {
 	x += 0x9e3779b97f4a7c15
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
@@ -101,12 +100,12 @@ func (z Zipf) Draw(from *rand.Rand) int {
 	return min(sort.SearchFloat64s(z, at), len(z)-1)
 }
 
-// lognormal draws e to the power of a normal deviate.
+// lognormal draws from a log-normal distribution.
 func lognormal(draw *rand.Rand, mu, sigma float64) float64 {
 	return math.Exp(mu + sigma*draw.NormFloat64())
 }
 
-// tokens rounds a length to whole tokens, at least one and at most most.
-func tokens(length float64, most int) int {
-	return int(min(max(1, math.Round(length)), float64(most)))
+// tokens rounds a length to between 1 and limit tokens.
+func tokens(length float64, limit int) int {
+	return int(min(max(1, math.Round(length)), float64(limit)))
 }

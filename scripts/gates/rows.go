@@ -46,7 +46,7 @@ func hold() router.QueueSettings {
 }
 
 func scenario(w replay.Workload, kvTokens int) replay.Scenario {
-	return replay.Scenario{Backends: fleet, KVTokens: kvTokens, Hold: hold(), Workload: w}
+	return replay.Scenario{Backends: fleet, KVTokens: kvTokens, Queue: hold(), Workload: w}
 }
 
 // rows are those that must pass, then those that are to be known.
@@ -113,7 +113,7 @@ func fleetRows(trace *replay.Trace) []row {
 	half.Speeds = []float64{1, 0.5, 1, 0.5, 1, 0.5, 1, 0.5}
 
 	joins := scenario(replay.Traced{Trace: trace, Load: 0.9}, 1_536_000)
-	joins.Changes = []replay.Change{{At: 20 * time.Minute, Backend: fleet - 1, What: replay.Join}}
+	joins.Changes = []replay.Change{{At: 20 * time.Minute, Backend: fleet - 1, Kind: replay.Join}}
 
 	polled := scenario(replay.Traced{Trace: trace, Load: 0.9}, 1_536_000)
 	polled.Policy, polled.PollInterval = ours, time.Second
@@ -124,7 +124,7 @@ func fleetRows(trace *replay.Trace) []row {
 		{name: "half-speed", scenario: half, gates: []gate{toBest(ttft(), 0.9), toBest(p99(), 0), noneLost()}},
 		{
 			name: "joins", variants: []variant{{ours, withPolicy(joins, ours)}},
-			gates: []gate{own("its work within two minutes / mean", func(s replay.Summary) float64 { return s.JoinedShare }, 0.7, true)},
+			gates: []gate{own("its work within two minutes / mean", func(s replay.Summary) float64 { return s.NewBackendShare }, 0.7, true)},
 		},
 		{
 			name: "polling", variants: []variant{{ours, polled}, {"every 100 ms", often}},
@@ -147,7 +147,7 @@ func learningRows(trace *replay.Trace) []row {
 		for _, kvTokens := range []int{1_536_000, 400_000} {
 			for _, usage := range []string{"", "-no-usage"} {
 				play := func(s replay.Scenario, learning bool) replay.Scenario {
-					s.Backends, s.KVTokens, s.Policy, s.Hold = fleet, kvTokens, ours, hold()
+					s.Backends, s.KVTokens, s.Policy, s.Queue = fleet, kvTokens, ours, hold()
 					s.Workload, s.NoUsage, s.NoLearning = replay.Traced{Trace: trace, Load: 0.9}, usage != "", !learning
 					return s
 				}

@@ -43,10 +43,10 @@ func run(ctx context.Context) error {
 		return err
 	}
 	if *requests > 0 {
-		trace.Head(*requests)
+		trace.Truncate(*requests)
 	}
 	if *load > 0 {
-		trace.Stretch(*load, *replicas)
+		trace.ScaleToLoad(*load, *replicas)
 	}
 
 	var tally replay.Tally
@@ -81,6 +81,6 @@ func readTrace(path string) (*replay.Trace, error) {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	// The seed stands here, so that every run plays the same arrivals.
-	trace.Spread(1)
+	trace.SpreadTimestamps(1)
 	return trace, nil
 }

@@ -25,7 +25,7 @@ func steadyTrace(t *testing.T, requests int) Traced {
 	return Traced{Trace: trace}
 }
 
-func TestRunAllKeepsTheOrderOfItsScenarios(t *testing.T) {
+func TestRunAllKeepsOrder(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
 	var scenarios []Scenario
 	for i := range 20 {
@@ -46,7 +46,7 @@ func TestRunAllKeepsTheOrderOfItsScenarios(t *testing.T) {
 	}
 }
 
-func TestRunAllEndsAtTheFirstFailure(t *testing.T) {
+func TestRunAllEndsAtFirstFailure(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
 	scenarios := make([]Scenario, 50)
 	for i := range scenarios {
@@ -64,7 +64,7 @@ func TestRunAllEndsAtTheFirstFailure(t *testing.T) {
 	}
 }
 
-func TestMeanOfSeveralRuns(t *testing.T) {
+func TestMean(t *testing.T) {
 	one := Summary{Policy: "prefix", Requests: 100, TTFTMean: 1, TTFTP99: 4, HitRatio: 0.5, E2EMean: 7, Lost: 1, Errors: map[string]int{"status 429": 1}}
 	two := Summary{Policy: "prefix", Requests: 101, TTFTMean: 2, TTFTP99: 3, HitRatio: 0.25, E2EMean: 8, Lost: 2, Errors: map[string]int{"status 429": 1, "timeout": 1}}
 	got := Mean([]Summary{one, two})
@@ -74,16 +74,16 @@ func TestMeanOfSeveralRuns(t *testing.T) {
 	if got.Lost != 2 || got.Errors["status 429"] != 1 || got.Errors["timeout"] != 1 {
 		t.Errorf("lost %d: %v", got.Lost, got.Errors)
 	}
-	want := Spread{HitRatio: Extremes{0.25, 0.5}, TTFTMean: Extremes{1, 2}, TTFTP99: Extremes{3, 4}, E2EMean: Extremes{7, 8}}
-	if got.Spread == nil || *got.Spread != want {
-		t.Errorf("spread %v, want %v", got.Spread, want)
+	want := Variation{HitRatio: MinMax{0.25, 0.5}, TTFTMean: MinMax{1, 2}, TTFTP99: MinMax{3, 4}, E2EMean: MinMax{7, 8}}
+	if got.Variation == nil || *got.Variation != want {
+		t.Errorf("spread %v, want %v", got.Variation, want)
 	}
-	if single := Mean([]Summary{one}); single.Spread != nil || single.TTFTMean != 1 {
+	if single := Mean([]Summary{one}); single.Variation != nil || single.TTFTMean != 1 {
 		t.Errorf("the mean of one run is %+v", single)
 	}
 }
 
-func TestBestOtherIsNeitherOursNorTheReference(t *testing.T) {
+func TestBestOther(t *testing.T) {
 	r := Report{Results: []Summary{
 		{Policy: "prefix", Requests: 1, TTFTMean: 2}, {Policy: Pooled, Requests: 1, TTFTMean: 1},
 		{Policy: "chwbl", Requests: 1, TTFTMean: 4}, {Policy: "random", Requests: 1, TTFTMean: 3}, {Policy: "ray"},

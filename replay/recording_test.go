@@ -18,7 +18,7 @@ func parseRecorded(lines ...string) (*Trace, error) {
 	return ParseTrace(strings.NewReader(strings.Join(lines, "\n") + "\n"))
 }
 
-func TestARecordingIsPlayedInOrderOfArrival(t *testing.T) {
+func TestRecordingInOrderOfArrival(t *testing.T) {
 	got, err := parseRecorded(
 		header(5000),
 		`{"timestamp":40.5,"input_length":140,"input_bytes":560,"counted":true,"output_length":30,"hash_ids":[7,8],"stream":true,"code":200,"model":0,"session":3,"ttft_ms":12.25,"duration_ms":300,"cached_tokens":64}`,
@@ -29,16 +29,16 @@ func TestARecordingIsPlayedInOrderOfArrival(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := &Trace{BlockTokens: 64, Requests: []TraceRequest{
-		{At: 0, PromptTokens: 64, AnswerTokens: 7, Blocks: []uint64{7}, Whole: true},
-		{At: 20500 * time.Microsecond, PromptTokens: 140, AnswerTokens: 30, Blocks: []uint64{7, 8, unnamed}, Session: 3},
-		{At: 40 * time.Millisecond, PromptTokens: 10, AnswerTokens: 19, Blocks: []uint64{unnamed + 1}},
+		{At: 0, PromptTokens: 64, AnswerTokens: 7, Blocks: []uint64{7}, NotStreamed: true},
+		{At: 20500 * time.Microsecond, PromptTokens: 140, AnswerTokens: 30, Blocks: []uint64{7, 8, firstUniqueID}, Session: 3},
+		{At: 40 * time.Millisecond, PromptTokens: 10, AnswerTokens: 19, Blocks: []uint64{firstUniqueID + 1}},
 	}}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
 	}
 }
 
-func TestRunsOfARecordingShareNoIDs(t *testing.T) {
+func TestRecordingRunsShareNoIDs(t *testing.T) {
 	line := func(at, id int) string {
 		return fmt.Sprintf(`{"timestamp":%d,"input_length":64,"input_bytes":256,"output_length":1,"hash_ids":[%d],"session":1,"code":200}`, at, id)
 	}
@@ -59,7 +59,7 @@ func TestRunsOfARecordingShareNoIDs(t *testing.T) {
 	}
 }
 
-func TestLengthsOfARecordingFollowItsBlocks(t *testing.T) {
+func TestRecordingPromptLengths(t *testing.T) {
 	line := func(input, bytes, blocks int, counted bool) string {
 		ids := strings.Trim(strings.ReplaceAll(fmt.Sprint(make([]int, blocks)), " ", ","), "[]")
 		return fmt.Sprintf(`{"timestamp":0,"input_length":%d,"input_bytes":%d,"counted":%v,"output_length":1,"hash_ids":[%s],"code":200}`, input, bytes, counted, ids)
@@ -90,7 +90,7 @@ func TestLengthsOfARecordingFollowItsBlocks(t *testing.T) {
 		r := got.Requests[i]
 		named := 0
 		for _, id := range r.Blocks {
-			if id < unnamed {
+			if id < firstUniqueID {
 				named++
 			}
 		}
@@ -100,7 +100,7 @@ func TestLengthsOfARecordingFollowItsBlocks(t *testing.T) {
 	}
 }
 
-func TestWhatOfARecordingIsPlayed(t *testing.T) {
+func TestRecordingReplayableRequests(t *testing.T) {
 	f := func(code, output, want int) {
 		t.Helper()
 		got, err := parseRecorded(header(1),
@@ -125,7 +125,7 @@ func TestWhatOfARecordingIsPlayed(t *testing.T) {
 	f(502, 8, 8) // broke off
 }
 
-func TestARecordingsFaultsNameTheLine(t *testing.T) {
+func TestRecordingErrorsNameTheLine(t *testing.T) {
 	f := func(bad, want string) {
 		t.Helper()
 		_, err := parseRecorded(header(1), bad)
@@ -146,7 +146,7 @@ func TestARecordingsFaultsNameTheLine(t *testing.T) {
 	f(`{"warmroute_record":2,"started_ms":1,"block_bytes":256}`, "version 2")
 	f(`{"warmroute_record":1,"started_ms":1,"block_bytes":8}`, "block_bytes 8")
 	f(`{"warmroute_record":1,"started_ms":1,"block_bytes":512}`, "changes from 256 to 512")
-	f(`{"warmroute_record":1,"started_ms":-1,"block_bytes":256}`, "is no time")
+	f(`{"warmroute_record":1,"started_ms":-1,"block_bytes":256}`, "out of range")
 
 	if _, err := parseRecorded(header(1)); err == nil {
 		t.Error("a recording without requests: no error")
@@ -158,7 +158,7 @@ func TestARecordingsFaultsNameTheLine(t *testing.T) {
 }
 
 // The blocks of an answer that came back in the next turn are hit in the next.
-func TestARecordedConversationHitsItsAnswers(t *testing.T) {
+func TestRecordedConversationHitsAnswers(t *testing.T) {
 	var lines []string
 	ids := ""
 	for turn := range 10 {

@@ -12,38 +12,35 @@ import (
 )
 
 const (
-	// recordVersion is that of the format which a proxy records in.
-	recordVersion = 1
+	recordVersion = 1 // of the format in which a proxy records
 	// recordMark begins the first line of a recording.
-	recordMark = `{"warmroute_record":`
-	// maxRecordID bounds an id of a block or a session.
-	maxRecordID = 1 << 40
-	// maxUnnamed bounds the blocks of all prompts whose blocks are not recorded.
-	maxUnnamed = 1 << 24
-	// unnamed is the first id given to those: nobody else has it.
-	unnamed = 1 << 62
+	recordMark  = `{"warmroute_record":`
+	maxRecordID = 1 << 40 // of a block or a session
+	// maxUniqueBlocks bounds the blocks without a recorded id.
+	maxUniqueBlocks = 1 << 24
+	// firstUniqueID is the first id given to those, above all recorded ones.
+	firstUniqueID = 1 << 62
 )
 
-// recording collects a proxy's recorded requests, in whatever order they ended
-// and whatever runs of the proxy they are from.
+// recording collects the requests of a proxy's recording, which are in order of their
+// ends and can be from several runs of the proxy.
 type recording struct {
 	blockBytes int
 	started    int64 // of the run being read, ms since 1970
-	blocks     space
-	sessions   space
+	blocks     idSpace
+	sessions   idSpace
 	lines      []recordedLine
 }
 
-// recordedLine is a request as it stands in a recording. Its ids are no other
-// run's.
+// recordedLine is one request of a recording. Its ids are unique over all runs.
 type recordedLine struct {
 	Timestamp *float64 `json:"timestamp"` // ms since the run began
 	Input     int      `json:"input_length"`
-	Bytes     int      `json:"input_bytes"` // of the canonical prompt, each 256 or so a block
-	Extra     int      `json:"extra_bytes"` // of what was asked for beside it
-	Counted   bool     `json:"counted"`     // Input is the replica's word, on Bytes alone
+	Bytes     int      `json:"input_bytes"` // of the canonical prompt
+	Extra     int      `json:"extra_bytes"` // of the request beyond it
+	Counted   bool     `json:"counted"`     // Input was reported by the replica, for Bytes alone
 	Output    int      `json:"output_length"`
-	Blocks    []uint64 `json:"hash_ids"` // full ones, from the first; none where nothing can be shared
+	Blocks    []uint64 `json:"hash_ids"` // full ones, from the first; none if not cacheable
 	Session   uint64   `json:"session"`  // 0: none
 	Stream    bool     `json:"stream"`
 	Code      int      `json:"code"`
@@ -51,25 +48,25 @@ type recordedLine struct {
 	at float64 // ms since 1970
 }
 
-// space numbers things anew, so that two runs' equal numbers differ.
-type space struct{ from, most uint64 }
+// idSpace maps the ids of each run to unique ones.
+type idSpace struct{ first, next uint64 }
 
-func (s *space) next() { s.from = s.most }
+func (s *idSpace) beginRun() { s.first = s.next }
 
-func (s *space) number(id uint64) uint64 {
-	id += s.from
-	s.most = max(s.most, id+1)
+func (s *idSpace) unique(id uint64) uint64 {
+	id += s.first
+	s.next = max(s.next, id+1)
 	return id
 }
 
-// isRecording tells a proxy's recording from a trace of Mooncake's.
+// isRecording reports whether a trace with this first line is a proxy's recording.
 func isRecording(line []byte) bool {
 	return bytes.HasPrefix(bytes.TrimSpace(line), []byte(recordMark))
 }
 
 func (r *recording) add(line []byte) error {
 	if isRecording(line) {
-		return r.begin(line)
+		return r.beginRun(line)
 	}
 	l := recordedLine{}
 	if err := json.Unmarshal(line, &l); err != nil {
@@ -78,16 +75,16 @@ func (r *recording) add(line []byte) error {
 	switch {
 	case l.Timestamp == nil:
 		return errors.New("timestamp is missing")
-	case *l.Timestamp < 0 || *l.Timestamp > maxTraceStamp:
-		return fmt.Errorf("timestamp %g is not between 0 and %d ms", *l.Timestamp, maxTraceStamp)
-	case l.Input < 0 || l.Input > maxTracePrompt:
-		return fmt.Errorf("input_length %d is not between 0 and %d", l.Input, maxTracePrompt)
-	case l.Output < 0 || l.Output > maxTraceAnswer:
-		return fmt.Errorf("output_length %d is not between 0 and %d", l.Output, maxTraceAnswer)
-	case l.Bytes < 0 || l.Bytes > maxTracePrompt*CharsPerToken:
-		return fmt.Errorf("input_bytes %d is not between 0 and %d", l.Bytes, maxTracePrompt*CharsPerToken)
-	case l.Extra < 0 || l.Extra > maxTracePrompt*CharsPerToken-l.Bytes:
-		return fmt.Errorf("extra_bytes %d is not between 0 and what input_bytes leaves of %d", l.Extra, maxTracePrompt*CharsPerToken)
+	case *l.Timestamp < 0 || *l.Timestamp > maxTimestampMillis:
+		return fmt.Errorf("timestamp %g is not between 0 and %d ms", *l.Timestamp, maxTimestampMillis)
+	case l.Input < 0 || l.Input > maxPromptTokens:
+		return fmt.Errorf("input_length %d is not between 0 and %d", l.Input, maxPromptTokens)
+	case l.Output < 0 || l.Output > maxAnswerTokens:
+		return fmt.Errorf("output_length %d is not between 0 and %d", l.Output, maxAnswerTokens)
+	case l.Bytes < 0 || l.Bytes > maxPromptTokens*CharsPerToken:
+		return fmt.Errorf("input_bytes %d is not between 0 and %d", l.Bytes, maxPromptTokens*CharsPerToken)
+	case l.Extra < 0 || l.Extra > maxPromptTokens*CharsPerToken-l.Bytes:
+		return fmt.Errorf("extra_bytes %d and input_bytes together exceed %d", l.Extra, maxPromptTokens*CharsPerToken)
 	case len(l.Blocks) > l.Bytes/r.blockBytes:
 		return fmt.Errorf("input_bytes %d makes %d blocks of %d bytes, hash_ids has %d", l.Bytes, l.Bytes/r.blockBytes, r.blockBytes, len(l.Blocks))
 	case l.Session > maxRecordID || slices.ContainsFunc(l.Blocks, func(id uint64) bool { return id > maxRecordID }):
@@ -95,18 +92,17 @@ func (r *recording) add(line []byte) error {
 	}
 	l.at = float64(r.started) + *l.Timestamp
 	for i, id := range l.Blocks {
-		l.Blocks[i] = r.blocks.number(id)
+		l.Blocks[i] = r.blocks.unique(id)
 	}
 	if l.Session != 0 {
-		l.Session = r.sessions.number(l.Session)
+		l.Session = r.sessions.unique(l.Session)
 	}
 	r.lines = append(r.lines, l)
 	return nil
 }
 
-// begin reads the line that stands before each run's requests, and again where
-// a run goes on in another file.
-func (r *recording) begin(line []byte) error {
+// beginRun reads the line before the requests of each run, and of each file of it.
+func (r *recording) beginRun(line []byte) error {
 	var h struct {
 		Version    int   `json:"warmroute_record"`
 		Started    int64 `json:"started_ms"`
@@ -117,38 +113,37 @@ func (r *recording) begin(line []byte) error {
 	}
 	switch {
 	case h.Version != recordVersion:
-		return fmt.Errorf("recorded in version %d of the format, this program reads %d", h.Version, recordVersion)
+		return fmt.Errorf("recording has format version %d, this program reads %d", h.Version, recordVersion)
 	case h.BlockBytes < 64 || h.BlockBytes > 4096:
 		return fmt.Errorf("block_bytes %d is not between 64 and 4096", h.BlockBytes)
 	case r.blockBytes != 0 && r.blockBytes != h.BlockBytes:
-		return fmt.Errorf("block_bytes changes from %d to %d; replay the two recordings apart", r.blockBytes, h.BlockBytes)
+		return fmt.Errorf("block_bytes changes from %d to %d: replay the two recordings separately", r.blockBytes, h.BlockBytes)
 	case h.Started < 0 || h.Started > 1<<48:
-		return fmt.Errorf("started_ms %d is no time", h.Started)
+		return fmt.Errorf("started_ms %d is out of range", h.Started)
 	}
 	if h.Started != r.started {
-		r.blocks.next()
-		r.sessions.next()
+		r.blocks.beginRun()
+		r.sessions.beginRun()
 	}
 	r.blockBytes, r.started = h.BlockBytes, h.Started
 	return nil
 }
 
-// trace makes of the requests what can be played. Those that were refused for
-// what they asked are left out; those refused for want of room asked for an
-// answer of nobody knows what length, and get the mean one.
+// trace returns the requests as a Trace. Invalid requests are left out; for those
+// refused for lack of capacity the answer's length is unknown, and the mean is taken.
 func (r *recording) trace() (*Trace, error) {
-	lines := slices.DeleteFunc(r.lines, func(l recordedLine) bool { return !l.played() })
+	lines := slices.DeleteFunc(r.lines, func(l recordedLine) bool { return !l.replayable() })
 	if len(lines) == 0 {
-		return nil, errors.New("the recording holds no request that was answered")
+		return nil, errors.New("recording without a request that was answered")
 	}
 	slices.SortStableFunc(lines, func(a, b recordedLine) int { return cmp.Compare(a.at, b.at) })
 	first := lines[0].at
-	if span := lines[len(lines)-1].at - first; span > maxTraceStamp {
-		return nil, fmt.Errorf("its requests lie %v apart; more than a year is a mistake", time.Duration(span/1000)*time.Second)
+	if span := lines[len(lines)-1].at - first; span > maxTimestampMillis {
+		return nil, fmt.Errorf("requests are %v apart, more than a year", time.Duration(span/1000)*time.Second)
 	}
 	perToken, answer := measure(lines)
 	t := &Trace{BlockTokens: max(1, int(math.Round(float64(r.blockBytes)/perToken)))}
-	free := uint64(unnamed)
+	free := uint64(firstUniqueID)
 	for i := range lines {
 		l := &lines[i]
 		req := TraceRequest{
@@ -156,7 +151,7 @@ func (r *recording) trace() (*Trace, error) {
 			PromptTokens: l.tokens(t.BlockTokens, r.blockBytes, perToken),
 			AnswerTokens: max(1, l.Output),
 			Session:      l.Session,
-			Whole:        !l.Stream,
+			NotStreamed:  !l.Stream,
 		}
 		if l.Output == 0 && l.Code >= 300 {
 			req.AnswerTokens = max(1, int(math.Round(answer)))
@@ -166,16 +161,17 @@ func (r *recording) trace() (*Trace, error) {
 			req.Blocks = append(req.Blocks, free)
 			free++
 		}
-		if free > unnamed+maxUnnamed {
-			return nil, fmt.Errorf("more than %d blocks of its prompts have no id", maxUnnamed)
+		if free > firstUniqueID+maxUniqueBlocks {
+			return nil, fmt.Errorf("more than %d blocks have no id", maxUniqueBlocks)
 		}
 		t.Requests = append(t.Requests, req)
 	}
 	return t, nil
 }
 
-// played says whether the request was work, or would have been had there been room.
-func (l *recordedLine) played() bool {
+// replayable reports whether the request was processed, or would have been with
+// more capacity.
+func (l *recordedLine) replayable() bool {
 	switch l.Code {
 	case 429, 499, 502, 503, 504:
 		return true
@@ -183,7 +179,7 @@ func (l *recordedLine) played() bool {
 	return l.Code >= 200 && l.Code < 300
 }
 
-// measure returns the bytes of a prompt's token and the tokens of an answer.
+// measure returns the mean bytes per prompt token and tokens per answer.
 func measure(lines []recordedLine) (perToken, answer float64) {
 	var size, tokens, answers, answered float64
 	for i := range lines {
@@ -203,21 +199,20 @@ func measure(lines []recordedLine) (perToken, answer float64) {
 	return perToken, answers / max(1, answered)
 }
 
-// tokens is the prompt's length. A block has one length in tokens throughout a
-// trace, though text is not everywhere as dense; so that shared prefixes stay
-// what they were, the length yields to the number of blocks and not they to it.
-// What was asked for beside the prompt comes behind it, as dense.
+// tokens returns the prompt's length. All blocks of a trace have one length in tokens,
+// though text varies: to preserve shared prefixes, the length is adapted to the
+// number of blocks. The request's extra bytes are appended at the same density.
 func (l *recordedLine) tokens(blockTokens, blockBytes int, perToken float64) int {
 	n, behind := l.Input, 0
 	if !l.Counted && l.Bytes > 0 {
 		n, behind = int(float64(l.Bytes)/perToken), int(float64(l.Extra)/perToken)
 	}
-	full := min(len(l.Blocks), maxTracePrompt/blockTokens)
+	full := min(len(l.Blocks), maxPromptTokens/blockTokens)
 	n = max(n, full*blockTokens, 1)
 	if full > 0 && full == l.Bytes/blockBytes {
 		n = min(n, (full+1)*blockTokens-1)
 	}
-	return min(n+behind, maxTracePrompt)
+	return min(n+behind, maxPromptTokens)
 }
 
 func blocksOf(tokens, blockTokens int) int { return (tokens + blockTokens - 1) / blockTokens }

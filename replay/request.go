@@ -1,0 +1,214 @@
+package replay
+
+import (
+	"cmp"
+	"errors"
+	"slices"
+	"time"
+
+	"warmroute/backends"
+	"warmroute/router"
+	"warmroute/sim/engine"
+)
+
+// request is a Job that was sent, over all its attempts.
+type request struct {
+	job    *Job
+	number int // in the order of arrival
+	routed router.Request
+	tried  []*backends.Backend
+
+	// Of the current attempt:
+	decision    *router.Decision // nil under Pooled
+	index       int              // of the replica
+	listIndex   int              // in replica.requests
+	engine      *engine.Request
+	expectedHit int // tokens of the prompt that were cached when it was sent
+	sent        time.Duration
+	first       time.Duration // of the first output token
+	started     bool          // it has output
+}
+
+// arrive submits a new request.
+func (r *run) arrive(j *Job) {
+	f := &request{job: j, number: r.arrivals}
+	r.arrivals++
+	f.routed = router.Request{
+		Backends: r.all, Blocks: j.Blocks, Bytes: r.textBytes(f), Sequences: 1,
+		Streams:   !j.NotStreamed && (r.NonStreaming == 0 || r.random.Float64() >= r.NonStreaming),
+		BodyBytes: j.Prompt * CharsPerToken,
+		Model:     "sim", PromptKey: j.PromptKey, Session: j.Session, Priority: j.Priority,
+	}
+	r.submit(f)
+}
+
+// textBytes returns the length of a prompt's text, which varies with TextSpread.
+// Its blocks stay those of the trace, so that only the router's estimate of the
+// prompt's length is wrong.
+func (r *run) textBytes(f *request) int {
+	share := float64(mix(mix(r.Seed)+uint64(f.number))>>11) / (1 << 53)
+	return int(float64(f.job.Prompt*CharsPerToken) * (1 + r.TextSpread*(2*share-1)))
+}
+
+func (r *run) submit(f *request) {
+	if r.router == nil {
+		r.send(f, r.leastQueued())
+		return
+	}
+	r.router.Submit(&f.routed, func(d *router.Decision, err error) {
+		r.deliveries = append(r.deliveries, delivery{f, d, err})
+	}, f.tried...)
+}
+
+// applyDecisions sends requests where the router decided since the last call. It
+// calls the router, so it cannot run in the router's callback.
+func (r *run) applyDecisions() {
+	for i := 0; i < len(r.deliveries); i++ {
+		d := r.deliveries[i]
+		if d.err != nil {
+			r.fail(d.request, failureCause(d.err))
+			continue
+		}
+		d.request.decision = d.decision
+		r.measured.recordDecision(d.decision)
+		r.send(d.request, d.decision.Backend.Slot)
+	}
+	clear(r.deliveries)
+	r.deliveries = r.deliveries[:0]
+}
+
+// failureCause returns a constant text for an error of the router.
+func failureCause(err error) string {
+	switch {
+	case errors.Is(err, router.ErrQueueFull):
+		return "admission queue full"
+	case errors.Is(err, router.ErrQueueTimeout):
+		return "timed out in the admission queue"
+	case errors.Is(err, router.ErrNoneReady):
+		return "no backend ready"
+	}
+	return err.Error()
+}
+
+// send adds a request to a replica's engine.
+func (r *run) send(f *request, index int) {
+	p, j := r.fleet[index], f.job
+	if p.down {
+		r.resubmit(f)
+		return
+	}
+	f.index, f.sent, f.started = index, r.now, false
+	f.engine = &engine.Request{Prompt: j.Prompt, Answer: j.Answer, Blocks: j.cache, Owner: f}
+	if r.router == nil {
+		f.expectedHit = p.engine.Hit(j.Prompt, j.cache)
+	}
+	if err := p.engine.Add(f.engine, r.now); err != nil {
+		// Too long for any replica: the client's error, not retried.
+		f.release(router.Outcome{End: router.NotProcessed})
+		r.fail(f, "too long for the KV cache")
+		return
+	}
+	f.listIndex = len(p.requests)
+	p.requests = append(p.requests, f)
+	r.measured.timeline.addInFlight(index, r.now, 1)
+	r.startStepping(index, p)
+}
+
+func (f *request) release(o router.Outcome) {
+	if f.decision != nil {
+		f.decision.Release(o)
+		f.decision = nil
+	}
+}
+
+// resubmit retries a request on another replica after a failed connection.
+func (r *run) resubmit(f *request) {
+	f.tried = append(f.tried, f.decision.Backend)
+	f.release(router.Outcome{End: router.NotProcessed})
+	r.submit(f)
+}
+
+// leastQueued returns the replica with the fewest tokens left to prefill, and of
+// those the one with the fewest requests.
+func (r *run) leastQueued() int {
+	best, least := 0, 0
+	for i, p := range r.fleet {
+		queued := 0
+		for _, f := range p.requests {
+			if !f.started {
+				queued += f.job.Prompt - max(f.expectedHit, f.engine.Computed())
+			}
+		}
+		if i == 0 || cmp.Or(cmp.Compare(queued, least), cmp.Compare(len(p.requests), len(r.fleet[best].requests))) < 0 {
+			best, least = i, queued
+		}
+	}
+	return best
+}
+
+func (r *run) firstToken(f *request) {
+	f.first, f.started = r.now, true
+	if f.decision != nil && f.routed.Streams {
+		f.decision.RecordFirstEvent()
+	}
+}
+
+func (r *run) finish(f *request) {
+	r.remove(f)
+	j := f.job
+	o := router.Outcome{End: router.Completed, AnswerTokens: j.Answer, Reply: j.Reply}
+	if !r.NoUsage {
+		o.PromptTokens, o.CachedTokens, o.CachedKnown = j.Prompt, f.engine.Cached, true
+	}
+	f.release(o)
+	r.measured.recordSuccess(f, r.now)
+	r.end(f)
+}
+
+// remove removes a request from its replica, which goes down if it was draining and
+// this was its last one.
+func (r *run) remove(f *request) {
+	p := r.fleet[f.index]
+	p.remove(f)
+	r.measured.timeline.addInFlight(f.index, r.now, -1)
+	if len(p.requests) == 0 && p.backend.State() == backends.Draining {
+		p.setDown()
+	}
+}
+
+func (r *run) fail(f *request, why string) {
+	r.measured.recordFailure(f.job, why)
+	r.end(f)
+}
+
+// end counts a request as ended and schedules its client's next one.
+func (r *run) end(f *request) {
+	r.ended++
+	r.last = r.now
+	if r.requests.Next != nil {
+		if j := r.requests.Next(f.job, r.now); j != nil {
+			r.events.push(event{at: j.At, kind: eventArrival, job: j})
+		}
+	}
+	if r.Progress != nil && r.ended%128 == 0 {
+		r.Progress(r.ended, r.requests.Total)
+	}
+}
+
+// abortAll aborts all requests of a replica and retries them elsewhere.
+func (r *run) abortAll(p *replica) {
+	requests := slices.Clone(p.requests)
+	slices.SortFunc(requests, func(a, b *request) int { return cmp.Compare(a.number, b.number) })
+	for _, f := range requests {
+		r.remove(f)
+		end := router.NotProcessed
+		if f.started {
+			end = router.Truncated
+		}
+		f.tried = append(f.tried, p.backend)
+		f.release(router.Outcome{End: end})
+	}
+	for _, f := range requests {
+		r.submit(f)
+	}
+}
