@@ -141,7 +141,7 @@ backends: [{name: r, url: "%s", api_key: MARK-of-the-replica}]
 		}
 	}
 	// What would have shown it was there.
-	for _, want := range []string{"attempt failed", "answer broke off", "level=INFO msg=request", "configuration not reloaded", "backend is drained"} {
+	for _, want := range []string{"attempt failed", "upstream closed the response early", "level=INFO msg=request", "configuration not reloaded", "backend is drained"} {
 		if !strings.Contains(p.log.String(), want) {
 			t.Errorf("nothing in the log says %q: the test has missed it", want)
 		}

@@ -239,20 +239,25 @@ func (r *request) recordAborted(phase metrics.AbortPhase) {
 func (a *attempt) recordTruncated(code int, err error) {
 	a.result.End, a.result.Failed = router.Truncated, true
 	a.outcome.Code = code
-	a.proxy.log.Warn("answer broke off", "backend", a.decision.Backend.Name, "error", err, "request_id", a.id)
+	a.proxy.log.Warn("upstream closed the response early", "backend", a.decision.Backend.Name, "err", err, "request_id", a.id)
 	a.proxy.suspect(a.decision.Backend)
 }
 
+// relay sends the response to the client, or returns the failure that it is.
 func (a *attempt) relay(resp *http.Response) *failure {
 	if f := validateResponse(resp); f != nil {
 		return f
 	}
-	if resp.StatusCode == http.StatusOK && isEventStream(resp.Header) {
-		return a.relayStream(resp)
+	body, ok := resp.Body.(replicaBody)
+	if !ok {
+		return a.classify(fmt.Errorf("the transport's body is a %T", resp.Body))
 	}
-	// A replica computes such an answer before it writes any of it, so silence
-	// in its midst is no work. Replicas' transports always return a Body.
-	resp.Body.(*transport.Body).SetIdleTimeout(a.settings.Idle)
+	if resp.StatusCode == http.StatusOK && isEventStream(resp.Header) {
+		return a.relayStream(resp, body)
+	}
+	// A replica computes such a response before it writes any of it, so silence in its midst
+	// is no work.
+	body.SetIdleTimeout(a.settings.Idle)
 	switch resp.StatusCode {
 	case http.StatusInternalServerError, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
 		return a.replicaFailure(resp)

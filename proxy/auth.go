@@ -49,7 +49,7 @@ func (p *Proxy) requireKey(answer func(http.ResponseWriter, *http.Request, *apik
 	return func(w http.ResponseWriter, r *http.Request) {
 		holder, fault := p.findKey(r, true)
 		if fault != nil {
-			fault.write(w, false)
+			openAI.writeError(w, fault)
 			return
 		}
 		answer(w, r, holder)
@@ -59,7 +59,7 @@ func (p *Proxy) requireKey(answer func(http.ResponseWriter, *http.Request, *apik
 // authenticate sees who sends the request, before its body is read, and whether its
 // place and its rate of requests allow it.
 func (r *request) authenticate() *apiError {
-	holder, fault := r.proxy.findKey(r.httpReq, r.endpoint.anthropic())
+	holder, fault := r.proxy.findKey(r.httpReq, r.endpoint.dialect() == anthropic)
 	if holder == nil && fault == nil {
 		return nil
 	}

@@ -6,8 +6,9 @@ import (
 	"strconv"
 )
 
-// apiError is an answer of the proxy's own, in the shape of the API that was called:
-// Anthropic's or OpenAI's. Replicas' errors pass through as they are and never become one.
+// apiError is an error response of the proxy's own. A dialect gives it the shape of the API
+// that was called. Replicas' errors are relayed as they are and become one only as the last
+// event of a stream.
 type apiError struct {
 	status      int
 	kind        string // OpenAI's "type"
@@ -44,10 +45,19 @@ func (e *apiError) source() string {
 	return "warmroute"
 }
 
-// body is the error as JSON, in Anthropic's shape or OpenAI's.
-func (e *apiError) body(anthropic bool) []byte {
-	if anthropic {
-		return e.anthropicBody()
+// errorBody returns an error as JSON. Strings always marshal.
+func (d dialect) errorBody(e *apiError) []byte {
+	if d == anthropic {
+		type inner struct {
+			Type    string `json:"type"`
+			Message string `json:"message"`
+			Src     string `json:"src,omitempty"`
+		}
+		out, _ := json.Marshal(struct {
+			Type  string `json:"type"`
+			Error inner  `json:"error"`
+		}{"error", inner{anthropicErrorType(e.status), e.message, e.source()}})
+		return out
 	}
 	type inner struct {
 		Message string  `json:"message"`
@@ -62,26 +72,11 @@ func (e *apiError) body(anthropic bool) []byte {
 		}
 		return &s
 	}
-	// Strings always marshal.
 	out, _ := json.Marshal(map[string]inner{"error": {e.message, e.kind, orNull(e.param), orNull(e.code), e.source()}})
 	return out
 }
 
-func (e *apiError) anthropicBody() []byte {
-	type inner struct {
-		Type    string `json:"type"`
-		Message string `json:"message"`
-		Src     string `json:"src,omitempty"`
-	}
-	// Strings always marshal.
-	out, _ := json.Marshal(struct {
-		Type  string `json:"type"`
-		Error inner  `json:"error"`
-	}{"error", inner{anthropicErrorType(e.status), e.message, e.source()}})
-	return out
-}
-
-// anthropicErrorType is what Anthropic calls an error of that status.
+// anthropicErrorType returns what Anthropic calls an error of that status.
 func anthropicErrorType(status int) string {
 	switch status {
 	case http.StatusBadRequest:
@@ -102,9 +97,9 @@ func anthropicErrorType(status int) string {
 	return "api_error"
 }
 
-// write sends the error as the whole answer.
-func (e *apiError) write(w http.ResponseWriter, anthropic bool) {
-	body := e.body(anthropic)
+// writeError sends an error as the whole response.
+func (d dialect) writeError(w http.ResponseWriter, e *apiError) {
+	body := d.errorBody(e)
 	h := w.Header()
 	h.Set("Content-Type", "application/json")
 	h.Set("Content-Length", strconv.Itoa(len(body)))
@@ -118,19 +113,19 @@ func (e *apiError) write(w http.ResponseWriter, anthropic bool) {
 	w.Write(body)
 }
 
-// event is the error as the last events of a stream of the given format: what
-// that format's clients raise as an error.
-func (e *apiError) event(f format) []byte {
+// errorEvent returns an error as the last events of a stream: what clients of that format
+// raise as an error.
+func (f format) errorEvent(e *apiError) []byte {
 	switch f {
 	case messagesFormat:
-		return append(append([]byte("event: error\ndata: "), e.body(true)...), "\n\n"...)
+		return append(append([]byte("event: error\ndata: "), anthropic.errorBody(e)...), "\n\n"...)
 	case responsesFormat:
-		all := map[string]any{"type": "error", "code": e.code, "message": e.message, "param": nil}
+		event := map[string]any{"type": "error", "code": e.code, "message": e.message, "param": nil}
 		if !e.fromReplica {
-			all["src"] = e.source()
+			event["src"] = e.source()
 		}
-		data, _ := json.Marshal(all)
+		data, _ := json.Marshal(event)
 		return append(append([]byte("event: error\ndata: "), data...), "\n\n"...)
 	}
-	return append(append([]byte("data: "), e.body(false)...), "\n\ndata: [DONE]\n\n"...)
+	return append(append([]byte("data: "), openAI.errorBody(e)...), "\n\ndata: [DONE]\n\n"...)
 }

@@ -177,7 +177,7 @@ func (f *fleet) settled() {
 	}
 	eventually(f.t, "no request waits", func() bool { return f.router.WaitingRequests() == 0 })
 	eventually(f.t, "no body is held", func() bool { return f.proxy.bodies.inUse.Load() == 0 })
-	eventually(f.t, "no answer is held", func() bool { return f.proxy.bufferedBytes.Load() == 0 })
+	eventually(f.t, "no answer is held", func() bool { return f.proxy.buffers.reserved.Load() == 0 })
 }
 
 // eventually waits for something that must come, however slow the machine.

@@ -3,7 +3,6 @@
 package proxy
 
 import (
-	"bytes"
 	"log/slog"
 	"net/http"
 	"slices"
@@ -72,17 +71,16 @@ type Proxy struct {
 
 	backendIdle backends.Event // a backend has nothing of ours in flight any more
 
-	inFlight      atomic.Int64 // requests, held ones included
-	lingering     atomic.Int64 // requests refused, of whose bodies the rest is still awaited
-	clients       connectionTracker
-	bodies        bodyPool
-	activity      *Activity
-	bufferedBytes atomic.Int64 // bytes held back of answers that are no streams, beyond what each may
-	scratch       sync.Pool    // of *scratch
-	chunks        sync.Pool    // of *[]byte, chunkBytes long
-	buffers       sync.Pool    // of *bytes.Buffer: what is held back of answers
-	replies       sync.Pool    // of *prompt.Reply
-	handlers      http.Handler
+	inFlight  atomic.Int64 // requests, held ones included
+	lingering atomic.Int64 // requests refused, of whose bodies the rest is still awaited
+	clients   connectionTracker
+	bodies    bodyPool
+	activity  *Activity
+	scratch   sync.Pool // of *scratch
+	chunks    sync.Pool // of *[]byte, chunkBytes long
+	buffers   responseBuffers
+	replies   sync.Pool // of *prompt.Reply
+	handlers  http.Handler
 
 	outOfDescriptors func(error)
 
@@ -111,7 +109,6 @@ func New(o Options) *Proxy {
 		keys:       o.Keys,
 		scratch:    sync.Pool{New: func() any { return new(scratch) }},
 		chunks:     sync.Pool{New: func() any { b := make([]byte, chunkBytes); return &b }},
-		buffers:    sync.Pool{New: func() any { return new(bytes.Buffer) }},
 		replies:    sync.Pool{New: func() any { return new(prompt.Reply) }},
 	}
 	p.instanceHeader = []string{p.instance}
@@ -166,7 +163,7 @@ func (p *Proxy) serveLocal(w http.ResponseWriter, r *http.Request) {
 	}
 	c.extendDeadline()
 	if fault := p.checkProbeLoop(&c, r.Header); fault != nil {
-		fault.write(&c, false)
+		openAI.writeError(&c, fault)
 		return
 	}
 	p.handlers.ServeHTTP(&c, r)
@@ -197,7 +194,7 @@ func writeRouteError(w http.ResponseWriter, r *http.Request, routes chi.Routes) 
 		w.Header().Set("Allow", allowed)
 		e.status, e.code, e.message = http.StatusMethodNotAllowed, "method_not_allowed", "this path takes "+allowed+" only"
 	}
-	e.write(w, isAnthropicPath(r.URL.Path))
+	dialectOf(r.URL.Path).writeError(w, e)
 }
 
 // allowedMethods is what the header Allow says of a path; empty if nothing is there.
@@ -213,13 +210,4 @@ func allowedMethods(r *http.Request, routes chi.Routes) string {
 		return http.MethodGet + ", " + http.MethodHead
 	}
 	return ""
-}
-
-// putBuffer returns a buffer to the pool, unless it has grown beyond what most
-// answers need.
-func (p *Proxy) putBuffer(b *bytes.Buffer) {
-	if b.Cap() <= 64<<10 {
-		b.Reset()
-		p.buffers.Put(b)
-	}
 }

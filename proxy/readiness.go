@@ -18,7 +18,7 @@ import (
 // lists.
 func (p *Proxy) readyz(w http.ResponseWriter, r *http.Request) {
 	if p.unready.Load() {
-		shuttingDownError().write(w, false)
+		openAI.writeError(w, shuttingDownError())
 		return
 	}
 	if names, given := r.URL.Query()["model"]; given {
@@ -32,21 +32,21 @@ func (p *Proxy) readyz(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
-	p.notReady("no replica is ready", all).write(w, false)
+	openAI.writeError(w, p.notReady("no replica is ready", all))
 }
 
 // readyzModel answers GET /readyz?model=NAME for the holder of a key.
 func (p *Proxy) readyzModel(w http.ResponseWriter, names []string, holder *apikey.Holder) {
 	if len(names) != 1 || names[0] == "" {
-		invalidRequestError("model", "name one model: /readyz?model=NAME").write(w, false)
+		openAI.writeError(w, invalidRequestError("model", "name one model: /readyz?model=NAME"))
 		return
 	}
 	entry, ok := findModel(p.registry.Catalog(), names[0], holder)
 	switch {
 	case !ok:
-		p.unknownModel(names[0], holder).write(w, false)
+		openAI.writeError(w, p.unknownModel(names[0], holder))
 	case p.router.CountReady(entry.Backends) == 0:
-		p.notReady("no replica that serves this model is ready", entry.Backends).write(w, false)
+		openAI.writeError(w, p.notReady("no replica that serves this model is ready", entry.Backends))
 	default:
 		body, _ := json.Marshal(map[string]any{"model": entry.ID, "ready": true})
 		writeJSON(w, body)

@@ -20,7 +20,7 @@ var keyParameters = []string{
 func (r *request) redactKey() (query string) {
 	secret := ""
 	if r.holder != nil {
-		secret = apikey.Presented(r.httpReq.Header, r.endpoint.anthropic())
+		secret = apikey.Presented(r.httpReq.Header, r.endpoint.dialect() == anthropic)
 	}
 	if len(secret) < apikey.ShortestKey {
 		secret = ""

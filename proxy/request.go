@@ -160,12 +160,12 @@ func (r *request) releaseInput() {
 func (r *request) sendError(e *apiError) {
 	r.outcome.Code = e.status
 	if r.headersSent {
-		r.client.writeAndFlush(e.event(r.endpoint.format))
+		r.client.writeAndFlush(r.endpoint.format.errorEvent(e))
 		return
 	}
 	r.addErrorHeaders()
 	if !r.bodyReceivedAt.IsZero() {
-		e.write(&r.client, r.endpoint.anthropic())
+		r.endpoint.dialect().writeError(&r.client, e)
 		return
 	}
 	r.sendErrorUnread(e)
@@ -311,7 +311,7 @@ func (r *request) sendErrorUnread(e *apiError) {
 	} else {
 		r.client.setLingerDeadline()
 	}
-	e.write(&r.client, r.endpoint.anthropic())
+	r.endpoint.dialect().writeError(&r.client, e)
 	if r.httpReq.ProtoMajor > 1 {
 		return
 	}

@@ -289,7 +289,7 @@ func TestErrorBodyMemory(t *testing.T) {
 				f := serve(t, func(o *Options) { o.Attempts = 2 }, &replica{script: always(c.says)}, second)
 				done := f.background(c.ask)
 				eventually(t, "the second is asked", func() bool { return len(second.requests()) == 1 })
-				if n := f.proxy.bufferedBytes.Load(); n < size || n > 2*size {
+				if n := f.proxy.buffers.reserved.Load(); n < size || n > 2*size {
 					t.Errorf("%d bytes are charged", n)
 				}
 				close(goOn)
@@ -298,7 +298,7 @@ func TestErrorBodyMemory(t *testing.T) {
 						t.Errorf("got %d with %d bytes", got.status, len(got.body))
 					}
 				}
-				eventually(t, "nothing is charged", func() bool { return f.proxy.bufferedBytes.Load() == 0 })
+				eventually(t, "nothing is charged", func() bool { return f.proxy.buffers.reserved.Load() == 0 })
 			})
 		}
 	}
@@ -312,15 +312,15 @@ func TestErrorBodyWithoutMemory(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			first, second := &replica{script: always(c.says)}, &replica{script: always(c.says)}
 			f := serve(t, nil, first, second)
-			f.proxy.bufferedBytes.Add(maxBufferedTotalBytes)
+			f.proxy.buffers.reserved.Add(maxBufferedTotalBytes)
 			resp, got := f.post("/v1/chat/completions", c.ask)
-			if resp.StatusCode != http.StatusServiceUnavailable || !strings.Contains(got, "the replica answered Service Unavailable") {
+			if resp.StatusCode != http.StatusServiceUnavailable || !strings.Contains(got, "the replica responded: Service Unavailable") {
 				t.Errorf("got %d, %q", resp.StatusCode, got)
 			}
 			if len(second.requests()) != 1 {
 				t.Error("no other backend was asked")
 			}
-			if n := f.proxy.bufferedBytes.Add(-maxBufferedTotalBytes); n != 0 {
+			if n := f.proxy.buffers.reserved.Add(-maxBufferedTotalBytes); n != 0 {
 				t.Errorf("%d bytes are still charged", n)
 			}
 		})
@@ -594,13 +594,13 @@ func TestResponseBufferLimit(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			f := serve(t, nil, &replica{script: once(c.first)}, &replica{script: once(full)})
-			f.proxy.bufferedBytes.Add(c.taken)
+			f.proxy.buffers.reserved.Add(c.taken)
 			resp, answer, err := f.try("/v1/embeddings", askWhole)
 			if came := err == nil && resp.StatusCode == http.StatusOK && len(answer) == size; came != c.came {
 				t.Errorf("it came: %v (%d bytes, %v)", came, len(answer), err)
 			}
-			eventually(t, "what was held is given back", func() bool { return f.proxy.bufferedBytes.Load() == c.taken })
-			f.proxy.bufferedBytes.Add(-c.taken)
+			eventually(t, "what was held is given back", func() bool { return f.proxy.buffers.reserved.Load() == c.taken })
+			f.proxy.buffers.reserved.Add(-c.taken)
 		})
 	}
 }
@@ -611,7 +611,7 @@ func TestResponseBufferWithSlowClient(t *testing.T) {
 	for range 20 { // more than sockets hold
 		f.askFrom(askWhole).SetReadBuffer(4 << 10)
 	}
-	eventually(t, "answers are held", func() bool { return f.proxy.bufferedBytes.Load() >= 5*(maxBufferedResponseBytes-freeBufferBytes) })
+	eventually(t, "answers are held", func() bool { return f.proxy.buffers.reserved.Load() >= 5*(maxBufferedResponseBytes-freeBufferBytes) })
 }
 
 func TestLongResponseUsage(t *testing.T) {

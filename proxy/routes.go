@@ -39,12 +39,22 @@ const (
 // it ended, and a stream of them ends with [DONE].
 func (f format) hasChoices() bool { return f == chatFormat || f == completionFormat }
 
-// anthropic reports whether Anthropic's clients ask here, which send their key in a
-// header of its own, and read errors of another shape.
-func (e *endpoint) anthropic() bool { return isAnthropicPath(e.path) }
+// dialect is the API whose clients use an endpoint. Anthropic's send their key in a header
+// of its own, and read errors of another shape.
+type dialect int
 
-func isAnthropicPath(path string) bool {
-	return path == "/v1/messages" || strings.HasPrefix(path, "/v1/messages/")
+const (
+	openAI dialect = iota
+	anthropic
+)
+
+func (e *endpoint) dialect() dialect { return dialectOf(e.path) }
+
+func dialectOf(path string) dialect {
+	if path == "/v1/messages" || strings.HasPrefix(path, "/v1/messages/") {
+		return anthropic
+	}
+	return openAI
 }
 
 var endpoints = []endpoint{
@@ -87,7 +97,7 @@ func (p *Proxy) model(w http.ResponseWriter, r *http.Request, holder *apikey.Hol
 	id := strings.TrimPrefix(r.URL.Path, "/v1/models/")
 	entry, ok := findModel(p.registry.Catalog(), id, holder)
 	if !ok {
-		p.unknownModel(id, holder).write(w, false)
+		openAI.writeError(w, p.unknownModel(id, holder))
 		return
 	}
 	writeJSON(w, entry.Card)

@@ -33,238 +33,295 @@ const (
 	abortUsageTimeout = 2 * time.Second
 )
 
-// relayStream relays an answer of server-sent events. Nothing of it, the status
-// neither, goes to the client before the replica's engine put something out:
-// vLLM sends its 200 before it has even begun.
-func (a *attempt) relayStream(resp *http.Response) *failure {
-	body := resp.Body.(*transport.Body) // what replicas' transports return
-	body.SetQuietTimeout(a.settings.Keepalive)
+// replicaBody is the body of a replica's response.
+type replicaBody interface {
+	io.ReadCloser
+
+	// SetIdleTimeout makes reads fail with os.ErrDeadlineExceeded after a wait of d.
+	SetIdleTimeout(d time.Duration)
+	// SetQuietTimeout makes Read return transport.ErrNotYet after a wait of d; 0: never.
+	SetQuietTimeout(d time.Duration)
+	// WaitReadable waits at most d, and reports whether Read would not wait.
+	WaitReadable(d time.Duration) (bool, error)
+	// Uploaded reports whether the request's body is not needed any more.
+	Uploaded() bool
+}
+
+// streamRelay relays a response of server-sent events. Nothing of it, not even its status,
+// goes to the client before the replica's engine has put something out: vLLM sends its 200
+// before it has begun.
+type streamRelay struct {
+	*attempt
+	resp     *http.Response
+	body     replicaBody
+	events   eventScanner
+	out      lineWriter
+	flooded  bool  // committed without an event, behind too many comments to buffer
+	readErr  error // why there is no more to read
+	writeErr error // why nothing can be written any more
+}
+
+// relayStream returns nil when the stream was committed to the client, whatever its end.
+func (a *attempt) relayStream(resp *http.Response, body replicaBody) *failure {
 	a.trackReply()
-	s := eventScanner{format: a.endpoint.format, reply: a.reply}
-	held := a.proxy.buffers.Get().(*bytes.Buffer)
-	chunk := a.proxy.chunks.Get().(*[]byte)
-	err := a.awaitFirstEvent(resp, body, &s, held, *chunk)
-	a.proxy.chunks.Put(chunk)
-	f := a.checkStream(resp, &s, err)
-	flooded := err == nil && s.events == 0 && !s.done && s.errorEvent == nil // committed without an event, behind so many comments
-	switch {
-	case f != nil:
-	case flooded:
-		a.decision.Commit() // and the limit goes on
-	default:
-		f = a.commitResponse()
-	}
-	if f != nil {
-		a.proxy.putBuffer(held)
+	s := &streamRelay{attempt: a, resp: resp, body: body, events: eventScanner{format: a.endpoint.format, reply: a.reply}}
+	s.out = lineWriter{write: a.client.writeAndFlush, chunks: &a.proxy.chunks}
+	defer s.out.releaseChunk()
+	buffered := a.proxy.buffers.get()
+	if f := s.commit(buffered); f != nil {
+		a.proxy.buffers.put(buffered)
 		return f
 	}
-	if s.events > 0 {
-		a.recordFirstEvent(body)
+	s.start(buffered.Bytes())
+	a.proxy.buffers.put(buffered)
+	s.relayChunks()
+	s.finish()
+	return nil
+}
+
+// commit reads the beginning of the stream into buffered and makes the response this
+// backend's, unless it is a failure that another may better.
+func (s *streamRelay) commit(buffered *bytes.Buffer) *failure {
+	s.body.SetQuietTimeout(s.settings.Keepalive)
+	chunk := s.proxy.chunks.Get().(*[]byte)
+	s.readErr = s.awaitFirstEvent(buffered, *chunk)
+	s.proxy.chunks.Put(chunk)
+	if f := s.check(); f != nil {
+		return f
 	}
-	a.recordResponse(resp)
-	a.sendHeader(resp)
-	out := lineWriter{write: a.client.writeAndFlush, chunks: &a.proxy.chunks}
-	defer out.releaseChunk()
-	writeErr := out.start(held.Bytes())
-	a.proxy.putBuffer(held)
-	a.recordFirstToken(&s)
-	a.itl.itl = a.proxy.metrics.ITL(a.outcome.Model, a.outcome.Backend)
-	if s.events > 0 {
-		a.itl.observe(a.client.writeStartedAt)
+	e := &s.events
+	if s.flooded = s.readErr == nil && e.events == 0 && !e.done && e.errorEvent == nil; s.flooded {
+		s.decision.Commit() // the time limit for the first event goes on
+		return nil
 	}
-	body.SetIdleTimeout(a.settings.Idle)
-	quiet := a.settings.Keepalive
+	return s.commitResponse()
+}
+
+// awaitFirstEvent reads into buffered until the stream can be judged: the engine has put
+// something out, or the stream has ended one way or another.
+func (s *streamRelay) awaitFirstEvent(buffered *bytes.Buffer, chunk []byte) error {
+	e, commentedAt := &s.events, time.Now()
+	for !e.content && !e.finished && !e.aborted && !e.done && e.errorEvent == nil && buffered.Len() < maxBufferedStreamBytes {
+		if e.events > 0 {
+			if more, err := s.body.WaitReadable(roleEventDelay); !more {
+				return err
+			}
+		}
+		n, err := s.body.Read(chunk)
+		e.scan(chunk[:n])
+		buffered.Write(chunk[:n])
+		if err != nil && err != transport.ErrNotYet {
+			return err
+		}
+		// The replica's own comments are buffered with the rest, and reach no client.
+		if interval := s.settings.Keepalive; interval > 0 && time.Since(commentedAt) >= interval {
+			if err := s.sendKeepAlive(s.resp); err != nil {
+				return err
+			}
+			commentedAt = time.Now()
+		}
+	}
+	return nil
+}
+
+// check returns the failure that a stream is, as far as it was read, or nil. An error that
+// is the client's own fault is none: it would come from any backend.
+func (s *streamRelay) check() *failure {
+	e := &s.events
+	switch {
+	case e.aborted:
+		return s.abortedFailure()
+	case e.content || e.finished:
+		return nil
+	case e.errorEvent != nil:
+		return s.errorEventFailure()
+	case e.done || s.readErr == nil || s.readErr == io.EOF && e.events > 0 && !s.isTruncated():
+		return nil
+	case s.readErr == io.EOF:
+		return s.classify(errTruncated)
+	}
+	return s.classify(s.readErr)
+}
+
+// errorEventFailure is check for a stream that began with an error event.
+func (s *streamRelay) errorEventFailure() *failure {
+	status, body := s.events.errorStatus(), s.events.errorEvent
+	if status < 500 {
+		return nil
+	}
+	shutdown := vllm.IsShutdownError(body)
+	f := &failure{
+		reason: metrics.RetryErrorEvent, err: errors.New("error event before any content"),
+		status: status, header: http.Header{"Content-Type": {"application/json"}}, body: body,
+		shuttingDown: shutdown, uncharged: shutdown, mayHaveCrashed: !shutdown,
+	}
+	if n := int64(len(body)); s.proxy.buffers.reserve(n) {
+		f.charged = n
+	} else {
+		f.replaceBody(s.endpoint)
+	}
+	return f
+}
+
+// start sends the header and what came before the commit.
+func (s *streamRelay) start(buffered []byte) {
+	if s.events.events > 0 {
+		s.recordFirstEvent()
+	}
+	s.recordResponse(s.resp)
+	s.sendHeader(s.resp)
+	s.writeErr = s.out.start(buffered)
+	s.recordFirstToken()
+	s.itl.observer = s.proxy.metrics.ITL(s.outcome.Model, s.outcome.Backend)
+	if s.events.events > 0 {
+		s.itl.observe(s.client.writeStartedAt)
+	}
+	s.body.SetIdleTimeout(s.settings.Idle)
+}
+
+// relayChunks relays the stream until it ends, is aborted by the engine, or cannot be
+// written any more.
+func (s *streamRelay) relayChunks() {
+	e, quiet := &s.events, s.settings.Keepalive
 	if quiet == 0 {
 		quiet = noKeepalive
 	}
-	for err == nil && writeErr == nil {
-		// What is read to is borrowed when something is there, not for the wait:
-		// most streams wait most of the time.
+	for s.readErr == nil && s.writeErr == nil {
+		// A chunk to read to is borrowed when something is there, not for the wait: most
+		// streams wait most of the time.
 		var more bool
-		if more, err = body.WaitReadable(quiet); !more {
-			if err == nil {
-				writeErr = out.writeComment()
+		if more, s.readErr = s.body.WaitReadable(quiet); !more {
+			if s.readErr == nil {
+				s.writeErr = s.out.writeComment()
 			}
 			continue
 		}
 		var n int
-		n, err = body.Read(out.free())
-		before := s.events
-		s.scan(out.free()[:n])
+		n, s.readErr = s.body.Read(s.out.free())
+		before := e.events
+		e.scan(s.out.free()[:n])
 		switch {
-		case s.events > 0 && before == 0 && flooded:
-			_ = a.context.commit()
-			a.recordFirstEvent(body)
-		case s.events > before: // a keep-alive comment is the server's and no sign of its engine
-			a.decision.RecordOutput()
+		case e.events > 0 && before == 0 && s.flooded:
+			_ = s.context.commit()
+			s.recordFirstEvent()
+		case e.events > before: // a comment is the server's and no sign of its engine
+			s.decision.RecordOutput()
 		}
-		if s.aborted {
-			if writeErr = out.acceptUntil(n, s.scannedBytes-s.abortOffset); writeErr == nil && err == nil {
-				a.readUsage(body, &s, out.free())
+		if e.aborted {
+			if s.writeErr = s.out.acceptUntil(n, e.scannedBytes-e.abortOffset); s.writeErr == nil && s.readErr == nil {
+				s.readUsage(s.out.free())
 			}
-			break
+			return
 		}
-		writeErr = out.accept(n)
-		if s.events > before {
-			a.itl.observe(a.client.writeStartedAt)
+		s.writeErr = s.out.accept(n)
+		if e.events > before {
+			s.itl.observe(s.client.writeStartedAt)
 		}
-		a.recordFirstToken(&s)
+		s.recordFirstToken()
 	}
-	a.finishStream(resp, &s, &out, err, writeErr)
-	return nil
-}
-
-// recordFirstEvent notes a stream's first event. A stream can last for minutes; what it
-// came from need not.
-func (a *attempt) recordFirstEvent(body *transport.Body) {
-	a.decision.RecordFirstEvent()
-	if body.Uploaded() {
-		a.releaseInput()
-	}
-}
-
-// awaitFirstEvent reads into held until the stream can be judged: the engine has put
-// something out, or the stream has ended one way or another.
-func (a *attempt) awaitFirstEvent(resp *http.Response, body *transport.Body, s *eventScanner, held *bytes.Buffer, chunk []byte) error {
-	spoke := time.Now()
-	for !s.content && !s.finished && !s.aborted && !s.done && s.errorEvent == nil && held.Len() < maxBufferedStreamBytes {
-		if s.events > 0 {
-			if more, err := body.WaitReadable(roleEventDelay); !more {
-				return err
-			}
-		}
-		n, err := body.Read(chunk)
-		s.scan(chunk[:n])
-		held.Write(chunk[:n])
-		if err != nil && err != transport.ErrNotYet {
-			return err
-		}
-		// Comments of the replica's own are held back with the rest, and are no sign of life to the client.
-		if every := a.settings.Keepalive; every > 0 && time.Since(spoke) >= every {
-			if err := a.sendKeepAlive(resp); err != nil {
-				return err
-			}
-			spoke = time.Now()
-		}
-	}
-	return nil
-}
-
-// checkStream says whether a stream that can be judged is a failed attempt. An error
-// that is the client's own fault is not: it would fail anywhere.
-func (a *attempt) checkStream(resp *http.Response, s *eventScanner, err error) *failure {
-	switch {
-	case s.aborted:
-		return a.abortedFailure()
-	case s.content || s.finished:
-		return nil
-	case s.errorEvent != nil:
-		status := s.errorStatus()
-		if status < 500 {
-			return nil
-		}
-		f := &failure{
-			reason: metrics.RetryErrorEvent, err: errors.New("error event before any content"), status: status, body: s.errorEvent,
-			header: http.Header{"Content-Type": {"application/json"}},
-		}
-		f.shuttingDown = vllm.IsShutdownError(s.errorEvent)
-		f.uncharged, f.mayHaveCrashed = f.shuttingDown, !f.shuttingDown
-		if n := int64(len(s.errorEvent)); a.proxy.reserveBuffer(n) {
-			f.charged = n
-		} else {
-			f.replaceBody(a.endpoint)
-		}
-		return f
-	case s.done || err == nil || err == io.EOF && s.events > 0 && !a.isTruncated(resp, s):
-		return nil
-	case err == io.EOF:
-		return a.classify(errTruncated)
-	}
-	return a.classify(err)
 }
 
 // readUsage reads what follows an abort, for its usage: no client gets it.
-func (a *attempt) readUsage(body *transport.Body, s *eventScanner, chunk []byte) {
-	body.SetIdleTimeout(abortUsageTimeout)
-	for end := time.Now().Add(abortUsageTimeout); !s.done && time.Now().Before(end); {
-		n, err := body.Read(chunk)
-		s.scan(chunk[:n])
+func (s *streamRelay) readUsage(chunk []byte) {
+	s.body.SetIdleTimeout(abortUsageTimeout)
+	for end := time.Now().Add(abortUsageTimeout); !s.events.done && time.Now().Before(end); {
+		n, err := s.body.Read(chunk)
+		s.events.scan(chunk[:n])
 		if err != nil && err != transport.ErrNotYet {
 			return
 		}
 	}
 }
 
-// recordFirstToken takes the time of the first content.
-func (a *attempt) recordFirstToken(s *eventScanner) {
-	if s.content && a.outcome.TTFT == 0 {
-		a.outcome.TTFT = time.Since(a.arrivedAt)
-		a.spans.FirstToken()
+// recordFirstEvent notes a stream's first event. A stream can last for minutes; the
+// request's body need not.
+func (s *streamRelay) recordFirstEvent() {
+	s.decision.RecordFirstEvent()
+	if s.body.Uploaded() {
+		s.releaseInput()
 	}
 }
 
-// finishStream ends a committed stream. err is why there is no more to read, writeErr
-// why nothing can be written any more.
-func (a *attempt) finishStream(resp *http.Response, s *eventScanner, out *lineWriter, err, writeErr error) {
-	a.recordUsage(&s.usage)
-	a.result.AnswerTokens = s.completionTokens()
+// recordFirstToken notes the time of the first content, once.
+func (s *streamRelay) recordFirstToken() {
+	if s.events.content && s.outcome.TTFT == 0 {
+		s.outcome.TTFT = time.Since(s.arrivedAt)
+		s.spans.FirstToken()
+	}
+}
+
+// finish ends a committed stream, with an error event if the client does not have all of it.
+func (s *streamRelay) finish() {
+	e := &s.events
+	s.recordUsage(&e.usage)
+	s.result.AnswerTokens = e.completionTokens()
 	switch {
-	case writeErr == nil && !s.aborted && (s.done || err == io.EOF && !a.isTruncated(resp, s)):
-		out.flushPending()
-		a.client.extendDeadline()
-		// Many clients leave at [DONE], without waiting for the body's end.
-		if s.errorEvent == nil {
-			a.result.End = router.Completed
-		} else if status := s.errorStatus(); status >= 500 {
-			a.recordTruncated(status, errors.New("error event in mid-answer"))
+	case s.writeErr == nil && !e.aborted && (e.done || s.readErr == io.EOF && !s.isTruncated()):
+		s.out.flushPending()
+		s.client.extendDeadline()
+		// Many clients close at [DONE], without waiting for the body's end.
+		if e.errorEvent == nil {
+			s.result.End = router.Completed
+		} else if status := e.errorStatus(); status >= 500 {
+			s.recordTruncated(status, errors.New("error event after content"))
 		}
-		return
-	case writeErr != nil || a.isDisconnected():
-		a.recordDisconnect(a.client.abortPhase(metrics.AbortInStream))
-		return
-	case a.isCutOff():
-		e := a.cutOffError()
-		a.result.End, a.outcome.Code = router.ClientDisconnected, e.status
-		a.client.Write(append([]byte("\n\n"), e.event(a.endpoint.format)...))
-		return
+	case s.writeErr != nil || s.isDisconnected():
+		s.recordDisconnect(s.client.abortPhase(metrics.AbortInStream))
+	case s.isCutOff():
+		err := s.cutOffError()
+		s.result.End, s.outcome.Code = router.ClientDisconnected, err.status
+		s.sendErrorEvent(err)
+	default:
+		err, cause := s.truncatedError()
+		s.recordTruncated(err.status, cause)
+		s.sendErrorEvent(err)
 	}
-	e := &apiError{status: http.StatusBadGateway, kind: "bad_gateway", code: "replica_failed", message: "the replica's answer broke off"}
+}
+
+// truncatedError returns the error for a stream that the replica did not complete, and its
+// cause.
+func (s *streamRelay) truncatedError() (*apiError, error) {
+	e := &apiError{status: http.StatusBadGateway, kind: "bad_gateway", code: "replica_failed", message: "the replica closed the response early"}
 	switch {
-	case s.aborted:
-		a.decision.Backend.Aborted.Add(1)
-		e.code, e.message, err = "replica_aborted", "the replica aborted the request, so the answer is not complete", errAborted
-	case errors.Is(err, errFirstByte):
-		e = firstByteTimeoutError()
-	case errors.Is(err, os.ErrDeadlineExceeded):
-		e = &apiError{status: http.StatusGatewayTimeout, kind: "timeout", code: "idle_timeout",
-			message: "the replica fell silent in mid-answer (timeouts.idle)"}
+	case s.events.aborted:
+		s.decision.Backend.Aborted.Add(1)
+		e.code, e.message = "replica_aborted", "the replica aborted the request, so the response is incomplete"
+		return e, errAborted
+	case errors.Is(s.readErr, errFirstByte):
+		return firstByteTimeoutError(), s.readErr
+	case errors.Is(s.readErr, os.ErrDeadlineExceeded):
+		return &apiError{status: http.StatusGatewayTimeout, kind: "timeout", code: "idle_timeout",
+			message: "the replica sent nothing more in time (timeouts.idle)"}, s.readErr
 	}
-	a.recordTruncated(e.status, err)
-	// The empty line ends an event that lacks its own.
-	a.client.Write(append([]byte("\n\n"), e.event(a.endpoint.format)...))
+	return e, s.readErr
 }
 
-// isTruncated says whether a stream that seems to have ended well has not. Where
-// the end of the connection is the end of the answer, only its last event tells.
-func (a *attempt) isTruncated(resp *http.Response, s *eventScanner) bool {
-	return a.endpoint.format != plainFormat && !isFramed(resp) && !s.done
+// sendErrorEvent ends the stream with an error. The empty line ends an event that lacks its
+// own.
+func (s *streamRelay) sendErrorEvent(e *apiError) {
+	s.client.Write(append([]byte("\n\n"), s.endpoint.format.errorEvent(e)...))
 }
 
-// lineWriter passes a stream of server-sent events on in whole lines, as soon as each
-// is whole. The part of a line that a dying replica leaves would be broken JSON
-// to the client, and keep it from the error event that follows; no client can
-// use half a line sooner. A line that names an event goes on together with the
-// next one, so that the event may still be withheld when its data is known. A line
-// longer than a chunk goes on as it comes.
+// isTruncated reports whether a stream that seems to have ended well has not. Where the end
+// of the connection is the end of the response, only its last event tells.
+func (s *streamRelay) isTruncated() bool {
+	return s.endpoint.format != plainFormat && !isFramed(s.resp) && !s.events.done
+}
+
+// lineWriter writes a stream of server-sent events in whole lines, each as soon as it is
+// complete. Half a line that a crashing replica leaves would be broken JSON to the client,
+// and hide the error event that follows. A line that names an event is written together with
+// the next one, so that the event may still be withheld when its data is known. A line longer
+// than a chunk is written as it comes.
 type lineWriter struct {
 	write   func([]byte) error
 	chunks  *sync.Pool // of *[]byte
-	chunk   *[]byte    // nil: none is borrowed
-	pending int        // bytes of chunk that are not passed on yet
+	chunk   *[]byte    // borrowed from chunks; nil: none
+	pending int        // bytes of chunk that are not written yet
 	tail    [3]byte    // the last bytes written
 }
 
-// buf is the chunk that is borrowed now.
+// buf returns the borrowed chunk, after borrowing one if there is none.
 func (l *lineWriter) buf() []byte {
 	if l.chunk == nil {
 		l.chunk = l.chunks.Get().(*[]byte)
@@ -272,17 +329,17 @@ func (l *lineWriter) buf() []byte {
 	return *l.chunk
 }
 
-// free is where the next bytes of the stream are to be read to, before advance.
+// free returns the memory to read the next bytes of the stream to, before accept.
 func (l *lineWriter) free() []byte { return l.buf()[l.pending:] }
 
-// releaseIfEmpty gives the chunk back, unless it holds something.
+// releaseIfEmpty returns the chunk to the pool unless bytes of it are pending.
 func (l *lineWriter) releaseIfEmpty() {
 	if l.pending == 0 {
 		l.releaseChunk()
 	}
 }
 
-// releaseChunk gives the chunk back.
+// releaseChunk returns the chunk to the pool.
 func (l *lineWriter) releaseChunk() {
 	if l.chunk != nil {
 		l.chunks.Put(l.chunk)
@@ -290,7 +347,7 @@ func (l *lineWriter) releaseChunk() {
 	}
 }
 
-// accept takes in n bytes that were read to space.
+// accept takes over n bytes that were read to free, and writes the lines that are complete.
 func (l *lineWriter) accept(n int) error {
 	defer l.releaseIfEmpty()
 	buf, have := l.buf(), l.pending+n
@@ -308,15 +365,15 @@ func (l *lineWriter) accept(n int) error {
 	return err
 }
 
-// acceptUntil takes in n bytes that were read to space, and passes on what came but for the
-// last bytes, so many as left says: they begin with an event that is to be withheld.
-// If its beginning was passed on before, the rest of it follows. Nothing is kept.
-func (l *lineWriter) acceptUntil(n int, left int64) error {
+// acceptUntil takes over n bytes that were read to free, and writes all but the last ones, as
+// many as withheld says: they begin with an event that the client is not to get. If its
+// beginning was written before, the rest of it follows. Nothing stays pending.
+func (l *lineWriter) acceptUntil(n int, withheld int64) error {
 	defer l.releaseIfEmpty()
 	have := l.pending + n
 	l.pending = 0
-	if left <= int64(have) {
-		have -= int(left)
+	if withheld <= int64(have) {
+		have -= int(withheld)
 	}
 	if have == 0 {
 		return nil
@@ -324,8 +381,8 @@ func (l *lineWriter) acceptUntil(n int, left int64) error {
 	return l.forward(l.buf()[:have])
 }
 
-// completeLinesLength is the length of the lines that b begins with, without a last one that
-// names an event.
+// completeLinesLength returns the length of the complete lines that b begins with, without a
+// last one that names an event.
 func completeLinesLength(b []byte) int {
 	end := bytes.LastIndexByte(b, '\n') + 1
 	if end == 0 {
@@ -349,13 +406,14 @@ func (l *lineWriter) start(head []byte) error {
 	return l.forward(head[:whole])
 }
 
-// flushPending writes what is kept. The stream is over.
+// flushPending writes what is pending at the end of the stream.
 func (l *lineWriter) flushPending() {
 	if l.pending > 0 {
 		l.write(l.buf()[:l.pending])
 	}
 }
 
+// forward writes b, and remembers its end for writeComment.
 func (l *lineWriter) forward(b []byte) error {
 	n := min(len(b), len(l.tail))
 	copy(l.tail[:], l.tail[n:])
@@ -363,8 +421,8 @@ func (l *lineWriter) forward(b []byte) error {
 	return l.write(b)
 }
 
-// writeComment writes a keep-alive comment, unless it would part an event: clients
-// take an empty line for its end.
+// writeComment writes a keep-alive comment, unless it would split an event: clients take an
+// empty line for its end.
 func (l *lineWriter) writeComment() error {
 	if tail := l.tail[:]; bytes.HasSuffix(tail, []byte("\n\n")) || bytes.HasSuffix(tail, []byte("\n\r\n")) {
 		return l.write([]byte(keepAliveComment))
@@ -375,10 +433,9 @@ func (l *lineWriter) writeComment() error {
 // keepAliveComment is a comment to clients, and traffic to what stands between.
 const keepAliveComment = ": keep-alive\n\n"
 
-// sendKeepAlive tells the client of a silent stream that it goes on. Its header names
-// this attempt, the first that took the request. Nothing is committed by it: a
-// failure is still retried elsewhere, and only one that nobody betters ends the
-// stream, with an error event.
+// sendKeepAlive sends a comment on a silent stream. The header names this attempt, the first
+// with a response. Nothing is committed by it: a failure is still retried, and only if no
+// retry succeeds the stream ends with an error event.
 func (a *attempt) sendKeepAlive(resp *http.Response) error {
 	a.sendHeader(resp)
 	return a.client.writeAndFlush([]byte(keepAliveComment))
@@ -394,11 +451,11 @@ func (a *attempt) sendHeader(resp *http.Response) {
 	a.client.WriteHeader(resp.StatusCode)
 }
 
-// relayErrorEvent is for an answer that is no stream, to a client that has the
-// header of one.
+// relayErrorEvent sends a response that is not a stream to a client that has the header of
+// one.
 func (a *attempt) relayErrorEvent(resp *http.Response) *failure {
 	body, err := a.readErrorBody(resp)
-	defer a.proxy.bufferedBytes.Add(-int64(len(body)))
+	defer a.proxy.buffers.release(int64(len(body)))
 	if err != nil && !errors.Is(err, errErrorBodyTooLong) && !errors.Is(err, errErrorBodyMemory) {
 		return a.classify(err)
 	}
@@ -406,37 +463,35 @@ func (a *attempt) relayErrorEvent(resp *http.Response) *failure {
 	return nil
 }
 
-// replicaError is what a replica answered in place of a stream, as far as an error
-// event can say it.
+// replicaError returns the error of a replica, to be sent as an event of a stream.
 func replicaError(status int, body []byte) *apiError {
 	if status < 400 {
-		return &apiError{status: http.StatusBadGateway, kind: "bad_gateway", code: "replica_failed", message: "the replica's answer is not the stream that was asked for"}
+		return &apiError{status: http.StatusBadGateway, kind: "bad_gateway", code: "replica_failed", message: "the replica did not respond with a stream"}
 	}
-	e := &apiError{status: status, kind: "bad_gateway", code: "replica_failed", message: "the replica answered " + http.StatusText(status)}
-	said := gjson.ParseBytes(body)
-	if inner := said.Get("error"); inner.IsObject() {
-		said = inner
+	e := &apiError{status: status, kind: "bad_gateway", code: "replica_failed", message: "the replica responded: " + http.StatusText(status)}
+	object := gjson.ParseBytes(body)
+	if inner := object.Get("error"); inner.IsObject() {
+		object = inner
 	}
-	if message := said.Get("message"); message.Type == gjson.String {
+	if message := object.Get("message"); message.Type == gjson.String {
 		e.message, e.fromReplica = message.Str, true
 	}
-	if kind := said.Get("type"); kind.Type == gjson.String {
+	if kind := object.Get("type"); kind.Type == gjson.String {
 		e.kind = kind.Str
 	}
 	return e
 }
 
 // chunkIntervals observes the time between the chunks of a stream that carry events, by the
-// time at which each was written, which is known anyway: reading the clock would
-// cost more than all the rest of it.
+// time at which each was written: reading the clock once more would cost more than the rest.
 type chunkIntervals struct {
-	itl  prometheus.Observer
-	last time.Time // zero: there was none yet
+	observer prometheus.Observer
+	last     time.Time // zero: there was none yet
 }
 
 func (g *chunkIntervals) observe(at time.Time) {
 	if !g.last.IsZero() {
-		g.itl.Observe(at.Sub(g.last).Seconds())
+		g.observer.Observe(at.Sub(g.last).Seconds())
 	}
 	g.last = at
 }

@@ -121,9 +121,9 @@ func breaksOff(t *testing.T, script func(*session), begun func(), events int) {
 
 func TestErrorEventFormat(t *testing.T) {
 	cases := []struct{ path, begins, name, want string }{
-		{"/v1/completions", `data: {"choices":[{"text":"Hi"}]}` + "\n\n", "", `"error":{"message":"the replica's answer broke off"`},
+		{"/v1/completions", `data: {"choices":[{"text":"Hi"}]}` + "\n\n", "", `"error":{"message":"the replica closed the response early"`},
 		{"/v1/responses", "event: response.output_text.delta\n" + `data: {"type":"response.output_text.delta","delta":"Hi"}` + "\n\n", "error", `"type":"error"`},
-		{"/v1/messages", "event: content_block_delta\n" + `data: {"type":"content_block_delta","delta":{"text":"Hi"}}` + "\n\n", "error", `"error":{"type":"api_error","message":"the replica's answer broke off","src":"warmroute"}`},
+		{"/v1/messages", "event: content_block_delta\n" + `data: {"type":"content_block_delta","delta":{"text":"Hi"}}` + "\n\n", "error", `"error":{"type":"api_error","message":"the replica closed the response early","src":"warmroute"}`},
 	}
 	for _, c := range cases {
 		t.Run(c.path, func(t *testing.T) {
@@ -744,7 +744,7 @@ func TestErrorAfterKeepAliveIsEvent(t *testing.T) {
 		"a refusal of its kind":  {"/v1/chat/completions", answered("503 Service Unavailable", `{"message":"queue\nfull"}`), "503", chat(`queue\nfull`)},
 		"a refusal in responses": {"/v1/responses", answered("400 Bad Request", `{"error":{"message":"too long"}}`), "400", []string{"event: error\ndata: {", `"too long"`}},
 		"a refusal in messages":  {"/v1/messages", answered("400 Bad Request", `{"error":{"message":"too long"}}`), "400", []string{"event: error\ndata: {", `"too long"`}},
-		"an answer, no stream":   {"/v1/chat/completions", answered("200 OK", whole), "502", chat("not the stream")},
+		"an answer, no stream":   {"/v1/chat/completions", answered("200 OK", whole), "502", chat("not respond with a stream")},
 		"no JSON at all":         {"/v1/chat/completions", answered("422 X", `gone`), "422", chat("Unprocessable")},
 	} {
 		t.Run(name, func(t *testing.T) {
