@@ -1,0 +1,49 @@
+package config
+
+import (
+	"slices"
+	"testing"
+)
+
+func TestDiff(t *testing.T) {
+	const backends = "backends: [{url: \"http://a:8000\", weight: 2}]\n"
+	old := mustLoad(t, backends)
+	for _, c := range []struct {
+		yaml                string
+		reloadable, restart []string
+	}{
+		{backends, nil, nil},
+		{backends + "timeouts: {first_byte: 1s, read_header: 1s}", []string{"timeouts.first_byte"}, []string{"timeouts.read_header"}},
+		{backends + "limits: {body_bytes: 1MiB, header_bytes: 8KiB}", []string{"limits.body_bytes"}, []string{"limits.header_bytes"}},
+		{backends + "index: {block_bytes: 512}\nrecord: {keep: 9}\nlisten: :1", nil, []string{"listen", "index.block_bytes", "record.keep"}},
+		{backends + "routing: {queue: {time: 1s}, attempts: 1}", []string{"routing.queue.time", "routing.attempts"}, nil},
+		{"backends: [{url: \"http://a:8000\", weight: 3}]", []string{"backends"}, nil},
+		{backends + "keys: [{name: a, sha256: " + aHash + "}]", []string{"keys"}, nil},
+	} {
+		reloadable, restart := Diff(old, mustLoad(t, c.yaml))
+		slices.Sort(reloadable)
+		slices.Sort(c.reloadable)
+		if !slices.Equal(reloadable, c.reloadable) || !slices.Equal(restart, c.restart) {
+			t.Errorf("%s: got %q and %q, want %q and %q", c.yaml, reloadable, restart, c.reloadable, c.restart)
+		}
+	}
+}
+
+func TestCheckNotWeakened(t *testing.T) {
+	const backends = "backends: [\"http://a:8000\"]\n"
+	const open = "; if this is intended, restart or hand over to a new process"
+	for _, c := range []struct{ old, new, want string }{
+		{"keys: [{name: a, sha256: " + aHash + "}]", "", "keys: refusing to remove all keys: access would become open" + open},
+		{"admin_token: " + plainKey, "", "admin_token: refusing to remove the admin token: admin access would become open" + open},
+		{"tenant: isolate", "", "tenant: refusing to end the isolation of tenants: routing would reveal what others sent" + open},
+		{"", "keys: [{name: a, sha256: " + aHash + "}]\nadmin_token: " + plainKey + "\ntenant: isolate", ""},
+	} {
+		got := ""
+		if err := mustLoad(t, backends+c.new).CheckNotWeakened(mustLoad(t, backends+c.old)); err != nil {
+			got = err.Error()
+		}
+		if got != c.want {
+			t.Errorf("%q to %q: got %q, want %q", c.old, c.new, got, c.want)
+		}
+	}
+}
