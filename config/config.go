@@ -200,7 +200,7 @@ func (c *Config) ProxySettings() proxy.Settings {
 		Timeouts:       c.Timeouts.Timeouts,
 		Retry:          c.Retry,
 		Attempts:       c.Routing.Attempts,
-		HoldTime:       c.QueueTime(),
+		QueueTimeout:   c.QueueTime(),
 		Keepalive:      c.SSE.Keepalive,
 		SessionHeader:  c.Routing.SessionHeader,
 		RouteHeaders:   c.ResponseHeaders,

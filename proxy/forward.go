@@ -282,10 +282,10 @@ func (r *request) pick() (*router.Decision, error) {
 // maxQueueTime returns how long the request may wait for a backend: as its key says,
 // else routing.queue.time; 0 where no request waits.
 func (r *request) maxQueueTime() time.Duration {
-	if r.settings.HoldTime > 0 && r.holder != nil && r.holder.QueueTime > 0 {
+	if r.settings.QueueTimeout > 0 && r.holder != nil && r.holder.QueueTime > 0 {
 		return r.holder.QueueTime
 	}
-	return r.settings.HoldTime
+	return r.settings.QueueTimeout
 }
 
 // recordQueueTime counts a time in the queue, and how it ended.

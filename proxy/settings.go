@@ -9,7 +9,7 @@ type Settings struct {
 	Retry RetrySettings
 
 	Attempts       int           // maximum for one request; a refused connection does not count
-	HoldTime       time.Duration // maximum time in the admission queue, as the router has it; 0: no queue
+	QueueTimeout   time.Duration // maximum time in the admission queue, as the router has it; 0: no queue
 	Keepalive      time.Duration // interval of comments on a silent stream; 0: none
 	SessionHeader  string        // names the session that a request belongs to; empty: none does
 	RouteHeaders   bool          // explain the routing to clients whose key allows it
