@@ -44,7 +44,7 @@ func (c *changing) change(f func(*config.Config)) {
 	if err := c.service.fleet.apply(&next); err != nil {
 		c.t.Fatal(err)
 	}
-	if err := c.service.router.Configure(c.service.routerOptions(&next)); err != nil {
+	if err := c.service.router.Configure(routerSettings(&next)); err != nil {
 		c.t.Fatal(err)
 	}
 	c.service.proxy.Configure(proxySettings(&next))

@@ -56,15 +56,15 @@ func (s *service) apply(c *config.Config) error {
 	if err := c.CheckNotWeakened(s.config); err != nil {
 		return err
 	}
-	if err := s.router.Configure(s.routerOptions(c)); err != nil {
+	if err := s.router.Configure(routerSettings(c)); err != nil {
 		return err
 	}
 	if err := s.access.Configure(c.AccessLog); err != nil {
-		s.router.Configure(s.routerOptions(s.config)) // which it took before
+		s.router.Configure(routerSettings(s.config)) // which it took before
 		return fmt.Errorf("access_log.file: %w", err)
 	}
 	if err := s.fleet.apply(c); err != nil {
-		s.router.Configure(s.routerOptions(s.config))
+		s.router.Configure(routerSettings(s.config))
 		s.access.Configure(s.config.AccessLog)
 		return err
 	}

@@ -22,6 +22,7 @@ import (
 	"warmroute/proxy/recorder"
 	"warmroute/proxy/tracing"
 	"warmroute/router"
+	"warmroute/router/snapshot"
 )
 
 // service is one proxy with everything that runs for it.
@@ -76,7 +77,7 @@ func newServiceAfter(before *inherited, c *config.Config, log *slog.Logger) (*se
 	if c.Index.Snapshot != "" {
 		s.snapshot = &snapshotFile{
 			path:  c.Index.Snapshot,
-			index: router.NewSnapshots(s.router, o.IndexMaxBytes, log),
+			index: snapshot.NewStore(s.router, snapshot.Options{BlockBytes: o.BlockBytes, MaxBytes: o.IndexMaxBytes, Now: o.Now, Log: log}),
 			log:   log,
 		}
 		if err := s.snapshot.open(before.ready != nil); err != nil {

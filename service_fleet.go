@@ -9,22 +9,28 @@ import (
 	"warmroute/router"
 )
 
-// routerOptions are what the settings come to.
+// routerOptions returns what the router is made of.
 func (s *service) routerOptions(c *config.Config) router.Options {
 	return router.Options{
-		Backends:       s.registry.All(),
-		Catalog:        s.registry.Catalog,
+		Settings:      routerSettings(c),
+		Backends:      s.registry.All(),
+		Catalog:       s.registry.Catalog,
+		BlockBytes:    c.Index.BlockBytes,
+		IndexMaxBytes: int64(c.Index.MaxBytes),
+		Now:           time.Now,
+		Rand:          rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())),
+	}
+}
+
+func routerSettings(c *config.Config) router.Settings {
+	return router.Settings{
 		Policy:         c.Routing.Policy,
 		PolicySettings: c.Routing.PolicySettings(),
 		Queue:          c.Routing.QueueSettings(),
 		Breaker:        router.BreakerSettings(c.Breaker),
 		SLO:            c.SLO.TTFT,
-		BlockBytes:     c.Index.BlockBytes,
-		IndexMaxBytes:  int64(c.Index.MaxBytes),
 		PollInterval:   c.Poll.Interval,
 		NoLearning:     !c.Routing.Learn,
-		Now:            time.Now,
-		Rand:           rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())),
 	}
 }
 

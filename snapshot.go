@@ -15,7 +15,7 @@ import (
 
 	"warmroute/config"
 	"warmroute/filelock"
-	"warmroute/router"
+	"warmroute/router/snapshot"
 )
 
 // snapshotEvery bounds what a proxy that is killed outright forgets.
@@ -39,7 +39,7 @@ const lockRetryInterval = 100 * time.Millisecond
 // it is fatal: without it the proxy only starts cold.
 type snapshotFile struct {
 	path  string
-	index *router.Snapshots
+	index *snapshot.Store
 	log   *slog.Logger
 
 	mu   sync.Mutex // held while a snapshot is written; guards what follows

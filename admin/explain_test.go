@@ -52,9 +52,12 @@ func askable(t testing.TB, list ...apikey.Key) *asked {
 		b.SetState(backends.Ready)
 	}
 	a.router, err = router.New(router.Options{
-		Backends: registry.All(), Catalog: registry.Catalog, Policy: "prefix", Queue: router.QueueSettings{Requests: 10, Timeout: time.Minute},
-		Breaker: router.BreakerSettings{Failures: 1, Open: time.Minute}, BlockBytes: 64, IndexMaxBytes: 1 << 20,
-		PollInterval: time.Hour, Now: time.Now, Rand: rand.New(rand.NewPCG(1, 2)),
+		Settings: router.Settings{
+			Policy: "prefix", Queue: router.QueueSettings{Requests: 10, Timeout: time.Minute},
+			Breaker: router.BreakerSettings{Failures: 1, Open: time.Minute}, PollInterval: time.Hour,
+		},
+		Backends: registry.All(), Catalog: registry.Catalog, BlockBytes: 64, IndexMaxBytes: 1 << 20,
+		Now: time.Now, Rand: rand.New(rand.NewPCG(1, 2)),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -118,7 +121,7 @@ func TestExplainAfterPlacedAndAfterReset(t *testing.T) {
 	if e.Choice != "gpu-1" || e.Reason != router.ReasonPrefix || e.Backends[1].MatchedBlocks != e.Blocks || !strings.HasPrefix(e.Sentence, "gpu-1 holds ") {
 		t.Errorf("of what was placed: %+v", e)
 	}
-	if e := a.explain("?tried=gpu-1&tried=gpu-0", body); e.Choice != "gpu-2" || e.Backends[1].WhyNot != "tried already" {
+	if e := a.explain("?tried=gpu-1&tried=gpu-0", body); e.Choice != "gpu-2" || e.Backends[1].WhyNot != "was tried already" {
 		t.Errorf("of a retry: %+v", e)
 	}
 	a.post("/api/backends/gpu-1/reset", "", 200, `"forgotten_blocks":35,"breaker_was":"closed"`)

@@ -8,7 +8,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"warmroute/router"
+	"warmroute/router/snapshot"
 )
 
 // validateFiles checks that the files that serve writes are different ones and
@@ -63,7 +63,7 @@ func CheckSnapshot(path string) error {
 	if err != nil && err != io.EOF && err != io.ErrUnexpectedEOF {
 		return err
 	}
-	if !router.BeginsSnapshot(head[:n]) {
+	if !snapshot.HasHeader(head[:n]) {
 		return fmt.Errorf("%s is not a warmroute snapshot; name another file", path)
 	}
 	return nil

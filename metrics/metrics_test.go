@@ -45,8 +45,9 @@ func newFixture(t testing.TB, fleet ...*backends.Backend) *fixture {
 		t.Fatal(err)
 	}
 	r, err := router.New(router.Options{
-		Backends: registry.All(), Policy: "prefix", BlockBytes: 256, IndexMaxBytes: 1 << 20,
-		PollInterval: time.Second, Now: time.Now, Rand: rand.New(rand.NewPCG(1, 1)),
+		Settings: router.Settings{Policy: "prefix", PollInterval: time.Second},
+		Backends: registry.All(), BlockBytes: 256, IndexMaxBytes: 1 << 20,
+		Now: time.Now, Rand: rand.New(rand.NewPCG(1, 1)),
 	})
 	if err != nil {
 		t.Fatal(err)

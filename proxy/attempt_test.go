@@ -56,7 +56,7 @@ func (f *fleet) warm() {
 func breakAtOnce(t *testing.T, f *fleet) {
 	t.Helper()
 	breaker := router.BreakerSettings{Failures: 1, Open: time.Hour}
-	if err := f.router.Configure(router.Options{Policy: "prefix", PollInterval: time.Hour, Breaker: breaker}); err != nil {
+	if err := f.router.Configure(router.Settings{Policy: "prefix", PollInterval: time.Hour, Breaker: breaker}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -333,7 +333,7 @@ func TestBreakerLimitsFailingBackend(t *testing.T) {
 		}
 	}
 	f := serve(t, nil, failing, &replica{script: always(answered("200 OK", whole))})
-	if err := f.router.Configure(router.Options{
+	if err := f.router.Configure(router.Settings{
 		Policy: "prefix", PollInterval: time.Hour, Breaker: router.BreakerSettings{Failures: 3, Open: 100 * time.Millisecond},
 	}); err != nil {
 		t.Fatal(err)

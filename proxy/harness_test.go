@@ -121,9 +121,12 @@ func newFleet(t testing.TB, list []*backends.Backend, policy string, hold router
 		b.SetState(backends.Ready)
 	}
 	r, err := router.New(router.Options{
-		Backends: registry.All(), Catalog: registry.Catalog, Policy: policy, Queue: hold, BlockBytes: 256, IndexMaxBytes: 64 << 20,
-		PollInterval: time.Hour, // what serve says of load does not fade
-		Now:          time.Now, Rand: rand.New(rand.NewPCG(1, 2)),
+		Settings: router.Settings{
+			Policy: policy, Queue: hold,
+			PollInterval: time.Hour, // what serve says of load does not fade
+		},
+		Backends: registry.All(), Catalog: registry.Catalog, BlockBytes: 256, IndexMaxBytes: 64 << 20,
+		Now: time.Now, Rand: rand.New(rand.NewPCG(1, 2)),
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -67,11 +67,12 @@ func newRun(s *Scenario, requests *Requests) (*run, error) {
 	if s.Policy != Pooled {
 		var err error
 		r.router, err = router.New(router.Options{
-			Backends: r.all, Policy: s.Policy, PolicySettings: s.Settings, Queue: s.Queue, SLO: s.SLO,
-			BlockBytes: requests.BlockTokens * CharsPerToken, IndexMaxBytes: indexBytes, IndexMargin: 1, NoLearning: s.NoLearning,
-			PollInterval: r.pollEvery,
-			Now:          func() time.Time { return wallTime(r.now) },
-			Rand:         rand.New(rand.NewPCG(s.Seed, 2)),
+			Settings: router.Settings{
+				Policy: s.Policy, PolicySettings: s.Settings, Queue: s.Queue, SLO: s.SLO, PollInterval: r.pollEvery, NoLearning: s.NoLearning,
+			},
+			Backends: r.all, BlockBytes: requests.BlockTokens * CharsPerToken, IndexMaxBytes: indexBytes, IndexMargin: 1,
+			Now:  func() time.Time { return wallTime(r.now) },
+			Rand: rand.New(rand.NewPCG(s.Seed, 2)),
 		})
 		if err != nil {
 			return nil, err

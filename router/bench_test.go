@@ -11,6 +11,7 @@ import (
 
 	"warmroute/backends"
 	"warmroute/router/prompt"
+	"warmroute/router/queue"
 )
 
 // chatBody is a conversation of about size bytes, as an SDK would write it.
@@ -136,13 +137,13 @@ func BenchmarkRound(b *testing.B) {
 			for _, to := range fleet {
 				r.ObserveLoad(to, &backends.Load{CacheTokens: 20_000_000, ScrapedAt: c.now})
 			}
-			for key := range mostScored {
+			for key := range queue.MaxTurns {
 				mustPick(b, r, ask(fleet[:1], 1000+key, n)).Release(Outcome{End: Completed})
 				c.advance(time.Second)
 			}
 			mustPick(b, r, ask(fleet[:1], 1, 200))
 			mustPick(b, r, ask(fleet[1:], 2, 62)) // a little room
-			for key := range mostScored {
+			for key := range queue.MaxTurns {
 				r.Submit(ask(fleet, 1000+key, n+5), func(*Decision, error) { b.Fatal("not held") })
 			}
 			for b.Loop() {

@@ -6,17 +6,16 @@ import (
 	"warmroute/backends"
 )
 
-// BreakerSettings say when a backend that fails what it is sent becomes a later
-// choice than all others.
+// BreakerSettings say when a backend that fails what it is sent is avoided.
 type BreakerSettings struct {
-	Failures int           `mapstructure:"failures"` // in a row that open it; 0: none do
-	Open     time.Duration `mapstructure:"open"`     // until it is tried again; twice as long each time that this fails, 4 s at most
+	Failures int           `mapstructure:"failures"` // in a row that open the breaker; 0: none do
+	Open     time.Duration `mapstructure:"open"`     // until the backend is tried again; doubles with each try that fails, up to 4 s
 }
 
-// mostOpen bounds the time for which a healed backend is not noticed.
-const mostOpen = 4 * time.Second
+// maxOpenDelay bounds the time for which a recovered backend is not noticed.
+const maxOpenDelay = 4 * time.Second
 
-// BreakerState is how a backend's breaker stands.
+// BreakerState is the state of a backend's breaker.
 type BreakerState int
 
 const (
@@ -25,19 +24,23 @@ const (
 	BreakerOpen
 )
 
-// breaker counts what one backend fails. Guarded by Router.deciding.
+func (s BreakerState) String() string {
+	return [...]string{"closed", "half-open", "open"}[s]
+}
+
+// breaker counts what one backend fails. Guarded by Router.mu.
 type breaker struct {
 	open     bool
-	failures int           // in a row, while closed
-	changed  time.Time     // when it was opened or closed: what was sent before says nothing of the time since
-	wait     time.Duration // between two tries
-	next     time.Time     // when it is tried again
-	probe    *Decision     // that tries it; nil: none does
+	failures int       // in a row, while closed
+	changed  time.Time // when it was opened or closed: what was sent before says nothing of the time since
+	delay    time.Duration
+	next     time.Time // when the backend is tried again
+	probe    *Decision // that tries it; nil: none does
 	opens    uint64
 }
 
-// due reports whether the next request is to try the backend.
-func (k *breaker) due(now time.Time) bool {
+// isDue reports whether the next request is to try the backend.
+func (k *breaker) isDue(now time.Time) bool {
 	return k.open && k.probe == nil && !now.Before(k.next)
 }
 
@@ -45,23 +48,22 @@ func (k *breaker) state(now time.Time) BreakerState {
 	switch {
 	case !k.open:
 		return BreakerClosed
-	case k.probe != nil || k.due(now):
+	case k.probe != nil || k.isDue(now):
 		return BreakerHalfOpen
 	}
 	return BreakerOpen
 }
 
-// sent notes a request.
-func (k *breaker) sent(d *Decision, now time.Time) {
-	if k.due(now) {
+func (k *breaker) recordSent(d *Decision, now time.Time) {
+	if k.isDue(now) {
 		k.probe = d
 	}
 }
 
-// worked notes that the engine put something out for d. The answers to what was
-// sent before it opened do not close a breaker: a replica that is about to stop
+// recordOutput records that the engine put something out for d. Answers to what was
+// sent before the breaker opened do not close it: a replica that is about to stop
 // finishes those while it refuses all that is new.
-func (k *breaker) worked(d *Decision, now time.Time) {
+func (k *breaker) recordOutput(d *Decision, now time.Time) {
 	k.failures = 0
 	if k.open && (d == k.probe || d.sentAt.After(k.changed)) {
 		k.close(now)
@@ -72,49 +74,49 @@ func (k *breaker) close(now time.Time) {
 	*k = breaker{changed: now, opens: k.opens}
 }
 
-// polled takes the engine's work since it was sent the probe for the probe's
-// success, when it has not failed for a while: a whole answer can take minutes.
-func (k *breaker) polled(o *BreakerSettings, worked, now time.Time) {
-	if k.open && k.probe != nil && worked.Sub(k.probe.sentAt) >= o.Open {
+// recordProgress closes the breaker when the engine has worked since it was sent the
+// probe, and that has not failed for a while: an answer can take minutes.
+func (k *breaker) recordProgress(s *BreakerSettings, worked, now time.Time) {
+	if k.open && k.probe != nil && worked.Sub(k.probe.sentAt) >= s.Open {
 		k.close(now)
 	}
 }
 
-// ended notes how a request ended. What an engine at work refuses for its full
-// queue is no failure of its, and tells as little of the next request as of this.
-func (k *breaker) ended(d *Decision, o *Outcome, limits *BreakerSettings, busy bool, now time.Time) {
+// recordEnd records how a request ended. A refusal of a working engine because of its
+// full queue is no failure, and says little of the next request.
+func (k *breaker) recordEnd(d *Decision, o *Outcome, s *BreakerSettings, working bool, now time.Time) {
 	probe := d == k.probe
 	if probe {
-		k.probe = nil // where it tells nothing, the next one tries
+		k.probe = nil // if it says nothing, the next request tries
 	}
 	switch {
-	case !o.Failed || limits.Failures == 0:
-	case o.QueueFull && busy:
+	case !o.Failed || s.Failures == 0:
+	case o.QueueFull && working:
 		if probe {
-			k.next = now.Add(k.wait)
+			k.next = now.Add(k.delay)
 		}
 	case probe:
-		k.reopen(min(2*k.wait, max(mostOpen, limits.Open)), now)
+		k.reopen(min(2*k.delay, max(maxOpenDelay, s.Open)), now)
 	case k.open || d.sentAt.Before(k.changed):
 	default:
-		if k.failures++; o.Stalled || k.failures >= limits.Failures {
-			k.reopen(limits.Open, now)
+		if k.failures++; o.Stalled || k.failures >= s.Failures {
+			k.reopen(s.Open, now)
 		}
 	}
 }
 
-func (k *breaker) reopen(wait time.Duration, now time.Time) {
-	*k = breaker{open: true, changed: now, wait: wait, next: now.Add(wait), opens: k.opens + 1}
+func (k *breaker) reopen(delay time.Duration, now time.Time) {
+	*k = breaker{open: true, changed: now, delay: delay, next: now.Add(delay), opens: k.opens + 1}
 }
 
-// Breaker reports how a backend's breaker stands, and how often it was opened,
+// Breaker returns the state of a backend's breaker, and how often it was opened,
 // failed tries included.
 func (r *Router) Breaker(b *backends.Backend) (state BreakerState, opens uint64) {
-	r.deciding.Lock()
-	defer r.deciding.Unlock()
+	r.mu.Lock()
+	defer r.unlock()
 	if !r.has(b) {
 		return BreakerClosed, 0
 	}
-	k := &r.progress[b.Slot].breaker
+	k := &r.states[b.Slot].health.breaker
 	return k.state(r.now()), k.opens
 }

@@ -240,7 +240,7 @@ func TestAReplicaThatComesBackIsWell(t *testing.T) {
 // A whole answer can take minutes; the engine's counters show sooner that it works.
 func TestATryIsJudgedByTheEnginesCountersToo(t *testing.T) {
 	s := newStalls(t, 2)
-	s.r.breaking = BreakerSettings{Failures: 1, Open: time.Second}
+	s.r.settings.Breaker = BreakerSettings{Failures: 1, Open: time.Second}
 	s.send(1, 64, false).Release(Outcome{End: NotProcessed, Failed: true})
 	s.pass(time.Second, nil)
 	try := s.send(1, 64, false)

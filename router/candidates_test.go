@@ -159,7 +159,7 @@ func TestABurstForAColdAdapterLoadsItOnce(t *testing.T) {
 		}
 		d.Release(Outcome{End: Completed})
 	}
-	for key := range 2 * mostAdapters { // more than are kept apart
+	for key := range 2 * maxAdapters { // more than are kept apart
 		req := ask(fleet[:1], key, 1)
 		req.Adapter = fmt.Sprint(key)
 		burst = append(burst, mustPick(t, r, req))
@@ -167,8 +167,8 @@ func TestABurstForAColdAdapterLoadsItOnce(t *testing.T) {
 	for _, d := range burst[8:] {
 		d.Release(Outcome{End: Completed})
 	}
-	for slot := range r.accounts {
-		if n := len(r.accounts[slot].adapters); n > 0 {
+	for slot := range r.states {
+		if n := len(r.states[slot].load.adapters); n > 0 {
 			t.Errorf("%d adapters in use when nothing is in flight", n)
 		}
 	}
@@ -200,11 +200,12 @@ func TestContextCountsSharedBlocksOnceAndGrowsWithAnswers(t *testing.T) {
 	r, fleet, c := newFleet(t, 1, "dynamo")
 	f := func(when string, want float64) {
 		t.Helper()
-		r.depth = r.matched
-		if err := r.gather(ask(fleet, 9, 1), nil, c.now); err != nil {
+		r.begin(ask(fleet, 9, 1), nil, c.now)
+		r.match()
+		if err := r.filter(); err != nil {
 			t.Fatal(err)
 		}
-		if got := r.candidates[0].ContextTokens; got != want {
+		if got := r.decision.candidates[0].ContextTokens; got != want {
 			t.Errorf("%s: a context of %.0f tokens, want %.0f", when, got, want)
 		}
 	}
@@ -213,7 +214,7 @@ func TestContextCountsSharedBlocksOnceAndGrowsWithAnswers(t *testing.T) {
 	f("ten blocks of 64 tokens, sent twice", 640)
 	a.RecordFirstEvent()
 	c.advance(time.Second)
-	f("an answer for a second", 640+decodeRate)
+	f("an answer for a second", 640+defaultDecodeRate)
 	a.Release(Outcome{End: ClientDisconnected})
 	f("the other request still needs them", 640)
 	b.Release(Outcome{End: Completed})

@@ -87,13 +87,13 @@ func TestRetryAfterIsTheObservedTimeOfTheQueue(t *testing.T) {
 	next := running
 	for range 8 { // one every two seconds, though the prefill of each takes 1.6 s
 		c.advance(2 * time.Second)
-		waiting := r.queue.count
+		waiting := r.queue.Len()
 		next.RecordFirstEvent()
 		next.Release(Outcome{End: Completed, AnswerTokens: 10})
-		if r.queue.count != waiting-1 {
-			t.Fatalf("%d wait, want %d", r.queue.count, waiting-1)
+		if r.queue.Len() != waiting-1 {
+			t.Fatalf("%d wait, want %d", r.queue.Len(), waiting-1)
 		}
-		next = r.accounts[0].pending[0]
+		next = r.states[0].load.pending[0]
 	}
 	if got := r.RetryAfter(0); got < 40*time.Second || got > 50*time.Second {
 		t.Errorf("23 wait and one leaves every two seconds: %v, want about 46 s", got)

@@ -4,14 +4,16 @@ import (
 	"fmt"
 	"testing"
 	"time"
+
+	"warmroute/router/queue"
 )
 
 func reconfigured(t *testing.T, r *Router, change func(*Options)) {
 	t.Helper()
-	o := Options{Policy: "prefix", PollInterval: time.Second}
+	o := Options{Settings: Settings{Policy: "prefix", PollInterval: time.Second}}
 	holding(&o)
 	change(&o)
-	if err := r.Configure(o); err != nil {
+	if err := r.Configure(o.Settings); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -20,7 +22,7 @@ func TestAnotherPolicySendsWhatTheOneBeforeHeld(t *testing.T) {
 	r, fleet, _ := newFleet(t, 1, "prefix", holding)
 	busy := mustPick(t, r, ask(fleet, 0, 1000))
 	var all []*waiter
-	for key := range 5 * mostScored {
+	for key := range 5 * queue.MaxTurns {
 		all = append(all, submit(r, ask(fleet, 1+key, 100)))
 	}
 	waits(t, "the backend is busy", all[len(all)-1])
@@ -88,7 +90,7 @@ func TestALimitIsForThoseToComeThoughOlderOnesHaveNone(t *testing.T) {
 
 func TestARefusedConfigurationChangesNothing(t *testing.T) {
 	r, fleet, _ := newFleet(t, 1, "prefix", holding)
-	if err := r.Configure(Options{Policy: "fastest"}); err == nil {
+	if err := r.Configure(Settings{Policy: "fastest"}); err == nil {
 		t.Fatal("accepted")
 	}
 	mustPick(t, r, ask(fleet, 0, 1000))

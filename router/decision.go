@@ -4,61 +4,104 @@ import (
 	"time"
 
 	"warmroute/backends"
+	"warmroute/router/estimate"
 	"warmroute/router/index"
 	"warmroute/router/prompt"
+	"warmroute/router/queue"
 )
+
+const (
+	maxSequences = 1024 // that one request counts for; a client may ask for any number
+
+	minUncachedTokens = estimate.MinUncachedTokens
+)
+
+// Request is what the decision needs of one request. Where the router has a
+// catalog, Backends is updated when they could not take the request, or it is
+// routed again.
+type Request struct {
+	Backends  []*backends.Backend // those that serve its model
+	CatalogID string              // its model's ID in the catalog; "": Backends stay as they are
+	Model     string              // as the engine knows it; token ratios are learned by it
+	Adapter   string              // LoRA adapter that it is for; "": none
+
+	Blocks    []prompt.Block // unchanged until the Decision's Release
+	Bytes     int            // of canonical prompt, all sequences included
+	BodyBytes int            // of memory that it uses while it is queued
+	Sequences int            // that the engine will run for it
+	Streams   bool           // its first event can be seen
+	Media     bool           // part of its Bytes is not text
+
+	NoEngine      bool // no engine works on it: it is never queued, and has no load
+	NonGenerative bool // its endpoint generates no text: its uncached tokens are not typical
+
+	MaxPromptTokens int // that a prompt may have, as reported by the replicas; 0: not known
+	MaxAnswerTokens int // that the answer may have; 0: not known
+
+	PromptKey    uint64        // hash of the model and the beginning of the first user message; 0: none
+	Session      uint64        // hash of its session's name; 0: none
+	Tenant       uint64        // hash of its sender, for fairness; 0: none in particular
+	Priority     int           // lower first; above 0: a batch request
+	QueueTimeout time.Duration // for which it may be queued; 0: QueueSettings.Timeout
+
+	// Stalls, if not nil, is told when the chosen backend makes no progress, and again
+	// while that lasts, until the Decision's Commit, RecordFirstEvent or Release.
+	Stalls StallListener
+}
+
+// sequences returns what the request counts for.
+func (req *Request) sequences() int64 {
+	if req.NoEngine {
+		return 0
+	}
+	return int64(min(max(1, req.Sequences), maxSequences))
+}
+
+func (req *Request) class() queue.Class { return queue.ClassOf(req.Priority) }
 
 // Why a backend was chosen, under the policy prefix. Under another policy the
 // reason is the policy's name.
 const (
 	ReasonPrefix = "prefix" // it holds the most of the prompt
 	ReasonSpill  = "spill"  // another holds more, but is too busy
-	ReasonCold   = "cold"   // nobody holds any of it
-	ReasonLoad   = "load"   // the endpoint has no prefix to go by
+	ReasonCold   = "cold"   // none holds any of it
+	ReasonLoad   = "load"   // the request has no prefix to match
 	ReasonOnly   = "only"   // no other could take it
 )
 
-// Decision is the outcome of Pick: a backend, and a reservation on it that
-// Release must end exactly once. Its methods are safe for concurrent use.
+// Decision is a chosen backend, and a reservation on it that Release must end
+// exactly once. Its methods are safe for concurrent use.
 type Decision struct {
 	Backend                    *backends.Backend
 	Reason                     string
 	MatchedBlocks, TotalBlocks int
 	MatchedTokens              int           // of the prompt, likely held; about
 	PromptTokens               int           // about
-	QueueTime                  time.Duration // that the request waited in the admission queue
+	QueueTime                  time.Duration // that the request was queued
 
-	router    *Router
-	progress  *progress // of the backend, for as long as it is in the fleet
-	blocks    []prompt.Block
-	sequences int64
-	class     class
-	uncached  float64
-	model     string
-	adapter   string // counted in the account; "": none
-	streams   bool
-	instant   bool // in no account; see Request
-	plain     bool // its bytes are those of one prompt's text
-	tooLong   bool // the replica will refuse it
-	aside     bool // see Request
-	bytes     int
-	tokens    float64       // of the prompt, about
-	ahead     float64       // uncached tokens sent to the backend before, and not yet computed
-	ttft      time.Duration // from sentAt to the first event; 0: none was seen
-	sentAt    time.Time
-	placed    index.Pin
-	maxTokens int                 // of the answer; 0: not known
-	loose     int64               // see cache
-	backends  []*backends.Backend // that could have been chosen, but for tried
-	tried     []*backends.Backend
+	router     *Router
+	health     *health // of the backend, for as long as it is in the fleet
+	sentAt     time.Time
+	request    sentRequest
+	prediction estimate.Prediction
+	pin        index.Pin
+	kv         kvUse
+	watch      stallWatch
 
-	// Guarded by router.deciding.
-	stalls         StallListener // see Request; nil: not watched, or no more
-	watchedAt      int
-	started        bool
-	released       bool
-	answeringSince int64   // microseconds since Router.made
-	longest        float64 // tokens that the answers are counted for at most
+	// Guarded by router.mu.
+	started  bool // its prefill is over
+	released bool
+}
+
+// sentRequest is what Release has to know of a request.
+type sentRequest struct {
+	blocks          []prompt.Block // nil once the prefill is over
+	adapter         string         // counted in the load; "": none
+	class           queue.Class
+	streams         bool
+	noEngine        bool
+	nonGenerative   bool
+	maxAnswerTokens int
 }
 
 // End says how a request ended for the backend that it was sent to.
@@ -67,140 +110,168 @@ type End int
 const (
 	Completed          End = iota // the answer came to its end
 	NotProcessed                  // the engine never got to it: connect error, 4xx, 5xx, or the replica died before its first output
-	ClientDisconnected            // the client left
-	Truncated                     // the answer broke off
+	ClientDisconnected            // the client closed the connection
+	Truncated                     // the answer ended early
 )
 
-// Outcome is what there is to say of a request at its end. Zero fields are not known.
+// Outcome is what is known of a request at its end. Zero fields are not known.
 type Outcome struct {
 	End          End
-	Failed       bool // by the backend's own fault: no connection, no answer in time, 5xx, broken off
-	QueueFull    bool // it failed with a 503: perhaps its queue is full
-	Stalled      bool // it showed no sign of work for so long that another is asked
-	Stopping     bool // the replica says that it takes no more since it is about to stop
-	AnswerTokens int  // length of the answer, all sequences together
-	PromptTokens int  // of the prompt, as the engine counted them
-	CachedTokens int  // of them from its cache
-	CachedKnown  bool // the replica tells CachedTokens, so 0 means none
+	Failed       bool // the backend failed: no connection, no answer in time, 5xx, answer ended early
+	QueueFull    bool // it failed with a 503: its queue may be full
+	Stalled      bool // it made no progress for so long that another backend is tried
+	Stopping     bool // the replica reports that it takes no more since it is about to stop
+	AnswerTokens int  // of all sequences together
+	PromptTokens int  // as the engine counted them
+	CachedTokens int  // of PromptTokens
+	CachedKnown  bool // the replica reports CachedTokens, so 0 means none
 	// Reply are the blocks that follow the prompt's when the next turn sends the
 	// answer back.
 	Reply []prompt.Block
 }
 
-// Sent is when the backend was chosen, and how many uncached tokens had been sent
-// to it before and were not yet computed, about.
-func (d *Decision) Sent() (at time.Time, aheadTokens int) { return d.sentAt, int(d.ahead) }
+// Sent returns when the backend was chosen, and how many uncached tokens had been
+// sent to it before and were not yet computed, about.
+func (d *Decision) Sent() (at time.Time, aheadTokens int) {
+	return d.sentAt, int(d.prediction.QueuedAhead)
+}
 
-// RecordFirstEvent tells that the engine has put out something: its prefill is done,
-// so the prompt's blocks are there to stay, and need not be kept for Release.
+// RecordFirstEvent records the engine's first output: its prefill is done, so the
+// prompt's blocks stay, and need not be kept for Release.
 func (d *Decision) RecordFirstEvent() {
 	r := d.router
-	r.deciding.Lock()
-	defer r.deciding.Unlock()
+	r.mu.Lock()
+	defer r.unlock()
 	now := r.now()
-	if d.streams && !d.started {
-		d.ttft = now.Sub(d.sentAt)
+	if d.request.streams && !d.started {
+		d.prediction.TTFT = now.Sub(d.sentAt)
 	}
-	d.start(now)
+	d.recordStart(now)
 	r.dispatch(now)
 }
 
-func (d *Decision) start(now time.Time) {
-	if d.started || d.instant {
+func (d *Decision) recordStart(now time.Time) {
+	if d.started || d.request.noEngine {
 		return
 	}
 	d.started = true
-	d.unwatch()
-	d.blocks = nil
-	if d.orphaned() {
+	d.health.watched.remove(d)
+	d.request.blocks = nil
+	if d.isOrphaned() {
 		return
 	}
-	d.progress.breaker.worked(d, now)
-	d.progress.goesOn(d)
-	a := &d.router.accounts[d.Backend.Slot]
-	a.first(d, now)
-	if !d.tooLong && !d.aside && d.router.isTypical(d, now) {
-		d.router.uncached.add(d.uncached)
+	r, s := d.router, d.state()
+	d.health.breaker.recordOutput(d, now)
+	d.health.recordAnswer(d)
+	s.load.recordStart(d, now)
+	if !d.prediction.IsTooLong && !d.request.nonGenerative && r.isTypical(d, now) {
+		r.meanUncached.Add(d.prediction.Uncached)
 	}
-	a.unstarted -= d.uncached
-	a.unseen -= d.tokens
-	d.router.begun(d, now)
-	d.progress.started(d, a.unstarted, now)
-	d.router.cacheStarted(d, now)
+	r.estimates.AddPrefill(d.Backend.Slot, &d.prediction, r.cacheInfo(d.Backend), now)
+	d.health.recordStart(d, s.load.unstarted, now)
+	s.kv.recordStart(d, r, now)
 }
 
-// Release ends the reservation. A second call is a bug in the caller, and
-// panics: accounts that drift are worse than one lost request.
+// Release ends the reservation. It panics on a second call: a wrong account is
+// worse than one lost request.
 func (d *Decision) Release(o Outcome) {
 	r := d.router
-	r.deciding.Lock()
+	r.mu.Lock()
 	defer r.unlock()
 	if d.released {
-		panic("router: a Decision was released twice")
+		panic("router: Decision released twice")
 	}
 	d.released = true
-	d.unwatch()
-	if d.instant {
+	d.health.watched.remove(d)
+	if d.request.noEngine {
 		d.Backend.NoEngineInFlight.Add(-1)
 		return
 	}
-	d.Backend.InFlight.Add(-d.sequences)
+	d.Backend.InFlight.Add(-d.prediction.Sequences)
 	now := r.now()
-	r.countEnded(d, now)
-	if d.orphaned() {
-		r.dispatch(now)
-		return
+	if d.isOrphaned() {
+		r.interactive.AddEnded(nil, d.request.class, d.prediction.Sequences, now)
+	} else {
+		r.interactive.AddEnded(&d.state().classes, d.request.class, d.prediction.Sequences, now)
+		d.recordEnd(&o, now)
 	}
-	if o.End == Completed {
-		d.start(now)
-	}
-	if !d.mayAnswer(o.AnswerTokens) {
-		o.AnswerTokens = 0
-	}
-	d.progress.ended(d)
-	d.progress.freedBy(d, &o, now)
-	r.givePlaces(d.Backend)
-	d.progress.stopsBy(&o, now)
-	d.progress.breaker.ended(d, &o, &r.breaking, now.Sub(d.progress.worked) < workLasts, now)
-	switch {
-	case o.End == Completed:
-		r.served(d, &o)
-		r.index.Release(&d.placed, o.Reply)
-	case d.started: // the prompt was computed; the blocks are there
-		r.index.Release(&d.placed, nil)
-	case o.End == ClientDisconnected:
-		r.accounts[d.Backend.Slot].gone(d)
-		r.index.Rollback(&d.placed, d.blocks, d.reached(now))
-	default:
-		r.accounts[d.Backend.Slot].gone(d)
-		r.index.Rollback(&d.placed, d.blocks, 0)
-	}
-	d.blocks = nil
-	r.accounts[d.Backend.Slot].ended(d)
-	r.cacheFreed(d, o, now)
 	r.dispatch(now)
 }
 
-// orphaned reports whether the backend has left the fleet since. What is under its
-// Slot now is another's.
-func (d *Decision) orphaned() bool { return d.router.progress[d.Backend.Slot] != d.progress }
-
-// mostAnswer is more tokens than any model answers with.
-const mostAnswer = 1e6
-
-// mayAnswer tells whether the engine can have put out so many tokens for d.
-func (d *Decision) mayAnswer(tokens int) bool {
-	most := mostAnswer
-	if d.maxTokens > 0 {
-		most = min(most, float64(d.maxTokens))
+func (d *Decision) recordEnd(o *Outcome, now time.Time) {
+	r, s := d.router, d.state()
+	if o.End == Completed {
+		d.recordStart(now)
 	}
-	return float64(tokens) <= most*float64(d.sequences)
+	if !d.isPlausibleAnswer(o.AnswerTokens) {
+		o.AnswerTokens = 0
+	}
+	d.health.recordEnd(d, o, now)
+	r.grantSlots(d.Backend)
+	d.health.breaker.recordEnd(d, o, &r.settings.Breaker, now.Sub(d.health.workedAt) < maxWorkAge, now)
+	switch {
+	case o.End == Completed:
+		r.learnFrom(d, o, now)
+		r.index.Release(&d.pin, o.Reply)
+	case d.started: // the prompt was computed; the blocks are there
+		r.index.Release(&d.pin, nil)
+	case o.End == ClientDisconnected:
+		s.load.remove(d)
+		r.index.Rollback(&d.pin, d.request.blocks, d.computedBlocks(now))
+	default:
+		s.load.remove(d)
+		r.index.Rollback(&d.pin, d.request.blocks, 0)
+	}
+	d.request.blocks = nil
+	s.load.recordEnd(d)
+	s.kv.recordEnd(d, o, now.Sub(r.start))
 }
 
-// reached is how many blocks the engine can have computed by now, had it begun
-// at once.
-func (d *Decision) reached(now time.Time) int {
+// learnFrom learns from an answer that came to its end.
+func (r *Router) learnFrom(d *Decision, o *Outcome, now time.Time) {
+	slot := d.Backend.Slot
+	if o.AnswerTokens > 0 && r.isTypical(d, now) {
+		r.estimates.AddAnswer(slot, o.AnswerTokens, d.prediction.Sequences)
+	}
+	usage := estimate.Usage{PromptTokens: o.PromptTokens, CachedTokens: o.CachedTokens, CachedKnown: o.CachedKnown}
+	r.estimates.AddCompleted(slot, &d.prediction, usage, r.cacheInfo(d.Backend))
+	r.resizeIndex(slot)
+}
+
+// cacheInfo returns what the estimates need to know of a backend's cache.
+func (r *Router) cacheInfo(b *backends.Backend) estimate.Cache {
+	c := estimate.Cache{Alignment: 1, Evicting: r.index.Evictions(b.Slot) > 0}
+	if l := b.Load(); l != nil && l.HitAlignment > 0 {
+		c.Alignment = float64(l.HitAlignment)
+	}
+	return c
+}
+
+// isTypical reports whether a request and its answer count in the means that
+// decisions use: those of batch requests would spoil them for interactive ones.
+func (r *Router) isTypical(d *Decision, now time.Time) bool {
+	return d.request.class != queue.Batch || !r.interactive.IsRecent(now)
+}
+
+func (d *Decision) state() *backendState { return &d.router.states[d.Backend.Slot] }
+
+// isOrphaned reports whether the backend was removed from the fleet since. Its Slot
+// may be another's now.
+func (d *Decision) isOrphaned() bool { return d.state().health != d.health }
+
+// isPlausibleAnswer reports whether the engine can have put out so many tokens for d.
+func (d *Decision) isPlausibleAnswer(tokens int) bool {
+	most := float64(estimate.MaxAnswerTokens)
+	if d.request.maxAnswerTokens > 0 {
+		most = min(most, float64(d.request.maxAnswerTokens))
+	}
+	return float64(tokens) <= most*float64(d.prediction.Sequences)
+}
+
+// computedBlocks returns how many blocks the engine can have computed by now, had it
+// started at once.
+func (d *Decision) computedBlocks(now time.Time) int {
 	r := d.router
-	computed := r.rate(d.Backend.Slot) * now.Sub(d.sentAt).Seconds() * r.texts.bytesPerToken(d.model)
+	computed := r.estimates.PrefillRate(d.Backend.Slot) * now.Sub(d.sentAt).Seconds() * r.estimates.BytesPerToken(d.prediction.Model)
 	return d.MatchedBlocks + int(computed)/r.blockBytes
 }

@@ -9,7 +9,7 @@ import (
 	"warmroute/router/policy"
 )
 
-// Explanation is what Pick would do with a request, and why. Tokens are about.
+// Explanation is what Pick would do with a request, and why. Tokens are estimates.
 type Explanation struct {
 	Policy       string `json:"policy"`
 	Model        string `json:"model"` // its ID in the catalog
@@ -17,13 +17,11 @@ type Explanation struct {
 	Blocks       int    `json:"blocks"` // full ones of the prompt, by which matches are counted
 	BlockBytes   int    `json:"block_bytes"`
 
-	Choice string `json:"choice"` // backend; "" when none may take it now
-	Reason string `json:"reason"` // as in Decision; "" when Choice is
-	// Held says why it would wait and not be sent at once, Refused why it would be
-	// sent nowhere; "" when it would not.
-	Queued  string `json:"queued,omitempty"`
-	Refused string `json:"refused,omitempty"`
-	Waiting int    `json:"waiting"` // requests in the admission queue
+	Choice  string `json:"choice"`            // backend; "" when none may take it now
+	Reason  string `json:"reason"`            // as in Decision; "" when Choice is
+	Queued  string `json:"queued,omitempty"`  // why it would be queued; "" when it would not
+	Refused string `json:"refused,omitempty"` // why it would be refused; "" when it would not
+	Waiting int    `json:"waiting"`           // requests in the admission queue
 
 	Backends []BackendExplanation `json:"backends"` // all in the fleet
 
@@ -35,15 +33,16 @@ type Explanation struct {
 	Sentence string `json:"sentence"`
 }
 
-// BackendExplanation is how one backend stands to a request.
+// BackendExplanation is what is known of one backend for a request.
 type BackendExplanation struct {
 	Name      string `json:"name"`
 	State     string `json:"state"`
-	Candidate bool   `json:"candidate"`
-	WhyNot    string `json:"why_not,omitempty"` // of one that is no candidate
-	Queued    string `json:"queued,omitempty"`  // why it could not start the request soon
 	Breaker   string `json:"breaker"`
 	Stalled   bool   `json:"stalled,omitempty"`
+	Candidate bool   `json:"candidate"`
+	Filter    string `json:"filter,omitempty"`  // name of the filter that applies to it
+	WhyNot    string `json:"why_not,omitempty"` // what that says, of one that is no candidate
+	Queued    string `json:"queued,omitempty"`  // why it could not start the request soon
 
 	MatchedBlocks int     `json:"matched_blocks"`
 	MatchedTokens float64 `json:"matched_tokens"`
@@ -57,133 +56,130 @@ type BackendExplanation struct {
 	FirstToken    float64 `json:"seconds_to_first_token"`
 
 	Score *float64      `json:"score"`                // in Explanation.ScoreIs; nil: it has none
-	Terms []policy.Term `json:"cost_terms,omitempty"` // of the policy prefix, whose sum over Weight is the score
-
-	slot int // while one backend takes over from another, both may have its name
+	Terms []policy.Term `json:"cost_terms,omitempty"` // of the policy prefix; their sum over Weight is the score
 }
 
-// Explain tells what Pick would answer at this moment, those that were tried left
-// out, by the code that decides. Nothing is reserved, used, learned or remembered
-// by it; and where chance decides, Pick may draw another backend.
+// Explain returns what Pick would return at this moment, by the code that decides;
+// the backends that were tried are excluded. Nothing is reserved, used, learned or
+// remembered. Where chance decides, Pick may choose another backend.
 func (r *Router) Explain(req Request, tried ...*backends.Backend) Explanation {
-	r.deciding.Lock()
-	defer r.deciding.Unlock()
+	r.mu.Lock()
+	defer r.unlock()
 	now := r.now()
-	req.Backends = r.serving(&req)
-	r.depth = r.matched
-	r.index.Match(req.Blocks, r.depth)
+	req.Backends = r.currentBackends(&req)
+	r.begin(&req, tried, now)
+	r.match()
 	e := Explanation{
-		Policy: r.policyDef.Name, Model: req.CatalogID, PromptTokens: int(r.tokens(&req)), Blocks: len(req.Blocks), BlockBytes: r.blockBytes,
-		Waiting: r.queue.count,
+		Policy: r.definition.Name, Model: req.CatalogID, PromptTokens: int(r.promptTokens(&req)), Blocks: len(req.Blocks), BlockBytes: r.blockBytes,
+		Waiting: r.queue.Len(),
 	}
-	for _, b := range r.fleet {
-		if b != nil {
-			e.Backends = append(e.Backends, r.explainBackend(&req, tried, b, now))
-		}
+	all := r.listBackends()
+	for _, b := range all {
+		e.Backends = append(e.Backends, r.explainBackend(b, now))
 	}
-	held, err := "", r.gather(&req, tried, now)
+	queued, err := "", r.filter()
 	if err == nil {
-		held = r.try(&e, &req, now)
+		queued = r.explainScores(&e, all)
 	}
-	e.Queued, e.Refused = r.fate(&req, tried, held, err)
+	e.Queued, e.Refused = r.explainFate(&req, tried, queued, err)
 	e.Sentence = e.sentence()
 	return e
 }
 
-// try lets the policy choose, and notes how it does. It returns why the chosen
+// explainScores lets the policy choose, and records how in e, whose Backends are those
+// of all. It returns why the chosen
 // backend could not start the request soon.
-func (r *Router) try(e *Explanation, req *Request, now time.Time) (held string) {
+func (r *Router) explainScores(e *Explanation, all []*backends.Backend) (queued string) {
 	var t policy.Trace
-	r.pose(req, now)
-	r.asked.Trace = &t
-	chosen := r.policy.Choose(&r.asked, r.candidates)
-	e.Choice, e.Reason = r.slots[chosen].Name, r.reason(req, chosen)
-	e.ScoreIs, e.HighestWins, e.Kappa, e.AnswerTokens = t.Criterion, t.HighestWins, thousandths(t.Kappa), thousandths(r.asked.MeanAnswerTokens)
-	for i, b := range r.slots {
-		at := slices.IndexFunc(e.Backends, func(x BackendExplanation) bool { return x.slot == b.Slot })
-		x := &e.Backends[at]
+	d := &r.decision
+	r.fillRequest()
+	d.request.Trace = &t
+	chosen := r.policy.Choose(&d.request, d.candidates)
+	e.Choice, e.Reason = d.backends[chosen].Name, r.reason(chosen)
+	e.ScoreIs, e.HighestWins, e.Kappa, e.AnswerTokens = t.Criterion, t.HighestWins, roundMilli(t.Kappa), roundMilli(d.request.MeanAnswerTokens)
+	for i, b := range d.backends {
+		x := &e.Backends[slices.Index(all, b)]
 		x.Candidate, x.WhyNot = true, ""
-		if r.late && !req.NoEngine {
-			x.Queued = r.lacks(req, i, now).String()
+		if r.isQueueEnabled() && !d.req.NoEngine {
+			x.Queued = r.blockedBy(i).String()
 		}
 		if i == chosen {
-			held = x.Queued
+			queued = x.Queued
 		}
 		if i < len(t.Scores) && !math.IsInf(t.Scores[i], 0) {
-			score := thousandths(t.Scores[i])
+			score := roundMilli(t.Scores[i])
 			x.Score = &score
 		}
 		if i < len(t.Terms) {
 			x.Terms = t.Terms[i]
 			for k := range x.Terms {
-				x.Terms[k].Tokens = thousandths(x.Terms[k].Tokens)
+				x.Terms[k].Tokens = roundMilli(x.Terms[k].Tokens)
 			}
 		}
 	}
-	return held
+	return queued
 }
 
-// fate says why a request would wait, or why it would be refused, in the order in
-// which tryNow looks. full is why the chosen backend could not start it soon, err
-// why there is none.
-func (r *Router) fate(req *Request, tried []*backends.Backend, full string, err error) (held, refused string) {
+// explainFate returns why a request would be queued, or why it would be refused, in
+// the order in which route decides. blocked is why the chosen backend could not start
+// it soon, err why there is none.
+func (r *Router) explainFate(req *Request, tried []*backends.Backend, blocked string, err error) (queued, refused string) {
 	switch {
-	case len(tried) > 0 && !r.mayYet(req, tried):
+	case len(tried) > 0 && !r.hasUntried(req, tried):
 		return "", "every backend that serves its model was tried"
-	case r.queues(req):
-		held = "others wait already, and its turn is decided among them"
+	case r.mustQueue(req):
+		queued = "others are queued already, and its turn is decided among them"
 	case err == nil && req.NoEngine:
 		return "", ""
-	case err != nil && !r.mayWait(req):
+	case err != nil && !r.canWait(req):
 		return "", err.Error()
 	case err != nil:
-		held = err.Error()
+		queued = err.Error()
 	default:
-		held = full
+		queued = blocked
 	}
-	if held != "" && r.holdsAll(req) {
+	if queued != "" && r.queue.IsFull(req.class(), req.BodyBytes) {
 		return "", ErrQueueFull.Error()
 	}
-	return held, ""
+	return queued, ""
 }
 
-// explainBackend tells how b stands. Why it is no candidate, if it is none, is told
-// as if others were.
-func (r *Router) explainBackend(req *Request, tried []*backends.Backend, b *backends.Backend, now time.Time) BackendExplanation {
-	s := r.stands(req, tried, b, now)
+// explainBackend explains one backend, and why it is no candidate, if it is none.
+func (r *Router) explainBackend(b *backends.Backend, now time.Time) BackendExplanation {
+	s, l := &r.states[b.Slot], b.Load()
 	var c policy.Candidate
-	r.describe(&c, req, b, &s, r.texts.bytesPerToken(req.Model), now)
+	r.describe(&c, b)
 	x := BackendExplanation{
-		slot: b.Slot, Name: b.Name, State: b.State().String(),
-		Breaker: r.progress[b.Slot].breaker.state(now).String(), Stalled: r.progress[b.Slot].stalled,
-		MatchedBlocks: r.depth[b.Slot], MatchedTokens: thousandths(c.MatchedTokens), Uncached: thousandths(c.UncachedTokens),
-		Pending: thousandths(c.QueuedTokens), Loading: c.AdapterTokens, InFlight: thousandths(c.InFlight),
-		Rate: thousandths(c.PrefillRate), Weight: c.Weight, KVUsage: -1,
-		FirstToken: thousandths((c.QueuedTokens + c.AdapterTokens + c.UncachedTokens) / c.PrefillRate),
+		Name: b.Name, State: b.State().String(), Breaker: s.health.breaker.state(now).String(), Stalled: s.health.stalled,
+		MatchedBlocks: r.decision.matched[b.Slot], MatchedTokens: roundMilli(c.MatchedTokens), Uncached: roundMilli(c.UncachedTokens),
+		Pending: roundMilli(c.QueuedTokens), Loading: c.AdapterTokens, InFlight: roundMilli(c.InFlight),
+		Rate: roundMilli(c.PrefillRate), Weight: c.Weight, KVUsage: -1,
+		FirstToken: roundMilli((c.QueuedTokens + c.AdapterTokens + c.UncachedTokens) / c.PrefillRate),
 	}
-	if s.load != nil && s.load.KVKnown {
-		x.KVUsage = thousandths(s.load.KVCacheUsage)
+	x.Filter, x.WhyNot = r.explainFilter(b)
+	if l != nil && l.KVKnown {
+		x.KVUsage = roundMilli(l.KVCacheUsage)
 	}
-	x.WhyNot = r.whyNot(req, tried, b, s.rank, now)
 	return x
 }
 
-// whyNot says what speaks against b; of one against which nothing does, why it
-// may be left out all the same.
-func (r *Router) whyNot(req *Request, tried []*backends.Backend, b *backends.Backend, rank trouble, now time.Time) string {
-	switch {
-	case !slices.Contains(req.Backends, b):
-		return notListed
-	case !r.available(b, tried):
-		return r.absent(b, tried).String()
-	case isFull(b, req.sequences()):
-		return hasItsMost
-	case r.needsHeadroom(req, now) && !r.mayStartBatch(b.Slot, new(r.headroomOf(req.Backends, now)), now):
-		return keptFree
-	case rank == failing && r.progress[b.Slot].full(now):
-		return queueFull
+// explainFilter returns the filter that applies to b, and what it says. Of a backend
+// to which none applies it says why others may be preferred all the same.
+func (r *Router) explainFilter(b *backends.Backend) (name, description string) {
+	d := &r.decision
+	if !slices.Contains(d.req.Backends, b) {
+		return "model", notServed
 	}
-	return rank.String()
+	if f := r.filterOf(b); f != nil {
+		return f.name, f.description
+	}
+	if r.needsHeadroom(&d.req, false, d.now) && !r.canStartBatch(b.Slot, r.headroomOf(d.req.Backends, d.now), d.now) {
+		return headroomFilter.name, headroomFilter.description
+	}
+	return "", "is left out (another is tried first, to see whether it has recovered)"
 }
 
-func thousandths(x float64) float64 { return math.Round(x*1000) / 1000 }
+// notServed is why a backend is no candidate that does not serve the model.
+const notServed = "does not list the model"
+
+func roundMilli(x float64) float64 { return math.Round(x*1000) / 1000 }

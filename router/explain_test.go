@@ -2,6 +2,7 @@ package router
 
 import (
 	"encoding/json"
+	"fmt"
 	"math/rand/v2"
 	"reflect"
 	"slices"
@@ -124,15 +125,15 @@ func TestExplainIsWhatPickThenDoes(t *testing.T) {
 func TestExplainLeavesEverythingAsItWas(t *testing.T) {
 	r, fleet, _ := newFleet(t, 3, "prefix", holding)
 	d := mustPick(t, r, ask(fleet, 1, 20))
-	version, account, load := r.index.Version(), r.accounts[d.Backend.Slot].tokens, d.Backend.InFlight.Load()
-	lessons := r.lessons[d.Backend.Slot]
-	pressure, uses := *r.policy.(*policy.Prefix), r.fair
+	version, account, load := r.index.Version(), r.states[d.Backend.Slot].load.tokens, d.Backend.InFlight.Load()
+	estimates, queued := *r.estimates, fmt.Sprint(*r.queue)
+	pressure := *r.policy.(*policy.Prefix)
 	for range 20 {
 		r.Explain(*ask(fleet, 1, 20))
 		r.Explain(*ask(fleet, 2, 200))
 	}
-	if r.index.Version() != version || r.accounts[d.Backend.Slot].tokens != account || d.Backend.InFlight.Load() != load ||
-		!reflect.DeepEqual(lessons, r.lessons[d.Backend.Slot]) || *r.policy.(*policy.Prefix) != pressure || r.fair != uses || r.queue.count != 0 {
+	if r.index.Version() != version || r.states[d.Backend.Slot].load.tokens != account || d.Backend.InFlight.Load() != load ||
+		!reflect.DeepEqual(estimates, *r.estimates) || *r.policy.(*policy.Prefix) != pressure || fmt.Sprint(*r.queue) != queued {
 		t.Error("being asked has changed something")
 	}
 }
@@ -154,7 +155,10 @@ func TestExplainSaysWhyABackendIsNoCandidate(t *testing.T) {
 	req := ask(fleet[:8], 1, 5)
 	req.CatalogID = "sim"
 	e := r.Explain(*req, fleet[7])
-	for i, want := range []string{notReady, isDraining, isAsleep, hasItsMost, breakerOpen, isStopping, "", wasTried, notListed} {
+	for i, want := range []string{
+		"is not ready", "is draining", "is asleep", "has max_in_flight requests", "has its breaker open", "is about to stop", "",
+		"was tried already", "does not list the model",
+	} {
 		if got := e.about(t, fleet[i]).WhyNot; got != want {
 			t.Errorf("b%d: got %q, want %q", i, got, want)
 		}
@@ -193,15 +197,19 @@ func TestExplainSaysWhyARequestIsHeld(t *testing.T) {
 		mustPick(t, r, ask(fleet, 10+i, 200))
 	}
 	e := r.Explain(*ask(fleet, 1, 200))
-	if e.Queued != lacksStep.String() || e.Choice == "" {
+	if e.Queued != blockedByStep.String() || e.Choice == "" {
 		t.Errorf("got %+v", e)
 	}
 	says(t, e, "It would wait first, for "+e.Choice+" most likely: its next step is full.")
 	waits(t, "the next", submit(r, ask(fleet, 2, 200)))
-	if e := r.Explain(*ask(fleet, 1, 1)); e.Waiting != 1 || !strings.Contains(e.Queued, "others wait already") {
+	if e := r.Explain(*ask(fleet, 1, 1)); e.Waiting != 1 || !strings.Contains(e.Queued, "others are queued already") {
 		t.Errorf("got %+v", e)
 	}
-	r.holding.Requests = 1
+	full := r.settings
+	full.Queue.Requests = 1
+	if err := r.Configure(full); err != nil {
+		t.Fatal(err)
+	}
 	if e := r.Explain(*ask(fleet, 1, 1)); e.Refused != ErrQueueFull.Error() || e.Queued != "" {
 		t.Errorf("a full queue: got %+v", e)
 	}
@@ -213,8 +221,8 @@ func TestPlacedIsKnownAndCountsForNothing(t *testing.T) {
 		t.Errorf("%d blocks were taken in", n)
 	}
 	d := mustPick(t, r, ask(fleet, 1, 40))
-	if d.Backend != fleet[2] || d.MatchedBlocks != 30 || d.ahead != 0 || d.Backend.InFlight.Load() != 1 {
-		t.Errorf("sent to %s, of which it holds %d, behind %v tokens", d.Backend.Name, d.MatchedBlocks, d.ahead)
+	if d.Backend != fleet[2] || d.MatchedBlocks != 30 || d.prediction.QueuedAhead != 0 || d.Backend.InFlight.Load() != 1 {
+		t.Errorf("sent to %s, of which it holds %d, behind %v tokens", d.Backend.Name, d.MatchedBlocks, d.prediction.QueuedAhead)
 	}
 	r.RemoveBackend(fleet[1])
 	if n := r.RecordPlacement(ask(fleet, 1, 30), fleet[1]); n != 0 {
@@ -227,14 +235,14 @@ func TestResetForgetsABackend(t *testing.T) {
 	r.RecordPlacement(ask(fleet, 1, 30), fleet[0])
 	inFlight := mustPick(t, r, ask(fleet, 1, 30), fleet[1])
 	mustPick(t, r, ask(fleet, 2, 5), fleet[1]).Release(Outcome{End: NotProcessed, Failed: true})
-	r.lessons[0].answer.add(9000)
-	r.lessons[0].predicted = 12
+	r.estimates.AddAnswer(0, 9000, 1)
+	counted := r.Estimates()[0].Totals
 	was := r.ResetBackend(fleet[0])
-	if was.Blocks != 30 || was.Breaker != BreakerOpen || was.AnswerTokens == answerTokens {
+	if was.Blocks != 30 || was.Breaker != BreakerOpen || was.AnswerTokens == defaultAnswerTokens {
 		t.Errorf("it says %+v", was)
 	}
-	if state, _ := r.Breaker(fleet[0]); state != BreakerClosed || r.index.Len(0) != 0 || r.lessons[0].answer.value != answerTokens || r.lessons[0].predicted != 12 {
-		t.Errorf("left is %v, %d blocks, %+v", state, r.index.Len(0), r.lessons[0].answer)
+	if state, _ := r.Breaker(fleet[0]); state != BreakerClosed || r.index.Len(0) != 0 || r.Estimates()[0].AnswerTokens != defaultAnswerTokens || r.Estimates()[0].Totals != counted {
+		t.Errorf("left is %v, %d blocks, %+v", state, r.index.Len(0), r.Estimates()[0])
 	}
 	inFlight.RecordFirstEvent()
 	inFlight.Release(Outcome{End: Completed})

@@ -74,18 +74,18 @@ func TestASlotsNextOwnerBeginsWithNothing(t *testing.T) {
 		t.Errorf("%d blocks matched that its predecessor held", d.MatchedBlocks)
 	}
 	// What the first owner had in flight ends, and is none of the next one's.
-	before, blocks := r.accounts[1], r.index.Pinned(1)
+	before, blocks := r.states[1].load, r.index.Pinned(1)
 	open.RecordOutput()
 	open.RecordFirstEvent()
 	open.Commit()
 	open.Release(Outcome{End: Completed, AnswerTokens: 1})
-	if after := r.accounts[1]; after.requests != before.requests || after.tokens != before.tokens || r.index.Pinned(1) != blocks {
+	if after := r.states[1].load; after.requests != before.requests || after.tokens != before.tokens || r.index.Pinned(1) != blocks {
 		t.Errorf("the account was %+v, and is %+v", before, after)
 	}
 	if first.InFlight.Load() != 0 || next.InFlight.Load() != 1 {
 		t.Errorf("in flight: %d and %d", first.InFlight.Load(), next.InFlight.Load())
 	}
-	if r.progress[1].output.Load() != 0 {
+	if r.states[1].health.output.Load() != 0 {
 		t.Error("output of the first owner counts for the next one")
 	}
 	d.Release(Outcome{End: Completed, AnswerTokens: 1})
@@ -99,7 +99,7 @@ func TestABackendThatLeftAndJoinedAgainIsANewOne(t *testing.T) {
 	r.RemoveBackend(fleet[0])
 	r.AddBackend(fleet[0])
 	open.Release(Outcome{End: Completed})
-	if a := r.accounts[0]; a.requests != 0 || a.tokens != 0 || fleet[0].InFlight.Load() != 0 {
+	if a := r.states[0].load; a.requests != 0 || a.tokens != 0 || fleet[0].InFlight.Load() != 0 {
 		t.Errorf("%+v, %d in flight", a, fleet[0].InFlight.Load())
 	}
 }
@@ -202,9 +202,9 @@ func fluxOnce(t *testing.T, seed uint64) {
 			t.Fatalf("seed %d: %s has %d in flight", seed, b.Name, n)
 		}
 	}
-	for slot := range r.accounts {
-		if a := &r.accounts[slot]; a.requests != 0 || a.tokens != 0 || a.unseen != 0 || len(a.pending) != 0 || r.index.Pinned(slot) != 0 || r.caches[slot].answering != 0 || r.caches[slot].loose != 0 {
-			t.Fatalf("seed %d, slot %d: account %+v, cache %+v, %d blocks in use", seed, slot, a, r.caches[slot], r.index.Pinned(slot))
+	for slot := range r.states {
+		if a := &r.states[slot].load; a.requests != 0 || a.tokens != 0 || a.unseen != 0 || len(a.pending) != 0 || r.index.Pinned(slot) != 0 || r.states[slot].kv.answering != 0 || r.states[slot].kv.unindexed != 0 {
+			t.Fatalf("seed %d, slot %d: account %+v, cache %+v, %d blocks in use", seed, slot, a, r.states[slot].kv, r.index.Pinned(slot))
 		}
 	}
 }

@@ -10,10 +10,11 @@ import (
 
 func TestForeignLoad(t *testing.T) {
 	r, _, c := newFleet(t, 1, "prefix")
+	r.meanUncached.Value = 1
 	f := func(name string, age time.Duration, l backends.Load, requests, queued float64) {
 		t.Helper()
 		l.ScrapedAt = c.now
-		a, b := r.foreign(&l, c.now.Add(age))
+		a, b := r.externalLoad(&l, c.now.Add(age))
 		if math.Abs(a-requests) > 1e-9 || math.Abs(b-queued) > 1e-9 {
 			t.Errorf("%s: %.3f requests, %.3f of them waiting; want %.3f, %.3f", name, a, b, requests, queued)
 		}
@@ -26,7 +27,7 @@ func TestForeignLoad(t *testing.T) {
 	others := backends.Load{QueuesKnown: true, Running: 8, Waiting: 2}
 	f("after two intervals", 2*time.Second, others, 10/math.E, 2/math.E)
 	f("after three missed polls", 3001*time.Millisecond, others, 0, 0)
-	if a, b := r.foreign(nil, c.now); a != 0 || b != 0 {
+	if a, b := r.externalLoad(nil, c.now); a != 0 || b != 0 {
 		t.Errorf("no scrape: %.3f, %.3f", a, b)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"warmroute/backends"
+	"warmroute/router/queue"
 )
 
 func TestTheQueueIsBounded(t *testing.T) {
@@ -90,7 +91,7 @@ func TestWhoStopsWaitsForRoomOnly(t *testing.T) {
 	busy := sent(t, "", submit(r, ask(fleet[:1], 1, 2000)))
 	room := submit(r, ask(fleet, 2, 10))
 	var down []*waiter
-	for key := range mostScored + 10 {
+	for key := range queue.MaxTurns + 10 {
 		down = append(down, submit(r, ask(fleet[1:], 10+key, 10)))
 		waits(t, "until the end is near", down[key])
 	}
@@ -156,7 +157,7 @@ func TestARoundIsNotUsedUpByOneModel(t *testing.T) {
 	sent(t, "", submit(r, ask(fleet[:1], 2, 200))) // 12,800 tokens
 	sent(t, "", submit(r, ask(fleet[1:2], 3, 62))) // 3,968
 	other := sent(t, "", submit(r, ask(fleet[2:], 4, 200)))
-	for range mostScored + 20 {
+	for range queue.MaxTurns + 20 {
 		waits(t, "busy", submit(r, ask(fleet[:2], 1, 402)))
 	}
 	w := submit(r, ask(fleet[2:], 5, 10))

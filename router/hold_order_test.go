@@ -1,12 +1,12 @@
 package router
 
 import (
-	"math"
 	"slices"
 	"testing"
 	"time"
 
 	"warmroute/backends"
+	"warmroute/router/policy"
 )
 
 func TestShortWorkFirstUntilTheLongHasWaited(t *testing.T) {
@@ -89,31 +89,6 @@ func TestWhatWasNotHeldIsChargedToo(t *testing.T) {
 	waits(t, "the one that had everything", second)
 }
 
-// Of three tenants that wait, each has a third of the fleet: what one asks for
-// puts its next request back by three times the work.
-func TestAShareIsThatOfTheTenantsThatWait(t *testing.T) {
-	f := func(name string, tenants int, want float64) {
-		t.Helper()
-		r, fleet, _ := newFleet(t, 1, "prefix", holding)
-		sent(t, "", submit(r, ask(fleet, 1, 2000)))
-		of := func(tenant uint64, key int) *Ticket {
-			req := ask(fleet, key, 125) // 8,000 tokens: a second
-			req.Tenant = tenant
-			return submit(r, req).held
-		}
-		for other := range tenants {
-			of(uint64(2+other), 10+other)
-		}
-		first, second := of(1, 2), of(1, 3)
-		third := of(1, 4)
-		if got := (third.key - second.key) / ageing; math.Abs(got-want) > 0.01 {
-			t.Errorf("%s: put back by %.2f s, want %.2f (%.2f for the one before)", name, got, want, (second.key-first.key)/ageing)
-		}
-	}
-	f("alone", 0, 1)
-	f("one of three", 2, 3)
-}
-
 func TestWhoLeavesAndWhoComesAgainIsNotCharged(t *testing.T) {
 	r, fleet, c := newFleet(t, 2, "prefix", holding)
 	busy := sent(t, "", submit(r, ask(fleet[:1], 1, 2000)))
@@ -171,7 +146,7 @@ func TestAStreamOfShortRequestsDoesNotStarveALongOne(t *testing.T) {
 			at, known := finishes[d]
 			if !known {
 				slot := d.Backend.Slot
-				busyUntil[slot] = maxTime(busyUntil[slot], c.now).Add(time.Duration(d.uncached / 8000 * float64(time.Second)))
+				busyUntil[slot] = maxTime(busyUntil[slot], c.now).Add(time.Duration(d.prediction.Uncached / 8000 * float64(time.Second)))
 				at = busyUntil[slot]
 				finishes[d] = at
 			}
@@ -198,4 +173,50 @@ func maxTime(a, b time.Time) time.Time {
 		return a
 	}
 	return b
+}
+
+// counted counts what is scored.
+type counted struct {
+	policy.Policy
+	scored int
+}
+
+func (c *counted) Choose(req *policy.Request, candidates []policy.Candidate) int {
+	c.scored++
+	return c.Policy.Choose(req, candidates)
+}
+
+// BenchmarkDispatch tells the time; here is what it consists of.
+func TestWorkPerRequestIsIndependentOfQueueLength(t *testing.T) {
+	perRequest := func(held int) float64 {
+		r, fleet, c := newFleet(t, 8, "prefix", func(o *Options) { o.Queue = QueueSettings{Requests: 2 * held} })
+		count := &counted{Policy: r.policy}
+		r.policy = count
+		var running []*Decision
+		key, sent := 0, 0
+		fill := func() {
+			for r.WaitingRequests() < held {
+				r.Submit(ask(fleet, key%5000, 20+key%100), func(d *Decision, _ error) {
+					running = append(running, d)
+					sent++
+				})
+				key++
+			}
+		}
+		fill()
+		count.scored, sent = 0, 0
+		for sent < 2000 {
+			c.advance(50 * time.Millisecond)
+			d := running[0]
+			running = running[1:]
+			d.RecordFirstEvent()
+			d.Release(Outcome{End: Completed, AnswerTokens: 100})
+			fill()
+		}
+		return float64(count.scored) / float64(sent)
+	}
+	short, long := perRequest(1000), perRequest(10_000)
+	if long > 2*short {
+		t.Errorf("%.1f scorings for a request sent through a queue of 10,000, and %.1f through one of 1,000", long, short)
+	}
 }

@@ -123,16 +123,16 @@ func TestHoldingFromManyGoroutines(t *testing.T) {
 	clients.Wait()
 	cancel()
 	around.Wait()
-	if n := r.WaitingRequests(); n != 0 || r.fair.holding != 0 {
-		t.Errorf("%d held of %d tenants", n, r.fair.holding)
+	if n := r.WaitingRequests(); n != 0 {
+		t.Errorf("%d wait", n)
 	}
 	for i, b := range fleet {
-		a, c := &r.accounts[i], &r.caches[i]
+		a, c := &r.states[i].load, &r.states[i].kv
 		if n := b.InFlight.Load(); n != 0 || len(a.pending) != 0 || a.tokens != 0 {
 			t.Errorf("%s: %d in flight, %d pending, %.1f tokens", b.Name, n, len(a.pending), a.tokens)
 		}
-		if r.index.Pinned(i) != 0 || c.loose != 0 || c.answering != 0 || c.began != 0 {
-			t.Errorf("%s: %d blocks, %d tokens and %d answers in use", b.Name, r.index.Pinned(i), c.loose, c.answering)
+		if r.index.Pinned(i) != 0 || c.unindexed != 0 || c.answering != 0 || c.began != 0 {
+			t.Errorf("%s: %d blocks, %d tokens and %d answers in use", b.Name, r.index.Pinned(i), c.unindexed, c.answering)
 		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 
 	"warmroute/backends"
 	"warmroute/router/policy"
+	"warmroute/router/queue"
 )
 
 // waiter is a request that was submitted, and what became of it.
@@ -88,8 +89,8 @@ func TestAStepIsFilled(t *testing.T) {
 	}
 	step := 1000 // a prompt that nobody holds
 	fill := func() {
-		step += fullSteps
-		for key := range fullSteps {
+		step += 3
+		for key := range 3 {
 			d := sent(t, "an idle backend", submit(r, ask(fleet, step+key, 200)))
 			d.RecordFirstEvent()
 			d.Release(Outcome{End: Truncated})
@@ -108,7 +109,7 @@ func TestAStepIsFilled(t *testing.T) {
 	f("no scheduler's budget", 2048)
 	r.ObserveLoad(fleet[0], &backends.Load{StepTokens: 1 << 17, ScrapedAt: c.now})
 	f("a very large budget", 16384)
-	r.holding.StepTokens = 3072
+	r.settings.Queue.StepTokens = 3072
 	f("configured", 3072)
 }
 
@@ -222,11 +223,12 @@ func TestWhatWaitsForRoomInACacheIsNotOvertaken(t *testing.T) {
 
 func TestWhatHasWaitedSettlesForOneBackend(t *testing.T) {
 	r, _, c := newFleet(t, 3, "prefix", holding)
-	r.candidates = []policy.Candidate{{Slot: 0}, {Slot: 2}}
+	r.decision.now = c.now
+	r.decision.candidates = []policy.Candidate{{Slot: 0}, {Slot: 2}}
 	f := func(name string, waitsFor int, waited time.Duration, want int) {
 		t.Helper()
-		h := &Ticket{waitsFor: waitsFor, arrived: c.now.Add(-waited)}
-		if got := r.settled(h, 0, c.now); got != want {
+		h := &Ticket{waitsFor: waitsFor, item: queue.Item[*Ticket]{Arrived: c.now.Add(-waited)}}
+		if got := r.settle(h, 0); got != want {
 			t.Errorf("%s: it waits for candidate %d, want %d", name, got, want)
 		}
 	}
@@ -246,9 +248,9 @@ func TestAnswersGrowAtTheSpeedThatWasLearned(t *testing.T) {
 	}
 	d := sent(t, "", submit(r, ask(fleet, 1, 1)))
 	d.RecordFirstEvent()
-	before := r.cacheUsed(0, c.now)
+	before := r.kvTokens(0, c.now)
 	c.advance(5 * time.Second)
-	if grown := r.cacheUsed(0, c.now) - before; grown < 490 || grown > 500 {
+	if grown := r.kvTokens(0, c.now) - before; grown < 490 || grown > 500 {
 		t.Errorf("an answer grew by %.0f tokens in five seconds, want 500", grown)
 	}
 }

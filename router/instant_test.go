@@ -13,15 +13,15 @@ func TestWhatNoEngineWorksOnIsNeitherHeldNorCounted(t *testing.T) {
 	long := sent(t, "", submit(r, ask(fleet, 1, 100)))
 	waits(t, "behind 6,400 tokens", submit(r, ask(fleet, 2, 100)))
 	tokenize := &Request{Backends: fleet, Sequences: 1, NoEngine: true, Tenant: 1}
-	pending, kv, mean := r.accounts[0], r.cacheUsed(0, c.now), r.uncached.value
+	pending, kv, mean := r.states[0].load, r.kvTokens(0, c.now), r.meanUncached.Value
 	d := sent(t, "nothing to wait for", submit(r, tokenize))
-	if a := r.accounts[0]; a.tokens != pending.tokens || a.requests != 1 || len(a.pending) != 1 || r.cacheUsed(0, c.now) != kv ||
-		r.uncached.value != mean || fleet[0].InFlight.Load() != 1 {
+	if a := r.states[0].load; a.tokens != pending.tokens || a.requests != 1 || len(a.pending) != 1 || r.kvTokens(0, c.now) != kv ||
+		r.meanUncached.Value != mean || fleet[0].InFlight.Load() != 1 {
 		t.Error("it counts in the load")
 	}
 	d.RecordFirstEvent()
 	d.Release(Outcome{End: Completed, AnswerTokens: 1000})
-	if r.accounts[0].tokens != pending.tokens || r.lessons[0].answer.value != answerTokens || fleet[0].InFlight.Load() != 1 {
+	if r.states[0].load.tokens != pending.tokens || r.Estimates()[0].AnswerTokens != defaultAnswerTokens || fleet[0].InFlight.Load() != 1 {
 		t.Error("its end counts in the load")
 	}
 	if n := r.WaitingRequests(); n != 1 {

@@ -4,135 +4,165 @@ import (
 	"time"
 
 	"warmroute/backends"
+	"warmroute/router/estimate"
 )
 
 const (
-	decodeRate      = 40 // tokens a second of one answer, until learned
-	decodeRatePrior = 10 // answers that the guess above is worth
-	// longestAnswers is how many mean answers one is counted for at most. An
-	// answer that is longer is seen by the next scrape.
-	longestAnswers = 8
+	defaultDecodeRate = 40 // tokens a second of one answer
+	decodeRateWeight  = 10 // answers that the default counts for
+	// maxMeanAnswers is how many mean answers one is counted for at most. A longer one
+	// is seen by the next scrape.
+	maxMeanAnswers = 8
 )
 
-// cache is what a backend's KV cache has to hold: the prompts and answers of
-// what runs there. The index knows the prompts' blocks, each counted once
-// however many requests share it; here is the rest.
-type cache struct {
-	loose int64 // tokens of prompts that are in none of the index's blocks
+// kvCache is what a backend's KV cache has to hold: the prompts and answers of what
+// runs there. The index counts the prompts' blocks, each once however many requests
+// share it; this is the rest.
+type kvCache struct {
+	unindexed int64 // tokens of prompts that are in none of the index's blocks
 
-	// Answers grow with time: answering sequences, the sum of the microseconds
-	// since Router.made at which they began, and the speed; but a client that
-	// reads slowly keeps open what its engine has long put out, so not beyond most.
+	// Answers grow with time: answering sequences, the sum of the microseconds since
+	// Router.start at which they began, and the rate. A client that reads slowly keeps
+	// open what its engine has finished long ago, so they do not exceed maxAnswers.
 	answering, began int64
-	most             float64
-	speed            average
+	maxAnswers       float64
+	decodeRate       estimate.Average
 
-	// What the last scrape said, and how that compares with our own figures.
-	capacity int     // tokens; 0: unknown
-	foreign  float64 // tokens in use beyond what we know of; below 0: so many are in use no more
-	starving int     // requests that wait for capacity, less those that started since
-	polledAt time.Time
+	// What the last scrape said.
+	capacity  int     // tokens; 0: not known
+	external  float64 // tokens in use beyond what we know of; below 0: so many are not in use any more
+	waiting   int     // requests that wait for capacity, less those that started since
+	scrapedAt time.Time
 }
 
-// answersBegin counts a decision's answer as growing from now on.
-func (r *Router) answersBegin(d *Decision, now time.Time) {
-	c := &r.caches[d.Backend.Slot]
-	d.answeringSince = now.Sub(r.made).Microseconds()
-	c.answering += d.sequences
-	c.began += d.sequences * d.answeringSince
-	longest := longestAnswers * r.lessons[d.Backend.Slot].answer.value
-	if d.maxTokens > 0 {
-		longest = min(longest, float64(d.maxTokens))
+// kvUse is what one request uses of it beyond the index's blocks.
+type kvUse struct {
+	unindexed      int64
+	answeringSince int64   // microseconds since Router.start
+	maxAnswers     float64 // tokens that its answers are counted for at most
+}
+
+func newKVCache() kvCache {
+	return kvCache{decodeRate: estimate.NewAverage(defaultDecodeRate, decodeRateWeight)}
+}
+
+// recordAnswerStart counts a request's answer as growing from now on.
+func (c *kvCache) recordAnswerStart(d *Decision, r *Router, now time.Time) {
+	d.kv.answeringSince = now.Sub(r.start).Microseconds()
+	c.answering += d.prediction.Sequences
+	c.began += d.prediction.Sequences * d.kv.answeringSince
+	most := maxMeanAnswers * r.estimates.BackendAnswerTokens(d.Backend.Slot)
+	if d.request.maxAnswerTokens > 0 {
+		most = min(most, float64(d.request.maxAnswerTokens))
 	}
-	d.longest = longest * float64(d.sequences)
-	c.most += d.longest
+	d.kv.maxAnswers = most * float64(d.prediction.Sequences)
+	c.maxAnswers += d.kv.maxAnswers
 }
 
-// cacheSent counts what a decision's request takes. An answer that comes whole
-// does not say when it begins.
-func (r *Router) cacheSent(d *Decision, req *Request, now time.Time) {
-	inBlocks := (len(req.Blocks) - d.placed.Omitted) * r.blockBytes
-	d.loose = int64(float64(max(0, req.Bytes-inBlocks)) / r.texts.bytesPerToken(req.Model))
-	r.caches[d.Backend.Slot].loose += d.loose
-	if !d.streams {
-		r.answersBegin(d, now)
+// recordSent counts what a request uses. An answer that is not streamed does not
+// say when it begins.
+func (c *kvCache) recordSent(d *Decision, req *Request, r *Router, now time.Time) {
+	inBlocks := (len(req.Blocks) - d.pin.Omitted) * r.blockBytes
+	d.kv.unindexed = int64(float64(max(0, req.Bytes-inBlocks)) / r.estimates.BytesPerToken(req.Model))
+	c.unindexed += d.kv.unindexed
+	if !d.request.streams {
+		c.recordAnswerStart(d, r, now)
 	}
 }
 
-// cacheStarted notes that the engine has given a request its place.
-func (r *Router) cacheStarted(d *Decision, now time.Time) {
-	c := &r.caches[d.Backend.Slot]
-	c.starving = max(0, c.starving-1)
-	if d.streams {
-		r.answersBegin(d, now)
+// recordStart records that the engine has started a request.
+func (c *kvCache) recordStart(d *Decision, r *Router, now time.Time) {
+	c.waiting = max(0, c.waiting-1)
+	if d.request.streams {
+		c.recordAnswerStart(d, r, now)
 	}
 }
 
-// cacheFreed takes back what cacheSent and answersBegin counted, and learns from
-// an answer that came to its end.
-func (r *Router) cacheFreed(d *Decision, o Outcome, now time.Time) {
-	c := &r.caches[d.Backend.Slot]
-	c.loose -= d.loose
-	if d.streams && !d.started {
+// recordEnd releases what a request used, and learns from an answer that came to its
+// end. now is since Router.start.
+func (c *kvCache) recordEnd(d *Decision, o *Outcome, now time.Duration) {
+	c.unindexed -= d.kv.unindexed
+	if d.request.streams && !d.started {
 		return
 	}
-	c.answering -= d.sequences
-	c.began -= d.sequences * d.answeringSince
-	if c.most -= d.longest; c.answering == 0 {
-		c.most = 0 // no residue of rounding
+	sequences := d.prediction.Sequences
+	c.answering -= sequences
+	c.began -= sequences * d.kv.answeringSince
+	if c.maxAnswers -= d.kv.maxAnswers; c.answering == 0 {
+		c.maxAnswers = 0 // no rounding error is left
 	}
-	took := float64(now.Sub(r.made).Microseconds()-d.answeringSince) / 1e6
-	if d.streams && o.End == Completed && o.AnswerTokens > 1 && took > 0 {
-		c.speed.add(float64(o.AnswerTokens) / float64(d.sequences) / took)
+	took := float64(now.Microseconds()-d.kv.answeringSince) / 1e6
+	if d.request.streams && o.End == Completed && o.AnswerTokens > 1 && took > 0 {
+		c.decodeRate.Add(float64(o.AnswerTokens) / float64(sequences) / took)
 	}
 }
 
-// cacheUsed is how many tokens of a backend's cache are in use by our requests.
-func (r *Router) cacheUsed(slot int, now time.Time) float64 {
-	c := &r.caches[slot]
-	blocks := float64(r.index.Pinned(slot)*r.blockBytes) / r.lessons[slot].texts.value()
-	answers := c.speed.value * float64(c.answering*now.Sub(r.made).Microseconds()-c.began) / 1e6
-	return blocks + float64(c.loose) + min(answers, c.most)
+// answerTokens returns how many tokens the answers in flight have by now, which is
+// since Router.start.
+func (c *kvCache) answerTokens(now time.Duration) float64 {
+	return min(c.decodeRate.Value*float64(c.answering*now.Microseconds()-c.began)/1e6, c.maxAnswers)
 }
 
-// cachePolled compares a scrape with our own figures. They are ahead of the
-// engine by what waits in its queue; and by the share of the requests that it
-// has done and whose clients have yet to read the answers.
-func (r *Router) cachePolled(b *backends.Backend, l *backends.Load, now time.Time) {
-	c := &r.caches[b.Slot]
-	c.polledAt = l.ScrapedAt
-	c.starving, c.foreign = l.WaitingForCapacity, 0
+// kvTokens returns how many tokens of a backend's cache our requests use.
+func (r *Router) kvTokens(slot int, now time.Time) float64 {
+	c := &r.states[slot].kv
+	blocks := float64(r.index.Pinned(slot)*r.blockBytes) / r.estimates.BackendBytesPerToken(slot)
+	return blocks + float64(c.unindexed) + c.answerTokens(now.Sub(r.start))
+}
+
+// observeKV compares a scrape with our own account. That is ahead of the engine by
+// what waits in its queue, and by the requests that it has finished and whose
+// clients have yet to read the answers.
+func (r *Router) observeKV(b *backends.Backend, l *backends.Load, now time.Time) {
+	s := &r.states[b.Slot]
+	c := &s.kv
+	c.scrapedAt = l.ScrapedAt
+	c.waiting, c.external = l.WaitingForCapacity, 0
 	if l.CacheTokens > 0 {
 		c.capacity = l.CacheTokens
 	}
-	if l.KVKnown && c.capacity > 0 {
-		used, ours := l.KVCacheUsage*float64(c.capacity), r.cacheUsed(b.Slot, now)
-		c.foreign = max(0, used-ours)
-		if done := l.OwnInFlight - int64(l.Running+l.Waiting); l.QueuesKnown && done > 0 {
-			share := float64(done) / float64(l.OwnInFlight)
-			c.foreign += min(0, max(used+r.accounts[b.Slot].unseen-ours, -share*ours))
-		}
+	if !l.KVKnown || c.capacity == 0 {
+		return
+	}
+	used, ours := l.KVCacheUsage*float64(c.capacity), r.kvTokens(b.Slot, now)
+	c.external = max(0, used-ours)
+	if finished := l.OwnInFlight - int64(l.Running+l.Waiting); l.QueuesKnown && finished > 0 {
+		share := float64(finished) / float64(l.OwnInFlight)
+		c.external += min(0, max(used+s.load.unseen-ours, -share*ours))
 	}
 }
 
-// cacheFits reports whether so many tokens fit into a backend's cache beside
-// what is there, and what requests of this round have a claim to.
-func (r *Router) cacheFits(slot int, tokens float64, now time.Time) bool {
-	c := &r.caches[slot]
+// fitsKV reports whether so many tokens fit into a backend's cache beside what is
+// there, and what is claimed in this round.
+func (r *Router) fitsKV(slot int, tokens float64, now time.Time) bool {
+	s := &r.states[slot]
+	c := &s.kv
 	if c.capacity == 0 {
 		return true
 	}
-	used := r.cacheUsed(slot, now) + r.reserved[slot].cache
-	if now.Sub(c.polledAt) <= foreignLasts*r.pollInterval {
-		used += c.foreign
+	used := r.kvTokens(slot, now) + s.claimed.kv
+	if r.isRecentScrape(c.scrapedAt, now) {
+		used += c.external
 	}
-	return used+tokens <= kvPressure*float64(c.capacity)
+	return used+tokens <= maxKVUsage*float64(c.capacity)
 }
 
-// cacheNeed is how many tokens of a backend's cache the request that was matched
-// last would bring into use.
-func (r *Router) cacheNeed(req *Request, slot int) float64 {
-	depth := r.depth[slot]
-	shared := depth - r.index.CountUnpinned(slot, req.Blocks[:depth])
-	return float64(max(0, req.Bytes-shared*r.blockBytes)) / r.texts.bytesPerToken(req.Model)
+// kvNeed returns how many tokens of a backend's cache the matched request would bring
+// into use: what other requests use of its prompt costs nothing.
+func (r *Router) kvNeed(slot int) float64 {
+	d := &r.decision
+	depth := d.matched[slot]
+	shared := depth - r.index.CountUnpinned(slot, d.req.Blocks[:depth])
+	return float64(max(0, d.req.Bytes-shared*r.blockBytes)) / d.perToken
+}
+
+// isWaitingForKV reports whether the replica says that requests wait because there
+// is no room in its cache, and as many have not started since.
+func (r *Router) isWaitingForKV(slot int, now time.Time) bool {
+	c := &r.states[slot].kv
+	return c.waiting > 0 && r.isRecentScrape(c.scrapedAt, now)
+}
+
+func (r *Router) isRecentScrape(at, now time.Time) bool {
+	return now.Sub(at) <= maxExternalLoadAge*r.settings.PollInterval
 }

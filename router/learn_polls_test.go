@@ -142,23 +142,3 @@ func TestCountersTeachTokensWhereNobodyElseIs(t *testing.T) {
 	f("another when it ended", backends.Load{QueuesKnown: true, Waiting: 1}, idle, 4)
 	f("who is there is not known", backends.Load{}, backends.Load{}, 4)
 }
-
-func TestWhatWasThereLongAgoCountsForLess(t *testing.T) {
-	c, far := newReach(), 1.0 // the replica's own figure
-	look := func(missing float64) {
-		var f foresight
-		f.add(bucketOf(far), 1000, 1000)
-		c.learn(&f, missing)
-		c.settle()
-	}
-	for range 5000 {
-		look(0)
-	}
-	held := c.factor()
-	for range 1000 {
-		look(1000)
-	}
-	if c.factor() >= held {
-		t.Errorf("the factor is %.2f and was %.2f, though the last 1,000 blocks were gone", c.factor(), held)
-	}
-}

@@ -58,10 +58,10 @@ func TestWhatTellsThePrefillRate(t *testing.T) {
 		}
 	}
 	f("a prefill that tells", 200, 0, time.Second, 12_800)
-	f("few tokens", 10, 0, time.Second, prefillRate)
-	f("a short time", 200, 0, 50*time.Millisecond, prefillRate)
+	f("few tokens", 10, 0, time.Second, 8000)
+	f("a short time", 200, 0, 50*time.Millisecond, 8000)
 	f("half of it cached, which nobody predicted", 400, 12_800, time.Second, 12_800)
-	f("all of it but a little cached", 200, 12_736, time.Second, prefillRate)
+	f("all of it but a little cached", 200, 12_736, time.Second, 8000)
 }
 
 func TestAnswersAreLearnedBySequence(t *testing.T) {
@@ -86,10 +86,10 @@ func TestAnswersLongerThanTheyCanBeTeachNothing(t *testing.T) {
 		d.RecordFirstEvent()
 		c.advance(time.Second)
 		d.Release(Outcome{End: Completed, AnswerTokens: tokens})
-		if got := r.Estimates()[0].AnswerTokens != answerTokens; got != want {
+		if got := r.Estimates()[0].AnswerTokens != defaultAnswerTokens; got != want {
 			t.Errorf("%s: length learned %v, want %v", name, got, want)
 		}
-		if got := r.caches[0].speed.value != decodeRate; got != want {
+		if got := r.states[0].kv.decodeRate.Value != defaultDecodeRate; got != want {
 			t.Errorf("%s: speed learned %v, want %v", name, got, want)
 		}
 	}
@@ -110,7 +110,7 @@ func TestOneBackendsAnswersDecideForNoOther(t *testing.T) {
 		}
 	}
 	mustPick(t, r, ask(fleet, 1000, 2))
-	if n := r.asked.MeanAnswerTokens; n < 100 || n > 200 {
+	if n := r.decision.request.MeanAnswerTokens; n < 100 || n > 200 {
 		t.Errorf("answers are taken to have %.0f tokens, where two of three backends' have about 100", n)
 	}
 }

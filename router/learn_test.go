@@ -1,7 +1,6 @@
 package router
 
 import (
-	"fmt"
 	"math"
 	"testing"
 	"time"
@@ -179,18 +178,6 @@ func TestUnevenTextIsNoMiss(t *testing.T) {
 	}
 	if f := r.Estimates()[0].CapacityFactor; f < 1 {
 		t.Errorf("the factor is %.2f", f)
-	}
-}
-
-func TestModelsAreBounded(t *testing.T) {
-	r, fleet, _ := newFleet(t, 1, "prefix")
-	for key := range 2 * mostModels {
-		req := ask(fleet, key, 4)
-		req.Model = fmt.Sprint("m", key)
-		mustPick(t, r, req).Release(usage(256, 0))
-	}
-	if n := len(r.texts.models); n != mostModels {
-		t.Errorf("%d models are kept, want %d", n, mostModels)
 	}
 }
 

@@ -14,7 +14,7 @@ func TestABackendThatIsFullIsALaterChoice(t *testing.T) {
 	refuse := func() { s.send(0).Release(Outcome{Failed: true, QueueFull: true, End: NotProcessed}) }
 	refuse()
 	s.goesTo("after it refused one", 1)
-	s.clock.advance(fullLasts)
+	s.clock.advance(queueFullDelay)
 	s.goesTo("a while later", 0)
 
 	under := s.send(0)
@@ -84,7 +84,7 @@ func TestABackendThatIsAboutToStopIsNotSentWhatItRefuses(t *testing.T) {
 	before.RecordFirstEvent()
 	before.Release(Outcome{End: Completed})
 	refuses("after its word, and an answer to what it had before")
-	s.clock.advance(stoppingLasts)
+	s.clock.advance(stoppingDelay)
 	again := s.send(0)
 	refuses("while it is tried")
 	again.Release(Outcome{End: Completed})

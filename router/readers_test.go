@@ -9,23 +9,23 @@ import (
 
 func TestAnswersGrowNoLongerThanTheyCanBe(t *testing.T) {
 	for name, c := range map[string]struct{ sequences, most, want int }{
-		"nothing said":   {1, 0, longestAnswers * answerTokens},
-		"two sequences":  {2, 0, 2 * longestAnswers * answerTokens},
+		"nothing said":   {1, 0, maxMeanAnswers * defaultAnswerTokens},
+		"two sequences":  {2, 0, 2 * maxMeanAnswers * defaultAnswerTokens},
 		"fewer allowed":  {1, 16, 16},
-		"more than ever": {1, 1 << 20, longestAnswers * answerTokens},
+		"more than ever": {1, 1 << 20, maxMeanAnswers * defaultAnswerTokens},
 	} {
 		r, fleet, clock := newFleet(t, 1, "prefix")
 		req := ask(fleet, 1, 10)
 		req.Sequences, req.MaxAnswerTokens = c.sequences, c.most
 		d := mustPick(t, r, req)
 		d.RecordFirstEvent()
-		before := r.cacheUsed(0, clock.now)
+		before := r.kvTokens(0, clock.now)
 		clock.advance(time.Hour)
-		if got := int(r.cacheUsed(0, clock.now) - before); got != c.want {
+		if got := int(r.kvTokens(0, clock.now) - before); got != c.want {
 			t.Errorf("%s: grown to %d tokens in an hour, want %d", name, got, c.want)
 		}
 		d.Release(Outcome{End: ClientDisconnected})
-		if got := r.cacheUsed(0, clock.now); got != 0 {
+		if got := r.kvTokens(0, clock.now); got != 0 {
 			t.Errorf("%s: %.0f tokens left at the end", name, got)
 		}
 	}

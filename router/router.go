@@ -1,273 +1,306 @@
-// Package router decides which backend takes a request, and keeps account of
-// what each was sent. It records no metrics and knows no HTTP.
+// Package router decides which backend takes a request, and accounts for what each
+// was sent. It records no metrics and knows no HTTP.
 package router
 
 import (
 	"cmp"
 	"errors"
+	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
+	"github.com/zeebo/xxh3"
+
 	"warmroute/backends"
+	"warmroute/router/estimate"
 	"warmroute/router/index"
 	"warmroute/router/policy"
-	"warmroute/router/prompt"
+	"warmroute/router/queue"
 )
 
 const (
-	answerTokens  = 250  // mean answer, until learned
-	answerPrior   = 10   // answers that the guess above is worth
-	leastUncached = 16   // tokens; even a full hit recomputes the last block
-	mostSequences = 1024 // that one request counts for; a client may ask for any number
-	cacheTokens   = 400_000
-	cacheMargin   = 1.2  // an index somewhat too large costs little, one too small much
-	upkeepBlocks  = 4096 // that a poll does of the index's upkeep: well below a millisecond under the lock
+	defaultIndexMargin = 1.2  // an index slightly too large costs little, one too small much
+	upkeepBlocks       = 4096 // of the index's upkeep per scrape: well below a millisecond under the lock
 )
 
 // ErrNoneReady says that no backend that serves the model may take the request
-// now, those already tried left out.
+// now, those already tried excluded.
 var ErrNoneReady = errors.New("no backend is ready")
 
-// Options are what a Router is made of.
-type Options struct {
-	Backends       []*backends.Backend // there at first, by Slot
-	Policy         string              // one of policy.Names()
+// Settings are what Configure may change.
+type Settings struct {
+	Policy         string // one of policy.Names()
 	PolicySettings policy.Settings
 	Queue          QueueSettings
 	Breaker        BreakerSettings
 	SLO            time.Duration // TTFT to be met where it can be, by the policy prefix; 0: none
-	BlockBytes     int           // bytes of canonical prompt in a block
-	IndexMaxBytes  int64
-	IndexMargin    float64          // the index's size over that of the caches it mirrors; 0: 1.2
-	PollInterval   time.Duration    // how old a fresh Load may be
-	Now            func() time.Time // the wall clock's, or a simulation's
-	Rand           *rand.Rand
-	// Catalog is what the fleet serves by now; requests follow it when it changes.
+	PollInterval   time.Duration // how old a fresh Load may be
+	NoLearning     bool          // use defaults and what replicas report, and learn nothing
+}
+
+// QueueSettings bound the admission queue.
+type QueueSettings = queue.Settings
+
+// Options are what a Router is made of.
+type Options struct {
+	Settings
+	Backends      []*backends.Backend // at the start, by Slot
+	BlockBytes    int                 // of canonical prompt in a block
+	IndexMaxBytes int64
+	IndexMargin   float64          // the index's size over that of the caches it mirrors; 0: 1.2
+	Now           func() time.Time // the wall clock's, or a simulation's
+	Rand          *rand.Rand
+	// Catalog returns what the fleet serves now; requests follow it when it changes.
 	// nil: they may be sent to their Backends only.
 	Catalog func() *backends.Catalog
-	// NoLearning takes what replicas report, and the guesses, for the truth.
-	NoLearning bool
 }
 
 // Router picks backends. Safe for concurrent use.
 type Router struct {
-	blockBytes  int
-	indexMargin float64
-	now         func() time.Time
-	rand        *rand.Rand
-	made        time.Time
-	catalog     func() *backends.Catalog
-	began       chan struct{} // to Run: the queue is not empty any more
+	blockBytes   int
+	now          func() time.Time
+	start        time.Time
+	rand         *rand.Rand
+	catalog      func() *backends.Catalog
+	queueStarted chan struct{} // to Run: the queue is not empty any more
 
-	// deciding guards all below: matching, choosing and reserving are one step,
-	// so that two requests arriving together cannot both see the same backend idle.
-	deciding     sync.Mutex
-	stallNotices []stallNotice // due when the lock is released; see unlock
+	// mu guards all below: matching, choosing and reserving are one step, so that two
+	// requests arriving together cannot both see the same backend idle. It is
+	// released by unlock.
+	mu           sync.Mutex
+	settings     Settings
 	policy       policy.Policy
-	policyDef    policy.Definition
-	settings     policy.Settings
-	holding      QueueSettings
-	breaking     BreakerSettings
-	late         bool // requests wait until a backend can start them soon
-	noLearning   bool
+	definition   policy.Definition // of policy
+	states       []backendState    // by slot
+	index        *index.Index
+	estimates    *estimate.Fleet
+	meanUncached estimate.Average // tokens that a request had to compute
+	interactive  queue.Interactive
+	queue        *queue.Queue[*Ticket]
+	lastCatalog  *backends.Catalog // that queued requests follow
+	slotWaits    []*SlotWait       // first come, first served
+	draining     bool
 
-	pollInterval time.Duration
+	decision  decision  // that is being made
+	callbacks callbacks // due when the lock is released
+}
 
-	followed   *backends.Catalog   // the one that held requests follow
-	fleet      []*backends.Backend // by slot; nil: nobody has it
-	names      []uint64            // hash of each backend's name, by slot
-	progress   []*progress         // by slot
-	index      *index.Index
-	accounts   []account
-	uncached   average // u of what was prefilled
-	caches     []cache // by slot
-	queue      holdQueue
-	departures departures       // from queue
-	aside      [classes]waiting // requests that wait elsewhere than in queue: for their turn to be tried again, or a check
-	places     []*SlotWait      // first come, first served
-	fair       fairness
-	stopping   bool
+// backendState is what the router knows of one backend, and of what it sent there.
+type backendState struct {
+	backend  *backends.Backend // nil: nobody has the slot
+	nameHash uint64
+	health   *health // a Decision may outlive the backend's membership, and keeps it
+	load     load
+	kv       kvCache
+	classes  queue.ClassLoad
 
-	interactivePrefill average      // seconds of prefill of an interactive request
-	interactive        int          // interactive requests in flight
-	interactiveSeen    time.Time    // when the last of them ended
-	loads              []*classLoad // scratch of headroomOf
-
-	reserved   []reservation // scratch of dispatch, by slot
-	room       []float64     // scratch of dispatch, by slot
-	matched    []int         // scratch of Pick, by slot
-	depth      []int         // matched blocks of the request that is scored, by slot
-	lessons    []lessons     // by slot
-	texts      texts
-	fleetRate  float64   // tokens of prefill a second of the backends that are no faster or slower than most
-	sorted     []float64 // scratch of medians
-	candidates []policy.Candidate
-	asked      policy.Request
-	slots      []*backends.Backend // of candidates
+	claimed claim   // by queued requests in this round
+	room    float64 // in this round: uncached tokens that it could be sent
 }
 
 // New makes a Router for a fleet.
 func New(o Options) (*Router, error) {
+	now := o.Now()
 	r := &Router{
-		blockBytes:  o.BlockBytes,
-		indexMargin: cmp.Or(o.IndexMargin, cacheMargin),
-		now:         o.Now,
-		rand:        o.Rand,
-		made:        o.Now(),
-		catalog:     o.Catalog,
-		index:       index.New(0, o.IndexMaxBytes),
-		began:       make(chan struct{}, 1),
-		texts:       newTexts(),
-		fleetRate:   prefillRate,
+		blockBytes:   o.BlockBytes,
+		now:          o.Now,
+		rand:         o.Rand,
+		start:        now,
+		catalog:      o.Catalog,
+		index:        index.New(0, o.IndexMaxBytes),
+		estimates:    estimate.NewFleet(o.BlockBytes, cmp.Or(o.IndexMargin, defaultIndexMargin)),
+		queue:        queue.New[*Ticket](now),
+		queueStarted: make(chan struct{}, 1),
 	}
-	if err := r.Configure(o); err != nil {
+	if err := r.Configure(o.Settings); err != nil {
 		return nil, err
 	}
-	r.grow(len(o.Backends))
 	for _, b := range o.Backends {
-		r.join(b)
+		r.addBackend(b)
 	}
 	return r, nil
 }
 
-// Request is what the decision needs of one request.
+// Configure changes the settings while requests are decided. On an error nothing
+// has changed.
 //
-// Where the router has a catalog, Backends is brought up to date when they could
-// not take the request, or it is asked for again.
-type Request struct {
-	Backends      []*backends.Backend // those that serve its model
-	CatalogID     string              // its model's ID in the catalog; "": Backends stay as they are
-	Blocks        []prompt.Block      // unchanged until the Decision's Release
-	Bytes         int                 // of canonical prompt, every sequence counted
-	Sequences     int                 // that the engine will run for it
-	Streams       bool                // its first event can be seen
-	Media         bool                // part of its Bytes stands for no text
-	NoEngine      bool                // no engine works on it: it is never held and counts nowhere
-	NonGenerative bool                // its endpoint generates no text: what it takes says nothing of those that do
-
-	MaxPromptTokens int // that a prompt may have at most, by the word of the replicas; 0: not known
-
-	MaxAnswerTokens int           // the longest that the answer may be; 0: nothing said
-	BodyBytes       int           // of memory that it keeps while it is held
-	Model           string        // as the engine knows it; what is learned of tokens is kept by it
-	Adapter         string        // LoRA adapter that it is for; "": none
-	PromptKey       uint64        // hash of the model and the beginning of the first user message; 0: none
-	Session         uint64        // hash of what names its session; 0: nothing does
-	Tenant          uint64        // hash of who sends it, for fairness; 0: nobody in particular
-	Priority        int           // lower first; 0 is plain, above it is a batch request
-	QueueTimeout    time.Duration // for which it may wait; 0: QueueSettings.Timeout
-
-	promoted bool // a batch request that has waited for half of its time
-
-	// Stalls, if not nil, is told when the chosen backend makes no progress, and again
-	// while that lasts, until the Decision's Commit, RecordFirstEvent or Release.
-	Stalls StallListener
+// No request that is queued is refused: those that no rule queues any more are sent,
+// and lower bounds are for those to come. A policy keeps what it remembers unless
+// its name or its settings change.
+func (r *Router) Configure(s Settings) error {
+	r.mu.Lock()
+	defer r.unlock()
+	s.PolicySettings.SLO = s.SLO
+	if r.policy == nil || s.Policy != r.definition.Name || s.PolicySettings != r.settings.PolicySettings {
+		definition, err := policy.Lookup(s.Policy)
+		if err != nil {
+			return fmt.Errorf("routing.policy: %w", err)
+		}
+		r.policy, r.definition = definition.New(s.PolicySettings, r.rand), definition
+	}
+	r.settings = s
+	r.queue.Configure(s.Queue)
+	r.estimates.Disable(s.NoLearning)
+	now := r.now()
+	if s.Breaker.Failures == 0 { // no outcome would count, so nothing else would close them
+		for i := range r.states {
+			r.states[i].health.breaker.close(now)
+		}
+	}
+	for before := -1; r.queue.Len() > 0 && r.queue.Len() != before; { // a round is bounded
+		before = r.queue.Len()
+		r.dispatch(now)
+	}
+	return nil
 }
 
-// sequences is what the request counts for.
-func (req *Request) sequences() int64 {
-	if req.NoEngine {
-		return 0
-	}
-	return int64(min(max(1, req.Sequences), mostSequences))
+// Policy returns the name of the policy in use.
+func (r *Router) Policy() string {
+	r.mu.Lock()
+	defer r.unlock()
+	return r.definition.Name
 }
 
-// tokens is how long a request's prompt is, about.
-func (r *Router) tokens(req *Request) float64 {
-	return float64(req.Bytes) / r.texts.bytesPerToken(req.Model)
+// isQueueEnabled reports whether requests wait until a backend can start them soon.
+func (r *Router) isQueueEnabled() bool {
+	return r.definition.UsesQueue && r.settings.Queue.Requests > 0
 }
 
-// score chooses one of candidates, which it gathers, for the request whose
-// matched blocks are in depth. Backends that were tried are left out. reserve
-// follows in the same critical section, or nothing.
-func (r *Router) score(req *Request, tried []*backends.Backend, now time.Time) (chosen int, err error) {
-	if err := r.gather(req, tried, now); err != nil {
-		return 0, err
-	}
-	r.pose(req, now)
-	return r.policy.Choose(&r.asked, r.candidates), nil
+// callbacks are calls that become due while the lock is held.
+type callbacks struct {
+	first, last *Ticket // whose requests were decided, linked by next
+	stalls      []stallNotice
 }
 
-// pose fills asked with what policies know of req.
-func (r *Router) pose(req *Request, now time.Time) {
-	pr, perToken := &r.asked, r.texts.bytesPerToken(req.Model)
-	*pr = policy.Request{
-		Now: now, Blocks: req.Blocks, BlockTokens: float64(r.blockBytes) / perToken, PromptTokens: float64(req.Bytes) / perToken,
-		PromptKey: req.PromptKey, Session: req.Session,
-		MeanAnswerTokens: r.answerTokens(), MeanUncachedTokens: r.uncached.value,
-	}
-}
-
-func (r *Router) reserve(req *Request, tried []*backends.Backend, chosen int, now time.Time) *Decision {
-	c, b := &r.candidates[chosen], r.slots[chosen]
-	depth := r.depth[b.Slot]
-	d := &Decision{
-		Backend:       b,
-		Reason:        r.reason(req, chosen),
-		MatchedBlocks: depth,
-		TotalBlocks:   len(req.Blocks),
-		MatchedTokens: int(c.MatchedTokens),
-		PromptTokens:  int(r.asked.PromptTokens),
-		router:        r,
-		progress:      r.progress[b.Slot],
-		blocks:        req.Blocks,
-		sequences:     req.sequences(),
-		class:         req.class(),
-		uncached:      c.UncachedTokens,
-		streams:       req.Streams,
-		model:         req.Model,
-		adapter:       req.Adapter,
-		plain:         req.Sequences <= 1 && !req.Media && len(req.Blocks) > 0,
-		bytes:         req.Bytes,
-		maxTokens:     req.MaxAnswerTokens,
-		tokens:        r.asked.PromptTokens,
-		ahead:         r.accounts[b.Slot].waiting(now, r.rate(b.Slot)),
-		sentAt:        now,
-		instant:       req.NoEngine,
-		tooLong:       r.tooLong(req, b.Slot),
-		aside:         req.NonGenerative,
-		backends:      req.Backends,
-		tried:         tried,
-		stalls:        req.Stalls,
-	}
-	d.progress.watched.add(d)
-	if d.instant {
-		b.NoEngineInFlight.Add(1)
-		return d
-	}
-	if d.tooLong {
-		d.blocks, d.uncached = nil, leastUncached
+func (c *callbacks) addTicket(t *Ticket) {
+	if c.last == nil {
+		c.first = t
 	} else {
-		r.index.Add(&d.placed, b.Slot, req.Blocks, depth)
+		c.last.next = t
 	}
-	r.accounts[b.Slot].sent(d, now)
-	r.countSent(d, c.PrefillRate, now)
-	d.progress.sent(d, b.InFlight.Add(d.sequences) == d.sequences, now)
-	d.progress.breaker.sent(d, now)
-	d.progress.tries(now)
-	r.cacheSent(d, req, now)
-	return d
+	c.last = t
 }
 
-// reason says in a word why the candidate was chosen.
-func (r *Router) reason(req *Request, chosen int) string {
-	if !r.policyDef.ExplainsChoice {
-		return r.policyDef.Name
+// unlock releases the mutex, and then makes the calls that became due meanwhile: a
+// callback never runs under the lock.
+func (r *Router) unlock() {
+	due := r.callbacks
+	r.callbacks = callbacks{}
+	r.mu.Unlock()
+	for t := due.first; t != nil; t = t.next {
+		t.deliverResult()
 	}
-	most := 0.0
-	for i := range r.candidates {
-		most = max(most, r.candidates[i].MatchedTokens)
+	for _, n := range due.stalls {
+		n.to.BackendStalled(n.elsewhere, n.hung)
 	}
-	switch {
-	case len(r.candidates) == 1:
-		return ReasonOnly
-	case len(req.Blocks) == 0:
-		return ReasonLoad
-	case most == 0:
-		return ReasonCold
-	case r.candidates[chosen].MatchedTokens < most:
-		return ReasonSpill
+}
+
+// AddBackend adds a backend that a Registry has given a Slot. Until then it is sent
+// nothing.
+func (r *Router) AddBackend(b *backends.Backend) {
+	r.mu.Lock()
+	defer r.unlock()
+	r.addBackend(b)
+	r.dispatch(r.now())
+}
+
+func (r *Router) addBackend(b *backends.Backend) {
+	for slot := len(r.states); slot <= b.Slot; slot++ {
+		r.states = append(r.states, backendState{})
+		r.index.Grow(slot + 1)
+		r.estimates.Grow(slot + 1)
+		r.clearSlot(slot)
 	}
-	return ReasonPrefix
+	r.states[b.Slot].backend = b
+	r.states[b.Slot].nameHash = xxh3.HashString(b.Name)
+	r.resizeIndex(b.Slot)
+}
+
+// RemoveBackend removes a backend: it is sent nothing more, and all that is known of
+// it is forgotten. Decisions for it that are in flight remain valid until their
+// Release, which then counts only in the backend's own figures. Under another
+// router's policy this may take a tenth of a second, if its table is full.
+func (r *Router) RemoveBackend(b *backends.Backend) {
+	r.mu.Lock()
+	defer r.unlock()
+	if !r.has(b) {
+		return
+	}
+	r.clearSlot(b.Slot)
+	r.forgetInPolicy(b.Slot)
+	for it := range r.queue.Items() {
+		if t := it.Value; t.waitsFor == b.Slot {
+			t.waitsFor = nowhere
+		}
+	}
+	r.estimates.UpdateRate()
+	r.dispatch(r.now())
+}
+
+// clearSlot makes a slot what it is for a backend of which nothing is known.
+func (r *Router) clearSlot(slot int) {
+	r.states[slot] = backendState{health: new(health), kv: newKVCache()} // a Decision may still have the old health
+	r.estimates.Clear(slot)
+	r.index.Clear(slot)
+}
+
+func (r *Router) forgetInPolicy(slot int) {
+	if p, ok := r.policy.(policy.Forgetter); ok {
+		p.Forget(slot)
+	}
+}
+
+// has reports whether b is in the fleet. Requests and decisions may outlive its
+// membership, and its Slot may be another backend's by then.
+func (r *Router) has(b *backends.Backend) bool {
+	return b.Slot < len(r.states) && r.states[b.Slot].backend == b
+}
+
+// resizeIndex adapts a backend's part of the index to what its cache is thought to
+// hold. Small changes are ignored.
+func (r *Router) resizeIndex(slot int) {
+	want, have := r.estimates.IndexBlocks(slot), r.index.RequestedCapacity(slot)
+	if want > have+have/64 || want < have-have/64 {
+		r.index.SetCapacity(slot, want)
+	}
+}
+
+// currentBackends returns the backends that serve a request's model now; those that
+// did where the catalog does not list it any more: another may be about to serve it.
+func (r *Router) currentBackends(req *Request) []*backends.Backend {
+	if r.catalog == nil || req.CatalogID == "" {
+		return req.Backends
+	}
+	if e, listed := r.catalog().Find(req.CatalogID); listed {
+		return e.Backends
+	}
+	return req.Backends
+}
+
+// refreshBackends updates a request's backends, and reports whether they changed.
+func (r *Router) refreshBackends(req *Request) bool {
+	before := req.Backends
+	req.Backends = r.currentBackends(req)
+	return !slices.Equal(before, req.Backends)
+}
+
+// followCatalog updates the backends of the queued requests when the catalog has changed.
+func (r *Router) followCatalog() {
+	if r.catalog == nil {
+		return
+	}
+	c := r.catalog()
+	if c == r.lastCatalog {
+		return
+	}
+	r.lastCatalog = c
+	for it := range r.queue.Items() {
+		t := it.Value
+		if r.refreshBackends(&t.req) {
+			r.queue.Regroup(it, t.req.Backends)
+			t.waitsFor = nowhere
+		}
+	}
 }

@@ -13,6 +13,8 @@ import (
 	"warmroute/router/prompt"
 )
 
+const defaultAnswerTokens = 250 // of estimate
+
 // clock is a wall clock that stands still until a test moves it.
 type clock struct{ now time.Time }
 
@@ -30,8 +32,8 @@ func newFleet(t testing.TB, n int, name string, change ...func(*Options)) (*Rout
 	}
 	c := &clock{time.Unix(1000, 0)}
 	o := Options{
-		Backends: fleet, Policy: name, BlockBytes: 256, IndexMaxBytes: 1 << 26,
-		PollInterval: time.Second, Now: c.read, Rand: rand.New(rand.NewPCG(1, 1)),
+		Settings: Settings{Policy: name, PollInterval: time.Second}, Backends: fleet, BlockBytes: 256, IndexMaxBytes: 1 << 26,
+		Now: c.read, Rand: rand.New(rand.NewPCG(1, 1)),
 	}
 	for _, f := range change {
 		f(&o)
@@ -201,7 +203,7 @@ func TestOneRequestCannotFillAnAccount(t *testing.T) {
 	req := ask(fleet, 1, 10)
 	req.Sequences = 1 << 31
 	d := mustPick(t, r, req)
-	if n := fleet[0].InFlight.Load(); n != mostSequences {
+	if n := fleet[0].InFlight.Load(); n != maxSequences {
 		t.Errorf("%d in flight", n)
 	}
 	d.Release(Outcome{End: NotProcessed})
@@ -242,7 +244,7 @@ func TestAccountsReturnToZero(t *testing.T) {
 		if n := b.InFlight.Load(); n != 0 {
 			t.Errorf("%s: %d in flight", b.Name, n)
 		}
-		if a := &r.accounts[i]; len(a.pending) != 0 || a.tokens != 0 || a.streams != 0 {
+		if a := &r.states[i].load; len(a.pending) != 0 || a.tokens != 0 || a.streams != 0 {
 			t.Errorf("%s: %d pending, %.1f tokens", b.Name, len(a.pending), a.tokens)
 		}
 	}

@@ -140,7 +140,7 @@ func TestALongPrefillIsNoStall(t *testing.T) {
 	}
 	t.Run("whose speed is known", func(t *testing.T) {
 		s := newStalls(t, 1)
-		for key := range 2 * speedFirst {
+		for key := range 2 * 8 {
 			d := s.send(key, 8000, true)
 			s.pass(time.Second, nil)
 			d.RecordFirstEvent()
@@ -279,7 +279,7 @@ func TestStreamsInMidAnswerAreCounted(t *testing.T) {
 		d.Release(Outcome{End: end})
 		s.send(1, 64, false).Release(Outcome{End: end})
 	}
-	if n := s.r.progress[0].streaming; n != 0 {
+	if n := s.r.states[0].health.streaming; n != 0 {
 		t.Errorf("%d streams in mid-answer when all have ended", n)
 	}
 }

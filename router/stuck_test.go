@@ -64,7 +64,7 @@ func TestARequestOnABackendThatProducesNothingIsTold(t *testing.T) {
 	for _, d := range []*Decision{waiting, whole, answering, committed} {
 		d.Release(Outcome{End: ClientDisconnected})
 	}
-	if n := len(s.r.progress[0].watched); n != 0 {
+	if n := len(s.r.states[0].health.watched); n != 0 {
 		t.Errorf("%d are watched at the end", n)
 	}
 }

@@ -31,17 +31,17 @@ func TestAPromptThatIsRefusedTakesNobodysPlace(t *testing.T) {
 			mustPick(t, r, ask(fleet, key, 100)).Release(Outcome{End: Completed})
 		}
 		before, _ := r.IndexStats()
-		mean := r.uncached.value
+		mean := r.meanUncached.Value
 		d := mustPick(t, r, req(fleet))
-		if used := r.cacheUsed(0, c.now); used > 1000 {
+		if used := r.kvTokens(0, c.now); used > 1000 {
 			t.Errorf("%s: it takes %.0f tokens of the cache", name, used)
 		}
 		d.Release(Outcome{End: NotProcessed})
 		if after, _ := r.IndexStats(); after[0] != before[0] {
 			t.Errorf("%s: the index was %+v and is %+v", name, before[0], after[0])
 		}
-		if r.uncached.value != mean {
-			t.Errorf("%s: the mean u was %.0f and is %.0f", name, mean, r.uncached.value)
+		if r.meanUncached.Value != mean {
+			t.Errorf("%s: the mean u was %.0f and is %.0f", name, mean, r.meanUncached.Value)
 		}
 	}
 	f("longer than the model takes", 100_000, func(fleet []*backends.Backend) *Request { return limited(fleet, 99, 400) })
@@ -84,7 +84,7 @@ func TestAPromptThatIsRefusedIsNotHeld(t *testing.T) {
 	f := func(name string, req *Request) {
 		t.Helper()
 		d := sent(t, name, submit(r, req))
-		pending := r.accounts[d.Backend.Slot].waiting(c.now, r.rate(d.Backend.Slot))
+		pending := r.states[d.Backend.Slot].load.queuedTokens(c.now, r.estimates.PrefillRate(d.Backend.Slot))
 		if pending > 26_000 {
 			t.Errorf("%s: %.0f tokens are pending", name, pending)
 		}
@@ -115,8 +115,8 @@ func TestALongPromptGoesToACacheThatHoldsIt(t *testing.T) {
 func TestOnlyWhatIsPrefilledCountsInTheMean(t *testing.T) {
 	r, fleet, _ := newFleet(t, 1, "prefix")
 	d := mustPick(t, r, ask(fleet, 1, 10))
-	if r.uncached.value != 0 {
-		t.Errorf("the mean u is %.0f before anything came back", r.uncached.value)
+	if r.meanUncached.Value != 0 {
+		t.Errorf("the mean u is %.0f before anything came back", r.meanUncached.Value)
 	}
 	d.RecordFirstEvent()
 	d.Release(Outcome{End: Completed})
@@ -124,7 +124,7 @@ func TestOnlyWhatIsPrefilledCountsInTheMean(t *testing.T) {
 	mustPick(t, r, large).Release(Outcome{End: NotProcessed})
 	large.NonGenerative = true
 	mustPick(t, r, large).Release(Outcome{End: Completed})
-	if r.uncached.value != 640 {
-		t.Errorf("the mean u is %.0f, want the 640 tokens of the only one that was prefilled", r.uncached.value)
+	if r.meanUncached.Value != 640 {
+		t.Errorf("the mean u is %.0f, want the 640 tokens of the only one that was prefilled", r.meanUncached.Value)
 	}
 }

@@ -1,0 +1,296 @@
+package router
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"math"
+	"slices"
+	"time"
+
+	"warmroute/backends"
+	"warmroute/router/queue"
+)
+
+var (
+	// ErrQueueFull says that the admission queue is full.
+	ErrQueueFull = errors.New("admission queue is full")
+	// ErrQueueTimeout says that a request was queued for as long as it may be.
+	ErrQueueTimeout = errors.New("queue timeout")
+)
+
+// outageRetryDelay is when to come again while no backend is available: a replica
+// takes longer to start, but one of several may be back.
+const outageRetryDelay = 5 * time.Second
+
+// Ticket is a request in the admission queue.
+type Ticket struct {
+	router  *Router
+	item    queue.Item[*Ticket]
+	req     Request
+	tried   []*backends.Backend
+	deliver func(*Decision, error) // nil: done is closed
+	done    chan struct{}
+
+	// Guarded by router.mu.
+	waitsFor     int    // slot of the backend that was the best when it was scored last; or nowhere
+	matched      []int  // leading blocks that each backend holds, by slot
+	indexVersion uint64 // that matched was read from
+
+	decision *Decision // with err: the result, set before deliver is called or done closed
+	err      error
+	next     *Ticket // in callbacks
+}
+
+// nowhere is what a request waits for that was not scored yet.
+const nowhere = -1
+
+// Submit asks for a backend, now or when one can start the request; those that were
+// tried are excluded. deliver is called exactly once, unless Cancel is in time:
+// before Submit returns, or by a later call that made room. Submit returns nil when
+// the request was not queued. What req and tried point to does not change until
+// deliver is called, and until the Decision's Release.
+func (r *Router) Submit(req *Request, deliver func(*Decision, error), tried ...*backends.Backend) *Ticket {
+	t, d, err := r.submit(req, deliver, tried)
+	if t == nil {
+		deliver(d, err)
+	}
+	return t
+}
+
+// Pick is Submit for callers that wait. When ctx ends first, the request is removed
+// from the queue and ctx's error is returned.
+func (r *Router) Pick(ctx context.Context, req *Request, tried ...*backends.Backend) (*Decision, error) {
+	t, d, err := r.submit(req, nil, tried)
+	if t == nil {
+		return d, err
+	}
+	select {
+	case <-t.done:
+	case <-ctx.Done():
+		if t.Cancel() {
+			return nil, ctx.Err()
+		}
+		<-t.done // it was decided at the same moment
+	}
+	return t.decision, t.err
+}
+
+// submit decides or queues a request. It returns the ticket of one that was queued.
+func (r *Router) submit(req *Request, deliver func(*Decision, error), tried []*backends.Backend) (*Ticket, *Decision, error) {
+	r.mu.Lock()
+	defer r.unlock()
+	now := r.now()
+	d, err := r.route(req, tried, now)
+	if err != errQueue {
+		return nil, d, err
+	}
+	t, err := r.enqueue(req, tried, deliver, now)
+	return t, nil, err
+}
+
+// Cancel removes a request from the queue, and reports whether it was in time: if
+// not, deliver was or will be called.
+func (t *Ticket) Cancel() bool {
+	if t == nil {
+		return false
+	}
+	r := t.router
+	r.mu.Lock()
+	defer r.unlock()
+	if !r.queue.Contains(&t.item) {
+		return false
+	}
+	now := r.now()
+	r.queue.Remove(&t.item, now)
+	r.queue.Refund(&t.item)
+	r.dispatch(now) // what it had claimed is free
+	return true
+}
+
+// finish removes a request from the queue, and delivers its result once the lock is
+// released.
+func (r *Router) finish(t *Ticket, d *Decision, err error, now time.Time) {
+	r.queue.Remove(&t.item, now)
+	t.decision, t.err = d, err
+	r.callbacks.addTicket(t)
+}
+
+func (t *Ticket) deliverResult() {
+	if t.deliver == nil {
+		close(t.done)
+		return
+	}
+	t.deliver(t.decision, t.err)
+}
+
+// mustQueue reports whether a request joins others that wait for a backend that
+// could take it.
+func (r *Router) mustQueue(req *Request) bool {
+	return r.isQueueEnabled() && !req.NoEngine && r.queue.SharesBackend(req.class(), req.Backends) && !r.isTooLongForAll(req)
+}
+
+// canWait reports whether a request that no backend takes now is queued.
+func (r *Router) canWait(req *Request) bool {
+	return !req.NoEngine && r.settings.Queue.Requests > 0 && len(req.Backends) > 0
+}
+
+// enqueue adds a request to the queue. A full queue is an error.
+func (r *Router) enqueue(req *Request, tried []*backends.Backend, deliver func(*Decision, error), now time.Time) (*Ticket, error) {
+	if r.queue.IsFull(req.class(), req.BodyBytes) || r.unreadyAreFull(req) {
+		return nil, ErrQueueFull
+	}
+	t := &Ticket{router: r, req: *req, tried: slices.Clone(tried), deliver: deliver, waitsFor: nowhere}
+	if deliver == nil {
+		t.done = make(chan struct{})
+	}
+	t.req.Backends = r.currentBackends(req)
+	t.item = queue.Item[*Ticket]{
+		Value: t, Backends: t.req.Backends, Class: req.class(), Priority: req.Priority, Tenant: req.Tenant, Bytes: req.BodyBytes,
+	}
+	r.beginTicket(t, now)
+	tokens, rate := r.promptTokens(&t.req), r.estimates.FleetRate()
+	if r.filter() == nil {
+		tokens, rate = r.minUncached(), r.totalRate()
+	}
+	t.item.Tokens = tokens
+	alone := tokens * float64(max(1, len(r.decision.candidates))) / rate // seconds, on one of them
+	r.queue.Add(&t.item, alone, rate, cmp.Or(req.QueueTimeout, r.settings.Queue.Timeout), len(tried) > 0, now)
+	if r.queue.Len() == 1 {
+		select {
+		case r.queueStarted <- struct{}{}:
+		default: // Run has not read the last one yet
+		}
+	}
+	r.dispatch(now)
+	return t, nil
+}
+
+// unreadyAreFull reports whether a request without a ready backend is not queued,
+// because such requests fill half of their class's bounds. Where no backend is ready
+// there is nothing to keep the other half for.
+func (r *Router) unreadyAreFull(req *Request) bool {
+	hasReady := slices.ContainsFunc(r.states, func(s backendState) bool { return s.backend != nil && r.isAvailable(s.backend) })
+	return !slices.ContainsFunc(req.Backends, r.isAvailable) && hasReady &&
+		r.queue.UnreadyAreFull(req.class(), req.BodyBytes, r.isAvailable)
+}
+
+// AddWaiting counts a request that waits for something else than its turn in the
+// queue. It returns ErrQueueFull if it may not wait; else RemoveWaiting must follow,
+// with the same request.
+func (r *Router) AddWaiting(req *Request) error {
+	r.mu.Lock()
+	defer r.unlock()
+	if r.settings.Queue.Requests > 0 && r.queue.IsFull(req.class(), req.BodyBytes) {
+		return ErrQueueFull
+	}
+	r.queue.AddElsewhere(req.class(), req.BodyBytes)
+	return nil
+}
+
+// RemoveWaiting undoes AddWaiting.
+func (r *Router) RemoveWaiting(req *Request) {
+	r.mu.Lock()
+	defer r.unlock()
+	r.queue.RemoveElsewhere(req.class(), req.BodyBytes)
+}
+
+// WaitingRequests returns how many requests wait, in the queue or elsewhere.
+func (r *Router) WaitingRequests() int {
+	r.mu.Lock()
+	defer r.unlock()
+	return r.queue.Waiting()
+}
+
+// WaitingByClass returns how many requests wait, in the queue or elsewhere, by the
+// name of their priority class.
+func (r *Router) WaitingByClass() map[string]int {
+	r.mu.Lock()
+	defer r.unlock()
+	return r.queue.WaitingByClass()
+}
+
+// RetryAfter returns when a refused request of a priority may come again, in whole
+// seconds, at least one: the time that the queue took to lose as many requests as it
+// has of that priority class and those before it, or, where that is not known, that
+// the work ahead should take.
+func (r *Router) RetryAfter(priority int) time.Duration {
+	r.mu.Lock()
+	defer r.unlock()
+	now := r.now()
+	wait, silence, tokens := r.queue.DepartureTime(queue.ClassOf(priority), now)
+	if wait == 0 {
+		wait = max(r.prefillTime(tokens, now), silence)
+	}
+	return min(max(wait.Truncate(time.Second), time.Second), queue.MaxRetryDelay)
+}
+
+// prefillTime estimates how long the available backends take for the prefill of so
+// many tokens and of what is queued there.
+func (r *Router) prefillTime(tokens float64, now time.Time) time.Duration {
+	rate := 0.0
+	for slot := range r.states {
+		s := &r.states[slot]
+		if s.backend != nil && r.isAvailable(s.backend) {
+			tokens += s.load.queuedTokens(now, r.estimates.PrefillRate(slot))
+			rate += workRate * r.estimates.PrefillRate(slot)
+		}
+	}
+	if rate == 0 {
+		return outageRetryDelay
+	}
+	return time.Duration(math.Ceil(min(tokens/rate, queue.MaxRetryDelay.Seconds()))) * time.Second
+}
+
+// Drain makes the queue refuse requests for which no backend is ready, with
+// ErrNoneReady: the proxy is about to stop. Those that wait for room still wait.
+func (r *Router) Drain() {
+	r.mu.Lock()
+	defer r.unlock()
+	r.draining = true
+	r.dispatch(r.now())
+}
+
+// TickInterval is how often time is looked at while requests are queued. Most are
+// sent by events, not by this.
+const TickInterval = 20 * time.Millisecond
+
+// Tick handles what time alone changes: work that was done, external load that
+// fades, queue timeouts. Whoever uses a Router without Run calls it every
+// TickInterval or so while WaitingRequests is not 0.
+func (r *Router) Tick() {
+	r.mu.Lock()
+	defer r.unlock()
+	r.dispatch(r.now())
+}
+
+// Run ticks while requests are queued. It blocks until ctx is done.
+func (r *Router) Run(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-r.queueStarted:
+			r.tickWhileQueued(ctx)
+		}
+	}
+}
+
+func (r *Router) tickWhileQueued(ctx context.Context) {
+	ticker := time.NewTicker(TickInterval)
+	defer ticker.Stop()
+	for r.queueLen() > 0 {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+			r.Tick()
+		}
+	}
+}
+
+func (r *Router) queueLen() int {
+	r.mu.Lock()
+	defer r.unlock()
+	return r.queue.Len()
+}

@@ -1,0 +1,285 @@
+package router
+
+import (
+	"math"
+	"slices"
+	"time"
+
+	"warmroute/backends"
+	"warmroute/router/policy"
+	"warmroute/router/queue"
+)
+
+const (
+	defaultStepTokens = 8192 // a scheduler's budget for a step
+	minStepTokens     = 2048 // where a lower budget is learned, no step was full yet
+	maxStepTokens     = 16384
+	// stepShare is how much of a step is sent ahead of it. A whole one would keep the
+	// engine as busy, but what waits there longer could have gone elsewhere.
+	stepShare = 0.5
+	// settleDelay is after how long in the queue a request keeps the backend that it
+	// waits for: the best one can change so often that a long prompt finds each of
+	// them busy in turn.
+	settleDelay = 2 * time.Second
+)
+
+// claim is what queued requests that cannot be sent yet claim of a backend for one
+// round: nothing behind them may take it.
+type claim struct {
+	uncached, kv float64 // tokens
+	sequences    int64
+}
+
+// dispatch sends those of the first queued requests that can start now. It follows
+// every event that may have made room.
+func (r *Router) dispatch(now time.Time) {
+	if r.queue.Len() == 0 {
+		return
+	}
+	r.followCatalog()
+	r.expire(now)
+	if r.draining {
+		r.refuseUnready(now)
+	}
+	r.clearClaims()
+	for slot := range r.states {
+		r.states[slot].room = r.roomOn(slot, now)
+	}
+	r.queue.StartRound()
+	if r.queue.HasBatch() {
+		for _, g := range r.queue.Groups() {
+			g.Headroom = r.headroomOf(g.Backends, now)
+		}
+	}
+	hasRoom := func(b *backends.Backend, it *queue.Item[*Ticket], g *queue.Group[*Ticket]) bool {
+		return r.states[b.Slot].room > 0 &&
+			(!r.needsHeadroom(&it.Value.req, it.Promoted, now) || r.canStartBatch(b.Slot, g.Headroom, now))
+	}
+	for it := r.queue.Next(hasRoom); it != nil; it = r.queue.Next(hasRoom) {
+		r.routeQueued(it.Value, now)
+	}
+	r.clearClaims()
+}
+
+func (r *Router) clearClaims() {
+	for slot := range r.states {
+		r.states[slot].claimed = claim{}
+	}
+}
+
+// routeQueued takes the steps of route for a queued request at its turn: it is sent
+// if it can start, and else claims what it waits for.
+func (r *Router) routeQueued(t *Ticket, now time.Time) {
+	r.beginTicket(t, now)
+	if t.waitsFor != nowhere && !r.hasRoomAnywhere() {
+		r.queue.Skip(&t.item)
+		r.claim(t.waitsFor)
+		return
+	}
+	if err := r.filter(); err != nil { // those that it may try are not among those with room
+		r.queue.Skip(&t.item)
+		if err == ErrMaxInFlight {
+			r.claimSequences()
+		}
+		return
+	}
+	chosen := r.score()
+	if !r.admit(chosen) {
+		if chosen = r.settle(t, chosen); !r.admit(chosen) {
+			r.queue.Skip(&t.item)
+			t.waitsFor = r.decision.candidates[chosen].Slot
+			r.claim(t.waitsFor)
+			return
+		}
+	}
+	d := r.reserve(chosen)
+	d.QueueTime = now.Sub(t.item.Arrived)
+	r.finish(t, d, nil, now)
+	slot := d.Backend.Slot
+	r.states[slot].room = r.roomOn(slot, now)
+}
+
+// beginTicket starts the decision of a queued request. It is matched again if the
+// index has changed.
+func (r *Router) beginTicket(t *Ticket, now time.Time) {
+	r.begin(&t.req, t.tried, now)
+	r.decision.promoted = t.item.Promoted
+	if v := r.index.Version(); t.indexVersion != v {
+		if len(t.matched) != len(r.states) {
+			t.matched = make([]int, len(r.states))
+		}
+		r.index.Match(t.req.Blocks, t.matched)
+		t.indexVersion = v
+	}
+	r.decision.matched = t.matched
+}
+
+// settle returns the candidate that a queued request waits for, where the best one
+// cannot start it.
+func (r *Router) settle(t *Ticket, best int) int {
+	if r.decision.now.Sub(t.item.Arrived) < settleDelay {
+		return best
+	}
+	if at := slices.IndexFunc(r.decision.candidates, func(c policy.Candidate) bool { return c.Slot == t.waitsFor }); at >= 0 {
+		return at
+	}
+	return best
+}
+
+// hasRoomAnywhere reports whether a backend has room in its next step for the request.
+// Where none has, it need not be scored: it waits for the one that was the best last
+// time.
+func (r *Router) hasRoomAnywhere() bool {
+	for _, b := range r.decision.req.Backends {
+		if r.uncachedOn(b.Slot) <= r.states[b.Slot].room {
+			return true
+		}
+	}
+	return false
+}
+
+func (r *Router) uncachedOn(slot int) float64 {
+	d := &r.decision
+	return max(minUncachedTokens, float64(d.req.Bytes-d.matched[slot]*r.blockBytes)/d.perToken)
+}
+
+// claim claims what the request takes of a backend for the rest of the round. Where
+// there is no room anyway, kvNeed is not computed, which walks along the prompt:
+// within a round no room becomes free.
+func (r *Router) claim(slot int) {
+	s := &r.states[slot]
+	s.claimed.uncached += r.uncachedOn(slot)
+	if s.room == 0 {
+		return
+	}
+	s.claimed.kv += r.kvNeed(slot)
+	s.room = r.roomOn(slot, r.decision.now)
+}
+
+// claimSequences claims the slots of a request that counts for more than any backend
+// may have beside what it has; else requests that count for one would take each slot
+// that becomes free. The backend with the most free ones is claimed.
+func (r *Router) claimSequences() {
+	d := &r.decision
+	var most *backends.Backend
+	free := func(b *backends.Backend) int64 {
+		return int64(b.Options().MaxInFlight) - b.InFlight.Load() - r.states[b.Slot].claimed.sequences
+	}
+	for _, b := range d.req.Backends {
+		if r.isAvailable(b) && !slices.Contains(d.tried, b) && (most == nil || free(b) > free(most)) {
+			most = b
+		}
+	}
+	s := &r.states[most.Slot]
+	s.claimed.sequences += d.req.sequences()
+	s.room = r.roomOn(most.Slot, d.now)
+}
+
+// expire refuses the requests that were queued for as long as they may be.
+func (r *Router) expire(now time.Time) {
+	for it := r.queue.Expired(now); it != nil; it = r.queue.Expired(now) {
+		t, err := it.Value, ErrNoneReady
+		if slices.ContainsFunc(t.req.Backends, func(b *backends.Backend) bool { return r.isAvailable(b) && !slices.Contains(t.tried, b) }) {
+			err = ErrQueueTimeout
+		}
+		r.finish(t, nil, err, now)
+	}
+}
+
+// refuseUnready refuses the requests for which no backend is ready.
+func (r *Router) refuseUnready(now time.Time) {
+	for _, g := range slices.Clone(r.queue.Groups()) {
+		if slices.ContainsFunc(g.Backends, r.isAvailable) {
+			continue
+		}
+		for it := g.First(); it != nil; it = g.First() {
+			r.finish(it.Value, nil, ErrNoneReady, now)
+		}
+	}
+}
+
+// roomOn returns how many uncached tokens a backend could be sent now; 0 for none.
+func (r *Router) roomOn(slot int, now time.Time) float64 {
+	s := &r.states[slot]
+	b := s.backend
+	if b == nil || !r.isAvailable(b) || isFull(b, 1+s.claimed.sequences) {
+		return 0
+	}
+	if !r.isQueueEnabled() || b.InFlight.Load() == 0 {
+		return math.Inf(1)
+	}
+	if r.isWaitingForKV(slot, now) || !r.fitsKV(slot, 0, now) {
+		return 0
+	}
+	_, external := r.externalLoad(b.Load(), now)
+	return r.roomInStep(slot, s.load.queuedTokens(now, r.estimates.PrefillRate(slot))+s.claimed.uncached, external)
+}
+
+// roomInStep returns how many uncached tokens may be added to what is queued, of
+// ours and of other clients, for the next step of a backend's engine. When nothing of
+// ours is queued any number may: other clients may always have something queued.
+func (r *Router) roomInStep(slot int, ours, external float64) float64 {
+	if ours == 0 {
+		return math.Inf(1)
+	}
+	return max(0, stepShare*r.stepTokens(slot)-ours-external)
+}
+
+// stepTokens returns how many tokens a backend's engine takes in one step, about.
+func (r *Router) stepTokens(slot int) float64 {
+	switch learned := r.estimates.StepTokens(slot); {
+	case r.settings.Queue.StepTokens > 0:
+		return float64(r.settings.Queue.StepTokens)
+	case learned > 0:
+		return float64(min(max(learned, minStepTokens), maxStepTokens))
+	}
+	return defaultStepTokens
+}
+
+// blocker is what keeps a request from starting soon on a backend.
+type blocker int
+
+const (
+	blockedByNothing blocker = iota
+	blockedByStep            // its next step is full
+	blockedByQueue           // requests wait there for room in the KV cache
+	blockedByKV              // its KV cache has no room for the request
+)
+
+// String returns the reason as it is explained to operators.
+func (b blocker) String() string {
+	return [...]string{"", "its next step is full", "requests wait there for room", "its KV cache has no room"}[b]
+}
+
+// blockedBy returns why the chosen candidate cannot start the request now, or nearly
+// so; see docs/routing.md.
+func (r *Router) blockedBy(chosen int) blocker {
+	d := &r.decision
+	c, s := &d.candidates[chosen], &r.states[d.candidates[chosen].Slot]
+	switch {
+	case r.isTooLong(&d.req, c.Slot):
+		return blockedByNothing // it will be refused
+	case s.health.breaker.isDue(d.now):
+		return blockedByNothing // or it would wait for what no request tries
+	case s.backend.InFlight.Load() == 0:
+		return blockedByNothing // nothing of ours could make room, and what others have there may last
+	}
+	ours := s.load.queuedTokens(d.now, c.PrefillRate) + s.claimed.uncached
+	switch {
+	case c.UncachedTokens > r.roomInStep(c.Slot, ours, c.QueuedTokens-ours):
+		return blockedByStep
+	case r.isWaitingForKV(c.Slot, d.now):
+		return blockedByQueue
+	case r.fitsKV(c.Slot, r.promptTokens(&d.req), d.now):
+		return blockedByNothing
+	}
+	// Exact, now that it matters.
+	need := r.kvNeed(c.Slot)
+	if capacity := s.kv.capacity; capacity > 0 && need > float64(capacity) {
+		return blockedByNothing // it never fits: the engine decides
+	}
+	if r.fitsKV(c.Slot, need, d.now) {
+		return blockedByNothing
+	}
+	return blockedByKV
+}

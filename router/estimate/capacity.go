@@ -1,0 +1,117 @@
+package estimate
+
+import "math"
+
+const (
+	maxCapacityFactor = 2 // upper bound of the last bucket; that of the first is 0.2
+	bucketsPerDouble  = 5 // buckets from one bound to twice that
+	bucketCount       = 17
+	reportedBucket    = bucketCount - 1 - bucketsPerDouble // ends at the capacity that the replica reports
+
+	// falsePositiveCost is what a block costs that is expected and absent, over
+	// what one costs that is present and not expected. To send a request where its
+	// prefix might be is cheap; to miss where it is costs the prefix's prefill.
+	falsePositiveCost = 0.33
+	evidenceDecay     = 0.998 // per comparison
+	priorWeight       = 0.35  // predictions per bucket that the reported capacity counts for
+	minMissingShare   = 0.1   // of one prediction, above which its last block was absent
+	minGrowEvidence   = 0.5   // predictions found in the outermost bucket, or beyond, that open the next
+)
+
+// capacity estimates how much of its cache a replica has for us: shares of
+// predicted blocks that were present and absent, by how many blocks were used since
+// their last use. The buckets' bounds are multiples of the reported capacity.
+type capacity struct {
+	present, absent [bucketCount]float64 // predictions, decaying
+	edge            int                  // the last bucket that the index keeps
+}
+
+func newCapacity() capacity { return capacity{edge: reportedBucket} }
+
+// bucketOf returns the bucket of a distance, in capacities; -1 for one so short that
+// a missing block was not evicted for want of room.
+func bucketOf(distance float64) int {
+	if distance <= 0 {
+		return -1
+	}
+	below := int(-bucketsPerDouble * math.Log2(distance/maxCapacityFactor))
+	return max(-1, bucketCount-1-max(0, below))
+}
+
+// factor is the estimated capacity over the reported one.
+func (c *capacity) factor() float64 {
+	return maxCapacityFactor * math.Exp2(float64(c.edge-bucketCount+1)/bucketsPerDouble)
+}
+
+// addUnexpectedHit counts a hit on blocks that the index had evicted.
+func (c *capacity) addUnexpectedHit() {
+	if c.edge+1 < bucketCount {
+		c.present[c.edge+1]++
+	}
+}
+
+// update moves the edge to where keeping what is nearer and nothing farther would
+// have been best, at most one bucket beyond where there is evidence.
+func (c *capacity) update() {
+	most := c.edge
+	if most+1 < bucketCount && max(c.present[most], c.present[most+1]) >= minGrowEvidence {
+		most++
+	}
+	sum, best := 0.0, 0.0
+	c.edge = 0
+	for i := range most + 1 {
+		sum += c.present[i] - falsePositiveCost*c.absent[i]
+		if i <= reportedBucket {
+			sum += priorWeight
+		}
+		if sum >= best {
+			best, c.edge = sum, i
+		}
+	}
+	for i := range c.present {
+		c.present[i] *= evidenceDecay
+		c.absent[i] *= evidenceDecay
+	}
+}
+
+// unevenText is the error of a prediction, as a share of it times the part of the
+// prompt that did not match: tools have more tokens per byte than prose.
+const unevenText = 0.25
+
+// predictions are predicted hits by bucket; the last bucket is for blocks that
+// cannot have been evicted.
+type predictions struct {
+	buckets  [bucketCount + 1]struct{ requests, tokens float64 }
+	tokens   float64
+	variance float64 // of tokens, as bytes are no exact measure of them
+}
+
+// add adds a predicted hit of so many of a prompt's tokens.
+func (p *predictions) add(bucket int, tokens, prompt float64) {
+	if bucket < 0 {
+		bucket = bucketCount
+	}
+	p.buckets[bucket].requests++
+	p.buckets[bucket].tokens += tokens
+	p.tokens += tokens
+	deviation := unevenText * tokens * max(0, 1-tokens/prompt)
+	p.variance += deviation * deviation
+}
+
+// learn counts which of the predicted tokens were absent: the missing ones are
+// taken to be those that were unused for longest.
+func (c *capacity) learn(p *predictions, missing float64) {
+	for bucket := bucketCount - 1; bucket >= 0; bucket-- {
+		if p.buckets[bucket].tokens == 0 {
+			continue
+		}
+		absent := min(missing, p.buckets[bucket].tokens)
+		missing -= absent
+		share := absent / p.buckets[bucket].tokens
+		if p.buckets[bucket].requests == 1 && share > minMissingShare {
+			share = 1 // the rest was used later, and belongs to a nearer bucket
+		}
+		c.absent[bucket] += share * p.buckets[bucket].requests
+		c.present[bucket] += (1 - share) * p.buckets[bucket].requests
+	}
+}

@@ -1,0 +1,117 @@
+package estimate
+
+import (
+	"math"
+	"time"
+
+	"warmroute/backends"
+)
+
+const (
+	maxUncertainShare = 0.15             // of a window's tokens may have been counted on either side of its ends
+	maxWindowAge      = 10 * time.Minute // after which a window starts again
+	maxPendingStarts  = 512              // requests whose prefill ended since the last scrape was sent
+	maxForeignShare   = 0.25             // of our tokens, above which other clients use the replica too
+	minUsageGap       = 20               // answers without usage, after which the counters are used
+)
+
+// counterWindow is a stretch of time between two scrapes over which the replica's
+// prefix-cache counters can be compared with the predictions. At its ends only few
+// requests may be in a state in which the engine may or may not have counted them.
+type counterWindow struct {
+	open          bool
+	since         time.Time
+	queries, hits float64 // the counters at its start
+	uncertain     float64 // tokens that may have been counted on either side of its start
+
+	prompt      float64 // tokens of the requests that started in it
+	bytes       int
+	predictions predictions
+	unknown     bool // nothing could be predicted for one of them
+
+	pending []startedRequest // since the last scrape was sent
+	alone   bool             // no sign of other clients so far
+}
+
+// startedRequest is a request whose prefill is over.
+type startedRequest struct {
+	at        time.Time
+	prompt    float64 // tokens
+	bytes     int
+	predicted float64 // tokens
+	bucket    int
+	unknown   bool // nothing could be predicted
+}
+
+func (w *counterWindow) add(s startedRequest) {
+	if len(w.pending) == maxPendingStarts {
+		w.count(maxPendingStarts / 2) // many at once: the rest is moved each time
+	}
+	w.pending = append(w.pending, s)
+}
+
+// count adds the first n pending requests to the window.
+func (w *counterWindow) count(n int) {
+	for _, s := range w.pending[:n] {
+		w.prompt += s.prompt
+		w.bytes += s.bytes
+		w.predictions.add(s.bucket, s.predicted, s.prompt)
+		w.unknown = w.unknown || s.unknown
+	}
+	w.pending = append(w.pending[:0], w.pending[n:]...)
+}
+
+func (w *counterWindow) restart(l *backends.Load, uncertain float64) {
+	*w = counterWindow{
+		open: true, since: l.ScrapedAt, queries: l.PrefixQueries, hits: l.PrefixHits, uncertain: uncertain, pending: w.pending,
+		alone: l.QueuesKnown && int64(l.Running+l.Waiting) <= l.OwnInFlight,
+	}
+}
+
+// observeCounters compares a scrape's prefix-cache counters with the predictions
+// since the window's start, if they are comparable. unseen are the tokens of the
+// requests in flight that have shown no output.
+func (f *Fleet) observeCounters(slot int, l *backends.Load, unseen float64, c Cache) {
+	w := &f.backends[slot].window
+	if !l.PrefixKnown {
+		*w = counterWindow{}
+		return
+	}
+	counted := 0
+	for counted < len(w.pending) && !w.pending[counted].at.After(l.ScrapedAt) {
+		counted++
+	}
+	w.count(counted)
+	uncertain := unseen
+	for i := range w.pending {
+		uncertain += w.pending[i].prompt
+	}
+	w.alone = w.alone && !(l.QueuesKnown && int64(l.Running+l.Waiting) > l.OwnInFlight)
+	switch {
+	case !w.open || l.PrefixQueries < w.queries || l.PrefixHits < w.hits || l.ScrapedAt.Sub(w.since) > maxWindowAge,
+		w.prompt == 0 && uncertain <= w.uncertain:
+		w.restart(l, uncertain)
+	case w.prompt > 0 && w.uncertain+uncertain <= maxUncertainShare*w.prompt:
+		f.learnFromCounters(slot, l, w.uncertain+uncertain < 1, c)
+		w.restart(l, uncertain)
+	}
+}
+
+// learnFromCounters learns from a window that has ended.
+func (f *Fleet) learnFromCounters(slot int, l *backends.Load, exact bool, c Cache) {
+	b := &f.backends[slot]
+	w := &b.window
+	queries, hits := l.PrefixQueries-w.queries, l.PrefixHits-w.hits
+	if b.withoutUsage < minUsageGap || w.unknown || hits > queries {
+		return
+	}
+	if exact && w.alone && !f.disabled && queries > minTextBytes && queries < 2*w.prompt && w.prompt < 2*queries {
+		// No other client: the counted tokens are those of our prompts.
+		b.ratio.add(w.bytes, int(queries))
+		f.ratios.all.add(w.bytes, int(queries))
+	}
+	if math.Abs(queries-w.prompt) > maxForeignShare*w.prompt {
+		return
+	}
+	f.compare(slot, &w.predictions, hits, w.prompt, c)
+}

@@ -1,0 +1,56 @@
+package estimate
+
+import (
+	"encoding/binary"
+	"math"
+)
+
+// encodedNumbers is how many numbers Append writes.
+const encodedNumbers = 2*bucketCount + 6
+
+// EncodedBytes is the length of what Append writes.
+const EncodedBytes = 8 * encodedNumbers
+
+// Append appends the estimates of a backend that take long to learn: the capacity,
+// the token ratio, the answers' length and the prefill rate. A change of what is
+// written needs another version of the snapshot format.
+func (f *Fleet) Append(to []byte, slot int) []byte {
+	b := &f.backends[slot]
+	numbers := make([]float64, 0, encodedNumbers)
+	numbers = append(numbers, b.capacity.present[:]...)
+	numbers = append(numbers, b.capacity.absent[:]...)
+	numbers = append(numbers, float64(b.capacity.edge), b.ratio.bytes, b.ratio.tokens,
+		b.answer.Value, b.answer.count, b.rate.value)
+	for _, x := range numbers {
+		to = binary.LittleEndian.AppendUint64(to, math.Float64bits(x))
+	}
+	return to
+}
+
+// Restore reads what Append wrote, EncodedBytes bytes, and reports whether it is
+// plausible. If it is not, nothing changes.
+func (f *Fleet) Restore(slot int, from []byte) bool {
+	var numbers [encodedNumbers]float64
+	for i := range numbers {
+		numbers[i] = math.Float64frombits(binary.LittleEndian.Uint64(from[8*i:]))
+		if !(numbers[i] >= 0 && numbers[i] <= 1e15) {
+			return false
+		}
+	}
+	rest := numbers[2*bucketCount:]
+	edge, ratio, answer, rate := rest[0], tokenRatio{rest[1], rest[2]}, Average{rest[3], rest[4]}, rest[5]
+	switch {
+	case edge >= bucketCount,
+		ratio.tokens == 0 || ratio.value() < minBytesPerToken || ratio.value() > maxBytesPerToken,
+		answer.Value < 1 || answer.Value > MaxAnswerTokens,
+		rate != 0 && (rate < minPrefillRate || rate > maxPrefillRate):
+		return false
+	}
+	b := &f.backends[slot]
+	copy(b.capacity.present[:], numbers[:])
+	copy(b.capacity.absent[:], numbers[bucketCount:])
+	b.capacity.edge = int(edge)
+	b.ratio, b.answer, b.rate.value = ratio, answer, rate
+	f.UpdateRate()
+	return true
+}

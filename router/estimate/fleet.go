@@ -1,0 +1,334 @@
+// Package estimate learns what replicas do not report: how fast each prefills, how
+// much of its cache it has for us, how many bytes make a token, how long answers
+// are, and its scheduler's step budget.
+package estimate
+
+import (
+	"math"
+	"slices"
+	"time"
+
+	"warmroute/backends"
+)
+
+const (
+	defaultAnswerTokens = 250
+	answerPriorWeight   = 10
+	defaultCacheTokens  = 400_000
+	predictionTolerance = 0.05 // of a prediction by which bytes may be off as a measure of tokens
+
+	// MaxAnswerTokens is more tokens than any model answers with.
+	MaxAnswerTokens = 1e6
+	// MinUncachedTokens is what a replica computes at least: of a full hit the last block.
+	MinUncachedTokens = 16
+)
+
+// Fleet holds the estimates of all backends, by slot. It is not safe for
+// concurrent use.
+type Fleet struct {
+	blockBytes int     // of canonical prompt in a block
+	margin     float64 // of an index's size over the cache that it mirrors
+	disabled   bool
+
+	backends []backend // by slot
+	ratios   modelRatios
+	rate     float64   // tokens a second of a backend that is no faster or slower than most
+	scratch  []float64 // for medians
+}
+
+// backend is what was learned of one backend.
+type backend struct {
+	cacheTokens  int  // that the replica reports
+	cachingOff   bool // the replica reports that prefix caching is off
+	capacity     capacity
+	ratio        tokenRatio // of its prompts
+	answer       Average    // tokens of a sequence of an answer
+	rate         prefillRate
+	step         stepBudget
+	window       counterWindow
+	withoutUsage int // answers since the last one that reported its cached tokens
+	totals       Totals
+}
+
+// Totals sum over the requests of a backend for which both the predicted and the
+// observed cached tokens are known.
+type Totals struct {
+	PromptTokens, PredictedTokens, ObservedTokens float64
+	SavedSeconds                                  float64 // that the observed ones would have taken to prefill, at the rate at that time
+}
+
+// Summary is what was learned of one backend.
+type Summary struct {
+	CapacityFactor float64 // size of its cache for us over the reported size
+	BytesPerToken  float64 // of its own prompts
+	AnswerTokens   float64 // mean length of a sequence
+	PrefillRate    float64 // tokens a second
+	StepTokens     int     // the scheduler's budget for one step; 0: not known
+	Totals
+}
+
+// NewFleet returns estimates for an index of blocks of so many bytes, larger than
+// the caches that it mirrors by margin.
+func NewFleet(blockBytes int, margin float64) *Fleet {
+	return &Fleet{blockBytes: blockBytes, margin: margin, ratios: newModelRatios(), rate: defaultPrefillRate}
+}
+
+// Disable stops or resumes learning. While it is stopped the defaults and what
+// replicas report are used.
+func (f *Fleet) Disable(disabled bool) { f.disabled = disabled }
+
+// Grow makes room for so many slots.
+func (f *Fleet) Grow(slots int) {
+	for len(f.backends) < slots {
+		f.backends = append(f.backends, newBackend())
+	}
+}
+
+// Clear resets a slot for another backend.
+func (f *Fleet) Clear(slot int) { f.backends[slot] = newBackend() }
+
+// Forget resets what was learned of a backend. What the replica reports and the
+// totals stay.
+func (f *Fleet) Forget(slot int) {
+	b := &f.backends[slot]
+	fresh := newBackend()
+	fresh.cacheTokens, fresh.cachingOff, fresh.totals = b.cacheTokens, b.cachingOff, b.totals
+	*b = fresh
+	f.UpdateRate()
+}
+
+// CacheLost forgets what was observed of a replica since it started.
+func (f *Fleet) CacheLost(slot int) {
+	f.backends[slot].window, f.backends[slot].step = counterWindow{}, stepBudget{}
+}
+
+func newBackend() backend {
+	return backend{
+		cacheTokens: defaultCacheTokens, capacity: newCapacity(), ratio: newTokenRatio(),
+		answer: NewAverage(defaultAnswerTokens, answerPriorWeight), withoutUsage: minUsageGap,
+	}
+}
+
+// Summary returns the estimates of one backend.
+func (f *Fleet) Summary(slot int) Summary {
+	b := &f.backends[slot]
+	return Summary{
+		CapacityFactor: b.capacity.factor(), BytesPerToken: b.ratio.value(), AnswerTokens: b.answer.Value,
+		PrefillRate: f.PrefillRate(slot), StepTokens: b.step.tokens, Totals: b.totals,
+	}
+}
+
+// PrefillRate returns how many tokens a backend prefills in a second. Backends
+// whose rates differ by little have the fleet's.
+func (f *Fleet) PrefillRate(slot int) float64 {
+	own := f.backends[slot].rate.value
+	switch {
+	case own == 0 || f.disabled:
+		return f.rate
+	case own > f.rate*(1-rateTolerance) && own < f.rate*(1+rateTolerance):
+		return f.rate
+	}
+	return own
+}
+
+// FleetRate returns the median prefill rate, in tokens a second.
+func (f *Fleet) FleetRate() float64 { return f.rate }
+
+// IsRateKnown reports whether the prefill rate of a backend was measured.
+func (f *Fleet) IsRateKnown(slot int) bool { return f.backends[slot].rate.value > 0 }
+
+// UpdateRate recomputes the fleet's rate, the median of its backends'.
+func (f *Fleet) UpdateRate() {
+	if f.disabled {
+		return
+	}
+	known := f.scratch[:0]
+	for slot := range f.backends {
+		if own := f.backends[slot].rate.value; own > 0 {
+			known = append(known, own)
+		}
+	}
+	f.scratch = known
+	if len(known) > 0 {
+		slices.Sort(known)
+		f.rate = known[len(known)/2]
+	}
+}
+
+// BytesPerToken returns how many bytes of a model's prompts make a token.
+func (f *Fleet) BytesPerToken(model string) float64 { return f.ratios.bytesPerToken(model) }
+
+// BackendBytesPerToken returns how many bytes of a backend's prompts make a token.
+func (f *Fleet) BackendBytesPerToken(slot int) float64 { return f.backends[slot].ratio.value() }
+
+// BackendAnswerTokens returns how long a backend's answers are on average.
+func (f *Fleet) BackendAnswerTokens(slot int) float64 { return f.backends[slot].answer.Value }
+
+// AnswerTokens returns how long the answers of some backends are on average. None
+// counts for more than twice the median, so that one replica that counts wrong does
+// not decide for the others.
+func (f *Fleet) AnswerTokens(list []*backends.Backend) float64 {
+	means := f.scratch[:0]
+	for _, b := range list {
+		means = append(means, f.backends[b.Slot].answer.Value)
+	}
+	f.scratch = means
+	slices.Sort(means)
+	sum, most := 0.0, 2*means[(len(means)-1)/2]
+	for _, n := range means {
+		sum += min(n, most)
+	}
+	return sum / float64(len(means))
+}
+
+// StepTokens returns the learned step budget of a backend; 0: not known.
+func (f *Fleet) StepTokens(slot int) int { return f.backends[slot].step.tokens }
+
+// IndexBlocks returns how many blocks the index of a backend should hold.
+func (f *Fleet) IndexBlocks(slot int) int {
+	return f.blocks(slot, f.backends[slot].capacity.factor())
+}
+
+// blocks returns how many blocks a backend's cache has room for, were it larger by
+// factor than it reports.
+func (f *Fleet) blocks(slot int, factor float64) int {
+	b := &f.backends[slot]
+	if b.cachingOff {
+		return 0
+	}
+	return int(f.margin * factor * float64(b.cacheTokens) * b.ratio.value() / float64(f.blockBytes))
+}
+
+// Prediction is what was known of a request when it was sent to a backend.
+type Prediction struct {
+	Model         string
+	Bytes         int     // of canonical prompt
+	PromptTokens  float64 // about
+	MatchedBlocks int
+	MatchedTokens int           // about
+	Distance      int           // blocks used since the last use of the deepest matched one; see index.Pin
+	Uncached      float64       // tokens to compute
+	QueuedAhead   float64       // uncached tokens sent to the backend before, and not yet computed
+	TTFT          time.Duration // 0: not measured
+	Sequences     int64
+	IsText        bool // Bytes are those of one prompt's text
+	IsTooLong     bool // the replica will refuse it
+}
+
+// Usage is what a replica reported at the end of an answer. Zero fields are not known.
+type Usage struct {
+	PromptTokens, CachedTokens int
+	CachedKnown                bool // the replica reports CachedTokens, so 0 means none
+}
+
+// Cache is what matters of a backend's cache and of its index.
+type Cache struct {
+	Alignment float64 // tokens that a hit is a multiple of
+	Evicting  bool    // the index has evicted blocks
+}
+
+// AddAnswer adds the length of an answer, all sequences together.
+func (f *Fleet) AddAnswer(slot, tokens int, sequences int64) {
+	f.backends[slot].answer.Add(float64(tokens) / float64(sequences))
+}
+
+// AddCompleted learns from a request whose answer was complete.
+func (f *Fleet) AddCompleted(slot int, p *Prediction, u Usage, c Cache) {
+	b := &f.backends[slot]
+	b.withoutUsage++
+	if f.disabled {
+		f.compareUsage(slot, p, u, c)
+		return
+	}
+	uncached := p.Uncached
+	if p.IsText && u.PromptTokens > 0 {
+		if !isPlausible(p.Bytes, u.PromptTokens) {
+			return // nor is the rest
+		}
+		f.ratios.add(p.Model, p.Bytes, u.PromptTokens)
+		b.ratio.add(p.Bytes, u.PromptTokens)
+		if f.compareUsage(slot, p, u, c) {
+			b.withoutUsage = 0
+			uncached = max(MinUncachedTokens, float64(u.PromptTokens-u.CachedTokens))
+		}
+	}
+	if p.IsText && !p.IsTooLong && b.rate.add(p.QueuedAhead+uncached, p.TTFT) {
+		f.UpdateRate()
+	}
+}
+
+// AddPrefill learns from a request whose prefill is over.
+func (f *Fleet) AddPrefill(slot int, p *Prediction, c Cache, now time.Time) {
+	b := &f.backends[slot]
+	b.step.addPrefill(p.Uncached)
+	if !b.window.open {
+		return
+	}
+	b.window.add(startedRequest{
+		at: now, prompt: p.PromptTokens, bytes: p.Bytes, bucket: f.bucket(slot, p),
+		predicted: usableHit(float64(p.MatchedTokens), p.PromptTokens, c.Alignment),
+		unknown:   p.IsTooLong || !p.IsText && p.Bytes >= f.blockBytes,
+	})
+}
+
+// ObserveLoad learns from a scrape. unseen are the tokens of the prompts in flight
+// of which there is no output yet.
+func (f *Fleet) ObserveLoad(slot int, l *backends.Load, unseen float64, c Cache) {
+	b, tokens := &f.backends[slot], l.CacheTokens
+	if tokens <= 0 {
+		tokens = defaultCacheTokens
+	}
+	if tokens != b.cacheTokens {
+		b.cacheTokens, b.capacity = tokens, newCapacity()
+	}
+	b.cachingOff = l.PrefixCachingOff
+	b.step.observe(l.StepTokens)
+	f.observeCounters(slot, l, unseen, c)
+}
+
+// compareUsage compares a prediction with the usage that the replica reported, and
+// reports whether it could.
+func (f *Fleet) compareUsage(slot int, p *Prediction, u Usage, c Cache) bool {
+	if !p.IsText || p.IsTooLong || !u.CachedKnown || u.CachedTokens < 0 || u.CachedTokens > u.PromptTokens {
+		return false
+	}
+	prompt := float64(u.PromptTokens)
+	var all predictions
+	all.add(f.bucket(slot, p), usableHit(float64(p.MatchedBlocks*f.blockBytes)/float64(p.Bytes)*prompt, prompt, c.Alignment), prompt)
+	f.compare(slot, &all, float64(u.CachedTokens), prompt, c)
+	return true
+}
+
+// bucket returns the bucket of the deepest block that matched.
+func (f *Fleet) bucket(slot int, p *Prediction) int {
+	return bucketOf(float64(p.Distance) / float64(max(1, f.blocks(slot, 1))))
+}
+
+// usableHit returns how many of the matched tokens an engine can use: whole blocks,
+// and never the last token of the prompt. Almost a whole block counts as one, since
+// bytes are no exact measure.
+func usableHit(matched, prompt, alignment float64) float64 {
+	return max(0, float64(int(min(matched, prompt-1)/alignment+0.1))*alignment)
+}
+
+// compare learns from predictions how much a replica's cache holds. A block that was
+// expected and absent was evicted after Prediction.Distance others were used: the
+// cache holds less than that.
+func (f *Fleet) compare(slot int, p *predictions, observed, prompt float64, c Cache) {
+	b := &f.backends[slot]
+	b.totals.PromptTokens += prompt
+	b.totals.PredictedTokens += p.tokens
+	b.totals.ObservedTokens += observed
+	b.totals.SavedSeconds += observed / f.PrefillRate(slot)
+	if f.disabled {
+		return
+	}
+	deviation := math.Sqrt(p.variance)
+	b.capacity.learn(p, max(0, p.tokens-observed-max(c.Alignment, deviation+predictionTolerance*p.tokens)))
+	// Our blocks may end a block before the engine's.
+	block := float64(f.blockBytes) / b.ratio.value()
+	if observed-p.tokens > block+max(c.Alignment, deviation+predictionTolerance*prompt) && c.Evicting {
+		b.capacity.addUnexpectedHit()
+	}
+	b.capacity.update()
+}

@@ -1,0 +1,80 @@
+package estimate
+
+import (
+	"slices"
+	"time"
+)
+
+const (
+	defaultPrefillRate = 8000 // tokens a second of an 8B-class model on one GPU
+
+	maxRateSamples = 64
+	minRateSamples = 8   // below which the default applies
+	rateQuantile   = 0.9 // most prefills share their steps with other requests' decodes
+
+	// A shorter prefill says little about the rate.
+	minPrefillTokens = 1024
+	minPrefillTime   = 100 * time.Millisecond
+
+	minPrefillRate, maxPrefillRate = 10, 1e6
+	// rateTolerance is by how much a backend's rate may differ from the fleet's
+	// and still be taken for equal: the difference is noise.
+	rateTolerance = 0.25
+)
+
+// prefillRate is how fast a backend prefills, measured by its times to first token.
+type prefillRate struct {
+	samples [maxRateSamples]float64 // tokens a second; a ring
+	count   int                     // of all samples so far
+	value   float64                 // 0: not known
+}
+
+// add adds a measurement: so many uncached tokens, those sent before included,
+// took so long. It reports whether the rate is known now.
+func (p *prefillRate) add(tokens float64, took time.Duration) bool {
+	if tokens < minPrefillTokens || took < minPrefillTime {
+		return false
+	}
+	p.samples[p.count%maxRateSamples] = max(minPrefillRate, min(maxPrefillRate, tokens/took.Seconds()))
+	p.count++
+	if p.count < minRateSamples {
+		return false
+	}
+	sorted := p.samples
+	n := min(p.count, maxRateSamples)
+	slices.Sort(sorted[:n])
+	p.value = sorted[int(rateQuantile*float64(n-1))]
+	return true
+}
+
+// defaultStepTokens is a common token budget of vLLM's scheduler for one step.
+const defaultStepTokens = 8192
+
+// minFullSteps is after how many prompts that would fill it the largest step of a
+// replica counts as its scheduler's budget. A replica that has just started has
+// made small steps only because it was asked for no others.
+const minFullSteps = 3
+
+// stepBudget is a scheduler's token budget for one step.
+type stepBudget struct {
+	largest int // step that the replica reports
+	filled  int // prompts of at least twice that since it is known
+	tokens  int // 0: not known
+}
+
+// addPrefill counts a prompt with so many uncached tokens.
+func (s *stepBudget) addPrefill(uncached float64) {
+	if s.largest > 0 && uncached >= 2*float64(s.largest) {
+		s.filled++
+	}
+}
+
+// observe takes the largest step of a scrape.
+func (s *stepBudget) observe(largest int) {
+	if largest != s.largest { // also a smaller one: the replica restarted
+		s.largest, s.filled = largest, 0
+	}
+	if largest >= defaultStepTokens || largest > 0 && s.filled >= minFullSteps {
+		s.tokens = largest
+	}
+}

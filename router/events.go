@@ -1,0 +1,182 @@
+package router
+
+import (
+	"time"
+
+	"warmroute/backends"
+	"warmroute/router/estimate"
+	"warmroute/router/index"
+)
+
+// ObserveLoad records a successful scrape of a backend.
+func (r *Router) ObserveLoad(b *backends.Backend, l *backends.Load) {
+	r.mu.Lock()
+	defer r.unlock()
+	if !r.has(b) {
+		return
+	}
+	s := &r.states[b.Slot]
+	cache := r.cacheInfo(b)
+	r.estimates.ObserveLoad(b.Slot, l, s.load.unseen, cache)
+	r.resizeIndex(b.Slot)
+	r.index.Upkeep(upkeepBlocks)
+	s.health.recordScrape(l, s.load.unstarted, s.load.requests)
+	now := r.now()
+	s.health.breaker.recordProgress(&r.settings.Breaker, s.health.since, now)
+	_, external := r.externalLoad(l, now)
+	if r.updateStalled(b, l, external, now) {
+		r.notifyStalled(b)
+	}
+	r.observeKV(b, l, now)
+	r.dispatch(now)
+}
+
+// ScrapeFailed records a scrape that failed. timedOut: it was not answered in time,
+// as when the replica's process is stopped, or its event loop is blocked.
+func (r *Router) ScrapeFailed(b *backends.Backend, timedOut bool) {
+	r.mu.Lock()
+	defer r.unlock()
+	if !r.has(b) {
+		return
+	}
+	h := r.states[b.Slot].health
+	if h.missedScrapes++; !timedOut {
+		h.missedScrapes = 0
+	}
+	now := r.now()
+	if r.updateStalled(b, b.Load(), 0, now) || h.hung {
+		r.notifyStalled(b)
+	}
+	r.dispatch(now)
+}
+
+// ChecksTimedOut records that b is down because its health checks are not answered,
+// while its connections stay open: what it was sent will not be answered.
+func (r *Router) ChecksTimedOut(b *backends.Backend) {
+	r.mu.Lock()
+	defer r.unlock()
+	if !r.has(b) {
+		return
+	}
+	r.states[b.Slot].health.hung = true
+	r.notifyStalled(b)
+	r.dispatch(r.now())
+}
+
+// BackendChanged records that a backend's state has changed: requests may wait for
+// it. What spoke against one that is ready again is forgotten.
+func (r *Router) BackendChanged(b *backends.Backend) {
+	r.mu.Lock()
+	defer r.unlock()
+	now := r.now()
+	if r.has(b) && b.State() == backends.Ready {
+		r.states[b.Slot].health.recordRecovery(now)
+	}
+	r.dispatch(now)
+}
+
+// ForgetCache forgets what a backend held: its replica lost its cache.
+func (r *Router) ForgetCache(b *backends.Backend) {
+	r.mu.Lock()
+	defer r.unlock()
+	if !r.has(b) {
+		return
+	}
+	r.index.Drop(b.Slot)
+	r.estimates.CacheLost(b.Slot)
+	r.dispatch(r.now())
+}
+
+// RecordPlacement records that somebody else sent a request to b: its prompt's blocks
+// are indexed for b as if they had been used now. It returns how many of them b is
+// thought to hold: none of a prompt too long for it or of a backend that caches
+// nothing. Load that is not ours is seen by scrapes, so it is not counted.
+func (r *Router) RecordPlacement(req *Request, b *backends.Backend) (blocks int) {
+	r.mu.Lock()
+	defer r.unlock()
+	if !r.has(b) || req.NoEngine || r.isTooLong(req, b.Slot) {
+		return 0
+	}
+	now := r.now()
+	r.begin(req, nil, now)
+	r.match()
+	var p index.Pin
+	r.index.Add(&p, b.Slot, req.Blocks, r.decision.matched[b.Slot])
+	left := p.Omitted
+	r.index.Release(&p, nil)
+	r.dispatch(now)
+	return len(req.Blocks) - left
+}
+
+// ResetReport is what ResetBackend removed.
+type ResetReport struct {
+	Blocks        int          // that the index thought the backend to hold
+	Breaker       BreakerState // before
+	CacheFactor   float64      // learned, of the cache's size over what the replica reports
+	PrefillRate   float64      // learned, in tokens a second
+	AnswerTokens  float64      // learned
+	BytesPerToken float64      // learned, of the backend's own prompts
+}
+
+// ResetBackend forgets what is believed of b, as of a replica that has just joined:
+// what its cache holds, what was learned of it, and that it failed or refused
+// anything. What it has in flight stays, and so do figures that metrics count, and
+// what the replica reported.
+func (r *Router) ResetBackend(b *backends.Backend) ResetReport {
+	r.mu.Lock()
+	defer r.unlock()
+	if !r.has(b) {
+		return ResetReport{}
+	}
+	now, s, learned := r.now(), &r.states[b.Slot], r.estimates.Summary(b.Slot)
+	report := ResetReport{
+		Blocks: r.index.Len(b.Slot), Breaker: s.health.breaker.state(now), CacheFactor: learned.CapacityFactor,
+		PrefillRate: learned.PrefillRate, AnswerTokens: learned.AnswerTokens, BytesPerToken: learned.BytesPerToken,
+	}
+	r.estimates.Forget(b.Slot)
+	s.kv.decodeRate = newKVCache().decodeRate
+	r.index.Drop(b.Slot)
+	r.resizeIndex(b.Slot)
+	r.forgetInPolicy(b.Slot)
+	b.ReportsCached.Store(false)
+	s.health.recordRecovery(now)
+	s.health.refusedAt, s.health.freeSlots = time.Time{}, 0
+	r.dispatch(now)
+	return report
+}
+
+// BackendEstimates is what was learned of one backend.
+type BackendEstimates struct {
+	Backend *backends.Backend // nil: nobody has the slot
+	estimate.Summary
+}
+
+// Estimates returns what was learned of each backend, by slot.
+func (r *Router) Estimates() []BackendEstimates {
+	r.mu.Lock()
+	defer r.unlock()
+	all := make([]BackendEstimates, len(r.states))
+	for slot := range r.states {
+		all[slot] = BackendEstimates{r.states[slot].backend, r.estimates.Summary(slot)}
+		all[slot].StepTokens = int(r.stepTokens(slot))
+	}
+	return all
+}
+
+// BackendIndexStats is the state of one backend's part of the index.
+type BackendIndexStats struct {
+	Backend          *backends.Backend // nil: nobody has the slot
+	Blocks, Capacity int
+	Evictions        uint64
+}
+
+// IndexStats returns the state of each backend's part, by slot, and about how many
+// bytes all of them take.
+func (r *Router) IndexStats() (parts []BackendIndexStats, bytes int64) {
+	r.mu.Lock()
+	defer r.unlock()
+	for slot := range r.states {
+		parts = append(parts, BackendIndexStats{r.states[slot].backend, r.index.Len(slot), r.index.Capacity(slot), r.index.Evictions(slot)})
+	}
+	return parts, r.index.Bytes()
+}

@@ -1,0 +1,192 @@
+package router
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// sentence is the explanation in plain English.
+func (e *Explanation) sentence() string {
+	if e.Choice == "" {
+		return e.nobody() + " " + e.end("It")
+	}
+	c, others := e.candidates()
+	var s string
+	switch {
+	case e.Reason == ReasonOnly:
+		s = fmt.Sprintf("%s is the only backend that may take it, and holds %s", c.Name, e.holding(c))
+		if left := e.filtered(); left != "" {
+			s += ": " + left
+		}
+	case c.Terms != nil:
+		s = e.byCost(c, others)
+	default:
+		s = e.byScore(c, others)
+	}
+	s += "."
+	if end := e.end("It"); e.Queued != "" || e.Refused != "" {
+		s += " " + end
+	}
+	return s
+}
+
+// candidates are the chosen one and the others, the next best first.
+func (e *Explanation) candidates() (chosen BackendExplanation, others []BackendExplanation) {
+	for _, b := range e.Backends {
+		switch {
+		case !b.Candidate:
+		case b.Name == e.Choice:
+			chosen = b
+		default:
+			others = append(others, b)
+		}
+	}
+	slices.SortStableFunc(others, func(a, b BackendExplanation) int {
+		if a.Score == nil || b.Score == nil {
+			return 0
+		}
+		if e.HighestWins {
+			a, b = b, a
+		}
+		return cmp.Compare(*a.Score, *b.Score)
+	})
+	return chosen, others
+}
+
+// byCost is the sentence of the policy prefix.
+func (e *Explanation) byCost(c BackendExplanation, others []BackendExplanation) string {
+	next := others[0]
+	switch e.Reason {
+	case ReasonLoad:
+		return fmt.Sprintf("There is no prefix to go by, and %s %s", c.Name, e.better(c, next, others))
+	case ReasonCold:
+		return fmt.Sprintf("No backend that may take it holds any of its %s prompt tokens, and %s %s", count(e.PromptTokens), c.Name, e.better(c, next, others))
+	case ReasonSpill:
+		most := slices.MaxFunc(others, func(a, b BackendExplanation) int { return cmp.Compare(a.MatchedTokens, b.MatchedTokens) })
+		return fmt.Sprintf("%s holds more, %s, but %s; %s holds %s and %s", most.Name, e.holding(most), busy(most), c.Name, e.holding(c), e.better(c, most, others))
+	}
+	return fmt.Sprintf("%s holds %s and %s", c.Name, e.holding(c), e.better(c, next, others))
+}
+
+// better says by what the chosen one beats another.
+func (e *Explanation) better(c, other BackendExplanation, others []BackendExplanation) string {
+	soonest := !slices.ContainsFunc(others, func(o BackendExplanation) bool { return o.FirstToken < c.FirstToken })
+	switch {
+	case c.Score != nil && other.Score != nil && *c.Score == *other.Score:
+		return fmt.Sprintf("is as good as %s, but comes first by a hash of the prompt and its name", other.Name)
+	case soonest && seconds(c.FirstToken) != seconds(other.FirstToken):
+		return fmt.Sprintf("answers soonest: %s against %s on %s, which %s", seconds(c.FirstToken), seconds(other.FirstToken), other.Name, e.standing(other))
+	case c.Score == nil || other.Score == nil || *c.Score > *other.Score: // slo.ttft, which goes before the cost
+		return fmt.Sprintf("holds the most of those that should meet slo.ttft, with %s to its first token", seconds(c.FirstToken))
+	}
+	return fmt.Sprintf("costs the fleet least: %s tokens of prefill against %s on %s, which %s",
+		count(int(*c.Score)), count(int(*other.Score)), other.Name, e.standing(other))
+}
+
+// byScore is the sentence of every other policy.
+func (e *Explanation) byScore(c BackendExplanation, others []BackendExplanation) string {
+	s := fmt.Sprintf("By the policy %s it goes to %s, by %s", e.Policy, c.Name, e.ScoreIs)
+	if c.Score == nil {
+		return s
+	}
+	next := slices.IndexFunc(others, func(o BackendExplanation) bool { return o.Score != nil })
+	if next < 0 {
+		return s + ": " + figure(*c.Score)
+	}
+	n := others[next]
+	against := fmt.Sprintf(": %s against %s on %s", figure(*c.Score), figure(*n.Score), n.Name)
+	if *c.Score == *n.Score {
+		against = fmt.Sprintf(": %s, which it shares with %s, so that chance or a further figure decides", figure(*c.Score), n.Name)
+	}
+	return s + against
+}
+
+// nobody says why no backend may take the request.
+func (e *Explanation) nobody() string {
+	if left := e.filtered(); left != "" {
+		return "No backend may take it now: " + left + "."
+	}
+	return "No backend may take it now."
+}
+
+// maxNamed is how many filtered backends a sentence names.
+const maxNamed = 4
+
+// filtered names those that serve the model and may not take the request, and why.
+func (e *Explanation) filtered() string {
+	var why []string
+	for _, b := range e.Backends {
+		if b.WhyNot != "" && b.WhyNot != notServed {
+			why = append(why, b.Name+" "+b.WhyNot)
+		}
+	}
+	if more := len(why) - maxNamed; more > 0 {
+		why = append(why[:maxNamed], fmt.Sprintf("and %d more may not either", more))
+	}
+	return strings.Join(why, ", ")
+}
+
+// end says what becomes of a request that is not sent at once.
+func (e *Explanation) end(it string) string {
+	switch {
+	case e.Refused != "":
+		return it + " would be refused: " + e.Refused + "."
+	case e.Queued != "" && e.Choice != "":
+		return fmt.Sprintf("%s would wait first, for %s most likely: %s.", it, e.Choice, e.Queued)
+	}
+	return it + " would wait: " + e.Queued + "."
+}
+
+func (e *Explanation) holding(b BackendExplanation) string {
+	if b.MatchedTokens == 0 {
+		return "nothing of its prompt"
+	}
+	return count(int(b.MatchedTokens)) + " of " + count(e.PromptTokens) + " prompt tokens"
+}
+
+// standing is what speaks for and against a backend that was not chosen.
+func (e *Explanation) standing(b BackendExplanation) string {
+	holds := "holds " + count(int(b.MatchedTokens))
+	if b.MatchedTokens == 0 {
+		holds = "holds nothing"
+	}
+	join := " and "
+	if b.InFlight == 0 && b.Pending == 0 {
+		join = " but "
+	}
+	return busy(b) + join + holds
+}
+
+func busy(b BackendExplanation) string {
+	switch n := count(int(b.InFlight + 0.5)); {
+	case b.Pending > 0:
+		return fmt.Sprintf("has %s tokens to compute before it and %s in flight", count(int(b.Pending)), n)
+	case b.InFlight > 0:
+		return fmt.Sprintf("has %s in flight", n)
+	}
+	return "is idle"
+}
+
+func seconds(s float64) string {
+	switch {
+	case s >= 10:
+		return fmt.Sprintf("%.0f s", s)
+	case s < 0.01:
+		return fmt.Sprintf("%.3f s", s)
+	}
+	return fmt.Sprintf("%.2f s", s)
+}
+
+func figure(x float64) string { return strconv.FormatFloat(x, 'g', 6, 64) }
+
+// count writes 1984 as 1,984.
+func count(n int) string {
+	s := strconv.Itoa(n)
+	for at := len(s) - 3; at > 0 && s[at-1] != '-'; at -= 3 {
+		s = s[:at] + "," + s[at:]
+	}
+	return s
+}

@@ -1,0 +1,176 @@
+package router
+
+import (
+	"errors"
+	"slices"
+
+	"warmroute/backends"
+	"warmroute/router/estimate"
+)
+
+var (
+	// ErrMaxInFlight says that every backend that could take the request has as many
+	// of ours as it may have (Options.MaxInFlight).
+	ErrMaxInFlight = errors.New("every backend that could take the request has max_in_flight requests")
+
+	// errNoHeadroom says that every backend that could take a batch request is needed
+	// for interactive ones.
+	errNoHeadroom = errors.New("batch requests wait while interactive requests need the replicas")
+)
+
+const (
+	// maxKVUsage is the share of its KV cache above which a replica gets no new work:
+	// its answers would soon evict each other.
+	maxKVUsage = 0.95
+	// minFreeKVShare is the share of a KV cache that batch requests leave free.
+	minFreeKVShare = 0.2
+	// tooLongMargin is by how much the tokens of a prompt, as estimated from its bytes,
+	// must exceed a limit: a text may have half as many bytes again to a token as the
+	// others of its model.
+	tooLongMargin = 1.5
+)
+
+// rank orders backends that could take a request. Only those of the lowest rank
+// there is are candidates, so that what applies to all filters none.
+type rank int
+
+const (
+	probe      rank = iota - 1 // has to be tried
+	preferred                  // no filter applies
+	kvFull                     // ... and so on, each worse than the one before
+	failing                    //
+	tooLong                    //
+	lastResort                 //
+	excluded                   // takes the request in no case
+)
+
+// filter is one reason for which a backend is no candidate, or only where there is
+// no better one.
+type filter struct {
+	name        string
+	description string // follows the backend's name in an explanation
+	rank        rank
+	state       ConditionState                        // of a backend to which it applies; "": none in particular
+	err         error                                 // why no backend takes the request, if this is the reason; nil: ErrNoneReady
+	applies     func(*Router, *backends.Backend) bool // to the request in Router.decision
+}
+
+// membershipFilters say whether a backend takes any request. They do not depend on
+// the request.
+var membershipFilters = []filter{
+	{name: "removed", rank: excluded, state: Draining, description: "left the fleet",
+		applies: func(r *Router, b *backends.Backend) bool { return !r.has(b) }},
+	{name: "unready", rank: excluded, state: Down, description: "is not ready",
+		applies: func(r *Router, b *backends.Backend) bool { return b.State() == backends.Down }},
+	{name: "draining", rank: excluded, state: Draining, description: "is draining",
+		applies: func(r *Router, b *backends.Backend) bool { return b.State() == backends.Draining }},
+	{name: "stopping", rank: excluded, state: Stopping, description: "is about to stop",
+		applies: func(r *Router, b *backends.Backend) bool { return r.states[b.Slot].health.isStopping(r.now) }},
+	{name: "asleep", rank: excluded, state: Asleep, description: "is asleep",
+		applies: func(r *Router, b *backends.Backend) bool { l := b.Load(); return l != nil && l.Asleep }},
+}
+
+// requestFilters say whether an available backend takes the request in
+// Router.decision, the first that applies counts.
+var requestFilters = []filter{
+	{name: "tried", rank: excluded, description: "was tried already",
+		applies: func(r *Router, b *backends.Backend) bool { return slices.Contains(r.decision.tried, b) }},
+	{name: "max_in_flight", rank: excluded, err: ErrMaxInFlight, description: "has max_in_flight requests",
+		applies: func(r *Router, b *backends.Backend) bool {
+			return isFull(b, r.decision.req.sequences()+r.states[b.Slot].claimed.sequences)
+		}},
+	{name: "stalled", rank: lastResort, description: "is stalled",
+		applies: func(r *Router, b *backends.Backend) bool {
+			_, external := r.externalLoad(b.Load(), r.decision.now)
+			return r.updateStalled(b, b.Load(), external, r.decision.now)
+		}},
+	{name: "probe", rank: probe, description: "is tried first, to see whether it has recovered",
+		applies: (*Router).isProbed},
+	{name: "prompt_too_long", rank: tooLong, description: "is left out (prompt too long for it)",
+		applies: func(r *Router, b *backends.Backend) bool {
+			return r.definition.FiltersLength && r.isTooLong(&r.decision.req, b.Slot)
+		}},
+	{name: "queue_full", rank: failing, description: "refused a request because its queue is full",
+		applies: func(r *Router, b *backends.Backend) bool {
+			return r.states[b.Slot].health.isQueueFull(r.decision.now)
+		}},
+	{name: "breaker_open", rank: failing, description: "has its breaker open",
+		applies: func(r *Router, b *backends.Backend) bool { return r.states[b.Slot].health.breaker.open }},
+	{name: "kv_full", rank: kvFull, description: "has its KV cache nearly full",
+		applies: func(r *Router, b *backends.Backend) bool {
+			l := b.Load()
+			return r.definition.FiltersKV && l != nil && l.KVKnown && l.KVCacheUsage > maxKVUsage
+		}},
+}
+
+// headroomFilter applies to batch requests, and only to the candidates that the
+// other filters leave.
+var headroomFilter = filter{name: "headroom", description: "is kept free for interactive requests"}
+
+// filterOf returns the first filter that applies to a backend; nil for none.
+func (r *Router) filterOf(b *backends.Backend) *filter {
+	if f := r.unavailability(b); f != nil {
+		return f
+	}
+	for i := range requestFilters {
+		if requestFilters[i].applies(r, b) {
+			return &requestFilters[i]
+		}
+	}
+	return nil
+}
+
+// unavailability returns why a backend takes no requests; nil when it does.
+func (r *Router) unavailability(b *backends.Backend) *filter {
+	for i := range membershipFilters {
+		if membershipFilters[i].applies(r, b) {
+			return &membershipFilters[i]
+		}
+	}
+	return nil
+}
+
+func (r *Router) isAvailable(b *backends.Backend) bool { return r.unavailability(b) == nil }
+
+// isFull reports whether b may not have so many sequences more. One request alone
+// always may, whatever it counts for.
+func isFull(b *backends.Backend, sequences int64) bool {
+	most := b.Options().MaxInFlight
+	if most <= 0 {
+		return false
+	}
+	n := b.InFlight.Load()
+	return n > 0 && n+sequences > int64(most)
+}
+
+// isProbed reports whether the request is to try a backend whose breaker is open. A
+// request that failed elsewhere is not risked.
+func (r *Router) isProbed(b *backends.Backend) bool {
+	d, h := &r.decision, r.states[b.Slot].health
+	return h.breaker.isDue(d.now) && !h.isQueueFull(d.now) && len(d.tried) == 0 && !d.req.NoEngine && !r.isTooLong(&d.req, b.Slot)
+}
+
+// isTooLong reports whether a replica will refuse the request: its prompt is longer
+// than the model takes, or than the whole cache. What will be refused neither takes
+// the place of others in the index nor waits for room. Only text is measured.
+func (r *Router) isTooLong(req *Request, slot int) bool {
+	limit := req.MaxPromptTokens
+	if c := r.states[slot].kv.capacity; c > 0 && (limit == 0 || c < limit) {
+		limit = c
+	}
+	bytes := float64(len(req.Blocks) * r.blockBytes)
+	if limit == 0 || req.Media || bytes <= tooLongMargin*estimate.MinBytesPerToken*float64(limit) { // this is enough for most requests
+		return false
+	}
+	return bytes > tooLongMargin*float64(limit)*r.estimates.BytesPerToken(req.Model)
+}
+
+// isTooLongForAll reports whether all that serve its model will refuse the request.
+func (r *Router) isTooLongForAll(req *Request) bool {
+	for _, b := range req.Backends {
+		if !r.has(b) || !r.isTooLong(req, b.Slot) {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,195 @@
+package router
+
+import (
+	"math"
+	"slices"
+	"time"
+
+	"warmroute/backends"
+)
+
+const (
+	workRate          = 0.9 // of the prefill rate, by which queued tokens shrink while nothing is heard
+	minStreamsPending = 0.2 // of the streams' queued tokens remains until their first events are seen
+
+	externalLoadDecay  = 2 // poll intervals in which external load fades to 1/e
+	maxExternalLoadAge = 3 // poll intervals, after which it counts for nothing
+)
+
+// What an adapter costs a backend that does not run it, in tokens of prefill. These
+// are costs and no order of preference: else all requests for a popular adapter
+// would go to the replica that had the first of them.
+const (
+	adapterLoadTokens = 2000 // a quarter of a second: it is read from memory or a disk
+	// adapterWaitTokens is where all places for adapters are taken: an engine starts
+	// no request for another one before one of them has no request left.
+	adapterWaitTokens = 8 * adapterLoadTokens
+	maxAdapters       = 64 // that a backend's account keeps apart; engines have places for far fewer
+)
+
+// load is what one backend was sent and has in flight, and what of it has yet to be
+// prefilled.
+//
+// An engine prefills in the order of arrival. So a first event says that everything
+// sent before it is prefilled as well. Answers that are not streamed have no first
+// event: they are assumed to be prefilled at the prefill rate.
+type load struct {
+	pending []*Decision // not prefilled yet, in the order sent
+	tokens  float64     // sum of their uncached tokens
+	streams float64     // the part of it whose first event can be seen
+	since   time.Time   // up to when time has been counted as work
+
+	adapters []adapterUse
+
+	requests  int
+	unstarted float64 // uncached tokens of requests without output
+	unseen    float64 // prompt tokens of requests without output
+}
+
+// adapterUse is how many requests for an adapter a backend has in flight.
+type adapterUse struct {
+	name     string
+	requests int
+}
+
+func (l *load) add(d *Decision, now time.Time) {
+	if len(l.pending) == 0 {
+		l.since = now
+	}
+	p := &d.prediction
+	l.requests++
+	l.addAdapter(d)
+	l.unstarted += p.Uncached
+	l.unseen += p.PromptTokens
+	l.pending = append(l.pending, d)
+	l.tokens += p.Uncached
+	if d.request.streams {
+		l.streams += p.Uncached
+	}
+}
+
+// queuedTokens returns the tokens that are still to be prefilled, at so many a second.
+func (l *load) queuedTokens(now time.Time, rate float64) float64 {
+	if len(l.pending) == 0 {
+		return 0
+	}
+	worked := workRate * rate * now.Sub(l.since).Seconds()
+	for len(l.pending) > 0 && !l.pending[0].request.streams && l.pending[0].prediction.Uncached <= worked {
+		u := l.pending[0].prediction.Uncached
+		worked -= u
+		l.since = l.since.Add(time.Duration(u / (workRate * rate) * float64(time.Second)))
+		l.drop(0)
+	}
+	return max(minStreamsPending*l.streams, l.tokens-worked)
+}
+
+// recordStart records that the prefill of d is over, and with it that of every
+// answer sent before it that is not streamed.
+func (l *load) recordStart(d *Decision, now time.Time) {
+	l.unstarted -= d.prediction.Uncached
+	l.unseen -= d.prediction.PromptTokens
+	at := slices.Index(l.pending, d)
+	if at < 0 {
+		return // it was assumed to be
+	}
+	l.drop(at)
+	for i := at - 1; i >= 0; i-- {
+		if !l.pending[i].request.streams {
+			l.drop(i)
+		}
+	}
+	l.since = now
+}
+
+// remove removes a request that will not be prefilled.
+func (l *load) remove(d *Decision) {
+	if at := slices.Index(l.pending, d); at >= 0 {
+		l.drop(at)
+	}
+}
+
+// recordEnd records that d is in flight no more.
+func (l *load) recordEnd(d *Decision) {
+	l.requests--
+	l.removeAdapter(d)
+	if !d.started {
+		l.unstarted -= d.prediction.Uncached
+		l.unseen -= d.prediction.PromptTokens
+	}
+	if l.requests == 0 {
+		l.unstarted, l.unseen = 0, 0 // no rounding error is left
+	}
+}
+
+func (l *load) drop(at int) {
+	d := l.pending[at]
+	l.tokens -= d.prediction.Uncached
+	if d.request.streams {
+		l.streams -= d.prediction.Uncached
+	}
+	l.pending = slices.Delete(l.pending, at, at+1)
+	if len(l.pending) == 0 {
+		l.tokens, l.streams = 0, 0 // no rounding error is left
+	}
+}
+
+// addAdapter counts a request for an adapter: the backend has it or is loading it,
+// long before a scrape says so.
+func (l *load) addAdapter(d *Decision) {
+	name := d.request.adapter
+	if name == "" {
+		return
+	}
+	at := l.findAdapter(name)
+	if at < 0 {
+		if len(l.adapters) == maxAdapters {
+			d.request.adapter = ""
+			return
+		}
+		at = len(l.adapters)
+		l.adapters = append(l.adapters, adapterUse{name: name})
+	}
+	l.adapters[at].requests++
+}
+
+func (l *load) removeAdapter(d *Decision) {
+	if d.request.adapter == "" {
+		return
+	}
+	at := l.findAdapter(d.request.adapter)
+	if l.adapters[at].requests--; l.adapters[at].requests == 0 {
+		l.adapters = slices.Delete(l.adapters, at, at+1)
+	}
+}
+
+func (l *load) findAdapter(name string) int {
+	return slices.IndexFunc(l.adapters, func(u adapterUse) bool { return u.name == name })
+}
+
+// adapterCost returns what it costs the replica that reported scrape to load an adapter.
+func (l *load) adapterCost(adapter string, scrape *backends.Load) float64 {
+	switch {
+	case adapter == "" || scrape != nil && slices.Contains(scrape.RunningAdapters, adapter) || l.findAdapter(adapter) >= 0:
+		return 0
+	case scrape != nil && scrape.MaxAdapters > 0 && len(scrape.RunningAdapters) >= scrape.MaxAdapters:
+		return adapterWaitTokens
+	}
+	return adapterLoadTokens
+}
+
+// externalLoad returns the load on a backend that is not ours: requests, and the
+// uncached tokens of those that wait. It is what the last scrape saw beyond our own
+// requests, and fades with its age, since only a scrape says when they end.
+func (r *Router) externalLoad(l *backends.Load, now time.Time) (requests, tokens float64) {
+	if l == nil || !l.QueuesKnown {
+		return 0, 0
+	}
+	requests = float64(l.Running+l.Waiting) - float64(l.OwnInFlight)
+	age := now.Sub(l.ScrapedAt)
+	if requests <= 0 || age > maxExternalLoadAge*r.settings.PollInterval {
+		return 0, 0
+	}
+	waiting := min(requests, float64(l.Waiting))
+	decay := math.Exp(-age.Seconds() / (externalLoadDecay * r.settings.PollInterval.Seconds()))
+	return requests * decay, waiting * decay * r.meanUncached.Value
+}

@@ -1,0 +1,185 @@
+package queue
+
+import (
+	"cmp"
+	"math"
+	"slices"
+	"time"
+
+	"warmroute/router/estimate"
+)
+
+const (
+	// loadWindow is the time, in seconds, over which interactive load is averaged.
+	loadWindow = 15
+	// loadForgetTime is after how long without interactive requests none is expected.
+	loadForgetTime = 10 * loadWindow * time.Second
+	// decodeShare is the share of an engine's time that one decoding sequence takes.
+	decodeShare = 0.006
+	// minMeanPrefill is what the mean prefill of interactive requests counts for at
+	// least, in seconds.
+	minMeanPrefill = 0.01
+	// reserveSlowdown is the part of the allowed slowdown that interactive requests
+	// may suffer from sharing fewer backends. Queueing adds as much again.
+	reserveSlowdown = 0.4
+)
+
+// ClassLoad is the load of one backend by priority class.
+type ClassLoad struct {
+	interactive, batch int64     // sequences in flight
+	meanInteractive    float64   // mean of interactive
+	meanPrefill        float64   // mean share of the engine's time for prefills of interactive requests
+	debt               float64   // seconds of the engine that batch requests used and that are not paid off
+	updated, paid      time.Time // when the means and the debt were updated
+	reservedUntil      time.Time // until then the backend is reserved for interactive requests
+}
+
+// update updates the means and the debt. It precedes each change of the counts.
+func (l *ClassLoad) update(now time.Time) {
+	elapsed := max(0, now.Sub(l.updated).Seconds())
+	l.updated = now
+	decay := math.Exp(-elapsed / loadWindow)
+	l.meanInteractive = decay*l.meanInteractive + (1-decay)*float64(l.interactive)
+	l.meanPrefill *= decay
+	l.debt += decodeShare * float64(l.batch) * elapsed
+}
+
+// sequences returns how many interactive sequences the backend has, now or on average.
+func (l *ClassLoad) sequences() float64 { return max(l.meanInteractive, float64(l.interactive)) }
+
+// busyShare is the share of the engine's time that interactive requests take.
+func (l *ClassLoad) busyShare() float64 { return decodeShare*l.sequences() + l.meanPrefill }
+
+// reserveEnd is until when the backend is reserved; now where it is not.
+func (l *ClassLoad) reserveEnd(now time.Time) time.Time {
+	if l.reservedUntil.Before(now) {
+		return now
+	}
+	return l.reservedUntil
+}
+
+func (l *ClassLoad) isReserved(now time.Time) bool { return now.Before(l.reservedUntil) }
+
+// payOff reduces the debt by a share of the time since the last call, or to nothing
+// where the share is infinite, and reports whether another batch request may follow.
+func (l *ClassLoad) payOff(share float64, now time.Time) bool {
+	l.update(now)
+	elapsed := now.Sub(l.paid).Seconds()
+	l.paid = now
+	if math.IsInf(share, 1) {
+		l.debt = 0
+	} else {
+		l.debt = max(0, l.debt-share*elapsed)
+	}
+	return share > 0 && l.debt == 0
+}
+
+// AdmitsBatch reports whether the backend has room for a batch request beside its
+// interactive ones, and whether it has to share itself with those.
+func (l *ClassLoad) AdmitsBatch(h Headroom, now time.Time) (admits, shared bool) {
+	l.update(now)
+	slowdown := h.slowdown(l.isReserved(now), l.sequences())
+	return l.payOff(slowdown, now), !math.IsInf(slowdown, 1)
+}
+
+// Interactive is the interactive load of a fleet.
+type Interactive struct {
+	meanPrefill estimate.Average // seconds of prefill of a request
+	inFlight    int
+	lastEnd     time.Time // when the last of them ended
+	scratch     []*ClassLoad
+}
+
+// AddSent counts a request with so many sequences, whose prefill takes so many
+// seconds, on the backend of l. A batch request's prefill that is longer than the
+// mean one counts for more than its time: a request that arrives meanwhile is more
+// likely to meet it, and waits longer.
+func (a *Interactive) AddSent(l *ClassLoad, c Class, sequences int64, prefill float64, now time.Time) {
+	l.update(now)
+	if c == Batch {
+		l.batch += sequences
+		l.debt += prefill * max(1, prefill/max(minMeanPrefill, a.meanPrefill.Value))
+		return
+	}
+	l.interactive += sequences
+	l.meanPrefill += prefill / loadWindow
+	a.meanPrefill.Add(prefill)
+	a.inFlight++
+}
+
+// AddEnded counts the end of a request that AddSent has counted. l is nil when the
+// backend was removed meanwhile.
+func (a *Interactive) AddEnded(l *ClassLoad, c Class, sequences int64, now time.Time) {
+	if c != Batch {
+		a.inFlight--
+		a.lastEnd = now
+	}
+	if l == nil {
+		return
+	}
+	l.update(now)
+	if c == Batch {
+		l.batch -= sequences
+	} else {
+		l.interactive -= sequences
+	}
+}
+
+// IsRecent reports whether there were interactive requests of late.
+func (a *Interactive) IsRecent(now time.Time) bool {
+	return a.inFlight > 0 || now.Sub(a.lastEnd) < loadForgetTime
+}
+
+// Headroom is how much room some backends have for batch requests.
+type Headroom struct {
+	allowed  float64 // slowdown of interactive requests by batch requests
+	each     float64 // interactive sequences on each reserved backend
+	unshared bool    // there are backends that are not reserved
+}
+
+// Headroom computes the room of some backends, and reserves as many of them for
+// interactive requests as these need: those that were, and then the busiest ones.
+func (a *Interactive) Headroom(allowed float64, now time.Time, loads func(yield func(*ClassLoad) bool)) Headroom {
+	all := a.scratch[:0]
+	busy, sequences := 0.0, 0.0
+	for l := range loads {
+		l.update(now)
+		all = append(all, l)
+		busy += l.busyShare()
+		sequences += l.sequences()
+	}
+	a.scratch = all
+	slices.SortStableFunc(all, func(a, b *ClassLoad) int {
+		return cmp.Or(b.reserveEnd(now).Compare(a.reserveEnd(now)), cmp.Compare(b.busyShare(), a.busyShare()))
+	})
+	n, reserved := len(all), 0
+	for i, l := range all {
+		if i < reservedBackends(busy, n, allowed) {
+			l.reservedUntil = now.Add(loadWindow * time.Second)
+		}
+		if l.isReserved(now) {
+			reserved++
+		}
+	}
+	return Headroom{allowed: allowed, each: sequences / float64(max(1, reserved)), unshared: reserved < n}
+}
+
+// reservedBackends returns how many of n backends are reserved for interactive
+// requests that take the time of busy of them: so many that sharing those slows the
+// requests down by little.
+func reservedBackends(busy float64, n int, allowed float64) int {
+	return min(n, int(math.Ceil(busy/(reserveSlowdown*allowed+busy/float64(n)))))
+}
+
+// slowdown is by how much batch requests may slow down the interactive sequences of
+// a backend: infinitely where there are next to none. The fewer there are the more,
+// so that what all of them lose together stays the same.
+func (h *Headroom) slowdown(reserved bool, sequences float64) float64 {
+	switch {
+	case !reserved || h.each < h.allowed:
+		return math.Inf(1)
+	case h.unshared:
+		return 0
+	}
+	return h.allowed / min(1, max(h.each, sequences))
+}

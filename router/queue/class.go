@@ -1,0 +1,68 @@
+package queue
+
+import "time"
+
+// Class is a priority class. Requests of the classes before Batch are interactive.
+type Class int
+
+const (
+	Urgent Class = iota // priority below 0
+	Normal              // 0
+	Batch               // above 0
+	classCount
+)
+
+func (c Class) String() string { return [...]string{"urgent", "normal", "batch"}[c] }
+
+// ClassOf returns the class of a priority; lower priorities go first.
+func ClassOf(priority int) Class {
+	switch {
+	case priority < 0:
+		return Urgent
+	case priority > 0:
+		return Batch
+	}
+	return Normal
+}
+
+// Settings bound the admission queue. A zero Requests turns it off.
+type Settings struct {
+	Requests      int           // queued at once of each priority class but batch requests
+	Bytes         int64         // of the bodies of each of these classes; 0: no bound
+	BatchRequests int           // batch requests queued at once
+	BatchBytes    int64         // of their bodies; 0: no bound
+	Timeout       time.Duration // for which a request may be queued, unless it has its own; 0: no bound
+	StepTokens    int           // the replicas' scheduler budget, up to which a backend is sent requests; 0: learned
+	BatchSlowdown float64       // share by which batch requests may slow down interactive ones; 0: no bound
+}
+
+// limits returns how many requests of a class may be queued, and the bytes of their bodies.
+func (s *Settings) limits(c Class) (requests int, bytes int64) {
+	if c == Batch {
+		return s.BatchRequests, s.BatchBytes
+	}
+	return s.Requests, s.Bytes
+}
+
+// Waiting sums over waiting requests.
+type Waiting struct {
+	Count  int
+	Bytes  int64   // of bodies
+	Tokens float64 // that they have to compute at least
+}
+
+func (w *Waiting) add(count int, bytes int64, tokens float64) {
+	w.Count += count
+	w.Bytes += bytes
+	if w.Tokens += tokens; w.Count == 0 {
+		w.Tokens = 0 // no rounding error is left
+	}
+}
+
+// ahead sums over a class and those before it.
+func ahead(all *[classCount]Waiting, c Class) (sum Waiting) {
+	for _, w := range all[:c+1] {
+		sum.add(w.Count, w.Bytes, w.Tokens)
+	}
+	return sum
+}

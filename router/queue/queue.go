@@ -1,0 +1,449 @@
+// Package queue is the admission queue: requests that no backend can start soon, in
+// the order in which they are served, with bounds by priority class, fairness
+// between tenants, and the share of the fleet that batch requests may use.
+package queue
+
+import (
+	"container/heap"
+	"iter"
+	"slices"
+	"time"
+
+	"warmroute/backends"
+)
+
+// MaxTurns is how many requests of a group get a turn in one round.
+const MaxTurns = 96
+
+const (
+	ageingRate = 0.2 // seconds of prefill that a second of waiting is worth
+	// maxOvertakeShare is the share of its timeout in which a request may be
+	// overtaken; else the longest prompts would always time out.
+	maxOvertakeShare = 0.75
+)
+
+// Queue holds requests in the order in which they are served, and in that of their
+// arrival. Those that the same backends could take form a group, so that many which
+// wait for one model are not in the way of another's. T is what the owner keeps with
+// each request. Not safe for concurrent use.
+type Queue[T any] struct {
+	settings Settings
+	start    time.Time
+	groups   []*Group[T] // none of them empty
+	count    int
+
+	oldest, newest *Item[T] // by arrival, linked
+	due            itemHeap[T]
+	arrivals       uint64
+	classes        [classCount]Waiting
+	elsewhere      [classCount]Waiting // requests that wait for something else than their turn
+
+	departures departures
+	fairness   fairness
+}
+
+// Item is a request in the queue.
+type Item[T any] struct {
+	Value    T
+	Backends []*backends.Backend // that could take it
+	Class    Class
+	Priority int // lower first
+	Tenant   uint64
+	Bytes    int     // of its body
+	Tokens   float64 // that it has to compute at least
+	Arrived  time.Time
+	Deadline time.Time // zero: none
+	Promoted bool      // a batch request that has waited for half of its time
+
+	group        *Group[T]
+	due          time.Time // when it is promoted or times out; zero: never
+	charged      float64   // seconds of its tenant's share
+	key          float64   // lower first, among equal priorities
+	number       uint64    // in the order of arrival
+	place        int       // in its group's rest; inFront: in front
+	duePlace     int
+	older, newer *Item[T]
+}
+
+// Group is in the order of service. Only its first few are looked at one by one:
+// they stand in a sorted slice, all others behind them in a heap, so that the cost
+// of a round does not grow with the queue.
+type Group[T any] struct {
+	Backends []*backends.Backend
+	Headroom Headroom // of this round
+
+	front   []*Item[T] // sorted; MaxTurns of them when rest holds any
+	rest    itemHeap[T]
+	classes [classCount]Waiting
+	next    int // in front, of the next in this round
+	turns   int // that its requests had in this round
+}
+
+// New returns an empty queue.
+func New[T any](now time.Time) *Queue[T] {
+	return &Queue[T]{
+		start: now,
+		due: itemHeap[T]{
+			before: func(a, b *Item[T]) bool { return a.due.Before(b.due) },
+			place:  func(it *Item[T]) *int { return &it.duePlace },
+		},
+	}
+}
+
+// Configure changes the bounds. They hold for requests to come.
+func (q *Queue[T]) Configure(s Settings) { q.settings = s }
+
+// Settings returns the bounds.
+func (q *Queue[T]) Settings() *Settings { return &q.settings }
+
+// Len returns how many requests are queued.
+func (q *Queue[T]) Len() int { return q.count }
+
+// Contains reports whether it is in the queue.
+func (q *Queue[T]) Contains(it *Item[T]) bool { return it.group != nil }
+
+// Add adds a request whose arrival is now. prefill is how many seconds its tokens
+// take on one backend, rate how many tokens its backends prefill together in a
+// second, timeout how long it may be queued. A retry is not charged to its tenant,
+// since its first attempt was.
+func (q *Queue[T]) Add(it *Item[T], prefill, rate float64, timeout time.Duration, retry bool, now time.Time) {
+	it.Arrived = now
+	if timeout > 0 {
+		it.Deadline = now.Add(timeout)
+		it.due = it.Deadline
+		if it.Class == Batch {
+			it.due = now.Add(timeout / 2)
+		}
+		prefill = min(prefill, ageingRate*maxOvertakeShare*timeout.Seconds())
+	}
+	arrived := now.Sub(q.start).Seconds()
+	if !retry {
+		arrived, it.charged = q.fairness.charge(it.Tenant, it.Tokens, rate, arrived)
+	}
+	// Short work first, but a second of prefill is overtaken by nothing that comes
+	// 1/ageingRate seconds later.
+	it.key = prefill + ageingRate*arrived
+	q.fairness.add(it.Tenant)
+	if q.count == 0 {
+		q.departures.restart(now)
+	}
+	q.push(it)
+}
+
+// Charge charges a tenant for a request that was not queued.
+func (q *Queue[T]) Charge(tenant uint64, tokens, rate float64, now time.Time) {
+	q.fairness.charge(tenant, tokens, rate, now.Sub(q.start).Seconds())
+}
+
+// Refund gives back what Add charged for a request that no backend was sent.
+func (q *Queue[T]) Refund(it *Item[T]) { q.fairness.refund(it.Tenant, it.charged) }
+
+// Remove removes a request.
+func (q *Queue[T]) Remove(it *Item[T], now time.Time) {
+	q.pop(it)
+	q.departures.add(now)
+	q.fairness.remove(it.Tenant)
+}
+
+// IsFull reports whether the bounds of a class admit no request with such a body.
+func (q *Queue[T]) IsFull(c Class, bytes int) bool {
+	w := q.classes[c]
+	w.add(q.elsewhere[c].Count, q.elsewhere[c].Bytes, 0)
+	return q.exceeds(c, w, bytes)
+}
+
+func (q *Queue[T]) exceeds(c Class, w Waiting, bytes int) bool {
+	maxRequests, maxBytes := q.settings.limits(c)
+	return w.Count >= maxRequests || maxBytes > 0 && w.Bytes+int64(bytes) > maxBytes
+}
+
+// UnreadyAreFull reports whether requests without a ready backend take half of their
+// class's bounds: the other half is kept for models that have one.
+func (q *Queue[T]) UnreadyAreFull(c Class, bytes int, isReady func(*backends.Backend) bool) bool {
+	unready := Waiting{}
+	for _, g := range q.groups {
+		if !slices.ContainsFunc(g.Backends, isReady) {
+			unready.add(g.classes[c].Count, g.classes[c].Bytes, 0)
+		}
+	}
+	maxRequests, maxBytes := q.settings.limits(c)
+	return unready.Count > 0 && (2*(unready.Count+1) > maxRequests || maxBytes > 0 && 2*(unready.Bytes+int64(bytes)) > maxBytes)
+}
+
+// AddElsewhere counts a request that waits for something else than its turn.
+func (q *Queue[T]) AddElsewhere(c Class, bytes int) { q.elsewhere[c].add(1, int64(bytes), 0) }
+
+// RemoveElsewhere undoes AddElsewhere.
+func (q *Queue[T]) RemoveElsewhere(c Class, bytes int) { q.elsewhere[c].add(-1, -int64(bytes), 0) }
+
+// Waiting returns how many requests wait, queued or elsewhere.
+func (q *Queue[T]) Waiting() int {
+	n := q.count
+	for c := range q.elsewhere {
+		n += q.elsewhere[c].Count
+	}
+	return n
+}
+
+// WaitingByClass returns how many requests wait, queued or elsewhere, by the name
+// of their class.
+func (q *Queue[T]) WaitingByClass() map[string]int {
+	waiting := make(map[string]int, classCount)
+	for c := range classCount {
+		waiting[c.String()] = q.classes[c].Count + q.elsewhere[c].Count
+	}
+	return waiting
+}
+
+// DepartureTime returns how long the queue took of late to lose as many requests as
+// are ahead of a new one of a class, 0 when that is not known; the time since the
+// last departure; and the tokens of those ahead.
+func (q *Queue[T]) DepartureTime(c Class, now time.Time) (wait, silence time.Duration, tokens float64) {
+	w := ahead(&q.classes, c)
+	if w.Count > 0 {
+		wait, silence = q.departures.timeFor(w.Count, now)
+	}
+	return wait, silence, w.Tokens
+}
+
+// SharesBackend reports whether a queued request of the class or one before it could
+// be taken by one of the backends.
+func (q *Queue[T]) SharesBackend(c Class, list []*backends.Backend) bool {
+	return slices.ContainsFunc(q.groups, func(g *Group[T]) bool {
+		return ahead(&g.classes, c).Count > 0 &&
+			slices.ContainsFunc(g.Backends, func(b *backends.Backend) bool { return slices.Contains(list, b) })
+	})
+}
+
+// Items returns the queued requests, the oldest first. The current one may be moved.
+func (q *Queue[T]) Items() iter.Seq[*Item[T]] {
+	return func(yield func(*Item[T]) bool) {
+		for it := q.oldest; it != nil; it = it.newer {
+			if !yield(it) {
+				return
+			}
+		}
+	}
+}
+
+// Groups returns the groups; the caller does not change the slice.
+func (q *Queue[T]) Groups() []*Group[T] { return q.groups }
+
+// First returns the group's first request; nil when the group is empty.
+func (g *Group[T]) First() *Item[T] {
+	if len(g.front) == 0 {
+		return nil
+	}
+	return g.front[0]
+}
+
+// HasBatch reports whether batch requests are queued.
+func (q *Queue[T]) HasBatch() bool { return q.classes[Batch].Count > 0 }
+
+// Expired promotes the batch requests that have waited for half of their time, and
+// returns a request whose deadline has passed; nil when there is none.
+func (q *Queue[T]) Expired(now time.Time) *Item[T] {
+	for len(q.due.items) > 0 && !now.Before(q.due.items[0].due) {
+		it := q.due.items[0]
+		if !now.Before(it.Deadline) {
+			return it
+		}
+		q.leaveGroup(it)
+		it.Promoted, it.due = true, it.Deadline
+		heap.Fix(&q.due, it.duePlace)
+		q.joinGroup(it)
+	}
+	return nil
+}
+
+// Regroup changes which backends could take a request. It keeps its turn.
+func (q *Queue[T]) Regroup(it *Item[T], list []*backends.Backend) {
+	q.leaveGroup(it)
+	it.Backends = list
+	q.joinGroup(it)
+}
+
+// StartRound starts a round of turns.
+func (q *Queue[T]) StartRound() {
+	for _, g := range q.groups {
+		g.next, g.turns = 0, 0
+	}
+}
+
+// Next gives a turn to the first request that was not skipped in this round and for
+// which a backend has room; nil when there is none. The caller skips or removes it.
+func (q *Queue[T]) Next(hasRoom func(*backends.Backend, *Item[T], *Group[T]) bool) *Item[T] {
+	var first *Item[T]
+	for _, g := range q.groups {
+		if g.next == len(g.front) || g.turns == MaxTurns || first != nil && first.before(g.front[g.next]) {
+			continue
+		}
+		if slices.ContainsFunc(g.Backends, func(b *backends.Backend) bool { return hasRoom(b, g.front[g.next], g) }) {
+			first = g.front[g.next]
+		}
+	}
+	if first != nil {
+		first.group.turns++
+	}
+	return first
+}
+
+// Skip ends a request's turn for this round.
+func (q *Queue[T]) Skip(it *Item[T]) { it.group.next++ }
+
+// rank is lower for requests that go first: by priority, and promoted batch requests
+// before the others.
+func (it *Item[T]) rank() int {
+	if it.Promoted {
+		return 1
+	}
+	return 2 * it.Priority
+}
+
+// before is the order of service.
+func (it *Item[T]) before(other *Item[T]) bool {
+	switch {
+	case it.rank() != other.rank():
+		return it.rank() < other.rank()
+	case it.key != other.key:
+		return it.key < other.key
+	}
+	return it.number < other.number
+}
+
+func (q *Queue[T]) push(it *Item[T]) {
+	q.arrivals++
+	it.number = q.arrivals
+	it.older = q.newest
+	if q.newest != nil {
+		q.newest.newer = it
+	} else {
+		q.oldest = it
+	}
+	q.newest = it
+	if !it.due.IsZero() {
+		heap.Push(&q.due, it)
+	}
+	q.count++
+	q.classes[it.Class].add(1, int64(it.Bytes), it.Tokens)
+	q.joinGroup(it)
+}
+
+func (q *Queue[T]) pop(it *Item[T]) {
+	if !it.due.IsZero() {
+		heap.Remove(&q.due, it.duePlace)
+	}
+	if it.older != nil {
+		it.older.newer = it.newer
+	} else {
+		q.oldest = it.newer
+	}
+	if it.newer != nil {
+		it.newer.older = it.older
+	} else {
+		q.newest = it.older
+	}
+	it.older, it.newer = nil, nil
+	q.count--
+	q.classes[it.Class].add(-1, -int64(it.Bytes), -it.Tokens)
+	q.leaveGroup(it)
+}
+
+func (q *Queue[T]) joinGroup(it *Item[T]) {
+	at := slices.IndexFunc(q.groups, func(g *Group[T]) bool { return slices.Equal(g.Backends, it.Backends) })
+	if at < 0 {
+		at = len(q.groups)
+		q.groups = append(q.groups, &Group[T]{Backends: it.Backends, rest: itemHeap[T]{
+			before: (*Item[T]).before,
+			place:  func(it *Item[T]) *int { return &it.place },
+		}})
+	}
+	it.group = q.groups[at]
+	it.group.classes[it.Class].add(1, int64(it.Bytes), it.Tokens)
+	it.group.push(it)
+}
+
+func (q *Queue[T]) leaveGroup(it *Item[T]) {
+	g := it.group
+	g.classes[it.Class].add(-1, -int64(it.Bytes), -it.Tokens)
+	g.remove(it)
+	if len(g.front) == 0 {
+		at := slices.Index(q.groups, g)
+		q.groups = slices.Delete(q.groups, at, at+1)
+	}
+	it.group = nil
+}
+
+// inFront is the place of a request that is not in the heap.
+const inFront = -1
+
+func (g *Group[T]) push(it *Item[T]) {
+	if len(g.front) == MaxTurns {
+		last := g.front[MaxTurns-1]
+		if last.before(it) {
+			heap.Push(&g.rest, it)
+			return
+		}
+		g.front = g.front[:MaxTurns-1]
+		heap.Push(&g.rest, last)
+	}
+	it.place = inFront
+	g.front = slices.Insert(g.front, g.find(it), it)
+}
+
+func (g *Group[T]) remove(it *Item[T]) {
+	if it.place != inFront {
+		heap.Remove(&g.rest, it.place)
+		return
+	}
+	at := g.find(it)
+	g.front = slices.Delete(g.front, at, at+1)
+	if g.rest.Len() > 0 {
+		next := heap.Pop(&g.rest).(*Item[T])
+		next.place = inFront
+		g.front = append(g.front, next)
+	}
+}
+
+// find returns where a request stands in front, or would.
+func (g *Group[T]) find(it *Item[T]) int {
+	at, _ := slices.BinarySearchFunc(g.front, it, func(a, b *Item[T]) int {
+		switch {
+		case a.before(b):
+			return -1
+		case b.before(a):
+			return 1
+		}
+		return 0
+	})
+	return at
+}
+
+// itemHeap implements heap.Interface. Its items know their place.
+type itemHeap[T any] struct {
+	items  []*Item[T]
+	before func(a, b *Item[T]) bool
+	place  func(*Item[T]) *int
+}
+
+func (h *itemHeap[T]) Len() int           { return len(h.items) }
+func (h *itemHeap[T]) Less(i, j int) bool { return h.before(h.items[i], h.items[j]) }
+
+func (h *itemHeap[T]) Swap(i, j int) {
+	h.items[i], h.items[j] = h.items[j], h.items[i]
+	*h.place(h.items[i]), *h.place(h.items[j]) = i, j
+}
+
+func (h *itemHeap[T]) Push(x any) {
+	it := x.(*Item[T])
+	*h.place(it) = len(h.items)
+	h.items = append(h.items, it)
+}
+
+func (h *itemHeap[T]) Pop() any {
+	last := len(h.items) - 1
+	it := h.items[last]
+	h.items[last] = nil
+	h.items = h.items[:last]
+	return it
+}

@@ -1,0 +1,138 @@
+package queue
+
+import (
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"warmroute/backends"
+)
+
+var start = time.Unix(1000, 0)
+
+// hasRoom says which backends have room, by slot.
+func hasRoom(room ...float64) func(*backends.Backend, *Item[int], *Group[int]) bool {
+	return func(b *backends.Backend, _ *Item[int], _ *Group[int]) bool { return room[b.Slot] > 0 }
+}
+
+func TestOrder(t *testing.T) {
+	q := New[int](start)
+	b := []*backends.Backend{{Slot: 0}}
+	put := func(value, priority int, prefill float64) {
+		q.Add(&Item[int]{Value: value, Backends: b, Class: ClassOf(priority), Priority: priority}, prefill, 1, 0, false, start)
+	}
+	put(3, 0, 2)
+	put(5, 1, 1)
+	put(2, 0, 1)
+	put(4, 0, 2)
+	put(1, -1, 9)
+	var got []int
+	for q.StartRound(); ; {
+		it := q.Next(hasRoom(1))
+		if it == nil {
+			break
+		}
+		got = append(got, it.Value)
+		q.Remove(it, start)
+	}
+	if want := []int{1, 2, 3, 4, 5}; !slices.Equal(got, want) {
+		t.Errorf("served %v, want %v: by priority, then prefill, then arrival", got, want)
+	}
+}
+
+func TestRoundPassesGroupsWithoutRoom(t *testing.T) {
+	q := New[int](start)
+	a, b := &backends.Backend{Slot: 0}, &backends.Backend{Slot: 1}
+	for i := range 300 {
+		q.Add(&Item[int]{Value: i, Backends: []*backends.Backend{a}, Class: Normal}, float64(i), 1, 0, false, start)
+	}
+	q.Add(&Item[int]{Value: 1000, Backends: []*backends.Backend{b}, Class: Normal}, 1000, 1, 0, false, start)
+	q.StartRound()
+	if it := q.Next(hasRoom(0, 1)); it == nil || it.Value != 1000 {
+		t.Error("three hundred requests for one model are in the way of another's")
+	}
+	if it := q.Next(hasRoom(0, 0)); it != nil {
+		t.Error("a request is next, and no backend has room")
+	}
+	if it := q.Next(hasRoom(1, 1)); it.Value != 0 {
+		t.Errorf("request %d is next, want the first of all", it.Value)
+	}
+}
+
+// Random arrivals and departures from anywhere, against a plain sorted list.
+func TestQueueAgreesWithSortedList(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 7))
+	fleets := [][]*backends.Backend{{{Slot: 0}}, {{Slot: 1}}}
+	q := New[int](start)
+	var plain []*Item[int]
+	bytes := int64(0)
+	for step := range 20000 {
+		grows := step%8000 < 5000 // now long, now short
+		if len(plain) == 0 || rng.IntN(10) < 4 || grows && rng.IntN(3) > 0 {
+			it := &Item[int]{Backends: fleets[rng.IntN(2)], Bytes: rng.IntN(100), Priority: rng.IntN(2), Tokens: 1, Tenant: uint64(rng.IntN(3))}
+			it.Class = ClassOf(it.Priority)
+			q.Add(it, float64(rng.IntN(500)), 1000, 0, true, start)
+			plain = append(plain, it)
+			bytes += int64(it.Bytes)
+		} else {
+			i := rng.IntN(len(plain))
+			q.Remove(plain[i], start)
+			bytes -= int64(plain[i].Bytes)
+			plain = slices.Delete(plain, i, i+1)
+		}
+		if w := ahead(&q.classes, Batch); q.Len() != len(plain) || w.Bytes != bytes || w.Tokens != float64(len(plain)) {
+			t.Fatalf("step %d: %d requests of %d bytes and %.0f tokens, want %d of %d", step, q.Len(), w.Bytes, w.Tokens, len(plain), bytes)
+		}
+		if len(plain) > 0 && q.oldest != plain[0] {
+			t.Fatalf("step %d: the oldest is not the one that came first", step)
+		}
+		if step%500 != 0 {
+			continue
+		}
+		sorted := slices.Clone(plain)
+		slices.SortFunc(sorted, func(a, b *Item[int]) int {
+			if a.before(b) {
+				return -1
+			}
+			return 1
+		})
+		for _, g := range q.groups {
+			mine := slices.DeleteFunc(slices.Clone(sorted), func(it *Item[int]) bool { return it.group != g })
+			if n := min(len(mine), MaxTurns); !slices.Equal(g.front, mine[:n]) || g.rest.Len() != len(mine)-n {
+				t.Fatalf("step %d: the front of a group is not its first %d", step, n)
+			}
+		}
+	}
+	for len(plain) > 0 {
+		q.Remove(plain[0], start)
+		plain = plain[1:]
+	}
+	if w := ahead(&q.classes, Batch); q.Len() != 0 || w.Bytes != 0 || w.Tokens != 0 || len(q.groups) != 0 || q.oldest != nil || q.newest != nil || q.fairness.tenants != 0 {
+		t.Errorf("something is left of an empty queue: %+v", q)
+	}
+}
+
+// Of three tenants that wait, each has a third of the fleet: what one asks for
+// puts its next request back by three times the work.
+func TestShareIsThatOfWaitingTenants(t *testing.T) {
+	f := func(name string, tenants int, want float64) {
+		t.Helper()
+		q := New[int](start)
+		add := func(tenant uint64) *Item[int] {
+			it := &Item[int]{Class: Normal, Tenant: tenant, Tokens: 8000}
+			q.Add(it, 1, 8000, time.Minute, false, start)
+			return it
+		}
+		for other := range tenants {
+			add(uint64(2 + other))
+		}
+		first, second, third := add(1), add(1), add(1)
+		if got := (third.key - second.key) / ageingRate; math.Abs(got-want) > 0.01 {
+			t.Errorf("%s: put back by %.2f s, want %.2f (%.2f for the one before)", name, got, want, (second.key-first.key)/ageingRate)
+		}
+	}
+	f("alone", 0, 1)
+	f("one of three", 2, 3)
+}

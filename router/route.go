@@ -1,0 +1,269 @@
+package router
+
+import (
+	"errors"
+	"slices"
+	"time"
+
+	"warmroute/backends"
+	"warmroute/router/policy"
+)
+
+// errQueue says that a request has to wait in the queue.
+var errQueue = errors.New("request has to be queued")
+
+// decision is the decision that is being made, and its scratch memory.
+type decision struct {
+	req      Request
+	tried    []*backends.Backend // excluded
+	promoted bool                // see queue.Item
+	now      time.Time
+	perToken float64 // bytes
+
+	matched    []int // leading blocks of the prompt that each backend holds, by slot
+	buffer     []int // for matched
+	candidates []policy.Candidate
+	backends   []*backends.Backend // of candidates
+	request    policy.Request
+}
+
+// route decides where a request goes, in five steps: match its prompt against the
+// index, filter the backends that may take it, score these, admit it if the best
+// one can start it soon, and reserve what it takes there. It returns errQueue when
+// the request has to wait.
+func (r *Router) route(req *Request, tried []*backends.Backend, now time.Time) (*Decision, error) {
+	if len(tried) > 0 {
+		req.Backends = r.currentBackends(req)
+		if !r.hasUntried(req, tried) {
+			return nil, ErrNoneReady // however many others wait
+		}
+	}
+	if r.mustQueue(req) {
+		return nil, errQueue // its turn is decided among those queued
+	}
+	r.begin(req, tried, now)
+	r.match()
+	err := r.filter()
+	if err == ErrNoneReady && r.refreshBackends(req) {
+		r.decision.req.Backends = req.Backends
+		err = r.filter()
+	}
+	if err != nil {
+		if r.canWait(req) {
+			err = errQueue
+		}
+		return nil, err
+	}
+	chosen := r.score()
+	if !req.NoEngine && !r.admit(chosen) {
+		return nil, errQueue
+	}
+	if !req.NoEngine && len(tried) == 0 && !r.isTooLong(req, r.decision.candidates[chosen].Slot) { // a retry was charged the first time
+		r.queue.Charge(req.Tenant, r.minUncached(), r.totalRate(), now)
+	}
+	return r.reserve(chosen), nil
+}
+
+// begin starts a decision.
+func (r *Router) begin(req *Request, tried []*backends.Backend, now time.Time) {
+	d := &r.decision
+	d.req, d.tried, d.promoted, d.now = *req, tried, false, now
+	d.perToken = r.estimates.BytesPerToken(req.Model)
+}
+
+// match reads from the index how much of the prompt each backend holds.
+func (r *Router) match() {
+	d := &r.decision
+	if len(d.buffer) < len(r.states) {
+		d.buffer = make([]int, len(r.states))
+	}
+	d.matched = d.buffer[:len(r.states)]
+	r.index.Match(d.req.Blocks, d.matched)
+}
+
+// filter finds the candidates: the backends that may take the request, less those
+// that others are preferred to. When there are none it returns why.
+func (r *Router) filter() error {
+	d := &r.decision
+	d.candidates, d.backends = d.candidates[:0], d.backends[:0]
+	none, best := ErrNoneReady, lastResort
+	for _, b := range d.req.Backends {
+		rank := preferred
+		if f := r.filterOf(b); f != nil {
+			rank = f.rank
+			if f.err != nil {
+				none = f.err
+			}
+		}
+		if rank > best {
+			continue
+		}
+		if rank < best {
+			best = rank
+			d.candidates, d.backends = d.candidates[:0], d.backends[:0]
+		}
+		d.backends = append(d.backends, b)
+		d.candidates = append(d.candidates, policy.Candidate{})
+		r.describe(&d.candidates[len(d.candidates)-1], b)
+	}
+	if len(d.backends) == 0 {
+		return none
+	}
+	if r.needsHeadroom(&d.req, d.promoted, d.now) && !r.isTooLongForAll(&d.req) {
+		return r.filterHeadroom()
+	}
+	return nil
+}
+
+// describe fills in what policies know of a backend.
+func (r *Router) describe(c *policy.Candidate, b *backends.Backend) {
+	d, s, l := &r.decision, &r.states[b.Slot], b.Load()
+	foreignRequests, foreignTokens := r.externalLoad(l, d.now)
+	rate, weight, tokens := r.estimates.PrefillRate(b.Slot), weightOf(b), r.promptTokens(&d.req)
+	matched := min(float64(d.matched[b.Slot]*r.blockBytes)/d.perToken, tokens)
+	*c = policy.Candidate{
+		Slot:           b.Slot,
+		NameHash:       s.nameHash,
+		Weight:         weight,
+		MatchedTokens:  matched,
+		UncachedTokens: max(minUncachedTokens, tokens-matched),
+		QueuedTokens:   s.load.queuedTokens(d.now, rate) + foreignTokens + s.claimed.uncached,
+		AdapterTokens:  s.load.adapterCost(d.req.Adapter, l),
+		InFlight:       float64(b.InFlight.Load()) + foreignRequests,
+		PrefillRate:    rate,
+
+		Requests: float64(s.load.requests) / weight, UnstartedTokens: s.load.unstarted / weight,
+	}
+	if r.definition.NeedsContext {
+		c.ContextTokens = r.kvTokens(b.Slot, d.now)
+	}
+	if l != nil {
+		c.Waiting = float64(l.Waiting)
+		c.KVUsage, c.CacheTokens = l.KVCacheUsage, float64(l.CacheTokens)
+	}
+}
+
+// score lets the policy choose a candidate, and returns its place.
+func (r *Router) score() int {
+	r.fillRequest()
+	return r.policy.Choose(&r.decision.request, r.decision.candidates)
+}
+
+// fillRequest fills in what policies know of the request.
+func (r *Router) fillRequest() {
+	d := &r.decision
+	d.request = policy.Request{
+		Now: d.now, Blocks: d.req.Blocks, BlockTokens: float64(r.blockBytes) / d.perToken, PromptTokens: r.promptTokens(&d.req),
+		PromptKey: d.req.PromptKey, Session: d.req.Session,
+		MeanAnswerTokens: r.estimates.AnswerTokens(d.backends), MeanUncachedTokens: r.meanUncached.Value,
+	}
+}
+
+// admit reports whether the chosen candidate can start the request now, or nearly so.
+func (r *Router) admit(chosen int) bool {
+	return !r.isQueueEnabled() || r.blockedBy(chosen) == blockedByNothing
+}
+
+// reserve makes the decision, and accounts for the request on the chosen candidate.
+func (r *Router) reserve(chosen int) *Decision {
+	d, req := &r.decision, &r.decision.req
+	c, b := &d.candidates[chosen], d.backends[chosen]
+	s, depth := &r.states[b.Slot], d.matched[b.Slot]
+	made := &Decision{
+		Backend:       b,
+		Reason:        r.reason(chosen),
+		MatchedBlocks: depth,
+		TotalBlocks:   len(req.Blocks),
+		MatchedTokens: int(c.MatchedTokens),
+		PromptTokens:  int(d.request.PromptTokens),
+		router:        r,
+		health:        s.health,
+		sentAt:        d.now,
+	}
+	made.request = sentRequest{
+		blocks: req.Blocks, adapter: req.Adapter, class: req.class(), streams: req.Streams,
+		noEngine: req.NoEngine, nonGenerative: req.NonGenerative, maxAnswerTokens: req.MaxAnswerTokens,
+	}
+	p := &made.prediction
+	p.Model, p.Bytes, p.PromptTokens, p.Sequences = req.Model, req.Bytes, d.request.PromptTokens, req.sequences()
+	p.MatchedBlocks, p.MatchedTokens, p.Uncached = depth, int(c.MatchedTokens), c.UncachedTokens
+	p.QueuedAhead = s.load.queuedTokens(d.now, c.PrefillRate)
+	p.IsText = req.Sequences <= 1 && !req.Media && len(req.Blocks) > 0
+	p.IsTooLong = r.isTooLong(req, b.Slot)
+	made.watch = stallWatch{req.Stalls, req.Backends, d.tried, -1}
+	s.health.watched.add(made)
+	if req.NoEngine {
+		b.NoEngineInFlight.Add(1)
+		return made
+	}
+	if p.IsTooLong {
+		made.request.blocks, p.Uncached = nil, minUncachedTokens
+	} else {
+		r.index.Add(&made.pin, b.Slot, req.Blocks, depth)
+		p.Distance = made.pin.ReuseDistance
+	}
+	s.load.add(made, d.now)
+	r.interactive.AddSent(&s.classes, made.request.class, p.Sequences, p.Uncached/c.PrefillRate, d.now)
+	s.health.recordSent(made, b.InFlight.Add(p.Sequences) == p.Sequences, d.now)
+	s.kv.recordSent(made, req, r, d.now)
+	return made
+}
+
+// reason says in a word why the candidate was chosen.
+func (r *Router) reason(chosen int) string {
+	d := &r.decision
+	if !r.definition.ExplainsChoice {
+		return r.definition.Name
+	}
+	most := 0.0
+	for i := range d.candidates {
+		most = max(most, d.candidates[i].MatchedTokens)
+	}
+	switch {
+	case len(d.candidates) == 1:
+		return ReasonOnly
+	case len(d.req.Blocks) == 0:
+		return ReasonLoad
+	case most == 0:
+		return ReasonCold
+	case d.candidates[chosen].MatchedTokens < most:
+		return ReasonSpill
+	}
+	return ReasonPrefix
+}
+
+// promptTokens is how long a request's prompt is, about.
+func (r *Router) promptTokens(req *Request) float64 {
+	return float64(req.Bytes) / r.estimates.BytesPerToken(req.Model)
+}
+
+// minUncached is what the candidates would have to compute at least.
+func (r *Router) minUncached() float64 {
+	least := r.promptTokens(&r.decision.req)
+	for i := range r.decision.candidates {
+		least = min(least, r.decision.candidates[i].UncachedTokens)
+	}
+	return least
+}
+
+// totalRate is how many tokens the candidates prefill together in a second.
+func (r *Router) totalRate() float64 {
+	sum := 0.0
+	for i := range r.decision.candidates {
+		sum += r.decision.candidates[i].PrefillRate
+	}
+	return sum
+}
+
+// hasUntried reports whether a backend that was not tried may take the request
+// later: where all have failed it, waiting would not help.
+func (r *Router) hasUntried(req *Request, tried []*backends.Backend) bool {
+	return slices.ContainsFunc(req.Backends, func(b *backends.Backend) bool { return r.has(b) && !b.Retiring() && !slices.Contains(tried, b) })
+}
+
+func weightOf(b *backends.Backend) float64 {
+	if w := b.Options().Weight; w > 0 {
+		return w
+	}
+	return 1
+}

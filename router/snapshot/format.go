@@ -1,0 +1,377 @@
+package snapshot
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/zeebo/xxh3"
+
+	"warmroute/backends"
+	"warmroute/router/estimate"
+	"warmroute/router/index"
+	"warmroute/router/prompt"
+)
+
+// A snapshot is, in numbers little-endian,
+//
+//	magic        16 bytes
+//	version      uint32
+//	fingerprint  uint64, see fingerprint
+//	parts        uint32, how many
+//	each part    uint32 length, bytes: see part
+//	checksum     uint64, xxh3 of all before it
+//
+// It holds hashes of prompts, by which a guessed one can be confirmed: keep it
+// from strangers.
+const (
+	magic         = "warmroute index\n"
+	formatVersion = 1
+	headBytes     = len(magic) + 4 + 8 + 4
+	maxParts      = 1 << 16
+
+	// maxAge is how old one may be. Its backends' counters tell better
+	// what it is worth; this bounds what is kept for one that has none.
+	maxAge = 24 * time.Hour
+)
+
+// fingerprint is another number when blocks of equal prompts are other hashes:
+// for another size of blocks, and when the way from a body to its canonical
+// prompt changes in what these samples hold.
+func fingerprint(blockBytes int) uint64 {
+	const chat = `{"model":"m","messages":[{"role":"system","content":"Be brief.\n\u00e9\ud83d\ude00"},` +
+		`{"role":"user","content":[{"type":"text","text":"one"},{"type":"text","text":"two"},{"type":"image_url","image_url":{"url":"data:image/png;base64,AA=="}}]},` +
+		`{"role":"assistant","reasoning":"hm","content":null,"tool_calls":[{"id":"c1","type":"function","function":{"name":"f","arguments":"{\"a\": 1}"}}]},` +
+		`{"role":"tool","tool_call_id":"c1","content":"three"},{"role":"user","name":"n","content":"four"}],` +
+		`"tools":[{"type":"function","function":{"parameters":{"type":"object", "properties":{}},"name":"f","description":"d"}}]}`
+	samples := []struct {
+		kind prompt.Kind
+		body string
+	}{
+		{prompt.Chat, chat},
+		{prompt.Chat, `{"messages":[{"role":"user","content":"seeds and so on, more than a block"}],"cache_salt":"s","chat_template_kwargs":{"a":1}}`},
+		{prompt.Completion, `{"model":"m","prompt":"a text as it is, longer than a block"}`},
+		{prompt.Completion, `{"model":"m","prompt":[1,2,3,4,5,6,7,8,9,10,11,12]}`},
+	}
+	const fine = 16 // bytes a block, so that little of a sample's end is left out
+	sum := binary.LittleEndian.AppendUint64(nil, uint64(blockBytes))
+	var p prompt.Prompt
+	for _, s := range samples {
+		// A sample that is refused one day has no blocks, which is a change too.
+		_ = p.Parse(s.kind, []byte(s.body))
+		for _, b := range p.Blocks(nil, "m", fine) {
+			sum = binary.LittleEndian.AppendUint64(sum, uint64(b))
+		}
+	}
+	return xxh3.Hash(sum)
+}
+
+// writer writes the frame around parts. The first error stays.
+type writer struct {
+	to  io.Writer
+	sum *xxh3.Hasher
+	err error
+}
+
+func newWriter(to io.Writer, fingerprint uint64, parts int) *writer {
+	w := &writer{to: to, sum: xxh3.New()}
+	head := binary.LittleEndian.AppendUint32([]byte(magic), formatVersion)
+	head = binary.LittleEndian.AppendUint64(head, fingerprint)
+	w.write(binary.LittleEndian.AppendUint32(head, uint32(parts)))
+	return w
+}
+
+func (w *writer) write(b []byte) {
+	if w.err == nil {
+		w.sum.Write(b)
+		_, w.err = w.to.Write(b)
+	}
+}
+
+func (w *writer) part(b []byte) {
+	if len(b) > math.MaxUint32 && w.err == nil {
+		w.err = errors.New("part of one backend exceeds 4 GiB: lower index.max_bytes")
+	}
+	w.write(binary.LittleEndian.AppendUint32(nil, uint32(len(b))))
+	w.write(b)
+}
+
+func (w *writer) close() error {
+	w.write(binary.LittleEndian.AppendUint64(nil, w.sum.Sum64()))
+	return w.err
+}
+
+// HasHeader reports whether a file that begins with head is a snapshot, perhaps damaged
+// or of another version, or empty.
+func HasHeader(head []byte) bool {
+	n := min(len(head), len(magic))
+	return string(head[:n]) == magic[:n]
+}
+
+// parse returns the parts by address. They alias data.
+func parse(data []byte, want uint64, now time.Time) (map[string]*part, error) {
+	if !HasHeader(data) {
+		return nil, errors.New("not a warmroute snapshot")
+	}
+	if len(data) < headBytes+8 {
+		return nil, errors.New("snapshot is damaged: truncated")
+	}
+	rest := data[len(magic):]
+	if v := binary.LittleEndian.Uint32(rest); v != formatVersion {
+		return nil, fmt.Errorf("snapshot has format version %d, expected %d", v, formatVersion)
+	}
+	end := len(data) - 8
+	if binary.LittleEndian.Uint64(data[end:]) != xxh3.Hash(data[:end]) {
+		return nil, errors.New("snapshot is damaged: wrong checksum")
+	}
+	if binary.LittleEndian.Uint64(rest[4:]) != want {
+		return nil, errors.New("snapshot was written with another index.block_bytes, or by another version")
+	}
+	count := binary.LittleEndian.Uint32(rest[12:])
+	if count > maxParts {
+		return nil, fmt.Errorf("snapshot is damaged: %d parts", count)
+	}
+	rest = data[headBytes:end]
+	parts := map[string]*part{}
+	var newest time.Time
+	for range count {
+		if len(rest) < 4 || uint64(binary.LittleEndian.Uint32(rest)) > uint64(len(rest)-4) {
+			return nil, errTruncated
+		}
+		n := int(binary.LittleEndian.Uint32(rest))
+		p, err := parsePart(rest[4 : 4+n])
+		if err != nil {
+			return nil, err
+		}
+		rest = rest[4+n:]
+		if p.takenAt.After(newest) {
+			newest = p.takenAt
+		}
+		if now.Sub(p.takenAt) <= maxAge {
+			parts[p.address] = p
+		}
+	}
+	switch {
+	case len(rest) > 0:
+		return nil, errors.New("snapshot is damaged: data after its last part")
+	case len(parts) == 0 && count > 0:
+		return nil, fmt.Errorf("snapshot is %v old, maximum is %v", now.Sub(newest).Round(time.Minute), maxAge)
+	}
+	return parts, nil
+}
+
+// part is what a snapshot holds of one backend. Its bytes are
+//
+//	address      uvarint length, bytes
+//	takenAt      int64, ms since 1970
+//	load         see appendLoad
+//	estimates    see estimate.Fleet.Append
+//	blocks       uvarint number; for each, the latest used first, its hash in
+//	             8 bytes and a uvarint: how many blocks before it in this list
+//	             its predecessor stands, 0 for a first block
+//
+// numbers little-endian. A block comes after its predecessor, so the list
+// cannot name one that is not held.
+type part struct {
+	address   string
+	takenAt   time.Time
+	load      backends.Load // only what tells one cache from another
+	estimates []byte        // see estimate.Fleet.Append
+	list      []byte        // the blocks
+	count     int
+	raw       []byte // all of it; list is its end
+}
+
+var errTruncated = errors.New("snapshot is damaged: truncated part")
+
+// mismatch returns why a backend's cache is not the one of p, judged by its first
+// scrape; "" when it may be.
+func (p *part) mismatch(l *backends.Load) string {
+	then := &p.load
+	sameProcess := then.StartTime != 0 && then.StartTime == l.StartTime
+	older := then.StartTime == 0 && l.StartTime != 0 && l.StartTime < float64(p.takenAt.Unix())
+	counted := l.TokensKnown && then.TokensKnown && then.PromptTokens > 0
+	switch {
+	case l.Asleep:
+		return "engine is asleep"
+	case l.PrefixCachingOff:
+		return "prefix caching is off"
+	case l.StartTime != 0 && !sameProcess && !older:
+		return "process restarted"
+	case counted && (l.PromptTokens < then.PromptTokens || l.GenerationTokens < then.GenerationTokens):
+		return "counter decreased"
+	case !sameProcess && !older && !counted:
+		return "cannot tell whether the process is older than the snapshot"
+	case l.CacheTokens != then.CacheTokens:
+		return fmt.Sprintf("cache size changed from %d to %d tokens", then.CacheTokens, l.CacheTokens)
+	case l.CacheTokens > 0 && l.PrefixKnown && then.PrefixKnown &&
+		(l.PrefixQueries-l.PrefixHits)-(then.PrefixQueries-then.PrefixHits) > float64(l.CacheTokens):
+		return "replica has computed more since then than its cache holds"
+	}
+	return ""
+}
+
+// encode appends p's bytes, with estimates and blocks.
+func (p *part) encode(to, estimates []byte, blocks []index.ExportedBlock) []byte {
+	to = binary.AppendUvarint(to, uint64(len(p.address)))
+	to = append(to, p.address...)
+	to = binary.LittleEndian.AppendUint64(to, uint64(p.takenAt.UnixMilli()))
+	to = appendLoad(to, &p.load)
+	to = append(to, estimates...)
+	count := len(to)
+	to = append(to, make([]byte, 8)...) // a number of fixed length: it is not known yet
+	var n uint64
+	to, n = appendBlocks(to, blocks)
+	binary.LittleEndian.PutUint64(to[count:], n)
+	return to
+}
+
+// appendBlocks writes the blocks in the order of their use, and before each
+// what it stands on. Blocks whose predecessor was evicted, or moved, while they
+// were copied are left out.
+func appendBlocks(to []byte, copied []index.ExportedBlock) ([]byte, uint64) {
+	const unknown, leftOut = 0, math.MaxUint32
+	number := make([]uint32, len(copied)) // in the list, from 1
+	order := make([]int32, 0, len(copied))
+	for place := range copied {
+		if copied[place].Used != 0 {
+			order = append(order, int32(place))
+		}
+	}
+	slices.SortFunc(order, func(a, b int32) int { return cmp.Compare(copied[b].Used, copied[a].Used) })
+	n := uint32(0)
+	var above []int32 // places on the way to a first block, or to one that was written
+	for _, place := range order {
+		above = above[:0]
+		for number[place] == unknown {
+			above = append(above, place)
+			number[place] = leftOut // until it is written; also ends a circle
+			c := &copied[place]
+			if c.ParentPlace == 0 {
+				break
+			}
+			if int(c.ParentPlace) >= len(copied) || copied[c.ParentPlace].Used == 0 || copied[c.ParentPlace].Block != c.Parent {
+				above = above[:0]
+				break
+			}
+			place = c.ParentPlace
+		}
+		for _, at := range slices.Backward(above) {
+			c, back := &copied[at], uint32(0)
+			if c.ParentPlace != 0 {
+				if number[c.ParentPlace] == leftOut {
+					break
+				}
+				back = n + 1 - number[c.ParentPlace]
+			}
+			n++
+			number[at] = n
+			to = binary.LittleEndian.AppendUint64(to, uint64(c.Block))
+			to = binary.AppendUvarint(to, uint64(back))
+		}
+	}
+	return to, uint64(n)
+}
+
+// parsePart checks all of a part, so that nothing can fail when it is used.
+func parsePart(raw []byte) (*part, error) {
+	p := &part{raw: raw}
+	n, size := binary.Uvarint(raw)
+	if size <= 0 || n > uint64(len(raw)-size) {
+		return nil, errTruncated
+	}
+	p.address, raw = string(raw[size:size+int(n)]), raw[size+int(n):]
+	if len(raw) < 8+loadBytes+estimate.EncodedBytes+8 {
+		return nil, errTruncated
+	}
+	p.takenAt = time.UnixMilli(int64(binary.LittleEndian.Uint64(raw)))
+	p.load = readLoad(raw[8:])
+	raw = raw[8+loadBytes:]
+	p.estimates, raw = raw[:estimate.EncodedBytes], raw[estimate.EncodedBytes:]
+	count := binary.LittleEndian.Uint64(raw)
+	p.list = raw[8:]
+	if count > uint64(len(p.list)/9) || count > math.MaxInt32 { // a block takes 9 bytes at least
+		return nil, errTruncated
+	}
+	p.count = int(count)
+	rest := p.list
+	for i := range count {
+		if len(rest) < 9 {
+			return nil, errTruncated
+		}
+		back, size := binary.Uvarint(rest[8:])
+		if size <= 0 || back > i {
+			return nil, errors.New("snapshot is damaged: missing predecessor of a block")
+		}
+		rest = rest[8+size:]
+	}
+	if len(rest) > 0 {
+		return nil, errors.New("snapshot is damaged: data after the end of a part")
+	}
+	return p, nil
+}
+
+// clone returns a copy that shares no memory with p.
+func (p *part) clone() *part {
+	c := *p
+	c.raw = bytes.Clone(p.raw)
+	list := len(c.raw) - len(p.list)
+	c.list = c.raw[list:]
+	c.estimates = c.raw[list-8-len(p.estimates) : list-8] // the number of blocks is between them
+	return &c
+}
+
+// blocks lists what the backend held, in the order that index.Import takes.
+func (p *part) blocks() []index.ImportedBlock {
+	all := make([]index.ImportedBlock, p.count)
+	rest := p.list
+	for i := range all {
+		back, size := binary.Uvarint(rest[8:])
+		b := index.ImportedBlock{Block: prompt.Block(binary.LittleEndian.Uint64(rest)), First: back == 0}
+		if back > 0 {
+			b.Parent = all[i-int(back)].Block
+		}
+		all[i], rest = b, rest[8+size:]
+	}
+	return all
+}
+
+// loadBytes is the length of a load in a snapshot: six numbers and two flags.
+const loadBytes = 6*8 + 2
+
+// appendLoad writes what tells one cache, or one process, from another.
+func appendLoad(to []byte, l *backends.Load) []byte {
+	for _, x := range []float64{
+		l.StartTime, float64(l.CacheTokens),
+		l.PromptTokens, l.GenerationTokens, l.PrefixQueries, l.PrefixHits,
+	} {
+		to = binary.LittleEndian.AppendUint64(to, math.Float64bits(x))
+	}
+	return append(to, boolByte(l.TokensKnown), boolByte(l.PrefixKnown))
+}
+
+func boolByte(b bool) byte {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// readLoad reads loadBytes bytes.
+func readLoad(from []byte) backends.Load {
+	next := func() float64 {
+		x := math.Float64frombits(binary.LittleEndian.Uint64(from))
+		from = from[8:]
+		return x
+	}
+	l := backends.Load{StartTime: next(), CacheTokens: int(next())}
+	l.PromptTokens, l.GenerationTokens, l.PrefixQueries, l.PrefixHits = next(), next(), next(), next()
+	l.TokensKnown, l.PrefixKnown = from[0] == 1, from[1] == 1
+	return l
+}

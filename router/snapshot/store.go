@@ -1,0 +1,165 @@
+// Package snapshot carries what a router knows of its backends' caches, and what it
+// has learned of them, over a restart of the proxy.
+package snapshot
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"warmroute/backends"
+	"warmroute/router"
+	"warmroute/router/index"
+)
+
+// Store reads and writes snapshots of a router. A replica that runs on while the
+// proxy restarts still holds its blocks. Safe for concurrent use.
+//
+// What was read is given to a backend at its first scrape, unless that shows that the
+// replica's cache is another one by now. A replica without /metrics shows nothing and
+// starts cold.
+type Store struct {
+	router      *router.Router
+	options     Options
+	fingerprint uint64
+
+	mu        sync.Mutex // guards what follows, not what the pointers point to
+	lastLoads map[*backends.Backend]*backends.Load
+	pending   map[*backends.Backend]*part // read, until the first scrape
+	keptBytes int                         // of memory, by pending
+}
+
+// Options are what a Store needs beside its router.
+type Options struct {
+	BlockBytes int   // of canonical prompt in a block
+	MaxBytes   int64 // of a snapshot: what the router's index may take
+	Now        func() time.Time
+	Log        *slog.Logger
+}
+
+// NewStore returns the Store of a router.
+func NewStore(r *router.Router, o Options) *Store {
+	return &Store{
+		router:      r,
+		options:     o,
+		fingerprint: fingerprint(o.BlockBytes),
+		lastLoads:   map[*backends.Backend]*backends.Load{},
+		pending:     map[*backends.Backend]*part{},
+	}
+}
+
+// Read reads a snapshot that Write wrote. On an error, which says why it cannot be
+// used, nothing has changed. Call it before the first ObserveLoad.
+func (s *Store) Read(from io.Reader) error {
+	data, err := io.ReadAll(io.LimitReader(from, s.options.MaxBytes+1))
+	if err != nil {
+		return err
+	}
+	if int64(len(data)) > s.options.MaxBytes {
+		return errors.New("snapshot is larger than index.max_bytes")
+	}
+	parts, err := parse(data, s.fingerprint, s.options.Now())
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, b := range s.router.Backends() {
+		if p := parts[backends.Address(b.URL)]; p != nil {
+			s.pending[b] = p
+		}
+	}
+	s.keptBytes = len(data)
+	s.compact()
+	return nil
+}
+
+// compact copies the pending parts when they are the smaller half of what they keep
+// in memory: a whole file for a backend that never comes back would be too much, and
+// all of it twice at the start as well. s.mu is held.
+func (s *Store) compact() {
+	size := 0
+	for _, p := range s.pending {
+		size += len(p.raw)
+	}
+	if size > s.keptBytes/2 {
+		return
+	}
+	s.keptBytes = size
+	for b, p := range s.pending {
+		s.pending[b] = p.clone()
+	}
+}
+
+// ObserveLoad calls Router.ObserveLoad, and at the first scrape of a backend restores
+// what was read of it. Calls for one backend do not overlap.
+func (s *Store) ObserveLoad(b *backends.Backend, l *backends.Load) {
+	s.router.ObserveLoad(b, l)
+	p := s.observe(b, l)
+	if p == nil {
+		return
+	}
+	age := s.options.Now().Sub(p.takenAt).Round(time.Second)
+	if reason := p.mismatch(l); reason != "" {
+		s.options.Log.Warn("index snapshot not used", "backend", b.Name, "reason", reason, "age", age)
+	} else {
+		s.options.Log.Info("index restored", "backend", b.Name, "blocks", s.router.Import(b, p.estimates, p.blocks()), "age", age)
+	}
+	s.removePending(b) // not before: a Write meanwhile has the whole of it
+}
+
+func (s *Store) observe(b *backends.Backend, l *backends.Load) *part {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lastLoads[b] = l
+	return s.pending[b]
+}
+
+func (s *Store) removePending(b *backends.Backend) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.pending, b)
+	s.compact()
+}
+
+// ForgetBackend forgets a backend that was removed, of which no ObserveLoad follows.
+func (s *Store) ForgetBackend(b *backends.Backend) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.pending, b)
+	delete(s.lastLoads, b)
+	s.compact()
+}
+
+// Write writes what is known of every backend that was scraped since the start, and
+// of the others what was read. The router goes on deciding meanwhile.
+func (s *Store) Write(to io.Writer) error {
+	list := s.router.Backends()
+	s.mu.Lock()
+	pending, loads := maps.Clone(s.pending), maps.Clone(s.lastLoads)
+	s.mu.Unlock()
+	// Of a backend never scraped nothing could show, one day, that its cache is still the same.
+	list = slices.DeleteFunc(list, func(b *backends.Backend) bool { return pending[b] == nil && loads[b] == nil })
+	w := newWriter(to, s.fingerprint, len(list))
+	var blocks []index.ExportedBlock
+	var estimates, buf []byte
+	for _, b := range list {
+		if p := pending[b]; p != nil {
+			w.part(p.raw)
+			continue
+		}
+		p := part{address: backends.Address(b.URL), takenAt: s.options.Now(), load: *loads[b]}
+		estimates, blocks = s.router.Export(b, estimates[:0], blocks[:0])
+		buf = p.encode(buf[:0], estimates, blocks)
+		w.part(buf)
+	}
+	if err := w.close(); err != nil {
+		return fmt.Errorf("write index snapshot: %w", err)
+	}
+	return nil
+}
