@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"os"
 
 	"warmroute/cli"
 	"warmroute/metrics"
@@ -16,9 +15,9 @@ func (s *service) watchRequests(m *metrics.Metrics) (err error) {
 		return fmt.Errorf("access_log.file: %w", err)
 	}
 	m.RegisterAccessLog(s.access.Dropped)
-	if s.traces, err = tracing.New(os.LookupEnv, cli.Version(), s.log); err != nil {
+	if s.traces, err = tracing.New(cli.Version(), s.log); err != nil {
 		// A variable that all services of a host may share is no reason not to serve.
-		s.log.Warn("requests are not traced", "reason", err.Error())
+		s.log.Warn("requests are not traced", "err", err)
 	}
 	if s.traces != nil {
 		m.RegisterTracing(s.traces.Sent, s.traces.Failed, s.traces.Dropped)

@@ -344,7 +344,7 @@ func TestACollectorThatIsAwayOrHangsDelaysNobody(t *testing.T) {
 				if status := p.exit(); status != 0 {
 					t.Errorf("status %d", status)
 				}
-				if n := strings.Count(p.log.String(), "traces do not reach the collector"); n != 1 {
+				if n := strings.Count(p.log.String(), "sending traces failed"); n != 1 {
 					t.Errorf("said %d times", n)
 				}
 				lost, err := strconv.Atoi(p.awaitLog("spans_lost=([0-9]+)"))

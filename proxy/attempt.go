@@ -94,7 +94,7 @@ func (r *request) attempt(d *router.Decision) *failure {
 		return a.attributeFailure(a.classify(err))
 	}
 	defer resp.Body.Close()
-	r.spans.Answered(resp.StatusCode)
+	r.spans.SetStatus(resp.StatusCode)
 	return a.attributeFailure(a.relay(resp))
 }
 

@@ -233,7 +233,7 @@ func (r *request) recordWait(kind waitKind, outcome waitOutcome, waited time.Dur
 		r.proxy.metrics.CountRetryWait(result)
 		h.queueTime += waited
 		h.budgetWait += waited
-		r.spans.Held(waited, "retry_budget")
+		r.spans.AddQueueWait(waited, "retry_budget")
 	}
 }
 
@@ -292,7 +292,7 @@ func (r *request) maxQueueTime() time.Duration {
 func (r *request) recordQueueTime(end metrics.QueueResult, waited time.Duration) {
 	r.history.queueTime += waited
 	r.proxy.metrics.RecordQueueExit(end, waited)
-	r.spans.Held(waited, string(end))
+	r.spans.AddQueueWait(waited, string(end))
 }
 
 // joinQueue counts the request among those that wait, and reports whether one more

@@ -92,7 +92,7 @@ func (p *Proxy) newRequest(e *endpoint, w http.ResponseWriter, r *http.Request) 
 	x := &request{proxy: p, settings: s, endpoint: e, client: newClientWriter(w, r, s.WriteIdle), httpReq: r, arrivedAt: time.Now(), id: headerValue(r.Header, "X-Request-Id")}
 	x.client.cancelled = &x.inFlight.cancelled
 	x.outcome.Endpoint = e.path
-	x.spans = p.traces.Begin(r, e.path, x.arrivedAt)
+	x.spans = p.traces.StartRequest(r, e.path, x.arrivedAt)
 	p.inFlight.Add(1)
 	p.activity.add(x)
 	return x

@@ -246,7 +246,7 @@ func (s *streamRelay) recordFirstEvent() {
 func (s *streamRelay) recordFirstToken() {
 	if s.events.content && s.outcome.TTFT == 0 {
 		s.outcome.TTFT = time.Since(s.arrivedAt)
-		s.spans.FirstToken()
+		s.spans.MarkFirstToken()
 	}
 }
 

@@ -34,11 +34,11 @@ func (r *request) beginAttemptSpan(d *router.Decision) {
 	if r.spans == nil {
 		return
 	}
-	r.spans.Sending(&tracing.Attempt{
+	r.spans.StartAttempt(&tracing.Attempt{
 		Number: r.history.sent, Model: r.outcome.Model, Backend: d.Backend.Name, Reason: d.Reason,
 		Scheme: d.Backend.URL.Scheme, Host: d.Backend.URL.Host,
-		Matched: d.MatchedTokens, Prompt: d.PromptTokens,
-		Max: r.input.request.MaxAnswerTokens, Streams: r.input.request.Streams,
+		MatchedTokens: d.MatchedTokens, PromptTokens: d.PromptTokens,
+		MaxTokens: r.input.request.MaxAnswerTokens, Streams: r.input.request.Streams,
 	}, r.httpReq.Header)
 }
 
@@ -54,14 +54,14 @@ func (a *attempt) endAttemptSpan() {
 	case a.result.End == router.Truncated:
 		fault = "broke_off"
 	case a.summary.phase != "":
-		fault = tracing.Left
+		fault = tracing.ErrorDisconnected
 	case a.result.End == router.ClientDisconnected:
 		fault = "cut_off" // by an operator, or by the proxy's end
 	}
 	if a.result.CachedKnown {
 		cached = a.result.CachedTokens
 	}
-	a.spans.Sent(fault, a.result.PromptTokens, a.result.AnswerTokens, cached)
+	a.spans.EndAttempt(fault, a.result.PromptTokens, a.result.AnswerTokens, cached)
 }
 
 // logRequest tells of the request at its end.

@@ -16,96 +16,126 @@ import (
 )
 
 const (
-	warnEvery  = time.Minute
-	mostReason = 500 // bytes of an error that are logged
+	warnInterval  = time.Minute
+	maxErrorBytes = 500     // of a logged error
+	maxQueueSpans = 1 << 20 // that may be configured
 )
 
-// exporter sends spans and tells, now and then, why it could not.
+// exporter sends spans, counts them and warns when the collector does not accept them.
 type exporter struct {
 	*otlptrace.Exporter
-	log                            *slog.Logger
-	sent, failed, dropped, waiting atomic.Int64
-	told                           int64 // of dropped; the batcher's, which exports one batch at a time
+	log                           *slog.Logger
+	sent, failed, dropped, queued atomic.Int64
+	reportedDrops                 int64 // used by ExportSpans, which is not called concurrently
 
-	stopped context.Context // done when the rest is given up
-	giveUp  context.CancelFunc
+	aborted context.Context // done when the remaining spans are given up
+	abort   context.CancelFunc
 
-	mu               sync.Mutex // guards what follows
-	warned, reported time.Time
+	mu                                sync.Mutex // guards what follows
+	exportErrorLogged, sdkErrorLogged time.Time
 }
 
 func newExporter(client otlptrace.Client, log *slog.Logger) *exporter {
 	e := &exporter{Exporter: otlptrace.NewUnstarted(client), log: log}
-	e.stopped, e.giveUp = context.WithCancel(context.Background())
+	e.aborted, e.abort = context.WithCancel(context.Background())
 	return e
 }
 
-// ExportSpans implements sdk.SpanExporter. Its errors are told here, so that the SDK
-// need not.
+// ExportSpans implements sdk.SpanExporter. It reports errors itself and returns nil.
 func (e *exporter) ExportSpans(ctx context.Context, spans []sdk.ReadOnlySpan) error {
-	e.waiting.Add(-int64(len(spans)))
+	e.queued.Add(-int64(len(spans)))
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	defer context.AfterFunc(e.stopped, cancel)()
+	defer context.AfterFunc(e.aborted, cancel)()
 	if err := e.Exporter.ExportSpans(ctx, spans); err != nil {
 		e.failed.Add(int64(len(spans)))
-		e.warn(err)
+		e.reportExportError(err)
 		return nil
 	}
 	e.sent.Add(int64(len(spans)))
-	if dropped := e.dropped.Load(); dropped > e.told {
-		e.told = dropped
-		e.warn(errors.New("it is too slow: more spans wait for it than OTEL_BSP_MAX_QUEUE_SIZE allows"))
+	if dropped := e.dropped.Load(); dropped > e.reportedDrops {
+		e.reportedDrops = dropped
+		e.reportExportError(errors.New("the collector is too slow: the queue of OTEL_BSP_MAX_QUEUE_SIZE spans is full"))
 	}
 	return nil
 }
 
-// warn tells that the collector did not take spans.
-func (e *exporter) warn(err error) {
-	if e.mayTell(&e.warned) {
-		e.log.Warn("traces do not reach the collector", "reason", reasonOf(err), "spans_lost", e.failed.Load()+e.dropped.Load())
+// reportExportError logs, at most once in warnInterval, that spans were lost.
+func (e *exporter) reportExportError(err error) {
+	if e.shouldLog(&e.exportErrorLogged) {
+		e.log.Warn("sending traces failed", "err", exportErrorText(err), "spans_lost", e.failed.Load()+e.dropped.Load())
 	}
 }
 
-// report tells what the SDK finds wrong with itself or its environment. Such errors
-// keep none of those of warn from being told.
-func (e *exporter) report(err error) {
-	if e.mayTell(&e.reported) {
+// reportSDKError logs, at most once in warnInterval, an error of the SDK itself.
+func (e *exporter) reportSDKError(err error) {
+	if e.shouldLog(&e.sdkErrorLogged) {
 		text := err.Error()
-		e.log.Warn("OpenTelemetry goes on after a fault", "reason", text[:min(len(text), mostReason)])
+		e.log.Warn("OpenTelemetry error (tracing continues)", "err", text[:min(len(text), maxErrorBytes)])
 	}
 }
 
-// mayTell reports whether last is long enough ago, and sets it if so.
-func (e *exporter) mayTell(last *time.Time) bool {
+// shouldLog reports whether last is at least warnInterval ago, and then sets it.
+func (e *exporter) shouldLog(last *time.Time) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	now := time.Now()
-	if now.Sub(*last) < warnEvery {
+	if now.Sub(*last) < warnInterval {
 		return false
 	}
 	*last = now
 	return true
 }
 
-// reasonOf is why spans were not sent, without what the collector wrote: that may
-// repeat the headers it was sent, keys and all.
-func reasonOf(err error) string {
+// exportErrorText returns why spans were not sent, without the collector's response,
+// which may repeat the headers and so the keys that it was sent.
+func exportErrorText(err error) string {
 	if s, ok := status.FromError(err); ok {
 		return "gRPC status " + s.Code().String()
 	}
-	if at, ok := errors.AsType[*url.Error](err); ok { // a redirect's address is the collector's text
-		err = at.Err
+	if urlErr, ok := errors.AsType[*url.Error](err); ok { // its URL may come from a redirect
+		err = urlErr.Err
 	}
 	text := err.Error()
-	for _, its := range []string{" (body: ", "body: ", "OTLP partial success: ", "malformed HTTP", "Location header"} {
-		text, _, _ = strings.Cut(text, its)
+	for _, quote := range []string{" (body: ", "body: ", "OTLP partial success: ", "malformed HTTP", "Location header"} {
+		text, _, _ = strings.Cut(text, quote)
 	}
 	switch text = strings.TrimSuffix(strings.TrimSpace(text), ":"); {
-	case strings.HasSuffix(text, "retry-able request failure"): // for these the SDK keeps no status
+	case strings.HasSuffix(text, "retry-able request failure"): // the SDK does not say which status
 		text += ": status 429, 502, 503 or 504"
 	case text == "" || strings.HasSuffix(text, "traces export"):
-		text = "an answer that is none of a collector's, or spans refused"
+		text = "invalid response of the collector, or spans rejected"
 	}
-	return text[:min(len(text), mostReason)]
+	return text[:min(len(text), maxErrorBytes)]
+}
+
+// queue counts the spans in the SDK's queue, so that the dropped ones can be counted:
+// the SDK does not tell their number.
+type queue struct {
+	sdk.SpanProcessor
+	exporter *exporter
+	maxSpans int64
+}
+
+// newQueue starts the SDK's queue. The SDK panics if the sizes are negative.
+func newQueue(e *exporter) queue {
+	maxSpans := positiveEnv("OTEL_BSP_MAX_QUEUE_SIZE", sdk.DefaultMaxQueueSize, maxQueueSpans)
+	batch := positiveEnv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", min(sdk.DefaultMaxExportBatchSize, maxSpans), maxSpans)
+	delay := positiveEnv("OTEL_BSP_SCHEDULE_DELAY", sdk.DefaultScheduleDelay, 1<<31-1)
+	processor := sdk.NewBatchSpanProcessor(e, sdk.WithMaxQueueSize(maxSpans), sdk.WithMaxExportBatchSize(batch),
+		sdk.WithBatchTimeout(time.Duration(delay)*time.Millisecond))
+	return queue{processor, e, int64(maxSpans)}
+}
+
+// OnEnd implements sdk.SpanProcessor. It does not block.
+func (q queue) OnEnd(s sdk.ReadOnlySpan) {
+	if !s.SpanContext().IsSampled() {
+		return
+	}
+	if q.exporter.queued.Add(1) > q.maxSpans {
+		q.exporter.queued.Add(-1)
+		q.exporter.dropped.Add(1)
+		return
+	}
+	q.SpanProcessor.OnEnd(s)
 }

@@ -17,24 +17,59 @@ import (
 	"warmroute/proxy/accesslog"
 )
 
-// Request is the spans of one request. It is not safe for concurrent use. All that
-// a nil one is told it forgets.
+// Request makes the spans of one request. It is not safe for concurrent use. A nil
+// Request makes none.
 type Request struct {
-	tracer  trace.Tracer
-	ctx     context.Context // with span in it
-	span    trace.Span
-	route   string
-	attempt context.Context // the one under way, with its span in it
-	sent    time.Time
-	status  int // of its answer
-	chunk   bool
+	tracer     trace.Tracer
+	ctx        context.Context // with span in it
+	span       trace.Span
+	route      string
+	attempt    context.Context // with the span of the current attempt in it; nil: none
+	sentAt     time.Time
+	status     int // of the response to the attempt
+	firstToken bool
 }
+
+// operations are the names that the GenAI conventions have for endpoints, by path.
+var operations = map[string]attribute.KeyValue{
+	"/v1/chat/completions": operation.String("chat"),
+	"/v1/responses":        operation.String("chat"),
+	"/v1/messages":         operation.String("chat"),
+	"/v1/completions":      operation.String("text_completion"),
+	"/v1/embeddings":       operation.String("embeddings"),
+}
+
+// Attributes that the SDK's package of conventions does not have.
+const (
+	operation    = attribute.Key("gen_ai.operation.name")
+	provider     = attribute.Key("gen_ai.provider.name")
+	requestModel = attribute.Key("gen_ai.request.model")
+	maxTokens    = attribute.Key("gen_ai.request.max_tokens")
+	streams      = attribute.Key("gen_ai.request.stream")
+	inputTokens  = attribute.Key("gen_ai.usage.input_tokens")
+	outputTokens = attribute.Key("gen_ai.usage.output_tokens")
+	cachedTokens = attribute.Key("gen_ai.usage.cache_read.input_tokens")
+	firstChunk   = attribute.Key("gen_ai.response.time_to_first_chunk") // seconds
+
+	requestID = attribute.Key("warmroute.request_id")
+	keyName   = attribute.Key("warmroute.key")
+	backend   = attribute.Key("warmroute.backend")
+	reason    = attribute.Key("warmroute.reason")
+	matched   = attribute.Key("warmroute.prefix.matched_tokens")
+	prompt    = attribute.Key("warmroute.prompt_tokens") // as estimated for the decision
+	attempts  = attribute.Key("warmroute.attempts")
+	held      = attribute.Key("warmroute.queue.seconds") // seconds
+	heldEnd   = attribute.Key("warmroute.queue.end")
+	ttft      = attribute.Key("warmroute.ttft")     // seconds
+	overhead  = attribute.Key("warmroute.overhead") // seconds
+	phase     = attribute.Key("warmroute.aborted")
+)
 
 var traceContext propagation.TraceContext
 
-// Begin begins the span of a request that arrived at that time, below the client's
-// own if it sent one. route is its path as it is configured, not as it was written.
-func (t *Tracer) Begin(r *http.Request, route string, at time.Time) *Request {
+// StartRequest starts the span of a request that arrived at that time, as a child of
+// the client's span if it sent one. route is the endpoint's path.
+func (t *Tracer) StartRequest(r *http.Request, route string, at time.Time) *Request {
 	if t == nil {
 		return nil
 	}
@@ -56,13 +91,13 @@ func (t *Tracer) Begin(r *http.Request, route string, at time.Time) *Request {
 	q.span.SetAttributes(semconv.HTTPRequestMethodPost, semconv.HTTPRoute(route), semconv.URLPath(route), semconv.URLScheme(scheme),
 		semconv.ClientAddress(client), semconv.NetworkProtocolVersion(strings.TrimSuffix(strconv.Itoa(r.ProtoMajor)+"."+strconv.Itoa(r.ProtoMinor), ".0")))
 	if addr, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr); ok {
-		q.span.SetAttributes(address(addr.String(), "")...)
+		q.span.SetAttributes(serverAddress(addr.String(), "")...)
 	}
 	return q
 }
 
-// address is where a server is.
-func address(hostPort, scheme string) []attribute.KeyValue {
+// serverAddress returns the attributes of a server's address.
+func serverAddress(hostPort, scheme string) []attribute.KeyValue {
 	host, port, err := net.SplitHostPort(hostPort)
 	if err != nil {
 		host, port = hostPort, map[string]string{"http": "80", "https": "443"}[scheme]
@@ -74,7 +109,8 @@ func address(hostPort, scheme string) []attribute.KeyValue {
 	return attrs
 }
 
-// TraceID is that of the request's span; of a nil Request's, what its client said.
+// TraceID returns the trace of the request's span. For a nil Request it is the trace
+// that the client sent, or empty.
 func (q *Request) TraceID(h http.Header) string {
 	if q != nil {
 		return q.span.SpanContext().TraceID().String()
@@ -89,8 +125,8 @@ func (q *Request) TraceID(h http.Header) string {
 	return sent.TraceID().String()
 }
 
-// Held adds a wait that ends now.
-func (q *Request) Held(waited time.Duration, end string) {
+// AddQueueWait adds the span of a wait in the admission queue that ends now.
+func (q *Request) AddQueueWait(waited time.Duration, end string) {
 	if q == nil || waited <= 0 {
 		return
 	}
@@ -99,19 +135,20 @@ func (q *Request) Held(waited time.Duration, end string) {
 	span.End(trace.WithTimestamp(now))
 }
 
-// Attempt is what is known of an attempt before it is made.
+// Attempt describes an attempt before it is made.
 type Attempt struct {
-	Number               int // from 1
-	Model                string
-	Backend, Reason      string
-	Scheme, Host         string // of the replica; Host may have a port
-	Matched, Prompt, Max int    // tokens; Max 0: the request names no limit
-	Streams              bool
+	Number                      int // from 1
+	Model                       string
+	Backend, Reason             string
+	Scheme, Host                string // of the replica; Host may have a port
+	MatchedTokens, PromptTokens int
+	MaxTokens                   int // of the output; 0: not limited by the request
+	Streams                     bool
 }
 
-// Sending begins the span of an attempt, and puts it into the header that the
-// replica gets.
-func (q *Request) Sending(a *Attempt, header http.Header) {
+// StartAttempt starts the span of an attempt and sets the headers that make the
+// replica's span its child.
+func (q *Request) StartAttempt(a *Attempt, header http.Header) {
 	if q == nil {
 		return
 	}
@@ -120,17 +157,17 @@ func (q *Request) Sending(a *Attempt, header http.Header) {
 	if known {
 		name = op.Value.AsString() + " " + a.Model
 	}
-	q.sent, q.status, q.chunk = time.Now(), 0, false
+	q.sentAt, q.status, q.firstToken = time.Now(), 0, false
 	var span trace.Span
-	q.attempt, span = q.tracer.Start(q.ctx, name, trace.WithSpanKind(trace.SpanKindClient), trace.WithTimestamp(q.sent))
+	q.attempt, span = q.tracer.Start(q.ctx, name, trace.WithSpanKind(trace.SpanKindClient), trace.WithTimestamp(q.sentAt))
 	delete(header, "Tracestate")
 	traceContext.Inject(q.attempt, propagation.HeaderCarrier(header))
 	if !span.IsRecording() {
 		return
 	}
-	span.SetAttributes(address(a.Host, a.Scheme)...)
+	span.SetAttributes(serverAddress(a.Host, a.Scheme)...)
 	span.SetAttributes(semconv.HTTPRequestMethodPost, semconv.URLFull(a.Scheme+"://"+a.Host+q.route), provider.String("vllm"), requestModel.String(a.Model),
-		backend.String(a.Backend), reason.String(a.Reason), matched.Int(a.Matched), prompt.Int(a.Prompt))
+		backend.String(a.Backend), reason.String(a.Reason), matched.Int(a.MatchedTokens), prompt.Int(a.PromptTokens))
 	if known {
 		span.SetAttributes(op)
 	}
@@ -140,36 +177,36 @@ func (q *Request) Sending(a *Attempt, header http.Header) {
 	if a.Streams {
 		span.SetAttributes(streams.Bool(true))
 	}
-	if a.Max > 0 {
-		span.SetAttributes(maxTokens.Int(a.Max))
+	if a.MaxTokens > 0 {
+		span.SetAttributes(maxTokens.Int(a.MaxTokens))
 	}
 }
 
-// Answered notes the status of the replica's answer.
-func (q *Request) Answered(status int) {
+// SetStatus sets the status of the response to the attempt.
+func (q *Request) SetStatus(status int) {
 	if q != nil {
 		q.status = status
 	}
 }
 
-// FirstToken notes that the first content of the answer came, now.
-func (q *Request) FirstToken() {
-	if q == nil || q.attempt == nil || q.chunk {
+// MarkFirstToken adds the span that ends with the first content of the response, now.
+func (q *Request) MarkFirstToken() {
+	if q == nil || q.attempt == nil || q.firstToken {
 		return
 	}
-	q.chunk = true
+	q.firstToken = true
 	now := time.Now()
-	_, span := q.tracer.Start(q.attempt, "first token", trace.WithTimestamp(q.sent))
+	_, span := q.tracer.Start(q.attempt, "first token", trace.WithTimestamp(q.sentAt))
 	span.End(trace.WithTimestamp(now))
-	trace.SpanFromContext(q.attempt).SetAttributes(firstChunk.Float64(now.Sub(q.sent).Seconds()))
+	trace.SpanFromContext(q.attempt).SetAttributes(firstChunk.Float64(now.Sub(q.sentAt).Seconds()))
 }
 
-// Left is the fault of attempts and requests whose client did not stay to their end.
-const Left = "client_left"
+// ErrorDisconnected is the error type of attempts and requests whose client disconnected.
+const ErrorDisconnected = "client_left"
 
-// Sent ends the span of the attempt. fault is why it failed, if it did; tokens are
-// the replica's counts, 0 where it gave none, cached below 0.
-func (q *Request) Sent(fault string, in, out, cached int) {
+// EndAttempt ends the span of the attempt. errorType is why it failed, or empty. The
+// numbers of tokens are the replica's, 0 if it reported none; a negative cached is left out.
+func (q *Request) EndAttempt(errorType string, in, out, cached int) {
 	if q == nil || q.attempt == nil {
 		return
 	}
@@ -178,20 +215,20 @@ func (q *Request) Sent(fault string, in, out, cached int) {
 	if q.status != 0 {
 		span.SetAttributes(semconv.HTTPResponseStatusCode(q.status))
 	}
-	usage(span, in, out, cached)
-	if fault == "" && q.status >= http.StatusBadRequest {
-		fault = strconv.Itoa(q.status)
+	setUsage(span, in, out, cached)
+	if errorType == "" && q.status >= http.StatusBadRequest {
+		errorType = strconv.Itoa(q.status)
 	}
-	if fault != "" {
-		span.SetAttributes(semconv.ErrorTypeKey.String(fault))
-		if fault != Left {
+	if errorType != "" {
+		span.SetAttributes(semconv.ErrorTypeKey.String(errorType))
+		if errorType != ErrorDisconnected {
 			span.SetStatus(codes.Error, "")
 		}
 	}
 	span.End()
 }
 
-func usage(span trace.Span, in, out, cached int) {
+func setUsage(span trace.Span, in, out, cached int) {
 	if in > 0 {
 		span.SetAttributes(inputTokens.Int(in))
 	}
@@ -203,7 +240,7 @@ func usage(span trace.Span, in, out, cached int) {
 	}
 }
 
-// End ends the request's span with the account that the access log has of it.
+// End ends the span of the request, which e describes.
 func (q *Request) End(e *accesslog.Entry) {
 	if q == nil {
 		return
@@ -228,11 +265,11 @@ func (q *Request) End(e *accesslog.Entry) {
 	}
 	if e.Backend != "" {
 		q.span.SetAttributes(backend.String(e.Backend), reason.String(e.Reason), matched.Int(e.Tokens.Predicted), prompt.Int(e.Tokens.Prompt), overhead.Float64(e.Times.Overhead.Seconds()))
-		usage(q.span, e.Tokens.Prompt, e.Tokens.Output, e.Tokens.Observed)
+		setUsage(q.span, e.Tokens.Prompt, e.Tokens.Output, e.Tokens.Observed)
 	}
 	switch {
 	case e.Phase != "":
-		q.span.SetAttributes(semconv.ErrorTypeKey.String(Left))
+		q.span.SetAttributes(semconv.ErrorTypeKey.String(ErrorDisconnected))
 	case e.Code >= http.StatusInternalServerError:
 		q.span.SetAttributes(semconv.ErrorTypeKey.String(strconv.Itoa(e.Code)))
 		q.span.SetStatus(codes.Error, "")
