@@ -141,7 +141,7 @@ func (c *clone) platform(arch string) ([]file, error) {
 // are there, so that the documents' links and commands hold.
 func (c *clone) shipped() ([]file, error) {
 	var files []file
-	for _, name := range []string{"LICENSE", "README.md", "CHANGELOG.md", "config.yaml", "docker-compose.yml", ".env", "docs", "scripts/monitoring", "scripts/systemd"} {
+	for _, name := range []string{"LICENSE", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "config.yaml", "docker-compose.yml", ".env", "docs", "scripts/monitoring", "scripts/systemd"} {
 		err := filepath.WalkDir(filepath.Join(c.dir, name), func(path string, entry fs.DirEntry, err error) error {
 			if err != nil || entry.IsDir() {
 				return err
