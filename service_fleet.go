@@ -22,16 +22,6 @@ func (s *service) routerOptions(c *config.Config) router.Options {
 	}
 }
 
-func routerSettings(c *config.Config) router.Settings {
-	return router.Settings{
-		Policy:         c.Routing.Policy,
-		PolicySettings: c.Routing.PolicySettings(),
-		Queue:          c.Routing.QueueSettings(),
-		Breaker:        router.BreakerSettings(c.Breaker),
-		SLO:            c.SLO.TTFT,
-		PollInterval:   c.Poll.Interval,
-		NoLearning:     !c.Routing.Learn,
-	}
-}
+func routerSettings(c *config.Config) router.Settings { return c.RouterSettings() }
 
 func proxySettings(c *config.Config) proxy.Settings { return c.ProxySettings() }

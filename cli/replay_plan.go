@@ -39,7 +39,7 @@ func (o *replayOptions) plan(defaults []byte) (*replayPlan, error) {
 	}
 	base := replay.Scenario{
 		Backends: o.backends, KVTokens: o.kvTokens, Engine: o.engine, Speeds: o.fleetSpeeds(), Changes: changes,
-		Settings: c.Routing.PolicySettings(), SLO: cmp.Or(o.slo, c.SLO.TTFT),
+		Settings: c.Routing.Settings, SLO: cmp.Or(o.slo, c.SLO.TTFT),
 		PollInterval: o.poll, PollLag: o.pollLag,
 		NonStreaming: o.nonStreaming, NoUsage: o.noUsage, IndexFactor: o.indexFactor, NoLearning: !o.learning, Evictions: o.evictions,
 	}

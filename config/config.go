@@ -16,6 +16,7 @@ import (
 	"warmroute/proxy/apikey"
 	"warmroute/router"
 	"warmroute/router/policy"
+	"warmroute/router/queue"
 )
 
 // Config holds every setting. The fields are in the order of config.yaml, which
@@ -115,29 +116,15 @@ type Key struct {
 
 // Routing selects and tunes the routing policy.
 type Routing struct {
-	Policy   string `mapstructure:"policy"`
-	Attempts int    `mapstructure:"attempts"` // the first one included
+	Policy        string         `mapstructure:"policy"`
+	Attempts      int            `mapstructure:"attempts"` // the first one included
+	Queue         queue.Settings `mapstructure:"queue"`
+	StepTokens    int            `mapstructure:"step_tokens"`    // 0: learned
+	BatchSlowdown float64        `mapstructure:"batch_slowdown"` // 0: no limit
+	Learn         bool           `mapstructure:"learn"`
+	SessionHeader string         `mapstructure:"session_header"` // empty: none
 
-	Queue         Queue   `mapstructure:"queue"`
-	StepTokens    int     `mapstructure:"step_tokens"`    // 0: learned
-	BatchSlowdown float64 `mapstructure:"batch_slowdown"` // 0: no limit
-	Learn         bool    `mapstructure:"learn"`
-	SessionHeader string  `mapstructure:"session_header"` // empty: none
-
-	// 0: the policy's own default.
-	MatchRatio     float64 `mapstructure:"match_ratio"`
-	ImbalanceAbs   float64 `mapstructure:"imbalance_abs"`
-	ImbalanceRatio float64 `mapstructure:"imbalance_ratio"`
-	LoadFactor     float64 `mapstructure:"load_factor"`
-}
-
-// Queue bounds the admission queue. The queue is off when Requests is 0.
-type Queue struct {
-	Requests      int           `mapstructure:"requests"` // of each priority class but batch
-	Bytes         int64         `mapstructure:"bytes"`
-	BatchRequests int           `mapstructure:"batch_requests"`
-	BatchBytes    int64         `mapstructure:"batch_bytes"`
-	Time          time.Duration `mapstructure:"time"`
+	policy.Settings `mapstructure:",squash"`
 }
 
 // SLO holds latency targets.
@@ -214,7 +201,7 @@ func (c *Config) QueueTime() time.Duration {
 	if c.Routing.Queue.Requests == 0 {
 		return 0
 	}
-	return c.Routing.Queue.Time
+	return c.Routing.Queue.Timeout
 }
 
 // PublicURL returns the URL of the public listener, as reached from the same machine.
@@ -248,25 +235,22 @@ func LocalAddr(listen string) string {
 	return net.JoinHostPort(host, port)
 }
 
-// PolicySettings returns the settings of the policies.
-func (r Routing) PolicySettings() policy.Settings {
-	return policy.Settings{
-		MatchRatio:     r.MatchRatio,
-		ImbalanceAbs:   r.ImbalanceAbs,
-		ImbalanceRatio: r.ImbalanceRatio,
-		LoadFactor:     r.LoadFactor,
+// RouterSettings returns the settings of the router.
+func (c *Config) RouterSettings() router.Settings {
+	return router.Settings{
+		Policy:         c.Routing.Policy,
+		PolicySettings: c.Routing.Settings,
+		Queue:          c.Routing.QueueSettings(),
+		Breaker:        c.Breaker,
+		SLO:            c.SLO.TTFT,
+		PollInterval:   c.Poll.Interval,
+		NoLearning:     !c.Routing.Learn,
 	}
 }
 
 // QueueSettings returns the settings of the admission queue.
-func (r Routing) QueueSettings() router.QueueSettings {
-	return router.QueueSettings{
-		Requests:      r.Queue.Requests,
-		Bytes:         int64(r.Queue.Bytes),
-		BatchRequests: r.Queue.BatchRequests,
-		BatchBytes:    int64(r.Queue.BatchBytes),
-		Timeout:       r.Queue.Time,
-		StepTokens:    r.StepTokens,
-		BatchSlowdown: r.BatchSlowdown,
-	}
+func (r Routing) QueueSettings() queue.Settings {
+	q := r.Queue
+	q.StepTokens, q.BatchSlowdown = r.StepTokens, r.BatchSlowdown
+	return q
 }

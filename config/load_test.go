@@ -18,6 +18,7 @@ import (
 	"warmroute/proxy"
 	"warmroute/proxy/accesslog"
 	"warmroute/router"
+	"warmroute/router/queue"
 )
 
 // defaults is the content of config.yaml.
@@ -83,7 +84,7 @@ func TestDefaults(t *testing.T) {
 		Tenants:   Tenants{Keys: []Key{}, Tenant: "share"},
 		Routing: Routing{
 			Policy: "prefix", Attempts: 3, Learn: true, SessionHeader: "X-Session-Id",
-			Queue: Queue{Requests: 1000, Bytes: 256 << 20, BatchRequests: 10_000, BatchBytes: 512 << 20, Time: time.Minute}, BatchSlowdown: 0.05,
+			Queue: queue.Settings{Requests: 1000, Bytes: 256 << 20, BatchRequests: 10_000, BatchBytes: 512 << 20, Timeout: time.Minute}, BatchSlowdown: 0.05,
 		},
 		Index:           Index{BlockBytes: 256, MaxBytes: 256 << 20},
 		Record:          Record{MaxBytes: 256 << 20, Keep: 3},

@@ -17,8 +17,8 @@ func (c *Config) validateRouting(errs *errorList) {
 	if r.Queue.Requests > 0 {
 		between(errs, "routing.queue.bytes", r.Queue.Bytes, 1<<10, 1<<50)
 		between(errs, "routing.queue.batch_bytes", r.Queue.BatchBytes, 1<<10, 1<<50)
-		if r.Queue.Time < time.Millisecond {
-			errs.add("routing.queue.time", "%v is too short; the minimum is 1ms; to disable the queue, set routing.queue.requests to 0", r.Queue.Time)
+		if r.Queue.Timeout < time.Millisecond {
+			errs.add("routing.queue.time", "%v is too short; the minimum is 1ms; to disable the queue, set routing.queue.requests to 0", r.Queue.Timeout)
 		}
 	}
 	if r.StepTokens != 0 {

@@ -26,11 +26,11 @@ type Forgetter interface{ Forget(slot int) }
 // Definition.Settings. Zero is the policy's own default, which is that of the
 // router it comes from.
 type Settings struct {
-	MatchRatio     float64       // share of the prompt that must match for a backend to be chosen for it
-	ImbalanceAbs   float64       // requests in flight: most loaded minus least loaded, above which only load counts
-	ImbalanceRatio float64       // the same as a ratio; where a policy has both, both must be exceeded
-	LoadFactor     float64       // requests in flight over the mean, up to which a backend is chosen
-	SLO            time.Duration // see Prefix
+	MatchRatio     float64       `mapstructure:"match_ratio"`     // share of the prompt that must match for a backend to be chosen for it
+	ImbalanceAbs   float64       `mapstructure:"imbalance_abs"`   // requests in flight: most loaded minus least loaded, above which only load counts
+	ImbalanceRatio float64       `mapstructure:"imbalance_ratio"` // the same as a ratio; where a policy has both, both must be exceeded
+	LoadFactor     float64       `mapstructure:"load_factor"`     // requests in flight over the mean, up to which a backend is chosen
+	SLO            time.Duration `mapstructure:"-"`               // see Prefix
 }
 
 // Request is what policies know of a request. Counts of tokens are estimates.

@@ -27,13 +27,13 @@ func ClassOf(priority int) Class {
 
 // Settings bound the admission queue. A zero Requests turns it off.
 type Settings struct {
-	Requests      int           // queued at once of each priority class but batch requests
-	Bytes         int64         // of the bodies of each of these classes; 0: no bound
-	BatchRequests int           // batch requests queued at once
-	BatchBytes    int64         // of their bodies; 0: no bound
-	Timeout       time.Duration // for which a request may be queued, unless it has its own; 0: no bound
-	StepTokens    int           // the replicas' scheduler budget, up to which a backend is sent requests; 0: learned
-	BatchSlowdown float64       // share by which batch requests may slow down interactive ones; 0: no bound
+	Requests      int           `mapstructure:"requests"`       // maximum of each priority class but batch
+	Bytes         int64         `mapstructure:"bytes"`          // maximum of the bodies of each of these classes; 0: no limit
+	BatchRequests int           `mapstructure:"batch_requests"` // maximum of batch requests
+	BatchBytes    int64         `mapstructure:"batch_bytes"`    // maximum of their bodies; 0: no limit
+	Timeout       time.Duration `mapstructure:"time"`           // of a request, unless it has its own; 0: no limit
+	StepTokens    int           `mapstructure:"-"`              // token budget of an engine step, up to which a backend is sent requests; 0: learned
+	BatchSlowdown float64       `mapstructure:"-"`              // maximum share by which batch requests may slow down others; 0: no limit
 }
 
 // limits returns how many requests of a class may be queued, and the bytes of their bodies.
