@@ -20,7 +20,7 @@ func (s *Server) chatCompletions(w http.ResponseWriter, r *http.Request) {
 		writeError(w, err)
 		return
 	}
-	f := &chatFormat{server: s, params: p, id: "chatcmpl-" + id(r), created: time.Now().Unix(), call: call}
+	f := &chatFormat{server: s, params: p, id: "chatcmpl-" + requestID(r), created: time.Now().Unix(), call: call}
 	var forced []byte
 	if call != nil {
 		forced = call.text
@@ -36,19 +36,13 @@ func (s *Server) chatCompletions(w http.ResponseWriter, r *http.Request) {
 	s.generate(w, r, p.stream, f.sequences, f)
 }
 
-// readChat checks a chat request in vLLM's order and renders its prompt.
+// readChat checks a chat request in vLLM's order and returns its prompt.
 func (s *Server) readChat(in fields) (p params, prompt []uint32, call *toolCall, err error) {
-	found := in.checkTypes()
-	switch m := in["messages"]; {
-	case m.Raw == "":
-		found = append(found, in.missing("messages"))
-	case !m.IsArray():
-		found = append(found, invalid{kind: "list_type", at: "body.messages", message: "Input should be a valid list", input: repr(m)})
-	default:
-		found = append(found, checkMessages(m)...)
+	if err = in.validate("messages"); err == nil {
+		err = in.validateMessages()
 	}
-	if len(found) > 0 {
-		return p, nil, nil, validation(found...)
+	if err != nil {
+		return p, nil, nil, err
 	}
 	if call, err = readToolChoice(in); err != nil {
 		return p, nil, nil, err
@@ -101,7 +95,7 @@ func (s *Server) renderTurn(b *bytes.Buffer, role string, m gjson.Result) error 
 	b.WriteString("<|im_start|>" + role + "\n")
 	switch c := m.Get("content"); {
 	case c.Type == gjson.String:
-		if loneSurrogate(c.Raw) {
+		if hasLoneSurrogate(c.Raw) {
 			return badRequest("", "TextEncodeInput must be Union[TextInputSequence, Tuple[InputSequence, InputSequence]]")
 		}
 		b.WriteString(c.Str)
@@ -134,28 +128,28 @@ type chatFormat struct {
 	server    *Server
 	id        string
 	created   int64
-	call      *toolCall // what every choice answers with, or nil
+	call      *toolCall // the output of every choice, or nil
 	sequences []*sequence
 
-	head []byte // what every chunk starts with, made once
+	head []byte // of every chunk
 }
 
 const fingerprint = `"vllm-0.32.0-simulated"`
 
 func (f *chatFormat) chunk(b []byte) []byte {
 	if f.head == nil {
-		f.head = quote([]byte(`data: {"id":`), f.id)
+		f.head = appendQuoted([]byte(`data: {"id":`), f.id)
 		f.head = append(f.head, `,"object":"chat.completion.chunk","created":`...)
 		f.head = strconv.AppendInt(f.head, f.created, 10)
-		f.head = quote(append(f.head, `,"model":`...), f.model)
+		f.head = appendQuoted(append(f.head, `,"model":`...), f.model)
 		f.head = append(f.head, `,"choices":[`...)
 	}
 	return append(b, f.head...)
 }
 
-func (f *chatFormat) begin(b []byte) []byte { return b }
+func (f *chatFormat) streamStart(b []byte) []byte { return b }
 
-func (f *chatFormat) open(b []byte) []byte {
+func (f *chatFormat) firstOutput(b []byte) []byte {
 	for _, q := range f.sequences {
 		b = append(f.chunk(b), `{"index":`...)
 		b = strconv.AppendInt(b, int64(q.index), 10)
@@ -166,15 +160,15 @@ func (f *chatFormat) open(b []byte) []byte {
 	return b
 }
 
-func (f *chatFormat) piece(b []byte, q *sequence, from, to int, why reason) []byte {
+func (f *chatFormat) appendTokens(b []byte, q *sequence, from, to int, end endReason) []byte {
 	if f.call != nil {
-		return f.call.pieces(b, f, q, from, to, why)
+		return f.call.chunks(b, f, q, from, to, end)
 	}
 	b = append(f.choice(b, q), '{')
-	if text := q.between(from, to); text != "" { // the end of a turn is a token without text
-		b = quote(append(b, `"content":`...), text)
+	if text := q.textBetween(from, to); text != "" { // the end of a turn has no text
+		b = appendQuoted(append(b, `"content":`...), text)
 	}
-	return f.choiceEnd(append(b, '}'), q, to, why.String())
+	return f.choiceEnd(append(b, '}'), q, to, end.String())
 }
 
 // choice begins a chunk up to its delta.
@@ -184,14 +178,14 @@ func (f *chatFormat) choice(b []byte, q *sequence) []byte {
 	return append(b, `,"delta":`...)
 }
 
-// choiceEnd ends a chunk after its delta; finish is empty while the choice goes on.
+// choiceEnd ends a chunk after its delta; finish is empty while the choice runs.
 func (f *chatFormat) choiceEnd(b []byte, q *sequence, tokens int, finish string) []byte {
 	b = append(b, `,"logprobs":null,"finish_reason":`...)
 	if finish == "" {
 		b = append(b, `null,"token_ids":null}]`...)
 	} else {
 		b = append(b, `"`+finish+`","stop_reason":null,"token_ids":null}]`...)
-		if !f.includeUsage { // else it stands in the chunk with the usage
+		if !f.includeUsage { // else it is in the chunk with the usage
 			b = append(b, `,"system_fingerprint":`+fingerprint...)
 		}
 	}
@@ -199,7 +193,7 @@ func (f *chatFormat) choiceEnd(b []byte, q *sequence, tokens int, finish string)
 	return append(b, "}\n\n"...)
 }
 
-// running appends the usage so far where the client wants it in every chunk.
+// running appends the usage so far if the request wants it in every chunk.
 func (f *chatFormat) running(b []byte, q *sequence, tokens int) []byte {
 	if !f.continuousUsage {
 		return b
@@ -207,22 +201,22 @@ func (f *chatFormat) running(b []byte, q *sequence, tokens int) []byte {
 	return f.server.appendUsage(append(b, `,"usage":`...), usage{prompt: q.Prompt, completion: tokens}, usageRunning)
 }
 
-func (f *chatFormat) close(b []byte) []byte {
+func (f *chatFormat) streamEnd(b []byte) []byte {
 	if f.includeUsage {
 		b = append(f.chunk(b), `],"usage":`...)
-		b = f.server.appendUsage(b, count(f.sequences, f.n), usageChatStream)
+		b = f.server.appendUsage(b, sumUsage(f.sequences, f.n), usageChatStream)
 		b = append(b, `,"system_fingerprint":`+fingerprint+"}\n\n"...)
 	}
 	return append(b, "data: [DONE]\n\n"...)
 }
 
-func (f *chatFormat) fail(b []byte) []byte { return append(b, engineDeadEvent...) }
+func (f *chatFormat) engineFailure(b []byte) []byte { return append(b, engineDeadEvent...) }
 
-func (f *chatFormat) whole() []byte {
-	b := quote([]byte(`{"id":`), f.id)
+func (f *chatFormat) complete() []byte {
+	b := appendQuoted([]byte(`{"id":`), f.id)
 	b = append(b, `,"object":"chat.completion","created":`...)
 	b = strconv.AppendInt(b, f.created, 10)
-	b = quote(append(b, `,"model":`...), f.model)
+	b = appendQuoted(append(b, `,"model":`...), f.model)
 	b = append(b, `,"choices":[`...)
 	for i, q := range f.sequences {
 		if i > 0 {
@@ -231,21 +225,143 @@ func (f *chatFormat) whole() []byte {
 		b = f.message(b, q)
 	}
 	b = append(b, `],"service_tier":null,"system_fingerprint":`+fingerprint+`,"usage":`...)
-	b = f.server.appendUsage(b, count(f.sequences, f.n), usageChat)
+	b = f.server.appendUsage(b, sumUsage(f.sequences, f.n), usageChat)
 	return append(b, `,"prompt_logprobs":null,"prompt_token_ids":null,"prompt_text":null,"kv_transfer_params":null,"ec_transfer_params":null,"metrics":null}`...)
 }
 
 func (f *chatFormat) message(b []byte, q *sequence) []byte {
-	tokens, why := q.load()
-	finish, content := why.String(), q.between(0, tokens)
+	tokens, end := q.load()
+	finish, content := end.String(), q.textBetween(0, tokens)
 	var calls []byte
 	if f.call != nil {
-		calls, content, finish = f.call.message(q, tokens, why)
+		calls, content, finish = f.call.message(q, tokens, end)
 	}
 	b = append(b, `{"index":`...)
 	b = strconv.AppendInt(b, int64(q.index), 10)
-	b = quote(append(b, `,"message":{"role":"assistant","content":`...), content)
+	b = appendQuoted(append(b, `,"message":{"role":"assistant","content":`...), content)
 	b = append(b, `,"refusal":null,"annotations":null,"audio":null,"function_call":null`...)
 	b = append(b, calls...)
 	return append(b, `,"reasoning":null},"logprobs":null,"finish_reason":"`+finish+`","stop_reason":null,"token_ids":null,"routed_experts":null}`...)
+}
+
+// toolCall is the output of a request that demands one.
+type toolCall struct {
+	name string
+	text []byte // as the template renders it in the next turn
+	// The arguments are text[from:to].
+	from, to int
+	finish   string // finish_reason when complete: "stop" if the request names the function
+}
+
+func toolCallText(name, arguments string) string {
+	return `<tool_call>{"name": "` + name + `", "arguments": ` + arguments + `}</tool_call>`
+}
+
+// readToolChoice returns the call that the request demands, or nil. With "auto" the
+// simulated model makes none.
+func readToolChoice(in fields) (*toolCall, error) {
+	choice := in["tool_choice"]
+	if !in.has("tool_choice") || choice.Str == "auto" || choice.Str == "none" {
+		return nil, nil
+	}
+	tools := in["tools"].Array()
+	if len(tools) == 0 {
+		return nil, badParam("tool_choice", "When using `tool_choice`, `tools` must be set.")
+	}
+	finish := "tool_calls"
+	tool := tools[0]
+	if choice.IsObject() {
+		finish = "stop"
+		tool = gjson.Result{}
+		for _, t := range tools {
+			if t.Get("function.name").Str == choice.Get("function.name").Str {
+				tool = t
+			}
+		}
+		if !tool.Exists() {
+			return nil, badParam("tool_choice", "The tool specified in `tool_choice` does not match any of the specified `tools`")
+		}
+	}
+	name := tool.Get("function.name").Str
+	arguments := string(appendExample(nil, tool.Get("function.parameters"), 0))
+	c := &toolCall{name: name, text: []byte(toolCallText(name, arguments)), finish: finish}
+	c.from = len(toolCallText(name, "")) - len("}</tool_call>")
+	c.to = c.from + len(arguments)
+	return c, nil
+}
+
+// appendExample appends a value that a JSON schema of common keywords allows, nested
+// at most eight levels.
+func appendExample(b []byte, schema gjson.Result, depth int) []byte {
+	if e := schema.Get("enum.0"); e.Exists() {
+		return append(b, e.Raw...)
+	}
+	kind := schema.Get("type").String()
+	switch {
+	case kind == "string":
+		return append(b, `"simulated"`...)
+	case kind == "integer", kind == "number":
+		return append(b, '1')
+	case kind == "boolean":
+		return append(b, "true"...)
+	case kind == "null":
+		return append(b, "null"...)
+	case kind == "array":
+		return append(b, "[]"...)
+	}
+	b = append(b, '{')
+	first := true
+	if depth < 8 {
+		properties := schema.Get("properties").Map()
+		for _, name := range schema.Get("required").Array() {
+			if !first {
+				b = append(b, ", "...)
+			}
+			first = false
+			b = append(appendQuoted(b, name.Str), ": "...)
+			b = appendExample(b, properties[name.Str], depth+1)
+		}
+	}
+	return append(b, '}')
+}
+
+// chunks appends the chunks of a stream for the tokens from up to to.
+func (c *toolCall) chunks(b []byte, f *chatFormat, q *sequence, from, to int, end endReason) []byte {
+	was, is := min(from*bytesPerToken, len(q.text)), min(to*bytesPerToken, len(q.text))
+	if was < c.from && is >= c.from {
+		b = f.choice(b, q)
+		b = append(b, `{"content":null,"tool_calls":[{"id":"chatcmpl-tool-`+randomID()+`","type":"function","index":0,"function":{"name":`...)
+		b = append(appendQuoted(b, c.name), `}}]}`...)
+		b = f.choiceEnd(b, q, to, "")
+	}
+	if start, end := max(was, c.from), min(is, c.to); start < end {
+		b = f.choice(b, q)
+		b = append(b, `{"content":null,"tool_calls":[{"index":0,"function":{"arguments":`...)
+		b = append(appendQuoted(b, string(q.text[start:end])), `}}]}`...)
+		b = f.choiceEnd(b, q, to, "")
+	}
+	if end != running {
+		b = append(f.choice(b, q), "{}"...)
+		b = f.choiceEnd(b, q, to, c.finishReason(end))
+	}
+	return b
+}
+
+// message returns the members of a complete response's message.
+func (c *toolCall) message(q *sequence, tokens int, end endReason) (calls []byte, content, finish string) {
+	seen := min(tokens*bytesPerToken, len(q.text))
+	if seen < c.from {
+		return nil, "", c.finishReason(end)
+	}
+	b := []byte(`,"tool_calls":[{"id":"chatcmpl-tool-` + randomID() + `","type":"function","function":{"name":`)
+	b = appendQuoted(b, c.name)
+	b = appendQuoted(append(b, `,"arguments":`...), string(q.text[c.from:min(seen, c.to)]))
+	return append(b, "}}]"...), "", c.finishReason(end)
+}
+
+func (c *toolCall) finishReason(end endReason) string {
+	if end == stopped {
+		return c.finish
+	}
+	return end.String()
 }

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"math/rand/v2"
 	"net/http"
 	"strconv"
 	"time"
@@ -26,7 +27,7 @@ func (s *Server) completions(w http.ResponseWriter, r *http.Request) {
 	if !in.has("max_tokens") {
 		p.maxTokens = 16 // OpenAI's default, which vLLM keeps for this endpoint
 	}
-	f := &completionFormat{server: s, params: p, id: "cmpl-" + id(r), created: time.Now().Unix()}
+	f := &completionFormat{server: s, params: p, id: "cmpl-" + requestID(r), created: time.Now().Unix()}
 	for _, prompt := range prompts(in["prompt"]) {
 		if in["echo"].Bool() {
 			f.echo = append(f.echo, detokenize(prompt))
@@ -44,16 +45,12 @@ func (s *Server) completions(w http.ResponseWriter, r *http.Request) {
 }
 
 func checkPrompt(in fields) error {
-	found := in.checkTypes()
+	if err := in.validate(); err != nil {
+		return err
+	}
 	v := in["prompt"]
 	if in.has("prompt") && v.Type != gjson.String && !v.IsArray() {
-		// One complaint for each of the types that a prompt may have.
-		list := invalid{kind: "list_type", at: "body.prompt", message: "Input should be a valid list", input: repr(v)}
-		text := invalid{kind: "string_type", at: "body.prompt", message: "Input should be a valid string", input: repr(v)}
-		found = append(found, list, list, text, list)
-	}
-	if len(found) > 0 {
-		return validation(found...)
+		return validationError("body.prompt", "Input should be a valid list or string")
 	}
 	if !in.has("prompt") || v.IsArray() && !v.Get("0").Exists() {
 		return badParam("prompt", "Either prompt or prompt_embeds must be provided and non-empty.")
@@ -61,7 +58,7 @@ func checkPrompt(in fields) error {
 	return nil
 }
 
-// prompts reads a text, a list of token ids, or a list of either.
+// prompts returns the prompts in a text, a list of token ids, or a list of either.
 func prompts(v gjson.Result) [][]uint32 {
 	if v.Type == gjson.String {
 		return [][]uint32{tokenize([]byte(v.Str), nil)}
@@ -95,10 +92,10 @@ type completionFormat struct {
 	server    *Server
 	id        string
 	created   int64
-	echo      []string // the prompts, when the client wants them back
+	echo      []string // the prompts, if requested
 	sequences []*sequence
 
-	head []byte // what every chunk starts with, made once
+	head []byte // of every chunk
 }
 
 func (f *completionFormat) chunk(b []byte) []byte {
@@ -109,28 +106,28 @@ func (f *completionFormat) chunk(b []byte) []byte {
 }
 
 func (f *completionFormat) start(b []byte) []byte {
-	b = quote(append(b, `{"id":`...), f.id)
+	b = appendQuoted(append(b, `{"id":`...), f.id)
 	b = append(b, `,"object":"text_completion","created":`...)
 	b = strconv.AppendInt(b, f.created, 10)
-	b = quote(append(b, `,"model":`...), f.model)
+	b = appendQuoted(append(b, `,"model":`...), f.model)
 	return append(b, `,"choices":[`...)
 }
 
-func (f *completionFormat) begin(b []byte) []byte { return b }
+func (f *completionFormat) streamStart(b []byte) []byte { return b }
 
-// open appends nothing: a completion's stream has no chunk before its text.
-func (f *completionFormat) open(b []byte) []byte { return b }
+// firstOutput appends nothing: a completion's stream begins with its text.
+func (f *completionFormat) firstOutput(b []byte) []byte { return b }
 
-func (f *completionFormat) piece(b []byte, q *sequence, from, to int, why reason) []byte {
-	text := q.between(from, to)
+func (f *completionFormat) appendTokens(b []byte, q *sequence, from, to int, end endReason) []byte {
+	text := q.textBetween(from, to)
 	if from == 0 {
 		text = f.prompt(q) + text
 	}
 	b = append(f.chunk(b), `{"index":`...)
 	b = strconv.AppendInt(b, int64(q.index), 10)
-	b = quote(append(b, `,"text":`...), text)
-	b = append(appendFinish(b, why), `,"stop_reason":null,"prompt_token_ids":null,"token_ids":null}]`...)
-	if why != running && !f.includeUsage {
+	b = appendQuoted(append(b, `,"text":`...), text)
+	b = append(appendFinish(b, end), `,"stop_reason":null,"prompt_token_ids":null,"token_ids":null}]`...)
+	if end != running && !f.includeUsage {
 		b = append(b, `,"system_fingerprint":`+fingerprint...)
 	}
 	if f.continuousUsage {
@@ -146,37 +143,77 @@ func (f *completionFormat) prompt(q *sequence) string {
 	return f.echo[q.index/f.n]
 }
 
-func appendFinish(b []byte, why reason) []byte {
-	if why == running {
+func appendFinish(b []byte, end endReason) []byte {
+	if end == running {
 		return append(b, `,"logprobs":null,"finish_reason":null`...)
 	}
-	return append(b, `,"logprobs":null,"finish_reason":"`+why.String()+`"`...)
+	return append(b, `,"logprobs":null,"finish_reason":"`+end.String()+`"`...)
 }
 
-func (f *completionFormat) close(b []byte) []byte {
+func (f *completionFormat) streamEnd(b []byte) []byte {
 	if f.includeUsage {
 		b = append(f.chunk(b), `],"usage":`...)
-		b = f.server.appendUsage(b, count(f.sequences, f.n), usageCompletionStream)
+		b = f.server.appendUsage(b, sumUsage(f.sequences, f.n), usageCompletionStream)
 		b = append(b, `,"system_fingerprint":`+fingerprint+"}\n\n"...)
 	}
 	return append(b, "data: [DONE]\n\n"...)
 }
 
-func (f *completionFormat) fail(b []byte) []byte { return append(b, engineDeadEvent...) }
+func (f *completionFormat) engineFailure(b []byte) []byte { return append(b, engineDeadEvent...) }
 
-func (f *completionFormat) whole() []byte {
+func (f *completionFormat) complete() []byte {
 	b := f.start(nil)
 	for i, q := range f.sequences {
 		if i > 0 {
 			b = append(b, ',')
 		}
-		tokens, why := q.load()
+		tokens, end := q.load()
 		b = append(b, `{"index":`...)
 		b = strconv.AppendInt(b, int64(q.index), 10)
-		b = quote(append(b, `,"text":`...), f.prompt(q)+q.between(0, tokens))
-		b = append(appendFinish(b, why), `,"stop_reason":null,"token_ids":null,"prompt_logprobs":null,"prompt_token_ids":null,"routed_experts":null}`...)
+		b = appendQuoted(append(b, `,"text":`...), f.prompt(q)+q.textBetween(0, tokens))
+		b = append(appendFinish(b, end), `,"stop_reason":null,"token_ids":null,"prompt_logprobs":null,"prompt_token_ids":null,"routed_experts":null}`...)
 	}
 	b = append(b, `],"service_tier":null,"system_fingerprint":`+fingerprint+`,"usage":`...)
-	b = f.server.appendUsage(b, count(f.sequences, f.n), usageCompletion)
+	b = f.server.appendUsage(b, sumUsage(f.sequences, f.n), usageCompletion)
 	return append(b, `,"kv_transfer_params":null,"ec_transfer_params":null,"metrics":null}`...)
+}
+
+// dimensions of the vectors of embeddings.
+const dimensions = 8
+
+// embeddings handles POST /v1/embeddings without the engine, with vectors that depend
+// on the input alone.
+func (s *Server) embeddings(w http.ResponseWriter, r *http.Request) {
+	in, err := readBody(r)
+	if err == nil {
+		err = in.validate("input")
+	}
+	var model string
+	if err == nil {
+		model, err = s.resolve(in["model"].Str)
+	}
+	if err != nil {
+		writeError(w, err)
+		return
+	}
+	b := []byte(`{"id":"embd-` + requestID(r) + `","object":"list","created":` + strconv.FormatInt(s.startTime().Unix(), 10) + `,"model":`)
+	b = append(appendQuoted(b, model), `,"data":[`...)
+	total := 0
+	for i, tokens := range prompts(in["input"]) {
+		total += len(tokens)
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = append(b, `{"index":`+strconv.Itoa(i)+`,"object":"embedding","embedding":[`...)
+		random := rand.New(rand.NewPCG(uint64(len(tokens)), promptSeed(tokens, "")))
+		for d := range dimensions {
+			if d > 0 {
+				b = append(b, ',')
+			}
+			b = strconv.AppendFloat(b, random.NormFloat64(), 'g', 6, 64)
+		}
+		b = append(b, "]}"...)
+	}
+	n := strconv.Itoa(total)
+	writeJSON(w, http.StatusOK, append(b, `],"usage":{"prompt_tokens":`+n+`,"total_tokens":`+n+`,"completion_tokens":0,"prompt_tokens_details":null}}`...))
 }

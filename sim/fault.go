@@ -10,28 +10,28 @@ import (
 // FaultKind names a fault.
 type FaultKind string
 
-// The faults that stay until they have hit as many requests as they were meant
-// for, their time is up, or they are cleared.
+// Faults that last until their number of requests or time is reached, or they are
+// cleared.
 const (
 	Refuse         FaultKind = "refuse"          // new connections are refused; open ones go on
-	Hang           FaultKind = "hang"            // requests are read and never answered
+	Hang           FaultKind = "hang"            // requests are read and get no response
 	Reset          FaultKind = "reset"           // the connection is reset before the status line
 	ResetLate      FaultKind = "reset-late"      // the connection is reset after status and headers
 	ResetAtWork    FaultKind = "reset-at-work"   // the engine begins, and after Delay the connection is reset before the status line
-	Die            FaultKind = "die"             // the connection ends after at most Chunks pieces of the answer, as when the process is killed
-	AbortEach      FaultKind = "abort-each"      // the engine aborts each request after Chunks tokens of its answer, and with 0 before the first
-	Status         FaultKind = "status"          // requests are answered with Status
-	Hold           FaultKind = "hold"            // the first output of an answer is held back for Delay
+	Die            FaultKind = "die"             // the connection is closed after at most Chunks chunks of the response, as when the process is killed
+	AbortEach      FaultKind = "abort-each"      // the engine aborts each request after Chunks output tokens, with 0 before the first
+	Status         FaultKind = "status"          // requests get Status
+	Hold           FaultKind = "hold"            // the first output is delayed by Delay
 	Slow           FaultKind = "slow"            // the engine takes Factor times as long
-	Freeze         FaultKind = "freeze"          // the engine takes no step, while its server accepts requests and answers /health and /metrics
+	Freeze         FaultKind = "freeze"          // the engine takes no step; the server accepts requests and serves /health and /metrics
 	MetricsGone    FaultKind = "metrics-gone"    // /metrics is a 404
-	MetricsGarbled FaultKind = "metrics-garbled" // /metrics is a 200 that is no exposition
-	MetricsHuge    FaultKind = "metrics-huge"    // /metrics is an exposition of 50 MB
-	CloseIdle      FaultKind = "close-idle"      // connections are closed after each answer, without a word of it before
+	MetricsGarbled FaultKind = "metrics-garbled" // /metrics is a 200 that is not in the text format
+	MetricsHuge    FaultKind = "metrics-huge"    // /metrics has 50 MB
+	CloseIdle      FaultKind = "close-idle"      // connections are closed after each response without announcement
 	Drain          FaultKind = "drain"           // as vLLM after SIGTERM with --shutdown-timeout: /health is 200, new requests get a 500
 )
 
-// The faults that happen at once.
+// Faults that happen at once.
 const (
 	Restart FaultKind = "restart" // Server.Restart
 	Abort   FaultKind = "abort"   // Server.AbortAll
@@ -39,16 +39,15 @@ const (
 	Clear   FaultKind = "clear"   // Server.ClearFaults
 )
 
-// Fault is something that a replica is told to get wrong. Its JSON form is the
-// body of POST /sim/fault.
+// Fault is a failure to simulate. Its JSON form is the body of POST /sim/fault.
 type Fault struct {
 	Kind FaultKind `json:"kind"`
 
-	Requests int     `json:"requests"` // ends after it hit so many; 0: no limit
-	Seconds  float64 `json:"seconds"`  // ends after so long; 0: no limit
+	Requests int     `json:"requests"` // ends after this many; 0: no limit
+	Seconds  float64 `json:"seconds"`  // ends after this time; 0: no limit
 
-	// Everything extends Hang, Reset, ResetLate and Status from requests for
-	// inference to /health, /v1/models and the rest.
+	// Everything extends Hang, Reset, ResetLate and Status from inference requests to
+	// /health, /v1/models and all others.
 	Everything bool `json:"everything"`
 
 	Chunks int     `json:"chunks"` // Die, AbortEach
@@ -88,7 +87,7 @@ func (f Fault) check() error {
 	return nil
 }
 
-// SetFault makes f happen, or begin. A fault of the same kind is replaced.
+// SetFault starts f, replacing a fault of the same kind.
 func (s *Server) SetFault(f Fault) error {
 	if err := f.check(); err != nil {
 		return err
@@ -124,7 +123,7 @@ func (s *Server) ClearFaults() error {
 	return s.listening.resume(s.address)
 }
 
-// endFault ends a fault whose time is up.
+// endFault ends a fault whose time is over.
 func (s *Server) endFault(k FaultKind) {
 	s.faults.drop(k)
 	switch k {
@@ -133,8 +132,7 @@ func (s *Server) endFault(k FaultKind) {
 	case Freeze:
 		s.thaw()
 	case Refuse:
-		// The port was ours a moment ago. Should somebody have taken it, the
-		// replica stays refused, which is what its clients see anyway.
+		// If another process has taken the port meanwhile, connections stay refused.
 		_ = s.listening.resume(s.address)
 	}
 }
@@ -145,38 +143,38 @@ func (s *Server) setSpeed(speed float64) {
 	s.engine.SetSpeed(speed)
 }
 
-// faults are those in force. The zero value is ready to use.
+// faults are the active faults. The zero value is ready for use.
 type faults struct {
-	mu      sync.Mutex
-	inForce map[FaultKind]*fault
+	mu     sync.Mutex
+	active map[FaultKind]*fault
 }
 
 type fault struct {
 	Fault
-	left   int // requests still to hit, when limited
+	left   int // requests still to fail, if limited
 	expiry *time.Timer
 }
 
 func (f *faults) set(what Fault, expired func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.inForce == nil {
-		f.inForce = make(map[FaultKind]*fault)
+	if f.active == nil {
+		f.active = make(map[FaultKind]*fault)
 	}
 	f.remove(what.Kind)
 	in := &fault{Fault: what, left: what.Requests}
 	if what.Seconds > 0 {
 		in.expiry = time.AfterFunc(seconds(what.Seconds), expired)
 	}
-	f.inForce[what.Kind] = in
+	f.active[what.Kind] = in
 }
 
-// remove wants mu held.
+// remove requires mu.
 func (f *faults) remove(k FaultKind) {
-	if in := f.inForce[k]; in != nil && in.expiry != nil {
+	if in := f.active[k]; in != nil && in.expiry != nil {
 		in.expiry.Stop()
 	}
-	delete(f.inForce, k)
+	delete(f.active, k)
 }
 
 func (f *faults) drop(k FaultKind) {
@@ -188,18 +186,18 @@ func (f *faults) drop(k FaultKind) {
 func (f *faults) clear() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for k := range f.inForce {
+	for k := range f.active {
 		f.remove(k)
 	}
 }
 
-// hit returns the first fault of kinds that is in force for a request, and
-// counts the request against it.
-func (f *faults) hit(inference bool, kinds ...FaultKind) (Fault, bool) {
+// match returns the first active fault of kinds that applies to a request, and
+// counts the request against its limit.
+func (f *faults) match(inference bool, kinds ...FaultKind) (Fault, bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, k := range kinds {
-		in := f.inForce[k]
+		in := f.active[k]
 		if in == nil || !inference && !in.Everything {
 			continue
 		}
@@ -213,11 +211,11 @@ func (f *faults) hit(inference bool, kinds ...FaultKind) (Fault, bool) {
 	return Fault{}, false
 }
 
-// has reports whether k is in force, without counting anything against it.
+// has reports whether k is active, without counting a request.
 func (f *faults) has(k FaultKind) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.inForce[k] != nil
+	return f.active[k] != nil
 }
 
 func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"math"
 	"math/rand/v2"
 	"net/http"
 	"strconv"
@@ -12,20 +13,20 @@ import (
 	"warmroute/sim/engine"
 )
 
-// params are what the endpoints that generate text have in common.
+// params are the parameters that the endpoints which generate text share.
 type params struct {
-	model string // as the answer names it
+	model string // as named in the response
 	salt  string
 	n     int
 
-	maxTokens, minTokens int // 0: not given
+	maxTokens, minTokens int // 0: not set
 	ignoreEOS            bool
 
 	stream, includeUsage, continuousUsage bool
 }
 
-// readParams reads and checks the common fields. limit names the field that
-// bounds the answer; the first one given counts.
+// readParams reads and checks the shared fields. limits are the fields that bound the
+// output; the first one present counts.
 func (s *Server) readParams(in fields, limits ...string) (params, error) {
 	p := params{salt: in["cache_salt"].Str, n: 1, ignoreEOS: in["ignore_eos"].Bool(), stream: in["stream"].Bool()}
 	if o := in["stream_options"]; o.IsObject() {
@@ -77,8 +78,8 @@ func (p params) checkSampling(temperature gjson.Result) error {
 	return nil
 }
 
-// sequence makes choice index of a request whose prompt is tokens. forced is
-// the answer when the client leaves no choice, else nil.
+// sequence returns choice index of a request with the prompt tokens. forced is the
+// text that the request demands, or nil.
 func (s *Server) sequence(p params, tokens []uint32, index int, forced []byte) (*sequence, error) {
 	room := s.cfg.MaxModelLen - len(tokens)
 	if room < 1 {
@@ -89,18 +90,18 @@ func (s *Server) sequence(p params, tokens []uint32, index int, forced []byte) (
 		limit = min(limit, p.maxTokens)
 	}
 	seed := promptSeed(tokens, p.salt) + uint64(index)
-	q := &sequence{index: index, model: p.model, natural: stopped}
+	q := &sequence{index: index, model: p.model, naturalEnd: stopped}
 	switch {
 	case forced != nil:
 		q.text = forced
 	case p.ignoreEOS:
-		q.text = answerText(seed, limit*bytesPerToken)
+		q.text = generateText(seed, limit*bytesPerToken)
 	default:
-		q.text = answerText(seed, min(limit, max(answerLength(seed), p.minTokens))*bytesPerToken)
+		q.text = generateText(seed, min(limit, max(drawAnswerLength(seed), p.minTokens))*bytesPerToken)
 	}
-	answer := append(cut(q.text, nil), tokenTurnEnd)
+	answer := append(splitTokens(q.text, nil), tokenTurnEnd)
 	if len(answer) > limit {
-		answer, q.natural = answer[:limit], length
+		answer, q.naturalEnd = answer[:limit], lengthLimit
 		q.text = q.text[:min(len(q.text), limit*bytesPerToken)]
 	}
 	base := xxh3.HashString(p.model + "\x00" + p.salt)
@@ -111,7 +112,7 @@ func (s *Server) sequence(p params, tokens []uint32, index int, forced []byte) (
 	return q, nil
 }
 
-// promptSeed makes the answer to a prompt the same each time.
+// promptSeed returns the seed of a prompt's answer, which is always the same.
 func promptSeed(tokens []uint32, salt string) uint64 {
 	seed := xxh3.HashString(salt)
 	if len(tokens) > 0 {
@@ -120,29 +121,30 @@ func promptSeed(tokens []uint32, salt string) uint64 {
 	return seed
 }
 
-// between is the text of the answer between two numbers of tokens.
-func (q *sequence) between(from, to int) string {
+// textBetween returns the text of the answer between two numbers of tokens.
+func (q *sequence) textBetween(from, to int) string {
 	end := len(q.text)
 	return string(q.text[min(from*bytesPerToken, end):min(to*bytesPerToken, end)])
 }
 
-// format writes one endpoint's kind of answer.
+// format writes the responses of one endpoint.
 type format interface {
-	// begin appends what a stream starts with before the engine's first output.
-	begin(b []byte) []byte
-	// open appends what comes with the first output of any choice.
-	open(b []byte) []byte
-	// piece appends tokens from up to to of q, and its end unless why is running.
-	piece(b []byte, q *sequence, from, to int, why reason) []byte
-	// close appends what comes after the last choice has ended.
-	close(b []byte) []byte
-	// fail appends what a stream ends with when the engine dies; nothing when it is cut.
-	fail(b []byte) []byte
-	// whole is the answer of a request that does not stream.
-	whole() []byte
+	// streamStart appends what a stream starts with before the engine's first output.
+	streamStart(b []byte) []byte
+	// firstOutput appends what comes with the first output of any choice.
+	firstOutput(b []byte) []byte
+	// appendTokens appends tokens from up to to of q, and its end unless end is running.
+	appendTokens(b []byte, q *sequence, from, to int, end endReason) []byte
+	// streamEnd appends what follows the end of the last choice.
+	streamEnd(b []byte) []byte
+	// engineFailure appends the end of a stream whose engine died; nothing if the
+	// connection is closed.
+	engineFailure(b []byte) []byte
+	// complete returns the response of a request that does not stream.
+	complete() []byte
 }
 
-// generate runs sequences to their ends and writes what they yield.
+// generate runs sequences to their ends and writes the response.
 func (s *Server) generate(w http.ResponseWriter, r *http.Request, stream bool, sequences []*sequence, f format) {
 	wake := make(chan struct{}, 1)
 	for _, q := range sequences {
@@ -152,18 +154,18 @@ func (s *Server) generate(w http.ResponseWriter, r *http.Request, stream bool, s
 		writeError(w, err)
 		return
 	}
-	defer s.abandon(sequences) // nothing is left of them unless the client leaves
+	defer s.abort(sequences) // no effect unless the client disconnected
 	if s.resetAtWork(w, r) {
 		return
 	}
 	if stream {
-		// vLLM sends status and headers before the engine has looked at the prompt.
+		// vLLM sends status and headers before the engine gets the prompt.
 		w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
 		w.WriteHeader(http.StatusOK)
-		_, _ = w.Write(f.begin(nil))
+		_, _ = w.Write(f.streamStart(nil))
 		_ = http.NewResponseController(w).Flush()
 	}
-	s.held(r)
+	s.applyHold(r)
 	if stream {
 		s.stream(w, r, wake, sequences, f)
 		return
@@ -172,47 +174,47 @@ func (s *Server) generate(w http.ResponseWriter, r *http.Request, stream bool, s
 		select {
 		case <-wake:
 		case <-r.Context().Done():
-			panic(http.ErrAbortHandler) // returning would end the answer well
+			panic(http.ErrAbortHandler) // returning would end the response properly
 		}
 		open = 0
 		for _, q := range sequences {
-			switch _, why := q.load(); why {
+			switch _, end := q.load(); end {
 			case running:
 				open++
-			case failed:
+			case engineFailed:
 				writeError(w, errEngineDead)
 				return
-			case killed:
+			case processKilled:
 				reset(w)
 				return
 			}
 		}
 	}
-	if _, ok := s.faults.hit(true, Die); ok {
+	if _, ok := s.faults.match(true, Die); ok {
 		panic(http.ErrAbortHandler)
 	}
-	writeJSON(w, http.StatusOK, f.whole())
+	writeJSON(w, http.StatusOK, f.complete())
 }
 
-// held waits as long as a fault wants the first output held back.
-func (s *Server) held(r *http.Request) {
-	if f, ok := s.faults.hit(true, Hold); ok {
-		waitFor(r, f.Delay)
+// applyHold waits for the delay of the fault Hold, if it is active.
+func (s *Server) applyHold(r *http.Request) {
+	if f, ok := s.faults.match(true, Hold); ok {
+		sleepSeconds(r, f.Delay)
 	}
 }
 
-// resetAtWork resets the connection after a while, if a fault wants that.
+// resetAtWork resets the connection after a delay if that fault is active.
 func (s *Server) resetAtWork(w http.ResponseWriter, r *http.Request) bool {
-	f, ok := s.faults.hit(true, ResetAtWork)
+	f, ok := s.faults.match(true, ResetAtWork)
 	if ok {
-		waitFor(r, f.Delay)
+		sleepSeconds(r, f.Delay)
 		reset(w)
 	}
 	return ok
 }
 
-// waitFor waits for so many seconds, or ends the request if its client leaves before.
-func waitFor(r *http.Request, delay float64) {
+// sleepSeconds sleeps, or ends the request when its client disconnects.
+func sleepSeconds(r *http.Request, delay float64) {
 	select {
 	case <-time.After(seconds(delay)):
 	case <-r.Context().Done():
@@ -220,11 +222,11 @@ func waitFor(r *http.Request, delay float64) {
 	}
 }
 
-// stream writes each token as soon as its step has ended. Like vLLM it joins
-// those that pile up while the client or this goroutine is slow.
+// stream writes each token when its step has ended. Like vLLM it merges those that
+// accumulate while the client or this goroutine is slow.
 func (s *Server) stream(w http.ResponseWriter, r *http.Request, wake <-chan struct{}, sequences []*sequence, f format) {
 	out := http.NewResponseController(w)
-	dying, dies := s.faults.hit(true, Die)
+	dying, dies := s.faults.match(true, Die)
 	sent := make([]int, len(sequences))
 	finished := make([]bool, len(sequences))
 	var b []byte
@@ -233,50 +235,50 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request, wake <-chan stru
 		select {
 		case <-wake:
 		case <-r.Context().Done():
-			panic(http.ErrAbortHandler) // returning would end the answer well
+			panic(http.ErrAbortHandler) // returning would end the response properly
 		}
 		b = b[:0]
 		for i, q := range sequences {
-			tokens, why := q.load()
-			if why == killed {
+			tokens, end := q.load()
+			if end == processKilled {
 				reset(w)
 				return
 			}
-			if why == failed {
-				if b = f.fail(b[:0]); len(b) == 0 {
+			if end == engineFailed {
+				if b = f.engineFailure(b[:0]); len(b) == 0 {
 					panic(http.ErrAbortHandler)
 				}
 				_, _ = w.Write(b)
 				return
 			}
-			if finished[i] || tokens == sent[i] && why == running {
+			if finished[i] || tokens == sent[i] && end == running {
 				continue
 			}
 			if !opened {
-				b, opened = f.open(b), true
+				b, opened = f.firstOutput(b), true
 			}
-			if why == aborted && tokens == 0 { // such a choice has no finish_reason
+			if end == aborted && tokens == 0 { // such a choice has no finish_reason
 				finished[i] = true
 				open--
 				continue
 			}
-			// Tokens that were joined may leave fewer chunks than that; the end
-			// of the answer is not for a client of a replica that dies.
-			if dies && (chunks >= dying.Chunks || why != running) {
+			// Merged tokens make fewer chunks than that; the end of the answer is never
+			// sent.
+			if dies && (chunks >= dying.Chunks || end != running) {
 				_, _ = w.Write(b)
 				_ = out.Flush()
 				panic(http.ErrAbortHandler)
 			}
-			b = f.piece(b, q, sent[i], tokens, why)
+			b = f.appendTokens(b, q, sent[i], tokens, end)
 			chunks++
 			sent[i] = tokens
-			if why != running {
+			if end != running {
 				finished[i] = true
 				open--
 			}
 		}
 		if open == 0 {
-			b = f.close(b)
+			b = f.streamEnd(b)
 		}
 		if _, err := w.Write(b); err != nil {
 			return
@@ -287,8 +289,8 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request, wake <-chan stru
 	}
 }
 
-// id is the part of an answer's id that tells it from others.
-func id(r *http.Request) string {
+// requestID returns the unique part of a response's id.
+func requestID(r *http.Request) string {
 	if given := r.Header.Get("X-Request-Id"); given != "" {
 		return given
 	}
@@ -302,4 +304,99 @@ func randomID() string {
 		b[i] = digits[v&15]
 	}
 	return string(b)
+}
+
+// usageStyle is one of the forms in which vLLM 0.32 writes usage.
+type usageStyle int
+
+const (
+	usageChat             usageStyle = iota // a complete chat
+	usageChatStream                         // the last chunk of a chat stream
+	usageRunning                            // every chunk, with continuous_usage_stats
+	usageCompletion                         // a complete completion
+	usageCompletionStream                   // the last chunk of a completion's stream
+)
+
+func (s *Server) appendUsage(b []byte, u usage, style usageStyle) []byte {
+	b = append(b, `{"prompt_tokens":`...)
+	b = strconv.AppendInt(b, int64(u.prompt), 10)
+	b = append(b, `,"total_tokens":`...)
+	b = strconv.AppendInt(b, int64(u.prompt+u.completion), 10)
+	b = append(b, `,"completion_tokens":`...)
+	b = strconv.AppendInt(b, int64(u.completion), 10)
+	if style == usageRunning {
+		return append(b, `,"completion_tokens_details":null}`...)
+	}
+	whole := style == usageChat || style == usageCompletion
+	switch {
+	case !s.cfg.NoTokenDetails:
+		b = append(b, `,"prompt_tokens_details":{"cached_tokens":`...)
+		b = strconv.AppendInt(b, int64(u.cached), 10)
+		created := `,"created_cache_tokens":` + strconv.Itoa(u.created)
+		b = append(b, [...]string{
+			usageChat:             created + `,"multimodal_tokens":null}`,
+			usageChatStream:       created + `}`,
+			usageCompletion:       `,"created_cache_tokens":null,"multimodal_tokens":null}`,
+			usageCompletionStream: `}`,
+		}[style]...)
+	case whole:
+		b = append(b, `,"prompt_tokens_details":null`...)
+	}
+	if whole {
+		b = append(b, `,"completion_tokens_details":null`...)
+	}
+	return append(b, '}')
+}
+
+// usage is the sum over the sequences of a request, with each prompt counted once.
+type usage struct{ prompt, cached, created, completion int }
+
+func sumUsage(sequences []*sequence, choices int) usage {
+	var u usage
+	for i, q := range sequences {
+		if i%choices == 0 {
+			u.prompt += q.Prompt
+			u.cached += q.Cached
+			u.created += q.Created
+		}
+		n, _ := q.load()
+		u.completion += n
+	}
+	return u
+}
+
+// words make up every answer. They are ASCII, so that they need no escaping in JSON
+// and a token never splits a character.
+var words = [...]string{
+	"the", "of", "and", "a", "to", "in", "is", "that", "it", "was", "for", "on", "are", "as", "with", "his",
+	"they", "at", "be", "this", "from", "have", "or", "one", "had", "by", "word", "but", "what", "some", "we", "can",
+	"out", "other", "were", "all", "there", "when", "up", "use", "your", "how", "said", "each", "she", "which", "their", "time",
+	"will", "way", "about", "many", "then", "them", "would", "write", "like", "these", "long", "make", "thing", "see", "him", "two",
+	"has", "look", "more", "day", "could", "go", "come", "did", "my", "sound", "no", "most", "number", "who", "over", "know",
+	"water", "than", "call", "first", "people", "may", "down", "side", "been", "now", "find", "any", "new", "work", "part", "take",
+	"get", "place", "made", "live", "where", "after", "back", "little", "only", "round", "man", "year", "came", "show", "every", "good",
+	"me", "give", "our", "under", "name", "very", "through", "just", "form", "much", "great", "think", "say", "help", "low", "line",
+}
+
+// generateText returns English-like text of exactly n bytes, the same for the same
+// seed.
+func generateText(seed uint64, n int) []byte {
+	random := rand.New(rand.NewPCG(seed, 1))
+	text := make([]byte, 0, n+16)
+	for len(text) < n {
+		word := words[random.IntN(len(words))]
+		text = append(text, word...)
+		if random.IntN(12) == 0 {
+			text = append(text, '.')
+		}
+		text = append(text, ' ')
+	}
+	return text[:n]
+}
+
+// drawAnswerLength returns the length in tokens of an answer that the request does
+// not bound: lognormal around 250, the same for the same seed.
+func drawAnswerLength(seed uint64) int {
+	random := rand.New(rand.NewPCG(seed, 2))
+	return 1 + int(250*math.Exp(0.5*random.NormFloat64()))
 }

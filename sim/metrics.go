@@ -11,11 +11,11 @@ import (
 	"warmroute/sim/engine"
 )
 
-// start is when the process, as clients see it, started.
-func (s *Server) start() time.Time {
+// startTime returns when the simulated process started.
+func (s *Server) startTime() time.Time {
 	s.engineMu.Lock()
 	defer s.engineMu.Unlock()
-	return s.began
+	return s.startedAt
 }
 
 func (s *Server) metrics(w http.ResponseWriter, _ *http.Request) {
@@ -30,14 +30,13 @@ func (s *Server) metrics(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "text/plain; version=1.0.0; charset=utf-8")
 	_, _ = w.Write(s.exposition())
 	if s.faults.has(MetricsHuge) {
-		writeSeries(w, hugeMetrics)
+		writeSeries(w, hugeMetricsBytes)
 	}
 }
 
-// hugeMetrics is the length of an exposition that some replica got wrong, in bytes.
-const hugeMetrics = 50 << 20
+const hugeMetricsBytes = 50 << 20
 
-// writeSeries writes so many bytes of a family that has too many series.
+// writeSeries writes this many bytes of a family with too many series.
 func writeSeries(w io.Writer, bytes int) {
 	var block []byte
 	for i := range 1000 {
@@ -47,7 +46,7 @@ func writeSeries(w io.Writer, bytes int) {
 	}
 	for ; bytes > 0; bytes -= len(block) {
 		if _, err := w.Write(block); err != nil {
-			return // the reader has had enough
+			return // the client disconnected
 		}
 	}
 }
@@ -55,16 +54,16 @@ func writeSeries(w io.Writer, bytes int) {
 func (s *Server) exposition() []byte {
 	s.engineMu.Lock()
 	defer s.engineMu.Unlock()
-	e := &exposition{labels: `engine="0",model_name="` + s.cfg.Model + `"`, created: unix(s.began)}
+	e := &exposition{labels: `engine="0",model_name="` + s.cfg.Model + `"`, created: unix(s.startedAt)}
 	e.family("process_start_time_seconds", "gauge", "Start time of the process since unix epoch in seconds.")
-	e.sample("process_start_time_seconds", "", unix(s.began))
-	s.exposeEngine(e)
-	s.exposeRequests(e)
-	s.exposeConfig(e)
+	e.sample("process_start_time_seconds", "", unix(s.startedAt))
+	s.writeEngineMetrics(e)
+	s.writeRequestMetrics(e)
+	s.writeConfigMetrics(e)
 	return e.b
 }
 
-func (s *Server) exposeEngine(e *exposition) {
+func (s *Server) writeEngineMetrics(e *exposition) {
 	st := s.engine.Stats()
 	e.gauge("vllm:num_requests_running", "Number of requests in model execution batches.", float64(st.Running))
 	e.gauge("vllm:num_requests_waiting", "Number of requests waiting to be processed.", float64(st.Waiting))
@@ -89,11 +88,11 @@ func (s *Server) exposeEngine(e *exposition) {
 	e.histogram("vllm:iteration_tokens_total", "Histogram of number of tokens per engine_step.", steps)
 }
 
-func (s *Server) exposeRequests(e *exposition) {
+func (s *Server) writeRequestMetrics(e *exposition) {
 	c := s.counters
 	e.family("vllm:request_success_total", "counter", "Count of successfully processed requests.")
-	for _, why := range [...]reason{stopped, length, aborted, failed} {
-		e.sample("vllm:request_success_total", `engine="0",finished_reason="`+why.String()+`",model_name="`+s.cfg.Model+`"`, float64(c.success[why]))
+	for _, end := range [...]endReason{stopped, lengthLimit, aborted, engineFailed} {
+		e.sample("vllm:request_success_total", `engine="0",finished_reason="`+end.String()+`",model_name="`+s.cfg.Model+`"`, float64(c.success[end]))
 	}
 	e.histogram("vllm:request_prompt_tokens", "Number of prefill tokens processed.", c.promptTokens)
 	e.histogram("vllm:request_generation_tokens", "Number of generation tokens processed.", c.generationTokens)
@@ -108,9 +107,8 @@ func (s *Server) exposeRequests(e *exposition) {
 	e.histogram("vllm:request_prefill_kv_computed_tokens", "Histogram of new KV tokens computed during prefill (excluding cached tokens).", c.uncachedTokens)
 }
 
-// exposeConfig shows the cache's configuration, with the labels that a reader
-// can use, and which adapters are at work.
-func (s *Server) exposeConfig(e *exposition) {
+// writeConfigMetrics writes the cache's configuration and the adapters in use.
+func (s *Server) writeConfigMetrics(e *exposition) {
 	c := s.cfg.Engine
 	size, blocks := strconv.Itoa(c.BlockSize), c.KVTokens/c.BlockSize
 	caching := "True"
@@ -145,8 +143,8 @@ func (s *Server) exposeConfig(e *exposition) {
 		`",waiting_lora_adapters="`+list(waiting)+`"`, unix(time.Now()))
 }
 
-// exposition is Prometheus' text format as Python's client library writes it:
-// counters named _total, a _created gauge after each, floats everywhere.
+// exposition is Prometheus' text format as Python's client writes it: counters named
+// _total, a _created gauge after each, all values floats.
 type exposition struct {
 	b       []byte
 	labels  string // of most samples
@@ -205,3 +203,83 @@ func pythonFloat(v float64) string {
 }
 
 func unix(t time.Time) float64 { return float64(t.UnixMicro()) / 1e6 }
+
+// histogram counts values in buckets, as Prometheus does.
+type histogram struct {
+	bounds []float64 // upper, ascending
+	counts []int64   // one more than bounds, for what is above all of them
+	sum    float64
+}
+
+func newHistogram(bounds ...float64) *histogram {
+	return &histogram{bounds: bounds, counts: make([]int64, len(bounds)+1)}
+}
+
+// observe counts n values v.
+func (h *histogram) observe(v float64, n int) {
+	i := 0
+	for i < len(h.bounds) && v > h.bounds[i] {
+		i++
+	}
+	h.counts[i] += int64(n)
+	h.sum += v * float64(n)
+}
+
+// counters are those of /metrics that the engine does not have. Guarded by
+// Server.engineMu.
+type counters struct {
+	success [processKilled]int64 // ends, by endReason
+
+	promptTokens, generationTokens, uncachedTokens *histogram
+	ttft, itl, tpot, e2e                           *histogram // seconds, as all below
+	queue, prefill, decode, inference              *histogram
+
+	lastStep time.Duration // end of the previous step
+}
+
+func newCounters() *counters {
+	tokens := func() *histogram {
+		return newHistogram(1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
+	}
+	perToken := func() *histogram {
+		return newHistogram(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+	}
+	phase := func() *histogram {
+		return newHistogram(0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+	}
+	return &counters{
+		promptTokens: tokens(), generationTokens: tokens(), uncachedTokens: tokens(),
+		ttft: newHistogram(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560),
+		itl:  perToken(), tpot: perToken(),
+		e2e: phase(), queue: phase(), prefill: phase(), decode: phase(), inference: phase(),
+	}
+}
+
+// step counts the outputs of a step. Requests decode in every step, so that the gap
+// before each token but the first is the time since the previous step.
+func (c *counters) step(s engine.StepResult) {
+	if s.Decoded > 0 {
+		c.itl.observe((s.End - c.lastStep).Seconds(), s.Decoded)
+	}
+	c.lastStep = s.End
+	for _, r := range s.First {
+		c.ttft.observe(elapsed(r.Arrived, r.FirstToken), 1)
+	}
+	for _, r := range s.Finished {
+		c.promptTokens.observe(float64(r.Prompt), 1)
+		c.generationTokens.observe(float64(r.Answer), 1)
+		c.uncachedTokens.observe(float64(r.Prompt-r.Cached), 1)
+		c.e2e.observe(elapsed(r.Arrived, r.Finished), 1)
+		c.queue.observe(elapsed(r.Arrived, r.Started), 1)
+		c.prefill.observe(elapsed(r.Started, r.FirstToken), 1)
+		c.decode.observe(elapsed(r.FirstToken, r.Finished), 1)
+		c.inference.observe(elapsed(r.Started, r.Finished), 1)
+		if r.Answer > 1 {
+			c.tpot.observe(elapsed(r.FirstToken, r.Finished)/float64(r.Answer-1), 1)
+		}
+	}
+}
+
+// elapsed returns seconds. A request that arrives while the engine catches up with the
+// wall clock can start before it arrived.
+func elapsed(from, to time.Duration) float64 { return max(0, to-from).Seconds() }

@@ -8,8 +8,8 @@ import (
 	"github.com/tidwall/gjson"
 )
 
-// responses answers POST /v1/responses with one text message. Nothing is
-// stored, so there is no earlier response to continue.
+// responses handles POST /v1/responses with one text message. Responses are not
+// stored, so that none can be continued.
 func (s *Server) responses(w http.ResponseWriter, r *http.Request) {
 	f, err := s.readResponses(r)
 	if err != nil {
@@ -24,12 +24,8 @@ func (s *Server) readResponses(r *http.Request) (*responseFormat, error) {
 	if err != nil {
 		return nil, err
 	}
-	found := in.checkTypes()
-	if !in.has("input") {
-		found = append(found, in.missing("input"))
-	}
-	if len(found) > 0 {
-		return nil, validation(found...)
+	if err := in.validate("input"); err != nil {
+		return nil, err
 	}
 	p, err := s.readParams(in, "max_output_tokens")
 	if err != nil {
@@ -47,28 +43,28 @@ func (s *Server) readResponses(r *http.Request) (*responseFormat, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &responseFormat{params: p, sequence: q, id: "resp_" + id(r), item: "msg_" + randomID(), created: time.Now().Unix(), temperature: "1.0"}
+	f := &responseFormat{params: p, sequence: q, id: "resp_" + requestID(r), item: "msg_" + randomID(), created: time.Now().Unix(), temperature: "1.0"}
 	if t := in["temperature"]; t.Type == gjson.Number {
 		f.temperature = pythonFloat(t.Num)
 	}
 	return f, nil
 }
 
-// withSystem gives the messages of another endpoint the shape of a chat's.
+// withSystem returns the messages of another endpoint as those of a chat.
 func withSystem(system string, turns gjson.Result) fields {
 	b := []byte{'['}
 	if system != "" {
-		b = append(quote(append(b, `{"role":"system","content":`...), system), "},"...)
+		b = append(appendQuoted(append(b, `{"role":"system","content":`...), system), "},"...)
 	}
 	if turns.Type == gjson.String {
-		b = append(quote(append(b, `{"role":"user","content":`...), turns.Str), "}]"...)
+		b = append(appendQuoted(append(b, `{"role":"user","content":`...), turns.Str), "}]"...)
 	} else {
 		b = append(b, turns.Raw[min(1, len(turns.Raw)):]...)
 	}
 	return fields{"messages": gjson.ParseBytes(b)}
 }
 
-// responseFormat writes a response object, or the events that lead to it.
+// responseFormat writes a response object, or its events.
 type responseFormat struct {
 	params
 	sequence    *sequence
@@ -77,10 +73,10 @@ type responseFormat struct {
 	temperature string
 
 	number int  // of the next event
-	begun  bool // the message's item
+	begun  bool // the message's item has begun
 }
 
-// event appends one. Members are sorted by name, so some come after the number.
+// event appends an event. Members are sorted by name: after those follow the number.
 func (f *responseFormat) event(b []byte, name, before string, after ...string) []byte {
 	b = append(b, "event: "+name+"\ndata: {"+before+`,"sequence_number":`...)
 	b = strconv.AppendInt(b, int64(f.number), 10)
@@ -91,15 +87,15 @@ func (f *responseFormat) event(b []byte, name, before string, after ...string) [
 	return append(b, `,"type":"`+name+"\"}\n\n"...)
 }
 
-// begin appends the events that come before the engine has seen the prompt.
-func (f *responseFormat) begin(b []byte) []byte {
+// streamStart appends the events before the engine's output.
+func (f *responseFormat) streamStart(b []byte) []byte {
 	object := `"response":` + string(f.object("in_progress", "", "null"))
 	b = f.event(b, "response.created", object)
 	return f.event(b, "response.in_progress", object)
 }
 
-// open appends nothing: the message's item begins with its first text.
-func (f *responseFormat) open(b []byte) []byte { return b }
+// firstOutput appends nothing: the message's item begins with its first text.
+func (f *responseFormat) firstOutput(b []byte) []byte { return b }
 
 func (f *responseFormat) beginItem(b []byte) []byte {
 	b = f.event(b, "response.output_item.added",
@@ -108,8 +104,8 @@ func (f *responseFormat) beginItem(b []byte) []byte {
 		`"content_index":0,"item_id":"`+f.item+`","output_index":0,"part":{"annotations":[],"text":"","type":"output_text","logprobs":[]}`)
 }
 
-func (f *responseFormat) piece(b []byte, q *sequence, from, to int, _ reason) []byte {
-	text := q.between(from, to)
+func (f *responseFormat) appendTokens(b []byte, q *sequence, from, to int, _ endReason) []byte {
+	text := q.textBetween(from, to)
 	if text == "" {
 		return b
 	}
@@ -117,44 +113,44 @@ func (f *responseFormat) piece(b []byte, q *sequence, from, to int, _ reason) []
 		f.begun = true
 		b = f.beginItem(b)
 	}
-	return f.event(b, "response.output_text.delta", `"content_index":0,"delta":`+string(quote(nil, text))+
+	return f.event(b, "response.output_text.delta", `"content_index":0,"delta":`+string(appendQuoted(nil, text))+
 		`,"item_id":"`+f.item+`","logprobs":[],"output_index":0`)
 }
 
-func (f *responseFormat) close(b []byte) []byte {
+func (f *responseFormat) streamEnd(b []byte) []byte {
 	if !f.begun {
-		return f.event(b, "response.completed", `"response":`+string(f.whole()))
+		return f.event(b, "response.completed", `"response":`+string(f.complete()))
 	}
-	text := string(quote(nil, f.text()))
+	text := string(appendQuoted(nil, f.text()))
 	b = f.event(b, "response.output_text.done", `"content_index":0,"item_id":"`+f.item+`","logprobs":[],"output_index":0`, `"text":`+text)
 	b = f.event(b, "response.content_part.done", `"content_index":0,"item_id":"`+f.item+`","output_index":0,"part":`+part(text))
 	b = f.event(b, "response.output_item.done", `"item":`+f.message()+`,"output_index":0`)
-	return f.event(b, "response.completed", `"response":`+string(f.whole()))
+	return f.event(b, "response.completed", `"response":`+string(f.complete()))
 }
 
 func (f *responseFormat) text() string {
 	tokens, _ := f.sequence.load()
-	return f.sequence.between(0, tokens)
+	return f.sequence.textBetween(0, tokens)
 }
 
 func part(text string) string {
 	return `{"annotations":[],"text":` + text + `,"type":"output_text","logprobs":null}`
 }
 
-// message is the item with the answer's text; empty for an answer without text.
+// message returns the item with the text, or "" without text.
 func (f *responseFormat) message() string {
 	if f.text() == "" {
 		return ""
 	}
-	return `{"id":"` + f.item + `","content":[` + part(string(quote(nil, f.text()))) + `],"role":"assistant","status":"completed","type":"message","phase":null}`
+	return `{"id":"` + f.item + `","content":[` + part(string(appendQuoted(nil, f.text()))) + `],"role":"assistant","status":"completed","type":"message","phase":null}`
 }
 
-func (f *responseFormat) fail(b []byte) []byte { return b }
+func (f *responseFormat) engineFailure(b []byte) []byte { return b }
 
-func (f *responseFormat) whole() []byte {
-	u := count([]*sequence{f.sequence}, 1)
+func (f *responseFormat) complete() []byte {
+	u := sumUsage([]*sequence{f.sequence}, 1)
 	status := "completed"
-	if _, why := f.sequence.load(); why == length {
+	if _, end := f.sequence.load(); end == lengthLimit {
 		status = "incomplete"
 	}
 	total := `{"input_tokens":` + strconv.Itoa(u.prompt) +
@@ -173,9 +169,9 @@ func (f *responseFormat) object(status, output, usage string) []byte {
 	if f.maxTokens > 0 {
 		limit = strconv.Itoa(f.maxTokens)
 	}
-	b := quote([]byte(`{"id":`), f.id)
+	b := appendQuoted([]byte(`{"id":`), f.id)
 	b = append(b, `,"created_at":`+strconv.FormatInt(f.created, 10)+`,"incomplete_details":`+incomplete+`,"instructions":null,"metadata":null,"model":`...)
-	b = quote(b, f.model)
+	b = appendQuoted(b, f.model)
 	b = append(b, `,"object":"response","output":[`+output+`],"parallel_tool_calls":true,"temperature":`+f.temperature+`,"tool_choice":"none","tools":[],"top_p":1.0,`+
 		`"background":false,"max_output_tokens":`+limit+`,"max_tool_calls":null,"previous_response_id":null,"prompt":null,"reasoning":null,`+
 		`"service_tier":"auto","status":"`+status+`","text":null,"top_logprobs":null,"truncation":"disabled","usage":`+usage...)

@@ -10,15 +10,15 @@ import (
 	"strings"
 )
 
-// route is what is behind a path. vLLM offers one method for each of those here.
+// route is the handler of a path, with its only method.
 type route struct {
 	method    string
 	inference bool
 	handle    http.HandlerFunc
 }
 
-// routes is written out rather than given to a ServeMux, whose redirects,
-// cleaned paths and HEAD for every GET a client of vLLM never sees.
+// routes does not use a ServeMux, whose redirects, cleaned paths and HEAD for every
+// GET vLLM does not have.
 func (s *Server) routes() http.Handler {
 	table := map[string]route{
 		"/v1/chat/completions":      {http.MethodPost, true, s.chatCompletions},
@@ -28,28 +28,28 @@ func (s *Server) routes() http.Handler {
 		"/v1/embeddings":            {http.MethodPost, true, s.embeddings},
 		"/v1/messages/count_tokens": {http.MethodPost, false, s.countTokens},
 		"/v1/models":                {http.MethodGet, false, s.models},
-		"/health":                   {http.MethodGet, false, empty},
-		"/ping":                     {http.MethodGet, false, empty},
-		"/version":                  {http.MethodGet, false, version},
+		"/health":                   {http.MethodGet, false, respondOK},
+		"/ping":                     {http.MethodGet, false, respondOK},
+		"/version":                  {http.MethodGet, false, getVersion},
 		"/metrics":                  {http.MethodGet, false, s.metrics},
 		"/reset_prefix_cache":       {http.MethodPost, false, s.resetPrefixCache},
 		"/v1/load_lora_adapter":     {http.MethodPost, false, s.loadAdapter},
 		"/v1/unload_lora_adapter":   {http.MethodPost, false, s.unloadAdapter},
 		"/tokenize":                 {http.MethodPost, false, s.tokenize},
 		"/detokenize":               {http.MethodPost, false, s.detokenize},
-		"/is_sleeping":              {http.MethodGet, false, awake},
+		"/is_sleeping":              {http.MethodGet, false, isSleeping},
 		"/sim/fault":                {http.MethodPost, false, s.postFault},
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Server", "uvicorn")
 		w.Header().Set("Vary", "Origin")
 		found, ok := table[r.URL.Path]
-		if r.URL.Path != "/sim/fault" && s.misbehave(w, r, found.inference) {
+		if r.URL.Path != "/sim/fault" && s.injectFault(w, r, found.inference) {
 			return
 		}
 		switch {
 		case !s.authorized(r):
-			w.Header().Del("Vary") // the check comes before the layer that adds it
+			w.Header().Del("Vary") // vLLM checks keys before it adds Vary
 			writeJSON(w, http.StatusUnauthorized, `{"error":"Unauthorized"}`)
 		case !ok:
 			notFound(w, r, table)
@@ -62,7 +62,7 @@ func (s *Server) routes() http.Handler {
 	})
 }
 
-// notFound is FastAPI's answer; a path that only has a slash too many is redirected.
+// notFound responds as FastAPI does: a path with a trailing slash is redirected.
 func notFound(w http.ResponseWriter, r *http.Request, table map[string]route) {
 	if short := strings.TrimSuffix(r.URL.Path, "/"); short != r.URL.Path {
 		if _, ok := table[short]; ok {
@@ -74,7 +74,7 @@ func notFound(w http.ResponseWriter, r *http.Request, table map[string]route) {
 	writeJSON(w, http.StatusNotFound, `{"detail":"Not Found"}`)
 }
 
-// authorized guards what vLLM guards, which is not everything.
+// authorized checks the key on the paths on which vLLM does.
 func (s *Server) authorized(r *http.Request) bool {
 	if s.cfg.APIKey == "" || r.Method == http.MethodOptions {
 		return true
@@ -85,14 +85,14 @@ func (s *Server) authorized(r *http.Request) bool {
 	return r.Header.Get("Authorization") == "Bearer "+s.cfg.APIKey
 }
 
-// misbehave lets a fault answer a request, if one is in force for it.
-func (s *Server) misbehave(w http.ResponseWriter, r *http.Request, inference bool) bool {
-	f, ok := s.faults.hit(inference, Hang, Reset, ResetLate, Status)
+// injectFault lets an active fault handle a request, and reports whether one did.
+func (s *Server) injectFault(w http.ResponseWriter, r *http.Request, inference bool) bool {
+	f, ok := s.faults.match(inference, Hang, Reset, ResetLate, Status)
 	if !ok {
 		return false
 	}
-	// Read whole, so that the client can see its request as sent and net/http
-	// notices when it leaves.
+	// Read the body, so that the client has sent its request and net/http notices
+	// when it disconnects.
 	_, _ = io.Copy(io.Discard, r.Body)
 	switch f.Kind {
 	case Hang:
@@ -111,7 +111,7 @@ func (s *Server) misbehave(w http.ResponseWriter, r *http.Request, inference boo
 	return true
 }
 
-// reset closes the connection so that the client gets ECONNRESET and not EOF.
+// reset closes the connection so that the client gets ECONNRESET, not EOF.
 func reset(w http.ResponseWriter) {
 	conn, _, err := http.NewResponseController(w).Hijack()
 	if err != nil {
@@ -142,24 +142,24 @@ func (s *Server) resetPrefixCache(w http.ResponseWriter, _ *http.Request) {
 	writeJSON(w, http.StatusOK, `{"success":`+strconv.FormatBool(s.ResetPrefixCache())+`}`)
 }
 
-func empty(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) }
+func respondOK(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) }
 
-func awake(w http.ResponseWriter, _ *http.Request) {
+func isSleeping(w http.ResponseWriter, _ *http.Request) {
 	writeJSON(w, http.StatusOK, `{"is_sleeping":false}`)
 }
 
-func version(w http.ResponseWriter, _ *http.Request) {
+func getVersion(w http.ResponseWriter, _ *http.Request) {
 	writeJSON(w, http.StatusOK, `{"version":"0.32.0"}`)
 }
 
 func writeJSON[T string | []byte](w http.ResponseWriter, status int, body T) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	_, _ = w.Write([]byte(body)) // a client that has left learns nothing either way
+	_, _ = w.Write([]byte(body)) // the client may have disconnected
 }
 
-// quote appends text as a JSON string, escaped no more than vLLM does.
-func quote(b []byte, text string) []byte {
+// appendQuoted appends text as a JSON string, without escapes that vLLM omits.
+func appendQuoted(b []byte, text string) []byte {
 	plain := true
 	for i := range len(text) {
 		if c := text[i]; c < ' ' || c > '~' || c == '"' || c == '\\' {
@@ -167,7 +167,7 @@ func quote(b []byte, text string) []byte {
 			break
 		}
 	}
-	if plain { // every generated chunk is
+	if plain { // as every generated chunk is
 		b = append(b, '"')
 		b = append(b, text...)
 		return append(b, '"')
@@ -179,4 +179,44 @@ func quote(b []byte, text string) []byte {
 		panic(err) // a string always encodes
 	}
 	return append(b, bytes.TrimRight(out.Bytes(), "\n")...)
+}
+
+// resolve returns the model of a request, which is vLLM's own if it names none.
+func (s *Server) resolve(name string) (string, error) {
+	if name == "" || name == s.cfg.Model {
+		return s.cfg.Model, nil
+	}
+	valid := []string{s.cfg.Model}
+	for _, a := range s.adapters.loaded() {
+		if a.name == name {
+			return name, nil
+		}
+		valid = append(valid, a.name)
+	}
+	return "", unknownModel(name, strings.Join(valid, ", "))
+}
+
+func (s *Server) models(w http.ResponseWriter, _ *http.Request) {
+	b := []byte(`{"object":"list","data":[`)
+	b = s.appendCard(b, s.cfg.Model, "/models/"+s.cfg.Model, "")
+	for _, a := range s.adapters.loaded() {
+		b = s.appendCard(append(b, ','), a.name, a.path, s.cfg.Model)
+	}
+	writeJSON(w, http.StatusOK, append(b, "]}"...))
+}
+
+func (s *Server) appendCard(b []byte, name, root, parent string) []byte {
+	created := strconv.FormatInt(s.startTime().Unix(), 10)
+	b = appendQuoted(append(b, `{"id":`...), name)
+	b = append(b, `,"object":"model","created":`+created+`,"owned_by":"vllm","root":`...)
+	b = appendQuoted(b, root)
+	b = append(b, `,"parent":`...)
+	if parent == "" {
+		b = append(b, `null,"max_model_len":`+strconv.Itoa(s.cfg.MaxModelLen)...)
+	} else {
+		b = append(appendQuoted(b, parent), `,"max_model_len":null`...)
+	}
+	return append(b, `,"permission":[{"id":"modelperm-`+randomID()+`","object":"model_permission","created":`+created+
+		`,"allow_create_engine":false,"allow_sampling":true,"allow_logprobs":true,"allow_search_indices":false,`+
+		`"allow_view":true,"allow_fine_tuning":false,"organization":"*","group":null,"is_blocking":false}]}`...)
 }

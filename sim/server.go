@@ -22,9 +22,9 @@ type Config struct {
 	Engine engine.Config
 
 	Model       string   // name it serves; default "sim"
-	Adapters    []string // LoRA adapters loaded at the start, listed as models with Model as their parent
+	Adapters    []string // LoRA adapters loaded at the start
 	MaxModelLen int      // tokens of prompt and answer; default 131,072, at most the KV cache's size
-	APIKey      string   // asked for on /v1 when set
+	APIKey      string   // required on /v1 if set
 
 	// NoTokenDetails leaves prompt_tokens_details out of usage, as vLLM does
 	// without --enable-prompt-tokens-details.
@@ -38,36 +38,33 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// keepAlive is how long vLLM leaves an idle connection open.
-const keepAlive = 5 * time.Second
+const keepAliveTimeout = 5 * time.Second // vLLM's
 
-// drainCheck is how often a replica that drains looks whether it is done.
-const drainCheck = 10 * time.Millisecond
-
+// drainPollInterval is how often Drain checks for its end.
 // Server is one simulated replica. Create it with NewServer, then Listen, then
 // Run. Its methods are safe for concurrent use, except that Listen comes first.
 type Server struct {
 	cfg  Config
 	http http.Server
 
-	address   string // as bound, to be bound again after connections were refused
+	address   string // bound, also again after the fault Refuse
 	listening listening
 
 	faults faults
 
 	// engineMu guards the engine and everything that must change with it.
-	engineMu sync.Mutex
-	engine   *engine.Engine
-	live     []*sequence // submitted and not ended
-	counters *counters
-	began    time.Time // when this process, as clients see it, started
-	epoch    int       // restarts so far
+	engineMu  sync.Mutex
+	engine    *engine.Engine
+	live      []*sequence // submitted and not ended
+	counters  *counters
+	startedAt time.Time // of the simulated process
+	epoch     int       // restarts so far
 
-	ending sync.WaitGroup // calls of Shutdown, which Run waits for
+	shutdowns sync.WaitGroup // Run waits for calls of Shutdown
 
-	// busy wakes the engine's owner when a request arrives while it is idle.
-	busy chan struct{}
-	// thawed wakes it when a freeze may be over.
+	// submitted wakes runEngine when a request arrives while it is idle.
+	submitted chan struct{}
+	// thawed wakes it when a freeze may have ended.
 	thawed chan struct{}
 
 	adapters adapters
@@ -77,34 +74,34 @@ type Server struct {
 func NewServer(cfg Config) *Server {
 	cfg = cfg.withDefaults()
 	s := &Server{
-		cfg:      cfg,
-		engine:   engine.New(cfg.Engine),
-		counters: newCounters(),
-		began:    time.Now(),
-		busy:     make(chan struct{}, 1),
-		thawed:   make(chan struct{}, 1),
+		cfg:       cfg,
+		engine:    engine.New(cfg.Engine),
+		counters:  newCounters(),
+		startedAt: time.Now(),
+		submitted: make(chan struct{}, 1),
+		thawed:    make(chan struct{}, 1),
 	}
 	for _, name := range cfg.Adapters {
 		s.adapters.list = append(s.adapters.list, adapter{name, "/models/" + name})
 	}
 	s.http = http.Server{
 		Handler:     s.routes(),
-		IdleTimeout: keepAlive,
+		IdleTimeout: keepAliveTimeout,
 		ConnState:   s.connState,
-		ErrorLog:    log.New(io.Discard, "", 0), // a client that misbehaves is the simulation's point
+		ErrorLog:    log.New(io.Discard, "", 0), // do not log clients that disconnect
 	}
 	return s
 }
 
-// connState closes a connection whose answer has gone out, where a fault wants it.
+// connState closes idle connections while the fault CloseIdle is active.
 func (s *Server) connState(c net.Conn, state http.ConnState) {
 	if state == http.StateIdle && s.faults.has(CloseIdle) {
 		c.Close()
 	}
 }
 
-// Listen binds address, which may end in :0, so that URL is known and clients
-// can connect. They are served once Run is called.
+// Listen binds address, which may end in :0, so that URL is known and clients can
+// connect. They are served once Run is called.
 func (s *Server) Listen(address string) error {
 	l, err := net.Listen("tcp", address)
 	if err != nil {
@@ -118,15 +115,15 @@ func (s *Server) Listen(address string) error {
 // URL is the base URL, without a path.
 func (s *Server) URL() string { return "http://" + s.address }
 
-// Run drives the engine and serves until ctx is done, when it cuts every
-// connection, or Shutdown was called. It waits for what it started, and returns nil.
+// Run runs the engine and serves until ctx is done, when it closes all connections,
+// or Shutdown was called. It waits for all it started.
 func (s *Server) Run(ctx context.Context) error {
 	var owners sync.WaitGroup
 	defer owners.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	s.http.BaseContext = func(net.Listener) context.Context { return ctx }
-	owners.Go(func() { s.drive(ctx) })
+	owners.Go(func() { s.runEngine(ctx) })
 	owners.Go(func() {
 		<-ctx.Done()
 		s.listening.close()
@@ -140,7 +137,7 @@ func (s *Server) Run(ctx context.Context) error {
 		}
 		err := s.http.Serve(l)
 		if ctx.Err() != nil || errors.Is(err, http.ErrServerClosed) {
-			s.ending.Wait()
+			s.shutdowns.Wait()
 			return nil
 		}
 		if !errors.Is(err, net.ErrClosed) { // closed: connections are to be refused for a while
@@ -149,29 +146,28 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 }
 
-// Shutdown ends the replica as SIGTERM ends vLLM: no new connections, every
-// request is aborted and told so, and Run returns. It waits for the last bytes
-// to be written until ctx is done.
+// Shutdown ends the replica as SIGTERM ends vLLM: it accepts no new connections,
+// aborts all requests and makes Run return. It waits for the last writes until ctx
+// is done.
 func (s *Server) Shutdown(ctx context.Context) error {
-	s.ending.Add(1)
-	defer s.ending.Done()
+	s.shutdowns.Add(1)
+	defer s.shutdowns.Done()
 	s.AbortAll()
 	err := s.http.Shutdown(ctx)
 	s.listening.close()
 	return err
 }
 
-// Drain lets requests finish for so long, while new ones are refused, as vLLM does
+// Drain refuses new requests and waits up to timeout for the others, as vLLM does
 // after SIGTERM with --shutdown-timeout.
-func (s *Server) Drain(limit time.Duration) {
-	// The one fault cannot be wrong.
+func (s *Server) Drain(timeout time.Duration) {
 	_ = s.SetFault(Fault{Kind: Drain})
-	for end := time.Now().Add(limit); time.Now().Before(end) && s.working(); time.Sleep(drainCheck) {
+	for end := time.Now().Add(timeout); time.Now().Before(end) && s.working(); time.Sleep(10 * time.Millisecond) {
 	}
 }
 
-// working reports whether any request has not had the last of its answer. The
-// engine's own counters are ahead of that by a step.
+// working reports whether any request has not ended. The engine's counters are a
+// step ahead of that.
 func (s *Server) working() bool {
 	s.engineMu.Lock()
 	defer s.engineMu.Unlock()
@@ -185,50 +181,50 @@ func (s *Server) Stats() engine.Stats {
 	return s.engine.Stats()
 }
 
-// ResetPrefixCache forgets all cached blocks unless a request is running, and
-// reports whether it did.
+// ResetPrefixCache clears the cache unless a request is running, and reports whether
+// it did.
 func (s *Server) ResetPrefixCache() bool {
 	s.engineMu.Lock()
 	defer s.engineMu.Unlock()
 	return s.engine.ResetPrefixCache()
 }
 
-// Restart makes the replica look as if its process had been killed and started
-// again: streams are cut, the cache is empty, counters and the start time begin anew.
+// Restart makes the replica appear killed and restarted: connections are reset, the
+// cache is empty, counters and start time are new.
 func (s *Server) Restart() {
 	s.engineMu.Lock()
 	defer s.engineMu.Unlock()
 	for _, q := range s.live {
-		q.end(killed)
+		q.finish(processKilled)
 	}
 	s.live = nil
 	s.engine = engine.New(s.cfg.Engine)
 	s.counters = newCounters()
-	s.began = time.Now()
+	s.startedAt = time.Now()
 	s.epoch++
 }
 
-// AbortAll ends every request the way vLLM's default reaction to SIGTERM does
-// when the engine gets to it: whole, with finish_reason "abort".
+// AbortAll ends every request as vLLM does on SIGTERM, if the engine gets to it:
+// complete, with finish_reason "abort".
 func (s *Server) AbortAll() { s.endAll(aborted) }
 
-// FailAll ends every request as vLLM does when its engine process dies, which
-// is also what SIGTERM comes to on a busy replica: streams end with an error
-// event and [DONE], other requests with a 500.
-func (s *Server) FailAll() { s.endAll(failed) }
+// FailAll ends every request as vLLM does when its engine process dies, also on
+// SIGTERM of a busy replica: streams end with an error event and [DONE], other
+// requests with a 500.
+func (s *Server) FailAll() { s.endAll(engineFailed) }
 
-func (s *Server) endAll(why reason) {
+func (s *Server) endAll(reason endReason) {
 	s.engineMu.Lock()
 	defer s.engineMu.Unlock()
 	for _, q := range s.live {
 		s.engine.Abort(&q.Request)
-		s.counters.success[why]++
-		q.end(why)
+		s.counters.success[reason]++
+		q.finish(reason)
 	}
 	s.live = nil
 }
 
-// Validate reports every setting that makes no sense.
+// Validate returns an error that names every invalid setting.
 func (c Config) Validate() error {
 	c = c.withDefaults()
 	e := c.Engine
@@ -253,10 +249,97 @@ func (c Config) Validate() error {
 		}
 	}
 	if e.KVTokens > 0 && e.KVTokens < e.BlockSize {
-		errs = append(errs, fmt.Errorf("%d KV tokens are less than a block of %d", e.KVTokens, e.BlockSize))
+		errs = append(errs, fmt.Errorf("KV tokens %d are fewer than a block of %d", e.KVTokens, e.BlockSize))
 	}
 	if !(e.QuadraticDepth >= 0 && e.QuadraticDepth <= 1) {
-		errs = append(errs, errors.New("the quadratic term must be between 0 and 1"))
+		errs = append(errs, errors.New("quadratic term must be between 0 and 1"))
 	}
 	return errors.Join(errs...)
+}
+
+// listening holds the listener, which is closed while connections are refused.
+type listening struct {
+	mu      sync.Mutex
+	current net.Listener
+	refuse  bool
+	changed chan struct{} // closed and replaced when current is set
+	closed  bool
+}
+
+func (l *listening) set(n net.Listener) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.current, l.refuse = n, false
+	l.notify()
+}
+
+// notify wakes calls of wait. It requires mu.
+func (l *listening) notify() {
+	if l.changed != nil {
+		close(l.changed)
+		l.changed = nil
+	}
+}
+
+// wait waits until there is a listener and returns it, or nil when ctx is done or
+// close was called.
+func (l *listening) wait(ctx context.Context) net.Listener {
+	for {
+		l.mu.Lock()
+		if l.closed {
+			l.mu.Unlock()
+			return nil
+		}
+		if l.current != nil {
+			defer l.mu.Unlock()
+			return l.current
+		}
+		if l.changed == nil {
+			l.changed = make(chan struct{})
+		}
+		changed := l.changed
+		l.mu.Unlock()
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// stop closes the listener until resume, so that the kernel refuses connections.
+func (l *listening) stop() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.refuse = true
+	if l.current != nil {
+		l.current.Close()
+		l.current = nil
+	}
+}
+
+// resume binds address again if stop was called.
+func (l *listening) resume(address string) error {
+	l.mu.Lock()
+	stopped := l.refuse && !l.closed
+	l.mu.Unlock()
+	if !stopped {
+		return nil
+	}
+	n, err := net.Listen("tcp", address)
+	if err != nil {
+		return err
+	}
+	l.set(n)
+	return nil
+}
+
+func (l *listening) close() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.closed = true
+	l.notify()
+	if l.current != nil {
+		l.current.Close()
+	}
 }

@@ -9,9 +9,14 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/tidwall/gjson"
 	"go.uber.org/goleak"
@@ -86,7 +91,7 @@ func ask(t *testing.T, s *Server, body string) answer {
 	return a
 }
 
-func TestAnswerFedBackIsFoundInTheCache(t *testing.T) {
+func TestAnswerIsCached(t *testing.T) {
 	s := start(t, Config{Engine: fast})
 	question := strings.Repeat("What do you make of this? ", 20)
 	first := ask(t, s, `{"messages":[{"role":"user","content":"`+question+`"}],"max_tokens":200,"ignore_eos":true}`)
@@ -103,7 +108,7 @@ func TestAnswerFedBackIsFoundInTheCache(t *testing.T) {
 	}
 }
 
-func TestStreamHasRoleContentFinishUsageAndDone(t *testing.T) {
+func TestStreamChunks(t *testing.T) {
 	s := start(t, Config{Engine: fast})
 	resp, err := http.Post(s.URL()+"/v1/chat/completions", "application/json", strings.NewReader(
 		`{"messages":[{"role":"user","content":"Hi"}],"stream":true,"stream_options":{"include_usage":true},"max_tokens":30,"ignore_eos":true}`))
@@ -134,7 +139,7 @@ func TestStreamHasRoleContentFinishUsageAndDone(t *testing.T) {
 	}
 }
 
-func TestHeadersComeBeforePrefill(t *testing.T) {
+func TestHeadersBeforePrefill(t *testing.T) {
 	s := start(t, Config{Engine: engine.Config{PrefillRate: 0.001}}) // the prompt takes hours
 	resp, err := send(t, t.Context(), s, long)
 	if err != nil {
@@ -146,7 +151,7 @@ func TestHeadersComeBeforePrefill(t *testing.T) {
 	}
 }
 
-func TestAClientThatLeavesAborts(t *testing.T) {
+func TestClientDisconnectAborts(t *testing.T) {
 	for name, c := range map[string]struct {
 		engine engine.Config
 		body   string
@@ -175,7 +180,7 @@ func TestAClientThatLeavesAborts(t *testing.T) {
 	}
 }
 
-func TestAHalfCloseAborts(t *testing.T) {
+func TestHalfCloseAborts(t *testing.T) {
 	s := start(t, Config{})
 	conn, err := net.Dial("tcp", strings.TrimPrefix(s.URL(), "http://"))
 	if err != nil {
@@ -190,7 +195,7 @@ func TestAHalfCloseAborts(t *testing.T) {
 	until(t, "it is aborted", func() bool { return s.Stats().Running == 0 })
 }
 
-func TestSeedsKeepCachesApart(t *testing.T) {
+func TestCacheSalt(t *testing.T) {
 	s := start(t, Config{Engine: fast, Adapters: []string{"sql"}})
 	question := func(more string) answer {
 		return ask(t, s, `{"messages":[{"role":"user","content":"`+strings.Repeat("word ", 100)+`"}],"max_tokens":4`+more+`}`)
@@ -209,7 +214,7 @@ func TestSeedsKeepCachesApart(t *testing.T) {
 	}
 }
 
-func TestAdaptersAreListedAndReported(t *testing.T) {
+func TestAdapters(t *testing.T) {
 	s := start(t, Config{Adapters: []string{"sql"}})
 	resp, err := http.Get(s.URL() + "/v1/models")
 	if err != nil {
@@ -241,7 +246,7 @@ func TestEmbeddings(t *testing.T) {
 	}
 }
 
-func TestTokenizeAndBack(t *testing.T) {
+func TestTokenizeRoundTrip(t *testing.T) {
 	s := start(t, Config{})
 	for _, text := range []string{"", "Hello, world", "<|im_start|>user\nhé🙂llo<|im_end|>", "<|im_start|>", "<|<|im_end|>|>"} {
 		body, err := json.Marshal(map[string]string{"prompt": text})
@@ -256,12 +261,12 @@ func TestTokenizeAndBack(t *testing.T) {
 	}
 }
 
-func TestValidateReportsEveryFault(t *testing.T) {
+func TestValidate(t *testing.T) {
 	if err := (Config{}).Validate(); err != nil {
 		t.Errorf("the defaults: %v", err)
 	}
 	err := Config{MaxModelLen: -1, Engine: engine.Config{Speed: -1, KVTokens: 8}}.Validate()
-	for _, want := range []string{"speed must be above 0", "context length must be above 0", "8 KV tokens are less than a block of 16"} {
+	for _, want := range []string{"speed must be above 0", "context length must be above 0", "KV tokens 8 are fewer than a block of 16"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v lacks %q", err, want)
 		}
@@ -289,7 +294,7 @@ func TestAnswerLength(t *testing.T) {
 	}
 }
 
-func TestToolCallFedBackIsFoundInTheCache(t *testing.T) {
+func TestToolCallIsCached(t *testing.T) {
 	s := start(t, Config{Engine: fast})
 	const head = `{"tools":[{"type":"function","function":{"name":"look","parameters":{"type":"object","properties":{"where":{"type":"string","enum":["under the table, or behind it"]}},"required":["where"]}}}],"messages":[{"role":"user","content":"Look!"}`
 	status, raw := post(t, s, "/v1/chat/completions", head+`],"tool_choice":"required"}`)
@@ -308,7 +313,7 @@ func TestToolCallFedBackIsFoundInTheCache(t *testing.T) {
 	}
 }
 
-func TestAStepThatIsLateIsCaughtUp(t *testing.T) {
+func TestLateStepIsCaughtUp(t *testing.T) {
 	s := start(t, Config{})
 	// 100 steps of 8 ms, while the engine's lock is held for half the time.
 	held := make(chan struct{})
@@ -329,4 +334,199 @@ func TestAStepThatIsLateIsCaughtUp(t *testing.T) {
 	if mean := s.counters.itl.sum / 99; mean < 0.008 || mean > 0.0085 {
 		t.Errorf("%v s between tokens, want 8 to 8.5 ms", mean)
 	}
+}
+
+// TestTwoThousandStreams makes tokens faster than they can be written, so
+// that they are joined: none may be lost.
+func TestTwoThousandStreams(t *testing.T) {
+	const streams, tokens = 2000, 24
+	s := start(t, Config{Engine: engine.Config{MaxSeqs: streams, Speed: 5}})
+	transport := &http.Transport{MaxIdleConns: streams}
+	defer transport.CloseIdleConnections()
+	client := &http.Client{Transport: transport}
+	var all sync.WaitGroup
+	for i := range streams {
+		all.Go(func() {
+			body := fmt.Sprintf(`{"messages":[{"role":"user","content":"Question %d"}],"max_tokens":%d,"ignore_eos":true,`+
+				`"stream":true,"stream_options":{"include_usage":true}}`, i, tokens)
+			resp, err := client.Post(s.URL()+"/v1/chat/completions", "application/json", strings.NewReader(body))
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer resp.Body.Close()
+			text, last, counted := "", "", int64(0)
+			lines := bufio.NewScanner(resp.Body)
+			for lines.Scan() {
+				if data, ok := strings.CutPrefix(lines.Text(), "data: "); ok {
+					last = data
+					text += gjson.Get(data, "choices.0.delta.content").Str
+					counted = max(counted, gjson.Get(data, "usage.completion_tokens").Int())
+				}
+			}
+			if len(text) != tokens*bytesPerToken || counted != tokens || last != "[DONE]" {
+				t.Errorf("stream %d: %d bytes of text, usage of %d tokens, ends with %q, error %v", i, len(text), counted, last, lines.Err())
+			}
+		})
+	}
+	all.Wait()
+	if st := s.Stats(); st.Running != 0 || st.Waiting != 0 || st.GenerationTokens != streams*tokens {
+		t.Errorf("%d running, %d waiting, %d tokens generated, want 0, 0 and %d", st.Running, st.Waiting, st.GenerationTokens, streams*tokens)
+	}
+}
+
+func TestLoadAndUnloadAdapters(t *testing.T) {
+	s := start(t, Config{Engine: fast, Adapters: []string{"sql"}})
+	f := func(path, body string, status int, want string) {
+		t.Helper()
+		if got, answer := post(t, s, path, body); got != status || !strings.Contains(answer, want) {
+			t.Errorf("%s %s: %d %s, want %d and %q", path, body, got, answer, status, want)
+		}
+	}
+	listed := func(want string) {
+		t.Helper()
+		resp, err := http.Get(s.URL() + "/v1/models")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		cards, _ := io.ReadAll(resp.Body)
+		got := ""
+		for _, card := range gjson.GetBytes(cards, "data").Array() {
+			got += fmt.Sprintf("%s<%s@%s ", card.Get("id").Str, card.Get("parent").Str, card.Get("root").Str)
+		}
+		if got != want {
+			t.Errorf("listed are %s, want %s", got, want)
+		}
+	}
+	ask := func(model string, status int) {
+		t.Helper()
+		f("/v1/chat/completions", `{"model":"`+model+`","messages":[{"role":"user","content":"Hi"}],"max_tokens":2}`, status, "")
+	}
+	const load, unload = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+
+	ask("chat", 404)
+	f(load, `{"lora_name":"chat","lora_path":"/adapters/chat"}`, 200, "Success: LoRA adapter 'chat' added successfully.")
+	ask("chat", 200)
+	listed("sim<@/models/sim sql<sim@/models/sql chat<sim@/adapters/chat ")
+	f(load, `{"lora_name":"chat","lora_path":"/b"}`, 400, "has already been loaded")
+	f(load, `{"lora_name":"chat","lora_path":"/b","load_inplace":true}`, 200, "")
+	listed("sim<@/models/sim sql<sim@/models/sql chat<sim@/b ")
+	f(load, `{"lora_name":"x"}`, 400, `"type":"InvalidUserInput"`)
+	f(unload, `{"lora_name":"sql"}`, 200, "Success: LoRA adapter 'sql' removed successfully.")
+	listed("sim<@/models/sim chat<sim@/b ")
+	ask("sql", 404)
+	f(unload, `{"lora_name":"sql"}`, 404, "The lora adapter 'sql' cannot be found.")
+	f(unload, `{}`, 400, "'lora_name'")
+	f(unload, `[]`, 400, "")
+}
+
+// messagesUsage is what a message said of its prompt.
+type messagesUsage struct{ input, created, read int64 }
+
+func readMessagesUsage(v gjson.Result) messagesUsage {
+	return messagesUsage{v.Get("input_tokens").Int(), v.Get("cache_creation_input_tokens").Int(), v.Get("cache_read_input_tokens").Int()}
+}
+
+func (u messagesUsage) prompt() int64 { return u.input + u.created + u.read }
+
+// TestMessagesUsage compares the figures of /v1/messages with those of a chat with
+// the same prompt, as a real vLLM gave them and as the simulated replica does.
+func TestMessagesUsage(t *testing.T) {
+	const blockSize = 32
+	s := start(t, Config{Model: "tiny", Engine: engine.Config{BlockSize: blockSize, KVTokens: 16384, Speed: 1000}})
+	answers := map[string]func(name string) string{
+		"vLLM 0.32": func(name string) string {
+			raw, err := os.ReadFile(filepath.Join("testdata/vllm-0.32", name+".http"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			return string(raw)
+		},
+		"simulated": func(name string) string {
+			raw, err := os.ReadFile(filepath.Join("testdata/vllm-0.32", name+".http"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			request, _, _ := strings.Cut(string(raw), "\n=== answer ===\n")
+			return string(exchange(t, s, []byte(request)).body)
+		},
+	}
+	for what, answer := range answers {
+		t.Run(what, func(t *testing.T) {
+			usage := func(name, before string) gjson.Result {
+				text := answer(name)
+				return gjson.Parse(text[strings.LastIndex(text, before)+len(before):])
+			}
+			uncached := readMessagesUsage(usage("messages-uncached", `"usage":`))
+			cached := readMessagesUsage(usage("messages-cached", `"usage":`))
+			chat := usage("messages-cached-chat", `"usage":`)
+			stream := answer("messages-cached-stream")
+			_, begin, _ := strings.Cut(stream, `"usage":`)
+			first := readMessagesUsage(gjson.Parse(begin))
+			last := readMessagesUsage(gjson.Parse(stream[strings.LastIndex(stream, `"usage":`)+len(`"usage":`):]))
+
+			prompt, hit := chat.Get("prompt_tokens").Int(), chat.Get("prompt_tokens_details.cached_tokens").Int()
+			full := prompt / blockSize * blockSize
+			if hit != full || cached != (messagesUsage{prompt - hit, 0, hit}) {
+				t.Errorf("cached: %+v, where a chat has %d tokens, %d of them cached", cached, prompt, hit)
+			}
+			if uncached.prompt() != prompt || uncached.created != full-uncached.read || uncached.created == 0 {
+				t.Errorf("not cached: %+v, where a chat has %d tokens", uncached, prompt)
+			}
+			if first != (messagesUsage{input: prompt}) || last != cached {
+				t.Errorf("a stream begins with %+v and ends with %+v; a whole message has %+v", first, last, cached)
+			}
+		})
+	}
+}
+
+func TestMessagesUsageWithoutTokenDetails(t *testing.T) {
+	s := start(t, Config{NoTokenDetails: true, Engine: fast})
+	_, body := post(t, s, "/v1/messages", `{"model":"sim","max_tokens":4,"messages":[{"role":"user","content":"`+strings.Repeat("word ", 100)+`"}]}`)
+	u := gjson.Get(body, "usage")
+	if u.Get("input_tokens").Int() < 100 || u.Get("cache_read_input_tokens").Exists() || u.Get("cache_creation_input_tokens").Exists() {
+		t.Errorf("usage %s", u.Raw)
+	}
+}
+
+// FuzzChatBody looks for bodies that crash the reading of a chat request. What
+// it accepts has to have a prompt.
+func FuzzChatBody(f *testing.F) {
+	for _, body := range []string{
+		``, `{`, `[]`, `"x"`, `{"a":`, `{"messages":3}`, `{"messages":[]}`, `{"messages":[null]}`, `{"messages":[{"role":1}]}`,
+		short, stream, `{"messages":[{"role":"user","content":"\ud800"}]}`, `{"model":"a","model":"sim","messages":[{"role":"user"}]}`,
+		`{"messages":[{"role":"user","content":[{"type":"text","text":"a"},{"type":"image_url"}]}]}`,
+		`{"messages":[{"role":"system","content":"<|im_start|>"},{"role":"assistant","tool_calls":[{"function":{"name":"f","arguments":{}}}]}],` +
+			`"tools":[{"function":{"name":"f","parameters":{"type":"object","required":["a"]}}}],"tool_choice":"required"}`,
+		strings.Repeat("[", 20_000), strings.Repeat(`{"a":`, 20_000),
+	} {
+		f.Add([]byte(body))
+	}
+	s := NewServer(Config{})
+	f.Fuzz(func(t *testing.T, body []byte) {
+		r := httptest.NewRequest("POST", "/v1/chat/completions", strings.NewReader(string(body)))
+		r.Header.Set("Content-Type", "application/json")
+		in, err := readBody(r)
+		if err != nil {
+			return
+		}
+		if _, prompt, _, err := s.readChat(in); err == nil && len(prompt) == 0 {
+			t.Error("no prompt")
+		}
+	})
+}
+
+func FuzzTokenize(f *testing.F) {
+	for _, text := range []string{"", "abcd", "abcde", "<|im_start|>user\nhi<|im_end|>\n", "<|<|endoftext|>", "é🙂"} {
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		if !utf8.ValidString(text) || strings.Contains(text, "\x00") {
+			return // not told apart from the padding of a short token
+		}
+		if got := detokenize(tokenize([]byte(text), nil)); got != text {
+			t.Errorf("%q became %q", text, got)
+		}
+	})
 }

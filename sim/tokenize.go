@@ -1,12 +1,124 @@
 package sim
 
 import (
+	"bytes"
+	"encoding/binary"
 	"net/http"
 	"strconv"
 	"strings"
+
+	"github.com/zeebo/xxh3"
+
+	"warmroute/sim/engine"
 )
 
-// tokenize answers POST /tokenize, for a prompt or for messages.
+// The tokenizer: special tokens separate the text into segments, each of which is
+// split into tokens of four bytes. So an answer that comes back in the next turn has
+// the tokens it was generated with, and is found in the cache.
+//
+// A token's id is its bytes, little-endian. Special tokens have ids that no UTF-8 text
+// has.
+const (
+	tokenEnd uint32 = 0xFFFFFF00 + iota
+	tokenTurn
+	tokenTurnEnd
+)
+
+var specials = [...]struct {
+	text string
+	id   uint32
+}{
+	{"<|endoftext|>", tokenEnd},
+	{"<|im_start|>", tokenTurn},
+	{"<|im_end|>", tokenTurnEnd},
+}
+
+const bytesPerToken = 4
+
+// tokenize appends the tokens of text to into.
+func tokenize(text []byte, into []uint32) []uint32 {
+	for len(text) > 0 {
+		at := indexSpecial(text)
+		into = splitTokens(text[:at], into)
+		text = text[at:]
+		for _, s := range specials {
+			if bytes.HasPrefix(text, []byte(s.text)) {
+				into = append(into, s.id)
+				text = text[len(s.text):]
+				if s.id == tokenTurn {
+					// The role's line is a segment of its own, so that the content
+					// starts on a token.
+					line := bytes.IndexByte(text, '\n') + 1
+					into = splitTokens(text[:line], into)
+					text = text[line:]
+				}
+				break
+			}
+		}
+	}
+	return into
+}
+
+// indexSpecial returns the index of the first special token in text, or its length.
+func indexSpecial(text []byte) int {
+	for at := 0; ; {
+		i := bytes.Index(text[at:], []byte("<|"))
+		if i < 0 {
+			return len(text)
+		}
+		at += i
+		for _, s := range specials {
+			if bytes.HasPrefix(text[at:], []byte(s.text)) {
+				return at
+			}
+		}
+		at += 2
+	}
+}
+
+// splitTokens appends the tokens of a segment without special tokens.
+func splitTokens(segment []byte, into []uint32) []uint32 {
+	for len(segment) >= bytesPerToken {
+		into = append(into, binary.LittleEndian.Uint32(segment))
+		segment = segment[bytesPerToken:]
+	}
+	if len(segment) > 0 {
+		var last [bytesPerToken]byte
+		copy(last[:], segment)
+		into = append(into, binary.LittleEndian.Uint32(last[:]))
+	}
+	return into
+}
+
+// tokenText returns the text of a token.
+func tokenText(id uint32) string {
+	for _, s := range specials {
+		if s.id == id {
+			return s.text
+		}
+	}
+	var b [bytesPerToken]byte
+	binary.LittleEndian.PutUint32(b[:], id)
+	return string(bytes.TrimRight(b[:], "\x00"))
+}
+
+// chain returns the hashes of the full blocks of tokens, each seeded by the previous
+// one, the first by seed.
+func chain(tokens []uint32, blockSize int, seed uint64) []engine.BlockHash {
+	blocks := make([]engine.BlockHash, 0, len(tokens)/blockSize)
+	raw := make([]byte, blockSize*bytesPerToken)
+	for len(tokens) >= blockSize {
+		for i, t := range tokens[:blockSize] {
+			binary.LittleEndian.PutUint32(raw[i*bytesPerToken:], t)
+		}
+		seed = max(1, xxh3.HashSeed(raw, seed)) // 0 stands for no block
+		blocks = append(blocks, engine.BlockHash(seed))
+		tokens = tokens[blockSize:]
+	}
+	return blocks
+}
+
+// tokenize handles POST /tokenize, for a prompt or for messages.
 func (s *Server) tokenize(w http.ResponseWriter, r *http.Request) {
 	in, err := readBody(r)
 	if err == nil {
@@ -16,7 +128,7 @@ func (s *Server) tokenize(w http.ResponseWriter, r *http.Request) {
 		err = errDraining
 	}
 	if err == nil && !in.has("prompt") && !in.has("messages") {
-		err = validation(in.missing("prompt"), in.missing("messages"))
+		err = validationError("body.prompt", "Field required")
 	}
 	var text []byte
 	if err == nil && in.has("messages") {
@@ -43,22 +155,22 @@ func (s *Server) tokenize(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	for i, t := range tokens {
-		b = quote(append(b, [...]byte{'[', ','}[min(i, 1)]), tokenText(t))
+		b = appendQuoted(append(b, [...]byte{'[', ','}[min(i, 1)]), tokenText(t))
 	}
 	writeJSON(w, http.StatusOK, append(b, "]}"...))
 }
 
-// detokenize answers POST /detokenize.
+// detokenize handles POST /detokenize.
 func (s *Server) detokenize(w http.ResponseWriter, r *http.Request) {
 	in, err := readBody(r)
-	if err == nil && !in.has("tokens") {
-		err = validation(in.missing("tokens"))
+	if err == nil {
+		err = in.validate("tokens")
 	}
 	if err != nil {
 		writeError(w, err)
 		return
 	}
-	writeJSON(w, http.StatusOK, append(quote([]byte(`{"prompt":`), detokenize(tokenIDs(in["tokens"]))), '}'))
+	writeJSON(w, http.StatusOK, append(appendQuoted([]byte(`{"prompt":`), detokenize(tokenIDs(in["tokens"]))), '}'))
 }
 
 func detokenize(tokens []uint32) string {

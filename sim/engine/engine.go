@@ -9,41 +9,76 @@ import (
 	"time"
 )
 
-// Engine is a vLLM engine as a state machine in virtual time: the caller adds
-// requests and asks for one step after the other. Times are durations since a
-// start that the caller chooses. Not safe for concurrent use.
+// Config describes the simulated GPU and scheduler. Zero fields take their defaults,
+// which are those of an 8B-class model on one GPU.
+type Config struct {
+	BlockSize int // tokens; default 16
+	KVTokens  int // size of the KV cache, rounded down to whole blocks; default 400,000
+
+	StepTokens int // token budget of a step, decodes and prefill together; default 8,192
+	MaxSeqs    int // requests running at once; default 256
+
+	StepTime       time.Duration // of a step without work; default 8 ms
+	PrefillRate    float64       // prompt tokens per second; default 8,000
+	DecodeTime     time.Duration // for each decoding request; default 40 µs
+	ContextTime    time.Duration // for each token of context decoded over; default 24 ns
+	QuadraticDepth float64       // share by which each previous token makes a prompt token more expensive; default 0, 1.9e-5 is realistic
+	Speed          float64       // divides every duration; default 1
+
+	NoPrefixCache bool // disables the prefix cache
+
+	// HiddenEvictions is the number of further blocks that each allocation evicts, as if
+	// by another tenant; default 0.
+	HiddenEvictions float64
+}
+
+func (c Config) WithDefaults() Config {
+	c.BlockSize = cmp.Or(c.BlockSize, 16)
+	c.KVTokens = cmp.Or(c.KVTokens, 400_000)
+	c.StepTokens = cmp.Or(c.StepTokens, 8192)
+	c.MaxSeqs = cmp.Or(c.MaxSeqs, 256)
+	c.StepTime = cmp.Or(c.StepTime, 8*time.Millisecond)
+	c.PrefillRate = cmp.Or(c.PrefillRate, 8000)
+	c.DecodeTime = cmp.Or(c.DecodeTime, 40*time.Microsecond)
+	c.ContextTime = cmp.Or(c.ContextTime, 24*time.Nanosecond)
+	c.Speed = cmp.Or(c.Speed, 1)
+	return c
+}
+
+// Engine is a vLLM engine in virtual time: the caller adds requests and calls Step
+// again and again. Times are durations since a start that the caller chooses. Not
+// safe for concurrent use.
 //
-// Every decoding request gets exactly one token in every step, since a request
-// is admitted only when blocks for its whole answer fit. So nothing is stored
-// for a token: a step costs the requests that start, end or fill a block in it.
+// Every decoding request gets exactly one token in every step, since a request is
+// admitted only if the blocks of its whole answer fit. So a step takes time only for
+// the requests that start, end or fill a block in it.
 type Engine struct {
 	cfg  Config
 	pool *blockPool
 
 	waiting  []*Request // first come, first served
-	partial  *Request   // admitted, its prompt not done: the budget ran out in its midst
+	partial  *Request   // admitted, with a prompt that exceeded the budget of its step
 	decoding decodeHeap
 
 	step    int64 // steps taken
 	context int   // tokens in the contexts of all decoding requests
 
-	// blockedAt is the pool's count of changes when the first waiting request did
-	// not fit: asking again is useless until something was freed or became
-	// shareable. 0: it was not asked for.
+	// blockedAt is pool.changes when the first waiting request did not fit: it cannot
+	// fit before the next change. 0: not tried.
 	blockedAt uint64
 
 	scratch []int32
 	stats   Stats
 }
 
-// StepResult is what one step brought. Its slices are new with each step.
+// StepResult is the outcome of one step. Its slices are new with each step.
 type StepResult struct {
-	End      time.Duration // when the step ends, and its outputs exist
-	First    []*Request    // these got the first token of their answer
-	Finished []*Request    // these got the last one; a request can be in both
-	Decoded  int           // how many got a token that was not their first
-	// Prefilled is how many prompt tokens were computed.
-	Prefilled int
+	End      time.Duration // when the outputs exist
+	First    []*Request    // got the first token of their answer
+	Finished []*Request    // got the last one; a request can be in both
+	Decoded  int           // number of requests that got a further token
+
+	Prefilled int // prompt tokens computed
 }
 
 // New returns an idle engine with an empty cache.
@@ -52,9 +87,8 @@ func New(cfg Config) *Engine {
 	return &Engine{cfg: cfg, pool: newBlockPool(cfg.KVTokens/cfg.BlockSize, cfg.HiddenEvictions)}
 }
 
-// NewPooled returns idle engines that share one KV cache of their sizes
-// together, as no real fleet does: what one has computed, all can hit. The
-// first one's block size holds for all.
+// NewPooled returns idle engines that share one KV cache of their total size. The
+// first one's block size applies to all.
 func NewPooled(cfgs ...Config) []*Engine {
 	engines := make([]*Engine, len(cfgs))
 	blocks := 0
@@ -71,10 +105,10 @@ func NewPooled(cfgs ...Config) []*Engine {
 	return engines
 }
 
-// SetSpeed changes the factor that divides every duration, from the next step on.
+// SetSpeed sets Config.Speed from the next step on.
 func (e *Engine) SetSpeed(speed float64) { e.cfg.Speed = speed }
 
-// Idle reports that a step would do nothing.
+// Idle reports whether there are no requests.
 func (e *Engine) Idle() bool {
 	return len(e.waiting) == 0 && e.partial == nil && len(e.decoding) == 0
 }
@@ -82,10 +116,10 @@ func (e *Engine) Idle() bool {
 // Add queues r. It fails when r could never be admitted.
 func (e *Engine) Add(r *Request, now time.Duration) error {
 	if r.Prompt < 1 || r.Answer < 1 {
-		return fmt.Errorf("a request needs at least one token of prompt and one of answer, not %d and %d", r.Prompt, r.Answer)
+		return fmt.Errorf("request of %d prompt and %d answer tokens: both must be above 0", r.Prompt, r.Answer)
 	}
 	if need, have := e.blocksFor(r.Prompt+r.Answer), len(e.pool.refs); need > have {
-		return fmt.Errorf("prompt and answer need %d blocks of KV cache, which has %d", need, have)
+		return fmt.Errorf("prompt and answer need %d blocks, the KV cache has %d", need, have)
 	}
 	r.Arrived = now
 	r.state = waiting
@@ -93,8 +127,8 @@ func (e *Engine) Add(r *Request, now time.Duration) error {
 	return nil
 }
 
-// Abort removes r, wherever it is, and frees its blocks; what they hold stays
-// cached. Aborting a request that has ended, or was never added, does nothing.
+// Abort removes r and frees its blocks, whose content stays cached. It has no effect
+// on a request that has ended or was never added.
 func (e *Engine) Abort(r *Request) {
 	switch r.state {
 	case waiting:
@@ -104,21 +138,21 @@ func (e *Engine) Abort(r *Request) {
 				break
 			}
 		}
-		e.blockedAt = 0 // another is first now
+		e.blockedAt = 0 // another one is first now
 	case prefilling:
 		e.partial = nil
 		e.free(r)
 	case decoding:
 		r.tokens = r.Generated(e)
-		heap.Remove(&e.decoding, r.place)
+		heap.Remove(&e.decoding, r.heapIndex)
 		e.context -= r.Prompt + r.tokens
 		e.free(r)
 	}
 	r.state = ended
 }
 
-// ResetPrefixCache forgets all cached blocks. Like vLLM it does so only while
-// no request runs, and reports whether it did.
+// ResetPrefixCache clears the cache if no request runs, as vLLM does, and reports
+// whether it did.
 func (e *Engine) ResetPrefixCache() bool {
 	if e.pool.free < len(e.pool.refs) {
 		return false
@@ -129,14 +163,14 @@ func (e *Engine) ResetPrefixCache() bool {
 	return true
 }
 
-// Hit returns how many tokens of a prompt would be found in the cache now.
+// Hit returns how many tokens of a prompt are in the cache.
 func (e *Engine) Hit(prompt int, blocks []BlockHash) int {
 	e.scratch = e.leading(prompt, blocks, e.scratch[:0])
 	return len(e.scratch) * e.cfg.BlockSize
 }
 
-// Step admits what fits, computes one step that starts at now, and says when it
-// ends. Requests added before that end have to wait for the next step.
+// Step admits waiting requests that fit and computes one step that starts at now.
+// Requests added before its end wait for the next step.
 func (e *Engine) Step(now time.Duration) StepResult {
 	if e.Idle() {
 		return StepResult{End: now}
@@ -163,19 +197,19 @@ func (e *Engine) Step(now time.Duration) StepResult {
 		prefilled, cost = prefilled+n, cost+t
 	}
 
-	// Last, since the scheduler learns only at the step's end which answers
-	// ended: their blocks and places are not free before the next one.
+	// Last, since the scheduler learns only at the step's end which answers ended:
+	// their blocks are free from the next step on.
 	e.context += decodes
 	done.Finished = e.finish()
 
 	done.Decoded, done.Prefilled = decodes, prefilled
 	done.End = now + time.Duration(cost/e.cfg.Speed)
 	e.count(decodes, prefilled, len(done.First))
-	e.stamp(&done)
+	e.setTimes(&done)
 	return done
 }
 
-// running counts the requests that were admitted and have not ended.
+// running returns the number of admitted requests that have not ended.
 func (e *Engine) running() int {
 	n := len(e.decoding)
 	if e.partial != nil {
@@ -184,14 +218,13 @@ func (e *Engine) running() int {
 	return n
 }
 
-// stepCost is the part of a step's cost, in nanoseconds, that does not depend
-// on prefill.
+// stepCost returns the cost of a step without prefill, in nanoseconds.
 func (e *Engine) stepCost(decodes int) float64 {
 	return float64(e.cfg.StepTime) + float64(decodes)*float64(e.cfg.DecodeTime) + float64(e.context)*float64(e.cfg.ContextTime)
 }
 
-// finish looks after the requests that filled a block with this step's token,
-// and returns those for which it was the last one.
+// finish handles the requests that filled a block with this step's token, and returns
+// those for which it was the last one.
 func (e *Engine) finish() []*Request {
 	var finished []*Request
 	for len(e.decoding) > 0 && e.decoding[0].due <= e.step {
@@ -212,25 +245,25 @@ func (e *Engine) finish() []*Request {
 	return finished
 }
 
-// admit gives r the cached blocks of its prompt and new ones for the rest of
-// it, if those and the answer's fit beside what was promised to others.
+// admit gives r the cached blocks of its prompt and new ones for the rest, if those
+// and the answer's fit beside the blocks reserved for others.
 func (e *Engine) admit(r *Request, now time.Duration) bool {
 	e.scratch = e.leading(r.Prompt, r.Blocks, e.scratch[:0])
 	hits := e.scratch
 	total := e.blocksFor(r.Prompt + r.Answer)
-	if total-len(hits)+e.pool.idle(hits) > e.pool.free-e.pool.promised {
+	if total-len(hits)+e.pool.idle(hits) > e.pool.free-e.pool.reserved {
 		return false
 	}
-	r.held = make([]int32, 0, total)
+	r.blocks = make([]int32, 0, total)
 	for _, b := range hits {
 		e.pool.share(b)
 	}
-	r.held = append(r.held, hits...)
-	for len(r.held) < e.blocksFor(r.Prompt) {
-		r.held = append(r.held, e.pool.take())
+	r.blocks = append(r.blocks, hits...)
+	for len(r.blocks) < e.blocksFor(r.Prompt) {
+		r.blocks = append(r.blocks, e.pool.allocate())
 	}
-	r.reserved = total - len(r.held)
-	e.pool.promised += r.reserved
+	r.reserved = total - len(r.blocks)
+	e.pool.reserved += r.reserved
 
 	r.Cached = len(hits) * e.cfg.BlockSize
 	r.computed, r.full = r.Cached, len(hits)
@@ -241,25 +274,25 @@ func (e *Engine) admit(r *Request, now time.Duration) bool {
 	return true
 }
 
-// leading returns the cached blocks that a prompt begins with.
+// leading returns the cached blocks at the beginning of a prompt.
 func (e *Engine) leading(prompt int, blocks []BlockHash, into []int32) []int32 {
 	if e.cfg.NoPrefixCache {
 		return into
 	}
-	// The last token is always recomputed: its output is what is wanted.
-	most := min((prompt-1)/e.cfg.BlockSize, len(blocks))
-	return e.pool.leading(blocks[:most], into)
+	// The last token is always recomputed, for its output.
+	n := min((prompt-1)/e.cfg.BlockSize, len(blocks))
+	return e.pool.leading(blocks[:n], into)
 }
 
-// prefill computes up to budget tokens of r's prompt and returns how many and
-// what they cost in nanoseconds.
+// prefill computes up to budget tokens of r's prompt and returns their number and cost
+// in nanoseconds.
 func (e *Engine) prefill(r *Request, budget int, done *StepResult) (tokens int, cost float64) {
 	n := min(r.Prompt-r.computed, budget)
 	depth := float64(r.computed) + float64(n)/2
 	cost = float64(n) * 1e9 / e.cfg.PrefillRate * (1 + e.cfg.QuadraticDepth*depth)
 	r.computed += n
-	// Full blocks can be hit from here on, by a request later in this very step
-	// too: within a layer the keys are written before anyone attends to them.
+	// Full blocks can be hit from now on, also by a later request of this step: within a
+	// layer keys are written before they are read.
 	e.fillBlocks(r, r.computed)
 	if r.computed < r.Prompt {
 		e.partial, r.state = r, prefilling
@@ -277,34 +310,93 @@ func (e *Engine) prefill(r *Request, budget int, done *StepResult) (tokens int, 
 	return n, cost
 }
 
-// fillBlocks makes the blocks that r has filled with its first n tokens
-// available to others and takes a new one for the next token of the answer.
+// fillBlocks makes the blocks of r's first n tokens available to others and allocates
+// one for the next token of the answer if needed.
 func (e *Engine) fillBlocks(r *Request, n int) {
 	for ; r.full < n/e.cfg.BlockSize; r.full++ {
 		if r.full < len(r.Blocks) && !e.cfg.NoPrefixCache {
-			e.pool.fill(r.held[r.full], r.Blocks[r.full])
+			e.pool.fill(r.blocks[r.full], r.Blocks[r.full])
 		}
 	}
-	if n >= r.Prompt && r.reserved > 0 && len(r.held) == r.full {
-		r.held = append(r.held, e.pool.take())
+	if n >= r.Prompt && r.reserved > 0 && len(r.blocks) == r.full {
+		r.blocks = append(r.blocks, e.pool.allocate())
 		r.reserved--
-		e.pool.promised--
+		e.pool.reserved--
 	}
 }
 
-// nextDue is the step in which r next fills a block or ends. In the step k
-// after its first token, token k of the answer is computed and token k+1 found.
+// nextDue returns the step in which r next fills a block or ends. In the k-th step
+// after its first token, token k of the answer is computed and token k+1 sampled.
 func (e *Engine) nextDue(r *Request) int64 {
 	toFull := (r.full+1)*e.cfg.BlockSize - r.Prompt
 	return r.joined + int64(min(toFull, r.Answer-1))
 }
 
 func (e *Engine) free(r *Request) {
-	e.pool.release(r.held)
-	e.pool.promised -= r.reserved
-	r.held, r.reserved = nil, 0
+	e.pool.release(r.blocks)
+	e.pool.reserved -= r.reserved
+	r.blocks, r.reserved = nil, 0
 }
 
 func (e *Engine) blocksFor(tokens int) int {
 	return (tokens + e.cfg.BlockSize - 1) / e.cfg.BlockSize
+}
+
+// Stats are the engine's counters and gauges, in vLLM's units.
+type Stats struct {
+	Running, Waiting int
+	KVUsage          float64 // blocks in use over all blocks, 0 to 1
+
+	PrefixQueries, PrefixHits      int64 // tokens
+	PromptTokens, GenerationTokens int64
+	Steps                          int64
+	// StepTokens counts steps by computed tokens in StepBuckets; the last one counts
+	// those above all bounds.
+	StepTokens    [len(StepBuckets) + 1]int64
+	StepTokensSum int64
+}
+
+// StepBuckets are the upper bounds of vllm:iteration_tokens_total.
+var StepBuckets = [...]float64{1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384}
+
+func (e *Engine) count(decodes, prefilled, first int) {
+	s := &e.stats
+	s.Steps++
+	s.GenerationTokens += int64(decodes + first)
+	tokens := decodes + prefilled
+	s.StepTokensSum += int64(tokens)
+	i := 0
+	for i < len(StepBuckets) && float64(tokens) > StepBuckets[i] {
+		i++
+	}
+	s.StepTokens[i]++
+}
+
+func (e *Engine) setTimes(done *StepResult) {
+	for _, r := range done.First {
+		r.FirstToken = done.End
+		e.stats.PromptTokens += int64(r.Prompt)
+	}
+	for _, r := range done.Finished {
+		r.Finished = done.End
+	}
+}
+
+// Stats returns the counters and gauges after the last step.
+func (e *Engine) Stats() Stats {
+	s := e.stats
+	s.Running, s.Waiting = e.running(), len(e.waiting)
+	s.KVUsage = float64(len(e.pool.refs)-e.pool.free) / float64(len(e.pool.refs))
+	return s
+}
+
+// LargestStep returns the upper bound of the highest non-empty bucket of StepTokens, or
+// the highest bound when a step was above it.
+func (s *Stats) LargestStep() int {
+	for i := len(s.StepTokens) - 1; i >= 0; i-- {
+		if s.StepTokens[i] > 0 {
+			return int(StepBuckets[min(i, len(StepBuckets)-1)])
+		}
+	}
+	return 0
 }

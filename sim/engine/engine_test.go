@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"math"
 	"slices"
 	"testing"
 	"time"
@@ -76,7 +77,7 @@ func TestHits(t *testing.T) {
 	}
 }
 
-func TestBlocksOfARunningRequestAreShared(t *testing.T) {
+func TestRunningRequestSharesBlocks(t *testing.T) {
 	e := New(Config{KVTokens: 160}) // 10 blocks
 	first := add(t, e, 64, 10, blocks(1, 4), 0)
 	second := add(t, e, 64, 10, blocks(1, 4), 0)
@@ -94,7 +95,7 @@ func TestBlocksOfARunningRequestAreShared(t *testing.T) {
 	}
 }
 
-func TestEvictionEatsAPrefixFromItsTail(t *testing.T) {
+func TestEvictionFromTail(t *testing.T) {
 	e := New(Config{KVTokens: 128}) // 8 blocks
 	// Five blocks, then four others: one of the first's five has to go.
 	end := finish(t, e, add(t, e, 79, 1, blocks(1, 5), 0), 0)
@@ -117,7 +118,7 @@ func TestEvictionEatsAPrefixFromItsTail(t *testing.T) {
 	}
 }
 
-func TestAHitSavesABlockFromEviction(t *testing.T) {
+func TestHitPreventsEviction(t *testing.T) {
 	e := New(Config{KVTokens: 64}) // 4 blocks
 	end := finish(t, e, add(t, e, 17, 1, blocks(1, 1), 0), 0)
 	end = finish(t, e, add(t, e, 17, 1, blocks(2, 1), end), end)
@@ -180,7 +181,7 @@ func TestStepDurations(t *testing.T) {
 	}
 }
 
-func TestADecodeTakesFromTheBudgetOfAPrefill(t *testing.T) {
+func TestDecodesReducePrefillBudget(t *testing.T) {
 	e := New(Config{StepTokens: 100})
 	add(t, e, 50, 100, nil, 0)
 	now := e.Step(0).End
@@ -194,7 +195,7 @@ func TestADecodeTakesFromTheBudgetOfAPrefill(t *testing.T) {
 	}
 }
 
-func TestWaitingWhenBlocksRunOut(t *testing.T) {
+func TestWaitForBlocks(t *testing.T) {
 	e := New(Config{KVTokens: 160})              // 10 blocks
 	first := add(t, e, 90, 10, blocks(1, 6), 0)  // 7 blocks
 	second := add(t, e, 40, 20, blocks(2, 3), 0) // 4 do not fit beside them
@@ -213,7 +214,7 @@ func TestWaitingWhenBlocksRunOut(t *testing.T) {
 	}
 }
 
-func TestAnswerIsPromisedItsBlocks(t *testing.T) {
+func TestAnswerReservesBlocks(t *testing.T) {
 	e := New(Config{KVTokens: 160})
 	long := add(t, e, 16, 128, nil, 0) // 9 of 10 blocks, though it takes only two at first
 	second := add(t, e, 20, 1, nil, 0) // 2
@@ -227,7 +228,7 @@ func TestAnswerIsPromisedItsBlocks(t *testing.T) {
 	}
 }
 
-func TestASharedPrefixCountsOnceForAdmission(t *testing.T) {
+func TestSharedPrefixCountsOnce(t *testing.T) {
 	e := New(Config{KVTokens: 160})
 	add(t, e, 100, 12, blocks(1, 7), 0) // 7 blocks
 	add(t, e, 100, 12, blocks(1, 6), 0) // 6 in common, 1 of its own
@@ -248,7 +249,7 @@ func TestSequenceLimit(t *testing.T) {
 	}
 }
 
-func TestAbortFreesBlocksAndKeepsWhatTheyHold(t *testing.T) {
+func TestAbortKeepsBlocksCached(t *testing.T) {
 	e := New(Config{KVTokens: 1600, StepTokens: 64})
 	decoding := add(t, e, 33, 100, blocks(1, 8), 0)
 	partial := add(t, e, 200, 10, blocks(2, 13), 0)
@@ -273,7 +274,7 @@ func TestAbortFreesBlocksAndKeepsWhatTheyHold(t *testing.T) {
 	}
 }
 
-func TestARequestThatCanNeverFitIsRefused(t *testing.T) {
+func TestRequestTooLarge(t *testing.T) {
 	e := New(Config{KVTokens: 160})
 	if err := e.Add(&Request{Prompt: 160, Answer: 1}, 0); err == nil {
 		t.Error("161 tokens were accepted for a cache of 160")
@@ -283,7 +284,7 @@ func TestARequestThatCanNeverFitIsRefused(t *testing.T) {
 	}
 }
 
-func TestResetForgetsTheCacheOnlyWhenIdle(t *testing.T) {
+func TestResetPrefixCache(t *testing.T) {
 	e := New(Config{KVTokens: 1600})
 	r := add(t, e, 33, 50, blocks(1, 5), 0)
 	e.Step(0)
@@ -299,4 +300,70 @@ func TestResetForgetsTheCacheOnlyWhenIdle(t *testing.T) {
 	if again.Cached != 0 {
 		t.Errorf("%d tokens hit after a reset", again.Cached)
 	}
+}
+
+func TestHiddenEvictions(t *testing.T) {
+	for _, c := range []struct {
+		hidden float64
+		want   int // tokens of the first prompt still cached after others took 12 of 20 blocks
+	}{{0, 80}, {0.5, 32}, {1, 0}, {math.Inf(1), 0}} {
+		e := New(Config{KVTokens: 320, HiddenEvictions: c.hidden})
+		now := finish(t, e, add(t, e, 81, 1, blocks(1, 5), 0), 0)
+		// Before its five full ones go its sixth and fourteen that nobody used yet;
+		// without hidden evictions twelve of them, with one for every second block
+		// 9 + 9.
+		for i := range 2 {
+			now = finish(t, e, add(t, e, 80, 1, blocks(2+i, 5), now), now)
+		}
+		if got := e.Hit(81, blocks(1, 5)); got != c.want {
+			t.Errorf("%.1f hidden evictions a block: %d tokens of the first prompt are left, want %d", c.hidden, got, c.want)
+		}
+		if free := e.pool.free; free != 20 {
+			t.Errorf("%d of 20 blocks are free in the end", free)
+		}
+	}
+}
+
+func TestPooledEngines(t *testing.T) {
+	cfg := Config{KVTokens: 160}
+	both := NewPooled(cfg, cfg)
+	a, b := both[0], both[1]
+	long := add(t, a, 200, 60, blocks(1, 12), 0) // more than one of them alone could hold
+	a.Step(0)
+	if got := b.Hit(200, blocks(1, 12)); got != 192 {
+		t.Errorf("%d of 200 tokens that one engine computed hit on the other, want 192", got)
+	}
+	// 17 of 20 blocks are promised: this one has to wait until the other's end.
+	blocked := add(t, b, 64, 1, blocks(2, 4), 0)
+	now := b.Step(0).End
+	if b.Stats().Waiting != 1 || b.ResetPrefixCache() {
+		t.Error("a request that does not fit beside another engine's was admitted, or the cache in use was reset")
+	}
+	finish(t, a, long, now)
+	if step := b.Step(now); len(step.First) != 1 || step.Prefilled != 64 || blocked.Computed() != 64 {
+		t.Errorf("after the other's end the step brought %+v", step)
+	}
+	if !b.ResetPrefixCache() || a.Hit(200, blocks(1, 12)) != 0 {
+		t.Error("a reset by one engine leaves the other something to hit")
+	}
+}
+
+func TestLargestStep(t *testing.T) {
+	f := func(prompt, want int) {
+		t.Helper()
+		e := New(Config{StepTokens: 20_000})
+		if prompt > 0 {
+			finish(t, e, add(t, e, prompt, 1, nil, 0), 0)
+			finish(t, e, add(t, e, 1, 1, nil, time.Hour), time.Hour)
+		}
+		st := e.Stats()
+		if got := st.LargestStep(); got != want {
+			t.Errorf("after a step of %d tokens: %d, want %d", prompt, got, want)
+		}
+	}
+	f(0, 0)
+	f(2000, 2048)
+	f(2048, 2048)
+	f(2049, 4096)
+	f(18_000, 16_384)
 }

@@ -7,27 +7,25 @@ import (
 	"sync"
 )
 
-// mostAdapters bounds what clients can have loaded.
-const mostAdapters = 1000
+const maxAdapters = 1000
 
-// adapters are the LoRA adapters that a replica serves, in the order in which
-// they were loaded.
+// adapters are the LoRA adapters of a replica in the order of loading.
 type adapters struct {
 	mu   sync.Mutex
-	list []adapter // replaced, never changed
+	list []adapter // replaced, never modified
 }
 
 type adapter struct{ name, path string }
 
-// loaded returns them; not to be changed.
+// loaded returns the adapters, which the caller must not modify.
 func (a *adapters) loaded() []adapter {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.list
 }
 
-// loadAdapter answers POST /v1/load_lora_adapter as vLLM does where
-// VLLM_ALLOW_RUNTIME_LORA_UPDATING is set.
+// loadAdapter handles POST /v1/load_lora_adapter as vLLM does with
+// VLLM_ALLOW_RUNTIME_LORA_UPDATING.
 func (s *Server) loadAdapter(w http.ResponseWriter, r *http.Request) {
 	in, err := readBody(r)
 	if err == nil {
@@ -40,18 +38,18 @@ func (s *Server) loadAdapter(w http.ResponseWriter, r *http.Request) {
 	fmt.Fprintf(w, "Success: LoRA adapter '%s' added successfully.", in["lora_name"].Str)
 }
 
-func (a *adapters) load(name, path string, again bool) error {
+func (a *adapters) load(name, path string, inPlace bool) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	at := a.place(name)
+	at := a.indexOf(name)
 	switch {
 	case name == "" || path == "":
 		return badAdapter("Both 'lora_name' and 'lora_path' must be provided.")
-	case at >= 0 && !again:
+	case at >= 0 && !inPlace:
 		return badAdapter(fmt.Sprintf("The lora adapter '%s' has already been loaded. "+
 			"If you want to load the adapter in place, set 'load_inplace' to True.", name))
-	case len(a.list) >= mostAdapters:
-		return badAdapter(fmt.Sprintf("no more than %d adapters can be loaded", mostAdapters))
+	case len(a.list) >= maxAdapters:
+		return badAdapter(fmt.Sprintf("no more than %d adapters can be loaded", maxAdapters))
 	}
 	list := slices.Clone(a.list)
 	if at >= 0 {
@@ -61,8 +59,7 @@ func (a *adapters) load(name, path string, again bool) error {
 	return nil
 }
 
-// unloadAdapter answers POST /v1/unload_lora_adapter. Requests that are under
-// way go on.
+// unloadAdapter handles POST /v1/unload_lora_adapter. Requests in flight continue.
 func (s *Server) unloadAdapter(w http.ResponseWriter, r *http.Request) {
 	in, err := readBody(r)
 	if err == nil {
@@ -81,7 +78,7 @@ func (a *adapters) unload(name string) error {
 	if name == "" {
 		return badAdapter("'lora_name' needs to be provided to unload a LoRA adapter.")
 	}
-	at := a.place(name)
+	at := a.indexOf(name)
 	if at < 0 {
 		return apiError{status: http.StatusNotFound, kind: "NotFoundError",
 			message: fmt.Sprintf("The lora adapter '%s' cannot be found.", name)}
@@ -90,8 +87,8 @@ func (a *adapters) unload(name string) error {
 	return nil
 }
 
-// place wants mu held.
-func (a *adapters) place(name string) int {
+// indexOf requires mu.
+func (a *adapters) indexOf(name string) int {
 	return slices.IndexFunc(a.list, func(b adapter) bool { return b.name == name })
 }
 

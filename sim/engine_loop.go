@@ -10,80 +10,81 @@ import (
 	"warmroute/sim/engine"
 )
 
-// reason is why a sequence ended.
-type reason uint8
+// endReason is why a sequence ended.
+type endReason uint8
 
 const (
-	running reason = iota
+	running endReason = iota
 	stopped
-	length
-	aborted // by the replica, which says so
-	failed  // the engine died, and its server still says so
-	killed  // the process died: the connection is cut
+	lengthLimit
+	aborted       // by the engine
+	engineFailed  // the engine died; its server reports an error
+	processKilled // the connection is reset
 )
 
-func (r reason) String() string {
+func (r endReason) String() string {
 	return [...]string{"", "stop", "length", "abort", "error", ""}[r]
 }
 
-// sequence is one choice of one HTTP request while it is with the engine.
+// sequence is one choice of an HTTP request while it is with the engine.
 type sequence struct {
 	engine.Request
-	index   int // among the choices of its HTTP request
-	model   string
-	text    []byte // the whole answer, of which the client has seen what was generated
-	natural reason // how it ends unless something interferes
-	seen    int    // tokens published; the engine's owner only
-	most    int    // tokens after which the engine aborts it; 0: it does not
+	index      int // among the choices of its HTTP request
+	model      string
+	text       []byte    // of the complete answer
+	naturalEnd endReason // unless it is ended before
+	seen       int       // tokens published; used by runEngine only
+	abortAfter int       // tokens after which the engine aborts it; 0: never
 
-	// progress is the number of generated tokens, shifted by 8, and the reason
-	// once it has ended. One word, so that a reader never sees an end without
-	// its last token. What the engine wrote into Request before is visible with it.
+	// progress is the number of generated tokens, shifted by 8, and the endReason:
+	// one word, so that a reader never sees an end without its last token. What the
+	// engine wrote into Request before is visible with it.
 	progress atomic.Uint64
 	wake     chan<- struct{} // capacity 1, shared by the choices of a request
 }
 
-func (q *sequence) load() (tokens int, why reason) {
+// load returns the published progress.
+func (q *sequence) load() (tokens int, end endReason) {
 	p := q.progress.Load()
-	return int(p >> 8), reason(p)
+	return int(p >> 8), endReason(p)
 }
 
-func (q *sequence) publish(tokens int, why reason) {
-	q.progress.Store(uint64(tokens)<<8 | uint64(why))
+func (q *sequence) publish(tokens int, end endReason) {
+	q.progress.Store(uint64(tokens)<<8 | uint64(end))
 	select {
 	case q.wake <- struct{}{}:
-	default: // a wake-up is pending, and its reader will load what is newest
+	default: // a wake-up is pending
 	}
 }
 
-// end publishes an end that the engine knows nothing of.
-func (q *sequence) end(why reason) {
+// finish publishes an end that the engine did not cause.
+func (q *sequence) finish(reason endReason) {
 	tokens, _ := q.load()
-	q.publish(tokens, why)
+	q.publish(tokens, reason)
 }
 
 var errDraining = errors.New("cannot schedule new futures after shutdown")
 
-// submit hands sequences to the engine. All of them or none are accepted.
+// submit adds all sequences to the engine, or none.
 func (s *Server) submit(sequences []*sequence) error {
 	s.engineMu.Lock()
 	defer s.engineMu.Unlock()
 	if s.faults.has(Drain) {
 		return errDraining
 	}
-	if f, ok := s.faults.hit(true, AbortEach); ok {
+	if f, ok := s.faults.match(true, AbortEach); ok {
 		if f.Chunks == 0 {
 			for _, q := range sequences {
 				s.counters.success[aborted]++
-				q.end(aborted)
+				q.finish(aborted)
 			}
 			return nil
 		}
 		for _, q := range sequences {
-			q.most = f.Chunks
+			q.abortAfter = f.Chunks
 		}
 	}
-	now := time.Since(s.began)
+	now := time.Since(s.startedAt)
 	for i, q := range sequences {
 		if err := s.engine.Add(&q.Request, now); err != nil {
 			for _, added := range sequences[:i] {
@@ -94,14 +95,14 @@ func (s *Server) submit(sequences []*sequence) error {
 	}
 	s.live = append(s.live, sequences...)
 	select {
-	case s.busy <- struct{}{}:
+	case s.submitted <- struct{}{}:
 	default:
 	}
 	return nil
 }
 
-// abandon takes sequences from the engine whose client has left.
-func (s *Server) abandon(sequences []*sequence) {
+// abort removes the sequences of a client that disconnected from the engine.
+func (s *Server) abort(sequences []*sequence) {
 	s.engineMu.Lock()
 	defer s.engineMu.Unlock()
 	for _, q := range sequences {
@@ -113,11 +114,11 @@ func (s *Server) abandon(sequences []*sequence) {
 	}
 }
 
-// drive owns the engine's progress: it takes a step, waits until the wall clock
-// reaches the step's end, and publishes what came out. A step that was late
-// does not move the next one, so lost time is caught up; but not that of a
+// runEngine takes one step of the engine after the other until ctx is done: it waits
+// for each step's end in wall time and publishes its outputs. A step that was late
+// does not delay the next one, so that lost time is caught up, but not that of a
 // freeze.
-func (s *Server) drive(ctx context.Context) {
+func (s *Server) runEngine(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	var at time.Duration // end of the last step
@@ -125,13 +126,13 @@ func (s *Server) drive(ctx context.Context) {
 	for ctx.Err() == nil {
 		s.engineMu.Lock()
 		if s.epoch != epoch {
-			epoch, at = s.epoch, time.Since(s.began)
+			epoch, at = s.epoch, time.Since(s.startedAt)
 		}
-		began := s.began
+		began := s.startedAt
 		if s.engine.Idle() {
 			s.engineMu.Unlock()
 			select {
-			case <-s.busy:
+			case <-s.submitted:
 			case <-ctx.Done():
 				return
 			}
@@ -161,8 +162,7 @@ func (s *Server) drive(ctx context.Context) {
 	}
 }
 
-// awaitThaw waits while a fault keeps the engine still, and reports whether one
-// did. What the engine was at in that moment is published afterwards.
+// awaitThaw waits while the fault Freeze is active, and reports whether it was.
 func (s *Server) awaitThaw(ctx context.Context) bool {
 	froze := false
 	for ; s.faults.has(Freeze) && ctx.Err() == nil; froze = true {
@@ -174,7 +174,7 @@ func (s *Server) awaitThaw(ctx context.Context) bool {
 	return froze
 }
 
-// thaw wakes an engine that may be waiting for the end of a freeze.
+// thaw wakes runEngine if it waits for the end of a freeze.
 func (s *Server) thaw() {
 	select {
 	case s.thawed <- struct{}{}:
@@ -182,7 +182,7 @@ func (s *Server) thaw() {
 	}
 }
 
-// publish shows the outputs of a step to those who wait for them.
+// publish publishes the outputs of a step to the sequences.
 func (s *Server) publish(step engine.StepResult) {
 	s.counters.step(step)
 	kept := s.live[:0]
@@ -193,7 +193,7 @@ func (s *Server) publish(step engine.StepResult) {
 			continue
 		}
 		q.seen = n
-		if q.most > 0 && n >= q.most && n < q.Answer {
+		if q.abortAfter > 0 && n >= q.abortAfter && n < q.Answer {
 			s.engine.Abort(&q.Request)
 			s.counters.success[aborted]++
 			q.publish(n, aborted)
@@ -204,8 +204,8 @@ func (s *Server) publish(step engine.StepResult) {
 			kept = append(kept, q)
 			continue
 		}
-		s.counters.success[q.natural]++
-		q.publish(n, q.natural)
+		s.counters.success[q.naturalEnd]++
+		q.publish(n, q.naturalEnd)
 	}
 	clear(s.live[len(kept):])
 	s.live = kept

@@ -1,0 +1,195 @@
+package sim
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"mime"
+	"net/http"
+	"strconv"
+	"unicode/utf8"
+
+	"github.com/tidwall/gjson"
+)
+
+// fields are the members of a request's body. Of duplicate keys the last one counts.
+type fields map[string]gjson.Result
+
+// maxNesting is the depth up to which gjson, which recurses, may parse a body.
+const maxNesting = 10_000
+
+// readBody reads a JSON object. Its errors are vLLM's.
+func readBody(r *http.Request) (fields, error) {
+	var buf bytes.Buffer
+	if r.ContentLength > 0 {
+		buf.Grow(int(min(r.ContentLength, 64<<20)) + bytes.MinRead)
+	}
+	_, err := buf.ReadFrom(r.Body)
+	raw := buf.Bytes()
+	mediaType, _, typeErr := mime.ParseMediaType(r.Header.Get("Content-Type"))
+	switch {
+	case err != nil:
+		return nil, apiError{status: http.StatusBadRequest, detail: "There was an error parsing the body"}
+	case typeErr != nil || mediaType != "application/json":
+		return nil, apiError{status: http.StatusBadRequest, kind: "Bad Request",
+			message: "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed"}
+	case len(raw) == 0:
+		return nil, validationError("body", "Field required")
+	case !utf8.Valid(raw):
+		return nil, apiError{status: http.StatusBadRequest, detail: "There was an error parsing the body"}
+	case bytes.Count(raw, []byte("["))+bytes.Count(raw, []byte("{")) > maxNesting || !gjson.ValidBytes(raw):
+		return nil, validationError("body", "JSON decode error")
+	}
+	body := gjson.ParseBytes(raw)
+	if !body.IsObject() {
+		return nil, validationError("body", "Input should be a valid dictionary or object to extract fields from")
+	}
+	in := make(fields)
+	body.ForEach(func(key, value gjson.Result) bool {
+		in[key.Str] = value
+		return true
+	})
+	return in, nil
+}
+
+// has reports whether key is present and not null.
+func (in fields) has(key string) bool { return in[key].Type != gjson.Null }
+
+// validate checks that the required fields are present, and the types of fields
+// that several endpoints share.
+func (in fields) validate(required ...string) error {
+	for _, key := range required {
+		if !in.has(key) {
+			return validationError("body."+key, "Field required")
+		}
+	}
+	for _, key := range [...]string{"model", "cache_salt"} {
+		if in.has(key) && in[key].Type != gjson.String {
+			return validationError("body."+key, "Input should be a valid string")
+		}
+	}
+	for _, key := range [...]string{"max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens", "n"} {
+		if _, err := strconv.Atoi(in[key].Str); in.has(key) && in[key].Type != gjson.Number && err != nil {
+			return validationError("body."+key, "Input should be a valid integer")
+		}
+	}
+	return nil
+}
+
+// validateMessages checks messages of a chat.
+func (in fields) validateMessages() error {
+	if !in["messages"].IsArray() {
+		return validationError("body.messages", "Input should be a valid list")
+	}
+	for i, m := range in["messages"].Array() {
+		switch at := "body.messages." + strconv.Itoa(i); {
+		case !m.IsObject():
+			return validationError(at, "Input should be a valid dictionary")
+		case m.Get("role").Type != gjson.String:
+			return validationError(at+".role", "Field required")
+		}
+	}
+	return nil
+}
+
+// hasLoneSurrogate reports whether a JSON string has half of a surrogate pair among
+// its escapes, which Python decodes to something that tokenizers refuse.
+func hasLoneSurrogate(raw string) bool {
+	for i := 0; i+5 < len(raw); i++ {
+		if raw[i] != '\\' {
+			continue
+		}
+		if raw[i+1] != 'u' {
+			i++ // an escape of two bytes, perhaps of a backslash
+			continue
+		}
+		v, _ := strconv.ParseUint(raw[i+2:i+6], 16, 16)
+		i += 5
+		if v < 0xD800 || v > 0xDFFF {
+			continue
+		}
+		if v >= 0xDC00 || i+6 >= len(raw) || raw[i+1] != '\\' || raw[i+2] != 'u' {
+			return true
+		}
+		low, _ := strconv.ParseUint(raw[i+3:i+7], 16, 16)
+		if low < 0xDC00 || low > 0xDFFF {
+			return true
+		}
+		i += 6
+	}
+	return false
+}
+
+// apiError is an error in the form that vLLM has for OpenAI's clients.
+type apiError struct {
+	status  int
+	kind    string
+	message string
+	param   string // empty: null
+
+	detail string // FastAPI's own form, in place of kind, message and param
+}
+
+func (e apiError) Error() string { return e.message }
+
+func (e apiError) body() []byte {
+	if e.detail != "" {
+		return append(appendQuoted([]byte(`{"detail":`), e.detail), '}')
+	}
+	b := appendQuoted([]byte(`{"error":{"message":`), e.message)
+	b = appendQuoted(append(b, `,"type":`...), e.kind)
+	b = append(b, `,"param":`...)
+	if e.param == "" {
+		b = append(b, "null"...)
+	} else {
+		b = appendQuoted(b, e.param)
+	}
+	b = append(b, `,"code":`...)
+	b = strconv.AppendInt(b, int64(e.status), 10)
+	return append(b, "}}"...)
+}
+
+// writeError responds with err: a 500 unless it is an apiError.
+func writeError(w http.ResponseWriter, err error) {
+	var e apiError
+	if !errors.As(err, &e) {
+		e = apiError{status: http.StatusInternalServerError, kind: "InternalServerError", message: err.Error()}
+	}
+	writeJSON(w, e.status, e.body())
+}
+
+// badRequest is an error of vLLM's serving layer.
+func badRequest(param, message string) apiError {
+	return apiError{status: http.StatusBadRequest, kind: "BadRequestError", message: message, param: param}
+}
+
+// badParam is a badRequest that names its parameter.
+func badParam(param, format string, args ...any) apiError {
+	return badRequest(param, fmt.Sprintf(format, args...)+" (parameter="+param+")")
+}
+
+func unknownModel(name, valid string) apiError {
+	return apiError{status: http.StatusNotFound, kind: "NotFoundError",
+		message: fmt.Sprintf("The model `%s` does not exist. Valid aliases: %s.", name, valid), param: "model"}
+}
+
+func tooLong(limit int) apiError {
+	return badRequest("input_tokens", fmt.Sprintf("This model's maximum context length is %d tokens. "+
+		"However, your prompt contains at least %d input tokens, which exceeds this limit even without any output tokens. "+
+		"Please reduce the length of the input prompt. (parameter=input_tokens, value=%d)", limit, limit+1, limit+1))
+}
+
+// validationError is the 400 of FastAPI and pydantic. Its message is only similar
+// to theirs.
+func validationError(param, message string) apiError {
+	return apiError{status: http.StatusBadRequest, kind: "Bad Request", message: "1 validation error:\n  " + param + ": " + message, param: param}
+}
+
+const engineDead = "EngineCore encountered an issue. See stack trace (above) for the root cause."
+
+//lint:ignore ST1005 the wording is vLLM's
+var errEngineDead = errors.New(engineDead)
+
+// engineDeadEvent has vLLM's spaces, unlike all its other JSON.
+const engineDeadEvent = `data: {"error": {"message": "` + engineDead + `", "type": "InternalServerError", "param": null, "code": 500}}` +
+	"\n\ndata: [DONE]\n\n"
