@@ -60,7 +60,7 @@ func (s *breakers) is(when string, slot int, want BreakerState, opens uint64) {
 	}
 }
 
-func TestABackendThatFailsIsALaterChoiceUntilOneTryWorks(t *testing.T) {
+func TestBreakerOpensAndCloses(t *testing.T) {
 	s := newBreakers(t, 2)
 	s.send(0).Release(Outcome{End: Completed}) // it holds the prompt
 	s.fail(0, 2)
@@ -83,7 +83,7 @@ func TestABackendThatFailsIsALaterChoiceUntilOneTryWorks(t *testing.T) {
 	try.Release(Outcome{End: Completed})
 }
 
-func TestABackendIsTriedThoughOthersCostLess(t *testing.T) {
+func TestProbePrecedesCost(t *testing.T) {
 	s := newBreakers(t, 2)
 	s.send(1).Release(Outcome{End: Completed})
 	s.fail(0, 3)
@@ -92,7 +92,7 @@ func TestABackendIsTriedThoughOthersCostLess(t *testing.T) {
 	s.goesTo("half-open", 0)
 }
 
-func TestTheTimeBetweenTriesDoublesUpTo4s(t *testing.T) {
+func TestProbeDelayDoubles(t *testing.T) {
 	s := newBreakers(t, 2)
 	s.fail(0, 3)
 	for i, wait := range []time.Duration{1, 2, 4, 4, 4} {
@@ -108,7 +108,7 @@ func TestTheTimeBetweenTriesDoublesUpTo4s(t *testing.T) {
 	}
 }
 
-func TestATryWithoutAnOutcomeIsMadeAgain(t *testing.T) {
+func TestProbeWithoutOutcomeIsRepeated(t *testing.T) {
 	for name, end := range map[string]Outcome{"its client left": {End: ClientDisconnected}, "the client's own fault": {End: NotProcessed}} {
 		s := newBreakers(t, 2)
 		s.fail(0, 3)
@@ -122,7 +122,7 @@ func TestATryWithoutAnOutcomeIsMadeAgain(t *testing.T) {
 }
 
 // A replica with a full queue must not be the first choice of everything.
-func TestATryThatAFullQueueRefusesIsMadeAgainInItsTime(t *testing.T) {
+func TestProbeRefusedByFullQueue(t *testing.T) {
 	s := newBreakers(t, 2)
 	under := s.send(0)
 	under.RecordFirstEvent()
@@ -147,7 +147,7 @@ func TestATryThatAFullQueueRefusesIsMadeAgainInItsTime(t *testing.T) {
 }
 
 // It is known to have no place for a second.
-func TestAFullReplicaIsNotTried(t *testing.T) {
+func TestFullReplicaIsNotProbed(t *testing.T) {
 	s := newBreakers(t, 2)
 	s.fail(0, 3)
 	s.clock.advance(time.Second / 2)
@@ -158,7 +158,7 @@ func TestAFullReplicaIsNotTried(t *testing.T) {
 	s.goesTo("due", 0)
 }
 
-func TestABreakerThatIsTurnedOffIsClosed(t *testing.T) {
+func TestDisabledBreaker(t *testing.T) {
 	s := newBreakers(t, 2)
 	s.fail(0, 3)
 	s.is("on", 0, BreakerOpen, 1)
@@ -168,7 +168,7 @@ func TestABreakerThatIsTurnedOffIsClosed(t *testing.T) {
 	s.is("off", 0, BreakerClosed, 1)
 }
 
-func TestWhatOpensABreakerAndWhatDoesNot(t *testing.T) {
+func TestBreakerOutcomes(t *testing.T) {
 	failed, refused := Outcome{End: NotProcessed, Failed: true}, Outcome{End: NotProcessed}
 	for name, c := range map[string]struct {
 		ends []Outcome
@@ -194,7 +194,7 @@ func TestWhatOpensABreakerAndWhatDoesNot(t *testing.T) {
 }
 
 // A burst that failed together must not count against what came after it.
-func TestWhatWasSentBeforeCountsNoMore(t *testing.T) {
+func TestBreakerIgnoresOlderRequests(t *testing.T) {
 	s := newBreakers(t, 2)
 	var before []*Decision
 	for range 10 {
@@ -214,7 +214,7 @@ func TestWhatWasSentBeforeCountsNoMore(t *testing.T) {
 	try.Release(Outcome{End: Completed})
 }
 
-func TestTroubleEverywhereIsTroubleNowhereForBreakers(t *testing.T) {
+func TestAllBreakersOpen(t *testing.T) {
 	s := newBreakers(t, 3)
 	for slot := range s.fleet {
 		s.fail(slot, 3)
@@ -226,7 +226,7 @@ func TestTroubleEverywhereIsTroubleNowhereForBreakers(t *testing.T) {
 	s.is("it works", d.Backend.Slot, BreakerClosed, 1)
 }
 
-func TestAReplicaThatComesBackIsWell(t *testing.T) {
+func TestBreakerClosesOnRecovery(t *testing.T) {
 	s := newBreakers(t, 2)
 	s.fail(0, 3)
 	s.fleet[0].SetState(backends.Down)
@@ -238,7 +238,7 @@ func TestAReplicaThatComesBackIsWell(t *testing.T) {
 }
 
 // A whole answer can take minutes; the engine's counters show sooner that it works.
-func TestATryIsJudgedByTheEnginesCountersToo(t *testing.T) {
+func TestProbeSucceedsByCounters(t *testing.T) {
 	s := newStalls(t, 2)
 	s.r.settings.Breaker = BreakerSettings{Failures: 1, Open: time.Second}
 	s.send(1, 64, false).Release(Outcome{End: NotProcessed, Failed: true})
@@ -256,7 +256,7 @@ func TestATryIsJudgedByTheEnginesCountersToo(t *testing.T) {
 }
 
 // What is held must not wait for a backend that nobody tries.
-func TestAHeldRequestTriesABackendThatIsDue(t *testing.T) {
+func TestQueuedRequestProbes(t *testing.T) {
 	s := newBreakers(t, 2, holding)
 	s.fail(0, 3)
 	var busy []*Decision
@@ -274,7 +274,7 @@ func TestAHeldRequestTriesABackendThatIsDue(t *testing.T) {
 	}
 }
 
-func TestARetryIsNotRiskedOnABackendThatIsDue(t *testing.T) {
+func TestRetryDoesNotProbe(t *testing.T) {
 	s := newBreakers(t, 3)
 	s.fail(0, 3)
 	s.clock.advance(time.Second)

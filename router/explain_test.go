@@ -34,7 +34,7 @@ func says(t *testing.T, e Explanation, parts ...string) {
 	}
 }
 
-func TestExplainSaysWhoHoldsAPromptAndWhatThatSaves(t *testing.T) {
+func TestExplainMatch(t *testing.T) {
 	r, fleet, _ := newFleet(t, 2, "prefix")
 	first := ask(fleet, 1, 31)
 	d := mustPick(t, r, first)
@@ -52,7 +52,7 @@ func TestExplainSaysWhoHoldsAPromptAndWhatThatSaves(t *testing.T) {
 	says(t, e, holder.Name+" holds 1,984 of 2,112 prompt tokens and answers soonest: 0.02 s against 0.26 s on b", "which is idle but holds nothing.")
 }
 
-func TestExplainNamesASpill(t *testing.T) {
+func TestExplainSpill(t *testing.T) {
 	r, fleet, _ := newFleet(t, 2, "prefix")
 	d := mustPick(t, r, ask(fleet, 1, 30))
 	d.RecordFirstEvent()
@@ -67,9 +67,9 @@ func TestExplainNamesASpill(t *testing.T) {
 	says(t, e, d.Backend.Name+" holds more, 1,920 of 1,920 prompt tokens, but has 57,600 tokens to compute before it and 1 in flight;", "answers soonest: 0.24 s against 7.20 s")
 }
 
-// TestExplainIsWhatPickThenDoes asks before each of many picks, and in a second
+// TestExplainAgreesWithPick asks before each of many picks, and in a second
 // fleet never: what is told is done, and both fleets do the same.
-func TestExplainIsWhatPickThenDoes(t *testing.T) {
+func TestExplainAgreesWithPick(t *testing.T) {
 	for _, name := range policy.Names() {
 		for _, queue := range []bool{false, true} {
 			asked, plain := rand.NewPCG(5, 5), rand.NewPCG(5, 5)
@@ -122,7 +122,7 @@ func TestExplainIsWhatPickThenDoes(t *testing.T) {
 	}
 }
 
-func TestExplainLeavesEverythingAsItWas(t *testing.T) {
+func TestExplainHasNoSideEffects(t *testing.T) {
 	r, fleet, _ := newFleet(t, 3, "prefix", holding)
 	d := mustPick(t, r, ask(fleet, 1, 20))
 	version, account, load := r.index.Version(), r.states[d.Backend.Slot].load.tokens, d.Backend.InFlight.Load()
@@ -138,7 +138,7 @@ func TestExplainLeavesEverythingAsItWas(t *testing.T) {
 	}
 }
 
-func TestExplainSaysWhyABackendIsNoCandidate(t *testing.T) {
+func TestExplainFilters(t *testing.T) {
 	r, fleet, c := newFleet(t, 9, "prefix", func(o *Options) { o.Breaker = BreakerSettings{Failures: 1, Open: time.Minute} })
 	for i, state := range []backends.State{backends.Down, backends.Draining} {
 		fleet[i].SetState(state)
@@ -169,7 +169,7 @@ func TestExplainSaysWhyABackendIsNoCandidate(t *testing.T) {
 	says(t, e, "b6 is the only backend that may take it", "b0 is not ready, b1 is draining, b2 is asleep", "and 3 more may not either")
 }
 
-func TestExplainOfARequestThatNobodyMayTake(t *testing.T) {
+func TestExplainWithoutCandidates(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		change func(*Options)
@@ -191,7 +191,7 @@ func TestExplainOfARequestThatNobodyMayTake(t *testing.T) {
 	}
 }
 
-func TestExplainSaysWhyARequestIsHeld(t *testing.T) {
+func TestExplainQueued(t *testing.T) {
 	r, fleet, _ := newFleet(t, 2, "prefix", holding)
 	for i := range 2 {
 		mustPick(t, r, ask(fleet, 10+i, 200))
@@ -215,7 +215,7 @@ func TestExplainSaysWhyARequestIsHeld(t *testing.T) {
 	}
 }
 
-func TestPlacedIsKnownAndCountsForNothing(t *testing.T) {
+func TestRecordPlacement(t *testing.T) {
 	r, fleet, _ := newFleet(t, 3, "prefix")
 	if n := r.RecordPlacement(ask(fleet, 1, 30), fleet[2]); n != 30 {
 		t.Errorf("%d blocks were taken in", n)
@@ -230,7 +230,7 @@ func TestPlacedIsKnownAndCountsForNothing(t *testing.T) {
 	}
 }
 
-func TestResetForgetsABackend(t *testing.T) {
+func TestResetBackend(t *testing.T) {
 	r, fleet, _ := newFleet(t, 2, "prefix", func(o *Options) { o.Breaker = BreakerSettings{Failures: 1, Open: time.Minute} })
 	r.RecordPlacement(ask(fleet, 1, 30), fleet[0])
 	inFlight := mustPick(t, r, ask(fleet, 1, 30), fleet[1])

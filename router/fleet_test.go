@@ -10,6 +10,7 @@ import (
 
 	"warmroute/backends"
 	"warmroute/router/policy"
+	"warmroute/router/queue"
 )
 
 // guest is a backend with a slot that nobody in the fleet of newFleet has, or
@@ -23,7 +24,7 @@ func guest(name string, slot int) *backends.Backend {
 // only makes a request that b alone may take.
 func only(b *backends.Backend, key, n int) *Request { return ask([]*backends.Backend{b}, key, n) }
 
-func TestABackendIsSentNothingBeforeItJoinsAndAfterItLeft(t *testing.T) {
+func TestAddAndRemoveBackend(t *testing.T) {
 	r, fleet, _ := newFleet(t, 1, "prefix")
 	b := guest("guest", 1)
 	refuses := func(when string) {
@@ -41,7 +42,7 @@ func TestABackendIsSentNothingBeforeItJoinsAndAfterItLeft(t *testing.T) {
 	mustPick(t, r, ask(fleet, 1, 4)).Release(Outcome{End: Completed})
 }
 
-func TestASlotsNextOwnerBeginsWithNothing(t *testing.T) {
+func TestSlotReuse(t *testing.T) {
 	r, fleet, c := newFleet(t, 2, "prefix")
 	first := fleet[1]
 	r.ObserveLoad(first, &backends.Load{CacheTokens: 4000, ScrapedAt: c.now, TokensKnown: true, QueuesKnown: true})
@@ -93,7 +94,7 @@ func TestASlotsNextOwnerBeginsWithNothing(t *testing.T) {
 
 // A Release that comes after the same backend left and joined again is not for
 // the account that was begun since.
-func TestABackendThatLeftAndJoinedAgainIsANewOne(t *testing.T) {
+func TestBackendAddedAgain(t *testing.T) {
 	r, fleet, _ := newFleet(t, 1, "prefix")
 	open := mustPick(t, r, ask(fleet, 1, 40))
 	r.RemoveBackend(fleet[0])
@@ -104,7 +105,7 @@ func TestABackendThatLeftAndJoinedAgainIsANewOne(t *testing.T) {
 	}
 }
 
-func TestAFleetGrowsBeyond64(t *testing.T) {
+func TestMoreThan64Backends(t *testing.T) {
 	r, _, _ := newFleet(t, 1, "prefix")
 	for slot := 1; slot < 200; slot++ {
 		b := guest(fmt.Sprint("g", slot), slot)
@@ -116,7 +117,7 @@ func TestAFleetGrowsBeyond64(t *testing.T) {
 	}
 }
 
-func TestPoliciesForgetABackendThatLeft(t *testing.T) {
+func TestPoliciesForgetRemovedBackend(t *testing.T) {
 	r, fleet, _ := newFleet(t, 2, "hashtrie")
 	first := mustPick(t, r, ask(fleet, 1, 8)).Backend
 	r.RemoveBackend(first)
@@ -140,7 +141,7 @@ func TestPoliciesForgetABackendThatLeft(t *testing.T) {
 
 // Backends come and go at random between the events of random requests. At the
 // end all accounts are empty and nothing is in flight anywhere.
-func TestAccountsSurviveAFleetInFlux(t *testing.T) {
+func TestFleetChangesRandomized(t *testing.T) {
 	for seed := range uint64(60) {
 		fluxOnce(t, seed)
 	}
@@ -207,4 +208,214 @@ func fluxOnce(t *testing.T, seed uint64) {
 			t.Fatalf("seed %d, slot %d: account %+v, cache %+v, %d blocks in use", seed, slot, a, r.states[slot].kv, r.index.Pinned(slot))
 		}
 	}
+}
+
+// listed is a registry's catalog of one model.
+func listed(t *testing.T, fleet ...*backends.Backend) *backends.Registry {
+	t.Helper()
+	registry, err := backends.NewRegistry(fleet)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, b := range fleet {
+		b.SetModels([]backends.Model{{ID: "m"}})
+	}
+	return registry
+}
+
+func named(name string, state backends.State) *backends.Backend {
+	b := &backends.Backend{Name: name}
+	b.SetState(state)
+	return b
+}
+
+// following makes a router that follows its registry.
+func following(t *testing.T, fleet ...*backends.Backend) (*Router, *backends.Registry, *clock) {
+	t.Helper()
+	registry := listed(t, fleet...)
+	r, _, c := newFleet(t, 0, "prefix", holding, func(o *Options) { o.Backends, o.Catalog = fleet, registry.Catalog })
+	return r, registry, c
+}
+
+func request(registry *backends.Registry, key, n int) *Request {
+	e, _ := registry.Catalog().Find("m")
+	req := ask(e.Backends, key, n)
+	req.CatalogID = "m"
+	return req
+}
+
+func joins(t *testing.T, r *Router, registry *backends.Registry, b *backends.Backend) {
+	t.Helper()
+	if err := registry.Add(b); err != nil {
+		t.Fatal(err)
+	}
+	r.AddBackend(b)
+	b.SetModels([]backends.Model{{ID: "m"}})
+	r.BackendChanged(b)
+}
+
+func TestQueuedRequestFollowsCatalog(t *testing.T) {
+	a := named("a", backends.Down)
+	r, registry, _ := following(t, a)
+	first, second := submit(r, request(registry, 1, 4)), submit(r, request(registry, 2, 4))
+	waits(t, "nobody is ready", first)
+	b := named("b", backends.Ready)
+	joins(t, r, registry, b)
+	if d := sent(t, "one joined", first); d.Backend != b {
+		t.Errorf("sent to %s", d.Backend.Name)
+	}
+	sent(t, "and took the second", second).Release(Outcome{})
+}
+
+func TestQueuedRequestOfRemovedBackend(t *testing.T) {
+	a, b := named("a", backends.Down), named("b", backends.Down)
+	r, registry, _ := following(t, a, b)
+	w := submit(r, request(registry, 1, 4))
+	r.RemoveBackend(a)
+	registry.Remove(a)
+	a.SetState(backends.Ready) // somebody's late word on it
+	r.BackendChanged(a)
+	waits(t, "the ready one is in the fleet no more", w)
+	b.SetState(backends.Ready)
+	r.BackendChanged(b)
+	if d := sent(t, "the other is ready", w); d.Backend != b {
+		t.Errorf("sent to %s", d.Backend.Name)
+	}
+}
+
+func TestStaleBackendsAreRefreshed(t *testing.T) {
+	a, b := named("a", backends.Ready), named("b", backends.Ready)
+	r, registry, _ := following(t, a)
+	req := request(registry, 1, 4)
+	joins(t, r, registry, b)
+	r.RemoveBackend(a)
+	registry.Remove(a)
+	if d := mustPick(t, r, req); d.Backend != b {
+		t.Errorf("sent to %s", d.Backend.Name)
+	}
+	retry := request(registry, 2, 4)
+	retry.Backends = []*backends.Backend{a}
+	if _, err := r.Pick(t.Context(), retry, b); err != ErrNoneReady {
+		t.Errorf("all that are left were tried: %v", err)
+	}
+}
+
+func TestModelUnlistedForAMoment(t *testing.T) {
+	a := named("a", backends.Ready)
+	r, registry, _ := following(t, a)
+	req := request(registry, 1, 4)
+	r.RemoveBackend(a)
+	registry.Remove(a)
+	w := submit(r, req)
+	waits(t, "nobody lists the model", w)
+	joins(t, r, registry, named("b", backends.Ready))
+	sent(t, "one joined", w)
+}
+
+func TestQueuedClaimAfterSlotReuse(t *testing.T) {
+	a, b := named("a", backends.Ready), named("b", backends.Ready)
+	r, registry, _ := following(t, a, b)
+	busyA, busyB := mustPick(t, r, request(registry, 1, 1000)), mustPick(t, r, request(registry, 2, 1000))
+	w := submit(r, request(registry, 3, 1000))
+	waits(t, "both are busy", w)
+	left := busyA.Backend
+	r.RemoveBackend(left)
+	registry.Remove(left)
+	if w.held.waitsFor == left.Slot {
+		t.Error("it waits for a backend that left")
+	}
+	busyB.RecordFirstEvent()
+	busyA.Release(Outcome{End: ClientDisconnected})
+	if d := sent(t, "the other has room", w); d.Backend != busyB.Backend {
+		t.Errorf("sent to %s", d.Backend.Name)
+	}
+}
+
+func reconfigured(t *testing.T, r *Router, change func(*Options)) {
+	t.Helper()
+	o := Options{Settings: Settings{Policy: "prefix", PollInterval: time.Second}}
+	holding(&o)
+	change(&o)
+	if err := r.Configure(o.Settings); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestConfigurePolicyEmptiesQueue(t *testing.T) {
+	r, fleet, _ := newFleet(t, 1, "prefix", holding)
+	busy := mustPick(t, r, ask(fleet, 0, 1000))
+	var all []*waiter
+	for key := range 5 * queue.MaxTurns {
+		all = append(all, submit(r, ask(fleet, 1+key, 100)))
+	}
+	waits(t, "the backend is busy", all[len(all)-1])
+	reconfigured(t, r, func(o *Options) { o.Policy = "least-load" })
+	for i, w := range all {
+		if d := sent(t, fmt.Sprint("request ", i), w); d.Reason != "least-load" && i > 0 {
+			t.Errorf("reason %q", d.Reason)
+		}
+	}
+	reconfigured(t, r, func(*Options) {})
+	waits(t, "and under prefix it is held again", submit(r, ask(fleet, 9999, 100)))
+	busy.Release(Outcome{})
+}
+
+func TestConfigureShorterQueue(t *testing.T) {
+	r, fleet, c := newFleet(t, 1, "prefix", holding)
+	busy := mustPick(t, r, ask(fleet, 0, 1000))
+	early, late := submit(r, ask(fleet, 1, 100)), submit(r, ask(fleet, 2, 100))
+	reconfigured(t, r, func(o *Options) { o.Queue = QueueSettings{Requests: 1, Timeout: time.Second} })
+	if w := submit(r, ask(fleet, 3, 100)); w.err != ErrQueueFull {
+		t.Errorf("a third: %v", w.err)
+	}
+	c.advance(30 * time.Second)
+	r.Tick()
+	waits(t, "it may be held for a minute, as of its arrival", early)
+	reconfigured(t, r, func(o *Options) { o.Queue = QueueSettings{Requests: 3, Timeout: time.Second} })
+	short := submit(r, ask(fleet, 4, 100))
+	busy.RecordFirstEvent()
+	sent(t, "the backend is free", early).RecordFirstEvent()
+	sent(t, "and again", late)
+	c.advance(time.Second)
+	r.Tick()
+	if short.waits() {
+		t.Error("one that came under the new limit is held beyond it")
+	}
+}
+
+func TestConfigureQueueTimeout(t *testing.T) {
+	r, fleet, c := newFleet(t, 1, "prefix", holding)
+	reconfigured(t, r, func(o *Options) { o.Queue.Timeout = 0 })
+	mustPick(t, r, ask(fleet, 0, 1000))
+	var forever, limited []*waiter
+	hold := func(all *[]*waiter, limit time.Duration) {
+		reconfigured(t, r, func(o *Options) { o.Queue.Timeout = limit })
+		for range 3 {
+			*all = append(*all, submit(r, ask(fleet, 100+len(forever)*10+len(limited), 100)))
+		}
+	}
+	hold(&forever, 0)
+	hold(&limited, time.Second)
+	hold(&forever, 0)
+	hold(&limited, time.Second)
+	limited[0].held.Cancel()
+	c.advance(time.Second)
+	r.Tick()
+	for i, w := range limited[1:] {
+		if w.err != ErrQueueTimeout {
+			t.Errorf("%d of those with a limit: %v", i+1, w.err)
+		}
+	}
+	for i, w := range forever {
+		waits(t, fmt.Sprint(i, " of those without"), w)
+	}
+}
+
+func TestConfigureError(t *testing.T) {
+	r, fleet, _ := newFleet(t, 1, "prefix", holding)
+	if err := r.Configure(Settings{Policy: "fastest"}); err == nil {
+		t.Fatal("accepted")
+	}
+	mustPick(t, r, ask(fleet, 0, 1000))
+	waits(t, "prefix holds", submit(r, ask(fleet, 1, 100)))
 }

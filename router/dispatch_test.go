@@ -9,7 +9,7 @@ import (
 	"warmroute/router/policy"
 )
 
-func TestShortWorkFirstUntilTheLongHasWaited(t *testing.T) {
+func TestShortestPrefillFirstWithAgeing(t *testing.T) {
 	f := func(name string, blocks int, later time.Duration, want ...int) {
 		t.Helper()
 		r, fleet, c := newFleet(t, 1, "prefix", holding)
@@ -35,7 +35,7 @@ func TestShortWorkFirstUntilTheLongHasWaited(t *testing.T) {
 	f("unless it came too late for that", 1500, 46*time.Second, 2)
 }
 
-func TestATenantsFloodDoesNotStarveOthers(t *testing.T) {
+func TestTenantFlood(t *testing.T) {
 	const flood, other = 7, 8
 	served := func(tenant uint64, keys bool) int {
 		r, fleet, c := newFleet(t, 1, "prefix", holding)
@@ -75,7 +75,7 @@ func TestATenantsFloodDoesNotStarveOthers(t *testing.T) {
 }
 
 // What a tenant was sent at once counts for its share as well.
-func TestWhatWasNotHeldIsChargedToo(t *testing.T) {
+func TestUnqueuedRequestsAreCharged(t *testing.T) {
 	r, fleet, _ := newFleet(t, 1, "prefix", holding)
 	of := func(tenant uint64, key, blocks int) *waiter {
 		req := ask(fleet, key, blocks)
@@ -89,7 +89,7 @@ func TestWhatWasNotHeldIsChargedToo(t *testing.T) {
 	waits(t, "the one that had everything", second)
 }
 
-func TestWhoLeavesAndWhoComesAgainIsNotCharged(t *testing.T) {
+func TestCancelledAndRetriedAreNotCharged(t *testing.T) {
 	r, fleet, c := newFleet(t, 2, "prefix", holding)
 	busy := sent(t, "", submit(r, ask(fleet[:1], 1, 2000)))
 	of := func(tenant uint64, key int, tried ...*backends.Backend) *waiter {
@@ -118,7 +118,7 @@ func TestWhoLeavesAndWhoComesAgainIsNotCharged(t *testing.T) {
 
 // An engine that prefills 8,000 tokens a second gets short requests faster than
 // it can take them, for minutes; one long one is among them.
-func TestAStreamOfShortRequestsDoesNotStarveALongOne(t *testing.T) {
+func TestLongPromptIsNotStarved(t *testing.T) {
 	r, fleet, c := newFleet(t, 2, "prefix", func(o *Options) { o.Queue = QueueSettings{Requests: 1 << 20} })
 	start := c.now
 	var running []*Decision

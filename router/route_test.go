@@ -4,66 +4,14 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"net/url"
 	"sync"
 	"testing"
 	"time"
 
 	"warmroute/backends"
-	"warmroute/router/prompt"
 )
 
-const defaultAnswerTokens = 250 // of estimate
-
-// clock is a wall clock that stands still until a test moves it.
-type clock struct{ now time.Time }
-
-func (c *clock) read() time.Time { return c.now }
-
-func (c *clock) advance(d time.Duration) { c.now = c.now.Add(d) }
-
-func newFleet(t testing.TB, n int, name string, change ...func(*Options)) (*Router, []*backends.Backend, *clock) {
-	t.Helper()
-	var fleet []*backends.Backend
-	for i := range n {
-		b := &backends.Backend{Name: fmt.Sprintf("b%d", i), URL: &url.URL{}, Slot: i}
-		b.SetState(backends.Ready)
-		fleet = append(fleet, b)
-	}
-	c := &clock{time.Unix(1000, 0)}
-	o := Options{
-		Settings: Settings{Policy: name, PollInterval: time.Second}, Backends: fleet, BlockBytes: 256, IndexMaxBytes: 1 << 26,
-		Now: c.read, Rand: rand.New(rand.NewPCG(1, 1)),
-	}
-	for _, f := range change {
-		f(&o)
-	}
-	r, err := New(o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return r, fleet, c
-}
-
-// ask makes a streamed request of n blocks, all of them different for each key.
-func ask(fleet []*backends.Backend, key, n int) *Request {
-	blocks := make([]prompt.Block, n)
-	for i := range blocks {
-		blocks[i] = prompt.Block(uint64(key)<<32 | uint64(i) + 1)
-	}
-	return &Request{Backends: fleet, Blocks: blocks, Bytes: n * 256, Sequences: 1, Streams: true}
-}
-
-func mustPick(t testing.TB, r *Router, req *Request, tried ...*backends.Backend) *Decision {
-	t.Helper()
-	d, err := r.Pick(context.Background(), req, tried...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return d
-}
-
-func TestABurstOfColdPromptsSpreads(t *testing.T) {
+func TestColdBurstSpreads(t *testing.T) {
 	r, fleet, _ := newFleet(t, 4, "prefix")
 	for i := range 40 {
 		mustPick(t, r, ask(fleet, i, 30))
@@ -75,7 +23,7 @@ func TestABurstOfColdPromptsSpreads(t *testing.T) {
 	}
 }
 
-func TestAPromptGoesBackToWhoHoldsIt(t *testing.T) {
+func TestPrefixAffinity(t *testing.T) {
 	r, fleet, c := newFleet(t, 8, "prefix")
 	for key := range 20 {
 		first := mustPick(t, r, ask(fleet, key, 20))
@@ -94,7 +42,7 @@ func TestAPromptGoesBackToWhoHoldsIt(t *testing.T) {
 	}
 }
 
-func TestASpillIsNamedAndLearned(t *testing.T) {
+func TestSpill(t *testing.T) {
 	r, fleet, _ := newFleet(t, 2, "prefix")
 	held := mustPick(t, r, ask(fleet, 1, 10))
 	for {
@@ -114,7 +62,7 @@ func TestASpillIsNamedAndLearned(t *testing.T) {
 	}
 }
 
-func TestOnlyReadyAwakeUntriedBackends(t *testing.T) {
+func TestMembershipFilters(t *testing.T) {
 	r, fleet, c := newFleet(t, 4, "prefix")
 	fleet[0].SetState(backends.Down)
 	fleet[1].SetState(backends.Draining)
@@ -128,7 +76,7 @@ func TestOnlyReadyAwakeUntriedBackends(t *testing.T) {
 	}
 }
 
-func TestAFailedAttemptTakesBackItsBlocks(t *testing.T) {
+func TestFailedAttemptRollsBack(t *testing.T) {
 	r, fleet, _ := newFleet(t, 1, "prefix")
 	mustPick(t, r, ask(fleet, 1, 10)).Release(Outcome{End: NotProcessed})
 	if d := mustPick(t, r, ask(fleet, 1, 10)); d.MatchedBlocks != 0 {
@@ -136,7 +84,7 @@ func TestAFailedAttemptTakesBackItsBlocks(t *testing.T) {
 	}
 }
 
-func TestAClientThatLeftTakesBackWhatTimeDidNotAllow(t *testing.T) {
+func TestDisconnectRollsBackUncomputed(t *testing.T) {
 	r, fleet, c := newFleet(t, 1, "prefix")
 	d := mustPick(t, r, ask(fleet, 1, 100)) // 6,400 tokens: 0.8 s
 	c.advance(400 * time.Millisecond)
@@ -146,7 +94,7 @@ func TestAClientThatLeftTakesBackWhatTimeDidNotAllow(t *testing.T) {
 	}
 }
 
-func TestAClientThatLeftAfterTheFirstEventTakesNothingBack(t *testing.T) {
+func TestDisconnectAfterFirstEvent(t *testing.T) {
 	r, fleet, _ := newFleet(t, 1, "prefix")
 	d := mustPick(t, r, ask(fleet, 1, 100))
 	d.RecordFirstEvent()
@@ -156,7 +104,7 @@ func TestAClientThatLeftAfterTheFirstEventTakesNothingBack(t *testing.T) {
 	}
 }
 
-func TestCapacityFollowsTheReplica(t *testing.T) {
+func TestIndexCapacity(t *testing.T) {
 	r, fleet, _ := newFleet(t, 2, "prefix")
 	f := func(want int) {
 		t.Helper()
@@ -172,7 +120,7 @@ func TestCapacityFollowsTheReplica(t *testing.T) {
 	f(0)
 }
 
-func TestALostCacheIsForgotten(t *testing.T) {
+func TestForgetCache(t *testing.T) {
 	r, fleet, _ := newFleet(t, 1, "prefix")
 	d := mustPick(t, r, ask(fleet, 1, 10))
 	r.ForgetCache(fleet[0])
@@ -183,7 +131,7 @@ func TestALostCacheIsForgotten(t *testing.T) {
 	}
 }
 
-func TestReleasedTwicePanics(t *testing.T) {
+func TestReleaseTwicePanics(t *testing.T) {
 	r, fleet, _ := newFleet(t, 1, "prefix")
 	d := mustPick(t, r, ask(fleet, 1, 10))
 	d.Release(Outcome{End: Completed, AnswerTokens: 1})
@@ -198,7 +146,7 @@ func TestReleasedTwicePanics(t *testing.T) {
 	d.Release(Outcome{End: Completed, AnswerTokens: 1})
 }
 
-func TestOneRequestCannotFillAnAccount(t *testing.T) {
+func TestMaxSequences(t *testing.T) {
 	r, fleet, _ := newFleet(t, 1, "prefix")
 	req := ask(fleet, 1, 10)
 	req.Sequences = 1 << 31
@@ -213,7 +161,7 @@ func TestOneRequestCannotFillAnAccount(t *testing.T) {
 }
 
 // Every way through a request, from many goroutines: the accounts end at zero.
-func TestAccountsReturnToZero(t *testing.T) {
+func TestLoadReturnsToZero(t *testing.T) {
 	r, fleet, _ := newFleet(t, 5, "prefix")
 	var wg sync.WaitGroup
 	for g := range 8 {
@@ -247,5 +195,85 @@ func TestAccountsReturnToZero(t *testing.T) {
 		if a := &r.states[i].load; len(a.pending) != 0 || a.tokens != 0 || a.streams != 0 {
 			t.Errorf("%s: %d pending, %.1f tokens", b.Name, len(a.pending), a.tokens)
 		}
+	}
+}
+
+// Guards are per candidate: prompts go back to those who hold them, however busy
+// one other backend is, and only what that one holds is served elsewhere.
+func TestHotBackendKeepsOthersAffinity(t *testing.T) {
+	r, fleet, c := newFleet(t, 4, "prefix")
+	holders := map[int]*backends.Backend{}
+	for key := range 40 {
+		d := mustPick(t, r, ask(fleet, key, 40))
+		d.RecordFirstEvent()
+		holders[key] = d.Backend
+		defer d.Release(Outcome{End: Completed, AnswerTokens: 100}) // all at once at the end, so that they spread
+	}
+	hot := fleet[0]
+	hot.SetLoad(&backends.Load{QueuesKnown: true, Running: 500, Waiting: 200, ScrapedAt: c.now})
+	seen := map[*backends.Backend]int{}
+	for key, holder := range holders {
+		d := mustPick(t, r, ask(fleet, key, 41))
+		switch {
+		case holder == hot && d.Backend == hot:
+			t.Errorf("prompt %d went to the backend with 700 requests of others", key)
+		case holder != hot && d.Backend != holder:
+			t.Errorf("prompt %d went to %s, though %s holds it and is not busy", key, d.Backend.Name, holder.Name)
+		}
+		seen[holder]++
+		d.Release(Outcome{End: NotProcessed})
+	}
+	if len(seen) != 4 {
+		t.Fatalf("the prompts are on %d backends only", len(seen))
+	}
+}
+
+// When everybody shares one system prompt, everybody's requests are spread over
+// everybody who may come to hold it.
+func TestSharedPromptSpreads(t *testing.T) {
+	r, fleet, _ := newFleet(t, 8, "prefix")
+	const requests = 160
+	for i := range requests {
+		req := ask(fleet, 1, 32) // 8 KB shared
+		own := ask(fleet, 100+i, 4)
+		req.Blocks, req.Bytes = append(req.Blocks, own.Blocks...), req.Bytes+own.Bytes
+		mustPick(t, r, req).RecordFirstEvent()
+	}
+	counts := ""
+	for _, b := range fleet {
+		n := b.InFlight.Load()
+		counts += fmt.Sprint(" ", n)
+		if mean := requests / len(fleet); n < int64(mean)/2 || n > int64(mean)*3/2 {
+			t.Errorf("%s has %d in flight, the mean is %d", b.Name, n, mean)
+		}
+	}
+	t.Log("in flight:", counts)
+}
+
+func TestNoEngineRequests(t *testing.T) {
+	r, fleet, c := newFleet(t, 1, "prefix", holding)
+	fresh := backends.Load{CacheTokens: 10_000, KVKnown: true, ScrapedAt: c.now}
+	r.ObserveLoad(fleet[0], &fresh)
+	long := sent(t, "", submit(r, ask(fleet, 1, 100)))
+	waits(t, "behind 6,400 tokens", submit(r, ask(fleet, 2, 100)))
+	tokenize := &Request{Backends: fleet, Sequences: 1, NoEngine: true, Tenant: 1}
+	pending, kv, mean := r.states[0].load, r.kvTokens(0, c.now), r.meanUncached.Value
+	d := sent(t, "nothing to wait for", submit(r, tokenize))
+	if a := r.states[0].load; a.tokens != pending.tokens || a.requests != 1 || len(a.pending) != 1 || r.kvTokens(0, c.now) != kv ||
+		r.meanUncached.Value != mean || fleet[0].InFlight.Load() != 1 {
+		t.Error("it counts in the load")
+	}
+	d.RecordFirstEvent()
+	d.Release(Outcome{End: Completed, AnswerTokens: 1000})
+	if r.states[0].load.tokens != pending.tokens || r.Estimates()[0].AnswerTokens != defaultAnswerTokens || fleet[0].InFlight.Load() != 1 {
+		t.Error("its end counts in the load")
+	}
+	if n := r.WaitingRequests(); n != 1 {
+		t.Errorf("%d held, want 1", n)
+	}
+	long.Release(Outcome{End: Completed})
+	fleet[0].SetState(backends.Down)
+	if w := submit(r, tokenize); w.err != ErrNoneReady {
+		t.Errorf("with nobody ready: %v, want ErrNoneReady at once", w.err)
 	}
 }

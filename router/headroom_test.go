@@ -26,7 +26,7 @@ func ended(d *Decision) {
 	d.Release(Outcome{End: Completed, AnswerTokens: 10})
 }
 
-func TestBatchBesideInteractiveRequestsOnOneBackend(t *testing.T) {
+func TestBatchSharesBackend(t *testing.T) {
 	r, fleet, c := newFleet(t, 1, "prefix", batching)
 	chat := sent(t, "", submit(r, ask(fleet, 1, 10)))
 	first := submit(r, batch(ask(fleet, 2, 10))) // 640 tokens: 80 ms of prefill, as the chat
@@ -53,7 +53,7 @@ func TestBatchAfterInteractiveRequests(t *testing.T) {
 	}
 }
 
-func TestBatchHasTheBackendsThatInteractiveRequestsDoNotNeed(t *testing.T) {
+func TestBatchUsesUnreservedBackends(t *testing.T) {
 	r, fleet, c := newFleet(t, 4, "prefix", batching)
 	chat := sent(t, "", submit(r, ask(fleet, 1, 10)))
 	chat.RecordFirstEvent()
@@ -83,7 +83,7 @@ func TestBatchHasTheBackendsThatInteractiveRequestsDoNotNeed(t *testing.T) {
 	waits(t, "all have taken theirs", submit(r, batch(ask(fleet, 104, 10))))
 }
 
-func TestBatchIsPromotedAfterHalfOfItsTime(t *testing.T) {
+func TestBatchPromotion(t *testing.T) {
 	r, fleet, c := newFleet(t, 1, "prefix", batching)
 	sent(t, "", submit(r, ask(fleet, 1, 10))).RecordFirstEvent()
 	sent(t, "", submit(r, batch(ask(fleet, 2, 400)))).RecordFirstEvent() // 3.2 s of prefill, for longer than a minute
@@ -105,7 +105,7 @@ func TestBatchIsPromotedAfterHalfOfItsTime(t *testing.T) {
 	}
 }
 
-func TestQueueTimesOfRequests(t *testing.T) {
+func TestQueueTimeout(t *testing.T) {
 	r, fleet, c := newFleet(t, 1, "prefix", holding) // a minute
 	sent(t, "", submit(r, ask(fleet, 1, 200_000)))
 	f := func(key int, wait time.Duration) *waiter {
@@ -137,7 +137,7 @@ func TestQueueTimesOfRequests(t *testing.T) {
 }
 
 // Many requests of all priorities and times, of which each is sent or refused in time.
-func TestQueueTimesOfManyRequests(t *testing.T) {
+func TestQueueTimeoutsRandomized(t *testing.T) {
 	r, fleet, c := newFleet(t, 2, "prefix", batching)
 	rng := rand.New(rand.NewPCG(1, 8))
 	sent(t, "", submit(r, ask(fleet[:1], 1, 1_000_000))).RecordFirstEvent()
@@ -179,7 +179,7 @@ func TestQueueTimesOfManyRequests(t *testing.T) {
 }
 
 // Where all requests have one priority, it changes nothing.
-func TestOnePriorityIsAsGoodAsAnother(t *testing.T) {
+func TestSinglePriorityNeedsNoHeadroom(t *testing.T) {
 	play := func(priority int) (backends []string) {
 		r, fleet, c := newFleet(t, 4, "prefix", batching)
 		var open []*Decision
@@ -210,7 +210,7 @@ func TestOnePriorityIsAsGoodAsAnother(t *testing.T) {
 	}
 }
 
-func TestBatchIsNotInTheWayOfRequestsThatAreTooLargeToWait(t *testing.T) {
+func TestBatchDoesNotBlockTooLongPrompts(t *testing.T) {
 	r, fleet, _ := newFleet(t, 2, "prefix", func(o *Options) {
 		o.Queue = QueueSettings{Requests: 10, Bytes: 1000, BatchRequests: 10, BatchSlowdown: 0.05}
 	})

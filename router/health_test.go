@@ -1,6 +1,7 @@
 package router
 
 import (
+	"errors"
 	"testing"
 	"time"
 
@@ -68,7 +69,7 @@ func (s *stalls) told(when string, times int, now bool) {
 	}
 }
 
-func TestAReplicaThatProducesNothingGetsNothingUntilItDoes(t *testing.T) {
+func TestStalledFilter(t *testing.T) {
 	s := newStalls(t, 2)
 	stuck := s.send(1, 640, true)
 	again := func() *backends.Backend {
@@ -95,7 +96,7 @@ func TestAReplicaThatProducesNothingGetsNothingUntilItDoes(t *testing.T) {
 	s.told("after its first sign of work", 1, false)
 }
 
-func TestEverySignOfWorkIsSeen(t *testing.T) {
+func TestSignsOfWork(t *testing.T) {
 	for name, work := range map[string]func(s *stalls, stream *Decision){
 		"a chunk":                func(s *stalls, stream *Decision) { stream.RecordOutput() },
 		"a first event":          func(s *stalls, _ *Decision) { s.send(7, 64, true).RecordFirstEvent() },
@@ -116,7 +117,7 @@ func TestEverySignOfWorkIsSeen(t *testing.T) {
 	}
 }
 
-func TestAnEndThatIsNoAnswerIsNoSignOfWork(t *testing.T) {
+func TestUnansweredEndIsNoWork(t *testing.T) {
 	for _, end := range []End{NotProcessed, ClientDisconnected, Truncated} {
 		s := newStalls(t, 1)
 		s.send(1, 64, true)
@@ -125,7 +126,7 @@ func TestAnEndThatIsNoAnswerIsNoSignOfWork(t *testing.T) {
 	}
 }
 
-func TestALongPrefillIsNoStall(t *testing.T) {
+func TestLongPrefillIsNotStalled(t *testing.T) {
 	for name, streams := range map[string]bool{"streamed": true, "whole": false} {
 		t.Run(name, func(t *testing.T) {
 			s := newStalls(t, 1)
@@ -169,7 +170,7 @@ func TestALongPrefillIsNoStall(t *testing.T) {
 	})
 }
 
-func TestAnswersThatComeWholeAreNoStall(t *testing.T) {
+func TestUnstreamedAnswersAreNotStalled(t *testing.T) {
 	s := newStalls(t, 1)
 	for key := range 20 {
 		s.send(key, 640, false)
@@ -180,7 +181,7 @@ func TestAnswersThatComeWholeAreNoStall(t *testing.T) {
 	s.told("when none are", 1, true)
 }
 
-func TestAReplicaThatTellsNoCountersIsNeverStalled(t *testing.T) {
+func TestStallWithoutCounters(t *testing.T) {
 	s := newStalls(t, 1)
 	s.loads[0].TokensKnown = false
 	s.poll()
@@ -193,7 +194,7 @@ func TestAReplicaThatTellsNoCountersIsNeverStalled(t *testing.T) {
 	s.told("", 0, false)
 }
 
-func TestSilenceIsKnownOnlyUpToTheLastPoll(t *testing.T) {
+func TestSilenceEndsAtLastScrape(t *testing.T) {
 	s := newStalls(t, 1)
 	s.send(1, 64, false)
 	s.clock.advance(time.Minute) // polls are that far apart
@@ -205,7 +206,7 @@ func TestSilenceIsKnownOnlyUpToTheLastPoll(t *testing.T) {
 }
 
 // A process that is stopped answers polls no more than anything else.
-func TestWhenPollsFailAStreamThatStandsStillTells(t *testing.T) {
+func TestStallWithFailedScrapes(t *testing.T) {
 	for name, streaming := range map[string]bool{"in mid-answer": true, "answers that come whole": false} {
 		t.Run(name, func(t *testing.T) {
 			s := newStalls(t, 1)
@@ -224,7 +225,7 @@ func TestWhenPollsFailAStreamThatStandsStillTells(t *testing.T) {
 }
 
 // What is sent to a stalled replica must not put off that it is found out.
-func TestAStalledReplicaThatIsFedOnIsFoundOut(t *testing.T) {
+func TestStallUnderNewRequests(t *testing.T) {
 	s := newStalls(t, 1)
 	key := 0
 	s.pass(time.Minute, func() {
@@ -236,7 +237,7 @@ func TestAStalledReplicaThatIsFedOnIsFoundOut(t *testing.T) {
 	s.told("", 1, true)
 }
 
-func TestWhereAllAreStalledAllAreCandidates(t *testing.T) {
+func TestAllStalled(t *testing.T) {
 	s := newStalls(t, 2)
 	for _, b := range s.fleet {
 		mustPick(t, s.r, ask([]*backends.Backend{b}, 1, 1))
@@ -253,7 +254,7 @@ func TestWhereAllAreStalledAllAreCandidates(t *testing.T) {
 }
 
 // With nothing of ours on it nothing could show that it works again.
-func TestAStalledReplicaIsTriedAgainWhenAllItsClientsHaveLeft(t *testing.T) {
+func TestStallEndsWithoutRequests(t *testing.T) {
 	s := newStalls(t, 2)
 	d := s.send(1, 640, true)
 	s.pass(5*time.Second, nil)
@@ -269,7 +270,7 @@ func TestAStalledReplicaIsTriedAgainWhenAllItsClientsHaveLeft(t *testing.T) {
 	again.Release(Outcome{End: ClientDisconnected})
 }
 
-func TestStreamsInMidAnswerAreCounted(t *testing.T) {
+func TestStreamingCount(t *testing.T) {
 	s := newStalls(t, 1)
 	for _, end := range []End{Completed, ClientDisconnected, Truncated, NotProcessed} {
 		d := s.send(1, 64, true)
@@ -282,4 +283,244 @@ func TestStreamsInMidAnswerAreCounted(t *testing.T) {
 	if n := s.r.states[0].health.streaming; n != 0 {
 		t.Errorf("%d streams in mid-answer when all have ended", n)
 	}
+}
+
+// told is what a request was told of being stuck.
+type told struct{ times, elsewhere, hung int }
+
+// BackendStalled implements StallListener.
+func (w *told) BackendStalled(elsewhere, hung bool) {
+	w.times++
+	if elsewhere {
+		w.elsewhere++
+	}
+	if hung {
+		w.hung++
+	}
+}
+
+// watch sends a request that may go to any backend, and chooses the first.
+func (s *stalls) watch(streams bool) (*Decision, *told) {
+	s.t.Helper()
+	w := new(told)
+	req := ask(s.fleet, 1, 10)
+	req.Streams, req.Stalls = streams, w
+	s.fleet[0].SetState(backends.Ready)
+	for _, b := range s.fleet[1:] {
+		b.SetState(backends.Down)
+	}
+	d := mustPick(s.t, s.r, req)
+	for _, b := range s.fleet[1:] {
+		b.SetState(backends.Ready)
+	}
+	return d, w
+}
+
+func TestStallListener(t *testing.T) {
+	s := newStalls(t, 2)
+	waiting, first := s.watch(true)
+	whole, second := s.watch(false)
+	answering, third := s.watch(true)
+	committed, fourth := s.watch(false)
+	answering.RecordFirstEvent()
+	committed.Commit()
+	s.pass(10*time.Second, nil)
+	for name, w := range map[string]*told{"a stream": first, "a whole answer": second} {
+		if w.times == 0 || w.elsewhere != w.times || w.hung != 0 {
+			t.Errorf("%s: told %+v", name, *w)
+		}
+	}
+	if third.times+fourth.times != 0 {
+		t.Error("told of an answer that the client has begun to see")
+	}
+	s.fleet[1].SetState(backends.Down)
+	*first = told{}
+	s.pass(time.Second, nil)
+	if first.times == 0 || first.elsewhere != 0 {
+		t.Errorf("with no other backend: told %+v", *first)
+	}
+	for _, d := range []*Decision{waiting, whole, answering, committed} {
+		d.Release(Outcome{End: ClientDisconnected})
+	}
+	if n := len(s.r.states[0].health.watched); n != 0 {
+		t.Errorf("%d are watched at the end", n)
+	}
+}
+
+// missed is a scrape of the first backend that came to nothing.
+func (s *stalls) missed(late bool) {
+	s.clock.advance(2 * time.Second)
+	s.r.ScrapeFailed(s.fleet[0], late)
+}
+
+func TestStallByMissedScrapes(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		late  []bool // of the scrapes that fail
+		found bool
+	}{
+		{"two late scrapes", []bool{true, true}, false},
+		{"three late scrapes", []bool{true, true, true}, true},
+		{"refused between", []bool{true, true, false, true, true}, false},
+		{"metrics gone", []bool{false, false, false, false, false}, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := newStalls(t, 2)
+			d, w := s.watch(false)
+			for i, late := range c.late {
+				if i == 2 {
+					s.fleet[0].SetLoad(nil) // as the poller does
+				}
+				s.missed(late)
+			}
+			if (w.times > 0) != c.found {
+				t.Errorf("told %+v", *w)
+			}
+			d.Release(Outcome{End: ClientDisconnected})
+		})
+	}
+}
+
+func TestStallListenerOfHungReplica(t *testing.T) {
+	s := newStalls(t, 2)
+	d, w := s.watch(false)
+	s.fleet[0].SetState(backends.Down)
+	s.r.ChecksTimedOut(s.fleet[0])
+	if w.hung != 1 || w.elsewhere != 1 {
+		t.Errorf("told %+v", *w)
+	}
+	s.missed(true)
+	if w.hung != 2 {
+		t.Errorf("after another scrape: told %+v", *w)
+	}
+	s.fleet[0].SetState(backends.Ready)
+	s.r.BackendChanged(s.fleet[0])
+	s.missed(true)
+	if w.times != 2 {
+		t.Errorf("when it is back: told %+v", *w)
+	}
+	d.Release(Outcome{End: Completed})
+}
+
+// TestQueueFullFilter holds that one that refuses requests for
+// its full queue is not sent all of them because it has so little to do.
+func TestQueueFullFilter(t *testing.T) {
+	s := newBreakers(t, 2)
+	s.send(0).Release(Outcome{End: Completed}) // it holds the prompt
+	refuse := func() { s.send(0).Release(Outcome{Failed: true, QueueFull: true, End: NotProcessed}) }
+	refuse()
+	s.goesTo("after it refused one", 1)
+	s.clock.advance(queueFullDelay)
+	s.goesTo("a while later", 0)
+
+	under := s.send(0)
+	refuse()
+	s.goesTo("after it refused another", 1)
+	under.Release(Outcome{End: Completed})
+	s.goesTo("when a place fell free", 0)
+
+	refuse()
+	s.send(1).Release(Outcome{Failed: true, QueueFull: true, End: NotProcessed})
+	s.goesTo("when all are full", 0)
+}
+
+func TestSlotWaitOrder(t *testing.T) {
+	s := newBreakers(t, 2)
+	under := []*Decision{s.send(0), s.send(0), s.send(0)}
+	s.send(0).Release(Outcome{Failed: true, QueueFull: true, End: NotProcessed})
+	other := s.r.AwaitSlot(s.fleet[1:])
+	first, second, third := s.r.AwaitSlot(s.fleet[:1]), s.r.AwaitSlot(s.fleet), s.r.AwaitSlot(s.fleet[:1])
+	given := func(w *SlotWait) bool {
+		select {
+		case <-w.Granted():
+			return true
+		default:
+			return false
+		}
+	}
+	want := func(when string, want ...bool) {
+		t.Helper()
+		for i, w := range []*SlotWait{other, first, second, third} {
+			if given(w) != want[i] {
+				t.Errorf("%s: %d has a place: %v", when, i, given(w))
+			}
+		}
+	}
+	want("at first", false, false, false, false)
+	under[0].Release(Outcome{End: Completed})
+	want("one ended", false, true, false, false)
+	first.Release(true)
+	under[1].Release(Outcome{End: Completed})
+	want("two ended", false, true, true, false)
+	second.Release(false)
+	want("its place was not taken", false, true, true, true)
+	third.Release(true)
+	other.Release(false)
+	under[2].Release(Outcome{End: Completed})
+	late := s.r.AwaitSlot(s.fleet[:1])
+	if !given(late) {
+		t.Error("a place that fell free before is not given")
+	}
+	late.Release(true)
+}
+
+// A replica that is about to stop is sent one request a second, until it answers.
+func TestStoppingFilter(t *testing.T) {
+	s := newBreakers(t, 1)
+	refuses := func(when string) {
+		t.Helper()
+		if _, err := s.r.Pick(t.Context(), ask(s.fleet, 1, 4)); !errors.Is(err, ErrNoneReady) {
+			t.Errorf("%s: %v", when, err)
+		}
+	}
+	stops := Outcome{End: NotProcessed, Stopping: true}
+	before := s.send(0)
+	s.clock.advance(time.Millisecond)
+	s.send(0).Release(stops)
+	before.RecordFirstEvent()
+	before.Release(Outcome{End: Completed})
+	refuses("after its word, and an answer to what it had before")
+	s.clock.advance(stoppingDelay)
+	again := s.send(0)
+	refuses("while it is tried")
+	again.Release(Outcome{End: Completed})
+	s.send(0).Release(stops)
+	s.r.BackendChanged(s.fleet[0])
+	s.send(0).Release(Outcome{End: Completed})
+}
+
+func TestCondition(t *testing.T) {
+	s := newStalls(t, 1)
+	b := s.fleet[0]
+	expect := func(when string, want ConditionState, since time.Time) {
+		t.Helper()
+		c := s.r.Condition(b)
+		if c.State != want || !since.IsZero() && !c.Since.Equal(since) || (c.Reason == "") != (want == Ready) {
+			t.Errorf("%s: got %+v, want %s since %v", when, c, want, since)
+		}
+		if ready := s.r.CountReady(s.fleet); ready != 0 != (want == Ready) {
+			t.Errorf("%s: %d are ready", when, ready)
+		}
+	}
+	expect("at first", Ready, time.Time{})
+	stuck := s.send(1, 640, true)
+	began := s.clock.now
+	s.pass(10*time.Second, nil)
+	expect("no progress for 10 s", Stalled, began)
+	stuck.Release(Outcome{End: ClientDisconnected})
+	s.pass(time.Second, nil)
+	expect("nothing is left there", Ready, time.Time{})
+
+	slept := s.clock.now
+	s.loads[0].Asleep, s.loads[0].AsleepSince = true, slept
+	s.poll()
+	expect("it sleeps", Asleep, slept)
+	s.loads[0].Asleep = false
+	s.poll()
+	b.Drain()
+	expect("drained", Draining, time.Time{})
+	b.Undrain()
+	d := s.send(2, 640, true)
+	d.Release(Outcome{End: NotProcessed, Stopping: true})
+	expect("it refuses because it stops", Stopping, s.clock.now)
 }

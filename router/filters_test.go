@@ -11,7 +11,7 @@ import (
 	"warmroute/backends"
 )
 
-func TestAReplicaWhoseCacheIsAllButFullGetsNothingWhileAnotherCanTakeIt(t *testing.T) {
+func TestKVFullFilter(t *testing.T) {
 	r, fleet, c := newFleet(t, 2, "prefix")
 	f := func(name string, usage [2]float64, known bool, want *backends.Backend) {
 		t.Helper()
@@ -34,7 +34,7 @@ func TestAReplicaWhoseCacheIsAllButFullGetsNothingWhileAnotherCanTakeIt(t *testi
 	f("98 %, and the other is down", [2]float64{0.98, 0}, true, fleet[0])
 }
 
-func TestAStalledReplicaIsWorseThanAFullOne(t *testing.T) {
+func TestStalledRanksBelowKVFull(t *testing.T) {
 	s := newStalls(t, 2)
 	s.loads[1].KVCacheUsage, s.loads[1].KVKnown = 0.98, true
 	s.send(1, 640, true)
@@ -45,7 +45,7 @@ func TestAStalledReplicaIsWorseThanAFullOne(t *testing.T) {
 }
 
 // Other rules are to do what they do elsewhere.
-func TestOtherPoliciesKnowNoKVGuard(t *testing.T) {
+func TestKVFullFilterIsOfPolicyPrefix(t *testing.T) {
 	r, fleet, c := newFleet(t, 2, "round-robin")
 	fleet[0].SetLoad(&backends.Load{KVCacheUsage: 0.98, KVKnown: true, ScrapedAt: c.now})
 	seen := map[*backends.Backend]bool{}
@@ -57,7 +57,7 @@ func TestOtherPoliciesKnowNoKVGuard(t *testing.T) {
 	}
 }
 
-func TestMaxInFlightIsKept(t *testing.T) {
+func TestMaxInFlight(t *testing.T) {
 	r, fleet, _ := newFleet(t, 2, "prefix")
 	fleet[0].SetOptions(backends.Options{MaxInFlight: 2})
 	fleet[1].SetOptions(backends.Options{MaxInFlight: 3})
@@ -83,7 +83,7 @@ func TestMaxInFlightIsKept(t *testing.T) {
 	}
 }
 
-func TestARequestOfManySequencesCountsAsManyAndStillFindsAPlace(t *testing.T) {
+func TestMaxInFlightCountsSequences(t *testing.T) {
 	r, fleet, _ := newFleet(t, 1, "prefix")
 	fleet[0].SetOptions(backends.Options{MaxInFlight: 4})
 	many := ask(fleet, 1, 10)
@@ -102,7 +102,7 @@ func TestARequestOfManySequencesCountsAsManyAndStillFindsAPlace(t *testing.T) {
 	mustPick(t, r, many)
 }
 
-func TestWeightShiftsTraffic(t *testing.T) {
+func TestWeights(t *testing.T) {
 	for _, name := range []string{"prefix", "least-load"} {
 		r, fleet, _ := newFleet(t, 2, name)
 		fleet[1].SetOptions(backends.Options{Weight: 3})
@@ -116,7 +116,7 @@ func TestWeightShiftsTraffic(t *testing.T) {
 	}
 }
 
-func TestRequestsGoWhereTheirAdapterIs(t *testing.T) {
+func TestAdapterAffinity(t *testing.T) {
 	r, fleet, c := newFleet(t, 3, "prefix")
 	f := func(name string, want *backends.Backend, loads ...*backends.Load) {
 		t.Helper()
@@ -142,7 +142,7 @@ func TestRequestsGoWhereTheirAdapterIs(t *testing.T) {
 	f("nobody has it: where there is a place", fleet[1], has("a", "b"), has("a"), has("a", "b", "c"))
 }
 
-func TestABurstForAColdAdapterLoadsItOnce(t *testing.T) {
+func TestColdAdapterLoadsOnce(t *testing.T) {
 	r, fleet, _ := newFleet(t, 8, "prefix")
 	for _, b := range fleet {
 		b.SetLoad(&backends.Load{MaxAdapters: 4})
@@ -175,7 +175,7 @@ func TestABurstForAColdAdapterLoadsItOnce(t *testing.T) {
 }
 
 // The first replica that has an adapter must not get all of its requests.
-func TestAHotAdapterSpreads(t *testing.T) {
+func TestHotAdapterSpreads(t *testing.T) {
 	r, fleet, c := newFleet(t, 4, "prefix")
 	for i, b := range fleet {
 		l := &backends.Load{MaxAdapters: 2, ScrapedAt: c.now}
@@ -196,7 +196,7 @@ func TestAHotAdapterSpreads(t *testing.T) {
 	}
 }
 
-func TestContextCountsSharedBlocksOnceAndGrowsWithAnswers(t *testing.T) {
+func TestContextTokens(t *testing.T) {
 	r, fleet, c := newFleet(t, 1, "dynamo")
 	f := func(when string, want float64) {
 		t.Helper()
@@ -219,4 +219,127 @@ func TestContextCountsSharedBlocksOnceAndGrowsWithAnswers(t *testing.T) {
 	f("the other request still needs them", 640)
 	b.Release(Outcome{End: Completed})
 	f("nothing in flight", 0)
+}
+
+// sized polls a fleet whose caches hold so many tokens each.
+func sized(r *Router, fleet []*backends.Backend, c *clock, tokens int) {
+	for _, b := range fleet {
+		l := &backends.Load{CacheTokens: tokens, KVKnown: true, QueuesKnown: true, ScrapedAt: c.now}
+		b.SetLoad(l)
+		r.ObserveLoad(b, l)
+	}
+}
+
+// limited is a request for a model whose prompts may have 10,000 tokens.
+func limited(fleet []*backends.Backend, key, blocks int) *Request {
+	req := ask(fleet, key, blocks)
+	req.MaxPromptTokens = 10_000
+	return req
+}
+
+func TestTooLongPromptIsNotIndexed(t *testing.T) {
+	f := func(name string, cache int, req func([]*backends.Backend) *Request) {
+		t.Helper()
+		r, fleet, c := newFleet(t, 1, "prefix")
+		sized(r, fleet, c, cache)
+		for key := range 10 {
+			mustPick(t, r, ask(fleet, key, 100)).Release(Outcome{End: Completed})
+		}
+		before, _ := r.IndexStats()
+		mean := r.meanUncached.Value
+		d := mustPick(t, r, req(fleet))
+		if used := r.kvTokens(0, c.now); used > 1000 {
+			t.Errorf("%s: it takes %.0f tokens of the cache", name, used)
+		}
+		d.Release(Outcome{End: NotProcessed})
+		if after, _ := r.IndexStats(); after[0] != before[0] {
+			t.Errorf("%s: the index was %+v and is %+v", name, before[0], after[0])
+		}
+		if r.meanUncached.Value != mean {
+			t.Errorf("%s: the mean u was %.0f and is %.0f", name, mean, r.meanUncached.Value)
+		}
+	}
+	f("longer than the model takes", 100_000, func(fleet []*backends.Backend) *Request { return limited(fleet, 99, 400) })
+	f("longer than the cache", 80_000, func(fleet []*backends.Backend) *Request { return ask(fleet, 99, 8000) })
+}
+
+// Nothing is certain of a prompt that is a little too long by its bytes, of
+// images, and of a prompt that is long only with those asked for beside it.
+func TestPromptNearLimitIsIndexed(t *testing.T) {
+	for name, req := range map[string]func([]*backends.Backend) *Request{
+		"a little": func(fleet []*backends.Backend) *Request { return limited(fleet, 1, 200) }, // 12,800 tokens
+		"images": func(fleet []*backends.Backend) *Request {
+			req := limited(fleet, 1, 400)
+			req.Media = true
+			return req
+		},
+		"many prompts": func(fleet []*backends.Backend) *Request {
+			req := limited(fleet, 1, 100)
+			req.Sequences, req.Bytes = 8, 8*req.Bytes
+			return req
+		},
+	} {
+		r, fleet, c := newFleet(t, 1, "prefix")
+		sized(r, fleet, c, 100_000)
+		d := mustPick(t, r, req(fleet))
+		d.Release(Outcome{End: Completed})
+		if again := mustPick(t, r, req(fleet)); again.MatchedBlocks != d.TotalBlocks {
+			t.Errorf("%s: %d blocks are remembered of %d", name, again.MatchedBlocks, d.TotalBlocks)
+		}
+	}
+}
+
+func TestTooLongPromptIsNotQueued(t *testing.T) {
+	r, fleet, c := newFleet(t, 2, "prefix", holding)
+	sized(r, fleet, c, 100_000)
+	for key := range 2 {
+		sent(t, "an idle backend", submit(r, ask(fleet, key, 400)))
+	}
+	waits(t, "nowhere is room", submit(r, ask(fleet, 2, 300)))
+	f := func(name string, req *Request) {
+		t.Helper()
+		d := sent(t, name, submit(r, req))
+		pending := r.states[d.Backend.Slot].load.queuedTokens(c.now, r.estimates.PrefillRate(d.Backend.Slot))
+		if pending > 26_000 {
+			t.Errorf("%s: %.0f tokens are pending", name, pending)
+		}
+	}
+	f("longer than the model takes", limited(fleet, 3, 400))
+	f("longer than the cache", ask(fleet, 4, 8000))
+}
+
+// It cannot be told whether such a prompt fits, but that no other's end makes
+// room for it.
+func TestPromptBeyondCacheIsNotQueued(t *testing.T) {
+	r, fleet, c := newFleet(t, 1, "prefix", holding)
+	sized(r, fleet, c, 100_000)
+	sent(t, "an idle backend", submit(r, ask(fleet, 1, 10))).RecordFirstEvent()
+	sent(t, "110,000 tokens", submit(r, ask(fleet, 2, 110_000/64)))
+}
+
+func TestLongPromptGoesToLargerCache(t *testing.T) {
+	r, fleet, c := newFleet(t, 2, "prefix")
+	sized(r, fleet[:1], c, 100_000)
+	sized(r, fleet[1:], c, 1_000_000)
+	mustPick(t, r, ask(fleet[1:], 1, 1000)) // so that the other would be cheaper
+	if d := mustPick(t, r, ask(fleet, 2, 4000)); d.Backend != fleet[1] {
+		t.Errorf("256,000 tokens were sent to %s, whose cache has 100,000", d.Backend.Name)
+	}
+}
+
+func TestMeanUncached(t *testing.T) {
+	r, fleet, _ := newFleet(t, 1, "prefix")
+	d := mustPick(t, r, ask(fleet, 1, 10))
+	if r.meanUncached.Value != 0 {
+		t.Errorf("the mean u is %.0f before anything came back", r.meanUncached.Value)
+	}
+	d.RecordFirstEvent()
+	d.Release(Outcome{End: Completed})
+	large := &Request{Backends: fleet, Bytes: 1 << 20, Sequences: 1}
+	mustPick(t, r, large).Release(Outcome{End: NotProcessed})
+	large.NonGenerative = true
+	mustPick(t, r, large).Release(Outcome{End: Completed})
+	if r.meanUncached.Value != 640 {
+		t.Errorf("the mean u is %.0f, want the 640 tokens of the only one that was prefilled", r.meanUncached.Value)
+	}
 }

@@ -1,0 +1,685 @@
+package router
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"warmroute/backends"
+	"warmroute/router/policy"
+	"warmroute/router/queue"
+)
+
+func TestAdmission(t *testing.T) {
+	r, fleet, _ := newFleet(t, 1, "prefix", holding)
+	long := sent(t, "an idle backend takes anything", submit(r, ask(fleet, 1, 1000)))
+	second := submit(r, ask(fleet, 2, 1))
+	waits(t, "64,000 tokens are pending", second)
+	if n := r.WaitingRequests(); n != 1 {
+		t.Errorf("%d held, want 1", n)
+	}
+	long.RecordFirstEvent()
+	if d := sent(t, "its prefill is done", second); d.QueueTime != 0 || r.WaitingRequests() != 0 {
+		t.Errorf("held for %v, %d still held", d.QueueTime, r.WaitingRequests())
+	}
+}
+
+func TestStepBudget(t *testing.T) {
+	r, fleet, c := newFleet(t, 1, "prefix", holding)
+	f := func(name string, budget int) {
+		t.Helper()
+		limit := budget / 2
+		var open []*Decision
+		pending := 0
+		for key := 1; ; key++ {
+			w := submit(r, ask(fleet, key, 10)) // 640 tokens
+			if w.waits() {
+				if !w.held.Cancel() {
+					t.Errorf("%s: a request that waits cannot be cancelled", name)
+				}
+				break
+			}
+			open, pending = append(open, w.d), pending+640
+		}
+		if pending > limit || pending+640 <= limit {
+			t.Errorf("%s: %d tokens pending, want as many as fit into half of %d", name, pending, budget)
+		}
+		for _, d := range open {
+			d.Release(Outcome{End: NotProcessed})
+		}
+	}
+	f("until learned", 8192)
+	largest := func(tokens int) {
+		r.ObserveLoad(fleet[0], &backends.Load{StepTokens: tokens, ScrapedAt: c.now})
+	}
+	step := 1000 // a prompt that nobody holds
+	fill := func() {
+		step += 3
+		for key := range 3 {
+			d := sent(t, "an idle backend", submit(r, ask(fleet, step+key, 200)))
+			d.RecordFirstEvent()
+			d.Release(Outcome{End: Truncated})
+		}
+	}
+	largest(4096)
+	f("its largest step may not have been full", 8192)
+	fill()
+	largest(4096)
+	f("learned", 4096)
+	r.ForgetCache(fleet[0])
+	largest(128)
+	f("a restarted replica that has done little", 8192)
+	fill()
+	largest(128)
+	f("no scheduler's budget", 2048)
+	r.ObserveLoad(fleet[0], &backends.Load{StepTokens: 1 << 17, ScrapedAt: c.now})
+	f("a very large budget", 16384)
+	r.settings.Queue.StepTokens = 3072
+	f("configured", 3072)
+}
+
+func TestTickSendsAfterTime(t *testing.T) {
+	r, fleet, c := newFleet(t, 1, "prefix", holding)
+	submit(r, ask(fleet, 1, 200)) // 12,800 tokens
+	w := submit(r, ask(fleet, 2, 20))
+	r.Tick()
+	waits(t, "nothing was worked off", w)
+	c.advance(1500 * time.Millisecond)
+	r.Tick()
+	if d := sent(t, "10,800 tokens were worked off", w); d.QueueTime != 1500*time.Millisecond {
+		t.Errorf("held for %v, want 1.5 s", d.QueueTime)
+	}
+}
+
+func TestKVAdmission(t *testing.T) {
+	r, fleet, c := newFleet(t, 1, "prefix", holding)
+	observe := func(l backends.Load) {
+		l.CacheTokens, l.ScrapedAt = 10_000, c.now
+		r.ObserveLoad(fleet[0], &l)
+	}
+	observe(backends.Load{})
+	started := func(name string, w *waiter) *Decision {
+		t.Helper()
+		d := sent(t, name, w)
+		d.RecordFirstEvent()
+		return d
+	}
+	first := started("an idle backend ignores the guard", submit(r, ask(fleet, 1, 150))) // 9,600 tokens
+	small := submit(r, ask(fleet, 2, 1))
+	waits(t, "the cache is full", small)
+	shared := ask(fleet, 1, 100)
+	copied := submit(r, shared)
+	waits(t, "what is shared needs no room, but the guard's share is exceeded by what runs", copied)
+	copied.held.Cancel()
+	first.Release(Outcome{End: Completed})
+	started("the cache is free", small).Release(Outcome{End: Completed})
+
+	half := started("", submit(r, ask(fleet, 3, 75))) // 4,800 tokens
+	for range 20 {
+		copied := started("copies of one prompt take its room once", submit(r, ask(fleet, 3, 75)))
+		defer copied.Release(Outcome{End: Completed})
+	}
+	waits(t, "another prompt of that length does not fit", submit(r, ask(fleet, 4, 75)))
+	c.advance(time.Minute) // answers grow, at 40 tokens a second until learned
+	r.Tick()
+	waits(t, "the answers have filled the cache", submit(r, ask(fleet, 5, 1)))
+	half.Release(Outcome{End: Completed})
+}
+
+func TestKVAdmissionWithExternalUse(t *testing.T) {
+	r, fleet, c := newFleet(t, 1, "prefix", holding)
+	d := sent(t, "", submit(r, ask(fleet, 1, 10)))
+	d.RecordFirstEvent()
+	r.ObserveLoad(fleet[0], &backends.Load{CacheTokens: 10_000, KVCacheUsage: 0.9, KVKnown: true, ScrapedAt: c.now})
+	w := submit(r, ask(fleet, 2, 10))
+	waits(t, "640 tokens are ours, and 9,000 are in use", w)
+	c.advance(4 * time.Second)
+	r.Tick()
+	sent(t, "three polls were missed", w)
+}
+
+func TestReplicaWaitingForCapacity(t *testing.T) {
+	r, fleet, c := newFleet(t, 1, "prefix", holding)
+	starve := func() {
+		r.ObserveLoad(fleet[0], &backends.Load{WaitingForCapacity: 2, ScrapedAt: c.now})
+	}
+	a, b := sent(t, "", submit(r, ask(fleet, 1, 1))), sent(t, "", submit(r, ask(fleet, 2, 1)))
+	starve()
+	w := submit(r, ask(fleet, 3, 1))
+	waits(t, "two requests wait for capacity", w)
+	a.RecordFirstEvent()
+	waits(t, "one of them started", w)
+	b.RecordFirstEvent()
+	sent(t, "both of them started", w).RecordFirstEvent()
+	starve()
+	w = submit(r, ask(fleet, 4, 1))
+	waits(t, "two others wait", w)
+	c.advance(4 * time.Second)
+	r.Tick()
+	sent(t, "the word is old", w)
+}
+
+func TestClaimedStepIsNotTaken(t *testing.T) {
+	r, fleet, _ := newFleet(t, 2, "prefix", holding)
+	sent(t, "", submit(r, ask(fleet[:1], 1, 32)))   // 2,048 tokens
+	sent(t, "", submit(r, ask(fleet[1:], 2, 2000))) // and 128,000 on the other one
+	first := ask(fleet, 3, 100)
+	first.Priority = -1
+	waits(t, "6,400 tokens beside 2,048", submit(r, first))
+	waits(t, "it fits, and would overtake", submit(r, ask(fleet, 4, 1)))
+	urgent := ask(fleet, 5, 1)
+	urgent.Priority = -2
+	sent(t, "it is first", submit(r, urgent))
+}
+
+func TestClaimedKVIsNotTaken(t *testing.T) {
+	r, fleet, c := newFleet(t, 1, "prefix", holding)
+	r.ObserveLoad(fleet[0], &backends.Load{CacheTokens: 10_000, ScrapedAt: c.now})
+	running := sent(t, "", submit(r, ask(fleet, 1, 75))) // 4,800 tokens
+	running.RecordFirstEvent()
+	first := ask(fleet, 2, 80) // 5,120
+	first.Priority = -1
+	large := submit(r, first)
+	waits(t, "4,800 and 5,120 of 9,500 tokens", large)
+	waits(t, "it fits, and would overtake", submit(r, ask(fleet, 3, 1)))
+	running.Release(Outcome{End: Completed})
+	sent(t, "the cache is free", large)
+}
+
+func TestSettle(t *testing.T) {
+	r, _, c := newFleet(t, 3, "prefix", holding)
+	r.decision.now = c.now
+	r.decision.candidates = []policy.Candidate{{Slot: 0}, {Slot: 2}}
+	f := func(name string, waitsFor int, waited time.Duration, want int) {
+		t.Helper()
+		h := &Ticket{waitsFor: waitsFor, item: queue.Item[*Ticket]{Arrived: c.now.Add(-waited)}}
+		if got := r.settle(h, 0); got != want {
+			t.Errorf("%s: it waits for candidate %d, want %d", name, got, want)
+		}
+	}
+	f("the cheapest at first", 2, time.Second, 0)
+	f("later the one that it has a claim to", 2, 2*time.Second, 1)
+	f("unless that is gone", 1, 2*time.Second, 0)
+	f("or it never waited for one", nowhere, 2*time.Second, 0)
+}
+
+func TestAnswerGrowth(t *testing.T) {
+	r, fleet, c := newFleet(t, 1, "prefix", holding)
+	for key := range 400 {
+		d := sent(t, "", submit(r, ask(fleet, key, 1)))
+		d.RecordFirstEvent()
+		c.advance(time.Second)
+		d.Release(Outcome{End: Completed, AnswerTokens: 100})
+	}
+	d := sent(t, "", submit(r, ask(fleet, 1, 1)))
+	d.RecordFirstEvent()
+	before := r.kvTokens(0, c.now)
+	c.advance(5 * time.Second)
+	if grown := r.kvTokens(0, c.now) - before; grown < 490 || grown > 500 {
+		t.Errorf("an answer grew by %.0f tokens in five seconds, want 500", grown)
+	}
+}
+
+func TestAllTriedIsNotQueued(t *testing.T) {
+	r, fleet, _ := newFleet(t, 2, "prefix", holding)
+	for _, b := range fleet {
+		b.SetState(backends.Down)
+	}
+	waits(t, "none is ready", submit(r, ask(fleet, 1, 10)))
+	if w := submit(r, ask(fleet, 2, 10), fleet...); !errors.Is(w.err, ErrNoneReady) {
+		t.Errorf("all were tried, and another waits: got %v, want ErrNoneReady at once", w.err)
+	}
+}
+
+func TestQueueBounds(t *testing.T) {
+	f := func(name string, hold QueueSettings, bodyBytes int) {
+		t.Helper()
+		r, fleet, _ := newFleet(t, 1, "prefix", func(o *Options) { o.Queue = hold })
+		sent(t, name, submit(r, ask(fleet, 1, 2000)))
+		var held []*waiter
+		for key := range 3 {
+			req := ask(fleet, 2+key, 10)
+			req.BodyBytes = bodyBytes
+			held = append(held, submit(r, req))
+		}
+		waits(t, name, held[0])
+		waits(t, name, held[1])
+		if held[2].err != ErrQueueFull || held[2].held != nil {
+			t.Errorf("%s: the third got %v, want ErrQueueFull", name, held[2].err)
+		}
+		held[0].held.Cancel()
+		again := ask(fleet, 9, 10)
+		again.BodyBytes = bodyBytes
+		waits(t, name+": one has left", submit(r, again))
+	}
+	f("requests", QueueSettings{Requests: 2}, 100)
+	f("bytes", QueueSettings{Requests: 100, Bytes: 250}, 100)
+}
+
+func TestQueueTimeoutErrors(t *testing.T) {
+	r, fleet, c := newFleet(t, 2, "prefix", holding)
+	fleet[1].SetState(backends.Down)
+	sent(t, "", submit(r, ask(fleet[:1], 1, 200_000)))
+	busy, down := submit(r, ask(fleet, 2, 10)), submit(r, ask(fleet[1:], 3, 10))
+	c.advance(59 * time.Second)
+	late := submit(r, ask(fleet, 4, 10))
+	r.Tick()
+	waits(t, "59 s", busy)
+	waits(t, "59 s", down)
+	c.advance(time.Second)
+	r.Tick()
+	if busy.err != ErrQueueTimeout || down.err != ErrNoneReady {
+		t.Errorf("after a minute: %v and %v, want ErrQueueTimeout and ErrNoneReady", busy.err, down.err)
+	}
+	waits(t, "1 s", late)
+	if n := r.WaitingRequests(); n != 1 {
+		t.Errorf("%d held, want 1", n)
+	}
+}
+
+func TestCancel(t *testing.T) {
+	r, fleet, _ := newFleet(t, 1, "prefix", holding)
+	busy := sent(t, "", submit(r, ask(fleet, 1, 2000)))
+	if busy := submit(r, ask(fleet, 1, 2000)); busy.held == nil {
+		t.Fatal("not held")
+	} else if !busy.held.Cancel() || busy.held.Cancel() || r.WaitingRequests() != 0 {
+		t.Error("a cancelled request is still there, or can be cancelled twice")
+	}
+	left, stays := submit(r, ask(fleet, 2, 1)), submit(r, ask(fleet, 3, 1))
+	left.held.Cancel()
+	busy.RecordFirstEvent()
+	waits(t, "it left", left)
+	sent(t, "it stayed", stays)
+	if stays.held.Cancel() {
+		t.Error("what was sent can be cancelled")
+	}
+}
+
+func TestCancelFreesClaim(t *testing.T) {
+	r, fleet, _ := newFleet(t, 1, "prefix", holding)
+	sent(t, "", submit(r, ask(fleet, 1, 40))) // 2,560 tokens
+	first := ask(fleet, 2, 60)                // 3,840: more than is left of half a step
+	first.Priority = -1
+	large, small := submit(r, first), submit(r, ask(fleet, 3, 1))
+	waits(t, "it would overtake", small)
+	large.held.Cancel()
+	sent(t, "nothing is before it", small)
+}
+
+func TestDrain(t *testing.T) {
+	r, fleet, _ := newFleet(t, 2, "prefix", holding)
+	fleet[1].SetState(backends.Down)
+	busy := sent(t, "", submit(r, ask(fleet[:1], 1, 2000)))
+	room := submit(r, ask(fleet, 2, 10))
+	var down []*waiter
+	for key := range queue.MaxTurns + 10 {
+		down = append(down, submit(r, ask(fleet[1:], 10+key, 10)))
+		waits(t, "until the end is near", down[key])
+	}
+	r.Drain()
+	for _, w := range append(down, submit(r, ask(fleet[1:], 3, 10))) {
+		if w.err != ErrNoneReady {
+			t.Fatalf("its only backend is down: got %v, want ErrNoneReady", w.err)
+		}
+	}
+	waits(t, "its backend is busy", room)
+	busy.RecordFirstEvent()
+	sent(t, "its backend has room", room)
+}
+
+func TestQueueUntilReady(t *testing.T) {
+	for _, name := range []string{"prefix", "least-load"} {
+		r, fleet, c := newFleet(t, 2, name, holding)
+		fleet[0].SetState(backends.Down)
+		fleet[1].SetState(backends.Draining)
+		w := submit(r, ask(fleet, 1, 10))
+		waits(t, name, w)
+		c.advance(5 * time.Second)
+		fleet[0].SetState(backends.Ready)
+		r.BackendChanged(fleet[0])
+		if d := sent(t, name, w); d.Backend != fleet[0] || d.QueueTime != 5*time.Second {
+			t.Errorf("%s: sent to %s after %v", name, d.Backend.Name, d.QueueTime)
+		}
+	}
+}
+
+func TestRetryWaitsForUntriedBackend(t *testing.T) {
+	r, fleet, _ := newFleet(t, 2, "prefix", holding)
+	if w := submit(r, ask(fleet, 1, 10), fleet...); w.err != ErrNoneReady {
+		t.Errorf("all were tried: got %v, want ErrNoneReady at once", w.err)
+	}
+	fleet[1].SetState(backends.Down)
+	w := submit(r, ask(fleet, 1, 10), fleet[0])
+	waits(t, "the other may come back", w)
+	fleet[1].SetState(backends.Ready)
+	r.Tick()
+	if d := sent(t, "it is back", w); d.Backend != fleet[1] {
+		t.Errorf("sent to %s, which had failed it", d.Backend.Name)
+	}
+}
+
+func TestBacklogOfAnotherModel(t *testing.T) {
+	r, fleet, _ := newFleet(t, 2, "prefix", holding)
+	fleet[0].SetState(backends.Down)
+	for key := range 300 {
+		waits(t, "its only backend is down", submit(r, ask(fleet[:1], key, 1)))
+	}
+	sent(t, "another model's", submit(r, ask(fleet[1:], 1000, 500)))
+}
+
+// What the first model's requests want is on a backend of theirs that is busy,
+// while the other one has a little room: each of them is looked at in full.
+func TestRoundIsSharedByModels(t *testing.T) {
+	r, fleet, c := newFleet(t, 3, "prefix", holding)
+	hot := sent(t, "", submit(r, ask(fleet[:1], 1, 400)))
+	c.advance(10 * time.Second)
+	hot.RecordFirstEvent()
+	hot.Release(Outcome{End: Completed})
+	sent(t, "", submit(r, ask(fleet[:1], 2, 200))) // 12,800 tokens
+	sent(t, "", submit(r, ask(fleet[1:2], 3, 62))) // 3,968
+	other := sent(t, "", submit(r, ask(fleet[2:], 4, 200)))
+	for range queue.MaxTurns + 20 {
+		waits(t, "busy", submit(r, ask(fleet[:2], 1, 402)))
+	}
+	w := submit(r, ask(fleet[2:], 5, 10))
+	waits(t, "its only backend is busy", w)
+	other.RecordFirstEvent()
+	sent(t, "its only backend is idle", w)
+}
+
+func TestDisabledQueue(t *testing.T) {
+	r, fleet, _ := newFleet(t, 1, "prefix")
+	for key := range 20 {
+		sent(t, "no late binding", submit(r, ask(fleet, key, 500)))
+	}
+	fleet[0].SetState(backends.Down)
+	if w := submit(r, ask(fleet, 1, 1)); w.err != ErrNoneReady {
+		t.Errorf("got %v, want ErrNoneReady", w.err)
+	}
+}
+
+func TestPoliciesWithoutQueue(t *testing.T) {
+	r, fleet, _ := newFleet(t, 1, "least-load", holding)
+	for key := range 20 {
+		sent(t, "", submit(r, ask(fleet, key, 500)))
+	}
+}
+
+func TestRetryAfterFromWorkAhead(t *testing.T) {
+	r, fleet, _ := newFleet(t, 2, "prefix", holding)
+	f := func(name string, want time.Duration) {
+		t.Helper()
+		if got := r.RetryAfter(0); got != want {
+			t.Errorf("%s: %v, want %v", name, got, want)
+		}
+	}
+	f("nothing ahead", time.Second)
+	sent(t, "", submit(r, ask(fleet, 1, 500))) // 32,000 tokens
+	sent(t, "", submit(r, ask(fleet, 2, 500)))
+	waits(t, "", submit(r, ask(fleet, 3, 200))) // 12,800
+	f("76,800 tokens for two that compute 7,200 a second", 6*time.Second)
+	for key := range 900 {
+		waits(t, "", submit(r, ask(fleet, 4+key, 100)))
+	}
+	f("no longer than", time.Minute)
+	fleet[0].SetState(backends.Down)
+	fleet[1].SetState(backends.Down)
+	f("nobody is ready", 5*time.Second)
+}
+
+func TestQueueForMaxInFlight(t *testing.T) {
+	r, fleet, _ := newFleet(t, 1, "prefix", holding)
+	fleet[0].SetOptions(backends.Options{MaxInFlight: 1})
+	running := sent(t, "", submit(r, ask(fleet, 1, 1)))
+	running.RecordFirstEvent()
+	w := submit(r, ask(fleet, 2, 1))
+	waits(t, "one is all that it may have", w)
+	running.Release(Outcome{End: Completed})
+	sent(t, "it has none", w)
+}
+
+func TestManySequencesClaimSlots(t *testing.T) {
+	r, fleet, c := newFleet(t, 2, "prefix", holding)
+	var running []*Decision
+	send := func(key int) *waiter {
+		w := submit(r, ask(fleet, key, 1))
+		c.advance(100 * time.Millisecond)
+		return w
+	}
+	for _, b := range fleet {
+		b.SetOptions(backends.Options{MaxInFlight: 8})
+	}
+	for key := range 16 {
+		d := sent(t, "", send(key))
+		d.RecordFirstEvent()
+		running = append(running, d)
+	}
+	four := ask(fleet, 1000, 1)
+	four.Sequences = 4
+	many := submit(r, four)
+	waits(t, "all places are taken", many)
+	var later []*waiter
+	for key := range 40 {
+		later = append(later, send(100+key))
+	}
+	ended := 0
+	for ; many.waits() && ended < 16; ended++ {
+		running[ended].Release(Outcome{End: Completed, AnswerTokens: 5})
+	}
+	// Eight ends leave four places on one of the two.
+	if d := sent(t, "all that ran before it has ended", many); ended > 8 {
+		t.Errorf("sent to %s only when %d others had ended, want 8 at most", d.Backend.Name, ended)
+	}
+	overtook := 0
+	for _, w := range later {
+		if w.d != nil {
+			overtook++
+		}
+	}
+	if overtook > ended-4 {
+		t.Errorf("%d of the %d places that fell free went to requests behind it", overtook, ended)
+	}
+}
+
+func TestPickContextError(t *testing.T) {
+	r, fleet, _ := newFleet(t, 1, "prefix", holding)
+	sent(t, "", submit(r, ask(fleet, 1, 2000)))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := r.Pick(ctx, ask(fleet, 2, 1)); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v, want the context's error", err)
+	}
+	if n := r.WaitingRequests(); n != 0 {
+		t.Errorf("%d held", n)
+	}
+}
+
+// inBubble runs a router with the wall clock of a synctest bubble, and Run.
+func inBubble(t *testing.T, hold QueueSettings, f func(t *testing.T, r *Router, fleet []*backends.Backend)) {
+	synctest.Test(t, func(t *testing.T) {
+		r, fleet, _ := newFleet(t, 1, "prefix", func(o *Options) { o.Queue, o.Now = hold, time.Now })
+		ctx, cancel := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		running.Go(func() { r.Run(ctx) })
+		f(t, r, fleet)
+		cancel()
+		running.Wait()
+	})
+}
+
+func TestPickWaits(t *testing.T) {
+	inBubble(t, QueueSettings{Requests: 10, Timeout: time.Minute}, func(t *testing.T, r *Router, fleet []*backends.Backend) {
+		busy := mustPick(t, r, ask(fleet, 1, 2000))
+		time.AfterFunc(3*time.Second, busy.RecordFirstEvent)
+		start := time.Now()
+		if d := mustPick(t, r, ask(fleet, 2, 100)); time.Since(start) != 3*time.Second || d.QueueTime != 3*time.Second {
+			t.Errorf("sent after %v, and Held says %v; want 3 s", time.Since(start), d.QueueTime)
+		}
+	})
+}
+
+func TestRunSendsAfterTime(t *testing.T) {
+	inBubble(t, QueueSettings{Requests: 10, Timeout: time.Minute}, func(t *testing.T, r *Router, fleet []*backends.Backend) {
+		for key := range 2 { // the second time after Run has rested
+			busy := mustPick(t, r, ask(fleet, key, 200)) // 12,800 tokens; 7,200 a second are worked off
+			start := time.Now()
+			d := mustPick(t, r, ask(fleet, 10+key, 20)) // 1,280, together within half a step
+			if waited := time.Since(start); waited < 1300*time.Millisecond || waited > 1500*time.Millisecond {
+				t.Errorf("sent after %v, want 1.4 s", waited)
+			}
+			busy.RecordFirstEvent()
+			d.RecordFirstEvent()
+			time.Sleep(time.Minute)
+		}
+	})
+}
+
+func TestRunTimesOutQueued(t *testing.T) {
+	inBubble(t, QueueSettings{Requests: 10, Timeout: 10 * time.Second}, func(t *testing.T, r *Router, fleet []*backends.Backend) {
+		mustPick(t, r, ask(fleet, 1, 100_000))
+		start := time.Now()
+		_, err := r.Pick(t.Context(), ask(fleet, 2, 100))
+		if waited := time.Since(start); err != ErrQueueTimeout || waited < 10*time.Second || waited > 10*time.Second+TickInterval {
+			t.Errorf("got %v after %v, want ErrQueueTimeout after 10 s", err, waited)
+		}
+	})
+}
+
+func TestPickCancelled(t *testing.T) {
+	inBubble(t, QueueSettings{Requests: 10, Timeout: time.Minute}, func(t *testing.T, r *Router, fleet []*backends.Backend) {
+		mustPick(t, r, ask(fleet, 1, 100_000))
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		defer cancel()
+		start := time.Now()
+		if _, err := r.Pick(ctx, ask(fleet, 2, 100)); !errors.Is(err, context.DeadlineExceeded) || time.Since(start) != 2*time.Second {
+			t.Errorf("got %v after %v", err, time.Since(start))
+		}
+		if n := r.WaitingRequests(); n != 0 {
+			t.Errorf("%d held", n)
+		}
+	})
+}
+
+// Everything at once, from many goroutines: every request gets one answer, and
+// nothing is left behind.
+func TestConcurrentQueueing(t *testing.T) {
+	r, fleet, _ := newFleet(t, 3, "prefix", func(o *Options) {
+		o.Queue, o.Now = QueueSettings{Requests: 50, Bytes: 40_000, Timeout: 50 * time.Millisecond}, time.Now
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	var around, clients sync.WaitGroup
+	around.Go(func() { r.Run(ctx) })
+	around.Go(func() {
+		for ctx.Err() == nil {
+			for _, b := range fleet {
+				r.ObserveLoad(b, &backends.Load{CacheTokens: 30_000, KVKnown: true, KVCacheUsage: 0.2, ScrapedAt: time.Now()})
+			}
+			fleet[0].SetState(backends.Down)
+			r.BackendChanged(fleet[0])
+			r.ForgetCache(fleet[0])
+			fleet[0].SetState(backends.Ready)
+			r.BackendChanged(fleet[0])
+			r.RetryAfter(0)
+		}
+	})
+	for g := range 16 {
+		clients.Go(func() {
+			rng := rand.New(rand.NewPCG(uint64(g), 3))
+			for range 300 {
+				req := ask(fleet, rng.IntN(40), 1+rng.IntN(60))
+				req.BodyBytes, req.Priority, req.Tenant = 1000, rng.IntN(2), rng.Uint64()
+				req.Streams = rng.IntN(2) == 0
+				limit, stop := context.WithTimeout(ctx, time.Duration(rng.IntN(20))*time.Millisecond)
+				d, err := r.Pick(limit, req)
+				stop()
+				if err != nil {
+					continue
+				}
+				if rng.IntN(2) == 0 {
+					d.RecordFirstEvent()
+				}
+				d.Release(Outcome{End: End(rng.IntN(4)), AnswerTokens: rng.IntN(30)})
+			}
+		})
+	}
+	clients.Wait()
+	cancel()
+	around.Wait()
+	if n := r.WaitingRequests(); n != 0 {
+		t.Errorf("%d wait", n)
+	}
+	for i, b := range fleet {
+		a, c := &r.states[i].load, &r.states[i].kv
+		if n := b.InFlight.Load(); n != 0 || len(a.pending) != 0 || a.tokens != 0 {
+			t.Errorf("%s: %d in flight, %d pending, %.1f tokens", b.Name, n, len(a.pending), a.tokens)
+		}
+		if r.index.Pinned(i) != 0 || c.unindexed != 0 || c.answering != 0 || c.began != 0 {
+			t.Errorf("%s: %d blocks, %d tokens and %d answers in use", b.Name, r.index.Pinned(i), c.unindexed, c.answering)
+		}
+	}
+}
+
+func TestUnreadyModelsQueueShare(t *testing.T) {
+	f := func(name string, hold QueueSettings) {
+		t.Helper()
+		r, fleet, _ := newFleet(t, 2, "prefix", func(o *Options) { o.Queue = hold })
+		down, up := fleet[:1], fleet[1:]
+		down[0].SetState(backends.Down)
+		sized := func(fleet []*backends.Backend, key, blocks int) *Request {
+			req := ask(fleet, key, blocks)
+			req.BodyBytes = 100
+			return req
+		}
+		waits(t, name, submit(r, sized(down, 1, 10)))
+		waits(t, name, submit(r, sized(down, 2, 10)))
+		if w := submit(r, sized(down, 3, 10)); w.err != ErrQueueFull {
+			t.Errorf("%s: a third one for the model that is down got %v, want ErrQueueFull", name, w.err)
+		}
+		busy := sent(t, name, submit(r, sized(up, 4, 2000)))
+		waits(t, name, submit(r, sized(up, 5, 10)))
+		waits(t, name, submit(r, sized(up, 6, 10)))
+		if w := submit(r, sized(up, 7, 10)); w.err != ErrQueueFull {
+			t.Errorf("%s: more than the queue takes: %v, want ErrQueueFull", name, w.err)
+		}
+		busy.RecordFirstEvent()
+		busy.Release(Outcome{End: Completed})
+	}
+	f("in number", QueueSettings{Requests: 4})
+	f("in bytes", QueueSettings{Requests: 100, Bytes: 400})
+
+	r, fleet, _ := newFleet(t, 1, "prefix", func(o *Options) { o.Queue = QueueSettings{Requests: 4} })
+	fleet[0].SetState(backends.Down)
+	for key := range 4 {
+		waits(t, "no backend of the fleet is ready", submit(r, ask(fleet, key, 10)))
+	}
+}
+
+func TestRetryAfterFromDepartures(t *testing.T) {
+	r, fleet, c := newFleet(t, 1, "prefix", holding)
+	running := sent(t, "", submit(r, ask(fleet, 1, 200)))
+	for key := range 31 {
+		waits(t, "", submit(r, ask(fleet, 2+key, 200)))
+	}
+	next := running
+	for range 8 { // one every two seconds, though the prefill of each takes 1.6 s
+		c.advance(2 * time.Second)
+		waiting := r.queue.Len()
+		next.RecordFirstEvent()
+		next.Release(Outcome{End: Completed, AnswerTokens: 10})
+		if r.queue.Len() != waiting-1 {
+			t.Fatalf("%d wait, want %d", r.queue.Len(), waiting-1)
+		}
+		next = r.states[0].load.pending[0]
+	}
+	if got := r.RetryAfter(0); got < 40*time.Second || got > 50*time.Second {
+		t.Errorf("23 wait and one leaves every two seconds: %v, want about 46 s", got)
+	}
+	c.advance(time.Minute)
+	if got := r.RetryAfter(0); got != time.Minute {
+		t.Errorf("none has left for a minute: %v, want a minute", got)
+	}
+}

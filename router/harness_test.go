@@ -1,0 +1,98 @@
+package router
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net/url"
+	"testing"
+	"time"
+
+	"warmroute/backends"
+	"warmroute/router/prompt"
+)
+
+const defaultAnswerTokens = 250 // of estimate
+
+// clock is a wall clock that stands still until a test moves it.
+type clock struct{ now time.Time }
+
+func (c *clock) read() time.Time { return c.now }
+
+func (c *clock) advance(d time.Duration) { c.now = c.now.Add(d) }
+
+func newFleet(t testing.TB, n int, name string, change ...func(*Options)) (*Router, []*backends.Backend, *clock) {
+	t.Helper()
+	var fleet []*backends.Backend
+	for i := range n {
+		b := &backends.Backend{Name: fmt.Sprintf("b%d", i), URL: &url.URL{}, Slot: i}
+		b.SetState(backends.Ready)
+		fleet = append(fleet, b)
+	}
+	c := &clock{time.Unix(1000, 0)}
+	o := Options{
+		Settings: Settings{Policy: name, PollInterval: time.Second}, Backends: fleet, BlockBytes: 256, IndexMaxBytes: 1 << 26,
+		Now: c.read, Rand: rand.New(rand.NewPCG(1, 1)),
+	}
+	for _, f := range change {
+		f(&o)
+	}
+	r, err := New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r, fleet, c
+}
+
+// ask makes a streamed request of n blocks, all of them different for each key.
+func ask(fleet []*backends.Backend, key, n int) *Request {
+	blocks := make([]prompt.Block, n)
+	for i := range blocks {
+		blocks[i] = prompt.Block(uint64(key)<<32 | uint64(i) + 1)
+	}
+	return &Request{Backends: fleet, Blocks: blocks, Bytes: n * 256, Sequences: 1, Streams: true}
+}
+
+func mustPick(t testing.TB, r *Router, req *Request, tried ...*backends.Backend) *Decision {
+	t.Helper()
+	d, err := r.Pick(context.Background(), req, tried...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// waiter is a request that was submitted, and what became of it.
+type waiter struct {
+	held *Ticket
+	d    *Decision
+	err  error
+}
+
+func (w *waiter) waits() bool { return w.d == nil && w.err == nil }
+
+func submit(r *Router, req *Request, tried ...*backends.Backend) *waiter {
+	w := &waiter{}
+	w.held = r.Submit(req, func(d *Decision, err error) { w.d, w.err = d, err }, tried...)
+	return w
+}
+
+func holding(o *Options) {
+	o.Queue = QueueSettings{Requests: 1000, Bytes: 1 << 28, BatchRequests: 1000, Timeout: time.Minute}
+}
+
+// sent fails the test unless w was sent, and returns its decision.
+func sent(t *testing.T, name string, w *waiter) *Decision {
+	t.Helper()
+	if w.d == nil {
+		t.Fatalf("%s: not sent (%v)", name, w.err)
+	}
+	return w.d
+}
+
+func waits(t *testing.T, name string, w *waiter) {
+	t.Helper()
+	if !w.waits() {
+		t.Fatalf("%s: it does not wait (%v)", name, w.err)
+	}
+}

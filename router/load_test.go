@@ -1,0 +1,224 @@
+package router
+
+import (
+	"math"
+	"testing"
+	"time"
+
+	"warmroute/backends"
+	"warmroute/router/estimate"
+)
+
+// pendingDecision is a decision for so many uncached tokens.
+func pendingDecision(uncached float64, streams bool) *Decision {
+	return &Decision{prediction: estimate.Prediction{Uncached: uncached}, request: sentRequest{streams: streams}}
+}
+
+func TestQueuedTokens(t *testing.T) {
+	start := time.Unix(1000, 0)
+	at := func(seconds float64) time.Time { return start.Add(time.Duration(seconds * float64(time.Second))) }
+	stream := func(u float64) *Decision { return pendingDecision(u, true) }
+	whole := func(u float64) *Decision { return pendingDecision(u, false) }
+	f := func(name string, a *load, seconds, want float64) {
+		t.Helper()
+		if got := a.queuedTokens(at(seconds), 8000); math.Abs(got-want) > 0.01 {
+			t.Errorf("%s: W = %.1f, want %.1f", name, got, want)
+		}
+	}
+
+	var a load
+	f("nothing sent", &a, 0, 0)
+	first, second := stream(7200), stream(14400)
+	a.add(first, at(0))
+	a.add(second, at(0))
+	f("just sent", &a, 0, 21600)
+	f("worked off at 0.9 of the rate", &a, 1, 14400)
+	f("a fifth stays until the first events", &a, 60, 4320)
+	a.recordStart(first, at(2))
+	f("the first event starts the clock again", &a, 2, 14400)
+	f("", &a, 3, 7200)
+	a.remove(second)
+	f("a request that is gone waits no more", &a, 3, 0)
+
+	var b load
+	for range 3 {
+		b.add(whole(7200), at(0))
+	}
+	f("whole answers: just sent", &b, 0, 21600)
+	f("whole answers: no floor", &b, 1.5, 10800)
+	f("whole answers: the rest goes on", &b, 2.5, 3600)
+	f("whole answers: worked off", &b, 3, 0)
+	if len(b.pending) != 0 {
+		t.Errorf("%d whole answers still pending", len(b.pending))
+	}
+
+	var c load
+	early, late := whole(7200), stream(7200)
+	c.add(early, at(0))
+	c.add(late, at(0))
+	c.recordStart(late, at(0.5))
+	f("a first event ends what was sent before it", &c, 0.5, 0)
+}
+
+func TestLoadCounts(t *testing.T) {
+	r, fleet, c := newFleet(t, 1, "prefix")
+	f := func(when string, requests int, unstarted float64) {
+		t.Helper()
+		if a := &r.states[0].load; a.requests != requests || a.unstarted != unstarted {
+			t.Errorf("%s: %d requests and %.0f tokens, want %d and %.0f", when, a.requests, a.unstarted, requests, unstarted)
+		}
+	}
+	a, b, d := mustPick(t, r, ask(fleet, 1, 10)), mustPick(t, r, ask(fleet, 2, 20)), mustPick(t, r, ask(fleet, 3, 30))
+	f("three sent", 3, 3840) // 640 + 1,280 + 1,920 tokens
+	c.advance(time.Hour)
+	f("time alone takes nothing off", 3, 3840)
+	a.RecordFirstEvent()
+	a.RecordFirstEvent()
+	f("the first one's first event", 3, 3200)
+	b.Release(Outcome{End: ClientDisconnected})
+	f("the second one's client left", 2, 1920)
+	a.Release(Outcome{End: Completed})
+	d.Release(Outcome{End: Completed})
+	f("all served", 0, 0)
+}
+
+func TestExternalLoad(t *testing.T) {
+	r, _, c := newFleet(t, 1, "prefix")
+	r.meanUncached.Value = 1
+	f := func(name string, age time.Duration, l backends.Load, requests, queued float64) {
+		t.Helper()
+		l.ScrapedAt = c.now
+		a, b := r.externalLoad(&l, c.now.Add(age))
+		if math.Abs(a-requests) > 1e-9 || math.Abs(b-queued) > 1e-9 {
+			t.Errorf("%s: %.3f requests, %.3f of them waiting; want %.3f, %.3f", name, a, b, requests, queued)
+		}
+	}
+	f("all are ours", 0, backends.Load{QueuesKnown: true, Running: 3, Waiting: 2, OwnInFlight: 5}, 0, 0)
+	f("ours are on their way", 0, backends.Load{QueuesKnown: true, Running: 3, OwnInFlight: 5}, 0, 0)
+	f("some are not", 0, backends.Load{QueuesKnown: true, Running: 7, Waiting: 3, OwnInFlight: 4}, 6, 3)
+	f("more wait than are foreign", 0, backends.Load{QueuesKnown: true, Running: 7, Waiting: 3, OwnInFlight: 9}, 1, 1)
+	f("not known", 0, backends.Load{Running: 7, Waiting: 3}, 0, 0)
+	others := backends.Load{QueuesKnown: true, Running: 8, Waiting: 2}
+	f("after two intervals", 2*time.Second, others, 10/math.E, 2/math.E)
+	f("after three missed polls", 3001*time.Millisecond, others, 0, 0)
+	if a, b := r.externalLoad(nil, c.now); a != 0 || b != 0 {
+		t.Errorf("no scrape: %.3f, %.3f", a, b)
+	}
+}
+
+func TestExternalLoadShiftsTraffic(t *testing.T) {
+	r, fleet, c := newFleet(t, 2, "prefix")
+	holder := mustPick(t, r, ask(fleet, 1, 10)) // 640 tokens: the mean u
+	holder.RecordFirstEvent()
+	holder.Release(Outcome{End: Completed, AnswerTokens: 250})
+	other := fleet[1-holder.Backend.Slot]
+	f := func(name string, running, waiting int, want *backends.Backend) {
+		t.Helper()
+		holder.Backend.SetLoad(&backends.Load{QueuesKnown: true, Running: running, Waiting: waiting, ScrapedAt: c.now})
+		d := mustPick(t, r, ask(fleet, 1, 10))
+		if d.Backend != want {
+			t.Errorf("%s: sent to %s", name, d.Backend.Name)
+		}
+		d.Release(Outcome{End: NotProcessed})
+	}
+	// Each costs 160 tokens of decoding and stalls: 16·(1+0.6) + 160·2 against 640, then 5 of them.
+	f("two others decode", 2, 0, holder.Backend)
+	f("five others decode", 5, 0, other)
+	f("one waits: 640 tokens more", 1, 1, other)
+	c.advance(4 * time.Second)
+	d := mustPick(t, r, ask(fleet, 1, 10))
+	if d.Backend != holder.Backend {
+		t.Error("foreign load lasts longer than three missed polls")
+	}
+}
+
+func TestLongPromptBesideExternalLoad(t *testing.T) {
+	r, fleet, c := newFleet(t, 1, "prefix", holding)
+	running := sent(t, "", submit(r, ask(fleet, 1, 160)))
+	long := submit(r, ask(fleet, 2, 160)) // 10,240 tokens: more than a step
+	poll := func() {
+		l := &backends.Load{QueuesKnown: true, Running: 40, Waiting: 1, ScrapedAt: c.now, OwnInFlight: 1}
+		fleet[0].SetLoad(l)
+		r.ObserveLoad(fleet[0], l)
+	}
+	poll()
+	waits(t, "10,240 tokens of ours are pending", long)
+	running.RecordFirstEvent()
+	sent(t, "none of ours are", long)
+}
+
+func TestAnswerGrowthIsBounded(t *testing.T) {
+	for name, c := range map[string]struct{ sequences, most, want int }{
+		"nothing said":   {1, 0, maxMeanAnswers * defaultAnswerTokens},
+		"two sequences":  {2, 0, 2 * maxMeanAnswers * defaultAnswerTokens},
+		"fewer allowed":  {1, 16, 16},
+		"more than ever": {1, 1 << 20, maxMeanAnswers * defaultAnswerTokens},
+	} {
+		r, fleet, clock := newFleet(t, 1, "prefix")
+		req := ask(fleet, 1, 10)
+		req.Sequences, req.MaxAnswerTokens = c.sequences, c.most
+		d := mustPick(t, r, req)
+		d.RecordFirstEvent()
+		before := r.kvTokens(0, clock.now)
+		clock.advance(time.Hour)
+		if got := int(r.kvTokens(0, clock.now) - before); got != c.want {
+			t.Errorf("%s: grown to %d tokens in an hour, want %d", name, got, c.want)
+		}
+		d.Release(Outcome{End: ClientDisconnected})
+		if got := r.kvTokens(0, clock.now); got != 0 {
+			t.Errorf("%s: %.0f tokens left at the end", name, got)
+		}
+	}
+}
+
+// reading is a fleet of one backend with so many streams, of 640 tokens each,
+// whose engine has long put out all of them.
+func reading(t *testing.T, streams int) (*Router, *backends.Backend, *clock) {
+	r, fleet, c := newFleet(t, 1, "prefix", holding)
+	for key := range streams {
+		mustPick(t, r, ask(fleet, key, 10)).RecordFirstEvent()
+	}
+	for range 10 {
+		c.advance(time.Second)
+		scraped(r, fleet[0], c, 0, 0)
+	}
+	return r, fleet[0], c
+}
+
+// scraped lets a poll find so many requests and such a share of the cache in use.
+func scraped(r *Router, b *backends.Backend, c *clock, running int, usage float64) {
+	l := &backends.Load{
+		CacheTokens: 10_000, KVKnown: true, KVCacheUsage: usage, QueuesKnown: true, Running: running,
+		TokensKnown: true, PromptTokens: 1, GenerationTokens: 1, OwnInFlight: b.InFlight.Load(), ScrapedAt: c.now,
+	}
+	b.SetLoad(l)
+	r.ObserveLoad(b, l)
+}
+
+func TestSlowReadersKVUse(t *testing.T) {
+	r, b, c := reading(t, 14) // 8,960 of 10,000 tokens, and what they were answered
+	next := ask([]*backends.Backend{b}, 99, 10)
+	d := sent(t, "the cache is empty", submit(r, next))
+	c.advance(time.Second)
+	scraped(r, b, c, 1, 0) // it waits for its first step
+	large := submit(r, ask([]*backends.Backend{b}, 100, 140))
+	waits(t, "640 tokens are still to come into the cache, and 8,960 would fill it", large)
+	d.RecordFirstEvent()
+	d.Release(Outcome{End: Completed})
+	sent(t, "nothing is to come", large)
+}
+
+func TestSlowReadersAreNotStalled(t *testing.T) {
+	r, b, c := reading(t, 3)
+	if times, now := r.Stalls(b); times > 0 || now {
+		t.Errorf("stalled %d times (now: %v), and its engine has nothing to do", times, now)
+	}
+	mustPick(t, r, ask([]*backends.Backend{b}, 99, 1))
+	for s := range 10 {
+		c.advance(time.Second)
+		scraped(r, b, c, 1, 0)
+		if _, now := r.Stalls(b); now != (s >= 3) { // 3 s, and a few milliseconds of prefill
+			t.Errorf("%d s after another was sent, and nothing came of it: stalled %v", s+1, now)
+		}
+	}
+}
