@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// ParseURL reads a replica's base URL: http or https, a host, perhaps a port and
-// a path prefix, nothing else. Its errors say what to write instead.
+// ParseURL parses the base URL of a replica: http or https, a host, optionally a port and
+// a path prefix. Its errors say what to write instead, and show no secrets.
 func ParseURL(raw string) (*url.URL, error) {
 	fail := func(what string) (*url.URL, error) {
 		return nil, fmt.Errorf("backend URL %q: %s", redact(raw), what)
@@ -20,7 +20,7 @@ func ParseURL(raw string) (*url.URL, error) {
 		return fail("no scheme; write http://HOST:PORT or https://HOST:PORT")
 	}
 	if s := strings.ToLower(scheme); s != "http" && s != "https" {
-		return fail("the scheme has to be http or https")
+		return fail("the scheme must be http or https")
 	}
 	u, err := url.Parse(raw)
 	if err != nil {
@@ -32,28 +32,28 @@ func ParseURL(raw string) (*url.URL, error) {
 	}
 	switch {
 	case u.User != nil:
-		return fail("user and password are not used; set api_key instead")
+		return fail("user and password are not supported; set api_key instead")
 	case u.RawQuery != "" || u.ForceQuery:
-		return fail("drop everything from the ? on")
+		return fail("remove the query")
 	case strings.Contains(raw, "#"):
-		return fail("drop everything from the # on")
+		return fail("remove the fragment")
 	case u.Hostname() == "":
 		return fail("no host; write http://HOST:PORT")
 	case strings.HasSuffix(u.Host, ":"):
-		return fail("no port after the colon; write one or drop the colon")
+		return fail("no port after the colon; add one or remove the colon")
 	}
 	if p := u.Port(); p != "" {
 		if n, err := strconv.Atoi(p); err != nil || n < 1 || n > 65535 {
-			return fail("the port has to be 1 to 65535")
+			return fail("the port must be between 1 and 65535")
 		}
 	}
 	u.Host = strings.ToLower(u.Host) // so that one replica written twice is seen as one
 	u.Path, u.RawPath = strings.TrimRight(u.Path, "/"), strings.TrimRight(u.RawPath, "/")
 	if u.Path != "" && path.Clean(u.Path) != u.Path {
-		return fail("write the path without //, . and ..")
+		return fail("the path must not contain //, . or ..")
 	}
 	if path.Base(u.Path) == "v1" {
-		return fail("drop the /v1; requests bring it themselves")
+		return fail("remove the /v1; it is part of the request path")
 	}
 	return u, nil
 }

@@ -177,7 +177,7 @@ func TestErrorMessages(t *testing.T) {
 		{"bench", 2, "--url is missing: name one or more endpoints, such as --url http://127.0.0.1:8080"},
 		{"bench http://a", 2, `unknown command "http://a" for "warmroute bench"`},
 		{"bench --url a:80", 2, `--url: "a:80": no scheme; write http://HOST:PORT or https://HOST:PORT`},
-		{"bench --url http://u:secret@a", 2, `--url: "http://***@a": user and password are not used; use --api-key-file instead`},
+		{"bench --url http://u:secret@a", 2, `--url: "http://***@a": user and password are not supported; use --api-key-file instead`},
 		{"bench --url http://a --sessions 0", 2, "--sessions 0 is not between 1 and 10000"},
 		{"bench --url http://a --for 1ms", 2, "--for 1ms is not between 1s and 24h"},
 		{"bench --url http://a --rounds 0", 2, "--rounds 0 is not between 1 and 99"},

@@ -22,7 +22,7 @@ func (r *request) redactKey() (query string) {
 	if r.holder != nil {
 		secret = apikey.Presented(r.httpReq.Header, r.endpoint.dialect() == anthropic)
 	}
-	if len(secret) < apikey.ShortestKey {
+	if len(secret) < apikey.MinKeyLength {
 		secret = ""
 	}
 	if secret != "" {

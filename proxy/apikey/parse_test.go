@@ -22,15 +22,15 @@ func TestAFileOfKeys(t *testing.T) {
 
 func TestFaultsOfAFileNameTheLineAndShowNothingOfIt(t *testing.T) {
 	for _, c := range []struct{ line, want string }{
-		{plain, "line 2: write a name, a space and the key, nothing else"},
-		{"team-a " + plain + " " + plain, "line 2: write a name"},
-		{"team\"a " + plain, "line 2: the name cannot be one"},
-		{"team-a hidden", "line 2: the key has to be 20 or more"},
-		{"team-a " + plain + "ä", "line 2: the key has to be 20 or more visible ASCII"},
-		{"team-a sha256:hidden", "line 2: is no SHA-256"},
-		{"team-a sha256:" + strings.Repeat("0", 63), "line 2: is no SHA-256"},
-		{"team-a sha256:" + strings.Repeat("0", 66), "line 2: is no SHA-256"},
-		{"team-a sha256:" + strings.Repeat("g", 64), "line 2: is no SHA-256"},
+		{plain, "line 2: expected a name, a space and a key"},
+		{"team-a " + plain + " " + plain, "line 2: expected a name"},
+		{"team\"a " + plain, "line 2: invalid name"},
+		{"team-a hidden", "line 2: the key must have at least 20"},
+		{"team-a " + plain + "ä", "line 2: the key must have at least 20 visible ASCII"},
+		{"team-a sha256:hidden", "line 2: not a SHA-256 hash"},
+		{"team-a sha256:" + strings.Repeat("0", 63), "line 2: not a SHA-256 hash"},
+		{"team-a sha256:" + strings.Repeat("0", 66), "line 2: not a SHA-256 hash"},
+		{"team-a sha256:" + strings.Repeat("g", 64), "line 2: not a SHA-256 hash"},
 	} {
 		_, faults := ParseFile("# one\n" + c.line + "\n")
 		if len(faults) != 1 || !strings.HasPrefix(faults[0].Error(), c.want) || strings.Contains(faults[0].Error(), "hidden") || strings.Contains(faults[0].Error(), plain) {
@@ -82,7 +82,7 @@ func FuzzParseFile(f *testing.F) {
 		}
 		for _, err := range faults {
 			for _, word := range strings.Fields(data) {
-				if len(word) >= ShortestKey && strings.Contains(err.Error(), word) {
+				if len(word) >= MinKeyLength && strings.Contains(err.Error(), word) {
 					t.Fatalf("%v shows %q", err, word)
 				}
 			}
