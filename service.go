@@ -106,20 +106,20 @@ func newServiceAfter(before *inherited, c *config.Config, log *slog.Logger) (*se
 		return nil, err
 	}
 	s.proxy = proxy.New(proxy.Options{
-		Registry: s.registry,
-		Router:   s.router,
-		Metrics:  m,
-		Log:      log,
-		Version:  cli.Version(),
-		Instance: s.instance,
-		Suspect:  s.checker.RequestCheck,
+		Registry:      s.registry,
+		Router:        s.router,
+		Metrics:       m,
+		Log:           log,
+		Version:       cli.Version(),
+		Instance:      s.instance,
+		RecheckHealth: s.checker.RequestCheck,
 
 		OutOfDescriptors: s.resources.outOfDescriptors,
 
 		BlockBytes: c.Index.BlockBytes,
-		Record:     s.recorder,
+		Recorder:   s.recorder,
 		AccessLog:  s.access,
-		Traces:     s.traces,
+		Tracer:     s.traces,
 		Keys:       s.keys,
 		Settings:   proxySettings(c),
 	})

@@ -32,7 +32,7 @@ type failure struct {
 	mayHaveCrashed bool // the replica may have died of the request
 	shuttingDown   bool // the replica ends in good order, and has dropped the request
 	loop           bool // the backend is a proxy which found that the request had passed it
-	stale          bool // the connection was; no sign of a fault of the backend
+	stale          bool // the connection was; no sign of a apiErr of the backend
 	noDescriptors  bool // this process had no file descriptor left to connect with
 	done           bool // the client is gone, or has its answer: nothing is left to be done
 
@@ -65,14 +65,14 @@ type attempt struct {
 	result          router.Outcome
 }
 
-// attempt sends the request to the chosen backend and relays its answer. It
+// tryBackend sends the request to the chosen backend and relays its answer. It
 // returns nil when the client has its answer, or as much as there was. The
 // decision is released here, once, on every path.
-func (r *request) attempt(d *router.Decision) *failure {
+func (r *request) tryBackend(d *router.Decision) *failure {
 	a := &attempt{request: r, decision: d, result: router.Outcome{End: router.NotProcessed}}
 	defer r.context.end()
 	defer func() {
-		a.release()
+		a.releaseDecision()
 		if d.Backend.InFlight.Load() == 0 {
 			r.proxy.backendIdle.Notify()
 		}
@@ -91,7 +91,7 @@ func (r *request) attempt(d *router.Decision) *failure {
 	r.beginAttemptSpan(d)
 	resp, err := r.roundTrip(r.context, d.Backend)
 	if err != nil {
-		return a.attributeFailure(a.classify(err))
+		return a.attributeFailure(a.classifyError(err))
 	}
 	defer resp.Body.Close()
 	r.spans.SetStatus(resp.StatusCode)
@@ -99,7 +99,7 @@ func (r *request) attempt(d *router.Decision) *failure {
 }
 
 // attributeFailure notes what a failed attempt says of the backend. What another backend
-// has failed as well may be the request's own fault.
+// has failed as well may be the request's own apiErr.
 func (a *attempt) attributeFailure(f *failure) *failure {
 	if f == nil || f.done {
 		return f
@@ -112,14 +112,14 @@ func (a *attempt) attributeFailure(f *failure) *failure {
 		a.result.Failed = !connect.Busy() && !f.noDescriptors
 	case f.stale, f.loop: // a client can claim a loop: only the checks find that a backend is one
 	default:
-		charged, _ := a.history.charged()
-		a.result.Failed = f.stalled || charged == a.history.stale() && !errors.Is(f.err, transport.ErrInvalidRequest)
+		charged, _ := a.history.countCharged()
+		a.result.Failed = f.stalled || charged == a.history.countStale() && !errors.Is(f.err, transport.ErrInvalidRequest)
 	}
 	return f
 }
 
-// release tells the router how the attempt ended.
-func (a *attempt) release() {
+// releaseDecision tells the router how the attempt ended.
+func (a *attempt) releaseDecision() {
 	a.recordResult()
 	a.chargeUsage()
 	a.endAttemptSpan()
@@ -131,14 +131,14 @@ func (a *attempt) release() {
 		a.result.Reply = a.reply.End()
 	}
 	a.decision.Release(a.result)
-	a.proxy.replies.Put(a.reply)
+	a.proxy.pools.replies.Put(a.reply)
 }
 
 // trackReply prepares to take the reply's blocks from the answer as it passes.
 func (a *attempt) trackReply() {
-	reply := a.proxy.replies.Get().(*prompt.Reply)
+	reply := a.proxy.pools.replies.Get().(*prompt.Reply)
 	if !reply.Begin(&a.input.scratch.prompt) {
-		a.proxy.replies.Put(reply)
+		a.proxy.pools.replies.Put(reply)
 		return
 	}
 	a.reply = reply
@@ -160,13 +160,13 @@ func (r *request) outgoingRequest(ctx context.Context, b *backends.Backend, key 
 	}
 	body := r.input.body
 	sent := &outgoingParts{
-		url:  url.URL{Scheme: b.URL.Scheme, Host: b.URL.Host, Path: b.URL.Path + r.endpoint.path, RawQuery: r.query},
+		url:  url.URL{Scheme: b.URL.Scheme, Host: b.URL.Host, Path: b.URL.Path + r.endpoint.path, RawQuery: r.input.query},
 		body: memoryBody{*bytes.NewReader(body)},
 	}
 	req := r.httpReq.WithContext(ctx) // a copy, and the only way to one with a context
 	req.Method, req.URL, req.Header = http.MethodPost, &sent.url, header
 	req.Body, req.ContentLength = &sent.body, int64(len(body))
-	req.Close = r.history.stale() > 0 // then this one must not be; see transport.StaleError
+	req.Close = r.history.countStale() > 0 // then this one must not be; see transport.StaleError
 	return req
 }
 
@@ -182,9 +182,9 @@ type memoryBody struct{ bytes.Reader }
 
 func (*memoryBody) Close() error { return nil }
 
-// classify sorts an attempt that brought no answer, or none to its end. The
-// client's own leaving is not the backend's fault.
-func (a *attempt) classify(err error) *failure {
+// classifyError sorts an attempt that brought no answer, or none to its end. The
+// client's own leaving is not the backend's apiErr.
+func (a *attempt) classifyError(err error) *failure {
 	if a.isCutOff() {
 		a.result.End = router.ClientDisconnected
 		a.sendError(a.cutOffError())
@@ -230,7 +230,7 @@ func (r *request) recordAborted(phase metrics.AbortPhase) {
 		r.outcome.Code = r.cutOffError().status
 		return
 	}
-	r.outcome.Code, r.summary.phase = statusClientClosed, phase
+	r.outcome.Code, r.phase = statusClientClosed, phase
 	r.proxy.metrics.CountAbort(phase)
 }
 
@@ -240,7 +240,7 @@ func (a *attempt) recordTruncated(code int, err error) {
 	a.result.End, a.result.Failed = router.Truncated, true
 	a.outcome.Code = code
 	a.proxy.log.Warn("upstream closed the response early", "backend", a.decision.Backend.Name, "err", err, "request_id", a.id)
-	a.proxy.suspect(a.decision.Backend)
+	a.proxy.recheckHealth(a.decision.Backend)
 }
 
 // relay sends the response to the client, or returns the failure that it is.
@@ -250,7 +250,7 @@ func (a *attempt) relay(resp *http.Response) *failure {
 	}
 	body, ok := resp.Body.(replicaBody)
 	if !ok {
-		return a.classify(fmt.Errorf("the transport's body is a %T", resp.Body))
+		return a.classifyError(fmt.Errorf("the transport's body is a %T", resp.Body))
 	}
 	if resp.StatusCode == http.StatusOK && isEventStream(resp.Header) {
 		return a.relayStream(resp, body)
@@ -285,15 +285,15 @@ func isFramed(resp *http.Response) bool {
 	return resp.ContentLength >= 0 || len(resp.TransferEncoding) > 0
 }
 
-// commit makes the answer this backend's: from here on the client sees it. It
+// beginResponse makes the answer this backend's: from here on the client sees it. It
 // returns the client's header, filled but for the length.
-func (a *attempt) commit(resp *http.Response) http.Header {
-	a.recordResponse(resp)
+func (a *attempt) beginResponse(resp *http.Response) http.Header {
+	a.recordCommitted(resp)
 	return a.responseHeader(a.decision, resp.Header)
 }
 
-// recordResponse notes whose answer the client gets.
-func (a *attempt) recordResponse(resp *http.Response) {
+// recordCommitted notes whose answer the client gets.
+func (a *attempt) recordCommitted(resp *http.Response) {
 	a.setBestFailure(nil)
 	a.inFlight.phase.Store(int32(Responding))
 	a.outcome.Code = resp.StatusCode
@@ -330,8 +330,8 @@ func (r *request) beginAttemptContext() {
 	s := r.settings
 	c.Context, c.cancel = context.WithCancelCause(r.httpReq.Context())
 	c.firstByteTimeout, c.streams = s.FirstByte, r.input.request.Streams
-	charged, _ := r.history.charged()
-	c.retriesStall, c.relocated = s.Retry.Stalled && charged+1 < s.Attempts, r.history.relocated()
+	charged, _ := r.history.countCharged()
+	c.retriesStall, c.relocated = s.Retry.Stalled && charged+1 < s.Attempts, r.history.hasStalled()
 	r.context, r.input.request.Stalls = c, c
 	r.proxy.activity.beginWait(r)
 }
@@ -417,7 +417,7 @@ func (c *attemptContext) end() {
 func (a *attempt) commitResponse() *failure {
 	a.decision.Commit()
 	if err := a.context.commit(); err != nil {
-		return a.classify(err)
+		return a.classifyError(err)
 	}
 	return nil
 }
@@ -468,14 +468,14 @@ type failureLog struct {
 }
 
 type failureLogEntry struct {
-	backend *backends.Backend // whose slot it was then
-	at      time.Time
-	left    int // left out since
+	backend    *backends.Backend // whose slot it was then
+	at         time.Time
+	suppressed int // left out since
 }
 
-// due reports whether a failed attempt on b is to be warned of, and how many were
+// shouldWarn reports whether a failed attempt on b is to be warned of, and how many were
 // left out since the last that was.
-func (w *failureLog) due(b *backends.Backend, now time.Time) (due bool, left int) {
+func (w *failureLog) shouldWarn(b *backends.Backend, now time.Time) (shouldWarn bool, left int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for len(w.of) <= b.Slot {
@@ -486,10 +486,10 @@ func (w *failureLog) due(b *backends.Backend, now time.Time) (due bool, left int
 		*of = failureLogEntry{backend: b}
 	}
 	if now.Sub(of.at) < minWarningInterval {
-		of.left++
+		of.suppressed++
 		return false, 0
 	}
-	left = of.left
-	of.at, of.left = now, 0
+	left = of.suppressed
+	of.at, of.suppressed = now, 0
 	return true, left
 }

@@ -14,28 +14,36 @@ import (
 	"warmroute/router"
 )
 
-// bytesPerToken is what a prompt is charged by before a replica has counted it.
+// bytesPerToken estimates the tokens of a prompt before a replica has counted them.
 const bytesPerToken = 4
 
-// findKey finds who holds the key that a request came with: nil without a fault
-// when no keys are configured, and everybody may come in.
-func (p *Proxy) findKey(r *http.Request, anthropic bool) (*apikey.Holder, *apiError) {
+// account is who sends a request, and what the request has cost.
+type account struct {
+	holder           *apikey.Holder // nil: no keys are configured
+	lease            apikey.Visit   // of the holder; zero: none
+	promptTokens     int            // as the key is charged; 0: no engine worked on the prompt
+	completionTokens int            // as far as the response came
+}
+
+// findKey returns the holder of the key that a request came with. It is nil without an error
+// when no keys are configured.
+func (p *Proxy) findKey(r *http.Request, d dialect) (*apikey.Holder, *apiError) {
 	if p.keys.Open() {
 		return nil, nil
 	}
-	presented := apikey.Presented(r.Header, anthropic)
+	presented := apikey.Presented(r.Header, d == anthropic)
 	if presented == "" {
 		p.metrics.CountUnauthorized(metrics.KeyMissing)
-		return nil, unauthorizedError("this proxy asks for an API key: send it as Authorization: Bearer KEY")
+		return nil, unauthorizedError("missing API key: send it as Authorization: Bearer KEY")
 	}
 	h, known := p.keys.Find(presented)
 	switch {
 	case !known:
 		p.metrics.CountUnauthorized(metrics.KeyUnknown)
-		return nil, unauthorizedError("this API key is not known here")
+		return nil, unauthorizedError("invalid API key")
 	case h.Expired():
 		p.metrics.CountUnauthorized(metrics.KeyExpired)
-		return nil, unauthorizedError("this API key has expired")
+		return nil, unauthorizedError("API key has expired")
 	}
 	return h, nil
 }
@@ -44,47 +52,47 @@ func unauthorizedError(message string) *apiError {
 	return &apiError{status: http.StatusUnauthorized, kind: "invalid_request_error", code: "invalid_api_key", message: message}
 }
 
-// requireKey is for what is answered here, to those who have a key where there are any.
-func (p *Proxy) requireKey(answer func(http.ResponseWriter, *http.Request, *apikey.Holder)) http.HandlerFunc {
+// requireKey wraps a handler that needs an API key, where keys are configured.
+func (p *Proxy) requireKey(handler func(http.ResponseWriter, *http.Request, *apikey.Holder)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		holder, fault := p.findKey(r, true)
-		if fault != nil {
-			openAI.writeError(w, fault)
+		holder, apiErr := p.findKey(r, anthropic)
+		if apiErr != nil {
+			openAI.writeError(w, apiErr)
 			return
 		}
-		answer(w, r, holder)
+		handler(w, r, holder)
 	}
 }
 
-// authenticate sees who sends the request, before its body is read, and whether its
-// place and its rate of requests allow it.
+// authenticate finds who sends the request, before its body is read, and takes it into
+// account in the key's limits.
 func (r *request) authenticate() *apiError {
-	holder, fault := r.proxy.findKey(r.httpReq, r.endpoint.dialect() == anthropic)
-	if holder == nil && fault == nil {
+	holder, apiErr := r.proxy.findKey(r.httpReq, r.endpoint.dialect())
+	if holder == nil && apiErr == nil {
 		return nil
 	}
-	if fault == nil {
+	if apiErr == nil {
 		r.holder = holder
 		var refusal *apikey.Refusal
 		if r.lease, refusal = holder.Enter(); refusal != nil {
-			fault = rateLimitError(refusal)
+			apiErr = rateLimitError(refusal)
 		}
-		r.writeRateHeaders()
+		r.writeRateHeaders(r.client.Header())
 	}
-	return fault
+	return apiErr
 }
 
-// chargePrompt takes the prompt's tokens from its key's rate.
+// chargePrompt charges the prompt's tokens to the key's rate limit.
 func (r *request) chargePrompt() *apiError {
 	refusal := r.lease.Charge(r.input.request.Bytes / bytesPerToken)
 	if refusal == nil {
 		return nil
 	}
-	r.writeRateHeaders()
+	r.writeRateHeaders(r.client.Header())
 	return rateLimitError(refusal)
 }
 
-// chargeUsage notes what an attempt cost that its engine has worked on, by the replica's
+// chargeUsage notes the tokens of an attempt that an engine has worked on, by the replica's
 // own count where there is one.
 func (a *attempt) chargeUsage() {
 	if a.result.End == router.NotProcessed {
@@ -99,7 +107,7 @@ func (a *attempt) chargeUsage() {
 	}
 }
 
-// rateLimitError is OpenAI's answer to a request beyond a rate.
+// rateLimitError returns OpenAI's error for a request beyond a limit.
 func rateLimitError(r *apikey.Refusal) *apiError {
 	e := &apiError{status: http.StatusTooManyRequests, kind: string(r.Reason), code: "rate_limit_exceeded"}
 	e.retryAfter = max(int(math.Ceil(r.Wait.Seconds())), 1)
@@ -111,10 +119,9 @@ func rateLimitError(r *apikey.Refusal) *apiError {
 	return e
 }
 
-// writeRateHeaders writes where the key's rates stand, in OpenAI's headers.
-func (r *request) writeRateHeaders() {
-	requests, tokens := r.holder.Rates()
-	h := r.client.Header()
+// writeRateHeaders writes the state of the key's rate limits, in OpenAI's headers.
+func (a *account) writeRateHeaders(h http.Header) {
+	requests, tokens := a.holder.Rates()
 	if requests.Limit > 0 {
 		h["X-Ratelimit-Limit-Requests"] = []string{strconv.Itoa(requests.Limit)}
 		h["X-Ratelimit-Remaining-Requests"] = []string{strconv.Itoa(requests.Remaining)}
@@ -127,38 +134,47 @@ func (r *request) writeRateHeaders() {
 	}
 }
 
-// mayShowRoute reports whether the client may know where its request went: a match
-// tells what others have sent.
+// mayShowRoute reports whether the client may know where its request went: a match tells what
+// others have sent.
 func (r *request) mayShowRoute() bool {
-	if r.holder == nil { // where keys are configured, nobody knows yet who asks, or it is nobody who may
+	if r.holder == nil { // with keys configured, the request is not authenticated
 		return r.settings.RouteHeaders && r.proxy.keys.Open()
 	}
 	return r.settings.RouteHeaders && r.holder.RouteHeaders
 }
 
-// tenantHash stands for who sends the request; 0 for nobody in particular.
-func (r *request) tenantHash() uint64 {
-	if r.holder != nil {
-		return nonzero(xxh3.HashString(r.holder.Name))
+// tenant returns a hash of who sends the request; 0 for nobody in particular.
+func (a *account) tenant(h http.Header) uint64 {
+	if a.holder != nil {
+		return nonzero(xxh3.HashString(a.holder.Name))
 	}
-	return keyFingerprint(r.httpReq.Header)
+	return keyFingerprint(h)
 }
 
-// blockSeed is what the blocks of the request begin from: the model as the engine
-// knows it and, where tenants are kept apart, the tenant, so that nobody's prompt
-// matches another's. A holder is told by the hash of a key, which others cannot
-// know, since blocks whose beginning is known could be made to collide.
-func (r *request) blockSeed(engine string) string {
+// blockSeed returns what the hashes of the request's blocks begin from: the model as the
+// engine knows it and, where tenants are isolated, the tenant, so that nobody's prompt
+// matches another's. A holder is told by the hash of a key, which others cannot know, since
+// blocks whose beginning is known could be made to collide.
+func (a *account) blockSeed(engine string, isolated bool, tenant uint64) string {
 	switch {
-	case !r.settings.IsolateTenants:
+	case !isolated:
 		return engine
-	case r.holder != nil:
-		return engine + "\x00" + string(r.holder.Hashes[0][:])
+	case a.holder != nil:
+		return engine + "\x00" + string(a.holder.Hashes[0][:])
 	}
-	return engine + "\x00" + strconv.FormatUint(r.input.request.Tenant, 16)
+	return engine + "\x00" + strconv.FormatUint(tenant, 16)
 }
 
-// keyUsage is what the metrics tell of the keys.
+// maxQueueTime returns how long the request may wait for a backend: as its key says, else
+// as configured; 0 where no request waits.
+func (a *account) maxQueueTime(configured time.Duration) time.Duration {
+	if configured > 0 && a.holder != nil && a.holder.QueueTime > 0 {
+		return a.holder.QueueTime
+	}
+	return configured
+}
+
+// keyUsage returns the figures of the keys for the metrics.
 func (p *Proxy) keyUsage() []metrics.KeyUsage {
 	var out []metrics.KeyUsage
 	for _, u := range p.keys.Uses() {

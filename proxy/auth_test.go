@@ -41,9 +41,9 @@ func TestInvalidKeyRejected(t *testing.T) {
 		says   string
 	}{
 		{"none", "/v1/chat/completions", nil, 401, "Authorization: Bearer KEY"},
-		{"unknown", "/v1/chat/completions", bearer("b"), 401, "not known"},
+		{"unknown", "/v1/chat/completions", bearer("b"), 401, "invalid API key"},
 		{"expired", "/v1/chat/completions", bearer("late"), 401, "expired"},
-		{"its hash", "/v1/chat/completions", []string{"Authorization", fmt.Sprintf("Bearer %x", apikey.HashOf(secretOf("a")))}, 401, "not known"},
+		{"its hash", "/v1/chat/completions", []string{"Authorization", fmt.Sprintf("Bearer %x", apikey.HashOf(secretOf("a")))}, 401, "invalid API key"},
 		{"a password", "/v1/chat/completions", []string{"Authorization", "Basic " + base64.StdEncoding.EncodeToString([]byte(":"+secretOf("a")))}, 401, "Bearer"},
 		{"Anthropic's header elsewhere", "/v1/chat/completions", []string{"X-Api-Key", secretOf("a")}, 401, "Bearer"},
 		{"valid", "/v1/chat/completions", bearer("a"), 200, "Hello"},

@@ -13,27 +13,27 @@ import (
 )
 
 var (
-	errBodyTooLarge = errors.New("body over the limit")
-	errBodyMemory   = errors.New("all bodies together over the limit")
+	errBodyTooLarge = errors.New("body exceeds the limit")
+	errBodyMemory   = errors.New("all bodies together exceed the limit")
 )
 
 const (
-	// minBodyBytesPerSecond is how many bytes a second a body has to bring in the long run. No
-	// network that answers are read over is slower.
+	// minBodyBytesPerSecond is the rate that a body has to reach in the long run. Usable networks
+	// are faster.
 	minBodyBytesPerSecond = 1 << 10
-	// slowBodyTolerance is how many times the longest silence a body may be behind that.
+	// slowBodyTolerance is how far a body may be behind that, in idle timeouts.
 	slowBodyTolerance = 4
 )
 
-// throttledReader reads a body and fails with os.ErrDeadlineExceeded when nothing of it
-// comes for as long as idle, or when it comes so slowly that it might as well
-// not: a buffer is not to be held by a client that stalls.
+// throttledReader reads a body and fails with os.ErrDeadlineExceeded when nothing of it arrives
+// for idleTimeout, or when it is below minBodyBytesPerSecond: a client that stalls must not
+// keep a buffer.
 type throttledReader struct {
 	body        io.Reader
 	conn        *http.ResponseController
 	idleTimeout time.Duration // 0: no limit
 	startedAt   time.Time
-	bytesRead   int64        // bytes
+	bytesRead   int64
 	cancelled   *atomic.Bool // set before a deadline that ends the reading
 }
 
@@ -43,7 +43,7 @@ func (p *throttledReader) Read(b []byte) (int, error) {
 		if late := p.startedAt.Add(slowBodyTolerance*p.idleTimeout + time.Duration(p.bytesRead)*time.Second/minBodyBytesPerSecond); late.Before(until) {
 			until = late
 		}
-		// An error says that the connection knows no deadlines; then there is none.
+		// An error says that the connection has no deadlines; then there is no limit.
 		_ = p.conn.SetReadDeadline(until)
 	}
 	if p.cancelled.Load() {
@@ -54,8 +54,8 @@ func (p *throttledReader) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// clearDeadline lifts the limit: from here on the connection is read only to see the
-// client leave.
+// clearDeadline ends the limits: from here on the connection is read only to notice that the
+// client disconnects.
 func (p *throttledReader) clearDeadline() {
 	if p.idleTimeout > 0 {
 		_ = p.conn.SetReadDeadline(time.Time{})
@@ -64,24 +64,24 @@ func (p *throttledReader) clearDeadline() {
 
 const (
 	minBufferBits = 12 // 4 KiB, as a power of two
-	// maxTrustedLength is how far a Content-Length is believed before its bytes
-	// have come: claiming a length costs nothing, a buffer does.
+	// maxTrustedLength is the largest buffer that a Content-Length alone makes: claiming a
+	// length costs a client nothing.
 	maxTrustedLength = 64 << 10
 )
 
-// bodyPool reads requests whole into buffers that are pooled by size, one pool
-// for each power of two, and bounds what all of them hold at once.
+// bodyPool reads request bodies into buffers that are pooled by size, one pool for each power of
+// two, and bounds the memory of all of them.
 type bodyPool struct {
 	inUse atomic.Int64
 	pools [48]sync.Pool // of *[]byte, by the power of two of its capacity
 }
 
-// bodyTooLargeMessage is the message of errBodyTooLarge.
+// bodyTooLargeMessage returns the message for clients of errBodyTooLarge.
 func bodyTooLargeMessage(limit int64) string {
 	return "the request body exceeds the limit of " + formatBytes(limit) + " (limits.body_bytes)"
 }
 
-// formatBytes writes n in the largest binary unit that divides it.
+// formatBytes formats n in the largest binary unit that divides it.
 func formatBytes(n int64) string {
 	switch {
 	case n%(1<<30) == 0:
@@ -94,23 +94,23 @@ func formatBytes(n int64) string {
 	return strconv.FormatInt(n, 10) + " bytes"
 }
 
-// bodyLimits are how many bytes one body may have, and the buffers of all.
+// bodyLimits bound one body and the buffers of all, in bytes.
 type bodyLimits struct{ each, total int64 }
 
-// read reads r to its end. length is what the client claims, -1 when it does
-// not say. The buffer goes back by release, whatever the error.
-func (b *bodyPool) read(r io.Reader, length int64, most bodyLimits) (buf []byte, err error) {
-	if length > most.each {
+// read reads r to its end. length is what the client claims, -1 if nothing. The caller has to
+// release the buffer, whatever the error.
+func (b *bodyPool) read(r io.Reader, length int64, limits bodyLimits) (buf []byte, err error) {
+	if length > limits.each {
 		return nil, errBodyTooLarge
 	}
-	buf, err = b.acquire(min(max(length, 1), maxTrustedLength), most.total)
+	buf, err = b.acquire(min(max(length, 1), maxTrustedLength), limits.total)
 	for err == nil {
-		if len(buf) == cap(buf) || int64(len(buf)) == most.each {
-			buf, err = b.grow(r, buf, length, most)
+		if len(buf) == cap(buf) || int64(len(buf)) == limits.each {
+			buf, err = b.grow(r, buf, length, limits)
 			continue
 		}
 		var n int
-		n, err = r.Read(buf[len(buf):min(int64(cap(buf)), most.each)])
+		n, err = r.Read(buf[len(buf):min(int64(cap(buf)), limits.each)])
 		buf = buf[:len(buf)+n]
 	}
 	if err == io.EOF {
@@ -119,22 +119,21 @@ func (b *bodyPool) read(r io.Reader, length int64, most bodyLimits) (buf []byte,
 	return buf, err
 }
 
-// grow is for a full buffer. It sees first whether anything follows, so that a
-// body that just fits never asks for a larger one, and then moves it to a buffer
-// four times as large, or as large as the claimed length needs if that is less.
-func (b *bodyPool) grow(r io.Reader, full []byte, length int64, most bodyLimits) ([]byte, error) {
+// grow returns a larger buffer with the contents of a full one: four times as large, or as large
+// as the claimed length needs if that is less. It returns the full one if nothing follows.
+func (b *bodyPool) grow(r io.Reader, full []byte, length int64, limits bodyLimits) ([]byte, error) {
 	var next [1]byte
 	if n, err := r.Read(next[:]); n == 0 {
 		return full, err
 	}
-	if int64(len(full)) == most.each {
+	if int64(len(full)) == limits.each {
 		return full, errBodyTooLarge
 	}
 	want := 4 * int64(cap(full))
 	if length > int64(cap(full)) {
 		want = min(want, length)
 	}
-	larger, err := b.acquire(min(want, most.each), most.total)
+	larger, err := b.acquire(min(want, limits.each), limits.total)
 	if err != nil {
 		return full, err
 	}
@@ -155,7 +154,7 @@ func (b *bodyPool) acquire(size, total int64) ([]byte, error) {
 	return make([]byte, 0, 1<<class), nil
 }
 
-// release gives a buffer back; nil is allowed. Nothing may refer to it any more.
+// release returns a buffer to its pool; nil is allowed. Nothing may refer to it any more.
 func (b *bodyPool) release(buf []byte) {
 	if cap(buf) == 0 {
 		return

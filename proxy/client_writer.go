@@ -8,35 +8,34 @@ import (
 	"warmroute/metrics"
 )
 
-// maxWriteBytes is how much is written under one deadline: a client that reads slowly
-// must not be cut off in the middle of a long write.
+// maxWriteBytes is how much is written under one deadline: a client that reads slowly must not
+// be disconnected in the middle of a long write.
 const maxWriteBytes = 32 << 10
 
-// clientWriter is where an answer goes. A write waits as long as the client does not
-// read, and with it the reading of the replica's answer, so nothing piles up here.
-// A client that takes nothing for longer than it may is given up.
+// clientWriter writes the response to the client. A write blocks while the client does not read,
+// and with it the reading from the replica, so that nothing piles up here. It fails when the
+// client reads nothing for writeTimeout.
 type clientWriter struct {
 	http.ResponseWriter
 	conn           http.ResponseController
-	writeTimeout   time.Duration // for the client to take nothing; 0: no limit
-	deadline       time.Time     // the write deadline in force; zero: none
-	writeStartedAt time.Time     // when the latest write began
-	bytesWritten   int64         // bytes of the answer's body
-	isHTTP2        bool          // a deadline ends the answer even while nothing is written
-	cancelled      *atomic.Bool  // by an operator, who has set the last deadline; nil: that cannot be, or its last words are written
+	writeTimeout   time.Duration // 0: no limit
+	deadline       time.Time     // of writes; zero: none
+	writeStartedAt time.Time     // the latest one
+	bytesWritten   int64         // of the response's body
+	isHTTP2        bool          // a deadline ends the response even while nothing is written
+	cancelled      *atomic.Bool  // by an operator, who has set the last deadline; nil: cannot be, or the error is being written
 }
 
 func newClientWriter(w http.ResponseWriter, r *http.Request, idle time.Duration) clientWriter {
 	c := clientWriter{ResponseWriter: w, conn: *http.NewResponseController(w), writeTimeout: idle, isHTTP2: r.ProtoMajor == 2}
-	if r.Header["Expect"] != nil && !c.isHTTP2 { // it is told to go on while its body is read, and may not read that either
+	if r.Header["Expect"] != nil && !c.isHTTP2 { // a "100 Continue" is written while the body is read, to a client that may not read it
 		c.extendDeadline()
 		c.deadline = time.Time{}
 	}
 	return c
 }
 
-// Write implements io.Writer. The deadline stays, for what the server itself has
-// still to write at the end.
+// Write implements io.Writer. The deadline stays, for what the server itself writes at the end.
 func (c *clientWriter) Write(p []byte) (n int, err error) {
 	for {
 		c.extendDeadline()
@@ -49,7 +48,7 @@ func (c *clientWriter) Write(p []byte) (n int, err error) {
 	}
 }
 
-// writeAndFlush writes p and flushes it: something else may follow much later.
+// writeAndFlush writes p and sends it at once: more may follow much later.
 func (c *clientWriter) writeAndFlush(p []byte) error {
 	if _, err := c.Write(p); err != nil {
 		return err
@@ -63,8 +62,8 @@ func (c *clientWriter) writeAndFlush(p []byte) error {
 	return nil
 }
 
-// extendDeadline moves the deadline when a quarter of the time is gone: setting one costs
-// a lock and a timer, and pieces come many thousand times a second.
+// extendDeadline moves the deadline if a quarter of the time has passed: setting it costs a lock
+// and a timer, and chunks come many thousand times a second.
 func (c *clientWriter) extendDeadline() {
 	c.writeStartedAt = time.Now()
 	if c.writeTimeout == 0 {
@@ -75,20 +74,19 @@ func (c *clientWriter) extendDeadline() {
 	}
 }
 
-// setDeadline sets the deadline, unless an operator has set the last one.
+// setDeadline sets the write deadline, unless an operator has set the last one.
 func (c *clientWriter) setDeadline(until time.Time) {
 	if c.cancelled != nil && c.cancelled.Load() {
 		return
 	}
 	c.deadline = until
-	_ = c.conn.SetWriteDeadline(until)            // fails where there are none; then there is no limit
-	if c.cancelled != nil && c.cancelled.Load() { // it came in between
+	_ = c.conn.SetWriteDeadline(until)            // an error says that there are none
+	if c.cancelled != nil && c.cancelled.Load() { // meanwhile
 		_ = c.conn.SetWriteDeadline(time.Now().Add(cancelGrace))
 	}
 }
 
-// abortPhase tells, of a write that failed, where the client was lost: where the caller
-// says, or in not reading.
+// abortPhase returns the phase in which a failed write lost the client: usual, or not reading.
 func (c *clientWriter) abortPhase(usual metrics.AbortPhase) metrics.AbortPhase {
 	if !c.deadline.IsZero() && !time.Now().Before(c.deadline) {
 		return metrics.AbortNotReading
@@ -96,7 +94,7 @@ func (c *clientWriter) abortPhase(usual metrics.AbortPhase) metrics.AbortPhase {
 	return usual
 }
 
-// flushingWriter flushes what it is given, piece by piece.
+// flushingWriter is a clientWriter that flushes each write.
 type flushingWriter struct{ client *clientWriter }
 
 func (s flushingWriter) Write(p []byte) (int, error) {

@@ -8,15 +8,15 @@ import (
 	"time"
 )
 
-// connectionTracker are those of clients. Beyond a bound, each new one closes the one
-// that has carried no request for longest: clients leave idle connections behind,
-// or send headers byte by byte, and descriptors that they take are missing for
-// the replicas. New ones are never refused, or nobody could ask for /livez; those
-// that carry requests are bounded by their requests. Safe for concurrent use.
+// connectionTracker bounds the connections of clients. Beyond the limit, each new one closes the
+// one that has carried no request for longest: clients leave idle connections behind, or send
+// headers byte by byte, and the descriptors that they take are missing for replicas. New ones
+// are never refused, or /livez could not be reached; those that carry requests are bounded by
+// limits.in_flight. Safe for concurrent use.
 type connectionTracker struct {
 	mu           sync.Mutex // guards what follows
 	open         map[net.Conn]*connection
-	idleRing     connection // root of a ring; next has been idle for longest
+	idleRing     connection // root of a ring; next has been idle longest
 	active       int        // how many carry a request
 	lastActiveAt time.Time  // when one last carried a request, or was opened
 }
@@ -28,8 +28,8 @@ type connection struct {
 	active     bool // it carries a request
 }
 
-// link makes it the last of a ring.
-func (c *connection) link(root *connection) {
+// pushBack makes c the last of a ring.
+func (c *connection) pushBack(root *connection) {
 	c.prev, c.next = root.prev, root
 	c.prev.next, root.prev = c, c
 }
@@ -41,8 +41,8 @@ func (c *connection) unlink() {
 	}
 }
 
-// track notes a connection's state, and returns the one to be closed for it, if any.
-func (c *connectionTracker) track(conn net.Conn, state http.ConnState, most int) net.Conn {
+// setState records a connection's state, and returns the one to close for it, if any.
+func (c *connectionTracker) setState(conn net.Conn, state http.ConnState, limit int) net.Conn {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.open == nil {
@@ -61,22 +61,22 @@ func (c *connectionTracker) track(conn net.Conn, state http.ConnState, most int)
 	c.updateActive(known, state)
 	switch state {
 	case http.StateNew, http.StateIdle:
-		known.link(&c.idleRing)
+		known.pushBack(&c.idleRing)
 	case http.StateClosed, http.StateHijacked:
 		delete(c.open, conn)
 	}
-	if state != http.StateNew || len(c.open) <= most {
+	if state != http.StateNew || len(c.open) <= limit {
 		return nil
 	}
-	longest := c.idleRing.next
-	if longest == known {
+	longestIdle := c.idleRing.next
+	if longestIdle == known {
 		return nil
 	}
-	longest.unlink()
-	return longest.Conn
+	longestIdle.unlink()
+	return longestIdle.Conn
 }
 
-// updateActive counts a connection as active or no more, for quiet.
+// updateActive counts the active connections, for idleTime.
 func (c *connectionTracker) updateActive(one *connection, state http.ConnState) {
 	was := one.active
 	one.active = state == http.StateActive
@@ -91,9 +91,9 @@ func (c *connectionTracker) updateActive(one *connection, state http.ConnState) 
 	}
 }
 
-// activity returns how many connections are open, and for how long none has carried a
+// idleTime returns how many connections are open, and for how long none has carried a
 // request or been opened.
-func (c *connectionTracker) activity() (open int, activity time.Duration) {
+func (c *connectionTracker) idleTime() (open int, idle time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.active > 0 {
@@ -104,28 +104,28 @@ func (c *connectionTracker) activity() (open int, activity time.Duration) {
 
 // ConnectionActivity returns how many connections of clients are open, and for how long
 // none has carried a request or been opened: 0 while one carries a request.
-func (p *Proxy) ConnectionActivity() (open int, quiet time.Duration) { return p.clients.activity() }
+func (p *Proxy) ConnectionActivity() (open int, quiet time.Duration) { return p.clients.idleTime() }
 
-// maxUnsentBytes bounds what the kernel keeps for a client beyond what is in flight.
+// maxUnsentBytes bounds what the kernel buffers for a client beyond what is in flight.
 const maxUnsentBytes = 128 << 10
 
-// TrackConnection bounds the connections of a server of this Proxy, and what the kernel holds
-// for each, as its ConnState.
+// TrackConnection bounds the connections of a server of this Proxy, and what the kernel buffers
+// for each. It is to be the server's ConnState.
 func (p *Proxy) TrackConnection(conn net.Conn, state http.ConnState) {
 	RecordConnState(conn, state)
 	s := p.settings.Load()
 	if tcp, ok := rawConn(conn).(*net.TCPConn); ok && state == http.StateNew {
 		setSocketOptions(tcp, s.WriteIdle)
 	}
-	longest := p.clients.track(conn, state, s.Connections)
-	if longest == nil {
+	longestIdle := p.clients.setState(conn, state, s.Connections)
+	if longestIdle == nil {
 		return
 	}
 	p.metrics.CountClosedConnection()
-	rawConn(longest).Close() // TLS's farewell could wait for a client that does not read
+	rawConn(longestIdle).Close() // not its TLS, whose goodbye could wait for a client that does not read
 }
 
-// rawConn is the socket under what is laid over it.
+// rawConn returns the TCP connection below TLS and clientConn.
 func rawConn(conn net.Conn) net.Conn {
 	conn = unwrapTLS(conn)
 	if client, ok := conn.(*clientConn); ok {

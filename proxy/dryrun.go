@@ -11,15 +11,15 @@ import (
 	"warmroute/router"
 )
 
-// DryRunRequest is a request as a client would send it, of which an operator asks
-// where it would go, or tells where somebody else has sent it.
+// DryRunRequest is a request that is not sent: an operator asks where it would go, or says where
+// another router has sent it.
 type DryRunRequest struct {
-	Endpoint string      // its path; "": /v1/chat/completions
-	Header   http.Header // of which only what steers is looked at, and no key ever
-	Key      string      // name of the API key that it would come with; "": none
-	Tried    []string    // names of the backends that have failed it already
+	Endpoint string      // path; "": /v1/chat/completions
+	Header   http.Header // only routing hints are used, never a key
+	Key      string      // name of the API key; "": none
+	Tried    []string    // names of backends to exclude
 	Body     io.Reader
-	Length   int64 // of the body, as claimed; -1: nothing is
+	Length   int64 // of the body; -1: unknown
 }
 
 // DryRunError is why a Question has no answer: mostly what a client would be told.
@@ -30,7 +30,7 @@ type DryRunError struct {
 
 func (f *DryRunError) Error() string { return f.Message }
 
-// Explanation is where a request would go, and why.
+// Explanation says where a request would go, and why.
 type Explanation struct {
 	Endpoint string `json:"endpoint"`
 	Priority int    `json:"priority"`
@@ -40,16 +40,16 @@ type Explanation struct {
 // Explain tells where a request would go, by the code that reads requests and
 // decides. Nothing is sent, and no key is charged. An error is a *Fault.
 func (p *Proxy) Explain(q DryRunRequest) (*Explanation, error) {
-	x, fault := p.parseDryRun(q)
+	x, apiErr := p.parseDryRun(q)
 	defer x.releaseInput()
-	if fault != nil {
-		return nil, fault
+	if apiErr != nil {
+		return nil, apiErr
 	}
 	tried := make([]*backends.Backend, 0, len(q.Tried))
 	for _, name := range q.Tried {
-		b, fault := p.findBackend(name)
-		if fault != nil {
-			return nil, fault
+		b, apiErr := p.findBackend(name)
+		if apiErr != nil {
+			return nil, apiErr
 		}
 		tried = append(tried, b)
 	}
@@ -57,25 +57,25 @@ func (p *Proxy) Explain(q DryRunRequest) (*Explanation, error) {
 	return &Explanation{x.endpoint.path, req.Priority, p.router.Explain(*req, tried...)}, nil
 }
 
-// Placement is what became of a request that somebody else has sent.
+// Placement is the result of RecordPlacement.
 type Placement struct {
 	Backend string `json:"backend"`
 	Model   string `json:"model"`
-	Blocks  int    `json:"blocks"` // full ones of its prompt
-	Known   int    `json:"known"`  // of them, that the index has for the backend now
+	Blocks  int    `json:"blocks"` // full blocks of its prompt
+	Known   int    `json:"known"`  // of them, in the index for the backend now
 }
 
 // RecordPlacement tells the index that a request was sent to a backend by somebody else. An
 // error is a *Fault.
 func (p *Proxy) RecordPlacement(q DryRunRequest, backend string) (*Placement, error) {
-	x, fault := p.parseDryRun(q)
+	x, apiErr := p.parseDryRun(q)
 	defer x.releaseInput()
-	if fault != nil {
-		return nil, fault
+	if apiErr != nil {
+		return nil, apiErr
 	}
-	b, fault := p.findBackend(backend)
-	if fault != nil {
-		return nil, fault
+	b, apiErr := p.findBackend(backend)
+	if apiErr != nil {
+		return nil, apiErr
 	}
 	req := &x.input.request
 	if !slices.Contains(req.Backends, b) {
@@ -85,7 +85,7 @@ func (p *Proxy) RecordPlacement(q DryRunRequest, backend string) (*Placement, er
 }
 
 // parseDryRun reads a Question as if a client had sent it. What it returns has to be
-// freed, whatever the fault.
+// freed, whatever the apiErr.
 func (p *Proxy) parseDryRun(q DryRunRequest) (*request, *DryRunError) {
 	x := &request{proxy: p, settings: p.settings.Load()}
 	if q.Endpoint == "" {
@@ -93,33 +93,33 @@ func (p *Proxy) parseDryRun(q DryRunRequest) (*request, *DryRunError) {
 	}
 	at := slices.IndexFunc(endpoints, func(e endpoint) bool { return e.path == q.Endpoint && !e.multipart })
 	if at < 0 {
-		return x, &DryRunError{http.StatusBadRequest, "endpoint has to be one that takes JSON: " + strings.Join(jsonEndpoints(), ", ")}
+		return x, &DryRunError{http.StatusBadRequest, "endpoint must be one with a JSON body: " + strings.Join(jsonEndpoints(), ", ")}
 	}
 	x.endpoint = &endpoints[at]
 	if q.Key != "" {
 		if x.holder = p.keys.Named(q.Key); x.holder == nil {
-			return x, &DryRunError{http.StatusNotFound, "no API key has that name; key is the name in the configuration, never the key itself"}
+			return x, &DryRunError{http.StatusNotFound, "unknown API key name; use the name in the configuration, never the key itself"}
 		}
 	}
 	x.httpReq = &http.Request{Header: x.routingHeaders(q.Header)}
-	if fault := x.applyRoutingHints(); fault != nil {
-		return x, &DryRunError{fault.status, fault.message}
+	if apiErr := x.applyRoutingHints(); apiErr != nil {
+		return x, &DryRunError{apiErr.status, apiErr.message}
 	}
 	var err error
 	if x.input.body, err = p.bodies.read(q.Body, q.Length, bodyLimits{x.settings.BodyBytes, x.settings.BodyBytesTotal}); err != nil {
 		return x, bodyReadError(err, x.settings.BodyBytes)
 	}
-	if fault := x.parseInput(); fault != nil {
-		return x, &DryRunError{fault.status, fault.message}
+	if apiErr := x.parseInput(); apiErr != nil {
+		return x, &DryRunError{apiErr.status, apiErr.message}
 	}
 	return x, nil
 }
 
-// routingHeaders are the headers that routing looks at.
+// routingHeaders returns the headers that routing uses.
 func (r *request) routingHeaders(from http.Header) http.Header {
 	h := http.Header{}
 	for _, name := range []string{priorityHeader, http.CanonicalHeaderKey(r.settings.SessionHeader)} {
-		if values := from[name]; len(values) > 0 && name != "Authorization" && name != "X-Api-Key" { // those would be the operator's
+		if values := from[name]; len(values) > 0 && name != "Authorization" && name != "X-Api-Key" { // the operator's own
 			h[name] = values
 		}
 	}
@@ -131,9 +131,9 @@ func bodyReadError(err error, limit int64) *DryRunError {
 	case errors.Is(err, errBodyTooLarge):
 		return &DryRunError{http.StatusRequestEntityTooLarge, bodyTooLargeMessage(limit)}
 	case errors.Is(err, errBodyMemory):
-		return &DryRunError{http.StatusServiceUnavailable, "the bodies of the requests under way take all the memory that they may (limits.body_bytes_total)"}
+		return &DryRunError{http.StatusServiceUnavailable, "the request bodies in memory have reached the limit (limits.body_bytes_total); try again"}
 	}
-	return &DryRunError{http.StatusBadRequest, "the body ended before its end"}
+	return &DryRunError{http.StatusBadRequest, "the body is incomplete"}
 }
 
 func (p *Proxy) findBackend(name string) (*backends.Backend, *DryRunError) {
@@ -144,7 +144,7 @@ func (p *Proxy) findBackend(name string) (*backends.Backend, *DryRunError) {
 	for _, b := range p.registry.All() {
 		names = append(names, b.Name)
 	}
-	return nil, &DryRunError{http.StatusNotFound, "no backend has that name; there are: " + strings.Join(names, ", ")}
+	return nil, &DryRunError{http.StatusNotFound, "unknown backend; available: " + strings.Join(names, ", ")}
 }
 
 func jsonEndpoints() (paths []string) {

@@ -18,11 +18,11 @@ import (
 // forward makes attempts until the client has its response, or is gone.
 func (r *request) forward() {
 	p, h := r.proxy, &r.history
-	r.query = r.redactKey()
+	r.input.query = r.redactKey()
 	rewriteRequestHeader(r.httpReq.Header, r.id)
 	p.addInstance(r.httpReq.Header)
 	p.retries.countRequest()
-	h.receivedAt, h.queueTimeout = r.bodyReceivedAt, r.maxQueueTime()
+	h.receivedAt, h.queueTimeout = r.bodyReceivedAt, r.maxQueueTime(r.settings.QueueTimeout)
 	defer r.setBestFailure(nil)
 	r.beginAttemptContext()
 	for {
@@ -41,7 +41,7 @@ func (r *request) forward() {
 			if len(h.attempts) > 0 {
 				p.metrics.CountRetry(h.latest().failure.reason)
 			}
-			f := r.attempt(d)
+			f := r.tryBackend(d)
 			if f == nil || f.done {
 				return
 			}
@@ -92,7 +92,7 @@ func (r *request) fleetView() fleetView {
 // addFailure records a failed attempt, and has its backend's health checked.
 func (r *request) addFailure(f *failure) {
 	r.reportFailure(f)
-	r.summary.addFailure(string(f.reason))
+	r.addFailureReason(string(f.reason))
 	r.history.addFailure(f.decision.Backend, f, time.Now())
 	if best := r.history.best; f.status != 0 || f.final || best == nil || best.status == 0 {
 		r.setBestFailure(f)
@@ -107,8 +107,8 @@ func (r *request) reportFailure(f *failure) {
 	case f.noDescriptors:
 		r.proxy.outOfDescriptors(f.err)
 	default:
-		r.proxy.suspect(f.decision.Backend)
-		if due, left := r.proxy.failureLog.due(f.decision.Backend, time.Now()); due {
+		r.proxy.recheckHealth(f.decision.Backend)
+		if due, left := r.proxy.failureLog.shouldWarn(f.decision.Backend, time.Now()); due {
 			level = slog.LevelWarn
 			if left > 0 {
 				more = []any{"suppressed", left}
@@ -154,8 +154,8 @@ func (r *request) awaitEvents(a *action, begun time.Time) (outcome waitOutcome, 
 		defer func() { slot.Release(granted != nil) }()
 		grant = slot.Granted()
 	case waitBudget:
-		turn := p.retries.wait(r.settings.Retry.Share, r.settings.Retry.PerSecond)
-		defer p.retries.leave(turn)
+		turn := p.retries.addWait(r.settings.Retry.Share, r.settings.Retry.PerSecond)
+		defer p.retries.removeWait(turn)
 		grant = turn.granted
 	}
 	probe := begun
@@ -182,7 +182,7 @@ func (r *request) awaitEvents(a *action, begun time.Time) (outcome waitOutcome, 
 			if !now.Before(probe) {
 				probe = now.Add(a.probeInterval)
 				for _, b := range a.backends {
-					p.suspect(b)
+					p.recheckHealth(b)
 				}
 			}
 			if probe.Before(wake) {
@@ -277,15 +277,6 @@ func (r *request) pick() (*router.Decision, error) {
 		r.recordQueueTime(metrics.QueueNoneReady, waited)
 	}
 	return d, err
-}
-
-// maxQueueTime returns how long the request may wait for a backend: as its key says,
-// else routing.queue.time; 0 where no request waits.
-func (r *request) maxQueueTime() time.Duration {
-	if r.settings.QueueTimeout > 0 && r.holder != nil && r.holder.QueueTime > 0 {
-		return r.holder.QueueTime
-	}
-	return r.settings.QueueTimeout
 }
 
 // recordQueueTime counts a time in the queue, and how it ended.

@@ -134,9 +134,9 @@ func newFleet(t testing.TB, list []*backends.Backend, policy string, hold router
 	f := &fleet{t: t, router: r, metrics: metrics.New(registry, r, "test"), backends: list, log: new(lockedBuffer)}
 	o := Options{
 		Registry: registry, Router: r, Metrics: f.metrics, Version: "1.2.3",
-		Log:        slog.New(slog.NewTextHandler(f.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
-		Suspect:    func(*backends.Backend) {},
-		BlockBytes: 256,
+		Log:           slog.New(slog.NewTextHandler(f.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		RecheckHealth: func(*backends.Backend) {},
+		BlockBytes:    256,
 		Settings: Settings{
 			Attempts: 3, QueueTimeout: hold.Timeout, RouteHeaders: true,
 			Retry:    RetrySettings{Share: 0.2, PerSecond: 10, Stalled: true},

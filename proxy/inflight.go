@@ -16,33 +16,31 @@ import (
 	"warmroute/router"
 )
 
-// Phase is how far a request in flight has come.
+// Phase is a stage of a request in flight.
 type Phase int32
 
 const (
-	Uploading  Phase = iota // its body is read
-	Queued                  // it waits for a backend
-	FirstToken              // it was sent, and nothing of its answer was relayed
-	Responding              // the client gets its answer
+	Uploading  Phase = iota // its body is being read
+	Queued                  // it waits for a backend, or for another attempt
+	FirstToken              // it was sent, and nothing of its response was relayed
+	Responding              // the client gets its response
 )
 
 func (p Phase) String() string {
 	return [...]string{"upload", "queued", "first token", "answering"}[p]
 }
 
-// errCancelled is the cause with which the wait of a request ends that an operator
-// has cancelled.
-var errCancelled = errors.New("an operator has cancelled the request")
+// errCancelled is the cause of the context of a request that an operator has cancelled.
+var errCancelled = errors.New("cancelled by an operator")
 
 // inFlightShards is how many locks the requests in flight are spread over.
 const inFlightShards = 8
 
-// cancelGrace is how long the client of a cancelled request has to take the error
-// that says so.
+// cancelGrace is how long the client of a cancelled request has to read the error.
 const cancelGrace = 2 * time.Second
 
-// Activity is what operators see of the requests in flight, and of those that were.
-// Safe for concurrent use.
+// Activity is what operators see of the requests in flight and of recent ones. Safe for
+// concurrent use.
 type Activity struct {
 	numbers   atomic.Uint64
 	shards    [inFlightShards]inFlightShard
@@ -50,8 +48,8 @@ type Activity struct {
 	stats     statsWindow
 }
 
-// inFlightShard is some of the requests in flight, in the order of their arrival: the
-// ring's root is no request.
+// inFlightShard is some of the requests in flight, in the order of their arrival. The root of
+// the ring is not a request.
 type inFlightShard struct {
 	mu    sync.Mutex
 	root  inFlightEntry
@@ -60,7 +58,7 @@ type inFlightShard struct {
 
 func newActivity() *Activity {
 	l := &Activity{stats: newStatsWindow()}
-	// Not from 1: what an operator saw before a restart must name nobody after it.
+	// Not from 1: a handle from before a restart must not name another request after it.
 	l.numbers.Store(rand.Uint64())
 	for i := range l.shards {
 		root := &l.shards[i].root
@@ -69,33 +67,33 @@ func newActivity() *Activity {
 	return l
 }
 
-// inFlightEntry is one exchange among those in flight. It is part of the exchange, so
-// that it costs no memory of its own.
+// inFlightEntry is a request among those in flight. It is part of the request, so that it needs
+// no allocation of its own.
 type inFlightEntry struct {
 	number    uint64
 	phase     atomic.Int32 // a Phase
 	cancelled atomic.Bool
 
 	// Guarded by the shard's mu.
-	prev, next      *inFlightEntry
-	request         *request        // of it only what never changes is read, and its connection's deadlines set
-	readingBody     bool            // its body, so that a read deadline ends it
-	bodyInterrupted bool            // its body was, by such a deadline
-	context         *attemptContext // of its latest attempt, cancelled with the request; nil: it has not come so far
-	model, key      string
-	backend         *backends.Backend
-	matched         int
-	prompt          int
-	attempts        int
+	prev, next        *inFlightEntry
+	request           *request        // only what never changes of it is read, and its connection's deadlines are set
+	uploading         bool            // its body is being read, which a read deadline ends
+	uploadInterrupted bool            // by such a deadline
+	context           *attemptContext // of its latest attempt, cancelled with the request; nil: it has not come so far
+	model, key        string
+	backend           *backends.Backend
+	matched           int
+	prompt            int
+	attempts          int
 }
 
-func (l *Activity) shard(number uint64) *inFlightShard { return &l.shards[number%inFlightShards] }
+func (a *Activity) shard(number uint64) *inFlightShard { return &a.shards[number%inFlightShards] }
 
-// add puts an exchange among those in flight, until leave.
-func (l *Activity) add(x *request) {
+// add lists a request, until remove.
+func (a *Activity) add(x *request) {
 	p := &x.inFlight
-	p.number, p.request = l.numbers.Add(1), x
-	s := l.shard(p.number)
+	p.number, p.request = a.numbers.Add(1), x
+	s := a.shard(p.number)
 	s.mu.Lock()
 	p.prev, p.next = s.root.prev, &s.root
 	p.prev.next, p.next.prev = p, p
@@ -103,9 +101,9 @@ func (l *Activity) add(x *request) {
 	s.mu.Unlock()
 }
 
-// remove ends enter. Afterwards the exchange cannot be cancelled.
-func (l *Activity) remove(p *inFlightEntry) {
-	s := l.shard(p.number)
+// remove ends add. Afterwards the request cannot be cancelled.
+func (a *Activity) remove(p *inFlightEntry) {
+	s := a.shard(p.number)
 	s.mu.Lock()
 	if p.next != nil {
 		p.prev.next, p.next.prev = p.next, p.prev
@@ -115,31 +113,31 @@ func (l *Activity) remove(p *inFlightEntry) {
 	s.mu.Unlock()
 }
 
-// beginBody notes that the body of an exchange is read, until endBody. One that was
-// cancelled before has paced to see that.
-func (l *Activity) beginBody(p *inFlightEntry) {
-	s := l.shard(p.number)
+// beginUpload records that the body of a request is being read, until endUpload.
+// throttledReader notices whether it was cancelled before.
+func (a *Activity) beginUpload(p *inFlightEntry) {
+	s := a.shard(p.number)
 	s.mu.Lock()
-	p.readingBody = true
+	p.uploading = true
 	s.mu.Unlock()
 }
 
-// endBody ends reads, and reports whether it was cancelled in between. From here on
-// nothing but the server sets read deadlines: it takes one that passes for the end of
-// the client, and every later request on the connection for one that nobody waits for.
-func (l *Activity) endBody(p *inFlightEntry) (cut bool) {
-	s := l.shard(p.number)
+// endUpload ends beginUpload, and reports whether the request was cancelled in between. From
+// here on only the server sets read deadlines: it takes one that passes for a disconnect, and
+// every later request on the connection for one without a client.
+func (a *Activity) endUpload(p *inFlightEntry) (cut bool) {
+	s := a.shard(p.number)
 	s.mu.Lock()
-	p.readingBody, cut = false, p.bodyInterrupted
+	p.uploading, cut = false, p.uploadInterrupted
 	s.mu.Unlock()
 	return cut
 }
 
-// beginWait notes that the exchange asks for a backend, and its wait. One that was
-// cancelled before is ended at once.
-func (l *Activity) beginWait(x *request) {
+// beginWait records that a request waits for a backend, and the context to cancel it with. One
+// that was cancelled before ends at once.
+func (a *Activity) beginWait(x *request) {
 	p := &x.inFlight
-	s := l.shard(p.number)
+	s := a.shard(p.number)
 	s.mu.Lock()
 	p.context, p.model = x.context, x.outcome.Model
 	if x.holder != nil {
@@ -152,18 +150,18 @@ func (l *Activity) beginWait(x *request) {
 	s.mu.Unlock()
 }
 
-// recordAttempt notes where the exchange is sent.
-func (l *Activity) recordAttempt(x *request, d *router.Decision) {
+// recordAttempt records where a request is sent.
+func (a *Activity) recordAttempt(x *request, d *router.Decision) {
 	p := &x.inFlight
-	s := l.shard(p.number)
+	s := a.shard(p.number)
 	s.mu.Lock()
 	p.backend, p.matched, p.prompt, p.attempts = d.Backend, d.MatchedTokens, d.PromptTokens, x.history.sent
 	p.phase.Store(int32(FirstToken))
 	s.mu.Unlock()
-	l.decisions.add(x, d)
+	a.decisions.add(x, d)
 }
 
-// InFlightRequest is one request as Requests lists it. There is nothing in it of what it asks or of its key.
+// InFlightRequest is a request as Activity.Requests lists it, without its contents and its key.
 type InFlightRequest struct {
 	Handle    string // names it for Cancel, and no other request
 	RequestID string // as the client named it, or was told
@@ -178,51 +176,52 @@ type InFlightRequest struct {
 	Attempts                    int // made so far
 }
 
-// Requests is the requests in flight as Requests lists them, oldest first.
+// Requests are the requests in flight, oldest first.
 type Requests struct {
 	Oldest []InFlightRequest
 	Queued []InFlightRequest // the oldest that wait for a backend; some of them may be in Oldest too
-	Total  int               // how many there are
+	Total  int               // in flight
 }
 
-// maxScannedEntries bounds for how long a shard is locked by who looks at it.
+// maxScannedEntries bounds for how long listing requests locks a shard.
 const maxScannedEntries = 2048
 
-// Requests lists the oldest requests in flight, most of them, and as many held ones.
-func (l *Activity) Requests(most, mostHeld int) Requests {
+// Requests lists up to limit of the oldest requests in flight, and up to queuedLimit of the
+// oldest queued ones.
+func (a *Activity) Requests(limit, queuedLimit int) Requests {
 	var out Requests
-	for i := range l.shards {
-		s := &l.shards[i]
+	for i := range a.shards {
+		s := &a.shards[i]
 		s.mu.Lock()
 		out.Total += s.count
 		held := 0
 		for n, p := 0, s.root.next; n < maxScannedEntries && p != &s.root; n, p = n+1, p.next {
-			if n < most {
+			if n < limit {
 				out.Oldest = append(out.Oldest, p.info())
 			}
-			if held < mostHeld && Phase(p.phase.Load()) == Queued {
+			if held < queuedLimit && Phase(p.phase.Load()) == Queued {
 				held++
 				out.Queued = append(out.Queued, p.info())
 			}
 		}
 		s.mu.Unlock()
 	}
-	out.Oldest, out.Queued = oldest(out.Oldest, most), oldest(out.Queued, mostHeld)
+	out.Oldest, out.Queued = oldest(out.Oldest, limit), oldest(out.Queued, queuedLimit)
 	return out
 }
 
-func oldest(list []InFlightRequest, most int) []InFlightRequest {
+func oldest(list []InFlightRequest, limit int) []InFlightRequest {
 	slices.SortFunc(list, func(a, b InFlightRequest) int {
 		return cmp.Or(a.Arrived.Compare(b.Arrived), cmp.Compare(a.Handle, b.Handle))
 	})
-	return list[:min(most, len(list))]
+	return list[:min(limit, len(list))]
 }
 
-// info is called under the shard's lock.
+// info returns p for operators. The shard's lock is held.
 func (p *inFlightEntry) info() InFlightRequest {
 	x := p.request
 	f := InFlightRequest{
-		Handle: handle(p.number), RequestID: x.id, Phase: Phase(p.phase.Load()), Endpoint: x.endpoint.path,
+		Handle: formatHandle(p.number), RequestID: x.id, Phase: Phase(p.phase.Load()), Endpoint: x.endpoint.path,
 		Model: p.model, Key: p.key, Arrived: x.arrivedAt, PromptTokens: p.prompt, Attempts: p.attempts,
 	}
 	if p.backend != nil && f.Phase != Queued {
@@ -231,16 +230,16 @@ func (p *inFlightEntry) info() InFlightRequest {
 	return f
 }
 
-func handle(number uint64) string { return strconv.FormatUint(number, 36) }
+func formatHandle(number uint64) string { return strconv.FormatUint(number, 36) }
 
-// Cancel ends the request that has the handle: its replica's connection is closed,
-// and its client is told. It reports whether there was one in flight.
-func (l *Activity) Cancel(h string) bool {
+// Cancel ends the request with the handle: it closes the connection to the replica, and sends
+// the client an error. It reports whether there was one in flight.
+func (a *Activity) Cancel(h string) bool {
 	number, err := strconv.ParseUint(h, 36, 64)
-	if err != nil || handle(number) != h {
+	if err != nil || formatHandle(number) != h {
 		return false
 	}
-	s := l.shard(number)
+	s := a.shard(number)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for p := s.root.next; p != &s.root; p = p.next {
@@ -252,15 +251,15 @@ func (l *Activity) Cancel(h string) bool {
 	return false
 }
 
-// cancel is Cancel, under the shard's lock: the exchange cannot leave meanwhile, so
+// cancel is Cancel with the shard's lock held: the request cannot be removed meanwhile, so that
 // the connection is still its own.
 func (p *inFlightEntry) cancel() {
 	if p.cancelled.Swap(true) {
 		return
 	}
 	conn := &p.request.client.conn
-	if p.readingBody {
-		p.bodyInterrupted = true
+	if p.uploading {
+		p.uploadInterrupted = true
 		_ = conn.SetReadDeadline(time.Unix(1, 0)) // fails where there are none; then the body has to end by itself
 		return
 	}
@@ -270,10 +269,10 @@ func (p *inFlightEntry) cancel() {
 	_ = conn.SetWriteDeadline(time.Now().Add(cancelGrace)) // it may be waiting for a client that does not read
 }
 
-// maxDecisions is how many of the last decisions operators see.
+// maxDecisions is how many decisions operators see.
 const maxDecisions = 64
 
-// DecisionRecord is where a request was sent, and why.
+// DecisionRecord says where a request was sent, and why.
 type DecisionRecord struct {
 	Number    uint64 // counts all of them, from 1
 	At        time.Time
@@ -289,14 +288,14 @@ type DecisionRecord struct {
 	Attempt                     int           // from 1
 }
 
-// decisionRing keeps the last decisions.
+// decisionRing keeps the latest decisions.
 type decisionRing struct {
 	mu    sync.Mutex
 	all   uint64
 	slots [maxDecisions]decisionEntry
 }
 
-// decisionEntry is what is noted of a decision while its request waits to be sent.
+// decisionEntry is what is copied of a decision while its request waits to be sent.
 type decisionEntry struct {
 	at                         time.Time
 	number                     uint64 // of the request
@@ -316,34 +315,34 @@ func (r *decisionRing) add(x *request, d *router.Decision) {
 	r.mu.Unlock()
 }
 
-// Decisions lists the last decisions, newest first.
-func (l *Activity) Decisions() []DecisionRecord {
-	r := &l.decisions
+// Decisions returns the latest decisions, newest first.
+func (a *Activity) Decisions() []DecisionRecord {
+	r := &a.decisions
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var out []DecisionRecord
 	for n := r.all; n > 0 && n+maxDecisions > r.all; n-- {
 		d := &r.slots[(n-1)%maxDecisions]
 		out = append(out, DecisionRecord{
-			Number: n, At: d.at, Handle: handle(d.number), RequestID: d.id, Model: d.model, Backend: d.backend, Reason: d.reason,
+			Number: n, At: d.at, Handle: formatHandle(d.number), RequestID: d.id, Model: d.model, Backend: d.backend, Reason: d.reason,
 			MatchedTokens: d.matched, PromptTokens: d.prompt, AheadTokens: d.ahead, QueueTime: d.queueTime, Attempt: d.attempt,
 		})
 	}
 	return out
 }
 
-// Explanation says why the backend was chosen.
+// Explanation returns why the backend was picked, in a sentence.
 func (d *DecisionRecord) Explanation() string {
 	var s strings.Builder
 	switch d.Reason {
 	case router.ReasonPrefix:
 		s.WriteString("holds the most of the prompt")
 	case router.ReasonSpill:
-		s.WriteString("another holds more of the prompt, but has too much to do")
+		s.WriteString("another holds more of the prompt, but is too busy")
 	case router.ReasonCold:
-		s.WriteString("no backend holds any of the prompt; this one has the least to do")
+		s.WriteString("no backend holds any of the prompt; this one is the least busy")
 	case router.ReasonLoad:
-		s.WriteString("there is no prompt to go by; this one has the least to do")
+		s.WriteString("the request has no prompt to match; this one is the least busy")
 	case router.ReasonOnly:
 		s.WriteString("no other backend could take it")
 	default:

@@ -540,15 +540,15 @@ func TestCancelWithSlowClient(t *testing.T) {
 
 // BenchmarkActivity is what a request pays for being seen by operators.
 func BenchmarkActivity(b *testing.B) {
-	p := &Proxy{activity: newActivity()}
+	p := &Proxy{observers: observers{activity: newActivity()}}
 	d := &router.Decision{Backend: &backends.Backend{Name: "b"}, Reason: router.ReasonPrefix}
 	x := &request{proxy: p, id: "an-id", endpoint: &endpoints[0], arrivedAt: time.Now(), settings: new(Settings)}
 	x.outcome = metrics.Request{Model: "m", Code: 200, TTFT: 20 * time.Millisecond}
 	b.ReportAllocs()
 	for b.Loop() {
 		p.activity.add(x)
-		p.activity.beginBody(&x.inFlight)
-		p.activity.endBody(&x.inFlight)
+		p.activity.beginUpload(&x.inFlight)
+		p.activity.endUpload(&x.inFlight)
 		p.activity.beginWait(x)
 		p.activity.recordAttempt(x, d)
 		x.inFlight.phase.Store(int32(Responding))

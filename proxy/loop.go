@@ -12,6 +12,12 @@ import (
 // behind the other.
 const maxInstanceBytes = 512
 
+// instance names this proxy to others.
+type instance struct {
+	id     string   // random; empty: loops are not looked for
+	header []string // id as a header's value; never modified
+}
+
 // passedProxies returns the ids of the proxies that a request came through, the
 // first one first. ok is false when there are too many of them. A client can claim
 // any, which has no effect but on its own request.
@@ -33,14 +39,14 @@ func passedProxies(h http.Header) (ids []string, ok bool) {
 // checkLoop returns an error for a request that has passed this proxy before, or
 // more proxies than there can be, else nil.
 func (p *Proxy) checkLoop(h http.Header) *apiError {
-	if h[backends.InstanceHeader] == nil || p.instance == "" {
+	if h[backends.InstanceHeader] == nil || p.instance.id == "" {
 		return nil
 	}
 	ids, ok := passedProxies(h)
 	switch {
 	case !ok:
 		return loopError("this request came through too many proxies: one of them leads back to another")
-	case slices.Contains(ids, p.instance):
+	case slices.Contains(ids, p.instance.id):
 		return loopError("this request has passed this proxy before: a backend leads back to it")
 	}
 	return nil
@@ -50,10 +56,10 @@ func (p *Proxy) checkLoop(h http.Header) *apiError {
 // as well when that proxy is a backend of this one. It names this proxy in the
 // response's header.
 func (p *Proxy) checkProbeLoop(w http.ResponseWriter, h http.Header) *apiError {
-	if h[backends.InstanceHeader] == nil || p.instance == "" {
+	if h[backends.InstanceHeader] == nil || p.instance.id == "" {
 		return nil
 	}
-	w.Header()[backends.InstanceHeader] = p.instanceHeader
+	w.Header()[backends.InstanceHeader] = p.instance.header
 	if e := p.checkLoop(h); e != nil {
 		return e
 	}
@@ -73,10 +79,10 @@ func loopError(message string) *apiError {
 // addInstance adds this proxy to those that h names.
 func (p *Proxy) addInstance(h http.Header) {
 	switch before := h[backends.InstanceHeader]; {
-	case p.instance == "":
+	case p.instance.id == "":
 	case before == nil:
-		h[backends.InstanceHeader] = p.instanceHeader
+		h[backends.InstanceHeader] = p.instance.header
 	default:
-		h[backends.InstanceHeader] = []string{strings.Join(before, ", ") + ", " + p.instance}
+		h[backends.InstanceHeader] = []string{strings.Join(before, ", ") + ", " + p.instance.id}
 	}
 }

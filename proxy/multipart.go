@@ -42,11 +42,11 @@ func (r *request) parseForm() *apiError {
 	case err != nil && limited: // the replica could find a model in it that this key is not for
 		return invalidRequestError("", "the request body has to be a multipart form, as this API key is not for every model")
 	}
-	_, fault := r.resolveModel(model)
+	_, apiErr := r.resolveModel(model)
 	r.input.request.Bytes = uploadPromptBytes
 	r.input.request.Sequences = 1
 	r.input.request.BodyBytes = cap(r.input.body)
-	return fault
+	return apiErr
 }
 
 // formModel returns the form's field "model", "" when there is none. Readers of

@@ -32,7 +32,7 @@ func (p *Proxy) readyz(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
-	openAI.writeError(w, p.notReady("no replica is ready", all))
+	openAI.writeError(w, p.notReadyError("no replica is ready", all))
 }
 
 // readyzModel answers GET /readyz?model=NAME for the holder of a key.
@@ -44,17 +44,17 @@ func (p *Proxy) readyzModel(w http.ResponseWriter, names []string, holder *apike
 	entry, ok := findModel(p.registry.Catalog(), names[0], holder)
 	switch {
 	case !ok:
-		openAI.writeError(w, p.unknownModel(names[0], holder))
+		openAI.writeError(w, p.unknownModelError(names[0], holder))
 	case p.router.CountReady(entry.Backends) == 0:
-		openAI.writeError(w, p.notReady("no replica that serves this model is ready", entry.Backends))
+		openAI.writeError(w, p.notReadyError("no replica that serves this model is ready", entry.Backends))
 	default:
 		body, _ := json.Marshal(map[string]any{"model": entry.ID, "ready": true})
 		writeJSON(w, body)
 	}
 }
 
-// notReady is the error for the time in which none of the backends is ready.
-func (p *Proxy) notReady(message string, list []*backends.Backend) *apiError {
+// notReadyError is the error for the time in which none of the backends is ready.
+func (p *Proxy) notReadyError(message string, list []*backends.Backend) *apiError {
 	e := unavailableError(message)
 	e.retryAfter = p.unreadyRetryAfter(list)
 	return e

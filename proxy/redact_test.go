@@ -70,7 +70,7 @@ func FuzzRedactQuery(f *testing.F) {
 func TestPanicLogHidesRequest(t *testing.T) {
 	f := serve(t, func(o *Options) {
 		withKeys(keyOf("a", nil))(o)
-		o.Suspect = func(*backends.Backend) { panic("in the midst of a request") }
+		o.RecheckHealth = func(*backends.Backend) { panic("in the midst of a request") }
 	}, &replica{script: always("MARKED\r\n\r\n")})
 	if _, _, err := f.try("/v1/chat/completions", strings.ReplaceAll(askWhole, "What", "MARKED"), bearer("a")...); err == nil {
 		t.Error("an answer behind a panic")

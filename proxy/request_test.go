@@ -611,7 +611,7 @@ func TestDisconnectClosesReplicaConnection(t *testing.T) {
 			said, gone := make(chan struct{}), make(chan struct{})
 			suspected := make(chan string, 10)
 			other := &replica{script: always(answered("200 OK", whole))}
-			f := serve(t, func(o *Options) { o.Suspect = suspects(suspected) }, &replica{script: func(s *session) {
+			f := serve(t, func(o *Options) { o.RecheckHealth = suspects(suspected) }, &replica{script: func(s *session) {
 				s.request()
 				s.say(c.says...)
 				close(said)

@@ -121,7 +121,7 @@ func (a *attempt) relayBuffered(resp *http.Response) *failure {
 	}()
 	switch {
 	case err != nil:
-		return a.classify(err)
+		return a.classifyError(err)
 	case !complete:
 		return a.relayLong(resp, buf.Bytes())
 	}
@@ -132,7 +132,7 @@ func (a *attempt) relayBuffered(resp *http.Response) *failure {
 		a.result.End = router.Completed
 	}
 	length := contentLength(resp, buf.Len())
-	h := a.commit(resp)
+	h := a.beginResponse(resp)
 	h["Content-Length"] = length
 	a.client.WriteHeader(resp.StatusCode)
 	if _, err := a.client.Write(buf.Bytes()); err != nil {
@@ -150,7 +150,7 @@ func (a *attempt) checkBuffered(resp *http.Response, body []byte) *failure {
 	case isAborted(a.endpoint.format, body):
 		return a.abortedFailure()
 	case !isFramed(resp) && isJSON(resp.Header) && !json.Valid(body):
-		return a.classify(errTruncated)
+		return a.classifyError(errTruncated)
 	}
 	a.parseUsage(body)
 	return nil
@@ -170,7 +170,7 @@ func (a *attempt) relayLong(resp *http.Response, head []byte) *failure {
 	if f := a.commitResponse(); f != nil {
 		return f
 	}
-	h := a.commit(resp)
+	h := a.beginResponse(resp)
 	switch {
 	case resp.ContentLength >= 0:
 		h["Content-Length"] = []string{strconv.FormatInt(resp.ContentLength, 10)}
@@ -241,7 +241,7 @@ func (a *attempt) replicaFailure(resp *http.Response) *failure {
 	case errors.Is(err, errErrorBodyMemory):
 		f.replaceBody(a.endpoint)
 	default:
-		return a.classify(err)
+		return a.classifyError(err)
 	}
 	if resp.StatusCode == http.StatusInternalServerError {
 		f.shuttingDown = vllm.IsShutdownError(f.body)

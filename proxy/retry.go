@@ -46,8 +46,8 @@ type attemptRecord struct {
 	answered bool // the replica sent an error that the client may get
 }
 
-// suspect reports whether the replica failed as one does that crashes or shuts down.
-func (a *attemptRecord) suspect() bool { return a.failure.mayHaveCrashed || a.failure.shuttingDown }
+// isSuspect reports whether the replica failed as one does that crashes or shuts down.
+func (a *attemptRecord) isSuspect() bool { return a.failure.mayHaveCrashed || a.failure.shuttingDown }
 
 // history is what a request has tried and waited for so far.
 type history struct {
@@ -230,7 +230,7 @@ func next(h *history, f fleetView, s *Settings, now time.Time) action {
 // afterFailure decides what to do after a failed attempt.
 func afterFailure(h *history, f fleetView, s *Settings, now time.Time) action {
 	latest := h.latest().failure
-	switch charged, shutdowns := h.charged(); {
+	switch charged, shutdowns := h.countCharged(); {
 	case latest.final:
 		return respond(h)
 	case latest.uncharged && !h.secondCrash():
@@ -260,7 +260,7 @@ func afterFailure(h *history, f fleetView, s *Settings, now time.Time) action {
 // which it may be asked again. If it stays, its response is worth as much as any.
 func awaitVerdict(h *history, f fleetView, now time.Time) action {
 	latest := h.latest()
-	if !latest.suspect() && !latest.failure.full || h.queueTimeout == 0 || h.hasReady(f) {
+	if !latest.isSuspect() && !latest.failure.full || h.queueTimeout == 0 || h.hasReady(f) {
 		return retryWithinBudget(h, f, now)
 	}
 	timeout := healthRecheckTimeout
@@ -450,15 +450,15 @@ func (h *history) count(is func(*attemptRecord) bool) (n int) {
 	return n
 }
 
-// charged returns how many attempts count towards the limit, and how many were ended by
+// countCharged returns how many attempts count towards the limit, and how many were ended by
 // replicas that shut down, which have a limit of their own.
-func (h *history) charged() (charged, shutdowns int) {
-	charged = h.count(func(r *attemptRecord) bool { return !r.failure.uncharged && !r.failure.shuttingDown })
-	return charged, h.count(func(r *attemptRecord) bool { return r.failure.shuttingDown && !r.failure.uncharged })
+func (h *history) countCharged() (countCharged, shutdowns int) {
+	countCharged = h.count(func(r *attemptRecord) bool { return !r.failure.uncharged && !r.failure.shuttingDown })
+	return countCharged, h.count(func(r *attemptRecord) bool { return r.failure.shuttingDown && !r.failure.uncharged })
 }
 
-// stale returns how many attempts were made over a stale connection.
-func (h *history) stale() int {
+// countStale returns how many attempts were made over a stale connection.
+func (h *history) countStale() int {
 	return h.count(func(r *attemptRecord) bool { return r.failure.stale })
 }
 
@@ -467,13 +467,13 @@ func (h *history) wasStale(b *backends.Backend) bool {
 	return h.any(func(r *attemptRecord) bool { return r.failure.stale && r.backend == b })
 }
 
-// relocated reports whether an attempt was given up because its backend stalled.
-func (h *history) relocated() bool {
+// hasStalled reports whether an attempt was given up because its backend stalled.
+func (h *history) hasStalled() bool {
 	return h.any(func(r *attemptRecord) bool { return r.failure.stalled })
 }
 
 func (h *history) isSuspect(b *backends.Backend) bool {
-	return h.any(func(r *attemptRecord) bool { return r.backend == b && r.suspect() })
+	return h.any(func(r *attemptRecord) bool { return r.backend == b && r.isSuspect() })
 }
 
 // mayHaveCrashed reports whether the request may be what b crashed by.
@@ -511,7 +511,7 @@ func (h *history) hasReady(f fleetView) bool {
 // process when it is back.
 func (h *history) hasRetriable(f fleetView, now time.Time) bool {
 	return h.any(func(r *attemptRecord) bool {
-		return r.refused || r.suspect() && h.isExcluded(r.backend) &&
+		return r.refused || r.isSuspect() && h.isExcluded(r.backend) &&
 			(f.state(r.backend) == backends.Down || now.Sub(r.endedAt) < healthRecheckTimeout)
 	})
 }
@@ -595,6 +595,6 @@ func (h *history) mayBeOutage(f fleetView, s *Settings, now time.Time) bool {
 	if !latest.mayHaveCrashed && !latest.stale || h.outageAttempt || s.Attempts < 2 || h.queueTimeout == 0 || h.hasUpstreamError(f) {
 		return false
 	}
-	first := slices.IndexFunc(h.attempts, func(r attemptRecord) bool { return r.suspect() })
+	first := slices.IndexFunc(h.attempts, func(r attemptRecord) bool { return r.isSuspect() })
 	return first < 0 || now.Sub(h.attempts[first].endedAt) <= shutdownVerdictTimeout // else one after another: each may have crashed by the request
 }

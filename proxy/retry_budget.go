@@ -44,7 +44,7 @@ func (b *retryBudget) countRequest() {
 	b.requests[at]++
 	b.requestCount++
 	if len(b.waiting) > 0 {
-		b.grant()
+		b.grantWaiting()
 	}
 }
 
@@ -84,29 +84,29 @@ func (b *retryBudget) acquire(share float64, perSecond int) bool {
 	return true
 }
 
-// wait begins to wait for a retry. leave must follow.
-func (b *retryBudget) wait(share float64, perSecond int) *budgetWait {
+// addWait begins to wait for a retry. leave must follow.
+func (b *retryBudget) addWait(share float64, perSecond int) *budgetWait {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	w := &budgetWait{make(chan struct{}), share, perSecond}
 	b.waiting = append(b.waiting, w)
-	b.grant()
+	b.grantWaiting()
 	return w
 }
 
-// leave ends a wait, whether it was granted or not.
-func (b *retryBudget) leave(w *budgetWait) {
+// removeWait ends a wait, whether it was granted or not.
+func (b *retryBudget) removeWait(w *budgetWait) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if at := slices.Index(b.waiting, w); at >= 0 {
 		b.waiting = slices.Delete(b.waiting, at, at+1)
-		b.grant()
+		b.grantWaiting()
 	}
 }
 
-// grant allows those that wait as many retries as there are, and sees to it that it is
+// grantWaiting allows those that wait as many retries as there are, and sees to it that it is
 // called when there may be more.
-func (b *retryBudget) grant() {
+func (b *retryBudget) grantWaiting() {
 	for len(b.waiting) > 0 && b.acquire(b.waiting[0].share, b.waiting[0].perSecond) {
 		close(b.waiting[0].granted)
 		b.waiting = slices.Delete(b.waiting, 0, 1)
@@ -122,7 +122,7 @@ func (b *retryBudget) grant() {
 	b.timer = time.AfterFunc(b.nextExpiry().Sub(now), func() {
 		b.mu.Lock()
 		defer b.mu.Unlock()
-		b.grant()
+		b.grantWaiting()
 	})
 }
 

@@ -43,7 +43,7 @@ func (m *mortal) die() {
 // checked makes Suspect a check that finds dead replicas.
 func checked(f **fleet) func(*Options) {
 	return func(o *Options) {
-		o.Suspect = func(b *backends.Backend) {
+		o.RecheckHealth = func(b *backends.Backend) {
 			c, err := net.Dial("tcp", b.URL.Host)
 			if err != nil {
 				b.SetState(backends.Down)
@@ -345,7 +345,7 @@ func TestQueueAfter503OfDownBackend(t *testing.T) {
 	r := newMortal(func(_ *mortal, s *session) { always(answered("503 Service Unavailable", "dead"))(s) })
 	var once sync.Once
 	f := serveHolding(t, holdsForAMinute, func(o *Options) {
-		o.Suspect = func(b *backends.Backend) { once.Do(func() { b.SetState(backends.Down) }) }
+		o.RecheckHealth = func(b *backends.Backend) { once.Do(func() { b.SetState(backends.Down) }) }
 	}, &r.replica)
 	done := f.background(askWhole)
 	eventually(t, "it was refused", func() bool { return len(r.requests()) == 1 })
@@ -700,7 +700,7 @@ func TestAttemptWarningsRateLimited(t *testing.T) {
 		{&backends.Backend{Name: "next in the slot of a"}, 0, true, 0},
 	} {
 		now = now.Add(c.after)
-		if due, left := w.due(c.of, now); due != c.due || left != c.left {
+		if due, left := w.shouldWarn(c.of, now); due != c.due || left != c.left {
 			t.Errorf("%s after %v: %v, %d left out; want %v, %d", c.of.Name, c.after, due, left, c.due, c.left)
 		}
 	}
@@ -712,7 +712,7 @@ func TestLastAttemptAwaitsOutageVerdict(t *testing.T) {
 	suspected := make(chan string, 100)
 	f := serveHolding(t, holdsForAMinute, func(o *Options) {
 		o.Attempts = 2
-		o.Suspect = suspects(suspected)
+		o.RecheckHealth = suspects(suspected)
 	}, &replica{script: dies}, &replica{script: dies}, &replica{script: dies})
 	if resp, _ := f.post("/v1/chat/completions", askWhole); resp.StatusCode != http.StatusBadGateway {
 		t.Errorf("got %d", resp.StatusCode)
@@ -742,7 +742,7 @@ func TestGracefulRestartOfOnlyReplica(t *testing.T) {
 			f.waits(len(all)) // none is answered while its checks pass
 			a.die()
 			eventually(t, "it is down", func() bool {
-				f.proxy.suspect(f.backends[0])
+				f.proxy.recheckHealth(f.backends[0])
 				return f.backends[0].State() == backends.Down
 			})
 			time.Sleep(upstreamErrorRetryTimeout) // longer than words are kept back for
@@ -961,8 +961,8 @@ func TestRetryBudgetOrder(t *testing.T) {
 				if i == 1 {
 					mine = ctx
 				}
-				turn := b.wait(0, 1)
-				defer b.leave(turn)
+				turn := b.addWait(0, 1)
+				defer b.removeWait(turn)
 				select {
 				case <-turn.granted:
 					order <- i
@@ -985,8 +985,8 @@ func TestRetryBudgetOrder(t *testing.T) {
 // A request makes room for the retry of another.
 func TestRetryBudgetGrantedByRequests(t *testing.T) {
 	b := newRetryBudget()
-	turn := b.wait(0.2, 0)
-	defer b.leave(turn)
+	turn := b.addWait(0.2, 0)
+	defer b.removeWait(turn)
 	for i := range 5 {
 		select {
 		case <-turn.granted:

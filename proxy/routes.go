@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/go-chi/chi/v5"
+
 	"warmroute/backends"
 	"warmroute/proxy/apikey"
 	"warmroute/router/prompt"
@@ -77,6 +79,65 @@ var endpoints = []endpoint{
 	{path: "/v1/audio/translations", multipart: true, format: plainFormat},
 }
 
+// routes returns the handler of all paths but those of endpoints. chi matches a path that has
+// escapes as it was written, so that only the plain spelling gets through.
+func (p *Proxy) routes() http.Handler {
+	r := chi.NewRouter()
+	for path, h := range map[string]http.HandlerFunc{
+		"/v1/models": p.requireKey(p.models), "/v1/models/*": p.requireKey(p.model), "/version": p.requireKey(p.versionInfo),
+		"/livez": p.livez, "/readyz": p.readyz, "/health": p.readyz,
+	} {
+		r.Get(path, h)
+		r.Head(path, h)
+	}
+	unhandled := func(w http.ResponseWriter, req *http.Request) { writeRouteError(w, req, r) }
+	r.NotFound(unhandled)
+	r.MethodNotAllowed(unhandled) // which chi also calls for any path with a method that it does not know
+	return r
+}
+
+// findEndpoint returns the endpoint of a request in the plain spelling of its path, else nil.
+// A replica is asked for the endpoint's own path, never the client's. chi is not used, since
+// its context would stay with each stream, on a stack twice the size.
+func findEndpoint(r *http.Request) *endpoint {
+	if r.Method != http.MethodPost || r.URL.RawPath != "" {
+		return nil
+	}
+	for i := range endpoints {
+		if endpoints[i].path == r.URL.Path {
+			return &endpoints[i]
+		}
+	}
+	return nil
+}
+
+// writeRouteError answers a request for which there is no handler: with a 405 where its path
+// has another method, else with a 404.
+func writeRouteError(w http.ResponseWriter, r *http.Request, routes chi.Routes) {
+	e := &apiError{status: http.StatusNotFound, kind: "invalid_request_error", code: "not_found",
+		message: "no such endpoint; the OpenAI API is served under /v1, for instance POST /v1/chat/completions"}
+	if allowed := allowedMethods(r, routes); allowed != "" {
+		w.Header().Set("Allow", allowed)
+		e.status, e.code, e.message = http.StatusMethodNotAllowed, "method_not_allowed", "method not allowed on this path; allowed: "+allowed
+	}
+	dialectOf(r.URL.Path).writeError(w, e)
+}
+
+// allowedMethods returns the value of Allow for the path; empty if nothing is there.
+func allowedMethods(r *http.Request, routes chi.Routes) string {
+	path := r.URL.RawPath
+	if path == "" {
+		path = r.URL.Path
+	}
+	switch {
+	case slices.ContainsFunc(endpoints, func(e endpoint) bool { return e.path == path }):
+		return http.MethodPost
+	case routes.Match(chi.NewRouteContext(), http.MethodGet, path):
+		return http.MethodGet + ", " + http.MethodHead
+	}
+	return ""
+}
+
 // models answers GET /v1/models: every card that any replica listed last, as
 // that replica wrote it; to the holder of a key, those that it may use.
 func (p *Proxy) models(w http.ResponseWriter, _ *http.Request, holder *apikey.Holder) {
@@ -97,7 +158,7 @@ func (p *Proxy) model(w http.ResponseWriter, r *http.Request, holder *apikey.Hol
 	id := strings.TrimPrefix(r.URL.Path, "/v1/models/")
 	entry, ok := findModel(p.registry.Catalog(), id, holder)
 	if !ok {
-		openAI.writeError(w, p.unknownModel(id, holder))
+		openAI.writeError(w, p.unknownModelError(id, holder))
 		return
 	}
 	writeJSON(w, entry.Card)
@@ -129,7 +190,7 @@ func (r *request) defaultModel(c *backends.Catalog) (string, *apiError) {
 	case ok:
 		return only, nil
 	case len(known) == 0:
-		return "", r.proxy.unknownModel("", r.holder)
+		return "", r.proxy.unknownModelError("", r.holder)
 	}
 	return "", invalidRequestError("model", "no model is named, and several models are served here, or none but adapters: name one of them, see GET /v1/models")
 }
@@ -137,7 +198,7 @@ func (r *request) defaultModel(c *backends.Catalog) (string, *apiError) {
 // maxNamedModels is how many models an error names: a fleet can have thousands of adapters.
 const maxNamedModels = 50
 
-func (p *Proxy) unknownModel(id string, holder *apikey.Holder) *apiError {
+func (p *Proxy) unknownModelError(id string, holder *apikey.Holder) *apiError {
 	catalog := p.registry.Catalog()
 	known := visibleModels(catalog, holder)
 	if len(catalog.Models) == 0 {

@@ -21,7 +21,7 @@ const (
 // applyRoutingHints takes from the client's headers what routing may know of it.
 func (r *request) applyRoutingHints() *apiError {
 	h, req := r.httpReq.Header, &r.input.request
-	req.Tenant = r.tenantHash()
+	req.Tenant = r.tenant(h)
 	if r.holder != nil {
 		req.Priority = r.holder.Priority
 	}

@@ -89,16 +89,16 @@ func (s *eventScanner) bufferPartial(b []byte) {
 	copy(tail[copy(tail, tail[len(b):]):], b)
 }
 
-func (s *eventScanner) scanLine(scanLine []byte) {
-	if len(scanLine) == 0 || len(scanLine) == 1 && scanLine[0] == '\r' {
+func (s *eventScanner) scanLine(line []byte) {
+	if len(line) == 0 || len(line) == 1 && line[0] == '\r' {
 		s.eventOffset, s.isFinalEvent = s.scannedBytes, false
 		return
 	}
-	if name, ok := bytes.CutPrefix(scanLine, []byte("event:")); ok && s.format == responsesFormat {
+	if name, ok := bytes.CutPrefix(line, []byte("event:")); ok && s.format == responsesFormat {
 		s.isFinalEvent = endsResponse(string(bytes.TrimSpace(name)))
 		return
 	}
-	data, ok := bytes.CutPrefix(scanLine, []byte("data:"))
+	data, ok := bytes.CutPrefix(line, []byte("data:"))
 	if !ok {
 		return // a comment, a name
 	}

@@ -10,21 +10,21 @@ import (
 )
 
 const (
-	// StatsInterval is the time that one point of a series stands for, and statsPoints
-	// how many are kept: five minutes.
+	// StatsInterval is the time between two points of a series, of which statsPoints are
+	// kept: five minutes.
 	StatsInterval = 5 * time.Second
 	statsPoints   = 60
-	// recentPoints is what "now" is taken to be: a step alone may hold few requests.
+	// recentPoints are averaged for Recent: one point alone may have few requests.
 	recentPoints = 6
 
-	// The buckets of TTFT grow by a quarter of an octave, from a millisecond to
-	// more than two minutes.
+	// The buckets of TTFT grow by a quarter of an octave, from a millisecond to more than two
+	// minutes.
 	minTTFT       = time.Millisecond
 	ttftPerOctave = 4
 	ttftBuckets   = 18 * ttftPerOctave
 )
 
-// statsWindow counts the requests of the last minutes, step by step.
+// statsWindow counts the requests of the last minutes, by intervals.
 type statsWindow struct {
 	began time.Time
 
@@ -33,13 +33,13 @@ type statsWindow struct {
 	fleet []backendStats // by slot
 }
 
-// counts is some requests that have ended.
+// counts are figures of requests that have ended.
 type counts struct {
-	tick     int64 // the step since the beginning; another one's counts are void
+	tick     int64 // number of the interval; the counts of another one are outdated
 	requests int
-	failed   int // of them, with an error; a client that left is none
-	prompt   int // tokens, of answered requests
-	cached   int // of them, as the answer told, or as was predicted where it does not
+	failed   int // with an error; a client disconnect is none
+	prompt   int // tokens, of successful requests
+	cached   int // of them, as reported, else as predicted
 }
 
 type statsPoint struct {
@@ -48,17 +48,17 @@ type statsPoint struct {
 }
 
 type backendStats struct {
-	backend *backends.Backend // the counts are another's if the slot is
+	backend *backends.Backend // whose counts these are
 	steps   [recentPoints + 1]counts
 }
 
 func newStatsWindow() statsWindow { return statsWindow{began: time.Now()} }
 
-// countEnded counts a request that was last sent to b; nil: to none. Whether its own answer
-// told of cached tokens decides what counts: of a stream without usage nothing is
-// observed, though the replica tells of others.
-func (p *statsWindow) countEnded(b *backends.Backend, arrived time.Time, o *metrics.Request, cachedKnown bool) {
-	tick := int64(arrived.Add(o.Duration).Sub(p.began) / StatsInterval)
+// countEnded counts a request that was last sent to b; nil: to none. Its own response decides
+// whether its cached tokens are known: a stream without usage reports none, though the replica
+// may report those of others.
+func (w *statsWindow) countEnded(b *backends.Backend, arrived time.Time, o *metrics.Request, cachedKnown bool) {
+	tick := int64(arrived.Add(o.Duration).Sub(w.began) / StatsInterval)
 	prompt, cached := 0, 0
 	if o.Code == 200 {
 		prompt, cached = o.PromptTokens, o.PredictedTokens
@@ -66,9 +66,9 @@ func (p *statsWindow) countEnded(b *backends.Backend, arrived time.Time, o *metr
 			cached = o.ObservedTokens
 		}
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	s := &p.steps[tick%statsPoints]
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	s := &w.steps[tick%statsPoints]
 	if s.tick != tick {
 		*s = statsPoint{counts: counts{tick: tick}}
 	}
@@ -80,10 +80,10 @@ func (p *statsWindow) countEnded(b *backends.Backend, arrived time.Time, o *metr
 	if b == nil {
 		return
 	}
-	for len(p.fleet) <= b.Slot {
-		p.fleet = append(p.fleet, backendStats{})
+	for len(w.fleet) <= b.Slot {
+		w.fleet = append(w.fleet, backendStats{})
 	}
-	of := &p.fleet[b.Slot]
+	of := &w.fleet[b.Slot]
 	if of.backend != b {
 		*of = backendStats{backend: b}
 	}
@@ -108,26 +108,25 @@ func ttftBucket(d time.Duration) int {
 	return min(max(i, 0), ttftBuckets-1)
 }
 
-// Recent is the last half minute of some requests. A share or a time of which
-// nothing is known is NaN.
+// Recent are figures of the last half minute. Unknown ones are NaN.
 type Recent struct {
-	PerSecond float64 // requests that ended, sent or refused
-	Failed    float64 // share of them that ended with an error; a client that left is none
-	HitRatio  float64 // prompt tokens from the cache: as answers told, or as predicted where they do not
-	TTFT      float64 // median in seconds; of the whole fleet only
+	PerSecond float64 // requests that ended
+	Failed    float64 // share of them that failed; a client disconnect is no failure
+	HitRatio  float64 // share of prompt tokens from the cache, as reported, else as predicted
+	TTFT      float64 // median in seconds; NaN for a single backend
 }
 
-// Stats is the last minutes of the fleet.
+// Stats are figures of the last minutes.
 type Stats struct {
 	Recent
-	// The series go back from now, oldest first, in steps of StatsInterval.
+	// Series of points StatsInterval apart, oldest first.
 	TTFT, HitRatio []float64
 	Backends       map[*backends.Backend]Recent
 }
 
-// Stats sums up what has ended in the last minutes.
-func (l *Activity) Stats() Stats {
-	p := &l.stats
+// Stats returns figures of the requests that ended in the last minutes.
+func (a *Activity) Stats() Stats {
+	p := &a.stats
 	since := time.Since(p.began)
 	now := int64(since / StatsInterval)
 	seconds := min(since, recentPoints*StatsInterval+since%StatsInterval).Seconds()
@@ -175,7 +174,7 @@ func (c *counts) failedRatio() float64 { return float64(c.failed) / float64(c.re
 
 func (c *counts) hitRatio() float64 { return min(float64(c.cached)/float64(c.prompt), 1) }
 
-// median is in seconds, to about a tenth: in a bucket requests are taken to lie evenly.
+// median returns the median TTFT in seconds, with an error of a tenth at most.
 func (s *statsPoint) median() float64 {
 	all := uint32(0)
 	for _, n := range s.ttft {

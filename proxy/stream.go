@@ -65,7 +65,7 @@ type streamRelay struct {
 func (a *attempt) relayStream(resp *http.Response, body replicaBody) *failure {
 	a.trackReply()
 	s := &streamRelay{attempt: a, resp: resp, body: body, events: eventScanner{format: a.endpoint.format, reply: a.reply}}
-	s.out = lineWriter{write: a.client.writeAndFlush, chunks: &a.proxy.chunks}
+	s.out = lineWriter{write: a.client.writeAndFlush, chunks: &a.proxy.pools.chunks}
 	defer s.out.releaseChunk()
 	buffered := a.proxy.buffers.get()
 	if f := s.commit(buffered); f != nil {
@@ -83,9 +83,9 @@ func (a *attempt) relayStream(resp *http.Response, body replicaBody) *failure {
 // backend's, unless it is a failure that another may better.
 func (s *streamRelay) commit(buffered *bytes.Buffer) *failure {
 	s.body.SetQuietTimeout(s.settings.Keepalive)
-	chunk := s.proxy.chunks.Get().(*[]byte)
+	chunk := s.proxy.pools.chunks.Get().(*[]byte)
 	s.readErr = s.awaitFirstEvent(buffered, *chunk)
-	s.proxy.chunks.Put(chunk)
+	s.proxy.pools.chunks.Put(chunk)
 	if f := s.check(); f != nil {
 		return f
 	}
@@ -125,7 +125,7 @@ func (s *streamRelay) awaitFirstEvent(buffered *bytes.Buffer, chunk []byte) erro
 }
 
 // check returns the failure that a stream is, as far as it was read, or nil. An error that
-// is the client's own fault is none: it would come from any backend.
+// is the client's own apiErr is none: it would come from any backend.
 func (s *streamRelay) check() *failure {
 	e := &s.events
 	switch {
@@ -138,9 +138,9 @@ func (s *streamRelay) check() *failure {
 	case e.done || s.readErr == nil || s.readErr == io.EOF && e.events > 0 && !s.isTruncated():
 		return nil
 	case s.readErr == io.EOF:
-		return s.classify(errTruncated)
+		return s.classifyError(errTruncated)
 	}
-	return s.classify(s.readErr)
+	return s.classifyError(s.readErr)
 }
 
 // errorEventFailure is check for a stream that began with an error event.
@@ -168,7 +168,7 @@ func (s *streamRelay) start(buffered []byte) {
 	if s.events.events > 0 {
 		s.recordFirstEvent()
 	}
-	s.recordResponse(s.resp)
+	s.recordCommitted(s.resp)
 	s.sendHeader(s.resp)
 	s.writeErr = s.out.start(buffered)
 	s.recordFirstToken()
@@ -457,7 +457,7 @@ func (a *attempt) relayErrorEvent(resp *http.Response) *failure {
 	body, err := a.readErrorBody(resp)
 	defer a.proxy.buffers.release(int64(len(body)))
 	if err != nil && !errors.Is(err, errErrorBodyTooLong) && !errors.Is(err, errErrorBodyMemory) {
-		return a.classify(err)
+		return a.classifyError(err)
 	}
 	a.sendError(replicaError(resp.StatusCode, body))
 	return nil

@@ -90,7 +90,7 @@ func TestReplicaResetMidStreamSendsErrorEvent(t *testing.T) {
 func breaksOff(t *testing.T, script func(*session), begun func(), events int) {
 	other := &replica{script: always(streamed(goodStream))}
 	suspected := make(chan string, 1)
-	f := serve(t, func(o *Options) { o.Suspect = suspects(suspected) }, &replica{script: script}, other)
+	f := serve(t, func(o *Options) { o.RecheckHealth = suspects(suspected) }, &replica{script: script}, other)
 	resp, br := f.stream(askStream)
 	start := role[:20]
 	f.expect(br, start)
@@ -142,7 +142,7 @@ func TestErrorEventFormat(t *testing.T) {
 
 func TestReplicaErrorEventMidStreamRelayed(t *testing.T) {
 	suspected := make(chan string, 1)
-	f := serve(t, func(o *Options) { o.Suspect = suspects(suspected) }, &replica{script: always(streamed(role, hello, dead, doneLine))})
+	f := serve(t, func(o *Options) { o.RecheckHealth = suspects(suspected) }, &replica{script: always(streamed(role, hello, dead, doneLine))})
 	if _, got := f.post("/v1/chat/completions", askStream); got != role+hello+dead+doneLine {
 		t.Errorf("got %q", got)
 	}
@@ -393,7 +393,7 @@ func TestAbortAfterContentSendsErrorEvent(t *testing.T) {
 			t.Run(api.name+", "+name, func(t *testing.T) {
 				relayed, suspected := make(chan struct{}), make(chan string, 1)
 				other := &replica{script: always(streamed(golden(t, api.name+"-stream")))}
-				f := serve(t, func(o *Options) { o.Suspect = suspects(suspected) }, &replica{script: func(s *session) {
+				f := serve(t, func(o *Options) { o.RecheckHealth = suspects(suspected) }, &replica{script: func(s *session) {
 					s.request()
 					s.say(sseHead, chunk(head))
 					<-relayed

@@ -3,34 +3,39 @@ package proxy
 import (
 	"warmroute/metrics"
 	"warmroute/proxy/accesslog"
+	"warmroute/proxy/recorder"
 	"warmroute/proxy/tracing"
 	"warmroute/router"
 )
 
-// maxLoggedFailures is how many failed attempts the story of a request names.
+// maxLoggedFailures is how many failed attempts the log of a request names.
 const maxLoggedFailures = 16
 
-// summary is what the access log and the traces tell of a request besides what
-// metrics do.
+// summary is what metrics, the access log, traces and the recording say of a request.
 type summary struct {
-	bytesIn     int                // of the body
-	reason      string             // of the last attempt's decision
-	matched     int                // tokens, by that decision
-	prompt      int                // tokens, by that decision
-	cachedKnown bool               // the replica told how much of the prompt it had
-	failures    []string           // reasons of attempts that failed, the first of them
-	phase       metrics.AbortPhase // in which the client was lost
+	outcome   metrics.Request
+	spans     *tracing.Request  // nil: requests are not traced
+	recording *recorder.Request // nil: traffic is not recorded, or not this request
+
+	bytesIn        int                // of the body
+	reason         string             // of the last attempt's decision
+	matchedTokens  int                // by that decision
+	estimatedInput int                // tokens of the prompt, by that decision
+	cachedKnown    bool               // the replica reported how much of the prompt it had cached
+	failures       []string           // reasons of failed attempts, the first of them
+	phase          metrics.AbortPhase // in which the client was lost
 }
 
-func (s *summary) addFailure(reason string) {
+// addFailureReason records why an attempt failed.
+func (s *summary) addFailureReason(reason string) {
 	if len(s.failures) < maxLoggedFailures {
 		s.failures = append(s.failures, reason)
 	}
 }
 
-// beginAttemptSpan begins an attempt.
+// beginAttemptSpan records an attempt that begins.
 func (r *request) beginAttemptSpan(d *router.Decision) {
-	r.summary.reason, r.summary.matched, r.summary.prompt, r.summary.cachedKnown = d.Reason, d.MatchedTokens, d.PromptTokens, false
+	r.reason, r.matchedTokens, r.estimatedInput, r.cachedKnown = d.Reason, d.MatchedTokens, d.PromptTokens, false
 	if r.spans == nil {
 		return
 	}
@@ -42,31 +47,31 @@ func (r *request) beginAttemptSpan(d *router.Decision) {
 	}, r.httpReq.Header)
 }
 
-// endAttemptSpan ends an attempt.
+// endAttemptSpan records an attempt that has ended.
 func (a *attempt) endAttemptSpan() {
-	a.summary.cachedKnown = a.result.CachedKnown
+	a.cachedKnown = a.result.CachedKnown
 	if a.spans == nil {
 		return
 	}
-	fault, cached := a.failureReason, -1
+	reason, cached := a.failureReason, -1
 	switch {
-	case fault != "":
+	case reason != "":
 	case a.result.End == router.Truncated:
-		fault = "broke_off"
-	case a.summary.phase != "":
-		fault = tracing.ErrorDisconnected
+		reason = "broke_off"
+	case a.phase != "":
+		reason = tracing.ErrorDisconnected
 	case a.result.End == router.ClientDisconnected:
-		fault = "cut_off" // by an operator, or by the proxy's end
+		reason = "cut_off" // by an operator, or by the proxy's end
 	}
 	if a.result.CachedKnown {
 		cached = a.result.CachedTokens
 	}
-	a.spans.EndAttempt(fault, a.result.PromptTokens, a.result.AnswerTokens, cached)
+	a.spans.EndAttempt(reason, a.result.PromptTokens, a.result.AnswerTokens, cached)
 }
 
-// logRequest tells of the request at its end.
+// logRequest ends the request's trace and writes its line of the access log.
 func (r *request) logRequest() {
-	if r.spans == nil && !r.proxy.access.Enabled() {
+	if r.spans == nil && !r.proxy.accessLog.Enabled() {
 		return
 	}
 	o, s := &r.outcome, &r.summary
@@ -74,32 +79,31 @@ func (r *request) logRequest() {
 		At: r.arrivedAt.Add(o.Duration), ID: r.id, Client: r.httpReq.RemoteAddr, Endpoint: o.Endpoint, Model: o.Model, Backend: o.Backend,
 		Reason: s.reason, Phase: string(s.phase), Failures: s.failures, TraceID: r.spans.TraceID(r.httpReq.Header),
 		Code: o.Code, Attempts: r.history.sent, BytesIn: int64(s.bytesIn), BytesOut: r.client.bytesWritten,
-		Tokens: accesslog.Tokens{Prompt: r.promptTokens, Predicted: s.matched, Observed: -1, Output: r.completionTokens},
+		Tokens: accesslog.Tokens{Prompt: r.promptTokens, Predicted: s.matchedTokens, Observed: -1, Output: r.completionTokens},
 		Times:  accesslog.Times{Total: o.Duration, TTFT: o.TTFT, Queued: r.history.queueTime, Overhead: o.Overhead},
 	}
 	if r.holder != nil {
 		e.Key = r.holder.Name
 	}
 	if e.Tokens.Prompt == 0 {
-		e.Tokens.Prompt = s.prompt
+		e.Tokens.Prompt = s.estimatedInput
 	}
 	if s.cachedKnown {
 		e.Tokens.Observed = o.ObservedTokens
 	}
 	r.spans.End(e)
-	if r.proxy.access.Enabled() {
-		r.proxy.access.LogRequest(e)
+	if r.proxy.accessLog.Enabled() {
+		r.proxy.accessLog.LogRequest(e)
 	}
 }
 
-// beginRecording keeps for the recording what of the input it will need: the input is
-// freed long before the request ends. Endpoints that generate nothing are not
-// recorded.
+// beginRecording copies what the recording needs of the input, which is released long before
+// the request ends. Endpoints that generate nothing are not recorded.
 func (r *request) beginRecording() {
-	if r.proxy.record == nil || r.endpoint.format == plainFormat {
+	if r.proxy.recorder == nil || r.endpoint.format == plainFormat {
 		return
 	}
-	q, req := r.proxy.record.Begin(), &r.input.request
+	q, req := r.proxy.recorder.Begin(), &r.input.request
 	q.Arrived, q.Model, q.Session = r.arrivedAt, req.Model, req.Session
 	pr := &r.input.scratch.prompt
 	q.Streams, q.Bytes, q.ExtraBytes = req.Streams, len(pr.Text), pr.ExtraBytes
@@ -109,7 +113,7 @@ func (r *request) beginRecording() {
 	r.recording = q
 }
 
-// recordResult takes what an attempt learned. The last attempt's is what counts.
+// recordResult records the tokens of an attempt. The last attempt's count.
 func (a *attempt) recordResult() {
 	if q := a.recording; q != nil {
 		q.PromptTokens, q.AnswerTokens = a.result.PromptTokens, a.result.AnswerTokens
@@ -117,11 +121,11 @@ func (a *attempt) recordResult() {
 	}
 }
 
-// finishRecording hands the request over to be written.
+// finishRecording passes the request to the recorder.
 func (r *request) finishRecording() {
 	if q := r.recording; q != nil {
 		q.Code, q.TTFT, q.Duration = r.outcome.Code, r.outcome.TTFT, r.outcome.Duration
-		r.proxy.record.Add(q)
+		r.proxy.recorder.Add(q)
 		r.recording = nil
 	}
 }
