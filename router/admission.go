@@ -149,7 +149,7 @@ func (r *Router) enqueue(req *Request, tried []*backends.Backend, deliver func(*
 		Value: t, Backends: t.req.Backends, Class: req.class(), Priority: req.Priority, Tenant: req.Tenant, Bytes: req.BodyBytes,
 	}
 	r.beginTicket(t, now)
-	tokens, rate := r.promptTokens(&t.req), r.estimates.FleetRate()
+	tokens, rate := r.decision.promptTokens(), r.estimates.FleetRate()
 	if r.filter() == nil {
 		tokens, rate = r.minUncached(), r.totalRate()
 	}

@@ -155,7 +155,7 @@ func (d *Decision) recordStart(now time.Time) {
 		return
 	}
 	d.started = true
-	d.health.watched.remove(d)
+	d.health.unwatch(d)
 	d.request.blocks = nil
 	if d.isOrphaned() {
 		return
@@ -182,7 +182,7 @@ func (d *Decision) Release(o Outcome) {
 		panic("router: Decision released twice")
 	}
 	d.released = true
-	d.health.watched.remove(d)
+	d.health.unwatch(d)
 	if d.request.noEngine {
 		d.Backend.NoEngineInFlight.Add(-1)
 		return

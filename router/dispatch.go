@@ -270,7 +270,7 @@ func (r *Router) blockedBy(chosen int) blocker {
 		return blockedByStep
 	case r.isWaitingForKV(c.Slot, d.now):
 		return blockedByQueue
-	case r.fitsKV(c.Slot, r.promptTokens(&d.req), d.now):
+	case r.fitsKV(c.Slot, d.promptTokens(), d.now):
 		return blockedByNothing
 	}
 	// Exact, now that it matters.

@@ -70,7 +70,7 @@ func (r *Router) Explain(req Request, tried ...*backends.Backend) Explanation {
 	r.begin(&req, tried, now)
 	r.match()
 	e := Explanation{
-		Policy: r.definition.Name, Model: req.CatalogID, PromptTokens: int(r.promptTokens(&req)), Blocks: len(req.Blocks), BlockBytes: r.blockBytes,
+		Policy: r.definition.Name, Model: req.CatalogID, PromptTokens: int(r.decision.promptTokens()), Blocks: len(req.Blocks), BlockBytes: r.blockBytes,
 		Waiting: r.queue.Len(),
 	}
 	all := r.listBackends()
@@ -148,7 +148,7 @@ func (r *Router) explainFate(req *Request, tried []*backends.Backend, blocked st
 func (r *Router) explainBackend(b *backends.Backend, now time.Time) BackendExplanation {
 	s, l := &r.states[b.Slot], b.Load()
 	var c policy.Candidate
-	r.describe(&c, b)
+	r.fillCandidate(&c, b)
 	x := BackendExplanation{
 		Name: b.Name, State: b.State().String(), Breaker: s.health.breaker.state(now).String(), Stalled: s.health.stalled,
 		MatchedBlocks: r.decision.matched[b.Slot], MatchedTokens: roundMilli(c.MatchedTokens), Uncached: roundMilli(c.UncachedTokens),

@@ -11,13 +11,13 @@ import (
 // sentence is the explanation in plain English.
 func (e *Explanation) sentence() string {
 	if e.Choice == "" {
-		return e.nobody() + " " + e.end("It")
+		return e.noCandidate() + " " + e.fate()
 	}
 	c, others := e.candidates()
 	var s string
 	switch {
 	case e.Reason == ReasonOnly:
-		s = fmt.Sprintf("%s is the only backend that may take it, and holds %s", c.Name, e.holding(c))
+		s = fmt.Sprintf("%s is the only backend that may take it, and holds %s", c.Name, e.holdings(c))
 		if left := e.filtered(); left != "" {
 			s += ": " + left
 		}
@@ -26,11 +26,10 @@ func (e *Explanation) sentence() string {
 	default:
 		s = e.byScore(c, others)
 	}
-	s += "."
-	if end := e.end("It"); e.Queued != "" || e.Refused != "" {
-		s += " " + end
+	if e.Queued != "" || e.Refused != "" {
+		return s + ". " + e.fate()
 	}
-	return s
+	return s + "."
 }
 
 // candidates are the chosen one and the others, the next best first.
@@ -61,29 +60,29 @@ func (e *Explanation) byCost(c BackendExplanation, others []BackendExplanation) 
 	next := others[0]
 	switch e.Reason {
 	case ReasonLoad:
-		return fmt.Sprintf("There is no prefix to go by, and %s %s", c.Name, e.better(c, next, others))
+		return fmt.Sprintf("There is no prefix to go by, and %s %s", c.Name, e.advantage(c, next, others))
 	case ReasonCold:
-		return fmt.Sprintf("No backend that may take it holds any of its %s prompt tokens, and %s %s", count(e.PromptTokens), c.Name, e.better(c, next, others))
+		return fmt.Sprintf("No backend that may take it holds any of its %s prompt tokens, and %s %s", groupDigits(e.PromptTokens), c.Name, e.advantage(c, next, others))
 	case ReasonSpill:
 		most := slices.MaxFunc(others, func(a, b BackendExplanation) int { return cmp.Compare(a.MatchedTokens, b.MatchedTokens) })
-		return fmt.Sprintf("%s holds more, %s, but %s; %s holds %s and %s", most.Name, e.holding(most), busy(most), c.Name, e.holding(c), e.better(c, most, others))
+		return fmt.Sprintf("%s holds more, %s, but %s; %s holds %s and %s", most.Name, e.holdings(most), describeLoad(most), c.Name, e.holdings(c), e.advantage(c, most, others))
 	}
-	return fmt.Sprintf("%s holds %s and %s", c.Name, e.holding(c), e.better(c, next, others))
+	return fmt.Sprintf("%s holds %s and %s", c.Name, e.holdings(c), e.advantage(c, next, others))
 }
 
-// better says by what the chosen one beats another.
-func (e *Explanation) better(c, other BackendExplanation, others []BackendExplanation) string {
+// advantage says by what the chosen one beats another.
+func (e *Explanation) advantage(c, other BackendExplanation, others []BackendExplanation) string {
 	soonest := !slices.ContainsFunc(others, func(o BackendExplanation) bool { return o.FirstToken < c.FirstToken })
 	switch {
 	case c.Score != nil && other.Score != nil && *c.Score == *other.Score:
 		return fmt.Sprintf("is as good as %s, but comes first by a hash of the prompt and its name", other.Name)
-	case soonest && seconds(c.FirstToken) != seconds(other.FirstToken):
-		return fmt.Sprintf("answers soonest: %s against %s on %s, which %s", seconds(c.FirstToken), seconds(other.FirstToken), other.Name, e.standing(other))
+	case soonest && formatSeconds(c.FirstToken) != formatSeconds(other.FirstToken):
+		return fmt.Sprintf("answers soonest: %s against %s on %s, which %s", formatSeconds(c.FirstToken), formatSeconds(other.FirstToken), other.Name, e.describeOther(other))
 	case c.Score == nil || other.Score == nil || *c.Score > *other.Score: // slo.ttft, which goes before the cost
-		return fmt.Sprintf("holds the most of those that should meet slo.ttft, with %s to its first token", seconds(c.FirstToken))
+		return fmt.Sprintf("holds the most of those that should meet slo.ttft, with %s to its first token", formatSeconds(c.FirstToken))
 	}
 	return fmt.Sprintf("costs the fleet least: %s tokens of prefill against %s on %s, which %s",
-		count(int(*c.Score)), count(int(*other.Score)), other.Name, e.standing(other))
+		groupDigits(int(*c.Score)), groupDigits(int(*other.Score)), other.Name, e.describeOther(other))
 }
 
 // byScore is the sentence of every other policy.
@@ -94,18 +93,18 @@ func (e *Explanation) byScore(c BackendExplanation, others []BackendExplanation)
 	}
 	next := slices.IndexFunc(others, func(o BackendExplanation) bool { return o.Score != nil })
 	if next < 0 {
-		return s + ": " + figure(*c.Score)
+		return s + ": " + formatScore(*c.Score)
 	}
 	n := others[next]
-	against := fmt.Sprintf(": %s against %s on %s", figure(*c.Score), figure(*n.Score), n.Name)
+	against := fmt.Sprintf(": %s against %s on %s", formatScore(*c.Score), formatScore(*n.Score), n.Name)
 	if *c.Score == *n.Score {
-		against = fmt.Sprintf(": %s, which it shares with %s, so that chance or a further figure decides", figure(*c.Score), n.Name)
+		against = fmt.Sprintf(": %s, which it shares with %s, so that chance or a further figure decides", formatScore(*c.Score), n.Name)
 	}
 	return s + against
 }
 
-// nobody says why no backend may take the request.
-func (e *Explanation) nobody() string {
+// noCandidate says why no backend may take the request.
+func (e *Explanation) noCandidate() string {
 	if left := e.filtered(); left != "" {
 		return "No backend may take it now: " + left + "."
 	}
@@ -129,27 +128,27 @@ func (e *Explanation) filtered() string {
 	return strings.Join(why, ", ")
 }
 
-// end says what becomes of a request that is not sent at once.
-func (e *Explanation) end(it string) string {
+// fate says what becomes of a request that is not sent at once.
+func (e *Explanation) fate() string {
 	switch {
 	case e.Refused != "":
-		return it + " would be refused: " + e.Refused + "."
+		return "It would be refused: " + e.Refused + "."
 	case e.Queued != "" && e.Choice != "":
-		return fmt.Sprintf("%s would wait first, for %s most likely: %s.", it, e.Choice, e.Queued)
+		return fmt.Sprintf("It would wait first, for %s most likely: %s.", e.Choice, e.Queued)
 	}
-	return it + " would wait: " + e.Queued + "."
+	return "It would wait: " + e.Queued + "."
 }
 
-func (e *Explanation) holding(b BackendExplanation) string {
+func (e *Explanation) holdings(b BackendExplanation) string {
 	if b.MatchedTokens == 0 {
 		return "nothing of its prompt"
 	}
-	return count(int(b.MatchedTokens)) + " of " + count(e.PromptTokens) + " prompt tokens"
+	return groupDigits(int(b.MatchedTokens)) + " of " + groupDigits(e.PromptTokens) + " prompt tokens"
 }
 
-// standing is what speaks for and against a backend that was not chosen.
-func (e *Explanation) standing(b BackendExplanation) string {
-	holds := "holds " + count(int(b.MatchedTokens))
+// describeOther says what speaks for and against a backend that was not chosen.
+func (e *Explanation) describeOther(b BackendExplanation) string {
+	holds := "holds " + groupDigits(int(b.MatchedTokens))
 	if b.MatchedTokens == 0 {
 		holds = "holds nothing"
 	}
@@ -157,20 +156,20 @@ func (e *Explanation) standing(b BackendExplanation) string {
 	if b.InFlight == 0 && b.Pending == 0 {
 		join = " but "
 	}
-	return busy(b) + join + holds
+	return describeLoad(b) + join + holds
 }
 
-func busy(b BackendExplanation) string {
-	switch n := count(int(b.InFlight + 0.5)); {
+func describeLoad(b BackendExplanation) string {
+	switch n := groupDigits(int(b.InFlight + 0.5)); {
 	case b.Pending > 0:
-		return fmt.Sprintf("has %s tokens to compute before it and %s in flight", count(int(b.Pending)), n)
+		return fmt.Sprintf("has %s tokens to compute before it and %s in flight", groupDigits(int(b.Pending)), n)
 	case b.InFlight > 0:
 		return fmt.Sprintf("has %s in flight", n)
 	}
 	return "is idle"
 }
 
-func seconds(s float64) string {
+func formatSeconds(s float64) string {
 	switch {
 	case s >= 10:
 		return fmt.Sprintf("%.0f s", s)
@@ -180,10 +179,10 @@ func seconds(s float64) string {
 	return fmt.Sprintf("%.2f s", s)
 }
 
-func figure(x float64) string { return strconv.FormatFloat(x, 'g', 6, 64) }
+func formatScore(x float64) string { return strconv.FormatFloat(x, 'g', 6, 64) }
 
-// count writes 1984 as 1,984.
-func count(n int) string {
+// groupDigits writes 1984 as 1,984.
+func groupDigits(n int) string {
 	s := strconv.Itoa(n)
 	for at := len(s) - 3; at > 0 && s[at-1] != '-'; at -= 3 {
 		s = s[:at] + "," + s[at:]

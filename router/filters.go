@@ -35,13 +35,13 @@ const (
 type rank int
 
 const (
-	probe      rank = iota - 1 // has to be tried
-	preferred                  // no filter applies
-	kvFull                     // ... and so on, each worse than the one before
-	failing                    //
-	tooLong                    //
-	lastResort                 //
-	excluded                   // takes the request in no case
+	rankProbe     rank = iota - 1 // has to be tried
+	rankPreferred                 // no filter applies
+	rankKVFull
+	rankFailing
+	rankTooLong
+	rankStalled
+	rankExcluded // takes the request in no case
 )
 
 // filter is one reason for which a backend is no candidate, or only where there is
@@ -58,45 +58,45 @@ type filter struct {
 // membershipFilters say whether a backend takes any request. They do not depend on
 // the request.
 var membershipFilters = []filter{
-	{name: "removed", rank: excluded, state: Draining, description: "left the fleet",
+	{name: "removed", rank: rankExcluded, state: Draining, description: "left the fleet",
 		applies: func(r *Router, b *backends.Backend) bool { return !r.has(b) }},
-	{name: "unready", rank: excluded, state: Down, description: "is not ready",
+	{name: "unready", rank: rankExcluded, state: Down, description: "is not ready",
 		applies: func(r *Router, b *backends.Backend) bool { return b.State() == backends.Down }},
-	{name: "draining", rank: excluded, state: Draining, description: "is draining",
+	{name: "draining", rank: rankExcluded, state: Draining, description: "is draining",
 		applies: func(r *Router, b *backends.Backend) bool { return b.State() == backends.Draining }},
-	{name: "stopping", rank: excluded, state: Stopping, description: "is about to stop",
+	{name: "stopping", rank: rankExcluded, state: Stopping, description: "is about to stop",
 		applies: func(r *Router, b *backends.Backend) bool { return r.states[b.Slot].health.isStopping(r.now) }},
-	{name: "asleep", rank: excluded, state: Asleep, description: "is asleep",
+	{name: "asleep", rank: rankExcluded, state: Asleep, description: "is asleep",
 		applies: func(r *Router, b *backends.Backend) bool { l := b.Load(); return l != nil && l.Asleep }},
 }
 
 // requestFilters say whether an available backend takes the request in
 // Router.decision, the first that applies counts.
 var requestFilters = []filter{
-	{name: "tried", rank: excluded, description: "was tried already",
+	{name: "tried", rank: rankExcluded, description: "was tried already",
 		applies: func(r *Router, b *backends.Backend) bool { return slices.Contains(r.decision.tried, b) }},
-	{name: "max_in_flight", rank: excluded, err: ErrMaxInFlight, description: "has max_in_flight requests",
+	{name: "max_in_flight", rank: rankExcluded, err: ErrMaxInFlight, description: "has max_in_flight requests",
 		applies: func(r *Router, b *backends.Backend) bool {
 			return isFull(b, r.decision.req.sequences()+r.states[b.Slot].claimed.sequences)
 		}},
-	{name: "stalled", rank: lastResort, description: "is stalled",
+	{name: "stalled", rank: rankStalled, description: "is stalled",
 		applies: func(r *Router, b *backends.Backend) bool {
 			_, external := r.externalLoad(b.Load(), r.decision.now)
 			return r.updateStalled(b, b.Load(), external, r.decision.now)
 		}},
-	{name: "probe", rank: probe, description: "is tried first, to see whether it has recovered",
+	{name: "probe", rank: rankProbe, description: "is tried first, to see whether it has recovered",
 		applies: (*Router).isProbed},
-	{name: "prompt_too_long", rank: tooLong, description: "is left out (prompt too long for it)",
+	{name: "prompt_too_long", rank: rankTooLong, description: "is left out (prompt too long for it)",
 		applies: func(r *Router, b *backends.Backend) bool {
 			return r.definition.FiltersLength && r.isTooLong(&r.decision.req, b.Slot)
 		}},
-	{name: "queue_full", rank: failing, description: "refused a request because its queue is full",
+	{name: "queue_full", rank: rankFailing, description: "refused a request because its queue is full",
 		applies: func(r *Router, b *backends.Backend) bool {
 			return r.states[b.Slot].health.isQueueFull(r.decision.now)
 		}},
-	{name: "breaker_open", rank: failing, description: "has its breaker open",
+	{name: "breaker_open", rank: rankFailing, description: "has its breaker open",
 		applies: func(r *Router, b *backends.Backend) bool { return r.states[b.Slot].health.breaker.open }},
-	{name: "kv_full", rank: kvFull, description: "has its KV cache nearly full",
+	{name: "kv_full", rank: rankKVFull, description: "has its KV cache nearly full",
 		applies: func(r *Router, b *backends.Backend) bool {
 			l := b.Load()
 			return r.definition.FiltersKV && l != nil && l.KVKnown && l.KVCacheUsage > maxKVUsage
@@ -109,7 +109,7 @@ var headroomFilter = filter{name: "headroom", description: "is kept free for int
 
 // filterOf returns the first filter that applies to a backend; nil for none.
 func (r *Router) filterOf(b *backends.Backend) *filter {
-	if f := r.unavailability(b); f != nil {
+	if f := r.membershipFilter(b); f != nil {
 		return f
 	}
 	for i := range requestFilters {
@@ -120,8 +120,9 @@ func (r *Router) filterOf(b *backends.Backend) *filter {
 	return nil
 }
 
-// unavailability returns why a backend takes no requests; nil when it does.
-func (r *Router) unavailability(b *backends.Backend) *filter {
+// membershipFilter returns the filter by which a backend takes no request; nil when it
+// takes some.
+func (r *Router) membershipFilter(b *backends.Backend) *filter {
 	for i := range membershipFilters {
 		if membershipFilters[i].applies(r, b) {
 			return &membershipFilters[i]
@@ -130,7 +131,7 @@ func (r *Router) unavailability(b *backends.Backend) *filter {
 	return nil
 }
 
-func (r *Router) isAvailable(b *backends.Backend) bool { return r.unavailability(b) == nil }
+func (r *Router) isAvailable(b *backends.Backend) bool { return r.membershipFilter(b) == nil }
 
 // isFull reports whether b may not have so many sequences more. One request alone
 // always may, whatever it counts for.

@@ -52,7 +52,7 @@ type health struct {
 	stoppingAt time.Time // when it last reported that it is about to stop, or was tried since; zero: it has not
 
 	breaker breaker
-	watched stallWatchers
+	watched []*Decision // requests that are told when it makes no progress
 }
 
 // scrapeCounters are the counters of the last scrape; zero before it.
@@ -249,7 +249,7 @@ func (r *Router) Condition(b *backends.Backend) Condition {
 	defer r.unlock()
 	s := b.Status()
 	c := Condition{State: Ready, Since: s.Since, Reason: s.Reason}
-	f := r.unavailability(b)
+	f := r.membershipFilter(b)
 	if f == nil {
 		if h := r.states[b.Slot].health; h.stalled {
 			return Condition{Stalled, h.since, "it has requests and makes no progress"}

@@ -39,17 +39,11 @@ type load struct {
 	streams float64     // the part of it whose first event can be seen
 	since   time.Time   // up to when time has been counted as work
 
-	adapters []adapterUse
+	adapters map[string]int // requests in flight, by adapter
 
 	requests  int
 	unstarted float64 // uncached tokens of requests without output
 	unseen    float64 // prompt tokens of requests without output
-}
-
-// adapterUse is how many requests for an adapter a backend has in flight.
-type adapterUse struct {
-	name     string
-	requests int
 }
 
 func (l *load) add(d *Decision, now time.Time) {
@@ -140,36 +134,30 @@ func (l *load) addAdapter(d *Decision) {
 	if name == "" {
 		return
 	}
-	at := l.findAdapter(name)
-	if at < 0 {
-		if len(l.adapters) == maxAdapters {
-			d.request.adapter = ""
-			return
-		}
-		at = len(l.adapters)
-		l.adapters = append(l.adapters, adapterUse{name: name})
+	if l.adapters[name] == 0 && len(l.adapters) == maxAdapters {
+		d.request.adapter = ""
+		return
 	}
-	l.adapters[at].requests++
+	if l.adapters == nil {
+		l.adapters = map[string]int{}
+	}
+	l.adapters[name]++
 }
 
 func (l *load) removeAdapter(d *Decision) {
-	if d.request.adapter == "" {
+	name := d.request.adapter
+	if name == "" {
 		return
 	}
-	at := l.findAdapter(d.request.adapter)
-	if l.adapters[at].requests--; l.adapters[at].requests == 0 {
-		l.adapters = slices.Delete(l.adapters, at, at+1)
+	if l.adapters[name]--; l.adapters[name] == 0 {
+		delete(l.adapters, name)
 	}
-}
-
-func (l *load) findAdapter(name string) int {
-	return slices.IndexFunc(l.adapters, func(u adapterUse) bool { return u.name == name })
 }
 
 // adapterCost returns what it costs the replica that reported scrape to load an adapter.
 func (l *load) adapterCost(adapter string, scrape *backends.Load) float64 {
 	switch {
-	case adapter == "" || scrape != nil && slices.Contains(scrape.RunningAdapters, adapter) || l.findAdapter(adapter) >= 0:
+	case adapter == "" || scrape != nil && slices.Contains(scrape.RunningAdapters, adapter) || l.adapters[adapter] > 0:
 		return 0
 	case scrape != nil && scrape.MaxAdapters > 0 && len(scrape.RunningAdapters) >= scrape.MaxAdapters:
 		return adapterWaitTokens

@@ -86,9 +86,9 @@ func (r *Router) match() {
 func (r *Router) filter() error {
 	d := &r.decision
 	d.candidates, d.backends = d.candidates[:0], d.backends[:0]
-	none, best := ErrNoneReady, lastResort
+	none, best := ErrNoneReady, rankStalled
 	for _, b := range d.req.Backends {
-		rank := preferred
+		rank := rankPreferred
 		if f := r.filterOf(b); f != nil {
 			rank = f.rank
 			if f.err != nil {
@@ -104,7 +104,7 @@ func (r *Router) filter() error {
 		}
 		d.backends = append(d.backends, b)
 		d.candidates = append(d.candidates, policy.Candidate{})
-		r.describe(&d.candidates[len(d.candidates)-1], b)
+		r.fillCandidate(&d.candidates[len(d.candidates)-1], b)
 	}
 	if len(d.backends) == 0 {
 		return none
@@ -115,11 +115,11 @@ func (r *Router) filter() error {
 	return nil
 }
 
-// describe fills in what policies know of a backend.
-func (r *Router) describe(c *policy.Candidate, b *backends.Backend) {
+// fillCandidate fills in what policies know of a backend.
+func (r *Router) fillCandidate(c *policy.Candidate, b *backends.Backend) {
 	d, s, l := &r.decision, &r.states[b.Slot], b.Load()
 	foreignRequests, foreignTokens := r.externalLoad(l, d.now)
-	rate, weight, tokens := r.estimates.PrefillRate(b.Slot), weightOf(b), r.promptTokens(&d.req)
+	rate, weight, tokens := r.estimates.PrefillRate(b.Slot), weightOf(b), d.promptTokens()
 	matched := min(float64(d.matched[b.Slot]*r.blockBytes)/d.perToken, tokens)
 	*c = policy.Candidate{
 		Slot:           b.Slot,
@@ -153,7 +153,7 @@ func (r *Router) score() int {
 func (r *Router) fillRequest() {
 	d := &r.decision
 	d.request = policy.Request{
-		Now: d.now, Blocks: d.req.Blocks, BlockTokens: float64(r.blockBytes) / d.perToken, PromptTokens: r.promptTokens(&d.req),
+		Now: d.now, Blocks: d.req.Blocks, BlockTokens: float64(r.blockBytes) / d.perToken, PromptTokens: d.promptTokens(),
 		PromptKey: d.req.PromptKey, Session: d.req.Session,
 		MeanAnswerTokens: r.estimates.AnswerTokens(d.backends), MeanUncachedTokens: r.meanUncached.Value,
 	}
@@ -190,8 +190,8 @@ func (r *Router) reserve(chosen int) *Decision {
 	p.QueuedAhead = s.load.queuedTokens(d.now, c.PrefillRate)
 	p.IsText = req.Sequences <= 1 && !req.Media && len(req.Blocks) > 0
 	p.IsTooLong = r.isTooLong(req, b.Slot)
-	made.watch = stallWatch{req.Stalls, req.Backends, d.tried, -1}
-	s.health.watched.add(made)
+	made.watch = stallWatch{req.Stalls, req.Backends, d.tried}
+	s.health.watch(made)
 	if req.NoEngine {
 		b.NoEngineInFlight.Add(1)
 		return made
@@ -232,14 +232,12 @@ func (r *Router) reason(chosen int) string {
 	return ReasonPrefix
 }
 
-// promptTokens is how long a request's prompt is, about.
-func (r *Router) promptTokens(req *Request) float64 {
-	return float64(req.Bytes) / r.estimates.BytesPerToken(req.Model)
-}
+// promptTokens returns how long the prompt is, about.
+func (d *decision) promptTokens() float64 { return float64(d.req.Bytes) / d.perToken }
 
 // minUncached is what the candidates would have to compute at least.
 func (r *Router) minUncached() float64 {
-	least := r.promptTokens(&r.decision.req)
+	least := r.decision.promptTokens()
 	for i := range r.decision.candidates {
 		least = min(least, r.decision.candidates[i].UncachedTokens)
 	}

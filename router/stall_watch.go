@@ -15,43 +15,34 @@ type StallListener interface {
 	BackendStalled(elsewhere, hung bool)
 }
 
+// stallWatch is what a Decision keeps for its StallListener. Guarded by Router.mu.
+type stallWatch struct {
+	listener StallListener       // nil: none, or not any more
+	backends []*backends.Backend // that could have been chosen, except for tried
+	tried    []*backends.Backend
+}
+
 // stallNotice is a call of a StallListener that is due when the lock is released.
 type stallNotice struct {
 	to              StallListener
 	elsewhere, hung bool
 }
 
-// stallWatch is what a Decision keeps for its StallListener. Guarded by Router.mu.
-type stallWatch struct {
-	listener StallListener       // nil: none
-	backends []*backends.Backend // that could have been chosen, except for tried
-	tried    []*backends.Backend
-	place    int // in stallWatchers; -1: not there
-}
-
-// stallWatchers are the requests on one backend that could still be answered by
-// another: nothing of an answer was relayed.
-type stallWatchers []*Decision
-
-func (w *stallWatchers) add(d *Decision) {
+// watch adds a request to those that are told of stalls: nothing of an answer was
+// relayed, so another backend could still answer it.
+func (h *health) watch(d *Decision) {
 	if d.watch.listener != nil {
-		d.watch.place = len(*w)
-		*w = append(*w, d)
+		h.watched = append(h.watched, d)
 	}
 }
 
-// remove may be called any number of times.
-func (w *stallWatchers) remove(d *Decision) {
-	place := d.watch.place
-	if place < 0 {
-		return
+// unwatch may be called any number of times.
+func (h *health) unwatch(d *Decision) {
+	if d.watch.listener != nil {
+		d.watch.listener = nil
+		at := slices.Index(h.watched, d)
+		h.watched = slices.Delete(h.watched, at, at+1)
 	}
-	last := len(*w) - 1
-	moved := (*w)[last]
-	(*w)[place], moved.watch.place = moved, place
-	(*w)[last] = nil
-	*w = (*w)[:last]
-	d.watch.place = -1
 }
 
 // Commit records that the answer goes to the client, so that no other backend can
@@ -59,7 +50,7 @@ func (w *stallWatchers) remove(d *Decision) {
 func (d *Decision) Commit() {
 	d.router.mu.Lock()
 	defer d.router.unlock()
-	d.health.watched.remove(d)
+	d.health.unwatch(d)
 }
 
 // notifyStalled reports to the requests on b that it makes no progress, once the lock
@@ -67,13 +58,9 @@ func (d *Decision) Commit() {
 func (r *Router) notifyStalled(b *backends.Backend) {
 	h := r.states[b.Slot].health
 	for _, d := range h.watched {
-		r.callbacks.stalls = append(r.callbacks.stalls, stallNotice{d.watch.listener, r.hasAlternative(d), h.hung})
+		elsewhere := slices.ContainsFunc(d.watch.backends, func(o *backends.Backend) bool {
+			return o != b && r.isAvailable(o) && !slices.Contains(d.watch.tried, o) && !r.states[o.Slot].health.stalled
+		})
+		r.callbacks.stalls = append(r.callbacks.stalls, stallNotice{d.watch.listener, elsewhere, h.hung})
 	}
-}
-
-// hasAlternative reports whether another backend seems able to answer d's request.
-func (r *Router) hasAlternative(d *Decision) bool {
-	return slices.ContainsFunc(d.watch.backends, func(b *backends.Backend) bool {
-		return b != d.Backend && r.isAvailable(b) && !slices.Contains(d.watch.tried, b) && !r.states[b.Slot].health.stalled
-	})
 }

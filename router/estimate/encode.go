@@ -41,7 +41,7 @@ func (f *Fleet) Restore(slot int, from []byte) bool {
 	edge, ratio, answer, rate := rest[0], tokenRatio{rest[1], rest[2]}, Average{rest[3], rest[4]}, rest[5]
 	switch {
 	case edge >= bucketCount,
-		ratio.tokens == 0 || ratio.value() < minBytesPerToken || ratio.value() > maxBytesPerToken,
+		ratio.tokens == 0 || ratio.value() < MinBytesPerToken || ratio.value() > maxBytesPerToken,
 		answer.Value < 1 || answer.Value > MaxAnswerTokens,
 		rate != 0 && (rate < minPrefillRate || rate > maxPrefillRate):
 		return false

@@ -6,14 +6,11 @@ const (
 	maxRatioTokens       = 1 << 20 // above which older prompts count half
 	maxModels            = 1024    // that have a ratio of their own
 
-	// A figure outside of these is not a tokenizer's.
-	minBytesPerToken = 0.5
+	// MinBytesPerToken and maxBytesPerToken bound what a tokenizer can make of a text.
+	MinBytesPerToken = 0.5
 	maxBytesPerToken = 32
 	minTextBytes     = 256 // of a prompt; in a shorter one the chat template's own tokens dominate
 )
-
-// MinBytesPerToken is a lower bound of every tokenizer's bytes per token.
-const MinBytesPerToken = minBytesPerToken
 
 // tokenRatio is how many bytes of text make a token.
 type tokenRatio struct{ bytes, tokens float64 }
@@ -70,5 +67,5 @@ func (m *modelRatios) add(model string, bytes, tokens int) {
 // isPlausible reports whether a tokenizer can make so many tokens of so many bytes.
 func isPlausible(bytes, tokens int) bool {
 	q := float64(bytes) / float64(tokens)
-	return bytes < minTextBytes || q >= minBytesPerToken && q <= maxBytesPerToken
+	return bytes < minTextBytes || q >= MinBytesPerToken && q <= maxBytesPerToken
 }

@@ -93,9 +93,6 @@ func New[T any](now time.Time) *Queue[T] {
 // Configure changes the bounds. They hold for requests to come.
 func (q *Queue[T]) Configure(s Settings) { q.settings = s }
 
-// Settings returns the bounds.
-func (q *Queue[T]) Settings() *Settings { return &q.settings }
-
 // Len returns how many requests are queued.
 func (q *Queue[T]) Len() int { return q.count }
 
@@ -127,7 +124,21 @@ func (q *Queue[T]) Add(it *Item[T], prefill, rate float64, timeout time.Duration
 	if q.count == 0 {
 		q.departures.restart(now)
 	}
-	q.push(it)
+	q.arrivals++
+	it.number = q.arrivals
+	it.older = q.newest
+	if q.newest != nil {
+		q.newest.newer = it
+	} else {
+		q.oldest = it
+	}
+	q.newest = it
+	if !it.due.IsZero() {
+		heap.Push(&q.due, it)
+	}
+	q.count++
+	q.classes[it.Class].add(1, int64(it.Bytes), it.Tokens)
+	q.joinGroup(it)
 }
 
 // Charge charges a tenant for a request that was not queued.
@@ -140,9 +151,25 @@ func (q *Queue[T]) Refund(it *Item[T]) { q.fairness.refund(it.Tenant, it.charged
 
 // Remove removes a request.
 func (q *Queue[T]) Remove(it *Item[T], now time.Time) {
-	q.pop(it)
 	q.departures.add(now)
 	q.fairness.remove(it.Tenant)
+	if !it.due.IsZero() {
+		heap.Remove(&q.due, it.duePlace)
+	}
+	if it.older != nil {
+		it.older.newer = it.newer
+	} else {
+		q.oldest = it.newer
+	}
+	if it.newer != nil {
+		it.newer.older = it.older
+	} else {
+		q.newest = it.older
+	}
+	it.older, it.newer = nil, nil
+	q.count--
+	q.classes[it.Class].add(-1, -int64(it.Bytes), -it.Tokens)
+	q.leaveGroup(it)
 }
 
 // IsFull reports whether the bounds of a class admit no request with such a body.
@@ -309,44 +336,6 @@ func (it *Item[T]) before(other *Item[T]) bool {
 		return it.key < other.key
 	}
 	return it.number < other.number
-}
-
-func (q *Queue[T]) push(it *Item[T]) {
-	q.arrivals++
-	it.number = q.arrivals
-	it.older = q.newest
-	if q.newest != nil {
-		q.newest.newer = it
-	} else {
-		q.oldest = it
-	}
-	q.newest = it
-	if !it.due.IsZero() {
-		heap.Push(&q.due, it)
-	}
-	q.count++
-	q.classes[it.Class].add(1, int64(it.Bytes), it.Tokens)
-	q.joinGroup(it)
-}
-
-func (q *Queue[T]) pop(it *Item[T]) {
-	if !it.due.IsZero() {
-		heap.Remove(&q.due, it.duePlace)
-	}
-	if it.older != nil {
-		it.older.newer = it.newer
-	} else {
-		q.oldest = it.newer
-	}
-	if it.newer != nil {
-		it.newer.older = it.older
-	} else {
-		q.newest = it.older
-	}
-	it.older, it.newer = nil, nil
-	q.count--
-	q.classes[it.Class].add(-1, -int64(it.Bytes), -it.Tokens)
-	q.leaveGroup(it)
 }
 
 func (q *Queue[T]) joinGroup(it *Item[T]) {
