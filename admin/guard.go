@@ -103,7 +103,7 @@ func (h *Handler) isOperator(w http.ResponseWriter, r *http.Request, near bool) 
 	}
 	w.Header().Set("WWW-Authenticate", "Bearer")
 	message := "send the admin_token as Authorization: Bearer TOKEN"
-	if apikey.Presented(r.Header, false) != "" {
+	if apikey.FromHeader(r.Header, false) != "" {
 		message = "the token is not this proxy's admin_token"
 	}
 	fail(w, http.StatusUnauthorized, message)
@@ -114,7 +114,7 @@ func (h *Handler) isOperator(w http.ResponseWriter, r *http.Request, near bool) 
 func (h *Handler) hasToken(r *http.Request) bool {
 	token := *h.token.Load()
 	// Hashes have one length, which the comparison would give away.
-	given, want := sha256.Sum256([]byte(apikey.Presented(r.Header, false))), sha256.Sum256([]byte(token))
+	given, want := sha256.Sum256([]byte(apikey.FromHeader(r.Header, false))), sha256.Sum256([]byte(token))
 	return token != "" && subtle.ConstantTimeCompare(given[:], want[:]) == 1
 }
 

@@ -19,19 +19,19 @@ const bytesPerToken = 4
 
 // account is who sends a request, and what the request has cost.
 type account struct {
-	holder           *apikey.Holder // nil: no keys are configured
-	lease            apikey.Visit   // of the holder; zero: none
-	promptTokens     int            // as the key is charged; 0: no engine worked on the prompt
-	completionTokens int            // as far as the response came
+	holder           *apikey.Account // nil: no keys are configured
+	lease            apikey.Lease    // of the holder; zero: none
+	promptTokens     int             // as the key is charged; 0: no engine worked on the prompt
+	completionTokens int             // as far as the response came
 }
 
 // findKey returns the holder of the key that a request came with. It is nil without an error
 // when no keys are configured.
-func (p *Proxy) findKey(r *http.Request, d dialect) (*apikey.Holder, *apiError) {
-	if p.keys.Open() {
+func (p *Proxy) findKey(r *http.Request, d dialect) (*apikey.Account, *apiError) {
+	if p.keys.Empty() {
 		return nil, nil
 	}
-	presented := apikey.Presented(r.Header, d == anthropic)
+	presented := apikey.FromHeader(r.Header, d == anthropic)
 	if presented == "" {
 		p.metrics.CountUnauthorized(metrics.KeyMissing)
 		return nil, unauthorizedError("missing API key: send it as Authorization: Bearer KEY")
@@ -53,7 +53,7 @@ func unauthorizedError(message string) *apiError {
 }
 
 // requireKey wraps a handler that needs an API key, where keys are configured.
-func (p *Proxy) requireKey(handler func(http.ResponseWriter, *http.Request, *apikey.Holder)) http.HandlerFunc {
+func (p *Proxy) requireKey(handler func(http.ResponseWriter, *http.Request, *apikey.Account)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		holder, apiErr := p.findKey(r, anthropic)
 		if apiErr != nil {
@@ -73,8 +73,8 @@ func (r *request) authenticate() *apiError {
 	}
 	if apiErr == nil {
 		r.holder = holder
-		var refusal *apikey.Refusal
-		if r.lease, refusal = holder.Enter(); refusal != nil {
+		var refusal *apikey.LimitError
+		if r.lease, refusal = holder.Acquire(); refusal != nil {
 			apiErr = rateLimitError(refusal)
 		}
 		r.writeRateHeaders(r.client.Header())
@@ -84,7 +84,7 @@ func (r *request) authenticate() *apiError {
 
 // chargePrompt charges the prompt's tokens to the key's rate limit.
 func (r *request) chargePrompt() *apiError {
-	refusal := r.lease.Charge(r.input.request.Bytes / bytesPerToken)
+	refusal := r.lease.ChargePrompt(r.input.request.Bytes / bytesPerToken)
 	if refusal == nil {
 		return nil
 	}
@@ -108,13 +108,13 @@ func (a *attempt) chargeUsage() {
 }
 
 // rateLimitError returns OpenAI's error for a request beyond a limit.
-func rateLimitError(r *apikey.Refusal) *apiError {
-	e := &apiError{status: http.StatusTooManyRequests, kind: string(r.Reason), code: "rate_limit_exceeded"}
-	e.retryAfter = max(int(math.Ceil(r.Wait.Seconds())), 1)
-	if r.Reason == apikey.ForConcurrency {
-		e.message = fmt.Sprintf("Rate limit reached: this API key may have %d requests at once. Try again when one has ended.", r.Most)
+func rateLimitError(r *apikey.LimitError) *apiError {
+	e := &apiError{status: http.StatusTooManyRequests, kind: string(r.Limit), code: "rate_limit_exceeded"}
+	e.retryAfter = max(int(math.Ceil(r.RetryAfter.Seconds())), 1)
+	if r.Limit == apikey.LimitConcurrency {
+		e.message = fmt.Sprintf("Rate limit reached: this API key may have %d requests at once. Try again when one has ended.", r.Max)
 	} else {
-		e.message = fmt.Sprintf("Rate limit reached: this API key may use %d %s a minute. Try again in %ds.", r.Most, r.Reason, e.retryAfter)
+		e.message = fmt.Sprintf("Rate limit reached: this API key may use %d %s a minute. Try again in %ds.", r.Max, r.Limit, e.retryAfter)
 	}
 	return e
 }
@@ -138,7 +138,7 @@ func (a *account) writeRateHeaders(h http.Header) {
 // others have sent.
 func (r *request) mayShowRoute() bool {
 	if r.holder == nil { // with keys configured, the request is not authenticated
-		return r.settings.RouteHeaders && r.proxy.keys.Open()
+		return r.settings.RouteHeaders && r.proxy.keys.Empty()
 	}
 	return r.settings.RouteHeaders && r.holder.RouteHeaders
 }
@@ -172,20 +172,4 @@ func (a *account) maxQueueTime(configured time.Duration) time.Duration {
 		return a.holder.QueueTime
 	}
 	return configured
-}
-
-// keyUsage returns the figures of the keys for the metrics.
-func (p *Proxy) keyUsage() []metrics.KeyUsage {
-	var out []metrics.KeyUsage
-	for _, u := range p.keys.Uses() {
-		refused := map[string]int64{}
-		for reason, n := range u.Refused {
-			refused[string(reason)] = n
-		}
-		out = append(out, metrics.KeyUsage{
-			Name: u.Name, InFlight: u.InFlight, Requests: u.Requests,
-			PromptTokens: u.PromptTokens, CompletionTokens: u.CompletionTokens, Refused: refused,
-		})
-	}
-	return out
 }

@@ -124,7 +124,7 @@ func New(o Options) *Proxy {
 	if p.keys == nil {
 		p.keys = apikey.New(nil)
 	}
-	p.metrics.RegisterKeys(p.keyUsage)
+	p.metrics.RegisterKeys(p.keys.Usage)
 	p.metrics.RegisterInFlight(p.inFlight.Load)
 	p.Configure(o.Settings)
 	p.handlers = p.routes()

@@ -22,7 +22,7 @@ func (p *Proxy) readyz(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if names, given := r.URL.Query()["model"]; given {
-		p.requireKey(func(w http.ResponseWriter, _ *http.Request, holder *apikey.Holder) { p.readyzModel(w, names, holder) })(w, r)
+		p.requireKey(func(w http.ResponseWriter, _ *http.Request, holder *apikey.Account) { p.readyzModel(w, names, holder) })(w, r)
 		return
 	}
 	all := p.registry.All()
@@ -36,7 +36,7 @@ func (p *Proxy) readyz(w http.ResponseWriter, r *http.Request) {
 }
 
 // readyzModel answers GET /readyz?model=NAME for the holder of a key.
-func (p *Proxy) readyzModel(w http.ResponseWriter, names []string, holder *apikey.Holder) {
+func (p *Proxy) readyzModel(w http.ResponseWriter, names []string, holder *apikey.Account) {
 	if len(names) != 1 || names[0] == "" {
 		openAI.writeError(w, invalidRequestError("model", "name one model: /readyz?model=NAME"))
 		return

@@ -20,7 +20,7 @@ var keyParameters = []string{
 func (r *request) redactKey() (query string) {
 	secret := ""
 	if r.holder != nil {
-		secret = apikey.Presented(r.httpReq.Header, r.endpoint.dialect() == anthropic)
+		secret = apikey.FromHeader(r.httpReq.Header, r.endpoint.dialect() == anthropic)
 	}
 	if len(secret) < apikey.MinKeyLength {
 		secret = ""
@@ -62,6 +62,6 @@ func redactQuery(query, secret string) string {
 // containsKey reports whether id, which is logged, holds the key that its request
 // came with.
 func containsKey(h http.Header, id string) bool {
-	key := apikey.Presented(h, true)
+	key := apikey.FromHeader(h, true)
 	return key != "" && strings.Contains(id, key)
 }

@@ -135,7 +135,7 @@ func (r *request) endInFlight() {
 	r.proxy.inFlight.Add(-1)
 	r.proxy.activity.remove(&r.inFlight)
 	r.clearCancelDeadline()
-	r.lease.End(r.promptTokens, r.completionTokens)
+	r.lease.Release(r.promptTokens, r.completionTokens)
 }
 
 // releaseInput frees the memory of the request's body and prompt.

@@ -140,7 +140,7 @@ func allowedMethods(r *http.Request, routes chi.Routes) string {
 
 // models answers GET /v1/models: every card that any replica listed last, as
 // that replica wrote it; to the holder of a key, those that it may use.
-func (p *Proxy) models(w http.ResponseWriter, _ *http.Request, holder *apikey.Holder) {
+func (p *Proxy) models(w http.ResponseWriter, _ *http.Request, holder *apikey.Account) {
 	var out bytes.Buffer
 	out.WriteString(`{"object":"list","data":[`)
 	for i, m := range visibleModels(p.registry.Catalog(), holder) {
@@ -154,7 +154,7 @@ func (p *Proxy) models(w http.ResponseWriter, _ *http.Request, holder *apikey.Ho
 }
 
 // model answers GET /v1/models/{id}. An id may hold slashes, escaped or not.
-func (p *Proxy) model(w http.ResponseWriter, r *http.Request, holder *apikey.Holder) {
+func (p *Proxy) model(w http.ResponseWriter, r *http.Request, holder *apikey.Account) {
 	id := strings.TrimPrefix(r.URL.Path, "/v1/models/")
 	entry, ok := findModel(p.registry.Catalog(), id, holder)
 	if !ok {
@@ -165,7 +165,7 @@ func (p *Proxy) model(w http.ResponseWriter, r *http.Request, holder *apikey.Hol
 }
 
 // visibleModels are the models that there are for the holder of a key.
-func visibleModels(c *backends.Catalog, holder *apikey.Holder) []backends.Model {
+func visibleModels(c *backends.Catalog, holder *apikey.Account) []backends.Model {
 	if holder == nil || holder.Models == nil {
 		return c.Models
 	}
@@ -173,7 +173,7 @@ func visibleModels(c *backends.Catalog, holder *apikey.Holder) []backends.Model 
 }
 
 // findModel looks a model up for the holder of a key.
-func findModel(c *backends.Catalog, id string, holder *apikey.Holder) (backends.Entry, bool) {
+func findModel(c *backends.Catalog, id string, holder *apikey.Account) (backends.Entry, bool) {
 	entry, ok := c.Find(id)
 	return entry, ok && (holder == nil || holder.MayUse(id))
 }
@@ -198,7 +198,7 @@ func (r *request) defaultModel(c *backends.Catalog) (string, *apiError) {
 // maxNamedModels is how many models an error names: a fleet can have thousands of adapters.
 const maxNamedModels = 50
 
-func (p *Proxy) unknownModelError(id string, holder *apikey.Holder) *apiError {
+func (p *Proxy) unknownModelError(id string, holder *apikey.Account) *apiError {
 	catalog := p.registry.Catalog()
 	known := visibleModels(catalog, holder)
 	if len(catalog.Models) == 0 {
@@ -222,7 +222,7 @@ func (p *Proxy) unknownModelError(id string, holder *apikey.Holder) *apiError {
 	}
 }
 
-func (p *Proxy) versionInfo(w http.ResponseWriter, _ *http.Request, _ *apikey.Holder) {
+func (p *Proxy) versionInfo(w http.ResponseWriter, _ *http.Request, _ *apikey.Account) {
 	out, _ := json.Marshal(map[string]string{"version": p.version})
 	writeJSON(w, out)
 }

@@ -25,7 +25,7 @@ func (f *fleet) understood(path, body string, headers ...string) (router.Request
 	if fault := x.authenticate(); fault != nil {
 		return router.Request{}, fault
 	}
-	defer x.lease.End(0, 0)
+	defer x.lease.Release(0, 0)
 	fault := x.applyRoutingHints()
 	if fault == nil {
 		fault = x.readInput()

@@ -21,8 +21,8 @@ func key(name string, change func(*Key)) Key {
 	return k
 }
 
-// find returns the holder of a key made by key.
-func find(t testing.TB, s *Set, name string) *Holder {
+// find returns the account of a key made by key.
+func find(t testing.TB, s *Set, name string) *Account {
 	t.Helper()
 	h, known := s.Find("secret of " + name)
 	if !known || h.Name != name {
@@ -31,17 +31,17 @@ func find(t testing.TB, s *Set, name string) *Holder {
 	return h
 }
 
-// enter lets a request in that must be let in.
-func enter(t testing.TB, h *Holder) *Visit {
+// acquire acquires a lease that must be granted.
+func acquire(t testing.TB, h *Account) *Lease {
 	t.Helper()
-	v, refusal := h.Enter()
-	if refusal != nil {
-		t.Fatalf("refused for %s", refusal.Reason)
+	v, limitErr := h.Acquire()
+	if limitErr != nil {
+		t.Fatalf("refused for %s", limitErr.Limit)
 	}
 	return &v
 }
 
-func TestAKeyIsFoundByAnyOfItsSecretsAndNothingElse(t *testing.T) {
+func TestFind(t *testing.T) {
 	s := New([]Key{key("a", func(k *Key) { k.Hashes = append(k.Hashes, HashOf("another")) }), key("b", nil)})
 	for secret, want := range map[string]string{"secret of a": "a", "another": "a", "secret of b": "b", "": "", "secret of c": "", "secret of a ": ""} {
 		h, known := s.Find(secret)
@@ -49,12 +49,12 @@ func TestAKeyIsFoundByAnyOfItsSecretsAndNothingElse(t *testing.T) {
 			t.Errorf("%q is the key of %+v", secret, h)
 		}
 	}
-	if s.Open() || !New(nil).Open() {
+	if s.Empty() || !New(nil).Empty() {
 		t.Error("a set is open when it has no keys, and then only")
 	}
 }
 
-func TestAKeyExpires(t *testing.T) {
+func TestExpired(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := find(t, New([]Key{key("a", func(k *Key) { k.Expires = time.Now().Add(time.Hour) })}), "a")
 		if time.Sleep(time.Hour - 1); h.Expired() {
@@ -69,30 +69,30 @@ func TestAKeyExpires(t *testing.T) {
 	}
 }
 
-func TestRequestsAMinute(t *testing.T) {
+func TestRequestsPerMinute(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := find(t, New([]Key{key("a", func(k *Key) { k.RequestsPerMinute = 30 })}), "a")
 		for range 30 {
-			enter(t, h).End(0, 0)
+			acquire(t, h).Release(0, 0)
 		}
 		for range 3 { // being refused costs nothing
-			_, refusal := h.Enter()
-			if refusal == nil || refusal.Reason != ForRequests || refusal.Most != 30 || refusal.Wait != 2*time.Second {
-				t.Fatalf("got %+v", refusal)
+			_, limitErr := h.Acquire()
+			if limitErr == nil || limitErr.Limit != LimitRequests || limitErr.Max != 30 || limitErr.RetryAfter != 2*time.Second {
+				t.Fatalf("got %+v", limitErr)
 			}
 		}
 		if r, tokens := h.Rates(); r != (Rate{30, 0, time.Minute}) || tokens.Limit != 0 {
 			t.Errorf("stands at %+v, %+v", r, tokens)
 		}
 		time.Sleep(2 * time.Second)
-		enter(t, h).End(0, 0)
-		if _, refusal := h.Enter(); refusal == nil {
+		acquire(t, h).Release(0, 0)
+		if _, limitErr := h.Acquire(); limitErr == nil {
 			t.Error("two requests in the time of one")
 		}
 	})
 }
 
-func TestTokensAreChargedAnewAtTheEnd(t *testing.T) {
+func TestReleaseChargesUsage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := find(t, New([]Key{key("a", func(k *Key) { k.TokensPerMinute = 6000 })}), "a")
 		left := func(want int) {
@@ -101,118 +101,118 @@ func TestTokensAreChargedAnewAtTheEnd(t *testing.T) {
 				t.Fatalf("%d tokens left, want %d", r.Remaining, want)
 			}
 		}
-		v := enter(t, h)
-		if r := v.Charge(1000); r != nil {
+		v := acquire(t, h)
+		if r := v.ChargePrompt(1000); r != nil {
 			t.Fatal(r)
 		}
 		left(5000)
-		v.End(600, 400)
+		v.Release(600, 400)
 		left(5000)
-		v = enter(t, h)
-		v.Charge(4000)
+		v = acquire(t, h)
+		v.ChargePrompt(4000)
 		left(1000)
-		v.End(0, 0) // no engine worked on it
+		v.Release(0, 0) // no engine worked on it
 		left(5000)
-		v = enter(t, h)
-		v.Charge(2000)
-		v.End(2000, 9000)
+		v = acquire(t, h)
+		v.ChargePrompt(2000)
+		v.Release(2000, 9000)
 		left(0)
 		// 6,000 below nothing: a minute of debt, and then a second for each hundred.
-		v = enter(t, h)
-		r := v.Charge(1)
-		if r == nil || r.Reason != ForTokens || r.Wait < time.Minute || r.Wait > time.Minute+time.Second {
+		v = acquire(t, h)
+		r := v.ChargePrompt(1)
+		if r == nil || r.Limit != LimitTokens || r.RetryAfter < time.Minute || r.RetryAfter > time.Minute+time.Second {
 			t.Fatalf("got %+v", r)
 		}
-		v.End(0, 0)
+		v.Release(0, 0)
 		time.Sleep(time.Minute + 10*time.Second)
 		left(1000)
 	})
 }
 
-func TestAPromptAboveAMinutesTokensGoesWhenNoneAreUsed(t *testing.T) {
+func TestPromptAboveTokensPerMinute(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := find(t, New([]Key{key("a", func(k *Key) { k.TokensPerMinute = 6000 })}), "a")
-		v := enter(t, h)
-		if r := v.Charge(15000); r != nil {
+		v := acquire(t, h)
+		if r := v.ChargePrompt(15000); r != nil {
 			t.Fatalf("refused: %+v", r)
 		}
-		v.End(15000, 0)
+		v.Release(15000, 0)
 		time.Sleep(149 * time.Second) // 9,000 of debt and a full bucket: 150 s
-		v = enter(t, h)
-		if r := v.Charge(15000); r == nil || r.Wait > time.Second {
+		v = acquire(t, h)
+		if r := v.ChargePrompt(15000); r == nil || r.RetryAfter > time.Second {
 			t.Errorf("got %+v, want a second to wait", r)
 		}
 		time.Sleep(time.Second)
-		if r := v.Charge(15000); r != nil {
+		if r := v.ChargePrompt(15000); r != nil {
 			t.Errorf("refused: %+v", r)
 		}
-		v.End(0, 0)
+		v.Release(0, 0)
 	})
 }
 
-func TestNonsenseOfAReplicaCostsNoMoreThanTheLongestAnswer(t *testing.T) {
+func TestInvalidUsageIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := find(t, New([]Key{key("a", func(k *Key) { k.TokensPerMinute = 1000 })}), "a")
-		v := enter(t, h)
-		v.Charge(-1 << 62)
-		v.End(-1<<62, 1<<62)
-		if u := h.account.use("a"); u.PromptTokens != 0 || u.CompletionTokens != mostTokens {
+		v := acquire(t, h)
+		v.ChargePrompt(-1 << 62)
+		v.Release(-1<<62, 1<<62)
+		if u := h.usage.snapshot("a"); u.PromptTokens != 0 || u.CompletionTokens != maxTokens {
 			t.Errorf("used %+v", u)
 		}
-		v = enter(t, h)
-		if r := v.Charge(1); r == nil || r.Wait > mostTokens/1000*time.Minute {
+		v = acquire(t, h)
+		if r := v.ChargePrompt(1); r == nil || r.RetryAfter > maxTokens/1000*time.Minute {
 			t.Errorf("got %+v", r)
 		}
-		v.End(0, 0)
+		v.Release(0, 0)
 	})
 }
 
 func TestConcurrency(t *testing.T) {
 	h := find(t, New([]Key{key("a", func(k *Key) { k.Concurrency = 2 })}), "a")
-	first, second := enter(t, h), enter(t, h)
-	if _, r := h.Enter(); r == nil || r.Reason != ForConcurrency || r.Most != 2 {
+	first, second := acquire(t, h), acquire(t, h)
+	if _, r := h.Acquire(); r == nil || r.Limit != LimitConcurrency || r.Max != 2 {
 		t.Fatalf("got %+v", r)
 	}
-	first.End(0, 0)
-	first.End(0, 0) // of a visit that has ended, as of nobody's
-	third := enter(t, h)
-	if _, r := h.Enter(); r == nil {
+	first.Release(0, 0)
+	first.Release(0, 0) // a second Release does nothing
+	third := acquire(t, h)
+	if _, r := h.Acquire(); r == nil {
 		t.Error("a place was given back twice")
 	}
-	second.End(0, 0)
-	third.End(0, 0)
+	second.Release(0, 0)
+	third.Release(0, 0)
 }
 
-func TestReplacingKeysKeepsWhatThoseThatStayHaveUsed(t *testing.T) {
+func TestReplaceKeepsUsage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		bounded := func(requests, tokens, concurrency int) Key {
 			return key("a", func(k *Key) { k.RequestsPerMinute, k.TokensPerMinute, k.Concurrency = requests, tokens, concurrency })
 		}
 		s := New([]Key{bounded(10, 1000, 2), key("gone", nil)})
 		a, gone := find(t, s, "a"), find(t, s, "gone")
-		v, ofGone := enter(t, a), enter(t, gone)
-		v.Charge(900)
+		v, ofGone := acquire(t, a), acquire(t, gone)
+		v.ChargePrompt(900)
 		s.Replace([]Key{bounded(20, 2000, 1), key("new", nil)})
 
 		if _, known := s.Find("secret of gone"); known {
 			t.Error("a key that is gone is valid")
 		}
 		now := find(t, s, "a")
-		if _, r := now.Enter(); r == nil || r.Reason != ForConcurrency || r.Most != 1 {
+		if _, r := now.Acquire(); r == nil || r.Limit != LimitConcurrency || r.Max != 1 {
 			t.Errorf("got %+v: the request in flight is not counted", r)
 		}
 		if r, tokens := now.Rates(); r.Limit != 20 || r.Remaining != 9 || tokens.Limit != 2000 || tokens.Remaining != 100 {
 			t.Errorf("stands at %+v, %+v", r, tokens)
 		}
-		v.End(950, 100)
-		ofGone.End(1, 1) // the last request of a key that is gone
-		uses := s.Uses()
+		v.Release(950, 100)
+		ofGone.Release(1, 1) // the last request of a key that is gone
+		uses := s.Usage()
 		if len(uses) != 2 || uses[0].Name != "a" || uses[0].Requests != 1 || uses[0].PromptTokens != 950 || uses[0].CompletionTokens != 100 ||
-			uses[0].InFlight != 0 || uses[0].Refused[ForConcurrency] != 1 || uses[1].Name != "new" || uses[1].Requests != 0 {
+			uses[0].InFlight != 0 || uses[0].Refused[string(LimitConcurrency)] != 1 || uses[1].Name != "new" || uses[1].Requests != 0 {
 			t.Errorf("used: %+v", uses)
 		}
 		s.Replace([]Key{bounded(0, 0, 0)}) // the bounds go
-		enter(t, find(t, s, "a")).End(1e6, 1e6)
+		acquire(t, find(t, s, "a")).Release(1e6, 1e6)
 		s.Replace([]Key{bounded(5, 0, 0)}) // one comes
 		if r, _ := find(t, s, "a").Rates(); r.Limit != 5 || r.Remaining != 5 {
 			t.Errorf("stands at %+v", r)
@@ -220,8 +220,7 @@ func TestReplacingKeysKeepsWhatThoseThatStayHaveUsed(t *testing.T) {
 	})
 }
 
-// TestManyAtOnce is for the race detector, and sees that places and tokens add up.
-func TestManyAtOnce(t *testing.T) {
+func TestConcurrentUse(t *testing.T) {
 	terms := func(n int) []Key {
 		return []Key{key("a", func(k *Key) { k.Concurrency, k.TokensPerMinute, k.RequestsPerMinute = 4, 1<<30+n, 1<<20+n })}
 	}
@@ -232,27 +231,27 @@ func TestManyAtOnce(t *testing.T) {
 			random := rand.New(rand.NewPCG(1, uint64(g)))
 			for i := range 500 {
 				h, _ := s.Find("secret of a")
-				if v, r := h.Enter(); r == nil {
-					if v.Charge(random.IntN(100)) == nil {
+				if v, r := h.Acquire(); r == nil {
+					if v.ChargePrompt(random.IntN(100)) == nil {
 						h.Rates()
 					}
-					v.End(1, 2)
+					v.Release(1, 2)
 				}
 				if g == 0 {
 					s.Replace(terms(i))
-					s.Uses()
+					s.Usage()
 				}
 			}
 		})
 	}
 	running.Wait()
-	u := s.Uses()[0]
-	if u.InFlight != 0 || u.PromptTokens != u.Requests || u.CompletionTokens != 2*u.Requests || u.Requests+u.Refused[ForConcurrency] != 8*500 {
+	u := s.Usage()[0]
+	if u.InFlight != 0 || u.PromptTokens != u.Requests || u.CompletionTokens != 2*u.Requests || u.Requests+u.Refused[string(LimitConcurrency)] != 8*500 {
 		t.Errorf("used: %+v", u)
 	}
 }
 
-func TestAModelListIsExact(t *testing.T) {
+func TestMayUse(t *testing.T) {
 	k := Key{Models: []string{"a", "org/b"}}
 	for id, want := range map[string]bool{"a": true, "org/b": true, "A": false, "b": false, "": false, "a ": false} {
 		if k.MayUse(id) != want {

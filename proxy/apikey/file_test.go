@@ -10,17 +10,17 @@ import (
 
 const plain = "a-key-of-more-than-twenty-characters"
 
-func TestAFileOfKeys(t *testing.T) {
+func TestParseFile(t *testing.T) {
 	hash := HashOf("other")
 	data := "# who has which\n\nteam-a: " + plain + "\n  team-b\tsha256:" + hex.EncodeToString(hash[:]) + "  \r\nteam-a " + plain + "2"
-	secrets, faults := ParseFile(data)
+	secrets, errs := ParseFile(data)
 	want := []Secret{{"team-a", HashOf(plain), 3}, {"team-b", hash, 4}, {"team-a", HashOf(plain + "2"), 5}}
-	if fmt.Sprint(secrets) != fmt.Sprint(want) || len(faults) != 0 {
-		t.Errorf("got %v, %v, want %v", secrets, faults, want)
+	if fmt.Sprint(secrets) != fmt.Sprint(want) || len(errs) != 0 {
+		t.Errorf("got %v, %v, want %v", secrets, errs, want)
 	}
 }
 
-func TestFaultsOfAFileNameTheLineAndShowNothingOfIt(t *testing.T) {
+func TestParseFileErrors(t *testing.T) {
 	for _, c := range []struct{ line, want string }{
 		{plain, "line 2: expected a name, a space and a key"},
 		{"team-a " + plain + " " + plain, "line 2: expected a name"},
@@ -32,21 +32,21 @@ func TestFaultsOfAFileNameTheLineAndShowNothingOfIt(t *testing.T) {
 		{"team-a sha256:" + strings.Repeat("0", 66), "line 2: not a SHA-256 hash"},
 		{"team-a sha256:" + strings.Repeat("g", 64), "line 2: not a SHA-256 hash"},
 	} {
-		_, faults := ParseFile("# one\n" + c.line + "\n")
-		if len(faults) != 1 || !strings.HasPrefix(faults[0].Error(), c.want) || strings.Contains(faults[0].Error(), "hidden") || strings.Contains(faults[0].Error(), plain) {
-			t.Errorf("%s: got %v, want %s", c.line, faults, c.want)
+		_, errs := ParseFile("# one\n" + c.line + "\n")
+		if len(errs) != 1 || !strings.HasPrefix(errs[0].Error(), c.want) || strings.Contains(errs[0].Error(), "hidden") || strings.Contains(errs[0].Error(), plain) {
+			t.Errorf("%s: got %v, want %s", c.line, errs, c.want)
 		}
 	}
 }
 
-func TestTheKeyThatWasPresented(t *testing.T) {
+func TestFromHeader(t *testing.T) {
 	f := func(want string, anthropic bool, lines ...string) {
 		t.Helper()
 		h := http.Header{}
 		for i := 0; i < len(lines); i += 2 {
 			h.Add(lines[i], lines[i+1])
 		}
-		if got := Presented(h, anthropic); got != want {
+		if got := FromHeader(h, anthropic); got != want {
 			t.Errorf("%q: got %q, want %q", lines, got, want)
 		}
 	}
@@ -58,7 +58,7 @@ func TestTheKeyThatWasPresented(t *testing.T) {
 	f("", false, "Authorization", "Basic aGk6aw==")
 	f("", false, "Authorization", "Bearer\tk")
 	f("", false, "Authorization", "Bearer k", "Authorization", "Bearer l")
-	f("", false, "Authorization", "Bearer "+strings.Repeat("k", longestKey))
+	f("", false, "Authorization", "Bearer "+strings.Repeat("k", maxSecretBytes))
 	f("", false, "X-Api-Key", "k")
 	f("k", true, "X-Api-Key", "k")
 	f("", true, "X-Api-Key", "k", "X-Api-Key", "l")
@@ -70,9 +70,9 @@ func FuzzParseFile(f *testing.F) {
 	f.Add("team-a " + plain + "\n# x\n\nb sha256:" + strings.Repeat("0f", 32))
 	f.Add("a\x00b \xff\r\nc sha256: \u2028 x")
 	f.Fuzz(func(t *testing.T, data string) {
-		secrets, faults := ParseFile(data)
-		if n := strings.Count(data, "\n") + 1; len(secrets)+len(faults) > n {
-			t.Fatalf("%d secrets and %d faults in %d lines", len(secrets), len(faults), n)
+		secrets, errs := ParseFile(data)
+		if n := strings.Count(data, "\n") + 1; len(secrets)+len(errs) > n {
+			t.Fatalf("%d secrets and %d errs in %d lines", len(secrets), len(errs), n)
 		}
 		for _, s := range secrets {
 			line := strings.Split(data, "\n")[s.Line-1]
@@ -80,7 +80,7 @@ func FuzzParseFile(f *testing.F) {
 				t.Fatalf("line %q has the name %q", line, s.Name)
 			}
 		}
-		for _, err := range faults {
+		for _, err := range errs {
 			for _, word := range strings.Fields(data) {
 				if len(word) >= MinKeyLength && strings.Contains(err.Error(), word) {
 					t.Fatalf("%v shows %q", err, word)
@@ -90,7 +90,7 @@ func FuzzParseFile(f *testing.F) {
 	})
 }
 
-func FuzzPresented(f *testing.F) {
+func FuzzFromHeader(f *testing.F) {
 	f.Add("Bearer k", "x", true)
 	f.Add("", "k", true)
 	f.Add("bearer  \x00", "", false)
@@ -99,8 +99,8 @@ func FuzzPresented(f *testing.F) {
 		if authorization != "" {
 			h["Authorization"] = []string{authorization}
 		}
-		got := Presented(h, anthropic)
-		if len(got) > longestKey || got != "" && !strings.HasSuffix(strings.TrimRight(authorization, " "), got) && got != apiKey {
+		got := FromHeader(h, anthropic)
+		if len(got) > maxSecretBytes || got != "" && !strings.HasSuffix(strings.TrimRight(authorization, " "), got) && got != apiKey {
 			t.Fatalf("%q and %q present %q", authorization, apiKey, got)
 		}
 	})

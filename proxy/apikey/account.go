@@ -1,0 +1,196 @@
+package apikey
+
+import (
+	"fmt"
+	"math"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/time/rate"
+
+	"warmroute/metrics"
+)
+
+// maxTokens is more than any prompt or response has. It bounds the charge if a replica
+// reports an invalid number.
+const maxTokens = 1 << 22
+
+// Account is a key with its usage, as configured when a request came with it. It is
+// safe for concurrent use.
+type Account struct {
+	Key
+	usage    *usage        // shared with the accounts of the key before and after a reload
+	requests *rate.Limiter // nil: no limit
+	tokens   *rate.Limiter // nil: no limit
+}
+
+type usage struct {
+	inFlight           atomic.Int64
+	requests           atomic.Int64
+	prompt, completion atomic.Int64
+	refused            [len(limits)]atomic.Int64
+}
+
+func (u *usage) snapshot(name string) metrics.KeyUsage {
+	out := metrics.KeyUsage{
+		Name: name, InFlight: u.inFlight.Load(), Requests: u.requests.Load(),
+		PromptTokens: u.prompt.Load(), CompletionTokens: u.completion.Load(), Refused: map[string]int64{},
+	}
+	for i, l := range limits {
+		out.Refused[string(l)] = u.refused[i].Load()
+	}
+	return out
+}
+
+// Limit is a kind of limit of a key.
+type Limit string
+
+// The limits of a key.
+const (
+	LimitRequests    Limit = "requests"
+	LimitTokens      Limit = "tokens"
+	LimitConcurrency Limit = "concurrency"
+)
+
+var limits = [...]Limit{LimitRequests, LimitTokens, LimitConcurrency}
+
+// LimitError is returned for a request beyond a limit of its key.
+type LimitError struct {
+	Limit      Limit
+	Max        int
+	RetryAfter time.Duration // 0: not known
+}
+
+// Error implements error.
+func (e *LimitError) Error() string { return fmt.Sprintf("limit of %d %s reached", e.Max, e.Limit) }
+
+func newAccount(k Key, previous *Account) *Account {
+	a := &Account{Key: k, usage: new(usage)}
+	if previous == nil {
+		previous = &Account{usage: a.usage}
+	}
+	a.usage = previous.usage
+	a.requests = perMinute(k.RequestsPerMinute, previous.requests)
+	a.tokens = perMinute(k.TokensPerMinute, previous.tokens)
+	return a
+}
+
+func (a *Account) refuse(limit Limit, maximum int, retryAfter time.Duration) *LimitError {
+	for i, l := range limits {
+		if l == limit {
+			a.usage.refused[i].Add(1)
+		}
+	}
+	return &LimitError{limit, maximum, retryAfter}
+}
+
+// Lease is a request's share of the limits of its key. The zero Lease has no key and
+// no limits. It is not safe for concurrent use.
+type Lease struct {
+	account *Account
+	charged int // tokens
+}
+
+// Acquire charges one request and takes one of the places for concurrent requests. If
+// the error is nil, Release must be called once.
+func (a *Account) Acquire() (Lease, *LimitError) {
+	u := a.usage
+	if n := u.inFlight.Add(1); a.Concurrency > 0 && n > int64(a.Concurrency) {
+		u.inFlight.Add(-1)
+		return Lease{}, a.refuse(LimitConcurrency, a.Concurrency, 0)
+	}
+	if now := time.Now(); a.requests != nil && !a.requests.AllowN(now, 1) {
+		u.inFlight.Add(-1)
+		return Lease{}, a.refuse(LimitRequests, a.RequestsPerMinute, timeUntil(a.requests, now, 1))
+	}
+	u.requests.Add(1)
+	return Lease{account: a}, nil
+}
+
+// ChargePrompt charges the estimated tokens of a prompt. A prompt above the tokens of a
+// minute needs a full bucket and is charged whole: otherwise it could never be sent.
+func (l *Lease) ChargePrompt(tokens int) *LimitError {
+	if l.account == nil || l.account.tokens == nil {
+		return nil
+	}
+	a, now := l.account, time.Now()
+	tokens = min(max(tokens, 0), maxTokens)
+	// Even an empty prompt has to wait while the bucket is in debt for responses.
+	needed := max(min(tokens, a.tokens.Burst()), 1)
+	if !a.tokens.AllowN(now, needed) {
+		return a.refuse(LimitTokens, a.TokensPerMinute, timeUntil(a.tokens, now, needed))
+	}
+	charge(a.tokens, now, tokens-needed)
+	l.charged = tokens
+	return nil
+}
+
+// Release ends the request and charges the difference between the tokens that it used
+// and those charged so far.
+func (l *Lease) Release(promptTokens, completionTokens int) {
+	a := l.account
+	if a == nil {
+		return
+	}
+	promptTokens, completionTokens = min(max(promptTokens, 0), maxTokens), min(max(completionTokens, 0), maxTokens)
+	if a.tokens != nil {
+		charge(a.tokens, time.Now(), promptTokens+completionTokens-l.charged)
+	}
+	a.usage.prompt.Add(int64(promptTokens))
+	a.usage.completion.Add(int64(completionTokens))
+	a.usage.inFlight.Add(-1)
+	*l = Lease{}
+}
+
+// Rate is the state of one of a key's rate limits.
+type Rate struct {
+	Limit     int // per minute; 0: no limit
+	Remaining int
+	Reset     time.Duration // until all of Limit remains
+}
+
+// Rates returns the state of the rate limits.
+func (a *Account) Rates() (requests, tokens Rate) {
+	now := time.Now()
+	return rateOf(a.requests, now), rateOf(a.tokens, now)
+}
+
+func rateOf(l *rate.Limiter, now time.Time) Rate {
+	if l == nil {
+		return Rate{}
+	}
+	burst := l.Burst()
+	return Rate{Limit: burst, Remaining: max(int(l.TokensAt(now)), 0), Reset: timeUntil(l, now, burst)}
+}
+
+// perMinute returns a token bucket that holds n, initially full, or nil if n is 0. A
+// previous bucket is changed and keeps its tokens.
+func perMinute(n int, previous *rate.Limiter) *rate.Limiter {
+	limit := rate.Limit(float64(n) / 60)
+	switch {
+	case n == 0:
+		return nil
+	case previous == nil:
+		return rate.NewLimiter(limit, n)
+	}
+	now := time.Now()
+	previous.SetLimitAt(now, limit)
+	previous.SetBurstAt(now, n)
+	return previous
+}
+
+// charge takes n tokens from the bucket, which may go into debt. A negative n returns
+// tokens.
+func charge(l *rate.Limiter, now time.Time, n int) {
+	for n != 0 {
+		part := min(n, l.Burst()) // the limiter rejects more at once
+		l.ReserveN(now, part)
+		n -= part
+	}
+}
+
+// timeUntil returns how long it takes until the bucket holds n tokens.
+func timeUntil(l *rate.Limiter, now time.Time, n int) time.Duration {
+	missing := float64(n) - l.TokensAt(now)
+	return time.Duration(math.Ceil(max(missing, 0) / float64(l.Limit()) * float64(time.Second)))
+}

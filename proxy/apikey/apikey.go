@@ -1,0 +1,139 @@
+// Package apikey holds the API keys of clients, their limits and their usage.
+package apikey
+
+import (
+	"crypto/sha256"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"warmroute/metrics"
+)
+
+// Hash is the SHA-256 hash of a secret. A fast hash is sufficient for long random
+// secrets, which cannot be guessed, and it is computed for each request.
+type Hash [sha256.Size]byte
+
+// HashOf returns the hash of a secret as a client presents it.
+func HashOf(secret string) Hash {
+	var buf [128]byte // avoids an allocation for most secrets
+	return sha256.Sum256(append(buf[:0], secret...))
+}
+
+// Key is the configuration of one API key. A limit of 0 is no limit.
+type Key struct {
+	Name   string `mapstructure:"name"` // unique; used in metrics
+	Hashes []Hash `mapstructure:"-"`    // of each secret that is this key; several while one replaces another
+
+	Models            []string      `mapstructure:"models"` // ids that it may use; nil: all
+	RequestsPerMinute int           `mapstructure:"requests_per_minute"`
+	TokensPerMinute   int           `mapstructure:"tokens_per_minute"` // of prompts and completions
+	Concurrency       int           `mapstructure:"concurrency"`       // requests at once
+	Priority          int           `mapstructure:"priority"`          // lower first; a request may only raise it
+	QueueTime         time.Duration `mapstructure:"queue_time"`        // maximum time in the admission queue; 0: routing.queue.time
+	RouteHeaders      bool          `mapstructure:"route_headers"`
+	Expires           time.Time     `mapstructure:"expires"` // zero: never
+}
+
+// MayUse reports whether the key may be used for the model.
+func (k *Key) MayUse(model string) bool { return k.Models == nil || slices.Contains(k.Models, model) }
+
+// Expired reports whether the key has expired.
+func (k *Key) Expired() bool { return !k.Expires.IsZero() && !time.Now().Before(k.Expires) }
+
+// Set is the valid keys. It is safe for concurrent use.
+type Set struct {
+	replacing sync.Mutex
+	valid     atomic.Pointer[table]
+}
+
+// table is not modified after it is stored.
+type table struct {
+	accounts []*Account // in the order of the configuration
+	byHash   map[Hash]*Account
+}
+
+// New returns a Set of the keys.
+func New(list []Key) *Set {
+	s := new(Set)
+	s.valid.Store(&table{})
+	s.Replace(list)
+	return s
+}
+
+// Replace replaces the valid keys. A key with the name of a previous one keeps its
+// usage; requests with a removed key continue. No two keys may have a name or a hash
+// in common.
+func (s *Set) Replace(list []Key) {
+	s.replacing.Lock()
+	defer s.replacing.Unlock()
+	previous := map[string]*Account{}
+	for _, a := range s.valid.Load().accounts {
+		previous[a.Name] = a
+	}
+	next := &table{byHash: map[Hash]*Account{}}
+	for _, k := range list {
+		a := newAccount(k, previous[k.Name])
+		next.accounts = append(next.accounts, a)
+		for _, hash := range k.Hashes {
+			next.byHash[hash] = a
+		}
+	}
+	s.valid.Store(next)
+}
+
+// Empty reports whether there are no keys, so that access is open.
+func (s *Set) Empty() bool { return len(s.valid.Load().accounts) == 0 }
+
+// Find returns the account of a secret that a client presented. Only its hash is
+// compared, so the time that this takes reveals nothing about the valid secrets.
+func (s *Set) Find(secret string) (a *Account, ok bool) {
+	a, ok = s.valid.Load().byHash[HashOf(secret)]
+	return a, ok
+}
+
+// FindName returns the account of the key with that name, or nil.
+func (s *Set) FindName(name string) *Account {
+	for _, a := range s.valid.Load().accounts {
+		if a.Name == name {
+			return a
+		}
+	}
+	return nil
+}
+
+// Usage returns the usage of each valid key.
+func (s *Set) Usage() []metrics.KeyUsage {
+	var out []metrics.KeyUsage
+	for _, a := range s.valid.Load().accounts {
+		out = append(out, a.usage.snapshot(a.Name))
+	}
+	return out
+}
+
+// maxSecretBytes bounds what is hashed of what a client presents.
+const maxSecretBytes = 4 << 10
+
+// FromHeader returns the secret in a request's header: a Bearer token or, if anthropic
+// is true, X-Api-Key. It returns "" if there is none, or more than one of a kind, which
+// servers may interpret differently.
+func FromHeader(h http.Header, anthropic bool) string {
+	values := h["Authorization"]
+	if len(values) == 0 && anthropic {
+		if values = h["X-Api-Key"]; len(values) == 1 && len(values[0]) <= maxSecretBytes {
+			return values[0]
+		}
+		return ""
+	}
+	if len(values) != 1 || len(values[0]) > maxSecretBytes {
+		return ""
+	}
+	scheme, secret, _ := strings.Cut(values[0], " ")
+	if !strings.EqualFold(scheme, "Bearer") {
+		return ""
+	}
+	return strings.Trim(secret, " ")
+}
