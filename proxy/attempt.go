@@ -58,10 +58,10 @@ const statusClientClosed = 499
 type attempt struct {
 	*request
 	decision        *router.Decision
-	failureReason   string         // why it failed; empty: it has not
-	estimatedTokens int            // tokens of an answer whose account was not found, by its length
-	reply           *prompt.Reply  // what the next turn will hold of the answer; nil: not known
-	itl             chunkIntervals // between the chunks of a stream
+	failureReason   string           // why it failed; empty: it has not
+	estimatedTokens int              // tokens of an answer whose account was not found, by its length
+	reply           *prompt.Response // what the next turn will hold of the answer; nil: not known
+	itl             chunkIntervals   // between the chunks of a stream
 	result          router.Outcome
 }
 
@@ -128,7 +128,7 @@ func (a *attempt) releaseDecision() {
 		return
 	}
 	if a.result.End == router.Completed {
-		a.result.Reply = a.reply.End()
+		a.result.Reply = a.reply.Blocks()
 	}
 	a.decision.Release(a.result)
 	a.proxy.pools.replies.Put(a.reply)
@@ -136,8 +136,8 @@ func (a *attempt) releaseDecision() {
 
 // trackReply prepares to take the reply's blocks from the answer as it passes.
 func (a *attempt) trackReply() {
-	reply := a.proxy.pools.replies.Get().(*prompt.Reply)
-	if !reply.Begin(&a.input.scratch.prompt) {
+	reply := a.proxy.pools.replies.Get().(*prompt.Response)
+	if !reply.Reset(&a.input.scratch.prompt) {
 		a.proxy.pools.replies.Put(reply)
 		return
 	}

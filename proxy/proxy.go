@@ -90,7 +90,7 @@ type observers struct {
 type pools struct {
 	scratch sync.Pool // of *scratch
 	chunks  sync.Pool // of *[]byte, chunkBytes long
-	replies sync.Pool // of *prompt.Reply
+	replies sync.Pool // of *prompt.Response
 }
 
 // Activity returns what operators see of the requests.
@@ -115,7 +115,7 @@ func New(o Options) *Proxy {
 		pools: pools{
 			scratch: sync.Pool{New: func() any { return new(scratch) }},
 			chunks:  sync.Pool{New: func() any { b := make([]byte, chunkBytes); return &b }},
-			replies: sync.Pool{New: func() any { return new(prompt.Reply) }},
+			replies: sync.Pool{New: func() any { return new(prompt.Response) }},
 		},
 	}
 	if p.outOfDescriptors == nil {

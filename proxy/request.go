@@ -248,8 +248,8 @@ func (r *request) parseJSON() *apiError {
 	in.request.Media = pr.HasMedia()
 	in.request.MaxAnswerTokens = pr.MaxTokens
 	in.request.BodyBytes = cap(in.body) + len(pr.Text) + 8*len(in.request.Blocks)
-	if pr.Opening != 0 {
-		in.request.PromptKey = nonzero(xxh3.HashStringSeed(engine, pr.Opening))
+	if pr.FirstMessageHash != 0 {
+		in.request.PromptKey = nonzero(xxh3.HashStringSeed(engine, pr.FirstMessageHash))
 	}
 	return nil
 }

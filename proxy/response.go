@@ -342,7 +342,7 @@ func (a *attempt) parseUsage(body []byte) {
 	}
 	var found []byte
 	if a.trackReply(); a.reply != nil {
-		found = a.reply.Whole(body)
+		found = a.reply.AddBody(body)
 	}
 	object := gjson.ParseBytes(found)
 	if found == nil { // nobody has walked over the response

@@ -565,12 +565,12 @@ func FuzzBufferedResponse(f *testing.F) {
 				t.Errorf("%+v", u)
 			}
 		}
-		var reply prompt.Reply
-		if !reply.Begin(&asked) {
+		var reply prompt.Response
+		if !reply.Reset(&asked) {
 			t.Fatal("the reply to a plain prompt is not followed")
 		}
-		reply.Whole([]byte(body))
-		if blocks := reply.End(); len(blocks) > 1024 {
+		reply.AddBody([]byte(body))
+		if blocks := reply.Blocks(); len(blocks) > 1024 {
 			t.Errorf("%d blocks", len(blocks))
 		}
 	})

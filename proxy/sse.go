@@ -20,10 +20,10 @@ const maxLineBytes = 64 << 10
 // only the line that is cut off at the end of a chunk, up to maxLineBytes of it.
 type eventScanner struct {
 	format        format
-	reply         *prompt.Reply // takes the answer's text; nil: nobody does
-	partialLine   []byte        // the beginning of a line whose end has not come
-	lineTruncated bool          // partial lacks bytes of the line between its beginning and its last maxTailBytes
-	isFinalEvent  bool          // the event's name, which came before its data, is that of a response's last event
+	reply         *prompt.Response // takes the answer's text; nil: nobody does
+	partialLine   []byte           // the beginning of a line whose end has not come
+	lineTruncated bool             // partial lacks bytes of the line between its beginning and its last maxTailBytes
+	isFinalEvent  bool             // the event's name, which came before its data, is that of a response's last event
 
 	scannedBytes int64 // bytes
 	eventOffset  int64 // of these, before the event that is scanned now
@@ -125,7 +125,7 @@ func (s *eventScanner) scanTruncatedEvent(tail []byte) {
 	s.events++
 	s.content = true
 	if s.reply != nil {
-		s.reply.Lost()
+		s.reply.Invalidate()
 	}
 	if !s.isFinalEvent {
 		return
@@ -164,7 +164,7 @@ func (s *eventScanner) scanEvent(data []byte) {
 	}
 	s.events++
 	if s.reply != nil {
-		s.reply.Event(data)
+		s.reply.AddEvent(data)
 	}
 	if bytes.Contains(data, []byte(`"usage":`)) {
 		for _, path := range usagePaths[s.format] {

@@ -6,13 +6,13 @@ import (
 	"slices"
 )
 
-// The canonical prompt of a chat is a row of fields, each begun by one of these
-// marks. No UTF-8 text holds such a byte, so no text can pass for a mark, and a
-// field needs no end: a chat's canonical prompt is a prefix of the same chat's
-// with more turns.
+// The canonical prompt of a chat is a sequence of fields, each of which starts with one
+// of these marks. They are not valid UTF-8, so no text contains them. Fields have no
+// end mark: a chat's canonical prompt is a prefix of that of the same chat with more
+// turns.
 const (
 	markMessage   = 0xff // the role follows
-	markField     = 0xfe // name, developer tools and seeds: what the field is, and its value
+	markField     = 0xfe // name and members of tools; in seeds, a field and its value
 	markText      = 0xfd
 	markMedia     = 0xfc // mediaBytes of digest follow
 	markReasoning = 0xfb
@@ -22,37 +22,37 @@ const (
 	markQuote     = 0xf7 // around strings in minified JSON
 )
 
-// turns is what has to be remembered from one message to the next.
+// turns is the state kept from one message to the next.
 type turns struct {
-	lead      int    // the end of the leading system messages in Text; tools go there
-	leading   bool   // only system messages so far
-	answered  bool   // the last message is the assistant's
-	reasoning []span // the reasoning in Text since the last user message
+	leadingEnd    int    // end of the leading system messages in Text, where tools go
+	leading       bool   // only system messages so far
+	assistantLast bool   // the last message is the assistant's
+	reasoning     []span // the reasoning in Text since the last user message
 }
 
 // span is a part of Text.
 type span struct{ start, end int }
 
-// chat completes the prompt when the body has been read: tools were met before
-// the messages or after them.
-func (p *Prompt) chat() error {
-	if !p.top[fieldMessages].given() {
+// finishChat completes the prompt after the body was parsed. Tools may stand before or
+// after the messages.
+func (p *Prompt) finishChat() error {
+	if !p.top[fieldMessages].exists() {
 		return &Error{Param: "messages", Message: "messages is missing"}
 	}
-	p.form = formChat
-	p.seedWith(p.form)
-	if p.scan.first(p.top[fieldTools]) == '[' {
-		p.Text = slices.Insert(p.Text, p.turns.lead, p.tools.text...)
+	p.format = formatChat
+	p.setSeed(p.format)
+	if p.scan.firstByte(p.top[fieldTools]) == '[' {
+		p.Text = slices.Insert(p.Text, p.turns.leadingEnd, p.tools.text...)
 	}
 	return nil
 }
 
-// readMessages checks the list of messages that begins at i, writes it to Text
-// and returns the index behind it.
+// readMessages checks the list of messages at i, appends it to Text and returns the
+// index after it.
 func (p *Prompt) readMessages(i int) (int, error) {
 	s := &p.scan
-	if s.at(i) != '[' {
-		if _, err := s.value(i, 1); err != nil {
+	if s.byteAt(i) != '[' {
+		if _, err := s.parseValue(i, 1); err != nil {
 			return 0, err
 		}
 		return 0, &Error{Param: "messages", Message: "messages must be a list"}
@@ -60,12 +60,12 @@ func (p *Prompt) readMessages(i int) (int, error) {
 	p.turns.leading = true
 	i++
 	for n := 0; ; n++ {
-		at, ok, err := s.element(i)
+		at, ok, err := s.nextElement(i)
 		if !ok {
 			return at, err
 		}
-		if s.at(at) != '{' {
-			if _, err := s.value(at, 2); err != nil {
+		if s.byteAt(at) != '{' {
+			if _, err := s.parseValue(at, 2); err != nil {
 				return 0, err
 			}
 			return 0, &Error{Param: "messages", Message: fmt.Sprintf("messages[%d] must be an object", n)}
@@ -76,23 +76,23 @@ func (p *Prompt) readMessages(i int) (int, error) {
 	}
 }
 
-// message is where the fields of one message lie, but for its content: that is
-// most of a body, and copied out as it is checked. Where only the role precedes
-// it, as most often, it is copied to where it belongs in Text.
+// message holds the fields of one message but for its content. That is most of a body
+// and is copied as it is checked: into Text if, as usual, only the role precedes it,
+// else into p.content.
 type message struct {
 	role, name, reasoning, reasoningContent, toolCalls, tools value
 
-	start, text int // of the message and of its content, in Text; 0: the content is in p.content
+	start, contentStart int // positions in Text; 0: the content is in p.content
 }
 
-// readMessage writes the message whose brace is right before i, and returns the
-// index behind it. Of equal keys the last counts, as it does for vLLM.
+// readMessage appends the message whose brace is right before i and returns the index
+// after it. Of equal keys the last counts, as in vLLM.
 func (p *Prompt) readMessage(i int) (int, error) {
 	s := &p.scan
 	var m message
 	p.content = p.content[:0]
 	for {
-		key, at, ok, err := s.member(i)
+		key, at, ok, err := s.nextMember(i)
 		if err != nil {
 			return 0, err
 		}
@@ -101,9 +101,9 @@ func (p *Prompt) readMessage(i int) (int, error) {
 		}
 		var ignored value
 		v := &ignored
-		switch string(p.text(key)) {
+		switch string(p.unquote(key)) {
 		case "content":
-			p.takeBack(&m)
+			p.removeContent(&m)
 			if i, err = p.writeContent(&m, at); err != nil {
 				return 0, err
 			}
@@ -121,60 +121,59 @@ func (p *Prompt) readMessage(i int) (int, error) {
 		case "tools":
 			v = &m.tools
 		}
-		if *v, err = s.value(at, 3); err != nil {
+		if *v, err = s.parseValue(at, 3); err != nil {
 			return 0, err
 		}
 		i = v.end
 		if v != &ignored {
-			p.takeBack(&m) // it may belong before the content
+			p.removeContent(&m) // it may have to stand before the content
 		}
 	}
 }
 
-// writeContent checks the content at i, and returns the index behind it. A text
-// is written to Text if nothing but the role is known to stand before it, and no
-// reasoning is there that this message may drop.
+// writeContent checks the content at i and returns the index after it. It appends a text
+// to Text if only the role is known to precede it and there is no reasoning that this
+// message might drop.
 func (p *Prompt) writeContent(m *message, i int) (end int, err error) {
 	s := &p.scan
-	onlyRole := m.role.given() && *m == message{role: m.role}
-	if s.at(i) != '"' || !onlyRole || len(p.turns.reasoning) > 0 {
+	onlyRole := m.role.exists() && *m == message{role: m.role}
+	if s.byteAt(i) != '"' || !onlyRole || len(p.turns.reasoning) > 0 {
 		return p.readContent(i)
 	}
 	m.start = len(p.Text)
-	p.Text = append(append(p.Text, markMessage), p.text(m.role)...)
+	p.Text = append(append(p.Text, markMessage), p.unquote(m.role)...)
 	p.Text = append(p.Text, markText)
-	m.text = len(p.Text)
-	if p.Text, end, err = s.appendString(p.Text, i); err == nil && bytes.HasPrefix(p.Text[m.text:], []byte(billingHeader)) {
-		p.takeBack(m)
+	m.contentStart = len(p.Text)
+	if p.Text, end, err = s.appendString(p.Text, i); err == nil && bytes.HasPrefix(p.Text[m.contentStart:], []byte(billingHeader)) {
+		p.removeContent(m)
 		return p.readContent(i)
 	}
 	return end, err
 }
 
-// takeBack moves content out of Text that was written there.
-func (p *Prompt) takeBack(m *message) {
-	if m.text > 0 {
-		p.content = append(p.content[:0], p.Text[m.text:]...)
+// removeContent moves content that was appended to Text to p.content.
+func (p *Prompt) removeContent(m *message) {
+	if m.contentStart > 0 {
+		p.content = append(p.content[:0], p.Text[m.contentStart:]...)
 		p.Text = p.Text[:m.start]
-		m.start, m.text = 0, 0
+		m.start, m.contentStart = 0, 0
 	}
 }
 
-// appendMessage writes a message whose content was read. What templates do not
-// see is left out: the ids of tool calls, and the function_call of old, which
-// vLLM drops.
+// appendMessage appends a message whose content was read. What templates do not see is
+// left out: ids of tool calls, and function_call.
 func (p *Prompt) appendMessage(m *message) error {
-	if m.text == 0 {
-		p.appendBeginning(m)
+	if m.contentStart == 0 {
+		p.appendUpToContent(m)
 	}
 	var err error
 	leading := false
-	p.turns.answered = false
-	switch role := p.text(m.role); string(role) {
+	p.turns.assistantLast = false
+	switch role := p.unquote(m.role); string(role) {
 	case "user":
-		p.open(p.Text[m.text:])
+		p.hashFirstMessage(p.Text[m.contentStart:])
 	case "assistant":
-		p.turns.answered = true
+		p.turns.assistantLast = true
 		err = p.appendCalls(m.toolCalls)
 	case "developer":
 		p.Text, err = p.appendTools(p.Text, m.tools)
@@ -183,47 +182,47 @@ func (p *Prompt) appendMessage(m *message) error {
 		leading = true
 	}
 	if p.turns.leading = p.turns.leading && leading; p.turns.leading {
-		p.turns.lead = len(p.Text)
+		p.turns.leadingEnd = len(p.Text)
 	}
 	return err
 }
 
-// appendBeginning writes a message up to the end of its content.
-func (p *Prompt) appendBeginning(m *message) {
-	role := p.text(m.role)
+// appendUpToContent appends a message up to the end of its content.
+func (p *Prompt) appendUpToContent(m *message) {
+	role := p.unquote(m.role)
 	if string(role) == "user" {
 		p.dropReasoning()
 	}
 	start := len(p.Text)
 	p.Text = append(append(p.Text, markMessage), role...)
 	role = p.Text[start+1:]
-	if p.scan.first(m.name) == '"' {
-		p.Text = append(append(p.Text, markField), p.text(m.name)...)
+	if p.scan.firstByte(m.name) == '"' {
+		p.Text = append(append(p.Text, markField), p.unquote(m.name)...)
 	}
 	if string(role) == "assistant" {
 		p.appendReasoning(m)
 	}
 	p.Text = append(p.Text, markText)
-	m.text = len(p.Text)
+	m.contentStart = len(p.Text)
 	p.Text = append(p.Text, p.content...)
 }
 
-// appendReasoning writes the reasoning of an assistant message, and remembers
-// where: templates show it until the user speaks again.
+// appendReasoning appends the reasoning of an assistant message, which templates drop at
+// the next user message.
 func (p *Prompt) appendReasoning(m *message) {
 	v := m.reasoning
-	if !p.scan.set(v) {
+	if !p.scan.notNull(v) {
 		v = m.reasoningContent // the old name
 	}
-	if p.scan.first(v) != '"' {
+	if p.scan.firstByte(v) != '"' {
 		return
 	}
 	start := len(p.Text)
-	p.Text = append(append(p.Text, markReasoning), p.text(v)...)
+	p.Text = append(append(p.Text, markReasoning), p.unquote(v)...)
 	p.turns.reasoning = append(p.turns.reasoning, span{start, len(p.Text)})
 }
 
-// dropReasoning takes the reasoning of the turns before a user message out of Text.
+// dropReasoning removes the reasoning before a user message from Text.
 func (p *Prompt) dropReasoning() {
 	parts := p.turns.reasoning
 	if len(parts) == 0 {

@@ -2,62 +2,62 @@ package prompt
 
 import "encoding/binary"
 
-// The forms of a prompt, which seed its blocks: the bytes of text and of token
-// ids may be the same.
+// Formats of a prompt, which are part of the seed: text and token ids may have equal
+// bytes.
 const (
-	formChat = 'c'
-	formText = 't'
-	formIDs  = 'i'
+	formatChat = 'c'
+	formatText = 't'
+	formatIDs  = 'i'
 )
 
-// completion completes the prompt when the body has been read.
-func (p *Prompt) completion() error {
-	if !p.scan.set(p.top[fieldPrompt]) && !p.scan.set(p.top[fieldPromptEmbeds]) {
+// finishCompletion completes the prompt after the body was parsed.
+func (p *Prompt) finishCompletion() error {
+	if !p.scan.notNull(p.top[fieldPrompt]) && !p.scan.notNull(p.top[fieldPromptEmbeds]) {
 		return &Error{Param: "prompt", Message: "prompt is missing"}
 	}
 	p.Sequences *= max(1, p.prompts)
 	if len(p.Text) > 0 {
-		p.open(p.Text)
+		p.hashFirstMessage(p.Text)
 	}
-	p.seedWith(p.form)
+	p.setSeed(p.format)
 	return nil
 }
 
-// readPrompt checks the prompt that begins at i and returns the index behind
-// it: a text, token ids, or a list of either, of which the first is matched and
-// the others count in the load. What mixes them is for the replica to refuse.
+// readPrompt checks the prompt at i and returns the index after it. It is a text, token
+// ids, or a list of either, whose first is matched and the others only add load. Mixed
+// lists are left for the replica to reject.
 func (p *Prompt) readPrompt(i int) (end int, err error) {
 	s := &p.scan
-	p.form = formText
-	switch s.at(i) {
+	p.format = formatText
+	switch s.byteAt(i) {
 	case '"':
 		p.Text, end, err = s.appendString(p.Text, i)
 		return end, err
 	case '[':
 	default:
-		v, err := s.value(i, 1)
-		if err == nil && s.set(v) {
+		v, err := s.parseValue(i, 1)
+		if err == nil && s.notNull(v) {
 			err = &Error{Param: "prompt", Message: "prompt must be a string or a list"}
 		}
 		return v.end, err
 	}
 	for i++; ; {
-		at, ok, err := s.element(i)
+		at, ok, err := s.nextElement(i)
 		if !ok {
 			return at, err
 		}
 		first, before := p.prompts == 0, len(p.Text)
-		switch s.at(at) {
+		switch s.byteAt(at) {
 		case '"':
 			p.prompts++
 			p.Text, i, err = s.appendString(p.Text, at)
 		case '[':
 			if p.prompts++; first {
-				p.form = formIDs
+				p.format = formatIDs
 			}
 			i, err = p.readIDs(at + 1)
 		default:
-			p.form = formIDs
+			p.format = formatIDs
 			i, err = p.readID(at, 2)
 		}
 		if err != nil {
@@ -70,11 +70,10 @@ func (p *Prompt) readPrompt(i int) (end int, err error) {
 	}
 }
 
-// readIDs writes the token ids of a list inside the list of prompts; its
-// bracket is right before i.
+// readIDs appends the token ids of a list whose bracket is right before i.
 func (p *Prompt) readIDs(i int) (int, error) {
 	for {
-		at, ok, err := p.scan.element(i)
+		at, ok, err := p.scan.nextElement(i)
 		if !ok {
 			return at, err
 		}
@@ -84,20 +83,20 @@ func (p *Prompt) readIDs(i int) (int, error) {
 	}
 }
 
-// readID writes the token id at i in four bytes, about the length of its text,
-// and returns the index behind it. What is no id makes some four bytes too; the
-// replica refuses it.
+// readID appends the token id at i in four bytes, about the length of its text, and
+// returns the index after it. What is not an id becomes four arbitrary bytes; the
+// replica rejects it.
 func (p *Prompt) readID(i, depth int) (int, error) {
 	s := &p.scan
 	id, end := uint32(0), i
-	for digit(s.at(end)) {
+	for isDigit(s.byteAt(end)) {
 		id = id*10 + uint32(s.b[end]-'0')
 		end++
 	}
-	// Most often that was all; else it is for value to say what it is.
-	c := s.at(end)
+	// Anything else than a plain number is for parseValue.
+	c := s.byteAt(end)
 	if end == i || s.b[i] == '0' && end > i+1 || c != ',' && c != ']' {
-		v, err := s.value(i, depth)
+		v, err := s.parseValue(i, depth)
 		if err != nil {
 			return 0, err
 		}

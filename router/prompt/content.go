@@ -8,33 +8,32 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// readContent checks the content of a message, which begins at i, and leaves it
-// in p.content: one text, or the parts of a list. A list of one text is that
-// text, and several are joined by newlines, as vLLM does for templates that
-// take strings. It returns the index behind the content.
+// readContent checks the content of a message at i, sets p.content to it, and returns the
+// index after it. Of a list, texts are joined by newlines, as in vLLM for templates that
+// take strings.
 func (p *Prompt) readContent(i int) (int, error) {
 	s := &p.scan
 	p.content = p.content[:0]
-	switch s.at(i) {
+	switch s.byteAt(i) {
 	case '"':
 		end, _, err := p.readText(i, false)
 		return end, err
 	case '[':
-		joined := false // a text came right before
+		joined := false // the previous part is a text
 		i++
 		for {
-			at, ok, err := s.element(i)
+			at, ok, err := s.nextElement(i)
 			if !ok {
 				return at, err
 			}
-			switch s.at(at) {
+			switch s.byteAt(at) {
 			case '{':
 				i, joined, err = p.readPart(at, joined)
-			case '"': // older versions of vLLM take bare strings
+			case '"': // accepted by older versions of vLLM
 				i, joined, err = p.readText(at, joined)
 			default:
 				var v value
-				v, err = s.value(at, 4)
+				v, err = s.parseValue(at, 4)
 				i = v.end
 			}
 			if err != nil {
@@ -42,17 +41,16 @@ func (p *Prompt) readContent(i int) (int, error) {
 			}
 		}
 	}
-	v, err := s.value(i, 3)
+	v, err := s.parseValue(i, 3)
 	return v.end, err
 }
 
-// billingHeader begins a line that Claude Code puts at the head of its system
-// prompt and changes with every request. vLLM takes the line out.
+// billingHeader starts a line that Claude Code puts at the head of its system prompt and
+// that changes with every request. vLLM removes the line.
 const billingHeader = "x-anthropic-billing-header"
 
-// readText checks and appends the text whose quote is at i, behind a newline
-// when it is joined to another. It returns the index behind it, and whether the
-// next text is joined in its turn.
+// readText checks the text whose quote is at i and appends it, after a newline if joined.
+// It returns the index after it and whether the next text is to be joined.
 func (p *Prompt) readText(i int, joined bool) (end int, _ bool, err error) {
 	before := len(p.content)
 	if joined {
@@ -73,14 +71,14 @@ func (p *Prompt) readText(i int, joined bool) (end int, _ bool, err error) {
 	return end, true, nil
 }
 
-// readPart reads one object of a content list, as readText does a text.
+// readPart is readText for an object of a content list.
 func (p *Prompt) readPart(i int, joined bool) (end int, _ bool, err error) {
 	s := &p.scan
 	before := len(p.content)
-	var kind, other value // other: the text under another name than "text"
+	var kind, other value // other: text with another key than "text"
 	text, next := false, joined
 	for end = i + 1; ; {
-		key, at, ok, err := s.member(end)
+		key, at, ok, err := s.nextMember(end)
 		if err != nil {
 			return 0, false, err
 		}
@@ -90,11 +88,10 @@ func (p *Prompt) readPart(i int, joined bool) (end int, _ bool, err error) {
 		}
 		var ignored value
 		v := &ignored
-		switch string(p.text(key)) {
+		switch string(p.unquote(key)) {
 		case "text":
 			p.content, next = p.content[:before], joined
-			if text = s.at(at) == '"'; text {
-				// Most often this is the text and it stays.
+			if text = s.byteAt(at) == '"'; text {
 				if end, next, err = p.readText(at, joined); err != nil {
 					return 0, false, err
 				}
@@ -105,17 +102,17 @@ func (p *Prompt) readPart(i int, joined bool) (end int, _ bool, err error) {
 		case "refusal", "thinking", "name":
 			v = &other
 		}
-		if *v, err = s.value(at, 5); err != nil {
+		if *v, err = s.parseValue(at, 5); err != nil {
 			return 0, false, err
 		}
 		end = v.end
 	}
-	switch string(p.text(kind)) {
+	switch string(p.unquote(kind)) {
 	case "text", "input_text", "output_text":
 		return end, next, nil
 	case "refusal", "thinking", "tool_reference":
 		p.content = p.content[:before]
-		if s.first(other) == '"' {
+		if s.firstByte(other) == '"' {
 			_, joined, err = p.readText(other.start, joined)
 		}
 		return end, joined, err
@@ -125,24 +122,23 @@ func (p *Prompt) readPart(i int, joined bool) (end int, _ bool, err error) {
 }
 
 const (
-	// mediaBytes is the nominal length of an image, a sound or a video: about
-	// 1,000 tokens, what an image costs most models.
+	// mediaBytes is the nominal length of an image, a sound or a video, about 1,000
+	// tokens, as an image has in most models.
 	mediaBytes = 4000
-	// maxMedia bounds the media of a request that are written out, or a body of empty parts
-	// would grow a hundredfold. No model takes that many.
+	// maxMedia bounds the media that are written out; no model takes more. Without it a
+	// body of empty parts would grow a hundredfold.
 	maxMedia = 256
 )
 
-// base64Others are what base64 has beside letters and digits, in its two
-// alphabets; some clients write / with a backslash.
+// base64Others are the characters of base64, in both alphabets, beside letters and
+// digits; some clients escape the slash.
 const base64Others = `+/=-_\`
 
-// isMedia tells an image, a sound or a document in a string from text: it is
-// base64, alone or in a data URL, and has no space in all its length.
+// isMedia reports whether a string is base64, alone or in a data URL: it has no space.
 func isMedia(s []byte) bool {
 	if !bytes.HasPrefix(s, []byte("data:")) {
 		for _, c := range s[:min(len(s), 512)] {
-			if !digit(c) && (c|0x20 < 'a' || c|0x20 > 'z') && strings.IndexByte(base64Others, c) < 0 {
+			if !isDigit(c) && (c|0x20 < 'a' || c|0x20 > 'z') && strings.IndexByte(base64Others, c) < 0 {
 				return false
 			}
 		}
@@ -150,28 +146,28 @@ func isMedia(s []byte) bool {
 	return bytes.IndexByte(s, ' ') < 0
 }
 
-// appendMedia writes the digest of the part that begins at i, repeated to the
-// part's nominal length, so that media held in a cache count as what they save.
+// appendMedia appends the digest of the part at i, repeated to the part's nominal length,
+// so that cached media count as what they save.
 func (p *Prompt) appendMedia(i int) error {
 	s := &p.scan
 	p.content = append(p.content, markMedia)
 	mark := len(p.content)
-	var sum xxh3.Uint128 // the order of members does not matter, hence a sum
+	var sum xxh3.Uint128 // a sum, so that the order of members does not matter
 	for i++; ; {
-		key, at, ok, err := s.member(i)
+		key, at, ok, err := s.nextMember(i)
 		if err != nil {
 			return err
 		}
 		if !ok {
 			break
 		}
-		v, err := s.value(at, checked)
+		v, err := s.parseValue(at, validated)
 		if err != nil {
 			return err
 		}
 		i = v.end
-		if string(p.text(key)) == "cache_control" {
-			continue // a hint to other vendors' caches that moves from turn to turn
+		if string(p.unquote(key)) == "cache_control" {
+			continue // a hint for other vendors that moves between turns
 		}
 		p.content = s.appendMinified(p.content, key)
 		p.content = s.appendMinified(p.content, v)

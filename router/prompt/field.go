@@ -1,5 +1,7 @@
 package prompt
 
+import "strconv"
+
 // field is a top-level key that routing reads.
 type field uint8
 
@@ -21,10 +23,9 @@ const (
 	fieldMaxTokens
 	fieldMaxCompletionTokens // the newer name; max_output_tokens in responses
 
-	// From here on, what changes a prompt as a whole. vLLM mixes cache_salt
-	// into its block hashes; the others reach the chat template or the
-	// processor of media. add_generation_prompt and continue_final_message are
-	// not among them: they change only how a prompt ends.
+	// Fields that change a prompt as a whole, and so its seed. vLLM mixes cache_salt
+	// into its block hashes; the others reach the chat template or the media processor.
+	// add_generation_prompt and continue_final_message change only the prompt's end.
 	fieldCacheSalt
 	fieldChatTemplate
 	fieldChatTemplateKwargs
@@ -39,8 +40,8 @@ const (
 	firstSeed = fieldCacheSalt
 )
 
-// fieldOf returns the field that key is in a body of this kind, or fieldNone
-// when routing does not read it there.
+// fieldOf returns the field of a key in a body of a kind, or fieldNone if routing does
+// not read it there.
 func fieldOf(kind Kind, key []byte) field {
 	switch string(key) {
 	case "model":
@@ -117,4 +118,64 @@ func seedOf(key []byte) field {
 		return fieldToolChoice
 	}
 	return fieldNone
+}
+
+// findMembers sets values to the members called names of the object at i, which was
+// validated, and returns the index after the object. Of equal keys the last counts, as
+// in vLLM.
+func (p *Prompt) findMembers(i int, names []string, values []value) (int, error) {
+	i++
+	for {
+		key, at, ok, err := p.scan.nextMember(i)
+		if !ok {
+			return at, err
+		}
+		v, err := p.scan.parseValue(at, validated)
+		if err != nil {
+			return 0, err
+		}
+		for k, written := 0, p.unquote(key); k < len(names); k++ {
+			if string(written) == names[k] {
+				values[k] = v
+				break
+			}
+		}
+		i = v.end
+	}
+}
+
+// unquote returns the string v without escapes, and any other value as it is written.
+// The result is valid until the next call.
+func (p *Prompt) unquote(v value) []byte {
+	if p.scan.firstByte(v) != '"' {
+		return p.scan.b[v.start:v.end]
+	}
+	if !v.escaped {
+		return p.scan.b[v.start+1 : v.end-1]
+	}
+	p.scratch, _, _ = p.scan.appendString(p.scratch[:0], v.start) // v was checked
+	return p.scratch
+}
+
+// parseBool reads a flag as vLLM does, for which 1 and "true" are true.
+func (p *Prompt) parseBool(v value) bool {
+	switch string(p.unquote(v)) {
+	case "true", "True", "TRUE", "1", "1.0":
+		return true
+	}
+	return false
+}
+
+// parseInt reads a number as vLLM does, for which 2.0 and "2" are 2. It returns 0 for
+// what is not a positive number; the replica rejects that.
+func (p *Prompt) parseInt(v value) int {
+	written := p.unquote(v)
+	if len(written) == 0 || len(written) > 32 {
+		return 0
+	}
+	n, err := strconv.ParseFloat(string(written), 64)
+	if err != nil || !(n > 0) {
+		return 0
+	}
+	return int(min(n, 1<<31-1))
 }

@@ -82,17 +82,17 @@ func FuzzParse(f *testing.F) {
 // slowString is appendString a byte at a time.
 func slowString(s *scanner, dst []byte, i int) (_ []byte, end int, err error) {
 	for i++; ; {
-		switch c := s.at(i); {
+		switch c := s.byteAt(i); {
 		case c == '"':
 			return dst, i + 1, nil
 		case c == '\\':
 			var r rune
-			if r, i, err = s.escape(i); err != nil {
+			if r, i, err = s.parseEscape(i); err != nil {
 				return nil, 0, err
 			}
 			dst = utf8.AppendRune(dst, r)
 		case c < ' ':
-			return nil, 0, s.fail(i, "the rest of a string")
+			return nil, 0, s.syntaxError(i, "the rest of a string")
 		default:
 			dst = append(dst, c)
 			i++
@@ -123,7 +123,7 @@ func FuzzString(f *testing.F) {
 			return scan.appendString(append(make([]byte, 0, len(before)+room&0xff), before...), 0)
 		}
 		got, end, err := copied()
-		checked, _, checkErr := scan.str(0)
+		checked, _, checkErr := scan.parseString(0)
 		if (err == nil) != (checkErr == nil) || err == nil && end != checked {
 			t.Fatalf("%s: copied to %d (%v), checked to %d (%v)", literal, end, err, checked, checkErr)
 		}
@@ -139,16 +139,16 @@ func FuzzString(f *testing.F) {
 		if fmt.Sprint(err) != fmt.Sprint(slowErr) || err == nil && (end != slowEnd || !bytes.Equal(got, slow)) {
 			t.Fatalf("%s: %q to %d (%v), a byte at a time %q to %d (%v)", scan.b, got, end, err, slow, slowEnd, slowErr)
 		}
-		end, escaped, err := scan.str(0)
+		end, escaped, err := scan.parseString(0)
 		if fmt.Sprint(err) != fmt.Sprint(slowErr) || end != slowEnd || err == nil && escaped != bytes.Contains(scan.b[:end], []byte(`\`)) {
 			t.Fatalf("%s: checked to %d (%v, escaped %v), a byte at a time to %d (%v)", scan.b, end, err, escaped, slowEnd, slowErr)
 		}
 	})
 }
 
-// FuzzReply gives any bytes for an event of an answer: they become at most as
+// FuzzResponse gives any bytes for an event of an answer: they become at most as
 // much text, and how often a Reply was used makes no difference.
-func FuzzReply(f *testing.F) {
+func FuzzResponse(f *testing.F) {
 	for _, event := range []string{
 		`{"choices":[{"index":0,"delta":{"role":"assistant","content":"a\u0301 \ud83d\ude00"}}]}`, `{"choices":[{"message":{"content":"x","tool_calls":[]}}]}`,
 		`{"choices":[{"delta":{"tool_calls":[{"index":0,"function":{"name":"f","arguments":"{\"a\": 1}"}},{"index":1,"function":{"arguments":"x"}}]}}]}`,
@@ -161,20 +161,20 @@ func FuzzReply(f *testing.F) {
 		p, _ := blocksOf(f, kind, []byte(body), 64)
 		prompts = append(prompts, p)
 	}
-	used := new(Reply)
+	used := new(Response)
 	f.Fuzz(func(t *testing.T, event []byte) {
 		for _, p := range prompts {
-			fresh := new(Reply)
-			fresh.Begin(p)
-			used.Begin(p)
+			fresh := new(Response)
+			fresh.Reset(p)
+			used.Reset(p)
 			before := len(fresh.text)
 			for range 3 {
-				fresh.Event(event)
-				used.Event(event)
-				fresh.Whole(event)
-				used.Whole(event)
+				fresh.AddEvent(event)
+				used.AddEvent(event)
+				fresh.AddBody(event)
+				used.AddBody(event)
 			}
-			if !slices.Equal(fresh.End(), used.End()) || !bytes.Equal(fresh.text, used.text) {
+			if !slices.Equal(fresh.Blocks(), used.Blocks()) || !bytes.Equal(fresh.text, used.text) {
 				t.Fatal("a fresh and a used Reply differ")
 			}
 			if n := len(fresh.text) + 64*len(fresh.blocks); n > before+9*len(event) {

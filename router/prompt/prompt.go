@@ -1,11 +1,11 @@
-// Package prompt turns the bytes of a request into its canonical prompt: a byte
-// string in which two requests share a prefix when the prompts that vLLM
-// renders from them do, as far as that can be known without the chat template.
+// Package prompt turns the body of a request into its canonical prompt, a byte
+// string in which two requests share a prefix when the prompts that vLLM renders
+// from them do, as far as that is known without the chat template, and the
+// canonical prompt into blocks.
 //
-// A body is scanned once, checked and read at the same time; it is never
-// decoded as a whole. What vLLM refuses for certain is refused here where
-// routing has to understand it (see [Error]); the rest passes, and the replica
-// says what is wrong with it in its own words.
+// A body is checked and read in one pass and never decoded as a whole. It is
+// rejected only where routing has to understand it (see [Error]); the rest is left
+// for the replica to reject.
 package prompt
 
 import (
@@ -16,96 +16,92 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// Kind tells how a body is to be read.
+// Kind says how a body is to be parsed.
 type Kind uint8
 
 const (
 	Chat       Kind = iota // /v1/chat/completions
 	Completion             // /v1/completions
-	Other                  // any other JSON body: only its syntax and its head matter
+	Other                  // any other JSON body: only its syntax and common fields
 )
 
-// Error says why a body cannot be accepted. It is the client's fault: a 400.
+// Error says why a body is rejected, with status 400.
 type Error struct {
-	Param   string // the top-level key at fault; "" for the body itself
+	Param   string // the top-level key in error; "" for the body itself
 	Message string
 }
 
 func (e *Error) Error() string { return e.Message }
 
-// Prompt is what routing needs to know of one request. It is meant to be kept
-// in a pool: Parse overwrites it and keeps its buffers. Not safe for concurrent use.
+// Prompt is what routing needs to know of one request. It is meant to be pooled:
+// Parse overwrites it and reuses its buffers. It is not safe for concurrent use.
 type Prompt struct {
-	Model            string // "" when absent, null or empty: the fleet's only base model
+	Model            string // "" if absent, null or empty
 	Stream           bool
-	PreviousResponse bool // Other only: previous_response_id is there and not null
+	PreviousResponse bool // Other only: it has a previous_response_id
 
-	MaxTokens int // of the answer, at most; 0 when absent
-	Sequences int // sequences the engine will run: n, or best_of when larger, for each prompt; at least 1
+	MaxTokens int // of the answer; 0: not given
+	Sequences int // that the engine will run: the larger of n and best_of for each prompt, at least 1
 
-	// Cacheable is false when the prefix cache does not serve the request
-	// (prompt_logprobs) or the text does not tell the prompt's beginning
-	// (truncate_prompt_tokens, prompt_embeds).
+	// Cacheable is false if the engine does not use its prefix cache (prompt_logprobs)
+	// or Text is not the beginning of the prompt (truncate_prompt_tokens,
+	// prompt_embeds).
 	Cacheable bool
 
-	// Opening is the hash of the first openingChars characters of the first user
-	// message, or of a completion's text; 0 when there is none.
-	Opening uint64
+	// FirstMessageHash is the hash of the first maxHashedChars characters of the first
+	// user message, or of a completion's text; 0 if there is none.
+	FirstMessageHash uint64
 
-	// Text is the canonical prompt, valid until the next Parse or Reset. It
-	// does not alias the body.
+	// Text is the canonical prompt, valid until the next Parse or Reset.
 	Text []byte
-	// ExtraBytes are bytes of prompts that count in the load and not in the
-	// match: the second and later prompts of a list, and media past maxMedia.
-	// Of Other bodies all counts so, each of their media as mediaBytes.
+	// ExtraBytes counts bytes of prompts that add load but are not matched: the second
+	// and later prompts of a list, media beyond maxMedia, and all of an Other body,
+	// each of its media as mediaBytes.
 	ExtraBytes int
 
-	scan    scanner
-	top     [numFields]value
-	seed    uint64 // what changes the prompt beside the model and Text
-	turns   turns
-	tools   tools
-	opened  bool     // Opening is set
-	chain   chainEnd // of the blocks made of it
-	form    byte     // of the prompt
-	echo    bool     // the answer of a completion begins with its prompt
-	prompts int      // in the list of a completion
-	media   int      // media parts written into Text
-	content []byte   // of the message being read
-	scratch []byte   // a string or value being looked at
+	scan        scanner
+	top         [numFields]value
+	seed        uint64 // hash of what changes the prompt beside the model and Text
+	turns       turns
+	tools       tools
+	firstHashed bool     // Opening is set
+	chain       chainEnd // of the blocks
+	format      byte     // of the prompt
+	echo        bool     // the answer of a completion begins with its prompt
+	prompts     int      // in the list of a completion
+	media       int      // media parts written into Text
+	content     []byte   // of the message being read
+	scratch     []byte   // a string or value being looked at
 }
 
-// keepBytes is the longest buffer that Reset leaves for the next request: one
-// huge body must not make every pooled Prompt huge.
-const keepBytes = 2 << 20
+// maxPooledBytes bounds the buffers that Reset keeps for the next request.
+const maxPooledBytes = 2 << 20
 
-// Reset forgets the last request, and buffers that only a very long one needs.
-// Parse does the former itself.
+// Reset forgets the last request, and large buffers. Parse calls it.
 func (p *Prompt) Reset() {
 	tools := p.tools
 	*p = Prompt{
-		// Most often the next request names the same model, and its string
-		// need not be made again.
+		// Kept because the next request often names the same model.
 		Model:   p.Model,
-		Text:    keep(p.Text),
-		content: keep(p.content),
-		scratch: keep(p.scratch),
-		turns:   turns{reasoning: keep(p.turns.reasoning)},
+		Text:    reuse(p.Text),
+		content: reuse(p.content),
+		scratch: reuse(p.scratch),
+		turns:   turns{reasoning: reuse(p.turns.reasoning)},
 	}
-	if cap(tools.raw) <= keepBytes {
+	if cap(tools.raw) <= maxPooledBytes {
 		p.tools = tools
 	}
 }
 
-func keep[T any](buf []T) []T {
-	if cap(buf) > keepBytes {
+func reuse[T any](buf []T) []T {
+	if cap(buf) > maxPooledBytes {
 		return nil
 	}
 	return buf[:0]
 }
 
-// Parse reads body, which it neither changes nor keeps. A refused body gives
-// an *Error, and then p holds nothing of use.
+// Parse reads a body, which it neither changes nor retains. For a body that is
+// rejected it returns an *Error, and p is invalid.
 func (p *Prompt) Parse(kind Kind, body []byte) error {
 	p.Reset()
 	p.Sequences, p.Cacheable = 1, true
@@ -114,23 +110,23 @@ func (p *Prompt) Parse(kind Kind, body []byte) error {
 	}
 	p.scan.b = body
 	defer func() { p.scan.b = nil }()
-	if err := p.members(kind); err != nil {
+	if err := p.parseMembers(kind); err != nil {
 		return err
 	}
-	if err := p.head(); err != nil {
+	if err := p.parseCommonFields(); err != nil {
 		return err
 	}
 	switch kind {
 	case Chat:
-		return p.chat()
+		return p.finishChat()
 	case Completion:
-		return p.completion()
+		return p.finishCompletion()
 	}
 	p.ExtraBytes = len(body) - p.scan.media
 	return nil
 }
 
-// HasMedia says whether part of Text stands for an image, a sound or a video.
+// HasMedia reports whether part of Text stands for an image, a sound or a video.
 func (p *Prompt) HasMedia() bool { return p.media > 0 }
 
 func invalidUTF8(body []byte) error {
@@ -144,24 +140,24 @@ func invalidUTF8(body []byte) error {
 	}
 }
 
-// members checks the whole body and notes where its top-level values lie. The
-// messages, most of a long body, are read as they are met.
-func (p *Prompt) members(kind Kind) error {
+// parseMembers checks the whole body and notes where its top-level values are. It
+// reads messages, prompt and tools on the way.
+func (p *Prompt) parseMembers(kind Kind) error {
 	s := &p.scan
 	// vLLM accepts a byte order mark.
-	i := s.space(len(s.b) - len(bytes.TrimPrefix(s.b, []byte("\xef\xbb\xbf"))))
+	i := s.skipSpace(len(s.b) - len(bytes.TrimPrefix(s.b, []byte("\xef\xbb\xbf"))))
 	if i == len(s.b) {
 		return &Error{Message: "the request body is empty: a JSON object was expected"}
 	}
 	if s.b[i] != '{' {
-		if _, err := s.value(i, 0); err != nil {
+		if _, err := s.parseValue(i, 0); err != nil {
 			return err
 		}
 		return &Error{Message: "the request body must be a JSON object"}
 	}
 	i++
 	for {
-		key, at, ok, err := s.member(i)
+		key, at, ok, err := s.nextMember(i)
 		if err != nil {
 			return err
 		}
@@ -169,10 +165,10 @@ func (p *Prompt) members(kind Kind) error {
 			i = at
 			break
 		}
-		f := fieldOf(kind, p.text(key))
-		if f != fieldNone && p.top[f].given() {
-			// vLLM would take the last one, and another reader the first.
-			name := string(p.text(key))
+		f := fieldOf(kind, p.unquote(key))
+		if f != fieldNone && p.top[f].exists() {
+			// vLLM takes the last one, other parsers the first.
+			name := string(p.unquote(key))
 			return &Error{Param: name, Message: fmt.Sprintf("%q is given twice", name)}
 		}
 		switch {
@@ -183,7 +179,7 @@ func (p *Prompt) members(kind Kind) error {
 		case f == fieldTools:
 			i, err = p.readTools(at)
 		default:
-			p.top[f], err = s.value(at, 1)
+			p.top[f], err = s.parseValue(at, 1)
 			i = p.top[f].end
 		}
 		if err != nil {
@@ -192,64 +188,62 @@ func (p *Prompt) members(kind Kind) error {
 		p.top[f].start, p.top[f].end = at, i
 	}
 	p.top[fieldNone] = value{}
-	if i = s.space(i); i < len(s.b) {
-		return s.fail(i, "the end")
+	if i = s.skipSpace(i); i < len(s.b) {
+		return s.syntaxError(i, "the end")
 	}
 	return nil
 }
 
-// head reads what all kinds of bodies share.
-func (p *Prompt) head() error {
+// parseCommonFields reads the fields that all kinds of bodies share.
+func (p *Prompt) parseCommonFields() error {
 	s, top := &p.scan, &p.top
 	switch model := top[fieldModel]; {
-	case !s.set(model):
+	case !s.notNull(model):
 		p.Model = ""
-	case s.first(model) != '"':
+	case s.firstByte(model) != '"':
 		return &Error{Param: "model", Message: "model must be a string"}
 	default:
-		if name := p.text(model); p.Model != string(name) {
+		if name := p.unquote(model); p.Model != string(name) {
 			p.Model = string(name)
 		}
 	}
-	p.Stream = p.truthy(top[fieldStream])
-	p.PreviousResponse = s.set(top[fieldPreviousResponse])
-	p.MaxTokens = p.integer(top[fieldMaxCompletionTokens])
+	p.Stream = p.parseBool(top[fieldStream])
+	p.PreviousResponse = s.notNull(top[fieldPreviousResponse])
+	p.MaxTokens = p.parseInt(top[fieldMaxCompletionTokens])
 	if p.MaxTokens == 0 {
-		p.MaxTokens = p.integer(top[fieldMaxTokens])
+		p.MaxTokens = p.parseInt(top[fieldMaxTokens])
 	}
-	p.Sequences = max(1, p.integer(top[fieldN]), p.integer(top[fieldBestOf]))
-	p.echo = p.truthy(top[fieldEcho])
-	// Of a completion with echo, logprobs are prompt_logprobs.
-	p.Cacheable = !s.set(top[fieldPromptLogprobs]) && !s.set(top[fieldTruncate]) && !s.set(top[fieldPromptEmbeds]) &&
-		!(p.echo && s.set(top[fieldLogprobs]))
+	p.Sequences = max(1, p.parseInt(top[fieldN]), p.parseInt(top[fieldBestOf]))
+	p.echo = p.parseBool(top[fieldEcho])
+	// With echo, a completion's logprobs are prompt_logprobs.
+	p.Cacheable = !s.notNull(top[fieldPromptLogprobs]) && !s.notNull(top[fieldTruncate]) && !s.notNull(top[fieldPromptEmbeds]) &&
+		!(p.echo && s.notNull(top[fieldLogprobs]))
 	return nil
 }
 
-// openingChars is how much of a text tells one conversation's beginning from
-// another's.
-const openingChars = 100
+const maxHashedChars = 100
 
-// open notes the beginning of the first text of a user.
-func (p *Prompt) open(text []byte) {
-	if p.opened {
+// hashFirstMessage sets FirstMessageHash from the first text of a user.
+func (p *Prompt) hashFirstMessage(text []byte) {
+	if p.firstHashed {
 		return
 	}
-	p.opened = true
+	p.firstHashed = true
 	end := 0
-	for n := 0; n < openingChars && end < len(text); n++ {
+	for n := 0; n < maxHashedChars && end < len(text); n++ {
 		_, size := utf8.DecodeRune(text[end:])
 		end += size
 	}
-	p.Opening = xxh3.Hash(text[:end])
+	p.FirstMessageHash = xxh3.Hash(text[:end])
 }
 
-// seedWith makes the seed from the settings that change a prompt as a whole.
-// Lists of token ids, texts and chats get seeds of their own.
-func (p *Prompt) seedWith(form byte) {
+// setSeed computes the seed from the settings that change a prompt as a whole and
+// from its format.
+func (p *Prompt) setSeed(form byte) {
 	buf := append(p.scratch[:0], form)
 	for f := firstSeed; f < numFields; f++ {
 		v := p.top[f]
-		if !p.scan.set(v) || f == fieldToolChoice && string(p.scan.b[v.start:v.end]) != `"none"` {
+		if !p.scan.notNull(v) || f == fieldToolChoice && string(p.scan.b[v.start:v.end]) != `"none"` {
 			continue
 		}
 		buf = append(buf, markField, byte(f))
@@ -257,4 +251,33 @@ func (p *Prompt) seedWith(form byte) {
 	}
 	p.seed = xxh3.Hash(buf)
 	p.scratch = buf
+}
+
+// Block is the chained hash of a span of the canonical prompt: it stands for the span
+// and everything before it.
+type Block uint64
+
+// Blocks appends the blocks of the canonical prompt to dst, blockBytes each. The chain
+// starts from engineModel, the model as the engine knows it, and from what else
+// changes a prompt without being in its text. An incomplete last block is left out,
+// as in vLLM's cache. A prompt that is not Cacheable has no blocks.
+func (p *Prompt) Blocks(dst []Block, engineModel string, blockBytes int) []Block {
+	if !p.Cacheable {
+		return dst
+	}
+	hash := xxh3.HashStringSeed(engineModel, p.seed)
+	text := p.Text
+	for ; len(text) >= blockBytes; text = text[blockBytes:] {
+		hash = xxh3.HashSeed(text[:blockBytes], hash)
+		dst = append(dst, Block(hash))
+	}
+	p.chain = chainEnd{hash, blockBytes, len(text)}
+	return dst
+}
+
+// chainEnd is the end of the blocks of a text.
+type chainEnd struct {
+	hash       uint64 // of the last block, or the seed of the first
+	blockBytes int
+	rest       int // bytes of text after it
 }

@@ -39,7 +39,7 @@ func TestCanonicalBytes(t *testing.T) {
 	}
 }
 
-func TestReasoningLastsUntilTheUserSpeaks(t *testing.T) {
+func TestReasoningDroppedAtUserMessage(t *testing.T) {
 	turn := func(role, text, reasoning string) string {
 		if reasoning == "" {
 			return fmt.Sprintf(`{"role":%q,"content":%q}`, role, text)
@@ -65,7 +65,7 @@ func TestReasoningLastsUntilTheUserSpeaks(t *testing.T) {
 	}
 }
 
-func TestHead(t *testing.T) {
+func TestCommonFields(t *testing.T) {
 	const m = `"messages":[]`
 	for _, c := range []struct {
 		kind Kind
@@ -105,7 +105,7 @@ func TestHead(t *testing.T) {
 	}
 }
 
-func TestMediaInABodyThatIsNotReadCountByTheirNominalLength(t *testing.T) {
+func TestMediaInOtherBodies(t *testing.T) {
 	image := strings.Repeat("iVBORw0KGgo/AAA+", 1<<17) // 2 MB
 	text := strings.Repeat("four words of text. ", 1<<17)
 	for _, c := range []struct {
@@ -133,9 +133,9 @@ func head(p *Prompt) string {
 		p.Model, p.Stream, p.PreviousResponse, p.MaxTokens, p.Sequences, p.Cacheable, p.ExtraBytes)
 }
 
-func TestOpening(t *testing.T) {
-	f := func(kind Kind, body string) uint64 { return parse(t, kind, body).Opening }
-	long := strings.Repeat("é", openingChars)
+func TestFirstMessageHash(t *testing.T) {
+	f := func(kind Kind, body string) uint64 { return parse(t, kind, body).FirstMessageHash }
+	long := strings.Repeat("é", maxHashedChars)
 	chat := func(before, text string) uint64 {
 		return f(Chat, `{"messages":[`+before+`{"role":"user","content":"`+text+`"},{"role":"assistant","content":"a"},{"role":"user","content":"b"}]}`)
 	}
@@ -154,7 +154,7 @@ func TestOpening(t *testing.T) {
 	}
 }
 
-func TestRefused(t *testing.T) {
+func TestRejectedBodies(t *testing.T) {
 	const m = `"messages":[{"role":"user","content":"x"}]`
 	for _, c := range []struct {
 		name, body, param, message string
@@ -204,7 +204,7 @@ func TestRefused(t *testing.T) {
 }
 
 // What vLLM may take, or refuses in better words than ours, is passed on.
-func TestPassedOn(t *testing.T) {
+func TestAcceptedBodies(t *testing.T) {
 	for _, body := range []string{
 		`{"messages":[]}`,
 		`{"messages":[{}]}`,
@@ -224,7 +224,7 @@ func TestPassedOn(t *testing.T) {
 	}
 }
 
-func TestHugeNonsenseIsRefusedWithoutMemory(t *testing.T) {
+func TestRejectionMemory(t *testing.T) {
 	for _, unit := range []string{"[", `{"a":`, `{"messages":[`} {
 		body := []byte(strings.Repeat(unit, (64<<20)/len(unit)))
 		var before, after runtime.MemStats
@@ -240,7 +240,7 @@ func TestHugeNonsenseIsRefusedWithoutMemory(t *testing.T) {
 	}
 }
 
-func TestMediaCannotBlowUpThePrompt(t *testing.T) {
+func TestMediaLimit(t *testing.T) {
 	parts := strings.TrimSuffix(strings.Repeat(`{"type":"image_url"},`, 10*maxMedia), ",")
 	p := parse(t, Chat, `{"messages":[{"role":"user","content":[`+parts+`]}]}`)
 	if most := maxMedia*(mediaBytes+1) + 10*maxMedia*20; len(p.Text) > most {
@@ -269,7 +269,7 @@ func TestBlocks(t *testing.T) {
 	}
 }
 
-func TestReuseLeavesNothingBehind(t *testing.T) {
+func TestReuse(t *testing.T) {
 	bodies := []struct {
 		kind Kind
 		body []byte
@@ -298,7 +298,7 @@ func TestReuseLeavesNothingBehind(t *testing.T) {
 	}
 }
 
-func TestNoAllocationOnceWarm(t *testing.T) {
+func TestAllocations(t *testing.T) {
 	for _, body := range [][]byte{chatBody(t, 32<<10, english), toolsBody(t, 32<<10)} {
 		var p Prompt
 		var blocks []Block

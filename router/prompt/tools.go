@@ -2,24 +2,21 @@ package prompt
 
 import "bytes"
 
-// tools holds the last tools met, as written and as they are in the canonical
-// prompt. An agent sends the same ones with every request, often more bytes of
-// them than of messages, and comparing is twenty times faster than reading.
+// tools caches the last tools, as written and in canonical form: agents send the same
+// ones with every request, and comparing is twenty times faster than reading.
 type tools struct{ raw, text []byte }
 
-// readTools checks the tools at i, keeps them for when the messages are known,
-// and returns the index behind them. Anything that is not a list is left to the
-// replica to refuse.
+// readTools checks the tools at i, keeps them for finishChat, and returns the index after
+// them. What is not a list is left for the replica to reject.
 func (p *Prompt) readTools(i int) (int, error) {
 	t := &p.tools
-	// Nothing can follow a list's last bracket and belong to it, so equal
-	// bytes are an equal list.
+	// A list ends at its bracket, so equal bytes are an equal list.
 	if len(t.raw) > 0 && bytes.HasPrefix(p.scan.b[i:], t.raw) {
 		return i + len(t.raw), nil
 	}
 	t.raw = t.raw[:0]
-	list, err := p.scan.value(i, 1)
-	if err != nil || p.scan.first(list) != '[' {
+	list, err := p.scan.parseValue(i, 1)
+	if err != nil || p.scan.firstByte(list) != '[' {
 		return list.end, err
 	}
 	if t.text, err = p.appendTools(t.text[:0], list); err == nil {
@@ -28,15 +25,15 @@ func (p *Prompt) readTools(i int) (int, error) {
 	return list.end, err
 }
 
-// appendTools appends the tools of a list that was checked.
+// appendTools appends the tools of a validated list.
 func (p *Prompt) appendTools(dst []byte, list value) ([]byte, error) {
 	s := &p.scan
-	if s.first(list) != '[' {
+	if s.firstByte(list) != '[' {
 		return dst, nil
 	}
 	i := list.start + 1
 	for {
-		at, ok, err := s.element(i)
+		at, ok, err := s.nextElement(i)
 		if !ok {
 			return dst, err
 		}
@@ -44,7 +41,7 @@ func (p *Prompt) appendTools(dst []byte, list value) ([]byte, error) {
 			dst, i, err = p.appendTool(append(dst, markTool), at)
 		} else {
 			var v value
-			v, err = s.value(at, checked)
+			v, err = s.parseValue(at, validated)
 			i = v.end
 		}
 		if err != nil {
@@ -53,15 +50,15 @@ func (p *Prompt) appendTools(dst []byte, list value) ([]byte, error) {
 	}
 }
 
-// appendTool appends the tool that begins at i and returns the index behind it.
+// appendTool appends the tool at i and returns the index after it.
 func (p *Prompt) appendTool(dst []byte, i int) (_ []byte, end int, err error) {
 	s := &p.scan
 	for i++; ; {
-		key, at, ok, err := s.member(i)
+		key, at, ok, err := s.nextMember(i)
 		if !ok {
 			return dst, at, err
 		}
-		name := p.text(key)
+		name := p.unquote(key)
 		if string(name) == "function" && s.b[at] == '{' {
 			if dst, i, err = p.appendFunction(dst, at); err != nil {
 				return dst, 0, err
@@ -69,7 +66,7 @@ func (p *Prompt) appendTool(dst []byte, i int) (_ []byte, end int, err error) {
 			continue
 		}
 		isType := string(name) == "type"
-		v, err := s.value(at, checked)
+		v, err := s.parseValue(at, validated)
 		if err != nil {
 			return dst, 0, err
 		}
@@ -79,17 +76,15 @@ func (p *Prompt) appendTool(dst []byte, i int) (_ []byte, end int, err error) {
 	}
 }
 
-// appendFunction appends the function that begins at i and returns the index
-// behind it. Templates get its name, description and parameters in this order,
-// whatever the client's, and then the rest. The order inside of the parameters
-// is the client's.
+// appendFunction appends the function at i and returns the index after it. Templates get
+// its name, description and parameters in this order, then the rest.
 func (p *Prompt) appendFunction(dst []byte, i int) (_ []byte, end int, err error) {
 	s := &p.scan
 	var name, description, parameters value
 	others := false
 	start := i + 1
 	for i = start; ; {
-		key, at, ok, err := s.member(i)
+		key, at, ok, err := s.nextMember(i)
 		if err != nil {
 			return dst, 0, err
 		}
@@ -97,12 +92,12 @@ func (p *Prompt) appendFunction(dst []byte, i int) (_ []byte, end int, err error
 			end = at
 			break
 		}
-		v, err := s.value(at, checked)
+		v, err := s.parseValue(at, validated)
 		if err != nil {
 			return dst, 0, err
 		}
 		i = v.end
-		switch string(p.text(key)) {
+		switch string(p.unquote(key)) {
 		case "name":
 			name = v
 		case "description":
@@ -113,23 +108,23 @@ func (p *Prompt) appendFunction(dst []byte, i int) (_ []byte, end int, err error
 			others = true
 		}
 	}
-	dst = p.appendKnown(dst, "type:function,function:name:", name)
-	dst = p.appendKnown(dst, ",description:", description)
-	dst = p.appendKnown(dst, ",parameters:", parameters)
+	dst = p.appendNamedMember(dst, "type:function,function:name:", name)
+	dst = p.appendNamedMember(dst, ",description:", description)
+	dst = p.appendNamedMember(dst, ",parameters:", parameters)
 	if !others {
 		return dst, end, nil
 	}
 	for i = start; ; {
-		key, at, ok, err := s.member(i)
+		key, at, ok, err := s.nextMember(i)
 		if !ok {
 			return dst, end, err
 		}
-		v, err := s.value(at, checked)
+		v, err := s.parseValue(at, validated)
 		if err != nil {
 			return dst, 0, err
 		}
 		i = v.end
-		switch string(p.text(key)) {
+		switch string(p.unquote(key)) {
 		case "name", "description", "parameters":
 		default:
 			dst = p.appendMember(dst, key, v)
@@ -137,39 +132,39 @@ func (p *Prompt) appendFunction(dst []byte, i int) (_ []byte, end int, err error
 	}
 }
 
-// appendKnown appends a member that every function has, under the name that
-// templates write out: bytes per token would be too low for tools without it.
-func (p *Prompt) appendKnown(dst []byte, name string, v value) []byte {
+// appendNamedMember appends a member that every function has, under the name that
+// templates write even if it is absent.
+func (p *Prompt) appendNamedMember(dst []byte, name string, v value) []byte {
 	dst = append(dst, name...)
-	if !p.scan.set(v) {
+	if !p.scan.notNull(v) {
 		return dst
 	}
 	return p.scan.appendMinified(dst, v)
 }
 
-// appendMember appends a member that is not null, as null is the same as absent.
+// appendMember appends a member unless it is null, which is the same as absent.
 func (p *Prompt) appendMember(dst []byte, key, v value) []byte {
-	if !p.scan.set(v) {
+	if !p.scan.notNull(v) {
 		return dst
 	}
 	dst = p.scan.appendMinified(append(dst, markField), key)
 	return p.scan.appendMinified(dst, v)
 }
 
-// appendCalls writes the tool calls of an assistant message.
+// appendCalls appends the tool calls of an assistant message.
 func (p *Prompt) appendCalls(list value) error {
 	s := &p.scan
-	if s.first(list) != '[' {
+	if s.firstByte(list) != '[' {
 		return nil
 	}
 	i := list.start + 1
 	for {
-		at, ok, err := s.element(i)
+		at, ok, err := s.nextElement(i)
 		if !ok {
 			return err
 		}
 		if s.b[at] != '{' {
-			v, err := s.value(at, checked)
+			v, err := s.parseValue(at, validated)
 			if err != nil {
 				return err
 			}
@@ -177,30 +172,29 @@ func (p *Prompt) appendCalls(list value) error {
 			continue
 		}
 		var function [1]value
-		if i, err = p.named(at, []string{"function"}, function[:]); err != nil {
+		if i, err = p.findMembers(at, []string{"function"}, function[:]); err != nil {
 			return err
 		}
-		if s.first(function[0]) != '{' {
+		if s.firstByte(function[0]) != '{' {
 			continue
 		}
 		var v [2]value
-		if _, err := p.named(function[0].start, []string{"name", "arguments"}, v[:]); err != nil {
+		if _, err := p.findMembers(function[0].start, []string{"name", "arguments"}, v[:]); err != nil {
 			return err
 		}
-		p.Text = append(append(p.Text, markCall), p.text(v[0])...)
+		p.Text = append(append(p.Text, markCall), p.unquote(v[0])...)
 		p.Text = append(p.Text, markArguments)
-		p.Text = appendArguments(p.Text, p.text(v[1]))
+		p.Text = appendArguments(p.Text, p.unquote(v[1]))
 	}
 }
 
-// appendArguments appends the arguments of a tool call: an object, mostly out of
-// a string that held it. vLLM parses that string and gives templates {} when it
-// is no object.
+// appendArguments appends the arguments of a tool call, an object that is mostly written
+// in a string. Like vLLM it takes anything else for {}.
 func appendArguments(dst, raw []byte) []byte {
 	inner := scanner{b: raw}
-	i := inner.space(0)
-	if inner.at(i) == '{' {
-		if object, err := inner.value(i, 0); err == nil && inner.space(object.end) == len(raw) {
+	i := inner.skipSpace(0)
+	if inner.byteAt(i) == '{' {
+		if object, err := inner.parseValue(i, 0); err == nil && inner.skipSpace(object.end) == len(raw) {
 			return inner.appendMinified(dst, object)
 		}
 	}

@@ -112,7 +112,7 @@ func conversations(s script) (bodies [][]byte) {
 }
 
 // The index believes in shared bytes; the cache holds shared tokens.
-func TestSharedBytesAreSharedTokens(t *testing.T) {
+func TestSharedBytesShareTokens(t *testing.T) {
 	const block = 256 // bytes
 	type chat struct {
 		text   []byte

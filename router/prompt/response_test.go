@@ -1,6 +1,7 @@
 package prompt
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
@@ -36,8 +37,8 @@ func inEvents(r *rand.Rand, text string, completion bool) (events [][]byte) {
 	return append(events, spell(r, fields{{"choices", []any{}}, {"usage", object{{"prompt_tokens", 1}}}}))
 }
 
-func TestPropertyTheNextTurnBeginsWithTheReply(t *testing.T) {
-	var reply Reply
+func TestPropertyResponseInNextTurn(t *testing.T) {
+	var reply Response
 	for seed := range uint64(300) {
 		r := rand.New(rand.NewPCG(seed, 4))
 		blockBytes := []int{64, 256}[r.IntN(2)]
@@ -56,11 +57,11 @@ func TestPropertyTheNextTurnBeginsWithTheReply(t *testing.T) {
 			fields{{"role", "assistant"}, {"content", answer}}, fields{{"role", "user"}, {"content", content(r)}}), tools)), blockBytes)
 		f := func(how string, take func()) {
 			t.Helper()
-			if !reply.Begin(p) {
+			if !reply.Reset(p) {
 				t.Fatalf("seed %d: a plain chat whose answer can have no blocks", seed)
 			}
 			take()
-			all := append(slices.Clone(first), reply.End()...)
+			all := append(slices.Clone(first), reply.Blocks()...)
 			// What the answer fills of the next turn's text, whole blocks only.
 			want := (len(p.Text) + len("\xffassistant\xfd"+answer)) / blockBytes
 			if len(all) != want || !slices.Equal(all, next[:min(want, len(next))]) {
@@ -69,11 +70,11 @@ func TestPropertyTheNextTurnBeginsWithTheReply(t *testing.T) {
 		}
 		f("streamed", func() {
 			for _, e := range inEvents(r, answer, false) {
-				reply.Event(e)
+				reply.AddEvent(e)
 			}
 		})
 		f("whole", func() {
-			reply.Whole(spell(r, fields{{"choices", []any{fields{{"index", 0}, {"message", fields{{"role", "assistant"}, {"content", answer},
+			reply.AddBody(spell(r, fields{{"choices", []any{fields{{"index", 0}, {"message", fields{{"role", "assistant"}, {"content", answer},
 				{"tool_calls", []any{}}, {"refusal", nil}, {"reasoning", nil}}}}}}}))
 		})
 	}
@@ -89,8 +90,8 @@ func callsOf(r *rand.Rand) (calls []any, arguments []string) {
 	return calls, arguments
 }
 
-func TestPropertyTheNextTurnBeginsWithTheReplysCalls(t *testing.T) {
-	var reply Reply
+func TestPropertyToolCallsInNextTurn(t *testing.T) {
+	var reply Response
 	for seed := range uint64(200) {
 		r := rand.New(rand.NewPCG(seed, 6))
 		messages := []any{fields{{"role", "user"}, {"content", content(r)}}}
@@ -100,14 +101,14 @@ func TestPropertyTheNextTurnBeginsWithTheReplysCalls(t *testing.T) {
 		said := object{{"role", "assistant"}, {"content", answer}, {"tool_calls", calls}}
 		_, next := blocksOf(t, Chat, spell(r, chatOf(append(messages, said), true)), 64)
 
-		reply.Begin(p)
+		reply.Reset(p)
 		for _, e := range inEvents(r, answer, false) {
-			reply.Event(e)
+			reply.AddEvent(e)
 		}
 		for n, a := range arguments {
 			part := func(function fields) {
 				calls := []any{fields{{"index", n}, {"function", function}}}
-				reply.Event(spell(r, fields{{"choices", []any{fields{{"index", 0}, {"delta", fields{{"tool_calls", calls}, {"content", nil}}}}}}}))
+				reply.AddEvent(spell(r, fields{{"choices", []any{fields{{"index", 0}, {"delta", fields{{"tool_calls", calls}, {"content", nil}}}}}}}))
 			}
 			part(fields{{"name", "f" + fmt.Sprint(n)}, {"arguments", ""}})
 			for rest := []rune(a); len(rest) > 0; {
@@ -116,37 +117,37 @@ func TestPropertyTheNextTurnBeginsWithTheReplysCalls(t *testing.T) {
 				rest = rest[k:]
 			}
 		}
-		if all := append(slices.Clone(first), reply.End()...); !slices.Equal(all, next) {
+		if all := append(slices.Clone(first), reply.Blocks()...); !slices.Equal(all, next) {
 			t.Fatalf("seed %d, streamed: %d blocks of prompt and reply, want the next turn's %d", seed, len(all), len(next))
 		}
 
-		reply.Begin(p)
-		reply.Whole(spell(r, fields{{"choices", []any{fields{{"message", said}}}}}))
-		if all := append(slices.Clone(first), reply.End()...); !slices.Equal(all, next) {
+		reply.Reset(p)
+		reply.AddBody(spell(r, fields{{"choices", []any{fields{{"message", said}}}}}))
+		if all := append(slices.Clone(first), reply.Blocks()...); !slices.Equal(all, next) {
 			t.Fatalf("seed %d, whole: %d blocks of prompt and reply, want the next turn's %d", seed, len(all), len(next))
 		}
 	}
 }
 
-func TestPropertyTheNextCompletionBeginsWithTheReply(t *testing.T) {
-	var reply Reply
+func TestPropertyCompletionInNextPrompt(t *testing.T) {
+	var reply Response
 	for seed := range uint64(100) {
 		r := rand.New(rand.NewPCG(seed, 5))
 		question, answer := words(r)+"q", strings.Repeat(words(r), 5)
 		p, first := blocksOf(t, Completion, spell(r, fields{{"prompt", question}}), 64)
 		_, next := blocksOf(t, Completion, spell(r, fields{{"prompt", question + answer + "and then"}}), 64)
-		reply.Begin(p)
+		reply.Reset(p)
 		for _, e := range inEvents(r, answer, true) {
-			reply.Event(e)
+			reply.AddEvent(e)
 		}
-		all := append(slices.Clone(first), reply.End()...)
+		all := append(slices.Clone(first), reply.Blocks()...)
 		if want := len(question+answer) / 64; len(all) != want || !slices.Equal(all, next[:want]) {
 			t.Fatalf("seed %d: %d blocks of prompt and reply, want the next prompt's first %d", seed, len(all), want)
 		}
 	}
 }
 
-func TestAnswersWithoutBlocks(t *testing.T) {
+func TestResponsesWithoutBlocks(t *testing.T) {
 	long := strings.Repeat("word ", 200)
 	delta := func(member string) string {
 		return fmt.Sprintf(`{"choices":[{"index":0,"delta":{"content":%q,%s}}]}`, long, member)
@@ -161,7 +162,7 @@ func TestAnswersWithoutBlocks(t *testing.T) {
 		{"more calls than any model makes", ask, delta(`"tool_calls":[{"index":100,"function":{"name":"f"}}]`)},
 		{"a tool call that is none", ask, delta(`"tool_calls":[1]`)},
 		{"tool calls that are no list", ask, delta(`"tool_calls":{}`)},
-		{"a tool call too long to keep", ask, delta(`"tool_calls":[{"index":0,"function":{"arguments":"` + strings.Repeat("x", mostCallBytes+1) + `"}}]`)},
+		{"a tool call too long to keep", ask, delta(`"tool_calls":[{"index":0,"function":{"arguments":"` + strings.Repeat("x", maxToolCallBytes+1) + `"}}]`)},
 		{"a field not known", ask, delta(`"audio":{"id":"x"}`)},
 		{"content in parts", ask, `{"choices":[{"delta":{"content":[{"text":"a"}]}}]}`},
 		{"no JSON", ask, delta(`"role":"assistant"`)[:100]},
@@ -176,69 +177,69 @@ func TestAnswersWithoutBlocks(t *testing.T) {
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
 			p, _ := blocksOf(t, Chat, []byte(c.body), 64)
-			var reply Reply
-			reply.Begin(p)
-			reply.Event([]byte(c.event))
-			if n := len(reply.End()); n != 0 {
+			var reply Response
+			reply.Reset(p)
+			reply.AddEvent([]byte(c.event))
+			if n := len(reply.Blocks()); n != 0 {
 				t.Errorf("%d blocks", n)
 			}
 		})
 	}
 	for _, body := range []string{`{"prompt":[1,2,3]}`, `{"prompt":"a","echo":true}`, `{"prompt":["a","b"]}`} {
 		p, _ := blocksOf(t, Completion, []byte(body), 64)
-		if new(Reply).Begin(p) {
+		if new(Response).Reset(p) {
 			t.Errorf("the answer to %s has blocks", body)
 		}
 	}
 	p, _ := blocksOf(t, Chat, []byte(ask), 64)
-	var reply Reply
-	reply.Begin(p)
-	reply.Event([]byte(delta(`"role":"assistant"`)))
-	if reply.Lost(); len(reply.End()) != 0 {
+	var reply Response
+	reply.Reset(p)
+	reply.AddEvent([]byte(delta(`"role":"assistant"`)))
+	if reply.Invalidate(); len(reply.Blocks()) != 0 {
 		t.Error("an answer of which a part was not seen has blocks")
 	}
 }
 
-func TestALongReplyIsBounded(t *testing.T) {
+func TestResponseBlockLimit(t *testing.T) {
 	p, _ := blocksOf(t, Chat, []byte(`{"messages":[{"role":"user","content":"q"}]}`), 64)
 	event, _ := json.Marshal(map[string]any{"choices": []any{map[string]any{"delta": map[string]any{"content": strings.Repeat("word ", 1000)}}}})
-	var reply Reply
-	reply.Begin(p)
+	var reply Response
+	reply.Reset(p)
 	for range 100 {
-		reply.Event(event)
+		reply.AddEvent(event)
 	}
-	if n := len(reply.End()); n != mostReplyBlocks {
-		t.Errorf("%d blocks, want %d", n, mostReplyBlocks)
+	if n := len(reply.Blocks()); n != maxResponseBlocks {
+		t.Errorf("%d blocks, want %d", n, maxResponseBlocks)
 	}
 	for range 3 {
-		if reply.Begin(p); cap(reply.text) > keepReplyBytes {
+		if reply.Reset(p); cap(reply.text) > maxPooledResponseBytes {
 			t.Errorf("a buffer of %d bytes is kept", cap(reply.text))
 		}
 	}
 }
 
-// BenchmarkReply is one event of a stream.
-func BenchmarkReply(b *testing.B) {
+// BenchmarkResponse is one event of a stream.
+func BenchmarkResponse(b *testing.B) {
 	p, _ := blocksOf(b, Chat, []byte(`{"messages":[{"role":"user","content":"q"}]}`), 256)
 	event := []byte(`{"id":"chatcmpl-7c9e1f0f5a3e4d1c","object":"chat.completion.chunk","created":1790000000,"model":"m","choices":[{"index":0,"delta":{"content":" world"},"logprobs":null,"finish_reason":null,"token_ids":null}]}`)
-	var reply Reply
-	reply.Begin(p)
+	var reply Response
+	reply.Reset(p)
 	b.ReportAllocs()
 	for b.Loop() {
-		if reply.Event(event); len(reply.blocks) > 1000 {
-			reply.Begin(p)
+		if reply.AddEvent(event); len(reply.blocks) > 1000 {
+			reply.Reset(p)
 		}
 	}
 }
 
-// TestWholeReturnsUsage has the account of an answer found on the way, as it stands there.
-func TestWholeReturnsUsage(t *testing.T) {
+// TestAddBodyReturnsUsage has the account of an answer found on the way, as it stands there.
+func TestAddBodyReturnsUsage(t *testing.T) {
 	p := new(Prompt)
 	if err := p.Parse(Chat, []byte(`{"model":"m","messages":[{"role":"user","content":"Hi"}]}`)); err != nil {
 		t.Fatal(err)
 	}
 	p.Blocks(nil, "m", 16)
-	reply := new(Reply)
+	reply := new(Response)
 	for body, want := range map[string]string{
 		`{"choices":[{"message":{"role":"assistant","content":"Hello"}}],"usage":{"a":1}}`: `{"a":1}`,
 		`{ "usage" : {"a": [1, "}"]} , "choices":[{"message":{"content":"\"usage\":2"}}]}`: `{"a": [1, "}"]}`,
@@ -248,12 +249,89 @@ func TestWholeReturnsUsage(t *testing.T) {
 		`{"usage":`: ``,
 		`[]`:        ``,
 	} {
-		reply.Begin(p)
-		if got := string(reply.Whole([]byte(body))); got != want {
+		reply.Reset(p)
+		if got := string(reply.AddBody([]byte(body))); got != want {
 			t.Errorf("%s: %q, not %q", body, got, want)
 		}
-		if reply.Begin(p); reply.Whole([]byte(`{}`)) != nil {
+		if reply.Reset(p); reply.AddBody([]byte(`{}`)) != nil {
 			t.Errorf("%s: its account is the next answer's", body)
 		}
 	}
+}
+
+const (
+	eventHead = `{"id":"chatcmpl-1","object":"chat.completion.chunk","created":1763700000,"model":"m","choices":[{"index":0,"delta":{"content":"`
+	eventTail = `"},"logprobs":null,"finish_reason":null,"token_ids":null}]`
+)
+
+// TestEventTemplate looks at which events are not read to their end again.
+func TestEventTemplate(t *testing.T) {
+	p, _ := blocksOf(t, Chat, []byte(`{"messages":[{"role":"user","content":"q"}]}`), 64)
+	f := func(name, first, second string, want bool) {
+		t.Helper()
+		var r Response
+		r.Reset(p)
+		r.AddEvent([]byte(first))
+		if got := r.matchTemplate([]byte(second)); got != want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+	hello := eventHead + "hello" + eventTail + "}"
+	f("another text", hello, eventHead+`\"w\u00f6rld\"`+eventTail+"}", true)
+	f("something behind the choices", hello, eventHead+"a"+eventTail+`,"usage":{"prompt_tokens":1}}`, true)
+	f("a fault behind the choices", hello, eventHead+"a"+eventTail+`,]`, true)
+	f("another beginning", hello, strings.Replace(hello, "0000", "0001", 1), false)
+	f("another end", hello, strings.Replace(hello, `reason":null`, `reason":"stop"`, 1), false)
+	f("a broken text", hello, eventHead+"a\n"+eventTail+"}", false)
+	f("cut off", hello, eventHead+`a`, false)
+	f("two texts", strings.Replace(hello, "}]", `},{"delta":{"content":"x"}}]`, 1), strings.Replace(hello, "}]", `},{"delta":{"content":"x"}}]`, 1), false)
+	calls := strings.Replace(hello, `"content"`, `"tool_calls":[{"index":0,"function":{"name":"f"}}],"content"`, 1)
+	f("calls beside the text", calls, calls, false)
+	long := strings.Replace(hello, `"m"`, `"`+strings.Repeat("m", maxTemplateBytes)+`"`, 1)
+	f("too long to keep", long, long, false)
+
+	var r Response
+	r.Reset(p)
+	r.AddEvent([]byte(hello))
+	if r.Reset(p); r.matchTemplate([]byte(hello)) {
+		t.Error("the next answer's events are compared with this one's")
+	}
+}
+
+// FuzzEventTemplate holds a Reply against one that reads every event to its end.
+func FuzzEventTemplate(f *testing.F) {
+	f.Add(eventHead, eventTail, "}", "hello", `w\u00f6rld\ud83d`, ` "\`)
+	f.Add(eventHead, eventTail, `,"usage":{},"choices":[{"delta":{"content":"b"}}]}`, "a", "\n", "")
+	f.Add(`{"choices":[{"delta":{"tool_calls":[{"index":0,"function":{"name":"f","arguments":"`, `"}}],"content":"x"}}]`, "}", "{}", "a", "")
+	f.Add(`{"choices":[{"delta":{"content":"y","tool_calls":[{"index":0,"function":{"name":"`, `"}}]}}]`, "}", "f", `g"}}],"x":[{"":{"":"`, "")
+	f.Add(`{"choices":[{"text":"`, `"},{"text":"x"}]`, "}", "a", `b"},{"text":"c`, "")
+	f.Add(`{"choices":[{"delta":{"c\u006fntent":"`, `","reasoning":""}}]`, ` , "x":[1]} `, "a", `","reasoning":"b`, "")
+	f.Add(`{"choices":[],"choices":[{"text":"a"}],"x":"`, `","choices":[{"text":""}]`, "}", "a", "b", "c")
+	prompts := make(map[string]*Prompt)
+	for kind, body := range map[Kind]string{Chat: `{"messages":[{"role":"user","content":"q"}]}`, Completion: `{"prompt":"q"}`} {
+		prompts[body], _ = blocksOf(f, kind, []byte(body), 64)
+	}
+	f.Fuzz(func(t *testing.T, head, tail, end, a, b, c string) {
+		events := []string{head + a + tail + end, head + b + tail + end, head + c + tail + "}", head + a + end, head + a + tail + end, head + b + tail, head + c + tail + end}
+		for _, p := range prompts {
+			quick, slow := new(Response), new(Response)
+			quick.Reset(p)
+			slow.Reset(p)
+			for i, e := range events {
+				slow.template.before = 0
+				quick.AddEvent([]byte(e))
+				slow.AddEvent([]byte(e))
+				if got, want := state(quick), state(slow); got != want || !slices.Equal(quick.blocks, slow.blocks) || !bytes.Equal(quick.text, slow.text) {
+					t.Fatalf("after event %d, %q: %s, text %q; read to its end: %s, text %q", i, e, got, quick.text, want, slow.text)
+				}
+			}
+			if !slices.Equal(quick.Blocks(), slow.Blocks()) {
+				t.Fatal("other blocks in the end")
+			}
+		}
+	})
+}
+
+func state(r *Response) string {
+	return fmt.Sprintf("format %d, hash %x, call %d %q %q, usage %v", r.format, r.hash, r.call.number, r.call.name, r.call.args, r.usage != nil)
 }

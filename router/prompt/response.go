@@ -1,0 +1,447 @@
+package prompt
+
+import (
+	"bytes"
+	"slices"
+
+	"github.com/zeebo/xxh3"
+)
+
+const (
+	// maxResponseBlocks is about 65,000 tokens in blocks of the default size.
+	maxResponseBlocks = 1024
+	// maxPooledResponseBytes bounds the buffers that Reset keeps.
+	maxPooledResponseBytes = 16 << 10
+)
+
+// Response makes the blocks that follow a prompt's in the next turn, which sends the
+// response back. It takes a response event by event and keeps only the bytes of one
+// block. Only what the next turn certainly contains becomes blocks: a response with
+// reasoning, which templates drop, has none. It is meant to be pooled, and not safe for
+// concurrent use.
+type Response struct {
+	scan     scanner
+	format   responseFormat
+	hash     uint64 // of the last block
+	size     int    // of a block, in bytes
+	text     []byte // canonical text after the last block
+	blocks   []Block
+	call     toolCall
+	key      []byte // scratch of unquoteKey
+	usage    []byte // value of the first "usage" in the data; nil: none
+	template eventTemplate
+	trace    eventTrace // of the data
+}
+
+// responseFormat says where a response has its text.
+type responseFormat uint8
+
+const (
+	responseNone       responseFormat = iota // none that the next turn certainly contains
+	responseChat                             // choices[].delta.content, or message.content
+	responseCompletion                       // choices[].text
+)
+
+// Reset prepares r for the response to p, after p.Blocks. It reports whether the
+// response can have blocks. p is not retained.
+func (r *Response) Reset(p *Prompt) bool {
+	r.format, r.blocks, r.template.before = responseNone, r.blocks[:0], 0
+	if cap(r.text) > maxPooledResponseBytes {
+		r.text = nil
+	}
+	if cap(r.key)+cap(r.call.args) > maxPooledResponseBytes {
+		r.key, r.call = nil, toolCall{}
+	}
+	r.call = toolCall{name: r.call.name[:0], args: r.call.args[:0]}
+	if p.chain.blockBytes == 0 || p.Sequences > 1 {
+		return false
+	}
+	r.hash, r.size = p.chain.hash, p.chain.blockBytes
+	r.text = append(r.text[:0], p.Text[len(p.Text)-p.chain.rest:]...)
+	switch {
+	case p.format == formatText && !p.echo:
+		r.format = responseCompletion
+	case p.format == formatChat && !p.turns.assistantLast && len(p.turns.reasoning) == 0:
+		// The response may continue a last message of the assistant, and reasoning in the
+		// prompt is dropped at the next user message.
+		r.format = responseChat
+		r.text = append(append(r.text, markMessage), "assistant"...)
+		r.text = append(r.text, markText)
+	}
+	return r.format != responseNone
+}
+
+// AddEvent takes one event of a stream, without its "data:".
+func (r *Response) AddEvent(data []byte) {
+	if !r.isDone() && !r.matchTemplate(data) && r.parse(data, "delta") {
+		r.saveTemplate(data)
+	}
+	r.usage = nil
+}
+
+// AddBody takes a whole response. It returns the value of "usage" in it, or nil.
+func (r *Response) AddBody(body []byte) (usage []byte) {
+	if !r.isDone() {
+		r.parse(body, "message")
+	}
+	usage, r.usage = r.usage, nil
+	return usage
+}
+
+// Invalidate records that a part of the response is missing: it has no blocks.
+func (r *Response) Invalidate() { r.format = responseNone }
+
+// Blocks ends the response and returns its blocks, valid until the next Reset.
+func (r *Response) Blocks() []Block {
+	if r.format == responseNone {
+		return nil
+	}
+	r.finishToolCall()
+	r.appendBlocks()
+	return r.blocks
+}
+
+// isDone reports whether the rest of the response has no effect.
+func (r *Response) isDone() bool {
+	return r.format == responseNone || len(r.blocks) == maxResponseBlocks
+}
+
+// parse reads data, which has its text in part, and reports whether it is valid.
+func (r *Response) parse(data []byte, part string) bool {
+	r.scan.b, r.usage, r.trace = data, nil, eventTrace{}
+	return r.finish(r.parseObject(part))
+}
+
+// finish ends the parsing of data, with the response invalid if err is not nil.
+func (r *Response) finish(err error) bool {
+	if err != nil {
+		r.Invalidate()
+	}
+	r.scan.b = nil
+	r.appendBlocks()
+	return err == nil
+}
+
+func (r *Response) parseObject(part string) error {
+	i := r.scan.skipSpace(0)
+	if r.scan.byteAt(i) != '{' {
+		return r.scan.syntaxError(i, "an object")
+	}
+	return r.parseMembers(i+1, part)
+}
+
+// parseMembers reads a response after its opening brace or one of its members.
+func (r *Response) parseMembers(i int, part string) error {
+	s := &r.scan
+	for {
+		key, at, ok, err := s.nextMember(i)
+		if !ok {
+			return err
+		}
+		name := r.unquoteKey(key)
+		choices, usage := string(name) == "choices", r.usage == nil && string(name) == "usage"
+		if choices && s.byteAt(at) == '[' {
+			i, err = r.parseChoices(at+1, part)
+		} else {
+			i, err = s.skip(at)
+		}
+		if err != nil {
+			return err
+		}
+		if usage {
+			r.usage = s.b[at:i:i]
+		}
+		if r.trace.choices == 0 && r.trace.texts > 0 {
+			r.trace.choices = i
+		}
+	}
+}
+
+// parseChoices reads the list whose bracket is right before i. It has one choice, as one
+// sequence was requested.
+func (r *Response) parseChoices(i int, part string) (int, error) {
+	for {
+		at, ok, err := r.scan.nextElement(i)
+		if !ok {
+			return at, err
+		}
+		if r.scan.byteAt(at) != '{' {
+			r.Invalidate()
+			i, err = r.scan.skip(at)
+		} else {
+			i, err = r.parseChoice(at+1, part)
+		}
+		if err != nil {
+			return 0, err
+		}
+	}
+}
+
+func (r *Response) parseChoice(i int, part string) (int, error) {
+	s := &r.scan
+	for {
+		key, at, ok, err := s.nextMember(i)
+		if !ok {
+			return at, err
+		}
+		name := r.unquoteKey(key)
+		switch {
+		case r.format == responseCompletion && string(name) == "text" && s.byteAt(at) == '"':
+			i, err = r.appendText(at)
+		case r.format == responseChat && string(name) == part && s.byteAt(at) == '{':
+			i, err = r.parseMessage(at + 1)
+		default:
+			i, err = s.skip(at)
+		}
+		if err != nil {
+			return 0, err
+		}
+	}
+}
+
+// parseMessage reads the object whose brace is right before i, a message or a delta.
+func (r *Response) parseMessage(i int) (int, error) {
+	s := &r.scan
+	for {
+		key, at, ok, err := s.nextMember(i)
+		if !ok {
+			return at, err
+		}
+		switch string(r.unquoteKey(key)) {
+		case "content":
+			if s.byteAt(at) == '"' && r.call.number == 0 {
+				i, err = r.appendText(at)
+				break
+			}
+			i, err = r.expectEmpty(at) // text after a call would stand before it in the next turn
+		case "tool_calls":
+			i, err = r.parseToolCalls(at)
+		case "role":
+			i, err = s.skip(at)
+		default: // reasoning, audio and others
+			i, err = r.expectEmpty(at)
+		}
+		if err != nil {
+			return 0, err
+		}
+	}
+}
+
+// appendText appends the string at i to the text.
+func (r *Response) appendText(i int) (end int, err error) {
+	r.text, end, err = r.scan.appendString(r.text, i)
+	r.trace.texts++
+	r.trace.from, r.trace.to = i+1, end
+	return end, err
+}
+
+// unquoteKey returns a key without escapes, valid until the next call.
+func (r *Response) unquoteKey(key value) []byte {
+	if !key.escaped {
+		return r.scan.b[key.start+1 : key.end-1]
+	}
+	r.key, _, _ = r.scan.appendString(r.key[:0], key.start) // it was checked
+	return r.key
+}
+
+// expectEmpty skips the value at i and invalidates the response unless the value is null
+// or empty.
+func (r *Response) expectEmpty(i int) (int, error) {
+	end, err := r.scan.skip(i)
+	if err == nil {
+		switch string(r.scan.b[i:end]) {
+		case "null", `""`, "[]":
+		default:
+			r.Invalidate()
+		}
+	}
+	return end, err
+}
+
+// appendBlocks moves full blocks from the text to the blocks.
+func (r *Response) appendBlocks() {
+	rest := r.text
+	for len(rest) >= r.size && len(r.blocks) < maxResponseBlocks {
+		r.hash = xxh3.HashSeed(rest[:r.size], r.hash)
+		r.blocks = append(r.blocks, Block(r.hash))
+		rest = rest[r.size:]
+	}
+	r.text = slices.Delete(r.text, 0, len(r.text)-len(rest))
+}
+
+// maxToolCallBytes bounds the name and arguments of a tool call, which are kept until the
+// call is complete: only then is it known how templates write it.
+const maxToolCallBytes = 16 << 10
+
+// toolCall is the tool call that is being received.
+type toolCall struct {
+	number int // of the response's calls, from 1; 0: none
+	name   []byte
+	args   []byte
+}
+
+// parseToolCalls reads the list of tool calls or deltas at i.
+func (r *Response) parseToolCalls(i int) (int, error) {
+	s := &r.scan
+	if s.byteAt(i) != '[' {
+		return r.expectEmpty(i)
+	}
+	i++
+	for n := 1; ; n++ {
+		at, ok, err := s.nextElement(i)
+		if !ok {
+			return at, err
+		}
+		if s.byteAt(at) != '{' {
+			r.Invalidate()
+			i, err = s.skip(at)
+		} else {
+			i, err = r.parseToolCall(at, n)
+		}
+		if err != nil {
+			return 0, err
+		}
+	}
+}
+
+// parseToolCall reads the call or delta at i. A delta has the index of its call; a call of
+// a whole response is the nth.
+func (r *Response) parseToolCall(i, n int) (int, error) {
+	s := &r.scan
+	r.trace.calls = true
+	var index, function value
+	end := i + 1
+	for {
+		key, at, ok, err := s.nextMember(end)
+		if err != nil {
+			return 0, err
+		}
+		if !ok {
+			end = at
+			break
+		}
+		v, err := s.parseValue(at, validated)
+		if err != nil {
+			return 0, err
+		}
+		switch string(r.unquoteKey(key)) {
+		case "index":
+			index = v
+		case "function":
+			function = v
+		}
+		end = v.end
+	}
+	if index.exists() {
+		n = r.callNumber(index)
+	}
+	switch {
+	case n == r.call.number+1:
+		r.finishToolCall()
+		r.call.number = n
+	case n == 0 || n != r.call.number:
+		r.Invalidate() // a delta of a call that is complete, or an invalid index
+	}
+	if s.firstByte(function) == '{' {
+		r.parseFunction(function.start + 1)
+	}
+	return end, nil
+}
+
+// parseFunction reads the validated object whose brace is right before i.
+func (r *Response) parseFunction(i int) {
+	s := &r.scan
+	for {
+		key, at, ok, _ := s.nextMember(i)
+		if !ok {
+			return
+		}
+		into := (*[]byte)(nil)
+		switch string(r.unquoteKey(key)) {
+		case "name":
+			into = &r.call.name
+		case "arguments":
+			into = &r.call.args
+		}
+		if into == nil || s.byteAt(at) != '"' {
+			i, _ = s.skip(at)
+			continue
+		}
+		if *into, i, _ = s.appendString(*into, at); len(*into) > maxToolCallBytes {
+			r.Invalidate()
+		}
+	}
+}
+
+// callNumber returns the index of a call plus 1; 0 if it is invalid.
+func (r *Response) callNumber(v value) int {
+	if d := r.scan.b[v.start]; v.end == v.start+1 && isDigit(d) {
+		return int(d-'0') + 1
+	}
+	if v.end == v.start+2 && isDigit(r.scan.b[v.start]) && isDigit(r.scan.b[v.start+1]) {
+		return int(r.scan.b[v.start]-'0')*10 + int(r.scan.b[v.start+1]-'0') + 1
+	}
+	return 0
+}
+
+// finishToolCall appends a complete call to the text.
+func (r *Response) finishToolCall() {
+	c := &r.call
+	if c.number == 0 {
+		return
+	}
+	r.text = append(append(r.text, markCall), c.name...)
+	r.text = appendArguments(append(r.text, markArguments), c.args)
+	*c = toolCall{name: c.name[:0], args: c.args[:0]}
+}
+
+// maxTemplateBytes bounds an eventTemplate, which is kept as long as its stream.
+const maxTemplateBytes = 1 << 10
+
+// eventTemplate is the last event without its text. The events of a stream differ in
+// their text alone, and perhaps after their choices; the rest need only be compared.
+type eventTemplate struct {
+	bytes  []byte // up to the text's opening quote, then from its closing quote to the end of choices
+	before int    // bytes before the text; 0: no template
+}
+
+// eventTrace is what parsing an event records for eventTemplate.
+type eventTrace struct {
+	texts    int // number of texts
+	from, to int // span of the last, with its closing quote
+	choices  int // end of the first list of choices with a text
+	calls    bool
+}
+
+// matchTemplate takes an event that matches the template. For others it returns false and
+// does nothing.
+func (r *Response) matchTemplate(data []byte) bool {
+	k := &r.template
+	if k.before == 0 || r.call.number != 0 || !bytes.HasPrefix(data, k.bytes[:k.before]) {
+		return false
+	}
+	had := len(r.text)
+	r.scan.b = data
+	text, end, err := r.scan.appendString(r.text, k.before-1)
+	r.text = text[:had]
+	rest := k.bytes[k.before:]
+	if err != nil || !bytes.HasPrefix(data[end:], rest) {
+		return false
+	}
+	r.text = text
+	r.finish(r.parseMembers(end+len(rest), "delta"))
+	return true
+}
+
+// saveTemplate keeps what data, which was parsed, has around its text, if nothing else in
+// it has an effect.
+func (r *Response) saveTemplate(data []byte) {
+	t := &r.trace
+	if t.texts != 1 || t.calls || t.from+t.choices-t.to > maxTemplateBytes {
+		r.template.before = 0
+		return
+	}
+	kept := slices.Grow(r.template.bytes[:0], t.from+t.choices-t.to)
+	r.template.bytes = append(append(kept, data[:t.from]...), data[t.to:t.choices]...)
+	r.template.before = t.from
+}
