@@ -15,21 +15,21 @@ import (
 )
 
 func TestAdmission(t *testing.T) {
-	r, fleet, _ := newFleet(t, 1, "prefix", holding)
+	r, fleet, _ := newFleet(t, 1, "prefix", withQueue)
 	long := sent(t, "an idle backend takes anything", submit(r, ask(fleet, 1, 1000)))
 	second := submit(r, ask(fleet, 2, 1))
 	waits(t, "64,000 tokens are pending", second)
 	if n := r.WaitingRequests(); n != 1 {
-		t.Errorf("%d held, want 1", n)
+		t.Errorf("%d queued, want 1", n)
 	}
 	long.RecordFirstEvent()
 	if d := sent(t, "its prefill is done", second); d.QueueTime != 0 || r.WaitingRequests() != 0 {
-		t.Errorf("held for %v, %d still held", d.QueueTime, r.WaitingRequests())
+		t.Errorf("queued for %v, %d still queued", d.QueueTime, r.WaitingRequests())
 	}
 }
 
 func TestStepBudget(t *testing.T) {
-	r, fleet, c := newFleet(t, 1, "prefix", holding)
+	r, fleet, c := newFleet(t, 1, "prefix", withQueue)
 	f := func(name string, budget int) {
 		t.Helper()
 		limit := budget / 2
@@ -38,7 +38,7 @@ func TestStepBudget(t *testing.T) {
 		for key := 1; ; key++ {
 			w := submit(r, ask(fleet, key, 10)) // 640 tokens
 			if w.waits() {
-				if !w.held.Cancel() {
+				if !w.ticket.Cancel() {
 					t.Errorf("%s: a request that waits cannot be cancelled", name)
 				}
 				break
@@ -83,7 +83,7 @@ func TestStepBudget(t *testing.T) {
 }
 
 func TestTickSendsAfterTime(t *testing.T) {
-	r, fleet, c := newFleet(t, 1, "prefix", holding)
+	r, fleet, c := newFleet(t, 1, "prefix", withQueue)
 	submit(r, ask(fleet, 1, 200)) // 12,800 tokens
 	w := submit(r, ask(fleet, 2, 20))
 	r.Tick()
@@ -91,12 +91,12 @@ func TestTickSendsAfterTime(t *testing.T) {
 	c.advance(1500 * time.Millisecond)
 	r.Tick()
 	if d := sent(t, "10,800 tokens were worked off", w); d.QueueTime != 1500*time.Millisecond {
-		t.Errorf("held for %v, want 1.5 s", d.QueueTime)
+		t.Errorf("queued for %v, want 1.5 s", d.QueueTime)
 	}
 }
 
 func TestKVAdmission(t *testing.T) {
-	r, fleet, c := newFleet(t, 1, "prefix", holding)
+	r, fleet, c := newFleet(t, 1, "prefix", withQueue)
 	observe := func(l backends.Load) {
 		l.CacheTokens, l.ScrapedAt = 10_000, c.now
 		r.ObserveLoad(fleet[0], &l)
@@ -114,7 +114,7 @@ func TestKVAdmission(t *testing.T) {
 	shared := ask(fleet, 1, 100)
 	copied := submit(r, shared)
 	waits(t, "what is shared needs no room, but the guard's share is exceeded by what runs", copied)
-	copied.held.Cancel()
+	copied.ticket.Cancel()
 	first.Release(Outcome{End: Completed})
 	started("the cache is free", small).Release(Outcome{End: Completed})
 
@@ -131,7 +131,7 @@ func TestKVAdmission(t *testing.T) {
 }
 
 func TestKVAdmissionWithExternalUse(t *testing.T) {
-	r, fleet, c := newFleet(t, 1, "prefix", holding)
+	r, fleet, c := newFleet(t, 1, "prefix", withQueue)
 	d := sent(t, "", submit(r, ask(fleet, 1, 10)))
 	d.RecordFirstEvent()
 	r.ObserveLoad(fleet[0], &backends.Load{CacheTokens: 10_000, KVCacheUsage: 0.9, KVKnown: true, ScrapedAt: c.now})
@@ -143,7 +143,7 @@ func TestKVAdmissionWithExternalUse(t *testing.T) {
 }
 
 func TestReplicaWaitingForCapacity(t *testing.T) {
-	r, fleet, c := newFleet(t, 1, "prefix", holding)
+	r, fleet, c := newFleet(t, 1, "prefix", withQueue)
 	starve := func() {
 		r.ObserveLoad(fleet[0], &backends.Load{WaitingForCapacity: 2, ScrapedAt: c.now})
 	}
@@ -164,7 +164,7 @@ func TestReplicaWaitingForCapacity(t *testing.T) {
 }
 
 func TestClaimedStepIsNotTaken(t *testing.T) {
-	r, fleet, _ := newFleet(t, 2, "prefix", holding)
+	r, fleet, _ := newFleet(t, 2, "prefix", withQueue)
 	sent(t, "", submit(r, ask(fleet[:1], 1, 32)))   // 2,048 tokens
 	sent(t, "", submit(r, ask(fleet[1:], 2, 2000))) // and 128,000 on the other one
 	first := ask(fleet, 3, 100)
@@ -177,7 +177,7 @@ func TestClaimedStepIsNotTaken(t *testing.T) {
 }
 
 func TestClaimedKVIsNotTaken(t *testing.T) {
-	r, fleet, c := newFleet(t, 1, "prefix", holding)
+	r, fleet, c := newFleet(t, 1, "prefix", withQueue)
 	r.ObserveLoad(fleet[0], &backends.Load{CacheTokens: 10_000, ScrapedAt: c.now})
 	running := sent(t, "", submit(r, ask(fleet, 1, 75))) // 4,800 tokens
 	running.RecordFirstEvent()
@@ -191,7 +191,7 @@ func TestClaimedKVIsNotTaken(t *testing.T) {
 }
 
 func TestSettle(t *testing.T) {
-	r, _, c := newFleet(t, 3, "prefix", holding)
+	r, _, c := newFleet(t, 3, "prefix", withQueue)
 	r.decision.now = c.now
 	r.decision.candidates = []policy.Candidate{{Slot: 0}, {Slot: 2}}
 	f := func(name string, waitsFor int, waited time.Duration, want int) {
@@ -208,7 +208,7 @@ func TestSettle(t *testing.T) {
 }
 
 func TestAnswerGrowth(t *testing.T) {
-	r, fleet, c := newFleet(t, 1, "prefix", holding)
+	r, fleet, c := newFleet(t, 1, "prefix", withQueue)
 	for key := range 400 {
 		d := sent(t, "", submit(r, ask(fleet, key, 1)))
 		d.RecordFirstEvent()
@@ -225,7 +225,7 @@ func TestAnswerGrowth(t *testing.T) {
 }
 
 func TestAllTriedIsNotQueued(t *testing.T) {
-	r, fleet, _ := newFleet(t, 2, "prefix", holding)
+	r, fleet, _ := newFleet(t, 2, "prefix", withQueue)
 	for _, b := range fleet {
 		b.SetState(backends.Down)
 	}
@@ -236,22 +236,22 @@ func TestAllTriedIsNotQueued(t *testing.T) {
 }
 
 func TestQueueBounds(t *testing.T) {
-	f := func(name string, hold QueueSettings, bodyBytes int) {
+	f := func(name string, settings QueueSettings, bodyBytes int) {
 		t.Helper()
-		r, fleet, _ := newFleet(t, 1, "prefix", func(o *Options) { o.Queue = hold })
+		r, fleet, _ := newFleet(t, 1, "prefix", func(o *Options) { o.Queue = settings })
 		sent(t, name, submit(r, ask(fleet, 1, 2000)))
-		var held []*waiter
+		var queued []*waiter
 		for key := range 3 {
 			req := ask(fleet, 2+key, 10)
 			req.BodyBytes = bodyBytes
-			held = append(held, submit(r, req))
+			queued = append(queued, submit(r, req))
 		}
-		waits(t, name, held[0])
-		waits(t, name, held[1])
-		if held[2].err != ErrQueueFull || held[2].held != nil {
-			t.Errorf("%s: the third got %v, want ErrQueueFull", name, held[2].err)
+		waits(t, name, queued[0])
+		waits(t, name, queued[1])
+		if queued[2].err != ErrQueueFull || queued[2].ticket != nil {
+			t.Errorf("%s: the third got %v, want ErrQueueFull", name, queued[2].err)
 		}
-		held[0].held.Cancel()
+		queued[0].ticket.Cancel()
 		again := ask(fleet, 9, 10)
 		again.BodyBytes = bodyBytes
 		waits(t, name+": one has left", submit(r, again))
@@ -261,7 +261,7 @@ func TestQueueBounds(t *testing.T) {
 }
 
 func TestQueueTimeoutErrors(t *testing.T) {
-	r, fleet, c := newFleet(t, 2, "prefix", holding)
+	r, fleet, c := newFleet(t, 2, "prefix", withQueue)
 	fleet[1].SetState(backends.Down)
 	sent(t, "", submit(r, ask(fleet[:1], 1, 200_000)))
 	busy, down := submit(r, ask(fleet, 2, 10)), submit(r, ask(fleet[1:], 3, 10))
@@ -277,41 +277,41 @@ func TestQueueTimeoutErrors(t *testing.T) {
 	}
 	waits(t, "1 s", late)
 	if n := r.WaitingRequests(); n != 1 {
-		t.Errorf("%d held, want 1", n)
+		t.Errorf("%d queued, want 1", n)
 	}
 }
 
 func TestCancel(t *testing.T) {
-	r, fleet, _ := newFleet(t, 1, "prefix", holding)
+	r, fleet, _ := newFleet(t, 1, "prefix", withQueue)
 	busy := sent(t, "", submit(r, ask(fleet, 1, 2000)))
-	if busy := submit(r, ask(fleet, 1, 2000)); busy.held == nil {
-		t.Fatal("not held")
-	} else if !busy.held.Cancel() || busy.held.Cancel() || r.WaitingRequests() != 0 {
+	if busy := submit(r, ask(fleet, 1, 2000)); busy.ticket == nil {
+		t.Fatal("not queued")
+	} else if !busy.ticket.Cancel() || busy.ticket.Cancel() || r.WaitingRequests() != 0 {
 		t.Error("a cancelled request is still there, or can be cancelled twice")
 	}
 	left, stays := submit(r, ask(fleet, 2, 1)), submit(r, ask(fleet, 3, 1))
-	left.held.Cancel()
+	left.ticket.Cancel()
 	busy.RecordFirstEvent()
 	waits(t, "it left", left)
 	sent(t, "it stayed", stays)
-	if stays.held.Cancel() {
+	if stays.ticket.Cancel() {
 		t.Error("what was sent can be cancelled")
 	}
 }
 
 func TestCancelFreesClaim(t *testing.T) {
-	r, fleet, _ := newFleet(t, 1, "prefix", holding)
+	r, fleet, _ := newFleet(t, 1, "prefix", withQueue)
 	sent(t, "", submit(r, ask(fleet, 1, 40))) // 2,560 tokens
 	first := ask(fleet, 2, 60)                // 3,840: more than is left of half a step
 	first.Priority = -1
 	large, small := submit(r, first), submit(r, ask(fleet, 3, 1))
 	waits(t, "it would overtake", small)
-	large.held.Cancel()
+	large.ticket.Cancel()
 	sent(t, "nothing is before it", small)
 }
 
 func TestDrain(t *testing.T) {
-	r, fleet, _ := newFleet(t, 2, "prefix", holding)
+	r, fleet, _ := newFleet(t, 2, "prefix", withQueue)
 	fleet[1].SetState(backends.Down)
 	busy := sent(t, "", submit(r, ask(fleet[:1], 1, 2000)))
 	room := submit(r, ask(fleet, 2, 10))
@@ -333,7 +333,7 @@ func TestDrain(t *testing.T) {
 
 func TestQueueUntilReady(t *testing.T) {
 	for _, name := range []string{"prefix", "least-load"} {
-		r, fleet, c := newFleet(t, 2, name, holding)
+		r, fleet, c := newFleet(t, 2, name, withQueue)
 		fleet[0].SetState(backends.Down)
 		fleet[1].SetState(backends.Draining)
 		w := submit(r, ask(fleet, 1, 10))
@@ -348,7 +348,7 @@ func TestQueueUntilReady(t *testing.T) {
 }
 
 func TestRetryWaitsForUntriedBackend(t *testing.T) {
-	r, fleet, _ := newFleet(t, 2, "prefix", holding)
+	r, fleet, _ := newFleet(t, 2, "prefix", withQueue)
 	if w := submit(r, ask(fleet, 1, 10), fleet...); w.err != ErrNoneReady {
 		t.Errorf("all were tried: got %v, want ErrNoneReady at once", w.err)
 	}
@@ -363,7 +363,7 @@ func TestRetryWaitsForUntriedBackend(t *testing.T) {
 }
 
 func TestBacklogOfAnotherModel(t *testing.T) {
-	r, fleet, _ := newFleet(t, 2, "prefix", holding)
+	r, fleet, _ := newFleet(t, 2, "prefix", withQueue)
 	fleet[0].SetState(backends.Down)
 	for key := range 300 {
 		waits(t, "its only backend is down", submit(r, ask(fleet[:1], key, 1)))
@@ -374,7 +374,7 @@ func TestBacklogOfAnotherModel(t *testing.T) {
 // What the first model's requests want is on a backend of theirs that is busy,
 // while the other one has a little room: each of them is looked at in full.
 func TestRoundIsSharedByModels(t *testing.T) {
-	r, fleet, c := newFleet(t, 3, "prefix", holding)
+	r, fleet, c := newFleet(t, 3, "prefix", withQueue)
 	hot := sent(t, "", submit(r, ask(fleet[:1], 1, 400)))
 	c.advance(10 * time.Second)
 	hot.RecordFirstEvent()
@@ -403,14 +403,14 @@ func TestDisabledQueue(t *testing.T) {
 }
 
 func TestPoliciesWithoutQueue(t *testing.T) {
-	r, fleet, _ := newFleet(t, 1, "least-load", holding)
+	r, fleet, _ := newFleet(t, 1, "least-load", withQueue)
 	for key := range 20 {
 		sent(t, "", submit(r, ask(fleet, key, 500)))
 	}
 }
 
 func TestRetryAfterFromWorkAhead(t *testing.T) {
-	r, fleet, _ := newFleet(t, 2, "prefix", holding)
+	r, fleet, _ := newFleet(t, 2, "prefix", withQueue)
 	f := func(name string, want time.Duration) {
 		t.Helper()
 		if got := r.RetryAfter(0); got != want {
@@ -432,7 +432,7 @@ func TestRetryAfterFromWorkAhead(t *testing.T) {
 }
 
 func TestQueueForMaxInFlight(t *testing.T) {
-	r, fleet, _ := newFleet(t, 1, "prefix", holding)
+	r, fleet, _ := newFleet(t, 1, "prefix", withQueue)
 	fleet[0].SetOptions(backends.Options{MaxInFlight: 1})
 	running := sent(t, "", submit(r, ask(fleet, 1, 1)))
 	running.RecordFirstEvent()
@@ -443,7 +443,7 @@ func TestQueueForMaxInFlight(t *testing.T) {
 }
 
 func TestManySequencesClaimSlots(t *testing.T) {
-	r, fleet, c := newFleet(t, 2, "prefix", holding)
+	r, fleet, c := newFleet(t, 2, "prefix", withQueue)
 	var running []*Decision
 	send := func(key int) *waiter {
 		w := submit(r, ask(fleet, key, 1))
@@ -486,7 +486,7 @@ func TestManySequencesClaimSlots(t *testing.T) {
 }
 
 func TestPickContextError(t *testing.T) {
-	r, fleet, _ := newFleet(t, 1, "prefix", holding)
+	r, fleet, _ := newFleet(t, 1, "prefix", withQueue)
 	sent(t, "", submit(r, ask(fleet, 1, 2000)))
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -494,14 +494,14 @@ func TestPickContextError(t *testing.T) {
 		t.Errorf("got %v, want the context's error", err)
 	}
 	if n := r.WaitingRequests(); n != 0 {
-		t.Errorf("%d held", n)
+		t.Errorf("%d queued", n)
 	}
 }
 
 // inBubble runs a router with the wall clock of a synctest bubble, and Run.
-func inBubble(t *testing.T, hold QueueSettings, f func(t *testing.T, r *Router, fleet []*backends.Backend)) {
+func inBubble(t *testing.T, settings QueueSettings, f func(t *testing.T, r *Router, fleet []*backends.Backend)) {
 	synctest.Test(t, func(t *testing.T) {
-		r, fleet, _ := newFleet(t, 1, "prefix", func(o *Options) { o.Queue, o.Now = hold, time.Now })
+		r, fleet, _ := newFleet(t, 1, "prefix", func(o *Options) { o.Queue, o.Now = settings, time.Now })
 		ctx, cancel := context.WithCancel(t.Context())
 		var running sync.WaitGroup
 		running.Go(func() { r.Run(ctx) })
@@ -517,7 +517,7 @@ func TestPickWaits(t *testing.T) {
 		time.AfterFunc(3*time.Second, busy.RecordFirstEvent)
 		start := time.Now()
 		if d := mustPick(t, r, ask(fleet, 2, 100)); time.Since(start) != 3*time.Second || d.QueueTime != 3*time.Second {
-			t.Errorf("sent after %v, and Held says %v; want 3 s", time.Since(start), d.QueueTime)
+			t.Errorf("sent after %v, and QueueTime says %v; want 3 s", time.Since(start), d.QueueTime)
 		}
 	})
 }
@@ -559,7 +559,7 @@ func TestPickCancelled(t *testing.T) {
 			t.Errorf("got %v after %v", err, time.Since(start))
 		}
 		if n := r.WaitingRequests(); n != 0 {
-			t.Errorf("%d held", n)
+			t.Errorf("%d queued", n)
 		}
 	})
 }
@@ -624,9 +624,9 @@ func TestConcurrentQueueing(t *testing.T) {
 }
 
 func TestUnreadyModelsQueueShare(t *testing.T) {
-	f := func(name string, hold QueueSettings) {
+	f := func(name string, settings QueueSettings) {
 		t.Helper()
-		r, fleet, _ := newFleet(t, 2, "prefix", func(o *Options) { o.Queue = hold })
+		r, fleet, _ := newFleet(t, 2, "prefix", func(o *Options) { o.Queue = settings })
 		down, up := fleet[:1], fleet[1:]
 		down[0].SetState(backends.Down)
 		sized := func(fleet []*backends.Backend, key, blocks int) *Request {
@@ -659,7 +659,7 @@ func TestUnreadyModelsQueueShare(t *testing.T) {
 }
 
 func TestRetryAfterFromDepartures(t *testing.T) {
-	r, fleet, c := newFleet(t, 1, "prefix", holding)
+	r, fleet, c := newFleet(t, 1, "prefix", withQueue)
 	running := sent(t, "", submit(r, ask(fleet, 1, 200)))
 	for key := range 31 {
 		waits(t, "", submit(r, ask(fleet, 2+key, 200)))

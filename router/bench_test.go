@@ -95,7 +95,7 @@ func BenchmarkChainedXXH3(b *testing.B) {
 // The time of a request must not grow with the queue.
 func BenchmarkDispatch(b *testing.B) {
 	for _, n := range []int{1000, 10_000} {
-		b.Run(fmt.Sprintf("held=%d", n), func(b *testing.B) {
+		b.Run(fmt.Sprintf("queued=%d", n), func(b *testing.B) {
 			r, fleet, c := newFleet(b, 8, "prefix", func(o *Options) { o.Queue = QueueSettings{Requests: 2 * n} })
 			var running []*Decision
 			key := 0
@@ -127,13 +127,13 @@ func BenchmarkDispatch(b *testing.B) {
 	}
 }
 
-// BenchmarkRound is one look at a queue from which nothing can go: held
+// BenchmarkRound is one look at a queue from which nothing can go: queued
 // conversations that one busy backend holds, and none of them in use. What it
 // costs grows with the prompts of those alone that reserve the last room.
 func BenchmarkRound(b *testing.B) {
 	for _, n := range []int{16, 1600} {
 		b.Run(fmt.Sprintf("blocks=%d", n), func(b *testing.B) {
-			r, fleet, c := newFleet(b, 2, "prefix", holding, func(o *Options) { o.IndexMaxBytes = 1 << 30 })
+			r, fleet, c := newFleet(b, 2, "prefix", withQueue, func(o *Options) { o.IndexMaxBytes = 1 << 30 })
 			for _, to := range fleet {
 				r.ObserveLoad(to, &backends.Load{CacheTokens: 20_000_000, ScrapedAt: c.now})
 			}
@@ -144,7 +144,7 @@ func BenchmarkRound(b *testing.B) {
 			mustPick(b, r, ask(fleet[:1], 1, 200))
 			mustPick(b, r, ask(fleet[1:], 2, 62)) // a little room
 			for key := range queue.MaxTurns {
-				r.Submit(ask(fleet, 1000+key, n+5), func(*Decision, error) { b.Fatal("not held") })
+				r.Submit(ask(fleet, 1000+key, n+5), func(*Decision, error) { b.Fatal("not queued") })
 			}
 			for b.Loop() {
 				r.Tick()

@@ -255,9 +255,9 @@ func TestProbeSucceedsByCounters(t *testing.T) {
 	try.Release(Outcome{End: Completed})
 }
 
-// What is held must not wait for a backend that nobody tries.
+// What is queued must not wait for a backend that nobody tries.
 func TestQueuedRequestProbes(t *testing.T) {
-	s := newBreakers(t, 2, holding)
+	s := newBreakers(t, 2, withQueue)
 	s.fail(0, 3)
 	var busy []*Decision
 	for range 2 {

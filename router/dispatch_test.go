@@ -12,7 +12,7 @@ import (
 func TestShortestPrefillFirstWithAgeing(t *testing.T) {
 	f := func(name string, blocks int, later time.Duration, want ...int) {
 		t.Helper()
-		r, fleet, c := newFleet(t, 1, "prefix", holding)
+		r, fleet, c := newFleet(t, 1, "prefix", withQueue)
 		busy := sent(t, "", submit(r, ask(fleet, 1, 20_000))) // 1,280,000 tokens
 		var got []int
 		put := func(key, n int) {
@@ -38,7 +38,7 @@ func TestShortestPrefillFirstWithAgeing(t *testing.T) {
 func TestTenantFlood(t *testing.T) {
 	const flood, other = 7, 8
 	served := func(tenant uint64, keys bool) int {
-		r, fleet, c := newFleet(t, 1, "prefix", holding)
+		r, fleet, c := newFleet(t, 1, "prefix", withQueue)
 		first := ask(fleet, 1, 2000)
 		if keys {
 			first.Tenant = 9
@@ -76,7 +76,7 @@ func TestTenantFlood(t *testing.T) {
 
 // What a tenant was sent at once counts for its share as well.
 func TestUnqueuedRequestsAreCharged(t *testing.T) {
-	r, fleet, _ := newFleet(t, 1, "prefix", holding)
+	r, fleet, _ := newFleet(t, 1, "prefix", withQueue)
 	of := func(tenant uint64, key, blocks int) *waiter {
 		req := ask(fleet, key, blocks)
 		req.Tenant = tenant
@@ -90,7 +90,7 @@ func TestUnqueuedRequestsAreCharged(t *testing.T) {
 }
 
 func TestCancelledAndRetriedAreNotCharged(t *testing.T) {
-	r, fleet, c := newFleet(t, 2, "prefix", holding)
+	r, fleet, c := newFleet(t, 2, "prefix", withQueue)
 	busy := sent(t, "", submit(r, ask(fleet[:1], 1, 2000)))
 	of := func(tenant uint64, key int, tried ...*backends.Backend) *waiter {
 		req := ask(fleet[:1], key, 120)
@@ -103,7 +103,7 @@ func TestCancelledAndRetriedAreNotCharged(t *testing.T) {
 	for key := range 20 {
 		w := of(1, 2+key)
 		waits(t, "", w)
-		w.held.Cancel()
+		w.ticket.Cancel()
 	}
 	for key := range 20 { // each was charged when it came first
 		waits(t, "a retry", of(1, 30+key, fleet[1]))
@@ -188,14 +188,14 @@ func (c *counted) Choose(req *policy.Request, candidates []policy.Candidate) int
 
 // BenchmarkDispatch tells the time; here is what it consists of.
 func TestWorkPerRequestIsIndependentOfQueueLength(t *testing.T) {
-	perRequest := func(held int) float64 {
-		r, fleet, c := newFleet(t, 8, "prefix", func(o *Options) { o.Queue = QueueSettings{Requests: 2 * held} })
-		count := &counted{Policy: r.policy}
-		r.policy = count
+	perRequest := func(queued int) float64 {
+		r, fleet, c := newFleet(t, 8, "prefix", func(o *Options) { o.Queue = QueueSettings{Requests: 2 * queued} })
+		count := &counted{Policy: r.policy.Policy}
+		r.policy.Policy = count
 		var running []*Decision
 		key, sent := 0, 0
 		fill := func() {
-			for r.WaitingRequests() < held {
+			for r.WaitingRequests() < queued {
 				r.Submit(ask(fleet, key%5000, 20+key%100), func(d *Decision, _ error) {
 					running = append(running, d)
 					sent++

@@ -70,7 +70,7 @@ func (r *Router) Explain(req Request, tried ...*backends.Backend) Explanation {
 	r.begin(&req, tried, now)
 	r.match()
 	e := Explanation{
-		Policy: r.definition.Name, Model: req.CatalogID, PromptTokens: int(r.decision.promptTokens()), Blocks: len(req.Blocks), BlockBytes: r.blockBytes,
+		Policy: r.policy.definition.Name, Model: req.CatalogID, PromptTokens: int(r.decision.promptTokens()), Blocks: len(req.Blocks), BlockBytes: r.blockBytes,
 		Waiting: r.queue.Len(),
 	}
 	all := r.listBackends()

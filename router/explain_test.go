@@ -77,7 +77,7 @@ func TestExplainAgreesWithPick(t *testing.T) {
 				return newFleet(t, 3, name, func(o *Options) {
 					o.Rand = rand.New(src)
 					if queue {
-						holding(o)
+						withQueue(o)
 					}
 				})
 			}
@@ -97,8 +97,8 @@ func TestExplainAgreesWithPick(t *testing.T) {
 					t.Fatalf("%s, step %d: waits %v and %v, told %q", name, step, w.waits(), o.waits(), e.Queued)
 				}
 				if w.waits() {
-					w.held.Cancel()
-					o.held.Cancel()
+					w.ticket.Cancel()
+					o.ticket.Cancel()
 				} else {
 					if w.d.Backend.Name != e.Choice || w.d.Reason != e.Reason || w.d.Backend.Name != o.d.Backend.Name || w.d.MatchedBlocks != e.about(t, w.d.Backend).MatchedBlocks {
 						t.Fatalf("%s, step %d: told %s for %s, sent to %s for %s, without being asked to %s", name, step, e.Choice, e.Reason, w.d.Backend.Name, w.d.Reason, o.d.Backend.Name)
@@ -123,17 +123,17 @@ func TestExplainAgreesWithPick(t *testing.T) {
 }
 
 func TestExplainHasNoSideEffects(t *testing.T) {
-	r, fleet, _ := newFleet(t, 3, "prefix", holding)
+	r, fleet, _ := newFleet(t, 3, "prefix", withQueue)
 	d := mustPick(t, r, ask(fleet, 1, 20))
 	version, account, load := r.index.Version(), r.states[d.Backend.Slot].load.tokens, d.Backend.InFlight.Load()
 	estimates, queued := *r.estimates, fmt.Sprint(*r.queue)
-	pressure := *r.policy.(*policy.Prefix)
+	pressure := *r.policy.Policy.(*policy.Prefix)
 	for range 20 {
 		r.Explain(*ask(fleet, 1, 20))
 		r.Explain(*ask(fleet, 2, 200))
 	}
 	if r.index.Version() != version || r.states[d.Backend.Slot].load.tokens != account || d.Backend.InFlight.Load() != load ||
-		!reflect.DeepEqual(estimates, *r.estimates) || *r.policy.(*policy.Prefix) != pressure || fmt.Sprint(*r.queue) != queued {
+		!reflect.DeepEqual(estimates, *r.estimates) || *r.policy.Policy.(*policy.Prefix) != pressure || fmt.Sprint(*r.queue) != queued {
 		t.Error("being asked has changed something")
 	}
 }
@@ -175,7 +175,7 @@ func TestExplainWithoutCandidates(t *testing.T) {
 		change func(*Options)
 		want   string
 	}{
-		{"held", holding, "No backend may take it now: b0 is not ready, b1 is draining. It would wait: no backend is ready."},
+		{"queued", withQueue, "No backend may take it now: b0 is not ready, b1 is draining. It would wait: no backend is ready."},
 		{"refused", func(*Options) {}, "No backend may take it now: b0 is not ready, b1 is draining. It would be refused: no backend is ready."},
 	} {
 		r, fleet, _ := newFleet(t, 2, "prefix", c.change)
@@ -192,7 +192,7 @@ func TestExplainWithoutCandidates(t *testing.T) {
 }
 
 func TestExplainQueued(t *testing.T) {
-	r, fleet, _ := newFleet(t, 2, "prefix", holding)
+	r, fleet, _ := newFleet(t, 2, "prefix", withQueue)
 	for i := range 2 {
 		mustPick(t, r, ask(fleet, 10+i, 200))
 	}

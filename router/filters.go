@@ -88,7 +88,7 @@ var requestFilters = []filter{
 		applies: (*Router).isProbed},
 	{name: "prompt_too_long", rank: rankTooLong, description: "is left out (prompt too long for it)",
 		applies: func(r *Router, b *backends.Backend) bool {
-			return r.definition.FiltersLength && r.isTooLong(&r.decision.req, b.Slot)
+			return r.policy.definition.FiltersLength && r.isTooLong(&r.decision.req, b.Slot)
 		}},
 	{name: "queue_full", rank: rankFailing, description: "refused a request because its queue is full",
 		applies: func(r *Router, b *backends.Backend) bool {
@@ -99,7 +99,7 @@ var requestFilters = []filter{
 	{name: "kv_full", rank: rankKVFull, description: "has its KV cache nearly full",
 		applies: func(r *Router, b *backends.Backend) bool {
 			l := b.Load()
-			return r.definition.FiltersKV && l != nil && l.KVKnown && l.KVCacheUsage > maxKVUsage
+			return r.policy.definition.FiltersKV && l != nil && l.KVKnown && l.KVCacheUsage > maxKVUsage
 		}},
 }
 

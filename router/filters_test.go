@@ -290,7 +290,7 @@ func TestPromptNearLimitIsIndexed(t *testing.T) {
 }
 
 func TestTooLongPromptIsNotQueued(t *testing.T) {
-	r, fleet, c := newFleet(t, 2, "prefix", holding)
+	r, fleet, c := newFleet(t, 2, "prefix", withQueue)
 	sized(r, fleet, c, 100_000)
 	for key := range 2 {
 		sent(t, "an idle backend", submit(r, ask(fleet, key, 400)))
@@ -311,7 +311,7 @@ func TestTooLongPromptIsNotQueued(t *testing.T) {
 // It cannot be told whether such a prompt fits, but that no other's end makes
 // room for it.
 func TestPromptBeyondCacheIsNotQueued(t *testing.T) {
-	r, fleet, c := newFleet(t, 1, "prefix", holding)
+	r, fleet, c := newFleet(t, 1, "prefix", withQueue)
 	sized(r, fleet, c, 100_000)
 	sent(t, "an idle backend", submit(r, ask(fleet, 1, 10))).RecordFirstEvent()
 	sent(t, "110,000 tokens", submit(r, ask(fleet, 2, 110_000/64)))

@@ -153,7 +153,7 @@ func fluxOnce(t *testing.T, seed uint64) {
 	r, registry, c := following(t, first)
 	all := []*backends.Backend{first}
 	var open []*Decision
-	var held []*waiter
+	var queued []*waiter
 	for step := range 400 {
 		c.advance(time.Duration(rng.IntN(300)) * time.Millisecond)
 		switch rng.IntN(8) {
@@ -173,7 +173,7 @@ func fluxOnce(t *testing.T, seed uint64) {
 			there := registry.All()
 			r.ObserveLoad(there[rng.IntN(len(there))], &backends.Load{CacheTokens: 50_000, QueuesKnown: true, TokensKnown: true, ScrapedAt: c.now})
 		case 4, 5:
-			held = append(held, submit(r, request(registry, rng.IntN(20), 1+rng.IntN(200))))
+			queued = append(queued, submit(r, request(registry, rng.IntN(20), 1+rng.IntN(200))))
 		default:
 			if len(open) > 0 {
 				at := rng.IntN(len(open))
@@ -184,7 +184,7 @@ func fluxOnce(t *testing.T, seed uint64) {
 				open = slices.Delete(open, at, at+1)
 			}
 		}
-		held = slices.DeleteFunc(held, func(w *waiter) bool {
+		queued = slices.DeleteFunc(queued, func(w *waiter) bool {
 			if w.d != nil {
 				open = append(open, w.d)
 			}
@@ -192,7 +192,7 @@ func fluxOnce(t *testing.T, seed uint64) {
 		})
 	}
 	reconfigured(t, r, func(o *Options) { o.Policy = "random" }) // which holds nothing
-	for _, w := range held {
+	for _, w := range queued {
 		open = append(open, sent(t, fmt.Sprint("seed ", seed), w))
 	}
 	for _, d := range open {
@@ -233,7 +233,7 @@ func named(name string, state backends.State) *backends.Backend {
 func following(t *testing.T, fleet ...*backends.Backend) (*Router, *backends.Registry, *clock) {
 	t.Helper()
 	registry := listed(t, fleet...)
-	r, _, c := newFleet(t, 0, "prefix", holding, func(o *Options) { o.Backends, o.Catalog = fleet, registry.Catalog })
+	r, _, c := newFleet(t, 0, "prefix", withQueue, func(o *Options) { o.Backends, o.Catalog = fleet, registry.Catalog })
 	return r, registry, c
 }
 
@@ -321,7 +321,7 @@ func TestQueuedClaimAfterSlotReuse(t *testing.T) {
 	left := busyA.Backend
 	r.RemoveBackend(left)
 	registry.Remove(left)
-	if w.held.waitsFor == left.Slot {
+	if w.ticket.waitsFor == left.Slot {
 		t.Error("it waits for a backend that left")
 	}
 	busyB.RecordFirstEvent()
@@ -334,7 +334,7 @@ func TestQueuedClaimAfterSlotReuse(t *testing.T) {
 func reconfigured(t *testing.T, r *Router, change func(*Options)) {
 	t.Helper()
 	o := Options{Settings: Settings{Policy: "prefix", PollInterval: time.Second}}
-	holding(&o)
+	withQueue(&o)
 	change(&o)
 	if err := r.Configure(o.Settings); err != nil {
 		t.Fatal(err)
@@ -342,7 +342,7 @@ func reconfigured(t *testing.T, r *Router, change func(*Options)) {
 }
 
 func TestConfigurePolicyEmptiesQueue(t *testing.T) {
-	r, fleet, _ := newFleet(t, 1, "prefix", holding)
+	r, fleet, _ := newFleet(t, 1, "prefix", withQueue)
 	busy := mustPick(t, r, ask(fleet, 0, 1000))
 	var all []*waiter
 	for key := range 5 * queue.MaxTurns {
@@ -356,12 +356,12 @@ func TestConfigurePolicyEmptiesQueue(t *testing.T) {
 		}
 	}
 	reconfigured(t, r, func(*Options) {})
-	waits(t, "and under prefix it is held again", submit(r, ask(fleet, 9999, 100)))
+	waits(t, "and under prefix it is queued again", submit(r, ask(fleet, 9999, 100)))
 	busy.Release(Outcome{})
 }
 
 func TestConfigureShorterQueue(t *testing.T) {
-	r, fleet, c := newFleet(t, 1, "prefix", holding)
+	r, fleet, c := newFleet(t, 1, "prefix", withQueue)
 	busy := mustPick(t, r, ask(fleet, 0, 1000))
 	early, late := submit(r, ask(fleet, 1, 100)), submit(r, ask(fleet, 2, 100))
 	reconfigured(t, r, func(o *Options) { o.Queue = QueueSettings{Requests: 1, Timeout: time.Second} })
@@ -370,7 +370,7 @@ func TestConfigureShorterQueue(t *testing.T) {
 	}
 	c.advance(30 * time.Second)
 	r.Tick()
-	waits(t, "it may be held for a minute, as of its arrival", early)
+	waits(t, "it may be queued for a minute, as of its arrival", early)
 	reconfigured(t, r, func(o *Options) { o.Queue = QueueSettings{Requests: 3, Timeout: time.Second} })
 	short := submit(r, ask(fleet, 4, 100))
 	busy.RecordFirstEvent()
@@ -379,26 +379,26 @@ func TestConfigureShorterQueue(t *testing.T) {
 	c.advance(time.Second)
 	r.Tick()
 	if short.waits() {
-		t.Error("one that came under the new limit is held beyond it")
+		t.Error("one that came under the new limit is queued beyond it")
 	}
 }
 
 func TestConfigureQueueTimeout(t *testing.T) {
-	r, fleet, c := newFleet(t, 1, "prefix", holding)
+	r, fleet, c := newFleet(t, 1, "prefix", withQueue)
 	reconfigured(t, r, func(o *Options) { o.Queue.Timeout = 0 })
 	mustPick(t, r, ask(fleet, 0, 1000))
 	var forever, limited []*waiter
-	hold := func(all *[]*waiter, limit time.Duration) {
+	enqueue := func(all *[]*waiter, limit time.Duration) {
 		reconfigured(t, r, func(o *Options) { o.Queue.Timeout = limit })
 		for range 3 {
 			*all = append(*all, submit(r, ask(fleet, 100+len(forever)*10+len(limited), 100)))
 		}
 	}
-	hold(&forever, 0)
-	hold(&limited, time.Second)
-	hold(&forever, 0)
-	hold(&limited, time.Second)
-	limited[0].held.Cancel()
+	enqueue(&forever, 0)
+	enqueue(&limited, time.Second)
+	enqueue(&forever, 0)
+	enqueue(&limited, time.Second)
+	limited[0].ticket.Cancel()
 	c.advance(time.Second)
 	r.Tick()
 	for i, w := range limited[1:] {
@@ -412,7 +412,7 @@ func TestConfigureQueueTimeout(t *testing.T) {
 }
 
 func TestConfigureError(t *testing.T) {
-	r, fleet, _ := newFleet(t, 1, "prefix", holding)
+	r, fleet, _ := newFleet(t, 1, "prefix", withQueue)
 	if err := r.Configure(Settings{Policy: "fastest"}); err == nil {
 		t.Fatal("accepted")
 	}

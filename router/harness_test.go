@@ -64,20 +64,20 @@ func mustPick(t testing.TB, r *Router, req *Request, tried ...*backends.Backend)
 
 // waiter is a request that was submitted, and what became of it.
 type waiter struct {
-	held *Ticket
-	d    *Decision
-	err  error
+	ticket *Ticket
+	d      *Decision
+	err    error
 }
 
 func (w *waiter) waits() bool { return w.d == nil && w.err == nil }
 
 func submit(r *Router, req *Request, tried ...*backends.Backend) *waiter {
 	w := &waiter{}
-	w.held = r.Submit(req, func(d *Decision, err error) { w.d, w.err = d, err }, tried...)
+	w.ticket = r.Submit(req, func(d *Decision, err error) { w.d, w.err = d, err }, tried...)
 	return w
 }
 
-func holding(o *Options) {
+func withQueue(o *Options) {
 	o.Queue = QueueSettings{Requests: 1000, Bytes: 1 << 28, BatchRequests: 1000, Timeout: time.Minute}
 }
 

@@ -66,9 +66,9 @@ func TestBatchUsesUnreservedBackends(t *testing.T) {
 		}
 		open = append(open, d)
 	}
-	held := submit(r, batch(ask(fleet, 20, 50)))
-	waits(t, "their next steps are full", held)
-	held.held.Cancel()
+	queued := submit(r, batch(ask(fleet, 20, 50)))
+	waits(t, "their next steps are full", queued)
+	queued.ticket.Cancel()
 	// When interactive requests need all of them, each has a small share for batch.
 	for key := range 60 {
 		for _, d := range open {
@@ -101,12 +101,12 @@ func TestBatchPromotion(t *testing.T) {
 	sent(t, "10 of 20 s, though its priority is lower", hasty).RecordFirstEvent()
 	waits(t, "10 of 60 s", patient)
 	if got := r.WaitingByClass(); got["batch"] != 1 || got["normal"] != 0 {
-		t.Errorf("held by class: %v", got)
+		t.Errorf("queued by class: %v", got)
 	}
 }
 
 func TestQueueTimeout(t *testing.T) {
-	r, fleet, c := newFleet(t, 1, "prefix", holding) // a minute
+	r, fleet, c := newFleet(t, 1, "prefix", withQueue) // a minute
 	sent(t, "", submit(r, ask(fleet, 1, 200_000)))
 	f := func(key int, wait time.Duration) *waiter {
 		req := ask(fleet, key, 10)
@@ -153,7 +153,7 @@ func TestQueueTimeoutsRandomized(t *testing.T) {
 		req.Priority, req.QueueTimeout = rng.IntN(7)-3, time.Duration(1+rng.IntN(30_000))*time.Millisecond
 		all = append(all, queued{submit(r, req), c.now.Add(req.QueueTimeout)})
 		if w := all[rng.IntN(len(all))]; w.waits() && rng.IntN(10) == 0 {
-			w.held.Cancel()
+			w.ticket.Cancel()
 			w.err = context.Canceled
 		}
 		c.advance(time.Duration(rng.IntN(100)) * time.Millisecond)

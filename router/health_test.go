@@ -56,8 +56,8 @@ func (s *stalls) send(key, tokens int, streams bool) *Decision {
 	return mustPick(s.t, s.r, req)
 }
 
-// told checks what the guard says of all backends together.
-func (s *stalls) told(when string, times int, now bool) {
+// expectStalls checks the stalls of all backends together.
+func (s *stalls) expectStalls(when string, times int, now bool) {
 	s.t.Helper()
 	sum, some := 0, false
 	for _, b := range s.fleet {
@@ -81,19 +81,19 @@ func TestStalledFilter(t *testing.T) {
 	if again() != s.fleet[0] {
 		t.Error("not sent where its prefix is")
 	}
-	s.told("after 3 s", 0, false)
+	s.expectStalls("after 3 s", 0, false)
 	s.pass(time.Second, nil) // 3 s and twelve times the 80 ms that 640 tokens take
-	s.told("after 4 s", 1, true)
+	s.expectStalls("after 4 s", 1, true)
 	if again() != s.fleet[1] {
 		t.Error("sent to a replica that produces nothing")
 	}
 	s.pass(time.Minute, nil)
-	s.told("after a minute", 1, true)
+	s.expectStalls("after a minute", 1, true)
 	stuck.RecordFirstEvent()
 	if again() != s.fleet[0] {
 		t.Error("not sent there after its first sign of work")
 	}
-	s.told("after its first sign of work", 1, false)
+	s.expectStalls("after its first sign of work", 1, false)
 }
 
 func TestSignsOfWork(t *testing.T) {
@@ -110,9 +110,9 @@ func TestSignsOfWork(t *testing.T) {
 			stream := s.send(1, 64, true)
 			stream.RecordFirstEvent()
 			s.pass(time.Minute, func() { work(s, stream) })
-			s.told("at work", 0, false)
+			s.expectStalls("at work", 0, false)
 			s.pass(10*time.Second, nil)
-			s.told("when it ceased", 1, true)
+			s.expectStalls("when it ceased", 1, true)
 		})
 	}
 }
@@ -122,7 +122,7 @@ func TestUnansweredEndIsNoWork(t *testing.T) {
 		s := newStalls(t, 1)
 		s.send(1, 64, true)
 		s.pass(5*time.Second, func() { s.send(2, 64, true).Release(Outcome{End: end}) })
-		s.told("", 1, true)
+		s.expectStalls("", 1, true)
 	}
 }
 
@@ -132,11 +132,11 @@ func TestLongPrefillIsNotStalled(t *testing.T) {
 			s := newStalls(t, 1)
 			s.send(1, 100_000, streams) // 12.5 s at the nominal rate, 25 s where tokens cost more the deeper they are
 			s.pass(25*time.Second, nil)
-			s.told("in prefill", 0, false)
+			s.expectStalls("in prefill", 0, false)
 			s.pass(2*time.Minute, nil)
-			s.told("in the prefill of a GPU that nobody knows yet to be slow", 0, false)
+			s.expectStalls("in the prefill of a GPU that nobody knows yet to be slow", 0, false)
 			s.pass(10*time.Second, nil)
-			s.told("far beyond it", 1, true)
+			s.expectStalls("far beyond it", 1, true)
 		})
 	}
 	t.Run("whose speed is known", func(t *testing.T) {
@@ -149,9 +149,9 @@ func TestLongPrefillIsNotStalled(t *testing.T) {
 		}
 		s.send(99, 100_000, true)
 		s.pass(40*time.Second, nil)
-		s.told("in prefill", 0, false)
+		s.expectStalls("in prefill", 0, false)
 		s.pass(2*time.Second, nil)
-		s.told("far beyond it", 1, true)
+		s.expectStalls("far beyond it", 1, true)
 	})
 	t.Run("while others decode", func(t *testing.T) {
 		s := newStalls(t, 1)
@@ -159,14 +159,14 @@ func TestLongPrefillIsNotStalled(t *testing.T) {
 		s.pass(time.Second, nil)
 		s.send(2, 100_000, true)
 		s.pass(25*time.Second, nil) // an engine without chunked prefill decodes nothing meanwhile
-		s.told("in prefill", 0, false)
+		s.expectStalls("in prefill", 0, false)
 	})
 	t.Run("another client's, with others behind it", func(t *testing.T) {
 		s := newStalls(t, 1)
 		s.loads[0].QueuesKnown, s.loads[0].Waiting, s.loads[0].OwnInFlight = true, 10, 1
 		s.send(1, 6400, true) // so much is the mean u
 		s.pass(9*time.Second, nil)
-		s.told("in prefill", 0, false)
+		s.expectStalls("in prefill", 0, false)
 	})
 }
 
@@ -176,9 +176,9 @@ func TestUnstreamedAnswersAreNotStalled(t *testing.T) {
 		s.send(key, 640, false)
 	}
 	s.pass(2*time.Minute, func() { s.loads[0].GenerationTokens += 2000 })
-	s.told("while tokens are generated", 0, false)
+	s.expectStalls("while tokens are generated", 0, false)
 	s.pass(25*time.Second, nil)
-	s.told("when none are", 1, true)
+	s.expectStalls("when none are", 1, true)
 }
 
 func TestStallWithoutCounters(t *testing.T) {
@@ -191,7 +191,7 @@ func TestStallWithoutCounters(t *testing.T) {
 	s.fleet[0].SetLoad(nil)
 	s.clock.advance(time.Minute)
 	s.send(1, 64, false)
-	s.told("", 0, false)
+	s.expectStalls("", 0, false)
 }
 
 func TestSilenceEndsAtLastScrape(t *testing.T) {
@@ -199,10 +199,10 @@ func TestSilenceEndsAtLastScrape(t *testing.T) {
 	s.send(1, 64, false)
 	s.clock.advance(time.Minute) // polls are that far apart
 	s.send(2, 64, false)
-	s.told("before the poll", 0, false)
+	s.expectStalls("before the poll", 0, false)
 	s.loads[0].GenerationTokens++
 	s.poll()
-	s.told("after a poll that shows work", 0, false)
+	s.expectStalls("after a poll that shows work", 0, false)
 }
 
 // A process that is stopped answers polls no more than anything else.
@@ -234,7 +234,7 @@ func TestStallUnderNewRequests(t *testing.T) {
 			s.send(key, 1000, true)
 		}
 	})
-	s.told("", 1, true)
+	s.expectStalls("", 1, true)
 }
 
 func TestAllStalled(t *testing.T) {
@@ -243,7 +243,7 @@ func TestAllStalled(t *testing.T) {
 		mustPick(t, s.r, ask([]*backends.Backend{b}, 1, 1))
 	}
 	s.pass(5*time.Second, nil)
-	s.told("", 2, true)
+	s.expectStalls("", 2, true)
 	seen := map[*backends.Backend]bool{}
 	for key := range 20 {
 		seen[mustPick(t, s.r, ask(s.fleet, key, 10)).Backend] = true
@@ -258,15 +258,15 @@ func TestStallEndsWithoutRequests(t *testing.T) {
 	s := newStalls(t, 2)
 	d := s.send(1, 640, true)
 	s.pass(5*time.Second, nil)
-	s.told("stalled", 1, true)
+	s.expectStalls("stalled", 1, true)
 	d.Release(Outcome{End: ClientDisconnected})
 	s.clock.advance(time.Second)
 	again := s.send(2, 640, true)
-	s.told("tried again", 1, false)
+	s.expectStalls("tried again", 1, false)
 	s.pass(3*time.Second, nil)
-	s.told("its silence began anew", 1, false)
+	s.expectStalls("its silence began again", 1, false)
 	s.pass(time.Second, nil)
-	s.told("still stalled", 2, true)
+	s.expectStalls("still stalled", 2, true)
 	again.Release(Outcome{End: ClientDisconnected})
 }
 
@@ -285,11 +285,11 @@ func TestStreamingCount(t *testing.T) {
 	}
 }
 
-// told is what a request was told of being stuck.
-type told struct{ times, elsewhere, hung int }
+// stallCalls counts the calls of a StallListener.
+type stallCalls struct{ times, elsewhere, hung int }
 
 // BackendStalled implements StallListener.
-func (w *told) BackendStalled(elsewhere, hung bool) {
+func (w *stallCalls) BackendStalled(elsewhere, hung bool) {
 	w.times++
 	if elsewhere {
 		w.elsewhere++
@@ -300,9 +300,9 @@ func (w *told) BackendStalled(elsewhere, hung bool) {
 }
 
 // watch sends a request that may go to any backend, and chooses the first.
-func (s *stalls) watch(streams bool) (*Decision, *told) {
+func (s *stalls) watch(streams bool) (*Decision, *stallCalls) {
 	s.t.Helper()
-	w := new(told)
+	w := new(stallCalls)
 	req := ask(s.fleet, 1, 10)
 	req.Streams, req.Stalls = streams, w
 	s.fleet[0].SetState(backends.Ready)
@@ -325,19 +325,19 @@ func TestStallListener(t *testing.T) {
 	answering.RecordFirstEvent()
 	committed.Commit()
 	s.pass(10*time.Second, nil)
-	for name, w := range map[string]*told{"a stream": first, "a whole answer": second} {
+	for name, w := range map[string]*stallCalls{"a stream": first, "a whole answer": second} {
 		if w.times == 0 || w.elsewhere != w.times || w.hung != 0 {
-			t.Errorf("%s: told %+v", name, *w)
+			t.Errorf("%s: called %+v", name, *w)
 		}
 	}
 	if third.times+fourth.times != 0 {
-		t.Error("told of an answer that the client has begun to see")
+		t.Error("called for an answer that the client has begun to see")
 	}
 	s.fleet[1].SetState(backends.Down)
-	*first = told{}
+	*first = stallCalls{}
 	s.pass(time.Second, nil)
 	if first.times == 0 || first.elsewhere != 0 {
-		t.Errorf("with no other backend: told %+v", *first)
+		t.Errorf("with no other backend: called %+v", *first)
 	}
 	for _, d := range []*Decision{waiting, whole, answering, committed} {
 		d.Release(Outcome{End: ClientDisconnected})
@@ -374,7 +374,7 @@ func TestStallByMissedScrapes(t *testing.T) {
 				s.missed(late)
 			}
 			if (w.times > 0) != c.found {
-				t.Errorf("told %+v", *w)
+				t.Errorf("called %+v", *w)
 			}
 			d.Release(Outcome{End: ClientDisconnected})
 		})
@@ -387,17 +387,17 @@ func TestStallListenerOfHungReplica(t *testing.T) {
 	s.fleet[0].SetState(backends.Down)
 	s.r.ChecksTimedOut(s.fleet[0])
 	if w.hung != 1 || w.elsewhere != 1 {
-		t.Errorf("told %+v", *w)
+		t.Errorf("called %+v", *w)
 	}
 	s.missed(true)
 	if w.hung != 2 {
-		t.Errorf("after another scrape: told %+v", *w)
+		t.Errorf("after another scrape: called %+v", *w)
 	}
 	s.fleet[0].SetState(backends.Ready)
 	s.r.BackendChanged(s.fleet[0])
 	s.missed(true)
 	if w.times != 2 {
-		t.Errorf("when it is back: told %+v", *w)
+		t.Errorf("when it is back: called %+v", *w)
 	}
 	d.Release(Outcome{End: Completed})
 }

@@ -133,7 +133,7 @@ func TestExternalLoadShiftsTraffic(t *testing.T) {
 }
 
 func TestLongPromptBesideExternalLoad(t *testing.T) {
-	r, fleet, c := newFleet(t, 1, "prefix", holding)
+	r, fleet, c := newFleet(t, 1, "prefix", withQueue)
 	running := sent(t, "", submit(r, ask(fleet, 1, 160)))
 	long := submit(r, ask(fleet, 2, 160)) // 10,240 tokens: more than a step
 	poll := func() {
@@ -174,7 +174,7 @@ func TestAnswerGrowthIsBounded(t *testing.T) {
 // reading is a fleet of one backend with so many streams, of 640 tokens each,
 // whose engine has long put out all of them.
 func reading(t *testing.T, streams int) (*Router, *backends.Backend, *clock) {
-	r, fleet, c := newFleet(t, 1, "prefix", holding)
+	r, fleet, c := newFleet(t, 1, "prefix", withQueue)
 	for key := range streams {
 		mustPick(t, r, ask(fleet, key, 10)).RecordFirstEvent()
 	}

@@ -134,7 +134,7 @@ func (r *Router) fillCandidate(c *policy.Candidate, b *backends.Backend) {
 
 		Requests: float64(s.load.requests) / weight, UnstartedTokens: s.load.unstarted / weight,
 	}
-	if r.definition.NeedsContext {
+	if r.policy.definition.NeedsContext {
 		c.ContextTokens = r.kvTokens(b.Slot, d.now)
 	}
 	if l != nil {
@@ -212,8 +212,8 @@ func (r *Router) reserve(chosen int) *Decision {
 // reason says in a word why the candidate was chosen.
 func (r *Router) reason(chosen int) string {
 	d := &r.decision
-	if !r.definition.ExplainsChoice {
-		return r.definition.Name
+	if !r.policy.definition.ExplainsChoice {
+		return r.policy.definition.Name
 	}
 	most := 0.0
 	for i := range d.candidates {

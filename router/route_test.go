@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"warmroute/backends"
+	"warmroute/router/policy"
 )
 
 func TestColdBurstSpreads(t *testing.T) {
@@ -44,16 +45,16 @@ func TestPrefixAffinity(t *testing.T) {
 
 func TestSpill(t *testing.T) {
 	r, fleet, _ := newFleet(t, 2, "prefix")
-	held := mustPick(t, r, ask(fleet, 1, 10))
+	first := mustPick(t, r, ask(fleet, 1, 10))
 	for {
 		d := mustPick(t, r, ask(fleet, 1, 10))
-		if d.Backend != held.Backend {
+		if d.Backend != first.Backend {
 			if d.Reason != ReasonSpill {
 				t.Errorf("reason %q, want %q", d.Reason, ReasonSpill)
 			}
 			break
 		}
-		if held.Backend.InFlight.Load() > 100 {
+		if first.Backend.InFlight.Load() > 100 {
 			t.Fatal("one backend got a hundred requests while the other idled")
 		}
 	}
@@ -144,6 +145,48 @@ func TestReleaseTwicePanics(t *testing.T) {
 		}
 	}()
 	d.Release(Outcome{End: Completed, AnswerTokens: 1})
+}
+
+// panicking is a policy with a fault.
+type panicking struct{}
+
+func (panicking) Choose(*policy.Request, []policy.Candidate) int { panic("fault in a policy") }
+
+func TestPanicReleasesLock(t *testing.T) {
+	r, fleet, _ := newFleet(t, 1, "prefix", withQueue)
+	working := r.policy.Policy
+	for name, f := range map[string]func(){
+		"Pick":    func() { mustPick(t, r, ask(fleet, 1, 10)) },
+		"Explain": func() { r.Explain(*ask(fleet, 1, 10)) },
+	} {
+		r.policy.Policy = panicking{}
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Errorf("%s: no panic", name)
+				}
+			}()
+			f()
+		}()
+		r.policy.Policy = working
+		mustPick(t, r, ask(fleet, 1, 10)).Release(Outcome{End: Completed})
+	}
+}
+
+func TestCallbacksRunWithoutLock(t *testing.T) {
+	r, fleet, _ := newFleet(t, 1, "prefix", withQueue)
+	busy := mustPick(t, r, ask(fleet, 1, 1000))
+	sent := 0
+	for key := range 3 {
+		r.Submit(ask(fleet, 2+key, 10), func(d *Decision, err error) {
+			sent++
+			d.Release(Outcome{End: Completed}) // it takes the lock
+		})
+	}
+	busy.RecordFirstEvent()
+	if sent != 3 {
+		t.Errorf("%d of 3 queued requests were sent", sent)
+	}
 }
 
 func TestMaxSequences(t *testing.T) {
@@ -251,7 +294,7 @@ func TestSharedPromptSpreads(t *testing.T) {
 }
 
 func TestNoEngineRequests(t *testing.T) {
-	r, fleet, c := newFleet(t, 1, "prefix", holding)
+	r, fleet, c := newFleet(t, 1, "prefix", withQueue)
 	fresh := backends.Load{CacheTokens: 10_000, KVKnown: true, ScrapedAt: c.now}
 	r.ObserveLoad(fleet[0], &fresh)
 	long := sent(t, "", submit(r, ask(fleet, 1, 100)))
@@ -269,7 +312,7 @@ func TestNoEngineRequests(t *testing.T) {
 		t.Error("its end counts in the load")
 	}
 	if n := r.WaitingRequests(); n != 1 {
-		t.Errorf("%d held, want 1", n)
+		t.Errorf("%d queued, want 1", n)
 	}
 	long.Release(Outcome{End: Completed})
 	fleet[0].SetState(backends.Down)

@@ -71,9 +71,8 @@ type Router struct {
 	// released by unlock.
 	mu           sync.Mutex
 	settings     Settings
-	policy       policy.Policy
-	definition   policy.Definition // of policy
-	states       []backendState    // by slot
+	policy       activePolicy
+	states       []backendState // by slot
 	index        *index.Index
 	estimates    *estimate.Fleet
 	meanUncached estimate.Average // tokens that a request had to compute
@@ -85,6 +84,12 @@ type Router struct {
 
 	decision  decision  // that is being made
 	callbacks callbacks // due when the lock is released
+}
+
+// activePolicy is the policy in use.
+type activePolicy struct {
+	policy.Policy
+	definition policy.Definition
 }
 
 // backendState is what the router knows of one backend, and of what it sent there.
@@ -133,12 +138,12 @@ func (r *Router) Configure(s Settings) error {
 	r.mu.Lock()
 	defer r.unlock()
 	s.PolicySettings.SLO = s.SLO
-	if r.policy == nil || s.Policy != r.definition.Name || s.PolicySettings != r.settings.PolicySettings {
+	if r.policy.Policy == nil || s.Policy != r.policy.definition.Name || s.PolicySettings != r.settings.PolicySettings {
 		definition, err := policy.Lookup(s.Policy)
 		if err != nil {
 			return fmt.Errorf("routing.policy: %w", err)
 		}
-		r.policy, r.definition = definition.New(s.PolicySettings, r.rand), definition
+		r.policy = activePolicy{definition.New(s.PolicySettings, r.rand), definition}
 	}
 	r.settings = s
 	r.queue.Configure(s.Queue)
@@ -160,12 +165,12 @@ func (r *Router) Configure(s Settings) error {
 func (r *Router) Policy() string {
 	r.mu.Lock()
 	defer r.unlock()
-	return r.definition.Name
+	return r.policy.definition.Name
 }
 
 // isQueueEnabled reports whether requests wait until a backend can start them soon.
 func (r *Router) isQueueEnabled() bool {
-	return r.definition.UsesQueue && r.settings.Queue.Requests > 0
+	return r.policy.definition.UsesQueue && r.settings.Queue.Requests > 0
 }
 
 // callbacks are calls that become due while the lock is held.
@@ -247,7 +252,7 @@ func (r *Router) clearSlot(slot int) {
 }
 
 func (r *Router) forgetInPolicy(slot int) {
-	if p, ok := r.policy.(policy.Forgetter); ok {
+	if p, ok := r.policy.Policy.(policy.Forgetter); ok {
 		p.Forget(slot)
 	}
 }

@@ -255,7 +255,7 @@ func TestMismatchedPartIsLoggedAndIgnored(t *testing.T) {
 	l.StartTime = 990
 	k.Store.ObserveLoad(k.fleet[0], &l)
 	if got := k.matched(4, 9); !slices.Equal(got, []int{0, 0}) {
-		t.Errorf("%v blocks are held by a replica that started anew", got)
+		t.Errorf("%v blocks are held by a replica that restarted", got)
 	}
 	if log := k.log.String(); !strings.Contains(log, "level=WARN") || !strings.Contains(log, "restarted") || !strings.Contains(log, "backend=b0") {
 		t.Errorf("the log says\n%s", log)
