@@ -33,7 +33,7 @@ func checked(t *testing.T, c *Checker, b *Backend) <-chan change {
 	return changes
 }
 
-func TestAHealthyReplicaIsReadyWithItsModels(t *testing.T) {
+func TestHealthyReplica(t *testing.T) {
 	b := replicaAt(t, http.StripPrefix("/prefix", healthyReplica(`"id":"m","root":"/m"`, `"id":"fr","parent":"m"`)))
 	b.URL.Path = "/prefix"
 	b.SetOptions(Options{APIKey: "secret", ProbeTransport: b.Options().ProbeTransport})
@@ -76,7 +76,7 @@ func TestCheckAfterStaleConnection(t *testing.T) {
 	}
 }
 
-func TestWhyABackendIsDown(t *testing.T) {
+func TestDownReasons(t *testing.T) {
 	models := func(body string) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if r.URL.Path == "/v1/models" {
@@ -112,7 +112,7 @@ func TestWhyABackendIsDown(t *testing.T) {
 	}
 }
 
-func TestTheKeyIsSent(t *testing.T) {
+func TestAPIKey(t *testing.T) {
 	b := replicaAt(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("Authorization") != "Bearer k" {
 			w.WriteHeader(401)
@@ -126,7 +126,7 @@ func TestTheKeyIsSent(t *testing.T) {
 	}
 }
 
-func TestARefusedConnectionIsDownAtOnceAndReadyWhenItIsBack(t *testing.T) {
+func TestRefusedConnection(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -165,7 +165,7 @@ func TestARefusedConnectionIsDownAtOnceAndReadyWhenItIsBack(t *testing.T) {
 	}
 }
 
-func TestAHangingReplicaDelaysNoOthersCheck(t *testing.T) {
+func TestHangingReplicaDelaysNoOtherCheck(t *testing.T) {
 	hang := replicaAt(t, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
 	well := replicaAt(t, healthyReplica(`"id":"m"`))
 	states := make(chan *Backend, 100)
@@ -257,7 +257,7 @@ func TestChecksOverTime(t *testing.T) {
 	}
 }
 
-func TestManySuspicionsAreFewChecks(t *testing.T) {
+func TestRequestedChecksAreLimited(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var checks, at, most atomic.Int32
 		b := virtual(t, health(func(context.Context) (int, error) {
@@ -284,7 +284,7 @@ func TestManySuspicionsAreFewChecks(t *testing.T) {
 	})
 }
 
-func TestACheckThatEndsWithTheProcessSaysNothingOfTheReplica(t *testing.T) {
+func TestCheckEndsWithContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := virtual(t, health(late).RoundTrip)
 		b.SetState(Ready)
@@ -298,7 +298,7 @@ func TestACheckThatEndsWithTheProcessSaysNothingOfTheReplica(t *testing.T) {
 	})
 }
 
-func TestAnUnchangedListLeavesTheCatalogAlone(t *testing.T) {
+func TestUnchangedModelsKeepCatalog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var changed atomic.Bool
 		b := virtual(t, func(r *http.Request) (*http.Response, error) {

@@ -50,7 +50,7 @@ func TestPollOverASocket(t *testing.T) {
 	}
 }
 
-func TestAPollOfASlowReplicaEndsBeforeTheNextBegins(t *testing.T) {
+func TestPollsDoNotOverlap(t *testing.T) {
 	var at, most atomic.Int32
 	polls := make(chan struct{}, 100)
 	b := replicaAt(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -71,7 +71,7 @@ func TestAPollOfASlowReplicaEndsBeforeTheNextBegins(t *testing.T) {
 	}
 }
 
-func TestAHangingReplicaDelaysNoOther(t *testing.T) {
+func TestHangingReplicaDelaysNoOtherPoll(t *testing.T) {
 	hang := replicaAt(t, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
 	well := replicaAt(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, vllmMetrics(1, 1, 0, 0)) }))
 	loads := make(chan *Backend, 100)
@@ -90,7 +90,7 @@ func TestAHangingReplicaDelaysNoOther(t *testing.T) {
 	}
 }
 
-func TestPollErrorsSayWhatWentWrong(t *testing.T) {
+func TestPollErrors(t *testing.T) {
 	for name, c := range map[string]struct {
 		handler http.HandlerFunc
 		want    string
@@ -142,7 +142,7 @@ func pollsIn(t *testing.T, f func() (*http.Response, error), own int64) (polls i
 	return polls
 }
 
-func TestWhatIsSentDuringAScrapeIsOurs(t *testing.T) {
+func TestOwnRequestsDuringScrape(t *testing.T) {
 	for name, c := range map[string]struct{ before, after int64 }{"sent": {1, 5}, "ended": {5, 1}} {
 		var b *Backend
 		b = replicaAt(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -160,7 +160,7 @@ func TestWhatIsSentDuringAScrapeIsOurs(t *testing.T) {
 	}
 }
 
-func TestPollingIsFastOnlyWhileItHelps(t *testing.T) {
+func TestPollInterval(t *testing.T) {
 	metrics := func(running, waiting int) func() (*http.Response, error) {
 		return func() (*http.Response, error) { return answer(200, vllmMetrics(1, 1, running, waiting)) }
 	}
@@ -187,7 +187,7 @@ func TestPollingIsFastOnlyWhileItHelps(t *testing.T) {
 	}
 }
 
-func TestLoadIsUnknownAfterThreeMissedPollsAndKnownAgainAfterOne(t *testing.T) {
+func TestLoadUnknownAfterMissedPolls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var down atomic.Bool
 		b := virtual(t, func(*http.Request) (*http.Response, error) {
@@ -253,7 +253,7 @@ func TestFirstPollWithoutDescriptors(t *testing.T) {
 	close(polls)
 }
 
-func TestNoMetricsMeansLoadUnknownNeverDown(t *testing.T) {
+func TestNoMetrics(t *testing.T) {
 	b := replicaAt(t, http.NotFoundHandler())
 	b.SetState(Ready)
 	b.SetLoad(&Load{})
@@ -268,7 +268,7 @@ func TestNoMetricsMeansLoadUnknownNeverDown(t *testing.T) {
 	}
 }
 
-func TestALostCacheIsToldOnceBeforeTheLoad(t *testing.T) {
+func TestCacheLoss(t *testing.T) {
 	config := func(tokens int) string {
 		return fmt.Sprintf("vllm:cache_config_info{kv_cache_size_tokens=\"%d\"} 1\n", tokens)
 	}
@@ -321,7 +321,7 @@ func TestALostCacheIsToldOnceBeforeTheLoad(t *testing.T) {
 	}
 }
 
-func TestAReplicaFoundAsleepHasLostItsCache(t *testing.T) {
+func TestSleepingReplicaLosesCache(t *testing.T) {
 	if cacheLossReason(nil, &Load{Asleep: true}) == "" || cacheLossReason(nil, &Load{}) != "" {
 		t.Error("the first scrape")
 	}

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-func TestParseURLKeepsWhatAReplicaNeeds(t *testing.T) {
+func TestParseURL(t *testing.T) {
 	for raw, want := range map[string]string{
 		"http://gpu1:8000":         "http://gpu1:8000",
 		"http://gpu1:8000/":        "http://gpu1:8000",
@@ -24,7 +24,7 @@ func TestParseURLKeepsWhatAReplicaNeeds(t *testing.T) {
 	}
 }
 
-func TestParseURLSaysWhatToWriteInstead(t *testing.T) {
+func TestParseURLErrors(t *testing.T) {
 	for raw, want := range map[string]string{
 		"":                        "write http://HOST:PORT",
 		"gpu1:8000":               "write http://HOST:PORT",
@@ -53,7 +53,7 @@ func TestParseURLSaysWhatToWriteInstead(t *testing.T) {
 	}
 }
 
-func TestParseURLNeverRepeatsAPassword(t *testing.T) {
+func TestParseURLHidesPasswords(t *testing.T) {
 	for _, raw := range []string{
 		"http://me:s3cret@gpu1", "http://me:s3cret@gpu 1", "http://me:s3cret@gpu1:x", "me:s3cret@gpu1", "tcp://me:s3cret@gpu1",
 	} {
@@ -63,7 +63,7 @@ func TestParseURLNeverRepeatsAPassword(t *testing.T) {
 	}
 }
 
-func TestDefaultNameIsHostPortAndPath(t *testing.T) {
+func TestDefaultName(t *testing.T) {
 	for raw, want := range map[string]string{
 		"http://gpu1:8000/a":    "gpu1:8000/a",
 		"http://gpu1":           "gpu1:80",

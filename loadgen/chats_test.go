@@ -31,7 +31,7 @@ func turns(s *Session) (all []Turn) {
 	}
 }
 
-func TestSessionDependsOnSeedAndNumberAlone(t *testing.T) {
+func TestSessionIsDeterministic(t *testing.T) {
 	a := testChats()
 	inOrder := [][]Turn{turns(a.Session(0)), turns(a.Session(1)), turns(a.Session(2))}
 	b := testChats()
@@ -45,7 +45,7 @@ func TestSessionDependsOnSeedAndNumberAlone(t *testing.T) {
 	}
 }
 
-func TestSessionSendsTheConversationAgain(t *testing.T) {
+func TestSessionResendsConversation(t *testing.T) {
 	c := testChats()
 	for i := range 12 {
 		all := turns(c.Session(i))
@@ -76,7 +76,7 @@ func TestSessionSendsTheConversationAgain(t *testing.T) {
 	}
 }
 
-func TestSystemPromptsAreSharedByZipf(t *testing.T) {
+func TestSystemPromptsZipf(t *testing.T) {
 	c := testChats()
 	count := map[string]int{}
 	for i := range 2000 {

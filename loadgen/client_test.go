@@ -17,6 +17,8 @@ import (
 	"go.uber.org/goleak"
 
 	"warmroute/replay"
+	"warmroute/sim"
+	"warmroute/sim/engine"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -78,7 +80,7 @@ func requestsAt(times ...time.Duration) *replay.Trace {
 	return t
 }
 
-func TestPlayerSendsAndMeasures(t *testing.T) {
+func TestRunTrace(t *testing.T) {
 	var sent chatRequest
 	p, got := played(t, func(w http.ResponseWriter, r *http.Request) {
 		if r.Method != "POST" || r.URL.Path != "/v1/chat/completions" || r.Header.Get("Authorization") != "Bearer key" {
@@ -111,7 +113,7 @@ func TestPlayerSendsAndMeasures(t *testing.T) {
 	}
 }
 
-func TestPlayerCountsFailuresByCause(t *testing.T) {
+func TestFailureCauses(t *testing.T) {
 	f := func(want string, h http.HandlerFunc) {
 		t.Helper()
 		p, got := played(t, h)
@@ -166,7 +168,7 @@ func TestPlayerCountsFailuresByCause(t *testing.T) {
 	})
 }
 
-func TestPlayerCountsARefusedConnection(t *testing.T) {
+func TestRefusedConnection(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -180,7 +182,7 @@ func TestPlayerCountsARefusedConnection(t *testing.T) {
 	}
 }
 
-func TestPlayerReportsNothingThatTheRunCutShort(t *testing.T) {
+func TestCanceledRunReportsNothing(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	p, got := played(t, func(w http.ResponseWriter, r *http.Request) {
 		io.Copy(io.Discard, r.Body)
@@ -194,7 +196,7 @@ func TestPlayerReportsNothingThatTheRunCutShort(t *testing.T) {
 	}
 }
 
-func TestRunTraceKeepsItsBound(t *testing.T) {
+func TestMaxInFlight(t *testing.T) {
 	var now, most atomic.Int64
 	p, got := played(t, func(w http.ResponseWriter, r *http.Request) {
 		n := now.Add(1)
@@ -213,7 +215,7 @@ func TestRunTraceKeepsItsBound(t *testing.T) {
 	}
 }
 
-func TestRunChatsFeedsAnswersBack(t *testing.T) {
+func TestRunChats(t *testing.T) {
 	c := testChats()
 	c.Think = time.Millisecond
 	var open, most atomic.Int64
@@ -271,7 +273,7 @@ func FuzzStream(f *testing.F) {
 }
 
 // A server that refuses everything is not asked as fast as it refuses.
-func TestAUserWaitsLongerAfterEachFailure(t *testing.T) {
+func TestRetryDelay(t *testing.T) {
 	var asked atomic.Int64
 	enough := make(chan struct{})
 	p, got := played(t, func(w http.ResponseWriter, r *http.Request) {
@@ -288,7 +290,7 @@ func TestAUserWaitsLongerAfterEachFailure(t *testing.T) {
 	}
 }
 
-func TestEnoughLetsTheAnswersUnderWayCome(t *testing.T) {
+func TestStop(t *testing.T) {
 	enough := make(chan struct{})
 	p, got := played(t, func(w http.ResponseWriter, r *http.Request) {
 		io.Copy(io.Discard, r.Body)
@@ -306,11 +308,74 @@ func TestEnoughLetsTheAnswersUnderWayCome(t *testing.T) {
 	}
 }
 
-func TestAPlainTurnHasNothingOfVLLMs(t *testing.T) {
+func TestOpenAIOnly(t *testing.T) {
 	for _, plain := range []bool{false, true} {
 		body := string(ChatBody("m", Turn{AnswerTokens: 3, OpenAIOnly: plain}, true))
 		if strings.Contains(body, "ignore_eos") == plain {
 			t.Errorf("plain %v: %s", plain, body)
 		}
+	}
+}
+
+// simulated starts a replica a hundred times faster than real, and a player of it.
+func simulated(t *testing.T) (*Client, *results) {
+	replica := sim.NewServer(sim.Config{Engine: engine.Config{Speed: 100}})
+	if err := replica.Listen("127.0.0.1:0"); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() {
+		if err := replica.Run(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(func() { cancel(); running.Wait() })
+	client := NewHTTPClient()
+	t.Cleanup(client.CloseIdleConnections)
+	got := &results{}
+	return &Client{URL: replica.URL(), Model: "sim", HTTP: client, Speed: 100, Timeout: failsafe, OnResult: got.add}, got
+}
+
+func TestNextTurnHitsCache(t *testing.T) {
+	p, got := simulated(t)
+	c := testChats()
+	c.Sessions, c.Concurrency = 1, 1
+	p.RunChats(t.Context(), c)
+
+	want := turns(c.Session(0))
+	if len(got.all) != len(want) {
+		t.Fatalf("got %d results, want %d", len(got.all), len(want))
+	}
+	for i, r := range got.all {
+		if r.Err != "" || r.CompletionTokens != want[i].AnswerTokens || r.TTFT < 8*time.Millisecond || r.E2E < r.TTFT {
+			t.Errorf("turn %d: %+v", i, r)
+		}
+		if i == 0 {
+			continue
+		}
+		before := got.all[i-1]
+		// All but a block of 16 tokens that was not full, and the answer's last token.
+		if least := before.PromptTokens + before.CompletionTokens - 17; r.CachedTokens < least {
+			t.Errorf("turn %d: %d tokens cached, want %d at least", i, r.CachedTokens, least)
+		}
+	}
+}
+
+func TestTraceHitsCache(t *testing.T) {
+	p, got := simulated(t)
+	for _, r := range []replay.TraceRequest{
+		{PromptTokens: 1100, AnswerTokens: 3, Blocks: []uint64{0, 1, 2}},
+		{PromptTokens: 1600, AnswerTokens: 3, Blocks: []uint64{0, 1, 3, 4}},
+	} {
+		p.RunTrace(t.Context(), &replay.Trace{BlockTokens: 512, Requests: []replay.TraceRequest{r}})
+	}
+	if len(got.all) != 2 || got.all[0].Err != "" || got.all[1].Err != "" {
+		t.Fatalf("got %+v", got.all)
+	}
+	// The two shared blocks of 512; the template's tokens before them move
+	// their end by less than one of the replica's blocks.
+	if c := got.all[1].CachedTokens; c < 1024-16 || c > 1024+16 {
+		t.Errorf("%d tokens cached, want about 1024", c)
 	}
 }

@@ -22,7 +22,7 @@ func whole(w http.ResponseWriter, finish string) {
 	io.WriteString(w, `{"choices":[{"message":{"content":"one two"},"finish_reason":"`+finish+`"}],"usage":{"prompt_tokens":40,"completion_tokens":2}}`)
 }
 
-func TestAskTellsWhatBecameOfIt(t *testing.T) {
+func TestSend(t *testing.T) {
 	f := func(streams bool, want Response, h http.HandlerFunc) {
 		t.Helper()
 		p, _ := played(t, h)
@@ -60,9 +60,9 @@ func TestAskTellsWhatBecameOfIt(t *testing.T) {
 	})
 }
 
-// TestAskOfASimulatedReplica holds that its answers are the same, streamed or not,
+// TestSendToSimulator holds that its answers are the same, streamed or not,
 // and a completion's text is found too.
-func TestAskOfASimulatedReplica(t *testing.T) {
+func TestSendToSimulator(t *testing.T) {
 	p, _ := simulated(t)
 	streamed, plain := p.Send(t.Context(), greeting(true)), p.Send(t.Context(), greeting(false))
 	if streamed.Err != "" || plain.Err != "" || streamed.Answer != plain.Answer || len(plain.Answer) == 0 || plain.CompletionTokens != 2 {
@@ -76,8 +76,8 @@ func TestAskOfASimulatedReplica(t *testing.T) {
 	}
 }
 
-// TestManners holds that clients behave as they are told, seen from the server.
-func TestManners(t *testing.T) {
+// TestClientBehavior holds that clients behave as they are told, seen from the server.
+func TestClientBehavior(t *testing.T) {
 	f := func(m ClientBehavior, h http.HandlerFunc, want string) {
 		t.Helper()
 		done := make(chan struct{})

@@ -7,7 +7,7 @@ import (
 	"warmroute/replay"
 )
 
-func TestTraceTextSharesExactlyTheSharedBlocks(t *testing.T) {
+func TestTraceMessagesShareBlocks(t *testing.T) {
 	content := func(tokens int, blocks ...uint64) string {
 		return traceMessages(replay.TraceRequest{PromptTokens: tokens, Blocks: blocks}, 512)[0].Content
 	}
@@ -47,7 +47,7 @@ func FuzzTraceMessages(f *testing.F) {
 	})
 }
 
-func TestTextIsPlain(t *testing.T) {
+func TestTextIsASCII(t *testing.T) {
 	for id := range uint64(1000) {
 		s := text("", id, 512)
 		if len(s) != 2048 || strings.ContainsFunc(s, func(r rune) bool { return r != ' ' && (r < '0' || r > 'z') }) {

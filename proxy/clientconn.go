@@ -73,7 +73,7 @@ func (c *clientConn) Read(p []byte) (int, error) {
 
 // Write implements net.Conn.
 func (c *clientConn) Write(p []byte) (int, error) {
-	n := c.writer.Begin(p)
+	n := c.writer.TryWrite(p)
 	if n > 0 && n == len(p) {
 		return n, nil
 	}

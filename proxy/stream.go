@@ -39,7 +39,7 @@ type replicaBody interface {
 
 	// SetIdleTimeout makes reads fail with os.ErrDeadlineExceeded after a wait of d.
 	SetIdleTimeout(d time.Duration)
-	// SetQuietTimeout makes Read return transport.ErrNotYet after a wait of d; 0: never.
+	// SetQuietTimeout makes Read return transport.ErrQuietTimeout after a wait of d; 0: never.
 	SetQuietTimeout(d time.Duration)
 	// WaitReadable waits at most d, and reports whether Read would not wait.
 	WaitReadable(d time.Duration) (bool, error)
@@ -110,7 +110,7 @@ func (s *streamRelay) awaitFirstEvent(buffered *bytes.Buffer, chunk []byte) erro
 		n, err := s.body.Read(chunk)
 		e.scan(chunk[:n])
 		buffered.Write(chunk[:n])
-		if err != nil && err != transport.ErrNotYet {
+		if err != nil && err != transport.ErrQuietTimeout {
 			return err
 		}
 		// The replica's own comments are buffered with the rest, and reach no client.
@@ -227,7 +227,7 @@ func (s *streamRelay) readUsage(chunk []byte) {
 	for end := time.Now().Add(abortUsageTimeout); !s.events.done && time.Now().Before(end); {
 		n, err := s.body.Read(chunk)
 		s.events.scan(chunk[:n])
-		if err != nil && err != transport.ErrNotYet {
+		if err != nil && err != transport.ErrQuietTimeout {
 			return
 		}
 	}

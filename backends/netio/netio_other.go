@@ -1,22 +1,22 @@
 //go:build !(linux && (amd64 || arm64)) || race
 
-// Package netio is for Linux. Elsewhere it was not measured, and the race
-// detector has to see what is read and written.
+// Package netio has raw system calls on Linux only. Elsewhere they were not measured,
+// and the race detector must see what is read and written.
 package netio
 
 import "net"
 
-// Reader is one that nobody has.
+// Reader is never created.
 type Reader struct{ net.Conn }
 
-// NewReader returns nil: c itself is to be read.
+// NewReader returns nil: read the connection itself.
 func NewReader(net.Conn) *Reader { return nil }
 
-// Writer is one that nobody has.
+// Writer is never created.
 type Writer struct{}
 
 // NewWriter returns nil.
 func NewWriter(net.Conn) *Writer { return nil }
 
-// Begin leaves all of p to the connection's Write.
-func (*Writer) Begin(p []byte) int { return 0 }
+// TryWrite returns 0: write all of p with the connection's Write.
+func (*Writer) TryWrite(p []byte) int { return 0 }

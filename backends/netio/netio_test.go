@@ -39,8 +39,8 @@ func reader(c net.Conn) io.Reader {
 	return c
 }
 
-// TestReadEndsAsPackageNetsDoes has the two read what is the same.
-func TestReadEndsAsPackageNetsDoes(t *testing.T) {
+// TestReadErrors has the two read what is the same.
+func TestReadErrors(t *testing.T) {
 	for name, end := range map[string]func(ours, theirs *net.TCPConn){
 		"bytes": func(ours, theirs *net.TCPConn) { theirs.Write([]byte("some")) },
 		"bytes, then a deadline": func(ours, theirs *net.TCPConn) {
@@ -92,8 +92,8 @@ func TestReadEndsAsPackageNetsDoes(t *testing.T) {
 	}
 }
 
-// TestEverythingArrives sends more than a socket takes to a reader that is slow.
-func TestEverythingArrives(t *testing.T) {
+// TestReadAndWrite sends more than a socket takes to a reader that is slow.
+func TestReadAndWrite(t *testing.T) {
 	sent := make([]byte, 3<<20)
 	rand.Read(sent)
 	ours, theirs := pair(t)
@@ -102,7 +102,7 @@ func TestEverythingArrives(t *testing.T) {
 		defer ours.CloseWrite()
 		for rest := sent; len(rest) > 0; {
 			piece := rest[:min(len(rest), 20<<10)]
-			n := w.Begin(piece)
+			n := w.TryWrite(piece)
 			if m, err := ours.Write(piece[n:]); err != nil || n+m != len(piece) {
 				t.Errorf("%d and %d bytes of %d, %v", n, m, len(piece), err)
 				return
@@ -117,13 +117,13 @@ func TestEverythingArrives(t *testing.T) {
 	}
 }
 
-func TestNothingIsBegunThatCannotBe(t *testing.T) {
+func TestTryWriteLimits(t *testing.T) {
 	f := func(name string, p []byte, spoil func(ours, theirs *net.TCPConn)) {
 		t.Helper()
 		ours, theirs := pair(t)
 		w := NewWriter(ours)
 		spoil(ours, theirs)
-		if n := w.Begin(p); n != 0 {
+		if n := w.TryWrite(p); n != 0 {
 			t.Errorf("%s: %d bytes", name, n)
 		}
 	}
@@ -133,7 +133,7 @@ func TestNothingIsBegunThatCannotBe(t *testing.T) {
 	one, other := net.Pipe()
 	defer one.Close()
 	defer other.Close()
-	if NewReader(one) != nil || NewWriter(one).Begin([]byte("x")) != 0 {
+	if NewReader(one) != nil || NewWriter(one).TryWrite([]byte("x")) != 0 {
 		t.Error("a connection without a socket has one")
 	}
 }
@@ -156,7 +156,7 @@ func BenchmarkChunk(b *testing.B) {
 	f("socket", func(c *net.TCPConn) func([]byte) {
 		w := NewWriter(c)
 		return func(p []byte) {
-			if n := w.Begin(p); n < len(p) {
+			if n := w.TryWrite(p); n < len(p) {
 				c.Write(p[n:])
 			}
 		}

@@ -2,48 +2,52 @@ package transport
 
 import (
 	"bufio"
+	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
+	"os"
+	"strings"
 	"sync"
 	"time"
 )
 
-// Body is the body of an answer, read from the connection as it comes. One
-// goroutine reads; any may Close. Its connection goes back to the pool when the
-// body was read to its end and nothing else is left on it, else it is closed.
+// Body is the body of a response, read from the connection as it arrives. One
+// goroutine may read, any may Close. After a complete read the connection returns to
+// the pool, if nothing else is left on it; otherwise it is closed. It has more than
+// twenty fields since one allocation serves a whole request.
 type Body struct {
 	ctx  context.Context // the request's
 	t    *Transport
 	c    *conn
 	br   *bufio.Reader
-	stop func() bool // ends the watch on ctx; false: ctx closed the socket
+	stop func() bool // stops watching ctx; false: ctx closed the socket
 
-	// Parts of one allocation, as they live as long as the Body does.
-	up   upload
-	resp http.Response
+	upload upload
+	resp   http.Response
 
-	ours sync.Mutex // guards gone: a Close from elsewhere must not hit a connection given back
-	gone bool       // c is in the pool or closed
+	connMu   sync.Mutex // guards released: Close must not close a connection that was returned
+	released bool       // c was returned to the pool or closed
 
 	mu        sync.Mutex // guards what follows, and br; held while reading
 	state     state
-	left      int64 // bytes to come: of the body when counted, of the chunk in chunkData
+	left      int64 // bytes left: of the body in counted, of the chunk in chunkData
 	trailers  int   // bytes of trailer lines seen
 	keepAlive bool
-	err       error // why there is no more; io.EOF at the end. nil: c and br are ours
+	err       error // final error, io.EOF at the end; nil while c and br are in use
 
-	quiet  time.Duration // after which Read returns ErrNotYet; 0: never
-	idle   time.Duration // longest silence; 0: any
-	silent time.Time     // when the wait for the next byte began; zero after a byte
-	armed  time.Time     // the socket's read deadline; zero: none
+	quietTimeout time.Duration // 0: none
+	idleTimeout  time.Duration // 0: none
+	waitingSince time.Time     // of the wait for the next byte; zero after a byte
+	deadline     time.Time     // the socket's read deadline; zero: none
 }
 
-// Read returns what has come, as soon as anything has, up to several chunks at a
-// time, and waits only when nothing has. It returns io.EOF with the last bytes, if
-// it knows by then that they are the last, and io.ErrUnexpectedEOF when the
-// replica closed before the end. ErrNotYet ends nothing: see SetQuietTimeout.
+// Read returns what has arrived, up to several chunks, and waits only for the first
+// byte. It returns io.EOF with the last bytes if they are known to be the last, and
+// io.ErrUnexpectedEOF when the replica closed before the end. Reading can continue
+// after ErrQuietTimeout: see SetQuietTimeout.
 func (b *Body) Read(p []byte) (n int, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -62,7 +66,7 @@ func (b *Body) Read(p []byte) (n int, err error) {
 			m, err = b.receiveData(p[n:])
 			n += m
 		}
-		if err == ErrNotYet {
+		if err == ErrQuietTimeout {
 			return n, err
 		}
 		if err != nil {
@@ -75,10 +79,9 @@ func (b *Body) Read(p []byte) (n int, err error) {
 	return n, b.err
 }
 
-// WaitReadable waits at most d for the next byte of the body, and reports whether
-// it is there: then Read does not wait. At the end it is true, and Read gives
-// io.EOF. It consumes nothing, so there may be any number of calls before a Read;
-// the idle timeout counts through them.
+// WaitReadable waits at most d for the next byte of the body or its end, and reports
+// whether Read would return without waiting. It consumes nothing; the idle timeout
+// runs across calls.
 func (b *Body) WaitReadable(d time.Duration) (bool, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -94,7 +97,7 @@ func (b *Body) WaitReadable(d time.Duration) (bool, error) {
 			}
 			_, err = b.receive(nil, until)
 		}
-		if err == ErrNotYet {
+		if err == ErrQuietTimeout {
 			return false, nil
 		}
 		if err != nil {
@@ -107,35 +110,33 @@ func (b *Body) WaitReadable(d time.Duration) (bool, error) {
 	return false, b.err
 }
 
-// SetQuietTimeout makes Read return ErrNotYet whenever it has waited for d without
-// a byte. Nothing is lost by it, and the idle timeout counts on. 0, as at first:
-// Read waits on.
+// SetQuietTimeout makes Read return ErrQuietTimeout after each wait of d without a
+// byte. Nothing is lost, and the idle timeout keeps running. 0, the default: never.
 func (b *Body) SetQuietTimeout(d time.Duration) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.quiet = d
+	b.quietTimeout = d
 }
 
-// SetIdleTimeout makes Read and WaitReadable fail with os.ErrDeadlineExceeded
-// after a wait of d without a byte. The wait begins with the call that finds
-// nothing, so a slow reader is not taken for a silent replica. 0, as at first:
-// no limit.
+// SetIdleTimeout makes Read and WaitReadable fail with os.ErrDeadlineExceeded after a
+// wait of d without a byte. The wait begins with the first call that finds nothing,
+// so that a slow reader does not count. 0, the default: never.
 func (b *Body) SetIdleTimeout(d time.Duration) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.idle = d
+	b.idleTimeout = d
 }
 
-// Close gives the connection up: to the pool when the body was read to its end,
-// else the socket is closed at once. It interrupts a Read, and returns when
-// nothing touches the request's body any more. Further calls do nothing.
+// Close returns the connection to the pool if the body was read to its end, else it
+// closes the socket. It interrupts a Read, and returns when the request's body is not
+// used any more. Further calls have no effect.
 func (b *Body) Close() error {
 	if !b.mu.TryLock() {
-		b.ours.Lock()
-		if !b.gone {
+		b.connMu.Lock()
+		if !b.released {
 			b.c.abort()
 		}
-		b.ours.Unlock()
+		b.connMu.Unlock()
 		b.mu.Lock()
 	}
 	defer b.mu.Unlock()
@@ -145,42 +146,240 @@ func (b *Body) Close() error {
 	return nil
 }
 
-// Uploaded reports whether the whole request was written, so that its body is not
-// touched any more while this one is read.
-func (b *Body) Uploaded() bool { return b.up.sent() }
+// Uploaded reports whether the complete request was written: its body is not used any
+// more.
+func (b *Body) Uploaded() bool { return b.upload.isSent() }
 
-// end makes err the answer to every further call, and lets the connection go.
-// mu is held.
+// end makes err the result of every further call and releases the connection. It
+// requires mu.
 func (b *Body) end(err error) {
 	if err != io.EOF && err != http.ErrBodyReadAfterClose {
-		if why := context.Cause(b.ctx); why != nil {
-			err = why
-		} else if err != io.ErrUnexpectedEOF { // bare, as readers compare it
-			err = fmt.Errorf("answer of %s: %w", b.t.addr, err)
+		if cause := context.Cause(b.ctx); cause != nil {
+			err = cause
+		} else if err != io.ErrUnexpectedEOF { // not wrapped, since readers compare it
+			err = fmt.Errorf("response of %s: %w", b.t.addr, err)
 		}
 	}
 	if b.err == nil {
-		b.letGo()
+		b.releaseConn()
 	}
 	b.err = err
 }
 
-// letGo returns the connection to the pool if it is fit for another request, and
-// closes it if not. To be called once.
-func (b *Body) letGo() {
-	fit := b.stop() && b.keepAlive && b.state == ended && b.br.Buffered() == 0 && b.up.sentSoon()
-	if fit && !b.armed.IsZero() {
-		fit = b.c.SetReadDeadline(time.Time{}) == nil
+// releaseConn returns the connection to the pool if it is reusable, else it closes it.
+// Call it once.
+func (b *Body) releaseConn() {
+	reusable := b.stop() && b.keepAlive && b.state == ended && b.br.Buffered() == 0 && b.upload.awaitSent()
+	if reusable && !b.deadline.IsZero() {
+		reusable = b.c.SetReadDeadline(time.Time{}) == nil
 	}
-	b.ours.Lock()
-	b.gone = true
-	b.ours.Unlock()
+	b.connMu.Lock()
+	b.released = true
+	b.connMu.Unlock()
 	b.t.pool.ReleaseReader(b.br)
 	b.br = nil
-	if fit {
+	if reusable {
 		b.c.release()
 		return
 	}
 	b.c.discard()
-	b.up.wait()
+	b.upload.wait()
+}
+
+// ErrQuietTimeout is returned by Body.Read after the quiet timeout; reading can go on.
+var ErrQuietTimeout = errors.New("no data within the quiet timeout")
+
+// receiveData reads body bytes into p, buffered ones or else from the socket, never
+// beyond the known end of the body or chunk.
+func (b *Body) receiveData(p []byte) (int, error) {
+	if b.state == untilClose {
+		return b.receive(p, time.Time{})
+	}
+	n, err := b.receive(p[:min(int64(len(p)), b.left)], time.Time{})
+	if b.left -= int64(n); b.left == 0 {
+		if b.state == counted {
+			b.state = ended
+		} else {
+			b.state = chunkEnd
+		}
+	}
+	return n, err
+}
+
+// receive reads once: into p, or if p is nil one more byte into the buffer. It fails
+// with ErrQuietTimeout at until (zero: never), and with os.ErrDeadlineExceeded when
+// the idle timeout ends before.
+func (b *Body) receive(p []byte, until time.Time) (n int, err error) {
+	if p != nil && b.br.Buffered() > 0 {
+		return b.br.Read(p)
+	}
+	limit, timeoutErr := b.armDeadline(until)
+	for {
+		if p != nil {
+			n, err = b.br.Read(p)
+		} else {
+			_, err = b.br.Peek(b.br.Buffered() + 1)
+		}
+		if !errors.Is(err, os.ErrDeadlineExceeded) {
+			break
+		}
+		if !time.Now().Before(limit) {
+			return 0, timeoutErr
+		}
+		b.setDeadline(limit) // the deadline was early
+	}
+	switch {
+	case err == nil:
+		b.waitingSince = time.Time{}
+	case err != io.EOF:
+	case b.state == untilClose:
+		b.state, err = ended, nil
+	default:
+		err = io.ErrUnexpectedEOF
+	}
+	return n, err
+}
+
+// armDeadline makes the next read time out at limit or up to a quarter of the wait
+// before, so that busy streams seldom set a deadline. timeoutErr is the error when
+// limit has passed.
+func (b *Body) armDeadline(until time.Time) (limit time.Time, timeoutErr error) {
+	if b.idleTimeout == 0 && b.quietTimeout == 0 && until.IsZero() {
+		if !b.deadline.IsZero() {
+			b.setDeadline(time.Time{})
+		}
+		return limit, nil
+	}
+	now := time.Now()
+	if b.waitingSince.IsZero() {
+		b.waitingSince = now
+	}
+	if until.IsZero() && b.quietTimeout > 0 {
+		until = now.Add(b.quietTimeout)
+	}
+	limit, timeoutErr = until, ErrQuietTimeout
+	if idleEnd := b.waitingSince.Add(b.idleTimeout); b.idleTimeout > 0 && (until.IsZero() || !idleEnd.After(until)) {
+		limit, timeoutErr = idleEnd, os.ErrDeadlineExceeded
+	}
+	// A deadline in the past would fail even if the socket is readable.
+	if soonest := now.Add(time.Millisecond); limit.Before(soonest) {
+		limit = soonest
+	}
+	if early := limit.Sub(b.deadline); !b.deadline.After(now) || early < 0 || early > limit.Sub(now)/4 {
+		b.setDeadline(limit)
+	}
+	return limit, timeoutErr
+}
+
+func (b *Body) setDeadline(at time.Time) {
+	b.deadline = at
+	b.c.SetReadDeadline(at) // fails only on a closed socket, as the read then does
+}
+
+// state is the position of the next byte in the response's framing.
+type state uint8
+
+const (
+	untilClose state = iota // body, to the end of the connection
+	counted                 // body, left bytes of it
+	chunkHead               // a chunk's size line
+	chunkData               // body, left bytes of this chunk
+	chunkEnd                // the line end after a chunk's data
+	trailer                 // a trailer line, or the empty line that ends it all
+	ended                   // after the last byte
+)
+
+var (
+	errChunkLine   = errors.New("malformed chunk")
+	errLineTooLong = errors.New("chunk framing line too long")
+)
+
+// advance skips framing lines that are completely buffered. known is true when the
+// next byte is body, buffered or not. At the end of the response state is ended;
+// otherwise more framing is needed. Lines are never consumed in part, so that a wait
+// can be abandoned at any time.
+func (b *Body) advance() (kndedicated bool, err error) {
+	for {
+		switch b.state {
+		case untilClose, counted, chunkData:
+			return true, nil
+		case ended:
+			return false, nil
+		}
+		line, ok, err := b.nextLine()
+		if err != nil || !ok {
+			return false, err
+		}
+		switch b.state {
+		case chunkHead:
+			if b.left, err = chunkSize(line); err != nil {
+				return false, err
+			}
+			b.state = chunkData
+			if b.left == 0 {
+				b.state = trailer
+			}
+		case chunkEnd:
+			if len(line) > 0 {
+				return false, errChunkLine
+			}
+			b.state = chunkHead
+		case trailer:
+			if b.trailers += len(line); b.trailers > b.t.maxHeaderBytes {
+				return false, errHeaderTooLong
+			}
+			if len(line) == 0 {
+				b.state = ended
+				continue
+			}
+			name, value, colon := strings.Cut(string(line), ":")
+			if !colon || !isToken(name) || !isHeaderValue(value) {
+				return false, errHeaderLine
+			}
+		}
+	}
+}
+
+// nextLine consumes the next line if it is completely buffered and returns it without
+// its end. It is valid until the next read.
+func (b *Body) nextLine() (line []byte, ok bool, err error) {
+	have, _ := b.br.Peek(b.br.Buffered())
+	end := bytes.IndexByte(have, '\n')
+	if end < 0 {
+		if len(have) == b.br.Size() {
+			return nil, false, errLineTooLong
+		}
+		return nil, false, nil
+	}
+	b.br.Discard(end + 1)
+	line, crlf := bytes.CutSuffix(have[:end], []byte("\r"))
+	if !crlf || bytes.IndexByte(line, '\r') >= 0 {
+		return nil, false, errLineEnd
+	}
+	return line, true, nil
+}
+
+// chunkSize parses a chunk's size line: hexadecimal digits, then extensions, which are
+// ignored, or spaces, but no spaces before extensions, on which parsers differ.
+func chunkSize(line []byte) (int64, error) {
+	line = bytes.TrimRight(line, " \t")
+	line, _, _ = bytes.Cut(line, []byte(";"))
+	if len(line) == 0 || len(line) > 15 {
+		return 0, errChunkLine
+	}
+	var n int64
+	for _, c := range line {
+		switch {
+		case '0' <= c && c <= '9':
+			c -= '0'
+		case 'a' <= c && c <= 'f':
+			c -= 'a' - 10
+		case 'A' <= c && c <= 'F':
+			c -= 'A' - 10
+		default:
+			return 0, errChunkLine
+		}
+		n = n<<4 | int64(c)
+	}
+	return n, nil
 }

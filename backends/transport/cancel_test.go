@@ -6,6 +6,8 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
+	"net/url"
 	"strings"
 	"testing"
 	"time"
@@ -73,7 +75,7 @@ func TestCancelBefore(t *testing.T) {
 
 // net/http cancels a request's context when its handler returns: the connection
 // is by then in the pool, or carries the next request.
-func TestCancelAfterTheEnd(t *testing.T) {
+func TestCancelAfterEnd(t *testing.T) {
 	overBoth(t, "", func(t *testing.T, ln net.Listener, scheme string, o Options) {
 		transport := replicaOn(t, ln, scheme, o, numbered)
 		for range 10 {
@@ -95,7 +97,7 @@ func TestCancelAfterTheEnd(t *testing.T) {
 
 // When the context has begun to close the socket, it may do so at any moment:
 // the connection must not go back, even if its answer came whole.
-func TestCancelledConnectionIsNotPooled(t *testing.T) {
+func TestCanceledConnectionIsNotPooled(t *testing.T) {
 	resp, fate, err := answerOver(&wire{bytes: []byte("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"), step: 100}, "GET")
 	if err != nil {
 		t.Fatal(err)
@@ -111,7 +113,7 @@ func TestCancelledConnectionIsNotPooled(t *testing.T) {
 
 // Cancelled at the very moment of the end, a connection is closed or reused, but
 // never both.
-func TestCancelAtTheEnd(t *testing.T) {
+func TestCancelAtEnd(t *testing.T) {
 	overBoth(t, "", func(t *testing.T, ln net.Listener, scheme string, o Options) {
 		transport := replicaOn(t, ln, scheme, o, always(ok))
 		for range 200 {
@@ -172,4 +174,56 @@ func TestHTTPClientTimeout(t *testing.T) {
 		t.Errorf("error %v, want a timeout", err)
 	}
 	idleConns(t, transport, 0)
+}
+
+func TestCloseTransport(t *testing.T) {
+	asked := make(chan struct{}, 2)
+	replica := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/stream" {
+			io.WriteString(w, "a beginning")
+			w.(http.Flusher).Flush()
+		}
+		asked <- struct{}{}
+		<-r.Context().Done()
+	}))
+	defer replica.Close()
+	u, _ := url.Parse(replica.URL)
+	tr := New(Options{URL: u, IdleTimeout: 20 * time.Millisecond})
+	request := func(path string) *http.Request {
+		req, _ := http.NewRequestWithContext(context.Background(), http.MethodGet, replica.URL+path, nil)
+		return req
+	}
+	resp, err := tr.RoundTrip(request("/stream"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	waiting := make(chan error)
+	go func() {
+		_, err := tr.RoundTrip(request("/silence"))
+		waiting <- err
+	}()
+	<-asked
+	<-asked
+	if n := tr.Open(); n != 2 {
+		t.Errorf("%d connections are open, want 2", n)
+	}
+	tr.Close()
+	if _, err := io.ReadAll(resp.Body); err == nil {
+		t.Error("the stream came to its end")
+	}
+	if err := <-waiting; err == nil {
+		t.Error("an answer came over a closed connection")
+	}
+	resp.Body.Close()
+	var refused *ConnectError
+	if _, err := tr.RoundTrip(request("/")); !errors.As(err, &refused) {
+		t.Errorf("after Close: %v, want a ConnectError", err)
+	}
+	for end := time.Now().Add(30 * time.Second); tr.Open() > 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%d connections are still counted", tr.Open())
+		}
+	}
+	tr.Close() // a second time
 }

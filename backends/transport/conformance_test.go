@@ -113,7 +113,7 @@ func (f answered) check(t *testing.T, transport *Transport) {
 	t.Helper()
 	var upload io.Reader
 	if f.method == http.MethodPost {
-		upload = strings.NewReader(strings.Repeat("x", 4*inlineUpTo))
+		upload = strings.NewReader(strings.Repeat("x", 4*maxInlineBytes))
 	}
 	req, _ := http.NewRequestWithContext(failsafe(t), f.method, "/", upload)
 	resp, err := transport.RoundTrip(req)
@@ -151,4 +151,171 @@ func listenLocal(t testing.TB) net.Listener {
 		t.Fatal(err)
 	}
 	return ln
+}
+
+const (
+	head    = "HTTP/1.1 200 OK\r\n"
+	five    = head + "Content-Length: 5\r\n\r\n"
+	chunked = head + "Transfer-Encoding: chunked\r\n\r\n"
+	hello   = "5\r\nhello\r\n"
+)
+
+// conformanceCases are by name. A doubtful header is no answer; a doubtful body
+// fails where the doubt begins; and what comes after the end of an answer makes the
+// connection of no use, whenever it comes.
+func conformanceCases() map[string]answered {
+	all := map[string]answered{}
+	for _, part := range []map[string]answered{wholeAnswers(), endings(), brokenBodies(), brokenHeads()} {
+		for name, f := range part {
+			if f.method == "" {
+				f.method = "GET"
+			}
+			all[name] = f
+		}
+	}
+	return all
+}
+
+func wholeAnswers() map[string]answered {
+	long := strings.Repeat("v", 60<<10)
+	return map[string]answered{
+		"counted":             {answer: five + "hello", status: 200, body: "hello", length: 5, kept: true},
+		"counted, empty":      {answer: head + "Content-Length: 0\r\n\r\n", status: 200, kept: true},
+		"chunked":             {answer: chunked + hello + "6\r\n world\r\n0\r\n\r\n", status: 200, body: "hello world", length: -1, kept: true},
+		"chunked, empty":      {answer: chunked + "0\r\n\r\n", status: 200, length: -1, kept: true},
+		"extensions":          {answer: head + "Transfer-Encoding: Chunked\r\n\r\n005;a=\"b\" \r\nhello\r\n0;c\r\n\r\n", status: 200, body: "hello", length: -1, kept: true},
+		"trailers":            {answer: chunked + hello + "0\r\nA: b\r\nContent-Length: 9\r\n\r\n", status: 200, body: "hello", length: -1, kept: true},
+		"HEAD":                {method: "HEAD", answer: five, status: 200, length: 5, kept: true},
+		"HEAD, chunked":       {method: "HEAD", answer: chunked, status: 200, length: -1, kept: true},
+		"204":                 {answer: "HTTP/1.1 204 No Content\r\n\r\n", status: 204, kept: true},
+		"204 with a length":   {answer: "HTTP/1.1 204 No Content\r\nContent-Length: 0\r\n\r\n", status: 204, kept: true},
+		"304 with a length":   {answer: "HTTP/1.1 304 Not Modified\r\nContent-Length: 5\r\n\r\n", status: 304, kept: true},
+		"100 and 103 before":  {answer: "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" + five + "hello", status: 200, body: "hello", length: 5, kept: true},
+		"100 after an upload": {method: "POST", answer: "HTTP/1.1 100 Continue\r\n\r\n" + five + "hello", status: 200, body: "hello", length: 5, kept: true},
+		"no reason":           {answer: "HTTP/1.1 200\r\nContent-Length: 2\r\n\r\nok", status: 200, body: "ok", length: 2, kept: true},
+		"an empty reason":     {answer: "HTTP/1.1 200 \r\nContent-Length: 2\r\n\r\nok", status: 200, body: "ok", length: 2, kept: true},
+		"a 60 KB value":       {answer: head + "X-Long: " + long + "\r\nContent-Length: 2\r\n\r\nok", status: 200, body: "ok", length: 2, kept: true},
+		"5,000 header lines":  {answer: head + strings.Repeat("X-Small: v\r\n", 5000) + "Content-Length: 2\r\n\r\nok", status: 200, body: "ok", length: 2, kept: true},
+		"a redirect":          {answer: "HTTP/1.1 307 Temporary Redirect\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n", status: 307, kept: true},
+		"after an upload":     {method: "POST", answer: five + "hello", status: 200, body: "hello", length: 5, kept: true},
+		"HTTP/1.0, kept":      {answer: "HTTP/1.0 200 OK\r\nContent-Length: 2\r\nConnection: keep-alive\r\n\r\nok", status: 200, body: "ok", length: 2, kept: true},
+		"an unknown status":   {answer: "HTTP/1.1 999 What\r\nContent-Length: 0\r\n\r\n", status: 999, kept: true},
+		"a body of 200 KB":    {answer: head + "Content-Length: 204800\r\n\r\n" + strings.Repeat("y", 200<<10), status: 200, body: strings.Repeat("y", 200<<10), length: 200 << 10, kept: true},
+		"chunks of 1 and 9 K": {answer: chunked + "1\r\nz\r\n2400\r\n" + strings.Repeat("y", 9<<10) + "\r\n0\r\n\r\n", status: 200, body: "z" + strings.Repeat("y", 9<<10), length: -1, kept: true},
+	}
+}
+
+// endings are answers that are good, on connections that are not.
+func endings() map[string]answered {
+	return map[string]answered{
+		"Connection: close":                  {answer: head + "Content-Length: 2\r\nConnection: close\r\n\r\nok", end: fin, status: 200, body: "ok", length: 2},
+		"close, in a list, in capitals":      {answer: head + "Content-Length: 2\r\nConnection: x, CLOSE\r\n\r\nok", status: 200, body: "ok", length: 2},
+		"close, in a second field":           {answer: head + "Content-Length: 2\r\nConnection: keep-alive\r\nConnection: close\r\n\r\nok", status: 200, body: "ok", length: 2},
+		"HTTP/1.0":                           {answer: "HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nok", status: 200, body: "ok", length: 2},
+		"to the end":                         {answer: head + "\r\nhello", end: fin, status: 200, body: "hello", length: -1},
+		"to the end, despite keep-alive":     {answer: head + "Connection: keep-alive\r\n\r\nhello", end: fin, status: 200, body: "hello", length: -1},
+		"to the end, of its direction":       {answer: head + "\r\nhello", end: halved, status: 200, body: "hello", length: -1},
+		"to the end, without TLS's farewell": {answer: head + "\r\nhello", end: cut, status: 200, body: "hello", length: -1},
+		"whole, then closed":                 {answer: five + "hello", end: fin, status: 200, body: "hello", length: 5},
+		"whole, then cut":                    {answer: five + "hello", end: cut, status: 200, body: "hello", length: 5},
+		"whole, then reset":                  {answer: head + "Content-Length: 0\r\n\r\n", end: reset, status: 200},
+		"whole, then half closed":            {answer: chunked + hello + "0\r\n\r\n", end: halved, status: 200, body: "hello", length: -1},
+		"counted, and more":                  {answer: five + "hello, world", status: 200, body: "hello", length: 5},
+		"chunked, and more":                  {answer: chunked + hello + "0\r\n\r\nmore", status: 200, body: "hello", length: -1},
+		"two answers":                        {answer: five + "hello" + five + "other", status: 200, body: "hello", length: 5},
+		"204 with a body":                    {answer: "HTTP/1.1 204 No Content\r\nContent-Length: 5\r\n\r\nhello", status: 204},
+		"HEAD with a body":                   {method: "HEAD", answer: five + "hello", status: 200, length: 5},
+		"an empty line too many":             {answer: five + "hello\r\n", status: 200, body: "hello", length: 5},
+		"408, though nobody waits":           {answer: five + "helloHTTP/1.1 408 Request Timeout\r\nConnection: close\r\n\r\n", end: fin, status: 200, body: "hello", length: 5},
+	}
+}
+
+func brokenBodies() map[string]answered {
+	breaks := func(answer, body string, fails error) answered {
+		return answered{answer: answer, end: fin, status: 200, body: body, length: -1, fails: fails}
+	}
+	short := answered{answer: head + "Content-Length: 10\r\n\r\nhello", end: fin, status: 200, body: "hello", length: 10, fails: io.ErrUnexpectedEOF}
+	cutShort, resetShort := short, short
+	cutShort.end = cut
+	resetShort.end, resetShort.fails = reset, errAny
+	resetShort.answer, resetShort.body = head+"Content-Length: 10\r\n\r\n", "" // a reset can overtake what was sent before
+	return map[string]answered{
+		"counted, short":                    short,
+		"counted, cut short":                cutShort,
+		"no last chunk":                     breaks(chunked+hello, "hello", io.ErrUnexpectedEOF),
+		"the end in a chunk":                breaks(chunked+"9\r\nhello", "hello", io.ErrUnexpectedEOF),
+		"the end in a size":                 breaks(chunked+hello+"1", "hello", io.ErrUnexpectedEOF),
+		"the end before the last line":      breaks(chunked+hello+"0\r\n", "hello", io.ErrUnexpectedEOF),
+		"the end in a trailer":              breaks(chunked+hello+"0\r\nA: b", "hello", io.ErrUnexpectedEOF),
+		"a size that is none":               breaks(chunked+"x\r\nhello\r\n", "", errChunkLine),
+		"an empty size":                     breaks(chunked+"\r\nhello\r\n", "", errChunkLine),
+		"a negative size":                   breaks(chunked+"-5\r\nhello\r\n", "", errChunkLine),
+		"a size with a prefix":              breaks(chunked+"0x5\r\nhello\r\n", "", errChunkLine),
+		"a space before an extension":       breaks(chunked+"5 ;a\r\nhello\r\n0\r\n\r\n", "", errChunkLine),
+		"a size beyond any":                 breaks(chunked+"fffffffffffffffff\r\nhello\r\n", "", errChunkLine),
+		"a size beyond any, of 16 digits":   breaks(chunked+"ffffffffffffffff\r\nhello\r\n", "", errChunkLine),
+		"a chunk longer than it said":       breaks(chunked+"5\r\nhello!\r\n0\r\n\r\n", "hello", errChunkLine),
+		"a bare LF after a size":            breaks(chunked+"5\nhello\r\n0\r\n\r\n", "", errLineEnd),
+		"a bare LF after a chunk":           breaks(chunked+"5\r\nhello\n0\r\n\r\n", "hello", errLineEnd),
+		"a bare CR in an extension":         breaks(chunked+"5;a\rb\r\nhello\r\n0\r\n\r\n", "", errLineEnd),
+		"an extension without end":          breaks(chunked+"5;"+strings.Repeat("a", 4<<20), "", errLineTooLong),
+		"trailers without end":              breaks(chunked+"0\r\n"+strings.Repeat("A: "+strings.Repeat("b", 1000)+"\r\n", 4000), "", errHeaderTooLong),
+		"a trailer that is none":            breaks(chunked+"0\r\nA b\r\n\r\n", "", errHeaderLine),
+		"a trailer that folds":              breaks(chunked+"0\r\nA: b\r\n c\r\n\r\n", "", errHeaderLine),
+		"another answer instead of a chunk": breaks(chunked+hello+five+"hello", "hello", errChunkLine),
+		"nothing of a body, reset":          resetShort,
+	}
+}
+
+func brokenHeads() map[string]answered {
+	all := map[string]answered{}
+	for name, answer := range map[string]string{
+		"nothing HTTP":              "SSH-2.0-OpenSSH\r\n\r\n",
+		"binary":                    "\x00\x01\x02\xff\xfe\r\n\r\n",
+		"HTTP/2":                    "HTTP/2.0 200 OK\r\n\r\n",
+		"an HTTP/2 preface":         "\x00\x00\x12\x04\x00\x00\x00\x00\x00\r\n\r\n",
+		"an empty line first":       "\r\n" + five + "hello",
+		"no status":                 "HTTP/1.1\r\n\r\n",
+		"a short status":            "HTTP/1.1 20 OK\r\n\r\n",
+		"a signed status":           "HTTP/1.1 +20 OK\r\n\r\n",
+		"a status below 100":        "HTTP/1.1 099 OK\r\n\r\n",
+		"a control in the reason":   "HTTP/1.1 200 O\x00K\r\n\r\n",
+		"101":                       "HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\n\r\n",
+		"two lengths":               head + "Content-Length: 2\r\nContent-Length: 3\r\n\r\nok",
+		"two lengths alike":         head + "Content-Length: 2\r\nContent-Length: 2\r\n\r\nok",
+		"a list of lengths":         head + "Content-Length: 2, 2\r\n\r\nok",
+		"a signed length":           head + "Content-Length: +2\r\n\r\nok",
+		"a negative length":         head + "Content-Length: -2\r\n\r\nok",
+		"an empty length":           head + "Content-Length:\r\n\r\nok",
+		"a length in hexadecimal":   head + "Content-Length: 0x2\r\n\r\nok",
+		"a length beyond any":       head + "Content-Length: 99999999999999999999\r\n\r\nok",
+		"length and chunks":         head + "Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+		"chunks and length":         head + "Transfer-Encoding: chunked\r\nContent-Length: 2\r\n\r\n0\r\n\r\n",
+		"two encodings":             head + "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+		"an encoding we don't know": head + "Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+		"an encoding of nothing":    head + "Transfer-Encoding: identity\r\n\r\nok",
+		"chunks in HTTP/1.0":        "HTTP/1.0 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+		"a folded line":             head + "A: b\r\n c\r\nContent-Length: 0\r\n\r\n",
+		"a folded first line":       head + " A: b\r\nContent-Length: 0\r\n\r\n",
+		"a bare LF":                 head + "A: b\nContent-Length: 0\r\n\r\n",
+		"a bare LF at the end":      head + "Content-Length: 0\r\n\n",
+		"a bare CR":                 head + "A: b\rc\r\nContent-Length: 0\r\n\r\n",
+		"a space before the colon":  head + "Content-Length : 0\r\n\r\n",
+		"a line without a colon":    head + "Content-Length\r\n\r\n",
+		"a line without a name":     head + ": 0\r\n\r\n",
+		"a NUL":                     head + "A: \x00\r\nContent-Length: 0\r\n\r\n",
+		"a header beyond the bound": head + strings.Repeat("A: "+strings.Repeat("b", 1000)+"\r\n", 140) + "\r\n",
+		"a line beyond the bound":   head + "A: " + strings.Repeat("b", 4<<20),
+		"a status line without end": "HTTP/1.1 200 " + strings.Repeat("O", 4<<20),
+		"interim answers on and on": strings.Repeat("HTTP/1.1 100 Continue\r\n\r\n", 10_000),
+		"only an interim answer":    "HTTP/1.1 103 Early Hints\r\n\r\n",
+		"the end inside the header": head + "Content-Le",
+		"the end in the first word": "HT",
+	} {
+		all[name] = answered{answer: answer, end: fin}
+		all[name+", after an upload"] = answered{method: "POST", answer: answer, end: cut}
+	}
+	all["the end instead of a header"] = answered{end: fin}
+	all["a reset instead of a header"] = answered{end: reset}
+	return all
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"net"
 	"os"
+	"sync"
 	"syscall"
 	"time"
 
@@ -14,29 +15,29 @@ import (
 	"warmroute/backends/netio"
 )
 
-// conn is one connection to the replica. The pool hands it out unconnected the
-// first time. Whoever acquired it owns it until release or discard; only abort
-// may be called by others meanwhile.
+// conn is one connection to the replica. The pool returns it unconnected the first
+// time. The goroutine that acquired it owns it until release or discard; others may
+// only call abort.
 type conn struct {
 	net.Conn               // TCP or TLS; nil until connected
 	raw      net.Conn      // the socket under it
-	reader   *netio.Reader // of it; nil: Conn is read
-	owner    *Transport    // that has it among its open ones; nil until connected
+	reader   *netio.Reader // of raw; nil: use Conn
+	owner    *Transport    // whose conns it is in; nil until connected
 
-	// The pool's handle has a type that cannot be named, and is recycled by
-	// discard: so these two closures hold it, made once per connection.
-	release func() // back to the pool; the answer was read to its end
-	discard func() // out of the pool, and closed
+	// The pool's handle has an unexported type and is recycled by discard, so these
+	// closures hold it.
+	release func() // returns it to the pool after a complete response
+	discard func() // removes it from the pool and closes it
 
-	abort  func() // closes the socket, from any goroutine, as often as you like
+	abort  func() // closes the socket; any goroutine may call it, repeatedly
 	reused bool   // carried a request before this one
 
-	sys   syscall.RawConn
-	quiet bool               // what probe found
-	probe func(uintptr) bool // made once, so that a probe allocates nothing
+	sys        syscall.RawConn
+	probedIdle bool               // result of probe
+	probe      func(uintptr) bool // created once, to avoid allocations
 
 	pair   [2][]byte   // backs vector
-	vector net.Buffers // here because it would escape from anywhere else
+	vector net.Buffers // a field, since a variable would escape
 }
 
 // Read implements net.Conn.
@@ -47,25 +48,24 @@ func (c *conn) Read(p []byte) (int, error) {
 	return c.Conn.Read(p)
 }
 
-// Close closes the socket without TLS's farewell, which could wait 5 s on a full
-// socket. HTTP frames its messages, so nobody misses it.
+// Close closes the socket without TLS's close_notify, which could wait 5 s on a full
+// socket and which HTTP's framing does not need.
 func (c *conn) Close() error {
 	if c.raw == nil {
 		return nil
 	}
 	if c.owner != nil {
-		c.owner.open.remove(c)
+		c.owner.conns.remove(c)
 	}
 	return c.raw.Close()
 }
 
-// acquire returns a connected connection: with own a new one that never enters the
-// pool, else an idle one, else a new one. An idle one that is no longer silent is
-// dropped: the replica has closed it, or has sent bytes that nobody asked for and
-// that would be taken for the answer.
-func (t *Transport) acquire(ctx context.Context, own bool) (*conn, error) {
-	if own {
-		return t.dialOwn(ctx)
+// acquire returns a connected connection: a new one outside the pool if dedicated,
+// else an idle one, else a new one. Idle ones that are readable are discarded: the
+// replica has closed them, or sent bytes that would be taken for the response.
+func (t *Transport) acquire(ctx context.Context, dedicated bool) (*conn, error) {
+	if dedicated {
+		return t.dialDedicated(ctx)
 	}
 	for {
 		handle, err := t.pool.AcquireConn(0, false)
@@ -78,7 +78,7 @@ func (t *Transport) acquire(ctx context.Context, own bool) (*conn, error) {
 			c.discard = func() { t.pool.CloseConn(handle) }
 			return t.connectOrDiscard(ctx, c)
 		}
-		if c.isQuiet() {
+		if c.isIdle() {
 			c.reused = true
 			return c, nil
 		}
@@ -86,9 +86,9 @@ func (t *Transport) acquire(ctx context.Context, own bool) (*conn, error) {
 	}
 }
 
-// dialOwn makes a connection beside the pool, for one request.
-func (t *Transport) dialOwn(ctx context.Context) (*conn, error) {
-	if t.maxConns > 0 && t.open.len() >= t.maxConns {
+// dialDedicated returns a connection outside the pool, for one request.
+func (t *Transport) dialDedicated(ctx context.Context) (*conn, error) {
+	if t.maxConns > 0 && t.conns.len() >= t.maxConns {
 		return nil, &ConnectError{t.addr, fasthttp.ErrNoFreeConns}
 	}
 	c := new(conn)
@@ -100,7 +100,7 @@ func (t *Transport) dialOwn(ctx context.Context) (*conn, error) {
 func (t *Transport) connectOrDiscard(ctx context.Context, c *conn) (*conn, error) {
 	if err := t.connect(ctx, c); err != nil {
 		c.discard()
-		// A dial watches the clock itself, and can be ahead of ctx's timer.
+		// The dialer's deadline can fire before ctx's timer.
 		if end, ok := ctx.Deadline(); ok && !time.Now().Before(end) {
 			<-ctx.Done()
 		}
@@ -109,8 +109,8 @@ func (t *Transport) connectOrDiscard(ctx context.Context, c *conn) (*conn, error
 	return c, nil
 }
 
-// connect dials, and shakes hands for https. The name is looked up each time, and
-// both address families are tried.
+// connect dials, including the TLS handshake. It looks the name up each time and tries
+// both address families.
 func (t *Transport) connect(ctx context.Context, c *conn) error {
 	ctx, cancel := context.WithTimeout(ctx, t.connectTimeout)
 	defer cancel()
@@ -118,7 +118,7 @@ func (t *Transport) connect(ctx context.Context, c *conn) error {
 	if c.raw, err = t.dialer.DialContext(ctx, "tcp", t.addr); err != nil {
 		return err
 	}
-	if err := t.open.add(c); err != nil {
+	if err := t.conns.add(c); err != nil {
 		return err
 	}
 	c.owner = t
@@ -137,34 +137,78 @@ func (t *Transport) connect(ctx context.Context, c *conn) error {
 		c.sys, err = s.SyscallConn()
 	}
 	c.probe = func(fd uintptr) bool {
-		c.quiet = silent(fd)
+		c.probedIdle = isSilent(fd)
 		return true
 	}
 	return err
 }
 
-// isQuiet reports whether an idle connection is open and has nothing to read.
-func (c *conn) isQuiet() bool {
-	if c.sys.Read(c.probe) != nil || !c.quiet {
+// isIdle reports whether an idle connection is open and not readable.
+func (c *conn) isIdle() bool {
+	if c.sys.Read(c.probe) != nil || !c.probedIdle {
 		return false
 	}
 	if c.Conn == c.raw {
 		return true
 	}
-	// TLS may hold the rest of a record. With a deadline in the past it returns
-	// that, or fails without asking the socket.
+	// TLS may have buffered the rest of a record, which it returns also with a deadline
+	// in the past.
 	c.SetReadDeadline(time.Unix(1, 0))
 	_, err := c.Read(make([]byte, 1))
 	c.SetReadDeadline(time.Time{})
 	return errors.Is(err, os.ErrDeadlineExceeded)
 }
 
-// writeBoth writes head and then body, in one system call where the kernel takes
-// both from where they lie.
+// writeBoth writes head and body, in one system call and without a copy if possible.
 func (c *conn) writeBoth(head, body []byte) error {
 	c.pair = [2][]byte{head, body}
 	c.vector = c.pair[:]
 	_, err := c.vector.WriteTo(c.Conn)
-	c.pair = [2][]byte{} // they are the caller's again
+	c.pair = [2][]byte{} // do not keep the caller's memory
 	return err
+}
+
+var errClosed = errors.New("transport is closed")
+
+// connSet is the set of a Transport's connections, so that those in use can be closed
+// too: the pool has only the idle ones.
+type connSet struct {
+	mu     sync.Mutex
+	conns  map[*conn]struct{}
+	closed bool
+}
+
+func (s *connSet) add(c *conn) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return errClosed
+	}
+	if s.conns == nil {
+		s.conns = map[*conn]struct{}{}
+	}
+	s.conns[c] = struct{}{}
+	return nil
+}
+
+func (s *connSet) remove(c *conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.conns, c)
+}
+
+// close closes the sockets; the owner of each conn removes it.
+func (s *connSet) close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.closed = true
+	for c := range s.conns {
+		c.raw.Close()
+	}
+}
+
+func (s *connSet) len() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.conns)
 }

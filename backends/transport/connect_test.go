@@ -76,7 +76,7 @@ func TestConnectErrorText(t *testing.T) {
 	}
 }
 
-func TestTLSWithOwnAuthority(t *testing.T) {
+func TestTLSWithOwnCA(t *testing.T) {
 	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
 		w.Write(body)
@@ -85,7 +85,7 @@ func TestTLSWithOwnAuthority(t *testing.T) {
 	u, _ := url.Parse(server.URL)
 	transport := New(Options{URL: u, TLS: server.Client().Transport.(*http.Transport).TLSClientConfig})
 	defer transport.CloseIdleConnections()
-	for _, size := range []int{1, joinBelow, 32 << 10, 1 << 20} {
+	for _, size := range []int{1, maxJoinedBytes, 32 << 10, 1 << 20} {
 		sent := strings.Repeat("x", size)
 		if _, body := answer(t, transport, sent); body != sent {
 			t.Errorf("%d bytes came back of %d", len(body), size)
@@ -99,7 +99,7 @@ func TestTLSWithOwnAuthority(t *testing.T) {
 func TestDropsTLSConnectionWithBytesLeft(t *testing.T) {
 	ln, config := listenTLS(t)
 	transport := replicaOn(t, ln, "https", Options{TLS: config}, func(s *session) {
-		const size = joinBelow * 2 // so that it is read past the buffer
+		const size = maxJoinedBytes * 2 // so that it is read past the buffer
 		for {
 			if _, _, more := s.request(); !more {
 				return
@@ -115,7 +115,7 @@ func TestDropsTLSConnectionWithBytesLeft(t *testing.T) {
 		}
 		body, err := io.ReadAll(bufio.NewReaderSize(resp.Body, 64<<10))
 		resp.Body.Close()
-		if len(body) != joinBelow*2 || err != nil || resp.Header.Get("X-Connection") != fmt.Sprint(n) {
+		if len(body) != maxJoinedBytes*2 || err != nil || resp.Header.Get("X-Connection") != fmt.Sprint(n) {
 			t.Errorf("answer %d: %d bytes, error %v, header %v", n, len(body), err, resp.Header)
 		}
 	}

@@ -3,4 +3,4 @@
 package transport
 
 // silent cannot tell here: a stale connection is found by the retry alone.
-func silent(uintptr) bool { return true }
+func isSilent(uintptr) bool { return true }

@@ -7,7 +7,7 @@ import "syscall"
 // silent reports whether an idle socket is open and has nothing to read. Go's
 // sockets don't block, so the read returns at once. It may eat a byte: then the
 // connection is of no use anyway.
-func silent(fd uintptr) bool {
+func isSilent(fd uintptr) bool {
 	var b [1]byte
 	_, err := syscall.Read(int(fd), b[:])
 	return err == syscall.EAGAIN

@@ -2,15 +2,17 @@ package transport
 
 import (
 	"fmt"
+	"io"
 	"net/http"
 	"strconv"
 	"strings"
+	"time"
 )
 
-// ownHeader names the headers that this package writes itself or leaves out: two
-// of a kind would let two parsers see two requests. In any case of letters, and by
-// length first, as this is asked of each header of each request.
-func ownHeader(name string) bool {
+// isFramingHeader reports whether this package writes a header itself, or omits it: a
+// second one would let two parsers see different requests. It compares lengths first
+// since it is called for each header of each request.
+func isFramingHeader(name string) bool {
 	own := ""
 	switch len(name) {
 	case len("Host"):
@@ -27,8 +29,8 @@ func ownHeader(name string) bool {
 	return own != "" && strings.EqualFold(name, own)
 }
 
-// appendHead appends the request line and header of req to b. length is the
-// body's; 0: none. What could end a line early is refused, not repaired.
+// appendHead appends the request line and header of req to b. length is that of the
+// body. It fails on characters that would break the framing.
 func (t *Transport) appendHead(b []byte, req *http.Request, length int64) ([]byte, error) {
 	method := req.Method
 	if method == "" {
@@ -45,7 +47,7 @@ func (t *Transport) appendHead(b []byte, req *http.Request, length int64) ([]byt
 	b = append(b, t.host...)
 	b = append(b, "\r\n"...)
 	for name, values := range req.Header {
-		if ownHeader(name) {
+		if isFramingHeader(name) {
 			continue
 		}
 		if !isToken(name) {
@@ -72,7 +74,7 @@ func (t *Transport) appendHead(b []byte, req *http.Request, length int64) ([]byt
 	return append(b, "\r\n"...), nil
 }
 
-// isToken reports whether s is a token of RFC 9110, 5.6.2: a method or a header's name.
+// isToken reports whether s is a token of RFC 9110, 5.6.2: a method or header name.
 func isToken(s string) bool {
 	for i := range len(s) {
 		if c := s[i]; c >= 0x80 || tokenChars[c>>6]>>(c&63)&1 == 0 {
@@ -82,12 +84,11 @@ func isToken(s string) bool {
 	return s != ""
 }
 
-// tokenChars are the characters of a token, a bit each: letters, digits and
-// !#$%&'*+-.^_`|~. Never written.
+// tokenChars is a bit set of the characters of a token: letters, digits and
+// !#$%&'*+-.^_`|~. Never modified.
 var tokenChars = [2]uint64{0x03ff6cfa00000000, 0x57ffffffc7fffffe}
 
-// isURI reports whether s can stand in a request line: an absolute path without
-// spaces or controls.
+// isURI reports whether s is an absolute path without spaces and control characters.
 func isURI(s string) bool {
 	for i := range len(s) {
 		if s[i] <= ' ' || s[i] == 0x7f {
@@ -97,7 +98,7 @@ func isURI(s string) bool {
 	return s != "" && s[0] == '/'
 }
 
-// isHeaderValue reports whether s has no control characters but tabs.
+// isHeaderValue reports whether s has no control characters other than tabs.
 func isHeaderValue(s string) bool {
 	for i := range len(s) {
 		if s[i] < ' ' && s[i] != '\t' || s[i] == 0x7f {
@@ -105,4 +106,155 @@ func isHeaderValue(s string) bool {
 		}
 	}
 	return true
+}
+
+const (
+	// Heads and bodies up to maxJoinedBytes together are copied into one buffer and
+	// written at once, or as one TLS record.
+	maxJoinedBytes = 4 << 10
+
+	// Bodies up to maxInlineBytes fit the socket buffers, so that writing them does not
+	// block for long. Larger ones are written by a goroutine, so that an early response
+	// (a 413) is seen.
+	maxInlineBytes = 64 << 10
+)
+
+// upload writes one request to the replica.
+type upload struct {
+	t    *Transport
+	c    *conn         // set by start
+	head *[]byte       // request line and header, from t.heads
+	body io.ReadCloser // nil: none
+
+	left       int64         // body bytes not written yet
+	headSent   bool          // with the first write
+	connFailed bool          // err is the connection's, not the body's
+	err        error         // valid after wait
+	written    time.Time     // time of the last byte; valid after wait
+	done       chan struct{} // closed when the writing goroutine has ended; nil without one
+}
+
+// prepare writes the head of req to a buffer. It closes body when it fails.
+func (u *upload) prepare(t *Transport, req *http.Request, body io.ReadCloser) error {
+	head, ok := t.heads.Get().(*[]byte)
+	if !ok {
+		head = new([]byte)
+	}
+	u.t, u.head = t, head
+	var err error
+	if body != nil && body != http.NoBody {
+		u.body, u.left = body, req.ContentLength
+		if u.left <= 0 {
+			err = fmt.Errorf("%w: body of unknown length", ErrInvalidRequest)
+		}
+	}
+	if err == nil {
+		*head, err = t.appendHead((*head)[:0], req, u.left)
+	}
+	if err != nil {
+		u.close()
+	}
+	return err
+}
+
+// close closes the body and releases the head.
+func (u *upload) close() {
+	if u.body != nil {
+		u.body.Close()
+	}
+	u.t.heads.Put(u.head)
+	u.head = nil
+}
+
+// start writes the request to c: a small one at once, a large one in a goroutine that
+// wait waits for.
+func (u *upload) start(c *conn) {
+	u.c = c
+	if u.left <= maxInlineBytes {
+		u.write()
+		return
+	}
+	u.done = make(chan struct{})
+	go func() {
+		defer close(u.done)
+		u.write()
+	}()
+}
+
+// wait waits until the request's body is not used any more. Close the socket first to
+// end a blocked write.
+func (u *upload) wait() {
+	if u.done != nil {
+		<-u.done
+	}
+}
+
+// isSent reports, without waiting, whether the complete request was written.
+func (u *upload) isSent() bool {
+	if u.done != nil {
+		select {
+		case <-u.done:
+		default:
+			return false
+		}
+	}
+	return u.err == nil
+}
+
+// awaitSent is isSent after a complete response, which can arrive before the last
+// write returns: it waits a moment, but not longer, in case the replica does not read
+// the rest of the request.
+func (u *upload) awaitSent() bool {
+	if !u.isSent() && u.done != nil {
+		select {
+		case <-u.done:
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+	return u.isSent()
+}
+
+func (u *upload) write() {
+	defer u.close()
+	defer func() { u.written = time.Now() }()
+	if u.body == nil {
+		_, u.err = u.c.Write(*u.head)
+		return
+	}
+	// A body with a WriteTo passes its memory to Write without a copy.
+	_, u.err = io.Copy((*uploadWriter)(u), u.body)
+	if u.err == nil && u.left > 0 {
+		u.err = fmt.Errorf("body is %d bytes shorter than its Content-Length", u.left)
+	}
+	if u.err != nil && !u.connFailed {
+		u.err = fmt.Errorf("%w: %w", ErrInvalidRequest, u.err)
+		u.c.abort() // the replica waits for the rest
+	}
+}
+
+// uploadWriter is the destination of a request's body.
+type uploadWriter upload
+
+// Write writes p without a copy, the first time with the head.
+func (u *uploadWriter) Write(p []byte) (int, error) {
+	if int64(len(p)) > u.left {
+		return 0, fmt.Errorf("body is longer than its Content-Length")
+	}
+	var err error
+	switch {
+	case u.headSent:
+		_, err = u.c.Write(p)
+	case len(*u.head)+len(p) <= maxJoinedBytes:
+		*u.head = append(*u.head, p...)
+		_, err = u.c.Write(*u.head)
+	default:
+		err = u.c.writeBoth(*u.head, p)
+	}
+	u.headSent = true
+	if err != nil {
+		u.connFailed = true
+		return 0, err
+	}
+	u.left -= int64(len(p))
+	return len(p), nil
 }

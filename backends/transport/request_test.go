@@ -113,8 +113,8 @@ func TestRefusesRequest(t *testing.T) {
 }
 
 // A body of another length than it said leaves half a request on the connection.
-func TestBodyLengthIsHeldTo(t *testing.T) {
-	for _, size := range []int64{10, inlineUpTo * 2} {
+func TestBodyLength(t *testing.T) {
+	for _, size := range []int64{10, maxInlineBytes * 2} {
 		for _, off := range []int64{-1, 1} {
 			transport := replica(t, Options{}, (*session).closed)
 			req, _ := http.NewRequestWithContext(failsafe(t), "POST", "/", nil)
@@ -129,7 +129,7 @@ func TestBodyLengthIsHeldTo(t *testing.T) {
 }
 
 // The body goes up unchanged, whatever its size makes of the way it is written.
-func TestBodyArrivesWhole(t *testing.T) {
+func TestUpload(t *testing.T) {
 	for name, wrap := range map[string]func(*strings.Reader) io.ReadCloser{
 		"from memory":   func(r *strings.Reader) io.ReadCloser { return io.NopCloser(r) },
 		"from a reader": func(r *strings.Reader) io.ReadCloser { return io.NopCloser(struct{ io.Reader }{r}) },
@@ -146,7 +146,7 @@ func TestBodyArrivesWhole(t *testing.T) {
 					s.say(ok)
 				}
 			})
-			for _, size := range []int{1, joinBelow - 200, joinBelow, joinBelow + 1, inlineUpTo, inlineUpTo + 1, 5 << 20} {
+			for _, size := range []int{1, maxJoinedBytes - 200, maxJoinedBytes, maxJoinedBytes + 1, maxInlineBytes, maxInlineBytes + 1, 5 << 20} {
 				sent := strings.Repeat("0123456789abcdef", size/16+1)[:size]
 				req, _ := http.NewRequestWithContext(failsafe(t), "POST", "/", nil)
 				req.Body, req.ContentLength = wrap(strings.NewReader(sent)), int64(size)
@@ -154,7 +154,7 @@ func TestBodyArrivesWhole(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if size <= inlineUpTo && !resp.Body.(*Body).Uploaded() {
+				if size <= maxInlineBytes && !resp.Body.(*Body).Uploaded() {
 					t.Errorf("%d bytes arrived, but were not all written, they say", size)
 				}
 				resp.Body.Close()
@@ -167,7 +167,7 @@ func TestBodyArrivesWhole(t *testing.T) {
 }
 
 // A replica may refuse an upload before it has read it, and even stop reading.
-func TestAnswerBeforeUploadEnds(t *testing.T) {
+func TestResponseBeforeUploadEnds(t *testing.T) {
 	const refusal = "HTTP/1.1 413 Content Too Large\r\nContent-Length: 8\r\n\r\ntoo long"
 	for name, after := range map[string]func(*session){
 		"and closes":        func(*session) {},
@@ -214,7 +214,7 @@ func (w *watched) Close() error {
 	return nil
 }
 
-func TestBodyIsClosedOnEveryPath(t *testing.T) {
+func TestRequestBodyIsClosed(t *testing.T) {
 	refusing := New(Options{URL: &url.URL{Scheme: "http", Host: "127.0.0.1:1"}})
 	silent := replica(t, Options{}, once(""))
 	answering := replica(t, Options{}, always(ok))

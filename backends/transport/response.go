@@ -12,19 +12,19 @@ import (
 	"time"
 )
 
-// What a replica can get wrong in a header. Anything doubtful is an error: a
-// guess about where an answer ends would poison the connection's next answer.
+// Errors of a response header. Anything ambiguous is an error: a wrong guess about
+// the end of a response would corrupt the next one on the connection.
 var (
 	errHeaderTooLong = errors.New("too long")
-	errLineEnd       = errors.New("a line does not end in CR LF")
+	errLineEnd       = errors.New("line does not end in CR LF")
 	errStatusLine    = errors.New("not an HTTP/1 status line")
 	errHeaderLine    = errors.New("malformed line")
-	errFraming       = errors.New("unclear length: Content-Length and Transfer-Encoding repeated, both given, or not understood")
-	errSwitching     = errors.New("101 that nobody asked for")
+	errFraming       = errors.New("ambiguous length: Content-Length or Transfer-Encoding repeated, both present, or invalid")
+	errSwitching     = errors.New("unrequested 101")
 )
 
-// response reads the header of the answer, past interim ones (100, 103), and
-// readies b to read its body. A body without bytes is finished at once.
+// response reads the response header, skipping interim responses (100, 103), and
+// prepares b for reading the body. An empty body ends at once.
 func (b *Body) response(req *http.Request) (*http.Response, error) {
 	budget := b.t.maxHeaderBytes
 	for {
@@ -45,10 +45,10 @@ func (b *Body) response(req *http.Request) (*http.Response, error) {
 		if resp.StatusCode < 200 {
 			continue
 		}
-		if err := b.frame(resp, req.Method); err != nil {
+		if err := b.setFraming(resp, req.Method); err != nil {
 			return nil, err
 		}
-		resp.Close = req.Close || b.state == untilClose || !keepsAlive(resp)
+		resp.Close = req.Close || b.state == untilClose || !canKeepAlive(resp)
 		b.keepAlive = !resp.Close
 		resp.Request, resp.Body = req, b
 		if b.state == ended {
@@ -58,31 +58,29 @@ func (b *Body) response(req *http.Request) (*http.Response, error) {
 	}
 }
 
-// awaitHead waits for the first byte of a header, however long that takes: the
-// replica is at work. One that has begun is written already, so a rest that does
-// not come means that the replica hangs.
+// awaitHead waits for the first byte of a header without a limit: the replica is
+// working. The rest of a header must follow within the header timeout.
 func (b *Body) awaitHead() error {
-	if b.br.Buffered() == 0 && !b.armed.IsZero() {
-		b.setDeadline(time.Time{}) // it was for an interim answer
+	if b.br.Buffered() == 0 && !b.deadline.IsZero() {
+		b.setDeadline(time.Time{}) // it was for an interim response
 	}
 	if _, err := b.br.Peek(1); err == io.EOF {
 		return io.ErrUnexpectedEOF
 	} else if err != nil {
 		return err
 	}
-	// Nearly always all of it is there, and a deadline is not to be paid for.
+	// Nearly always the complete header is buffered and needs no deadline.
 	if have, _ := b.br.Peek(b.br.Buffered()); !bytes.Contains(have, []byte("\r\n\r\n")) {
 		b.setDeadline(time.Now().Add(b.t.headerTimeout))
 	}
 	return nil
 }
 
-// readHead reads up to and with the empty line. budget is what it may read, and
-// what is left of it afterwards. The string is the only thing it allocates for a
-// header of usual size; bufio's small buffer bounds a line no further.
+// readHead reads up to and including the empty line. It reads at most budget bytes and
+// subtracts what it read. For a header of usual size it allocates only the string.
 func readHead(br *bufio.Reader, budget *int) (string, error) {
 	var usual [1 << 10]byte
-	head, line := usual[:0], 0 // line: where the current one began
+	head, line := usual[:0], 0 // line: start of the current one
 	for {
 		part, err := br.ReadSlice('\n')
 		if *budget -= len(part); *budget < 0 {
@@ -108,7 +106,7 @@ func readHead(br *bufio.Reader, budget *int) (string, error) {
 	}
 }
 
-// parseHead makes resp of what readHead read. Names become canonical.
+// parseHead parses the result of readHead into resp, with canonical header names.
 func parseHead(resp *http.Response, head string) error {
 	line, rest, _ := strings.Cut(head, "\r\n")
 	*resp = http.Response{ProtoMajor: 1}
@@ -133,14 +131,14 @@ func parseHead(resp *http.Response, head string) error {
 
 	lines := strings.Count(rest, "\n") - 1 // without the empty one
 	resp.Header = make(http.Header, lines)
-	values := make([]string, 0, lines) // one allocation for all of them
+	values := make([]string, 0, lines) // one allocation for all
 	for rest != "\r\n" {
 		line, rest, _ = strings.Cut(rest, "\r\n")
 		name, value, ok := strings.Cut(line, ":")
-		if !ok || !isToken(name) || !isHeaderValue(value) { // a folded line has no name
+		if !ok || !isToken(name) || !isHeaderValue(value) { // also for a folded line
 			return errHeaderLine
 		}
-		name = canonical(name)
+		name = canonicalName(name)
 		value = strings.Trim(value, " \t")
 		if before := resp.Header[name]; before != nil {
 			resp.Header[name] = append(before, value)
@@ -152,9 +150,9 @@ func parseHead(resp *http.Response, head string) error {
 	return nil
 }
 
-// canonical is textproto.CanonicalMIMEHeaderKey. The names that are in nearly every
-// answer, as uvicorn writes them, need not be rewritten letter by letter.
-func canonical(name string) string {
+// canonicalName is textproto.CanonicalMIMEHeaderKey with a fast path for the names in
+// nearly every response, as uvicorn writes them.
+func canonicalName(name string) string {
 	switch name {
 	case "date":
 		return "Date"
@@ -170,8 +168,8 @@ func canonical(name string) string {
 	return textproto.CanonicalMIMEHeaderKey(name)
 }
 
-// frame decides how the body's end is known (RFC 9112, 6.3) and says so in resp.
-func (b *Body) frame(resp *http.Response, method string) error {
+// setFraming determines how the body ends (RFC 9112, 6.3), for b and resp.
+func (b *Body) setFraming(resp *http.Response, method string) error {
 	length, chunked := resp.Header["Content-Length"], resp.Header["Transfer-Encoding"]
 	resp.ContentLength, b.state = -1, untilClose
 	switch {
@@ -187,7 +185,7 @@ func (b *Body) frame(resp *http.Response, method string) error {
 	case len(length) == 1:
 		n, err := strconv.ParseUint(length[0], 10, 63)
 		if err != nil {
-			return errFraming // without its words: in the wrong place they may be an answer's
+			return errFraming // without its text, which may be part of a response
 		}
 		resp.ContentLength, b.left, b.state = int64(n), int64(n), counted
 		if n == 0 {
@@ -203,8 +201,8 @@ func (b *Body) frame(resp *http.Response, method string) error {
 	return nil
 }
 
-// keepsAlive reports whether the replica will take another request.
-func keepsAlive(resp *http.Response) bool {
+// canKeepAlive reports whether the replica accepts another request.
+func canKeepAlive(resp *http.Response) bool {
 	keep := resp.ProtoMinor == 1
 	for _, v := range resp.Header["Connection"] {
 		for option := range strings.SplitSeq(v, ",") {

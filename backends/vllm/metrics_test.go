@@ -1,6 +1,8 @@
 package vllm
 
 import (
+	"bufio"
+	"bytes"
 	"errors"
 	"io"
 	"os"
@@ -12,7 +14,7 @@ import (
 
 // The samples but 0.32's, which a real vLLM wrote, are shortened by hand to the
 // families that matter.
-func TestEveryDialect(t *testing.T) {
+func TestParseMetricsOfEveryVersion(t *testing.T) {
 	for file, want := range map[string]Load{
 		"metrics-0.32.txt": {
 			QueuesKnown: true, KVKnown: true,
@@ -85,7 +87,7 @@ func parse(t *testing.T, lines ...string) Load {
 	return l
 }
 
-func TestNothingSaidIsUnknownNotZero(t *testing.T) {
+func TestMissingValuesAreUnknown(t *testing.T) {
 	if l := parse(t, "# nothing of vLLM's", "python_info 1"); !reflect.DeepEqual(l, Load{}) {
 		t.Errorf("%+v", l)
 	}
@@ -97,7 +99,7 @@ func TestNothingSaidIsUnknownNotZero(t *testing.T) {
 	}
 }
 
-func TestGarbageValuesAreUnknown(t *testing.T) {
+func TestInvalidValuesAreUnknown(t *testing.T) {
 	for _, v := range []string{"NaN", "nan", "+Inf", "-Inf", "-1", "1e300", "1e999"} {
 		l := parse(t, "vllm:num_requests_running 1", "vllm:num_requests_waiting "+v,
 			"vllm:kv_cache_usage_perc 0.5", "vllm:kv_cache_usage_perc "+v,
@@ -117,7 +119,7 @@ func TestGarbageValuesAreUnknown(t *testing.T) {
 	}
 }
 
-func TestUsageJustAboveOneIsFullAndAnotherScaleIsUnknown(t *testing.T) {
+func TestUsageAboveOne(t *testing.T) {
 	if l := parse(t, "vllm:kv_cache_usage_perc 1.0000000002"); !l.KVKnown || l.KVCacheUsage != 1 {
 		t.Errorf("%+v", l)
 	}
@@ -126,13 +128,13 @@ func TestUsageJustAboveOneIsFullAndAnotherScaleIsUnknown(t *testing.T) {
 	}
 }
 
-func TestANewNameThatSaysNothingLeavesTheOldOneItsWord(t *testing.T) {
+func TestInvalidNewNameFallsBackToOld(t *testing.T) {
 	if l := parse(t, "vllm:kv_cache_usage_perc NaN", "vllm:gpu_cache_usage_perc 0.25"); !l.KVKnown || l.KVCacheUsage != 0.25 {
 		t.Errorf("%+v", l)
 	}
 }
 
-func TestCountersWithoutPythonsSuffix(t *testing.T) {
+func TestCountersWithoutSuffix(t *testing.T) {
 	l := parse(t, "vllm:prefix_cache_queries 10", "vllm:prefix_cache_hits 5", "vllm:prompt_tokens 10", "vllm:generation_tokens 3")
 	if l.PrefixQueries != 10 || l.PrefixHits != 5 || l.PromptTokens != 10 || l.GenerationTokens != 3 {
 		t.Errorf("%+v", l)
@@ -184,19 +186,19 @@ func TestCacheSize(t *testing.T) {
 	}
 }
 
-func TestAStepBeyondAllBucketsCountsAsTheHighest(t *testing.T) {
+func TestStepBeyondAllBuckets(t *testing.T) {
 	if l := parse(t, `vllm:iteration_tokens_total_bucket{le="+Inf"} 2`, `vllm:iteration_tokens_total_bucket{le="16384.0"} 1`); l.StepTokens != 16384 {
 		t.Errorf("%d", l.StepTokens)
 	}
 }
 
-func TestOneSleepingEngineMakesTheServerAsleep(t *testing.T) {
+func TestOneSleepingEngine(t *testing.T) {
 	if l := parse(t, `vllm:engine_sleep_state{engine="0",sleep_state="awake"} 1`, `vllm:engine_sleep_state{engine="1",sleep_state="discard_all"} 1`); !l.Asleep {
 		t.Error("awake")
 	}
 }
 
-func TestTheTextFormatsOddities(t *testing.T) {
+func TestTextFormat(t *testing.T) {
 	for _, line := range []string{
 		"vllm:num_requests_running 3",
 		"  vllm:num_requests_running\t3  ",
@@ -214,7 +216,7 @@ func TestTheTextFormatsOddities(t *testing.T) {
 	}
 }
 
-func TestGarbledTextNamesItsLine(t *testing.T) {
+func TestParseErrorsNameTheLine(t *testing.T) {
 	const good = "# HELP x y\nvllm:num_requests_running 1\n"
 	for bad, want := range map[string]string{
 		"<html>\n":                                          "no metric name",
@@ -247,5 +249,21 @@ func TestGarbledTextNamesItsLine(t *testing.T) {
 	broken := errors.New("broken")
 	if _, err := ParseMetrics(io.MultiReader(strings.NewReader(good), iotest.ErrReader(broken))); !errors.Is(err, broken) {
 		t.Errorf("a read error became %v", err)
+	}
+}
+
+func BenchmarkParseMetrics(b *testing.B) {
+	text, err := os.ReadFile("testdata/metrics-0.32.txt")
+	if err != nil {
+		b.Fatal(err)
+	}
+	br := bufio.NewReaderSize(nil, MaxLineBytes)
+	b.SetBytes(int64(len(text)))
+	b.ReportAllocs()
+	for b.Loop() {
+		br.Reset(bytes.NewReader(text))
+		if _, err := ParseMetrics(br); err != nil {
+			b.Fatal(err)
+		}
 	}
 }

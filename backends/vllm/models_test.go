@@ -14,7 +14,7 @@ func vllmModels(created, permission string, cards ...string) string {
 	return `{"object":"list","data":[` + strings.Join(list, ",") + `]}`
 }
 
-func TestModelsKeepTheCardAsWritten(t *testing.T) {
+func TestParseModels(t *testing.T) {
 	models, err := ParseModels([]byte(`{"data":[ {"id":"m", "root":"/m" ,"parent":null,"new_field":[1]} , {"id":"fr","parent":"m"}]}`))
 	if err != nil || len(models) != 2 {
 		t.Fatal(models, err)
@@ -27,7 +27,7 @@ func TestModelsKeepTheCardAsWritten(t *testing.T) {
 	}
 }
 
-func TestModelsThatOnlyDifferInWhatVLLMMakesUpAreTheSame(t *testing.T) {
+func TestEqualModels(t *testing.T) {
 	list := func(created, permission, card string) []Model {
 		models, err := ParseModels([]byte(vllmModels(created, permission, card)))
 		if err != nil {
@@ -46,7 +46,7 @@ func TestModelsThatOnlyDifferInWhatVLLMMakesUpAreTheSame(t *testing.T) {
 	}
 }
 
-func TestModelsRefuseWhatIsNoList(t *testing.T) {
+func TestParseInvalidModels(t *testing.T) {
 	for _, body := range []string{
 		``, `not json`, `[]`, `{"data":{}}`, `{"data":[1]}`, `{"data":[{}]}`, `{"data":[{"id":7}]}`, `{"data":[null]}`,
 		strings.Repeat("[", 1<<20), `{"data":` + strings.Repeat("[", 1<<20),
@@ -57,7 +57,7 @@ func TestModelsRefuseWhatIsNoList(t *testing.T) {
 	}
 }
 
-func TestModelsTellHowLongPromptsMayBe(t *testing.T) {
+func TestModelMaxTokens(t *testing.T) {
 	for written, want := range map[string]int{
 		`131072`: 131072, `1e5`: 100_000, `null`: 0, `0`: 0, `-1`: 0, `1e300`: 0, `1e999`: 0, `"long"`: 0, `[1]`: 0, `2000000000`: 0,
 	} {

@@ -105,7 +105,7 @@ func TestDropsConnectionClosedWhileIdle(t *testing.T) {
 }
 
 // Bytes that come after an answer must not become the next one.
-func TestDropsConnectionThatSpokeWhileIdle(t *testing.T) {
+func TestDropsConnectionReadableWhileIdle(t *testing.T) {
 	spoke := make(chan struct{})
 	transport := replica(t, Options{}, func(s *session) {
 		s.request()
@@ -167,7 +167,7 @@ func TestStaleErrorTimeLimit(t *testing.T) {
 	}
 }
 
-// A request that was not written whole cannot have been worked on, however late
+// A request that was not written whole cannot have been worked on, however timeoutErr
 // that shows.
 func TestStaleErrorOfUnfinishedUpload(t *testing.T) {
 	transport := replica(t, Options{StaleTimeout: time.Nanosecond}, func(s *session) {
@@ -184,7 +184,7 @@ func TestStaleErrorOfUnfinishedUpload(t *testing.T) {
 }
 
 // Idle connections stay as they are beside one that a request has for itself.
-func TestCloseTakesConnectionOfItsOwn(t *testing.T) {
+func TestRequestCloseUsesNewConnection(t *testing.T) {
 	arrived, reply := make(chan struct{}), make(chan struct{})
 	transport := replica(t, Options{MaxConns: 4}, func(s *session) {
 		for n := 1; ; n++ {
@@ -245,7 +245,7 @@ func isBusy(err error) bool {
 	return errors.As(err, &refused) && refused.Busy()
 }
 
-func TestIsNotStale(t *testing.T) {
+func TestNotStaleError(t *testing.T) {
 	for name, fail := range map[string]func(*session){
 		"a new connection that is closed":     func(s *session) {},
 		"a new connection that is reset":      func(s *session) { s.Conn.(*net.TCPConn).SetLinger(0) },

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-func TestStatusHasReasonAndAge(t *testing.T) {
+func TestStatus(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var health atomic.Int32
 		health.Store(200)
@@ -63,7 +63,7 @@ func TestStatusHasReasonAndAge(t *testing.T) {
 	})
 }
 
-func TestLoadHasTimeOfSleep(t *testing.T) {
+func TestAsleepSince(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var asleep atomic.Bool
 		b := virtual(t, func(*http.Request) (*http.Response, error) {
@@ -81,4 +81,43 @@ func TestLoadHasTimeOfSleep(t *testing.T) {
 			t.Errorf("got %+v", l)
 		}
 	})
+}
+
+func TestEvent(t *testing.T) {
+	var e Event
+	e.Notify() // nobody waits
+	first := e.Next()
+	if e.Next() != first {
+		t.Error("two channels for one event")
+	}
+	e.Notify()
+	<-first
+	second := e.Next()
+	select {
+	case <-second:
+		t.Error("an event that was before is seen again")
+	default:
+	}
+	e.Notify()
+	<-second
+}
+
+func TestRegistryStateChanged(t *testing.T) {
+	b := &Backend{Name: "b"}
+	r, err := NewRegistry([]*Backend{b})
+	if err != nil {
+		t.Fatal(err)
+	}
+	changed := r.StateChanged()
+	b.SetState(Down)
+	select {
+	case <-changed:
+		t.Error("told of a state that is what it was")
+	default:
+	}
+	for _, change := range []func(){func() { b.SetState(Ready) }, b.Drain, b.Undrain, b.Retire, func() { b.SetState(Down) }} {
+		changed = r.StateChanged()
+		change()
+		<-changed
+	}
 }
