@@ -48,7 +48,7 @@ func mayImport(from, to string, test bool) bool {
 	case !known:
 		return false
 	case fromPart == "scripts" && toPart == "scripts": // programs, and what they share
-		return from == to || to == "scripts/fleet" || to == "scripts/testbed"
+		return from == to || to == "scripts/testbed"
 	case fromPart == toPart:
 		return true
 	}
@@ -67,7 +67,7 @@ func TestMayImport(t *testing.T) {
 		{"proxy", "sim", false, false},
 		{"proxy", "sim", true, true},
 		{"", "router", false, true},
-		{"scripts/chaos", "scripts/fleet", false, true},
+		{"scripts/chaos", "scripts/testbed", false, true},
 		{"scripts/chaos", "scripts/bench", false, false},
 		{"proxy", "", false, false},
 		{"util", "backends", false, false},

@@ -13,7 +13,7 @@ import (
 	"strings"
 	"time"
 
-	"warmroute/scripts/fleet"
+	"warmroute/scripts/testbed"
 )
 
 const (
@@ -58,7 +58,7 @@ func (b *bench) open(ctx context.Context, name string, replicas []string) (*fron
 	if name == direct {
 		return &front{addrs: strings.ReplaceAll(strings.Join(replicas, ","), "http://", "")}, nil
 	}
-	ports, err := fleet.FreePorts(2)
+	ports, err := testbed.FreePorts(2)
 	if err != nil {
 		return nil, err
 	}

@@ -12,12 +12,12 @@ import (
 	"syscall"
 	"time"
 
-	"warmroute/scripts/fleet"
+	"warmroute/scripts/testbed"
 )
 
 // process is a program that was started here, with all that it started itself.
 type process struct {
-	*fleet.Process
+	*testbed.Process
 	name string
 	log  string // file with what it said
 }
@@ -33,7 +33,7 @@ func start(dir, name string, cmd *exec.Cmd) (*process, error) {
 	defer out.Close()
 	cmd.Stdout, cmd.Stderr = out, out
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if p.Process, err = fleet.Run(cmd); err != nil {
+	if p.Process, err = testbed.Run(cmd); err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
 	return p, nil

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"warmroute/scripts/fleet"
+	"warmroute/scripts/testbed"
 	"warmroute/sim"
 )
 
@@ -54,7 +54,7 @@ func abort(ctx context.Context, r *rig) error {
 }
 
 // aborted is how many responses the proxy counted that a replica aborted.
-func (r *rig) aborted(ctx context.Context, one *fleet.Replica) (float64, error) {
+func (r *rig) aborted(ctx context.Context, one *testbed.Replica) (float64, error) {
 	m, err := r.proxy.Scrape(ctx)
 	return m.Sum("warmroute_backend_aborted_responses_total", "backend", one.Name), err
 }

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"time"
 
-	"warmroute/scripts/fleet"
+	"warmroute/scripts/testbed"
 	"warmroute/sim"
 )
 
@@ -28,7 +28,7 @@ func hangUnseen(ctx context.Context, r *rig) error {
 	// So that the stall guard, which goes by them, is off before the replica hangs.
 	err = until(ctx, failsafe, "the metrics of "+one.Name+" are known to be gone", func() (bool, error) {
 		m, err := r.proxy.Scrape(ctx)
-		known := slices.ContainsFunc(m["warmroute_backend_running"], func(s fleet.Sample) bool { return s.Labels["backend"] == one.Name })
+		known := slices.ContainsFunc(m["warmroute_backend_running"], func(s testbed.Sample) bool { return s.Labels["backend"] == one.Name })
 		return err == nil && !known, err
 	})
 	if err != nil {

@@ -22,10 +22,10 @@ import (
 	"time"
 
 	"warmroute/loadgen"
-	"warmroute/scripts/fleet"
+	"warmroute/scripts/testbed"
 )
 
-func main() { fleet.Main("chaos", run) }
+func main() { testbed.Main("chaos", run) }
 
 // options are what the flags say.
 type options struct {
@@ -74,7 +74,7 @@ func run(ctx context.Context) (ok bool, err error) {
 	}
 	if o.binary == "" {
 		o.binary = filepath.Join(dir, "warmroute")
-		if err := fleet.Build(ctx, o.binary); err != nil {
+		if err := testbed.Build(ctx, o.binary); err != nil {
 			return false, err
 		}
 	}
@@ -131,15 +131,15 @@ func (o *options) play(ctx context.Context, dir string, chosen []scenario) (ok b
 // start brings replicas and proxy up. What it returns has to be ended.
 func (o *options) start(ctx context.Context, dir string) (*rig, error) {
 	r := &rig{real: o.real, dir: dir}
-	r.newReplica = func(name string, args ...string) (*fleet.Replica, error) {
-		ports, err := fleet.FreePorts(1)
+	r.newReplica = func(name string, args ...string) (*testbed.Replica, error) {
+		ports, err := testbed.FreePorts(1)
 		if err != nil {
 			return nil, err
 		}
-		return fleet.Simulated(o.binary, dir, name, ports[0], false, args...), nil
+		return testbed.Simulated(o.binary, dir, name, ports[0], false, args...), nil
 	}
-	r.newProxy = func(name, settings string) (*fleet.Proxy, error) {
-		ports, err := fleet.FreePorts(2)
+	r.newProxy = func(name, settings string) (*testbed.Proxy, error) {
+		ports, err := testbed.FreePorts(2)
 		if err != nil {
 			return nil, err
 		}
@@ -147,9 +147,9 @@ func (o *options) start(ctx context.Context, dir string) (*rig, error) {
 		if err := os.MkdirAll(own, 0o700); err != nil {
 			return nil, err
 		}
-		return fleet.NewProxy(o.binary, own, ports[0], ports[1], settings), nil
+		return testbed.NewProxy(o.binary, own, ports[0], ports[1], settings), nil
 	}
-	ports, err := fleet.FreePorts(o.replicas + 2)
+	ports, err := testbed.FreePorts(o.replicas + 2)
 	if err != nil {
 		return r, err
 	}
@@ -157,9 +157,9 @@ func (o *options) start(ctx context.Context, dir string) (*rig, error) {
 		// Every second one drains, as some fleets do and others do not.
 		name, drains := fmt.Sprint("r", i), i%2 == 1
 		if o.real {
-			r.replicas = append(r.replicas, fleet.VLLM(".", dir, name, port, drains))
+			r.replicas = append(r.replicas, testbed.VLLM(".", dir, name, port, drains))
 		} else {
-			r.replicas = append(r.replicas, fleet.Simulated(o.binary, dir, name, port, drains, "--kv-tokens", "200000"))
+			r.replicas = append(r.replicas, testbed.Simulated(o.binary, dir, name, port, drains, "--kv-tokens", "200000"))
 		}
 	}
 	for _, one := range r.replicas {
@@ -172,7 +172,7 @@ func (o *options) start(ctx context.Context, dir string) (*rig, error) {
 			return r, err
 		}
 	}
-	r.proxy = fleet.NewProxy(o.binary, dir, ports[0], ports[1], "log: {level: info}")
+	r.proxy = testbed.NewProxy(o.binary, dir, ports[0], ports[1], "log: {level: info}")
 	if err := r.proxy.Configure(r.replicas); err != nil {
 		return r, err
 	}
@@ -190,7 +190,7 @@ func (r *rig) end() error {
 	}
 	for _, one := range r.replicas {
 		if one.Runs() {
-			errs = append(errs, fleet.Kill(one))
+			errs = append(errs, testbed.Kill(one))
 		}
 	}
 	return errors.Join(errs...)

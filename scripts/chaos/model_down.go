@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"warmroute/loadgen"
-	"warmroute/scripts/fleet"
+	"warmroute/scripts/testbed"
 )
 
 const (
@@ -33,7 +33,7 @@ func modelDown(ctx context.Context, r *rig) error {
 	}
 	defer func() {
 		if one.Runs() {
-			fleet.Kill(one)
+			testbed.Kill(one)
 		}
 	}()
 	if err := one.AwaitHealthy(ctx); err != nil {
@@ -46,7 +46,7 @@ func modelDown(ctx context.Context, r *rig) error {
 	if err := r.awaitModel(ctx, otherModel, http.StatusOK); err != nil {
 		return err
 	}
-	if err := fleet.Kill(one); err != nil {
+	if err := testbed.Kill(one); err != nil {
 		return err
 	}
 	if err := r.awaitModel(ctx, otherModel, http.StatusServiceUnavailable); err != nil {

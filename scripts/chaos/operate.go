@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"warmroute/scripts/fleet"
+	"warmroute/scripts/testbed"
 	"warmroute/sim"
 )
 
@@ -77,7 +77,7 @@ func descriptors(ctx context.Context, r *rig) error {
 // loop adds the proxy itself as a backend.
 func loop(ctx context.Context, r *rig) error {
 	r.countExecutions = true
-	self := &fleet.Replica{Name: "self", URL: r.proxy.URL}
+	self := &testbed.Replica{Name: "self", URL: r.proxy.URL}
 	if err := r.proxy.Reload(ctx, "ok", append(slices.Clone(r.replicas), self)); err != nil {
 		return err
 	}
@@ -110,7 +110,7 @@ func drain(ctx context.Context, r *rig) error {
 }
 
 // getsNothing holds that a backend is sent nothing from now on while others are.
-func (r *rig) getsNothing(ctx context.Context, one *fleet.Replica) error {
+func (r *rig) getsNothing(ctx context.Context, one *testbed.Replica) error {
 	// What the proxy has just picked may still be on its way, and a replica counts
 	// it when a step of its engine ends.
 	if err := pause(ctx, time.Second); err != nil {
@@ -136,8 +136,8 @@ func (r *rig) getsNothing(ctx context.Context, one *fleet.Replica) error {
 // prompts are what a replica was sent, by its own word, for clients do not see what
 // was tried elsewhere in the end: the tokens of all that it has begun with, and how
 // many requests wait for that.
-func prompts(ctx context.Context, one *fleet.Replica) (tokens, waiting float64, err error) {
-	m, err := fleet.Scrape(ctx, one.URL+"/metrics")
+func prompts(ctx context.Context, one *testbed.Replica) (tokens, waiting float64, err error) {
+	m, err := testbed.Scrape(ctx, one.URL+"/metrics")
 	return m.Sum("vllm:prefix_cache_queries_total"), m.Sum("vllm:num_requests_waiting"), err
 }
 

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"time"
 
-	"warmroute/scripts/fleet"
+	"warmroute/scripts/testbed"
 )
 
 // row is what a scenario came to.
@@ -149,12 +149,12 @@ func (p *report) add(r row) {
 const margin = 10
 
 // end looks at the proxy once more, after the load: nothing may be left of it.
-func (p *report) end(ctx context.Context, proxy *fleet.Proxy, idle fleet.Metrics) error {
+func (p *report) end(ctx context.Context, proxy *testbed.Proxy, idle testbed.Metrics) error {
 	p.OK = true
 	for _, r := range p.Rows {
 		p.OK = p.OK && r.Broken == 0
 	}
-	var now fleet.Metrics
+	var now testbed.Metrics
 	err := until(ctx, failsafe, "goroutines and descriptors of the proxy are back to what they were", func() (back bool, err error) {
 		if now, err = proxy.Scrape(ctx); err != nil {
 			return false, err

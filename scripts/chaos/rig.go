@@ -7,7 +7,7 @@ import (
 	"slices"
 	"time"
 
-	"warmroute/scripts/fleet"
+	"warmroute/scripts/testbed"
 	"warmroute/sim"
 )
 
@@ -20,13 +20,13 @@ const (
 
 // rig is what scenarios act upon while the load plays.
 type rig struct {
-	proxy    *fleet.Proxy
-	replicas []*fleet.Replica
+	proxy    *testbed.Proxy
+	replicas []*testbed.Replica
 	real     bool
 	// newReplica makes a simulated replica beside those, with arguments for it.
-	newReplica func(name string, args ...string) (*fleet.Replica, error)
+	newReplica func(name string, args ...string) (*testbed.Replica, error)
 	// newProxy makes a proxy beside the one, with settings of its own.
-	newProxy func(name, settings string) (*fleet.Proxy, error)
+	newProxy func(name, settings string) (*testbed.Proxy, error)
 	dir      string                   // of logs and configurations
 	load     *clients                 // that play
 	verdict  *verdict                 // of the scenario under way
@@ -41,7 +41,7 @@ type rig struct {
 // those of a process that was killed.
 func (r *rig) executions(ctx context.Context) (n float64, err error) {
 	for _, one := range r.replicas {
-		m, err := fleet.Scrape(ctx, one.URL+"/metrics")
+		m, err := testbed.Scrape(ctx, one.URL+"/metrics")
 		if err != nil {
 			return 0, err
 		}
@@ -85,7 +85,7 @@ func (r *rig) answers(ctx context.Context, n int) error {
 
 // start starts replicas whose processes are gone, all at once, and waits until
 // each has traffic again.
-func (r *rig) start(ctx context.Context, replicas ...*fleet.Replica) error {
+func (r *rig) start(ctx context.Context, replicas ...*testbed.Replica) error {
 	for _, one := range replicas {
 		if err := one.Start(); err != nil {
 			return err
@@ -102,7 +102,7 @@ func (r *rig) start(ctx context.Context, replicas ...*fleet.Replica) error {
 // awaitTraffic waits until replicas that are well from now on have traffic again,
 // which healLimit bounds: a quarter of the clients ask what no cache holds, so there
 // always is something for a replica that has nothing to do.
-func (r *rig) awaitTraffic(ctx context.Context, replicas ...*fleet.Replica) error {
+func (r *rig) awaitTraffic(ctx context.Context, replicas ...*testbed.Replica) error {
 	began := time.Now()
 	had := r.verdict.lastServed
 	if r.real {
@@ -113,7 +113,7 @@ func (r *rig) awaitTraffic(ctx context.Context, replicas ...*fleet.Replica) erro
 	for len(waiting) > 0 {
 		err := until(ctx, failsafe, "traffic for "+waiting[0].Name+", which answers again", func() (bool, error) {
 			n := len(waiting)
-			waiting = slices.DeleteFunc(waiting, func(one *fleet.Replica) bool {
+			waiting = slices.DeleteFunc(waiting, func(one *testbed.Replica) bool {
 				took := had(one.Name).Sub(began)
 				if took <= 0 {
 					return false
@@ -133,7 +133,7 @@ func (r *rig) awaitTraffic(ctx context.Context, replicas ...*fleet.Replica) erro
 
 // fault makes replicas misbehave for so long. It ends by itself: one that refuses
 // connections could not be told to.
-func (r *rig) fault(ctx context.Context, d time.Duration, f sim.Fault, replicas ...*fleet.Replica) error {
+func (r *rig) fault(ctx context.Context, d time.Duration, f sim.Fault, replicas ...*testbed.Replica) error {
 	f.Seconds = d.Seconds()
 	for _, one := range replicas {
 		if err := one.Fault(f); err != nil {

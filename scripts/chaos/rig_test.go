@@ -7,7 +7,7 @@ import (
 
 	"warmroute/loadgen"
 	"warmroute/replay"
-	"warmroute/scripts/fleet"
+	"warmroute/scripts/testbed"
 )
 
 func TestReplicaThatIsWellMustHaveTrafficSoon(t *testing.T) {
@@ -15,7 +15,7 @@ func TestReplicaThatIsWellMustHaveTrafficSoon(t *testing.T) {
 		t.Helper()
 		synctest.Test(t, func(t *testing.T) {
 			r := &rig{real: real, verdict: newVerdict(nil), healed: map[string]time.Duration{}}
-			replicas := []*fleet.Replica{{Name: "r0"}, {Name: "r1"}}
+			replicas := []*testbed.Replica{{Name: "r0"}, {Name: "r1"}}
 			go func() {
 				for i, later := range []time.Duration{time.Second, first - time.Second} {
 					time.Sleep(later)

@@ -18,7 +18,7 @@ import (
 	"time"
 
 	"warmroute/loadgen"
-	"warmroute/scripts/fleet"
+	"warmroute/scripts/testbed"
 )
 
 const (
@@ -30,7 +30,7 @@ const (
 // rolling restarts two proxies behind a balancer, one after the other and twice, under a
 // load of its own. The balancer asks neither whether it is ready.
 func rolling(ctx context.Context, r *rig) (err error) {
-	var proxies []*fleet.Proxy
+	var proxies []*testbed.Proxy
 	for i := range 2 {
 		p, err := r.newProxy(fmt.Sprint("rolling-", i), "timeouts: {drain: 1s}")
 		if err != nil {
@@ -96,14 +96,14 @@ func rolling(ctx context.Context, r *rig) (err error) {
 
 // startBalancer starts nginx before the proxies, or where it is not installed a reverse
 // proxy of this process, and says so.
-func startBalancer(ctx context.Context, dir string, proxies []*fleet.Proxy) (url string, stop func(), err error) {
+func startBalancer(ctx context.Context, dir string, proxies []*testbed.Proxy) (url string, stop func(), err error) {
 	program, err := exec.LookPath("nginx")
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "rolling: nginx is not installed; a Go reverse proxy stands in for it")
 		server := httptest.NewServer(newTurns(proxies))
 		return server.URL, server.Close, nil
 	}
-	ports, err := fleet.FreePorts(1)
+	ports, err := testbed.FreePorts(1)
 	if err != nil {
 		return "", nil, err
 	}
@@ -111,7 +111,7 @@ func startBalancer(ctx context.Context, dir string, proxies []*fleet.Proxy) (url
 	if err := os.WriteFile(config, []byte(nginxConfig(dir, ports[0], proxies)), 0o600); err != nil {
 		return "", nil, err
 	}
-	process, err := fleet.Run(exec.Command(program, "-e", filepath.Join(dir, "nginx.log"), "-c", config))
+	process, err := testbed.Run(exec.Command(program, "-e", filepath.Join(dir, "nginx.log"), "-c", config))
 	if err != nil {
 		return "", nil, err
 	}
@@ -128,7 +128,7 @@ func startBalancer(ctx context.Context, dir string, proxies []*fleet.Proxy) (url
 
 // nginxConfig keeps connections to the proxies and buffers no streams. A server that
 // refused a connection is asked again at once: the other may be the next to restart.
-func nginxConfig(dir string, port int, proxies []*fleet.Proxy) string {
+func nginxConfig(dir string, port int, proxies []*testbed.Proxy) string {
 	var settings, servers strings.Builder
 	if os.Geteuid() == 0 {
 		settings.WriteString("user root;\n") // the folder is this user's
@@ -172,7 +172,7 @@ type turns struct {
 	next      atomic.Int64
 }
 
-func newTurns(proxies []*fleet.Proxy) http.Handler {
+func newTurns(proxies []*testbed.Proxy) http.Handler {
 	t := &turns{transport: http.Transport{MaxIdleConnsPerHost: rollingClients}}
 	for _, p := range proxies {
 		t.hosts = append(t.hosts, strings.TrimPrefix(p.URL, "http://"))

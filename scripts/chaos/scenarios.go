@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"warmroute/loadgen"
-	"warmroute/scripts/fleet"
+	"warmroute/scripts/testbed"
 	"warmroute/sim"
 )
 
@@ -25,9 +25,9 @@ func (o *options) scenarios() []scenario {
 }
 
 var scenarios = []scenario{
-	{"kill", "kill -9 one by one", true, brokeOff, oneByOne(everyone, func(r *fleet.Replica) error { return fleet.Kill(r) })},
-	{"restart", "SIGTERM one by one, which aborts what they do", true, brokeOff, oneByOne(aborting, (*fleet.Replica).End)},
-	{"restart-drain", "SIGTERM one by one with --shutdown-timeout: /health stays 200, new requests get a 500", true, nil, oneByOne(draining, (*fleet.Replica).End)},
+	{"kill", "kill -9 one by one", true, brokeOff, oneByOne(everyone, func(r *testbed.Replica) error { return testbed.Kill(r) })},
+	{"restart", "SIGTERM one by one, which aborts what they do", true, brokeOff, oneByOne(aborting, (*testbed.Replica).End)},
+	{"restart-drain", "SIGTERM one by one with --shutdown-timeout: /health stays 200, new requests get a 500", true, nil, oneByOne(draining, (*testbed.Replica).End)},
 	{"outage", "kill -9 all at once, down for 2 s", false, brokeOff, outage},
 	{"stop", "SIGSTOP one for 7 s", true, brokeOff, stop},
 	{"hang", "one accepts and never answers, for 7 s", false, brokeOff, hang},
@@ -56,13 +56,13 @@ var scenarios = []scenario{
 	{"hand-over", "the proxy hands its listeners to a new process (SIGUSR2)", true, nil, handOver},
 }
 
-func everyone(*fleet.Replica) bool   { return true }
-func draining(r *fleet.Replica) bool { return r.Drains }
-func aborting(r *fleet.Replica) bool { return !r.Drains }
+func everyone(*testbed.Replica) bool   { return true }
+func draining(r *testbed.Replica) bool { return r.Drains }
+func aborting(r *testbed.Replica) bool { return !r.Drains }
 
 // oneByOne ends each of some replicas, lets the others serve for a while, and
 // starts it again.
-func oneByOne(which func(*fleet.Replica) bool, end func(*fleet.Replica) error) func(context.Context, *rig) error {
+func oneByOne(which func(*testbed.Replica) bool, end func(*testbed.Replica) error) func(context.Context, *rig) error {
 	return func(ctx context.Context, r *rig) error {
 		for _, one := range r.replicas {
 			if !which(one) {
@@ -95,7 +95,7 @@ func afflict(d time.Duration, n int, f sim.Fault) func(context.Context, *rig) er
 
 func outage(ctx context.Context, r *rig) error {
 	// At once: one after another would take a request through all of them.
-	if err := fleet.Kill(r.replicas...); err != nil {
+	if err := testbed.Kill(r.replicas...); err != nil {
 		return err
 	}
 	if err := pause(ctx, 2*time.Second); err != nil {

@@ -25,7 +25,7 @@ import (
 
 	"warmroute/loadgen"
 	"warmroute/replay"
-	"warmroute/scripts/fleet"
+	"warmroute/scripts/testbed"
 	"warmroute/sim"
 	"warmroute/sim/engine"
 )
@@ -77,14 +77,14 @@ func measure(ctx context.Context, binary string, replicas int, window time.Durat
 	var running sync.WaitGroup
 	defer running.Wait()
 	defer cancel()
-	var backends []*fleet.Replica
+	var backends []*testbed.Replica
 	for i := range replicas {
 		s := sim.NewServer(sim.Config{Engine: engine.Config{KVTokens: 200_000}}) // room for the conversations of its users, not of all
 		if err := s.Listen("127.0.0.1:0"); err != nil {
 			return m, err
 		}
 		running.Go(func() { _ = s.Run(ctx) })
-		backends = append(backends, &fleet.Replica{Name: fmt.Sprint("r", i), URL: s.URL()})
+		backends = append(backends, &testbed.Replica{Name: fmt.Sprint("r", i), URL: s.URL()})
 	}
 	dir, err := os.MkdirTemp("", "restart")
 	if err != nil {
@@ -95,7 +95,7 @@ func measure(ctx context.Context, binary string, replicas int, window time.Durat
 			err = os.RemoveAll(dir)
 		}
 	}()
-	ports, err := fleet.FreePorts(2)
+	ports, err := testbed.FreePorts(2)
 	if err != nil {
 		return m, err
 	}
@@ -103,7 +103,7 @@ func measure(ctx context.Context, binary string, replicas int, window time.Durat
 	if snapshot {
 		settings += fmt.Sprintf("\nindex: {snapshot: %q}", filepath.Join(dir, "index"))
 	}
-	p := fleet.NewProxy(binary, dir, ports[0], ports[1], settings)
+	p := testbed.NewProxy(binary, dir, ports[0], ports[1], settings)
 	if err := p.Configure(backends); err != nil {
 		return m, err
 	}

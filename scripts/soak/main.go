@@ -29,10 +29,10 @@ import (
 	"sync"
 	"time"
 
-	"warmroute/scripts/fleet"
+	"warmroute/scripts/testbed"
 )
 
-func main() { fleet.Main("soak", run) }
+func main() { testbed.Main("soak", run) }
 
 // report is what a run came to.
 type report struct {
@@ -64,7 +64,7 @@ func run(ctx context.Context) (ok bool, err error) {
 	}
 	if *binary == "" {
 		*binary = filepath.Join(dir, "warmroute")
-		if err := fleet.Build(ctx, *binary); err != nil {
+		if err := testbed.Build(ctx, *binary); err != nil {
 			return false, err
 		}
 	}
@@ -99,7 +99,7 @@ func soak(ctx context.Context, binary, dir string, length time.Duration, users i
 		}
 		for _, one := range replicas {
 			if one.Runs() {
-				err = errors.Join(err, fleet.Kill(one))
+				err = errors.Join(err, testbed.Kill(one))
 			}
 		}
 	}()
@@ -158,7 +158,7 @@ func soak(ctx context.Context, binary, dir string, length time.Duration, users i
 }
 
 // around is the median of the last while before an instant.
-func around(ctx context.Context, p *fleet.Proxy, until time.Time, last time.Duration) (sample, error) {
+func around(ctx context.Context, p *testbed.Proxy, until time.Time, last time.Duration) (sample, error) {
 	if !wait(ctx, time.Until(until)-last) {
 		return sample{}, ctx.Err()
 	}
@@ -185,7 +185,7 @@ const settleLimit = 30 * time.Second
 
 // settled looks until nothing is left of the load, or it has had its time. The
 // last heap profile is kept in a file.
-func settled(ctx context.Context, p *fleet.Proxy, idle sample, file string) (s sample, err error) {
+func settled(ctx context.Context, p *testbed.Proxy, idle sample, file string) (s sample, err error) {
 	for end := time.Now().Add(settleLimit); time.Now().Before(end); {
 		var profile bytes.Buffer
 		if s, err = look(ctx, p, &profile); err != nil {
@@ -206,12 +206,12 @@ func settled(ctx context.Context, p *fleet.Proxy, idle sample, file string) (s s
 }
 
 // start brings replicas and proxy up. What it returns has to be ended.
-func start(ctx context.Context, binary, dir, settings string, roots *x509.CertPool) (*fleet.Proxy, []*fleet.Replica, error) {
-	ports, err := fleet.FreePorts(6)
+func start(ctx context.Context, binary, dir, settings string, roots *x509.CertPool) (*testbed.Proxy, []*testbed.Replica, error) {
+	ports, err := testbed.FreePorts(6)
 	if err != nil {
 		return nil, nil, err
 	}
-	var replicas []*fleet.Replica
+	var replicas []*testbed.Replica
 	for i, port := range ports[2:] {
 		// Six times as fast as real ones, and with caches that are soon full, and
 		// the index with them.
@@ -221,7 +221,7 @@ func start(ctx context.Context, binary, dir, settings string, roots *x509.CertPo
 		} else {
 			args = append(args, "--adapter", "sql")
 		}
-		replicas = append(replicas, fleet.Simulated(binary, dir, fmt.Sprint("r", i), port, i == 1, args...))
+		replicas = append(replicas, testbed.Simulated(binary, dir, fmt.Sprint("r", i), port, i == 1, args...))
 	}
 	for _, one := range replicas {
 		if err := one.Start(); err != nil {
@@ -233,7 +233,7 @@ func start(ctx context.Context, binary, dir, settings string, roots *x509.CertPo
 			return nil, replicas, err
 		}
 	}
-	proxy := fleet.NewProxy(binary, dir, ports[0], ports[1], settings)
+	proxy := testbed.NewProxy(binary, dir, ports[0], ports[1], settings)
 	if roots != nil {
 		proxy.SpeakTLS(roots)
 	}

@@ -6,14 +6,14 @@ import (
 	"fmt"
 	"time"
 
-	"warmroute/scripts/fleet"
+	"warmroute/scripts/testbed"
 )
 
 // operator does to the fleet what people do to theirs, one thing after another, so
 // that never more than one replica is away.
 type operator struct {
-	proxy    *fleet.Proxy
-	replicas []*fleet.Replica
+	proxy    *testbed.Proxy
+	replicas []*testbed.Replica
 	done     map[string]int // what was done, and how often
 }
 
@@ -44,14 +44,14 @@ func (o *operator) oneOf(turn int) int { return turn % (len(o.replicas) - 1) }
 // In the functions below turn counts how often each was called.
 
 func (o *operator) restart(ctx context.Context, turn int, away func()) error {
-	return o.end(ctx, o.replicas[turn%len(o.replicas)], (*fleet.Replica).End, away)
+	return o.end(ctx, o.replicas[turn%len(o.replicas)], (*testbed.Replica).End, away)
 }
 
 func (o *operator) kill(ctx context.Context, turn int, away func()) error {
-	return o.end(ctx, o.replicas[turn%len(o.replicas)], func(one *fleet.Replica) error { return fleet.Kill(one) }, away)
+	return o.end(ctx, o.replicas[turn%len(o.replicas)], func(one *testbed.Replica) error { return testbed.Kill(one) }, away)
 }
 
-func (o *operator) end(ctx context.Context, one *fleet.Replica, end func(*fleet.Replica) error, away func()) error {
+func (o *operator) end(ctx context.Context, one *testbed.Replica, end func(*testbed.Replica) error, away func()) error {
 	if err := end(one); err != nil {
 		return err
 	}
@@ -74,7 +74,7 @@ func (o *operator) drain(ctx context.Context, turn int, away func()) error {
 // reload takes one backend out, gives another weight, and changes the policy; and
 // back.
 func (o *operator) reload(ctx context.Context, turn int, away func()) error {
-	var changed []*fleet.Replica
+	var changed []*testbed.Replica
 	for i, one := range o.replicas {
 		if i != o.oneOf(turn) {
 			heavy := *one

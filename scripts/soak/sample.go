@@ -7,7 +7,7 @@ import (
 	"net/http"
 	"slices"
 
-	"warmroute/scripts/fleet"
+	"warmroute/scripts/testbed"
 )
 
 // sample is how much of everything the proxy has, as medians of a few looks.
@@ -23,7 +23,7 @@ type sample struct {
 const mb = 1 << 20
 
 // look takes one sample. Its heap profile, for go tool pprof, goes to profile.
-func look(ctx context.Context, p *fleet.Proxy, profile io.Writer) (sample, error) {
+func look(ctx context.Context, p *testbed.Proxy, profile io.Writer) (sample, error) {
 	// Twice: what lies in a sync.Pool outlives one collection.
 	for _, out := range []io.Writer{io.Discard, profile} {
 		if err := collect(ctx, p, out); err != nil {
@@ -41,7 +41,7 @@ func look(ctx context.Context, p *fleet.Proxy, profile io.Writer) (sample, error
 }
 
 // collect makes the proxy collect its garbage and writes its heap profile.
-func collect(ctx context.Context, p *fleet.Proxy, profile io.Writer) error {
+func collect(ctx context.Context, p *testbed.Proxy, profile io.Writer) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, p.Admin+"/debug/pprof/heap?gc=1", nil)
 	if err != nil {
 		return err

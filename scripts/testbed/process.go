@@ -1,6 +1,6 @@
-// Package fleet runs a proxy and its replicas as processes of their own, for
+// Package testbed runs a proxy and its replicas as processes of their own, for
 // programs that do to them what happens to processes.
-package fleet
+package testbed
 
 import (
 	"cmp"
