@@ -19,55 +19,53 @@ import (
 	"warmroute/router/prompt"
 )
 
-// failure is an attempt that ended before anything was committed to the client,
-// so that another backend may be asked.
+// failure is an attempt that ended before anything was committed to the client, so that another
+// backend may be asked.
 type failure struct {
 	reason         metrics.RetryReason
 	err            error
-	uncharged      bool // counts as no attempt: nothing was sent, or no engine was asked
+	uncharged      bool // does not count towards the limit: nothing was sent, or no engine was asked
 	final          bool // no other backend may be asked
 	timeout        bool
-	stalled        bool // the backend did nothing, and another was to be asked
+	stalled        bool // the backend made no progress, and another seemed able to answer
 	full           bool // the replica refused the request with a 503
-	mayHaveCrashed bool // the replica may have died of the request
-	shuttingDown   bool // the replica ends in good order, and has dropped the request
-	loop           bool // the backend is a proxy which found that the request had passed it
-	stale          bool // the connection was; no sign of a apiErr of the backend
-	noDescriptors  bool // this process had no file descriptor left to connect with
-	done           bool // the client is gone, or has its answer: nothing is left to be done
+	mayHaveCrashed bool // the replica may have crashed by the request
+	shuttingDown   bool // the replica shuts down in good order, and has dropped the request
+	loop           bool // the backend is a proxy that found the request had passed it before
+	stale          bool // the kept-alive connection was closed; no failure of the backend
+	noDescriptors  bool // this process had no file descriptor left
+	done           bool // the client has disconnected, or has an error: nothing is left to do
 
-	// What the replica answered, if it did; what its decision was then.
+	// The response, if there was one, and the decision.
 	status   int
 	header   http.Header
 	body     []byte
-	charged  int64 // of body, to maxBufferedResponseBytes
+	charged  int64 // bytes of body that responseBuffers has reserved
 	decision *router.Decision
 }
 
 var (
-	errFirstByte = errors.New("no first event in time")
-	errResponse  = errors.New("no response, and no progress of the replica, in time")
-	errStalled   = errors.New("the replica does nothing")
+	errFirstByte = errors.New("no first event in time (timeouts.first_byte)")
+	errResponse  = errors.New("no response and no progress in time (timeouts.response)")
+	errStalled   = errors.New("backend stalled")
 )
 
-// statusClientClosed is what metrics and logs show for a client that left.
+// statusClientClosed is the status of a client disconnect in metrics and logs.
 const statusClientClosed = 499
 
-// attempt is one try at one backend. Its result is what the decision is released
-// with.
+// attempt is one try at one backend.
 type attempt struct {
 	*request
 	decision        *router.Decision
-	failureReason   string           // why it failed; empty: it has not
-	estimatedTokens int              // tokens of an answer whose account was not found, by its length
-	reply           *prompt.Response // what the next turn will hold of the answer; nil: not known
+	failureReason   string           // empty: it has not failed
+	estimatedTokens int              // of a response without usage, by its length
+	reply           *prompt.Response // what the next turn will repeat of the response; nil: unknown
 	itl             chunkIntervals   // between the chunks of a stream
-	result          router.Outcome
+	result          router.Outcome   // for the release of the decision
 }
 
-// tryBackend sends the request to the chosen backend and relays its answer. It
-// returns nil when the client has its answer, or as much as there was. The
-// decision is released here, once, on every path.
+// tryBackend sends the request to the picked backend and relays its response. It returns nil when
+// the client has the response, or as much as there was. It releases the decision on every path.
 func (r *request) tryBackend(d *router.Decision) *failure {
 	a := &attempt{request: r, decision: d, result: router.Outcome{End: router.NotProcessed}}
 	defer r.context.end()
@@ -98,8 +96,8 @@ func (r *request) tryBackend(d *router.Decision) *failure {
 	return a.attributeFailure(a.relay(resp))
 }
 
-// attributeFailure notes what a failed attempt says of the backend. What another backend
-// has failed as well may be the request's own apiErr.
+// attributeFailure records what a failure says of the backend. After another backend has failed,
+// the cause may be the request itself.
 func (a *attempt) attributeFailure(f *failure) *failure {
 	if f == nil || f.done {
 		return f
@@ -110,7 +108,7 @@ func (a *attempt) attributeFailure(f *failure) *failure {
 	switch {
 	case errors.As(f.err, &connect):
 		a.result.Failed = !connect.Busy() && !f.noDescriptors
-	case f.stale, f.loop: // a client can claim a loop: only the checks find that a backend is one
+	case f.stale, f.loop: // a client can claim a loop; only the health checks find that a backend is one
 	default:
 		charged, _ := a.history.countCharged()
 		a.result.Failed = f.stalled || charged == a.history.countStale() && !errors.Is(f.err, transport.ErrInvalidRequest)
@@ -134,7 +132,7 @@ func (a *attempt) releaseDecision() {
 	a.proxy.pools.replies.Put(a.reply)
 }
 
-// trackReply prepares to take the reply's blocks from the answer as it passes.
+// trackReply prepares to hash the reply as it passes: the next turn will repeat it.
 func (a *attempt) trackReply() {
 	reply := a.proxy.pools.replies.Get().(*prompt.Response)
 	if !reply.Reset(&a.input.scratch.prompt) {
@@ -144,17 +142,17 @@ func (a *attempt) trackReply() {
 	a.reply = reply
 }
 
-// roundTrip asks a replica, on the terms that it has now.
+// roundTrip sends the request to b, with the API key and transport that b has now.
 func (r *request) roundTrip(ctx context.Context, b *backends.Backend) (*http.Response, error) {
 	terms := b.Options()
 	return terms.Transport.RoundTrip(r.outgoingRequest(ctx, b, terms.APIKey))
 }
 
-// outgoingRequest is what goes to the replica: the client's bytes, to the endpoint's
-// own path. The client's header was made fit for replicas by outgoing.
+// outgoingRequest returns the request to the replica: the client's body, to the endpoint's own
+// path. rewriteRequestHeader has prepared the header.
 func (r *request) outgoingRequest(ctx context.Context, b *backends.Backend, key string) *http.Request {
 	header := r.httpReq.Header
-	delete(header, "Authorization") // the key of the backend tried before
+	delete(header, "Authorization") // of the backend tried before
 	if key != "" {
 		header["Authorization"] = []string{"Bearer " + key}
 	}
@@ -163,27 +161,26 @@ func (r *request) outgoingRequest(ctx context.Context, b *backends.Backend, key 
 		url:  url.URL{Scheme: b.URL.Scheme, Host: b.URL.Host, Path: b.URL.Path + r.endpoint.path, RawQuery: r.input.query},
 		body: memoryBody{*bytes.NewReader(body)},
 	}
-	req := r.httpReq.WithContext(ctx) // a copy, and the only way to one with a context
+	req := r.httpReq.WithContext(ctx) // the only way to a copy with another context
 	req.Method, req.URL, req.Header = http.MethodPost, &sent.url, header
 	req.Body, req.ContentLength = &sent.body, int64(len(body))
-	req.Close = r.history.countStale() > 0 // then this one must not be; see transport.StaleError
+	req.Close = r.history.countStale() > 0 // then this connection must not be stale; see transport.StaleError
 	return req
 }
 
-// outgoingParts is what of a request to a replica lives as long as the request: one
-// allocation.
+// outgoingParts are the parts of a request to a replica, in one allocation.
 type outgoingParts struct {
 	url  url.URL
 	body memoryBody
 }
 
-// memoryBody is a body in memory, which has nothing to close.
+// memoryBody is a body in memory, which needs no closing.
 type memoryBody struct{ bytes.Reader }
 
 func (*memoryBody) Close() error { return nil }
 
-// classifyError sorts an attempt that brought no answer, or none to its end. The
-// client's own leaving is not the backend's apiErr.
+// classifyError returns the failure of an attempt without a complete response. If the request has
+// ended, it answers the client.
 func (a *attempt) classifyError(err error) *failure {
 	if a.isCutOff() {
 		a.result.End = router.ClientDisconnected
@@ -208,7 +205,7 @@ func (a *attempt) classifyError(err error) *failure {
 	case errors.As(err, &connect) && connect.OutOfDescriptors():
 		return &failure{reason: metrics.RetryDescriptors, err: err, uncharged: true, noDescriptors: true}
 	case errors.As(err, &connect):
-		// After a stale connection: the replica may have died of the request at once.
+		// After a stale connection the replica may have crashed by the request at once.
 		deadly := !connect.Busy() && a.history.wasStale(a.decision.Backend)
 		return &failure{reason: metrics.RetryConnect, err: err, uncharged: true, mayHaveCrashed: deadly}
 	}
@@ -216,14 +213,14 @@ func (a *attempt) classifyError(err error) *failure {
 	return &failure{reason: metrics.RetryTruncated, err: err, mayHaveCrashed: !late && !errors.Is(err, transport.ErrInvalidRequest)}
 }
 
-// recordDisconnect notes that the client is gone. The replica's connection is closed when
-// the attempt returns, which makes its engine drop the request.
+// recordDisconnect records that the client is gone. The connection to the replica is closed when
+// the attempt returns, which makes its engine abort the request.
 func (a *attempt) recordDisconnect(phase metrics.AbortPhase) {
 	a.result.End = router.ClientDisconnected
 	a.recordAborted(phase)
 }
 
-// recordAborted notes that the client did not get its answer to the end.
+// recordAborted records that the client did not get all of its response.
 func (r *request) recordAborted(phase metrics.AbortPhase) {
 	r.aborted = true
 	if r.isCancelled() {
@@ -234,8 +231,8 @@ func (r *request) recordAborted(phase metrics.AbortPhase) {
 	r.proxy.metrics.CountAbort(phase)
 }
 
-// recordTruncated notes that the replica failed in the midst of what the client
-// already sees. code is what metrics and logs show for it.
+// recordTruncated records that the replica failed after the response was committed. code is the
+// status for metrics and logs.
 func (a *attempt) recordTruncated(code int, err error) {
 	a.result.End, a.result.Failed = router.Truncated, true
 	a.outcome.Code = code
@@ -268,8 +265,7 @@ func (a *attempt) relay(resp *http.Response) *failure {
 	return a.relayBuffered(resp)
 }
 
-// isEventStream goes by what the answer says it is, never by what the request
-// asked for.
+// isEventStream goes by what the response says, never by what the request asked for.
 func isEventStream(h http.Header) bool { return hasType(h, "text/event-stream") }
 
 func isJSON(h http.Header) bool { return hasType(h, "application/json") }
@@ -279,20 +275,19 @@ func hasType(h http.Header, want string) bool {
 	return strings.EqualFold(strings.TrimSpace(kind), want)
 }
 
-// isFramed reports whether the end of an answer can be told from the end of its
-// connection.
+// isFramed reports whether the end of a response can be told from the end of its connection.
 func isFramed(resp *http.Response) bool {
 	return resp.ContentLength >= 0 || len(resp.TransferEncoding) > 0
 }
 
-// beginResponse makes the answer this backend's: from here on the client sees it. It
-// returns the client's header, filled but for the length.
+// beginResponse makes the response this backend's: from here on the client sees it. It returns the
+// client's header, complete but for the length.
 func (a *attempt) beginResponse(resp *http.Response) http.Header {
 	a.recordCommitted(resp)
 	return a.responseHeader(a.decision, resp.Header)
 }
 
-// recordCommitted notes whose answer the client gets.
+// recordCommitted records whose response the client gets.
 func (a *attempt) recordCommitted(resp *http.Response) {
 	a.setBestFailure(nil)
 	a.inFlight.phase.Store(int32(Responding))
@@ -422,26 +417,25 @@ func (a *attempt) commitResponse() *failure {
 	return nil
 }
 
-// validateResponse is for answers that no engine gives, so something else answers in its
-// place: they are no use to the client, and another backend may do better. It
-// returns nil for every other.
+// validateResponse returns the failure that a response is which no engine sends, so that something
+// else must have sent it, else nil.
 func validateResponse(resp *http.Response) *failure {
 	switch {
 	case resp.StatusCode >= 300 && resp.StatusCode < 400:
-		// Not followed: the body would go, with the backend's key, to wherever the
-		// answer says. Not relayed: the client would go there past the proxy.
-		return &failure{reason: metrics.RetryRedirect, err: fmt.Errorf("it redirects (%d) to %s; give the backend the URL of the replica itself", resp.StatusCode, redirectHost(resp.Header.Get("Location")))}
+		// Followed, it would send the body and the backend's key to wherever the response says.
+		// Relayed, it would send the client there.
+		return &failure{reason: metrics.RetryRedirect, err: fmt.Errorf("redirected (%d) to %s: set the backend to the URL of the replica itself", resp.StatusCode, redirectHost(resp.Header.Get("Location")))}
 	case resp.StatusCode == http.StatusLoopDetected:
-		return &failure{reason: metrics.RetryLoop, err: errors.New("it answered 508: the backend leads back to this proxy; remove it from the backends"), loop: true}
+		return &failure{reason: metrics.RetryLoop, err: errors.New("status 508: the backend leads back to this proxy; remove it from the backends"), loop: true}
 	case isEventStream(resp.Header) && isEncoded(resp.Header):
-		// Neither its first event nor an error in it could be seen.
-		return &failure{reason: metrics.RetryEncoded, err: errors.New("its stream is encoded, though nothing but identity was asked for; turn compression off in front of the replica")}
+		// Neither its first event nor an error in it can be read.
+		return &failure{reason: metrics.RetryEncoded, err: errors.New("stream is encoded although only identity was accepted: disable compression in front of the replica")}
 	}
 	return nil
 }
 
-// redirectHost is where a redirect leads, without the path and the query: they may hold
-// what was asked.
+// redirectHost returns where a redirect leads, without the path and the query, which may hold the
+// prompt.
 func redirectHost(location string) string {
 	u, err := url.Parse(location)
 	if err != nil || u.Host == "" {
@@ -450,46 +444,46 @@ func redirectHost(location string) string {
 	return u.Scheme + "://" + u.Host
 }
 
-// isEncoded reports whether a body has to be decoded to be read, as a compressed one.
+// isEncoded reports whether a body is compressed or otherwise encoded.
 func isEncoded(h http.Header) bool {
 	coding := headerValue(h, "Content-Encoding")
 	return coding != "" && !strings.EqualFold(coding, "identity")
 }
 
-// minWarningInterval is the least time between two warnings of failed attempts on one
-// backend: a fleet that fails, fails thousands a second.
+// minWarningInterval is the time between two warnings of failed attempts on one backend: there may
+// be thousands a second.
 const minWarningInterval = time.Second
 
-// failureLog are how many failed attempts were not warned of. Safe for concurrent
-// use; the zero value is ready. Its size is that of the fleet.
+// failureLog limits the warnings of failed attempts. Safe for concurrent use; the zero value is
+// ready.
 type failureLog struct {
-	mu sync.Mutex
-	of []failureLogEntry // by slot
+	mu      sync.Mutex
+	entries []failureLogEntry // by slot
 }
 
 type failureLogEntry struct {
-	backend    *backends.Backend // whose slot it was then
-	at         time.Time
-	suppressed int // left out since
+	backend    *backends.Backend // that had the slot
+	warnedAt   time.Time
+	suppressed int // warnings since
 }
 
-// shouldWarn reports whether a failed attempt on b is to be warned of, and how many were
-// left out since the last that was.
-func (w *failureLog) shouldWarn(b *backends.Backend, now time.Time) (shouldWarn bool, left int) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for len(w.of) <= b.Slot {
-		w.of = append(w.of, failureLogEntry{})
+// shouldWarn reports whether to warn of a failed attempt on b, and how many warnings were
+// suppressed since the last one.
+func (l *failureLog) shouldWarn(b *backends.Backend, now time.Time) (warn bool, suppressed int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for len(l.entries) <= b.Slot {
+		l.entries = append(l.entries, failureLogEntry{})
 	}
-	of := &w.of[b.Slot]
-	if of.backend != b {
-		*of = failureLogEntry{backend: b}
+	e := &l.entries[b.Slot]
+	if e.backend != b {
+		*e = failureLogEntry{backend: b}
 	}
-	if now.Sub(of.at) < minWarningInterval {
-		of.suppressed++
+	if now.Sub(e.warnedAt) < minWarningInterval {
+		e.suppressed++
 		return false, 0
 	}
-	left = of.suppressed
-	of.at, of.suppressed = now, 0
-	return true, left
+	suppressed = e.suppressed
+	e.warnedAt, e.suppressed = now, 0
+	return true, suppressed
 }

@@ -86,11 +86,13 @@ func TestRetryAfterStaleConnection(t *testing.T) {
 
 // What a replica has worked on for a while is not sent to it again.
 func TestResetDuringWorkIsFailure(t *testing.T) {
+	t.Parallel()
 	for name, end := range map[string]func(*session){
 		"reset":  (*session).reset,
 		"closed": func(s *session) { s.Conn.Close() },
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			var replicas []*replica
 			for range 4 {
 				replicas = append(replicas, &replica{script: func(s *session) {
@@ -145,6 +147,7 @@ func TestStaleConnectionIsNotRetriedWithoutBudget(t *testing.T) {
 // A replica that closes all its idle connections at once, when requests are on
 // their way on each: none is lost, and none is sent more than twice.
 func TestManyStaleConnections(t *testing.T) {
+	t.Parallel()
 	const requests = 20
 	first := make(chan struct{})
 	var warm sync.WaitGroup
@@ -191,6 +194,7 @@ func TestManyStaleConnections(t *testing.T) {
 // A replica that dies of a request at once cannot be told from one that closed an
 // idle connection, until it refuses the next one.
 func TestPoisonRequestOnReusedConnections(t *testing.T) {
+	t.Parallel()
 	script := func(m *mortal, s *session) {
 		for {
 			if _, ok := s.request(); !ok {
@@ -375,6 +379,7 @@ func hangOn(word, answer string, free <-chan struct{}) func(*session) {
 // A replica without token counters that hangs does not show it, and a request that
 // is not streaming has no first event.
 func TestResponseTimeout(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		path, body string
 		says       []string

@@ -79,6 +79,7 @@ func TestInvalidKeyRejected(t *testing.T) {
 }
 
 func TestInvalidKeyRejectedBeforeBody(t *testing.T) {
+	t.Parallel()
 	f := serve(t, withKeys(keyOf("a", nil)), &replica{})
 	resp, _ := f.raw("POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer no\r\nContent-Length: 100000\r\n\r\n")
 	if resp.StatusCode != http.StatusUnauthorized {

@@ -22,7 +22,7 @@ type DryRunRequest struct {
 	Length   int64 // of the body; -1: unknown
 }
 
-// DryRunError is why a Question has no answer: mostly what a client would be told.
+// DryRunError is the error of a DryRunRequest, mostly the one that a client would get.
 type DryRunError struct {
 	Status  int // HTTP
 	Message string
@@ -37,8 +37,8 @@ type Explanation struct {
 	router.Explanation
 }
 
-// Explain tells where a request would go, by the code that reads requests and
-// decides. Nothing is sent, and no key is charged. An error is a *Fault.
+// Explain returns where a request would go, by the code that parses and routes requests. Nothing
+// is sent, and no key is charged. An error is a *DryRunError.
 func (p *Proxy) Explain(q DryRunRequest) (*Explanation, error) {
 	x, apiErr := p.parseDryRun(q)
 	defer x.releaseInput()
@@ -65,8 +65,8 @@ type Placement struct {
 	Known   int    `json:"known"`  // of them, in the index for the backend now
 }
 
-// RecordPlacement tells the index that a request was sent to a backend by somebody else. An
-// error is a *Fault.
+// RecordPlacement adds a request that another router has sent to a backend to the index. An error
+// is a *DryRunError.
 func (p *Proxy) RecordPlacement(q DryRunRequest, backend string) (*Placement, error) {
 	x, apiErr := p.parseDryRun(q)
 	defer x.releaseInput()
@@ -84,8 +84,8 @@ func (p *Proxy) RecordPlacement(q DryRunRequest, backend string) (*Placement, er
 	return &Placement{b.Name, req.CatalogID, len(req.Blocks), p.router.RecordPlacement(req, b)}, nil
 }
 
-// parseDryRun reads a Question as if a client had sent it. What it returns has to be
-// freed, whatever the apiErr.
+// parseDryRun parses a request as if a client had sent it. The caller has to release its input,
+// whatever the error.
 func (p *Proxy) parseDryRun(q DryRunRequest) (*request, *DryRunError) {
 	x := &request{proxy: p, settings: p.settings.Load()}
 	if q.Endpoint == "" {

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"flag"
 	"fmt"
 	"io"
 	"log/slog"
@@ -13,6 +14,8 @@ import (
 	"net/http/httptest"
 	"net/url"
 	"os"
+	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -30,8 +33,13 @@ import (
 const failsafe = 20 * time.Second
 
 // TestMain looks for goroutines left behind. The transports' cleaners end on
-// their own, an idle timeout after the last connection.
+// their own, an idle timeout after the last connection. Parallel tests wait most of
+// the time, so that more of them run than there are processors.
 func TestMain(m *testing.M) {
+	flag.Parse()
+	if f := flag.Lookup("test.parallel"); f.Value.String() == strconv.Itoa(runtime.GOMAXPROCS(0)) {
+		_ = f.Value.Set("16")
+	}
 	code := m.Run()
 	if code == 0 {
 		err := goleak.Find()

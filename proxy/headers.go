@@ -12,7 +12,7 @@ import (
 	"warmroute/router"
 )
 
-// headerValue is h.Get of a name that is canonical, as the names here are.
+// headerValue is h.Get of a canonical name.
 func headerValue(h http.Header, name string) string {
 	if values := h[name]; len(values) > 0 {
 		return values[0]
@@ -20,9 +20,8 @@ func headerValue(h http.Header, name string) string {
 	return ""
 }
 
-// isHopByHop tells the headers that belong to one connection and are never passed
-// on. A switch, as isPrivate: a header has few lines, and looking at each of them
-// costs less than looking for each of these.
+// isHopByHop reports whether a header belongs to one connection and is never forwarded. This is a
+// switch, since a header has few lines: looking at each costs less than looking up all of these.
 func isHopByHop(name string) bool {
 	switch name {
 	case "Connection", "Keep-Alive", "Proxy-Connection", "Proxy-Authenticate", "Proxy-Authorization",
@@ -32,26 +31,26 @@ func isHopByHop(name string) bool {
 	return false
 }
 
-// isPrivate tells the request headers that are the client's business with us, or
-// would let it steer the replica's inside.
+// isPrivate reports whether a request header is the client's business with this proxy, or would let
+// it control the inside of the replica.
 func isPrivate(name string) bool {
 	switch name {
-	case "Authorization", "X-Api-Key", // the client's key; the backend's own is set instead
-		"Api-Key", "X-Goog-Api-Key", // what other SDKs call it
-		"Cookie",                                                                    // the client's with this host
-		"Origin", "Access-Control-Request-Method", "Access-Control-Request-Headers", // whether a web page may ask is decided here
-		"X-Data-Parallel-Rank",         // would pin an engine behind our back
-		"X-Vllm-Priority",              // would go before others in the engine's queue
-		"Endpoint-Load-Metrics-Format", // asks for the replica's load in the response
-		"Content-Length",               // the transport frames the body, once
-		"Expect",                       // met when the body was read
-		priorityHeader:                 // orders who waits here, nothing there
+	case "Authorization", "X-Api-Key", // the client's key; the backend's is set instead
+		"Api-Key", "X-Goog-Api-Key", // of other SDKs
+		"Cookie",                                                                    // of this host
+		"Origin", "Access-Control-Request-Method", "Access-Control-Request-Headers", // cross-origin requests are decided here
+		"X-Data-Parallel-Rank",         // would bypass the routing
+		"X-Vllm-Priority",              // would overtake others in the engine's queue
+		"Endpoint-Load-Metrics-Format", // asks for the load of the replica
+		"Content-Length",               // the transport frames the body
+		"Expect",                       // done when the body was read
+		priorityHeader:                 // of the queue of this proxy
 		return true
 	}
 	return false
 }
 
-// dropConnectionHeaders drops what the header's Connection names.
+// dropConnectionHeaders deletes the headers that Connection names.
 func dropConnectionHeaders(h http.Header) {
 	for _, line := range h["Connection"] {
 		for name := range strings.SplitSeq(line, ",") {
@@ -60,11 +59,10 @@ func dropConnectionHeaders(h http.Header) {
 	}
 }
 
-// identityEncoding is what the relay asks for, as it reads answers, and a server that is
-// told nothing may compress them. Never modified.
+// identityEncoding is the encoding to accept, since the relay reads responses. Never modified.
 var identityEncoding = []string{"identity"}
 
-// rewriteRequestHeader turns the client's header into the one that replicas get, in place.
+// rewriteRequestHeader turns the client's header into the one for replicas, in place.
 func rewriteRequestHeader(h http.Header, id string) {
 	dropConnectionHeaders(h)
 	for name := range h {
@@ -72,28 +70,28 @@ func rewriteRequestHeader(h http.Header, id string) {
 			delete(h, name)
 		}
 	}
-	if h["X-Request-Id"] == nil { // it is ours already, but Connection may have named it
+	if h["X-Request-Id"] == nil { // Connection may have named it
 		h["X-Request-Id"] = []string{id}
 	}
 	h["Accept-Encoding"] = identityEncoding
 }
 
-// routeHeaders say where a request went, and why.
+// routeHeaders say where a request was routed, and why.
 var routeHeaders = [...]string{
 	"X-Warmroute-Backend", "X-Warmroute-Reason", "X-Warmroute-Prefix-Match", "X-Warmroute-Attempts", "X-Warmroute-Overhead-Us",
 }
 
-// responseHeader fills the client's header with what the replica said and where it
-// was said, all but the length, which is set where the body is written.
+// responseHeader fills the client's header from the replica's and with the route, all but the length,
+// which is set where the body is written.
 func (r *request) responseHeader(d *router.Decision, from http.Header) http.Header {
 	h := r.client.Header()
-	h["Content-Type"] = nil // a replica that names none leaves it open: net/http would guess one from the body
+	h["Content-Type"] = nil // net/http would guess one if the replica names none
 	dropConnectionHeaders(from)
 	for name, value := range from {
 		switch {
 		case name == "Content-Length", name == "X-Request-Id", isHopByHop(name), r.isProxyHeader(name):
-		case name == "Endpoint-Load-Metrics": // a replica's load is not for clients
-		case name == "Access-Control-Allow-Origin": // a replica that any web page may ask does not open this proxy to it
+		case name == "Endpoint-Load-Metrics": // not for clients
+		case name == "Access-Control-Allow-Origin": // of the replica, not of this proxy
 		default:
 			h[name] = value
 		}
@@ -115,21 +113,21 @@ func (r *request) responseHeader(d *router.Decision, from http.Header) http.Head
 	return h
 }
 
+// addQueueTimeHeader adds how long the request was queued.
 func (r *request) addQueueTimeHeader(h http.Header) {
 	if r.history.queueTime > 0 {
 		h["X-Warmroute-Queue-Ms"] = []string{strconv.FormatInt(r.history.queueTime.Milliseconds(), 10)}
 	}
 }
 
-// What X-Warmroute-Reason says where the proxy itself answers.
+// Values of X-Warmroute-Reason in responses of the proxy's own.
 const (
 	reasonRefused = "refused" // no backend was asked
-	reasonQueued  = "queued"  // none was, though the request waited for one
-	reasonFailed  = "failed"  // at least one was, and none of them has the answer that the client gets
+	reasonQueued  = "queued"  // none was, after a wait
+	reasonFailed  = "failed"  // at least one was, without a response for the client
 )
 
-// addErrorHeaders says in the header of an answer of the proxy's own what became of the
-// request. No backend is named there, since none answers.
+// addErrorHeaders adds the route to a response of the proxy's own. It names no backend.
 func (r *request) addErrorHeaders() {
 	if !r.mayShowRoute() {
 		return
@@ -146,16 +144,15 @@ func (r *request) addErrorHeaders() {
 	r.addQueueTimeHeader(h)
 }
 
-// isProxyHeader reports whether a header is the proxy's to set. Where a request went says the
-// one that the client asked: a replica may be another proxy of this kind, and of two
-// accounts the client would get a mixture, or one that it is not to have. What is
-// left of a key's rates says the one that knows the keys.
+// isProxyHeader reports whether a response header is set by this proxy alone. A replica may be another
+// proxy of this kind, whose route the client might get mixed with ours, or is not to have; the rates
+// of a key are known where the keys are.
 func (r *request) isProxyHeader(name string) bool {
 	return strings.HasPrefix(name, "X-Warmroute-") || r.holder != nil && strings.HasPrefix(name, "X-Ratelimit-")
 }
 
-// requestID is the client's own if it is short and plain enough to be repeated
-// in headers and logs, else a new one.
+// requestID returns the client's own id if it is short and plain enough for headers and logs, else a
+// new one.
 func requestID(h http.Header) string {
 	id := headerValue(h, "X-Request-Id")
 	if isPlainID(id) && !containsKey(h, id) {

@@ -97,6 +97,7 @@ func TestRouteHeaders(t *testing.T) {
 			{"anybody, headers off", false, func(o *Options) { o.RouteHeaders = false }, nil},
 		} {
 			t.Run(c.name+" to "+who.name, func(t *testing.T) {
+				t.Parallel()
 				f := serveHolding(t, c.hold, func(o *Options) {
 					if c.change != nil {
 						c.change(o)

@@ -50,6 +50,7 @@ func (f *fleet) cancelled() {
 const isCancelled = `"code":"cancelled","src":"warmroute"`
 
 func TestCancelBeforeResponse(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name   string
 		body   string
@@ -68,6 +69,7 @@ func TestCancelBeforeResponse(t *testing.T) {
 		{"in a held answer", askWhole, router.QueueSettings{}, nil, hang(answered("200 OK", whole)[:200]), FirstToken, 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
 			gone := make(chan struct{}, 10)
 			r := &replica{script: func(s *session) { c.script(s); gone <- struct{}{} }}
 			f := serveHolding(t, c.hold, c.change, r)
@@ -173,6 +175,7 @@ func TestCancelLongResponse(t *testing.T) {
 
 // Not before the minute that it may take otherwise.
 func TestCancelWithBlockedClient(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		ask    string
 		script func(*session)
@@ -181,6 +184,7 @@ func TestCancelWithBlockedClient(t *testing.T) {
 		"whole answer": {askWhole, once(answered("200 OK", strings.Repeat("x", 32<<20)))},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			f := serve(t, func(o *Options) { o.WriteIdle = time.Minute }, &replica{script: func(s *session) { c.script(s); s.closed() }})
 			f.askFrom(c.ask)
 			f.proxy.Activity().Cancel(f.only(Responding).Handle)
@@ -517,6 +521,7 @@ func (f *fleet) proxyHas(phase Phase) {
 
 // A client that reads, but slowly, has no more time than one that does not.
 func TestCancelWithSlowClient(t *testing.T) {
+	t.Parallel()
 	f := serve(t, func(o *Options) { o.WriteIdle = 4 * time.Second }, &replica{script: func(s *session) {
 		once(answered("200 OK", strings.Repeat("x", maxBufferedResponseBytes-1)))(s)
 		s.closed()

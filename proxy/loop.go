@@ -8,8 +8,7 @@ import (
 	"warmroute/backends"
 )
 
-// maxInstanceBytes bounds the value of X-Warmroute-Instance: about 18 proxies one
-// behind the other.
+// maxInstanceBytes bounds the value of X-Warmroute-Instance: about 18 proxies in a row.
 const maxInstanceBytes = 512
 
 // instance names this proxy to others.
@@ -18,9 +17,8 @@ type instance struct {
 	header []string // id as a header's value; never modified
 }
 
-// passedProxies returns the ids of the proxies that a request came through, the
-// first one first. ok is false when there are too many of them. A client can claim
-// any, which has no effect but on its own request.
+// passedProxies returns the ids of the proxies that a request has passed, first one first. ok is false if
+// there are too many. A client can claim any, which affects its own request alone.
 func passedProxies(h http.Header) (ids []string, ok bool) {
 	value := strings.Join(h[backends.InstanceHeader], ",")
 	if value == "" {
@@ -36,8 +34,7 @@ func passedProxies(h http.Header) (ids []string, ok bool) {
 	return ids, true
 }
 
-// checkLoop returns an error for a request that has passed this proxy before, or
-// more proxies than there can be, else nil.
+// checkLoop returns an error for a request that has passed this proxy before, or too many proxies.
 func (p *Proxy) checkLoop(h http.Header) *apiError {
 	if h[backends.InstanceHeader] == nil || p.instance.id == "" {
 		return nil
@@ -45,16 +42,15 @@ func (p *Proxy) checkLoop(h http.Header) *apiError {
 	ids, ok := passedProxies(h)
 	switch {
 	case !ok:
-		return loopError("this request came through too many proxies: one of them leads back to another")
+		return loopError("the request has passed too many proxies: one of them leads back to another")
 	case slices.Contains(ids, p.instance.id):
-		return loopError("this request has passed this proxy before: a backend leads back to it")
+		return loopError("the request has passed this proxy before: a backend leads back to it")
 	}
 	return nil
 }
 
-// checkProbeLoop is checkLoop for another proxy's health check, which is refused
-// as well when that proxy is a backend of this one. It names this proxy in the
-// response's header.
+// checkProbeLoop is checkLoop for the health check of another proxy, which is also refused if that
+// proxy is a backend of this one. It names this proxy in the response's header.
 func (p *Proxy) checkProbeLoop(w http.ResponseWriter, h http.Header) *apiError {
 	if h[backends.InstanceHeader] == nil || p.instance.id == "" {
 		return nil
@@ -66,7 +62,7 @@ func (p *Proxy) checkProbeLoop(w http.ResponseWriter, h http.Header) *apiError {
 	ids, _ := passedProxies(h)
 	for _, b := range p.registry.All() {
 		if id := b.Instance(); id != "" && slices.Contains(ids, id) && !b.Retiring() {
-			return loopError("the proxy that asks is a backend of this one")
+			return loopError("the proxy that sends this check is a backend of this one")
 		}
 	}
 	return nil

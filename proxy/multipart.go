@@ -11,23 +11,22 @@ import (
 const (
 	maxFormNameBytes   = 1 << 10
 	maxPartHeaderBytes = 8 << 10
-	// maxFormParts is as many as starlette, which vLLM reads forms with, takes: files and fields.
+	// maxFormParts is the limit of starlette, which vLLM parses forms with.
 	maxFormParts = 2000
-	// uploadPromptBytes is what an upload counts in the load, in bytes of prompt and
-	// whatever its own: a window of audio is a fixed number of positions (1,500)
-	// for its encoder.
+	// uploadPromptBytes is the load of an upload, in bytes of prompt. It does not depend on the
+	// size: a window of audio is a fixed number of positions (1,500) for the encoder.
 	uploadPromptBytes = 6000
 )
 
 var (
-	errNotMultipart = errors.New("it is no multipart form")
-	errAmbiguous    = errors.New("the multipart form could be read in more than one way: each part needs one line Content-Disposition: form-data; name=\"...\"," +
+	errNotMultipart = errors.New("not a multipart form")
+	errAmbiguous    = errors.New("the multipart form is ambiguous: each part needs one line Content-Disposition: form-data; name=\"...\"," +
 		" lines end in CRLF, and the boundary is given once")
 	errTwoModels = errors.New(`"model" is given twice`) // the replica would take the last one, and another reader the first
 )
 
-// parseForm finds the model of a multipart upload. The upload itself is passed
-// on as it is; what is no form at all is the replica's to refuse.
+// parseForm finds the model of a multipart upload, which is forwarded unchanged. What is not a form at
+// all is left to the replica to refuse.
 func (r *request) parseForm() *apiError {
 	if len(r.input.body) == 0 {
 		return invalidRequestError("", "the request body is empty: a multipart form was expected")
@@ -39,8 +38,8 @@ func (r *request) parseForm() *apiError {
 		return invalidRequestError("model", err.Error())
 	case err == errAmbiguous:
 		return invalidRequestError("", err.Error())
-	case err != nil && limited: // the replica could find a model in it that this key is not for
-		return invalidRequestError("", "the request body has to be a multipart form, as this API key is not for every model")
+	case err != nil && limited: // the replica could find a model in it that this key may not use
+		return invalidRequestError("", "the request body must be a multipart form, since this API key is limited to some models")
 	}
 	_, apiErr := r.resolveModel(model)
 	r.input.request.Bytes = uploadPromptBytes
@@ -49,12 +48,11 @@ func (r *request) parseForm() *apiError {
 	return apiErr
 }
 
-// formModel returns the form's field "model", "" when there is none. Readers of
-// forms differ, and who can make the replica read another model than is read here
-// gets around the models of a key and sends requests astray. So this takes only
-// what all of them read alike, and what the usual clients write: not mime/multipart,
-// which goes past preambles, folded and LF-ended lines, blanks behind a boundary
-// and, in silence, a Content-Disposition that it cannot read.
+// formModel returns the form's field "model", "" if there is none. Parsers of forms differ, and a client
+// that can make the replica read another model than is read here gets around the models of its key.
+// So this accepts only what all of them read alike, and what the usual clients write. It is not
+// mime/multipart, which accepts preambles, folded and LF-ended lines, blanks behind a boundary and,
+// silently, a Content-Disposition that it cannot parse.
 func formModel(contentType []string, body []byte) (model string, err error) {
 	boundary, err := formBoundary(contentType)
 	if err != nil {
@@ -89,7 +87,7 @@ func formModel(contentType []string, body []byte) (model string, err error) {
 	return "", errAmbiguous
 }
 
-// formBoundary is what parts a form's fields.
+// formBoundary returns the boundary of a form.
 func formBoundary(contentType []string) (string, error) {
 	if len(contentType) == 0 {
 		return "", errNotMultipart
@@ -108,8 +106,7 @@ func formBoundary(contentType []string) (string, error) {
 	return params["boundary"], nil
 }
 
-// partName reads the name of a field from its part's header, if all readers find
-// the same there.
+// partName returns the name of a field from the header of its part. ok is false if parsers may differ.
 func partName(header string) (name string, ok bool) {
 	disposition := ""
 	for line := range strings.SplitSeq(header, "\r\n") {
@@ -138,7 +135,7 @@ func partName(header string) (name string, ok bool) {
 	return name, ok
 }
 
-// isToken reports whether s may name a header.
+// isToken reports whether s is valid as the name of a header.
 func isToken(s string) bool {
 	return s != "" && !strings.ContainsFunc(s, func(c rune) bool {
 		return c <= ' ' || c >= 0x7f || strings.ContainsRune(`()<>@,;:\"/[]?={}`, c)

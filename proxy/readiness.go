@@ -12,10 +12,9 @@ import (
 	"warmroute/router"
 )
 
-// readyz answers GET /readyz: 200 if a replica is ready. With ?model=NAME it needs an
-// API key where keys are configured, and is 200 only if a replica that lists the
-// model is ready; a model that the key may not use is a 404, as one that no replica
-// lists.
+// readyz answers GET /readyz: 200 if a replica is ready. With ?model=NAME it needs an API key where
+// keys are configured, and is 200 only if a replica that lists the model is ready. A model that the
+// key may not use is a 404, as one that does not exist.
 func (p *Proxy) readyz(w http.ResponseWriter, r *http.Request) {
 	if p.unready.Load() {
 		openAI.writeError(w, shuttingDownError())
@@ -53,7 +52,7 @@ func (p *Proxy) readyzModel(w http.ResponseWriter, names []string, holder *apike
 	}
 }
 
-// notReadyError is the error for the time in which none of the backends is ready.
+// notReadyError returns the error for the time in which none of the backends is ready.
 func (p *Proxy) notReadyError(message string, list []*backends.Backend) *apiError {
 	e := unavailableError(message)
 	e.retryAfter = p.unreadyRetryAfter(list)

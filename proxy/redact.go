@@ -9,14 +9,14 @@ import (
 	"warmroute/proxy/apikey"
 )
 
-// keyParameters are what clients call a key in a query, in lower case.
+// keyParameters are names of query parameters, in lower case, that clients put a key in.
 var keyParameters = []string{
 	"api_key", "api-key", "apikey", "x-api-key", "key", "token", "access_token", "auth", "authorization",
 }
 
-// redactKey takes from the client's header whatever else holds its key, and returns
-// the query without it: a replica must not see a key that opens this proxy. Where
-// the key is no secret of ours, any header may hold the same few letters by chance.
+// redactKey deletes the headers that hold the client's key, and returns the query without it: a replica
+// must not see a key that opens this proxy. Where no keys are configured, any header may hold the
+// same few letters by chance.
 func (r *request) redactKey() (query string) {
 	secret := ""
 	if r.holder != nil {
@@ -35,8 +35,8 @@ func (r *request) redactKey() (query string) {
 	return redactQuery(r.httpReq.URL.RawQuery, secret)
 }
 
-// redactQuery returns a query without the parameters that are keys by their name,
-// or that hold secret if there is one.
+// redactQuery returns a query without the parameters that are keys by their name, or that hold secret
+// if it is not empty.
 func redactQuery(query, secret string) string {
 	if query == "" {
 		return ""
@@ -49,7 +49,7 @@ func redactQuery(query, secret string) string {
 			continue
 		}
 		if secret != "" {
-			// What does not unescape here may do so there.
+			// What cannot be unescaped here may be there.
 			if plain, err = url.QueryUnescape(pair); err != nil || strings.Contains(plain, secret) {
 				continue
 			}
@@ -59,8 +59,7 @@ func redactQuery(query, secret string) string {
 	return strings.Join(kept, "&")
 }
 
-// containsKey reports whether id, which is logged, holds the key that its request
-// came with.
+// containsKey reports whether id, which is logged, holds the key of its request.
 func containsKey(h http.Header, id string) bool {
 	key := apikey.FromHeader(h, true)
 	return key != "" && strings.Contains(id, key)

@@ -299,9 +299,9 @@ func TestModels(t *testing.T) {
 		{`{"model":"org/name","messages":[]}`, 200, "first"},
 		{`{"model":"lora","messages":[]}`, 200, "first"},
 		{`{"model":"other","messages":[]}`, 200, "second"},
-		{`{"messages":[]}`, 400, "several models"},
-		{`{"model":"","messages":[]}`, 400, "several models"},
-		{`{"model":null,"messages":[]}`, 400, "several models"},
+		{`{"messages":[]}`, 400, "names no model"},
+		{`{"model":"","messages":[]}`, 400, "names no model"},
+		{`{"model":null,"messages":[]}`, 400, "names no model"},
 		{`{"model":"none","messages":[]}`, 404, "base, org/name, lora, other"},
 		{`{"model":"` + strings.Repeat("ü", 5000) + `","messages":[]}`, 404, "does not exist"},
 		{`{"model":"\ud800","messages":[]}`, 404, "does not exist"},
@@ -371,6 +371,7 @@ func isTimeout(err error) bool {
 }
 
 func TestInFlightLimit(t *testing.T) {
+	t.Parallel()
 	over := make(chan struct{})
 	r := &replica{script: func(s *session) {
 		s.request()
@@ -440,6 +441,7 @@ func TestMissingBodyFreesConnection(t *testing.T) {
 				continue // not known to be too long
 			}
 			t.Run(line+" "+framing[:7], func(t *testing.T) {
+				t.Parallel()
 				f := serve(t, c.change, &replica{})
 				conn := f.dial()
 				fmt.Fprintf(conn, "%s HTTP/1.1\r\nHost: x\r\n%s", line, framing)
@@ -500,6 +502,7 @@ func TestLingeringLimit(t *testing.T) {
 }
 
 func TestDrippingBodyStatus408(t *testing.T) {
+	t.Parallel()
 	f := serve(t, func(o *Options) { o.BodyIdle = 100 * time.Millisecond }, &replica{})
 	conn := f.dial()
 	io.WriteString(conn, "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n")

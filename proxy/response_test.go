@@ -419,6 +419,7 @@ func TestEndlessErrorBody(t *testing.T) {
 
 // Comments are no event, however many: the wait for the first one goes on.
 func TestEndlessComments(t *testing.T) {
+	t.Parallel()
 	comments := bytes.Repeat([]byte(": nothing yet\n\n"), 4<<10)
 	comments = append(append(fmt.Appendf(nil, "%x\r\n", len(comments)), comments...), "\r\n"...)
 	for name, f := range map[string]struct {
@@ -429,6 +430,7 @@ func TestEndlessComments(t *testing.T) {
 		"a drip":  {20 * time.Millisecond, http.StatusGatewayTimeout},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			fleet := serve(t, func(o *Options) { o.FirstByte = time.Second }, &replica{script: func(s *session) {
 				s.request()
 				s.say(sseHead)
@@ -494,7 +496,7 @@ func TestRedirectStatus502(t *testing.T) {
 	if resp.StatusCode != http.StatusBadGateway || !strings.Contains(answer, "redirect") || strings.Contains(answer, "10.9.8.7") || resp.Header.Get("Location") != "" {
 		t.Errorf("status %d, header %v, %s", resp.StatusCode, resp.Header, answer)
 	}
-	if log := f.log.String(); !strings.Contains(log, "give the backend the URL of the replica itself") {
+	if log := f.log.String(); !strings.Contains(log, "set the backend to the URL of the replica itself") {
 		t.Errorf("the log says nothing of what to do: %s", log)
 	}
 }
@@ -708,6 +710,7 @@ func answerOf(answer string) (text string, cached int) {
 }
 
 func TestNextTurnMatchesResponse(t *testing.T) {
+	t.Parallel()
 	const blockTokens = 64
 	question := strings.Repeat("What do you make of this, then? ", 60)
 	chat := func(turns ...string) map[string]any {

@@ -83,6 +83,7 @@ func TestPoisonRequestStopsAfterTwoCrashes(t *testing.T) {
 	for name, script := range map[string]func(*mortal, *session){"reset": dies, "engine": engineDies} {
 		for _, body := range []string{askWhole, askStream} {
 			t.Run(fmt.Sprint(name, " ", body == askStream), func(t *testing.T) {
+				t.Parallel()
 				a, b := newMortal(script), newMortal(script)
 				c := &replica{script: always(answered("200 OK", whole))}
 				f := serveChecked(t, &a.replica, &b.replica, c)
@@ -328,6 +329,7 @@ func TestRetryWhenSlotFrees(t *testing.T) {
 }
 
 func TestRetryAfterAllFull(t *testing.T) {
+	t.Parallel()
 	r := &replica{script: always(answered("503 Service Unavailable", `{"error":{"message":"queue full"}}`))}
 	f := serveHolding(t, holdsForAMinute, nil, r)
 	resp, got := f.post("/v1/chat/completions", askWhole)
@@ -342,6 +344,7 @@ func TestRetryAfterAllFull(t *testing.T) {
 // An engine that is dead or stops shows by its checks. What it said then was not
 // about the request.
 func TestQueueAfter503OfDownBackend(t *testing.T) {
+	t.Parallel()
 	r := newMortal(func(_ *mortal, s *session) { always(answered("503 Service Unavailable", "dead"))(s) })
 	var once sync.Once
 	f := serveHolding(t, holdsForAMinute, func(o *Options) {
@@ -406,6 +409,7 @@ var firstFails = []struct {
 func TestRetryOnAnotherBackend(t *testing.T) {
 	for _, c := range firstFails {
 		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
 			body, good, want := askWhole, answered("200 OK", whole), whole
 			if c.stream {
 				body, good, want = askStream, streamed(goodStream), goodStream
@@ -620,6 +624,7 @@ func TestDisconnectDuringRetryWait(t *testing.T) {
 		"for what checks say": {fails, nil, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			b := &replica{script: c.script}
 			f := serveHolding(t, holdsForAMinute, c.change, &replica{script: c.script}, b)
 			leave := f.leaving(askWhole)
@@ -733,6 +738,7 @@ func TestGracefulRestartOfOnlyReplica(t *testing.T) {
 		"refuses": answered("503 Service Unavailable", `{"error":{"message":"shutting down","code":503}}`),
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			a := newMortal(func(_ *mortal, s *session) { always(says)(s) })
 			f := serveChecked(t, &a.replica)
 			var all []<-chan answer
@@ -762,6 +768,7 @@ func TestGracefulRestartOfOnlyReplica(t *testing.T) {
 
 // A replica that says the like and stays is no replica that stops.
 func TestAbortByHealthyReplica(t *testing.T) {
+	t.Parallel()
 	f := serveChecked(t, &replica{script: always(answered("200 OK", wholeAbort))})
 	begun := time.Now()
 	if resp, _ := f.post("/v1/chat/completions", askWhole); resp.StatusCode != http.StatusServiceUnavailable {
@@ -815,6 +822,7 @@ func TestQueueAfterAllConnectionsRefused(t *testing.T) {
 
 // What a replica had to say is worth more than a minute of silence.
 func TestReplicaErrorNotDelayedByDownBackend(t *testing.T) {
+	t.Parallel()
 	failing := &replica{script: always(answered("500 Internal Server Error", `{"error":{"message":"it hurts"}}`))}
 	good := &replica{script: always(answered("200 OK", whole))}
 	f := serveHolding(t, router.QueueSettings{Requests: 10, Timeout: time.Minute}, nil, failing, good)
@@ -898,6 +906,7 @@ func TestPoisonGuardIgnoresQuotedShutdownMessages(t *testing.T) {
 				continue // not an error event
 			}
 			t.Run(fmt.Sprint(name, " stream=", stream), func(t *testing.T) {
+				t.Parallel()
 				ask, reply := askWhole, answered("500 Internal Server Error", body)
 				if stream {
 					ask, reply = askStream, streamed("data: "+body+"\n\n", doneLine)

@@ -15,30 +15,29 @@ import (
 	"warmroute/router/prompt"
 )
 
-// endpoint is one path that the proxy passes on to replicas. There is no other
-// way through: what is not listed here is a 404, because a replica also serves
-// paths that no client should reach.
+// endpoint is a path whose requests go to replicas. No others do, because a replica also serves paths
+// that no client should reach.
 type endpoint struct {
 	path       string
 	promptKind prompt.Kind
 	format     format
-	multipart  bool // a multipart upload, not JSON
-	noEngine   bool // answered by the replica's server, without its engine
+	multipart  bool // the body is multipart, not JSON
+	noEngine   bool // the replica answers without its engine
 }
 
-// format is the shape of an endpoint's answers, as far as the relay looks into them.
+// format is the format of an endpoint's responses, as far as the relay reads them.
 type format int
 
 const (
-	plainFormat format = iota // nothing to look for
+	plainFormat format = iota // not read
 	chatFormat
 	completionFormat
 	responsesFormat
 	messagesFormat
 )
 
-// hasChoices reports whether an answer is a list of choices, each of which says why
-// it ended, and a stream of them ends with [DONE].
+// hasChoices reports whether a response is a list of choices, each with a finish_reason, and a stream
+// of them ends with [DONE].
 func (f format) hasChoices() bool { return f == chatFormat || f == completionFormat }
 
 // dialect is the API whose clients use an endpoint. Anthropic's send their key in a header
@@ -138,8 +137,8 @@ func allowedMethods(r *http.Request, routes chi.Routes) string {
 	return ""
 }
 
-// models answers GET /v1/models: every card that any replica listed last, as
-// that replica wrote it; to the holder of a key, those that it may use.
+// models answers GET /v1/models: the latest card of every model that a replica lists, as the replica
+// wrote it, if the key may use it.
 func (p *Proxy) models(w http.ResponseWriter, _ *http.Request, holder *apikey.Account) {
 	var out bytes.Buffer
 	out.WriteString(`{"object":"list","data":[`)
@@ -153,7 +152,7 @@ func (p *Proxy) models(w http.ResponseWriter, _ *http.Request, holder *apikey.Ac
 	writeJSON(w, out.Bytes())
 }
 
-// model answers GET /v1/models/{id}. An id may hold slashes, escaped or not.
+// model answers GET /v1/models/{id}. The id may contain slashes, escaped or not.
 func (p *Proxy) model(w http.ResponseWriter, r *http.Request, holder *apikey.Account) {
 	id := strings.TrimPrefix(r.URL.Path, "/v1/models/")
 	entry, ok := findModel(p.registry.Catalog(), id, holder)
@@ -164,7 +163,7 @@ func (p *Proxy) model(w http.ResponseWriter, r *http.Request, holder *apikey.Acc
 	writeJSON(w, entry.Card)
 }
 
-// visibleModels are the models that there are for the holder of a key.
+// visibleModels returns the models that the holder of a key may use.
 func visibleModels(c *backends.Catalog, holder *apikey.Account) []backends.Model {
 	if holder == nil || holder.Models == nil {
 		return c.Models
@@ -172,14 +171,14 @@ func visibleModels(c *backends.Catalog, holder *apikey.Account) []backends.Model
 	return slices.DeleteFunc(slices.Clone(c.Models), func(m backends.Model) bool { return !holder.MayUse(m.ID) })
 }
 
-// findModel looks a model up for the holder of a key.
+// findModel finds a model that the holder of a key may use.
 func findModel(c *backends.Catalog, id string, holder *apikey.Account) (backends.Entry, bool) {
 	entry, ok := c.Find(id)
 	return entry, ok && (holder == nil || holder.MayUse(id))
 }
 
-// defaultModel is what a request means that names no model: the only base model
-// among those that there are for it.
+// defaultModel returns the model of a request that names none: the only base model that its key may
+// use.
 func (r *request) defaultModel(c *backends.Catalog) (string, *apiError) {
 	known := visibleModels(c, r.holder)
 	only, ok := c.OnlyBase()
@@ -192,10 +191,10 @@ func (r *request) defaultModel(c *backends.Catalog) (string, *apiError) {
 	case len(known) == 0:
 		return "", r.proxy.unknownModelError("", r.holder)
 	}
-	return "", invalidRequestError("model", "no model is named, and several models are served here, or none but adapters: name one of them, see GET /v1/models")
+	return "", invalidRequestError("model", "the request names no model, and there is not exactly one base model: name one of GET /v1/models")
 }
 
-// maxNamedModels is how many models an error names: a fleet can have thousands of adapters.
+// maxNamedModels is how many models an error lists: there may be thousands of adapters.
 const maxNamedModels = 50
 
 func (p *Proxy) unknownModelError(id string, holder *apikey.Account) *apiError {
@@ -232,5 +231,5 @@ func writeJSON(w http.ResponseWriter, body []byte) {
 	w.Write(body)
 }
 
-// livez answers whether the process runs.
+// livez answers GET /livez: 200 while the process runs.
 func (p *Proxy) livez(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) }

@@ -10,15 +10,14 @@ import (
 
 const (
 	priorityHeader = "X-Warmroute-Priority"
-	// maxPriority is the farthest behind plain requests that one may go. None may
-	// go before them, or before what its key allows: any client could, and starve
-	// the others.
+	// maxPriority is the lowest priority. Clients cannot ask for a higher one than their key
+	// has, or they would starve the others.
 	maxPriority = 100
-	// maxSessionBytes is how much of a session's name is looked at.
+	// maxSessionBytes is how much of a session's name counts.
 	maxSessionBytes = 1 << 10
 )
 
-// applyRoutingHints takes from the client's headers what routing may know of it.
+// applyRoutingHints takes the tenant, the session and the priority from the client's headers.
 func (r *request) applyRoutingHints() *apiError {
 	h, req := r.httpReq.Header, &r.input.request
 	req.Tenant = r.tenant(h)
@@ -36,15 +35,15 @@ func (r *request) applyRoutingHints() *apiError {
 	}
 	n, err := strconv.Atoi(given[0])
 	if err != nil || n < 0 || n > maxPriority || len(given) > 1 {
-		return invalidRequestError(priorityHeader, fmt.Sprintf("%s must be one whole number from 0 to %d: higher ones let those of lower ones go first",
+		return invalidRequestError(priorityHeader, fmt.Sprintf("%s must be one whole number from 0 to %d: lower numbers go first",
 			priorityHeader, maxPriority))
 	}
 	req.Priority = max(req.Priority, n)
 	return nil
 }
 
-// keyFingerprint stands for whoever presents the API key that came with a request, where
-// keys are not known here; 0 when none came.
+// keyFingerprint returns a hash of the API key of a request, where keys are not configured; 0 if it has
+// none.
 func keyFingerprint(h http.Header) uint64 {
 	for _, name := range []string{"Authorization", "X-Api-Key"} {
 		if key := headerValue(h, name); key != "" {
@@ -54,5 +53,5 @@ func keyFingerprint(h http.Header) uint64 {
 	return 0
 }
 
-// nonzero keeps a hash apart from 0, which says that there is nothing to hash.
+// nonzero maps 0, which means none, to another hash.
 func nonzero(hash uint64) uint64 { return max(hash, 1) }

@@ -11,49 +11,48 @@ import (
 	"warmroute/router/prompt"
 )
 
-// maxLineBytes is how much of one line of a stream is looked at: a scanner must
-// not become a buffer. An event longer than that counts as content; of it the end
-// is looked at, maxTailBytes of it, and nothing else.
+// maxLineBytes bounds what is buffered of a line of a stream. A longer event counts as content, and only
+// its last maxTailBytes are looked at.
 const maxLineBytes = 64 << 10
 
-// eventScanner watches a stream of server-sent events as it passes. It keeps
-// only the line that is cut off at the end of a chunk, up to maxLineBytes of it.
+// eventScanner reads a stream of server-sent events as it passes. It keeps only the line that is split
+// at the end of a chunk, up to maxLineBytes of it.
 type eventScanner struct {
 	format        format
-	reply         *prompt.Response // takes the answer's text; nil: nobody does
-	partialLine   []byte           // the beginning of a line whose end has not come
-	lineTruncated bool             // partial lacks bytes of the line between its beginning and its last maxTailBytes
-	isFinalEvent  bool             // the event's name, which came before its data, is that of a response's last event
+	reply         *prompt.Response // takes the text of the response; may be nil
+	partialLine   []byte           // the beginning of an incomplete line
+	lineTruncated bool             // partialLine lacks bytes before its last maxTailBytes
+	isFinalEvent  bool             // the name of the event, which precedes its data, is that of the last one of a response
 
 	scannedBytes int64 // bytes
-	eventOffset  int64 // of these, before the event that is scanned now
+	eventOffset  int64 // of these, before the current event
 
-	events      int    // data events that the engine's output made
+	events      int    // data events from the output of the engine
 	content     bool   // an event carried content, reasoning or a tool call
-	finished    bool   // an event said why the answer ended, other than by an abort
-	aborted     bool   // the engine aborted the answer
-	abortOffset int64  // bytes before the first event that says so; nothing from there on is to be relayed
-	done        bool   // the last event of the endpoint's streams has come
+	finished    bool   // an event had a reason for the end, other than an abort
+	aborted     bool   // the engine aborted the response
+	abortOffset int64  // bytes before the first event that says so, from which on nothing is relayed
+	done        bool   // the last event has come
 	errorEvent  []byte // the first error event's data
 	usage       usage
 	message     messageEnd
 }
 
-// messageEnd is what the message_delta events of a message say of its end.
+// messageEnd is what message_delta events say of the end of a message.
 type messageEnd struct {
-	hasDelta      bool // there was one
+	hasDelta      bool // there was such an event
 	hasStopReason bool // one had a stop_reason
-	zeroTokens    bool // the last one counted no token of the answer
+	zeroTokens    bool // the last one counted no output token
 }
 
-// usage is what an answer says of itself.
+// usage is the usage that a response reports.
 type usage struct {
 	known                                        bool
-	hasCached                                    bool // cachedTokens was there, so 0 means none
+	hasCached                                    bool // cachedTokens was reported, so that 0 means none
 	promptTokens, cachedTokens, completionTokens int
 }
 
-// scan looks at the next bytes of the stream. How they are cut makes no difference.
+// scan reads the next bytes of the stream, however it is split into chunks.
 func (s *eventScanner) scan(b []byte) {
 	for len(b) > 0 {
 		end := bytes.IndexByte(b, '\n')
@@ -71,7 +70,7 @@ func (s *eventScanner) scan(b []byte) {
 		}
 		s.scanLine(line)
 		if s.partialLine = s.partialLine[:0]; cap(s.partialLine) > chunkBytes {
-			s.partialLine = nil // one long line must not cost memory for the whole stream
+			s.partialLine = nil // frees the memory of a long line
 		}
 		s.lineTruncated = false
 	}
@@ -100,14 +99,14 @@ func (s *eventScanner) scanLine(line []byte) {
 	}
 	data, ok := bytes.CutPrefix(line, []byte("data:"))
 	if !ok {
-		return // a comment, a name
+		return // a comment or a name
 	}
 	data = bytes.TrimSpace(data)
 	switch {
 	case len(data) == 0:
 	case string(data) == "[DONE]":
 		s.done = true
-		// So vLLM ends the stream of a request that it aborts before the first token.
+		// vLLM ends the stream like this if it aborts the request before the first token.
 		if s.format.hasChoices() && !s.content && !s.finished && s.errorEvent == nil {
 			s.markAborted()
 		}
@@ -120,7 +119,7 @@ func (s *eventScanner) scanLine(line []byte) {
 	}
 }
 
-// scanTruncatedEvent looks at an event of which only the end is known.
+// scanTruncatedEvent reads an event of which only the end is known.
 func (s *eventScanner) scanTruncatedEvent(tail []byte) {
 	s.events++
 	s.content = true
@@ -140,7 +139,7 @@ func (s *eventScanner) scanTruncatedEvent(tail []byte) {
 	}
 }
 
-// recordError notes an error event. On endpoints without [DONE] it is a stream's last.
+// recordError records an error event. On endpoints without [DONE] it is the last event.
 func (s *eventScanner) recordError(data []byte) {
 	if s.errorEvent == nil {
 		s.errorEvent = bytes.Clone(data)
@@ -173,7 +172,7 @@ func (s *eventScanner) scanEvent(data []byte) {
 	}
 }
 
-// usagePaths is where the events of each format carry usage.
+// usagePaths are the paths of usage in the events of each format.
 var usagePaths = [...][]string{
 	chatFormat:       {"usage"},
 	completionFormat: {"usage"},
@@ -181,15 +180,13 @@ var usagePaths = [...][]string{
 	messagesFormat:   {"message.usage", "usage"},
 }
 
-// isErrorEvent tells an error from any other event by its beginning: chunks of
-// all formats begin with other keys.
+// isErrorEvent recognizes an error by its beginning: events of all formats begin with other keys.
 func isErrorEvent(data []byte) bool {
 	return bytes.HasPrefix(data, []byte(`{"error":`)) || bytes.HasPrefix(data, []byte(`{"type":"error"`))
 }
 
-// inspect sees whether an event carries the first content, or ends the answer. It
-// returns false for an event that a replica sends before its engine put
-// anything out, and for an error.
+// inspect finds out whether an event carries the first content, or ends the response. It returns false
+// for an event that is sent before the engine has output anything, and for an error.
 func (s *eventScanner) inspect(data []byte) bool {
 	switch s.format {
 	case chatFormat:
@@ -204,8 +201,8 @@ func (s *eventScanner) inspect(data []byte) bool {
 	return true
 }
 
-// inspectEnd is look for an answer of which content has come: only its end is of
-// interest then, and what cannot be it is not parsed.
+// inspectEnd is inspect once content has come: only the end of the response matters then, and events that
+// cannot be it are not parsed.
 func (s *eventScanner) inspectEnd(data []byte) bool {
 	switch s.format {
 	case chatFormat, completionFormat:
@@ -224,7 +221,7 @@ func (s *eventScanner) inspectEnd(data []byte) bool {
 	return true
 }
 
-// inspectTyped is look for endpoints whose events have a type.
+// inspectTyped is inspect for formats whose events have a type.
 func (s *eventScanner) inspectTyped(data []byte) bool {
 	switch kind := gjson.GetBytes(data, "type").Str; kind {
 	case "response.created", "response.in_progress", "response.queued", "ping":
@@ -259,14 +256,13 @@ func (s *eventScanner) inspectTyped(data []byte) bool {
 	return true
 }
 
-// endsResponse reports whether an event of that type is the last of a stream of
-// /v1/responses.
+// endsResponse reports whether an event of that type is the last of a stream of /v1/responses.
 func endsResponse(kind string) bool {
 	return kind == "response.completed" || kind == "response.incomplete" || kind == "response.failed"
 }
 
-// deltaHasContent goes by any field but the role: content, reasoning, tool calls,
-// whatever they will be called.
+// deltaHasContent reports whether a delta has any field but the role: content, reasoning, tool calls or
+// whatever is added to them.
 func deltaHasContent(delta gjson.Result) bool {
 	has := false
 	delta.ForEach(func(key, value gjson.Result) bool {
@@ -292,7 +288,7 @@ func (s *eventScanner) inspectChoices(data []byte, key string, hasContent func(g
 	})
 }
 
-// maxTokenCount bounds what a replica may say that an answer has of anything.
+// maxTokenCount bounds the counts that a replica reports.
 const maxTokenCount = 1 << 30
 
 // parse takes over what a usage object says. In the prompt of a chat, a completion or
@@ -336,7 +332,7 @@ func (u *usage) parse(v gjson.Result, f format) {
 	}
 }
 
-// tokenCount is the number in v, and 0 for anything else.
+// tokenCount returns the number in v, 0 for anything else.
 func tokenCount(v gjson.Result) int {
 	if v.Type != gjson.Number {
 		return 0
@@ -344,15 +340,14 @@ func tokenCount(v gjson.Result) int {
 	return int(min(max(v.Int(), 0), maxTokenCount))
 }
 
-func (u *usage) parseCached(told gjson.Result) {
-	if told.Type == gjson.Number {
+func (u *usage) parseCached(v gjson.Result) {
+	if v.Type == gjson.Number {
 		u.hasCached = true
-		u.cachedTokens = max(u.cachedTokens, tokenCount(told))
+		u.cachedTokens = max(u.cachedTokens, tokenCount(v))
 	}
 }
 
-// completionTokens is the length of the answer: as the replica counted it, or about
-// one token an event.
+// completionTokens returns the length of the response: as reported, else about one token per event.
 func (s *eventScanner) completionTokens() int {
 	if s.usage.completionTokens > 0 {
 		return s.usage.completionTokens
@@ -360,7 +355,7 @@ func (s *eventScanner) completionTokens() int {
 	return s.events
 }
 
-// errorStatus is what the error event would have been as an HTTP status.
+// errorStatus returns the HTTP status that the error event stands for.
 func (s *eventScanner) errorStatus() int {
 	code := gjson.GetBytes(s.errorEvent, "error.code").Int()
 	if code < 400 || code > 599 {

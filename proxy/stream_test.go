@@ -203,6 +203,7 @@ func TestFirstByteTimeoutStatus504(t *testing.T) {
 		"part of a body":     {"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 1000\r\n\r\n{"},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			gone := make(chan struct{})
 			other := &replica{script: always(streamed(goodStream))}
 			f := serve(t, func(o *Options) { o.FirstByte = 50 * time.Millisecond }, &replica{script: func(s *session) {
@@ -358,6 +359,7 @@ func TestRetryAfterAbortedResponse(t *testing.T) {
 		}
 		for _, c := range answers {
 			t.Run(api.name+", "+c.name, func(t *testing.T) {
+				t.Parallel()
 				ask, want, good := api.ask+"}", whole, answered("200 OK", whole)
 				if c.stream {
 					ask, want, good = api.ask+`,"stream":true}`, stream, streamed(stream)
@@ -391,6 +393,7 @@ func TestAbortAfterContentSendsErrorEvent(t *testing.T) {
 			"broken off":     func(s *session, rest string) { s.say(chunk(rest)) },
 		} {
 			t.Run(api.name+", "+name, func(t *testing.T) {
+				t.Parallel()
 				relayed, suspected := make(chan struct{}), make(chan string, 1)
 				other := &replica{script: always(streamed(golden(t, api.name+"-stream")))}
 				f := serve(t, func(o *Options) { o.RecheckHealth = suspects(suspected) }, &replica{script: func(s *session) {
@@ -748,6 +751,7 @@ func TestErrorAfterKeepAliveIsEvent(t *testing.T) {
 		"no JSON at all":         {"/v1/chat/completions", answered("422 X", `gone`), "422", chat("Unprocessable")},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			heard := make(chan struct{})
 			f := keepingAlive(t, &replica{script: func(s *session) {
 				s.request()
