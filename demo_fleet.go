@@ -9,9 +9,11 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"warmroute/cli"
 	"warmroute/config"
 	"warmroute/loadgen"
 	"warmroute/replay"
+	"warmroute/server"
 	"warmroute/sim"
 	"warmroute/sim/engine"
 )
@@ -50,19 +52,15 @@ func startDemoFleet(ctx context.Context, policy string, replicas int, address, a
 	if err != nil {
 		return nil, err
 	}
-	log, _ := newLogger(c.Log, os.Stderr)
-	s, err := newService(c, log)
+	log, _ := server.NewLogger(c.Log, os.Stderr)
+	s, err := server.New(server.Options{Config: c, Log: log, Version: cli.Version()})
 	if err != nil {
 		return nil, err
 	}
-	public, private, err := listen(c)
-	if err != nil {
-		return nil, err
-	}
-	run(func(ctx context.Context) error { return s.run(ctx, public, private) })
-	f.url = baseURL(public)
-	if private != nil {
-		f.admin = baseURL(private)
+	run(s.Run)
+	f.url = baseURL(s.Addr())
+	if s.AdminAddr() != nil {
+		f.admin = baseURL(s.AdminAddr())
 	}
 	return f, f.waitReady(ctx)
 }
@@ -85,7 +83,7 @@ func demoConfig(policy, address, admin string, urls []string) (*config.Config, e
 	return config.LoadWithoutFile(defaultConfig, flags, urls)
 }
 
-func baseURL(l net.Listener) string { return "http://" + config.LocalAddr(l.Addr().String()) }
+func baseURL(a net.Addr) string { return "http://" + config.LocalAddr(a.String()) }
 
 // waitReady returns when the proxy has a replica to send requests to.
 func (f *demoFleet) waitReady(ctx context.Context) error {

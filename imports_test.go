@@ -32,8 +32,8 @@ var allowedImports = map[string]string{
 	"scripts": "filelock backends router metrics proxy admin config server cli sim replay loadgen",
 }
 
-// testImports lists what tests may import besides: simulated replicas and load.
-const testImports = "sim loadgen"
+// testImports lists what tests may import besides: simulated replicas, load and traces.
+const testImports = "sim loadgen replay"
 
 // mayImport reports whether a package may import another one. Both are paths of
 // directories relative to the root, the root itself "".

@@ -12,6 +12,7 @@ import (
 	"syscall"
 
 	"warmroute/cli"
+	"warmroute/server"
 )
 
 //go:embed config.yaml
@@ -24,7 +25,7 @@ func main() {
 	go func() {
 		first := <-signals
 		signal.Stop(signals) // the second one kills the process
-		stop(stopSignal{first})
+		stop(server.StopSignal{Signal: first})
 	}()
 	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
 }

@@ -1,0 +1,115 @@
+package e2e
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// ask sends a chat of any size to the program and returns the status; 0 is no answer.
+func (p *program) ask(body string) int {
+	req, _ := http.NewRequest(http.MethodPost, p.url+"/v1/chat/completions", strings.NewReader(body))
+	req.Header.Set("Content-Type", "application/json")
+	req.Close = true // the hard case: the rest of a refused body is not read
+	client := http.Client{Timeout: time.Minute}
+	resp, err := client.Do(req)
+	if err != nil {
+		return 0
+	}
+	defer resp.Body.Close()
+	io.Copy(io.Discard, resp.Body)
+	return resp.StatusCode
+}
+
+func TestJSONBombsAreAnsweredInBoundedMemory(t *testing.T) {
+	const size = 16 << 20
+	fill := func(unit string) string { return strings.Repeat(unit, size/len(unit)) }
+	chat := func(rest string) string {
+		return `{"model":"m","messages":[{"role":"user","content":"hi"}]` + rest + `}`
+	}
+	p := startProgram(t, "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", standIn{}.start(t))
+	p.ask(plainChat)
+	before := p.resident()
+	for name, c := range map[string]struct {
+		body string
+		code int
+	}{
+		"open lists":              {fill("["), 400},
+		"open objects":            {fill(`{"a":`), 400},
+		"open lists in a value":   {chat(`,"x":` + fill("[")), 400},
+		"deep, and closed":        {chat(`,"x":` + strings.Repeat("[", 400) + strings.Repeat("]", 400)), 200},
+		"a million keys":          {chat(fill(`,"k12345":1`)), 200},
+		"the same key for ever":   {chat(fill(`,"model":"m"`)), 400},
+		"keys of an object":       {chat(`,"metadata":{"a":1` + fill(`,"a":1`) + `}`), 200},
+		"a long number":           {chat(`,"temperature":` + fill("9")), 200},
+		"a long fraction":         {chat(`,"max_tokens":1.` + fill("0")), 0},
+		"a huge exponent":         {chat(`,"max_tokens":1e999999999`), 0},
+		"a long key":              {chat(`,"` + fill("k") + `":1`), 200},
+		"escapes":                 {`{"model":"m","messages":[{"role":"user","content":"` + fill(`\u0041`) + `"}]}`, 200},
+		"lone surrogates":         {`{"model":"m","messages":[{"role":"user","content":"` + fill(`\ud800`) + `"}]}`, 0},
+		"an unfinished escape":    {`{"model":"m","messages":[{"role":"user","content":"` + fill(`\\`) + `\`, 400},
+		"a million messages":      {`{"model":"m","messages":[` + fill(`{"role":"user","content":""},`) + `{"role":"user","content":"hi"}]}`, 200},
+		"a million parts":         {`{"model":"m","messages":[{"role":"user","content":[` + fill(`{"type":"text","text":""},`) + `{"type":"text","text":"hi"}]}]}`, 200},
+		"a million tools":         {chat(`,"tools":[` + fill(`{"type":"function","function":{"name":"f"}},`) + `{"type":"function","function":{"name":"f"}}]`), 200},
+		"white space":             {fill(" "), 400},
+		"white space, and a chat": {fill("\n") + plainChat, 200},
+	} {
+		code := p.ask(c.body)
+		if c.code == 0 && (code == 200 || code == 400) { // both are right: it is the replica's to judge
+			continue
+		}
+		if code != c.code {
+			t.Errorf("%s: answered %d, want %d", name, code, c.code)
+		}
+	}
+	// One body with its canonical prompt and blocks, and what the collector leaves for later.
+	if grown := p.resident() - before; grown > memoryCost*24*size {
+		t.Errorf("memory grew by %.0f MB", grown/1e6)
+	} else {
+		t.Logf("memory grew by %.0f MB", grown/1e6)
+	}
+	if code := p.ask(plainChat); code != 200 {
+		t.Errorf("afterwards: %d", code)
+	}
+}
+
+func TestAHundredLargestBodiesAtOnceAreBounded(t *testing.T) {
+	const clients, each, total = 100, 8 << 20, 32 << 20
+	t.Setenv("WARMROUTE_LIMITS_BODY_BYTES", fmt.Sprint(each))
+	t.Setenv("WARMROUTE_LIMITS_BODY_BYTES_TOTAL", fmt.Sprint(total))
+	p := startProgram(t, "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", standIn{}.start(t))
+	p.ask(plainChat)
+	before := p.resident()
+	const frame = `{"model":"m","messages":[{"role":"user","content":""}]}`
+	body := strings.Replace(frame, `""`, `"`+strings.Repeat("x", each-len(frame))+`"`, 1)
+	var mu sync.Mutex
+	codes := map[int]int{}
+	var all sync.WaitGroup
+	for range clients {
+		all.Go(func() {
+			code := p.ask(body)
+			mu.Lock()
+			codes[code]++
+			mu.Unlock()
+		})
+	}
+	all.Wait()
+	// Who goes on uploading for longer than a refusal waits may miss it.
+	if codes[200] == 0 || codes[503] == 0 || codes[200]+codes[503]+codes[0] != clients {
+		t.Errorf("answered %v", codes)
+	}
+	// Each body has a canonical prompt beside it, and garbage waits for a collection:
+	// three times the bound lives, and twice that again waits. All of them would be 50 times it.
+	if grown := p.resident() - before; grown > memoryCost*10*total {
+		t.Errorf("memory grew by %.0f MB", grown/1e6)
+	} else {
+		t.Logf("memory grew by %.0f MB; answered %v", grown/1e6, codes)
+	}
+	if code := p.ask(body); code != 200 {
+		t.Errorf("afterwards: %d", code)
+	}
+}

@@ -1,0 +1,79 @@
+package e2e
+
+import (
+	"encoding/json"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"warmroute/proxy"
+	"warmroute/router"
+)
+
+// writeFile returns the path of a new file.
+func writeFile(t *testing.T, content string) string {
+	t.Helper()
+	name := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(name, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return name
+}
+
+func TestExplainRunningProxy(t *testing.T) {
+	const adminToken = "the-token-of-operators-0123456789"
+	config := startSimFleet(t, 2, 200_000).configFile(t, "admin_token: "+adminToken+"\n")
+	p := startProgram(t, "--config", config.path)
+	body := `{"model":"sim","messages":[{"role":"user","content":"` + strings.Repeat("some words ", 200) + `"}],"max_tokens":3}`
+	file, token := writeFile(t, body), writeFile(t, adminToken+"\n")
+	if status, out, stderr := runCommand(t, "explain", "--admin", p.admin, "--token-file", token, "-f", file); status != 0 || !strings.Contains(out, "No backend that may take it holds any of its ") {
+		t.Fatalf("of a cold fleet: status %d, %s%s", status, out, stderr)
+	}
+	resp, err := http.Post(p.url+"/v1/chat/completions", "application/json", strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	http.DefaultClient.CloseIdleConnections()
+	holder := resp.Header.Get("X-Warmroute-Backend")
+	t.Setenv("WARMROUTE_ADMIN_TOKEN", adminToken)
+	t.Setenv("WARMROUTE_ADMIN", strings.TrimPrefix(p.admin, "http://"))
+	status, out, stderr := runCommand(t, "explain", "-f", file, "--json")
+	var e proxy.Explanation
+	if err := json.Unmarshal([]byte(out), &e); status != 0 || err != nil || e.Choice != holder || e.Reason != router.ReasonPrefix {
+		t.Errorf("status %d, %v, %s%s", status, err, out, stderr)
+	}
+	cmd := exec.Command(binary, "explain", "-f", "-", "--tried", holder, "-H", "X-Warmroute-Priority: 4")
+	cmd.Stdin = strings.NewReader(body)
+	if printed, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(printed), "tried already") {
+		t.Errorf("from the standard input: %v, %s", err, printed)
+	}
+}
+
+func TestHealthOfRunningProxy(t *testing.T) {
+	pair := newPEMPair(t)
+	for scheme, yaml := range map[string]string{"http": "", "https": pair.yaml()} {
+		t.Run(scheme, func(t *testing.T) {
+			p := startProgram(t, "--config", startSimFleet(t, 1, 200_000).configFile(t, yaml).path)
+			_, address, _ := strings.Cut(p.url, "://")
+			if status, _, output := runCommand(t, "health", "--listen", address); scheme == "http" && status != 0 {
+				t.Errorf("by flag: status %d, %s", status, output)
+			}
+			// The file has got an error since, which does not matter to the running proxy.
+			file := filepath.Join(t.TempDir(), "later.yaml")
+			if err := os.WriteFile(file, []byte("listen: "+address+"\nrouting: {policy: fastest}\n"+yaml), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if status, _, output := runCommand(t, "health", "--config", file); status != 0 {
+				t.Errorf("by file: status %d, %s", status, output)
+			}
+			t.Setenv("WARMROUTE_CONFIG", file)
+			if status, _, output := runCommand(t, "health"); status != 0 {
+				t.Errorf("by WARMROUTE_CONFIG: status %d, %s", status, output)
+			}
+		})
+	}
+}

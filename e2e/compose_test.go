@@ -1,0 +1,73 @@
+package e2e
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/compose-spec/compose-go/v2/cli"
+	"github.com/compose-spec/compose-go/v2/types"
+)
+
+// composeProject loads docker-compose.yml as `docker compose` does, with the
+// profiles given or, without any, those of .env.
+func composeProject(t *testing.T, profiles ...string) *types.Project {
+	t.Helper()
+	options, err := cli.NewProjectOptions([]string{"docker-compose.yml"},
+		cli.WithWorkingDirectory("."), cli.WithEnvFiles(), cli.WithDotEnv, cli.WithDefaultProfiles(profiles...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	project, err := options.LoadProject(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return project
+}
+
+func composeProfiles() []struct {
+	name, proxy string
+	replicas    []string
+	gpus        []string // of each replica, "" for none
+} {
+	return []struct {
+		name, proxy string
+		replicas    []string
+		gpus        []string
+	}{
+		{"gpu", "warmroute", []string{"vllm-0", "vllm-1"}, []string{"0", "1"}},
+		{"one-gpu", "warmroute-one-gpu", []string{"vllm-half-0", "vllm-half-1"}, []string{"0", "0"}},
+		{"sim", "warmroute-sim", []string{"sim-0", "sim-1"}, []string{"", ""}},
+	}
+}
+
+func TestComposeProfiles(t *testing.T) {
+	for _, profile := range composeProfiles() {
+		t.Run(profile.name, func(t *testing.T) {
+			project := composeProject(t, profile.name)
+			want := append([]string{profile.proxy}, profile.replicas...)
+			slices.Sort(want)
+			if got := project.ServiceNames(); !slices.Equal(got, want) {
+				t.Fatalf("services %v, want %v", got, want)
+			}
+			proxy := project.Services[profile.proxy]
+			urls := make([]string, len(profile.replicas))
+			for i, replica := range profile.replicas {
+				urls[i] = "http://" + replica + ":8000"
+			}
+			if want := append([]string{"serve"}, urls...); !slices.Equal(proxy.Command, want) {
+				t.Errorf("the proxy runs %q, want %q", proxy.Command, want)
+			}
+			if status, _, output := runCommand(t, append([]string{"check"}, proxy.Command[1:]...)...); status != 0 {
+				t.Errorf("the proxy would not start: %s", output)
+			}
+			if len(proxy.Ports) != 1 || proxy.Ports[0].Target != 8080 {
+				t.Errorf("the proxy publishes %+v", proxy.Ports)
+			}
+			for _, replica := range profile.replicas {
+				if s := project.Services[replica]; len(s.Ports) != 0 || s.NetworkMode != "" {
+					t.Errorf("%s is reachable past the proxy: ports %v, network mode %q", replica, s.Ports, s.NetworkMode)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,255 @@
+package e2e
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+)
+
+// monitored is a proxy that serves, asked for something of every kind.
+type monitored struct {
+	*program
+	fleet  *simFleet
+	key    string
+	client *http.Client
+}
+
+func startMonitored(t *testing.T) *monitored {
+	startCollector(t, "http/protobuf") // or nothing were counted of the spans
+	fleet := startSimFleet(t, 2, 100_000)
+	m := &monitored{fleet: fleet, key: "the-key-of-the-team-that-asks", client: &http.Client{Transport: &http.Transport{}}}
+	file := t.TempDir() + "/keys"
+	if err := os.WriteFile(file, []byte("team "+m.key+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	m.program = startProgram(t, "--config", fleet.configFile(t, "keys_file: "+file+"\n").path)
+	t.Cleanup(m.client.CloseIdleConnections)
+	return m
+}
+
+// ask sends a chat and returns the status and the answer as it comes.
+func (m *monitored) ask(key, prompt, more string) *http.Response {
+	m.t.Helper()
+	body := fmt.Sprintf(`{"model":"sim","max_tokens":20,"messages":[{"role":"user","content":%q}]%s}`, prompt, more)
+	return m.post(m.url+"/v1/chat/completions", key, body)
+}
+
+func (m *monitored) post(url, key, body string) *http.Response {
+	m.t.Helper()
+	req, err := http.NewRequestWithContext(m.t.Context(), http.MethodPost, url, strings.NewReader(body))
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("Authorization", "Bearer "+key)
+	resp, err := m.client.Do(req)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return resp
+}
+
+// status reads the answer to its end, however that is, and returns its status.
+func status(resp *http.Response) int {
+	defer resp.Body.Close()
+	io.Copy(io.Discard, resp.Body)
+	return resp.StatusCode
+}
+
+const streams = `,"stream":true,"stream_options":{"include_usage":true}`
+
+// chat sends prompts that each replica, at least the one, sees often.
+func (m *monitored) chat() {
+	m.t.Helper()
+	for i := range 6 {
+		for _, more := range []string{streams, ""} {
+			if code := status(m.ask(m.key, strings.Repeat(fmt.Sprint("system prompt ", i, " "), 200), more)); code != http.StatusOK {
+				m.t.Fatalf("a chat is answered with %d", code)
+			}
+		}
+	}
+}
+
+// mishap makes happen what goes wrong now and then.
+func (m *monitored) mishap() {
+	m.t.Helper()
+	status(m.ask("no-such-key-at-all", "x", ""))
+	resp := m.ask(m.key, "long", streams+`,"ignore_eos":true,"max_completion_tokens":5000`)
+	if _, err := bufio.NewReader(resp.Body).ReadString('\n'); err != nil {
+		m.t.Fatal(err)
+	}
+	resp.Body.Close() // the client leaves
+	for _, fault := range []string{`{"kind":"status","status":500,"requests":1}`, `{"kind":"die","chunks":3,"requests":1}`} {
+		for _, replica := range m.fleet.urls {
+			status(m.post(replica+"/sim/fault", "", fault))
+		}
+		status(m.ask(m.key, words(300), streams)) // is made elsewhere, or breaks off
+	}
+	for _, replica := range m.fleet.urls {
+		status(m.post(replica+"/sim/fault", "", `{"kind":"clear"}`))
+	}
+	m.drain("drain")
+	held := make(chan int)
+	go func() { held <- status(m.ask(m.key, "held", "")) }()
+	m.eventually("a request is held", func() bool { return metricSum(m.t, m.admin, "warmroute_queue_requests") > 0 })
+	m.drain("undrain")
+	if code := <-held; code != http.StatusOK {
+		m.t.Errorf("the one that was held is answered with %d", code)
+	}
+}
+
+func (m *monitored) drain(verb string) {
+	m.t.Helper()
+	for _, replica := range m.fleet.urls {
+		if code := status(m.post(m.admin+"/api/backends/"+strings.TrimPrefix(replica, "http://")+"/"+verb, "", "{}")); code != http.StatusOK {
+			m.t.Fatalf("%s is answered with %d", verb, code)
+		}
+	}
+}
+
+// families are the metrics that the proxy has of its own.
+func (m *monitored) families() map[string]*dto.MetricFamily {
+	m.t.Helper()
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	all, err := parser.TextToMetricFamilies(strings.NewReader(m.exposition()))
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	for name := range all {
+		if !strings.HasPrefix(name, "warmroute_") {
+			delete(all, name)
+		}
+	}
+	return all
+}
+
+// board is what the tests read of a Grafana dashboard.
+type board struct {
+	UID    string `json:"uid"`
+	Panels []struct {
+		ID                       int
+		Type, Title, Description string
+		GridPos                  struct{ X, Y, W, H int }
+		FieldConfig              struct {
+			Defaults struct{ Unit string }
+		}
+		Datasource struct{ UID string }
+		Targets    []struct{ Expr string }
+	}
+	Templating struct {
+		List []struct{ Name, Type, Definition string }
+	}
+}
+
+func readBoard(t *testing.T) (b board) {
+	t.Helper()
+	text, err := os.ReadFile("scripts/monitoring/dashboard.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(text, &b); err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// queries are all that the board and the alerts ask for, each with who does.
+func queries(t *testing.T) map[string]string {
+	t.Helper()
+	all := map[string]string{}
+	for _, p := range readBoard(t).Panels {
+		for i, target := range p.Targets {
+			all[fmt.Sprintf("panel %q, query %c", p.Title, 'A'+i)] = target.Expr
+		}
+	}
+	for _, r := range readAlerts(t) {
+		all["alert "+r.Alert] = r.Expr
+	}
+	return all
+}
+
+func TestTheBoardIsTidy(t *testing.T) {
+	b := readBoard(t)
+	ids, taken := map[int]bool{}, map[[2]int]string{}
+	for _, p := range b.Panels {
+		if ids[p.ID] {
+			t.Errorf("two panels have the id %d", p.ID)
+		}
+		ids[p.ID] = true
+		for x := p.GridPos.X; x < p.GridPos.X+p.GridPos.W; x++ {
+			for y := p.GridPos.Y; y < p.GridPos.Y+p.GridPos.H; y++ {
+				if other := taken[[2]int{x, y}]; other != "" || x >= 24 {
+					t.Fatalf("%q lies over %q, or beyond the edge", p.Title, other)
+				}
+				taken[[2]int{x, y}] = p.Title
+			}
+		}
+		if p.Type == "row" {
+			continue
+		}
+		if p.Title == "" || p.Description == "" || p.FieldConfig.Defaults.Unit == "" || len(p.Targets) == 0 || p.Datasource.UID != "${datasource}" {
+			t.Errorf("panel %d (%s) lacks a title, a description, a unit or a query, or names a data source of its own", p.ID, p.Title)
+		}
+	}
+	var variables []string
+	for _, v := range b.Templating.List {
+		variables = append(variables, v.Name)
+	}
+	if want := []string{"datasource", "instance", "model", "backend"}; !slices.Equal(variables, want) {
+		t.Errorf("its variables are %v, want %v", variables, want)
+	}
+}
+
+// TestMetricsAreDocumented compares the guide's list with what a proxy exposes that
+// has done something of every kind; and what the board and the alerts ask for.
+func TestMetricsAreDocumented(t *testing.T) {
+	m := startMonitored(t)
+	m.chat()
+	m.mishap()
+	guide, err := os.ReadFile("docs/operations.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	documented := map[string][2]string{} // type, labels
+	for _, row := range regexp.MustCompile("(?m)^\\| `(\\w+)` \\| (\\w+) \\| ([^|]*) \\| [^|]+ \\|$").FindAllStringSubmatch(string(guide), -1) {
+		documented["warmroute_"+row[1]] = [2]string{row[2], strings.TrimSpace(row[3])}
+	}
+	families := m.families()
+	for name, f := range families {
+		var labels []string
+		for _, l := range f.Metric[0].Label {
+			labels = append(labels, "`"+l.GetName()+"`")
+		}
+		slices.Sort(labels)
+		if got, want := documented[name], [2]string{strings.ToLower(f.GetType().String()), strings.Join(labels, ", ")}; got != want {
+			t.Errorf("docs/operations.md says of %s: %q, want %q", name, got, want)
+		}
+		if f.GetHelp() == "" {
+			t.Errorf("%s has no help", name)
+		}
+	}
+	for name := range documented {
+		if families[name] == nil {
+			t.Errorf("docs/operations.md lists %s, which the proxy does not expose", name)
+		}
+	}
+	part := regexp.MustCompile(`_(bucket|sum|count)$`)
+	for who, query := range queries(t) {
+		for _, name := range regexp.MustCompile(`warmroute_\w+`).FindAllString(query, -1) {
+			if families[name] == nil && families[part.ReplaceAllString(name, "")] == nil {
+				t.Errorf("%s asks for %s, which the proxy does not expose", who, name)
+			}
+		}
+	}
+}

@@ -1,0 +1,371 @@
+package e2e
+
+import (
+	"bufio"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
+
+	"warmroute/sim"
+	"warmroute/sim/engine"
+)
+
+const (
+	clientTrace  = "0af7651916cd43dd8448eb211c80319c"
+	clientSpan   = "b7ad6b7169203331"
+	clientParent = "00-" + clientTrace + "-" + clientSpan + "-01"
+)
+
+// traced is a program in front of replicas, and a client of it.
+type traced struct {
+	*program
+}
+
+func startTraced(t *testing.T, yaml string, replicas ...string) traced {
+	t.Helper()
+	f := &simFleet{urls: replicas}
+	return traced{startProgram(t, "--config", f.configFile(t, "health: {down_interval: 20ms}\naccess_log: {file: stderr, format: text}\n"+yaml).path)}
+}
+
+// ask sends a chat with an id for its request, and further headers.
+func (p traced) ask(model, id string, stream bool, headers ...string) *http.Response {
+	p.t.Helper()
+	options := ""
+	if stream {
+		options = `"stream_options":{"include_usage":true},`
+	}
+	body := fmt.Sprintf(`{"model":%q,"stream":%v,`+options+`"max_tokens":5,"messages":[{"role":"user","content":"SECRET %s"}]}`, model, stream, strings.Repeat("words ", 300))
+	req, err := http.NewRequest(http.MethodPost, p.url+"/v1/chat/completions?api_key=SECRET", strings.NewReader(body))
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	req.Header = http.Header{"Content-Type": {"application/json"}, "X-Request-Id": {id}, "Authorization": {"Bearer SECRET"}}
+	for i := 0; i < len(headers); i += 2 {
+		req.Header.Add(headers[i], headers[i+1])
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return resp
+}
+
+// read is ask for a whole answer.
+func (p traced) read(model, id string, stream bool, headers ...string) {
+	p.t.Helper()
+	resp := p.ask(model, id, stream, headers...)
+	defer resp.Body.Close()
+	if answer, err := io.ReadAll(resp.Body); err != nil || resp.StatusCode != http.StatusOK {
+		p.t.Fatalf("%s: %d %s %v", id, resp.StatusCode, answer, err)
+	}
+}
+
+func oneSpan(t *testing.T, named map[string][]*tracepb.Span, name string) *tracepb.Span {
+	t.Helper()
+	if len(named[name]) != 1 {
+		t.Fatalf("%d spans %q, of %v", len(named[name]), name, named)
+	}
+	return named[name][0]
+}
+
+func TestARequestIsATreeOfSpans(t *testing.T) {
+	for _, protocol := range []string{"http/protobuf", "grpc"} {
+		t.Run(protocol, func(t *testing.T) {
+			c := startCollector(t, protocol)
+			t.Setenv("OTEL_SERVICE_NAME", "my-proxy")
+			t.Setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test")
+			t.Setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-tenant=a")
+			replica, _ := startSimReplica(t, sim.Config{Engine: engine.Config{Speed: 20}}, "127.0.0.1:0")
+			front := startTap(t, replica)
+			p := startTraced(t, "", front.url)
+			p.read("sim", "streamed", true, "Traceparent", clientParent, "Tracestate", "vendor=1,other=2", "Baggage", "user=x")
+
+			server, named := c.trace(p.program, "streamed")
+			attempt := oneSpan(t, named, "chat sim")
+			first := oneSpan(t, named, "first token")
+			if hex.EncodeToString(server.TraceId) != clientTrace || hex.EncodeToString(server.ParentSpanId) != clientSpan {
+				t.Errorf("the client's trace is not gone on with: %x below %x", server.TraceId, server.ParentSpanId)
+			}
+			isChild(t, attempt, server)
+			isChild(t, first, attempt)
+			if server.Kind != tracepb.Span_SPAN_KIND_SERVER || attempt.Kind != tracepb.Span_SPAN_KIND_CLIENT || first.Kind != tracepb.Span_SPAN_KIND_INTERNAL || len(named) != 3 {
+				t.Errorf("%v, %v, %v of %d names", server.Kind, attempt.Kind, first.Kind, len(named))
+			}
+			if got := front.last(); got.Get("Traceparent") != traceparent(attempt) || got.Get("Tracestate") != "vendor=1,other=2" || got.Get("Baggage") != "user=x" {
+				t.Errorf("the replica got %v", got)
+			}
+			host, port, _ := net.SplitHostPort(strings.TrimPrefix(front.url, "http://"))
+			spanHas(t, server, map[string]any{
+				"http.request.method": "POST", "http.route": "/v1/chat/completions", "url.path": "/v1/chat/completions", "url.scheme": "http", "http.response.status_code": 200,
+				"network.protocol.version": "1.1", "client.address": "127.0.0.1", "server.address": "127.0.0.1", "error.type": nil, "url.query": nil,
+				"gen_ai.operation.name": "chat", "gen_ai.provider.name": "vllm", "gen_ai.request.model": "sim", "gen_ai.usage.output_tokens": 5,
+				"warmroute.attempts": 1, "warmroute.reason": "only", "warmroute.backend": host + ":" + port, "warmroute.prefix.matched_tokens": 0, "warmroute.aborted": nil, "warmroute.queue.seconds": nil,
+			})
+			spanHas(t, attempt, map[string]any{
+				"http.request.method": "POST", "url.full": front.url + "/v1/chat/completions", "http.response.status_code": 200, "server.address": host, "http.request.resend_count": nil, "error.type": nil,
+				"gen_ai.operation.name": "chat", "gen_ai.request.model": "sim", "gen_ai.request.max_tokens": 5, "gen_ai.request.stream": true, "gen_ai.usage.output_tokens": 5, "gen_ai.usage.input_tokens": value(server.Attributes, "gen_ai.usage.input_tokens"), "warmroute.reason": "only",
+			})
+			if seconds, _ := value(attempt.Attributes, "gen_ai.response.time_to_first_chunk").(float64); seconds <= 0 {
+				t.Error("no time to the first token")
+			}
+			if said := fmt.Sprint(c.all()); strings.Contains(said, "SECRET") {
+				t.Errorf("a prompt or a key is in a span: %s", said)
+			}
+			if c.resource == nil || value(c.resource.Attributes, "service.name") != "my-proxy" || value(c.resource.Attributes, "deployment.environment.name") != "test" {
+				t.Errorf("resource %v", c.resource)
+			}
+			if protocol != "grpc" && c.header.Get("X-Tenant") != "a" {
+				t.Errorf("the collector got %v", c.header)
+			}
+			p.awaitLog("msg=request request_id=streamed .*trace_id=" + clientTrace)
+
+			p.read("sim", "whole", false)
+			server, named = c.trace(p.program, "whole")
+			isChild(t, oneSpan(t, named, "chat sim"), server)
+			if len(server.ParentSpanId) != 0 || hex.EncodeToString(server.TraceId) == clientTrace || named["first token"] != nil {
+				t.Errorf("a request without a trace: %v", named)
+			}
+			spanHas(t, server, map[string]any{"gen_ai.usage.output_tokens": 5})
+			p.eventually("the spans are counted", func() bool { return metricSum(t, p.admin, "warmroute_trace_spans_total") >= 5 })
+		})
+	}
+}
+
+func TestRetriesAreSpansOfTheirOwn(t *testing.T) {
+	c := startCollector(t, "http/protobuf")
+	var mu sync.Mutex
+	var parents []string
+	failing := standIn{chat: func(w http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		defer mu.Unlock()
+		parents = append(parents, r.Header.Get("Traceparent"))
+		if len(parents) == 1 {
+			w.WriteHeader(http.StatusBadGateway)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		io.WriteString(w, wholeAnswer)
+	}}
+	p := startTraced(t, "", failing.start(t), failing.start(t))
+	p.eventually("both are ready", func() bool { return metricSum(t, p.admin, "warmroute_backend_ready") == 2 })
+	p.read("m", "retried", false)
+	server, named := c.trace(p.program, "retried")
+	attempts := named["chat m"]
+	if len(attempts) != 2 || len(parents) != 2 {
+		t.Fatalf("%d attempts, %d at the replicas", len(attempts), len(parents))
+	}
+	for i, a := range attempts {
+		isChild(t, a, server)
+		if parents[i] != traceparent(a) {
+			t.Errorf("attempt %d was sent with %s, and is %s", i, parents[i], traceparent(a))
+		}
+	}
+	spanHas(t, attempts[0], map[string]any{"http.response.status_code": 502, "error.type": "status_502", "http.request.resend_count": nil})
+	spanHas(t, attempts[1], map[string]any{"http.response.status_code": 200, "error.type": nil, "http.request.resend_count": 1})
+	spanHas(t, server, map[string]any{"warmroute.attempts": 2, "error.type": nil, "http.response.status_code": 200})
+	if attempts[0].Status.GetCode() != tracepb.Status_STATUS_CODE_ERROR || attempts[1].Status.GetCode() != tracepb.Status_STATUS_CODE_UNSET {
+		t.Errorf("status %v and %v", attempts[0].Status, attempts[1].Status)
+	}
+}
+
+func TestAHeldRequestHasASpanOfItsWait(t *testing.T) {
+	c := startCollector(t, "http/protobuf")
+	free := make(chan bool)
+	slow := standIn{chat: func(w http.ResponseWriter, r *http.Request) {
+		io.Copy(io.Discard, r.Body)
+		<-free
+		w.Header().Set("Content-Type", "application/json")
+		io.WriteString(w, wholeAnswer)
+	}}
+	p := startTraced(t, "backends: [{url: \""+slow.start(t)+"\", max_in_flight: 1}]\n")
+	var asking sync.WaitGroup
+	for _, id := range []string{"a", "b"} {
+		asking.Go(func() { p.ask("m", id, false).Body.Close() })
+	}
+	p.eventually("one waits", func() bool { return metricSum(t, p.admin, "warmroute_queue_requests") == 1 })
+	free <- true
+	free <- true
+	asking.Wait()
+	waits := 0
+	for _, id := range []string{"a", "b"} {
+		server, named := c.trace(p.program, id)
+		for _, hold := range named["queue"] {
+			waits++
+			isChild(t, hold, server)
+			spanHas(t, hold, map[string]any{"warmroute.queue.end": "sent"})
+			if held, _ := value(server.Attributes, "warmroute.queue.seconds").(float64); held <= 0 {
+				t.Error("the request's span says nothing of it")
+			}
+		}
+	}
+	if waits != 1 {
+		t.Errorf("%d spans of waits", waits)
+	}
+}
+
+// streamsOn answers with a stream that goes on until somebody leaves.
+var streamsOn = standIn{chat: func(w http.ResponseWriter, r *http.Request) {
+	io.Copy(io.Discard, r.Body)
+	w.Header().Set("Content-Type", "text/event-stream")
+	io.WriteString(w, `data: {"choices":[{"index":0,"delta":{"content":"hi"},"finish_reason":null}]}`+"\n\n")
+	w.(http.Flusher).Flush()
+	<-r.Context().Done()
+}}
+
+func TestAnAnswerThatTheProxysEndCutsOffIsSeenInItsSpans(t *testing.T) {
+	c := startCollector(t, "http/protobuf")
+	p := startTraced(t, "timeouts: {drain: 0, shutdown: 10ms}\n", streamsOn.start(t))
+	resp := p.ask("m", "cut-off", true)
+	defer resp.Body.Close()
+	if _, err := bufio.NewReader(resp.Body).ReadString('\n'); err != nil {
+		t.Fatal(err)
+	}
+	p.signal(syscall.SIGTERM)
+	p.exit()
+	server, named := c.trace(p.program, "cut-off")
+	spanHas(t, server, map[string]any{"http.response.status_code": 503, "error.type": "503", "warmroute.aborted": nil})
+	spanHas(t, oneSpan(t, named, "chat m"), map[string]any{"error.type": "cut_off"})
+	if !strings.Contains(p.log.String(), "msg=request request_id=cut-off") {
+		t.Error("the access log has nothing of it")
+	}
+}
+
+func TestAClientThatLeavesIsSeenInItsSpans(t *testing.T) {
+	c := startCollector(t, "http/protobuf")
+	p := startTraced(t, "", streamsOn.start(t))
+	resp := p.ask("m", "left", true)
+	if _, err := bufio.NewReader(resp.Body).ReadString('\n'); err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	server, named := c.trace(p.program, "left")
+	attempt := oneSpan(t, named, "chat m")
+	isChild(t, oneSpan(t, named, "first token"), attempt)
+	spanHas(t, server, map[string]any{"http.response.status_code": 499, "error.type": "client_left", "warmroute.aborted": "in_stream"})
+	spanHas(t, attempt, map[string]any{"http.response.status_code": 200, "error.type": "client_left"})
+	if server.Status.GetCode() == tracepb.Status_STATUS_CODE_ERROR {
+		t.Error("it counts as the proxy's error")
+	}
+}
+
+func TestWhatIsNotSampledIsPassedOnAllTheSame(t *testing.T) {
+	c := startCollector(t, "http/protobuf")
+	t.Setenv("OTEL_TRACES_SAMPLER", "parentbased_traceidratio")
+	t.Setenv("OTEL_TRACES_SAMPLER_ARG", "0")
+	replica, _ := startSimReplica(t, sim.Config{Engine: engine.Config{Speed: 20}}, "127.0.0.1:0")
+	front := startTap(t, replica)
+	p := startTraced(t, "", front.url)
+	p.read("sim", "unsampled", true)
+	if got := front.last().Get("Traceparent"); !strings.HasSuffix(got, "-00") || len(got) != len(clientParent) {
+		t.Errorf("the replica got %q", got)
+	}
+	p.read("sim", "unsampled-by-the-client", true, "Traceparent", "00-"+clientTrace+"-"+clientSpan+"-00")
+	if got := front.last().Get("Traceparent"); !strings.HasPrefix(got, "00-"+clientTrace) || !strings.HasSuffix(got, "-00") || strings.Contains(got, clientSpan) {
+		t.Errorf("the replica got %q", got)
+	}
+	p.read("sim", "sampled", true, "Traceparent", clientParent)
+	c.trace(p.program, "sampled")
+	for _, s := range c.all() {
+		if hex.EncodeToString(s.TraceId) != clientTrace {
+			t.Errorf("%s was not to be sampled", s.Name)
+		}
+	}
+}
+
+func TestWithoutTracingTheClientsTracePassesUntouched(t *testing.T) {
+	replica, _ := startSimReplica(t, sim.Config{Engine: engine.Config{Speed: 20}}, "127.0.0.1:0")
+	for name, env := range map[string][2]string{
+		"off": {}, "disabled": {"OTEL_SDK_DISABLED", "true"}, "none": {"OTEL_TRACES_EXPORTER", "none"}, "a protocol that is none": {"OTEL_EXPORTER_OTLP_PROTOCOL", "http/json"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if env[0] != "" {
+				startCollector(t, "http/protobuf")
+				t.Setenv(env[0], env[1])
+			}
+			front := startTap(t, replica)
+			p := startTraced(t, "", front.url)
+			// The state is none that a tracer would pass on.
+			p.read("sim", "untouched", false, "Traceparent", clientParent, "Tracestate", "not a state", "Baggage", "user=x")
+			got := front.last()
+			if got.Get("Traceparent") != clientParent || got.Get("Tracestate") != "not a state" || got.Get("Baggage") != "user=x" {
+				t.Errorf("the replica got %v", got)
+			}
+			p.awaitLog("msg=request request_id=untouched .*trace_id=" + clientTrace)
+			if warned := strings.Contains(p.log.String(), "requests are not traced"); warned != (env[1] == "http/json") {
+				t.Errorf("warned %v", warned)
+			}
+		})
+	}
+}
+
+func TestACollectorThatIsAwayOrHangsDelaysNobody(t *testing.T) {
+	replica, _ := startSimReplica(t, sim.Config{Engine: engine.Config{Speed: 20}}, "127.0.0.1:0")
+	hanging, err := net.Listen("tcp", "127.0.0.1:0") // takes connections into its queue, and says nothing
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer hanging.Close()
+	gone, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	gone.Close()
+	for _, protocol := range []string{"http/protobuf", "grpc"} {
+		for name, address := range map[string]string{"away": gone.Addr().String(), "hangs": hanging.Addr().String()} {
+			t.Run(protocol+" "+name, func(t *testing.T) {
+				t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://"+address)
+				t.Setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
+				t.Setenv("OTEL_BSP_SCHEDULE_DELAY", "5")
+				const room, spans = 16, 15*2 + 15*3 // a whole answer has two, a stream one for its first token as well
+				t.Setenv("OTEL_BSP_MAX_QUEUE_SIZE", strconv.Itoa(room))
+				p := startTraced(t, "timeouts: {drain: 0}\n", replica)
+				for i := range 30 {
+					p.read("sim", fmt.Sprint("r", i), i%2 == 0)
+				}
+				// A batch is on its way, as large as the queue, and the queue is full.
+				p.eventually("what is lost is counted", func() bool {
+					lost := metricSum(t, p.admin, "warmroute_trace_spans_total", "failed") + metricSum(t, p.admin, "warmroute_trace_spans_total", "dropped")
+					return lost >= spans-2*room && lost <= spans
+				})
+				if name == "hangs" && metricSum(t, p.admin, "warmroute_trace_spans_total", "dropped") < spans-2*room {
+					t.Error("none was dropped")
+				}
+				p.signal(syscall.SIGTERM)
+				if status := p.exit(); status != 0 {
+					t.Errorf("status %d", status)
+				}
+				if n := strings.Count(p.log.String(), "sending traces failed"); n != 1 {
+					t.Errorf("said %d times", n)
+				}
+				lost, err := strconv.Atoi(p.awaitLog("spans_lost=([0-9]+)"))
+				if least := map[string]int{"away": 1, "hangs": spans - 2*room}[name]; err != nil || lost < least || lost > spans {
+					t.Errorf("it says %d of %d lost", lost, spans)
+				}
+			})
+		}
+	}
+}
+
+func TestTheEndSendsWhatWasNotSent(t *testing.T) {
+	c := startCollector(t, "http/protobuf")
+	t.Setenv("OTEL_BSP_SCHEDULE_DELAY", fmt.Sprint(time.Hour.Milliseconds()))
+	replica, _ := startSimReplica(t, sim.Config{Engine: engine.Config{Speed: 20}}, "127.0.0.1:0")
+	p := startTraced(t, "timeouts: {drain: 0}\n", replica)
+	p.read("sim", "last", false)
+	if n := len(c.all()); n != 0 {
+		t.Fatalf("%d spans came early: the test shows nothing", n)
+	}
+	p.signal(syscall.SIGTERM)
+	p.exit()
+	c.trace(p.program, "last")
+}

@@ -1,0 +1,254 @@
+package server
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"warmroute/config"
+)
+
+// witness is a replica that keeps what it was sent.
+type witness struct {
+	mu   sync.Mutex
+	seen []string // "METHOD URI body"
+}
+
+func (w *witness) ServeHTTP(to http.ResponseWriter, r *http.Request) {
+	body, _ := io.ReadAll(r.Body)
+	w.mu.Lock()
+	w.seen = append(w.seen, r.Method+" "+r.RequestURI+" "+string(body))
+	w.mu.Unlock()
+	to.Header().Set("Content-Type", "application/json")
+	io.WriteString(to, wholeAnswer)
+}
+
+// take returns what has come since it was last asked.
+func (w *witness) take() []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	seen := w.seen
+	w.seen = nil
+	return seen
+}
+
+// withWitness is a proxy in front of a replica that keeps what it was sent.
+func withWitness(t *testing.T, change func(*config.Config)) (*fronted, *witness) {
+	w := &witness{}
+	mux := standIn{}.handler().(*http.ServeMux)
+	all := http.HandlerFunc(func(to http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodGet {
+			mux.ServeHTTP(to, r)
+			return
+		}
+		w.ServeHTTP(to, r)
+	})
+	server := httptest.NewServer(all)
+	t.Cleanup(server.Close)
+	f := startFronted(t, change, server.URL)
+	f.ready(1)
+	return f, w
+}
+
+// tell sends bytes as they are, and reads the status of each answer up to the end
+// of the connection.
+func (f *fronted) tell(sent string) (codes []int) {
+	f.t.Helper()
+	conn, err := net.Dial("tcp", strings.TrimPrefix(f.url, "http://"))
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	defer conn.Close()
+	conn.SetDeadline(time.Now().Add(time.Minute))
+	written := make(chan struct{})
+	go func() {
+		defer close(written)
+		io.WriteString(conn, sent) // the proxy may close before it has read all
+	}()
+	br := bufio.NewReader(conn)
+	for {
+		resp, err := http.ReadResponse(br, nil)
+		if timeout, ok := err.(net.Error); ok && timeout.Timeout() {
+			f.t.Errorf("the connection was kept, after %v", codes)
+		}
+		if err != nil {
+			break
+		}
+		io.Copy(io.Discard, resp.Body)
+		codes = append(codes, resp.StatusCode)
+	}
+	conn.Close()
+	<-written
+	return codes
+}
+
+func TestSmuggledRequestsReachNoReplica(t *testing.T) {
+	f, replica := withWitness(t, nil)
+	const (
+		chat   = `{"model":"m","messages":[]}` // 27 bytes, 1b
+		start  = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
+		hidden = "POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n"
+		passed = "POST /v1/chat/completions " + chat
+	)
+	inChunks := "1b\r\n" + chat + "\r\n0\r\n\r\n"
+	form := "--b\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\nm\r\n--b\r\nContent-Disposition: form-data; name=\"file\"; filename=\"f\"\r\n\r\n" +
+		hidden + "\r\n--b--\r\n"
+	for _, c := range []struct {
+		name, sent string
+		codes      []int
+		seen       []string // by the replica
+	}{
+		// What RFC 9112 gives one meaning passes with that.
+		{"plain", start + "Content-Length: 27\r\n\r\n" + chat, []int{200}, []string{passed}},
+		{"chunked", start + "Transfer-Encoding: chunked\r\n\r\n" + inChunks, []int{200}, []string{passed}},
+		{"both, the length ends sooner", start + "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n" + inChunks, []int{200}, []string{passed}},
+		{"both, the length ends later", start + "Content-Length: 200\r\nTransfer-Encoding: chunked\r\n\r\n" + inChunks + hidden, []int{200}, []string{passed}},
+		{"both, chunks end at once", start + fmt.Sprintf("Content-Length: %d\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 5+len(hidden)) + hidden, []int{400}, nil},
+		{"the same length twice", start + "Content-Length: 27\r\nContent-Length: 27\r\n\r\n" + chat, []int{200}, []string{passed}},
+		{"folded coding", start + "Transfer-Encoding:\r\n chunked\r\n\r\n" + inChunks, []int{200}, []string{passed}},
+		{"folded header", start + "X-Note: a\r\n Content-Length: 3\r\nContent-Length: 27\r\n\r\n" + chat, []int{200}, []string{passed}},
+		{"bare LF", strings.ReplaceAll(start, "\r", "") + "Content-Length: 27\n\n" + chat, []int{200}, []string{passed}},
+		{"chunk extension", start + "Transfer-Encoding: chunked\r\n\r\n1b;a=\"b\"\r\n" + chat + "\r\n0;c\r\n\r\n", []int{200}, []string{passed}},
+		{"length named hop-by-hop", start + "Connection: Content-Length, Host, X-Request-Id\r\nContent-Length: 27\r\n\r\n" + chat, []int{200}, []string{passed}},
+		{"hidden in a form", "POST /v1/audio/transcriptions HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data; boundary=b\r\n" +
+			fmt.Sprintf("Content-Length: %d\r\n\r\n", len(form)) + form, []int{200}, []string{"POST /v1/audio/transcriptions " + form}},
+		{"pipelined", start + "Content-Length: 27\r\n\r\n" + chat + start + "Content-Length: 27\r\n\r\n" + chat, []int{200, 200}, []string{passed, passed}},
+		{"pipelined to nowhere", start + "Content-Length: 27\r\n\r\n" + chat + hidden, []int{200, 404}, []string{passed}},
+
+		// The rest is refused, and nothing behind it is read.
+		{"two lengths", start + "Content-Length: 27\r\nContent-Length: 5\r\n\r\n" + chat + hidden, []int{400}, nil},
+		{"two lengths in one", start + "Content-Length: 27, 5\r\n\r\n" + chat + hidden, []int{400}, nil},
+		{"length with a sign", start + "Content-Length: +27\r\n\r\n" + chat + hidden, []int{400}, nil},
+		{"negative length", start + "Content-Length: -1\r\n\r\n" + chat + hidden, []int{400}, nil},
+		{"hexadecimal length", start + "Content-Length: 0x1b\r\n\r\n" + chat + hidden, []int{400}, nil},
+		{"length beyond 64 bits", start + "Content-Length: 99999999999999999999\r\n\r\n" + chat + hidden, []int{400}, nil},
+		{"length with a space before the colon", start + "Content-Length : 27\r\n\r\n" + chat + hidden, []int{400}, nil},
+		{"coding with a space before the colon", start + "Content-Length: 5\r\nTransfer-Encoding : chunked\r\n\r\n" + inChunks + hidden, []int{400}, nil},
+		{"header that begins folded", start[:len(start)-9] + " Content-Length: 27\r\nHost: x\r\n\r\n" + chat + hidden, []int{400}, nil},
+		{"chunked twice", start + "Transfer-Encoding: chunked, chunked\r\n\r\n" + inChunks + hidden, []int{501}, nil},
+		{"chunked in two headers", start + "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n" + inChunks + hidden, []int{501}, nil},
+		{"identity", start + "Transfer-Encoding: identity\r\nContent-Length: 27\r\n\r\n" + chat + hidden, []int{501}, nil},
+		{"chunked, then identity", start + "Transfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n\r\n" + inChunks + hidden, []int{501}, nil},
+		{"gzip, chunked", start + "Transfer-Encoding: gzip, chunked\r\n\r\n" + inChunks + hidden, []int{501}, nil},
+		{"unknown coding", start + "Transfer-Encoding: xchunked\r\nContent-Length: 27\r\n\r\n" + chat + hidden, []int{501}, nil},
+		{"coding with a vertical tab", start + "Transfer-Encoding: \vchunked\r\nContent-Length: 27\r\n\r\n" + chat + hidden, []int{400}, nil},
+		{"trailer with a length", start + "Transfer-Encoding: chunked\r\nTrailer: Content-Length\r\n\r\n1b\r\n" + chat + "\r\n0\r\nContent-Length: 3\r\n\r\n", []int{400}, nil},
+		{"NUL in a header", start + "X-Note: a\x00b\r\nContent-Length: 27\r\n\r\n" + chat + hidden, []int{400}, nil},
+		{"CR in a header", start + "X-Note: a\rContent-Length: 5\r\nContent-Length: 27\r\n\r\n" + chat + hidden, []int{400}, nil},
+		{"no name", start + ": a\r\nContent-Length: 27\r\n\r\n" + chat + hidden, []int{400}, nil},
+		{"two hosts", start + "Host: y\r\nContent-Length: 27\r\n\r\n" + chat + hidden, []int{400}, nil},
+		{"no host", "POST /v1/chat/completions HTTP/1.1\r\nContent-Length: 27\r\n\r\n" + chat + hidden, []int{400}, nil},
+		{"chunk of no size", start + "Transfer-Encoding: chunked\r\n\r\n\r\n" + chat + "\r\n0\r\n\r\n" + hidden, []int{400}, nil},
+		{"chunk of a signed size", start + "Transfer-Encoding: chunked\r\n\r\n+1b\r\n" + chat + "\r\n0\r\n\r\n" + hidden, []int{400}, nil},
+		{"chunk of a prefixed size", start + "Transfer-Encoding: chunked\r\n\r\n0x1b\r\n" + chat + "\r\n0\r\n\r\n" + hidden, []int{400}, nil},
+		{"chunk beyond 64 bits", start + "Transfer-Encoding: chunked\r\n\r\n1000000000000001b\r\n" + chat + "\r\n0\r\n\r\n" + hidden, []int{400}, nil},
+		{"chunk longer than said", start + "Transfer-Encoding: chunked\r\n\r\n1a\r\n" + chat + "\r\n0\r\n\r\n" + hidden, []int{400}, nil},
+		{"chunk that ends in LF", start + "Transfer-Encoding: chunked\r\n\r\n1b\n" + chat + "\n0\n\n" + hidden, []int{400}, nil},
+		{"endless chunk extension", start + "Transfer-Encoding: chunked\r\n\r\n1b;" + strings.Repeat("x", 1<<20) + "\r\n" + chat + "\r\n0\r\n\r\n" + hidden, []int{400}, nil},
+		{"tiny chunks with long extensions", start + "Transfer-Encoding: chunked\r\n\r\n" + strings.Repeat("1;"+strings.Repeat("x", 2000)+"\r\n \r\n", 1000) + hidden, []int{400}, nil},
+		{"HTTP/2 without asking", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + hidden, []int{404}, nil},
+		{"HTTP/3.0", "POST /v1/chat/completions HTTP/3.0\r\nHost: x\r\nContent-Length: 27\r\n\r\n" + chat + hidden, []int{505}, nil},
+		{"no version", "POST /v1/chat/completions\r\nHost: x\r\nContent-Length: 27\r\n\r\n" + chat + hidden, []int{400}, nil},
+		{"query with a space", "POST /v1/chat/completions?a b HTTP/1.1\r\nHost: x\r\nContent-Length: 27\r\n\r\n" + chat + hidden, []int{400}, nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			got := f.tell(c.sent + "GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+			closes := strings.Contains(c.sent, "Transfer-Encoding:") // after its response
+			if !closes && (c.seen != nil || len(c.codes) > 1) {
+				c.codes = append(c.codes, 200)
+			}
+			if !slices.Equal(got, c.codes) {
+				t.Errorf("answered %v, want %v", got, c.codes)
+			}
+			if seen := replica.take(); !slices.Equal(seen, c.seen) {
+				t.Errorf("the replica saw %q, want %q", seen, c.seen)
+			}
+		})
+	}
+}
+
+func TestOneConnectionMayAskManyTimesAtOnce(t *testing.T) {
+	f, replica := withWitness(t, nil)
+	const asked = 300
+	one := "GET /livez HTTP/1.1\r\nHost: x\r\n\r\nPOST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 27\r\n\r\n" + `{"model":"m","messages":[]}`
+	got := f.tell(strings.Repeat(one, asked) + "GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+	if len(got) != 2*asked+1 || slices.ContainsFunc(got, func(code int) bool { return code != http.StatusOK }) {
+		t.Errorf("%d answers: %v", len(got), got)
+	}
+	if seen := replica.take(); len(seen) != asked {
+		t.Errorf("the replica saw %d requests", len(seen))
+	}
+}
+
+func TestHeaderBombsAreRefused(t *testing.T) {
+	f, replica := withWitness(t, nil)
+	const start = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
+	for name, sent := range map[string]string{
+		"many":           start + strings.Repeat("A: b\r\n", 200_000) + "\r\n",
+		"many names":     start + manyHeaders(50_000) + "\r\n",
+		"one of 4 MiB":   start + "X: " + strings.Repeat("x", 4<<20) + "\r\n\r\n",
+		"without an end": start + "X: " + strings.Repeat("x", 4<<20),
+		"long name":      start + strings.Repeat("x", 1<<20) + ": a\r\n\r\n",
+		"long folds":     start + "X: a\r\n" + strings.Repeat(" b\r\n", 100_000) + "\r\n",
+		"long URL":       "POST /v1/chat/completions?" + strings.Repeat("x", 4<<20) + " HTTP/1.1\r\nHost: x\r\n\r\n",
+		"long method":    strings.Repeat("P", 4<<20) + " / HTTP/1.1\r\nHost: x\r\n\r\n",
+	} {
+		if got := f.tell(sent); !slices.Equal(got, []int{http.StatusRequestHeaderFieldsTooLarge}) {
+			t.Errorf("%s: answered %v", name, got)
+		}
+	}
+	if seen := replica.take(); len(seen) > 0 {
+		t.Errorf("the replica was asked %d times", len(seen))
+	}
+}
+
+func manyHeaders(n int) string {
+	var b bytes.Buffer
+	for i := range n {
+		fmt.Fprintf(&b, "X-%d: y\r\n", i)
+	}
+	return b.String()
+}
+
+func TestAThousandSlowHeadersKeepNobodyWaiting(t *testing.T) {
+	const slow = 1000
+	f, _ := withWitness(t, func(c *config.Config) { c.Timeouts.ReadHeader = 3 * time.Second })
+	var closed sync.WaitGroup
+	for i := range slow {
+		conn, err := net.Dial("tcp", strings.TrimPrefix(f.url, "http://"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { conn.Close() })
+		conn.SetReadDeadline(time.Now().Add(time.Minute))
+		io.WriteString(conn, "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nX-Slow: ")
+		closed.Go(func() {
+			if i%2 == 0 { // half of them drip
+				for {
+					if _, err := io.WriteString(conn, "x"); err != nil {
+						return
+					}
+					time.Sleep(500 * time.Millisecond)
+				}
+			}
+			if _, err := io.ReadAll(conn); err != nil && strings.Contains(err.Error(), "timeout") {
+				t.Errorf("connection %d was not closed", i)
+			}
+		})
+	}
+	for range 100 {
+		if resp, answer, err := f.chat(plainChat); err != nil || resp.StatusCode != http.StatusOK {
+			t.Fatalf("meanwhile: %v, %v, %s", resp, err, answer)
+		}
+	}
+	closed.Wait()
+}

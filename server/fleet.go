@@ -1,0 +1,319 @@
+package server
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"warmroute/backends"
+	"warmroute/backends/transport"
+	"warmroute/config"
+	"warmroute/metrics"
+	"warmroute/router"
+)
+
+const (
+	// joinTimeout bounds how long backends that are removed take requests until those
+	// that are added with them are ready.
+	joinTimeout = 5 * time.Second
+	// pollInterval is how often the condition that a change waits for is checked.
+	pollInterval = 10 * time.Millisecond
+)
+
+// fleet keeps the running backends in step with those of the configuration, without
+// losing a request. Safe for concurrent use.
+type fleet struct {
+	registry  *backends.Registry
+	router    *router.Router
+	checker   *backends.Checker
+	poller    *backends.Poller
+	metrics   *metrics.Metrics
+	log       *slog.Logger
+	onRemoved func(*backends.Backend)
+
+	mu           sync.Mutex      // guards what follows
+	running      context.Context // of start; nil: not started, or ending
+	work         sync.WaitGroup  // of the goroutines
+	managed      []*managedBackend
+	drainTimeout time.Duration // for the last requests of a backend that is removed
+}
+
+// newBackends returns the backends of a configuration. Nothing runs for them.
+func newBackends(c *config.Config) ([]*managedBackend, *backends.Registry, error) {
+	var managed []*managedBackend
+	var list []*backends.Backend
+	for _, b := range c.Backends {
+		m, err := newManagedBackend(b, transportSettingsOf(c))
+		if err != nil {
+			return nil, nil, err
+		}
+		managed = append(managed, m)
+		list = append(list, m.backend)
+	}
+	registry, err := backends.NewRegistry(list)
+	return managed, registry, err
+}
+
+// start has the backends checked and polled until ctx is done. It returns a function
+// that waits for that, and for the end of everything that the fleet does then.
+func (f *fleet) start(ctx context.Context) (wait func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.running = ctx
+	for _, m := range f.managed {
+		f.monitor(m)
+	}
+	return func() {
+		<-ctx.Done()
+		f.mu.Lock()
+		f.running = nil // an update starts goroutines before this or not at all
+		f.mu.Unlock()
+		f.work.Wait()
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		for _, m := range f.managed {
+			m.closeIdleConnections()
+		}
+	}
+}
+
+// update makes the fleet that of a configuration: new backends are added, missing ones
+// drained and removed, and the settings of the others change. A backend is the same
+// as long as its name and URL are. It does not wait for backends to become ready
+// or to be drained. It must not be called before start.
+//
+// On an error nothing has changed, unless the configuration was not validated: of
+// two backends that conflict the first is added.
+func (f *fleet) update(c *config.Config) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var kept, added []*managedBackend
+	changes := map[*managedBackend]*managedBackend{}
+	for _, b := range c.Backends {
+		fresh, err := newManagedBackend(b, transportSettingsOf(c))
+		if err != nil {
+			return err
+		}
+		if at := slices.IndexFunc(f.managed, fresh.isSame); at >= 0 {
+			kept = append(kept, f.managed[at])
+			changes[f.managed[at]] = fresh
+		} else {
+			added = append(added, fresh)
+		}
+	}
+	f.drainTimeout = c.Timeouts.Shutdown
+	for m, fresh := range changes {
+		m.update(fresh)
+	}
+	var removed []*managedBackend
+	for _, m := range f.managed {
+		if slices.Contains(kept, m) {
+			continue
+		}
+		removed = append(removed, m)
+		// One whose name or address another gets takes no more requests from now on.
+		if slices.ContainsFunc(added, m.conflictsWith) || slices.ContainsFunc(kept, m.conflictsWith) {
+			m.backend.Retire()
+		}
+	}
+	return f.replace(removed, added)
+}
+
+// replace adds backends and begins to remove others, unless that has begun. f.mu is held.
+func (f *fleet) replace(removed, added []*managedBackend) error {
+	var errs []error
+	for _, m := range added {
+		if err := f.registry.Add(m.backend); err != nil {
+			errs = append(errs, fmt.Errorf("backend %s: %w", m.backend.Name, err))
+			continue
+		}
+		f.router.AddBackend(m.backend)
+		m.added = time.Now()
+		f.managed = append(f.managed, m)
+		f.monitor(m)
+		f.log.Info("backend added", "backend", m.backend.Name)
+	}
+	for _, m := range removed {
+		if f.running == nil || m.cancelRemoval != nil {
+			continue
+		}
+		var ctx context.Context
+		ctx, m.cancelRemoval = context.WithCancel(f.running)
+		f.work.Go(func() { f.drain(ctx, m) })
+	}
+	return errors.Join(errs...)
+}
+
+// monitor checks and polls a backend until it is removed. f.mu is held.
+func (f *fleet) monitor(m *managedBackend) {
+	if f.running == nil {
+		return
+	}
+	ctx, stop := context.WithCancel(f.running)
+	m.stopMonitoring = stop
+	for _, follow := range []func(context.Context, *backends.Backend){f.checker.Watch, f.poller.Watch} {
+		m.monitoring.Add(1)
+		f.work.Go(func() { defer m.monitoring.Done(); follow(ctx, m.backend) })
+	}
+}
+
+// drain waits for the requests of a backend and then removes it, unless ctx ends before:
+// the configuration has it again.
+func (f *fleet) drain(ctx context.Context, m *managedBackend) {
+	b := m.backend
+	waitAtMost(ctx, joinTimeout, f.allAddedReady)
+	f.mu.Lock()
+	end := time.Now().Add(f.drainTimeout)
+	if ctx.Err() == nil {
+		b.Retire()
+		f.log.Info("removing backend", "backend", b.Name, "in_flight", b.InFlight.Load(), "timeout", f.drainTimeout)
+	}
+	f.mu.Unlock()
+	waitAtMost(ctx, time.Until(end), b.Idle)
+
+	f.mu.Lock()
+	if ctx.Err() != nil {
+		f.mu.Unlock()
+		return
+	}
+	m.cancelRemoval()
+	f.managed = slices.DeleteFunc(f.managed, func(other *managedBackend) bool { return other == m })
+	f.mu.Unlock()
+	f.remove(m, end)
+}
+
+// allAddedReady reports whether every backend that was added is ready or had
+// joinTimeout for it, also those of a later update than the one that waits.
+func (f *fleet) allAddedReady() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return !slices.ContainsFunc(f.managed, func(m *managedBackend) bool {
+		return m.cancelRemoval == nil && m.backend.State() == backends.Down && time.Since(m.added) < joinTimeout
+	})
+}
+
+// remove removes all that there is of a backend. Its requests in flight at the end are
+// aborted.
+func (f *fleet) remove(m *managedBackend, end time.Time) {
+	b := m.backend
+	m.stopMonitoring()
+	m.monitoring.Wait()
+	f.router.RemoveBackend(b)
+	// A request may have been sent to it at the moment in which it was retired;
+	// from now on none can be.
+	waitAtMost(context.Background(), time.Until(end), b.Idle)
+	aborted := b.InFlight.Load() + b.NoEngineInFlight.Load()
+	m.close()
+	f.registry.Remove(b)
+	if f.registry.Find(b.Name) == nil {
+		f.metrics.DeleteBackend(b.Name)
+	}
+	f.onRemoved(b)
+	f.log.Info("backend removed", "backend", b.Name, "aborted_requests", aborted)
+}
+
+// waitAtMost blocks until reached returns true, ctx is done, or it took too long.
+func waitAtMost(ctx context.Context, timeout time.Duration, reached func() bool) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	waitUntil(ctx, pollInterval, reached)
+}
+
+// managedBackend is a backend with what runs for it.
+type managedBackend struct {
+	backend    *backends.Backend
+	settings   transportSettings
+	tls        *tls.Config            // nil: the defaults
+	transports []*transport.Transport // the two in use, and before them others with requests in flight
+
+	added          time.Time          // zero: at the start
+	cancelRemoval  context.CancelFunc // nil: it is not being removed
+	stopMonitoring context.CancelFunc
+	monitoring     sync.WaitGroup
+}
+
+// transportSettings are the settings that all transports share.
+type transportSettings struct {
+	connectTimeout, idleTimeout time.Duration
+	maxConns                    int // to one backend, for requests
+}
+
+func transportSettingsOf(c *config.Config) transportSettings {
+	return transportSettings{c.Timeouts.Connect, c.Timeouts.KeepaliveIdle, c.Connections.MaxPerBackend}
+}
+
+func newManagedBackend(c config.Backend, s transportSettings) (*managedBackend, error) {
+	u, err := backends.ParseURL(c.URL)
+	if err != nil {
+		return nil, fmt.Errorf("backend %s: %w", c.Name, err)
+	}
+	tlsConfig, err := c.TLSConfig()
+	if err != nil {
+		return nil, fmt.Errorf("backend %s: certificate: %w", c.Name, err)
+	}
+	requests := transport.New(transport.Options{
+		URL: u, TLS: tlsConfig, ConnectTimeout: s.connectTimeout, IdleTimeout: s.idleTimeout, MaxConns: s.maxConns,
+	})
+	probes := transport.New(transport.Options{URL: u, TLS: tlsConfig, ConnectTimeout: s.connectTimeout, IdleTimeout: s.idleTimeout})
+	b := backends.New(c.Name, u, c.APIKey, requests)
+	b.SetOptions(backends.Options{APIKey: c.APIKey, MaxInFlight: c.MaxInFlight, Weight: c.Weight, Transport: requests, ProbeTransport: probes})
+	return &managedBackend{backend: b, settings: s, tls: tlsConfig, transports: []*transport.Transport{requests, probes}}, nil
+}
+
+// isSame reports whether other is the same replica under the same name.
+func (m *managedBackend) isSame(other *managedBackend) bool {
+	return m.backend.Name == other.backend.Name && backends.Address(m.backend.URL) == backends.Address(other.backend.URL)
+}
+
+// conflictsWith reports whether the two cannot be there together.
+func (m *managedBackend) conflictsWith(other *managedBackend) bool {
+	return m.backend.Name == other.backend.Name || backends.Address(m.backend.URL) == backends.Address(other.backend.URL)
+}
+
+// update gives m the settings of fresh, and its transports if they differ: requests in
+// flight go on over those that they began with. A removal in progress is cancelled.
+func (m *managedBackend) update(fresh *managedBackend) {
+	if m.cancelRemoval != nil {
+		m.cancelRemoval()
+		m.cancelRemoval = nil
+		m.backend.Restore()
+	}
+	m.transports = slices.DeleteFunc(m.transports, func(t *transport.Transport) bool {
+		o := m.backend.Options()
+		return t.Open() == 0 && t != o.Transport && t != o.ProbeTransport
+	})
+	o := *fresh.backend.Options()
+	if m.settings != fresh.settings || !equalTLS(m.tls, fresh.tls) {
+		m.closeIdleConnections()
+		m.transports = append(m.transports, fresh.transports...)
+	} else {
+		o.Transport, o.ProbeTransport = m.backend.Options().Transport, m.backend.Options().ProbeTransport
+	}
+	m.settings, m.tls = fresh.settings, fresh.tls
+	m.backend.SetOptions(o)
+}
+
+// equalTLS compares results of config.Backend.TLSConfig.
+func equalTLS(a, b *tls.Config) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
+	return a.ServerName == b.ServerName && a.RootCAs.Equal(b.RootCAs)
+}
+
+func (m *managedBackend) closeIdleConnections() {
+	for _, t := range m.transports {
+		t.CloseIdleConnections()
+	}
+}
+
+func (m *managedBackend) close() {
+	for _, t := range m.transports {
+		t.Close()
+	}
+}

@@ -1,0 +1,184 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"warmroute/config"
+	"warmroute/sim"
+	"warmroute/sim/engine"
+)
+
+// known is the beginning of many prompts: 700 tokens.
+var known = strings.Repeat("All of us know this. ", 134)
+
+func TestASecondClientThatGoesPastTheProxyIsSeen(t *testing.T) {
+	g := startGuarded(t, 2, sim.Config{}, nil)
+	holder := g.goesTo("sim", known+"one")
+	if again := g.goesTo("sim", known+"two"); again != holder {
+		t.Fatalf("the second request went to %d, and the prefix is on %d", again, holder)
+	}
+	leave := g.intrude(holder, 24, "sim", "somebody else's", 8000)
+	g.until("the poll sees them", func() bool { return g.load(holder).Running >= 24 })
+	if busy := g.goesTo("sim", known+"three"); busy == holder {
+		t.Error("a request went where another client has 24")
+	}
+	leave()
+	// The other replica holds the prompt by now as well, so it takes its load for
+	// requests to come back.
+	g.until("they are gone", func() bool { return g.load(holder).Running == 0 && g.load(holder).QueuesKnown })
+	g.intrude(1-holder, 24, "sim", "somebody else's", 8000)
+	g.until("the poll sees them", func() bool { return g.load(1-holder).Running >= 24 })
+	if back := g.goesTo("sim", known+"four"); back != holder {
+		t.Error("a request went where another client has 24, though the other one has left")
+	}
+}
+
+// small is a replica that one long prompt fills to 98 %.
+var small = sim.Config{Engine: engine.Config{KVTokens: 20_000, Speed: 20}}
+
+// fill makes another client fill a replica's KV cache to 98 %, and stay.
+func (g *guarded) fill(replica int) (leave func()) {
+	g.t.Helper()
+	leave = g.intrude(replica, 1, "sim", strings.Repeat("long", 19_600), 100)
+	g.fault(replica, sim.Fault{Kind: sim.Freeze})
+	g.until("the poll sees a full cache", func() bool { return g.load(replica).KVCacheUsage >= 0.98 })
+	return leave
+}
+
+func TestAReplicaAt98PercentKVGetsNothingWhileAnotherCanTakeIt(t *testing.T) {
+	g := startGuarded(t, 2, small, nil)
+	holder := g.goesTo("sim", known+"one")
+	g.fill(holder)
+	if to := g.goesTo("sim", known+"two"); to == holder {
+		t.Error("a request went to a replica at 98 %")
+	}
+}
+
+func TestWhereAllReplicasAreAt98PercentKVRequestsAreServed(t *testing.T) {
+	for name, held := range map[string]int{"with the admission queue": 1000, "without": 0} {
+		t.Run(name, func(t *testing.T) {
+			g := startGuarded(t, 2, small, func(c *config.Config) { c.Routing.Queue.Requests = held })
+			g.goesTo("sim", known+"one")
+			leave := []func(){g.fill(0), g.fill(1)}
+			served := g.ask(known + "two")
+			// Its turn is the engine's to give: who fills the cache may stay for long.
+			g.until("it was sent to a replica", func() bool { return g.inFlight() == 1 })
+			for i := range g.replicas {
+				leave[i]()
+				g.fault(i, sim.Fault{Kind: sim.Clear})
+			}
+			<-served
+		})
+	}
+}
+
+func (g *guarded) inFlight() (sum int64) {
+	for _, b := range g.server.fleet.registry.All() {
+		sum += b.InFlight.Load()
+	}
+	return sum
+}
+
+func TestRequestsBeyondMaxInFlightWaitForAPlace(t *testing.T) {
+	g := startGuarded(t, 2, sim.Config{}, func(c *config.Config) {
+		c.Backends[0].MaxInFlight, c.Backends[1].MaxInFlight = 1, 1
+	})
+	first, second := g.long(known+"one"), g.long(known+"two")
+	if first.replica == second.replica {
+		t.Fatalf("both went to %d", first.replica)
+	}
+	served := g.ask(known + "three")
+	g.until("the third is held", func() bool { return g.server.router.WaitingRequests() == 1 })
+	second.leave()
+	if to := <-served; to != second.replica {
+		t.Errorf("went to %d, where there was no place", to)
+	}
+}
+
+func TestAReplicaThatStopsProducingGetsNothingUntilItDoes(t *testing.T) {
+	for _, kind := range []sim.FaultKind{sim.Freeze, sim.Hang} {
+		t.Run(string(kind), func(t *testing.T) {
+			g := startGuarded(t, 2, sim.Config{}, nil)
+			holder := g.goesTo("sim", known+"one")
+			if kind == sim.Freeze {
+				if s := g.long(known + "two"); s.replica != holder { // stands still in mid-answer
+					t.Fatalf("went to %d, and the prefix is on %d", s.replica, holder)
+				}
+			}
+			g.fault(holder, sim.Fault{Kind: kind})
+			go g.open(t.Context(), g.url, "sim", known+"three", 2) // sent there, and not answered
+			g.until("requests go elsewhere", func() bool {
+				ctx, leave := context.WithTimeout(t.Context(), 500*time.Millisecond)
+				defer leave()
+				s, err := g.open(ctx, g.url, "sim", known+"four", 2)
+				if err != nil {
+					return false
+				}
+				defer s.leave()
+				return s.replica != holder
+			})
+			if to := g.goesTo("sim", known+"five"); to == holder {
+				t.Error("sent to a stalled replica")
+			}
+			stalls := func(of string) float64 { return metricSum(t, g.admin, "warmroute_backend_"+of) }
+			now, times := stalls("stalled"), stalls("stalls_total")
+			// The stream in mid-answer keeps it stalled. What has put out nothing was
+			// moved: with nothing of ours it is stalled no more, until it is tried again.
+			if kind == sim.Freeze && (now != 1 || times != 1) || times == 0 {
+				t.Errorf("metrics say that %v are stalled, and were %v times", now, times)
+			}
+			g.until("the log says so", func() bool { return strings.Contains(g.log.String(), "backend stalled") })
+			if kind == sim.Hang {
+				return // what it has read it never answers
+			}
+			g.fault(holder, sim.Fault{Kind: sim.Clear})
+			g.intrude(1-holder, 24, "sim", "somebody else's", 8000)
+			g.until("requests come back", func() bool { return g.goesTo("sim", known+"six") == holder })
+			g.until("the log says so", func() bool { return strings.Contains(g.log.String(), "backend recovered") })
+		})
+	}
+}
+
+func TestAdaptersAreFoundWhereTheyAreLoaded(t *testing.T) {
+	g := startGuarded(t, 2, sim.Config{}, nil)
+	load := func(replica int, name string) {
+		t.Helper()
+		body := fmt.Sprintf(`{"lora_name":%q,"lora_path":"/adapters/%s"}`, name, name)
+		resp, err := g.client.Post(g.replicas[replica].URL()+"/v1/load_lora_adapter", "application/json", strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		all := g.server.fleet.registry
+		g.server.fleet.checker.RequestCheck(all.All()[replica])
+		g.until("it is listed", func() bool {
+			e, _ := all.Catalog().Find(name)
+			for _, b := range e.Backends {
+				if b == all.All()[replica] {
+					return true
+				}
+			}
+			return false
+		})
+	}
+	load(0, "sql")
+	for i := range 4 {
+		if to := g.goesTo("sql", fmt.Sprint(i, known)); to != 0 {
+			t.Fatalf("sent to replica %d, which has no such adapter", to)
+		}
+	}
+	load(1, "sql")
+	// Who is at work for it comes first, though the other one is idle.
+	leave := g.intrude(1, 1, "sql", "somebody else's", 8000)
+	g.until("the poll sees it", func() bool { return len(g.load(1).RunningAdapters) == 1 })
+	for i := range 4 {
+		if to := g.goesTo("sql", fmt.Sprint(4+i, known)); to != 1 {
+			t.Errorf("sent to replica %d, and the adapter is at work on the other one", to)
+		}
+	}
+	leave()
+}

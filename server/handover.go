@@ -1,0 +1,263 @@
+package server
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/coreos/go-systemd/v22/activation"
+
+	"warmroute/config"
+)
+
+const (
+	// handOverTimeout bounds how long a new process takes until it serves: it reads its
+	// configuration and a snapshot, and checks every backend once.
+	handOverTimeout = time.Minute
+	// childExitTimeout bounds how long a new process that does not serve yet takes to exit.
+	childExitTimeout = 5 * time.Second
+
+	// handOverVariable has the handOverState for the new process.
+	handOverVariable = "LISTEN_HANDOVER"
+	// firstInheritedFD is the descriptor of the first socket that a process is passed
+	// (SD_LISTEN_FDS_START).
+	firstInheritedFD = 3
+)
+
+// errHandedOver ends eventLoop when another process serves the listeners.
+var errHandedOver = errors.New("handed over")
+
+// handOverState is what a process that hands over tells the new one, beside the
+// sockets, which are passed as systemd does it.
+type handOverState struct {
+	ReadyFD  int    // of a pipe: a byte says that the new process serves, end of file that it never will
+	Listen   string // settings with which the sockets were opened or inherited
+	Admin    string
+	Instance string // requests that come back to the listener's address reach either process
+	// SystemdSocket is set if systemd keeps the public socket open when the process ends.
+	SystemdSocket bool
+}
+
+// inherited is what this process was passed at its start: by systemd's socket
+// activation, or by a warmroute that hands over to it. All may be zero.
+type inherited struct {
+	handOverState
+	public, admin net.Listener
+	ready         *os.File // nil: there is no predecessor
+}
+
+// inherit takes the sockets that the environment names, and removes the variables from
+// it. Sockets are told apart by their names, public and admin, else by their order.
+func inherit() (*inherited, error) {
+	in := &inherited{}
+	state := os.Getenv(handOverVariable)
+	os.Unsetenv(handOverVariable)
+	if state != "" {
+		if err := json.Unmarshal([]byte(state), &in.handOverState); err != nil {
+			return nil, fmt.Errorf("%s is invalid: %w", handOverVariable, err)
+		}
+		in.ready = os.NewFile(uintptr(in.ReadyFD), "ready")
+		// The predecessor could not know the process ID.
+		os.Setenv("LISTEN_PID", strconv.Itoa(os.Getpid()))
+	}
+	files := activation.Files(true)
+	if len(files) > 2 {
+		return nil, fmt.Errorf("LISTEN_FDS is %d: pass at most two sockets, one for listen and one for admin", len(files))
+	}
+	var unnamed []net.Listener
+	for _, file := range files {
+		l, err := net.FileListener(file)
+		file.Close() // the listener has a descriptor of its own
+		if err != nil {
+			return nil, fmt.Errorf("%s, passed in LISTEN_FDS, is not a listening socket: %w", file.Name(), err)
+		}
+		acceptConnections(l) // an earlier process may have ended after ignoreConnections
+		switch name := file.Name(); {
+		case name == "public" && in.public == nil:
+			in.public = l
+		case name == "admin" && in.admin == nil:
+			in.admin = l
+		default:
+			unnamed = append(unnamed, l)
+		}
+	}
+	for _, l := range unnamed {
+		if in.public == nil {
+			in.public = l
+		} else {
+			in.admin = l
+		}
+	}
+	in.SystemdSocket = in.public != nil && (in.SystemdSocket || in.ready == nil)
+	return in, nil
+}
+
+// closeReplaced closes the sockets of a hand-over whose settings have changed. Their
+// addresses alone would not tell: those of systemd's sockets need not be those of
+// the settings.
+func (in *inherited) closeReplaced(c *config.Config) {
+	if in.ready == nil {
+		return
+	}
+	if in.public != nil && in.Listen != c.Listen {
+		in.public.Close()
+		in.public, in.SystemdSocket = nil, false
+	}
+	if in.admin != nil && in.Admin != c.Admin {
+		in.admin.Close()
+		in.admin = nil
+	}
+}
+
+// notifyPredecessor tells the predecessor, if there is one, that this process serves.
+func (in *inherited) notifyPredecessor() error {
+	if in.ready == nil {
+		return nil
+	}
+	_, err := in.ready.Write([]byte{1})
+	return cmp.Or(err, in.ready.Close())
+}
+
+// listen returns the inherited listeners and opens those that were not, so that a port
+// that is taken is an error before anything runs. admin is nil if the configuration
+// has none.
+func (in *inherited) listen(c *config.Config) (public, admin net.Listener, err error) {
+	in.closeReplaced(c)
+	if public = in.public; public == nil {
+		if public, err = listenTCP(c.Listen); err != nil {
+			return nil, nil, ListenError("listen", c.Listen, err)
+		}
+	}
+	switch admin = in.admin; {
+	case c.Admin == "" && admin != nil:
+		admin.Close()
+		return public, nil, nil
+	case c.Admin == "" || admin != nil:
+		return public, admin, nil
+	}
+	if admin, err = listenTCP(c.Admin); err != nil {
+		public.Close()
+		return nil, nil, ListenError("admin", c.Admin, err)
+	}
+	return public, admin, nil
+}
+
+// childProcess is a process that was passed the listeners. The zero value is none.
+type childProcess struct {
+	pid    int
+	serves chan error      // nil once it serves, else why it never will
+	stop   func(os.Signal) // ends it with the signal, gracefully if it serves
+}
+
+// handOver begins a hand-over, unless one is in progress, and returns the one in progress.
+func (s *Server) handOver(current childProcess) childProcess {
+	if current.serves != nil {
+		s.log.Warn("hand-over already in progress", "pid", current.pid)
+		return current
+	}
+	child, err := s.startChild()
+	if err != nil {
+		s.log.Error("hand-over failed, this process keeps serving", "err", err)
+		return childProcess{}
+	}
+	s.log.Info("handing over", "pid", child.pid, "program", s.process.program)
+	return child
+}
+
+// startChild starts this program's file as it is on disk now, with the same
+// arguments and the listeners.
+func (s *Server) startChild() (childProcess, error) {
+	if err := checkCanHandOver(os.Getpid()); err != nil {
+		return childProcess{}, err
+	}
+	if s.files.snapshot != nil {
+		s.files.snapshot.save() // for the new process to read
+	}
+	ready, childReady, err := os.Pipe()
+	if err != nil {
+		return childProcess{}, err
+	}
+	defer childReady.Close() // so that the pipe ends with the new process
+	cmd := exec.Command(s.process.program, os.Args[1:]...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	var names []string
+	for _, l := range s.listeners.all() {
+		file, err := duplicate(l.socket)
+		if err != nil {
+			ready.Close()
+			return childProcess{}, fmt.Errorf("pass on the %s listener: %w", l.name, err)
+		}
+		defer file.Close()
+		names, cmd.ExtraFiles = append(names, l.name), append(cmd.ExtraFiles, file)
+	}
+	cmd.ExtraFiles = append(cmd.ExtraFiles, childReady)
+	state, err := json.Marshal(handOverState{
+		ReadyFD: firstInheritedFD + len(names),
+		Listen:  s.started.Listen, Admin: s.started.Admin,
+		Instance: s.instance, SystemdSocket: s.process.inherited.SystemdSocket,
+	})
+	if err != nil {
+		ready.Close()
+		return childProcess{}, err
+	}
+	cmd.Env = append(os.Environ(), handOverVariable+"="+string(state),
+		"LISTEN_FDS="+strconv.Itoa(len(names)), "LISTEN_FDNAMES="+strings.Join(names, ":"))
+	if err := cmd.Start(); err != nil {
+		ready.Close()
+		return childProcess{}, err
+	}
+	child := newChildProcess(cmd, ready)
+	s.listeners.serving.Go(func() { child.serves <- awaitChildReady(cmd, ready) })
+	return child, nil
+}
+
+// newChildProcess returns the record of a started process that writes to ready once it serves.
+func newChildProcess(cmd *exec.Cmd, ready *os.File) childProcess {
+	ready.SetReadDeadline(time.Now().Add(handOverTimeout))
+	stop := func(s os.Signal) {
+		cmd.Process.Signal(s)
+		ready.SetReadDeadline(time.Now().Add(childExitTimeout))
+	}
+	return childProcess{pid: cmd.Process.Pid, serves: make(chan error, 1), stop: stop}
+}
+
+// checkCanHandOver returns why the process with that ID cannot hand over, or nil.
+func checkCanHandOver(pid int) error {
+	if pid == 1 {
+		return errors.New("this is process 1 of its container, which ends with it: start another container and stop this one with SIGTERM")
+	}
+	return nil
+}
+
+// awaitChildReady blocks until the new process serves. One that does not is killed.
+func awaitChildReady(cmd *exec.Cmd, ready *os.File) error {
+	defer ready.Close()
+	_, err := io.ReadFull(ready, make([]byte, 1))
+	if err == nil {
+		return nil
+	}
+	cmd.Process.Kill()
+	cmd.Wait()
+	if errors.Is(err, io.EOF) {
+		return fmt.Errorf("the new process ended before it served: %v", cmd.ProcessState)
+	}
+	return fmt.Errorf("the new process did not serve within %v", handOverTimeout)
+}
+
+// programPath returns the path that this process was started by: what is there later
+// may be another version.
+func programPath() (string, error) {
+	if path, err := exec.LookPath(os.Args[0]); err == nil {
+		return filepath.Abs(path)
+	}
+	return os.Executable()
+}

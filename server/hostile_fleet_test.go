@@ -1,0 +1,234 @@
+package server
+
+import (
+	"bytes"
+	"compress/gzip"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"warmroute/backends"
+	"warmroute/config"
+)
+
+// endless writes a text over and over, until so many bytes are out or nobody reads.
+func endless(text string, most int) http.HandlerFunc {
+	piece := []byte(strings.Repeat(text, 1+(64<<10)/len(text)))
+	return func(w http.ResponseWriter, _ *http.Request) {
+		for n := 0; n < most; n += len(piece) {
+			if _, err := w.Write(piece); err != nil {
+				return
+			}
+		}
+	}
+}
+
+// numbered writes lines that differ in a number, as that many series or models would.
+func numbered(before, after string, lines int) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		piece := make([]byte, 0, 64<<10)
+		for i := range lines {
+			piece = fmt.Appendf(piece, "%s%d%s", before, i, after)
+			if len(piece) > 60<<10 || i == lines-1 {
+				if _, err := w.Write(piece); err != nil {
+					return
+				}
+				piece = piece[:0]
+			}
+		}
+	}
+}
+
+func text(s string) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, s) }
+}
+
+// Whatever a replica's /metrics are, its load is unknown then, it stays ready, and
+// its requests are answered.
+func TestMetricsOfAnyKindTakeNoReplicaDown(t *testing.T) {
+	var packed bytes.Buffer
+	z := gzip.NewWriter(&packed)
+	io.WriteString(z, "vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n")
+	z.Close()
+	for name, f := range map[string]struct {
+		metrics http.HandlerFunc
+		why     string
+	}{
+		"a million series":       {numbered(`vllm:request_success_total{id="`, "\"} 1\n", 1_000_000), "metrics scrape failed"}, // too long, or too late
+		"a million of engines":   {numbered(`vllm:cache_config_info{engine="`, "\",block_size=\"16\"} 1\n", 1_000_000), "more than 1024 engines"},
+		"50 MB":                  {endless("# a comment\n", 50<<20), "metrics scrape failed"},
+		"never ending":           {endless("vllm:num_requests_running 1\n", 1<<50), "metrics scrape failed"},
+		"one line without end":   {endless("x", 1<<50), "line 1: longer than"},
+		"garbage":                {text("\x00\xff\x01\n"), "line 1"},
+		"a page":                 {text("<html><body>Login</body></html>\n"), "line 1"},
+		"compressed unasked":     {text(packed.String()), "line 1"},
+		"cut in a number":        {text("vllm:num_requests_running 12"), "truncated"},
+		"gone":                   {http.NotFound, "no /metrics"},
+		"a redirect":             {func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/elsewhere", http.StatusFound) }, "answered 302"},
+		"silent":                 {func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, "deadline exceeded"},
+		"silent in mid-sentence": {stall("vllm:num_requests_running 1\nvllm:num_req"), "deadline exceeded"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := startFronted(t, func(c *config.Config) {
+				c.Poll.Interval, c.Poll.FastInterval, c.Poll.Timeout = 10*time.Millisecond, 10*time.Millisecond, 700*time.Millisecond
+			}, standIn{metrics: f.metrics}.start(t))
+			p.ready(1)
+			p.logs("metrics scrape failed")
+			if log := p.log.String(); !strings.Contains(log, f.why) {
+				t.Errorf("the log does not say %q:\n%s", f.why, log)
+			}
+			p.answered()
+			p.ready(1)
+		})
+	}
+}
+
+// stall writes a part of an answer and no more.
+func stall(part string) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		io.WriteString(w, part)
+		w.(http.Flusher).Flush()
+		<-r.Context().Done()
+	}
+}
+
+// Polling metrics without end, over and over, keeps the memory of one poll at most.
+func TestEndlessMetricsLeaveNoMemoryBehind(t *testing.T) {
+	var polls sync.WaitGroup
+	polls.Add(8)
+	var once [8]sync.Once
+	n := make(chan int, 1)
+	n <- 0
+	flood := endless(`vllm:lora_requests_info{max_lora="1",running_lora_adapters="`+strings.Repeat("a,", 5000)+"\"} 1\n", 1<<50)
+	p := startFronted(t, func(c *config.Config) {
+		c.Poll.Interval, c.Poll.FastInterval = 10*time.Millisecond, 10*time.Millisecond
+	},
+		standIn{metrics: func(w http.ResponseWriter, r *http.Request) {
+			i := <-n
+			n <- i + 1
+			flood(w, r)
+			if i < len(once) {
+				once[i].Do(polls.Done)
+			}
+		}}.start(t))
+	p.ready(1)
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	polls.Wait()
+	runtime.ReadMemStats(&after)
+	if spent := after.TotalAlloc - before.TotalAlloc; spent > 32<<20 {
+		t.Errorf("8 polls of 16 MiB each allocated %d MB", spent>>20)
+	}
+}
+
+// A replica whose list of models is no list is down and the log says why; the
+// others serve.
+func TestModelListsOfAnyKindHarmNobodyElse(t *testing.T) {
+	for name, f := range map[string]struct {
+		models http.HandlerFunc
+		why    string
+	}{
+		"a million models":     {numbered(`{"object":"list","data":[{"id":"m`, `"},`, 1_000_000), "longer than"},
+		"300,000 small models": {models(numbered(`{"id":"`, `"},`, 300_000)), "lists 300001 models"},
+		"100 MB":               {endless(" ", 100<<20), "longer than"},
+		"never ending":         {endless(`{"data":[`, 1<<50), "longer than"},
+		"deep":                 {text(`{"data":` + strings.Repeat("[", 1<<20)), "/v1/models"},
+		"a long name":          {text(`{"data":[{"id":"` + strings.Repeat("n", 1<<20) + `"}]}`), "an id of 1048576 bytes"},
+		"a redirect": {func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, "/v1/models/", http.StatusTemporaryRedirect)
+		}, "a redirect to"},
+		"a header bomb": {func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("X-Bomb", strings.Repeat("b", 1<<20))
+		}, "too long"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := startFronted(t, nil, standIn{models: f.models}.start(t), standIn{}.start(t))
+			p.logs(f.why)
+			p.ready(1)
+			p.answered()
+		})
+	}
+}
+
+// models makes a list of what writes its elements, each with a comma behind it.
+func models(elements http.HandlerFunc) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		io.WriteString(w, `{"data":[`)
+		elements(w, r)
+		io.WriteString(w, `{"id":"last"}]}`)
+	}
+}
+
+func TestANameThatResolvesToNothingIsADownBackend(t *testing.T) {
+	p := startFronted(t, nil, "http://no-such-replica.invalid:8000", standIn{}.start(t))
+	p.logs("no-such-replica.invalid:8000")
+	p.ready(1)
+	for range 3 {
+		p.answered()
+	}
+}
+
+// impatient serves a stand-in that closes every connection as soon as it is idle,
+// and says nothing of it.
+func (s standIn) impatient(t *testing.T) string {
+	t.Helper()
+	server := httptest.NewUnstartedServer(s.handler())
+	server.Config.ConnState = func(c net.Conn, state http.ConnState) {
+		if state == http.StateIdle {
+			c.Close()
+		}
+	}
+	server.Start()
+	t.Cleanup(server.Close)
+	return server.URL
+}
+
+// nginx loses 296 of these 300.
+func TestReplicasThatCloseIdleConnectionsAtOnceLoseNothing(t *testing.T) {
+	stream := func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		if !bytes.Contains(body, []byte(`"stream":true`)) {
+			io.WriteString(w, wholeAnswer)
+			return
+		}
+		w.Header().Set("Content-Type", "text/event-stream")
+		io.WriteString(w, `data: {"choices":[{"index":0,"delta":{"content":"hi"},"finish_reason":"stop"}]}`+"\n\ndata: [DONE]\n\n")
+	}
+	p := startFronted(t, nil, standIn{chat: stream}.impatient(t), standIn{chat: stream}.impatient(t))
+	p.ready(2)
+	long := strings.Repeat("What do you make of this? ", 40_000)
+	for name, f := range map[string]struct{ requests, clients, size int }{
+		"one after another":       {300, 1, 20},
+		"8 clients":               {300, 8, 20},
+		"1 MB, one after another": {40, 1, len(long)},
+		"1 MB, 8 clients":         {80, 8, len(long)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var clients sync.WaitGroup
+			for client := range f.clients {
+				clients.Go(func() {
+					for n := range f.requests / f.clients {
+						body := fmt.Sprintf(`{"model":"m","stream":%v,"messages":[{"role":"user","content":"%d %d %s"}]}`, n%2 == 0, client, n, long[:f.size])
+						resp, answer, err := p.chat(body)
+						if err != nil || resp.StatusCode != http.StatusOK || n%2 == 0 && !strings.HasSuffix(answer, "[DONE]\n\n") || n%2 == 1 && answer != wholeAnswer {
+							t.Errorf("request %d of client %d: %v, %v, %.200q", n, client, resp, err, answer)
+						}
+					}
+				})
+			}
+			clients.Wait()
+		})
+	}
+	for _, b := range p.server.fleet.registry.All() {
+		if s := b.State(); s != backends.Ready {
+			t.Errorf("%s is %v", b.Name, s)
+		}
+	}
+}

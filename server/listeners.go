@@ -1,0 +1,286 @@
+package server
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"runtime/debug"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"warmroute/config"
+	"warmroute/proxy"
+)
+
+const (
+	// idleTimeout bounds how long a client's connection may be idle. It is longer than any
+	// common client keeps one, so that it is the client that closes.
+	idleTimeout = 5 * time.Minute
+	// acceptGrace is how long connections that are being opened have to be accepted
+	// before the listener closes: above a round trip to the client.
+	acceptGrace = 200 * time.Millisecond
+)
+
+// listeners are the open listeners with their HTTP servers.
+type listeners struct {
+	public   *listener
+	admin    *listener               // nil: there is none
+	failed   chan error              // serving a listener failed
+	requests context.Context         // parent of all requests' contexts
+	cancel   context.CancelCauseFunc // ends requests
+	closing  atomic.Bool             // responses tell clients to close their connections
+	serving  sync.WaitGroup
+
+	acceptFailed func(error) // called with errors after which a listener goes on
+}
+
+// listener is one of them.
+type listener struct {
+	name        string // as in socket activation
+	socket      net.Listener
+	certificate atomic.Pointer[tls.Certificate] // for new connections; nil: no TLS
+	server      *http.Server                    // nil: not served yet
+	ended       chan struct{}                   // closed when no more connections are accepted
+}
+
+// openListeners opens the listeners that were not inherited.
+func (s *Server) openListeners(acceptFailed func(error)) (*listeners, error) {
+	public, admin, err := s.process.inherited.listen(s.config)
+	if err != nil {
+		return nil, err
+	}
+	l := &listeners{public: newListener("public", public, s.config.TLS), failed: make(chan error, 2), acceptFailed: acceptFailed}
+	if admin != nil {
+		l.admin = newListener("admin", admin, s.config.AdminTLS)
+	}
+	l.requests, l.cancel = context.WithCancelCause(context.Background())
+	return l, nil
+}
+
+func newListener(name string, socket net.Listener, t config.ListenerTLS) *listener {
+	l := &listener{name: name, socket: socket, ended: make(chan struct{})}
+	l.certificate.Store(t.Certificate)
+	return l
+}
+
+// all returns the listeners that there are.
+func (l *listeners) all() []*listener {
+	if l.admin == nil {
+		return []*listener{l.public}
+	}
+	return []*listener{l.public, l.admin}
+}
+
+// servePublic serves clients until the listeners close.
+func (s *Server) servePublic() {
+	server := s.newHTTPServer(s.proxy)
+	server.ConnState = s.proxy.TrackConnection
+	s.listeners.serve(s.listeners.public, server)
+}
+
+// serveAdmin serves operators until the listeners close, over HTTP/1 alone, so that
+// bounding the connections bounds the requests.
+func (s *Server) serveAdmin() {
+	if s.listeners.admin == nil {
+		return
+	}
+	server := s.newHTTPServer(s.admin)
+	server.RegisterOnShutdown(s.admin.EndEvents)
+	server.ConnState = func(conn net.Conn, state http.ConnState) {
+		proxy.RecordConnState(conn, state)
+		s.admin.ConnState(conn, state)
+	}
+	server.ConnContext = s.admin.ConnContext
+	server.Protocols = new(http.Protocols)
+	server.Protocols.SetHTTP1(true)
+	s.listeners.serve(s.listeners.admin, server)
+}
+
+// newHTTPServer returns a server whose requests end with the listeners.
+func (s *Server) newHTTPServer(h http.Handler) *http.Server {
+	requests := s.listeners.requests
+	return &http.Server{
+		Handler: s.listeners.closeConnections(s.logPanics(h)),
+		// Else net/http itself answers "OPTIONS *", which is on no allowlist.
+		DisableGeneralOptionsHandler: true,
+		ReadHeaderTimeout:            s.config.Timeouts.ReadHeader,
+		IdleTimeout:                  idleTimeout,
+		MaxHeaderBytes:               int(s.config.Limits.HeaderBytes),
+		ErrorLog:                     slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
+		BaseContext:                  func(net.Listener) context.Context { return requests },
+		// Responses have deadlines of their own; this is for a connection that does not even accept the end of
+		// one. net/http reads it with each connection, unguarded, so a reload cannot change it.
+		HTTP2: &http.HTTP2Config{WriteByteTimeout: s.config.Timeouts.WriteIdle},
+	}
+}
+
+// closeConnections closes connections after a response: all of them once closing is set, by the
+// header itself in HTTP/1 and by the GOAWAY that net/http sends for it in HTTP/2; and
+// at any time those whose request may end elsewhere for a proxy in front of this one
+// than it does here. net/http ignores Transfer-Encoding in HTTP/1.0, and Content-Length
+// beside it in HTTP/1.1.
+func (l *listeners) closeConnections(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if l.closing.Load() || !r.ProtoAtLeast(1, 1) || len(r.TransferEncoding) > 0 {
+			w.Header()["Connection"] = []string{"close"}
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// logPanics logs a panic of next as an error: net/http's own message goes to the
+// debug level, with what clients cause. The connection is closed either way.
+func (s *Server) logPanics(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		defer func() {
+			cause := recover()
+			if cause == nil {
+				return
+			}
+			if cause != http.ErrAbortHandler {
+				s.log.Error("handler panicked", "panic", cause, "stack", string(debug.Stack()))
+			}
+			panic(http.ErrAbortHandler)
+		}()
+		next.ServeHTTP(w, r)
+	})
+}
+
+// serve serves a listener until it closes, over TLS if it has a certificate.
+func (l *listeners) serve(to *listener, server *http.Server) {
+	serve := server.Serve
+	if to.certificate.Load() != nil {
+		server.TLSConfig = &tls.Config{
+			MinVersion:     tls.VersionTLS12,
+			GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return to.certificate.Load(), nil },
+		}
+		serve = func(socket net.Listener) error { return server.ServeTLS(socket, "", "") }
+	}
+	to.server = server
+	l.serving.Go(func() {
+		defer close(to.ended)
+		err := serve(retryingListener{proxy.NewClientListener(to.socket), l.acceptFailed})
+		if !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
+			l.failed <- err
+		}
+	})
+}
+
+// setCertificate has new connections use another certificate. Turning TLS on or off
+// needs a restart.
+func (l *listener) setCertificate(t config.ListenerTLS) {
+	if t.Enabled() && l.certificate.Load() != nil {
+		l.certificate.Store(t.Certificate)
+	}
+}
+
+// stopListening leaves the listeners to the process that shares them, and has
+// responses close their connections.
+func (l *listeners) stopListening() {
+	l.closing.Store(true)
+	for _, one := range l.all() {
+		one.stopListening()
+	}
+}
+
+// stopListening closes the socket and returns when each connection that was
+// accepted is known to the server, which keeps serving them.
+func (l *listener) stopListening() {
+	l.socket.Close()
+	<-l.ended
+}
+
+// refuseConnections is stopListening for a listener that no other process has: the
+// kernel resets connections that were opened and not accepted when it closes, and
+// their clients may have sent requests. So new connections are ignored for a moment
+// first. Their clients try again after a second, and are refused.
+func (l *listener) refuseConnections() {
+	if ignoreConnections(l.socket) == nil {
+		time.Sleep(acceptGrace)
+	}
+	l.stopListening()
+}
+
+// close ends what is left of requests and returns when nothing is served any more.
+func (l *listeners) close() {
+	l.cancel(nil)
+	for _, one := range l.all() {
+		if one.server != nil {
+			one.server.Close()
+		}
+		one.socket.Close()
+	}
+	l.serving.Wait()
+}
+
+// retryingListener makes net/http's server accept again, 5 ms to 1 s later, after
+// any error but the listener's closing. By itself it ends after errors that do not
+// call themselves temporary, and accept(2) returns such for a lack of memory, and
+// for a network error of the one connection.
+type retryingListener struct {
+	net.Listener
+	failed func(error)
+}
+
+// Accept implements net.Listener.
+func (l retryingListener) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err == nil || errors.Is(err, net.ErrClosed) {
+		return c, err
+	}
+	l.failed(err)
+	return nil, temporaryError{err}
+}
+
+// temporaryError is a net.Error after which net/http's server accepts again.
+type temporaryError struct{ error }
+
+func (temporaryError) Timeout() bool   { return false }
+func (temporaryError) Temporary() bool { return true }
+func (e temporaryError) Unwrap() error { return e.error }
+
+// listenTCP listens without Multipath TCP, which is Go's default and whose sockets
+// take no filter (ignoreConnections).
+func listenTCP(address string) (net.Listener, error) {
+	var c net.ListenConfig
+	c.SetMultipathTCP(false)
+	return c.Listen(context.Background(), "tcp", address)
+}
+
+// ListenError explains why address cannot be listened on, and what to do. flag is the
+// command-line flag that sets it.
+func ListenError(flag, address string, err error) error {
+	var dns *net.DNSError
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		return fmt.Errorf("%s is in use by another process: stop that one (ss -ltnp lists it), or set another address with --%s", address, flag)
+	case errors.Is(err, syscall.EACCES):
+		return fmt.Errorf("listen on %s: permission denied: ports below 1024 need root or CAP_NET_BIND_SERVICE; set another address with --%s", address, flag)
+	case errors.Is(err, syscall.EADDRNOTAVAIL):
+		return fmt.Errorf("%s is not an address of this machine: set another address with --%s", address, flag)
+	case errors.As(err, &dns):
+		return fmt.Errorf("%s: no such host: set another address with --%s", address, flag)
+	}
+	return fmt.Errorf("listen on %s: %w: set another address with --%s", address, err, flag)
+}
+
+// controlSocket calls f with the descriptor of l.
+func controlSocket(l net.Listener, f func(fd int) error) error {
+	conn, ok := l.(syscall.Conn)
+	if !ok {
+		return errors.ErrUnsupported
+	}
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var failed error
+	err = raw.Control(func(fd uintptr) { failed = f(int(fd)) })
+	return errors.Join(err, failed)
+}

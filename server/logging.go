@@ -1,0 +1,133 @@
+package server
+
+import (
+	"io"
+	"log/slog"
+	"sync"
+	"time"
+
+	"warmroute/backends"
+	"warmroute/backends/transport"
+	"warmroute/config"
+	"warmroute/router"
+)
+
+// NewLogger returns the logger that the configuration asks for, and its level, which
+// may be changed while it is in use.
+func NewLogger(c config.Log, out io.Writer) (*slog.Logger, *slog.LevelVar) {
+	level := new(slog.LevelVar)
+	level.UnmarshalText([]byte(c.Level)) // validated with the configuration
+	options := &slog.HandlerOptions{Level: level, ReplaceAttr: formatDuration}
+	if c.Format == "json" {
+		return slog.New(slog.NewJSONHandler(out, options)), level
+	}
+	return slog.New(slog.NewTextHandler(out, options)), level
+}
+
+// formatDuration writes durations as text such as 1.5s, where slog's JSON handler
+// would write nanoseconds.
+func formatDuration(_ []string, a slog.Attr) slog.Attr {
+	if a.Value.Kind() == slog.KindDuration {
+		a.Value = slog.StringValue(a.Value.Duration().String())
+	}
+	return a
+}
+
+// minResourceLogInterval is the least time between two logs of the same failure, of
+// which there may be thousands a second.
+const minResourceLogInterval = time.Minute
+
+// resourceLog logs, once a minute each, that this process is out of file
+// descriptors, and that connections cannot be accepted. Safe for concurrent use.
+type resourceLog struct {
+	log *slog.Logger
+
+	mu                  sync.Mutex
+	descriptors, accept messageLimit
+}
+
+// messageLimit lets one message be logged in each minResourceLogInterval.
+type messageLimit struct {
+	next       time.Time
+	suppressed int
+}
+
+// allow reports whether the message is to be logged, and how many were suppressed
+// since the last that was.
+func (m *messageLimit) allow(now time.Time) (ok bool, suppressed int) {
+	if now.Before(m.next) {
+		m.suppressed++
+		return false, 0
+	}
+	suppressed = m.suppressed
+	*m = messageLimit{next: now.Add(minResourceLogInterval)}
+	return true, suppressed
+}
+
+// outOfDescriptors is called when a connection could not be made or accepted for lack
+// of a file descriptor.
+func (l *resourceLog) outOfDescriptors(err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if ok, suppressed := l.descriptors.allow(time.Now()); ok {
+		l.log.Error("out of file descriptors", "limit", fileDescriptorLimit(), "err", err, "suppressed", suppressed,
+			"fix", "raise the limit (ulimit -n, systemd's LimitNOFILE=, Docker's --ulimit nofile=), or lower limits.connections and limits.in_flight")
+	}
+}
+
+// acceptFailed is called when a connection could not be accepted.
+func (l *resourceLog) acceptFailed(err error) {
+	if transport.IsOutOfDescriptors(err) {
+		l.outOfDescriptors(err)
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if ok, suppressed := l.accept.allow(time.Now()); ok {
+		l.log.Error("accept failed", "err", err, "suppressed", suppressed)
+	}
+}
+
+// stallLog logs when backends stall with requests of ours, and when they recover.
+// Safe for concurrent use.
+type stallLog struct {
+	router *router.Router
+	log    *slog.Logger
+
+	mu   sync.Mutex
+	last map[*backends.Backend]stallState // as of the last update
+}
+
+type stallState struct {
+	count   uint64
+	stalled bool
+}
+
+func newStallLog(r *router.Router, log *slog.Logger) *stallLog {
+	return &stallLog{router: r, log: log, last: map[*backends.Backend]stallState{}}
+}
+
+// update logs what has changed of a backend. A stall may be over by then: requests that
+// wait are moved to another backend as soon as it is found.
+func (l *stallLog) update(b *backends.Backend) {
+	count, stalled := l.router.Stalls(b)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	last := l.last[b]
+	if l.last[b] = (stallState{count, stalled}); count == 0 {
+		delete(l.last, b) // nor is a removed backend kept
+	}
+	switch {
+	case count > last.count:
+		l.log.Warn("backend stalled, no new requests routed", "backend", b.Name, "in_flight", b.InFlight.Load())
+	case last.stalled && !stalled:
+		l.log.Info("backend recovered", "backend", b.Name)
+	}
+}
+
+// forget removes a backend.
+func (l *stallLog) forget(b *backends.Backend) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.last, b)
+}

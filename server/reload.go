@@ -1,0 +1,231 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/zeebo/xxh3"
+
+	"warmroute/backends"
+	"warmroute/backends/transport"
+	"warmroute/config"
+)
+
+const (
+	// watchInterval is how often the configuration's files are checked for changes.
+	watchInterval = time.Second
+	// maxWatchedBytes is how much of one file is checked.
+	maxWatchedBytes = 16 << 20
+)
+
+// reload applies a configuration whole, or not at all if it could not be loaded.
+// Requests in flight keep the settings of their arrival. It reports whether it was
+// applied.
+func (s *Server) reload(c *config.Config, err error) bool {
+	var changed []string
+	limit := fileDescriptorLimit()
+	known := s.config.StartWarnings(limit) // logged at the start or by an earlier reload
+	if err == nil {
+		changed, _ = config.Diff(s.config, c)
+		err = s.apply(c)
+	}
+	if err != nil {
+		s.metrics.RecordReload(false)
+		for _, line := range config.ErrorLines(err) {
+			s.log.Error("config reload failed, keeping previous config", "err", line)
+		}
+		return false
+	}
+	if s.process.logLevel != nil {
+		s.process.logLevel.UnmarshalText([]byte(c.Log.Level)) // validated with the configuration
+	}
+	s.metrics.RecordReload(true)
+	s.log.Info("config reloaded", "changed", changed)
+	for _, path := range s.needRestart(c) {
+		s.log.Warn("setting change requires a restart", "setting", path)
+	}
+	for _, w := range c.StartWarnings(limit) {
+		if !slices.Contains(known, w) {
+			s.log.Warn(w)
+		}
+	}
+	return true
+}
+
+// needRestart returns the paths of the settings in c that take effect at a restart.
+func (s *Server) needRestart(c *config.Config) []string {
+	_, paths := config.Diff(s.started, c)
+	if s.started.TLS.Enabled() != c.TLS.Enabled() { // another certificate needs no restart
+		paths = append(paths, "tls.cert_file")
+	}
+	if s.started.AdminTLS.Enabled() != c.AdminTLS.Enabled() {
+		paths = append(paths, "admin_tls.cert_file")
+	}
+	return paths
+}
+
+// apply puts a configuration into use, but for settings that need a restart. On an
+// error nothing has changed.
+func (s *Server) apply(c *config.Config) error {
+	if err := c.CheckNotWeakened(s.config); err != nil {
+		return err
+	}
+	if err := s.router.Configure(c.RouterSettings()); err != nil {
+		return err
+	}
+	if err := s.accessLog.Configure(c.AccessLog); err != nil {
+		s.router.Configure(s.config.RouterSettings()) // accepted before
+		return fmt.Errorf("access_log.file: %w", err)
+	}
+	if err := s.fleet.update(c); err != nil {
+		s.router.Configure(s.config.RouterSettings())
+		s.accessLog.Configure(s.config.AccessLog)
+		return err
+	}
+	s.listeners.public.setCertificate(c.TLS)
+	if s.listeners.admin != nil {
+		s.listeners.admin.setCertificate(c.AdminTLS)
+	}
+	s.proxy.Configure(c.ProxySettings())
+	s.keys.Replace(c.APIKeys())
+	s.admin.SetToken(c.AdminToken)
+	s.fleet.checker.SetSettings(backends.HealthSettings(c.Health))
+	s.fleet.poller.SetSettings(backends.PollSettings(c.Poll))
+	s.config = c
+	return nil
+}
+
+// configWatcher loads the configuration when asked to and when its files change. Not
+// safe for concurrent use.
+type configWatcher struct {
+	file     string // the configuration's own; empty: none
+	loadFunc func() (*config.Config, error)
+
+	names   []string // of the files that are watched
+	applied uint64   // fingerprint of what was loaded
+	last    uint64   // of the previous check
+}
+
+// loadResult is what a configWatcher has loaded.
+type loadResult struct {
+	config *config.Config
+	err    error
+}
+
+func newConfigWatcher(file string, load func() (*config.Config, error)) *configWatcher {
+	return &configWatcher{file: file, loadFunc: load, names: (&config.Config{}).Files(file)}
+}
+
+// load loads the configuration. The fingerprint of its files is taken before, so that
+// no change in between is missed; and as only the configuration says which those
+// are, it is loaded once more if it names others than before, accepted or not.
+func (w *configWatcher) load() (c *config.Config, err error) {
+	for range 2 {
+		w.markApplied()
+		c, err = w.loadFunc()
+		if c == nil || slices.Equal(c.Files(w.file), w.names) {
+			return c, err
+		}
+		w.names = c.Files(w.file)
+		if w.file != "" && config.CheckRegular(w.file) != nil { // a pipe cannot be read twice
+			w.markApplied()
+			return c, err
+		}
+	}
+	return c, err
+}
+
+// reload is load for a service that runs.
+func (w *configWatcher) reload() (*config.Config, error) {
+	if w.file != "" {
+		if err := config.CheckRegular(w.file); err != nil {
+			w.markApplied()
+			return nil, err
+		}
+	}
+	return w.load()
+}
+
+// watch sends what it loads on each signal, and when the files have changed, until ctx
+// is done; then it closes ended. A network file system may block that for ever, so
+// nobody should wait for it long. w may be nil: then nothing is sent.
+func (w *configWatcher) watch(ctx context.Context, signals <-chan os.Signal) (loaded <-chan loadResult, ended <-chan struct{}) {
+	results, done := make(chan loadResult), make(chan struct{})
+	if w == nil {
+		close(done)
+		return nil, done
+	}
+	send := func() {
+		c, err := w.reload()
+		select {
+		case results <- loadResult{c, err}:
+		case <-ctx.Done():
+		}
+	}
+	go func() {
+		defer close(done)
+		ticks := time.NewTicker(watchInterval)
+		defer ticks.Stop()
+		for ctx.Err() == nil {
+			select {
+			case <-ctx.Done():
+			case <-signals:
+				send()
+			case <-ticks.C:
+				if w.hasChanged() {
+					send()
+				}
+			}
+		}
+	}()
+	return results, done
+}
+
+// markApplied takes the files' content now as loaded.
+func (w *configWatcher) markApplied() {
+	w.applied, _ = fingerprint(w.names)
+	w.last = w.applied
+}
+
+// hasChanged reports whether the files' content differs from what was loaded, and is
+// the same as at the previous check: files that are half written, or half of a pair,
+// get one interval to be completed. Files that could not be read for lack of a
+// descriptor have not changed.
+func (w *configWatcher) hasChanged() bool {
+	now, readable := fingerprint(w.names)
+	if !readable {
+		return false
+	}
+	settled := now == w.last
+	w.last = now
+	return settled && now != w.applied
+}
+
+// fingerprint returns a hash of the files' content. It reads them, which costs
+// microseconds, instead of asking the kernel for events: so an editor's rename,
+// Kubernetes' swapped symlinks, a bind mount and a network disk are all the same. A file
+// that is not regular, such as a pipe, could be read only once and never changes.
+// readable is false if there was no file descriptor to read one of them with.
+func fingerprint(names []string) (sum uint64, readable bool) {
+	hash, readable := xxh3.New(), true
+	for _, name := range names {
+		hash.WriteString(name + "\x00")
+		if info, err := os.Stat(name); err != nil {
+			hash.WriteString("\x00absent\x00")
+			continue
+		} else if !info.Mode().IsRegular() {
+			continue
+		}
+		file, err := os.Open(name)
+		if err == nil {
+			io.Copy(hash, io.LimitReader(file, maxWatchedBytes))
+			file.Close()
+		}
+		readable = readable && !transport.IsOutOfDescriptors(err)
+	}
+	return hash.Sum64(), readable
+}

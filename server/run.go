@@ -1,0 +1,166 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"os"
+	"runtime"
+	"strconv"
+	"sync"
+	"time"
+
+	"warmroute/backends"
+)
+
+const (
+	// maxAcceptDelay bounds for how long a proxy accepts no connections at its start if a
+	// backend does not answer its check. It is above the default of health.timeout.
+	maxAcceptDelay = 5 * time.Second
+	// watcherTimeout bounds how long the end waits for a configuration file that is being read.
+	watcherTimeout = time.Second
+)
+
+// Run serves until ctx is done or another process has taken over; then requests in
+// flight may finish. It returns when all that it started has ended, and may be called
+// once.
+func (s *Server) Run(ctx context.Context) error {
+	defer runtime.KeepAlive(newHeapBallast())
+	// Requests in flight need all of this after ctx is done.
+	background, stop := context.WithCancel(context.WithoutCancel(ctx))
+	var routing, logs sync.WaitGroup
+	s.files.start(background)
+	reloads, watcherEnded := s.process.watcher.watch(background, s.process.reloads)
+	routing.Go(s.fleet.start(background))
+	routing.Go(func() { s.router.Run(background) })
+	logs.Go(func() { s.accessLog.Run(background) }) // not handed over: two processes may write to it at once
+	if s.tracer != nil {
+		logs.Go(func() { s.tracer.Run(background) })
+	}
+	defer func() {
+		stop()
+		routing.Wait()
+		s.files.close()
+		logs.Wait() // last: a reader of lines or spans that hangs must not delay the snapshot
+		select {
+		case <-watcherEnded:
+		case <-time.After(watcherTimeout):
+		}
+	}()
+	defer s.listeners.close()
+
+	checked := s.startupChecks.done
+	if s.process.inherited.ready != nil {
+		// The predecessor still serves. Requests accepted now would fail: no backend is ready yet.
+		select {
+		case <-checked:
+		case <-ctx.Done():
+		}
+		if ctx.Err() != nil { // the predecessor goes on with the sockets and the files
+			s.files.abandon()
+			return nil
+		}
+		checked = nil
+		s.notifyReady()
+	}
+	s.serveAdmin()
+	// Connections wait for the first checks: a load balancer that does not check readiness
+	// sends requests as soon as the port is open, and they would find no backend ready.
+	select {
+	case <-s.startupChecks.done:
+	case <-time.After(maxAcceptDelay):
+	case <-ctx.Done():
+	}
+	s.servePublic()
+	switch err := s.eventLoop(ctx, checked, reloads); err {
+	case nil:
+		s.drain(ctx)
+		return s.shutDown()
+	case errHandedOver:
+		s.files.abandon()
+		return s.shutDownHandedOver(ctx)
+	default:
+		return errors.Join(err, s.shutDown())
+	}
+}
+
+// eventLoop reloads and hands over until ctx is done, serving fails, or another
+// process has taken over (errHandedOver). Once checked is closed it reports the
+// service as ready. A hand-over in progress is stopped with it: when the service is
+// stopped, no process may stay that took over at the same moment.
+func (s *Server) eventLoop(ctx context.Context, checked <-chan struct{}, reloads <-chan loadResult) error {
+	var child childProcess
+	defer func() {
+		if child.stop != nil {
+			child.stop(stopSignal(ctx))
+		}
+	}()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case err := <-s.listeners.failed:
+			return err
+		case <-checked:
+			checked = nil
+			s.notifyReady()
+		case loaded := <-reloads:
+			s.reloadNotifying(loaded, checked == nil)
+		case <-s.process.handOvers:
+			child = s.handOver(child)
+		case err := <-child.serves:
+			pid := child.pid
+			child = childProcess{}
+			if err == nil {
+				s.log.Info("handed over; finishing requests in flight", "pid", pid)
+				s.notifySystemd("MAINPID=" + strconv.Itoa(pid))
+				return errHandedOver
+			}
+			s.log.Error("hand-over failed, this process keeps serving", "err", err)
+		}
+	}
+}
+
+// startupChecks closes done when every backend of the start was checked once: until
+// then nobody knows where to send a request. Safe for concurrent use.
+type startupChecks struct {
+	done chan struct{}
+
+	mu      sync.Mutex
+	pending map[*backends.Backend]bool
+}
+
+func newStartupChecks(all []*backends.Backend) *startupChecks {
+	c := &startupChecks{done: make(chan struct{}), pending: map[*backends.Backend]bool{}}
+	for _, b := range all {
+		c.pending[b] = true
+	}
+	return c
+}
+
+// remove is called when a backend was checked, or is not waited for any more.
+func (c *startupChecks) remove(b *backends.Backend) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.pending[b] {
+		return
+	}
+	if delete(c.pending, b); len(c.pending) == 0 {
+		close(c.done)
+	}
+}
+
+// heapBallastBytes is what may be allocated between two garbage collections beyond the
+// usual doubling of the heap. A proxy lives on a few megabytes and allocates several
+// kilobytes a request: without it the collector would run a hundred times a second
+// under load. GOGC would not do: what leaves a small heap enough room lets the heap
+// of ten thousand streams grow to a multiple of what they need.
+const heapBallastBytes = 32 << 20
+
+// newHeapBallast returns memory that the garbage collector counts as live and that
+// takes no RAM, since it is never touched; nil if the environment tunes the collector.
+func newHeapBallast() []byte {
+	if os.Getenv("GOGC") != "" || os.Getenv("GOMEMLIMIT") != "" {
+		return nil
+	}
+	return make([]byte, heapBallastBytes)
+}

@@ -1,0 +1,234 @@
+// Package server runs one proxy built from a configuration: its listeners and
+// their TLS, the backends, reloads, the hand-over to another process, the drain
+// and the shutdown.
+package server
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	mathrand "math/rand/v2"
+	"net"
+	"os"
+	"time"
+
+	"warmroute/admin"
+	"warmroute/backends"
+	"warmroute/config"
+	"warmroute/metrics"
+	"warmroute/proxy"
+	"warmroute/proxy/accesslog"
+	"warmroute/proxy/apikey"
+	"warmroute/proxy/recorder"
+	"warmroute/proxy/tracing"
+	"warmroute/router"
+)
+
+// Options are what a Server is made of. Config and Log are required.
+type Options struct {
+	Config  *config.Config
+	Log     *slog.Logger
+	Version string
+
+	process process // zero: nothing reloads it, and it does not hand over
+}
+
+// process is what connects a Server to the process whose job it is.
+type process struct {
+	logLevel  *slog.LevelVar   // set by a reload
+	watcher   *configWatcher   // nil: the configuration is not reloaded
+	reloads   <-chan os.Signal // ask for a reload
+	handOvers <-chan os.Signal // ask for a hand-over
+	program   string           // path of the program that a hand-over starts
+	inherited *inherited       // sockets from systemd or a predecessor; never nil in a Server
+}
+
+// Server is one proxy with everything that runs for it.
+type Server struct {
+	log      *slog.Logger
+	process  process
+	started  *config.Config // as of New
+	config   *config.Config // in use; replaced by a reload, in the goroutine of Run
+	instance string         // random ID of this proxy; the same after a hand-over
+
+	listeners *listeners
+	proxy     *proxy.Proxy   // serves the public listener
+	admin     *admin.Handler // serves the admin listener
+	keys      *apikey.Set
+	accessLog *accesslog.Log
+	tracer    *tracing.Tracer // nil: requests are not traced
+
+	fleet         *fleet
+	router        *router.Router
+	metrics       *metrics.Metrics
+	startupChecks *startupChecks
+	files         stateFiles
+}
+
+// New returns a Server whose listeners are open; Run serves them. It fails if a
+// listener, or a file that the server writes, cannot be opened.
+func New(o Options) (*Server, error) {
+	c := o.Config
+	if o.process.inherited == nil {
+		o.process.inherited = &inherited{}
+	}
+	hasPredecessor := o.process.inherited.ready != nil
+	s := &Server{
+		log: o.Log, process: o.process, started: c, config: c,
+		instance: cmp.Or(o.process.inherited.Instance, rand.Text()),
+		keys:     apikey.New(c.APIKeys()),
+	}
+	managed, registry, err := newBackends(c)
+	if err != nil {
+		return nil, err
+	}
+	if s.router, err = router.New(router.Options{
+		Settings:      c.RouterSettings(),
+		Backends:      registry.All(),
+		Catalog:       registry.Catalog,
+		BlockBytes:    c.Index.BlockBytes,
+		IndexMaxBytes: int64(c.Index.MaxBytes),
+		Now:           time.Now,
+		Rand:          mathrand.New(mathrand.NewPCG(mathrand.Uint64(), mathrand.Uint64())),
+	}); err != nil {
+		return nil, err
+	}
+	s.metrics = metrics.New(registry, s.router, o.Version)
+	if c.Index.Snapshot != "" {
+		if s.files.snapshot, err = openSnapshot(c, s.router, o.Log, hasPredecessor); err != nil {
+			return nil, fmt.Errorf("index.snapshot: %w", err)
+		}
+	}
+	if c.Record.File != "" {
+		if s.files.recorder, err = newRecorder(c, s.metrics, o.Log, hasPredecessor); err != nil {
+			return nil, fmt.Errorf("record.file: %w", err)
+		}
+	}
+	if s.accessLog, err = accesslog.New(c.AccessLog, o.Log); err != nil {
+		return nil, fmt.Errorf("access_log.file: %w", err)
+	}
+	s.metrics.RegisterAccessLog(s.accessLog.Dropped)
+	if s.tracer, err = tracing.New(o.Version, o.Log); err != nil {
+		// The variables may be shared by all services of a host: serve all the same.
+		o.Log.Warn("requests are not traced", "err", err)
+	}
+	if s.tracer != nil {
+		s.metrics.RegisterTracing(s.tracer.Sent, s.tracer.Failed, s.tracer.Dropped)
+	}
+	resources := &resourceLog{log: o.Log}
+	s.startupChecks = newStartupChecks(registry.All())
+	s.fleet = s.newFleet(managed, registry, resources)
+	s.proxy = proxy.New(proxy.Options{
+		Registry:         registry,
+		Router:           s.router,
+		Metrics:          s.metrics,
+		Log:              o.Log,
+		Version:          o.Version,
+		Instance:         s.instance,
+		RecheckHealth:    s.fleet.checker.RequestCheck,
+		OutOfDescriptors: resources.outOfDescriptors,
+		BlockBytes:       c.Index.BlockBytes,
+		Recorder:         s.files.recorder,
+		AccessLog:        s.accessLog,
+		Tracer:           s.tracer,
+		Keys:             s.keys,
+		Settings:         c.ProxySettings(),
+	})
+	host, _, _ := net.SplitHostPort(c.Admin) // validated with the configuration
+	s.admin = admin.New(admin.Options{
+		Registry: registry, Router: s.router, Proxy: s.proxy, Reset: s.resetBackend,
+		Metrics: s.metrics.Handler(), Version: o.Version, Log: o.Log, Host: host, Token: c.AdminToken,
+	})
+	s.listeners, err = s.openListeners(resources.acceptFailed)
+	return s, err
+}
+
+// Addr returns the address of the public listener.
+func (s *Server) Addr() net.Addr { return s.listeners.public.socket.Addr() }
+
+// AdminAddr returns the address of the admin listener, nil if there is none.
+func (s *Server) AdminAddr() net.Addr {
+	if s.listeners.admin == nil {
+		return nil
+	}
+	return s.listeners.admin.socket.Addr()
+}
+
+// newFleet returns the fleet with the health checker and the poller that keep its
+// state up to date.
+func (s *Server) newFleet(managed []*managedBackend, registry *backends.Registry, resources *resourceLog) *fleet {
+	stalls := newStallLog(s.router, s.log)
+	replaced := func(b *backends.Backend, _ string) {
+		b.ReportsCached.Store(false) // the next process may be another version
+		s.router.ForgetCache(b)
+	}
+	checker := &backends.Checker{
+		Logger:   s.log,
+		Instance: s.instance,
+		OnState: func(b *backends.Backend, _ backends.State, _ string) {
+			s.router.BackendChanged(b)
+			s.startupChecks.remove(b)
+		},
+		OnHung:             s.router.ChecksTimedOut,
+		OnCacheLost:        replaced,
+		OnOutOfDescriptors: resources.outOfDescriptors,
+	}
+	observe := s.router.ObserveLoad
+	if s.files.snapshot != nil {
+		observe = s.files.snapshot.index.ObserveLoad
+	}
+	poller := &backends.Poller{
+		Logger: s.log,
+		OnLoad: func(b *backends.Backend, l *backends.Load) {
+			observe(b, l)
+			stalls.update(b)
+		},
+		OnCacheLost: replaced,
+		OnError: func(b *backends.Backend, err error) {
+			s.metrics.CountPollError(b)
+			timedOut := errors.Is(err, context.DeadlineExceeded)
+			s.router.ScrapeFailed(b, timedOut)
+			if timedOut { // it may hang
+				checker.RequestCheck(b)
+			}
+			stalls.update(b)
+		},
+		OnOutOfDescriptors: resources.outOfDescriptors,
+	}
+	checker.SetSettings(backends.HealthSettings(s.config.Health))
+	poller.SetSettings(backends.PollSettings(s.config.Poll))
+	return &fleet{
+		registry: registry, router: s.router, checker: checker, poller: poller, metrics: s.metrics, log: s.log,
+		managed: managed, drainTimeout: s.config.Timeouts.Shutdown,
+		onRemoved: func(b *backends.Backend) {
+			stalls.forget(b)
+			s.startupChecks.remove(b)
+			if s.files.snapshot != nil {
+				s.files.snapshot.index.ForgetBackend(b)
+			}
+		},
+	}
+}
+
+// resetBackend forgets what is assumed of a backend, and what a snapshot would restore.
+func (s *Server) resetBackend(b *backends.Backend) router.ResetReport {
+	if s.files.snapshot != nil {
+		s.files.snapshot.index.ForgetBackend(b)
+	}
+	return s.router.ResetBackend(b)
+}
+
+func newRecorder(c *config.Config, m *metrics.Metrics, log *slog.Logger, hasPredecessor bool) (*recorder.Recorder, error) {
+	return recorder.New(recorder.Options{
+		File:       c.Record.File,
+		MaxBytes:   int64(c.Record.MaxBytes),
+		Keep:       c.Record.Keep,
+		BlockBytes: c.Index.BlockBytes,
+		Log:        log,
+		Dropped:    m.CountDroppedRecord,
+		Wait:       hasPredecessor,
+	})
+}

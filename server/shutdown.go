@@ -1,0 +1,133 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"syscall"
+	"time"
+
+	"github.com/coreos/go-systemd/v22/daemon"
+
+	"warmroute/proxy"
+)
+
+const (
+	// cutoffGrace is how long clients whose responses are cut off have to read the error
+	// that says so.
+	cutoffGrace = 2 * time.Second
+	// adminShutdownTimeout bounds a request on the admin listener at the end.
+	adminShutdownTimeout = time.Second
+	// quietCheckInterval is how often a process that ends checks whether connections are quiet.
+	quietCheckInterval = 20 * time.Millisecond
+	// minQuietTime is how long no request must come before connections are closed that
+	// clients have kept: a client whose request is on its way then cannot know
+	// whether it was begun.
+	minQuietTime = 2 * time.Second
+)
+
+// drain fails readiness and, after SIGTERM, serves for timeouts.drain, so that a load
+// balancer learns from its health check and no request fails. Responses tell their
+// clients to close the connection. After another signal, sent by a person, it
+// returns at once.
+func (s *Server) drain(ctx context.Context) {
+	s.proxy.FailReadiness()
+	s.notifySystemd(daemon.SdNotifyStopping)
+	if stopSignal(ctx) != syscall.SIGTERM {
+		return
+	}
+	s.listeners.closing.Store(true)
+	if s.config.Timeouts.Drain == 0 {
+		return
+	}
+	s.log.Info("draining: readiness fails, still serving", "for", s.config.Timeouts.Drain)
+	select {
+	case <-time.After(s.config.Timeouts.Drain):
+	case <-s.listeners.failed: // no more requests come
+	}
+}
+
+// shutDown closes the listeners and lets requests in flight finish within
+// timeouts.shutdown; then it cuts them off, with an error to their clients. Requests
+// that wait for a backend are rejected, so that their clients try another proxy. The
+// admin listener is closed last, so that the end can be observed.
+//
+// After SIGTERM connections are served until they are quiet: a client that has kept
+// one may be sending a request on it.
+func (s *Server) shutDown() error {
+	timeout := s.config.Timeouts.Shutdown
+	s.log.Info("shutting down", "timeout", timeout)
+	s.proxy.FailReadiness()
+	s.router.Drain()
+	deadline, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	if s.listeners.closing.Load() {
+		if s.process.inherited.SystemdSocket {
+			s.listeners.public.stopListening()
+		} else {
+			s.listeners.public.refuseConnections()
+		}
+		s.awaitQuiet(deadline, minQuietTime)
+	}
+	return s.closeServers(deadline)
+}
+
+// shutDownHandedOver ends a Server whose listeners another process has. Accepted
+// requests are answered here, and so is what still comes on connections that clients
+// have kept open, with Connection: close: closing those at once would lose a request
+// that is on its way. They are closed when nothing came or was in flight for
+// timeouts.drain.
+func (s *Server) shutDownHandedOver(ctx context.Context) error {
+	s.listeners.stopListening()
+	s.admin.EndEvents() // so that pages connect to the new process
+	end := time.Now().Add(s.config.Timeouts.Shutdown)
+	untilEnd, cancel := context.WithDeadline(ctx, end)
+	defer cancel()
+	s.awaitQuiet(untilEnd, max(s.config.Timeouts.Drain, minQuietTime))
+	if ctx.Err() != nil {
+		s.router.Drain()
+	}
+	deadline, cancel := context.WithDeadline(context.Background(), end)
+	defer cancel()
+	return s.closeServers(deadline)
+}
+
+// awaitQuiet blocks until no client has a connection, or none was opened or carried a
+// request for quietTime, or ctx is done.
+func (s *Server) awaitQuiet(ctx context.Context, quietTime time.Duration) {
+	waitUntil(ctx, quietCheckInterval, func() bool {
+		open, quiet := s.proxy.ConnectionActivity()
+		return open == 0 || quiet >= quietTime
+	})
+}
+
+// closeServers ends the HTTP servers: requests in flight have until deadline is done to
+// finish.
+func (s *Server) closeServers(deadline context.Context) error {
+	err := s.listeners.public.server.Shutdown(deadline)
+	if err != nil {
+		err = fmt.Errorf("requests still in flight after timeouts.shutdown %v were cut off", s.config.Timeouts.Shutdown)
+		s.listeners.cancel(proxy.ErrCutOff)
+		grace, cancel := context.WithTimeout(context.Background(), cutoffGrace)
+		defer cancel()
+		s.listeners.public.server.Shutdown(grace)
+	}
+	if admin := s.listeners.admin; admin != nil {
+		timeout, cancel := context.WithTimeout(context.Background(), adminShutdownTimeout)
+		defer cancel()
+		admin.server.Shutdown(timeout)
+	}
+	return err
+}
+
+// waitUntil calls reached at every interval until it returns true or ctx is done.
+func waitUntil(ctx context.Context, interval time.Duration, reached func() bool) {
+	ticks := time.NewTicker(interval)
+	defer ticks.Stop()
+	for !reached() {
+		select {
+		case <-ticks.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}

@@ -1,0 +1,236 @@
+package server
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"warmroute/config"
+	"warmroute/filelock"
+	"warmroute/proxy/recorder"
+	"warmroute/router"
+	"warmroute/router/snapshot"
+)
+
+const (
+	// snapshotInterval bounds what a proxy that is killed forgets.
+	snapshotInterval = time.Minute
+	// snapshotTempSuffix ends the names of files that are being written. What is before
+	// it differs, so that two proxies do not collide on a disk that has no locks.
+	snapshotTempSuffix = ".warmroute-tmp"
+	// minStaleTempAge is the age at which a temporary file was left behind by a crash.
+	minStaleTempAge = time.Hour
+	// snapshotLockSuffix ends the name of the file that is locked for a snapshot, which itself
+	// is replaced with each write.
+	snapshotLockSuffix = ".lock"
+	// lockRetryInterval is how often a process that took over tries to lock the snapshot.
+	lockRetryInterval = 100 * time.Millisecond
+)
+
+// stateFiles are the files that outlive the process: the snapshot of the index and the
+// recording of the traffic.
+type stateFiles struct {
+	snapshot *snapshotFile      // nil: none
+	recorder *recorder.Recorder // nil: traffic is not recorded
+
+	stop    context.CancelFunc
+	writing sync.WaitGroup
+	left    bool // another process writes the files
+}
+
+// start reads the snapshot of an earlier run, then writes snapshots and the recording
+// until close, abandon, or the end of ctx.
+func (f *stateFiles) start(ctx context.Context) {
+	ctx, f.stop = context.WithCancel(ctx)
+	if f.recorder != nil {
+		f.writing.Go(func() { f.recorder.Run(ctx) })
+	}
+	if f.snapshot != nil {
+		f.snapshot.load()
+		f.writing.Go(func() { f.snapshot.run(ctx) })
+	}
+}
+
+// abandon stops writing and leaves the files to another process.
+func (f *stateFiles) abandon() {
+	f.stop()
+	f.writing.Wait()
+	f.left = true
+	if f.snapshot != nil {
+		f.snapshot.release()
+	}
+}
+
+// close stops writing and saves a last snapshot, unless the files are abandoned.
+func (f *stateFiles) close() {
+	f.stop()
+	f.writing.Wait()
+	if f.snapshot != nil && !f.left {
+		f.snapshot.save()
+		f.snapshot.release()
+	}
+}
+
+// snapshotFile keeps the snapshot of the index on disk. Once it is open no error of it
+// is fatal: without it the proxy only starts cold.
+type snapshotFile struct {
+	path  string
+	index *snapshot.Store
+	log   *slog.Logger
+
+	mu   sync.Mutex // held while a snapshot is written; guards what follows
+	lock *os.File   // nil: another process may write the snapshot
+}
+
+// openSnapshot returns the snapshot, locked for this process unless a predecessor still
+// writes it. It fails if the snapshot cannot be written.
+func openSnapshot(c *config.Config, r *router.Router, log *slog.Logger, hasPredecessor bool) (*snapshotFile, error) {
+	s := &snapshotFile{
+		path:  c.Index.Snapshot,
+		index: snapshot.NewStore(r, snapshot.Options{BlockBytes: c.Index.BlockBytes, MaxBytes: int64(c.Index.MaxBytes), Now: time.Now, Log: log}),
+		log:   log,
+	}
+	if err := config.CheckSnapshot(s.path); err != nil || hasPredecessor {
+		return s, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s, s.acquireLock()
+}
+
+// acquireLock locks the snapshot, unless this process has locked it. s.mu is held.
+func (s *snapshotFile) acquireLock() error {
+	if s.lock != nil {
+		return nil
+	}
+	file, err := os.OpenFile(s.path+snapshotLockSuffix, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return err
+	}
+	if err := filelock.TryLock(file); err != nil {
+		file.Close()
+		if errors.Is(err, filelock.ErrLocked) {
+			err = fmt.Errorf("another process writes %s: stop it, or set another file for one of the two", s.path)
+		}
+		return err
+	}
+	s.lock = file
+	return nil
+}
+
+// tryLock locks the snapshot if it can, and reports whether it is locked.
+func (s *snapshotFile) tryLock() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.acquireLock() == nil
+}
+
+// release leaves the snapshot to another process.
+func (s *snapshotFile) release() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.lock != nil {
+		s.lock.Close()
+		s.lock = nil
+	}
+}
+
+// load reads the snapshot of an earlier run, if there is one.
+func (s *snapshotFile) load() {
+	s.removeStaleTemps()
+	file, err := os.Open(s.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return
+	}
+	if err == nil {
+		err = s.index.Read(file)
+		file.Close()
+	}
+	if err != nil {
+		s.log.Warn("index snapshot not loaded", "file", s.path, "err", err)
+	}
+}
+
+// removeStaleTemps removes what a crash left half written.
+func (s *snapshotFile) removeStaleTemps() {
+	entries, _ := os.ReadDir(filepath.Dir(s.path)) // load reports a folder that cannot be read
+	for _, e := range entries {
+		name := filepath.Join(filepath.Dir(s.path), e.Name())
+		if !strings.HasPrefix(e.Name(), filepath.Base(s.path)+".") || !strings.HasSuffix(e.Name(), snapshotTempSuffix) {
+			continue
+		}
+		if info, err := e.Info(); err == nil && time.Since(info.ModTime()) > minStaleTempAge && config.CheckSnapshot(name) == nil {
+			os.Remove(name)
+		}
+	}
+}
+
+// run saves a snapshot every minute until ctx is done.
+func (s *snapshotFile) run(ctx context.Context) {
+	ticks := time.NewTicker(snapshotInterval)
+	defer ticks.Stop()
+	locks := time.NewTicker(lockRetryInterval)
+	defer locks.Stop()
+	for {
+		select {
+		case <-locks.C:
+			if s.tryLock() {
+				locks.Stop()
+			}
+		case <-ticks.C:
+			s.save()
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// save replaces the file by a new one, atomically.
+func (s *snapshotFile) save() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	err := s.acquireLock()
+	if err == nil {
+		err = s.write()
+	}
+	if err != nil {
+		s.log.Warn("failed to save index snapshot", "file", s.path, "err", err)
+	}
+}
+
+func (s *snapshotFile) write() error {
+	if err := config.CheckSnapshot(s.path); err != nil {
+		return err
+	}
+	// Readable by its owner alone: its hashes could confirm a guessed prompt.
+	file, err := os.CreateTemp(filepath.Dir(s.path), filepath.Base(s.path)+".*"+snapshotTempSuffix)
+	if err != nil {
+		return err
+	}
+	out := bufio.NewWriterSize(file, 64<<10)
+	err = s.index.Write(out)
+	if err == nil {
+		err = out.Flush()
+	}
+	if err == nil {
+		err = file.Sync() // or a crash of the machine could leave a name without content
+	}
+	if closing := file.Close(); err == nil {
+		err = closing
+	}
+	if err == nil {
+		err = os.Rename(file.Name(), s.path)
+	}
+	if err != nil {
+		os.Remove(file.Name())
+	}
+	return err
+}

@@ -1,0 +1,34 @@
+package server
+
+import "github.com/coreos/go-systemd/v22/daemon"
+
+// notifySystemd tells systemd the service's state, if it started this process with
+// Type=notify. Nothing depends on it.
+func (s *Server) notifySystemd(state string) {
+	if _, err := daemon.SdNotify(false, state); err != nil {
+		s.log.Warn("sd_notify failed", "state", state, "err", err)
+	}
+}
+
+// notifyReady tells systemd and a predecessor that this process serves.
+func (s *Server) notifyReady() {
+	s.notifySystemd(daemon.SdNotifyReady)
+	if err := s.process.inherited.notifyPredecessor(); err != nil {
+		s.log.Warn("predecessor exited during the hand-over", "err", err)
+	}
+}
+
+// reloadNotifying reloads, and tells systemd so and the result. Before the service is
+// ready it tells systemd nothing: READY=1 would be premature.
+func (s *Server) reloadNotifying(loaded loadResult, ready bool) {
+	if !ready {
+		s.reload(loaded.config, loaded.err)
+		return
+	}
+	s.notifySystemd(daemon.SdNotifyReloading + "\n" + daemon.SdNotifyMonotonicUsec())
+	status := "serving"
+	if !s.reload(loaded.config, loaded.err) {
+		status = "serving with the previous config: reload failed, see the log"
+	}
+	s.notifySystemd(daemon.SdNotifyReady + "\nSTATUS=" + status)
+}
