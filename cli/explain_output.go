@@ -115,12 +115,12 @@ func explainRow(b *router.BackendExplanation, chosen bool) []string {
 	switch {
 	case b.Queued != "":
 		note = "wait: " + printable(b.Queued)
-	case b.Loading > 0 && note == "":
+	case b.AdapterTokens > 0 && note == "":
 		note = "must load the adapter"
 	}
 	return []string{
-		mark, truncate(printable(b.Name), maxBackendName), formatInteger(b.MatchedTokens), formatInteger(b.Uncached), formatInteger(b.Pending),
-		formatInteger(b.InFlight), kv, formatInteger(b.Rate), formatDecimal(b.FirstToken, 3), score, note,
+		mark, truncate(printable(b.Name), maxBackendName), formatInteger(b.MatchedTokens), formatInteger(b.UncachedTokens), formatInteger(b.QueuedTokens),
+		formatInteger(b.InFlight), kv, formatInteger(b.PrefillRate), formatDecimal(b.TTFTSeconds, 3), score, note,
 	}
 }
 

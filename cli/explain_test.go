@@ -85,9 +85,9 @@ func TestExplainTable(t *testing.T) {
 	e := &proxy.Explanation{Explanation: router.Explanation{
 		Policy: "prefix", Model: "sim", PromptTokens: 2113, Blocks: 33, BlockBytes: 256, Choice: "gpu-1",
 		Backends: []router.BackendExplanation{
-			{Name: "gpu-0", Candidate: true, Uncached: 2113, Rate: 8000, KVUsage: 0.124, Loading: 2000, FirstToken: 0.264, Score: score(2113), Weight: 1, Terms: []policy.Term{{Name: "queue"}, {Name: "prefill", Tokens: 2113}}},
-			{Name: "a-name-that-is-longer-than-most-names", WhyNot: "refused a request for its full queue", MatchedTokens: 2112, Uncached: 16, Pending: 123456, InFlight: 512, Rate: 24000, KVUsage: -1, FirstToken: 5.145},
-			{Name: "gpu-1", Candidate: true, MatchedTokens: 1984, Uncached: 129, Rate: 8000, KVUsage: 0.5, FirstToken: 0.016, Score: score(129), Weight: 2, Terms: []policy.Term{{Name: "prefill", Tokens: 129}, {Name: "delay", Tokens: 129}}, Queued: "its next step is full"},
+			{Name: "gpu-0", Candidate: true, UncachedTokens: 2113, PrefillRate: 8000, KVUsage: 0.124, AdapterTokens: 2000, TTFTSeconds: 0.264, Score: score(2113), Weight: 1, Terms: []policy.Term{{Name: "queue"}, {Name: "prefill", Tokens: 2113}}},
+			{Name: "a-name-that-is-longer-than-most-names", WhyNot: "refused a request for its full queue", MatchedTokens: 2112, UncachedTokens: 16, QueuedTokens: 123456, InFlight: 512, PrefillRate: 24000, KVUsage: -1, TTFTSeconds: 5.145},
+			{Name: "gpu-1", Candidate: true, MatchedTokens: 1984, UncachedTokens: 129, PrefillRate: 8000, KVUsage: 0.5, TTFTSeconds: 0.016, Score: score(129), Weight: 2, Terms: []policy.Term{{Name: "prefill", Tokens: 129}, {Name: "delay", Tokens: 129}}, Queued: "its next step is full"},
 		},
 		Sentence: "gpu-1 holds 1,984 of 2,113 prompt tokens and answers soonest: 0.02 s against 0.26 s on gpu-0, which is idle but holds nothing. It would wait first.",
 	}}
@@ -125,7 +125,7 @@ func TestExplainOutputHasNoControlCharacters(t *testing.T) {
 	e := proxy.Explanation{Explanation: router.Explanation{
 		Policy: "pol" + escape, Model: "mod" + escape, Choice: "a" + escape, Sentence: "sent" + escape,
 		Backends: []router.BackendExplanation{
-			{Name: "a" + escape, Candidate: true, KVUsage: 1e300, FirstToken: 1e300, Score: &far, MatchedTokens: 1e300},
+			{Name: "a" + escape, Candidate: true, KVUsage: 1e300, TTFTSeconds: 1e300, Score: &far, MatchedTokens: 1e300},
 			{Name: "b\n" + escape, WhyNot: "why" + escape, Score: &far},
 			{Name: "c" + escape, Candidate: true, Queued: "held" + escape},
 		},

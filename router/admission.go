@@ -184,7 +184,7 @@ func (r *Router) AddWaiting(req *Request) error {
 	if r.settings.Queue.Requests > 0 && r.queue.IsFull(req.class(), req.BodyBytes) {
 		return ErrQueueFull
 	}
-	r.queue.AddElsewhere(req.class(), req.BodyBytes)
+	r.queue.AddWaiting(req.class(), req.BodyBytes)
 	return nil
 }
 
@@ -192,14 +192,14 @@ func (r *Router) AddWaiting(req *Request) error {
 func (r *Router) RemoveWaiting(req *Request) {
 	r.mu.Lock()
 	defer r.unlock()
-	r.queue.RemoveElsewhere(req.class(), req.BodyBytes)
+	r.queue.RemoveWaiting(req.class(), req.BodyBytes)
 }
 
 // WaitingRequests returns how many requests wait, in the queue or elsewhere.
 func (r *Router) WaitingRequests() int {
 	r.mu.Lock()
 	defer r.unlock()
-	return r.queue.Waiting()
+	return r.queue.CountWaiting()
 }
 
 // WaitingByClass returns how many requests wait, in the queue or elsewhere, by the
@@ -207,7 +207,7 @@ func (r *Router) WaitingRequests() int {
 func (r *Router) WaitingByClass() map[string]int {
 	r.mu.Lock()
 	defer r.unlock()
-	return r.queue.WaitingByClass()
+	return r.queue.CountWaitingByClass()
 }
 
 // RetryAfter returns when a refused request of a priority may come again, in whole
@@ -218,7 +218,7 @@ func (r *Router) RetryAfter(priority int) time.Duration {
 	r.mu.Lock()
 	defer r.unlock()
 	now := r.now()
-	wait, silence, tokens := r.queue.DepartureTime(queue.ClassOf(priority), now)
+	wait, silence, tokens := r.queue.EstimateWait(queue.ClassOf(priority), now)
 	if wait == 0 {
 		wait = max(r.prefillTime(tokens, now), silence)
 	}

@@ -167,7 +167,7 @@ func (d *Decision) recordStart(now time.Time) {
 	if !d.prediction.IsTooLong && !d.request.nonGenerative && r.isTypical(d, now) {
 		r.meanUncached.Add(d.prediction.Uncached)
 	}
-	r.estimates.AddPrefill(d.Backend.Slot, &d.prediction, r.cacheInfo(d.Backend), now)
+	r.estimates.RecordPrefill(d.Backend.Slot, &d.prediction, r.cacheInfo(d.Backend), now)
 	d.health.recordStart(d, s.load.unstarted, now)
 	s.kv.recordStart(d, r, now)
 }
@@ -190,9 +190,9 @@ func (d *Decision) Release(o Outcome) {
 	d.Backend.InFlight.Add(-d.prediction.Sequences)
 	now := r.now()
 	if d.isOrphaned() {
-		r.interactive.AddEnded(nil, d.request.class, d.prediction.Sequences, now)
+		r.interactive.RecordEnd(nil, d.request.class, d.prediction.Sequences, now)
 	} else {
-		r.interactive.AddEnded(&d.state().classes, d.request.class, d.prediction.Sequences, now)
+		r.interactive.RecordEnd(&d.state().classes, d.request.class, d.prediction.Sequences, now)
 		d.recordEnd(&o, now)
 	}
 	r.dispatch(now)
@@ -231,16 +231,16 @@ func (d *Decision) recordEnd(o *Outcome, now time.Time) {
 func (r *Router) learnFrom(d *Decision, o *Outcome, now time.Time) {
 	slot := d.Backend.Slot
 	if o.AnswerTokens > 0 && r.isTypical(d, now) {
-		r.estimates.AddAnswer(slot, o.AnswerTokens, d.prediction.Sequences)
+		r.estimates.RecordAnswer(slot, o.AnswerTokens, d.prediction.Sequences)
 	}
 	usage := estimate.Usage{PromptTokens: o.PromptTokens, CachedTokens: o.CachedTokens, CachedKnown: o.CachedKnown}
-	r.estimates.AddCompleted(slot, &d.prediction, usage, r.cacheInfo(d.Backend))
+	r.estimates.RecordCompletion(slot, &d.prediction, usage, r.cacheInfo(d.Backend))
 	r.resizeIndex(slot)
 }
 
 // cacheInfo returns what the estimates need to know of a backend's cache.
-func (r *Router) cacheInfo(b *backends.Backend) estimate.Cache {
-	c := estimate.Cache{Alignment: 1, Evicting: r.index.Evictions(b.Slot) > 0}
+func (r *Router) cacheInfo(b *backends.Backend) estimate.CacheInfo {
+	c := estimate.CacheInfo{Alignment: 1, Evicting: r.index.Evictions(b.Slot) > 0}
 	if l := b.Load(); l != nil && l.HitAlignment > 0 {
 		c.Alignment = float64(l.HitAlignment)
 	}

@@ -55,7 +55,7 @@ func (r *Router) dispatch(now time.Time) {
 		return r.states[b.Slot].room > 0 &&
 			(!r.needsHeadroom(&it.Value.req, it.Promoted, now) || r.canStartBatch(b.Slot, g.Headroom, now))
 	}
-	for it := r.queue.Next(hasRoom); it != nil; it = r.queue.Next(hasRoom) {
+	for it := r.queue.NextTurn(hasRoom); it != nil; it = r.queue.NextTurn(hasRoom) {
 		r.routeQueued(it.Value, now)
 	}
 	r.clearClaims()
@@ -177,7 +177,7 @@ func (r *Router) claimSequences() {
 
 // expire refuses the requests that were queued for as long as they may be.
 func (r *Router) expire(now time.Time) {
-	for it := r.queue.Expired(now); it != nil; it = r.queue.Expired(now) {
+	for it := r.queue.NextExpired(now); it != nil; it = r.queue.NextExpired(now) {
 		t, err := it.Value, ErrNoneReady
 		if slices.ContainsFunc(t.req.Backends, func(b *backends.Backend) bool { return r.isAvailable(b) && !slices.Contains(t.tried, b) }) {
 			err = ErrQueueTimeout

@@ -83,7 +83,7 @@ func (r *Router) ForgetCache(b *backends.Backend) {
 		return
 	}
 	r.index.Drop(b.Slot)
-	r.estimates.CacheLost(b.Slot)
+	r.estimates.ForgetCounters(b.Slot)
 	r.dispatch(r.now())
 }
 
@@ -133,7 +133,7 @@ func (r *Router) ResetBackend(b *backends.Backend) ResetReport {
 		Blocks: r.index.Len(b.Slot), Breaker: s.health.breaker.state(now), CacheFactor: learned.CapacityFactor,
 		PrefillRate: learned.PrefillRate, AnswerTokens: learned.AnswerTokens, BytesPerToken: learned.BytesPerToken,
 	}
-	r.estimates.Forget(b.Slot)
+	r.estimates.ForgetBackend(b.Slot)
 	s.kv.decodeRate = newKVCache().decodeRate
 	r.index.Drop(b.Slot)
 	r.resizeIndex(b.Slot)

@@ -44,16 +44,16 @@ type BackendExplanation struct {
 	WhyNot    string `json:"why_not,omitempty"` // what that says, of one that is no candidate
 	Queued    string `json:"queued,omitempty"`  // why it could not start the request soon
 
-	MatchedBlocks int     `json:"matched_blocks"`
-	MatchedTokens float64 `json:"matched_tokens"`
-	Uncached      float64 `json:"uncached_tokens"` // u
-	Pending       float64 `json:"pending_tokens"`  // W
-	Loading       float64 `json:"loading_tokens"`  // of an adapter that it has not
-	InFlight      float64 `json:"in_flight"`       // n: sequences on it, other clients' included
-	Rate          float64 `json:"tokens_per_second"`
-	Weight        float64 `json:"weight"`
-	KVUsage       float64 `json:"kv_usage"` // by its last scrape; -1: not known
-	FirstToken    float64 `json:"seconds_to_first_token"`
+	MatchedBlocks  int     `json:"matched_blocks"`
+	MatchedTokens  float64 `json:"matched_tokens"`
+	UncachedTokens float64 `json:"uncached_tokens"` // u
+	QueuedTokens   float64 `json:"queued_tokens"`   // W
+	AdapterTokens  float64 `json:"adapter_tokens"`  // of an adapter that it has not loaded
+	InFlight       float64 `json:"in_flight"`       // n: sequences on it, other clients' included
+	PrefillRate    float64 `json:"tokens_per_second"`
+	Weight         float64 `json:"weight"`
+	KVUsage        float64 `json:"kv_usage"` // by its last scrape; -1: not known
+	TTFTSeconds    float64 `json:"seconds_to_first_token"`
 
 	Score *float64      `json:"score"`                // in Explanation.ScoreIs; nil: it has none
 	Terms []policy.Term `json:"cost_terms,omitempty"` // of the policy prefix; their sum over Weight is the score
@@ -151,10 +151,10 @@ func (r *Router) explainBackend(b *backends.Backend, now time.Time) BackendExpla
 	r.fillCandidate(&c, b)
 	x := BackendExplanation{
 		Name: b.Name, State: b.State().String(), Breaker: s.health.breaker.state(now).String(), Stalled: s.health.stalled,
-		MatchedBlocks: r.decision.matched[b.Slot], MatchedTokens: roundMilli(c.MatchedTokens), Uncached: roundMilli(c.UncachedTokens),
-		Pending: roundMilli(c.QueuedTokens), Loading: c.AdapterTokens, InFlight: roundMilli(c.InFlight),
-		Rate: roundMilli(c.PrefillRate), Weight: c.Weight, KVUsage: -1,
-		FirstToken: roundMilli((c.QueuedTokens + c.AdapterTokens + c.UncachedTokens) / c.PrefillRate),
+		MatchedBlocks: r.decision.matched[b.Slot], MatchedTokens: roundMilli(c.MatchedTokens), UncachedTokens: roundMilli(c.UncachedTokens),
+		QueuedTokens: roundMilli(c.QueuedTokens), AdapterTokens: c.AdapterTokens, InFlight: roundMilli(c.InFlight),
+		PrefillRate: roundMilli(c.PrefillRate), Weight: c.Weight, KVUsage: -1,
+		TTFTSeconds: roundMilli((c.QueuedTokens + c.AdapterTokens + c.UncachedTokens) / c.PrefillRate),
 	}
 	x.Filter, x.WhyNot = r.explainFilter(b)
 	if l != nil && l.KVKnown {

@@ -46,7 +46,7 @@ func TestExplainMatch(t *testing.T) {
 	if e.Choice != d.Backend.Name || e.Reason != ReasonPrefix || e.Blocks != 33 || e.PromptTokens != 33*64 || e.Queued != "" {
 		t.Errorf("got %+v", e)
 	}
-	if holder.MatchedBlocks != 31 || holder.MatchedTokens != 31*64 || holder.Uncached != 2*64 || !holder.Candidate || holder.Score == nil || holder.Terms == nil {
+	if holder.MatchedBlocks != 31 || holder.MatchedTokens != 31*64 || holder.UncachedTokens != 2*64 || !holder.Candidate || holder.Score == nil || holder.Terms == nil {
 		t.Errorf("got %+v", holder)
 	}
 	says(t, e, holder.Name+" holds 1,984 of 2,112 prompt tokens and answers soonest: 0.02 s against 0.26 s on b", "which is idle but holds nothing.")
@@ -235,7 +235,7 @@ func TestResetBackend(t *testing.T) {
 	r.RecordPlacement(ask(fleet, 1, 30), fleet[0])
 	inFlight := mustPick(t, r, ask(fleet, 1, 30), fleet[1])
 	mustPick(t, r, ask(fleet, 2, 5), fleet[1]).Release(Outcome{End: NotProcessed, Failed: true})
-	r.estimates.AddAnswer(0, 9000, 1)
+	r.estimates.RecordAnswer(0, 9000, 1)
 	counted := r.Estimates()[0].Totals
 	was := r.ResetBackend(fleet[0])
 	if was.Blocks != 30 || was.Breaker != BreakerOpen || was.AnswerTokens == defaultAnswerTokens {

@@ -72,14 +72,14 @@ func (e *Explanation) byCost(c BackendExplanation, others []BackendExplanation) 
 
 // advantage says by what the chosen one beats another.
 func (e *Explanation) advantage(c, other BackendExplanation, others []BackendExplanation) string {
-	soonest := !slices.ContainsFunc(others, func(o BackendExplanation) bool { return o.FirstToken < c.FirstToken })
+	soonest := !slices.ContainsFunc(others, func(o BackendExplanation) bool { return o.TTFTSeconds < c.TTFTSeconds })
 	switch {
 	case c.Score != nil && other.Score != nil && *c.Score == *other.Score:
 		return fmt.Sprintf("is as good as %s, but comes first by a hash of the prompt and its name", other.Name)
-	case soonest && formatSeconds(c.FirstToken) != formatSeconds(other.FirstToken):
-		return fmt.Sprintf("answers soonest: %s against %s on %s, which %s", formatSeconds(c.FirstToken), formatSeconds(other.FirstToken), other.Name, e.describeOther(other))
+	case soonest && formatSeconds(c.TTFTSeconds) != formatSeconds(other.TTFTSeconds):
+		return fmt.Sprintf("answers soonest: %s against %s on %s, which %s", formatSeconds(c.TTFTSeconds), formatSeconds(other.TTFTSeconds), other.Name, e.describeOther(other))
 	case c.Score == nil || other.Score == nil || *c.Score > *other.Score: // slo.ttft, which goes before the cost
-		return fmt.Sprintf("holds the most of those that should meet slo.ttft, with %s to its first token", formatSeconds(c.FirstToken))
+		return fmt.Sprintf("holds the most of those that should meet slo.ttft, with %s to its first token", formatSeconds(c.TTFTSeconds))
 	}
 	return fmt.Sprintf("costs the fleet least: %s tokens of prefill against %s on %s, which %s",
 		groupDigits(int(*c.Score)), groupDigits(int(*other.Score)), other.Name, e.describeOther(other))
@@ -153,7 +153,7 @@ func (e *Explanation) describeOther(b BackendExplanation) string {
 		holds = "holds nothing"
 	}
 	join := " and "
-	if b.InFlight == 0 && b.Pending == 0 {
+	if b.InFlight == 0 && b.QueuedTokens == 0 {
 		join = " but "
 	}
 	return describeLoad(b) + join + holds
@@ -161,8 +161,8 @@ func (e *Explanation) describeOther(b BackendExplanation) string {
 
 func describeLoad(b BackendExplanation) string {
 	switch n := groupDigits(int(b.InFlight + 0.5)); {
-	case b.Pending > 0:
-		return fmt.Sprintf("has %s tokens to compute before it and %s in flight", groupDigits(int(b.Pending)), n)
+	case b.QueuedTokens > 0:
+		return fmt.Sprintf("has %s tokens to compute before it and %s in flight", groupDigits(int(b.QueuedTokens)), n)
 	case b.InFlight > 0:
 		return fmt.Sprintf("has %s in flight", n)
 	}

@@ -51,7 +51,7 @@ func (c *kvCache) recordAnswerStart(d *Decision, r *Router, now time.Time) {
 	d.kv.answeringSince = now.Sub(r.start).Microseconds()
 	c.answering += d.prediction.Sequences
 	c.began += d.prediction.Sequences * d.kv.answeringSince
-	most := maxMeanAnswers * r.estimates.BackendAnswerTokens(d.Backend.Slot)
+	most := maxMeanAnswers * r.estimates.AnswerTokens(d.Backend.Slot)
 	if d.request.maxAnswerTokens > 0 {
 		most = min(most, float64(d.request.maxAnswerTokens))
 	}

@@ -155,7 +155,7 @@ func (r *Router) fillRequest() {
 	d.request = policy.Request{
 		Now: d.now, Blocks: d.req.Blocks, BlockTokens: float64(r.blockBytes) / d.perToken, PromptTokens: d.promptTokens(),
 		PromptKey: d.req.PromptKey, Session: d.req.Session,
-		MeanAnswerTokens: r.estimates.AnswerTokens(d.backends), MeanUncachedTokens: r.meanUncached.Value,
+		MeanAnswerTokens: r.estimates.MeanAnswerTokens(d.backends), MeanUncachedTokens: r.meanUncached.Value,
 	}
 }
 
@@ -203,7 +203,7 @@ func (r *Router) reserve(chosen int) *Decision {
 		p.Distance = made.pin.ReuseDistance
 	}
 	s.load.add(made, d.now)
-	r.interactive.AddSent(&s.classes, made.request.class, p.Sequences, p.Uncached/c.PrefillRate, d.now)
+	r.interactive.RecordSent(&s.classes, made.request.class, p.Sequences, p.Uncached/c.PrefillRate, d.now)
 	s.health.recordSent(made, b.InFlight.Add(p.Sequences) == p.Sequences, d.now)
 	s.kv.recordSent(made, req, r, d.now)
 	return made

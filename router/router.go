@@ -76,7 +76,7 @@ type Router struct {
 	index        *index.Index
 	estimates    *estimate.Fleet
 	meanUncached estimate.Average // tokens that a request had to compute
-	interactive  queue.Interactive
+	interactive  queue.InteractiveLoad
 	queue        *queue.Queue[*Ticket]
 	lastCatalog  *backends.Catalog // that queued requests follow
 	slotWaits    []*SlotWait       // first come, first served
@@ -147,7 +147,7 @@ func (r *Router) Configure(s Settings) error {
 	}
 	r.settings = s
 	r.queue.Configure(s.Queue)
-	r.estimates.Disable(s.NoLearning)
+	r.estimates.SetDisabled(s.NoLearning)
 	now := r.now()
 	if s.Breaker.Failures == 0 { // no outcome would count, so nothing else would close them
 		for i := range r.states {
@@ -240,14 +240,14 @@ func (r *Router) RemoveBackend(b *backends.Backend) {
 			t.waitsFor = nowhere
 		}
 	}
-	r.estimates.UpdateRate()
+	r.estimates.UpdateFleetRate()
 	r.dispatch(r.now())
 }
 
 // clearSlot makes a slot what it is for a backend of which nothing is known.
 func (r *Router) clearSlot(slot int) {
 	r.states[slot] = backendState{health: new(health), kv: newKVCache()} // a Decision may still have the old health
-	r.estimates.Clear(slot)
+	r.estimates.ResetSlot(slot)
 	r.index.Clear(slot)
 }
 

@@ -42,7 +42,7 @@ func (r *Router) Export(b *backends.Backend, estimates []byte, blocks []index.Ex
 	var e *index.Export
 	r.locked(func() {
 		if r.has(b) {
-			estimates, e = r.estimates.Append(estimates, b.Slot), r.index.Export(b.Slot)
+			estimates, e = r.estimates.AppendBackend(estimates, b.Slot), r.index.Export(b.Slot)
 		}
 	})
 	if e == nil {
@@ -68,7 +68,7 @@ func (r *Router) Import(b *backends.Backend, estimates []byte, blocks []index.Im
 		if !r.has(b) {
 			return
 		}
-		if r.estimates.Restore(b.Slot, estimates) {
+		if r.estimates.RestoreBackend(b.Slot, estimates) {
 			r.resizeIndex(b.Slot)
 		}
 		i = r.index.Import(b.Slot, len(blocks))

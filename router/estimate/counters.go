@@ -71,7 +71,7 @@ func (w *counterWindow) restart(l *backends.Load, uncertain float64) {
 // observeCounters compares a scrape's prefix-cache counters with the predictions
 // since the window's start, if they are comparable. unseen are the tokens of the
 // requests in flight that have shown no output.
-func (f *Fleet) observeCounters(slot int, l *backends.Load, unseen float64, c Cache) {
+func (f *Fleet) observeCounters(slot int, l *backends.Load, unseen float64, c CacheInfo) {
 	w := &f.backends[slot].window
 	if !l.PrefixKnown {
 		*w = counterWindow{}
@@ -98,7 +98,7 @@ func (f *Fleet) observeCounters(slot int, l *backends.Load, unseen float64, c Ca
 }
 
 // learnFromCounters learns from a window that has ended.
-func (f *Fleet) learnFromCounters(slot int, l *backends.Load, exact bool, c Cache) {
+func (f *Fleet) learnFromCounters(slot int, l *backends.Load, exact bool, c CacheInfo) {
 	b := &f.backends[slot]
 	w := &b.window
 	queries, hits := l.PrefixQueries-w.queries, l.PrefixHits-w.hits

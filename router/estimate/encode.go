@@ -5,16 +5,16 @@ import (
 	"math"
 )
 
-// encodedNumbers is how many numbers Append writes.
+// encodedNumbers is how many numbers AppendBackend writes.
 const encodedNumbers = 2*bucketCount + 6
 
-// EncodedBytes is the length of what Append writes.
+// EncodedBytes is the length of what AppendBackend writes.
 const EncodedBytes = 8 * encodedNumbers
 
-// Append appends the estimates of a backend that take long to learn: the capacity,
+// AppendBackend appends the estimates of a backend that take long to learn: the capacity,
 // the token ratio, the answers' length and the prefill rate. A change of what is
 // written needs another version of the snapshot format.
-func (f *Fleet) Append(to []byte, slot int) []byte {
+func (f *Fleet) AppendBackend(to []byte, slot int) []byte {
 	b := &f.backends[slot]
 	numbers := make([]float64, 0, encodedNumbers)
 	numbers = append(numbers, b.capacity.present[:]...)
@@ -27,9 +27,9 @@ func (f *Fleet) Append(to []byte, slot int) []byte {
 	return to
 }
 
-// Restore reads what Append wrote, EncodedBytes bytes, and reports whether it is
+// RestoreBackend reads what AppendBackend wrote, EncodedBytes bytes, and reports whether it is
 // plausible. If it is not, nothing changes.
-func (f *Fleet) Restore(slot int, from []byte) bool {
+func (f *Fleet) RestoreBackend(slot int, from []byte) bool {
 	var numbers [encodedNumbers]float64
 	for i := range numbers {
 		numbers[i] = math.Float64frombits(binary.LittleEndian.Uint64(from[8*i:]))
@@ -51,6 +51,6 @@ func (f *Fleet) Restore(slot int, from []byte) bool {
 	copy(b.capacity.absent[:], numbers[bucketCount:])
 	b.capacity.edge = int(edge)
 	b.ratio, b.answer, b.rate.value = ratio, answer, rate
-	f.UpdateRate()
+	f.UpdateFleetRate()
 	return true
 }

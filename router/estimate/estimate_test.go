@@ -56,13 +56,13 @@ func TestRestoreRejectsImplausibleNumbers(t *testing.T) {
 		f.Grow(1)
 		return f
 	}
-	good := fresh().Append(nil, 0)
+	good := fresh().AppendBackend(nil, 0)
 	f := func(what string, number int, x float64, want bool) {
 		t.Helper()
 		b := bytes.Clone(good)
 		binary.LittleEndian.PutUint64(b[8*number:], math.Float64bits(x))
 		got := fresh()
-		if got.Restore(0, b) != want || !want && !bytes.Equal(got.Append(nil, 0), good) {
+		if got.RestoreBackend(0, b) != want || !want && !bytes.Equal(got.AppendBackend(nil, 0), good) {
 			t.Errorf("%s: taken %v, want %v", what, !want, want)
 		}
 	}
@@ -86,7 +86,7 @@ func TestModelRatiosAreBounded(t *testing.T) {
 	f.Grow(1)
 	for key := range 2 * maxModels {
 		p := Prediction{Model: fmt.Sprint("m", key), Bytes: 1024, IsText: true}
-		f.AddCompleted(0, &p, Usage{PromptTokens: 256, CachedKnown: true}, Cache{Alignment: 1})
+		f.RecordCompletion(0, &p, Usage{PromptTokens: 256, CachedKnown: true}, CacheInfo{Alignment: 1})
 	}
 	if n := len(f.ratios.models); n != maxModels {
 		t.Errorf("%d models are kept, want %d", n, maxModels)

@@ -73,9 +73,9 @@ func NewFleet(blockBytes int, margin float64) *Fleet {
 	return &Fleet{blockBytes: blockBytes, margin: margin, ratios: newModelRatios(), rate: defaultPrefillRate}
 }
 
-// Disable stops or resumes learning. While it is stopped the defaults and what
+// SetDisabled stops or resumes learning. While it is stopped the defaults and what
 // replicas report are used.
-func (f *Fleet) Disable(disabled bool) { f.disabled = disabled }
+func (f *Fleet) SetDisabled(disabled bool) { f.disabled = disabled }
 
 // Grow makes room for so many slots.
 func (f *Fleet) Grow(slots int) {
@@ -84,21 +84,21 @@ func (f *Fleet) Grow(slots int) {
 	}
 }
 
-// Clear resets a slot for another backend.
-func (f *Fleet) Clear(slot int) { f.backends[slot] = newBackend() }
+// ResetSlot resets a slot for another backend.
+func (f *Fleet) ResetSlot(slot int) { f.backends[slot] = newBackend() }
 
-// Forget resets what was learned of a backend. What the replica reports and the
+// ForgetBackend resets what was learned of a backend. What the replica reports and the
 // totals stay.
-func (f *Fleet) Forget(slot int) {
+func (f *Fleet) ForgetBackend(slot int) {
 	b := &f.backends[slot]
 	fresh := newBackend()
 	fresh.cacheTokens, fresh.cachingOff, fresh.totals = b.cacheTokens, b.cachingOff, b.totals
 	*b = fresh
-	f.UpdateRate()
+	f.UpdateFleetRate()
 }
 
-// CacheLost forgets what was observed of a replica since it started.
-func (f *Fleet) CacheLost(slot int) {
+// ForgetCounters forgets what was observed of a replica since it started.
+func (f *Fleet) ForgetCounters(slot int) {
 	f.backends[slot].window, f.backends[slot].step = counterWindow{}, stepBudget{}
 }
 
@@ -137,8 +137,8 @@ func (f *Fleet) FleetRate() float64 { return f.rate }
 // IsRateKnown reports whether the prefill rate of a backend was measured.
 func (f *Fleet) IsRateKnown(slot int) bool { return f.backends[slot].rate.value > 0 }
 
-// UpdateRate recomputes the fleet's rate, the median of its backends'.
-func (f *Fleet) UpdateRate() {
+// UpdateFleetRate recomputes the fleet's rate, the median of its backends'.
+func (f *Fleet) UpdateFleetRate() {
 	if f.disabled {
 		return
 	}
@@ -161,13 +161,13 @@ func (f *Fleet) BytesPerToken(model string) float64 { return f.ratios.bytesPerTo
 // BackendBytesPerToken returns how many bytes of a backend's prompts make a token.
 func (f *Fleet) BackendBytesPerToken(slot int) float64 { return f.backends[slot].ratio.value() }
 
-// BackendAnswerTokens returns how long a backend's answers are on average.
-func (f *Fleet) BackendAnswerTokens(slot int) float64 { return f.backends[slot].answer.Value }
+// AnswerTokens returns how long a backend's answers are on average.
+func (f *Fleet) AnswerTokens(slot int) float64 { return f.backends[slot].answer.Value }
 
-// AnswerTokens returns how long the answers of some backends are on average. None
+// MeanAnswerTokens returns how long the answers of some backends are on average. None
 // counts for more than twice the median, so that one replica that counts wrong does
 // not decide for the others.
-func (f *Fleet) AnswerTokens(list []*backends.Backend) float64 {
+func (f *Fleet) MeanAnswerTokens(list []*backends.Backend) float64 {
 	means := f.scratch[:0]
 	for _, b := range list {
 		means = append(means, f.backends[b.Slot].answer.Value)
@@ -221,19 +221,19 @@ type Usage struct {
 	CachedKnown                bool // the replica reports CachedTokens, so 0 means none
 }
 
-// Cache is what matters of a backend's cache and of its index.
-type Cache struct {
+// CacheInfo is what matters of a backend's cache and of its index.
+type CacheInfo struct {
 	Alignment float64 // tokens that a hit is a multiple of
 	Evicting  bool    // the index has evicted blocks
 }
 
-// AddAnswer adds the length of an answer, all sequences together.
-func (f *Fleet) AddAnswer(slot, tokens int, sequences int64) {
+// RecordAnswer records the length of an answer, all sequences together.
+func (f *Fleet) RecordAnswer(slot, tokens int, sequences int64) {
 	f.backends[slot].answer.Add(float64(tokens) / float64(sequences))
 }
 
-// AddCompleted learns from a request whose answer was complete.
-func (f *Fleet) AddCompleted(slot int, p *Prediction, u Usage, c Cache) {
+// RecordCompletion learns from a request whose answer was complete.
+func (f *Fleet) RecordCompletion(slot int, p *Prediction, u Usage, c CacheInfo) {
 	b := &f.backends[slot]
 	b.withoutUsage++
 	if f.disabled {
@@ -253,12 +253,12 @@ func (f *Fleet) AddCompleted(slot int, p *Prediction, u Usage, c Cache) {
 		}
 	}
 	if p.IsText && !p.IsTooLong && b.rate.add(p.QueuedAhead+uncached, p.TTFT) {
-		f.UpdateRate()
+		f.UpdateFleetRate()
 	}
 }
 
-// AddPrefill learns from a request whose prefill is over.
-func (f *Fleet) AddPrefill(slot int, p *Prediction, c Cache, now time.Time) {
+// RecordPrefill learns from a request whose prefill is over.
+func (f *Fleet) RecordPrefill(slot int, p *Prediction, c CacheInfo, now time.Time) {
 	b := &f.backends[slot]
 	b.step.addPrefill(p.Uncached)
 	if !b.window.open {
@@ -273,7 +273,7 @@ func (f *Fleet) AddPrefill(slot int, p *Prediction, c Cache, now time.Time) {
 
 // ObserveLoad learns from a scrape. unseen are the tokens of the prompts in flight
 // of which there is no output yet.
-func (f *Fleet) ObserveLoad(slot int, l *backends.Load, unseen float64, c Cache) {
+func (f *Fleet) ObserveLoad(slot int, l *backends.Load, unseen float64, c CacheInfo) {
 	b, tokens := &f.backends[slot], l.CacheTokens
 	if tokens <= 0 {
 		tokens = defaultCacheTokens
@@ -288,7 +288,7 @@ func (f *Fleet) ObserveLoad(slot int, l *backends.Load, unseen float64, c Cache)
 
 // compareUsage compares a prediction with the usage that the replica reported, and
 // reports whether it could.
-func (f *Fleet) compareUsage(slot int, p *Prediction, u Usage, c Cache) bool {
+func (f *Fleet) compareUsage(slot int, p *Prediction, u Usage, c CacheInfo) bool {
 	if !p.IsText || p.IsTooLong || !u.CachedKnown || u.CachedTokens < 0 || u.CachedTokens > u.PromptTokens {
 		return false
 	}
@@ -314,7 +314,7 @@ func usableHit(matched, prompt, alignment float64) float64 {
 // compare learns from predictions how much a replica's cache holds. A block that was
 // expected and absent was evicted after Prediction.Distance others were used: the
 // cache holds less than that.
-func (f *Fleet) compare(slot int, p *predictions, observed, prompt float64, c Cache) {
+func (f *Fleet) compare(slot int, p *predictions, observed, prompt float64, c CacheInfo) {
 	b := &f.backends[slot]
 	b.totals.PromptTokens += prompt
 	b.totals.PredictedTokens += p.tokens

@@ -82,19 +82,19 @@ func (l *ClassLoad) AdmitsBatch(h Headroom, now time.Time) (admits, shared bool)
 	return l.payOff(slowdown, now), !math.IsInf(slowdown, 1)
 }
 
-// Interactive is the interactive load of a fleet.
-type Interactive struct {
+// InteractiveLoad is the interactive load of a fleet.
+type InteractiveLoad struct {
 	meanPrefill estimate.Average // seconds of prefill of a request
 	inFlight    int
 	lastEnd     time.Time // when the last of them ended
 	scratch     []*ClassLoad
 }
 
-// AddSent counts a request with so many sequences, whose prefill takes so many
+// RecordSent counts a request with so many sequences, whose prefill takes so many
 // seconds, on the backend of l. A batch request's prefill that is longer than the
 // mean one counts for more than its time: a request that arrives meanwhile is more
 // likely to meet it, and waits longer.
-func (a *Interactive) AddSent(l *ClassLoad, c Class, sequences int64, prefill float64, now time.Time) {
+func (a *InteractiveLoad) RecordSent(l *ClassLoad, c Class, sequences int64, prefill float64, now time.Time) {
 	l.update(now)
 	if c == Batch {
 		l.batch += sequences
@@ -107,9 +107,9 @@ func (a *Interactive) AddSent(l *ClassLoad, c Class, sequences int64, prefill fl
 	a.inFlight++
 }
 
-// AddEnded counts the end of a request that AddSent has counted. l is nil when the
+// RecordEnd counts the end of a request that RecordSent has counted. l is nil when the
 // backend was removed meanwhile.
-func (a *Interactive) AddEnded(l *ClassLoad, c Class, sequences int64, now time.Time) {
+func (a *InteractiveLoad) RecordEnd(l *ClassLoad, c Class, sequences int64, now time.Time) {
 	if c != Batch {
 		a.inFlight--
 		a.lastEnd = now
@@ -126,7 +126,7 @@ func (a *Interactive) AddEnded(l *ClassLoad, c Class, sequences int64, now time.
 }
 
 // IsRecent reports whether there were interactive requests of late.
-func (a *Interactive) IsRecent(now time.Time) bool {
+func (a *InteractiveLoad) IsRecent(now time.Time) bool {
 	return a.inFlight > 0 || now.Sub(a.lastEnd) < loadForgetTime
 }
 
@@ -139,7 +139,7 @@ type Headroom struct {
 
 // Headroom computes the room of some backends, and reserves as many of them for
 // interactive requests as these need: those that were, and then the busiest ones.
-func (a *Interactive) Headroom(allowed float64, now time.Time, loads func(yield func(*ClassLoad) bool)) Headroom {
+func (a *InteractiveLoad) Headroom(allowed float64, now time.Time, loads func(yield func(*ClassLoad) bool)) Headroom {
 	all := a.scratch[:0]
 	busy, sequences := 0.0, 0.0
 	for l := range loads {

@@ -197,14 +197,14 @@ func (q *Queue[T]) UnreadyAreFull(c Class, bytes int, isReady func(*backends.Bac
 	return unready.Count > 0 && (2*(unready.Count+1) > maxRequests || maxBytes > 0 && 2*(unready.Bytes+int64(bytes)) > maxBytes)
 }
 
-// AddElsewhere counts a request that waits for something else than its turn.
-func (q *Queue[T]) AddElsewhere(c Class, bytes int) { q.elsewhere[c].add(1, int64(bytes), 0) }
+// AddWaiting counts a request that waits for something else than its turn.
+func (q *Queue[T]) AddWaiting(c Class, bytes int) { q.elsewhere[c].add(1, int64(bytes), 0) }
 
-// RemoveElsewhere undoes AddElsewhere.
-func (q *Queue[T]) RemoveElsewhere(c Class, bytes int) { q.elsewhere[c].add(-1, -int64(bytes), 0) }
+// RemoveWaiting undoes AddWaiting.
+func (q *Queue[T]) RemoveWaiting(c Class, bytes int) { q.elsewhere[c].add(-1, -int64(bytes), 0) }
 
-// Waiting returns how many requests wait, queued or elsewhere.
-func (q *Queue[T]) Waiting() int {
+// CountWaiting returns how many requests wait, queued or elsewhere.
+func (q *Queue[T]) CountWaiting() int {
 	n := q.count
 	for c := range q.elsewhere {
 		n += q.elsewhere[c].Count
@@ -212,9 +212,9 @@ func (q *Queue[T]) Waiting() int {
 	return n
 }
 
-// WaitingByClass returns how many requests wait, queued or elsewhere, by the name
+// CountWaitingByClass returns how many requests wait, queued or elsewhere, by the name
 // of their class.
-func (q *Queue[T]) WaitingByClass() map[string]int {
+func (q *Queue[T]) CountWaitingByClass() map[string]int {
 	waiting := make(map[string]int, classCount)
 	for c := range classCount {
 		waiting[c.String()] = q.classes[c].Count + q.elsewhere[c].Count
@@ -222,10 +222,10 @@ func (q *Queue[T]) WaitingByClass() map[string]int {
 	return waiting
 }
 
-// DepartureTime returns how long the queue took of late to lose as many requests as
+// EstimateWait returns how long the queue took of late to lose as many requests as
 // are ahead of a new one of a class, 0 when that is not known; the time since the
 // last departure; and the tokens of those ahead.
-func (q *Queue[T]) DepartureTime(c Class, now time.Time) (wait, silence time.Duration, tokens float64) {
+func (q *Queue[T]) EstimateWait(c Class, now time.Time) (wait, silence time.Duration, tokens float64) {
 	w := ahead(&q.classes, c)
 	if w.Count > 0 {
 		wait, silence = q.departures.timeFor(w.Count, now)
@@ -267,9 +267,9 @@ func (g *Group[T]) First() *Item[T] {
 // HasBatch reports whether batch requests are queued.
 func (q *Queue[T]) HasBatch() bool { return q.classes[Batch].Count > 0 }
 
-// Expired promotes the batch requests that have waited for half of their time, and
+// NextExpired promotes the batch requests that have waited for half of their time, and
 // returns a request whose deadline has passed; nil when there is none.
-func (q *Queue[T]) Expired(now time.Time) *Item[T] {
+func (q *Queue[T]) NextExpired(now time.Time) *Item[T] {
 	for len(q.due.items) > 0 && !now.Before(q.due.items[0].due) {
 		it := q.due.items[0]
 		if !now.Before(it.Deadline) {
@@ -297,9 +297,9 @@ func (q *Queue[T]) StartRound() {
 	}
 }
 
-// Next gives a turn to the first request that was not skipped in this round and for
+// NextTurn gives a turn to the first request that was not skipped in this round and for
 // which a backend has room; nil when there is none. The caller skips or removes it.
-func (q *Queue[T]) Next(hasRoom func(*backends.Backend, *Item[T], *Group[T]) bool) *Item[T] {
+func (q *Queue[T]) NextTurn(hasRoom func(*backends.Backend, *Item[T], *Group[T]) bool) *Item[T] {
 	var first *Item[T]
 	for _, g := range q.groups {
 		if g.next == len(g.front) || g.turns == MaxTurns || first != nil && first.before(g.front[g.next]) {

@@ -30,7 +30,7 @@ func TestOrder(t *testing.T) {
 	put(1, -1, 9)
 	var got []int
 	for q.StartRound(); ; {
-		it := q.Next(hasRoom(1))
+		it := q.NextTurn(hasRoom(1))
 		if it == nil {
 			break
 		}
@@ -50,13 +50,13 @@ func TestRoundPassesGroupsWithoutRoom(t *testing.T) {
 	}
 	q.Add(&Item[int]{Value: 1000, Backends: []*backends.Backend{b}, Class: Normal}, 1000, 1, 0, false, start)
 	q.StartRound()
-	if it := q.Next(hasRoom(0, 1)); it == nil || it.Value != 1000 {
+	if it := q.NextTurn(hasRoom(0, 1)); it == nil || it.Value != 1000 {
 		t.Error("three hundred requests for one model are in the way of another's")
 	}
-	if it := q.Next(hasRoom(0, 0)); it != nil {
+	if it := q.NextTurn(hasRoom(0, 0)); it != nil {
 		t.Error("a request is next, and no backend has room")
 	}
-	if it := q.Next(hasRoom(1, 1)); it.Value != 0 {
+	if it := q.NextTurn(hasRoom(1, 1)); it.Value != 0 {
 		t.Errorf("request %d is next, want the first of all", it.Value)
 	}
 }

@@ -171,7 +171,7 @@ func parse(data []byte, want uint64, now time.Time) (map[string]*part, error) {
 //	address      uvarint length, bytes
 //	takenAt      int64, ms since 1970
 //	load         see appendLoad
-//	estimates    see estimate.Fleet.Append
+//	estimates    see estimate.Fleet.AppendBackend
 //	blocks       uvarint number; for each, the latest used first, its hash in
 //	             8 bytes and a uvarint: how many blocks before it in this list
 //	             its predecessor stands, 0 for a first block
@@ -182,7 +182,7 @@ type part struct {
 	address   string
 	takenAt   time.Time
 	load      backends.Load // only what tells one cache from another
-	estimates []byte        // see estimate.Fleet.Append
+	estimates []byte        // see estimate.Fleet.AppendBackend
 	list      []byte        // the blocks
 	count     int
 	raw       []byte // all of it; list is its end

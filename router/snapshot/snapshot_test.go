@@ -407,8 +407,8 @@ func TestGoldenSnapshot(t *testing.T) {
 	}
 	f := estimate.NewFleet(blockBytes, 1)
 	f.Grow(1)
-	if fresh := f.BackendAnswerTokens(0); !f.Restore(0, p.estimates) || f.BackendAnswerTokens(0) >= fresh {
-		t.Errorf("answers of %.0f tokens, where all had one", f.BackendAnswerTokens(0))
+	if fresh := f.AnswerTokens(0); !f.RestoreBackend(0, p.estimates) || f.AnswerTokens(0) >= fresh {
+		t.Errorf("answers of %.0f tokens, where all had one", f.AnswerTokens(0))
 	}
 	x := index.New(1, 1<<20)
 	x.SetCapacity(0, 10_000)
@@ -450,7 +450,7 @@ func FuzzParse(f *testing.F) {
 			_ = p.mismatch(&l)
 			estimates := estimate.NewFleet(blockBytes, 1)
 			estimates.Grow(1)
-			estimates.Restore(0, p.estimates)
+			estimates.RestoreBackend(0, p.estimates)
 			blocks := p.blocks()
 			x := index.New(1, 1<<20)
 			x.SetCapacity(0, 100)
