@@ -126,7 +126,6 @@ func verifyNoGoroutineLeft(t *testing.T, before goleak.Option) {
 	goleak.VerifyNone(t, before, goleak.IgnoreAnyFunction("github.com/valyala/fasthttp.(*HostClient).connsCleaner"))
 }
 
-
 // standIn is a replica that does what no simulated one does. A path that is nil is
 // answered as a healthy replica would.
 type standIn struct {
