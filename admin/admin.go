@@ -1,12 +1,10 @@
-// Package admin is what operators ask and tell a running proxy: its metrics, its
-// profile, and which backends take traffic.
+// Package admin serves the operators' HTTP API and the live page of a running proxy.
 package admin
 
 import (
 	"encoding/json"
 	"log/slog"
 	"net/http"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -16,52 +14,53 @@ import (
 	"warmroute/router"
 )
 
-// Options are what a Handler is made of.
+// Options configure a Handler.
 type Options struct {
 	Registry *backends.Registry
-	Proxy    *proxy.Proxy                               // which is asked where requests would go
-	Reset    func(*backends.Backend) router.ResetReport // forgets what is believed of a backend
+	Proxy    *proxy.Proxy
+	Reset    func(*backends.Backend) router.ResetReport // forgets what is known of a backend
 	Router   *router.Router
 	Metrics  http.Handler
 	Version  string
 	Log      *slog.Logger
-	Host     string // that the listener's address names; "" for every interface
-	Token    string // as SetToken takes it
+	Host     string // in the listener's address; empty: all interfaces
+	Token    string // see SetToken
 }
 
-// Handler serves the admin listener. Safe for concurrent use.
+// Handler serves the admin listener. It is safe for concurrent use.
 type Handler struct {
-	registry *backends.Registry
-	log      *slog.Logger
-	host     string
-	token    atomic.Pointer[string]
-	// connections are those of the server that has ConnState and ConnContext.
-	connections connections
-	scrapes     chan struct{} // holds one for each scrape under way
-	profiles    chan struct{} // and for each profile
-	questions   chan struct{} // and for each request that is asked or told about
-	proxy       *proxy.Proxy
-	router      *router.Router
-	forget      func(*backends.Backend) router.ResetReport
-	metrics     http.Handler
-	routes      http.Handler // what operators alone may ask
-	version     string
-	patience    time.Duration // that a request has to come, and its answer to be taken
+	Options
+	token       atomic.Pointer[string]
+	connections connections // of the server that uses ConnState and ConnContext
 	started     time.Time
-	account     account
+	timeout     time.Duration // for a request to arrive, and for its response to be read
+	api         http.Handler  // for operators only
+	cache       stateCache
 
-	listeners chan struct{} // holds one for each that hears events
-	ended     chan struct{} // closed when they are to end
-	endOnce   sync.Once
+	// Semaphores: each has an element for each request in progress.
+	scrapes  chan struct{}
+	profiles chan struct{}
+	dryRuns  chan struct{}
+	streams  chan struct{}
+
+	streamsEnded   chan struct{} // closed by EndEvents
+	endStreamsOnce sync.Once
 }
 
-// New makes a Handler. It starts nothing.
+const (
+	maxScrapes  = 8
+	maxProfiles = 2
+	maxDryRuns  = 4  // each has its body in memory, within the bounds of the proxy
+	maxStreams  = 16 // pages that are open
+)
+
+// New returns a Handler. It starts no goroutine.
 func New(o Options) *Handler {
 	h := &Handler{
-		registry: o.Registry, router: o.Router, version: o.Version, started: time.Now(), log: o.Log, host: o.Host, metrics: o.Metrics, patience: patience,
-		scrapes: make(chan struct{}, mostScrapes), profiles: make(chan struct{}, mostProfiles),
-		questions: make(chan struct{}, mostQuestions), proxy: o.Proxy, forget: o.Reset,
-		listeners: make(chan struct{}, mostListeners), ended: make(chan struct{}),
+		Options: o, started: time.Now(), timeout: requestTimeout,
+		scrapes: make(chan struct{}, maxScrapes), profiles: make(chan struct{}, maxProfiles),
+		dryRuns: make(chan struct{}, maxDryRuns), streams: make(chan struct{}, maxStreams),
+		streamsEnded: make(chan struct{}),
 	}
 	h.SetToken(o.Token)
 	mux := http.NewServeMux()
@@ -69,69 +68,71 @@ func New(o Options) *Handler {
 	mux.HandleFunc("POST /api/backends/{name}/undrain", h.undrain)
 	mux.HandleFunc("POST /api/backends/{name}/reset", h.reset)
 	mux.HandleFunc("POST /api/explain", h.explain)
-	mux.HandleFunc("POST /api/placed", h.placed)
-	mux.HandleFunc("GET /api/state", h.showState)
-	mux.HandleFunc("GET /api/events", h.events)
+	mux.HandleFunc("POST /api/placed", h.recordPlacement)
+	mux.HandleFunc("GET /api/state", h.writeState)
+	mux.HandleFunc("GET /api/events", h.streamState)
 	mux.HandleFunc("POST /api/requests/{handle}/cancel", h.cancel)
-	h.profile(mux)
+	h.addProfiles(mux)
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		fail(w, http.StatusNotFound, "no such path or method; there are GET /metrics, GET / (the live page), GET /api/state, GET /api/events, POST /api/requests/{handle}/cancel, POST /api/backends/{name}/drain, /undrain and /reset, POST /api/explain, POST /api/placed, and GET /debug/pprof/")
+		writeError(w, http.StatusNotFound, "unknown path or method; available: GET /metrics, GET / (the live page), GET /api/state, GET /api/events, POST /api/requests/{handle}/cancel, POST /api/backends/{name}/drain, /undrain and /reset, POST /api/explain, POST /api/placed, and GET /debug/pprof/")
 	})
-	h.routes = mux
+	h.api = mux
 	return h
 }
 
-// SetToken makes token what operators have to send; "" for none, and then only
-// those who connect over loopback are operators.
-func (h *Handler) SetToken(token string) {
-	if before := h.token.Swap(&token); before != nil && *before != token {
-		h.connections.clearAuthentication()
+// ServeHTTP implements http.Handler. It rejects what a web page of another origin may
+// have sent, and serves all but the metrics and the page to operators only. A client
+// that connects over loopback is on this machine; a browser may be too, so its pages
+// are recognized by the host name, the origin and the content type.
+func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	// It fails if the connection has no deadlines; then there is no timeout.
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(h.timeout))
+	if r.ContentLength != 0 {
+		w.Header().Set("Connection", "close") // the next request must not wait for an unread body
+		body := h.limitBody(w, r)
+		defer body.limitRest()
+	}
+	w.Header().Set("Cache-Control", "no-store")
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	if h.hasToken(r) {
+		h.markAuthenticated(r)
+	}
+	local := isLocal(r)
+	switch {
+	case local && !h.isAllowedHost(r.Host):
+		writeError(w, http.StatusForbidden, "the Host header is neither this machine nor the address in the setting admin: use http://127.0.0.1 and the port")
+	case !isSameOrigin(r) && !isLinkToPage(r):
+		writeError(w, http.StatusForbidden, "request of a web page from another origin")
+	case r.URL.Path == "/metrics" && (r.Method == http.MethodGet || r.Method == http.MethodHead):
+		serveLimited(h.scrapes, w, r, h.Metrics)
+	case pageFile(r) != "" && (local || *h.token.Load() != ""): // the page asks for the token itself
+		h.servePage(w, pageFile(r))
+	case !h.checkOperator(w, r, local) || r.Method == http.MethodPost && !checkPost(w, r):
+	default:
+		h.api.ServeHTTP(w, r)
 	}
 }
 
-func (h *Handler) drain(w http.ResponseWriter, r *http.Request) {
-	h.change(w, r, "backend is drained: it finishes what it has and gets nothing new", (*backends.Backend).Drain)
-}
-
-func (h *Handler) undrain(w http.ResponseWriter, r *http.Request) {
-	h.change(w, r, "backend is drained no more", (*backends.Backend).Undrain)
-}
-
-// change does to the named backend what an operator asks for, and answers with
-// the state that it has then.
-func (h *Handler) change(w http.ResponseWriter, r *http.Request, what string, do func(*backends.Backend)) {
-	b := h.backend(w, r)
-	if b == nil {
-		return
+// serveLimited serves the request if the semaphore has room.
+func serveLimited(semaphore chan struct{}, w http.ResponseWriter, r *http.Request, next http.Handler) {
+	select {
+	case semaphore <- struct{}{}:
+		defer func() { <-semaphore }()
+		next.ServeHTTP(w, r)
+	default:
+		w.Header().Set("Retry-After", "1")
+		writeError(w, http.StatusServiceUnavailable, "too many requests of this kind at once")
 	}
-	do(b)
-	h.account.forget()
-	h.log.Info(what, "backend", b.Name, "in_flight", b.InFlight.Load(), "by", r.RemoteAddr)
-	reply(w, http.StatusOK, map[string]any{"backend": b.Name, "state": b.State().String(), "in_flight": b.InFlight.Load()})
 }
 
-// backend is the one that the path names; where there is none, the request is
-// answered.
-func (h *Handler) backend(w http.ResponseWriter, r *http.Request) *backends.Backend {
-	b := h.registry.Find(r.PathValue("name"))
-	if b == nil {
-		var names []string
-		for _, b := range h.registry.All() {
-			names = append(names, b.Name)
-		}
-		fail(w, http.StatusNotFound, "no backend has that name; there are: "+strings.Join(names, ", "))
-	}
-	return b
-}
-
-func reply(w http.ResponseWriter, status int, what any) {
-	body, _ := json.Marshal(what) // strings and numbers always marshal
+func writeJSON(w http.ResponseWriter, status int, v any) {
+	body, _ := json.Marshal(v) // strings and numbers always marshal
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
 	w.Write(append(body, '\n'))
 }
 
-// fail answers with what to do instead.
-func fail(w http.ResponseWriter, status int, message string) {
-	reply(w, status, map[string]any{"error": map[string]string{"message": message, "src": "warmroute"}})
+// writeError writes an error response. The message says what to do.
+func writeError(w http.ResponseWriter, status int, message string) {
+	writeJSON(w, status, map[string]any{"error": map[string]string{"message": message, "src": "warmroute"}})
 }

@@ -119,13 +119,13 @@ func TestDrainAndUndrain(t *testing.T) {
 		}
 	}
 	status, answer := l.ask("POST", "/api/backends/none/drain", "Content-Type", jsonType)
-	if status != 404 || !strings.Contains(answer, "there are: 10.0.0.9:8000/a") || strings.Contains(answer, "none") {
+	if status != 404 || !strings.Contains(answer, "available: 10.0.0.9:8000/a") || strings.Contains(answer, "none") {
 		t.Errorf("got %d %s", status, answer)
 	}
 }
 
-// TestWhoGetsIn asks each listener for each thing in each way.
-func TestWhoGetsIn(t *testing.T) {
+// TestAccess asks each listener for each thing in each way.
+func TestAccess(t *testing.T) {
 	bearer := []string{"Authorization", "Bearer " + token}
 	for _, c := range []struct {
 		name    string
@@ -185,7 +185,7 @@ func TestWhoGetsIn(t *testing.T) {
 	}
 }
 
-func TestAWebPageCannotPost(t *testing.T) {
+func TestPostContentType(t *testing.T) {
 	l := listen(t, false, Options{})
 	for _, kind := range []string{"", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "application/jsonp", "text/plain; application/json"} {
 		if status, answer := l.ask("POST", drainPath, "Content-Type", kind); status != 415 || !strings.Contains(answer, jsonType) {
@@ -195,17 +195,17 @@ func TestAWebPageCannotPost(t *testing.T) {
 	if status, _ := l.ask("POST", drainPath, "Content-Type", "application/json; charset=utf-8"); status != 200 {
 		t.Errorf("with a charset: got %d", status)
 	}
-	if status, _ := l.send("POST", drainPath, strings.Repeat(" ", mostBody+1), "Content-Type", jsonType); status != 413 {
+	if status, _ := l.send("POST", drainPath, strings.Repeat(" ", maxPostBytes+1), "Content-Type", jsonType); status != 413 {
 		t.Errorf("a long body: got %d", status)
 	}
 }
 
-func TestOtherPathsAndMethods(t *testing.T) {
+func TestUnknownPaths(t *testing.T) {
 	l := listen(t, false, Options{})
 	for _, c := range []struct{ method, path string }{
 		{"POST", "/"}, {"GET", "/index.html"}, {"GET", "/page/page.js"}, {"GET", "/api/requests/x/cancel"}, {"POST", "/api/state"}, {"GET", drainPath}, {"PUT", drainPath}, {"POST", "/metrics"}, {"POST", "/api/backends/x/none"}, {"GET", "/debug/vars"}, {"POST", "/debug/pprof/"},
 	} {
-		if status, answer := l.ask(c.method, c.path, "Content-Type", jsonType); status != 404 || !strings.Contains(answer, "there are GET /metrics") {
+		if status, answer := l.ask(c.method, c.path, "Content-Type", jsonType); status != 404 || !strings.Contains(answer, "available: GET /metrics") {
 			t.Errorf("%s %s: got %d %s", c.method, c.path, status, answer)
 		}
 	}
@@ -217,7 +217,7 @@ func TestOtherPathsAndMethods(t *testing.T) {
 	}
 }
 
-func TestATokenCanBeChanged(t *testing.T) {
+func TestSetToken(t *testing.T) {
 	l := listen(t, true, Options{Token: token})
 	l.handler.SetToken("another")
 	for given, want := range map[string]int{token: 401, "another": 200} {
@@ -233,7 +233,7 @@ func TestATokenCanBeChanged(t *testing.T) {
 	}
 }
 
-func TestProfilesAreBounded(t *testing.T) {
+func TestProfileLimits(t *testing.T) {
 	l := listen(t, false, Options{})
 	for _, seconds := range []string{"0", "61", "-1", "1e3", "99999999999999999999"} {
 		if status, _ := l.ask("GET", "/debug/pprof/profile?seconds="+seconds); status != 400 {
@@ -247,11 +247,11 @@ func TestProfilesAreBounded(t *testing.T) {
 	}
 }
 
-func TestScrapesAtOnceAreBounded(t *testing.T) {
+func TestConcurrentScrapes(t *testing.T) {
 	begun, end := make(chan struct{}), make(chan struct{})
 	l := listen(t, false, Options{Metrics: http.HandlerFunc(func(http.ResponseWriter, *http.Request) { begun <- struct{}{}; <-end })})
-	answers := make(chan int, mostScrapes)
-	for range mostScrapes {
+	answers := make(chan int, maxScrapes)
+	for range maxScrapes {
 		go func() {
 			resp, err := l.client.Get(l.url + "/metrics")
 			if err != nil {
@@ -270,7 +270,7 @@ func TestScrapesAtOnceAreBounded(t *testing.T) {
 		t.Errorf("operators are kept out by scrapes: got %d", status)
 	}
 	close(end)
-	for range mostScrapes {
+	for range maxScrapes {
 		if status := <-answers; status != 200 {
 			t.Errorf("got %d", status)
 		}
@@ -287,7 +287,7 @@ func TestAdminTokenErrors(t *testing.T) {
 		{nil, "send the admin_token as Authorization: Bearer TOKEN"},
 		{[]string{"Authorization", "Bearer "}, "send the admin_token as Authorization: Bearer TOKEN"},
 		{[]string{"Authorization", "Basic " + token}, "send the admin_token as Authorization: Bearer TOKEN"},
-		{[]string{"Authorization", "Bearer " + token[1:]}, "the token is not this proxy's admin_token"},
+		{[]string{"Authorization", "Bearer " + token[1:]}, "invalid admin token"},
 	} {
 		status, body := l.ask("GET", "/api/state", c.given...)
 		if status != 401 || !strings.Contains(body, c.says) {

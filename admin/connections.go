@@ -9,29 +9,27 @@ import (
 )
 
 const (
-	// maxConnections bounds what the admin listener takes of the process's
-	// descriptors, which requests need.
+	// maxConnections bounds the file descriptors used by the admin listener.
 	maxConnections = 64
-	// maxStrangers is how many of them may be from other machines without the admin
-	// token, and maxTrusted how many may not: an operator's connection is a stranger's
-	// until its first request.
+	// maxStrangers bounds the connections from other machines without the admin token,
+	// and maxTrusted the others: an operator's connection is a stranger's until its
+	// first request.
 	maxStrangers = maxConnections / 2
 	maxTrusted   = maxConnections * 3 / 4
 )
 
-// trust ranks a connection: none is closed to make room for one of a lower rank.
+// trust is the rank of a connection. None is closed for one of a lower rank.
 type trust int
 
 const (
 	stranger      trust = iota // from another machine
 	local                      // over loopback
-	authenticated              // it has sent the admin token
+	authenticated              // has sent the admin token
 )
 
-// connections bounds the connections of a listener. Beyond a bound each new one
-// closes another of the lowest rank that there is, its own at most: the one that has
-// been idle for longest, or, where none is idle, the one whose request has lasted for
-// longest. Safe for concurrent use.
+// connections limits the connections of a listener. Beyond a limit, each new one closes
+// another of the lowest rank, at most its own: the one that has been idle the longest
+// or, if none is idle, the one with the longest request. It is safe for concurrent use.
 type connections struct {
 	mu   sync.Mutex // guards what follows
 	open map[net.Conn]*connection
@@ -41,12 +39,12 @@ type connections struct {
 type connection struct {
 	rank   trust
 	local  bool
-	active bool   // it carries a request
+	active bool   // has a request
 	since  uint64 // tick of its last change between active and idle
 }
 
-// track notes a connection's state and returns the connection to be closed for a new
-// one, which may be the new one itself; nil: none.
+// track records a connection's state. It returns the connection to close for a new one,
+// which may be the new one itself, or nil.
 func (c *connections) track(conn net.Conn, state http.ConnState) (closing net.Conn) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -71,8 +69,8 @@ func (c *connections) track(conn net.Conn, state http.ConnState) (closing net.Co
 	return nil
 }
 
-// authenticate notes that a request with the admin token came over a connection. It
-// returns the connection to be closed for that; nil: none.
+// authenticate records that a connection has sent the admin token. It returns the
+// connection to close for that, or nil.
 func (c *connections) authenticate(conn net.Conn) (closing net.Conn) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -84,8 +82,8 @@ func (c *connections) authenticate(conn net.Conn) (closing net.Conn) {
 	return c.makeRoom(conn)
 }
 
-// makeRoom takes out what is to be closed for a connection that is new or has another
-// rank; nil: nothing. c.mu is held.
+// makeRoom removes and returns the connection to close for one that is new or has a new
+// rank, or nil. c.mu is locked.
 func (c *connections) makeRoom(conn net.Conn) (closing net.Conn) {
 	strangers := 0
 	for _, k := range c.open {
@@ -103,7 +101,7 @@ func (c *connections) makeRoom(conn net.Conn) (closing net.Conn) {
 	}
 	closing = conn
 	for other, k := range c.open {
-		if other != conn && isCandidate(k.rank) && (closing == conn || k.before(c.open[closing])) {
+		if other != conn && isCandidate(k.rank) && (closing == conn || k.closesBefore(c.open[closing])) {
 			closing = other
 		}
 	}
@@ -111,8 +109,8 @@ func (c *connections) makeRoom(conn net.Conn) (closing net.Conn) {
 	return closing
 }
 
-// before reports whether k is closed rather than other.
-func (k *connection) before(other *connection) bool {
+// closesBefore reports whether k is closed rather than other.
+func (k *connection) closesBefore(other *connection) bool {
 	switch {
 	case k.rank != other.rank:
 		return k.rank < other.rank
@@ -122,7 +120,7 @@ func (k *connection) before(other *connection) bool {
 	return k.since < other.since
 }
 
-// clearAuthentication is for when the token is another.
+// clearAuthentication resets the ranks after a change of the token.
 func (c *connections) clearAuthentication() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -138,33 +136,33 @@ func isLoopback(a net.Addr) bool {
 	return ok && tcp.IP.IsLoopback()
 }
 
-// connectionKey is a request's context key for its connection.
+// connectionKey is the context key of a request's connection.
 type connectionKey struct{}
 
-// ConnContext is for the http.Server that h serves, as is ConnState: together they
-// bound its connections.
+// ConnContext is the ConnContext function of the http.Server that h serves. With
+// ConnState it limits the connections.
 func (h *Handler) ConnContext(ctx context.Context, conn net.Conn) context.Context {
 	return context.WithValue(ctx, connectionKey{}, conn)
 }
 
-// ConnState bounds the connections of the http.Server that h serves. A connection from
-// another machine that has not sent the admin token closes no other than such ones.
+// ConnState is the ConnState function of the http.Server that h serves. It limits the
+// connections: one from another machine without the admin token closes only such ones.
 func (h *Handler) ConnState(conn net.Conn, state http.ConnState) {
 	closeSocket(h.connections.track(conn, state))
 }
 
-// markAuthenticated notes that the request has the admin token.
+// markAuthenticated records that the request has the admin token.
 func (h *Handler) markAuthenticated(r *http.Request) {
 	if conn, ok := r.Context().Value(connectionKey{}).(net.Conn); ok {
 		closeSocket(h.connections.authenticate(conn))
 	}
 }
 
-// closeSocket closes a connection unless it is nil. TLS's own Close could wait for a
+// closeSocket closes a connection unless it is nil. The Close of TLS could wait for a
 // client that does not read.
 func closeSocket(conn net.Conn) {
-	if secured, ok := conn.(*tls.Conn); ok {
-		conn = secured.NetConn()
+	if tlsConn, ok := conn.(*tls.Conn); ok {
+		conn = tlsConn.NetConn()
 	}
 	if conn != nil {
 		conn.Close()

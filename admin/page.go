@@ -10,17 +10,17 @@ import (
 //go:embed page
 var pageFiles embed.FS
 
-// contentTypes are those of the page's files, by extension.
+// contentTypes are the content types of the page's files by extension.
 var contentTypes = map[string]string{
 	".html": "text/html; charset=utf-8", ".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml",
 }
 
-// pagePolicy lets the page use what is served here, and nothing else.
+// pagePolicy restricts the page to what is served here.
 const pagePolicy = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; " +
 	"base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
 
-// pageFile is the file of the live page that is asked for; "" for none. There is
-// nothing in them that strangers could not read in the program's source.
+// pageFile returns the requested file of the live page, or "". The files contain no
+// state of the proxy.
 func pageFile(r *http.Request) string {
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
 		return ""
@@ -34,19 +34,19 @@ func pageFile(r *http.Request) string {
 	return ""
 }
 
-// isLinkToPage reports whether a browser follows a link to the page. It may stand
-// anywhere: what is followed is shown by itself, and in no frame.
+// isLinkToPage reports whether a browser follows a link to the page. Links of other
+// origins are harmless: the page is not shown in a frame.
 func isLinkToPage(r *http.Request) bool {
 	return pageFile(r) == "index.html" && r.Header.Get("Sec-Fetch-Mode") == "navigate" && r.Header.Get("Sec-Fetch-Dest") == "document"
 }
 
-func (h *Handler) page(w http.ResponseWriter, file string) {
+func (h *Handler) servePage(w http.ResponseWriter, file string) {
 	body, err := pageFiles.ReadFile("page/" + file)
 	if err != nil {
-		fail(w, http.StatusInternalServerError, err.Error())
+		writeError(w, http.StatusInternalServerError, err.Error())
 		return
 	}
-	if *h.token.Load() != "" { // so that the page asks for it first, and is not refused
+	if *h.token.Load() != "" { // the page asks for the token before its first request
 		body = bytes.Replace(body, []byte(`data-token="none"`), []byte(`data-token="wanted"`), 1)
 	}
 	set := w.Header().Set

@@ -1,11 +1,14 @@
 package admin
 
 import (
+	"cmp"
 	"encoding/json"
+	"fmt"
 	"math"
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -15,34 +18,38 @@ import (
 )
 
 const (
-	mostRequests = 200 // that are listed, the oldest
-	mostHeld     = 10
-	// stateLasts is how long an account of the state is good for: however many
-	// look, it is made a few times a second at most.
-	stateLasts = 250 * time.Millisecond
+	maxRequests       = 200 // that are listed, the oldest
+	maxQueuedRequests = 10
+	maxModels         = 100 // that are listed
+	maxLastReady      = 3   // models that are named for a backend
+
+	// minStateInterval bounds how often the state is computed.
+	minStateInterval = 250 * time.Millisecond
+	// eventInterval is how often the state is sent to a page, which takes a connection
+	// without events for broken after some seconds.
+	eventInterval     = time.Second
+	eventWriteTimeout = 5 * time.Second
 )
 
-// State is what operators see of a running proxy: nothing of what is asked or
-// answered, and no key.
+// State is the state of a running proxy, without prompts, responses and keys.
 type State struct {
-	Version  string         `json:"version"`
-	Policy   string         `json:"policy"`
-	Now      time.Time      `json:"now"`
-	Uptime   number         `json:"uptime_s"`
-	Recent   recentState    `json:"recent"`
-	Series   seriesState    `json:"series"`
-	Backends []backendState `json:"backends"`
-	Models   modelsState    `json:"models"`
-	Queue    queueState     `json:"queue"`
-	Requests requestsState  `json:"requests"`
-	// Decisions are the last ones, newest first.
-	Decisions []decisionState `json:"decisions"`
+	Version   string          `json:"version"`
+	Policy    string          `json:"policy"`
+	Now       time.Time       `json:"now"`
+	Uptime    number          `json:"uptime_s"`
+	Recent    recentState     `json:"recent"`
+	Series    seriesState     `json:"series"`
+	Backends  []backendState  `json:"backends"`
+	Models    modelsState     `json:"models"`
+	Queue     queueState      `json:"queue"`
+	Requests  requestsState   `json:"requests"`
+	Decisions []decisionState `json:"decisions"` // the latest first
 }
 
-// recentState is the last half minute.
+// recentState describes the last half minute.
 type recentState struct {
-	PerSecond number `json:"requests_per_second"` // that ended, refused ones included
-	Failed    number `json:"failed_ratio"`        // of them, with an error
+	PerSecond number `json:"requests_per_second"` // finished, including refused ones
+	Failed    number `json:"failed_ratio"`        // share with an error
 	HitRatio  number `json:"hit_ratio"`
 	TTFT      number `json:"ttft_p50_s"`
 }
@@ -54,17 +61,16 @@ type seriesState struct {
 }
 
 type backendState struct {
-	Name string `json:"name"`
-	URL  string `json:"url"`
-	// State is that of router.Condition, or stateDrained.
-	State  string     `json:"state"`
+	Name   string     `json:"name"`
+	URL    string     `json:"url"`
+	State  string     `json:"state"`            // of router.Condition, or stateDrained
 	Reason string     `json:"reason,omitempty"` // why it is not ready
-	Since  *time.Time `json:"since"`            // of the state; null: not known
-	// LastReadyFor are models of which no other backend is ready, maxLastReady at most.
+	Since  *time.Time `json:"since"`            // of the state; null: unknown
+	// LastReadyFor has up to maxLastReady models for which no other backend is ready.
 	LastReadyFor  []string `json:"last_ready_for,omitempty"`
 	Drained       bool     `json:"drained"` // by an operator
 	Breaker       string   `json:"breaker"`
-	Aborted       int64    `json:"aborted_responses"` // by its engine, since the start
+	Aborted       int64    `json:"aborted_responses"` // by its engine
 	InFlight      int64    `json:"in_flight"`
 	Running       *int     `json:"running"`
 	Waiting       *int     `json:"waiting"`
@@ -75,13 +81,13 @@ type backendState struct {
 	HitRatio      number   `json:"hit_ratio"`
 }
 
-// stateDrained is the state of a backend that an operator drained and that has
-// nothing in flight.
+// stateDrained is the state of a backend that an operator has drained and that has no
+// request in flight.
 const stateDrained = "drained"
 
 type queueState struct {
 	Requests int            `json:"requests"`
-	Oldest   *number        `json:"oldest_s"` // since the arrival of the one that came first
+	Oldest   *number        `json:"oldest_s"` // since its arrival
 	First    []requestState `json:"first"`
 }
 
@@ -94,7 +100,7 @@ type requestState struct {
 	Handle        string `json:"handle"` // for /api/requests/{handle}/cancel
 	RequestID     string `json:"request_id"`
 	Phase         string `json:"phase"`
-	Stalled       bool   `json:"stalled"` // it waits for a backend that makes no progress
+	Stalled       bool   `json:"stalled"` // its backend makes no progress
 	Endpoint      string `json:"endpoint"`
 	Model         string `json:"model,omitempty"`
 	Key           string `json:"key,omitempty"`
@@ -120,7 +126,24 @@ type decisionState struct {
 	Attempt       int       `json:"attempt"`
 }
 
-// number is a float64 with as many digits as anybody reads; NaN is null.
+type modelsState struct {
+	All     int `json:"all"`
+	Unready int `json:"unready"` // without a ready backend
+	// Listed has up to maxModels models: unready ones, then base models, then adapters.
+	Listed []modelState `json:"listed"`
+}
+
+type modelState struct {
+	ID       string     `json:"id"`
+	Backends int        `json:"backends"` // that list it
+	Ready    int        `json:"ready"`
+	Reason   string     `json:"reason,omitempty"` // why none is ready
+	Since    *time.Time `json:"since"`            // none is ready; null: one is, or unknown
+
+	adapter bool
+}
+
+// number is a float64 that is rounded to four digits in JSON; NaN is null.
 type number float64
 
 // MarshalJSON implements json.Marshaler.
@@ -131,52 +154,93 @@ func (n number) MarshalJSON() ([]byte, error) {
 	return strconv.AppendFloat(nil, math.Round(float64(n)*1e4)/1e4, 'f', -1, 64), nil
 }
 
-// account is the last State, as JSON.
-type account struct {
-	mu   sync.Mutex // guards what follows
-	made time.Time
-	json []byte
+// stateCache is the latest State as JSON.
+type stateCache struct {
+	mu         sync.Mutex // guards what follows
+	computedAt time.Time
+	json       []byte
 }
 
-// forget makes the next look see what has just been changed.
-func (a *account) forget() {
-	a.mu.Lock()
-	a.made = time.Time{}
-	a.mu.Unlock()
+// invalidate makes the next state show what has just been changed.
+func (c *stateCache) invalidate() {
+	c.mu.Lock()
+	c.computedAt = time.Time{}
+	c.mu.Unlock()
 }
 
-// state is the State now, or a moment ago. Callers must not change it.
-func (h *Handler) state() []byte {
-	a := &h.account
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if now := time.Now(); now.Sub(a.made) >= stateLasts {
-		a.json, _ = json.Marshal(h.look(now)) // strings, times and numbers always marshal
-		a.made = now
+// stateJSON returns the state, at most minStateInterval old. It must not be modified.
+func (h *Handler) stateJSON() []byte {
+	c := &h.cache
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if now := time.Now(); now.Sub(c.computedAt) >= minStateInterval {
+		c.json, _ = json.Marshal(h.computeState(now)) // strings, times and numbers always marshal
+		c.computedAt = now
 	}
-	return a.json
+	return c.json
 }
 
-func (h *Handler) showState(w http.ResponseWriter, _ *http.Request) {
+func (h *Handler) writeState(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
-	w.Write(append(slices.Clone(h.state()), '\n'))
+	w.Write(append(slices.Clone(h.stateJSON()), '\n'))
 }
 
-func (h *Handler) look(now time.Time) *State {
-	pulse := h.proxy.Activity().Stats()
-	listed := h.proxy.Activity().Requests(mostRequests, mostHeld)
+// streamState sends the state as server-sent events until the client disconnects or
+// stops reading, the token changes, or EndEvents is called.
+func (h *Handler) streamState(w http.ResponseWriter, r *http.Request) {
+	serveLimited(h.streams, w, r, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		w.Header().Set("X-Accel-Buffering", "no")
+		ticker := time.NewTicker(eventInterval)
+		defer ticker.Stop()
+		token := h.token.Load()
+		for h.token.Load() == token {
+			if !sendEvent(w, "state", h.stateJSON()) {
+				return
+			}
+			select {
+			case <-ticker.C:
+			case <-r.Context().Done():
+				return
+			case <-h.streamsEnded:
+				sendEvent(w, "end", []byte("{}"))
+				return
+			}
+		}
+	}))
+}
+
+// sendEvent writes one event with one line of data, and reports whether that succeeded.
+func sendEvent(w http.ResponseWriter, event string, data []byte) bool {
+	c := http.NewResponseController(w)
+	_ = c.SetWriteDeadline(time.Now().Add(eventWriteTimeout)) // fails if the connection has no deadlines
+	for _, part := range [][]byte{[]byte("event: " + event + "\ndata: "), data, []byte("\n\n")} {
+		if _, err := w.Write(part); err != nil {
+			return false
+		}
+	}
+	return c.Flush() == nil
+}
+
+// EndEvents ends the streams of events, so that a shutdown does not wait for them.
+// Later streams end after their first event. It may be called more than once.
+func (h *Handler) EndEvents() { h.endStreamsOnce.Do(func() { close(h.streamsEnded) }) }
+
+func (h *Handler) computeState(now time.Time) *State {
+	stats := h.Proxy.Activity().Stats()
+	listed := h.Proxy.Activity().Requests(maxRequests, maxQueuedRequests)
 	f := h.newFleetSnapshot()
 	s := &State{
-		Version: h.version, Policy: h.router.Policy(), Now: now.UTC(), Uptime: seconds(now.Sub(h.started)),
-		Recent:    recentState{number(pulse.PerSecond), number(pulse.Failed), number(pulse.Recent.HitRatio), number(pulse.Recent.TTFT)},
-		Series:    seriesState{seconds(proxy.StatsInterval), numbers(pulse.TTFT), numbers(pulse.HitRatio)},
-		Models:    models(f),
-		Backends:  h.fleet(f, pulse.Backends),
-		Queue:     queue(h.router.WaitingRequests(), requests(listed.Queued, f, now)),
-		Requests:  requestsState{listed.Total, requests(listed.Oldest, f, now)},
+		Version: h.Version, Policy: h.Router.Policy(), Now: now.UTC(), Uptime: seconds(now.Sub(h.started)),
+		Recent:    recentState{number(stats.PerSecond), number(stats.Failed), number(stats.Recent.HitRatio), number(stats.Recent.TTFT)},
+		Series:    seriesState{seconds(proxy.StatsInterval), numbers(stats.TTFT), numbers(stats.HitRatio)},
+		Models:    modelStates(f),
+		Backends:  h.backendStates(f, stats.Backends),
+		Queue:     newQueueState(h.Router.WaitingRequests(), requestStates(listed.Queued, f, now)),
+		Requests:  requestsState{listed.Total, requestStates(listed.Oldest, f, now)},
 		Decisions: []decisionState{},
 	}
-	for _, d := range h.proxy.Activity().Decisions() {
+	for _, d := range h.Proxy.Activity().Decisions() {
 		s.Decisions = append(s.Decisions, decisionState{
 			d.Number, d.At.UTC(), d.RequestID, d.Model, d.Backend, d.Reason, d.Explanation(),
 			d.MatchedTokens, d.PromptTokens, d.AheadTokens, seconds(d.QueueTime), d.Attempt,
@@ -185,22 +249,21 @@ func (h *Handler) look(now time.Time) *State {
 	return s
 }
 
-// queue shows how many wait for a backend, and which came first. Among first may be
-// some that ask for one this moment and will not wait.
-func queue(held int, first []requestState) queueState {
-	q := queueState{Requests: held, First: first[:min(held, len(first))]}
+// newQueueState returns the state of the admission queue. first may have requests that
+// are only about to enter it.
+func newQueueState(queued int, first []requestState) queueState {
+	q := queueState{Requests: queued, First: first[:min(queued, len(first))]}
 	if len(q.First) > 0 {
 		q.Oldest = &q.First[0].Age
 	}
 	return q
 }
 
-// fleet shows the backends.
-func (h *Handler) fleet(f *fleetSnapshot, recent map[*backends.Backend]proxy.Recent) []backendState {
-	parts, _ := h.router.IndexStats()
+func (h *Handler) backendStates(f *fleetSnapshot, recent map[*backends.Backend]proxy.Recent) []backendState {
+	parts, _ := h.Router.IndexStats()
 	out := []backendState{}
 	for _, b := range f.backends {
-		breaker, _ := h.router.Breaker(b)
+		breaker, _ := h.Router.Breaker(b)
 		c := f.conditions[b]
 		s := backendState{
 			Name: b.Name, URL: b.URL.Redacted(), State: string(c.State), Reason: c.Reason, Since: timeOrNull(c.Since), Drained: b.Drained(), LastReadyFor: f.lastReadyFor[b],
@@ -226,7 +289,7 @@ func (h *Handler) fleet(f *fleetSnapshot, recent map[*backends.Backend]proxy.Rec
 
 var breakerNames = [...]string{router.BreakerClosed: "closed", router.BreakerHalfOpen: "half-open", router.BreakerOpen: "open"}
 
-func requests(list []proxy.InFlightRequest, f *fleetSnapshot, now time.Time) []requestState {
+func requestStates(list []proxy.InFlightRequest, f *fleetSnapshot, now time.Time) []requestState {
 	out := []requestState{}
 	for _, r := range list {
 		out = append(out, requestState{
@@ -245,4 +308,104 @@ func numbers(list []float64) []number {
 		out[i] = number(f)
 	}
 	return out
+}
+
+// fleetSnapshot is the fleet at one moment, so that the parts of a State are consistent.
+type fleetSnapshot struct {
+	backends     []*backends.Backend // without removed ones whose name was reused
+	catalog      *backends.Catalog
+	conditions   map[*backends.Backend]router.Condition // also of those not in backends; with stateDrained
+	stalled      map[string]bool                        // by name
+	lastReadyFor map[*backends.Backend][]string
+}
+
+func (h *Handler) newFleetSnapshot() *fleetSnapshot {
+	f := &fleetSnapshot{
+		catalog:      h.Registry.Catalog(),
+		conditions:   map[*backends.Backend]router.Condition{},
+		stalled:      map[string]bool{},
+		lastReadyFor: map[*backends.Backend][]string{},
+	}
+	for _, b := range h.Registry.All() {
+		c := h.Router.Condition(b)
+		if c.State == router.Draining && b.Drained() && b.Idle() {
+			c.State = stateDrained
+		}
+		f.conditions[b] = c
+		if h.Registry.Find(b.Name) == b {
+			f.backends = append(f.backends, b)
+			f.stalled[b.Name] = c.State == router.Stalled
+		}
+	}
+	for _, m := range f.catalog.Models {
+		entry, _ := f.catalog.Find(m.ID)
+		if ready := f.ready(entry.Backends); len(ready) == 1 && len(f.lastReadyFor[ready[0]]) < maxLastReady {
+			f.lastReadyFor[ready[0]] = append(f.lastReadyFor[ready[0]], m.ID)
+		}
+	}
+	return f
+}
+
+// ready returns those of the backends that are ready.
+func (f *fleetSnapshot) ready(list []*backends.Backend) (ready []*backends.Backend) {
+	for _, b := range list {
+		if f.conditions[b].State == router.Ready {
+			ready = append(ready, b)
+		}
+	}
+	return ready
+}
+
+func modelStates(f *fleetSnapshot) modelsState {
+	s := modelsState{All: len(f.catalog.Models), Listed: []modelState{}}
+	for _, m := range f.catalog.Models {
+		entry, _ := f.catalog.Find(m.ID)
+		one := modelState{ID: m.ID, Backends: len(entry.Backends), Ready: len(f.ready(entry.Backends)), adapter: entry.Adapter}
+		if one.Ready == 0 {
+			s.Unready++
+			one.Reason, one.Since = f.whyUnready(entry.Backends)
+		}
+		s.Listed = append(s.Listed, one)
+	}
+	slices.SortStableFunc(s.Listed, func(a, b modelState) int {
+		return cmp.Or(compareBool(a.Ready > 0, b.Ready > 0), compareBool(a.adapter, b.adapter), cmp.Compare(a.ID, b.ID))
+	})
+	s.Listed = s.Listed[:min(len(s.Listed), maxModels)]
+	return s
+}
+
+func compareBool(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case b:
+		return -1
+	}
+	return 1
+}
+
+// whyUnready returns why none of the backends is ready, and since when.
+func (f *fleetSnapshot) whyUnready(list []*backends.Backend) (reason string, since *time.Time) {
+	var reasons []string
+	for _, b := range list {
+		c := f.conditions[b]
+		if len(reasons) < maxLastReady {
+			reasons = append(reasons, fmt.Sprintf("%s is %s", b.Name, c.State))
+		}
+		if at := timeOrNull(c.Since); at != nil && (since == nil || at.After(*since)) {
+			since = at
+		}
+	}
+	if more := len(list) - len(reasons); more > 0 {
+		reasons = append(reasons, fmt.Sprintf("%d more are not ready", more))
+	}
+	return strings.Join(reasons, ", "), since
+}
+
+func timeOrNull(t time.Time) *time.Time {
+	if t.IsZero() {
+		return nil
+	}
+	t = t.UTC()
+	return &t
 }

@@ -42,7 +42,7 @@ func TestExplainErrors(t *testing.T) {
 	defer asks.Close()
 	names := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusNotFound)
-		w.Write([]byte(`{"error":{"message":"no backend has that name; there are: a, b","src":"warmroute"}}`))
+		w.Write([]byte(`{"error":{"message":"unknown backend; available: a, b","src":"warmroute"}}`))
 	}))
 	defer names.Close()
 	odd := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { w.Write([]byte("hello")) }))
@@ -67,7 +67,7 @@ func TestExplainErrors(t *testing.T) {
 		{"-f " + file + " --admin " + public.URL, 1, "is not an admin listener of warmroute"},
 		{"-f " + file + " --admin " + odd.URL, 1, "is not an admin listener"},
 		{"-f " + file + " --admin " + asks.URL, 1, "use --token-file, or set WARMROUTE_ADMIN_TOKEN"},
-		{"-f " + file + " --admin " + names.URL, 1, "there are: a, b"},
+		{"-f " + file + " --admin " + names.URL, 1, "available: a, b"},
 	} {
 		status, out, stderr := runExplain(t, strings.Fields(c.args)...)
 		if status != c.status || !strings.Contains(stderr, c.want) || out != "" {

@@ -139,7 +139,7 @@ backends: [{name: r, url: "%s", api_key: MARK-of-the-replica}]
 		}
 	}
 	// What would have shown it was there.
-	for _, want := range []string{"attempt failed", "upstream closed the response early", "level=INFO msg=request", "config reload failed", "backend is drained"} {
+	for _, want := range []string{"attempt failed", "upstream closed the response early", "level=INFO msg=request", "config reload failed", "draining backend"} {
 		if !strings.Contains(p.log.String(), want) {
 			t.Errorf("nothing in the log says %q: the test has missed it", want)
 		}

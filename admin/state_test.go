@@ -37,7 +37,7 @@ func atWork(t *testing.T) *busy {
 		usage := float64(i) / 4
 		backend.SetLoad(&backends.Load{QueuesKnown: true, Running: i, KVKnown: true, KVCacheUsage: usage, ScrapedAt: time.Now()})
 	}
-	b.proxy = b.handler.proxy
+	b.proxy = b.handler.Proxy
 	s := httptest.NewServer(b.proxy)
 	t.Cleanup(s.Close)
 	b.public = s.URL
@@ -83,7 +83,7 @@ func (l *listener) state(headers ...string) (s State, text string) {
 	return s, text
 }
 
-func TestStateShowsTheFleetAndWhatItDoes(t *testing.T) {
+func TestState(t *testing.T) {
 	b := atWork(t)
 	done := b.request()
 	b.ask("POST", "/api/backends/gpu-1/drain", "Content-Type", jsonType)
@@ -116,17 +116,17 @@ func TestStateShowsTheFleetAndWhatItDoes(t *testing.T) {
 }
 
 // Between two attempts a request asks for a backend, and mostly need not wait for it.
-func TestTheQueueShowsNoneThatDoNotWait(t *testing.T) {
+func TestQueueState(t *testing.T) {
 	asking := []requestState{{Handle: "a", Age: 3}, {Handle: "b", Age: 2}}
-	if q := queue(0, asking); len(q.First) != 0 || q.Oldest != nil {
+	if q := newQueueState(0, asking); len(q.First) != 0 || q.Oldest != nil {
 		t.Errorf("nobody waits: %+v", q)
 	}
-	if q := queue(5, asking); len(q.First) != 2 || *q.Oldest != 3 {
+	if q := newQueueState(5, asking); len(q.First) != 2 || *q.Oldest != 3 {
 		t.Errorf("five wait: %+v", q)
 	}
 }
 
-func TestStateOfNothing(t *testing.T) {
+func TestStateWithoutRequests(t *testing.T) {
 	_, text := askable(t).state()
 	for _, want := range []string{`"oldest":[]`, `"first":[]`, `"decisions":[]`, `"oldest_s":null`, `"kv_usage":null`, `"hit_ratio":null`, `"requests_per_second":0`, `"failed_ratio":null`} {
 		if !strings.Contains(text, want) {
@@ -135,7 +135,7 @@ func TestStateOfNothing(t *testing.T) {
 	}
 }
 
-func TestCancelARequest(t *testing.T) {
+func TestCancel(t *testing.T) {
 	b := atWork(t)
 	done := b.request()
 	s, _ := b.state()
@@ -190,7 +190,7 @@ func event(t *testing.T, from *bufio.Reader) (name, data string) {
 	}
 }
 
-func TestEventsBringTheStateAgainAndAgain(t *testing.T) {
+func TestEvents(t *testing.T) {
 	a := askable(t)
 	resp, from := a.hears()
 	if kind := resp.Header.Get("Content-Type"); resp.StatusCode != 200 || kind != "text/event-stream" {
@@ -208,9 +208,9 @@ func TestEventsBringTheStateAgainAndAgain(t *testing.T) {
 	}
 }
 
-func TestListenersAreBounded(t *testing.T) {
+func TestEventStreamLimit(t *testing.T) {
 	a := askable(t)
-	for range mostListeners {
+	for range maxStreams {
 		_, from := a.hears()
 		event(t, from)
 	}
@@ -222,7 +222,7 @@ func TestListenersAreBounded(t *testing.T) {
 	}
 }
 
-func TestEventsEndWithTheProxy(t *testing.T) {
+func TestEndEvents(t *testing.T) {
 	a := askable(t)
 	_, from := a.hears()
 	event(t, from)
@@ -243,7 +243,7 @@ func TestEventsEndWithTheProxy(t *testing.T) {
 	}
 }
 
-func TestEventsEndWhenTheTokenIsAnother(t *testing.T) {
+func TestEventsEndAfterTokenChange(t *testing.T) {
 	a := askable(t)
 	a.handler.SetToken(token)
 	_, from := a.hears("Authorization", "Bearer "+token)
@@ -259,12 +259,12 @@ func TestEventsEndWhenTheTokenIsAnother(t *testing.T) {
 
 // A listener that reads nothing is dropped when it has been given more than the
 // connection holds, and its place is another's.
-func TestAListenerThatDoesNotReadIsDropped(t *testing.T) {
+func TestEventWriteTimeout(t *testing.T) {
 	a := askable(t)
 	w := &stuckWriter{header: http.Header{}}
 	ended := make(chan struct{})
 	go func() {
-		a.handler.events(w, httptest.NewRequest("GET", "/api/events", nil))
+		a.handler.streamState(w, httptest.NewRequest("GET", "/api/events", nil))
 		close(ended)
 	}()
 	select {
@@ -272,8 +272,8 @@ func TestAListenerThatDoesNotReadIsDropped(t *testing.T) {
 	case <-time.After(failsafe):
 		t.Fatal("it is still written to")
 	}
-	if w.deadline.IsZero() || len(a.handler.listeners) != 0 {
-		t.Errorf("deadline %v, %d listeners", w.deadline, len(a.handler.listeners))
+	if w.deadline.IsZero() || len(a.handler.streams) != 0 {
+		t.Errorf("deadline %v, %d listeners", w.deadline, len(a.handler.streams))
 	}
 }
 
@@ -288,8 +288,8 @@ func (w *stuckWriter) WriteHeader(int)                     {}
 func (w *stuckWriter) Write([]byte) (int, error)           { return 0, io.ErrShortWrite }
 func (w *stuckWriter) SetWriteDeadline(at time.Time) error { w.deadline = at; return nil }
 
-// TestWhoSeesThePage: its files are no secret, what it shows is.
-func TestWhoSeesThePage(t *testing.T) {
+// TestPageAccess: its files are no secret, what it shows is.
+func TestPageAccess(t *testing.T) {
 	bearer := []string{"Authorization", "Bearer " + token}
 	link := []string{"Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode", "navigate", "Sec-Fetch-Dest", "document"}
 	for _, c := range []struct {
@@ -312,7 +312,7 @@ func TestWhoSeesThePage(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			a := askable(t)
-			far := listen(t, c.afar, Options{Token: c.token, Proxy: a.handler.proxy, Router: a.router})
+			far := listen(t, c.afar, Options{Token: c.token, Proxy: a.handler.Proxy, Router: a.router})
 			if status, _ := far.ask("GET", "/", c.headers...); status != c.page {
 				t.Errorf("page: got %d, want %d", status, c.page)
 			}
@@ -325,7 +325,7 @@ func TestWhoSeesThePage(t *testing.T) {
 	}
 }
 
-func TestThePageMayUseNothingFromElsewhere(t *testing.T) {
+func TestPageContentSecurityPolicy(t *testing.T) {
 	l := listen(t, false, Options{})
 	for path, kind := range map[string]string{"/": "text/html", "/style.css": "text/css", "/page.js": "text/javascript", "/icon.svg": "image/svg+xml"} {
 		resp, err := l.client.Get(l.url + path)
@@ -369,7 +369,7 @@ func TestStateOfStartingBackend(t *testing.T) {
 		t.Fatal(err)
 	}
 	b := backends.New("gpu-9", u, "", deaf{t})
-	if err := a.handler.registry.Add(b); err != nil {
+	if err := a.handler.Registry.Add(b); err != nil {
 		t.Fatal(err)
 	}
 	a.router.AddBackend(b)

@@ -110,7 +110,7 @@ func (a *asked) post(path, body string, status int, says string) {
 	}
 }
 
-func TestExplainAfterPlacedAndAfterReset(t *testing.T) {
+func TestExplainAfterPlacementAndReset(t *testing.T) {
 	a := askable(t)
 	body := chat("m", "a prompt")
 	if e := a.explain("", body); e.Reason != router.ReasonCold || e.Blocks < 30 || len(e.Backends) != 3 || e.Endpoint != "/v1/chat/completions" {
@@ -133,7 +133,7 @@ func TestExplainAfterPlacedAndAfterReset(t *testing.T) {
 	}
 }
 
-func TestExplainTakesTheEndpointAndTheModelIntoAccount(t *testing.T) {
+func TestExplainEndpointAndModel(t *testing.T) {
 	a := askable(t)
 	if e := a.explain("?endpoint=/v1/completions", `{"model":"other","prompt":"some words"}`); e.Choice != "gpu-2" || e.Reason != router.ReasonOnly || e.Backends[0].WhyNot != "does not list the model" {
 		t.Errorf("got %+v", e)
@@ -161,23 +161,23 @@ func TestExplainForAKey(t *testing.T) {
 	a.post("/api/explain?key=the-key-of-the-team-012345", body, 404, "never the key itself")
 }
 
-func TestWhatIsNoQuestion(t *testing.T) {
+func TestInvalidDryRuns(t *testing.T) {
 	a := askable(t)
 	body := chat("m", "a prompt")
 	a.post("/api/explain?endpoint=/v1/audio/transcriptions", body, 400, "/v1/chat/completions")
-	a.post("/api/explain?endpoint=/metrics", body, 400, "endpoint has to be")
+	a.post("/api/explain?endpoint=/metrics", body, 400, "endpoint must be")
 	a.post("/api/explain?session=x", body, 400, "endpoint, key, tried")
-	a.post("/api/explain?key=a&key=b", body, 400, "each of them once")
-	a.post("/api/explain?tried=none", body, 404, "there are: gpu-0, gpu-1, gpu-2")
-	a.post("/api/explain?"+strings.Repeat("tried=gpu-0&", mostTried+1), body, 400, "too many")
+	a.post("/api/explain?key=a&key=b", body, 400, "only tried may be repeated")
+	a.post("/api/explain?tried=none", body, 404, "available: gpu-0, gpu-1, gpu-2")
+	a.post("/api/explain?"+strings.Repeat("tried=gpu-0&", maxTried+1), body, 400, "too many")
 	a.post("/api/explain", "", 400, "empty")
 	a.post("/api/explain", "{", 400, "")
 	a.post("/api/explain", chat("none", "x"), 404, "does not exist")
 	a.post("/api/explain", chat("m", strings.Repeat("x", 64<<10)), 413, "limits.body_bytes")
 	a.post("/api/placed", body, 400, "?backend=NAME")
-	a.post("/api/placed?backend=none", body, 404, "there are: gpu-0")
+	a.post("/api/placed?backend=none", body, 404, "available: gpu-0")
 	a.post("/api/placed?backend=gpu-0", chat("other", "x"), 400, "gpu-0 does not list the model other")
-	a.post("/api/backends/none/reset", "", 404, "there are: gpu-0")
+	a.post("/api/backends/none/reset", "", 404, "available: gpu-0")
 	if status, _ := a.send("POST", "/api/explain", body, "Content-Type", "text/plain"); status != 415 {
 		t.Errorf("a body that is not said to be JSON: %d", status)
 	}
@@ -203,7 +203,7 @@ func FuzzQuestion(f *testing.F) {
 		r := httptest.NewRequest("POST", "http://127.0.0.1"+path, strings.NewReader(body))
 		r.URL = &url.URL{Path: path, RawQuery: query}
 		w := httptest.NewRecorder()
-		a.handler.routes.ServeHTTP(w, r)
+		a.handler.api.ServeHTTP(w, r)
 		if !json.Valid(w.Body.Bytes()) || w.Code == 500 {
 			t.Errorf("%d %s", w.Code, w.Body)
 		}

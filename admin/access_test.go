@@ -36,24 +36,24 @@ func (l *listener) stalls(path string, status int, says string) {
 	}
 }
 
-func TestABodyThatStallsIsAnsweredAndItsConnectionClosed(t *testing.T) {
+func TestStalledBody(t *testing.T) {
 	a := askable(t)
-	a.handler.patience = 100 * time.Millisecond
+	a.handler.timeout = 100 * time.Millisecond
 	for range 5 { // the times to read and to write must not run out together
-		a.stalls("/api/backends/gpu-0/drain", http.StatusBadRequest, "ended before its end")
-		a.stalls("/api/explain", http.StatusBadRequest, "ended before its end")
-		a.stalls("/api/placed?backend=gpu-0", http.StatusBadRequest, "ended before its end")
+		a.stalls("/api/backends/gpu-0/drain", http.StatusBadRequest, "body is incomplete")
+		a.stalls("/api/explain", http.StatusBadRequest, "body is incomplete")
+		a.stalls("/api/placed?backend=gpu-0", http.StatusBadRequest, "body is incomplete")
 	}
-	a.stalls("/api/placed", http.StatusBadRequest, "say to which backend")
+	a.stalls("/api/placed", http.StatusBadRequest, "missing backend")
 	if a.fleet[0].Drained() {
 		t.Error("a request that did not come drained a backend")
 	}
 }
 
 // Nobody without the token holds a connection by a body that never comes.
-func TestARefusedBodyThatStallsDoesNotHoldTheConnection(t *testing.T) {
+func TestStalledBodyOfRejectedRequest(t *testing.T) {
 	l := listen(t, false, Options{Token: token})
-	l.handler.patience = time.Hour
+	l.handler.timeout = time.Hour
 	for _, path := range []string{drainPath, "/api/explain", "/"} {
 		l.stalls(path, http.StatusUnauthorized, "admin_token")
 	}

@@ -1,0 +1,164 @@
+package admin
+
+import (
+	"errors"
+	"net/http"
+	"net/http/pprof"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"warmroute/backends"
+	"warmroute/proxy"
+)
+
+func (h *Handler) drain(w http.ResponseWriter, r *http.Request) {
+	h.changeBackend(w, r, "draining backend", (*backends.Backend).Drain)
+}
+
+func (h *Handler) undrain(w http.ResponseWriter, r *http.Request) {
+	h.changeBackend(w, r, "backend undrained", (*backends.Backend).Undrain)
+}
+
+// changeBackend changes the named backend and writes its new state.
+func (h *Handler) changeBackend(w http.ResponseWriter, r *http.Request, message string, change func(*backends.Backend)) {
+	b := h.findBackend(w, r)
+	if b == nil {
+		return
+	}
+	change(b)
+	h.cache.invalidate()
+	h.Log.Info(message, "backend", b.Name, "in_flight", b.InFlight.Load(), "by", r.RemoteAddr)
+	writeJSON(w, http.StatusOK, map[string]any{"backend": b.Name, "state": b.State().String(), "in_flight": b.InFlight.Load()})
+}
+
+// findBackend returns the backend in the path. If there is none, it writes the error
+// and returns nil.
+func (h *Handler) findBackend(w http.ResponseWriter, r *http.Request) *backends.Backend {
+	b := h.Registry.Find(r.PathValue("name"))
+	if b == nil {
+		var names []string
+		for _, b := range h.Registry.All() {
+			names = append(names, b.Name)
+		}
+		writeError(w, http.StatusNotFound, "unknown backend; available: "+strings.Join(names, ", "))
+	}
+	return b
+}
+
+// resetReport is what a reset has forgotten.
+type resetReport struct {
+	Backend string    `json:"backend"`
+	State   string    `json:"state"`
+	Blocks  int       `json:"forgotten_blocks"`
+	Breaker string    `json:"breaker_was"`
+	Learned estimates `json:"learned_was"`
+}
+
+type estimates struct {
+	CacheFactor   float64 `json:"capacity_factor"`
+	PrefillRate   float64 `json:"prefill_tokens_per_second"`
+	AnswerTokens  float64 `json:"answer_tokens"`
+	BytesPerToken float64 `json:"bytes_per_token"`
+}
+
+func (h *Handler) reset(w http.ResponseWriter, r *http.Request) {
+	b := h.findBackend(w, r)
+	if b == nil {
+		return
+	}
+	was := h.Reset(b)
+	h.Log.Info("backend reset", "backend", b.Name, "blocks", was.Blocks, "breaker", was.Breaker.String(), "by", r.RemoteAddr)
+	writeJSON(w, http.StatusOK, resetReport{
+		Backend: b.Name, State: b.State().String(), Blocks: was.Blocks, Breaker: was.Breaker.String(),
+		Learned: estimates{was.CacheFactor, was.PrefillRate, was.AnswerTokens, was.BytesPerToken},
+	})
+}
+
+func (h *Handler) cancel(w http.ResponseWriter, r *http.Request) {
+	handle := r.PathValue("handle")
+	if !h.Proxy.Activity().Cancel(handle) {
+		writeError(w, http.StatusNotFound, "no request in flight has that handle; GET /api/state lists the handles")
+		return
+	}
+	h.cache.invalidate()
+	h.Log.Info("request cancelled", "handle", handle, "by", r.RemoteAddr)
+	writeJSON(w, http.StatusOK, map[string]any{"cancelled": handle})
+}
+
+// explain serves POST /api/explain. The body is a client's request.
+func (h *Handler) explain(w http.ResponseWriter, r *http.Request) {
+	h.dryRun(w, r, []string{"endpoint", "key", "tried"}, func(q proxy.DryRunRequest) (any, error) { return h.Proxy.Explain(q) })
+}
+
+// recordPlacement serves POST /api/placed. The body is a request that somebody else has
+// sent to the backend in the query.
+func (h *Handler) recordPlacement(w http.ResponseWriter, r *http.Request) {
+	name := r.URL.Query().Get("backend")
+	if name == "" {
+		writeError(w, http.StatusBadRequest, "missing backend: use POST /api/placed?backend=NAME with the body of the request")
+		return
+	}
+	h.dryRun(w, r, []string{"endpoint", "key", "backend"}, func(q proxy.DryRunRequest) (any, error) { return h.Proxy.RecordPlacement(q, name) })
+}
+
+// maxTried is how many backends a dry run may name as tried.
+const maxTried = 64
+
+// dryRun calls run with the request and writes its result. It rejects query parameters
+// that are not in known.
+func (h *Handler) dryRun(w http.ResponseWriter, r *http.Request, known []string, run func(proxy.DryRunRequest) (any, error)) {
+	query := r.URL.Query()
+	for name, values := range query {
+		if !slices.Contains(known, name) || len(values) > 1 && name != "tried" {
+			writeError(w, http.StatusBadRequest, "the query parameters are "+strings.Join(known, ", ")+"; only tried may be repeated")
+			return
+		}
+	}
+	if len(query["tried"]) > maxTried {
+		writeError(w, http.StatusBadRequest, "too many tried backends")
+		return
+	}
+	serveLimited(h.dryRuns, w, r, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		result, err := run(proxy.DryRunRequest{
+			Endpoint: query.Get("endpoint"), Key: query.Get("key"), Tried: query["tried"],
+			Header: r.Header, Body: r.Body, Length: r.ContentLength,
+		})
+		var invalid *proxy.DryRunError
+		switch {
+		case errors.As(err, &invalid):
+			writeError(w, invalid.Status, invalid.Message)
+		case err != nil:
+			writeError(w, http.StatusInternalServerError, err.Error())
+		default:
+			writeJSON(w, http.StatusOK, result)
+		}
+	}))
+}
+
+const (
+	maxProfileDuration     = 60 * time.Second
+	defaultProfileDuration = 30 * time.Second // of package pprof
+	profileReadTimeout     = time.Minute
+)
+
+// addProfiles adds the handlers for `go tool pprof`.
+func (h *Handler) addProfiles(mux *http.ServeMux) {
+	for path, serve := range map[string]http.HandlerFunc{
+		"/debug/pprof/": pprof.Index, "/debug/pprof/profile": pprof.Profile, "/debug/pprof/trace": pprof.Trace,
+	} {
+		mux.HandleFunc("GET "+path, func(w http.ResponseWriter, r *http.Request) {
+			duration := defaultProfileDuration
+			if value := r.URL.Query().Get("seconds"); value != "" {
+				n, err := strconv.Atoi(value)
+				if duration = time.Duration(n) * time.Second; err != nil || n < 1 || duration > maxProfileDuration {
+					writeError(w, http.StatusBadRequest, "seconds must be an integer from 1 to 60")
+					return
+				}
+			}
+			_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(duration + profileReadTimeout))
+			serveLimited(h.profiles, w, r, serve)
+		})
+	}
+}
