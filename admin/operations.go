@@ -72,7 +72,7 @@ func (h *Handler) reset(w http.ResponseWriter, r *http.Request) {
 	h.Log.Info("backend reset", "backend", b.Name, "blocks", was.Blocks, "breaker", was.Breaker.String(), "by", r.RemoteAddr)
 	writeJSON(w, http.StatusOK, resetReport{
 		Backend: b.Name, State: b.State().String(), Blocks: was.Blocks, Breaker: was.Breaker.String(),
-		Learned: estimates{was.CacheFactor, was.PrefillRate, was.AnswerTokens, was.BytesPerToken},
+		Learned: estimates{was.Estimates.CapacityFactor, was.Estimates.PrefillRate, was.Estimates.AnswerTokens, was.Estimates.BytesPerToken},
 	})
 }
 

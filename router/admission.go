@@ -47,9 +47,10 @@ const nowhere = -1
 
 // Submit asks for a backend, now or when one can start the request; those that were
 // tried are excluded. deliver is called exactly once, unless Cancel is in time:
-// before Submit returns, or by a later call that made room. Submit returns nil when
-// the request was not queued. What req and tried point to does not change until
-// deliver is called, and until the Decision's Release.
+// before Submit returns, or by a later call that made room. It may call the Router, but
+// must not block. Submit returns nil when the request was not queued. What req and
+// tried point to does not change until deliver is called, and until the Decision's
+// Release.
 func (r *Router) Submit(req *Request, deliver func(*Decision, error), tried ...*backends.Backend) *Ticket {
 	t, d, err := r.submit(req, deliver, tried)
 	if t == nil {

@@ -110,12 +110,9 @@ func (r *Router) RecordPlacement(req *Request, b *backends.Backend) (blocks int)
 
 // ResetReport is what ResetBackend removed.
 type ResetReport struct {
-	Blocks        int          // that the index thought the backend to hold
-	Breaker       BreakerState // before
-	CacheFactor   float64      // learned, of the cache's size over what the replica reports
-	PrefillRate   float64      // learned, in tokens a second
-	AnswerTokens  float64      // learned
-	BytesPerToken float64      // learned, of the backend's own prompts
+	Blocks    int          // that the index attributed to the backend
+	Breaker   BreakerState // before
+	Estimates estimate.Summary
 }
 
 // ResetBackend forgets what is believed of b, as of a replica that has just joined:
@@ -128,11 +125,8 @@ func (r *Router) ResetBackend(b *backends.Backend) ResetReport {
 	if !r.has(b) {
 		return ResetReport{}
 	}
-	now, s, learned := r.now(), &r.states[b.Slot], r.estimates.Summary(b.Slot)
-	report := ResetReport{
-		Blocks: r.index.Len(b.Slot), Breaker: s.health.breaker.state(now), CacheFactor: learned.CapacityFactor,
-		PrefillRate: learned.PrefillRate, AnswerTokens: learned.AnswerTokens, BytesPerToken: learned.BytesPerToken,
-	}
+	now, s := r.now(), &r.states[b.Slot]
+	report := ResetReport{r.index.Len(b.Slot), s.health.breaker.state(now), r.estimates.Summary(b.Slot)}
 	r.estimates.ForgetBackend(b.Slot)
 	s.kv.decodeRate = newKVCache().decodeRate
 	r.index.Drop(b.Slot)

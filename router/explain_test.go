@@ -238,7 +238,7 @@ func TestResetBackend(t *testing.T) {
 	r.estimates.RecordAnswer(0, 9000, 1)
 	counted := r.Estimates()[0].Totals
 	was := r.ResetBackend(fleet[0])
-	if was.Blocks != 30 || was.Breaker != BreakerOpen || was.AnswerTokens == defaultAnswerTokens {
+	if was.Blocks != 30 || was.Breaker != BreakerOpen || was.Estimates.AnswerTokens == defaultAnswerTokens {
 		t.Errorf("it says %+v", was)
 	}
 	if state, _ := r.Breaker(fleet[0]); state != BreakerClosed || r.index.Len(0) != 0 || r.Estimates()[0].AnswerTokens != defaultAnswerTokens || r.Estimates()[0].Totals != counted {

@@ -6,6 +6,9 @@ import (
 	"fmt"
 	"math"
 	"testing"
+	"time"
+
+	"warmroute/backends"
 )
 
 func TestAverage(t *testing.T) {
@@ -90,5 +93,102 @@ func TestModelRatiosAreBounded(t *testing.T) {
 	}
 	if n := len(f.ratios.models); n != maxModels {
 		t.Errorf("%d models are kept, want %d", n, maxModels)
+	}
+}
+
+func newTestFleet(slots int) *Fleet {
+	f := NewFleet(256, 1)
+	f.Grow(slots)
+	return f
+}
+
+func TestPrefillRate(t *testing.T) {
+	f := newTestFleet(3)
+	prefill := func(slot int, tokens float64, took time.Duration) {
+		p := Prediction{IsText: true, Bytes: int(4 * tokens), Uncached: tokens, TTFT: took}
+		f.RecordCompletion(slot, &p, Usage{}, CacheInfo{Alignment: 1})
+	}
+	expect := func(when string, want ...float64) {
+		t.Helper()
+		for slot, rate := range want {
+			if got := f.PrefillRate(slot); got != rate {
+				t.Errorf("%s: backend %d prefills %.0f tokens a second, want %.0f", when, slot, got, rate)
+			}
+		}
+	}
+	for range minRateSamples - 1 {
+		prefill(0, 4000, time.Second)
+		prefill(0, minPrefillTokens-1, time.Second)      // too short
+		prefill(0, 4000, minPrefillTime-time.Nanosecond) // too fast
+	}
+	expect("too few samples", defaultPrefillRate, defaultPrefillRate, defaultPrefillRate)
+	prefill(0, 4000, time.Second)
+	expect("the fleet's is the only known one", 4000, 4000, 4000)
+	for range minRateSamples {
+		prefill(1, 4800, time.Second)
+		prefill(2, 9600, time.Second)
+	}
+	expect("rates within the tolerance are the fleet's median", 4800, 4800, 9600)
+	f.ForgetBackend(2)
+	if f.IsRateKnown(2) || !f.IsRateKnown(1) {
+		t.Error("a forgotten rate is known, or another one is not")
+	}
+	f.SetDisabled(true)
+	for range minRateSamples {
+		prefill(2, 9600, time.Second)
+	}
+	if f.IsRateKnown(2) {
+		t.Error("learned while learning is disabled")
+	}
+}
+
+func TestStepTokens(t *testing.T) {
+	f := newTestFleet(1)
+	observe := func(tokens int) { f.ObserveLoad(0, &backends.Load{StepTokens: tokens}, 0, CacheInfo{Alignment: 1}) }
+	observe(2048)
+	for range minFullSteps {
+		if n := f.StepTokens(0); n != 0 {
+			t.Errorf("a budget of %d tokens, though no step was known to be full", n)
+		}
+		f.RecordPrefill(0, &Prediction{Uncached: 4096}, CacheInfo{Alignment: 1}, time.Unix(1000, 0))
+	}
+	observe(2048)
+	if n := f.StepTokens(0); n != 2048 {
+		t.Errorf("a budget of %d tokens, want 2048", n)
+	}
+	observe(defaultStepTokens)
+	if n := f.StepTokens(0); n != defaultStepTokens {
+		t.Errorf("a budget of %d tokens, want %d", n, defaultStepTokens)
+	}
+}
+
+func TestMeanAnswerTokens(t *testing.T) {
+	f := newTestFleet(3)
+	var list []*backends.Backend
+	for slot, tokens := range []int{100, 120, MaxAnswerTokens} {
+		list = append(list, &backends.Backend{Slot: slot})
+		for range 1000 {
+			f.RecordAnswer(slot, 2*tokens, 2)
+		}
+	}
+	if n := f.MeanAnswerTokens(list); n < 140 || n > 180 {
+		t.Errorf("answers of %.0f tokens, where two of three backends' have about 100", n)
+	}
+}
+
+func TestIndexBlocks(t *testing.T) {
+	f := newTestFleet(1)
+	for _, c := range []struct {
+		load backends.Load
+		want int
+	}{
+		{backends.Load{}, defaultCacheTokens * 4 / 256},
+		{backends.Load{CacheTokens: 64_000}, 1000},
+		{backends.Load{CacheTokens: 64_000, PrefixCachingOff: true}, 0},
+	} {
+		f.ObserveLoad(0, &c.load, 0, CacheInfo{Alignment: 1})
+		if got := f.IndexBlocks(0); got != c.want {
+			t.Errorf("%d tokens, caching off %v: %d blocks, want %d", c.load.CacheTokens, c.load.PrefixCachingOff, got, c.want)
+		}
 	}
 }

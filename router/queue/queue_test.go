@@ -136,3 +136,95 @@ func TestShareIsThatOfWaitingTenants(t *testing.T) {
 	f("alone", 0, 1)
 	f("one of three", 2, 3)
 }
+
+func TestBounds(t *testing.T) {
+	q := New[int](start)
+	q.Configure(Settings{Requests: 2, Bytes: 100, BatchRequests: 1})
+	expect := func(when string, c Class, bytes int, want bool) {
+		t.Helper()
+		if got := q.IsFull(c, bytes); got != want {
+			t.Errorf("%s: %v requests are full: %v, want %v", when, c, got, want)
+		}
+	}
+	b := []*backends.Backend{{}}
+	normal := &Item[int]{Backends: b, Class: Normal, Bytes: 60}
+	q.Add(normal, 1, 1, 0, false, start)
+	expect("one of two", Normal, 40, false)
+	expect("more bytes than are left", Normal, 41, true)
+	expect("another class", Urgent, 100, false)
+	q.AddWaiting(Normal, 10)
+	expect("one queued and one elsewhere", Normal, 0, true)
+	q.RemoveWaiting(Normal, 10)
+	q.Add(&Item[int]{Backends: b, Class: Batch}, 1, 1, 0, false, start)
+	expect("one of one", Batch, 0, true)
+	expect("batch requests have bounds of their own", Normal, 0, false)
+	if got := q.CountWaitingByClass(); q.CountWaiting() != 2 || got["normal"] != 1 || got["batch"] != 1 || got["urgent"] != 0 {
+		t.Errorf("%d wait, by class %v", q.CountWaiting(), got)
+	}
+}
+
+func TestDeadlines(t *testing.T) {
+	q := New[int](start)
+	b := []*backends.Backend{{}}
+	batch := &Item[int]{Value: 1, Backends: b, Class: Batch, Priority: 5}
+	other := &Item[int]{Value: 2, Backends: b, Class: Batch, Priority: 1}
+	q.Add(batch, 1, 1, time.Minute, false, start)
+	q.Add(other, 1, 1, 0, false, start)
+	q.StartRound()
+	if it := q.NextTurn(hasRoom(1)); it != other {
+		t.Error("a lower priority goes first")
+	}
+	if it := q.NextExpired(start.Add(30 * time.Second)); it != nil || !batch.Promoted {
+		t.Errorf("after half of its time: expired %v, promoted %v", it, batch.Promoted)
+	}
+	q.StartRound()
+	if it := q.NextTurn(hasRoom(1)); it != batch {
+		t.Error("a promoted request does not go first")
+	}
+	if it := q.NextExpired(start.Add(time.Minute)); it != batch {
+		t.Error("a request does not expire at its deadline")
+	}
+	q.Remove(batch, start)
+	if it := q.NextExpired(start.Add(time.Hour)); it != nil {
+		t.Error("a request without a timeout expires")
+	}
+}
+
+func TestEstimateWait(t *testing.T) {
+	q := New[int](start)
+	var items []*Item[int]
+	for range 30 {
+		it := &Item[int]{Backends: []*backends.Backend{{}}, Class: Normal, Tokens: 10}
+		q.Add(it, 1, 1, 0, false, start)
+		items = append(items, it)
+	}
+	if wait, silence, tokens := q.EstimateWait(Normal, start.Add(time.Second)); wait != 0 || silence != time.Second || tokens != 300 {
+		t.Errorf("no departures: %v, silent for %v, %.0f tokens", wait, silence, tokens)
+	}
+	for i := range 10 { // one every half a second
+		q.Remove(items[i], start.Add(time.Duration(i)*500*time.Millisecond))
+	}
+	if wait, _, _ := q.EstimateWait(Normal, start.Add(5*time.Second)); wait != 10*time.Second {
+		t.Errorf("20 requests at 2 a second take %v, want 10 s", wait)
+	}
+	if wait, _, tokens := q.EstimateWait(Urgent, start.Add(5*time.Second)); wait != 0 || tokens != 0 {
+		t.Errorf("ahead of an urgent request: %v, %.0f tokens", wait, tokens)
+	}
+}
+
+func TestRegroupAndCancel(t *testing.T) {
+	q := New[int](start)
+	a, b := &backends.Backend{Slot: 0}, &backends.Backend{Slot: 1}
+	it := &Item[int]{Backends: []*backends.Backend{a}, Class: Normal, Tenant: 7, Tokens: 100}
+	q.Add(it, 1, 10, 0, false, start)
+	q.Regroup(it, []*backends.Backend{b})
+	if q.SharesBackend(Normal, []*backends.Backend{a}) || !q.SharesBackend(Normal, []*backends.Backend{b}) || q.SharesBackend(Urgent, []*backends.Backend{b}) {
+		t.Error("a request is not in the group of its backends")
+	}
+	used := q.fairness.usedUntil[7]
+	q.Remove(it, start)
+	q.Refund(it)
+	if q.Contains(it) || len(q.Groups()) != 0 || used != 10 || q.fairness.usedUntil[7] != 0 {
+		t.Errorf("charged until second %v, then %v; %d groups", used, q.fairness.usedUntil[7], len(q.Groups()))
+	}
+}
