@@ -10,16 +10,16 @@ import (
 
 const (
 	version       = 1
-	bytesPerToken = 4 // about, where the replica does not count
+	bytesPerToken = 4 // estimate
 
-	// How many of a kind keep their number at least: a block that was not seen
-	// for so many others gets a new one, and its prompt looks new.
-	blocksKnown   = 1 << 19
-	sessionsKnown = 1 << 16
-	modelsKnown   = 1 << 10
+	// How many different values keep their number at least. A block that did not occur
+	// among as many others gets a new number, and its prompt looks new.
+	minKnownBlocks   = 1 << 19
+	minKnownSessions = 1 << 16
+	minKnownModels   = 1 << 10
 )
 
-// encoder makes lines of requests.
+// encoder encodes requests as lines.
 type encoder struct {
 	start      time.Time
 	blockBytes int
@@ -32,28 +32,28 @@ type encoder struct {
 
 func newEncoder(start time.Time, blockBytes int) encoder {
 	return encoder{
-		// Whole, with its monotonic reading: a clock that is set moves no request.
+		// With its monotonic reading, so that changes of the clock do not matter.
 		start:      start,
 		blockBytes: blockBytes,
 		header: fmt.Appendf(nil, `{"warmroute_record":%d,"started_ms":%d,"block_bytes":%d,"block_tokens":%d}`+"\n",
 			version, start.UnixMilli(), blockBytes, blockBytes/bytesPerToken),
-		blocks:   numbers[prompt.Block]{most: blocksKnown},
-		sessions: numbers[uint64]{most: sessionsKnown, next: 1},
-		models:   numbers[string]{most: modelsKnown},
+		blocks:   numbers[prompt.Block]{minKnown: minKnownBlocks},
+		sessions: numbers[uint64]{minKnown: minKnownSessions, next: 1},
+		models:   numbers[string]{minKnown: minKnownModels},
 	}
 }
 
-// fits says whether a request can be replayed.
-func (e *encoder) fits(q *Request) bool {
-	within := func(n, most int) bool { return 0 <= n && n <= most }
-	return within(q.Bytes, mostBytes) && within(q.ExtraBytes, mostBytes-q.Bytes) &&
+// isValid reports whether a request can be replayed.
+func (e *encoder) isValid(q *Request) bool {
+	within := func(n, limit int) bool { return 0 <= n && n <= limit }
+	return within(q.Bytes, maxInputBytes) && within(q.ExtraBytes, maxInputBytes-q.Bytes) &&
 		within(len(q.Blocks), q.Bytes/e.blockBytes) &&
-		within(q.PromptTokens, mostPrompt) && within(q.AnswerTokens, mostAnswer) &&
-		q.Arrived.Sub(e.start) <= mostStamp
+		within(q.PromptTokens, maxPromptTokens) && within(q.AnswerTokens, maxOutputTokens) &&
+		q.Arrived.Sub(e.start) <= maxTimestamp
 }
 
-// request returns a line, valid until the next call.
-func (e *encoder) request(q *Request) []byte {
+// encode returns the line of a request. It is valid until the next call.
+func (e *encoder) encode(q *Request) []byte {
 	b := append(e.line[:0], `{"timestamp":`...)
 	b = appendMillis(b, max(0, q.Arrived.Sub(e.start)))
 	tokens := q.PromptTokens
@@ -99,17 +99,16 @@ func appendInt(b []byte, key string, n int) []byte {
 	return strconv.AppendInt(append(b, key...), int64(n), 10)
 }
 
-// appendMillis writes milliseconds to the microsecond: requests of a burst must
-// not share a stamp.
+// appendMillis appends milliseconds with microseconds, so that the requests of a burst
+// have different timestamps.
 func appendMillis(b []byte, d time.Duration) []byte {
 	return strconv.AppendFloat(b, float64(d.Microseconds())/1000, 'f', -1, 64)
 }
 
-// numbers gives each thing a number when it is first seen. It knows the last
-// most different things for certain, and twice as many at most: when the young
-// ones have become so many, they are the old ones, and the old ones forgotten.
+// numbers assigns a number to each value when it first occurs. It remembers at least the
+// last minKnown different values, and at most twice as many, in two generations.
 type numbers[K comparable] struct {
-	most       int
+	minKnown   int
 	next       uint64
 	young, old map[K]uint64
 }
@@ -123,7 +122,7 @@ func (n *numbers[K]) of(k K) uint64 {
 		id = n.next
 		n.next++
 	}
-	if n.young == nil || len(n.young) >= n.most {
+	if n.young == nil || len(n.young) >= n.minKnown {
 		n.young, n.old = make(map[K]uint64), n.young
 	}
 	n.young[k] = id

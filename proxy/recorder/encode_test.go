@@ -13,7 +13,7 @@ import (
 	"warmroute/router/prompt"
 )
 
-func TestALineSaysWhatARequestWasAndNothingThatWasSaid(t *testing.T) {
+func TestEncode(t *testing.T) {
 	r := newRecorder(t, filepath.Join(t.TempDir(), "traffic"), 1<<20, 1)
 	at := func(ms float64) time.Time { return r.encode.start.Add(time.Duration(ms * float64(time.Millisecond))) }
 	r.run(
@@ -42,32 +42,32 @@ func TestALineSaysWhatARequestWasAndNothingThatWasSaid(t *testing.T) {
 	}
 }
 
-func TestTheLongestLineIsBounded(t *testing.T) {
+func TestMaxLineLength(t *testing.T) {
 	e := newEncoder(time.Now(), 64)
-	e.blocks.next, e.sessions.next, e.models.next = 1<<40-mostBlocks, 1<<40, 1<<40 // after years
+	e.blocks.next, e.sessions.next, e.models.next = 1<<40-maxRequestBlocks, 1<<40, 1<<40 // after years
 	q := Request{
-		Arrived: e.start.Add(mostStamp - time.Microsecond), Model: "m", Session: 1, Bytes: mostBytes / 2, ExtraBytes: mostBytes / 2,
-		Plain: true, Blocks: make([]prompt.Block, mostBlocks), PromptTokens: mostPrompt, CachedTokens: math.MaxInt, CachedKnown: true,
-		AnswerTokens: mostAnswer, Code: 200, TTFT: math.MaxInt64, Duration: math.MaxInt64,
+		Arrived: e.start.Add(maxTimestamp - time.Microsecond), Model: "m", Session: 1, Bytes: maxInputBytes / 2, ExtraBytes: maxInputBytes / 2,
+		Plain: true, Blocks: make([]prompt.Block, maxRequestBlocks), PromptTokens: maxPromptTokens, CachedTokens: math.MaxInt, CachedKnown: true,
+		AnswerTokens: maxOutputTokens, Code: 200, TTFT: math.MaxInt64, Duration: math.MaxInt64,
 	}
 	for i := range q.Blocks {
 		q.Blocks[i] = prompt.Block(i)
 	}
-	if line := e.request(&q); !e.fits(&q) || len(line) > longestLine || len(line) < longestLine*3/4 {
-		t.Errorf("a line of %d bytes, of at most %d", len(line), longestLine)
+	if line := e.encode(&q); !e.isValid(&q) || len(line) > maxLineBytes || len(line) < maxLineBytes*3/4 {
+		t.Errorf("a line of %d bytes, of at most %d", len(line), maxLineBytes)
 	}
 }
 
 // A clock that is set while the proxy runs must not move requests: both times
 // have to have a monotonic reading.
-func TestStampsAreOfTheMonotonicClock(t *testing.T) {
+func TestMonotonicTimestamps(t *testing.T) {
 	if e := newEncoder(time.Now(), 256); e.start == e.start.Round(0) {
 		t.Errorf("the start %v has none", e.start)
 	}
 }
 
-func TestNumbersAreBoundedAndNeverGivenTwice(t *testing.T) {
-	n := numbers[int]{most: 100}
+func TestNumbers(t *testing.T) {
+	n := numbers[int]{minKnown: 100}
 	given := map[uint64]int{}
 	last := map[int]uint64{}
 	rng := rand.New(rand.NewPCG(1, 1))

@@ -12,45 +12,43 @@ import (
 )
 
 const (
-	// mark begins every recording.
-	mark = `{"warmroute_record":`
-	// bufferBytes is how much is gathered before it is written.
-	bufferBytes = 64 << 10
-	// longestLine is above any line's length.
-	longestLine = 1 << 20
+	// fileMark begins every recording.
+	fileMark = `{"warmroute_record":`
+	// minWriteBytes is how much is buffered before it is written.
+	minWriteBytes = 64 << 10
+	maxLineBytes  = 1 << 20
 )
 
-// files is a file that grows, and those before it: path.1 is the latest. Lines
-// reach the disk whole or not at all, many at a time.
+// files is the current file of a recording and its predecessors; path.1 is the latest.
+// Lines are written whole or not at all, many at a time.
 type files struct {
 	path string
-	max  int64 // bytes of one
-	keep int
+	max  int64 // bytes of one file
+	keep int   // predecessors
 
-	file   *os.File // nil after a failure, until it can be opened again
-	size   int64    // of what is whole in it
-	headed bool     // the header of this run stands in it, or in buf
+	file   *os.File // nil after an error, until it is opened again
+	size   int64    // of its complete lines
+	headed bool     // the header of this run is in the file or in buf
 	buf    []byte
 	lines  int // in buf
 }
 
-// open goes on with a file that is there. A line that an earlier run did not
-// finish is cut off; a file that is no recording, or another process's, is left
-// alone.
+// open opens the file and continues it if it exists. It removes an incomplete last line.
+// It fails if the file is not a recording or is locked by another process.
 func (f *files) open() error {
 	file, err := os.OpenFile(f.path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return err
 	}
 	var size int64
-	if err = f.own(file); err == nil {
+	if err = f.lock(file); err == nil {
 		size, err = completeLinesLength(file)
 	}
 	if err == nil {
 		err = file.Truncate(size)
 	}
 	if err == nil {
-		err = file.Chmod(0o600) // when and how much somebody asks is nobody's business
+		err = file.Chmod(0o600) // the traffic is confidential
 	}
 	if err == nil {
 		_, err = file.Seek(size, io.SeekStart)
@@ -63,11 +61,10 @@ func (f *files) open() error {
 	return nil
 }
 
-// own locks a file that was opened. Another process may have renamed it before
-// the lock was had.
-func (f *files) own(file *os.File) error {
+// lock locks the opened file. Another process may have renamed it before.
+func (f *files) lock(file *os.File) error {
 	if err := filelock.TryLock(file); errors.Is(err, filelock.ErrLocked) {
-		return fmt.Errorf("another process records to %s; stop it, or choose another file for one of the two", f.path)
+		return fmt.Errorf("another process records to %s: stop it, or choose another file for one of the two", f.path)
 	} else if err != nil {
 		return err
 	}
@@ -76,37 +73,38 @@ func (f *files) own(file *os.File) error {
 		return err
 	}
 	if named, err := os.Stat(f.path); err != nil || !os.SameFile(opened, named) {
-		return fmt.Errorf("%s was renamed while it was opened; does another process record to it?", f.path)
+		return fmt.Errorf("%s was renamed while it was opened: another process may record to it", f.path)
 	}
 	return nil
 }
 
-// completeLinesLength returns the length of a recording up to its last line's end.
+// completeLinesLength returns the length of a recording up to the end of its last complete
+// line.
 func completeLinesLength(file *os.File) (int64, error) {
 	info, err := file.Stat()
 	if err != nil {
 		return 0, err
 	}
 	if !info.Mode().IsRegular() {
-		return 0, fmt.Errorf("%s is no plain file", file.Name())
+		return 0, fmt.Errorf("%s is not a regular file", file.Name())
 	}
 	size := info.Size()
-	head := make([]byte, min(size, int64(len(mark))))
+	head := make([]byte, min(size, int64(len(fileMark))))
 	if _, err := file.ReadAt(head, 0); err != nil && size > 0 {
 		return 0, err
 	}
-	if !bytes.HasPrefix([]byte(mark), head) {
-		return 0, fmt.Errorf("%s is no recording of warmroute's; choose another file", file.Name())
+	if !bytes.HasPrefix([]byte(fileMark), head) {
+		return 0, fmt.Errorf("%s is not a recording of warmroute: choose another file", file.Name())
 	}
-	tail := make([]byte, min(size, longestLine))
+	tail := make([]byte, min(size, maxLineBytes))
 	if _, err := file.ReadAt(tail, size-int64(len(tail))); err != nil && !errors.Is(err, io.EOF) {
 		return 0, err
 	}
 	return size - int64(len(tail)-(bytes.LastIndexByte(tail, '\n')+1)), nil
 }
 
-// add takes a line, and header to stand before the first of this run in each
-// file. It returns how many lines were lost, and why.
+// add buffers a line, after header if it is the first one of this run in the file. It
+// returns how many lines were lost, and why.
 func (f *files) add(line, header []byte) (lost int, err error) {
 	if f.file == nil {
 		if err := f.open(); err != nil {
@@ -124,14 +122,14 @@ func (f *files) add(line, header []byte) (lost int, err error) {
 	}
 	f.buf = append(f.buf, line...)
 	f.lines++
-	if len(f.buf) < bufferBytes {
+	if len(f.buf) < minWriteBytes {
 		return lost, nil
 	}
 	more, err := f.flush()
 	return lost + more, err
 }
 
-// flush writes what was gathered.
+// flush writes the buffered lines.
 func (f *files) flush() (lost int, err error) {
 	if len(f.buf) == 0 {
 		return 0, nil
@@ -140,21 +138,20 @@ func (f *files) flush() (lost int, err error) {
 	_, err = f.file.Write(f.buf)
 	f.buf, f.lines = f.buf[:0], 0
 	if err != nil {
-		f.close() // what was half written is cut off when it is opened again
+		f.close() // open removes an incomplete line
 		return lines, err
 	}
 	f.size += int64(n)
 	return 0, nil
 }
 
-// rotate renames path.1 to path.2 and so on, then path to path.1, and opens a
-// new one.
+// rotate renames path.1 to path.2 and so on, then path to path.1, and opens a new file.
 func (f *files) rotate() (lost int, err error) {
 	if lost, err = f.flush(); err != nil {
 		return lost, err
 	}
-	// Closed, and so unlocked, only when another file has the name and the lock:
-	// else who waits for either would go on with this one.
+	// It must stay locked until the new file is: otherwise a waiting process would
+	// continue this one.
 	defer f.file.Close()
 	f.file = nil
 	if f.keep == 0 {
@@ -172,7 +169,7 @@ func (f *files) rotate() (lost int, err error) {
 	return lost, f.open()
 }
 
-// name is that of the i-th file before the one that grows.
+// name returns the name of the i-th predecessor, or of the current file.
 func (f *files) name(i int) string {
 	if i == 0 {
 		return f.path

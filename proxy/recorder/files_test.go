@@ -32,7 +32,7 @@ func sizes(t *testing.T, names ...string) (all []int) {
 	return all
 }
 
-func TestFullFilesAreRenamedAndTheOldestGo(t *testing.T) {
+func TestRotate(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "traffic")
 	r := newRecorder(t, file, 2000, 2)
 	r.run(many(60)...)
@@ -58,7 +58,7 @@ func TestFullFilesAreRenamedAndTheOldestGo(t *testing.T) {
 	}
 }
 
-func TestNoFullFileIsKeptWhenNoneShallBe(t *testing.T) {
+func TestRotateKeepNone(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "traffic")
 	newRecorder(t, file, 1000, 0).run(many(30)...)
 	if left, _ := filepath.Glob(file + "*"); len(left) != 1 || len(sizes(t, file)) == 0 {
@@ -66,7 +66,7 @@ func TestNoFullFileIsKeptWhenNoneShallBe(t *testing.T) {
 	}
 }
 
-func TestANewRunGoesOnBehindTheOld(t *testing.T) {
+func TestContinueFile(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "traffic")
 	newRecorder(t, file, 1<<20, 1).run(many(2)...)
 	f, err := os.OpenFile(file, os.O_APPEND|os.O_WRONLY, 0)
@@ -80,7 +80,7 @@ func TestANewRunGoesOnBehindTheOld(t *testing.T) {
 	}
 	newRecorder(t, file, 1<<20, 1).run(many(1)...)
 	got := read(t, file)
-	if len(got) != 5 || !strings.HasPrefix(got[0], mark) || !strings.HasPrefix(got[3], mark) || !json.Valid([]byte(got[4])) {
+	if len(got) != 5 || !strings.HasPrefix(got[0], fileMark) || !strings.HasPrefix(got[3], fileMark) || !json.Valid([]byte(got[4])) {
 		t.Errorf("got\n%s", strings.Join(got, "\n"))
 	}
 	if info, err := os.Stat(file); err != nil || info.Mode().Perm() != 0o600 {
@@ -88,7 +88,7 @@ func TestANewRunGoesOnBehindTheOld(t *testing.T) {
 	}
 }
 
-func TestWhatTheDiskDoesNotTakeIsCounted(t *testing.T) {
+func TestFullDisk(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "traffic")
 	r := newRecorder(t, file, 2000, 1)
 	// Nothing can be renamed to a folder that is not empty.
@@ -100,7 +100,7 @@ func TestWhatTheDiskDoesNotTakeIsCounted(t *testing.T) {
 	if lost := int(r.dropped.Load()); kept == 0 || lost == 0 || kept+lost != 40 {
 		t.Errorf("%d recorded, %d dropped, want 40 in all", kept, lost)
 	}
-	if n := strings.Count(r.log.String(), "traffic is not recorded"); n != 1 {
+	if n := strings.Count(r.log.String(), "recording traffic failed"); n != 1 {
 		t.Errorf("told %d times:\n%s", n, &r.log)
 	}
 }

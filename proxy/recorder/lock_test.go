@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-func TestAFileOfAnothersIsLeftAlone(t *testing.T) {
+func TestOpenOtherFile(t *testing.T) {
 	dir := t.TempDir()
 	f := func(name, content, want string) {
 		t.Helper()
@@ -33,14 +33,14 @@ func TestAFileOfAnothersIsLeftAlone(t *testing.T) {
 			t.Errorf("%s is now %q", name, now)
 		}
 	}
-	f("notes", "do not lose this\n", "no recording")
+	f("notes", "do not lose this\n", "not a recording")
 	f("absent/traffic", "", "no such file")
 	f(".", "", "directory")
 }
 
 // Two that write one file would cut off and overwrite each other's lines. (A
 // lock is an opened file's, so that two in one process are as good as two processes.)
-func TestAFileThatAnotherRecordsToIsLeftAlone(t *testing.T) {
+func TestOpenLockedFile(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "traffic")
 	r := newRecorder(t, file, 2000, 2)
 	refused := func(when string) {
@@ -60,7 +60,7 @@ func TestAFileThatAnotherRecordsToIsLeftAlone(t *testing.T) {
 	refused("at once")
 	requests := many(60)
 	for i := range requests {
-		if lost, err := r.out.add(r.encode.request(&requests[i]), r.encode.header); lost > 0 || err != nil {
+		if lost, err := r.out.add(r.encode.encode(&requests[i]), r.encode.header); lost > 0 || err != nil {
 			t.Fatal(lost, err)
 		}
 		if _, err := r.out.flush(); err != nil {
@@ -75,7 +75,7 @@ func TestAFileThatAnotherRecordsToIsLeftAlone(t *testing.T) {
 	newRecorder(t, file, 2000, 2).run(many(1)...)
 }
 
-func TestAFileThatWasRenamedWhileItWasOpenedIsNotRecordedTo(t *testing.T) {
+func TestOpenRenamedFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "traffic")
 	file, err := os.Create(path)
 	if err != nil {
@@ -83,24 +83,24 @@ func TestAFileThatWasRenamedWhileItWasOpenedIsNotRecordedTo(t *testing.T) {
 	}
 	defer file.Close()
 	f := files{path: path}
-	if err := f.own(file); err != nil {
+	if err := f.lock(file); err != nil {
 		t.Error(err)
 	}
 	if err := os.Rename(path, path+".1"); err != nil {
 		t.Fatal(err)
 	}
-	if err := f.own(file); err == nil {
+	if err := f.lock(file); err == nil {
 		t.Error("no error when nothing has the name")
 	}
 	if err := os.WriteFile(path, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := f.own(file); err == nil || !strings.Contains(err.Error(), "renamed") {
+	if err := f.lock(file); err == nil || !strings.Contains(err.Error(), "renamed") {
 		t.Errorf("error %v when another file has the name", err)
 	}
 }
 
-func TestAFileIsTakenOverWhenTheProcessBeforeLetsGoOfIt(t *testing.T) {
+func TestWaitForLock(t *testing.T) {
 	first := newRecorder(t, filepath.Join(t.TempDir(), "traffic"), 1<<30, 1)
 	second := &recorder{file: first.file}
 	var err error

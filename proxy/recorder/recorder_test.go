@@ -78,7 +78,7 @@ func many(n int) []Request {
 }
 
 // Requests that are cut off at the end of a shutdown end after the recorder.
-func TestWhatComesAfterTheEndIsCounted(t *testing.T) {
+func TestAddAfterRun(t *testing.T) {
 	r := newRecorder(t, filepath.Join(t.TempDir(), "traffic"), 1<<30, 1)
 	const each = 500
 	var late sync.WaitGroup
@@ -106,18 +106,18 @@ func TestWhatComesAfterTheEndIsCounted(t *testing.T) {
 	if kept := len(sizes(t, r.file)); kept+int(after) != 4*each {
 		t.Errorf("%d recorded, %d dropped, want %d in all", kept, after, 4*each)
 	}
-	if n := r.queued.Load(); n != 0 || len(r.queue) != 0 {
+	if n := r.blocks.Load(); n != 0 || len(r.queue) != 0 {
 		t.Errorf("%d requests and %d blocks are still queued", len(r.queue), n)
 	}
 }
 
-func TestTooManyAtOnceAreDroppedAndNobodyWaits(t *testing.T) {
+func TestFullQueue(t *testing.T) {
 	f := func(name string, blocks, want int) {
 		t.Helper()
 		r := newRecorder(t, filepath.Join(t.TempDir(), "traffic"), 1<<30, 1)
 		for range want + 100 { // nobody writes
 			q := r.Begin()
-			q.Blocks, q.Bytes = make([]prompt.Block, blocks), mostBytes
+			q.Blocks, q.Bytes = make([]prompt.Block, blocks), maxInputBytes
 			r.Add(q)
 		}
 		if n := r.dropped.Load(); n != 100 {
@@ -127,10 +127,10 @@ func TestTooManyAtOnceAreDroppedAndNobodyWaits(t *testing.T) {
 		if n := len(sizes(t, r.file)); n != want {
 			t.Errorf("%s: %d recorded, want %d", name, n, want)
 		}
-		if n := r.queued.Load(); n != 0 {
+		if n := r.blocks.Load(); n != 0 {
 			t.Errorf("%s: %d blocks counted at the end", name, n)
 		}
 	}
-	f("short prompts", 1, queueRequests)
-	f("long prompts", mostBlocks+5, queueBlocks/mostBlocks)
+	f("short prompts", 1, maxQueuedRequests)
+	f("long prompts", maxRequestBlocks+5, maxQueuedBlocks/maxRequestBlocks)
 }

@@ -1,0 +1,241 @@
+// Package recorder records the shape of a proxy's traffic for replay: when each request
+// arrived, the lengths of prompt and response, how it ended, and which prompts share a
+// beginning. It writes no text, and no hash that could confirm a guessed prompt: blocks,
+// sessions and models are numbered in the order of their first appearance.
+//
+// A recording is lines of JSON, which replay.ParseTrace parses. The first line, which is
+// repeated in each file, is
+//
+//	{"warmroute_record":1,"started_ms":…,"block_bytes":256,"block_tokens":64}
+//
+// and each further one is a request, written at its end:
+//
+//	timestamp      arrival, in ms since started_ms
+//	input_length   tokens of the prompt, or of all prompts of a list; counted is
+//	               true if the replica counted them and they are those of
+//	               input_bytes
+//	input_bytes    of the canonical prompt; of the first one of a list
+//	extra_bytes    of further input, estimated: further prompts of a list, images,
+//	               or a whole body of which only the length is known; absent: none
+//	output_length  tokens of the response; 0: none, or unknown
+//	cached_tokens  of the prompt; absent if the replica did not report them
+//	hash_ids       numbers of the prompt's full blocks, block_bytes each
+//	code           status sent to the client; 499: client disconnect; 502 and 504
+//	               with an output_length: the response was truncated
+//	stream, model, session, ttft_ms, duration_ms
+package recorder
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"warmroute/router/prompt"
+)
+
+const (
+	maxQueuedRequests = 4096
+	maxQueuedBlocks   = 1 << 20 // of the queued requests: 8 MiB
+	maxRequestBlocks  = 1 << 16 // of one prompt that are written
+	maxSpareBlocks    = 4096    // of a list that is reused for another request
+	flushInterval     = time.Second
+	openInterval      = 20 * time.Millisecond
+	warnInterval      = time.Minute
+)
+
+// Limits of replay.ParseTrace. A request beyond them is dropped, because one invalid line
+// would make the whole recording unusable.
+const (
+	maxInputBytes   = 16 << 20
+	maxPromptTokens = 4 << 20
+	maxOutputTokens = 1 << 20
+	maxTimestamp    = 365 * 24 * time.Hour
+)
+
+// Options configure a Recorder.
+type Options struct {
+	File       string
+	MaxBytes   int64 // of one file; a full one is renamed to File.1
+	Keep       int   // number of full files that are kept
+	BlockBytes int   // of canonical prompt in a block
+	Wait       bool  // another process has locked File and will release it
+	Log        *slog.Logger
+	Dropped    func() // called for each request that is not written
+}
+
+// Request describes a request. The caller of Begin owns it until Add or Discard.
+type Request struct {
+	Arrived      time.Time
+	Model        string
+	Session      uint64 // hash of its name; 0: none
+	Streams      bool
+	Bytes        int            // of canonical prompt
+	ExtraBytes   int            // of further input, estimated
+	Plain        bool           // PromptTokens, if known, are those of Bytes
+	Blocks       []prompt.Block // of Bytes; filled by appending
+	PromptTokens int            // as reported by the replica; 0: not reported
+	CachedTokens int
+	CachedKnown  bool
+	AnswerTokens int
+	Code         int
+	TTFT         time.Duration // 0: no content, or not a stream
+	Duration     time.Duration
+}
+
+// Recorder writes requests to a file. Begin, Add and Discard are safe for concurrent use
+// and do not block.
+type Recorder struct {
+	log     *slog.Logger
+	dropped func()
+
+	queue  chan *Request
+	blocks atomic.Int64 // of the queued requests
+	ended  atomic.Bool  // nobody reads the queue
+	spare  sync.Pool    // of *Request
+
+	// Used by Run only.
+	out         *files
+	encode      encoder
+	lastWarning time.Time
+}
+
+// New opens the file, unless o.Wait is set. Nothing is written before Run.
+func New(o Options) (*Recorder, error) {
+	out := &files{path: o.File, max: o.MaxBytes, keep: o.Keep}
+	if !o.Wait {
+		if err := out.open(); err != nil {
+			return nil, err
+		}
+	}
+	return &Recorder{
+		log:     o.Log,
+		dropped: o.Dropped,
+		queue:   make(chan *Request, maxQueuedRequests),
+		spare:   sync.Pool{New: func() any { return new(Request) }},
+		out:     out,
+		encode:  newEncoder(time.Now(), o.BlockBytes),
+	}, nil
+}
+
+// Begin returns an empty Request.
+func (r *Recorder) Begin() *Request { return r.spare.Get().(*Request) }
+
+// Discard releases a Request that is not written.
+func (r *Recorder) Discard(q *Request) {
+	blocks := q.Blocks[:0]
+	if cap(blocks) > maxSpareBlocks {
+		blocks = nil
+	}
+	*q = Request{Blocks: blocks}
+	r.spare.Put(q)
+}
+
+// Add queues a Request to be written. If the queue is full, it is dropped.
+func (r *Recorder) Add(q *Request) {
+	q.Blocks = q.Blocks[:min(len(q.Blocks), maxRequestBlocks)]
+	n := int64(len(q.Blocks))
+	if r.blocks.Add(n) <= maxQueuedBlocks {
+		select {
+		case r.queue <- q:
+			// Run sets it before it reads the queue for the last time.
+			if r.ended.Load() {
+				r.dropQueued()
+			}
+			return
+		default:
+		}
+	}
+	r.drop(q)
+}
+
+// drop drops a Request whose blocks were counted.
+func (r *Recorder) drop(q *Request) {
+	r.blocks.Add(-int64(len(q.Blocks)))
+	r.dropped()
+	r.Discard(q)
+}
+
+// dropQueued drops all queued requests.
+func (r *Recorder) dropQueued() {
+	for {
+		select {
+		case q := <-r.queue:
+			r.drop(q)
+		default:
+			return
+		}
+	}
+}
+
+// Run writes requests until ctx is done, and then those in the queue. Later ones are
+// dropped. It must be called once.
+func (r *Recorder) Run(ctx context.Context) {
+	r.openFile(ctx)
+	ticks := time.NewTicker(flushInterval)
+	defer ticks.Stop()
+	for ctx.Err() == nil {
+		select {
+		case q := <-r.queue:
+			r.write(q)
+		case <-ticks.C:
+			r.reportError(r.out.flush())
+		case <-ctx.Done():
+		}
+	}
+	for {
+		select {
+		case q := <-r.queue:
+			r.write(q)
+			continue
+		default:
+		}
+		break
+	}
+	r.reportError(r.out.flush())
+	r.out.close()
+	r.ended.Store(true)
+	r.dropQueued()
+}
+
+// openFile waits until another process releases the file, and opens it.
+func (r *Recorder) openFile(ctx context.Context) {
+	if r.out.file != nil {
+		return
+	}
+	r.lastWarning = time.Now() // a short wait is normal
+	ticks := time.NewTicker(openInterval)
+	defer ticks.Stop()
+	for r.out.file == nil && ctx.Err() == nil {
+		if err := r.out.open(); err != nil {
+			r.reportError(0, err)
+			select {
+			case <-ticks.C:
+			case <-ctx.Done():
+			}
+		}
+	}
+}
+
+func (r *Recorder) write(q *Request) {
+	if !r.encode.isValid(q) {
+		r.drop(q)
+		return
+	}
+	line := r.encode.encode(q)
+	r.blocks.Add(-int64(len(q.Blocks)))
+	r.Discard(q)
+	r.reportError(r.out.add(line, r.encode.header))
+}
+
+// reportError counts lost lines and logs err at most once in warnInterval.
+func (r *Recorder) reportError(lost int, err error) {
+	for range lost {
+		r.dropped()
+	}
+	if now := time.Now(); err != nil && now.Sub(r.lastWarning) > warnInterval {
+		r.lastWarning = now
+		r.log.Warn("recording traffic failed", "err", err)
+	}
+}
