@@ -17,9 +17,9 @@ import (
 // bytesPerToken estimates the tokens of a prompt before a replica has counted them.
 const bytesPerToken = 4
 
-// account is who sends a request, and what the request has cost.
-type account struct {
-	holder           *apikey.Account // nil: no keys are configured
+// caller is who sends a request, and what the request has cost.
+type caller struct {
+	account          *apikey.Account // nil: no keys are configured
 	lease            apikey.Lease    // of the holder; zero: none
 	promptTokens     int             // as the key is charged; 0: no engine worked on the prompt
 	completionTokens int             // as far as the response came
@@ -72,7 +72,7 @@ func (r *request) authenticate() *apiError {
 		return nil
 	}
 	if apiErr == nil {
-		r.holder = holder
+		r.account = holder
 		var refusal *apikey.LimitError
 		if r.lease, refusal = holder.Acquire(); refusal != nil {
 			apiErr = rateLimitError(refusal)
@@ -120,8 +120,8 @@ func rateLimitError(r *apikey.LimitError) *apiError {
 }
 
 // writeRateHeaders writes the state of the key's rate limits, in OpenAI's headers.
-func (a *account) writeRateHeaders(h http.Header) {
-	requests, tokens := a.holder.Rates()
+func (c *caller) writeRateHeaders(h http.Header) {
+	requests, tokens := c.account.Rates()
 	if requests.Limit > 0 {
 		h["X-Ratelimit-Limit-Requests"] = []string{strconv.Itoa(requests.Limit)}
 		h["X-Ratelimit-Remaining-Requests"] = []string{strconv.Itoa(requests.Remaining)}
@@ -137,16 +137,16 @@ func (a *account) writeRateHeaders(h http.Header) {
 // mayShowRoute reports whether the client may know where its request went: a match tells what
 // others have sent.
 func (r *request) mayShowRoute() bool {
-	if r.holder == nil { // with keys configured, the request is not authenticated
+	if r.account == nil { // with keys configured, the request is not authenticated
 		return r.settings.RouteHeaders && r.proxy.keys.Empty()
 	}
-	return r.settings.RouteHeaders && r.holder.RouteHeaders
+	return r.settings.RouteHeaders && r.account.RouteHeaders
 }
 
-// tenant returns a hash of who sends the request; 0 for nobody in particular.
-func (a *account) tenant(h http.Header) uint64 {
-	if a.holder != nil {
-		return nonzero(xxh3.HashString(a.holder.Name))
+// tenant returns a hash of who sends the request; 0: unknown.
+func (c *caller) tenant(h http.Header) uint64 {
+	if c.account != nil {
+		return nonzero(xxh3.HashString(c.account.Name))
 	}
 	return keyFingerprint(h)
 }
@@ -155,21 +155,21 @@ func (a *account) tenant(h http.Header) uint64 {
 // engine knows it and, where tenants are isolated, the tenant, so that nobody's prompt
 // matches another's. A holder is told by the hash of a key, which others cannot know, since
 // blocks whose beginning is known could be made to collide.
-func (a *account) blockSeed(engine string, isolated bool, tenant uint64) string {
+func (c *caller) blockSeed(engine string, isolated bool, tenant uint64) string {
 	switch {
 	case !isolated:
 		return engine
-	case a.holder != nil:
-		return engine + "\x00" + string(a.holder.Hashes[0][:])
+	case c.account != nil:
+		return engine + "\x00" + string(c.account.Hashes[0][:])
 	}
 	return engine + "\x00" + strconv.FormatUint(tenant, 16)
 }
 
 // maxQueueTime returns how long the request may wait for a backend: as its key says, else
 // as configured; 0 where no request waits.
-func (a *account) maxQueueTime(configured time.Duration) time.Duration {
-	if configured > 0 && a.holder != nil && a.holder.QueueTime > 0 {
-		return a.holder.QueueTime
+func (c *caller) maxQueueTime(configured time.Duration) time.Duration {
+	if configured > 0 && c.account != nil && c.account.QueueTime > 0 {
+		return c.account.QueueTime
 	}
 	return configured
 }

@@ -97,7 +97,7 @@ func (p *Proxy) parseDryRun(q DryRunRequest) (*request, *DryRunError) {
 	}
 	x.endpoint = &endpoints[at]
 	if q.Key != "" {
-		if x.holder = p.keys.FindName(q.Key); x.holder == nil {
+		if x.account = p.keys.FindName(q.Key); x.account == nil {
 			return x, &DryRunError{http.StatusNotFound, "unknown API key name; use the name in the configuration, never the key itself"}
 		}
 	}

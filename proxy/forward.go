@@ -307,7 +307,7 @@ func (r *request) leaveQueue() {
 	}
 }
 
-// respond answers the request when no attempt has succeeded.
+// respond responds to the request when no attempt has succeeded.
 func (r *request) respond(a *action) {
 	best := r.history.best
 	if a.poison {
@@ -337,18 +337,18 @@ func failedError(best *failure) *apiError {
 	switch {
 	case best.stalled:
 		return &apiError{status: http.StatusGatewayTimeout, kind: "timeout", code: "replica_stuck",
-			message: "the replica is stalled, and no other could answer the request"}
+			message: "the replica is stalled, and no other could serve the request"}
 	case errors.Is(best.err, errResponse):
 		return responseTimeoutError()
 	case best.timeout:
 		return firstByteTimeoutError()
 	}
-	e := unavailableError("no replica could answer: " + string(best.reason))
+	e := unavailableError("no replica could serve the request: " + string(best.reason))
 	e.status, e.kind, e.code = http.StatusBadGateway, "bad_gateway", "replica_failed"
 	return e
 }
 
-// notPickedError is the answer to a request for which there is no backend.
+// notPickedError returns the error for a request without a backend.
 func (r *request) notPickedError(err error) *apiError {
 	wait := 0
 	if all := r.input.request.Backends; r.proxy.router.CountReady(all) == 0 {

@@ -148,7 +148,7 @@ func (r *request) addErrorHeaders() {
 // proxy of this kind, whose route the client might get mixed with ours, or is not to have; the rates
 // of a key are known where the keys are.
 func (r *request) isProxyHeader(name string) bool {
-	return strings.HasPrefix(name, "X-Warmroute-") || r.holder != nil && strings.HasPrefix(name, "X-Ratelimit-")
+	return strings.HasPrefix(name, "X-Warmroute-") || r.account != nil && strings.HasPrefix(name, "X-Ratelimit-")
 }
 
 // requestID returns the client's own id if it is short and plain enough for headers and logs, else a

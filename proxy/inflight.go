@@ -140,8 +140,8 @@ func (a *Activity) beginWait(x *request) {
 	s := a.shard(p.number)
 	s.mu.Lock()
 	p.context, p.model = x.context, x.outcome.Model
-	if x.holder != nil {
-		p.key = x.holder.Name
+	if x.account != nil {
+		p.key = x.account.Name
 	}
 	p.phase.Store(int32(Queued))
 	if p.cancelled.Load() {
@@ -164,7 +164,7 @@ func (a *Activity) recordAttempt(x *request, d *router.Decision) {
 // InFlightRequest is a request as Activity.Requests lists it, without its contents and its key.
 type InFlightRequest struct {
 	Handle    string // names it for Cancel, and no other request
-	RequestID string // as the client named it, or was told
+	RequestID string // the client's or the proxy's
 	Phase     Phase
 	Endpoint  string
 	Model     string // empty until the body was read

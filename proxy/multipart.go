@@ -32,7 +32,7 @@ func (r *request) parseForm() *apiError {
 		return invalidRequestError("", "the request body is empty: a multipart form was expected")
 	}
 	model, err := formModel(r.httpReq.Header["Content-Type"], r.input.body)
-	limited := r.holder != nil && r.holder.Models != nil
+	limited := r.account != nil && r.account.Models != nil
 	switch {
 	case err == errTwoModels:
 		return invalidRequestError("model", err.Error())
@@ -66,7 +66,7 @@ func formModel(contentType []string, body []byte) (model string, err error) {
 			return "", errAmbiguous
 		}
 		if after, ended := bytes.CutPrefix(rest, []byte("--")); ended && (len(after) == 0 || bytes.HasPrefix(after, []byte("\r\n"))) {
-			return model, nil // what follows nobody reads
+			return model, nil // the rest is ignored by all parsers
 		}
 		head, data, whole := bytes.Cut(rest, []byte("\r\n\r\n"))
 		if !whole || len(head) > maxPartHeaderBytes || !bytes.HasPrefix(head, between[:2]) || bytes.Contains(head, between) || bytes.HasPrefix(data, between[2:]) {
@@ -93,12 +93,12 @@ func formBoundary(contentType []string) (string, error) {
 		return "", errNotMultipart
 	}
 	kind, params, err := mime.ParseMediaType(contentType[0])
-	said := strings.ToLower(strings.Join(contentType, ","))
+	lower := strings.ToLower(strings.Join(contentType, ","))
 	switch {
-	case !strings.Contains(said, "multipart/"):
+	case !strings.Contains(lower, "multipart/"):
 		return "", errNotMultipart
 	case len(contentType) > 1, err != nil, kind != "multipart/form-data", params["boundary"] == "",
-		strings.ContainsAny(said, `*\`), // boundary* is one for some readers, and \ is read in several ways
+		strings.ContainsAny(lower, `*\`), // boundary* is one for some readers, and \ is read in several ways
 		strings.TrimSpace(params["boundary"]) != params["boundary"],
 		params["charset"] != "" && !strings.EqualFold(params["charset"], "utf-8"): // starlette reads names and values by it
 		return "", errAmbiguous

@@ -19,7 +19,7 @@ var keyParameters = []string{
 // same few letters by chance.
 func (r *request) redactKey() (query string) {
 	secret := ""
-	if r.holder != nil {
+	if r.account != nil {
 		secret = apikey.FromHeader(r.httpReq.Header, r.endpoint.dialect() == anthropic)
 	}
 	if len(secret) < apikey.MinKeyLength {

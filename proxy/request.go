@@ -37,7 +37,7 @@ type request struct {
 	headersSent  bool            // the client has the header of a stream
 	inFlight     inFlightEntry   // what operators see of it
 
-	account
+	caller
 	summary
 }
 
@@ -263,9 +263,9 @@ func (r *request) resolveModel(model string) (engine string, apiErr *apiError) {
 			return "", apiErr
 		}
 	}
-	entry, ok := findModel(catalog, model, r.holder)
+	entry, ok := findModel(catalog, model, r.account)
 	if !ok {
-		return "", r.proxy.unknownModelError(model, r.holder)
+		return "", r.proxy.unknownModelError(model, r.account)
 	}
 	r.outcome.Model = entry.ID
 	req := &r.input.request

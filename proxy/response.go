@@ -275,8 +275,8 @@ func (a *attempt) readErrorBody(resp *http.Response) ([]byte, error) {
 	return body, nil
 }
 
-// abortedFailure is the failure of a response that the replica ended with an abort nobody
-// asked for: what vLLM does to all its requests when it is told to stop.
+// abortedFailure is the failure of a response that the replica aborted: vLLM aborts all its
+// requests when it shuts down.
 func (a *attempt) abortedFailure() *failure {
 	a.decision.Backend.Aborted.Add(1)
 	e := unavailableError("the replica aborted the request: it may be shutting down")
@@ -316,7 +316,7 @@ func (r *request) setBestFailure(f *failure) {
 	r.history.best = f
 }
 
-// relayFailure answers with the response of a replica that was kept.
+// relayFailure sends the kept response of a failed attempt.
 func (r *request) relayFailure(f *failure) {
 	r.outcome.Backend = f.decision.Backend.Name
 	if r.headersSent {
@@ -345,7 +345,7 @@ func (a *attempt) parseUsage(body []byte) {
 		found = a.reply.AddBody(body)
 	}
 	object := gjson.ParseBytes(found)
-	if found == nil { // nobody has walked over the response
+	if found == nil { // its text was not read
 		object = gjson.GetBytes(body, "usage")
 	}
 	var u usage

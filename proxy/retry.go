@@ -419,9 +419,24 @@ func (h *history) readmit(which func(*attemptRecord) bool) {
 }
 
 // excluded returns the backends that are not to be picked.
-func (h *history) excluded() (list []*backends.Backend) {
+func (h *history) excluded() []*backends.Backend {
+	return h.backends(func(r *attemptRecord) bool { return r.excluded })
+}
+
+// refusedBackends returns those whose attempts were not charged, until the next recheck.
+func (h *history) refusedBackends() []*backends.Backend {
+	return h.backends(func(r *attemptRecord) bool { return r.refused })
+}
+
+// fullBackends returns those that refused the request as full, until the next wait for a slot.
+func (h *history) fullBackends() []*backends.Backend {
+	return h.backends(func(r *attemptRecord) bool { return r.full })
+}
+
+// backends returns the backends of some attempts.
+func (h *history) backends(of func(*attemptRecord) bool) (list []*backends.Backend) {
 	for i := range h.attempts {
-		if r := &h.attempts[i]; r.excluded {
+		if r := &h.attempts[i]; of(r) {
 			list = append(list, r.backend)
 		}
 	}
@@ -479,24 +494,6 @@ func (h *history) isSuspect(b *backends.Backend) bool {
 // mayHaveCrashed reports whether the request may be what b crashed by.
 func (h *history) mayHaveCrashed(b *backends.Backend) bool {
 	return h.any(func(r *attemptRecord) bool { return r.backend == b && r.failure.mayHaveCrashed })
-}
-
-func (h *history) refusedBackends() (list []*backends.Backend) {
-	for i := range h.attempts {
-		if h.attempts[i].refused {
-			list = append(list, h.attempts[i].backend)
-		}
-	}
-	return list
-}
-
-func (h *history) fullBackends() (list []*backends.Backend) {
-	for i := range h.attempts {
-		if h.attempts[i].full {
-			list = append(list, h.attempts[i].backend)
-		}
-	}
-	return list
 }
 
 // hasReady reports whether a backend is ready that is not excluded.

@@ -180,16 +180,16 @@ func findModel(c *backends.Catalog, id string, holder *apikey.Account) (backends
 // defaultModel returns the model of a request that names none: the only base model that its key may
 // use.
 func (r *request) defaultModel(c *backends.Catalog) (string, *apiError) {
-	known := visibleModels(c, r.holder)
+	known := visibleModels(c, r.account)
 	only, ok := c.OnlyBase()
-	if r.holder != nil && r.holder.Models != nil {
+	if r.account != nil && r.account.Models != nil {
 		only, ok = backends.OnlyBase(known)
 	}
 	switch {
 	case ok:
 		return only, nil
 	case len(known) == 0:
-		return "", r.proxy.unknownModelError("", r.holder)
+		return "", r.proxy.unknownModelError("", r.account)
 	}
 	return "", invalidRequestError("model", "the request names no model, and there is not exactly one base model: name one of GET /v1/models")
 }

@@ -21,8 +21,8 @@ const (
 func (r *request) applyRoutingHints() *apiError {
 	h, req := r.httpReq.Header, &r.input.request
 	req.Tenant = r.tenant(h)
-	if r.holder != nil {
-		req.Priority = r.holder.Priority
+	if r.account != nil {
+		req.Priority = r.account.Priority
 	}
 	if r.settings.SessionHeader != "" {
 		if name := h.Get(r.settings.SessionHeader); name != "" {

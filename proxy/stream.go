@@ -20,16 +20,15 @@ import (
 
 const (
 	chunkBytes = 4 << 10
-	// maxBufferedStreamBytes is how much of a stream may come before its first event, as
-	// comments, until it is passed on all the same.
+	// maxBufferedStreamBytes bounds the comments before the first event of a stream; with more
+	// of them it is relayed without one.
 	maxBufferedStreamBytes = 1 << 20
-	// roleEventDelay is how long a first event that carries only a role is held back for
-	// the next one. The engine's first output makes both, so the next one follows
-	// at once; and if it says that the answer was aborted, another backend is asked.
+	// roleEventDelay is how long a first event that has only a role is buffered for the next
+	// one, which follows at once, since the engine's first output makes both. If that says
+	// that the response was aborted, another backend is asked.
 	roleEventDelay = 25 * time.Millisecond
 	noKeepalive    = 1000 * time.Hour
-	// abortUsageTimeout is how long the usage may take that follows an abort. vLLM
-	// sends it at once.
+	// abortUsageTimeout bounds the wait for the usage after an abort. vLLM sends it at once.
 	abortUsageTimeout = 2 * time.Second
 )
 

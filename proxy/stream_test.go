@@ -739,10 +739,10 @@ func TestErrorAfterKeepAliveIsEvent(t *testing.T) {
 		code   string
 		says   []string
 	}{
-		"chat":                   {"/v1/chat/completions", "", "502", chat("no replica could answer")},
-		"completions":            {"/v1/completions", "", "502", chat("no replica could answer")},
-		"responses":              {"/v1/responses", "", "502", []string{"event: error\ndata: {", `"type":"error"`, "no replica could answer"}},
-		"messages":               {"/v1/messages", "", "502", []string{"event: error\ndata: {", `"type":"api_error"`, "no replica could answer"}},
+		"chat":                   {"/v1/chat/completions", "", "502", chat("no replica could serve the request")},
+		"completions":            {"/v1/completions", "", "502", chat("no replica could serve the request")},
+		"responses":              {"/v1/responses", "", "502", []string{"event: error\ndata: {", `"type":"error"`, "no replica could serve the request"}},
+		"messages":               {"/v1/messages", "", "502", []string{"event: error\ndata: {", `"type":"api_error"`, "no replica could serve the request"}},
 		"a refusal":              {"/v1/chat/completions", answered("400 Bad Request", `{"error":{"message":"too long","type":"BadRequestError","code":400}}`), "400", chat(`"too long"`)},
 		"a refusal of its kind":  {"/v1/chat/completions", answered("503 Service Unavailable", `{"message":"queue\nfull"}`), "503", chat(`queue\nfull`)},
 		"a refusal in responses": {"/v1/responses", answered("400 Bad Request", `{"error":{"message":"too long"}}`), "400", []string{"event: error\ndata: {", `"too long"`}},

@@ -82,8 +82,8 @@ func (r *request) logRequest() {
 		Tokens: accesslog.Tokens{Prompt: r.promptTokens, Predicted: s.matchedTokens, Observed: -1, Output: r.completionTokens},
 		Times:  accesslog.Times{Total: o.Duration, TTFT: o.TTFT, Queued: r.history.queueTime, Overhead: o.Overhead},
 	}
-	if r.holder != nil {
-		e.Key = r.holder.Name
+	if r.account != nil {
+		e.Key = r.account.Name
 	}
 	if e.Tokens.Prompt == 0 {
 		e.Tokens.Prompt = s.estimatedInput
