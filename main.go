@@ -6,7 +6,6 @@ package main
 import (
 	"context"
 	_ "embed" // for config.yaml
-	"io"
 	"os"
 	"os/signal"
 	"syscall"
@@ -27,10 +26,5 @@ func main() {
 		signal.Stop(signals) // the second one kills the process
 		stop(server.StopSignal{Signal: first})
 	}()
-	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
-}
-
-// run executes a command line and returns the exit status.
-func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	return cli.Run(ctx, args, defaultConfig, stdout, stderr, newServeCommand(), newDemoCommand())
+	os.Exit(cli.Run(ctx, os.Args[1:], defaultConfig, os.Stdout, os.Stderr))
 }

@@ -17,12 +17,9 @@ import (
 // failure while running, 2 for an invalid command line or configuration. It returns
 // when the command is done, or has stopped because ctx is done. defaults is the
 // content of config.yaml.
-func Run(ctx context.Context, args []string, defaults []byte, stdout, stderr io.Writer, more ...*cobra.Command) int {
+func Run(ctx context.Context, args []string, defaults []byte, stdout, stderr io.Writer) int {
 	started := false // the command line was valid
 	root := newRootCommand(defaults)
-	for _, cmd := range more {
-		root.AddCommand(cmd)
-	}
 	root.PersistentPreRun = func(*cobra.Command, []string) { started = true }
 	root.SetArgs(args)
 	root.SetOut(stdout)
@@ -59,7 +56,7 @@ const (
 func newRootCommand(defaults []byte) *cobra.Command {
 	root := &cobra.Command{
 		Use:     "warmroute",
-		Version: Version(),
+		Version: version(),
 		Long: `Warmroute is a reverse proxy for several vLLM replicas. It speaks the OpenAI API
 and sends each request to the replica with the lowest expected time to first
 token, given the prompt prefixes that the replicas have cached and their load.
@@ -74,9 +71,11 @@ configuration. A second SIGTERM or Ctrl-C stops at once.`,
 	}
 	root.AddGroup(&cobra.Group{ID: groupRun, Title: "Run a proxy:"}, &cobra.Group{ID: groupMeasure, Title: "Simulate and measure:"})
 	root.AddCommand(
+		inGroup(groupRun, newServeCommand(defaults)),
 		inGroup(groupRun, newCheckCommand(defaults)),
 		inGroup(groupRun, newExplainCommand(defaults)),
 		inGroup(groupRun, newHealthCommand(defaults)),
+		inGroup(groupMeasure, newDemoCommand(defaults)),
 		inGroup(groupMeasure, newSimCommand()),
 		inGroup(groupMeasure, newReplayCommand(defaults)),
 		inGroup(groupMeasure, newBenchCommand()),

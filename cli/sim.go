@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"warmroute/config"
+	"warmroute/server"
 	"warmroute/sim"
 )
 
@@ -84,7 +85,7 @@ func runSim(cmd *cobra.Command, listen string, cfg sim.Config, drain time.Durati
 	}
 	s := sim.NewServer(cfg)
 	if err := s.Listen(listen); err != nil {
-		return fmt.Errorf("%w: choose another address with --listen", err)
+		return server.ListenError("listen", listen, err)
 	}
 	fmt.Fprintf(cmd.ErrOrStderr(), "simulated replica of %s: base URL %s/v1\n", cfg.Model, s.URL())
 

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"warmroute/proxy"
 	"warmroute/router"
@@ -76,4 +77,30 @@ func TestHealthOfRunningProxy(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestExitStatusAfterInterrupt(t *testing.T) {
+	f := func(readyOutput string, args ...string) {
+		t.Helper()
+		cmd := exec.Command(binary, args...)
+		output := &syncBuffer{}
+		cmd.Stdout, cmd.Stderr = output, output
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		for end := time.Now().Add(time.Minute); !strings.Contains(output.String(), readyOutput); time.Sleep(10 * time.Millisecond) {
+			if time.Now().After(end) {
+				cmd.Process.Kill()
+				t.Fatalf("%q not within a minute in %s", readyOutput, output.String())
+			}
+		}
+		cmd.Process.Signal(os.Interrupt)
+		cmd.Wait()
+		if code := cmd.ProcessState.ExitCode(); code != 0 {
+			t.Errorf("%q: status %d; %s", args, code, output.String())
+		}
+	}
+	f("base URL", "sim", "--listen", "127.0.0.1:0")
+	f("listening", "serve", "--listen", "127.0.0.1:0", "--admin", "", "http://127.0.0.1:1")
+	f("Live page", "demo", "--backends", "1")
 }

@@ -94,7 +94,7 @@ func startDemo(ctx context.Context, backends int) (demo *exec.Cmd, page string, 
 	}
 	lines := bufio.NewScanner(out)
 	for lines.Scan() {
-		if _, page, found := strings.Cut(lines.Text(), "Live page and metrics: "); found {
+		if _, page, found := strings.Cut(lines.Text(), "Live page: "); found {
 			page, _, _ = strings.Cut(page, " ")
 			go func() {
 				for lines.Scan() { // or it would wait for somebody to read

@@ -1,0 +1,170 @@
+package cli
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"warmroute/replay"
+)
+
+// demoScreen shows the results of a demo: updated in place on a terminal, else one
+// line per update. It is not safe for concurrent use.
+type demoScreen struct {
+	out      io.Writer
+	terminal bool
+	height   int  // lines of the frame on the terminal
+	final    bool // the results will not change
+}
+
+// demoStatus returns the line above the results.
+func demoStatus(elapsed time.Duration, final bool, results []replay.Summary) string {
+	switch {
+	case final:
+		return fmt.Sprintf("After %.0f s:", elapsed.Seconds())
+	case results[0].Requests == 0 && results[len(results)-1].Requests == 0:
+		return "Waiting for the first answers. Press Ctrl-C to stop."
+	case elapsed < 10*time.Second:
+		return fmt.Sprintf("%.0f s, caches are still filling. Press Ctrl-C to stop.", elapsed.Seconds())
+	}
+	return fmt.Sprintf("%.0f s. Press Ctrl-C to stop.", elapsed.Seconds())
+}
+
+func newDemoScreen(out io.Writer) *demoScreen {
+	return &demoScreen{out: out, terminal: isTerminal(out)}
+}
+
+// interval returns the time between calls of update.
+func (s *demoScreen) interval() time.Duration {
+	if s.terminal {
+		return 500 * time.Millisecond
+	}
+	return 5 * time.Second
+}
+
+// update shows the results so far.
+func (s *demoScreen) update(elapsed time.Duration, results []replay.Summary) {
+	if !s.terminal {
+		fmt.Fprintf(s.out, "%3.0f s", elapsed.Seconds())
+		for _, r := range results {
+			fmt.Fprintf(s.out, "   %s: %d requests, hit ratio %.2f, TTFT %.0f ms",
+				r.Policy, r.Requests, r.HitRatio, r.TTFTMean*1000)
+		}
+		fmt.Fprintln(s.out)
+		return
+	}
+	// Erase the last frame and write the new one in a single write, so that nothing
+	// flickers, and with line wrap off, so that the height is right. Start at the
+	// first column, since the terminal may have echoed ^C.
+	var frame bytes.Buffer
+	frame.WriteString("\r\x1b[?7l")
+	if s.height > 0 {
+		fmt.Fprintf(&frame, "\x1b[%dA\x1b[J", s.height)
+	}
+	fmt.Fprintf(&frame, "%s\n", demoStatus(elapsed, s.final, results))
+	writeComparison(&frame, results, terminalStyle())
+	frame.WriteString("\x1b[?7h")
+	s.height = bytes.Count(frame.Bytes(), []byte("\n"))
+	s.out.Write(frame.Bytes())
+}
+
+// finish shows the final results.
+func (s *demoScreen) finish(elapsed time.Duration, results []replay.Summary) {
+	if s.final = true; s.terminal {
+		s.update(elapsed, results)
+		return
+	}
+	fmt.Fprintln(s.out)
+	writeComparison(s.out, results, barStyle{})
+}
+
+// barStyle says whether bars have colours and block characters.
+type barStyle struct{ color, blocks bool }
+
+// terminalStyle returns what the terminal supports, according to the environment.
+// NO_COLOR turns colours off (no-color.org).
+func terminalStyle() barStyle {
+	locale := strings.ToLower(cmp.Or(os.Getenv("LC_ALL"), os.Getenv("LC_CTYPE"), os.Getenv("LANG")))
+	term := os.Getenv("TERM")
+	return barStyle{
+		color:  os.Getenv("NO_COLOR") == "" && term != "dumb" && term != "",
+		blocks: strings.Contains(locale, "utf-8") || strings.Contains(locale, "utf8"),
+	}
+}
+
+// maxBarWidth is in columns.
+const maxBarWidth = 32
+
+// bar returns a bar whose length is share, from 0 to 1, of the maximum.
+func (s barStyle) bar(share float64, highlight bool) string {
+	full := strings.Repeat("#", int(share*maxBarWidth+0.5))
+	if s.blocks {
+		full = strings.ReplaceAll(full, "#", "█")
+	}
+	if s.color && highlight {
+		return "\x1b[32m" + full + "\x1b[0m"
+	}
+	return full
+}
+
+// demoRow is one figure of the comparison; a value of 0 is unknown.
+type demoRow struct {
+	label    string
+	decimals int
+	value    func(replay.Summary) float64
+}
+
+func demoRows() []demoRow {
+	return []demoRow{
+		{"answers", 0, func(s replay.Summary) float64 { return float64(s.Requests) }},
+		{"hit ratio", 3, func(s replay.Summary) float64 { return s.HitRatio }},
+		{"TTFT ms, mean", 0, func(s replay.Summary) float64 { return s.TTFTMean * 1000 }},
+		{"  p50", 0, func(s replay.Summary) float64 { return s.TTFTP50 * 1000 }},
+		{"  p99", 0, func(s replay.Summary) float64 { return s.TTFTP99 * 1000 }},
+		{"TPOT ms, mean", 1, func(s replay.Summary) float64 { return s.TPOTMean * 1000 }},
+		{"E2E ms, mean", 0, func(s replay.Summary) float64 { return s.E2EMean * 1000 }},
+	}
+}
+
+// writeComparison writes the figures of the first and the last policy side by side,
+// their ratio, and the two most important ones as bars.
+func writeComparison(w io.Writer, results []replay.Summary, style barStyle) {
+	base, last := results[0], results[len(results)-1]
+	fmt.Fprintf(w, "%-15s%13s%13s\n", "", base.Policy, last.Policy)
+	for _, row := range demoRows() {
+		b, l := row.value(base), row.value(last)
+		fmt.Fprintf(w, "%-15s%13s%13s", row.label, row.format(b), row.format(l))
+		if b > 0 && l > 0 {
+			fmt.Fprintf(w, "    × %.2f", l/b)
+		}
+		fmt.Fprintln(w)
+	}
+	if lost := base.Lost + last.Lost; lost > 0 {
+		fmt.Fprintf(w, "%-15s%13d%13d\n", "lost", base.Lost, last.Lost)
+	}
+	fmt.Fprintln(w)
+	bar := func(label string, r replay.Summary, share float64, value string) {
+		if r.Requests == 0 {
+			value = "-"
+		}
+		fmt.Fprintf(w, "%-21s%-11s  %s %s\n", label, r.Policy, style.bar(share, r.Policy == last.Policy), value)
+	}
+	maxTTFT := max(base.TTFTMean, last.TTFTMean, 1e-9)
+	for _, r := range []replay.Summary{base, last} {
+		bar("time to first token", r, r.TTFTMean/maxTTFT, fmt.Sprintf("%.0f ms", r.TTFTMean*1000))
+	}
+	for _, r := range []replay.Summary{base, last} {
+		bar("prompt from cache", r, r.HitRatio, fmt.Sprintf("%.0f %%", r.HitRatio*100))
+	}
+}
+
+func (r demoRow) format(v float64) string {
+	if v == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%.*f", r.decimals, v)
+}
