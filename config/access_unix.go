@@ -5,4 +5,4 @@ package config
 import "golang.org/x/sys/unix"
 
 // canCreateFile returns nil if this process may create a file in a directory.
-func canCreateFile(folder string) error { return unix.Access(folder, unix.W_OK|unix.X_OK) }
+func canCreateFile(dir string) error { return unix.Access(dir, unix.W_OK|unix.X_OK) }

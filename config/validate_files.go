@@ -42,7 +42,7 @@ func checkReplaceable(errs *errorList, path, file string) {
 	} else if err := CheckSnapshot(file); err != nil {
 		errs.add(path, "%v", err)
 	}
-	checkFolder(errs, path, file)
+	checkDirectory(errs, path, file)
 }
 
 // CheckSnapshot returns an error unless the file is a snapshot, empty or absent,
@@ -69,13 +69,13 @@ func CheckSnapshot(path string) error {
 	return nil
 }
 
-// checkFolder adds an error if file cannot be created in its directory.
-func checkFolder(errs *errorList, path, file string) {
-	folder := filepath.Dir(file)
-	if info, err := os.Stat(folder); err != nil || !info.IsDir() {
-		errs.add(path, "%s: directory %s does not exist; create it, writable by the user that runs warmroute", file, folder)
-	} else if err := canCreateFile(folder); err != nil {
-		errs.add(path, "%s: cannot create a file in %s (%v); make it writable by the user that runs warmroute", file, folder, err)
+// checkDirectory adds an error if file cannot be created in its directory.
+func checkDirectory(errs *errorList, path, file string) {
+	dir := filepath.Dir(file)
+	if info, err := os.Stat(dir); err != nil || !info.IsDir() {
+		errs.add(path, "%s: directory %s does not exist; create it, writable by the user that runs warmroute", file, dir)
+	} else if err := canCreateFile(dir); err != nil {
+		errs.add(path, "%s: cannot create a file in %s (%v); make it writable by the user that runs warmroute", file, dir, err)
 	}
 }
 
@@ -84,7 +84,7 @@ func checkWritable(errs *errorList, path, file string) {
 	info, err := os.Stat(file)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		checkFolder(errs, path, file)
+		checkDirectory(errs, path, file)
 	case err != nil:
 		errs.add(path, "%v", err)
 	case info.IsDir():
