@@ -14,6 +14,7 @@ import (
 	"warmroute/proxy"
 	"warmroute/proxy/accesslog"
 	"warmroute/proxy/apikey"
+	"warmroute/proxy/recorder"
 	"warmroute/router"
 	"warmroute/router/policy"
 	"warmroute/router/queue"
@@ -31,7 +32,7 @@ type Config struct {
 	Routing         Routing                 `mapstructure:"routing"`
 	SLO             SLO                     `mapstructure:"slo"`
 	Index           Index                   `mapstructure:"index" reload:"no"`
-	Record          Record                  `mapstructure:"record" reload:"no"`
+	Record          recorder.Settings       `mapstructure:"record" reload:"no"`
 	Limits          Limits                  `mapstructure:"limits"`
 	Poll            backends.PollSettings   `mapstructure:"poll"`
 	Health          backends.HealthSettings `mapstructure:"health"`
@@ -137,13 +138,6 @@ type Index struct {
 	BlockBytes int    `mapstructure:"block_bytes"`
 	MaxBytes   int64  `mapstructure:"max_bytes"`
 	Snapshot   string `mapstructure:"snapshot"` // file; empty: none
-}
-
-// Record configures the recording of traffic.
-type Record struct {
-	File     string `mapstructure:"file"` // empty: none
-	MaxBytes int64  `mapstructure:"max_bytes"`
-	Keep     int    `mapstructure:"keep"`
 }
 
 // Limits bounds what clients may send.

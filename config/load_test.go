@@ -17,6 +17,7 @@ import (
 	"warmroute/backends"
 	"warmroute/proxy"
 	"warmroute/proxy/accesslog"
+	"warmroute/proxy/recorder"
 	"warmroute/router"
 	"warmroute/router/queue"
 )
@@ -87,7 +88,7 @@ func TestDefaults(t *testing.T) {
 			Queue: queue.Settings{Requests: 1000, Bytes: 256 << 20, BatchRequests: 10_000, BatchBytes: 512 << 20, Timeout: time.Minute}, BatchSlowdown: 0.05,
 		},
 		Index:           Index{BlockBytes: 256, MaxBytes: 256 << 20},
-		Record:          Record{MaxBytes: 256 << 20, Keep: 3},
+		Record:          recorder.Settings{MaxBytes: 256 << 20, Keep: 3},
 		Limits:          Limits{proxy.Limits{InFlight: 12_000, Connections: 1 << 14, QueryBytes: 4 << 10, BodyBytes: 64 << 20, BodyBytesTotal: 1 << 30}, 64 << 10},
 		Poll:            backends.PollSettings{Interval: time.Second, FastInterval: 250 * time.Millisecond, Timeout: 800 * time.Millisecond},
 		Health:          backends.HealthSettings{Interval: 5 * time.Second, DownInterval: time.Second, Timeout: 3 * time.Second},

@@ -2,8 +2,6 @@ package config
 
 import (
 	"errors"
-	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -39,34 +37,10 @@ func checkDistinct(errs *errorList, path, file, otherPath, other string) {
 func checkReplaceable(errs *errorList, path, file string) {
 	if info, err := os.Stat(file); err == nil && info.IsDir() {
 		errs.add(path, "%s is a directory, expected a file", file)
-	} else if err := CheckSnapshot(file); err != nil {
+	} else if err := snapshot.CheckFile(file); err != nil {
 		errs.add(path, "%v", err)
 	}
 	checkDirectory(errs, path, file)
-}
-
-// CheckSnapshot returns an error unless the file is a snapshot, empty or absent,
-// so that it can be overwritten.
-func CheckSnapshot(path string) error {
-	if err := CheckRegular(path); errors.Is(err, fs.ErrNotExist) {
-		return nil
-	} else if err != nil {
-		return err
-	}
-	file, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer file.Close()
-	head := make([]byte, 64)
-	n, err := io.ReadFull(file, head)
-	if err != nil && err != io.EOF && err != io.ErrUnexpectedEOF {
-		return err
-	}
-	if !snapshot.HasHeader(head[:n]) {
-		return fmt.Errorf("%s is not a warmroute snapshot; name another file", path)
-	}
-	return nil
 }
 
 // checkDirectory adds an error if file cannot be created in its directory.

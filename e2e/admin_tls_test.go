@@ -126,33 +126,3 @@ func TestExplainOverTLS(t *testing.T) {
 		}
 	}
 }
-
-func TestAdminTLSIsChecked(t *testing.T) {
-	pair, other := newPEMPair(t), newPEMPair(t)
-	f := func(cert, key, want string) {
-		t.Helper()
-		_, err := loadConfigFile(t, writeFile(t, fmt.Sprintf("admin_tls: {cert_file: %q, key_file: %q}", cert, key)), "http://a:8000")
-		if got := fmt.Sprint(err); !strings.Contains(got, want) {
-			t.Errorf("got %s\nwant %s", got, want)
-		}
-	}
-	f(pair.cert, pair.key, "<nil>")
-	f(pair.cert, "", "admin_tls.key_file: is missing")
-	f("", pair.key, "admin_tls.cert_file: is missing")
-	f(pair.cert, other.key, "admin_tls.key_file: "+other.key+" with the certificate in "+pair.cert)
-
-	warns := func(yaml, want string) {
-		t.Helper()
-		w := strings.Join(loadConfig(t, yaml, "http://a:8000").Warnings(), "\n")
-		if (want == "") != (w == "") || !strings.Contains(w, want) {
-			t.Errorf("%s: warnings %q, want %q", yaml, w, want)
-		}
-	}
-	token := "admin_token: " + adminTestToken + "\n"
-	warns("admin: \":9090\"\n"+token, "set admin_tls.cert_file and admin_tls.key_file")
-	warns("admin: \":9090\"\n", "until admin_token is set")
-	warns(token, "")
-	warns("admin: \":9090\"\n"+pair.adminYAML(), "")
-	pair.write(2, time.Now().Add(-time.Minute))
-	warns(pair.adminYAML(), "admin_tls.cert_file: "+pair.cert+" expired on ")
-}

@@ -106,34 +106,6 @@ func (p *pemPair) served(url string) int64 {
 	return conn.ConnectionState().PeerCertificates[0].SerialNumber.Int64()
 }
 
-func TestAListenersCertificateIsCheckedAtTheStart(t *testing.T) {
-	pair, other := newPEMPair(t), newPEMPair(t)
-	empty := filepath.Join(t.TempDir(), "empty.pem")
-	if err := os.WriteFile(empty, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	f := func(cert, key, want string) {
-		t.Helper()
-		_, err := loadConfigFile(t, writeFile(t, fmt.Sprintf("tls: {cert_file: %q, key_file: %q}", cert, key)), "http://a:8000")
-		if got := fmt.Sprint(err); !strings.Contains(got, want) {
-			t.Errorf("got %s\nwant %s", got, want)
-		}
-	}
-	f(pair.cert, pair.key, "<nil>")
-	f(pair.cert, "", "tls.key_file: is missing")
-	f("", pair.key, "tls.cert_file: is missing")
-	f(pair.cert+".no", pair.key, "tls.cert_file: stat ")
-	f(pair.cert, pair.key+".no", "tls.key_file: stat ")
-	f(pair.cert, other.key, "does not match")
-	f(empty, pair.key, "failed to find any PEM data")
-
-	pair.write(2, time.Now().Add(-time.Minute))
-	c := loadConfig(t, pair.yaml(), "http://a:8000")
-	if w := strings.Join(c.Warnings(), "\n"); !strings.Contains(w, "tls.cert_file: "+pair.cert+" expired on ") {
-		t.Errorf("of an expired certificate: %q", w)
-	}
-}
-
 func TestNewCertificatesAreTakenUnderLoad(t *testing.T) {
 	pair := newPEMPair(t)
 	fleet := startSimFleet(t, 2, 200_000)

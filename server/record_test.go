@@ -217,7 +217,7 @@ func TestWhateverIsRecordedCanBeRead(t *testing.T) {
 		dropped := 0
 		file := filepath.Join(t.TempDir(), "traffic")
 		r, err := recorder.New(recorder.Options{
-			File: file, MaxBytes: 1 << 30, BlockBytes: blockBytes, Log: slog.New(slog.DiscardHandler), Dropped: func() { dropped++ },
+			Settings: recorder.Settings{File: file, MaxBytes: 1 << 30}, BlockBytes: blockBytes, Log: slog.New(slog.DiscardHandler), Dropped: func() { dropped++ },
 		})
 		if err != nil {
 			t.Fatal(err)

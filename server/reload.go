@@ -10,7 +10,6 @@ import (
 
 	"github.com/zeebo/xxh3"
 
-	"warmroute/backends"
 	"warmroute/backends/transport"
 	"warmroute/config"
 )
@@ -93,8 +92,8 @@ func (s *Server) apply(c *config.Config) error {
 	s.proxy.Configure(c.ProxySettings())
 	s.keys.Replace(c.APIKeys())
 	s.admin.SetToken(c.AdminToken)
-	s.fleet.checker.SetSettings(backends.HealthSettings(c.Health))
-	s.fleet.poller.SetSettings(backends.PollSettings(c.Poll))
+	s.fleet.checker.SetSettings(c.Health)
+	s.fleet.poller.SetSettings(c.Poll)
 	s.config = c
 	return nil
 }

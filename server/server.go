@@ -90,7 +90,7 @@ func New(o Options) (*Server, error) {
 		Backends:      registry.All(),
 		Catalog:       registry.Catalog,
 		BlockBytes:    c.Index.BlockBytes,
-		IndexMaxBytes: int64(c.Index.MaxBytes),
+		IndexMaxBytes: c.Index.MaxBytes,
 		Now:           time.Now,
 		Rand:          mathrand.New(mathrand.NewPCG(mathrand.Uint64(), mathrand.Uint64())),
 	}); err != nil {
@@ -198,8 +198,8 @@ func (s *Server) newFleet(managed []*managedBackend, registry *backends.Registry
 		},
 		OnOutOfDescriptors: resources.outOfDescriptors,
 	}
-	checker.SetSettings(backends.HealthSettings(s.config.Health))
-	poller.SetSettings(backends.PollSettings(s.config.Poll))
+	checker.SetSettings(s.config.Health)
+	poller.SetSettings(s.config.Poll)
 	return &fleet{
 		registry: registry, router: s.router, checker: checker, poller: poller, metrics: s.metrics, log: s.log,
 		managed: managed, drainTimeout: s.config.Timeouts.Shutdown,
@@ -223,9 +223,7 @@ func (s *Server) resetBackend(b *backends.Backend) router.ResetReport {
 
 func newRecorder(c *config.Config, m *metrics.Metrics, log *slog.Logger, hasPredecessor bool) (*recorder.Recorder, error) {
 	return recorder.New(recorder.Options{
-		File:       c.Record.File,
-		MaxBytes:   int64(c.Record.MaxBytes),
-		Keep:       c.Record.Keep,
+		Settings:   c.Record,
 		BlockBytes: c.Index.BlockBytes,
 		Log:        log,
 		Dropped:    m.CountDroppedRecord,

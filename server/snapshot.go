@@ -95,10 +95,10 @@ type snapshotFile struct {
 func openSnapshot(c *config.Config, r *router.Router, log *slog.Logger, hasPredecessor bool) (*snapshotFile, error) {
 	s := &snapshotFile{
 		path:  c.Index.Snapshot,
-		index: snapshot.NewStore(r, snapshot.Options{BlockBytes: c.Index.BlockBytes, MaxBytes: int64(c.Index.MaxBytes), Now: time.Now, Log: log}),
+		index: snapshot.NewStore(r, snapshot.Options{BlockBytes: c.Index.BlockBytes, MaxBytes: c.Index.MaxBytes, Now: time.Now, Log: log}),
 		log:   log,
 	}
-	if err := config.CheckSnapshot(s.path); err != nil || hasPredecessor {
+	if err := snapshot.CheckFile(s.path); err != nil || hasPredecessor {
 		return s, err
 	}
 	s.mu.Lock()
@@ -167,7 +167,7 @@ func (s *snapshotFile) removeStaleTemps() {
 		if !strings.HasPrefix(e.Name(), filepath.Base(s.path)+".") || !strings.HasSuffix(e.Name(), snapshotTempSuffix) {
 			continue
 		}
-		if info, err := e.Info(); err == nil && time.Since(info.ModTime()) > minStaleTempAge && config.CheckSnapshot(name) == nil {
+		if info, err := e.Info(); err == nil && time.Since(info.ModTime()) > minStaleTempAge && snapshot.CheckFile(name) == nil {
 			os.Remove(name)
 		}
 	}
@@ -207,7 +207,7 @@ func (s *snapshotFile) save() {
 }
 
 func (s *snapshotFile) write() error {
-	if err := config.CheckSnapshot(s.path); err != nil {
+	if err := snapshot.CheckFile(s.path); err != nil {
 		return err
 	}
 	// Readable by its owner alone: its hashes could confirm a guessed prompt.

@@ -22,7 +22,7 @@ func TestOpenOtherFile(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		_, err := New(Options{File: file, MaxBytes: 1 << 20, BlockBytes: 256})
+		_, err := New(Options{Settings: Settings{File: file, MaxBytes: 1 << 20}, BlockBytes: 256})
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: error %v, want %q", name, err, want)
 		}
@@ -49,7 +49,7 @@ func TestOpenLockedFile(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, err = New(Options{File: file, MaxBytes: 1 << 20, BlockBytes: 256})
+		_, err = New(Options{Settings: Settings{File: file, MaxBytes: 1 << 20}, BlockBytes: 256})
 		if err == nil || !strings.Contains(err.Error(), "another process records to "+file) || !strings.Contains(err.Error(), "choose another file") {
 			t.Errorf("%s: error %v", when, err)
 		}
@@ -105,7 +105,7 @@ func TestWaitForLock(t *testing.T) {
 	second := &recorder{file: first.file}
 	var err error
 	second.Recorder, err = New(Options{
-		File: first.file, MaxBytes: 1 << 30, BlockBytes: 256, Wait: true,
+		Settings: Settings{File: first.file, MaxBytes: 1 << 30}, BlockBytes: 256, Wait: true,
 		Log: slog.New(slog.NewTextHandler(&second.log, nil)), Dropped: func() { second.dropped.Add(1) },
 	})
 	if err != nil {

@@ -54,13 +54,18 @@ const (
 	maxTimestamp    = 365 * 24 * time.Hour
 )
 
+// Settings name the files that a Recorder writes.
+type Settings struct {
+	File     string `mapstructure:"file"`      // empty: none
+	MaxBytes int64  `mapstructure:"max_bytes"` // of one file; a full one is renamed to File.1
+	Keep     int    `mapstructure:"keep"`      // number of full files that are kept
+}
+
 // Options configure a Recorder.
 type Options struct {
-	File       string
-	MaxBytes   int64 // of one file; a full one is renamed to File.1
-	Keep       int   // number of full files that are kept
-	BlockBytes int   // of canonical prompt in a block
-	Wait       bool  // another process has locked File and will release it
+	Settings
+	BlockBytes int  // of canonical prompt in a block
+	Wait       bool // another process has locked File and will release it
 	Log        *slog.Logger
 	Dropped    func() // called for each request that is not written
 }

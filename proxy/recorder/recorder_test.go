@@ -31,7 +31,7 @@ func newRecorder(t *testing.T, file string, most int64, keep int) *recorder {
 	r := &recorder{file: file}
 	var err error
 	r.Recorder, err = New(Options{
-		File: file, MaxBytes: most, Keep: keep, BlockBytes: 256,
+		Settings: Settings{File: file, MaxBytes: most, Keep: keep}, BlockBytes: 256,
 		Log: slog.New(slog.NewTextHandler(&r.log, nil)), Dropped: func() { r.dropped.Add(1) },
 	})
 	if err != nil {

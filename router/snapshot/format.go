@@ -7,7 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"math"
+	"os"
 	"slices"
 	"time"
 
@@ -107,16 +109,44 @@ func (w *writer) close() error {
 	return w.err
 }
 
-// HasHeader reports whether a file that begins with head is a snapshot, perhaps damaged
+// CheckFile returns an error unless the file at path may be replaced by a snapshot: it
+// is one, perhaps damaged or of another version, or it is empty or absent.
+func CheckFile(path string) error {
+	info, err := os.Stat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return err
+	case !info.Mode().IsRegular(): // opening a pipe would block
+		return fmt.Errorf("%s is not a regular file", path)
+	}
+	file, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	head := make([]byte, len(magic))
+	n, err := io.ReadFull(file, head)
+	if err != nil && err != io.EOF && err != io.ErrUnexpectedEOF {
+		return err
+	}
+	if !hasHeader(head[:n]) {
+		return fmt.Errorf("%s is not a warmroute snapshot; name another file", path)
+	}
+	return nil
+}
+
+// hasHeader reports whether a file that begins with head is a snapshot, perhaps damaged
 // or of another version, or empty.
-func HasHeader(head []byte) bool {
+func hasHeader(head []byte) bool {
 	n := min(len(head), len(magic))
 	return string(head[:n]) == magic[:n]
 }
 
 // parse returns the parts by address. They alias data.
 func parse(data []byte, want uint64, now time.Time) (map[string]*part, error) {
-	if !HasHeader(data) {
+	if !hasHeader(data) {
 		return nil, errors.New("not a warmroute snapshot")
 	}
 	if len(data) < headBytes+8 {

@@ -1,0 +1,87 @@
+package config
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
+	"fmt"
+	"math/big"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// writeCertificate writes a self-signed certificate that is valid until then, and its
+// key, and returns the paths of the files.
+func writeCertificate(t *testing.T, until time.Time) (certFile, keyFile string) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: until.Add(-2 * time.Hour), NotAfter: until}
+	cert, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	private, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	certFile, keyFile = filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
+	for file, block := range map[string]*pem.Block{certFile: {Type: "CERTIFICATE", Bytes: cert}, keyFile: {Type: "PRIVATE KEY", Bytes: private}} {
+		if err := os.WriteFile(file, pem.EncodeToMemory(block), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return certFile, keyFile
+}
+
+func TestListenerCertificates(t *testing.T) {
+	cert, key := writeCertificate(t, time.Now().Add(time.Hour))
+	_, otherKey := writeCertificate(t, time.Now().Add(time.Hour))
+	empty := filepath.Join(t.TempDir(), "empty.pem")
+	if err := os.WriteFile(empty, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, section := range []string{"tls", "admin_tls"} {
+		for _, c := range []struct{ cert, key, want string }{
+			{cert, key, "<nil>"},
+			{cert, "", section + ".key_file: is missing"},
+			{"", key, section + ".cert_file: is missing"},
+			{cert + ".no", key, section + ".cert_file: stat "},
+			{cert, key + ".no", section + ".key_file: stat "},
+			{cert, otherKey, section + ".key_file: " + otherKey + " with the certificate in " + cert + ": tls: private key does not match"},
+			{empty, key, "failed to find any PEM data"},
+		} {
+			_, err := load(t, fmt.Sprintf("%s: {cert_file: %q, key_file: %q}", section, c.cert, c.key), "http://a:8000")
+			if got := fmt.Sprint(err); !strings.Contains(got, c.want) {
+				t.Errorf("%s: %q and %q: got %s, want %s", section, c.cert, c.key, got, c.want)
+			}
+		}
+	}
+}
+
+func TestListenerWarnings(t *testing.T) {
+	cert, key := writeCertificate(t, time.Now().Add(time.Hour))
+	expired, expiredKey := writeCertificate(t, time.Now().Add(-time.Minute))
+	const public, token = "admin: \":9090\"\n", "admin_token: " + plainKey + "\n"
+	for _, c := range []struct{ yaml, want string }{
+		{token, ""},
+		{public, "until admin_token is set"},
+		{public + token, "set admin_tls.cert_file and admin_tls.key_file"},
+		{public + token + fmt.Sprintf("admin_tls: {cert_file: %s, key_file: %s}", cert, key), ""},
+		{fmt.Sprintf("admin_tls: {cert_file: %s, key_file: %s}", expired, expiredKey), "admin_tls.cert_file: " + expired + " expired on "},
+		{fmt.Sprintf("tls: {cert_file: %s, key_file: %s}", expired, expiredKey), "tls.cert_file: " + expired + " expired on "},
+	} {
+		got := strings.Join(mustLoad(t, c.yaml, "http://a:8000").Warnings(), "\n")
+		if (c.want == "") != (got == "") || !strings.Contains(got, c.want) {
+			t.Errorf("%s: got %q, want %q", c.yaml, got, c.want)
+		}
+	}
+}
