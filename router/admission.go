@@ -109,9 +109,9 @@ func (t *Ticket) Cancel() bool {
 	return true
 }
 
-// finish removes a request from the queue, and delivers its result once the lock is
+// finishTicket removes a request from the queue, and delivers its result once the lock is
 // released.
-func (r *Router) finish(t *Ticket, d *Decision, err error, now time.Time) {
+func (r *Router) finishTicket(t *Ticket, d *Decision, err error, now time.Time) {
 	r.queue.Remove(&t.item, now)
 	t.decision, t.err = d, err
 	r.callbacks.addTicket(t)

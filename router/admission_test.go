@@ -197,7 +197,7 @@ func TestSettle(t *testing.T) {
 	f := func(name string, waitsFor int, waited time.Duration, want int) {
 		t.Helper()
 		h := &Ticket{waitsFor: waitsFor, item: queue.Item[*Ticket]{Arrived: c.now.Add(-waited)}}
-		if got := r.settle(h, 0); got != want {
+		if got := r.settleCandidate(h, 0); got != want {
 			t.Errorf("%s: it waits for candidate %d, want %d", name, got, want)
 		}
 	}

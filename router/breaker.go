@@ -39,8 +39,8 @@ type breaker struct {
 	opens    uint64
 }
 
-// isDue reports whether the next request is to try the backend.
-func (k *breaker) isDue(now time.Time) bool {
+// isProbeDue reports whether the next request is to try the backend.
+func (k *breaker) isProbeDue(now time.Time) bool {
 	return k.open && k.probe == nil && !now.Before(k.next)
 }
 
@@ -48,14 +48,14 @@ func (k *breaker) state(now time.Time) BreakerState {
 	switch {
 	case !k.open:
 		return BreakerClosed
-	case k.probe != nil || k.isDue(now):
+	case k.probe != nil || k.isProbeDue(now):
 		return BreakerHalfOpen
 	}
 	return BreakerOpen
 }
 
 func (k *breaker) recordSent(d *Decision, now time.Time) {
-	if k.isDue(now) {
+	if k.isProbeDue(now) {
 		k.probe = d
 	}
 }
@@ -96,16 +96,16 @@ func (k *breaker) recordEnd(d *Decision, o *Outcome, s *BreakerSettings, working
 			k.next = now.Add(k.delay)
 		}
 	case probe:
-		k.reopen(min(2*k.delay, max(maxOpenDelay, s.Open)), now)
+		k.openFor(min(2*k.delay, max(maxOpenDelay, s.Open)), now)
 	case k.open || d.sentAt.Before(k.changed):
 	default:
 		if k.failures++; o.Stalled || k.failures >= s.Failures {
-			k.reopen(s.Open, now)
+			k.openFor(s.Open, now)
 		}
 	}
 }
 
-func (k *breaker) reopen(delay time.Duration, now time.Time) {
+func (k *breaker) openFor(delay time.Duration, now time.Time) {
 	*k = breaker{open: true, changed: now, delay: delay, next: now.Add(delay), opens: k.opens + 1}
 }
 

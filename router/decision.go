@@ -155,12 +155,12 @@ func (d *Decision) recordStart(now time.Time) {
 		return
 	}
 	d.started = true
-	d.health.unwatch(d)
+	d.health.removeWatched(d)
 	d.request.blocks = nil
 	if d.isOrphaned() {
 		return
 	}
-	r, s := d.router, d.state()
+	r, s := d.router, d.backendState()
 	d.health.breaker.recordOutput(d, now)
 	d.health.recordAnswer(d)
 	s.load.recordStart(d, now)
@@ -182,7 +182,7 @@ func (d *Decision) Release(o Outcome) {
 		panic("router: Decision released twice")
 	}
 	d.released = true
-	d.health.unwatch(d)
+	d.health.removeWatched(d)
 	if d.request.noEngine {
 		d.Backend.NoEngineInFlight.Add(-1)
 		return
@@ -192,14 +192,14 @@ func (d *Decision) Release(o Outcome) {
 	if d.isOrphaned() {
 		r.interactive.RecordEnd(nil, d.request.class, d.prediction.Sequences, now)
 	} else {
-		r.interactive.RecordEnd(&d.state().classes, d.request.class, d.prediction.Sequences, now)
+		r.interactive.RecordEnd(&d.backendState().classes, d.request.class, d.prediction.Sequences, now)
 		d.recordEnd(&o, now)
 	}
 	r.dispatch(now)
 }
 
 func (d *Decision) recordEnd(o *Outcome, now time.Time) {
-	r, s := d.router, d.state()
+	r, s := d.router, d.backendState()
 	if o.End == Completed {
 		d.recordStart(now)
 	}
@@ -216,10 +216,10 @@ func (d *Decision) recordEnd(o *Outcome, now time.Time) {
 	case d.started: // the prompt was computed; the blocks are there
 		r.index.Release(&d.pin, nil)
 	case o.End == ClientDisconnected:
-		s.load.remove(d)
+		s.load.removePending(d)
 		r.index.Rollback(&d.pin, d.request.blocks, d.computedBlocks(now))
 	default:
-		s.load.remove(d)
+		s.load.removePending(d)
 		r.index.Rollback(&d.pin, d.request.blocks, 0)
 	}
 	d.request.blocks = nil
@@ -253,11 +253,11 @@ func (r *Router) isTypical(d *Decision, now time.Time) bool {
 	return d.request.class != queue.Batch || !r.interactive.IsRecent(now)
 }
 
-func (d *Decision) state() *backendState { return &d.router.states[d.Backend.Slot] }
+func (d *Decision) backendState() *backendState { return &d.router.states[d.Backend.Slot] }
 
 // isOrphaned reports whether the backend was removed from the fleet since. Its Slot
 // may be another's now.
-func (d *Decision) isOrphaned() bool { return d.state().health != d.health }
+func (d *Decision) isOrphaned() bool { return d.backendState().health != d.health }
 
 // isPlausibleAnswer reports whether the engine can have put out so many tokens for d.
 func (d *Decision) isPlausibleAnswer(tokens int) bool {

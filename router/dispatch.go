@@ -37,13 +37,13 @@ func (r *Router) dispatch(now time.Time) {
 		return
 	}
 	r.followCatalog()
-	r.expire(now)
+	r.expireTickets(now)
 	if r.draining {
 		r.refuseUnready(now)
 	}
 	r.clearClaims()
 	for slot := range r.states {
-		r.states[slot].room = r.roomOn(slot, now)
+		r.states[slot].room = r.freeTokens(slot, now)
 	}
 	r.queue.StartRound()
 	if r.queue.HasBatch() {
@@ -73,7 +73,7 @@ func (r *Router) routeQueued(t *Ticket, now time.Time) {
 	r.beginTicket(t, now)
 	if t.waitsFor != nowhere && !r.hasRoomAnywhere() {
 		r.queue.Skip(&t.item)
-		r.claim(t.waitsFor)
+		r.claimTokens(t.waitsFor)
 		return
 	}
 	if err := r.filter(); err != nil { // those that it may try are not among those with room
@@ -85,24 +85,24 @@ func (r *Router) routeQueued(t *Ticket, now time.Time) {
 	}
 	chosen := r.score()
 	if !r.admit(chosen) {
-		if chosen = r.settle(t, chosen); !r.admit(chosen) {
+		if chosen = r.settleCandidate(t, chosen); !r.admit(chosen) {
 			r.queue.Skip(&t.item)
 			t.waitsFor = r.decision.candidates[chosen].Slot
-			r.claim(t.waitsFor)
+			r.claimTokens(t.waitsFor)
 			return
 		}
 	}
 	d := r.reserve(chosen)
 	d.QueueTime = now.Sub(t.item.Arrived)
-	r.finish(t, d, nil, now)
+	r.finishTicket(t, d, nil, now)
 	slot := d.Backend.Slot
-	r.states[slot].room = r.roomOn(slot, now)
+	r.states[slot].room = r.freeTokens(slot, now)
 }
 
 // beginTicket starts the decision of a queued request. It is matched again if the
 // index has changed.
 func (r *Router) beginTicket(t *Ticket, now time.Time) {
-	r.begin(&t.req, t.tried, now)
+	r.beginDecision(&t.req, t.tried, now)
 	r.decision.promoted = t.item.Promoted
 	if v := r.index.Version(); t.indexVersion != v {
 		if len(t.matched) != len(r.states) {
@@ -114,9 +114,9 @@ func (r *Router) beginTicket(t *Ticket, now time.Time) {
 	r.decision.matched = t.matched
 }
 
-// settle returns the candidate that a queued request waits for, where the best one
+// settleCandidate returns the candidate that a queued request waits for, where the best one
 // cannot start it.
-func (r *Router) settle(t *Ticket, best int) int {
+func (r *Router) settleCandidate(t *Ticket, best int) int {
 	if r.decision.now.Sub(t.item.Arrived) < settleDelay {
 		return best
 	}
@@ -131,29 +131,29 @@ func (r *Router) settle(t *Ticket, best int) int {
 // time.
 func (r *Router) hasRoomAnywhere() bool {
 	for _, b := range r.decision.req.Backends {
-		if r.uncachedOn(b.Slot) <= r.states[b.Slot].room {
+		if r.uncachedTokens(b.Slot) <= r.states[b.Slot].room {
 			return true
 		}
 	}
 	return false
 }
 
-func (r *Router) uncachedOn(slot int) float64 {
+func (r *Router) uncachedTokens(slot int) float64 {
 	d := &r.decision
 	return max(minUncachedTokens, float64(d.req.Bytes-d.matched[slot]*r.blockBytes)/d.perToken)
 }
 
-// claim claims what the request takes of a backend for the rest of the round. Where
+// claimTokens claims what the request takes of a backend for the rest of the round. Where
 // there is no room anyway, kvNeed is not computed, which walks along the prompt:
 // within a round no room becomes free.
-func (r *Router) claim(slot int) {
+func (r *Router) claimTokens(slot int) {
 	s := &r.states[slot]
-	s.claimed.uncached += r.uncachedOn(slot)
+	s.claimed.uncached += r.uncachedTokens(slot)
 	if s.room == 0 {
 		return
 	}
 	s.claimed.kv += r.kvNeed(slot)
-	s.room = r.roomOn(slot, r.decision.now)
+	s.room = r.freeTokens(slot, r.decision.now)
 }
 
 // claimSequences claims the slots of a request that counts for more than any backend
@@ -172,17 +172,17 @@ func (r *Router) claimSequences() {
 	}
 	s := &r.states[most.Slot]
 	s.claimed.sequences += d.req.sequences()
-	s.room = r.roomOn(most.Slot, d.now)
+	s.room = r.freeTokens(most.Slot, d.now)
 }
 
-// expire refuses the requests that were queued for as long as they may be.
-func (r *Router) expire(now time.Time) {
+// expireTickets refuses the requests that were queued for as long as they may be.
+func (r *Router) expireTickets(now time.Time) {
 	for it := r.queue.NextExpired(now); it != nil; it = r.queue.NextExpired(now) {
 		t, err := it.Value, ErrNoneReady
 		if slices.ContainsFunc(t.req.Backends, func(b *backends.Backend) bool { return r.isAvailable(b) && !slices.Contains(t.tried, b) }) {
 			err = ErrQueueTimeout
 		}
-		r.finish(t, nil, err, now)
+		r.finishTicket(t, nil, err, now)
 	}
 }
 
@@ -193,13 +193,13 @@ func (r *Router) refuseUnready(now time.Time) {
 			continue
 		}
 		for it := g.First(); it != nil; it = g.First() {
-			r.finish(it.Value, nil, ErrNoneReady, now)
+			r.finishTicket(it.Value, nil, ErrNoneReady, now)
 		}
 	}
 }
 
-// roomOn returns how many uncached tokens a backend could be sent now; 0 for none.
-func (r *Router) roomOn(slot int, now time.Time) float64 {
+// freeTokens returns how many uncached tokens a backend could be sent now; 0 for none.
+func (r *Router) freeTokens(slot int, now time.Time) float64 {
 	s := &r.states[slot]
 	b := s.backend
 	if b == nil || !r.isAvailable(b) || isFull(b, 1+s.claimed.sequences) {
@@ -212,13 +212,13 @@ func (r *Router) roomOn(slot int, now time.Time) float64 {
 		return 0
 	}
 	_, external := r.externalLoad(b.Load(), now)
-	return r.roomInStep(slot, s.load.queuedTokens(now, r.estimates.PrefillRate(slot))+s.claimed.uncached, external)
+	return r.freeStepTokens(slot, s.load.queuedTokens(now, r.estimates.PrefillRate(slot))+s.claimed.uncached, external)
 }
 
-// roomInStep returns how many uncached tokens may be added to what is queued, of
+// freeStepTokens returns how many uncached tokens may be added to what is queued, of
 // ours and of other clients, for the next step of a backend's engine. When nothing of
 // ours is queued any number may: other clients may always have something queued.
-func (r *Router) roomInStep(slot int, ours, external float64) float64 {
+func (r *Router) freeStepTokens(slot int, ours, external float64) float64 {
 	if ours == 0 {
 		return math.Inf(1)
 	}
@@ -259,14 +259,14 @@ func (r *Router) blockedBy(chosen int) blocker {
 	switch {
 	case r.isTooLong(&d.req, c.Slot):
 		return blockedByNothing // it will be refused
-	case s.health.breaker.isDue(d.now):
+	case s.health.breaker.isProbeDue(d.now):
 		return blockedByNothing // or it would wait for what no request tries
 	case s.backend.InFlight.Load() == 0:
 		return blockedByNothing // nothing of ours could make room, and what others have there may last
 	}
 	ours := s.load.queuedTokens(d.now, c.PrefillRate) + s.claimed.uncached
 	switch {
-	case c.UncachedTokens > r.roomInStep(c.Slot, ours, c.QueuedTokens-ours):
+	case c.UncachedTokens > r.freeStepTokens(c.Slot, ours, c.QueuedTokens-ours):
 		return blockedByStep
 	case r.isWaitingForKV(c.Slot, d.now):
 		return blockedByQueue

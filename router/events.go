@@ -98,7 +98,7 @@ func (r *Router) RecordPlacement(req *Request, b *backends.Backend) (blocks int)
 		return 0
 	}
 	now := r.now()
-	r.begin(req, nil, now)
+	r.beginDecision(req, nil, now)
 	r.match()
 	var p index.Pin
 	r.index.Add(&p, b.Slot, req.Blocks, r.decision.matched[b.Slot])

@@ -67,7 +67,7 @@ func (r *Router) Explain(req Request, tried ...*backends.Backend) Explanation {
 	defer r.unlock()
 	now := r.now()
 	req.Backends = r.currentBackends(&req)
-	r.begin(&req, tried, now)
+	r.beginDecision(&req, tried, now)
 	r.match()
 	e := Explanation{
 		Policy: r.policy.definition.Name, Model: req.CatalogID, PromptTokens: int(r.decision.promptTokens()), Blocks: len(req.Blocks), BlockBytes: r.blockBytes,
@@ -95,7 +95,7 @@ func (r *Router) explainScores(e *Explanation, all []*backends.Backend) (queued 
 	r.fillRequest()
 	d.request.Trace = &t
 	chosen := r.policy.Choose(&d.request, d.candidates)
-	e.Choice, e.Reason = d.backends[chosen].Name, r.reason(chosen)
+	e.Choice, e.Reason = d.backends[chosen].Name, r.reasonFor(chosen)
 	e.ScoreIs, e.HighestWins, e.Kappa, e.AnswerTokens = t.Criterion, t.HighestWins, roundMilli(t.Kappa), roundMilli(d.request.MeanAnswerTokens)
 	for i, b := range d.backends {
 		x := &e.Backends[slices.Index(all, b)]
@@ -170,7 +170,7 @@ func (r *Router) explainFilter(b *backends.Backend) (name, description string) {
 	if !slices.Contains(d.req.Backends, b) {
 		return "model", notServed
 	}
-	if f := r.filterOf(b); f != nil {
+	if f := r.findFilter(b); f != nil {
 		return f.name, f.description
 	}
 	if r.needsHeadroom(&d.req, false, d.now) && !r.canStartBatch(b.Slot, r.headroomOf(d.req.Backends, d.now), d.now) {

@@ -107,8 +107,8 @@ var requestFilters = []filter{
 // other filters leave.
 var headroomFilter = filter{name: "headroom", description: "is kept free for interactive requests"}
 
-// filterOf returns the first filter that applies to a backend; nil for none.
-func (r *Router) filterOf(b *backends.Backend) *filter {
+// findFilter returns the first filter that applies to a backend; nil for none.
+func (r *Router) findFilter(b *backends.Backend) *filter {
 	if f := r.membershipFilter(b); f != nil {
 		return f
 	}
@@ -148,7 +148,7 @@ func isFull(b *backends.Backend, sequences int64) bool {
 // request that failed elsewhere is not risked.
 func (r *Router) isProbed(b *backends.Backend) bool {
 	d, h := &r.decision, r.states[b.Slot].health
-	return h.breaker.isDue(d.now) && !h.isQueueFull(d.now) && len(d.tried) == 0 && !d.req.NoEngine && !r.isTooLong(&d.req, b.Slot)
+	return h.breaker.isProbeDue(d.now) && !h.isQueueFull(d.now) && len(d.tried) == 0 && !d.req.NoEngine && !r.isTooLong(&d.req, b.Slot)
 }
 
 // isTooLong reports whether a replica will refuse the request: its prompt is longer

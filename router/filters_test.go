@@ -200,7 +200,7 @@ func TestContextTokens(t *testing.T) {
 	r, fleet, c := newFleet(t, 1, "dynamo")
 	f := func(when string, want float64) {
 		t.Helper()
-		r.begin(ask(fleet, 9, 1), nil, c.now)
+		r.beginDecision(ask(fleet, 9, 1), nil, c.now)
 		r.match()
 		if err := r.filter(); err != nil {
 			t.Fatal(err)

@@ -153,12 +153,12 @@ func (h *health) isStopping(now func() time.Time) bool {
 	return !h.stoppingAt.IsZero() && now().Sub(h.stoppingAt) < stoppingDelay
 }
 
-// silence returns for how long the engine is known to have done nothing. Its
+// silentTime returns for how long the engine is known to have done nothing. Its
 // counters say so as of the last scrape. Where there are none its silence says
 // nothing: it may work for other clients, or on answers that are not streamed. But
 // when scrapes begin to fail, a stream that has stopped says enough, and so do
 // scrapes that are not even answered.
-func (h *health) silence(l *backends.Load, now time.Time) time.Duration {
+func (h *health) silentTime(l *backends.Load, now time.Time) time.Duration {
 	switch {
 	case !h.lastScrape.known || l == nil && h.streaming == 0 && h.missedScrapes < maxMissedScrapes:
 		return 0
@@ -179,7 +179,7 @@ func (r *Router) updateStalled(b *backends.Backend, l *backends.Load, external f
 		rate /= unknownRateSlack
 	}
 	timeout := stallTimeout + time.Duration(stallMargin*(min(h.owed, s.load.unstarted)+external)/rate*float64(time.Second))
-	stalled := b.InFlight.Load() > 0 && h.silence(l, now) > timeout
+	stalled := b.InFlight.Load() > 0 && h.silentTime(l, now) > timeout
 	began := stalled && !h.stalled
 	if h.stalled = stalled; began {
 		h.stalls++

@@ -46,7 +46,7 @@ type load struct {
 	unseen    float64 // prompt tokens of requests without output
 }
 
-func (l *load) add(d *Decision, now time.Time) {
+func (l *load) addRequest(d *Decision, now time.Time) {
 	if len(l.pending) == 0 {
 		l.since = now
 	}
@@ -72,7 +72,7 @@ func (l *load) queuedTokens(now time.Time, rate float64) float64 {
 		u := l.pending[0].prediction.Uncached
 		worked -= u
 		l.since = l.since.Add(time.Duration(u / (workRate * rate) * float64(time.Second)))
-		l.drop(0)
+		l.dropPending(0)
 	}
 	return max(minStreamsPending*l.streams, l.tokens-worked)
 }
@@ -86,19 +86,19 @@ func (l *load) recordStart(d *Decision, now time.Time) {
 	if at < 0 {
 		return // it was assumed to be
 	}
-	l.drop(at)
+	l.dropPending(at)
 	for i := at - 1; i >= 0; i-- {
 		if !l.pending[i].request.streams {
-			l.drop(i)
+			l.dropPending(i)
 		}
 	}
 	l.since = now
 }
 
-// remove removes a request that will not be prefilled.
-func (l *load) remove(d *Decision) {
+// removePending removes a request that will not be prefilled.
+func (l *load) removePending(d *Decision) {
 	if at := slices.Index(l.pending, d); at >= 0 {
-		l.drop(at)
+		l.dropPending(at)
 	}
 }
 
@@ -115,7 +115,7 @@ func (l *load) recordEnd(d *Decision) {
 	}
 }
 
-func (l *load) drop(at int) {
+func (l *load) dropPending(at int) {
 	d := l.pending[at]
 	l.tokens -= d.prediction.Uncached
 	if d.request.streams {

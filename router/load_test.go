@@ -29,20 +29,20 @@ func TestQueuedTokens(t *testing.T) {
 	var a load
 	f("nothing sent", &a, 0, 0)
 	first, second := stream(7200), stream(14400)
-	a.add(first, at(0))
-	a.add(second, at(0))
+	a.addRequest(first, at(0))
+	a.addRequest(second, at(0))
 	f("just sent", &a, 0, 21600)
 	f("worked off at 0.9 of the rate", &a, 1, 14400)
 	f("a fifth stays until the first events", &a, 60, 4320)
 	a.recordStart(first, at(2))
 	f("the first event starts the clock again", &a, 2, 14400)
 	f("", &a, 3, 7200)
-	a.remove(second)
+	a.removePending(second)
 	f("a request that is gone waits no more", &a, 3, 0)
 
 	var b load
 	for range 3 {
-		b.add(whole(7200), at(0))
+		b.addRequest(whole(7200), at(0))
 	}
 	f("whole answers: just sent", &b, 0, 21600)
 	f("whole answers: no floor", &b, 1.5, 10800)
@@ -54,8 +54,8 @@ func TestQueuedTokens(t *testing.T) {
 
 	var c load
 	early, late := whole(7200), stream(7200)
-	c.add(early, at(0))
-	c.add(late, at(0))
+	c.addRequest(early, at(0))
+	c.addRequest(late, at(0))
 	c.recordStart(late, at(0.5))
 	f("a first event ends what was sent before it", &c, 0.5, 0)
 }

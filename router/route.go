@@ -41,7 +41,7 @@ func (r *Router) route(req *Request, tried []*backends.Backend, now time.Time) (
 	if r.mustQueue(req) {
 		return nil, errQueue // its turn is decided among those queued
 	}
-	r.begin(req, tried, now)
+	r.beginDecision(req, tried, now)
 	r.match()
 	err := r.filter()
 	if err == ErrNoneReady && r.refreshBackends(req) {
@@ -64,8 +64,8 @@ func (r *Router) route(req *Request, tried []*backends.Backend, now time.Time) (
 	return r.reserve(chosen), nil
 }
 
-// begin starts a decision.
-func (r *Router) begin(req *Request, tried []*backends.Backend, now time.Time) {
+// beginDecision starts a decision.
+func (r *Router) beginDecision(req *Request, tried []*backends.Backend, now time.Time) {
 	d := &r.decision
 	d.req, d.tried, d.promoted, d.now = *req, tried, false, now
 	d.perToken = r.estimates.BytesPerToken(req.Model)
@@ -89,7 +89,7 @@ func (r *Router) filter() error {
 	none, best := ErrNoneReady, rankStalled
 	for _, b := range d.req.Backends {
 		rank := rankPreferred
-		if f := r.filterOf(b); f != nil {
+		if f := r.findFilter(b); f != nil {
 			rank = f.rank
 			if f.err != nil {
 				none = f.err
@@ -171,7 +171,7 @@ func (r *Router) reserve(chosen int) *Decision {
 	s, depth := &r.states[b.Slot], d.matched[b.Slot]
 	made := &Decision{
 		Backend:       b,
-		Reason:        r.reason(chosen),
+		Reason:        r.reasonFor(chosen),
 		MatchedBlocks: depth,
 		TotalBlocks:   len(req.Blocks),
 		MatchedTokens: int(c.MatchedTokens),
@@ -191,7 +191,7 @@ func (r *Router) reserve(chosen int) *Decision {
 	p.IsText = req.Sequences <= 1 && !req.Media && len(req.Blocks) > 0
 	p.IsTooLong = r.isTooLong(req, b.Slot)
 	made.watch = stallWatch{req.Stalls, req.Backends, d.tried}
-	s.health.watch(made)
+	s.health.addWatched(made)
 	if req.NoEngine {
 		b.NoEngineInFlight.Add(1)
 		return made
@@ -202,15 +202,15 @@ func (r *Router) reserve(chosen int) *Decision {
 		r.index.Add(&made.pin, b.Slot, req.Blocks, depth)
 		p.Distance = made.pin.ReuseDistance
 	}
-	s.load.add(made, d.now)
+	s.load.addRequest(made, d.now)
 	r.interactive.RecordSent(&s.classes, made.request.class, p.Sequences, p.Uncached/c.PrefillRate, d.now)
 	s.health.recordSent(made, b.InFlight.Add(p.Sequences) == p.Sequences, d.now)
 	s.kv.recordSent(made, req, r, d.now)
 	return made
 }
 
-// reason says in a word why the candidate was chosen.
-func (r *Router) reason(chosen int) string {
+// reasonFor says in a word why the candidate was chosen.
+func (r *Router) reasonFor(chosen int) string {
 	d := &r.decision
 	if !r.policy.definition.ExplainsChoice {
 		return r.policy.definition.Name

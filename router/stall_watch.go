@@ -28,16 +28,16 @@ type stallNotice struct {
 	elsewhere, hung bool
 }
 
-// watch adds a request to those that are told of stalls: nothing of an answer was
+// addWatched adds a request to those that are told of stalls: nothing of an answer was
 // relayed, so another backend could still answer it.
-func (h *health) watch(d *Decision) {
+func (h *health) addWatched(d *Decision) {
 	if d.watch.listener != nil {
 		h.watched = append(h.watched, d)
 	}
 }
 
-// unwatch may be called any number of times.
-func (h *health) unwatch(d *Decision) {
+// removeWatched may be called any number of times.
+func (h *health) removeWatched(d *Decision) {
 	if d.watch.listener != nil {
 		d.watch.listener = nil
 		at := slices.Index(h.watched, d)
@@ -50,7 +50,7 @@ func (h *health) unwatch(d *Decision) {
 func (d *Decision) Commit() {
 	d.router.mu.Lock()
 	defer d.router.unlock()
-	d.health.unwatch(d)
+	d.health.removeWatched(d)
 }
 
 // notifyStalled reports to the requests on b that it makes no progress, once the lock

@@ -28,8 +28,8 @@ func (r *Router) listBackends() (list []*backends.Backend) {
 	return list
 }
 
-// locked calls f under the lock.
-func (r *Router) locked(f func()) {
+// withLock calls f under the lock.
+func (r *Router) withLock(f func()) {
 	r.mu.Lock()
 	defer r.unlock()
 	f()
@@ -40,7 +40,7 @@ func (r *Router) locked(f func()) {
 // meanwhile. Of a backend that is removed nothing is exported.
 func (r *Router) Export(b *backends.Backend, estimates []byte, blocks []index.ExportedBlock) ([]byte, []index.ExportedBlock) {
 	var e *index.Export
-	r.locked(func() {
+	r.withLock(func() {
 		if r.has(b) {
 			estimates, e = r.estimates.AppendBackend(estimates, b.Slot), r.index.Export(b.Slot)
 		}
@@ -49,7 +49,7 @@ func (r *Router) Export(b *backends.Backend, estimates []byte, blocks []index.Ex
 		return append(estimates, make([]byte, estimate.EncodedBytes)...), blocks
 	}
 	for more := true; more; runtime.Gosched() {
-		r.locked(func() {
+		r.withLock(func() {
 			if r.has(b) {
 				blocks, more = e.Next(blocks, maxTransferBlocks)
 			} else {
@@ -64,7 +64,7 @@ func (r *Router) Export(b *backends.Backend, estimates []byte, blocks []index.Ex
 // that are not plausible are ignored. Decisions go on meanwhile.
 func (r *Router) Import(b *backends.Backend, estimates []byte, blocks []index.ImportedBlock) (taken int) {
 	var i *index.Import
-	r.locked(func() {
+	r.withLock(func() {
 		if !r.has(b) {
 			return
 		}
@@ -76,7 +76,7 @@ func (r *Router) Import(b *backends.Backend, estimates []byte, blocks []index.Im
 	for more := i != nil; more && len(blocks) > 0; runtime.Gosched() { // else this goroutine would have the lock again before those that wait for it
 		part := blocks[:min(maxTransferBlocks, len(blocks))]
 		blocks = blocks[len(part):]
-		r.locked(func() {
+		r.withLock(func() {
 			var n int
 			n, more = i.Add(part)
 			taken += n

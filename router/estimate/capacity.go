@@ -50,9 +50,9 @@ func (c *capacity) addUnexpectedHit() {
 	}
 }
 
-// update moves the edge to where keeping what is nearer and nothing farther would
+// updateEdge moves the edge to where keeping what is nearer and nothing farther would
 // have been best, at most one bucket beyond where there is evidence.
-func (c *capacity) update() {
+func (c *capacity) updateEdge() {
 	most := c.edge
 	if most+1 < bucketCount && max(c.present[most], c.present[most+1]) >= minGrowEvidence {
 		most++
@@ -86,8 +86,8 @@ type predictions struct {
 	variance float64 // of tokens, as bytes are no exact measure of them
 }
 
-// add adds a predicted hit of so many of a prompt's tokens.
-func (p *predictions) add(bucket int, tokens, prompt float64) {
+// addPrediction adds a predicted hit of so many of a prompt's tokens.
+func (p *predictions) addPrediction(bucket int, tokens, prompt float64) {
 	if bucket < 0 {
 		bucket = bucketCount
 	}
@@ -98,9 +98,9 @@ func (p *predictions) add(bucket int, tokens, prompt float64) {
 	p.variance += deviation * deviation
 }
 
-// learn counts which of the predicted tokens were absent: the missing ones are
+// learnMissing counts which of the predicted tokens were absent: the missing ones are
 // taken to be those that were unused for longest.
-func (c *capacity) learn(p *predictions, missing float64) {
+func (c *capacity) learnMissing(p *predictions, missing float64) {
 	for bucket := bucketCount - 1; bucket >= 0; bucket-- {
 		if p.buckets[bucket].tokens == 0 {
 			continue

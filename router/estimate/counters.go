@@ -43,19 +43,19 @@ type startedRequest struct {
 	unknown   bool // nothing could be predicted
 }
 
-func (w *counterWindow) add(s startedRequest) {
+func (w *counterWindow) addStarted(s startedRequest) {
 	if len(w.pending) == maxPendingStarts {
-		w.count(maxPendingStarts / 2) // many at once: the rest is moved each time
+		w.countPending(maxPendingStarts / 2) // many at once: the rest is moved each time
 	}
 	w.pending = append(w.pending, s)
 }
 
-// count adds the first n pending requests to the window.
-func (w *counterWindow) count(n int) {
+// countPending adds the first n pending requests to the window.
+func (w *counterWindow) countPending(n int) {
 	for _, s := range w.pending[:n] {
 		w.prompt += s.prompt
 		w.bytes += s.bytes
-		w.predictions.add(s.bucket, s.predicted, s.prompt)
+		w.predictions.addPrediction(s.bucket, s.predicted, s.prompt)
 		w.unknown = w.unknown || s.unknown
 	}
 	w.pending = append(w.pending[:0], w.pending[n:]...)
@@ -81,7 +81,7 @@ func (f *Fleet) observeCounters(slot int, l *backends.Load, unseen float64, c Ca
 	for counted < len(w.pending) && !w.pending[counted].at.After(l.ScrapedAt) {
 		counted++
 	}
-	w.count(counted)
+	w.countPending(counted)
 	uncertain := unseen
 	for i := range w.pending {
 		uncertain += w.pending[i].prompt
@@ -107,11 +107,11 @@ func (f *Fleet) learnFromCounters(slot int, l *backends.Load, exact bool, c Cach
 	}
 	if exact && w.alone && !f.disabled && queries > minTextBytes && queries < 2*w.prompt && w.prompt < 2*queries {
 		// No other client: the counted tokens are those of our prompts.
-		b.ratio.add(w.bytes, int(queries))
-		f.ratios.all.add(w.bytes, int(queries))
+		b.ratio.addPrompt(w.bytes, int(queries))
+		f.ratios.all.addPrompt(w.bytes, int(queries))
 	}
 	if math.Abs(queries-w.prompt) > maxForeignShare*w.prompt {
 		return
 	}
-	f.compare(slot, &w.predictions, hits, w.prompt, c)
+	f.comparePredictions(slot, &w.predictions, hits, w.prompt, c)
 }

@@ -37,9 +37,9 @@ func TestOldEvidenceDecays(t *testing.T) {
 	c, far := newCapacity(), 1.0 // the replica's own figure
 	look := func(missing float64) {
 		var p predictions
-		p.add(bucketOf(far), 1000, 1000)
-		c.learn(&p, missing)
-		c.update()
+		p.addPrediction(bucketOf(far), 1000, 1000)
+		c.learnMissing(&p, missing)
+		c.updateEdge()
 	}
 	for range 5000 {
 		look(0)

@@ -186,12 +186,12 @@ func (f *Fleet) StepTokens(slot int) int { return f.backends[slot].step.tokens }
 
 // IndexBlocks returns how many blocks the index of a backend should hold.
 func (f *Fleet) IndexBlocks(slot int) int {
-	return f.blocks(slot, f.backends[slot].capacity.factor())
+	return f.cacheBlocks(slot, f.backends[slot].capacity.factor())
 }
 
-// blocks returns how many blocks a backend's cache has room for, were it larger by
+// cacheBlocks returns how many blocks a backend's cache has room for, were it larger by
 // factor than it reports.
-func (f *Fleet) blocks(slot int, factor float64) int {
+func (f *Fleet) cacheBlocks(slot int, factor float64) int {
 	b := &f.backends[slot]
 	if b.cachingOff {
 		return 0
@@ -245,14 +245,14 @@ func (f *Fleet) RecordCompletion(slot int, p *Prediction, u Usage, c CacheInfo) 
 		if !isPlausible(p.Bytes, u.PromptTokens) {
 			return // nor is the rest
 		}
-		f.ratios.add(p.Model, p.Bytes, u.PromptTokens)
-		b.ratio.add(p.Bytes, u.PromptTokens)
+		f.ratios.addPrompt(p.Model, p.Bytes, u.PromptTokens)
+		b.ratio.addPrompt(p.Bytes, u.PromptTokens)
 		if f.compareUsage(slot, p, u, c) {
 			b.withoutUsage = 0
 			uncached = max(MinUncachedTokens, float64(u.PromptTokens-u.CachedTokens))
 		}
 	}
-	if p.IsText && !p.IsTooLong && b.rate.add(p.QueuedAhead+uncached, p.TTFT) {
+	if p.IsText && !p.IsTooLong && b.rate.addSample(p.QueuedAhead+uncached, p.TTFT) {
 		f.UpdateFleetRate()
 	}
 }
@@ -264,8 +264,8 @@ func (f *Fleet) RecordPrefill(slot int, p *Prediction, c CacheInfo, now time.Tim
 	if !b.window.open {
 		return
 	}
-	b.window.add(startedRequest{
-		at: now, prompt: p.PromptTokens, bytes: p.Bytes, bucket: f.bucket(slot, p),
+	b.window.addStarted(startedRequest{
+		at: now, prompt: p.PromptTokens, bytes: p.Bytes, bucket: f.distanceBucket(slot, p),
 		predicted: usableHit(float64(p.MatchedTokens), p.PromptTokens, c.Alignment),
 		unknown:   p.IsTooLong || !p.IsText && p.Bytes >= f.blockBytes,
 	})
@@ -282,7 +282,7 @@ func (f *Fleet) ObserveLoad(slot int, l *backends.Load, unseen float64, c CacheI
 		b.cacheTokens, b.capacity = tokens, newCapacity()
 	}
 	b.cachingOff = l.PrefixCachingOff
-	b.step.observe(l.StepTokens)
+	b.step.observeLargest(l.StepTokens)
 	f.observeCounters(slot, l, unseen, c)
 }
 
@@ -294,14 +294,14 @@ func (f *Fleet) compareUsage(slot int, p *Prediction, u Usage, c CacheInfo) bool
 	}
 	prompt := float64(u.PromptTokens)
 	var all predictions
-	all.add(f.bucket(slot, p), usableHit(float64(p.MatchedBlocks*f.blockBytes)/float64(p.Bytes)*prompt, prompt, c.Alignment), prompt)
-	f.compare(slot, &all, float64(u.CachedTokens), prompt, c)
+	all.addPrediction(f.distanceBucket(slot, p), usableHit(float64(p.MatchedBlocks*f.blockBytes)/float64(p.Bytes)*prompt, prompt, c.Alignment), prompt)
+	f.comparePredictions(slot, &all, float64(u.CachedTokens), prompt, c)
 	return true
 }
 
-// bucket returns the bucket of the deepest block that matched.
-func (f *Fleet) bucket(slot int, p *Prediction) int {
-	return bucketOf(float64(p.Distance) / float64(max(1, f.blocks(slot, 1))))
+// distanceBucket returns the bucket of the deepest block that matched.
+func (f *Fleet) distanceBucket(slot int, p *Prediction) int {
+	return bucketOf(float64(p.Distance) / float64(max(1, f.cacheBlocks(slot, 1))))
 }
 
 // usableHit returns how many of the matched tokens an engine can use: whole blocks,
@@ -311,10 +311,10 @@ func usableHit(matched, prompt, alignment float64) float64 {
 	return max(0, float64(int(min(matched, prompt-1)/alignment+0.1))*alignment)
 }
 
-// compare learns from predictions how much a replica's cache holds. A block that was
+// comparePredictions learns from predictions how much a replica's cache holds. A block that was
 // expected and absent was evicted after Prediction.Distance others were used: the
 // cache holds less than that.
-func (f *Fleet) compare(slot int, p *predictions, observed, prompt float64, c CacheInfo) {
+func (f *Fleet) comparePredictions(slot int, p *predictions, observed, prompt float64, c CacheInfo) {
 	b := &f.backends[slot]
 	b.totals.PromptTokens += prompt
 	b.totals.PredictedTokens += p.tokens
@@ -324,11 +324,11 @@ func (f *Fleet) compare(slot int, p *predictions, observed, prompt float64, c Ca
 		return
 	}
 	deviation := math.Sqrt(p.variance)
-	b.capacity.learn(p, max(0, p.tokens-observed-max(c.Alignment, deviation+predictionTolerance*p.tokens)))
+	b.capacity.learnMissing(p, max(0, p.tokens-observed-max(c.Alignment, deviation+predictionTolerance*p.tokens)))
 	// Our blocks may end a block before the engine's.
 	block := float64(f.blockBytes) / b.ratio.value()
 	if observed-p.tokens > block+max(c.Alignment, deviation+predictionTolerance*prompt) && c.Evicting {
 		b.capacity.addUnexpectedHit()
 	}
-	b.capacity.update()
+	b.capacity.updateEdge()
 }

@@ -29,9 +29,9 @@ type prefillRate struct {
 	value   float64                 // 0: not known
 }
 
-// add adds a measurement: so many uncached tokens, those sent before included,
+// addSample adds a measurement: so many uncached tokens, those sent before included,
 // took so long. It reports whether the rate is known now.
-func (p *prefillRate) add(tokens float64, took time.Duration) bool {
+func (p *prefillRate) addSample(tokens float64, took time.Duration) bool {
 	if tokens < minPrefillTokens || took < minPrefillTime {
 		return false
 	}
@@ -69,8 +69,8 @@ func (s *stepBudget) addPrefill(uncached float64) {
 	}
 }
 
-// observe takes the largest step of a scrape.
-func (s *stepBudget) observe(largest int) {
+// observeLargest takes the largest step of a scrape.
+func (s *stepBudget) observeLargest(largest int) {
 	if largest != s.largest { // also a smaller one: the replica restarted
 		s.largest, s.filled = largest, 0
 	}

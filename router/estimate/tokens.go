@@ -21,7 +21,7 @@ func newTokenRatio() tokenRatio {
 
 func (q *tokenRatio) value() float64 { return q.bytes / q.tokens }
 
-func (q *tokenRatio) add(bytes, tokens int) {
+func (q *tokenRatio) addPrompt(bytes, tokens int) {
 	if bytes < minTextBytes {
 		return
 	}
@@ -50,8 +50,8 @@ func (m *modelRatios) bytesPerToken(model string) float64 {
 	return m.all.value()
 }
 
-func (m *modelRatios) add(model string, bytes, tokens int) {
-	m.all.add(bytes, tokens)
+func (m *modelRatios) addPrompt(model string, bytes, tokens int) {
+	m.all.addPrompt(bytes, tokens)
 	q := m.models[model]
 	if q == nil {
 		if len(m.models) >= maxModels {
@@ -61,7 +61,7 @@ func (m *modelRatios) add(model string, bytes, tokens int) {
 		q = &ratio
 		m.models[model] = q
 	}
-	q.add(bytes, tokens)
+	q.addPrompt(bytes, tokens)
 }
 
 // isPlausible reports whether a tokenizer can make so many tokens of so many bytes.

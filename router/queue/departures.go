@@ -27,7 +27,7 @@ type departures struct {
 // restart forgets all departures: the queue was empty until now.
 func (d *departures) restart(now time.Time) { *d = departures{since: now} }
 
-func (d *departures) add(now time.Time) {
+func (d *departures) addDeparture(now time.Time) {
 	s := &d.seconds[now.Unix()%departureSeconds]
 	if s.second != now.Unix() {
 		s.second, s.count = now.Unix(), 0
@@ -36,9 +36,9 @@ func (d *departures) add(now time.Time) {
 	d.last = now
 }
 
-// timeFor returns how long n departures take at the recent rate, in whole seconds,
+// departureTime returns how long n departures take at the recent rate, in whole seconds,
 // or 0 when that is not known, and the time since the last departure.
-func (d *departures) timeFor(n int, now time.Time) (wait, silence time.Duration) {
+func (d *departures) departureTime(n int, now time.Time) (wait, silence time.Duration) {
 	interval := min(now.Sub(d.since), departureSeconds*time.Second)
 	count := 0
 	for _, s := range d.seconds {

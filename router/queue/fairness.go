@@ -38,14 +38,14 @@ func (f *fairness) charge(tenant uint64, tokens, rate, now float64) (arrived, us
 
 func (f *fairness) refund(tenant uint64, used float64) { f.usedUntil[tenant%maxTenants] -= used }
 
-func (f *fairness) add(tenant uint64) {
+func (f *fairness) addQueued(tenant uint64) {
 	n := &f.queued[tenant%maxTenants]
 	if *n++; *n == 1 {
 		f.tenants++
 	}
 }
 
-func (f *fairness) remove(tenant uint64) {
+func (f *fairness) removeQueued(tenant uint64) {
 	n := &f.queued[tenant%maxTenants]
 	if *n--; *n == 0 {
 		f.tenants--

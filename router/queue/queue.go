@@ -120,7 +120,7 @@ func (q *Queue[T]) Add(it *Item[T], prefill, rate float64, timeout time.Duration
 	// Short work first, but a second of prefill is overtaken by nothing that comes
 	// 1/ageingRate seconds later.
 	it.key = prefill + ageingRate*arrived
-	q.fairness.add(it.Tenant)
+	q.fairness.addQueued(it.Tenant)
 	if q.count == 0 {
 		q.departures.restart(now)
 	}
@@ -151,8 +151,8 @@ func (q *Queue[T]) Refund(it *Item[T]) { q.fairness.refund(it.Tenant, it.charged
 
 // Remove removes a request.
 func (q *Queue[T]) Remove(it *Item[T], now time.Time) {
-	q.departures.add(now)
-	q.fairness.remove(it.Tenant)
+	q.departures.addDeparture(now)
+	q.fairness.removeQueued(it.Tenant)
 	if !it.due.IsZero() {
 		heap.Remove(&q.due, it.duePlace)
 	}
@@ -228,7 +228,7 @@ func (q *Queue[T]) CountWaitingByClass() map[string]int {
 func (q *Queue[T]) EstimateWait(c Class, now time.Time) (wait, silence time.Duration, tokens float64) {
 	w := ahead(&q.classes, c)
 	if w.Count > 0 {
-		wait, silence = q.departures.timeFor(w.Count, now)
+		wait, silence = q.departures.departureTime(w.Count, now)
 	}
 	return wait, silence, w.Tokens
 }
@@ -302,7 +302,7 @@ func (q *Queue[T]) StartRound() {
 func (q *Queue[T]) NextTurn(hasRoom func(*backends.Backend, *Item[T], *Group[T]) bool) *Item[T] {
 	var first *Item[T]
 	for _, g := range q.groups {
-		if g.next == len(g.front) || g.turns == MaxTurns || first != nil && first.before(g.front[g.next]) {
+		if g.next == len(g.front) || g.turns == MaxTurns || first != nil && first.goesBefore(g.front[g.next]) {
 			continue
 		}
 		if slices.ContainsFunc(g.Backends, func(b *backends.Backend) bool { return hasRoom(b, g.front[g.next], g) }) {
@@ -327,8 +327,8 @@ func (it *Item[T]) rank() int {
 	return 2 * it.Priority
 }
 
-// before is the order of service.
-func (it *Item[T]) before(other *Item[T]) bool {
+// goesBefore is the order of service.
+func (it *Item[T]) goesBefore(other *Item[T]) bool {
 	switch {
 	case it.rank() != other.rank():
 		return it.rank() < other.rank()
@@ -343,19 +343,19 @@ func (q *Queue[T]) joinGroup(it *Item[T]) {
 	if at < 0 {
 		at = len(q.groups)
 		q.groups = append(q.groups, &Group[T]{Backends: it.Backends, rest: itemHeap[T]{
-			before: (*Item[T]).before,
+			before: (*Item[T]).goesBefore,
 			place:  func(it *Item[T]) *int { return &it.place },
 		}})
 	}
 	it.group = q.groups[at]
 	it.group.classes[it.Class].add(1, int64(it.Bytes), it.Tokens)
-	it.group.push(it)
+	it.group.insertItem(it)
 }
 
 func (q *Queue[T]) leaveGroup(it *Item[T]) {
 	g := it.group
 	g.classes[it.Class].add(-1, -int64(it.Bytes), -it.Tokens)
-	g.remove(it)
+	g.removeItem(it)
 	if len(g.front) == 0 {
 		at := slices.Index(q.groups, g)
 		q.groups = slices.Delete(q.groups, at, at+1)
@@ -366,10 +366,10 @@ func (q *Queue[T]) leaveGroup(it *Item[T]) {
 // inFront is the place of a request that is not in the heap.
 const inFront = -1
 
-func (g *Group[T]) push(it *Item[T]) {
+func (g *Group[T]) insertItem(it *Item[T]) {
 	if len(g.front) == MaxTurns {
 		last := g.front[MaxTurns-1]
-		if last.before(it) {
+		if last.goesBefore(it) {
 			heap.Push(&g.rest, it)
 			return
 		}
@@ -377,15 +377,15 @@ func (g *Group[T]) push(it *Item[T]) {
 		heap.Push(&g.rest, last)
 	}
 	it.place = inFront
-	g.front = slices.Insert(g.front, g.find(it), it)
+	g.front = slices.Insert(g.front, g.findPlace(it), it)
 }
 
-func (g *Group[T]) remove(it *Item[T]) {
+func (g *Group[T]) removeItem(it *Item[T]) {
 	if it.place != inFront {
 		heap.Remove(&g.rest, it.place)
 		return
 	}
-	at := g.find(it)
+	at := g.findPlace(it)
 	g.front = slices.Delete(g.front, at, at+1)
 	if g.rest.Len() > 0 {
 		next := heap.Pop(&g.rest).(*Item[T])
@@ -394,13 +394,13 @@ func (g *Group[T]) remove(it *Item[T]) {
 	}
 }
 
-// find returns where a request stands in front, or would.
-func (g *Group[T]) find(it *Item[T]) int {
+// findPlace returns where a request stands in front, or would.
+func (g *Group[T]) findPlace(it *Item[T]) int {
 	at, _ := slices.BinarySearchFunc(g.front, it, func(a, b *Item[T]) int {
 		switch {
-		case a.before(b):
+		case a.goesBefore(b):
 			return -1
-		case b.before(a):
+		case b.goesBefore(a):
 			return 1
 		}
 		return 0

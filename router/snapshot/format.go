@@ -96,7 +96,7 @@ func (w *writer) write(b []byte) {
 	}
 }
 
-func (w *writer) part(b []byte) {
+func (w *writer) writePart(b []byte) {
 	if len(b) > math.MaxUint32 && w.err == nil {
 		w.err = errors.New("part of one backend exceeds 4 GiB: lower index.max_bytes")
 	}
@@ -220,9 +220,9 @@ type part struct {
 
 var errTruncated = errors.New("snapshot is damaged: truncated part")
 
-// mismatch returns why a backend's cache is not the one of p, judged by its first
+// mismatchReason returns why a backend's cache is not the one of p, judged by its first
 // scrape; "" when it may be.
-func (p *part) mismatch(l *backends.Load) string {
+func (p *part) mismatchReason(l *backends.Load) string {
 	then := &p.load
 	sameProcess := then.StartTime != 0 && then.StartTime == l.StartTime
 	older := then.StartTime == 0 && l.StartTime != 0 && l.StartTime < float64(p.takenAt.Unix())

@@ -217,7 +217,7 @@ func TestMismatch(t *testing.T) {
 		then(&p.load)
 		l := began()
 		now(&l)
-		if got := p.mismatch(&l); !strings.Contains(got, want) || (got == "") != (want == "") {
+		if got := p.mismatchReason(&l); !strings.Contains(got, want) || (got == "") != (want == "") {
 			t.Errorf("got %q, want %q", got, want)
 		}
 	}
@@ -447,7 +447,7 @@ func FuzzParse(f *testing.F) {
 		}
 		for _, p := range parts {
 			l := began()
-			_ = p.mismatch(&l)
+			_ = p.mismatchReason(&l)
 			estimates := estimate.NewFleet(blockBytes, 1)
 			estimates.Grow(1)
 			estimates.RestoreBackend(0, p.estimates)

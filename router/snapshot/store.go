@@ -105,7 +105,7 @@ func (s *Store) ObserveLoad(b *backends.Backend, l *backends.Load) {
 		return
 	}
 	age := s.options.Now().Sub(p.takenAt).Round(time.Second)
-	if reason := p.mismatch(l); reason != "" {
+	if reason := p.mismatchReason(l); reason != "" {
 		s.options.Log.Warn("index snapshot not used", "backend", b.Name, "reason", reason, "age", age)
 	} else {
 		s.options.Log.Info("index restored", "backend", b.Name, "blocks", s.router.Import(b, p.estimates, p.blocks()), "age", age)
@@ -150,13 +150,13 @@ func (s *Store) Write(to io.Writer) error {
 	var estimates, buf []byte
 	for _, b := range list {
 		if p := pending[b]; p != nil {
-			w.part(p.raw)
+			w.writePart(p.raw)
 			continue
 		}
 		p := part{address: backends.Address(b.URL), takenAt: s.options.Now(), load: *loads[b]}
 		estimates, blocks = s.router.Export(b, estimates[:0], blocks[:0])
 		buf = p.encode(buf[:0], estimates, blocks)
-		w.part(buf)
+		w.writePart(buf)
 	}
 	if err := w.close(); err != nil {
 		return fmt.Errorf("write index snapshot: %w", err)
