@@ -102,9 +102,9 @@ func (c *Checker) Watch(ctx context.Context, b *Backend) {
 		}
 		switch firstTimeout := timeouts == 1 && b.flags.Load()&healthy != 0; {
 		case !outOfDescriptors && !firstTimeout:
-			w.apply(models, err)
+			w.applyCheck(models, err)
 		case w.reported != unchecked: // an operator may have changed the state
-			w.report("last check inconclusive: it timed out or could not be made")
+			w.reportState("last check inconclusive: it timed out or could not be made")
 		}
 		wait := cmp.Or(settings.Interval, defaultCheckInterval)
 		if err != nil {
@@ -148,8 +148,8 @@ type checkState struct {
 
 const unchecked State = -1
 
-// apply sets the backend's state and models to the outcome of a check.
-func (w *checkState) apply(models []Model, err error) {
+// applyCheck sets the backend's state and models to the outcome of a check.
+func (w *checkState) applyCheck(models []Model, err error) {
 	b := w.backend
 	reason := fmt.Sprintf("healthy, lists %d model(s)", len(models))
 	if err != nil {
@@ -162,15 +162,15 @@ func (w *checkState) apply(models []Model, err error) {
 	if changed && w.OnCacheLost != nil && errors.Is(err, syscall.ECONNREFUSED) {
 		w.OnCacheLost(b, reason)
 	}
-	w.report(reason)
+	w.reportState(reason)
 	if changed && w.OnHung != nil && isTimeout(err) {
 		w.OnHung(b)
 	}
 }
 
-// report logs the backend's state, if it is not the one reported last, and calls
+// reportState logs the backend's state, if it is not the one reported last, and calls
 // OnState.
-func (w *checkState) report(reason string) {
+func (w *checkState) reportState(reason string) {
 	b, state := w.backend, w.backend.State()
 	if state == w.reported {
 		return

@@ -110,7 +110,7 @@ func (w *pollState) poll(ctx context.Context, timeout time.Duration) bool {
 		return true
 	}
 	if err != nil {
-		w.miss(err)
+		w.countMiss(err)
 		return true
 	}
 	if w.backend.Load() == nil && w.last != nil {
@@ -131,8 +131,8 @@ func (w *pollState) poll(ctx context.Context, timeout time.Duration) bool {
 	return true
 }
 
-// miss counts a failed poll.
-func (w *pollState) miss(err error) {
+// countMiss counts a failed poll.
+func (w *pollState) countMiss(err error) {
 	w.misses++
 	hadNoMetrics := w.noMetrics
 	w.noMetrics = errors.Is(err, errNoMetrics)

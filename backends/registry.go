@@ -42,7 +42,7 @@ func NewRegistry(list []*Backend) (*Registry, error) {
 	if len(errs) > 0 {
 		return nil, errors.Join(errs...)
 	}
-	r.publish()
+	r.publishBackends()
 	return r, nil
 }
 
@@ -55,7 +55,7 @@ func (r *Registry) Add(b *Backend) error {
 		return err
 	}
 	r.assignSlot(b)
-	r.publish()
+	r.publishBackends()
 	return nil
 }
 
@@ -66,7 +66,7 @@ func (r *Registry) Remove(b *Backend) {
 	defer r.mu.Unlock()
 	if b.Slot < len(r.slots) && r.slots[b.Slot].backend == b {
 		r.slots[b.Slot].removed = true
-		r.publish()
+		r.publishBackends()
 	}
 }
 
@@ -126,7 +126,7 @@ func (r *Registry) assignSlot(b *Backend) {
 	b.registry = r
 }
 
-func (r *Registry) publish() {
+func (r *Registry) publishBackends() {
 	var all []*Backend
 	for _, s := range r.slots {
 		if !s.removed {

@@ -24,7 +24,7 @@ func ParseURL(raw string) (*url.URL, error) {
 	}
 	u, err := url.Parse(raw)
 	if err != nil {
-		// url.Error repeats the whole URL, a password in it included.
+		// url.Error contains the URL with any password.
 		if e := (*url.Error)(nil); errors.As(err, &e) {
 			err = e.Err
 		}
@@ -47,7 +47,7 @@ func ParseURL(raw string) (*url.URL, error) {
 			return fail("the port must be between 1 and 65535")
 		}
 	}
-	u.Host = strings.ToLower(u.Host) // so that one replica written twice is seen as one
+	u.Host = strings.ToLower(u.Host) // so that one replica written in two ways is one
 	u.Path, u.RawPath = strings.TrimRight(u.Path, "/"), strings.TrimRight(u.RawPath, "/")
 	if u.Path != "" && path.Clean(u.Path) != u.Path {
 		return fail("the path must not contain //, . or ..")
@@ -58,8 +58,7 @@ func ParseURL(raw string) (*url.URL, error) {
 	return u, nil
 }
 
-// redact hides where keys and passwords stand, for messages about URLs that may
-// not even parse.
+// redact removes keys and passwords from a URL that may be invalid.
 func redact(raw string) string {
 	scheme, rest, found := strings.Cut(raw, "://")
 	if !found {
@@ -77,15 +76,13 @@ func redact(raw string) string {
 	return rest
 }
 
-// DefaultName is what a backend without a name is called: its URL's host and
-// port, and its path if it has one.
+// DefaultName returns the name of a backend without one: its URL's host, port and path.
 func DefaultName(u *url.URL) string { return hostPort(u) + u.Path }
 
-// Address is what two URLs of one replica have in common, however they are
-// spelt: the port stands in it always.
+// Address returns the normalized URL of a replica, always with a port.
 func Address(u *url.URL) string { return u.Scheme + "://" + hostPort(u) + u.EscapedPath() }
 
-// hostPort is the address that u means, with the scheme's port when it has none.
+// hostPort returns u's host and port, by default the scheme's port.
 func hostPort(u *url.URL) string {
 	if u.Port() != "" {
 		return u.Host

@@ -62,7 +62,7 @@ func (c *Chats) Session(i int) *Session {
 		left:  c.Turns.draw(draw),
 		messages: []Message{{
 			Role:    "system",
-			Content: text(c.Nonce+"system", uint64(system), c.SystemTokens),
+			Content: randomText(c.Nonce+"system", uint64(system), c.SystemTokens),
 		}},
 	}
 	if i < c.Concurrency {
@@ -99,7 +99,7 @@ func (s *Session) Next(answer string) (Turn, bool) {
 		// of a short run.
 		think = time.Duration(min(s.draw.ExpFloat64(), 4) * float64(s.chats.Think))
 	}
-	user := text("", s.id<<16|s.turn, s.chats.UserTokens.draw(s.draw))
+	user := randomText("", s.id<<16|s.turn, s.chats.UserTokens.draw(s.draw))
 	s.messages = append(s.messages, Message{"user", user})
 	s.turn++
 	return Turn{

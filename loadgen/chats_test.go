@@ -85,7 +85,7 @@ func TestSystemPromptsZipf(t *testing.T) {
 	}
 	var got []int
 	for k := range c.SystemPrompts {
-		got = append(got, count[text("system", uint64(k), c.SystemTokens)])
+		got = append(got, count[randomText("system", uint64(k), c.SystemTokens)])
 	}
 	// Weights 1, 1/2, 1/3, 1/4 of 2,000; three standard deviations are about 65.
 	for k, want := range []int{960, 480, 320, 240} {

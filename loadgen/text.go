@@ -45,8 +45,8 @@ func appendText(b []byte, name string, id uint64, n int) []byte {
 	return b[:end]
 }
 
-// text is appendText as a string of a length given in tokens.
-func text(name string, id uint64, tokens int) string {
+// randomText is appendText as a string of a length given in tokens.
+func randomText(name string, id uint64, tokens int) string {
 	n := tokens * replay.CharsPerToken
 	return string(appendText(make([]byte, 0, n+96), name, id, n))
 }

@@ -41,7 +41,7 @@ func (w conversations) Requests(_ int, seed uint64) (*Requests, error) {
 	draw := rand.New(rand.NewPCG(seed, 5))
 	r := &Requests{BlockTokens: shortBlock}
 	chats := map[uint64]*conversation{}
-	for at := gap(draw, w.rate); at < w.length; at += gap(draw, w.rate) {
+	for at := drawInterval(draw, w.rate); at < w.length; at += drawInterval(draw, w.rate) {
 		n := uint64(len(chats) + 1)
 		c := &conversation{
 			system: mix(1<<40 + draw.Uint64N(8)), own: mix(1<<41 + n),
@@ -97,7 +97,7 @@ func (w batchJobs) Requests(_ int, seed uint64) (*Requests, error) {
 		for len(c.cache) < (prompt+answer)/shortBlock {
 			c.add(mix(1<<42 + uint64(n)))
 		}
-		at += gap(draw, w.rate)
+		at += drawInterval(draw, w.rate)
 		j := c.job(at, prompt, answer, shortBlock)
 		j.Priority = w.priority
 		r.Open = append(r.Open, j)

@@ -61,18 +61,18 @@ func (w Agentic) Requests(_ int, seed uint64) (*Requests, error) {
 	}
 	next := min(w.Concurrency, len(sessions))
 	for i, s := range sessions[:next] {
-		r.Open = append(r.Open, s.next(time.Duration(i)*agenticStartInterval))
+		r.Open = append(r.Open, s.nextJob(time.Duration(i)*agenticStartInterval))
 	}
 	r.Next = func(ended *Job, now time.Duration) *Job {
 		s := ended.session
 		if s.done < len(s.turns) {
-			return s.next(now + s.turns[s.done].pause)
+			return s.nextJob(now + s.turns[s.done].pause)
 		}
 		if next == len(sessions) {
 			return nil
 		}
 		next++
-		return sessions[next-1].next(now + agenticNextDelay)
+		return sessions[next-1].nextJob(now + agenticNextDelay)
 	}
 	return r, nil
 }
@@ -104,11 +104,11 @@ func newAgenticSession(number int, draw *rand.Rand, groups Zipf) *agenticSession
 			return s
 		}
 		mu, sigma = 8.294, 0.9005
-		pause = agenticPause(draw)
+		pause = drawAgenticPause(draw)
 	}
 }
 
-func agenticPause(draw *rand.Rand) time.Duration {
+func drawAgenticPause(draw *rand.Rand) time.Duration {
 	ms := lognormal(draw, 7.601, 1.354)
 	if draw.Float64() >= 0.7 {
 		ms = lognormal(draw, 9.616, 1.177)
@@ -116,8 +116,8 @@ func agenticPause(draw *rand.Rand) time.Duration {
 	return time.Duration(ms * float64(time.Millisecond))
 }
 
-// next returns the session's next turn, of which there must be one.
-func (s *agenticSession) next(at time.Duration) *Job {
+// nextJob returns the session's next turn, of which there must be one.
+func (s *agenticSession) nextJob(at time.Duration) *Job {
 	t := s.turns[s.done]
 	s.done++
 	for len(s.blocks.cache) < (t.prompt+t.answer)/generatedBlockTokens {
@@ -163,11 +163,11 @@ func (w Documents) Requests(backends int, seed uint64) (*Requests, error) {
 	draw := rand.New(rand.NewPCG(seed, 4))
 	r := &Requests{BlockTokens: generatedBlockTokens}
 	last := cmp.Or(w.For, 10*time.Minute)
-	for at, document := time.Duration(0), uint64(1); at < last; at, document = at+gap(draw, rate), document+1 {
+	for at, document := time.Duration(0), uint64(1); at < last; at, document = at+drawInterval(draw, rate), document+1 {
 		times := minDocumentQuestions + draw.IntN(maxDocumentQuestions-minDocumentQuestions+1)
 		for asked, k := at, 0; k < times; k++ {
 			r.Open = append(r.Open, documentJob(asked, document, uint64(len(r.Open)), draw))
-			asked += gap(draw, 1/documentPause.Seconds())
+			asked += drawInterval(draw, 1/documentPause.Seconds())
 		}
 	}
 	slices.SortStableFunc(r.Open, func(a, b *Job) int { return cmp.Compare(a.At, b.At) })
@@ -247,7 +247,7 @@ func (w SharedPrompts) Requests(backends int, seed uint64) (*Requests, error) {
 	draw := rand.New(rand.NewPCG(seed, 3))
 	which := NewZipf(w.Prompts, w.Zipf)
 	r := &Requests{BlockTokens: generatedBlockTokens, KVTokens: w.KVTokens}
-	for at := time.Duration(0); at < w.For; at += gap(draw, rate) {
+	for at := time.Duration(0); at < w.For; at += drawInterval(draw, rate) {
 		r.Open = append(r.Open, w.job(at, uint64(len(r.Open)), uint64(which.Draw(draw)), draw))
 	}
 	r.Total = len(r.Open)
@@ -270,7 +270,7 @@ func (w SharedPrompts) job(at time.Duration, number, which uint64, draw *rand.Ra
 	return j
 }
 
-// gap draws the time between two arrivals of a Poisson process.
-func gap(draw *rand.Rand, rate float64) time.Duration {
+// drawInterval draws the time between two arrivals of a Poisson process.
+func drawInterval(draw *rand.Rand, rate float64) time.Duration {
 	return time.Duration(draw.ExpFloat64() / rate * float64(time.Second))
 }

@@ -129,9 +129,9 @@ func (r *recording) beginRun(line []byte) error {
 	return nil
 }
 
-// trace returns the requests as a Trace. Invalid requests are left out; for those
+// toTrace returns the requests as a Trace. Invalid requests are left out; for those
 // refused for lack of capacity the answer's length is unknown, and the mean is taken.
-func (r *recording) trace() (*Trace, error) {
+func (r *recording) toTrace() (*Trace, error) {
 	lines := slices.DeleteFunc(r.lines, func(l recordedLine) bool { return !l.replayable() })
 	if len(lines) == 0 {
 		return nil, errors.New("recording without a request that was answered")
@@ -141,7 +141,7 @@ func (r *recording) trace() (*Trace, error) {
 	if span := lines[len(lines)-1].at - first; span > maxTimestampMillis {
 		return nil, fmt.Errorf("requests are %v apart, more than a year", time.Duration(span/1000)*time.Second)
 	}
-	perToken, answer := measure(lines)
+	perToken, answer := meanLengths(lines)
 	t := &Trace{BlockTokens: max(1, int(math.Round(float64(r.blockBytes)/perToken)))}
 	free := uint64(firstUniqueID)
 	for i := range lines {
@@ -156,8 +156,8 @@ func (r *recording) trace() (*Trace, error) {
 		if l.Output == 0 && l.Code >= 300 {
 			req.AnswerTokens = max(1, int(math.Round(answer)))
 		}
-		req.Blocks = l.Blocks[:min(len(l.Blocks), blocksOf(req.PromptTokens, t.BlockTokens))]
-		for len(req.Blocks) < blocksOf(req.PromptTokens, t.BlockTokens) {
+		req.Blocks = l.Blocks[:min(len(l.Blocks), blockCount(req.PromptTokens, t.BlockTokens))]
+		for len(req.Blocks) < blockCount(req.PromptTokens, t.BlockTokens) {
 			req.Blocks = append(req.Blocks, free)
 			free++
 		}
@@ -179,8 +179,8 @@ func (l *recordedLine) replayable() bool {
 	return l.Code >= 200 && l.Code < 300
 }
 
-// measure returns the mean bytes per prompt token and tokens per answer.
-func measure(lines []recordedLine) (perToken, answer float64) {
+// meanLengths returns the mean bytes per prompt token and tokens per answer.
+func meanLengths(lines []recordedLine) (perToken, answer float64) {
 	var size, tokens, answers, answered float64
 	for i := range lines {
 		if l := &lines[i]; l.Code < 300 {
@@ -215,4 +215,4 @@ func (l *recordedLine) tokens(blockTokens, blockBytes int, perToken float64) int
 	return min(n+behind, maxPromptTokens)
 }
 
-func blocksOf(tokens, blockTokens int) int { return (tokens + blockTokens - 1) / blockTokens }
+func blockCount(tokens, blockTokens int) int { return (tokens + blockTokens - 1) / blockTokens }

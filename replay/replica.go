@@ -103,8 +103,8 @@ func (p *replica) reportProgress() {
 	}
 }
 
-// change applies a change of the scenario.
-func (r *run) change(c Change) {
+// applyChange applies a change of the scenario.
+func (r *run) applyChange(c Change) {
 	p := r.fleet[c.Backend]
 	switch c.Kind {
 	case Join:
@@ -123,7 +123,7 @@ func (r *run) change(c Change) {
 		p.step = engine.StepResult{}
 		p.engine = engine.New(p.config)
 		p.started = r.now + c.Away
-		r.abortAll(p)
+		r.abortRequests(p)
 		r.events.push(event{at: r.now + c.Away, kind: eventRestarted, index: c.Backend, epoch: p.epoch})
 	case Freeze:
 		p.frozenUntil = r.now + c.Away
@@ -144,9 +144,9 @@ func (r *run) setReady(index int) {
 	r.router.BackendChanged(p.backend)
 }
 
-// poll scrapes a replica's metrics as backends.Poller does, and schedules the next
+// pollReplica scrapes a replica's metrics as backends.Poller does, and schedules the next
 // poll.
-func (r *run) poll(index int) {
+func (r *run) pollReplica(index int) {
 	p := r.fleet[index]
 	wait := r.pollEvery
 	if p.down {
@@ -165,8 +165,8 @@ func (r *run) poll(index int) {
 	r.events.push(event{at: r.now + r.PollLag + r.jitter(wait), kind: eventPoll, index: index})
 }
 
-// observe passes a scrape to the router.
-func (r *run) observe(index int, l *backends.Load) {
+// observeLoad passes a scrape to the router.
+func (r *run) observeLoad(index int, l *backends.Load) {
 	p := r.fleet[index]
 	p.backend.SetLoad(l)
 	if p.lastStartTime != 0 && p.lastStartTime != l.StartTime {
@@ -190,5 +190,5 @@ func (r *run) addExternalLoad(index int) {
 			r.startStepping(target, p)
 		}
 	}
-	r.events.push(event{at: r.now + gap(r.random, f.Rate), kind: eventExternal, index: index})
+	r.events.push(event{at: r.now + drawInterval(r.random, f.Rate), kind: eventExternal, index: index})
 }

@@ -29,8 +29,8 @@ type request struct {
 	started     bool          // it has output
 }
 
-// arrive submits a new request.
-func (r *run) arrive(j *Job) {
+// handleArrival submits a new request.
+func (r *run) handleArrival(j *Job) {
 	f := &request{job: j, number: r.arrivals}
 	r.arrivals++
 	f.routed = router.Request{
@@ -52,7 +52,7 @@ func (r *run) textBytes(f *request) int {
 
 func (r *run) submit(f *request) {
 	if r.router == nil {
-		r.send(f, r.leastQueued())
+		r.send(f, r.leastQueuedReplica())
 		return
 	}
 	r.router.Submit(&f.routed, func(d *router.Decision, err error) {
@@ -66,7 +66,7 @@ func (r *run) applyDecisions() {
 	for i := 0; i < len(r.deliveries); i++ {
 		d := r.deliveries[i]
 		if d.err != nil {
-			r.fail(d.request, failureCause(d.err))
+			r.failRequest(d.request, failureCause(d.err))
 			continue
 		}
 		d.request.decision = d.decision
@@ -100,12 +100,12 @@ func (r *run) send(f *request, index int) {
 	f.index, f.sent, f.started = index, r.now, false
 	f.engine = &engine.Request{Prompt: j.Prompt, Answer: j.Answer, Blocks: j.cache, Owner: f}
 	if r.router == nil {
-		f.expectedHit = p.engine.Hit(j.Prompt, j.cache)
+		f.expectedHit = p.engine.CachedTokens(j.Prompt, j.cache)
 	}
 	if err := p.engine.Add(f.engine, r.now); err != nil {
 		// Too long for any replica: the client's error, not retried.
 		f.release(router.Outcome{End: router.NotProcessed})
-		r.fail(f, "too long for the KV cache")
+		r.failRequest(f, "too long for the KV cache")
 		return
 	}
 	f.listIndex = len(p.requests)
@@ -128,9 +128,9 @@ func (r *run) resubmit(f *request) {
 	r.submit(f)
 }
 
-// leastQueued returns the replica with the fewest tokens left to prefill, and of
+// leastQueuedReplica returns the replica with the fewest tokens left to prefill, and of
 // those the one with the fewest requests.
-func (r *run) leastQueued() int {
+func (r *run) leastQueuedReplica() int {
 	best, least := 0, 0
 	for i, p := range r.fleet {
 		queued := 0
@@ -146,15 +146,15 @@ func (r *run) leastQueued() int {
 	return best
 }
 
-func (r *run) firstToken(f *request) {
+func (r *run) recordFirstToken(f *request) {
 	f.first, f.started = r.now, true
 	if f.decision != nil && f.routed.Streams {
 		f.decision.RecordFirstEvent()
 	}
 }
 
-func (r *run) finish(f *request) {
-	r.remove(f)
+func (r *run) finishRequest(f *request) {
+	r.removeFromReplica(f)
 	j := f.job
 	o := router.Outcome{End: router.Completed, AnswerTokens: j.Answer, Reply: j.Reply}
 	if !r.NoUsage {
@@ -162,12 +162,12 @@ func (r *run) finish(f *request) {
 	}
 	f.release(o)
 	r.measured.recordSuccess(f, r.now)
-	r.end(f)
+	r.endRequest(f)
 }
 
-// remove removes a request from its replica, which goes down if it was draining and
+// removeFromReplica removes a request from its replica, which goes down if it was draining and
 // this was its last one.
-func (r *run) remove(f *request) {
+func (r *run) removeFromReplica(f *request) {
 	p := r.fleet[f.index]
 	p.remove(f)
 	r.measured.timeline.addInFlight(f.index, r.now, -1)
@@ -176,13 +176,13 @@ func (r *run) remove(f *request) {
 	}
 }
 
-func (r *run) fail(f *request, why string) {
+func (r *run) failRequest(f *request, why string) {
 	r.measured.recordFailure(f.job, why)
-	r.end(f)
+	r.endRequest(f)
 }
 
-// end counts a request as ended and schedules its client's next one.
-func (r *run) end(f *request) {
+// endRequest counts a request as ended and schedules its client's next one.
+func (r *run) endRequest(f *request) {
 	r.ended++
 	r.last = r.now
 	if r.requests.Next != nil {
@@ -195,12 +195,12 @@ func (r *run) end(f *request) {
 	}
 }
 
-// abortAll aborts all requests of a replica and retries them elsewhere.
-func (r *run) abortAll(p *replica) {
+// abortRequests aborts all requests of a replica and retries them elsewhere.
+func (r *run) abortRequests(p *replica) {
 	requests := slices.Clone(p.requests)
 	slices.SortFunc(requests, func(a, b *request) int { return cmp.Compare(a.number, b.number) })
 	for _, f := range requests {
-		r.remove(f)
+		r.removeFromReplica(f)
 		end := router.NotProcessed
 		if f.started {
 			end = router.Truncated

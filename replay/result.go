@@ -265,7 +265,7 @@ func Mean(runs []Summary) Summary {
 	n := float64(len(runs))
 	var requests, spills, promptTokens, completionTokens float64
 	for _, r := range runs {
-		sums, figures := m.figures(), r.figures()
+		sums, figures := m.averagedFields(), r.averagedFields()
 		for k := range sums {
 			*sums[k] += *figures[k] / n
 		}
@@ -293,8 +293,8 @@ func Mean(runs []Summary) Summary {
 	return m
 }
 
-// figures returns the fields that Mean averages.
-func (s *Summary) figures() []*float64 {
+// averagedFields returns the fields that Mean averages.
+func (s *Summary) averagedFields() []*float64 {
 	return []*float64{
 		&s.HitRatio, &s.TTFTMean, &s.TTFTP50, &s.TTFTP90, &s.TTFTP99, &s.TPOTMean, &s.ITLMean, &s.E2EMean, &s.E2EP99,
 		&s.WorkMaxOverMean, &s.InFlightMaxOverMean, &s.Throughput,
@@ -340,12 +340,12 @@ func (m *measures) recordSuccess(f *request, now time.Duration) {
 		PromptTokens: j.Prompt, CachedTokens: f.engine.Cached, CompletionTokens: j.Answer,
 	}
 	result.ITL = result.tpot()
-	m.tallyOf(j).Add(result)
+	m.tallyFor(j).Add(result)
 }
 
-func (m *measures) recordFailure(j *Job, why string) { m.tallyOf(j).Add(Result{Err: why}) }
+func (m *measures) recordFailure(j *Job, why string) { m.tallyFor(j).Add(Result{Err: why}) }
 
-func (m *measures) tallyOf(j *Job) *Tally {
+func (m *measures) tallyFor(j *Job) *Tally {
 	if j.Priority > 0 {
 		return &m.batch
 	}

@@ -100,12 +100,12 @@ func (r *run) scheduleFirst() {
 		if r.router != nil {
 			// The first poll ends before the first request, as in a proxy, which is
 			// ready only then.
-			r.observe(i, p.scrape(wallTime(0), r.reportedFactor))
+			r.observeLoad(i, p.scrape(wallTime(0), r.reportedFactor))
 			r.events.push(event{at: r.jitter(r.pollEvery), kind: eventPoll, index: i})
 		}
 	}
 	for i, f := range r.External {
-		r.events.push(event{at: f.From + gap(r.random, f.Rate), kind: eventExternal, index: i})
+		r.events.push(event{at: f.From + drawInterval(r.random, f.Rate), kind: eventExternal, index: i})
 	}
 }
 
@@ -127,8 +127,8 @@ func (r *run) jitter(d time.Duration) time.Duration {
 	return time.Duration(float64(d) * (0.9 + 0.2*r.random.Float64()))
 }
 
-// play handles events until all requests have ended or ctx has.
-func (r *run) play(ctx context.Context) error {
+// processEvents handles events until all requests have ended or ctx has.
+func (r *run) processEvents(ctx context.Context) error {
 	for n := 0; r.ended < r.requests.Total; n++ {
 		if n%1024 == 0 && ctx.Err() != nil {
 			return ctx.Err()
@@ -154,22 +154,22 @@ func (r *run) handle(e *event) {
 		if e.index == openLoop {
 			r.scheduleNextOpen()
 		}
-		r.arrive(e.job)
+		r.handleArrival(e.job)
 	case eventStepEnd:
 		if p := r.fleet[e.index]; e.epoch == p.epoch {
 			r.endStep(e.index, p)
 		}
 	case eventPoll:
-		r.poll(e.index)
+		r.pollReplica(e.index)
 	case eventLoad:
 		if e.epoch == r.fleet[e.index].epoch {
-			r.observe(e.index, e.load)
+			r.observeLoad(e.index, e.load)
 		}
 	case eventTick:
 		r.ticked = false
 		r.router.Tick()
 	case eventChange:
-		r.change(r.Changes[e.index])
+		r.applyChange(r.Changes[e.index])
 	case eventRestarted:
 		if p := r.fleet[e.index]; e.epoch == p.epoch && !p.removed {
 			r.setReady(e.index)
@@ -193,12 +193,12 @@ func (r *run) endStep(index int, p *replica) {
 	}
 	for _, q := range step.First {
 		if f, ok := q.Owner.(*request); ok {
-			r.firstToken(f)
+			r.recordFirstToken(f)
 		}
 	}
 	for _, q := range step.Finished {
 		if f, ok := q.Owner.(*request); ok {
-			r.finish(f)
+			r.finishRequest(f)
 		}
 	}
 	// Requests that the router sends now can still be in this replica's next step.
@@ -263,7 +263,7 @@ func (a *eventQueue) push(e event) {
 	a.heap = append(a.heap, e)
 	for i := len(a.heap) - 1; i > 0; {
 		up := (i - 1) / 2
-		if !before(&a.heap[i], &a.heap[up]) {
+		if !isBefore(&a.heap[i], &a.heap[up]) {
 			break
 		}
 		a.heap[i], a.heap[up] = a.heap[up], a.heap[i]
@@ -280,7 +280,7 @@ func (a *eventQueue) pop() event {
 	for i := 0; ; {
 		least := i
 		for down := 2*i + 1; down <= 2*i+2 && down < last; down++ {
-			if before(&a.heap[down], &a.heap[least]) {
+			if isBefore(&a.heap[down], &a.heap[least]) {
 				least = down
 			}
 		}
@@ -292,6 +292,6 @@ func (a *eventQueue) pop() event {
 	}
 }
 
-func before(a, b *event) bool {
+func isBefore(a, b *event) bool {
 	return a.at < b.at || a.at == b.at && a.order < b.order
 }

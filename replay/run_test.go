@@ -46,7 +46,7 @@ func mustPlay(t *testing.T, s *Scenario) (*run, Summary) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := r.play(context.Background()); err != nil {
+	if err := r.processEvents(context.Background()); err != nil {
 		t.Fatal(err)
 	}
 	sum := r.summary()

@@ -108,7 +108,7 @@ func (s *Scenario) Run(ctx context.Context) (Summary, error) {
 	if err != nil {
 		return Summary{}, err
 	}
-	if err := r.play(ctx); err != nil {
+	if err := r.processEvents(ctx); err != nil {
 		return Summary{}, err
 	}
 	return r.summary(), nil

@@ -102,7 +102,7 @@ func ParseTrace(r io.Reader) (*Trace, error) {
 		return nil, fmt.Errorf("trace line %d: %w", n+1, err)
 	}
 	if recorded != nil {
-		return recorded.trace()
+		return recorded.toTrace()
 	}
 	if len(t.Requests) == 0 {
 		return nil, errors.New("trace without requests")
@@ -280,7 +280,7 @@ func continuations(requests []TraceRequest, blockTokens int) []*TraceRequest {
 	for i := range requests {
 		if q := &requests[i]; q.PromptTokens/blockTokens >= 2 {
 			for _, id := range q.Blocks[:q.PromptTokens/blockTokens] {
-				heads[i] = link(heads[i], id)
+				heads[i] = chainHash(heads[i], id)
 			}
 			longer[heads[i]] = nil
 		}
@@ -292,7 +292,7 @@ func continuations(requests []TraceRequest, blockTokens int) []*TraceRequest {
 		}
 		head := uint64(0)
 		for _, id := range q.Blocks[:q.PromptTokens/blockTokens] {
-			head = link(head, id)
+			head = chainHash(head, id)
 			list, wanted := longer[head]
 			if !wanted {
 				continue

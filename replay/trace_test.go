@@ -206,7 +206,7 @@ func TestContinuationsMatchNaiveSearch(t *testing.T) {
 		for i := range list {
 			prompt := 10 + draw.IntN(60)
 			list[i] = TraceRequest{PromptTokens: prompt, AnswerTokens: 1 + draw.IntN(20)}
-			for range blocksOf(prompt, 10) {
+			for range blockCount(prompt, 10) {
 				list[i].Blocks = append(list[i].Blocks, draw.Uint64N(3)/2)
 			}
 		}

@@ -53,13 +53,13 @@ type chain struct {
 }
 
 func (c *chain) add(id uint64) {
-	c.last = link(c.last, id)
+	c.last = chainHash(c.last, id)
 	c.names = append(c.names, prompt.Block(c.last))
 	c.cache = append(c.cache, engine.BlockHash(c.last))
 }
 
-// link returns the hash of a chain and a further id.
-func link(chained, id uint64) uint64 { return mix(chained ^ mix(id+1)) }
+// chainHash returns the hash of a chain and a further id.
+func chainHash(chained, id uint64) uint64 { return mix(chained ^ mix(id+1)) }
 
 // job returns a request whose prompt and answer consist of the chain's blocks, as
 // far as they are full. The chain may grow later.

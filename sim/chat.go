@@ -136,7 +136,7 @@ type chatFormat struct {
 
 const fingerprint = `"vllm-0.32.0-simulated"`
 
-func (f *chatFormat) chunk(b []byte) []byte {
+func (f *chatFormat) appendChunkHead(b []byte) []byte {
 	if f.head == nil {
 		f.head = appendQuoted([]byte(`data: {"id":`), f.id)
 		f.head = append(f.head, `,"object":"chat.completion.chunk","created":`...)
@@ -151,10 +151,10 @@ func (f *chatFormat) streamStart(b []byte) []byte { return b }
 
 func (f *chatFormat) firstOutput(b []byte) []byte {
 	for _, q := range f.sequences {
-		b = append(f.chunk(b), `{"index":`...)
+		b = append(f.appendChunkHead(b), `{"index":`...)
 		b = strconv.AppendInt(b, int64(q.index), 10)
 		b = append(b, `,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]`...)
-		b = f.running(b, q, 0)
+		b = f.appendRunningUsage(b, q, 0)
 		b = append(b, `,"prompt_token_ids":null,"prompt_text":null}`+"\n\n"...)
 	}
 	return b
@@ -162,24 +162,24 @@ func (f *chatFormat) firstOutput(b []byte) []byte {
 
 func (f *chatFormat) appendTokens(b []byte, q *sequence, from, to int, end endReason) []byte {
 	if f.call != nil {
-		return f.call.chunks(b, f, q, from, to, end)
+		return f.call.appendChunks(b, f, q, from, to, end)
 	}
-	b = append(f.choice(b, q), '{')
+	b = append(f.beginChoice(b, q), '{')
 	if text := q.textBetween(from, to); text != "" { // the end of a turn has no text
 		b = appendQuoted(append(b, `"content":`...), text)
 	}
-	return f.choiceEnd(append(b, '}'), q, to, end.String())
+	return f.endChoice(append(b, '}'), q, to, end.String())
 }
 
-// choice begins a chunk up to its delta.
-func (f *chatFormat) choice(b []byte, q *sequence) []byte {
-	b = append(f.chunk(b), `{"index":`...)
+// beginChoice begins a chunk up to its delta.
+func (f *chatFormat) beginChoice(b []byte, q *sequence) []byte {
+	b = append(f.appendChunkHead(b), `{"index":`...)
 	b = strconv.AppendInt(b, int64(q.index), 10)
 	return append(b, `,"delta":`...)
 }
 
-// choiceEnd ends a chunk after its delta; finish is empty while the choice runs.
-func (f *chatFormat) choiceEnd(b []byte, q *sequence, tokens int, finish string) []byte {
+// endChoice ends a chunk after its delta; finish is empty while the choice runs.
+func (f *chatFormat) endChoice(b []byte, q *sequence, tokens int, finish string) []byte {
 	b = append(b, `,"logprobs":null,"finish_reason":`...)
 	if finish == "" {
 		b = append(b, `null,"token_ids":null}]`...)
@@ -189,12 +189,12 @@ func (f *chatFormat) choiceEnd(b []byte, q *sequence, tokens int, finish string)
 			b = append(b, `,"system_fingerprint":`+fingerprint...)
 		}
 	}
-	b = f.running(b, q, tokens)
+	b = f.appendRunningUsage(b, q, tokens)
 	return append(b, "}\n\n"...)
 }
 
-// running appends the usage so far if the request wants it in every chunk.
-func (f *chatFormat) running(b []byte, q *sequence, tokens int) []byte {
+// appendRunningUsage appends the usage so far if the request wants it in every chunk.
+func (f *chatFormat) appendRunningUsage(b []byte, q *sequence, tokens int) []byte {
 	if !f.continuousUsage {
 		return b
 	}
@@ -203,7 +203,7 @@ func (f *chatFormat) running(b []byte, q *sequence, tokens int) []byte {
 
 func (f *chatFormat) streamEnd(b []byte) []byte {
 	if f.includeUsage {
-		b = append(f.chunk(b), `],"usage":`...)
+		b = append(f.appendChunkHead(b), `],"usage":`...)
 		b = f.server.appendUsage(b, sumUsage(f.sequences, f.n), usageChatStream)
 		b = append(b, `,"system_fingerprint":`+fingerprint+"}\n\n"...)
 	}
@@ -325,24 +325,24 @@ func appendExample(b []byte, schema gjson.Result, depth int) []byte {
 	return append(b, '}')
 }
 
-// chunks appends the chunks of a stream for the tokens from up to to.
-func (c *toolCall) chunks(b []byte, f *chatFormat, q *sequence, from, to int, end endReason) []byte {
+// appendChunks appends the chunks of a stream for the tokens from up to to.
+func (c *toolCall) appendChunks(b []byte, f *chatFormat, q *sequence, from, to int, end endReason) []byte {
 	was, is := min(from*bytesPerToken, len(q.text)), min(to*bytesPerToken, len(q.text))
 	if was < c.from && is >= c.from {
-		b = f.choice(b, q)
+		b = f.beginChoice(b, q)
 		b = append(b, `{"content":null,"tool_calls":[{"id":"chatcmpl-tool-`+randomID()+`","type":"function","index":0,"function":{"name":`...)
 		b = append(appendQuoted(b, c.name), `}}]}`...)
-		b = f.choiceEnd(b, q, to, "")
+		b = f.endChoice(b, q, to, "")
 	}
 	if start, end := max(was, c.from), min(is, c.to); start < end {
-		b = f.choice(b, q)
+		b = f.beginChoice(b, q)
 		b = append(b, `{"content":null,"tool_calls":[{"index":0,"function":{"arguments":`...)
 		b = append(appendQuoted(b, string(q.text[start:end])), `}}]}`...)
-		b = f.choiceEnd(b, q, to, "")
+		b = f.endChoice(b, q, to, "")
 	}
 	if end != running {
-		b = append(f.choice(b, q), "{}"...)
-		b = f.choiceEnd(b, q, to, c.finishReason(end))
+		b = append(f.beginChoice(b, q), "{}"...)
+		b = f.endChoice(b, q, to, c.finishReason(end))
 	}
 	return b
 }

@@ -98,14 +98,14 @@ type completionFormat struct {
 	head []byte // of every chunk
 }
 
-func (f *completionFormat) chunk(b []byte) []byte {
+func (f *completionFormat) appendChunkHead(b []byte) []byte {
 	if f.head == nil {
-		f.head = f.start([]byte("data: "))
+		f.head = f.appendHead([]byte("data: "))
 	}
 	return append(b, f.head...)
 }
 
-func (f *completionFormat) start(b []byte) []byte {
+func (f *completionFormat) appendHead(b []byte) []byte {
 	b = appendQuoted(append(b, `{"id":`...), f.id)
 	b = append(b, `,"object":"text_completion","created":`...)
 	b = strconv.AppendInt(b, f.created, 10)
@@ -121,9 +121,9 @@ func (f *completionFormat) firstOutput(b []byte) []byte { return b }
 func (f *completionFormat) appendTokens(b []byte, q *sequence, from, to int, end endReason) []byte {
 	text := q.textBetween(from, to)
 	if from == 0 {
-		text = f.prompt(q) + text
+		text = f.echoedPrompt(q) + text
 	}
-	b = append(f.chunk(b), `{"index":`...)
+	b = append(f.appendChunkHead(b), `{"index":`...)
 	b = strconv.AppendInt(b, int64(q.index), 10)
 	b = appendQuoted(append(b, `,"text":`...), text)
 	b = append(appendFinish(b, end), `,"stop_reason":null,"prompt_token_ids":null,"token_ids":null}]`...)
@@ -136,7 +136,7 @@ func (f *completionFormat) appendTokens(b []byte, q *sequence, from, to int, end
 	return append(b, "}\n\n"...)
 }
 
-func (f *completionFormat) prompt(q *sequence) string {
+func (f *completionFormat) echoedPrompt(q *sequence) string {
 	if f.echo == nil {
 		return ""
 	}
@@ -152,7 +152,7 @@ func appendFinish(b []byte, end endReason) []byte {
 
 func (f *completionFormat) streamEnd(b []byte) []byte {
 	if f.includeUsage {
-		b = append(f.chunk(b), `],"usage":`...)
+		b = append(f.appendChunkHead(b), `],"usage":`...)
 		b = f.server.appendUsage(b, sumUsage(f.sequences, f.n), usageCompletionStream)
 		b = append(b, `,"system_fingerprint":`+fingerprint+"}\n\n"...)
 	}
@@ -162,7 +162,7 @@ func (f *completionFormat) streamEnd(b []byte) []byte {
 func (f *completionFormat) engineFailure(b []byte) []byte { return append(b, engineDeadEvent...) }
 
 func (f *completionFormat) complete() []byte {
-	b := f.start(nil)
+	b := f.appendHead(nil)
 	for i, q := range f.sequences {
 		if i > 0 {
 			b = append(b, ',')
@@ -170,7 +170,7 @@ func (f *completionFormat) complete() []byte {
 		tokens, end := q.load()
 		b = append(b, `{"index":`...)
 		b = strconv.AppendInt(b, int64(q.index), 10)
-		b = appendQuoted(append(b, `,"text":`...), f.prompt(q)+q.textBetween(0, tokens))
+		b = appendQuoted(append(b, `,"text":`...), f.echoedPrompt(q)+q.textBetween(0, tokens))
 		b = append(appendFinish(b, end), `,"stop_reason":null,"token_ids":null,"prompt_logprobs":null,"prompt_token_ids":null,"routed_experts":null}`...)
 	}
 	b = append(b, `],"service_tier":null,"system_fingerprint":`+fingerprint+`,"usage":`...)

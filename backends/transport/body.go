@@ -16,8 +16,8 @@ import (
 
 // Body is the body of a response, read from the connection as it arrives. One
 // goroutine may read, any may Close. After a complete read the connection returns to
-// the pool, if nothing else is left on it; otherwise it is closed. It has more than
-// twenty fields since one allocation serves a whole request.
+// the pool, if nothing else is left on it; otherwise it is closed. One
+// allocation serves the whole request.
 type Body struct {
 	ctx  context.Context // the request's
 	t    *Transport
@@ -298,7 +298,7 @@ var (
 // next byte is body, buffered or not. At the end of the response state is ended;
 // otherwise more framing is needed. Lines are never consumed in part, so that a wait
 // can be abandoned at any time.
-func (b *Body) advance() (kndedicated bool, err error) {
+func (b *Body) advance() (known bool, err error) {
 	for {
 		switch b.state {
 		case untilClose, counted, chunkData:

@@ -2,5 +2,5 @@
 
 package transport
 
-// silent cannot tell here: a stale connection is found by the retry alone.
+// isSilent always returns true: stale connections are found by the retry alone.
 func isSilent(uintptr) bool { return true }

@@ -4,9 +4,9 @@ package transport
 
 import "syscall"
 
-// silent reports whether an idle socket is open and has nothing to read. Go's
-// sockets don't block, so the read returns at once. It may eat a byte: then the
-// connection is of no use anyway.
+// isSilent reports whether an idle socket is open and not readable. Go's sockets are
+// non-blocking, so the read returns at once. If it consumes a byte the connection is
+// unusable anyway.
 func isSilent(fd uintptr) bool {
 	var b [1]byte
 	_, err := syscall.Read(int(fd), b[:])

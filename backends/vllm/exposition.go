@@ -103,7 +103,7 @@ func (l labels) next() (name, value []byte, rest labels, err error) {
 		return nil, nil, nil, fmt.Errorf("label %.60q has no quoted value", name)
 	}
 	s = s[1:]
-	end, err := closingQuote(s)
+	end, err := indexClosingQuote(s)
 	if err != nil {
 		return nil, nil, nil, fmt.Errorf("label %.60q: %w", name, err)
 	}
@@ -131,7 +131,7 @@ func (l labels) get(name string) []byte {
 	}
 }
 
-func closingQuote(s []byte) (int, error) {
+func indexClosingQuote(s []byte) (int, error) {
 	for i := 0; i < len(s); i++ {
 		switch s[i] {
 		case '"':

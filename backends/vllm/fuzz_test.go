@@ -170,13 +170,13 @@ func (o oracle) load(comments string) (l Load) {
 			l.RunningAdapters = append(l.RunningAdapters, name)
 		}
 	}
-	l.StepTokens = o.stepTokens()
+	l.StepTokens = o.largestStep()
 	o.cache(&l)
 	o.prefix(&l, comments)
 	return l
 }
 
-func (o oracle) stepTokens() int {
+func (o oracle) largestStep() int {
 	counts := map[float64]float64{}
 	for _, s := range o["vllm:iteration_tokens_total_bucket"] {
 		le, err := strconv.ParseFloat(s.labels["le"], 64)

@@ -42,7 +42,7 @@ func ParseMetrics(r io.Reader) (Load, error) {
 		line, err := br.ReadSlice('\n')
 		switch {
 		case err == io.EOF && len(line) == 0:
-			return p.load(), nil
+			return p.toLoad(), nil
 		case err == io.EOF:
 			// A truncated number would look like a counter that decreased.
 			return Load{}, fmt.Errorf("metrics line %d: truncated", n)
@@ -136,8 +136,8 @@ const (
 	sleepState
 )
 
-// families are the metrics that are read. The _created series that Python's
-// client writes beside each counter hold times and are not among them.
+// families are the metrics that are read. They exclude the _created series
+// that Python's client writes for each counter.
 var families = map[string]family{
 	"vllm:num_requests_running":           running,
 	"vllm:num_requests_waiting":           waiting,
@@ -206,7 +206,7 @@ func (t *total) add(v, limit float64) {
 	t.max = max(t.max, v)
 }
 
-func (t total) known() bool { return t.seen && !t.invalid && !math.IsInf(t.sum, 0) }
+func (t total) isKnown() bool { return t.seen && !t.invalid && !math.IsInf(t.sum, 0) }
 
 // engineCache is one engine's series of cache_config_info.
 type engineCache struct {
@@ -248,7 +248,7 @@ func (p *scrape) parseLine(line []byte) error {
 		// it was last current.
 		if value >= p.adaptersTime {
 			p.adapters, p.adaptersTime = append(p.adapters[:0], l.get("running_lora_adapters")...), value
-			p.maxAdapters = labelInt(l.get("max_lora"))
+			p.maxAdapters = parsePositiveInt(l.get("max_lora"))
 		}
 	case stepBucket:
 		p.addBucket(l, value)
@@ -325,13 +325,13 @@ func (p *scrape) addCacheConfig(l labels) bool {
 		case "engine":
 			e.engine = string(value)
 		case "block_size":
-			e.block = labelInt(value)
+			e.block = parsePositiveInt(value)
 		case "num_gpu_blocks":
-			blocks = labelInt(value)
+			blocks = parsePositiveInt(value)
 		case "kv_cache_size_tokens":
-			tokens = labelInt(value)
+			tokens = parsePositiveInt(value)
 		case "cache_hit_alignment_tokens":
-			e.hitAlign = labelInt(value)
+			e.hitAlign = parsePositiveInt(value)
 		case "enable_prefix_caching":
 			e.cachingOff = string(value) == "False"
 		}
@@ -354,9 +354,9 @@ func (p *scrape) addCacheConfig(l labels) bool {
 	return len(p.engines) <= maxEngines
 }
 
-// labelInt returns the positive number in a label; 0 when it is "None", not a
+// parsePositiveInt returns the positive number in a label; 0 when it is "None", not a
 // number, or beyond maxCount.
-func labelInt(value []byte) int {
+func parsePositiveInt(value []byte) int {
 	v, err := parseNumber(value)
 	if err != nil || !(v >= 1 && v <= maxCount) {
 		return 0
@@ -364,27 +364,27 @@ func labelInt(value []byte) int {
 	return int(v)
 }
 
-// load returns the collected samples as a Load.
-func (p *scrape) load() Load {
+// toLoad returns the collected samples as a Load.
+func (p *scrape) toLoad() Load {
 	var l Load
-	if run, wait := p.totals[running], p.totals[waiting]; run.known() && wait.known() {
+	if run, wait := p.totals[running], p.totals[waiting]; run.isKnown() && wait.isKnown() {
 		l.Running, l.Waiting, l.QueuesKnown = int(run.sum), int(wait.sum), true
 		l.WaitingForCapacity = l.Waiting
-		if c := p.totals[waitingCapacity]; c.known() {
+		if c := p.totals[waitingCapacity]; c.isKnown() {
 			l.WaitingForCapacity = int(c.sum)
 		}
 	}
 	if usage, ok := p.firstKnown(kvUsage, gpuUsage); ok {
 		l.KVCacheUsage, l.KVKnown = min(usage.max, 1), true
 	}
-	p.loadCache(&l)
-	p.loadPrefix(&l)
+	p.setCache(&l)
+	p.setPrefixCounters(&l)
 	prompt, promptOK := p.firstKnown(promptTokens, promptTokensBare)
 	generation, generationOK := p.firstKnown(generationTokens, generationTokensBare)
 	if promptOK && generationOK {
 		l.PromptTokens, l.GenerationTokens, l.TokensKnown = prompt.sum, generation.sum, true
 	}
-	if start := p.totals[startTime]; start.known() {
+	if start := p.totals[startTime]; start.isKnown() {
 		l.StartTime = start.max
 	}
 	for name := range bytes.SplitSeq(p.adapters, []byte(",")) {
@@ -393,7 +393,7 @@ func (p *scrape) load() Load {
 		}
 	}
 	l.MaxAdapters = p.maxAdapters
-	l.StepTokens = p.stepTokens()
+	l.StepTokens = p.largestStep()
 	l.Asleep = p.asleep
 	return l
 }
@@ -401,14 +401,14 @@ func (p *scrape) load() Load {
 // firstKnown returns the first of these families that is known.
 func (p *scrape) firstKnown(names ...family) (total, bool) {
 	for _, f := range names {
-		if p.totals[f].known() {
+		if p.totals[f].isKnown() {
 			return p.totals[f], true
 		}
 	}
 	return total{}, false
 }
 
-func (p *scrape) loadCache(l *Load) {
+func (p *scrape) setCache(l *Load) {
 	l.PrefixCachingOff = len(p.engines) > 0
 	for _, e := range p.engines {
 		l.PrefixCachingOff = l.PrefixCachingOff && e.cachingOff
@@ -426,7 +426,7 @@ func (p *scrape) loadCache(l *Load) {
 	}
 }
 
-func (p *scrape) loadPrefix(l *Load) {
+func (p *scrape) setPrefixCounters(l *Load) {
 	q, queriesOK := p.firstKnown(queries, queriesBare)
 	h, hitsOK := p.firstKnown(hits, hitsBare)
 	unit := p.unit
@@ -447,9 +447,9 @@ func (p *scrape) loadPrefix(l *Load) {
 	l.PrefixQueries, l.PrefixHits, l.PrefixKnown = q.sum*scale, h.sum*scale, true
 }
 
-// stepTokens returns the upper bound of the highest bucket that a step fell
+// largestStep returns the upper bound of the highest bucket that a step fell
 // into, or the highest finite bound when a step was beyond it.
-func (p *scrape) stepTokens() int {
+func (p *scrape) largestStep() int {
 	slices.SortFunc(p.buckets, func(a, b bucket) int { return cmp.Compare(a.le, b.le) })
 	var below, filled, bound float64
 	for _, b := range p.buckets { // counts are cumulative

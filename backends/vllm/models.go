@@ -69,7 +69,7 @@ func parseCard(card []byte) (Model, error) {
 	}
 	tokens := 0 // a value that is not a count is unknown, not an error
 	if json.Unmarshal(card, &length) == nil {
-		tokens = labelInt([]byte(length.Tokens))
+		tokens = parsePositiveInt([]byte(length.Tokens))
 	}
 	// vLLM sets "created" to the time of the response and generates the ids in
 	// "permission" each time: these are not changes of the card.

@@ -141,12 +141,12 @@ func (e *Engine) Abort(r *Request) {
 		e.blockedAt = 0 // another one is first now
 	case prefilling:
 		e.partial = nil
-		e.free(r)
+		e.freeBlocks(r)
 	case decoding:
 		r.tokens = r.Generated(e)
 		heap.Remove(&e.decoding, r.heapIndex)
 		e.context -= r.Prompt + r.tokens
-		e.free(r)
+		e.freeBlocks(r)
 	}
 	r.state = ended
 }
@@ -163,9 +163,9 @@ func (e *Engine) ResetPrefixCache() bool {
 	return true
 }
 
-// Hit returns how many tokens of a prompt are in the cache.
-func (e *Engine) Hit(prompt int, blocks []BlockHash) int {
-	e.scratch = e.leading(prompt, blocks, e.scratch[:0])
+// CachedTokens returns how many tokens of a prompt are in the cache.
+func (e *Engine) CachedTokens(prompt int, blocks []BlockHash) int {
+	e.scratch = e.cachedPrefix(prompt, blocks, e.scratch[:0])
 	return len(e.scratch) * e.cfg.BlockSize
 }
 
@@ -200,11 +200,11 @@ func (e *Engine) Step(now time.Duration) StepResult {
 	// Last, since the scheduler learns only at the step's end which answers ended:
 	// their blocks are free from the next step on.
 	e.context += decodes
-	done.Finished = e.finish()
+	done.Finished = e.finishRequests()
 
 	done.Decoded, done.Prefilled = decodes, prefilled
 	done.End = now + time.Duration(cost/e.cfg.Speed)
-	e.count(decodes, prefilled, len(done.First))
+	e.countStep(decodes, prefilled, len(done.First))
 	e.setTimes(&done)
 	return done
 }
@@ -223,9 +223,9 @@ func (e *Engine) stepCost(decodes int) float64 {
 	return float64(e.cfg.StepTime) + float64(decodes)*float64(e.cfg.DecodeTime) + float64(e.context)*float64(e.cfg.ContextTime)
 }
 
-// finish handles the requests that filled a block with this step's token, and returns
+// finishRequests handles the requests that filled a block with this step's token, and returns
 // those for which it was the last one.
-func (e *Engine) finish() []*Request {
+func (e *Engine) finishRequests() []*Request {
 	var finished []*Request
 	for len(e.decoding) > 0 && e.decoding[0].due <= e.step {
 		r := e.decoding[0]
@@ -235,7 +235,7 @@ func (e *Engine) finish() []*Request {
 			heap.Pop(&e.decoding)
 			e.context -= r.Prompt + n
 			r.tokens, r.state = n, ended
-			e.free(r)
+			e.freeBlocks(r)
 			finished = append(finished, r)
 			continue
 		}
@@ -248,15 +248,15 @@ func (e *Engine) finish() []*Request {
 // admit gives r the cached blocks of its prompt and new ones for the rest, if those
 // and the answer's fit beside the blocks reserved for others.
 func (e *Engine) admit(r *Request, now time.Duration) bool {
-	e.scratch = e.leading(r.Prompt, r.Blocks, e.scratch[:0])
+	e.scratch = e.cachedPrefix(r.Prompt, r.Blocks, e.scratch[:0])
 	hits := e.scratch
 	total := e.blocksFor(r.Prompt + r.Answer)
-	if total-len(hits)+e.pool.idle(hits) > e.pool.free-e.pool.reserved {
+	if total-len(hits)+e.pool.countFree(hits) > e.pool.free-e.pool.reserved {
 		return false
 	}
 	r.blocks = make([]int32, 0, total)
 	for _, b := range hits {
-		e.pool.share(b)
+		e.pool.addRef(b)
 	}
 	r.blocks = append(r.blocks, hits...)
 	for len(r.blocks) < e.blocksFor(r.Prompt) {
@@ -274,14 +274,14 @@ func (e *Engine) admit(r *Request, now time.Duration) bool {
 	return true
 }
 
-// leading returns the cached blocks at the beginning of a prompt.
-func (e *Engine) leading(prompt int, blocks []BlockHash, into []int32) []int32 {
+// cachedPrefix returns the cached blocks at the beginning of a prompt.
+func (e *Engine) cachedPrefix(prompt int, blocks []BlockHash, into []int32) []int32 {
 	if e.cfg.NoPrefixCache {
 		return into
 	}
 	// The last token is always recomputed, for its output.
 	n := min((prompt-1)/e.cfg.BlockSize, len(blocks))
-	return e.pool.leading(blocks[:n], into)
+	return e.pool.lookupPrefix(blocks[:n], into)
 }
 
 // prefill computes up to budget tokens of r's prompt and returns their number and cost
@@ -315,7 +315,7 @@ func (e *Engine) prefill(r *Request, budget int, done *StepResult) (tokens int, 
 func (e *Engine) fillBlocks(r *Request, n int) {
 	for ; r.full < n/e.cfg.BlockSize; r.full++ {
 		if r.full < len(r.Blocks) && !e.cfg.NoPrefixCache {
-			e.pool.fill(r.blocks[r.full], r.Blocks[r.full])
+			e.pool.setContent(r.blocks[r.full], r.Blocks[r.full])
 		}
 	}
 	if n >= r.Prompt && r.reserved > 0 && len(r.blocks) == r.full {
@@ -332,7 +332,7 @@ func (e *Engine) nextDue(r *Request) int64 {
 	return r.joined + int64(min(toFull, r.Answer-1))
 }
 
-func (e *Engine) free(r *Request) {
+func (e *Engine) freeBlocks(r *Request) {
 	e.pool.release(r.blocks)
 	e.pool.reserved -= r.reserved
 	r.blocks, r.reserved = nil, 0
@@ -359,7 +359,7 @@ type Stats struct {
 // StepBuckets are the upper bounds of vllm:iteration_tokens_total.
 var StepBuckets = [...]float64{1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384}
 
-func (e *Engine) count(decodes, prefilled, first int) {
+func (e *Engine) countStep(decodes, prefilled, first int) {
 	s := &e.stats
 	s.Steps++
 	s.GenerationTokens += int64(decodes + first)

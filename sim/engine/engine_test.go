@@ -315,7 +315,7 @@ func TestHiddenEvictions(t *testing.T) {
 		for i := range 2 {
 			now = finish(t, e, add(t, e, 80, 1, blocks(2+i, 5), now), now)
 		}
-		if got := e.Hit(81, blocks(1, 5)); got != c.want {
+		if got := e.CachedTokens(81, blocks(1, 5)); got != c.want {
 			t.Errorf("%.1f hidden evictions a block: %d tokens of the first prompt are left, want %d", c.hidden, got, c.want)
 		}
 		if free := e.pool.free; free != 20 {
@@ -330,7 +330,7 @@ func TestPooledEngines(t *testing.T) {
 	a, b := both[0], both[1]
 	long := add(t, a, 200, 60, blocks(1, 12), 0) // more than one of them alone could hold
 	a.Step(0)
-	if got := b.Hit(200, blocks(1, 12)); got != 192 {
+	if got := b.CachedTokens(200, blocks(1, 12)); got != 192 {
 		t.Errorf("%d of 200 tokens that one engine computed hit on the other, want 192", got)
 	}
 	// 17 of 20 blocks are promised: this one has to wait until the other's end.
@@ -343,7 +343,7 @@ func TestPooledEngines(t *testing.T) {
 	if step := b.Step(now); len(step.First) != 1 || step.Prefilled != 64 || blocked.Computed() != 64 {
 		t.Errorf("after the other's end the step brought %+v", step)
 	}
-	if !b.ResetPrefixCache() || a.Hit(200, blocks(1, 12)) != 0 {
+	if !b.ResetPrefixCache() || a.CachedTokens(200, blocks(1, 12)) != 0 {
 		t.Error("a reset by one engine leaves the other something to hit")
 	}
 }

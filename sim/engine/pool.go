@@ -45,8 +45,8 @@ func newBlockPool(n int, hidden float64) *blockPool {
 	return p
 }
 
-// leading appends the blocks of hashes to into, up to the first that is not cached.
-func (p *blockPool) leading(hashes []BlockHash, into []int32) []int32 {
+// lookupPrefix appends the blocks of hashes to into, up to the first that is not cached.
+func (p *blockPool) lookupPrefix(hashes []BlockHash, into []int32) []int32 {
 	for _, h := range hashes {
 		b, ok := p.cached[h]
 		if !ok {
@@ -57,8 +57,8 @@ func (p *blockPool) leading(hashes []BlockHash, into []int32) []int32 {
 	return into
 }
 
-// idle counts those of blocks that nobody uses: taking them shrinks the free list.
-func (p *blockPool) idle(blocks []int32) int {
+// countFree returns how many of blocks are free: sharing them shrinks the free list.
+func (p *blockPool) countFree(blocks []int32) int {
 	n := 0
 	for _, b := range blocks {
 		if p.refs[b] == 0 {
@@ -68,8 +68,8 @@ func (p *blockPool) idle(blocks []int32) int {
 	return n
 }
 
-// share takes a reference to a block that was hit.
-func (p *blockPool) share(b int32) {
+// addRef takes a reference to a block that was hit.
+func (p *blockPool) addRef(b int32) {
 	if p.refs[b] == 0 {
 		p.removeFree(b)
 	}
@@ -81,7 +81,7 @@ func (p *blockPool) share(b int32) {
 func (p *blockPool) allocate() int32 {
 	b := p.head
 	p.removeFree(b)
-	p.forget(b)
+	p.dropContent(b)
 	p.refs[b] = 1
 	for p.owed = min(p.owed+p.hidden, float64(len(p.refs))); p.owed >= 1; p.owed-- {
 		p.evictHidden()
@@ -93,13 +93,13 @@ func (p *blockPool) allocate() int32 {
 func (p *blockPool) evictHidden() {
 	if b := p.head; b != noBlock {
 		p.removeFree(b)
-		p.forget(b)
+		p.dropContent(b)
 		p.pushFree(b)
 	}
 }
 
-// fill sets the content of b, which can be hit from now on.
-func (p *blockPool) fill(b int32, h BlockHash) {
+// setContent sets the content of b, which can be hit from now on.
+func (p *blockPool) setContent(b int32, h BlockHash) {
 	if h == 0 {
 		return
 	}
@@ -128,8 +128,8 @@ func (p *blockPool) release(blocks []int32) {
 	}
 }
 
-// forget removes b from cached, leaving its twins.
-func (p *blockPool) forget(b int32) {
+// dropContent removes b from cached, leaving its twins.
+func (p *blockPool) dropContent(b int32) {
 	h := p.hash[b]
 	if h == 0 {
 		return
