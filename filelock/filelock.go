@@ -1,7 +1,8 @@
-// Package filelock keeps a file to one process.
+// Package filelock locks files against other processes.
 package filelock
 
 import "errors"
 
-// ErrLocked says that another process has the lock, or another opening of the file.
+// ErrLocked is returned for a file that is locked by another process or through another
+// descriptor.
 var ErrLocked = errors.New("locked by another process")

@@ -9,8 +9,8 @@ import (
 	"syscall"
 )
 
-// TryLock locks file until it is closed, or returns ErrLocked. It does not block.
-// On a disk that knows no locks it does nothing.
+// TryLock locks the file until it is closed, or returns ErrLocked. It does not block. It
+// does nothing on a file system without locks.
 func TryLock(file *os.File) error {
 	err := syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 	switch {

@@ -1,15 +1,15 @@
-// The live page: hears the proxy's state once a second and shows it. All text goes
-// in as text; rows are updated where they stand, so that focus and place stay.
+// The live page: receives the proxy's state once a second and shows it. Text is inserted
+// as text only. Rows are updated in place, which keeps the focus and the scroll position.
 'use strict';
 
 const byId = (id) => document.getElementById(id);
 const svgSpace = 'http://www.w3.org/2000/svg';
 const tokenKey = 'warmroute-admin-token';
-const silence = 5000; // ms without an event, after which the connection is taken for broken
-const firstWait = 500;
-const longestWait = 5000;
+const eventTimeout = 5000; // ms without an event until the connection is considered broken
+const minReconnectDelay = 500; // ms
+const maxReconnectDelay = 5000; // ms
 
-// --- words ---
+// --- formatting ---
 
 const none = '–';
 const whole = new Intl.NumberFormat('en');
@@ -22,7 +22,7 @@ function span(seconds) {
   return minutes(seconds);
 }
 
-// minutes is a time of a minute or more.
+// minutes formats a duration of a minute or more.
 function minutes(seconds) {
   const n = Math.floor(seconds / 60);
   if (n < 60) return `${n} min ${String(Math.floor(seconds % 60)).padStart(2, '0')} s`;
@@ -58,7 +58,7 @@ function cell(row, label, className, ...children) {
   return td;
 }
 
-// state is a coloured dot and a word: the colour alone says nothing.
+// stateIn adds a coloured dot with a word, because colour alone is not accessible.
 function stateIn(td) {
   const word = make('span', 'word');
   const dot = make('span', 'dot');
@@ -75,7 +75,7 @@ function stateIn(td) {
   };
 }
 
-// gauge is a small bar with its figure.
+// gaugeIn adds a small bar with its value.
 function gaugeIn(td) {
   const fill = make('span');
   const bar = make('span', 'bar', fill);
@@ -90,8 +90,8 @@ function gaugeIn(td) {
   };
 }
 
-// rows keeps a table's rows by key. The list's order may change only by what comes
-// and goes, so no row that stays is moved.
+// rows returns a function that updates a table by key. Remaining rows keep their order,
+// so none is moved.
 function rows(table, build) {
   const body = byId(table).tBodies[0];
   const empty = byId(`${table}-empty`);
@@ -127,7 +127,7 @@ function rows(table, build) {
   };
 }
 
-// --- what operators do ---
+// --- operations ---
 
 let token = sessionStorage.getItem(tokenKey) || '';
 
@@ -156,15 +156,14 @@ async function post(path) {
     const state = await fetch('/api/state', { headers: headers(), cache: 'no-store' });
     if (state.ok) {
       show(await state.json());
-      if (latest) render(latest); // what was just done is seen, paused or not
+      if (latest) render(latest); // show the result even if paused
     }
   } catch {
     notice('Failed: the proxy cannot be reached.');
   }
 }
 
-// confirmed asks the operator, and resolves to whether the answer was yes. What is
-// about to be done is named in the title, what follows from it in the text.
+// confirmed asks the operator and resolves to whether the answer was yes.
 function confirmed(title, text) {
   const dialog = byId('confirm');
   setText(byId('confirm-title'), title);
@@ -179,7 +178,7 @@ function confirmed(title, text) {
 byId('confirm-yes').addEventListener('click', () => byId('confirm').close('yes'));
 byId('confirm-no').addEventListener('click', () => byId('confirm').close('no'));
 
-// mayDrain asks before the last ready backend, of the fleet or of a model, is drained.
+// mayDrain asks for confirmation if the backend is the last ready one of the fleet or of a model.
 async function mayDrain(name) {
   const b = latest.backends.find((other) => other.name === name);
   if (!b || b.state !== 'ready') return true;
@@ -190,7 +189,7 @@ async function mayDrain(name) {
   return confirmed(`Drain ${name}?`, `${what}. New requests will wait, and fail if no other is ready within routing.queue.time.`);
 }
 
-// cancelButton asks once more: rows move up while one aims.
+// cancelButton returns a button that has to be pressed twice, because rows move.
 function cancelButton(request) {
   const button = make('button', '', 'Cancel');
   button.type = 'button';
@@ -283,13 +282,13 @@ function backendState(b) {
   return [tone, word];
 }
 
-// cause says since when and why something is as it is.
+// cause returns since when and why something has its state.
 function cause(what) {
   const reason = what.reason ? `: ${what.reason}` : '';
   return what.since ? `since ${clock.format(new Date(what.since))} (${age(what.since)})${reason}` : what.reason || '';
 }
 
-// age is by the proxy's clock, which may differ from the browser's.
+// age uses the proxy's clock, which may differ from the browser's.
 function age(at) {
   const seconds = Math.max(0, Math.floor((new Date(latest.now) - new Date(at)) / 1000));
   return seconds < 60 ? `${seconds} s` : minutes(seconds);
@@ -306,7 +305,7 @@ const showModels = rows('models', (row, first) => {
   };
 });
 
-// showAlarm says what keeps requests from being answered.
+// showAlarm shows why requests cannot be served, and returns that text.
 function showAlarm(state) {
   const all = state.backends;
   const wait = 'Requests wait, and fail after routing.queue.time.';
@@ -382,9 +381,9 @@ const showDecisions = rows('decisions', (row, d) => {
 
 // --- sparklines ---
 
-// shownPoints leaves out the time before the first point, but for two minutes.
-const leastPoints = 24;
-const shownPoints = (series) => series.slice(Math.max(0, Math.min(series.findIndex((v) => v !== null), series.length - leastPoints)));
+// shownPoints removes the time before the first point, but keeps at least two minutes.
+const minPoints = 24;
+const shownPoints = (series) => series.slice(Math.max(0, Math.min(series.findIndex((v) => v !== null), series.length - minPoints)));
 
 function draw(svg, all, top, label) {
   const series = shownPoints(all);
@@ -395,7 +394,7 @@ function draw(svg, all, top, label) {
   svg.setAttribute('aria-label', label);
   const step = width / (series.length - 1);
   const y = (v) => (height - 1 - (v / top) * (height - 3)).toFixed(2);
-  // A gap is a time of which nothing is known; a point alone is a dot.
+  // Unknown values are gaps; a single point is a dot.
   let line = '';
   let area = '';
   let run = [];
@@ -434,7 +433,7 @@ function showSeries(state) {
   draw(byId('ttft-line'), state.series.ttft_p50_s, most || 1, `TTFT over the last five minutes, at most ${span(most)}`);
   const hits = known(state.series.hit_ratio);
   setText(byId('hit'), percent(state.recent.hit_ratio));
-  setText(byId('hit-note'), hits.length ? `lowest ${percent(Math.min(...hits))} in 5 min` : 'no answer yet');
+  setText(byId('hit-note'), hits.length ? `lowest ${percent(Math.min(...hits))} in 5 min` : 'no response yet');
   draw(byId('hit-line'), state.series.hit_ratio, 1, `Hit ratio over the last five minutes, now ${percent(state.recent.hit_ratio)}`);
 }
 
@@ -446,7 +445,7 @@ let runs = ''; // the version that is shown
 
 function show(state) {
   if (runs && state.version !== runs) {
-    location.reload(); // this page is another version's
+    location.reload(); // this page belongs to another version
     return;
   }
   runs = state.version;
@@ -506,7 +505,7 @@ byId('pause').addEventListener('click', () => {
 
 const sleep = (ms) => new Promise((done) => setTimeout(done, ms));
 
-// askToken waits for the operator to give one.
+// askToken waits until the operator enters a token.
 function askToken(why) {
   sessionStorage.removeItem(tokenKey);
   token = '';
@@ -529,7 +528,7 @@ function askToken(why) {
   });
 }
 
-// events calls show with each state until the stream ends, and throws when it breaks.
+// events calls show with each state until the stream ends. It throws if the connection breaks.
 async function events(response, alive) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = '';
@@ -549,16 +548,16 @@ async function events(response, alive) {
   }
 }
 
-// hear holds one connection until it ends, and says how long to wait for the next.
-async function hear(wait) {
+// receive keeps one connection until it ends. It returns the delay before the next one.
+async function receive(wait) {
   const stop = new AbortController();
   let timer = 0;
-  let heard = false;
+  let received = false;
   const alive = () => {
     clearTimeout(timer);
-    timer = setTimeout(() => stop.abort(), silence);
+    timer = setTimeout(() => stop.abort(), eventTimeout);
   };
-  const ours = () => { heard = true; alive(); };
+  const ours = () => { received = true; alive(); };
   alive();
   try {
     const response = await fetch('/api/events', { headers: headers(), cache: 'no-store', signal: stop.signal });
@@ -568,27 +567,27 @@ async function hear(wait) {
       return 0;
     }
     if (!response.ok) {
-      notice(`The proxy does not show its state: ${await problem(response)}`);
+      notice(`Reading the proxy’s state failed: ${await problem(response)}`);
     } else {
       notice('');
       await events(response, ours);
     }
   } catch {
-    // The proxy is away, or silent: what is shown says so, and it is asked again.
+    // The proxy is unreachable or silent: the page shows that and reconnects.
   } finally {
     clearTimeout(timer);
     stop.abort();
   }
   connection('lost', 'Reconnecting');
-  return heard ? firstWait : Math.min(2 * wait, longestWait);
+  return received ? minReconnectDelay : Math.min(2 * wait, maxReconnectDelay);
 }
 
 async function run() {
   if (document.body.dataset.token === 'wanted' && !token) await askToken('');
-  for (let wait = firstWait; ; ) {
-    const next = await hear(wait);
+  for (let wait = minReconnectDelay; ; ) {
+    const next = await receive(wait);
     await sleep(next);
-    wait = next || firstWait;
+    wait = next || minReconnectDelay;
   }
 }
 
