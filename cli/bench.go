@@ -68,7 +68,7 @@ Prompts and keys are never printed. Ctrl-C prints the results so far.`,
 			if err := o.validate(cmd.Flags()); err != nil {
 				return err
 			}
-			targets, err = o.targets()
+			targets, err = o.parseTargets()
 			return err
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -157,8 +157,8 @@ func (o *benchOptions) validate(flags *pflag.FlagSet) error {
 	return nil
 }
 
-// targets returns the endpoints that the flags name, with their keys.
-func (o *benchOptions) targets() ([]*benchTarget, error) {
+// parseTargets returns the endpoints that the flags name, with their keys.
+func (o *benchOptions) parseTargets() ([]*benchTarget, error) {
 	keys, err := o.readKeys()
 	if err != nil {
 		return nil, err

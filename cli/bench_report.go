@@ -87,9 +87,9 @@ func (t *benchTarget) result(o *benchOptions) benchResult {
 	s := t.stats.Summary("", t.stats.elapsed)
 	r := benchResult{
 		Name: t.name, URL: t.url, Model: t.model,
-		Requests: s.Requests, TTFTMean: nonZero(s.TTFTMean), TTFTP50: nonZero(s.TTFTP50), TTFTP90: nonZero(s.TTFTP90), TTFTP99: nonZero(s.TTFTP99),
-		ITLMean: nonZero(s.ITLMean), E2EMean: nonZero(s.E2EMean), InvalidUsage: s.InvalidUsage,
-		Elapsed: t.stats.elapsed.Seconds(), Lost: s.Lost, Errors: t.stats.errors(s.Errors, o),
+		Requests: s.Requests, TTFTMean: nilIfZero(s.TTFTMean), TTFTP50: nilIfZero(s.TTFTP50), TTFTP90: nilIfZero(s.TTFTP90), TTFTP99: nilIfZero(s.TTFTP99),
+		ITLMean: nilIfZero(s.ITLMean), E2EMean: nilIfZero(s.E2EMean), InvalidUsage: s.InvalidUsage,
+		Elapsed: t.stats.elapsed.Seconds(), Lost: s.Lost, Errors: t.stats.sortedErrors(s.Errors, o),
 	}
 	if r.Elapsed > 0 && s.Requests+s.Lost > 0 {
 		r.Throughput = &s.Throughput
@@ -103,21 +103,21 @@ func (t *benchTarget) result(o *benchOptions) benchResult {
 	}
 	if s.CompletionTokens > 0 && r.Elapsed > 0 {
 		rate := float64(s.CompletionTokens) / r.Elapsed
-		r.CompletionTokens, r.CompletionRate, r.TPOTMean = &s.CompletionTokens, &rate, nonZero(s.TPOTMean)
+		r.CompletionTokens, r.CompletionRate, r.TPOTMean = &s.CompletionTokens, &rate, nilIfZero(s.TPOTMean)
 	}
 	return r
 }
 
-// nonZero returns nil for a time of 0, which means that none was measured.
-func nonZero(seconds float64) *float64 {
+// nilIfZero returns nil for a time of 0, which means that none was measured.
+func nilIfZero(seconds float64) *float64 {
 	if seconds == 0 {
 		return nil
 	}
 	return &seconds
 }
 
-// errors returns the causes of failure, the most frequent first.
-func (s *benchStats) errors(counts map[string]int, o *benchOptions) []benchError {
+// sortedErrors returns the causes of failure, the most frequent first.
+func (s *benchStats) sortedErrors(counts map[string]int, o *benchOptions) []benchError {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var all []benchError

@@ -25,9 +25,9 @@ any backend. Print a summary, or one error per line and exit with status 2.`,
 			for _, w := range c.Warnings() {
 				fmt.Fprintln(cmd.ErrOrStderr(), "warning:", w)
 			}
-			summary := fmt.Sprintf("%s, policy %s, listen %s", count(len(c.Backends), "backend"), c.Routing.Policy, c.Listen)
+			summary := fmt.Sprintf("%s, policy %s, listen %s", plural(len(c.Backends), "backend"), c.Routing.Policy, c.Listen)
 			if len(c.Keys) > 0 {
-				summary += ", " + count(len(c.Keys), "key")
+				summary += ", " + plural(len(c.Keys), "key")
 			}
 			fmt.Fprintf(cmd.OutOrStdout(), "ok: %s\n", summary)
 			return nil
@@ -37,8 +37,8 @@ any backend. Print a summary, or one error per line and exit with status 2.`,
 	return cmd
 }
 
-// count formats a number of things, such as "1 backend" or "2 backends".
-func count(n int, noun string) string {
+// plural formats a number of things, such as "1 backend" or "2 backends".
+func plural(n int, noun string) string {
 	if n != 1 {
 		noun += "s"
 	}

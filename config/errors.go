@@ -78,8 +78,8 @@ func quoteUnprintable(s string) string {
 	return s
 }
 
-// ReadError explains why the file that a flag or variable names cannot be read.
-func ReadError(source, path string, err error) error {
+// readError explains why the file that a flag or variable names cannot be read.
+func readError(source, path string, err error) error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("%s %s: no such file", source, path)

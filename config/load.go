@@ -71,7 +71,7 @@ func Load(defaults []byte, flags *pflag.FlagSet, urls []string) (*Config, error)
 		if given, _ := flags.GetString("config"); given == "" {
 			source = FileVariable
 		}
-		return nil, Errors{ReadError(source, path, err).Error()}
+		return nil, Errors{readError(source, path, err).Error()}
 	}
 	return parse(defaults, path, data, flags, urls)
 }
