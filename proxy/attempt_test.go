@@ -49,7 +49,7 @@ func (f *fleet) warm() {
 	for _, b := range f.backends {
 		b.SetState(backends.Ready)
 	}
-	f.settled()
+	f.awaitIdle()
 }
 
 // breakAtOnce has one failure open a backend's breaker.
@@ -75,7 +75,7 @@ func TestRetryAfterStaleConnection(t *testing.T) {
 	if len(other.requests()) != 0 {
 		t.Error("another backend was asked")
 	}
-	f.counts(`warmroute_retries_total{reason="stale_connection"} 1`)
+	f.awaitMetric(`warmroute_retries_total{reason="stale_connection"} 1`)
 	if state, opens := f.router.Breaker(f.backends[0]); state != router.BreakerClosed || opens != 0 {
 		t.Errorf("the breaker is %v after %d opens", state, opens)
 	}
@@ -117,8 +117,8 @@ func TestResetDuringWorkIsFailure(t *testing.T) {
 					t.Errorf("replica %d was sent the request %d times, want %d", i, got, want)
 				}
 			}
-			f.counts(`warmroute_retries_total{reason="broken"} 2`)
-			f.counts(`warmroute_retries_total{reason="stale_connection"} 0`)
+			f.awaitMetric(`warmroute_retries_total{reason="broken"} 2`)
+			f.awaitMetric(`warmroute_retries_total{reason="stale_connection"} 0`)
 		})
 	}
 }
@@ -164,7 +164,7 @@ func TestManyStaleConnections(t *testing.T) {
 			s.say(answered("200 OK", whole))
 		}
 	}}
-	f := serveHolding(t, holdsForAMinute, nil, r)
+	f := serveWithQueue(t, queueForAMinute, nil, r)
 	f.staleTimeout(failsafe)
 	f.client.Transport.(*http.Transport).MaxIdleConnsPerHost = requests
 	var all []<-chan answer
@@ -176,7 +176,7 @@ func TestManyStaleConnections(t *testing.T) {
 	for _, done := range all {
 		<-done
 	}
-	f.settled()
+	f.awaitIdle()
 	all = all[:0]
 	for i := range requests {
 		all = append(all, f.background(asked(fmt.Sprint(i), false)))
@@ -262,7 +262,7 @@ func TestRetryAfterHungReplica(t *testing.T) {
 			if a := <-done; a.body != want || a.header.Get("X-Warmroute-Attempts") != "2" {
 				t.Errorf("got %+v", a)
 			}
-			f.counts(`warmroute_retries_total{reason="stuck"} 1`)
+			f.awaitMetric(`warmroute_retries_total{reason="stuck"} 1`)
 		})
 	}
 }
@@ -315,7 +315,7 @@ func TestRetryTimeouts(t *testing.T) {
 	if resp, got := f.post("/v1/chat/completions", askStream); got != goodStream {
 		t.Errorf("got %d %q", resp.StatusCode, got)
 	}
-	f.counts(`warmroute_retries_total{reason="first_byte_timeout"} 1`)
+	f.awaitMetric(`warmroute_retries_total{reason="first_byte_timeout"} 1`)
 }
 
 // A replica that fails all it is sent is asked last, and is found out when it
@@ -352,11 +352,11 @@ func TestBreakerLimitsFailingBackend(t *testing.T) {
 	for i := range 3 {
 		one(i)
 	}
-	f.counts(`warmroute_backend_breaker_state{backend="r0"} 2`)
-	f.counts(`warmroute_backend_breaker_opens_total{backend="r0"} 1`)
+	f.awaitMetric(`warmroute_backend_breaker_state{backend="r0"} 2`)
+	f.awaitMetric(`warmroute_backend_breaker_opens_total{backend="r0"} 1`)
 	close(healed)
 	eventually(t, "it gets a request again", func() bool { return one(100) == "r0" })
-	f.counts(`warmroute_backend_breaker_state{backend="r0"} 0`)
+	f.awaitMetric(`warmroute_backend_breaker_state{backend="r0"} 0`)
 }
 
 // hangOn answers requests, and hangs on those whose body has the word until free is
@@ -418,7 +418,7 @@ func TestResponseTimeout(t *testing.T) {
 		if resp, got := f.post("/v1/chat/completions", askWhole); got != whole {
 			t.Errorf("got %d %q", resp.StatusCode, got)
 		}
-		f.counts(`warmroute_retries_total{reason="response_timeout"} 1`)
+		f.awaitMetric(`warmroute_retries_total{reason="response_timeout"} 1`)
 	})
 	t.Run("of a replica that worked before", func(t *testing.T) {
 		never := make(chan struct{})

@@ -73,9 +73,9 @@ func TestInvalidKeyRejected(t *testing.T) {
 			t.Errorf("%s: got %d, want %d", path, resp.StatusCode, status)
 		}
 	}
-	f.counts(`warmroute_unauthorized_total{reason="expired"} 1`)
-	f.counts(`warmroute_unauthorized_total{reason="unknown"} 2`)
-	f.counts(`warmroute_key_requests_total{key="a"} 3`)
+	f.awaitMetric(`warmroute_unauthorized_total{reason="expired"} 1`)
+	f.awaitMetric(`warmroute_unauthorized_total{reason="unknown"} 2`)
+	f.awaitMetric(`warmroute_key_requests_total{key="a"} 3`)
 }
 
 func TestInvalidKeyRejectedBeforeBody(t *testing.T) {
@@ -235,7 +235,7 @@ func TestKeyModelAliases(t *testing.T) {
 	if resp, answer := f.post("/v1/chat/completions", strings.Replace(askWhole, `"model":"m",`, ``, 1), bearer("a")...); resp.StatusCode != 200 {
 		t.Errorf("got %d %s", resp.StatusCode, answer)
 	}
-	f.counts(`warmroute_requests_total{backend="r0",code="200",endpoint="/v1/chat/completions",model="alias"} 1`)
+	f.awaitMetric(`warmroute_requests_total{backend="r0",code="200",endpoint="/v1/chat/completions",model="alias"} 1`)
 }
 
 func TestKeyRateLimits(t *testing.T) {
@@ -271,15 +271,15 @@ func TestKeyRateLimits(t *testing.T) {
 		t.Fatalf("got %d %s", resp.StatusCode, answer)
 	}
 	header(resp, "Limit-Tokens", "1000")
-	f.counts(`warmroute_key_completion_tokens_total{key="small"} 30000`)
-	f.counts(`warmroute_key_prompt_tokens_total{key="small"} 12`)
+	f.awaitMetric(`warmroute_key_completion_tokens_total{key="small"} 30000`)
+	f.awaitMetric(`warmroute_key_prompt_tokens_total{key="small"} 12`)
 	resp, answer = f.post("/v1/chat/completions", askWhole, bearer("small")...)
 	over(resp, answer, "1000 tokens a minute")
 	if resp.Header.Get("Retry-After") < "17" { // 30 minutes of debt
 		t.Errorf("Retry-After %s", resp.Header.Get("Retry-After"))
 	}
-	f.counts(`warmroute_key_refusals_total{key="slow",reason="requests"} 1`)
-	f.counts(`warmroute_key_refusals_total{key="small",reason="tokens"} 1`)
+	f.awaitMetric(`warmroute_key_refusals_total{key="slow",reason="requests"} 1`)
+	f.awaitMetric(`warmroute_key_refusals_total{key="small",reason="tokens"} 1`)
 }
 
 func TestKeyConcurrencyLimit(t *testing.T) {
@@ -303,15 +303,15 @@ func TestKeyConcurrencyLimit(t *testing.T) {
 	if resp, answer := f.post("/v1/chat/completions", askWhole, bearer("one")...); resp.StatusCode != 429 || !strings.Contains(answer, "1 requests at once") {
 		t.Errorf("got %d %s", resp.StatusCode, answer)
 	}
-	f.counts(`warmroute_key_in_flight{key="one"} 1`)
+	f.awaitMetric(`warmroute_key_in_flight{key="one"} 1`)
 	close(end)
 	if err := <-first; err != nil {
 		t.Fatal(err)
 	}
-	f.counts(`warmroute_key_in_flight{key="one"} 0`)
+	f.awaitMetric(`warmroute_key_in_flight{key="one"} 0`)
 	// No usage was told: one token an event, and the prompt as predicted.
-	f.counts(`warmroute_key_completion_tokens_total{key="one"} 4`)
-	f.counts(fmt.Sprintf(`warmroute_key_prompt_tokens_total{key="one"} %d`, f.promptTokens(askStream, bearer("one")...)))
+	f.awaitMetric(`warmroute_key_completion_tokens_total{key="one"} 4`)
+	f.awaitMetric(fmt.Sprintf(`warmroute_key_prompt_tokens_total{key="one"} %d`, f.promptTokens(askStream, bearer("one")...)))
 }
 
 // promptTokens is what the router takes the prompt of a body for.
@@ -330,7 +330,7 @@ func TestFailedRequestsNotCharged(t *testing.T) {
 			t.Fatalf("got %d %s", resp.StatusCode, answer)
 		}
 	}
-	f.counts(`warmroute_key_prompt_tokens_total{key="a"} 0`)
+	f.awaitMetric(`warmroute_key_prompt_tokens_total{key="a"} 0`)
 }
 
 func TestKeyPriorityIsMinimum(t *testing.T) {

@@ -137,7 +137,7 @@ func TestStalledBodyStatus408(t *testing.T) {
 	if refused(t, answer); resp.StatusCode != http.StatusRequestTimeout || !resp.Close {
 		t.Errorf("got %d, close %v", resp.StatusCode, resp.Close)
 	}
-	if f.settled(); len(r.requests()) != 0 {
+	if f.awaitIdle(); len(r.requests()) != 0 {
 		t.Error("a backend was bothered")
 	}
 }
@@ -171,7 +171,7 @@ func TestBodyMemoryLimitStatus503(t *testing.T) {
 	if resp, err := http.ReadResponse(bufio.NewReader(slow), nil); err != nil || resp.StatusCode != http.StatusOK {
 		t.Fatalf("the slow one got %v, %v", resp, err)
 	}
-	f.settled()
+	f.awaitIdle()
 	if resp, _ := f.post("/v1/chat/completions", askWhole); resp.StatusCode != http.StatusOK {
 		t.Errorf("with room again: %d", resp.StatusCode)
 	}

@@ -53,8 +53,8 @@ func TestBlockedClientClosed(t *testing.T) {
 				s.closed()
 			}})
 			conn := f.askFrom(c.ask)
-			f.counts(`warmroute_aborts_total{phase="not_reading"} 1`)
-			f.settled()
+			f.awaitMetric(`warmroute_aborts_total{phase="not_reading"} 1`)
+			f.awaitIdle()
 			<-gone
 			// What was on its way still comes, and no end of the answer.
 			br := bufio.NewReader(conn)
@@ -83,7 +83,7 @@ func TestBlockedClientClosedOnError(t *testing.T) {
 			}
 		}
 	}()
-	f.counts(`warmroute_aborts_total{phase="not_reading"} 1`)
+	f.awaitMetric(`warmroute_aborts_total{phase="not_reading"} 1`)
 	conn.Close()
 	<-ended
 }
@@ -175,8 +175,8 @@ func TestBlockedHTTP2ClientClosed(t *testing.T) {
 				t.Fatal(resp, err)
 			}
 			defer resp.Body.Close()
-			f.counts(`warmroute_aborts_total{phase="not_reading"} 1`)
-			f.settled()
+			f.awaitMetric(`warmroute_aborts_total{phase="not_reading"} 1`)
+			f.awaitIdle()
 			if _, err := io.Copy(io.Discard, resp.Body); err == nil {
 				t.Error("the answer seemed to end well")
 			}

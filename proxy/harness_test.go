@@ -71,11 +71,11 @@ type fleet struct {
 // replica that it can go to, since each seems busier than the one before.
 func serve(t testing.TB, change func(*Options), replicas ...*replica) *fleet {
 	t.Helper()
-	return serveHolding(t, router.QueueSettings{}, change, replicas...)
+	return serveWithQueue(t, router.QueueSettings{}, change, replicas...)
 }
 
-// serveHolding is serve with an admission queue.
-func serveHolding(t testing.TB, hold router.QueueSettings, change func(*Options), replicas ...*replica) *fleet {
+// serveWithQueue is serve with an admission queue.
+func serveWithQueue(t testing.TB, hold router.QueueSettings, change func(*Options), replicas ...*replica) *fleet {
 	t.Helper()
 	var list []*backends.Backend
 	for i, r := range replicas {
@@ -172,7 +172,7 @@ func newFleet(t testing.TB, list []*backends.Backend, policy string, hold router
 	f.client = &http.Client{Transport: &http.Transport{DisableCompression: true, MaxIdleConnsPerHost: 64}}
 	t.Cleanup(func() {
 		f.client.CloseIdleConnections()
-		f.settled()
+		f.awaitIdle()
 		server.Shutdown(ctx)
 		stop()
 		running.Wait()
@@ -180,15 +180,15 @@ func newFleet(t testing.TB, list []*backends.Backend, policy string, hold router
 	return f
 }
 
-// settled waits until nothing is in flight and nothing is held any more.
-func (f *fleet) settled() {
+// awaitIdle waits until nothing is in flight, queued or buffered.
+func (f *fleet) awaitIdle() {
 	f.t.Helper()
 	for _, b := range f.backends {
 		eventually(f.t, "in flight on "+b.Name+" is 0", func() bool { return b.InFlight.Load() == 0 })
 	}
 	eventually(f.t, "no request waits", func() bool { return f.router.WaitingRequests() == 0 })
-	eventually(f.t, "no body is held", func() bool { return f.proxy.bodies.inUse.Load() == 0 })
-	eventually(f.t, "no answer is held", func() bool { return f.proxy.buffers.reserved.Load() == 0 })
+	eventually(f.t, "no body is in memory", func() bool { return f.proxy.bodies.inUse.Load() == 0 })
+	eventually(f.t, "no response is buffered", func() bool { return f.proxy.buffers.reserved.Load() == 0 })
 }
 
 // eventually waits for something that must come, however slow the machine.
@@ -291,8 +291,8 @@ func (f *fleet) exposition() string {
 	return w.Body.String()
 }
 
-// counts waits until the exposition has a line.
-func (f *fleet) counts(line string) {
+// awaitMetric waits until the exposition has a line.
+func (f *fleet) awaitMetric(line string) {
 	f.t.Helper()
 	eventually(f.t, "metric "+line, func() bool { return strings.Contains(f.exposition(), "\n"+line+"\n") })
 }

@@ -98,7 +98,7 @@ func TestRouteHeaders(t *testing.T) {
 		} {
 			t.Run(c.name+" to "+who.name, func(t *testing.T) {
 				t.Parallel()
-				f := serveHolding(t, c.hold, func(o *Options) {
+				f := serveWithQueue(t, c.hold, func(o *Options) {
 					if c.change != nil {
 						c.change(o)
 					}

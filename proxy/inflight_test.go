@@ -36,8 +36,8 @@ func (f *fleet) only(phase Phase) (r InFlightRequest) {
 // cancelled is what is left of a request that was cancelled.
 func (f *fleet) cancelled() {
 	f.t.Helper()
-	f.counts(`warmroute_aborts_total{phase="cancelled"} 1`)
-	f.settled()
+	f.awaitMetric(`warmroute_aborts_total{phase="cancelled"} 1`)
+	f.awaitIdle()
 	eventually(f.t, "it is in flight no more", func() bool { return f.proxy.inFlight.Load() == 0 })
 	if got := f.proxy.Activity().Requests(10, 10); got.Total != 0 || len(got.Oldest)+len(got.Queued) != 0 {
 		f.t.Errorf("still listed: %+v", got)
@@ -60,19 +60,19 @@ func TestCancelBeforeResponse(t *testing.T) {
 		phase  Phase
 		asked  int // requests that replicas see
 	}{
-		{"held", asked("second", false), oneAtATime(10), nil, hang(), Queued, 1},
-		{"while it waits to be tried again", askWhole, holdsForAMinute,
+		{"held", asked("second", false), oneStreamQueue(10), nil, hang(), Queued, 1},
+		{"while it waits to be tried again", askWhole, queueForAMinute,
 			func(o *Options) { o.Retry.Share, o.Retry.PerSecond = 0.001, 0 }, once(), Queued, 1},
-		{"while it waits for a place", askWhole, holdsForAMinute, nil, always(answered("503 Service Unavailable", "full")), Queued, 1},
+		{"while it waits for a place", askWhole, queueForAMinute, nil, always(answered("503 Service Unavailable", "full")), Queued, 1},
 		{"before the header", askStream, router.QueueSettings{}, nil, hang(), FirstToken, 1},
 		{"between header and first event", askStream, router.QueueSettings{}, nil, hang(sseHead), FirstToken, 1},
-		{"in a held answer", askWhole, router.QueueSettings{}, nil, hang(answered("200 OK", whole)[:200]), FirstToken, 1},
+		{"in a buffered response", askWhole, router.QueueSettings{}, nil, hang(answered("200 OK", whole)[:200]), FirstToken, 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			gone := make(chan struct{}, 10)
 			r := &replica{script: func(s *session) { c.script(s); gone <- struct{}{} }}
-			f := serveHolding(t, c.hold, c.change, r)
+			f := serveWithQueue(t, c.hold, c.change, r)
 			var first <-chan answer
 			if c.name == "held" { // by another, which fills the replica
 				first = f.background(asked("first", true))
@@ -103,8 +103,8 @@ func TestCancelBeforeResponse(t *testing.T) {
 				f.proxy.Activity().Cancel(f.only(FirstToken).Handle)
 				<-first
 				<-gone
-				f.settled()
-				f.counts(`warmroute_aborts_total{phase="cancelled"} 2`)
+				f.awaitIdle()
+				f.awaitMetric(`warmroute_aborts_total{phase="cancelled"} 2`)
 				return
 			}
 			<-gone
@@ -259,7 +259,7 @@ func TestStatsOfServedRequests(t *testing.T) {
 	for range 4 {
 		f.post("/v1/chat/completions", askStream)
 	}
-	f.settled()
+	f.awaitIdle()
 	eventually(t, "all have ended", func() bool { return f.proxy.Activity().Stats().PerSecond > 0 && f.proxy.inFlight.Load() == 0 })
 	pulse := f.proxy.Activity().Stats()
 	// The replica tells of 8 cached tokens of 12.
@@ -290,7 +290,7 @@ func TestStatsOfStreamsWithoutUsage(t *testing.T) {
 	for range 8 { // the first answer tells of 8 cached tokens of 12
 		f.post("/v1/chat/completions", askStream)
 	}
-	f.settled()
+	f.awaitIdle()
 	pulse := f.proxy.Activity().Stats()
 	if got := pulse.Recent.HitRatio; got < 0.5 {
 		t.Errorf("hit ratio %v", got)
@@ -376,7 +376,7 @@ func TestCancelOverHTTP2(t *testing.T) {
 	if got := <-streaming; !strings.HasPrefix(got, "2 200 ") || !strings.Contains(got, isCancelled) || !strings.HasSuffix(got, doneLine+"<nil>") {
 		t.Errorf("in a stream: %s", got)
 	}
-	f.counts(`warmroute_aborts_total{phase="cancelled"} 2`)
+	f.awaitMetric(`warmroute_aborts_total{phase="cancelled"} 2`)
 }
 
 // hookedBody calls a hook once, where the body has come to its end (net/http reads
@@ -472,7 +472,7 @@ func TestCancelKeepsConnection(t *testing.T) {
 				if n := len(r.requests()); n != 3 {
 					t.Errorf("the replica was asked %d times, want 3", n)
 				}
-				f.counts(`warmroute_aborts_total{phase="cancelled"} 3`)
+				f.awaitMetric(`warmroute_aborts_total{phase="cancelled"} 3`)
 				if e := f.exposition(); strings.Contains(e, `code="499"`) || strings.Contains(e, `backend="r0",code="403"`) {
 					t.Error("one counts as a client that left, or as sent")
 				}
@@ -504,7 +504,7 @@ func TestApparentDisconnectAbortsResponse(t *testing.T) {
 				if err == nil {
 					t.Errorf("got %v %q", resp, body)
 				}
-				f.counts(`warmroute_requests_total{backend="r0",code="499",endpoint="/v1/chat/completions",model="m"} 1`)
+				f.awaitMetric(`warmroute_requests_total{backend="r0",code="499",endpoint="/v1/chat/completions",model="m"} 1`)
 			})
 		}
 	}

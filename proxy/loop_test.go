@@ -41,7 +41,7 @@ func TestLoopRejected(t *testing.T) {
 			if resp.StatusCode != http.StatusLoopDetected || !strings.Contains(body, `"code":"loop_detected"`) || len(r.requests()) != 0 {
 				t.Errorf("got %d %s, and the replica saw %d requests", resp.StatusCode, body, len(r.requests()))
 			}
-			f.counts(`warmroute_requests_total{backend="",code="508",endpoint="/v1/chat/completions",model=""} 1`)
+			f.awaitMetric(`warmroute_requests_total{backend="",code="508",endpoint="/v1/chat/completions",model=""} 1`)
 		})
 	}
 }
@@ -55,7 +55,7 @@ func TestRetryAfterLoopResponse(t *testing.T) {
 	if resp, answer := f.post("/v1/chat/completions", askWhole); answer != whole || resp.Header.Get("X-Warmroute-Attempts") != "2" {
 		t.Errorf("got %d %s after %s attempts", resp.StatusCode, answer, resp.Header.Get("X-Warmroute-Attempts"))
 	}
-	f.counts(`warmroute_retries_total{reason="loop"} 1`)
+	f.awaitMetric(`warmroute_retries_total{reason="loop"} 1`)
 	if _, opens := f.router.Breaker(f.backends[0]); opens != 0 {
 		t.Error("the breaker opened")
 	}

@@ -24,8 +24,8 @@ import (
 	"warmroute/sim/engine"
 )
 
-// oneAtATime lets one stream at a time be before its first event.
-func oneAtATime(requests int) router.QueueSettings {
+// oneStreamQueue lets one stream at a time be before its first event.
+func oneStreamQueue(requests int) router.QueueSettings {
 	return router.QueueSettings{Requests: requests, Bytes: 1 << 20, BatchRequests: requests, BatchBytes: 1 << 20, Timeout: time.Minute, StepTokens: 1}
 }
 
@@ -80,10 +80,10 @@ func (f *fleet) background(body string, headers ...string) <-chan answer {
 	return done
 }
 
-// waits until so many requests are held.
-func (f *fleet) waits(n int) {
+// awaitQueued waits until n requests are queued.
+func (f *fleet) awaitQueued(n int) {
 	f.t.Helper()
-	eventually(f.t, fmt.Sprint(n, " requests are held"), func() bool { return f.router.WaitingRequests() == n })
+	eventually(f.t, fmt.Sprint(n, " requests are queued"), func() bool { return f.router.WaitingRequests() == n })
 }
 
 // asked is a body that tells its request from others. Their prompts share nothing.
@@ -95,12 +95,12 @@ func TestQueueUntilCapacity(t *testing.T) {
 	for _, stream := range []bool{false, true} {
 		t.Run(fmt.Sprint("stream ", stream), func(t *testing.T) {
 			g := newGated()
-			f := serveHolding(t, oneAtATime(10), nil, &g.replica)
+			f := serveWithQueue(t, oneStreamQueue(10), nil, &g.replica)
 			first := f.background(asked("first", true))
 			eventually(t, "the first is sent", func() bool { return len(g.requests()) == 1 })
 			second := f.background(asked("second", stream))
-			f.waits(1)
-			f.counts("warmroute_queue_requests{class=\"normal\"} 1")
+			f.awaitQueued(1)
+			f.awaitMetric("warmroute_queue_requests{class=\"normal\"} 1")
 			if len(g.requests()) != 1 {
 				t.Error("the second was sent before there was room")
 			}
@@ -113,11 +113,11 @@ func TestQueueUntilCapacity(t *testing.T) {
 			if ms, err := strconv.Atoi(a.header.Get("X-Warmroute-Queue-Ms")); a.status != http.StatusOK || err != nil || ms < 0 {
 				t.Errorf("the second got %+v", a)
 			}
-			f.settled()
-			f.counts("warmroute_queue_requests{class=\"normal\"} 0")
-			f.counts("warmroute_queue_seconds_count 1")
-			f.counts(`warmroute_queue_ends_total{end="sent"} 1`)
-			f.counts("warmroute_overhead_seconds_count 2")
+			f.awaitIdle()
+			f.awaitMetric("warmroute_queue_requests{class=\"normal\"} 0")
+			f.awaitMetric("warmroute_queue_seconds_count 1")
+			f.awaitMetric(`warmroute_queue_ends_total{end="sent"} 1`)
+			f.awaitMetric("warmroute_overhead_seconds_count 2")
 		})
 	}
 }
@@ -126,26 +126,26 @@ func TestQueueUntilCapacity(t *testing.T) {
 func TestQueueTimeInTTFT(t *testing.T) {
 	const wait = 300 * time.Millisecond
 	g := newGated()
-	f := serveHolding(t, oneAtATime(10), nil, &g.replica)
+	f := serveWithQueue(t, oneStreamQueue(10), nil, &g.replica)
 	first := f.background(asked("first", true))
 	eventually(t, "the first is sent", func() bool { return len(g.requests()) == 1 })
 	second := f.background(asked("second", true))
-	f.waits(1)
-	time.Sleep(wait) // it is held at least so long
+	f.awaitQueued(1)
+	time.Sleep(wait) // it is queued at least so long
 	g.next <- struct{}{}
 	<-first
 	g.next <- struct{}{}
 	a := <-second
 	held, err := strconv.Atoi(a.header.Get("X-Warmroute-Queue-Ms"))
 	if err != nil || held < int(wait.Milliseconds()) {
-		t.Errorf("held for %d ms (%v), want at least %v", held, err, wait)
+		t.Errorf("queued for %d ms (%v), want at least %v", held, err, wait)
 	}
 	overhead, err := strconv.Atoi(a.header.Get("X-Warmroute-Overhead-Us"))
 	if err != nil || overhead < 0 || overhead >= held*1000 {
-		t.Errorf("overhead %d µs (%v) of a request held for %d ms", overhead, err, held)
+		t.Errorf("overhead %d µs (%v) of a request queued for %d ms", overhead, err, held)
 	}
-	f.settled()
-	f.counts(`warmroute_ttft_seconds_bucket{backend="r0",model="m",le="0.25"} 0`)
+	f.awaitIdle()
+	f.awaitMetric(`warmroute_ttft_seconds_bucket{backend="r0",model="m",le="0.25"} 0`)
 }
 
 func TestQueueFullStatus429(t *testing.T) {
@@ -155,16 +155,16 @@ func TestQueueFullStatus429(t *testing.T) {
 		hold router.QueueSettings
 		body string
 	}{
-		{"in number", oneAtATime(1), askWhole},
-		{"in bytes", oneAtATime(10), strings.Replace(askWhole, "What", long, 1)},
+		{"in number", oneStreamQueue(1), askWhole},
+		{"in bytes", oneStreamQueue(10), strings.Replace(askWhole, "What", long, 1)},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			g := newGated()
-			f := serveHolding(t, c.hold, nil, &g.replica)
+			f := serveWithQueue(t, c.hold, nil, &g.replica)
 			first := f.background(asked("first", true))
 			eventually(t, "the first is sent", func() bool { return len(g.requests()) == 1 })
 			second := f.background(asked("second", false))
-			f.waits(1)
+			f.awaitQueued(1)
 			resp, text := f.post("/v1/chat/completions", c.body)
 			after, err := strconv.Atoi(resp.Header.Get("Retry-After"))
 			if resp.StatusCode != http.StatusTooManyRequests || err != nil || after < 1 ||
@@ -178,17 +178,17 @@ func TestQueueFullStatus429(t *testing.T) {
 					t.Errorf("another request got %+v", a)
 				}
 			}
-			f.counts(`warmroute_queue_ends_total{end="full"} 1`)
-			f.counts(`warmroute_requests_total{backend="",code="429",endpoint="/v1/chat/completions",model="m"} 1`)
+			f.awaitMetric(`warmroute_queue_ends_total{end="full"} 1`)
+			f.awaitMetric(`warmroute_requests_total{backend="",code="429",endpoint="/v1/chat/completions",model="m"} 1`)
 		})
 	}
 }
 
 func TestQueueTimeout(t *testing.T) {
 	g := newGated()
-	hold := oneAtATime(10)
+	hold := oneStreamQueue(10)
 	hold.Timeout = 50 * time.Millisecond
-	f := serveHolding(t, hold, nil, &g.replica)
+	f := serveWithQueue(t, hold, nil, &g.replica)
 	first := f.background(asked("first", true))
 	eventually(t, "the first is sent", func() bool { return len(g.requests()) == 1 })
 	resp, text := f.post("/v1/chat/completions", askWhole)
@@ -202,8 +202,8 @@ func TestQueueTimeout(t *testing.T) {
 	if resp.StatusCode != http.StatusServiceUnavailable || resp.Header.Get("Retry-After") == "" || !strings.Contains(text, "no_replica") {
 		t.Errorf("where none is ready: got %d, Retry-After %q, %s", resp.StatusCode, resp.Header.Get("Retry-After"), text)
 	}
-	f.counts(`warmroute_queue_ends_total{end="too_long"} 1`)
-	f.counts(`warmroute_queue_ends_total{end="none_ready"} 1`)
+	f.awaitMetric(`warmroute_queue_ends_total{end="too_long"} 1`)
+	f.awaitMetric(`warmroute_queue_ends_total{end="none_ready"} 1`)
 	if len(g.requests()) != 1 {
 		t.Errorf("the replica saw %d requests", len(g.requests()))
 	}
@@ -214,12 +214,12 @@ func TestMaxInFlight(t *testing.T) {
 		name string
 		hold router.QueueSettings
 	}{
-		{"nothing is held", router.QueueSettings{}},
+		{"no queue", router.QueueSettings{}},
 		{"held", router.QueueSettings{Requests: 10, Timeout: time.Minute}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			g := newGated()
-			f := serveHolding(t, c.hold, nil, &g.replica)
+			f := serveWithQueue(t, c.hold, nil, &g.replica)
 			limited := *f.backends[0].Options()
 			limited.MaxInFlight = 1
 			f.backends[0].SetOptions(limited)
@@ -232,7 +232,7 @@ func TestMaxInFlight(t *testing.T) {
 				}
 				g.next <- struct{}{}
 			} else {
-				f.waits(1)
+				f.awaitQueued(1)
 				g.next <- struct{}{}
 				g.next <- struct{}{}
 				if a := <-second; a.status != http.StatusOK {
@@ -248,7 +248,7 @@ func TestMaxInFlight(t *testing.T) {
 
 func TestDisconnectWhileQueued(t *testing.T) {
 	g := newGated()
-	f := serveHolding(t, oneAtATime(10), nil, &g.replica)
+	f := serveWithQueue(t, oneStreamQueue(10), nil, &g.replica)
 	first := f.background(asked("first", true))
 	eventually(t, "the first is sent", func() bool { return len(g.requests()) == 1 })
 	held := f.proxy.bodies.inUse.Load()
@@ -259,19 +259,19 @@ func TestDisconnectWhileQueued(t *testing.T) {
 		_, err := f.client.Do(req)
 		gone <- err
 	}()
-	f.waits(1)
+	f.awaitQueued(1)
 	if f.proxy.bodies.inUse.Load() <= held {
-		t.Error("the body of a held request is not accounted for")
+		t.Error("the body of a queued request is not accounted for")
 	}
 	leave()
 	if err := <-gone; err == nil {
 		t.Error("was answered")
 	}
-	f.waits(0)
+	f.awaitQueued(0)
 	eventually(t, "its body is freed", func() bool { return f.proxy.bodies.inUse.Load() == held })
-	f.counts(`warmroute_aborts_total{phase="queued"} 1`)
-	f.counts(`warmroute_queue_ends_total{end="left"} 1`)
-	f.counts(`warmroute_requests_total{backend="",code="499",endpoint="/v1/chat/completions",model="m"} 1`)
+	f.awaitMetric(`warmroute_aborts_total{phase="queued"} 1`)
+	f.awaitMetric(`warmroute_queue_ends_total{end="left"} 1`)
+	f.awaitMetric(`warmroute_requests_total{backend="",code="499",endpoint="/v1/chat/completions",model="m"} 1`)
 	g.next <- struct{}{}
 	<-first
 	if len(g.requests()) != 1 {
@@ -281,7 +281,7 @@ func TestDisconnectWhileQueued(t *testing.T) {
 
 func TestPriorityOrder(t *testing.T) {
 	g := newGated()
-	f := serveHolding(t, oneAtATime(10), nil, &g.replica)
+	f := serveWithQueue(t, oneStreamQueue(10), nil, &g.replica)
 	all := []<-chan answer{f.background(asked("first", true))}
 	eventually(t, "the first is sent", func() bool { return len(g.requests()) == 1 })
 	for i, priority := range []string{"5", "", "3", "0"} {
@@ -291,7 +291,7 @@ func TestPriorityOrder(t *testing.T) {
 		} else {
 			all = append(all, f.background(body, priorityHeader, priority))
 		}
-		f.waits(i + 1)
+		f.awaitQueued(i + 1)
 	}
 	var order []string
 	for i, done := range all {
@@ -323,20 +323,20 @@ func TestKeyQueueTime(t *testing.T) {
 		keyOf("patient", func(k *apikey.Key) { k.QueueTime = time.Hour }),
 		keyOf("hasty", func(k *apikey.Key) { k.QueueTime = 50 * time.Millisecond }))
 	holding := func(d time.Duration) router.QueueSettings {
-		hold := oneAtATime(10)
+		hold := oneStreamQueue(10)
 		hold.Timeout = d
 		return hold
 	}
 	t.Run("longer", func(t *testing.T) {
 		g := newGated()
-		f := serveHolding(t, holding(50*time.Millisecond), users, &g.replica)
+		f := serveWithQueue(t, holding(50*time.Millisecond), users, &g.replica)
 		first := f.background(asked("first", true), bearer("plain")...)
 		eventually(t, "the first is sent", func() bool { return len(g.requests()) == 1 })
 		patient := f.background(asked("patient", false), bearer("patient")...)
-		f.waits(1)
+		f.awaitQueued(1)
 		// It comes later, so the other one has waited for longer when this one is refused.
 		heldTooLong(t, "without a queue time", <-f.background(asked("plain", false), bearer("plain")...))
-		f.waits(1)
+		f.awaitQueued(1)
 		g.next <- struct{}{}
 		g.next <- struct{}{}
 		for _, a := range []answer{<-first, <-patient} {
@@ -347,13 +347,13 @@ func TestKeyQueueTime(t *testing.T) {
 	})
 	t.Run("shorter", func(t *testing.T) {
 		g := newGated()
-		f := serveHolding(t, holding(time.Hour), users, &g.replica)
+		f := serveWithQueue(t, holding(time.Hour), users, &g.replica)
 		first := f.background(asked("first", true), bearer("plain")...)
 		eventually(t, "the first is sent", func() bool { return len(g.requests()) == 1 })
 		plain := f.background(asked("plain", false), bearer("plain")...)
-		f.waits(1)
+		f.awaitQueued(1)
 		heldTooLong(t, "with one", <-f.background(asked("hasty", false), bearer("hasty")...))
-		f.waits(1)
+		f.awaitQueued(1)
 		g.next <- struct{}{}
 		g.next <- struct{}{}
 		for _, a := range []answer{<-first, <-plain} {
@@ -364,7 +364,7 @@ func TestKeyQueueTime(t *testing.T) {
 	})
 	t.Run("for a place on a full replica", func(t *testing.T) {
 		full := &replica{script: always(answered("503 Service Unavailable", `{"error":{"message":"full"}}`))}
-		f := serveHolding(t, holding(time.Hour), users, full)
+		f := serveWithQueue(t, holding(time.Hour), users, full)
 		f.backends[0].InFlight.Add(1) // a request that never ends, so that no place falls free
 		defer f.backends[0].InFlight.Add(-1)
 		if a := <-f.background(askWhole, bearer("hasty")...); a.status != http.StatusServiceUnavailable {
@@ -373,7 +373,7 @@ func TestKeyQueueTime(t *testing.T) {
 	})
 	t.Run("while connections are refused", func(t *testing.T) {
 		g := newGated()
-		f := serveHolding(t, holding(time.Hour), users, &g.replica)
+		f := serveWithQueue(t, holding(time.Hour), users, &g.replica)
 		g.listener.Close()
 		if a := <-f.background(askWhole, bearer("hasty")...); a.status != http.StatusServiceUnavailable {
 			t.Errorf("got %+v", a)
@@ -395,13 +395,13 @@ func TestQueueBoundsPerPriorityClass(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			hold.Timeout, hold.StepTokens = time.Minute, 1
 			g := newGated()
-			f := serveHolding(t, hold, users, &g.replica)
+			f := serveWithQueue(t, hold, users, &g.replica)
 			all := []<-chan answer{f.background(asked("first", true), bearer("normal")...)}
 			eventually(t, "the first is sent", func() bool { return len(g.requests()) == 1 })
 			for _, class := range classes {
 				for i := range class.may {
 					all = append(all, f.background(asked(fmt.Sprint(class.name, i, text), false), bearer(class.name)...))
-					f.waits(len(all) - 1)
+					f.awaitQueued(len(all) - 1)
 				}
 				resp, body := f.post("/v1/chat/completions", asked(class.name+text, false), bearer(class.name)...)
 				if resp.StatusCode != http.StatusTooManyRequests || !strings.Contains(body, "queue_full") {
@@ -409,7 +409,7 @@ func TestQueueBoundsPerPriorityClass(t *testing.T) {
 				}
 			}
 			for _, class := range classes {
-				f.counts(fmt.Sprintf("warmroute_queue_requests{class=%q} %d", class.name, class.may))
+				f.awaitMetric(fmt.Sprintf("warmroute_queue_requests{class=%q} %d", class.name, class.may))
 			}
 			for range all {
 				g.next <- struct{}{}
@@ -435,7 +435,7 @@ func TestBatchReserve(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			g := newGated()
 			hold := router.QueueSettings{Requests: 10, BatchRequests: 100, Timeout: time.Minute, StepTokens: 1}
-			f := serveHolding(t, hold, limits, &g.replica)
+			f := serveWithQueue(t, hold, limits, &g.replica)
 			var all []<-chan answer
 			for i := range inBatch {
 				all = append(all, f.background(asked(fmt.Sprint(i), true), priorityHeader, "5"))
@@ -485,7 +485,7 @@ func TestBatchQueueTime(t *testing.T) {
 		keyOf("batch", func(k *apikey.Key) { k.Priority, k.QueueTime, k.RouteHeaders = 10, time.Second, true }))
 	// Batch requests may hardly take any time: none but the first is sent otherwise.
 	hold := router.QueueSettings{Requests: 10, BatchRequests: 10, Timeout: time.Hour, BatchSlowdown: 1e-6}
-	f := serveHolding(t, hold, users, r)
+	f := serveWithQueue(t, hold, users, r)
 	var all []<-chan answer
 	for _, key := range []string{"normal", "batch", "batch", "normal"} {
 		all = append(all, f.background(asked(fmt.Sprint(len(all)), false), bearer(key)...))
@@ -499,7 +499,7 @@ func TestBatchQueueTime(t *testing.T) {
 		a := <-done
 		ms, _ := strconv.Atoi(a.header.Get("X-Warmroute-Queue-Ms"))
 		if a.status != http.StatusOK || i == 2 && ms < 500 {
-			t.Errorf("request %d was held for %d ms: %+v", i, ms, a)
+			t.Errorf("request %d was queued for %d ms: %+v", i, ms, a)
 		}
 	}
 }
@@ -564,7 +564,7 @@ func TestStreamBurst(t *testing.T) {
 	for err := range failed {
 		t.Fatalf("%v (and perhaps %d more)", err, len(failed))
 	}
-	f.settled()
+	f.awaitIdle()
 	f.client.CloseIdleConnections()
 	for _, b := range f.backends {
 		b.Options().Transport.(*gate).CloseIdleConnections()

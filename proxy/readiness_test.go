@@ -93,13 +93,13 @@ func TestReadyzOfModelNeedsKey(t *testing.T) {
 func TestModelReadinessMetrics(t *testing.T) {
 	f := serve(t, nil, &replica{models: []string{"a", "lora<a"}}, &replica{models: []string{"b"}}, &replica{models: []string{"a"}})
 	f.backends[1].SetState(backends.Down)
-	f.counts(`warmroute_model_backends{model="a"} 2`)
-	f.counts(`warmroute_model_ready_backends{model="a"} 2`)
-	f.counts(`warmroute_model_ready_backends{model="lora"} 1`)
-	f.counts(`warmroute_model_backends{model="b"} 1`)
-	f.counts(`warmroute_model_ready_backends{model="b"} 0`)
+	f.awaitMetric(`warmroute_model_backends{model="a"} 2`)
+	f.awaitMetric(`warmroute_model_ready_backends{model="a"} 2`)
+	f.awaitMetric(`warmroute_model_ready_backends{model="lora"} 1`)
+	f.awaitMetric(`warmroute_model_backends{model="b"} 1`)
+	f.awaitMetric(`warmroute_model_ready_backends{model="b"} 0`)
 	f.backends[2].SetState(backends.Draining)
-	f.counts(`warmroute_model_ready_backends{model="a"} 1`)
+	f.awaitMetric(`warmroute_model_ready_backends{model="a"} 1`)
 	f.backends[1].SetModels(cards([]string{"a"}))
 	if text := f.exposition(); strings.Contains(text, `warmroute_model_backends{model="b"}`) || strings.Contains(text, `warmroute_model_ready_backends{model="b"}`) {
 		t.Error("a model that nobody lists any more has series")
@@ -108,12 +108,12 @@ func TestModelReadinessMetrics(t *testing.T) {
 
 // A full queue of requests for a model whose only replica is down refuses none for another model.
 func TestQueueOfUnreadyModelDoesNotRefuseOthers(t *testing.T) {
-	f := serveHolding(t, router.QueueSettings{Requests: 4, Timeout: time.Minute}, nil,
+	f := serveWithQueue(t, router.QueueSettings{Requests: 4, Timeout: time.Minute}, nil,
 		&replica{models: []string{"a"}, script: always(answered("200 OK", whole))}, &replica{models: []string{"b"}, script: always(answered("200 OK", whole))})
 	f.backends[0].SetState(backends.Down)
 	chatOf := func(model string) string { return strings.Replace(askWhole, `"m"`, `"`+model+`"`, 1) }
 	waiting := []<-chan answer{f.background(chatOf("a")), f.background(chatOf("a"))}
-	f.waits(2)
+	f.awaitQueued(2)
 	if a := <-f.background(chatOf("a")); a.status != http.StatusTooManyRequests || !strings.Contains(a.body, "queue_full") {
 		t.Errorf("one more than may wait got %+v", a)
 	}

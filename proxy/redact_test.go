@@ -79,5 +79,5 @@ func TestPanicLogHidesRequest(t *testing.T) {
 	if log := f.log.String(); strings.Contains(log, "MARKED") || strings.Contains(log, secretOf("a")) {
 		t.Errorf("the log shows what was asked:\n%s", log)
 	}
-	f.counts(`warmroute_key_in_flight{key="a"} 0`)
+	f.awaitMetric(`warmroute_key_in_flight{key="a"} 0`)
 }

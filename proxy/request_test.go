@@ -248,7 +248,7 @@ func TestBadBodyRejected(t *testing.T) {
 			if c.param != "" && (e.Error.Param == nil || *e.Error.Param != c.param) {
 				t.Errorf("param is not %s: %s", c.param, answer)
 			}
-			f.settled()
+			f.awaitIdle()
 		})
 	}
 	if len(r.requests()) != 0 {
@@ -397,7 +397,7 @@ func TestInFlightLimit(t *testing.T) {
 	for _, s := range streams {
 		s.rest()
 	}
-	f.settled()
+	f.awaitIdle()
 	if resp, _ := f.post("/v1/chat/completions", askStream); resp.StatusCode != http.StatusOK {
 		t.Errorf("with room again: %d", resp.StatusCode)
 	}
@@ -519,7 +519,7 @@ func TestDrippingBodyStatus408(t *testing.T) {
 	if resp, err := http.ReadResponse(bufio.NewReader(conn), nil); err != nil || resp.StatusCode != http.StatusRequestTimeout {
 		t.Errorf("got %v, %v", resp, err)
 	}
-	f.settled()
+	f.awaitIdle()
 	<-dripping
 }
 
@@ -571,7 +571,7 @@ func TestConnectionLimit(t *testing.T) {
 	if got := stream.rest(); !strings.HasSuffix(got, doneLine) {
 		t.Errorf("the stream ended in %q", got)
 	}
-	f.counts("warmroute_connections_closed_total 3")
+	f.awaitMetric("warmroute_connections_closed_total 3")
 }
 
 // suspects reports the names of suspected backends.
@@ -585,7 +585,7 @@ func TestFirstEventAfterLongComments(t *testing.T) {
 	if _, answer := f.post("/v1/chat/completions", askStream); !strings.Contains(answer, hello) {
 		t.Error("the event did not come through")
 	}
-	f.settled()
+	f.awaitIdle()
 	if got := f.blocks()[0]; got != questionBlocks {
 		t.Errorf("%d blocks are kept of a prompt that was computed, want %d", got, questionBlocks)
 	}
@@ -606,7 +606,7 @@ func TestDisconnectClosesReplicaConnection(t *testing.T) {
 		{"between header and first event", askStream, []string{sseHead}, "", "before_answer", 0},
 		{"after a comment", askStream, []string{sseHead, chunk(": keep-alive\n\n")}, "", "before_answer", 0},
 		{"in mid-stream", askStream, []string{sseHead, chunk(role), chunk(hello)}, "data: ", "in_stream", questionBlocks},
-		{"in a held answer", askWhole, []string{answered("200 OK", whole)[:200]}, "", "before_answer", 0},
+		{"in a buffered response", askWhole, []string{answered("200 OK", whole)[:200]}, "", "before_answer", 0},
 		{"in a long answer", askWhole, []string{answered("200 OK", long)[:3<<19]}, "xxxx", "in_body", questionBlocks},
 	}
 	for _, c := range cases {
@@ -644,9 +644,9 @@ func TestDisconnectClosesReplicaConnection(t *testing.T) {
 			leave()
 			<-gone // while the replica is silent
 			<-ended
-			f.settled()
-			f.counts(`warmroute_aborts_total{phase="` + c.phase + `"} 1`)
-			f.counts(`warmroute_requests_total{backend="r0",code="499",endpoint="/v1/chat/completions",model="m"} 1`)
+			f.awaitIdle()
+			f.awaitMetric(`warmroute_aborts_total{phase="` + c.phase + `"} 1`)
+			f.awaitMetric(`warmroute_requests_total{backend="r0",code="499",endpoint="/v1/chat/completions",model="m"} 1`)
 			if len(other.requests()) != 0 || len(suspected) != 0 {
 				t.Error("the client's leaving was taken for a failure")
 			}
@@ -666,8 +666,8 @@ func TestDisconnectDuringUpload(t *testing.T) {
 	eventually(t, "the body is being read", func() bool { return f.proxy.bodies.inUse.Load() > 0 })
 	c.SetLinger(0)
 	c.Close()
-	f.counts(`warmroute_aborts_total{phase="in_upload"} 1`)
-	f.counts(`warmroute_requests_total{backend="",code="499",endpoint="/v1/chat/completions",model=""} 1`)
+	f.awaitMetric(`warmroute_aborts_total{phase="in_upload"} 1`)
+	f.awaitMetric(`warmroute_requests_total{backend="",code="499",endpoint="/v1/chat/completions",model=""} 1`)
 	if len(r.requests()) != 0 {
 		t.Error("a backend was asked")
 	}
@@ -690,7 +690,7 @@ func TestDisconnectAtDoneIsServed(t *testing.T) {
 	f.expect(resp.Body, goodStream)
 	c.Close()
 	<-ended
-	f.counts(`warmroute_requests_total{backend="r0",code="200",endpoint="/v1/chat/completions",model="m"} 1`)
+	f.awaitMetric(`warmroute_requests_total{backend="r0",code="200",endpoint="/v1/chat/completions",model="m"} 1`)
 }
 
 // A prompt of which time can have computed nothing is taken back whole, so the
@@ -714,7 +714,7 @@ func TestEarlyDisconnectRevertsIndex(t *testing.T) {
 		t.Error("was answered")
 	}
 	<-gone
-	f.settled()
+	f.awaitIdle()
 	if all := len(long) / 256; f.blocks()[0] > all/2 {
 		t.Errorf("index holds %d of %d blocks", f.blocks()[0], all)
 	}

@@ -468,7 +468,7 @@ func TestRetryAfterStalledHeader(t *testing.T) {
 	if _, answer := f.post("/v1/chat/completions", askWhole); answer != whole {
 		t.Errorf("got %q", answer)
 	}
-	f.counts(`warmroute_retries_total{reason="broken"} 1`)
+	f.awaitMetric(`warmroute_retries_total{reason="broken"} 1`)
 }
 
 func TestEncodedResponseRelayed(t *testing.T) {
@@ -639,8 +639,8 @@ func TestLongResponseUsage(t *testing.T) {
 			if c.prompt == 0 {
 				c.prompt = f.promptTokens(c.ask, bearer(name)...)
 			}
-			f.counts(fmt.Sprintf(`warmroute_key_completion_tokens_total{key=%q} %d`, name, c.completed))
-			f.counts(fmt.Sprintf(`warmroute_key_prompt_tokens_total{key=%q} %d`, name, c.prompt))
+			f.awaitMetric(fmt.Sprintf(`warmroute_key_completion_tokens_total{key=%q} %d`, name, c.completed))
+			f.awaitMetric(fmt.Sprintf(`warmroute_key_prompt_tokens_total{key=%q} %d`, name, c.prompt))
 		})
 	}
 }
@@ -751,7 +751,7 @@ func TestNextTurnMatchesResponse(t *testing.T) {
 					t.Fatalf("no match in %v: %s", resp.Header, all)
 				}
 				answer, observed = answerOf(all)
-				f.settled()
+				f.awaitIdle()
 				return answer, predicted, observed
 			}
 			turns := []string{question}

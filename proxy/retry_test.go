@@ -17,8 +17,8 @@ import (
 	"warmroute/router"
 )
 
-// holdsForAMinute is an admission queue that nobody is turned away from.
-var holdsForAMinute = router.QueueSettings{Requests: 1000, Timeout: time.Minute}
+// queueForAMinute is an admission queue that nobody is turned away from.
+var queueForAMinute = router.QueueSettings{Requests: 1000, Timeout: time.Minute}
 
 // mortal is a replica that ends, listener and all, when it is told to.
 type mortal struct{ replica }
@@ -56,7 +56,7 @@ func checked(f **fleet) func(*Options) {
 }
 
 func serveChecked(t *testing.T, replicas ...*replica) (f *fleet) {
-	f = serveHolding(t, holdsForAMinute, checked(&f), replicas...)
+	f = serveWithQueue(t, queueForAMinute, checked(&f), replicas...)
 	return f
 }
 
@@ -138,7 +138,7 @@ func TestRollingRestart(t *testing.T) {
 		f := serveChecked(t, &a.replica, &b.replica, &c.replica)
 		c.die()
 		done := f.background(askWhole)
-		f.waits(1)
+		f.awaitQueued(1)
 		time.Sleep(2 * healthRecheckTimeout) // or one of them looks as well as it would be if the request had killed the others
 		f.revive(t, 2, good)
 		if got := <-done; got.body != whole {
@@ -148,9 +148,9 @@ func TestRollingRestart(t *testing.T) {
 	t.Run("as many as there are attempts", func(t *testing.T) {
 		a, b := newMortal(dies), newMortal(dies)
 		var f *fleet
-		f = serveHolding(t, holdsForAMinute, func(o *Options) { checked(&f)(o); o.Attempts = 2 }, &a.replica, &b.replica)
+		f = serveWithQueue(t, queueForAMinute, func(o *Options) { checked(&f)(o); o.Attempts = 2 }, &a.replica, &b.replica)
 		done := f.background(askWhole)
-		f.waits(1)
+		f.awaitQueued(1)
 		time.Sleep(2 * healthRecheckTimeout)
 		f.revive(t, 1, good)
 		if got := <-done; got.body != whole {
@@ -161,7 +161,7 @@ func TestRollingRestart(t *testing.T) {
 		a := newMortal(dies)
 		f := serveChecked(t, &a.replica)
 		done := f.background(askWhole)
-		f.waits(1)
+		f.awaitQueued(1)
 		f.revive(t, 0, good)
 		if got := <-done; got.body != whole {
 			t.Errorf("got %+v", got)
@@ -186,7 +186,7 @@ func TestRetryBudgetWithFailingFleet(t *testing.T) {
 		t.Run(answer[9:12], func(t *testing.T) {
 			const requests = 300
 			replicas := []*replica{{script: always(answer)}, {script: always(answer)}, {script: always(answer)}}
-			f := serveHolding(t, holdsForAMinute, nil, replicas...)
+			f := serveWithQueue(t, queueForAMinute, nil, replicas...)
 			f.client.Transport.(*http.Transport).MaxIdleConnsPerHost = requests
 			begun := time.Now()
 			var all sync.WaitGroup
@@ -207,7 +207,7 @@ func TestRetryBudgetWithFailingFleet(t *testing.T) {
 			if saw < requests || saw > most {
 				t.Errorf("the replicas saw %d requests, want %d to %d", saw, requests, most)
 			}
-			f.settled()
+			f.awaitIdle()
 			if strings.Contains(f.exposition(), `warmroute_retry_waits_total{end="given_up"} 0`) {
 				t.Error("nobody waited for the budget in vain")
 			}
@@ -221,13 +221,13 @@ func TestZeroRetryBudget(t *testing.T) {
 		script func(*session)
 		status int
 	}{
-		"nothing is held":  {router.QueueSettings{}, once(), http.StatusBadGateway},
-		"held":             {holdsForAMinute, once(), http.StatusBadGateway},
-		"held, with a 503": {holdsForAMinute, always(answered("503 Service Unavailable", "full")), http.StatusServiceUnavailable},
+		"no queue":         {router.QueueSettings{}, once(), http.StatusBadGateway},
+		"held":             {queueForAMinute, once(), http.StatusBadGateway},
+		"held, with a 503": {queueForAMinute, always(answered("503 Service Unavailable", "full")), http.StatusServiceUnavailable},
 	} {
 		t.Run(name, func(t *testing.T) {
 			other := &replica{script: always(answered("200 OK", whole))}
-			f := serveHolding(t, c.hold, func(o *Options) { o.Retry.Share, o.Retry.PerSecond = 0, 0 }, &replica{script: c.script}, other)
+			f := serveWithQueue(t, c.hold, func(o *Options) { o.Retry.Share, o.Retry.PerSecond = 0, 0 }, &replica{script: c.script}, other)
 			begun := time.Now()
 			if resp, _ := f.post("/v1/chat/completions", askWhole); resp.StatusCode != c.status || len(other.requests()) != 0 {
 				t.Errorf("got %d, and the other replica saw %d requests", resp.StatusCode, len(other.requests()))
@@ -235,7 +235,7 @@ func TestZeroRetryBudget(t *testing.T) {
 			if waited := time.Since(begun); waited > failsafe {
 				t.Errorf("answered after %v", waited)
 			}
-			f.counts(`warmroute_retry_waits_total{end="given_up"} 0`)
+			f.awaitMetric(`warmroute_retry_waits_total{end="given_up"} 0`)
 		})
 	}
 }
@@ -292,7 +292,7 @@ func TestRetryWhenSlotFrees(t *testing.T) {
 				l := newLimited(1)
 				full, replicas = append(full, l), append(replicas, &l.replica)
 			}
-			f := serveHolding(t, holdsForAMinute, nil, replicas...)
+			f := serveWithQueue(t, queueForAMinute, nil, replicas...)
 			var all []<-chan answer
 			for i := range 2 * n {
 				all = append(all, f.background(asked(fmt.Sprint(i), false)))
@@ -300,7 +300,7 @@ func TestRetryWhenSlotFrees(t *testing.T) {
 					eventually(t, "it has its place", func() bool { return f.inFlight() == i+1 })
 				}
 			}
-			f.waits(n) // the others, which were refused everywhere
+			f.awaitQueued(n) // the others, which were refused everywhere
 			taken := func() (sum int64) {
 				for _, l := range full {
 					sum += l.taken.Load()
@@ -331,7 +331,7 @@ func TestRetryWhenSlotFrees(t *testing.T) {
 func TestRetryAfterAllFull(t *testing.T) {
 	t.Parallel()
 	r := &replica{script: always(answered("503 Service Unavailable", `{"error":{"message":"queue full"}}`))}
-	f := serveHolding(t, holdsForAMinute, nil, r)
+	f := serveWithQueue(t, queueForAMinute, nil, r)
 	resp, got := f.post("/v1/chat/completions", askWhole)
 	if resp.StatusCode != http.StatusServiceUnavailable || resp.Header.Get("Retry-After") != "1" || !strings.Contains(got, "queue full") {
 		t.Errorf("got %d, Retry-After %q, %s", resp.StatusCode, resp.Header.Get("Retry-After"), got)
@@ -347,12 +347,12 @@ func TestQueueAfter503OfDownBackend(t *testing.T) {
 	t.Parallel()
 	r := newMortal(func(_ *mortal, s *session) { always(answered("503 Service Unavailable", "dead"))(s) })
 	var once sync.Once
-	f := serveHolding(t, holdsForAMinute, func(o *Options) {
+	f := serveWithQueue(t, queueForAMinute, func(o *Options) {
 		o.RecheckHealth = func(b *backends.Backend) { once.Do(func() { b.SetState(backends.Down) }) }
 	}, &r.replica)
 	done := f.background(askWhole)
 	eventually(t, "it was refused", func() bool { return len(r.requests()) == 1 })
-	f.waits(1)
+	f.awaitQueued(1)
 	r.die()
 	f.revive(t, 0, always(answered("200 OK", whole)))
 	if a := <-done; a.body != whole {
@@ -431,11 +431,11 @@ func TestRetryOnAnotherBackend(t *testing.T) {
 					t.Errorf("replica %d saw %d requests, want the client's body once", i, len(seen))
 				}
 			}
-			f.settled()
+			f.awaitIdle()
 			if got := f.blocks(); got[0] != 0 || got[1] != questionBlocks {
 				t.Errorf("index holds %v blocks, want none of the first attempt and %d", got, questionBlocks)
 			}
-			f.counts(`warmroute_retries_total{reason="` + c.reason + `"} 1`)
+			f.awaitMetric(`warmroute_retries_total{reason="` + c.reason + `"} 1`)
 		})
 	}
 }
@@ -451,7 +451,7 @@ func TestConnectionRefusedNotCharged(t *testing.T) {
 	if answer != whole || resp.Header.Get("X-Warmroute-Attempts") != "5" {
 		t.Errorf("got %q after %s attempts", answer, resp.Header.Get("X-Warmroute-Attempts"))
 	}
-	f.settled()
+	f.awaitIdle()
 	if got := f.blocks(); got[0] != 0 || got[4] != questionBlocks {
 		t.Errorf("index holds %v blocks", got)
 	}
@@ -508,7 +508,7 @@ func TestAllBackendsFail(t *testing.T) {
 			if ours := strings.Contains(answer, `"src":"warmroute"`); ours != c.ours {
 				t.Errorf("marked as ours: %v, want %v", ours, c.ours)
 			}
-			f.settled()
+			f.awaitIdle()
 			for i, n := range f.blocks() {
 				if n != 0 {
 					t.Errorf("index still holds %d blocks of backend %d", n, i)
@@ -566,7 +566,7 @@ func TestClientErrorsNotRetried(t *testing.T) {
 			if len(first.requests()) != 1 || len(second.requests()) != 0 {
 				t.Error("was not asked once")
 			}
-			f.settled()
+			f.awaitIdle()
 			if got := f.blocks(); got[0] != 0 {
 				t.Errorf("index holds %d blocks of a prompt that the engine never saw", got[0])
 			}
@@ -584,7 +584,7 @@ func TestClientErrorEventRelayed(t *testing.T) {
 	if len(second.requests()) != 0 {
 		t.Error("another backend was asked")
 	}
-	f.settled()
+	f.awaitIdle()
 	if got := f.blocks(); got[0] != 0 {
 		t.Errorf("index holds %d blocks of a prompt that the engine never saw", got[0])
 	}
@@ -626,12 +626,12 @@ func TestDisconnectDuringRetryWait(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b := &replica{script: c.script}
-			f := serveHolding(t, holdsForAMinute, c.change, &replica{script: c.script}, b)
+			f := serveWithQueue(t, queueForAMinute, c.change, &replica{script: c.script}, b)
 			leave := f.leaving(askWhole)
 			eventually(t, "it waits", func() bool { return f.router.WaitingRequests() == 1 && len(b.requests()) == c.seen })
 			leave()
-			f.counts(`warmroute_aborts_total{phase="queued"} 1`)
-			f.settled()
+			f.awaitMetric(`warmroute_aborts_total{phase="queued"} 1`)
+			f.awaitIdle()
 			if e := f.exposition(); strings.Contains(e, `code="5`) || !strings.Contains(e, `code="499"`) {
 				t.Error("a client that left is counted as the replica's error")
 			}
@@ -642,7 +642,7 @@ func TestDisconnectDuringRetryWait(t *testing.T) {
 	}
 }
 
-// What waits to be tried again counts among those that are held.
+// Requests that wait for a retry count as queued.
 func TestRetryWaitsCountInQueue(t *testing.T) {
 	for name, hold := range map[string]router.QueueSettings{
 		"number": {Requests: 2, Timeout: time.Minute},
@@ -650,7 +650,7 @@ func TestRetryWaitsCountInQueue(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			const requests = 8
-			f := serveHolding(t, hold, func(o *Options) { o.Retry.Share, o.Retry.PerSecond = 0.001, 0 },
+			f := serveWithQueue(t, hold, func(o *Options) { o.Retry.Share, o.Retry.PerSecond = 0.001, 0 },
 				&replica{script: once()}, &replica{script: once()})
 			all := make(chan int, requests)
 			var leave []func()
@@ -673,7 +673,7 @@ func TestRetryWaitsCountInQueue(t *testing.T) {
 			if held == 0 || held > 4 {
 				t.Errorf("%d wait", held)
 			}
-			f.counts(fmt.Sprint("warmroute_queue_requests{class=\"normal\"} ", held))
+			f.awaitMetric(fmt.Sprint("warmroute_queue_requests{class=\"normal\"} ", held))
 			for range requests - held {
 				if code := <-all; code != http.StatusTooManyRequests {
 					t.Errorf("got %d, want a 429", code)
@@ -685,7 +685,7 @@ func TestRetryWaitsCountInQueue(t *testing.T) {
 			for range held {
 				<-all
 			}
-			f.waits(0)
+			f.awaitQueued(0)
 		})
 	}
 }
@@ -715,7 +715,7 @@ func TestAttemptWarningsRateLimited(t *testing.T) {
 func TestLastAttemptAwaitsOutageVerdict(t *testing.T) {
 	dies := func(s *session) { s.request(); s.reset() }
 	suspected := make(chan string, 100)
-	f := serveHolding(t, holdsForAMinute, func(o *Options) {
+	f := serveWithQueue(t, queueForAMinute, func(o *Options) {
 		o.Attempts = 2
 		o.RecheckHealth = suspects(suspected)
 	}, &replica{script: dies}, &replica{script: dies}, &replica{script: dies})
@@ -745,14 +745,14 @@ func TestGracefulRestartOfOnlyReplica(t *testing.T) {
 			for i := range 5 {
 				all = append(all, f.background(asked(fmt.Sprint(i), false)))
 			}
-			f.waits(len(all)) // none is answered while its checks pass
+			f.awaitQueued(len(all)) // none is answered while its checks pass
 			a.die()
 			eventually(t, "it is down", func() bool {
 				f.proxy.recheckHealth(f.backends[0])
 				return f.backends[0].State() == backends.Down
 			})
 			time.Sleep(upstreamErrorRetryTimeout) // longer than words are kept back for
-			f.waits(len(all))
+			f.awaitQueued(len(all))
 			f.revive(t, 0, good)
 			for i, done := range all {
 				if got := <-done; got.body != whole {
@@ -781,7 +781,7 @@ func TestAbortByHealthyReplica(t *testing.T) {
 
 func TestQueueUntilBackendReady(t *testing.T) {
 	good := &replica{script: always(answered("200 OK", whole))}
-	f := serveHolding(t, router.QueueSettings{Requests: 10, Timeout: time.Minute}, nil, good, &replica{})
+	f := serveWithQueue(t, router.QueueSettings{Requests: 10, Timeout: time.Minute}, nil, good, &replica{})
 	for _, b := range f.backends {
 		b.SetState(backends.Down)
 	}
@@ -789,7 +789,7 @@ func TestQueueUntilBackendReady(t *testing.T) {
 	for i := range 5 {
 		all = append(all, f.background(asked(fmt.Sprint(i), false)))
 	}
-	f.waits(5)
+	f.awaitQueued(5)
 	f.backends[0].SetState(backends.Ready)
 	f.router.BackendChanged(f.backends[0])
 	for _, done := range all {
@@ -802,14 +802,14 @@ func TestQueueUntilBackendReady(t *testing.T) {
 // Before the checks have found out, a dead fleet looks ready.
 func TestQueueAfterAllConnectionsRefused(t *testing.T) {
 	r := &replica{}
-	f := serveHolding(t, router.QueueSettings{Requests: 10, Timeout: time.Minute}, nil, r)
+	f := serveWithQueue(t, router.QueueSettings{Requests: 10, Timeout: time.Minute}, nil, r)
 	address := r.listener.Addr().String()
 	r.listener.Close()
 	done := f.background(askWhole)
-	f.counts(`warmroute_backend_in_flight{backend="r0"} 0`)
+	f.awaitMetric(`warmroute_backend_in_flight{backend="r0"} 0`)
 	eventually(t, "it was tried", func() bool { return strings.Contains(f.log.String(), "reason=connect") })
 	f.backends[0].SetState(backends.Down)
-	f.waits(1)
+	f.awaitQueued(1)
 	back := &replica{script: always(answered("200 OK", whole))}
 	back.startAt(t, address)
 	t.Cleanup(back.stop)
@@ -825,7 +825,7 @@ func TestReplicaErrorNotDelayedByDownBackend(t *testing.T) {
 	t.Parallel()
 	failing := &replica{script: always(answered("500 Internal Server Error", `{"error":{"message":"it hurts"}}`))}
 	good := &replica{script: always(answered("200 OK", whole))}
-	f := serveHolding(t, router.QueueSettings{Requests: 10, Timeout: time.Minute}, nil, failing, good)
+	f := serveWithQueue(t, router.QueueSettings{Requests: 10, Timeout: time.Minute}, nil, failing, good)
 	f.backends[1].SetState(backends.Down)
 	begun := time.Now()
 	if a := <-f.background(askWhole); a.status != http.StatusInternalServerError || !strings.Contains(a.body, "it hurts") {
@@ -835,7 +835,7 @@ func TestReplicaErrorNotDelayedByDownBackend(t *testing.T) {
 		t.Errorf("answered after %v, want some %v", waited, upstreamErrorRetryTimeout)
 	}
 	done := f.background(askWhole)
-	f.waits(1)
+	f.awaitQueued(1)
 	f.backends[1].SetState(backends.Ready)
 	f.router.BackendChanged(f.backends[1])
 	if a := <-done; a.body != whole {
@@ -877,7 +877,7 @@ func TestBurstAboveCapacity(t *testing.T) {
 		t.Errorf("request %v: %v", i, what)
 		return false
 	})
-	f.settled()
+	f.awaitIdle()
 	if strings.Contains(f.exposition(), `warmroute_queue_ends_total{end="sent"} 0`) {
 		t.Error("none was held")
 	}

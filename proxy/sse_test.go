@@ -229,10 +229,10 @@ func TestMessagesUsage(t *testing.T) {
 			if resp, answer := f.post("/v1/messages", body, bearer("a")...); resp.StatusCode != 200 {
 				t.Fatalf("got %d %s", resp.StatusCode, answer)
 			}
-			f.counts(`warmroute_key_prompt_tokens_total{key="a"} 411`)
-			f.counts(`warmroute_key_completion_tokens_total{key="a"} 4`)
-			f.counts(`warmroute_prompt_tokens_total{backend="r0",model="m"} 411`)
-			f.counts(fmt.Sprintf(`warmroute_observed_cached_tokens_total{backend="r0",model="m"} %d`, c.cached))
+			f.awaitMetric(`warmroute_key_prompt_tokens_total{key="a"} 411`)
+			f.awaitMetric(`warmroute_key_completion_tokens_total{key="a"} 4`)
+			f.awaitMetric(`warmroute_prompt_tokens_total{backend="r0",model="m"} 411`)
+			f.awaitMetric(fmt.Sprintf(`warmroute_observed_cached_tokens_total{backend="r0",model="m"} %d`, c.cached))
 		})
 	}
 }

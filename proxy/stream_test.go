@@ -116,7 +116,7 @@ func breaksOff(t *testing.T, script func(*session), begun func(), events int) {
 	if <-suspected != "r0" {
 		t.Error("the backend was not suspected")
 	}
-	f.counts(`warmroute_requests_total{backend="r0",code="502",endpoint="/v1/chat/completions",model="m"} 1`)
+	f.awaitMetric(`warmroute_requests_total{backend="r0",code="502",endpoint="/v1/chat/completions",model="m"} 1`)
 }
 
 func TestErrorEventFormat(t *testing.T) {
@@ -163,7 +163,7 @@ func TestLongResponseTruncated(t *testing.T) {
 			if err == nil {
 				t.Errorf("status %d and %d bytes that look whole", resp.StatusCode, len(got))
 			}
-			f.counts(`warmroute_requests_total{backend="r0",code="502",endpoint="/v1/chat/completions",model="m"} 1`)
+			f.awaitMetric(`warmroute_requests_total{backend="r0",code="502",endpoint="/v1/chat/completions",model="m"} 1`)
 		})
 	}
 }
@@ -244,7 +244,7 @@ func TestIdleTimeoutMidStreamSendsErrorEvent(t *testing.T) {
 		t.Errorf("events %q", got)
 	}
 	<-gone
-	f.counts(`warmroute_requests_total{backend="r0",code="504",endpoint="/v1/chat/completions",model="m"} 1`)
+	f.awaitMetric(`warmroute_requests_total{backend="r0",code="504",endpoint="/v1/chat/completions",model="m"} 1`)
 }
 
 func TestRetryAfterIdleTimeoutInBufferedResponse(t *testing.T) {
@@ -369,9 +369,9 @@ func TestRetryAfterAbortedResponse(t *testing.T) {
 				if resp.StatusCode != http.StatusOK || answer != want || resp.Header.Get("X-Warmroute-Backend") != "r1" {
 					t.Errorf("got %d from %q: %q, want the second replica's %q", resp.StatusCode, resp.Header.Get("X-Warmroute-Backend"), answer, want)
 				}
-				f.counts(`warmroute_retries_total{reason="aborted"} 1`)
-				f.counts(`warmroute_backend_aborted_responses_total{backend="r0"} 1`)
-				f.counts(`warmroute_backend_aborted_responses_total{backend="r1"} 0`)
+				f.awaitMetric(`warmroute_retries_total{reason="aborted"} 1`)
+				f.awaitMetric(`warmroute_backend_aborted_responses_total{backend="r0"} 1`)
+				f.awaitMetric(`warmroute_backend_aborted_responses_total{backend="r1"} 0`)
 			})
 		}
 	}
@@ -417,9 +417,9 @@ func TestAbortAfterContentSendsErrorEvent(t *testing.T) {
 				if <-suspected != "r0" {
 					t.Error("the backend was not suspected")
 				}
-				f.counts(`warmroute_backend_aborted_responses_total{backend="r0"} 1`)
-				f.counts(`warmroute_requests_total{backend="r0",code="502",endpoint="` + api.path + `",model="m"} 1`)
-				f.settled()
+				f.awaitMetric(`warmroute_backend_aborted_responses_total{backend="r0"} 1`)
+				f.awaitMetric(`warmroute_requests_total{backend="r0",code="502",endpoint="` + api.path + `",model="m"} 1`)
+				f.awaitIdle()
 				if logged := f.log.String(); strings.Count(logged, "aborted the request") != 1 || !strings.Contains(logged, "backend=r0") || !strings.Contains(logged, "request_id=mine") {
 					t.Errorf("logged:\n%s", logged)
 				}
@@ -487,7 +487,7 @@ func TestLongCancelledResponseSendsErrorEvent(t *testing.T) {
 			t.Fatalf("got %.200q", answer)
 		}
 		endsWithError(t, "responses", rest, "replica_aborted")
-		f.counts(`warmroute_backend_aborted_responses_total{backend="r0"} 1`)
+		f.awaitMetric(`warmroute_backend_aborted_responses_total{backend="r0"} 1`)
 	}
 }
 
@@ -520,8 +520,8 @@ func TestAbortedStreamChargesKey(t *testing.T) {
 		if err := json.NewDecoder(strings.NewReader(usage)).Decode(&u); err != nil {
 			t.Fatal(err)
 		}
-		f.counts(fmt.Sprintf(`warmroute_key_prompt_tokens_total{key="a"} %d`, u.Prompt+u.Input+u.Read+u.Created))
-		f.counts(fmt.Sprintf(`warmroute_key_completion_tokens_total{key="a"} %d`, u.Completion+u.Output))
+		f.awaitMetric(fmt.Sprintf(`warmroute_key_prompt_tokens_total{key="a"} %d`, u.Prompt+u.Input+u.Read+u.Created))
+		f.awaitMetric(fmt.Sprintf(`warmroute_key_completion_tokens_total{key="a"} %d`, u.Completion+u.Output))
 	}
 }
 
@@ -535,7 +535,7 @@ func TestQuotedAbortIgnored(t *testing.T) {
 		if _, got := f.post(path, `{"model":"m","stream":true,"messages":[]}`); got != stream {
 			t.Errorf("%s: got %q", path, got)
 		}
-		f.counts(`warmroute_backend_aborted_responses_total{backend="r0"} 0`)
+		f.awaitMetric(`warmroute_backend_aborted_responses_total{backend="r0"} 0`)
 	}
 }
 
@@ -555,7 +555,7 @@ func TestEmptyResponseIsNotAborted(t *testing.T) {
 		if _, got := f.post(c.path, `{"model":"m","stream":true,"input":"x","messages":[]}`); got != c.want {
 			t.Errorf("%s: got %q", c.path, got)
 		}
-		f.counts(`warmroute_backend_aborted_responses_total{backend="r0"} 0`)
+		f.awaitMetric(`warmroute_backend_aborted_responses_total{backend="r0"} 0`)
 	}
 }
 
@@ -603,7 +603,7 @@ func TestStreamTruncatedByConnectionClose(t *testing.T) {
 				if _, answer := f.post(api.path, api.ask+`,"stream":true}`); answer != says {
 					t.Errorf("got %q", answer)
 				}
-				f.counts(`warmroute_requests_total{backend="r0",code="500",endpoint="` + api.path + `",model="m"} 1`)
+				f.awaitMetric(`warmroute_requests_total{backend="r0",code="500",endpoint="` + api.path + `",model="m"} 1`)
 			})
 		}
 		t.Run(api.name+", before content", func(t *testing.T) {
@@ -706,7 +706,7 @@ func TestKeepAliveDuringPrefill(t *testing.T) {
 			if got := r.rest(); !strings.HasSuffix(got, role+hello+stop+doneLine) {
 				t.Errorf("got %q", got)
 			}
-			f.counts(`warmroute_requests_total{backend="r0",code="200",endpoint="/v1/chat/completions",model="m"} 1`)
+			f.awaitMetric(`warmroute_requests_total{backend="r0",code="200",endpoint="/v1/chat/completions",model="m"} 1`)
 		})
 	}
 }
@@ -727,8 +727,8 @@ func TestRetryAfterKeepAlive(t *testing.T) {
 	if got := r.resp.Header.Get("X-Warmroute-Backend"); got != "r0" {
 		t.Errorf("the header names %q, and not the first attempt", got)
 	}
-	f.counts(`warmroute_retries_total{reason="broken"} 1`)
-	f.counts(`warmroute_requests_total{backend="r1",code="200",endpoint="/v1/chat/completions",model="m"} 1`)
+	f.awaitMetric(`warmroute_retries_total{reason="broken"} 1`)
+	f.awaitMetric(`warmroute_requests_total{backend="r1",code="200",endpoint="/v1/chat/completions",model="m"} 1`)
 }
 
 func TestErrorAfterKeepAliveIsEvent(t *testing.T) {
@@ -774,7 +774,7 @@ func TestErrorAfterKeepAliveIsEvent(t *testing.T) {
 			if strings.Count(got, "data: {") != 1 || !strings.HasSuffix(got, "\n\n") {
 				t.Errorf("not one event: %q", got)
 			}
-			f.counts(`warmroute_requests_total{backend="r1",code="` + c.code + `",endpoint="` + c.path + `",model="m"} 1`)
+			f.awaitMetric(`warmroute_requests_total{backend="r1",code="` + c.code + `",endpoint="` + c.path + `",model="m"} 1`)
 		})
 	}
 }
@@ -789,7 +789,7 @@ func TestFirstByteTimeoutAfterKeepAlive(t *testing.T) {
 	if resp.StatusCode != http.StatusOK || !strings.Contains(got, keepAliveComment) || !strings.Contains(got, "first_byte_timeout") {
 		t.Errorf("got %d %q", resp.StatusCode, got)
 	}
-	f.counts(`warmroute_requests_total{backend="r0",code="504",endpoint="/v1/chat/completions",model="m"} 1`)
+	f.awaitMetric(`warmroute_requests_total{backend="r0",code="504",endpoint="/v1/chat/completions",model="m"} 1`)
 }
 
 // Before a replica took a request there may be an error yet, and its status.
@@ -803,7 +803,7 @@ func TestNoKeepAliveBeforeResponseHeader(t *testing.T) {
 	if resp, got := f.post("/v1/chat/completions", askStream); resp.StatusCode != http.StatusBadRequest {
 		t.Errorf("got %d %q", resp.StatusCode, got)
 	}
-	held := serveHolding(t, router.QueueSettings{Requests: 10, Bytes: 1 << 20, Timeout: 200 * time.Millisecond},
+	held := serveWithQueue(t, router.QueueSettings{Requests: 10, Bytes: 1 << 20, Timeout: 200 * time.Millisecond},
 		func(o *Options) { o.Keepalive = 20 * time.Millisecond }, &replica{})
 	held.backends[0].SetState(backends.Down)
 	if resp, got := held.post("/v1/chat/completions", askStream); resp.StatusCode != http.StatusServiceUnavailable {
@@ -850,7 +850,7 @@ func TestDisconnectBetweenKeepAlives(t *testing.T) {
 	r.to(comment)
 	r.resp.Body.Close()
 	<-gone
-	f.counts(`warmroute_aborts_total{phase="before_answer"} 1`)
+	f.awaitMetric(`warmroute_aborts_total{phase="before_answer"} 1`)
 }
 
 // A gap lies between two chunks with events: neither the first one, nor a comment,
@@ -879,7 +879,7 @@ func TestChunkIntervals(t *testing.T) {
 	if _, err := io.Copy(io.Discard, r.br); err != nil {
 		t.Fatal(err)
 	}
-	f.counts(`warmroute_itl_seconds_count{backend="r0",model="m"} 2`)
+	f.awaitMetric(`warmroute_itl_seconds_count{backend="r0",model="m"} 2`)
 	_, rest, _ := strings.Cut(f.exposition(), "\n"+`warmroute_itl_seconds_sum{backend="r0",model="m"} `)
 	line, _, _ := strings.Cut(rest, "\n")
 	if sum, err := strconv.ParseFloat(line, 64); err != nil || sum < 2*pause.Seconds() {
@@ -890,5 +890,5 @@ func TestChunkIntervals(t *testing.T) {
 func TestBufferedResponseHasNoChunkIntervals(t *testing.T) {
 	f := serve(t, nil, &replica{script: always(answered("200 OK", whole))})
 	f.post("/v1/chat/completions", `{"model":"m","messages":[{"role":"user","content":"x"}]}`)
-	f.counts(`warmroute_itl_seconds_count{backend="r0",model="m"} 0`)
+	f.awaitMetric(`warmroute_itl_seconds_count{backend="r0",model="m"} 0`)
 }

@@ -129,7 +129,7 @@ func TestAccessLogQueued(t *testing.T) {
 			s.say(answered("200 OK", whole))
 		}
 	}}
-	f := serveHolding(t, router.QueueSettings{Requests: 10, Bytes: 1 << 20, Timeout: time.Minute}, change, r)
+	f := serveWithQueue(t, router.QueueSettings{Requests: 10, Bytes: 1 << 20, Timeout: time.Minute}, change, r)
 	terms := *f.backends[0].Options()
 	terms.MaxInFlight = 1
 	f.backends[0].SetOptions(terms)
@@ -161,7 +161,7 @@ func TestRequestMetrics(t *testing.T) {
 	f.post("/v1/completions", `{"model":"evil\nname{}","prompt":"x"}`, "X-Request-Id", "evil-id")
 	f.post("/v1/chat/completions", "evil body")
 	f.post("/v1/evil-path", "{}")
-	f.settled()
+	f.awaitIdle()
 	for _, line := range []string{
 		`warmroute_requests_total{backend="r0",code="200",endpoint="/v1/chat/completions",model="m"} 2`,
 		`warmroute_requests_total{backend="r1",code="400",endpoint="/v1/completions",model="n"} 1`,
@@ -177,7 +177,7 @@ func TestRequestMetrics(t *testing.T) {
 		`warmroute_backend_ready{backend="r1"} 1`,
 		`warmroute_index_blocks{backend="r0"} 4`,
 	} {
-		f.counts(line)
+		f.awaitMetric(line)
 	}
 	text := f.exposition()
 	if strings.Contains(text, "evil") {
@@ -197,7 +197,7 @@ func TestEstimateMetrics(t *testing.T) {
 			t.Fatalf("%d %s", resp.StatusCode, answer)
 		}
 	}
-	f.settled()
+	f.awaitIdle()
 	value := func(name string) float64 {
 		t.Helper()
 		_, rest, found := strings.Cut(f.exposition(), "\nwarmroute_"+name+`{backend="r0"} `)
@@ -231,9 +231,9 @@ func TestRetryReasonMetrics(t *testing.T) {
 	if resp, _ := f.post("/v1/chat/completions", askWhole); resp.StatusCode != 200 {
 		t.Fatalf("status %d", resp.StatusCode)
 	}
-	f.settled()
-	f.counts(`warmroute_retries_total{reason="status_503"} 1`)
-	f.counts(`warmroute_retries_total{reason="broken"} 1`)
+	f.awaitIdle()
+	f.awaitMetric(`warmroute_retries_total{reason="status_503"} 1`)
+	f.awaitMetric(`warmroute_retries_total{reason="broken"} 1`)
 }
 
 func TestFailedAttemptLog(t *testing.T) {
