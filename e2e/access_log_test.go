@@ -30,7 +30,8 @@ func logged(p traced, path string, ids ...string) {
 	})
 }
 
-func TestAccessLogFollowsTheConfigurationAndRotations(t *testing.T) {
+func TestAccessLogReloadAndRotation(t *testing.T) {
+	t.Parallel()
 	replica, _ := startSimReplica(t, sim.Config{Engine: engine.Config{Speed: 20}}, "127.0.0.1:0")
 	config := (&simFleet{urls: []string{replica}}).configFile(t, "")
 	p := traced{startProgram(t, "--config", config.path)}
@@ -68,9 +69,10 @@ func TestAccessLogFollowsTheConfigurationAndRotations(t *testing.T) {
 	}
 }
 
-// TestAStandardOutputThatNobodyTakesHoldsNobodyUp gives the access log a pipe that
+// TestBlockedStdoutDelaysNothing gives the access log a pipe that
 // is full after a few hundred requests, and one whose reader is gone.
-func TestAStandardOutputThatNobodyTakesHoldsNobodyUp(t *testing.T) {
+func TestBlockedStdoutDelaysNothing(t *testing.T) {
+	t.Parallel()
 	replica, _ := startSimReplica(t, sim.Config{Engine: engine.Config{Speed: 20}}, "127.0.0.1:0")
 	for name, gone := range map[string]bool{"unread": false, "gone": true} {
 		t.Run(name, func(t *testing.T) {

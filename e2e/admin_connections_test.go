@@ -17,7 +17,8 @@ const adminConnections = 64
 
 // Strangers may open as many connections to the admin listener as they like: old
 // ones go, and an operator gets in.
-func TestIdleConnectionsDoNotKeepAnOperatorOut(t *testing.T) {
+func TestAdminWithIdleConnections(t *testing.T) {
+	t.Parallel()
 	p := startProgram(t, "--config", startSimFleet(t, 1, 200_000).configFile(t, "timeouts: {read_header: 10m}").path)
 	var open []net.Conn
 	for range 2 * adminConnections {
@@ -42,7 +43,8 @@ func TestIdleConnectionsDoNotKeepAnOperatorOut(t *testing.T) {
 }
 
 // Nor do those keep one out that carry requests whose bodies do not come.
-func TestConnectionsWithStalledBodiesDoNotKeepAnOperatorOut(t *testing.T) {
+func TestAdminWithStalledBodies(t *testing.T) {
+	t.Parallel()
 	p := startProgram(t, "--config", startSimFleet(t, 1, 200_000).configFile(t, "").path)
 	var open []net.Conn
 	for i := range 2 * adminConnections {

@@ -52,6 +52,7 @@ func statusOf(client *http.Client, url, token string) int {
 }
 
 func TestAdminListenerOverTLS(t *testing.T) {
+	t.Parallel()
 	pair := newPEMPair(t)
 	file := startSimFleet(t, 1, 200_000).configFile(t, pair.adminYAML())
 	p := startWithAdminTLS(t, pair, file)
@@ -89,6 +90,7 @@ func TestAdminListenerOverTLS(t *testing.T) {
 }
 
 func TestExplainOverTLS(t *testing.T) {
+	t.Parallel()
 	pair, other := newPEMPair(t), newPEMPair(t)
 	fleet := startSimFleet(t, 1, 200_000)
 	p := startWithAdminTLS(t, pair, fleet.configFile(t, pair.adminYAML()))

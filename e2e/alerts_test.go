@@ -26,7 +26,7 @@ func readAlerts(t *testing.T) []alertRule {
 	return file.Groups[0].Rules
 }
 
-func TestEveryAlertSaysWhatToDo(t *testing.T) {
+func TestAlertAnnotations(t *testing.T) {
 	guide, err := os.ReadFile("docs/operations.md")
 	if err != nil {
 		t.Fatal(err)
@@ -51,9 +51,9 @@ func TestEveryAlertSaysWhatToDo(t *testing.T) {
 	}
 }
 
-// TestEveryAlertIsTestedBothWays sees that each has a case in which it fires and
+// TestAlertsTestedFiringAndNot sees that each has a case in which it fires and
 // one in which it does not.
-func TestEveryAlertIsTestedBothWays(t *testing.T) {
+func TestAlertsTestedFiringAndNot(t *testing.T) {
 	var file struct {
 		Tests []struct {
 			Alerts []struct {

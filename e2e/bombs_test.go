@@ -25,7 +25,7 @@ func (p *program) ask(body string) int {
 	return resp.StatusCode
 }
 
-func TestJSONBombsAreAnsweredInBoundedMemory(t *testing.T) {
+func TestJSONBombMemory(t *testing.T) {
 	const size = 16 << 20
 	fill := func(unit string) string { return strings.Repeat(unit, size/len(unit)) }
 	chat := func(rest string) string {
@@ -77,7 +77,7 @@ func TestJSONBombsAreAnsweredInBoundedMemory(t *testing.T) {
 	}
 }
 
-func TestAHundredLargestBodiesAtOnceAreBounded(t *testing.T) {
+func TestConcurrentLargeBodiesMemory(t *testing.T) {
 	const clients, each, total = 100, 8 << 20, 32 << 20
 	t.Setenv("WARMROUTE_LIMITS_BODY_BYTES", fmt.Sprint(each))
 	t.Setenv("WARMROUTE_LIMITS_BODY_BYTES_TOTAL", fmt.Sprint(total))

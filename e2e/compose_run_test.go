@@ -114,7 +114,8 @@ func (c *composed) down(p *program) {
 	}
 }
 
-func TestComposedServicesAnswerTheSDKAndStayWarmOverARestart(t *testing.T) {
+func TestComposedServices(t *testing.T) {
+	t.Parallel()
 	c := startComposed(t, "sim")
 	profile := composeProfiles()[2]
 	var replicas []*program

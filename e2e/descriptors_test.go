@@ -13,7 +13,8 @@ import (
 	"time"
 )
 
-func TestTheStartSaysThatDescriptorsAreFew(t *testing.T) {
+func TestFileDescriptorWarningAtStart(t *testing.T) {
+	t.Parallel()
 	fleet := startSimFleet(t, 1, 200_000)
 	file := fleet.configFile(t, "limits: {in_flight: 1000, connections: 1000}")
 	start := func(limit string) *program {

@@ -60,7 +60,7 @@ func execForm(t *testing.T, text string) []string {
 	return argv
 }
 
-func TestImageRunsOneBinaryAsNobody(t *testing.T) {
+func TestDockerfile(t *testing.T) {
 	final := dockerfileStages(t)[1]
 	if final[0] != "FROM scratch" {
 		t.Errorf("it begins with %q", final[0])
@@ -81,7 +81,7 @@ func TestImageRunsOneBinaryAsNobody(t *testing.T) {
 	}
 }
 
-func TestImageIsBuiltWithTheModulesGo(t *testing.T) {
+func TestDockerfileGoVersion(t *testing.T) {
 	from := dockerfileStages(t)[0][0]
 	module, err := os.ReadFile("go.mod")
 	if err != nil {
@@ -93,7 +93,7 @@ func TestImageIsBuiltWithTheModulesGo(t *testing.T) {
 	}
 }
 
-func TestImageContextLeavesOutNoTrackedFile(t *testing.T) {
+func TestDockerContextFiles(t *testing.T) {
 	lines := func(file string) []string {
 		source, err := os.ReadFile(file)
 		if err != nil {

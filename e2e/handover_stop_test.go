@@ -33,7 +33,8 @@ func (p *program) beginHandOver(file *configFile) (pid int) {
 
 // A hand-over is under way when the old process is told to end: the new one, of
 // which nobody knows yet, must not stay.
-func TestAStopDuringAHandOverEndsBoth(t *testing.T) {
+func TestStopDuringHandOver(t *testing.T) {
+	t.Parallel()
 	file := startSimFleet(t, 1, 200_000).configFile(t, "")
 	p := startProgram(t, "--config", file.path)
 	pid := p.beginHandOver(file)
@@ -46,7 +47,8 @@ func TestAStopDuringAHandOverEndsBoth(t *testing.T) {
 
 // The sockets are the old process's until the new one serves: what the new one
 // accepted at its end would be refused.
-func TestANewProcessThatIsStoppedBeforeItServesTouchesNothing(t *testing.T) {
+func TestHandOverChildStopped(t *testing.T) {
+	t.Parallel()
 	file := startSimFleet(t, 1, 200_000).configFile(t, "")
 	p := startProgram(t, "--config", file.path)
 	pid := p.beginHandOver(file)
@@ -73,7 +75,8 @@ func (u unrepeatable) RoundTrip(r *http.Request) (*http.Response, error) {
 }
 
 // A request may be on its way on a connection that the old process closes.
-func TestAHandOverWithoutADrainLosesNothing(t *testing.T) {
+func TestHandOverWithoutDrain(t *testing.T) {
+	t.Parallel()
 	fleet := startSimFleet(t, 1, 200_000)
 	p := startProgram(t, "--config", fleet.configFile(t, "timeouts: {drain: 0}").path)
 	var clients sync.WaitGroup
@@ -111,7 +114,8 @@ func TestAHandOverWithoutADrainLosesNothing(t *testing.T) {
 }
 
 // Another setting takes effect with a hand-over as with any start.
-func TestAHandOverOpensAnAddressThatChanged(t *testing.T) {
+func TestHandOverWithNewAddress(t *testing.T) {
+	t.Parallel()
 	file := startSimFleet(t, 1, 200_000).configFile(t, "")
 	p := startProgram(t, "--config", file.path)
 	text, err := os.ReadFile(file.path)

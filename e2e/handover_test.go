@@ -39,7 +39,8 @@ func (p *program) succeed(pid int) {
 	p.cmd.Process = process
 }
 
-func TestAHandOverUnderLoadLosesNothing(t *testing.T) {
+func TestHandOverUnderLoad(t *testing.T) {
+	t.Parallel()
 	fleet := startSimFleet(t, 2, 200_000)
 	recorded := filepath.Join(t.TempDir(), "traffic")
 	told := filepath.Join(t.TempDir(), "access")
@@ -106,7 +107,8 @@ func TestAHandOverUnderLoadLosesNothing(t *testing.T) {
 	}
 }
 
-func TestANewProcessThatFailsChangesNothing(t *testing.T) {
+func TestHandOverChildFails(t *testing.T) {
+	t.Parallel()
 	fleet := startSimFleet(t, 1, 200_000)
 	file := fleet.configFile(t, "")
 	p := startProgram(t, "--config", file.path)
@@ -146,6 +148,7 @@ func activated(t *testing.T, names string, sockets []net.Listener, env []string,
 }
 
 func TestSocketActivation(t *testing.T) {
+	t.Parallel()
 	fleet := startSimFleet(t, 1, 200_000)
 	open := func() net.Listener {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -175,7 +178,8 @@ func TestSocketActivation(t *testing.T) {
 	f("admin:b.socket", 1, 0, open(), open())
 }
 
-func TestSystemdIsTold(t *testing.T) {
+func TestSystemdNotifications(t *testing.T) {
+	t.Parallel()
 	fleet := startSimFleet(t, 1, 200_000)
 	path := filepath.Join(t.TempDir(), "notify")
 	told, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
@@ -230,7 +234,8 @@ func TestSystemdIsTold(t *testing.T) {
 	}
 }
 
-func TestAHandOverOverHTTP2LosesNothing(t *testing.T) {
+func TestHandOverHTTP2(t *testing.T) {
+	t.Parallel()
 	pair := newPEMPair(t)
 	fleet := startSimFleet(t, 2, 200_000)
 	p := startProgram(t, "--config", fleet.configFile(t, pair.yaml()+"timeouts: {drain: 300ms}").path)
@@ -248,6 +253,7 @@ func TestAHandOverOverHTTP2LosesNothing(t *testing.T) {
 // The two processes are one proxy: a request of the one that comes back to the
 // other is found.
 func TestHandOverKeepsInstance(t *testing.T) {
+	t.Parallel()
 	p := startProgram(t, "--config", startSimFleet(t, 1, 200_000).configFile(t, "timeouts: {drain: 10ms}").path)
 	instance := func() string {
 		req, err := http.NewRequest(http.MethodGet, p.url+"/health", nil)

@@ -11,9 +11,10 @@ import (
 	"testing"
 )
 
-// TestKeysAndTheAdminTokenAreReloaded changes them, by files and by the
+// TestReloadKeysAndAdminToken changes them, by files and by the
 // configuration, under a request of a key that goes.
-func TestKeysAndTheAdminTokenAreReloaded(t *testing.T) {
+func TestReloadKeysAndAdminToken(t *testing.T) {
+	t.Parallel()
 	fleet := startSimFleet(t, 1, 200_000)
 	folder := t.TempDir()
 	put := func(name, text string) string {

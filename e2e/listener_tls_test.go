@@ -106,7 +106,8 @@ func (p *pemPair) served(url string) int64 {
 	return conn.ConnectionState().PeerCertificates[0].SerialNumber.Int64()
 }
 
-func TestNewCertificatesAreTakenUnderLoad(t *testing.T) {
+func TestReloadCertificateUnderLoad(t *testing.T) {
+	t.Parallel()
 	pair := newPEMPair(t)
 	fleet := startSimFleet(t, 2, 200_000)
 	file := fleet.configFile(t, pair.yaml())
@@ -139,7 +140,7 @@ func TestNewCertificatesAreTakenUnderLoad(t *testing.T) {
 	p.eventually("the next good one is used", func() bool { return pair.served(p.url) == 4 })
 }
 
-func TestOldVersionsOfTLSAreRefused(t *testing.T) {
+func TestMinTLSVersion(t *testing.T) {
 	pair := newPEMPair(t)
 	fleet := startSimFleet(t, 1, 200_000)
 	p := startProgram(t, "--config", fleet.configFile(t, pair.yaml()).path)
@@ -159,7 +160,7 @@ func overHTTP2(t *testing.T, yaml string) (*simFleet, *program, *http.Client) {
 	return fleet, p, &http.Client{Transport: transport}
 }
 
-func TestTheSDKStreamsOverHTTP2(t *testing.T) {
+func TestSDKOverHTTP2(t *testing.T) {
 	_, p, client := overHTTP2(t, "")
 	sdk := openai.NewClient(option.WithBaseURL(p.url+"/v1"), option.WithAPIKey("none"), option.WithHTTPClient(client), option.WithMaxRetries(0))
 	stream := sdk.Chat.Completions.NewStreaming(t.Context(), openai.ChatCompletionNewParams{
@@ -174,7 +175,7 @@ func TestTheSDKStreamsOverHTTP2(t *testing.T) {
 	}
 }
 
-func TestAClientThatLeavesOverHTTP2EndsItsRequest(t *testing.T) {
+func TestHTTP2ClientDisconnect(t *testing.T) {
 	fleet, p, client := overHTTP2(t, "")
 	ctx, leave := context.WithCancel(t.Context())
 	body := `{"model":"sim","stream":true,"ignore_eos":true,"max_tokens":100000,"messages":[{"role":"user","content":"hello"}]}`
@@ -194,7 +195,7 @@ func TestAClientThatLeavesOverHTTP2EndsItsRequest(t *testing.T) {
 	p.eventually("it is counted", func() bool { return metricSum(t, p.admin, "warmroute_aborts_total", "in_stream") == 1 })
 }
 
-func TestAClientThatLeavesItsUploadOverHTTP2IsCounted(t *testing.T) {
+func TestHTTP2UploadDisconnect(t *testing.T) {
 	_, p, client := overHTTP2(t, "")
 	upload, more := io.Pipe()
 	req, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, p.url+"/v1/chat/completions", upload)
@@ -211,7 +212,7 @@ func TestAClientThatLeavesItsUploadOverHTTP2IsCounted(t *testing.T) {
 	p.eventually("it is counted", func() bool { return metricSum(t, p.admin, "warmroute_aborts_total", "in_upload") == 1 })
 }
 
-func TestAStalledUploadOverHTTP2Gets408(t *testing.T) {
+func TestHTTP2StalledUpload(t *testing.T) {
 	_, p, client := overHTTP2(t, "timeouts: {body_idle: 200ms}")
 	upload, more := io.Pipe()
 	defer more.Close()
@@ -226,7 +227,8 @@ func TestAStalledUploadOverHTTP2Gets408(t *testing.T) {
 	}
 }
 
-func TestAClientThatDoesNotReadOverHTTP2IsCutOff(t *testing.T) {
+func TestHTTP2ClientNotReading(t *testing.T) {
+	t.Parallel()
 	fleet, p, client := overHTTP2(t, "timeouts: {write_idle: 200ms}")
 	client.Transport.(*http.Transport).HTTP2 = &http.HTTP2Config{MaxReceiveBufferPerStream: 64 << 10} // 4 MiB take long to fill
 	body := []byte(`{"model":"sim","stream":true,"ignore_eos":true,"max_tokens":100000,"messages":[{"role":"user","content":"hello"}]}`)

@@ -24,6 +24,7 @@ func logLines(t *testing.T, log string) (lines []map[string]any) {
 }
 
 func TestLogInJSON(t *testing.T) {
+	t.Parallel()
 	file := startSimFleet(t, 1, 200_000).configFile(t, "log: {format: json}\ntimeouts: {drain: 1ms, shutdown: 90s}")
 	p := launch(t, exec.Command(binary, "serve", "--config", file.path))
 	p.awaitLog(`"msg":"backend state"`)
@@ -58,6 +59,7 @@ func TestLogInJSON(t *testing.T) {
 }
 
 func TestLogEndsWithReason(t *testing.T) {
+	t.Parallel()
 	file := startSimFleet(t, 1, 200_000).configFile(t, "timeouts: {drain: 0}")
 	p := startProgram(t, "--config", file.path)
 	p.signal(os.Interrupt)
@@ -74,6 +76,7 @@ func TestLogEndsWithReason(t *testing.T) {
 
 // Warnings of a configuration are for its first use; later ones are for what a reload changed.
 func TestReloadRepeatsNoWarning(t *testing.T) {
+	t.Parallel()
 	const warned = "timeouts: {keepalive_idle: 5s}\nlimits: {in_flight: 1000, connections: 1000}\n"
 	file := startSimFleet(t, 1, 200_000).configFile(t, warned)
 	p := startCommand(t, exec.Command("sh", "-c", `ulimit -n 500; exec "$0" serve --config "$1"`, binary, file.path))
@@ -90,6 +93,7 @@ func TestReloadRepeatsNoWarning(t *testing.T) {
 }
 
 func TestConnectionErrorNamesAddressOnce(t *testing.T) {
+	t.Parallel()
 	p := launch(t, exec.Command(binary, "serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "http://127.0.0.1:1"))
 	for _, want := range []string{
 		`msg="backend state" backend=127\.0\.0\.1:1 state=down reason="/health: connect: connection refused"`,

@@ -179,7 +179,7 @@ func queries(t *testing.T) map[string]string {
 	return all
 }
 
-func TestTheBoardIsTidy(t *testing.T) {
+func TestGrafanaDashboard(t *testing.T) {
 	b := readBoard(t)
 	ids, taken := map[int]bool{}, map[[2]int]string{}
 	for _, p := range b.Panels {

@@ -76,7 +76,7 @@ func (o *outage) ask(name string) {
 	}
 }
 
-func TestRequestsOutlastAnOutageOfTheWholeFleet(t *testing.T) {
+func TestRequestsWaitForFleetOutage(t *testing.T) {
 	o := startOutage(t, 2)
 	for _, kill := range o.kill {
 		kill()
@@ -93,7 +93,7 @@ func TestRequestsOutlastAnOutageOfTheWholeFleet(t *testing.T) {
 	o.await("none is held", "warmroute_queue_requests", func(v float64) bool { return v == 0 })
 }
 
-func TestAShutdownDoesNotWaitForReplicasThatAreDown(t *testing.T) {
+func TestShutdownWithDownBackends(t *testing.T) {
 	o := startOutage(t, 1)
 	o.kill[0]()
 	codes := make(chan int, 5)
@@ -119,7 +119,7 @@ func TestAShutdownDoesNotWaitForReplicasThatAreDown(t *testing.T) {
 	http.DefaultClient.CloseIdleConnections()
 }
 
-func TestARollingRestartFailsNoRequest(t *testing.T) {
+func TestRollingRestartOfReplicas(t *testing.T) {
 	o := startOutage(t, 2)
 	var over atomic.Bool
 	var asked atomic.Int64

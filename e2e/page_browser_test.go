@@ -158,7 +158,7 @@ func TestPageShowsStalledBackend(t *testing.T) {
 	page.shows("#requests tbody tr .state", "answering")
 }
 
-func TestPageSaysWhenNothingIsReady(t *testing.T) {
+func TestPageWithNoReadyBackend(t *testing.T) {
 	proxy, replicas := startPageWithReplicas(t, "health: {interval: 200ms, down_interval: 200ms}")
 	page := openPage(t, proxy.admin)
 	page.shows("#models-count", "1 of 1 ready")
@@ -181,7 +181,7 @@ func TestPageSaysWhenNothingIsReady(t *testing.T) {
 	page.shows("#backends-count", "2 of 2 ready")
 }
 
-func TestPageAsksBeforeTheLastReadyBackendIsDrained(t *testing.T) {
+func TestPageConfirmsDrainOfLastBackend(t *testing.T) {
 	proxy := startPage(t, "")
 	page := openPage(t, proxy.admin)
 	page.shows("#backends-count", "2 of 2 ready")
@@ -232,7 +232,7 @@ func (p *program) askAtLength(id string) <-chan string {
 	return got
 }
 
-func TestPageShowsAndOperatesTheFleet(t *testing.T) {
+func TestPageOperations(t *testing.T) {
 	proxy := startPage(t, "")
 	page := openPage(t, proxy.admin)
 	page.shows("#connection", "Live")
@@ -284,7 +284,7 @@ func TestPageShowsAndOperatesTheFleet(t *testing.T) {
 	page.shows("#notice", "")
 }
 
-func TestPageStandsStillWhilePaused(t *testing.T) {
+func TestPagePause(t *testing.T) {
 	proxy := startPage(t, "")
 	page := openPage(t, proxy.admin)
 	page.shows("#connection", "Live")
@@ -350,7 +350,7 @@ func (d *doorway) leadsTo(t *testing.T, p *program) {
 	d.to.Store(&u.Host)
 }
 
-func TestPageComesBackAfterARestart(t *testing.T) {
+func TestPageReconnects(t *testing.T) {
 	door := openDoorway(t)
 	before := startPage(t, "")
 	door.leadsTo(t, before)
@@ -373,7 +373,7 @@ func TestPageComesBackAfterARestart(t *testing.T) {
 	page.shows("#connection", "Reconnecting")
 }
 
-func TestPageAsksForTheToken(t *testing.T) {
+func TestPageAdminToken(t *testing.T) {
 	const token = "a-token-that-operators-have"
 	proxy := startPage(t, "admin_token: "+token)
 	page := openPage(t, proxy.admin)
@@ -408,7 +408,7 @@ const contrasts = `(() => {
   }).filter(([ratio]) => ratio < 4.5).map(([ratio, what]) => ratio.toFixed(2) + ' ' + what);
 })()`
 
-func TestPageFitsAndCanBeRead(t *testing.T) {
+func TestPageLayout(t *testing.T) {
 	proxy := startPage(t, "")
 	page := openPage(t, proxy.admin)
 	proxy.askAtLength(strings.Repeat("x", 128))

@@ -28,7 +28,8 @@ func (p *program) hearState() *bufio.Reader {
 }
 
 // Whoever looks at the page does not hold up the end, and sees it come.
-func TestAnOpenPageHoldsUpNoShutdown(t *testing.T) {
+func TestShutdownWithOpenPage(t *testing.T) {
+	t.Parallel()
 	for name, end := range map[string]func(*program){
 		"stopped":     func(p *program) { p.signal(syscall.SIGTERM) },
 		"handed over": func(p *program) { p.handOver() },

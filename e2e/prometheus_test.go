@@ -156,7 +156,7 @@ func TestPrometheusKeepsTheRequestsIDs(t *testing.T) {
 	}
 }
 
-func TestPromtoolFindsNoFault(t *testing.T) {
+func TestPromtool(t *testing.T) {
 	m := startMonitored(t)
 	m.chat()
 	m.mishap()

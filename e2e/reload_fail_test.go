@@ -11,7 +11,8 @@ import (
 
 // What lets more people in than before may be a file cut short: nothing of that is
 // taken while the proxy runs.
-func TestAReloadOpensNoDoor(t *testing.T) {
+func TestReloadRefusesWeakerProtection(t *testing.T) {
+	t.Parallel()
 	const guards = "admin_token: what-operators-send\nkeys: [{name: a, sha256: \"9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08\"}]\n"
 	fleet := startSimFleet(t, 1, 200_000)
 	file := fleet.configFile(t, "tenant: isolate\n"+guards)
@@ -37,7 +38,8 @@ func TestAReloadOpensNoDoor(t *testing.T) {
 }
 
 // Files that only a refused configuration names are watched as well.
-func TestAFileThatARefusedConfigurationNamesIsSeen(t *testing.T) {
+func TestReloadWatchesFilesOfRejectedConfig(t *testing.T) {
+	t.Parallel()
 	file := startSimFleet(t, 1, 200_000).configFile(t, "")
 	p := startProgram(t, "--config", file.path)
 	token := filepath.Join(t.TempDir(), "token")

@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-func TestAReloadUnderLoadLosesNoRequest(t *testing.T) {
+func TestReloadUnderLoad(t *testing.T) {
+	t.Parallel()
 	fleet := startSimFleet(t, 2, 200_000)
 	file := fleet.configFile(t, "")
 	p := startProgram(t, "--config", file.path)
@@ -39,7 +40,8 @@ func (p *program) reloaded(result string, times int) {
 	})
 }
 
-func TestAChangedFileIsReadWithoutASignal(t *testing.T) {
+func TestReloadOnFileChange(t *testing.T) {
+	t.Parallel()
 	fleet := startSimFleet(t, 1, 200_000)
 	file := fleet.configFile(t, "")
 	p := startProgram(t, "--config", file.path)
@@ -57,7 +59,8 @@ func TestAChangedFileIsReadWithoutASignal(t *testing.T) {
 	p.awaitLog(`msg="config reloaded" changed=\[limits.body_bytes\]`)
 }
 
-func TestABadFileLeavesTheOldConfigurationInUse(t *testing.T) {
+func TestReloadKeepsPreviousConfigOnError(t *testing.T) {
+	t.Parallel()
 	fleet := startSimFleet(t, 1, 200_000)
 	file := fleet.configFile(t, "")
 	p := startProgram(t, "--config", file.path)
@@ -82,7 +85,8 @@ func TestABadFileLeavesTheOldConfigurationInUse(t *testing.T) {
 	p.reloaded("ok", 1)
 }
 
-func TestWhatWaitsForTheNextStartIsSaid(t *testing.T) {
+func TestReloadOfSettingThatNeedsRestart(t *testing.T) {
+	t.Parallel()
 	fleet := startSimFleet(t, 1, 200_000)
 	file := fleet.configFile(t, "")
 	p := startProgram(t, "--config", file.path)
@@ -93,7 +97,8 @@ func TestWhatWaitsForTheNextStartIsSaid(t *testing.T) {
 	}
 }
 
-func TestABackendInAReloadedFileJoinsAndOneThatIsNotLeaves(t *testing.T) {
+func TestReloadBackends(t *testing.T) {
+	t.Parallel()
 	fleet := startSimFleet(t, 3, 200_000)
 	file := fleet.configFile(t, "")
 	list := func(urls ...string) {

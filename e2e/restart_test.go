@@ -57,9 +57,10 @@ func (s *simProcess) stop() {
 	s.cmd.Wait()
 }
 
-// TestRestartsOfTheOnlyReplicaLoseNothingThatWasNotCommitted holds for whole
+// TestRestartOfOnlyReplica holds for whole
 // answers, which are committed at their end.
-func TestRestartsOfTheOnlyReplicaLoseNothingThatWasNotCommitted(t *testing.T) {
+func TestRestartOfOnlyReplica(t *testing.T) {
+	t.Parallel()
 	for name, args := range map[string][]string{"it aborts": nil, "it drains": {"--shutdown-timeout", "10"}} {
 		t.Run(name, func(t *testing.T) {
 			replica := startSimProcess(t, append(args, "--speed", "2")...)

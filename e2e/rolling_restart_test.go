@@ -106,9 +106,10 @@ func (b *balancer) RoundTrip(r *http.Request) (resp *http.Response, err error) {
 	return nil, err
 }
 
-// TestRollingRestartLosesNoRequest restarts two proxies one after the other behind a
+// TestRollingRestartOfProxies restarts two proxies one after the other behind a
 // balancer, under load.
-func TestRollingRestartLosesNoRequest(t *testing.T) {
+func TestRollingRestartOfProxies(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name   string
 		checks bool

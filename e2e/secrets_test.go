@@ -23,9 +23,10 @@ func oursOf(answer string) (ours []string) {
 	return ours
 }
 
-// TestNoPromptAnswerOrKeyComesOut makes everything fail that can, with everything
+// TestNoSecretsInOutput makes everything fail that can, with everything
 // marked, and looks for the mark in the log, in the metrics and in the errors.
-func TestNoPromptAnswerOrKeyComesOut(t *testing.T) {
+func TestNoSecretsInOutput(t *testing.T) {
+	t.Parallel()
 	var names, answers []string
 	for name, answer := range markedAnswers() {
 		names, answers = append(names, name), append(answers, answer)

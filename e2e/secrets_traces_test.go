@@ -68,7 +68,7 @@ func (echo) Export(ctx context.Context, _ *collectorpb.ExportTraceServiceRequest
 	return nil, grpcstatus.Errorf(codes.Unauthenticated, "no: %v", got)
 }
 
-func TestWhatACollectorAnswersIsNotLogged(t *testing.T) {
+func TestCollectorResponseNotLogged(t *testing.T) {
 	replica, _ := startSimReplica(t, sim.Config{Engine: engine.Config{Speed: 20}}, "127.0.0.1:0")
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -85,6 +85,7 @@ func (k *keptConnection) get(path string) *http.Response {
 }
 
 func TestDrainFailsReadinessAndServesRequests(t *testing.T) {
+	t.Parallel()
 	fleet := startSimFleet(t, 1, 200_000)
 	p := startProgram(t, "--config", fleet.configFile(t, "timeouts: {drain: 1h}\nbackends: [{url: \""+fleet.urls[0]+"\", max_in_flight: 1}]").path)
 	kept := p.keepConnection()
@@ -124,6 +125,7 @@ func TestDrainFailsReadinessAndServesRequests(t *testing.T) {
 }
 
 func TestDrainEndsHTTP2Connections(t *testing.T) {
+	t.Parallel()
 	pair := newPEMPair(t)
 	fleet := startSimFleet(t, 1, 200_000)
 	p := startProgram(t, "--config", fleet.configFile(t, pair.yaml()+"timeouts: {drain: 1h}").path)
@@ -156,6 +158,7 @@ func TestDrainEndsHTTP2Connections(t *testing.T) {
 
 // The listener is closed, and a stream is in flight.
 func TestKeptConnectionServesUntilQuiet(t *testing.T) {
+	t.Parallel()
 	fleet := startSimFleet(t, 1, 200_000)
 	p := startProgram(t, "--config", fleet.configFile(t, "timeouts: {drain: 0}").path)
 	kept := p.keepConnection()
@@ -179,7 +182,8 @@ func TestKeptConnectionServesUntilQuiet(t *testing.T) {
 }
 
 // The stream lasts longer than the drain.
-func TestAfterTheDrainTheListenerClosesAndStreamsFinish(t *testing.T) {
+func TestStreamsFinishAfterDrain(t *testing.T) {
+	t.Parallel()
 	fleet := startSimFleet(t, 1, 200_000)
 	snapshot := filepath.Join(t.TempDir(), "index")
 	file := fleet.configFile(t, "timeouts: {drain: 100ms}\nindex: {snapshot: "+snapshot+"}")
@@ -199,7 +203,8 @@ func TestAfterTheDrainTheListenerClosesAndStreamsFinish(t *testing.T) {
 	}
 }
 
-func TestAtATerminalNobodyWaitsForTheDrain(t *testing.T) {
+func TestInterruptSkipsDrain(t *testing.T) {
+	t.Parallel()
 	fleet := startSimFleet(t, 1, 200_000)
 	p := startProgram(t, "--config", fleet.configFile(t, "timeouts: {drain: 1h}").path)
 	p.signal(os.Interrupt)
@@ -208,7 +213,8 @@ func TestAtATerminalNobodyWaitsForTheDrain(t *testing.T) {
 	}
 }
 
-func TestASecondSignalKills(t *testing.T) {
+func TestSecondSignalKills(t *testing.T) {
+	t.Parallel()
 	fleet := startSimFleet(t, 1, 200_000)
 	p := startProgram(t, "--config", fleet.configFile(t, "timeouts: {drain: 1h}").path)
 	p.signal(syscall.SIGTERM)
@@ -220,7 +226,8 @@ func TestASecondSignalKills(t *testing.T) {
 }
 
 // Streams and plain answers, none of which ends in time.
-func TestWhatIsCutOffAtTheEndIsTold(t *testing.T) {
+func TestCutOffAtShutdown(t *testing.T) {
+	t.Parallel()
 	fleet := startSimFleet(t, 1, 2_000_000)
 	file := fleet.configFile(t, "timeouts: {drain: 0, shutdown: 300ms}")
 	p := startProgram(t, "--config", file.path)

@@ -25,6 +25,7 @@ func isLocked(t *testing.T, snapshot string) bool {
 }
 
 func TestSnapshotHasOneWriter(t *testing.T) {
+	t.Parallel()
 	snapshot := filepath.Join(t.TempDir(), "index")
 	fleet := startSimFleet(t, 1, 200_000)
 	yaml := "timeouts: {drain: 0}\nindex: {snapshot: " + snapshot + "}"

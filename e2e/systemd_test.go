@@ -39,7 +39,7 @@ func only(t *testing.T, unit map[string][]string, key string) string {
 	return unit[key][0]
 }
 
-func TestTheUnitRunsCommandsThatThereAre(t *testing.T) {
+func TestUnitCommands(t *testing.T) {
 	unit := unitFile(t, "warmroute.service")
 	for _, line := range append(slices.Clone(unit["ExecStart"]), unit["ExecReload"][0]) {
 		argv := strings.Fields(line)
@@ -52,7 +52,7 @@ func TestTheUnitRunsCommandsThatThereAre(t *testing.T) {
 	}
 }
 
-func TestTheUnitsVariablesAreSettings(t *testing.T) {
+func TestUnitVariables(t *testing.T) {
 	variables := settingVariables(t)
 	variables[config.FileVariable] = true
 	unit := unitFile(t, "warmroute.service")
@@ -86,7 +86,7 @@ func TestUnitUmaskAllowsAccessLogMode(t *testing.T) {
 	}
 }
 
-func TestTheUnitHasRoomForTheDefaults(t *testing.T) {
+func TestUnitLimits(t *testing.T) {
 	unit := unitFile(t, "warmroute.service")
 	c := loadConfig(t, "", "http://a:8000", "http://b:8000", "http://c:8000")
 	stop, err := time.ParseDuration(only(t, unit, "TimeoutStopSec"))
@@ -102,7 +102,7 @@ func TestTheUnitHasRoomForTheDefaults(t *testing.T) {
 	}
 }
 
-func TestTheSocketTakesThePlaceOfListen(t *testing.T) {
+func TestSocketUnit(t *testing.T) {
 	unit := unitFile(t, "warmroute.socket")
 	if got := only(t, unit, "FileDescriptorName"); got != "public" {
 		t.Errorf("it is called %s", got)

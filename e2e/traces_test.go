@@ -78,7 +78,7 @@ func oneSpan(t *testing.T, named map[string][]*tracepb.Span, name string) *trace
 	return named[name][0]
 }
 
-func TestARequestIsATreeOfSpans(t *testing.T) {
+func TestTraceOfRequest(t *testing.T) {
 	for _, protocol := range []string{"http/protobuf", "grpc"} {
 		t.Run(protocol, func(t *testing.T) {
 			c := startCollector(t, protocol)
@@ -141,7 +141,7 @@ func TestARequestIsATreeOfSpans(t *testing.T) {
 	}
 }
 
-func TestRetriesAreSpansOfTheirOwn(t *testing.T) {
+func TestTraceOfRetries(t *testing.T) {
 	c := startCollector(t, "http/protobuf")
 	var mu sync.Mutex
 	var parents []string
@@ -178,7 +178,7 @@ func TestRetriesAreSpansOfTheirOwn(t *testing.T) {
 	}
 }
 
-func TestAHeldRequestHasASpanOfItsWait(t *testing.T) {
+func TestTraceOfQueuedRequest(t *testing.T) {
 	c := startCollector(t, "http/protobuf")
 	free := make(chan bool)
 	slow := standIn{chat: func(w http.ResponseWriter, r *http.Request) {
@@ -222,7 +222,7 @@ var streamsOn = standIn{chat: func(w http.ResponseWriter, r *http.Request) {
 	<-r.Context().Done()
 }}
 
-func TestAnAnswerThatTheProxysEndCutsOffIsSeenInItsSpans(t *testing.T) {
+func TestTraceOfRequestCutOffAtShutdown(t *testing.T) {
 	c := startCollector(t, "http/protobuf")
 	p := startTraced(t, "timeouts: {drain: 0, shutdown: 10ms}\n", streamsOn.start(t))
 	resp := p.ask("m", "cut-off", true)
@@ -240,7 +240,7 @@ func TestAnAnswerThatTheProxysEndCutsOffIsSeenInItsSpans(t *testing.T) {
 	}
 }
 
-func TestAClientThatLeavesIsSeenInItsSpans(t *testing.T) {
+func TestTraceOfDisconnectedClient(t *testing.T) {
 	c := startCollector(t, "http/protobuf")
 	p := startTraced(t, "", streamsOn.start(t))
 	resp := p.ask("m", "left", true)
@@ -258,7 +258,7 @@ func TestAClientThatLeavesIsSeenInItsSpans(t *testing.T) {
 	}
 }
 
-func TestWhatIsNotSampledIsPassedOnAllTheSame(t *testing.T) {
+func TestUnsampledTracePropagated(t *testing.T) {
 	c := startCollector(t, "http/protobuf")
 	t.Setenv("OTEL_TRACES_SAMPLER", "parentbased_traceidratio")
 	t.Setenv("OTEL_TRACES_SAMPLER_ARG", "0")
@@ -282,7 +282,7 @@ func TestWhatIsNotSampledIsPassedOnAllTheSame(t *testing.T) {
 	}
 }
 
-func TestWithoutTracingTheClientsTracePassesUntouched(t *testing.T) {
+func TestTraceHeadersWithoutTracing(t *testing.T) {
 	replica, _ := startSimReplica(t, sim.Config{Engine: engine.Config{Speed: 20}}, "127.0.0.1:0")
 	for name, env := range map[string][2]string{
 		"off": {}, "disabled": {"OTEL_SDK_DISABLED", "true"}, "none": {"OTEL_TRACES_EXPORTER", "none"}, "a protocol that is none": {"OTEL_EXPORTER_OTLP_PROTOCOL", "http/json"},
@@ -308,7 +308,7 @@ func TestWithoutTracingTheClientsTracePassesUntouched(t *testing.T) {
 	}
 }
 
-func TestACollectorThatIsAwayOrHangsDelaysNobody(t *testing.T) {
+func TestCollectorDownDelaysNothing(t *testing.T) {
 	replica, _ := startSimReplica(t, sim.Config{Engine: engine.Config{Speed: 20}}, "127.0.0.1:0")
 	hanging, err := net.Listen("tcp", "127.0.0.1:0") // takes connections into its queue, and says nothing
 	if err != nil {
@@ -344,10 +344,10 @@ func TestACollectorThatIsAwayOrHangsDelaysNobody(t *testing.T) {
 				if status := p.exit(); status != 0 {
 					t.Errorf("status %d", status)
 				}
+				lost, err := strconv.Atoi(p.awaitLog("spans_lost=([0-9]+)"))
 				if n := strings.Count(p.log.String(), "sending traces failed"); n != 1 {
 					t.Errorf("said %d times", n)
 				}
-				lost, err := strconv.Atoi(p.awaitLog("spans_lost=([0-9]+)"))
 				if least := map[string]int{"away": 1, "hangs": spans - 2*room}[name]; err != nil || lost < least || lost > spans {
 					t.Errorf("it says %d of %d lost", lost, spans)
 				}
@@ -356,7 +356,7 @@ func TestACollectorThatIsAwayOrHangsDelaysNobody(t *testing.T) {
 	}
 }
 
-func TestTheEndSendsWhatWasNotSent(t *testing.T) {
+func TestSpansFlushedAtShutdown(t *testing.T) {
 	c := startCollector(t, "http/protobuf")
 	t.Setenv("OTEL_BSP_SCHEDULE_DELAY", fmt.Sprint(time.Hour.Milliseconds()))
 	replica, _ := startSimReplica(t, sim.Config{Engine: engine.Config{Speed: 20}}, "127.0.0.1:0")

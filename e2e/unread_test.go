@@ -16,7 +16,7 @@ func (p *program) resident() float64 {
 	return metricSum(p.t, p.admin, "process_resident_memory_bytes")
 }
 
-func TestEightClientsThatDoNotReadCostNoMemory(t *testing.T) {
+func TestSlowReadersMemory(t *testing.T) {
 	const clients, size = 8, 60 << 20
 	event := []byte(`data: {"choices":[{"index":0,"delta":{"content":"` + strings.Repeat("x", 4000) + `"}}]}` + "\n\n")
 	var sent atomic.Int64

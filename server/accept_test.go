@@ -27,7 +27,7 @@ func (l *failingListener) Accept() (net.Conn, error) {
 	return nil, &net.OpError{Op: "accept", Net: "tcp", Err: os.NewSyscallError("accept4", err)}
 }
 
-func TestServerOutlivesAcceptErrors(t *testing.T) {
+func TestServeContinuesAfterAcceptError(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

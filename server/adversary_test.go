@@ -91,7 +91,7 @@ func (f *fronted) tell(sent string) (codes []int) {
 	return codes
 }
 
-func TestSmuggledRequestsReachNoReplica(t *testing.T) {
+func TestRequestSmuggling(t *testing.T) {
 	f, replica := withWitness(t, nil)
 	const (
 		chat   = `{"model":"m","messages":[]}` // 27 bytes, 1b
@@ -176,7 +176,7 @@ func TestSmuggledRequestsReachNoReplica(t *testing.T) {
 	}
 }
 
-func TestOneConnectionMayAskManyTimesAtOnce(t *testing.T) {
+func TestPipelinedRequests(t *testing.T) {
 	f, replica := withWitness(t, nil)
 	const asked = 300
 	one := "GET /livez HTTP/1.1\r\nHost: x\r\n\r\nPOST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 27\r\n\r\n" + `{"model":"m","messages":[]}`
@@ -189,7 +189,7 @@ func TestOneConnectionMayAskManyTimesAtOnce(t *testing.T) {
 	}
 }
 
-func TestHeaderBombsAreRefused(t *testing.T) {
+func TestHeaderLimits(t *testing.T) {
 	f, replica := withWitness(t, nil)
 	const start = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
 	for name, sent := range map[string]string{
@@ -219,7 +219,7 @@ func manyHeaders(n int) string {
 	return b.String()
 }
 
-func TestAThousandSlowHeadersKeepNobodyWaiting(t *testing.T) {
+func TestSlowHeaders(t *testing.T) {
 	const slow = 1000
 	f, _ := withWitness(t, func(c *config.Config) { c.Timeouts.ReadHeader = 3 * time.Second })
 	var closed sync.WaitGroup

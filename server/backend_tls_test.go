@@ -40,7 +40,7 @@ func trust(t *testing.T, b *config.Backend, caFile string) {
 }
 
 // Requests, readiness checks and polls all go by the backend's own authority.
-func TestReplicasWithAnAuthorityOfTheirOwn(t *testing.T) {
+func TestBackendCAFile(t *testing.T) {
 	url, caFile := standIn{}.startTLS(t)
 	other, otherFile := standIn{}.startTLS(t)
 	named := strings.Replace(other, "127.0.0.1", "localhost", 1)
@@ -58,7 +58,7 @@ func TestReplicasWithAnAuthorityOfTheirOwn(t *testing.T) {
 	}
 }
 
-func TestAReplicaWithAnotherCertificateIsDownAndTheLogSaysWhy(t *testing.T) {
+func TestBackendWithUntrustedCertificate(t *testing.T) {
 	url, caFile := standIn{}.startTLS(t)
 	for name, f := range map[string]struct {
 		url    string

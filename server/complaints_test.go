@@ -14,7 +14,7 @@ import (
 
 // Readiness checks and scrapes are no load, and what they find leaves the count of
 // requests in flight alone.
-func TestHealthChecksNeitherAddNorForgetLoad(t *testing.T) {
+func TestHealthChecksKeepInFlightCount(t *testing.T) {
 	var ill atomic.Bool
 	var scrapes atomic.Int64
 	first, finish := make(chan struct{}), make(chan struct{})
@@ -64,7 +64,7 @@ func TestHealthChecksNeitherAddNorForgetLoad(t *testing.T) {
 }
 
 // Long prompts with images are tens of megabytes: nothing has to be set for them.
-func TestABodyOf40MBPassesByDefault(t *testing.T) {
+func TestLargeBodyByDefault(t *testing.T) {
 	var got atomic.Int64
 	p := startFronted(t, nil, standIn{chat: func(w http.ResponseWriter, r *http.Request) {
 		n, _ := io.Copy(io.Discard, r.Body)

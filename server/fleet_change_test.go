@@ -22,7 +22,7 @@ import (
 	"warmroute/config"
 )
 
-func TestABackendThatLeavesFinishesWhatItHas(t *testing.T) {
+func TestRemovedBackendFinishesRequests(t *testing.T) {
 	c := startChanging(t, 2)
 	s := c.long("a long story")
 	b := c.backend(s.replica)
@@ -42,7 +42,7 @@ func TestABackendThatLeavesFinishesWhatItHas(t *testing.T) {
 	c.settled(b)
 }
 
-func TestWhatABackendStillHasAtTheLimitIsCutOff(t *testing.T) {
+func TestRemovedBackendAbortsRequestsAtTimeout(t *testing.T) {
 	c := startChanging(t, 2)
 	s := c.long("a long story")
 	b := c.backend(s.replica)
@@ -55,7 +55,7 @@ func TestWhatABackendStillHasAtTheLimitIsCutOff(t *testing.T) {
 	c.settled(b)
 }
 
-func TestABackendThatComesBackInTimeKeepsWhatIsKnownOfIt(t *testing.T) {
+func TestRemovalCancelled(t *testing.T) {
 	c := startChanging(t, 2)
 	holder := c.goesTo("sim", known+"one")
 	s := c.long(known + "two")
@@ -84,7 +84,7 @@ func TestABackendThatComesBackInTimeKeepsWhatIsKnownOfIt(t *testing.T) {
 	c.settled(b)
 }
 
-func TestOtherTransportsLeaveRequestsUnderWayAlone(t *testing.T) {
+func TestTransportChangeKeepsRequestsInFlight(t *testing.T) {
 	c := startChanging(t, 1)
 	s := c.long("a long story")
 	old := c.backend(0).Options().Transport
@@ -101,7 +101,7 @@ func TestOtherTransportsLeaveRequestsUnderWayAlone(t *testing.T) {
 }
 
 // Requests held by the rule before are sent under one that holds none.
-func TestAPolicyThatHoldsNothingSendsWhatIsHeld(t *testing.T) {
+func TestPolicyWithoutQueueSendsQueuedRequests(t *testing.T) {
 	c := startChanging(t, 1)
 	c.change(func(next *config.Config) { next.Backends[0].MaxInFlight = 1 })
 	s := c.long("a long story")
@@ -119,7 +119,7 @@ func TestAPolicyThatHoldsNothingSendsWhatIsHeld(t *testing.T) {
 }
 
 // The file that ca_file names may change while its name stays.
-func TestAReloadTakesAReplicasNewAuthority(t *testing.T) {
+func TestCAFileContentChange(t *testing.T) {
 	url, right := standIn{}.startTLS(t)
 	caFile := filepath.Join(t.TempDir(), "ca.pem")
 	writeCertificate(t, caFile)
@@ -184,7 +184,7 @@ func (c *changing) set(fleet map[string]string) {
 
 // Whoever leaves serves until those that join are ready. A second change may come
 // before.
-func TestANameOrAURLOfOneThatIsLeavingMayBeTaken(t *testing.T) {
+func TestReuseNameOrURLOfRemovedBackend(t *testing.T) {
 	dead := unusedURL
 	for name, second := range map[string]func(c *changing) map[string]string{
 		"the name": func(c *changing) map[string]string {
@@ -216,7 +216,7 @@ func TestANameOrAURLOfOneThatIsLeavingMayBeTaken(t *testing.T) {
 }
 
 // Nothing is held here, so that each request needs a backend at once.
-func TestWhoLeavesWaitsAlsoForThoseOfASecondChange(t *testing.T) {
+func TestRemovalWaitsForLaterAddedBackends(t *testing.T) {
 	for name, changes := range map[string][2]map[string]string{
 		"instead of the first":  {{"new": unusedURL}, {"new": unusedURL}},
 		"which only takes away": {{"r0": "", "new": unusedURL}, {"new": ""}},
@@ -249,7 +249,7 @@ func TestWhoLeavesWaitsAlsoForThoseOfASecondChange(t *testing.T) {
 // away.
 const unusedURL, otherUnusedURL = "http://127.0.0.1:9", "http://127.0.0.1:13"
 
-func TestABackendThatComesBackHasTheTransportsOfTheConfiguration(t *testing.T) {
+func TestRemovalCancelledWithNewTransports(t *testing.T) {
 	c := startChanging(t, 2)
 	s := c.long("a long story")
 	b := c.backend(s.replica)
@@ -266,7 +266,7 @@ func TestABackendThatComesBackHasTheTransportsOfTheConfiguration(t *testing.T) {
 }
 
 // A signal that came during the start is heeded as soon as the service runs.
-func TestAChangeAsSoonAsTheFleetRuns(t *testing.T) {
+func TestFleetUpdateAfterStart(t *testing.T) {
 	c := loadConfig(t, "listen: 127.0.0.1:0\nadmin: \"\"", "http://127.0.0.1:1", "http://127.0.0.1:2")
 	s, err := New(Options{Config: c, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {

@@ -86,7 +86,7 @@ func (c *changing) settled(all ...*backends.Backend) {
 	})
 }
 
-func TestAFleetThatChangesUnderLoadFailsNoRequest(t *testing.T) {
+func TestFleetUpdatesUnderLoad(t *testing.T) {
 	const replicas = 5
 	c := startChanging(t, replicas)
 	clients := c.crowd(16)
@@ -143,7 +143,7 @@ func TestAFleetThatChangesUnderLoadFailsNoRequest(t *testing.T) {
 	c.settled(all...)
 }
 
-func TestAnAddedBackendGetsItsShare(t *testing.T) {
+func TestAddedBackendGetsRequests(t *testing.T) {
 	c := startChanging(t, 2)
 	c.setFleet(0)
 	c.until("one is gone", func() bool { return len(c.server.fleet.registry.All()) == 1 })
@@ -160,7 +160,7 @@ func TestAnAddedBackendGetsItsShare(t *testing.T) {
 	c.settled()
 }
 
-func TestADrainedBackendStaysSoOverAReload(t *testing.T) {
+func TestDrainedBackendStaysDrainedAfterReload(t *testing.T) {
 	c := startChanging(t, 2)
 	c.backend(0).Drain()
 	c.change(func(next *config.Config) { next.Backends[0].Weight = 2 })
@@ -179,7 +179,7 @@ func TestADrainedBackendStaysSoOverAReload(t *testing.T) {
 
 // The backends that leave serve until those that join are ready, so this needs no
 // admission queue.
-func TestAFleetThatIsReplacedWholeFailsNoRequest(t *testing.T) {
+func TestReplaceAllBackendsUnderLoad(t *testing.T) {
 	for name, held := range map[string]int{"with the admission queue": 1000, "without": 0} {
 		t.Run(name, func(t *testing.T) {
 			c := startChanging(t, 4)
@@ -198,7 +198,7 @@ func TestAFleetThatIsReplacedWholeFailsNoRequest(t *testing.T) {
 	}
 }
 
-func TestARequestHeldForLackOfABackendIsSentToOneThatJoins(t *testing.T) {
+func TestQueuedRequestGoesToAddedBackend(t *testing.T) {
 	c := startChanging(t, 2)
 	c.setFleet(0)
 	c.until("one is gone", func() bool { return len(c.server.fleet.registry.All()) == 1 })
@@ -213,7 +213,7 @@ func TestARequestHeldForLackOfABackendIsSentToOneThatJoins(t *testing.T) {
 	c.settled()
 }
 
-func TestANameMayGetAnotherURL(t *testing.T) {
+func TestBackendURLChange(t *testing.T) {
 	c := startChanging(t, 3)
 	c.setFleet(0, 1)
 	clients := c.crowd(4)
@@ -231,7 +231,7 @@ func TestANameMayGetAnotherURL(t *testing.T) {
 
 // Of names that come and go nothing stays: no slot, no goroutine, no label, no
 // memory to speak of.
-func TestHundredsOfBackendsComeAndGoWithoutATrace(t *testing.T) {
+func TestAddAndRemoveManyBackends(t *testing.T) {
 	c := startChanging(t, 2)
 	clients := c.crowd(4)
 	cycle := func(i int) {

@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-func TestHandlerPanicIsLoggedAsError(t *testing.T) {
+func TestHandlerPanicLogged(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		value any

@@ -15,7 +15,7 @@ import (
 // known is the beginning of many prompts: 700 tokens.
 var known = strings.Repeat("All of us know this. ", 134)
 
-func TestASecondClientThatGoesPastTheProxyIsSeen(t *testing.T) {
+func TestExternalLoad(t *testing.T) {
 	g := startGuarded(t, 2, sim.Config{}, nil)
 	holder := g.goesTo("sim", known+"one")
 	if again := g.goesTo("sim", known+"two"); again != holder {
@@ -49,7 +49,7 @@ func (g *guarded) fill(replica int) (leave func()) {
 	return leave
 }
 
-func TestAReplicaAt98PercentKVGetsNothingWhileAnotherCanTakeIt(t *testing.T) {
+func TestKVFullFilter(t *testing.T) {
 	g := startGuarded(t, 2, small, nil)
 	holder := g.goesTo("sim", known+"one")
 	g.fill(holder)
@@ -58,7 +58,7 @@ func TestAReplicaAt98PercentKVGetsNothingWhileAnotherCanTakeIt(t *testing.T) {
 	}
 }
 
-func TestWhereAllReplicasAreAt98PercentKVRequestsAreServed(t *testing.T) {
+func TestAllBackendsKVFull(t *testing.T) {
 	for name, held := range map[string]int{"with the admission queue": 1000, "without": 0} {
 		t.Run(name, func(t *testing.T) {
 			g := startGuarded(t, 2, small, func(c *config.Config) { c.Routing.Queue.Requests = held })
@@ -83,7 +83,7 @@ func (g *guarded) inFlight() (sum int64) {
 	return sum
 }
 
-func TestRequestsBeyondMaxInFlightWaitForAPlace(t *testing.T) {
+func TestMaxInFlight(t *testing.T) {
 	g := startGuarded(t, 2, sim.Config{}, func(c *config.Config) {
 		c.Backends[0].MaxInFlight, c.Backends[1].MaxInFlight = 1, 1
 	})
@@ -99,7 +99,7 @@ func TestRequestsBeyondMaxInFlightWaitForAPlace(t *testing.T) {
 	}
 }
 
-func TestAReplicaThatStopsProducingGetsNothingUntilItDoes(t *testing.T) {
+func TestStalledBackendGetsNoRequests(t *testing.T) {
 	for _, kind := range []sim.FaultKind{sim.Freeze, sim.Hang} {
 		t.Run(string(kind), func(t *testing.T) {
 			g := startGuarded(t, 2, sim.Config{}, nil)
@@ -143,7 +143,7 @@ func TestAReplicaThatStopsProducingGetsNothingUntilItDoes(t *testing.T) {
 	}
 }
 
-func TestAdaptersAreFoundWhereTheyAreLoaded(t *testing.T) {
+func TestLoRAAdapterRouting(t *testing.T) {
 	g := startGuarded(t, 2, sim.Config{}, nil)
 	load := func(replica int, name string) {
 		t.Helper()

@@ -52,7 +52,7 @@ func text(s string) http.HandlerFunc {
 
 // Whatever a replica's /metrics are, its load is unknown then, it stays ready, and
 // its requests are answered.
-func TestMetricsOfAnyKindTakeNoReplicaDown(t *testing.T) {
+func TestInvalidMetricsKeepBackendReady(t *testing.T) {
 	var packed bytes.Buffer
 	z := gzip.NewWriter(&packed)
 	io.WriteString(z, "vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n")
@@ -100,7 +100,7 @@ func stall(part string) http.HandlerFunc {
 }
 
 // Polling metrics without end, over and over, keeps the memory of one poll at most.
-func TestEndlessMetricsLeaveNoMemoryBehind(t *testing.T) {
+func TestEndlessMetricsMemory(t *testing.T) {
 	var polls sync.WaitGroup
 	polls.Add(8)
 	var once [8]sync.Once
@@ -130,7 +130,7 @@ func TestEndlessMetricsLeaveNoMemoryBehind(t *testing.T) {
 
 // A replica whose list of models is no list is down and the log says why; the
 // others serve.
-func TestModelListsOfAnyKindHarmNobodyElse(t *testing.T) {
+func TestInvalidModelLists(t *testing.T) {
 	for name, f := range map[string]struct {
 		models http.HandlerFunc
 		why    string
@@ -166,7 +166,7 @@ func models(elements http.HandlerFunc) http.HandlerFunc {
 	}
 }
 
-func TestANameThatResolvesToNothingIsADownBackend(t *testing.T) {
+func TestUnresolvableBackend(t *testing.T) {
 	p := startFronted(t, nil, "http://no-such-replica.invalid:8000", standIn{}.start(t))
 	p.logs("no-such-replica.invalid:8000")
 	p.ready(1)
@@ -191,7 +191,7 @@ func (s standIn) impatient(t *testing.T) string {
 }
 
 // nginx loses 296 of these 300.
-func TestReplicasThatCloseIdleConnectionsAtOnceLoseNothing(t *testing.T) {
+func TestBackendClosingIdleConnections(t *testing.T) {
 	stream := func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
 		if !bytes.Contains(body, []byte(`"stream":true`)) {

@@ -14,7 +14,7 @@ import (
 
 // What a replica has accepted and does nothing about is answered by another, be
 // it that only its engine hangs or all of its process.
-func TestAReplicaThatHangsLosesNothing(t *testing.T) {
+func TestHungBackend(t *testing.T) {
 	for name, everything := range map[string]bool{"its answers": false, "its process": true} {
 		t.Run(name, func(t *testing.T) {
 			g := startGuarded(t, 2, sim.Config{}, nil)

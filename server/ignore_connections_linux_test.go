@@ -15,7 +15,7 @@ import (
 )
 
 // A socket that another process keeps open outlives the filter's process.
-func TestTakeConnectionsAfterIgnoreConnections(t *testing.T) {
+func TestAcceptConnections(t *testing.T) {
 	l, err := listenTCP("127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

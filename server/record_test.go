@@ -60,7 +60,7 @@ func recordChats(t *testing.T, replicas, kvTokens int) (replay.Summary, []byte) 
 	return s, data
 }
 
-func TestWhatWasRecordedIsReplayed(t *testing.T) {
+func TestReplayOfRecording(t *testing.T) {
 	const replicas, kvTokens = 4, 32_000
 	seen, data := recordChats(t, replicas, kvTokens)
 	trace, err := replay.ParseTrace(strings.NewReader(string(data)))
@@ -97,7 +97,7 @@ func TestWhatWasRecordedIsReplayed(t *testing.T) {
 
 // Prompts, names, keys and headers that look like nothing else, so that any
 // trace of them would be found.
-func TestNoWordOfTheTrafficIsRecorded(t *testing.T) {
+func TestRecordingHasNoContent(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "traffic")
 	fleet := startSimFleet(t, 2, 32_000)
 	p := fleet.startProxy(t, func(c *config.Config) {
@@ -174,7 +174,7 @@ func TestNoWordOfTheTrafficIsRecorded(t *testing.T) {
 	}
 }
 
-func TestARequestWhoseClientLeftIsRecordedAsFarAsItGot(t *testing.T) {
+func TestRecordingOfDisconnectedClient(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "traffic")
 	fleet := startSimFleet(t, 1, 32_000)
 	p := fleet.startProxy(t, func(c *config.Config) { c.Record.File = file })
@@ -211,7 +211,7 @@ func TestARequestWhoseClientLeftIsRecordedAsFarAsItGot(t *testing.T) {
 
 // The recorder's limits and the reader's are written down in two places, which
 // cannot import each other.
-func TestWhateverIsRecordedCanBeRead(t *testing.T) {
+func TestRecordingReadable(t *testing.T) {
 	f := func(name string, blockBytes int, written bool, change func(*recorder.Request)) {
 		t.Helper()
 		dropped := 0
@@ -268,7 +268,7 @@ func TestWhateverIsRecordedCanBeRead(t *testing.T) {
 
 // What a replica counts is compared with input_bytes only where it is that
 // text's: else tokens of further prompts and sequences would make all text dense.
-func TestOnlyTokensOfOnePromptsTextAreCalledCounted(t *testing.T) {
+func TestRecordingCountedTokens(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "traffic")
 	fleet := startSimFleet(t, 1, 32_000)
 	p := fleet.startProxy(t, func(c *config.Config) { c.Record.File = file })

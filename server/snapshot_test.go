@@ -78,7 +78,7 @@ func turn(n int) *replay.Trace {
 
 // A proxy is restarted between two turns of 60 conversations, on replicas that
 // each hold a third of them.
-func TestARestartOfTheProxyDoesNotMakeTheFleetCold(t *testing.T) {
+func TestSnapshotRestoresIndex(t *testing.T) {
 	hits := func(restored int, change func(*config.Config)) float64 {
 		t.Helper()
 		fleet := startSimFleet(t, 4, 32_000)
@@ -113,7 +113,7 @@ func TestARestartOfTheProxyDoesNotMakeTheFleetCold(t *testing.T) {
 	}
 }
 
-func TestASnapshotOfNoUseIsReportedAndReplaced(t *testing.T) {
+func TestInvalidSnapshotReplaced(t *testing.T) {
 	fleet := startSimFleet(t, 1, 200_000)
 	file := filepath.Join(t.TempDir(), "index")
 	change := func(c *config.Config) { c.Index.Snapshot = file }
@@ -154,7 +154,7 @@ func TestASnapshotOfNoUseIsReportedAndReplaced(t *testing.T) {
 }
 
 // A snapshotFile on files that are no snapshots, without a proxy around it.
-func TestAFileThatIsNoSnapshotIsNeverWrittenOver(t *testing.T) {
+func TestSnapshotNeverOverwritesOtherFile(t *testing.T) {
 	dir := t.TempDir()
 	open := func(path string) (*snapshotFile, error) {
 		c := loadConfig(t, "listen: 127.0.0.1:0\nadmin: \"\"", "http://a:8000")
@@ -207,7 +207,7 @@ func TestAFileThatIsNoSnapshotIsNeverWrittenOver(t *testing.T) {
 	}
 }
 
-func TestTemporarySnapshotsOfOtherProxiesAreLeftAlone(t *testing.T) {
+func TestStaleTempSnapshotsRemoved(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "index")
 	old := time.Now().Add(-2 * minStaleTempAge)
