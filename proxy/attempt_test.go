@@ -86,13 +86,11 @@ func TestRetryAfterStaleConnection(t *testing.T) {
 
 // What a replica has worked on for a while is not sent to it again.
 func TestResetDuringWorkIsFailure(t *testing.T) {
-	t.Parallel()
 	for name, end := range map[string]func(*session){
 		"reset":  (*session).reset,
 		"closed": func(s *session) { s.Conn.Close() },
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
 			var replicas []*replica
 			for range 4 {
 				replicas = append(replicas, &replica{script: func(s *session) {
@@ -147,7 +145,6 @@ func TestStaleConnectionIsNotRetriedWithoutBudget(t *testing.T) {
 // A replica that closes all its idle connections at once, when requests are on
 // their way on each: none is lost, and none is sent more than twice.
 func TestManyStaleConnections(t *testing.T) {
-	t.Parallel()
 	const requests = 20
 	first := make(chan struct{})
 	var warm sync.WaitGroup
@@ -379,7 +376,6 @@ func hangOn(word, answer string, free <-chan struct{}) func(*session) {
 // A replica without token counters that hangs does not show it, and a request that
 // is not streaming has no first event.
 func TestResponseTimeout(t *testing.T) {
-	t.Parallel()
 	for name, c := range map[string]struct {
 		path, body string
 		says       []string

@@ -143,7 +143,6 @@ func TestStalledBodyStatus408(t *testing.T) {
 }
 
 func TestSlowBodyAccepted(t *testing.T) {
-	t.Parallel()
 	const idle = 2 * time.Second
 	f := serve(t, func(o *Options) { o.BodyIdle = idle }, &replica{script: always(answered("200 OK", whole))})
 	conn := f.dial()

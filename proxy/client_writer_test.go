@@ -33,7 +33,6 @@ func endless(s *session) {
 }
 
 func TestBlockedClientClosed(t *testing.T) {
-	t.Parallel()
 	long := strings.Repeat("x", 32<<20)
 	for name, c := range map[string]struct {
 		ask    string
@@ -45,7 +44,6 @@ func TestBlockedClientClosed(t *testing.T) {
 		"one long line": {askStream, once(sseHead, chunk(role), chunk("data: "+long))},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
 			gone := make(chan struct{})
 			f := serve(t, func(o *Options) { o.WriteIdle = 100 * time.Millisecond }, &replica{script: func(s *session) {
 				defer close(gone)
@@ -124,7 +122,6 @@ func TestBlockedClientClosedOnContinue(t *testing.T) {
 }
 
 func TestSlowClientServed(t *testing.T) {
-	t.Parallel()
 	const size, slowly = 16 << 20, 3 * time.Second
 	f := serve(t, func(o *Options) { o.WriteIdle = 500 * time.Millisecond }, &replica{script: always(answered("200 OK", strings.Repeat("x", size)))})
 	conn := f.dial()
@@ -159,7 +156,6 @@ func (f *fleet) overHTTP2() (*http.Client, string) {
 }
 
 func TestBlockedHTTP2ClientClosed(t *testing.T) {
-	t.Parallel()
 	for name, c := range map[string]struct {
 		ask    string
 		script func(*session)
@@ -186,7 +182,6 @@ func TestBlockedHTTP2ClientClosed(t *testing.T) {
 
 // Over HTTP/2 a deadline would end a stream even while nothing is written.
 func TestHTTP2ClientKeptDuringReplicaSilence(t *testing.T) {
-	t.Parallel()
 	silence := func() { time.Sleep(400 * time.Millisecond) }
 	f := serve(t, func(o *Options) { o.WriteIdle, o.Keepalive = 100*time.Millisecond, 350*time.Millisecond }, &replica{script: func(s *session) {
 		s.request()

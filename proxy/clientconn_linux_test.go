@@ -29,7 +29,6 @@ func dropIncoming(t *testing.T, conn *net.TCPConn) {
 // The kernel takes what little a stream writes, so no write blocks: only the
 // missing acknowledgements tell that the client has vanished.
 func TestUnreachableClientEndsRequest(t *testing.T) {
-	t.Parallel()
 	ended := make(chan struct{})
 	f := serve(t, func(o *Options) { o.WriteIdle = time.Second }, &replica{script: func(s *session) {
 		defer close(ended)

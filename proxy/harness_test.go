@@ -38,7 +38,7 @@ const failsafe = 20 * time.Second
 func TestMain(m *testing.M) {
 	flag.Parse()
 	if f := flag.Lookup("test.parallel"); f.Value.String() == strconv.Itoa(runtime.GOMAXPROCS(0)) {
-		_ = f.Value.Set("16")
+		_ = f.Value.Set("8")
 	}
 	code := m.Run()
 	if code == 0 {

@@ -175,7 +175,6 @@ func TestCancelLongResponse(t *testing.T) {
 
 // Not before the minute that it may take otherwise.
 func TestCancelWithBlockedClient(t *testing.T) {
-	t.Parallel()
 	for name, c := range map[string]struct {
 		ask    string
 		script func(*session)
@@ -184,7 +183,6 @@ func TestCancelWithBlockedClient(t *testing.T) {
 		"whole answer": {askWhole, once(answered("200 OK", strings.Repeat("x", 32<<20)))},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
 			f := serve(t, func(o *Options) { o.WriteIdle = time.Minute }, &replica{script: func(s *session) { c.script(s); s.closed() }})
 			f.askFrom(c.ask)
 			f.proxy.Activity().Cancel(f.only(Responding).Handle)
@@ -521,7 +519,6 @@ func (f *fleet) proxyHas(phase Phase) {
 
 // A client that reads, but slowly, has no more time than one that does not.
 func TestCancelWithSlowClient(t *testing.T) {
-	t.Parallel()
 	f := serve(t, func(o *Options) { o.WriteIdle = 4 * time.Second }, &replica{script: func(s *session) {
 		once(answered("200 OK", strings.Repeat("x", maxBufferedResponseBytes-1)))(s)
 		s.closed()

@@ -502,7 +502,6 @@ func TestLingeringLimit(t *testing.T) {
 }
 
 func TestDrippingBodyStatus408(t *testing.T) {
-	t.Parallel()
 	f := serve(t, func(o *Options) { o.BodyIdle = 100 * time.Millisecond }, &replica{})
 	conn := f.dial()
 	io.WriteString(conn, "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n")
