@@ -1,12 +1,19 @@
 package server
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
+	"io"
+	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"warmroute/admin"
+	"warmroute/backends"
 	"warmroute/config"
 	"warmroute/sim"
 	"warmroute/sim/engine"
@@ -181,4 +188,153 @@ func TestLoRAAdapterRouting(t *testing.T) {
 		}
 	}
 	leave()
+}
+
+// state is what the admin listener shows.
+func (g *guarded) state() (s admin.State) {
+	g.t.Helper()
+	resp, err := g.client.Get(g.admin + "/api/state")
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if err := json.NewDecoder(resp.Body).Decode(&s); err != nil || resp.StatusCode != http.StatusOK {
+		g.t.Fatalf("status %d: %v", resp.StatusCode, err)
+	}
+	return s
+}
+
+func TestStateOfStalledBackend(t *testing.T) {
+	g := startGuarded(t, 2, sim.Config{}, nil)
+	began := time.Now()
+	stalled := g.long("a long answer").replica
+	g.fault(stalled, sim.Fault{Kind: sim.Freeze})
+	g.until("the backend is shown as stalled", func() bool { return g.state().Backends[stalled].State == "stalled" })
+	s := g.state()
+	b, other := s.Backends[stalled], s.Backends[1-stalled]
+	if b.Reason == "" || b.Since == nil || b.Since.Before(began) || b.Since.After(time.Now()) || b.LastReadyFor != nil {
+		t.Errorf("the stalled one: %+v", b)
+	}
+	if other.State != "ready" || other.Reason != "" || len(other.LastReadyFor) != 1 || other.LastReadyFor[0] != "sim" {
+		t.Errorf("the other one: %+v", other)
+	}
+	if m := s.Models; m.All != 1 || m.Unready != 0 || len(m.Listed) != 1 || m.Listed[0].ID != "sim" || m.Listed[0].Ready != 1 || m.Listed[0].Backends != 2 || m.Listed[0].Reason != "" {
+		t.Errorf("models: %+v", m)
+	}
+	if r := s.Requests.Oldest; len(r) != 1 || !r[0].Stalled || r[0].Phase != "answering" {
+		t.Errorf("requests: %+v", r)
+	}
+	g.fault(stalled, sim.Fault{Kind: sim.Clear})
+	g.until("it is ready again", func() bool { return g.state().Backends[stalled].State == "ready" })
+	g.until("its stream goes on", func() bool { r := g.state().Requests.Oldest; return len(r) == 1 && !r[0].Stalled })
+}
+
+func TestStateOfDownBackend(t *testing.T) {
+	g := startGuarded(t, 1, sim.Config{}, func(c *config.Config) { c.Health.Interval = 100 * time.Millisecond })
+	began := time.Now()
+	g.fault(0, sim.Fault{Kind: sim.Status, Status: 503, Everything: true})
+	g.until("the backend is shown as down", func() bool { return g.state().Backends[0].State == "down" })
+	s := g.state()
+	if b := s.Backends[0]; b.Reason != "/health answered 503" || b.Since == nil || b.Since.Before(began) || b.LastReadyFor != nil {
+		t.Errorf("got %+v", b)
+	}
+	m := s.Models
+	if m.All != 1 || m.Unready != 1 || m.Listed[0].Ready != 0 || m.Listed[0].Backends != 1 || m.Listed[0].Since == nil || !strings.Contains(m.Listed[0].Reason, g.server.fleet.registry.All()[0].Name+" is down") {
+		t.Errorf("models: %+v", m)
+	}
+	g.fault(0, sim.Fault{Kind: sim.Clear})
+	g.until("it is ready again", func() bool { return g.state().Backends[0].State == "ready" })
+	if m := g.state().Models; m.Unready != 0 || m.Listed[0].Ready != 1 {
+		t.Errorf("models: %+v", m)
+	}
+}
+
+func TestStateOfDrainedBackend(t *testing.T) {
+	g := startGuarded(t, 2, sim.Config{}, nil)
+	s := g.long("a long answer")
+	name := g.server.fleet.registry.All()[s.replica].Name
+	post := func(verb string) {
+		t.Helper()
+		resp, err := g.client.Post(g.admin+"/api/backends/"+name+"/"+verb, "application/json", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		io.Copy(io.Discard, resp.Body)
+		resp.Body.Close()
+	}
+	post("drain")
+	if b := g.state().Backends[s.replica]; b.State != "draining" || !b.Drained || b.Reason != "drained by an operator" || b.Since == nil {
+		t.Errorf("with a request in flight: %+v", b)
+	}
+	s.leave()
+	g.until("it is shown as drained", func() bool { return g.state().Backends[s.replica].State == "drained" })
+	post("undrain")
+	g.until("it is shown as ready", func() bool { b := g.state().Backends[s.replica]; return b.State == "ready" && b.Reason == "" })
+}
+
+// Readiness checks and scrapes are no load, and what they find leaves the count of
+// requests in flight alone.
+func TestHealthChecksKeepInFlightCount(t *testing.T) {
+	var ill atomic.Bool
+	var scrapes atomic.Int64
+	first, finish := make(chan struct{}), make(chan struct{})
+	p := startFronted(t, func(c *config.Config) {
+		const often = 10 * time.Millisecond
+		c.Health.Interval, c.Health.DownInterval, c.Poll.Interval, c.Poll.FastInterval = often, often, often, often
+	}, standIn{
+		health: func(w http.ResponseWriter, _ *http.Request) {
+			if ill.Load() {
+				w.WriteHeader(http.StatusInternalServerError)
+			}
+		},
+		metrics: func(w http.ResponseWriter, _ *http.Request) {
+			scrapes.Add(1)
+			io.WriteString(w, "vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n")
+		},
+		chat: func(w http.ResponseWriter, r *http.Request) {
+			io.Copy(io.Discard, r.Body)
+			close(first)
+			<-finish
+			io.WriteString(w, wholeAnswer)
+		},
+	}.start(t))
+	p.ready(1)
+	b := p.server.fleet.registry.All()[0]
+	before := scrapes.Load()
+	p.until("several scrapes", func() bool { return scrapes.Load() > before+5 })
+	if n := b.InFlight.Load(); n != 0 {
+		t.Errorf("checks and scrapes count as %d requests", n)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		p.answered()
+	}()
+	<-first
+	for _, state := range []backends.State{backends.Down, backends.Ready} {
+		ill.Store(state == backends.Down)
+		p.until(state.String(), func() bool { return b.State() == state })
+		if n := b.InFlight.Load(); n != 1 {
+			t.Errorf("%v: %d in flight, want 1", state, n)
+		}
+	}
+	close(finish)
+	<-done
+	p.until("none in flight", func() bool { return b.InFlight.Load() == 0 })
+}
+
+// Long prompts with images are tens of megabytes: nothing has to be set for them.
+func TestLargeBodyByDefault(t *testing.T) {
+	var got atomic.Int64
+	p := startFronted(t, nil, standIn{chat: func(w http.ResponseWriter, r *http.Request) {
+		n, _ := io.Copy(io.Discard, r.Body)
+		got.Store(n)
+		io.WriteString(w, wholeAnswer)
+	}}.start(t))
+	p.ready(1)
+	body := `{"model":"m","messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"data:image/png;base64,` +
+		string(bytes.Repeat([]byte("QUFB"), 10<<20)) + `"}}]}]}`
+	if resp, answer, err := p.chat(body); err != nil || resp.StatusCode != http.StatusOK || answer != wholeAnswer || got.Load() != int64(len(body)) {
+		t.Errorf("%v, %v, %.300q; %d of %d bytes came", resp, err, answer, got.Load(), len(body))
+	}
 }
