@@ -1,15 +1,19 @@
-// Release builds what is published of a commit: for each platform an archive with
-// the binary and what belongs beside it, a bill of materials, and the checksums of
-// all of them. The same commit and the same Go give the same bytes anywhere.
+// Release builds the release files of a commit: for each platform an archive with the
+// binary, its documentation and its licences, and an SBOM, and the checksums of all.
+// The same commit and the same Go version give the same bytes on any machine.
 //
 //	go run ./scripts/release                  HEAD, for linux on amd64 and arm64, into dist/
 //	go run ./scripts/release --ref v0.1.0     another commit
-//	go run ./scripts/release --verify         everything twice, from two clones, and compared
+//	go run ./scripts/release --verify         build twice, from two clones, and compare
 //	go run ./scripts/release --verify --fresh the second time with an empty build cache
 package main
 
 import (
+	"archive/tar"
 	"bytes"
+	"cmp"
+	"compress/gzip"
+	"crypto/sha256"
 	"errors"
 	"flag"
 	"fmt"
@@ -17,45 +21,45 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 )
 
 func main() {
-	out := flag.String("out", "dist", "`FOLDER` for what was built; what it has of other commits stays")
-	ref := flag.String("ref", "HEAD", "`COMMIT` to build; changes that are not committed are never in it")
-	archs := flag.String("arch", "amd64,arm64", "architectures, separated by commas")
-	verify := flag.Bool("verify", false, "build all of it once more from another clone, and fail unless every byte is the same")
-	fresh := flag.Bool("fresh", false, "with --verify: the second time with an empty build cache")
+	out := flag.String("out", "dist", "`FOLDER` for the files; files of other commits in it stay")
+	ref := flag.String("ref", "HEAD", "`COMMIT` to build; uncommitted changes are not included")
+	verify := flag.Bool("verify", false, "build again from another clone, and fail unless every byte is the same")
+	fresh := flag.Bool("fresh", false, "with --verify: use an empty build cache for the second build")
 	flag.Parse()
-	if err := release(*out, *ref, strings.Split(*archs, ","), *verify, *fresh); err != nil {
+	if err := release(*out, *ref, *verify, *fresh); err != nil {
 		fmt.Fprintln(os.Stderr, "release:", err)
 		os.Exit(1)
 	}
 }
 
-func release(out, ref string, archs []string, verify, fresh bool) error {
+func release(out, ref string, verify, fresh bool) error {
 	work, err := os.MkdirTemp("", "warmroute-release-")
 	if err != nil {
 		return err
 	}
 	defer os.RemoveAll(work)
-	files, err := build(filepath.Join(work, "first"), ref, archs, "")
+	files, err := build(filepath.Join(work, "first"), ref)
 	if err != nil {
 		return err
 	}
 	if verify {
-		cache := ""
+		var env []string
 		if fresh {
-			cache = filepath.Join(work, "cache")
+			env = append(env, "GOCACHE="+filepath.Join(work, "cache"))
 		}
-		// Its path has another length, so that nothing of it goes unnoticed.
-		again, err := build(filepath.Join(work, "and-once-more"), ref, archs, cache)
+		// A path of another length, so that paths in the output are noticed.
+		again, err := build(filepath.Join(work, "second-clone"), ref, env...)
 		if err != nil {
 			return err
 		}
-		if err := same(files, again); err != nil {
+		if err := compare(files, again); err != nil {
 			return err
 		}
-		fmt.Printf("built twice, from two clones: %d files, every byte the same\n", len(files))
+		fmt.Printf("built twice, from two clones: %d files, all bytes equal\n", len(files))
 	}
 	if err := os.MkdirAll(out, 0o755); err != nil {
 		return err
@@ -69,38 +73,56 @@ func release(out, ref string, archs []string, verify, fresh bool) error {
 	return nil
 }
 
-// file is one to be published, or one of an archive.
+// file is a release file or a file of an archive.
 type file struct {
 	name string // with slashes
 	mode int64
 	data []byte
 }
 
-// same is an error that names every file in which the two differ.
-func same(a, b []file) error {
+// compare returns an error that names every file in which two builds differ.
+func compare(a, b []file) error {
 	if len(a) != len(b) {
 		return fmt.Errorf("one build made %d files, the other %d", len(a), len(b))
 	}
-	var differing []error
+	var errs []error
 	for i := range a {
 		if a[i].name != b[i].name || !bytes.Equal(a[i].data, b[i].data) {
-			differing = append(differing, fmt.Errorf("%s and %s, of two builds of one commit, differ", a[i].name, b[i].name))
+			errs = append(errs, fmt.Errorf("two builds of one commit differ: %s and %s", a[i].name, b[i].name))
 		}
 	}
-	return errors.Join(differing...)
+	return errors.Join(errs...)
 }
 
-// sums is SHA256SUMS over the files, as sha256sum -c reads it.
-func sums(files []file) file {
+// sortFiles sorts files by name and returns them.
+func sortFiles(files []file) []file {
+	slices.SortFunc(files, func(a, b file) int { return cmp.Compare(a.name, b.name) })
+	return files
+}
+
+// archive returns a .tar.gz of the files in folder, which depends on nothing else.
+func archive(folder string, files []file, modified time.Time) ([]byte, error) {
+	var packed bytes.Buffer
+	gz := gzip.NewWriter(&packed)
+	tw := tar.NewWriter(gz)
+	for _, f := range sortFiles(files) {
+		err := tw.WriteHeader(&tar.Header{Name: folder + "/" + f.name, Mode: f.mode, Size: int64(len(f.data)), ModTime: modified, Uname: "root", Gname: "root"})
+		if err != nil {
+			return nil, err
+		}
+		if _, err := tw.Write(f.data); err != nil {
+			return nil, err
+		}
+	}
+	err := errors.Join(tw.Close(), gz.Close())
+	return packed.Bytes(), err
+}
+
+// checksums returns SHA256SUMS, as sha256sum -c reads it.
+func checksums(files []file) file {
 	var lines strings.Builder
 	for _, f := range files {
-		fmt.Fprintf(&lines, "%s  %s\n", checksum(f.data), f.name)
+		fmt.Fprintf(&lines, "%x  %s\n", sha256.Sum256(f.data), f.name)
 	}
 	return file{name: "SHA256SUMS", data: []byte(lines.String())}
-}
-
-// sorted are the files by their names.
-func sorted(files []file) []file {
-	slices.SortFunc(files, func(a, b file) int { return strings.Compare(a.name, b.name) })
-	return files
 }

@@ -4,8 +4,10 @@ import (
 	"archive/tar"
 	"bytes"
 	"compress/gzip"
+	"crypto/sha256"
 	"debug/buildinfo"
 	"encoding/json"
+	"fmt"
 	"io"
 	"os"
 	"path"
@@ -18,7 +20,7 @@ import (
 	"time"
 )
 
-func TestAnArchiveDependsOnItsFilesAlone(t *testing.T) {
+func TestArchiveDependsOnFilesOnly(t *testing.T) {
 	made := time.Unix(1_700_000_000, 0)
 	a := []file{{"warmroute", 0o755, []byte("binary")}, {"LICENSE", 0o644, []byte("words")}, {"docs/a.md", 0o644, nil}}
 	b := slices.Clone(a)
@@ -32,7 +34,7 @@ func TestAnArchiveDependsOnItsFilesAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(first, second) {
-		t.Error("the order of the files, or the machine's time zone, shows")
+		t.Error("the archive depends on the order of the files or the time zone")
 	}
 	zip, err := gzip.NewReader(bytes.NewReader(first))
 	if err != nil {
@@ -56,25 +58,25 @@ func TestAnArchiveDependsOnItsFilesAlone(t *testing.T) {
 	}
 }
 
-func TestTwoBuildsThatDifferAreNamed(t *testing.T) {
+func TestCompareNamesDifferences(t *testing.T) {
 	a := []file{{name: "one", data: []byte("1")}, {name: "two", data: []byte("2")}}
-	if err := same(a, slices.Clone(a)); err != nil {
+	if err := compare(a, slices.Clone(a)); err != nil {
 		t.Error(err)
 	}
 	b := slices.Clone(a)
 	b[1].data = []byte("3")
-	if err := same(a, b); err == nil || !strings.HasPrefix(err.Error(), "two and two,") || strings.Contains(err.Error(), "one and") {
+	if err := compare(a, b); err == nil || !strings.HasSuffix(err.Error(), ": two and two") || strings.Contains(err.Error(), "one and") {
 		t.Errorf("got %v", err)
 	}
-	if err := same(a, a[:1]); err == nil {
-		t.Error("a file less is not noticed")
+	if err := compare(a, a[:1]); err == nil {
+		t.Error("a missing file is not noticed")
 	}
 }
 
-// TestWhatIsPackedFindsItsOwn follows the links of the packed documents, and the files
-// that the packed compose file mounts.
-func TestWhatIsPackedFindsItsOwn(t *testing.T) {
-	files, err := (&clone{dir: "../.."}).shipped()
+// TestShippedLinksResolve follows the links of the shipped documents, and checks the files
+// that the compose file mounts.
+func TestShippedLinksResolve(t *testing.T) {
+	files, err := (&checkout{dir: "../.."}).shippedFiles()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -95,16 +97,16 @@ func TestWhatIsPackedFindsItsOwn(t *testing.T) {
 		for _, to := range link.FindAllStringSubmatch(string(f.data), -1) {
 			links++
 			if !strings.Contains(to[1], "://") && !packed[path.Join(path.Dir(f.name), to[1])] {
-				t.Errorf("%s: %s is not packed", f.name, to[1])
+				t.Errorf("%s: %s is not in the archive", f.name, to[1])
 			}
 		}
 	}
 	if links == 0 {
-		t.Error("no link was looked at")
+		t.Error("no link was checked")
 	}
 }
 
-func TestLicencesAreTold(t *testing.T) {
+func TestLicenceIDs(t *testing.T) {
 	own, err := os.ReadFile("../../LICENSE")
 	if err != nil {
 		t.Fatal(err)
@@ -123,7 +125,7 @@ func TestLicencesAreTold(t *testing.T) {
 	f("All rights reserved.")
 }
 
-func TestLicencesAreFoundUpToTheModulesRoot(t *testing.T) {
+func TestLicencesUpToModuleRoot(t *testing.T) {
 	root := t.TempDir()
 	for _, name := range []string{"LICENSE", "a/NOTICE.txt", "a/b/licence.go", "a/b/code", "licenses/ftl.txt", "other/LICENSE"} {
 		path := filepath.Join(root, filepath.FromSlash(name))
@@ -136,12 +138,12 @@ func TestLicencesAreFoundUpToTheModulesRoot(t *testing.T) {
 	}
 	m := &module{path: "m"}
 	for range 2 {
-		if err := m.collect(root, filepath.Join(root, "a", "b")); err != nil {
+		if err := m.addLicences(root, filepath.Join(root, "a", "b")); err != nil {
 			t.Fatal(err)
 		}
 	}
 	var names []string
-	for _, l := range sorted(m.licences) {
+	for _, l := range sortFiles(m.licences) {
 		names = append(names, l.name)
 	}
 	if want := []string{"LICENSE", "a/NOTICE.txt", "licenses/ftl.txt"}; !slices.Equal(names, want) || !slices.Equal(m.ids, []string{"MIT"}) {
@@ -149,7 +151,7 @@ func TestLicencesAreFoundUpToTheModulesRoot(t *testing.T) {
 	}
 }
 
-func TestABillOfMaterialsHasTheModulesAndIsAlwaysTheSame(t *testing.T) {
+func TestSBOM(t *testing.T) {
 	info := &buildinfo.BuildInfo{
 		GoVersion: "go1.26.8", Main: debug.Module{Path: "warmroute", Version: "v0.1.0"},
 		Settings: []debug.BuildSetting{{Key: "GOARCH", Value: "arm64"}},
@@ -160,19 +162,31 @@ func TestABillOfMaterialsHasTheModulesAndIsAlwaysTheSame(t *testing.T) {
 		t.Fatal(err)
 	}
 	if again, _ := sbom(info, []byte("binary"), linked, time.Unix(0, 0).UTC()); !bytes.Equal(first, again) {
-		t.Error("two of one binary differ")
+		t.Error("two SBOMs of one binary differ")
 	}
-	var got bom
+	var got struct {
+		Metadata struct {
+			Component struct {
+				Version string
+				Hashes  []struct{ Content string }
+			}
+		}
+		Components []struct {
+			Purl     string
+			Licenses []struct{ License struct{ ID string } }
+		}
+		Dependencies []struct{ DependsOn []string }
+	}
 	if err := json.Unmarshal(first, &got); err != nil {
 		t.Fatal(err)
 	}
-	if len(got.Components) != 2 || got.Components[0].Purl != "pkg:golang/example.org/m@v1.2.3" || got.Components[0].Licences[0].License.ID != "MIT" {
+	if len(got.Components) != 2 || got.Components[0].Purl != "pkg:golang/example.org/m@v1.2.3" || got.Components[0].Licenses[0].License.ID != "MIT" {
 		t.Errorf("components %+v", got.Components)
 	}
-	if c := got.Metadata.Component; c.Hashes[0].Content != checksum([]byte("binary")) || c.Version != "v0.1.0" {
-		t.Errorf("it is about %+v", c)
+	if c := got.Metadata.Component; c.Hashes[0].Content != fmt.Sprintf("%x", sha256.Sum256([]byte("binary"))) || c.Version != "v0.1.0" {
+		t.Errorf("main component %+v", c)
 	}
-	if len(got.Dependencies) != 1 || len(got.Dependencies[0].On) != 2 {
+	if len(got.Dependencies) != 1 || len(got.Dependencies[0].DependsOn) != 2 {
 		t.Errorf("dependencies %+v", got.Dependencies)
 	}
 }

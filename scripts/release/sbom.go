@@ -1,93 +1,52 @@
 package main
 
 import (
+	"crypto/sha256"
 	"debug/buildinfo"
 	"encoding/json"
 	"fmt"
 	"time"
 )
 
-// The part of CycloneDX 1.5 that there is something to say for.
-type (
-	bom struct {
-		Format       string      `json:"bomFormat"`
-		Spec         string      `json:"specVersion"`
-		Serial       string      `json:"serialNumber"`
-		Version      int         `json:"version"`
-		Metadata     bomMetadata `json:"metadata"`
-		Components   []component `json:"components"`
-		Dependencies []depends   `json:"dependencies"`
-	}
-	bomMetadata struct {
-		Timestamp string    `json:"timestamp"`
-		Component component `json:"component"`
-	}
-	component struct {
-		Ref        string     `json:"bom-ref"`
-		Type       string     `json:"type"`
-		Name       string     `json:"name"`
-		Version    string     `json:"version"`
-		Purl       string     `json:"purl"`
-		Hashes     []bomHash  `json:"hashes,omitempty"`
-		Licences   []licensed `json:"licenses,omitempty"`
-		Properties []property `json:"properties,omitempty"`
-	}
-	bomHash struct {
-		Algorithm string `json:"alg"`
-		Content   string `json:"content"`
-	}
-	licensed struct {
-		License struct {
-			ID string `json:"id"`
-		} `json:"license"`
-	}
-	property struct {
-		Name  string `json:"name"`
-		Value string `json:"value"`
-	}
-	depends struct {
-		Ref string   `json:"ref"`
-		On  []string `json:"dependsOn,omitempty"`
-	}
-)
+// object is a JSON object. Its keys are written in order.
+type object map[string]any
 
-// sbom is the binary's bill of materials, in CycloneDX's JSON: the modules that are
-// linked, as the binary itself lists them, and the settings of its build.
-func sbom(info *buildinfo.BuildInfo, binary []byte, linked []*module, made time.Time) ([]byte, error) {
-	sum := checksum(binary)
-	main := newComponent("application", info.Main.Path, info.Main.Version, []string{"Apache-2.0"})
-	main.Hashes = []bomHash{{"SHA-256", sum}}
+// sbom returns the software bill of materials of the binary in CycloneDX 1.5: the
+// linked modules, as the binary lists them, and its build settings.
+func sbom(info *buildinfo.BuildInfo, binary []byte, modules []*module, created time.Time) ([]byte, error) {
+	sum := fmt.Sprintf("%x", sha256.Sum256(binary))
+	main := component("application", info.Main.Path, info.Main.Version, []string{"Apache-2.0"})
+	main["hashes"] = []object{{"alg": "SHA-256", "content": sum}}
+	var settings []object
 	for _, s := range info.Settings {
-		main.Properties = append(main.Properties, property{"go:build:" + s.Key, s.Value})
+		settings = append(settings, object{"name": "go:build:" + s.Key, "value": s.Value})
 	}
-	b := bom{
-		Format: "CycloneDX", Spec: "1.5", Version: 1,
-		// A UUID that is the same whenever the binary is.
-		Serial:     fmt.Sprintf("urn:uuid:%s-%s-5%s-8%s-%s", sum[:8], sum[8:12], sum[13:16], sum[17:20], sum[20:32]),
-		Metadata:   bomMetadata{made.Format(time.RFC3339), main},
-		Components: []component{},
-	}
-	all := depends{Ref: main.Ref}
-	for _, m := range linked {
-		c := newComponent("library", m.path, m.version, m.ids)
+	main["properties"] = settings
+
+	components, dependencies := []object{}, []any{}
+	for _, m := range modules {
+		c := component("library", m.path, m.version, m.ids)
 		if m.sum != "" {
-			c.Properties = []property{{"go:sum", m.sum}}
+			c["properties"] = []object{{"name": "go:sum", "value": m.sum}}
 		}
-		b.Components = append(b.Components, c)
-		all.On = append(all.On, c.Ref)
+		components, dependencies = append(components, c), append(dependencies, c["bom-ref"])
 	}
-	b.Dependencies = []depends{all} // linked by it, directly or not
-	out, err := json.MarshalIndent(b, "", "  ")
+	out, err := json.MarshalIndent(object{
+		"bomFormat": "CycloneDX", "specVersion": "1.5", "version": 1,
+		// A UUID derived from the binary, so that the same build has the same.
+		"serialNumber": fmt.Sprintf("urn:uuid:%s-%s-5%s-8%s-%s", sum[:8], sum[8:12], sum[13:16], sum[17:20], sum[20:32]),
+		"metadata":     object{"timestamp": created.Format(time.RFC3339), "component": main},
+		"components":   components,
+		"dependencies": []object{{"ref": main["bom-ref"], "dependsOn": dependencies}}, // direct or not
+	}, "", "  ")
 	return append(out, '\n'), err
 }
 
-func newComponent(kind, path, version string, licences []string) component {
+func component(kind, path, version string, licences []string) object {
 	purl := "pkg:golang/" + path + "@" + version
-	c := component{Ref: purl, Type: kind, Name: path, Version: version, Purl: purl}
+	var ids []object
 	for _, id := range licences {
-		var l licensed
-		l.License.ID = id
-		c.Licences = append(c.Licences, l)
+		ids = append(ids, object{"license": object{"id": id}})
 	}
-	return c
+	return object{"bom-ref": purl, "type": kind, "name": path, "version": version, "purl": purl, "licenses": ids}
 }
