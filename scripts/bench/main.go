@@ -39,7 +39,7 @@ func main() {
 	runtime.LockOSThread()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	roles := map[string]func(context.Context, []string) error{"mock": runMock, "load": runLoad, "streams": runStreams}
+	roles := map[string]func(context.Context, []string) error{"mock": runMock, "load": runLoad, "streams": runStreams, "trace": runTrace}
 	if len(os.Args) > 1 && roles[os.Args[1]] != nil {
 		if err := roles[os.Args[1]](ctx, os.Args[2:]); err != nil {
 			fmt.Fprintln(os.Stderr, os.Args[1]+":", err)

@@ -65,8 +65,8 @@ func (o *options) batch(ctx context.Context, r *rig) error {
 		return err
 	}
 	const told = "p90 TTFT %.0f ms, p99 %.0f ms, end to end %.2f s in the mean, p99 %.2f s"
-	r.verdict.tell("clients without batch: "+told, 1000*without.TTFTP90, 1000*without.TTFTP99, without.mean, without.E2EP99)
-	r.verdict.tell("beside %.0f to %.0f batch requests that wait: "+told, waiting, still, 1000*with.TTFTP90, 1000*with.TTFTP99, with.mean, with.E2EP99)
+	r.verdict.record("clients without batch: "+told, 1000*without.TTFTP90, 1000*without.TTFTP99, without.mean, without.E2EP99)
+	r.verdict.record("beside %.0f to %.0f batch requests that wait: "+told, waiting, still, 1000*with.TTFTP90, 1000*with.TTFTP99, with.mean, with.E2EP99)
 	r.verdict.require(still > 0, "no batch request waited at the end of %v beside %d clients: there was nothing to measure", batchWindow, r.load.number)
 	ttft, e2e := with.TTFTP90/without.TTFTP90, with.mean/without.mean
 	r.verdict.require(ttft <= maxBatchRatio && e2e <= maxBatchRatio, "beside batch requests the clients' p90 TTFT is %.2f times as long, their mean to the end %.2f times, want at most %.1f", ttft, e2e, maxBatchRatio)

@@ -26,7 +26,7 @@ func hangUnseen(ctx context.Context, r *rig) error {
 		return err
 	}
 	// So that the stall guard, which goes by them, is off before the replica hangs.
-	err = until(ctx, failsafe, "the metrics of "+one.Name+" are known to be gone", func() (bool, error) {
+	err = until(ctx, waitTimeout, "the metrics of "+one.Name+" are known to be gone", func() (bool, error) {
 		m, err := r.proxy.Scrape(ctx)
 		known := slices.ContainsFunc(m["warmroute_backend_running"], func(s testbed.Sample) bool { return s.Labels["backend"] == one.Name })
 		return err == nil && !known, err

@@ -1,14 +1,17 @@
-// Command chaos puts a fleet under load and hurts it: replicas are killed,
-// restarted, hung, slowed, cut off and garbled, and every request has to be
-// answered, or to fail in a way that the failure table (docs/architecture.md, "Attempts") allows.
+// Command chaos runs a proxy and replicas under load and injects failures: replicas are
+// killed, restarted, hung, slowed and disconnected. Every request must be answered, or
+// fail in a way that the failure table allows (docs/architecture.md, "Attempts").
 //
-//	go run ./scripts/chaos                    simulated replicas, about four minutes
+//	go run ./scripts/chaos                        all scenarios with simulated replicas, about seven minutes
 //	go run ./scripts/chaos --only kill,outage
-//	go run ./scripts/chaos --real             vLLM on this machine's CPU (scripts/vllm-cpu/setup.sh first)
+//	go run ./scripts/chaos --real                 vLLM on this machine's CPU (scripts/vllm-cpu/setup.sh first)
+//	go run ./scripts/chaos --only proxy-restart   hit ratio before and after a restart of the proxy, about nine minutes
+//	go run ./scripts/chaos --soak 10m             mixed traffic; fails if memory, goroutines or descriptors grow
+//	go run ./scripts/chaos --soak 10m --tls       the same with TLS, a third of the clients over HTTP/2
 //
-// It builds the binary, and everything runs as a process of its own: the proxy
-// with its default settings, and the replicas. Every answer is compared with what
-// a replica without trouble says. Exit status 1: something was lost or wrong.
+// It builds the binary; the proxy, with its default settings, and the replicas are
+// processes. Every answer is compared with that of an undisturbed replica. Exit status
+// 1: a request was lost or an answer was wrong.
 package main
 
 import (
@@ -27,7 +30,7 @@ import (
 
 func main() { testbed.Main("chaos", run) }
 
-// options are what the flags say.
+// options are the flags.
 type options struct {
 	binary   string
 	real     bool
@@ -37,36 +40,42 @@ type options struct {
 	asJSON   bool
 
 	batchRequests int
+	window        time.Duration
+	soak          time.Duration
+	tls           bool
 }
 
 func run(ctx context.Context) (ok bool, err error) {
 	var o options
-	flag.StringVar(&o.binary, "binary", "", "warmroute, built; none: it is built from this directory")
-	flag.BoolVar(&o.real, "real", false, "real vLLM replicas on the CPU, 2 GB each")
-	flag.IntVar(&o.replicas, "replicas", 4, "how many; with -real 2 are enough, and 3 the most")
-	flag.IntVar(&o.clients, "clients", 32, "that ask one question after another, half of them for streams")
-	only := flag.String("only", "", "scenarios to play, comma-separated; none: all")
-	flag.DurationVar(&o.length, "for", 0, "begin again with the first scenario until this has passed; 0: once through")
+	flag.StringVar(&o.binary, "binary", "", "warmroute `FILE` to test; default: build it from the working directory")
+	flag.BoolVar(&o.real, "real", false, "run real vLLM replicas on the CPU, 2 GB each")
+	flag.IntVar(&o.replicas, "replicas", 4, "number of replicas; 2 or 3 with -real")
+	flag.IntVar(&o.clients, "clients", 32, "number of concurrent clients; half of their requests stream")
+	only := flag.String("only", "", "scenarios to run, separated by commas; default: all but proxy-restart")
+	flag.DurationVar(&o.length, "for", 0, "repeat the scenarios until `DURATION` has passed; 0: once")
 	flag.IntVar(&o.batchRequests, "batch", 2000, "batch requests of the scenario batch; 10000 take two minutes")
-	list := flag.Bool("list", false, "name the scenarios and exit")
+	flag.DurationVar(&o.window, "window", time.Minute, "measured time before and after the restart in the scenario proxy-restart")
+	flag.DurationVar(&o.soak, "soak", 0, "instead of scenarios, send mixed traffic for `DURATION` and check that nothing grows")
+	flag.BoolVar(&o.tls, "tls", false, "with -soak: clients use TLS, a third of them HTTP/2")
+	list := flag.Bool("list", false, "list the scenarios and exit")
 	flag.BoolVar(&o.asJSON, "json", false, "print one JSON object at the end")
 	flag.Parse()
+	if *list {
+		for _, s := range o.scenarios() {
+			fmt.Printf("%-16s %s\n", s.name, s.about)
+		}
+		return true, nil
+	}
 	var names []string
 	if *only != "" {
 		names = strings.Split(*only, ",")
 	}
 	chosen, unknown := named(o.scenarios(), names, o.real)
 	if len(unknown) > 0 {
-		return false, fmt.Errorf("no such scenario: %s; -list names them", strings.Join(unknown, ", "))
-	}
-	if *list {
-		for _, s := range chosen {
-			fmt.Printf("%-16s %s\n", s.name, s.about)
-		}
-		return true, nil
+		return false, fmt.Errorf("unknown scenario: %s; -list lists them", strings.Join(unknown, ", "))
 	}
 	if o.replicas < 2 || o.real && o.replicas > 3 {
-		return false, errors.New("-replicas must be 2 at least, and 3 at most with -real")
+		return false, errors.New("-replicas must be at least 2, and at most 3 with -real")
 	}
 	dir, err := os.MkdirTemp("", "chaos")
 	if err != nil {
@@ -78,7 +87,11 @@ func run(ctx context.Context) (ok bool, err error) {
 			return false, err
 		}
 	}
-	ok, err = o.play(ctx, dir, chosen)
+	if o.soak != 0 {
+		ok, err = o.runSoak(ctx, dir)
+	} else {
+		ok, err = o.play(ctx, dir, chosen)
+	}
 	if ok {
 		err = os.RemoveAll(dir)
 	} else {
@@ -128,8 +141,8 @@ func (o *options) play(ctx context.Context, dir string, chosen []scenario) (ok b
 	return report.OK, report.finish(o.asJSON)
 }
 
-// start brings replicas and proxy up. What it returns has to be ended.
-func (o *options) start(ctx context.Context, dir string) (*rig, error) {
+// newRig returns a rig without processes.
+func (o *options) newRig(dir string) *rig {
 	r := &rig{real: o.real, dir: dir}
 	r.newReplica = func(name string, args ...string) (*testbed.Replica, error) {
 		ports, err := testbed.FreePorts(1)
@@ -149,12 +162,19 @@ func (o *options) start(ctx context.Context, dir string) (*rig, error) {
 		}
 		return testbed.NewProxy(o.binary, own, ports[0], ports[1], settings), nil
 	}
+	return r
+}
+
+// start returns a rig whose proxy and replicas run. The caller must call end, also
+// after an error.
+func (o *options) start(ctx context.Context, dir string) (*rig, error) {
+	r := o.newRig(dir)
 	ports, err := testbed.FreePorts(o.replicas + 2)
 	if err != nil {
 		return r, err
 	}
 	for i, port := range ports[2:] {
-		// Every second one drains, as some fleets do and others do not.
+		// Every second replica drains on SIGTERM, since some fleets do and others do not.
 		name, drains := fmt.Sprint("r", i), i%2 == 1
 		if o.real {
 			r.replicas = append(r.replicas, testbed.VLLM(".", dir, name, port, drains))
@@ -162,31 +182,44 @@ func (o *options) start(ctx context.Context, dir string) (*rig, error) {
 			r.replicas = append(r.replicas, testbed.Simulated(o.binary, dir, name, port, drains, "--kv-tokens", "200000"))
 		}
 	}
-	for _, one := range r.replicas {
-		if err := one.Start(); err != nil {
-			return r, err
-		}
-	}
-	for _, one := range r.replicas {
-		if err := one.AwaitHealthy(ctx); err != nil {
-			return r, err
-		}
-	}
 	r.proxy = testbed.NewProxy(o.binary, dir, ports[0], ports[1], "log: {level: info}")
-	if err := r.proxy.Configure(r.replicas); err != nil {
-		return r, err
-	}
-	if err := r.proxy.Start(ctx); err != nil {
-		return r, err
-	}
-	return r, r.awaitReady(ctx, len(r.replicas))
+	return r, r.startAll(ctx)
 }
 
-// end ends what start started.
+// startAll starts the replicas and then the proxy, and waits until all are ready.
+func (r *rig) startAll(ctx context.Context) error {
+	if err := r.startReplicas(ctx, r.replicas); err != nil {
+		return err
+	}
+	if err := r.proxy.Configure(r.replicas); err != nil {
+		return err
+	}
+	if err := r.proxy.Start(ctx); err != nil {
+		return err
+	}
+	return r.awaitReady(ctx, len(r.replicas))
+}
+
+// startReplicas starts replicas at once and waits until each answers its health check.
+func (r *rig) startReplicas(ctx context.Context, replicas []*testbed.Replica) error {
+	for _, one := range replicas {
+		if err := one.Start(); err != nil {
+			return err
+		}
+	}
+	for _, one := range replicas {
+		if err := one.AwaitHealthy(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// end stops the proxy and the replicas.
 func (r *rig) end() error {
 	var errs []error
 	if r.proxy != nil {
-		errs = append(errs, r.proxy.End(failsafe))
+		errs = append(errs, r.proxy.End(waitTimeout))
 	}
 	for _, one := range r.replicas {
 		if one.Runs() {

@@ -117,7 +117,7 @@ func (r *rig) getsNothing(ctx context.Context, one *testbed.Replica) error {
 		return err
 	}
 	var before float64
-	err := until(ctx, failsafe, "nothing waits at "+one.Name+", which was taken out", func() (bool, error) {
+	err := until(ctx, waitTimeout, "nothing waits at "+one.Name+", which was taken out", func() (bool, error) {
 		queried, waiting, err := prompts(ctx, one)
 		before = queried
 		return waiting == 0, err

@@ -55,20 +55,11 @@ func (r *rig) scene(ctx context.Context, s scenario, load *clients) (row, error)
 	r.countExecutions = false
 	r.verdict, r.healed = newVerdict(s.allowed), map[string]time.Duration{}
 	began := time.Now()
-	stop, stopped := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(stopped)
-		load.play(ctx, stop, r.verdict.judge)
-	}()
-	err = r.answers(ctx, 2*load.number) // the load is there
-	if err == nil {
+	if s.alone {
 		err = s.act(ctx, r)
+	} else {
+		err = r.actUnderLoad(ctx, s, load)
 	}
-	if err == nil {
-		err = r.answers(ctx, 2*load.number) // all is well again
-	}
-	close(stop)
-	<-stopped
 	if ctx.Err() != nil {
 		return row{}, ctx.Err()
 	}
@@ -107,6 +98,23 @@ func (r *rig) scene(ctx context.Context, s scenario, load *clients) (row, error)
 		out.Healed[name] = took.Seconds()
 	}
 	return out, nil
+}
+
+// actUnderLoad runs the clients before, during and after a scenario's actions.
+func (r *rig) actUnderLoad(ctx context.Context, s scenario, load *clients) error {
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		load.play(ctx, stop, r.verdict.judge)
+	}()
+	defer func() { close(stop); <-stopped }()
+	if err := r.answers(ctx, 2*load.number); err != nil { // the load has begun
+		return err
+	}
+	if err := s.act(ctx, r); err != nil {
+		return err
+	}
+	return r.answers(ctx, 2*load.number) // the fleet has recovered
 }
 
 func (p *report) add(r row) {
@@ -155,7 +163,7 @@ func (p *report) end(ctx context.Context, proxy *testbed.Proxy, idle testbed.Met
 		p.OK = p.OK && r.Broken == 0
 	}
 	var now testbed.Metrics
-	err := until(ctx, failsafe, "goroutines and descriptors of the proxy are back to what they were", func() (back bool, err error) {
+	err := until(ctx, waitTimeout, "goroutines and descriptors of the proxy are back to what they were", func() (back bool, err error) {
 		if now, err = proxy.Scrape(ctx); err != nil {
 			return false, err
 		}

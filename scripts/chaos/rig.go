@@ -11,11 +11,11 @@ import (
 	"warmroute/sim"
 )
 
-// failsafe bounds waits for what always comes; healLimit is what was promised to a
+// waitTimeout bounds waits for what always comes; healLimit is what was promised to a
 // replica that is well again: a breaker tries it after 4 s at the latest.
 const (
-	failsafe  = 30 * time.Second
-	healLimit = 5 * time.Second
+	waitTimeout = 30 * time.Second
+	healLimit   = 5 * time.Second
 )
 
 // rig is what scenarios act upon while the load plays.
@@ -71,7 +71,7 @@ func until(ctx context.Context, limit time.Duration, what string, cond func() (b
 func pause(ctx context.Context, d time.Duration) error {
 	select {
 	case <-time.After(d):
-		return nil
+		return ctx.Err()
 	case <-ctx.Done():
 		return ctx.Err()
 	}
@@ -80,21 +80,14 @@ func pause(ctx context.Context, d time.Duration) error {
 // answers waits until n more requests were answered.
 func (r *rig) answers(ctx context.Context, n int) error {
 	want := r.verdict.answers() + n
-	return until(ctx, failsafe, fmt.Sprint(n, " more answers"), func() (bool, error) { return r.verdict.answers() >= want, nil })
+	return until(ctx, waitTimeout, fmt.Sprint(n, " more answers"), func() (bool, error) { return r.verdict.answers() >= want, nil })
 }
 
-// start starts replicas whose processes are gone, all at once, and waits until
+// start starts replicas whose processes have ended, all at once, and waits until
 // each has traffic again.
 func (r *rig) start(ctx context.Context, replicas ...*testbed.Replica) error {
-	for _, one := range replicas {
-		if err := one.Start(); err != nil {
-			return err
-		}
-	}
-	for _, one := range replicas {
-		if err := one.AwaitHealthy(ctx); err != nil {
-			return err
-		}
+	if err := r.startReplicas(ctx, replicas); err != nil {
+		return err
 	}
 	return r.awaitTraffic(ctx, replicas...)
 }
@@ -111,7 +104,7 @@ func (r *rig) awaitTraffic(ctx context.Context, replicas ...*testbed.Replica) er
 	// All at once: each is measured by its first, not by how long others took.
 	waiting := slices.Clone(replicas)
 	for len(waiting) > 0 {
-		err := until(ctx, failsafe, "traffic for "+waiting[0].Name+", which answers again", func() (bool, error) {
+		err := until(ctx, waitTimeout, "traffic for "+waiting[0].Name+", which answers again", func() (bool, error) {
 			n := len(waiting)
 			waiting = slices.DeleteFunc(waiting, func(one *testbed.Replica) bool {
 				took := had(one.Name).Sub(began)
@@ -153,7 +146,7 @@ func (r *rig) fault(ctx context.Context, d time.Duration, f sim.Fault, replicas 
 
 // awaitReady waits until the proxy takes n replicas for ready.
 func (r *rig) awaitReady(ctx context.Context, n int) error {
-	return until(ctx, failsafe, fmt.Sprint(n, " replicas ready"), func() (bool, error) {
+	return until(ctx, waitTimeout, fmt.Sprint(n, " replicas ready"), func() (bool, error) {
 		m, err := r.proxy.Scrape(ctx)
 		return m.Sum("warmroute_backend_ready") == float64(n), err
 	})
@@ -161,7 +154,7 @@ func (r *rig) awaitReady(ctx context.Context, n int) error {
 
 // awaitIdle waits until the proxy has nothing of the load left.
 func (r *rig) awaitIdle(ctx context.Context) error {
-	return until(ctx, failsafe, "nothing in flight, nothing queued", func() (bool, error) {
+	return until(ctx, waitTimeout, "nothing in flight, nothing queued", func() (bool, error) {
 		m, err := r.proxy.Scrape(ctx)
 		return m.Sum("warmroute_backend_in_flight") == 0 && m.Sum("warmroute_queue_requests") == 0, err
 	})

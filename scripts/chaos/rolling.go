@@ -66,7 +66,7 @@ func rolling(ctx context.Context, r *rig) (err error) {
 	defer func() { close(stop); <-stopped }()
 	more := func() error {
 		want := answered.Load() + rollingAnswers
-		return until(ctx, failsafe, "answers through the balancer", func() (bool, error) { return answered.Load() >= want, nil })
+		return until(ctx, waitTimeout, "answers through the balancer", func() (bool, error) { return answered.Load() >= want, nil })
 	}
 	if err := more(); err != nil {
 		return err
@@ -82,7 +82,7 @@ func rolling(ctx context.Context, r *rig) (err error) {
 			if err := p.Start(ctx); err != nil {
 				return err
 			}
-			err := until(ctx, failsafe, "traffic for a proxy that was restarted", func() (bool, error) {
+			err := until(ctx, waitTimeout, "traffic for a proxy that was restarted", func() (bool, error) {
 				m, err := p.Scrape(ctx)
 				return m.Sum("warmroute_requests_total") > 0, err
 			})
@@ -116,7 +116,7 @@ func startBalancer(ctx context.Context, dir string, proxies []*testbed.Proxy) (u
 		return "", nil, err
 	}
 	address := fmt.Sprintf("127.0.0.1:%d", ports[0])
-	err = process.Await(ctx, failsafe, func(context.Context) bool {
+	err = process.Await(ctx, waitTimeout, func(context.Context) bool {
 		conn, err := net.Dial("tcp", address)
 		if err == nil {
 			conn.Close()

@@ -15,45 +15,48 @@ type scenario struct {
 	name    string
 	about   string
 	real    bool                              // also for a real vLLM
+	alone   bool                              // without the clients' load, and only if named
 	allowed func(bool, loadgen.Response) bool // failures that it may cause; nil: none
 	act     func(context.Context, *rig) error
 }
 
-// scenarios are all that there are.
+// scenarios returns all scenarios.
 func (o *options) scenarios() []scenario {
-	return append(slices.Clone(scenarios), scenario{"batch", "thousands of batch requests (-batch) beside the clients: none is lost, and the clients' take little longer", false, nil, o.batch})
+	return append(slices.Clone(scenarios),
+		scenario{name: "batch", about: "thousands of batch requests (-batch) wait beside the clients: none is lost, and the clients are hardly slower", act: o.batch},
+		scenario{name: "proxy-restart", about: "the proxy is restarted under chats: hit ratio before and after, with index.snapshot and without", alone: true, act: o.proxyRestart})
 }
 
 var scenarios = []scenario{
-	{"kill", "kill -9 one by one", true, brokeOff, oneByOne(everyone, func(r *testbed.Replica) error { return testbed.Kill(r) })},
-	{"restart", "SIGTERM one by one, which aborts what they do", true, brokeOff, oneByOne(aborting, (*testbed.Replica).End)},
-	{"restart-drain", "SIGTERM one by one with --shutdown-timeout: /health stays 200, new requests get a 500", true, nil, oneByOne(draining, (*testbed.Replica).End)},
-	{"outage", "kill -9 all at once, down for 2 s", false, brokeOff, outage},
-	{"stop", "SIGSTOP one for 7 s", true, brokeOff, stop},
-	{"hang", "one accepts and never answers, for 7 s", false, brokeOff, hang},
-	{"hang-unseen", "one answers its checks, but no request, and has no metrics, for 7 s: timeouts.response and first_byte end what waits for it", false, status(504), hangUnseen},
-	{"freeze", "the engine of one stands still for 7 s while its server answers", false, brokeOff, afflict(7*time.Second, 1, sim.Fault{Kind: sim.Freeze})},
-	{"slow", "half of them 20 times slower for 4 s", false, nil, afflict(4*time.Second, 2, sim.Fault{Kind: sim.Slow, Factor: 20})},
-	{"cut", "one ends every stream after three chunks, another before the first", false, brokeOff, cut},
-	{"abort", "the engine of one aborts each request after three tokens, then that of another each before its first", false, brokeOff, abort},
-	{"reset", "one resets connections before the status line, another after the headers", false, nil, reset},
-	{"reset-at-work", "one resets connections 0.3 s into the work, another after 0.7 s: no request is executed beyond its counted attempts", false, nil, resetAtWork},
-	{"refuse", "one refuses connections for 3 s", false, nil, afflict(3*time.Second, 1, sim.Fault{Kind: sim.Refuse})},
-	{"close-idle", "all close every connection once it is idle", false, nil, afflict(4*time.Second, 0, sim.Fault{Kind: sim.CloseIdle})},
-	{"500", "one answers 500 for 3 s", false, nil, afflict(3*time.Second, 1, sim.Fault{Kind: sim.Status, Status: 500})},
-	{"503", "one answers 503 for 3 s", false, nil, afflict(3*time.Second, 1, sim.Fault{Kind: sim.Status, Status: 503})},
-	{"503-all", "all answer 503 for 3 s: it is passed on, and retries keep to their budget", false, status(503), refuseAll},
-	{"429", "one answers 429 for 3 s: it is its client's", false, status(429), afflict(3*time.Second, 1, sim.Fault{Kind: sim.Status, Status: 429})},
-	{"metrics-gone", "/metrics of all is a 404", false, nil, afflict(3*time.Second, 0, sim.Fault{Kind: sim.MetricsGone})},
-	{"metrics-garbled", "/metrics of all is garbage", false, nil, afflict(3*time.Second, 0, sim.Fault{Kind: sim.MetricsGarbled})},
-	{"metrics-huge", "/metrics of all has 50 MB", false, nil, afflict(3*time.Second, 0, sim.Fault{Kind: sim.MetricsHuge})},
-	{"model-down", "the only replica of a second model is killed and comes back; the first model is not affected", false, nil, modelDown},
-	{"descriptors", "the proxy has no descriptors for half of the connections that it needs, for 6 s: requests wait, and no backend is blamed", false, nil, descriptors},
-	{"reload", "a reload removes a backend, another adds it, a third is faulty", true, nil, reload},
-	{"loop", "a reload adds the proxy itself as a backend: it is refused, and no request is sent twice", false, nil, loop},
-	{"drain", "an operator drains a backend, and takes it back", true, nil, drain},
-	{"rolling", "two proxies behind nginx are restarted (SIGTERM), one after the other and twice", false, nil, rolling},
-	{"hand-over", "the proxy hands its listeners to a new process (SIGUSR2)", true, nil, handOver},
+	{name: "kill", about: "kill -9 one by one", real: true, allowed: brokeOff, act: oneByOne(everyone, func(r *testbed.Replica) error { return testbed.Kill(r) })},
+	{name: "restart", about: "SIGTERM one by one, which aborts what they do", real: true, allowed: brokeOff, act: oneByOne(aborting, (*testbed.Replica).End)},
+	{name: "restart-drain", about: "SIGTERM one by one with --shutdown-timeout: /health stays 200, new requests get a 500", real: true, act: oneByOne(draining, (*testbed.Replica).End)},
+	{name: "outage", about: "kill -9 all at once, down for 2 s", allowed: brokeOff, act: outage},
+	{name: "stop", about: "SIGSTOP one for 7 s", real: true, allowed: brokeOff, act: stop},
+	{name: "hang", about: "one accepts and never answers, for 7 s", allowed: brokeOff, act: hang},
+	{name: "hang-unseen", about: "one answers its checks, but no request, and has no metrics, for 7 s: timeouts.response and first_byte end what waits for it", allowed: status(504), act: hangUnseen},
+	{name: "freeze", about: "the engine of one stands still for 7 s while its server answers", allowed: brokeOff, act: afflict(7*time.Second, 1, sim.Fault{Kind: sim.Freeze})},
+	{name: "slow", about: "half of them 20 times slower for 4 s", act: afflict(4*time.Second, 2, sim.Fault{Kind: sim.Slow, Factor: 20})},
+	{name: "cut", about: "one ends every stream after three chunks, another before the first", allowed: brokeOff, act: cut},
+	{name: "abort", about: "the engine of one aborts each request after three tokens, then that of another each before its first", allowed: brokeOff, act: abort},
+	{name: "reset", about: "one resets connections before the status line, another after the headers", act: reset},
+	{name: "reset-at-work", about: "one resets connections 0.3 s into the work, another after 0.7 s: no request is executed beyond its counted attempts", act: resetAtWork},
+	{name: "refuse", about: "one refuses connections for 3 s", act: afflict(3*time.Second, 1, sim.Fault{Kind: sim.Refuse})},
+	{name: "close-idle", about: "all close every connection once it is idle", act: afflict(4*time.Second, 0, sim.Fault{Kind: sim.CloseIdle})},
+	{name: "500", about: "one answers 500 for 3 s", act: afflict(3*time.Second, 1, sim.Fault{Kind: sim.Status, Status: 500})},
+	{name: "503", about: "one answers 503 for 3 s", act: afflict(3*time.Second, 1, sim.Fault{Kind: sim.Status, Status: 503})},
+	{name: "503-all", about: "all answer 503 for 3 s: it is passed on, and retries keep to their budget", allowed: status(503), act: refuseAll},
+	{name: "429", about: "one answers 429 for 3 s: it is its client's", allowed: status(429), act: afflict(3*time.Second, 1, sim.Fault{Kind: sim.Status, Status: 429})},
+	{name: "metrics-gone", about: "/metrics of all is a 404", act: afflict(3*time.Second, 0, sim.Fault{Kind: sim.MetricsGone})},
+	{name: "metrics-garbled", about: "/metrics of all is garbage", act: afflict(3*time.Second, 0, sim.Fault{Kind: sim.MetricsGarbled})},
+	{name: "metrics-huge", about: "/metrics of all has 50 MB", act: afflict(3*time.Second, 0, sim.Fault{Kind: sim.MetricsHuge})},
+	{name: "model-down", about: "the only replica of a second model is killed and comes back; the first model is not affected", act: modelDown},
+	{name: "descriptors", about: "the proxy has no descriptors for half of the connections that it needs, for 6 s: requests wait, and no backend is blamed", act: descriptors},
+	{name: "reload", about: "a reload removes a backend, another adds it, a third is faulty", real: true, act: reload},
+	{name: "loop", about: "a reload adds the proxy itself as a backend: it is refused, and no request is sent twice", act: loop},
+	{name: "drain", about: "an operator drains a backend, and takes it back", real: true, act: drain},
+	{name: "rolling", about: "two proxies behind nginx are restarted (SIGTERM), one after the other and twice", act: rolling},
+	{name: "hand-over", about: "the proxy hands its listeners to a new process (SIGUSR2)", real: true, act: handOver},
 }
 
 func everyone(*testbed.Replica) bool   { return true }
@@ -209,7 +212,7 @@ func refuseAll(ctx context.Context, r *rig) error {
 // named returns the scenarios to play.
 func named(scenarios []scenario, names []string, real bool) (chosen []scenario, unknown []string) {
 	for _, s := range scenarios {
-		if (!real || s.real) && (len(names) == 0 || slices.Contains(names, s.name)) {
+		if (!real || s.real) && (len(names) == 0 && !s.alone || slices.Contains(names, s.name)) {
 			chosen = append(chosen, s)
 		}
 	}

@@ -67,8 +67,8 @@ func (v *verdict) measure() (streams, all *replay.Tally) {
 	return v.measuredStreams, v.measuredOfAllKinds
 }
 
-// tell notes what was measured.
-func (v *verdict) tell(format string, args ...any) {
+// record adds a line of measurements to the report.
+func (v *verdict) record(format string, args ...any) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.told = append(v.told, fmt.Sprintf(format, args...))

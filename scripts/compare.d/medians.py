@@ -1,4 +1,4 @@
-"""Reads `load --json` reports, a line each, and prints each policy's runs and medians."""
+"""Reads the reports of `bench trace`, a line each, and prints each policy's runs and medians."""
 
 import json
 import statistics
