@@ -12,8 +12,8 @@ import (
 	"warmroute/sim"
 )
 
-// abortedFor is how long replicas abort requests.
-const abortedFor = 3 * time.Second
+// abortTime is how long replicas abort requests.
+const abortTime = 3 * time.Second
 
 // abort lets the engine of one replica abort each request after three tokens, and
 // then that of another each before its first. Meanwhile messages and responses are
@@ -29,12 +29,12 @@ func abort(ctx context.Context, r *rig) error {
 		if err != nil {
 			return err
 		}
-		if err := one.Fault(sim.Fault{Kind: sim.AbortEach, Chunks: tokens, Seconds: abortedFor.Seconds()}); err != nil {
+		if err := one.Fault(sim.Fault{Kind: sim.AbortEach, Chunks: tokens, Seconds: abortTime.Seconds()}); err != nil {
 			return err
 		}
 		broken := 0
-		for end := time.Now().Add(abortedFor); time.Now().Before(end); {
-			n, err := r.askOtherAPIs(ctx, tokens > 0)
+		for end := time.Now().Add(abortTime); time.Now().Before(end); {
+			n, err := r.checkOtherAPIs(ctx, tokens > 0)
 			if err != nil {
 				return err
 			}
@@ -59,11 +59,11 @@ func (r *rig) aborted(ctx context.Context, one *testbed.Replica) (float64, error
 	return m.Sum("warmroute_backend_aborted_responses_total", "backend", one.Name), err
 }
 
-// askOtherAPIs asks for a message and a response, each as a stream and whole, and
+// checkOtherAPIs asks for a message and a response, each as a stream and whole, and
 // checks that each is complete. A stream of a message may end with an error event
 // instead, where mayBreak is true, and broken is how many did. vLLM does not say of a
 // response that it aborted it after content.
-func (r *rig) askOtherAPIs(ctx context.Context, mayBreak bool) (broken int, err error) {
+func (r *rig) checkOtherAPIs(ctx context.Context, mayBreak bool) (broken int, err error) {
 	for _, c := range []struct{ path, body, end string }{
 		{"/v1/messages", `{"model":"sim","max_tokens":20,"messages":[{"role":"user","content":"Hi"}],"stream":true}`, `"type":"message_stop"`},
 		{"/v1/messages", `{"model":"sim","max_tokens":20,"messages":[{"role":"user","content":"Hi"}]}`, `"stop_reason":"`},
@@ -86,7 +86,7 @@ func (r *rig) askOtherAPIs(ctx context.Context, mayBreak bool) (broken int, err 
 }
 
 func (r *rig) post(ctx context.Context, path, body string) (status int, answer string, err error) {
-	ctx, cancel := context.WithTimeout(ctx, answerLimit)
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, r.proxy.URL+path, strings.NewReader(body))
 	if err != nil {

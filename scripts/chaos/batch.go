@@ -12,9 +12,9 @@ import (
 )
 
 const (
-	batchRate   = 1200             // batch requests offered in a second: more than three times what four replicas answer
-	batchWindow = 8 * time.Second  // for which the clients' requests are measured, without batch requests and with them
-	batchLimit  = 20 * time.Minute // for all batch requests to be answered
+	batchRate    = 1200             // batch requests offered in a second: more than three times what four replicas answer
+	batchWindow  = 8 * time.Second  // for which the clients' requests are measured, without batch requests and with them
+	batchTimeout = 20 * time.Minute // for all batch requests to be answered
 	// maxBatchRatio bounds the p90 of the clients' TTFT, and their mean time to the end,
 	// beside batch requests over the same without. The p99, of which the aim is 1.1, is
 	// told only: here everything shares a few cores, so a few requests are late by
@@ -25,21 +25,21 @@ const (
 // batch has many batch requests wait beside the clients' requests: none is lost, and
 // the clients' take little longer.
 func (o *options) batch(ctx context.Context, r *rig) error {
-	hold := fmt.Sprintf("routing: {queue: {time: %v}}", batchLimit)
+	hold := fmt.Sprintf("routing: {queue: {time: %v}}", batchTimeout)
 	if err := r.proxy.Reload(ctx, "ok", r.replicas, hold); err != nil {
 		return err
 	}
-	if err := r.answers(ctx, 4*r.load.number); err != nil { // caches are warm
+	if err := r.awaitAnswers(ctx, 4*r.load.number); err != nil { // caches are warm
 		return err
 	}
 	without, err := r.measureClients(ctx)
 	if err != nil {
 		return err
 	}
-	client := loadgen.NewHTTPClient()
-	defer client.CloseIdleConnections()
-	player := &loadgen.Client{
-		URL: r.proxy.URL, Model: "sim", HTTP: client, Speed: 1, Timeout: batchLimit,
+	httpClient := loadgen.NewHTTPClient()
+	defer httpClient.CloseIdleConnections()
+	client := &loadgen.Client{
+		URL: r.proxy.URL, Model: "sim", HTTP: httpClient, Speed: 1, Timeout: batchTimeout,
 		Header: http.Header{"X-Warmroute-Priority": {"10"}},
 	}
 	var sent sync.WaitGroup
@@ -47,8 +47,8 @@ func (o *options) batch(ctx context.Context, r *rig) error {
 	defer send.Stop()
 	for i := range o.batchRequests {
 		sent.Go(func() {
-			q := strange("sim", i)
-			r.verdict.judgeUncounted(q, player.Send(ctx, q.ask(false)))
+			q := newUniquePrompt("sim", i)
+			r.verdict.addUnmeasuredResponse(q, client.Send(ctx, q.request(false)))
 		})
 		<-send.C
 	}
@@ -94,7 +94,7 @@ type clientTimes struct {
 func (r *rig) measureClients(ctx context.Context) (clientTimes, error) {
 	streams, all := r.verdict.measure()
 	began := time.Now()
-	if err := pause(ctx, batchWindow); err != nil {
+	if err := sleep(ctx, batchWindow); err != nil {
 		return clientTimes{}, err
 	}
 	elapsed := time.Since(began)

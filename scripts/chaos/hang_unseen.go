@@ -26,7 +26,7 @@ func hangUnseen(ctx context.Context, r *rig) error {
 		return err
 	}
 	// So that the stall guard, which goes by them, is off before the replica hangs.
-	err = until(ctx, waitTimeout, "the metrics of "+one.Name+" are known to be gone", func() (bool, error) {
+	err = waitUntil(ctx, waitTimeout, "the metrics of "+one.Name+" are known to be gone", func() (bool, error) {
 		m, err := r.proxy.Scrape(ctx)
 		known := slices.ContainsFunc(m["warmroute_backend_running"], func(s testbed.Sample) bool { return s.Labels["backend"] == one.Name })
 		return err == nil && !known, err
@@ -37,14 +37,14 @@ func hangUnseen(ctx context.Context, r *rig) error {
 	if err := one.Fault(sim.Fault{Kind: sim.Hang}); err != nil {
 		return err
 	}
-	if err := whileStuck(ctx, r); err != nil {
+	if err := requireOthersProgress(ctx, r); err != nil {
 		return err
 	}
 	if err := one.Fault(sim.Fault{Kind: sim.Clear}); err != nil {
 		return err
 	}
 	// What hangs there is not answered any more.
-	if err := pause(ctx, unseenTimeout); err != nil {
+	if err := sleep(ctx, unseenTimeout); err != nil {
 		return err
 	}
 	r.verdict.require(r.verdict.failures("status 504 (whole") > 0, "no request without a stream was ended by timeouts.response")

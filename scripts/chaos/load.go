@@ -12,29 +12,29 @@ import (
 // clients ask one question after another: every second one for streams, every
 // fourth what nobody has asked before.
 type clients struct {
-	url       string
-	model     string
-	number    int
-	questions []question
-	next      atomic.Int64
+	url     string
+	model   string
+	number  int
+	prompts []prompt
+	next    atomic.Int64
 }
 
-// afterFailure is how long a client waits that was refused: a fleet that fails
+// failureDelay is how long a client waits that was refused: a fleet that fails
 // at once would else be sent nothing but failures.
-const afterFailure = 100 * time.Millisecond
+const failureDelay = 100 * time.Millisecond
 
-// answerLimit is for one request: as long as it may be held (routing.queue.time).
-const answerLimit = time.Minute
+// requestTimeout is for one request: as long as it may be held (routing.queue.time).
+const requestTimeout = time.Minute
 
-// play keeps the clients busy until stop is closed and then waits for their last
+// run keeps the clients busy until stop is closed and then waits for their last
 // answers. Four connection pools, as of four programs.
-func (c *clients) play(ctx context.Context, stop <-chan struct{}, judge func(*question, bool, loadgen.Response)) {
+func (c *clients) run(ctx context.Context, stop <-chan struct{}, onResponse func(*prompt, bool, loadgen.Response)) {
 	var all sync.WaitGroup
 	defer all.Wait()
-	players := make([]*loadgen.Client, 4)
-	for i := range players {
-		client := loadgen.NewHTTPClient()
-		players[i] = &loadgen.Client{URL: c.url, Model: c.model, HTTP: client, Speed: 1, Timeout: answerLimit}
+	senders := make([]*loadgen.Client, 4)
+	for i := range senders {
+		httpClient := loadgen.NewHTTPClient()
+		senders[i] = &loadgen.Client{URL: c.url, Model: c.model, HTTP: httpClient, Speed: 1, Timeout: requestTimeout}
 	}
 	for i := range c.number {
 		all.Go(func() {
@@ -45,23 +45,23 @@ func (c *clients) play(ctx context.Context, stop <-chan struct{}, judge func(*qu
 				default:
 				}
 				n := int(c.next.Add(1))
-				q := &c.questions[n%len(c.questions)]
+				q := &c.prompts[n%len(c.prompts)]
 				if i%4 == 3 {
-					q = strange(c.model, n)
+					q = newUniquePrompt(c.model, n)
 				}
-				r := players[i%len(players)].Send(ctx, q.ask(streams))
+				r := senders[i%len(senders)].Send(ctx, q.request(streams))
 				if ctx.Err() != nil {
 					return // the run is over; nobody's fault
 				}
-				judge(q, streams, r)
+				onResponse(q, streams, r)
 				if r.Err != "" {
-					time.Sleep(afterFailure)
+					time.Sleep(failureDelay)
 				}
 			}
 		})
 	}
 	all.Wait()
-	for _, p := range players {
+	for _, p := range senders {
 		p.HTTP.CloseIdleConnections()
 	}
 }

@@ -90,7 +90,7 @@ func run(ctx context.Context) (ok bool, err error) {
 	if o.soak != 0 {
 		ok, err = o.runSoak(ctx, dir)
 	} else {
-		ok, err = o.play(ctx, dir, chosen)
+		ok, err = o.runScenarios(ctx, dir, chosen)
 	}
 	if ok {
 		err = os.RemoveAll(dir)
@@ -100,8 +100,8 @@ func run(ctx context.Context) (ok bool, err error) {
 	return ok, err
 }
 
-// play runs the fleet, plays the scenarios and reports.
-func (o *options) play(ctx context.Context, dir string, chosen []scenario) (ok bool, err error) {
+// runScenarios runs the fleet, plays the scenarios and reports.
+func (o *options) runScenarios(ctx context.Context, dir string, chosen []scenario) (ok bool, err error) {
 	r, err := o.start(ctx, dir)
 	defer func() { err = errors.Join(err, r.end()) }()
 	if err != nil {
@@ -110,9 +110,9 @@ func (o *options) play(ctx context.Context, dir string, chosen []scenario) (ok b
 	load := &clients{url: r.proxy.URL, model: "sim", number: o.clients}
 	if o.real {
 		load.model, load.number = "tiny", min(o.clients, 12)
-		load.questions, err = newQuestions(ctx, r.replicas[0].URL, load.model, 32, conversations(loadgen.Range{Min: 20, Max: 120}))
+		load.prompts, err = recordPrompts(ctx, r.replicas[0].URL, load.model, 32, conversations(loadgen.Range{Min: 20, Max: 120}))
 	} else {
-		load.questions, err = simulatedQuestions(ctx, 256)
+		load.prompts, err = recordSimulatedPrompts(ctx, 256)
 	}
 	if err != nil {
 		return false, err
@@ -125,7 +125,7 @@ func (o *options) play(ctx context.Context, dir string, chosen []scenario) (ok b
 	report := report{out: os.Stdout, quiet: o.asJSON}
 	for began := time.Now(); ; {
 		for _, s := range chosen {
-			row, err := r.scene(ctx, s, load)
+			row, err := r.runScenario(ctx, s, load)
 			if err != nil {
 				return false, err
 			}
@@ -222,7 +222,7 @@ func (r *rig) end() error {
 		errs = append(errs, r.proxy.End(waitTimeout))
 	}
 	for _, one := range r.replicas {
-		if one.Runs() {
+		if one.Running() {
 			errs = append(errs, testbed.Kill(one))
 		}
 	}

@@ -13,12 +13,12 @@ import (
 )
 
 const (
-	modelDownWait   = 5 * time.Second // routing.queue.time of the scenario
-	modelDownQueue  = 64              // routing.queue.requests: half of it is for models without a ready replica
-	modelDownFlood  = 100             // requests for the model that is down: more than the whole queue
-	modelDownLater  = 8               // requests that still wait when its replica is back
-	otherModel      = "other"
-	readinessBudget = 10 * time.Second // for the proxy to find a replica down or ready
+	modelDownWait    = 5 * time.Second // routing.queue.time of the scenario
+	modelDownQueue   = 64              // routing.queue.requests: half of it is for models without a ready replica
+	modelDownFlood   = 100             // requests for the model that is down: more than the whole queue
+	modelDownLater   = 8               // requests that still wait when its replica is back
+	otherModel       = "other"
+	readinessTimeout = 10 * time.Second // for the proxy to find a replica down or ready
 )
 
 // modelDown adds a second model with one replica, kills that and starts it again,
@@ -32,7 +32,7 @@ func modelDown(ctx context.Context, r *rig) error {
 		return err
 	}
 	defer func() {
-		if one.Runs() {
+		if one.Running() {
 			testbed.Kill(one)
 		}
 	}()
@@ -67,34 +67,34 @@ func modelDown(ctx context.Context, r *rig) error {
 	known := metrics.Sum("warmroute_model_backends", "model", otherModel)
 	r.verdict.require(ready == 0 && known == 1, "%v of %v backends of the model that is down are ready by the metrics, want 0 of 1", ready, known)
 
-	before := r.verdict.answers()
+	before := r.verdict.answerCount()
 	waited, refused := 0, 0
-	for _, reply := range r.askOther(ctx, modelDownFlood) {
-		r.verdict.require(reply.RetryAfter >= time.Second && reply.RetryAfter <= time.Minute, "status %d for the model that is down has Retry-After %v", reply.Status, reply.RetryAfter)
-		switch reply.Status {
+	for _, response := range r.sendToOtherModel(ctx, modelDownFlood) {
+		r.verdict.require(response.RetryAfter >= time.Second && response.RetryAfter <= time.Minute, "status %d for the model that is down has Retry-After %v", response.Status, response.RetryAfter)
+		switch response.Status {
 		case http.StatusServiceUnavailable:
 			waited++
-			r.verdict.require(reply.took >= modelDownWait, "a 503 for the model that is down after %v, before routing.queue.time", reply.took)
+			r.verdict.require(response.took >= modelDownWait, "a 503 for the model that is down after %v, before routing.queue.time", response.took)
 		case http.StatusTooManyRequests:
 			refused++
 		default:
-			r.verdict.require(false, "a request for the model that is down got %d %s %s", reply.Status, reply.Err, reply.Detail)
+			r.verdict.require(false, "a request for the model that is down got %d %s %s", response.Status, response.Err, response.Detail)
 		}
 	}
 	r.verdict.require(waited > 0 && waited <= modelDownQueue/2 && refused > 0, "%d requests for the model that is down waited and %d were refused, want at most %d to wait", waited, refused, modelDownQueue/2)
-	r.verdict.require(r.verdict.answers() > before, "no answer for the other model in the meantime")
+	r.verdict.require(r.verdict.answerCount() > before, "no answer for the other model in the meantime")
 
-	replies := make(chan []timedReply, 1)
-	go func() { replies <- r.askOther(ctx, modelDownLater) }()
-	err = until(ctx, modelDownWait, "requests wait for the model that is down", func() (bool, error) {
+	responses := make(chan []timedResponse, 1)
+	go func() { responses <- r.sendToOtherModel(ctx, modelDownLater) }()
+	err = waitUntil(ctx, modelDownWait, "requests wait for the model that is down", func() (bool, error) {
 		m, err := r.proxy.Scrape(ctx)
 		return m.Sum("warmroute_queue_requests") >= modelDownLater, err
 	})
 	if err == nil {
 		err = one.Start()
 	}
-	for _, reply := range <-replies {
-		r.verdict.require(reply.Status == http.StatusOK && reply.Err == "", "a request that waited when its model came back got %d %s %s", reply.Status, reply.Err, reply.Detail)
+	for _, response := range <-responses {
+		r.verdict.require(response.Status == http.StatusOK && response.Err == "", "a request that waited when its model came back got %d %s %s", response.Status, response.Err, response.Detail)
 	}
 	if err != nil {
 		return err
@@ -105,33 +105,33 @@ func modelDown(ctx context.Context, r *rig) error {
 	return r.proxy.Reload(ctx, "ok", r.replicas)
 }
 
-// timedReply is a reply with the time from sending to its end, failed ones included.
-type timedReply struct {
+// timedResponse is a response with the time from sending to its end, failed ones included.
+type timedResponse struct {
 	loadgen.Response
 	took time.Duration
 }
 
-// askOther sends n requests for the other model at once.
-func (r *rig) askOther(ctx context.Context, n int) []timedReply {
-	client := loadgen.NewHTTPClient()
-	defer client.CloseIdleConnections()
-	player := &loadgen.Client{URL: r.proxy.URL, Model: otherModel, HTTP: client, Speed: 1, Timeout: answerLimit}
-	replies := make([]timedReply, n)
+// sendToOtherModel sends n requests for the other model at once.
+func (r *rig) sendToOtherModel(ctx context.Context, n int) []timedResponse {
+	httpClient := loadgen.NewHTTPClient()
+	defer httpClient.CloseIdleConnections()
+	client := &loadgen.Client{URL: r.proxy.URL, Model: otherModel, HTTP: httpClient, Speed: 1, Timeout: requestTimeout}
+	responses := make([]timedResponse, n)
 	var all sync.WaitGroup
-	for i := range replies {
+	for i := range responses {
 		all.Go(func() {
 			sent := time.Now()
-			reply := player.Send(ctx, strange(otherModel, i).ask(i%2 == 0))
-			replies[i] = timedReply{reply, time.Since(sent)}
+			response := client.Send(ctx, newUniquePrompt(otherModel, i).request(i%2 == 0))
+			responses[i] = timedResponse{response, time.Since(sent)}
 		})
 	}
 	all.Wait()
-	return replies
+	return responses
 }
 
 // awaitModel waits until GET /readyz?model= has a status.
 func (r *rig) awaitModel(ctx context.Context, model string, want int) error {
-	return until(ctx, readinessBudget, fmt.Sprintf("/readyz?model=%s is answered with %d", model, want), func() (bool, error) {
+	return waitUntil(ctx, readinessTimeout, fmt.Sprintf("/readyz?model=%s is answered with %d", model, want), func() (bool, error) {
 		got, err := r.proxy.Status(ctx, "/readyz?model="+model)
 		return got == want, err
 	})

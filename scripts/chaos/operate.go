@@ -18,7 +18,7 @@ func reload(ctx context.Context, r *rig) error {
 	if err := r.proxy.Reload(ctx, "ok", r.replicas[:last]); err != nil {
 		return err
 	}
-	if err := r.getsNothing(ctx, r.replicas[last]); err != nil {
+	if err := r.requireNoTraffic(ctx, r.replicas[last]); err != nil {
 		return err
 	}
 	if err := r.proxy.Reload(ctx, "ok", r.replicas); err != nil {
@@ -30,15 +30,15 @@ func reload(ctx context.Context, r *rig) error {
 	if err := r.proxy.Reload(ctx, "failed", r.replicas, "no_such_setting: 1"); err != nil {
 		return err
 	}
-	if err := r.answers(ctx, 20); err != nil {
+	if err := r.awaitAnswers(ctx, 20); err != nil {
 		return err
 	}
 	return r.proxy.Reload(ctx, "ok", r.replicas)
 }
 
-// fewDescriptors leave about a dozen for connections to replicas, beside those of
+// maxDescriptors leave about a dozen for connections to replicas, beside those of
 // the clients. Each request needs a new one while replicas close idle connections.
-const fewDescriptors = 64
+const maxDescriptors = 64
 
 func descriptors(ctx context.Context, r *rig) error {
 	const opens = "warmroute_backend_breaker_opens_total"
@@ -54,7 +54,7 @@ func descriptors(ctx context.Context, r *rig) error {
 	}
 	const message, down = "out of file descriptors", "state=down"
 	messages, downs := count(message), count(down)
-	undo, err := r.proxy.LimitDescriptors(ctx, fewDescriptors)
+	undo, err := r.proxy.LimitDescriptors(ctx, maxDescriptors)
 	if err != nil {
 		return err
 	}
@@ -82,7 +82,7 @@ func loop(ctx context.Context, r *rig) error {
 		return err
 	}
 	for range 20 {
-		if err := r.answers(ctx, 10); err != nil {
+		if err := r.awaitAnswers(ctx, 10); err != nil {
 			return err
 		}
 		m, err := r.proxy.Scrape(ctx)
@@ -97,56 +97,56 @@ func loop(ctx context.Context, r *rig) error {
 func drain(ctx context.Context, r *rig) error {
 	one := r.replicas[0]
 	path := "/api/backends/" + one.Name
-	if err := r.proxy.Tell(ctx, path+"/drain"); err != nil {
+	if err := r.proxy.PostAdmin(ctx, path+"/drain"); err != nil {
 		return err
 	}
-	if err := r.getsNothing(ctx, one); err != nil {
+	if err := r.requireNoTraffic(ctx, one); err != nil {
 		return err
 	}
-	if err := r.proxy.Tell(ctx, path+"/undrain"); err != nil {
+	if err := r.proxy.PostAdmin(ctx, path+"/undrain"); err != nil {
 		return err
 	}
 	return r.awaitTraffic(ctx, one)
 }
 
-// getsNothing holds that a backend is sent nothing from now on while others are.
-func (r *rig) getsNothing(ctx context.Context, one *testbed.Replica) error {
+// requireNoTraffic holds that a backend is sent nothing from now on while others are.
+func (r *rig) requireNoTraffic(ctx context.Context, one *testbed.Replica) error {
 	// What the proxy has just picked may still be on its way, and a replica counts
 	// it when a step of its engine ends.
-	if err := pause(ctx, time.Second); err != nil {
+	if err := sleep(ctx, time.Second); err != nil {
 		return err
 	}
 	var before float64
-	err := until(ctx, waitTimeout, "nothing waits at "+one.Name+", which was taken out", func() (bool, error) {
-		queried, waiting, err := prompts(ctx, one)
+	err := waitUntil(ctx, waitTimeout, "nothing waits at "+one.Name+", which was taken out", func() (bool, error) {
+		queried, waiting, err := promptLoad(ctx, one)
 		before = queried
 		return waiting == 0, err
 	})
 	if err != nil {
 		return err
 	}
-	if err := r.answers(ctx, 4*len(r.replicas)*10); err != nil {
+	if err := r.awaitAnswers(ctx, 4*len(r.replicas)*10); err != nil {
 		return err
 	}
-	queried, waiting, err := prompts(ctx, one)
+	queried, waiting, err := promptLoad(ctx, one)
 	r.verdict.require(queried == before && waiting == 0, "%s was sent prompts after it was taken out: %v tokens of those it began with, and %v wait", one.Name, queried-before, waiting)
 	return err
 }
 
-// prompts are what a replica was sent, by its own word, for clients do not see what
+// promptLoad are what a replica was sent, by its own word, for clients do not see what
 // was tried elsewhere in the end: the tokens of all that it has begun with, and how
 // many requests wait for that.
-func prompts(ctx context.Context, one *testbed.Replica) (tokens, waiting float64, err error) {
+func promptLoad(ctx context.Context, one *testbed.Replica) (tokens, waiting float64, err error) {
 	m, err := testbed.Scrape(ctx, one.URL+"/metrics")
 	return m.Sum("vllm:prefix_cache_queries_total"), m.Sum("vllm:num_requests_waiting"), err
 }
 
-// handOverLimit is for the old process to finish what it has and to see that
+// handOverTimeout is for the old process to finish what it has and to see that
 // nothing more comes.
-const handOverLimit = 2 * time.Minute
+const handOverTimeout = 2 * time.Minute
 
 func handOver(ctx context.Context, r *rig) error {
-	if err := r.proxy.HandOver(ctx, handOverLimit); err != nil {
+	if err := r.proxy.HandOver(ctx, handOverTimeout); err != nil {
 		return err
 	}
 	return r.awaitTraffic(ctx, r.replicas...)

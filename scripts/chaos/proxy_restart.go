@@ -90,7 +90,7 @@ func (r *rig) measureRestart(ctx context.Context, window time.Duration, snapshot
 	measure := func(length time.Duration) (replay.Summary, error) {
 		measured := new(replay.Tally)
 		tally.Store(measured)
-		err := pause(ctx, length)
+		err := sleep(ctx, length)
 		return measured.Summary("", length), err
 	}
 	if _, err := measure(2 * window); err != nil { // fills the caches

@@ -20,9 +20,9 @@ type row struct {
 	Seconds    float64            `json:"seconds"`
 	Sent       int                `json:"sent"`
 	Answered   int                `json:"answered"`
-	Failed     map[string]int     `json:"failed"`   // by cause
-	Retried    int                `json:"retried"`  // attempts that failed and could be made elsewhere
-	Healed     map[string]float64 `json:"healed_s"` // the longest, from a replica's first answer after its trouble to its first traffic
+	Failed     map[string]int     `json:"failed"`      // by cause
+	Retried    int                `json:"retried"`     // attempts that failed and could be made elsewhere
+	Recovered  map[string]float64 `json:"recovered_s"` // the longest, from a replica's first answer after its trouble to its first traffic
 	Broken     int                `json:"violations"`
 	Violations []string           `json:"first_violations,omitempty"`
 	Measured   []string           `json:"measured,omitempty"`
@@ -42,8 +42,8 @@ type report struct {
 	quiet bool // until the end
 }
 
-// scene plays one scenario under load.
-func (r *rig) scene(ctx context.Context, s scenario, load *clients) (row, error) {
+// runScenario plays one scenario under load.
+func (r *rig) runScenario(ctx context.Context, s scenario, load *clients) (row, error) {
 	before, err := r.proxy.Scrape(ctx)
 	if err != nil {
 		return row{}, err
@@ -53,7 +53,7 @@ func (r *rig) scene(ctx context.Context, s scenario, load *clients) (row, error)
 		return row{}, err
 	}
 	r.countExecutions = false
-	r.verdict, r.healed = newVerdict(s.allowed), map[string]time.Duration{}
+	r.verdict, r.recovered = newVerdict(s.allowed), map[string]time.Duration{}
 	began := time.Now()
 	if s.alone {
 		err = s.act(ctx, r)
@@ -66,7 +66,7 @@ func (r *rig) scene(ctx context.Context, s scenario, load *clients) (row, error)
 	// What never came to be is as bad as a lost request; the next scenario needs
 	// a fleet that is whole again.
 	r.verdict.require(err == nil, "%v", err)
-	if err := errors.Join(r.mend(ctx), r.awaitIdle(ctx)); err != nil {
+	if err := errors.Join(r.restore(ctx), r.awaitIdle(ctx)); err != nil {
 		return row{}, fmt.Errorf("%s: %w", s.name, err)
 	}
 	after, err := r.proxy.Scrape(ctx)
@@ -91,11 +91,11 @@ func (r *rig) scene(ctx context.Context, s scenario, load *clients) (row, error)
 	}
 	out := row{
 		Scenario: s.name, Seconds: time.Since(began).Seconds(), Sent: v.sent, Answered: v.answered, Failed: v.failed,
-		Retried: int(retried),
-		Healed:  map[string]float64{}, Broken: v.broken, Violations: v.violations, Measured: v.told,
+		Retried:   int(retried),
+		Recovered: map[string]float64{}, Broken: v.violationCount, Violations: v.violations, Measured: v.measurements,
 	}
-	for name, took := range r.healed {
-		out.Healed[name] = took.Seconds()
+	for name, took := range r.recovered {
+		out.Recovered[name] = took.Seconds()
 	}
 	return out, nil
 }
@@ -105,16 +105,16 @@ func (r *rig) actUnderLoad(ctx context.Context, s scenario, load *clients) error
 	stop, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(stopped)
-		load.play(ctx, stop, r.verdict.judge)
+		load.run(ctx, stop, r.verdict.addResponse)
 	}()
 	defer func() { close(stop); <-stopped }()
-	if err := r.answers(ctx, 2*load.number); err != nil { // the load has begun
+	if err := r.awaitAnswers(ctx, 2*load.number); err != nil { // the load has begun
 		return err
 	}
 	if err := s.act(ctx, r); err != nil {
 		return err
 	}
-	return r.answers(ctx, 2*load.number) // the fleet has recovered
+	return r.awaitAnswers(ctx, 2*load.number) // the fleet has recovered
 }
 
 func (p *report) add(r row) {
@@ -123,24 +123,24 @@ func (p *report) add(r row) {
 		return
 	}
 	if len(p.Rows) == 1 {
-		fmt.Fprintf(p.out, "%-16s %7s %9s %7s %8s %8s  %s\n", "", "sent", "answered", "failed", "retried", "healed", "")
+		fmt.Fprintf(p.out, "%-16s %7s %9s %7s %8s %8s  %s\n", "", "sent", "answered", "failed", "retried", "recovered", "")
 	}
-	failed, healed := 0, 0.0
+	failed, recovered := 0, 0.0
 	for _, n := range r.Failed {
 		failed += n
 	}
-	for _, took := range r.Healed {
-		healed = max(healed, took)
+	for _, took := range r.Recovered {
+		recovered = max(recovered, took)
 	}
-	heals := "-"
-	if len(r.Healed) > 0 {
-		heals = fmt.Sprintf("%.1f s", healed)
+	recovery := "-"
+	if len(r.Recovered) > 0 {
+		recovery = fmt.Sprintf("%.1f s", recovered)
 	}
 	verdict := "ok"
 	if r.Broken > 0 {
 		verdict = fmt.Sprint(r.Broken, " VIOLATIONS")
 	}
-	fmt.Fprintf(p.out, "%-16s %7d %9d %7d %8d %8s  %s\n", r.Scenario, r.Sent, r.Answered, failed, r.Retried, heals, verdict)
+	fmt.Fprintf(p.out, "%-16s %7d %9d %7d %8d %8s  %s\n", r.Scenario, r.Sent, r.Answered, failed, r.Retried, recovery, verdict)
 	for _, cause := range slices.Sorted(maps.Keys(r.Failed)) {
 		fmt.Fprintf(p.out, "%-16s %s: %d\n", "", cause, r.Failed[cause])
 	}
@@ -163,7 +163,7 @@ func (p *report) end(ctx context.Context, proxy *testbed.Proxy, idle testbed.Met
 		p.OK = p.OK && r.Broken == 0
 	}
 	var now testbed.Metrics
-	err := until(ctx, waitTimeout, "goroutines and descriptors of the proxy are back to what they were", func() (back bool, err error) {
+	err := waitUntil(ctx, waitTimeout, "goroutines and descriptors of the proxy are back to what they were", func() (back bool, err error) {
 		if now, err = proxy.Scrape(ctx); err != nil {
 			return false, err
 		}
@@ -172,7 +172,7 @@ func (p *report) end(ctx context.Context, proxy *testbed.Proxy, idle testbed.Met
 				return false, nil
 			}
 		}
-		return true, pause(ctx, 0)
+		return true, sleep(ctx, 0)
 	})
 	if ctx.Err() != nil {
 		return ctx.Err()

@@ -11,11 +11,11 @@ import (
 	"warmroute/sim"
 )
 
-// waitTimeout bounds waits for what always comes; healLimit is what was promised to a
+// waitTimeout bounds waits for what always comes; recoveryTimeout is what was promised to a
 // replica that is well again: a breaker tries it after 4 s at the latest.
 const (
-	waitTimeout = 30 * time.Second
-	healLimit   = 5 * time.Second
+	waitTimeout     = 30 * time.Second
+	recoveryTimeout = 5 * time.Second
 )
 
 // rig is what scenarios act upon while the load plays.
@@ -26,11 +26,11 @@ type rig struct {
 	// newReplica makes a simulated replica beside those, with arguments for it.
 	newReplica func(name string, args ...string) (*testbed.Replica, error)
 	// newProxy makes a proxy beside the one, with settings of its own.
-	newProxy func(name, settings string) (*testbed.Proxy, error)
-	dir      string                   // of logs and configurations
-	load     *clients                 // that play
-	verdict  *verdict                 // of the scenario under way
-	healed   map[string]time.Duration // from a replica's first answer after its trouble to the first of the load's
+	newProxy  func(name, settings string) (*testbed.Proxy, error)
+	dir       string                   // of logs and configurations
+	load      *clients                 // that play
+	verdict   *verdict                 // of the scenario under way
+	recovered map[string]time.Duration // from a replica's first answer after its trouble to the first of the load's
 
 	// countExecutions is set by a scenario after which the replicas must not have
 	// begun more requests than the proxy was asked for and has counted as retries.
@@ -50,8 +50,8 @@ func (r *rig) executions(ctx context.Context) (n float64, err error) {
 	return n, nil
 }
 
-// until waits for cond, as long as limit.
-func until(ctx context.Context, limit time.Duration, what string, cond func() (bool, error)) error {
+// waitUntil waits for cond, as long as limit.
+func waitUntil(ctx context.Context, limit time.Duration, what string, cond func() (bool, error)) error {
 	var last error
 	for end := time.Now().Add(limit); ; {
 		ok, err := cond()
@@ -62,13 +62,13 @@ func until(ctx context.Context, limit time.Duration, what string, cond func() (b
 		if time.Now().After(end) {
 			return errors.Join(fmt.Errorf("in %v never: %s", limit, what), last)
 		}
-		if err := pause(ctx, 20*time.Millisecond); err != nil {
+		if err := sleep(ctx, 20*time.Millisecond); err != nil {
 			return err
 		}
 	}
 }
 
-func pause(ctx context.Context, d time.Duration) error {
+func sleep(ctx context.Context, d time.Duration) error {
 	select {
 	case <-time.After(d):
 		return ctx.Err()
@@ -77,10 +77,10 @@ func pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// answers waits until n more requests were answered.
-func (r *rig) answers(ctx context.Context, n int) error {
-	want := r.verdict.answers() + n
-	return until(ctx, waitTimeout, fmt.Sprint(n, " more answers"), func() (bool, error) { return r.verdict.answers() >= want, nil })
+// awaitAnswers waits until n more requests were answered.
+func (r *rig) awaitAnswers(ctx context.Context, n int) error {
+	want := r.verdict.answerCount() + n
+	return waitUntil(ctx, waitTimeout, fmt.Sprint(n, " more answers"), func() (bool, error) { return r.verdict.answerCount() >= want, nil })
 }
 
 // start starts replicas whose processes have ended, all at once, and waits until
@@ -93,7 +93,7 @@ func (r *rig) start(ctx context.Context, replicas ...*testbed.Replica) error {
 }
 
 // awaitTraffic waits until replicas that are well from now on have traffic again,
-// which healLimit bounds: a quarter of the clients ask what no cache holds, so there
+// which recoveryTimeout bounds: a quarter of the clients ask what no cache holds, so there
 // always is something for a replica that has nothing to do.
 func (r *rig) awaitTraffic(ctx context.Context, replicas ...*testbed.Replica) error {
 	began := time.Now()
@@ -104,15 +104,15 @@ func (r *rig) awaitTraffic(ctx context.Context, replicas ...*testbed.Replica) er
 	// All at once: each is measured by its first, not by how long others took.
 	waiting := slices.Clone(replicas)
 	for len(waiting) > 0 {
-		err := until(ctx, waitTimeout, "traffic for "+waiting[0].Name+", which answers again", func() (bool, error) {
+		err := waitUntil(ctx, waitTimeout, "traffic for "+waiting[0].Name+", which answers again", func() (bool, error) {
 			n := len(waiting)
 			waiting = slices.DeleteFunc(waiting, func(one *testbed.Replica) bool {
 				took := had(one.Name).Sub(began)
 				if took <= 0 {
 					return false
 				}
-				r.healed[one.Name] = max(r.healed[one.Name], took)
-				r.verdict.require(took <= healLimit, "%s, which answers again, had no traffic for %.1f s", one.Name, took.Seconds())
+				r.recovered[one.Name] = max(r.recovered[one.Name], took)
+				r.verdict.require(took <= recoveryTimeout, "%s, which answers again, had no traffic for %.1f s", one.Name, took.Seconds())
 				return true
 			})
 			return len(waiting) < n, nil
@@ -133,7 +133,7 @@ func (r *rig) fault(ctx context.Context, d time.Duration, f sim.Fault, replicas 
 			return err
 		}
 	}
-	if err := pause(ctx, d); err != nil {
+	if err := sleep(ctx, d); err != nil {
 		return err
 	}
 	for _, one := range replicas {
@@ -146,7 +146,7 @@ func (r *rig) fault(ctx context.Context, d time.Duration, f sim.Fault, replicas 
 
 // awaitReady waits until the proxy takes n replicas for ready.
 func (r *rig) awaitReady(ctx context.Context, n int) error {
-	return until(ctx, waitTimeout, fmt.Sprint(n, " replicas ready"), func() (bool, error) {
+	return waitUntil(ctx, waitTimeout, fmt.Sprint(n, " replicas ready"), func() (bool, error) {
 		m, err := r.proxy.Scrape(ctx)
 		return m.Sum("warmroute_backend_ready") == float64(n), err
 	})
@@ -154,16 +154,16 @@ func (r *rig) awaitReady(ctx context.Context, n int) error {
 
 // awaitIdle waits until the proxy has nothing of the load left.
 func (r *rig) awaitIdle(ctx context.Context) error {
-	return until(ctx, waitTimeout, "nothing in flight, nothing queued", func() (bool, error) {
+	return waitUntil(ctx, waitTimeout, "nothing in flight, nothing queued", func() (bool, error) {
 		m, err := r.proxy.Scrape(ctx)
 		return m.Sum("warmroute_backend_in_flight") == 0 && m.Sum("warmroute_queue_requests") == 0, err
 	})
 }
 
-// mend makes the fleet whole, whatever became of it.
-func (r *rig) mend(ctx context.Context) error {
+// restore makes the fleet whole, whatever became of it.
+func (r *rig) restore(ctx context.Context) error {
 	for _, one := range r.replicas {
-		if !one.Runs() {
+		if !one.Running() {
 			if err := one.Start(); err != nil {
 				return err
 			}

@@ -24,7 +24,7 @@ import (
 const (
 	rollingClients = 16
 	rollingAnswers = 50               // through the balancer, between two restarts
-	rollingEnd     = 90 * time.Second // for a proxy to end in good order: drain and shutdown
+	rollingTimeout = 90 * time.Second // for a proxy to end in good order: drain and shutdown
 )
 
 // rolling restarts two proxies behind a balancer, one after the other and twice, under a
@@ -42,23 +42,23 @@ func rolling(ctx context.Context, r *rig) (err error) {
 		if err := p.Start(ctx); err != nil {
 			return err
 		}
-		defer func() { err = errors.Join(err, p.End(rollingEnd)) }()
+		defer func() { err = errors.Join(err, p.End(rollingTimeout)) }()
 		proxies = append(proxies, p)
 	}
-	front, stopFront, err := startBalancer(ctx, r.dir, proxies)
+	balancer, stopBalancer, err := startBalancer(ctx, r.dir, proxies)
 	if err != nil {
 		return err
 	}
-	defer stopFront()
+	defer stopBalancer()
 
 	var answered atomic.Int64
-	load := &clients{url: front, model: r.load.model, number: rollingClients, questions: r.load.questions}
+	load := &clients{url: balancer, model: r.load.model, number: rollingClients, prompts: r.load.prompts}
 	stop, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(stopped)
-		load.play(ctx, stop, func(q *question, streams bool, reply loadgen.Response) {
-			r.verdict.judge(q, streams, reply)
-			if reply.Err == "" {
+		load.run(ctx, stop, func(q *prompt, streams bool, response loadgen.Response) {
+			r.verdict.addResponse(q, streams, response)
+			if response.Err == "" {
 				answered.Add(1)
 			}
 		})
@@ -66,14 +66,14 @@ func rolling(ctx context.Context, r *rig) (err error) {
 	defer func() { close(stop); <-stopped }()
 	more := func() error {
 		want := answered.Load() + rollingAnswers
-		return until(ctx, waitTimeout, "answers through the balancer", func() (bool, error) { return answered.Load() >= want, nil })
+		return waitUntil(ctx, waitTimeout, "answers through the balancer", func() (bool, error) { return answered.Load() >= want, nil })
 	}
 	if err := more(); err != nil {
 		return err
 	}
 	for range 2 {
 		for _, p := range proxies {
-			if err := p.End(rollingEnd); err != nil {
+			if err := p.End(rollingTimeout); err != nil {
 				return err
 			}
 			if err := more(); err != nil {
@@ -82,7 +82,7 @@ func rolling(ctx context.Context, r *rig) (err error) {
 			if err := p.Start(ctx); err != nil {
 				return err
 			}
-			err := until(ctx, waitTimeout, "traffic for a proxy that was restarted", func() (bool, error) {
+			err := waitUntil(ctx, waitTimeout, "traffic for a proxy that was restarted", func() (bool, error) {
 				m, err := p.Scrape(ctx)
 				return m.Sum("warmroute_requests_total") > 0, err
 			})
@@ -100,7 +100,7 @@ func startBalancer(ctx context.Context, dir string, proxies []*testbed.Proxy) (u
 	program, err := exec.LookPath("nginx")
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "rolling: nginx is not installed; a Go reverse proxy stands in for it")
-		server := httptest.NewServer(newTurns(proxies))
+		server := httptest.NewServer(newRoundRobin(proxies))
 		return server.URL, server.Close, nil
 	}
 	ports, err := testbed.FreePorts(1)
@@ -164,16 +164,16 @@ http {
 `, settings.String(), filepath.Join(dir, "nginx.pid"), temp.String(), servers.String(), port)
 }
 
-// turns sends requests to servers in turn, and to another where one refuses the
+// roundRobin sends requests to servers in turn, and to another where one refuses the
 // connection, as nginx does.
-type turns struct {
+type roundRobin struct {
 	transport http.Transport
 	hosts     []string
 	next      atomic.Int64
 }
 
-func newTurns(proxies []*testbed.Proxy) http.Handler {
-	t := &turns{transport: http.Transport{MaxIdleConnsPerHost: rollingClients}}
+func newRoundRobin(proxies []*testbed.Proxy) http.Handler {
+	t := &roundRobin{transport: http.Transport{MaxIdleConnsPerHost: rollingClients}}
 	for _, p := range proxies {
 		t.hosts = append(t.hosts, strings.TrimPrefix(p.URL, "http://"))
 	}
@@ -185,7 +185,7 @@ func newTurns(proxies []*testbed.Proxy) http.Handler {
 }
 
 // RoundTrip implements http.RoundTripper. No request is sent again that may have been sent.
-func (t *turns) RoundTrip(r *http.Request) (resp *http.Response, err error) {
+func (t *roundRobin) RoundTrip(r *http.Request) (resp *http.Response, err error) {
 	body, err := io.ReadAll(r.Body) // a transport that cannot connect closes it
 	if err != nil {
 		return nil, err

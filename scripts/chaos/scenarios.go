@@ -28,28 +28,28 @@ func (o *options) scenarios() []scenario {
 }
 
 var scenarios = []scenario{
-	{name: "kill", about: "kill -9 one by one", real: true, allowed: brokeOff, act: oneByOne(everyone, func(r *testbed.Replica) error { return testbed.Kill(r) })},
-	{name: "restart", about: "SIGTERM one by one, which aborts what they do", real: true, allowed: brokeOff, act: oneByOne(aborting, (*testbed.Replica).End)},
-	{name: "restart-drain", about: "SIGTERM one by one with --shutdown-timeout: /health stays 200, new requests get a 500", real: true, act: oneByOne(draining, (*testbed.Replica).End)},
-	{name: "outage", about: "kill -9 all at once, down for 2 s", allowed: brokeOff, act: outage},
-	{name: "stop", about: "SIGSTOP one for 7 s", real: true, allowed: brokeOff, act: stop},
-	{name: "hang", about: "one accepts and never answers, for 7 s", allowed: brokeOff, act: hang},
+	{name: "kill", about: "kill -9 one by one", real: true, allowed: endedWithErrorEvent, act: endEach(anyReplica, func(r *testbed.Replica) error { return testbed.Kill(r) })},
+	{name: "restart", about: "SIGTERM one by one, which aborts what they do", real: true, allowed: endedWithErrorEvent, act: endEach(abortsOnStop, (*testbed.Replica).End)},
+	{name: "restart-drain", about: "SIGTERM one by one with --shutdown-timeout: /health stays 200, new requests get a 500", real: true, act: endEach(drainsOnStop, (*testbed.Replica).End)},
+	{name: "outage", about: "kill -9 all at once, down for 2 s", allowed: endedWithErrorEvent, act: outage},
+	{name: "stop", about: "SIGSTOP one for 7 s", real: true, allowed: endedWithErrorEvent, act: stop},
+	{name: "hang", about: "one accepts and never answers, for 7 s", allowed: endedWithErrorEvent, act: hang},
 	{name: "hang-unseen", about: "one answers its checks, but no request, and has no metrics, for 7 s: timeouts.response and first_byte end what waits for it", allowed: status(504), act: hangUnseen},
-	{name: "freeze", about: "the engine of one stands still for 7 s while its server answers", allowed: brokeOff, act: afflict(7*time.Second, 1, sim.Fault{Kind: sim.Freeze})},
-	{name: "slow", about: "half of them 20 times slower for 4 s", act: afflict(4*time.Second, 2, sim.Fault{Kind: sim.Slow, Factor: 20})},
-	{name: "cut", about: "one ends every stream after three chunks, another before the first", allowed: brokeOff, act: cut},
-	{name: "abort", about: "the engine of one aborts each request after three tokens, then that of another each before its first", allowed: brokeOff, act: abort},
+	{name: "freeze", about: "the engine of one stands still for 7 s while its server answers", allowed: endedWithErrorEvent, act: injectFault(7*time.Second, 1, sim.Fault{Kind: sim.Freeze})},
+	{name: "slow", about: "half of them 20 times slower for 4 s", act: injectFault(4*time.Second, 2, sim.Fault{Kind: sim.Slow, Factor: 20})},
+	{name: "cut", about: "one ends every stream after three chunks, another before the first", allowed: endedWithErrorEvent, act: cut},
+	{name: "abort", about: "the engine of one aborts each request after three tokens, then that of another each before its first", allowed: endedWithErrorEvent, act: abort},
 	{name: "reset", about: "one resets connections before the status line, another after the headers", act: reset},
 	{name: "reset-at-work", about: "one resets connections 0.3 s into the work, another after 0.7 s: no request is executed beyond its counted attempts", act: resetAtWork},
-	{name: "refuse", about: "one refuses connections for 3 s", act: afflict(3*time.Second, 1, sim.Fault{Kind: sim.Refuse})},
-	{name: "close-idle", about: "all close every connection once it is idle", act: afflict(4*time.Second, 0, sim.Fault{Kind: sim.CloseIdle})},
-	{name: "500", about: "one answers 500 for 3 s", act: afflict(3*time.Second, 1, sim.Fault{Kind: sim.Status, Status: 500})},
-	{name: "503", about: "one answers 503 for 3 s", act: afflict(3*time.Second, 1, sim.Fault{Kind: sim.Status, Status: 503})},
+	{name: "refuse", about: "one refuses connections for 3 s", act: injectFault(3*time.Second, 1, sim.Fault{Kind: sim.Refuse})},
+	{name: "close-idle", about: "all close every connection once it is idle", act: injectFault(4*time.Second, 0, sim.Fault{Kind: sim.CloseIdle})},
+	{name: "500", about: "one answers 500 for 3 s", act: injectFault(3*time.Second, 1, sim.Fault{Kind: sim.Status, Status: 500})},
+	{name: "503", about: "one answers 503 for 3 s", act: injectFault(3*time.Second, 1, sim.Fault{Kind: sim.Status, Status: 503})},
 	{name: "503-all", about: "all answer 503 for 3 s: it is passed on, and retries keep to their budget", allowed: status(503), act: refuseAll},
-	{name: "429", about: "one answers 429 for 3 s: it is its client's", allowed: status(429), act: afflict(3*time.Second, 1, sim.Fault{Kind: sim.Status, Status: 429})},
-	{name: "metrics-gone", about: "/metrics of all is a 404", act: afflict(3*time.Second, 0, sim.Fault{Kind: sim.MetricsGone})},
-	{name: "metrics-garbled", about: "/metrics of all is garbage", act: afflict(3*time.Second, 0, sim.Fault{Kind: sim.MetricsGarbled})},
-	{name: "metrics-huge", about: "/metrics of all has 50 MB", act: afflict(3*time.Second, 0, sim.Fault{Kind: sim.MetricsHuge})},
+	{name: "429", about: "one answers 429 for 3 s: it is its client's", allowed: status(429), act: injectFault(3*time.Second, 1, sim.Fault{Kind: sim.Status, Status: 429})},
+	{name: "metrics-gone", about: "/metrics of all is a 404", act: injectFault(3*time.Second, 0, sim.Fault{Kind: sim.MetricsGone})},
+	{name: "metrics-garbled", about: "/metrics of all is garbage", act: injectFault(3*time.Second, 0, sim.Fault{Kind: sim.MetricsGarbled})},
+	{name: "metrics-huge", about: "/metrics of all has 50 MB", act: injectFault(3*time.Second, 0, sim.Fault{Kind: sim.MetricsHuge})},
 	{name: "model-down", about: "the only replica of a second model is killed and comes back; the first model is not affected", act: modelDown},
 	{name: "descriptors", about: "the proxy has no descriptors for half of the connections that it needs, for 6 s: requests wait, and no backend is blamed", act: descriptors},
 	{name: "reload", about: "a reload removes a backend, another adds it, a third is faulty", real: true, act: reload},
@@ -59,13 +59,13 @@ var scenarios = []scenario{
 	{name: "hand-over", about: "the proxy hands its listeners to a new process (SIGUSR2)", real: true, act: handOver},
 }
 
-func everyone(*testbed.Replica) bool   { return true }
-func draining(r *testbed.Replica) bool { return r.Drains }
-func aborting(r *testbed.Replica) bool { return !r.Drains }
+func anyReplica(*testbed.Replica) bool     { return true }
+func drainsOnStop(r *testbed.Replica) bool { return r.Drains }
+func abortsOnStop(r *testbed.Replica) bool { return !r.Drains }
 
-// oneByOne ends each of some replicas, lets the others serve for a while, and
+// endEach ends each of some replicas, lets the others serve for a while, and
 // starts it again.
-func oneByOne(which func(*testbed.Replica) bool, end func(*testbed.Replica) error) func(context.Context, *rig) error {
+func endEach(which func(*testbed.Replica) bool, end func(*testbed.Replica) error) func(context.Context, *rig) error {
 	return func(ctx context.Context, r *rig) error {
 		for _, one := range r.replicas {
 			if !which(one) {
@@ -74,7 +74,7 @@ func oneByOne(which func(*testbed.Replica) bool, end func(*testbed.Replica) erro
 			if err := end(one); err != nil {
 				return err
 			}
-			if err := r.answers(ctx, 20); err != nil {
+			if err := r.awaitAnswers(ctx, 20); err != nil {
 				return err
 			}
 			if err := r.start(ctx, one); err != nil {
@@ -85,8 +85,8 @@ func oneByOne(which func(*testbed.Replica) bool, end func(*testbed.Replica) erro
 	}
 }
 
-// afflict lets the first n replicas have a fault, or all for 0.
-func afflict(d time.Duration, n int, f sim.Fault) func(context.Context, *rig) error {
+// injectFault lets the first n replicas have a fault, or all for 0.
+func injectFault(d time.Duration, n int, f sim.Fault) func(context.Context, *rig) error {
 	return func(ctx context.Context, r *rig) error {
 		some := r.replicas
 		if n > 0 {
@@ -101,21 +101,21 @@ func outage(ctx context.Context, r *rig) error {
 	if err := testbed.Kill(r.replicas...); err != nil {
 		return err
 	}
-	if err := pause(ctx, 2*time.Second); err != nil {
+	if err := sleep(ctx, 2*time.Second); err != nil {
 		return err
 	}
 	return r.start(ctx, r.replicas...)
 }
 
-// stuckFor is well above the 3 s of silence after which a replica counts as stalled.
-const stuckFor = 7 * time.Second
+// stallTime is well above the 3 s of silence after which a replica counts as stalled.
+const stallTime = 7 * time.Second
 
 func stop(ctx context.Context, r *rig) error {
 	one := r.replicas[0]
 	if err := one.Stop(); err != nil {
 		return err
 	}
-	err := whileStuck(ctx, r)
+	err := requireOthersProgress(ctx, r)
 	if err := one.Resume(); err != nil {
 		return err
 	}
@@ -130,7 +130,7 @@ func hang(ctx context.Context, r *rig) error {
 	if err := one.Fault(sim.Fault{Kind: sim.Hang, Everything: true}); err != nil {
 		return err
 	}
-	if err := whileStuck(ctx, r); err != nil {
+	if err := requireOthersProgress(ctx, r); err != nil {
 		return err
 	}
 	if err := one.Fault(sim.Fault{Kind: sim.Clear}); err != nil {
@@ -139,17 +139,17 @@ func hang(ctx context.Context, r *rig) error {
 	return r.awaitTraffic(ctx, one)
 }
 
-// whileStuck waits while a replica is, and holds that the others go on with
+// requireOthersProgress waits while a replica is, and holds that the others go on with
 // all clients once it is known to be.
-func whileStuck(ctx context.Context, r *rig) error {
-	if err := pause(ctx, stuckFor-time.Second); err != nil {
+func requireOthersProgress(ctx context.Context, r *rig) error {
+	if err := sleep(ctx, stallTime-time.Second); err != nil {
 		return err
 	}
-	before := r.verdict.answers()
-	if err := pause(ctx, time.Second); err != nil {
+	before := r.verdict.answerCount()
+	if err := sleep(ctx, time.Second); err != nil {
 		return err
 	}
-	n := r.verdict.answers() - before
+	n := r.verdict.answerCount() - before
 	r.verdict.require(n > 0, "one stuck replica took the fleet with it: no answer in the seventh second")
 	return nil
 }
@@ -179,14 +179,14 @@ func resetAtWork(ctx context.Context, r *rig) error {
 // What retries may come to, by default: a share of the requests of ten seconds,
 // and so many a second always.
 const (
-	retryShare     = 0.2
-	retriesASecond = 10
-	mostUnderWay   = 100 // that have not ended and are not counted yet
+	retryShare           = 0.2
+	retriesPerSecond     = 10
+	maxUncountedRequests = 100 // that have not ended and are not counted yet
 )
 
 func refuseAll(ctx context.Context, r *rig) error {
 	// The share is of the requests of ten seconds: of this scenario's alone, then.
-	if err := pause(ctx, 10*time.Second); err != nil {
+	if err := sleep(ctx, 10*time.Second); err != nil {
 		return err
 	}
 	before, err := r.proxy.Scrape(ctx)
@@ -203,8 +203,8 @@ func refuseAll(ctx context.Context, r *rig) error {
 		return err
 	}
 	retried := after.Sum("warmroute_retries_total") - before.Sum("warmroute_retries_total")
-	asked := float64(r.verdict.requests() + mostUnderWay)
-	most := retryShare*asked + retriesASecond*(time.Since(began).Seconds()+1)
+	asked := float64(r.verdict.requestCount() + maxUncountedRequests)
+	most := retryShare*asked + retriesPerSecond*(time.Since(began).Seconds()+1)
 	r.verdict.require(retried <= most, "%v retries while all answered 503, of which the budget allows %.0f", retried, most)
 	return nil
 }

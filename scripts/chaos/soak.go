@@ -139,7 +139,7 @@ keys_file: %q`, soakBodyBytes, soakBodyIdleTimeout, soakWriteIdleTimeout, 15*soa
 	}
 	r.proxy = testbed.NewProxy(o.binary, dir, ports[0], ports[1], settings)
 	if roots != nil {
-		r.proxy.SpeakTLS(roots)
+		r.proxy.EnableTLS(roots)
 	}
 	return r, r.startAll(ctx)
 }
@@ -209,8 +209,8 @@ func (r *rig) soak(ctx context.Context, report *soakReport, length time.Duration
 // operate restarts, kills, drains and removes replicas in turn, never more than one
 // at a time, until ctx is done. It completes what it has begun.
 func (r *rig) operate(ctx context.Context, every time.Duration, counts map[string]int) error {
-	away := func() { pause(ctx, every/2) }
-	for n := 0; pause(ctx, every/2) == nil; n++ {
+	away := func() { sleep(ctx, every/2) }
+	for n := 0; sleep(ctx, every/2) == nil; n++ {
 		name, err := r.operateOnce(context.WithoutCancel(ctx), n, away)
 		if err != nil {
 			return fmt.Errorf("%s: %w", name, err)
@@ -235,7 +235,7 @@ func (r *rig) operateOnce(ctx context.Context, n int, away func()) (name string,
 		for i, one := range r.replicas {
 			if i != shared {
 				heavy := *one
-				heavy.As = "weight: 2"
+				heavy.Settings = "weight: 2"
 				changed = append(changed, &heavy)
 			}
 		}
@@ -246,9 +246,9 @@ func (r *rig) operateOnce(ctx context.Context, n int, away func()) (name string,
 		return "replica killed", r.bounce(ctx, target, func() error { return testbed.Kill(target) }, away)
 	default:
 		path := "/api/backends/" + r.replicas[shared].Name
-		err = r.proxy.Tell(ctx, path+"/drain")
+		err = r.proxy.PostAdmin(ctx, path+"/drain")
 		away()
-		return "replica drained", errors.Join(err, r.proxy.Tell(ctx, path+"/undrain"))
+		return "replica drained", errors.Join(err, r.proxy.PostAdmin(ctx, path+"/undrain"))
 	}
 }
 
@@ -275,7 +275,7 @@ func (s *soakReport) runUsers(ctx context.Context, url string, roots *x509.CertP
 				key = limitedKey
 			}
 			user := &loadgen.Client{URL: url, APIKey: key, HTTP: client, Speed: 1, Timeout: 2 * time.Minute}
-			for pause(ctx, time.Duration(random.ExpFloat64()*float64(soakThinkTime))) == nil {
+			for sleep(ctx, time.Duration(random.ExpFloat64()*float64(soakThinkTime))) == nil {
 				kind := drawKind(random)
 				request := kind.newRequest(random)
 				// Not under ctx: requests in flight at the end must complete.
@@ -368,7 +368,7 @@ func (r *rig) measureUsage(ctx context.Context) (usage, error) {
 
 // medianUsage waits, and returns the median of each resource in the window before end.
 func (r *rig) medianUsage(ctx context.Context, end time.Time, window time.Duration) (median usage, err error) {
-	if err := pause(ctx, time.Until(end)-window); err != nil {
+	if err := sleep(ctx, time.Until(end)-window); err != nil {
 		return usage{}, err
 	}
 	var samples []usage
@@ -378,7 +378,7 @@ func (r *rig) medianUsage(ctx context.Context, end time.Time, window time.Durati
 			return usage{}, err
 		}
 		samples = append(samples, u)
-		if pause(ctx, interval) != nil {
+		if sleep(ctx, interval) != nil {
 			break
 		}
 	}
@@ -399,7 +399,7 @@ func (r *rig) awaitIdleUsage(ctx context.Context, before usage) (u usage, err er
 		if u, err = r.measureUsage(ctx); err != nil || len(findGrowth(before, u, u, u)) == 0 {
 			return u, err
 		}
-		if err := pause(ctx, 500*time.Millisecond); err != nil {
+		if err := sleep(ctx, 500*time.Millisecond); err != nil {
 			return u, err
 		}
 	}

@@ -10,23 +10,23 @@ import (
 	"warmroute/replay"
 )
 
-// mostViolations bounds how many of a scenario's are told one by one.
-const mostViolations = 5
+// maxListedViolations bounds how many of a scenario's are told one by one.
+const maxListedViolations = 5
 
 // verdict counts what became of the requests of one scenario. Safe for
 // concurrent use.
 type verdict struct {
 	allowed func(streams bool, r loadgen.Response) bool // failures that the failure table allows here
 
-	mu         sync.Mutex
-	sent       int
-	answered   int
-	failed     map[string]int       // by cause
-	broken     int                  // requirements that were not met, and requests lost against the rules
-	violations []string             // the first of them, for people
-	served     map[string]time.Time // by backend, when it last began an answer that then came whole
-	sentTo     map[string]time.Time // and when the last request came that it answered
-	told       []string             // of what was measured, for people
+	mu             sync.Mutex
+	sent           int
+	answered       int
+	failed         map[string]int       // by cause
+	violationCount int                  // requirements that were not met, and requests lost against the rules
+	violations     []string             // the first of them, for people
+	served         map[string]time.Time // by backend, when it last began an answer that then came whole
+	sentTo         map[string]time.Time // and when the last request came that it answered
+	measurements   []string             // of what was measured, for people
 
 	measuredFrom       time.Time     // what was sent before is not in the following two
 	measuredStreams    *replay.Tally // nil: nothing is measured
@@ -37,8 +37,8 @@ func newVerdict(allowed func(bool, loadgen.Response) bool) *verdict {
 	return &verdict{allowed: allowed, failed: map[string]int{}, served: map[string]time.Time{}, sentTo: map[string]time.Time{}}
 }
 
-// judge takes in what became of a question.
-func (v *verdict) judge(q *question, streams bool, r loadgen.Response) {
+// addResponse takes in what became of a question.
+func (v *verdict) addResponse(q *prompt, streams bool, r loadgen.Response) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.measuredStreams != nil && r.Err == "" && !r.Sent.Before(v.measuredFrom) {
@@ -47,15 +47,15 @@ func (v *verdict) judge(q *question, streams bool, r loadgen.Response) {
 			v.measuredStreams.Add(r.Result)
 		}
 	}
-	v.judgeLocked(q, streams, r)
+	v.addLocked(q, streams, r)
 }
 
-// judgeUncounted takes in what became of a question that is not the clients', and so
+// addUnmeasuredResponse takes in what became of a question that is not the clients', and so
 // is not measured.
-func (v *verdict) judgeUncounted(q *question, r loadgen.Response) {
+func (v *verdict) addUnmeasuredResponse(q *prompt, r loadgen.Response) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.judgeLocked(q, false, r)
+	v.addLocked(q, false, r)
 }
 
 // measure begins to add up what clients see of the requests that they send from now
@@ -71,15 +71,15 @@ func (v *verdict) measure() (streams, all *replay.Tally) {
 func (v *verdict) record(format string, args ...any) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.told = append(v.told, fmt.Sprintf(format, args...))
+	v.measurements = append(v.measurements, fmt.Sprintf(format, args...))
 }
 
-func (v *verdict) judgeLocked(q *question, streams bool, r loadgen.Response) {
+func (v *verdict) addLocked(q *prompt, streams bool, r loadgen.Response) {
 	v.sent++
 	// Whatever came must be the beginning of the answer, without a hole and
 	// without anybody else's words.
 	if q.known && !strings.HasPrefix(q.answer, r.Answer) {
-		v.note("wrong answer from %s, which is not how the right one begins: %.80q", r.Backend, r.Answer)
+		v.addViolation("wrong answer from %s, which is not how the right one begins: %.80q", r.Backend, r.Answer)
 	}
 	if r.Err == "" {
 		v.answered++
@@ -90,7 +90,7 @@ func (v *verdict) judgeLocked(q *question, streams bool, r loadgen.Response) {
 			v.sentTo[r.Backend] = r.Sent
 		}
 		if q.known && r.Answer != q.answer || r.Answer == "" || r.Finish != "length" || !r.Usage || r.CompletionTokens != q.tokens {
-			v.note("an answer from %s that is not whole: %d bytes of %d (0: not known), finish_reason %q, usage %v with %d of %d tokens",
+			v.addViolation("an answer from %s that is not whole: %d bytes of %d (0: not known), finish_reason %q, usage %v with %d of %d tokens",
 				r.Backend, len(r.Answer), len(q.answer), r.Finish, r.Usage, r.CompletionTokens, q.tokens)
 		}
 		return
@@ -104,7 +104,7 @@ func (v *verdict) judgeLocked(q *question, streams bool, r loadgen.Response) {
 	}
 	v.failed[r.Err+" ("+kind+")"]++
 	if v.allowed == nil || !v.allowed(streams, r) {
-		v.note("%s (%s) from %q after %v: %s", r.Err, kind, r.Backend, time.Since(r.Sent).Round(time.Millisecond), strings.TrimSpace(r.Detail))
+		v.addViolation("%s (%s) from %q after %v: %s", r.Err, kind, r.Backend, time.Since(r.Sent).Round(time.Millisecond), strings.TrimSpace(r.Detail))
 	}
 }
 
@@ -115,25 +115,25 @@ func (v *verdict) require(ok bool, format string, args ...any) {
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.note(format, args...)
+	v.addViolation(format, args...)
 }
 
-// note wants mu held.
-func (v *verdict) note(format string, args ...any) {
-	if v.broken++; v.broken <= mostViolations {
+// addViolation wants mu held.
+func (v *verdict) addViolation(format string, args ...any) {
+	if v.violationCount++; v.violationCount <= maxListedViolations {
 		v.violations = append(v.violations, fmt.Sprintf(format, args...))
 	}
 }
 
-// answers is how many came whole so far.
-func (v *verdict) answers() int {
+// answerCount is how many came whole so far.
+func (v *verdict) answerCount() int {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return v.answered
 }
 
-// requests is how many have ended so far.
-func (v *verdict) requests() int {
+// requestCount is how many have ended so far.
+func (v *verdict) requestCount() int {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return v.sent
@@ -153,9 +153,9 @@ func (v *verdict) lastSent(backend string) time.Time {
 
 // The failures of the failure table (docs/architecture.md, "Attempts").
 
-// brokeOff is a stream that its client had seen begin when its replica died, or
+// endedWithErrorEvent is a stream that its client had seen begin when its replica died, or
 // aborted it: an error event, and never silence.
-func brokeOff(streams bool, r loadgen.Response) bool {
+func endedWithErrorEvent(streams bool, r loadgen.Response) bool {
 	return streams && r.Committed && r.Err == loadgen.StreamError
 }
 

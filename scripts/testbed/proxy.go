@@ -25,12 +25,12 @@ type Proxy struct {
 	Log        string // file
 	Config     string // file, written by Configure
 
-	binary   string
-	settings string
-	listen   string
-	client   *http.Client // that trusts its certificate
-	process  *Process
-	handed   bool // over to another process, in the group of this one
+	binary     string
+	settings   string
+	listen     string
+	client     *http.Client // that trusts its certificate
+	process    *Process
+	handedOver bool // over to another process, in the group of this one
 }
 
 // NewProxy prepares a proxy that listens on two ports of this machine. settings
@@ -47,8 +47,8 @@ func NewProxy(binary, dir string, port, admin int, settings string) *Proxy {
 	}
 }
 
-// SpeakTLS is for a proxy whose settings name a certificate, which roots have signed.
-func (p *Proxy) SpeakTLS(roots *x509.CertPool) {
+// EnableTLS is for a proxy whose settings name a certificate, which roots have signed.
+func (p *Proxy) EnableTLS(roots *x509.CertPool) {
 	p.URL = "https://" + p.listen
 	p.client = &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}}}
 }
@@ -59,7 +59,7 @@ func (p *Proxy) Configure(replicas []*Replica, lines ...string) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "listen: %q\nadmin: %q\n%s\nbackends:\n", p.listen, strings.TrimPrefix(p.Admin, "http://"), p.settings)
 	for _, r := range replicas {
-		fmt.Fprintf(&b, "  - {name: %s, url: %s, %s}\n", r.Name, r.URL, r.As)
+		fmt.Fprintf(&b, "  - {name: %s, url: %s, %s}\n", r.Name, r.URL, r.Settings)
 	}
 	for _, line := range lines {
 		fmt.Fprintln(&b, line)
@@ -83,8 +83,8 @@ func (p *Proxy) Start(ctx context.Context) error {
 	return nil
 }
 
-// reloadLimit is for one reload, on a machine with much else to do.
-const reloadLimit = 30 * time.Second
+// reloadTimeout is for one reload, on a machine with much else to do.
+const reloadTimeout = 30 * time.Second
 
 // Reload configures a proxy that runs and tells it. It returns once the proxy has
 // counted a reload with that result, "ok" or "failed".
@@ -97,7 +97,7 @@ func (p *Proxy) Reload(ctx context.Context, result string, replicas []*Replica, 
 	if err := errors.Join(p.Configure(replicas, lines...), p.Signal(syscall.SIGHUP)); err != nil {
 		return err
 	}
-	for end := time.Now().Add(reloadLimit); time.Now().Before(end) && ctx.Err() == nil; time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(reloadTimeout); time.Now().Before(end) && ctx.Err() == nil; time.Sleep(20 * time.Millisecond) {
 		now, err := p.Scrape(ctx)
 		if err != nil {
 			return err
@@ -106,16 +106,16 @@ func (p *Proxy) Reload(ctx context.Context, result string, replicas []*Replica, 
 			return nil
 		}
 	}
-	return fmt.Errorf("no reload with the result %s in %v; the log is %s", result, reloadLimit, p.Log)
+	return fmt.Errorf("no reload with the result %s in %v; the log is %s", result, reloadTimeout, p.Log)
 }
 
 // Signal sends a signal to the process.
-func (p *Proxy) Signal(s syscall.Signal) error { return p.process.signal(s, p.handed) }
+func (p *Proxy) Signal(s syscall.Signal) error { return p.process.signal(s, p.handedOver) }
 
 // LimitDescriptors sets how many file descriptors the process may open, and returns
 // what undoes that. It runs prlimit(1), and cannot be used after a HandOver.
 func (p *Proxy) LimitDescriptors(ctx context.Context, n int) (undo func() error, err error) {
-	if p.handed {
+	if p.handedOver {
 		return nil, errors.New("the process that serves after a hand-over is not known")
 	}
 	pid := fmt.Sprint("--pid=", p.process.PID())
@@ -146,7 +146,7 @@ func (p *Proxy) HandOver(ctx context.Context, limit time.Duration) error {
 		return ctx.Err()
 	}
 	// The new one is nobody's child, but in the old one's group.
-	p.handed = true
+	p.handedOver = true
 	return p.process.err
 }
 
@@ -157,7 +157,7 @@ func (p *Proxy) End(limit time.Duration) error {
 	}
 	process := p.process
 	p.process = nil
-	if !p.handed {
+	if !p.handedOver {
 		return process.End(limit)
 	}
 	if err := process.signal(syscall.SIGTERM, true); err != nil {
@@ -176,8 +176,8 @@ func (p *Proxy) Status(ctx context.Context, path string) (int, error) {
 	return get(ctx, p.client, p.URL+path)
 }
 
-// Tell asks the admin listener to do something.
-func (p *Proxy) Tell(ctx context.Context, path string) error {
+// PostAdmin posts an empty JSON object to path on the admin listener.
+func (p *Proxy) PostAdmin(ctx context.Context, path string) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, p.Admin+path, strings.NewReader("{}"))
 	if err != nil {
 		return err
@@ -190,8 +190,8 @@ func (p *Proxy) Tell(ctx context.Context, path string) error {
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
-		said, _ := io.ReadAll(io.LimitReader(resp.Body, 1000))
-		return fmt.Errorf("POST %s: status %d: %s", path, resp.StatusCode, said)
+		text, _ := io.ReadAll(io.LimitReader(resp.Body, 1000))
+		return fmt.Errorf("POST %s: status %d: %s", path, resp.StatusCode, text)
 	}
 	return nil
 }

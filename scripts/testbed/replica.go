@@ -16,8 +16,8 @@ import (
 	"warmroute/sim"
 )
 
-// startLimit is for a real vLLM beside others that start as well on few cores.
-const startLimit = 5 * time.Minute
+// startTimeout is for a real vLLM beside others that start as well on few cores.
+const startTimeout = 5 * time.Minute
 
 // Replica is a vLLM, simulated or real, on a port of its own. Its methods are
 // not safe for concurrent use.
@@ -26,16 +26,16 @@ type Replica struct {
 	// Drains tells whether SIGTERM lets its requests finish (--shutdown-timeout);
 	// else they are aborted, which is vLLM's default.
 	Drains bool
-	// As is what a proxy's configuration says of it beside name and URL: "weight: 2".
-	As string
+	// Settings are its further settings in the proxy's configuration, such as "weight: 2".
+	Settings string
 
 	command []string
 	log     string // file
 	process *Process
 }
 
-// drainTime is the --shutdown-timeout of those that have one, in seconds.
-const drainTime = 30
+// drainSeconds is the --shutdown-timeout of those that have one, in seconds.
+const drainSeconds = 30
 
 // Simulated is a replica that the warmroute binary simulates, with arguments
 // for it. Its log is written to dir.
@@ -59,13 +59,13 @@ func replica(dir, name string, port int, drains bool) *Replica {
 
 func (r *Replica) drain() *Replica {
 	if r.Drains {
-		r.command = append(r.command, "--shutdown-timeout", strconv.Itoa(drainTime))
+		r.command = append(r.command, "--shutdown-timeout", strconv.Itoa(drainSeconds))
 	}
 	return r
 }
 
-// Runs reports whether its process does.
-func (r *Replica) Runs() bool { return r.process != nil }
+// Running reports whether its process does.
+func (r *Replica) Running() bool { return r.process != nil }
 
 // Start starts the process.
 func (r *Replica) Start() error {
@@ -76,7 +76,7 @@ func (r *Replica) Start() error {
 
 // AwaitHealthy returns once it answers.
 func (r *Replica) AwaitHealthy(ctx context.Context) error {
-	if err := r.process.await(ctx, http.DefaultClient, r.URL+"/health", startLimit); err != nil {
+	if err := r.process.await(ctx, http.DefaultClient, r.URL+"/health", startTimeout); err != nil {
 		return fmt.Errorf("replica %s: %w; its log is %s", r.Name, err, r.log)
 	}
 	return nil
@@ -105,7 +105,7 @@ func (r *Replica) End() error {
 	select {
 	case <-p.ended: // vLLM's exit code tells nothing
 		return p.signal(syscall.SIGKILL, true) // an engine that outlives its server
-	case <-time.After((drainTime + 10) * time.Second):
+	case <-time.After((drainSeconds + 10) * time.Second):
 		return p.Kill()
 	}
 }
@@ -134,8 +134,8 @@ func (r *Replica) Fault(f sim.Fault) error {
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusNoContent {
-		said, _ := io.ReadAll(io.LimitReader(resp.Body, 1000))
-		return fmt.Errorf("replica %s refuses the fault %s: %s", r.Name, body, said)
+		text, _ := io.ReadAll(io.LimitReader(resp.Body, 1000))
+		return fmt.Errorf("replica %s refuses the fault %s: %s", r.Name, body, text)
 	}
 	return nil
 }
