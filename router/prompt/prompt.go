@@ -64,14 +64,24 @@ type Prompt struct {
 	seed        uint64 // hash of what changes the prompt beside the model and Text
 	turns       turns
 	tools       tools
-	firstHashed bool     // Opening is set
+	firstHashed bool     // FirstMessageHash is set
 	chain       chainEnd // of the blocks
 	format      byte     // of the prompt
 	echo        bool     // the answer of a completion begins with its prompt
-	prompts     int      // in the list of a completion
-	media       int      // media parts written into Text
-	content     []byte   // of the message being read
-	scratch     []byte   // a string or value being looked at
+	counts
+	buffers
+}
+
+// counts are the numbers of things found in a body so far.
+type counts struct {
+	prompts int // in the list of a completion
+	media   int // media parts written into Text
+}
+
+// buffers are reused by the next Parse.
+type buffers struct {
+	content []byte // of the message being read
+	scratch []byte // a string or value being looked at
 }
 
 // maxPooledBytes bounds the buffers that Reset keeps for the next request.
@@ -84,8 +94,7 @@ func (p *Prompt) Reset() {
 		// Kept because the next request often names the same model.
 		Model:   p.Model,
 		Text:    reuse(p.Text),
-		content: reuse(p.content),
-		scratch: reuse(p.scratch),
+		buffers: buffers{content: reuse(p.content), scratch: reuse(p.scratch)},
 		turns:   turns{reasoning: reuse(p.turns.reasoning)},
 	}
 	if cap(tools.raw) <= maxPooledBytes {
