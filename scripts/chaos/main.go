@@ -100,7 +100,7 @@ func run(ctx context.Context) (ok bool, err error) {
 	return ok, err
 }
 
-// runScenarios runs the fleet, plays the scenarios and reports.
+// runScenarios starts the fleet, runs the scenarios and prints the report.
 func (o *options) runScenarios(ctx context.Context, dir string, chosen []scenario) (ok bool, err error) {
 	r, err := o.start(ctx, dir)
 	defer func() { err = errors.Join(err, r.end()) }()

@@ -15,14 +15,14 @@ import (
 const (
 	modelDownWait    = 5 * time.Second // routing.queue.time of the scenario
 	modelDownQueue   = 64              // routing.queue.requests: half of it is for models without a ready replica
-	modelDownFlood   = 100             // requests for the model that is down: more than the whole queue
-	modelDownLater   = 8               // requests that still wait when its replica is back
+	modelDownFlood   = 100             // requests for the model without a ready replica: more than the whole queue
+	modelDownLater   = 8               // requests that are queued when its replica returns
 	otherModel       = "other"
-	readinessTimeout = 10 * time.Second // for the proxy to find a replica down or ready
+	readinessTimeout = 10 * time.Second // for the proxy to detect that a replica is down or ready
 )
 
-// modelDown adds a second model with one replica, kills that and starts it again,
-// while the clients go on with the first model, none of whose requests may fail.
+// modelDown adds a second model with one replica, kills the replica and starts it
+// again. No request of the clients, which use the first model, may fail.
 func modelDown(ctx context.Context, r *rig) error {
 	one, err := r.newReplica("only-"+otherModel, "--model", otherModel)
 	if err != nil {
@@ -57,7 +57,7 @@ func modelDown(ctx context.Context, r *rig) error {
 		if err != nil {
 			return err
 		}
-		r.verdict.require(got == want, "GET %s is answered with %d while one of two models is down, want %d", path, got, want)
+		r.verdict.require(got == want, "GET %s: status %d while one of two models is down, want %d", path, got, want)
 	}
 	metrics, err := r.proxy.Scrape(ctx)
 	if err != nil {
@@ -65,7 +65,7 @@ func modelDown(ctx context.Context, r *rig) error {
 	}
 	ready := metrics.Sum("warmroute_model_ready_backends", "model", otherModel)
 	known := metrics.Sum("warmroute_model_backends", "model", otherModel)
-	r.verdict.require(ready == 0 && known == 1, "%v of %v backends of the model that is down are ready by the metrics, want 0 of 1", ready, known)
+	r.verdict.require(ready == 0 && known == 1, "metrics: %v of %v backends of the model that is down are ready, want 0 of 1", ready, known)
 
 	before := r.verdict.answerCount()
 	waited, refused := 0, 0
@@ -86,7 +86,7 @@ func modelDown(ctx context.Context, r *rig) error {
 
 	responses := make(chan []timedResponse, 1)
 	go func() { responses <- r.sendToOtherModel(ctx, modelDownLater) }()
-	err = waitUntil(ctx, modelDownWait, "requests wait for the model that is down", func() (bool, error) {
+	err = waitUntil(ctx, modelDownWait, "requests to queue for the model that is down", func() (bool, error) {
 		m, err := r.proxy.Scrape(ctx)
 		return m.Sum("warmroute_queue_requests") >= modelDownLater, err
 	})
@@ -105,13 +105,13 @@ func modelDown(ctx context.Context, r *rig) error {
 	return r.proxy.Reload(ctx, "ok", r.replicas)
 }
 
-// timedResponse is a response with the time from sending to its end, failed ones included.
+// timedResponse is a response and how long it took, also if it failed.
 type timedResponse struct {
 	loadgen.Response
 	took time.Duration
 }
 
-// sendToOtherModel sends n requests for the other model at once.
+// sendToOtherModel sends n concurrent requests for the other model and returns the responses.
 func (r *rig) sendToOtherModel(ctx context.Context, n int) []timedResponse {
 	httpClient := loadgen.NewHTTPClient()
 	defer httpClient.CloseIdleConnections()
@@ -129,9 +129,9 @@ func (r *rig) sendToOtherModel(ctx context.Context, n int) []timedResponse {
 	return responses
 }
 
-// awaitModel waits until GET /readyz?model= has a status.
+// awaitModel waits until GET /readyz?model= has the wanted status.
 func (r *rig) awaitModel(ctx context.Context, model string, want int) error {
-	return waitUntil(ctx, readinessTimeout, fmt.Sprintf("/readyz?model=%s is answered with %d", model, want), func() (bool, error) {
+	return waitUntil(ctx, readinessTimeout, fmt.Sprintf("/readyz?model=%s to have status %d", model, want), func() (bool, error) {
 		got, err := r.proxy.Status(ctx, "/readyz?model="+model)
 		return got == want, err
 	})

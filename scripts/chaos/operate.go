@@ -36,8 +36,8 @@ func reload(ctx context.Context, r *rig) error {
 	return r.proxy.Reload(ctx, "ok", r.replicas)
 }
 
-// maxDescriptors leave about a dozen for connections to replicas, beside those of
-// the clients. Each request needs a new one while replicas close idle connections.
+// maxDescriptors leaves about a dozen for connections to replicas, beside those of the
+// clients. While replicas close idle connections each request needs a new one.
 const maxDescriptors = 64
 
 func descriptors(ctx context.Context, r *rig) error {
@@ -67,10 +67,10 @@ func descriptors(ctx context.Context, r *rig) error {
 		return err
 	}
 	messages, downs = count(message)-messages, count(down)-downs
-	r.verdict.require(messages > 0, "the log does not say that there were no descriptors")
-	r.verdict.require(messages <= 1+int(time.Since(began)/time.Minute), "the log says %d times that there were no descriptors", messages)
-	r.verdict.require(downs == 0, "backends went down %d times for want of descriptors", downs)
-	r.verdict.require(after.Sum(opens) == before.Sum(opens), "breakers opened for want of descriptors")
+	r.verdict.require(messages > 0, "the log does not report that descriptors ran out")
+	r.verdict.require(messages <= 1+int(time.Since(began)/time.Minute), "the log reports %d times that descriptors ran out", messages)
+	r.verdict.require(downs == 0, "backends went down %d times because descriptors ran out", downs)
+	r.verdict.require(after.Sum(opens) == before.Sum(opens), "breakers opened because descriptors ran out")
 	return nil
 }
 
@@ -109,15 +109,15 @@ func drain(ctx context.Context, r *rig) error {
 	return r.awaitTraffic(ctx, one)
 }
 
-// requireNoTraffic holds that a backend is sent nothing from now on while others are.
+// requireNoTraffic checks that a removed or drained backend gets no request while others do.
 func (r *rig) requireNoTraffic(ctx context.Context, one *testbed.Replica) error {
-	// What the proxy has just picked may still be on its way, and a replica counts
-	// it when a step of its engine ends.
+	// A request that the proxy has just routed may still be in transit, and a replica
+	// counts it when a step of its engine ends.
 	if err := sleep(ctx, time.Second); err != nil {
 		return err
 	}
 	var before float64
-	err := waitUntil(ctx, waitTimeout, "nothing waits at "+one.Name+", which was taken out", func() (bool, error) {
+	err := waitUntil(ctx, waitTimeout, "no request to wait at "+one.Name, func() (bool, error) {
 		queried, waiting, err := promptLoad(ctx, one)
 		before = queried
 		return waiting == 0, err
@@ -129,20 +129,18 @@ func (r *rig) requireNoTraffic(ctx context.Context, one *testbed.Replica) error 
 		return err
 	}
 	queried, waiting, err := promptLoad(ctx, one)
-	r.verdict.require(queried == before && waiting == 0, "%s was sent prompts after it was taken out: %v tokens of those it began with, and %v wait", one.Name, queried-before, waiting)
+	r.verdict.require(queried == before && waiting == 0, "%s got prompts after it was removed: %v tokens begun, %v requests waiting", one.Name, queried-before, waiting)
 	return err
 }
 
-// promptLoad are what a replica was sent, by its own word, for clients do not see what
-// was tried elsewhere in the end: the tokens of all that it has begun with, and how
-// many requests wait for that.
+// promptLoad returns the replica's own counts of the prompt tokens that it has begun and
+// of waiting requests. Clients do not see attempts that were retried elsewhere.
 func promptLoad(ctx context.Context, one *testbed.Replica) (tokens, waiting float64, err error) {
 	m, err := testbed.Scrape(ctx, one.URL+"/metrics")
 	return m.Sum("vllm:prefix_cache_queries_total"), m.Sum("vllm:num_requests_waiting"), err
 }
 
-// handOverTimeout is for the old process to finish what it has and to see that
-// nothing more comes.
+// handOverTimeout bounds the time in which the old process completes its requests.
 const handOverTimeout = 2 * time.Minute
 
 func handOver(ctx context.Context, r *rig) error {

@@ -14,35 +14,35 @@ import (
 	"warmroute/scripts/testbed"
 )
 
-// row is what a scenario came to.
+// row is the result of a scenario.
 type row struct {
 	Scenario   string             `json:"scenario"`
 	Seconds    float64            `json:"seconds"`
 	Sent       int                `json:"sent"`
 	Answered   int                `json:"answered"`
 	Failed     map[string]int     `json:"failed"`      // by cause
-	Retried    int                `json:"retried"`     // attempts that failed and could be made elsewhere
-	Recovered  map[string]float64 `json:"recovered_s"` // the longest, from a replica's first answer after its trouble to its first traffic
+	Retried    int                `json:"retried"`     // failed attempts that were retried
+	Recovered  map[string]float64 `json:"recovered_s"` // by replica, the longest time from its recovery to its first traffic
 	Broken     int                `json:"violations"`
 	Violations []string           `json:"first_violations,omitempty"`
 	Measured   []string           `json:"measured,omitempty"`
 }
 
-// report is that of a whole run.
+// report is the result of a run.
 type report struct {
 	Rows []row `json:"scenarios"`
-	// After all of it, against before: what must be back.
+	// Before the load and after it.
 	Goroutines  [2]float64 `json:"goroutines"`
 	Descriptors [2]float64 `json:"descriptors"`
 	InFlight    float64    `json:"in_flight"`
-	Stays       string     `json:"stays,omitempty"` // what is not, for people
+	Leak        string     `json:"leak,omitempty"` // what was not released
 	OK          bool       `json:"ok"`
 
 	out   io.Writer
-	quiet bool // until the end
+	quiet bool // no output before finish
 }
 
-// runScenario plays one scenario under load.
+// runScenario runs one scenario and returns its result.
 func (r *rig) runScenario(ctx context.Context, s scenario, load *clients) (row, error) {
 	before, err := r.proxy.Scrape(ctx)
 	if err != nil {
@@ -63,8 +63,7 @@ func (r *rig) runScenario(ctx context.Context, s scenario, load *clients) (row, 
 	if ctx.Err() != nil {
 		return row{}, ctx.Err()
 	}
-	// What never came to be is as bad as a lost request; the next scenario needs
-	// a fleet that is whole again.
+	// A failed action counts as a violation; the next scenario needs a complete fleet.
 	r.verdict.require(err == nil, "%v", err)
 	if err := errors.Join(r.restore(ctx), r.awaitIdle(ctx)); err != nil {
 		return row{}, fmt.Errorf("%s: %w", s.name, err)
@@ -75,18 +74,18 @@ func (r *rig) runScenario(ctx context.Context, s scenario, load *clients) (row, 
 	}
 	const retries, started = "warmroute_retries_total", "process_start_time_seconds"
 	retried := after.Sum(retries)
-	if after.Sum(started) == before.Sum(started) { // else another process counts from 0
+	if after.Sum(started) == before.Sum(started) { // the counter of a new process starts at 0
 		retried -= before.Sum(retries)
 	}
 	v := r.verdict
 	if r.countExecutions {
 		asked := after.Sum("warmroute_requests_total") - before.Sum("warmroute_requests_total")
-		v.require(asked <= float64(v.sent), "%d requests were sent, and the proxy counted %v", v.sent, asked)
+		v.require(asked <= float64(v.sent), "%d requests were sent, but the proxy counted %v", v.sent, asked)
 		now, err := r.executions(ctx)
 		if err != nil {
 			return row{}, err
 		}
-		v.require(now-begun <= float64(v.sent)+retried, "the replicas executed %v requests: more than the %d that were asked and the %v that were counted as retries",
+		v.require(now-begun <= float64(v.sent)+retried, "the replicas executed %v requests: more than the %d sent and the %v counted retries",
 			now-begun, v.sent, retried)
 	}
 	out := row{
@@ -123,7 +122,7 @@ func (p *report) add(r row) {
 		return
 	}
 	if len(p.Rows) == 1 {
-		fmt.Fprintf(p.out, "%-16s %7s %9s %7s %8s %8s  %s\n", "", "sent", "answered", "failed", "retried", "recovered", "")
+		fmt.Fprintf(p.out, "%-16s %7s %9s %7s %8s %9s  %s\n", "", "sent", "answered", "failed", "retried", "recovered", "")
 	}
 	failed, recovered := 0, 0.0
 	for _, n := range r.Failed {
@@ -140,7 +139,7 @@ func (p *report) add(r row) {
 	if r.Broken > 0 {
 		verdict = fmt.Sprint(r.Broken, " VIOLATIONS")
 	}
-	fmt.Fprintf(p.out, "%-16s %7d %9d %7d %8d %8s  %s\n", r.Scenario, r.Sent, r.Answered, failed, r.Retried, recovery, verdict)
+	fmt.Fprintf(p.out, "%-16s %7d %9d %7d %8d %9s  %s\n", r.Scenario, r.Sent, r.Answered, failed, r.Retried, recovery, verdict)
 	for _, cause := range slices.Sorted(maps.Keys(r.Failed)) {
 		fmt.Fprintf(p.out, "%-16s %s: %d\n", "", cause, r.Failed[cause])
 	}
@@ -152,18 +151,18 @@ func (p *report) add(r row) {
 	}
 }
 
-// margin is what may stay beside what was there before: a probe under way, a
-// connection to a replica that is still kept.
+// margin is how many more goroutines or descriptors than before may remain: for health
+// checks in flight and kept connections.
 const margin = 10
 
-// end looks at the proxy once more, after the load: nothing may be left of it.
+// end checks that nothing of the load is left in the proxy.
 func (p *report) end(ctx context.Context, proxy *testbed.Proxy, idle testbed.Metrics) error {
 	p.OK = true
 	for _, r := range p.Rows {
 		p.OK = p.OK && r.Broken == 0
 	}
 	var now testbed.Metrics
-	err := waitUntil(ctx, waitTimeout, "goroutines and descriptors of the proxy are back to what they were", func() (back bool, err error) {
+	err := waitUntil(ctx, waitTimeout, "goroutines and descriptors of the proxy to return to their number before the load", func() (back bool, err error) {
 		if now, err = proxy.Scrape(ctx); err != nil {
 			return false, err
 		}
@@ -181,26 +180,26 @@ func (p *report) end(ctx context.Context, proxy *testbed.Proxy, idle testbed.Met
 	p.Descriptors = [2]float64{idle.Sum("process_open_fds"), now.Sum("process_open_fds")}
 	p.InFlight = now.Sum("warmroute_backend_in_flight") + now.Sum("warmroute_queue_requests")
 	if err != nil {
-		p.Stays = err.Error()
+		p.Leak = err.Error()
 	}
 	p.OK = p.OK && err == nil && p.InFlight == 0
 	if !p.quiet {
 		fmt.Fprintf(p.out, "\nafter the load: %.0f goroutines (%.0f before), %.0f descriptors (%.0f before), %.0f in flight\n",
 			p.Goroutines[1], p.Goroutines[0], p.Descriptors[1], p.Descriptors[0], p.InFlight)
-		if p.Stays != "" {
-			fmt.Fprintln(p.out, "  !", p.Stays)
+		if p.Leak != "" {
+			fmt.Fprintln(p.out, "  !", p.Leak)
 		}
 	}
 	return nil
 }
 
-// finish prints the last word.
+// finish prints the summary, or everything as JSON.
 func (p *report) finish(asJSON bool) error {
 	if asJSON {
 		return json.NewEncoder(p.out).Encode(p)
 	}
 	if p.OK {
-		_, err := fmt.Fprintln(p.out, "nothing was lost that the failure table does not allow")
+		_, err := fmt.Fprintln(p.out, "no request was lost that the failure table does not allow")
 		return err
 	}
 	_, err := fmt.Fprintln(p.out, "FAILED")

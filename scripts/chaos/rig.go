@@ -11,34 +11,34 @@ import (
 	"warmroute/sim"
 )
 
-// waitTimeout bounds waits for what always comes; recoveryTimeout is what was promised to a
-// replica that is well again: a breaker tries it after 4 s at the latest.
+// waitTimeout bounds waits for events that always happen. recoveryTimeout bounds the time
+// until a recovered replica gets traffic: its breaker tries it after at most 4 s.
 const (
 	waitTimeout     = 30 * time.Second
 	recoveryTimeout = 5 * time.Second
 )
 
-// rig is what scenarios act upon while the load plays.
+// rig is the proxy and the replicas that scenarios act upon under load.
 type rig struct {
 	proxy    *testbed.Proxy
 	replicas []*testbed.Replica
 	real     bool
-	// newReplica makes a simulated replica beside those, with arguments for it.
+	// newReplica returns a further simulated replica, not started, with extra arguments.
 	newReplica func(name string, args ...string) (*testbed.Replica, error)
-	// newProxy makes a proxy beside the one, with settings of its own.
+	// newProxy returns a further proxy, not started, with its own settings.
 	newProxy  func(name, settings string) (*testbed.Proxy, error)
-	dir       string                   // of logs and configurations
-	load      *clients                 // that play
-	verdict   *verdict                 // of the scenario under way
-	recovered map[string]time.Duration // from a replica's first answer after its trouble to the first of the load's
+	dir       string                   // for logs and configurations
+	load      *clients                 // that send the load
+	verdict   *verdict                 // of the running scenario
+	recovered map[string]time.Duration // by replica, the longest time from its recovery to its first traffic
 
-	// countExecutions is set by a scenario after which the replicas must not have
-	// begun more requests than the proxy was asked for and has counted as retries.
+	// countExecutions is set by a scenario during which the replicas must not execute
+	// more requests than the clients sent plus the retries that the proxy counted.
 	countExecutions bool
 }
 
-// executions is how many requests the simulated replicas have begun and ended. Not
-// those of a process that was killed.
+// executions returns how many requests the simulated replicas have executed, except in
+// processes that were killed.
 func (r *rig) executions(ctx context.Context) (n float64, err error) {
 	for _, one := range r.replicas {
 		m, err := testbed.Scrape(ctx, one.URL+"/metrics")
@@ -50,7 +50,7 @@ func (r *rig) executions(ctx context.Context) (n float64, err error) {
 	return n, nil
 }
 
-// waitUntil waits for cond, as long as limit.
+// waitUntil waits at most limit for cond. what completes "waiting for …".
 func waitUntil(ctx context.Context, limit time.Duration, what string, cond func() (bool, error)) error {
 	var last error
 	for end := time.Now().Add(limit); ; {
@@ -60,7 +60,7 @@ func waitUntil(ctx context.Context, limit time.Duration, what string, cond func(
 		}
 		last = err
 		if time.Now().After(end) {
-			return errors.Join(fmt.Errorf("in %v never: %s", limit, what), last)
+			return errors.Join(fmt.Errorf("timeout after %v waiting for %s", limit, what), last)
 		}
 		if err := sleep(ctx, 20*time.Millisecond); err != nil {
 			return err
@@ -92,19 +92,19 @@ func (r *rig) start(ctx context.Context, replicas ...*testbed.Replica) error {
 	return r.awaitTraffic(ctx, replicas...)
 }
 
-// awaitTraffic waits until replicas that are well from now on have traffic again,
-// which recoveryTimeout bounds: a quarter of the clients ask what no cache holds, so there
-// always is something for a replica that has nothing to do.
+// awaitTraffic waits until replicas that have just recovered have traffic again, and
+// requires that within recoveryTimeout: a quarter of the clients send prompts that no
+// cache holds, so there is always a request for an idle replica.
 func (r *rig) awaitTraffic(ctx context.Context, replicas ...*testbed.Replica) error {
 	began := time.Now()
 	had := r.verdict.lastServed
 	if r.real {
-		had = r.verdict.lastSent // an answer takes a CPU seconds, and none of these is held before
+		had = r.verdict.lastSent // a response takes seconds on a CPU
 	}
-	// All at once: each is measured by its first, not by how long others took.
+	// All at once, so that one replica's time does not include the wait for another.
 	waiting := slices.Clone(replicas)
 	for len(waiting) > 0 {
-		err := waitUntil(ctx, waitTimeout, "traffic for "+waiting[0].Name+", which answers again", func() (bool, error) {
+		err := waitUntil(ctx, waitTimeout, "traffic for "+waiting[0].Name, func() (bool, error) {
 			n := len(waiting)
 			waiting = slices.DeleteFunc(waiting, func(one *testbed.Replica) bool {
 				took := had(one.Name).Sub(began)
@@ -112,7 +112,7 @@ func (r *rig) awaitTraffic(ctx context.Context, replicas ...*testbed.Replica) er
 					return false
 				}
 				r.recovered[one.Name] = max(r.recovered[one.Name], took)
-				r.verdict.require(took <= recoveryTimeout, "%s, which answers again, had no traffic for %.1f s", one.Name, took.Seconds())
+				r.verdict.require(took <= recoveryTimeout, "%s had no traffic for %.1f s after it recovered", one.Name, took.Seconds())
 				return true
 			})
 			return len(waiting) < n, nil
@@ -124,8 +124,8 @@ func (r *rig) awaitTraffic(ctx context.Context, replicas ...*testbed.Replica) er
 	return nil
 }
 
-// fault makes replicas misbehave for so long. It ends by itself: one that refuses
-// connections could not be told to.
+// fault injects a fault into replicas, waits until it has ended and they have traffic.
+// The replicas end it themselves: one that refuses connections cannot be told to.
 func (r *rig) fault(ctx context.Context, d time.Duration, f sim.Fault, replicas ...*testbed.Replica) error {
 	f.Seconds = d.Seconds()
 	for _, one := range replicas {
@@ -144,23 +144,23 @@ func (r *rig) fault(ctx context.Context, d time.Duration, f sim.Fault, replicas 
 	return r.awaitTraffic(ctx, replicas...)
 }
 
-// awaitReady waits until the proxy takes n replicas for ready.
+// awaitReady waits until n backends of the proxy are ready.
 func (r *rig) awaitReady(ctx context.Context, n int) error {
-	return waitUntil(ctx, waitTimeout, fmt.Sprint(n, " replicas ready"), func() (bool, error) {
+	return waitUntil(ctx, waitTimeout, fmt.Sprint(n, " ready backends"), func() (bool, error) {
 		m, err := r.proxy.Scrape(ctx)
 		return m.Sum("warmroute_backend_ready") == float64(n), err
 	})
 }
 
-// awaitIdle waits until the proxy has nothing of the load left.
+// awaitIdle waits until the proxy has no request in flight or queued.
 func (r *rig) awaitIdle(ctx context.Context) error {
-	return waitUntil(ctx, waitTimeout, "nothing in flight, nothing queued", func() (bool, error) {
+	return waitUntil(ctx, waitTimeout, "the proxy to become idle", func() (bool, error) {
 		m, err := r.proxy.Scrape(ctx)
 		return m.Sum("warmroute_backend_in_flight") == 0 && m.Sum("warmroute_queue_requests") == 0, err
 	})
 }
 
-// restore makes the fleet whole, whatever became of it.
+// restore starts, resumes and clears the faults of all replicas.
 func (r *rig) restore(ctx context.Context) error {
 	for _, one := range r.replicas {
 		if !one.Running() {

@@ -10,7 +10,7 @@ import (
 	"warmroute/scripts/testbed"
 )
 
-func TestReplicaThatIsWellMustHaveTrafficSoon(t *testing.T) {
+func TestRecoveredReplicaTraffic(t *testing.T) {
 	f := func(real bool, first time.Duration, violations int) {
 		t.Helper()
 		synctest.Test(t, func(t *testing.T) {

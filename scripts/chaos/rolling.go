@@ -24,11 +24,11 @@ import (
 const (
 	rollingClients = 16
 	rollingAnswers = 50               // through the balancer, between two restarts
-	rollingTimeout = 90 * time.Second // for a proxy to end in good order: drain and shutdown
+	rollingTimeout = 90 * time.Second // for the drain and shutdown of a proxy
 )
 
-// rolling restarts two proxies behind a balancer, one after the other and twice, under a
-// load of its own. The balancer asks neither whether it is ready.
+// rolling restarts two proxies behind a load balancer in turn, twice, under its own load.
+// The balancer has no health checks.
 func rolling(ctx context.Context, r *rig) (err error) {
 	var proxies []*testbed.Proxy
 	for i := range 2 {
@@ -94,12 +94,12 @@ func rolling(ctx context.Context, r *rig) (err error) {
 	return more()
 }
 
-// startBalancer starts nginx before the proxies, or where it is not installed a reverse
-// proxy of this process, and says so.
+// startBalancer starts nginx in front of the proxies or, if it is not installed, a
+// reverse proxy in this process.
 func startBalancer(ctx context.Context, dir string, proxies []*testbed.Proxy) (url string, stop func(), err error) {
 	program, err := exec.LookPath("nginx")
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "rolling: nginx is not installed; a Go reverse proxy stands in for it")
+		fmt.Fprintln(os.Stderr, "rolling: nginx is not installed; using a Go reverse proxy")
 		server := httptest.NewServer(newRoundRobin(proxies))
 		return server.URL, server.Close, nil
 	}
@@ -126,12 +126,13 @@ func startBalancer(ctx context.Context, dir string, proxies []*testbed.Proxy) (u
 	return "http://" + address, func() { process.Kill() }, err
 }
 
-// nginxConfig keeps connections to the proxies and buffers no streams. A server that
-// refused a connection is asked again at once: the other may be the next to restart.
+// nginxConfig returns a configuration that keeps connections to the proxies and does not
+// buffer streams. max_fails=0 keeps a server that refused a connection in use: the other
+// may be the next to restart.
 func nginxConfig(dir string, port int, proxies []*testbed.Proxy) string {
 	var settings, servers strings.Builder
 	if os.Geteuid() == 0 {
-		settings.WriteString("user root;\n") // the folder is this user's
+		settings.WriteString("user root;\n") // dir is readable only for this user
 	}
 	var temp strings.Builder
 	for _, kind := range []string{"client_body", "proxy", "fastcgi", "uwsgi", "scgi"} {
@@ -164,7 +165,7 @@ http {
 `, settings.String(), filepath.Join(dir, "nginx.pid"), temp.String(), servers.String(), port)
 }
 
-// roundRobin sends requests to servers in turn, and to another where one refuses the
+// roundRobin sends requests to the proxies in turn, and to the next if one refuses the
 // connection, as nginx does.
 type roundRobin struct {
 	transport http.Transport
@@ -184,9 +185,9 @@ func newRoundRobin(proxies []*testbed.Proxy) http.Handler {
 	}
 }
 
-// RoundTrip implements http.RoundTripper. No request is sent again that may have been sent.
+// RoundTrip implements http.RoundTripper. It retries only if the connection failed.
 func (t *roundRobin) RoundTrip(r *http.Request) (resp *http.Response, err error) {
-	body, err := io.ReadAll(r.Body) // a transport that cannot connect closes it
+	body, err := io.ReadAll(r.Body) // read now: a transport that cannot connect closes it
 	if err != nil {
 		return nil, err
 	}

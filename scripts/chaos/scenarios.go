@@ -2,7 +2,11 @@ package main
 
 import (
 	"context"
+	"fmt"
+	"io"
+	"net/http"
 	"slices"
+	"strings"
 	"time"
 
 	"warmroute/loadgen"
@@ -10,7 +14,7 @@ import (
 	"warmroute/sim"
 )
 
-// scenario is something that happens to the fleet under load.
+// scenario is a series of actions on the fleet under load.
 type scenario struct {
 	name    string
 	about   string
@@ -28,34 +32,34 @@ func (o *options) scenarios() []scenario {
 }
 
 var scenarios = []scenario{
-	{name: "kill", about: "kill -9 one by one", real: true, allowed: endedWithErrorEvent, act: endEach(anyReplica, func(r *testbed.Replica) error { return testbed.Kill(r) })},
-	{name: "restart", about: "SIGTERM one by one, which aborts what they do", real: true, allowed: endedWithErrorEvent, act: endEach(abortsOnStop, (*testbed.Replica).End)},
-	{name: "restart-drain", about: "SIGTERM one by one with --shutdown-timeout: /health stays 200, new requests get a 500", real: true, act: endEach(drainsOnStop, (*testbed.Replica).End)},
-	{name: "outage", about: "kill -9 all at once, down for 2 s", allowed: endedWithErrorEvent, act: outage},
-	{name: "stop", about: "SIGSTOP one for 7 s", real: true, allowed: endedWithErrorEvent, act: stop},
-	{name: "hang", about: "one accepts and never answers, for 7 s", allowed: endedWithErrorEvent, act: hang},
-	{name: "hang-unseen", about: "one answers its checks, but no request, and has no metrics, for 7 s: timeouts.response and first_byte end what waits for it", allowed: status(504), act: hangUnseen},
-	{name: "freeze", about: "the engine of one stands still for 7 s while its server answers", allowed: endedWithErrorEvent, act: injectFault(7*time.Second, 1, sim.Fault{Kind: sim.Freeze})},
-	{name: "slow", about: "half of them 20 times slower for 4 s", act: injectFault(4*time.Second, 2, sim.Fault{Kind: sim.Slow, Factor: 20})},
-	{name: "cut", about: "one ends every stream after three chunks, another before the first", allowed: endedWithErrorEvent, act: cut},
-	{name: "abort", about: "the engine of one aborts each request after three tokens, then that of another each before its first", allowed: endedWithErrorEvent, act: abort},
-	{name: "reset", about: "one resets connections before the status line, another after the headers", act: reset},
-	{name: "reset-at-work", about: "one resets connections 0.3 s into the work, another after 0.7 s: no request is executed beyond its counted attempts", act: resetAtWork},
-	{name: "refuse", about: "one refuses connections for 3 s", act: injectFault(3*time.Second, 1, sim.Fault{Kind: sim.Refuse})},
-	{name: "close-idle", about: "all close every connection once it is idle", act: injectFault(4*time.Second, 0, sim.Fault{Kind: sim.CloseIdle})},
-	{name: "500", about: "one answers 500 for 3 s", act: injectFault(3*time.Second, 1, sim.Fault{Kind: sim.Status, Status: 500})},
-	{name: "503", about: "one answers 503 for 3 s", act: injectFault(3*time.Second, 1, sim.Fault{Kind: sim.Status, Status: 503})},
-	{name: "503-all", about: "all answer 503 for 3 s: it is passed on, and retries keep to their budget", allowed: status(503), act: refuseAll},
-	{name: "429", about: "one answers 429 for 3 s: it is its client's", allowed: status(429), act: injectFault(3*time.Second, 1, sim.Fault{Kind: sim.Status, Status: 429})},
-	{name: "metrics-gone", about: "/metrics of all is a 404", act: injectFault(3*time.Second, 0, sim.Fault{Kind: sim.MetricsGone})},
-	{name: "metrics-garbled", about: "/metrics of all is garbage", act: injectFault(3*time.Second, 0, sim.Fault{Kind: sim.MetricsGarbled})},
-	{name: "metrics-huge", about: "/metrics of all has 50 MB", act: injectFault(3*time.Second, 0, sim.Fault{Kind: sim.MetricsHuge})},
-	{name: "model-down", about: "the only replica of a second model is killed and comes back; the first model is not affected", act: modelDown},
-	{name: "descriptors", about: "the proxy has no descriptors for half of the connections that it needs, for 6 s: requests wait, and no backend is blamed", act: descriptors},
-	{name: "reload", about: "a reload removes a backend, another adds it, a third is faulty", real: true, act: reload},
+	{name: "kill", about: "kill -9 the replicas one by one", real: true, allowed: endedWithErrorEvent, act: endEach(anyReplica, func(r *testbed.Replica) error { return testbed.Kill(r) })},
+	{name: "restart", about: "SIGTERM the replicas one by one; they abort their requests", real: true, allowed: endedWithErrorEvent, act: endEach(abortsOnStop, (*testbed.Replica).End)},
+	{name: "restart-drain", about: "SIGTERM replicas with --shutdown-timeout one by one: /health stays 200, new requests get 500", real: true, act: endEach(drainsOnStop, (*testbed.Replica).End)},
+	{name: "outage", about: "kill -9 all replicas at once, down for 2 s", allowed: endedWithErrorEvent, act: outage},
+	{name: "stop", about: "SIGSTOP one replica for 7 s", real: true, allowed: endedWithErrorEvent, act: stop},
+	{name: "hang", about: "one replica accepts connections and never responds, for 7 s", allowed: endedWithErrorEvent, act: hang},
+	{name: "hang-unseen", about: "one replica without metrics answers health checks but no request, for 7 s: timeouts.response and first_byte end its requests", allowed: status(504), act: hangUnseen},
+	{name: "freeze", about: "the engine of one replica stops for 7 s while its HTTP server answers", allowed: endedWithErrorEvent, act: injectFault(7*time.Second, 1, sim.Fault{Kind: sim.Freeze})},
+	{name: "slow", about: "two replicas are 20 times slower for 4 s", act: injectFault(4*time.Second, 2, sim.Fault{Kind: sim.Slow, Factor: 20})},
+	{name: "cut", about: "one replica closes every stream after three chunks, then another before the first", allowed: endedWithErrorEvent, act: cut},
+	{name: "abort", about: "the engine of one replica aborts each request after three tokens, then that of another before the first", allowed: endedWithErrorEvent, act: abort},
+	{name: "reset", about: "one replica resets connections before the status line, then another after the headers", act: reset},
+	{name: "reset-at-work", about: "one replica resets connections 0.3 s into a request, another after 0.7 s: no request is executed more often than its counted attempts", act: resetAtWork},
+	{name: "refuse", about: "one replica refuses connections for 3 s", act: injectFault(3*time.Second, 1, sim.Fault{Kind: sim.Refuse})},
+	{name: "close-idle", about: "all replicas close idle connections", act: injectFault(4*time.Second, 0, sim.Fault{Kind: sim.CloseIdle})},
+	{name: "500", about: "one replica responds with 500 for 3 s", act: injectFault(3*time.Second, 1, sim.Fault{Kind: sim.Status, Status: 500})},
+	{name: "503", about: "one replica responds with 503 for 3 s", act: injectFault(3*time.Second, 1, sim.Fault{Kind: sim.Status, Status: 503})},
+	{name: "503-all", about: "all replicas respond with 503 for 3 s: it is relayed, and retries stay within their budget", allowed: status(503), act: refuseAll},
+	{name: "429", about: "one replica responds with 429 for 3 s: it is relayed", allowed: status(429), act: injectFault(3*time.Second, 1, sim.Fault{Kind: sim.Status, Status: 429})},
+	{name: "metrics-gone", about: "/metrics of all replicas is 404", act: injectFault(3*time.Second, 0, sim.Fault{Kind: sim.MetricsGone})},
+	{name: "metrics-garbled", about: "/metrics of all replicas is invalid", act: injectFault(3*time.Second, 0, sim.Fault{Kind: sim.MetricsGarbled})},
+	{name: "metrics-huge", about: "/metrics of all replicas has 50 MB", act: injectFault(3*time.Second, 0, sim.Fault{Kind: sim.MetricsHuge})},
+	{name: "model-down", about: "the only replica of a second model is killed and started again: the first model is not affected", act: modelDown},
+	{name: "descriptors", about: "the proxy has too few file descriptors for 6 s: requests wait, and no backend goes down", act: descriptors},
+	{name: "reload", about: "a reload removes a backend, another adds it, a third is invalid", real: true, act: reload},
 	{name: "loop", about: "a reload adds the proxy itself as a backend: it is refused, and no request is sent twice", act: loop},
-	{name: "drain", about: "an operator drains a backend, and takes it back", real: true, act: drain},
-	{name: "rolling", about: "two proxies behind nginx are restarted (SIGTERM), one after the other and twice", act: rolling},
+	{name: "drain", about: "an operator drains and undrains a backend", real: true, act: drain},
+	{name: "rolling", about: "two proxies behind nginx are restarted (SIGTERM) in turn, twice", act: rolling},
 	{name: "hand-over", about: "the proxy hands its listeners to a new process (SIGUSR2)", real: true, act: handOver},
 }
 
@@ -63,7 +67,7 @@ func anyReplica(*testbed.Replica) bool     { return true }
 func drainsOnStop(r *testbed.Replica) bool { return r.Drains }
 func abortsOnStop(r *testbed.Replica) bool { return !r.Drains }
 
-// endEach ends each of some replicas, lets the others serve for a while, and
+// endEach ends each replica that which selects, waits for answers of the others, and
 // starts it again.
 func endEach(which func(*testbed.Replica) bool, end func(*testbed.Replica) error) func(context.Context, *rig) error {
 	return func(ctx context.Context, r *rig) error {
@@ -85,7 +89,7 @@ func endEach(which func(*testbed.Replica) bool, end func(*testbed.Replica) error
 	}
 }
 
-// injectFault lets the first n replicas have a fault, or all for 0.
+// injectFault injects a fault into the first n replicas, or all for 0, for d.
 func injectFault(d time.Duration, n int, f sim.Fault) func(context.Context, *rig) error {
 	return func(ctx context.Context, r *rig) error {
 		some := r.replicas
@@ -97,7 +101,7 @@ func injectFault(d time.Duration, n int, f sim.Fault) func(context.Context, *rig
 }
 
 func outage(ctx context.Context, r *rig) error {
-	// At once: one after another would take a request through all of them.
+	// At once: otherwise one request could be tried on all of them in turn.
 	if err := testbed.Kill(r.replicas...); err != nil {
 		return err
 	}
@@ -107,7 +111,7 @@ func outage(ctx context.Context, r *rig) error {
 	return r.start(ctx, r.replicas...)
 }
 
-// stallTime is well above the 3 s of silence after which a replica counts as stalled.
+// stallTime is well above the 3 s without progress after which a replica is stalled.
 const stallTime = 7 * time.Second
 
 func stop(ctx context.Context, r *rig) error {
@@ -139,8 +143,8 @@ func hang(ctx context.Context, r *rig) error {
 	return r.awaitTraffic(ctx, one)
 }
 
-// requireOthersProgress waits while a replica is, and holds that the others go on with
-// all clients once it is known to be.
+// requireOthersProgress waits for stallTime, and checks that in its last second the other
+// replicas answered.
 func requireOthersProgress(ctx context.Context, r *rig) error {
 	if err := sleep(ctx, stallTime-time.Second); err != nil {
 		return err
@@ -150,7 +154,7 @@ func requireOthersProgress(ctx context.Context, r *rig) error {
 		return err
 	}
 	n := r.verdict.answerCount() - before
-	r.verdict.require(n > 0, "one stuck replica took the fleet with it: no answer in the seventh second")
+	r.verdict.require(n > 0, "one stalled replica blocked the fleet: no answer in the seventh second")
 	return nil
 }
 
@@ -176,16 +180,16 @@ func resetAtWork(ctx context.Context, r *rig) error {
 	return r.fault(ctx, 3*time.Second, sim.Fault{Kind: sim.ResetAtWork, Delay: 0.7}, r.replicas[1])
 }
 
-// What retries may come to, by default: a share of the requests of ten seconds,
-// and so many a second always.
+// The default retry budget: a share of the requests of the last ten seconds, and a
+// number per second.
 const (
 	retryShare           = 0.2
 	retriesPerSecond     = 10
-	maxUncountedRequests = 100 // that have not ended and are not counted yet
+	maxUncountedRequests = 100 // in flight, so not counted yet
 )
 
 func refuseAll(ctx context.Context, r *rig) error {
-	// The share is of the requests of ten seconds: of this scenario's alone, then.
+	// The budget depends on the requests of the last ten seconds: only this scenario's.
 	if err := sleep(ctx, 10*time.Second); err != nil {
 		return err
 	}
@@ -204,12 +208,12 @@ func refuseAll(ctx context.Context, r *rig) error {
 	}
 	retried := after.Sum("warmroute_retries_total") - before.Sum("warmroute_retries_total")
 	asked := float64(r.verdict.requestCount() + maxUncountedRequests)
-	most := retryShare*asked + retriesPerSecond*(time.Since(began).Seconds()+1)
-	r.verdict.require(retried <= most, "%v retries while all answered 503, of which the budget allows %.0f", retried, most)
+	budget := retryShare*asked + retriesPerSecond*(time.Since(began).Seconds()+1)
+	r.verdict.require(retried <= budget, "%v retries while all replicas answered 503, the budget allows %.0f", retried, budget)
 	return nil
 }
 
-// named returns the scenarios to play.
+// named returns the scenarios to run, and the names that are unknown.
 func named(scenarios []scenario, names []string, real bool) (chosen []scenario, unknown []string) {
 	for _, s := range scenarios {
 		if (!real || s.real) && (len(names) == 0 && !s.alone || slices.Contains(names, s.name)) {
@@ -222,4 +226,153 @@ func named(scenarios []scenario, names []string, real bool) (chosen []scenario, 
 		}
 	}
 	return chosen, unknown
+}
+
+// unseenTimeout is the response and first-byte timeout of hangUnseen.
+const unseenTimeout = 2 * time.Second
+
+// hangUnseen hangs a replica that passes its health checks and has no metrics, so that
+// only timeouts detect it.
+func hangUnseen(ctx context.Context, r *rig) error {
+	err := r.proxy.Reload(ctx, "ok", r.replicas, "timeouts: {response: "+unseenTimeout.String()+", first_byte: "+unseenTimeout.String()+"}")
+	if err != nil {
+		return err
+	}
+	one := r.replicas[0]
+	if err := one.Fault(sim.Fault{Kind: sim.MetricsGone}); err != nil {
+		return err
+	}
+	// The stall detection uses the metrics: wait until it is off.
+	err = waitUntil(ctx, waitTimeout, "the metrics of "+one.Name+" to expire", func() (bool, error) {
+		m, err := r.proxy.Scrape(ctx)
+		known := slices.ContainsFunc(m["warmroute_backend_running"], func(s testbed.Sample) bool { return s.Labels["backend"] == one.Name })
+		return err == nil && !known, err
+	})
+	if err != nil {
+		return err
+	}
+	if err := one.Fault(sim.Fault{Kind: sim.Hang}); err != nil {
+		return err
+	}
+	if err := requireOthersProgress(ctx, r); err != nil {
+		return err
+	}
+	if err := one.Fault(sim.Fault{Kind: sim.Clear}); err != nil {
+		return err
+	}
+	// The hung requests are never answered.
+	if err := sleep(ctx, unseenTimeout); err != nil {
+		return err
+	}
+	r.verdict.require(r.verdict.failures("status 504 (buffered") > 0, "timeouts.response ended no buffered request")
+	if err := r.awaitTraffic(ctx, one); err != nil {
+		return err
+	}
+	return r.proxy.Reload(ctx, "ok", r.replicas)
+}
+
+// failures returns how many requests failed with a cause that begins with the given text.
+func (v *verdict) failures(cause string) (n int) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for c, times := range v.failed {
+		if strings.HasPrefix(c, cause) {
+			n += times
+		}
+	}
+	return n
+}
+
+// abortTime is how long replicas abort requests.
+const abortTime = 3 * time.Second
+
+// abort makes the engine of one replica abort each request after three tokens, and
+// then that of another before the first. Meanwhile it sends requests to /v1/messages
+// and /v1/responses as well, since the clients send only chats.
+func abort(ctx context.Context, r *rig) error {
+	// Without breakers and with enough retries these replicas keep getting requests.
+	if err := r.proxy.Reload(ctx, "ok", r.replicas, "breaker: {failures: 0}", "retry: {per_second: 10000}"); err != nil {
+		return err
+	}
+	for i, tokens := range []int{3, 0} {
+		one := r.replicas[i]
+		before, err := r.aborted(ctx, one)
+		if err != nil {
+			return err
+		}
+		if err := one.Fault(sim.Fault{Kind: sim.AbortEach, Chunks: tokens, Seconds: abortTime.Seconds()}); err != nil {
+			return err
+		}
+		broken := 0
+		for end := time.Now().Add(abortTime); time.Now().Before(end); {
+			n, err := r.checkOtherAPIs(ctx, tokens > 0)
+			if err != nil {
+				return err
+			}
+			broken += n
+		}
+		after, err := r.aborted(ctx, one)
+		if err != nil {
+			return err
+		}
+		r.verdict.require(after > before, "%s aborted requests, but the metrics count none", one.Name)
+		r.verdict.require(tokens == 0 || broken > 0, "no message was aborted after its first content")
+		if err := r.awaitTraffic(ctx, one); err != nil {
+			return err
+		}
+	}
+	return r.proxy.Reload(ctx, "ok", r.replicas)
+}
+
+// aborted returns how many responses of a replica the proxy has counted as aborted.
+func (r *rig) aborted(ctx context.Context, one *testbed.Replica) (float64, error) {
+	m, err := r.proxy.Scrape(ctx)
+	return m.Sum("warmroute_backend_aborted_responses_total", "backend", one.Name), err
+}
+
+// checkOtherAPIs requests a message and a response, each streamed and buffered, and
+// checks that each is complete. With mayBreak the stream of a message may end with an
+// error event instead; broken is how many did. vLLM does not report that it aborted a
+// response after content.
+func (r *rig) checkOtherAPIs(ctx context.Context, mayBreak bool) (broken int, err error) {
+	for _, c := range []struct{ path, body, end string }{
+		{"/v1/messages", `{"model":"sim","max_tokens":20,"messages":[{"role":"user","content":"Hi"}],"stream":true}`, `"type":"message_stop"`},
+		{"/v1/messages", `{"model":"sim","max_tokens":20,"messages":[{"role":"user","content":"Hi"}]}`, `"stop_reason":"`},
+		{"/v1/responses", `{"model":"sim","max_output_tokens":20,"input":"Hi","stream":true}`, `"type":"response.completed"`},
+		{"/v1/responses", `{"model":"sim","max_output_tokens":20,"input":"Hi"}`, `"type":"output_text"`},
+	} {
+		status, answer, err := r.post(ctx, c.path, c.body)
+		if err != nil {
+			return broken, err
+		}
+		switch {
+		case status == http.StatusOK && strings.Contains(answer, c.end) && !strings.Contains(answer, "event: error"):
+		case mayBreak && status == http.StatusOK && strings.Contains(answer, "event: content_block_delta") && strings.Contains(answer, "event: error") && !strings.Contains(answer, c.end):
+			broken++
+		default:
+			r.verdict.require(false, "%s: status %d, %q", c.path, status, answer)
+		}
+	}
+	return broken, nil
+}
+
+func (r *rig) post(ctx context.Context, path, body string) (status int, answer string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, r.proxy.URL+path, strings.NewReader(body))
+	if err != nil {
+		return 0, "", err
+	}
+	req.Close = true
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return 0, "", err
+	}
+	defer resp.Body.Close()
+	all, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return 0, "", fmt.Errorf("POST %s: %w", path, err)
+	}
+	return resp.StatusCode, string(all), nil
 }

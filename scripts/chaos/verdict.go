@@ -10,25 +10,24 @@ import (
 	"warmroute/replay"
 )
 
-// maxListedViolations bounds how many of a scenario's are told one by one.
+// maxListedViolations is how many violations of a scenario are printed.
 const maxListedViolations = 5
 
-// verdict counts what became of the requests of one scenario. Safe for
-// concurrent use.
+// verdict counts the responses and violations of one scenario. Safe for concurrent use.
 type verdict struct {
-	allowed func(streams bool, r loadgen.Response) bool // failures that the failure table allows here
+	allowed func(streams bool, r loadgen.Response) bool // failures that the scenario may cause
 
 	mu             sync.Mutex
 	sent           int
 	answered       int
 	failed         map[string]int       // by cause
-	violationCount int                  // requirements that were not met, and requests lost against the rules
-	violations     []string             // the first of them, for people
-	served         map[string]time.Time // by backend, when it last began an answer that then came whole
-	sentTo         map[string]time.Time // and when the last request came that it answered
-	measurements   []string             // of what was measured, for people
+	violationCount int                  // failed requirements and failures that are not allowed
+	violations     []string             // the first of them
+	served         map[string]time.Time // by backend, the last first token of a complete answer
+	sentTo         map[string]time.Time // by backend, when its last answered request was sent
+	measurements   []string             // lines for the report
 
-	measuredFrom       time.Time     // what was sent before is not in the following two
+	measuredFrom       time.Time     // requests sent before are not in the tallies
 	measuredStreams    *replay.Tally // nil: nothing is measured
 	measuredOfAllKinds *replay.Tally
 }
@@ -37,7 +36,7 @@ func newVerdict(allowed func(bool, loadgen.Response) bool) *verdict {
 	return &verdict{allowed: allowed, failed: map[string]int{}, served: map[string]time.Time{}, sentTo: map[string]time.Time{}}
 }
 
-// addResponse takes in what became of a question.
+// addResponse checks and counts the response to a prompt.
 func (v *verdict) addResponse(q *prompt, streams bool, r loadgen.Response) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -50,16 +49,15 @@ func (v *verdict) addResponse(q *prompt, streams bool, r loadgen.Response) {
 	v.addLocked(q, streams, r)
 }
 
-// addUnmeasuredResponse takes in what became of a question that is not the clients', and so
-// is not measured.
+// addUnmeasuredResponse is addResponse for a request that is not one of the clients'.
 func (v *verdict) addUnmeasuredResponse(q *prompt, r loadgen.Response) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.addLocked(q, false, r)
 }
 
-// measure begins to add up what clients see of the requests that they send from now
-// on, of streams and of all, in place of what it added up before.
+// measure starts new tallies of the clients' streams and of all their requests that are
+// sent from now on.
 func (v *verdict) measure() (streams, all *replay.Tally) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -76,10 +74,9 @@ func (v *verdict) record(format string, args ...any) {
 
 func (v *verdict) addLocked(q *prompt, streams bool, r loadgen.Response) {
 	v.sent++
-	// Whatever came must be the beginning of the answer, without a hole and
-	// without anybody else's words.
+	// The text received must be a prefix of the answer: no gap, no other answer.
 	if q.known && !strings.HasPrefix(q.answer, r.Answer) {
-		v.addViolation("wrong answer from %s, which is not how the right one begins: %.80q", r.Backend, r.Answer)
+		v.addViolation("wrong answer from %s: not a prefix of the expected one: %.80q", r.Backend, r.Answer)
 	}
 	if r.Err == "" {
 		v.answered++
@@ -90,12 +87,12 @@ func (v *verdict) addLocked(q *prompt, streams bool, r loadgen.Response) {
 			v.sentTo[r.Backend] = r.Sent
 		}
 		if q.known && r.Answer != q.answer || r.Answer == "" || r.Finish != "length" || !r.Usage || r.CompletionTokens != q.tokens {
-			v.addViolation("an answer from %s that is not whole: %d bytes of %d (0: not known), finish_reason %q, usage %v with %d of %d tokens",
+			v.addViolation("incomplete answer from %s: %d of %d bytes (0: unknown), finish_reason %q, usage %v with %d of %d tokens",
 				r.Backend, len(r.Answer), len(q.answer), r.Finish, r.Usage, r.CompletionTokens, q.tokens)
 		}
 		return
 	}
-	kind := "whole"
+	kind := "buffered"
 	if streams {
 		kind = "stream"
 	}
@@ -108,7 +105,7 @@ func (v *verdict) addLocked(q *prompt, streams bool, r loadgen.Response) {
 	}
 }
 
-// require notes a violation that is no request's.
+// require adds a violation unless ok.
 func (v *verdict) require(ok bool, format string, args ...any) {
 	if ok {
 		return
@@ -118,21 +115,21 @@ func (v *verdict) require(ok bool, format string, args ...any) {
 	v.addViolation(format, args...)
 }
 
-// addViolation wants mu held.
+// addViolation requires mu.
 func (v *verdict) addViolation(format string, args ...any) {
 	if v.violationCount++; v.violationCount <= maxListedViolations {
 		v.violations = append(v.violations, fmt.Sprintf(format, args...))
 	}
 }
 
-// answerCount is how many came whole so far.
+// answerCount returns how many complete answers were received.
 func (v *verdict) answerCount() int {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return v.answered
 }
 
-// requestCount is how many have ended so far.
+// requestCount returns how many requests have ended.
 func (v *verdict) requestCount() int {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -151,15 +148,15 @@ func (v *verdict) lastSent(backend string) time.Time {
 	return v.sentTo[backend]
 }
 
-// The failures of the failure table (docs/architecture.md, "Attempts").
+// The allowed failures of the failure table (docs/architecture.md, "Attempts").
 
-// endedWithErrorEvent is a stream that its client had seen begin when its replica died, or
-// aborted it: an error event, and never silence.
+// endedWithErrorEvent reports whether a committed stream ended with an error event, as it
+// must when its replica crashed or aborted it.
 func endedWithErrorEvent(streams bool, r loadgen.Response) bool {
 	return streams && r.Committed && r.Err == loadgen.StreamError
 }
 
-// status is an answer that the replicas themselves gave, or the proxy for want of any.
+// status allows the given response statuses.
 func status(codes ...int) func(bool, loadgen.Response) bool {
 	return func(_ bool, r loadgen.Response) bool {
 		for _, code := range codes {

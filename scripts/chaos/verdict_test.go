@@ -28,24 +28,24 @@ func TestVerdict(t *testing.T) {
 	failed := func(cause, answer string, committed bool, status int) loadgen.Response {
 		return loadgen.Response{Result: replay.Result{Err: cause}, Answer: answer, Committed: committed, Status: status}
 	}
-	f("a whole answer", nil, true, whole, 0)
-	f("somebody else's words", nil, true, with(func(r *loadgen.Response) { r.Answer = "four" }), 2)
-	f("a hole", nil, true, with(func(r *loadgen.Response) { r.Answer = "one three" }), 2)
-	f("an end that is missing", nil, true, with(func(r *loadgen.Response) { r.Answer = "one" }), 1)
+	f("complete answer", nil, true, whole, 0)
+	f("other answer", nil, true, with(func(r *loadgen.Response) { r.Answer = "four" }), 2)
+	f("gap", nil, true, with(func(r *loadgen.Response) { r.Answer = "one three" }), 2)
+	f("missing end", nil, true, with(func(r *loadgen.Response) { r.Answer = "one" }), 1)
 	f("no usage", nil, false, with(func(r *loadgen.Response) { r.Usage = false }), 1)
-	f("a token too few", nil, false, with(func(r *loadgen.Response) { r.CompletionTokens = 2 }), 1)
+	f("one token too few", nil, false, with(func(r *loadgen.Response) { r.CompletionTokens = 2 }), 1)
 
 	const event, abort, cut = loadgen.StreamError, loadgen.ResponseAborted, loadgen.StreamTruncated
-	f("a stream that broke off", endedWithErrorEvent, true, failed(event, "one", true, 200), 0)
-	f("… where nothing may", nil, true, failed(event, "one", true, 200), 1)
-	f("… before it was committed", endedWithErrorEvent, true, failed(event, "", false, 200), 1)
-	f("… with a hole", endedWithErrorEvent, true, failed(event, "one three", true, 200), 1)
-	f("… in silence", endedWithErrorEvent, true, failed(cut, "one", true, 200), 1)
-	f("a stream that was aborted, and says so itself", endedWithErrorEvent, true, failed(abort, "one", true, 200), 1)
-	f("a whole answer that was", endedWithErrorEvent, false, failed(abort, "one", true, 200), 1)
-	f("a status that may be", status(503), false, failed("status 503", "", false, 503), 0)
-	f("another", status(503), false, failed("status 502", "", false, 502), 1)
-	f("a connection lost", status(503), false, failed(loadgen.NoConnection, "", false, 0), 1)
+	f("stream error", endedWithErrorEvent, true, failed(event, "one", true, 200), 0)
+	f("stream error, not allowed", nil, true, failed(event, "one", true, 200), 1)
+	f("stream error before commit", endedWithErrorEvent, true, failed(event, "", false, 200), 1)
+	f("stream error with a gap", endedWithErrorEvent, true, failed(event, "one three", true, 200), 1)
+	f("truncated stream", endedWithErrorEvent, true, failed(cut, "one", true, 200), 1)
+	f("aborted stream without error event", endedWithErrorEvent, true, failed(abort, "one", true, 200), 1)
+	f("aborted buffered response", endedWithErrorEvent, false, failed(abort, "one", true, 200), 1)
+	f("allowed status", status(503), false, failed("status 503", "", false, 503), 0)
+	f("other status", status(503), false, failed("status 502", "", false, 502), 1)
+	f("lost connection", status(503), false, failed(loadgen.NoConnection, "", false, 0), 1)
 
 	v := newVerdict(nil)
 	v.addResponse(&prompt{tokens: 3}, false, whole)
@@ -65,9 +65,9 @@ func TestNamed(t *testing.T) {
 	}
 }
 
-// TestQuestionsHaveTheAnswersOfAReplica holds that answers differ, so that one
-// that went to the wrong client is seen.
-func TestQuestionsHaveTheAnswersOfAReplica(t *testing.T) {
+// TestRecordedPrompts checks that answers differ, so that one which went to the wrong
+// client is noticed.
+func TestRecordedPrompts(t *testing.T) {
 	prompts, err := recordSimulatedPrompts(t.Context(), 40)
 	if err != nil {
 		t.Fatal(err)
@@ -75,7 +75,7 @@ func TestQuestionsHaveTheAnswersOfAReplica(t *testing.T) {
 	seen := map[string]bool{}
 	for _, q := range prompts {
 		if !q.known || len(q.answer) < 40 || seen[q.answer[:40]] {
-			t.Errorf("answer %.60q: too short, or another one's", q.answer)
+			t.Errorf("answer %.60q: too short, or not unique", q.answer)
 		}
 		seen[q.answer[:40]] = true
 	}

@@ -1,5 +1,5 @@
-// Package testbed runs a proxy and its replicas as processes of their own, for
-// programs that do to them what happens to processes.
+// Package testbed runs a proxy and its replicas as processes, which programs can kill,
+// stop and restart.
 package testbed
 
 import (
@@ -17,18 +17,16 @@ import (
 	"time"
 )
 
-// Process is a program that runs, with what it starts, in a process group of
-// its own: a Ctrl-C is ours to act upon, and a kill gets them all. Its methods are
-// safe for concurrent use.
+// Process is a running program in its own process group, so that Ctrl-C does not reach
+// it and Kill also ends its children. Its methods are safe for concurrent use.
 type Process struct {
 	cmd    *exec.Cmd
-	ended  chan struct{} // closed once it has
-	err    error         // why, from then on
+	ended  chan struct{} // closed when the process has ended
+	err    error         // of Wait; set before ended is closed
 	killed func() error
 }
 
-// Run starts a program, which ends by itself or by End or Kill. Output that cmd
-// names no place for is lost.
+// Run starts cmd in its own process group.
 func Run(cmd *exec.Cmd) (*Process, error) {
 	p := &Process{cmd: cmd, ended: make(chan struct{})}
 	p.killed = sync.OnceValue(func() error {
@@ -40,7 +38,7 @@ func Run(cmd *exec.Cmd) (*Process, error) {
 		cmd.SysProcAttr = &syscall.SysProcAttr{}
 	}
 	cmd.SysProcAttr.Setpgid = true
-	// What it leaves behind may hold its output open.
+	// Children that outlive it may keep its output open.
 	cmd.WaitDelay = time.Second
 	if err := cmd.Start(); err != nil {
 		return nil, err
@@ -58,16 +56,16 @@ func run(log, name string, args ...string) (*Process, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer out.Close() // the process has its own
+	defer out.Close() // the process has its own copy
 	cmd := exec.Command(name, args...)
 	cmd.Stdout, cmd.Stderr = out, out
 	return Run(cmd)
 }
 
-// PID is the process's, and its group's.
+// PID returns the ID of the process and of its group.
 func (p *Process) PID() int { return p.cmd.Process.Pid }
 
-// signal sends s to the process, or to all of its group.
+// signal sends s to the process, or to its group.
 func (p *Process) signal(s syscall.Signal, group bool) error {
 	pid := p.PID()
 	if group {
@@ -80,24 +78,24 @@ func (p *Process) signal(s syscall.Signal, group bool) error {
 	return err
 }
 
-// Kill ends the process and all that it started, and waits for it. Further calls
-// do nothing.
+// Kill kills the process and its children, and waits for it to end. Further calls do
+// nothing.
 func (p *Process) Kill() error { return p.killed() }
 
-// End asks the process to end, and kills it when it has not within limit.
+// End sends SIGTERM, and kills the process if it has not ended within limit.
 func (p *Process) End(limit time.Duration) error {
 	if err := p.signal(syscall.SIGTERM, false); err != nil {
 		return err
 	}
 	select {
 	case <-p.ended:
-		return errors.Join(p.err, p.Kill()) // what it left behind
+		return errors.Join(p.err, p.Kill()) // its children
 	case <-time.After(limit):
-		return errors.Join(fmt.Errorf("%s had not ended %v after SIGTERM", p.cmd.Path, limit), p.Kill())
+		return errors.Join(fmt.Errorf("%s still runs %v after SIGTERM", p.cmd.Path, limit), p.Kill())
 	}
 }
 
-// Alive is an error once the process has ended.
+// Alive returns an error if the process has ended.
 func (p *Process) Alive() error {
 	select {
 	case <-p.ended:
@@ -109,10 +107,10 @@ func (p *Process) Alive() error {
 
 var errStatus0 = errors.New("exit status 0")
 
-// Await returns when done does true, or an error when the process ends before that
-// or limit is over.
+// Await polls done until it returns true. It fails if the process ends or limit passes
+// before.
 func (p *Process) Await(ctx context.Context, limit time.Duration, done func(context.Context) bool) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("%s was not there after %v", p.cmd.Path, limit))
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("%s not ready after %v", p.cmd.Path, limit))
 	defer cancel()
 	for !done(ctx) {
 		select {
@@ -126,20 +124,20 @@ func (p *Process) Await(ctx context.Context, limit time.Duration, done func(cont
 	return nil
 }
 
-// await returns when url answers 200.
+// await returns when url responds with 200.
 func (p *Process) await(ctx context.Context, client *http.Client, url string, limit time.Duration) error {
 	err := p.Await(ctx, limit, func(ctx context.Context) bool {
 		status, err := get(ctx, client, url)
 		return err == nil && status == http.StatusOK
 	})
 	if err != nil {
-		return fmt.Errorf("%s is no 200: %w", url, err)
+		return fmt.Errorf("GET %s: no status 200: %w", url, err)
 	}
 	return nil
 }
 
-// get asks on a connection of its own, so that none is left open to a process
-// that is about to be killed.
+// get returns the status of url. It uses a new connection, so that none stays open to a
+// process that will be killed.
 func get(ctx context.Context, client *http.Client, url string) (status int, err error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
@@ -155,14 +153,13 @@ func get(ctx context.Context, client *http.Client, url string) (status int, err 
 	return resp.StatusCode, err
 }
 
-// FreePorts returns so many ports that nobody listens on. They lie below those
-// that the kernel gives to clients, one of which could else take the port of a
-// replica that is down.
+// FreePorts returns n free ports below the ephemeral range, so that no client connection
+// takes the port of a replica that is down.
 func FreePorts(n int) ([]int, error) {
 	var ports []int
 	for port := 20_000 + os.Getpid()%97*100; len(ports) < n; port++ {
 		if port == 32_000 {
-			return nil, errors.New("too few free ports between 20000 and 32000")
+			return nil, errors.New("not enough free ports between 20000 and 32000")
 		}
 		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
 		if err != nil {

