@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# down.sh [--kill] PORT ...: stop the replicas that up.sh started on these ports, and wait until they are gone.
+# down.sh [--kill] PORT ...: stop the replicas that up.sh started on these ports, and wait until they have exited.
 #
-# With --kill all processes of a replica die at once, as when the machine runs
-# out of memory; otherwise SIGTERM, which vLLM answers by aborting what it does.
+# With --kill all processes of a replica are killed at once, as by the kernel when
+# memory runs out; otherwise they get SIGTERM, and vLLM aborts its requests.
 set -euo pipefail
 
 root=${VLLMCPU_ROOT:-$HOME/.cache/vllm-cpu}
@@ -12,7 +12,7 @@ if [ "${1:-}" = --kill ]; then
   shift
 fi
 
-# A process that ended but has no parent to collect it is gone for our purposes.
+# alive PID: a zombie has exited.
 alive() {
   grep -qs '^State:[[:space:]]*[^ZX]' "/proc/$1/status"
 }
@@ -34,7 +34,7 @@ for port in "$@"; do
     alive "$pid" || break
     sleep 0.25
   done
-  # Whatever the server left behind: an engine that outlives it keeps its events port.
+  # Kill remaining processes: an engine that outlives the server keeps its events port.
   kill -9 -- "-$pid" 2>/dev/null || true
   rm -f "$root/$port.pid"
 done

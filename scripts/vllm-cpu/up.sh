@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # up.sh PORT EVENTS_PORT [vllm arguments ...]: start a replica in the background and wait until it is healthy.
 #
-# Prints its pid. Options are serve.sh's. Its log and its pid are in
+# Prints its pid. The options are those of serve.sh. The log and the pid are in
 # $VLLMCPU_ROOT/PORT.log and PORT.pid; down.sh PORT stops it.
 set -euo pipefail
 
@@ -13,13 +13,13 @@ if curl -sf -o /dev/null -m 2 "http://127.0.0.1:$port/health"; then
   echo "up.sh: something already serves on port $port; down.sh $port stops it" >&2
   exit 1
 fi
-# A session of its own: a Ctrl-C meant for the caller must not reach the replica,
-# and down.sh can stop all of its processes by their group.
+# In its own session, so that Ctrl-C does not reach the replica and down.sh can
+# signal its process group.
 setsid "$here/serve.sh" "$@" >"$root/$port.log" 2>&1 </dev/null &
 pid=$!
 echo "$pid" >"$root/$port.pid"
 
-# About 25 s on an idle core; several that start together take longer.
+# About 25 s on an idle core; several replicas at once take longer.
 for _ in $(seq 1 480); do
   if curl -sf -o /dev/null -m 2 "http://127.0.0.1:$port/health"; then
     echo "$pid"
