@@ -14,9 +14,9 @@ import (
 	"time"
 )
 
-func TestHistogramIsWithinOnePercent(t *testing.T) {
+func TestHistogramPrecision(t *testing.T) {
 	for _, v := range []uint64{0, 1, 255, 256, 511, 512, 1000, 123_456, 9_876_543_210, 1 << 62} {
-		got := floor(bucket(v))
+		got := lowerBound(bucket(v))
 		if got > v || float64(v-got) > 0.01*float64(v) {
 			t.Errorf("%d is counted as %d", v, got)
 		}
@@ -32,9 +32,8 @@ func TestHistogramIsWithinOnePercent(t *testing.T) {
 	}
 }
 
-// A client must neither miss a chunk nor take a stream for whole that was cut,
-// however the bytes are split on their way.
-func TestStreamsAreReadWhole(t *testing.T) {
+// A client must not miss a chunk or accept a truncated stream, however the bytes are split.
+func TestStreamClientDetectsTruncation(t *testing.T) {
 	two := streamHead + roleChunk + textChunk + textChunk
 	for name, f := range map[string]struct {
 		sent  string
@@ -48,8 +47,8 @@ func TestStreamsAreReadWhole(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, piece := range []int{1, 7, 1 << 20} {
-				w := watcher{addrs: []string{answering(t, f.sent, piece)}, size: 400, chunks: 2, interval: 1000, kind: hot}
-				if err := w.watch(t.Context(), 0, func() {}); (err == nil) != f.whole {
+				w := streamClient{addrs: []string{respondInPieces(t, f.sent, piece)}, size: 400, chunks: 2, interval: 1000, kind: hot}
+				if err := w.readStream(t.Context(), 0, func() {}); (err == nil) != f.whole {
 					t.Errorf("in pieces of %d: error %v, want whole %v", piece, err, f.whole)
 				}
 			}
@@ -57,8 +56,8 @@ func TestStreamsAreReadWhole(t *testing.T) {
 	}
 }
 
-// answering listens for one connection, and answers its request in pieces.
-func answering(t *testing.T, text string, piece int) string {
+// respondInPieces accepts one connection and sends text to it in pieces.
+func respondInPieces(t *testing.T, text string, piece int) string {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -72,7 +71,7 @@ func answering(t *testing.T, text string, piece int) string {
 			return
 		}
 		defer c.Close()
-		var h head
+		var h messageHead
 		br := bufio.NewReader(c)
 		if h.read(br) == nil {
 			h.body(br, nil)
@@ -84,18 +83,18 @@ func answering(t *testing.T, text string, piece int) string {
 	return l.Addr().String()
 }
 
-// The two ends together: what the mock writes is what the clients wait for.
+// The mock must write what the clients expect.
 func TestMockAnswersClient(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	m := mock{wheel: newWheel()}
+	m := mock{streams: new(streamServer)}
 	go m.accept(l)
-	go m.wheel.run(t.Context())
-	w := watcher{addrs: []string{l.Addr().String()}, size: 1 << 10, chunks: 3, interval: 10, kind: shared}
-	if err := w.watch(t.Context(), 0, func() {}); err != nil {
+	go m.streams.run(t.Context())
+	w := streamClient{addrs: []string{l.Addr().String()}, size: 1 << 10, chunks: 3, interval: 10, kind: shared}
+	if err := w.readStream(t.Context(), 0, func() {}); err != nil {
 		t.Error(err)
 	}
 	if w.seen.Load() != 3 || w.delays.quantile(0.5) > time.Minute {
@@ -103,9 +102,9 @@ func TestMockAnswersClient(t *testing.T) {
 	}
 }
 
-func TestPromptsDifferAsTheyShould(t *testing.T) {
+func TestPromptKinds(t *testing.T) {
 	for kind, same := range map[string]float64{hot: 1, shared: 0.5, cold: 0} {
-		a := newAsk(1, 8<<10, kind, 0, 0)
+		a := newChatRequest(1, 8<<10, kind, 0, 0)
 		_, one, _ := strings.Cut(string(a.next()), `"content":"You answer questions."`)
 		_, two, _ := strings.Cut(string(a.next()), `"content":"You answer questions."`)
 		n := 0
@@ -118,17 +117,17 @@ func TestPromptsDifferAsTheyShould(t *testing.T) {
 	}
 }
 
-func TestBudgetTakesTheWorst(t *testing.T) {
+func TestBudgetWorstFigure(t *testing.T) {
 	r := newResults()
 	for i, kind := range kinds {
-		r.add(ours, perRequest(1, kind), 10*float64(i+1))
+		r.add(warmroute, perRequest(1, kind), 10*float64(i+1))
 		r.add(nginx, perRequest(1, kind), 10)
 	}
 	r.add(direct, p50At(1), 50)
-	r.add(ours, p50At(1), 80)
+	r.add(warmroute, p50At(1), 80)
 	r.add(sglang, p50At(1), 150)
 	want := map[string]float64{"CPU per request, 1 KB" + nginx: 3, "added p50, 1 client, 8 KB" + sglang: 0.3}
-	for _, v := range r.verdicts() {
+	for _, v := range r.budgetResults() {
 		expected, measured := want[v.What+v.Against]
 		if measured != (v.Is != nil) || measured && math.Abs(*v.Is-expected) > 1e-9 {
 			t.Errorf("%s over %s: %v, want %v (measured %v)", v.What, v.Against, v.Is, expected, measured)
@@ -139,8 +138,8 @@ func TestBudgetTakesTheWorst(t *testing.T) {
 	}
 }
 
-// What a contender's children use is its own, and nothing of it outlives it.
-func TestProcessIsItsWholeTree(t *testing.T) {
+// CPU time and memory include a contender's children, and stop ends them.
+func TestProcessTree(t *testing.T) {
 	p, err := start(t.TempDir(), "busy", exec.Command("sh", "-c", "while :; do :; done & wait"))
 	if err != nil {
 		t.Fatal(err)
@@ -158,7 +157,7 @@ func TestProcessIsItsWholeTree(t *testing.T) {
 	if err := p.alive(); err == nil {
 		t.Error("a process that was stopped is alive")
 	}
-	for syscall.Kill(pids[1], 0) == nil { // until whoever inherits it has buried it
+	for syscall.Kill(pids[1], 0) == nil { // until its new parent has reaped it
 		if stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pids[1])); strings.Contains(string(stat), ") Z ") {
 			break
 		}

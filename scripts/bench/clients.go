@@ -13,20 +13,20 @@ import (
 	"time"
 )
 
-// end is the command that runs one of the ends, in a process of its own.
-func (b *bench) end(ctx context.Context, args ...string) *exec.Cmd {
+// roleCommand returns the command that runs a role of this program (a client) as a process.
+func (b *bench) roleCommand(ctx context.Context, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, b.self, args...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	return cmd
 }
 
-// load asks for whole answers for as long as length. Any failure makes the
-// measurement worthless: refusing costs less than relaying.
-func (b *bench) load(ctx context.Context, f *front, clients, size int, kind string, length time.Duration) (loaded, error) {
-	ctx, cancel := context.WithTimeout(ctx, length+2*patience)
+// runLoadClient sends requests without streams for length. A failed request makes the
+// measurement invalid, since a refusal costs less than relaying.
+func (b *bench) runLoadClient(ctx context.Context, f *contender, clients, size int, kind string, length time.Duration) (loadResult, error) {
+	ctx, cancel := context.WithTimeout(ctx, length+2*ioTimeout)
 	defer cancel()
-	var got loaded
-	out, err := b.end(ctx, "load", "-addr", f.addrs, "-clients", strconv.Itoa(clients), "-size", strconv.Itoa(size),
+	var got loadResult
+	out, err := b.roleCommand(ctx, "load", "-addr", f.addrs, "-clients", strconv.Itoa(clients), "-size", strconv.Itoa(size),
 		"-prompts", kind, "-for", length.String(), "-seed", strconv.FormatInt(time.Now().UnixNano(), 10)).Output()
 	if err == nil {
 		err = json.Unmarshal(out, &got)
@@ -35,26 +35,26 @@ func (b *bench) load(ctx context.Context, f *front, clients, size int, kind stri
 	case err != nil:
 		return got, fmt.Errorf("load client: %w", err)
 	case got.Failed > 0:
-		return got, fmt.Errorf("%d requests failed, the first with: %s", got.Failed, got.Fault)
+		return got, fmt.Errorf("%d requests failed, the first with: %s", got.Failed, got.FirstError)
 	case got.Requests == 0:
 		return got, errors.New("no request was answered")
 	}
 	return got, nil
 }
 
-// viewers are the clients of many streams, while these are open.
-type viewers struct {
+// streamProcess is a process that reads many streams (see runStreams).
+type streamProcess struct {
 	cmd    *exec.Cmd
 	in     io.WriteCloser
 	out    *bufio.Reader
 	cancel context.CancelFunc
 }
 
-// view opens streams of so many chunks each, interval apart, and returns when
-// all are open. They live no longer than limit.
-func (b *bench) view(ctx context.Context, f *front, streams, chunks int, interval, limit time.Duration) (*viewers, error) {
+// openStreams starts a process that opens streams of the given number of chunks and
+// interval, and returns when all are open. The process is killed after limit.
+func (b *bench) openStreams(ctx context.Context, f *contender, streams, chunks int, interval, limit time.Duration) (*streamProcess, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
-	v := &viewers{cancel: cancel, cmd: b.end(ctx, "streams", "-addr", f.addrs, "-streams", strconv.Itoa(streams),
+	v := &streamProcess{cancel: cancel, cmd: b.roleCommand(ctx, "streams", "-addr", f.addrs, "-streams", strconv.Itoa(streams),
 		"-chunks", strconv.Itoa(chunks), "-interval", strconv.FormatInt(interval.Milliseconds(), 10))}
 	var err error
 	if v.in, err = v.cmd.StdinPipe(); err != nil {
@@ -78,8 +78,8 @@ func (b *bench) view(ctx context.Context, f *front, streams, chunks int, interva
 	return v, nil
 }
 
-// report is what the clients saw since the last report.
-func (v *viewers) report() (s streamed, err error) {
+// report returns what the clients measured since the last report.
+func (v *streamProcess) report() (s streamResult, err error) {
 	if _, err = io.WriteString(v.in, "\n"); err != nil {
 		return s, err
 	}
@@ -88,14 +88,14 @@ func (v *viewers) report() (s streamed, err error) {
 		return s, err
 	}
 	if err = json.Unmarshal(line, &s); err == nil && s.Lost > 0 {
-		err = fmt.Errorf("%d streams lost, the first with: %s", s.Lost, s.Fault)
+		err = fmt.Errorf("%d streams lost, the first with: %s", s.Lost, s.FirstError)
 	}
 	return s, err
 }
 
-// close cuts off what is still open.
-func (v *viewers) close() {
+// close closes the streams and ends the process.
+func (v *streamProcess) close() {
 	v.in.Close()
-	_ = v.cmd.Wait() // it was told to end in the midst of its work
+	_ = v.cmd.Wait() // it was interrupted
 	v.cancel()
 }

@@ -17,57 +17,57 @@ import (
 )
 
 const (
-	ours     = "warmroute"
-	baseline = "baseline" // another build of warmroute
-	direct   = "direct"   // no proxy at all: what the two ends cost and delay
-	nginx    = "nginx"
-	sglang   = "sglang-router"
+	warmroute = "warmroute"
+	baseline  = "baseline" // another build of warmroute
+	direct    = "direct"   // no proxy: the delay of clients and mock replicas
+	nginx     = "nginx"
+	sglang    = "sglang-router"
 )
 
-// peers are the routers that --peers adds, with their own defaults.
+// peers are the routers that --peers adds, with their default settings.
 var peers = []string{sglang, "smg", "vllm-router"}
 
-// bench is what the measurements share: where things are, and what they run on.
+// bench has the paths and settings that the measurements share.
 type bench struct {
-	dir      string // of this run: logs, binaries, nginx's files
+	dir      string // temporary: logs, binaries, nginx's files
 	repo     string
 	compare  string        // where the peers are installed
-	self     string        // this program, for the ends
-	baseline string        // another build of warmroute; empty: none is measured
-	warm     time.Duration // load before anything is measured
+	self     string        // this program, for its roles
+	baseline string        // another build of warmroute; "": none
+	warm     time.Duration // duration of the load before a measurement
 	window   time.Duration // of one measurement
 	results  *results
 	progress io.Writer
 }
 
-// front is a contender in front of the replicas.
-type front struct {
+// contender is a running proxy in front of the replicas.
+type contender struct {
 	*process        // nil: direct
-	addrs    string // as the clients want them
+	addrs    string // host:port, several with commas
 	admin    string // URL of warmroute's admin listener
 }
 
-func (f *front) stop() {
+func (f *contender) stop() {
 	if f.process != nil {
 		f.process.stop()
 	}
 }
 
-// open starts a contender in front of the replicas, and returns when it relays.
-func (b *bench) open(ctx context.Context, name string, replicas []string) (*front, error) {
+// startContender starts a proxy in front of the replicas and returns when it relays.
+func (b *bench) startContender(ctx context.Context, name string, replicas []string) (*contender, error) {
 	if name == direct {
-		return &front{addrs: strings.ReplaceAll(strings.Join(replicas, ","), "http://", "")}, nil
+		return &contender{addrs: strings.ReplaceAll(strings.Join(replicas, ","), "http://", "")}, nil
 	}
 	ports, err := testbed.FreePorts(2)
 	if err != nil {
 		return nil, err
 	}
 	listen, spare := strconv.Itoa(ports[0]), strconv.Itoa(ports[1])
-	f := &front{addrs: "127.0.0.1:" + listen, admin: "http://127.0.0.1:" + spare}
+	f := &contender{addrs: "127.0.0.1:" + listen, admin: "http://127.0.0.1:" + spare}
 	var cmd *exec.Cmd
 	switch name {
-	case ours, baseline:
-		binary := filepath.Join(b.dir, ours)
+	case warmroute, baseline:
+		binary := filepath.Join(b.dir, warmroute)
 		if name == baseline {
 			binary = b.baseline
 		}
@@ -87,17 +87,17 @@ func (b *bench) open(ctx context.Context, name string, replicas []string) (*fron
 		return nil, err
 	}
 	client := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
-	err = f.await(ctx, time.Minute, func() bool { return relays(&client, "http://"+f.addrs) })
+	err = f.await(ctx, time.Minute, func() bool { return canRelay(&client, "http://"+f.addrs) })
 	if err != nil {
 		f.stop()
 	}
 	return f, err
 }
 
-// relays says whether a chat is answered by a replica: some routers answer
-// /health before they know one.
-func relays(client *http.Client, url string) bool {
-	_, body, _ := bytes.Cut(newAsk(0, 300, hot, 0, 0).bytes, []byte("\r\n\r\n"))
+// canRelay reports whether a replica answers a chat: some routers answer /health before
+// they know a replica.
+func canRelay(client *http.Client, url string) bool {
+	_, body, _ := bytes.Cut(newChatRequest(0, 300, hot, 0, 0).bytes, []byte("\r\n\r\n"))
 	resp, err := client.Post(url+"/v1/chat/completions", "application/json", bytes.NewReader(body))
 	if err != nil {
 		return false
@@ -107,8 +107,8 @@ func relays(client *http.Client, url string) bool {
 	return resp.StatusCode == http.StatusOK && bytes.Contains(got, []byte(marker))
 }
 
-// nginxConfig is nginx as one would set it up for this: round robin, answers
-// unbuffered, connections to the replicas kept, no access log.
+// nginxConfig returns a usual configuration for this job: round robin, no buffering of
+// responses, connections to the replicas kept, no access log.
 func nginxConfig(dir, listen string, replicas []string) string {
 	var servers strings.Builder
 	for _, r := range replicas {
@@ -146,10 +146,10 @@ http {
 `, filepath.Join(dir, "nginx.pid"), temp.String(), servers.String(), listen)
 }
 
-// install gets what is to be measured: warmroute from the checkout, nginx from
-// Debian if it is missing, the peers from PyPI.
+// install builds warmroute from the checkout and installs nginx from Debian, if it is
+// missing, and the peers from PyPI.
 func (b *bench) install(ctx context.Context, withPeers bool) error {
-	build := exec.CommandContext(ctx, "go", "build", "-o", filepath.Join(b.dir, ours), ".")
+	build := exec.CommandContext(ctx, "go", "build", "-o", filepath.Join(b.dir, warmroute), ".")
 	build.Dir = b.repo
 	commands := []*exec.Cmd{build}
 	if _, err := exec.LookPath(nginx); err != nil {
@@ -166,7 +166,7 @@ func (b *bench) install(ctx context.Context, withPeers bool) error {
 	return nil
 }
 
-// mock starts replicas in a process of their own.
+// mock starts a process of n mock replicas and returns their URLs.
 func (b *bench) mock(ctx context.Context, n int) (p *process, urls []string, err error) {
 	cmd := exec.Command(b.self, "mock", "-replicas", fmt.Sprint(n), "-metrics", filepath.Join(b.repo, "backends/vllm/testdata/metrics-0.32.txt"))
 	if p, err = start(b.dir, "mock", cmd); err != nil {

@@ -1,21 +1,23 @@
-// Command bench measures what warmroute's data plane costs, beside nginx and
+// Command bench measures the cost of warmroute's data plane, compared with nginx and
 // other routers, all on this machine and in one run:
 //
 //	go run ./scripts/bench --peers
 //
-// Mock replicas and load clients run in processes of their own; a contender's
-// CPU time and memory are what the kernel accounts to its processes. Each round
-// starts every contender anew for each measurement, in another order, and the
-// table shows medians of the rounds: absolute times are the machine's, so it is
-// the ratios that count. With four contenders besides warmroute and three
-// rounds it takes 15 to 20 minutes.
+// Mock replicas and load clients are separate processes; a contender's CPU time and
+// memory are those that the kernel accounts to its processes. Each round restarts every
+// contender for each measurement, in another order. The table shows medians of the
+// rounds. Absolute times depend on the machine: compare the ratios. With four
+// contenders besides warmroute and three rounds it takes 15 to 20 minutes.
 //
 //	go run ./scripts/bench --endure 5m
 //
-// keeps 9,000 streams open through warmroute instead, a chunk a second each.
+// keeps 9,000 streams open through warmroute instead, with one chunk per second each.
 //
-// It ends with 1 when a budget is missed, and with 2 when something could not
-// be measured.
+//	go run ./scripts/bench trace --url URL --trace FILE
+//
+// sends a recorded trace to one server and prints what the client measured.
+//
+// Exit status 1: a budget is missed. Exit status 2: a measurement failed.
 package main
 
 import (
@@ -35,7 +37,7 @@ import (
 )
 
 func main() {
-	// A child that is to die with its parent dies with the thread that started it.
+	// Pdeathsig kills children when the thread that started them ends.
 	runtime.LockOSThread()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -68,13 +70,13 @@ type options struct {
 
 func parseFlags() (o options, err error) {
 	flag.BoolVar(&o.peers, "peers", false, "measure sglang-router, smg and vllm-router too; they are installed from PyPI")
-	flag.IntVar(&o.rounds, "rounds", 3, "how often everything is measured")
-	flag.BoolVar(&o.quick, "quick", false, "one short round: does everything work, and roughly how fast?")
-	flag.StringVar(&o.only, "only", "", "only these measurements, with commas: requests, latency, chunks, memory, idle")
-	flag.StringVar(&o.contenders, "contenders", "", "only these, with commas, such as warmroute,nginx")
-	flag.StringVar(&o.baseline, "baseline", "", "another build of warmroute to measure beside this one")
+	flag.IntVar(&o.rounds, "rounds", 3, "number of rounds")
+	flag.BoolVar(&o.quick, "quick", false, "one short round, for a rough result")
+	flag.StringVar(&o.only, "only", "", "measurements to run, separated by commas: requests, latency, chunks, memory, idle")
+	flag.StringVar(&o.contenders, "contenders", "", "contenders to measure, separated by commas, such as warmroute,nginx")
+	flag.StringVar(&o.baseline, "baseline", "", "another build of warmroute to compare with")
 	flag.BoolVar(&o.json, "json", false, "print one JSON object")
-	flag.DurationVar(&o.endure, "endure", 0, "keep 9,000 streams open through warmroute for so long, and measure nothing else")
+	flag.DurationVar(&o.endure, "endure", 0, "only keep 9,000 streams open through warmroute for `DURATION`")
 	flag.Parse()
 	if o.quick {
 		o.rounds = 1
@@ -84,7 +86,7 @@ func parseFlags() (o options, err error) {
 	}
 	for name := range strings.SplitSeq(o.only, ",") {
 		if name != "" && !slices.ContainsFunc(measurements, func(m measurement) bool { return m.name == name }) {
-			return o, fmt.Errorf("-only: no measurement is called %s", name)
+			return o, fmt.Errorf("-only: unknown measurement %s", name)
 		}
 	}
 	return o, nil
@@ -95,7 +97,7 @@ func run(ctx context.Context) (missed bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	contenders := []string{direct, ours, nginx}
+	contenders := []string{direct, warmroute, nginx}
 	if o.peers {
 		contenders = append(contenders, peers...)
 	}
@@ -134,13 +136,13 @@ func run(ctx context.Context) (missed bool, err error) {
 	} else {
 		b.results.print(os.Stdout, contenders)
 	}
-	if err == nil && len(b.results.faults) > 0 {
-		err = errors.New("not everything could be measured")
+	if err == nil && len(b.results.failures) > 0 {
+		err = errors.New("a measurement failed")
 	}
-	return slices.ContainsFunc(b.results.verdicts(), func(v verdict) bool { return v.Missed }), err
+	return slices.ContainsFunc(b.results.budgetResults(), func(v budgetResult) bool { return v.Missed }), err
 }
 
-// prepare finds out where everything is.
+// prepare sets the paths.
 func (b *bench) prepare() error {
 	module, err := exec.Command("go", "env", "GOMOD").Output()
 	if err != nil {
@@ -162,8 +164,8 @@ func (b *bench) prepare() error {
 	return err
 }
 
-// measure takes one measurement of every contender. What fails is noted, and
-// the others go on; the error is of the replicas, or ctx's.
+// measure takes one measurement of every contender. It records failures of contenders and
+// continues; it returns errors of the replicas and of ctx.
 func (b *bench) measure(ctx context.Context, m measurement, round int, contenders []string) error {
 	mock, replicas, err := b.mock(ctx, m.replicas)
 	if err != nil {
@@ -181,7 +183,7 @@ func (b *bench) measure(ctx context.Context, m measurement, round int, contender
 			return ctx.Err()
 		}
 		if err != nil {
-			b.results.faults = append(b.results.faults, fault{name, m.name, err.Error(), round + 1})
+			b.results.failures = append(b.results.failures, failure{name, m.name, err.Error(), round + 1})
 		}
 		fmt.Fprintf(b.progress, "round %d, %s, %s: %.0f s", round+1, m.name, name, time.Since(began).Seconds())
 		if err != nil {
@@ -193,15 +195,15 @@ func (b *bench) measure(ctx context.Context, m measurement, round int, contender
 }
 
 func (b *bench) measureOne(ctx context.Context, m measurement, name string, replicas []string) error {
-	f, err := b.open(ctx, name, replicas)
+	f, err := b.startContender(ctx, name, replicas)
 	if err != nil {
 		return err
 	}
 	defer f.stop()
-	if _, err := b.load(ctx, f, 16, 1<<10, cold, b.warm); err != nil {
+	if _, err := b.runLoadClient(ctx, f, 16, 1<<10, cold, b.warm); err != nil {
 		return err
 	}
-	return m.take(b, ctx, name, f)
+	return m.measure(b, ctx, name, f)
 }
 
 func (b *bench) runEndure(ctx context.Context, length time.Duration) (failed bool, err error) {
@@ -210,9 +212,9 @@ func (b *bench) runEndure(ctx context.Context, length time.Duration) (failed boo
 		return false, err
 	}
 	defer mock.stop()
-	faults, err := b.endure(ctx, replicas, length)
-	for _, f := range faults {
-		fmt.Fprintln(b.progress, "FAULT:", f)
+	failures, err := b.endure(ctx, replicas, length)
+	for _, f := range failures {
+		fmt.Fprintln(b.progress, "FAILED:", f)
 	}
-	return len(faults) > 0, err
+	return len(failures) > 0, err
 }

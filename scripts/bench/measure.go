@@ -3,24 +3,27 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
+	"net/http"
+	"strings"
 	"time"
 )
 
-// measurement is a group of figures that are taken in one life of a contender.
+// measurement is a group of figures that are measured between start and stop of a contender.
 type measurement struct {
 	name     string
 	replicas int
-	once     bool     // in the first round alone: it lasts
-	only     []string // contenders; nil: all. smg does not open 9,000 streams
-	take     func(b *bench, ctx context.Context, name string, f *front) error
+	once     bool     // only in the first round, because it is slow
+	only     []string // contenders; nil: all (smg cannot open 9,000 streams)
+	measure  func(b *bench, ctx context.Context, name string, f *contender) error
 }
 
 var measurements = []measurement{
-	{name: "requests", replicas: 4, take: (*bench).requests},
-	{name: "latency", replicas: 4, take: (*bench).latency},
-	{name: "chunks", replicas: 4, take: (*bench).streamedChunks},
-	{name: "memory", replicas: 4, take: (*bench).memory, once: true, only: []string{ours, baseline, nginx, sglang}},
-	{name: "idle", replicas: 100, take: (*bench).idle, only: []string{ours}},
+	{name: "requests", replicas: 4, measure: (*bench).requests},
+	{name: "latency", replicas: 4, measure: (*bench).latency},
+	{name: "chunks", replicas: 4, measure: (*bench).streamedChunks},
+	{name: "memory", replicas: 4, measure: (*bench).memory, once: true, only: []string{warmroute, baseline, nginx, sglang}},
+	{name: "idle", replicas: 100, measure: (*bench).idle, only: []string{warmroute}},
 }
 
 var (
@@ -28,7 +31,7 @@ var (
 	kinds = []string{hot, cold, shared}
 )
 
-// Names of figures; those of requests and latency are made by these.
+// The names of figures.
 func perRequest(kb int, kind string) string {
 	return fmt.Sprintf("CPU/request, %d KB, %s, µs", kb, kind)
 }
@@ -47,8 +50,8 @@ const (
 	idleShare = "idle, 100 backends, % of a core"
 )
 
-// spent is the CPU time that a contender uses while do runs.
-func spent(f *front, do func() error) (time.Duration, error) {
+// cpuTime returns the CPU time that a contender uses while do runs.
+func cpuTime(f *contender, do func() error) (time.Duration, error) {
 	if f.process == nil {
 		return 0, do()
 	}
@@ -63,13 +66,13 @@ func spent(f *front, do func() error) (time.Duration, error) {
 	return after - before, err
 }
 
-// requests measures the CPU time of one request, from 16 clients.
-func (b *bench) requests(ctx context.Context, name string, f *front) error {
+// requests measures CPU time per request and throughput with 16 clients.
+func (b *bench) requests(ctx context.Context, name string, f *contender) error {
 	for _, kb := range sizes {
 		for _, kind := range kinds {
-			var got loaded
-			used, err := spent(f, func() (err error) {
-				got, err = b.load(ctx, f, 16, kb<<10, kind, b.window)
+			var got loadResult
+			used, err := cpuTime(f, func() (err error) {
+				got, err = b.runLoadClient(ctx, f, 16, kb<<10, kind, b.window)
 				return err
 			})
 			if err != nil {
@@ -84,10 +87,10 @@ func (b *bench) requests(ctx context.Context, name string, f *front) error {
 	return nil
 }
 
-// latency measures how long a request takes.
-func (b *bench) latency(ctx context.Context, name string, f *front) error {
+// latency measures the median latency of requests.
+func (b *bench) latency(ctx context.Context, name string, f *contender) error {
 	for _, clients := range []int{1, 64} {
-		got, err := b.load(ctx, f, clients, 8<<10, shared, b.window)
+		got, err := b.runLoadClient(ctx, f, clients, 8<<10, shared, b.window)
 		if err != nil {
 			return err
 		}
@@ -96,32 +99,32 @@ func (b *bench) latency(ctx context.Context, name string, f *front) error {
 	return nil
 }
 
-// streamedChunks measures delay and CPU time of a chunk, each at its own pace:
-// where two cores are full, delays say nothing.
-func (b *bench) streamedChunks(ctx context.Context, name string, f *front) error {
+// streamedChunks measures the delay of a chunk at 20 chunks/s per stream, and its CPU time
+// at 50: on saturated cores delays mean nothing.
+func (b *bench) streamedChunks(ctx context.Context, name string, f *contender) error {
 	const streams = 1000
 	window := 3 * b.window
-	pace := func(perSecond int) (used time.Duration, got streamed, err error) {
-		v, err := b.view(ctx, f, streams, 60*perSecond, time.Second/time.Duration(perSecond), time.Minute)
+	pace := func(perSecond int) (used time.Duration, got streamResult, err error) {
+		v, err := b.openStreams(ctx, f, streams, 60*perSecond, time.Second/time.Duration(perSecond), time.Minute)
 		if err != nil {
 			return 0, got, err
 		}
 		defer v.close()
-		if err := pause(ctx, time.Second); err != nil {
+		if err := sleep(ctx, time.Second); err != nil {
 			return 0, got, err
 		}
 		if _, err := v.report(); err != nil {
 			return 0, got, err
 		}
-		used, err = spent(f, func() error {
-			if err := pause(ctx, window); err != nil {
+		used, err = cpuTime(f, func() error {
+			if err := sleep(ctx, window); err != nil {
 				return err
 			}
 			got, err = v.report()
 			return err
 		})
 		if err == nil && got.Chunks == 0 {
-			err = fmt.Errorf("no chunk came in %v", window)
+			err = fmt.Errorf("no chunk received in %v", window)
 		}
 		return used, got, err
 	}
@@ -132,7 +135,7 @@ func (b *bench) streamedChunks(ctx context.Context, name string, f *front) error
 	b.results.add(name, delayP50, got.P50/1000)
 	b.results.add(name, delayP99, got.P99/1000)
 	b.results.add(name, rateAt20, float64(got.Chunks)/window.Seconds())
-	if err := pause(ctx, time.Second); err != nil { // the first thousand are closed
+	if err := sleep(ctx, time.Second); err != nil { // until the first streams are closed
 		return err
 	}
 	used, got, err := pace(50)
@@ -150,21 +153,20 @@ func (b *bench) streamedChunks(ctx context.Context, name string, f *front) error
 	return err
 }
 
-// memory measures what an open stream takes: what the process has more than
-// before there was any, over their number.
-func (b *bench) memory(ctx context.Context, name string, f *front) error {
+// memory measures the growth of the process's memory per open stream.
+func (b *bench) memory(ctx context.Context, name string, f *contender) error {
 	before, err := f.rss()
 	if err != nil {
 		return err
 	}
 	for _, streams := range []int{1000, 9000} {
 		if err := func() error {
-			v, err := b.view(ctx, f, streams, 120, time.Second, 2*time.Minute)
+			v, err := b.openStreams(ctx, f, streams, 120, time.Second, 2*time.Minute)
 			if err != nil {
 				return err
 			}
 			defer v.close()
-			if err := pause(ctx, 5*time.Second); err != nil {
+			if err := sleep(ctx, 5*time.Second); err != nil {
 				return err
 			}
 			if _, err := v.report(); err != nil {
@@ -176,26 +178,107 @@ func (b *bench) memory(ctx context.Context, name string, f *front) error {
 		}(); err != nil {
 			return fmt.Errorf("%d streams: %w", streams, err)
 		}
-		if err := pause(ctx, 2*time.Second); err != nil {
+		if err := sleep(ctx, 2*time.Second); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// idle measures what the polls of replicas that do nothing cost.
-func (b *bench) idle(ctx context.Context, name string, f *front) error {
+// idle measures the CPU time of polling idle replicas.
+func (b *bench) idle(ctx context.Context, name string, f *contender) error {
 	window := 5 * b.window
-	used, err := spent(f, func() error { return pause(ctx, window) })
+	used, err := cpuTime(f, func() error { return sleep(ctx, window) })
 	b.results.add(name, idleShare, 100*used.Seconds()/window.Seconds())
 	return err
 }
 
-func pause(ctx context.Context, d time.Duration) error {
+func sleep(ctx context.Context, d time.Duration) error {
 	select {
 	case <-time.After(d):
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
 	}
+}
+
+// endure keeps 9,000 streams open through warmroute for length, with one chunk per second
+// each, and returns what failed.
+func (b *bench) endure(ctx context.Context, replicas []string, length time.Duration) (failures []string, err error) {
+	const streams, maxKB = 9000, 40.0
+	f, err := b.startContender(ctx, warmroute, replicas)
+	if err != nil {
+		return nil, err
+	}
+	defer f.stop()
+	if _, err := b.runLoadClient(ctx, f, 16, 1<<10, cold, b.warm); err != nil {
+		return nil, err
+	}
+	before, err := f.rss()
+	if err != nil {
+		return nil, err
+	}
+	chunks := int(length.Seconds())
+	v, err := b.openStreams(ctx, f, streams, chunks, time.Second, length+3*time.Minute)
+	if err != nil {
+		return nil, err
+	}
+	defer v.close()
+	var maxEach float64
+	for limit := time.Now().Add(length + 2*time.Minute); ; {
+		if err := sleep(ctx, 5*time.Second); err != nil {
+			return nil, err
+		}
+		s, err := v.report()
+		if err != nil {
+			return append(failures, err.Error()), nil
+		}
+		bytes, err := f.rss()
+		if err != nil {
+			return nil, err
+		}
+		each := float64(bytes-before) / streams / 1024
+		maxEach = max(maxEach, each)
+		fmt.Fprintf(b.progress, "%d open, %d complete, %d chunks in 5 s, delay p99 %.0f ms, %.1f KB each\n", s.Open-s.Complete, s.Complete, s.Chunks, s.P99/1000, each)
+		if s.Complete == streams {
+			break
+		}
+		if time.Now().After(limit) {
+			return append(failures, fmt.Sprintf("%d of %d streams did not end", streams-s.Complete, streams)), nil
+		}
+	}
+	if maxEach > maxKB {
+		failures = append(failures, fmt.Sprintf("%.1f KB per stream, maximum %.0f", maxEach, maxKB))
+	}
+	if err := f.await(ctx, 10*time.Second, func() bool { return len(inFlight(f.admin)) == 0 }); err != nil {
+		failures = append(failures, fmt.Sprintf("in flight after all streams have ended: %v", inFlight(f.admin)))
+	}
+	fmt.Fprintf(b.progress, "%d streams of %d chunks complete, maximum %.1f KB each\n", streams, chunks, maxEach)
+	return failures, nil
+}
+
+// inFlight returns the metrics lines that are not 0 of requests in flight, or an error.
+func inFlight(admin string) (lines []string) {
+	resp, err := http.Get(admin + "/metrics")
+	if err != nil {
+		return []string{err.Error()}
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil || resp.StatusCode != http.StatusOK {
+		return []string{"no metrics: " + resp.Status}
+	}
+	seen := false
+	for line := range strings.Lines(string(text)) {
+		if strings.HasPrefix(line, "warmroute_backend_in_flight") {
+			seen = true
+			if !strings.HasSuffix(line, " 0\n") {
+				lines = append(lines, line)
+			}
+		}
+	}
+	if !seen {
+		lines = append(lines, "no warmroute_backend_in_flight in the metrics")
+	}
+	return lines
 }

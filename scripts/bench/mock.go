@@ -5,34 +5,38 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"net"
 	"os"
 	"strconv"
 	"strings"
+	"sync"
+	"syscall"
+	"time"
 )
 
-// model is what the mock replicas serve.
+// model is the name of the mock replicas' model.
 const model = "bench"
 
 const (
-	marker      = "the answer of a mock replica" // in every whole answer
+	marker      = "the answer of a mock replica" // in every response without streaming
 	mockAnswer  = `{"id":"chatcmpl-1","object":"chat.completion","created":1763700000,"model":"bench","choices":[{"index":0,"message":{"role":"assistant","content":"` + marker + `"},"logprobs":null,"finish_reason":"stop"}],"usage":{"prompt_tokens":250,"total_tokens":258,"completion_tokens":8}}`
 	modelList   = `{"object":"list","data":[{"id":"bench","object":"model","created":1763700000,"owned_by":"vllm","root":"bench","parent":null,"max_model_len":1000000}]}`
 	uvicornHead = "date: Sat, 01 Nov 2025 00:00:00 GMT\r\nserver: uvicorn\r\n"
 )
 
-// mock is a fleet of replicas that answer at once, in a process of their own so
-// that what they cost is not taken for the proxies'. Whole chats get the same
-// short answer; streams are written by the wheel.
+// mock is a fleet of replicas that respond at once. They run in a separate process, so that
+// their cost is not attributed to the proxies. Requests without streaming get the same
+// short response; streams are written by streams.
 type mock struct {
-	wheel   *wheel
-	metrics string // the page of every replica's /metrics
+	streams *streamServer
+	metrics string // response of /metrics
 }
 
-// runMock serves replicas until ctx is done, and prints their URLs, one a line,
-// once all of them listen.
+// runMock is the role "mock": it serves replicas until ctx is done, and prints their URLs,
+// one per line, when all listen.
 func runMock(ctx context.Context, args []string) error {
 	flags := flag.NewFlagSet("mock", flag.ExitOnError)
 	replicas := flags.Int("replicas", 4, "how many")
@@ -43,7 +47,7 @@ func runMock(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	m := &mock{wheel: newWheel(), metrics: roomy(string(text))}
+	m := &mock{streams: new(streamServer), metrics: withLargeCache(string(text))}
 	var urls strings.Builder
 	for range *replicas {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -55,14 +59,13 @@ func runMock(ctx context.Context, args []string) error {
 		fmt.Fprintf(&urls, "http://%s\n", l.Addr())
 	}
 	fmt.Print(urls.String())
-	m.wheel.run(ctx)
+	m.streams.run(ctx)
 	return nil
 }
 
-// roomy gives the page our model's name and a cache of 2,000,000 tokens, which
-// 9,000 streams over four replicas do not fill: it is
-// the relay that is measured, not the wait for a replica.
-func roomy(page string) string {
+// withLargeCache returns the metrics with the model's name and a cache of 2,000,000 tokens,
+// which 9,000 streams on four replicas do not fill, so that no request is queued.
+func withLargeCache(page string) string {
 	return strings.NewReplacer(
 		`model_name="tiny"`, `model_name="`+model+`"`,
 		`kv_cache_size_tokens="16384"`, `kv_cache_size_tokens="2000000"`,
@@ -70,8 +73,7 @@ func roomy(page string) string {
 	).Replace(page)
 }
 
-// accept serves each connection in a goroutine that ends with it; the process
-// ends with them all.
+// accept serves each connection in a goroutine.
 func (m *mock) accept(l net.Listener) {
 	for {
 		c, err := l.Accept()
@@ -86,7 +88,7 @@ func (m *mock) serve(c net.Conn) {
 	defer c.Close()
 	var (
 		br   = bufio.NewReader(c)
-		h    head
+		h    messageHead
 		body []byte
 		err  error
 	)
@@ -97,26 +99,26 @@ func (m *mock) serve(c net.Conn) {
 		if body, err = h.body(br, body); err != nil {
 			return
 		}
-		target := string(h.first)
+		target := string(h.firstLine)
 		if cut := strings.LastIndexByte(target, ' '); cut >= 0 {
 			target = target[:cut]
 		}
 		switch target {
 		case "POST /v1/chat/completions":
-			if !asksStream(body) {
-				err = answer(c, "application/json", mockAnswer)
+			if !wantsStream(body) {
+				err = respond(c, "application/json", mockAnswer)
 				break
 			}
 			if cap(body) > 4<<10 {
-				body = nil // 9,000 streams are open at once
+				body = nil // saves memory: 9,000 streams are open at once
 			}
-			err = m.wheel.stream(c, field(body, "max_completion_tokens", 1), field(body, "seed", 1000))
+			err = m.streams.stream(c, intField(body, "max_completion_tokens", 1), intField(body, "seed", 1000))
 		case "GET /health":
-			err = answer(c, "text/plain", "")
+			err = respond(c, "text/plain", "")
 		case "GET /v1/models":
-			err = answer(c, "application/json", modelList)
+			err = respond(c, "application/json", modelList)
 		case "GET /metrics":
-			err = answer(c, "text/plain; version=0.0.4; charset=utf-8", m.metrics)
+			err = respond(c, "text/plain; version=0.0.4; charset=utf-8", m.metrics)
 		default:
 			_, err = c.Write([]byte("HTTP/1.1 404 Not Found\r\n" + uvicornHead + "content-length: 0\r\n\r\n"))
 		}
@@ -126,19 +128,19 @@ func (m *mock) serve(c net.Conn) {
 	}
 }
 
-func answer(c net.Conn, kind, body string) error {
+func respond(c net.Conn, kind, body string) error {
 	_, err := c.Write([]byte("HTTP/1.1 200 OK\r\n" + uvicornHead + "content-length: " + strconv.Itoa(len(body)) + "\r\ncontent-type: " + kind + "\r\n\r\n" + body))
 	return err
 }
 
-// asksStream looks for the field as we wrote it and as routers that write bodies
-// anew do; no prompt of ours holds the word.
-func asksStream(body []byte) bool {
+// wantsStream looks for the field as newChatRequest writes it, and as routers that encode
+// the body again do. No prompt contains it.
+func wantsStream(body []byte) bool {
 	return bytes.Contains(body, []byte(`"stream":true`)) || bytes.Contains(body, []byte(`"stream": true`))
 }
 
-// field returns a whole number from the body.
-func field(body []byte, name string, missing int) int {
+// intField returns a number of the body, or missing.
+func intField(body []byte, name string, missing int) int {
 	_, rest, found := bytes.Cut(body, []byte(`"`+name+`":`))
 	if !found {
 		return missing
@@ -148,4 +150,139 @@ func field(body []byte, name string, missing int) int {
 		return missing
 	}
 	return n
+}
+
+// slotCount is the number of slots of a streamServer, one per millisecond. Every stream's
+// interval must divide it.
+const slotCount = 1000
+
+const (
+	streamHead = "HTTP/1.1 200 OK\r\n" + uvicornHead + "content-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
+	eventHead  = `data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1763700000,"model":"bench","choices":[{"index":0,"delta":`
+	stampMark  = `,"t":` // precedes the time of writing, in nanoseconds, at the end of an event
+	stampLen   = 19
+)
+
+func chunked(event string) string { return fmt.Sprintf("%x\r\n%s\r\n", len(event), event) }
+
+var (
+	roleChunk = chunked(eventHead + `{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}` + "\n\n")
+	// textChunk ends with a timestamp that is set in a copy of it.
+	textChunk = chunked(eventHead + `{"content":" word"},"logprobs":null,"finish_reason":null,"token_ids":null}]` + stampMark + strings.Repeat("0", stampLen) + "}\n\n")
+	endChunks = chunked(eventHead+`{"content":""},"logprobs":null,"finish_reason":"length","stop_reason":null}]}`+"\n\n") +
+		chunked("data: [DONE]\n\n") + "0\r\n\r\n"
+)
+
+// stampAt is the index of the timestamp in textChunk.
+var stampAt = strings.Index(textChunk, stampMark) + len(stampMark)
+
+// streamServer writes the chunks of all streams from one goroutine (a timing wheel with one
+// slot per millisecond): a goroutine and a timer per stream would cost as much as a proxy.
+type streamServer struct {
+	mu    sync.Mutex // guards slots and next
+	slots [slotCount][]*serverStream
+	next  int // distributes the streams over the slots
+}
+
+// serverStream is one stream.
+type serverStream struct {
+	raw     syscall.RawConn
+	left    int           // chunks to write
+	over    chan struct{} // closed when the stream has ended
+	err     error         // set before over is closed; nil: complete
+	pending []byte        // bytes for write
+	wrote   int
+	failed  error
+	write   func(uintptr) bool // created once, so that a chunk allocates nothing
+}
+
+// stream writes n chunks to c, one every interval milliseconds, and returns when the stream
+// has ended.
+func (w *streamServer) stream(c net.Conn, n, interval int) error {
+	if interval < 1 || slotCount%interval != 0 {
+		return fmt.Errorf("an interval of %d ms does not divide %d", interval, slotCount)
+	}
+	if _, err := c.Write([]byte(streamHead + roleChunk)); err != nil {
+		return err
+	}
+	raw, err := c.(syscall.Conn).SyscallConn()
+	if err != nil {
+		return err
+	}
+	o := &serverStream{raw: raw, left: n, over: make(chan struct{})}
+	o.write = func(fd uintptr) bool {
+		o.wrote, o.failed = syscall.Write(int(fd), o.pending)
+		return true // also on EAGAIN: do not wait
+	}
+	w.mu.Lock()
+	phase := w.next % interval
+	w.next++
+	for slot := phase; slot < slotCount; slot += interval {
+		w.slots[slot] = append(w.slots[slot], o)
+	}
+	w.mu.Unlock()
+	<-o.over
+	return o.err
+}
+
+// run writes the chunks of one slot per millisecond until ctx is done. When late, it catches
+// up with the missed slots.
+func (w *streamServer) run(ctx context.Context) {
+	begin := time.Now()
+	text := []byte(textChunk)
+	for done := 0; ctx.Err() == nil; done++ {
+		if early := time.Until(begin.Add(time.Duration(done) * time.Millisecond)); early > 0 {
+			time.Sleep(early)
+		}
+		w.mu.Lock()
+		slot := w.slots[done%slotCount]
+		kept := slot[:0]
+		for _, o := range slot {
+			if o.step(text) {
+				kept = append(kept, o)
+			}
+		}
+		clear(slot[len(kept):])
+		w.slots[done%slotCount] = kept
+		w.mu.Unlock()
+	}
+}
+
+// step writes the next chunk and reports whether more follow.
+func (o *serverStream) step(text []byte) bool {
+	select {
+	case <-o.over: // ended in another slot
+		return false
+	default:
+	}
+	o.pending = text
+	if o.left == 0 {
+		o.pending = []byte(endChunks)
+	} else {
+		stamp(text[stampAt:][:stampLen], time.Now().UnixNano())
+	}
+	if err := o.raw.Write(o.write); err != nil {
+		o.failed = err
+	}
+	switch {
+	case errors.Is(o.failed, syscall.EAGAIN):
+		return true // the reader is slow: skip this chunk
+	case o.failed == nil && o.wrote < len(o.pending):
+		o.failed = fmt.Errorf("short write of a chunk: %d bytes, written %d", len(o.pending), o.wrote)
+	}
+	if o.failed == nil && o.left > 0 {
+		o.left--
+		return true
+	}
+	o.err = o.failed
+	close(o.over)
+	return false
+}
+
+// stamp writes t in decimal to b.
+func stamp(b []byte, t int64) {
+	for i := len(b) - 1; i >= 0; i-- {
+		b[i] = byte('0' + t%10)
+		t /= 10
+	}
 }

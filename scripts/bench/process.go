@@ -15,15 +15,15 @@ import (
 	"warmroute/scripts/testbed"
 )
 
-// process is a program that was started here, with all that it started itself.
+// process is a started program with its children.
 type process struct {
 	*testbed.Process
 	name string
-	log  string // file with what it said
+	log  string // file with its output
 }
 
-// start runs a command whose output goes to a file below dir. The command dies
-// with us, whatever kills us.
+// start starts cmd with its output in a file below dir. The process is killed when this
+// program ends.
 func start(dir, name string, cmd *exec.Cmd) (*process, error) {
 	p := &process{name: name, log: filepath.Join(dir, name+".log")}
 	out, err := os.OpenFile(p.log, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o644)
@@ -39,36 +39,35 @@ func start(dir, name string, cmd *exec.Cmd) (*process, error) {
 	return p, nil
 }
 
-// stop kills the process and its children: nothing of theirs is wanted, and some
-// take their time to end in order.
-func (p *process) stop() { _ = p.Kill() } // of a group of ours, which at worst is gone
+// stop kills the process and its children. Some would take long to end by SIGTERM.
+func (p *process) stop() { _ = p.Kill() } // it may already have ended
 
-// failure is err, if there is one, with the last that the process said.
-func (p *process) failure(err error) error {
+// withLog adds the process's name and the end of its output to err, unless it is nil.
+func (p *process) withLog(err error) error {
 	if err == nil {
 		return nil
 	}
 	text, _ := os.ReadFile(p.log)
-	return fmt.Errorf("%s: %w; it said:\n%s", p.name, err, text[max(0, len(text)-2000):])
+	return fmt.Errorf("%s: %w; output:\n%s", p.name, err, text[max(0, len(text)-2000):])
 }
 
-// await calls done until it is true, and fails when the process ends meanwhile
-// or limit is over.
+// await polls done until it returns true. It fails if the process ends or limit passes
+// before.
 func (p *process) await(ctx context.Context, limit time.Duration, done func() bool) error {
-	return p.failure(p.Await(ctx, limit, func(context.Context) bool { return done() }))
+	return p.withLog(p.Await(ctx, limit, func(context.Context) bool { return done() }))
 }
 
-// tick is the unit of /proc/PID/stat's times on every Linux that Go runs on.
+// tick is the unit of the times in /proc/PID/stat.
 const tick = time.Second / 100
 
-// cpu is the time, user and system, that the process and its children have used.
+// cpu returns the user and system time of the process and its children.
 func (p *process) cpu() (used time.Duration, err error) {
 	for _, pid := range tree(p.PID()) {
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 		if err != nil {
-			continue // a child that has just ended: its parent accounts for it
+			continue // a child that has just ended, which its parent's times include
 		}
-		// The second field is the name, in parentheses, and may hold anything.
+		// The second field is the name, in parentheses; it may contain any character.
 		fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
 		for _, f := range fields[11:15] { // utime, stime, cutime, cstime
 			n, err := strconv.ParseInt(f, 10, 64)
@@ -81,7 +80,7 @@ func (p *process) cpu() (used time.Duration, err error) {
 	return used, p.alive()
 }
 
-// rss is the bytes of memory that the process and its children have in use.
+// rss returns the resident memory of the process and its children.
 func (p *process) rss() (bytes int64, err error) {
 	for _, pid := range tree(p.PID()) {
 		rollup, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
@@ -98,9 +97,9 @@ func (p *process) rss() (bytes int64, err error) {
 	return bytes, p.alive()
 }
 
-func (p *process) alive() error { return p.failure(p.Alive()) }
+func (p *process) alive() error { return p.withLog(p.Alive()) }
 
-// tree is the process and its descendants.
+// tree returns the IDs of the process and its descendants.
 func tree(pid int) []int {
 	pids := []int{pid}
 	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))

@@ -9,18 +9,18 @@ import (
 	"strconv"
 )
 
-// head is what matters of the head of an HTTP/1.1 message: its first line, and
-// where its body ends.
-type head struct {
-	first   []byte // valid until the next one is read into the same head
-	length  int    // of the body; -1: not said
-	chunked bool
+// messageHead is the part of an HTTP/1.1 message's head that is needed: the first line and
+// the length of the body.
+type messageHead struct {
+	firstLine []byte // valid until the next read
+	length    int    // of the body; -1: unknown
+	chunked   bool
 }
 
-// read takes a message's head from br. The ends of a benchmark are to be cheaper
-// than what is between them, so it looks at two fields and allocates nothing.
-func (h *head) read(br *bufio.Reader) error {
-	h.first, h.length, h.chunked = h.first[:0], -1, false
+// read reads a message's head from br. It parses two fields and allocates nothing: clients
+// and mock replicas must be cheaper than the measured proxy.
+func (h *messageHead) read(br *bufio.Reader) error {
+	h.firstLine, h.length, h.chunked = h.firstLine[:0], -1, false
 	for {
 		line, err := br.ReadSlice('\n')
 		if err != nil {
@@ -30,8 +30,8 @@ func (h *head) read(br *bufio.Reader) error {
 		if len(line) == 0 {
 			return nil
 		}
-		if len(h.first) == 0 {
-			h.first = append(h.first, line...)
+		if len(h.firstLine) == 0 {
+			h.firstLine = append(h.firstLine, line...)
 			continue
 		}
 		name, value, _ := bytes.Cut(line, []byte(":"))
@@ -46,22 +46,22 @@ func (h *head) read(br *bufio.Reader) error {
 	}
 }
 
-// body reads the message's body into buf, which grows as needed. What says
-// nothing of its length has none.
-func (h *head) body(br *bufio.Reader, buf []byte) ([]byte, error) {
+// body reads the message's body into buf, which it grows as needed, and returns it. A
+// message without a length has no body.
+func (h *messageHead) body(br *bufio.Reader, buf []byte) ([]byte, error) {
 	buf = buf[:0]
 	if !h.chunked {
 		return readInto(br, buf, max(h.length, 0))
 	}
 	for {
-		size, err := chunkSize(br)
+		size, err := readChunkSize(br)
 		if err != nil {
 			return buf, err
 		}
 		if buf, err = readInto(br, buf, size); err != nil {
 			return buf, err
 		}
-		if err = lineEnd(br); err != nil || size == 0 {
+		if err = readLineEnd(br); err != nil || size == 0 {
 			return buf, err
 		}
 	}
@@ -79,7 +79,7 @@ func readInto(br *bufio.Reader, buf []byte, n int) ([]byte, error) {
 
 var errFraming = errors.New("malformed chunk")
 
-func chunkSize(br *bufio.Reader) (int, error) {
+func readChunkSize(br *bufio.Reader) (int, error) {
 	line, err := br.ReadSlice('\n')
 	if err != nil {
 		return 0, err
@@ -91,7 +91,7 @@ func chunkSize(br *bufio.Reader) (int, error) {
 	return int(size), nil
 }
 
-func lineEnd(br *bufio.Reader) error {
+func readLineEnd(br *bufio.Reader) error {
 	line, err := br.ReadSlice('\n')
 	if err == nil && len(bytes.TrimRight(line, "\r\n")) > 0 {
 		err = errFraming
@@ -99,26 +99,26 @@ func lineEnd(br *bufio.Reader) error {
 	return err
 }
 
-// chunks reads a chunked body as the bytes it carries.
-type chunks struct {
+// chunkedReader decodes a chunked body.
+type chunkedReader struct {
 	br   *bufio.Reader
-	left int // bytes to come of this chunk
+	left int // bytes left in this chunk
 	open bool
 }
 
-func (c *chunks) Read(p []byte) (int, error) {
+func (c *chunkedReader) Read(p []byte) (int, error) {
 	for c.left == 0 {
 		if c.open {
-			if err := lineEnd(c.br); err != nil {
+			if err := readLineEnd(c.br); err != nil {
 				return 0, err
 			}
 		}
-		size, err := chunkSize(c.br)
+		size, err := readChunkSize(c.br)
 		if err != nil {
 			return 0, err
 		}
 		if size == 0 {
-			if err := lineEnd(c.br); err != nil {
+			if err := readLineEnd(c.br); err != nil {
 				return 0, err
 			}
 			return 0, io.EOF

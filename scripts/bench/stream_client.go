@@ -17,18 +17,18 @@ import (
 	"time"
 )
 
-// streamed is what a client saw of streams, as it prints it.
-type streamed struct {
-	Open     int64   // streams that are or were open
-	Lost     int64   // of all, those that could not be opened, broke off or had chunks missing
-	Complete int64   // came to their end, whole
-	Fault    string  // of the first lost one
-	Chunks   int64   // within the window
-	P50, P99 float64 // µs from a chunk's writing to its reading, within the window
+// streamResult is what runStreams prints.
+type streamResult struct {
+	Open       int64   // streams opened so far
+	Lost       int64   // streams that failed to open, were truncated or had missing chunks
+	Complete   int64   // streams that ended completely
+	FirstError string  // of the first lost stream
+	Chunks     int64   // since the last report
+	P50, P99   float64 // µs from writing a chunk to reading it, since the last report
 }
 
-// watcher is the client of many streams.
-type watcher struct {
+// streamClient reads many streams.
+type streamClient struct {
 	addrs            []string
 	size             int
 	chunks, interval int
@@ -37,19 +37,17 @@ type watcher struct {
 	open, complete, lost, seen atomic.Int64
 	delays                     histogram
 	first                      sync.Once
-	fault                      string
+	firstError                 string
 }
 
-// runStreams is the client of streams. It is driven from its standard input, so
-// that whoever started it can look at the proxy at the right moments: it writes
-// a line when all streams are open; at each line that it then reads it writes
-// what it has seen since the one before, as JSON; and it ends, cutting off what
-// is still open, with its input.
+// runStreams is the role "streams". It prints a line when all streams are open. For each
+// line on its standard input it prints a streamResult as JSON, so that the parent chooses
+// when to measure. At the end of its input it closes the streams and ends.
 func runStreams(ctx context.Context, args []string) error {
 	flags := flag.NewFlagSet("streams", flag.ExitOnError)
 	addrs := flags.String("addr", "", "host:port, several with commas")
 	streams := flags.Int("streams", 1, "how many")
-	w := watcher{}
+	w := streamClient{}
 	flags.IntVar(&w.size, "size", 1<<10, "bytes of a body")
 	flags.IntVar(&w.chunks, "chunks", 100, "of a stream")
 	flags.IntVar(&w.interval, "interval", 1000, "milliseconds between two chunks")
@@ -62,20 +60,20 @@ func runStreams(ctx context.Context, args []string) error {
 	defer running.Wait()
 	defer cancel()
 	var opening sync.WaitGroup
-	door := make(chan struct{}, 32) // of so many at once; more is a burst that no listener's queue holds
+	opens := make(chan struct{}, 32) // limits concurrent opens: a larger burst overflows listen queues
 	for i := range *streams {
 		opening.Add(1)
 		running.Go(func() {
 			var once sync.Once
-			opened := func() { once.Do(func() { <-door; opening.Done() }) }
-			door <- struct{}{}
-			err := w.watch(ctx, i, opened)
+			opened := func() { once.Do(func() { <-opens; opening.Done() }) }
+			opens <- struct{}{}
+			err := w.readStream(ctx, i, opened)
 			opened()
 			switch {
 			case err == nil:
 				w.complete.Add(1)
 			case ctx.Err() == nil:
-				w.first.Do(func() { w.fault = err.Error() }) // before it is counted: report looks at it then
+				w.first.Do(func() { w.firstError = err.Error() }) // before lost is incremented: report reads it then
 				w.lost.Add(1)
 			}
 		})
@@ -90,58 +88,57 @@ func runStreams(ctx context.Context, args []string) error {
 	return nil
 }
 
-// report tells what was seen since the last one, and begins a new window.
-func (w *watcher) report() streamed {
-	s := streamed{
+// report returns what was measured since the last report, and resets it.
+func (w *streamClient) report() streamResult {
+	s := streamResult{
 		Open: w.open.Load(), Complete: w.complete.Load(), Lost: w.lost.Load(), Chunks: w.seen.Swap(0),
 		P50: micros(w.delays.quantile(0.5)), P99: micros(w.delays.quantile(0.99)),
 	}
 	if s.Lost > 0 {
-		s.Fault = w.fault
+		s.FirstError = w.firstError
 	}
 	w.delays.reset()
 	return s
 }
 
-var errCut = errors.New("the stream ended before its end")
+var errTruncated = errors.New("truncated stream")
 
-// watch opens stream i and reads it to its end. opened is called when its first
-// chunk has come.
-func (w *watcher) watch(ctx context.Context, i int, opened func()) error {
-	dialer := net.Dialer{Timeout: patience}
+// readStream opens stream i and reads it to its end. It calls opened at the first chunk.
+func (w *streamClient) readStream(ctx context.Context, i int, opened func()) error {
+	dialer := net.Dialer{Timeout: ioTimeout}
 	c, err := dialer.DialContext(ctx, "tcp", w.addrs[i%len(w.addrs)])
 	if err != nil {
 		return err
 	}
 	defer c.Close()
 	defer context.AfterFunc(ctx, func() { c.Close() })()
-	if _, err := c.Write(newAsk(uint64(i)+uint64(time.Now().UnixNano())<<20, w.size, w.kind, w.chunks, w.interval).next()); err != nil {
+	if _, err := c.Write(newChatRequest(uint64(i)+uint64(time.Now().UnixNano())<<20, w.size, w.kind, w.chunks, w.interval).next()); err != nil {
 		return err
 	}
 	br := bufio.NewReaderSize(c, 2<<10)
-	var h head
-	c.SetReadDeadline(time.Now().Add(patience))
+	var h messageHead
+	c.SetReadDeadline(time.Now().Add(ioTimeout))
 	if err := h.read(br); err != nil {
 		return err
 	}
-	if !isOK(h.first) {
+	if !isOK(h.firstLine) {
 		body, _ := h.body(br, nil)
-		return fmt.Errorf("%s: %.200s", h.first, body)
+		return fmt.Errorf("%s: %.200s", h.firstLine, body)
 	}
 	var body io.Reader = br
 	if h.chunked {
-		body = &chunks{br: br}
+		body = &chunkedReader{br: br}
 	}
 	events := bufio.NewReaderSize(body, 1<<10)
 	chunks := 0
 	for {
 		line, err := events.ReadSlice('\n')
 		if err != nil {
-			return errors.Join(errCut, err)
+			return errors.Join(errTruncated, err)
 		}
 		if bytes.Equal(line, []byte("data: [DONE]\n")) {
 			if chunks != w.chunks {
-				return fmt.Errorf("%d chunks of %d came", chunks, w.chunks)
+				return fmt.Errorf("got %d of %d chunks", chunks, w.chunks)
 			}
 			return nil
 		}
@@ -153,15 +150,15 @@ func (w *watcher) watch(ctx context.Context, i int, opened func()) error {
 			w.open.Add(1)
 			opened()
 		}
-		w.delays.add(time.Duration(time.Now().UnixNano() - number(line[at+len(stampMark):][:stampLen])))
+		w.delays.add(time.Duration(time.Now().UnixNano() - parseDigits(line[at+len(stampMark):][:stampLen])))
 		w.seen.Add(1)
 		if chunks&15 == 0 || w.interval >= 100 {
-			c.SetReadDeadline(time.Now().Add(patience))
+			c.SetReadDeadline(time.Now().Add(ioTimeout))
 		}
 	}
 }
 
-func number(digits []byte) (n int64) {
+func parseDigits(digits []byte) (n int64) {
 	for _, d := range digits {
 		n = 10*n + int64(d-'0')
 	}
