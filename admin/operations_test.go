@@ -157,7 +157,7 @@ func TestExplainForAKey(t *testing.T) {
 	if e := a.explain("", body, "Authorization", "Bearer the-key-of-the-team-012345"); e.Reason != router.ReasonCold {
 		t.Errorf("got %+v", e)
 	}
-	a.post("/api/explain?key=team", chat("other", "a prompt"), 404, "Models served here: m")
+	a.post("/api/explain?key=team", chat("other", "a prompt"), 404, "Available: m")
 	a.post("/api/explain?key=the-key-of-the-team-012345", body, 404, "never the key itself")
 }
 

@@ -151,7 +151,7 @@ const unchecked State = -1
 // applyCheck sets the backend's state and models to the outcome of a check.
 func (w *checkState) applyCheck(models []Model, err error) {
 	b := w.backend
-	reason := fmt.Sprintf("healthy, lists %d model(s)", len(models))
+	reason := fmt.Sprintf("healthy, models: %d", len(models))
 	if err != nil {
 		reason = err.Error()
 	} else if !vllm.EqualModels(b.Models(), models) {

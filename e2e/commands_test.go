@@ -30,7 +30,7 @@ func TestExplainRunningProxy(t *testing.T) {
 	p := startProgram(t, "--config", config.path)
 	body := `{"model":"sim","messages":[{"role":"user","content":"` + strings.Repeat("some words ", 200) + `"}],"max_tokens":3}`
 	file, token := writeFile(t, body), writeFile(t, adminToken+"\n")
-	if status, out, stderr := runCommand(t, "explain", "--admin", p.admin, "--token-file", token, "-f", file); status != 0 || !strings.Contains(out, "No backend that may take it holds any of its ") {
+	if status, out, stderr := runCommand(t, "explain", "--admin", p.admin, "--token-file", token, "-f", file); status != 0 || !strings.Contains(out, "No candidate holds any of its ") {
 		t.Fatalf("of a cold fleet: status %d, %s%s", status, out, stderr)
 	}
 	resp, err := http.Post(p.url+"/v1/chat/completions", "application/json", strings.NewReader(body))

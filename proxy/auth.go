@@ -112,9 +112,9 @@ func rateLimitError(r *apikey.LimitError) *apiError {
 	e := &apiError{status: http.StatusTooManyRequests, kind: string(r.Limit), code: "rate_limit_exceeded"}
 	e.retryAfter = max(int(math.Ceil(r.RetryAfter.Seconds())), 1)
 	if r.Limit == apikey.LimitConcurrency {
-		e.message = fmt.Sprintf("Rate limit reached: this API key may have %d requests at once. Try again when one has ended.", r.Max)
+		e.message = fmt.Sprintf("Rate limit reached: this API key may have %d concurrent requests. Try again when one has ended.", r.Max)
 	} else {
-		e.message = fmt.Sprintf("Rate limit reached: this API key may use %d %s a minute. Try again in %ds.", r.Max, r.Limit, e.retryAfter)
+		e.message = fmt.Sprintf("Rate limit reached: this API key may use %d %s per minute. Try again in %ds.", r.Max, r.Limit, e.retryAfter)
 	}
 	return e
 }

@@ -264,7 +264,7 @@ func TestKeyRateLimits(t *testing.T) {
 		header(resp, "Limit-Tokens", "")
 	}
 	resp, answer := f.post("/v1/chat/completions", askWhole, bearer("slow")...)
-	over(resp, answer, "2 requests a minute")
+	over(resp, answer, "2 requests per minute")
 	header(resp, "Remaining-Requests", "0")
 
 	if resp, answer = f.post("/v1/chat/completions", askWhole, bearer("small")...); resp.StatusCode != 200 {
@@ -274,7 +274,7 @@ func TestKeyRateLimits(t *testing.T) {
 	f.awaitMetric(`warmroute_key_completion_tokens_total{key="small"} 30000`)
 	f.awaitMetric(`warmroute_key_prompt_tokens_total{key="small"} 12`)
 	resp, answer = f.post("/v1/chat/completions", askWhole, bearer("small")...)
-	over(resp, answer, "1000 tokens a minute")
+	over(resp, answer, "1000 tokens per minute")
 	if resp.Header.Get("Retry-After") < "17" { // 30 minutes of debt
 		t.Errorf("Retry-After %s", resp.Header.Get("Retry-After"))
 	}
@@ -300,7 +300,7 @@ func TestKeyConcurrencyLimit(t *testing.T) {
 		first <- err
 	}()
 	<-begun
-	if resp, answer := f.post("/v1/chat/completions", askWhole, bearer("one")...); resp.StatusCode != 429 || !strings.Contains(answer, "1 requests at once") {
+	if resp, answer := f.post("/v1/chat/completions", askWhole, bearer("one")...); resp.StatusCode != 429 || !strings.Contains(answer, "1 concurrent requests") {
 		t.Errorf("got %d %s", resp.StatusCode, answer)
 	}
 	f.awaitMetric(`warmroute_key_in_flight{key="one"} 1`)

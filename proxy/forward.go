@@ -322,7 +322,7 @@ func (r *request) respond(a *action) {
 	case respondReplicaError:
 		r.relayFailure(best)
 	case respondNoDescriptors:
-		e := unavailableError("this proxy has no file descriptor left to connect to a replica with; try again")
+		e := unavailableError("the proxy has no free file descriptor to connect to a replica; try again")
 		e.code = "out_of_descriptors"
 		r.sendError(e)
 	case respondNotPicked:
@@ -360,13 +360,13 @@ func (r *request) notPickedError(err error) *apiError {
 	switch {
 	case errors.Is(err, router.ErrMaxInFlight):
 		e = &apiError{status: http.StatusTooManyRequests, kind: "overloaded", code: "replicas_full",
-			message: fmt.Sprintf("every replica has as many requests as it may (backends[].max_in_flight); try again in %ds", wait)}
+			message: fmt.Sprintf("every replica is at its limit of requests (backends[].max_in_flight); try again in %ds", wait)}
 	case errors.Is(err, router.ErrQueueFull):
 		e = &apiError{status: http.StatusTooManyRequests, kind: "overloaded", code: "queue_full",
-			message: fmt.Sprintf("as many requests of this priority class as may wait for a replica do (routing.queue); try again in %ds", wait)}
+			message: fmt.Sprintf("the admission queue is full for this priority class (routing.queue); try again in %ds", wait)}
 	case errors.Is(err, router.ErrQueueTimeout):
 		e = &apiError{status: http.StatusTooManyRequests, kind: "overloaded", code: "queue_timeout",
-			message: fmt.Sprintf("no replica could start this request in %v (routing.queue.time, or queue_time of its key); try again in %ds", r.history.queueTimeout, wait)}
+			message: fmt.Sprintf("no replica could start this request within %v (routing.queue.time, or the key's queue_time); try again in %ds", r.history.queueTimeout, wait)}
 	}
 	e.retryAfter = wait
 	return e

@@ -336,20 +336,20 @@ func (d *DecisionRecord) Explanation() string {
 	var s strings.Builder
 	switch d.Reason {
 	case router.ReasonPrefix:
-		s.WriteString("holds the most of the prompt")
+		s.WriteString("longest match")
 	case router.ReasonSpill:
-		s.WriteString("another holds more of the prompt, but is too busy")
+		s.WriteString("another backend has a longer match but is too busy")
 	case router.ReasonCold:
-		s.WriteString("no backend holds any of the prompt; this one is the least busy")
+		s.WriteString("no backend has a match; this one is the least busy")
 	case router.ReasonLoad:
 		s.WriteString("the request has no prompt to match; this one is the least busy")
 	case router.ReasonOnly:
-		s.WriteString("no other backend could take it")
+		s.WriteString("no other backend could accept it")
 	default:
 		s.WriteString("policy " + d.Reason)
 	}
 	if d.AheadTokens > 0 {
-		fmt.Fprintf(&s, ", behind %d uncached tokens sent before", d.AheadTokens)
+		fmt.Fprintf(&s, ", behind %d queued prefill tokens", d.AheadTokens)
 	}
 	if d.QueueTime > 0 {
 		fmt.Fprintf(&s, "; queued for %v", d.QueueTime.Round(time.Millisecond))

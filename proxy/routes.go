@@ -191,7 +191,7 @@ func (r *request) defaultModel(c *backends.Catalog) (string, *apiError) {
 	case len(known) == 0:
 		return "", r.proxy.unknownModelError("", r.account)
 	}
-	return "", invalidRequestError("model", "the request names no model, and there is not exactly one base model: name one of GET /v1/models")
+	return "", invalidRequestError("model", "model is missing: set it to one of those that GET /v1/models lists")
 }
 
 // maxNamedModels is how many models an error lists: there may be thousands of adapters.
@@ -215,9 +215,14 @@ func (p *Proxy) unknownModelError(id string, holder *apikey.Account) *apiError {
 	if more := len(known) - len(names); more > 0 {
 		names = append(names, fmt.Sprintf("and %d more, see GET /v1/models", more))
 	}
+	message := "The model `" + strings.ToValidUTF8(id, "�") + "` does not exist. "
+	if len(names) > 0 {
+		message += "Available: " + strings.Join(names, ", ")
+	} else {
+		message += "This API key may use none of the models served here."
+	}
 	return &apiError{
-		status: http.StatusNotFound, kind: "invalid_request_error", code: "model_not_found", param: "model",
-		message: "The model `" + strings.ToValidUTF8(id, "�") + "` does not exist. Models served here: " + strings.Join(names, ", "),
+		status: http.StatusNotFound, kind: "invalid_request_error", code: "model_not_found", param: "model", message: message,
 	}
 }
 

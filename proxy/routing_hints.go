@@ -35,7 +35,7 @@ func (r *request) applyRoutingHints() *apiError {
 	}
 	n, err := strconv.Atoi(given[0])
 	if err != nil || n < 0 || n > maxPriority || len(given) > 1 {
-		return invalidRequestError(priorityHeader, fmt.Sprintf("%s must be one whole number from 0 to %d: lower numbers go first",
+		return invalidRequestError(priorityHeader, fmt.Sprintf("%s must be one integer from 0 to %d; lower values go first",
 			priorityHeader, maxPriority))
 	}
 	req.Priority = max(req.Priority, n)

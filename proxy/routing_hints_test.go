@@ -117,7 +117,7 @@ func TestPriorityHeader(t *testing.T) {
 	}
 	for _, value := range []string{"101", "-1", "-100", "high", "1.5", "", "99999999999999999999"} {
 		resp, answer := f.post("/v1/chat/completions", askWhole, priorityHeader, value)
-		if resp.StatusCode != http.StatusBadRequest || !strings.Contains(answer, "whole number from 0 to 100") || !strings.Contains(answer, `"src":"warmroute"`) {
+		if resp.StatusCode != http.StatusBadRequest || !strings.Contains(answer, "integer from 0 to 100") || !strings.Contains(answer, `"src":"warmroute"`) {
 			t.Errorf("%q: got %d %s", value, resp.StatusCode, answer)
 		}
 	}

@@ -62,7 +62,7 @@ func TestBatchUsesUnreservedBackends(t *testing.T) {
 	for key := range 3 {
 		d := sent(t, "another backend is free", submit(r, batch(ask(fleet, 10+key, 50))))
 		if d.Backend == chat.Backend {
-			t.Error("a batch request was sent to the backend that is kept free")
+			t.Error("a batch request was sent to the backend that is reserved")
 		}
 		open = append(open, d)
 	}

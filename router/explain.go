@@ -126,9 +126,9 @@ func (r *Router) explainScores(e *Explanation, all []*backends.Backend) (queued 
 func (r *Router) explainFate(req *Request, tried []*backends.Backend, blocked string, err error) (queued, refused string) {
 	switch {
 	case len(tried) > 0 && !r.hasUntried(req, tried):
-		return "", "every backend that serves its model was tried"
+		return "", "every backend that serves the model was tried"
 	case r.mustQueue(req):
-		queued = "others are queued already, and its turn is decided among them"
+		queued = "other requests are queued before it"
 	case err == nil && req.NoEngine:
 		return "", ""
 	case err != nil && !r.canWait(req):
@@ -176,7 +176,7 @@ func (r *Router) explainFilter(b *backends.Backend) (name, description string) {
 	if r.needsHeadroom(&d.req, false, d.now) && !r.canStartBatch(b.Slot, r.headroomOf(d.req.Backends, d.now), d.now) {
 		return headroomFilter.name, headroomFilter.description
 	}
-	return "", "is left out (another is tried first, to see whether it has recovered)"
+	return "", "is not a candidate (another is probed first to check whether it has recovered)"
 }
 
 // notServed is why a backend is no candidate that does not serve the model.

@@ -156,7 +156,7 @@ func TestExplainFilters(t *testing.T) {
 	req.CatalogID = "sim"
 	e := r.Explain(*req, fleet[7])
 	for i, want := range []string{
-		"is not ready", "is draining", "is asleep", "has max_in_flight requests", "has its breaker open", "is about to stop", "",
+		"is not ready", "is draining", "is asleep", "is at its max_in_flight limit", "has an open circuit breaker", "is about to stop", "",
 		"was tried already", "does not list the model",
 	} {
 		if got := e.about(t, fleet[i]).WhyNot; got != want {
@@ -166,7 +166,7 @@ func TestExplainFilters(t *testing.T) {
 	if e.Choice != "b6" || e.Reason != ReasonOnly { // a full cache is the least of the troubles
 		t.Errorf("got %s for %s", e.Choice, e.Reason)
 	}
-	says(t, e, "b6 is the only backend that may take it", "b0 is not ready, b1 is draining, b2 is asleep", "and 3 more may not either")
+	says(t, e, "b6 is the only candidate", "b0 is not ready, b1 is draining, b2 is asleep", "and 3 more")
 }
 
 func TestExplainWithoutCandidates(t *testing.T) {
@@ -175,8 +175,8 @@ func TestExplainWithoutCandidates(t *testing.T) {
 		change func(*Options)
 		want   string
 	}{
-		{"queued", withQueue, "No backend may take it now: b0 is not ready, b1 is draining. It would wait: no backend is ready."},
-		{"refused", func(*Options) {}, "No backend may take it now: b0 is not ready, b1 is draining. It would be refused: no backend is ready."},
+		{"queued", withQueue, "No backend can accept it now: b0 is not ready, b1 is draining. It would wait in the admission queue: no backend is ready."},
+		{"refused", func(*Options) {}, "No backend can accept it now: b0 is not ready, b1 is draining. It would be refused: no backend is ready."},
 	} {
 		r, fleet, _ := newFleet(t, 2, "prefix", c.change)
 		fleet[0].SetState(backends.Down)
@@ -200,9 +200,9 @@ func TestExplainQueued(t *testing.T) {
 	if e.Queued != blockedByStep.String() || e.Choice == "" {
 		t.Errorf("got %+v", e)
 	}
-	says(t, e, "It would wait first, for "+e.Choice+" most likely: its next step is full.")
+	says(t, e, "It would wait in the admission queue, most likely for "+e.Choice+": its next step is full.")
 	waits(t, "the next", submit(r, ask(fleet, 2, 200)))
-	if e := r.Explain(*ask(fleet, 1, 1)); e.Waiting != 1 || !strings.Contains(e.Queued, "others are queued already") {
+	if e := r.Explain(*ask(fleet, 1, 1)); e.Waiting != 1 || !strings.Contains(e.Queued, "other requests are queued") {
 		t.Errorf("got %+v", e)
 	}
 	full := r.settings

@@ -17,7 +17,7 @@ func (e *Explanation) sentence() string {
 	var s string
 	switch {
 	case e.Reason == ReasonOnly:
-		s = fmt.Sprintf("%s is the only backend that may take it, and holds %s", c.Name, e.holdings(c))
+		s = fmt.Sprintf("%s is the only candidate, and holds %s", c.Name, e.holdings(c))
 		if left := e.filtered(); left != "" {
 			s += ": " + left
 		}
@@ -60,9 +60,9 @@ func (e *Explanation) byCost(c BackendExplanation, others []BackendExplanation) 
 	next := others[0]
 	switch e.Reason {
 	case ReasonLoad:
-		return fmt.Sprintf("There is no prefix to go by, and %s %s", c.Name, e.advantage(c, next, others))
+		return fmt.Sprintf("The request has no prompt to match, and %s %s", c.Name, e.advantage(c, next, others))
 	case ReasonCold:
-		return fmt.Sprintf("No backend that may take it holds any of its %s prompt tokens, and %s %s", groupDigits(e.PromptTokens), c.Name, e.advantage(c, next, others))
+		return fmt.Sprintf("No candidate holds any of its %s prompt tokens, and %s %s", groupDigits(e.PromptTokens), c.Name, e.advantage(c, next, others))
 	case ReasonSpill:
 		most := slices.MaxFunc(others, func(a, b BackendExplanation) int { return cmp.Compare(a.MatchedTokens, b.MatchedTokens) })
 		return fmt.Sprintf("%s holds more, %s, but %s; %s holds %s and %s", most.Name, e.holdings(most), describeLoad(most), c.Name, e.holdings(c), e.advantage(c, most, others))
@@ -75,19 +75,19 @@ func (e *Explanation) advantage(c, other BackendExplanation, others []BackendExp
 	soonest := !slices.ContainsFunc(others, func(o BackendExplanation) bool { return o.TTFTSeconds < c.TTFTSeconds })
 	switch {
 	case c.Score != nil && other.Score != nil && *c.Score == *other.Score:
-		return fmt.Sprintf("is as good as %s, but comes first by a hash of the prompt and its name", other.Name)
+		return fmt.Sprintf("costs the same as %s, but is preferred by a hash of the prompt and the backend's name", other.Name)
 	case soonest && formatSeconds(c.TTFTSeconds) != formatSeconds(other.TTFTSeconds):
 		return fmt.Sprintf("answers soonest: %s against %s on %s, which %s", formatSeconds(c.TTFTSeconds), formatSeconds(other.TTFTSeconds), other.Name, e.describeOther(other))
 	case c.Score == nil || other.Score == nil || *c.Score > *other.Score: // slo.ttft, which goes before the cost
-		return fmt.Sprintf("holds the most of those that should meet slo.ttft, with %s to its first token", formatSeconds(c.TTFTSeconds))
+		return fmt.Sprintf("has the longest match of those expected to meet slo.ttft, with a TTFT of %s", formatSeconds(c.TTFTSeconds))
 	}
-	return fmt.Sprintf("costs the fleet least: %s tokens of prefill against %s on %s, which %s",
+	return fmt.Sprintf("has the lowest cost: %s tokens of prefill against %s on %s, which %s",
 		groupDigits(int(*c.Score)), groupDigits(int(*other.Score)), other.Name, e.describeOther(other))
 }
 
 // byScore is the sentence of every other policy.
 func (e *Explanation) byScore(c BackendExplanation, others []BackendExplanation) string {
-	s := fmt.Sprintf("By the policy %s it goes to %s, by %s", e.Policy, c.Name, e.ScoreIs)
+	s := fmt.Sprintf("Policy %s picks %s by %s", e.Policy, c.Name, e.ScoreIs)
 	if c.Score == nil {
 		return s
 	}
@@ -98,7 +98,7 @@ func (e *Explanation) byScore(c BackendExplanation, others []BackendExplanation)
 	n := others[next]
 	against := fmt.Sprintf(": %s against %s on %s", formatScore(*c.Score), formatScore(*n.Score), n.Name)
 	if *c.Score == *n.Score {
-		against = fmt.Sprintf(": %s, which it shares with %s, so that chance or a further figure decides", formatScore(*c.Score), n.Name)
+		against = fmt.Sprintf(": %s, the same as %s; the tie is broken at random or by another criterion", formatScore(*c.Score), n.Name)
 	}
 	return s + against
 }
@@ -106,9 +106,9 @@ func (e *Explanation) byScore(c BackendExplanation, others []BackendExplanation)
 // noCandidate says why no backend may take the request.
 func (e *Explanation) noCandidate() string {
 	if left := e.filtered(); left != "" {
-		return "No backend may take it now: " + left + "."
+		return "No backend can accept it now: " + left + "."
 	}
-	return "No backend may take it now."
+	return "No backend can accept it now."
 }
 
 // maxNamed is how many filtered backends a sentence names.
@@ -123,7 +123,7 @@ func (e *Explanation) filtered() string {
 		}
 	}
 	if more := len(why) - maxNamed; more > 0 {
-		why = append(why[:maxNamed], fmt.Sprintf("and %d more may not either", more))
+		why = append(why[:maxNamed], fmt.Sprintf("and %d more", more))
 	}
 	return strings.Join(why, ", ")
 }
@@ -134,9 +134,9 @@ func (e *Explanation) fate() string {
 	case e.Refused != "":
 		return "It would be refused: " + e.Refused + "."
 	case e.Queued != "" && e.Choice != "":
-		return fmt.Sprintf("It would wait first, for %s most likely: %s.", e.Choice, e.Queued)
+		return fmt.Sprintf("It would wait in the admission queue, most likely for %s: %s.", e.Choice, e.Queued)
 	}
-	return "It would wait: " + e.Queued + "."
+	return "It would wait in the admission queue: " + e.Queued + "."
 }
 
 func (e *Explanation) holdings(b BackendExplanation) string {

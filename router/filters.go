@@ -13,7 +13,7 @@ import (
 var (
 	// ErrMaxInFlight says that every backend that could take the request has as many
 	// of ours as it may have (Options.MaxInFlight).
-	ErrMaxInFlight = errors.New("every backend that could take the request has max_in_flight requests")
+	ErrMaxInFlight = errors.New("every candidate backend is at its max_in_flight limit")
 
 	// errNoHeadroom says that every backend that could take a batch request is needed
 	// for interactive ones.
@@ -60,7 +60,7 @@ type filter struct {
 // membershipFilters say whether a backend takes any request. They do not depend on
 // the request.
 var membershipFilters = []filter{
-	{name: "removed", rank: rankExcluded, state: Draining, description: "left the fleet",
+	{name: "removed", rank: rankExcluded, state: Draining, description: "was removed from the configuration",
 		applies: func(r *Router, b *backends.Backend) bool { return !r.has(b) }},
 	{name: "unready", rank: rankExcluded, state: Down, description: "is not ready",
 		applies: func(r *Router, b *backends.Backend) bool { return b.State() == backends.Down }},
@@ -77,7 +77,7 @@ var membershipFilters = []filter{
 var requestFilters = []filter{
 	{name: "tried", rank: rankExcluded, description: "was tried already",
 		applies: func(r *Router, b *backends.Backend) bool { return slices.Contains(r.decision.tried, b) }},
-	{name: "max_in_flight", rank: rankExcluded, err: ErrMaxInFlight, description: "has max_in_flight requests",
+	{name: "max_in_flight", rank: rankExcluded, err: ErrMaxInFlight, description: "is at its max_in_flight limit",
 		applies: func(r *Router, b *backends.Backend) bool {
 			return isFull(b, r.decision.req.sequences()+r.states[b.Slot].claimed.sequences)
 		}},
@@ -86,9 +86,9 @@ var requestFilters = []filter{
 			_, external := r.externalLoad(b.Load(), r.decision.now)
 			return r.updateStalled(b, b.Load(), external, r.decision.now)
 		}},
-	{name: "probe", rank: rankProbe, description: "is tried first, to see whether it has recovered",
+	{name: "probe", rank: rankProbe, description: "is probed first to check whether it has recovered",
 		applies: (*Router).isProbed},
-	{name: "prompt_too_long", rank: rankTooLong, description: "is left out (prompt too long for it)",
+	{name: "prompt_too_long", rank: rankTooLong, description: "is too small for the prompt",
 		applies: func(r *Router, b *backends.Backend) bool {
 			return r.policy.definition.FiltersLength && r.isTooLong(&r.decision.req, b.Slot)
 		}},
@@ -96,9 +96,9 @@ var requestFilters = []filter{
 		applies: func(r *Router, b *backends.Backend) bool {
 			return r.states[b.Slot].health.isQueueFull(r.decision.now)
 		}},
-	{name: "breaker_open", rank: rankFailing, description: "has its breaker open",
+	{name: "breaker_open", rank: rankFailing, description: "has an open circuit breaker",
 		applies: func(r *Router, b *backends.Backend) bool { return r.states[b.Slot].health.breaker.open }},
-	{name: "kv_full", rank: rankKVFull, description: "has its KV cache nearly full",
+	{name: "kv_full", rank: rankKVFull, description: "has a nearly full KV cache",
 		applies: func(r *Router, b *backends.Backend) bool {
 			l := b.Load()
 			return r.policy.definition.FiltersKV && l != nil && l.KVKnown && l.KVCacheUsage > maxKVUsage
@@ -107,7 +107,7 @@ var requestFilters = []filter{
 
 // headroomFilter applies to batch requests, and only to the candidates that the
 // other filters leave.
-var headroomFilter = filter{name: "headroom", description: "is kept free for interactive requests"}
+var headroomFilter = filter{name: "headroom", description: "is reserved for interactive requests"}
 
 // findFilter returns the first filter that applies to a backend; nil for none.
 func (r *Router) findFilter(b *backends.Backend) *filter {

@@ -76,7 +76,7 @@ func (f Fault) check() error {
 			return fmt.Errorf("fault %q needs a delay above 0", f.Kind)
 		}
 	default:
-		return fmt.Errorf("unknown fault %q", f.Kind)
+		return fmt.Errorf("unknown fault %q; choose a kind that warmroute sim --help lists", f.Kind)
 	}
 	if f.Kind == Slow && f.Factor <= 0 {
 		return errors.New(`fault "slow" needs a factor above 0`)

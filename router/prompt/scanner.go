@@ -67,7 +67,7 @@ func (s *scanner) skipSpace(i int) int {
 // syntaxError returns the error for the byte at i.
 func (s *scanner) syntaxError(i int, want string) error {
 	if i >= len(s.b) {
-		return &Error{Message: fmt.Sprintf("the request body is not valid JSON: it ends after %d bytes, where %s was expected", len(s.b), want)}
+		return &Error{Message: fmt.Sprintf("the request body is not valid JSON: it ends at byte %d, where %s was expected", len(s.b), want)}
 	}
 	return &Error{Message: fmt.Sprintf("the request body is not valid JSON: %q at byte %d, where %s was expected", s.b[i], i, want)}
 }
