@@ -36,10 +36,10 @@ func TestHistogramPrecision(t *testing.T) {
 func TestStreamClientDetectsTruncation(t *testing.T) {
 	two := streamHead + roleChunk + textChunk + textChunk
 	for name, f := range map[string]struct {
-		sent  string
-		whole bool
+		sent     string
+		complete bool
 	}{
-		"whole":          {two + endChunks, true},
+		"complete":       {two + endChunks, true},
 		"a chunk short":  {streamHead + roleChunk + textChunk + endChunks, false},
 		"cut":            {two, false},
 		"cut in a chunk": {two[:len(two)-10], false},
@@ -48,8 +48,8 @@ func TestStreamClientDetectsTruncation(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			for _, piece := range []int{1, 7, 1 << 20} {
 				w := streamClient{addrs: []string{respondInPieces(t, f.sent, piece)}, size: 400, chunks: 2, interval: 1000, kind: hot}
-				if err := w.readStream(t.Context(), 0, func() {}); (err == nil) != f.whole {
-					t.Errorf("in pieces of %d: error %v, want whole %v", piece, err, f.whole)
+				if err := w.readStream(t.Context(), 0, func() {}); (err == nil) != f.complete {
+					t.Errorf("in pieces of %d: error %v, want complete %v", piece, err, f.complete)
 				}
 			}
 		})

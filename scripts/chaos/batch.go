@@ -98,7 +98,7 @@ func (r *rig) measureClients(ctx context.Context) (clientTimes, error) {
 		return clientTimes{}, err
 	}
 	elapsed := time.Since(began)
-	times, whole := streams.Summary("", elapsed), all.Summary("", elapsed)
-	times.E2EP99 = whole.E2EP99
-	return clientTimes{times, whole.E2EMean}, nil
+	times, complete := streams.Summary("", elapsed), all.Summary("", elapsed)
+	times.E2EP99 = complete.E2EP99
+	return clientTimes{times, complete.E2EMean}, nil
 }

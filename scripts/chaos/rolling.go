@@ -1,15 +1,10 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
-	"net/http"
-	"net/http/httptest"
-	"net/http/httputil"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -94,14 +89,11 @@ func rolling(ctx context.Context, r *rig) (err error) {
 	return more()
 }
 
-// startBalancer starts nginx in front of the proxies or, if it is not installed, a
-// reverse proxy in this process.
+// startBalancer starts nginx in front of the proxies.
 func startBalancer(ctx context.Context, dir string, proxies []*testbed.Proxy) (url string, stop func(), err error) {
 	program, err := exec.LookPath("nginx")
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "rolling: nginx is not installed; using a Go reverse proxy")
-		server := httptest.NewServer(newRoundRobin(proxies))
-		return server.URL, server.Close, nil
+		return "", nil, fmt.Errorf("%w: install nginx, or leave out the scenario rolling", err)
 	}
 	ports, err := testbed.FreePorts(1)
 	if err != nil {
@@ -163,42 +155,4 @@ http {
   }
 }
 `, settings.String(), filepath.Join(dir, "nginx.pid"), temp.String(), servers.String(), port)
-}
-
-// roundRobin sends requests to the proxies in turn, and to the next if one refuses the
-// connection, as nginx does.
-type roundRobin struct {
-	transport http.Transport
-	hosts     []string
-	next      atomic.Int64
-}
-
-func newRoundRobin(proxies []*testbed.Proxy) http.Handler {
-	t := &roundRobin{transport: http.Transport{MaxIdleConnsPerHost: rollingClients}}
-	for _, p := range proxies {
-		t.hosts = append(t.hosts, strings.TrimPrefix(p.URL, "http://"))
-	}
-	return &httputil.ReverseProxy{
-		Rewrite:       func(r *httputil.ProxyRequest) { r.Out.URL.Scheme = "http" },
-		Transport:     t,
-		FlushInterval: -1,
-	}
-}
-
-// RoundTrip implements http.RoundTripper. It retries only if the connection failed.
-func (t *roundRobin) RoundTrip(r *http.Request) (resp *http.Response, err error) {
-	body, err := io.ReadAll(r.Body) // read now: a transport that cannot connect closes it
-	if err != nil {
-		return nil, err
-	}
-	first := int(t.next.Add(1))
-	for i := range t.hosts {
-		out := r.Clone(r.Context())
-		out.URL.Host, out.Body = t.hosts[(first+i)%len(t.hosts)], io.NopCloser(bytes.NewReader(body))
-		resp, err = t.transport.RoundTrip(out)
-		if dial, ok := errors.AsType[*net.OpError](err); !ok || dial.Op != "dial" {
-			return resp, err
-		}
-	}
-	return nil, err
 }

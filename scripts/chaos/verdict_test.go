@@ -10,10 +10,10 @@ import (
 
 func TestVerdict(t *testing.T) {
 	known := &prompt{known: true, answer: "one two three", tokens: 3}
-	whole := loadgen.Response{Result: replay.Result{Sent: time.Now()}, Status: 200, Committed: true, Finish: "length", Usage: true, Answer: known.answer, Backend: "r0"}
-	whole.CompletionTokens = 3
+	complete := loadgen.Response{Result: replay.Result{Sent: time.Now()}, Status: 200, Committed: true, Finish: "length", Usage: true, Answer: known.answer, Backend: "r0"}
+	complete.CompletionTokens = 3
 	with := func(change func(*loadgen.Response)) loadgen.Response {
-		r := whole
+		r := complete
 		change(&r)
 		return r
 	}
@@ -28,7 +28,7 @@ func TestVerdict(t *testing.T) {
 	failed := func(cause, answer string, committed bool, status int) loadgen.Response {
 		return loadgen.Response{Result: replay.Result{Err: cause}, Answer: answer, Committed: committed, Status: status}
 	}
-	f("complete answer", nil, true, whole, 0)
+	f("complete answer", nil, true, complete, 0)
 	f("other answer", nil, true, with(func(r *loadgen.Response) { r.Answer = "four" }), 2)
 	f("gap", nil, true, with(func(r *loadgen.Response) { r.Answer = "one three" }), 2)
 	f("missing end", nil, true, with(func(r *loadgen.Response) { r.Answer = "one" }), 1)
@@ -48,9 +48,9 @@ func TestVerdict(t *testing.T) {
 	f("lost connection", status(503), false, failed(loadgen.NoConnection, "", false, 0), 1)
 
 	v := newVerdict(nil)
-	v.addResponse(&prompt{tokens: 3}, false, whole)
+	v.addResponse(&prompt{tokens: 3}, false, complete)
 	v.require(true, "never said")
-	if v.violationCount != 0 || v.lastSent("r0") != whole.Sent || v.lastServed("r0").Before(whole.Sent) || v.answerCount() != 1 || v.requestCount() != 1 {
+	if v.violationCount != 0 || v.lastSent("r0") != complete.Sent || v.lastServed("r0").Before(complete.Sent) || v.answerCount() != 1 || v.requestCount() != 1 {
 		t.Errorf("an answer that is not known beforehand: %+v", v)
 	}
 }
