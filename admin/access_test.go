@@ -50,7 +50,7 @@ func TestStalledBody(t *testing.T) {
 	}
 }
 
-// Nobody without the token holds a connection by a body that never comes.
+// A client without the token cannot keep a connection open by never sending a body.
 func TestStalledBodyOfRejectedRequest(t *testing.T) {
 	l := listen(t, false, Options{Token: token})
 	l.handler.timeout = time.Hour

@@ -105,7 +105,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		writeError(w, http.StatusForbidden, "request of a web page from another origin")
 	case r.URL.Path == "/metrics" && (r.Method == http.MethodGet || r.Method == http.MethodHead):
 		serveLimited(h.scrapes, w, r, h.Metrics)
-	case pageFile(r) != "" && (local || *h.token.Load() != ""): // the page asks for the token itself
+	case pageFile(r) != "" && (local || *h.token.Load() != ""): // the page prompts for the token
 		h.servePage(w, pageFile(r))
 	case !h.checkOperator(w, r, local) || r.Method == http.MethodPost && !checkPost(w, r):
 	default:

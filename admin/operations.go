@@ -92,7 +92,7 @@ func (h *Handler) explain(w http.ResponseWriter, r *http.Request) {
 	h.dryRun(w, r, []string{"endpoint", "key", "tried"}, func(q proxy.DryRunRequest) (any, error) { return h.Proxy.Explain(q) })
 }
 
-// recordPlacement serves POST /api/placed. The body is a request that somebody else has
+// recordPlacement serves POST /api/placed. The body is a request that another client or proxy has
 // sent to the backend in the query.
 func (h *Handler) recordPlacement(w http.ResponseWriter, r *http.Request) {
 	name := r.URL.Query().Get("backend")

@@ -153,7 +153,7 @@ func TestExplainForAKey(t *testing.T) {
 	if e := a.explain("?key=team", body); e.Choice != "gpu-1" || e.Priority != 3 {
 		t.Errorf("got %+v", e)
 	}
-	// Tenants are kept apart: nobody else matches what the team has sent.
+	// Tenants are isolated: no other key matches what the team has sent.
 	if e := a.explain("", body, "Authorization", "Bearer the-key-of-the-team-012345"); e.Reason != router.ReasonCold {
 		t.Errorf("got %+v", e)
 	}

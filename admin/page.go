@@ -46,7 +46,7 @@ func (h *Handler) servePage(w http.ResponseWriter, file string) {
 		writeError(w, http.StatusInternalServerError, err.Error())
 		return
 	}
-	if *h.token.Load() != "" { // the page asks for the token before its first request
+	if *h.token.Load() != "" { // the page prompts for the token before its first request
 		body = bytes.Replace(body, []byte(`data-token="none"`), []byte(`data-token="wanted"`), 1)
 	}
 	set := w.Header().Set

@@ -27,7 +27,7 @@ type busy struct {
 	proxy  *proxy.Proxy
 }
 
-const secret = "what nobody else may read"
+const secret = "a secret of the clients"
 
 func atWork(t *testing.T) *busy {
 	t.Helper()
@@ -119,7 +119,7 @@ func TestState(t *testing.T) {
 func TestQueueState(t *testing.T) {
 	asking := []requestState{{Handle: "a", Age: 3}, {Handle: "b", Age: 2}}
 	if q := newQueueState(0, asking); len(q.First) != 0 || q.Oldest != nil {
-		t.Errorf("nobody waits: %+v", q)
+		t.Errorf("empty queue: %+v", q)
 	}
 	if q := newQueueState(5, asking); len(q.First) != 2 || *q.Oldest != 3 {
 		t.Errorf("five wait: %+v", q)

@@ -1,6 +1,6 @@
 // Package backends knows the vLLM servers that the router may use: which there
 // are, whether they are ready, which models they list, and what their /metrics
-// say. It records no metrics of ours and knows no HTTP handler.
+// say. It records no metrics and contains no HTTP handler.
 package backends
 
 import (
@@ -22,7 +22,7 @@ type Model = vllm.Model
 // Load is one scrape of a replica's /metrics.
 type Load = vllm.Load
 
-// State says whether a backend may take traffic.
+// State is whether a backend accepts requests.
 type State int32
 
 const (
@@ -188,7 +188,7 @@ func (b *Backend) changeFlags(change func()) {
 	}
 }
 
-// Idle reports whether nothing of ours is in flight there.
+// Idle reports whether no request of this proxy is in flight there.
 func (b *Backend) Idle() bool { return b.InFlight.Load() == 0 && b.NoEngineInFlight.Load() == 0 }
 
 // requestCheck asks for a health check soon. It never blocks.

@@ -85,7 +85,7 @@ func TestAsleepSince(t *testing.T) {
 
 func TestEvent(t *testing.T) {
 	var e Event
-	e.Notify() // nobody waits
+	e.Notify() // no waiter
 	first := e.Next()
 	if e.Next() != first {
 		t.Error("two channels for one event")
@@ -112,7 +112,7 @@ func TestRegistryStateChanged(t *testing.T) {
 	b.SetState(Down)
 	select {
 	case <-changed:
-		t.Error("told of a state that is what it was")
+		t.Error("notified of an unchanged state")
 	default:
 	}
 	for _, change := range []func(){func() { b.SetState(Ready) }, b.Drain, b.Undrain, b.Retire, func() { b.SetState(Down) }} {

@@ -218,7 +218,7 @@ func cacheLossReason(before, now *Load) string {
 	case before.TokensKnown && now.TokensKnown &&
 		(now.PromptTokens < before.PromptTokens || now.GenerationTokens < before.GenerationTokens),
 		before.PrefixKnown && now.PrefixKnown && now.PrefixQueries < before.PrefixQueries:
-		// In multiprocess mode there is no start time, only this sign.
+		// In multiprocess mode, without a start time, only this indicates a restart.
 		return "a counter decreased"
 	case before.CacheTokens != 0 && now.CacheTokens != 0 && before.CacheTokens != now.CacheTokens:
 		return fmt.Sprintf("cache size changed from %d to %d tokens", before.CacheTokens, now.CacheTokens)

@@ -172,7 +172,7 @@ func TestPollInterval(t *testing.T) {
 	}{
 		{"idle", metrics(0, 0), 0, 54, 68},
 		{"only our requests", metrics(5, 0), 5, 54, 68},
-		{"foreign load", metrics(6, 0), 5, 216, 270},
+		{"external load", metrics(6, 0), 5, 216, 270},
 		{"a queue", metrics(3, 2), 5, 216, 270},
 		{"queues unknown", func() (*http.Response, error) { return answer(200, "a 1\n") }, 0, 54, 68},
 		{"no metrics", func() (*http.Response, error) { return answer(404, "") }, 0, 6, 7},
@@ -305,7 +305,7 @@ func TestCacheLoss(t *testing.T) {
 						if polls == 1 {
 							told = nil // what the first scrape said of itself
 						} else if polls == 3 && c.want != "" && len(told) != 1 {
-							t.Error("the loss was not told before the load")
+							t.Error("the loss was not reported before the load")
 						}
 					},
 				}

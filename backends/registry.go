@@ -60,7 +60,7 @@ func (r *Registry) Add(b *Backend) error {
 }
 
 // Remove removes b from the registry and the catalog at once. Its Slot is reused
-// once nothing of ours is in flight there. Remove b from routers before.
+// once no request of this proxy is in flight there. Remove b from routers before.
 func (r *Registry) Remove(b *Backend) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -16,7 +16,7 @@ func greeting(streams bool) Request {
 	return Request{Body: ChatBody("sim", turn, streams), Stream: streams}
 }
 
-// whole writes an answer that is no stream.
+// whole writes a response that is not a stream.
 func whole(w http.ResponseWriter, finish string) {
 	w.Header().Set("Content-Type", "application/json")
 	io.WriteString(w, `{"choices":[{"message":{"content":"one two"},"finish_reason":"`+finish+`"}],"usage":{"prompt_tokens":40,"completion_tokens":2}}`)
@@ -76,7 +76,7 @@ func TestSendToSimulator(t *testing.T) {
 	}
 }
 
-// TestClientBehavior holds that clients behave as they are told, seen from the server.
+// TestClientBehavior checks from the server's side that clients behave as configured.
 func TestClientBehavior(t *testing.T) {
 	f := func(m ClientBehavior, h http.HandlerFunc, want string) {
 		t.Helper()

@@ -206,7 +206,7 @@ type SharedPrompts struct {
 }
 
 // Hot returns a workload of one or a few short prompts with long answers, which a
-// policy that goes by prefix alone sends to one backend.
+// policy that uses only the prefix sends to one backend.
 func Hot(prompts int, rate float64) SharedPrompts {
 	return SharedPrompts{
 		Prompts: prompts, PromptTokens: 2048, Zipf: 0.8, OwnTokens: 40,

@@ -42,7 +42,7 @@ func TestRecordingRunsShareNoIDs(t *testing.T) {
 	line := func(at, id int) string {
 		return fmt.Sprintf(`{"timestamp":%d,"input_length":64,"input_bytes":256,"output_length":1,"hash_ids":[%d],"session":1,"code":200}`, at, id)
 	}
-	// The second file goes on with the first run, the third is another run's.
+	// The second file continues the first run, the third is another run's.
 	got, err := parseRecorded(header(1000), line(0, 0), line(1, 1), header(1000), line(2, 1), line(3, 2), header(9000), line(0, 1))
 	if err != nil {
 		t.Fatal(err)
@@ -122,7 +122,7 @@ func TestRecordingReplayableRequests(t *testing.T) {
 	f(429, 0, 50) // there was no room: an answer like the others
 	f(503, 0, 50)
 	f(499, 5, 5) // the client left
-	f(502, 8, 8) // broke off
+	f(502, 8, 8) // truncated
 }
 
 func TestRecordingErrorsNameTheLine(t *testing.T) {

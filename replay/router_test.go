@@ -116,7 +116,7 @@ func revisits(prompts int, span time.Duration) jobs {
 	return w
 }
 
-// An index that was told a wrong size finds out the right one, by what answers
+// An index with a wrong reported size learns the right one, from what responses
 // say of cached tokens, and by the replicas' counters where they say nothing.
 func TestLearningOfWrongCacheSize(t *testing.T) {
 	workload := revisits(500, 10*time.Minute)

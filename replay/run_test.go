@@ -178,8 +178,8 @@ func TestInvalidScenarios(t *testing.T) {
 		"an empty trace":          func(s *Scenario) { s.Workload = Traced{Trace: &Trace{}} },
 		"an unknown policy":       func(s *Scenario) { s.Policy = "guess" },
 		"a change beyond":         func(s *Scenario) { s.Changes = []Change{{Backend: 4}} },
-		"foreign without a rate":  func(s *Scenario) { s.External = []ExternalLoad{{Backends: []int{0}, Prompt: 1, Answer: 1}} },
-		"foreign beyond":          func(s *Scenario) { s.External = []ExternalLoad{{Backends: []int{4}, Rate: 1, Prompt: 1, Answer: 1}} },
+		"external without a rate": func(s *Scenario) { s.External = []ExternalLoad{{Backends: []int{0}, Prompt: 1, Answer: 1}} },
+		"external beyond":         func(s *Scenario) { s.External = []ExternalLoad{{Backends: []int{4}, Rate: 1, Prompt: 1, Answer: 1}} },
 		"changes of a pool":       func(s *Scenario) { s.Policy = Pooled },
 		"endless evictions":       func(s *Scenario) { s.Evictions = math.Inf(1) },
 		"an endless index":        func(s *Scenario) { s.IndexFactor = math.Inf(1) },
@@ -309,7 +309,7 @@ func TestReturnAfterRestarts(t *testing.T) {
 		work.For = 100 * time.Second
 		_, sum := mustPlay(t, &Scenario{Backends: 2, Policy: "round-robin", Workload: work, Changes: changes})
 		for second, n := range sum.Timeline.InFlight[1][:95] {
-			// Whoever leaves finishes what it has.
+			// A backend that leaves finishes its requests.
 			if gone := second > from && second < until; gone != (n == 0) && second > 1 && second != from && second != until {
 				t.Errorf("%s: in second %d the backend has %.2f in flight, and is to be away from %d until %d", why, second, n, from, until)
 				return
@@ -332,7 +332,7 @@ func TestFreeze(t *testing.T) {
 		t.Errorf("frozen for a minute, the replica has %.0f in flight after 5 s, %.0f after 10 and %.0f after 55", stuck[105], stuck[110], stuck[155])
 	}
 	if before, after := stuck[90], stuck[190]; after < before/2 {
-		t.Errorf("half a minute after it goes on it has %.1f in flight, and %.1f before", after, before)
+		t.Errorf("half a minute after it continues it has %.1f in flight, and %.1f before", after, before)
 	}
 }
 

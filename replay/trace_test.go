@@ -170,7 +170,7 @@ func TestContinuations(t *testing.T) {
 	}
 	list := []TraceRequest{
 		0: request(1100, 600, 0, 1, 2),          // continued by 3
-		1: request(600, 600, 0, 5),              // only the block that all share: nobody's
+		1: request(600, 600, 0, 5),              // only the block that all share
 		2: request(1500, 100, 0, 1, 3),          // the same two full blocks: 3 is longer than it too
 		3: request(2600, 900, 0, 1, 4, 6, 7, 8), // continued by 5, not by 4
 		4: request(2600, 10, 0, 1, 4, 6, 7, 9),  // as long, so no continuation

@@ -13,13 +13,13 @@ import (
 )
 
 var (
-	// ErrQueueFull says that the admission queue is full.
+	// ErrQueueFull means that the admission queue is full.
 	ErrQueueFull = errors.New("admission queue is full")
-	// ErrQueueTimeout says that a request was queued for as long as it may be.
+	// ErrQueueTimeout means that a request reached its maximum time in the queue.
 	ErrQueueTimeout = errors.New("queue timeout")
 )
 
-// outageRetryDelay is when to come again while no backend is available: a replica
+// outageRetryDelay is the Retry-After while no backend is available: a replica
 // takes longer to start, but one of several may be back.
 const outageRetryDelay = 5 * time.Second
 
@@ -211,10 +211,10 @@ func (r *Router) WaitingByClass() map[string]int {
 	return r.queue.CountWaitingByClass()
 }
 
-// RetryAfter returns when a refused request of a priority may come again, in whole
-// seconds, at least one: the time that the queue took to lose as many requests as it
-// has of that priority class and those before it, or, where that is not known, that
-// the work ahead should take.
+// RetryAfter returns the Retry-After of a refused request of a priority in whole
+// seconds, at least one: the time in which as many requests left the queue as it has
+// of that priority class and the classes before it or, if that is unknown, the
+// expected time of the work ahead.
 func (r *Router) RetryAfter(priority int) time.Duration {
 	r.mu.Lock()
 	defer r.unlock()
@@ -257,7 +257,7 @@ func (r *Router) Drain() {
 const TickInterval = 20 * time.Millisecond
 
 // Tick handles what time alone changes: work that was done, external load that
-// fades, queue timeouts. Whoever uses a Router without Run calls it every
+// fades, queue timeouts. Callers that do not use Run call it every
 // TickInterval or so while WaitingRequests is not 0.
 func (r *Router) Tick() {
 	r.mu.Lock()

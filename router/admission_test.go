@@ -428,7 +428,7 @@ func TestRetryAfterFromWorkAhead(t *testing.T) {
 	f("no longer than", time.Minute)
 	fleet[0].SetState(backends.Down)
 	fleet[1].SetState(backends.Down)
-	f("nobody is ready", 5*time.Second)
+	f("no backend is ready", 5*time.Second)
 }
 
 func TestQueueForMaxInFlight(t *testing.T) {

@@ -6,7 +6,7 @@ import (
 	"warmroute/backends"
 )
 
-// BreakerSettings say when a backend that fails what it is sent is avoided.
+// BreakerSettings determine when a backend whose requests fail is avoided.
 type BreakerSettings struct {
 	Failures int           `mapstructure:"failures"` // in a row that open the breaker; 0: none do
 	Open     time.Duration `mapstructure:"open"`     // until the backend is tried again; doubles with each try that fails, up to 4 s
@@ -32,7 +32,7 @@ func (s BreakerState) String() string {
 type breaker struct {
 	open     bool
 	failures int       // in a row, while closed
-	changed  time.Time // when it was opened or closed: what was sent before says nothing of the time since
+	changed  time.Time // when it was opened or closed: requests sent before do not count
 	delay    time.Duration
 	next     time.Time // when the backend is tried again
 	probe    *Decision // that tries it; nil: none does
@@ -83,11 +83,11 @@ func (k *breaker) recordProgress(s *BreakerSettings, worked, now time.Time) {
 }
 
 // recordEnd records how a request ended. A refusal of a working engine because of its
-// full queue is no failure, and says little of the next request.
+// full queue is not a failure, and does not predict the next request's outcome.
 func (k *breaker) recordEnd(d *Decision, o *Outcome, s *BreakerSettings, working bool, now time.Time) {
 	probe := d == k.probe
 	if probe {
-		k.probe = nil // if it says nothing, the next request tries
+		k.probe = nil // without an outcome, the next request is the probe
 	}
 	switch {
 	case !o.Failed || s.Failures == 0:

@@ -104,7 +104,7 @@ func TestProbeDelayDoubles(t *testing.T) {
 			t.Fatalf("not tried after %d s, the %d. time", wait, i+1)
 		}
 		try.Release(Outcome{End: NotProcessed, Failed: true})
-		s.is("tried in vain", 0, BreakerOpen, uint64(i+2))
+		s.is("probe failed", 0, BreakerOpen, uint64(i+2))
 	}
 }
 
@@ -179,7 +179,7 @@ func TestBreakerOutcomes(t *testing.T) {
 		"clients that leave":             {[]Outcome{{End: ClientDisconnected}, {End: ClientDisconnected}, {End: ClientDisconnected}, {End: ClientDisconnected}}, false},
 		"an answer between":              {[]Outcome{failed, failed, {End: Completed}, failed, failed}, false},
 		"a 4xx between":                  {[]Outcome{failed, failed, refused, failed}, true},
-		"answers that broke off":         {[]Outcome{{End: Truncated, Failed: true}, {End: Truncated, Failed: true}, failed}, true},
+		"truncated responses":            {[]Outcome{{End: Truncated, Failed: true}, {End: Truncated, Failed: true}, failed}, true},
 		"one that another has to answer": {[]Outcome{{End: NotProcessed, Failed: true, Stalled: true}}, true},
 	} {
 		s := newBreakers(t, 1)

@@ -11,7 +11,7 @@ import (
 )
 
 const (
-	maxSequences = 1024 // that one request counts for; a client may ask for any number
+	maxSequences = 1024 // of one request; a client may set any n
 
 	minUncachedTokens = estimate.MinUncachedTokens
 )
@@ -44,7 +44,7 @@ type Request struct {
 	Priority     int           // lower first; above 0: a batch request
 	QueueTimeout time.Duration // for which it may be queued; 0: QueueSettings.Timeout
 
-	// Stalls, if not nil, is told when the chosen backend makes no progress, and again
+	// Stalls, if not nil, is called when the chosen backend makes no progress, and again
 	// while that lasts, until the Decision's Commit, RecordFirstEvent or Release.
 	Stalls StallListener
 }
@@ -62,7 +62,7 @@ func (req *Request) class() queue.Class { return queue.ClassOf(req.Priority) }
 // Why a backend was chosen, under the policy prefix. Under another policy the
 // reason is the policy's name.
 const (
-	ReasonPrefix = "prefix" // it holds the most of the prompt
+	ReasonPrefix = "prefix" // it has the longest match
 	ReasonSpill  = "spill"  // another holds more, but is too busy
 	ReasonCold   = "cold"   // none holds any of it
 	ReasonLoad   = "load"   // the request has no prefix to match
@@ -93,7 +93,7 @@ type Decision struct {
 	released bool
 }
 
-// sentRequest is what Release has to know of a request.
+// sentRequest holds what Release needs about a request.
 type sentRequest struct {
 	blocks          []prompt.Block // nil once the prefill is over
 	adapter         string         // counted in the load; "": none
@@ -104,7 +104,7 @@ type sentRequest struct {
 	maxAnswerTokens int
 }
 
-// End says how a request ended for the backend that it was sent to.
+// End is how a request ended on its backend.
 type End int
 
 const (
@@ -114,7 +114,7 @@ const (
 	Truncated                     // the answer ended early
 )
 
-// Outcome is what is known of a request at its end. Zero fields are not known.
+// Outcome describes a finished request. Zero fields are unknown.
 type Outcome struct {
 	End          End
 	Failed       bool // the backend failed: no connection, no answer in time, 5xx, answer ended early
@@ -238,7 +238,7 @@ func (r *Router) learnFrom(d *Decision, o *Outcome, now time.Time) {
 	r.resizeIndex(slot)
 }
 
-// cacheInfo returns what the estimates need to know of a backend's cache.
+// cacheInfo returns the facts about a backend's cache that the estimates need.
 func (r *Router) cacheInfo(b *backends.Backend) estimate.CacheInfo {
 	c := estimate.CacheInfo{Alignment: 1, Evicting: r.index.Evictions(b.Slot) > 0}
 	if l := b.Load(); l != nil && l.HitAlignment > 0 {

@@ -67,7 +67,7 @@ func TestTenantFlood(t *testing.T) {
 		t.Errorf("%d requests of a tenant that floods the queue went before another's only one", n)
 	}
 	if n := served(0, false); n != 100 {
-		t.Errorf("nobody had a key: %d requests went before one that came after them, want all 100", n)
+		t.Errorf("without keys: %d requests went before one that came after them, want all 100", n)
 	}
 	if n := served(0, true); n > 3 {
 		t.Errorf("%d requests without a key went before the only one of a tenant with one", n)

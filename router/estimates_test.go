@@ -256,7 +256,7 @@ func TestPrefillRateSamples(t *testing.T) {
 	f("a prefill that tells", 200, 0, time.Second, 12_800)
 	f("few tokens", 10, 0, time.Second, 8000)
 	f("a short time", 200, 0, 50*time.Millisecond, 8000)
-	f("half of it cached, which nobody predicted", 400, 12_800, time.Second, 12_800)
+	f("half of it cached, which was not predicted", 400, 12_800, time.Second, 12_800)
 	f("all of it but a little cached", 200, 12_736, time.Second, 8000)
 }
 
@@ -440,7 +440,7 @@ func TestBytesPerTokenFromCounters(t *testing.T) {
 		}
 	}
 	idle := backends.Load{QueuesKnown: true}
-	f("nobody else", idle, idle, 4/1.1)
+	f("no other", idle, idle, 4/1.1)
 	f("another when it began", idle, backends.Load{QueuesKnown: true, Running: 1}, 4)
 	f("another when it ended", backends.Load{QueuesKnown: true, Waiting: 1}, idle, 4)
 	f("who is there is not known", backends.Load{}, backends.Load{}, 4)

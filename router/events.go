@@ -64,7 +64,7 @@ func (r *Router) ChecksTimedOut(b *backends.Backend) {
 }
 
 // BackendChanged records that a backend's state has changed: requests may wait for
-// it. What spoke against one that is ready again is forgotten.
+// it. For a backend that is ready again, past failures are reset.
 func (r *Router) BackendChanged(b *backends.Backend) {
 	r.mu.Lock()
 	defer r.unlock()
@@ -87,7 +87,7 @@ func (r *Router) ForgetCache(b *backends.Backend) {
 	r.dispatch(r.now())
 }
 
-// RecordPlacement records that somebody else sent a request to b: its prompt's blocks
+// RecordPlacement records that another client or proxy sent a request to b: its prompt's blocks
 // are indexed for b as if they had been used now. It returns how many of them b is
 // thought to hold: none of a prompt too long for it or of a backend that caches
 // nothing. Load that is not ours is seen by scrapes, so it is not counted.
@@ -141,7 +141,7 @@ func (r *Router) ResetBackend(b *backends.Backend) ResetReport {
 
 // BackendEstimates is what was learned of one backend.
 type BackendEstimates struct {
-	Backend *backends.Backend // nil: nobody has the slot
+	Backend *backends.Backend // nil: the slot is free
 	estimate.Summary
 }
 
@@ -159,7 +159,7 @@ func (r *Router) Estimates() []BackendEstimates {
 
 // BackendIndexStats is the state of one backend's part of the index.
 type BackendIndexStats struct {
-	Backend          *backends.Backend // nil: nobody has the slot
+	Backend          *backends.Backend // nil: the slot is free
 	Blocks, Capacity int
 	Evictions        uint64
 }

@@ -33,7 +33,7 @@ type Explanation struct {
 	Sentence string `json:"sentence"`
 }
 
-// BackendExplanation is what is known of one backend for a request.
+// BackendExplanation describes one backend with respect to a request.
 type BackendExplanation struct {
 	Name      string `json:"name"`
 	State     string `json:"state"`
@@ -41,7 +41,7 @@ type BackendExplanation struct {
 	Stalled   bool   `json:"stalled,omitempty"`
 	Candidate bool   `json:"candidate"`
 	Filter    string `json:"filter,omitempty"`  // name of the filter that applies to it
-	WhyNot    string `json:"why_not,omitempty"` // what that says, of one that is no candidate
+	WhyNot    string `json:"why_not,omitempty"` // why it is not a candidate
 	Queued    string `json:"queued,omitempty"`  // why it could not start the request soon
 
 	MatchedBlocks  int     `json:"matched_blocks"`
@@ -52,7 +52,7 @@ type BackendExplanation struct {
 	InFlight       float64 `json:"in_flight"`       // n: sequences on it, other clients' included
 	PrefillRate    float64 `json:"tokens_per_second"`
 	Weight         float64 `json:"weight"`
-	KVUsage        float64 `json:"kv_usage"` // by its last scrape; -1: not known
+	KVUsage        float64 `json:"kv_usage"` // by its last scrape; -1: unknown
 	TTFTSeconds    float64 `json:"seconds_to_first_token"`
 
 	Score *float64      `json:"score"`                // in Explanation.ScoreIs; nil: it has none
@@ -144,7 +144,7 @@ func (r *Router) explainFate(req *Request, tried []*backends.Backend, blocked st
 	return queued, ""
 }
 
-// explainBackend explains one backend, and why it is no candidate, if it is none.
+// explainBackend describes one backend, and says why it is not a candidate.
 func (r *Router) explainBackend(b *backends.Backend, now time.Time) BackendExplanation {
 	s, l := &r.states[b.Slot], b.Load()
 	var c policy.Candidate
@@ -179,7 +179,7 @@ func (r *Router) explainFilter(b *backends.Backend) (name, description string) {
 	return "", "is not a candidate (another is probed first to check whether it has recovered)"
 }
 
-// notServed is why a backend is no candidate that does not serve the model.
+// notServed is the reason for a backend that does not serve the model.
 const notServed = "does not list the model"
 
 func roundMilli(x float64) float64 { return math.Round(x*1000) / 1000 }

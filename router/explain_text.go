@@ -70,7 +70,7 @@ func (e *Explanation) byCost(c BackendExplanation, others []BackendExplanation) 
 	return fmt.Sprintf("%s holds %s and %s", c.Name, e.holdings(c), e.advantage(c, next, others))
 }
 
-// advantage says by what the chosen one beats another.
+// advantage compares the chosen backend with another.
 func (e *Explanation) advantage(c, other BackendExplanation, others []BackendExplanation) string {
 	soonest := !slices.ContainsFunc(others, func(o BackendExplanation) bool { return o.TTFTSeconds < c.TTFTSeconds })
 	switch {
@@ -78,7 +78,7 @@ func (e *Explanation) advantage(c, other BackendExplanation, others []BackendExp
 		return fmt.Sprintf("costs the same as %s, but is preferred by a hash of the prompt and the backend's name", other.Name)
 	case soonest && formatSeconds(c.TTFTSeconds) != formatSeconds(other.TTFTSeconds):
 		return fmt.Sprintf("answers soonest: %s against %s on %s, which %s", formatSeconds(c.TTFTSeconds), formatSeconds(other.TTFTSeconds), other.Name, e.describeOther(other))
-	case c.Score == nil || other.Score == nil || *c.Score > *other.Score: // slo.ttft, which goes before the cost
+	case c.Score == nil || other.Score == nil || *c.Score > *other.Score: // slo.ttft takes precedence over the cost
 		return fmt.Sprintf("has the longest match of those expected to meet slo.ttft, with a TTFT of %s", formatSeconds(c.TTFTSeconds))
 	}
 	return fmt.Sprintf("has the lowest cost: %s tokens of prefill against %s on %s, which %s",
@@ -103,7 +103,7 @@ func (e *Explanation) byScore(c BackendExplanation, others []BackendExplanation)
 	return s + against
 }
 
-// noCandidate says why no backend may take the request.
+// noCandidate says why no backend can accept the request.
 func (e *Explanation) noCandidate() string {
 	if left := e.filtered(); left != "" {
 		return "No backend can accept it now: " + left + "."
@@ -128,7 +128,7 @@ func (e *Explanation) filtered() string {
 	return strings.Join(why, ", ")
 }
 
-// fate says what becomes of a request that is not sent at once.
+// fate says what happens to a request that is not sent at once.
 func (e *Explanation) fate() string {
 	switch {
 	case e.Refused != "":
@@ -146,7 +146,7 @@ func (e *Explanation) holdings(b BackendExplanation) string {
 	return groupDigits(int(b.MatchedTokens)) + " of " + groupDigits(e.PromptTokens) + " prompt tokens"
 }
 
-// describeOther says what speaks for and against a backend that was not chosen.
+// describeOther gives the load and the match of a backend that was not chosen.
 func (e *Explanation) describeOther(b BackendExplanation) string {
 	holds := "holds " + groupDigits(int(b.MatchedTokens))
 	if b.MatchedTokens == 0 {

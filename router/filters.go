@@ -11,12 +11,12 @@ import (
 )
 
 var (
-	// ErrMaxInFlight says that every backend that could take the request has as many
-	// of ours as it may have (Options.MaxInFlight).
+	// ErrMaxInFlight means that every candidate has reached its maximum number of
+	// requests in flight (Options.MaxInFlight).
 	ErrMaxInFlight = errors.New("every candidate backend is at its max_in_flight limit")
 
-	// errNoHeadroom says that every backend that could take a batch request is needed
-	// for interactive ones.
+	// errNoHeadroom means that every candidate of a batch request is needed for
+	// interactive ones.
 	errNoHeadroom = errors.New("batch requests wait while interactive requests need the replicas")
 )
 
@@ -27,37 +27,37 @@ const (
 	// minFreeKVShare is the share of a KV cache that batch requests leave free.
 	minFreeKVShare = 0.2
 	// tooLongMargin is by how much the tokens of a prompt, as estimated from its bytes,
-	// must exceed a limit: a text may have half as many bytes again to a token as the
-	// others of its model.
+	// must exceed a limit: a text may have 1.5 times as many bytes per token as other
+	// texts of its model.
 	tooLongMargin = 1.5
 )
 
-// rank orders backends that could take a request. Only those of the lowest rank
-// there is are candidates, so that what applies to all filters none.
+// rank orders the backends that can accept a request. Only those of the lowest rank
+// present are candidates, so a filter that applies to all of them has no effect.
 type rank int
 
 const (
-	rankProbe     rank = iota - 1 // has to be tried
+	rankProbe     rank = iota - 1 // must be tried
 	rankPreferred                 // no filter applies
 	rankKVFull
 	rankFailing
 	rankTooLong
 	rankStalled
-	rankExcluded // takes the request in no case
+	rankExcluded // never a candidate
 )
 
-// filter is one reason for which a backend is no candidate, or only where there is
-// no better one.
+// filter is a reason why a backend is not a candidate, or is one only if no backend of
+// a lower rank exists.
 type filter struct {
 	name        string
 	description string // follows the backend's name in an explanation
 	rank        rank
-	state       ConditionState                        // of a backend to which it applies; "": none in particular
+	state       ConditionState                        // of a backend to which it applies; "": unaffected
 	err         error                                 // why no backend takes the request, if this is the reason; nil: ErrNoneReady
 	applies     func(*Router, *backends.Backend) bool // to the request in Router.decision
 }
 
-// membershipFilters say whether a backend takes any request. They do not depend on
+// membershipFilters exclude backends that accept no request. They do not depend on
 // the request.
 var membershipFilters = []filter{
 	{name: "removed", rank: rankExcluded, state: Draining, description: "was removed from the configuration",
@@ -72,8 +72,8 @@ var membershipFilters = []filter{
 		applies: func(r *Router, b *backends.Backend) bool { l := b.Load(); return l != nil && l.Asleep }},
 }
 
-// requestFilters say whether an available backend takes the request in
-// Router.decision, the first that applies counts.
+// requestFilters rank an available backend for the request in Router.decision. The
+// first that applies counts.
 var requestFilters = []filter{
 	{name: "tried", rank: rankExcluded, description: "was tried already",
 		applies: func(r *Router, b *backends.Backend) bool { return slices.Contains(r.decision.tried, b) }},

@@ -139,7 +139,7 @@ func TestAdapterAffinity(t *testing.T) {
 	}
 	f("one has it", fleet[2], has(), has("chat"), has("chat", "sql"))
 	f("who says nothing may not have it", fleet[0], has("sql"), nil, &backends.Load{})
-	f("nobody has it: where there is a place", fleet[1], has("a", "b"), has("a"), has("a", "b", "c"))
+	f("no backend has it: where a slot is free", fleet[1], has("a", "b"), has("a"), has("a", "b", "c"))
 }
 
 func TestColdAdapterLoadsOnce(t *testing.T) {

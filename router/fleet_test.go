@@ -258,7 +258,7 @@ func TestQueuedRequestFollowsCatalog(t *testing.T) {
 	a := named("a", backends.Down)
 	r, registry, _ := following(t, a)
 	first, second := submit(r, request(registry, 1, 4)), submit(r, request(registry, 2, 4))
-	waits(t, "nobody is ready", first)
+	waits(t, "no backend is ready", first)
 	b := named("b", backends.Ready)
 	joins(t, r, registry, b)
 	if d := sent(t, "one joined", first); d.Backend != b {
@@ -273,7 +273,7 @@ func TestQueuedRequestOfRemovedBackend(t *testing.T) {
 	w := submit(r, request(registry, 1, 4))
 	r.RemoveBackend(a)
 	registry.Remove(a)
-	a.SetState(backends.Ready) // somebody's late word on it
+	a.SetState(backends.Ready) // a late update of its state
 	r.BackendChanged(a)
 	waits(t, "the ready one is in the fleet no more", w)
 	b.SetState(backends.Ready)
@@ -307,7 +307,7 @@ func TestModelUnlistedForAMoment(t *testing.T) {
 	r.RemoveBackend(a)
 	registry.Remove(a)
 	w := submit(r, req)
-	waits(t, "nobody lists the model", w)
+	waits(t, "no backend lists the model", w)
 	joins(t, r, registry, named("b", backends.Ready))
 	sent(t, "one joined", w)
 }

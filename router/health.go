@@ -43,7 +43,7 @@ type health struct {
 
 	lastScrape    scrapeCounters
 	missedScrapes int  // in a row that were not answered in time
-	hung          bool // down, since its checks are not answered either
+	hung          bool // down, because its health checks time out as well
 
 	stalled bool // when it was checked last
 	stalls  uint64
@@ -53,14 +53,14 @@ type health struct {
 	stoppingAt time.Time // when it last reported that it is about to stop, or was tried since; zero: it has not
 
 	breaker breaker
-	watched []*Decision // requests that are told when it makes no progress
+	watched []*Decision // requests that are notified when it makes no progress
 }
 
 // scrapeCounters are the counters of the last scrape; zero before it.
 type scrapeCounters struct {
 	at                    time.Time
 	prompt, generated, kv float64
-	known                 bool // it has token counters
+	known                 bool // it reports token counters
 }
 
 // recordWork records that the engine did something at a time, when so many uncached
@@ -74,7 +74,7 @@ func (h *health) recordWork(at time.Time, unstarted float64) {
 	}
 }
 
-// recordSent records a request; alone: there is no other of ours.
+// recordSent records a request; alone means that it is our only one there.
 func (h *health) recordSent(d *Decision, alone bool, now time.Time) {
 	if alone {
 		h.since, h.owed = now, 0
@@ -124,7 +124,7 @@ func (h *health) recordAnswer(d *Decision) {
 // changes as well while an engine works on a long prompt, which the token counters
 // show only at its end.
 func (h *health) recordScrape(l *backends.Load, unstarted float64, requests int) {
-	// All of ours is finished, and waits for clients that read slowly.
+	// All our requests are finished on the replica, and wait for clients that read slowly.
 	idle := l.QueuesKnown && l.Running+l.Waiting == 0 && h.streaming == requests
 	last := &h.lastScrape
 	if idle || l.PromptTokens != last.prompt || l.GenerationTokens != last.generated || l.KVCacheUsage != last.kv {
@@ -222,7 +222,7 @@ func (d *Decision) SinceProgress() time.Duration {
 	return r.now().Sub(last)
 }
 
-// ConditionState says whether a backend takes new requests, and why not. Its values
+// ConditionState is whether a backend accepts new requests, and why not. Its values
 // are shown to operators.
 type ConditionState string
 
@@ -284,12 +284,12 @@ func (r *Router) CountReady(list []*backends.Backend) int {
 	return n
 }
 
-// StallListener is told when the backend of a request makes no progress. It is called
+// StallListener is notified when the backend of a request makes no progress. It is called
 // without the router's lock, and may be called once more while the request's Decision
 // is being committed or released.
 type StallListener interface {
 	// BackendStalled says whether another backend seems able to answer the request, and
-	// whether the replica is hung: it answers nobody, not even its health checks.
+	// whether the replica is hung: it does not even respond to health checks.
 	BackendStalled(elsewhere, hung bool)
 }
 

@@ -134,7 +134,7 @@ func TestLongPrefillIsNotStalled(t *testing.T) {
 			s.pass(25*time.Second, nil)
 			s.expectStalls("in prefill", 0, false)
 			s.pass(2*time.Minute, nil)
-			s.expectStalls("in the prefill of a GPU that nobody knows yet to be slow", 0, false)
+			s.expectStalls("in the prefill of a GPU not yet known to be slow", 0, false)
 			s.pass(10*time.Second, nil)
 			s.expectStalls("far beyond it", 1, true)
 		})

@@ -29,7 +29,7 @@ type kvCache struct {
 	decodeRate       estimate.Average
 
 	// What the last scrape said.
-	capacity  int     // tokens; 0: not known
+	capacity  int     // tokens; 0: unknown
 	external  float64 // tokens in use beyond what we know of; below 0: so many are not in use any more
 	waiting   int     // requests that wait for capacity, less those that started since
 	scrapedAt time.Time

@@ -46,7 +46,7 @@ func TestQueuedTokens(t *testing.T) {
 	}
 	f("whole answers: just sent", &b, 0, 21600)
 	f("whole answers: no floor", &b, 1.5, 10800)
-	f("whole answers: the rest goes on", &b, 2.5, 3600)
+	f("non-streaming: the others continue", &b, 2.5, 3600)
 	f("whole answers: worked off", &b, 3, 0)
 	if len(b.pending) != 0 {
 		t.Errorf("%d whole answers still pending", len(b.pending))
@@ -96,7 +96,7 @@ func TestExternalLoad(t *testing.T) {
 	f("all are ours", 0, backends.Load{QueuesKnown: true, Running: 3, Waiting: 2, OwnInFlight: 5}, 0, 0)
 	f("ours are on their way", 0, backends.Load{QueuesKnown: true, Running: 3, OwnInFlight: 5}, 0, 0)
 	f("some are not", 0, backends.Load{QueuesKnown: true, Running: 7, Waiting: 3, OwnInFlight: 4}, 6, 3)
-	f("more wait than are foreign", 0, backends.Load{QueuesKnown: true, Running: 7, Waiting: 3, OwnInFlight: 9}, 1, 1)
+	f("more requests wait than are external", 0, backends.Load{QueuesKnown: true, Running: 7, Waiting: 3, OwnInFlight: 9}, 1, 1)
 	f("not known", 0, backends.Load{Running: 7, Waiting: 3}, 0, 0)
 	others := backends.Load{QueuesKnown: true, Running: 8, Waiting: 2}
 	f("after two intervals", 2*time.Second, others, 10/math.E, 2/math.E)
@@ -128,7 +128,7 @@ func TestExternalLoadShiftsTraffic(t *testing.T) {
 	c.advance(4 * time.Second)
 	d := mustPick(t, r, ask(fleet, 1, 10))
 	if d.Backend != holder.Backend {
-		t.Error("foreign load lasts longer than three missed polls")
+		t.Error("external load lasts longer than three missed polls")
 	}
 }
 

@@ -9,8 +9,8 @@ import (
 	"warmroute/router/policy"
 )
 
-// errQueue says that a request has to wait in the queue.
-var errQueue = errors.New("request has to be queued")
+// errQueue means that a request must wait in the queue.
+var errQueue = errors.New("request must be queued")
 
 // decision is the decision that is being made, and its scratch memory.
 type decision struct {
@@ -115,7 +115,7 @@ func (r *Router) filter() error {
 	return nil
 }
 
-// fillCandidate fills in what policies know of a backend.
+// fillCandidate fills in what policies know about a backend.
 func (r *Router) fillCandidate(c *policy.Candidate, b *backends.Backend) {
 	d, s, l := &r.decision, &r.states[b.Slot], b.Load()
 	foreignRequests, foreignTokens := r.externalLoad(l, d.now)
@@ -149,7 +149,7 @@ func (r *Router) score() int {
 	return r.policy.Choose(&r.decision.request, r.decision.candidates)
 }
 
-// fillRequest fills in what policies know of the request.
+// fillRequest fills in what policies know about the request.
 func (r *Router) fillRequest() {
 	d := &r.decision
 	d.request = policy.Request{

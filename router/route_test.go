@@ -317,6 +317,6 @@ func TestNoEngineRequests(t *testing.T) {
 	long.Release(Outcome{End: Completed})
 	fleet[0].SetState(backends.Down)
 	if w := submit(r, tokenize); w.err != ErrNoneReady {
-		t.Errorf("with nobody ready: %v, want ErrNoneReady at once", w.err)
+		t.Errorf("with no backend ready: %v, want ErrNoneReady at once", w.err)
 	}
 }

@@ -1,5 +1,5 @@
 // Package router decides which backend takes a request, and accounts for what each
-// was sent. It records no metrics and knows no HTTP.
+// was sent. It records no metrics and does not depend on HTTP.
 package router
 
 import (
@@ -43,7 +43,7 @@ type Settings struct {
 // QueueSettings bound the admission queue.
 type QueueSettings = queue.Settings
 
-// Options are what a Router is made of.
+// Options configure a Router.
 type Options struct {
 	Settings
 	Backends      []*backends.Backend // at the start, by Slot
@@ -92,9 +92,9 @@ type activePolicy struct {
 	definition policy.Definition
 }
 
-// backendState is what the router knows of one backend, and of what it sent there.
+// backendState is the router's state for one backend and the requests sent there.
 type backendState struct {
-	backend  *backends.Backend // nil: nobody has the slot
+	backend  *backends.Backend // nil: the slot is free
 	nameHash uint64
 	health   *health // a Decision may outlive the backend's membership, and keeps it
 	load     load
@@ -244,7 +244,7 @@ func (r *Router) RemoveBackend(b *backends.Backend) {
 	r.dispatch(r.now())
 }
 
-// clearSlot makes a slot what it is for a backend of which nothing is known.
+// clearSlot resets a slot to the state of a new backend.
 func (r *Router) clearSlot(slot int) {
 	r.states[slot] = backendState{health: new(health), kv: newKVCache()} // a Decision may still have the old health
 	r.estimates.ResetSlot(slot)

@@ -37,7 +37,7 @@ func (r *Router) withLock(f func()) {
 
 // Export appends what was learned of b to estimates, in estimate.EncodedBytes bytes,
 // and what the index holds of it to blocks, which is empty. Decisions go on
-// meanwhile. Of a backend that is removed nothing is exported.
+// meanwhile. Nothing is exported of a removed backend.
 func (r *Router) Export(b *backends.Backend, estimates []byte, blocks []index.ExportedBlock) ([]byte, []index.ExportedBlock) {
 	var e *index.Export
 	r.withLock(func() {
@@ -61,7 +61,7 @@ func (r *Router) Export(b *backends.Backend, estimates []byte, blocks []index.Ex
 }
 
 // Import restores what Export returned, and returns how many blocks it took. Estimates
-// that are not plausible are ignored. Decisions go on meanwhile.
+// that are not plausible are ignored. Decisions continue meanwhile.
 func (r *Router) Import(b *backends.Backend, estimates []byte, blocks []index.ImportedBlock) (taken int) {
 	var i *index.Import
 	r.withLock(func() {

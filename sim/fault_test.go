@@ -42,7 +42,7 @@ func until(t *testing.T, what string, cond func() bool) {
 	t.Helper()
 	for end := time.Now().Add(failsafe); !cond(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("in vain: %s", what)
+			t.Fatalf("timed out waiting for: %s", what)
 		}
 	}
 }

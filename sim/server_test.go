@@ -523,7 +523,7 @@ func FuzzTokenize(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, text string) {
 		if !utf8.ValidString(text) || strings.Contains(text, "\x00") {
-			return // not told apart from the padding of a short token
+			return // indistinguishable from the padding of a short token
 		}
 		if got := detokenize(tokenize([]byte(text), nil)); got != text {
 			t.Errorf("%q became %q", text, got)

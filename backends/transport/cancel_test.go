@@ -16,7 +16,7 @@ import (
 var errLeft = errors.New("the client left")
 
 // Whatever a request is doing when its context ends, it ends with the context's
-// cause, and the replica sees the connection close: it would compute for nobody.
+// cause, and the replica sees the connection close: it would compute an unused response.
 func TestCancel(t *testing.T) {
 	const chunked = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n"
 	large := strings.Repeat("x", 16<<20)

@@ -29,8 +29,8 @@ type aftermath int
 
 const (
 	stays  aftermath = iota // waits for the other side to close
-	fin                     // closes; under TLS with its farewell
-	cut                     // closes the socket; under TLS without a farewell
+	fin                     // closes; under TLS with close_notify
+	cut                     // closes the socket; under TLS without close_notify
 	reset                   // the same, the hard way
 	halved                  // closes its own direction only
 )
@@ -160,7 +160,7 @@ const (
 	hello   = "5\r\nhello\r\n"
 )
 
-// conformanceCases are by name. A doubtful header is no answer; a doubtful body
+// conformanceCases are by name. A doubtful header is an error; a doubtful body
 // fails where the doubt begins; and what comes after the end of an answer makes the
 // connection of no use, whenever it comes.
 func conformanceCases() map[string]answered {
@@ -208,25 +208,25 @@ func wholeAnswers() map[string]answered {
 // endings are answers that are good, on connections that are not.
 func endings() map[string]answered {
 	return map[string]answered{
-		"Connection: close":                  {answer: head + "Content-Length: 2\r\nConnection: close\r\n\r\nok", end: fin, status: 200, body: "ok", length: 2},
-		"close, in a list, in capitals":      {answer: head + "Content-Length: 2\r\nConnection: x, CLOSE\r\n\r\nok", status: 200, body: "ok", length: 2},
-		"close, in a second field":           {answer: head + "Content-Length: 2\r\nConnection: keep-alive\r\nConnection: close\r\n\r\nok", status: 200, body: "ok", length: 2},
-		"HTTP/1.0":                           {answer: "HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nok", status: 200, body: "ok", length: 2},
-		"to the end":                         {answer: head + "\r\nhello", end: fin, status: 200, body: "hello", length: -1},
-		"to the end, despite keep-alive":     {answer: head + "Connection: keep-alive\r\n\r\nhello", end: fin, status: 200, body: "hello", length: -1},
-		"to the end, of its direction":       {answer: head + "\r\nhello", end: halved, status: 200, body: "hello", length: -1},
-		"to the end, without TLS's farewell": {answer: head + "\r\nhello", end: cut, status: 200, body: "hello", length: -1},
-		"whole, then closed":                 {answer: five + "hello", end: fin, status: 200, body: "hello", length: 5},
-		"whole, then cut":                    {answer: five + "hello", end: cut, status: 200, body: "hello", length: 5},
-		"whole, then reset":                  {answer: head + "Content-Length: 0\r\n\r\n", end: reset, status: 200},
-		"whole, then half closed":            {answer: chunked + hello + "0\r\n\r\n", end: halved, status: 200, body: "hello", length: -1},
-		"counted, and more":                  {answer: five + "hello, world", status: 200, body: "hello", length: 5},
-		"chunked, and more":                  {answer: chunked + hello + "0\r\n\r\nmore", status: 200, body: "hello", length: -1},
-		"two answers":                        {answer: five + "hello" + five + "other", status: 200, body: "hello", length: 5},
-		"204 with a body":                    {answer: "HTTP/1.1 204 No Content\r\nContent-Length: 5\r\n\r\nhello", status: 204},
-		"HEAD with a body":                   {method: "HEAD", answer: five + "hello", status: 200, length: 5},
-		"an empty line too many":             {answer: five + "hello\r\n", status: 200, body: "hello", length: 5},
-		"408, though nobody waits":           {answer: five + "helloHTTP/1.1 408 Request Timeout\r\nConnection: close\r\n\r\n", end: fin, status: 200, body: "hello", length: 5},
+		"Connection: close":                      {answer: head + "Content-Length: 2\r\nConnection: close\r\n\r\nok", end: fin, status: 200, body: "ok", length: 2},
+		"close, in a list, in capitals":          {answer: head + "Content-Length: 2\r\nConnection: x, CLOSE\r\n\r\nok", status: 200, body: "ok", length: 2},
+		"close, in a second field":               {answer: head + "Content-Length: 2\r\nConnection: keep-alive\r\nConnection: close\r\n\r\nok", status: 200, body: "ok", length: 2},
+		"HTTP/1.0":                               {answer: "HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nok", status: 200, body: "ok", length: 2},
+		"to the end":                             {answer: head + "\r\nhello", end: fin, status: 200, body: "hello", length: -1},
+		"to the end, despite keep-alive":         {answer: head + "Connection: keep-alive\r\n\r\nhello", end: fin, status: 200, body: "hello", length: -1},
+		"to the end, of its direction":           {answer: head + "\r\nhello", end: halved, status: 200, body: "hello", length: -1},
+		"to the end, without TLS's close_notify": {answer: head + "\r\nhello", end: cut, status: 200, body: "hello", length: -1},
+		"whole, then closed":                     {answer: five + "hello", end: fin, status: 200, body: "hello", length: 5},
+		"whole, then cut":                        {answer: five + "hello", end: cut, status: 200, body: "hello", length: 5},
+		"whole, then reset":                      {answer: head + "Content-Length: 0\r\n\r\n", end: reset, status: 200},
+		"whole, then half closed":                {answer: chunked + hello + "0\r\n\r\n", end: halved, status: 200, body: "hello", length: -1},
+		"counted, and more":                      {answer: five + "hello, world", status: 200, body: "hello", length: 5},
+		"chunked, and more":                      {answer: chunked + hello + "0\r\n\r\nmore", status: 200, body: "hello", length: -1},
+		"two answers":                            {answer: five + "hello" + five + "other", status: 200, body: "hello", length: 5},
+		"204 with a body":                        {answer: "HTTP/1.1 204 No Content\r\nContent-Length: 5\r\n\r\nhello", status: 204},
+		"HEAD with a body":                       {method: "HEAD", answer: five + "hello", status: 200, length: 5},
+		"an empty line too many":                 {answer: five + "hello\r\n", status: 200, body: "hello", length: 5},
+		"unsolicited 408":                        {answer: five + "helloHTTP/1.1 408 Request Timeout\r\nConnection: close\r\n\r\n", end: fin, status: 200, body: "hello", length: 5},
 	}
 }
 

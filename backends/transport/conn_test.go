@@ -69,7 +69,7 @@ func TestClosesConnection(t *testing.T) {
 		}
 		io.ReadAll(resp.Body)
 		if !<-asked {
-			t.Error("the replica was not told")
+			t.Error("the replica was not notified")
 		}
 		idleConns(t, transport, 0)
 	})
@@ -121,7 +121,7 @@ func TestDropsConnectionReadableWhileIdle(t *testing.T) {
 	spoke <- struct{}{}
 	<-spoke
 	if resp, _ := answer(t, transport, "hello"); resp.StatusCode != 200 {
-		t.Errorf("status %d: an answer nobody asked for was taken", resp.StatusCode)
+		t.Errorf("status %d: an unsolicited response was accepted", resp.StatusCode)
 	}
 }
 

@@ -41,7 +41,7 @@ func (e *ConnectError) Error() string {
 
 func (e *ConnectError) Unwrap() error { return e.Err }
 
-// Busy reports whether MaxConns was reached, which is no fault of the replica.
+// Busy reports whether MaxConns was reached, which is not a fault of the replica.
 func (e *ConnectError) Busy() bool { return errors.Is(e.Err, fasthttp.ErrNoFreeConns) }
 
 // OutOfDescriptors reports whether there was no file descriptor left, which is no

@@ -206,7 +206,7 @@ func TestHeaderNames(t *testing.T) {
 	idleConns(t, transport, 0)
 }
 
-// nameserver answers every question for an IPv4 address with what it is told, and
+// nameserver answers every query for an IPv4 address with the configured one, and
 // every other with nothing.
 func nameserver(t *testing.T, addresses func() []string) *net.Resolver {
 	conn, err := net.ListenPacket("udp", "127.0.0.1:0")

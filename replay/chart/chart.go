@@ -94,7 +94,7 @@ func title(reports []replay.Report) string {
 }
 
 const (
-	maxColors = 8 // lines that can be told apart; further ones are grey
+	maxColors = 8 // distinguishable lines; further ones are grey
 	highlight = "prefix"
 	reference = "pooled" // what no router of separate caches reaches
 )

@@ -97,7 +97,7 @@ func TestEqualFigures(t *testing.T) {
 		}
 		texts(t, svg.Bytes())
 		if out := svg.String(); strings.Contains(out, "NaN") || strings.Contains(out, "Inf") {
-			t.Errorf("a place in the picture that is no number: %s", out)
+			t.Errorf("a coordinate that is not a number: %s", out)
 		}
 	}
 	nothing := replay.Summary{Policy: "prefix"}

@@ -72,7 +72,7 @@ func TestRestoreRejectsImplausibleNumbers(t *testing.T) {
 	const edge = 2 * bucketCount
 	f("nothing changed", edge, float64(reportedBucket), true)
 	f("a prediction less than none", 0, -1, false)
-	f("a share that is no number", bucketCount, math.NaN(), false)
+	f("a share that is not a number", bucketCount, math.NaN(), false)
 	f("without end", 3, math.Inf(1), false)
 	f("beyond the last bucket", edge, bucketCount, false)
 	f("no tokens", edge+2, 0, false)

@@ -32,7 +32,7 @@ type Fleet struct {
 
 	backends []backend // by slot
 	ratios   modelRatios
-	rate     float64   // tokens a second of a backend that is no faster or slower than most
+	rate     float64   // tokens per second of a backend of typical speed
 	scratch  []float64 // for medians
 }
 
@@ -63,7 +63,7 @@ type Summary struct {
 	BytesPerToken  float64 // of its own prompts
 	AnswerTokens   float64 // mean length of a sequence
 	PrefillRate    float64 // tokens a second
-	StepTokens     int     // the scheduler's budget for one step; 0: not known
+	StepTokens     int     // the scheduler's budget for one step; 0: unknown
 	Totals
 }
 
@@ -181,7 +181,7 @@ func (f *Fleet) MeanAnswerTokens(list []*backends.Backend) float64 {
 	return sum / float64(len(means))
 }
 
-// StepTokens returns the learned step budget of a backend; 0: not known.
+// StepTokens returns the learned step budget of a backend; 0: unknown.
 func (f *Fleet) StepTokens(slot int) int { return f.backends[slot].step.tokens }
 
 // IndexBlocks returns how many blocks the index of a backend should hold.
@@ -215,7 +215,7 @@ type Prediction struct {
 	IsTooLong     bool // the replica will refuse it
 }
 
-// Usage is what a replica reported at the end of an answer. Zero fields are not known.
+// Usage is what a replica reported at the end of an answer. Zero fields are unknown.
 type Usage struct {
 	PromptTokens, CachedTokens int
 	CachedKnown                bool // the replica reports CachedTokens, so 0 means none

@@ -26,11 +26,11 @@ const (
 type prefillRate struct {
 	samples [maxRateSamples]float64 // tokens a second; a ring
 	count   int                     // of all samples so far
-	value   float64                 // 0: not known
+	value   float64                 // 0: unknown
 }
 
 // addSample adds a measurement: so many uncached tokens, those sent before included,
-// took so long. It reports whether the rate is known now.
+// took so long. It reports whether the rate is now known.
 func (p *prefillRate) addSample(tokens float64, took time.Duration) bool {
 	if tokens < minPrefillTokens || took < minPrefillTime {
 		return false
@@ -59,7 +59,7 @@ const minFullSteps = 3
 type stepBudget struct {
 	largest int // step that the replica reports
 	filled  int // prompts of at least twice that since it is known
-	tokens  int // 0: not known
+	tokens  int // 0: unknown
 }
 
 // addPrefill counts a prompt with so many uncached tokens.

@@ -66,7 +66,7 @@ func TestExportImport(t *testing.T) {
 	x := fleet(3, 100)
 	use(x, 1, "abcdef")
 	use(x, 1, "abcxy")
-	add(x, 1, "pq") // goes on
+	add(x, 1, "pq") // continues
 	use(x, 2, "abc")
 	y := fleet(3, 100)
 	if n := restore(y, 1, copyOut(x, 1, 2, nothing), 2, nothing); n != 10 || y.Len(1) != 10 {
@@ -166,7 +166,7 @@ func predecessors(prompts ...string) map[prompt.Block]prompt.Block {
 	return before
 }
 
-// Random traffic goes on between the parts of an export and of an import.
+// Random traffic continues between the parts of an export and of an import.
 func TestExportAndImportUnderTraffic(t *testing.T) {
 	var prompts []string
 	for i := range 256 {

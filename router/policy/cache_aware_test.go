@@ -63,7 +63,7 @@ func TestSMG(t *testing.T) {
 		p.expect(why, requestFor("abcdefghij"), candidates, want...)
 	}
 	f("4 of 10 is more than 0.3", 1, busy(5, 0, 1), 0)
-	f("a hot backend that holds nothing matters to nobody", 1, busy(10, 200, 0), 0)
+	f("a hot backend that holds nothing has no effect", 1, busy(10, 200, 0), 0)
 	// mean 100/3 = 33.3: 100 > 50 and 100 > 97.3
 	f("the holder is hot", 1, busy(100, 0, 1), 1)
 	// mean 95/3 = 31.7: 95 > 47.5 but 95 < 95.7
@@ -193,7 +193,7 @@ func TestAIBrix(t *testing.T) {
 	f("both above 6.83: the least loaded", busy(8, 8, 0, 1, 3), 2)
 	// Pathology: nine requests switch affinity off, mean 9/4.
 	f("9 - 0 > 8: only the least loaded", busy(0, 9, 0, 1), 0)
-	f("… whoever holds it", busy(1, 9, 0, 1), 2)
+	f("… regardless of the match", busy(1, 9, 0, 1), 2)
 	p := newTester(t, "aibrix", Settings{ImbalanceAbs: 1})
 	p.send(requestFor("abcde"), 0)
 	p.expect("2 - 0 > 1", requestFor("abcde"), busy(2, 0), 1)
@@ -321,7 +321,7 @@ func TestSMetric(t *testing.T) {
 	f("15,000 + 1,000 is in time", 0, first(15_000), cold(0, 0))
 	// 16,001 × 9 against 4,000 × 1
 	f("a token more is not", 1, first(15_001), cold(0, 1))
-	f("… and nobody else is", 0, first(15_001), cold(12_001, 1))
+	f("… and no other is", 0, first(15_001), cold(12_001, 1))
 	// 16,001 × 9 against 15,000 × 10
 	f("the lower product is at first all the same", 0, first(15_001), cold(11_000, 10))
 	f("1,000 of 4,000 is not more than a quarter", 1,

@@ -17,7 +17,7 @@ func (p *chwbl) Choose(r *Request, candidates []Candidate) int {
 		total += candidates[i].Requests
 	}
 	bound := (total + 1) / float64(len(candidates)) * p.loadFactor
-	r.traceCriterion("place on a hash ring after the hash of the prompt's beginning, unless it is too busy")
+	r.traceCriterion("position on a hash ring after the hash of the prompt's beginning, with bounded load")
 	first := -1
 	for i := range p.ring.clockwise(rendezvous(r.affinityKey(), 0), candidates) {
 		if first < 0 {

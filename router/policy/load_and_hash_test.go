@@ -89,7 +89,7 @@ func TestCHWBLBoundsLoads(t *testing.T) {
 	// Accepted up to (10+1)/2 × 1.25 = 6.875 of ten in flight.
 	p.expect("6 of 10", r, loads(6, 4), first)
 	p.expect("7 of 10", r, loads(7, 3), 1-first)
-	p.expect("nobody has any", r, loads(0, 0), first)
+	p.expect("none has any", r, loads(0, 0), first)
 	tight := newTester(t, "chwbl", Settings{LoadFactor: 1})
 	// (10+1)/2 × 1 = 5.5
 	tight.expect("6 of 10 at a load factor of 1", r, loads(6, 4), 1-first)

@@ -33,7 +33,7 @@ type Settings struct {
 	SLO            time.Duration `mapstructure:"-"`               // see Prefix
 }
 
-// Request is what policies know of a request. Counts of tokens are estimates.
+// Request is what policies know about a request. Counts of tokens are estimates.
 type Request struct {
 	Now          time.Time
 	Blocks       []prompt.Block // full blocks of the prompt; none if the endpoint has no prefix to match

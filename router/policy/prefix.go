@@ -15,7 +15,7 @@ const (
 	pressureInterval = 20 * time.Second // over which W is averaged
 )
 
-// Prefix chooses the backend where the request costs the fleet least, in tokens of
+// Prefix chooses the backend where the request has the lowest cost to the fleet, in tokens of
 // prefill. The cost is the sum of its terms over the operator's weight:
 //
 //	cost = W + u·(1 + κ + min(θ·n, 4)) + δ·L̂·n

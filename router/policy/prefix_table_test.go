@@ -86,7 +86,7 @@ func TestBlockSetsBeyond64Slots(t *testing.T) {
 		t.Errorf("scattered: %v, want 3, 2 and 0", got)
 	}
 	if got := s.matchScattered(blocksOf("xabc"), some); !slices.Equal(got, []int{0, 0, 0}) {
-		t.Errorf("scattered after a block of nobody's: %v", got)
+		t.Errorf("scattered after a block that no backend holds: %v", got)
 	}
 	s.remove(blocksOf("a")[0], 129)
 	if got := s.matchPrefix(blocksOf("abcd"), some); !slices.Equal(got, []int{0, 1, 0}) {
@@ -104,13 +104,13 @@ func TestEPPTableEvictsHeads(t *testing.T) {
 	small[0].CacheTokens = 4 * 64 // four blocks: c, d, e and f stay
 	r := requestFor("abcdef")
 	p.Choose(&r, small)
-	// Nobody holds the first block, so nobody is credited with anything.
-	p.expect("nobody holds the head", requestFor("abcdef"), fleet(Candidate{KVUsage: 0.1}, Candidate{}), 1)
+	// No backend holds the first block, so none is credited with anything.
+	p.expect("no backend holds the head", requestFor("abcdef"), fleet(Candidate{KVUsage: 0.1}, Candidate{}), 1)
 	p = newTester(t, "weighted", Settings{})
 	p.Choose(&r, small)
 	p.send(requestFor("ab"), 1)
 	// 3·4/6 = 2, though a replica could use none of it, against 3·2/6 = 1.
-	p.expect("somebody else does", requestFor("abcdef"), idle(2), 0)
+	p.expect("another does", requestFor("abcdef"), idle(2), 0)
 }
 
 func TestEPPTableBounds(t *testing.T) {

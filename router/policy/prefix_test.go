@@ -173,6 +173,6 @@ func TestPrefixSLO(t *testing.T) {
 		Candidate{MatchedTokens: 1, UncachedTokens: 7000, AdapterTokens: 2000}, Candidate{UncachedTokens: 7001})
 	f("among equals the cheapest", 1,
 		Candidate{QueuedTokens: 100, UncachedTokens: 500}, Candidate{UncachedTokens: 500}, Candidate{QueuedTokens: 200, UncachedTokens: 500})
-	f("nobody meets it: the cheapest", 1,
+	f("none meets it: the cheapest", 1,
 		Candidate{QueuedTokens: 30_000, MatchedTokens: 7000, UncachedTokens: 2000}, Candidate{MatchedTokens: 0, UncachedTokens: 9000})
 }

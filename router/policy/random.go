@@ -6,6 +6,6 @@ import "math/rand/v2"
 type random struct{ rng *rand.Rand }
 
 func (p random) Choose(r *Request, candidates []Candidate) int {
-	r.traceCriterion("chance")
+	r.traceCriterion("random choice")
 	return p.rng.IntN(len(candidates))
 }

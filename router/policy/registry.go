@@ -27,7 +27,7 @@ type Definition struct {
 	build func(options) Policy
 }
 
-// options are what a policy is made of.
+// options are the parameters of a policy.
 type options struct {
 	Settings
 	rng       *rand.Rand

@@ -13,7 +13,7 @@ const (
 )
 
 // ring is a consistent hash ring of backends. Absent backends keep their points,
-// so that one that comes or goes moves no other's keys.
+// so that adding or removing one moves no key of another.
 type ring struct {
 	points  []point // by position
 	members map[uint64]int32

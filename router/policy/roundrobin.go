@@ -1,7 +1,7 @@
 package policy
 
-// roundRobin chooses the candidates in turn. Turns go by name and not by index:
-// indexes shift as backends come, go or are left out.
+// roundRobin chooses the candidates in turn, in the order of their names: indexes
+// shift as backends are added, removed or filtered.
 type roundRobin struct{ last uint64 }
 
 func (p *roundRobin) Choose(r *Request, candidates []Candidate) int {
@@ -18,7 +18,7 @@ func (p *roundRobin) Choose(r *Request, candidates []Candidate) int {
 	if next < 0 {
 		next = first
 	}
-	r.traceCriterion("its turn")
+	r.traceCriterion("order of names")
 	if r.Trace == nil {
 		p.last = candidates[next].NameHash
 	}

@@ -6,7 +6,7 @@ import (
 )
 
 // session keeps a session on one backend by rendezvous hashing, whatever the load
-// there. A request without a session goes by the beginning of its first message or
+// there. A request without a session is hashed by the beginning of its first message or
 // of its prompt; without any of these, to the least loaded.
 type session struct{ rng *rand.Rand }
 

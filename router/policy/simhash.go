@@ -7,7 +7,7 @@ package policy
 type simHash struct{ ring ring }
 
 func (p *simHash) Choose(r *Request, candidates []Candidate) int {
-	r.traceCriterion("place on a hash ring after the prompt's hash")
+	r.traceCriterion("position on a hash ring after the prompt's hash")
 	for i := range p.ring.clockwise(similarityHash(r), candidates) {
 		return i
 	}

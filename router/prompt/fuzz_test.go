@@ -31,7 +31,7 @@ func depth(body []byte) (most int) {
 	return most
 }
 
-// FuzzParse holds our verdict against encoding/json's. It may differ in four
+// FuzzParse compares our result with encoding/json's. It may differ in four
 // ways: ours wants valid UTF-8, an object, and no more than maxDepth levels,
 // and takes a byte order mark.
 func FuzzParse(f *testing.F) {

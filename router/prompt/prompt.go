@@ -16,7 +16,7 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// Kind says how a body is to be parsed.
+// Kind selects how a body is parsed.
 type Kind uint8
 
 const (
@@ -25,7 +25,7 @@ const (
 	Other                  // any other JSON body: only its syntax and common fields
 )
 
-// Error says why a body is rejected, with status 400.
+// Error is why a body is rejected, with status 400.
 type Error struct {
 	Param   string // the top-level key in error; "" for the body itself
 	Message string
@@ -33,7 +33,7 @@ type Error struct {
 
 func (e *Error) Error() string { return e.Message }
 
-// Prompt is what routing needs to know of one request. It is meant to be pooled:
+// Prompt is what routing needs to know about one request. It is meant to be pooled:
 // Parse overwrites it and reuses its buffers. It is not safe for concurrent use.
 type Prompt struct {
 	Model            string // "" if absent, null or empty

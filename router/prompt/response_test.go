@@ -169,7 +169,7 @@ func TestResponsesWithoutBlocks(t *testing.T) {
 		{"no object", ask, `[1]`},
 		{"a choice that is none", ask, `{"choices":[1]}`},
 		{"several choices", `{"n":2,"messages":[{"role":"user","content":"q"}]}`, delta(`"role":"assistant"`)},
-		{"an answer that goes on with the last message", `{"messages":[{"role":"assistant","content":"q"}]}`, delta(`"role":"assistant"`)},
+		{"an answer that continues the last message", `{"messages":[{"role":"assistant","content":"q"}]}`, delta(`"role":"assistant"`)},
 		{"reasoning that the next turn drops", `{"messages":[{"role":"user","content":"q"},{"role":"assistant","reasoning":"r"},{"role":"tool","content":"t"}]}`,
 			delta(`"role":"assistant"`)},
 		{"a prompt that is not cached", `{"truncate_prompt_tokens":5,"messages":[]}`, delta(`"role":"assistant"`)},

@@ -9,7 +9,7 @@ const (
 	departureSeconds     = 10              // for which departures are remembered
 	minDepartureInterval = 2 * time.Second // below which they show no rate
 
-	// MaxRetryDelay bounds the time after which a refused request should come again.
+	// MaxRetryDelay is the maximum Retry-After of a refused request.
 	MaxRetryDelay = time.Minute
 )
 
@@ -37,7 +37,7 @@ func (d *departures) addDeparture(now time.Time) {
 }
 
 // departureTime returns how long n departures take at the recent rate, in whole seconds,
-// or 0 when that is not known, and the time since the last departure.
+// or 0 if unknown, and the time since the last departure.
 func (d *departures) departureTime(n int, now time.Time) (wait, silence time.Duration) {
 	interval := min(now.Sub(d.since), departureSeconds*time.Second)
 	count := 0

@@ -10,7 +10,7 @@ const (
 // later, by the time that its share of the fleet takes for what came before it. A
 // tenant's own requests keep their order among themselves.
 //
-// Its memory is fixed: tenants are told apart by a hash, and two that collide are
+// Its memory is fixed: tenants are distinguished by a hash, and two that collide are
 // treated as one. Requests without a key are one tenant, but only while there are
 // requests with keys: without any there is nothing to share.
 type fairness struct {

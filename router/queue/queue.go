@@ -327,7 +327,7 @@ func (it *Item[T]) rank() int {
 	return 2 * it.Priority
 }
 
-// goesBefore is the order of service.
+// goesBefore reports the order of service.
 func (it *Item[T]) goesBefore(other *Item[T]) bool {
 	switch {
 	case it.rank() != other.rank():

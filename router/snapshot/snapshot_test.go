@@ -370,7 +370,7 @@ func TestReadRejectsUnusableSnapshots(t *testing.T) {
 		return b
 	}
 	f("empty", "truncated", nil, plain)
-	f("foreign", "not a warmroute snapshot", []byte(strings.Repeat("# a readme\n", 50)), plain)
+	f("another format", "not a warmroute snapshot", []byte(strings.Repeat("# a readme\n", 50)), plain)
 	f("version", "version 2", edit(func(b []byte) { b[len(magic)] = 2 }), plain)
 	f("other block size", "index.block_bytes", good, func(k *kept) { k.fingerprint = fingerprint(512) })
 	f("too old", "25h", good, func(k *kept) { k.now = k.now.Add(25 * time.Hour) })

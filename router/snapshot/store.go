@@ -34,7 +34,7 @@ type Store struct {
 	keptBytes int                         // of memory, by pending
 }
 
-// Options are what a Store needs beside its router.
+// Options configure a Store.
 type Options struct {
 	BlockBytes int   // of canonical prompt in a block
 	MaxBytes   int64 // of a snapshot: what the router's index may take
@@ -137,7 +137,7 @@ func (s *Store) ForgetBackend(b *backends.Backend) {
 }
 
 // Write writes what is known of every backend that was scraped since the start, and
-// of the others what was read. The router goes on deciding meanwhile.
+// of the others what was read. The router continues to decide meanwhile.
 func (s *Store) Write(to io.Writer) error {
 	list := s.router.Backends()
 	s.mu.Lock()

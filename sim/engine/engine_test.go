@@ -309,7 +309,7 @@ func TestHiddenEvictions(t *testing.T) {
 	}{{0, 80}, {0.5, 32}, {1, 0}, {math.Inf(1), 0}} {
 		e := New(Config{KVTokens: 320, HiddenEvictions: c.hidden})
 		now := finish(t, e, add(t, e, 81, 1, blocks(1, 5), 0), 0)
-		// Before its five full ones go its sixth and fourteen that nobody used yet;
+		// Before its five full ones go its sixth and fourteen that are unused;
 		// without hidden evictions twelve of them, with one for every second block
 		// 9 + 9.
 		for i := range 2 {

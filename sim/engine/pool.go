@@ -1,6 +1,6 @@
 package engine
 
-// BlockHash identifies a full block of tokens and all before it. Zero is no block and
+// BlockHash identifies a full block of tokens and all before it. Zero is not a block and
 // never cached.
 type BlockHash uint64
 
