@@ -46,8 +46,10 @@ if ! cmp -s "$here/requirements.lock" "$root/venv/installed.lock"; then
   mkdir -p "$site/vllm-$version+cpu.dist-info"
   printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s+cpu\n' "$version" >"$site/vllm-$version+cpu.dist-info/METADATA"
 
+  # Imports the kernels for this processor, with or without AVX-512.
   VLLM_TARGET_DEVICE=cpu VLLM_NO_USAGE_STATS=1 "$python" -c \
-    'import vllm._C, torch, vllm; print("vllm", vllm.__version__, "torch", torch.__version__)'
+    'from vllm.platforms import current_platform; current_platform.import_kernels()
+import torch, vllm; print("vllm", vllm.__version__, "torch", torch.__version__)'
   cp "$here/requirements.lock" "$root/venv/installed.lock"
 fi
 
