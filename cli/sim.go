@@ -28,8 +28,8 @@ func newSimCommand() *cobra.Command {
 		Long: `Run a simulated vLLM replica, which needs no GPU.
 
 It has vLLM's API and metrics, prefix cache and scheduler, answers with
-English-like text, and is as fast as the described GPU, by default with a model
-of 8 billion parameters. A token is four bytes of text.
+English-like text, and is as fast as the flags describe, by default like a GPU
+with a model of 8 billion parameters. A token is four bytes of text.
 
 POST /sim/fault injects a fault, for example:
   curl http://127.0.0.1:8000/sim/fault -d '{"kind":"die","chunks":3}'
@@ -65,7 +65,7 @@ func addSimFlags(f *pflag.FlagSet, listen *string, drainSeconds *int, cfg *sim.C
 	f.IntVar(&e.StepTokens, "max-num-batched-tokens", 8192, "maximum number `N` of tokens in an engine step")
 	f.IntVar(&e.MaxSeqs, "max-num-seqs", 256, "maximum number `N` of running requests")
 
-	f.Float64Var(&e.Speed, "speed", 1, "run `X` times as fast as the described GPU")
+	f.Float64Var(&e.Speed, "speed", 1, "run `X` times as fast as the other flags describe")
 	f.DurationVar(&e.StepTime, "step-time", 8*time.Millisecond, "minimum `DURATION` of an engine step")
 	f.Float64Var(&e.PrefillRate, "prefill-rate", 8000, "prefill rate, `N` prompt tokens per second")
 	f.DurationVar(&e.DecodeTime, "decode-time", 40*time.Microsecond, "`DURATION` of a step per decoding request")
