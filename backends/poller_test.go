@@ -298,13 +298,13 @@ func TestCacheLoss(t *testing.T) {
 					}
 					return answer(200, c.after)
 				})
-				var told []string
+				var reported []string
 				p := Poller{
-					OnCacheLost: func(_ *Backend, reason string) { told = append(told, reason) },
+					OnCacheLost: func(_ *Backend, reason string) { reported = append(reported, reason) },
 					OnLoad: func(*Backend, *Load) {
 						if polls == 1 {
-							told = nil // what the first scrape said of itself
-						} else if polls == 3 && c.want != "" && len(told) != 1 {
+							reported = nil // what the first scrape said of itself
+						} else if polls == 3 && c.want != "" && len(reported) != 1 {
 							t.Error("the loss was not reported before the load")
 						}
 					},
@@ -312,9 +312,9 @@ func TestCacheLoss(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 				defer cancel()
 				p.Watch(ctx, b)
-				switch got := strings.Join(told, "; "); {
-				case c.want == "" && got != "", len(told) > 1, !strings.Contains(got, c.want):
-					t.Errorf("told %q, want %q", got, c.want)
+				switch got := strings.Join(reported, "; "); {
+				case c.want == "" && got != "", len(reported) > 1, !strings.Contains(got, c.want):
+					t.Errorf("reported %q, want %q", got, c.want)
 				}
 			})
 		})

@@ -413,8 +413,8 @@ func TestDrainIsReportedAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		checks := 0
 		b := virtual(t, health(func(context.Context) (int, error) { checks++; return 200, nil }).RoundTrip)
-		var told []string
-		c := Checker{OnState: func(_ *Backend, s State, _ string) { told = append(told, s.String()) }}
+		var reported []string
+		c := Checker{OnState: func(_ *Backend, s State, _ string) { reported = append(reported, s.String()) }}
 		c.SetSettings(HealthSettings{Interval: time.Hour})
 		watchUntilCleanup(t, c.Watch, b)
 		time.Sleep(time.Second)
@@ -423,8 +423,8 @@ func TestDrainIsReportedAtOnce(t *testing.T) {
 			time.Sleep(time.Second)
 			synctest.Wait()
 		}
-		if got := strings.Join(told, " "); got != "ready draining ready draining ready" || checks != 5 {
-			t.Errorf("told %s with %d checks", got, checks)
+		if got := strings.Join(reported, " "); got != "ready draining ready draining ready" || checks != 5 {
+			t.Errorf("reported %s with %d checks", got, checks)
 		}
 	})
 }

@@ -91,14 +91,14 @@ func inFlight(must float64) gate {
 // The variants of a row about learning, besides prefix itself.
 const (
 	unlearned = "unlearned" // the same error without learning
-	told      = "told"      // no error
+	correct   = "correct"   // no error
 )
 
 // cost is the cost of an error without learning.
 func cost(m measure) gate {
-	return gate{what: m.name + ", unlearned / told the truth", figure: func(r replay.Report) (float64, string, bool) {
+	return gate{what: m.name + ", unlearned / correct size reported", figure: func(r replay.Report) (float64, string, bool) {
 		wrong, ok := r.Find(unlearned)
-		right, found := r.Find(told)
+		right, found := r.Find(correct)
 		return m.of(wrong) / m.of(right), "", ok && found
 	}}
 }
@@ -108,7 +108,7 @@ func wonBack(m measure, must float64) gate {
 	return gate{what: "won back by learning", must: must, atLeast: true, figure: func(r replay.Report) (float64, string, bool) {
 		us, _ := r.Find(highlight)
 		wrong, ok := r.Find(unlearned)
-		right, found := r.Find(told)
+		right, found := r.Find(correct)
 		if m.of(wrong) <= 1.02*m.of(right) {
 			return math.NaN(), "", ok && found
 		}
@@ -267,14 +267,14 @@ func learningRows(trace *replay.Trace) []row {
 				}
 				all = append(all, row{
 					name:     fmt.Sprintf("%s-%dk%s", name, kvTokens/1000, usage),
-					variants: []variant{{highlight, play(wrong, true)}, {unlearned, play(wrong, false)}, {told, play(right, false)}},
+					variants: []variant{{highlight, play(wrong, true)}, {unlearned, play(wrong, false)}, {correct, play(right, false)}},
 					gates:    []gate{cost(ttft()), wonBack(ttft(), 0.5)},
 				})
 			}
 		}
 	}
-	f("told-half", replay.Scenario{IndexFactor: 0.5}, replay.Scenario{})
-	f("told-double", replay.Scenario{IndexFactor: 2}, replay.Scenario{})
+	f("reported-half", replay.Scenario{IndexFactor: 0.5}, replay.Scenario{})
+	f("reported-double", replay.Scenario{IndexFactor: 2}, replay.Scenario{})
 	// With a block lost for each one evicted, a cache is worth half its size.
 	f("evicting", replay.Scenario{Evictions: 1}, replay.Scenario{Evictions: 1, IndexFactor: 0.5})
 	return all
@@ -380,7 +380,7 @@ func TestGateVerdict(t *testing.T) {
 	f(toPooled(hits(), 0.8, true), 1, "FAIL")
 	f(noneLost(), 1, "0.990", "FAIL")
 	learning := func(us, wrong, right float64) {
-		report.Results = []replay.Summary{{Policy: highlight, TTFTMean: us}, {Policy: unlearned, TTFTMean: wrong}, {Policy: told, TTFTMean: right}}
+		report.Results = []replay.Summary{{Policy: highlight, TTFTMean: us}, {Policy: unlearned, TTFTMean: wrong}, {Policy: correct, TTFTMean: right}}
 	}
 	learning(1.25, 2, 1)
 	f(wonBack(ttft(), 0.5), 0, "0.750", "pass")

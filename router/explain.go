@@ -81,7 +81,7 @@ func (r *Router) Explain(req Request, tried ...*backends.Backend) Explanation {
 	if err == nil {
 		queued = r.explainScores(&e, all)
 	}
-	e.Queued, e.Refused = r.explainFate(&req, tried, queued, err)
+	e.Queued, e.Refused = r.explainQueueing(&req, tried, queued, err)
 	e.Sentence = e.sentence()
 	return e
 }
@@ -120,10 +120,10 @@ func (r *Router) explainScores(e *Explanation, all []*backends.Backend) (queued 
 	return queued
 }
 
-// explainFate returns why a request would be queued, or why it would be refused, in
+// explainQueueing returns why a request would be queued, or why it would be refused, in
 // the order in which route decides. blocked is why the chosen backend could not start
 // it soon, err why there is none.
-func (r *Router) explainFate(req *Request, tried []*backends.Backend, blocked string, err error) (queued, refused string) {
+func (r *Router) explainQueueing(req *Request, tried []*backends.Backend, blocked string, err error) (queued, refused string) {
 	switch {
 	case len(tried) > 0 && !r.hasUntried(req, tried):
 		return "", "every backend that serves the model was tried"

@@ -68,7 +68,7 @@ func TestExplainSpill(t *testing.T) {
 }
 
 // TestExplainAgreesWithPick asks before each of many picks, and in a second
-// fleet never: what is told is done, and both fleets do the same.
+// fleet never: what is explained is done, and both fleets do the same.
 func TestExplainAgreesWithPick(t *testing.T) {
 	for _, name := range policy.Names() {
 		for _, queue := range []bool{false, true} {
@@ -94,14 +94,14 @@ func TestExplainAgreesWithPick(t *testing.T) {
 				}
 				w, o := submit(one, ask(fleet, key, n)), submit(other, ask(otherFleet, key, n))
 				if w.waits() != (e.Queued != "") || w.waits() != o.waits() {
-					t.Fatalf("%s, step %d: waits %v and %v, told %q", name, step, w.waits(), o.waits(), e.Queued)
+					t.Fatalf("%s, step %d: waits %v and %v, explained %q", name, step, w.waits(), o.waits(), e.Queued)
 				}
 				if w.waits() {
 					w.ticket.Cancel()
 					o.ticket.Cancel()
 				} else {
 					if w.d.Backend.Name != e.Choice || w.d.Reason != e.Reason || w.d.Backend.Name != o.d.Backend.Name || w.d.MatchedBlocks != e.about(t, w.d.Backend).MatchedBlocks {
-						t.Fatalf("%s, step %d: told %s for %s, sent to %s for %s, without being asked to %s", name, step, e.Choice, e.Reason, w.d.Backend.Name, w.d.Reason, o.d.Backend.Name)
+						t.Fatalf("%s, step %d: explained %s for %s, sent to %s for %s, without being asked to %s", name, step, e.Choice, e.Reason, w.d.Backend.Name, w.d.Reason, o.d.Backend.Name)
 					}
 					inFlight, otherInFlight = append(inFlight, w.d), append(otherInFlight, o.d)
 				}

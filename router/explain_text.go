@@ -11,7 +11,7 @@ import (
 // sentence is the explanation in plain English.
 func (e *Explanation) sentence() string {
 	if e.Choice == "" {
-		return e.noCandidate() + " " + e.fate()
+		return e.noCandidate() + " " + e.queueSentence()
 	}
 	c, others := e.candidates()
 	var s string
@@ -27,7 +27,7 @@ func (e *Explanation) sentence() string {
 		s = e.byScore(c, others)
 	}
 	if e.Queued != "" || e.Refused != "" {
-		return s + ". " + e.fate()
+		return s + ". " + e.queueSentence()
 	}
 	return s + "."
 }
@@ -128,8 +128,8 @@ func (e *Explanation) filtered() string {
 	return strings.Join(why, ", ")
 }
 
-// fate says what happens to a request that is not sent at once.
-func (e *Explanation) fate() string {
+// queueSentence says what happens to a request that is not sent at once.
+func (e *Explanation) queueSentence() string {
 	switch {
 	case e.Refused != "":
 		return "It would be refused: " + e.Refused + "."

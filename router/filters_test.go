@@ -308,7 +308,7 @@ func TestTooLongPromptIsNotQueued(t *testing.T) {
 	f("longer than the cache", ask(fleet, 4, 8000))
 }
 
-// It cannot be told whether such a prompt fits, but that no other's end makes
+// It is unknown whether such a prompt fits, but that no other's end makes
 // room for it.
 func TestPromptBeyondCacheIsNotQueued(t *testing.T) {
 	r, fleet, c := newFleet(t, 1, "prefix", withQueue)

@@ -306,7 +306,7 @@ type stallNotice struct {
 	elsewhere, hung bool
 }
 
-// addWatched adds a request to those that are told of stalls: nothing of an answer was
+// addWatched adds a request to those that are notified of stalls: nothing of an answer was
 // relayed, so another backend could still answer it.
 func (h *health) addWatched(d *Decision) {
 	if d.watch.listener != nil {

@@ -277,8 +277,8 @@ function backendState(b) {
   if (b.state !== 'ready') {
     return [tone, b.state === 'draining' && !b.drained ? 'removing' : word, cause(b)];
   }
-  if (b.breaker === 'open') return ['bad', 'failing', 'its last requests failed; others are asked first'];
-  if (b.breaker === 'half-open') return ['warn', 'recovering', 'its last requests failed; one at a time tries it'];
+  if (b.breaker === 'open') return ['bad', 'failing', 'its last requests failed; other backends are preferred'];
+  if (b.breaker === 'half-open') return ['warn', 'recovering', 'its last requests failed; one request at a time probes it'];
   return [tone, word];
 }
 

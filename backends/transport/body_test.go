@@ -195,12 +195,12 @@ func (c *counting) SetReadDeadline(at time.Time) error {
 	return c.Conn.SetReadDeadline(at)
 }
 
-// fate is what became of a connection.
-type fate struct{ released, discarded int }
+// use counts what happened to a connection.
+type connUse struct{ released, discarded int }
 
 // answerOver reads the header of an answer from c, as if it had been asked for.
-func answerOver(c net.Conn, method string) (*http.Response, *fate, error) {
-	f := new(fate)
+func answerOver(c net.Conn, method string) (*http.Response, *connUse, error) {
+	f := new(connUse)
 	b := &Body{
 		ctx: context.Background(),
 		t:   New(Options{URL: &url.URL{Scheme: "http", Host: "replica"}}),
@@ -436,12 +436,12 @@ func TestHeaderTimeoutExcludesBody(t *testing.T) {
 			time.Sleep(time.Hour)
 			io.WriteString(replica, "ok")
 		}()
-		resp, fate, err := answerOver(ours, "GET")
+		resp, use, err := answerOver(ours, "GET")
 		if err != nil {
 			t.Fatal(err)
 		}
-		if body, err := io.ReadAll(resp.Body); string(body) != "ok" || err != nil || fate.released != 1 {
-			t.Errorf("body %q, error %v, %+v", body, err, fate)
+		if body, err := io.ReadAll(resp.Body); string(body) != "ok" || err != nil || use.released != 1 {
+			t.Errorf("body %q, error %v, %+v", body, err, use)
 		}
 		ours.Close()
 	})

@@ -98,7 +98,7 @@ func TestCancelAfterEnd(t *testing.T) {
 // When the context has begun to close the socket, it may do so at any moment:
 // the connection must not go back, even if its answer came whole.
 func TestCanceledConnectionIsNotPooled(t *testing.T) {
-	resp, fate, err := answerOver(&wire{bytes: []byte("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"), step: 100}, "GET")
+	resp, use, err := answerOver(&wire{bytes: []byte("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"), step: 100}, "GET")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -106,8 +106,8 @@ func TestCanceledConnectionIsNotPooled(t *testing.T) {
 	if body, err := io.ReadAll(resp.Body); string(body) != "ok" || err != nil {
 		t.Errorf("body %q, error %v", body, err)
 	}
-	if fate.released != 0 || fate.discarded != 1 {
-		t.Errorf("%+v", fate)
+	if use.released != 0 || use.discarded != 1 {
+		t.Errorf("%+v", use)
 	}
 }
 

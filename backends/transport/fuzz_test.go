@@ -101,9 +101,9 @@ type played struct {
 // play reads an answer to its end, through waits that give up.
 func play(t *testing.T, sent []byte, step, silences int, method string) (got played) {
 	w := &wire{bytes: sent, step: step}
-	resp, fate, err := answerOver(w, method)
+	resp, use, err := answerOver(w, method)
 	if err != nil {
-		if fate.released > 0 {
+		if use.released > 0 {
 			t.Error("the pool got a connection whose answer makes no sense")
 		}
 		return played{err: err}
@@ -126,10 +126,10 @@ func play(t *testing.T, sent []byte, step, silences int, method string) (got pla
 		got.body = append(got.body, p[:n]...)
 	}
 	body.Close()
-	if fate.released+fate.discarded != 1 {
-		t.Errorf("connection given back %d times, discarded %d times", fate.released, fate.discarded)
+	if use.released+use.discarded != 1 {
+		t.Errorf("connection given back %d times, discarded %d times", use.released, use.discarded)
 	}
-	if got.released = fate.released > 0; got.released && got.err != io.EOF {
+	if got.released = use.released > 0; got.released && got.err != io.EOF {
 		t.Error("the pool got a connection whose answer had not ended")
 	}
 	if got.released && w.deadline {

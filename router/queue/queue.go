@@ -302,7 +302,7 @@ func (q *Queue[T]) StartRound() {
 func (q *Queue[T]) NextTurn(hasRoom func(*backends.Backend, *Item[T], *Group[T]) bool) *Item[T] {
 	var first *Item[T]
 	for _, g := range q.groups {
-		if g.next == len(g.front) || g.turns == MaxTurns || first != nil && first.goesBefore(g.front[g.next]) {
+		if g.next == len(g.front) || g.turns == MaxTurns || first != nil && first.isBefore(g.front[g.next]) {
 			continue
 		}
 		if slices.ContainsFunc(g.Backends, func(b *backends.Backend) bool { return hasRoom(b, g.front[g.next], g) }) {
@@ -327,8 +327,8 @@ func (it *Item[T]) rank() int {
 	return 2 * it.Priority
 }
 
-// goesBefore reports the order of service.
-func (it *Item[T]) goesBefore(other *Item[T]) bool {
+// isBefore reports whether it is served before other.
+func (it *Item[T]) isBefore(other *Item[T]) bool {
 	switch {
 	case it.rank() != other.rank():
 		return it.rank() < other.rank()
@@ -343,7 +343,7 @@ func (q *Queue[T]) joinGroup(it *Item[T]) {
 	if at < 0 {
 		at = len(q.groups)
 		q.groups = append(q.groups, &Group[T]{Backends: it.Backends, rest: itemHeap[T]{
-			before: (*Item[T]).goesBefore,
+			before: (*Item[T]).isBefore,
 			place:  func(it *Item[T]) *int { return &it.place },
 		}})
 	}
@@ -369,7 +369,7 @@ const inFront = -1
 func (g *Group[T]) insertItem(it *Item[T]) {
 	if len(g.front) == MaxTurns {
 		last := g.front[MaxTurns-1]
-		if last.goesBefore(it) {
+		if last.isBefore(it) {
 			heap.Push(&g.rest, it)
 			return
 		}
@@ -398,9 +398,9 @@ func (g *Group[T]) removeItem(it *Item[T]) {
 func (g *Group[T]) findPlace(it *Item[T]) int {
 	at, _ := slices.BinarySearchFunc(g.front, it, func(a, b *Item[T]) int {
 		switch {
-		case a.goesBefore(b):
+		case a.isBefore(b):
 			return -1
-		case b.goesBefore(a):
+		case b.isBefore(a):
 			return 1
 		}
 		return 0

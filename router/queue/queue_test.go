@@ -93,7 +93,7 @@ func TestQueueAgreesWithSortedList(t *testing.T) {
 		}
 		sorted := slices.Clone(plain)
 		slices.SortFunc(sorted, func(a, b *Item[int]) int {
-			if a.goesBefore(b) {
+			if a.isBefore(b) {
 				return -1
 			}
 			return 1
