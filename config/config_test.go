@@ -1,0 +1,73 @@
+package config
+
+import (
+	"reflect"
+	"testing"
+	"time"
+
+	"warmroute/router/policy"
+)
+
+// TestSettingsReachComponents sets every setting and checks that no field of what the
+// components are given is left out.
+func TestSettingsReachComponents(t *testing.T) {
+	var c Config
+	fill(reflect.ValueOf(&c).Elem())
+	c.Tenant = "isolate"
+	c.Routing.Learn = false
+	c.Routing.SLO = 0 // the router sets it from slo.ttft
+	proxySettings, routerSettings := c.ProxySettings(), c.RouterSettings()
+	routerSettings.PolicySettings.SLO = routerSettings.SLO
+	for name, settings := range map[string]any{"proxy": proxySettings, "router": routerSettings, "key": c.APIKeys()[0]} {
+		for _, path := range zeroFields(reflect.ValueOf(settings), name) {
+			t.Errorf("%s is not set", path)
+		}
+	}
+	if got, want := routerSettings.PolicySettings, (policy.Settings{MatchRatio: 1, ImbalanceAbs: 1, ImbalanceRatio: 1, LoadFactor: 1, SLO: 1}); got != want {
+		t.Errorf("settings of the policy: got %+v, want %+v", got, want)
+	}
+}
+
+// fill sets every exported field of a struct, and of those in it, to a value that is not
+// zero.
+func fill(v reflect.Value) {
+	switch v.Kind() {
+	case reflect.Struct:
+		if v.Type() == reflect.TypeFor[time.Time]() {
+			v.Set(reflect.ValueOf(time.Unix(1, 0)))
+			return
+		}
+		for i := range v.NumField() {
+			if v.Type().Field(i).IsExported() {
+				fill(v.Field(i))
+			}
+		}
+	case reflect.Slice:
+		v.Set(reflect.MakeSlice(v.Type(), 1, 1))
+		fill(v.Index(0))
+	case reflect.String:
+		v.SetString("x")
+	case reflect.Bool:
+		v.SetBool(true)
+	case reflect.Int, reflect.Int64:
+		v.SetInt(1)
+	case reflect.Float64:
+		v.SetFloat(1)
+	}
+}
+
+// zeroFields returns the paths of the exported fields that are zero.
+func zeroFields(v reflect.Value, path string) (paths []string) {
+	if v.Kind() != reflect.Struct || v.Type() == reflect.TypeFor[time.Time]() {
+		if v.IsZero() {
+			paths = append(paths, path)
+		}
+		return paths
+	}
+	for i := range v.NumField() {
+		if field := v.Type().Field(i); field.IsExported() {
+			paths = append(paths, zeroFields(v.Field(i), path+"."+field.Name)...)
+		}
+	}
+	return paths
+}
