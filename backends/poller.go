@@ -72,7 +72,7 @@ func (p *Poller) Watch(ctx context.Context, b *Backend) {
 	for {
 		settings, changed := p.settings.get()
 		if !w.poll(ctx, cmp.Or(settings.Timeout, settings.Interval, defaultPollInterval)) ||
-			!sleepOrChanged(ctx, jitter(w.interval(settings)), changed) {
+			!sleepOrChanged(ctx, jitter(w.nextPollDelay(settings)), changed) {
 			return
 		}
 	}
@@ -145,10 +145,10 @@ func (w *pollState) countMiss(err error) {
 	}
 }
 
-// interval returns the time until the next poll. A scrape costs the replica
+// nextPollDelay returns the time until the next poll. A scrape costs the replica
 // milliseconds of its event loop, so it is polled often only while that matters:
 // when other clients use it too, or it has more requests than it can run.
-func (w *pollState) interval(s PollSettings) time.Duration {
+func (w *pollState) nextPollDelay(s PollSettings) time.Duration {
 	switch l := w.last; {
 	case w.noMetrics:
 		return noMetricsInterval

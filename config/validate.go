@@ -227,8 +227,8 @@ func isLoopback(host string) bool {
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-// isHeaderName reports whether s can be the name of a header. The empty string can.
-func isHeaderName(s string) bool {
+// isHeaderNameOrEmpty reports whether s can be the name of a header. The empty string can.
+func isHeaderNameOrEmpty(s string) bool {
 	return !strings.ContainsFunc(s, func(r rune) bool {
 		return !('a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || r == '-' || r == '_')
 	})

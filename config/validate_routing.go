@@ -24,7 +24,7 @@ func (c *Config) validateRouting(errs *errorList) {
 	if r.StepTokens != 0 {
 		between(errs, "routing.step_tokens", r.StepTokens, 64, 1<<20)
 	}
-	if !isHeaderName(r.SessionHeader) {
+	if !isHeaderNameOrEmpty(r.SessionHeader) {
 		errs.add("routing.session_header", "%q is not the name of a header; use letters, digits and -, or \"\" for none", r.SessionHeader)
 	}
 	between(errs, "routing.match_ratio", r.MatchRatio, 0, 1)

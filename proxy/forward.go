@@ -292,7 +292,7 @@ func (r *request) joinQueue() bool {
 	if r.waiting {
 		return true
 	}
-	if r.waiting = r.proxy.router.AddWaiting(&r.input.request) == nil; !r.waiting {
+	if r.waiting = r.proxy.router.AddWaitingElsewhere(&r.input.request) == nil; !r.waiting {
 		r.history.queueFull = true
 		r.recordQueueTime(metrics.QueueFull, 0)
 	}
@@ -303,7 +303,7 @@ func (r *request) joinQueue() bool {
 func (r *request) leaveQueue() {
 	if r.waiting {
 		r.waiting = false
-		r.proxy.router.RemoveWaiting(&r.input.request)
+		r.proxy.router.RemoveWaitingElsewhere(&r.input.request)
 	}
 }
 

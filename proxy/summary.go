@@ -93,7 +93,7 @@ func (r *request) logRequest() {
 	}
 	r.spans.End(e)
 	if r.proxy.accessLog.Enabled() {
-		r.proxy.accessLog.LogRequest(e)
+		r.proxy.accessLog.EnqueueSampled(e)
 	}
 }
 

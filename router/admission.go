@@ -176,24 +176,24 @@ func (r *Router) unreadyAreFull(req *Request) bool {
 		r.queue.UnreadyAreFull(req.class(), req.BodyBytes, r.isAvailable)
 }
 
-// AddWaiting counts a request that waits for something else than its turn in the
-// queue. It returns ErrQueueFull if it may not wait; else RemoveWaiting must follow,
+// AddWaitingElsewhere counts a request that waits for something else than its turn in the
+// queue. It returns ErrQueueFull if it may not wait; else RemoveWaitingElsewhere must follow,
 // with the same request.
-func (r *Router) AddWaiting(req *Request) error {
+func (r *Router) AddWaitingElsewhere(req *Request) error {
 	r.mu.Lock()
 	defer r.unlock()
 	if r.settings.Queue.Requests > 0 && r.queue.IsFull(req.class(), req.BodyBytes) {
 		return ErrQueueFull
 	}
-	r.queue.AddWaiting(req.class(), req.BodyBytes)
+	r.queue.AddWaitingElsewhere(req.class(), req.BodyBytes)
 	return nil
 }
 
-// RemoveWaiting undoes AddWaiting.
-func (r *Router) RemoveWaiting(req *Request) {
+// RemoveWaitingElsewhere undoes AddWaitingElsewhere.
+func (r *Router) RemoveWaitingElsewhere(req *Request) {
 	r.mu.Lock()
 	defer r.unlock()
-	r.queue.RemoveWaiting(req.class(), req.BodyBytes)
+	r.queue.RemoveWaitingElsewhere(req.class(), req.BodyBytes)
 }
 
 // WaitingRequests returns how many requests wait, in the queue or elsewhere.

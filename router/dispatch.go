@@ -71,9 +71,9 @@ func (r *Router) clearClaims() {
 // if it can start, and else claims what it waits for.
 func (r *Router) routeQueued(t *Ticket, now time.Time) {
 	r.beginTicket(t, now)
-	if t.waitsFor != nowhere && !r.hasRoomAnywhere() {
+	if t.waitsFor != nowhere && !r.fitsNextStepAnywhere() {
 		r.queue.Skip(&t.item)
-		r.claimTokens(t.waitsFor)
+		r.claimTokensForRound(t.waitsFor)
 		return
 	}
 	if err := r.filter(); err != nil { // those that it may try are not among those with room
@@ -88,7 +88,7 @@ func (r *Router) routeQueued(t *Ticket, now time.Time) {
 		if chosen = r.settleCandidate(t, chosen); !r.admit(chosen) {
 			r.queue.Skip(&t.item)
 			t.waitsFor = r.decision.candidates[chosen].Slot
-			r.claimTokens(t.waitsFor)
+			r.claimTokensForRound(t.waitsFor)
 			return
 		}
 	}
@@ -126,10 +126,10 @@ func (r *Router) settleCandidate(t *Ticket, best int) int {
 	return best
 }
 
-// hasRoomAnywhere reports whether a backend has room in its next step for the request.
+// fitsNextStepAnywhere reports whether a backend has room in its next step for the request.
 // Where none has, it need not be scored: it waits for the one that was the best last
 // time.
-func (r *Router) hasRoomAnywhere() bool {
+func (r *Router) fitsNextStepAnywhere() bool {
 	for _, b := range r.decision.req.Backends {
 		if r.uncachedTokens(b.Slot) <= r.states[b.Slot].room {
 			return true
@@ -143,10 +143,10 @@ func (r *Router) uncachedTokens(slot int) float64 {
 	return max(minUncachedTokens, float64(d.req.Bytes-d.matched[slot]*r.blockBytes)/d.perToken)
 }
 
-// claimTokens claims what the request takes of a backend for the rest of the round. Where
+// claimTokensForRound claims what the request takes of a backend for the rest of the round. Where
 // there is no room anyway, kvNeed is not computed, which walks along the prompt:
 // within a round no room becomes free.
-func (r *Router) claimTokens(slot int) {
+func (r *Router) claimTokensForRound(slot int) {
 	s := &r.states[slot]
 	s.claimed.uncached += r.uncachedTokens(slot)
 	if s.room == 0 {

@@ -83,7 +83,7 @@ func (r *Router) ForgetCache(b *backends.Backend) {
 		return
 	}
 	r.index.Drop(b.Slot)
-	r.estimates.ForgetCounters(b.Slot)
+	r.estimates.ForgetReplicaProcess(b.Slot)
 	r.dispatch(r.now())
 }
 

@@ -88,8 +88,8 @@ func (l *Log) Dropped() int64 {
 	return n
 }
 
-// LogRequest logs a request if it failed or is in the sample. It does not block.
-func (l *Log) LogRequest(e *Entry) {
+// EnqueueSampled logs a request if it failed or is in the sample. It does not block.
+func (l *Log) EnqueueSampled(e *Entry) {
 	out := l.output.Load()
 	if out == nil || !e.failed() && out.sample < 1 && rand.Float64() >= out.sample {
 		return

@@ -112,8 +112,8 @@ func TestLines(t *testing.T) {
 	} {
 		path := filepath.Join(t.TempDir(), "log")
 		l := start(t, Settings{File: path, Format: format, Sample: 1})
-		l.LogRequest(full)
-		l.LogRequest(refused)
+		l.EnqueueSampled(full)
+		l.EnqueueSampled(refused)
 		l.end()
 		if got, _ := os.ReadFile(path); string(got) != want {
 			t.Errorf("%s: got\n%s\nwant\n%s", format, got, want)
@@ -130,14 +130,14 @@ func TestSample(t *testing.T) {
 	for code, id := range map[int]string{200: "fine", 404: "theirs", 499: "left", 502: "ours"} {
 		e := ok(id)
 		e.Code = code
-		l.LogRequest(e)
+		l.EnqueueSampled(e)
 	}
 	late := ok("late") // left with the status already sent
 	late.Phase = "in_body"
-	l.LogRequest(late)
+	l.EnqueueSampled(late)
 	l.Configure(Settings{File: path, Format: "json", Sample: 0.5})
 	for range 1000 {
-		l.LogRequest(ok("sampled"))
+		l.EnqueueSampled(ok("sampled"))
 	}
 	l.end()
 	got := lines(t, path)
@@ -158,13 +158,13 @@ func TestSample(t *testing.T) {
 func TestRenamedFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
 	l := start(t, Settings{File: path, Format: "json", Sample: 1})
-	l.LogRequest(ok("before"))
+	l.EnqueueSampled(ok("before"))
 	eventually(t, "it is written", func() bool { return len(lines(t, path)) == 1 })
 	if err := os.Rename(path, path+".1"); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "there is a new file", func() bool { _, err := os.Stat(path); return err == nil })
-	l.LogRequest(ok("after"))
+	l.EnqueueSampled(ok("after"))
 	l.end()
 	if old, fresh := lines(t, path+".1"), lines(t, path); strings.Join(old, " ") != "before" || strings.Join(fresh, " ") != "after" {
 		t.Errorf("old %v, new %v", old, fresh)
@@ -174,12 +174,12 @@ func TestRenamedFile(t *testing.T) {
 func TestTruncatedFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
 	l := start(t, Settings{File: path, Format: "json", Sample: 1})
-	l.LogRequest(ok("before"))
+	l.EnqueueSampled(ok("before"))
 	eventually(t, "it is written", func() bool { return len(lines(t, path)) == 1 })
 	if err := os.Truncate(path, 0); err != nil {
 		t.Fatal(err)
 	}
-	l.LogRequest(ok("after"))
+	l.EnqueueSampled(ok("after"))
 	l.end()
 	if got := lines(t, path); strings.Join(got, " ") != "after" { // without zeros in front
 		t.Errorf("got %v", got)
@@ -190,7 +190,7 @@ func TestConfigure(t *testing.T) {
 	dir := t.TempDir()
 	one, two := filepath.Join(dir, "one"), filepath.Join(dir, "two")
 	l := start(t, Settings{File: one, Format: "json", Sample: 1})
-	l.LogRequest(ok("1"))
+	l.EnqueueSampled(ok("1"))
 	eventually(t, "it is written", func() bool { return len(lines(t, one)) == 1 })
 	if err := l.Configure(Settings{File: filepath.Join(dir, "no", "such"), Format: "json", Sample: 1}); err == nil {
 		t.Error("a file that cannot be opened is no error")
@@ -198,12 +198,12 @@ func TestConfigure(t *testing.T) {
 	if err := l.Configure(Settings{File: two, Format: "json", Sample: 1}); err != nil {
 		t.Fatal(err)
 	}
-	l.LogRequest(ok("2"))
+	l.EnqueueSampled(ok("2"))
 	eventually(t, "it is written", func() bool { return len(lines(t, two)) == 1 })
 	if err := l.Configure(Settings{}); err != nil || l.Enabled() {
 		t.Errorf("%v, on %v", err, l.Enabled())
 	}
-	l.LogRequest(ok("3"))
+	l.EnqueueSampled(ok("3"))
 	l.end()
 	if a, b := lines(t, one), lines(t, two); strings.Join(a, " ") != "1" || strings.Join(b, " ") != "2" || l.Dropped() != 0 {
 		t.Errorf("%v %v, %d lost", a, b, l.Dropped())
@@ -213,7 +213,7 @@ func TestConfigure(t *testing.T) {
 func TestLogRequestAfterRun(t *testing.T) {
 	l := start(t, Settings{File: filepath.Join(t.TempDir(), "log"), Format: "json", Sample: 1})
 	l.end()
-	l.LogRequest(ok("late"))
+	l.EnqueueSampled(ok("late"))
 	if l.Dropped() != 1 {
 		t.Errorf("%d lost", l.Dropped())
 	}
@@ -267,7 +267,7 @@ func BenchmarkLogRequest(b *testing.B) {
 			e.Endpoint, e.Model, e.Backend, e.Reason, e.Attempts, e.Client = "/v1/chat/completions", "m", "b:8000", "prefix", 1, "127.0.0.1:"+strconv.Itoa(40000)
 			b.ReportAllocs()
 			for b.Loop() {
-				l.LogRequest(e)
+				l.EnqueueSampled(e)
 			}
 			cancel()
 			writing.Wait()

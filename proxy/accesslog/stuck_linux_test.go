@@ -33,7 +33,7 @@ func TestUnreadPipe(t *testing.T) {
 	l := start(t, Settings{File: path, Format: "json", Sample: 1})
 	const sent = 100_000 // about 12 MB, more than waits, is being written, and the pipe takes together
 	for i := range sent {
-		l.LogRequest(ok(strconv.Itoa(i)))
+		l.EnqueueSampled(ok(strconv.Itoa(i)))
 	}
 	if l.Dropped() == 0 {
 		t.Fatal("nothing is lost: the bound is not there, or the test is too small")
@@ -57,7 +57,7 @@ func TestConfigureDuringStuckWrite(t *testing.T) {
 	pipe, reader := stuckPipe(t)
 	l := start(t, Settings{File: pipe, Format: "json", Sample: 1})
 	for i := range 2000 { // more than the pipe takes
-		l.LogRequest(ok(strconv.Itoa(i)))
+		l.EnqueueSampled(ok(strconv.Itoa(i)))
 	}
 	eventually(t, "the pipe is full", func() bool {
 		buffered, err := unix.IoctlGetInt(int(reader.Fd()), unix.TIOCINQ)
@@ -67,7 +67,7 @@ func TestConfigureDuringStuckWrite(t *testing.T) {
 	if err := l.Configure(Settings{File: path, Format: "json", Sample: 1}); err != nil {
 		t.Fatal(err)
 	}
-	l.LogRequest(ok("next"))
+	l.EnqueueSampled(ok("next"))
 	eventually(t, "the other file has the line", func() bool { return slices.Contains(lines(t, path), "next") })
 }
 
@@ -77,7 +77,7 @@ func TestFullDisk(t *testing.T) {
 	}
 	l := start(t, Settings{File: "/dev/full", Format: "json", Sample: 1})
 	for i := range 3 {
-		l.LogRequest(ok(strconv.Itoa(i)))
+		l.EnqueueSampled(ok(strconv.Itoa(i)))
 		eventually(t, "it is counted", func() bool { return l.Dropped() == int64(i)+1 })
 	}
 	l.end()

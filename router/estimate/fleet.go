@@ -97,8 +97,8 @@ func (f *Fleet) ForgetBackend(slot int) {
 	f.UpdateFleetRate()
 }
 
-// ForgetCounters forgets what was observed of a replica since it started.
-func (f *Fleet) ForgetCounters(slot int) {
+// ForgetReplicaProcess forgets what was observed of a replica since it started.
+func (f *Fleet) ForgetReplicaProcess(slot int) {
 	f.backends[slot].window, f.backends[slot].step = counterWindow{}, stepBudget{}
 }
 

@@ -213,13 +213,13 @@ func (r *Response) parseMessage(i int) (int, error) {
 				i, err = r.appendText(at)
 				break
 			}
-			i, err = r.expectEmpty(at) // text after a call would stand before it in the next turn
+			i, err = r.invalidateUnlessEmpty(at) // text after a call would stand before it in the next turn
 		case "tool_calls":
 			i, err = r.parseToolCalls(at)
 		case "role":
 			i, err = s.skip(at)
 		default: // reasoning, audio and others
-			i, err = r.expectEmpty(at)
+			i, err = r.invalidateUnlessEmpty(at)
 		}
 		if err != nil {
 			return 0, err
@@ -244,9 +244,9 @@ func (r *Response) unquoteKey(key value) []byte {
 	return r.key
 }
 
-// expectEmpty skips the value at i and invalidates the response unless the value is null
+// invalidateUnlessEmpty skips the value at i and invalidates the response unless the value is null
 // or empty.
-func (r *Response) expectEmpty(i int) (int, error) {
+func (r *Response) invalidateUnlessEmpty(i int) (int, error) {
 	end, err := r.scan.skip(i)
 	if err == nil {
 		switch string(r.scan.b[i:end]) {
@@ -284,7 +284,7 @@ type toolCall struct {
 func (r *Response) parseToolCalls(i int) (int, error) {
 	s := &r.scan
 	if s.byteAt(i) != '[' {
-		return r.expectEmpty(i)
+		return r.invalidateUnlessEmpty(i)
 	}
 	i++
 	for n := 1; ; n++ {

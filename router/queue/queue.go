@@ -197,11 +197,13 @@ func (q *Queue[T]) UnreadyAreFull(c Class, bytes int, isReady func(*backends.Bac
 	return unready.Count > 0 && (2*(unready.Count+1) > maxRequests || maxBytes > 0 && 2*(unready.Bytes+int64(bytes)) > maxBytes)
 }
 
-// AddWaiting counts a request that waits for something else than its turn.
-func (q *Queue[T]) AddWaiting(c Class, bytes int) { q.elsewhere[c].add(1, int64(bytes), 0) }
+// AddWaitingElsewhere counts a request that waits for something else than its turn.
+func (q *Queue[T]) AddWaitingElsewhere(c Class, bytes int) { q.elsewhere[c].add(1, int64(bytes), 0) }
 
-// RemoveWaiting undoes AddWaiting.
-func (q *Queue[T]) RemoveWaiting(c Class, bytes int) { q.elsewhere[c].add(-1, -int64(bytes), 0) }
+// RemoveWaitingElsewhere undoes AddWaitingElsewhere.
+func (q *Queue[T]) RemoveWaitingElsewhere(c Class, bytes int) {
+	q.elsewhere[c].add(-1, -int64(bytes), 0)
+}
 
 // CountWaiting returns how many requests wait, queued or elsewhere.
 func (q *Queue[T]) CountWaiting() int {
