@@ -155,7 +155,7 @@ func (r *request) awaitEvents(a *action, begun time.Time) (outcome waitOutcome, 
 		grant = slot.Granted()
 	case waitBudget:
 		turn := p.retries.addWait(r.settings.Retry.Share, r.settings.Retry.PerSecond)
-		defer p.retries.removeWait(turn)
+		defer func() { p.retries.removeWait(turn, outcome == waitMet) }()
 		grant = turn.granted
 	}
 	probe := begun

@@ -30,6 +30,7 @@ type retryBudget struct {
 // budgetWait is a request's turn among those that wait for the budget.
 type budgetWait struct {
 	granted   chan struct{} // closed when the retry is allowed
+	grantedIn int64         // slot in which it was counted; 0: not granted
 	share     float64
 	perSecond int
 }
@@ -84,23 +85,40 @@ func (b *retryBudget) acquire(share float64, perSecond int) bool {
 	return true
 }
 
-// addWait begins to wait for a retry. leave must follow.
+// addWait begins to wait for a retry. removeWait must follow.
 func (b *retryBudget) addWait(share float64, perSecond int) *budgetWait {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	w := &budgetWait{make(chan struct{}), share, perSecond}
+	w := &budgetWait{granted: make(chan struct{}), share: share, perSecond: perSecond}
 	b.waiting = append(b.waiting, w)
 	b.grantWaiting()
 	return w
 }
 
-// removeWait ends a wait, whether it was granted or not.
-func (b *retryBudget) removeWait(w *budgetWait) {
+// removeWait ends a wait, whether it was granted or not. A granted retry that is not used
+// goes back to the budget.
+func (b *retryBudget) removeWait(w *budgetWait, used bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if w.grantedIn != 0 {
+		if !used {
+			b.refund(w.grantedIn)
+			b.grantWaiting()
+		}
+		return
+	}
 	if at := slices.Index(b.waiting, w); at >= 0 {
 		b.waiting = slices.Delete(b.waiting, at, at+1)
 		b.grantWaiting()
+	}
+}
+
+// refund takes back a retry that was counted in slot, if that is still in the window.
+func (b *retryBudget) refund(slot int64) {
+	b.advance(time.Now())
+	if b.currentSlot-slot < budgetSlots {
+		b.retries[slot%budgetSlots]--
+		b.retryCount--
 	}
 }
 
@@ -108,6 +126,7 @@ func (b *retryBudget) removeWait(w *budgetWait) {
 // called when there may be more.
 func (b *retryBudget) grantWaiting() {
 	for len(b.waiting) > 0 && b.acquire(b.waiting[0].share, b.waiting[0].perSecond) {
+		b.waiting[0].grantedIn = b.currentSlot
 		close(b.waiting[0].granted)
 		b.waiting = slices.Delete(b.waiting, 0, 1)
 	}

@@ -971,9 +971,11 @@ func TestRetryBudgetOrder(t *testing.T) {
 					mine = ctx
 				}
 				turn := b.addWait(0, 1)
-				defer b.removeWait(turn)
+				granted := false
+				defer func() { b.removeWait(turn, granted) }()
 				select {
 				case <-turn.granted:
+					granted = true
 					order <- i
 				case <-mine.Done():
 				}
@@ -995,7 +997,7 @@ func TestRetryBudgetOrder(t *testing.T) {
 func TestRetryBudgetGrantedByRequests(t *testing.T) {
 	b := newRetryBudget()
 	turn := b.addWait(0.2, 0)
-	defer b.removeWait(turn)
+	defer b.removeWait(turn, true)
 	for i := range 5 {
 		select {
 		case <-turn.granted:
@@ -1005,4 +1007,18 @@ func TestRetryBudgetGrantedByRequests(t *testing.T) {
 		b.countRequest()
 	}
 	<-turn.granted
+}
+
+// A grant whose request ends at the same moment goes to the next.
+func TestRetryBudgetUnusedGrant(t *testing.T) {
+	b := newRetryBudget()
+	unused, next := b.addWait(0, 1), b.addWait(0, 1)
+	<-unused.granted
+	b.removeWait(unused, false)
+	select {
+	case <-next.granted:
+	default:
+		t.Error("the unused grant was lost")
+	}
+	b.removeWait(next, true)
 }
