@@ -51,13 +51,13 @@ type budget struct {
 }
 
 var budgets = []budget{
-	{"CPU per request, 1 KB", sglang, 0.8, 0.5, allKinds(1), ""},
-	{"CPU per request, 1 KB", nginx, 3, 2, allKinds(1), ""},
-	{"CPU per request, 32 KB", sglang, 0.75, 0.5, allKinds(32), ""},
-	{"CPU per request, 32 KB", nginx, 4, 2.5, allKinds(32), ""},
+	{"CPU per request, 1 KB", sglang, 0.6, 0.5, allKinds(1), ""},
+	{"CPU per request, 1 KB", nginx, 0, 2, allKinds(1), ""},
+	{"CPU per request, 32 KB", sglang, 0.6, 0.5, allKinds(32), ""},
+	{"CPU per request, 32 KB", nginx, 0, 2.5, allKinds(32), ""},
 	{"added p50, 1 client, 8 KB", sglang, 0.7, 0.5, []string{p50At(1)}, p50At(1)},
-	{"CPU per streamed chunk", sglang, 1.1, 0.8, []string{perChunk}, ""},
-	{"CPU per streamed chunk", nginx, 1.6, 1.2, []string{perChunk}, ""},
+	{"CPU per streamed chunk", sglang, 0.85, 0.8, []string{perChunk}, ""},
+	{"CPU per streamed chunk", nginx, 0, 1.2, []string{perChunk}, ""},
 	{"chunk delay p99 at 20/s", sglang, 1, 0, []string{delayP99}, ""},
 	{"chunk delay p99 at 20/s", nginx, 0, 2, []string{delayP99}, ""},
 	{"memory per open stream, 9,000, KB", "", 40, 24, []string{perStream(9000)}, ""},
