@@ -195,7 +195,7 @@ func (b *Backend) Idle() bool { return b.InFlight.Load() == 0 && b.NoEngineInFli
 func (b *Backend) requestCheck() {
 	select {
 	case b.checkRequested <- struct{}{}:
-	default: // one is requested already, or there is no checker
+	default: // a check is already requested, or there is no checker
 	}
 }
 

@@ -302,7 +302,7 @@ func TestAddConflict(t *testing.T) {
 	old.Restore()
 	next.Retire()
 	if r.Find("a") != old {
-		t.Error("the one that was restored is not found")
+		t.Error("the restored backend is not found")
 	}
 	next.Restore()
 	old.Retire()

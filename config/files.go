@@ -44,7 +44,7 @@ func ReadRegularFile(path string) ([]byte, error) {
 }
 
 // CheckRegular returns an error unless path is a regular file. A pipe can be read
-// only once, and blocks whoever opens it.
+// only once, and blocks the process that opens it.
 func CheckRegular(path string) error {
 	info, err := os.Stat(path)
 	if err == nil && !info.Mode().IsRegular() {

@@ -32,7 +32,7 @@ var defaults = func() []byte {
 }()
 
 // load reads a configuration as `serve --config FILE` followed by args does.
-// An empty yaml is no file at all.
+// No file is used if yaml is empty.
 func load(t *testing.T, yaml string, args ...string) (*Config, error) {
 	t.Helper()
 	flags := pflag.NewFlagSet("serve", pflag.ContinueOnError)

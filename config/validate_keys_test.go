@@ -12,7 +12,7 @@ import (
 	"warmroute/proxy/apikey"
 )
 
-// plainKey is a key as somebody may put it where it does not belong.
+// plainKey is a plain-text key, for settings that must not contain one.
 const plainKey = "sk-a-key-that-is-a-secret-0123456789"
 
 const aHash = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"

@@ -206,8 +206,8 @@ func (a *attempt) classifyError(err error) *failure {
 		return &failure{reason: metrics.RetryDescriptors, err: err, uncharged: true, noDescriptors: true}
 	case errors.As(err, &connect):
 		// After a stale connection the replica may have crashed by the request at once.
-		deadly := !connect.Busy() && a.history.wasStale(a.decision.Backend)
-		return &failure{reason: metrics.RetryConnect, err: err, uncharged: true, mayHaveCrashed: deadly}
+		mayHaveCrashed := !connect.Busy() && a.history.wasStale(a.decision.Backend)
+		return &failure{reason: metrics.RetryConnect, err: err, uncharged: true, mayHaveCrashed: mayHaveCrashed}
 	}
 	late := errors.Is(err, os.ErrDeadlineExceeded)
 	return &failure{reason: metrics.RetryTruncated, err: err, mayHaveCrashed: !late && !errors.Is(err, transport.ErrInvalidRequest)}

@@ -22,14 +22,15 @@ func (x *Index) SetCapacity(slot, blocks int) {
 		return
 	}
 	x.requested[slot] = blocks
-	share := x.share()
+	share := x.maxBackendBlocks()
 	for i, c := range x.caches {
 		c.capacity = min(x.requested[i], share)
 	}
 }
 
-// share returns the most that one backend gets of what all may hold together.
-func (x *Index) share() int {
+// maxBackendBlocks returns the number of blocks that each backend may hold so that all of
+// them fit the bound of the index.
+func (x *Index) maxBackendBlocks() int {
 	left := x.maxEntries
 	for i, w := range slices.Sorted(slices.Values(x.requested)) {
 		if share := left / (len(x.requested) - i); w > share {
