@@ -165,7 +165,7 @@ func (s *eventScanner) scanEvent(data []byte) {
 	if s.reply != nil {
 		s.reply.AddEvent(data)
 	}
-	if bytes.Contains(data, []byte(`"usage":`)) {
+	if bytes.Contains(data, []byte(`usage":`)) { // a search for a quote stops at every key
 		for _, path := range usagePaths[s.format] {
 			s.usage.parse(gjson.GetBytes(data, path), s.format)
 		}
@@ -206,7 +206,7 @@ func (s *eventScanner) inspect(data []byte) bool {
 func (s *eventScanner) inspectEnd(data []byte) bool {
 	switch s.format {
 	case chatFormat, completionFormat:
-		if bytes.Contains(data, []byte(`"`+vllm.FinishReasonAbort+`"`)) {
+		if bytes.Contains(data, []byte(vllm.FinishReasonAbort+`"`)) {
 			s.inspectChoices(data, "", func(gjson.Result) bool { return false })
 		}
 	case responsesFormat:
