@@ -37,9 +37,7 @@ type clientConn struct {
 	writer *netio.Writer
 	raw    syscall.RawConn // nil: the connection has no socket
 
-	active       atomic.Bool // a request is being served
-	readAhead    byte        // read while a request was served, returned by the next Read
-	hasReadAhead bool
+	active atomic.Bool // a request is being served
 }
 
 // RecordConnState is to be called by the server's ConnState, for each state of each
@@ -54,21 +52,15 @@ func RecordConnState(conn net.Conn, state http.ConnState) {
 //
 // While a handler runs, net/http reads a single byte to notice that the client
 // disconnects, and stops looking when there is one: the line end that some clients
-// send after a body, or the next request. So that byte is kept for the next Read,
-// and this one goes on until the client disconnects or the server ends it by a
-// deadline, as it does after each request. Other reads of a single byte end the
-// header of a request, before it is active.
+// send after a body, or the next request. So that read leaves the byte alone and goes
+// on until the client disconnects or the server ends it by a deadline, as it does
+// after each request. Other reads of a single byte end the header of a request,
+// before it is active.
 func (c *clientConn) Read(p []byte) (int, error) {
-	if c.hasReadAhead && len(p) > 0 {
-		p[0], c.hasReadAhead = c.readAhead, false
-		return 1, nil
+	if len(p) == 1 && canAwaitHangup && c.raw != nil && c.active.Load() {
+		return 0, awaitHangup(c.raw)
 	}
-	n, err := c.Conn.Read(p)
-	if n != 1 || len(p) != 1 || !c.active.Load() || c.raw == nil || !canAwaitHangup {
-		return n, err
-	}
-	c.readAhead, c.hasReadAhead = p[0], true
-	return 0, awaitHangup(c.raw)
+	return c.Conn.Read(p)
 }
 
 // Write implements net.Conn.

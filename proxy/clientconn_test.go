@@ -65,9 +65,9 @@ func TestPipelinedRequestsAreServed(t *testing.T) {
 	}
 }
 
-// TestDeadlineWhileReadingAhead reads as net/http does: a byte, until a deadline
+// TestBackgroundReadConsumesNothing reads as net/http does: a byte, until a deadline
 // ends that, and then the rest.
-func TestDeadlineWhileReadingAhead(t *testing.T) {
+func TestBackgroundReadConsumesNothing(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -94,7 +94,7 @@ func TestDeadlineWhileReadingAhead(t *testing.T) {
 		}
 		ended <- err
 	}()
-	time.Sleep(20 * time.Millisecond) // so that the byte is read ahead, most times
+	time.Sleep(20 * time.Millisecond) // so that the bytes have come, most times
 	conn.SetReadDeadline(time.Unix(1, 0))
 	if canAwaitHangup {
 		if err := <-ended; !isTimeout(err) {
