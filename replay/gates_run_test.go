@@ -15,7 +15,8 @@ import (
 )
 
 var (
-	gateTrace    = flag.String("trace", "../conversation_trace.jsonl", "Mooncake's conversation trace; README.md says where to download it")
+	// Not -trace, which go test takes as its own and overwrites.
+	gateTrace    = flag.String("tracefile", "../conversation_trace.jsonl", "Mooncake's conversation trace; README.md says where to download it")
 	gateRows     = flag.String("rows", "", "run only rows whose names match this regular expression")
 	gatePolicies = flag.String("policy", strings.Join(append(policy.Names(), replay.Pooled), ","), "policies to compare")
 	gateSeeds    = flag.Int("seeds", 5, "runs of which the mean counts")
@@ -24,7 +25,7 @@ var (
 // TestGates runs the scenarios that judge the routing and compares their figures with
 // the bounds in rows:
 //
-//	go test -tags gates ./replay -run Gates -v -timeout 0 -trace FILE
+//	go test -tags gates ./replay -run Gates -v -timeout 0 -tracefile FILE
 func TestGates(t *testing.T) {
 	chosen, err := regexp.Compile(*gateRows)
 	if err != nil {
@@ -32,7 +33,7 @@ func TestGates(t *testing.T) {
 	}
 	f, err := os.Open(*gateTrace)
 	if err != nil {
-		t.Fatalf("-trace: %v", err)
+		t.Fatalf("-tracefile: %v", err)
 	}
 	defer f.Close()
 	trace, err := replay.ParseTrace(f)
