@@ -44,8 +44,7 @@ type fleet struct {
 }
 
 // newBackends returns the backends of a configuration. Nothing runs for them.
-func newBackends(c *config.Config) ([]*managedBackend, *backends.Registry, error) {
-	var managed []*managedBackend
+func newBackends(c *config.Config) (managed []*managedBackend, registry *backends.Registry, err error) {
 	var list []*backends.Backend
 	for _, b := range c.Backends {
 		m, err := newManagedBackend(b, transportSettingsOf(c))
@@ -55,18 +54,18 @@ func newBackends(c *config.Config) ([]*managedBackend, *backends.Registry, error
 		managed = append(managed, m)
 		list = append(list, m.backend)
 	}
-	registry, err := backends.NewRegistry(list)
+	registry, err = backends.NewRegistry(list)
 	return managed, registry, err
 }
 
-// start has the backends checked and polled until ctx is done. It returns a function
+// start begins to check and poll the backends, until ctx is done. It returns a function
 // that waits for that, and for the end of everything that the fleet does then.
-func (f *fleet) start(ctx context.Context) (wait func()) {
+func (f *fleet) start(ctx context.Context) (waitStopped func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.running = ctx
 	for _, m := range f.managed {
-		f.monitor(m)
+		f.startMonitoring(m)
 	}
 	return func() {
 		<-ctx.Done()
@@ -108,7 +107,8 @@ func (f *fleet) update(c *config.Config) error {
 	}
 	f.drainTimeout = c.Timeouts.Shutdown
 	for m, fresh := range changes {
-		m.update(fresh)
+		m.cancelPendingRemoval()
+		m.updateSettings(fresh)
 	}
 	var removed []*managedBackend
 	for _, m := range f.managed {
@@ -121,11 +121,11 @@ func (f *fleet) update(c *config.Config) error {
 			m.backend.Retire()
 		}
 	}
-	return f.replace(removed, added)
+	return f.addAndStartRemoval(added, removed)
 }
 
-// replace adds backends and begins to remove others, unless that has begun. f.mu is held.
-func (f *fleet) replace(removed, added []*managedBackend) error {
+// addAndStartRemoval adds backends and begins to remove others, unless that has begun. f.mu is held.
+func (f *fleet) addAndStartRemoval(added, removed []*managedBackend) error {
 	var errs []error
 	for _, m := range added {
 		if err := f.registry.Add(m.backend); err != nil {
@@ -135,7 +135,7 @@ func (f *fleet) replace(removed, added []*managedBackend) error {
 		f.router.AddBackend(m.backend)
 		m.added = time.Now()
 		f.managed = append(f.managed, m)
-		f.monitor(m)
+		f.startMonitoring(m)
 		f.log.Info("backend added", "backend", m.backend.Name)
 	}
 	for _, m := range removed {
@@ -144,13 +144,13 @@ func (f *fleet) replace(removed, added []*managedBackend) error {
 		}
 		var ctx context.Context
 		ctx, m.cancelRemoval = context.WithCancel(f.running)
-		f.work.Go(func() { f.drain(ctx, m) })
+		f.work.Go(func() { f.drainAndRemove(ctx, m) })
 	}
 	return errors.Join(errs...)
 }
 
-// monitor checks and polls a backend until it is removed. f.mu is held.
-func (f *fleet) monitor(m *managedBackend) {
+// startMonitoring starts the goroutines that check and poll a backend until it is removed. f.mu is held.
+func (f *fleet) startMonitoring(m *managedBackend) {
 	if f.running == nil {
 		return
 	}
@@ -162,11 +162,11 @@ func (f *fleet) monitor(m *managedBackend) {
 	}
 }
 
-// drain waits for the requests of a backend and then removes it, unless ctx ends before:
+// drainAndRemove waits for the requests of a backend and then removes it, unless ctx ends before:
 // the configuration has it again.
-func (f *fleet) drain(ctx context.Context, m *managedBackend) {
+func (f *fleet) drainAndRemove(ctx context.Context, m *managedBackend) {
 	b := m.backend
-	waitAtMost(ctx, joinTimeout, f.allAddedReady)
+	waitAtMost(ctx, joinTimeout, f.addedReadyOrTimedOut)
 	f.mu.Lock()
 	end := time.Now().Add(f.drainTimeout)
 	if ctx.Err() == nil {
@@ -184,12 +184,12 @@ func (f *fleet) drain(ctx context.Context, m *managedBackend) {
 	m.cancelRemoval()
 	f.managed = slices.DeleteFunc(f.managed, func(other *managedBackend) bool { return other == m })
 	f.mu.Unlock()
-	f.remove(m, end)
+	f.removeBackend(m, end)
 }
 
-// allAddedReady reports whether every backend that was added is ready or had
+// addedReadyOrTimedOut reports whether every backend that was added is ready or had
 // joinTimeout for it, also those of a later update than the one that waits.
-func (f *fleet) allAddedReady() bool {
+func (f *fleet) addedReadyOrTimedOut() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return !slices.ContainsFunc(f.managed, func(m *managedBackend) bool {
@@ -197,18 +197,18 @@ func (f *fleet) allAddedReady() bool {
 	})
 }
 
-// remove removes all that there is of a backend. Its requests in flight at the end are
-// aborted.
-func (f *fleet) remove(m *managedBackend, end time.Time) {
+// removeBackend removes all that there is of a backend. It waits for its requests, and aborts
+// those in flight at the deadline.
+func (f *fleet) removeBackend(m *managedBackend, deadline time.Time) {
 	b := m.backend
 	m.stopMonitoring()
 	m.monitoring.Wait()
 	f.router.RemoveBackend(b)
 	// A request may have been sent to it at the moment in which it was retired;
 	// from now on none can be.
-	waitAtMost(context.Background(), time.Until(end), b.Idle)
+	waitAtMost(context.Background(), time.Until(deadline), b.Idle)
 	aborted := b.InFlight.Load() + b.NoEngineInFlight.Load()
-	m.close()
+	m.closeTransports()
 	f.registry.Remove(b)
 	if f.registry.Find(b.Name) == nil {
 		f.metrics.DeleteBackend(b.Name)
@@ -275,14 +275,18 @@ func (m *managedBackend) conflictsWith(other *managedBackend) bool {
 	return m.backend.Name == other.backend.Name || backends.Address(m.backend.URL) == backends.Address(other.backend.URL)
 }
 
-// update gives m the settings of fresh, and its transports if they differ: requests in
-// flight go on over those that they began with. A removal in progress is cancelled.
-func (m *managedBackend) update(fresh *managedBackend) {
+// cancelPendingRemoval keeps m if its removal is in progress.
+func (m *managedBackend) cancelPendingRemoval() {
 	if m.cancelRemoval != nil {
 		m.cancelRemoval()
 		m.cancelRemoval = nil
 		m.backend.Restore()
 	}
+}
+
+// updateSettings gives m the settings of fresh, and its transports if they differ: requests in
+// flight go on over those that they began with.
+func (m *managedBackend) updateSettings(fresh *managedBackend) {
 	m.transports = slices.DeleteFunc(m.transports, func(t *transport.Transport) bool {
 		o := m.backend.Options()
 		return t.Open() == 0 && t != o.Transport && t != o.ProbeTransport
@@ -312,7 +316,8 @@ func (m *managedBackend) closeIdleConnections() {
 	}
 }
 
-func (m *managedBackend) close() {
+// closeTransports aborts the requests in flight.
+func (m *managedBackend) closeTransports() {
 	for _, t := range m.transports {
 		t.Close()
 	}

@@ -538,7 +538,7 @@ func TestFleetUpdateAfterStart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer s.listeners.close()
+	defer s.listeners.closeAndWait()
 	ctx, stop := context.WithCancel(t.Context())
 	ends := s.fleet.start(ctx)
 	next := *c

@@ -33,7 +33,7 @@ const (
 	firstInheritedFD = 3
 )
 
-// errHandedOver ends eventLoop when another process serves the listeners.
+// errHandedOver ends runEventLoop when another process serves the listeners.
 var errHandedOver = errors.New("handed over")
 
 // handOverState is what a process that hands over tells the new one, beside the
@@ -55,9 +55,9 @@ type inherited struct {
 	ready         *os.File // nil: there is no predecessor
 }
 
-// inherit takes the sockets that the environment names, and removes the variables from
+// inheritListeners takes the sockets that the environment names, and removes the variables from
 // it. Sockets are told apart by their names, public and admin, else by their order.
-func inherit() (*inherited, error) {
+func inheritListeners() (*inherited, error) {
 	in := &inherited{}
 	state := os.Getenv(handOverVariable)
 	os.Unsetenv(handOverVariable)
@@ -80,7 +80,7 @@ func inherit() (*inherited, error) {
 		if err != nil {
 			return nil, fmt.Errorf("%s, passed in LISTEN_FDS, is not a listening socket: %w", file.Name(), err)
 		}
-		acceptConnections(l) // an earlier process may have ended after ignoreConnections
+		stopDroppingConnections(l) // an earlier process may have ended after dropNewConnections
 		switch name := file.Name(); {
 		case name == "public" && in.public == nil:
 			in.public = l
@@ -158,11 +158,11 @@ type childProcess struct {
 	stop   func(os.Signal) // ends it with the signal, gracefully if it serves
 }
 
-// handOver begins a hand-over, unless one is in progress, and returns the one in progress.
-func (s *Server) handOver(current childProcess) childProcess {
-	if current.serves != nil {
-		s.log.Warn("hand-over already in progress", "pid", current.pid)
-		return current
+// startHandOver begins a hand-over, unless one is in progress, and returns the one in progress.
+func (s *Server) startHandOver(inProgress childProcess) childProcess {
+	if inProgress.serves != nil {
+		s.log.Warn("hand-over already in progress", "pid", inProgress.pid)
+		return inProgress
 	}
 	child, err := s.startChild()
 	if err != nil {
@@ -176,7 +176,7 @@ func (s *Server) handOver(current childProcess) childProcess {
 // startChild starts this program's file as it is on disk now, with the same
 // arguments and the listeners.
 func (s *Server) startChild() (childProcess, error) {
-	if err := checkCanHandOver(os.Getpid()); err != nil {
+	if err := checkNotPID1(os.Getpid()); err != nil {
 		return childProcess{}, err
 	}
 	if s.files.snapshot != nil {
@@ -191,7 +191,7 @@ func (s *Server) startChild() (childProcess, error) {
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	var names []string
 	for _, l := range s.listeners.all() {
-		file, err := duplicate(l.socket)
+		file, err := duplicateSocket(l.socket)
 		if err != nil {
 			ready.Close()
 			return childProcess{}, fmt.Errorf("pass on the %s listener: %w", l.name, err)
@@ -216,32 +216,32 @@ func (s *Server) startChild() (childProcess, error) {
 		return childProcess{}, err
 	}
 	child := newChildProcess(cmd, ready)
-	s.listeners.serving.Go(func() { child.serves <- awaitChildReady(cmd, ready) })
+	s.listeners.serving.Go(func() { child.serves <- awaitReadyOrKill(cmd, ready) })
 	return child, nil
 }
 
-// newChildProcess returns the record of a started process that writes to ready once it serves.
-func newChildProcess(cmd *exec.Cmd, ready *os.File) childProcess {
-	ready.SetReadDeadline(time.Now().Add(handOverTimeout))
+// newChildProcess returns the record of a started process that writes to readyPipe once it serves.
+func newChildProcess(started *exec.Cmd, readyPipe *os.File) childProcess {
+	readyPipe.SetReadDeadline(time.Now().Add(handOverTimeout))
 	stop := func(s os.Signal) {
-		cmd.Process.Signal(s)
-		ready.SetReadDeadline(time.Now().Add(childExitTimeout))
+		started.Process.Signal(s)
+		readyPipe.SetReadDeadline(time.Now().Add(childExitTimeout))
 	}
-	return childProcess{pid: cmd.Process.Pid, serves: make(chan error, 1), stop: stop}
+	return childProcess{pid: started.Process.Pid, serves: make(chan error, 1), stop: stop}
 }
 
-// checkCanHandOver returns why the process with that ID cannot hand over, or nil.
-func checkCanHandOver(pid int) error {
+// checkNotPID1 returns why a process with that ID cannot hand over, or nil.
+func checkNotPID1(pid int) error {
 	if pid == 1 {
 		return errors.New("this is process 1 of its container, which ends with it: start another container and stop this one with SIGTERM")
 	}
 	return nil
 }
 
-// awaitChildReady blocks until the new process serves. One that does not is killed.
-func awaitChildReady(cmd *exec.Cmd, ready *os.File) error {
-	defer ready.Close()
-	_, err := io.ReadFull(ready, make([]byte, 1))
+// awaitReadyOrKill blocks until the new process serves. One that does not is killed.
+func awaitReadyOrKill(cmd *exec.Cmd, readyPipe *os.File) error {
+	defer readyPipe.Close()
+	_, err := io.ReadFull(readyPipe, make([]byte, 1))
 	if err == nil {
 		return nil
 	}

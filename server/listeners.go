@@ -37,7 +37,7 @@ type listeners struct {
 	closing  atomic.Bool             // responses tell clients to close their connections
 	serving  sync.WaitGroup
 
-	acceptFailed func(error) // called with errors after which a listener goes on
+	onAcceptError func(error) // called with errors after which a listener goes on
 }
 
 // listener is one of them.
@@ -50,12 +50,12 @@ type listener struct {
 }
 
 // openListeners opens the listeners that were not inherited.
-func (s *Server) openListeners(acceptFailed func(error)) (*listeners, error) {
+func (s *Server) openListeners(onAcceptError func(error)) (*listeners, error) {
 	public, admin, err := s.process.inherited.listen(s.config)
 	if err != nil {
 		return nil, err
 	}
-	l := &listeners{public: newListener("public", public, s.config.TLS), failed: make(chan error, 2), acceptFailed: acceptFailed}
+	l := &listeners{public: newListener("public", public, s.config.TLS), failed: make(chan error, 2), onAcceptError: onAcceptError}
 	if admin != nil {
 		l.admin = newListener("admin", admin, s.config.AdminTLS)
 	}
@@ -77,16 +77,16 @@ func (l *listeners) all() []*listener {
 	return []*listener{l.public, l.admin}
 }
 
-// servePublic serves clients until the listeners close.
-func (s *Server) servePublic() {
+// startServingPublic starts to serve clients, until the listeners close.
+func (s *Server) startServingPublic() {
 	server := s.newHTTPServer(s.proxy)
 	server.ConnState = s.proxy.TrackConnection
-	s.listeners.serve(s.listeners.public, server)
+	s.listeners.startServing(s.listeners.public, server)
 }
 
-// serveAdmin serves operators until the listeners close, over HTTP/1 alone, so that
+// startServingAdmin starts to serve operators, until the listeners close, over HTTP/1 alone, so that
 // bounding the connections bounds the requests.
-func (s *Server) serveAdmin() {
+func (s *Server) startServingAdmin() {
 	if s.listeners.admin == nil {
 		return
 	}
@@ -99,14 +99,14 @@ func (s *Server) serveAdmin() {
 	server.ConnContext = s.admin.ConnContext
 	server.Protocols = new(http.Protocols)
 	server.Protocols.SetHTTP1(true)
-	s.listeners.serve(s.listeners.admin, server)
+	s.listeners.startServing(s.listeners.admin, server)
 }
 
 // newHTTPServer returns a server whose requests end with the listeners.
 func (s *Server) newHTTPServer(h http.Handler) *http.Server {
 	requests := s.listeners.requests
 	return &http.Server{
-		Handler: s.listeners.closeConnections(s.logPanics(h)),
+		Handler: s.listeners.setConnectionClose(s.logPanics(h)),
 		// Else net/http itself answers "OPTIONS *", which is on no allowlist.
 		DisableGeneralOptionsHandler: true,
 		ReadHeaderTimeout:            s.config.Timeouts.ReadHeader,
@@ -120,12 +120,12 @@ func (s *Server) newHTTPServer(h http.Handler) *http.Server {
 	}
 }
 
-// closeConnections closes connections after a response: all of them once closing is set, by the
+// setConnectionClose has connections closed after a response: all of them once closing is set, by the
 // header itself in HTTP/1 and by the GOAWAY that net/http sends for it in HTTP/2; and
 // at any time those whose request may end elsewhere for a proxy in front of this one
 // than it does here. net/http ignores Transfer-Encoding in HTTP/1.0, and Content-Length
 // beside it in HTTP/1.1.
-func (l *listeners) closeConnections(next http.Handler) http.Handler {
+func (l *listeners) setConnectionClose(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if l.closing.Load() || !r.ProtoAtLeast(1, 1) || len(r.TransferEncoding) > 0 {
 			w.Header()["Connection"] = []string{"close"}
@@ -152,63 +152,62 @@ func (s *Server) logPanics(next http.Handler) http.Handler {
 	})
 }
 
-// serve serves a listener until it closes, over TLS if it has a certificate.
-func (l *listeners) serve(to *listener, server *http.Server) {
+// startServing starts the goroutine that serves a listener until it closes, over TLS if it
+// has a certificate.
+func (l *listeners) startServing(on *listener, server *http.Server) {
 	serve := server.Serve
-	if to.certificate.Load() != nil {
+	if on.certificate.Load() != nil {
 		server.TLSConfig = &tls.Config{
 			MinVersion:     tls.VersionTLS12,
-			GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return to.certificate.Load(), nil },
+			GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return on.certificate.Load(), nil },
 		}
 		serve = func(socket net.Listener) error { return server.ServeTLS(socket, "", "") }
 	}
-	to.server = server
+	on.server = server
 	l.serving.Go(func() {
-		defer close(to.ended)
-		err := serve(retryingListener{proxy.NewClientListener(to.socket), l.acceptFailed})
+		defer close(on.ended)
+		err := serve(temporaryErrorListener{proxy.NewClientListener(on.socket), l.onAcceptError})
 		if !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
 			l.failed <- err
 		}
 	})
 }
 
-// setCertificate has new connections use another certificate. Turning TLS on or off
+// replaceCertificate has new connections use another certificate. Turning TLS on or off
 // needs a restart.
-func (l *listener) setCertificate(t config.ListenerTLS) {
+func (l *listener) replaceCertificate(t config.ListenerTLS) {
 	if t.Enabled() && l.certificate.Load() != nil {
 		l.certificate.Store(t.Certificate)
 	}
 }
 
-// stopListening leaves the listeners to the process that shares them, and has
-// responses close their connections.
-func (l *listeners) stopListening() {
-	l.closing.Store(true)
+// stopAcceptingAndWait leaves the listeners to the process that shares them.
+func (l *listeners) stopAcceptingAndWait() {
 	for _, one := range l.all() {
-		one.stopListening()
+		one.stopAcceptingAndWait()
 	}
 }
 
-// stopListening closes the socket and returns when each connection that was
+// stopAcceptingAndWait closes the socket and returns when each connection that was
 // accepted is known to the server, which keeps serving them.
-func (l *listener) stopListening() {
+func (l *listener) stopAcceptingAndWait() {
 	l.socket.Close()
 	<-l.ended
 }
 
-// refuseConnections is stopListening for a listener that no other process has: the
+// stopAcceptingWithGrace is stopAcceptingAndWait for a listener that no other process has: the
 // kernel resets connections that were opened and not accepted when it closes, and
 // their clients may have sent requests. So new connections are ignored for a moment
 // first. Their clients try again after a second, and are refused.
-func (l *listener) refuseConnections() {
-	if ignoreConnections(l.socket) == nil {
+func (l *listener) stopAcceptingWithGrace() {
+	if dropNewConnections(l.socket) == nil {
 		time.Sleep(acceptGrace)
 	}
-	l.stopListening()
+	l.stopAcceptingAndWait()
 }
 
-// close ends what is left of requests and returns when nothing is served any more.
-func (l *listeners) close() {
+// closeAndWait ends what is left of requests and returns when nothing is served any more.
+func (l *listeners) closeAndWait() {
 	l.cancel(nil)
 	for _, one := range l.all() {
 		if one.server != nil {
@@ -219,17 +218,17 @@ func (l *listeners) close() {
 	l.serving.Wait()
 }
 
-// retryingListener makes net/http's server accept again, 5 ms to 1 s later, after
+// temporaryErrorListener makes net/http's server accept again, 5 ms to 1 s later, after
 // any error but the listener's closing. By itself it ends after errors that do not
 // call themselves temporary, and accept(2) returns such for a lack of memory, and
 // for a network error of the one connection.
-type retryingListener struct {
+type temporaryErrorListener struct {
 	net.Listener
 	failed func(error)
 }
 
 // Accept implements net.Listener.
-func (l retryingListener) Accept() (net.Conn, error) {
+func (l temporaryErrorListener) Accept() (net.Conn, error) {
 	c, err := l.Listener.Accept()
 	if err == nil || errors.Is(err, net.ErrClosed) {
 		return c, err
@@ -246,7 +245,7 @@ func (temporaryError) Temporary() bool { return true }
 func (e temporaryError) Unwrap() error { return e.error }
 
 // listenTCP listens without Multipath TCP, which is Go's default and whose sockets
-// take no filter (ignoreConnections).
+// take no filter (dropNewConnections).
 func listenTCP(address string) (net.Listener, error) {
 	var c net.ListenConfig
 	c.SetMultipathTCP(false)

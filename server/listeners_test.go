@@ -48,7 +48,7 @@ func TestServeContinuesAfterAcceptError(t *testing.T) {
 	failing := &failingListener{l, []error{syscall.EMFILE, syscall.ENFILE, syscall.EPROTO, syscall.ENOBUFS, syscall.EPERM}}
 	server := &http.Server{Handler: http.NotFoundHandler(), ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)}
 	ended := make(chan error, 1)
-	go func() { ended <- server.Serve(retryingListener{failing, resources.acceptFailed}) }()
+	go func() { ended <- server.Serve(temporaryErrorListener{failing, resources.logAcceptError}) }()
 	client := &http.Client{Transport: &http.Transport{}}
 	resp, err := client.Get(url)
 	if err != nil {

@@ -64,9 +64,9 @@ func (m *messageLimit) allow(now time.Time) (ok bool, suppressed int) {
 	return true, suppressed
 }
 
-// outOfDescriptors is called when a connection could not be made or accepted for lack
+// logOutOfDescriptors logs, if it is time, that a connection could not be made or accepted for lack
 // of a file descriptor.
-func (l *resourceLog) outOfDescriptors(err error) {
+func (l *resourceLog) logOutOfDescriptors(err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if ok, suppressed := l.descriptors.allow(time.Now()); ok {
@@ -75,10 +75,10 @@ func (l *resourceLog) outOfDescriptors(err error) {
 	}
 }
 
-// acceptFailed is called when a connection could not be accepted.
-func (l *resourceLog) acceptFailed(err error) {
+// logAcceptError logs, if it is time, that a connection could not be accepted.
+func (l *resourceLog) logAcceptError(err error) {
 	if transport.IsOutOfDescriptors(err) {
-		l.outOfDescriptors(err)
+		l.logOutOfDescriptors(err)
 		return
 	}
 	l.mu.Lock()
@@ -107,9 +107,9 @@ func newStallLog(r *router.Router, log *slog.Logger) *stallLog {
 	return &stallLog{router: r, log: log, last: map[*backends.Backend]stallState{}}
 }
 
-// update logs what has changed of a backend. A stall may be over by then: requests that
+// logChange logs what has changed of a backend. A stall may be over by then: requests that
 // wait are moved to another backend as soon as it is found.
-func (l *stallLog) update(b *backends.Backend) {
+func (l *stallLog) logChange(b *backends.Backend) {
 	count, stalled := l.router.Stalls(b)
 	l.mu.Lock()
 	defer l.mu.Unlock()

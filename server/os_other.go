@@ -10,6 +10,6 @@ import (
 
 func fileDescriptorLimit() uint64 { return 0 }
 
-func notifyHandOver(chan<- os.Signal) {}
+func relayHandOverSignal(c chan<- os.Signal) {}
 
-func duplicate(net.Listener) (*os.File, error) { return nil, errors.ErrUnsupported }
+func duplicateSocket(l net.Listener) (*os.File, error) { return nil, errors.ErrUnsupported }

@@ -19,13 +19,13 @@ func fileDescriptorLimit() uint64 {
 	return uint64(limit.Cur)
 }
 
-// notifyHandOver relays SIGUSR2, which asks for a hand-over, to c.
-func notifyHandOver(c chan<- os.Signal) { signal.Notify(c, syscall.SIGUSR2) }
+// relayHandOverSignal relays SIGUSR2, which asks for a hand-over, to c.
+func relayHandOverSignal(c chan<- os.Signal) { signal.Notify(c, syscall.SIGUSR2) }
 
-// duplicate returns a descriptor of l's socket for another process. It stays
+// duplicateSocket returns a descriptor of l's socket for another process. It stays
 // non-blocking, which the File method of listeners would not leave it: the two
 // processes share that flag.
-func duplicate(l net.Listener) (*os.File, error) {
+func duplicateSocket(l net.Listener) (*os.File, error) {
 	var file *os.File
 	err := controlSocket(l, func(fd int) error {
 		syscall.ForkLock.RLock()

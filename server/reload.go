@@ -21,10 +21,11 @@ const (
 	maxWatchedBytes = 16 << 20
 )
 
-// reload applies a configuration whole, or not at all if it could not be loaded.
+// applyReload applies a configuration whole, or not at all if it could not be loaded.
 // Requests in flight keep the settings of their arrival. It reports whether it was
 // applied.
-func (s *Server) reload(c *config.Config, err error) bool {
+func (s *Server) applyReload(c *config.Config, loadErr error) (applied bool) {
+	err := loadErr
 	var changed []string
 	limit := fileDescriptorLimit()
 	known := s.config.StartWarnings(limit) // logged at the start or by an earlier reload
@@ -44,7 +45,7 @@ func (s *Server) reload(c *config.Config, err error) bool {
 	}
 	s.metrics.RecordReload(true)
 	s.log.Info("config reloaded", "changed", changed)
-	for _, path := range s.needRestart(c) {
+	for _, path := range s.settingsNeedingRestart(c) {
 		s.log.Warn("setting change requires a restart", "setting", path)
 	}
 	for _, w := range c.StartWarnings(limit) {
@@ -55,9 +56,9 @@ func (s *Server) reload(c *config.Config, err error) bool {
 	return true
 }
 
-// needRestart returns the paths of the settings in c that take effect at a restart.
-func (s *Server) needRestart(c *config.Config) []string {
-	_, paths := config.Diff(s.started, c)
+// settingsNeedingRestart returns the paths of the settings in c that take effect at a restart.
+func (s *Server) settingsNeedingRestart(c *config.Config) (paths []string) {
+	_, paths = config.Diff(s.started, c)
 	if s.started.TLS.Enabled() != c.TLS.Enabled() { // another certificate needs no restart
 		paths = append(paths, "tls.cert_file")
 	}
@@ -85,9 +86,9 @@ func (s *Server) apply(c *config.Config) error {
 		s.accessLog.Configure(s.config.AccessLog)
 		return err
 	}
-	s.listeners.public.setCertificate(c.TLS)
+	s.listeners.public.replaceCertificate(c.TLS)
 	if s.listeners.admin != nil {
-		s.listeners.admin.setCertificate(c.AdminTLS)
+		s.listeners.admin.replaceCertificate(c.AdminTLS)
 	}
 	s.proxy.Configure(c.ProxySettings())
 	s.keys.Replace(c.APIKeys())
@@ -119,10 +120,10 @@ func newConfigWatcher(file string, load func() (*config.Config, error)) *configW
 	return &configWatcher{file: file, loadFunc: load, names: (&config.Config{}).Files(file)}
 }
 
-// load loads the configuration. The fingerprint of its files is taken before, so that
+// loadAndTrackFiles loads the configuration. The fingerprint of its files is taken before, so that
 // no change in between is missed; and as only the configuration says which those
 // are, it is loaded once more if it names others than before, accepted or not.
-func (w *configWatcher) load() (c *config.Config, err error) {
+func (w *configWatcher) loadAndTrackFiles() (c *config.Config, err error) {
 	for range 2 {
 		w.markApplied()
 		c, err = w.loadFunc()
@@ -138,28 +139,28 @@ func (w *configWatcher) load() (c *config.Config, err error) {
 	return c, err
 }
 
-// reload is load for a service that runs.
-func (w *configWatcher) reload() (*config.Config, error) {
+// loadIfRegular is loadAndTrackFiles for a service that runs: a pipe cannot be read again.
+func (w *configWatcher) loadIfRegular() (*config.Config, error) {
 	if w.file != "" {
 		if err := config.CheckRegular(w.file); err != nil {
 			w.markApplied()
 			return nil, err
 		}
 	}
-	return w.load()
+	return w.loadAndTrackFiles()
 }
 
-// watch sends what it loads on each signal, and when the files have changed, until ctx
-// is done; then it closes ended. A network file system may block that for ever, so
+// startWatching starts the goroutine that sends what it loads on each signal, and when the files have
+// changed, until ctx is done; then it closes ended. A network file system may block that for ever, so
 // nobody should wait for it long. w may be nil: then nothing is sent.
-func (w *configWatcher) watch(ctx context.Context, signals <-chan os.Signal) (loaded <-chan loadResult, ended <-chan struct{}) {
+func (w *configWatcher) startWatching(ctx context.Context, signals <-chan os.Signal) (loaded <-chan loadResult, ended <-chan struct{}) {
 	results, done := make(chan loadResult), make(chan struct{})
 	if w == nil {
 		close(done)
 		return nil, done
 	}
 	send := func() {
-		c, err := w.reload()
+		c, err := w.loadIfRegular()
 		select {
 		case results <- loadResult{c, err}:
 		case <-ctx.Done():
@@ -175,7 +176,7 @@ func (w *configWatcher) watch(ctx context.Context, signals <-chan os.Signal) (lo
 			case <-signals:
 				send()
 			case <-ticks.C:
-				if w.hasChanged() {
+				if w.checkSettledChange() {
 					send()
 				}
 			}
@@ -186,17 +187,17 @@ func (w *configWatcher) watch(ctx context.Context, signals <-chan os.Signal) (lo
 
 // markApplied takes the files' content now as loaded.
 func (w *configWatcher) markApplied() {
-	w.applied, _ = fingerprint(w.names)
+	w.applied, _ = hashFiles(w.names)
 	w.last = w.applied
 }
 
-// hasChanged reports whether the files' content differs from what was loaded, and is
+// checkSettledChange reads the files and reports whether their content differs from what was loaded, and is
 // the same as at the previous check: files that are half written, or half of a pair,
 // get one interval to be completed. Files that could not be read for lack of a
 // descriptor have not changed.
-func (w *configWatcher) hasChanged() bool {
-	now, readable := fingerprint(w.names)
-	if !readable {
+func (w *configWatcher) checkSettledChange() (changed bool) {
+	now, outOfDescriptors := hashFiles(w.names)
+	if outOfDescriptors {
 		return false
 	}
 	settled := now == w.last
@@ -204,13 +205,13 @@ func (w *configWatcher) hasChanged() bool {
 	return settled && now != w.applied
 }
 
-// fingerprint returns a hash of the files' content. It reads them, which costs
+// hashFiles returns a hash of the files' content. It reads them, which costs
 // microseconds, instead of asking the kernel for events: so an editor's rename,
 // Kubernetes' swapped symlinks, a bind mount and a network disk are all the same. A file
 // that is not regular, such as a pipe, could be read only once and never changes.
-// readable is false if there was no file descriptor to read one of them with.
-func fingerprint(names []string) (sum uint64, readable bool) {
-	hash, readable := xxh3.New(), true
+// outOfDescriptors is set if there was no file descriptor to read one of them with.
+func hashFiles(names []string) (sum uint64, outOfDescriptors bool) {
+	hash := xxh3.New()
 	for _, name := range names {
 		hash.WriteString(name + "\x00")
 		if info, err := os.Stat(name); err != nil {
@@ -224,7 +225,7 @@ func fingerprint(names []string) (sum uint64, readable bool) {
 			io.Copy(hash, io.LimitReader(file, maxWatchedBytes))
 			file.Close()
 		}
-		readable = readable && !transport.IsOutOfDescriptors(err)
+		outOfDescriptors = outOfDescriptors || transport.IsOutOfDescriptors(err)
 	}
-	return hash.Sum64(), readable
+	return hash.Sum64(), outOfDescriptors
 }

@@ -28,14 +28,14 @@ func TestWatcherReportsEachChangeOnce(t *testing.T) {
 	w := newConfigWatcher(file, func() (*config.Config, error) { return loadConfigFile(t, file) })
 	changed := func(want bool) {
 		t.Helper()
-		w.hasChanged()
-		if got := w.hasChanged(); got != want {
+		w.checkSettledChange()
+		if got := w.checkSettledChange(); got != want {
 			t.Errorf("changed: %v", got)
 		}
 	}
 	reload := func() {
 		t.Helper()
-		if _, err := w.reload(); err != nil {
+		if _, err := w.loadIfRegular(); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -66,11 +66,11 @@ func TestWatcherSeesChangeDuringLoad(t *testing.T) {
 		}
 		return c, err
 	})
-	if _, err := w.load(); err != nil {
+	if _, err := w.loadAndTrackFiles(); err != nil {
 		t.Fatal(err)
 	}
-	w.hasChanged()
-	if !w.hasChanged() {
+	w.checkSettledChange()
+	if !w.checkSettledChange() {
 		t.Error("not seen")
 	}
 }
@@ -97,7 +97,7 @@ func TestBlockedLoadDoesNotDelayShutdown(t *testing.T) {
 
 func TestFailedApplyChangesNothing(t *testing.T) {
 	s, _ := newSuccessor(t, process{})
-	s.listeners.close()
+	s.listeners.closeAndWait()
 	before := s.config
 	for _, change := range []func(*config.Config){
 		func(c *config.Config) { c.Routing.Policy = "fastest" },

@@ -28,8 +28,8 @@ func (s *Server) Run(ctx context.Context) error {
 	// Requests in flight need all of this after ctx is done.
 	background, stop := context.WithCancel(context.WithoutCancel(ctx))
 	var routing, logs sync.WaitGroup
-	s.files.start(background)
-	reloads, watcherEnded := s.process.watcher.watch(background, s.process.reloads)
+	s.files.loadAndStartWriting(background)
+	reloads, watcherEnded := s.process.watcher.startWatching(background, s.process.reloads)
 	routing.Go(s.fleet.start(background))
 	routing.Go(func() { s.router.Run(background) })
 	logs.Go(func() { s.accessLog.Run(background) }) // not handed over: two processes may write to it at once
@@ -39,14 +39,14 @@ func (s *Server) Run(ctx context.Context) error {
 	defer func() {
 		stop()
 		routing.Wait()
-		s.files.close()
+		s.files.stopAndSave()
 		logs.Wait() // last: a reader of lines or spans that hangs must not delay the snapshot
 		select {
 		case <-watcherEnded:
 		case <-time.After(watcherTimeout):
 		}
 	}()
-	defer s.listeners.close()
+	defer s.listeners.closeAndWait()
 
 	checked := s.startupChecks.done
 	if s.process.inherited.ready != nil {
@@ -56,13 +56,13 @@ func (s *Server) Run(ctx context.Context) error {
 		case <-ctx.Done():
 		}
 		if ctx.Err() != nil { // the predecessor goes on with the sockets and the files
-			s.files.abandon()
+			s.files.stopWithoutSaving()
 			return nil
 		}
 		checked = nil
-		s.notifyReady()
+		s.notifySystemdAndPredecessor()
 	}
-	s.serveAdmin()
+	s.startServingAdmin()
 	// Connections wait for the first checks: a load balancer that does not check readiness
 	// sends requests as soon as the port is open, and they would find no backend ready.
 	select {
@@ -70,28 +70,28 @@ func (s *Server) Run(ctx context.Context) error {
 	case <-time.After(maxAcceptDelay):
 	case <-ctx.Done():
 	}
-	s.servePublic()
-	switch err := s.eventLoop(ctx, checked, reloads); err {
+	s.startServingPublic()
+	switch err := s.runEventLoop(ctx, checked, reloads); err {
 	case nil:
-		s.drain(ctx)
+		s.failReadinessAndWait(ctx)
 		return s.shutDown()
 	case errHandedOver:
-		s.files.abandon()
+		s.files.stopWithoutSaving()
 		return s.shutDownHandedOver(ctx)
 	default:
 		return errors.Join(err, s.shutDown())
 	}
 }
 
-// eventLoop reloads and hands over until ctx is done, serving fails, or another
-// process has taken over (errHandedOver). Once checked is closed it reports the
+// runEventLoop reloads and hands over until ctx is done, serving fails, or another
+// process has taken over (errHandedOver). Once checksDone is closed it reports the
 // service as ready. A hand-over in progress is stopped with it: when the service is
 // stopped, no process may stay that took over at the same moment.
-func (s *Server) eventLoop(ctx context.Context, checked <-chan struct{}, reloads <-chan loadResult) error {
+func (s *Server) runEventLoop(ctx context.Context, checksDone <-chan struct{}, reloads <-chan loadResult) error {
 	var child childProcess
 	defer func() {
 		if child.stop != nil {
-			child.stop(stopSignal(ctx))
+			child.stop(stopSignalOf(ctx))
 		}
 	}()
 	for {
@@ -100,13 +100,13 @@ func (s *Server) eventLoop(ctx context.Context, checked <-chan struct{}, reloads
 			return nil
 		case err := <-s.listeners.failed:
 			return err
-		case <-checked:
-			checked = nil
-			s.notifyReady()
+		case <-checksDone:
+			checksDone = nil
+			s.notifySystemdAndPredecessor()
 		case loaded := <-reloads:
-			s.reloadNotifying(loaded, checked == nil)
+			s.applyReloadAndNotify(loaded, checksDone == nil)
 		case <-s.process.handOvers:
-			child = s.handOver(child)
+			child = s.startHandOver(child)
 		case err := <-child.serves:
 			pid := child.pid
 			child = childProcess{}
@@ -137,8 +137,8 @@ func newStartupChecks(all []*backends.Backend) *startupChecks {
 	return c
 }
 
-// remove is called when a backend was checked, or is not waited for any more.
-func (c *startupChecks) remove(b *backends.Backend) {
+// removePending is called when a backend was checked, or is not waited for any more.
+func (c *startupChecks) removePending(b *backends.Backend) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.pending[b] {

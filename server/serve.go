@@ -29,18 +29,18 @@ func Serve(ctx context.Context, o ServeOptions) (err error) {
 	reloads, handOvers := make(chan os.Signal, 1), make(chan os.Signal, 1)
 	signal.Notify(reloads, syscall.SIGHUP)
 	defer signal.Stop(reloads)
-	notifyHandOver(handOvers)
+	relayHandOverSignal(handOvers)
 	defer signal.Stop(handOvers)
 	program, err := programPath()
 	if err != nil {
 		return err
 	}
-	in, err := inherit()
+	in, err := inheritListeners()
 	if err != nil {
 		return err
 	}
 	watcher := newConfigWatcher(o.File, o.Load)
-	c, err := watcher.load()
+	c, err := watcher.loadAndTrackFiles()
 	if err != nil {
 		return err
 	}
@@ -51,7 +51,7 @@ func Serve(ctx context.Context, o ServeOptions) (err error) {
 		if err != nil {
 			reason = err.Error()
 		} else if ctx.Err() != nil {
-			reason = stopSignal(ctx).String()
+			reason = stopSignalOf(ctx).String()
 		}
 		log.Info("stopped", "reason", reason, "uptime", time.Since(started).Round(time.Millisecond))
 	}()
@@ -76,8 +76,8 @@ type StopSignal struct{ os.Signal }
 
 func (s StopSignal) Error() string { return "stopped by " + s.String() }
 
-// stopSignal returns the signal that ended ctx, os.Interrupt if there was none.
-func stopSignal(ctx context.Context) os.Signal {
+// stopSignalOf returns the signal that ended ctx, os.Interrupt if there was none.
+func stopSignalOf(ctx context.Context) os.Signal {
 	if cause, ok := context.Cause(ctx).(StopSignal); ok {
 		return cause.Signal
 	}

@@ -98,7 +98,7 @@ func New(o Options) (*Server, error) {
 	}
 	s.metrics = metrics.New(registry, s.router, o.Version)
 	if c.Index.Snapshot != "" {
-		if s.files.snapshot, err = openSnapshot(c, s.router, o.Log, hasPredecessor); err != nil {
+		if s.files.snapshot, err = newSnapshotFile(c, s.router, o.Log, !hasPredecessor); err != nil {
 			return nil, fmt.Errorf("index.snapshot: %w", err)
 		}
 	}
@@ -129,7 +129,7 @@ func New(o Options) (*Server, error) {
 		Version:          o.Version,
 		Instance:         s.instance,
 		RecheckHealth:    s.fleet.checker.RequestCheck,
-		OutOfDescriptors: resources.outOfDescriptors,
+		OutOfDescriptors: resources.logOutOfDescriptors,
 		BlockBytes:       c.Index.BlockBytes,
 		Recorder:         s.files.recorder,
 		AccessLog:        s.accessLog,
@@ -142,7 +142,7 @@ func New(o Options) (*Server, error) {
 		Registry: registry, Router: s.router, Proxy: s.proxy, Reset: s.resetBackend,
 		Metrics: s.metrics.Handler(), Version: o.Version, Log: o.Log, Host: host, Token: c.AdminToken,
 	})
-	s.listeners, err = s.openListeners(resources.acceptFailed)
+	s.listeners, err = s.openListeners(resources.logAcceptError)
 	return s, err
 }
 
@@ -170,11 +170,11 @@ func (s *Server) newFleet(managed []*managedBackend, registry *backends.Registry
 		Instance: s.instance,
 		OnState: func(b *backends.Backend, _ backends.State, _ string) {
 			s.router.BackendChanged(b)
-			s.startupChecks.remove(b)
+			s.startupChecks.removePending(b)
 		},
 		OnHung:             s.router.ChecksTimedOut,
 		OnCacheLost:        replaced,
-		OnOutOfDescriptors: resources.outOfDescriptors,
+		OnOutOfDescriptors: resources.logOutOfDescriptors,
 	}
 	observe := s.router.ObserveLoad
 	if s.files.snapshot != nil {
@@ -184,7 +184,7 @@ func (s *Server) newFleet(managed []*managedBackend, registry *backends.Registry
 		Logger: s.log,
 		OnLoad: func(b *backends.Backend, l *backends.Load) {
 			observe(b, l)
-			stalls.update(b)
+			stalls.logChange(b)
 		},
 		OnCacheLost: replaced,
 		OnError: func(b *backends.Backend, err error) {
@@ -194,9 +194,9 @@ func (s *Server) newFleet(managed []*managedBackend, registry *backends.Registry
 			if timedOut { // it may hang
 				checker.RequestCheck(b)
 			}
-			stalls.update(b)
+			stalls.logChange(b)
 		},
-		OnOutOfDescriptors: resources.outOfDescriptors,
+		OnOutOfDescriptors: resources.logOutOfDescriptors,
 	}
 	checker.SetSettings(s.config.Health)
 	poller.SetSettings(s.config.Poll)
@@ -205,7 +205,7 @@ func (s *Server) newFleet(managed []*managedBackend, registry *backends.Registry
 		managed: managed, drainTimeout: s.config.Timeouts.Shutdown,
 		onRemoved: func(b *backends.Backend) {
 			stalls.forget(b)
-			s.startupChecks.remove(b)
+			s.startupChecks.removePending(b)
 			if s.files.snapshot != nil {
 				s.files.snapshot.index.ForgetBackend(b)
 			}

@@ -25,14 +25,14 @@ const (
 	minQuietTime = 2 * time.Second
 )
 
-// drain fails readiness and, after SIGTERM, serves for timeouts.drain, so that a load
+// failReadinessAndWait fails readiness and, after SIGTERM, serves for timeouts.drain, so that a load
 // balancer learns from its health check and no request fails. Responses tell their
 // clients to close the connection. After another signal, sent by a person, it
 // returns at once.
-func (s *Server) drain(ctx context.Context) {
+func (s *Server) failReadinessAndWait(ctx context.Context) {
 	s.proxy.FailReadiness()
 	s.notifySystemd(daemon.SdNotifyStopping)
-	if stopSignal(ctx) != syscall.SIGTERM {
+	if stopSignalOf(ctx) != syscall.SIGTERM {
 		return
 	}
 	s.listeners.closing.Store(true)
@@ -62,13 +62,13 @@ func (s *Server) shutDown() error {
 	defer cancel()
 	if s.listeners.closing.Load() {
 		if s.process.inherited.SystemdSocket {
-			s.listeners.public.stopListening()
+			s.listeners.public.stopAcceptingAndWait()
 		} else {
-			s.listeners.public.refuseConnections()
+			s.listeners.public.stopAcceptingWithGrace()
 		}
 		s.awaitQuiet(deadline, minQuietTime)
 	}
-	return s.closeServers(deadline)
+	return s.shutDownServers(deadline)
 }
 
 // shutDownHandedOver ends a Server whose listeners another process has. Accepted
@@ -77,7 +77,8 @@ func (s *Server) shutDown() error {
 // that is on its way. They are closed when nothing came or was in flight for
 // timeouts.drain.
 func (s *Server) shutDownHandedOver(ctx context.Context) error {
-	s.listeners.stopListening()
+	s.listeners.closing.Store(true)
+	s.listeners.stopAcceptingAndWait()
 	s.admin.EndEvents() // so that pages connect to the new process
 	end := time.Now().Add(s.config.Timeouts.Shutdown)
 	untilEnd, cancel := context.WithDeadline(ctx, end)
@@ -88,7 +89,7 @@ func (s *Server) shutDownHandedOver(ctx context.Context) error {
 	}
 	deadline, cancel := context.WithDeadline(context.Background(), end)
 	defer cancel()
-	return s.closeServers(deadline)
+	return s.shutDownServers(deadline)
 }
 
 // awaitQuiet blocks until no client has a connection, or none was opened or carried a
@@ -100,9 +101,9 @@ func (s *Server) awaitQuiet(ctx context.Context, quietTime time.Duration) {
 	})
 }
 
-// closeServers ends the HTTP servers: requests in flight have until deadline is done to
+// shutDownServers ends the HTTP servers: requests in flight have until deadline is done to
 // finish.
-func (s *Server) closeServers(deadline context.Context) error {
+func (s *Server) shutDownServers(deadline context.Context) error {
 	err := s.listeners.public.server.Shutdown(deadline)
 	if err != nil {
 		err = fmt.Errorf("requests still in flight after timeouts.shutdown %v were cut off", s.config.Timeouts.Shutdown)

@@ -46,36 +46,36 @@ type stateFiles struct {
 	left    bool // another process writes the files
 }
 
-// start reads the snapshot of an earlier run, then writes snapshots and the recording
-// until close, abandon, or the end of ctx.
-func (f *stateFiles) start(ctx context.Context) {
+// loadAndStartWriting reads the snapshot of an earlier run, then writes snapshots and the recording
+// until stopAndSave, stopWithoutSaving, or the end of ctx.
+func (f *stateFiles) loadAndStartWriting(ctx context.Context) {
 	ctx, f.stop = context.WithCancel(ctx)
 	if f.recorder != nil {
 		f.writing.Go(func() { f.recorder.Run(ctx) })
 	}
 	if f.snapshot != nil {
 		f.snapshot.load()
-		f.writing.Go(func() { f.snapshot.run(ctx) })
+		f.writing.Go(func() { f.snapshot.savePeriodically(ctx) })
 	}
 }
 
-// abandon stops writing and leaves the files to another process.
-func (f *stateFiles) abandon() {
+// stopWithoutSaving stops writing, waits for that, and leaves the files to another process.
+func (f *stateFiles) stopWithoutSaving() {
 	f.stop()
 	f.writing.Wait()
 	f.left = true
 	if f.snapshot != nil {
-		f.snapshot.release()
+		f.snapshot.releaseLock()
 	}
 }
 
-// close stops writing and saves a last snapshot, unless the files are abandoned.
-func (f *stateFiles) close() {
+// stopAndSave stops writing, saves a last snapshot and unlocks it, unless the files are another process's.
+func (f *stateFiles) stopAndSave() {
 	f.stop()
 	f.writing.Wait()
 	if f.snapshot != nil && !f.left {
 		f.snapshot.save()
-		f.snapshot.release()
+		f.snapshot.releaseLock()
 	}
 }
 
@@ -90,24 +90,25 @@ type snapshotFile struct {
 	lock *os.File   // nil: another process may write the snapshot
 }
 
-// openSnapshot returns the snapshot, locked for this process unless a predecessor still
-// writes it. It fails if the snapshot cannot be written.
-func openSnapshot(c *config.Config, r *router.Router, log *slog.Logger, hasPredecessor bool) (*snapshotFile, error) {
+// newSnapshotFile returns the snapshot, with lockNow locked for this process; else a predecessor
+// still writes it, and savePeriodically locks it. It fails if the snapshot cannot be written. It
+// reads nothing of it.
+func newSnapshotFile(c *config.Config, r *router.Router, log *slog.Logger, lockNow bool) (*snapshotFile, error) {
 	s := &snapshotFile{
 		path:  c.Index.Snapshot,
 		index: snapshot.NewStore(r, snapshot.Options{BlockBytes: c.Index.BlockBytes, MaxBytes: c.Index.MaxBytes, Now: time.Now, Log: log}),
 		log:   log,
 	}
-	if err := snapshot.CheckFile(s.path); err != nil || hasPredecessor {
+	if err := snapshot.CheckFile(s.path); err != nil || !lockNow {
 		return s, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s, s.acquireLock()
+	return s, s.tryLockFile()
 }
 
-// acquireLock locks the snapshot, unless this process has locked it. s.mu is held.
-func (s *snapshotFile) acquireLock() error {
+// tryLockFile locks the snapshot or returns why it cannot, unless this process has locked it. s.mu is held.
+func (s *snapshotFile) tryLockFile() error {
 	if s.lock != nil {
 		return nil
 	}
@@ -126,15 +127,15 @@ func (s *snapshotFile) acquireLock() error {
 	return nil
 }
 
-// tryLock locks the snapshot if it can, and reports whether it is locked.
-func (s *snapshotFile) tryLock() bool {
+// retryLock locks the snapshot if it can, and reports whether it is locked.
+func (s *snapshotFile) retryLock() (locked bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.acquireLock() == nil
+	return s.tryLockFile() == nil
 }
 
-// release leaves the snapshot to another process.
-func (s *snapshotFile) release() {
+// releaseLock unlocks the snapshot: it is left to another process.
+func (s *snapshotFile) releaseLock() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.lock != nil {
@@ -143,7 +144,7 @@ func (s *snapshotFile) release() {
 	}
 }
 
-// load reads the snapshot of an earlier run, if there is one.
+// load reads the snapshot of an earlier run, if there is one, and logs an error.
 func (s *snapshotFile) load() {
 	s.removeStaleTemps()
 	file, err := os.Open(s.path)
@@ -173,8 +174,8 @@ func (s *snapshotFile) removeStaleTemps() {
 	}
 }
 
-// run saves a snapshot every minute until ctx is done.
-func (s *snapshotFile) run(ctx context.Context) {
+// savePeriodically saves a snapshot every minute until ctx is done, and locks it as soon as it can.
+func (s *snapshotFile) savePeriodically(ctx context.Context) {
 	ticks := time.NewTicker(snapshotInterval)
 	defer ticks.Stop()
 	locks := time.NewTicker(lockRetryInterval)
@@ -182,7 +183,7 @@ func (s *snapshotFile) run(ctx context.Context) {
 	for {
 		select {
 		case <-locks.C:
-			if s.tryLock() {
+			if s.retryLock() {
 				locks.Stop()
 			}
 		case <-ticks.C:
@@ -197,16 +198,16 @@ func (s *snapshotFile) run(ctx context.Context) {
 func (s *snapshotFile) save() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	err := s.acquireLock()
+	err := s.tryLockFile()
 	if err == nil {
-		err = s.write()
+		err = s.writeAtomically()
 	}
 	if err != nil {
 		s.log.Warn("failed to save index snapshot", "file", s.path, "err", err)
 	}
 }
 
-func (s *snapshotFile) write() error {
+func (s *snapshotFile) writeAtomically() error {
 	if err := snapshot.CheckFile(s.path); err != nil {
 		return err
 	}

@@ -163,8 +163,8 @@ func TestSnapshotNeverOverwritesOtherFile(t *testing.T) {
 		if err != nil {
 			return nil, err
 		}
-		s.listeners.close()
-		t.Cleanup(s.files.snapshot.release)
+		s.listeners.closeAndWait()
+		t.Cleanup(s.files.snapshot.releaseLock)
 		return s.files.snapshot, nil
 	}
 	f := func(name, content string) {
@@ -231,10 +231,10 @@ func TestStaleTempSnapshotsRemoved(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.listeners.close()
+	s.listeners.closeAndWait()
 	s.files.snapshot.load()
 	s.files.snapshot.save()
-	s.files.snapshot.release()
+	s.files.snapshot.releaseLock()
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		t.Fatal(err)

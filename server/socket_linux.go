@@ -6,9 +6,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ignoreConnections has the kernel drop requests for new connections to l. Those that are
+// dropNewConnections has the kernel drop requests for new connections to l. Those that are
 // being opened can still be accepted. The filter stays on the socket in other processes as well.
-func ignoreConnections(l net.Listener) error {
+func dropNewConnections(l net.Listener) error {
 	filter := []unix.SockFilter{
 		{Code: unix.BPF_LD | unix.BPF_B | unix.BPF_ABS, K: 13}, // the flags of the TCP header
 		{Code: unix.BPF_ALU | unix.BPF_AND | unix.BPF_K, K: 0x12},
@@ -22,8 +22,8 @@ func ignoreConnections(l net.Listener) error {
 	})
 }
 
-// acceptConnections undoes ignoreConnections.
-func acceptConnections(l net.Listener) {
+// stopDroppingConnections undoes dropNewConnections.
+func stopDroppingConnections(l net.Listener) {
 	_ = controlSocket(l, func(fd int) error {
 		return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DETACH_FILTER, 0) // fails where there is no filter
 	})

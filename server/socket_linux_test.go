@@ -21,7 +21,7 @@ func TestAcceptConnections(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	if err := ignoreConnections(l); err != nil {
+	if err := dropNewConnections(l); err != nil {
 		t.Fatal(err)
 	}
 	if conn, err := net.DialTimeout("tcp", l.Addr().String(), 100*time.Millisecond); err == nil {
@@ -38,7 +38,7 @@ func TestAcceptConnections(t *testing.T) {
 	}
 	defer inherited.Close()
 	file.Close()
-	acceptConnections(inherited)
+	stopDroppingConnections(inherited)
 	conn, err := net.DialTimeout("tcp", l.Addr().String(), 10*time.Second)
 	if err != nil {
 		t.Fatal(err)
@@ -57,7 +57,7 @@ func TestListenerCloseResetsNoConnection(t *testing.T) {
 		served := atomic.Int64{}
 		f := &listeners{failed: make(chan error, 1)}
 		d := newListener("public", l, config.ListenerTLS{})
-		f.serve(d, &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { served.Add(1) })})
+		f.startServing(d, &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { served.Add(1) })})
 		var clients sync.WaitGroup
 		for range 64 {
 			clients.Go(func() {
@@ -82,7 +82,7 @@ func TestListenerCloseResetsNoConnection(t *testing.T) {
 		for served.Load() < 500 {
 			time.Sleep(time.Millisecond)
 		}
-		d.refuseConnections()
+		d.stopAcceptingWithGrace()
 		clients.Wait()
 		d.server.Close()
 		f.serving.Wait()

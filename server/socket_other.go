@@ -7,7 +7,7 @@ import (
 	"net"
 )
 
-// ignoreConnections is for Linux.
-func ignoreConnections(net.Listener) error { return errors.ErrUnsupported }
+// dropNewConnections is for Linux.
+func dropNewConnections(l net.Listener) error { return errors.ErrUnsupported }
 
-func acceptConnections(net.Listener) {}
+func stopDroppingConnections(l net.Listener) {}

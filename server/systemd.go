@@ -10,24 +10,24 @@ func (s *Server) notifySystemd(state string) {
 	}
 }
 
-// notifyReady tells systemd and a predecessor that this process serves.
-func (s *Server) notifyReady() {
+// notifySystemdAndPredecessor tells systemd and a predecessor that this process serves.
+func (s *Server) notifySystemdAndPredecessor() {
 	s.notifySystemd(daemon.SdNotifyReady)
 	if err := s.process.inherited.notifyPredecessor(); err != nil {
 		s.log.Warn("predecessor exited during the hand-over", "err", err)
 	}
 }
 
-// reloadNotifying reloads, and tells systemd so and the result. Before the service is
+// applyReloadAndNotify reloads, and tells systemd so and the result. Before the service is
 // ready it tells systemd nothing: READY=1 would be premature.
-func (s *Server) reloadNotifying(loaded loadResult, ready bool) {
-	if !ready {
-		s.reload(loaded.config, loaded.err)
+func (s *Server) applyReloadAndNotify(loaded loadResult, serviceReady bool) {
+	if !serviceReady {
+		s.applyReload(loaded.config, loaded.err)
 		return
 	}
 	s.notifySystemd(daemon.SdNotifyReloading + "\n" + daemon.SdNotifyMonotonicUsec())
 	status := "serving"
-	if !s.reload(loaded.config, loaded.err) {
+	if !s.applyReload(loaded.config, loaded.err) {
 		status = "serving with the previous config: reload failed, see the log"
 	}
 	s.notifySystemd(daemon.SdNotifyReady + "\nSTATUS=" + status)
