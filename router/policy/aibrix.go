@@ -29,22 +29,22 @@ type aibrix struct {
 
 func newAIBrix(o options) Policy {
 	return &aibrix{
-		sharedTable: newSharedTable(o.maxBlocks, evictHeads), rng: o.rng,
+		sharedTable: newSharedTable(o.maxBlocks, headFirst), rng: o.rng,
 		imbalance: orDefault(o.ImbalanceAbs, 8), maxBlocks: o.maxBlocks,
 	}
 }
 
-func (p *aibrix) Choose(r *Request, candidates []Candidate) int {
+func (p *aibrix) Choose(r *Request, candidates []Candidate) (index int) {
 	if r.Trace == nil {
 		p.lru.Resize(min(p.maxBlocks, r.toBlocks(maxAIBrixTokens)))
 	}
-	evictBefore(p.lru, r.Now.Add(-maxAIBrixAge))
-	chosen := p.choose(r, candidates)
-	p.record(r, candidates[chosen].Slot)
+	evictUnusedSince(p.lru, r.Now.Add(-maxAIBrixAge))
+	chosen := p.pickByMatchAndLoad(r, candidates)
+	p.recordSent(r, candidates[chosen].Slot)
 	return chosen
 }
 
-func (p *aibrix) choose(r *Request, candidates []Candidate) int {
+func (p *aibrix) pickByMatchAndLoad(r *Request, candidates []Candidate) (index int) {
 	least, most := loadRange(candidates)
 	p.eligible = p.eligible[:0]
 	for i := range candidates {
@@ -52,8 +52,8 @@ func (p *aibrix) choose(r *Request, candidates []Candidate) int {
 			p.eligible = append(p.eligible, i)
 		}
 	}
-	matched := p.matchPrefix(r.Blocks, candidates)
-	bound := p.meanAndDeviation(candidates)
+	matched := p.countPrefixMatches(r.Blocks, candidates)
+	bound := p.meanPlusDeviation(candidates)
 	r.traceScores("leading blocks of the prompt sent to it before, unless it is too busy", true, len(candidates), func(i int) float64 {
 		if candidates[i].Requests > bound || !slices.Contains(p.eligible, i) {
 			return math.Inf(-1)
@@ -61,7 +61,7 @@ func (p *aibrix) choose(r *Request, candidates []Candidate) int {
 		return float64(matched[i])
 	})
 	// At least one is not above the mean, so the choice is never above the bound.
-	chosen := lowest(len(p.eligible), p.rng, func(k int) float64 {
+	chosen := pickLowestUntraced(len(p.eligible), p.rng, func(k int) float64 {
 		i := p.eligible[k]
 		n := candidates[i].Requests
 		if n > bound {
@@ -73,9 +73,9 @@ func (p *aibrix) choose(r *Request, candidates []Candidate) int {
 	return p.eligible[chosen]
 }
 
-// meanAndDeviation returns the mean of the eligible candidates' requests in flight
+// meanPlusDeviation returns the mean of the eligible candidates' requests in flight
 // plus one standard deviation.
-func (p *aibrix) meanAndDeviation(candidates []Candidate) float64 {
+func (p *aibrix) meanPlusDeviation(candidates []Candidate) (requests float64) {
 	sum, squares := 0.0, 0.0
 	for _, i := range p.eligible {
 		n := candidates[i].Requests

@@ -31,21 +31,21 @@ func newCacheThresholdOld(o options) Policy {
 	}
 }
 
-func (p *cacheThreshold) Choose(r *Request, candidates []Candidate) int {
-	chosen := p.choose(r, candidates)
-	p.record(r, candidates[chosen].Slot)
+func (p *cacheThreshold) Choose(r *Request, candidates []Candidate) (index int) {
+	chosen := p.pickByMatchAndLoad(r, candidates)
+	p.recordSent(r, candidates[chosen].Slot)
 	return chosen
 }
 
-func (p *cacheThreshold) choose(r *Request, candidates []Candidate) int {
+func (p *cacheThreshold) pickByMatchAndLoad(r *Request, candidates []Candidate) (index int) {
 	if least, most := loadRange(candidates); most-least > p.abs && most > p.rel*least {
-		return leastLoaded(r, candidates, p.rng)
+		return pickLeastLoaded(r, candidates, p.rng)
 	}
-	if chosen, blocks := longestMatch(r, p.matchPrefix(r.Blocks, candidates), p.rng); r.matchShare(blocks) > p.ratio {
+	if chosen, blocks := pickLongestMatch(r, p.countPrefixMatches(r.Blocks, candidates), p.rng); r.matchShare(blocks) > p.ratio {
 		return chosen
 	}
 	if !p.toSmallest {
-		return leastLoaded(r, candidates, p.rng)
+		return pickLeastLoaded(r, candidates, p.rng)
 	}
-	return p.smallest(r, candidates, p.rng)
+	return p.pickFewestBlocks(r, candidates, p.rng)
 }

@@ -11,7 +11,7 @@ type chwbl struct {
 
 func newCHWBL(o options) Policy { return &chwbl{loadFactor: orDefault(o.LoadFactor, 1.25)} }
 
-func (p *chwbl) Choose(r *Request, candidates []Candidate) int {
+func (p *chwbl) Choose(r *Request, candidates []Candidate) (index int) {
 	total := 0.0
 	for i := range candidates {
 		total += candidates[i].Requests
@@ -19,7 +19,7 @@ func (p *chwbl) Choose(r *Request, candidates []Candidate) int {
 	bound := (total + 1) / float64(len(candidates)) * p.loadFactor
 	r.traceCriterion("position on a hash ring after the hash of the prompt's beginning, with bounded load")
 	first := -1
-	for i := range p.ring.clockwise(rendezvous(r.affinityKey(), 0), candidates) {
+	for i := range p.ring.clockwise(rendezvousRank(r.promptStartHash(), 0), candidates) {
 		if first < 0 {
 			first = i
 		}

@@ -21,15 +21,15 @@ type dynamo struct {
 	rng *rand.Rand
 }
 
-func newDynamo(o options) Policy { return &dynamo{newPrefixTable(o.maxBlocks, evictTails), o.rng} }
+func newDynamo(o options) Policy { return &dynamo{newPrefixTable(o.maxBlocks, tailFirst), o.rng} }
 
-func (p *dynamo) Choose(r *Request, candidates []Candidate) int {
-	p.expire(r.Now.Add(-maxDynamoAge))
-	matched := p.matchPrefix(r.Blocks, candidates)
+func (p *dynamo) Choose(r *Request, candidates []Candidate) (index int) {
+	p.evictUnused(r.Now.Add(-maxDynamoAge))
+	matched := p.countPrefixMatches(r.Blocks, candidates)
 	chosen := r.pickLowest("tokens to prefill and in use", len(candidates), p.rng, func(i int) float64 {
 		c := &candidates[i]
-		return max(c.UnstartedTokens+r.uncached(matched[i]), 0) + c.ContextTokens
+		return max(c.UnstartedTokens+r.uncachedTokens(matched[i]), 0) + c.ContextTokens
 	})
-	p.record(r, candidates[chosen].Slot)
+	p.recordSent(r, candidates[chosen].Slot)
 	return chosen
 }

@@ -11,11 +11,11 @@ type hashTrie struct {
 }
 
 func newHashTrie(o options) Policy {
-	return &hashTrie{newSharedTable(o.maxBlocks, evictTails), o.rng}
+	return &hashTrie{newSharedTable(o.maxBlocks, tailFirst), o.rng}
 }
 
-func (p *hashTrie) Choose(r *Request, candidates []Candidate) int {
-	chosen, _ := longestMatch(r, p.matchPrefix(r.Blocks, candidates), p.rng)
-	p.record(r, candidates[chosen].Slot)
+func (p *hashTrie) Choose(r *Request, candidates []Candidate) (index int) {
+	chosen, _ := pickLongestMatch(r, p.countPrefixMatches(r.Blocks, candidates), p.rng)
+	p.recordSent(r, candidates[chosen].Slot)
 	return chosen
 }

@@ -24,8 +24,8 @@ func newLLMDGuide(o options) Policy {
 	return &llmdGuide{newEPPTable(o.maxBlocks), o.rng, orDefault(o.MatchRatio, 0.8)}
 }
 
-func (p *llmdGuide) Choose(r *Request, candidates []Candidate) int {
-	match := p.match(r, candidates)
+func (p *llmdGuide) Choose(r *Request, candidates []Candidate) (index int) {
+	match := p.matchShares(r, candidates)
 	matching, others := math.Inf(1), math.Inf(1) // the shortest queue of each
 	for i := range candidates {
 		if match(i) >= p.ratio {
@@ -41,6 +41,6 @@ func (p *llmdGuide) Choose(r *Request, candidates []Candidate) int {
 		}
 		return math.Inf(1)
 	})
-	p.record(r, &candidates[chosen])
+	p.recordSent(r, &candidates[chosen])
 	return chosen
 }

@@ -6,7 +6,7 @@ import "math/rand/v2"
 // tokens to prefill, queued ones included, and the batch size with this request.
 type lMetric struct{ rng *rand.Rand }
 
-func (p lMetric) Choose(r *Request, candidates []Candidate) int {
+func (p lMetric) Choose(r *Request, candidates []Candidate) (index int) {
 	return r.pickLowest("tokens to prefill times requests there", len(candidates), p.rng, func(i int) float64 {
 		c := &candidates[i]
 		return (c.UnstartedTokens + c.UncachedTokens) * (c.InFlight + 1)

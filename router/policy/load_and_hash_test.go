@@ -54,7 +54,7 @@ func TestSession(t *testing.T) {
 	p := newTester(t, "session", Settings{})
 	counts := map[int]int{}
 	for key := range uint64(1000) {
-		r := Request{Session: rendezvous(key, 1<<40), Now: epoch}
+		r := Request{Session: rendezvousRank(key, 1<<40), Now: epoch}
 		first := p.Choose(&r, idle(4))
 		counts[first]++
 		crowded := idle(4)
@@ -102,7 +102,7 @@ func TestCHWBLKeepsKeysWhenBackendLeaves(t *testing.T) {
 	p := newTester(t, "chwbl", Settings{})
 	counts := map[int]int{}
 	for key := range uint64(1000) {
-		r := Request{PromptKey: rendezvous(key, 1<<40), Now: epoch}
+		r := Request{PromptKey: rendezvousRank(key, 1<<40), Now: epoch}
 		first := p.Choose(&r, idle(4))
 		counts[first]++
 		if first != 3 {
@@ -146,7 +146,7 @@ func TestSimHash(t *testing.T) {
 	}
 	long := make([]prompt.Block, 1000)
 	for i := range long {
-		long[i] = prompt.Block(rendezvous(uint64(i), 1))
+		long[i] = prompt.Block(rendezvousRank(uint64(i), 1))
 	}
 	a := similarityHash(&Request{Blocks: long})
 	b := similarityHash(&Request{Blocks: long[:990]})

@@ -15,7 +15,7 @@ type Policy interface {
 	// Choose returns an index into candidates, of which there is at least one. It
 	// retains neither argument. Unless the request has a Trace, it may record its
 	// choice for later ones.
-	Choose(r *Request, candidates []Candidate) int
+	Choose(r *Request, candidates []Candidate) (index int)
 }
 
 // Forgetter is a Policy that keeps state by slot. Forget removes the state of one
@@ -58,8 +58,8 @@ func (r *Request) FirstBlock() uint64 {
 	return uint64(r.Blocks[0])
 }
 
-// affinityKey returns the hash that stands for the beginning of the prompt, or 0.
-func (r *Request) affinityKey() uint64 { return cmp.Or(r.PromptKey, r.FirstBlock()) }
+// promptStartHash returns the hash that stands for the beginning of the prompt, or 0.
+func (r *Request) promptStartHash() uint64 { return cmp.Or(r.PromptKey, r.FirstBlock()) }
 
 // Candidate is one backend that could take the request. Counts of tokens are
 // estimates.

@@ -43,7 +43,7 @@ func requestFor(s string) Request {
 // fleet sets the slots, names and default rates of candidates.
 func fleet(candidates ...Candidate) []Candidate {
 	for i := range candidates {
-		candidates[i].Slot, candidates[i].NameHash = i, rendezvous(uint64(i+1), 0)
+		candidates[i].Slot, candidates[i].NameHash = i, rendezvousRank(uint64(i+1), 0)
 		if candidates[i].PrefillRate == 0 {
 			candidates[i].PrefillRate = 8000
 		}
@@ -113,11 +113,11 @@ func (d *generator) request() *Request {
 		if d.IntN(40) == 0 {
 			topic = d.Uint64()
 		}
-		r.Blocks = append(r.Blocks, prompt.Block(rendezvous(topic, uint64(i))))
+		r.Blocks = append(r.Blocks, prompt.Block(rendezvousRank(topic, uint64(i))))
 	}
 	r.PromptTokens = float64(64*n + d.IntN(64))
 	if d.IntN(3) == 0 {
-		r.PromptKey, r.Session = rendezvous(topic, 1), uint64(d.IntN(50))
+		r.PromptKey, r.Session = rendezvousRank(topic, 1), uint64(d.IntN(50))
 	}
 	return r
 }
@@ -130,7 +130,7 @@ func (d *generator) candidates() []Candidate {
 			continue
 		}
 		out = append(out, Candidate{
-			Slot: slot, NameHash: rendezvous(uint64(slot), 9), Weight: 1, PrefillRate: 8000 * d.Float64(),
+			Slot: slot, NameHash: rendezvousRank(uint64(slot), 9), Weight: 1, PrefillRate: 8000 * d.Float64(),
 			MatchedTokens: float64(64 * d.IntN(50)), UncachedTokens: float64(16 + d.IntN(5000)), QueuedTokens: float64(d.IntN(50_000)),
 			InFlight: float64(d.IntN(100)), ContextTokens: float64(d.IntN(1_000_000)),
 			Requests: float64(d.IntN(100)), UnstartedTokens: float64(d.IntN(400_000)),
@@ -290,7 +290,7 @@ func TestMemoryBound(t *testing.T) {
 		for range 1_000_000 / len(blocks) {
 			for i := range blocks {
 				next++
-				blocks[i] = prompt.Block(rendezvous(next, 3))
+				blocks[i] = prompt.Block(rendezvousRank(next, 3))
 			}
 			r := Request{Now: epoch.Add(time.Duration(next)), Blocks: blocks, BlockTokens: 64, PromptTokens: 16_000, PromptKey: next, Session: next}
 			p.Choose(&r, candidates)
@@ -374,7 +374,7 @@ func BenchmarkChoose(b *testing.B) {
 				p := mustNew(b, name, Settings{}, rand.New(rand.NewPCG(1, 1)))
 				blocks := make([]prompt.Block, n)
 				for i := range blocks {
-					blocks[i] = prompt.Block(rendezvous(uint64(i), 2))
+					blocks[i] = prompt.Block(rendezvousRank(uint64(i), 2))
 				}
 				r := Request{Now: epoch, Blocks: blocks, BlockTokens: 64, PromptTokens: float64(64 * n), PromptKey: 1, Session: 2}
 				candidates := idle(8)

@@ -6,7 +6,7 @@ import "math/rand/v2"
 // flight, the first drawn among equals.
 type powerOfTwo struct{ rng *rand.Rand }
 
-func (p powerOfTwo) Choose(r *Request, candidates []Candidate) int {
+func (p powerOfTwo) Choose(r *Request, candidates []Candidate) (index int) {
 	r.traceScores("requests in flight, of two drawn at random", false, len(candidates), func(i int) float64 { return candidates[i].Requests })
 	if len(candidates) == 1 {
 		return 0

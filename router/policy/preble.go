@@ -9,7 +9,7 @@ import (
 // preble is Preble's E2 scheduling, as AIBrix has it. When more than ratio of the
 // prompt matches somewhere, a backend with the longest match is chosen, the one
 // with the fewest requests of the last three minutes. Otherwise the one with the
-// lowest sum of the uncached tokens sent to it in the last three minutes and this
+// pickLowestUntraced sum of the uncached tokens sent to it in the last three minutes and this
 // prompt's. Whether any of that has ended does not count.
 type preble struct {
 	*prefixTable
@@ -19,11 +19,11 @@ type preble struct {
 }
 
 func newPreble(o options) Policy {
-	return &preble{prefixTable: newPrefixTable(o.maxBlocks, evictTails), rng: o.rng, ratio: orDefault(o.MatchRatio, 0.5)}
+	return &preble{prefixTable: newPrefixTable(o.maxBlocks, tailFirst), rng: o.rng, ratio: orDefault(o.MatchRatio, 0.5)}
 }
 
-func (p *preble) Choose(r *Request, candidates []Candidate) int {
-	matched := p.matchPrefix(r.Blocks, candidates)
+func (p *preble) Choose(r *Request, candidates []Candidate) (index int) {
+	matched := p.countPrefixMatches(r.Blocks, candidates)
 	longest := 0
 	for i := range candidates {
 		longest = max(longest, matched[i])
@@ -39,7 +39,7 @@ func (p *preble) Choose(r *Request, candidates []Candidate) int {
 	chosen := r.pickLowest(criterion, len(candidates), p.rng, func(i int) float64 {
 		w := &p.recent[candidates[i].Slot]
 		if r.matchShare(longest) <= p.ratio {
-			return w.tokens + r.uncached(matched[i])
+			return w.tokens + r.uncachedTokens(matched[i])
 		}
 		if matched[i] == longest {
 			return w.requests
@@ -48,9 +48,9 @@ func (p *preble) Choose(r *Request, candidates []Candidate) int {
 	})
 	slot := candidates[chosen].Slot
 	if r.Trace == nil {
-		p.recent[slot].add(r.uncached(matched[chosen]))
+		p.recent[slot].addRequest(r.uncachedTokens(matched[chosen]))
 	}
-	p.record(r, slot)
+	p.recordSent(r, slot)
 	return chosen
 }
 
@@ -65,7 +65,7 @@ func (p *preble) Forget(slot int) {
 const windowSeconds = int64(3 * time.Minute / time.Second)
 
 // window counts what a backend was sent in the last three minutes, second by
-// second.
+// currentSecond.
 type window struct {
 	requests, tokens float64 // in all
 	seconds          [windowSeconds]struct{ requests, tokens float64 }
@@ -79,18 +79,18 @@ func (w *window) advance(now time.Time) {
 	}
 	for w.now < to {
 		w.now++
-		s := w.second()
+		s := w.currentSecond()
 		w.requests, w.tokens = w.requests-s.requests, w.tokens-s.tokens
 		s.requests, s.tokens = 0, 0
 	}
 }
 
-func (w *window) add(tokens float64) {
-	s := w.second()
+func (w *window) addRequest(tokens float64) {
+	s := w.currentSecond()
 	s.requests, s.tokens = s.requests+1, s.tokens+tokens
 	w.requests, w.tokens = w.requests+1, w.tokens+tokens
 }
 
-func (w *window) second() *struct{ requests, tokens float64 } {
+func (w *window) currentSecond() *struct{ requests, tokens float64 } {
 	return &w.seconds[uint64(w.now)%uint64(windowSeconds)]
 }

@@ -45,12 +45,12 @@ type costTerms struct {
 
 // costOf returns the terms for a candidate. slowdown is the mean prefill rate over
 // the candidate's, answer is L̂.
-func costOf(c *Candidate, slowdown, answer, kappa float64) costTerms {
+func costOf(c *Candidate, slowdown, answerTokens, kappa float64) costTerms {
 	return costTerms{
 		queue:   slowdown * (c.QueuedTokens + c.AdapterTokens),
 		prefill: slowdown * c.UncachedTokens,
 		delay:   c.UncachedTokens * (kappa + min(stallPerDecode*c.InFlight, maxStall)),
-		decode:  decodeCost * answer * c.InFlight,
+		decode:  decodeCost * answerTokens * c.InFlight,
 	}
 }
 
@@ -63,13 +63,13 @@ func (t costTerms) named() []Term {
 // Choose returns the candidate with the lowest cost. Among equals it is the one
 // that rendezvous hashing of the first block prefers, so that two routers send the
 // same new prompt to the same backend.
-func (p *Prefix) Choose(r *Request, candidates []Candidate) int {
-	rate := meanRate(candidates)
-	pressure := p.nextPressure(r.Now, candidates, rate)
+func (p *Prefix) Choose(r *Request, candidates []Candidate) (index int) {
+	rate := meanPrefillRate(candidates)
+	pressure := p.smoothedPressure(r.Now, candidates, rate)
 	if r.Trace == nil {
 		p.pressure, p.last = pressure, r.Now
 	}
-	kappa := kappaAt(pressure, r.MeanUncachedTokens)
+	kappa := kappaFor(pressure, r.MeanUncachedTokens)
 	best, lowest := 0, math.Inf(1)
 	matched := -1.0 // tokens, of the best one if that meets the SLO
 	for i := range candidates {
@@ -80,14 +80,14 @@ func (p *Prefix) Choose(r *Request, candidates []Candidate) int {
 			r.Trace.addCost(cost, kappa, terms)
 		}
 		if p.SLO > 0 {
-			if m := p.matchWithinSLO(c); m != matched {
+			if m := p.matchIfWithinSLO(c); m != matched {
 				if m > matched {
 					best, lowest, matched = i, cost, m
 				}
 				continue
 			}
 		}
-		if cost < lowest || cost == lowest && rendezvous(r.FirstBlock(), c.NameHash) > rendezvous(r.FirstBlock(), candidates[best].NameHash) {
+		if cost < lowest || cost == lowest && rendezvousRank(r.FirstBlock(), c.NameHash) > rendezvousRank(r.FirstBlock(), candidates[best].NameHash) {
 			best, lowest = i, cost
 		}
 	}
@@ -100,16 +100,16 @@ func (t *Trace) addCost(cost, kappa float64, terms costTerms) {
 	t.Scores, t.Terms = append(t.Scores, cost), append(t.Terms, terms.named())
 }
 
-// matchWithinSLO returns the matched tokens of a candidate that is predicted to
+// matchIfWithinSLO returns the matched tokens of a candidate that is predicted to
 // meet the SLO, and -1 for others.
-func (p *Prefix) matchWithinSLO(c *Candidate) float64 {
+func (p *Prefix) matchIfWithinSLO(c *Candidate) (tokens float64) {
 	if (c.QueuedTokens+c.AdapterTokens+c.UncachedTokens)/c.PrefillRate > p.SLO.Seconds() {
 		return -1
 	}
 	return c.MatchedTokens
 }
 
-func meanRate(candidates []Candidate) float64 {
+func meanPrefillRate(candidates []Candidate) float64 {
 	sum := 0.0
 	for i := range candidates {
 		sum += candidates[i].PrefillRate
@@ -117,19 +117,19 @@ func meanRate(candidates []Candidate) float64 {
 	return sum / float64(len(candidates))
 }
 
-func kappaAt(pressure, meanUncached float64) float64 {
-	if meanUncached == 0 {
+func kappaFor(pressure, meanUncachedTokens float64) float64 {
+	if meanUncachedTokens == 0 {
 		return 0
 	}
-	return min(maxKappa, kappaScale*pressure/meanUncached)
+	return min(maxKappa, kappaScale*pressure/meanUncachedTokens)
 }
 
-// nextPressure returns the candidates' mean W, scaled by their speed and averaged
+// smoothedPressure returns the candidates' mean W, scaled by their speed and averaged
 // over pressureInterval.
-func (p *Prefix) nextPressure(now time.Time, candidates []Candidate, rate float64) float64 {
+func (p *Prefix) smoothedPressure(now time.Time, candidates []Candidate, meanRate float64) (tokens float64) {
 	mean := 0.0
 	for i := range candidates {
-		mean += candidates[i].QueuedTokens * (rate / candidates[i].PrefillRate)
+		mean += candidates[i].QueuedTokens * (meanRate / candidates[i].PrefillRate)
 	}
 	mean /= float64(len(candidates))
 	if p.last.IsZero() {

@@ -51,17 +51,17 @@ func (s *blockSets) remove(b prompt.Block, slot int) {
 	}
 }
 
-// removeAll removes a block of all backends.
-func (s *blockSets) removeAll(b prompt.Block) {
+// removeFromAll removes a block of all backends.
+func (s *blockSets) removeFromAll(b prompt.Block) {
 	for _, set := range s.sets {
 		delete(set, b)
 	}
 }
 
-// matchPrefix returns for each candidate how many blocks it has without a gap
+// countPrefixMatches returns for each candidate how many blocks it has without a gap
 // from the first. The result is valid until the next call.
-func (s *blockSets) matchPrefix(blocks []prompt.Block, candidates []Candidate) []int {
-	s.prepare(candidates)
+func (s *blockSets) countPrefixMatches(blocks []prompt.Block, candidates []Candidate) (counts []int) {
+	s.resetScratch(candidates)
 	for group, set := range s.sets {
 		if group >= len(s.wanted) {
 			break
@@ -77,14 +77,14 @@ func (s *blockSets) matchPrefix(blocks []prompt.Block, candidates []Candidate) [
 		}
 		s.setMatched(group, left, len(blocks))
 	}
-	return s.byCandidate(candidates)
+	return s.matchedByCandidate(candidates)
 }
 
-// matchScattered returns for each candidate how many blocks it has, with gaps or
+// countScatteredMatches returns for each candidate how many blocks it has, with gaps or
 // not, up to the first block that no backend has, candidate or not. The result is
 // valid until the next call.
-func (s *blockSets) matchScattered(blocks []prompt.Block, candidates []Candidate) []int {
-	s.prepare(candidates)
+func (s *blockSets) countScatteredMatches(blocks []prompt.Block, candidates []Candidate) (counts []int) {
+	s.resetScratch(candidates)
 	for _, b := range blocks {
 		found := false
 		for group, set := range s.sets {
@@ -97,11 +97,11 @@ func (s *blockSets) matchScattered(blocks []prompt.Block, candidates []Candidate
 			break
 		}
 	}
-	return s.byCandidate(candidates)
+	return s.matchedByCandidate(candidates)
 }
 
-// prepare clears the scratch fields and sets wanted.
-func (s *blockSets) prepare(candidates []Candidate) {
+// resetScratch clears the scratch fields and sets wanted.
+func (s *blockSets) resetScratch(candidates []Candidate) {
 	groups := len(s.sets)
 	for i := range candidates {
 		groups = max(groups, candidates[i].Slot/64+1)
@@ -117,13 +117,13 @@ func (s *blockSets) prepare(candidates []Candidate) {
 	}
 }
 
-func (s *blockSets) setMatched(group int, slots uint64, n int) {
-	for ; slots != 0; slots &= slots - 1 {
-		s.bySlot[64*group+bits.TrailingZeros64(slots)] = n
+func (s *blockSets) setMatched(group int, slotBits uint64, matched int) {
+	for ; slotBits != 0; slotBits &= slotBits - 1 {
+		s.bySlot[64*group+bits.TrailingZeros64(slotBits)] = matched
 	}
 }
 
-func (s *blockSets) byCandidate(candidates []Candidate) []int {
+func (s *blockSets) matchedByCandidate(candidates []Candidate) []int {
 	s.matched = s.matched[:0]
 	for i := range candidates {
 		s.matched = append(s.matched, s.bySlot[candidates[i].Slot])
@@ -143,8 +143,8 @@ func newLRU(maxBlocks int, onEvict func(prompt.Block)) *lru {
 	return l
 }
 
-// evictBefore removes the blocks whose last use was before t.
-func evictBefore(l *lru, t time.Time) {
+// evictUnusedSince removes the blocks whose last use was before t.
+func evictUnusedSince(l *lru, t time.Time) {
 	for {
 		_, used, ok := l.GetOldest()
 		if !ok || used >= t.UnixNano() {
@@ -154,24 +154,24 @@ func evictBefore(l *lru, t time.Time) {
 	}
 }
 
-// eviction is the order in which the blocks of a prompt are used, and so which
-// end of a prefix is evicted first.
-type eviction func([]prompt.Block) iter.Seq2[int, prompt.Block]
+// useOrder yields the blocks of a prompt in the order in which they are used, and
+// so in which they are evicted.
+type useOrder func([]prompt.Block) iter.Seq2[int, prompt.Block]
 
-// evictTails uses the first block last: the oldest block is always the end of a
+// tailFirst yields the first block last: the oldest block is always the end of a
 // prefix, as in a tree whose leaves are pruned.
-func evictTails(blocks []prompt.Block) iter.Seq2[int, prompt.Block] { return slices.Backward(blocks) }
+func tailFirst(blocks []prompt.Block) iter.Seq2[int, prompt.Block] { return slices.Backward(blocks) }
 
-// evictHeads uses the first block first: it is evicted before the rest of its
+// headFirst yields the first block first: it is evicted before the rest of its
 // prefix.
-func evictHeads(blocks []prompt.Block) iter.Seq2[int, prompt.Block] { return slices.All(blocks) }
+func headFirst(blocks []prompt.Block) iter.Seq2[int, prompt.Block] { return slices.All(blocks) }
 
 // prefixTable records the blocks that each backend was sent, each backend's in an
 // LRU of its own.
 type prefixTable struct {
 	blockSets
 	maxBlocks int // of all backends
-	eviction  eviction
+	order     useOrder
 	parts     []tablePart // by slot
 	used      int         // parts with an LRU
 }
@@ -182,53 +182,54 @@ type tablePart struct {
 	maxBlocks int  // 0: no limit of its own
 }
 
-func newPrefixTable(maxBlocks int, e eviction) *prefixTable {
-	return &prefixTable{maxBlocks: maxBlocks, eviction: e}
+func newPrefixTable(maxBlocks int, order useOrder) *prefixTable {
+	return &prefixTable{maxBlocks: maxBlocks, order: order}
 }
 
-// record notes that a backend is sent the request, unless that is a dry run.
-func (t *prefixTable) record(r *Request, slot int) {
+// recordSent notes that a backend is sent the request, unless that is a dry run.
+func (t *prefixTable) recordSent(r *Request, slot int) {
 	if r.Trace == nil {
-		t.add(slot, r.Blocks, r.Now)
+		t.addBlocks(slot, r.Blocks, r.Now)
 	}
 }
 
-func (t *prefixTable) add(slot int, blocks []prompt.Block, now time.Time) {
-	p := t.part(slot)
+func (t *prefixTable) addBlocks(slot int, blocks []prompt.Block, now time.Time) {
+	p := t.ensurePart(slot)
 	if p.lru == nil {
 		t.used++
 		p.lru = newLRU(t.maxBlocks, func(b prompt.Block) { t.remove(b, slot) })
-		t.resizeAll()
+		t.resizeParts()
 	}
-	for _, b := range t.eviction(blocks) {
+	for _, b := range t.order(blocks) {
 		t.insert(b, slot)
 		p.lru.Add(b, now.UnixNano())
 	}
 }
 
-// setLimit bounds the blocks of one backend from now on.
-func (t *prefixTable) setLimit(slot, maxBlocks int) {
-	if p := t.part(slot); p.maxBlocks != maxBlocks {
+// limitBlocks bounds the blocks of one backend from now on, and evicts those beyond.
+func (t *prefixTable) limitBlocks(slot, maxBlocks int) {
+	if p := t.ensurePart(slot); p.maxBlocks != maxBlocks {
 		p.maxBlocks = maxBlocks
-		t.resize(p)
+		t.resizePart(p)
 	}
 }
 
-func (t *prefixTable) part(slot int) *tablePart {
+// ensurePart returns the part of a backend, and makes an empty one if there is none.
+func (t *prefixTable) ensurePart(slot int) *tablePart {
 	for len(t.parts) <= slot {
 		t.parts = append(t.parts, tablePart{})
 	}
 	return &t.parts[slot]
 }
 
-func (t *prefixTable) resizeAll() {
+func (t *prefixTable) resizeParts() {
 	for i := range t.parts {
-		t.resize(&t.parts[i])
+		t.resizePart(&t.parts[i])
 	}
 }
 
-// resize gives a part its limit, within an equal share of the table.
-func (t *prefixTable) resize(p *tablePart) {
+// resizePart gives a part its limit, within an equal share of the table.
+func (t *prefixTable) resizePart(p *tablePart) {
 	if p.lru == nil {
 		return
 	}
@@ -239,28 +240,28 @@ func (t *prefixTable) resize(p *tablePart) {
 	p.lru.Resize(room)
 }
 
-// len returns the number of a backend's blocks.
-func (t *prefixTable) len(slot int) int {
-	if l := t.part(slot).lru; l != nil {
+// blockCount returns the number of a backend's blocks.
+func (t *prefixTable) blockCount(slot int) int {
+	if l := t.ensurePart(slot).lru; l != nil {
 		return l.Len()
 	}
 	return 0
 }
 
-// expire removes the blocks whose last use was before a time.
-func (t *prefixTable) expire(before time.Time) {
+// evictUnused removes the blocks whose last use was before since.
+func (t *prefixTable) evictUnused(since time.Time) {
 	for _, p := range t.parts {
 		if p.lru != nil {
-			evictBefore(p.lru, before)
+			evictUnusedSince(p.lru, since)
 		}
 	}
 }
 
-// truncate evicts blocks of every backend down to n. Unlike a limit, it does so
-// once.
-func (t *prefixTable) truncate(n int) {
+// evictDownTo evicts the least recently used blocks of each backend that has more
+// than blocksPerSlot. Unlike a limit, it does so once.
+func (t *prefixTable) evictDownTo(blocksPerSlot int) {
 	for _, p := range t.parts {
-		for p.lru != nil && p.lru.Len() > n {
+		for p.lru != nil && p.lru.Len() > blocksPerSlot {
 			p.lru.RemoveOldest()
 		}
 	}
@@ -274,37 +275,37 @@ func (t *prefixTable) Forget(slot int) {
 	t.parts[slot].lru.Purge()
 	t.parts[slot] = tablePart{}
 	t.used--
-	t.resizeAll()
+	t.resizeParts()
 }
 
-// smallest picks the candidate with the fewest blocks.
-func (t *prefixTable) smallest(r *Request, candidates []Candidate, rng *rand.Rand) int {
-	return r.pickLowest("blocks of any prompt sent to it before", len(candidates), rng, func(i int) float64 { return float64(t.len(candidates[i].Slot)) })
+// pickFewestBlocks picks the candidate with the fewest blocks.
+func (t *prefixTable) pickFewestBlocks(r *Request, candidates []Candidate, rng *rand.Rand) (index int) {
+	return r.pickLowest("blocks of any prompt sent to it before", len(candidates), rng, func(i int) float64 { return float64(t.blockCount(candidates[i].Slot)) })
 }
 
 // sharedTable records the blocks that each backend was sent, in one LRU for all:
 // a block is remembered with every backend that was sent it, or not at all.
 type sharedTable struct {
 	blockSets
-	eviction eviction
-	lru      *lru
+	order useOrder
+	lru   *lru
 }
 
-func newSharedTable(maxBlocks int, e eviction) *sharedTable {
-	t := &sharedTable{eviction: e}
-	t.lru = newLRU(maxBlocks, t.removeAll)
+func newSharedTable(maxBlocks int, order useOrder) *sharedTable {
+	t := &sharedTable{order: order}
+	t.lru = newLRU(maxBlocks, t.removeFromAll)
 	return t
 }
 
-// record notes that a backend is sent the request, unless that is a dry run.
-func (t *sharedTable) record(r *Request, slot int) {
+// recordSent notes that a backend is sent the request, unless that is a dry run.
+func (t *sharedTable) recordSent(r *Request, slot int) {
 	if r.Trace == nil {
-		t.add(slot, r.Blocks, r.Now)
+		t.addBlocks(slot, r.Blocks, r.Now)
 	}
 }
 
-func (t *sharedTable) add(slot int, blocks []prompt.Block, now time.Time) {
-	for _, b := range t.eviction(blocks) {
+func (t *sharedTable) addBlocks(slot int, blocks []prompt.Block, now time.Time) {
+	for _, b := range t.order(blocks) {
 		t.insert(b, slot)
 		t.lru.Add(b, now.UnixNano())
 	}
@@ -334,22 +335,22 @@ type sglangTree struct {
 }
 
 func newSGLangTree(maxBlocks int) *sglangTree {
-	return &sglangTree{prefixTable: *newPrefixTable(maxBlocks, evictTails)}
+	return &sglangTree{prefixTable: *newPrefixTable(maxBlocks, tailFirst)}
 }
 
-// record notes that a backend is sent the request, unless that is a dry run, and
+// recordSent notes that a backend is sent the request, unless that is a dry run, and
 // truncates the tree when that is due.
-func (t *sglangTree) record(r *Request, slot int) {
+func (t *sglangTree) recordSent(r *Request, slot int) {
 	if r.Trace != nil {
 		return
 	}
-	t.add(slot, r.Blocks, r.Now)
+	t.addBlocks(slot, r.Blocks, r.Now)
 	if t.truncated.IsZero() {
 		t.truncated = r.Now
 	}
 	if r.Now.Sub(t.truncated) >= sglangTreeInterval {
 		t.truncated = r.Now
-		t.truncate(r.toBlocks(sglangTreeTokens))
+		t.evictDownTo(r.toBlocks(sglangTreeTokens))
 	}
 }
 
@@ -365,18 +366,18 @@ const (
 // ever corrected.
 type eppTable struct{ prefixTable }
 
-func newEPPTable(maxBlocks int) eppTable { return eppTable{*newPrefixTable(maxBlocks, evictHeads)} }
+func newEPPTable(maxBlocks int) eppTable { return eppTable{*newPrefixTable(maxBlocks, headFirst)} }
 
-// match returns the share of the prompt that each candidate is credited with.
+// matchShares returns the share of the prompt that each candidate is credited with.
 // The result is valid until the next call.
-func (t *eppTable) match(r *Request, candidates []Candidate) func(i int) float64 {
+func (t *eppTable) matchShares(r *Request, candidates []Candidate) (share func(i int) float64) {
 	blocks := r.Blocks[:min(len(r.Blocks), r.toBlocks(maxEPPPromptTokens))]
-	matched := t.matchScattered(blocks, candidates)
+	matched := t.countScatteredMatches(blocks, candidates)
 	return func(i int) float64 { return float64(matched[i]) / float64(max(1, len(blocks))) }
 }
 
-// record notes that a candidate is sent the request, unless that is a dry run.
-func (t *eppTable) record(r *Request, c *Candidate) {
+// recordSent notes that a candidate is sent the request, unless that is a dry run.
+func (t *eppTable) recordSent(r *Request, c *Candidate) {
 	if r.Trace != nil {
 		return
 	}
@@ -384,6 +385,6 @@ func (t *eppTable) record(r *Request, c *Candidate) {
 	if tokens <= 0 {
 		tokens = maxEPPTableTokens
 	}
-	t.setLimit(c.Slot, r.toBlocks(tokens))
-	t.add(c.Slot, r.Blocks[:min(len(r.Blocks), r.toBlocks(maxEPPPromptTokens))], r.Now)
+	t.limitBlocks(c.Slot, r.toBlocks(tokens))
+	t.addBlocks(c.Slot, r.Blocks[:min(len(r.Blocks), r.toBlocks(maxEPPPromptTokens))], r.Now)
 }

@@ -32,31 +32,31 @@ func TestForgetSlot(t *testing.T) {
 			add(c.Slot)
 		}
 	}
-	l := newPrefixTable(1000, evictTails)
-	f("prefixTable", func() []int { return l.matchPrefix(blocks, candidates) }, func(slot int) { l.add(slot, blocks, now) }, l.Forget)
+	l := newPrefixTable(1000, tailFirst)
+	f("prefixTable", func() []int { return l.countPrefixMatches(blocks, candidates) }, func(slot int) { l.addBlocks(slot, blocks, now) }, l.Forget)
 	if l.used != 3 {
 		t.Errorf("%d backends in use, want 3", l.used)
 	}
-	shared := newSharedTable(1000, evictTails)
-	f("sharedTable", func() []int { return shared.matchPrefix(blocks, candidates) }, func(slot int) { shared.add(slot, blocks, now) }, shared.Forget)
+	shared := newSharedTable(1000, tailFirst)
+	f("sharedTable", func() []int { return shared.countPrefixMatches(blocks, candidates) }, func(slot int) { shared.addBlocks(slot, blocks, now) }, shared.Forget)
 }
 
 func TestPrefixTableShares(t *testing.T) {
-	l := newPrefixTable(100, evictTails)
+	l := newPrefixTable(100, tailFirst)
 	blocks := make([]prompt.Block, 200)
 	for i := range blocks {
 		blocks[i] = prompt.Block(i + 1)
 	}
 	f := func(slot int, want ...int) {
 		t.Helper()
-		l.add(slot, blocks, epoch)
+		l.addBlocks(slot, blocks, epoch)
 		for slot, n := range want {
-			if got := l.len(slot); got != n {
+			if got := l.blockCount(slot); got != n {
 				t.Errorf("backend %d has %d blocks, want %d", slot, got, n)
 			}
 		}
 		// The heads are left, and the sets agree with the LRUs.
-		for i, depth := range l.matchPrefix(blocks, idle(len(want))) {
+		for i, depth := range l.countPrefixMatches(blocks, idle(len(want))) {
 			if depth != want[i] {
 				t.Errorf("backend %d leads with %d blocks, want %d", i, depth, want[i])
 			}
@@ -65,7 +65,7 @@ func TestPrefixTableShares(t *testing.T) {
 	f(0, 100)
 	f(1, 50, 50)
 	f(3, 33, 33, 0, 33)
-	l.setLimit(1, 10)
+	l.limitBlocks(1, 10)
 	f(3, 33, 10, 0, 33)
 }
 
@@ -79,21 +79,21 @@ func TestBlockSetsBeyond64Slots(t *testing.T) {
 	}
 	candidates := idle(130)
 	some := []Candidate{candidates[129], candidates[3], candidates[70]}
-	if got := s.matchPrefix(blocksOf("abcd"), some); !slices.Equal(got, []int{3, 1, 0}) {
+	if got := s.countPrefixMatches(blocksOf("abcd"), some); !slices.Equal(got, []int{3, 1, 0}) {
 		t.Errorf("leading: %v, want 3, 1 and 0", got)
 	}
-	if got := s.matchScattered(blocksOf("abcd"), some); !slices.Equal(got, []int{3, 2, 0}) {
+	if got := s.countScatteredMatches(blocksOf("abcd"), some); !slices.Equal(got, []int{3, 2, 0}) {
 		t.Errorf("scattered: %v, want 3, 2 and 0", got)
 	}
-	if got := s.matchScattered(blocksOf("xabc"), some); !slices.Equal(got, []int{0, 0, 0}) {
+	if got := s.countScatteredMatches(blocksOf("xabc"), some); !slices.Equal(got, []int{0, 0, 0}) {
 		t.Errorf("scattered after a block that no backend holds: %v", got)
 	}
 	s.remove(blocksOf("a")[0], 129)
-	if got := s.matchPrefix(blocksOf("abcd"), some); !slices.Equal(got, []int{0, 1, 0}) {
+	if got := s.countPrefixMatches(blocksOf("abcd"), some); !slices.Equal(got, []int{0, 1, 0}) {
 		t.Errorf("beheaded: %v, want 0, 1 and 0", got)
 	}
-	s.removeAll(blocksOf("a")[0])
-	if got := s.matchPrefix(blocksOf("abcd"), some); !slices.Equal(got, []int{0, 0, 0}) {
+	s.removeFromAll(blocksOf("a")[0])
+	if got := s.countPrefixMatches(blocksOf("abcd"), some); !slices.Equal(got, []int{0, 0, 0}) {
 		t.Errorf("dropped: %v", got)
 	}
 }

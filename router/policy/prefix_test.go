@@ -9,7 +9,7 @@ import (
 	"warmroute/router/prompt"
 )
 
-// choose asks p about candidates that are plain where they say nothing else.
+// pickByMatchAndLoad asks p about candidates that are plain where they say nothing else.
 func choose(p *Prefix, r Request, candidates ...Candidate) int {
 	for i := range candidates {
 		if candidates[i].NameHash == 0 {
@@ -62,7 +62,7 @@ func TestPrefixPressureAverage(t *testing.T) {
 	if want := 10000 * (1 - 1/math.E); math.Abs(p.pressure-want) > 1 {
 		t.Errorf("after one time constant: pressure %.0f, want %.0f", p.pressure, want)
 	}
-	if k := kappaAt(p.pressure, 1000); math.Abs(k-0.5*p.pressure/1000) > 1e-9 {
+	if k := kappaFor(p.pressure, 1000); math.Abs(k-0.5*p.pressure/1000) > 1e-9 {
 		t.Errorf("kappa %.3f is not half of pressure over u", k)
 	}
 }
@@ -124,7 +124,7 @@ func TestPrefixEqualRates(t *testing.T) {
 	var a, b Prefix
 	start := time.Unix(1000, 0)
 	state := uint64(7)
-	draw := func(n uint64) float64 { state = rendezvous(state, 99); return float64(state % n) }
+	draw := func(n uint64) float64 { state = rendezvousRank(state, 99); return float64(state % n) }
 	for i := range 5000 {
 		plain := make([]Candidate, 1+int(draw(8)))
 		for j := range plain {

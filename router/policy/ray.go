@@ -14,21 +14,21 @@ type rayAffinity struct {
 }
 
 func newRay(o options) Policy {
-	return &rayAffinity{newPrefixTable(o.maxBlocks, evictTails), o.rng, orDefault(o.MatchRatio, 0.1), orDefault(o.ImbalanceAbs, 10)}
+	return &rayAffinity{newPrefixTable(o.maxBlocks, tailFirst), o.rng, orDefault(o.MatchRatio, 0.1), orDefault(o.ImbalanceAbs, 10)}
 }
 
-func (p *rayAffinity) Choose(r *Request, candidates []Candidate) int {
-	chosen := p.choose(r, candidates)
-	p.record(r, candidates[chosen].Slot)
+func (p *rayAffinity) Choose(r *Request, candidates []Candidate) (index int) {
+	chosen := p.pickByMatchAndLoad(r, candidates)
+	p.recordSent(r, candidates[chosen].Slot)
 	return chosen
 }
 
-func (p *rayAffinity) choose(r *Request, candidates []Candidate) int {
+func (p *rayAffinity) pickByMatchAndLoad(r *Request, candidates []Candidate) (index int) {
 	if least, most := loadRange(candidates); most-least > p.abs || len(r.Blocks) == 0 {
 		return powerOfTwo{p.rng}.Choose(r, candidates)
 	}
-	if chosen, blocks := longestMatch(r, p.matchPrefix(r.Blocks, candidates), p.rng); r.matchShare(blocks) >= p.ratio {
+	if chosen, blocks := pickLongestMatch(r, p.countPrefixMatches(r.Blocks, candidates), p.rng); r.matchShare(blocks) >= p.ratio {
 		return chosen
 	}
-	return p.smallest(r, candidates, p.rng)
+	return p.pickFewestBlocks(r, candidates, p.rng)
 }

@@ -28,7 +28,7 @@ type point struct {
 // clockwise yields candidates in the order of their points from a position on,
 // each as often as it has points, once around the ring.
 func (g *ring) clockwise(position uint64, candidates []Candidate) iter.Seq[int] {
-	g.update(candidates)
+	g.setCandidates(candidates)
 	from, _ := slices.BinarySearchFunc(g.points, position, func(p point, x uint64) int { return cmp.Compare(p.position, x) })
 	return func(yield func(int) bool) {
 		for k := range g.points {
@@ -40,8 +40,8 @@ func (g *ring) clockwise(position uint64, candidates []Candidate) iter.Seq[int] 
 	}
 }
 
-// update sets present, and adds the backends that are new.
-func (g *ring) update(candidates []Candidate) {
+// setCandidates sets which members are present, and adds the backends that are new.
+func (g *ring) setCandidates(candidates []Candidate) {
 	unknown := 0
 	for i := range candidates {
 		if _, known := g.members[candidates[i].NameHash]; !known {
@@ -49,7 +49,7 @@ func (g *ring) update(candidates []Candidate) {
 		}
 	}
 	if unknown > 0 {
-		g.addMembers(candidates, unknown)
+		g.addNewMembers(candidates, unknown)
 	}
 	clear(g.present)
 	for i := range candidates {
@@ -57,8 +57,10 @@ func (g *ring) update(candidates []Candidate) {
 	}
 }
 
-func (g *ring) addMembers(candidates []Candidate, unknown int) {
-	if g.members == nil || len(g.members)+unknown > maxRingMembers {
+// addNewMembers adds the candidates that are not members, newCount of them. Where the
+// ring would get too large, it forgets all others.
+func (g *ring) addNewMembers(candidates []Candidate, newCount int) {
+	if g.members == nil || len(g.members)+newCount > maxRingMembers {
 		*g = ring{members: map[uint64]int32{}}
 	}
 	for i := range candidates {
@@ -69,7 +71,7 @@ func (g *ring) addMembers(candidates []Candidate, unknown int) {
 		m := int32(len(g.members))
 		g.members[name] = m
 		for n := range uint64(virtualNodes) {
-			g.points = append(g.points, point{rendezvous((n+1)*oddGolden, name), m})
+			g.points = append(g.points, point{rendezvousRank((n+1)*oddGolden, name), m})
 		}
 	}
 	g.present = make([]int32, len(g.members))
@@ -78,10 +80,10 @@ func (g *ring) addMembers(candidates []Candidate, unknown int) {
 	})
 }
 
-// rendezvous ranks a backend for a key: the highest wins. The mixer is the
+// rendezvousRank ranks a backend for a key: the highest wins. The mixer is the
 // finalizer of SplitMix64.
-func rendezvous(key, name uint64) uint64 {
-	x := key ^ name
+func rendezvousRank(key, nameHash uint64) uint64 {
+	x := key ^ nameHash
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
 	x = (x ^ x>>27) * 0x94d049bb133111eb
 	return x ^ x>>31

@@ -4,7 +4,7 @@ package policy
 // shift as backends are added, removed or filtered.
 type roundRobin struct{ last uint64 }
 
-func (p *roundRobin) Choose(r *Request, candidates []Candidate) int {
+func (p *roundRobin) Choose(r *Request, candidates []Candidate) (index int) {
 	next, first := -1, 0
 	for i := range candidates {
 		name := candidates[i].NameHash

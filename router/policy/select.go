@@ -7,18 +7,19 @@ import (
 
 // pickLowest returns which of n candidates has the lowest cost, a random one among
 // equals, and records the costs in the request's Trace.
-func (r *Request) pickLowest(criterion string, n int, rng *rand.Rand, cost func(i int) float64) int {
+func (r *Request) pickLowest(criterion string, n int, rng *rand.Rand, cost func(i int) float64) (index int) {
 	r.traceScores(criterion, false, n, cost)
-	return lowest(n, rng, cost)
+	return pickLowestUntraced(n, rng, cost)
 }
 
 // pickHighest is pickLowest for the highest score.
-func (r *Request) pickHighest(criterion string, n int, rng *rand.Rand, score func(i int) float64) int {
+func (r *Request) pickHighest(criterion string, n int, rng *rand.Rand, score func(i int) float64) (index int) {
 	r.traceScores(criterion, true, n, score)
-	return lowest(n, rng, func(i int) float64 { return -score(i) })
+	return pickLowestUntraced(n, rng, func(i int) float64 { return -score(i) })
 }
 
-func lowest(n int, rng *rand.Rand, cost func(i int) float64) int {
+// pickLowestUntraced is pickLowest without a record in a Trace.
+func pickLowestUntraced(n int, rng *rand.Rand, cost func(i int) float64) (index int) {
 	best, least, ties := 0, math.Inf(1), 0
 	for i := range n {
 		switch c := cost(i); {
@@ -34,16 +35,16 @@ func lowest(n int, rng *rand.Rand, cost func(i int) float64) int {
 	return best
 }
 
-// leastLoaded picks the candidate with the fewest requests in flight.
-func leastLoaded(r *Request, candidates []Candidate, rng *rand.Rand) int {
+// pickLeastLoaded picks the candidate with the fewest requests in flight.
+func pickLeastLoaded(r *Request, candidates []Candidate, rng *rand.Rand) (index int) {
 	return r.pickLowest("requests in flight", len(candidates), rng, func(i int) float64 { return candidates[i].Requests })
 }
 
-// longestMatch picks a candidate with the most matched blocks, and returns their
+// pickLongestMatch picks a candidate with the most matched blocks, and returns their
 // number.
-func longestMatch(r *Request, matched []int, rng *rand.Rand) (chosen, blocks int) {
-	chosen = r.pickHighest("leading blocks of the prompt sent to it before", len(matched), rng, func(i int) float64 { return float64(matched[i]) })
-	return chosen, matched[chosen]
+func pickLongestMatch(r *Request, matched []int, rng *rand.Rand) (index, blocks int) {
+	index = r.pickHighest("leading blocks of the prompt sent to it before", len(matched), rng, func(i int) float64 { return float64(matched[i]) })
+	return index, matched[index]
 }
 
 // loadRange returns the fewest and the most requests in flight on a candidate.
@@ -55,24 +56,24 @@ func loadRange(candidates []Candidate) (least, most float64) {
 	return least, most
 }
 
-func orDefault(setting, standard float64) float64 {
+func orDefault(setting, fallback float64) float64 {
 	if setting == 0 {
-		return standard
+		return fallback
 	}
 	return setting
 }
 
 // matchShare returns what share of the prompt so many blocks are.
-func (r *Request) matchShare(blocks int) float64 {
-	tokens := r.length()
+func (r *Request) matchShare(matchedBlocks int) float64 {
+	tokens := r.lengthInTokens()
 	if tokens <= 0 {
 		return 0
 	}
-	return float64(blocks) * r.BlockTokens / tokens
+	return float64(matchedBlocks) * r.BlockTokens / tokens
 }
 
-// length returns the prompt's length in tokens.
-func (r *Request) length() float64 {
+// lengthInTokens returns the prompt's length in tokens.
+func (r *Request) lengthInTokens() float64 {
 	return max(r.PromptTokens, float64(len(r.Blocks))*r.BlockTokens)
 }
 
@@ -81,7 +82,7 @@ func (r *Request) toBlocks(tokens float64) int {
 	return max(1, int(tokens/max(1, r.BlockTokens)))
 }
 
-// uncached returns how many tokens of the prompt follow so many blocks.
-func (r *Request) uncached(blocks int) float64 {
-	return r.length() - float64(blocks)*r.BlockTokens
+// uncachedTokens returns how many tokens of the prompt follow so many blocks.
+func (r *Request) uncachedTokens(matchedBlocks int) float64 {
+	return r.lengthInTokens() - float64(matchedBlocks)*r.BlockTokens
 }

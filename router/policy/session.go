@@ -10,15 +10,15 @@ import (
 // of its prompt; without any of these, to the least loaded.
 type session struct{ rng *rand.Rand }
 
-func (p session) Choose(r *Request, candidates []Candidate) int {
-	key := cmp.Or(r.Session, r.affinityKey())
+func (p session) Choose(r *Request, candidates []Candidate) (index int) {
+	key := cmp.Or(r.Session, r.promptStartHash())
 	if key == 0 {
-		return leastLoaded(r, candidates, p.rng)
+		return pickLeastLoaded(r, candidates, p.rng)
 	}
 	r.traceCriterion("rank in a consistent hash of the session, or of the prompt's beginning")
 	best := 0
 	for i := range candidates {
-		if rendezvous(key, candidates[i].NameHash) > rendezvous(key, candidates[best].NameHash) {
+		if rendezvousRank(key, candidates[i].NameHash) > rendezvousRank(key, candidates[best].NameHash) {
 			best = i
 		}
 	}

@@ -6,7 +6,7 @@ package policy
 // one backend.
 type simHash struct{ ring ring }
 
-func (p *simHash) Choose(r *Request, candidates []Candidate) int {
+func (p *simHash) Choose(r *Request, candidates []Candidate) (index int) {
 	r.traceCriterion("position on a hash ring after the prompt's hash")
 	for i := range p.ring.clockwise(similarityHash(r), candidates) {
 		return i
@@ -18,7 +18,7 @@ func (p *simHash) Choose(r *Request, candidates []Candidate) int {
 func similarityHash(r *Request) uint64 {
 	var ones [64]int
 	for _, b := range r.Blocks {
-		h := rendezvous(uint64(b), 0)
+		h := rendezvousRank(uint64(b), 0)
 		for bit := range ones {
 			ones[bit] += int(h >> bit & 1)
 		}

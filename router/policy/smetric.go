@@ -27,14 +27,14 @@ type sMetric struct {
 
 func newSMetric(o options) Policy { return &sMetric{o.rng, orDefault(o.MatchRatio, 0.25)} }
 
-func (p *sMetric) Choose(r *Request, candidates []Candidate) int {
+func (p *sMetric) Choose(r *Request, candidates []Candidate) (index int) {
 	anyMeets := false
 	for i := range candidates {
-		anyMeets = anyMeets || meetsTTFT(r, &candidates[i])
+		anyMeets = anyMeets || meetsPromisedTTFT(r, &candidates[i])
 	}
-	best := p.bestMatch(candidates)
+	best := p.pickBestMatch(candidates)
 	b := &candidates[best]
-	if b.MatchedTokens > p.ratio*r.length() && (meetsTTFT(r, b) || !anyMeets) {
+	if b.MatchedTokens > p.ratio*r.lengthInTokens() && (meetsPromisedTTFT(r, b) || !anyMeets) {
 		r.traceScores("matched tokens of the prompt", true, len(candidates), func(i int) float64 { return candidates[i].MatchedTokens })
 		return best
 	}
@@ -43,9 +43,9 @@ func (p *sMetric) Choose(r *Request, candidates []Candidate) int {
 	})
 }
 
-// bestMatch returns the candidate with the longest match, among equals the one
+// pickBestMatch returns the candidate with the longest match, among equals the one
 // with the fewest tokens to prefill, then the fewest in flight, then any.
-func (p *sMetric) bestMatch(candidates []Candidate) int {
+func (p *sMetric) pickBestMatch(candidates []Candidate) (index int) {
 	best, ties := 0, 1
 	for i := 1; i < len(candidates); i++ {
 		c, b := &candidates[i], &candidates[best]
@@ -65,6 +65,6 @@ func (p *sMetric) bestMatch(candidates []Candidate) int {
 // tokensToPrefill is what a candidate has to prefill, this request included.
 func tokensToPrefill(c *Candidate) float64 { return c.UnstartedTokens + c.UncachedTokens }
 
-func meetsTTFT(r *Request, c *Candidate) bool {
-	return c.PrefillRate > 0 && tokensToPrefill(c)/c.PrefillRate <= smetricBaseSeconds+r.length()/smetricPrefillRate
+func meetsPromisedTTFT(r *Request, c *Candidate) bool {
+	return c.PrefillRate > 0 && tokensToPrefill(c)/c.PrefillRate <= smetricBaseSeconds+r.lengthInTokens()/smetricPrefillRate
 }

@@ -24,18 +24,18 @@ func newSMG(o options) Policy {
 	}
 }
 
-func (p *smg) Choose(r *Request, candidates []Candidate) int {
-	chosen := p.chooseMatch(r, candidates)
+func (p *smg) Choose(r *Request, candidates []Candidate) (index int) {
+	chosen := p.pickMatch(r, candidates)
 	if chosen < 0 {
-		chosen = leastLoaded(r, candidates, p.rng)
+		chosen = pickLeastLoaded(r, candidates, p.rng)
 	}
-	p.record(r, candidates[chosen].Slot)
+	p.recordSent(r, candidates[chosen].Slot)
 	return chosen
 }
 
-// chooseMatch returns the candidate to choose for its match; -1 if there is none.
-func (p *smg) chooseMatch(r *Request, candidates []Candidate) int {
-	matched := p.matchPrefix(r.Blocks, candidates)
+// pickMatch returns the candidate to choose for its match; -1 if there is none.
+func (p *smg) pickMatch(r *Request, candidates []Candidate) (index int) {
+	matched := p.countPrefixMatches(r.Blocks, candidates)
 	mean, longest := 0.0, 0
 	for i := range candidates {
 		mean += candidates[i].Requests / float64(len(candidates))

@@ -15,8 +15,8 @@ type weighted struct {
 
 func newWeighted(o options) Policy { return &weighted{newEPPTable(o.maxBlocks), o.rng} }
 
-func (p *weighted) Choose(r *Request, candidates []Candidate) int {
-	match := p.match(r, candidates)
+func (p *weighted) Choose(r *Request, candidates []Candidate) (index int) {
+	match := p.matchShares(r, candidates)
 	longest, shortest := candidates[0].Waiting, candidates[0].Waiting
 	for i := range candidates {
 		longest, shortest = max(longest, candidates[i].Waiting), min(shortest, candidates[i].Waiting)
@@ -28,6 +28,6 @@ func (p *weighted) Choose(r *Request, candidates []Candidate) int {
 		}
 		return 3*match(i) + 2*(1-candidates[i].KVUsage) + 2*queue
 	})
-	p.record(r, &candidates[chosen])
+	p.recordSent(r, &candidates[chosen])
 	return chosen
 }
