@@ -65,10 +65,15 @@ Prompts and keys are never printed. Ctrl-C prints the results so far.`,
 			if err := cobra.NoArgs(cmd, args); err != nil {
 				return err
 			}
+			o.setDependentDefaults(cmd.Flags())
 			if err := o.validate(cmd.Flags()); err != nil {
 				return err
 			}
-			targets, err = o.parseTargets()
+			keys, err := o.readAPIKeys()
+			if err != nil {
+				return err
+			}
+			targets, err = o.newTargets(keys)
 			return err
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -105,8 +110,17 @@ func (o *benchOptions) addFlags(f *pflag.FlagSet) {
 	f.BoolVar(&o.json, "json", false, "print one JSON object instead of the table")
 }
 
-// validate returns the first error in the flags, and sets the defaults that
-// depend on other flags.
+// setDependentDefaults sets the defaults that depend on other flags.
+func (o *benchOptions) setDependentDefaults(flags *pflag.FlagSet) {
+	if o.conversations != 0 && !flags.Changed("warmup") {
+		o.warmup = 0
+	}
+	if o.rounds == 0 && !flags.Changed("rounds") {
+		o.rounds = min(len(o.urls), 2)
+	}
+}
+
+// validate returns the first error in the flags.
 func (o *benchOptions) validate(flags *pflag.FlagSet) error {
 	switch {
 	case len(o.urls) == 0:
@@ -117,12 +131,6 @@ func (o *benchOptions) validate(flags *pflag.FlagSet) error {
 		return fmt.Errorf("--for and --conversations exclude each other")
 	case o.conversations != 0 && flags.Changed("warmup"):
 		return fmt.Errorf("--warmup and --conversations exclude each other")
-	}
-	if o.conversations != 0 {
-		o.warmup = 0
-	}
-	if o.rounds == 0 && !flags.Changed("rounds") {
-		o.rounds = min(len(o.urls), 2)
 	}
 	for _, n := range []struct {
 		flag            string
@@ -157,12 +165,9 @@ func (o *benchOptions) validate(flags *pflag.FlagSet) error {
 	return nil
 }
 
-// parseTargets returns the endpoints that the flags name, with their keys.
-func (o *benchOptions) parseTargets() ([]*benchTarget, error) {
-	keys, err := o.readKeys()
-	if err != nil {
-		return nil, err
-	}
+// newTargets returns the endpoints that the flags name. apiKeys has no key, one for
+// all of them, or one for each.
+func (o *benchOptions) newTargets(apiKeys []string) ([]*benchTarget, error) {
 	var targets []*benchTarget
 	for i, raw := range o.urls {
 		// SDKs want a base URL that ends in /v1.
@@ -171,16 +176,17 @@ func (o *benchOptions) parseTargets() ([]*benchTarget, error) {
 			return nil, fmt.Errorf("--url: %s", strings.TrimPrefix(strings.Replace(err.Error(), "set api_key instead", "use --api-key-file instead", 1), "backend URL "))
 		}
 		t := &benchTarget{name: string(rune('A' + i)), url: u.String(), model: o.model}
-		if len(keys) > 0 {
-			t.key = keys[min(i, len(keys)-1)]
+		if len(apiKeys) > 0 {
+			t.key = apiKeys[min(i, len(apiKeys)-1)]
 		}
 		targets = append(targets, t)
 	}
 	return targets, nil
 }
 
-// readKeys returns no key, one for all URLs, or one per URL.
-func (o *benchOptions) readKeys() ([]string, error) {
+// readAPIKeys reads the keys from the files or environment variables that the flags
+// name: none, one for all URLs, or one per URL.
+func (o *benchOptions) readAPIKeys() (keys []string, err error) {
 	if len(o.keyFiles) > 0 && len(o.keyEnvs) > 0 {
 		return nil, fmt.Errorf("--api-key-file and --api-key-env exclude each other")
 	}
@@ -192,7 +198,6 @@ func (o *benchOptions) readKeys() ([]string, error) {
 	if n := len(sources); n > 1 && n != len(o.urls) {
 		return nil, fmt.Errorf("%s is given %d times for %d URLs: give it once, or once per URL", flag, n, len(o.urls))
 	}
-	var keys []string
 	for _, source := range sources {
 		text, err := read(source)
 		if err != nil {

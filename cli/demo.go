@@ -113,20 +113,26 @@ func runDemo(ctx context.Context, o demoOptions, defaults []byte, out io.Writer)
 	var servers sync.WaitGroup
 	defer servers.Wait()
 	defer stop()
-	// start runs a server until the end; if the server fails, the demo ends.
-	start := func(serve func(context.Context) error) {
+	// startServer runs a server until the end; if the server fails, the demo ends.
+	startServer := func(serve func(context.Context) error) {
 		servers.Go(func() {
 			if err := serve(serving); err != nil {
 				stopLoad(err)
 			}
 		})
 	}
-	baseline, err := startDemoFleet(ctx, defaults, "round-robin", o.backends, "127.0.0.1:0", "", start)
+	baseline, err := startDemoFleet(defaults, "round-robin", o.backends, "127.0.0.1:0", "", startServer)
 	if err != nil {
 		return err
 	}
-	prefix, err := startDemoFleet(ctx, defaults, "prefix", o.backends, o.listen, o.admin, start)
+	if err := baseline.waitReady(ctx); err != nil {
+		return err
+	}
+	prefix, err := startDemoFleet(defaults, "prefix", o.backends, o.listen, o.admin, startServer)
 	if err != nil {
+		return err
+	}
+	if err := prefix.waitReady(ctx); err != nil {
 		return err
 	}
 	fleets := []*demoFleet{baseline, prefix}
@@ -154,7 +160,7 @@ func runDemo(ctx context.Context, o demoOptions, defaults []byte, out io.Writer)
 
 // runDemoLoad sends the chats to all fleets until ctx is done, and returns the time
 // that this took.
-func runDemoLoad(ctx context.Context, o demoOptions, fleets []*demoFleet, screen *demoScreen) time.Duration {
+func runDemoLoad(ctx context.Context, o demoOptions, fleets []*demoFleet, screen *demoScreen) (elapsed time.Duration) {
 	chats := demoChats(o.backends)
 	start := time.Now()
 	var clients sync.WaitGroup
@@ -180,7 +186,7 @@ func runDemoLoad(ctx context.Context, o demoOptions, fleets []*demoFleet, screen
 		case <-ctx.Done():
 		}
 	}
-	elapsed := time.Since(start)
+	elapsed = time.Since(start)
 	clients.Wait()
 	return elapsed
 }
@@ -219,9 +225,10 @@ type demoFleet struct {
 	inFlight []float64 // sum of samples, by replica
 }
 
-// startDemoFleet starts replicas and a proxy, each with start, and returns when the
-// proxy has found a ready replica. An empty admin means no admin listener.
-func startDemoFleet(ctx context.Context, defaults []byte, policy string, replicas int, listen, admin string, start func(func(context.Context) error)) (*demoFleet, error) {
+// startDemoFleet starts simulated replicas and a proxy with the policy in front of
+// them, each with startServer, which does not block. It does not wait until they are
+// ready. An empty adminAddr means no admin listener.
+func startDemoFleet(defaults []byte, policy string, replicas int, proxyAddr, adminAddr string, startServer func(serve func(context.Context) error)) (*demoFleet, error) {
 	f := &demoFleet{policy: policy, inFlight: make([]float64, replicas)}
 	var urls []string
 	for range replicas {
@@ -229,11 +236,11 @@ func startDemoFleet(ctx context.Context, defaults []byte, policy string, replica
 		if err := replica.Listen("127.0.0.1:0"); err != nil {
 			return nil, err
 		}
-		start(replica.Run)
+		startServer(replica.Run)
 		f.replicas = append(f.replicas, replica)
 		urls = append(urls, replica.URL())
 	}
-	c, err := demoConfig(defaults, policy, listen, admin, urls)
+	c, err := demoConfig(defaults, policy, proxyAddr, adminAddr, urls)
 	if err != nil {
 		return nil, err
 	}
@@ -242,22 +249,22 @@ func startDemoFleet(ctx context.Context, defaults []byte, policy string, replica
 	if err != nil {
 		return nil, err
 	}
-	start(s.Run)
-	f.url = baseURL(s.Addr())
+	startServer(s.Run)
+	f.url = localBaseURL(s.Addr())
 	if s.AdminAddr() != nil {
-		f.adminURL = baseURL(s.AdminAddr())
+		f.adminURL = localBaseURL(s.AdminAddr())
 	}
-	return f, f.waitReady(ctx)
+	return f, nil
 }
 
 // demoConfig returns the default configuration with the settings of the demo.
-func demoConfig(defaults []byte, policy, listen, admin string, urls []string) (*config.Config, error) {
+func demoConfig(defaults []byte, policy, proxyAddr, adminAddr string, urls []string) (*config.Config, error) {
 	flags := pflag.NewFlagSet("demo", pflag.ContinueOnError)
 	config.AddFlags(flags)
 	for name, value := range map[string]string{
 		"policy":    policy,
-		"listen":    listen,
-		"admin":     admin,
+		"listen":    proxyAddr,
+		"admin":     adminAddr,
 		"log-level": "error", // replicas start and stop with the demo
 	} {
 		if err := flags.Set(name, value); err != nil {
@@ -267,7 +274,8 @@ func demoConfig(defaults []byte, policy, listen, admin string, urls []string) (*
 	return config.LoadWithoutFile(defaults, flags, urls)
 }
 
-func baseURL(a net.Addr) string { return "http://" + config.LocalAddr(a.String()) }
+// localBaseURL returns the URL at which this machine reaches a listener.
+func localBaseURL(a net.Addr) string { return "http://" + config.LocalAddr(a.String()) }
 
 // waitReady returns when the proxy has a ready replica.
 func (f *demoFleet) waitReady(ctx context.Context) error {

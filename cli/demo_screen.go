@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -21,12 +22,12 @@ type demoScreen struct {
 	final    bool // the results will not change
 }
 
-// demoStatus returns the line above the results.
-func demoStatus(elapsed time.Duration, final bool, results []replay.Summary) string {
+// demoStatusLine returns the line above the results.
+func demoStatusLine(elapsed time.Duration, isFinal, hasAnswers bool) string {
 	switch {
-	case final:
+	case isFinal:
 		return fmt.Sprintf("After %.0f s:", elapsed.Seconds())
-	case results[0].Requests == 0 && results[len(results)-1].Requests == 0:
+	case !hasAnswers:
 		return "Waiting for the first answers. Press Ctrl-C to stop."
 	case elapsed < 10*time.Second:
 		return fmt.Sprintf("%.0f s, caches are still filling. Press Ctrl-C to stop.", elapsed.Seconds())
@@ -65,7 +66,8 @@ func (s *demoScreen) update(elapsed time.Duration, results []replay.Summary) {
 	if s.height > 0 {
 		fmt.Fprintf(&frame, "\x1b[%dA\x1b[J", s.height)
 	}
-	fmt.Fprintf(&frame, "%s\n", demoStatus(elapsed, s.final, results))
+	hasAnswers := slices.ContainsFunc(results, func(r replay.Summary) bool { return r.Requests > 0 })
+	fmt.Fprintf(&frame, "%s\n", demoStatusLine(elapsed, s.final, hasAnswers))
 	writeComparison(&frame, results, terminalStyle())
 	frame.WriteString("\x1b[?7h")
 	s.height = bytes.Count(frame.Bytes(), []byte("\n"))

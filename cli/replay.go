@@ -84,7 +84,10 @@ cache: 8,000 per second and backend.`,
 			if err := cobra.NoArgs(cmd, args); err != nil {
 				return err
 			}
-			return o.validate(cmd.Flags())
+			if err := o.resolvePolicies(cmd.Flags()); err != nil {
+				return err
+			}
+			return o.validate()
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return runReplay(cmd.Context(), o, defaults, cmd.OutOrStdout(), cmd.ErrOrStderr())
@@ -176,9 +179,9 @@ func replayPolicies() []string {
 	return append(policy.Names(), replay.Pooled)
 }
 
-// validate returns the first error in the flags, and replaces the policy all by
-// the names of all policies.
-func (o *replayOptions) validate(flags *pflag.FlagSet) error {
+// resolvePolicies replaces the policy all by the names of all policies, removes a
+// reference that does not support --change, and returns the first error in --policy.
+func (o *replayOptions) resolvePolicies(flags *pflag.FlagSet) error {
 	known := replayPolicies()
 	switch {
 	case len(o.policies) == 0:
@@ -201,6 +204,11 @@ func (o *replayOptions) validate(flags *pflag.FlagSet) error {
 		}
 		seen[name] = true
 	}
+	return nil
+}
+
+// validate returns the first error in the flags other than --policy.
+func (o *replayOptions) validate() error {
 	switch {
 	case o.backends < 1 || o.backends > 1024:
 		return fmt.Errorf("--backends %d is not between 1 and 1,024", o.backends)
