@@ -89,7 +89,7 @@ func (t *benchTarget) result(o *benchOptions) benchResult {
 		Name: t.name, URL: t.url, Model: t.model,
 		Requests: s.Requests, TTFTMean: nilIfZero(s.TTFTMean), TTFTP50: nilIfZero(s.TTFTP50), TTFTP90: nilIfZero(s.TTFTP90), TTFTP99: nilIfZero(s.TTFTP99),
 		ITLMean: nilIfZero(s.ITLMean), E2EMean: nilIfZero(s.E2EMean), InvalidUsage: s.InvalidUsage,
-		Elapsed: t.stats.elapsed.Seconds(), Lost: s.Lost, Errors: t.stats.sortedErrors(s.Errors, o),
+		Elapsed: t.stats.elapsed.Seconds(), Lost: s.Lost, Errors: t.stats.errorsByFrequency(s.Errors, o),
 	}
 	if r.Elapsed > 0 && s.Requests+s.Lost > 0 {
 		r.Throughput = &s.Throughput
@@ -116,12 +116,12 @@ func nilIfZero(seconds float64) *float64 {
 	return &seconds
 }
 
-// sortedErrors returns the causes of failure, the most frequent first.
-func (s *benchStats) sortedErrors(counts map[string]int, o *benchOptions) []benchError {
+// errorsByFrequency returns the causes of failure, the most frequent first.
+func (s *benchStats) errorsByFrequency(countByCause map[string]int, o *benchOptions) []benchError {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var all []benchError
-	for cause, n := range counts {
+	for cause, n := range countByCause {
 		all = append(all, benchError{Cause: cause, Code: s.codes[cause], Count: n, Advice: errorAdvice(cause, o)})
 	}
 	slices.SortFunc(all, func(x, y benchError) int {
@@ -239,7 +239,7 @@ func (b benchReport) writeTable(w io.Writer) error {
 		writeRow(row.label, row.format, func(r benchResult) string { return row.formatRatio(r, first) })
 	}
 	b.writeErrors(&out)
-	b.writeUsageNotes(&out)
+	b.writeTokenUsageNotes(&out)
 	_, err := w.Write(out.Bytes())
 	return err
 }
@@ -283,8 +283,8 @@ func (b benchReport) writeErrors(w io.Writer) {
 	}
 }
 
-// writeUsageNotes says which servers report no usable usage, and how to change that.
-func (b benchReport) writeUsageNotes(w io.Writer) {
+// writeTokenUsageNotes says which servers report no usable usage, and how to change that.
+func (b benchReport) writeTokenUsageNotes(w io.Writer) {
 	names := func(isMissing func(benchResult) bool) string {
 		var missing []string
 		for _, r := range b.Results {

@@ -44,7 +44,7 @@ type benchRun struct {
 
 // runBench sends the chats to all targets and prints the results.
 func runBench(ctx context.Context, o *benchOptions, targets []*benchTarget, stdout, stderr io.Writer) error {
-	if err := checkEndpoints(ctx, targets); err != nil {
+	if err := resolveModels(ctx, targets); err != nil {
 		if ctx.Err() != nil {
 			return fmt.Errorf("interrupted before the first measurement")
 		}
@@ -84,20 +84,20 @@ const (
 	maxListedModels      = 10 // in an error message
 )
 
-// checkEndpoints returns an error if an endpoint cannot be measured, before minutes
-// are spent on it. It sets the models that no flag names.
-func checkEndpoints(ctx context.Context, targets []*benchTarget) error {
+// resolveModels asks each endpoint for its models and sets those that no flag names.
+// It returns an error if an endpoint cannot be measured, before minutes are spent on it.
+func resolveModels(ctx context.Context, targets []*benchTarget) error {
 	client := loadgen.NewHTTPClient()
 	defer client.CloseIdleConnections()
 	for _, t := range targets {
-		if err := t.checkEndpoint(ctx, client); err != nil {
+		if err := t.resolveModel(ctx, client); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (t *benchTarget) checkEndpoint(ctx context.Context, client *http.Client) error {
+func (t *benchTarget) resolveModel(ctx context.Context, client *http.Client) error {
 	ctx, cancel := context.WithTimeout(ctx, endpointCheckTimeout)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, t.url+"/v1/models", nil)
@@ -130,17 +130,18 @@ func (t *benchTarget) checkEndpoint(ctx context.Context, client *http.Client) er
 	case code != http.StatusOK:
 		return fmt.Errorf("GET %s/v1/models: status %d", t.url, code)
 	}
-	return t.setModel(io.LimitReader(resp.Body, maxModelListBytes))
+	return t.selectListedModel(io.LimitReader(resp.Body, maxModelListBytes))
 }
 
-// setModel sets the model to the only one in a list, or checks that the model is in it.
-func (t *benchTarget) setModel(body io.Reader) error {
+// selectListedModel sets the model to the only one in a list, or checks that the
+// model is in it.
+func (t *benchTarget) selectListedModel(modelList io.Reader) error {
 	var list struct {
 		Data []struct {
 			ID string `json:"id"`
 		} `json:"data"`
 	}
-	if err := json.NewDecoder(body).Decode(&list); err != nil {
+	if err := json.NewDecoder(modelList).Decode(&list); err != nil {
 		return fmt.Errorf("GET %s/v1/models: not a list of models: check that it is the base URL of an OpenAI server", t.url)
 	}
 	var names, quoted []string
@@ -176,14 +177,14 @@ func (r *benchRun) runRounds(ctx context.Context) {
 				return
 			}
 			r.bar.describe(fmt.Sprintf("%s, round %d of %d", t.name, round+1, r.o.rounds))
-			r.runSlot(ctx, t, round)
+			r.measureTarget(ctx, t, round)
 			r.slotsDone++
 		}
 	}
 }
 
-// runSlot measures one target in one round.
-func (r *benchRun) runSlot(ctx context.Context, t *benchTarget, round int) {
+// measureTarget measures one target in one round.
+func (r *benchRun) measureTarget(ctx context.Context, t *benchTarget, round int) {
 	connections := loadgen.NewHTTPClient()
 	defer connections.CloseIdleConnections()
 	stop := make(chan struct{})
@@ -200,7 +201,7 @@ func (r *benchRun) runSlot(ctx context.Context, t *benchTarget, round int) {
 			}
 		},
 	}
-	chats := r.chats(t, round)
+	chats := r.newChats(t, round)
 	if r.o.conversations == 0 {
 		defer time.AfterFunc(r.slotDuration(), func() { close(stop) }).Stop()
 	}
@@ -224,9 +225,9 @@ func (r *benchRun) slotDuration() time.Duration {
 	return r.o.warmup + r.o.duration/time.Duration(r.o.rounds)
 }
 
-// chats returns the conversations of a round, which differ between targets only in
+// newChats returns the conversations of a round, which differ between targets only in
 // the nonce.
-func (r *benchRun) chats(t *benchTarget, round int) *loadgen.Chats {
+func (r *benchRun) newChats(t *benchTarget, round int) *loadgen.Chats {
 	sessions := r.o.conversations / r.o.rounds
 	if round < r.o.conversations%r.o.rounds {
 		sessions++

@@ -71,14 +71,14 @@ configuration. A second SIGTERM or Ctrl-C stops at once.`,
 	}
 	root.AddGroup(&cobra.Group{ID: groupRun, Title: "Run a proxy:"}, &cobra.Group{ID: groupMeasure, Title: "Simulate and measure:"})
 	root.AddCommand(
-		inGroup(groupRun, newServeCommand(defaults)),
-		inGroup(groupRun, newCheckCommand(defaults)),
-		inGroup(groupRun, newExplainCommand(defaults)),
-		inGroup(groupRun, newHealthCommand(defaults)),
-		inGroup(groupMeasure, newDemoCommand(defaults)),
-		inGroup(groupMeasure, newSimCommand()),
-		inGroup(groupMeasure, newReplayCommand(defaults)),
-		inGroup(groupMeasure, newBenchCommand()),
+		setGroup(groupRun, newServeCommand(defaults)),
+		setGroup(groupRun, newCheckCommand(defaults)),
+		setGroup(groupRun, newExplainCommand(defaults)),
+		setGroup(groupRun, newHealthCommand(defaults)),
+		setGroup(groupMeasure, newDemoCommand(defaults)),
+		setGroup(groupMeasure, newSimCommand()),
+		setGroup(groupMeasure, newReplayCommand(defaults)),
+		setGroup(groupMeasure, newBenchCommand()),
 		newVersionCommand(),
 	)
 	root.SetVersionTemplate(versionLine())
@@ -87,7 +87,7 @@ configuration. A second SIGTERM or Ctrl-C stops at once.`,
 	return root
 }
 
-func inGroup(group string, cmd *cobra.Command) *cobra.Command {
+func setGroup(group string, cmd *cobra.Command) *cobra.Command {
 	cmd.GroupID = group
 	return cmd
 }

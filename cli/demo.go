@@ -150,11 +150,11 @@ func runDemo(ctx context.Context, o demoOptions, defaults []byte, out io.Writer)
 	if cause := context.Cause(load); ctx.Err() == nil && !errors.Is(cause, context.DeadlineExceeded) {
 		return cause // a server failed
 	}
-	results := demoResults(fleets, elapsed)
+	results := summarizeFleets(fleets, elapsed)
 	if o.json {
 		return json.NewEncoder(out).Encode(replay.Report{Results: results})
 	}
-	screen.finish(elapsed, results)
+	screen.showFinal(elapsed, results)
 	return nil
 }
 
@@ -167,21 +167,21 @@ func runDemoLoad(ctx context.Context, o demoOptions, fleets []*demoFleet, screen
 	for _, f := range fleets {
 		clients.Go(func() { f.runChats(ctx, chats) })
 	}
-	sample, refresh := time.NewTicker(demoSampleInterval), time.NewTicker(screen.interval())
+	sample, refresh := time.NewTicker(demoSampleInterval), time.NewTicker(screen.updateInterval())
 	defer sample.Stop()
 	defer refresh.Stop()
 	if screen.terminal && !o.json {
-		screen.update(0, demoResults(fleets, 0))
+		screen.update(0, summarizeFleets(fleets, 0))
 	}
 	for ctx.Err() == nil {
 		select {
 		case <-sample.C:
 			for _, f := range fleets {
-				f.sample()
+				f.sampleInFlight()
 			}
 		case <-refresh.C:
 			if !o.json {
-				screen.update(time.Since(start), demoResults(fleets, time.Since(start)))
+				screen.update(time.Since(start), summarizeFleets(fleets, time.Since(start)))
 			}
 		case <-ctx.Done():
 		}
@@ -191,7 +191,8 @@ func runDemoLoad(ctx context.Context, o demoOptions, fleets []*demoFleet, screen
 	return elapsed
 }
 
-func demoResults(fleets []*demoFleet, elapsed time.Duration) []replay.Summary {
+// summarizeFleets returns a summary of the results so far for each fleet.
+func summarizeFleets(fleets []*demoFleet, elapsed time.Duration) []replay.Summary {
 	var all []replay.Summary
 	for _, f := range fleets {
 		all = append(all, f.summary(elapsed))
@@ -302,9 +303,9 @@ func (f *demoFleet) runChats(ctx context.Context, chats *loadgen.Chats) {
 	client.RunChats(ctx, chats)
 }
 
-// sample adds the current number of requests on each replica. It must be called at
+// sampleInFlight adds the current number of requests on each replica. It must be called at
 // even intervals.
-func (f *demoFleet) sample() {
+func (f *demoFleet) sampleInFlight() {
 	for i, r := range f.replicas {
 		stats := r.Stats()
 		f.inFlight[i] += float64(stats.Running + stats.Waiting)

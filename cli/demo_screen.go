@@ -39,8 +39,8 @@ func newDemoScreen(out io.Writer) *demoScreen {
 	return &demoScreen{out: out, terminal: isTerminal(out)}
 }
 
-// interval returns the time between calls of update.
-func (s *demoScreen) interval() time.Duration {
+// updateInterval returns the time between calls of update.
+func (s *demoScreen) updateInterval() time.Duration {
 	if s.terminal {
 		return 500 * time.Millisecond
 	}
@@ -74,8 +74,8 @@ func (s *demoScreen) update(elapsed time.Duration, results []replay.Summary) {
 	s.out.Write(frame.Bytes())
 }
 
-// finish shows the final results.
-func (s *demoScreen) finish(elapsed time.Duration, results []replay.Summary) {
+// showFinal shows the final results.
+func (s *demoScreen) showFinal(elapsed time.Duration, results []replay.Summary) {
 	if s.final = true; s.terminal {
 		s.update(elapsed, results)
 		return

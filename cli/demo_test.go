@@ -83,7 +83,7 @@ func demoSummaries() []replay.Summary {
 func TestDemoScreenComparison(t *testing.T) {
 	var out bytes.Buffer
 	s := newDemoScreen(&out)
-	s.finish(20*time.Second, demoSummaries())
+	s.showFinal(20*time.Second, demoSummaries())
 	for _, want := range []string{
 		"hit ratio              0.400        0.800    × 2.00\n",
 		"TTFT ms, mean            300          100    × 0.33\n",

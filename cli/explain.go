@@ -96,7 +96,7 @@ func (o *explainOptions) run(ctx context.Context, defaults []byte, stdin io.Read
 	if err != nil {
 		return err
 	}
-	admin, err := o.adminEndpoint(defaults)
+	admin, err := o.resolveAdminEndpoint(defaults)
 	if err != nil {
 		return err
 	}
@@ -111,7 +111,7 @@ func (o *explainOptions) run(ctx context.Context, defaults []byte, stdin io.Read
 		return fmt.Errorf("%s is not an admin listener of warmroute: name the right one with --admin", admin.url)
 	}
 	if o.json {
-		_, err = fmt.Fprintln(out, strings.TrimSpace(printable(string(response))))
+		_, err = fmt.Fprintln(out, strings.TrimSpace(stripUnprintable(string(response))))
 		return err
 	}
 	return writeExplanation(out, &e)
@@ -136,8 +136,9 @@ type adminEndpoint struct {
 	tls   *tls.Config // nil: the system's authorities verify the certificate
 }
 
-// adminEndpoint returns the admin listener that the flags or else the configuration name.
-func (o *explainOptions) adminEndpoint(defaults []byte) (a adminEndpoint, err error) {
+// resolveAdminEndpoint returns the admin listener that the flags or else the
+// configuration name. It reads the files with the token and the certificates.
+func (o *explainOptions) resolveAdminEndpoint(defaults []byte) (a adminEndpoint, err error) {
 	if o.admin == "" || o.tokenFile == "" {
 		flags := pflag.NewFlagSet("", pflag.ContinueOnError)
 		flags.String("config", o.config, "")
@@ -151,7 +152,7 @@ func (o *explainOptions) adminEndpoint(defaults []byte) (a adminEndpoint, err er
 			return a, errors.New(`the configuration has no admin listener (admin: ""): name one with --admin`)
 		}
 		if o.admin == "" && o.caFile == "" && c.AdminTLS.CertFile != "" {
-			if a.tls, err = trustCertificate(c.AdminTLS.CertFile); err != nil {
+			if a.tls, err = loadPinnedTLSConfig(c.AdminTLS.CertFile); err != nil {
 				return a, err
 			}
 		}
@@ -166,7 +167,7 @@ func (o *explainOptions) adminEndpoint(defaults []byte) (a adminEndpoint, err er
 		}
 	}
 	if o.caFile != "" {
-		if a.tls, err = trustAuthorities(o.caFile); err != nil {
+		if a.tls, err = loadCATLSConfig(o.caFile); err != nil {
 			return a, err
 		}
 	}
@@ -182,35 +183,35 @@ func (o *explainOptions) adminEndpoint(defaults []byte) (a adminEndpoint, err er
 	return a, nil
 }
 
-// trustAuthorities returns a TLS configuration that trusts the certificate
-// authorities in a file.
-func trustAuthorities(file string) (*tls.Config, error) {
-	text, err := config.ReadFile(file)
+// loadCATLSConfig reads certificate authorities from a file, and returns a TLS
+// configuration that trusts them.
+func loadCATLSConfig(caFile string) (*tls.Config, error) {
+	text, err := config.ReadFile(caFile)
 	if err != nil {
 		return nil, usageError{fmt.Errorf("--ca-file: %w", err)}
 	}
 	pool := x509.NewCertPool()
 	if !pool.AppendCertsFromPEM(text) {
-		return nil, fmt.Errorf("--ca-file: %s has no certificate in PEM format", file)
+		return nil, fmt.Errorf("--ca-file: %s has no certificate in PEM format", caFile)
 	}
 	return &tls.Config{RootCAs: pool}, nil
 }
 
-// trustCertificate returns a TLS configuration that trusts only the certificate in
-// a file. The name in it does not matter, since a listener of the same machine is
+// loadPinnedTLSConfig reads a certificate from a file, and returns a TLS
+// configuration that trusts only this one. The name in it does not matter, since a listener of the same machine is
 // reached by its address.
-func trustCertificate(file string) (*tls.Config, error) {
-	text, err := config.ReadRegularFile(file)
+func loadPinnedTLSConfig(certFile string) (*tls.Config, error) {
+	text, err := config.ReadRegularFile(certFile)
 	if err != nil {
 		return nil, fmt.Errorf("admin_tls.cert_file: %w: use --ca-file instead", err)
 	}
 	block, _ := pem.Decode(text)
 	if block == nil {
-		return nil, fmt.Errorf("admin_tls.cert_file: %s has no certificate in PEM format", file)
+		return nil, fmt.Errorf("admin_tls.cert_file: %s has no certificate in PEM format", certFile)
 	}
 	cert, err := x509.ParseCertificate(block.Bytes)
 	if err != nil {
-		return nil, fmt.Errorf("admin_tls.cert_file: %s: %w", file, err)
+		return nil, fmt.Errorf("admin_tls.cert_file: %s: %w", certFile, err)
 	}
 	pool := x509.NewCertPool()
 	pool.AddCert(cert)
@@ -290,9 +291,9 @@ func explainError(base string, resp *http.Response, response []byte) error {
 	case resp.StatusCode == http.StatusBadRequest && strings.Contains(string(response), "HTTP request to an HTTPS server"):
 		return fmt.Errorf("%s requires https: use --admin https://…", base)
 	case body.Error.Src != "warmroute", body.Error.Code == "not_found": // not_found: the public listener
-		return fmt.Errorf("%s is not an admin listener of warmroute (%s): name the right one with --admin", base, printable(resp.Status))
+		return fmt.Errorf("%s is not an admin listener of warmroute (%s): name the right one with --admin", base, stripUnprintable(resp.Status))
 	case resp.StatusCode == http.StatusUnauthorized:
 		return fmt.Errorf("%s requires the admin token: use --token-file, or set WARMROUTE_ADMIN_TOKEN", base)
 	}
-	return errors.New(printable(cmp.Or(body.Error.Message, resp.Status)))
+	return errors.New(stripUnprintable(cmp.Or(body.Error.Message, resp.Status)))
 }

@@ -25,19 +25,19 @@ const (
 func writeExplanation(out io.Writer, e *proxy.Explanation) error {
 	var s strings.Builder
 	fmt.Fprintf(&s, "about %s prompt tokens in %d blocks of %d bytes; model %s, policy %s\n\n",
-		formatInteger(float64(e.PromptTokens)), e.Blocks, e.BlockBytes, cmp.Or(printable(e.Model), "-"), printable(e.Policy))
+		formatIntegerWithCommas(float64(e.PromptTokens)), e.Blocks, e.BlockBytes, cmp.Or(stripUnprintable(e.Model), "-"), stripUnprintable(e.Policy))
 	score := "SCORE"
 	if slices.ContainsFunc(e.Backends, func(b router.BackendExplanation) bool { return b.Terms != nil }) {
 		score = "COST"
 	}
 	rows := [][]string{{"", "BACKEND", "MATCHED", "UNCACHED", "QUEUED", "IN-FLIGHT", "KV", "TOKENS/S", "TTFT", score, ""}}
-	for _, b := range sortedBackends(e) {
-		rows = append(rows, explainRow(&b, b.Candidate && b.Name == e.Choice))
+	for _, b := range backendsBestFirst(e) {
+		rows = append(rows, formatBackendRow(&b, b.Candidate && b.Name == e.Choice))
 	}
-	writeColumns(&s, rows)
-	s.WriteString(formatCostTerms(e))
+	writeAlignedColumns(&s, rows)
+	s.WriteString(formatLowestCosts(e))
 	s.WriteString("\n")
-	for _, line := range wrap(printable(e.Sentence), explainColumns) {
+	for _, line := range wrapWords(stripUnprintable(e.Sentence), explainColumns) {
 		s.WriteString(line + "\n")
 	}
 	s.WriteString("\nMATCHED: prompt tokens that it likely has cached. UNCACHED: those to compute. QUEUED: tokens to\n" +
@@ -46,23 +46,23 @@ func writeExplanation(out io.Writer, e *proxy.Explanation) error {
 	return err
 }
 
-// maxCostLines is the number of backends whose cost formatCostTerms explains.
+// maxCostLines is the number of backends whose cost formatLowestCosts explains.
 const maxCostLines = 2
 
-// formatCostTerms returns the terms of the lowest costs, one line per backend.
-func formatCostTerms(e *proxy.Explanation) string {
+// formatLowestCosts returns the terms of the lowest costs, one line per backend.
+func formatLowestCosts(e *proxy.Explanation) string {
 	var s strings.Builder
-	for n, b := range sortedBackends(e) {
+	for n, b := range backendsBestFirst(e) {
 		if n == maxCostLines || b.Terms == nil || b.Score == nil {
 			break
 		}
 		var terms []string
 		for _, term := range b.Terms {
 			if term.Tokens != 0 {
-				terms = append(terms, printable(term.Name)+" "+formatInteger(term.Tokens))
+				terms = append(terms, stripUnprintable(term.Name)+" "+formatIntegerWithCommas(term.Tokens))
 			}
 		}
-		fmt.Fprintf(&s, "\nCOST of %s: %s", truncate(printable(b.Name), maxBackendName), strings.Join(terms, " + "))
+		fmt.Fprintf(&s, "\nCOST of %s: %s", truncate(stripUnprintable(b.Name), maxBackendName), strings.Join(terms, " + "))
 		if b.Weight != 1 {
 			fmt.Fprintf(&s, ", divided by weight %g", b.Weight)
 		}
@@ -73,9 +73,9 @@ func formatCostTerms(e *proxy.Explanation) string {
 	return s.String()
 }
 
-// sortedBackends returns the backends: the choice, the other candidates from best to
+// backendsBestFirst returns the backends: the choice, the other candidates from best to
 // worst, and the others.
-func sortedBackends(e *proxy.Explanation) []router.BackendExplanation {
+func backendsBestFirst(e *proxy.Explanation) []router.BackendExplanation {
 	all := slices.Clone(e.Backends)
 	rank := func(b *router.BackendExplanation) int {
 		switch {
@@ -98,35 +98,35 @@ func sortedBackends(e *proxy.Explanation) []router.BackendExplanation {
 	return all
 }
 
-func explainRow(b *router.BackendExplanation, chosen bool) []string {
-	mark, kv, score, note := "", "-", "-", printable(b.WhyNot)
+func formatBackendRow(b *router.BackendExplanation, chosen bool) []string {
+	mark, kv, score, note := "", "-", "-", stripUnprintable(b.WhyNot)
 	if chosen {
 		mark = ">"
 	}
 	if b.KVUsage >= 0 {
-		kv = formatInteger(100*b.KVUsage) + " %"
+		kv = formatIntegerWithCommas(100*b.KVUsage) + " %"
 	}
 	if b.Score != nil {
-		score = formatInteger(*b.Score)
+		score = formatIntegerWithCommas(*b.Score)
 		if *b.Score != math.Trunc(*b.Score) && *b.Score < 100 {
 			score = formatDecimal(*b.Score, 2)
 		}
 	}
 	switch {
 	case b.Queued != "":
-		note = "wait: " + printable(b.Queued)
+		note = "wait: " + stripUnprintable(b.Queued)
 	case b.AdapterTokens > 0 && note == "":
 		note = "must load the adapter"
 	}
 	return []string{
-		mark, truncate(printable(b.Name), maxBackendName), formatInteger(b.MatchedTokens), formatInteger(b.UncachedTokens), formatInteger(b.QueuedTokens),
-		formatInteger(b.InFlight), kv, formatInteger(b.PrefillRate), formatDecimal(b.TTFTSeconds, 3), score, note,
+		mark, truncate(stripUnprintable(b.Name), maxBackendName), formatIntegerWithCommas(b.MatchedTokens), formatIntegerWithCommas(b.UncachedTokens), formatIntegerWithCommas(b.QueuedTokens),
+		formatIntegerWithCommas(b.InFlight), kv, formatIntegerWithCommas(b.PrefillRate), formatDecimal(b.TTFTSeconds, 3), score, note,
 	}
 }
 
-// writeColumns aligns the first two columns and the last one to the left, and the
+// writeAlignedColumns aligns the first two columns and the last one to the left, and the
 // numbers between them to the right.
-func writeColumns(s *strings.Builder, rows [][]string) {
+func writeAlignedColumns(s *strings.Builder, rows [][]string) {
 	widths := make([]int, len(rows[0]))
 	for _, row := range rows {
 		for i, cell := range row {
@@ -160,9 +160,9 @@ func truncate(s string, maxRunes int) string {
 	return string([]rune(s)[:maxRunes-1]) + "…"
 }
 
-// printable removes control characters from text of unknown origin, which a
+// stripUnprintable removes control characters from text of unknown origin, which a
 // terminal would interpret.
-func printable(s string) string {
+func stripUnprintable(s string) string {
 	return strings.Map(func(r rune) rune {
 		switch {
 		case unicode.IsPrint(r):
@@ -183,8 +183,8 @@ func formatDecimal(x float64, digits int) string {
 	return strconv.FormatFloat(x, 'f', digits, 64)
 }
 
-// formatInteger formats a number rounded to an integer, with thousands separators.
-func formatInteger(x float64) string {
+// formatIntegerWithCommas formats a number rounded to an integer, such as 1,234.
+func formatIntegerWithCommas(x float64) string {
 	s := formatDecimal(x, 0)
 	if math.Abs(x) >= minExponentNumber {
 		return s
@@ -195,11 +195,11 @@ func formatInteger(x float64) string {
 	return s
 }
 
-// wrap breaks text into lines of at most the given length, unless a word is longer.
-func wrap(text string, columns int) (lines []string) {
+// wrapWords breaks text into lines of at most the given length, unless a word is longer.
+func wrapWords(text string, maxColumns int) (lines []string) {
 	line := ""
 	for _, word := range strings.Fields(text) {
-		if line != "" && utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) > columns {
+		if line != "" && utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) > maxColumns {
 			lines, line = append(lines, line), ""
 		}
 		if line != "" {

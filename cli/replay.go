@@ -100,15 +100,15 @@ cache: 8,000 per second and backend.`,
 // runReplay runs every policy at every load with every seed, and prints a report
 // per load, in the order of the flags.
 func runReplay(ctx context.Context, o replayOptions, defaults []byte, stdout, stderr io.Writer) (err error) {
-	plan, err := o.plan(defaults)
+	plan, err := o.loadPlan(defaults)
 	if err != nil {
 		return err
 	}
-	plot, err := openPlot(o.plot)
+	plot, err := openPlotFile(o.plot)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, plot.close()) }()
+	defer func() { err = errors.Join(err, plot.closeAndRemoveEmpty()) }()
 
 	bar := newProgressBar(stderr)
 	start := time.Now()
@@ -120,7 +120,7 @@ func runReplay(ctx context.Context, o replayOptions, defaults []byte, stdout, st
 	case err != nil:
 		return err
 	}
-	reports := plan.addResults(runs)
+	reports := plan.addSeedMeans(runs)
 	if err := plot.draw(reports); err != nil {
 		return err
 	}

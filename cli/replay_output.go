@@ -38,14 +38,14 @@ func writeReplayTables(w io.Writer, reports []replay.Report) error {
 		if err := r.WriteTable(w); err != nil {
 			return err
 		}
-		writePrefixRatios(w, r)
+		writePrefixPolicyRatios(w, r)
 	}
 	return nil
 }
 
-// writePrefixRatios writes the ratio of prefix to the best other policy in each
-// figure, and to the reference.
-func writePrefixRatios(w io.Writer, r replay.Report) {
+// writePrefixPolicyRatios writes the ratio of the policy prefix to the best other
+// policy in each figure, and to the reference.
+func writePrefixPolicyRatios(w io.Writer, r replay.Report) {
 	prefix, ok := r.Find("prefix")
 	if !ok || prefix.Requests == 0 {
 		return
@@ -59,7 +59,7 @@ func writePrefixRatios(w io.Writer, r replay.Report) {
 		{"p99", func(s replay.Summary) float64 { return s.TTFTP99 }},
 		{"E2E", func(s replay.Summary) float64 { return s.E2EMean }},
 	} {
-		if best, ok := r.BestOther("prefix", figure.value); ok && figure.value(best) > 0 {
+		if best, ok := r.LowestOther("prefix", figure.value); ok && figure.value(best) > 0 {
 			ratios = append(ratios, fmt.Sprintf("%s × %.2f (%s)", figure.name, figure.value(prefix)/figure.value(best), best.Policy))
 		}
 	}
@@ -76,8 +76,9 @@ func writePrefixRatios(w io.Writer, r replay.Report) {
 // unwritable path is an error at once, and truncated only when they are done.
 type plotFile struct{ file *os.File }
 
-// openPlot opens or creates the file. Without a path, the result does nothing.
-func openPlot(path string) (*plotFile, error) {
+// openPlotFile opens or creates the file. Without a path, the methods of the result
+// do nothing.
+func openPlotFile(path string) (*plotFile, error) {
 	if path == "" {
 		return &plotFile{}, nil
 	}
@@ -95,14 +96,14 @@ func (p *plotFile) draw(reports []replay.Report) error {
 	if err := p.file.Truncate(0); err != nil {
 		return fmt.Errorf("--plot: %w", err)
 	}
-	if err := chart.Write(p.file, reports); err != nil {
+	if err := chart.WriteSVG(p.file, reports); err != nil {
 		return fmt.Errorf("draw %s: %w", p.file.Name(), err)
 	}
 	return nil
 }
 
-// close closes the file, and removes it if it is empty.
-func (p *plotFile) close() error {
+// closeAndRemoveEmpty closes the file, and removes it if it is empty.
+func (p *plotFile) closeAndRemoveEmpty() error {
 	if p.file == nil {
 		return nil
 	}

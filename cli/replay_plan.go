@@ -21,9 +21,9 @@ type replayPlan struct {
 	scenarios []replay.Scenario
 }
 
-// plan reads the trace and the configuration, if any, and returns the runs.
-func (o *replayOptions) plan(defaults []byte) (*replayPlan, error) {
-	w, err := o.openWorkload()
+// loadPlan reads the trace and the configuration, if any, and returns the runs.
+func (o *replayOptions) loadPlan(defaults []byte) (*replayPlan, error) {
+	w, err := o.loadWorkload()
 	if err != nil {
 		return nil, err
 	}
@@ -85,9 +85,9 @@ func (o *replayOptions) fleetSpeeds() []float64 {
 	return speeds
 }
 
-// addResults adds the results of the runs, in the order of the scenarios, to the
-// reports and returns these.
-func (p *replayPlan) addResults(runs []replay.Summary) []replay.Report {
+// addSeedMeans takes the results of the runs in the order of the scenarios, adds the
+// mean over the seeds to the reports, and returns these.
+func (p *replayPlan) addSeedMeans(runs []replay.Summary) []replay.Report {
 	for i := range p.reports {
 		r := &p.reports[i]
 		for range p.policies {
@@ -107,8 +107,8 @@ type replayWorkload struct {
 	atLoad      func(load float64) replay.Workload // a load of 0 is the default
 }
 
-// openWorkload returns the generated workload, or reads the trace.
-func (o *replayOptions) openWorkload() (*replayWorkload, error) {
+// loadWorkload returns the generated workload, or reads the trace.
+func (o *replayOptions) loadWorkload() (*replayWorkload, error) {
 	switch o.workload {
 	case "agentic":
 		agentic := replay.Agentic{Concurrency: cmp.Or(o.sessions, 48)}
@@ -117,10 +117,10 @@ func (o *replayOptions) openWorkload() (*replayWorkload, error) {
 			atLoad: func(float64) replay.Workload { return agentic },
 		}, nil
 	case "hot":
-		hot := replay.Hot(cmp.Or(o.prompts, 1), cmp.Or(o.rate, 20))
-		return sharedPromptsWorkload(fmt.Sprintf("hot-%d", hot.Prompts), hot, o.backends), nil
+		hot := replay.HotPrompts(cmp.Or(o.prompts, 1), cmp.Or(o.rate, 20))
+		return newSharedPromptsWorkload(fmt.Sprintf("hot-%d", hot.Prompts), hot, o.backends), nil
 	case "chats":
-		return sharedPromptsWorkload("chats", replay.OpenChats(), o.backends), nil
+		return newSharedPromptsWorkload("chats", replay.OverloadedChats(), o.backends), nil
 	case "documents":
 		const defaultLoad = 1.5
 		return &replayWorkload{
@@ -138,7 +138,7 @@ func (o *replayOptions) openWorkload() (*replayWorkload, error) {
 	}, nil
 }
 
-func sharedPromptsWorkload(name string, w replay.SharedPrompts, backends int) *replayWorkload {
+func newSharedPromptsWorkload(name string, w replay.SharedPrompts, backends int) *replayWorkload {
 	return &replayWorkload{name: name, defaultLoad: w.LoadOn(backends), atLoad: func(load float64) replay.Workload {
 		w := w
 		if load > 0 {

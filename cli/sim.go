@@ -76,7 +76,7 @@ func addSimFlags(f *pflag.FlagSet, listen *string, drainSeconds *int, cfg *sim.C
 const quadraticUsage = "cost of attention: `SHARE` by which each preceding token raises the time of a prompt token; 1.9e-5 is realistic"
 
 // runSim serves until the command's context is done, then drains for the given time.
-func runSim(cmd *cobra.Command, listen string, cfg sim.Config, drain time.Duration) error {
+func runSim(cmd *cobra.Command, listen string, cfg sim.Config, drainTimeout time.Duration) error {
 	if err := config.CheckListenAddress(listen); err != nil {
 		return usageError{fmt.Errorf("--listen: %w", err)}
 	}
@@ -92,10 +92,10 @@ func runSim(cmd *cobra.Command, listen string, cfg sim.Config, drain time.Durati
 	// After the signal, requests end the way vLLM ends them, so Run must outlive it.
 	shutdown := make(chan error, 1)
 	stop := context.AfterFunc(cmd.Context(), func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(cmd.Context()), drain+simShutdownTimeout)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(cmd.Context()), drainTimeout+simShutdownTimeout)
 		defer cancel()
-		if drain > 0 {
-			s.Drain(drain)
+		if drainTimeout > 0 {
+			s.Drain(drainTimeout)
 		}
 		shutdown <- s.Shutdown(ctx)
 	})

@@ -44,7 +44,7 @@ func (w conversations) Requests(_ int, seed uint64) (*Requests, error) {
 	for at := drawInterval(draw, w.rate); at < w.length; at += drawInterval(draw, w.rate) {
 		n := uint64(len(chats) + 1)
 		c := &conversation{
-			system: mix(1<<40 + draw.Uint64N(8)), own: mix(1<<41 + n),
+			system: mixBits(1<<40 + draw.Uint64N(8)), own: mixBits(1<<41 + n),
 			tokens: systemTokens, left: interval{3, 8}.draw(draw), draw: rand.New(rand.NewPCG(seed, 1<<32+n)),
 		}
 		chats[n] = c
@@ -73,7 +73,7 @@ func (c *conversation) turn(number uint64, at time.Duration) *Job {
 			c.chain.add(c.own)
 		}
 	}
-	j := c.chain.job(at, prompt, answer, shortBlock)
+	j := c.chain.newJob(at, prompt, answer, shortBlock)
 	j.PromptKey, j.Session = c.system, number
 	return j
 }
@@ -95,10 +95,10 @@ func (w batchJobs) Requests(_ int, seed uint64) (*Requests, error) {
 		prompt, answer := w.prompt.draw(draw), w.answer.draw(draw)
 		var c chain
 		for len(c.cache) < (prompt+answer)/shortBlock {
-			c.add(mix(1<<42 + uint64(n)))
+			c.add(mixBits(1<<42 + uint64(n)))
 		}
 		at += drawInterval(draw, w.rate)
-		j := c.job(at, prompt, answer, shortBlock)
+		j := c.newJob(at, prompt, answer, shortBlock)
 		j.Priority = w.priority
 		r.Open = append(r.Open, j)
 	}

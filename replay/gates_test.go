@@ -58,7 +58,7 @@ func ttftFrom50ms() measure {
 func toBest(m measure, must float64) gate {
 	return gate{what: m.name + " / best other", must: must, figure: func(r replay.Report) (float64, string, bool) {
 		us, found := r.Find(highlight)
-		best, ok := r.BestOther(highlight, m.of)
+		best, ok := r.LowestOther(highlight, m.of)
 		return m.of(us) / m.of(best), best.Policy, ok && found
 	}}
 }
@@ -204,14 +204,14 @@ func generatedRows() []row {
 	hot := func(prompts int, rate float64) row {
 		return row{
 			name:     fmt.Sprintf("hot-%d-%g/s", prompts, rate),
-			scenario: scenario(replay.Hot(prompts, rate), 1_536_000),
+			scenario: scenario(replay.HotPrompts(prompts, rate), 1_536_000),
 			gates:    []gate{toBest(e2e(), 1.08), inFlight(1.3), toBest(ttft(), 0), noneLost()},
 		}
 	}
 	return []row{
 		agentic(48), agentic(128), hot(1, 20), hot(1, 60), hot(8, 20), hot(8, 60),
 		{
-			name: "chats", scenario: scenario(replay.OpenChats(), 0),
+			name: "chats", scenario: scenario(replay.OverloadedChats(), 0),
 			gates: []gate{toBest(e2e(), 1.03), toBest(ttftFrom50ms(), 1.1), noneLost()},
 		},
 		{

@@ -52,7 +52,7 @@ func (w Agentic) Requests(_ int, seed uint64) (*Requests, error) {
 	if w.Concurrency < 1 {
 		return nil, errors.New("agentic workload: concurrency is below 1")
 	}
-	sessions := make([]*agenticSession, w.sessions())
+	sessions := make([]*agenticSession, w.sessionCount())
 	r := &Requests{BlockTokens: generatedBlockTokens}
 	groups := NewZipf(agenticGroups, 0.6)
 	for i := range sessions {
@@ -77,7 +77,7 @@ func (w Agentic) Requests(_ int, seed uint64) (*Requests, error) {
 	return r, nil
 }
 
-func (w Agentic) sessions() int {
+func (w Agentic) sessionCount() int {
 	switch {
 	case w.Sessions > 0:
 		return w.Sessions
@@ -93,8 +93,8 @@ func newAgenticSession(number int, draw *rand.Rand, groups Zipf) *agenticSession
 	mu, sigma := 8.517, 1.482
 	pause := time.Duration(0)
 	for {
-		said := tokens(lognormal(draw, mu, sigma), maxAgenticTurn)
-		answer := tokens(lognormal(draw, 6.685, 0.668), maxAgenticAnswer)
+		said := roundTokens(drawLognormal(draw, mu, sigma), maxAgenticTurn)
+		answer := roundTokens(drawLognormal(draw, 6.685, 0.668), maxAgenticAnswer)
 		if context+said+answer > maxAgenticContext {
 			return s
 		}
@@ -109,9 +109,9 @@ func newAgenticSession(number int, draw *rand.Rand, groups Zipf) *agenticSession
 }
 
 func drawAgenticPause(draw *rand.Rand) time.Duration {
-	ms := lognormal(draw, 7.601, 1.354)
+	ms := drawLognormal(draw, 7.601, 1.354)
 	if draw.Float64() >= 0.7 {
-		ms = lognormal(draw, 9.616, 1.177)
+		ms = drawLognormal(draw, 9.616, 1.177)
 	}
 	return time.Duration(ms * float64(time.Millisecond))
 }
@@ -130,9 +130,9 @@ func (s *agenticSession) nextJob(at time.Duration) *Job {
 			s.blocks.add(1 + agenticGroups + uint64(s.number))
 		}
 	}
-	j := s.blocks.job(at, t.prompt, t.answer, generatedBlockTokens)
+	j := s.blocks.newJob(at, t.prompt, t.answer, generatedBlockTokens)
 	j.session = s
-	j.Session = mix(uint64(s.number))
+	j.Session = mixBits(uint64(s.number))
 	j.PromptKey = j.Session
 	return j
 }
@@ -166,7 +166,7 @@ func (w Documents) Requests(backends int, seed uint64) (*Requests, error) {
 	for at, document := time.Duration(0), uint64(1); at < last; at, document = at+drawInterval(draw, rate), document+1 {
 		times := minDocumentQuestions + draw.IntN(maxDocumentQuestions-minDocumentQuestions+1)
 		for asked, k := at, 0; k < times; k++ {
-			r.Open = append(r.Open, documentJob(asked, document, uint64(len(r.Open)), draw))
+			r.Open = append(r.Open, newDocumentJob(asked, document, uint64(len(r.Open)), draw))
 			asked += drawInterval(draw, 1/documentPause.Seconds())
 		}
 	}
@@ -175,18 +175,18 @@ func (w Documents) Requests(backends int, seed uint64) (*Requests, error) {
 	return r, nil
 }
 
-func documentJob(at time.Duration, document, number uint64, draw *rand.Rand) *Job {
+func newDocumentJob(at time.Duration, document, number uint64, draw *rand.Rand) *Job {
 	const size = documentTokens + documentQuestion
-	answer := tokens(documentAnswer*lognormal(draw, 0, 0.5), maxAnswerTokens)
+	answer := roundTokens(documentAnswer*drawLognormal(draw, 0, 0.5), maxAnswerTokens)
 	var c chain
 	for len(c.cache) < documentTokens/generatedBlockTokens {
 		c.add(document)
 	}
 	for len(c.cache) < (size+answer)/generatedBlockTokens {
-		c.add(mix(number))
+		c.add(mixBits(number))
 	}
-	j := c.job(at, size, answer, generatedBlockTokens)
-	j.PromptKey = mix(document)
+	j := c.newJob(at, size, answer, generatedBlockTokens)
+	j.PromptKey = mixBits(document)
 	j.Session = j.PromptKey
 	return j
 }
@@ -205,18 +205,18 @@ type SharedPrompts struct {
 	KVTokens     int           // of each replica; 0: the scenario's
 }
 
-// Hot returns a workload of one or a few short prompts with long answers, which a
+// HotPrompts returns a workload of one or a few short prompts with long answers, which a
 // policy that uses only the prefix sends to one backend.
-func Hot(prompts int, rate float64) SharedPrompts {
+func HotPrompts(prompts int, requestsPerSecond float64) SharedPrompts {
 	return SharedPrompts{
 		Prompts: prompts, PromptTokens: 2048, Zipf: 0.8, OwnTokens: 40,
-		Answer: 300, Rate: rate, For: 5 * time.Minute,
+		Answer: 300, Rate: requestsPerSecond, For: 5 * time.Minute,
 	}
 }
 
-// OpenChats returns a workload of many chat prompts on small caches, under a load
+// OverloadedChats returns a workload of many chat prompts on small caches, under a load
 // that no fleet could serve without a cache.
-func OpenChats() SharedPrompts {
+func OverloadedChats() SharedPrompts {
 	return SharedPrompts{
 		Prompts: 200, PromptTokens: 1536, Zipf: 1, OwnTokens: 200,
 		Answer: 250, Load: 1.5, For: 5 * time.Minute, KVTokens: 153_600,
@@ -248,24 +248,24 @@ func (w SharedPrompts) Requests(backends int, seed uint64) (*Requests, error) {
 	which := NewZipf(w.Prompts, w.Zipf)
 	r := &Requests{BlockTokens: generatedBlockTokens, KVTokens: w.KVTokens}
 	for at := time.Duration(0); at < w.For; at += drawInterval(draw, rate) {
-		r.Open = append(r.Open, w.job(at, uint64(len(r.Open)), uint64(which.Draw(draw)), draw))
+		r.Open = append(r.Open, w.newJob(at, uint64(len(r.Open)), uint64(which.Draw(draw)), draw))
 	}
 	r.Total = len(r.Open)
 	return r, nil
 }
 
-func (w SharedPrompts) job(at time.Duration, number, which uint64, draw *rand.Rand) *Job {
+func (w SharedPrompts) newJob(at time.Duration, number, promptIndex uint64, draw *rand.Rand) *Job {
 	size := w.PromptTokens + w.OwnTokens
-	answer := tokens(w.Answer*lognormal(draw, 0, 0.5), maxAnswerTokens)
+	answer := roundTokens(w.Answer*drawLognormal(draw, 0, 0.5), maxAnswerTokens)
 	var c chain
 	for len(c.cache) < w.PromptTokens/generatedBlockTokens {
-		c.add(which)
+		c.add(promptIndex)
 	}
 	for len(c.cache) < (size+answer)/generatedBlockTokens {
 		c.add(uint64(w.Prompts) + number)
 	}
-	j := c.job(at, size, answer, generatedBlockTokens)
-	j.PromptKey = mix(which)
+	j := c.newJob(at, size, answer, generatedBlockTokens)
+	j.PromptKey = mixBits(promptIndex)
 	j.Session = j.PromptKey
 	return j
 }

@@ -137,13 +137,13 @@ func TestSharedPrompts(t *testing.T) {
 		}
 		near(t, name+": load", float64(prompts)/(w.For.Seconds()*8*nominalRate), load, 0.02)
 		near(t, name+": mean answer", answers/float64(len(r.Open)), answer, 0.02)
-		near(t, name+": share of the first prompt", float64(by[mix(0)])/float64(len(r.Open)), firstShare, 0.05)
+		near(t, name+": share of the first prompt", float64(by[mixBits(0)])/float64(len(r.Open)), firstShare, 0.05)
 	}
 	mean := math.Exp(0.125) // of lognormal(0, 0.5)
-	f("one hot prompt at 20 requests a second", Hot(1, 20), 0.6525, 300*mean, 1, 4)
-	f("one hot prompt at 60 requests a second", Hot(1, 60), 1.9575, 300*mean, 1, 4)
-	f("eight hot prompts", Hot(8, 20), 0.6525, 300*mean, 0.3092, 4)
-	f("chats", OpenChats(), 1.5, 250*mean, 0.1701, 3)
+	f("one hot prompt at 20 requests a second", HotPrompts(1, 20), 0.6525, 300*mean, 1, 4)
+	f("one hot prompt at 60 requests a second", HotPrompts(1, 60), 1.9575, 300*mean, 1, 4)
+	f("eight hot prompts", HotPrompts(8, 20), 0.6525, 300*mean, 0.3092, 4)
+	f("chats", OverloadedChats(), 1.5, 250*mean, 0.1701, 3)
 }
 
 func TestDocuments(t *testing.T) {

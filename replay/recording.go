@@ -53,19 +53,21 @@ type idSpace struct{ first, next uint64 }
 
 func (s *idSpace) beginRun() { s.first = s.next }
 
-func (s *idSpace) unique(id uint64) uint64 {
+func (s *idSpace) toUnique(id uint64) uint64 {
 	id += s.first
 	s.next = max(s.next, id+1)
 	return id
 }
 
-// isRecording reports whether a trace with this first line is a proxy's recording.
-func isRecording(line []byte) bool {
+// isRecordingHeader reports whether a line begins the recording of a proxy, or of a
+// further run of it.
+func isRecordingHeader(line []byte) bool {
 	return bytes.HasPrefix(bytes.TrimSpace(line), []byte(recordMark))
 }
 
-func (r *recording) add(line []byte) error {
-	if isRecording(line) {
+// addLine parses, validates and adds a line: a request, or the header of a run.
+func (r *recording) addLine(line []byte) error {
+	if isRecordingHeader(line) {
 		return r.beginRun(line)
 	}
 	l := recordedLine{}
@@ -92,23 +94,23 @@ func (r *recording) add(line []byte) error {
 	}
 	l.at = float64(r.started) + *l.Timestamp
 	for i, id := range l.Blocks {
-		l.Blocks[i] = r.blocks.unique(id)
+		l.Blocks[i] = r.blocks.toUnique(id)
 	}
 	if l.Session != 0 {
-		l.Session = r.sessions.unique(l.Session)
+		l.Session = r.sessions.toUnique(l.Session)
 	}
 	r.lines = append(r.lines, l)
 	return nil
 }
 
 // beginRun reads the line before the requests of each run, and of each file of it.
-func (r *recording) beginRun(line []byte) error {
+func (r *recording) beginRun(header []byte) error {
 	var h struct {
 		Version    int   `json:"warmroute_record"`
 		Started    int64 `json:"started_ms"`
 		BlockBytes int   `json:"block_bytes"`
 	}
-	if err := json.Unmarshal(line, &h); err != nil {
+	if err := json.Unmarshal(header, &h); err != nil {
 		return err
 	}
 	switch {
@@ -132,7 +134,7 @@ func (r *recording) beginRun(line []byte) error {
 // toTrace returns the requests as a Trace. Invalid requests are left out; for those
 // refused for lack of capacity the answer's length is unknown, and the mean is taken.
 func (r *recording) toTrace() (*Trace, error) {
-	lines := slices.DeleteFunc(r.lines, func(l recordedLine) bool { return !l.replayable() })
+	lines := slices.DeleteFunc(r.lines, func(l recordedLine) bool { return !l.isReplayable() })
 	if len(lines) == 0 {
 		return nil, errors.New("recording without a request that was answered")
 	}
@@ -148,7 +150,7 @@ func (r *recording) toTrace() (*Trace, error) {
 		l := &lines[i]
 		req := TraceRequest{
 			At:           time.Duration((l.at - first) * float64(time.Millisecond)),
-			PromptTokens: l.tokens(t.BlockTokens, r.blockBytes, perToken),
+			PromptTokens: l.promptTokens(t.BlockTokens, r.blockBytes, perToken),
 			AnswerTokens: max(1, l.Output),
 			Session:      l.Session,
 			NotStreamed:  !l.Stream,
@@ -169,9 +171,9 @@ func (r *recording) toTrace() (*Trace, error) {
 	return t, nil
 }
 
-// replayable reports whether the request was processed, or would have been with
+// isReplayable reports whether the request was processed, or would have been with
 // more capacity.
-func (l *recordedLine) replayable() bool {
+func (l *recordedLine) isReplayable() bool {
 	switch l.Code {
 	case 429, 499, 502, 503, 504:
 		return true
@@ -180,7 +182,7 @@ func (l *recordedLine) replayable() bool {
 }
 
 // meanLengths returns the mean bytes per prompt token and tokens per answer.
-func meanLengths(lines []recordedLine) (perToken, answer float64) {
+func meanLengths(lines []recordedLine) (bytesPerToken, answerTokens float64) {
 	var size, tokens, answers, answered float64
 	for i := range lines {
 		if l := &lines[i]; l.Code < 300 {
@@ -192,20 +194,20 @@ func meanLengths(lines []recordedLine) (perToken, answer float64) {
 			}
 		}
 	}
-	perToken = CharsPerToken
+	bytesPerToken = CharsPerToken
 	if size > 0 && tokens > 0 {
-		perToken = min(max(size/tokens, 0.5), 16)
+		bytesPerToken = min(max(size/tokens, 0.5), 16)
 	}
-	return perToken, answers / max(1, answered)
+	return bytesPerToken, answers / max(1, answered)
 }
 
-// tokens returns the prompt's length. All blocks of a trace have one length in tokens,
+// promptTokens returns the prompt's length. All blocks of a trace have one length in tokens,
 // though text varies: to preserve shared prefixes, the length is adapted to the
 // number of blocks. The request's extra bytes are appended at the same density.
-func (l *recordedLine) tokens(blockTokens, blockBytes int, perToken float64) int {
+func (l *recordedLine) promptTokens(blockTokens, blockBytes int, bytesPerToken float64) int {
 	n, behind := l.Input, 0
 	if !l.Counted && l.Bytes > 0 {
-		n, behind = int(float64(l.Bytes)/perToken), int(float64(l.Extra)/perToken)
+		n, behind = int(float64(l.Bytes)/bytesPerToken), int(float64(l.Extra)/bytesPerToken)
 	}
 	full := min(len(l.Blocks), maxPromptTokens/blockTokens)
 	n = max(n, full*blockTokens, 1)

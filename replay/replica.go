@@ -61,16 +61,16 @@ func newFleet(s *Scenario, requests *Requests) []*replica {
 	return fleet
 }
 
-// scrape returns what the replica's /metrics would report. factor is the reported
-// size of the KV cache over the true one.
-func (p *replica) scrape(now time.Time, factor float64) *backends.Load {
+// scrapeLoad returns what the replica's /metrics would report. cacheSizeFactor is the
+// reported size of the KV cache over the true one.
+func (p *replica) scrapeLoad(now time.Time, cacheSizeFactor float64) *backends.Load {
 	st := p.engine.Stats()
 	size := p.config.KVTokens / p.config.BlockSize * p.config.BlockSize
 	return &backends.Load{
 		Running: st.Running, Waiting: st.Waiting, QueuesKnown: true,
 		WaitingForCapacity: st.Waiting,
 		KVCacheUsage:       st.KVUsage, KVKnown: true,
-		CacheTokens:      int(factor * float64(size)),
+		CacheTokens:      int(cacheSizeFactor * float64(size)),
 		BlockSize:        p.config.BlockSize,
 		HitAlignment:     p.config.BlockSize,
 		PrefixCachingOff: p.config.NoPrefixCache,
@@ -83,8 +83,8 @@ func (p *replica) scrape(now time.Time, factor float64) *backends.Load {
 	}
 }
 
-// remove removes f from requests.
-func (p *replica) remove(f *request) {
+// removeRequest removes f from requests. It does not abort it in the engine.
+func (p *replica) removeRequest(f *request) {
 	last := len(p.requests) - 1
 	p.requests[f.listIndex] = p.requests[last]
 	p.requests[f.listIndex].listIndex = f.listIndex
@@ -92,9 +92,9 @@ func (p *replica) remove(f *request) {
 	p.requests = p.requests[:last]
 }
 
-// reportProgress reports output to the router if a proxy would see any. The router
+// reportProgressToRouter reports output to the router if a proxy would see any. The router
 // counts by backend, so one request is enough.
-func (p *replica) reportProgress() {
+func (p *replica) reportProgressToRouter() {
 	for _, f := range p.requests {
 		if f.started && f.routed.Streams && f.decision != nil {
 			f.decision.RecordOutput()
@@ -123,7 +123,7 @@ func (r *run) applyChange(c Change) {
 		p.step = engine.StepResult{}
 		p.engine = engine.New(p.config)
 		p.started = r.now + c.Away
-		r.abortRequests(p)
+		r.abortAndRetryRequests(p)
 		r.events.push(event{at: r.now + c.Away, kind: eventRestarted, index: c.Backend, epoch: p.epoch})
 	case Freeze:
 		p.frozenUntil = r.now + c.Away
@@ -156,7 +156,7 @@ func (r *run) pollReplica(index int) {
 		}
 	} else {
 		p.misses = 0
-		l := p.scrape(wallTime(r.now), r.reportedFactor)
+		l := p.scrapeLoad(wallTime(r.now), r.reportedFactor)
 		r.events.push(event{at: r.now + r.PollLag, kind: eventLoad, index: index, epoch: p.epoch, load: l})
 		if l.Waiting > 0 || int64(l.Running) > l.OwnInFlight {
 			wait = min(wait, fastPoll)
@@ -165,8 +165,9 @@ func (r *run) pollReplica(index int) {
 	r.events.push(event{at: r.now + r.PollLag + r.jitter(wait), kind: eventPoll, index: index})
 }
 
-// observeLoad passes a scrape to the router.
-func (r *run) observeLoad(index int, l *backends.Load) {
+// deliverPolledLoad passes a scrape to the router, which forgets the cache of a
+// replica that was restarted.
+func (r *run) deliverPolledLoad(index int, l *backends.Load) {
 	p := r.fleet[index]
 	p.backend.SetLoad(l)
 	if p.lastStartTime != 0 && p.lastStartTime != l.StartTime {
@@ -176,9 +177,10 @@ func (r *run) observeLoad(index int, l *backends.Load) {
 	r.router.ObserveLoad(p.backend, l)
 }
 
-// addExternalLoad sends a request of an external client straight to a replica.
-func (r *run) addExternalLoad(index int) {
-	f := &r.External[index]
+// sendExternalRequest sends a request of an external client straight to a replica,
+// and schedules the client's next one.
+func (r *run) sendExternalRequest(client int) {
+	f := &r.External[client]
 	if f.Until > 0 && r.now > f.Until {
 		return
 	}
@@ -187,8 +189,8 @@ func (r *run) addExternalLoad(index int) {
 		q := &engine.Request{Prompt: f.Prompt, Answer: f.Answer}
 		// One too long for the cache is refused.
 		if p.engine.Add(q, r.now) == nil {
-			r.startStepping(target, p)
+			r.startSteppingIfIdle(target, p)
 		}
 	}
-	r.events.push(event{at: r.now + drawInterval(r.random, f.Rate), kind: eventExternal, index: index})
+	r.events.push(event{at: r.now + drawInterval(r.random, f.Rate), kind: eventExternal, index: client})
 }

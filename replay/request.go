@@ -29,8 +29,8 @@ type request struct {
 	started     bool          // it has output
 }
 
-// handleArrival submits a new request.
-func (r *run) handleArrival(j *Job) {
+// submitJob submits a job as a new request.
+func (r *run) submitJob(j *Job) {
 	f := &request{job: j, number: r.arrivals}
 	r.arrivals++
 	f.routed = router.Request{
@@ -39,20 +39,22 @@ func (r *run) handleArrival(j *Job) {
 		BodyBytes: j.Prompt * CharsPerToken,
 		Model:     "sim", PromptKey: j.PromptKey, Session: j.Session, Priority: j.Priority,
 	}
-	r.submit(f)
+	r.submitRequest(f)
 }
 
 // textBytes returns the length of a prompt's text, which varies with TextSpread.
 // Its blocks stay those of the trace, so that only the router's estimate of the
 // prompt's length is wrong.
 func (r *run) textBytes(f *request) int {
-	share := float64(mix(mix(r.Seed)+uint64(f.number))>>11) / (1 << 53)
+	share := float64(mixBits(mixBits(r.Seed)+uint64(f.number))>>11) / (1 << 53)
 	return int(float64(f.job.Prompt*CharsPerToken) * (1 + r.TextSpread*(2*share-1)))
 }
 
-func (r *run) submit(f *request) {
+// submitRequest asks the router for a decision, which applyDecisions applies. Under
+// Pooled it sends the request at once.
+func (r *run) submitRequest(f *request) {
 	if r.router == nil {
-		r.send(f, r.leastQueuedReplica())
+		r.sendToReplica(f, r.leastQueuedReplica())
 		return
 	}
 	r.router.Submit(&f.routed, func(d *router.Decision, err error) {
@@ -71,7 +73,7 @@ func (r *run) applyDecisions() {
 		}
 		d.request.decision = d.decision
 		r.measured.recordDecision(d.decision)
-		r.send(d.request, d.decision.Backend.Slot)
+		r.sendToReplica(d.request, d.decision.Backend.Slot)
 	}
 	clear(r.deliveries)
 	r.deliveries = r.deliveries[:0]
@@ -90,11 +92,12 @@ func failureCause(err error) string {
 	return err.Error()
 }
 
-// send adds a request to a replica's engine.
-func (r *run) send(f *request, index int) {
+// sendToReplica adds a request to a replica's engine. A replica that is down refuses
+// it, and it is submitted again.
+func (r *run) sendToReplica(f *request, index int) {
 	p, j := r.fleet[index], f.job
 	if p.down {
-		r.resubmit(f)
+		r.resubmitElsewhere(f)
 		return
 	}
 	f.index, f.sent, f.started = index, r.now, false
@@ -104,28 +107,28 @@ func (r *run) send(f *request, index int) {
 	}
 	if err := p.engine.Add(f.engine, r.now); err != nil {
 		// Too long for any replica: the client's error, not retried.
-		f.release(router.Outcome{End: router.NotProcessed})
+		f.releaseDecision(router.Outcome{End: router.NotProcessed})
 		r.failRequest(f, "too long for the KV cache")
 		return
 	}
 	f.listIndex = len(p.requests)
 	p.requests = append(p.requests, f)
 	r.measured.timeline.addInFlight(index, r.now, 1)
-	r.startStepping(index, p)
+	r.startSteppingIfIdle(index, p)
 }
 
-func (f *request) release(o router.Outcome) {
+func (f *request) releaseDecision(o router.Outcome) {
 	if f.decision != nil {
 		f.decision.Release(o)
 		f.decision = nil
 	}
 }
 
-// resubmit retries a request on another replica after a failed connection.
-func (r *run) resubmit(f *request) {
+// resubmitElsewhere retries a request on another replica after a failed connection.
+func (r *run) resubmitElsewhere(f *request) {
 	f.tried = append(f.tried, f.decision.Backend)
-	f.release(router.Outcome{End: router.NotProcessed})
-	r.submit(f)
+	f.releaseDecision(router.Outcome{End: router.NotProcessed})
+	r.submitRequest(f)
 }
 
 // leastQueuedReplica returns the replica with the fewest tokens left to prefill, and of
@@ -153,23 +156,23 @@ func (r *run) recordFirstToken(f *request) {
 	}
 }
 
-func (r *run) finishRequest(f *request) {
+func (r *run) completeRequest(f *request) {
 	r.removeFromReplica(f)
 	j := f.job
 	o := router.Outcome{End: router.Completed, AnswerTokens: j.Answer, Reply: j.Reply}
 	if !r.NoUsage {
 		o.PromptTokens, o.CachedTokens, o.CachedKnown = j.Prompt, f.engine.Cached, true
 	}
-	f.release(o)
+	f.releaseDecision(o)
 	r.measured.recordSuccess(f, r.now)
-	r.endRequest(f)
+	r.countEndAndScheduleNext(f)
 }
 
-// removeFromReplica removes a request from its replica, which goes down if it was draining and
-// this was its last one.
+// removeFromReplica removes a request from its replica, which goes down if it was
+// draining and this was its last one.
 func (r *run) removeFromReplica(f *request) {
 	p := r.fleet[f.index]
-	p.remove(f)
+	p.removeRequest(f)
 	r.measured.timeline.addInFlight(f.index, r.now, -1)
 	if len(p.requests) == 0 && p.backend.State() == backends.Draining {
 		p.setDown()
@@ -178,11 +181,12 @@ func (r *run) removeFromReplica(f *request) {
 
 func (r *run) failRequest(f *request, why string) {
 	r.measured.recordFailure(f.job, why)
-	r.endRequest(f)
+	r.countEndAndScheduleNext(f)
 }
 
-// endRequest counts a request as ended and schedules its client's next one.
-func (r *run) endRequest(f *request) {
+// countEndAndScheduleNext counts a request as ended, and schedules its client's next
+// one.
+func (r *run) countEndAndScheduleNext(f *request) {
 	r.ended++
 	r.last = r.now
 	if r.requests.Next != nil {
@@ -195,8 +199,8 @@ func (r *run) endRequest(f *request) {
 	}
 }
 
-// abortRequests aborts all requests of a replica and retries them elsewhere.
-func (r *run) abortRequests(p *replica) {
+// abortAndRetryRequests aborts all requests of a replica and retries them elsewhere.
+func (r *run) abortAndRetryRequests(p *replica) {
 	requests := slices.Clone(p.requests)
 	slices.SortFunc(requests, func(a, b *request) int { return cmp.Compare(a.number, b.number) })
 	for _, f := range requests {
@@ -206,9 +210,9 @@ func (r *run) abortRequests(p *replica) {
 			end = router.Truncated
 		}
 		f.tried = append(f.tried, p.backend)
-		f.release(router.Outcome{End: end})
+		f.releaseDecision(router.Outcome{End: end})
 	}
 	for _, f := range requests {
-		r.submit(f)
+		r.submitRequest(f)
 	}
 }

@@ -229,11 +229,11 @@ func (r Report) Find(policy string) (Summary, bool) {
 	return Summary{}, false
 }
 
-// BestOther returns the result with the lowest figure of all policies but this one
+// LowestOther returns the result with the lowest figure of all policies but this one
 // and Pooled.
-func (r Report) BestOther(policy string, of func(Summary) float64) (best Summary, ok bool) {
+func (r Report) LowestOther(policy string, figure func(Summary) float64) (best Summary, ok bool) {
 	for _, s := range r.Results {
-		if s.Policy != policy && s.Policy != Pooled && s.Requests > 0 && (!ok || of(s) < of(best)) {
+		if s.Policy != policy && s.Policy != Pooled && s.Requests > 0 && (!ok || figure(s) < figure(best)) {
 			best, ok = s, true
 		}
 	}
@@ -302,10 +302,10 @@ func (s *Summary) averagedFields() []*float64 {
 	}
 }
 
-func minMax(runs []Summary, of func(Summary) float64) MinMax {
-	e := MinMax{Min: of(runs[0]), Max: of(runs[0])}
+func minMax(runs []Summary, figure func(Summary) float64) MinMax {
+	e := MinMax{Min: figure(runs[0]), Max: figure(runs[0])}
 	for _, r := range runs {
-		e.Min, e.Max = min(e.Min, of(r)), max(e.Max, of(r))
+		e.Min, e.Max = min(e.Min, figure(r)), max(e.Max, figure(r))
 	}
 	return e
 }
@@ -340,12 +340,12 @@ func (m *measures) recordSuccess(f *request, now time.Duration) {
 		PromptTokens: j.Prompt, CachedTokens: f.engine.Cached, CompletionTokens: j.Answer,
 	}
 	result.ITL = result.tpot()
-	m.tallyFor(j).Add(result)
+	m.tallyByPriority(j).Add(result)
 }
 
-func (m *measures) recordFailure(j *Job, why string) { m.tallyFor(j).Add(Result{Err: why}) }
+func (m *measures) recordFailure(j *Job, why string) { m.tallyByPriority(j).Add(Result{Err: why}) }
 
-func (m *measures) tallyFor(j *Job) *Tally {
+func (m *measures) tallyByPriority(j *Job) *Tally {
 	if j.Priority > 0 {
 		return &m.batch
 	}
@@ -364,7 +364,7 @@ func (r *run) summary() Summary {
 	}
 	s.WorkMaxOverMean = MaxOverMean(t.sumMiddle(t.Work, r.last))
 	s.InFlightMaxOverMean = MaxOverMean(t.sumMiddle(t.InFlight, r.last))
-	s.NewBackendShare = t.newBackendShare(r.Changes)
+	s.NewBackendShare = t.joinedWorkOverMean(r.Changes)
 	s.QueueTimeMean = m.queueTime.seconds()
 	s.Spills = m.spills
 	if m.promptTokens > 0 {

@@ -33,7 +33,7 @@ func TestBusyReplicaIsNotStalled(t *testing.T) {
 		"documents, whole answers":          {Backends: 4, NonStreaming: 1, NoUsage: true, Workload: Documents{Load: 1.5, For: 3 * time.Minute}},
 		"one a time, whole answers":         {Backends: 2, NonStreaming: 1, Workload: coldPrompts(20, 600, 9*time.Second)},
 		"small caches, polled every 5 s": {Backends: 4, PollInterval: 5 * time.Second, PollLag: time.Second, NonStreaming: 0.5,
-			Workload: OpenChats()},
+			Workload: OverloadedChats()},
 		"beside a client with long prompts": {Backends: 2, Workload: coldPrompts(100, 600, time.Second),
 			External: []ExternalLoad{{Backends: []int{0, 1}, Rate: 0.1, Prompt: 20_000, Answer: 400}}},
 	} {
@@ -109,7 +109,7 @@ func revisits(prompts int, span time.Duration) jobs {
 		at := time.Duration(draw.Float64() * float64(span))
 		for range 8 {
 			w = append(w, asks(at, 4096+20, 20, id+1))
-			at += time.Duration(25 * lognormal(draw, 0, 0.8) * float64(time.Second))
+			at += time.Duration(25 * drawLognormal(draw, 0, 0.8) * float64(time.Second))
 		}
 	}
 	slices.SortStableFunc(w, func(a, b *Job) int { return cmp.Compare(a.At, b.At) })

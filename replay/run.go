@@ -78,14 +78,14 @@ func newRun(s *Scenario, requests *Requests) (*run, error) {
 			return nil, err
 		}
 	}
-	r.scheduleFirst()
+	r.scheduleInitialEvents()
 	return r, nil
 }
 
-// scheduleFirst schedules the first arrival, the changes, the first polls and the
+// scheduleInitialEvents schedules the first arrival, the changes, the first polls and the
 // external load.
-func (r *run) scheduleFirst() {
-	r.scheduleNextOpen()
+func (r *run) scheduleInitialEvents() {
+	r.scheduleNextArrival()
 	joining := make([]bool, len(r.fleet))
 	for i, c := range r.Changes {
 		r.events.push(event{at: c.At, kind: eventChange, index: i})
@@ -100,7 +100,7 @@ func (r *run) scheduleFirst() {
 		if r.router != nil {
 			// The first poll ends before the first request, as in a proxy, which is
 			// ready only then.
-			r.observeLoad(i, p.scrape(wallTime(0), r.reportedFactor))
+			r.deliverPolledLoad(i, p.scrapeLoad(wallTime(0), r.reportedFactor))
 			r.events.push(event{at: r.jitter(r.pollEvery), kind: eventPoll, index: i})
 		}
 	}
@@ -109,9 +109,9 @@ func (r *run) scheduleFirst() {
 	}
 }
 
-// scheduleNextOpen schedules the next arrival of an open loop: one at a time, so
+// scheduleNextArrival schedules the next arrival of an open loop: one at a time, so
 // that the queue stays short.
-func (r *run) scheduleNextOpen() {
+func (r *run) scheduleNextArrival() {
 	if r.opened < len(r.requests.Open) {
 		j := r.requests.Open[r.opened]
 		r.opened++
@@ -135,7 +135,7 @@ func (r *run) processEvents(ctx context.Context) error {
 		}
 		e := r.events.pop()
 		r.now = e.at
-		r.handle(&e)
+		r.handleEvent(&e)
 		r.applyDecisions()
 		if r.router != nil && !r.ticked && r.router.WaitingRequests() > 0 {
 			r.ticked = true
@@ -148,13 +148,13 @@ func (r *run) processEvents(ctx context.Context) error {
 	return nil
 }
 
-func (r *run) handle(e *event) {
+func (r *run) handleEvent(e *event) {
 	switch e.kind {
 	case eventArrival:
 		if e.index == openLoop {
-			r.scheduleNextOpen()
+			r.scheduleNextArrival()
 		}
-		r.handleArrival(e.job)
+		r.submitJob(e.job)
 	case eventStepEnd:
 		if p := r.fleet[e.index]; e.epoch == p.epoch {
 			r.endStep(e.index, p)
@@ -163,7 +163,7 @@ func (r *run) handle(e *event) {
 		r.pollReplica(e.index)
 	case eventLoad:
 		if e.epoch == r.fleet[e.index].epoch {
-			r.observeLoad(e.index, e.load)
+			r.deliverPolledLoad(e.index, e.load)
 		}
 	case eventTick:
 		r.ticked = false
@@ -175,7 +175,7 @@ func (r *run) handle(e *event) {
 			r.setReady(e.index)
 		}
 	case eventExternal:
-		r.addExternalLoad(e.index)
+		r.sendExternalRequest(e.index)
 	}
 }
 
@@ -189,7 +189,7 @@ func (r *run) endStep(index int, p *replica) {
 	p.step = engine.StepResult{}
 	r.measured.timeline.addWork(index, r.now, step.Prefilled)
 	if step.Decoded > 0 {
-		p.reportProgress()
+		p.reportProgressToRouter()
 	}
 	for _, q := range step.First {
 		if f, ok := q.Owner.(*request); ok {
@@ -198,7 +198,7 @@ func (r *run) endStep(index int, p *replica) {
 	}
 	for _, q := range step.Finished {
 		if f, ok := q.Owner.(*request); ok {
-			r.finishRequest(f)
+			r.completeRequest(f)
 		}
 	}
 	// Requests that the router sends now can still be in this replica's next step.
@@ -217,9 +217,9 @@ func (r *run) beginStep(index int, p *replica) {
 	r.events.push(event{at: p.step.End, kind: eventStepEnd, index: index, epoch: p.epoch})
 }
 
-// startStepping schedules the first step of an idle replica, after all other events
+// startSteppingIfIdle schedules the first step of an idle replica, after all other events
 // of this instant.
-func (r *run) startStepping(index int, p *replica) {
+func (r *run) startSteppingIfIdle(index int, p *replica) {
 	if !p.stepping {
 		p.stepping = true
 		r.events.push(event{at: r.now, kind: eventStepEnd, index: index, epoch: p.epoch})

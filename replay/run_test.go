@@ -31,7 +31,7 @@ func asks(at time.Duration, promptTokens, answerTokens int, id uint64) *Job {
 	for len(c.cache) < promptTokens/generatedBlockTokens {
 		c.add(id)
 	}
-	return c.job(at, promptTokens, answerTokens, generatedBlockTokens)
+	return c.newJob(at, promptTokens, answerTokens, generatedBlockTokens)
 }
 
 // mustPlay runs a scenario, and checks that every request ended once and that
@@ -200,7 +200,7 @@ func TestInvalidScenarios(t *testing.T) {
 func TestTextSpread(t *testing.T) {
 	f := func(spread, least, most float64) {
 		t.Helper()
-		s := &Scenario{Backends: 2, Policy: "prefix", Workload: Hot(1, 20), TextSpread: spread}
+		s := &Scenario{Backends: 2, Policy: "prefix", Workload: HotPrompts(1, 20), TextSpread: spread}
 		r, sum := mustPlay(t, s)
 		low, high := math.Inf(1), 0.0
 		for n := range r.arrivals {
@@ -224,7 +224,7 @@ func TestTextSpread(t *testing.T) {
 
 func TestProgress(t *testing.T) {
 	var seen []string
-	s := &Scenario{Backends: 2, Policy: "random", Workload: Hot(1, 2), Progress: func(done, total int) {
+	s := &Scenario{Backends: 2, Policy: "random", Workload: HotPrompts(1, 2), Progress: func(done, total int) {
 		seen = append(seen, fmt.Sprintf("%d/%d", done, total))
 	}}
 	_, sum := mustPlay(t, s)
@@ -274,7 +274,7 @@ func TestRestartLosesCacheAndRetries(t *testing.T) {
 
 func TestJoinAndLeave(t *testing.T) {
 	r, sum := mustPlay(t, &Scenario{
-		Backends: 3, Policy: "least-load", Workload: Hot(1, 20),
+		Backends: 3, Policy: "least-load", Workload: HotPrompts(1, 20),
 		Changes: []Change{{At: 100 * time.Second, Backend: 2, Kind: Join}, {At: 200 * time.Second, Backend: 0, Kind: Leave}},
 	})
 	work := func(backend, from, to int) float64 {
@@ -305,7 +305,7 @@ func TestReturnAfterRestarts(t *testing.T) {
 	}
 	f := func(why string, from, until int, changes ...Change) {
 		t.Helper()
-		work := Hot(1, 20)
+		work := HotPrompts(1, 20)
 		work.For = 100 * time.Second
 		_, sum := mustPlay(t, &Scenario{Backends: 2, Policy: "round-robin", Workload: work, Changes: changes})
 		for second, n := range sum.Timeline.InFlight[1][:95] {
@@ -326,7 +326,7 @@ func TestReturnAfterRestarts(t *testing.T) {
 
 func TestFreeze(t *testing.T) {
 	freeze := Change{At: 100 * time.Second, Backend: 1, Kind: Freeze, Away: time.Minute}
-	_, sum := mustPlay(t, &Scenario{Backends: 4, Policy: "round-robin", Workload: Hot(1, 20), Changes: []Change{freeze}})
+	_, sum := mustPlay(t, &Scenario{Backends: 4, Policy: "round-robin", Workload: HotPrompts(1, 20), Changes: []Change{freeze}})
 	stuck := sum.Timeline.InFlight[1]
 	if stuck[105] == 0 || stuck[155] != stuck[110] {
 		t.Errorf("frozen for a minute, the replica has %.0f in flight after 5 s, %.0f after 10 and %.0f after 55", stuck[105], stuck[110], stuck[155])
@@ -337,7 +337,7 @@ func TestFreeze(t *testing.T) {
 }
 
 func TestExternalLoad(t *testing.T) {
-	work := Hot(1, 4)
+	work := HotPrompts(1, 4)
 	work.For = 100 * time.Second
 	alone := &Scenario{Backends: 2, Policy: "random", Workload: work}
 	_, quiet := mustPlay(t, alone)
@@ -370,11 +370,11 @@ func TestScrape(t *testing.T) {
 	for r.now < 1500*time.Millisecond {
 		e := r.events.pop()
 		r.now = e.at
-		r.handle(&e)
+		r.handleEvent(&e)
 		r.applyDecisions()
 	}
 	// The first, which decodes by now, holds 17 of 40 blocks, the second 18.
-	l := r.fleet[0].scrape(wallTime(r.now), r.reportedFactor)
+	l := r.fleet[0].scrapeLoad(wallTime(r.now), r.reportedFactor)
 	if l.Running != 2 || l.Waiting != 0 || l.OwnInFlight != 2 || l.StepTokens != 8192 || l.BlockSize != 512 ||
 		l.KVCacheUsage != 35.0/40 || l.PromptTokens != 17_192 || !l.ScrapedAt.Equal(time.Unix(startUnix, 0).Add(r.now)) {
 		t.Errorf("the scrape says %+v", l)

@@ -23,14 +23,14 @@ func RunAll(ctx context.Context, scenarios []Scenario, progress func(share float
 		workers.Go(func() {
 			for i := range next {
 				s := scenarios[i]
-				s.Progress = func(done, total int) { progressOf.add(i, float64(done)/float64(max(total, 1))) }
+				s.Progress = func(done, total int) { progressOf.setAndReport(i, float64(done)/float64(max(total, 1))) }
 				results[i], failures[i] = s.Run(ctx)
 				results[i].Timeline = nil // large, and many
 				if failures[i] != nil {
 					failures[i] = fmt.Errorf("%s: %w", s.Policy, failures[i])
 					cancel()
 				}
-				progressOf.add(i, 1)
+				progressOf.setAndReport(i, 1)
 			}
 		})
 	}
@@ -61,7 +61,8 @@ type sharedProgress struct {
 	report func(share float64)
 }
 
-func (p *sharedProgress) add(run int, share float64) {
+// setAndReport sets the share of a run that is done, and reports the mean of all.
+func (p *sharedProgress) setAndReport(run int, share float64) {
 	if p.report == nil {
 		return
 	}

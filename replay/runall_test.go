@@ -83,17 +83,17 @@ func TestMean(t *testing.T) {
 	}
 }
 
-func TestBestOther(t *testing.T) {
+func TestLowestOther(t *testing.T) {
 	r := Report{Results: []Summary{
 		{Policy: "prefix", Requests: 1, TTFTMean: 2}, {Policy: Pooled, Requests: 1, TTFTMean: 1},
 		{Policy: "chwbl", Requests: 1, TTFTMean: 4}, {Policy: "random", Requests: 1, TTFTMean: 3}, {Policy: "ray"},
 	}}
-	best, ok := r.BestOther("prefix", func(s Summary) float64 { return s.TTFTMean })
+	best, ok := r.LowestOther("prefix", func(s Summary) float64 { return s.TTFTMean })
 	if !ok || best.Policy != "random" {
 		t.Errorf("got %+v", best)
 	}
 	r.Results = r.Results[:2]
-	if best, ok := r.BestOther("prefix", func(s Summary) float64 { return s.TTFTMean }); ok {
+	if best, ok := r.LowestOther("prefix", func(s Summary) float64 { return s.TTFTMean }); ok {
 		t.Errorf("got %+v of none", best)
 	}
 }

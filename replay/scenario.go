@@ -97,7 +97,7 @@ func (s *Scenario) pollInterval() time.Duration {
 
 // Run runs the scenario to its end or until ctx has ended.
 func (s *Scenario) Run(ctx context.Context) (Summary, error) {
-	if err := s.check(); err != nil {
+	if err := s.validate(); err != nil {
 		return Summary{}, err
 	}
 	requests, err := s.Workload.Requests(s.Backends, s.Seed)
@@ -114,7 +114,7 @@ func (s *Scenario) Run(ctx context.Context) (Summary, error) {
 	return r.summary(), nil
 }
 
-func (s *Scenario) check() error {
+func (s *Scenario) validate() error {
 	switch {
 	case s.Backends < 1:
 		return fmt.Errorf("a fleet needs at least one backend, not %d", s.Backends)
@@ -125,7 +125,7 @@ func (s *Scenario) check() error {
 	case s.Policy == Pooled && len(s.Changes)+len(s.External) > 0:
 		return errors.New("policy pooled allows neither changes nor external clients")
 	}
-	if err := s.checkQuantities(); err != nil {
+	if err := s.validateQuantities(); err != nil {
 		return err
 	}
 	for i, v := range s.Speeds {
@@ -151,8 +151,8 @@ func (s *Scenario) check() error {
 	return nil
 }
 
-// checkQuantities checks the numbers that would make a run endless or invalid.
-func (s *Scenario) checkQuantities() error {
+// validateQuantities checks the numbers that would make a run endless or invalid.
+func (s *Scenario) validateQuantities() error {
 	switch {
 	case !(s.IndexFactor >= 0 && s.IndexFactor <= 1000):
 		return fmt.Errorf("index factor %g is not between 0 and 1,000", s.IndexFactor)

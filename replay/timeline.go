@@ -29,14 +29,14 @@ func newTimeline(backends int) *Timeline {
 // addWork adds tokens that a backend prefilled until now.
 func (t *Timeline) addWork(backend int, now time.Duration, tokens int) {
 	if tokens > 0 {
-		b := t.bucket(now)
+		b := t.ensureBucket(now)
 		t.Work[backend][b] += float64(tokens)
 	}
 }
 
 // addInFlight adds to the number of a backend's requests in flight from now on.
-func (t *Timeline) addInFlight(backend int, now time.Duration, more int) {
-	last := t.bucket(now)
+func (t *Timeline) addInFlight(backend int, now time.Duration, delta int) {
+	last := t.ensureBucket(now)
 	if n := t.count[backend]; n > 0 {
 		for from := t.since[backend]; from < now; {
 			b := int(from / t.Bucket)
@@ -45,17 +45,17 @@ func (t *Timeline) addInFlight(backend int, now time.Duration, more int) {
 			from = to
 		}
 	}
-	t.count[backend] += more
+	t.count[backend] += delta
 	t.since[backend] = now
 }
 
-// bucket returns the index of the bucket of now, making room for it.
-func (t *Timeline) bucket(now time.Duration) int {
+// ensureBucket returns the index of the bucket of now, making room for it.
+func (t *Timeline) ensureBucket(now time.Duration) int {
 	for now/t.Bucket >= maxBuckets {
 		t.Bucket *= 2
 		for i := range t.Work {
-			t.Work[i] = mergePairs(t.Work[i], 1)
-			t.InFlight[i] = mergePairs(t.InFlight[i], 0.5)
+			t.Work[i] = mergePairsInPlace(t.Work[i], 1)
+			t.InFlight[i] = mergePairsInPlace(t.InFlight[i], 0.5)
 		}
 	}
 	b := int(now / t.Bucket)
@@ -68,7 +68,9 @@ func (t *Timeline) bucket(now time.Duration) int {
 	return b
 }
 
-func mergePairs(values []float64, scale float64) []float64 {
+// mergePairsInPlace replaces each pair of values by its sum times scale. It returns
+// the shortened slice.
+func mergePairsInPlace(values []float64, scale float64) []float64 {
 	for i := 0; i < len(values); i += 2 {
 		sum := values[i]
 		if i+1 < len(values) {
@@ -80,10 +82,10 @@ func mergePairs(values []float64, scale float64) []float64 {
 }
 
 // sumMiddle returns the sum of each backend's values over the middle 80 % of a run.
-func (t *Timeline) sumMiddle(values [][]float64, length time.Duration) []float64 {
-	sums := make([]float64, len(values))
-	from, to := int(length/10/t.Bucket), int((length-length/10)/t.Bucket)
-	for i, v := range values {
+func (t *Timeline) sumMiddle(byBackend [][]float64, runLength time.Duration) []float64 {
+	sums := make([]float64, len(byBackend))
+	from, to := int(runLength/10/t.Bucket), int((runLength-runLength/10)/t.Bucket)
+	for i, v := range byBackend {
 		for _, x := range v[min(from, len(v)):min(to+1, len(v))] {
 			sums[i] += x
 		}
@@ -94,10 +96,10 @@ func (t *Timeline) sumMiddle(values [][]float64, length time.Duration) []float64
 // joinInterval is the time after joining in which a backend should get load.
 const joinInterval = 2 * time.Minute
 
-// newBackendShare returns the prefill work that backends did within joinInterval of
+// joinedWorkOverMean returns the prefill work that backends did within joinInterval of
 // joining, over the fleet's mean in that time: the mean of all that joined after
 // the start, 0 if none did.
-func (t *Timeline) newBackendShare(changes []Change) float64 {
+func (t *Timeline) joinedWorkOverMean(changes []Change) float64 {
 	shares, n := 0.0, 0
 	for _, c := range changes {
 		if c.Kind == Join && c.At > 0 {
@@ -111,10 +113,10 @@ func (t *Timeline) newBackendShare(changes []Change) float64 {
 
 // sumBetween returns the sum of each backend's values over buckets that begin in
 // [from, to).
-func (t *Timeline) sumBetween(values [][]float64, from, to time.Duration) []float64 {
-	sums := make([]float64, len(values))
+func (t *Timeline) sumBetween(byBackend [][]float64, from, to time.Duration) []float64 {
+	sums := make([]float64, len(byBackend))
 	first, end := int(from/t.Bucket), int(to/t.Bucket)
-	for i, v := range values {
+	for i, v := range byBackend {
 		sums[i] = sum(v[min(first, len(v)):min(end, len(v))])
 	}
 	return sums

@@ -65,7 +65,7 @@ func TestNewBackendShare(t *testing.T) {
 	}
 	f := func(want float64, changes ...Change) {
 		t.Helper()
-		if got := timeline.newBackendShare(changes); got != want {
+		if got := timeline.joinedWorkOverMean(changes); got != want {
 			t.Errorf("%v: share %g, want %g", changes, got, want)
 		}
 	}

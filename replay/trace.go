@@ -80,11 +80,11 @@ func ParseTrace(r io.Reader) (*Trace, error) {
 		if len(bytes.TrimSpace(lines.Bytes())) == 0 {
 			continue
 		}
-		if recorded == nil && len(t.Requests) == 0 && isRecording(lines.Bytes()) {
+		if recorded == nil && len(t.Requests) == 0 && isRecordingHeader(lines.Bytes()) {
 			recorded = new(recording)
 		}
 		if recorded != nil {
-			if err := recorded.add(lines.Bytes()); err != nil {
+			if err := recorded.addLine(lines.Bytes()); err != nil {
 				return nil, fmt.Errorf("trace line %d: %w", n, err)
 			}
 			continue
@@ -225,34 +225,34 @@ func (w Traced) Requests(backends int, seed uint64) (*Requests, error) {
 	start := t.Requests[0].At
 	for i := range t.Requests {
 		q := &t.Requests[i]
-		job := q.job(w.Trace.BlockTokens, uint64(i), later[i])
+		job := q.newJob(w.Trace.BlockTokens, uint64(i), later[i])
 		job.At -= start
 		r.Open = append(r.Open, job)
 	}
 	return r, nil
 }
 
-// job returns the request. Its answer's blocks are those of the later request that
-// continues it, or unique.
-func (q *TraceRequest) job(blockTokens int, number uint64, later *TraceRequest) *Job {
+// newJob returns a job for the request. Its answer's blocks are those of the request
+// that continues it, or unique if continuation is nil.
+func (q *TraceRequest) newJob(blockTokens int, number uint64, continuation *TraceRequest) *Job {
 	full, all := q.PromptTokens/blockTokens, (q.PromptTokens+q.AnswerTokens)/blockTokens
 	c := chain{names: make([]prompt.Block, 0, all), cache: make([]engine.BlockHash, 0, all)}
 	for _, id := range q.Blocks[:full] {
 		c.add(id)
 	}
 	for i := full; i < all; i++ {
-		if later != nil && i < len(later.Blocks) {
-			c.add(later.Blocks[i])
+		if continuation != nil && i < len(continuation.Blocks) {
+			c.add(continuation.Blocks[i])
 		} else {
-			c.add(mix(number)) // unlike any id of a trace
+			c.add(mixBits(number)) // unlike any id of a trace
 		}
 	}
-	job := c.job(q.At, q.PromptTokens, q.AnswerTokens, blockTokens)
+	job := c.newJob(q.At, q.PromptTokens, q.AnswerTokens, blockTokens)
 	// All requests of Mooncake's traces begin with the same block.
-	head := mix(q.Blocks[min(1, len(q.Blocks)-1)])
+	head := mixBits(q.Blocks[min(1, len(q.Blocks)-1)])
 	job.PromptKey, job.Session, job.NotStreamed = head, head, q.NotStreamed
 	if q.Session != 0 {
-		job.Session = mix(q.Session)
+		job.Session = mixBits(q.Session)
 	}
 	return job
 }
@@ -264,14 +264,15 @@ func (t *Trace) continuations() []*TraceRequest {
 	t.continuing.Lock()
 	defer t.continuing.Unlock()
 	if t.later == nil {
-		t.later = continuations(t.Requests, t.BlockTokens)
+		t.later = findContinuations(t.Requests, t.BlockTokens)
 	}
 	return t.later
 }
 
-// continuations takes time linear in the blocks of all prompts, but for a logarithm.
+// findContinuations does the work of Trace.continuations, in time linear in the blocks
+// of all prompts, but for a logarithm.
 // Prompts of one full block are ignored: all share the first.
-func continuations(requests []TraceRequest, blockTokens int) []*TraceRequest {
+func findContinuations(requests []TraceRequest, blockTokens int) []*TraceRequest {
 	heads := make([]uint64, len(requests)) // hash of all full blocks of a prompt
 	// For each of these hashes, the requests seen so far, from the last to the first,
 	// whose prompts begin with it. Only those longer than all after them in the list
@@ -306,10 +307,10 @@ func continuations(requests []TraceRequest, blockTokens int) []*TraceRequest {
 	return later
 }
 
-// nextLonger returns the last request of list, in which prompts get shorter, with
+// nextLonger returns the last request of candidates, in which prompts get shorter, with
 // more than this many tokens.
-func nextLonger(requests []TraceRequest, list []int32, tokens int) *TraceRequest {
-	n, _ := slices.BinarySearchFunc(list, tokens, func(k int32, tokens int) int {
+func nextLonger(requests []TraceRequest, candidates []int32, tokens int) *TraceRequest {
+	n, _ := slices.BinarySearchFunc(candidates, tokens, func(k int32, tokens int) int {
 		if requests[k].PromptTokens > tokens {
 			return -1
 		}
@@ -318,5 +319,5 @@ func nextLonger(requests []TraceRequest, list []int32, tokens int) *TraceRequest
 	if n == 0 {
 		return nil
 	}
-	return &requests[list[n-1]]
+	return &requests[candidates[n-1]]
 }

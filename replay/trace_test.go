@@ -178,7 +178,7 @@ func TestContinuations(t *testing.T) {
 		6: request(100, 1, 13),
 	}
 	want := []*TraceRequest{&list[3], nil, &list[3], &list[5], &list[5], nil, nil}
-	if got := continuations(list, 512); !slices.Equal(got, want) {
+	if got := findContinuations(list, 512); !slices.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
 }
@@ -211,7 +211,7 @@ func TestContinuationsMatchNaiveSearch(t *testing.T) {
 			}
 		}
 		want := naively(list, 10)
-		if got := continuations(list, 10); !slices.Equal(got, want) {
+		if got := findContinuations(list, 10); !slices.Equal(got, want) {
 			t.Fatalf("seed %d: got %v, want %v", seed, got, want)
 		}
 		found += len(want) - slices.IndexFunc(want, func(q *TraceRequest) bool { return q != nil })

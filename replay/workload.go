@@ -59,11 +59,11 @@ func (c *chain) add(id uint64) {
 }
 
 // chainHash returns the hash of a chain and a further id.
-func chainHash(chained, id uint64) uint64 { return mix(chained ^ mix(id+1)) }
+func chainHash(chained, id uint64) uint64 { return mixBits(chained ^ mixBits(id+1)) }
 
-// job returns a request whose prompt and answer consist of the chain's blocks, as
+// newJob returns a request whose prompt and answer consist of the chain's blocks, as
 // far as they are full. The chain may grow later.
-func (c *chain) job(at time.Duration, promptTokens, answerTokens, blockTokens int) *Job {
+func (c *chain) newJob(at time.Duration, promptTokens, answerTokens, blockTokens int) *Job {
 	full := min(promptTokens/blockTokens, len(c.cache))
 	all := min((promptTokens+answerTokens)/blockTokens, len(c.cache))
 	return &Job{
@@ -72,8 +72,8 @@ func (c *chain) job(at time.Duration, promptTokens, answerTokens, blockTokens in
 	}
 }
 
-// mix is the finalizer of SplitMix64.
-func mix(x uint64) uint64 {
+// mixBits is the finalizer of SplitMix64.
+func mixBits(x uint64) uint64 {
 	x += 0x9e3779b97f4a7c15
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
 	x = (x ^ x>>27) * 0x94d049bb133111eb
@@ -100,12 +100,12 @@ func (z Zipf) Draw(from *rand.Rand) int {
 	return min(sort.SearchFloat64s(z, at), len(z)-1)
 }
 
-// lognormal draws from a log-normal distribution.
-func lognormal(draw *rand.Rand, mu, sigma float64) float64 {
+// drawLognormal draws from a log-normal distribution.
+func drawLognormal(draw *rand.Rand, mu, sigma float64) float64 {
 	return math.Exp(mu + sigma*draw.NormFloat64())
 }
 
-// tokens rounds a length to between 1 and limit tokens.
-func tokens(length float64, limit int) int {
-	return int(min(max(1, math.Round(length)), float64(limit)))
+// roundTokens rounds a length to between 1 and maxTokens.
+func roundTokens(length float64, maxTokens int) int {
+	return int(min(max(1, math.Round(length)), float64(maxTokens)))
 }

@@ -25,17 +25,17 @@ import (
 	"warmroute/replay"
 )
 
-// Write draws the reports: of one report a row for each policy, of several a line
+// WriteSVG draws the reports: of one report a row for each policy, of several a line
 // for each policy over load. Policies without an answered request have no
 // figures and are only named in the title.
-func Write(w io.Writer, reports []replay.Report) error {
+func WriteSVG(w io.Writer, reports []replay.Report) error {
 	if len(reports) == 0 || len(reports[0].Results) == 0 {
 		return errors.New("no results to draw")
 	}
 	heading := title(reports)
-	reports, order, silent := rank(reports)
-	if len(silent) > 0 {
-		heading += " · no request answered: " + strings.Join(silent, ", ")
+	reports, order, unanswered := rankPolicies(reports)
+	if len(unanswered) > 0 {
+		heading += " · no request answered: " + strings.Join(unanswered, ", ")
 	}
 	size := vg.Point{X: 1080, Y: 600}
 	if len(reports) == 1 {
@@ -52,7 +52,7 @@ func Write(w io.Writer, reports []replay.Report) error {
 	switch {
 	case len(order) == 0:
 	case len(reports) == 1:
-		drawPanels(canvas, rowPanels(reports[0].Results, order))
+		drawPanels(canvas, rowPanelsByPolicy(reports[0].Results, order))
 	default:
 		legend := plot.NewLegend()
 		legend.Top, legend.Left, legend.Padding, legend.ThumbnailWidth, legend.TextStyle = true, true, 7, 30, textStyle(10)
@@ -60,7 +60,7 @@ func Write(w io.Writer, reports []replay.Report) error {
 			legend.Add(s.label, &plotter.Line{LineStyle: s.line}, &plotter.Scatter{GlyphStyle: s.glyph})
 		}
 		legend.Draw(draw.Crop(canvas, canvas.Size().X-170, 0, 0, 0))
-		drawPanels(draw.Crop(canvas, 0, -186, 0, 0), linePanels(reports, order))
+		drawPanels(draw.Crop(canvas, 0, -186, 0, 0), linePanelsOverLoad(reports, order))
 	}
 	var out bytes.Buffer
 	if _, err := svg.WriteTo(&out); err != nil {
@@ -109,61 +109,61 @@ type series struct {
 	grey          bool
 }
 
-// rank returns the reports in order of load without results that have no
+// rankPolicies returns the reports in order of load without results that have no
 // figures, the policies by mean TTFT at the highest load, and the policies without
 // figures.
-func rank(reports []replay.Report) (kept []replay.Report, order []series, silent []string) {
-	kept = slices.Clone(reports)
-	slices.SortStableFunc(kept, func(a, b replay.Report) int { return cmp.Compare(a.Load, b.Load) })
-	for i, r := range kept {
-		kept[i].Results = nil
+func rankPolicies(reports []replay.Report) (sorted []replay.Report, ranked []series, unanswered []string) {
+	sorted = slices.Clone(reports)
+	slices.SortStableFunc(sorted, func(a, b replay.Report) int { return cmp.Compare(a.Load, b.Load) })
+	for i, r := range sorted {
+		sorted[i].Results = nil
 		for _, s := range r.Results {
 			if s.Requests == 0 {
 				continue
 			}
-			kept[i].Results = append(kept[i].Results, s)
-			at := slices.IndexFunc(order, func(o series) bool { return o.policy == s.Policy })
+			sorted[i].Results = append(sorted[i].Results, s)
+			at := slices.IndexFunc(ranked, func(o series) bool { return o.policy == s.Policy })
 			if at < 0 {
-				at, order = len(order), append(order, series{policy: s.Policy})
+				at, ranked = len(ranked), append(ranked, series{policy: s.Policy})
 			}
-			order[at].lost += s.Lost
+			ranked[at].lost += s.Lost
 		}
 	}
-	for i := range order {
-		o := &order[i]
+	for i := range ranked {
+		o := &ranked[i]
 		o.label, o.ttft = o.policy, math.Inf(1)
 		if o.lost > 0 {
 			o.label = fmt.Sprintf("%s (%d lost)", o.policy, o.lost)
 		}
-		if s, ok := kept[len(kept)-1].Find(o.policy); ok {
+		if s, ok := sorted[len(sorted)-1].Find(o.policy); ok {
 			o.ttft = s.TTFTMean
 		}
 	}
 	for _, s := range reports[0].Results {
-		if !slices.ContainsFunc(order, func(o series) bool { return o.policy == s.Policy }) {
-			silent = append(silent, s.Policy)
+		if !slices.ContainsFunc(ranked, func(o series) bool { return o.policy == s.Policy }) {
+			unanswered = append(unanswered, s.Policy)
 		}
 	}
-	slices.SortStableFunc(order, func(a, b series) int { return cmp.Compare(a.ttft, b.ttft) })
-	setStyles(order)
-	return kept, order, silent
+	slices.SortStableFunc(ranked, func(a, b series) int { return cmp.Compare(a.ttft, b.ttft) })
+	setStyles(ranked)
+	return sorted, ranked, unanswered
 }
 
 // setStyles gives colors to the highlighted policies and the best of the others.
 // All but the last color are Okabe and Ito's, for color-blind readers.
-func setStyles(order []series) {
+func setStyles(ranked []series) {
 	colors := []color.Color{rgb(0, 114, 178), rgb(230, 159, 0), rgb(0, 158, 115), rgb(204, 121, 167), rgb(86, 180, 233), rgb(120, 80, 40)}
 	shapes := []draw.GlyphDrawer{draw.SquareGlyph{}, draw.PyramidGlyph{}, draw.CrossGlyph{}, draw.RingGlyph{}}
 	used := 0
-	for i := range order {
-		s := &order[i]
+	for i := range ranked {
+		s := &ranked[i]
 		s.line, s.glyph = draw.LineStyle{Width: 1.1}, draw.GlyphStyle{Radius: 3, Shape: draw.CircleGlyph{}}
 		switch {
 		case s.policy == highlight:
 			s.line.Width, s.line.Color, s.glyph.Radius = 3, rgb(213, 94, 0), 4
 		case s.policy == reference:
 			s.line.Width, s.line.Color, s.line.Dashes = 2.5, color.Gray{Y: 20}, []vg.Length{6, 3}
-		case used == maxColors-2 && len(order) > maxColors:
+		case used == maxColors-2 && len(ranked) > maxColors:
 			s.grey, s.line.Width, s.line.Color, s.glyph.Radius = true, 0.8, color.Gray{Y: 190}, 0
 		default:
 			s.line.Color, s.glyph.Shape = colors[used%len(colors)], shapes[used%len(shapes)]
@@ -187,8 +187,8 @@ func scaleLog(a *plot.Axis, values []float64) {
 	a.Min, a.Max, a.Scale, a.Tick.Marker = low/room, high*room, plot.LogScale{}, plot.TickerFunc(logTicks)
 }
 
-// positive returns v, or a value that a logarithmic axis can show.
-func positive(v float64) float64 { return max(v, 0.001) }
+// clampPositive returns v, or a value that a logarithmic axis can show.
+func clampPositive(v float64) float64 { return max(v, 0.001) }
 
 // logTicks returns 1, 2 and 5 of each decade, of more than three decades only 1,
 // and of less than one more values in between.
@@ -227,18 +227,18 @@ func newPanel(title string) *plot.Plot {
 	return p
 }
 
-// linePanels has a panel for each figure, with load from left to right.
-func linePanels(reports []replay.Report, order []series) (panels [][]*plot.Plot) {
+// linePanelsOverLoad has a panel for each figure, with load from left to right.
+func linePanelsOverLoad(reports []replay.Report, ranked []series) (panels [][]*plot.Plot) {
 	for i, m := range []struct {
 		name  string
 		of    func(replay.Summary) float64
 		scale func(*plot.Axis, []float64)
 	}{
 		{"hit ratio", func(s replay.Summary) float64 { return s.HitRatio }, scaleLinear},
-		{"TTFT mean, seconds", func(s replay.Summary) float64 { return positive(s.TTFTMean) }, scaleLog},
+		{"TTFT mean, seconds", func(s replay.Summary) float64 { return clampPositive(s.TTFTMean) }, scaleLog},
 		{"prefill work, most loaded over mean", func(s replay.Summary) float64 { return max(s.WorkMaxOverMean, 1) }, scaleLog},
-		{"TTFT p50, seconds", func(s replay.Summary) float64 { return positive(s.TTFTP50) }, scaleLog},
-		{"TTFT p99, seconds", func(s replay.Summary) float64 { return positive(s.TTFTP99) }, scaleLog},
+		{"TTFT p50, seconds", func(s replay.Summary) float64 { return clampPositive(s.TTFTP50) }, scaleLog},
+		{"TTFT p99, seconds", func(s replay.Summary) float64 { return clampPositive(s.TTFTP99) }, scaleLog},
 		{"in flight, most loaded over mean", func(s replay.Summary) float64 { return max(s.InFlightMaxOverMean, 1) }, scaleLog},
 	} {
 		p := newPanel(m.name)
@@ -251,7 +251,7 @@ func linePanels(reports []replay.Report, order []series) (panels [][]*plot.Plot)
 			loads = append(loads, plot.Tick{Value: r.Load, Label: strconv.FormatFloat(r.Load, 'g', 3, 64)})
 		}
 		m.scale(&p.Y, values)
-		for _, o := range slices.Backward(order) { // the best is drawn last, above the others
+		for _, o := range slices.Backward(ranked) { // the best is drawn last, above the others
 			var points plotter.XYs
 			for _, r := range reports {
 				if s, ok := r.Find(o.policy); ok {
@@ -270,16 +270,16 @@ func linePanels(reports []replay.Report, order []series) (panels [][]*plot.Plot)
 	return panels
 }
 
-// rowPanels has three panels that share a row for each policy, the lowest mean
+// rowPanelsByPolicy has three panels that share a row for each policy, the lowest mean
 // TTFT on top.
-func rowPanels(results []replay.Summary, order []series) [][]*plot.Plot {
+func rowPanelsByPolicy(results []replay.Summary, ranked []series) [][]*plot.Plot {
 	hits := newPanel("hit ratio\n ")
 	ttft := newPanel("TTFT, seconds\nbar: p50 to p90, line: to p99, dot: mean")
 	balance := newPanel("most loaded backend over mean\ndot: prefill work, ring: in flight")
 	var ratios, seconds, balances []float64
 	for _, s := range results {
 		ratios = append(ratios, s.HitRatio*1.15) // room for the label
-		seconds = append(seconds, positive(s.TTFTP50), positive(s.TTFTMean), positive(s.TTFTP99))
+		seconds = append(seconds, clampPositive(s.TTFTP50), clampPositive(s.TTFTMean), clampPositive(s.TTFTP99))
 		balances = append(balances, max(s.WorkMaxOverMean, 1), max(s.InFlightMaxOverMean, 1))
 	}
 	scaleLinear(&hits.X, ratios)
@@ -291,7 +291,7 @@ func rowPanels(results []replay.Summary, order []series) [][]*plot.Plot {
 	figures := &plotter.Labels{Offset: vg.Point{X: 3}}
 	for i, s := range results {
 		row := float64(i)
-		o := order[slices.IndexFunc(order, func(o series) bool { return o.policy == s.Policy })]
+		o := ranked[slices.IndexFunc(ranked, func(o series) bool { return o.policy == s.Policy })]
 		names = append(names, plot.Tick{Value: row, Label: o.label})
 		rowColor := color.Color(color.Gray{Y: 150})
 		if s.Policy == highlight || s.Policy == reference {
@@ -309,8 +309,8 @@ func rowPanels(results []replay.Summary, order []series) [][]*plot.Plot {
 		style := textStyle(9)
 		style.YAlign = draw.YCenter
 		figures.TextStyle = append(figures.TextStyle, style)
-		p50, p90, p99 := positive(s.TTFTP50), positive(s.TTFTP90), positive(s.TTFTP99)
-		ttft.Add(line(11, p50, p90), line(1.5, p90, p99), dot(positive(s.TTFTMean), color.Black, draw.CircleGlyph{}))
+		p50, p90, p99 := clampPositive(s.TTFTP50), clampPositive(s.TTFTP90), clampPositive(s.TTFTP99)
+		ttft.Add(line(11, p50, p90), line(1.5, p90, p99), dot(clampPositive(s.TTFTMean), color.Black, draw.CircleGlyph{}))
 		balance.Add(dot(max(s.WorkMaxOverMean, 1), rowColor, draw.CircleGlyph{}), dot(max(s.InFlightMaxOverMean, 1), rowColor, draw.RingGlyph{}))
 	}
 	hits.Add(figures)

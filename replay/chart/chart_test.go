@@ -72,7 +72,7 @@ func TestEveryPolicyIsNamedOnce(t *testing.T) {
 			reports = append(reports, figures(policies, load))
 		}
 		var svg bytes.Buffer
-		if err := Write(&svg, reports); err != nil {
+		if err := WriteSVG(&svg, reports); err != nil {
 			t.Fatal(err)
 		}
 		found := texts(t, svg.Bytes())
@@ -92,7 +92,7 @@ func TestEqualFigures(t *testing.T) {
 	f := func(reports ...replay.Report) {
 		t.Helper()
 		var svg bytes.Buffer
-		if err := Write(&svg, reports); err != nil {
+		if err := WriteSVG(&svg, reports); err != nil {
 			t.Fatal(err)
 		}
 		texts(t, svg.Bytes())
@@ -106,7 +106,7 @@ func TestEqualFigures(t *testing.T) {
 		f(replay.Report{Results: []replay.Summary{s}})
 		f(replay.Report{Load: 1, Results: []replay.Summary{s}}, replay.Report{Load: 1, Results: []replay.Summary{s}})
 	}
-	if err := Write(io.Discard, nil); err == nil {
+	if err := WriteSVG(io.Discard, nil); err == nil {
 		t.Error("a picture of nothing")
 	}
 }
@@ -122,7 +122,7 @@ func TestPolicyWithoutAnsweredRequests(t *testing.T) {
 			reports = append(reports, r)
 		}
 		var svg bytes.Buffer
-		if err := Write(&svg, reports); err != nil {
+		if err := WriteSVG(&svg, reports); err != nil {
 			t.Fatal(err)
 		}
 		found := texts(t, svg.Bytes())
@@ -138,7 +138,7 @@ func TestPolicyWithoutAnsweredRequests(t *testing.T) {
 }
 
 func orderOf(reports ...replay.Report) []series {
-	_, order, _ := rank(reports)
+	_, order, _ := rankPolicies(reports)
 	return order
 }
 
