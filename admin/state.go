@@ -228,7 +228,7 @@ func (h *Handler) EndEvents() { h.endStreamsOnce.Do(func() { close(h.streamsEnde
 
 func (h *Handler) computeState(now time.Time) *State {
 	stats := h.Proxy.Activity().Stats()
-	listed := h.Proxy.Activity().Requests(maxRequests, maxQueuedRequests)
+	listed := h.Proxy.Activity().OldestRequests(maxRequests, maxQueuedRequests)
 	f := h.newFleetSnapshot()
 	s := &State{
 		Version: h.Version, Policy: h.Router.Policy(), Now: now.UTC(), Uptime: seconds(now.Sub(h.started)),

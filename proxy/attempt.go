@@ -111,14 +111,14 @@ func (a *attempt) attributeFailure(f *failure) *failure {
 	case f.stale, f.loop: // a client can claim a loop; only the health checks find that a backend is one
 	default:
 		charged, _ := a.history.countCharged()
-		a.result.Failed = f.stalled || charged == a.history.countStale() && !errors.Is(f.err, transport.ErrInvalidRequest)
+		a.result.Failed = f.stalled || charged == a.history.countStaleConnections() && !errors.Is(f.err, transport.ErrInvalidRequest)
 	}
 	return f
 }
 
 // releaseDecision tells the router how the attempt ended.
 func (a *attempt) releaseDecision() {
-	a.recordResult()
+	a.addTokensToRecording()
 	a.chargeUsage()
 	a.endAttemptSpan()
 	if a.reply == nil {
@@ -164,7 +164,7 @@ func (r *request) outgoingRequest(ctx context.Context, b *backends.Backend, key 
 	req := r.httpReq.WithContext(ctx) // the only way to a copy with another context
 	req.Method, req.URL, req.Header = http.MethodPost, &sent.url, header
 	req.Body, req.ContentLength = &sent.body, int64(len(body))
-	req.Close = r.history.countStale() > 0 // then this connection must not be stale; see transport.StaleError
+	req.Close = r.history.countStaleConnections() > 0 // then this connection must not be stale; see transport.StaleError
 	return req
 }
 
@@ -182,9 +182,9 @@ func (*memoryBody) Close() error { return nil }
 // classifyError returns the failure of an attempt without a complete response. If the request has
 // ended, it answers the client.
 func (a *attempt) classifyError(err error) *failure {
-	if a.isCutOff() {
+	if a.isCancelledOrCutOff() {
 		a.result.End = router.ClientDisconnected
-		a.sendError(a.cutOffError())
+		a.sendError(a.recordCancelOrCutOff())
 		return &failure{err: err, done: true}
 	}
 	if a.isDisconnected() {
@@ -206,7 +206,7 @@ func (a *attempt) classifyError(err error) *failure {
 		return &failure{reason: metrics.RetryDescriptors, err: err, uncharged: true, noDescriptors: true}
 	case errors.As(err, &connect):
 		// After a stale connection the replica may have crashed by the request at once.
-		mayHaveCrashed := !connect.Busy() && a.history.wasStale(a.decision.Backend)
+		mayHaveCrashed := !connect.Busy() && a.history.hadStaleConnection(a.decision.Backend)
 		return &failure{reason: metrics.RetryConnect, err: err, uncharged: true, mayHaveCrashed: mayHaveCrashed}
 	}
 	late := errors.Is(err, os.ErrDeadlineExceeded)
@@ -224,7 +224,7 @@ func (a *attempt) recordDisconnect(phase metrics.AbortPhase) {
 func (r *request) recordAborted(phase metrics.AbortPhase) {
 	r.aborted = true
 	if r.isCancelled() {
-		r.outcome.Code = r.cutOffError().status
+		r.outcome.Code = r.recordCancelOrCutOff().status
 		return
 	}
 	r.outcome.Code, r.phase = statusClientClosed, phase
@@ -257,10 +257,10 @@ func (a *attempt) relay(resp *http.Response) *failure {
 	body.SetIdleTimeout(a.settings.Idle)
 	switch resp.StatusCode {
 	case http.StatusInternalServerError, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
-		return a.replicaFailure(resp)
+		return a.readErrorResponse(resp)
 	}
 	if a.headersSent {
-		return a.relayErrorEvent(resp)
+		return a.relayErrorAsEvent(resp)
 	}
 	return a.relayBuffered(resp)
 }
@@ -289,7 +289,7 @@ func (a *attempt) beginResponse(resp *http.Response) http.Header {
 
 // recordCommitted records whose response the client gets.
 func (a *attempt) recordCommitted(resp *http.Response) {
-	a.setBestFailure(nil)
+	a.replaceBestFailure(nil)
 	a.inFlight.phase.Store(int32(Responding))
 	a.outcome.Code = resp.StatusCode
 	a.outcome.PredictedTokens = a.decision.MatchedTokens
@@ -328,7 +328,7 @@ func (r *request) beginAttemptContext() {
 	charged, _ := r.history.countCharged()
 	c.retriesStall, c.relocated = s.Retry.Stalled && charged+1 < s.Attempts, r.history.hasStalled()
 	r.context, r.input.request.Stalls = c, c
-	r.proxy.activity.beginWait(r)
+	r.proxy.activity.beginQueuedPhase(r)
 }
 
 // startFirstByteTimer ends the attempt with errFirstByte after the limit.

@@ -23,7 +23,7 @@ func (r *request) forward() {
 	p.addInstance(r.httpReq.Header)
 	p.retries.countRequest()
 	h.receivedAt, h.queueTimeout = r.bodyReceivedAt, r.maxQueueTime(r.settings.QueueTimeout)
-	defer r.setBestFailure(nil)
+	defer r.replaceBestFailure(nil)
 	r.beginAttemptContext()
 	for {
 		h.end = r.end()
@@ -64,7 +64,7 @@ func (r *request) end() requestEnd {
 	switch {
 	case !r.isDone():
 		return notEnded
-	case r.isCutOff():
+	case r.isCancelledOrCutOff():
 		return cutOff
 	}
 	return disconnected
@@ -95,7 +95,7 @@ func (r *request) addFailure(f *failure) {
 	r.addFailureReason(string(f.reason))
 	r.history.addFailure(f.decision.Backend, f, time.Now())
 	if best := r.history.best; f.status != 0 || f.final || best == nil || best.status == 0 {
-		r.setBestFailure(f)
+		r.replaceBestFailure(f)
 	}
 }
 
@@ -125,7 +125,7 @@ func (r *request) await(a *action) {
 	p, h := r.proxy, &r.history
 	begun := time.Now()
 	if a.wait == waitBudget && p.retries.tryAcquire(r.settings.Retry.Share, r.settings.Retry.PerSecond) {
-		h.endWait(a, waitMet, nil, nil)
+		h.recordWaitAndReadmit(a, waitMet, nil, nil)
 		return
 	}
 	a.backoff = fullBackoff + rand.N(fullBackoff)
@@ -140,7 +140,7 @@ func (r *request) await(a *action) {
 		outcome, granted = r.awaitEvents(a, begun)
 	}
 	r.recordWait(a.wait, outcome, time.Since(begun))
-	h.endWait(a, outcome, granted, r.fleetView())
+	h.recordWaitAndReadmit(a, outcome, granted, r.fleetView())
 }
 
 // awaitEvents is await from the moment that the request is counted among those that wait.
@@ -252,7 +252,7 @@ func (r *request) pick() (*router.Decision, error) {
 		defer cancel()
 		ctx = limited
 	}
-	d, err := r.proxy.router.Pick(ctx, &r.input.request, r.history.excluded()...)
+	d, err := r.proxy.router.Pick(ctx, &r.input.request, r.history.excludedBackends()...)
 	if err == nil {
 		if d.QueueTime > 0 {
 			r.recordQueueTime(metrics.QueueSent, d.QueueTime)
@@ -265,7 +265,7 @@ func (r *request) pick() (*router.Decision, error) {
 		r.recordQueueTime(metrics.QueueFull, 0)
 	case errors.Is(err, router.ErrQueueTimeout):
 		r.recordQueueTime(metrics.QueueTimeout, waited)
-	case errors.Is(err, context.DeadlineExceeded) && r.history.hasReady(r.fleetView()):
+	case errors.Is(err, context.DeadlineExceeded) && r.history.hasPickableBackend(r.fleetView()):
 		err = router.ErrQueueTimeout
 		r.recordQueueTime(metrics.QueueTimeout, waited)
 	case errors.Is(err, context.DeadlineExceeded):
@@ -316,7 +316,7 @@ func (r *request) respond(a *action) {
 	}
 	switch a.response {
 	case respondCutOff:
-		r.sendError(r.cutOffError())
+		r.sendError(r.recordCancelOrCutOff())
 	case respondDisconnected:
 		r.recordAborted(metrics.AbortInQueue)
 	case respondReplicaError:

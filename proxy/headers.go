@@ -155,7 +155,7 @@ func (r *request) isProxyHeader(name string) bool {
 // new one.
 func requestID(h http.Header) string {
 	id := headerValue(h, "X-Request-Id")
-	if isPlainID(id) && !containsKey(h, id) {
+	if isPlainID(id) && !requestIDContainsKey(h, id) {
 		return id
 	}
 	var random [16]byte

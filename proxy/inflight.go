@@ -87,7 +87,9 @@ type inFlightEntry struct {
 	attempts          int
 }
 
-func (a *Activity) shard(number uint64) *inFlightShard { return &a.shards[number%inFlightShards] }
+func (a *Activity) shard(requestNumber uint64) *inFlightShard {
+	return &a.shards[requestNumber%inFlightShards]
+}
 
 // add lists a request, until remove.
 func (a *Activity) add(x *request) {
@@ -113,29 +115,29 @@ func (a *Activity) remove(p *inFlightEntry) {
 	s.mu.Unlock()
 }
 
-// beginUpload records that the body of a request is being read, until endUpload.
-// throttledReader notices whether it was cancelled before.
-func (a *Activity) beginUpload(p *inFlightEntry) {
+// beginUploadPhase records that the body of a request is being read, until endUploadPhase, so that
+// Cancel interrupts the reading. throttledReader notices whether it was cancelled before.
+func (a *Activity) beginUploadPhase(p *inFlightEntry) {
 	s := a.shard(p.number)
 	s.mu.Lock()
 	p.uploading = true
 	s.mu.Unlock()
 }
 
-// endUpload ends beginUpload, and reports whether the request was cancelled in between. From
+// endUploadPhase ends beginUploadPhase, and reports whether the request was cancelled in between. From
 // here on only the server sets read deadlines: it takes one that passes for a disconnect, and
 // every later request on the connection for one without a client.
-func (a *Activity) endUpload(p *inFlightEntry) (cut bool) {
+func (a *Activity) endUploadPhase(p *inFlightEntry) (cancelled bool) {
 	s := a.shard(p.number)
 	s.mu.Lock()
-	p.uploading, cut = false, p.uploadInterrupted
+	p.uploading, cancelled = false, p.uploadInterrupted
 	s.mu.Unlock()
-	return cut
+	return cancelled
 }
 
-// beginWait records that a request waits for a backend, and the context to cancel it with. One
-// that was cancelled before ends at once.
-func (a *Activity) beginWait(x *request) {
+// beginQueuedPhase records that a request waits for a backend, and the context to cancel it with. It
+// cancels that context if the request was cancelled before.
+func (a *Activity) beginQueuedPhase(x *request) {
 	p := &x.inFlight
 	s := a.shard(p.number)
 	s.mu.Lock()
@@ -161,7 +163,7 @@ func (a *Activity) recordAttempt(x *request, d *router.Decision) {
 	a.decisions.add(x, d)
 }
 
-// InFlightRequest is a request as Activity.Requests lists it, without its contents and its key.
+// InFlightRequest is a request as Activity.OldestRequests lists it, without its contents and its key.
 type InFlightRequest struct {
 	Handle    string // names it for Cancel, and no other request
 	RequestID string // the client's or the proxy's
@@ -186,9 +188,9 @@ type Requests struct {
 // maxScannedEntries bounds for how long listing requests locks a shard.
 const maxScannedEntries = 2048
 
-// Requests lists up to limit of the oldest requests in flight, and up to queuedLimit of the
+// OldestRequests lists up to limit of the oldest requests in flight, and up to queuedLimit of the
 // oldest queued ones.
-func (a *Activity) Requests(limit, queuedLimit int) Requests {
+func (a *Activity) OldestRequests(limit, queuedLimit int) Requests {
 	var out Requests
 	for i := range a.shards {
 		s := &a.shards[i]
@@ -197,28 +199,29 @@ func (a *Activity) Requests(limit, queuedLimit int) Requests {
 		held := 0
 		for n, p := 0, s.root.next; n < maxScannedEntries && p != &s.root; n, p = n+1, p.next {
 			if n < limit {
-				out.Oldest = append(out.Oldest, p.info())
+				out.Oldest = append(out.Oldest, p.infoLocked())
 			}
 			if held < queuedLimit && Phase(p.phase.Load()) == Queued {
 				held++
-				out.Queued = append(out.Queued, p.info())
+				out.Queued = append(out.Queued, p.infoLocked())
 			}
 		}
 		s.mu.Unlock()
 	}
-	out.Oldest, out.Queued = oldest(out.Oldest, limit), oldest(out.Queued, queuedLimit)
+	out.Oldest, out.Queued = sortByArrival(out.Oldest, limit), sortByArrival(out.Queued, queuedLimit)
 	return out
 }
 
-func oldest(list []InFlightRequest, limit int) []InFlightRequest {
+// sortByArrival sorts the list in place, and returns up to limit of the oldest.
+func sortByArrival(list []InFlightRequest, limit int) []InFlightRequest {
 	slices.SortFunc(list, func(a, b InFlightRequest) int {
 		return cmp.Or(a.Arrived.Compare(b.Arrived), cmp.Compare(a.Handle, b.Handle))
 	})
 	return list[:min(limit, len(list))]
 }
 
-// info returns p for operators. The shard's lock is held.
-func (p *inFlightEntry) info() InFlightRequest {
+// infoLocked returns p for operators. The shard's lock is held.
+func (p *inFlightEntry) infoLocked() InFlightRequest {
 	x := p.request
 	f := InFlightRequest{
 		Handle: formatHandle(p.number), RequestID: x.id, Phase: Phase(p.phase.Load()), Endpoint: x.endpoint.path,
@@ -230,13 +233,13 @@ func (p *inFlightEntry) info() InFlightRequest {
 	return f
 }
 
-func formatHandle(number uint64) string { return strconv.FormatUint(number, 36) }
+func formatHandle(requestNumber uint64) string { return strconv.FormatUint(requestNumber, 36) }
 
 // Cancel ends the request with the handle: it closes the connection to the replica, and sends
 // the client an error. It reports whether there was one in flight.
-func (a *Activity) Cancel(h string) bool {
-	number, err := strconv.ParseUint(h, 36, 64)
-	if err != nil || formatHandle(number) != h {
+func (a *Activity) Cancel(handle string) (found bool) {
+	number, err := strconv.ParseUint(handle, 36, 64)
+	if err != nil || formatHandle(number) != handle {
 		return false
 	}
 	s := a.shard(number)
@@ -244,16 +247,16 @@ func (a *Activity) Cancel(h string) bool {
 	defer s.mu.Unlock()
 	for p := s.root.next; p != &s.root; p = p.next {
 		if p.number == number {
-			p.cancel()
+			p.cancelLocked()
 			return true
 		}
 	}
 	return false
 }
 
-// cancel is Cancel with the shard's lock held: the request cannot be removed meanwhile, so that
+// cancelLocked is Cancel for p. The shard's lock is held: the request cannot be removed meanwhile, so that
 // the connection is still its own.
-func (p *inFlightEntry) cancel() {
+func (p *inFlightEntry) cancelLocked() {
 	if p.cancelled.Swap(true) {
 		return
 	}

@@ -23,7 +23,7 @@ import (
 func (f *fleet) only(phase Phase) (r InFlightRequest) {
 	f.t.Helper()
 	eventually(f.t, "one request is in the phase "+phase.String(), func() bool {
-		listed := f.proxy.Activity().Requests(10, 10)
+		listed := f.proxy.Activity().OldestRequests(10, 10)
 		if listed.Total != 1 || listed.Oldest[0].Phase != phase {
 			return false
 		}
@@ -39,7 +39,7 @@ func (f *fleet) cancelled() {
 	f.awaitMetric(`warmroute_aborts_total{phase="cancelled"} 1`)
 	f.awaitIdle()
 	eventually(f.t, "it is in flight no more", func() bool { return f.proxy.inFlight.Load() == 0 })
-	if got := f.proxy.Activity().Requests(10, 10); got.Total != 0 || len(got.Oldest)+len(got.Queued) != 0 {
+	if got := f.proxy.Activity().OldestRequests(10, 10); got.Total != 0 || len(got.Oldest)+len(got.Queued) != 0 {
 		f.t.Errorf("still listed: %+v", got)
 	}
 	if strings.Contains(f.exposition(), `code="499"`) {
@@ -82,7 +82,7 @@ func TestCancelBeforeResponse(t *testing.T) {
 			eventually(t, "the replica was asked", func() bool { return len(r.requests()) == c.asked })
 			var listed InFlightRequest
 			eventually(t, "it is in its phase", func() bool {
-				all := f.proxy.Activity().Requests(10, 10)
+				all := f.proxy.Activity().OldestRequests(10, 10)
 				if all.Total == 0 {
 					return false
 				}
@@ -215,15 +215,15 @@ func TestRequestListing(t *testing.T) {
 	for n := range 2 { // the same twice: each is listed, under a handle of its own
 		f.askFrom(askStream)
 		eventually(t, "it is answered", func() bool {
-			l := f.proxy.Activity().Requests(10, 10)
+			l := f.proxy.Activity().OldestRequests(10, 10)
 			return l.Total == n+1 && l.Oldest[n].Phase == Responding
 		})
 	}
-	listed := f.proxy.Activity().Requests(1, 1)
+	listed := f.proxy.Activity().OldestRequests(1, 1)
 	if listed.Total != 2 || len(listed.Oldest) != 1 || len(listed.Queued) != 0 {
 		t.Fatalf("got %+v", listed)
 	}
-	both := f.proxy.Activity().Requests(2, 0).Oldest
+	both := f.proxy.Activity().OldestRequests(2, 0).Oldest
 	if both[0].Handle == both[1].Handle || both[0].Arrived.After(both[1].Arrived) {
 		t.Errorf("got %+v", both)
 	}
@@ -316,7 +316,7 @@ func TestStatsWindowExpiry(t *testing.T) {
 		l := newActivity()
 		b := &backends.Backend{Name: "b"}
 		ended := func(ttft time.Duration, cached int) {
-			l.stats.countEnded(b, time.Now(), &metrics.Request{Code: http.StatusOK, TTFT: ttft, PromptTokens: 100, PredictedTokens: cached}, false)
+			l.stats.countRequest(b, time.Now(), &metrics.Request{Code: http.StatusOK, TTFT: ttft, PromptTokens: 100, PredictedTokens: cached}, false)
 		}
 		time.Sleep(time.Minute)
 		for _, ttft := range []time.Duration{10, 20, 30, 9000} {
@@ -422,7 +422,7 @@ func (f *fleet) through(major int, change func(*http.Request) *http.Request) (po
 // cancelAll cancels what is in flight, and leaves whoever reads the connection time
 // to see what it will of that.
 func (f *fleet) cancelAll() {
-	for _, r := range f.proxy.Activity().Requests(10, 0).Oldest {
+	for _, r := range f.proxy.Activity().OldestRequests(10, 0).Oldest {
 		f.proxy.Activity().Cancel(r.Handle)
 	}
 	time.Sleep(20 * time.Millisecond)
@@ -511,7 +511,7 @@ func TestApparentDisconnectAbortsResponse(t *testing.T) {
 // proxyHas waits, for a while, for a request in the phase.
 func (f *fleet) proxyHas(phase Phase) {
 	for end := time.Now().Add(failsafe); time.Now().Before(end); time.Sleep(time.Millisecond) {
-		if l := f.proxy.Activity().Requests(1, 0); l.Total == 1 && l.Oldest[0].Phase == phase {
+		if l := f.proxy.Activity().OldestRequests(1, 0); l.Total == 1 && l.Oldest[0].Phase == phase {
 			return
 		}
 	}
@@ -549,12 +549,12 @@ func BenchmarkActivity(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		p.activity.add(x)
-		p.activity.beginUpload(&x.inFlight)
-		p.activity.endUpload(&x.inFlight)
-		p.activity.beginWait(x)
+		p.activity.beginUploadPhase(&x.inFlight)
+		p.activity.endUploadPhase(&x.inFlight)
+		p.activity.beginQueuedPhase(x)
 		p.activity.recordAttempt(x, d)
 		x.inFlight.phase.Store(int32(Responding))
 		p.activity.remove(&x.inFlight)
-		p.activity.stats.countEnded(d.Backend, x.arrivedAt, &x.outcome, false)
+		p.activity.stats.countRequest(d.Backend, x.arrivedAt, &x.outcome, false)
 	}
 }

@@ -49,13 +49,19 @@ func (p *Proxy) checkLoop(h http.Header) *apiError {
 	return nil
 }
 
-// checkProbeLoop is checkLoop for the health check of another proxy, which is also refused if that
-// proxy is a backend of this one. It names this proxy in the response's header.
-func (p *Proxy) checkProbeLoop(w http.ResponseWriter, h http.Header) *apiError {
+// setInstanceHeader names this proxy in the response to another one.
+func (p *Proxy) setInstanceHeader(w http.ResponseWriter, request http.Header) {
+	if request[backends.InstanceHeader] != nil && p.instance.id != "" {
+		w.Header()[backends.InstanceHeader] = p.instance.header
+	}
+}
+
+// checkHealthCheckLoop is checkLoop for the health check of another proxy, which is also refused if that
+// proxy is a backend of this one.
+func (p *Proxy) checkHealthCheckLoop(h http.Header) *apiError {
 	if h[backends.InstanceHeader] == nil || p.instance.id == "" {
 		return nil
 	}
-	w.Header()[backends.InstanceHeader] = p.instance.header
 	if e := p.checkLoop(h); e != nil {
 		return e
 	}
@@ -72,7 +78,7 @@ func loopError(message string) *apiError {
 	return &apiError{status: http.StatusLoopDetected, kind: "loop", code: "loop_detected", message: message}
 }
 
-// addInstance adds this proxy to those that h names.
+// addInstance adds the id of this proxy to those in h.
 func (p *Proxy) addInstance(h http.Header) {
 	switch before := h[backends.InstanceHeader]; {
 	case p.instance.id == "":

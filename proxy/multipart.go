@@ -41,7 +41,7 @@ func (r *request) parseForm() *apiError {
 	case err != nil && limited: // the replica could find a model in it that this key may not use
 		return invalidRequestError("", "the request body must be a multipart form, since this API key is limited to some models")
 	}
-	_, apiErr := r.resolveModel(model)
+	_, apiErr := r.setModelBackends(model)
 	r.input.request.Bytes = uploadPromptBytes
 	r.input.request.Sequences = 1
 	r.input.request.BodyBytes = cap(r.input.body)

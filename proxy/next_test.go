@@ -65,10 +65,10 @@ func TestNext(t *testing.T) {
 		{"cut off", []try{{backendA, redirect}}, "rr", func(h *history, _ *Settings) { h.end = cutOff }, answer(respondCutOff)},
 
 		{"connection refused, another ready", []try{{backendA, connectionRefused}}, "rr", nil, pick},
-		{"all connections refused", []try{{backendA, connectionRefused}, {backendB, connectionRefused}}, "rr", nil, wait(waitRecheck, minRecheckDelay)},
-		{"second recheck", []try{{backendA, connectionRefused}}, "r", func(h *history, _ *Settings) { h.recheckDelay = minRecheckDelay }, wait(waitRecheck, 2*minRecheckDelay)},
-		{"rechecks have an end", []try{{backendA, connectionRefused}}, "r", func(h *history, _ *Settings) { h.receivedAt = start.Add(-time.Minute) }, answer(respondNotPicked)},
-		{"no queue, no recheck", []try{{backendA, connectionRefused}}, "r", func(h *history, _ *Settings) { h.queueTimeout = 0 }, answer(respondFailure)},
+		{"all connections refused", []try{{backendA, connectionRefused}, {backendB, connectionRefused}}, "rr", nil, wait(waitReconnect, minReconnectDelay)},
+		{"second wait to reconnect", []try{{backendA, connectionRefused}}, "r", func(h *history, _ *Settings) { h.reconnectDelay = minReconnectDelay }, wait(waitReconnect, 2*minReconnectDelay)},
+		{"reconnects have an end", []try{{backendA, connectionRefused}}, "r", func(h *history, _ *Settings) { h.receivedAt = start.Add(-time.Minute) }, answer(respondNotPicked)},
+		{"no queue, no reconnect", []try{{backendA, connectionRefused}}, "r", func(h *history, _ *Settings) { h.queueTimeout = 0 }, answer(respondFailure)},
 
 		{"failed attempt", []try{{backendA, redirect}}, "rr", nil, wait(waitBudget, time.Minute)},
 		{"failed attempt, no other backend", []try{{backendA, redirect}}, "r", nil, pick},
@@ -123,7 +123,7 @@ func TestNext(t *testing.T) {
 		}
 		if h.last == stepWait { // what it was for has readmitted backends
 			a := action{wait: h.wait, backends: h.fullBackends()}
-			h.endWait(&a, h.outcome, nil, f)
+			h.recordWaitAndReadmit(&a, h.outcome, nil, f)
 		}
 		before := len(h.attempts)
 		got := next(h, f, s, start)

@@ -105,7 +105,7 @@ func New(o Options) *Proxy {
 		version:          o.Version,
 		instance:         instance{id: o.Instance, header: []string{o.Instance}},
 		blockBytes:       o.BlockBytes,
-		retries:          new(retryBudget),
+		retries:          newRetryBudget(),
 		recheckHealth:    o.RecheckHealth,
 		outOfDescriptors: o.OutOfDescriptors,
 		observers: observers{
@@ -127,7 +127,7 @@ func New(o Options) *Proxy {
 	p.metrics.RegisterKeys(p.keys.Usage)
 	p.metrics.RegisterInFlight(p.inFlight.Load)
 	p.Configure(o.Settings)
-	p.handlers = p.routes()
+	p.handlers = p.newLocalHandler()
 	return p
 }
 
@@ -146,10 +146,11 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func (p *Proxy) serveLocal(w http.ResponseWriter, r *http.Request) {
 	c := newClientWriter(w, r, p.settings.Load().WriteIdle)
 	if r.ContentLength != 0 {
-		c.setLingerDeadline() // none of them reads a body
+		c.setLingerReadDeadline() // none of them reads a body
 	}
 	c.extendDeadline()
-	if apiErr := p.checkProbeLoop(&c, r.Header); apiErr != nil {
+	p.setInstanceHeader(&c, r.Header)
+	if apiErr := p.checkHealthCheckLoop(r.Header); apiErr != nil {
 		openAI.writeError(&c, apiErr)
 		return
 	}

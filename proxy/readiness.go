@@ -12,16 +12,18 @@ import (
 	"warmroute/router"
 )
 
-// readyz answers GET /readyz: 200 if a replica is ready. With ?model=NAME it needs an API key where
+// serveReadyz answers GET /readyz: 200 if a replica is ready. With ?model=NAME it needs an API key where
 // keys are configured, and is 200 only if a replica that lists the model is ready. A model that the
 // key may not use is a 404, as one that does not exist.
-func (p *Proxy) readyz(w http.ResponseWriter, r *http.Request) {
+func (p *Proxy) serveReadyz(w http.ResponseWriter, r *http.Request) {
 	if p.unready.Load() {
 		openAI.writeError(w, shuttingDownError())
 		return
 	}
 	if names, given := r.URL.Query()["model"]; given {
-		p.requireKey(func(w http.ResponseWriter, _ *http.Request, holder *apikey.Account) { p.readyzModel(w, names, holder) })(w, r)
+		p.requireKey(func(w http.ResponseWriter, _ *http.Request, holder *apikey.Account) {
+			p.serveModelReadyz(w, names, holder)
+		})(w, r)
 		return
 	}
 	all := p.registry.All()
@@ -34,8 +36,8 @@ func (p *Proxy) readyz(w http.ResponseWriter, r *http.Request) {
 	openAI.writeError(w, p.notReadyError("no replica is ready", all))
 }
 
-// readyzModel answers GET /readyz?model=NAME for the holder of a key.
-func (p *Proxy) readyzModel(w http.ResponseWriter, names []string, holder *apikey.Account) {
+// serveModelReadyz answers GET /readyz?model=NAME for the holder of a key.
+func (p *Proxy) serveModelReadyz(w http.ResponseWriter, names []string, holder *apikey.Account) {
 	if len(names) != 1 || names[0] == "" {
 		openAI.writeError(w, invalidRequestError("model", "name one model: /readyz?model=NAME"))
 		return
@@ -63,7 +65,7 @@ func (p *Proxy) notReadyError(message string, list []*backends.Backend) *apiErro
 const maxRetryAfter = 60
 
 // unreadyRetryAfter returns the Retry-After for backends of which none is ready.
-func (p *Proxy) unreadyRetryAfter(list []*backends.Backend) int {
+func (p *Proxy) unreadyRetryAfter(list []*backends.Backend) (seconds int) {
 	now := time.Now()
 	outage, untilCheck := time.Duration(0), time.Duration(0)
 	for i, b := range list {
@@ -82,9 +84,9 @@ func (p *Proxy) unreadyRetryAfter(list []*backends.Backend) int {
 // outageRetryAfter returns after how many seconds a client may try again when no
 // backend has been ready for some time: half of that time, since an outage that has
 // lasted long is likely to last long, and not before the next check.
-func outageRetryAfter(outage, untilCheck time.Duration) int {
-	seconds := math.Ceil(max(outage/2, untilCheck, time.Second).Seconds())
-	return withJitter(int(min(seconds, maxRetryAfter*4/5)))
+func outageRetryAfter(outage, untilCheck time.Duration) (seconds int) {
+	wait := math.Ceil(max(outage/2, untilCheck, time.Second).Seconds())
+	return withJitter(int(min(wait, maxRetryAfter*4/5)))
 }
 
 // withJitter returns the Retry-After of some seconds, up to a quarter longer, so

@@ -59,8 +59,8 @@ func redactQuery(query, secret string) string {
 	return strings.Join(kept, "&")
 }
 
-// containsKey reports whether id, which is logged, holds the key of its request.
-func containsKey(h http.Header, id string) bool {
+// requestIDContainsKey reports whether a request's id, which is logged, contains its key.
+func requestIDContainsKey(h http.Header, id string) bool {
 	key := apikey.FromHeader(h, true)
 	return key != "" && strings.Contains(id, key)
 }

@@ -59,11 +59,11 @@ type scratch struct {
 // to the relay, is kept small: a few hundred bytes more, and each stream has a stack of 16 KB
 // instead of 8.
 func (p *Proxy) serveEndpoint(e *endpoint, w http.ResponseWriter, r *http.Request) {
-	x := p.newRequest(e, w, r)
+	x := p.beginRequest(e, w, r)
 	defer x.finish()
 	if apiErr := x.admit(); apiErr != nil {
 		if x.isCancelled() {
-			apiErr = x.cutOffError()
+			apiErr = x.recordCancelOrCutOff()
 		}
 		x.sendError(apiErr)
 		return
@@ -77,8 +77,8 @@ func (p *Proxy) serveEndpoint(e *endpoint, w http.ResponseWriter, r *http.Reques
 	}
 }
 
-// newRequest counts a request in flight, until its finish.
-func (p *Proxy) newRequest(e *endpoint, w http.ResponseWriter, r *http.Request) *request {
+// beginRequest returns a new request, which is counted and listed in flight until its finish.
+func (p *Proxy) beginRequest(e *endpoint, w http.ResponseWriter, r *http.Request) *request {
 	s := p.settings.Load()
 	x := &request{proxy: p, settings: s, endpoint: e, client: newClientWriter(w, r, s.WriteIdle), httpReq: r, arrivedAt: time.Now(), id: headerValue(r.Header, "X-Request-Id")}
 	x.client.cancelled = &x.inFlight.cancelled
@@ -94,7 +94,10 @@ func (p *Proxy) newRequest(e *endpoint, w http.ResponseWriter, r *http.Request) 
 func (r *request) admit() *apiError {
 	apiErr := r.proxy.checkLoop(r.httpReq.Header)
 	if apiErr == nil {
-		apiErr = r.checkLimits()
+		apiErr = r.checkInFlightLimit()
+	}
+	if apiErr == nil {
+		apiErr = r.checkQueryLength()
 	}
 	if apiErr == nil {
 		apiErr = r.authenticate()
@@ -103,10 +106,10 @@ func (r *request) admit() *apiError {
 		apiErr = r.applyRoutingHints()
 	}
 	if apiErr == nil {
-		apiErr = r.checkBatchLimit()
+		apiErr = r.checkBatchInFlightLimit()
 	}
 	if apiErr == nil {
-		apiErr = r.readInput()
+		apiErr = r.readAndParseInput()
 	}
 	if apiErr == nil {
 		apiErr = r.chargePrompt()
@@ -121,12 +124,12 @@ func (r *request) finish() {
 	now := time.Now()
 	r.outcome.Duration = now.Sub(r.arrivedAt)
 	r.proxy.metrics.RecordRequest(&r.outcome, r.id, now)
-	r.proxy.activity.stats.countEnded(r.inFlight.backend, r.arrivedAt, &r.outcome, r.cachedKnown)
+	r.proxy.activity.stats.countRequest(r.inFlight.backend, r.arrivedAt, &r.outcome, r.cachedKnown)
 	r.finishRecording()
-	r.logRequest()
+	r.endTraceAndLog()
 }
 
-// endInFlight ends what newRequest and authenticate have begun. A second call does nothing.
+// endInFlight ends what beginRequest and authenticate have begun. A second call does nothing.
 func (r *request) endInFlight() {
 	if r.finished {
 		return
@@ -161,19 +164,19 @@ func (r *request) sendError(e *apiError) {
 		r.endpoint.dialect().writeError(&r.client, e)
 		return
 	}
-	r.sendErrorUnread(e)
+	r.sendErrorAndDiscardBody(e)
 }
 
-// readInput reads the body and parses it.
-func (r *request) readInput() *apiError {
+// readAndParseInput reads the body and parses it.
+func (r *request) readAndParseInput() *apiError {
 	var err error
 	upload := throttledReader{body: r.httpReq.Body, conn: &r.client.conn, idleTimeout: r.settings.BodyIdle, startedAt: r.arrivedAt, cancelled: &r.inFlight.cancelled}
-	r.proxy.activity.beginUpload(&r.inFlight)
+	r.proxy.activity.beginUploadPhase(&r.inFlight)
 	r.input.body, err = r.proxy.bodies.read(&upload, r.httpReq.ContentLength, bodyLimits{r.settings.BodyBytes, r.limitForPriority(r.settings.BodyBytesTotal)})
-	cut := r.proxy.activity.endUpload(&r.inFlight)
+	cut := r.proxy.activity.endUploadPhase(&r.inFlight)
 	upload.clearDeadline()
 	if err != nil || cut {
-		return r.bodyError(err)
+		return r.recordUploadError(err)
 	}
 	r.bodyReceivedAt = time.Now()
 	r.bytesIn = len(r.input.body)
@@ -190,13 +193,14 @@ func (r *request) parseInput() *apiError {
 	return r.parseJSON()
 }
 
-// bodyError returns the error for a body that could not be read.
-func (r *request) bodyError(err error) *apiError {
+// recordUploadError returns the error for a body that could not be read, and counts a client
+// disconnect. The connection is closed after the response.
+func (r *request) recordUploadError(err error) *apiError {
 	r.client.Header().Set("Connection", "close") // the rest of the body is not read
 	var socket *net.OpError
 	switch {
 	case r.isCancelled():
-		return r.cutOffError()
+		return r.recordCancelOrCutOff()
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return &apiError{status: http.StatusRequestTimeout, kind: "timeout", code: "body_timeout",
 			message: "the rest of the request body did not arrive in time (timeouts.body_idle)"}
@@ -231,7 +235,7 @@ func (r *request) parseJSON() *apiError {
 		return invalidRequestError("previous_response_id",
 			"previous_response_id cannot be routed: the earlier response lives in one replica's memory; send the whole conversation as input instead")
 	}
-	engine, apiErr := r.resolveModel(pr.Model)
+	engine, apiErr := r.setModelBackends(pr.Model)
 	if apiErr != nil {
 		return apiErr
 	}
@@ -254,9 +258,9 @@ func (r *request) parseJSON() *apiError {
 	return nil
 }
 
-// resolveModel finds the backends that serve the model, and returns the engine's name of it,
-// which seeds the hashes of its prompts.
-func (r *request) resolveModel(model string) (engine string, apiErr *apiError) {
+// setModelBackends has the request routed to the backends that serve the model; empty: the default
+// one. It returns the engine's name of it, which seeds the hashes of its prompts.
+func (r *request) setModelBackends(model string) (engineModel string, apiErr *apiError) {
 	catalog := r.proxy.registry.Catalog()
 	if model == "" {
 		if model, apiErr = r.defaultModel(catalog); apiErr != nil {
@@ -293,18 +297,21 @@ const (
 	interactiveShare = 10
 )
 
-// setLingerDeadline ends reads after lingerTimeout.
-func (c *clientWriter) setLingerDeadline() { _ = c.conn.SetReadDeadline(time.Now().Add(lingerTimeout)) }
+// setLingerReadDeadline makes reads from the client fail after lingerTimeout.
+func (c *clientWriter) setLingerReadDeadline() {
+	_ = c.conn.SetReadDeadline(time.Now().Add(lingerTimeout))
+}
 
-// sendErrorUnread is sendError for a request whose body was not read to its end.
-func (r *request) sendErrorUnread(e *apiError) {
+// sendErrorAndDiscardBody is sendError for a request whose body was not read to its end. It reads and
+// discards the rest, for at most lingerTimeout.
+func (r *request) sendErrorAndDiscardBody(e *apiError) {
 	r.releaseInput()
 	r.endInFlight()
 	defer r.proxy.lingering.Add(-1)
 	if r.proxy.lingering.Add(1) > maxLingering {
 		_ = r.client.conn.SetReadDeadline(time.Now())
 	} else {
-		r.client.setLingerDeadline()
+		r.client.setLingerReadDeadline()
 	}
 	r.endpoint.dialect().writeError(&r.client, e)
 	if r.httpReq.ProtoMajor > 1 {
@@ -324,9 +331,9 @@ func (r *request) limitForPriority(limit int64) int64 {
 	return limit
 }
 
-// checkBatchLimit refuses a batch request, before its body is read, if such requests have used
+// checkBatchInFlightLimit refuses a batch request, before its body is read, if such requests have used
 // their part of limits.in_flight.
-func (r *request) checkBatchLimit() *apiError {
+func (r *request) checkBatchInFlightLimit() *apiError {
 	if r.proxy.inFlight.Load() > r.limitForPriority(int64(r.settings.InFlight)) {
 		return tooManyInFlightError()
 	}
@@ -339,11 +346,16 @@ func tooManyInFlightError() *apiError {
 	return e
 }
 
-// checkLimits refuses a request beyond the limits, before its body is read.
-func (r *request) checkLimits() *apiError {
+// checkInFlightLimit refuses a request beyond limits.in_flight, before its body is read.
+func (r *request) checkInFlightLimit() *apiError {
 	if r.proxy.inFlight.Load() > int64(r.settings.InFlight) {
 		return tooManyInFlightError()
 	}
+	return nil
+}
+
+// checkQueryLength refuses a request whose URL has a query beyond limits.query_bytes.
+func (r *request) checkQueryLength() *apiError {
 	if int64(len(r.httpReq.URL.RawQuery)) > r.settings.QueryBytes {
 		return &apiError{status: http.StatusRequestURITooLong, kind: "invalid_request_error", code: "query_too_long",
 			message: "the query of the URL is too long (limits.query_bytes)"}
@@ -367,8 +379,8 @@ func shuttingDownError() *apiError {
 // isCancelled reports whether an operator has cancelled the request.
 func (r *request) isCancelled() bool { return r.inFlight.cancelled.Load() }
 
-// isCutOff reports whether the request was ended by the proxy's end or by an operator.
-func (r *request) isCutOff() bool {
+// isCancelledOrCutOff reports whether the request was ended by the proxy's end or by an operator.
+func (r *request) isCancelledOrCutOff() bool {
 	return r.isCancelled() || context.Cause(r.httpReq.Context()) == ErrCutOff
 }
 
@@ -376,11 +388,11 @@ func (r *request) isCutOff() bool {
 func (r *request) isDone() bool { return r.isCancelled() || r.httpReq.Context().Err() != nil }
 
 // isDisconnected reports whether the request was ended by its client.
-func (r *request) isDisconnected() bool { return r.isDone() && !r.isCutOff() }
+func (r *request) isDisconnected() bool { return r.isDone() && !r.isCancelledOrCutOff() }
 
-// cutOffError returns the error for a request that was cut off, and gives the client of a
-// cancelled one cancelGrace to read it.
-func (r *request) cutOffError() *apiError {
+// recordCancelOrCutOff returns the error for a request of which isCancelledOrCutOff is true. A
+// cancelled one is counted, and its client has cancelGrace to read the error.
+func (r *request) recordCancelOrCutOff() *apiError {
 	if !r.isCancelled() {
 		return shuttingDownError()
 	}

@@ -74,7 +74,7 @@ func (b *responseBuffers) put(buf *bytes.Buffer) {
 }
 
 // reserve takes n bytes of maxBufferedTotalBytes, and reports whether there are as many.
-func (b *responseBuffers) reserve(n int64) bool {
+func (b *responseBuffers) reserve(n int64) (ok bool) {
 	if b.reserved.Add(n) > maxBufferedTotalBytes {
 		b.reserved.Add(-n)
 		return false
@@ -129,9 +129,12 @@ func (a *attempt) relayBuffered(resp *http.Response) *failure {
 		if f := a.checkBuffered(resp, buf.Bytes()); f != nil {
 			return f
 		}
+		if !isEncoded(resp.Header) {
+			a.recordBodyUsage(buf.Bytes())
+		}
 		a.result.End = router.Completed
 	}
-	length := contentLength(resp, buf.Len())
+	length := contentLengthHeader(resp, buf.Len())
 	h := a.beginResponse(resp)
 	h["Content-Length"] = length
 	a.client.WriteHeader(resp.StatusCode)
@@ -141,28 +144,26 @@ func (a *attempt) relayBuffered(resp *http.Response) *failure {
 	return nil
 }
 
-// checkBuffered returns the failure that a complete response is, or nil, and takes its
-// usage.
+// checkBuffered returns the failure that a complete response is, or nil.
 func (a *attempt) checkBuffered(resp *http.Response, body []byte) *failure {
 	switch {
 	case isEncoded(resp.Header):
 		return nil
 	case isAborted(a.endpoint.format, body):
-		return a.abortedFailure()
+		return a.recordReplicaAbort()
 	case !isFramed(resp) && isJSON(resp.Header) && !json.Valid(body):
 		return a.classifyError(errTruncated)
 	}
-	a.parseUsage(body)
 	return nil
 }
 
-// contentLength returns the header value for a response of n bytes: the replica's own where
+// contentLengthHeader returns the header's value for a body of that length: the replica's own where
 // it says the same, which allocates nothing.
-func contentLength(resp *http.Response, n int) []string {
-	if values := resp.Header["Content-Length"]; len(values) == 1 && resp.ContentLength == int64(n) && values[0][0] != '0' {
+func contentLengthHeader(resp *http.Response, bodyBytes int) []string {
+	if values := resp.Header["Content-Length"]; len(values) == 1 && resp.ContentLength == int64(bodyBytes) && values[0][0] != '0' {
 		return values
 	}
-	return []string{strconv.Itoa(n)}
+	return []string{strconv.Itoa(bodyBytes)}
 }
 
 // relayLong relays a response that is too long to be buffered, of which head was read.
@@ -188,7 +189,7 @@ func (a *attempt) relayLong(resp *http.Response, head []byte) *failure {
 	if err == nil {
 		_, err = io.Copy(flushingWriter{&a.client}, &from)
 	}
-	a.parseTailUsage(&from, len(head))
+	a.recordTailUsage(&from, len(head))
 	switch {
 	case err == nil:
 		a.client.extendDeadline()
@@ -196,8 +197,8 @@ func (a *attempt) relayLong(resp *http.Response, head []byte) *failure {
 			a.result.End = router.Completed
 		}
 		return nil
-	case a.isCutOff():
-		a.result.End, a.outcome.Code = router.ClientDisconnected, a.cutOffError().status
+	case a.isCancelledOrCutOff():
+		a.result.End, a.outcome.Code = router.ClientDisconnected, a.recordCancelOrCutOff().status
 		panic(http.ErrAbortHandler) // as below
 	case from.err == nil || from.err == io.EOF || a.isDisconnected(): // it was the writing that failed
 		a.recordDisconnect(a.client.abortPhase(metrics.AbortInBody))
@@ -228,8 +229,9 @@ func (r *tailReader) Read(p []byte) (n int, err error) {
 	return n, r.err
 }
 
-// replicaFailure is the failure of a response with a status that another backend may better.
-func (a *attempt) replicaFailure(resp *http.Response) *failure {
+// readErrorResponse reads a response with a status that another backend may better, and returns it
+// as a failure.
+func (a *attempt) readErrorResponse(resp *http.Response) *failure {
 	f := &failure{
 		reason: metrics.RetryStatus(resp.StatusCode), err: errors.New("replica responded with status " + strconv.Itoa(resp.StatusCode)), // its message may quote the prompt
 		status: resp.StatusCode, header: resp.Header,
@@ -239,7 +241,7 @@ func (a *attempt) replicaFailure(resp *http.Response) *failure {
 	case err == nil:
 		f.body, f.charged = body, int64(len(body))
 	case errors.Is(err, errErrorBodyMemory):
-		f.replaceBody(a.endpoint)
+		f.setProxyErrorBody(a.endpoint)
 	default:
 		return a.classifyError(err)
 	}
@@ -252,7 +254,7 @@ func (a *attempt) replicaFailure(resp *http.Response) *failure {
 
 // readErrorBody reads a short body whole, in bounded time. The length of what it returns
 // stays reserved, for the caller to release.
-func (a *attempt) readErrorBody(resp *http.Response) ([]byte, error) {
+func (a *attempt) readErrorBody(resp *http.Response) (reservedBody []byte, err error) {
 	buffers := &a.proxy.buffers
 	if !buffers.reserve(maxErrorBodyBytes) {
 		return nil, errErrorBodyMemory
@@ -275,9 +277,9 @@ func (a *attempt) readErrorBody(resp *http.Response) ([]byte, error) {
 	return body, nil
 }
 
-// abortedFailure is the failure of a response that the replica aborted: vLLM aborts all its
+// recordReplicaAbort counts and returns the failure of a response that the replica aborted: vLLM aborts all its
 // requests when it shuts down.
-func (a *attempt) abortedFailure() *failure {
+func (a *attempt) recordReplicaAbort() *failure {
 	a.decision.Backend.Aborted.Add(1)
 	e := unavailableError("the replica aborted the request: it may be shutting down")
 	e.code = "replica_aborted"
@@ -300,15 +302,15 @@ func isAborted(f format, body []byte) bool {
 	return false
 }
 
-// replaceBody replaces a response whose body cannot be kept by an error of the proxy's own
-// with the same status.
-func (f *failure) replaceBody(e *endpoint) {
+// setProxyErrorBody replaces the body of a response, which cannot be kept, by an error of the
+// proxy's own with the same status.
+func (f *failure) setProxyErrorBody(e *endpoint) {
 	f.body, f.header = e.dialect().errorBody(replicaError(f.status, nil)), http.Header{"Content-Type": {"application/json"}}
 }
 
-// setBestFailure makes f the failure that the client gets should no attempt succeed, and
+// replaceBestFailure makes f the failure that the client gets should no attempt succeed, and
 // frees the body of the one before. A nil f only frees.
-func (r *request) setBestFailure(f *failure) {
+func (r *request) replaceBestFailure(f *failure) {
 	if best := r.history.best; best != nil {
 		r.proxy.buffers.release(best.charged)
 		best.body, best.charged = nil, 0
@@ -335,8 +337,8 @@ func (r *request) relayFailure(f *failure) {
 	}
 }
 
-// parseUsage takes a complete response's usage, and its text.
-func (a *attempt) parseUsage(body []byte) {
+// recordBodyUsage records the usage that a complete response reports, and its text.
+func (a *attempt) recordBodyUsage(body []byte) {
 	if a.endpoint.format == plainFormat {
 		return
 	}
@@ -353,29 +355,29 @@ func (a *attempt) parseUsage(body []byte) {
 	a.recordUsage(&u)
 }
 
-// parseTailUsage takes usage from the end of a response that was not buffered whole. The
+// recordTailUsage records usage from the end of a response that was not buffered whole. The
 // quotes of a text inside the response are escaped, so none can be mistaken for it. Where
 // there is none, the length counts, up to what was asked for: else a long response would
 // cost its key nothing.
-func (a *attempt) parseTailUsage(r *tailReader, before int) {
+func (a *attempt) recordTailUsage(tail *tailReader, headBytes int) {
 	if a.endpoint.format == plainFormat || a.outcome.Code >= http.StatusMultipleChoices {
 		return
 	}
 	var u usage
-	if _, object, found := bytes.Cut(r.tail, []byte(`"usage":`)); found {
+	if _, object, found := bytes.Cut(tail.tail, []byte(`"usage":`)); found {
 		u.parse(gjson.ParseBytes(object), a.endpoint.format)
 	}
 	a.recordUsage(&u)
 	if u.completionTokens > 0 {
 		return
 	}
-	a.estimatedTokens = (before + r.bytesRead) / bytesPerToken
+	a.estimatedTokens = (headBytes + tail.bytesRead) / bytesPerToken
 	if limit := a.input.request.MaxAnswerTokens * max(a.input.request.Sequences, 1); limit > 0 {
 		a.estimatedTokens = min(a.estimatedTokens, limit)
 	}
 }
 
-// recordUsage takes over what the response said of its tokens.
+// recordUsage records what the response said of its tokens.
 func (a *attempt) recordUsage(u *usage) {
 	b := a.decision.Backend
 	if u.hasCached {

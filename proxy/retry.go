@@ -19,11 +19,11 @@ const (
 	verdictProbeInterval   = 50 * time.Millisecond
 	crashProbeInterval     = 250 * time.Millisecond
 
-	// Backends that all refused the connection are asked again after minRecheckDelay, and
+	// Backends that all refused the connection are asked again after minReconnectDelay, and
 	// then after twice as long each time: by then the health checks know which are down,
 	// and the admission queue waits for those.
-	minRecheckDelay = 150 * time.Millisecond
-	maxRecheckDelay = 2 * time.Second
+	minReconnectDelay = 150 * time.Millisecond
+	maxReconnectDelay = 2 * time.Second
 	// upstreamErrorRetryTimeout is how long a request that got an error from a replica
 	// waits for another replica. One that restarts may be about to become ready.
 	upstreamErrorRetryTimeout = 2 * time.Second
@@ -46,8 +46,10 @@ type attemptRecord struct {
 	answered bool // the replica sent an error that the client may get
 }
 
-// isSuspect reports whether the replica failed as one does that crashes or shuts down.
-func (a *attemptRecord) isSuspect() bool { return a.failure.mayHaveCrashed || a.failure.shuttingDown }
+// suspectsReplicaDown reports whether the replica failed as one does that crashes or shuts down.
+func (a *attemptRecord) suspectsReplicaDown() bool {
+	return a.failure.mayHaveCrashed || a.failure.shuttingDown
+}
 
 // history is what a request has tried and waited for so far.
 type history struct {
@@ -63,12 +65,12 @@ type history struct {
 	pickErr error       // of the last step, if it was a pick
 	end     requestEnd
 
-	queueTime     time.Duration // waited in the admission queue, for a slot and for the retry budget
-	budgetWait    time.Duration // of it, for the retry budget
-	recheckDelay  time.Duration // of the latest recheck
-	slotAwaited   bool
-	outageAttempt bool // an attempt beyond the limit was considered, as all backends were down
-	queueFull     bool // the request was not allowed to wait
+	queueTime      time.Duration // waited in the admission queue, for a slot and for the retry budget
+	budgetWait     time.Duration // of it, for the retry budget
+	reconnectDelay time.Duration // of the latest waitReconnect
+	slotAwaited    bool
+	outageAttempt  bool // an attempt beyond the limit was considered, as all backends were down
+	queueFull      bool // the request was not allowed to wait
 }
 
 // step is a kind of thing that a request does between its arrival and its response.
@@ -94,12 +96,12 @@ const (
 type waitKind int
 
 const (
-	waitVerdict waitKind = iota // the health checks find the replica of the last attempt down
-	waitCrashes                 // the health checks have had time to look at the replicas of two failed attempts
-	waitOutage                  // they have had time to look at all
-	waitSlot                    // a full backend has finished a request
-	waitBudget                  // the retry budget allows another attempt
-	waitRecheck                 // backends that refused the connection may be asked again
+	waitVerdict   waitKind = iota // the health checks find the replica of the last attempt down
+	waitCrashes                   // the health checks have had time to look at the replicas of two failed attempts
+	waitOutage                    // they have had time to look at all
+	waitSlot                      // a full backend has finished a request
+	waitBudget                    // the retry budget allows another attempt
+	waitReconnect                 // backends that refused the connection may be asked again
 )
 
 // waitOutcome is how a wait ended.
@@ -185,10 +187,10 @@ func next(h *history, f fleetView, s *Settings, now time.Time) action {
 	}
 	switch h.last {
 	case stepNone:
-		return pickOrRecheck(h, f, now)
+		return pickOrAwaitReconnect(h, f, now)
 	case stepPick:
-		if errors.Is(h.pickErr, router.ErrNoneReady) && h.hasRetriable(f, now) && !h.recheckExpired(f, now) {
-			return recheck(h, now)
+		if errors.Is(h.pickErr, router.ErrNoneReady) && h.hasRetriableExcluded(f, now) && !h.reconnectExpired(f, now) {
+			return awaitReconnect(h, now)
 		}
 		return respond(h)
 	case stepAttempt:
@@ -199,12 +201,12 @@ func next(h *history, f fleetView, s *Settings, now time.Time) action {
 		switch {
 		case h.outcome == waitRefused:
 			return respond(h)
-		case h.suspectsPoison(f):
+		case h.suspectsPoisonRequest(f):
 			a := respond(h)
 			a.poison = true
 			return a
 		case !h.latest().failure.uncharged:
-			return awaitVerdict(h, f, now)
+			return awaitVerdictOrBudget(h, f, now)
 		}
 	case waitVerdict:
 		if !met {
@@ -214,17 +216,17 @@ func next(h *history, f fleetView, s *Settings, now time.Time) action {
 		if !met {
 			return respond(h)
 		}
-		return awaitVerdict(h, f, now)
+		return awaitVerdictOrBudget(h, f, now)
 	case waitOutage, waitBudget:
 		if !met {
 			return respond(h)
 		}
-	case waitRecheck:
+	case waitReconnect:
 		if h.outcome == waitRefused {
 			return respond(h)
 		}
 	}
-	return pickOrRecheck(h, f, now)
+	return pickOrAwaitReconnect(h, f, now)
 }
 
 // afterFailure decides what to do after a failed attempt.
@@ -233,34 +235,35 @@ func afterFailure(h *history, f fleetView, s *Settings, now time.Time) action {
 	switch charged, shutdowns := h.countCharged(); {
 	case latest.final:
 		return respond(h)
-	case latest.uncharged && !h.secondCrash():
-		return pickOrRecheck(h, f, now)
+	case latest.uncharged && !h.isSecondCrash():
+		return pickOrAwaitReconnect(h, f, now)
 	case latest.uncharged:
 	case s.Retry.Share == 0 && s.Retry.PerSecond == 0:
 		return respond(h)
-	case h.allFull(f, charged, s):
+	case h.shouldAwaitSlot(f, charged, s):
 		return action{kind: actWait, wait: waitSlot, backends: h.fullBackends(), deadline: now.Add(h.queueTimeout - h.queueTime)}
 	case shutdowns >= s.Attempts:
 		return respond(h)
 	case charged >= s.Attempts:
-		if !h.mayBeOutage(f, s, now) {
+		if !h.mayRetryAfterOutage(f, s, now) {
 			return respond(h)
 		}
 		return action{kind: actWait, wait: waitOutage, backends: f.candidates(), deadline: now.Add(healthRecheckTimeout), probeInterval: crashProbeInterval}
 	}
-	if h.secondCrash() {
+	if h.isSecondCrash() {
 		return action{kind: actWait, wait: waitCrashes, backends: f.candidates(), deadline: now.Add(healthRecheckTimeout), probeInterval: crashProbeInterval}
 	}
-	return awaitVerdict(h, f, now)
+	return awaitVerdictOrBudget(h, f, now)
 }
 
-// awaitVerdict waits until the health checks have found whether the replica of the last
-// attempt is down, if no other is ready. If it is down, it was stopped or has crashed, and
-// is another process when it is back: its last response was not about the request, for
-// which it may be asked again. If it stays, its response is worth as much as any.
-func awaitVerdict(h *history, f fleetView, now time.Time) action {
+// awaitVerdictOrBudget waits until the health checks have found whether the replica of the last
+// attempt is down, if no other is ready, else for the retry budget. If it is down, it was
+// stopped or has crashed, and is another process when it is back: its last response was not
+// about the request, for which it may be asked again. If it stays, its response is worth as
+// much as any.
+func awaitVerdictOrBudget(h *history, f fleetView, now time.Time) action {
 	latest := h.latest()
-	if !latest.isSuspect() && !latest.failure.full || h.queueTimeout == 0 || h.hasReady(f) {
+	if !latest.suspectsReplicaDown() && !latest.failure.full || h.queueTimeout == 0 || h.hasPickableBackend(f) {
 		return retryWithinBudget(h, f, now)
 	}
 	timeout := healthRecheckTimeout
@@ -278,10 +281,6 @@ func retryWithinBudget(h *history, f fleetView, now time.Time) action {
 	if !slices.ContainsFunc(f, func(v backendView) bool { return v.candidate && !h.isExcluded(v.backend) }) {
 		return action{kind: actPick} // the router says why there is none
 	}
-	return awaitBudget(h, f, now)
-}
-
-func awaitBudget(h *history, f fleetView, now time.Time) action {
 	timeout := h.queueTimeout - h.queueTime
 	if h.hasUpstreamError(f) {
 		timeout = min(timeout, upstreamErrorRetryTimeout-h.budgetWait)
@@ -289,21 +288,22 @@ func awaitBudget(h *history, f fleetView, now time.Time) action {
 	return action{kind: actWait, wait: waitBudget, deadline: now.Add(timeout)}
 }
 
-// pickOrRecheck asks the router for a backend, unless only backends are left that will
+// pickOrAwaitReconnect asks the router for a backend, unless only backends are left that will
 // be worth another attempt soon.
-func pickOrRecheck(h *history, f fleetView, now time.Time) action {
+func pickOrAwaitReconnect(h *history, f fleetView, now time.Time) action {
 	switch {
-	case !h.hasRetriable(f, now) || h.hasReady(f):
+	case !h.hasRetriableExcluded(f, now) || h.hasPickableBackend(f):
 		return action{kind: actPick}
-	case h.recheckExpired(f, now):
+	case h.reconnectExpired(f, now):
 		return respondWith(h, router.ErrNoneReady)
 	}
-	return recheck(h, now)
+	return awaitReconnect(h, now)
 }
 
-func recheck(h *history, now time.Time) action {
-	delay := min(h.nextRecheckDelay(), h.queueTimeout-now.Sub(h.receivedAt))
-	return action{kind: actWait, wait: waitRecheck, deadline: now.Add(delay)}
+// awaitReconnect waits until backends that refused the connection may be asked again.
+func awaitReconnect(h *history, now time.Time) action {
+	delay := min(h.nextReconnectDelay(), h.queueTimeout-now.Sub(h.receivedAt))
+	return action{kind: actWait, wait: waitReconnect, deadline: now.Add(delay)}
 }
 
 // respond answers the request: with the best response of a replica, if there was one, else
@@ -316,11 +316,11 @@ func respond(h *history) action {
 }
 
 // respondWith is respond where the router has no backend for the reason err.
-func respondWith(h *history, err error) action {
+func respondWith(h *history, pickErr error) action {
 	if h.queueFull {
-		err = router.ErrQueueFull
+		pickErr = router.ErrQueueFull
 	}
-	a := action{kind: actRespond, err: err}
+	a := action{kind: actRespond, err: pickErr}
 	switch best := h.best; {
 	case h.end == cutOff:
 		a.response = respondCutOff
@@ -330,7 +330,7 @@ func respondWith(h *history, err error) action {
 		a.response = respondReplicaError
 	case best != nil && best.noDescriptors && !h.queueFull:
 		a.response = respondNoDescriptors
-	case best == nil, h.queueFull, err != nil && (h.queueTime > 0 || best.uncharged && h.queueTimeout > 0):
+	case best == nil, h.queueFull, pickErr != nil && (h.queueTime > 0 || best.uncharged && h.queueTimeout > 0):
 		a.response = respondNotPicked
 	}
 	return a
@@ -338,14 +338,14 @@ func respondWith(h *history, err error) action {
 
 // isMet reports whether what a waits for has come. Slots and the retry budget are granted
 // by those who have them.
-func (a *action) isMet(h *history, f fleetView, begun, now time.Time) bool {
+func (a *action) isMet(h *history, f fleetView, waitBegun, now time.Time) bool {
 	switch a.wait {
 	case waitVerdict:
 		return f.state(a.backends[0]) == backends.Down
 	case waitOutage:
 		return !now.Before(a.deadline) && !slices.ContainsFunc(f, func(v backendView) bool { return v.candidate && v.state != backends.Down })
 	case waitSlot:
-		return !now.Before(begun.Add(minSlotDelay)) && h.hasReady(f) || !now.Before(begun.Add(a.backoff)) && !f.anyBusy(a.backends)
+		return !now.Before(waitBegun.Add(minSlotDelay)) && h.hasPickableBackend(f) || !now.Before(waitBegun.Add(a.backoff)) && !f.anyBusy(a.backends)
 	}
 	return false
 }
@@ -365,16 +365,16 @@ func (h *history) addFailure(b *backends.Backend, f *failure, now time.Time) {
 	})
 }
 
-// endWait records how a wait ended, and readmits the backends that may be picked again.
+// recordWaitAndReadmit records how a wait ended, and readmits the backends that may be picked again.
 // granted is the backend that has a slot, if any.
-func (h *history) endWait(a *action, outcome waitOutcome, granted *backends.Backend, f fleetView) {
+func (h *history) recordWaitAndReadmit(a *action, outcome waitOutcome, granted *backends.Backend, f fleetView) {
 	h.last, h.wait, h.outcome = stepWait, a.wait, outcome
 	met := outcome == waitMet
 	switch a.wait {
 	case waitOutage:
 		h.outageAttempt = true
 		if met {
-			h.readmit(func(*attemptRecord) bool { return true })
+			h.readmitBackends(func(*attemptRecord) bool { return true })
 		}
 	case waitSlot:
 		h.slotAwaited = true
@@ -383,7 +383,7 @@ func (h *history) endWait(a *action, outcome waitOutcome, granted *backends.Back
 			free = []*backends.Backend{granted}
 		}
 		if met {
-			h.readmit(func(r *attemptRecord) bool { return slices.Contains(free, r.backend) })
+			h.readmitBackends(func(r *attemptRecord) bool { return slices.Contains(free, r.backend) })
 		}
 		for i := range h.attempts {
 			h.attempts[i].full = false
@@ -391,17 +391,17 @@ func (h *history) endWait(a *action, outcome waitOutcome, granted *backends.Back
 	case waitVerdict:
 		latest := h.latest()
 		if met {
-			h.readmit(func(r *attemptRecord) bool {
-				return r.backend == latest.backend || h.isSuspect(r.backend) && !h.mayHaveCrashed(r.backend)
+			h.readmitBackends(func(r *attemptRecord) bool {
+				return r.backend == latest.backend || h.suspectsReplicaDown(r.backend) && !h.mayHaveCrashed(r.backend)
 			})
 		} else if latest.failure.status != 0 {
 			latest.answered = true
 		}
-	case waitRecheck:
-		h.recheckDelay = h.nextRecheckDelay()
-		refused := h.refusedBackends()
-		h.readmit(func(r *attemptRecord) bool {
-			return slices.Contains(refused, r.backend) || h.isSuspect(r.backend) && f.state(r.backend) == backends.Down
+	case waitReconnect:
+		h.reconnectDelay = h.nextReconnectDelay()
+		refused := h.unchargedBackends()
+		h.readmitBackends(func(r *attemptRecord) bool {
+			return slices.Contains(refused, r.backend) || h.suspectsReplicaDown(r.backend) && f.state(r.backend) == backends.Down
 		})
 		for i := range h.attempts {
 			h.attempts[i].refused = false
@@ -409,34 +409,34 @@ func (h *history) endWait(a *action, outcome waitOutcome, granted *backends.Back
 	}
 }
 
-// readmit lets backends be picked again.
-func (h *history) readmit(which func(*attemptRecord) bool) {
+// readmitBackends lets the backends of matching attempts be picked again.
+func (h *history) readmitBackends(matches func(*attemptRecord) bool) {
 	for i := range h.attempts {
-		if r := &h.attempts[i]; r.excluded && which(r) {
+		if r := &h.attempts[i]; r.excluded && matches(r) {
 			r.excluded = false
 		}
 	}
 }
 
-// excluded returns the backends that are not to be picked.
-func (h *history) excluded() []*backends.Backend {
-	return h.backends(func(r *attemptRecord) bool { return r.excluded })
+// excludedBackends returns the backends that are not to be picked.
+func (h *history) excludedBackends() []*backends.Backend {
+	return h.backendsWhere(func(r *attemptRecord) bool { return r.excluded })
 }
 
-// refusedBackends returns those whose attempts were not charged, until the next recheck.
-func (h *history) refusedBackends() []*backends.Backend {
-	return h.backends(func(r *attemptRecord) bool { return r.refused })
+// unchargedBackends returns those whose attempts were not charged, until the next waitReconnect.
+func (h *history) unchargedBackends() []*backends.Backend {
+	return h.backendsWhere(func(r *attemptRecord) bool { return r.refused })
 }
 
 // fullBackends returns those that refused the request as full, until the next wait for a slot.
 func (h *history) fullBackends() []*backends.Backend {
-	return h.backends(func(r *attemptRecord) bool { return r.full })
+	return h.backendsWhere(func(r *attemptRecord) bool { return r.full })
 }
 
-// backends returns the backends of some attempts.
-func (h *history) backends(of func(*attemptRecord) bool) (list []*backends.Backend) {
+// backendsWhere returns the backends of matching attempts.
+func (h *history) backendsWhere(matches func(*attemptRecord) bool) (list []*backends.Backend) {
 	for i := range h.attempts {
-		if r := &h.attempts[i]; of(r) {
+		if r := &h.attempts[i]; matches(r) {
 			list = append(list, r.backend)
 		}
 	}
@@ -444,21 +444,21 @@ func (h *history) backends(of func(*attemptRecord) bool) (list []*backends.Backe
 }
 
 func (h *history) isExcluded(b *backends.Backend) bool {
-	return h.any(func(r *attemptRecord) bool { return r.excluded && r.backend == b })
+	return h.anyAttempt(func(r *attemptRecord) bool { return r.excluded && r.backend == b })
 }
 
-func (h *history) any(is func(*attemptRecord) bool) bool {
+func (h *history) anyAttempt(matches func(*attemptRecord) bool) bool {
 	for i := range h.attempts {
-		if is(&h.attempts[i]) {
+		if matches(&h.attempts[i]) {
 			return true
 		}
 	}
 	return false
 }
 
-func (h *history) count(is func(*attemptRecord) bool) (n int) {
+func (h *history) countAttempts(matches func(*attemptRecord) bool) (n int) {
 	for i := range h.attempts {
-		if is(&h.attempts[i]) {
+		if matches(&h.attempts[i]) {
 			n++
 		}
 	}
@@ -467,48 +467,48 @@ func (h *history) count(is func(*attemptRecord) bool) (n int) {
 
 // countCharged returns how many attempts count towards the limit, and how many were ended by
 // replicas that shut down, which have a limit of their own.
-func (h *history) countCharged() (countCharged, shutdowns int) {
-	countCharged = h.count(func(r *attemptRecord) bool { return !r.failure.uncharged && !r.failure.shuttingDown })
-	return countCharged, h.count(func(r *attemptRecord) bool { return r.failure.shuttingDown && !r.failure.uncharged })
+func (h *history) countCharged() (charged, shutdowns int) {
+	charged = h.countAttempts(func(r *attemptRecord) bool { return !r.failure.uncharged && !r.failure.shuttingDown })
+	return charged, h.countAttempts(func(r *attemptRecord) bool { return r.failure.shuttingDown && !r.failure.uncharged })
 }
 
-// countStale returns how many attempts were made over a stale connection.
-func (h *history) countStale() int {
-	return h.count(func(r *attemptRecord) bool { return r.failure.stale })
+// countStaleConnections returns how many attempts were made over a stale connection.
+func (h *history) countStaleConnections() int {
+	return h.countAttempts(func(r *attemptRecord) bool { return r.failure.stale })
 }
 
-// wasStale reports whether an attempt at b was.
-func (h *history) wasStale(b *backends.Backend) bool {
-	return h.any(func(r *attemptRecord) bool { return r.failure.stale && r.backend == b })
+// hadStaleConnection reports whether an attempt at b was made over a stale connection.
+func (h *history) hadStaleConnection(b *backends.Backend) bool {
+	return h.anyAttempt(func(r *attemptRecord) bool { return r.failure.stale && r.backend == b })
 }
 
 // hasStalled reports whether an attempt was given up because its backend stalled.
 func (h *history) hasStalled() bool {
-	return h.any(func(r *attemptRecord) bool { return r.failure.stalled })
+	return h.anyAttempt(func(r *attemptRecord) bool { return r.failure.stalled })
 }
 
-func (h *history) isSuspect(b *backends.Backend) bool {
-	return h.any(func(r *attemptRecord) bool { return r.backend == b && r.isSuspect() })
+func (h *history) suspectsReplicaDown(b *backends.Backend) bool {
+	return h.anyAttempt(func(r *attemptRecord) bool { return r.backend == b && r.suspectsReplicaDown() })
 }
 
 // mayHaveCrashed reports whether the request may be what b crashed by.
 func (h *history) mayHaveCrashed(b *backends.Backend) bool {
-	return h.any(func(r *attemptRecord) bool { return r.backend == b && r.failure.mayHaveCrashed })
+	return h.anyAttempt(func(r *attemptRecord) bool { return r.backend == b && r.failure.mayHaveCrashed })
 }
 
-// hasReady reports whether a backend is ready that is not excluded.
-func (h *history) hasReady(f fleetView) bool {
+// hasPickableBackend reports whether a backend that serves the request is ready and not excluded.
+func (h *history) hasPickableBackend(f fleetView) bool {
 	return slices.ContainsFunc(f, func(v backendView) bool {
 		return v.candidate && v.state == backends.Ready && !h.isExcluded(v.backend)
 	})
 }
 
-// hasRetriable reports whether a backend that is excluded may be worth another attempt
+// hasRetriableExcluded reports whether a backend that is excluded may be worth another attempt
 // soon: it refused the connection, or is down or about to be found so, and will be another
 // process when it is back.
-func (h *history) hasRetriable(f fleetView, now time.Time) bool {
-	return h.any(func(r *attemptRecord) bool {
-		return r.refused || r.isSuspect() && h.isExcluded(r.backend) &&
+func (h *history) hasRetriableExcluded(f fleetView, now time.Time) bool {
+	return h.anyAttempt(func(r *attemptRecord) bool {
+		return r.refused || r.suspectsReplicaDown() && h.isExcluded(r.backend) &&
 			(f.state(r.backend) == backends.Down || now.Sub(r.endedAt) < healthRecheckTimeout)
 	})
 }
@@ -517,11 +517,11 @@ func (h *history) hasRetriable(f fleetView, now time.Time) bool {
 // One of a replica that is down by now was about its end, and is not worth more than a
 // response.
 func (h *history) hasUpstreamError(f fleetView) bool {
-	return h.any(func(r *attemptRecord) bool { return r.answered && f.state(r.backend) != backends.Down })
+	return h.anyAttempt(func(r *attemptRecord) bool { return r.answered && f.state(r.backend) != backends.Down })
 }
 
-// upstreamErrorAt returns when the first such error came.
-func (h *history) upstreamErrorAt() time.Time {
+// firstUpstreamErrorAt returns when the first error came that hasUpstreamError looks for.
+func (h *history) firstUpstreamErrorAt() time.Time {
 	for i := range h.attempts {
 		if h.attempts[i].answered {
 			return h.attempts[i].endedAt
@@ -530,38 +530,38 @@ func (h *history) upstreamErrorAt() time.Time {
 	return time.Time{}
 }
 
-// nextRecheckDelay returns for how long backends that refused the connection are left
+// nextReconnectDelay returns for how long backends that refused the connection are left
 // alone.
-func (h *history) nextRecheckDelay() time.Duration {
-	return min(max(2*h.recheckDelay, minRecheckDelay), maxRecheckDelay)
+func (h *history) nextReconnectDelay() time.Duration {
+	return min(max(2*h.reconnectDelay, minReconnectDelay), maxReconnectDelay)
 }
 
-// recheckExpired reports whether they are asked no more.
-func (h *history) recheckExpired(f fleetView, now time.Time) bool {
+// reconnectExpired reports whether such backends are asked no more.
+func (h *history) reconnectExpired(f fleetView, now time.Time) bool {
 	return now.Sub(h.receivedAt) >= h.queueTimeout ||
-		h.hasUpstreamError(f) && now.Sub(h.upstreamErrorAt()) >= upstreamErrorRetryTimeout
+		h.hasUpstreamError(f) && now.Sub(h.firstUpstreamErrorAt()) >= upstreamErrorRetryTimeout
 }
 
 // queueTimeLeft returns how long the request may yet wait in the admission queue.
 func (h *history) queueTimeLeft(f fleetView, now time.Time) time.Duration {
 	left := h.queueTimeout - h.queueTime
-	if h.hasUpstreamError(f) && !h.hasReady(f) {
-		left = min(left, upstreamErrorRetryTimeout-now.Sub(h.upstreamErrorAt()))
+	if h.hasUpstreamError(f) && !h.hasPickableBackend(f) {
+		left = min(left, upstreamErrorRetryTimeout-now.Sub(h.firstUpstreamErrorAt()))
 	}
 	return left
 }
 
-// secondCrash reports whether the last attempt failed as if its replica had crashed, and
+// isSecondCrash reports whether the last attempt failed as if its replica had crashed, and
 // one before it too.
-func (h *history) secondCrash() bool {
-	return h.latest().failure.mayHaveCrashed && h.count(func(r *attemptRecord) bool { return r.failure.mayHaveCrashed }) > 1
+func (h *history) isSecondCrash() bool {
+	return h.latest().failure.mayHaveCrashed && h.countAttempts(func(r *attemptRecord) bool { return r.failure.mayHaveCrashed }) > 1
 }
 
-// suspectsPoison reports whether the request is likely to be what two replicas crashed by,
+// suspectsPoisonRequest reports whether the request is likely to be what two replicas crashed by,
 // so that no third one is risked. A restart of one replica after another is told from it by
 // the first being back, or by no other being ready; a replica that shuts down in good order
 // says so.
-func (h *history) suspectsPoison(f fleetView) bool {
+func (h *history) suspectsPoisonRequest(f fleetView) bool {
 	before := h.attempts[:len(h.attempts)-1]
 	crashed := slices.ContainsFunc(before, func(r attemptRecord) bool {
 		return r.failure.mayHaveCrashed && f.state(r.backend) == backends.Down
@@ -571,27 +571,27 @@ func (h *history) suspectsPoison(f fleetView) bool {
 	})
 }
 
-// allFull reports whether the last attempt leaves a request that waits for a slot: all
-// backends that could take it have refused it as full. An engine that is dead has another
+// shouldAwaitSlot reports whether the request waits for a slot after the last attempt: all backends
+// that could take it have refused it as full. An engine that is dead has another
 // status, or fails its checks.
-func (h *history) allFull(f fleetView, charged int, s *Settings) bool {
+func (h *history) shouldAwaitSlot(f fleetView, charged int, s *Settings) bool {
 	if h.slotAwaited || h.queueTimeout == 0 || s.Attempts < 2 || !h.latest().failure.full {
 		return false
 	}
-	if len(h.fullBackends()) < len(h.excluded())-len(h.refusedBackends()) {
+	if len(h.fullBackends()) < len(h.excludedBackends())-len(h.unchargedBackends()) {
 		return false
 	}
-	return charged >= s.Attempts || !h.hasReady(f)
+	return charged >= s.Attempts || !h.hasPickableBackend(f)
 }
 
-// mayBeOutage reports whether a request that has lost its connections on all of its
+// mayRetryAfterOutage reports whether a request that has lost its connections on all of its
 // attempts may have one more, should every backend turn out to be down: replicas that are
 // killed together may take as many attempts as there are within milliseconds.
-func (h *history) mayBeOutage(f fleetView, s *Settings, now time.Time) bool {
+func (h *history) mayRetryAfterOutage(f fleetView, s *Settings, now time.Time) bool {
 	latest := h.latest().failure
 	if !latest.mayHaveCrashed && !latest.stale || h.outageAttempt || s.Attempts < 2 || h.queueTimeout == 0 || h.hasUpstreamError(f) {
 		return false
 	}
-	first := slices.IndexFunc(h.attempts, func(r attemptRecord) bool { return r.isSuspect() })
+	first := slices.IndexFunc(h.attempts, func(r attemptRecord) bool { return r.suspectsReplicaDown() })
 	return first < 0 || now.Sub(h.attempts[first].endedAt) <= shutdownVerdictTimeout // else one after another: each may have crashed by the request
 }

@@ -41,7 +41,7 @@ func newRetryBudget() *retryBudget { return new(retryBudget) }
 func (b *retryBudget) countRequest() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	at := b.advance(time.Now())
+	at := b.advanceWindow(time.Now())
 	b.requests[at]++
 	b.requestCount++
 	if len(b.waiting) > 0 {
@@ -49,8 +49,8 @@ func (b *retryBudget) countRequest() {
 	}
 }
 
-// advance drops what is too old and returns the slot of now.
-func (b *retryBudget) advance(now time.Time) int {
+// advanceWindow drops what is too old, and returns the index of the slot of now. mu is held.
+func (b *retryBudget) advanceWindow(now time.Time) (slotIndex int) {
 	slot := now.UnixNano() / int64(budgetSlotDuration)
 	for ; b.currentSlot < slot; b.currentSlot++ {
 		if slot-b.currentSlot > budgetSlots {
@@ -65,14 +65,15 @@ func (b *retryBudget) advance(now time.Time) int {
 }
 
 // tryAcquire counts a retry if the budget allows it and nobody waits.
-func (b *retryBudget) tryAcquire(share float64, perSecond int) bool {
+func (b *retryBudget) tryAcquire(share float64, perSecond int) (ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return len(b.waiting) == 0 && b.acquire(share, perSecond)
+	return len(b.waiting) == 0 && b.tryAcquireLocked(share, perSecond)
 }
 
-func (b *retryBudget) acquire(share float64, perSecond int) bool {
-	at := b.advance(time.Now())
+// tryAcquireLocked counts a retry if the budget allows it. mu is held.
+func (b *retryBudget) tryAcquireLocked(share float64, perSecond int) (ok bool) {
+	at := b.advanceWindow(time.Now())
 	lately := 0
 	for i := range slotsPerSecond {
 		lately += b.retries[(at-i+budgetSlots)%budgetSlots]
@@ -115,7 +116,7 @@ func (b *retryBudget) removeWait(w *budgetWait, used bool) {
 
 // refund takes back a retry that was counted in slot, if that is still in the window.
 func (b *retryBudget) refund(slot int64) {
-	b.advance(time.Now())
+	b.advanceWindow(time.Now())
 	if b.currentSlot-slot < budgetSlots {
 		b.retries[slot%budgetSlots]--
 		b.retryCount--
@@ -125,7 +126,7 @@ func (b *retryBudget) refund(slot int64) {
 // grantWaiting allows those that wait as many retries as there are, and sees to it that it is
 // called when there may be more.
 func (b *retryBudget) grantWaiting() {
-	for len(b.waiting) > 0 && b.acquire(b.waiting[0].share, b.waiting[0].perSecond) {
+	for len(b.waiting) > 0 && b.tryAcquireLocked(b.waiting[0].share, b.waiting[0].perSecond) {
 		b.waiting[0].grantedIn = b.currentSlot
 		close(b.waiting[0].granted)
 		b.waiting = slices.Delete(b.waiting, 0, 1)

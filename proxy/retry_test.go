@@ -723,7 +723,7 @@ func TestLastAttemptAwaitsOutageVerdict(t *testing.T) {
 		t.Errorf("got %d", resp.StatusCode)
 	}
 	if n := len(suspected); n != 2+2*3 {
-		t.Errorf("%d suspicions, want one for each attempt and two rechecks of each backend", n)
+		t.Errorf("%d suspicions, want one for each attempt and two reconnects to each backend", n)
 	}
 }
 
@@ -847,14 +847,14 @@ func TestReplicaErrorNotDelayedByDownBackend(t *testing.T) {
 func TestQueueTimeSpentOnce(t *testing.T) {
 	now := time.Now()
 	h := &history{receivedAt: now, queueTimeout: time.Minute}
-	if h.recheckExpired(nil, now) || h.queueTimeLeft(nil, now) != time.Minute {
+	if h.reconnectExpired(nil, now) || h.queueTimeLeft(nil, now) != time.Minute {
 		t.Error("the time of the upload counts as queued")
 	}
 	if h.queueTime = 50 * time.Second; h.queueTimeLeft(nil, now) != 10*time.Second {
 		t.Errorf("after 50 s it may be queued for %v more, want 10 s", h.queueTimeLeft(nil, now))
 	}
-	if !h.recheckExpired(nil, now.Add(time.Minute)) {
-		t.Error("backends are rechecked for ever")
+	if !h.reconnectExpired(nil, now.Add(time.Minute)) {
+		t.Error("reconnects for ever")
 	}
 }
 

@@ -78,13 +78,13 @@ var endpoints = []endpoint{
 	{path: "/v1/audio/translations", multipart: true, format: plainFormat},
 }
 
-// routes returns the handler of all paths but those of endpoints. chi matches a path that has
+// newLocalHandler returns the handler of the paths that are answered without a replica. chi matches a path that has
 // escapes as it was written, so that only the plain spelling gets through.
-func (p *Proxy) routes() http.Handler {
+func (p *Proxy) newLocalHandler() http.Handler {
 	r := chi.NewRouter()
 	for path, h := range map[string]http.HandlerFunc{
-		"/v1/models": p.requireKey(p.models), "/v1/models/*": p.requireKey(p.model), "/version": p.requireKey(p.versionInfo),
-		"/livez": p.livez, "/readyz": p.readyz, "/health": p.readyz,
+		"/v1/models": p.requireKey(p.serveModels), "/v1/models/*": p.requireKey(p.serveModel), "/version": p.requireKey(p.serveVersion),
+		"/livez": p.serveLivez, "/readyz": p.serveReadyz, "/health": p.serveReadyz,
 	} {
 		r.Get(path, h)
 		r.Head(path, h)
@@ -123,7 +123,7 @@ func writeRouteError(w http.ResponseWriter, r *http.Request, routes chi.Routes) 
 }
 
 // allowedMethods returns the value of Allow for the path; empty if nothing is there.
-func allowedMethods(r *http.Request, routes chi.Routes) string {
+func allowedMethods(r *http.Request, routes chi.Routes) (allow string) {
 	path := r.URL.RawPath
 	if path == "" {
 		path = r.URL.Path
@@ -137,9 +137,9 @@ func allowedMethods(r *http.Request, routes chi.Routes) string {
 	return ""
 }
 
-// models answers GET /v1/models: the latest card of every model that a replica lists, as the replica
+// serveModels answers GET /v1/models: the latest card of every model that a replica lists, as the replica
 // wrote it, if the key may use it.
-func (p *Proxy) models(w http.ResponseWriter, _ *http.Request, holder *apikey.Account) {
+func (p *Proxy) serveModels(w http.ResponseWriter, _ *http.Request, holder *apikey.Account) {
 	var out bytes.Buffer
 	out.WriteString(`{"object":"list","data":[`)
 	for i, m := range visibleModels(p.registry.Catalog(), holder) {
@@ -152,8 +152,8 @@ func (p *Proxy) models(w http.ResponseWriter, _ *http.Request, holder *apikey.Ac
 	writeJSON(w, out.Bytes())
 }
 
-// model answers GET /v1/models/{id}. The id may contain slashes, escaped or not.
-func (p *Proxy) model(w http.ResponseWriter, r *http.Request, holder *apikey.Account) {
+// serveModel answers GET /v1/models/{id}. The id may contain slashes, escaped or not.
+func (p *Proxy) serveModel(w http.ResponseWriter, r *http.Request, holder *apikey.Account) {
 	id := strings.TrimPrefix(r.URL.Path, "/v1/models/")
 	entry, ok := findModel(p.registry.Catalog(), id, holder)
 	if !ok {
@@ -172,14 +172,14 @@ func visibleModels(c *backends.Catalog, holder *apikey.Account) []backends.Model
 }
 
 // findModel finds a model that the holder of a key may use.
-func findModel(c *backends.Catalog, id string, holder *apikey.Account) (backends.Entry, bool) {
-	entry, ok := c.Find(id)
+func findModel(c *backends.Catalog, id string, holder *apikey.Account) (entry backends.Entry, ok bool) {
+	entry, ok = c.Find(id)
 	return entry, ok && (holder == nil || holder.MayUse(id))
 }
 
 // defaultModel returns the model of a request that names none: the only base model that its key may
 // use.
-func (r *request) defaultModel(c *backends.Catalog) (string, *apiError) {
+func (r *request) defaultModel(c *backends.Catalog) (id string, apiErr *apiError) {
 	known := visibleModels(c, r.account)
 	only, ok := c.OnlyBase()
 	if r.account != nil && r.account.Models != nil {
@@ -226,7 +226,7 @@ func (p *Proxy) unknownModelError(id string, holder *apikey.Account) *apiError {
 	}
 }
 
-func (p *Proxy) versionInfo(w http.ResponseWriter, _ *http.Request, _ *apikey.Account) {
+func (p *Proxy) serveVersion(w http.ResponseWriter, _ *http.Request, _ *apikey.Account) {
 	out, _ := json.Marshal(map[string]string{"version": p.version})
 	writeJSON(w, out)
 }
@@ -236,5 +236,5 @@ func writeJSON(w http.ResponseWriter, body []byte) {
 	w.Write(body)
 }
 
-// livez answers GET /livez: 200 while the process runs.
-func (p *Proxy) livez(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) }
+// serveLivez answers GET /livez: 200 while the process runs.
+func (p *Proxy) serveLivez(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) }

@@ -28,7 +28,7 @@ func (f *fleet) understood(path, body string, headers ...string) (router.Request
 	defer x.lease.Release(0, 0)
 	fault := x.applyRoutingHints()
 	if fault == nil {
-		fault = x.readInput()
+		fault = x.readAndParseInput()
 	}
 	return x.input.request, fault
 }

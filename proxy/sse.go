@@ -154,9 +154,9 @@ func (s *eventScanner) markAborted() {
 }
 
 func (s *eventScanner) scanEvent(data []byte) {
-	look := s.inspect
+	look := s.inspectEvent
 	if s.content || s.finished {
-		look = s.inspectEnd
+		look = s.inspectAfterContent
 	}
 	if !look(data) {
 		return
@@ -185,25 +185,25 @@ func isErrorEvent(data []byte) bool {
 	return bytes.HasPrefix(data, []byte(`{"error":`)) || bytes.HasPrefix(data, []byte(`{"type":"error"`))
 }
 
-// inspect finds out whether an event carries the first content, or ends the response. It returns false
+// inspectEvent records whether an event carries the first content, or ends the response. It returns false
 // for an event that is sent before the engine has output anything, and for an error.
-func (s *eventScanner) inspect(data []byte) bool {
+func (s *eventScanner) inspectEvent(data []byte) (fromEngine bool) {
 	switch s.format {
 	case chatFormat:
 		s.inspectChoices(data, "delta", deltaHasContent)
 	case completionFormat:
 		s.inspectChoices(data, "text", func(text gjson.Result) bool { return text.Raw != "" && text.Raw != `""` })
 	case responsesFormat, messagesFormat:
-		return s.inspectTyped(data)
+		return s.inspectTypedEvent(data)
 	default:
 		s.content = true
 	}
 	return true
 }
 
-// inspectEnd is inspect once content has come: only the end of the response matters then, and events that
+// inspectAfterContent is inspectEvent once content has come: only the end of the response matters then, and events that
 // cannot be it are not parsed.
-func (s *eventScanner) inspectEnd(data []byte) bool {
+func (s *eventScanner) inspectAfterContent(data []byte) (fromEngine bool) {
 	switch s.format {
 	case chatFormat, completionFormat:
 		if bytes.Contains(data, []byte(vllm.FinishReasonAbort+`"`)) {
@@ -211,18 +211,18 @@ func (s *eventScanner) inspectEnd(data []byte) bool {
 		}
 	case responsesFormat:
 		if bytes.Contains(data, []byte(`"response":`)) || bytes.Contains(data, []byte(`"error"`)) {
-			return s.inspectTyped(data)
+			return s.inspectTypedEvent(data)
 		}
 	case messagesFormat:
 		if !bytes.HasPrefix(data, []byte(`{"type":"content_block_delta"`)) {
-			return s.inspectTyped(data)
+			return s.inspectTypedEvent(data)
 		}
 	}
 	return true
 }
 
-// inspectTyped is inspect for formats whose events have a type.
-func (s *eventScanner) inspectTyped(data []byte) bool {
+// inspectTypedEvent is inspectEvent for formats whose events have a type.
+func (s *eventScanner) inspectTypedEvent(data []byte) (fromEngine bool) {
 	switch kind := gjson.GetBytes(data, "type").Str; kind {
 	case "response.created", "response.in_progress", "response.queued", "ping":
 		return false
@@ -257,8 +257,8 @@ func (s *eventScanner) inspectTyped(data []byte) bool {
 }
 
 // endsResponse reports whether an event of that type is the last of a stream of /v1/responses.
-func endsResponse(kind string) bool {
-	return kind == "response.completed" || kind == "response.incomplete" || kind == "response.failed"
+func endsResponse(eventType string) bool {
+	return eventType == "response.completed" || eventType == "response.incomplete" || eventType == "response.failed"
 }
 
 // deltaHasContent reports whether a delta has any field but the role: content, reasoning, tool calls or

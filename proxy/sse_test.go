@@ -142,11 +142,11 @@ func FuzzLineWriter(f *testing.F) {
 				t.Fatalf("of %q came %q, and %d are kept", stream[:passed], got, l.pending)
 			}
 		}
-		l.start([]byte(stream[:head]))
+		l.writeBeginning([]byte(stream[:head]))
 		check(head)
 		for at := head; at < len(stream); check(at) {
-			n := copy(l.free(), stream[at:min(len(stream), at+int(size)+1)])
-			l.accept(n)
+			n := copy(l.freeSpace(), stream[at:min(len(stream), at+int(size)+1)])
+			l.writeCompleteLines(n)
 			at += n
 		}
 		if l.flushPending(); out.String() != stream {
@@ -176,12 +176,12 @@ func TestKeepAliveCommentsBetweenEvents(t *testing.T) {
 		l := lineWriter{write: func(p []byte) error { out.Write(p); return nil }, chunks: &sync.Pool{New: func() any { b := make([]byte, 32); return &b }}}
 		for _, part := range c.parts {
 			for part != "" {
-				n := copy(l.free(), part)
+				n := copy(l.freeSpace(), part)
 				part = part[n:]
-				l.accept(n)
+				l.writeCompleteLines(n)
 			}
 		}
-		l.writeComment()
+		l.writeKeepAlive()
 		if got := strings.HasSuffix(out.String(), keepAliveComment); got != c.between {
 			t.Errorf("after %q: a comment %v", c.parts, got)
 		}

@@ -54,10 +54,10 @@ type backendStats struct {
 
 func newStatsWindow() statsWindow { return statsWindow{began: time.Now()} }
 
-// countEnded counts a request that was last sent to b; nil: to none. Its own response decides
+// countRequest counts a request that was last sent to b; nil: to none. Its own response decides
 // whether its cached tokens are known: a stream without usage reports none, though the replica
 // may report those of others.
-func (w *statsWindow) countEnded(b *backends.Backend, arrived time.Time, o *metrics.Request, cachedKnown bool) {
+func (w *statsWindow) countRequest(b *backends.Backend, arrived time.Time, o *metrics.Request, cachedKnown bool) {
 	tick := int64(arrived.Add(o.Duration).Sub(w.began) / StatsInterval)
 	prompt, cached := 0, 0
 	if o.Code == 200 {
@@ -103,7 +103,7 @@ func (c *counts) add(failed bool, prompt, cached int) {
 	c.cached += cached
 }
 
-func ttftBucket(d time.Duration) int {
+func ttftBucket(d time.Duration) (index int) {
 	i := int(ttftPerOctave * math.Log2(float64(d)/float64(minTTFT)))
 	return min(max(i, 0), ttftBuckets-1)
 }
@@ -139,7 +139,7 @@ func (a *Activity) Stats() Stats {
 		if tick >= 0 && p.steps[tick%statsPoints].tick == tick {
 			s = p.steps[tick%statsPoints]
 		}
-		out.TTFT, out.HitRatio = append(out.TTFT, s.median()), append(out.HitRatio, s.hitRatio())
+		out.TTFT, out.HitRatio = append(out.TTFT, s.medianTTFT()), append(out.HitRatio, s.hitRatio())
 		if tick >= now-recentPoints {
 			recent.merge(&s.counts)
 			for i, n := range s.ttft {
@@ -147,7 +147,7 @@ func (a *Activity) Stats() Stats {
 			}
 		}
 	}
-	out.Recent = Recent{float64(recent.requests) / seconds, recent.failedRatio(), recent.hitRatio(), recent.median()}
+	out.Recent = Recent{float64(recent.requests) / seconds, recent.failedRatio(), recent.hitRatio(), recent.medianTTFT()}
 	for i := range p.fleet {
 		of := &p.fleet[i]
 		var c counts
@@ -174,8 +174,8 @@ func (c *counts) failedRatio() float64 { return float64(c.failed) / float64(c.re
 
 func (c *counts) hitRatio() float64 { return min(float64(c.cached)/float64(c.prompt), 1) }
 
-// median returns the median TTFT in seconds, with an error of a tenth at most.
-func (s *statsPoint) median() float64 {
+// medianTTFT returns the median TTFT in seconds, with an error of a tenth at most.
+func (s *statsPoint) medianTTFT() float64 {
 	all := uint32(0)
 	for _, n := range s.ttft {
 		all += n

@@ -67,7 +67,7 @@ func (a *attempt) relayStream(resp *http.Response, body replicaBody) *failure {
 	s.out = lineWriter{write: a.client.writeAndFlush, chunks: &a.proxy.pools.chunks}
 	defer s.out.releaseChunk()
 	buffered := a.proxy.buffers.get()
-	if f := s.commit(buffered); f != nil {
+	if f := s.readAndCommit(buffered); f != nil {
 		a.proxy.buffers.put(buffered)
 		return f
 	}
@@ -78,14 +78,14 @@ func (a *attempt) relayStream(resp *http.Response, body replicaBody) *failure {
 	return nil
 }
 
-// commit reads the beginning of the stream into buffered and makes the response this
+// readAndCommit reads the beginning of the stream into buffered and makes the response this
 // backend's, unless it is a failure that another may better.
-func (s *streamRelay) commit(buffered *bytes.Buffer) *failure {
+func (s *streamRelay) readAndCommit(buffered *bytes.Buffer) *failure {
 	s.body.SetQuietTimeout(s.settings.Keepalive)
 	chunk := s.proxy.pools.chunks.Get().(*[]byte)
 	s.readErr = s.awaitFirstEvent(buffered, *chunk)
 	s.proxy.pools.chunks.Put(chunk)
-	if f := s.check(); f != nil {
+	if f := s.checkBeginning(); f != nil {
 		return f
 	}
 	e := &s.events
@@ -123,17 +123,17 @@ func (s *streamRelay) awaitFirstEvent(buffered *bytes.Buffer, chunk []byte) erro
 	return nil
 }
 
-// check returns the failure that a stream is, as far as it was read, or nil. An error that
-// is the client's own apiErr is none: it would come from any backend.
-func (s *streamRelay) check() *failure {
+// checkBeginning returns the failure that a stream is, as far as it was read, or nil. An error that
+// is the client's own is none: it would come from any backend.
+func (s *streamRelay) checkBeginning() *failure {
 	e := &s.events
 	switch {
 	case e.aborted:
-		return s.abortedFailure()
+		return s.recordReplicaAbort()
 	case e.content || e.finished:
 		return nil
 	case e.errorEvent != nil:
-		return s.errorEventFailure()
+		return s.checkErrorEvent()
 	case e.done || s.readErr == nil || s.readErr == io.EOF && e.events > 0 && !s.isTruncated():
 		return nil
 	case s.readErr == io.EOF:
@@ -142,8 +142,8 @@ func (s *streamRelay) check() *failure {
 	return s.classifyError(s.readErr)
 }
 
-// errorEventFailure is check for a stream that began with an error event.
-func (s *streamRelay) errorEventFailure() *failure {
+// checkErrorEvent is checkBeginning for a stream that began with an error event.
+func (s *streamRelay) checkErrorEvent() *failure {
 	status, body := s.events.errorStatus(), s.events.errorEvent
 	if status < 500 {
 		return nil
@@ -157,7 +157,7 @@ func (s *streamRelay) errorEventFailure() *failure {
 	if n := int64(len(body)); s.proxy.buffers.reserve(n) {
 		f.charged = n
 	} else {
-		f.replaceBody(s.endpoint)
+		f.setProxyErrorBody(s.endpoint)
 	}
 	return f
 }
@@ -168,8 +168,8 @@ func (s *streamRelay) start(buffered []byte) {
 		s.recordFirstEvent()
 	}
 	s.recordCommitted(s.resp)
-	s.sendHeader(s.resp)
-	s.writeErr = s.out.start(buffered)
+	s.sendHeaderOnce(s.resp)
+	s.writeErr = s.out.writeBeginning(buffered)
 	s.recordFirstToken()
 	s.itl.observer = s.proxy.metrics.ITL(s.outcome.Model, s.outcome.Backend)
 	if s.events.events > 0 {
@@ -191,14 +191,14 @@ func (s *streamRelay) relayChunks() {
 		var more bool
 		if more, s.readErr = s.body.WaitReadable(quiet); !more {
 			if s.readErr == nil {
-				s.writeErr = s.out.writeComment()
+				s.writeErr = s.out.writeKeepAlive()
 			}
 			continue
 		}
 		var n int
-		n, s.readErr = s.body.Read(s.out.free())
+		n, s.readErr = s.body.Read(s.out.freeSpace())
 		before := e.events
-		e.scan(s.out.free()[:n])
+		e.scan(s.out.freeSpace()[:n])
 		switch {
 		case e.events > 0 && before == 0 && s.flooded:
 			_ = s.context.commit()
@@ -207,12 +207,12 @@ func (s *streamRelay) relayChunks() {
 			s.decision.RecordOutput()
 		}
 		if e.aborted {
-			if s.writeErr = s.out.acceptUntil(n, e.scannedBytes-e.abortOffset); s.writeErr == nil && s.readErr == nil {
-				s.readUsage(s.out.free())
+			if s.writeErr = s.out.writeAllButLast(n, e.scannedBytes-e.abortOffset); s.writeErr == nil && s.readErr == nil {
+				s.readUsageAfterAbort(s.out.freeSpace())
 			}
 			return
 		}
-		s.writeErr = s.out.accept(n)
+		s.writeErr = s.out.writeCompleteLines(n)
 		if e.events > before {
 			s.itl.observe(s.client.writeStartedAt)
 		}
@@ -220,8 +220,9 @@ func (s *streamRelay) relayChunks() {
 	}
 }
 
-// readUsage reads what follows an abort, for its usage: no client gets it.
-func (s *streamRelay) readUsage(chunk []byte) {
+// readUsageAfterAbort reads what follows an abort, for at most abortUsageTimeout, for its usage: no
+// client gets it.
+func (s *streamRelay) readUsageAfterAbort(chunk []byte) {
 	s.body.SetIdleTimeout(abortUsageTimeout)
 	for end := time.Now().Add(abortUsageTimeout); !s.events.done && time.Now().Before(end); {
 		n, err := s.body.Read(chunk)
@@ -245,7 +246,7 @@ func (s *streamRelay) recordFirstEvent() {
 func (s *streamRelay) recordFirstToken() {
 	if s.events.content && s.outcome.TTFT == 0 {
 		s.outcome.TTFT = time.Since(s.arrivedAt)
-		s.spans.MarkFirstToken()
+		s.spans.AddFirstTokenSpan()
 	}
 }
 
@@ -266,11 +267,14 @@ func (s *streamRelay) finish() {
 		}
 	case s.writeErr != nil || s.isDisconnected():
 		s.recordDisconnect(s.client.abortPhase(metrics.AbortInStream))
-	case s.isCutOff():
-		err := s.cutOffError()
+	case s.isCancelledOrCutOff():
+		err := s.recordCancelOrCutOff()
 		s.result.End, s.outcome.Code = router.ClientDisconnected, err.status
 		s.sendErrorEvent(err)
 	default:
+		if e.aborted {
+			s.decision.Backend.Aborted.Add(1)
+		}
 		err, cause := s.truncatedError()
 		s.recordTruncated(err.status, cause)
 		s.sendErrorEvent(err)
@@ -279,11 +283,10 @@ func (s *streamRelay) finish() {
 
 // truncatedError returns the error for a stream that the replica did not complete, and its
 // cause.
-func (s *streamRelay) truncatedError() (*apiError, error) {
+func (s *streamRelay) truncatedError() (apiErr *apiError, cause error) {
 	e := &apiError{status: http.StatusBadGateway, kind: "bad_gateway", code: "replica_failed", message: "the replica closed the response early"}
 	switch {
 	case s.events.aborted:
-		s.decision.Backend.Aborted.Add(1)
 		e.code, e.message = "replica_aborted", "the replica aborted the request, so the response is incomplete"
 		return e, errAborted
 	case errors.Is(s.readErr, errFirstByte):
@@ -320,19 +323,20 @@ type lineWriter struct {
 	tail    [3]byte    // the last bytes written
 }
 
-// buf returns the borrowed chunk, after borrowing one if there is none.
-func (l *lineWriter) buf() []byte {
+// borrowChunk returns the borrowed chunk, after borrowing one if there is none.
+func (l *lineWriter) borrowChunk() []byte {
 	if l.chunk == nil {
 		l.chunk = l.chunks.Get().(*[]byte)
 	}
 	return *l.chunk
 }
 
-// free returns the memory to read the next bytes of the stream to, before accept.
-func (l *lineWriter) free() []byte { return l.buf()[l.pending:] }
+// freeSpace returns the memory to read the next bytes of the stream to, before
+// writeCompleteLines.
+func (l *lineWriter) freeSpace() []byte { return l.borrowChunk()[l.pending:] }
 
-// releaseIfEmpty returns the chunk to the pool unless bytes of it are pending.
-func (l *lineWriter) releaseIfEmpty() {
+// releaseChunkIfEmpty returns the chunk to the pool unless bytes of it are pending.
+func (l *lineWriter) releaseChunkIfEmpty() {
 	if l.pending == 0 {
 		l.releaseChunk()
 	}
@@ -346,10 +350,11 @@ func (l *lineWriter) releaseChunk() {
 	}
 }
 
-// accept takes over n bytes that were read to free, and writes the lines that are complete.
-func (l *lineWriter) accept(n int) error {
-	defer l.releaseIfEmpty()
-	buf, have := l.buf(), l.pending+n
+// writeCompleteLines writes the lines that are complete with the bytes that were read to freeSpace,
+// and keeps the rest pending.
+func (l *lineWriter) writeCompleteLines(added int) error {
+	defer l.releaseChunkIfEmpty()
+	buf, have := l.borrowChunk(), l.pending+added
 	whole := completeLinesLength(buf[:have])
 	switch {
 	case whole > 0:
@@ -359,17 +364,17 @@ func (l *lineWriter) accept(n int) error {
 		l.pending = have
 		return nil
 	}
-	err := l.forward(buf[:whole])
+	err := l.writeAndKeepTail(buf[:whole])
 	l.pending = copy(buf, buf[whole:have])
 	return err
 }
 
-// acceptUntil takes over n bytes that were read to free, and writes all but the last ones, as
+// writeAllButLast writes what is pending and what was read to freeSpace, but for the last bytes, as
 // many as withheld says: they begin with an event that the client is not to get. If its
 // beginning was written before, the rest of it follows. Nothing stays pending.
-func (l *lineWriter) acceptUntil(n int, withheld int64) error {
-	defer l.releaseIfEmpty()
-	have := l.pending + n
+func (l *lineWriter) writeAllButLast(added int, withheld int64) error {
+	defer l.releaseChunkIfEmpty()
+	have := l.pending + added
 	l.pending = 0
 	if withheld <= int64(have) {
 		have -= int(withheld)
@@ -377,7 +382,7 @@ func (l *lineWriter) acceptUntil(n int, withheld int64) error {
 	if have == 0 {
 		return nil
 	}
-	return l.forward(l.buf()[:have])
+	return l.writeAndKeepTail(l.borrowChunk()[:have])
 }
 
 // completeLinesLength returns the length of the complete lines that b begins with, without a
@@ -394,35 +399,35 @@ func completeLinesLength(b []byte) int {
 	return end
 }
 
-// start writes what came before the stream was committed.
-func (l *lineWriter) start(head []byte) error {
-	defer l.releaseIfEmpty()
-	buf, whole := l.buf(), completeLinesLength(head)
+// writeBeginning writes what came before the stream was committed.
+func (l *lineWriter) writeBeginning(head []byte) error {
+	defer l.releaseChunkIfEmpty()
+	buf, whole := l.borrowChunk(), completeLinesLength(head)
 	if len(head)-whole >= len(buf) {
 		whole = len(head)
 	}
 	l.pending = copy(buf, head[whole:])
-	return l.forward(head[:whole])
+	return l.writeAndKeepTail(head[:whole])
 }
 
 // flushPending writes what is pending at the end of the stream.
 func (l *lineWriter) flushPending() {
 	if l.pending > 0 {
-		l.write(l.buf()[:l.pending])
+		l.write(l.borrowChunk()[:l.pending])
 	}
 }
 
-// forward writes b, and remembers its end for writeComment.
-func (l *lineWriter) forward(b []byte) error {
+// writeAndKeepTail writes b, and remembers its end for writeKeepAlive.
+func (l *lineWriter) writeAndKeepTail(b []byte) error {
 	n := min(len(b), len(l.tail))
 	copy(l.tail[:], l.tail[n:])
 	copy(l.tail[len(l.tail)-n:], b[len(b)-n:])
 	return l.write(b)
 }
 
-// writeComment writes a keep-alive comment, unless it would split an event: clients take an
+// writeKeepAlive writes a keep-alive comment, unless it would split an event: clients take an
 // empty line for its end.
-func (l *lineWriter) writeComment() error {
+func (l *lineWriter) writeKeepAlive() error {
 	if tail := l.tail[:]; bytes.HasSuffix(tail, []byte("\n\n")) || bytes.HasSuffix(tail, []byte("\n\r\n")) {
 		return l.write([]byte(keepAliveComment))
 	}
@@ -436,12 +441,12 @@ const keepAliveComment = ": keep-alive\n\n"
 // with a response. Nothing is committed by it: a failure is still retried, and only if no
 // retry succeeds the stream ends with an error event.
 func (a *attempt) sendKeepAlive(resp *http.Response) error {
-	a.sendHeader(resp)
+	a.sendHeaderOnce(resp)
 	return a.client.writeAndFlush([]byte(keepAliveComment))
 }
 
-// sendHeader sends the header of a stream, once.
-func (a *attempt) sendHeader(resp *http.Response) {
+// sendHeaderOnce sends the header of a stream, once.
+func (a *attempt) sendHeaderOnce(resp *http.Response) {
 	if a.headersSent {
 		return
 	}
@@ -450,9 +455,9 @@ func (a *attempt) sendHeader(resp *http.Response) {
 	a.client.WriteHeader(resp.StatusCode)
 }
 
-// relayErrorEvent sends a response that is not a stream to a client that has the header of
-// one.
-func (a *attempt) relayErrorEvent(resp *http.Response) *failure {
+// relayErrorAsEvent sends a response that is not a stream as an error event, to a client that has the
+// header of a stream.
+func (a *attempt) relayErrorAsEvent(resp *http.Response) *failure {
 	body, err := a.readErrorBody(resp)
 	defer a.proxy.buffers.release(int64(len(body)))
 	if err != nil && !errors.Is(err, errErrorBodyTooLong) && !errors.Is(err, errErrorBodyMemory) {

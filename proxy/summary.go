@@ -69,8 +69,8 @@ func (a *attempt) endAttemptSpan() {
 	a.spans.EndAttempt(reason, a.result.PromptTokens, a.result.AnswerTokens, cached)
 }
 
-// logRequest ends the request's trace and writes its line of the access log.
-func (r *request) logRequest() {
+// endTraceAndLog ends the request's trace and writes its line of the access log.
+func (r *request) endTraceAndLog() {
 	if r.spans == nil && !r.proxy.accessLog.Enabled() {
 		return
 	}
@@ -103,7 +103,7 @@ func (r *request) beginRecording() {
 	if r.proxy.recorder == nil || r.endpoint.format == plainFormat {
 		return
 	}
-	q, req := r.proxy.recorder.Begin(), &r.input.request
+	q, req := r.proxy.recorder.NewRequest(), &r.input.request
 	q.Arrived, q.Model, q.Session = r.arrivedAt, req.Model, req.Session
 	pr := &r.input.scratch.prompt
 	q.Streams, q.Bytes, q.ExtraBytes = req.Streams, len(pr.Text), pr.ExtraBytes
@@ -113,8 +113,8 @@ func (r *request) beginRecording() {
 	r.recording = q
 }
 
-// recordResult records the tokens of an attempt. The last attempt's count.
-func (a *attempt) recordResult() {
+// addTokensToRecording records the tokens of an attempt. The last attempt's count.
+func (a *attempt) addTokensToRecording() {
 	if q := a.recording; q != nil {
 		q.PromptTokens, q.AnswerTokens = a.result.PromptTokens, a.result.AnswerTokens
 		q.CachedTokens, q.CachedKnown = a.result.CachedTokens, a.result.CachedKnown
@@ -125,7 +125,7 @@ func (a *attempt) recordResult() {
 func (r *request) finishRecording() {
 	if q := r.recording; q != nil {
 		q.Code, q.TTFT, q.Duration = r.outcome.Code, r.outcome.TTFT, r.outcome.Duration
-		r.proxy.recorder.Add(q)
+		r.proxy.recorder.Enqueue(q)
 		r.recording = nil
 	}
 }

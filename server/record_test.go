@@ -223,19 +223,19 @@ func TestRecordingReadable(t *testing.T) {
 			t.Fatal(err)
 		}
 		now := time.Now()
-		q := r.Begin()
+		q := r.NewRequest()
 		q.Arrived, q.Plain, q.Bytes, q.PromptTokens, q.AnswerTokens, q.Code = now, true, 16<<20, 4<<20, 1<<20, 200
 		change(q)
 		for i := range q.Bytes / blockBytes {
 			q.Blocks = append(q.Blocks, prompt.Block(i))
 		}
-		small := r.Begin()
+		small := r.NewRequest()
 		small.Arrived, small.Bytes, small.AnswerTokens, small.Code = now, 10, 1, 200
 		if q.Arrived.After(now) {
 			small.Arrived = q.Arrived.Add(-time.Hour)
 		}
-		r.Add(q)
-		r.Add(small)
+		r.Enqueue(q)
+		r.Enqueue(small)
 		done, end := context.WithCancel(t.Context())
 		end()
 		r.Run(done)

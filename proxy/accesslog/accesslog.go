@@ -156,7 +156,7 @@ func (l *Log) writeLines(ctx context.Context) {
 			}
 			warn(l.writeBatch(line))
 		case <-renameCheck.C:
-			warn(l.reopenRenamed())
+			warn(l.reopenIfRenamed())
 		case <-ctx.Done():
 		}
 	}
@@ -170,10 +170,10 @@ func (l *Log) writeLines(ctx context.Context) {
 	}
 }
 
-// writeBatch writes the line and those in the queue, and counts those it could not
+// writeBatch writes the first line and those in the queue, and counts those it could not
 // write.
-func (l *Log) writeBatch(line []byte) (err error) {
-	batch := line
+func (l *Log) writeBatch(first []byte) (err error) {
+	batch := first
 	for range len(l.queue) { // nobody else receives
 		batch = append(batch, <-l.queue...)
 	}
@@ -185,8 +185,8 @@ func (l *Log) writeBatch(line []byte) (err error) {
 	return err
 }
 
-// reopenRenamed opens the file again if it was renamed.
-func (l *Log) reopenRenamed() error {
+// reopenIfRenamed opens the file again if it was renamed.
+func (l *Log) reopenIfRenamed() error {
 	out := l.output.Load()
 	if out == nil || !out.wasRenamed() {
 		return nil

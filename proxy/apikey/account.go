@@ -70,12 +70,13 @@ func newAccount(k Key, previous *Account) *Account {
 		previous = &Account{usage: a.usage}
 	}
 	a.usage = previous.usage
-	a.requests = perMinute(k.RequestsPerMinute, previous.requests)
-	a.tokens = perMinute(k.TokensPerMinute, previous.tokens)
+	a.requests = newOrUpdatedLimiter(k.RequestsPerMinute, previous.requests)
+	a.tokens = newOrUpdatedLimiter(k.TokensPerMinute, previous.tokens)
 	return a
 }
 
-func (a *Account) refuse(limit Limit, maximum int, retryAfter time.Duration) *LimitError {
+// recordRefusal counts a request beyond a limit, and returns the error for it.
+func (a *Account) recordRefusal(limit Limit, maximum int, retryAfter time.Duration) *LimitError {
 	for i, l := range limits {
 		if l == limit {
 			a.usage.refused[i].Add(1)
@@ -97,11 +98,11 @@ func (a *Account) Acquire() (Lease, *LimitError) {
 	u := a.usage
 	if n := u.inFlight.Add(1); a.Concurrency > 0 && n > int64(a.Concurrency) {
 		u.inFlight.Add(-1)
-		return Lease{}, a.refuse(LimitConcurrency, a.Concurrency, 0)
+		return Lease{}, a.recordRefusal(LimitConcurrency, a.Concurrency, 0)
 	}
 	if now := time.Now(); a.requests != nil && !a.requests.AllowN(now, 1) {
 		u.inFlight.Add(-1)
-		return Lease{}, a.refuse(LimitRequests, a.RequestsPerMinute, timeUntil(a.requests, now, 1))
+		return Lease{}, a.recordRefusal(LimitRequests, a.RequestsPerMinute, timeUntilTokens(a.requests, now, 1))
 	}
 	u.requests.Add(1)
 	return Lease{account: a}, nil
@@ -118,7 +119,7 @@ func (l *Lease) ChargePrompt(tokens int) *LimitError {
 	// Even an empty prompt has to wait while the bucket is in debt for responses.
 	needed := max(min(tokens, a.tokens.Burst()), 1)
 	if !a.tokens.AllowN(now, needed) {
-		return a.refuse(LimitTokens, a.TokensPerMinute, timeUntil(a.tokens, now, needed))
+		return a.recordRefusal(LimitTokens, a.TokensPerMinute, timeUntilTokens(a.tokens, now, needed))
 	}
 	charge(a.tokens, now, tokens-needed)
 	l.charged = tokens
@@ -160,22 +161,22 @@ func rateOf(l *rate.Limiter, now time.Time) Rate {
 		return Rate{}
 	}
 	burst := l.Burst()
-	return Rate{Limit: burst, Remaining: max(int(l.TokensAt(now)), 0), Reset: timeUntil(l, now, burst)}
+	return Rate{Limit: burst, Remaining: max(int(l.TokensAt(now)), 0), Reset: timeUntilTokens(l, now, burst)}
 }
 
-// perMinute returns a token bucket that holds n, initially full, or nil if n is 0. A
-// previous bucket is changed and keeps its tokens.
-func perMinute(n int, previous *rate.Limiter) *rate.Limiter {
-	limit := rate.Limit(float64(n) / 60)
+// newOrUpdatedLimiter returns a token bucket that holds perMinute, initially full, or nil if that is
+// 0. A previous bucket is changed and keeps its tokens.
+func newOrUpdatedLimiter(perMinute int, previous *rate.Limiter) *rate.Limiter {
+	limit := rate.Limit(float64(perMinute) / 60)
 	switch {
-	case n == 0:
+	case perMinute == 0:
 		return nil
 	case previous == nil:
-		return rate.NewLimiter(limit, n)
+		return rate.NewLimiter(limit, perMinute)
 	}
 	now := time.Now()
 	previous.SetLimitAt(now, limit)
-	previous.SetBurstAt(now, n)
+	previous.SetBurstAt(now, perMinute)
 	return previous
 }
 
@@ -189,8 +190,8 @@ func charge(l *rate.Limiter, now time.Time, n int) {
 	}
 }
 
-// timeUntil returns how long it takes until the bucket holds n tokens.
-func timeUntil(l *rate.Limiter, now time.Time, n int) time.Duration {
+// timeUntilTokens returns how long it takes until the bucket holds n tokens.
+func timeUntilTokens(l *rate.Limiter, now time.Time, n int) time.Duration {
 	missing := float64(n) - l.TokensAt(now)
 	return time.Duration(math.Ceil(max(missing, 0) / float64(l.Limit()) * float64(time.Second)))
 }

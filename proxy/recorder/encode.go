@@ -75,10 +75,10 @@ func (e *encoder) encode(q *Request) []byte {
 	b = appendInt(b, `,"code":`, q.Code)
 	b = strconv.AppendBool(append(b, `,"stream":`...), q.Streams)
 	if q.Model != "" {
-		b = strconv.AppendUint(append(b, `,"model":`...), e.models.of(q.Model), 10)
+		b = strconv.AppendUint(append(b, `,"model":`...), e.models.findOrAssign(q.Model), 10)
 	}
 	if q.Session != 0 {
-		b = strconv.AppendUint(append(b, `,"session":`...), e.sessions.of(q.Session), 10)
+		b = strconv.AppendUint(append(b, `,"session":`...), e.sessions.findOrAssign(q.Session), 10)
 	}
 	if q.TTFT > 0 {
 		b = appendMillis(append(b, `,"ttft_ms":`...), q.TTFT)
@@ -89,7 +89,7 @@ func (e *encoder) encode(q *Request) []byte {
 		if i > 0 {
 			b = append(b, ',')
 		}
-		b = strconv.AppendUint(b, e.blocks.of(block), 10)
+		b = strconv.AppendUint(b, e.blocks.findOrAssign(block), 10)
 	}
 	e.line = append(b, "]}\n"...)
 	return e.line
@@ -113,7 +113,8 @@ type numbers[K comparable] struct {
 	young, old map[K]uint64
 }
 
-func (n *numbers[K]) of(k K) uint64 {
+// findOrAssign returns the number of k, a new one if k is not remembered.
+func (n *numbers[K]) findOrAssign(k K) (number uint64) {
 	if id, ok := n.young[k]; ok {
 		return id
 	}

@@ -76,7 +76,7 @@ func TestNumbers(t *testing.T) {
 		if rng.IntN(2) == 0 {
 			k = rng.IntN(5) // seen all the time
 		}
-		id := n.of(k)
+		id := n.findOrAssign(k)
 		if owner, taken := given[id]; taken && owner != k {
 			t.Fatalf("%d has the number that %d had", k, owner)
 		}

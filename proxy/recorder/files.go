@@ -158,7 +158,7 @@ func (f *files) rotate() (lost int, err error) {
 		err = os.Remove(f.path)
 	}
 	for i := f.keep - 1; i >= 0 && err == nil; i-- {
-		err = os.Rename(f.name(i), f.name(i+1))
+		err = os.Rename(f.nthName(i), f.nthName(i+1))
 		if i > 0 && errors.Is(err, fs.ErrNotExist) {
 			err = nil
 		}
@@ -169,8 +169,8 @@ func (f *files) rotate() (lost int, err error) {
 	return lost, f.open()
 }
 
-// name returns the name of the i-th predecessor, or of the current file.
-func (f *files) name(i int) string {
+// nthName returns the name of the i-th predecessor, or of the current file.
+func (f *files) nthName(i int) string {
 	if i == 0 {
 		return f.path
 	}

@@ -118,9 +118,9 @@ func TestWaitForLock(t *testing.T) {
 		second.Run(ctx)
 	}()
 	for range 100 {
-		q := second.Begin()
+		q := second.NewRequest()
 		q.Bytes = 256
-		second.Add(q)
+		second.Enqueue(q)
 	}
 	first.run(many(5)...)
 	for len(second.queue) > 0 {

@@ -70,7 +70,7 @@ type Options struct {
 	Dropped    func() // called for each request that is not written
 }
 
-// Request describes a request. The caller of Begin owns it until Add or Discard.
+// Request describes a request. The caller of NewRequest owns it until Enqueue or Discard.
 type Request struct {
 	Arrived      time.Time
 	Model        string
@@ -89,7 +89,7 @@ type Request struct {
 	Duration     time.Duration
 }
 
-// Recorder writes requests to a file. Begin, Add and Discard are safe for concurrent use
+// Recorder writes requests to a file. NewRequest, Enqueue and Discard are safe for concurrent use
 // and do not block.
 type Recorder struct {
 	log     *slog.Logger
@@ -124,8 +124,8 @@ func New(o Options) (*Recorder, error) {
 	}, nil
 }
 
-// Begin returns an empty Request.
-func (r *Recorder) Begin() *Request { return r.spare.Get().(*Request) }
+// NewRequest returns an empty Request.
+func (r *Recorder) NewRequest() *Request { return r.spare.Get().(*Request) }
 
 // Discard releases a Request that is not written.
 func (r *Recorder) Discard(q *Request) {
@@ -137,8 +137,8 @@ func (r *Recorder) Discard(q *Request) {
 	r.spare.Put(q)
 }
 
-// Add queues a Request to be written. If the queue is full, it is dropped.
-func (r *Recorder) Add(q *Request) {
+// Enqueue queues a Request to be written. If the queue is full, it is dropped.
+func (r *Recorder) Enqueue(q *Request) {
 	q.Blocks = q.Blocks[:min(len(q.Blocks), maxRequestBlocks)]
 	n := int64(len(q.Blocks))
 	if r.blocks.Add(n) <= maxQueuedBlocks {
@@ -177,7 +177,7 @@ func (r *Recorder) dropQueued() {
 // Run writes requests until ctx is done, and then those in the queue. Later ones are
 // dropped. It must be called once.
 func (r *Recorder) Run(ctx context.Context) {
-	r.openFile(ctx)
+	r.openFileWithRetry(ctx)
 	ticks := time.NewTicker(flushInterval)
 	defer ticks.Stop()
 	for ctx.Err() == nil {
@@ -185,7 +185,7 @@ func (r *Recorder) Run(ctx context.Context) {
 		case q := <-r.queue:
 			r.write(q)
 		case <-ticks.C:
-			r.reportError(r.out.flush())
+			r.countLostAndWarn(r.out.flush())
 		case <-ctx.Done():
 		}
 	}
@@ -198,14 +198,14 @@ func (r *Recorder) Run(ctx context.Context) {
 		}
 		break
 	}
-	r.reportError(r.out.flush())
+	r.countLostAndWarn(r.out.flush())
 	r.out.close()
 	r.ended.Store(true)
 	r.dropQueued()
 }
 
-// openFile waits until another process releases the file, and opens it.
-func (r *Recorder) openFile(ctx context.Context) {
+// openFileWithRetry waits until another process releases the file, and opens it.
+func (r *Recorder) openFileWithRetry(ctx context.Context) {
 	if r.out.file != nil {
 		return
 	}
@@ -214,7 +214,7 @@ func (r *Recorder) openFile(ctx context.Context) {
 	defer ticks.Stop()
 	for r.out.file == nil && ctx.Err() == nil {
 		if err := r.out.open(); err != nil {
-			r.reportError(0, err)
+			r.countLostAndWarn(0, err)
 			select {
 			case <-ticks.C:
 			case <-ctx.Done():
@@ -223,6 +223,7 @@ func (r *Recorder) openFile(ctx context.Context) {
 	}
 }
 
+// write encodes a Request and buffers its line, or drops a Request that is not valid.
 func (r *Recorder) write(q *Request) {
 	if !r.encode.isValid(q) {
 		r.drop(q)
@@ -231,11 +232,11 @@ func (r *Recorder) write(q *Request) {
 	line := r.encode.encode(q)
 	r.blocks.Add(-int64(len(q.Blocks)))
 	r.Discard(q)
-	r.reportError(r.out.add(line, r.encode.header))
+	r.countLostAndWarn(r.out.add(line, r.encode.header))
 }
 
-// reportError counts lost lines and logs err at most once in warnInterval.
-func (r *Recorder) reportError(lost int, err error) {
+// countLostAndWarn counts lost lines and logs err at most once in warnInterval.
+func (r *Recorder) countLostAndWarn(lost int, err error) {
 	for range lost {
 		r.dropped()
 	}

@@ -49,11 +49,11 @@ func (r *recorder) run(requests ...Request) {
 		r.Run(ctx)
 	}()
 	for _, given := range requests {
-		q := r.Begin()
+		q := r.NewRequest()
 		blocks := append(q.Blocks, given.Blocks...)
 		*q = given
 		q.Blocks = blocks
-		r.Add(q)
+		r.Enqueue(q)
 	}
 	end()
 	<-done
@@ -90,16 +90,16 @@ func TestAddAfterRun(t *testing.T) {
 				if i == each/2 {
 					end()
 				}
-				q := r.Begin()
+				q := r.NewRequest()
 				q.Bytes, q.Blocks = 256, append(q.Blocks, 1)
-				r.Add(q)
+				r.Enqueue(q)
 			}
 		})
 	}
 	r.Run(ctx)
 	late.Wait()
 	after := r.dropped.Load()
-	r.Add(r.Begin())
+	r.Enqueue(r.NewRequest())
 	if n := r.dropped.Load(); n != after+1 {
 		t.Errorf("%d dropped after one more, want %d", n, after+1)
 	}
@@ -116,9 +116,9 @@ func TestFullQueue(t *testing.T) {
 		t.Helper()
 		r := newRecorder(t, filepath.Join(t.TempDir(), "traffic"), 1<<30, 1)
 		for range want + 100 { // nobody writes
-			q := r.Begin()
+			q := r.NewRequest()
 			q.Blocks, q.Bytes = make([]prompt.Block, blocks), maxInputBytes
-			r.Add(q)
+			r.Enqueue(q)
 		}
 		if n := r.dropped.Load(); n != 100 {
 			t.Errorf("%s: %d dropped, want 100", name, n)

@@ -117,8 +117,8 @@ type queue struct {
 	maxSpans int64
 }
 
-// newQueue starts the SDK's queue. The SDK panics if the sizes are negative.
-func newQueue(e *exporter) queue {
+// startQueue starts the SDK's queue. The SDK panics if the sizes are negative.
+func startQueue(e *exporter) queue {
 	maxSpans := positiveEnv("OTEL_BSP_MAX_QUEUE_SIZE", sdk.DefaultMaxQueueSize, maxQueueSpans)
 	batch := positiveEnv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", min(sdk.DefaultMaxExportBatchSize, maxSpans), maxSpans)
 	delay := positiveEnv("OTEL_BSP_SCHEDULE_DELAY", sdk.DefaultScheduleDelay, 1<<31-1)

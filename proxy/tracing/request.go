@@ -111,14 +111,14 @@ func serverAddress(hostPort, scheme string) []attribute.KeyValue {
 
 // TraceID returns the trace of the request's span. For a nil Request it is the trace
 // that the client sent, or empty.
-func (q *Request) TraceID(h http.Header) string {
+func (q *Request) TraceID(clientHeader http.Header) string {
 	if q != nil {
 		return q.span.SpanContext().TraceID().String()
 	}
-	if len(h["Traceparent"]) == 0 {
+	if len(clientHeader["Traceparent"]) == 0 {
 		return ""
 	}
-	sent := trace.SpanContextFromContext(traceContext.Extract(context.Background(), propagation.HeaderCarrier(h)))
+	sent := trace.SpanContextFromContext(traceContext.Extract(context.Background(), propagation.HeaderCarrier(clientHeader)))
 	if !sent.HasTraceID() {
 		return ""
 	}
@@ -189,8 +189,8 @@ func (q *Request) SetStatus(status int) {
 	}
 }
 
-// MarkFirstToken adds the span that ends with the first content of the response, now.
-func (q *Request) MarkFirstToken() {
+// AddFirstTokenSpan adds the span that ends with the first content of the response, now.
+func (q *Request) AddFirstTokenSpan() {
 	if q == nil || q.attempt == nil || q.firstToken {
 		return
 	}

@@ -119,7 +119,7 @@ func (t *Tracer) Run(ctx context.Context) {
 		t.log.Warn("requests are not traced", "err", err)
 		return
 	}
-	provider := sdk.NewTracerProvider(sdk.WithSpanProcessor(newQueue(t.exporter)), sdk.WithResource(t.resource(ctx)))
+	provider := sdk.NewTracerProvider(sdk.WithSpanProcessor(startQueue(t.exporter)), sdk.WithResource(t.resource(ctx)))
 	tracer := provider.Tracer("warmroute", trace.WithInstrumentationVersion(t.version))
 	t.tracer.Store(&tracer)
 	t.log.Info("tracing requests")

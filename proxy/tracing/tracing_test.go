@@ -69,7 +69,7 @@ func TestInvalidQueueSettings(t *testing.T) {
 		setEnv(t, map[string]string{
 			"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1", "OTEL_BSP_MAX_QUEUE_SIZE": value, "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": value, "OTEL_BSP_SCHEDULE_DELAY": value,
 		})
-		q := newQueue(newExporter(nil, slog.New(slog.DiscardHandler)))
+		q := startQueue(newExporter(nil, slog.New(slog.DiscardHandler)))
 		if q.maxSpans != sdk.DefaultMaxQueueSize {
 			t.Errorf("%s: queue of %d spans", value, q.maxSpans)
 		}
@@ -114,7 +114,7 @@ func untraced(r *http.Request, a *Attempt) string {
 	q.AddQueueWait(time.Second, "sent")
 	q.StartAttempt(a, r.Header)
 	q.SetStatus(200)
-	q.MarkFirstToken()
+	q.AddFirstTokenSpan()
 	q.EndAttempt("", 1, 1, 1)
 	q.End(nil)
 	return q.TraceID(r.Header)
