@@ -81,7 +81,7 @@ func (p *Proxy) RecordPlacement(q DryRunRequest, backend string) (*Placement, er
 	if !slices.Contains(req.Backends, b) {
 		return nil, &DryRunError{http.StatusBadRequest, b.Name + " does not list the model " + req.CatalogID}
 	}
-	return &Placement{b.Name, req.CatalogID, len(req.Blocks), p.router.RecordPlacement(req, b)}, nil
+	return &Placement{b.Name, req.CatalogID, len(req.Blocks), p.router.IndexPlacement(req, b)}, nil
 }
 
 // parseDryRun parses a request as if a client had sent it. The caller has to release its input,

@@ -150,7 +150,7 @@ func (r *request) awaitEvents(a *action, begun time.Time) (outcome waitOutcome, 
 	var slot *router.SlotWait
 	switch a.wait {
 	case waitSlot:
-		slot = p.router.AwaitSlot(a.backends)
+		slot = p.router.StartSlotWait(a.backends)
 		defer func() { slot.Release(granted != nil) }()
 		grant = slot.Granted()
 	case waitBudget:
@@ -292,7 +292,7 @@ func (r *request) joinQueue() bool {
 	if r.waiting {
 		return true
 	}
-	if r.waiting = r.proxy.router.AddWaitingElsewhere(&r.input.request) == nil; !r.waiting {
+	if r.waiting = r.proxy.router.AddWaitingOutsideQueue(&r.input.request) == nil; !r.waiting {
 		r.history.queueFull = true
 		r.recordQueueTime(metrics.QueueFull, 0)
 	}
@@ -303,7 +303,7 @@ func (r *request) joinQueue() bool {
 func (r *request) leaveQueue() {
 	if r.waiting {
 		r.waiting = false
-		r.proxy.router.RemoveWaitingElsewhere(&r.input.request)
+		r.proxy.router.RemoveWaitingOutsideQueue(&r.input.request)
 	}
 }
 

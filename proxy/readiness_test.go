@@ -121,7 +121,7 @@ func TestQueueOfUnreadyModelDoesNotRefuseOthers(t *testing.T) {
 		t.Errorf("the other model's request got %+v", a)
 	}
 	f.backends[0].SetState(backends.Ready)
-	f.router.BackendChanged(f.backends[0])
+	f.router.BackendStateChanged(f.backends[0])
 	for _, done := range waiting {
 		if a := <-done; a.status != http.StatusOK {
 			t.Errorf("after the recovery one that waited got %+v", a)

@@ -50,7 +50,7 @@ func checked(f **fleet) func(*Options) {
 			} else {
 				c.Close()
 			}
-			(*f).router.BackendChanged(b)
+			(*f).router.BackendStateChanged(b)
 		}
 	}
 }
@@ -175,7 +175,7 @@ func (f *fleet) revive(t *testing.T, slot int, script func(*session)) {
 	back.startAt(t, f.backends[slot].URL.Host)
 	t.Cleanup(back.stop)
 	f.backends[slot].SetState(backends.Ready)
-	f.router.BackendChanged(f.backends[slot])
+	f.router.BackendStateChanged(f.backends[slot])
 }
 
 func TestRetryBudgetWithFailingFleet(t *testing.T) {
@@ -791,7 +791,7 @@ func TestQueueUntilBackendReady(t *testing.T) {
 	}
 	f.awaitQueued(5)
 	f.backends[0].SetState(backends.Ready)
-	f.router.BackendChanged(f.backends[0])
+	f.router.BackendStateChanged(f.backends[0])
 	for _, done := range all {
 		if a := <-done; a.status != http.StatusOK || a.header.Get("X-Warmroute-Backend") != "r0" {
 			t.Errorf("got %+v", a)
@@ -814,7 +814,7 @@ func TestQueueAfterAllConnectionsRefused(t *testing.T) {
 	back.startAt(t, address)
 	t.Cleanup(back.stop)
 	f.backends[0].SetState(backends.Ready)
-	f.router.BackendChanged(f.backends[0])
+	f.router.BackendStateChanged(f.backends[0])
 	if a := <-done; a.body != whole {
 		t.Errorf("got %+v", a)
 	}
@@ -837,7 +837,7 @@ func TestReplicaErrorNotDelayedByDownBackend(t *testing.T) {
 	done := f.background(askWhole)
 	f.awaitQueued(1)
 	f.backends[1].SetState(backends.Ready)
-	f.router.BackendChanged(f.backends[1])
+	f.router.BackendStateChanged(f.backends[1])
 	if a := <-done; a.body != whole {
 		t.Errorf("the other one is back in time: got %+v", a)
 	}

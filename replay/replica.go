@@ -141,7 +141,7 @@ func (r *run) setReady(index int) {
 	p := r.fleet[index]
 	p.down = false
 	p.backend.SetState(backends.Ready)
-	r.router.BackendChanged(p.backend)
+	r.router.BackendStateChanged(p.backend)
 }
 
 // pollReplica scrapes a replica's metrics as backends.Poller does, and schedules the next

@@ -52,7 +52,7 @@ const nowhere = -1
 // tried point to does not change until deliver is called, and until the Decision's
 // Release.
 func (r *Router) Submit(req *Request, deliver func(*Decision, error), tried ...*backends.Backend) *Ticket {
-	t, d, err := r.submit(req, deliver, tried)
+	t, d, err := r.routeOrEnqueue(req, deliver, tried)
 	if t == nil {
 		deliver(d, err)
 	}
@@ -62,7 +62,7 @@ func (r *Router) Submit(req *Request, deliver func(*Decision, error), tried ...*
 // Pick is Submit for callers that wait. When ctx ends first, the request is removed
 // from the queue and ctx's error is returned.
 func (r *Router) Pick(ctx context.Context, req *Request, tried ...*backends.Backend) (*Decision, error) {
-	t, d, err := r.submit(req, nil, tried)
+	t, d, err := r.routeOrEnqueue(req, nil, tried)
 	if t == nil {
 		return d, err
 	}
@@ -77,35 +77,35 @@ func (r *Router) Pick(ctx context.Context, req *Request, tried ...*backends.Back
 	return t.decision, t.err
 }
 
-// submit decides or queues a request. It returns the ticket of one that was queued.
-func (r *Router) submit(req *Request, deliver func(*Decision, error), tried []*backends.Backend) (*Ticket, *Decision, error) {
+// routeOrEnqueue decides or queues a request. It returns the ticket of one that was queued.
+func (r *Router) routeOrEnqueue(req *Request, deliver func(*Decision, error), tried []*backends.Backend) (queued *Ticket, d *Decision, err error) {
 	r.mu.Lock()
-	defer r.unlock()
+	defer r.unlockAndRunCallbacks()
 	now := r.now()
-	d, err := r.route(req, tried, now)
+	d, err = r.route(req, tried, now)
 	if err != errQueue {
 		return nil, d, err
 	}
-	t, err := r.enqueue(req, tried, deliver, now)
-	return t, nil, err
+	queued, err = r.enqueue(req, tried, deliver, now)
+	return queued, nil, err
 }
 
 // Cancel removes a request from the queue, and reports whether it was in time: if
 // not, deliver was or will be called.
-func (t *Ticket) Cancel() bool {
+func (t *Ticket) Cancel() (removed bool) {
 	if t == nil {
 		return false
 	}
 	r := t.router
 	r.mu.Lock()
-	defer r.unlock()
+	defer r.unlockAndRunCallbacks()
 	if !r.queue.Contains(&t.item) {
 		return false
 	}
 	now := r.now()
 	r.queue.Remove(&t.item, now)
 	r.queue.Refund(&t.item)
-	r.dispatch(now) // what it had claimed is free
+	r.dispatchQueued(now) // what it had claimed is free
 	return true
 }
 
@@ -125,20 +125,21 @@ func (t *Ticket) deliverResult() {
 	t.deliver(t.decision, t.err)
 }
 
-// mustQueue reports whether a request joins others that wait for a backend that
-// could take it.
-func (r *Router) mustQueue(req *Request) bool {
+// mustQueueBehindOthers reports whether a request has to queue because others wait for a
+// backend that could take it.
+func (r *Router) mustQueueBehindOthers(req *Request) bool {
 	return r.isQueueEnabled() && !req.NoEngine && r.queue.SharesBackend(req.class(), req.Backends) && !r.isTooLongForAll(req)
 }
 
-// canWait reports whether a request that no backend takes now is queued.
-func (r *Router) canWait(req *Request) bool {
+// isQueueable reports whether a request is queued when no backend takes it now: an engine
+// works on it, some backend serves its model, and there is a queue.
+func (r *Router) isQueueable(req *Request) bool {
 	return !req.NoEngine && r.settings.Queue.Requests > 0 && len(req.Backends) > 0
 }
 
 // enqueue adds a request to the queue. A full queue is an error.
 func (r *Router) enqueue(req *Request, tried []*backends.Backend, deliver func(*Decision, error), now time.Time) (*Ticket, error) {
-	if r.queue.IsFull(req.class(), req.BodyBytes) || r.unreadyAreFull(req) {
+	if r.queue.IsFull(req.class(), req.BodyBytes) || r.isUnreadyShareFull(req) {
 		return nil, ErrQueueFull
 	}
 	t := &Ticket{router: r, req: *req, tried: slices.Clone(tried), deliver: deliver, waitsFor: nowhere}
@@ -149,10 +150,10 @@ func (r *Router) enqueue(req *Request, tried []*backends.Backend, deliver func(*
 	t.item = queue.Item[*Ticket]{
 		Value: t, Backends: t.req.Backends, Class: req.class(), Priority: req.Priority, Tenant: req.Tenant, Bytes: req.BodyBytes,
 	}
-	r.beginTicket(t, now)
-	tokens, rate := r.decision.promptTokens(), r.estimates.FleetRate()
+	r.beginQueuedDecision(t, now)
+	tokens, rate := r.decision.promptTokens(), r.estimates.MedianPrefillRate()
 	if r.filter() == nil {
-		tokens, rate = r.minUncached(), r.totalRate()
+		tokens, rate = r.decision.minUncachedTokens(), r.decision.totalPrefillRate()
 	}
 	t.item.Tokens = tokens
 	alone := tokens * float64(max(1, len(r.decision.candidates))) / rate // seconds, on one of them
@@ -163,25 +164,25 @@ func (r *Router) enqueue(req *Request, tried []*backends.Backend, deliver func(*
 		default: // Run has not read the last one yet
 		}
 	}
-	r.dispatch(now)
+	r.dispatchQueued(now)
 	return t, nil
 }
 
-// unreadyAreFull reports whether a request without a ready backend is not queued,
-// because such requests fill half of their class's bounds. Where no backend is ready
-// there is nothing to keep the other half for.
-func (r *Router) unreadyAreFull(req *Request) bool {
+// isUnreadyShareFull reports whether a request has no ready backend, and requests
+// without one fill half of their class's bounds. Where no backend is ready there is
+// nothing to keep the other half for.
+func (r *Router) isUnreadyShareFull(req *Request) bool {
 	hasReady := slices.ContainsFunc(r.states, func(s backendState) bool { return s.backend != nil && r.isAvailable(s.backend) })
 	return !slices.ContainsFunc(req.Backends, r.isAvailable) && hasReady &&
 		r.queue.UnreadyAreFull(req.class(), req.BodyBytes, r.isAvailable)
 }
 
-// AddWaitingElsewhere counts a request that waits for something else than its turn in the
-// queue. It returns ErrQueueFull if it may not wait; else RemoveWaitingElsewhere must follow,
-// with the same request.
-func (r *Router) AddWaitingElsewhere(req *Request) error {
+// AddWaitingOutsideQueue counts a request that waits for something else than its turn in
+// the queue. It returns ErrQueueFull if it may not wait; else RemoveWaitingOutsideQueue
+// must follow, with the same request.
+func (r *Router) AddWaitingOutsideQueue(req *Request) error {
 	r.mu.Lock()
-	defer r.unlock()
+	defer r.unlockAndRunCallbacks()
 	if r.settings.Queue.Requests > 0 && r.queue.IsFull(req.class(), req.BodyBytes) {
 		return ErrQueueFull
 	}
@@ -189,17 +190,17 @@ func (r *Router) AddWaitingElsewhere(req *Request) error {
 	return nil
 }
 
-// RemoveWaitingElsewhere undoes AddWaitingElsewhere.
-func (r *Router) RemoveWaitingElsewhere(req *Request) {
+// RemoveWaitingOutsideQueue undoes AddWaitingOutsideQueue.
+func (r *Router) RemoveWaitingOutsideQueue(req *Request) {
 	r.mu.Lock()
-	defer r.unlock()
+	defer r.unlockAndRunCallbacks()
 	r.queue.RemoveWaitingElsewhere(req.class(), req.BodyBytes)
 }
 
 // WaitingRequests returns how many requests wait, in the queue or elsewhere.
 func (r *Router) WaitingRequests() int {
 	r.mu.Lock()
-	defer r.unlock()
+	defer r.unlockAndRunCallbacks()
 	return r.queue.CountWaiting()
 }
 
@@ -207,7 +208,7 @@ func (r *Router) WaitingRequests() int {
 // name of their priority class.
 func (r *Router) WaitingByClass() map[string]int {
 	r.mu.Lock()
-	defer r.unlock()
+	defer r.unlockAndRunCallbacks()
 	return r.queue.CountWaitingByClass()
 }
 
@@ -217,19 +218,19 @@ func (r *Router) WaitingByClass() map[string]int {
 // expected time of the work ahead.
 func (r *Router) RetryAfter(priority int) time.Duration {
 	r.mu.Lock()
-	defer r.unlock()
+	defer r.unlockAndRunCallbacks()
 	now := r.now()
 	wait, silence, tokens := r.queue.EstimateWait(queue.ClassOf(priority), now)
 	if wait == 0 {
-		wait = max(r.prefillTime(tokens, now), silence)
+		wait = max(r.fleetPrefillTime(tokens, now), silence)
 	}
 	return min(max(wait.Truncate(time.Second), time.Second), queue.MaxRetryDelay)
 }
 
-// prefillTime estimates how long the available backends take for the prefill of so
-// many tokens and of what is queued there.
-func (r *Router) prefillTime(tokens float64, now time.Time) time.Duration {
-	rate := 0.0
+// fleetPrefillTime estimates how long the available backends together take for the
+// prefill of newTokens and of what is queued there.
+func (r *Router) fleetPrefillTime(newTokens float64, now time.Time) time.Duration {
+	tokens, rate := newTokens, 0.0
 	for slot := range r.states {
 		s := &r.states[slot]
 		if s.backend != nil && r.isAvailable(s.backend) {
@@ -243,13 +244,14 @@ func (r *Router) prefillTime(tokens float64, now time.Time) time.Duration {
 	return time.Duration(math.Ceil(min(tokens/rate, queue.MaxRetryDelay.Seconds()))) * time.Second
 }
 
-// Drain makes the queue refuse requests for which no backend is ready, with
-// ErrNoneReady: the proxy is about to stop. Those that wait for room still wait.
-func (r *Router) Drain() {
+// StartRefusingUnready makes the queue refuse, now and from now on, requests for which
+// no backend is ready, with ErrNoneReady: the proxy is about to stop. Those that wait
+// for room still wait.
+func (r *Router) StartRefusingUnready() {
 	r.mu.Lock()
-	defer r.unlock()
+	defer r.unlockAndRunCallbacks()
 	r.draining = true
-	r.dispatch(r.now())
+	r.dispatchQueued(r.now())
 }
 
 // TickInterval is how often time is looked at while requests are queued. Most are
@@ -261,8 +263,8 @@ const TickInterval = 20 * time.Millisecond
 // TickInterval or so while WaitingRequests is not 0.
 func (r *Router) Tick() {
 	r.mu.Lock()
-	defer r.unlock()
-	r.dispatch(r.now())
+	defer r.unlockAndRunCallbacks()
+	r.dispatchQueued(r.now())
 }
 
 // Run ticks while requests are queued. It blocks until ctx is done.
@@ -292,6 +294,6 @@ func (r *Router) tickWhileQueued(ctx context.Context) {
 
 func (r *Router) queueLen() int {
 	r.mu.Lock()
-	defer r.unlock()
+	defer r.unlockAndRunCallbacks()
 	return r.queue.Len()
 }

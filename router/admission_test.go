@@ -197,7 +197,7 @@ func TestSettle(t *testing.T) {
 	f := func(name string, waitsFor int, waited time.Duration, want int) {
 		t.Helper()
 		h := &Ticket{waitsFor: waitsFor, item: queue.Item[*Ticket]{Arrived: c.now.Add(-waited)}}
-		if got := r.settleCandidate(h, 0); got != want {
+		if got := r.stickyCandidate(h, 0); got != want {
 			t.Errorf("%s: it waits for candidate %d, want %d", name, got, want)
 		}
 	}
@@ -217,9 +217,9 @@ func TestAnswerGrowth(t *testing.T) {
 	}
 	d := sent(t, "", submit(r, ask(fleet, 1, 1)))
 	d.RecordFirstEvent()
-	before := r.kvTokens(0, c.now)
+	before := r.ownKVTokens(0, c.now)
 	c.advance(5 * time.Second)
-	if grown := r.kvTokens(0, c.now) - before; grown < 490 || grown > 500 {
+	if grown := r.ownKVTokens(0, c.now) - before; grown < 490 || grown > 500 {
 		t.Errorf("an answer grew by %.0f tokens in five seconds, want 500", grown)
 	}
 }
@@ -320,7 +320,7 @@ func TestDrain(t *testing.T) {
 		down = append(down, submit(r, ask(fleet[1:], 10+key, 10)))
 		waits(t, "until the end is near", down[key])
 	}
-	r.Drain()
+	r.StartRefusingUnready()
 	for _, w := range append(down, submit(r, ask(fleet[1:], 3, 10))) {
 		if w.err != ErrNoneReady {
 			t.Fatalf("its only backend is down: got %v, want ErrNoneReady", w.err)
@@ -340,7 +340,7 @@ func TestQueueUntilReady(t *testing.T) {
 		waits(t, name, w)
 		c.advance(5 * time.Second)
 		fleet[0].SetState(backends.Ready)
-		r.BackendChanged(fleet[0])
+		r.BackendStateChanged(fleet[0])
 		if d := sent(t, name, w); d.Backend != fleet[0] || d.QueueTime != 5*time.Second {
 			t.Errorf("%s: sent to %s after %v", name, d.Backend.Name, d.QueueTime)
 		}
@@ -579,10 +579,10 @@ func TestConcurrentQueueing(t *testing.T) {
 				r.ObserveLoad(b, &backends.Load{CacheTokens: 30_000, KVKnown: true, KVCacheUsage: 0.2, ScrapedAt: time.Now()})
 			}
 			fleet[0].SetState(backends.Down)
-			r.BackendChanged(fleet[0])
+			r.BackendStateChanged(fleet[0])
 			r.ForgetCache(fleet[0])
 			fleet[0].SetState(backends.Ready)
-			r.BackendChanged(fleet[0])
+			r.BackendStateChanged(fleet[0])
 			r.RetryAfter(0)
 		}
 	})

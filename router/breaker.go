@@ -54,7 +54,8 @@ func (k *breaker) state(now time.Time) BreakerState {
 	return BreakerOpen
 }
 
-func (k *breaker) recordSent(d *Decision, now time.Time) {
+// setProbeIfDue makes d, which is being sent, the probe if one is due.
+func (k *breaker) setProbeIfDue(d *Decision, now time.Time) {
 	if k.isProbeDue(now) {
 		k.probe = d
 	}
@@ -74,10 +75,10 @@ func (k *breaker) close(now time.Time) {
 	*k = breaker{changed: now, opens: k.opens}
 }
 
-// recordProgress closes the breaker when the engine has worked since it was sent the
+// closeOnProgress closes the breaker when the engine has worked since it was sent the
 // probe, and that has not failed for a while: an answer can take minutes.
-func (k *breaker) recordProgress(s *BreakerSettings, worked, now time.Time) {
-	if k.open && k.probe != nil && worked.Sub(k.probe.sentAt) >= s.Open {
+func (k *breaker) closeOnProgress(s *BreakerSettings, workedAt, now time.Time) {
+	if k.open && k.probe != nil && workedAt.Sub(k.probe.sentAt) >= s.Open {
 		k.close(now)
 	}
 }
@@ -113,7 +114,7 @@ func (k *breaker) openFor(delay time.Duration, now time.Time) {
 // failed tries included.
 func (r *Router) Breaker(b *backends.Backend) (state BreakerState, opens uint64) {
 	r.mu.Lock()
-	defer r.unlock()
+	defer r.unlockAndRunCallbacks()
 	if !r.has(b) {
 		return BreakerClosed, 0
 	}

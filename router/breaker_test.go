@@ -230,10 +230,10 @@ func TestBreakerClosesOnRecovery(t *testing.T) {
 	s := newBreakers(t, 2)
 	s.fail(0, 3)
 	s.fleet[0].SetState(backends.Down)
-	s.r.BackendChanged(s.fleet[0])
+	s.r.BackendStateChanged(s.fleet[0])
 	s.is("down", 0, BreakerOpen, 1)
 	s.fleet[0].SetState(backends.Ready)
-	s.r.BackendChanged(s.fleet[0])
+	s.r.BackendStateChanged(s.fleet[0])
 	s.is("back", 0, BreakerClosed, 1)
 }
 

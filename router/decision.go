@@ -141,35 +141,36 @@ func (d *Decision) Sent() (at time.Time, aheadTokens int) {
 func (d *Decision) RecordFirstEvent() {
 	r := d.router
 	r.mu.Lock()
-	defer r.unlock()
+	defer r.unlockAndRunCallbacks()
 	now := r.now()
 	if d.request.streams && !d.started {
 		d.prediction.TTFT = now.Sub(d.sentAt)
 	}
-	d.recordStart(now)
-	r.dispatch(now)
+	d.recordPrefillDone(now)
+	r.dispatchQueued(now)
 }
 
-func (d *Decision) recordStart(now time.Time) {
+// recordPrefillDone records, once, that the prefill of d is over.
+func (d *Decision) recordPrefillDone(now time.Time) {
 	if d.started || d.request.noEngine {
 		return
 	}
 	d.started = true
-	d.health.removeWatched(d)
+	d.health.removeStallWatch(d)
 	d.request.blocks = nil
 	if d.isOrphaned() {
 		return
 	}
 	r, s := d.router, d.backendState()
 	d.health.breaker.recordOutput(d, now)
-	d.health.recordAnswer(d)
-	s.load.recordStart(d, now)
-	if !d.prediction.IsTooLong && !d.request.nonGenerative && r.isTypical(d, now) {
+	d.health.clearStoppingOnAnswer(d)
+	s.load.recordPrefillDone(d, now)
+	if !d.prediction.IsTooLong && !d.request.nonGenerative && r.countsInMeans(d, now) {
 		r.meanUncached.Add(d.prediction.Uncached)
 	}
-	r.estimates.RecordPrefill(d.Backend.Slot, &d.prediction, r.cacheInfo(d.Backend), now)
-	d.health.recordStart(d, s.load.unstarted, now)
-	s.kv.recordStart(d, r, now)
+	r.estimates.RecordPrefillDone(d.Backend.Slot, &d.prediction, r.cacheInfo(d.Backend), now)
+	d.health.recordFirstOutput(d, s.load.unstarted, now)
+	s.kv.recordPrefillDone(d, r, now)
 }
 
 // Release ends the reservation. It panics on a second call: a wrong account is
@@ -177,12 +178,12 @@ func (d *Decision) recordStart(now time.Time) {
 func (d *Decision) Release(o Outcome) {
 	r := d.router
 	r.mu.Lock()
-	defer r.unlock()
+	defer r.unlockAndRunCallbacks()
 	if d.released {
 		panic("router: Decision released twice")
 	}
 	d.released = true
-	d.health.removeWatched(d)
+	d.health.removeStallWatch(d)
 	if d.request.noEngine {
 		d.Backend.NoEngineInFlight.Add(-1)
 		return
@@ -195,15 +196,15 @@ func (d *Decision) Release(o Outcome) {
 		r.interactive.RecordEnd(&d.backendState().classes, d.request.class, d.prediction.Sequences, now)
 		d.recordEnd(&o, now)
 	}
-	r.dispatch(now)
+	r.dispatchQueued(now)
 }
 
 func (d *Decision) recordEnd(o *Outcome, now time.Time) {
 	r, s := d.router, d.backendState()
 	if o.End == Completed {
-		d.recordStart(now)
+		d.recordPrefillDone(now)
 	}
-	if !d.isPlausibleAnswer(o.AnswerTokens) {
+	if !d.isPlausibleAnswerLength(o.AnswerTokens) {
 		o.AnswerTokens = 0
 	}
 	d.health.recordEnd(d, o, now)
@@ -211,13 +212,13 @@ func (d *Decision) recordEnd(o *Outcome, now time.Time) {
 	d.health.breaker.recordEnd(d, o, &r.settings.Breaker, now.Sub(d.health.workedAt) < maxWorkAge, now)
 	switch {
 	case o.End == Completed:
-		r.learnFrom(d, o, now)
+		r.learnFromCompletion(d, o, now)
 		r.index.Release(&d.pin, o.Reply)
 	case d.started: // the prompt was computed; the blocks are there
 		r.index.Release(&d.pin, nil)
 	case o.End == ClientDisconnected:
 		s.load.removePending(d)
-		r.index.Rollback(&d.pin, d.request.blocks, d.computedBlocks(now))
+		r.index.Rollback(&d.pin, d.request.blocks, d.maxComputedBlocks(now))
 	default:
 		s.load.removePending(d)
 		r.index.Rollback(&d.pin, d.request.blocks, 0)
@@ -227,14 +228,14 @@ func (d *Decision) recordEnd(o *Outcome, now time.Time) {
 	s.kv.recordEnd(d, o, now.Sub(r.start))
 }
 
-// learnFrom learns from an answer that came to its end.
-func (r *Router) learnFrom(d *Decision, o *Outcome, now time.Time) {
+// learnFromCompletion learns from an answer that came to its end.
+func (r *Router) learnFromCompletion(d *Decision, o *Outcome, now time.Time) {
 	slot := d.Backend.Slot
-	if o.AnswerTokens > 0 && r.isTypical(d, now) {
-		r.estimates.RecordAnswer(slot, o.AnswerTokens, d.prediction.Sequences)
+	if o.AnswerTokens > 0 && r.countsInMeans(d, now) {
+		r.estimates.RecordAnswerLength(slot, o.AnswerTokens, d.prediction.Sequences)
 	}
 	usage := estimate.Usage{PromptTokens: o.PromptTokens, CachedTokens: o.CachedTokens, CachedKnown: o.CachedKnown}
-	r.estimates.RecordCompletion(slot, &d.prediction, usage, r.cacheInfo(d.Backend))
+	r.estimates.LearnFromCompletion(slot, &d.prediction, usage, r.cacheInfo(d.Backend))
 	r.resizeIndex(slot)
 }
 
@@ -247,9 +248,9 @@ func (r *Router) cacheInfo(b *backends.Backend) estimate.CacheInfo {
 	return c
 }
 
-// isTypical reports whether a request and its answer count in the means that
-// decisions use: those of batch requests would spoil them for interactive ones.
-func (r *Router) isTypical(d *Decision, now time.Time) bool {
+// countsInMeans reports whether a request and its answer count in the means that
+// decisions use: batch requests would spoil them for recent interactive ones.
+func (r *Router) countsInMeans(d *Decision, now time.Time) bool {
 	return d.request.class != queue.Batch || !r.interactive.IsRecent(now)
 }
 
@@ -259,8 +260,8 @@ func (d *Decision) backendState() *backendState { return &d.router.states[d.Back
 // may be another's now.
 func (d *Decision) isOrphaned() bool { return d.backendState().health != d.health }
 
-// isPlausibleAnswer reports whether the engine can have put out so many tokens for d.
-func (d *Decision) isPlausibleAnswer(tokens int) bool {
+// isPlausibleAnswerLength reports whether the engine can have put out so many tokens for d.
+func (d *Decision) isPlausibleAnswerLength(tokens int) bool {
 	most := float64(estimate.MaxAnswerTokens)
 	if d.request.maxAnswerTokens > 0 {
 		most = min(most, float64(d.request.maxAnswerTokens))
@@ -268,9 +269,9 @@ func (d *Decision) isPlausibleAnswer(tokens int) bool {
 	return float64(tokens) <= most*float64(d.prediction.Sequences)
 }
 
-// computedBlocks returns how many blocks the engine can have computed by now, had it
+// maxComputedBlocks returns how many blocks the engine can have computed by now, had it
 // started at once.
-func (d *Decision) computedBlocks(now time.Time) int {
+func (d *Decision) maxComputedBlocks(now time.Time) int {
 	r := d.router
 	computed := r.estimates.PrefillRate(d.Backend.Slot) * now.Sub(d.sentAt).Seconds() * r.estimates.BytesPerToken(d.prediction.Model)
 	return d.MatchedBlocks + int(computed)/r.blockBytes

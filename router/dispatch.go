@@ -30,30 +30,30 @@ type claim struct {
 	sequences    int64
 }
 
-// dispatch sends those of the first queued requests that can start now. It follows
-// every event that may have made room.
-func (r *Router) dispatch(now time.Time) {
+// dispatchQueued routes those of the first queued requests that can start now. It
+// follows every event that may have made room.
+func (r *Router) dispatchQueued(now time.Time) {
 	if r.queue.Len() == 0 {
 		return
 	}
-	r.followCatalog()
+	r.refreshQueuedBackends()
 	r.expireTickets(now)
 	if r.draining {
 		r.refuseUnready(now)
 	}
 	r.clearClaims()
 	for slot := range r.states {
-		r.states[slot].room = r.freeTokens(slot, now)
+		r.states[slot].room = r.prefillRoom(slot, now)
 	}
 	r.queue.StartRound()
 	if r.queue.HasBatch() {
 		for _, g := range r.queue.Groups() {
-			g.Headroom = r.headroomOf(g.Backends, now)
+			g.Headroom = r.batchHeadroom(g.Backends, now)
 		}
 	}
 	hasRoom := func(b *backends.Backend, it *queue.Item[*Ticket], g *queue.Group[*Ticket]) bool {
 		return r.states[b.Slot].room > 0 &&
-			(!r.needsHeadroom(&it.Value.req, it.Promoted, now) || r.canStartBatch(b.Slot, g.Headroom, now))
+			(!r.batchNeedsHeadroom(&it.Value.req, it.Promoted, now) || r.canStartBatch(b.Slot, g.Headroom, now))
 	}
 	for it := r.queue.NextTurn(hasRoom); it != nil; it = r.queue.NextTurn(hasRoom) {
 		r.routeQueued(it.Value, now)
@@ -70,7 +70,7 @@ func (r *Router) clearClaims() {
 // routeQueued takes the steps of route for a queued request at its turn: it is sent
 // if it can start, and else claims what it waits for.
 func (r *Router) routeQueued(t *Ticket, now time.Time) {
-	r.beginTicket(t, now)
+	r.beginQueuedDecision(t, now)
 	if t.waitsFor != nowhere && !r.fitsNextStepAnywhere() {
 		r.queue.Skip(&t.item)
 		r.claimTokensForRound(t.waitsFor)
@@ -79,13 +79,13 @@ func (r *Router) routeQueued(t *Ticket, now time.Time) {
 	if err := r.filter(); err != nil { // those that it may try are not among those with room
 		r.queue.Skip(&t.item)
 		if err == ErrMaxInFlight {
-			r.claimSequences()
+			r.claimSequencesOnFreest()
 		}
 		return
 	}
 	chosen := r.score()
-	if !r.admit(chosen) {
-		if chosen = r.settleCandidate(t, chosen); !r.admit(chosen) {
+	if !r.canAdmit(chosen) {
+		if chosen = r.stickyCandidate(t, chosen); !r.canAdmit(chosen) {
 			r.queue.Skip(&t.item)
 			t.waitsFor = r.decision.candidates[chosen].Slot
 			r.claimTokensForRound(t.waitsFor)
@@ -96,12 +96,12 @@ func (r *Router) routeQueued(t *Ticket, now time.Time) {
 	d.QueueTime = now.Sub(t.item.Arrived)
 	r.finishTicket(t, d, nil, now)
 	slot := d.Backend.Slot
-	r.states[slot].room = r.freeTokens(slot, now)
+	r.states[slot].room = r.prefillRoom(slot, now)
 }
 
-// beginTicket starts the decision of a queued request. It is matched again if the
-// index has changed.
-func (r *Router) beginTicket(t *Ticket, now time.Time) {
+// beginQueuedDecision starts the decision of a queued request. It is matched again if
+// the index has changed.
+func (r *Router) beginQueuedDecision(t *Ticket, now time.Time) {
 	r.beginDecision(&t.req, t.tried, now)
 	r.decision.promoted = t.item.Promoted
 	if v := r.index.Version(); t.indexVersion != v {
@@ -114,9 +114,9 @@ func (r *Router) beginTicket(t *Ticket, now time.Time) {
 	r.decision.matched = t.matched
 }
 
-// settleCandidate returns the candidate that a queued request waits for, where the best one
-// cannot start it.
-func (r *Router) settleCandidate(t *Ticket, best int) int {
+// stickyCandidate returns which candidate a queued request waits for, where the best
+// one cannot start it: after settleDelay the one that it waited for before.
+func (r *Router) stickyCandidate(t *Ticket, best int) (chosen int) {
 	if r.decision.now.Sub(t.item.Arrived) < settleDelay {
 		return best
 	}
@@ -131,35 +131,37 @@ func (r *Router) settleCandidate(t *Ticket, best int) int {
 // time.
 func (r *Router) fitsNextStepAnywhere() bool {
 	for _, b := range r.decision.req.Backends {
-		if r.uncachedTokens(b.Slot) <= r.states[b.Slot].room {
+		if r.requestUncachedTokens(b.Slot) <= r.states[b.Slot].room {
 			return true
 		}
 	}
 	return false
 }
 
-func (r *Router) uncachedTokens(slot int) float64 {
+// requestUncachedTokens returns how many tokens of the matched request the backend of a
+// slot would have to compute.
+func (r *Router) requestUncachedTokens(slot int) float64 {
 	d := &r.decision
 	return max(minUncachedTokens, float64(d.req.Bytes-d.matched[slot]*r.blockBytes)/d.perToken)
 }
 
-// claimTokensForRound claims what the request takes of a backend for the rest of the round. Where
-// there is no room anyway, kvNeed is not computed, which walks along the prompt:
-// within a round no room becomes free.
+// claimTokensForRound claims what the request takes of a backend for the rest of the
+// round. Where there is no room anyway, requiredKVTokens is not computed, which walks
+// along the prompt: within a round no room becomes free.
 func (r *Router) claimTokensForRound(slot int) {
 	s := &r.states[slot]
-	s.claimed.uncached += r.uncachedTokens(slot)
+	s.claimed.uncached += r.requestUncachedTokens(slot)
 	if s.room == 0 {
 		return
 	}
-	s.claimed.kv += r.kvNeed(slot)
-	s.room = r.freeTokens(slot, r.decision.now)
+	s.claimed.kv += r.requiredKVTokens(slot)
+	s.room = r.prefillRoom(slot, r.decision.now)
 }
 
-// claimSequences claims the slots of a request that counts for more than any backend
-// may have beside what it has; else requests that count for one would take each slot
-// that becomes free. The backend with the most free ones is claimed.
-func (r *Router) claimSequences() {
+// claimSequencesOnFreest claims, on the backend with the most free ones, the slots of a
+// request that counts for more than any backend may have beside what it has; else
+// requests that count for one would take each slot that becomes free.
+func (r *Router) claimSequencesOnFreest() {
 	d := &r.decision
 	var most *backends.Backend
 	free := func(b *backends.Backend) int64 {
@@ -172,7 +174,7 @@ func (r *Router) claimSequences() {
 	}
 	s := &r.states[most.Slot]
 	s.claimed.sequences += d.req.sequences()
-	s.room = r.freeTokens(most.Slot, d.now)
+	s.room = r.prefillRoom(most.Slot, d.now)
 }
 
 // expireTickets refuses the requests that were queued for as long as they may be.
@@ -198,11 +200,12 @@ func (r *Router) refuseUnready(now time.Time) {
 	}
 }
 
-// freeTokens returns how many uncached tokens a backend could be sent now; 0 for none.
-func (r *Router) freeTokens(slot int, now time.Time) float64 {
+// prefillRoom returns how many uncached tokens a backend could be sent now, after what
+// was claimed in this round; 0 for none.
+func (r *Router) prefillRoom(slot int, now time.Time) (uncachedTokens float64) {
 	s := &r.states[slot]
 	b := s.backend
-	if b == nil || !r.isAvailable(b) || isFull(b, 1+s.claimed.sequences) {
+	if b == nil || !r.isAvailable(b) || exceedsMaxInFlight(b, 1+s.claimed.sequences) {
 		return 0
 	}
 	if !r.isQueueEnabled() || b.InFlight.Load() == 0 {
@@ -212,21 +215,21 @@ func (r *Router) freeTokens(slot int, now time.Time) float64 {
 		return 0
 	}
 	_, external := r.externalLoad(b.Load(), now)
-	return r.freeStepTokens(slot, s.load.queuedTokens(now, r.estimates.PrefillRate(slot))+s.claimed.uncached, external)
+	return r.stepRoom(slot, s.load.queuedTokens(now, r.estimates.PrefillRate(slot))+s.claimed.uncached, external)
 }
 
-// freeStepTokens returns how many uncached tokens may be added to what is queued, of
+// stepRoom returns how many uncached tokens may be added to what is queued, of
 // ours and of other clients, for the next step of a backend's engine. When nothing of
 // ours is queued any number may: other clients may always have something queued.
-func (r *Router) freeStepTokens(slot int, ours, external float64) float64 {
-	if ours == 0 {
+func (r *Router) stepRoom(slot int, ourQueuedTokens, externalQueuedTokens float64) (uncachedTokens float64) {
+	if ourQueuedTokens == 0 {
 		return math.Inf(1)
 	}
-	return max(0, stepShare*r.stepTokens(slot)-ours-external)
+	return max(0, stepShare*r.stepTokenBudget(slot)-ourQueuedTokens-externalQueuedTokens)
 }
 
-// stepTokens returns how many tokens a backend's engine takes in one step, about.
-func (r *Router) stepTokens(slot int) float64 {
+// stepTokenBudget returns how many tokens a backend's engine takes in one step, about.
+func (r *Router) stepTokenBudget(slot int) float64 {
 	switch learned := r.estimates.StepTokens(slot); {
 	case r.settings.Queue.StepTokens > 0:
 		return float64(r.settings.Queue.StepTokens)
@@ -266,7 +269,7 @@ func (r *Router) blockedBy(chosen int) blocker {
 	}
 	ours := s.load.queuedTokens(d.now, c.PrefillRate) + s.claimed.uncached
 	switch {
-	case c.UncachedTokens > r.freeStepTokens(c.Slot, ours, c.QueuedTokens-ours):
+	case c.UncachedTokens > r.stepRoom(c.Slot, ours, c.QueuedTokens-ours):
 		return blockedByStep
 	case r.isWaitingForKV(c.Slot, d.now):
 		return blockedByQueue
@@ -274,7 +277,7 @@ func (r *Router) blockedBy(chosen int) blocker {
 		return blockedByNothing
 	}
 	// Exact, now that it matters.
-	need := r.kvNeed(c.Slot)
+	need := r.requiredKVTokens(c.Slot)
 	if capacity := s.kv.capacity; capacity > 0 && need > float64(capacity) {
 		return blockedByNothing // it never fits: the engine decides
 	}

@@ -11,7 +11,7 @@ import (
 // ObserveLoad records a successful scrape of a backend.
 func (r *Router) ObserveLoad(b *backends.Backend, l *backends.Load) {
 	r.mu.Lock()
-	defer r.unlock()
+	defer r.unlockAndRunCallbacks()
 	if !r.has(b) {
 		return
 	}
@@ -20,22 +20,22 @@ func (r *Router) ObserveLoad(b *backends.Backend, l *backends.Load) {
 	r.estimates.ObserveLoad(b.Slot, l, s.load.unseen, cache)
 	r.resizeIndex(b.Slot)
 	r.index.Upkeep(upkeepBlocks)
-	s.health.recordScrape(l, s.load.unstarted, s.load.requests)
+	s.health.recordScrapeProgress(l, s.load.unstarted, s.load.requests)
 	now := r.now()
-	s.health.breaker.recordProgress(&r.settings.Breaker, s.health.since, now)
+	s.health.breaker.closeOnProgress(&r.settings.Breaker, s.health.since, now)
 	_, external := r.externalLoad(l, now)
 	if r.updateStalled(b, l, external, now) {
-		r.notifyStalled(b)
+		r.scheduleStallNotices(b)
 	}
 	r.observeKV(b, l, now)
-	r.dispatch(now)
+	r.dispatchQueued(now)
 }
 
 // ScrapeFailed records a scrape that failed. timedOut: it was not answered in time,
 // as when the replica's process is stopped, or its event loop is blocked.
 func (r *Router) ScrapeFailed(b *backends.Backend, timedOut bool) {
 	r.mu.Lock()
-	defer r.unlock()
+	defer r.unlockAndRunCallbacks()
 	if !r.has(b) {
 		return
 	}
@@ -45,55 +45,55 @@ func (r *Router) ScrapeFailed(b *backends.Backend, timedOut bool) {
 	}
 	now := r.now()
 	if r.updateStalled(b, b.Load(), 0, now) || h.hung {
-		r.notifyStalled(b)
+		r.scheduleStallNotices(b)
 	}
-	r.dispatch(now)
+	r.dispatchQueued(now)
 }
 
 // ChecksTimedOut records that b is down because its health checks are not answered,
 // while its connections stay open: what it was sent will not be answered.
 func (r *Router) ChecksTimedOut(b *backends.Backend) {
 	r.mu.Lock()
-	defer r.unlock()
+	defer r.unlockAndRunCallbacks()
 	if !r.has(b) {
 		return
 	}
 	r.states[b.Slot].health.hung = true
-	r.notifyStalled(b)
-	r.dispatch(r.now())
+	r.scheduleStallNotices(b)
+	r.dispatchQueued(r.now())
 }
 
-// BackendChanged records that a backend's state has changed: requests may wait for
+// BackendStateChanged records that a backend's state has changed: requests may wait for
 // it. For a backend that is ready again, past failures are reset.
-func (r *Router) BackendChanged(b *backends.Backend) {
+func (r *Router) BackendStateChanged(b *backends.Backend) {
 	r.mu.Lock()
-	defer r.unlock()
+	defer r.unlockAndRunCallbacks()
 	now := r.now()
 	if r.has(b) && b.State() == backends.Ready {
-		r.states[b.Slot].health.recordRecovery(now)
+		r.states[b.Slot].health.resetFailures(now)
 	}
-	r.dispatch(now)
+	r.dispatchQueued(now)
 }
 
 // ForgetCache forgets what a backend held: its replica lost its cache.
 func (r *Router) ForgetCache(b *backends.Backend) {
 	r.mu.Lock()
-	defer r.unlock()
+	defer r.unlockAndRunCallbacks()
 	if !r.has(b) {
 		return
 	}
 	r.index.Drop(b.Slot)
 	r.estimates.ForgetReplicaProcess(b.Slot)
-	r.dispatch(r.now())
+	r.dispatchQueued(r.now())
 }
 
-// RecordPlacement records that another client or proxy sent a request to b: its prompt's blocks
-// are indexed for b as if they had been used now. It returns how many of them b is
-// thought to hold: none of a prompt too long for it or of a backend that caches
+// IndexPlacement records that another client or proxy sent a request to b: its prompt's
+// blocks are indexed for b as if they had been used now. It returns how many of them b
+// is thought to hold: none of a prompt too long for it or of a backend that caches
 // nothing. Load that is not ours is seen by scrapes, so it is not counted.
-func (r *Router) RecordPlacement(req *Request, b *backends.Backend) (blocks int) {
+func (r *Router) IndexPlacement(req *Request, b *backends.Backend) (heldBlocks int) {
 	r.mu.Lock()
-	defer r.unlock()
+	defer r.unlockAndRunCallbacks()
 	if !r.has(b) || req.NoEngine || r.isTooLong(req, b.Slot) {
 		return 0
 	}
@@ -104,7 +104,7 @@ func (r *Router) RecordPlacement(req *Request, b *backends.Backend) (blocks int)
 	r.index.Add(&p, b.Slot, req.Blocks, r.decision.matched[b.Slot])
 	left := p.Omitted
 	r.index.Release(&p, nil)
-	r.dispatch(now)
+	r.dispatchQueued(now)
 	return len(req.Blocks) - left
 }
 
@@ -121,21 +121,21 @@ type ResetReport struct {
 // what the replica reported.
 func (r *Router) ResetBackend(b *backends.Backend) ResetReport {
 	r.mu.Lock()
-	defer r.unlock()
+	defer r.unlockAndRunCallbacks()
 	if !r.has(b) {
 		return ResetReport{}
 	}
 	now, s := r.now(), &r.states[b.Slot]
 	report := ResetReport{r.index.Len(b.Slot), s.health.breaker.state(now), r.estimates.Summary(b.Slot)}
-	r.estimates.ForgetBackend(b.Slot)
+	r.estimates.ForgetLearned(b.Slot)
 	s.kv.decodeRate = newKVCache().decodeRate
 	r.index.Drop(b.Slot)
 	r.resizeIndex(b.Slot)
 	r.forgetInPolicy(b.Slot)
 	b.ReportsCached.Store(false)
-	s.health.recordRecovery(now)
+	s.health.resetFailures(now)
 	s.health.refusedAt, s.health.freeSlots = time.Time{}, 0
-	r.dispatch(now)
+	r.dispatchQueued(now)
 	return report
 }
 
@@ -148,11 +148,11 @@ type BackendEstimates struct {
 // Estimates returns what was learned of each backend, by slot.
 func (r *Router) Estimates() []BackendEstimates {
 	r.mu.Lock()
-	defer r.unlock()
+	defer r.unlockAndRunCallbacks()
 	all := make([]BackendEstimates, len(r.states))
 	for slot := range r.states {
 		all[slot] = BackendEstimates{r.states[slot].backend, r.estimates.Summary(slot)}
-		all[slot].StepTokens = int(r.stepTokens(slot))
+		all[slot].StepTokens = int(r.stepTokenBudget(slot))
 	}
 	return all
 }
@@ -168,7 +168,7 @@ type BackendIndexStats struct {
 // bytes all of them take.
 func (r *Router) IndexStats() (parts []BackendIndexStats, bytes int64) {
 	r.mu.Lock()
-	defer r.unlock()
+	defer r.unlockAndRunCallbacks()
 	for slot := range r.states {
 		parts = append(parts, BackendIndexStats{r.states[slot].backend, r.index.Len(slot), r.index.Capacity(slot), r.index.Evictions(slot)})
 	}

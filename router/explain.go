@@ -64,7 +64,7 @@ type BackendExplanation struct {
 // remembered. Where chance decides, Pick may choose another backend.
 func (r *Router) Explain(req Request, tried ...*backends.Backend) Explanation {
 	r.mu.Lock()
-	defer r.unlock()
+	defer r.unlockAndRunCallbacks()
 	now := r.now()
 	req.Backends = r.currentBackends(&req)
 	r.beginDecision(&req, tried, now)
@@ -73,7 +73,7 @@ func (r *Router) Explain(req Request, tried ...*backends.Backend) Explanation {
 		Policy: r.policy.definition.Name, Model: req.CatalogID, PromptTokens: int(r.decision.promptTokens()), Blocks: len(req.Blocks), BlockBytes: r.blockBytes,
 		Waiting: r.queue.Len(),
 	}
-	all := r.listBackends()
+	all := r.listBackendsLocked()
 	for _, b := range all {
 		e.Backends = append(e.Backends, r.explainBackend(b, now))
 	}
@@ -92,7 +92,7 @@ func (r *Router) Explain(req Request, tried ...*backends.Backend) Explanation {
 func (r *Router) explainScores(e *Explanation, all []*backends.Backend) (queued string) {
 	var t policy.Trace
 	d := &r.decision
-	r.fillRequest()
+	r.fillPolicyRequest()
 	d.request.Trace = &t
 	chosen := r.policy.Choose(&d.request, d.candidates)
 	e.Choice, e.Reason = d.backends[chosen].Name, r.reasonFor(chosen)
@@ -125,13 +125,13 @@ func (r *Router) explainScores(e *Explanation, all []*backends.Backend) (queued 
 // it soon, err why there is none.
 func (r *Router) explainQueueing(req *Request, tried []*backends.Backend, blocked string, err error) (queued, refused string) {
 	switch {
-	case len(tried) > 0 && !r.hasUntried(req, tried):
+	case len(tried) > 0 && !r.hasUntriedBackend(req, tried):
 		return "", "every backend that serves the model was tried"
-	case r.mustQueue(req):
+	case r.mustQueueBehindOthers(req):
 		queued = "other requests are queued before it"
 	case err == nil && req.NoEngine:
 		return "", ""
-	case err != nil && !r.canWait(req):
+	case err != nil && !r.isQueueable(req):
 		return "", err.Error()
 	case err != nil:
 		queued = err.Error()
@@ -173,7 +173,7 @@ func (r *Router) explainFilter(b *backends.Backend) (name, description string) {
 	if f := r.findFilter(b); f != nil {
 		return f.name, f.description
 	}
-	if r.needsHeadroom(&d.req, false, d.now) && !r.canStartBatch(b.Slot, r.headroomOf(d.req.Backends, d.now), d.now) {
+	if r.batchNeedsHeadroom(&d.req, false, d.now) && !r.canStartBatch(b.Slot, r.batchHeadroom(d.req.Backends, d.now), d.now) {
 		return headroomFilter.name, headroomFilter.description
 	}
 	return "", "is not a candidate (another is probed first to check whether it has recovered)"

@@ -217,7 +217,7 @@ func TestExplainQueued(t *testing.T) {
 
 func TestRecordPlacement(t *testing.T) {
 	r, fleet, _ := newFleet(t, 3, "prefix")
-	if n := r.RecordPlacement(ask(fleet, 1, 30), fleet[2]); n != 30 {
+	if n := r.IndexPlacement(ask(fleet, 1, 30), fleet[2]); n != 30 {
 		t.Errorf("%d blocks were taken in", n)
 	}
 	d := mustPick(t, r, ask(fleet, 1, 40))
@@ -225,17 +225,17 @@ func TestRecordPlacement(t *testing.T) {
 		t.Errorf("sent to %s, of which it holds %d, behind %v tokens", d.Backend.Name, d.MatchedBlocks, d.prediction.QueuedAhead)
 	}
 	r.RemoveBackend(fleet[1])
-	if n := r.RecordPlacement(ask(fleet, 1, 30), fleet[1]); n != 0 {
+	if n := r.IndexPlacement(ask(fleet, 1, 30), fleet[1]); n != 0 {
 		t.Errorf("%d blocks on a backend that has left", n)
 	}
 }
 
 func TestResetBackend(t *testing.T) {
 	r, fleet, _ := newFleet(t, 2, "prefix", func(o *Options) { o.Breaker = BreakerSettings{Failures: 1, Open: time.Minute} })
-	r.RecordPlacement(ask(fleet, 1, 30), fleet[0])
+	r.IndexPlacement(ask(fleet, 1, 30), fleet[0])
 	inFlight := mustPick(t, r, ask(fleet, 1, 30), fleet[1])
 	mustPick(t, r, ask(fleet, 2, 5), fleet[1]).Release(Outcome{End: NotProcessed, Failed: true})
-	r.estimates.RecordAnswer(0, 9000, 1)
+	r.estimates.RecordAnswerLength(0, 9000, 1)
 	counted := r.Estimates()[0].Totals
 	was := r.ResetBackend(fleet[0])
 	if was.Blocks != 30 || was.Breaker != BreakerOpen || was.Estimates.AnswerTokens == defaultAnswerTokens {

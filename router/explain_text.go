@@ -11,20 +11,20 @@ import (
 // sentence is the explanation in plain English.
 func (e *Explanation) sentence() string {
 	if e.Choice == "" {
-		return e.noCandidate() + " " + e.queueSentence()
+		return e.noCandidateSentence() + " " + e.queueSentence()
 	}
 	c, others := e.candidates()
 	var s string
 	switch {
 	case e.Reason == ReasonOnly:
-		s = fmt.Sprintf("%s is the only candidate, and holds %s", c.Name, e.holdings(c))
-		if left := e.filtered(); left != "" {
+		s = fmt.Sprintf("%s is the only candidate, and holds %s", c.Name, e.describeMatch(c))
+		if left := e.describeFiltered(); left != "" {
 			s += ": " + left
 		}
 	case c.Terms != nil:
-		s = e.byCost(c, others)
+		s = e.costSentence(c, others)
 	default:
-		s = e.byScore(c, others)
+		s = e.scoreSentence(c, others)
 	}
 	if e.Queued != "" || e.Refused != "" {
 		return s + ". " + e.queueSentence()
@@ -55,57 +55,57 @@ func (e *Explanation) candidates() (chosen BackendExplanation, others []BackendE
 	return chosen, others
 }
 
-// byCost is the sentence of the policy prefix.
-func (e *Explanation) byCost(c BackendExplanation, others []BackendExplanation) string {
+// costSentence is the sentence of the policy prefix.
+func (e *Explanation) costSentence(chosen BackendExplanation, others []BackendExplanation) string {
 	next := others[0]
 	switch e.Reason {
 	case ReasonLoad:
-		return fmt.Sprintf("The request has no prompt to match, and %s %s", c.Name, e.advantage(c, next, others))
+		return fmt.Sprintf("The request has no prompt to match, and %s %s", chosen.Name, e.describeAdvantage(chosen, next, others))
 	case ReasonCold:
-		return fmt.Sprintf("No candidate holds any of its %s prompt tokens, and %s %s", groupDigits(e.PromptTokens), c.Name, e.advantage(c, next, others))
+		return fmt.Sprintf("No candidate holds any of its %s prompt tokens, and %s %s", groupDigits(e.PromptTokens), chosen.Name, e.describeAdvantage(chosen, next, others))
 	case ReasonSpill:
 		most := slices.MaxFunc(others, func(a, b BackendExplanation) int { return cmp.Compare(a.MatchedTokens, b.MatchedTokens) })
-		return fmt.Sprintf("%s holds more, %s, but %s; %s holds %s and %s", most.Name, e.holdings(most), describeLoad(most), c.Name, e.holdings(c), e.advantage(c, most, others))
+		return fmt.Sprintf("%s holds more, %s, but %s; %s holds %s and %s", most.Name, e.describeMatch(most), describeLoad(most), chosen.Name, e.describeMatch(chosen), e.describeAdvantage(chosen, most, others))
 	}
-	return fmt.Sprintf("%s holds %s and %s", c.Name, e.holdings(c), e.advantage(c, next, others))
+	return fmt.Sprintf("%s holds %s and %s", chosen.Name, e.describeMatch(chosen), e.describeAdvantage(chosen, next, others))
 }
 
-// advantage compares the chosen backend with another.
-func (e *Explanation) advantage(c, other BackendExplanation, others []BackendExplanation) string {
-	soonest := !slices.ContainsFunc(others, func(o BackendExplanation) bool { return o.TTFTSeconds < c.TTFTSeconds })
+// describeAdvantage says why the chosen backend is preferred to another.
+func (e *Explanation) describeAdvantage(chosen, other BackendExplanation, others []BackendExplanation) string {
+	soonest := !slices.ContainsFunc(others, func(o BackendExplanation) bool { return o.TTFTSeconds < chosen.TTFTSeconds })
 	switch {
-	case c.Score != nil && other.Score != nil && *c.Score == *other.Score:
+	case chosen.Score != nil && other.Score != nil && *chosen.Score == *other.Score:
 		return fmt.Sprintf("costs the same as %s, but is preferred by a hash of the prompt and the backend's name", other.Name)
-	case soonest && formatSeconds(c.TTFTSeconds) != formatSeconds(other.TTFTSeconds):
-		return fmt.Sprintf("answers soonest: %s against %s on %s, which %s", formatSeconds(c.TTFTSeconds), formatSeconds(other.TTFTSeconds), other.Name, e.describeOther(other))
-	case c.Score == nil || other.Score == nil || *c.Score > *other.Score: // slo.ttft takes precedence over the cost
-		return fmt.Sprintf("has the longest match of those expected to meet slo.ttft, with a TTFT of %s", formatSeconds(c.TTFTSeconds))
+	case soonest && formatSeconds(chosen.TTFTSeconds) != formatSeconds(other.TTFTSeconds):
+		return fmt.Sprintf("answers soonest: %s against %s on %s, which %s", formatSeconds(chosen.TTFTSeconds), formatSeconds(other.TTFTSeconds), other.Name, e.describeOther(other))
+	case chosen.Score == nil || other.Score == nil || *chosen.Score > *other.Score: // slo.ttft takes precedence over the cost
+		return fmt.Sprintf("has the longest match of those expected to meet slo.ttft, with a TTFT of %s", formatSeconds(chosen.TTFTSeconds))
 	}
 	return fmt.Sprintf("has the lowest cost: %s tokens of prefill against %s on %s, which %s",
-		groupDigits(int(*c.Score)), groupDigits(int(*other.Score)), other.Name, e.describeOther(other))
+		groupDigits(int(*chosen.Score)), groupDigits(int(*other.Score)), other.Name, e.describeOther(other))
 }
 
-// byScore is the sentence of every other policy.
-func (e *Explanation) byScore(c BackendExplanation, others []BackendExplanation) string {
-	s := fmt.Sprintf("Policy %s picks %s by %s", e.Policy, c.Name, e.ScoreIs)
-	if c.Score == nil {
+// scoreSentence is the sentence of every other policy.
+func (e *Explanation) scoreSentence(chosen BackendExplanation, others []BackendExplanation) string {
+	s := fmt.Sprintf("Policy %s picks %s by %s", e.Policy, chosen.Name, e.ScoreIs)
+	if chosen.Score == nil {
 		return s
 	}
 	next := slices.IndexFunc(others, func(o BackendExplanation) bool { return o.Score != nil })
 	if next < 0 {
-		return s + ": " + formatScore(*c.Score)
+		return s + ": " + formatScore(*chosen.Score)
 	}
 	n := others[next]
-	against := fmt.Sprintf(": %s against %s on %s", formatScore(*c.Score), formatScore(*n.Score), n.Name)
-	if *c.Score == *n.Score {
-		against = fmt.Sprintf(": %s, the same as %s; the tie is broken at random or by another criterion", formatScore(*c.Score), n.Name)
+	against := fmt.Sprintf(": %s against %s on %s", formatScore(*chosen.Score), formatScore(*n.Score), n.Name)
+	if *chosen.Score == *n.Score {
+		against = fmt.Sprintf(": %s, the same as %s; the tie is broken at random or by another criterion", formatScore(*chosen.Score), n.Name)
 	}
 	return s + against
 }
 
-// noCandidate says why no backend can accept the request.
-func (e *Explanation) noCandidate() string {
-	if left := e.filtered(); left != "" {
+// noCandidateSentence says why no backend can accept the request.
+func (e *Explanation) noCandidateSentence() string {
+	if left := e.describeFiltered(); left != "" {
 		return "No backend can accept it now: " + left + "."
 	}
 	return "No backend can accept it now."
@@ -114,8 +114,8 @@ func (e *Explanation) noCandidate() string {
 // maxNamed is how many filtered backends a sentence names.
 const maxNamed = 4
 
-// filtered names those that serve the model and may not take the request, and why.
-func (e *Explanation) filtered() string {
+// describeFiltered names those that serve the model and may not take the request, and why.
+func (e *Explanation) describeFiltered() string {
 	var why []string
 	for _, b := range e.Backends {
 		if b.WhyNot != "" && b.WhyNot != notServed {
@@ -139,7 +139,8 @@ func (e *Explanation) queueSentence() string {
 	return "It would wait in the admission queue: " + e.Queued + "."
 }
 
-func (e *Explanation) holdings(b BackendExplanation) string {
+// describeMatch says how much of the prompt a backend holds.
+func (e *Explanation) describeMatch(b BackendExplanation) string {
 	if b.MatchedTokens == 0 {
 		return "nothing of its prompt"
 	}

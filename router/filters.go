@@ -57,9 +57,9 @@ type filter struct {
 	applies     func(*Router, *backends.Backend) bool // to the request in Router.decision
 }
 
-// membershipFilters exclude backends that accept no request. They do not depend on
+// availabilityFilters exclude backends that accept no request. They do not depend on
 // the request.
-var membershipFilters = []filter{
+var availabilityFilters = []filter{
 	{name: "removed", rank: rankExcluded, state: Draining, description: "was removed from the configuration",
 		applies: func(r *Router, b *backends.Backend) bool { return !r.has(b) }},
 	{name: "unready", rank: rankExcluded, state: Down, description: "is not ready",
@@ -79,7 +79,7 @@ var requestFilters = []filter{
 		applies: func(r *Router, b *backends.Backend) bool { return slices.Contains(r.decision.tried, b) }},
 	{name: "max_in_flight", rank: rankExcluded, err: ErrMaxInFlight, description: "is at its max_in_flight limit",
 		applies: func(r *Router, b *backends.Backend) bool {
-			return isFull(b, r.decision.req.sequences()+r.states[b.Slot].claimed.sequences)
+			return exceedsMaxInFlight(b, r.decision.req.sequences()+r.states[b.Slot].claimed.sequences)
 		}},
 	{name: "stalled", rank: rankStalled, description: "is stalled",
 		applies: func(r *Router, b *backends.Backend) bool {
@@ -87,7 +87,7 @@ var requestFilters = []filter{
 			return r.updateStalled(b, b.Load(), external, r.decision.now)
 		}},
 	{name: "probe", rank: rankProbe, description: "is probed first to check whether it has recovered",
-		applies: (*Router).isProbed},
+		applies: (*Router).shouldProbe},
 	{name: "prompt_too_long", rank: rankTooLong, description: "is too small for the prompt",
 		applies: func(r *Router, b *backends.Backend) bool {
 			return r.policy.definition.FiltersLength && r.isTooLong(&r.decision.req, b.Slot)
@@ -111,7 +111,7 @@ var headroomFilter = filter{name: "headroom", description: "is reserved for inte
 
 // findFilter returns the first filter that applies to a backend; nil for none.
 func (r *Router) findFilter(b *backends.Backend) *filter {
-	if f := r.membershipFilter(b); f != nil {
+	if f := r.findAvailabilityFilter(b); f != nil {
 		return f
 	}
 	for i := range requestFilters {
@@ -122,33 +122,33 @@ func (r *Router) findFilter(b *backends.Backend) *filter {
 	return nil
 }
 
-// membershipFilter returns the filter by which a backend takes no request; nil when it
-// takes some.
-func (r *Router) membershipFilter(b *backends.Backend) *filter {
-	for i := range membershipFilters {
-		if membershipFilters[i].applies(r, b) {
-			return &membershipFilters[i]
+// findAvailabilityFilter returns the filter by which a backend takes no request at all;
+// nil when it is available.
+func (r *Router) findAvailabilityFilter(b *backends.Backend) *filter {
+	for i := range availabilityFilters {
+		if availabilityFilters[i].applies(r, b) {
+			return &availabilityFilters[i]
 		}
 	}
 	return nil
 }
 
-func (r *Router) isAvailable(b *backends.Backend) bool { return r.membershipFilter(b) == nil }
+func (r *Router) isAvailable(b *backends.Backend) bool { return r.findAvailabilityFilter(b) == nil }
 
-// isFull reports whether b may not have so many sequences more. One request alone
-// always may, whatever it counts for.
-func isFull(b *backends.Backend, sequences int64) bool {
+// exceedsMaxInFlight reports whether b may not have so many more sequences. One request
+// alone always may, whatever it counts for.
+func exceedsMaxInFlight(b *backends.Backend, moreSequences int64) bool {
 	most := b.Options().MaxInFlight
 	if most <= 0 {
 		return false
 	}
 	n := b.InFlight.Load()
-	return n > 0 && n+sequences > int64(most)
+	return n > 0 && n+moreSequences > int64(most)
 }
 
-// isProbed reports whether the request is to try a backend whose breaker is open. A
+// shouldProbe reports whether the request is to try a backend whose breaker is open. A
 // request that failed elsewhere is not risked.
-func (r *Router) isProbed(b *backends.Backend) bool {
+func (r *Router) shouldProbe(b *backends.Backend) bool {
 	d, h := &r.decision, r.states[b.Slot].health
 	return h.breaker.isProbeDue(d.now) && !h.isQueueFull(d.now) && len(d.tried) == 0 && !d.req.NoEngine && !r.isTooLong(&d.req, b.Slot)
 }
@@ -178,15 +178,16 @@ func (r *Router) isTooLongForAll(req *Request) bool {
 	return true
 }
 
-// needsHeadroom reports whether a request starts only where there is headroom for
-// batch requests.
-func (r *Router) needsHeadroom(req *Request, promoted bool, now time.Time) bool {
+// batchNeedsHeadroom reports whether a request is a batch request that starts only where
+// there is headroom, since interactive requests were seen recently. One that was
+// promoted starts anywhere.
+func (r *Router) batchNeedsHeadroom(req *Request, promoted bool, now time.Time) bool {
 	return r.isQueueEnabled() && r.settings.Queue.BatchSlowdown > 0 && req.class() == queue.Batch && !promoted && !req.NoEngine &&
 		r.interactive.IsRecent(now)
 }
 
-// headroomOf computes how much room some backends have for batch requests.
-func (r *Router) headroomOf(list []*backends.Backend, now time.Time) queue.Headroom {
+// batchHeadroom returns how much room some backends have for batch requests.
+func (r *Router) batchHeadroom(list []*backends.Backend, now time.Time) queue.Headroom {
 	return r.interactive.Headroom(r.settings.Queue.BatchSlowdown, now, func(yield func(*queue.ClassLoad) bool) {
 		for _, b := range list {
 			if r.isAvailable(b) && !yield(&r.states[b.Slot].classes) {
@@ -205,10 +206,10 @@ func (r *Router) canStartBatch(slot int, h queue.Headroom, now time.Time) bool {
 		r.fitsKV(slot, minFreeKVShare*float64(s.kv.capacity), now))
 }
 
-// filterHeadroom keeps the candidates on which a batch request may start.
-func (r *Router) filterHeadroom() error {
+// filterByHeadroom keeps the candidates on which a batch request may start.
+func (r *Router) filterByHeadroom() error {
 	d := &r.decision
-	h := r.headroomOf(d.req.Backends, d.now)
+	h := r.batchHeadroom(d.req.Backends, d.now)
 	kept := 0
 	for i, b := range d.backends {
 		if r.canStartBatch(b.Slot, h, d.now) {

@@ -248,7 +248,7 @@ func TestTooLongPromptIsNotIndexed(t *testing.T) {
 		before, _ := r.IndexStats()
 		mean := r.meanUncached.Value
 		d := mustPick(t, r, req(fleet))
-		if used := r.kvTokens(0, c.now); used > 1000 {
+		if used := r.ownKVTokens(0, c.now); used > 1000 {
 			t.Errorf("%s: it takes %.0f tokens of the cache", name, used)
 		}
 		d.Release(Outcome{End: NotProcessed})

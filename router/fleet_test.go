@@ -251,7 +251,7 @@ func joins(t *testing.T, r *Router, registry *backends.Registry, b *backends.Bac
 	}
 	r.AddBackend(b)
 	b.SetModels([]backends.Model{{ID: "m"}})
-	r.BackendChanged(b)
+	r.BackendStateChanged(b)
 }
 
 func TestQueuedRequestFollowsCatalog(t *testing.T) {
@@ -274,10 +274,10 @@ func TestQueuedRequestOfRemovedBackend(t *testing.T) {
 	r.RemoveBackend(a)
 	registry.Remove(a)
 	a.SetState(backends.Ready) // a late update of its state
-	r.BackendChanged(a)
+	r.BackendStateChanged(a)
 	waits(t, "the ready one is in the fleet no more", w)
 	b.SetState(backends.Ready)
-	r.BackendChanged(b)
+	r.BackendStateChanged(b)
 	if d := sent(t, "the other is ready", w); d.Backend != b {
 		t.Errorf("sent to %s", d.Backend.Name)
 	}

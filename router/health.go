@@ -49,7 +49,7 @@ type health struct {
 	stalls  uint64
 
 	refusedAt  time.Time // when it last refused a request because of its full queue
-	freeSlots  int       // requests that ended on it since then; see AwaitSlot
+	freeSlots  int       // requests that ended on it since then; see StartSlotWait
 	stoppingAt time.Time // when it last reported that it is about to stop, or was tried since; zero: it has not
 
 	breaker breaker
@@ -63,14 +63,14 @@ type scrapeCounters struct {
 	known                 bool // it reports token counters
 }
 
-// recordWork records that the engine did something at a time, when so many uncached
-// tokens were without output.
-func (h *health) recordWork(at time.Time, unstarted float64) {
+// recordWork records that the engine did something at a time, when requests with so
+// many uncached tokens were without output.
+func (h *health) recordWork(at time.Time, unstartedTokens float64) {
 	if at.After(h.workedAt) {
 		h.workedAt = at
 	}
 	if at.After(h.since) {
-		h.since, h.owed = at, unstarted
+		h.since, h.owed = at, unstartedTokens
 	}
 }
 
@@ -82,18 +82,18 @@ func (h *health) recordSent(d *Decision, alone bool, now time.Time) {
 	if now.Sub(h.since) <= stallTimeout {
 		h.owed += d.prediction.Uncached
 	}
-	h.breaker.recordSent(d, now)
+	h.breaker.setProbeIfDue(d, now)
 	if !h.stoppingAt.IsZero() {
 		h.stoppingAt = now // d is the only one that tries it for a while
 	}
 }
 
-// recordStart records the first output of a request.
-func (h *health) recordStart(d *Decision, unstarted float64, now time.Time) {
+// recordFirstOutput records the first output of a request.
+func (h *health) recordFirstOutput(d *Decision, unstartedTokens float64, now time.Time) {
 	if d.request.streams {
 		h.streaming++
 	}
-	h.recordWork(now, unstarted)
+	h.recordWork(now, unstartedTokens)
 }
 
 // recordEnd records that a request is in flight no more.
@@ -112,30 +112,32 @@ func (h *health) recordEnd(d *Decision, o *Outcome, now time.Time) {
 	}
 }
 
-// recordAnswer records that d was answered. What was sent before the replica
-// reported that it stops says nothing: it finishes that.
-func (h *health) recordAnswer(d *Decision) {
+// clearStoppingOnAnswer records that d was answered, so the replica does not stop. What
+// was sent before it reported that it does says nothing: it finishes that.
+func (h *health) clearStoppingOnAnswer(d *Decision) {
 	if !d.sentAt.Before(h.stoppingAt) {
 		h.stoppingAt = time.Time{}
 	}
 }
 
-// recordScrape compares a scrape with the last one. The share of the KV cache in use
-// changes as well while an engine works on a long prompt, which the token counters
-// show only at its end.
-func (h *health) recordScrape(l *backends.Load, unstarted float64, requests int) {
+// recordScrapeProgress records a scrape, and that the engine did something if its
+// counters have changed since the last one. The share of the KV cache in use changes as
+// well while an engine works on a long prompt, which the token counters show only at its
+// end. inFlight is how many requests of ours the replica has.
+func (h *health) recordScrapeProgress(l *backends.Load, unstartedTokens float64, inFlight int) {
 	// All our requests are finished on the replica, and wait for clients that read slowly.
-	idle := l.QueuesKnown && l.Running+l.Waiting == 0 && h.streaming == requests
+	idle := l.QueuesKnown && l.Running+l.Waiting == 0 && h.streaming == inFlight
 	last := &h.lastScrape
 	if idle || l.PromptTokens != last.prompt || l.GenerationTokens != last.generated || l.KVCacheUsage != last.kv {
-		h.recordWork(l.ScrapedAt, unstarted)
+		h.recordWork(l.ScrapedAt, unstartedTokens)
 	}
 	h.missedScrapes, h.hung = 0, false
 	*last = scrapeCounters{l.ScrapedAt, l.PromptTokens, l.GenerationTokens, l.KVCacheUsage, l.TokensKnown}
 }
 
-// recordRecovery forgets what speaks against a backend whose checks pass again.
-func (h *health) recordRecovery(now time.Time) {
+// resetFailures forgets what speaks against a backend whose checks pass again: missed
+// scrapes, a report that it stops, an open breaker.
+func (h *health) resetFailures(now time.Time) {
 	h.missedScrapes, h.hung = 0, false
 	h.stoppingAt = time.Time{}
 	h.breaker.close(now)
@@ -169,22 +171,22 @@ func (h *health) silentTime(l *backends.Load, now time.Time) time.Duration {
 	return now.Sub(h.since)
 }
 
-// updateStalled checks whether b has requests of ours and makes no progress. external
-// are the tokens that wait there for other clients.
-func (r *Router) updateStalled(b *backends.Backend, l *backends.Load, external float64, now time.Time) bool {
+// updateStalled records and returns whether b has requests of ours and makes no
+// progress. externalTokens wait there for other clients.
+func (r *Router) updateStalled(b *backends.Backend, l *backends.Load, externalTokens float64, now time.Time) (stalled bool) {
 	s := &r.states[b.Slot]
 	h := s.health
 	h.recordWork(r.start.Add(time.Duration(h.output.Load())), s.load.unstarted)
 	rate := r.estimates.PrefillRate(b.Slot)
-	if !r.estimates.IsRateKnown(b.Slot) {
+	if !r.estimates.IsPrefillRateKnown(b.Slot) {
 		rate /= unknownRateSlack
 	}
-	timeout := stallTimeout + time.Duration(stallMargin*(min(h.owed, s.load.unstarted)+external)/rate*float64(time.Second))
-	stalled := b.InFlight.Load() > 0 && h.silentTime(l, now) > timeout
+	timeout := stallTimeout + time.Duration(stallMargin*(min(h.owed, s.load.unstarted)+externalTokens)/rate*float64(time.Second))
+	stalled = b.InFlight.Load() > 0 && h.silentTime(l, now) > timeout
 	began := stalled && !h.stalled
 	if h.stalled = stalled; began {
 		h.stalls++
-		r.notifyStalled(b)
+		r.scheduleStallNotices(b)
 	}
 	return stalled
 }
@@ -193,7 +195,7 @@ func (r *Router) updateStalled(b *backends.Backend, l *backends.Load, external f
 // progress, and whether it was when it was checked last.
 func (r *Router) Stalls(b *backends.Backend) (count uint64, stalled bool) {
 	r.mu.Lock()
-	defer r.unlock()
+	defer r.unlockAndRunCallbacks()
 	if !r.has(b) {
 		return 0, false
 	}
@@ -212,7 +214,7 @@ func (d *Decision) RecordOutput() {
 func (d *Decision) SinceProgress() time.Duration {
 	r, h := d.router, d.health
 	r.mu.Lock()
-	defer r.unlock()
+	defer r.unlockAndRunCallbacks()
 	last := r.start.Add(time.Duration(h.output.Load()))
 	for _, at := range []time.Time{d.sentAt, h.workedAt} {
 		if at.After(last) {
@@ -247,10 +249,10 @@ type Condition struct {
 // Condition returns the state of a backend.
 func (r *Router) Condition(b *backends.Backend) Condition {
 	r.mu.Lock()
-	defer r.unlock()
+	defer r.unlockAndRunCallbacks()
 	s := b.Status()
 	c := Condition{State: Ready, Since: s.Since, Reason: s.Reason}
-	f := r.membershipFilter(b)
+	f := r.findAvailabilityFilter(b)
 	if f == nil {
 		if h := r.states[b.Slot].health; h.stalled {
 			return Condition{Stalled, h.since, "it has requests and makes no progress"}
@@ -274,7 +276,7 @@ func (r *Router) Condition(b *backends.Backend) Condition {
 // though it gets requests where there is no other.
 func (r *Router) CountReady(list []*backends.Backend) int {
 	r.mu.Lock()
-	defer r.unlock()
+	defer r.unlockAndRunCallbacks()
 	n := 0
 	for _, b := range list {
 		if r.isAvailable(b) && !r.states[b.Slot].health.stalled {
@@ -306,16 +308,17 @@ type stallNotice struct {
 	elsewhere, hung bool
 }
 
-// addWatched adds a request to those that are notified of stalls: nothing of an answer was
-// relayed, so another backend could still answer it.
-func (h *health) addWatched(d *Decision) {
+// addStallWatch adds a request to those that are notified of stalls: nothing of an answer
+// was relayed, so another backend could still answer it.
+func (h *health) addStallWatch(d *Decision) {
 	if d.watch.listener != nil {
 		h.watched = append(h.watched, d)
 	}
 }
 
-// removeWatched may be called any number of times.
-func (h *health) removeWatched(d *Decision) {
+// removeStallWatch removes a request from those that are notified of stalls. It may be
+// called any number of times.
+func (h *health) removeStallWatch(d *Decision) {
 	if d.watch.listener != nil {
 		d.watch.listener = nil
 		at := slices.Index(h.watched, d)
@@ -327,13 +330,13 @@ func (h *health) removeWatched(d *Decision) {
 // give it any more. A stall that is found from then on is not reported.
 func (d *Decision) Commit() {
 	d.router.mu.Lock()
-	defer d.router.unlock()
-	d.health.removeWatched(d)
+	defer d.router.unlockAndRunCallbacks()
+	d.health.removeStallWatch(d)
 }
 
-// notifyStalled reports to the requests on b that it makes no progress, once the lock
-// is released.
-func (r *Router) notifyStalled(b *backends.Backend) {
+// scheduleStallNotices reports to the requests on b that it makes no progress, once the
+// lock is released.
+func (r *Router) scheduleStallNotices(b *backends.Backend) {
 	h := r.states[b.Slot].health
 	for _, d := range h.watched {
 		elsewhere := slices.ContainsFunc(d.watch.backends, func(o *backends.Backend) bool {

@@ -394,7 +394,7 @@ func TestStallListenerOfHungReplica(t *testing.T) {
 		t.Errorf("after another scrape: called %+v", *w)
 	}
 	s.fleet[0].SetState(backends.Ready)
-	s.r.BackendChanged(s.fleet[0])
+	s.r.BackendStateChanged(s.fleet[0])
 	s.missed(true)
 	if w.times != 2 {
 		t.Errorf("when it is back: called %+v", *w)
@@ -428,8 +428,8 @@ func TestSlotWaitOrder(t *testing.T) {
 	s := newBreakers(t, 2)
 	under := []*Decision{s.send(0), s.send(0), s.send(0)}
 	s.send(0).Release(Outcome{Failed: true, QueueFull: true, End: NotProcessed})
-	other := s.r.AwaitSlot(s.fleet[1:])
-	first, second, third := s.r.AwaitSlot(s.fleet[:1]), s.r.AwaitSlot(s.fleet), s.r.AwaitSlot(s.fleet[:1])
+	other := s.r.StartSlotWait(s.fleet[1:])
+	first, second, third := s.r.StartSlotWait(s.fleet[:1]), s.r.StartSlotWait(s.fleet), s.r.StartSlotWait(s.fleet[:1])
 	given := func(w *SlotWait) bool {
 		select {
 		case <-w.Granted():
@@ -457,7 +457,7 @@ func TestSlotWaitOrder(t *testing.T) {
 	third.Release(true)
 	other.Release(false)
 	under[2].Release(Outcome{End: Completed})
-	late := s.r.AwaitSlot(s.fleet[:1])
+	late := s.r.StartSlotWait(s.fleet[:1])
 	if !given(late) {
 		t.Error("a place that fell free before is not given")
 	}
@@ -485,7 +485,7 @@ func TestStoppingFilter(t *testing.T) {
 	refuses("while it is tried")
 	again.Release(Outcome{End: Completed})
 	s.send(0).Release(stops)
-	s.r.BackendChanged(s.fleet[0])
+	s.r.BackendStateChanged(s.fleet[0])
 	s.send(0).Release(Outcome{End: Completed})
 }
 

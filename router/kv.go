@@ -70,8 +70,9 @@ func (c *kvCache) recordSent(d *Decision, req *Request, r *Router, now time.Time
 	}
 }
 
-// recordStart records that the engine has started a request.
-func (c *kvCache) recordStart(d *Decision, r *Router, now time.Time) {
+// recordPrefillDone records that the prefill of d is over: it does not wait for room any
+// more, and its answer grows.
+func (c *kvCache) recordPrefillDone(d *Decision, r *Router, now time.Time) {
 	c.waiting = max(0, c.waiting-1)
 	if d.request.streams {
 		c.recordAnswerStart(d, r, now)
@@ -79,8 +80,8 @@ func (c *kvCache) recordStart(d *Decision, r *Router, now time.Time) {
 }
 
 // recordEnd releases what a request used, and learns from an answer that came to its
-// end. now is since Router.start.
-func (c *kvCache) recordEnd(d *Decision, o *Outcome, now time.Duration) {
+// end. sinceStart is the time since Router.start.
+func (c *kvCache) recordEnd(d *Decision, o *Outcome, sinceStart time.Duration) {
 	c.unindexed -= d.kv.unindexed
 	if d.request.streams && !d.started {
 		return
@@ -91,23 +92,23 @@ func (c *kvCache) recordEnd(d *Decision, o *Outcome, now time.Duration) {
 	if c.maxAnswers -= d.kv.maxAnswers; c.answering == 0 {
 		c.maxAnswers = 0 // no rounding error is left
 	}
-	took := float64(now.Microseconds()-d.kv.answeringSince) / 1e6
+	took := float64(sinceStart.Microseconds()-d.kv.answeringSince) / 1e6
 	if d.request.streams && o.End == Completed && o.AnswerTokens > 1 && took > 0 {
 		c.decodeRate.Add(float64(o.AnswerTokens) / float64(sequences) / took)
 	}
 }
 
-// answerTokens returns how many tokens the answers in flight have by now, which is
+// answerTokensInFlight returns how many tokens the answers in flight have at a time
 // since Router.start.
-func (c *kvCache) answerTokens(now time.Duration) float64 {
-	return min(c.decodeRate.Value*float64(c.answering*now.Microseconds()-c.began)/1e6, c.maxAnswers)
+func (c *kvCache) answerTokensInFlight(sinceStart time.Duration) float64 {
+	return min(c.decodeRate.Value*float64(c.answering*sinceStart.Microseconds()-c.began)/1e6, c.maxAnswers)
 }
 
-// kvTokens returns how many tokens of a backend's cache our requests use.
-func (r *Router) kvTokens(slot int, now time.Time) float64 {
+// ownKVTokens returns how many tokens of a backend's cache our requests use.
+func (r *Router) ownKVTokens(slot int, now time.Time) float64 {
 	c := &r.states[slot].kv
 	blocks := float64(r.index.Pinned(slot)*r.blockBytes) / r.estimates.BackendBytesPerToken(slot)
-	return blocks + float64(c.unindexed) + c.answerTokens(now.Sub(r.start))
+	return blocks + float64(c.unindexed) + c.answerTokensInFlight(now.Sub(r.start))
 }
 
 // observeKV compares a scrape with our own account. That is ahead of the engine by
@@ -124,7 +125,7 @@ func (r *Router) observeKV(b *backends.Backend, l *backends.Load, now time.Time)
 	if !l.KVKnown || c.capacity == 0 {
 		return
 	}
-	used, ours := l.KVCacheUsage*float64(c.capacity), r.kvTokens(b.Slot, now)
+	used, ours := l.KVCacheUsage*float64(c.capacity), r.ownKVTokens(b.Slot, now)
 	c.external = max(0, used-ours)
 	if finished := l.OwnInFlight - int64(l.Running+l.Waiting); l.QueuesKnown && finished > 0 {
 		share := float64(finished) / float64(l.OwnInFlight)
@@ -140,16 +141,16 @@ func (r *Router) fitsKV(slot int, tokens float64, now time.Time) bool {
 	if c.capacity == 0 {
 		return true
 	}
-	used := r.kvTokens(slot, now) + s.claimed.kv
+	used := r.ownKVTokens(slot, now) + s.claimed.kv
 	if r.isRecentScrape(c.scrapedAt, now) {
 		used += c.external
 	}
 	return used+tokens <= maxKVUsage*float64(c.capacity)
 }
 
-// kvNeed returns how many tokens of a backend's cache the matched request would bring
-// into use: what other requests use of its prompt costs nothing.
-func (r *Router) kvNeed(slot int) float64 {
+// requiredKVTokens returns how many tokens of a backend's cache the matched request would
+// bring into use: what other requests use of its prompt costs nothing.
+func (r *Router) requiredKVTokens(slot int) float64 {
 	d := &r.decision
 	depth := d.matched[slot]
 	shared := depth - r.index.CountUnpinned(slot, d.req.Blocks[:depth])
@@ -163,6 +164,6 @@ func (r *Router) isWaitingForKV(slot int, now time.Time) bool {
 	return c.waiting > 0 && r.isRecentScrape(c.scrapedAt, now)
 }
 
-func (r *Router) isRecentScrape(at, now time.Time) bool {
-	return now.Sub(at) <= maxExternalLoadAge*r.settings.PollInterval
+func (r *Router) isRecentScrape(scrapedAt, now time.Time) bool {
+	return now.Sub(scrapedAt) <= maxExternalLoadAge*r.settings.PollInterval
 }

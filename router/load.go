@@ -46,6 +46,7 @@ type load struct {
 	unseen    float64 // prompt tokens of requests without output
 }
 
+// addRequest counts a request that is being sent.
 func (l *load) addRequest(d *Decision, now time.Time) {
 	if len(l.pending) == 0 {
 		l.since = now
@@ -62,34 +63,35 @@ func (l *load) addRequest(d *Decision, now time.Time) {
 	}
 }
 
-// queuedTokens returns the tokens that are still to be prefilled, at so many a second.
-func (l *load) queuedTokens(now time.Time, rate float64) float64 {
+// queuedTokens returns the tokens that are still to be prefilled, at so many a second. It
+// removes the requests without a first event that should be prefilled by now.
+func (l *load) queuedTokens(now time.Time, prefillRate float64) (tokens float64) {
 	if len(l.pending) == 0 {
 		return 0
 	}
-	worked := workRate * rate * now.Sub(l.since).Seconds()
+	worked := workRate * prefillRate * now.Sub(l.since).Seconds()
 	for len(l.pending) > 0 && !l.pending[0].request.streams && l.pending[0].prediction.Uncached <= worked {
 		u := l.pending[0].prediction.Uncached
 		worked -= u
-		l.since = l.since.Add(time.Duration(u / (workRate * rate) * float64(time.Second)))
-		l.dropPending(0)
+		l.since = l.since.Add(time.Duration(u / (workRate * prefillRate) * float64(time.Second)))
+		l.dropPendingAt(0)
 	}
 	return max(minStreamsPending*l.streams, l.tokens-worked)
 }
 
-// recordStart records that the prefill of d is over, and with it that of every
+// recordPrefillDone records that the prefill of d is over, and with it that of every
 // answer sent before it that is not streamed.
-func (l *load) recordStart(d *Decision, now time.Time) {
+func (l *load) recordPrefillDone(d *Decision, now time.Time) {
 	l.unstarted -= d.prediction.Uncached
 	l.unseen -= d.prediction.PromptTokens
 	at := slices.Index(l.pending, d)
 	if at < 0 {
 		return // it was assumed to be
 	}
-	l.dropPending(at)
+	l.dropPendingAt(at)
 	for i := at - 1; i >= 0; i-- {
 		if !l.pending[i].request.streams {
-			l.dropPending(i)
+			l.dropPendingAt(i)
 		}
 	}
 	l.since = now
@@ -98,7 +100,7 @@ func (l *load) recordStart(d *Decision, now time.Time) {
 // removePending removes a request that will not be prefilled.
 func (l *load) removePending(d *Decision) {
 	if at := slices.Index(l.pending, d); at >= 0 {
-		l.dropPending(at)
+		l.dropPendingAt(at)
 	}
 }
 
@@ -115,13 +117,14 @@ func (l *load) recordEnd(d *Decision) {
 	}
 }
 
-func (l *load) dropPending(at int) {
-	d := l.pending[at]
+// dropPendingAt removes the pending request at an index, and its tokens.
+func (l *load) dropPendingAt(index int) {
+	d := l.pending[index]
 	l.tokens -= d.prediction.Uncached
 	if d.request.streams {
 		l.streams -= d.prediction.Uncached
 	}
-	l.pending = slices.Delete(l.pending, at, at+1)
+	l.pending = slices.Delete(l.pending, index, index+1)
 	if len(l.pending) == 0 {
 		l.tokens, l.streams = 0, 0 // no rounding error is left
 	}
@@ -154,8 +157,9 @@ func (l *load) removeAdapter(d *Decision) {
 	}
 }
 
-// adapterCost returns what it costs the replica that reported scrape to load an adapter.
-func (l *load) adapterCost(adapter string, scrape *backends.Load) float64 {
+// adapterCost returns what it costs the replica that reported scrape to load an adapter,
+// in tokens of prefill; 0 if it has it.
+func (l *load) adapterCost(adapter string, scrape *backends.Load) (tokens float64) {
 	switch {
 	case adapter == "" || scrape != nil && slices.Contains(scrape.RunningAdapters, adapter) || l.adapters[adapter] > 0:
 		return 0

@@ -34,7 +34,7 @@ func TestQueuedTokens(t *testing.T) {
 	f("just sent", &a, 0, 21600)
 	f("worked off at 0.9 of the rate", &a, 1, 14400)
 	f("a fifth stays until the first events", &a, 60, 4320)
-	a.recordStart(first, at(2))
+	a.recordPrefillDone(first, at(2))
 	f("the first event starts the clock again", &a, 2, 14400)
 	f("", &a, 3, 7200)
 	a.removePending(second)
@@ -56,7 +56,7 @@ func TestQueuedTokens(t *testing.T) {
 	early, late := whole(7200), stream(7200)
 	c.addRequest(early, at(0))
 	c.addRequest(late, at(0))
-	c.recordStart(late, at(0.5))
+	c.recordPrefillDone(late, at(0.5))
 	f("a first event ends what was sent before it", &c, 0.5, 0)
 }
 
@@ -159,13 +159,13 @@ func TestAnswerGrowthIsBounded(t *testing.T) {
 		req.Sequences, req.MaxAnswerTokens = c.sequences, c.most
 		d := mustPick(t, r, req)
 		d.RecordFirstEvent()
-		before := r.kvTokens(0, clock.now)
+		before := r.ownKVTokens(0, clock.now)
 		clock.advance(time.Hour)
-		if got := int(r.kvTokens(0, clock.now) - before); got != c.want {
+		if got := int(r.ownKVTokens(0, clock.now) - before); got != c.want {
 			t.Errorf("%s: grown to %d tokens in an hour, want %d", name, got, c.want)
 		}
 		d.Release(Outcome{End: ClientDisconnected})
-		if got := r.kvTokens(0, clock.now); got != 0 {
+		if got := r.ownKVTokens(0, clock.now); got != 0 {
 			t.Errorf("%s: %.0f tokens left at the end", name, got)
 		}
 	}

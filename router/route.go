@@ -29,16 +29,16 @@ type decision struct {
 
 // route decides where a request goes, in five steps: match its prompt against the
 // index, filter the backends that may take it, score these, admit it if the best
-// one can start it soon, and reserve what it takes there. It returns errQueue when
-// the request has to wait.
+// one can start it soon, and reserve what it takes there. It does not wait: it returns
+// errQueue when the request has to.
 func (r *Router) route(req *Request, tried []*backends.Backend, now time.Time) (*Decision, error) {
 	if len(tried) > 0 {
 		req.Backends = r.currentBackends(req)
-		if !r.hasUntried(req, tried) {
+		if !r.hasUntriedBackend(req, tried) {
 			return nil, ErrNoneReady // however many others wait
 		}
 	}
-	if r.mustQueue(req) {
+	if r.mustQueueBehindOthers(req) {
 		return nil, errQueue // its turn is decided among those queued
 	}
 	r.beginDecision(req, tried, now)
@@ -49,17 +49,17 @@ func (r *Router) route(req *Request, tried []*backends.Backend, now time.Time) (
 		err = r.filter()
 	}
 	if err != nil {
-		if r.canWait(req) {
+		if r.isQueueable(req) {
 			err = errQueue
 		}
 		return nil, err
 	}
 	chosen := r.score()
-	if !req.NoEngine && !r.admit(chosen) {
+	if !req.NoEngine && !r.canAdmit(chosen) {
 		return nil, errQueue
 	}
 	if !req.NoEngine && len(tried) == 0 && !r.isTooLong(req, r.decision.candidates[chosen].Slot) { // a retry was charged the first time
-		r.queue.Charge(req.Tenant, r.minUncached(), r.totalRate(), now)
+		r.queue.Charge(req.Tenant, r.decision.minUncachedTokens(), r.decision.totalPrefillRate(), now)
 	}
 	return r.reserve(chosen), nil
 }
@@ -109,8 +109,8 @@ func (r *Router) filter() error {
 	if len(d.backends) == 0 {
 		return none
 	}
-	if r.needsHeadroom(&d.req, d.promoted, d.now) && !r.isTooLongForAll(&d.req) {
-		return r.filterHeadroom()
+	if r.batchNeedsHeadroom(&d.req, d.promoted, d.now) && !r.isTooLongForAll(&d.req) {
+		return r.filterByHeadroom()
 	}
 	return nil
 }
@@ -135,7 +135,7 @@ func (r *Router) fillCandidate(c *policy.Candidate, b *backends.Backend) {
 		Requests: float64(s.load.requests) / weight, UnstartedTokens: s.load.unstarted / weight,
 	}
 	if r.policy.definition.NeedsContext {
-		c.ContextTokens = r.kvTokens(b.Slot, d.now)
+		c.ContextTokens = r.ownKVTokens(b.Slot, d.now)
 	}
 	if l != nil {
 		c.Waiting = float64(l.Waiting)
@@ -144,13 +144,13 @@ func (r *Router) fillCandidate(c *policy.Candidate, b *backends.Backend) {
 }
 
 // score lets the policy choose a candidate, and returns its place.
-func (r *Router) score() int {
-	r.fillRequest()
+func (r *Router) score() (chosen int) {
+	r.fillPolicyRequest()
 	return r.policy.Choose(&r.decision.request, r.decision.candidates)
 }
 
-// fillRequest fills in what policies know about the request.
-func (r *Router) fillRequest() {
+// fillPolicyRequest fills in what policies know about the request.
+func (r *Router) fillPolicyRequest() {
 	d := &r.decision
 	d.request = policy.Request{
 		Now: d.now, Blocks: d.req.Blocks, BlockTokens: float64(r.blockBytes) / d.perToken, PromptTokens: d.promptTokens(),
@@ -159,8 +159,8 @@ func (r *Router) fillRequest() {
 	}
 }
 
-// admit reports whether the chosen candidate can start the request now, or nearly so.
-func (r *Router) admit(chosen int) bool {
+// canAdmit reports whether the chosen candidate can start the request now, or nearly so.
+func (r *Router) canAdmit(chosen int) bool {
 	return !r.isQueueEnabled() || r.blockedBy(chosen) == blockedByNothing
 }
 
@@ -191,7 +191,7 @@ func (r *Router) reserve(chosen int) *Decision {
 	p.IsText = req.Sequences <= 1 && !req.Media && len(req.Blocks) > 0
 	p.IsTooLong = r.isTooLong(req, b.Slot)
 	made.watch = stallWatch{req.Stalls, req.Backends, d.tried}
-	s.health.addWatched(made)
+	s.health.addStallWatch(made)
 	if req.NoEngine {
 		b.NoEngineInFlight.Add(1)
 		return made
@@ -235,27 +235,27 @@ func (r *Router) reasonFor(chosen int) string {
 // promptTokens returns how long the prompt is, about.
 func (d *decision) promptTokens() float64 { return float64(d.req.Bytes) / d.perToken }
 
-// minUncached is what the candidates would have to compute at least.
-func (r *Router) minUncached() float64 {
-	least := r.decision.promptTokens()
-	for i := range r.decision.candidates {
-		least = min(least, r.decision.candidates[i].UncachedTokens)
+// minUncachedTokens is what the candidates would have to compute at least.
+func (d *decision) minUncachedTokens() float64 {
+	least := d.promptTokens()
+	for i := range d.candidates {
+		least = min(least, d.candidates[i].UncachedTokens)
 	}
 	return least
 }
 
-// totalRate is how many tokens the candidates prefill together in a second.
-func (r *Router) totalRate() float64 {
+// totalPrefillRate is how many tokens the candidates prefill together in a second.
+func (d *decision) totalPrefillRate() float64 {
 	sum := 0.0
-	for i := range r.decision.candidates {
-		sum += r.decision.candidates[i].PrefillRate
+	for i := range d.candidates {
+		sum += d.candidates[i].PrefillRate
 	}
 	return sum
 }
 
-// hasUntried reports whether a backend that was not tried may take the request
+// hasUntriedBackend reports whether a backend that was not tried may take the request
 // later: where all have failed it, waiting would not help.
-func (r *Router) hasUntried(req *Request, tried []*backends.Backend) bool {
+func (r *Router) hasUntriedBackend(req *Request, tried []*backends.Backend) bool {
 	return slices.ContainsFunc(req.Backends, func(b *backends.Backend) bool { return r.has(b) && !b.Retiring() && !slices.Contains(tried, b) })
 }
 

@@ -123,7 +123,7 @@ func New(o Options) (*Router, error) {
 		return nil, err
 	}
 	for _, b := range o.Backends {
-		r.addBackend(b)
+		r.addBackendLocked(b)
 	}
 	return r, nil
 }
@@ -136,7 +136,7 @@ func New(o Options) (*Router, error) {
 // its name or its settings change.
 func (r *Router) Configure(s Settings) error {
 	r.mu.Lock()
-	defer r.unlock()
+	defer r.unlockAndRunCallbacks()
 	s.PolicySettings.SLO = s.SLO
 	if r.policy.Policy == nil || s.Policy != r.policy.definition.Name || s.PolicySettings != r.settings.PolicySettings {
 		definition, err := policy.Lookup(s.Policy)
@@ -147,7 +147,7 @@ func (r *Router) Configure(s Settings) error {
 	}
 	r.settings = s
 	r.queue.Configure(s.Queue)
-	r.estimates.SetDisabled(s.NoLearning)
+	r.estimates.SetLearningDisabled(s.NoLearning)
 	now := r.now()
 	if s.Breaker.Failures == 0 { // no outcome would count, so nothing else would close them
 		for i := range r.states {
@@ -156,7 +156,7 @@ func (r *Router) Configure(s Settings) error {
 	}
 	for before := -1; r.queue.Len() > 0 && r.queue.Len() != before; { // a round is bounded
 		before = r.queue.Len()
-		r.dispatch(now)
+		r.dispatchQueued(now)
 	}
 	return nil
 }
@@ -164,7 +164,7 @@ func (r *Router) Configure(s Settings) error {
 // Policy returns the name of the policy in use.
 func (r *Router) Policy() string {
 	r.mu.Lock()
-	defer r.unlock()
+	defer r.unlockAndRunCallbacks()
 	return r.policy.definition.Name
 }
 
@@ -179,6 +179,7 @@ type callbacks struct {
 	stalls      []stallNotice
 }
 
+// addTicket adds a call that delivers the result of t.
 func (c *callbacks) addTicket(t *Ticket) {
 	if c.last == nil {
 		c.first = t
@@ -188,9 +189,9 @@ func (c *callbacks) addTicket(t *Ticket) {
 	c.last = t
 }
 
-// unlock releases the mutex, and then makes the calls that became due meanwhile: a
-// callback never runs under the lock.
-func (r *Router) unlock() {
+// unlockAndRunCallbacks releases the mutex, and then makes the calls that became due
+// meanwhile: a callback never runs under the lock.
+func (r *Router) unlockAndRunCallbacks() {
 	due := r.callbacks
 	r.callbacks = callbacks{}
 	r.mu.Unlock()
@@ -206,12 +207,12 @@ func (r *Router) unlock() {
 // nothing.
 func (r *Router) AddBackend(b *backends.Backend) {
 	r.mu.Lock()
-	defer r.unlock()
-	r.addBackend(b)
-	r.dispatch(r.now())
+	defer r.unlockAndRunCallbacks()
+	r.addBackendLocked(b)
+	r.dispatchQueued(r.now())
 }
 
-func (r *Router) addBackend(b *backends.Backend) {
+func (r *Router) addBackendLocked(b *backends.Backend) {
 	for slot := len(r.states); slot <= b.Slot; slot++ {
 		r.states = append(r.states, backendState{})
 		r.index.Grow(slot + 1)
@@ -229,7 +230,7 @@ func (r *Router) addBackend(b *backends.Backend) {
 // router's policy this may take a tenth of a second, if its table is full.
 func (r *Router) RemoveBackend(b *backends.Backend) {
 	r.mu.Lock()
-	defer r.unlock()
+	defer r.unlockAndRunCallbacks()
 	if !r.has(b) {
 		return
 	}
@@ -240,8 +241,8 @@ func (r *Router) RemoveBackend(b *backends.Backend) {
 			t.waitsFor = nowhere
 		}
 	}
-	r.estimates.UpdateFleetRate()
-	r.dispatch(r.now())
+	r.estimates.UpdateMedianPrefillRate()
+	r.dispatchQueued(r.now())
 }
 
 // clearSlot resets a slot to the state of a new backend.
@@ -285,14 +286,15 @@ func (r *Router) currentBackends(req *Request) []*backends.Backend {
 }
 
 // refreshBackends updates a request's backends, and reports whether they changed.
-func (r *Router) refreshBackends(req *Request) bool {
+func (r *Router) refreshBackends(req *Request) (changed bool) {
 	before := req.Backends
 	req.Backends = r.currentBackends(req)
 	return !slices.Equal(before, req.Backends)
 }
 
-// followCatalog updates the backends of the queued requests when the catalog has changed.
-func (r *Router) followCatalog() {
+// refreshQueuedBackends updates the backends of the queued requests when the catalog has
+// changed.
+func (r *Router) refreshQueuedBackends() {
 	if r.catalog == nil {
 		return
 	}

@@ -15,13 +15,13 @@ type SlotWait struct {
 	backend *backends.Backend // that has the slot; set before granted is closed
 }
 
-// AwaitSlot starts to wait for a request to end on one of the backends, which last
-// refused one because of a full queue. Each slot that becomes free goes to one of
-// those that wait, in their order. Release must follow. full does not change until
-// then.
-func (r *Router) AwaitSlot(full []*backends.Backend) *SlotWait {
+// StartSlotWait begins a wait, without blocking, for a request to end on one of the
+// backends, which last refused one because of a full queue. Each slot that becomes free
+// goes to one of those that wait, in their order. Release must follow. full does not
+// change until then.
+func (r *Router) StartSlotWait(full []*backends.Backend) *SlotWait {
 	r.mu.Lock()
-	defer r.unlock()
+	defer r.unlockAndRunCallbacks()
 	w := &SlotWait{router: r, full: full, granted: make(chan struct{})}
 	r.slotWaits = append(r.slotWaits, w)
 	for _, b := range full {
@@ -41,7 +41,7 @@ func (w *SlotWait) Backend() *backends.Backend { return w.backend }
 func (w *SlotWait) Release(used bool) {
 	r := w.router
 	r.mu.Lock()
-	defer r.unlock()
+	defer r.unlockAndRunCallbacks()
 	if at := slices.Index(r.slotWaits, w); at >= 0 {
 		r.slotWaits = slices.Delete(r.slotWaits, at, at+1)
 		return

@@ -15,11 +15,11 @@ const maxTransferBlocks = 512
 // Backends returns the backends in the fleet, by slot.
 func (r *Router) Backends() []*backends.Backend {
 	r.mu.Lock()
-	defer r.unlock()
-	return r.listBackends()
+	defer r.unlockAndRunCallbacks()
+	return r.listBackendsLocked()
 }
 
-func (r *Router) listBackends() (list []*backends.Backend) {
+func (r *Router) listBackendsLocked() (list []*backends.Backend) {
 	for i := range r.states {
 		if b := r.states[i].backend; b != nil {
 			list = append(list, b)
@@ -31,7 +31,7 @@ func (r *Router) listBackends() (list []*backends.Backend) {
 // withLock calls f under the lock.
 func (r *Router) withLock(f func()) {
 	r.mu.Lock()
-	defer r.unlock()
+	defer r.unlockAndRunCallbacks()
 	f()
 }
 

@@ -169,7 +169,7 @@ func (s *Server) newFleet(managed []*managedBackend, registry *backends.Registry
 		Logger:   s.log,
 		Instance: s.instance,
 		OnState: func(b *backends.Backend, _ backends.State, _ string) {
-			s.router.BackendChanged(b)
+			s.router.BackendStateChanged(b)
 			s.startupChecks.removePending(b)
 		},
 		OnHung:             s.router.ChecksTimedOut,

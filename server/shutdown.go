@@ -57,7 +57,7 @@ func (s *Server) shutDown() error {
 	timeout := s.config.Timeouts.Shutdown
 	s.log.Info("shutting down", "timeout", timeout)
 	s.proxy.FailReadiness()
-	s.router.Drain()
+	s.router.StartRefusingUnready()
 	deadline, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	if s.listeners.closing.Load() {
@@ -85,7 +85,7 @@ func (s *Server) shutDownHandedOver(ctx context.Context) error {
 	defer cancel()
 	s.awaitQuiet(untilEnd, max(s.config.Timeouts.Drain, minQuietTime))
 	if ctx.Err() != nil {
-		s.router.Drain()
+		s.router.StartRefusingUnready()
 	}
 	deadline, cancel := context.WithDeadline(context.Background(), end)
 	defer cancel()

@@ -23,49 +23,50 @@ const (
 // their last use. The buckets' bounds are multiples of the reported capacity.
 type capacity struct {
 	present, absent [bucketCount]float64 // predictions, decaying
-	edge            int                  // the last bucket that the index keeps
+	lastKept        int                  // the last bucket that the index keeps
 }
 
-func newCapacity() capacity { return capacity{edge: reportedBucket} }
+func newCapacity() capacity { return capacity{lastKept: reportedBucket} }
 
-// bucketOf returns the bucket of a distance, in capacities; -1 for one so short that
-// a missing block was not evicted for want of room.
-func bucketOf(distance float64) int {
-	if distance <= 0 {
+// capacityBucket returns the bucket of a reuse distance, in reported capacities; -1 for
+// one so short that a missing block was not evicted for want of room.
+func capacityBucket(reuseDistance float64) (bucket int) {
+	if reuseDistance <= 0 {
 		return -1
 	}
-	below := int(-bucketsPerDouble * math.Log2(distance/maxCapacityFactor))
+	below := int(-bucketsPerDouble * math.Log2(reuseDistance/maxCapacityFactor))
 	return max(-1, bucketCount-1-max(0, below))
 }
 
 // factor is the estimated capacity over the reported one.
 func (c *capacity) factor() float64 {
-	return maxCapacityFactor * math.Exp2(float64(c.edge-bucketCount+1)/bucketsPerDouble)
+	return maxCapacityFactor * math.Exp2(float64(c.lastKept-bucketCount+1)/bucketsPerDouble)
 }
 
 // addUnexpectedHit counts a hit on blocks that the index had evicted.
 func (c *capacity) addUnexpectedHit() {
-	if c.edge+1 < bucketCount {
-		c.present[c.edge+1]++
+	if c.lastKept+1 < bucketCount {
+		c.present[c.lastKept+1]++
 	}
 }
 
-// updateEdge moves the edge to where keeping what is nearer and nothing farther would
-// have been best, at most one bucket beyond where there is evidence.
-func (c *capacity) updateEdge() {
-	most := c.edge
+// updateLastKeptBucket sets lastKept to where keeping what is nearer and nothing farther
+// would have been best, at most one bucket beyond where there is evidence. All evidence
+// decays.
+func (c *capacity) updateLastKeptBucket() {
+	most := c.lastKept
 	if most+1 < bucketCount && max(c.present[most], c.present[most+1]) >= minGrowEvidence {
 		most++
 	}
 	sum, best := 0.0, 0.0
-	c.edge = 0
+	c.lastKept = 0
 	for i := range most + 1 {
 		sum += c.present[i] - falsePositiveCost*c.absent[i]
 		if i <= reportedBucket {
 			sum += priorWeight
 		}
 		if sum >= best {
-			best, c.edge = sum, i
+			best, c.lastKept = sum, i
 		}
 	}
 	for i := range c.present {
@@ -87,26 +88,26 @@ type predictions struct {
 }
 
 // addPrediction adds a predicted hit of so many of a prompt's tokens.
-func (p *predictions) addPrediction(bucket int, tokens, prompt float64) {
+func (p *predictions) addPrediction(bucket int, hitTokens, promptTokens float64) {
 	if bucket < 0 {
 		bucket = bucketCount
 	}
 	p.buckets[bucket].requests++
-	p.buckets[bucket].tokens += tokens
-	p.tokens += tokens
-	deviation := unevenText * tokens * max(0, 1-tokens/prompt)
+	p.buckets[bucket].tokens += hitTokens
+	p.tokens += hitTokens
+	deviation := unevenText * hitTokens * max(0, 1-hitTokens/promptTokens)
 	p.variance += deviation * deviation
 }
 
-// learnMissing counts which of the predicted tokens were absent: the missing ones are
-// taken to be those that were unused for longest.
-func (c *capacity) learnMissing(p *predictions, missing float64) {
+// addEvidence counts which of the predicted tokens were present, and which were absent:
+// the missing ones are taken to be those that were unused for longest.
+func (c *capacity) addEvidence(p *predictions, missingTokens float64) {
 	for bucket := bucketCount - 1; bucket >= 0; bucket-- {
 		if p.buckets[bucket].tokens == 0 {
 			continue
 		}
-		absent := min(missing, p.buckets[bucket].tokens)
-		missing -= absent
+		absent := min(missingTokens, p.buckets[bucket].tokens)
+		missingTokens -= absent
 		share := absent / p.buckets[bucket].tokens
 		if p.buckets[bucket].requests == 1 && share > minMissingShare {
 			share = 1 // the rest was used later, and belongs to a nearer bucket

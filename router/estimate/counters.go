@@ -43,15 +43,16 @@ type startedRequest struct {
 	unknown   bool // nothing could be predicted
 }
 
+// addStarted adds a request to the pending ones.
 func (w *counterWindow) addStarted(s startedRequest) {
 	if len(w.pending) == maxPendingStarts {
-		w.countPending(maxPendingStarts / 2) // many at once: the rest is moved each time
+		w.movePendingToTotals(maxPendingStarts / 2) // many at once: the rest is moved each time
 	}
 	w.pending = append(w.pending, s)
 }
 
-// countPending adds the first n pending requests to the window.
-func (w *counterWindow) countPending(n int) {
+// movePendingToTotals adds the first n pending requests to the window's totals.
+func (w *counterWindow) movePendingToTotals(n int) {
 	for _, s := range w.pending[:n] {
 		w.prompt += s.prompt
 		w.bytes += s.bytes
@@ -61,17 +62,18 @@ func (w *counterWindow) countPending(n int) {
 	w.pending = append(w.pending[:0], w.pending[n:]...)
 }
 
-func (w *counterWindow) restart(l *backends.Load, uncertain float64) {
+// restart begins a new window at a scrape. Pending requests stay.
+func (w *counterWindow) restart(l *backends.Load, uncertainTokens float64) {
 	*w = counterWindow{
-		open: true, since: l.ScrapedAt, queries: l.PrefixQueries, hits: l.PrefixHits, uncertain: uncertain, pending: w.pending,
+		open: true, since: l.ScrapedAt, queries: l.PrefixQueries, hits: l.PrefixHits, uncertain: uncertainTokens, pending: w.pending,
 		alone: l.QueuesKnown && int64(l.Running+l.Waiting) <= l.OwnInFlight,
 	}
 }
 
 // observeCounters compares a scrape's prefix-cache counters with the predictions
-// since the window's start, if they are comparable. unseen are the tokens of the
+// since the window's start, if they are comparable. unseenTokens are those of the
 // requests in flight that have shown no output.
-func (f *Fleet) observeCounters(slot int, l *backends.Load, unseen float64, c CacheInfo) {
+func (f *Fleet) observeCounters(slot int, l *backends.Load, unseenTokens float64, c CacheInfo) {
 	w := &f.backends[slot].window
 	if !l.PrefixKnown {
 		*w = counterWindow{}
@@ -81,8 +83,8 @@ func (f *Fleet) observeCounters(slot int, l *backends.Load, unseen float64, c Ca
 	for counted < len(w.pending) && !w.pending[counted].at.After(l.ScrapedAt) {
 		counted++
 	}
-	w.countPending(counted)
-	uncertain := unseen
+	w.movePendingToTotals(counted)
+	uncertain := unseenTokens
 	for i := range w.pending {
 		uncertain += w.pending[i].prompt
 	}

@@ -19,7 +19,7 @@ func (f *Fleet) AppendBackend(to []byte, slot int) []byte {
 	numbers := make([]float64, 0, encodedNumbers)
 	numbers = append(numbers, b.capacity.present[:]...)
 	numbers = append(numbers, b.capacity.absent[:]...)
-	numbers = append(numbers, float64(b.capacity.edge), b.ratio.bytes, b.ratio.tokens,
+	numbers = append(numbers, float64(b.capacity.lastKept), b.ratio.bytes, b.ratio.tokens,
 		b.answer.Value, b.answer.count, b.rate.value)
 	for _, x := range numbers {
 		to = binary.LittleEndian.AppendUint64(to, math.Float64bits(x))
@@ -27,9 +27,9 @@ func (f *Fleet) AppendBackend(to []byte, slot int) []byte {
 	return to
 }
 
-// RestoreBackend reads what AppendBackend wrote, EncodedBytes bytes, and reports whether it is
-// plausible. If it is not, nothing changes.
-func (f *Fleet) RestoreBackend(slot int, from []byte) bool {
+// RestoreBackend reads what AppendBackend wrote, EncodedBytes bytes, and reports whether
+// it is plausible. If it is not, nothing changes.
+func (f *Fleet) RestoreBackend(slot int, from []byte) (ok bool) {
 	var numbers [encodedNumbers]float64
 	for i := range numbers {
 		numbers[i] = math.Float64frombits(binary.LittleEndian.Uint64(from[8*i:]))
@@ -38,10 +38,10 @@ func (f *Fleet) RestoreBackend(slot int, from []byte) bool {
 		}
 	}
 	rest := numbers[2*bucketCount:]
-	edge, ratio, answer, rate := rest[0], tokenRatio{rest[1], rest[2]}, Average{rest[3], rest[4]}, rest[5]
+	lastKept, ratio, answer, rate := rest[0], tokenRatio{rest[1], rest[2]}, Average{rest[3], rest[4]}, rest[5]
 	switch {
-	case edge >= bucketCount,
-		ratio.tokens == 0 || ratio.value() < MinBytesPerToken || ratio.value() > maxBytesPerToken,
+	case lastKept >= bucketCount,
+		ratio.tokens == 0 || ratio.bytesPerToken() < MinBytesPerToken || ratio.bytesPerToken() > maxBytesPerToken,
 		answer.Value < 1 || answer.Value > MaxAnswerTokens,
 		rate != 0 && (rate < minPrefillRate || rate > maxPrefillRate):
 		return false
@@ -49,8 +49,8 @@ func (f *Fleet) RestoreBackend(slot int, from []byte) bool {
 	b := &f.backends[slot]
 	copy(b.capacity.present[:], numbers[:])
 	copy(b.capacity.absent[:], numbers[bucketCount:])
-	b.capacity.edge = int(edge)
+	b.capacity.lastKept = int(lastKept)
 	b.ratio, b.answer, b.rate.value = ratio, answer, rate
-	f.UpdateFleetRate()
+	f.UpdateMedianPrefillRate()
 	return true
 }

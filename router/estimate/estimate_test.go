@@ -37,9 +37,9 @@ func TestOldEvidenceDecays(t *testing.T) {
 	c, far := newCapacity(), 1.0 // the replica's own figure
 	look := func(missing float64) {
 		var p predictions
-		p.addPrediction(bucketOf(far), 1000, 1000)
-		c.learnMissing(&p, missing)
-		c.updateEdge()
+		p.addPrediction(capacityBucket(far), 1000, 1000)
+		c.addEvidence(&p, missing)
+		c.updateLastKeptBucket()
 	}
 	for range 5000 {
 		look(0)
@@ -69,19 +69,19 @@ func TestRestoreRejectsImplausibleNumbers(t *testing.T) {
 			t.Errorf("%s: taken %v, want %v", what, !want, want)
 		}
 	}
-	const edge = 2 * bucketCount
-	f("nothing changed", edge, float64(reportedBucket), true)
+	const lastKept = 2 * bucketCount
+	f("nothing changed", lastKept, float64(reportedBucket), true)
 	f("a prediction less than none", 0, -1, false)
 	f("a share that is not a number", bucketCount, math.NaN(), false)
 	f("without end", 3, math.Inf(1), false)
-	f("beyond the last bucket", edge, bucketCount, false)
-	f("no tokens", edge+2, 0, false)
-	f("bytes that are no text", edge+1, 1e9, false)
-	f("answers of nothing", edge+3, 0, false)
-	f("answers longer than any", edge+3, 1e7, false)
-	f("speed unknown", edge+5, 0, true)
-	f("known", edge+5, 20_000, true)
-	f("standing still", edge+5, 0.1, false)
+	f("beyond the last bucket", lastKept, bucketCount, false)
+	f("no tokens", lastKept+2, 0, false)
+	f("bytes that are no text", lastKept+1, 1e9, false)
+	f("answers of nothing", lastKept+3, 0, false)
+	f("answers longer than any", lastKept+3, 1e7, false)
+	f("speed unknown", lastKept+5, 0, true)
+	f("known", lastKept+5, 20_000, true)
+	f("standing still", lastKept+5, 0.1, false)
 }
 
 func TestModelRatiosAreBounded(t *testing.T) {
@@ -89,7 +89,7 @@ func TestModelRatiosAreBounded(t *testing.T) {
 	f.Grow(1)
 	for key := range 2 * maxModels {
 		p := Prediction{Model: fmt.Sprint("m", key), Bytes: 1024, IsText: true}
-		f.RecordCompletion(0, &p, Usage{PromptTokens: 256, CachedKnown: true}, CacheInfo{Alignment: 1})
+		f.LearnFromCompletion(0, &p, Usage{PromptTokens: 256, CachedKnown: true}, CacheInfo{Alignment: 1})
 	}
 	if n := len(f.ratios.models); n != maxModels {
 		t.Errorf("%d models are kept, want %d", n, maxModels)
@@ -106,7 +106,7 @@ func TestPrefillRate(t *testing.T) {
 	f := newTestFleet(3)
 	prefill := func(slot int, tokens float64, took time.Duration) {
 		p := Prediction{IsText: true, Bytes: int(4 * tokens), Uncached: tokens, TTFT: took}
-		f.RecordCompletion(slot, &p, Usage{}, CacheInfo{Alignment: 1})
+		f.LearnFromCompletion(slot, &p, Usage{}, CacheInfo{Alignment: 1})
 	}
 	expect := func(when string, want ...float64) {
 		t.Helper()
@@ -129,15 +129,15 @@ func TestPrefillRate(t *testing.T) {
 		prefill(2, 9600, time.Second)
 	}
 	expect("rates within the tolerance are the fleet's median", 4800, 4800, 9600)
-	f.ForgetBackend(2)
-	if f.IsRateKnown(2) || !f.IsRateKnown(1) {
+	f.ForgetLearned(2)
+	if f.IsPrefillRateKnown(2) || !f.IsPrefillRateKnown(1) {
 		t.Error("a forgotten rate is known, or another one is not")
 	}
-	f.SetDisabled(true)
+	f.SetLearningDisabled(true)
 	for range minRateSamples {
 		prefill(2, 9600, time.Second)
 	}
-	if f.IsRateKnown(2) {
+	if f.IsPrefillRateKnown(2) {
 		t.Error("learned while learning is disabled")
 	}
 }
@@ -150,7 +150,7 @@ func TestStepTokens(t *testing.T) {
 		if n := f.StepTokens(0); n != 0 {
 			t.Errorf("a budget of %d tokens, though no step was known to be full", n)
 		}
-		f.RecordPrefill(0, &Prediction{Uncached: 4096}, CacheInfo{Alignment: 1}, time.Unix(1000, 0))
+		f.RecordPrefillDone(0, &Prediction{Uncached: 4096}, CacheInfo{Alignment: 1}, time.Unix(1000, 0))
 	}
 	observe(2048)
 	if n := f.StepTokens(0); n != 2048 {
@@ -168,7 +168,7 @@ func TestMeanAnswerTokens(t *testing.T) {
 	for slot, tokens := range []int{100, 120, MaxAnswerTokens} {
 		list = append(list, &backends.Backend{Slot: slot})
 		for range 1000 {
-			f.RecordAnswer(slot, 2*tokens, 2)
+			f.RecordAnswerLength(slot, 2*tokens, 2)
 		}
 	}
 	if n := f.MeanAnswerTokens(list); n < 140 || n > 180 {

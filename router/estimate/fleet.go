@@ -69,13 +69,13 @@ type Summary struct {
 
 // NewFleet returns estimates for an index of blocks of so many bytes, larger than
 // the caches that it mirrors by margin.
-func NewFleet(blockBytes int, margin float64) *Fleet {
-	return &Fleet{blockBytes: blockBytes, margin: margin, ratios: newModelRatios(), rate: defaultPrefillRate}
+func NewFleet(blockBytes int, indexMargin float64) *Fleet {
+	return &Fleet{blockBytes: blockBytes, margin: indexMargin, ratios: newModelRatios(), rate: defaultPrefillRate}
 }
 
-// SetDisabled stops or resumes learning. While it is stopped the defaults and what
+// SetLearningDisabled stops or resumes learning. While it is stopped the defaults and what
 // replicas report are used.
-func (f *Fleet) SetDisabled(disabled bool) { f.disabled = disabled }
+func (f *Fleet) SetLearningDisabled(disabled bool) { f.disabled = disabled }
 
 // Grow makes room for so many slots.
 func (f *Fleet) Grow(slots int) {
@@ -87,14 +87,14 @@ func (f *Fleet) Grow(slots int) {
 // ResetSlot resets a slot for another backend.
 func (f *Fleet) ResetSlot(slot int) { f.backends[slot] = newBackend() }
 
-// ForgetBackend resets what was learned of a backend. What the replica reports and the
-// totals stay.
-func (f *Fleet) ForgetBackend(slot int) {
+// ForgetLearned resets what was learned of a backend. What the replica reports and the
+// totals stay. ResetSlot resets these too.
+func (f *Fleet) ForgetLearned(slot int) {
 	b := &f.backends[slot]
 	fresh := newBackend()
 	fresh.cacheTokens, fresh.cachingOff, fresh.totals = b.cacheTokens, b.cachingOff, b.totals
 	*b = fresh
-	f.UpdateFleetRate()
+	f.UpdateMedianPrefillRate()
 }
 
 // ForgetReplicaProcess forgets what was observed of a replica since it started.
@@ -113,7 +113,7 @@ func newBackend() backend {
 func (f *Fleet) Summary(slot int) Summary {
 	b := &f.backends[slot]
 	return Summary{
-		CapacityFactor: b.capacity.factor(), BytesPerToken: b.ratio.value(), AnswerTokens: b.answer.Value,
+		CapacityFactor: b.capacity.factor(), BytesPerToken: b.ratio.bytesPerToken(), AnswerTokens: b.answer.Value,
 		PrefillRate: f.PrefillRate(slot), StepTokens: b.step.tokens, Totals: b.totals,
 	}
 }
@@ -131,14 +131,15 @@ func (f *Fleet) PrefillRate(slot int) float64 {
 	return own
 }
 
-// FleetRate returns the median prefill rate, in tokens a second.
-func (f *Fleet) FleetRate() float64 { return f.rate }
+// MedianPrefillRate returns the median of the backends' prefill rates, in tokens a
+// second; a default if none is known.
+func (f *Fleet) MedianPrefillRate() float64 { return f.rate }
 
-// IsRateKnown reports whether the prefill rate of a backend was measured.
-func (f *Fleet) IsRateKnown(slot int) bool { return f.backends[slot].rate.value > 0 }
+// IsPrefillRateKnown reports whether the prefill rate of a backend was measured.
+func (f *Fleet) IsPrefillRateKnown(slot int) bool { return f.backends[slot].rate.value > 0 }
 
-// UpdateFleetRate recomputes the fleet's rate, the median of its backends'.
-func (f *Fleet) UpdateFleetRate() {
+// UpdateMedianPrefillRate recomputes what MedianPrefillRate returns.
+func (f *Fleet) UpdateMedianPrefillRate() {
 	if f.disabled {
 		return
 	}
@@ -159,7 +160,7 @@ func (f *Fleet) UpdateFleetRate() {
 func (f *Fleet) BytesPerToken(model string) float64 { return f.ratios.bytesPerToken(model) }
 
 // BackendBytesPerToken returns how many bytes of a backend's prompts make a token.
-func (f *Fleet) BackendBytesPerToken(slot int) float64 { return f.backends[slot].ratio.value() }
+func (f *Fleet) BackendBytesPerToken(slot int) float64 { return f.backends[slot].ratio.bytesPerToken() }
 
 // AnswerTokens returns how long a backend's answers are on average.
 func (f *Fleet) AnswerTokens(slot int) float64 { return f.backends[slot].answer.Value }
@@ -191,12 +192,12 @@ func (f *Fleet) IndexBlocks(slot int) int {
 
 // cacheBlocks returns how many blocks a backend's cache has room for, were it larger by
 // factor than it reports.
-func (f *Fleet) cacheBlocks(slot int, factor float64) int {
+func (f *Fleet) cacheBlocks(slot int, capacityFactor float64) int {
 	b := &f.backends[slot]
 	if b.cachingOff {
 		return 0
 	}
-	return int(f.margin * factor * float64(b.cacheTokens) * b.ratio.value() / float64(f.blockBytes))
+	return int(f.margin * capacityFactor * float64(b.cacheTokens) * b.ratio.bytesPerToken() / float64(f.blockBytes))
 }
 
 // Prediction is what was known of a request when it was sent to a backend.
@@ -227,13 +228,14 @@ type CacheInfo struct {
 	Evicting  bool    // the index has evicted blocks
 }
 
-// RecordAnswer records the length of an answer, all sequences together.
-func (f *Fleet) RecordAnswer(slot, tokens int, sequences int64) {
-	f.backends[slot].answer.Add(float64(tokens) / float64(sequences))
+// RecordAnswerLength records the length of an answer, all sequences together.
+func (f *Fleet) RecordAnswerLength(slot, totalTokens int, sequences int64) {
+	f.backends[slot].answer.Add(float64(totalTokens) / float64(sequences))
 }
 
-// RecordCompletion learns from a request whose answer was complete.
-func (f *Fleet) RecordCompletion(slot int, p *Prediction, u Usage, c CacheInfo) {
+// LearnFromCompletion learns the token ratio, the capacity and the prefill rate from a
+// request whose answer was complete.
+func (f *Fleet) LearnFromCompletion(slot int, p *Prediction, u Usage, c CacheInfo) {
 	b := &f.backends[slot]
 	b.withoutUsage++
 	if f.disabled {
@@ -242,7 +244,7 @@ func (f *Fleet) RecordCompletion(slot int, p *Prediction, u Usage, c CacheInfo) 
 	}
 	uncached := p.Uncached
 	if p.IsText && u.PromptTokens > 0 {
-		if !isPlausible(p.Bytes, u.PromptTokens) {
+		if !isPlausibleRatio(p.Bytes, u.PromptTokens) {
 			return // nor is the rest
 		}
 		f.ratios.addPrompt(p.Model, p.Bytes, u.PromptTokens)
@@ -253,27 +255,28 @@ func (f *Fleet) RecordCompletion(slot int, p *Prediction, u Usage, c CacheInfo) 
 		}
 	}
 	if p.IsText && !p.IsTooLong && b.rate.addSample(p.QueuedAhead+uncached, p.TTFT) {
-		f.UpdateFleetRate()
+		f.UpdateMedianPrefillRate()
 	}
 }
 
-// RecordPrefill learns from a request whose prefill is over.
-func (f *Fleet) RecordPrefill(slot int, p *Prediction, c CacheInfo, now time.Time) {
+// RecordPrefillDone records that the prefill of a request is over, for the step budget
+// and the counters.
+func (f *Fleet) RecordPrefillDone(slot int, p *Prediction, c CacheInfo, now time.Time) {
 	b := &f.backends[slot]
-	b.step.addPrefill(p.Uncached)
+	b.step.countFilledStep(p.Uncached)
 	if !b.window.open {
 		return
 	}
 	b.window.addStarted(startedRequest{
 		at: now, prompt: p.PromptTokens, bytes: p.Bytes, bucket: f.distanceBucket(slot, p),
-		predicted: usableHit(float64(p.MatchedTokens), p.PromptTokens, c.Alignment),
+		predicted: usableHitTokens(float64(p.MatchedTokens), p.PromptTokens, c.Alignment),
 		unknown:   p.IsTooLong || !p.IsText && p.Bytes >= f.blockBytes,
 	})
 }
 
-// ObserveLoad learns from a scrape. unseen are the tokens of the prompts in flight
+// ObserveLoad learns from a scrape. unseenTokens are those of the prompts in flight
 // of which there is no output yet.
-func (f *Fleet) ObserveLoad(slot int, l *backends.Load, unseen float64, c CacheInfo) {
+func (f *Fleet) ObserveLoad(slot int, l *backends.Load, unseenTokens float64, c CacheInfo) {
 	b, tokens := &f.backends[slot], l.CacheTokens
 	if tokens <= 0 {
 		tokens = defaultCacheTokens
@@ -282,53 +285,53 @@ func (f *Fleet) ObserveLoad(slot int, l *backends.Load, unseen float64, c CacheI
 		b.cacheTokens, b.capacity = tokens, newCapacity()
 	}
 	b.cachingOff = l.PrefixCachingOff
-	b.step.observeLargest(l.StepTokens)
-	f.observeCounters(slot, l, unseen, c)
+	b.step.observeLargestStep(l.StepTokens)
+	f.observeCounters(slot, l, unseenTokens, c)
 }
 
 // compareUsage compares a prediction with the usage that the replica reported, and
-// reports whether it could.
-func (f *Fleet) compareUsage(slot int, p *Prediction, u Usage, c CacheInfo) bool {
+// reports whether it could: the usage names the cached tokens.
+func (f *Fleet) compareUsage(slot int, p *Prediction, u Usage, c CacheInfo) (comparable bool) {
 	if !p.IsText || p.IsTooLong || !u.CachedKnown || u.CachedTokens < 0 || u.CachedTokens > u.PromptTokens {
 		return false
 	}
 	prompt := float64(u.PromptTokens)
 	var all predictions
-	all.addPrediction(f.distanceBucket(slot, p), usableHit(float64(p.MatchedBlocks*f.blockBytes)/float64(p.Bytes)*prompt, prompt, c.Alignment), prompt)
+	all.addPrediction(f.distanceBucket(slot, p), usableHitTokens(float64(p.MatchedBlocks*f.blockBytes)/float64(p.Bytes)*prompt, prompt, c.Alignment), prompt)
 	f.comparePredictions(slot, &all, float64(u.CachedTokens), prompt, c)
 	return true
 }
 
 // distanceBucket returns the bucket of the deepest block that matched.
 func (f *Fleet) distanceBucket(slot int, p *Prediction) int {
-	return bucketOf(float64(p.Distance) / float64(max(1, f.cacheBlocks(slot, 1))))
+	return capacityBucket(float64(p.Distance) / float64(max(1, f.cacheBlocks(slot, 1))))
 }
 
-// usableHit returns how many of the matched tokens an engine can use: whole blocks,
+// usableHitTokens returns how many of the matched tokens an engine can use: whole blocks,
 // and never the last token of the prompt. Almost a whole block counts as one, since
 // bytes are no exact measure.
-func usableHit(matched, prompt, alignment float64) float64 {
-	return max(0, float64(int(min(matched, prompt-1)/alignment+0.1))*alignment)
+func usableHitTokens(matchedTokens, promptTokens, alignment float64) float64 {
+	return max(0, float64(int(min(matchedTokens, promptTokens-1)/alignment+0.1))*alignment)
 }
 
-// comparePredictions learns from predictions how much a replica's cache holds. A block that was
-// expected and absent was evicted after Prediction.Distance others were used: the
-// cache holds less than that.
-func (f *Fleet) comparePredictions(slot int, p *predictions, observed, prompt float64, c CacheInfo) {
+// comparePredictions learns how much a replica's cache holds, from predictions and the
+// tokens of their prompts that were hits. A block that was expected and absent was
+// evicted after Prediction.Distance others were used: the cache holds less than that.
+func (f *Fleet) comparePredictions(slot int, p *predictions, hitTokens, promptTokens float64, c CacheInfo) {
 	b := &f.backends[slot]
-	b.totals.PromptTokens += prompt
+	b.totals.PromptTokens += promptTokens
 	b.totals.PredictedTokens += p.tokens
-	b.totals.ObservedTokens += observed
-	b.totals.SavedSeconds += observed / f.PrefillRate(slot)
+	b.totals.ObservedTokens += hitTokens
+	b.totals.SavedSeconds += hitTokens / f.PrefillRate(slot)
 	if f.disabled {
 		return
 	}
 	deviation := math.Sqrt(p.variance)
-	b.capacity.learnMissing(p, max(0, p.tokens-observed-max(c.Alignment, deviation+predictionTolerance*p.tokens)))
+	b.capacity.addEvidence(p, max(0, p.tokens-hitTokens-max(c.Alignment, deviation+predictionTolerance*p.tokens)))
 	// Our blocks may end a block before the engine's.
-	block := float64(f.blockBytes) / b.ratio.value()
-	if observed-p.tokens > block+max(c.Alignment, deviation+predictionTolerance*prompt) && c.Evicting {
+	block := float64(f.blockBytes) / b.ratio.bytesPerToken()
+	if hitTokens-p.tokens > block+max(c.Alignment, deviation+predictionTolerance*promptTokens) && c.Evicting {
 		b.capacity.addUnexpectedHit()
 	}
-	b.capacity.updateEdge()
+	b.capacity.updateLastKeptBucket()
 }

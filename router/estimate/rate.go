@@ -30,8 +30,8 @@ type prefillRate struct {
 }
 
 // addSample adds a measurement: so many uncached tokens, those sent before included,
-// took so long. It reports whether the rate is now known.
-func (p *prefillRate) addSample(tokens float64, took time.Duration) bool {
+// took so long. It reports whether the rate was updated.
+func (p *prefillRate) addSample(tokens float64, took time.Duration) (updated bool) {
 	if tokens < minPrefillTokens || took < minPrefillTime {
 		return false
 	}
@@ -62,19 +62,19 @@ type stepBudget struct {
 	tokens  int // 0: unknown
 }
 
-// addPrefill counts a prompt with so many uncached tokens.
-func (s *stepBudget) addPrefill(uncached float64) {
-	if s.largest > 0 && uncached >= 2*float64(s.largest) {
+// countFilledStep counts a prompt with so many uncached tokens, if it filled a step.
+func (s *stepBudget) countFilledStep(uncachedTokens float64) {
+	if s.largest > 0 && uncachedTokens >= 2*float64(s.largest) {
 		s.filled++
 	}
 }
 
-// observeLargest takes the largest step of a scrape.
-func (s *stepBudget) observeLargest(largest int) {
-	if largest != s.largest { // also a smaller one: the replica restarted
-		s.largest, s.filled = largest, 0
+// observeLargestStep takes the largest step of a scrape.
+func (s *stepBudget) observeLargestStep(tokens int) {
+	if tokens != s.largest { // also a smaller one: the replica restarted
+		s.largest, s.filled = tokens, 0
 	}
-	if largest >= defaultStepTokens || largest > 0 && s.filled >= minFullSteps {
-		s.tokens = largest
+	if tokens >= defaultStepTokens || tokens > 0 && s.filled >= minFullSteps {
+		s.tokens = tokens
 	}
 }

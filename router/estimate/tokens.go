@@ -19,8 +19,10 @@ func newTokenRatio() tokenRatio {
 	return tokenRatio{defaultBytesPerToken * priorTokens, priorTokens}
 }
 
-func (q *tokenRatio) value() float64 { return q.bytes / q.tokens }
+// bytesPerToken returns the ratio.
+func (q *tokenRatio) bytesPerToken() float64 { return q.bytes / q.tokens }
 
+// addPrompt learns from a prompt, unless it is short.
 func (q *tokenRatio) addPrompt(bytes, tokens int) {
 	if bytes < minTextBytes {
 		return
@@ -45,9 +47,9 @@ func newModelRatios() modelRatios {
 // bytesPerToken returns the ratio of a model, or that of all models for an unknown one.
 func (m *modelRatios) bytesPerToken(model string) float64 {
 	if q := m.models[model]; q != nil {
-		return q.value()
+		return q.bytesPerToken()
 	}
-	return m.all.value()
+	return m.all.bytesPerToken()
 }
 
 func (m *modelRatios) addPrompt(model string, bytes, tokens int) {
@@ -64,8 +66,8 @@ func (m *modelRatios) addPrompt(model string, bytes, tokens int) {
 	q.addPrompt(bytes, tokens)
 }
 
-// isPlausible reports whether a tokenizer can make so many tokens of so many bytes.
-func isPlausible(bytes, tokens int) bool {
+// isPlausibleRatio reports whether a tokenizer can make so many tokens of so many bytes.
+func isPlausibleRatio(bytes, tokens int) bool {
 	q := float64(bytes) / float64(tokens)
 	return bytes < minTextBytes || q >= MinBytesPerToken && q <= maxBytesPerToken
 }
