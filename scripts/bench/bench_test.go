@@ -16,7 +16,7 @@ import (
 
 func TestHistogramPrecision(t *testing.T) {
 	for _, v := range []uint64{0, 1, 255, 256, 511, 512, 1000, 123_456, 9_876_543_210, 1 << 62} {
-		got := lowerBound(bucket(v))
+		got := bucketLowerBound(bucketIndex(v))
 		if got > v || float64(v-got) > 0.01*float64(v) {
 			t.Errorf("%d is counted as %d", v, got)
 		}
@@ -74,7 +74,7 @@ func respondInPieces(t *testing.T, text string, piece int) string {
 		var h messageHead
 		br := bufio.NewReader(c)
 		if h.read(br) == nil {
-			h.body(br, nil)
+			h.readBody(br, nil)
 		}
 		for rest := text; rest != ""; rest = rest[min(piece, len(rest)):] {
 			io.WriteString(c, rest[:min(piece, len(rest))])
@@ -91,8 +91,8 @@ func TestMockAnswersClient(t *testing.T) {
 	}
 	defer l.Close()
 	m := mock{streams: new(streamServer)}
-	go m.accept(l)
-	go m.streams.run(t.Context())
+	go m.serveListener(l)
+	go m.streams.writeChunksUntilDone(t.Context())
 	w := streamClient{addrs: []string{l.Addr().String()}, size: 1 << 10, chunks: 3, interval: 10, kind: shared}
 	if err := w.readStream(t.Context(), 0, func() {}); err != nil {
 		t.Error(err)
@@ -105,8 +105,8 @@ func TestMockAnswersClient(t *testing.T) {
 func TestPromptKinds(t *testing.T) {
 	for kind, same := range map[string]float64{hot: 1, shared: 0.5, cold: 0} {
 		a := newChatRequest(1, 8<<10, kind, 0, 0)
-		_, one, _ := strings.Cut(string(a.next()), `"content":"You answer questions."`)
-		_, two, _ := strings.Cut(string(a.next()), `"content":"You answer questions."`)
+		_, one, _ := strings.Cut(string(a.renewNonce()), `"content":"You answer questions."`)
+		_, two, _ := strings.Cut(string(a.renewNonce()), `"content":"You answer questions."`)
 		n := 0
 		for n < len(one) && one[n] == two[n] {
 			n++
@@ -120,14 +120,14 @@ func TestPromptKinds(t *testing.T) {
 func TestBudgetWorstFigure(t *testing.T) {
 	r := newResults()
 	for i, kind := range kinds {
-		r.add(warmroute, perRequest(1, kind), 10*float64(i+1))
-		r.add(nginx, perRequest(1, kind), 10)
+		r.add(warmroute, cpuPerRequestFigure(1, kind), 10*float64(i+1))
+		r.add(nginx, cpuPerRequestFigure(1, kind), 10)
 	}
-	r.add(direct, p50At(1), 50)
-	r.add(warmroute, p50At(1), 80)
-	r.add(sglang, p50At(1), 150)
+	r.add(direct, latencyFigure(1), 50)
+	r.add(warmroute, latencyFigure(1), 80)
+	r.add(sglang, latencyFigure(1), 150)
 	want := map[string]float64{"CPU per request, 1 KB" + nginx: 3, "added p50, 1 client, 8 KB" + sglang: 0.3}
-	for _, v := range r.budgetResults() {
+	for _, v := range r.checkBudgets() {
 		expected, measured := want[v.What+v.Against]
 		if measured != (v.Is != nil) || measured && math.Abs(*v.Is-expected) > 1e-9 {
 			t.Errorf("%s over %s: %v, want %v (measured %v)", v.What, v.Against, v.Is, expected, measured)
@@ -140,21 +140,21 @@ func TestBudgetWorstFigure(t *testing.T) {
 
 // CPU time and memory include a contender's children, and stop ends them.
 func TestProcessTree(t *testing.T) {
-	p, err := start(t.TempDir(), "busy", exec.Command("sh", "-c", "while :; do :; done & wait"))
+	p, err := startProcess(t.TempDir(), "busy", exec.Command("sh", "-c", "while :; do :; done & wait"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer p.stop()
 	var used time.Duration
-	if err := p.await(t.Context(), time.Minute, func() bool { used, err = p.cpu(); return err != nil || used > 0 }); err != nil {
+	if err := p.await(t.Context(), time.Minute, func() bool { used, err = p.cpuTime(); return err != nil || used > 0 }); err != nil {
 		t.Fatal(err)
 	}
-	pids := tree(p.PID())
+	pids := processTree(p.PID())
 	if bytes, err := p.rss(); len(pids) != 2 || bytes == 0 || err != nil {
 		t.Fatalf("processes %v have %d bytes, error %v", pids, bytes, err)
 	}
 	p.stop()
-	if err := p.alive(); err == nil {
+	if err := p.checkAlive(); err == nil {
 		t.Error("a process that was stopped is alive")
 	}
 	for syscall.Kill(pids[1], 0) == nil { // until its new parent has reaped it

@@ -13,8 +13,9 @@ import (
 	"time"
 )
 
-// roleCommand returns the command that runs a role of this program (a client) as a process.
-func (b *bench) roleCommand(ctx context.Context, args ...string) *exec.Cmd {
+// newRoleCommand returns a command, not started, that runs a role of this program (a
+// client) as a process.
+func (b *bench) newRoleCommand(ctx context.Context, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, b.self, args...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	return cmd
@@ -26,7 +27,7 @@ func (b *bench) runLoadClient(ctx context.Context, f *contender, clients, size i
 	ctx, cancel := context.WithTimeout(ctx, length+2*ioTimeout)
 	defer cancel()
 	var got loadResult
-	out, err := b.roleCommand(ctx, "load", "-addr", f.addrs, "-clients", strconv.Itoa(clients), "-size", strconv.Itoa(size),
+	out, err := b.newRoleCommand(ctx, "load", "-addr", f.addrs, "-clients", strconv.Itoa(clients), "-size", strconv.Itoa(size),
 		"-prompts", kind, "-for", length.String(), "-seed", strconv.FormatInt(time.Now().UnixNano(), 10)).Output()
 	if err == nil {
 		err = json.Unmarshal(out, &got)
@@ -54,7 +55,7 @@ type streamProcess struct {
 // interval, and returns when all are open. The process is killed after limit.
 func (b *bench) openStreams(ctx context.Context, f *contender, streams, chunks int, interval, limit time.Duration) (*streamProcess, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
-	v := &streamProcess{cancel: cancel, cmd: b.roleCommand(ctx, "streams", "-addr", f.addrs, "-streams", strconv.Itoa(streams),
+	v := &streamProcess{cancel: cancel, cmd: b.newRoleCommand(ctx, "streams", "-addr", f.addrs, "-streams", strconv.Itoa(streams),
 		"-chunks", strconv.Itoa(chunks), "-interval", strconv.FormatInt(interval.Milliseconds(), 10))}
 	var err error
 	if v.in, err = v.cmd.StdinPipe(); err != nil {
@@ -69,17 +70,18 @@ func (b *bench) openStreams(ctx context.Context, f *contender, streams, chunks i
 		return nil, err
 	}
 	if _, err = v.out.ReadString('\n'); err == nil {
-		_, err = v.report()
+		_, err = v.requestReport()
 	}
 	if err != nil {
-		v.close()
+		v.closeAndWait()
 		return nil, fmt.Errorf("opening %d streams: %w", streams, err)
 	}
 	return v, nil
 }
 
-// report returns what the clients measured since the last report.
-func (v *streamProcess) report() (s streamResult, err error) {
+// requestReport asks the process for what it measured since the last report, and fails
+// if a stream was lost.
+func (v *streamProcess) requestReport() (s streamResult, err error) {
 	if _, err = io.WriteString(v.in, "\n"); err != nil {
 		return s, err
 	}
@@ -93,8 +95,8 @@ func (v *streamProcess) report() (s streamResult, err error) {
 	return s, err
 }
 
-// close closes the streams and ends the process.
-func (v *streamProcess) close() {
+// closeAndWait closes the streams and waits until the process has ended.
+func (v *streamProcess) closeAndWait() {
 	v.in.Close()
 	_ = v.cmd.Wait() // it was interrupted
 	v.cancel()

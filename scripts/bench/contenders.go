@@ -83,7 +83,7 @@ func (b *bench) startContender(ctx context.Context, name string, replicas []stri
 		args := append([]string{"-c", script, "bash", b.repo, b.compare, name, listen, spare}, replicas...)
 		cmd = exec.Command("bash", args...)
 	}
-	if f.process, err = start(b.dir, name, cmd); err != nil {
+	if f.process, err = startProcess(b.dir, name, cmd); err != nil {
 		return nil, err
 	}
 	client := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
@@ -146,9 +146,9 @@ http {
 `, filepath.Join(dir, "nginx.pid"), temp.String(), servers.String(), listen)
 }
 
-// install builds warmroute from the checkout and installs nginx from Debian, if it is
-// missing, and the peers from PyPI.
-func (b *bench) install(ctx context.Context, withPeers bool) error {
+// installContenders builds warmroute from the checkout and installs nginx from Debian, if
+// it is missing, and the peers from PyPI.
+func (b *bench) installContenders(ctx context.Context, withPeers bool) error {
 	build := exec.CommandContext(ctx, "go", "build", "-o", filepath.Join(b.dir, warmroute), ".")
 	build.Dir = b.repo
 	commands := []*exec.Cmd{build}
@@ -166,16 +166,17 @@ func (b *bench) install(ctx context.Context, withPeers bool) error {
 	return nil
 }
 
-// mock starts a process of n mock replicas and returns their URLs.
-func (b *bench) mock(ctx context.Context, n int) (p *process, urls []string, err error) {
-	cmd := exec.Command(b.self, "mock", "-replicas", fmt.Sprint(n), "-metrics", filepath.Join(b.repo, "backends/vllm/testdata/metrics-0.32.txt"))
-	if p, err = start(b.dir, "mock", cmd); err != nil {
+// startMockReplicas starts a process of mock replicas and returns their URLs when all
+// listen.
+func (b *bench) startMockReplicas(ctx context.Context, count int) (p *process, urls []string, err error) {
+	cmd := exec.Command(b.self, "mock", "-replicas", fmt.Sprint(count), "-metrics", filepath.Join(b.repo, "backends/vllm/testdata/metrics-0.32.txt"))
+	if p, err = startProcess(b.dir, "mock", cmd); err != nil {
 		return nil, nil, err
 	}
 	err = p.await(ctx, 10*time.Second, func() bool {
 		text, _ := os.ReadFile(p.log)
 		urls = strings.Fields(string(text))
-		return len(urls) == n
+		return len(urls) == count
 	})
 	if err != nil {
 		p.stop()

@@ -89,7 +89,7 @@ func sendRequests(ctx context.Context, addr string, a *chatRequest, latencies *h
 	end, _ := ctx.Deadline()
 	c.SetDeadline(end.Add(ioTimeout))
 	for ctx.Err() == nil {
-		request := a.next()
+		request := a.renewNonce()
 		sent := time.Now()
 		if _, err := c.Write(request); err != nil {
 			return err
@@ -97,18 +97,18 @@ func sendRequests(ctx context.Context, addr string, a *chatRequest, latencies *h
 		if err := h.read(br); err != nil {
 			return err
 		}
-		if body, err = h.body(br, body); err != nil {
+		if body, err = h.readBody(br, body); err != nil {
 			return err
 		}
 		latencies.add(time.Since(sent))
-		if !isOK(h.firstLine) || !bytes.Contains(body, []byte(marker)) {
+		if !isStatus200(h.firstLine) || !bytes.Contains(body, []byte(marker)) {
 			return fmt.Errorf("%s: %.200s", h.firstLine, body)
 		}
 	}
 	return nil
 }
 
-func isOK(statusLine []byte) bool {
+func isStatus200(statusLine []byte) bool {
 	_, rest, _ := bytes.Cut(statusLine, []byte(" "))
 	return bytes.HasPrefix(rest, []byte("200"))
 }
@@ -129,12 +129,12 @@ type chatRequest struct {
 	rng   *rand.Rand
 }
 
-// newChatRequest returns a chat of about size bytes. The mock streams chunks with interval
-// milliseconds between them; with chunks 0 the request is not a stream.
-func newChatRequest(seed uint64, size int, kind string, chunks, interval int) *chatRequest {
+// newChatRequest returns a chat of about size bytes. The mock streams chunks with
+// intervalMillis between them; with chunks 0 the request is not a stream.
+func newChatRequest(seed uint64, size int, kind string, chunks, intervalMillis int) *chatRequest {
 	end := `"}],"temperature":0.7}`
 	if chunks > 0 {
-		end = fmt.Sprintf(`"}],"temperature":0.7,"stream":true,"max_completion_tokens":%d,"seed":%d}`, chunks, interval)
+		end = fmt.Sprintf(`"}],"temperature":0.7,"stream":true,"max_completion_tokens":%d,"seed":%d}`, chunks, intervalMillis)
 	}
 	begin := `{"model":"` + model + `","messages":[{"role":"system","content":"You answer questions."},{"role":"user","content":"`
 	text := sampleText(size - len(begin) - len(end) - nonceLen)
@@ -157,8 +157,8 @@ func newChatRequest(seed uint64, size int, kind string, chunks, interval int) *c
 	return a
 }
 
-// next returns the request with a new nonce. It is valid until the next call.
-func (a *chatRequest) next() []byte {
+// renewNonce returns the request with a new nonce. It is valid until the next call.
+func (a *chatRequest) renewNonce() []byte {
 	for i, v := 0, a.rng.Uint64(); i < len(a.nonce); i++ {
 		a.nonce[i] = "0123456789abcdef"[v&15]
 		v >>= 4
@@ -193,17 +193,17 @@ type histogram struct {
 }
 
 func (h *histogram) add(d time.Duration) {
-	h.counts[bucket(uint64(max(d, 0)))].Add(1)
+	h.counts[bucketIndex(uint64(max(d, 0)))].Add(1)
 }
 
-// bucket returns the index of v's bucket: its exponent and its leading bits.
-func bucket(v uint64) int {
+// bucketIndex returns the index of v's bucket: its exponent and its leading bits.
+func bucketIndex(v uint64) int {
 	shift := max(0, bits.Len64(v)-bucketBits-1)
 	return shift<<bucketBits + int(v>>shift)
 }
 
-// lowerBound returns the smallest value of a bucket.
-func lowerBound(bucket int) uint64 {
+// bucketLowerBound returns the smallest value of a bucket.
+func bucketLowerBound(bucket int) uint64 {
 	shift := max(0, bucket>>bucketBits-1)
 	return uint64(bucket-shift<<bucketBits) << shift
 }
@@ -217,7 +217,7 @@ func (h *histogram) quantile(q float64) time.Duration {
 	rest := int64(q * float64(total))
 	for i := range h.counts {
 		if rest -= h.counts[i].Load(); rest < 0 {
-			return time.Duration(lowerBound(i))
+			return time.Duration(bucketLowerBound(i))
 		}
 	}
 	return 0

@@ -49,7 +49,7 @@ func main() {
 		}
 		return
 	}
-	switch missed, err := run(ctx); {
+	switch missed, err := runBench(ctx); {
 	case err != nil:
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(2)
@@ -92,7 +92,8 @@ func parseFlags() (o options, err error) {
 	return o, nil
 }
 
-func run(ctx context.Context) (missed bool, err error) {
+// runBench takes the measurements that the flags name and prints the results.
+func runBench(ctx context.Context) (budgetMissed bool, err error) {
 	o, err := parseFlags()
 	if err != nil {
 		return false, err
@@ -111,22 +112,25 @@ func run(ctx context.Context) (missed bool, err error) {
 	if o.quick {
 		b.window = 500 * time.Millisecond
 	}
-	if err := b.prepare(); err != nil {
+	if err := b.resolvePaths(); err != nil {
+		return false, err
+	}
+	if b.dir, err = os.MkdirTemp("", "bench"); err != nil {
 		return false, err
 	}
 	defer os.RemoveAll(b.dir)
-	if err := b.install(ctx, slices.ContainsFunc(contenders, func(c string) bool { return slices.Contains(peers, c) })); err != nil {
+	if err := b.installContenders(ctx, slices.ContainsFunc(contenders, func(c string) bool { return slices.Contains(peers, c) })); err != nil {
 		return false, err
 	}
 	if o.endure > 0 {
-		return b.runEndure(ctx, o.endure)
+		return b.runEnduranceTest(ctx, o.endure)
 	}
 	for round := range o.rounds {
 		for _, m := range measurements {
 			if o.only != "" && !slices.Contains(strings.Split(o.only, ","), m.name) || m.once && round > 0 {
 				continue
 			}
-			if err := b.measure(ctx, m, round, contenders); err != nil {
+			if err := b.measureContenders(ctx, m, round, contenders); err != nil {
 				return false, err
 			}
 		}
@@ -134,16 +138,16 @@ func run(ctx context.Context) (missed bool, err error) {
 	if o.json {
 		err = b.results.printJSON(os.Stdout, contenders)
 	} else {
-		b.results.print(os.Stdout, contenders)
+		b.results.printTable(os.Stdout, contenders)
 	}
 	if err == nil && len(b.results.failures) > 0 {
 		err = errors.New("a measurement failed")
 	}
-	return slices.ContainsFunc(b.results.budgetResults(), func(v budgetResult) bool { return v.Missed }), err
+	return slices.ContainsFunc(b.results.checkBudgets(), func(v budgetResult) bool { return v.Missed }), err
 }
 
-// prepare sets the paths.
-func (b *bench) prepare() error {
+// resolvePaths sets the paths of the repository, of this program and of the peers.
+func (b *bench) resolvePaths() error {
 	module, err := exec.Command("go", "env", "GOMOD").Output()
 	if err != nil {
 		return fmt.Errorf("go env: %w", err)
@@ -160,14 +164,13 @@ func (b *bench) prepare() error {
 	if root := os.Getenv("COMPARE_ROOT"); root != "" {
 		b.compare = root
 	}
-	b.dir, err = os.MkdirTemp("", "bench")
-	return err
+	return nil
 }
 
-// measure takes one measurement of every contender. It records failures of contenders and
-// continues; it returns errors of the replicas and of ctx.
-func (b *bench) measure(ctx context.Context, m measurement, round int, contenders []string) error {
-	mock, replicas, err := b.mock(ctx, m.replicas)
+// measureContenders takes one measurement of every contender. It records failures of
+// contenders and continues; it returns errors of the replicas and of ctx.
+func (b *bench) measureContenders(ctx context.Context, m measurement, round int, contenders []string) error {
+	mock, replicas, err := b.startMockReplicas(ctx, m.replicas)
 	if err != nil {
 		return err
 	}
@@ -178,7 +181,7 @@ func (b *bench) measure(ctx context.Context, m measurement, round int, contender
 			continue
 		}
 		began := time.Now()
-		err := b.measureOne(ctx, m, name, replicas)
+		err := b.measureContender(ctx, m, name, replicas)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
@@ -194,7 +197,8 @@ func (b *bench) measure(ctx context.Context, m measurement, round int, contender
 	return nil
 }
 
-func (b *bench) measureOne(ctx context.Context, m measurement, name string, replicas []string) error {
+// measureContender starts a contender, takes one measurement of it and stops it.
+func (b *bench) measureContender(ctx context.Context, m measurement, name string, replicas []string) error {
 	f, err := b.startContender(ctx, name, replicas)
 	if err != nil {
 		return err
@@ -206,13 +210,13 @@ func (b *bench) measureOne(ctx context.Context, m measurement, name string, repl
 	return m.measure(b, ctx, name, f)
 }
 
-func (b *bench) runEndure(ctx context.Context, length time.Duration) (failed bool, err error) {
-	mock, replicas, err := b.mock(ctx, 4)
+func (b *bench) runEnduranceTest(ctx context.Context, length time.Duration) (failed bool, err error) {
+	mock, replicas, err := b.startMockReplicas(ctx, 4)
 	if err != nil {
 		return false, err
 	}
 	defer mock.stop()
-	failures, err := b.endure(ctx, replicas, length)
+	failures, err := b.testEndurance(ctx, replicas, length)
 	for _, f := range failures {
 		fmt.Fprintln(b.progress, "FAILED:", f)
 	}

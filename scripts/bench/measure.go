@@ -19,11 +19,11 @@ type measurement struct {
 }
 
 var measurements = []measurement{
-	{name: "requests", replicas: 4, measure: (*bench).requests},
-	{name: "latency", replicas: 4, measure: (*bench).latency},
-	{name: "chunks", replicas: 4, measure: (*bench).streamedChunks},
-	{name: "memory", replicas: 4, measure: (*bench).memory, once: true, only: []string{warmroute, baseline, nginx, sglang}},
-	{name: "idle", replicas: 100, measure: (*bench).idle, only: []string{warmroute}},
+	{name: "requests", replicas: 4, measure: (*bench).measureRequests},
+	{name: "latency", replicas: 4, measure: (*bench).measureLatency},
+	{name: "chunks", replicas: 4, measure: (*bench).measureStreamedChunks},
+	{name: "memory", replicas: 4, measure: (*bench).measureStreamMemory, once: true, only: []string{warmroute, baseline, nginx, sglang}},
+	{name: "idle", replicas: 100, measure: (*bench).measureIdle, only: []string{warmroute}},
 }
 
 var (
@@ -32,12 +32,16 @@ var (
 )
 
 // The names of figures.
-func perRequest(kb int, kind string) string {
+func cpuPerRequestFigure(kb int, kind string) string {
 	return fmt.Sprintf("CPU/request, %d KB, %s, µs", kb, kind)
 }
-func rate(kb int, kind string) string { return fmt.Sprintf("requests/s, %d KB, %s", kb, kind) }
-func p50At(clients int) string        { return fmt.Sprintf("p50, 8 KB, %d clients, µs", clients) }
-func perStream(streams int) string    { return fmt.Sprintf("memory/stream, %d open, KB", streams) }
+func requestRateFigure(kb int, kind string) string {
+	return fmt.Sprintf("requests/s, %d KB, %s", kb, kind)
+}
+func latencyFigure(clients int) string { return fmt.Sprintf("p50, 8 KB, %d clients, µs", clients) }
+func memoryPerStreamFigure(streams int) string {
+	return fmt.Sprintf("memory/stream, %d open, KB", streams)
+}
 
 const (
 	delayP50  = "chunk delay p50, 20/s, ms"
@@ -50,28 +54,28 @@ const (
 	idleShare = "idle, 100 backends, % of a core"
 )
 
-// cpuTime returns the CPU time that a contender uses while do runs.
-func cpuTime(f *contender, do func() error) (time.Duration, error) {
+// cpuTimeDuring returns the CPU time that a contender uses while do runs.
+func cpuTimeDuring(f *contender, do func() error) (time.Duration, error) {
 	if f.process == nil {
 		return 0, do()
 	}
-	before, err := f.cpu()
+	before, err := f.cpuTime()
 	if err != nil {
 		return 0, err
 	}
 	if err := do(); err != nil {
 		return 0, err
 	}
-	after, err := f.cpu()
+	after, err := f.cpuTime()
 	return after - before, err
 }
 
-// requests measures CPU time per request and throughput with 16 clients.
-func (b *bench) requests(ctx context.Context, name string, f *contender) error {
+// measureRequests measures CPU time per request and throughput with 16 clients.
+func (b *bench) measureRequests(ctx context.Context, name string, f *contender) error {
 	for _, kb := range sizes {
 		for _, kind := range kinds {
 			var got loadResult
-			used, err := cpuTime(f, func() (err error) {
+			used, err := cpuTimeDuring(f, func() (err error) {
 				got, err = b.runLoadClient(ctx, f, 16, kb<<10, kind, b.window)
 				return err
 			})
@@ -79,29 +83,29 @@ func (b *bench) requests(ctx context.Context, name string, f *contender) error {
 				return fmt.Errorf("%d KB, %s: %w", kb, kind, err)
 			}
 			if f.process != nil {
-				b.results.add(name, perRequest(kb, kind), micros(used)/float64(got.Requests))
+				b.results.add(name, cpuPerRequestFigure(kb, kind), micros(used)/float64(got.Requests))
 			}
-			b.results.add(name, rate(kb, kind), float64(got.Requests)/b.window.Seconds())
+			b.results.add(name, requestRateFigure(kb, kind), float64(got.Requests)/b.window.Seconds())
 		}
 	}
 	return nil
 }
 
-// latency measures the median latency of requests.
-func (b *bench) latency(ctx context.Context, name string, f *contender) error {
+// measureLatency measures the median latency of requests.
+func (b *bench) measureLatency(ctx context.Context, name string, f *contender) error {
 	for _, clients := range []int{1, 64} {
 		got, err := b.runLoadClient(ctx, f, clients, 8<<10, shared, b.window)
 		if err != nil {
 			return err
 		}
-		b.results.add(name, p50At(clients), got.P50)
+		b.results.add(name, latencyFigure(clients), got.P50)
 	}
 	return nil
 }
 
-// streamedChunks measures the delay of a chunk at 20 chunks/s per stream, and its CPU time
-// at 50: on saturated cores delays mean nothing.
-func (b *bench) streamedChunks(ctx context.Context, name string, f *contender) error {
+// measureStreamedChunks measures the delay of a chunk at 20 chunks/s per stream, and its
+// CPU time at 50: on saturated cores delays mean nothing.
+func (b *bench) measureStreamedChunks(ctx context.Context, name string, f *contender) error {
 	const streams = 1000
 	window := 3 * b.window
 	pace := func(perSecond int) (used time.Duration, got streamResult, err error) {
@@ -109,18 +113,18 @@ func (b *bench) streamedChunks(ctx context.Context, name string, f *contender) e
 		if err != nil {
 			return 0, got, err
 		}
-		defer v.close()
+		defer v.closeAndWait()
 		if err := sleep(ctx, time.Second); err != nil {
 			return 0, got, err
 		}
-		if _, err := v.report(); err != nil {
+		if _, err := v.requestReport(); err != nil {
 			return 0, got, err
 		}
-		used, err = cpuTime(f, func() error {
+		used, err = cpuTimeDuring(f, func() error {
 			if err := sleep(ctx, window); err != nil {
 				return err
 			}
-			got, err = v.report()
+			got, err = v.requestReport()
 			return err
 		})
 		if err == nil && got.Chunks == 0 {
@@ -153,8 +157,8 @@ func (b *bench) streamedChunks(ctx context.Context, name string, f *contender) e
 	return err
 }
 
-// memory measures the growth of the process's memory per open stream.
-func (b *bench) memory(ctx context.Context, name string, f *contender) error {
+// measureStreamMemory measures the growth of the process's memory per open stream.
+func (b *bench) measureStreamMemory(ctx context.Context, name string, f *contender) error {
 	before, err := f.rss()
 	if err != nil {
 		return err
@@ -165,15 +169,15 @@ func (b *bench) memory(ctx context.Context, name string, f *contender) error {
 			if err != nil {
 				return err
 			}
-			defer v.close()
+			defer v.closeAndWait()
 			if err := sleep(ctx, 5*time.Second); err != nil {
 				return err
 			}
-			if _, err := v.report(); err != nil {
+			if _, err := v.requestReport(); err != nil {
 				return err
 			}
 			bytes, err := f.rss()
-			b.results.add(name, perStream(streams), float64(bytes-before)/float64(streams)/1024)
+			b.results.add(name, memoryPerStreamFigure(streams), float64(bytes-before)/float64(streams)/1024)
 			return err
 		}(); err != nil {
 			return fmt.Errorf("%d streams: %w", streams, err)
@@ -185,10 +189,10 @@ func (b *bench) memory(ctx context.Context, name string, f *contender) error {
 	return nil
 }
 
-// idle measures the CPU time of polling idle replicas.
-func (b *bench) idle(ctx context.Context, name string, f *contender) error {
+// measureIdle measures the CPU time of polling idle replicas.
+func (b *bench) measureIdle(ctx context.Context, name string, f *contender) error {
 	window := 5 * b.window
-	used, err := cpuTime(f, func() error { return sleep(ctx, window) })
+	used, err := cpuTimeDuring(f, func() error { return sleep(ctx, window) })
 	b.results.add(name, idleShare, 100*used.Seconds()/window.Seconds())
 	return err
 }
@@ -202,9 +206,9 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// endure keeps 9,000 streams open through warmroute for length, with one chunk per second
-// each, and returns what failed.
-func (b *bench) endure(ctx context.Context, replicas []string, length time.Duration) (failures []string, err error) {
+// testEndurance keeps 9,000 streams open through warmroute for length, with one chunk per
+// second each, and returns what failed.
+func (b *bench) testEndurance(ctx context.Context, replicas []string, length time.Duration) (failures []string, err error) {
 	const streams, maxKB = 9000, 40.0
 	f, err := b.startContender(ctx, warmroute, replicas)
 	if err != nil {
@@ -223,13 +227,13 @@ func (b *bench) endure(ctx context.Context, replicas []string, length time.Durat
 	if err != nil {
 		return nil, err
 	}
-	defer v.close()
+	defer v.closeAndWait()
 	var maxEach float64
 	for limit := time.Now().Add(length + 2*time.Minute); ; {
 		if err := sleep(ctx, 5*time.Second); err != nil {
 			return nil, err
 		}
-		s, err := v.report()
+		s, err := v.requestReport()
 		if err != nil {
 			return append(failures, err.Error()), nil
 		}
@@ -250,16 +254,17 @@ func (b *bench) endure(ctx context.Context, replicas []string, length time.Durat
 	if maxEach > maxKB {
 		failures = append(failures, fmt.Sprintf("%.1f KB per stream, maximum %.0f", maxEach, maxKB))
 	}
-	if err := f.await(ctx, 10*time.Second, func() bool { return len(inFlight(f.admin)) == 0 }); err != nil {
-		failures = append(failures, fmt.Sprintf("in flight after all streams have ended: %v", inFlight(f.admin)))
+	if err := f.await(ctx, 10*time.Second, func() bool { return len(fetchNonzeroInFlight(f.admin)) == 0 }); err != nil {
+		failures = append(failures, fmt.Sprintf("in flight after all streams have ended: %v", fetchNonzeroInFlight(f.admin)))
 	}
 	fmt.Fprintf(b.progress, "%d streams of %d chunks complete, maximum %.1f KB each\n", streams, chunks, maxEach)
 	return failures, nil
 }
 
-// inFlight returns the metrics lines that are not 0 of requests in flight, or an error.
-func inFlight(admin string) (lines []string) {
-	resp, err := http.Get(admin + "/metrics")
+// fetchNonzeroInFlight scrapes warmroute and returns the metrics lines of requests in
+// flight that are not 0, or a line with the error.
+func fetchNonzeroInFlight(adminURL string) (lines []string) {
+	resp, err := http.Get(adminURL + "/metrics")
 	if err != nil {
 		return []string{err.Error()}
 	}

@@ -55,36 +55,37 @@ func runMock(ctx context.Context, args []string) error {
 			return err
 		}
 		defer l.Close()
-		go m.accept(l)
+		go m.serveListener(l)
 		fmt.Fprintf(&urls, "http://%s\n", l.Addr())
 	}
 	fmt.Print(urls.String())
-	m.streams.run(ctx)
+	m.streams.writeChunksUntilDone(ctx)
 	return nil
 }
 
 // withLargeCache returns the metrics with the model's name and a cache of 2,000,000 tokens,
 // which 9,000 streams on four replicas do not fill, so that no request is queued.
-func withLargeCache(page string) string {
+func withLargeCache(metricsPage string) string {
 	return strings.NewReplacer(
 		`model_name="tiny"`, `model_name="`+model+`"`,
 		`kv_cache_size_tokens="16384"`, `kv_cache_size_tokens="2000000"`,
 		`num_gpu_blocks="512"`, `num_gpu_blocks="62500"`,
-	).Replace(page)
+	).Replace(metricsPage)
 }
 
-// accept serves each connection in a goroutine.
-func (m *mock) accept(l net.Listener) {
+// serveListener accepts connections until the listener is closed, and serves each in a
+// goroutine.
+func (m *mock) serveListener(l net.Listener) {
 	for {
 		c, err := l.Accept()
 		if err != nil {
 			return
 		}
-		go m.serve(c)
+		go m.serveConn(c)
 	}
 }
 
-func (m *mock) serve(c net.Conn) {
+func (m *mock) serveConn(c net.Conn) {
 	defer c.Close()
 	var (
 		br   = bufio.NewReader(c)
@@ -96,7 +97,7 @@ func (m *mock) serve(c net.Conn) {
 		if err = h.read(br); err != nil {
 			return
 		}
-		if body, err = h.body(br, body); err != nil {
+		if body, err = h.readBody(br, body); err != nil {
 			return
 		}
 		target := string(h.firstLine)
@@ -106,19 +107,19 @@ func (m *mock) serve(c net.Conn) {
 		switch target {
 		case "POST /v1/chat/completions":
 			if !wantsStream(body) {
-				err = respond(c, "application/json", mockAnswer)
+				err = writeResponse(c, "application/json", mockAnswer)
 				break
 			}
 			if cap(body) > 4<<10 {
 				body = nil // saves memory: 9,000 streams are open at once
 			}
-			err = m.streams.stream(c, intField(body, "max_completion_tokens", 1), intField(body, "seed", 1000))
+			err = m.streams.writeStream(c, intField(body, "max_completion_tokens", 1), intField(body, "seed", 1000))
 		case "GET /health":
-			err = respond(c, "text/plain", "")
+			err = writeResponse(c, "text/plain", "")
 		case "GET /v1/models":
-			err = respond(c, "application/json", modelList)
+			err = writeResponse(c, "application/json", modelList)
 		case "GET /metrics":
-			err = respond(c, "text/plain; version=0.0.4; charset=utf-8", m.metrics)
+			err = writeResponse(c, "text/plain; version=0.0.4; charset=utf-8", m.metrics)
 		default:
 			_, err = c.Write([]byte("HTTP/1.1 404 Not Found\r\n" + uvicornHead + "content-length: 0\r\n\r\n"))
 		}
@@ -128,8 +129,8 @@ func (m *mock) serve(c net.Conn) {
 	}
 }
 
-func respond(c net.Conn, kind, body string) error {
-	_, err := c.Write([]byte("HTTP/1.1 200 OK\r\n" + uvicornHead + "content-length: " + strconv.Itoa(len(body)) + "\r\ncontent-type: " + kind + "\r\n\r\n" + body))
+func writeResponse(c net.Conn, contentType, body string) error {
+	_, err := c.Write([]byte("HTTP/1.1 200 OK\r\n" + uvicornHead + "content-length: " + strconv.Itoa(len(body)) + "\r\ncontent-type: " + contentType + "\r\n\r\n" + body))
 	return err
 }
 
@@ -139,15 +140,15 @@ func wantsStream(body []byte) bool {
 	return bytes.Contains(body, []byte(`"stream":true`)) || bytes.Contains(body, []byte(`"stream": true`))
 }
 
-// intField returns a number of the body, or missing.
-func intField(body []byte, name string, missing int) int {
+// intField returns a number of the body, or fallback.
+func intField(body []byte, name string, fallback int) int {
 	_, rest, found := bytes.Cut(body, []byte(`"`+name+`":`))
 	if !found {
-		return missing
+		return fallback
 	}
 	n := 0
 	if err := json.NewDecoder(bytes.NewReader(rest)).Decode(&n); err != nil {
-		return missing
+		return fallback
 	}
 	return n
 }
@@ -163,14 +164,15 @@ const (
 	stampLen   = 19
 )
 
-func chunked(event string) string { return fmt.Sprintf("%x\r\n%s\r\n", len(event), event) }
+// encodeChunk returns an event as one chunk of a chunked body.
+func encodeChunk(event string) string { return fmt.Sprintf("%x\r\n%s\r\n", len(event), event) }
 
 var (
-	roleChunk = chunked(eventHead + `{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}` + "\n\n")
+	roleChunk = encodeChunk(eventHead + `{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}` + "\n\n")
 	// textChunk ends with a timestamp that is set in a copy of it.
-	textChunk = chunked(eventHead + `{"content":" word"},"logprobs":null,"finish_reason":null,"token_ids":null}]` + stampMark + strings.Repeat("0", stampLen) + "}\n\n")
-	endChunks = chunked(eventHead+`{"content":""},"logprobs":null,"finish_reason":"length","stop_reason":null}]}`+"\n\n") +
-		chunked("data: [DONE]\n\n") + "0\r\n\r\n"
+	textChunk = encodeChunk(eventHead + `{"content":" word"},"logprobs":null,"finish_reason":null,"token_ids":null}]` + stampMark + strings.Repeat("0", stampLen) + "}\n\n")
+	endChunks = encodeChunk(eventHead+`{"content":""},"logprobs":null,"finish_reason":"length","stop_reason":null}]}`+"\n\n") +
+		encodeChunk("data: [DONE]\n\n") + "0\r\n\r\n"
 )
 
 // stampAt is the index of the timestamp in textChunk.
@@ -196,11 +198,11 @@ type serverStream struct {
 	write   func(uintptr) bool // created once, so that a chunk allocates nothing
 }
 
-// stream writes n chunks to c, one every interval milliseconds, and returns when the stream
-// has ended.
-func (w *streamServer) stream(c net.Conn, n, interval int) error {
-	if interval < 1 || slotCount%interval != 0 {
-		return fmt.Errorf("an interval of %d ms does not divide %d", interval, slotCount)
+// writeStream sends a response of this many chunks to c, one every intervalMillis, and
+// returns when it has ended.
+func (w *streamServer) writeStream(c net.Conn, chunks, intervalMillis int) error {
+	if intervalMillis < 1 || slotCount%intervalMillis != 0 {
+		return fmt.Errorf("an interval of %d ms does not divide %d", intervalMillis, slotCount)
 	}
 	if _, err := c.Write([]byte(streamHead + roleChunk)); err != nil {
 		return err
@@ -209,15 +211,15 @@ func (w *streamServer) stream(c net.Conn, n, interval int) error {
 	if err != nil {
 		return err
 	}
-	o := &serverStream{raw: raw, left: n, over: make(chan struct{})}
+	o := &serverStream{raw: raw, left: chunks, over: make(chan struct{})}
 	o.write = func(fd uintptr) bool {
 		o.wrote, o.failed = syscall.Write(int(fd), o.pending)
 		return true // also on EAGAIN: do not wait
 	}
 	w.mu.Lock()
-	phase := w.next % interval
+	phase := w.next % intervalMillis
 	w.next++
-	for slot := phase; slot < slotCount; slot += interval {
+	for slot := phase; slot < slotCount; slot += intervalMillis {
 		w.slots[slot] = append(w.slots[slot], o)
 	}
 	w.mu.Unlock()
@@ -225,9 +227,9 @@ func (w *streamServer) stream(c net.Conn, n, interval int) error {
 	return o.err
 }
 
-// run writes the chunks of one slot per millisecond until ctx is done. When late, it catches
-// up with the missed slots.
-func (w *streamServer) run(ctx context.Context) {
+// writeChunksUntilDone writes the chunks of one slot per millisecond until ctx is done.
+// When late, it catches up with the missed slots.
+func (w *streamServer) writeChunksUntilDone(ctx context.Context) {
 	begin := time.Now()
 	text := []byte(textChunk)
 	for done := 0; ctx.Err() == nil; done++ {
@@ -238,7 +240,7 @@ func (w *streamServer) run(ctx context.Context) {
 		slot := w.slots[done%slotCount]
 		kept := slot[:0]
 		for _, o := range slot {
-			if o.step(text) {
+			if o.writeNextChunk(text) {
 				kept = append(kept, o)
 			}
 		}
@@ -248,18 +250,18 @@ func (w *streamServer) run(ctx context.Context) {
 	}
 }
 
-// step writes the next chunk and reports whether more follow.
-func (o *serverStream) step(text []byte) bool {
+// writeNextChunk writes the next chunk and reports whether more follow.
+func (o *serverStream) writeNextChunk(chunk []byte) (more bool) {
 	select {
 	case <-o.over: // ended in another slot
 		return false
 	default:
 	}
-	o.pending = text
+	o.pending = chunk
 	if o.left == 0 {
 		o.pending = []byte(endChunks)
 	} else {
-		stamp(text[stampAt:][:stampLen], time.Now().UnixNano())
+		writeDecimal(chunk[stampAt:][:stampLen], time.Now().UnixNano())
 	}
 	if err := o.raw.Write(o.write); err != nil {
 		o.failed = err
@@ -279,10 +281,10 @@ func (o *serverStream) step(text []byte) bool {
 	return false
 }
 
-// stamp writes t in decimal to b.
-func stamp(b []byte, t int64) {
+// writeDecimal fills b with the last digits of a value.
+func writeDecimal(b []byte, value int64) {
 	for i := len(b) - 1; i >= 0; i-- {
-		b[i] = byte('0' + t%10)
-		t /= 10
+		b[i] = byte('0' + value%10)
+		value /= 10
 	}
 }

@@ -22,9 +22,9 @@ type process struct {
 	log  string // file with its output
 }
 
-// start starts cmd with its output in a file below dir. The process is killed when this
+// startProcess starts cmd with its output in a file below dir. The process is killed when this
 // program ends.
-func start(dir, name string, cmd *exec.Cmd) (*process, error) {
+func startProcess(dir, name string, cmd *exec.Cmd) (*process, error) {
 	p := &process{name: name, log: filepath.Join(dir, name+".log")}
 	out, err := os.OpenFile(p.log, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o644)
 	if err != nil {
@@ -60,9 +60,9 @@ func (p *process) await(ctx context.Context, limit time.Duration, done func() bo
 // tick is the unit of the times in /proc/PID/stat.
 const tick = time.Second / 100
 
-// cpu returns the user and system time of the process and its children.
-func (p *process) cpu() (used time.Duration, err error) {
-	for _, pid := range tree(p.PID()) {
+// cpuTime returns the user and system time of the process and its children.
+func (p *process) cpuTime() (used time.Duration, err error) {
+	for _, pid := range processTree(p.PID()) {
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 		if err != nil {
 			continue // a child that has just ended, which its parent's times include
@@ -77,12 +77,12 @@ func (p *process) cpu() (used time.Duration, err error) {
 			used += time.Duration(n) * tick
 		}
 	}
-	return used, p.alive()
+	return used, p.checkAlive()
 }
 
 // rss returns the resident memory of the process and its children.
 func (p *process) rss() (bytes int64, err error) {
-	for _, pid := range tree(p.PID()) {
+	for _, pid := range processTree(p.PID()) {
 		rollup, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
 		if err != nil {
 			continue
@@ -94,20 +94,20 @@ func (p *process) rss() (bytes int64, err error) {
 		}
 		bytes += kb << 10
 	}
-	return bytes, p.alive()
+	return bytes, p.checkAlive()
 }
 
-func (p *process) alive() error { return p.withLog(p.Alive()) }
+func (p *process) checkAlive() error { return p.withLog(p.Alive()) }
 
-// tree returns the IDs of the process and its descendants.
-func tree(pid int) []int {
+// processTree returns the IDs of the process and its descendants.
+func processTree(pid int) []int {
 	pids := []int{pid}
 	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
 	for _, task := range tasks {
 		children, _ := os.ReadFile(task)
 		for child := range strings.FieldsSeq(string(children)) {
 			if n, err := strconv.Atoi(child); err == nil {
-				pids = append(pids, tree(n)...)
+				pids = append(pids, processTree(n)...)
 			}
 		}
 	}

@@ -51,28 +51,28 @@ type budget struct {
 }
 
 var budgets = []budget{
-	{"CPU per request, 1 KB", sglang, 0.6, 0.5, allKinds(1), ""},
-	{"CPU per request, 1 KB", nginx, 0, 2, allKinds(1), ""},
-	{"CPU per request, 32 KB", sglang, 0.6, 0.5, allKinds(32), ""},
-	{"CPU per request, 32 KB", nginx, 0, 2.5, allKinds(32), ""},
-	{"added p50, 1 client, 8 KB", sglang, 0.7, 0.5, []string{p50At(1)}, p50At(1)},
+	{"CPU per request, 1 KB", sglang, 0.6, 0.5, cpuPerRequestFigures(1), ""},
+	{"CPU per request, 1 KB", nginx, 0, 2, cpuPerRequestFigures(1), ""},
+	{"CPU per request, 32 KB", sglang, 0.6, 0.5, cpuPerRequestFigures(32), ""},
+	{"CPU per request, 32 KB", nginx, 0, 2.5, cpuPerRequestFigures(32), ""},
+	{"added p50, 1 client, 8 KB", sglang, 0.7, 0.5, []string{latencyFigure(1)}, latencyFigure(1)},
 	{"CPU per streamed chunk", sglang, 0.85, 0.8, []string{perChunk}, ""},
 	{"CPU per streamed chunk", nginx, 0, 1.2, []string{perChunk}, ""},
 	{"chunk delay p99 at 20/s", sglang, 1, 0, []string{delayP99}, ""},
 	{"chunk delay p99 at 20/s", nginx, 0, 2, []string{delayP99}, ""},
-	{"memory per open stream, 9,000, KB", "", 40, 24, []string{perStream(9000)}, ""},
+	{"memory per open stream, 9,000, KB", "", 40, 24, []string{memoryPerStreamFigure(9000)}, ""},
 	{"idle, 100 backends, % of a core", "", 5, 0, []string{idleShare}, ""},
 }
 
-func allKinds(kb int) (figures []string) {
+func cpuPerRequestFigures(kb int) (figures []string) {
 	for _, kind := range kinds {
-		figures = append(figures, perRequest(kb, kind))
+		figures = append(figures, cpuPerRequestFigure(kb, kind))
 	}
 	return figures
 }
 
-// value returns the worst value that the budget bounds, or NaN if it was not measured.
-func (b budget) value(r *results) float64 {
+// worstValue returns the worst value that the budget bounds, or NaN if it was not measured.
+func (b budget) worstValue(r *results) float64 {
 	worst := math.Inf(-1)
 	for _, figure := range b.figures {
 		is, of, less := r.median(warmroute, figure), 1.0, 0.0
@@ -87,9 +87,9 @@ func (b budget) value(r *results) float64 {
 	return worst
 }
 
-// clientLimited returns the figures that may measure the clients and mock replicas rather
-// than a contender, since these without a proxy are hardly faster.
-func (r *results) clientLimited() (figures []string) {
+// clientLimitedFigures returns the figures that may measure the clients and mock replicas
+// rather than a contender, since these without a proxy are hardly faster.
+func (r *results) clientLimitedFigures() (figures []string) {
 	for _, figure := range r.order {
 		least := 0.0
 		switch {
@@ -113,7 +113,7 @@ var isRate = func() map[string]bool {
 	rates := map[string]bool{}
 	for _, kb := range sizes {
 		for _, kind := range kinds {
-			rates[rate(kb, kind)] = true
+			rates[requestRateFigure(kb, kind)] = true
 		}
 	}
 	return rates
@@ -129,10 +129,11 @@ type budgetResult struct {
 	Missed  bool     `json:"missed,omitempty"`
 }
 
-func (r *results) budgetResults() (all []budgetResult) {
+// checkBudgets returns each budget with the measured value, and whether it was missed.
+func (r *results) checkBudgets() (all []budgetResult) {
 	for _, b := range budgets {
 		v := budgetResult{What: b.what, Against: b.against, Must: b.must, Aim: b.aim}
-		if is := b.value(r); !math.IsNaN(is) {
+		if is := b.worstValue(r); !math.IsNaN(is) {
 			v.Is = &is
 			v.Missed = b.must > 0 && is > b.must
 		}
@@ -141,8 +142,8 @@ func (r *results) budgetResults() (all []budgetResult) {
 	return all
 }
 
-// print writes a table of the medians, with a column per contender, and the budgets.
-func (r *results) print(out io.Writer, contenders []string) {
+// printTable writes a table of the medians, with a column per contender, and the budgets.
+func (r *results) printTable(out io.Writer, contenders []string) {
 	fmt.Fprintf(out, "%-36s", "medians")
 	for _, c := range contenders {
 		fmt.Fprintf(out, "%15s", c)
@@ -156,7 +157,7 @@ func (r *results) print(out io.Writer, contenders []string) {
 		fmt.Fprintln(out)
 	}
 	fmt.Fprintf(out, "\n%-36s%-16s%8s%8s%8s\n", "budgets", "over", "is", "must", "aim")
-	for _, v := range r.budgetResults() {
+	for _, v := range r.checkBudgets() {
 		is, remark := "–", ""
 		switch {
 		case v.Is == nil:
@@ -173,7 +174,7 @@ func (r *results) print(out io.Writer, contenders []string) {
 	for _, f := range r.failures {
 		fmt.Fprintf(out, "not measured: %s, %s, round %d: %s\n", f.Contender, f.Measurement, f.Round, f.Error)
 	}
-	for _, figure := range r.clientLimited() {
+	for _, figure := range r.clientLimitedFigures() {
 		fmt.Fprintf(out, "the clients may be the limit: %s without a proxy is %s\n", figure, formatFigure(r.median(direct, figure)))
 	}
 }
@@ -219,5 +220,5 @@ func (r *results) printJSON(out io.Writer, contenders []string) error {
 		Budgets       []budgetResult                  `json:"budgets"`
 		Failures      []failure                       `json:"failures"`
 		ClientLimited []string                        `json:"client_limited"`
-	}{contenders, medians, r.samples, r.budgetResults(), slices.Clip(r.failures), r.clientLimited()})
+	}{contenders, medians, r.samples, r.checkBudgets(), slices.Clip(r.failures), r.clientLimitedFigures()})
 }

@@ -81,15 +81,15 @@ func runStreams(ctx context.Context, args []string) error {
 	opening.Wait()
 	fmt.Println("open")
 	for commands := bufio.NewScanner(os.Stdin); commands.Scan(); {
-		if err := json.NewEncoder(os.Stdout).Encode(w.report()); err != nil {
+		if err := json.NewEncoder(os.Stdout).Encode(w.reportAndReset()); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// report returns what was measured since the last report, and resets it.
-func (w *streamClient) report() streamResult {
+// reportAndReset returns what was measured since the last report, and resets it.
+func (w *streamClient) reportAndReset() streamResult {
 	s := streamResult{
 		Open: w.open.Load(), Complete: w.complete.Load(), Lost: w.lost.Load(), Chunks: w.seen.Swap(0),
 		P50: micros(w.delays.quantile(0.5)), P99: micros(w.delays.quantile(0.99)),
@@ -112,7 +112,7 @@ func (w *streamClient) readStream(ctx context.Context, i int, opened func()) err
 	}
 	defer c.Close()
 	defer context.AfterFunc(ctx, func() { c.Close() })()
-	if _, err := c.Write(newChatRequest(uint64(i)+uint64(time.Now().UnixNano())<<20, w.size, w.kind, w.chunks, w.interval).next()); err != nil {
+	if _, err := c.Write(newChatRequest(uint64(i)+uint64(time.Now().UnixNano())<<20, w.size, w.kind, w.chunks, w.interval).renewNonce()); err != nil {
 		return err
 	}
 	br := bufio.NewReaderSize(c, 2<<10)
@@ -121,8 +121,8 @@ func (w *streamClient) readStream(ctx context.Context, i int, opened func()) err
 	if err := h.read(br); err != nil {
 		return err
 	}
-	if !isOK(h.firstLine) {
-		body, _ := h.body(br, nil)
+	if !isStatus200(h.firstLine) {
+		body, _ := h.readBody(br, nil)
 		return fmt.Errorf("%s: %.200s", h.firstLine, body)
 	}
 	var body io.Reader = br
@@ -150,7 +150,7 @@ func (w *streamClient) readStream(ctx context.Context, i int, opened func()) err
 			w.open.Add(1)
 			opened()
 		}
-		w.delays.add(time.Duration(time.Now().UnixNano() - parseDigits(line[at+len(stampMark):][:stampLen])))
+		w.delays.add(time.Duration(time.Now().UnixNano() - parseDecimal(line[at+len(stampMark):][:stampLen])))
 		w.seen.Add(1)
 		if chunks&15 == 0 || w.interval >= 100 {
 			c.SetReadDeadline(time.Now().Add(ioTimeout))
@@ -158,7 +158,7 @@ func (w *streamClient) readStream(ctx context.Context, i int, opened func()) err
 	}
 }
 
-func parseDigits(digits []byte) (n int64) {
+func parseDecimal(digits []byte) (n int64) {
 	for _, d := range digits {
 		n = 10*n + int64(d-'0')
 	}

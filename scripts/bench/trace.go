@@ -30,6 +30,7 @@ func runTrace(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
+	trace.SpreadTimestamps(1) // the same seed for every run, so that all have the same arrivals
 	if *requests > 0 {
 		trace.Truncate(*requests)
 	}
@@ -62,6 +63,5 @@ func readTrace(path string) (*replay.Trace, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
-	trace.SpreadTimestamps(1) // the same seed for every run, so that all have the same arrivals
 	return trace, nil
 }

@@ -46,19 +46,19 @@ func (h *messageHead) read(br *bufio.Reader) error {
 	}
 }
 
-// body reads the message's body into buf, which it grows as needed, and returns it. A
+// readBody reads the message's body into buf, which it grows as needed, and returns it. A
 // message without a length has no body.
-func (h *messageHead) body(br *bufio.Reader, buf []byte) ([]byte, error) {
+func (h *messageHead) readBody(br *bufio.Reader, buf []byte) ([]byte, error) {
 	buf = buf[:0]
 	if !h.chunked {
-		return readInto(br, buf, max(h.length, 0))
+		return readAndAppend(br, buf, max(h.length, 0))
 	}
 	for {
 		size, err := readChunkSize(br)
 		if err != nil {
 			return buf, err
 		}
-		if buf, err = readInto(br, buf, size); err != nil {
+		if buf, err = readAndAppend(br, buf, size); err != nil {
 			return buf, err
 		}
 		if err = readLineEnd(br); err != nil || size == 0 {
@@ -67,7 +67,8 @@ func (h *messageHead) body(br *bufio.Reader, buf []byte) ([]byte, error) {
 	}
 }
 
-func readInto(br *bufio.Reader, buf []byte, n int) ([]byte, error) {
+// readAndAppend appends n bytes from br to buf.
+func readAndAppend(br *bufio.Reader, buf []byte, n int) ([]byte, error) {
 	have := len(buf)
 	for cap(buf) < have+n {
 		buf = append(buf[:cap(buf)], 0)
