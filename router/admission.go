@@ -104,7 +104,7 @@ func (t *Ticket) Cancel() (removed bool) {
 	}
 	now := r.now()
 	r.queue.Remove(&t.item, now)
-	r.queue.Refund(&t.item)
+	r.queue.RefundTenant(&t.item)
 	r.dispatchQueued(now) // what it had claimed is free
 	return true
 }
@@ -128,7 +128,7 @@ func (t *Ticket) deliverResult() {
 // mustQueueBehindOthers reports whether a request has to queue because others wait for a
 // backend that could take it.
 func (r *Router) mustQueueBehindOthers(req *Request) bool {
-	return r.isQueueEnabled() && !req.NoEngine && r.queue.SharesBackend(req.class(), req.Backends) && !r.isTooLongForAll(req)
+	return r.isQueueEnabled() && !req.NoEngine && r.queue.HasItemAhead(req.class(), req.Backends) && !r.isTooLongForAll(req)
 }
 
 // isQueueable reports whether a request is queued when no backend takes it now: an engine
@@ -174,7 +174,7 @@ func (r *Router) enqueue(req *Request, tried []*backends.Backend, deliver func(*
 func (r *Router) isUnreadyShareFull(req *Request) bool {
 	hasReady := slices.ContainsFunc(r.states, func(s backendState) bool { return s.backend != nil && r.isAvailable(s.backend) })
 	return !slices.ContainsFunc(req.Backends, r.isAvailable) && hasReady &&
-		r.queue.UnreadyAreFull(req.class(), req.BodyBytes, r.isAvailable)
+		r.queue.UnreadyExceedHalf(req.class(), req.BodyBytes, r.isAvailable)
 }
 
 // AddWaitingOutsideQueue counts a request that waits for something else than its turn in

@@ -251,7 +251,7 @@ func (r *Router) cacheInfo(b *backends.Backend) estimate.CacheInfo {
 // countsInMeans reports whether a request and its answer count in the means that
 // decisions use: batch requests would spoil them for recent interactive ones.
 func (r *Router) countsInMeans(d *Decision, now time.Time) bool {
-	return d.request.class != queue.Batch || !r.interactive.IsRecent(now)
+	return d.request.class != queue.Batch || !r.interactive.HasRecentRequests(now)
 }
 
 func (d *Decision) backendState() *backendState { return &d.router.states[d.Backend.Slot] }

@@ -55,7 +55,7 @@ func (r *Router) dispatchQueued(now time.Time) {
 		return r.states[b.Slot].room > 0 &&
 			(!r.batchNeedsHeadroom(&it.Value.req, it.Promoted, now) || r.canStartBatch(b.Slot, g.Headroom, now))
 	}
-	for it := r.queue.NextTurn(hasRoom); it != nil; it = r.queue.NextTurn(hasRoom) {
+	for it := r.queue.GiveNextTurn(hasRoom); it != nil; it = r.queue.GiveNextTurn(hasRoom) {
 		r.routeQueued(it.Value, now)
 	}
 	r.clearClaims()
@@ -179,7 +179,7 @@ func (r *Router) claimSequencesOnFreest() {
 
 // expireTickets refuses the requests that were queued for as long as they may be.
 func (r *Router) expireTickets(now time.Time) {
-	for it := r.queue.NextExpired(now); it != nil; it = r.queue.NextExpired(now) {
+	for it := r.queue.PromoteAndFindExpired(now); it != nil; it = r.queue.PromoteAndFindExpired(now) {
 		t, err := it.Value, ErrNoneReady
 		if slices.ContainsFunc(t.req.Backends, func(b *backends.Backend) bool { return r.isAvailable(b) && !slices.Contains(t.tried, b) }) {
 			err = ErrQueueTimeout

@@ -183,12 +183,12 @@ func (r *Router) isTooLongForAll(req *Request) bool {
 // promoted starts anywhere.
 func (r *Router) batchNeedsHeadroom(req *Request, promoted bool, now time.Time) bool {
 	return r.isQueueEnabled() && r.settings.Queue.BatchSlowdown > 0 && req.class() == queue.Batch && !promoted && !req.NoEngine &&
-		r.interactive.IsRecent(now)
+		r.interactive.HasRecentRequests(now)
 }
 
 // batchHeadroom returns how much room some backends have for batch requests.
 func (r *Router) batchHeadroom(list []*backends.Backend, now time.Time) queue.Headroom {
-	return r.interactive.Headroom(r.settings.Queue.BatchSlowdown, now, func(yield func(*queue.ClassLoad) bool) {
+	return r.interactive.ReserveBackends(r.settings.Queue.BatchSlowdown, now, func(yield func(*queue.ClassLoad) bool) {
 		for _, b := range list {
 			if r.isAvailable(b) && !yield(&r.states[b.Slot].classes) {
 				return
@@ -201,7 +201,7 @@ func (r *Router) batchHeadroom(list []*backends.Backend, now time.Time) queue.He
 // interactive ones. Where it shares itself with those, it has nothing else to prefill.
 func (r *Router) canStartBatch(slot int, h queue.Headroom, now time.Time) bool {
 	s := &r.states[slot]
-	admits, shared := s.classes.AdmitsBatch(h, now)
+	admits, shared := s.classes.CheckBatchRoom(h, now)
 	return admits && (!shared || s.load.queuedTokens(now, r.estimates.PrefillRate(slot))+s.claimed.uncached == 0 &&
 		r.fitsKV(slot, minFreeKVShare*float64(s.kv.capacity), now))
 }

@@ -306,7 +306,7 @@ func (r *Router) refreshQueuedBackends() {
 	for it := range r.queue.Items() {
 		t := it.Value
 		if r.refreshBackends(&t.req) {
-			r.queue.Regroup(it, t.req.Backends)
+			r.queue.SetBackends(it, t.req.Backends)
 			t.waitsFor = nowhere
 		}
 	}

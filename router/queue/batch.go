@@ -34,8 +34,9 @@ type ClassLoad struct {
 	reservedUntil      time.Time // until then the backend is reserved for interactive requests
 }
 
-// update updates the means and the debt. It precedes each change of the counts.
-func (l *ClassLoad) update(now time.Time) {
+// updateMeansAndDebt brings the means and the debt up to now. It precedes each change
+// of the counts.
+func (l *ClassLoad) updateMeansAndDebt(now time.Time) {
 	elapsed := max(0, now.Sub(l.updated).Seconds())
 	l.updated = now
 	decay := math.Exp(-elapsed / loadWindow)
@@ -44,14 +45,18 @@ func (l *ClassLoad) update(now time.Time) {
 	l.debt += decodeShare * float64(l.batch) * elapsed
 }
 
-// sequences returns how many interactive sequences the backend has, now or on average.
-func (l *ClassLoad) sequences() float64 { return max(l.meanInteractive, float64(l.interactive)) }
+// interactiveSequences returns how many interactive sequences the backend has, now or on average.
+func (l *ClassLoad) interactiveSequences() float64 {
+	return max(l.meanInteractive, float64(l.interactive))
+}
 
-// busyShare is the share of the engine's time that interactive requests take.
-func (l *ClassLoad) busyShare() float64 { return decodeShare*l.sequences() + l.meanPrefill }
+// interactiveTimeShare is the share of the engine's time that interactive requests take.
+func (l *ClassLoad) interactiveTimeShare() float64 {
+	return decodeShare*l.interactiveSequences() + l.meanPrefill
+}
 
-// reserveEnd is until when the backend is reserved; now where it is not.
-func (l *ClassLoad) reserveEnd(now time.Time) time.Time {
+// reservationEnd is until when the backend is reserved; now where it is not.
+func (l *ClassLoad) reservationEnd(now time.Time) time.Time {
 	if l.reservedUntil.Before(now) {
 		return now
 	}
@@ -60,26 +65,26 @@ func (l *ClassLoad) reserveEnd(now time.Time) time.Time {
 
 func (l *ClassLoad) isReserved(now time.Time) bool { return now.Before(l.reservedUntil) }
 
-// payOff reduces the debt by a share of the time since the last call, or to nothing
+// payBatchDebt reduces the debt by a share of the time since the last call, or to nothing
 // where the share is infinite, and reports whether another batch request may follow.
-func (l *ClassLoad) payOff(share float64, now time.Time) bool {
-	l.update(now)
+func (l *ClassLoad) payBatchDebt(timeShare float64, now time.Time) (paid bool) {
+	l.updateMeansAndDebt(now)
 	elapsed := now.Sub(l.paid).Seconds()
 	l.paid = now
-	if math.IsInf(share, 1) {
+	if math.IsInf(timeShare, 1) {
 		l.debt = 0
 	} else {
-		l.debt = max(0, l.debt-share*elapsed)
+		l.debt = max(0, l.debt-timeShare*elapsed)
 	}
-	return share > 0 && l.debt == 0
+	return timeShare > 0 && l.debt == 0
 }
 
-// AdmitsBatch reports whether the backend has room for a batch request beside its
+// CheckBatchRoom updates the debt and reports whether the backend has room for a batch request beside its
 // interactive ones, and whether it has to share itself with those.
-func (l *ClassLoad) AdmitsBatch(h Headroom, now time.Time) (admits, shared bool) {
-	l.update(now)
-	slowdown := h.slowdown(l.isReserved(now), l.sequences())
-	return l.payOff(slowdown, now), !math.IsInf(slowdown, 1)
+func (l *ClassLoad) CheckBatchRoom(headroom Headroom, now time.Time) (hasRoom, shared bool) {
+	l.updateMeansAndDebt(now)
+	slowdown := headroom.slowdownLimit(l.isReserved(now), l.interactiveSequences())
+	return l.payBatchDebt(slowdown, now), !math.IsInf(slowdown, 1)
 }
 
 // InteractiveLoad is the interactive load of a fleet.
@@ -94,16 +99,16 @@ type InteractiveLoad struct {
 // seconds, on the backend of l. A batch request's prefill that is longer than the
 // mean one counts for more than its time: a request that arrives meanwhile is more
 // likely to meet it, and waits longer.
-func (a *InteractiveLoad) RecordSent(l *ClassLoad, c Class, sequences int64, prefill float64, now time.Time) {
-	l.update(now)
+func (a *InteractiveLoad) RecordSent(l *ClassLoad, c Class, sequences int64, prefillSeconds float64, now time.Time) {
+	l.updateMeansAndDebt(now)
 	if c == Batch {
 		l.batch += sequences
-		l.debt += prefill * max(1, prefill/max(minMeanPrefill, a.meanPrefill.Value))
+		l.debt += prefillSeconds * max(1, prefillSeconds/max(minMeanPrefill, a.meanPrefill.Value))
 		return
 	}
 	l.interactive += sequences
-	l.meanPrefill += prefill / loadWindow
-	a.meanPrefill.Add(prefill)
+	l.meanPrefill += prefillSeconds / loadWindow
+	a.meanPrefill.Add(prefillSeconds)
 	a.inFlight++
 }
 
@@ -117,7 +122,7 @@ func (a *InteractiveLoad) RecordEnd(l *ClassLoad, c Class, sequences int64, now 
 	if l == nil {
 		return
 	}
-	l.update(now)
+	l.updateMeansAndDebt(now)
 	if c == Batch {
 		l.batch -= sequences
 	} else {
@@ -125,61 +130,62 @@ func (a *InteractiveLoad) RecordEnd(l *ClassLoad, c Class, sequences int64, now 
 	}
 }
 
-// IsRecent reports whether there were interactive requests of late.
-func (a *InteractiveLoad) IsRecent(now time.Time) bool {
+// HasRecentRequests reports whether there were interactive requests of late.
+func (a *InteractiveLoad) HasRecentRequests(now time.Time) bool {
 	return a.inFlight > 0 || now.Sub(a.lastEnd) < loadForgetTime
 }
 
 // Headroom is how much room some backends have for batch requests.
 type Headroom struct {
-	allowed  float64 // slowdown of interactive requests by batch requests
-	each     float64 // interactive sequences on each reserved backend
-	unshared bool    // there are backends that are not reserved
+	maxSlowdown float64 // slowdown of interactive requests by batch requests
+	each        float64 // interactive sequences on each reserved backend
+	unshared    bool    // there are backends that are not reserved
 }
 
-// Headroom computes the room of some backends, and reserves as many of them for
-// interactive requests as these need: those that were, and then the busiest ones.
-func (a *InteractiveLoad) Headroom(allowed float64, now time.Time, loads func(yield func(*ClassLoad) bool)) Headroom {
+// ReserveBackends reserves as many of some backends for interactive requests as these
+// need, those that were and then the busiest ones, and returns the room of all of them
+// for batch requests.
+func (a *InteractiveLoad) ReserveBackends(maxSlowdown float64, now time.Time, loads func(yield func(*ClassLoad) bool)) (forBatch Headroom) {
 	all := a.scratch[:0]
 	busy, sequences := 0.0, 0.0
 	for l := range loads {
-		l.update(now)
+		l.updateMeansAndDebt(now)
 		all = append(all, l)
-		busy += l.busyShare()
-		sequences += l.sequences()
+		busy += l.interactiveTimeShare()
+		sequences += l.interactiveSequences()
 	}
 	a.scratch = all
 	slices.SortStableFunc(all, func(a, b *ClassLoad) int {
-		return cmp.Or(b.reserveEnd(now).Compare(a.reserveEnd(now)), cmp.Compare(b.busyShare(), a.busyShare()))
+		return cmp.Or(b.reservationEnd(now).Compare(a.reservationEnd(now)), cmp.Compare(b.interactiveTimeShare(), a.interactiveTimeShare()))
 	})
 	n, reserved := len(all), 0
 	for i, l := range all {
-		if i < reservedBackends(busy, n, allowed) {
+		if i < reservedBackendCount(busy, n, maxSlowdown) {
 			l.reservedUntil = now.Add(loadWindow * time.Second)
 		}
 		if l.isReserved(now) {
 			reserved++
 		}
 	}
-	return Headroom{allowed: allowed, each: sequences / float64(max(1, reserved)), unshared: reserved < n}
+	return Headroom{maxSlowdown: maxSlowdown, each: sequences / float64(max(1, reserved)), unshared: reserved < n}
 }
 
-// reservedBackends returns how many of n backends are reserved for interactive
+// reservedBackendCount returns how many of n backends are reserved for interactive
 // requests that take the time of busy of them: so many that sharing those slows the
 // requests down by little.
-func reservedBackends(busy float64, n int, allowed float64) int {
-	return min(n, int(math.Ceil(busy/(reserveSlowdown*allowed+busy/float64(n)))))
+func reservedBackendCount(busyBackends float64, fleetSize int, maxSlowdown float64) int {
+	return min(fleetSize, int(math.Ceil(busyBackends/(reserveSlowdown*maxSlowdown+busyBackends/float64(fleetSize)))))
 }
 
-// slowdown is by how much batch requests may slow down the interactive sequences of
+// slowdownLimit is by how much batch requests may slow down the interactive sequences of
 // a backend: infinitely where there are next to none. The fewer there are the more,
 // so that what all of them lose together stays the same.
-func (h *Headroom) slowdown(reserved bool, sequences float64) float64 {
+func (h *Headroom) slowdownLimit(reserved bool, sequences float64) float64 {
 	switch {
-	case !reserved || h.each < h.allowed:
+	case !reserved || h.each < h.maxSlowdown:
 		return math.Inf(1)
 	case h.unshared:
 		return 0
 	}
-	return h.allowed / min(1, max(h.each, sequences))
+	return h.maxSlowdown / min(1, max(h.each, sequences))
 }

@@ -23,7 +23,7 @@ func TestReservedBackends(t *testing.T) {
 		{0.16, 64, 0.05, 8},
 		{0.3, 1, 0.05, 1},
 	} {
-		if got := reservedBackends(c.busy, c.n, c.allowed); got != c.want {
+		if got := reservedBackendCount(c.busy, c.n, c.allowed); got != c.want {
 			t.Errorf("%v of %d backends busy, slowdown %v: %d reserved, want %d", c.busy, c.n, c.allowed, got, c.want)
 		}
 	}
@@ -38,16 +38,16 @@ func TestBatchSlowdown(t *testing.T) {
 		sequences float64
 		want      float64
 	}{
-		{"a backend that is not needed", Headroom{allowed: 0.05, each: 9, unshared: true}, false, 3, none},
-		{"one that is, while others are not", Headroom{allowed: 0.05, each: 9, unshared: true}, true, 3, 0},
-		{"all are needed", Headroom{allowed: 0.05, each: 9}, true, 3, 0.05},
-		{"all are needed, this one is idle", Headroom{allowed: 0.05, each: 9}, true, 0, 0.05},
-		{"few requests", Headroom{allowed: 0.05, each: 0.25}, true, 0.1, 0.2},
-		{"few requests, and one of them here", Headroom{allowed: 0.05, each: 0.25}, true, 1, 0.05},
-		{"next to none", Headroom{allowed: 0.05, each: 0.04}, true, 0, none},
-		{"none", Headroom{allowed: 0.05}, true, 0, none},
+		{"a backend that is not needed", Headroom{maxSlowdown: 0.05, each: 9, unshared: true}, false, 3, none},
+		{"one that is, while others are not", Headroom{maxSlowdown: 0.05, each: 9, unshared: true}, true, 3, 0},
+		{"all are needed", Headroom{maxSlowdown: 0.05, each: 9}, true, 3, 0.05},
+		{"all are needed, this one is idle", Headroom{maxSlowdown: 0.05, each: 9}, true, 0, 0.05},
+		{"few requests", Headroom{maxSlowdown: 0.05, each: 0.25}, true, 0.1, 0.2},
+		{"few requests, and one of them here", Headroom{maxSlowdown: 0.05, each: 0.25}, true, 1, 0.05},
+		{"next to none", Headroom{maxSlowdown: 0.05, each: 0.04}, true, 0, none},
+		{"none", Headroom{maxSlowdown: 0.05}, true, 0, none},
 	} {
-		if got := c.headroom.slowdown(c.reserved, c.sequences); math.Abs(got-c.want) > 1e-9 {
+		if got := c.headroom.slowdownLimit(c.reserved, c.sequences); math.Abs(got-c.want) > 1e-9 {
 			t.Errorf("%s: slowdown %v, want %v", c.name, got, c.want)
 		}
 	}
@@ -58,7 +58,7 @@ func TestBatchDebt(t *testing.T) {
 	now := time.Unix(1000, 0)
 	f := func(name string, share float64, after time.Duration, want bool) {
 		t.Helper()
-		if now = now.Add(after); l.payOff(share, now) != want {
+		if now = now.Add(after); l.payBatchDebt(share, now) != want {
 			t.Errorf("%s: a batch request may start: %v, want %v", name, !want, want)
 		}
 	}

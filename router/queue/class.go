@@ -59,9 +59,9 @@ func (w *Waiting) add(count int, bytes int64, tokens float64) {
 	}
 }
 
-// ahead sums over a class and those before it.
-func ahead(all *[classCount]Waiting, c Class) (sum Waiting) {
-	for _, w := range all[:c+1] {
+// waitingUpTo sums over a class and those before it.
+func waitingUpTo(byClass *[classCount]Waiting, c Class) (sum Waiting) {
+	for _, w := range byClass[:c+1] {
 		sum.add(w.Count, w.Bytes, w.Tokens)
 	}
 	return sum

@@ -36,9 +36,9 @@ func (d *departures) addDeparture(now time.Time) {
 	d.last = now
 }
 
-// departureTime returns how long n departures take at the recent rate, in whole seconds,
+// estimateWait returns how long n departures take at the recent rate, in whole seconds,
 // or 0 if unknown, and the time since the last departure.
-func (d *departures) departureTime(n int, now time.Time) (wait, silence time.Duration) {
+func (d *departures) estimateWait(n int, now time.Time) (wait, sinceLast time.Duration) {
 	interval := min(now.Sub(d.since), departureSeconds*time.Second)
 	count := 0
 	for _, s := range d.seconds {
@@ -46,13 +46,13 @@ func (d *departures) departureTime(n int, now time.Time) (wait, silence time.Dur
 			count += s.count
 		}
 	}
-	silence = now.Sub(d.since)
+	sinceLast = now.Sub(d.since)
 	if !d.last.IsZero() {
-		silence = now.Sub(d.last)
+		sinceLast = now.Sub(d.last)
 	}
 	if count == 0 || interval < minDepartureInterval {
-		return 0, silence
+		return 0, sinceLast
 	}
 	seconds := min(float64(n)*interval.Seconds()/float64(count), MaxRetryDelay.Seconds())
-	return time.Duration(math.Ceil(seconds)) * time.Second, silence
+	return time.Duration(math.Ceil(seconds)) * time.Second, sinceLast
 }

@@ -20,10 +20,10 @@ type fairness struct {
 	keysUntil float64             // second up to which the last request with a key counts
 }
 
-// charge charges a tenant for so many tokens, at the fleet's prefill rate. It
+// chargeTenant charges a tenant for so many tokens, at the fleet's prefill rate. It
 // returns the second at which the request counts as arrived, and how many seconds
 // of its share it used.
-func (f *fairness) charge(tenant uint64, tokens, rate, now float64) (arrived, used float64) {
+func (f *fairness) chargeTenant(tenant uint64, tokens, tokensPerSecond, now float64) (effectiveArrival, usedSeconds float64) {
 	switch {
 	case tenant != 0:
 		f.keysUntil = now + maxLeadSeconds
@@ -31,12 +31,14 @@ func (f *fairness) charge(tenant uint64, tokens, rate, now float64) (arrived, us
 		return now, 0
 	}
 	u := &f.usedUntil[tenant%maxTenants]
-	arrived = max(now, *u)
-	*u = max(*u, min(arrived+tokens*float64(max(1, f.tenants))/rate, now+maxLeadSeconds))
-	return arrived, *u - arrived
+	effectiveArrival = max(now, *u)
+	*u = max(*u, min(effectiveArrival+tokens*float64(max(1, f.tenants))/tokensPerSecond, now+maxLeadSeconds))
+	return effectiveArrival, *u - effectiveArrival
 }
 
-func (f *fairness) refund(tenant uint64, used float64) { f.usedUntil[tenant%maxTenants] -= used }
+func (f *fairness) refundTenant(tenant uint64, usedSeconds float64) {
+	f.usedUntil[tenant%maxTenants] -= usedSeconds
+}
 
 func (f *fairness) addQueued(tenant uint64) {
 	n := &f.queued[tenant%maxTenants]

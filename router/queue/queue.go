@@ -103,7 +103,7 @@ func (q *Queue[T]) Contains(it *Item[T]) bool { return it.group != nil }
 // take on one backend, rate how many tokens its backends prefill together in a
 // second, timeout how long it may be queued. A retry is not charged to its tenant,
 // since its first attempt was.
-func (q *Queue[T]) Add(it *Item[T], prefill, rate float64, timeout time.Duration, retry bool, now time.Time) {
+func (q *Queue[T]) Add(it *Item[T], prefillSeconds, tokensPerSecond float64, timeout time.Duration, isRetry bool, now time.Time) {
 	it.Arrived = now
 	if timeout > 0 {
 		it.Deadline = now.Add(timeout)
@@ -111,15 +111,15 @@ func (q *Queue[T]) Add(it *Item[T], prefill, rate float64, timeout time.Duration
 		if it.Class == Batch {
 			it.due = now.Add(timeout / 2)
 		}
-		prefill = min(prefill, ageingRate*maxOvertakeShare*timeout.Seconds())
+		prefillSeconds = min(prefillSeconds, ageingRate*maxOvertakeShare*timeout.Seconds())
 	}
 	arrived := now.Sub(q.start).Seconds()
-	if !retry {
-		arrived, it.charged = q.fairness.charge(it.Tenant, it.Tokens, rate, arrived)
+	if !isRetry {
+		arrived, it.charged = q.fairness.chargeTenant(it.Tenant, it.Tokens, tokensPerSecond, arrived)
 	}
 	// Short work first, but a second of prefill is overtaken by nothing that comes
 	// 1/ageingRate seconds later.
-	it.key = prefill + ageingRate*arrived
+	it.key = prefillSeconds + ageingRate*arrived
 	q.fairness.addQueued(it.Tenant)
 	if q.count == 0 {
 		q.departures.restart(now)
@@ -141,13 +141,13 @@ func (q *Queue[T]) Add(it *Item[T], prefill, rate float64, timeout time.Duration
 	q.joinGroup(it)
 }
 
-// Charge charges a tenant for a request that was not queued.
-func (q *Queue[T]) Charge(tenant uint64, tokens, rate float64, now time.Time) {
-	q.fairness.charge(tenant, tokens, rate, now.Sub(q.start).Seconds())
+// ChargeUnqueued charges a tenant for a request that was not queued.
+func (q *Queue[T]) ChargeUnqueued(tenant uint64, tokens, tokensPerSecond float64, now time.Time) {
+	q.fairness.chargeTenant(tenant, tokens, tokensPerSecond, now.Sub(q.start).Seconds())
 }
 
-// Refund gives back what Add charged for a request that no backend was sent.
-func (q *Queue[T]) Refund(it *Item[T]) { q.fairness.refund(it.Tenant, it.charged) }
+// RefundTenant gives back what Add charged for a request that no backend was sent.
+func (q *Queue[T]) RefundTenant(it *Item[T]) { q.fairness.refundTenant(it.Tenant, it.charged) }
 
 // Remove removes a request.
 func (q *Queue[T]) Remove(it *Item[T], now time.Time) {
@@ -176,17 +176,17 @@ func (q *Queue[T]) Remove(it *Item[T], now time.Time) {
 func (q *Queue[T]) IsFull(c Class, bytes int) bool {
 	w := q.classes[c]
 	w.add(q.elsewhere[c].Count, q.elsewhere[c].Bytes, 0)
-	return q.exceeds(c, w, bytes)
+	return q.exceedsLimits(c, w, bytes)
 }
 
-func (q *Queue[T]) exceeds(c Class, w Waiting, bytes int) bool {
+func (q *Queue[T]) exceedsLimits(c Class, w Waiting, bytes int) bool {
 	maxRequests, maxBytes := q.settings.limits(c)
 	return w.Count >= maxRequests || maxBytes > 0 && w.Bytes+int64(bytes) > maxBytes
 }
 
-// UnreadyAreFull reports whether requests without a ready backend take half of their
+// UnreadyExceedHalf reports whether requests without a ready backend take half of their
 // class's bounds: the other half is kept for models that have one.
-func (q *Queue[T]) UnreadyAreFull(c Class, bytes int, isReady func(*backends.Backend) bool) bool {
+func (q *Queue[T]) UnreadyExceedHalf(c Class, bytes int, isReady func(*backends.Backend) bool) bool {
 	unready := Waiting{}
 	for _, g := range q.groups {
 		if !slices.ContainsFunc(g.Backends, isReady) {
@@ -227,20 +227,20 @@ func (q *Queue[T]) CountWaitingByClass() map[string]int {
 // EstimateWait returns how long the queue took of late to lose as many requests as
 // are ahead of a new one of a class, 0 when that is not known; the time since the
 // last departure; and the tokens of those ahead.
-func (q *Queue[T]) EstimateWait(c Class, now time.Time) (wait, silence time.Duration, tokens float64) {
-	w := ahead(&q.classes, c)
+func (q *Queue[T]) EstimateWait(c Class, now time.Time) (wait, sinceLastDeparture time.Duration, tokensAhead float64) {
+	w := waitingUpTo(&q.classes, c)
 	if w.Count > 0 {
-		wait, silence = q.departures.departureTime(w.Count, now)
+		wait, sinceLastDeparture = q.departures.estimateWait(w.Count, now)
 	}
-	return wait, silence, w.Tokens
+	return wait, sinceLastDeparture, w.Tokens
 }
 
-// SharesBackend reports whether a queued request of the class or one before it could
+// HasItemAhead reports whether a queued request of the class or one before it could
 // be taken by one of the backends.
-func (q *Queue[T]) SharesBackend(c Class, list []*backends.Backend) bool {
+func (q *Queue[T]) HasItemAhead(c Class, candidates []*backends.Backend) bool {
 	return slices.ContainsFunc(q.groups, func(g *Group[T]) bool {
-		return ahead(&g.classes, c).Count > 0 &&
-			slices.ContainsFunc(g.Backends, func(b *backends.Backend) bool { return slices.Contains(list, b) })
+		return waitingUpTo(&g.classes, c).Count > 0 &&
+			slices.ContainsFunc(g.Backends, func(b *backends.Backend) bool { return slices.Contains(candidates, b) })
 	})
 }
 
@@ -269,9 +269,9 @@ func (g *Group[T]) First() *Item[T] {
 // HasBatch reports whether batch requests are queued.
 func (q *Queue[T]) HasBatch() bool { return q.classes[Batch].Count > 0 }
 
-// NextExpired promotes the batch requests that have waited for half of their time, and
+// PromoteAndFindExpired promotes the batch requests that have waited for half of their time, and
 // returns a request whose deadline has passed; nil when there is none.
-func (q *Queue[T]) NextExpired(now time.Time) *Item[T] {
+func (q *Queue[T]) PromoteAndFindExpired(now time.Time) *Item[T] {
 	for len(q.due.items) > 0 && !now.Before(q.due.items[0].due) {
 		it := q.due.items[0]
 		if !now.Before(it.Deadline) {
@@ -285,10 +285,10 @@ func (q *Queue[T]) NextExpired(now time.Time) *Item[T] {
 	return nil
 }
 
-// Regroup changes which backends could take a request. It keeps its turn.
-func (q *Queue[T]) Regroup(it *Item[T], list []*backends.Backend) {
+// SetBackends changes which backends could take a request. It keeps its turn.
+func (q *Queue[T]) SetBackends(it *Item[T], candidates []*backends.Backend) {
 	q.leaveGroup(it)
-	it.Backends = list
+	it.Backends = candidates
 	q.joinGroup(it)
 }
 
@@ -299,9 +299,9 @@ func (q *Queue[T]) StartRound() {
 	}
 }
 
-// NextTurn gives a turn to the first request that was not skipped in this round and for
+// GiveNextTurn gives a turn to the first request that was not skipped in this round and for
 // which a backend has room; nil when there is none. The caller skips or removes it.
-func (q *Queue[T]) NextTurn(hasRoom func(*backends.Backend, *Item[T], *Group[T]) bool) *Item[T] {
+func (q *Queue[T]) GiveNextTurn(hasRoom func(*backends.Backend, *Item[T], *Group[T]) bool) *Item[T] {
 	var first *Item[T]
 	for _, g := range q.groups {
 		if g.next == len(g.front) || g.turns == MaxTurns || first != nil && first.isBefore(g.front[g.next]) {
@@ -379,7 +379,7 @@ func (g *Group[T]) insertItem(it *Item[T]) {
 		heap.Push(&g.rest, last)
 	}
 	it.place = inFront
-	g.front = slices.Insert(g.front, g.findPlace(it), it)
+	g.front = slices.Insert(g.front, g.frontPlace(it), it)
 }
 
 func (g *Group[T]) removeItem(it *Item[T]) {
@@ -387,7 +387,7 @@ func (g *Group[T]) removeItem(it *Item[T]) {
 		heap.Remove(&g.rest, it.place)
 		return
 	}
-	at := g.findPlace(it)
+	at := g.frontPlace(it)
 	g.front = slices.Delete(g.front, at, at+1)
 	if g.rest.Len() > 0 {
 		next := heap.Pop(&g.rest).(*Item[T])
@@ -396,8 +396,8 @@ func (g *Group[T]) removeItem(it *Item[T]) {
 	}
 }
 
-// findPlace returns where a request stands in front, or would.
-func (g *Group[T]) findPlace(it *Item[T]) int {
+// frontPlace returns where a request stands in front, or would.
+func (g *Group[T]) frontPlace(it *Item[T]) int {
 	at, _ := slices.BinarySearchFunc(g.front, it, func(a, b *Item[T]) int {
 		switch {
 		case a.isBefore(b):

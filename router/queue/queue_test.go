@@ -30,7 +30,7 @@ func TestOrder(t *testing.T) {
 	put(1, -1, 9)
 	var got []int
 	for q.StartRound(); ; {
-		it := q.NextTurn(hasRoom(1))
+		it := q.GiveNextTurn(hasRoom(1))
 		if it == nil {
 			break
 		}
@@ -50,13 +50,13 @@ func TestRoundPassesGroupsWithoutRoom(t *testing.T) {
 	}
 	q.Add(&Item[int]{Value: 1000, Backends: []*backends.Backend{b}, Class: Normal}, 1000, 1, 0, false, start)
 	q.StartRound()
-	if it := q.NextTurn(hasRoom(0, 1)); it == nil || it.Value != 1000 {
+	if it := q.GiveNextTurn(hasRoom(0, 1)); it == nil || it.Value != 1000 {
 		t.Error("three hundred requests for one model are in the way of another's")
 	}
-	if it := q.NextTurn(hasRoom(0, 0)); it != nil {
+	if it := q.GiveNextTurn(hasRoom(0, 0)); it != nil {
 		t.Error("a request is next, and no backend has room")
 	}
-	if it := q.NextTurn(hasRoom(1, 1)); it.Value != 0 {
+	if it := q.GiveNextTurn(hasRoom(1, 1)); it.Value != 0 {
 		t.Errorf("request %d is next, want the first of all", it.Value)
 	}
 }
@@ -82,7 +82,7 @@ func TestQueueAgreesWithSortedList(t *testing.T) {
 			bytes -= int64(plain[i].Bytes)
 			plain = slices.Delete(plain, i, i+1)
 		}
-		if w := ahead(&q.classes, Batch); q.Len() != len(plain) || w.Bytes != bytes || w.Tokens != float64(len(plain)) {
+		if w := waitingUpTo(&q.classes, Batch); q.Len() != len(plain) || w.Bytes != bytes || w.Tokens != float64(len(plain)) {
 			t.Fatalf("step %d: %d requests of %d bytes and %.0f tokens, want %d of %d", step, q.Len(), w.Bytes, w.Tokens, len(plain), bytes)
 		}
 		if len(plain) > 0 && q.oldest != plain[0] {
@@ -109,7 +109,7 @@ func TestQueueAgreesWithSortedList(t *testing.T) {
 		q.Remove(plain[0], start)
 		plain = plain[1:]
 	}
-	if w := ahead(&q.classes, Batch); q.Len() != 0 || w.Bytes != 0 || w.Tokens != 0 || len(q.groups) != 0 || q.oldest != nil || q.newest != nil || q.fairness.tenants != 0 {
+	if w := waitingUpTo(&q.classes, Batch); q.Len() != 0 || w.Bytes != 0 || w.Tokens != 0 || len(q.groups) != 0 || q.oldest != nil || q.newest != nil || q.fairness.tenants != 0 {
 		t.Errorf("something is left of an empty queue: %+v", q)
 	}
 }
@@ -171,21 +171,21 @@ func TestDeadlines(t *testing.T) {
 	q.Add(batch, 1, 1, time.Minute, false, start)
 	q.Add(other, 1, 1, 0, false, start)
 	q.StartRound()
-	if it := q.NextTurn(hasRoom(1)); it != other {
+	if it := q.GiveNextTurn(hasRoom(1)); it != other {
 		t.Error("a lower priority goes first")
 	}
-	if it := q.NextExpired(start.Add(30 * time.Second)); it != nil || !batch.Promoted {
+	if it := q.PromoteAndFindExpired(start.Add(30 * time.Second)); it != nil || !batch.Promoted {
 		t.Errorf("after half of its time: expired %v, promoted %v", it, batch.Promoted)
 	}
 	q.StartRound()
-	if it := q.NextTurn(hasRoom(1)); it != batch {
+	if it := q.GiveNextTurn(hasRoom(1)); it != batch {
 		t.Error("a promoted request does not go first")
 	}
-	if it := q.NextExpired(start.Add(time.Minute)); it != batch {
+	if it := q.PromoteAndFindExpired(start.Add(time.Minute)); it != batch {
 		t.Error("a request does not expire at its deadline")
 	}
 	q.Remove(batch, start)
-	if it := q.NextExpired(start.Add(time.Hour)); it != nil {
+	if it := q.PromoteAndFindExpired(start.Add(time.Hour)); it != nil {
 		t.Error("a request without a timeout expires")
 	}
 }
@@ -217,13 +217,13 @@ func TestRegroupAndCancel(t *testing.T) {
 	a, b := &backends.Backend{Slot: 0}, &backends.Backend{Slot: 1}
 	it := &Item[int]{Backends: []*backends.Backend{a}, Class: Normal, Tenant: 7, Tokens: 100}
 	q.Add(it, 1, 10, 0, false, start)
-	q.Regroup(it, []*backends.Backend{b})
-	if q.SharesBackend(Normal, []*backends.Backend{a}) || !q.SharesBackend(Normal, []*backends.Backend{b}) || q.SharesBackend(Urgent, []*backends.Backend{b}) {
+	q.SetBackends(it, []*backends.Backend{b})
+	if q.HasItemAhead(Normal, []*backends.Backend{a}) || !q.HasItemAhead(Normal, []*backends.Backend{b}) || q.HasItemAhead(Urgent, []*backends.Backend{b}) {
 		t.Error("a request is not in the group of its backends")
 	}
 	used := q.fairness.usedUntil[7]
 	q.Remove(it, start)
-	q.Refund(it)
+	q.RefundTenant(it)
 	if q.Contains(it) || len(q.Groups()) != 0 || used != 10 || q.fairness.usedUntil[7] != 0 {
 		t.Errorf("charged until second %v, then %v; %d groups", used, q.fairness.usedUntil[7], len(q.Groups()))
 	}
