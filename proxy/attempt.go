@@ -126,7 +126,7 @@ func (a *attempt) releaseDecision() {
 		return
 	}
 	if a.result.End == router.Completed {
-		a.result.Reply = a.reply.Blocks()
+		a.result.Reply = a.reply.Finish()
 	}
 	a.decision.Release(a.result)
 	a.proxy.pools.replies.Put(a.reply)

@@ -241,7 +241,7 @@ func (r *request) parseJSON() *apiError {
 	}
 	engine = r.blockSeed(engine, r.settings.IsolateTenants, in.request.Tenant)
 	if pr.Cacheable && r.endpoint.promptKind != prompt.Other {
-		in.scratch.blocks = pr.Blocks(in.scratch.blocks[:0], engine, r.proxy.blockBytes)
+		in.scratch.blocks = pr.AppendBlocks(in.scratch.blocks[:0], engine, r.proxy.blockBytes)
 		in.request.Blocks = in.scratch.blocks
 	}
 	if in.request.NoEngine = r.endpoint.noEngine; !in.request.NoEngine {

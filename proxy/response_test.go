@@ -554,7 +554,7 @@ func FuzzBufferedResponse(f *testing.F) {
 	if err := asked.Parse(prompt.Chat, []byte(askWhole)); err != nil {
 		f.Fatal(err)
 	}
-	asked.Blocks(nil, "m", 256) // what a reply's blocks follow
+	asked.AppendBlocks(nil, "m", 256) // what a reply's blocks follow
 	f.Fuzz(func(t *testing.T, body string, kind byte) {
 		shape := format(kind) % 5
 		if isAborted(shape, []byte(body)) && !strings.Contains(body, "abort") {
@@ -572,7 +572,7 @@ func FuzzBufferedResponse(f *testing.F) {
 			t.Fatal("the reply to a plain prompt is not followed")
 		}
 		reply.AddBody([]byte(body))
-		if blocks := reply.Blocks(); len(blocks) > 1024 {
+		if blocks := reply.Finish(); len(blocks) > 1024 {
 			t.Errorf("%d blocks", len(blocks))
 		}
 	})

@@ -90,7 +90,7 @@ func BenchmarkPrompt(b *testing.B) {
 				if err := p.Parse(c.kind, c.body); err != nil {
 					b.Fatal(err)
 				}
-				blocks = p.Blocks(blocks[:0], "tiny", 256)
+				blocks = p.AppendBlocks(blocks[:0], "tiny", 256)
 			}
 		})
 		b.Run(c.name+"/chained xxh3", func(b *testing.B) {

@@ -40,16 +40,16 @@ func (p *Prompt) finishChat() error {
 		return &Error{Param: "messages", Message: "messages is missing"}
 	}
 	p.format = formatChat
-	p.setSeed(p.format)
+	p.setSeedFromFields()
 	if p.scan.firstByte(p.top[fieldTools]) == '[' {
 		p.Text = slices.Insert(p.Text, p.turns.leadingEnd, p.tools.text...)
 	}
 	return nil
 }
 
-// readMessages checks the list of messages at i, appends it to Text and returns the
+// parseMessages checks the list of messages at i, appends it to Text and returns the
 // index after it.
-func (p *Prompt) readMessages(i int) (int, error) {
+func (p *Prompt) parseMessages(i int) (end int, err error) {
 	s := &p.scan
 	if s.byteAt(i) != '[' {
 		if _, err := s.parseValue(i, 1); err != nil {
@@ -70,7 +70,7 @@ func (p *Prompt) readMessages(i int) (int, error) {
 			}
 			return 0, &Error{Param: "messages", Message: fmt.Sprintf("messages[%d] must be an object", n)}
 		}
-		if i, err = p.readMessage(at + 1); err != nil {
+		if i, err = p.parseMessage(at + 1); err != nil {
 			return 0, err
 		}
 	}
@@ -85,9 +85,9 @@ type message struct {
 	start, contentStart int // positions in Text; 0: the content is in p.content
 }
 
-// readMessage appends the message whose brace is right before i and returns the index
+// parseMessage appends the message whose brace is right before i and returns the index
 // after it. Of equal keys the last counts, as in vLLM.
-func (p *Prompt) readMessage(i int) (int, error) {
+func (p *Prompt) parseMessage(i int) (end int, err error) {
 	s := &p.scan
 	var m message
 	p.content = p.content[:0]
@@ -103,8 +103,8 @@ func (p *Prompt) readMessage(i int) (int, error) {
 		v := &ignored
 		switch string(p.unquote(key)) {
 		case "content":
-			p.removeContent(&m)
-			if i, err = p.writeContent(&m, at); err != nil {
+			p.moveContentToBuffer(&m)
+			if i, err = p.parseContent(&m, at); err != nil {
 				return 0, err
 			}
 			continue
@@ -126,33 +126,33 @@ func (p *Prompt) readMessage(i int) (int, error) {
 		}
 		i = v.end
 		if v != &ignored {
-			p.removeContent(&m) // it may have to stand before the content
+			p.moveContentToBuffer(&m) // it may have to stand before the content
 		}
 	}
 }
 
-// writeContent checks the content at i and returns the index after it. It appends a text
+// parseContent checks the content at i and returns the index after it. It appends a text
 // to Text if only the role is known to precede it and there is no reasoning that this
-// message might drop.
-func (p *Prompt) writeContent(m *message, i int) (end int, err error) {
+// message might drop; any other content goes to p.content.
+func (p *Prompt) parseContent(m *message, i int) (end int, err error) {
 	s := &p.scan
 	onlyRole := m.role.exists() && *m == message{role: m.role}
 	if s.byteAt(i) != '"' || !onlyRole || len(p.turns.reasoning) > 0 {
-		return p.readContent(i)
+		return p.bufferContent(i)
 	}
 	m.start = len(p.Text)
 	p.Text = append(append(p.Text, markMessage), p.unquote(m.role)...)
 	p.Text = append(p.Text, markText)
 	m.contentStart = len(p.Text)
 	if p.Text, end, err = s.appendString(p.Text, i); err == nil && bytes.HasPrefix(p.Text[m.contentStart:], []byte(billingHeader)) {
-		p.removeContent(m)
-		return p.readContent(i)
+		p.moveContentToBuffer(m)
+		return p.bufferContent(i)
 	}
 	return end, err
 }
 
-// removeContent moves content that was appended to Text to p.content.
-func (p *Prompt) removeContent(m *message) {
+// moveContentToBuffer moves content that was appended to Text to p.content.
+func (p *Prompt) moveContentToBuffer(m *message) {
 	if m.contentStart > 0 {
 		p.content = append(p.content[:0], p.Text[m.contentStart:]...)
 		p.Text = p.Text[:m.start]
@@ -164,17 +164,17 @@ func (p *Prompt) removeContent(m *message) {
 // left out: ids of tool calls, and function_call.
 func (p *Prompt) appendMessage(m *message) error {
 	if m.contentStart == 0 {
-		p.appendUpToContent(m)
+		p.appendRoleAndContent(m)
 	}
 	var err error
 	leading := false
 	p.turns.assistantLast = false
 	switch role := p.unquote(m.role); string(role) {
 	case "user":
-		p.hashFirstMessage(p.Text[m.contentStart:])
+		p.setFirstMessageHash(p.Text[m.contentStart:])
 	case "assistant":
 		p.turns.assistantLast = true
-		err = p.appendCalls(m.toolCalls)
+		err = p.appendToolCalls(m.toolCalls)
 	case "developer":
 		p.Text, err = p.appendTools(p.Text, m.tools)
 		leading = true
@@ -187,8 +187,9 @@ func (p *Prompt) appendMessage(m *message) error {
 	return err
 }
 
-// appendUpToContent appends a message up to the end of its content.
-func (p *Prompt) appendUpToContent(m *message) {
+// appendRoleAndContent appends a message up to the end of its content, which is in
+// p.content, and drops earlier reasoning if the role is user.
+func (p *Prompt) appendRoleAndContent(m *message) {
 	role := p.unquote(m.role)
 	if string(role) == "user" {
 		p.dropReasoning()

@@ -17,16 +17,16 @@ func (p *Prompt) finishCompletion() error {
 	}
 	p.Sequences *= max(1, p.prompts)
 	if len(p.Text) > 0 {
-		p.hashFirstMessage(p.Text)
+		p.setFirstMessageHash(p.Text)
 	}
-	p.setSeed(p.format)
+	p.setSeedFromFields()
 	return nil
 }
 
-// readPrompt checks the prompt at i and returns the index after it. It is a text, token
+// parsePrompt checks the prompt at i and returns the index after it. It is a text, token
 // ids, or a list of either, whose first is matched and the others only add load. Mixed
 // lists are left for the replica to reject.
-func (p *Prompt) readPrompt(i int) (end int, err error) {
+func (p *Prompt) parsePrompt(i int) (end int, err error) {
 	s := &p.scan
 	p.format = formatText
 	switch s.byteAt(i) {
@@ -55,10 +55,10 @@ func (p *Prompt) readPrompt(i int) (end int, err error) {
 			if p.prompts++; first {
 				p.format = formatIDs
 			}
-			i, err = p.readIDs(at + 1)
+			i, err = p.parseTokenIDs(at + 1)
 		default:
 			p.format = formatIDs
-			i, err = p.readID(at, 2)
+			i, err = p.parseTokenID(at, 2)
 		}
 		if err != nil {
 			return 0, err
@@ -70,23 +70,23 @@ func (p *Prompt) readPrompt(i int) (end int, err error) {
 	}
 }
 
-// readIDs appends the token ids of a list whose bracket is right before i.
-func (p *Prompt) readIDs(i int) (int, error) {
+// parseTokenIDs appends the token ids of a list whose bracket is right before i.
+func (p *Prompt) parseTokenIDs(i int) (end int, err error) {
 	for {
 		at, ok, err := p.scan.nextElement(i)
 		if !ok {
 			return at, err
 		}
-		if i, err = p.readID(at, 3); err != nil {
+		if i, err = p.parseTokenID(at, 3); err != nil {
 			return 0, err
 		}
 	}
 }
 
-// readID appends the token id at i in four bytes, about the length of its text, and
+// parseTokenID appends the token id at i in four bytes, about the length of its text, and
 // returns the index after it. What is not an id becomes four arbitrary bytes; the
 // replica rejects it.
-func (p *Prompt) readID(i, depth int) (int, error) {
+func (p *Prompt) parseTokenID(i, depth int) (end int, err error) {
 	s := &p.scan
 	id, end := uint32(0), i
 	for isDigit(s.byteAt(end)) {

@@ -8,18 +8,18 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// readContent checks the content of a message at i, sets p.content to it, and returns the
-// index after it. Of a list, texts are joined by newlines, as in vLLM for templates that
-// take strings.
-func (p *Prompt) readContent(i int) (int, error) {
+// bufferContent checks the content of a message at i, sets p.content to it, and returns
+// the index after it. Of a list, texts are joined by newlines, as in vLLM for templates
+// that take strings.
+func (p *Prompt) bufferContent(i int) (end int, err error) {
 	s := &p.scan
 	p.content = p.content[:0]
 	switch s.byteAt(i) {
 	case '"':
-		end, _, err := p.readText(i, false)
+		end, _, err := p.appendContentText(i, false)
 		return end, err
 	case '[':
-		joined := false // the previous part is a text
+		afterText := false // the previous part is a text
 		i++
 		for {
 			at, ok, err := s.nextElement(i)
@@ -28,9 +28,9 @@ func (p *Prompt) readContent(i int) (int, error) {
 			}
 			switch s.byteAt(at) {
 			case '{':
-				i, joined, err = p.readPart(at, joined)
+				i, afterText, err = p.appendContentPart(at, afterText)
 			case '"': // accepted by older versions of vLLM
-				i, joined, err = p.readText(at, joined)
+				i, afterText, err = p.appendContentText(at, afterText)
 			default:
 				var v value
 				v, err = s.parseValue(at, 4)
@@ -49,11 +49,12 @@ func (p *Prompt) readContent(i int) (int, error) {
 // that changes with every request. vLLM removes the line.
 const billingHeader = "x-anthropic-billing-header"
 
-// readText checks the text whose quote is at i and appends it, after a newline if joined.
-// It returns the index after it and whether the next text is to be joined.
-func (p *Prompt) readText(i int, joined bool) (end int, _ bool, err error) {
+// appendContentText checks the text whose quote is at i and appends it to p.content, after
+// a newline if it follows a text. It returns the index after it and whether p.content now
+// ends in a text.
+func (p *Prompt) appendContentText(i int, afterText bool) (end int, endsInText bool, err error) {
 	before := len(p.content)
-	if joined {
+	if afterText {
 		p.content = append(p.content, '\n')
 	}
 	begin := len(p.content)
@@ -64,19 +65,19 @@ func (p *Prompt) readText(i int, joined bool) (end int, _ bool, err error) {
 		_, rest, _ := bytes.Cut(p.content[begin:], []byte("\n"))
 		if len(rest) == 0 {
 			p.content = p.content[:before]
-			return end, joined, nil
+			return end, afterText, nil
 		}
 		p.content = slices.Delete(p.content, begin, len(p.content)-len(rest))
 	}
 	return end, true, nil
 }
 
-// readPart is readText for an object of a content list.
-func (p *Prompt) readPart(i int, joined bool) (end int, _ bool, err error) {
+// appendContentPart is appendContentText for an object of a content list.
+func (p *Prompt) appendContentPart(i int, afterText bool) (end int, endsInText bool, err error) {
 	s := &p.scan
 	before := len(p.content)
 	var kind, other value // other: text with another key than "text"
-	text, next := false, joined
+	text, next := false, afterText
 	for end = i + 1; ; {
 		key, at, ok, err := s.nextMember(end)
 		if err != nil {
@@ -90,9 +91,9 @@ func (p *Prompt) readPart(i int, joined bool) (end int, _ bool, err error) {
 		v := &ignored
 		switch string(p.unquote(key)) {
 		case "text":
-			p.content, next = p.content[:before], joined
+			p.content, next = p.content[:before], afterText
 			if text = s.byteAt(at) == '"'; text {
-				if end, next, err = p.readText(at, joined); err != nil {
+				if end, next, err = p.appendContentText(at, afterText); err != nil {
 					return 0, false, err
 				}
 				continue
@@ -113,12 +114,12 @@ func (p *Prompt) readPart(i int, joined bool) (end int, _ bool, err error) {
 	case "refusal", "thinking", "tool_reference":
 		p.content = p.content[:before]
 		if s.firstByte(other) == '"' {
-			_, joined, err = p.readText(other.start, joined)
+			_, afterText, err = p.appendContentText(other.start, afterText)
 		}
-		return end, joined, err
+		return end, afterText, err
 	}
 	p.content = p.content[:before]
-	return end, false, p.appendMedia(i)
+	return end, false, p.appendMediaDigest(i)
 }
 
 const (
@@ -134,8 +135,9 @@ const (
 // digits; some clients escape the slash.
 const base64Others = `+/=-_\`
 
-// isMedia reports whether a string is base64, alone or in a data URL: it has no space.
-func isMedia(s []byte) bool {
+// isBase64OrDataURL reports whether s is probably base64 or a data URL: neither contains
+// a space. Of base64 only the first 512 bytes are examined.
+func isBase64OrDataURL(s []byte) bool {
 	if !bytes.HasPrefix(s, []byte("data:")) {
 		for _, c := range s[:min(len(s), 512)] {
 			if !isDigit(c) && (c|0x20 < 'a' || c|0x20 > 'z') && strings.IndexByte(base64Others, c) < 0 {
@@ -146,9 +148,9 @@ func isMedia(s []byte) bool {
 	return bytes.IndexByte(s, ' ') < 0
 }
 
-// appendMedia appends the digest of the part at i, repeated to the part's nominal length,
-// so that cached media count as what they save.
-func (p *Prompt) appendMedia(i int) error {
+// appendMediaDigest appends the digest of the part at i to p.content, repeated to the
+// part's nominal length, so that cached media count as what they save.
+func (p *Prompt) appendMediaDigest(i int) error {
 	s := &p.scan
 	p.content = append(p.content, markMedia)
 	mark := len(p.content)

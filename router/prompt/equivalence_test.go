@@ -20,7 +20,7 @@ func chain(t testing.TB, kind Kind, body string) []Block {
 	p := parse(t, kind, body)
 	// Eight bytes more, of every value: the last block is full, whatever the length.
 	p.Text = append(p.Text, strings.Repeat("\x00", 8-len(p.Text)%8)...)
-	return p.Blocks(nil, p.Model, 8)
+	return p.AppendBlocks(nil, p.Model, 8)
 }
 
 // The same request as SDKs spell it. Text and tools hold what they spell in

@@ -93,10 +93,10 @@ func fieldOf(kind Kind, key []byte) field {
 	case "truncate_prompt_tokens":
 		return fieldTruncate
 	}
-	return seedOf(key)
+	return seedFieldOf(key)
 }
 
-func seedOf(key []byte) field {
+func seedFieldOf(key []byte) field {
 	switch string(key) {
 	case "cache_salt":
 		return fieldCacheSalt
@@ -123,7 +123,7 @@ func seedOf(key []byte) field {
 // findMembers sets values to the members called names of the object at i, which was
 // validated, and returns the index after the object. Of equal keys the last counts, as
 // in vLLM.
-func (p *Prompt) findMembers(i int, names []string, values []value) (int, error) {
+func (p *Prompt) findMembers(i int, names []string, values []value) (end int, err error) {
 	i++
 	for {
 		key, at, ok, err := p.scan.nextMember(i)

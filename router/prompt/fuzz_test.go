@@ -174,7 +174,7 @@ func FuzzResponse(f *testing.F) {
 				fresh.AddBody(event)
 				used.AddBody(event)
 			}
-			if !slices.Equal(fresh.Blocks(), used.Blocks()) || !bytes.Equal(fresh.text, used.text) {
+			if !slices.Equal(fresh.Finish(), used.Finish()) || !bytes.Equal(fresh.text, used.text) {
 				t.Fatal("a fresh and a used Reply differ")
 			}
 			if n := len(fresh.text) + 64*len(fresh.blocks); n > before+9*len(event) {

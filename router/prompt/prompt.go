@@ -93,16 +93,17 @@ func (p *Prompt) Reset() {
 	*p = Prompt{
 		// Kept because the next request often names the same model.
 		Model:   p.Model,
-		Text:    reuse(p.Text),
-		buffers: buffers{content: reuse(p.content), scratch: reuse(p.scratch)},
-		turns:   turns{reasoning: reuse(p.turns.reasoning)},
+		Text:    reuseUnlessLarge(p.Text),
+		buffers: buffers{content: reuseUnlessLarge(p.content), scratch: reuseUnlessLarge(p.scratch)},
+		turns:   turns{reasoning: reuseUnlessLarge(p.turns.reasoning)},
 	}
 	if cap(tools.raw) <= maxPooledBytes {
 		p.tools = tools
 	}
 }
 
-func reuse[T any](buf []T) []T {
+// reuseUnlessLarge returns buf emptied, or nil if it holds more than maxPooledBytes.
+func reuseUnlessLarge[T any](buf []T) []T {
 	if cap(buf) > maxPooledBytes {
 		return nil
 	}
@@ -115,7 +116,7 @@ func (p *Prompt) Parse(kind Kind, body []byte) error {
 	p.Reset()
 	p.Sequences, p.Cacheable = 1, true
 	if !utf8.Valid(body) {
-		return invalidUTF8(body)
+		return newInvalidUTF8Error(body)
 	}
 	p.scan.b = body
 	defer func() { p.scan.b = nil }()
@@ -138,7 +139,8 @@ func (p *Prompt) Parse(kind Kind, body []byte) error {
 // HasMedia reports whether part of Text stands for an image, a sound or a video.
 func (p *Prompt) HasMedia() bool { return p.media > 0 }
 
-func invalidUTF8(body []byte) error {
+// newInvalidUTF8Error returns the error for body, which names its first invalid byte.
+func newInvalidUTF8Error(body []byte) error {
 	at := 0
 	for {
 		r, n := utf8.DecodeRune(body[at:])
@@ -182,11 +184,11 @@ func (p *Prompt) parseMembers(kind Kind) error {
 		}
 		switch {
 		case f == fieldMessages:
-			i, err = p.readMessages(at)
+			i, err = p.parseMessages(at)
 		case f == fieldPrompt:
-			i, err = p.readPrompt(at)
+			i, err = p.parsePrompt(at)
 		case f == fieldTools:
-			i, err = p.readTools(at)
+			i, err = p.parseTools(at)
 		default:
 			p.top[f], err = s.parseValue(at, 1)
 			i = p.top[f].end
@@ -232,8 +234,8 @@ func (p *Prompt) parseCommonFields() error {
 
 const maxHashedChars = 100
 
-// hashFirstMessage sets FirstMessageHash from the first text of a user.
-func (p *Prompt) hashFirstMessage(text []byte) {
+// setFirstMessageHash sets FirstMessageHash from text, unless it is set.
+func (p *Prompt) setFirstMessageHash(text []byte) {
 	if p.firstHashed {
 		return
 	}
@@ -246,10 +248,10 @@ func (p *Prompt) hashFirstMessage(text []byte) {
 	p.FirstMessageHash = xxh3.Hash(text[:end])
 }
 
-// setSeed computes the seed from the settings that change a prompt as a whole and
-// from its format.
-func (p *Prompt) setSeed(form byte) {
-	buf := append(p.scratch[:0], form)
+// setSeedFromFields sets the seed to the hash of the format and of the fields that
+// change a prompt as a whole.
+func (p *Prompt) setSeedFromFields() {
+	buf := append(p.scratch[:0], p.format)
 	for f := firstSeed; f < numFields; f++ {
 		v := p.top[f]
 		if !p.scan.notNull(v) || f == fieldToolChoice && string(p.scan.b[v.start:v.end]) != `"none"` {
@@ -266,11 +268,11 @@ func (p *Prompt) setSeed(form byte) {
 // and everything before it.
 type Block uint64
 
-// Blocks appends the blocks of the canonical prompt to dst, blockBytes each. The chain
-// starts from engineModel, the model as the engine knows it, and from what else
+// AppendBlocks appends the blocks of the canonical prompt to dst, blockBytes each. The
+// chain starts from engineModel, the model as the engine knows it, and from what else
 // changes a prompt without being in its text. An incomplete last block is left out,
 // as in vLLM's cache. A prompt that is not Cacheable has no blocks.
-func (p *Prompt) Blocks(dst []Block, engineModel string, blockBytes int) []Block {
+func (p *Prompt) AppendBlocks(dst []Block, engineModel string, blockBytes int) []Block {
 	if !p.Cacheable {
 		return dst
 	}

@@ -253,18 +253,18 @@ func TestMediaLimit(t *testing.T) {
 
 func TestBlocks(t *testing.T) {
 	p := parse(t, Completion, `{"prompt":"0123456789abcdef0123456789abcdef01"}`)
-	blocks := p.Blocks(nil, "m", 16)
+	blocks := p.AppendBlocks(nil, "m", 16)
 	if len(blocks) != 2 {
 		t.Fatalf("%d blocks of 34 bytes, want 2 full ones", len(blocks))
 	}
 	if blocks[0] == blocks[1] {
 		t.Error("equal spans in different places have one hash: the chain is broken")
 	}
-	if again := p.Blocks(blocks[:1:1], "m", 16); again[0] != blocks[0] || again[1] != blocks[0] {
+	if again := p.AppendBlocks(blocks[:1:1], "m", 16); again[0] != blocks[0] || again[1] != blocks[0] {
 		t.Error("blocks are not appended, or not the same twice")
 	}
 	p = parse(t, Completion, `{"prompt":"0123456789abcdef","prompt_logprobs":1}`)
-	if blocks := p.Blocks(nil, "m", 16); len(blocks) != 0 {
+	if blocks := p.AppendBlocks(nil, "m", 16); len(blocks) != 0 {
 		t.Errorf("%d blocks of a prompt that is not cacheable", len(blocks))
 	}
 }
@@ -306,7 +306,7 @@ func TestAllocations(t *testing.T) {
 			if err := p.Parse(Chat, body); err != nil {
 				t.Fatal(err)
 			}
-			blocks = p.Blocks(blocks[:0], p.Model, 256)
+			blocks = p.AppendBlocks(blocks[:0], p.Model, 256)
 		})
 		if n != 0 {
 			t.Errorf("%v allocations", n)

@@ -42,9 +42,9 @@ const (
 	responseCompletion                       // choices[].text
 )
 
-// Reset prepares r for the response to p, after p.Blocks. It reports whether the
+// Reset prepares r for the response to p, after p.AppendBlocks. It reports whether the
 // response can have blocks. p is not retained.
-func (r *Response) Reset(p *Prompt) bool {
+func (r *Response) Reset(p *Prompt) (canHaveBlocks bool) {
 	r.format, r.blocks, r.template.before = responseNone, r.blocks[:0], 0
 	if cap(r.text) > maxPooledResponseBytes {
 		r.text = nil
@@ -73,7 +73,7 @@ func (r *Response) Reset(p *Prompt) bool {
 
 // AddEvent takes one event of a stream, without its "data:".
 func (r *Response) AddEvent(data []byte) {
-	if !r.isDone() && !r.matchTemplate(data) && r.parse(data, "delta") {
+	if !r.isDone() && !r.parseByTemplate(data) && r.parse(data, "delta") {
 		r.saveTemplate(data)
 	}
 	r.usage = nil
@@ -91,13 +91,14 @@ func (r *Response) AddBody(body []byte) (usage []byte) {
 // Invalidate records that a part of the response is missing: it has no blocks.
 func (r *Response) Invalidate() { r.format = responseNone }
 
-// Blocks ends the response and returns its blocks, valid until the next Reset.
-func (r *Response) Blocks() []Block {
+// Finish ends the response and returns its blocks, valid until the next Reset; nil if the
+// response is invalid.
+func (r *Response) Finish() []Block {
 	if r.format == responseNone {
 		return nil
 	}
-	r.finishToolCall()
-	r.appendBlocks()
+	r.flushToolCall()
+	r.appendFullBlocks()
 	return r.blocks
 }
 
@@ -106,32 +107,34 @@ func (r *Response) isDone() bool {
 	return r.format == responseNone || len(r.blocks) == maxResponseBlocks
 }
 
-// parse reads data, which has its text in part, and reports whether it is valid.
-func (r *Response) parse(data []byte, part string) bool {
+// parse reads data, a whole response or an event, and reports whether it is valid. In a
+// chat, messageKey is the key of the object with the text: "message" or "delta".
+func (r *Response) parse(data []byte, messageKey string) (valid bool) {
 	r.scan.b, r.usage, r.trace = data, nil, eventTrace{}
-	return r.finish(r.parseObject(part))
+	return r.endParse(r.parseObject(messageKey))
 }
 
-// finish ends the parsing of data, with the response invalid if err is not nil.
-func (r *Response) finish(err error) bool {
+// endParse ends the parsing of data: full blocks are moved, and the response becomes
+// invalid if err is not nil. It reports whether err is nil.
+func (r *Response) endParse(err error) (valid bool) {
 	if err != nil {
 		r.Invalidate()
 	}
 	r.scan.b = nil
-	r.appendBlocks()
+	r.appendFullBlocks()
 	return err == nil
 }
 
-func (r *Response) parseObject(part string) error {
+func (r *Response) parseObject(messageKey string) error {
 	i := r.scan.skipSpace(0)
 	if r.scan.byteAt(i) != '{' {
 		return r.scan.syntaxError(i, "an object")
 	}
-	return r.parseMembers(i+1, part)
+	return r.parseMembers(i+1, messageKey)
 }
 
 // parseMembers reads a response after its opening brace or one of its members.
-func (r *Response) parseMembers(i int, part string) error {
+func (r *Response) parseMembers(i int, messageKey string) error {
 	s := &r.scan
 	for {
 		key, at, ok, err := s.nextMember(i)
@@ -141,9 +144,9 @@ func (r *Response) parseMembers(i int, part string) error {
 		name := r.unquoteKey(key)
 		choices, usage := string(name) == "choices", r.usage == nil && string(name) == "usage"
 		if choices && s.byteAt(at) == '[' {
-			i, err = r.parseChoices(at+1, part)
+			i, err = r.parseChoices(at+1, messageKey)
 		} else {
-			i, err = s.skip(at)
+			i, err = s.skipValue(at)
 		}
 		if err != nil {
 			return err
@@ -159,7 +162,7 @@ func (r *Response) parseMembers(i int, part string) error {
 
 // parseChoices reads the list whose bracket is right before i. It has one choice, as one
 // sequence was requested.
-func (r *Response) parseChoices(i int, part string) (int, error) {
+func (r *Response) parseChoices(i int, messageKey string) (end int, err error) {
 	for {
 		at, ok, err := r.scan.nextElement(i)
 		if !ok {
@@ -167,9 +170,9 @@ func (r *Response) parseChoices(i int, part string) (int, error) {
 		}
 		if r.scan.byteAt(at) != '{' {
 			r.Invalidate()
-			i, err = r.scan.skip(at)
+			i, err = r.scan.skipValue(at)
 		} else {
-			i, err = r.parseChoice(at+1, part)
+			i, err = r.parseChoice(at+1, messageKey)
 		}
 		if err != nil {
 			return 0, err
@@ -177,7 +180,7 @@ func (r *Response) parseChoices(i int, part string) (int, error) {
 	}
 }
 
-func (r *Response) parseChoice(i int, part string) (int, error) {
+func (r *Response) parseChoice(i int, messageKey string) (end int, err error) {
 	s := &r.scan
 	for {
 		key, at, ok, err := s.nextMember(i)
@@ -188,10 +191,10 @@ func (r *Response) parseChoice(i int, part string) (int, error) {
 		switch {
 		case r.format == responseCompletion && string(name) == "text" && s.byteAt(at) == '"':
 			i, err = r.appendText(at)
-		case r.format == responseChat && string(name) == part && s.byteAt(at) == '{':
+		case r.format == responseChat && string(name) == messageKey && s.byteAt(at) == '{':
 			i, err = r.parseMessage(at + 1)
 		default:
-			i, err = s.skip(at)
+			i, err = s.skipValue(at)
 		}
 		if err != nil {
 			return 0, err
@@ -200,7 +203,7 @@ func (r *Response) parseChoice(i int, part string) (int, error) {
 }
 
 // parseMessage reads the object whose brace is right before i, a message or a delta.
-func (r *Response) parseMessage(i int) (int, error) {
+func (r *Response) parseMessage(i int) (end int, err error) {
 	s := &r.scan
 	for {
 		key, at, ok, err := s.nextMember(i)
@@ -217,7 +220,7 @@ func (r *Response) parseMessage(i int) (int, error) {
 		case "tool_calls":
 			i, err = r.parseToolCalls(at)
 		case "role":
-			i, err = s.skip(at)
+			i, err = s.skipValue(at)
 		default: // reasoning, audio and others
 			i, err = r.invalidateUnlessEmpty(at)
 		}
@@ -246,8 +249,8 @@ func (r *Response) unquoteKey(key value) []byte {
 
 // invalidateUnlessEmpty skips the value at i and invalidates the response unless the value is null
 // or empty.
-func (r *Response) invalidateUnlessEmpty(i int) (int, error) {
-	end, err := r.scan.skip(i)
+func (r *Response) invalidateUnlessEmpty(i int) (end int, err error) {
+	end, err = r.scan.skipValue(i)
 	if err == nil {
 		switch string(r.scan.b[i:end]) {
 		case "null", `""`, "[]":
@@ -258,8 +261,8 @@ func (r *Response) invalidateUnlessEmpty(i int) (int, error) {
 	return end, err
 }
 
-// appendBlocks moves full blocks from the text to the blocks.
-func (r *Response) appendBlocks() {
+// appendFullBlocks moves full blocks from the text to the blocks.
+func (r *Response) appendFullBlocks() {
 	rest := r.text
 	for len(rest) >= r.size && len(r.blocks) < maxResponseBlocks {
 		r.hash = xxh3.HashSeed(rest[:r.size], r.hash)
@@ -281,7 +284,7 @@ type toolCall struct {
 }
 
 // parseToolCalls reads the list of tool calls or deltas at i.
-func (r *Response) parseToolCalls(i int) (int, error) {
+func (r *Response) parseToolCalls(i int) (end int, err error) {
 	s := &r.scan
 	if s.byteAt(i) != '[' {
 		return r.invalidateUnlessEmpty(i)
@@ -294,7 +297,7 @@ func (r *Response) parseToolCalls(i int) (int, error) {
 		}
 		if s.byteAt(at) != '{' {
 			r.Invalidate()
-			i, err = s.skip(at)
+			i, err = s.skipValue(at)
 		} else {
 			i, err = r.parseToolCall(at, n)
 		}
@@ -304,13 +307,13 @@ func (r *Response) parseToolCalls(i int) (int, error) {
 	}
 }
 
-// parseToolCall reads the call or delta at i. A delta has the index of its call; a call of
-// a whole response is the nth.
-func (r *Response) parseToolCall(i, n int) (int, error) {
+// parseToolCall reads the call or delta at i. A delta has the index of its call, which
+// takes precedence over number; both count calls of the response, number from 1.
+func (r *Response) parseToolCall(i, number int) (end int, err error) {
 	s := &r.scan
 	r.trace.calls = true
 	var index, function value
-	end := i + 1
+	end = i + 1
 	for {
 		key, at, ok, err := s.nextMember(end)
 		if err != nil {
@@ -333,23 +336,24 @@ func (r *Response) parseToolCall(i, n int) (int, error) {
 		end = v.end
 	}
 	if index.exists() {
-		n = r.callNumber(index)
+		number = r.parseIndexPlusOne(index)
 	}
 	switch {
-	case n == r.call.number+1:
-		r.finishToolCall()
-		r.call.number = n
-	case n == 0 || n != r.call.number:
+	case number == r.call.number+1:
+		r.flushToolCall()
+		r.call.number = number
+	case number == 0 || number != r.call.number:
 		r.Invalidate() // a delta of a call that is complete, or an invalid index
 	}
 	if s.firstByte(function) == '{' {
-		r.parseFunction(function.start + 1)
+		r.appendNameAndArguments(function.start + 1)
 	}
 	return end, nil
 }
 
-// parseFunction reads the validated object whose brace is right before i.
-func (r *Response) parseFunction(i int) {
+// appendNameAndArguments reads the validated function whose brace is right before i, and
+// appends its name and arguments to those of the call that is being received.
+func (r *Response) appendNameAndArguments(i int) {
 	s := &r.scan
 	for {
 		key, at, ok, _ := s.nextMember(i)
@@ -364,7 +368,7 @@ func (r *Response) parseFunction(i int) {
 			into = &r.call.args
 		}
 		if into == nil || s.byteAt(at) != '"' {
-			i, _ = s.skip(at)
+			i, _ = s.skipValue(at)
 			continue
 		}
 		if *into, i, _ = s.appendString(*into, at); len(*into) > maxToolCallBytes {
@@ -373,8 +377,9 @@ func (r *Response) parseFunction(i int) {
 	}
 }
 
-// callNumber returns the index of a call plus 1; 0 if it is invalid.
-func (r *Response) callNumber(v value) int {
+// parseIndexPlusOne returns the index of a call plus 1; 0 if it is invalid or has more
+// than two digits.
+func (r *Response) parseIndexPlusOne(v value) int {
 	if d := r.scan.b[v.start]; v.end == v.start+1 && isDigit(d) {
 		return int(d-'0') + 1
 	}
@@ -384,8 +389,8 @@ func (r *Response) callNumber(v value) int {
 	return 0
 }
 
-// finishToolCall appends a complete call to the text.
-func (r *Response) finishToolCall() {
+// flushToolCall appends the call that was being received, if any, to the text.
+func (r *Response) flushToolCall() {
 	c := &r.call
 	if c.number == 0 {
 		return
@@ -413,9 +418,9 @@ type eventTrace struct {
 	calls    bool
 }
 
-// matchTemplate takes an event that matches the template. For others it returns false and
-// does nothing.
-func (r *Response) matchTemplate(data []byte) bool {
+// parseByTemplate reads an event that matches the template, without parsing what is equal.
+// For others it returns false and does nothing.
+func (r *Response) parseByTemplate(data []byte) (matched bool) {
 	k := &r.template
 	if k.before == 0 || r.call.number != 0 || !bytes.HasPrefix(data, k.bytes[:k.before]) {
 		return false
@@ -429,7 +434,7 @@ func (r *Response) matchTemplate(data []byte) bool {
 		return false
 	}
 	r.text = text
-	r.finish(r.parseMembers(end+len(rest), "delta"))
+	r.endParse(r.parseMembers(end+len(rest), "delta"))
 	return true
 }
 

@@ -14,7 +14,7 @@ import (
 func blocksOf(t testing.TB, kind Kind, body []byte, blockBytes int) (*Prompt, []Block) {
 	t.Helper()
 	p := parse(t, kind, string(body))
-	return p, p.Blocks(nil, "m", blockBytes)
+	return p, p.AppendBlocks(nil, "m", blockBytes)
 }
 
 // inEvents are the events of an answer of that text, cut anywhere between two
@@ -61,7 +61,7 @@ func TestPropertyResponseInNextTurn(t *testing.T) {
 				t.Fatalf("seed %d: a plain chat whose answer can have no blocks", seed)
 			}
 			take()
-			all := append(slices.Clone(first), reply.Blocks()...)
+			all := append(slices.Clone(first), reply.Finish()...)
 			// What the answer fills of the next turn's text, whole blocks only.
 			want := (len(p.Text) + len("\xffassistant\xfd"+answer)) / blockBytes
 			if len(all) != want || !slices.Equal(all, next[:min(want, len(next))]) {
@@ -117,13 +117,13 @@ func TestPropertyToolCallsInNextTurn(t *testing.T) {
 				rest = rest[k:]
 			}
 		}
-		if all := append(slices.Clone(first), reply.Blocks()...); !slices.Equal(all, next) {
+		if all := append(slices.Clone(first), reply.Finish()...); !slices.Equal(all, next) {
 			t.Fatalf("seed %d, streamed: %d blocks of prompt and reply, want the next turn's %d", seed, len(all), len(next))
 		}
 
 		reply.Reset(p)
 		reply.AddBody(spell(r, fields{{"choices", []any{fields{{"message", said}}}}}))
-		if all := append(slices.Clone(first), reply.Blocks()...); !slices.Equal(all, next) {
+		if all := append(slices.Clone(first), reply.Finish()...); !slices.Equal(all, next) {
 			t.Fatalf("seed %d, whole: %d blocks of prompt and reply, want the next turn's %d", seed, len(all), len(next))
 		}
 	}
@@ -140,7 +140,7 @@ func TestPropertyCompletionInNextPrompt(t *testing.T) {
 		for _, e := range inEvents(r, answer, true) {
 			reply.AddEvent(e)
 		}
-		all := append(slices.Clone(first), reply.Blocks()...)
+		all := append(slices.Clone(first), reply.Finish()...)
 		if want := len(question+answer) / 64; len(all) != want || !slices.Equal(all, next[:want]) {
 			t.Fatalf("seed %d: %d blocks of prompt and reply, want the next prompt's first %d", seed, len(all), want)
 		}
@@ -180,7 +180,7 @@ func TestResponsesWithoutBlocks(t *testing.T) {
 			var reply Response
 			reply.Reset(p)
 			reply.AddEvent([]byte(c.event))
-			if n := len(reply.Blocks()); n != 0 {
+			if n := len(reply.Finish()); n != 0 {
 				t.Errorf("%d blocks", n)
 			}
 		})
@@ -195,7 +195,7 @@ func TestResponsesWithoutBlocks(t *testing.T) {
 	var reply Response
 	reply.Reset(p)
 	reply.AddEvent([]byte(delta(`"role":"assistant"`)))
-	if reply.Invalidate(); len(reply.Blocks()) != 0 {
+	if reply.Invalidate(); len(reply.Finish()) != 0 {
 		t.Error("an answer of which a part was not seen has blocks")
 	}
 }
@@ -208,7 +208,7 @@ func TestResponseBlockLimit(t *testing.T) {
 	for range 100 {
 		reply.AddEvent(event)
 	}
-	if n := len(reply.Blocks()); n != maxResponseBlocks {
+	if n := len(reply.Finish()); n != maxResponseBlocks {
 		t.Errorf("%d blocks, want %d", n, maxResponseBlocks)
 	}
 	for range 3 {
@@ -238,7 +238,7 @@ func TestAddBodyReturnsUsage(t *testing.T) {
 	if err := p.Parse(Chat, []byte(`{"model":"m","messages":[{"role":"user","content":"Hi"}]}`)); err != nil {
 		t.Fatal(err)
 	}
-	p.Blocks(nil, "m", 16)
+	p.AppendBlocks(nil, "m", 16)
 	reply := new(Response)
 	for body, want := range map[string]string{
 		`{"choices":[{"message":{"role":"assistant","content":"Hello"}}],"usage":{"a":1}}`: `{"a":1}`,
@@ -272,7 +272,7 @@ func TestEventTemplate(t *testing.T) {
 		var r Response
 		r.Reset(p)
 		r.AddEvent([]byte(first))
-		if got := r.matchTemplate([]byte(second)); got != want {
+		if got := r.parseByTemplate([]byte(second)); got != want {
 			t.Errorf("%s: %v", name, got)
 		}
 	}
@@ -293,7 +293,7 @@ func TestEventTemplate(t *testing.T) {
 	var r Response
 	r.Reset(p)
 	r.AddEvent([]byte(hello))
-	if r.Reset(p); r.matchTemplate([]byte(hello)) {
+	if r.Reset(p); r.parseByTemplate([]byte(hello)) {
 		t.Error("the next answer's events are compared with this one's")
 	}
 }
@@ -325,7 +325,7 @@ func FuzzEventTemplate(f *testing.F) {
 					t.Fatalf("after event %d, %q: %s, text %q; read to its end: %s, text %q", i, e, got, quick.text, want, slow.text)
 				}
 			}
-			if !slices.Equal(quick.Blocks(), slow.Blocks()) {
+			if !slices.Equal(quick.Finish(), slow.Finish()) {
 				t.Fatal("other blocks in the end")
 			}
 		}

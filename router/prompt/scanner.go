@@ -13,7 +13,7 @@ type scanner struct {
 	stack [maxDepth]byte // opening brackets of the open containers
 	media int            // bytes of media strings, less their nominal lengths
 
-	discard [256]byte // where str has strings unescaped that it only checks
+	discard [256]byte // where parseString writes strings that it only checks
 }
 
 // value is the span b[start:end] of one JSON value, quotes and brackets included. The
@@ -37,8 +37,8 @@ func (s *scanner) firstByte(v value) byte {
 // notNull reports whether v exists and is not null.
 func (s *scanner) notNull(v value) bool { return v.exists() && s.b[v.start] != 'n' }
 
-// skip checks the value at i and returns the index after it.
-func (s *scanner) skip(i int) (int, error) {
+// skipValue checks the value at i and returns the index after it.
+func (s *scanner) skipValue(i int) (end int, err error) {
 	v, err := s.parseValue(i, validated)
 	return v.end, err
 }
@@ -87,7 +87,7 @@ func (s *scanner) parseValue(i, depth int) (value, error) {
 			if i, v.escaped, err = s.parseString(i); err != nil {
 				return value{}, err
 			}
-			if i-begin > mediaBytes && isMedia(s.b[begin+1:i-1]) {
+			if i-begin > mediaBytes && isBase64OrDataURL(s.b[begin+1:i-1]) {
 				s.media += i - begin - mediaBytes
 			}
 		case '{', '[':
@@ -112,7 +112,7 @@ func (s *scanner) parseValue(i, depth int) (value, error) {
 				return value{}, err
 			}
 		}
-		if i, open, err = s.afterValue(i, open, depth); err != nil {
+		if i, open, err = s.skipToNextValue(i, open, depth); err != nil {
 			return value{}, err
 		}
 		if open == depth {
@@ -122,9 +122,10 @@ func (s *scanner) parseValue(i, depth int) (value, error) {
 	}
 }
 
-// afterValue moves from the end of a value to the start of the next one, or out of the
-// containers that end here, until only depth of them are open.
-func (s *scanner) afterValue(i, open, depth int) (int, int, error) {
+// skipToNextValue moves from the end of a value to the start of the next one, or out of
+// the containers that end here, until only depth of them are open. It returns the index
+// there and the number of open containers.
+func (s *scanner) skipToNextValue(i, open, depth int) (next, stillOpen int, err error) {
 	for open > depth {
 		i = s.skipSpace(i)
 		in := s.stack[open-1]
@@ -151,8 +152,9 @@ func (s *scanner) afterValue(i, open, depth int) (int, int, error) {
 // closingBracket relies on ASCII, in which both pairs are two apart.
 func closingBracket(bracket byte) byte { return bracket + 2 }
 
-// parseKey checks the object key at i and its colon, and returns the index of its value.
-func (s *scanner) parseKey(i int) (value, int, error) {
+// parseKey checks the object key at i and its colon. It returns the key and the index of
+// its value.
+func (s *scanner) parseKey(i int) (key value, valueStart int, err error) {
 	if s.byteAt(i) != '"' {
 		return value{}, 0, s.syntaxError(i, "an object key")
 	}
@@ -202,8 +204,8 @@ func (s *scanner) nextElement(i int) (at int, ok bool, err error) {
 	return 0, false, s.syntaxError(i, "',' or ']'")
 }
 
-// parseScalar checks the number or literal at i.
-func (s *scanner) parseScalar(i int) (int, error) {
+// parseScalar checks the number or literal at i and returns the index after it.
+func (s *scanner) parseScalar(i int) (end int, err error) {
 	var word string
 	switch c := s.byteAt(i); {
 	case c == '-' || isDigit(c):
@@ -227,11 +229,11 @@ func (s *scanner) parseScalar(i int) (int, error) {
 
 func isDigit(c byte) bool { return '0' <= c && c <= '9' }
 
-func (s *scanner) parseNumber(i int) (int, error) {
+// parseNumber checks the number at i and returns the index after it.
+func (s *scanner) parseNumber(i int) (end int, err error) {
 	if s.b[i] == '-' {
 		i++
 	}
-	var err error
 	if s.byteAt(i) == '0' {
 		i++
 	} else if i, err = s.skipDigits(i); err != nil {
@@ -253,7 +255,7 @@ func (s *scanner) parseNumber(i int) (int, error) {
 }
 
 // skipDigits skips at least one digit.
-func (s *scanner) skipDigits(i int) (int, error) {
+func (s *scanner) skipDigits(i int) (end int, err error) {
 	if !isDigit(s.byteAt(i)) {
 		return 0, s.syntaxError(i, "a digit")
 	}

@@ -20,11 +20,11 @@ const (
 	each80 = 0x8080808080808080
 )
 
-// markSpecial sets the top bit of the byte of each quote, backslash and control
+// markSpecialBytes sets the top bit of the byte of each quote, backslash and control
 // character of x. Flipping bit 1 puts the quote (0x22) next to the control
 // characters, so that one comparison finds both.
-func markSpecial(x uint64) uint64 {
-	return (((x ^ each02) - each21) | ((x ^ each5c) - each01)) &^ x & each80
+func markSpecialBytes(word uint64) uint64 {
+	return (((word ^ each02) - each21) | ((word ^ each5c) - each01)) &^ word & each80
 }
 
 // parseString checks the string whose opening quote is at i and returns the index after
@@ -33,7 +33,7 @@ func (s *scanner) parseString(i int) (end int, escaped bool, err error) {
 	i++
 	for range 2 { // most strings are short
 		if len(s.b)-i >= 8 {
-			if m := markSpecial(binary.LittleEndian.Uint64(s.b[i:])); m != 0 {
+			if m := markSpecialBytes(binary.LittleEndian.Uint64(s.b[i:])); m != 0 {
 				i += bits.TrailingZeros64(m) >> 3
 				break
 			}
@@ -55,7 +55,7 @@ func (s *scanner) parseString(i int) (end int, escaped bool, err error) {
 			i++
 		}
 		// The output is discarded; a loop without it is slower.
-		read, written := unescape(s.discard[:], s.b[i:])
+		read, written := unescapeUntilSpecial(s.discard[:], s.b[i:])
 		i, escaped = i+read, escaped || read > written
 	}
 }
@@ -67,7 +67,7 @@ func (s *scanner) appendString(dst []byte, i int) (_ []byte, end int, err error)
 	i++
 	b, out, j := s.b, dst[:cap(dst)], len(dst)
 	for {
-		read, written := unescape(out[j:], b[i:])
+		read, written := unescapeUntilSpecial(out[j:], b[i:])
 		i, j = i+read, j+written
 		if len(out)-j < stepBytes {
 			out = slices.Grow(out[:j], max(stepBytes, min(len(b)-i, growBytes)))
@@ -102,19 +102,19 @@ func (s *scanner) appendString(dst []byte, i int) (_ []byte, end int, err error)
 // stepBytes is the least input and room for output that unescape needs.
 const stepBytes = 40
 
-// unescape copies text from src to dst and replaces one-letter escapes. It stops at any
-// other special byte, and when less than stepBytes are left of either. It may overwrite
-// dst beyond what it reports as written.
-func unescape(dst, src []byte) (read, written int) {
+// unescapeUntilSpecial copies text from src to dst and replaces one-letter escapes. It
+// stops at any other special byte, and when less than stepBytes are left of either. It may
+// overwrite dst beyond what it reports as written.
+func unescapeUntilSpecial(dst, src []byte) (read, written int) {
 	from, to := src, dst
 	for len(from) >= stepBytes && len(to) >= stepBytes {
 		// Copied before it is known how many of them count.
 		copy(to[:16], from[:16])
 		copy(to[16:32], from[16:32])
 		k := 0
-		m, n := markSpecial(binary.LittleEndian.Uint64(from)), markSpecial(binary.LittleEndian.Uint64(from[8:]))
+		m, n := markSpecialBytes(binary.LittleEndian.Uint64(from)), markSpecialBytes(binary.LittleEndian.Uint64(from[8:]))
 		if m|n == 0 {
-			m, n = markSpecial(binary.LittleEndian.Uint64(from[16:])), markSpecial(binary.LittleEndian.Uint64(from[24:]))
+			m, n = markSpecialBytes(binary.LittleEndian.Uint64(from[16:])), markSpecialBytes(binary.LittleEndian.Uint64(from[24:]))
 			if m|n == 0 {
 				from, to = from[32:], to[32:]
 				continue
@@ -150,7 +150,7 @@ const growBytes = 16 << 10
 
 // parseEscape checks the escape sequence at i and returns what it stands for and the
 // index after it. A lone surrogate becomes U+FFFD; vLLM rejects such a prompt.
-func (s *scanner) parseEscape(i int) (rune, int, error) {
+func (s *scanner) parseEscape(i int) (r rune, end int, err error) {
 	c := s.byteAt(i + 1)
 	if r := escapes[c]; r != 0 {
 		return rune(r), i + 2, nil
@@ -158,7 +158,7 @@ func (s *scanner) parseEscape(i int) (rune, int, error) {
 	if c != 'u' {
 		return 0, 0, s.syntaxError(i+1, "an escape character")
 	}
-	r, err := s.parseHex4(i + 2)
+	r, err = s.parseHex4(i + 2)
 	if err != nil || !utf16.IsSurrogate(r) {
 		return r, i + 6, err
 	}
@@ -174,7 +174,7 @@ func (s *scanner) parseEscape(i int) (rune, int, error) {
 	return utf8.RuneError, i + 6, nil
 }
 
-// parseHex4 reads the four hexadecimal digits at i.
+// parseHex4 returns the value of the four hexadecimal digits at i.
 func (s *scanner) parseHex4(i int) (r rune, err error) {
 	var bad byte
 	for k := i; k < i+4; k++ {

@@ -6,9 +6,9 @@ import "bytes"
 // ones with every request, and comparing is twenty times faster than reading.
 type tools struct{ raw, text []byte }
 
-// readTools checks the tools at i, keeps them for finishChat, and returns the index after
+// parseTools checks the tools at i, keeps them for finishChat, and returns the index after
 // them. What is not a list is left for the replica to reject.
-func (p *Prompt) readTools(i int) (int, error) {
+func (p *Prompt) parseTools(i int) (end int, err error) {
 	t := &p.tools
 	// A list ends at its bracket, so equal bytes are an equal list.
 	if len(t.raw) > 0 && bytes.HasPrefix(p.scan.b[i:], t.raw) {
@@ -108,9 +108,9 @@ func (p *Prompt) appendFunction(dst []byte, i int) (_ []byte, end int, err error
 			others = true
 		}
 	}
-	dst = p.appendNamedMember(dst, "type:function,function:name:", name)
-	dst = p.appendNamedMember(dst, ",description:", description)
-	dst = p.appendNamedMember(dst, ",parameters:", parameters)
+	dst = p.appendLabeledValue(dst, "type:function,function:name:", name)
+	dst = p.appendLabeledValue(dst, ",description:", description)
+	dst = p.appendLabeledValue(dst, ",parameters:", parameters)
 	if !others {
 		return dst, end, nil
 	}
@@ -132,17 +132,17 @@ func (p *Prompt) appendFunction(dst []byte, i int) (_ []byte, end int, err error
 	}
 }
 
-// appendNamedMember appends a member that every function has, under the name that
-// templates write even if it is absent.
-func (p *Prompt) appendNamedMember(dst []byte, name string, v value) []byte {
-	dst = append(dst, name...)
+// appendLabeledValue appends label and v, or only label if v is absent or null: templates
+// write the names of members that every function has.
+func (p *Prompt) appendLabeledValue(dst []byte, label string, v value) []byte {
+	dst = append(dst, label...)
 	if !p.scan.notNull(v) {
 		return dst
 	}
 	return p.scan.appendMinified(dst, v)
 }
 
-// appendMember appends a member unless it is null, which is the same as absent.
+// appendMember appends a member unless its value is null, which is the same as absent.
 func (p *Prompt) appendMember(dst []byte, key, v value) []byte {
 	if !p.scan.notNull(v) {
 		return dst
@@ -151,13 +151,13 @@ func (p *Prompt) appendMember(dst []byte, key, v value) []byte {
 	return p.scan.appendMinified(dst, v)
 }
 
-// appendCalls appends the tool calls of an assistant message.
-func (p *Prompt) appendCalls(list value) error {
+// appendToolCalls appends the tool calls of an assistant message.
+func (p *Prompt) appendToolCalls(calls value) error {
 	s := &p.scan
-	if s.firstByte(list) != '[' {
+	if s.firstByte(calls) != '[' {
 		return nil
 	}
-	i := list.start + 1
+	i := calls.start + 1
 	for {
 		at, ok, err := s.nextElement(i)
 		if !ok {
