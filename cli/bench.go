@@ -190,7 +190,7 @@ func (o *benchOptions) readAPIKeys() (keys []string, err error) {
 	if len(o.keyFiles) > 0 && len(o.keyEnvs) > 0 {
 		return nil, fmt.Errorf("--api-key-file and --api-key-env exclude each other")
 	}
-	flag, sources, read := "--api-key-file", o.keyFiles, config.ReadFile
+	flag, sources, read := "--api-key-file", o.keyFiles, config.ReadFileOrPipe
 	if len(o.keyEnvs) > 0 {
 		flag, sources = "--api-key-env", o.keyEnvs
 		read = func(variable string) ([]byte, error) { return []byte(os.Getenv(variable)), nil }

@@ -158,7 +158,7 @@ func (o *explainOptions) resolveAdminEndpoint(defaults []byte) (a adminEndpoint,
 		}
 	}
 	if o.tokenFile != "" {
-		text, err := config.ReadFile(o.tokenFile)
+		text, err := config.ReadFileOrPipe(o.tokenFile)
 		if err != nil {
 			return a, usageError{fmt.Errorf("--token-file: %w", err)}
 		}
@@ -186,7 +186,7 @@ func (o *explainOptions) resolveAdminEndpoint(defaults []byte) (a adminEndpoint,
 // loadCATLSConfig reads certificate authorities from a file, and returns a TLS
 // configuration that trusts them.
 func loadCATLSConfig(caFile string) (*tls.Config, error) {
-	text, err := config.ReadFile(caFile)
+	text, err := config.ReadFileOrPipe(caFile)
 	if err != nil {
 		return nil, usageError{fmt.Errorf("--ca-file: %w", err)}
 	}

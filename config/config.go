@@ -181,7 +181,7 @@ func (c *Config) ProxySettings() proxy.Settings {
 		Timeouts:       c.Timeouts.Timeouts,
 		Retry:          c.Retry,
 		Attempts:       c.Routing.Attempts,
-		QueueTimeout:   c.QueueTime(),
+		QueueTimeout:   c.QueueTimeout(),
 		Keepalive:      c.SSE.Keepalive,
 		SessionHeader:  c.Routing.SessionHeader,
 		RouteHeaders:   c.ResponseHeaders,
@@ -189,9 +189,9 @@ func (c *Config) ProxySettings() proxy.Settings {
 	}
 }
 
-// QueueTime returns how long a request may wait in the admission queue; 0 when
+// QueueTimeout returns how long a request may wait in the admission queue; 0 when
 // the queue is off.
-func (c *Config) QueueTime() time.Duration {
+func (c *Config) QueueTimeout() time.Duration {
 	if c.Routing.Queue.Requests == 0 {
 		return 0
 	}

@@ -33,16 +33,16 @@ func decodeValue(from, to reflect.Value) (any, error) {
 		return decodeTime(value)
 	case string:
 		if _, ok := value.(string); !ok {
-			return nil, fmt.Errorf("expected a string, got %s; put it in quotes", describe(value))
+			return nil, fmt.Errorf("expected a string, got %s; put it in quotes", describeType(value))
 		}
 	case []Backend:
-		return decodeBackendList(value)
+		return normalizeBackendList(value)
 	case Backend:
-		return decodeBackend(value)
+		return normalizeBackend(value)
 	case []Key:
-		return decodeKeyList(value)
+		return checkKeyList(value)
 	case Key:
-		return decodeKey(value)
+		return checkKey(value)
 	}
 	return value, nil
 }
@@ -61,7 +61,7 @@ func decodeDuration(value any) (any, error) {
 		}
 		return d, nil
 	}
-	return nil, fmt.Errorf("expected a duration such as 250ms or 2s, got %s", describe(value))
+	return nil, fmt.Errorf("expected a duration such as 250ms or 2s, got %s", describeType(value))
 }
 
 func decodeByteSize(value any) (any, error) {
@@ -71,7 +71,7 @@ func decodeByteSize(value any) (any, error) {
 	case string:
 		return parseByteSize(v)
 	}
-	return nil, fmt.Errorf("expected a size such as 64MiB, got %s", describe(value))
+	return nil, fmt.Errorf("expected a size such as 64MiB, got %s", describeType(value))
 }
 
 func decodeInt(value any) (any, error) {
@@ -84,7 +84,7 @@ func decodeInt(value any) (any, error) {
 		}
 		return nil, fmt.Errorf("%q is not an integer", v)
 	}
-	return nil, fmt.Errorf("expected an integer, got %s", describe(value))
+	return nil, fmt.Errorf("expected an integer, got %s", describeType(value))
 }
 
 func decodeFloat(value any) (any, error) {
@@ -99,7 +99,7 @@ func decodeFloat(value any) (any, error) {
 		}
 		return nil, fmt.Errorf("%q is not a number", v)
 	}
-	return nil, fmt.Errorf("expected a number, got %s", describe(value))
+	return nil, fmt.Errorf("expected a number, got %s", describeType(value))
 }
 
 func decodeBool(value any) (any, error) {
@@ -112,7 +112,7 @@ func decodeBool(value any) (any, error) {
 		}
 		return nil, fmt.Errorf("%q is neither true nor false", v)
 	}
-	return nil, fmt.Errorf("expected true or false, got %s", describe(value))
+	return nil, fmt.Errorf("expected true or false, got %s", describeType(value))
 }
 
 func decodeTime(value any) (any, error) {
@@ -127,11 +127,11 @@ func decodeTime(value any) (any, error) {
 		}
 		return nil, errors.New("is not a date or time such as 2027-01-31 or 2027-01-31T18:00:00Z")
 	}
-	return nil, fmt.Errorf("expected a date such as 2027-01-31, got %s", describe(value))
+	return nil, fmt.Errorf("expected a date such as 2027-01-31, got %s", describeType(value))
 }
 
-// decodeBackendList accepts a list, or the text of WARMROUTE_BACKENDS.
-func decodeBackendList(value any) (any, error) {
+// normalizeBackendList returns a list as it is, and splits the text of WARMROUTE_BACKENDS.
+func normalizeBackendList(value any) (any, error) {
 	switch v := value.(type) {
 	case string:
 		urls := []string{}
@@ -144,12 +144,12 @@ func decodeBackendList(value any) (any, error) {
 	case []any, []string:
 		return v, nil
 	}
-	return nil, fmt.Errorf("expected a list, got %s; begin each backend with \"- url:\"", describe(value))
+	return nil, fmt.Errorf("expected a list, got %s; begin each backend with \"- url:\"", describeType(value))
 }
 
-// decodeBackend accepts a mapping, or the bare URL of a backend that needs
-// nothing else.
-func decodeBackend(value any) (any, error) {
+// normalizeBackend returns a mapping with its weight, and a bare URL as the Backend that
+// needs nothing else.
+func normalizeBackend(value any) (any, error) {
 	switch v := value.(type) {
 	case string:
 		return Backend{URL: v, Weight: 1}, nil
@@ -159,7 +159,7 @@ func decodeBackend(value any) (any, error) {
 			if slices.Contains(known, key) {
 				continue
 			}
-			if near := suggest(key, known); near != "" {
+			if near := nearestWord(key, known); near != "" {
 				return nil, fmt.Errorf("unknown key %q; did you mean %s?", key, near)
 			}
 			return nil, fmt.Errorf("unknown key %q; a backend has %s", key, strings.Join(known, ", "))
@@ -170,28 +170,28 @@ func decodeBackend(value any) (any, error) {
 		}
 		return v, nil
 	}
-	return nil, fmt.Errorf("expected a mapping with url, name and so on, or just a URL, got %s", describe(value))
+	return nil, fmt.Errorf("expected a mapping with url, name and so on, or just a URL, got %s", describeType(value))
 }
 
-// decodeKeyList accepts only a list. Keys are kept out of the environment,
+// checkKeyList returns value if it is a list. Keys are kept out of the environment,
 // where every child process could read them.
-func decodeKeyList(value any) (any, error) {
+func checkKeyList(value any) (list any, err error) {
 	if list, ok := value.([]any); ok {
 		return list, nil
 	}
-	return nil, fmt.Errorf("expected a list, got %s; begin each key with \"- name:\", or name a file in keys_file", describe(value))
+	return nil, fmt.Errorf("expected a list, got %s; begin each key with \"- name:\", or name a file in keys_file", describeType(value))
 }
 
-// decodeKey accepts a mapping. Its errors show no part of the value, which may be
+// checkKey returns value if it is the mapping of a key. Its errors show no part of the value, which may be
 // a key in the wrong place.
-func decodeKey(value any) (any, error) {
+func checkKey(value any) (key any, err error) {
 	given, ok := value.(map[string]any)
 	if !ok {
-		return nil, fmt.Errorf("expected a mapping with name and sha256, got %s; plain keys belong in keys_file", describe(value))
+		return nil, fmt.Errorf("expected a mapping with name and sha256, got %s; plain keys belong in keys_file", describeType(value))
 	}
 	known := settingNames(reflect.TypeFor[Key]())
 	for _, name := range slices.Sorted(maps.Keys(given)) {
-		switch near := suggest(name, known); {
+		switch near := nearestWord(name, known); {
 		case !slices.Contains(known, name) && near != "":
 			return nil, fmt.Errorf("unknown setting; did you mean %s?", near)
 		case !slices.Contains(known, name):
@@ -202,7 +202,7 @@ func decodeKey(value any) (any, error) {
 	}
 	switch models, listed := given["models"].([]any); {
 	case given["models"] != nil && !listed:
-		return nil, fmt.Errorf("models: expected a list, got %s", describe(given["models"]))
+		return nil, fmt.Errorf("models: expected a list, got %s", describeType(given["models"]))
 	case listed && len(models) == 0:
 		return nil, errors.New("models is empty, which allows none; delete the line to allow all models")
 	}
@@ -219,9 +219,9 @@ func settingNames(of reflect.Type) (names []string) {
 	return names
 }
 
-// describe names the type of a value, with an article. It never shows the value,
+// describeType names the type of a value, with an article. It never shows the value,
 // which may be a secret.
-func describe(value any) string {
+func describeType(value any) string {
 	switch value.(type) {
 	case string:
 		return "a string"

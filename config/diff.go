@@ -10,15 +10,15 @@ import (
 // out, since some are secret.
 func Diff(a, b *Config) (reloadable, restart []string) {
 	var d diff
-	d.compare(reflect.ValueOf(*a), reflect.ValueOf(*b), "", false)
+	d.addDifferences(reflect.ValueOf(*a), reflect.ValueOf(*b), "", false)
 	return d.reloadable, d.restart
 }
 
 type diff struct{ reloadable, restart []string }
 
-// compare adds the fields in which two structs differ. path is the path of the
+// addDifferences adds the fields in which two structs differ. path is the path of the
 // structs; restart is whether all of their fields need one.
-func (d *diff) compare(a, b reflect.Value, path string, restart bool) {
+func (d *diff) addDifferences(a, b reflect.Value, path string, restart bool) {
 	for i := range a.NumField() {
 		field := a.Type().Field(i)
 		name, option, _ := strings.Cut(field.Tag.Get("mapstructure"), ",")
@@ -28,9 +28,9 @@ func (d *diff) compare(a, b reflect.Value, path string, restart bool) {
 		restart := restart || field.Tag.Get("reload") == "no"
 		switch {
 		case option == "squash":
-			d.compare(a.Field(i), b.Field(i), path, restart)
+			d.addDifferences(a.Field(i), b.Field(i), path, restart)
 		case field.Type.Kind() == reflect.Struct:
-			d.compare(a.Field(i), b.Field(i), path+name+".", restart)
+			d.addDifferences(a.Field(i), b.Field(i), path+name+".", restart)
 		case reflect.DeepEqual(a.Field(i).Interface(), b.Field(i).Interface()):
 		case restart:
 			d.restart = append(d.restart, path+name)

@@ -36,23 +36,23 @@ type errorList struct {
 // add records an error of the setting at path. It keeps only the first one of
 // each setting, since a value that cannot be read would break further rules.
 func (e *errorList) add(path, format string, args ...any) {
-	if e.has(path) {
+	if e.hasAny(path) {
 		return
 	}
 	if e.paths == nil {
 		e.paths = map[string]bool{}
 	}
 	e.paths[path] = true
-	line := quoteUnprintable(path)
+	line := quoteIfUnprintable(path)
 	setting, _, _ := strings.Cut(path, "[") // the elements of a list come from where the list does
 	if from := e.origin[setting]; from != "" {
 		line += " (from " + from + ")"
 	}
-	e.lines = append(e.lines, line+": "+quoteUnprintable(fmt.Sprintf(format, args...)))
+	e.lines = append(e.lines, line+": "+quoteIfUnprintable(fmt.Sprintf(format, args...)))
 }
 
-// has reports whether any of the settings has an error.
-func (e *errorList) has(paths ...string) bool {
+// hasAny reports whether any of the settings has an error.
+func (e *errorList) hasAny(paths ...string) bool {
 	for _, p := range paths {
 		if e.paths[p] {
 			return true
@@ -69,17 +69,17 @@ func (e *errorList) err() error {
 	return Errors(e.lines)
 }
 
-// quoteUnprintable quotes text that contains line breaks or control
+// quoteIfUnprintable quotes text that contains line breaks or control
 // characters: keys and values come from a file.
-func quoteUnprintable(s string) string {
+func quoteIfUnprintable(s string) string {
 	if strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) {
 		return strconv.Quote(s)
 	}
 	return s
 }
 
-// readError explains why the file that a flag or variable names cannot be read.
-func readError(source, path string, err error) error {
+// explainReadError explains why the file that a flag or variable names cannot be read.
+func explainReadError(source, path string, err error) error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("%s %s: no such file", source, path)
@@ -91,9 +91,9 @@ func readError(source, path string, err error) error {
 	return err
 }
 
-// suggest returns the known word that s most likely stands for: the nearest
+// nearestWord returns the known word that s most likely stands for: the nearest
 // one within two edits, or "".
-func suggest(s string, known []string) string {
+func nearestWord(s string, known []string) string {
 	best, bestDistance := "", 3
 	for _, k := range known {
 		if d := editDistance(s, k); d < bestDistance && d < len(k) {

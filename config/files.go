@@ -17,8 +17,8 @@ import (
 // any real one, bundles of all public authorities included.
 const maxFileBytes = 1 << 20
 
-// ReadFile reads a file of at most 1 MiB, which may be a pipe.
-func ReadFile(path string) ([]byte, error) {
+// ReadFileOrPipe reads a file of at most 1 MiB, which may be a pipe.
+func ReadFileOrPipe(path string) ([]byte, error) {
 	file, err := os.Open(path)
 	if err != nil {
 		return nil, err
@@ -40,7 +40,7 @@ func ReadRegularFile(path string) ([]byte, error) {
 	if err := CheckRegular(path); err != nil {
 		return nil, err
 	}
-	return ReadFile(path)
+	return ReadFileOrPipe(path)
 }
 
 // CheckRegular returns an error unless path is a regular file. A pipe can be read
@@ -53,10 +53,10 @@ func CheckRegular(path string) error {
 	return err
 }
 
-// Files returns the paths of the files to watch for changes: file, which is the
-// configuration's own, and those that the settings name. file may be empty.
-func (c *Config) Files(file string) []string {
-	all := []string{file, c.KeysFile, c.AdminTokenFile, c.TLS.CertFile, c.TLS.KeyFile, c.AdminTLS.CertFile, c.AdminTLS.KeyFile}
+// WatchedFiles returns the paths of the files to watch for changes: configFile and
+// those that the settings name. configFile may be empty.
+func (c *Config) WatchedFiles(configFile string) []string {
+	all := []string{configFile, c.KeysFile, c.AdminTokenFile, c.TLS.CertFile, c.TLS.KeyFile, c.AdminTLS.CertFile, c.AdminTLS.KeyFile}
 	for _, b := range c.Backends {
 		all = append(all, b.CAFile)
 	}
@@ -66,7 +66,7 @@ func (c *Config) Files(file string) []string {
 // readFiles reads the files that the settings name.
 func (c *Config) readFiles(errs *errorList) {
 	c.readKeysFile(errs)
-	c.readAdminToken(errs)
+	c.readAdminTokenFile(errs)
 	c.TLS.readCertificate(errs, "tls")
 	c.AdminTLS.readCertificate(errs, "admin_tls")
 	c.readBackendCAs(errs)
@@ -105,8 +105,8 @@ func (c *Config) readKeysFile(errs *errorList) {
 	}
 }
 
-// readAdminToken reads the token from admin_token_file, if it is given.
-func (c *Config) readAdminToken(errs *errorList) {
+// readAdminTokenFile reads the token from admin_token_file, if it is given.
+func (c *Config) readAdminTokenFile(errs *errorList) {
 	if c.AdminTokenFile == "" {
 		return
 	}
@@ -144,7 +144,7 @@ func (t *ListenerTLS) readCertificate(errs *errorList, section string) {
 	if err != nil {
 		errs.add(keyFile, "%v", err)
 	}
-	if errs.has(certFile, keyFile) {
+	if errs.hasAny(certFile, keyFile) {
 		return
 	}
 	pair, err := tls.X509KeyPair(chain, key)

@@ -65,13 +65,13 @@ func Load(defaults []byte, flags *pflag.FlagSet, urls []string) (*Config, error)
 	if path == "" {
 		return parse(defaults, "", nil, flags, urls)
 	}
-	data, err := ReadFile(path)
+	data, err := ReadFileOrPipe(path)
 	if err != nil {
 		source := "--config"
 		if given, _ := flags.GetString("config"); given == "" {
 			source = FileVariable
 		}
-		return nil, Errors{readError(source, path, err).Error()}
+		return nil, Errors{explainReadError(source, path, err).Error()}
 	}
 	return parse(defaults, path, data, flags, urls)
 }
@@ -125,7 +125,7 @@ func parse(defaults []byte, file string, data []byte, flags *pflag.FlagSet, urls
 
 	var c Config
 	errs.addDecodeErrors(v.UnmarshalExact(&c, viper.DecodeHook(decodeValue)))
-	c.nameBackends()
+	c.setDefaultBackendNames()
 	c.readFiles(&errs)
 	c.validate(&errs)
 	return &c, errs.err()
@@ -151,7 +151,7 @@ func mergeFile(v *viper.Viper, given map[string]any, section []string, known []s
 			mergeFile(v, inner, at, known, errs)
 		default:
 			if inside := settingsIn(path, known); len(inside) == 0 || strings.Contains(key, ".") {
-				errs.add(path, "%s", unknownSetting(path, key, known))
+				errs.add(path, "%s", unknownSettingMessage(path, key, known))
 			} else if given[key] != nil { // a section whose lines are all commented out is fine
 				errs.add(path, "is a section; it contains %s", strings.Join(inside, ", "))
 			}
@@ -170,8 +170,8 @@ func settingsIn(section string, known []string) []string {
 	return inside
 }
 
-// unknownSetting returns the message about a path that is not a setting.
-func unknownSetting(path, key string, known []string) string {
+// unknownSettingMessage returns the message about a path that is not a setting.
+func unknownSettingMessage(path, key string, known []string) string {
 	if slices.Contains(known, path) {
 		parts := strings.Split(path, ".")
 		written := fmt.Sprintf("%q", parts[0]+":")
@@ -180,7 +180,7 @@ func unknownSetting(path, key string, known []string) string {
 		}
 		return fmt.Sprintf("write it in %d lines, %s", len(parts), written)
 	}
-	near := suggest(strings.ToLower(path), known)
+	near := nearestWord(strings.ToLower(path), known)
 	for _, k := range known {
 		if near == "" && strings.HasSuffix(k, "."+key) {
 			near = k
@@ -219,7 +219,7 @@ func bindEnvironment(v *viper.Viper, settings map[string]string, known []string,
 		if !strings.HasPrefix(name, envPrefix) || name == FileVariable || service.MatchString(name) {
 			continue
 		}
-		if near := suggest(name, names); near != "" {
+		if near := nearestWord(name, names); near != "" {
 			errs.add(name, "unknown variable; did you mean %s?", near)
 		} else {
 			errs.add(name, "unknown variable; a variable is %s followed by the path of a setting, as in %s", envPrefix, envName("routing.policy"))

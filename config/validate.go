@@ -17,19 +17,19 @@ func (c *Config) validate(errs *errorList) {
 	c.validateBackends(errs)
 	c.validateKeys(errs)
 	c.validateAdminToken(errs)
-	oneOf(errs, "routing.policy", "policy", c.Routing.Policy, policy.Names()...)
-	oneOf(errs, "log.level", "level", c.Log.Level, "debug", "info", "warn", "error")
-	oneOf(errs, "log.format", "format", c.Log.Format, "text", "json")
-	oneOf(errs, "access_log.format", "format", c.AccessLog.Format, "json", "text")
-	between(errs, "access_log.sample", c.AccessLog.Sample, 0, 1)
+	checkOneOf(errs, "routing.policy", "policy", c.Routing.Policy, policy.Names()...)
+	checkOneOf(errs, "log.level", "level", c.Log.Level, "debug", "info", "warn", "error")
+	checkOneOf(errs, "log.format", "format", c.Log.Format, "text", "json")
+	checkOneOf(errs, "access_log.format", "format", c.AccessLog.Format, "json", "text")
+	checkRange(errs, "access_log.sample", c.AccessLog.Sample, 0, 1)
 	c.validateFiles(errs)
 	c.validateRouting(errs)
 	c.validateRetry(errs)
-	between(errs, "index.block_bytes", c.Index.BlockBytes, 64, 4096)
-	between(errs, "connections.max_per_backend", c.Connections.MaxPerBackend, 1, 1<<20)
-	between(errs, "index.max_bytes", c.Index.MaxBytes, 1<<20, 1<<50)
-	between(errs, "record.max_bytes", c.Record.MaxBytes, 1<<20, 1<<40)
-	between(errs, "record.keep", c.Record.Keep, 0, 1000)
+	checkRange(errs, "index.block_bytes", c.Index.BlockBytes, 64, 4096)
+	checkRange(errs, "connections.max_per_backend", c.Connections.MaxPerBackend, 1, 1<<20)
+	checkRange(errs, "index.max_bytes", c.Index.MaxBytes, 1<<20, 1<<50)
+	checkRange(errs, "record.max_bytes", c.Record.MaxBytes, 1<<20, 1<<40)
+	checkRange(errs, "record.keep", c.Record.Keep, 0, 1000)
 	c.validateLimits(errs)
 	c.validateDurations(errs)
 }
@@ -46,7 +46,7 @@ func (c *Config) validateListeners(errs *errorList) {
 	if err := CheckListenAddress(c.Admin); err != nil {
 		errs.add("admin", "%v", err)
 	}
-	if errs.has("listen", "admin") {
+	if errs.hasAny("listen", "admin") {
 		return
 	}
 	listenHost, listenPort, _ := net.SplitHostPort(c.Listen)
@@ -58,9 +58,9 @@ func (c *Config) validateListeners(errs *errorList) {
 }
 
 func (c *Config) validateRetry(errs *errorList) {
-	between(errs, "retry.share", c.Retry.Share, 0, 1)
-	between(errs, "retry.per_second", c.Retry.PerSecond, 0, 1<<20)
-	between(errs, "breaker.failures", c.Breaker.Failures, 0, 1<<20)
+	checkRange(errs, "retry.share", c.Retry.Share, 0, 1)
+	checkRange(errs, "retry.per_second", c.Retry.PerSecond, 0, 1<<20)
+	checkRange(errs, "breaker.failures", c.Breaker.Failures, 0, 1<<20)
 	if c.Breaker.Failures > 0 && c.Breaker.Open < 10*time.Millisecond {
 		errs.add("breaker.open", "%v is too short; the minimum is 10ms; to disable the breaker, set breaker.failures to 0", c.Breaker.Open)
 	}
@@ -68,13 +68,13 @@ func (c *Config) validateRetry(errs *errorList) {
 
 func (c *Config) validateLimits(errs *errorList) {
 	l := &c.Limits
-	between(errs, "limits.in_flight", l.InFlight, 1, 1<<20)
-	between(errs, "limits.connections", l.Connections, 16, 1<<20)
-	between(errs, "limits.query_bytes", l.QueryBytes, 0, 1<<20)
-	between(errs, "limits.body_bytes", l.BodyBytes, 1<<10, 1<<40)
-	between(errs, "limits.body_bytes_total", l.BodyBytesTotal, 1<<10, 1<<50)
-	between(errs, "limits.header_bytes", l.HeaderBytes, 4<<10, 1<<30)
-	if !errs.has("limits.body_bytes", "limits.body_bytes_total") && l.BodyBytes > l.BodyBytesTotal {
+	checkRange(errs, "limits.in_flight", l.InFlight, 1, 1<<20)
+	checkRange(errs, "limits.connections", l.Connections, 16, 1<<20)
+	checkRange(errs, "limits.query_bytes", l.QueryBytes, 0, 1<<20)
+	checkRange(errs, "limits.body_bytes", l.BodyBytes, 1<<10, 1<<40)
+	checkRange(errs, "limits.body_bytes_total", l.BodyBytesTotal, 1<<10, 1<<50)
+	checkRange(errs, "limits.header_bytes", l.HeaderBytes, 4<<10, 1<<30)
+	if !errs.hasAny("limits.body_bytes", "limits.body_bytes_total") && l.BodyBytes > l.BodyBytesTotal {
 		errs.add("limits.body_bytes", "%s exceeds limits.body_bytes_total %s, so such a body could never be accepted; raise the total or lower this",
 			formatByteSize(l.BodyBytes), formatByteSize(l.BodyBytesTotal))
 	}
@@ -110,7 +110,7 @@ func (c *Config) validateDurations(errs *errorList) {
 		}
 	}
 	notAbove := func(path string, value time.Duration, limitPath string, limit time.Duration, why string) {
-		if value > limit && !errs.has(path, limitPath) {
+		if value > limit && !errs.hasAny(path, limitPath) {
 			errs.add(path, "%v exceeds %s %v, so %s; lower it", value, limitPath, limit, why)
 		}
 	}
@@ -126,7 +126,7 @@ func (c *Config) Warnings() []string {
 		warnings = append(warnings, fmt.Sprintf("timeouts.keepalive_idle: %v is not below the 5s after which vLLM closes idle connections; "+
 			"set VLLM_HTTP_TIMEOUT_KEEP_ALIVE above it on every replica", c.Timeouts.KeepaliveIdle))
 	}
-	return slices.Concat(warnings, c.adminWarnings(), c.TLS.warnings("tls"), c.AdminTLS.warnings("admin_tls"), c.routingWarnings())
+	return slices.Concat(warnings, c.adminWarnings(), c.TLS.expiryWarnings("tls"), c.AdminTLS.expiryWarnings("admin_tls"), c.routingWarnings())
 }
 
 // spareFileDescriptors are for listeners, files, name servers and admin clients.
@@ -142,11 +142,11 @@ func (c *Config) MaxFileDescriptors() uint64 {
 
 // StartWarnings returns Warnings and, if needed, one about the limit on open
 // files of the process that runs the proxy. limit is 0 if it is unknown.
-func (c *Config) StartWarnings(limit uint64) []string {
+func (c *Config) StartWarnings(maxOpenFiles uint64) []string {
 	warnings := c.Warnings()
-	if need := c.MaxFileDescriptors(); limit > 0 && need > limit {
+	if need := c.MaxFileDescriptors(); maxOpenFiles > 0 && need > maxOpenFiles {
 		warnings = append(warnings, fmt.Sprintf("may need %d file descriptors, limit is %d: raise it (ulimit -n, systemd's LimitNOFILE=, "+
-			"Docker's --ulimit nofile=), or lower limits.connections and limits.in_flight", need, limit))
+			"Docker's --ulimit nofile=), or lower limits.connections and limits.in_flight", need, maxOpenFiles))
 	}
 	return warnings
 }
@@ -166,38 +166,38 @@ func (c *Config) adminWarnings() []string {
 		"keep it on a private network", c.Admin)}
 }
 
-// warnings returns a warning if the certificate has expired. section is "tls" or
+// expiryWarnings returns a warning if the certificate has expired. section is "tls" or
 // "admin_tls".
-func (t ListenerTLS) warnings(section string) []string {
+func (t ListenerTLS) expiryWarnings(section string) []string {
 	if t.Certificate == nil || time.Now().Before(t.Certificate.Leaf.NotAfter) {
 		return nil
 	}
 	return []string{fmt.Sprintf("%s.cert_file: %s expired on %s; clients will reject it", section, t.CertFile, t.Certificate.Leaf.NotAfter.Format(time.DateOnly))}
 }
 
-// oneOf adds an error unless value is one of allowed. noun says what they are.
-func oneOf(errs *errorList, path, noun, value string, allowed ...string) {
+// checkOneOf adds an error unless value is one of allowed. noun says what they are.
+func checkOneOf(errs *errorList, path, noun, value string, allowed ...string) {
 	if slices.Contains(allowed, value) {
 		return
 	}
-	if near := suggest(strings.ToLower(value), allowed); near != "" {
+	if near := nearestWord(strings.ToLower(value), allowed); near != "" {
 		errs.add(path, "unknown %s %q; did you mean %s?", noun, value, near)
 		return
 	}
 	errs.add(path, "unknown %s %q; choose one of %s", noun, value, strings.Join(allowed, ", "))
 }
 
-// between adds an error unless value is at least min and at most max.
-func between[T int | float64 | int64](errs *errorList, path string, value, min, max T) {
+// checkRange adds an error unless value is at least min and at most max.
+func checkRange[T int | float64 | int64](errs *errorList, path string, value, min, max T) {
 	if !(value >= min) { // true for NaN
-		errs.add(path, "%v is too small; the minimum is %v", formatValue(value), formatValue(min))
+		errs.add(path, "%v is too small; the minimum is %v", formatIfByteSize(value), formatIfByteSize(min))
 	} else if value > max {
-		errs.add(path, "%v is too large; the maximum is %v", formatValue(value), formatValue(max))
+		errs.add(path, "%v is too large; the maximum is %v", formatIfByteSize(value), formatIfByteSize(max))
 	}
 }
 
-// formatValue returns a size as text with a unit, and any other value as it is.
-func formatValue(value any) any {
+// formatIfByteSize returns a size as text with a unit, and any other value as it is.
+func formatIfByteSize(value any) any {
 	if size, ok := value.(int64); ok {
 		return formatByteSize(size)
 	}

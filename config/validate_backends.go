@@ -7,9 +7,9 @@ import (
 	"warmroute/backends"
 )
 
-// nameBackends gives each backend without a name its default one: host, port and
+// setDefaultBackendNames gives each backend without a name its default one: host, port and
 // path of its URL.
-func (c *Config) nameBackends() {
+func (c *Config) setDefaultBackendNames() {
 	for i := range c.Backends {
 		b := &c.Backends[i]
 		if u, err := backends.ParseURL(b.URL); b.Name == "" && err == nil {
@@ -26,7 +26,7 @@ func (c *Config) validateBackends(errs *errorList) {
 	firstName, firstURL := map[string]int{}, map[string]int{}
 	for i, b := range c.Backends {
 		at := fmt.Sprintf("backends[%d]", i)
-		if errs.has(at, at+".url", at+".name", at+".api_key", at+".ca_file", at+".server_name", at+".max_in_flight", at+".weight") {
+		if errs.hasAny(at, at+".url", at+".name", at+".api_key", at+".ca_file", at+".server_name", at+".max_in_flight", at+".weight") {
 			continue
 		}
 		if !IsHeaderValue(b.APIKey) {
@@ -42,8 +42,8 @@ func (c *Config) validateBackends(errs *errorList) {
 			continue
 		}
 		validateBackendTLS(errs, at, u.Scheme, b)
-		between(errs, at+".max_in_flight", b.MaxInFlight, 0, 1<<20)
-		between(errs, at+".weight", b.Weight, 0.01, 100)
+		checkRange(errs, at+".max_in_flight", b.MaxInFlight, 0, 1<<20)
+		checkRange(errs, at+".weight", b.Weight, 0.01, 100)
 		if !IsHeaderValue(b.Name) || strings.ContainsAny(b.Name, " ,") || len(b.Name) > 200 {
 			errs.add(at+".name", "%q is not a valid name; it is used in headers and labels: use letters, digits and ._:-", b.Name)
 			continue
@@ -62,21 +62,21 @@ func (c *Config) validateBackends(errs *errorList) {
 	}
 }
 
-// validateBackendTLS validates the TLS settings of the backend at path at. scheme
+// validateBackendTLS validates the TLS settings of the backend at path. scheme
 // is that of its URL.
-func validateBackendTLS(errs *errorList, at, scheme string, b Backend) {
-	for _, setting := range []struct{ path, value string }{{at + ".ca_file", b.CAFile}, {at + ".server_name", b.ServerName}} {
+func validateBackendTLS(errs *errorList, path, scheme string, b Backend) {
+	for _, setting := range []struct{ path, value string }{{path + ".ca_file", b.CAFile}, {path + ".server_name", b.ServerName}} {
 		if setting.value != "" && scheme != "https" {
 			errs.add(setting.path, "has no effect on %s; use https:// or remove it", b.URL)
 		}
 	}
 	if strings.ContainsFunc(b.ServerName, func(r rune) bool { return r <= ' ' || r > '~' || r == '/' || r == ':' }) {
-		errs.add(at+".server_name", "%q is not a host name; use the one in the replica's certificate, without scheme and port", b.ServerName)
+		errs.add(path+".server_name", "%q is not a host name; use the one in the replica's certificate, without scheme and port", b.ServerName)
 	}
-	if errs.has(at + ".ca_file") {
+	if errs.hasAny(path + ".ca_file") {
 		return
 	}
 	if _, err := b.TLSConfig(); err != nil {
-		errs.add(at+".ca_file", "%v", err)
+		errs.add(path+".ca_file", "%v", err)
 	}
 }

@@ -40,15 +40,15 @@ func checkReplaceable(errs *errorList, path, file string) {
 	} else if err := snapshot.CheckFile(file); err != nil {
 		errs.add(path, "%v", err)
 	}
-	checkDirectory(errs, path, file)
+	checkCreatable(errs, path, file)
 }
 
-// checkDirectory adds an error if file cannot be created in its directory.
-func checkDirectory(errs *errorList, path, file string) {
+// checkCreatable adds an error if file cannot be created in its directory.
+func checkCreatable(errs *errorList, path, file string) {
 	dir := filepath.Dir(file)
 	if info, err := os.Stat(dir); err != nil || !info.IsDir() {
 		errs.add(path, "%s: directory %s does not exist; create it, writable by the user that runs warmroute", file, dir)
-	} else if err := canCreateFile(dir); err != nil {
+	} else if err := checkDirWritable(dir); err != nil {
 		errs.add(path, "%s: cannot create a file in %s (%v); make it writable by the user that runs warmroute", file, dir, err)
 	}
 }
@@ -58,7 +58,7 @@ func checkWritable(errs *errorList, path, file string) {
 	info, err := os.Stat(file)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		checkDirectory(errs, path, file)
+		checkCreatable(errs, path, file)
 	case err != nil:
 		errs.add(path, "%v", err)
 	case info.IsDir():

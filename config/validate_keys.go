@@ -36,8 +36,8 @@ func (c *Config) APIKeys() []apikey.Key {
 // validateKeys validates each API key, and that names and keys are unique. The
 // errors show only positions: a key may be in the wrong place.
 func (c *Config) validateKeys(errs *errorList) {
-	oneOf(errs, "tenant", "mode", c.Tenant, "share", "isolate")
-	if errs.has("keys") {
+	checkOneOf(errs, "tenant", "mode", c.Tenant, "share", "isolate")
+	if errs.hasAny("keys") {
 		return
 	}
 	if len(c.Keys) > maxKeys {
@@ -47,15 +47,15 @@ func (c *Config) validateKeys(errs *errorList) {
 	names, hashes := map[string]string{}, map[apikey.Hash]string{}
 	for i, k := range c.Keys {
 		at := fmt.Sprintf("keys[%d]", i)
-		if errs.has(at) {
+		if errs.hasAny(at) {
 			continue
 		}
-		between(errs, at+".requests_per_minute", k.RequestsPerMinute, 0, 1<<30)
+		checkRange(errs, at+".requests_per_minute", k.RequestsPerMinute, 0, 1<<30)
 		if k.TokensPerMinute != 0 {
-			between(errs, at+".tokens_per_minute", k.TokensPerMinute, 1000, 1<<40)
+			checkRange(errs, at+".tokens_per_minute", k.TokensPerMinute, 1000, 1<<40)
 		}
-		between(errs, at+".concurrency", k.Concurrency, 0, 1<<30)
-		between(errs, at+".priority", k.Priority, -100, 100)
+		checkRange(errs, at+".concurrency", k.Concurrency, 0, 1<<30)
+		checkRange(errs, at+".priority", k.Priority, -100, 100)
 		if k.QueueTime != 0 && (k.QueueTime < time.Millisecond || k.QueueTime > maxQueueTime) {
 			errs.add(at+".queue_time", "%v is not between 1ms and %v; remove it to use routing.queue.time", k.QueueTime, maxQueueTime)
 		}
@@ -67,19 +67,19 @@ func (c *Config) validateKeys(errs *errorList) {
 			errs.add(at+".name", "is already the name of %s; rename one of the two", first)
 		}
 		names[k.Name] = at
-		c.validateHashes(errs, at, k, hashes)
+		c.validateKeyHashes(errs, at, k, hashes)
 	}
 }
 
-// validateHashes validates the hashes of the key at path at. seen has the path of
+// validateKeyHashes validates the hashes of the key at path at. seen has the path of
 // each hash that was seen before.
-func (c *Config) validateHashes(errs *errorList, at string, k Key, seen map[apikey.Hash]string) {
+func (c *Config) validateKeyHashes(errs *errorList, at string, k Key, seen map[apikey.Hash]string) {
 	if k.SHA256 == "" && len(k.secrets) == 0 {
 		switch {
-		case errs.has(at + ".sha256"):
+		case errs.hasAny(at + ".sha256"):
 		case c.KeysFile == "":
 			errs.add(at, "has no key; set sha256, or set keys_file and add a line for it there")
-		case !errs.has("keys_file"):
+		case !errs.hasAny("keys_file"):
 			errs.add(at, "has no key; set sha256, or add a line for it to %s", c.KeysFile)
 		}
 		return
@@ -110,7 +110,7 @@ func (c *Config) validateAdminToken(errs *errorList) {
 		at = "admin_token_file"
 	}
 	switch {
-	case c.AdminToken == "" || errs.has(at):
+	case c.AdminToken == "" || errs.hasAny(at):
 	case !IsHeaderValue(c.AdminToken):
 		errs.add(at, "contains characters that are not allowed in a header; does it end with a line break?")
 	case len(c.AdminToken) < minAdminTokenLength:

@@ -10,30 +10,30 @@ import (
 
 func (c *Config) validateRouting(errs *errorList) {
 	r := &c.Routing
-	between(errs, "routing.attempts", r.Attempts, 1, 10)
-	between(errs, "routing.queue.requests", r.Queue.Requests, 0, 1<<20)
-	between(errs, "routing.queue.batch_requests", r.Queue.BatchRequests, 0, 1<<20)
-	between(errs, "routing.batch_slowdown", r.BatchSlowdown, 0, 10)
+	checkRange(errs, "routing.attempts", r.Attempts, 1, 10)
+	checkRange(errs, "routing.queue.requests", r.Queue.Requests, 0, 1<<20)
+	checkRange(errs, "routing.queue.batch_requests", r.Queue.BatchRequests, 0, 1<<20)
+	checkRange(errs, "routing.batch_slowdown", r.BatchSlowdown, 0, 10)
 	if r.Queue.Requests > 0 {
-		between(errs, "routing.queue.bytes", r.Queue.Bytes, 1<<10, 1<<50)
-		between(errs, "routing.queue.batch_bytes", r.Queue.BatchBytes, 1<<10, 1<<50)
+		checkRange(errs, "routing.queue.bytes", r.Queue.Bytes, 1<<10, 1<<50)
+		checkRange(errs, "routing.queue.batch_bytes", r.Queue.BatchBytes, 1<<10, 1<<50)
 		if r.Queue.Timeout < time.Millisecond {
 			errs.add("routing.queue.time", "%v is too short; the minimum is 1ms; to disable the queue, set routing.queue.requests to 0", r.Queue.Timeout)
 		}
 	}
 	if r.StepTokens != 0 {
-		between(errs, "routing.step_tokens", r.StepTokens, 64, 1<<20)
+		checkRange(errs, "routing.step_tokens", r.StepTokens, 64, 1<<20)
 	}
 	if !isHeaderNameOrEmpty(r.SessionHeader) {
 		errs.add("routing.session_header", "%q is not the name of a header; use letters, digits and -, or \"\" for none", r.SessionHeader)
 	}
-	between(errs, "routing.match_ratio", r.MatchRatio, 0, 1)
-	between(errs, "routing.imbalance_abs", r.ImbalanceAbs, 0, 1<<20)
+	checkRange(errs, "routing.match_ratio", r.MatchRatio, 0, 1)
+	checkRange(errs, "routing.imbalance_abs", r.ImbalanceAbs, 0, 1<<20)
 	if r.ImbalanceRatio != 0 {
-		between(errs, "routing.imbalance_ratio", r.ImbalanceRatio, 1, 1<<20)
+		checkRange(errs, "routing.imbalance_ratio", r.ImbalanceRatio, 1, 1<<20)
 	}
 	if r.LoadFactor != 0 {
-		between(errs, "routing.load_factor", r.LoadFactor, 1, 1<<20)
+		checkRange(errs, "routing.load_factor", r.LoadFactor, 1, 1<<20)
 	}
 }
 

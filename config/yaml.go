@@ -33,7 +33,7 @@ func decodeYAML(data []byte) (map[string]any, error) {
 func (e *errorList) addYAMLErrors(file string, data []byte, known []string, err error) {
 	var several *yaml.TypeError
 	if !errors.As(err, &several) {
-		e.add(file, "%s", explainYAMLError(strings.TrimPrefix(err.Error(), "yaml: "), data, known))
+		e.add(file, "%s", redactAndLocateError(strings.TrimPrefix(err.Error(), "yaml: "), data, known))
 		return
 	}
 	for _, one := range several.Errors {
@@ -43,10 +43,9 @@ func (e *errorList) addYAMLErrors(file string, data []byte, known []string, err 
 	}
 }
 
-// explainYAMLError adds the line and the setting to a message of the YAML parser,
-// where it lacks them, and removes the value that it quotes, unless that is
-// certainly not a secret.
-func explainYAMLError(message string, data []byte, known []string) string {
+// redactAndLocateError removes from a message of the YAML parser the value that it quotes,
+// unless that is certainly not a secret, and adds the line and the setting where it lacks them.
+func redactAndLocateError(message string, data []byte, known []string) string {
 	if before, _, found := strings.Cut(message, "invalid map key: "); found {
 		return before + "invalid map key: ***; put strings that contain braces in quotes"
 	}

@@ -5,4 +5,4 @@ package filelock
 import "os"
 
 // TryLock does nothing where there is no flock.
-func TryLock(*os.File) error { return nil }
+func TryLock(file *os.File) error { return nil }

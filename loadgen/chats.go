@@ -50,9 +50,9 @@ type Chats struct {
 	Think        time.Duration // mean pause before a user's next message, exponential
 }
 
-// Session returns the i-th conversation, from 0. It depends on the seed, i and
+// NewSession returns the i-th conversation, from 0. It depends on the seed, i and
 // the answers alone.
-func (c *Chats) Session(i int) *Session {
+func (c *Chats) NewSession(i int) *Session {
 	draw := rand.New(rand.NewPCG(c.Seed, uint64(i)))
 	system := replay.NewZipf(c.SystemPrompts, c.Zipf).Draw(draw)
 	s := &Session{
@@ -62,7 +62,7 @@ func (c *Chats) Session(i int) *Session {
 		left:  c.Turns.draw(draw),
 		messages: []Message{{
 			Role:    "system",
-			Content: randomText(c.Nonce+"system", uint64(system), c.SystemTokens),
+			Content: seededText(c.Nonce+"system", uint64(system), c.SystemTokens),
 		}},
 	}
 	if i < c.Concurrency {
@@ -85,21 +85,21 @@ type Session struct {
 }
 
 // Next takes the answer to the previous turn, "" at first, and returns the next
-// turn, or false when the conversation is over. The turn's Messages are valid
+// turn; ok is false when the conversation is over. The turn's Messages are valid
 // until the next call.
-func (s *Session) Next(answer string) (Turn, bool) {
+func (s *Session) Next(previousAnswer string) (turn Turn, ok bool) {
 	if s.left == 0 {
 		return Turn{}, false
 	}
 	s.left--
 	think := s.start
 	if s.turn > 0 {
-		s.messages = append(s.messages, Message{"assistant", answer})
+		s.messages = append(s.messages, Message{"assistant", previousAnswer})
 		// Cut at four times the mean: a longer pause would last to the end
 		// of a short run.
 		think = time.Duration(min(s.draw.ExpFloat64(), 4) * float64(s.chats.Think))
 	}
-	user := randomText("", s.id<<16|s.turn, s.chats.UserTokens.draw(s.draw))
+	user := seededText("", s.id<<16|s.turn, s.chats.UserTokens.draw(s.draw))
 	s.messages = append(s.messages, Message{"user", user})
 	s.turn++
 	return Turn{

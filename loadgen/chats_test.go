@@ -33,14 +33,14 @@ func turns(s *Session) (all []Turn) {
 
 func TestSessionIsDeterministic(t *testing.T) {
 	a := testChats()
-	inOrder := [][]Turn{turns(a.Session(0)), turns(a.Session(1)), turns(a.Session(2))}
+	inOrder := [][]Turn{turns(a.NewSession(0)), turns(a.NewSession(1)), turns(a.NewSession(2))}
 	b := testChats()
-	backwards := [][]Turn{2: turns(b.Session(2)), 1: turns(b.Session(1)), 0: turns(b.Session(0))}
+	backwards := [][]Turn{2: turns(b.NewSession(2)), 1: turns(b.NewSession(1)), 0: turns(b.NewSession(0))}
 	if !reflect.DeepEqual(inOrder, backwards) {
 		t.Error("the order of play changed a session")
 	}
 	b.Seed = 2
-	if reflect.DeepEqual(inOrder[0], turns(b.Session(0))) {
+	if reflect.DeepEqual(inOrder[0], turns(b.NewSession(0))) {
 		t.Error("the seed changed nothing")
 	}
 }
@@ -48,7 +48,7 @@ func TestSessionIsDeterministic(t *testing.T) {
 func TestSessionResendsConversation(t *testing.T) {
 	c := testChats()
 	for i := range 12 {
-		all := turns(c.Session(i))
+		all := turns(c.NewSession(i))
 		if len(all) < 2 || len(all) > 5 {
 			t.Errorf("session %d has %d turns, want 2 to 5", i, len(all))
 		}
@@ -80,12 +80,12 @@ func TestSystemPromptsZipf(t *testing.T) {
 	c := testChats()
 	count := map[string]int{}
 	for i := range 2000 {
-		turn, _ := c.Session(i).Next("")
+		turn, _ := c.NewSession(i).Next("")
 		count[turn.Messages[0].Content]++
 	}
 	var got []int
 	for k := range c.SystemPrompts {
-		got = append(got, count[randomText("system", uint64(k), c.SystemTokens)])
+		got = append(got, count[seededText("system", uint64(k), c.SystemTokens)])
 	}
 	// Weights 1, 1/2, 1/3, 1/4 of 2,000; three standard deviations are about 65.
 	for k, want := range []int{960, 480, 320, 240} {

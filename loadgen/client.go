@@ -62,7 +62,7 @@ func (c *Client) RunTrace(ctx context.Context, t *replay.Trace) {
 	start := time.Now()
 	var wg sync.WaitGroup
 	for _, r := range t.Requests {
-		due := start.Add(c.wallTime(r.At))
+		due := start.Add(c.toWallTime(r.At))
 		if !sleep(ctx, time.Until(due)) {
 			break
 		}
@@ -75,7 +75,7 @@ func (c *Client) RunTrace(ctx context.Context, t *replay.Trace) {
 				}
 				defer func() { <-slots }()
 			}
-			c.sendTurn(ctx, due, Turn{Messages: traceMessages(r, t.BlockTokens), AnswerTokens: r.AnswerTokens})
+			c.sendAndReport(ctx, due, Turn{Messages: traceMessages(r, t.BlockTokens), AnswerTokens: r.AnswerTokens})
 		})
 	}
 	wg.Wait()
@@ -90,12 +90,12 @@ func (c *Client) RunChats(ctx context.Context, chats *Chats) {
 	var next atomic.Int64
 	for range chats.Concurrency {
 		wg.Go(func() {
-			for failures := 0; c.sleepUnlessStopped(ctx, c.wallTime(retryDelay(failures))); {
+			for failures := 0; c.sleepUnlessStopped(ctx, c.toWallTime(retryDelay(failures))); {
 				i := int(next.Add(1)) - 1
 				if chats.Sessions > 0 && i >= chats.Sessions {
 					return
 				}
-				last := c.runSession(ctx, chats.Session(i))
+				last := c.runSession(ctx, chats.NewSession(i))
 				if last.Err == "" {
 					failures = 0
 					continue
@@ -127,23 +127,23 @@ func retryDelay(failures int) time.Duration {
 func (c *Client) runSession(ctx context.Context, s *Session) (last replay.Result) {
 	for answer := ""; ; {
 		turn, ok := s.Next(answer)
-		if !ok || !c.sleepUnlessStopped(ctx, c.wallTime(turn.Think)) {
+		if !ok || !c.sleepUnlessStopped(ctx, c.toWallTime(turn.Think)) {
 			return last
 		}
-		if last, answer = c.sendTurn(ctx, time.Now(), turn); last.Err != "" {
+		if last, answer = c.sendAndReport(ctx, time.Now(), turn); last.Err != "" {
 			return last
 		}
 	}
 }
 
-// sendTurn sends one request that was due at due, reports its result, and
-// returns it with the answer's text. It reports nothing once ctx has ended.
-func (c *Client) sendTurn(ctx context.Context, due time.Time, turn Turn) (r replay.Result, answer string) {
+// sendAndReport sends one request, whose latency counts from latencyStart, reports its result to
+// OnResult, and returns it with the answer's text. It reports nothing once ctx has ended.
+func (c *Client) sendAndReport(ctx context.Context, latencyStart time.Time, turn Turn) (r replay.Result, answer string) {
 	turn.OpenAIOnly = c.OpenAIOnly
 	attempt, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
-	var in reader
-	err := c.do(attempt, Request{Body: ChatBody(c.Model, turn, true), Stream: true}, &in)
+	var in responseReader
+	err := c.roundTripOrDisconnect(attempt, Request{Body: ChatBody(c.Model, turn, true), Stream: true}, &in)
 	if ctx.Err() != nil {
 		return replay.Result{}, ""
 	}
@@ -151,20 +151,20 @@ func (c *Client) sendTurn(ctx context.Context, due time.Time, turn Turn) (r repl
 		if errors.Is(attempt.Err(), context.DeadlineExceeded) {
 			err = failure(Timeout)
 		}
-		r = in.failed(err, due)
+		r = in.failedResult(err, latencyStart)
 	} else {
-		r = c.result(&in, due)
+		r = c.completeResult(&in, latencyStart)
 	}
 	c.OnResult(r)
 	return r, in.text.String()
 }
 
-// result returns the figures of a complete response to a request due at due.
-func (c *Client) result(in *reader, due time.Time) replay.Result {
+// completeResult returns the figures of a complete response, with its latencies from latencyStart.
+func (c *Client) completeResult(in *responseReader, latencyStart time.Time) replay.Result {
 	r := replay.Result{
-		Sent:             due,
-		TTFT:             c.modelTime(in.firstContent.Sub(due)),
-		E2E:              c.modelTime(in.end.Sub(due)),
+		Sent:             latencyStart,
+		TTFT:             c.toModelTime(in.firstContent.Sub(latencyStart)),
+		E2E:              c.toModelTime(in.end.Sub(latencyStart)),
 		PromptTokens:     in.prompt,
 		CachedTokens:     in.cached,
 		CompletionTokens: in.completion,
@@ -172,23 +172,23 @@ func (c *Client) result(in *reader, due time.Time) replay.Result {
 		InvalidUsage:     in.invalidUsage,
 	}
 	if in.chunks > 1 {
-		r.ITL = c.modelTime(in.lastContent.Sub(in.firstContent)) / time.Duration(in.chunks-1)
+		r.ITL = c.toModelTime(in.lastContent.Sub(in.firstContent)) / time.Duration(in.chunks-1)
 	}
 	return r
 }
 
-// wallTime converts a duration on the replicas' clock to one on ours.
-func (c *Client) wallTime(d time.Duration) time.Duration {
+// toWallTime converts a duration on the replicas' clock to one on ours.
+func (c *Client) toWallTime(d time.Duration) time.Duration {
 	return time.Duration(float64(d) / c.Speed)
 }
 
-// modelTime converts a duration on our clock to one on the replicas'.
-func (c *Client) modelTime(d time.Duration) time.Duration {
+// toModelTime converts a duration on our clock to one on the replicas'.
+func (c *Client) toModelTime(d time.Duration) time.Duration {
 	return time.Duration(float64(d) * c.Speed)
 }
 
-// sleepUnlessStopped returns false when ctx ended or Stop was closed.
-func (c *Client) sleepUnlessStopped(ctx context.Context, d time.Duration) bool {
+// sleepUnlessStopped sleeps for d; goOn is false when ctx ended or Stop was closed.
+func (c *Client) sleepUnlessStopped(ctx context.Context, d time.Duration) (goOn bool) {
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {
@@ -204,8 +204,8 @@ func (c *Client) sleepUnlessStopped(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// sleep returns false when ctx ended first.
-func sleep(ctx context.Context, d time.Duration) bool {
+// sleep sleeps for d; slept is false when ctx ended first.
+func sleep(ctx context.Context, d time.Duration) (slept bool) {
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {

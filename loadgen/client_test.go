@@ -248,7 +248,7 @@ func TestRunChats(t *testing.T) {
 
 	want := 0
 	for i := range c.Sessions {
-		for _, turn := range turns(c.Session(i)) {
+		for _, turn := range turns(c.NewSession(i)) {
 			want++
 			if last := turn.Messages[len(turn.Messages)-1].Content; asked[last] != 1 {
 				t.Errorf("session %d: %q was sent %d times", i, last, asked[last])
@@ -265,7 +265,7 @@ func FuzzStream(f *testing.F) {
 	f.Add("data: {\"choices\":[],\"usage\":{\"prompt_tokens\":1e99}}\r\n\r\n: x\ndata:[DONE]")
 	f.Add("data: {\"error\":\"x\"}\n\n")
 	f.Fuzz(func(t *testing.T, body string) {
-		var s reader
+		var s responseReader
 		if err := s.readStream(strings.NewReader(body)); err == nil && !strings.Contains(body, "[DONE]") {
 			t.Error("a whole answer without [DONE]")
 		}
@@ -343,7 +343,7 @@ func TestNextTurnHitsCache(t *testing.T) {
 	c.Sessions, c.Concurrency = 1, 1
 	p.RunChats(t.Context(), c)
 
-	want := turns(c.Session(0))
+	want := turns(c.NewSession(0))
 	if len(got.all) != len(want) {
 		t.Fatalf("got %d results, want %d", len(got.all), len(want))
 	}

@@ -74,8 +74,8 @@ func (c *Client) Send(ctx context.Context, q Request) Response {
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
 	sent := time.Now()
-	var in reader
-	err := c.do(ctx, q, &in)
+	var in responseReader
+	err := c.roundTripOrDisconnect(ctx, q, &in)
 	if err != nil && ctx.Err() != nil {
 		err = failure(Timeout)
 	}
@@ -85,10 +85,10 @@ func (c *Client) Send(ctx context.Context, q Request) Response {
 	}
 	r.Attempts, _ = strconv.Atoi(in.header.Get("X-Warmroute-Attempts"))
 	if err != nil {
-		r.Result = in.failed(err, sent)
+		r.Result = in.failedResult(err, sent)
 		return r
 	}
-	r.Result = c.result(&in, sent)
+	r.Result = c.completeResult(&in, sent)
 	return r
 }
 
@@ -128,8 +128,9 @@ type streamOptions struct {
 	IncludeUsage bool `json:"include_usage"`
 }
 
-// do sends q and reads the response into in. Its error is a failure.
-func (c *Client) do(ctx context.Context, q Request, in *reader) error {
+// roundTripOrDisconnect sends q and reads the response into in, unless q's behavior is to disconnect
+// first. Its error is a failure.
+func (c *Client) roundTripOrDisconnect(ctx context.Context, q Request, in *responseReader) error {
 	ctx, disconnect := context.WithCancelCause(ctx)
 	defer disconnect(nil)
 	if q.Behavior.DisconnectAfter > 0 {
@@ -149,7 +150,8 @@ func (c *Client) do(ctx context.Context, q Request, in *reader) error {
 	return err
 }
 
-func (c *Client) roundTrip(ctx context.Context, q Request, in *reader, disconnect context.CancelCauseFunc) error {
+// roundTrip sends q and reads the response into in. A request body that is to disconnect calls disconnect.
+func (c *Client) roundTrip(ctx context.Context, q Request, in *responseReader, disconnect context.CancelCauseFunc) error {
 	path := q.Path
 	if path == "" {
 		path = "/v1/chat/completions"
@@ -159,7 +161,7 @@ func (c *Client) roundTrip(ctx context.Context, q Request, in *reader, disconnec
 		return err
 	}
 	if q.Behavior.UploadTime > 0 || q.Behavior.DisconnectInBody {
-		req.Body = io.NopCloser(&slowBody{ctx: ctx, left: q.Body, behavior: q.Behavior, disconnect: disconnect})
+		req.Body = io.NopCloser(&slowDisconnectingBody{ctx: ctx, left: q.Body, behavior: q.Behavior, disconnect: disconnect})
 		req.GetBody = nil // it is sent once
 	}
 	maps.Copy(req.Header, c.Header)
@@ -202,9 +204,9 @@ func (c *Client) roundTrip(ctx context.Context, q Request, in *reader, disconnec
 	return nil
 }
 
-// slowBody is a request's body that is sent in ten pieces over
+// slowDisconnectingBody is a request's body that is sent in ten pieces over
 // behavior.UploadTime, or disconnects half-way.
-type slowBody struct {
+type slowDisconnectingBody struct {
 	ctx        context.Context
 	left       []byte
 	pieceBytes int
@@ -212,7 +214,7 @@ type slowBody struct {
 	disconnect context.CancelCauseFunc
 }
 
-func (u *slowBody) Read(b []byte) (int, error) {
+func (u *slowDisconnectingBody) Read(b []byte) (int, error) {
 	if len(u.left) == 0 {
 		return 0, io.EOF
 	}

@@ -23,8 +23,8 @@ const (
 	maxDetailBytes = 300
 )
 
-// reader reads one response, streamed or not, and measures it.
-type reader struct {
+// responseReader reads one response, streamed or not, and measures it.
+type responseReader struct {
 	status int
 	header http.Header
 	begun  bool // some of the response arrived
@@ -46,7 +46,7 @@ type reader struct {
 }
 
 // readStream reads events to the end of the stream.
-func (s *reader) readStream(body io.Reader) error {
+func (s *responseReader) readStream(body io.Reader) error {
 	lines := bufio.NewScanner(body)
 	lines.Buffer(make([]byte, 0, 2048), maxEventBytes)
 	for lines.Scan() {
@@ -64,8 +64,8 @@ func (s *reader) readStream(body io.Reader) error {
 			}
 			return s.checkAborted()
 		}
-		if !s.readEvent(data, time.Now()) {
-			return failure(StreamError)
+		if err := s.readEvent(data, time.Now()); err != nil {
+			return err
 		}
 		if s.text.Len() > maxTextBytes {
 			return failure(TooLong)
@@ -79,36 +79,37 @@ func (s *reader) readStream(body io.Reader) error {
 	return failure(StreamTruncated)
 }
 
-// readEvent reads one event and returns false when it is an error.
-func (s *reader) readEvent(data []byte, now time.Time) bool {
+// readEvent reads one event. It fails if the event is an error of the server.
+func (s *responseReader) readEvent(data []byte, receivedAt time.Time) error {
 	choice := gjson.GetBytes(data, "choices.0")
 	if !choice.Exists() {
 		if gjson.GetBytes(data, "error").Exists() {
 			s.setDetail(string(data))
-			return false
+			return failure(StreamError)
 		}
 		s.readUsage(gjson.GetBytes(data, "usage"))
-		s.countEvent()
-		return true
+		s.countEventAndNotify()
+		return nil
 	}
-	defer s.countEvent()
+	defer s.countEventAndNotify()
 	delta := choice.Get("delta")
 	content := delta.Get("content").Str + choice.Get("text").Str
 	if content != "" || delta.Get("reasoning").Str != "" || delta.Get("tool_calls.0").Exists() {
 		if s.chunks == 0 {
-			s.firstContent = now
+			s.firstContent = receivedAt
 		}
-		s.lastContent = now
+		s.lastContent = receivedAt
 		s.chunks++
 		s.text.WriteString(content)
 	}
 	if finish := choice.Get("finish_reason").Str; finish != "" {
 		s.finishReason = finish
 	}
-	return true
+	return nil
 }
 
-func (s *reader) countEvent() {
+// countEventAndNotify counts an event that was read and calls onEvent.
+func (s *responseReader) countEventAndNotify() {
 	s.begun = true
 	s.events++
 	if s.onEvent != nil {
@@ -117,7 +118,7 @@ func (s *reader) countEvent() {
 }
 
 // readJSON reads a response that is not a stream: a completion or any JSON object.
-func (s *reader) readJSON(body io.Reader) error {
+func (s *responseReader) readJSON(body io.Reader) error {
 	raw, err := io.ReadAll(io.LimitReader(body, maxBodyBytes))
 	s.begun = len(raw) > 0
 	if err != nil {
@@ -137,14 +138,14 @@ func (s *reader) readJSON(body io.Reader) error {
 	return s.checkAborted()
 }
 
-func (s *reader) checkAborted() error {
+func (s *responseReader) checkAborted() error {
 	if s.finishReason == "abort" {
 		return failure(ResponseAborted)
 	}
 	return nil
 }
 
-func (s *reader) readUsage(usage gjson.Result) {
+func (s *responseReader) readUsage(usage gjson.Result) {
 	if !usage.IsObject() {
 		return
 	}
@@ -160,9 +161,9 @@ func (s *reader) readUsage(usage gjson.Result) {
 	s.cached, s.cachedKnown = int(cached.Int()), cached.Type == gjson.Number
 }
 
-// failed returns the result of a response that failed with err.
-func (s *reader) failed(err error, due time.Time) replay.Result {
-	r := replay.Result{Err: err.Error(), Detail: s.detail, Sent: due}
+// failedResult returns the result of a response that failed with err.
+func (s *responseReader) failedResult(err error, latencyStart time.Time) replay.Result {
+	r := replay.Result{Err: err.Error(), Detail: s.detail, Sent: latencyStart}
 	if seconds, err := strconv.Atoi(s.header.Get("Retry-After")); err == nil && seconds > 0 && s.status != http.StatusOK {
 		r.RetryAfter = time.Duration(min(seconds, 3600)) * time.Second
 	}
@@ -170,4 +171,4 @@ func (s *reader) failed(err error, due time.Time) replay.Result {
 }
 
 // setDetail keeps the beginning of an error's text.
-func (s *reader) setDetail(text string) { s.detail = text[:min(len(text), maxDetailBytes)] }
+func (s *responseReader) setDetail(text string) { s.detail = text[:min(len(text), maxDetailBytes)] }

@@ -28,10 +28,10 @@ var words = strings.Fields(`
 	might close something seem next hard open example begin life always those both
 `)
 
-// appendText appends exactly n ASCII characters: name, id and words drawn from
+// appendSeededText appends exactly chars ASCII characters: name, id and words drawn from
 // both, so that equal arguments give equal text and others differ early.
-func appendText(b []byte, name string, id uint64, n int) []byte {
-	end := len(b) + n
+func appendSeededText(b []byte, name string, id uint64, chars int) []byte {
+	end := len(b) + chars
 	b = append(b, name...)
 	b = strconv.AppendUint(b, id, 36)
 	draw := rand.NewPCG(id, uint64(len(name)))
@@ -45,10 +45,10 @@ func appendText(b []byte, name string, id uint64, n int) []byte {
 	return b[:end]
 }
 
-// randomText is appendText as a string of a length given in tokens.
-func randomText(name string, id uint64, tokens int) string {
+// seededText is appendSeededText as a string of a length given in tokens.
+func seededText(name string, id uint64, tokens int) string {
 	n := tokens * replay.CharsPerToken
-	return string(appendText(make([]byte, 0, n+96), name, id, n))
+	return string(appendSeededText(make([]byte, 0, n+96), name, id, n))
 }
 
 // traceMessages returns the prompt of r as text: for each block of blockTokens
@@ -57,7 +57,7 @@ func traceMessages(r replay.TraceRequest, blockTokens int) []Message {
 	b := make([]byte, 0, r.PromptTokens*replay.CharsPerToken+96)
 	for i, id := range r.Blocks {
 		tokens := min(blockTokens, r.PromptTokens-i*blockTokens)
-		b = appendText(b, "", id, tokens*replay.CharsPerToken)
+		b = appendSeededText(b, "", id, tokens*replay.CharsPerToken)
 	}
 	return []Message{{Role: "user", Content: string(b)}}
 }

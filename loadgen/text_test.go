@@ -49,7 +49,7 @@ func FuzzTraceMessages(f *testing.F) {
 
 func TestTextIsASCII(t *testing.T) {
 	for id := range uint64(1000) {
-		s := randomText("", id, 512)
+		s := seededText("", id, 512)
 		if len(s) != 2048 || strings.ContainsFunc(s, func(r rune) bool { return r != ' ' && (r < '0' || r > 'z') }) {
 			t.Fatalf("id %d: %d characters, %q", id, len(s), s[:40])
 		}

@@ -117,7 +117,7 @@ type loadResult struct {
 }
 
 func newConfigWatcher(file string, load func() (*config.Config, error)) *configWatcher {
-	return &configWatcher{file: file, loadFunc: load, names: (&config.Config{}).Files(file)}
+	return &configWatcher{file: file, loadFunc: load, names: (&config.Config{}).WatchedFiles(file)}
 }
 
 // loadAndTrackFiles loads the configuration. The fingerprint of its files is taken before, so that
@@ -127,10 +127,10 @@ func (w *configWatcher) loadAndTrackFiles() (c *config.Config, err error) {
 	for range 2 {
 		w.markApplied()
 		c, err = w.loadFunc()
-		if c == nil || slices.Equal(c.Files(w.file), w.names) {
+		if c == nil || slices.Equal(c.WatchedFiles(w.file), w.names) {
 			return c, err
 		}
-		w.names = c.Files(w.file)
+		w.names = c.WatchedFiles(w.file)
 		if w.file != "" && config.CheckRegular(w.file) != nil { // a pipe cannot be read twice
 			w.markApplied()
 			return c, err

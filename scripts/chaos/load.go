@@ -100,7 +100,7 @@ func recordPrompts(ctx context.Context, url, model string, n int, chats *loadgen
 	client := &loadgen.Client{URL: url, Model: model, HTTP: httpClient, Speed: 1, Timeout: time.Minute}
 	var prompts []prompt
 	for i := 0; len(prompts) < n; i++ {
-		session, answer := chats.Session(i), ""
+		session, answer := chats.NewSession(i), ""
 		for len(prompts) < n {
 			turn, ok := session.Next(answer)
 			if !ok {
@@ -130,7 +130,7 @@ func newUniquePrompt(model string, i int) *prompt {
 		Seed: uint64(time.Now().UnixNano()), SystemPrompts: 1, SystemTokens: 1,
 		Turns: loadgen.Range{Min: 1, Max: 1}, UserTokens: loadgen.Range{Min: 100, Max: 300}, AnswerTokens: loadgen.Range{Min: 20, Max: 60},
 	}
-	turn, _ := chats.Session(i).Next("") // it has one
+	turn, _ := chats.NewSession(i).Next("") // it has one
 	turn.Messages = turn.Messages[1:]
 	q := newPrompt(model, turn)
 	return &q
