@@ -40,7 +40,7 @@ func benchReplica(t *testing.T, cfg sim.Config) string {
 	t.Helper()
 	cfg.Engine.Speed = 50
 	replica := sim.NewServer(cfg)
-	if err := replica.Listen("127.0.0.1:0"); err != nil {
+	if err := replica.Bind("127.0.0.1:0"); err != nil {
 		t.Fatal(err)
 	}
 	ctx, stop := context.WithCancel(context.Background())

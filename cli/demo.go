@@ -234,7 +234,7 @@ func startDemoFleet(defaults []byte, policy string, replicas int, proxyAddr, adm
 	var urls []string
 	for range replicas {
 		replica := sim.NewServer(sim.Config{Engine: engine.Config{KVTokens: demoKVTokens}})
-		if err := replica.Listen("127.0.0.1:0"); err != nil {
+		if err := replica.Bind("127.0.0.1:0"); err != nil {
 			return nil, err
 		}
 		startServer(replica.Run)

@@ -84,7 +84,7 @@ func runSim(cmd *cobra.Command, listen string, cfg sim.Config, drainTimeout time
 		return usageError{err}
 	}
 	s := sim.NewServer(cfg)
-	if err := s.Listen(listen); err != nil {
+	if err := s.Bind(listen); err != nil {
 		return server.ListenError("listen", listen, err)
 	}
 	fmt.Fprintf(cmd.ErrOrStderr(), "simulated replica of %s: base URL %s/v1\n", cfg.Model, s.URL())
@@ -97,7 +97,7 @@ func runSim(cmd *cobra.Command, listen string, cfg sim.Config, drainTimeout time
 		if drainTimeout > 0 {
 			s.Drain(drainTimeout)
 		}
-		shutdown <- s.Shutdown(ctx)
+		shutdown <- s.AbortAndShutdown(ctx)
 	})
 	ctx, cancel := context.WithCancel(context.WithoutCancel(cmd.Context()))
 	defer cancel()

@@ -320,7 +320,7 @@ func TestOpenAIOnly(t *testing.T) {
 // simulated starts a replica a hundred times faster than real, and a player of it.
 func simulated(t *testing.T) (*Client, *results) {
 	replica := sim.NewServer(sim.Config{Engine: engine.Config{Speed: 100}})
-	if err := replica.Listen("127.0.0.1:0"); err != nil {
+	if err := replica.Bind("127.0.0.1:0"); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())

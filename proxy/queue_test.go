@@ -516,7 +516,7 @@ func simulate(t *testing.T, n int, policy string, engine engine.Config) *fleet {
 	var list []*backends.Backend
 	for i := range n {
 		s := sim.NewServer(sim.Config{Model: "m", Engine: engine})
-		if err := s.Listen("127.0.0.1:0"); err != nil {
+		if err := s.Bind("127.0.0.1:0"); err != nil {
 			t.Fatal(err)
 		}
 		running.Go(func() {

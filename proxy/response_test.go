@@ -672,7 +672,7 @@ func simulated(t *testing.T, n int, hold router.QueueSettings) *fleet {
 	var list []*backends.Backend
 	for i := range n {
 		s := sim.NewServer(sim.Config{Model: "m", Engine: engine.Config{Speed: 50}})
-		if err := s.Listen("127.0.0.1:0"); err != nil {
+		if err := s.Bind("127.0.0.1:0"); err != nil {
 			t.Fatal(err)
 		}
 		ctx, stop := context.WithCancel(context.Background())

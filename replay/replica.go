@@ -50,7 +50,7 @@ func newFleet(s *Scenario, requests *Requests) []*replica {
 		fleet[i] = &replica{backend: b, config: configs[i]}
 	}
 	if s.Policy == Pooled {
-		for i, e := range engine.NewPooled(configs...) {
+		for i, e := range engine.NewWithSharedCache(configs...) {
 			fleet[i].engine = e
 		}
 		return fleet
@@ -76,7 +76,7 @@ func (p *replica) scrapeLoad(now time.Time, cacheSizeFactor float64) *backends.L
 		PrefixCachingOff: p.config.NoPrefixCache,
 		PrefixQueries:    float64(st.PrefixQueries), PrefixHits: float64(st.PrefixHits), PrefixKnown: true,
 		PromptTokens: float64(st.PromptTokens), GenerationTokens: float64(st.GenerationTokens), TokensKnown: true,
-		StepTokens:  st.LargestStep(),
+		StepTokens:  st.LargestStepBucket(),
 		StartTime:   startUnix + p.started.Seconds(),
 		OwnInFlight: p.backend.InFlight.Load(),
 		ScrapedAt:   now,

@@ -39,7 +39,7 @@ func startGuarded(t *testing.T, n int, c sim.Config, change func(*config.Config)
 	var urls []string
 	for range n {
 		s := sim.NewServer(c)
-		if err := s.Listen("127.0.0.1:0"); err != nil {
+		if err := s.Bind("127.0.0.1:0"); err != nil {
 			t.Fatal(err)
 		}
 		runUntilStopped(t, s.Run)

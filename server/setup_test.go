@@ -110,7 +110,7 @@ func startSimFleet(t *testing.T, n, kvTokens int) *simFleet {
 func startSimReplica(t *testing.T, c sim.Config, address string) (url string, kill func()) {
 	t.Helper()
 	s := sim.NewServer(c)
-	if err := s.Listen(address); err != nil {
+	if err := s.Bind(address); err != nil {
 		t.Fatal(err)
 	}
 	kill = runUntilStopped(t, s.Run)

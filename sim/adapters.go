@@ -38,6 +38,7 @@ func (s *Server) loadAdapter(w http.ResponseWriter, r *http.Request) {
 	fmt.Fprintf(w, "Success: LoRA adapter '%s' added successfully.", in["lora_name"].Str)
 }
 
+// load adds an adapter. It fails if name is loaded, unless inPlace.
 func (a *adapters) load(name, path string, inPlace bool) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -87,7 +88,7 @@ func (a *adapters) unload(name string) error {
 	return nil
 }
 
-// indexOf requires mu.
+// indexOf returns the index of the named adapter in list, or -1. It requires mu.
 func (a *adapters) indexOf(name string) int {
 	return slices.IndexFunc(a.list, func(b adapter) bool { return b.name == name })
 }

@@ -26,7 +26,7 @@ func (s *Server) chatCompletions(w http.ResponseWriter, r *http.Request) {
 		forced = call.text
 	}
 	for i := range p.n {
-		q, err := s.sequence(p, prompt, i, forced)
+		q, err := s.newSequence(p, prompt, i, forced)
 		if err != nil {
 			writeError(w, err)
 			return
@@ -38,7 +38,7 @@ func (s *Server) chatCompletions(w http.ResponseWriter, r *http.Request) {
 
 // readChat checks a chat request in vLLM's order and returns its prompt.
 func (s *Server) readChat(in fields) (p params, prompt []uint32, call *toolCall, err error) {
-	if err = in.validate("messages"); err == nil {
+	if err = in.validateTypes("messages"); err == nil {
 		err = in.validateMessages()
 	}
 	if err != nil {
@@ -147,9 +147,9 @@ func (f *chatFormat) appendChunkHead(b []byte) []byte {
 	return append(b, f.head...)
 }
 
-func (f *chatFormat) streamStart(b []byte) []byte { return b }
+func (f *chatFormat) appendBeforePrefill(b []byte) (unchanged []byte) { return b }
 
-func (f *chatFormat) firstOutput(b []byte) []byte {
+func (f *chatFormat) appendBeforeFirstToken(b []byte) []byte {
 	for _, q := range f.sequences {
 		b = append(f.appendChunkHead(b), `{"index":`...)
 		b = strconv.AppendInt(b, int64(q.index), 10)
@@ -164,27 +164,28 @@ func (f *chatFormat) appendTokens(b []byte, q *sequence, from, to int, end endRe
 	if f.call != nil {
 		return f.call.appendChunks(b, f, q, from, to, end)
 	}
-	b = append(f.beginChoice(b, q), '{')
+	b = append(f.appendBeforeDelta(b, q), '{')
 	if text := q.textBetween(from, to); text != "" { // the end of a turn has no text
 		b = appendQuoted(append(b, `"content":`...), text)
 	}
-	return f.endChoice(append(b, '}'), q, to, end.String())
+	return f.appendAfterDelta(append(b, '}'), q, to, end.String())
 }
 
-// beginChoice begins a chunk up to its delta.
-func (f *chatFormat) beginChoice(b []byte, q *sequence) []byte {
+// appendBeforeDelta appends the beginning of a chunk, up to its delta.
+func (f *chatFormat) appendBeforeDelta(b []byte, q *sequence) []byte {
 	b = append(f.appendChunkHead(b), `{"index":`...)
 	b = strconv.AppendInt(b, int64(q.index), 10)
 	return append(b, `,"delta":`...)
 }
 
-// endChoice ends a chunk after its delta; finish is empty while the choice runs.
-func (f *chatFormat) endChoice(b []byte, q *sequence, tokens int, finish string) []byte {
+// appendAfterDelta appends the rest of a chunk after its delta; finish is empty while
+// the choice runs. tokens are those generated so far.
+func (f *chatFormat) appendAfterDelta(b []byte, q *sequence, tokens int, finishReason string) []byte {
 	b = append(b, `,"logprobs":null,"finish_reason":`...)
-	if finish == "" {
+	if finishReason == "" {
 		b = append(b, `null,"token_ids":null}]`...)
 	} else {
-		b = append(b, `"`+finish+`","stop_reason":null,"token_ids":null}]`...)
+		b = append(b, `"`+finishReason+`","stop_reason":null,"token_ids":null}]`...)
 		if !f.includeUsage { // else it is in the chunk with the usage
 			b = append(b, `,"system_fingerprint":`+fingerprint...)
 		}
@@ -201,7 +202,7 @@ func (f *chatFormat) appendRunningUsage(b []byte, q *sequence, tokens int) []byt
 	return f.server.appendUsage(append(b, `,"usage":`...), usage{prompt: q.Prompt, completion: tokens}, usageRunning)
 }
 
-func (f *chatFormat) streamEnd(b []byte) []byte {
+func (f *chatFormat) appendStreamEnd(b []byte) []byte {
 	if f.includeUsage {
 		b = append(f.appendChunkHead(b), `],"usage":`...)
 		b = f.server.appendUsage(b, sumUsage(f.sequences, f.n), usageChatStream)
@@ -210,9 +211,9 @@ func (f *chatFormat) streamEnd(b []byte) []byte {
 	return append(b, "data: [DONE]\n\n"...)
 }
 
-func (f *chatFormat) engineFailure(b []byte) []byte { return append(b, engineDeadEvent...) }
+func (f *chatFormat) appendEngineFailure(b []byte) []byte { return append(b, engineDeadEvent...) }
 
-func (f *chatFormat) complete() []byte {
+func (f *chatFormat) fullResponse() []byte {
 	b := appendQuoted([]byte(`{"id":`), f.id)
 	b = append(b, `,"object":"chat.completion","created":`...)
 	b = strconv.AppendInt(b, f.created, 10)
@@ -222,19 +223,19 @@ func (f *chatFormat) complete() []byte {
 		if i > 0 {
 			b = append(b, ',')
 		}
-		b = f.message(b, q)
+		b = f.appendChoice(b, q)
 	}
 	b = append(b, `],"service_tier":null,"system_fingerprint":`+fingerprint+`,"usage":`...)
 	b = f.server.appendUsage(b, sumUsage(f.sequences, f.n), usageChat)
 	return append(b, `,"prompt_logprobs":null,"prompt_token_ids":null,"prompt_text":null,"kv_transfer_params":null,"ec_transfer_params":null,"metrics":null}`...)
 }
 
-func (f *chatFormat) message(b []byte, q *sequence) []byte {
-	tokens, end := q.load()
+func (f *chatFormat) appendChoice(b []byte, q *sequence) []byte {
+	tokens, end := q.loadProgress()
 	finish, content := end.String(), q.textBetween(0, tokens)
 	var calls []byte
 	if f.call != nil {
-		calls, content, finish = f.call.message(q, tokens, end)
+		calls, content, finish = f.call.messageMembers(q, tokens, end)
 	}
 	b = append(b, `{"index":`...)
 	b = strconv.AppendInt(b, int64(q.index), 10)
@@ -329,26 +330,26 @@ func appendExample(b []byte, schema gjson.Result, depth int) []byte {
 func (c *toolCall) appendChunks(b []byte, f *chatFormat, q *sequence, from, to int, end endReason) []byte {
 	was, is := min(from*bytesPerToken, len(q.text)), min(to*bytesPerToken, len(q.text))
 	if was < c.from && is >= c.from {
-		b = f.beginChoice(b, q)
+		b = f.appendBeforeDelta(b, q)
 		b = append(b, `{"content":null,"tool_calls":[{"id":"chatcmpl-tool-`+randomID()+`","type":"function","index":0,"function":{"name":`...)
 		b = append(appendQuoted(b, c.name), `}}]}`...)
-		b = f.endChoice(b, q, to, "")
+		b = f.appendAfterDelta(b, q, to, "")
 	}
 	if start, end := max(was, c.from), min(is, c.to); start < end {
-		b = f.beginChoice(b, q)
+		b = f.appendBeforeDelta(b, q)
 		b = append(b, `{"content":null,"tool_calls":[{"index":0,"function":{"arguments":`...)
 		b = append(appendQuoted(b, string(q.text[start:end])), `}}]}`...)
-		b = f.endChoice(b, q, to, "")
+		b = f.appendAfterDelta(b, q, to, "")
 	}
 	if end != running {
-		b = append(f.beginChoice(b, q), "{}"...)
-		b = f.endChoice(b, q, to, c.finishReason(end))
+		b = append(f.appendBeforeDelta(b, q), "{}"...)
+		b = f.appendAfterDelta(b, q, to, c.finishReason(end))
 	}
 	return b
 }
 
-// message returns the members of a complete response's message.
-func (c *toolCall) message(q *sequence, tokens int, end endReason) (calls []byte, content, finish string) {
+// messageMembers returns the members of a complete response's message.
+func (c *toolCall) messageMembers(q *sequence, tokens int, end endReason) (calls []byte, content, finish string) {
 	seen := min(tokens*bytesPerToken, len(q.text))
 	if seen < c.from {
 		return nil, "", c.finishReason(end)

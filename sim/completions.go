@@ -28,12 +28,12 @@ func (s *Server) completions(w http.ResponseWriter, r *http.Request) {
 		p.maxTokens = 16 // OpenAI's default, which vLLM keeps for this endpoint
 	}
 	f := &completionFormat{server: s, params: p, id: "cmpl-" + requestID(r), created: time.Now().Unix()}
-	for _, prompt := range prompts(in["prompt"]) {
+	for _, prompt := range tokenizePrompts(in["prompt"]) {
 		if in["echo"].Bool() {
 			f.echo = append(f.echo, detokenize(prompt))
 		}
 		for range p.n {
-			q, err := s.sequence(p, prompt, len(f.sequences), nil)
+			q, err := s.newSequence(p, prompt, len(f.sequences), nil)
 			if err != nil {
 				writeError(w, err)
 				return
@@ -45,7 +45,7 @@ func (s *Server) completions(w http.ResponseWriter, r *http.Request) {
 }
 
 func checkPrompt(in fields) error {
-	if err := in.validate(); err != nil {
+	if err := in.validateTypes(); err != nil {
 		return err
 	}
 	v := in["prompt"]
@@ -58,16 +58,16 @@ func checkPrompt(in fields) error {
 	return nil
 }
 
-// prompts returns the prompts in a text, a list of token ids, or a list of either.
-func prompts(v gjson.Result) [][]uint32 {
-	if v.Type == gjson.String {
-		return [][]uint32{tokenize([]byte(v.Str), nil)}
+// tokenizePrompts returns the prompts in a text, a list of token ids, or a list of either.
+func tokenizePrompts(prompt gjson.Result) [][]uint32 {
+	if prompt.Type == gjson.String {
+		return [][]uint32{tokenize([]byte(prompt.Str), nil)}
 	}
-	if v.Get("0").Type == gjson.Number {
-		return [][]uint32{tokenIDs(v)}
+	if prompt.Get("0").Type == gjson.Number {
+		return [][]uint32{tokenIDs(prompt)}
 	}
 	var all [][]uint32
-	for _, one := range v.Array() {
+	for _, one := range prompt.Array() {
 		if one.IsArray() {
 			all = append(all, tokenIDs(one))
 		} else {
@@ -100,12 +100,12 @@ type completionFormat struct {
 
 func (f *completionFormat) appendChunkHead(b []byte) []byte {
 	if f.head == nil {
-		f.head = f.appendHead([]byte("data: "))
+		f.head = f.appendObjectHead([]byte("data: "))
 	}
 	return append(b, f.head...)
 }
 
-func (f *completionFormat) appendHead(b []byte) []byte {
+func (f *completionFormat) appendObjectHead(b []byte) []byte {
 	b = appendQuoted(append(b, `{"id":`...), f.id)
 	b = append(b, `,"object":"text_completion","created":`...)
 	b = strconv.AppendInt(b, f.created, 10)
@@ -113,10 +113,10 @@ func (f *completionFormat) appendHead(b []byte) []byte {
 	return append(b, `,"choices":[`...)
 }
 
-func (f *completionFormat) streamStart(b []byte) []byte { return b }
+func (f *completionFormat) appendBeforePrefill(b []byte) (unchanged []byte) { return b }
 
-// firstOutput appends nothing: a completion's stream begins with its text.
-func (f *completionFormat) firstOutput(b []byte) []byte { return b }
+// appendBeforeFirstToken appends nothing: a completion's stream begins with its text.
+func (f *completionFormat) appendBeforeFirstToken(b []byte) (unchanged []byte) { return b }
 
 func (f *completionFormat) appendTokens(b []byte, q *sequence, from, to int, end endReason) []byte {
 	text := q.textBetween(from, to)
@@ -126,7 +126,7 @@ func (f *completionFormat) appendTokens(b []byte, q *sequence, from, to int, end
 	b = append(f.appendChunkHead(b), `{"index":`...)
 	b = strconv.AppendInt(b, int64(q.index), 10)
 	b = appendQuoted(append(b, `,"text":`...), text)
-	b = append(appendFinish(b, end), `,"stop_reason":null,"prompt_token_ids":null,"token_ids":null}]`...)
+	b = append(appendFinishReason(b, end), `,"stop_reason":null,"prompt_token_ids":null,"token_ids":null}]`...)
 	if end != running && !f.includeUsage {
 		b = append(b, `,"system_fingerprint":`+fingerprint...)
 	}
@@ -143,14 +143,14 @@ func (f *completionFormat) echoedPrompt(q *sequence) string {
 	return f.echo[q.index/f.n]
 }
 
-func appendFinish(b []byte, end endReason) []byte {
+func appendFinishReason(b []byte, end endReason) []byte {
 	if end == running {
 		return append(b, `,"logprobs":null,"finish_reason":null`...)
 	}
 	return append(b, `,"logprobs":null,"finish_reason":"`+end.String()+`"`...)
 }
 
-func (f *completionFormat) streamEnd(b []byte) []byte {
+func (f *completionFormat) appendStreamEnd(b []byte) []byte {
 	if f.includeUsage {
 		b = append(f.appendChunkHead(b), `],"usage":`...)
 		b = f.server.appendUsage(b, sumUsage(f.sequences, f.n), usageCompletionStream)
@@ -159,19 +159,19 @@ func (f *completionFormat) streamEnd(b []byte) []byte {
 	return append(b, "data: [DONE]\n\n"...)
 }
 
-func (f *completionFormat) engineFailure(b []byte) []byte { return append(b, engineDeadEvent...) }
+func (f *completionFormat) appendEngineFailure(b []byte) []byte { return append(b, engineDeadEvent...) }
 
-func (f *completionFormat) complete() []byte {
-	b := f.appendHead(nil)
+func (f *completionFormat) fullResponse() []byte {
+	b := f.appendObjectHead(nil)
 	for i, q := range f.sequences {
 		if i > 0 {
 			b = append(b, ',')
 		}
-		tokens, end := q.load()
+		tokens, end := q.loadProgress()
 		b = append(b, `{"index":`...)
 		b = strconv.AppendInt(b, int64(q.index), 10)
 		b = appendQuoted(append(b, `,"text":`...), f.echoedPrompt(q)+q.textBetween(0, tokens))
-		b = append(appendFinish(b, end), `,"stop_reason":null,"token_ids":null,"prompt_logprobs":null,"prompt_token_ids":null,"routed_experts":null}`...)
+		b = append(appendFinishReason(b, end), `,"stop_reason":null,"token_ids":null,"prompt_logprobs":null,"prompt_token_ids":null,"routed_experts":null}`...)
 	}
 	b = append(b, `],"service_tier":null,"system_fingerprint":`+fingerprint+`,"usage":`...)
 	b = f.server.appendUsage(b, sumUsage(f.sequences, f.n), usageCompletion)
@@ -186,20 +186,20 @@ const dimensions = 8
 func (s *Server) embeddings(w http.ResponseWriter, r *http.Request) {
 	in, err := readBody(r)
 	if err == nil {
-		err = in.validate("input")
+		err = in.validateTypes("input")
 	}
 	var model string
 	if err == nil {
-		model, err = s.resolve(in["model"].Str)
+		model, err = s.modelOrDefault(in["model"].Str)
 	}
 	if err != nil {
 		writeError(w, err)
 		return
 	}
-	b := []byte(`{"id":"embd-` + requestID(r) + `","object":"list","created":` + strconv.FormatInt(s.startTime().Unix(), 10) + `,"model":`)
+	b := []byte(`{"id":"embd-` + requestID(r) + `","object":"list","created":` + strconv.FormatInt(s.processStartTime().Unix(), 10) + `,"model":`)
 	b = append(appendQuoted(b, model), `,"data":[`...)
 	total := 0
-	for i, tokens := range prompts(in["input"]) {
+	for i, tokens := range tokenizePrompts(in["input"]) {
 		total += len(tokens)
 		if i > 0 {
 			b = append(b, ',')

@@ -43,13 +43,14 @@ type sequence struct {
 	wake     chan<- struct{} // capacity 1, shared by the choices of a request
 }
 
-// load returns the published progress.
-func (q *sequence) load() (tokens int, end endReason) {
+// loadProgress returns the published progress.
+func (q *sequence) loadProgress() (tokens int, end endReason) {
 	p := q.progress.Load()
 	return int(p >> 8), endReason(p)
 }
 
-func (q *sequence) publish(tokens int, end endReason) {
+// publishProgress stores the progress and wakes the request's goroutine.
+func (q *sequence) publishProgress(tokens int, end endReason) {
 	q.progress.Store(uint64(tokens)<<8 | uint64(end))
 	select {
 	case q.wake <- struct{}{}:
@@ -57,26 +58,27 @@ func (q *sequence) publish(tokens int, end endReason) {
 	}
 }
 
-// finish publishes an end that the engine did not cause.
-func (q *sequence) finish(reason endReason) {
-	tokens, _ := q.load()
-	q.publish(tokens, reason)
+// publishEnd publishes an end that the engine did not cause.
+func (q *sequence) publishEnd(reason endReason) {
+	tokens, _ := q.loadProgress()
+	q.publishProgress(tokens, reason)
 }
 
 var errDraining = errors.New("cannot schedule new futures after shutdown")
 
-// submit adds all sequences to the engine, or none.
-func (s *Server) submit(sequences []*sequence) error {
+// submitAll adds all sequences to the engine, or none if it fails. The fault AbortEach
+// ends them instead, or later.
+func (s *Server) submitAll(sequences []*sequence) error {
 	s.engineMu.Lock()
 	defer s.engineMu.Unlock()
-	if s.faults.has(Drain) {
+	if s.faults.isActive(Drain) {
 		return errDraining
 	}
-	if f, ok := s.faults.match(true, AbortEach); ok {
+	if f, ok := s.faults.matchAndCount(true, AbortEach); ok {
 		if f.Chunks == 0 {
 			for _, q := range sequences {
 				s.counters.success[aborted]++
-				q.finish(aborted)
+				q.publishEnd(aborted)
 			}
 			return nil
 		}
@@ -101,8 +103,8 @@ func (s *Server) submit(sequences []*sequence) error {
 	return nil
 }
 
-// abort removes the sequences of a client that disconnected from the engine.
-func (s *Server) abort(sequences []*sequence) {
+// abortUnfinished removes the sequences of a client that disconnected from the engine.
+func (s *Server) abortUnfinished(sequences []*sequence) {
 	s.engineMu.Lock()
 	defer s.engineMu.Unlock()
 	for _, q := range sequences {
@@ -156,16 +158,16 @@ func (s *Server) runEngine(ctx context.Context) {
 		}
 		s.engineMu.Lock()
 		if s.epoch == epoch {
-			s.publish(step)
+			s.publishStep(step)
 		}
 		s.engineMu.Unlock()
 	}
 }
 
 // awaitThaw waits while the fault Freeze is active, and reports whether it was.
-func (s *Server) awaitThaw(ctx context.Context) bool {
+func (s *Server) awaitThaw(ctx context.Context) (wasFrozen bool) {
 	froze := false
-	for ; s.faults.has(Freeze) && ctx.Err() == nil; froze = true {
+	for ; s.faults.isActive(Freeze) && ctx.Err() == nil; froze = true {
 		select {
 		case <-s.thawed:
 		case <-ctx.Done():
@@ -174,17 +176,17 @@ func (s *Server) awaitThaw(ctx context.Context) bool {
 	return froze
 }
 
-// thaw wakes runEngine if it waits for the end of a freeze.
-func (s *Server) thaw() {
+// wakeFrozenEngine wakes runEngine if it waits for the end of a freeze.
+func (s *Server) wakeFrozenEngine() {
 	select {
 	case s.thawed <- struct{}{}:
 	default:
 	}
 }
 
-// publish publishes the outputs of a step to the sequences.
-func (s *Server) publish(step engine.StepResult) {
-	s.counters.step(step)
+// publishStep counts a step and publishes its outputs to the sequences.
+func (s *Server) publishStep(step engine.StepResult) {
+	s.counters.countStep(step)
 	kept := s.live[:0]
 	for _, q := range s.live {
 		n := q.Generated(s.engine)
@@ -196,16 +198,16 @@ func (s *Server) publish(step engine.StepResult) {
 		if q.abortAfter > 0 && n >= q.abortAfter && n < q.Answer {
 			s.engine.Abort(&q.Request)
 			s.counters.success[aborted]++
-			q.publish(n, aborted)
+			q.publishProgress(n, aborted)
 			continue
 		}
 		if n < q.Answer {
-			q.publish(n, running)
+			q.publishProgress(n, running)
 			kept = append(kept, q)
 			continue
 		}
 		s.counters.success[q.naturalEnd]++
-		q.publish(n, q.naturalEnd)
+		q.publishProgress(n, q.naturalEnd)
 	}
 	clear(s.live[len(kept):])
 	s.live = kept

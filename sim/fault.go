@@ -56,7 +56,7 @@ type Fault struct {
 	Delay  float64 `json:"delay"`  // Hold and ResetAtWork, in seconds
 }
 
-func (f Fault) check() error {
+func (f Fault) validate() error {
 	switch f.Kind {
 	case Refuse, Slow, Freeze, MetricsGone, MetricsGarbled, MetricsHuge, CloseIdle, Drain:
 		if f.Requests != 0 {
@@ -89,7 +89,7 @@ func (f Fault) check() error {
 
 // SetFault starts f, replacing a fault of the same kind.
 func (s *Server) SetFault(f Fault) error {
-	if err := f.check(); err != nil {
+	if err := f.validate(); err != nil {
 		return err
 	}
 	switch f.Kind {
@@ -108,9 +108,9 @@ func (s *Server) SetFault(f Fault) error {
 	s.faults.set(f, func() { s.endFault(f.Kind) })
 	switch f.Kind {
 	case Refuse:
-		s.listening.stop()
+		s.listening.suspend()
 	case Slow:
-		s.setSpeed(s.cfg.Engine.Speed / f.Factor)
+		s.setEngineSpeed(s.cfg.Engine.Speed / f.Factor)
 	}
 	return nil
 }
@@ -118,26 +118,26 @@ func (s *Server) SetFault(f Fault) error {
 // ClearFaults ends all faults.
 func (s *Server) ClearFaults() error {
 	s.faults.clear()
-	s.thaw()
-	s.setSpeed(s.cfg.Engine.Speed)
+	s.wakeFrozenEngine()
+	s.setEngineSpeed(s.cfg.Engine.Speed)
 	return s.listening.resume(s.address)
 }
 
 // endFault ends a fault whose time is over.
 func (s *Server) endFault(k FaultKind) {
-	s.faults.drop(k)
+	s.faults.remove(k)
 	switch k {
 	case Slow:
-		s.setSpeed(s.cfg.Engine.Speed)
+		s.setEngineSpeed(s.cfg.Engine.Speed)
 	case Freeze:
-		s.thaw()
+		s.wakeFrozenEngine()
 	case Refuse:
 		// If another process has taken the port meanwhile, connections stay refused.
 		_ = s.listening.resume(s.address)
 	}
 }
 
-func (s *Server) setSpeed(speed float64) {
+func (s *Server) setEngineSpeed(speed float64) {
 	s.engineMu.Lock()
 	defer s.engineMu.Unlock()
 	s.engine.SetSpeed(speed)
@@ -155,45 +155,45 @@ type fault struct {
 	expiry *time.Timer
 }
 
-func (f *faults) set(what Fault, expired func()) {
+func (f *faults) set(what Fault, onExpiry func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.active == nil {
 		f.active = make(map[FaultKind]*fault)
 	}
-	f.remove(what.Kind)
+	f.removeLocked(what.Kind)
 	in := &fault{Fault: what, left: what.Requests}
 	if what.Seconds > 0 {
-		in.expiry = time.AfterFunc(seconds(what.Seconds), expired)
+		in.expiry = time.AfterFunc(seconds(what.Seconds), onExpiry)
 	}
 	f.active[what.Kind] = in
 }
 
-// remove requires mu.
-func (f *faults) remove(k FaultKind) {
+// removeLocked ends fault k without its effects. It requires mu.
+func (f *faults) removeLocked(k FaultKind) {
 	if in := f.active[k]; in != nil && in.expiry != nil {
 		in.expiry.Stop()
 	}
 	delete(f.active, k)
 }
 
-func (f *faults) drop(k FaultKind) {
+func (f *faults) remove(k FaultKind) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.remove(k)
+	f.removeLocked(k)
 }
 
 func (f *faults) clear() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for k := range f.active {
-		f.remove(k)
+		f.removeLocked(k)
 	}
 }
 
-// match returns the first active fault of kinds that applies to a request, and
+// matchAndCount returns the first active fault of kinds that applies to a request, and
 // counts the request against its limit.
-func (f *faults) match(inference bool, kinds ...FaultKind) (Fault, bool) {
+func (f *faults) matchAndCount(inference bool, kinds ...FaultKind) (matched Fault, ok bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, k := range kinds {
@@ -203,7 +203,7 @@ func (f *faults) match(inference bool, kinds ...FaultKind) (Fault, bool) {
 		}
 		if in.left > 0 {
 			if in.left--; in.left == 0 {
-				f.remove(k)
+				f.removeLocked(k)
 			}
 		}
 		return in.Fault, true
@@ -211,8 +211,8 @@ func (f *faults) match(inference bool, kinds ...FaultKind) (Fault, bool) {
 	return Fault{}, false
 }
 
-// has reports whether k is active, without counting a request.
-func (f *faults) has(k FaultKind) bool {
+// isActive reports whether k is active, and counts no request.
+func (f *faults) isActive(k FaultKind) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.active[k] != nil

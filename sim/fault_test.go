@@ -203,12 +203,12 @@ func TestRestart(t *testing.T) {
 	s := start(t, Config{Engine: fast})
 	question := `{"messages":[{"role":"user","content":"` + strings.Repeat("word ", 100) + `"}],"max_tokens":4}`
 	ask(t, s, question)
-	before := s.startTime()
+	before := s.processStartTime()
 	set(t, s, Fault{Kind: Restart})
 	if st := s.Stats(); st != (engine.Stats{}) {
 		t.Errorf("counters after a restart: %+v", st)
 	}
-	if !s.startTime().After(before) {
+	if !s.processStartTime().After(before) {
 		t.Error("the start time did not change")
 	}
 	if a := ask(t, s, question); a.Usage.PromptTokensDetails.CachedTokens != 0 {
@@ -236,7 +236,7 @@ func TestDrainLetsRequestsFinish(t *testing.T) {
 	}
 	defer resp.Body.Close()
 	s.Drain(failsafe)
-	if s.working() {
+	if s.hasLiveRequests() {
 		t.Error("drained, and still at work")
 	}
 	if status, body := post(t, s, "/v1/chat/completions", short); status != 500 {
@@ -308,7 +308,7 @@ func TestSlow(t *testing.T) {
 
 func TestShutdown(t *testing.T) {
 	s := NewServer(Config{})
-	if err := s.Listen("127.0.0.1:0"); err != nil {
+	if err := s.Bind("127.0.0.1:0"); err != nil {
 		t.Fatal(err)
 	}
 	ran := make(chan error, 1)
@@ -325,7 +325,7 @@ func TestShutdown(t *testing.T) {
 		t.Fatal(err)
 	}
 	shut := make(chan error, 1)
-	go func() { shut <- s.Shutdown(ctx) }()
+	go func() { shut <- s.AbortAndShutdown(ctx) }()
 	body, err := io.ReadAll(in)
 	if err != nil || !strings.Contains(string(body), `"finish_reason":"abort"`) || !strings.HasSuffix(string(body), "data: [DONE]\n\n") {
 		t.Errorf("the stream ended with %v and %q", err, body[max(0, len(body)-300):])

@@ -27,7 +27,7 @@ type params struct {
 
 // readParams reads and checks the shared fields. limits are the fields that bound the
 // output; the first one present counts.
-func (s *Server) readParams(in fields, limits ...string) (params, error) {
+func (s *Server) readParams(in fields, maxTokensKeys ...string) (params, error) {
 	p := params{salt: in["cache_salt"].Str, n: 1, ignoreEOS: in["ignore_eos"].Bool(), stream: in["stream"].Bool()}
 	if o := in["stream_options"]; o.IsObject() {
 		if !p.stream {
@@ -37,11 +37,11 @@ func (s *Server) readParams(in fields, limits ...string) (params, error) {
 		p.continuousUsage = p.includeUsage && o.Get("continuous_usage_stats").Bool()
 	}
 	var err error
-	if p.model, err = s.resolve(in["model"].Str); err != nil {
+	if p.model, err = s.modelOrDefault(in["model"].Str); err != nil {
 		return p, err
 	}
 	p.minTokens = int(in["min_tokens"].Int())
-	for _, key := range limits {
+	for _, key := range maxTokensKeys {
 		if !in.has(key) {
 			continue
 		}
@@ -78,19 +78,19 @@ func (p params) checkSampling(temperature gjson.Result) error {
 	return nil
 }
 
-// sequence returns choice index of a request with the prompt tokens. forced is the
+// newSequence returns one choice of a request with the prompt tokens. forced is the
 // text that the request demands, or nil.
-func (s *Server) sequence(p params, tokens []uint32, index int, forced []byte) (*sequence, error) {
+func (s *Server) newSequence(p params, tokens []uint32, choice int, forced []byte) (*sequence, error) {
 	room := s.cfg.MaxModelLen - len(tokens)
 	if room < 1 {
-		return nil, tooLong(s.cfg.MaxModelLen)
+		return nil, promptTooLong(s.cfg.MaxModelLen)
 	}
 	limit := room
 	if p.maxTokens > 0 {
 		limit = min(limit, p.maxTokens)
 	}
-	seed := promptSeed(tokens, p.salt) + uint64(index)
-	q := &sequence{index: index, model: p.model, naturalEnd: stopped}
+	seed := promptSeed(tokens, p.salt) + uint64(choice)
+	q := &sequence{index: choice, model: p.model, naturalEnd: stopped}
 	switch {
 	case forced != nil:
 		q.text = forced
@@ -107,7 +107,7 @@ func (s *Server) sequence(p params, tokens []uint32, index int, forced []byte) (
 	base := xxh3.HashString(p.model + "\x00" + p.salt)
 	q.Request = engine.Request{
 		Prompt: len(tokens), Answer: len(answer),
-		Blocks: chain(append(tokens[:len(tokens):len(tokens)], answer...), s.cfg.Engine.BlockSize, base),
+		Blocks: hashBlocks(append(tokens[:len(tokens):len(tokens)], answer...), s.cfg.Engine.BlockSize, base),
 	}
 	return q, nil
 }
@@ -116,32 +116,32 @@ func (s *Server) sequence(p params, tokens []uint32, index int, forced []byte) (
 func promptSeed(tokens []uint32, salt string) uint64 {
 	seed := xxh3.HashString(salt)
 	if len(tokens) > 0 {
-		seed = uint64(chain(tokens, len(tokens), seed)[0])
+		seed = uint64(hashBlocks(tokens, len(tokens), seed)[0])
 	}
 	return seed
 }
 
 // textBetween returns the text of the answer between two numbers of tokens.
-func (q *sequence) textBetween(from, to int) string {
+func (q *sequence) textBetween(fromToken, toToken int) string {
 	end := len(q.text)
-	return string(q.text[min(from*bytesPerToken, end):min(to*bytesPerToken, end)])
+	return string(q.text[min(fromToken*bytesPerToken, end):min(toToken*bytesPerToken, end)])
 }
 
 // format writes the responses of one endpoint.
 type format interface {
-	// streamStart appends what a stream starts with before the engine's first output.
-	streamStart(b []byte) []byte
-	// firstOutput appends what comes with the first output of any choice.
-	firstOutput(b []byte) []byte
+	// appendBeforePrefill appends what a stream starts with before the engine's first output.
+	appendBeforePrefill(b []byte) []byte
+	// appendBeforeFirstToken appends what comes with the first output of any choice.
+	appendBeforeFirstToken(b []byte) []byte
 	// appendTokens appends tokens from up to to of q, and its end unless end is running.
 	appendTokens(b []byte, q *sequence, from, to int, end endReason) []byte
-	// streamEnd appends what follows the end of the last choice.
-	streamEnd(b []byte) []byte
-	// engineFailure appends the end of a stream whose engine died; nothing if the
+	// appendStreamEnd appends what follows the end of the last choice.
+	appendStreamEnd(b []byte) []byte
+	// appendEngineFailure appends the end of a stream whose engine died; nothing if the
 	// connection is closed.
-	engineFailure(b []byte) []byte
+	appendEngineFailure(b []byte) []byte
 	// complete returns the response of a request that does not stream.
-	complete() []byte
+	fullResponse() []byte
 }
 
 // generate runs sequences to their ends and writes the response.
@@ -150,24 +150,24 @@ func (s *Server) generate(w http.ResponseWriter, r *http.Request, stream bool, s
 	for _, q := range sequences {
 		q.wake = wake
 	}
-	if err := s.submit(sequences); err != nil {
+	if err := s.submitAll(sequences); err != nil {
 		writeError(w, err)
 		return
 	}
-	defer s.abort(sequences) // no effect unless the client disconnected
-	if s.resetAtWork(w, r) {
+	defer s.abortUnfinished(sequences) // no effect unless the client disconnected
+	if s.sleepThenReset(w, r) {
 		return
 	}
 	if stream {
 		// vLLM sends status and headers before the engine gets the prompt.
 		w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
 		w.WriteHeader(http.StatusOK)
-		_, _ = w.Write(f.streamStart(nil))
+		_, _ = w.Write(f.appendBeforePrefill(nil))
 		_ = http.NewResponseController(w).Flush()
 	}
-	s.applyHold(r)
+	s.sleepForHoldFault(r)
 	if stream {
-		s.stream(w, r, wake, sequences, f)
+		s.writeStream(w, r, wake, sequences, f)
 		return
 	}
 	for open := len(sequences); open > 0; {
@@ -178,55 +178,56 @@ func (s *Server) generate(w http.ResponseWriter, r *http.Request, stream bool, s
 		}
 		open = 0
 		for _, q := range sequences {
-			switch _, end := q.load(); end {
+			switch _, end := q.loadProgress(); end {
 			case running:
 				open++
 			case engineFailed:
 				writeError(w, errEngineDead)
 				return
 			case processKilled:
-				reset(w)
+				resetConnection(w)
 				return
 			}
 		}
 	}
-	if _, ok := s.faults.match(true, Die); ok {
+	if _, ok := s.faults.matchAndCount(true, Die); ok {
 		panic(http.ErrAbortHandler)
 	}
-	writeJSON(w, http.StatusOK, f.complete())
+	writeJSON(w, http.StatusOK, f.fullResponse())
 }
 
-// applyHold waits for the delay of the fault Hold, if it is active.
-func (s *Server) applyHold(r *http.Request) {
-	if f, ok := s.faults.match(true, Hold); ok {
-		sleepSeconds(r, f.Delay)
+// sleepForHoldFault waits for the delay of the fault Hold, if it is active.
+func (s *Server) sleepForHoldFault(r *http.Request) {
+	if f, ok := s.faults.matchAndCount(true, Hold); ok {
+		sleepOrAbort(r, f.Delay)
 	}
 }
 
-// resetAtWork resets the connection after a delay if that fault is active.
-func (s *Server) resetAtWork(w http.ResponseWriter, r *http.Request) bool {
-	f, ok := s.faults.match(true, ResetAtWork)
+// sleepThenReset resets the connection after a delay if the fault ResetAtWork is active,
+// and reports whether it was.
+func (s *Server) sleepThenReset(w http.ResponseWriter, r *http.Request) (applied bool) {
+	f, ok := s.faults.matchAndCount(true, ResetAtWork)
 	if ok {
-		sleepSeconds(r, f.Delay)
-		reset(w)
+		sleepOrAbort(r, f.Delay)
+		resetConnection(w)
 	}
 	return ok
 }
 
-// sleepSeconds sleeps, or ends the request when its client disconnects.
-func sleepSeconds(r *http.Request, delay float64) {
+// sleepOrAbort sleeps, or panics with http.ErrAbortHandler when the client disconnects.
+func sleepOrAbort(r *http.Request, delaySeconds float64) {
 	select {
-	case <-time.After(seconds(delay)):
+	case <-time.After(seconds(delaySeconds)):
 	case <-r.Context().Done():
 		panic(http.ErrAbortHandler)
 	}
 }
 
-// stream writes each token when its step has ended. Like vLLM it merges those that
+// writeStream writes each token when its step has ended. Like vLLM it merges those that
 // accumulate while the client or this goroutine is slow.
-func (s *Server) stream(w http.ResponseWriter, r *http.Request, wake <-chan struct{}, sequences []*sequence, f format) {
+func (s *Server) writeStream(w http.ResponseWriter, r *http.Request, wake <-chan struct{}, sequences []*sequence, f format) {
 	out := http.NewResponseController(w)
-	dying, dies := s.faults.match(true, Die)
+	dying, dies := s.faults.matchAndCount(true, Die)
 	sent := make([]int, len(sequences))
 	finished := make([]bool, len(sequences))
 	var b []byte
@@ -239,13 +240,13 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request, wake <-chan stru
 		}
 		b = b[:0]
 		for i, q := range sequences {
-			tokens, end := q.load()
+			tokens, end := q.loadProgress()
 			if end == processKilled {
-				reset(w)
+				resetConnection(w)
 				return
 			}
 			if end == engineFailed {
-				if b = f.engineFailure(b[:0]); len(b) == 0 {
+				if b = f.appendEngineFailure(b[:0]); len(b) == 0 {
 					panic(http.ErrAbortHandler)
 				}
 				_, _ = w.Write(b)
@@ -255,7 +256,7 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request, wake <-chan stru
 				continue
 			}
 			if !opened {
-				b, opened = f.firstOutput(b), true
+				b, opened = f.appendBeforeFirstToken(b), true
 			}
 			if end == aborted && tokens == 0 { // such a choice has no finish_reason
 				finished[i] = true
@@ -278,7 +279,7 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request, wake <-chan stru
 			}
 		}
 		if open == 0 {
-			b = f.streamEnd(b)
+			b = f.appendStreamEnd(b)
 		}
 		if _, err := w.Write(b); err != nil {
 			return
@@ -351,15 +352,15 @@ func (s *Server) appendUsage(b []byte, u usage, style usageStyle) []byte {
 // usage is the sum over the sequences of a request, with each prompt counted once.
 type usage struct{ prompt, cached, created, completion int }
 
-func sumUsage(sequences []*sequence, choices int) usage {
+func sumUsage(sequences []*sequence, choicesPerPrompt int) usage {
 	var u usage
 	for i, q := range sequences {
-		if i%choices == 0 {
+		if i%choicesPerPrompt == 0 {
 			u.prompt += q.Prompt
 			u.cached += q.Cached
 			u.created += q.Created
 		}
-		n, _ := q.load()
+		n, _ := q.loadProgress()
 		u.completion += n
 	}
 	return u
@@ -380,10 +381,10 @@ var words = [...]string{
 
 // generateText returns English-like text of exactly n bytes, the same for the same
 // seed.
-func generateText(seed uint64, n int) []byte {
+func generateText(seed uint64, bytes int) []byte {
 	random := rand.New(rand.NewPCG(seed, 1))
-	text := make([]byte, 0, n+16)
-	for len(text) < n {
+	text := make([]byte, 0, bytes+16)
+	for len(text) < bytes {
 		word := words[random.IntN(len(words))]
 		text = append(text, word...)
 		if random.IntN(12) == 0 {
@@ -391,12 +392,12 @@ func generateText(seed uint64, n int) []byte {
 		}
 		text = append(text, ' ')
 	}
-	return text[:n]
+	return text[:bytes]
 }
 
 // drawAnswerLength returns the length in tokens of an answer that the request does
 // not bound: lognormal around 250, the same for the same seed.
-func drawAnswerLength(seed uint64) int {
+func drawAnswerLength(seed uint64) (tokens int) {
 	random := rand.New(rand.NewPCG(seed, 2))
 	return 1 + int(250*math.Exp(0.5*random.NormFloat64()))
 }

@@ -13,7 +13,7 @@ import (
 func (s *Server) messages(w http.ResponseWriter, r *http.Request) {
 	in, err := readBody(r)
 	if err == nil {
-		err = in.validate("messages", "model", "max_tokens")
+		err = in.validateTypes("messages", "model", "max_tokens")
 	}
 	var p params
 	if err == nil {
@@ -21,11 +21,11 @@ func (s *Server) messages(w http.ResponseWriter, r *http.Request) {
 	}
 	var text []byte
 	if err == nil {
-		text, err = s.renderChat(withSystem(systemText(in["system"]), in["messages"]))
+		text, err = s.renderChat(messagesWithSystem(systemText(in["system"]), in["messages"]))
 	}
 	var q *sequence
 	if err == nil {
-		q, err = s.sequence(p, tokenize(text, nil), 0, nil)
+		q, err = s.newSequence(p, tokenize(text, nil), 0, nil)
 	}
 	if err != nil {
 		writeAnthropicError(w, err)
@@ -38,14 +38,14 @@ func (s *Server) messages(w http.ResponseWriter, r *http.Request) {
 func (s *Server) countTokens(w http.ResponseWriter, r *http.Request) {
 	in, err := readBody(r)
 	if err == nil {
-		err = in.validate("messages", "model")
+		err = in.validateTypes("messages", "model")
 	}
 	if err == nil {
-		_, err = s.resolve(in["model"].Str)
+		_, err = s.modelOrDefault(in["model"].Str)
 	}
 	var text []byte
 	if err == nil {
-		text, err = s.renderChat(withSystem(systemText(in["system"]), in["messages"]))
+		text, err = s.renderChat(messagesWithSystem(systemText(in["system"]), in["messages"]))
 	}
 	if err != nil {
 		writeAnthropicError(w, err)
@@ -89,16 +89,16 @@ type messageFormat struct {
 	block bool // the content block has begun
 }
 
-func event(b []byte, name, members string) []byte {
+func appendEvent(b []byte, name, members string) []byte {
 	return append(b, "event: "+name+"\ndata: {\"type\":\""+name+`"`+members+"}\n\n"...)
 }
 
-func (f *messageFormat) streamStart(b []byte) []byte { return b }
+func (f *messageFormat) appendBeforePrefill(b []byte) (unchanged []byte) { return b }
 
-// firstOutput appends the event that begins a message. Its input_tokens include the
+// appendBeforeFirstToken appends the event that begins a message. Its input_tokens include the
 // cached ones, which only the last message_delta has separately.
-func (f *messageFormat) firstOutput(b []byte) []byte {
-	return event(b, "message_start", `,"message":{"id":`+string(appendQuoted(nil, f.id))+`,"type":"message","role":"assistant","content":[],"model":`+
+func (f *messageFormat) appendBeforeFirstToken(b []byte) []byte {
+	return appendEvent(b, "message_start", `,"message":{"id":`+string(appendQuoted(nil, f.id))+`,"type":"message","role":"assistant","content":[],"model":`+
 		string(appendQuoted(nil, f.model))+`,"stop_reason":null,"stop_sequence":null,"usage":{"input_tokens":`+strconv.Itoa(f.sequence.Prompt)+`,"output_tokens":0}}`)
 }
 
@@ -109,14 +109,14 @@ func (f *messageFormat) appendTokens(b []byte, q *sequence, from, to int, _ endR
 	}
 	if !f.block {
 		f.block = true
-		b = event(b, "content_block_start", `,"content_block":{"type":"text","text":""},"index":0`)
+		b = appendEvent(b, "content_block_start", `,"content_block":{"type":"text","text":""},"index":0`)
 	}
-	return event(b, "content_block_delta", `,"delta":{"type":"text_delta","text":`+string(appendQuoted(nil, text))+`},"index":0`)
+	return appendEvent(b, "content_block_delta", `,"delta":{"type":"text_delta","text":`+string(appendQuoted(nil, text))+`},"index":0`)
 }
 
-func (f *messageFormat) streamEnd(b []byte) []byte {
+func (f *messageFormat) appendStreamEnd(b []byte) []byte {
 	if f.block {
-		b = event(b, "content_block_stop", `,"index":0`)
+		b = appendEvent(b, "content_block_stop", `,"index":0`)
 	}
 	reason := f.stopReason()
 	switch {
@@ -127,13 +127,13 @@ func (f *messageFormat) streamEnd(b []byte) []byte {
 	default:
 		reason = `"end_turn"` // as vLLM does where the chat had no finish_reason
 	}
-	b = event(b, "message_delta", `,"delta":{"stop_reason":`+reason+`,"stop_sequence":null},"usage":`+f.usage())
-	return event(b, "message_stop", "")
+	b = appendEvent(b, "message_delta", `,"delta":{"stop_reason":`+reason+`,"stop_sequence":null},"usage":`+f.usageJSON())
+	return appendEvent(b, "message_stop", "")
 }
 
 // stopReason returns "" for an aborted message.
 func (f *messageFormat) stopReason() string {
-	switch _, end := f.sequence.load(); end {
+	switch _, end := f.sequence.loadProgress(); end {
 	case lengthLimit:
 		return "max_tokens"
 	case aborted:
@@ -142,7 +142,7 @@ func (f *messageFormat) stopReason() string {
 	return "end_turn"
 }
 
-func (f *messageFormat) usage() string {
+func (f *messageFormat) usageJSON() string {
 	u := sumUsage([]*sequence{f.sequence}, 1)
 	if f.server.cfg.NoTokenDetails {
 		return `{"input_tokens":` + strconv.Itoa(u.prompt) + `,"output_tokens":` + strconv.Itoa(u.completion) + `}`
@@ -151,12 +151,12 @@ func (f *messageFormat) usage() string {
 		`,"cache_creation_input_tokens":` + strconv.Itoa(u.created) + `,"cache_read_input_tokens":` + strconv.Itoa(u.cached) + `}`
 }
 
-func (f *messageFormat) engineFailure(b []byte) []byte {
+func (f *messageFormat) appendEngineFailure(b []byte) []byte {
 	return append(b, "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"internal_error\",\"message\":\"EngineCore encountered an issue. See stack trace (above) for the root cause.\"}}\n\n"...)
 }
 
-func (f *messageFormat) complete() []byte {
-	tokens, _ := f.sequence.load()
+func (f *messageFormat) fullResponse() []byte {
+	tokens, _ := f.sequence.loadProgress()
 	b := appendQuoted([]byte(`{"id":`), f.id)
 	b = append(b, `,"type":"message","role":"assistant","content":[{"type":"text","text":`...)
 	b = appendQuoted(b, f.sequence.textBetween(0, tokens))
@@ -164,5 +164,5 @@ func (f *messageFormat) complete() []byte {
 	if reason := f.stopReason(); reason != "" {
 		b = append(b, `,"stop_reason":"`+reason+`"`...)
 	}
-	return append(b, `,"usage":`+f.usage()+`}`...)
+	return append(b, `,"usage":`+f.usageJSON()+`}`...)
 }

@@ -11,8 +11,8 @@ import (
 	"warmroute/sim/engine"
 )
 
-// startTime returns when the simulated process started.
-func (s *Server) startTime() time.Time {
+// processStartTime returns when the simulated process started.
+func (s *Server) processStartTime() time.Time {
 	s.engineMu.Lock()
 	defer s.engineMu.Unlock()
 	return s.startedAt
@@ -20,103 +20,104 @@ func (s *Server) startTime() time.Time {
 
 func (s *Server) metrics(w http.ResponseWriter, _ *http.Request) {
 	switch {
-	case s.faults.has(MetricsGone):
+	case s.faults.isActive(MetricsGone):
 		writeJSON(w, http.StatusNotFound, `{"detail":"Not Found"}`)
 		return
-	case s.faults.has(MetricsGarbled):
+	case s.faults.isActive(MetricsGarbled):
 		writeJSON(w, http.StatusOK, "vllm:num_requests_running{engine=\"0\" NaN oops\n\x00\xff{{{\nvllm:kv_cache_usage_perc{} many\n")
 		return
 	}
 	w.Header().Set("Content-Type", "text/plain; version=1.0.0; charset=utf-8")
-	_, _ = w.Write(s.exposition())
-	if s.faults.has(MetricsHuge) {
-		writeSeries(w, hugeMetricsBytes)
+	_, _ = w.Write(s.formatMetrics())
+	if s.faults.isActive(MetricsHuge) {
+		writeFillerSeries(w, hugeMetricsBytes)
 	}
 }
 
 const hugeMetricsBytes = 50 << 20
 
-// writeSeries writes this many bytes of a family with too many series.
-func writeSeries(w io.Writer, bytes int) {
+// writeFillerSeries writes at least this many bytes of a family with too many series.
+func writeFillerSeries(w io.Writer, minBytes int) {
 	var block []byte
 	for i := range 1000 {
 		block = append(block, `vllm:too_many{engine="0",request="`...)
 		block = strconv.AppendInt(block, int64(i), 10)
 		block = append(block, "\"} 1.0\n"...)
 	}
-	for ; bytes > 0; bytes -= len(block) {
+	for ; minBytes > 0; minBytes -= len(block) {
 		if _, err := w.Write(block); err != nil {
 			return // the client disconnected
 		}
 	}
 }
 
-func (s *Server) exposition() []byte {
+// formatMetrics returns the response to GET /metrics.
+func (s *Server) formatMetrics() []byte {
 	s.engineMu.Lock()
 	defer s.engineMu.Unlock()
-	e := &exposition{labels: `engine="0",model_name="` + s.cfg.Model + `"`, created: unix(s.startedAt)}
-	e.family("process_start_time_seconds", "gauge", "Start time of the process since unix epoch in seconds.")
-	e.sample("process_start_time_seconds", "", unix(s.startedAt))
+	e := &exposition{labels: `engine="0",model_name="` + s.cfg.Model + `"`, created: unixSeconds(s.startedAt)}
+	e.writeFamily("process_start_time_seconds", "gauge", "Start time of the process since unix epoch in seconds.")
+	e.writeSample("process_start_time_seconds", "", unixSeconds(s.startedAt))
 	s.writeEngineMetrics(e)
 	s.writeRequestMetrics(e)
-	s.writeConfigMetrics(e)
+	s.writeCacheAndAdapterMetrics(e)
 	return e.b
 }
 
 func (s *Server) writeEngineMetrics(e *exposition) {
 	st := s.engine.Stats()
-	e.gauge("vllm:num_requests_running", "Number of requests in model execution batches.", float64(st.Running))
-	e.gauge("vllm:num_requests_waiting", "Number of requests waiting to be processed.", float64(st.Waiting))
-	e.family("vllm:num_requests_waiting_by_reason", "gauge", "Number of waiting requests by reason.")
-	e.sample("vllm:num_requests_waiting_by_reason", e.labels+`,reason="capacity"`, float64(st.Waiting))
-	e.sample("vllm:num_requests_waiting_by_reason", e.labels+`,reason="deferred"`, 0)
-	e.family("vllm:engine_sleep_state", "gauge", "Engine sleep state.")
-	e.sample("vllm:engine_sleep_state", e.labels+`,sleep_state="awake"`, 1)
-	e.sample("vllm:engine_sleep_state", e.labels+`,sleep_state="weights_offloaded"`, 0)
-	e.sample("vllm:engine_sleep_state", e.labels+`,sleep_state="discard_all"`, 0)
-	e.gauge("vllm:kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", st.KVUsage)
-	e.counter("vllm:prefix_cache_queries", "Prefix cache queries, in terms of number of queried tokens.", st.PrefixQueries)
-	e.counter("vllm:prefix_cache_hits", "Prefix cache hits, in terms of number of cached tokens.", st.PrefixHits)
-	e.counter("vllm:num_preemptions", "Cumulative number of preemption from the engine.", 0)
-	e.counter("vllm:prompt_tokens", "Number of prefill tokens processed.", st.PromptTokens)
-	e.counter("vllm:prompt_tokens_cached", "Number of cached prompt tokens (local + external).", st.PrefixHits)
-	e.counter("vllm:generation_tokens", "Number of generation tokens processed.", st.GenerationTokens)
+	e.writeGauge("vllm:num_requests_running", "Number of requests in model execution batches.", float64(st.Running))
+	e.writeGauge("vllm:num_requests_waiting", "Number of requests waiting to be processed.", float64(st.Waiting))
+	e.writeFamily("vllm:num_requests_waiting_by_reason", "gauge", "Number of waiting requests by reason.")
+	e.writeSample("vllm:num_requests_waiting_by_reason", e.labels+`,reason="capacity"`, float64(st.Waiting))
+	e.writeSample("vllm:num_requests_waiting_by_reason", e.labels+`,reason="deferred"`, 0)
+	e.writeFamily("vllm:engine_sleep_state", "gauge", "Engine sleep state.")
+	e.writeSample("vllm:engine_sleep_state", e.labels+`,sleep_state="awake"`, 1)
+	e.writeSample("vllm:engine_sleep_state", e.labels+`,sleep_state="weights_offloaded"`, 0)
+	e.writeSample("vllm:engine_sleep_state", e.labels+`,sleep_state="discard_all"`, 0)
+	e.writeGauge("vllm:kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", st.KVUsage)
+	e.writeCounter("vllm:prefix_cache_queries", "Prefix cache queries, in terms of number of queried tokens.", st.PrefixQueries)
+	e.writeCounter("vllm:prefix_cache_hits", "Prefix cache hits, in terms of number of cached tokens.", st.PrefixHits)
+	e.writeCounter("vllm:num_preemptions", "Cumulative number of preemption from the engine.", 0)
+	e.writeCounter("vllm:prompt_tokens", "Number of prefill tokens processed.", st.PromptTokens)
+	e.writeCounter("vllm:prompt_tokens_cached", "Number of cached prompt tokens (local + external).", st.PrefixHits)
+	e.writeCounter("vllm:generation_tokens", "Number of generation tokens processed.", st.GenerationTokens)
 
 	steps := newHistogram(engine.StepBuckets[:]...)
 	copy(steps.counts, st.StepTokens[:])
 	steps.sum = float64(st.StepTokensSum)
-	e.histogram("vllm:iteration_tokens_total", "Histogram of number of tokens per engine_step.", steps)
+	e.writeHistogram("vllm:iteration_tokens_total", "Histogram of number of tokens per engine_step.", steps)
 }
 
 func (s *Server) writeRequestMetrics(e *exposition) {
 	c := s.counters
-	e.family("vllm:request_success_total", "counter", "Count of successfully processed requests.")
+	e.writeFamily("vllm:request_success_total", "counter", "Count of successfully processed requests.")
 	for _, end := range [...]endReason{stopped, lengthLimit, aborted, engineFailed} {
-		e.sample("vllm:request_success_total", `engine="0",finished_reason="`+end.String()+`",model_name="`+s.cfg.Model+`"`, float64(c.success[end]))
+		e.writeSample("vllm:request_success_total", `engine="0",finished_reason="`+end.String()+`",model_name="`+s.cfg.Model+`"`, float64(c.success[end]))
 	}
-	e.histogram("vllm:request_prompt_tokens", "Number of prefill tokens processed.", c.promptTokens)
-	e.histogram("vllm:request_generation_tokens", "Number of generation tokens processed.", c.generationTokens)
-	e.histogram("vllm:time_to_first_token_seconds", "Histogram of time to first token in seconds.", c.ttft)
-	e.histogram("vllm:inter_token_latency_seconds", "Histogram of inter-token latency in seconds.", c.itl)
-	e.histogram("vllm:request_time_per_output_token_seconds", "Histogram of time_per_output_token_seconds per request.", c.tpot)
-	e.histogram("vllm:e2e_request_latency_seconds", "Histogram of e2e request latency in seconds.", c.e2e)
-	e.histogram("vllm:request_queue_time_seconds", "Histogram of time spent in WAITING phase for request.", c.queue)
-	e.histogram("vllm:request_inference_time_seconds", "Histogram of time spent in RUNNING phase for request.", c.inference)
-	e.histogram("vllm:request_prefill_time_seconds", "Histogram of time spent in PREFILL phase for request.", c.prefill)
-	e.histogram("vllm:request_decode_time_seconds", "Histogram of time spent in DECODE phase for request.", c.decode)
-	e.histogram("vllm:request_prefill_kv_computed_tokens", "Histogram of new KV tokens computed during prefill (excluding cached tokens).", c.uncachedTokens)
+	e.writeHistogram("vllm:request_prompt_tokens", "Number of prefill tokens processed.", c.promptTokens)
+	e.writeHistogram("vllm:request_generation_tokens", "Number of generation tokens processed.", c.generationTokens)
+	e.writeHistogram("vllm:time_to_first_token_seconds", "Histogram of time to first token in seconds.", c.ttft)
+	e.writeHistogram("vllm:inter_token_latency_seconds", "Histogram of inter-token latency in seconds.", c.itl)
+	e.writeHistogram("vllm:request_time_per_output_token_seconds", "Histogram of time_per_output_token_seconds per request.", c.tpot)
+	e.writeHistogram("vllm:e2e_request_latency_seconds", "Histogram of e2e request latency in seconds.", c.e2e)
+	e.writeHistogram("vllm:request_queue_time_seconds", "Histogram of time spent in WAITING phase for request.", c.queue)
+	e.writeHistogram("vllm:request_inference_time_seconds", "Histogram of time spent in RUNNING phase for request.", c.inference)
+	e.writeHistogram("vllm:request_prefill_time_seconds", "Histogram of time spent in PREFILL phase for request.", c.prefill)
+	e.writeHistogram("vllm:request_decode_time_seconds", "Histogram of time spent in DECODE phase for request.", c.decode)
+	e.writeHistogram("vllm:request_prefill_kv_computed_tokens", "Histogram of new KV tokens computed during prefill (excluding cached tokens).", c.uncachedTokens)
 }
 
-// writeConfigMetrics writes the cache's configuration and the adapters in use.
-func (s *Server) writeConfigMetrics(e *exposition) {
+// writeCacheAndAdapterMetrics writes the cache's configuration and the adapters in use.
+func (s *Server) writeCacheAndAdapterMetrics(e *exposition) {
 	c := s.cfg.Engine
 	size, blocks := strconv.Itoa(c.BlockSize), c.KVTokens/c.BlockSize
 	caching := "True"
 	if c.NoPrefixCache {
 		caching = "False"
 	}
-	e.family("vllm:cache_config_info", "gauge", "Information of the LLMEngine CacheConfig")
-	e.sample("vllm:cache_config_info", `block_size="`+size+`",cache_dtype="auto",cache_hit_alignment_tokens="None",`+
+	e.writeFamily("vllm:cache_config_info", "gauge", "Information of the LLMEngine CacheConfig")
+	e.writeSample("vllm:cache_config_info", `block_size="`+size+`",cache_dtype="auto",cache_hit_alignment_tokens="None",`+
 		`effective_attention_block_size="`+size+`",enable_prefix_caching="`+caching+`",engine="0",gpu_memory_utilization="0.92",`+
 		`kv_cache_size_tokens="`+strconv.Itoa(blocks*c.BlockSize)+`",num_cpu_blocks="None",num_gpu_blocks="`+strconv.Itoa(blocks)+`",`+
 		`num_gpu_blocks_override="None",prefix_caching_hash_algo="sha256",sliding_window="None"`, 1)
@@ -138,9 +139,9 @@ func (s *Server) writeConfigMetrics(e *exposition) {
 		slices.Sort(names)
 		return strings.Join(slices.Compact(names), ",")
 	}
-	e.family("vllm:lora_requests_info", "gauge", "Running stats on lora requests.")
-	e.sample("vllm:lora_requests_info", `max_lora="`+strconv.Itoa(len(loaded))+`",running_lora_adapters="`+list(running)+
-		`",waiting_lora_adapters="`+list(waiting)+`"`, unix(time.Now()))
+	e.writeFamily("vllm:lora_requests_info", "gauge", "Running stats on lora requests.")
+	e.writeSample("vllm:lora_requests_info", `max_lora="`+strconv.Itoa(len(loaded))+`",running_lora_adapters="`+list(running)+
+		`",waiting_lora_adapters="`+list(waiting)+`"`, unixSeconds(time.Now()))
 }
 
 // exposition is Prometheus' text format as Python's client writes it: counters named
@@ -151,47 +152,47 @@ type exposition struct {
 	created float64
 }
 
-func (e *exposition) family(name, kind, help string) {
+func (e *exposition) writeFamily(name, kind, help string) {
 	e.b = append(e.b, "# HELP "+name+" "+help+"\n# TYPE "+name+" "+kind+"\n"...)
 }
 
-func (e *exposition) sample(name, labels string, v float64) {
+func (e *exposition) writeSample(name, labels string, v float64) {
 	e.b = append(e.b, name...)
 	if labels != "" {
 		e.b = append(e.b, "{"+labels+"}"...)
 	}
-	e.b = append(e.b, " "+pythonFloat(v)+"\n"...)
+	e.b = append(e.b, " "+formatPythonFloat(v)+"\n"...)
 }
 
-func (e *exposition) gauge(name, help string, v float64) {
-	e.family(name, "gauge", help)
-	e.sample(name, e.labels, v)
+func (e *exposition) writeGauge(name, help string, v float64) {
+	e.writeFamily(name, "gauge", help)
+	e.writeSample(name, e.labels, v)
 }
 
-func (e *exposition) counter(name, help string, v int64) {
-	e.family(name+"_total", "counter", help)
-	e.sample(name+"_total", e.labels, float64(v))
-	e.gauge(name+"_created", help, e.created)
+func (e *exposition) writeCounter(name, help string, v int64) {
+	e.writeFamily(name+"_total", "counter", help)
+	e.writeSample(name+"_total", e.labels, float64(v))
+	e.writeGauge(name+"_created", help, e.created)
 }
 
-func (e *exposition) histogram(name, help string, h *histogram) {
-	e.family(name, "histogram", help)
+func (e *exposition) writeHistogram(name, help string, h *histogram) {
+	e.writeFamily(name, "histogram", help)
 	engine, model, _ := strings.Cut(e.labels, ",")
 	var below int64
 	for i, n := range h.counts {
 		below += n
 		bound := "+Inf"
 		if i < len(h.bounds) {
-			bound = pythonFloat(h.bounds[i])
+			bound = formatPythonFloat(h.bounds[i])
 		}
-		e.sample(name+"_bucket", engine+`,le="`+bound+`",`+model, float64(below))
+		e.writeSample(name+"_bucket", engine+`,le="`+bound+`",`+model, float64(below))
 	}
-	e.sample(name+"_count", e.labels, float64(below))
-	e.sample(name+"_sum", e.labels, h.sum)
-	e.gauge(name+"_created", help, e.created)
+	e.writeSample(name+"_count", e.labels, float64(below))
+	e.writeSample(name+"_sum", e.labels, h.sum)
+	e.writeGauge(name+"_created", help, e.created)
 }
 
-func pythonFloat(v float64) string {
+func formatPythonFloat(v float64) string {
 	if v >= 1e6 {
 		return strconv.FormatFloat(v, 'e', -1, 64)
 	}
@@ -202,7 +203,7 @@ func pythonFloat(v float64) string {
 	return text
 }
 
-func unix(t time.Time) float64 { return float64(t.UnixMicro()) / 1e6 }
+func unixSeconds(t time.Time) float64 { return float64(t.UnixMicro()) / 1e6 }
 
 // histogram counts values in buckets, as Prometheus does.
 type histogram struct {
@@ -216,13 +217,13 @@ func newHistogram(bounds ...float64) *histogram {
 }
 
 // observe counts n values v.
-func (h *histogram) observe(v float64, n int) {
+func (h *histogram) observe(v float64, count int) {
 	i := 0
 	for i < len(h.bounds) && v > h.bounds[i] {
 		i++
 	}
-	h.counts[i] += int64(n)
-	h.sum += v * float64(n)
+	h.counts[i] += int64(count)
+	h.sum += v * float64(count)
 }
 
 // counters are those of /metrics that the engine does not have. Guarded by
@@ -255,31 +256,31 @@ func newCounters() *counters {
 	}
 }
 
-// step counts the outputs of a step. Requests decode in every step, so that the gap
+// countStep counts the outputs of a step. Requests decode in every step, so that the gap
 // before each token but the first is the time since the previous step.
-func (c *counters) step(s engine.StepResult) {
+func (c *counters) countStep(s engine.StepResult) {
 	if s.Decoded > 0 {
 		c.itl.observe((s.End - c.lastStep).Seconds(), s.Decoded)
 	}
 	c.lastStep = s.End
 	for _, r := range s.First {
-		c.ttft.observe(elapsed(r.Arrived, r.FirstToken), 1)
+		c.ttft.observe(elapsedSeconds(r.Arrived, r.FirstToken), 1)
 	}
 	for _, r := range s.Finished {
 		c.promptTokens.observe(float64(r.Prompt), 1)
 		c.generationTokens.observe(float64(r.Answer), 1)
 		c.uncachedTokens.observe(float64(r.Prompt-r.Cached), 1)
-		c.e2e.observe(elapsed(r.Arrived, r.Finished), 1)
-		c.queue.observe(elapsed(r.Arrived, r.Started), 1)
-		c.prefill.observe(elapsed(r.Started, r.FirstToken), 1)
-		c.decode.observe(elapsed(r.FirstToken, r.Finished), 1)
-		c.inference.observe(elapsed(r.Started, r.Finished), 1)
+		c.e2e.observe(elapsedSeconds(r.Arrived, r.Finished), 1)
+		c.queue.observe(elapsedSeconds(r.Arrived, r.Started), 1)
+		c.prefill.observe(elapsedSeconds(r.Started, r.FirstToken), 1)
+		c.decode.observe(elapsedSeconds(r.FirstToken, r.Finished), 1)
+		c.inference.observe(elapsedSeconds(r.Started, r.Finished), 1)
 		if r.Answer > 1 {
-			c.tpot.observe(elapsed(r.FirstToken, r.Finished)/float64(r.Answer-1), 1)
+			c.tpot.observe(elapsedSeconds(r.FirstToken, r.Finished)/float64(r.Answer-1), 1)
 		}
 	}
 }
 
-// elapsed returns seconds. A request that arrives while the engine catches up with the
+// elapsedSeconds is never negative. A request that arrives while the engine catches up with the
 // wall clock can start before it arrived.
-func elapsed(from, to time.Duration) float64 { return max(0, to-from).Seconds() }
+func elapsedSeconds(from, to time.Duration) float64 { return max(0, to-from).Seconds() }

@@ -55,9 +55,9 @@ func readBody(r *http.Request) (fields, error) {
 // has reports whether key is present and not null.
 func (in fields) has(key string) bool { return in[key].Type != gjson.Null }
 
-// validate checks that the required fields are present, and the types of fields
+// validateTypes checks that the required fields are present, and the types of fields
 // that several endpoints share.
-func (in fields) validate(required ...string) error {
+func (in fields) validateTypes(required ...string) error {
 	for _, key := range required {
 		if !in.has(key) {
 			return validationError("body."+key, "Field required")
@@ -168,15 +168,15 @@ func badParam(param, format string, args ...any) apiError {
 	return badRequest(param, fmt.Sprintf(format, args...)+" (parameter="+param+")")
 }
 
-func unknownModel(name, valid string) apiError {
+func unknownModel(name, validModels string) apiError {
 	return apiError{status: http.StatusNotFound, kind: "NotFoundError",
-		message: fmt.Sprintf("The model `%s` does not exist. Valid aliases: %s.", name, valid), param: "model"}
+		message: fmt.Sprintf("The model `%s` does not exist. Valid aliases: %s.", name, validModels), param: "model"}
 }
 
-func tooLong(limit int) apiError {
+func promptTooLong(maxTokens int) apiError {
 	return badRequest("input_tokens", fmt.Sprintf("This model's maximum context length is %d tokens. "+
 		"However, your prompt contains at least %d input tokens, which exceeds this limit even without any output tokens. "+
-		"Please reduce the length of the input prompt. (parameter=input_tokens, value=%d)", limit, limit+1, limit+1))
+		"Please reduce the length of the input prompt. (parameter=input_tokens, value=%d)", maxTokens, maxTokens+1, maxTokens+1))
 }
 
 // validationError is the 400 of FastAPI and pydantic. Its message is only similar

@@ -11,7 +11,7 @@ import (
 // responses handles POST /v1/responses with one text message. Responses are not
 // stored, so that none can be continued.
 func (s *Server) responses(w http.ResponseWriter, r *http.Request) {
-	f, err := s.readResponses(r)
+	f, err := s.readResponsesRequest(r)
 	if err != nil {
 		writeError(w, err)
 		return
@@ -19,12 +19,12 @@ func (s *Server) responses(w http.ResponseWriter, r *http.Request) {
 	s.generate(w, r, f.stream, []*sequence{f.sequence}, f)
 }
 
-func (s *Server) readResponses(r *http.Request) (*responseFormat, error) {
+func (s *Server) readResponsesRequest(r *http.Request) (*responseFormat, error) {
 	in, err := readBody(r)
 	if err != nil {
 		return nil, err
 	}
-	if err := in.validate("input"); err != nil {
+	if err := in.validateTypes("input"); err != nil {
 		return nil, err
 	}
 	p, err := s.readParams(in, "max_output_tokens")
@@ -35,23 +35,24 @@ func (s *Server) readResponses(r *http.Request) (*responseFormat, error) {
 		return nil, apiError{status: http.StatusNotFound, kind: "invalid_request_error",
 			message: "Response with id '" + in["previous_response_id"].String() + "' not found.", param: "response_id"}
 	}
-	text, err := s.renderChat(withSystem(in["instructions"].Str, in["input"]))
+	text, err := s.renderChat(messagesWithSystem(in["instructions"].Str, in["input"]))
 	if err != nil {
 		return nil, err
 	}
-	q, err := s.sequence(p, tokenize(text, nil), 0, nil)
+	q, err := s.newSequence(p, tokenize(text, nil), 0, nil)
 	if err != nil {
 		return nil, err
 	}
 	f := &responseFormat{params: p, sequence: q, id: "resp_" + requestID(r), item: "msg_" + randomID(), created: time.Now().Unix(), temperature: "1.0"}
 	if t := in["temperature"]; t.Type == gjson.Number {
-		f.temperature = pythonFloat(t.Num)
+		f.temperature = formatPythonFloat(t.Num)
 	}
 	return f, nil
 }
 
-// withSystem returns the messages of another endpoint as those of a chat.
-func withSystem(system string, turns gjson.Result) fields {
+// messagesWithSystem returns the fields of a chat request with turns, another endpoint's
+// input, as its messages, after a system message unless system is empty.
+func messagesWithSystem(system string, turns gjson.Result) fields {
 	b := []byte{'['}
 	if system != "" {
 		b = append(appendQuoted(append(b, `{"role":"system","content":`...), system), "},"...)
@@ -76,31 +77,32 @@ type responseFormat struct {
 	begun  bool // the message's item has begun
 }
 
-// event appends an event. Members are sorted by name: after those follow the number.
-func (f *responseFormat) event(b []byte, name, before string, after ...string) []byte {
-	b = append(b, "event: "+name+"\ndata: {"+before+`,"sequence_number":`...)
+// appendNumberedEvent appends an event with the next sequence_number. Members are sorted
+// by name, so some stand before the number and some after it.
+func (f *responseFormat) appendNumberedEvent(b []byte, name, membersBefore string, membersAfter ...string) []byte {
+	b = append(b, "event: "+name+"\ndata: {"+membersBefore+`,"sequence_number":`...)
 	b = strconv.AppendInt(b, int64(f.number), 10)
 	f.number++
-	for _, members := range after {
+	for _, members := range membersAfter {
 		b = append(b, ","+members...)
 	}
 	return append(b, `,"type":"`+name+"\"}\n\n"...)
 }
 
-// streamStart appends the events before the engine's output.
-func (f *responseFormat) streamStart(b []byte) []byte {
-	object := `"response":` + string(f.object("in_progress", "", "null"))
-	b = f.event(b, "response.created", object)
-	return f.event(b, "response.in_progress", object)
+// appendBeforePrefill appends the events before the engine's output.
+func (f *responseFormat) appendBeforePrefill(b []byte) []byte {
+	object := `"response":` + string(f.formatObject("in_progress", "", "null"))
+	b = f.appendNumberedEvent(b, "response.created", object)
+	return f.appendNumberedEvent(b, "response.in_progress", object)
 }
 
-// firstOutput appends nothing: the message's item begins with its first text.
-func (f *responseFormat) firstOutput(b []byte) []byte { return b }
+// appendBeforeFirstToken appends nothing: the message's item begins with its first text.
+func (f *responseFormat) appendBeforeFirstToken(b []byte) (unchanged []byte) { return b }
 
-func (f *responseFormat) beginItem(b []byte) []byte {
-	b = f.event(b, "response.output_item.added",
+func (f *responseFormat) appendItemStart(b []byte) []byte {
+	b = f.appendNumberedEvent(b, "response.output_item.added",
 		`"item":{"id":"`+f.item+`","content":[],"role":"assistant","status":"in_progress","type":"message","phase":null},"output_index":0`)
-	return f.event(b, "response.content_part.added",
+	return f.appendNumberedEvent(b, "response.content_part.added",
 		`"content_index":0,"item_id":"`+f.item+`","output_index":0,"part":{"annotations":[],"text":"","type":"output_text","logprobs":[]}`)
 }
 
@@ -111,46 +113,47 @@ func (f *responseFormat) appendTokens(b []byte, q *sequence, from, to int, _ end
 	}
 	if !f.begun {
 		f.begun = true
-		b = f.beginItem(b)
+		b = f.appendItemStart(b)
 	}
-	return f.event(b, "response.output_text.delta", `"content_index":0,"delta":`+string(appendQuoted(nil, text))+
+	return f.appendNumberedEvent(b, "response.output_text.delta", `"content_index":0,"delta":`+string(appendQuoted(nil, text))+
 		`,"item_id":"`+f.item+`","logprobs":[],"output_index":0`)
 }
 
-func (f *responseFormat) streamEnd(b []byte) []byte {
+func (f *responseFormat) appendStreamEnd(b []byte) []byte {
 	if !f.begun {
-		return f.event(b, "response.completed", `"response":`+string(f.complete()))
+		return f.appendNumberedEvent(b, "response.completed", `"response":`+string(f.fullResponse()))
 	}
-	text := string(appendQuoted(nil, f.text()))
-	b = f.event(b, "response.output_text.done", `"content_index":0,"item_id":"`+f.item+`","logprobs":[],"output_index":0`, `"text":`+text)
-	b = f.event(b, "response.content_part.done", `"content_index":0,"item_id":"`+f.item+`","output_index":0,"part":`+part(text))
-	b = f.event(b, "response.output_item.done", `"item":`+f.message()+`,"output_index":0`)
-	return f.event(b, "response.completed", `"response":`+string(f.complete()))
+	text := string(appendQuoted(nil, f.outputText()))
+	b = f.appendNumberedEvent(b, "response.output_text.done", `"content_index":0,"item_id":"`+f.item+`","logprobs":[],"output_index":0`, `"text":`+text)
+	b = f.appendNumberedEvent(b, "response.content_part.done", `"content_index":0,"item_id":"`+f.item+`","output_index":0,"part":`+contentPart(text))
+	b = f.appendNumberedEvent(b, "response.output_item.done", `"item":`+f.messageItem()+`,"output_index":0`)
+	return f.appendNumberedEvent(b, "response.completed", `"response":`+string(f.fullResponse()))
 }
 
-func (f *responseFormat) text() string {
-	tokens, _ := f.sequence.load()
+func (f *responseFormat) outputText() string {
+	tokens, _ := f.sequence.loadProgress()
 	return f.sequence.textBetween(0, tokens)
 }
 
-func part(text string) string {
-	return `{"annotations":[],"text":` + text + `,"type":"output_text","logprobs":null}`
+func contentPart(quotedText string) string {
+	return `{"annotations":[],"text":` + quotedText + `,"type":"output_text","logprobs":null}`
 }
 
-// message returns the item with the text, or "" without text.
-func (f *responseFormat) message() string {
-	if f.text() == "" {
+// messageItem returns the item with the text, or "" without text.
+func (f *responseFormat) messageItem() string {
+	if f.outputText() == "" {
 		return ""
 	}
-	return `{"id":"` + f.item + `","content":[` + part(string(appendQuoted(nil, f.text()))) + `],"role":"assistant","status":"completed","type":"message","phase":null}`
+	return `{"id":"` + f.item + `","content":[` + contentPart(string(appendQuoted(nil, f.outputText()))) + `],"role":"assistant","status":"completed","type":"message","phase":null}`
 }
 
-func (f *responseFormat) engineFailure(b []byte) []byte { return b }
+// appendEngineFailure appends nothing: the connection is closed.
+func (f *responseFormat) appendEngineFailure(b []byte) (unchanged []byte) { return b }
 
-func (f *responseFormat) complete() []byte {
+func (f *responseFormat) fullResponse() []byte {
 	u := sumUsage([]*sequence{f.sequence}, 1)
 	status := "completed"
-	if _, end := f.sequence.load(); end == lengthLimit {
+	if _, end := f.sequence.loadProgress(); end == lengthLimit {
 		status = "incomplete"
 	}
 	total := `{"input_tokens":` + strconv.Itoa(u.prompt) +
@@ -158,10 +161,10 @@ func (f *responseFormat) complete() []byte {
 		`,"output_tokens":` + strconv.Itoa(u.completion) +
 		`,"output_tokens_details":{"reasoning_tokens":0,"tool_output_tokens":0,"output_tokens_per_turn":[],"tool_output_tokens_per_turn":[]}` +
 		`,"total_tokens":` + strconv.Itoa(u.prompt+u.completion) + `}`
-	return f.object(status, f.message(), total)
+	return f.formatObject(status, f.messageItem(), total)
 }
 
-func (f *responseFormat) object(status, output, usage string) []byte {
+func (f *responseFormat) formatObject(status, output, usage string) []byte {
 	incomplete, limit := "null", "null"
 	if status == "incomplete" {
 		incomplete = `{"reason":"max_output_tokens"}`

@@ -48,11 +48,11 @@ func (s *Server) routes() http.Handler {
 			return
 		}
 		switch {
-		case !s.authorized(r):
+		case !s.isAuthorized(r):
 			w.Header().Del("Vary") // vLLM checks keys before it adds Vary
 			writeJSON(w, http.StatusUnauthorized, `{"error":"Unauthorized"}`)
 		case !ok:
-			notFound(w, r, table)
+			redirectOrNotFound(w, r, table)
 		case r.Method != found.method:
 			w.Header().Set("Allow", found.method)
 			writeJSON(w, http.StatusMethodNotAllowed, `{"detail":"Method Not Allowed"}`)
@@ -62,8 +62,9 @@ func (s *Server) routes() http.Handler {
 	})
 }
 
-// notFound responds as FastAPI does: a path with a trailing slash is redirected.
-func notFound(w http.ResponseWriter, r *http.Request, table map[string]route) {
+// redirectOrNotFound responds to an unknown path as FastAPI does: one with a trailing
+// slash is redirected.
+func redirectOrNotFound(w http.ResponseWriter, r *http.Request, table map[string]route) {
 	if short := strings.TrimSuffix(r.URL.Path, "/"); short != r.URL.Path {
 		if _, ok := table[short]; ok {
 			w.Header().Set("Location", "http://"+r.Host+short)
@@ -74,8 +75,8 @@ func notFound(w http.ResponseWriter, r *http.Request, table map[string]route) {
 	writeJSON(w, http.StatusNotFound, `{"detail":"Not Found"}`)
 }
 
-// authorized checks the key on the paths on which vLLM does.
-func (s *Server) authorized(r *http.Request) bool {
+// isAuthorized checks the key on the paths on which vLLM does.
+func (s *Server) isAuthorized(r *http.Request) bool {
 	if s.cfg.APIKey == "" || r.Method == http.MethodOptions {
 		return true
 	}
@@ -86,8 +87,8 @@ func (s *Server) authorized(r *http.Request) bool {
 }
 
 // injectFault lets an active fault handle a request, and reports whether one did.
-func (s *Server) injectFault(w http.ResponseWriter, r *http.Request, inference bool) bool {
-	f, ok := s.faults.match(inference, Hang, Reset, ResetLate, Status)
+func (s *Server) injectFault(w http.ResponseWriter, r *http.Request, inference bool) (handled bool) {
+	f, ok := s.faults.matchAndCount(inference, Hang, Reset, ResetLate, Status)
 	if !ok {
 		return false
 	}
@@ -102,17 +103,17 @@ func (s *Server) injectFault(w http.ResponseWriter, r *http.Request, inference b
 		w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
 		w.WriteHeader(http.StatusOK)
 		_ = http.NewResponseController(w).Flush()
-		reset(w)
+		resetConnection(w)
 	case Reset:
-		reset(w)
+		resetConnection(w)
 	case Status:
 		writeError(w, apiError{status: f.Status, kind: "InternalServerError", message: "simulated " + http.StatusText(f.Status)})
 	}
 	return true
 }
 
-// reset closes the connection so that the client gets ECONNRESET, not EOF.
-func reset(w http.ResponseWriter) {
+// resetConnection closes the connection so that the client gets ECONNRESET, not EOF.
+func resetConnection(w http.ResponseWriter) {
 	conn, _, err := http.NewResponseController(w).Hijack()
 	if err != nil {
 		panic(http.ErrAbortHandler)
@@ -181,8 +182,8 @@ func appendQuoted(b []byte, text string) []byte {
 	return append(b, bytes.TrimRight(out.Bytes(), "\n")...)
 }
 
-// resolve returns the model of a request, which is vLLM's own if it names none.
-func (s *Server) resolve(name string) (string, error) {
+// modelOrDefault returns the model of a request, which is vLLM's own if it names none.
+func (s *Server) modelOrDefault(name string) (model string, err error) {
 	if name == "" || name == s.cfg.Model {
 		return s.cfg.Model, nil
 	}
@@ -198,15 +199,15 @@ func (s *Server) resolve(name string) (string, error) {
 
 func (s *Server) models(w http.ResponseWriter, _ *http.Request) {
 	b := []byte(`{"object":"list","data":[`)
-	b = s.appendCard(b, s.cfg.Model, "/models/"+s.cfg.Model, "")
+	b = s.appendModelCard(b, s.cfg.Model, "/models/"+s.cfg.Model, "")
 	for _, a := range s.adapters.loaded() {
-		b = s.appendCard(append(b, ','), a.name, a.path, s.cfg.Model)
+		b = s.appendModelCard(append(b, ','), a.name, a.path, s.cfg.Model)
 	}
 	writeJSON(w, http.StatusOK, append(b, "]}"...))
 }
 
-func (s *Server) appendCard(b []byte, name, root, parent string) []byte {
-	created := strconv.FormatInt(s.startTime().Unix(), 10)
+func (s *Server) appendModelCard(b []byte, name, root, parent string) []byte {
+	created := strconv.FormatInt(s.processStartTime().Unix(), 10)
 	b = appendQuoted(append(b, `{"id":`...), name)
 	b = append(b, `,"object":"model","created":`+created+`,"owned_by":"vllm","root":`...)
 	b = appendQuoted(b, root)

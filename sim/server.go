@@ -40,9 +40,8 @@ func (c Config) withDefaults() Config {
 
 const keepAliveTimeout = 5 * time.Second // vLLM's
 
-// drainPollInterval is how often Drain checks for its end.
-// Server is one simulated replica. Create it with NewServer, then Listen, then
-// Run. Its methods are safe for concurrent use, except that Listen comes first.
+// Server is one simulated replica. Create it with NewServer, then Bind, then
+// Run. Its methods are safe for concurrent use, except that Bind comes first.
 type Server struct {
 	cfg  Config
 	http http.Server
@@ -60,7 +59,7 @@ type Server struct {
 	startedAt time.Time // of the simulated process
 	epoch     int       // restarts so far
 
-	shutdowns sync.WaitGroup // Run waits for calls of Shutdown
+	shutdowns sync.WaitGroup // Run waits for calls of AbortAndShutdown
 
 	// submitted wakes runEngine when a request arrives while it is idle.
 	submitted chan struct{}
@@ -87,22 +86,22 @@ func NewServer(cfg Config) *Server {
 	s.http = http.Server{
 		Handler:     s.routes(),
 		IdleTimeout: keepAliveTimeout,
-		ConnState:   s.connState,
+		ConnState:   s.closeIdleOnFault,
 		ErrorLog:    log.New(io.Discard, "", 0), // do not log clients that disconnect
 	}
 	return s
 }
 
-// connState closes idle connections while the fault CloseIdle is active.
-func (s *Server) connState(c net.Conn, state http.ConnState) {
-	if state == http.StateIdle && s.faults.has(CloseIdle) {
+// closeIdleOnFault closes idle connections while the fault CloseIdle is active.
+func (s *Server) closeIdleOnFault(c net.Conn, state http.ConnState) {
+	if state == http.StateIdle && s.faults.isActive(CloseIdle) {
 		c.Close()
 	}
 }
 
-// Listen binds address, which may end in :0, so that URL is known and clients can
+// Bind binds address, which may end in :0, so that URL is known and clients can
 // connect. They are served once Run is called.
-func (s *Server) Listen(address string) error {
+func (s *Server) Bind(address string) error {
 	l, err := net.Listen("tcp", address)
 	if err != nil {
 		return fmt.Errorf("simulated replica: %w", err)
@@ -116,7 +115,7 @@ func (s *Server) Listen(address string) error {
 func (s *Server) URL() string { return "http://" + s.address }
 
 // Run runs the engine and serves until ctx is done, when it closes all connections,
-// or Shutdown was called. It waits for all it started.
+// or AbortAndShutdown was called. It waits for all it started.
 func (s *Server) Run(ctx context.Context) error {
 	var owners sync.WaitGroup
 	defer owners.Wait()
@@ -131,7 +130,7 @@ func (s *Server) Run(ctx context.Context) error {
 	})
 
 	for {
-		l := s.listening.wait(ctx)
+		l := s.listening.await(ctx)
 		if l == nil {
 			return nil
 		}
@@ -146,10 +145,10 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 }
 
-// Shutdown ends the replica as SIGTERM ends vLLM: it accepts no new connections,
+// AbortAndShutdown ends the replica as SIGTERM ends vLLM: it accepts no new connections,
 // aborts all requests and makes Run return. It waits for the last writes until ctx
 // is done.
-func (s *Server) Shutdown(ctx context.Context) error {
+func (s *Server) AbortAndShutdown(ctx context.Context) error {
 	s.shutdowns.Add(1)
 	defer s.shutdowns.Done()
 	s.AbortAll()
@@ -162,13 +161,13 @@ func (s *Server) Shutdown(ctx context.Context) error {
 // after SIGTERM with --shutdown-timeout.
 func (s *Server) Drain(timeout time.Duration) {
 	_ = s.SetFault(Fault{Kind: Drain})
-	for end := time.Now().Add(timeout); time.Now().Before(end) && s.working(); time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(timeout); time.Now().Before(end) && s.hasLiveRequests(); time.Sleep(10 * time.Millisecond) {
 	}
 }
 
-// working reports whether any request has not ended. The engine's counters are a
+// hasLiveRequests reports whether any request has not ended. The engine's counters are a
 // step ahead of that.
-func (s *Server) working() bool {
+func (s *Server) hasLiveRequests() bool {
 	s.engineMu.Lock()
 	defer s.engineMu.Unlock()
 	return len(s.live) > 0
@@ -183,7 +182,7 @@ func (s *Server) Stats() engine.Stats {
 
 // ResetPrefixCache clears the cache unless a request is running, and reports whether
 // it did.
-func (s *Server) ResetPrefixCache() bool {
+func (s *Server) ResetPrefixCache() (cleared bool) {
 	s.engineMu.Lock()
 	defer s.engineMu.Unlock()
 	return s.engine.ResetPrefixCache()
@@ -195,7 +194,7 @@ func (s *Server) Restart() {
 	s.engineMu.Lock()
 	defer s.engineMu.Unlock()
 	for _, q := range s.live {
-		q.finish(processKilled)
+		q.publishEnd(processKilled)
 	}
 	s.live = nil
 	s.engine = engine.New(s.cfg.Engine)
@@ -219,7 +218,7 @@ func (s *Server) endAll(reason endReason) {
 	for _, q := range s.live {
 		s.engine.Abort(&q.Request)
 		s.counters.success[reason]++
-		q.finish(reason)
+		q.publishEnd(reason)
 	}
 	s.live = nil
 }
@@ -281,9 +280,9 @@ func (l *listening) notify() {
 	}
 }
 
-// wait waits until there is a listener and returns it, or nil when ctx is done or
+// await waits until there is a listener and returns it, or nil when ctx is done or
 // close was called.
-func (l *listening) wait(ctx context.Context) net.Listener {
+func (l *listening) await(ctx context.Context) net.Listener {
 	for {
 		l.mu.Lock()
 		if l.closed {
@@ -307,8 +306,8 @@ func (l *listening) wait(ctx context.Context) net.Listener {
 	}
 }
 
-// stop closes the listener until resume, so that the kernel refuses connections.
-func (l *listening) stop() {
+// suspend closes the listener until resume, so that the kernel refuses connections.
+func (l *listening) suspend() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.refuse = true

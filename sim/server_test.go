@@ -30,7 +30,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func start(t *testing.T, cfg Config) *Server {
 	t.Helper()
 	s := NewServer(cfg)
-	if err := s.Listen("127.0.0.1:0"); err != nil {
+	if err := s.Bind("127.0.0.1:0"); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -233,7 +233,7 @@ func TestAdapters(t *testing.T) {
 	}
 	defer running.Body.Close()
 	until(t, "the adapter runs", func() bool {
-		return strings.Contains(string(s.exposition()), `vllm:lora_requests_info{max_lora="1",running_lora_adapters="sql",waiting_lora_adapters=""} `)
+		return strings.Contains(string(s.formatMetrics()), `vllm:lora_requests_info{max_lora="1",running_lora_adapters="sql",waiting_lora_adapters=""} `)
 	})
 }
 

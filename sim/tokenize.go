@@ -102,9 +102,9 @@ func tokenText(id uint32) string {
 	return string(bytes.TrimRight(b[:], "\x00"))
 }
 
-// chain returns the hashes of the full blocks of tokens, each seeded by the previous
+// hashBlocks returns the hashes of the full blocks of tokens, each seeded by the previous
 // one, the first by seed.
-func chain(tokens []uint32, blockSize int, seed uint64) []engine.BlockHash {
+func hashBlocks(tokens []uint32, blockSize int, seed uint64) []engine.BlockHash {
 	blocks := make([]engine.BlockHash, 0, len(tokens)/blockSize)
 	raw := make([]byte, blockSize*bytesPerToken)
 	for len(tokens) >= blockSize {
@@ -122,9 +122,9 @@ func chain(tokens []uint32, blockSize int, seed uint64) []engine.BlockHash {
 func (s *Server) tokenize(w http.ResponseWriter, r *http.Request) {
 	in, err := readBody(r)
 	if err == nil {
-		_, err = s.resolve(in["model"].Str)
+		_, err = s.modelOrDefault(in["model"].Str)
 	}
-	if err == nil && s.faults.has(Drain) {
+	if err == nil && s.faults.isActive(Drain) {
 		err = errDraining
 	}
 	if err == nil && !in.has("prompt") && !in.has("messages") {
@@ -164,7 +164,7 @@ func (s *Server) tokenize(w http.ResponseWriter, r *http.Request) {
 func (s *Server) detokenize(w http.ResponseWriter, r *http.Request) {
 	in, err := readBody(r)
 	if err == nil {
-		err = in.validate("tokens")
+		err = in.validateTypes("tokens")
 	}
 	if err != nil {
 		writeError(w, err)

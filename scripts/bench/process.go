@@ -33,14 +33,14 @@ func startProcess(dir, name string, cmd *exec.Cmd) (*process, error) {
 	defer out.Close()
 	cmd.Stdout, cmd.Stderr = out, out
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if p.Process, err = testbed.Run(cmd); err != nil {
+	if p.Process, err = testbed.StartProcess(cmd); err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
 	return p, nil
 }
 
 // stop kills the process and its children. Some would take long to end by SIGTERM.
-func (p *process) stop() { _ = p.Kill() } // it may already have ended
+func (p *process) stop() { _ = p.KillAndWait() } // it may already have ended
 
 // withLog adds the process's name and the end of its output to err, unless it is nil.
 func (p *process) withLog(err error) error {
@@ -97,7 +97,7 @@ func (p *process) rss() (bytes int64, err error) {
 	return bytes, p.checkAlive()
 }
 
-func (p *process) checkAlive() error { return p.withLog(p.Alive()) }
+func (p *process) checkAlive() error { return p.withLog(p.CheckAlive()) }
 
 // processTree returns the IDs of the process and its descendants.
 func processTree(pid int) []int {

@@ -139,7 +139,7 @@ func newUniquePrompt(model string, i int) *prompt {
 // recordSimulatedPrompts returns prompts with the answers of a replica in this process.
 func recordSimulatedPrompts(ctx context.Context, n int) ([]prompt, error) {
 	s := sim.NewServer(sim.Config{Engine: engine.Config{Speed: 10_000}})
-	if err := s.Listen("127.0.0.1:0"); err != nil {
+	if err := s.Bind("127.0.0.1:0"); err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(ctx)

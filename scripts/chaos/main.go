@@ -149,7 +149,7 @@ func (o *options) newRig(dir string) *rig {
 		if err != nil {
 			return nil, err
 		}
-		return testbed.Simulated(o.binary, dir, name, ports[0], false, args...), nil
+		return testbed.NewSimulatedReplica(o.binary, dir, name, ports[0], false, args...), nil
 	}
 	r.newProxy = func(name, settings string) (*testbed.Proxy, error) {
 		ports, err := testbed.FreePorts(2)
@@ -177,9 +177,9 @@ func (o *options) start(ctx context.Context, dir string) (*rig, error) {
 		// Every second replica drains on SIGTERM, since some fleets do and others do not.
 		name, drains := fmt.Sprint("r", i), i%2 == 1
 		if o.real {
-			r.replicas = append(r.replicas, testbed.VLLM(".", dir, name, port, drains))
+			r.replicas = append(r.replicas, testbed.NewVLLMReplica(".", dir, name, port, drains))
 		} else {
-			r.replicas = append(r.replicas, testbed.Simulated(o.binary, dir, name, port, drains, "--kv-tokens", "200000"))
+			r.replicas = append(r.replicas, testbed.NewSimulatedReplica(o.binary, dir, name, port, drains, "--kv-tokens", "200000"))
 		}
 	}
 	r.proxy = testbed.NewProxy(o.binary, dir, ports[0], ports[1], "log: {level: info}")
@@ -191,10 +191,10 @@ func (r *rig) startAll(ctx context.Context) error {
 	if err := r.startReplicas(ctx, r.replicas); err != nil {
 		return err
 	}
-	if err := r.proxy.Configure(r.replicas); err != nil {
+	if err := r.proxy.WriteConfig(r.replicas); err != nil {
 		return err
 	}
-	if err := r.proxy.Start(ctx); err != nil {
+	if err := r.proxy.StartAndAwait(ctx); err != nil {
 		return err
 	}
 	return r.awaitReady(ctx, len(r.replicas))
@@ -219,11 +219,11 @@ func (r *rig) startReplicas(ctx context.Context, replicas []*testbed.Replica) er
 func (r *rig) end() error {
 	var errs []error
 	if r.proxy != nil {
-		errs = append(errs, r.proxy.End(waitTimeout))
+		errs = append(errs, r.proxy.Terminate(waitTimeout))
 	}
 	for _, one := range r.replicas {
 		if one.Running() {
-			errs = append(errs, testbed.Kill(one))
+			errs = append(errs, testbed.KillAndWait(one))
 		}
 	}
 	return errors.Join(errs...)

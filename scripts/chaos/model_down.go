@@ -33,7 +33,7 @@ func modelDown(ctx context.Context, r *rig) error {
 	}
 	defer func() {
 		if one.Running() {
-			testbed.Kill(one)
+			testbed.KillAndWait(one)
 		}
 	}()
 	if err := one.AwaitHealthy(ctx); err != nil {
@@ -46,14 +46,14 @@ func modelDown(ctx context.Context, r *rig) error {
 	if err := r.awaitModel(ctx, otherModel, http.StatusOK); err != nil {
 		return err
 	}
-	if err := testbed.Kill(one); err != nil {
+	if err := testbed.KillAndWait(one); err != nil {
 		return err
 	}
 	if err := r.awaitModel(ctx, otherModel, http.StatusServiceUnavailable); err != nil {
 		return err
 	}
 	for path, want := range map[string]int{"/readyz": http.StatusOK, "/readyz?model=sim": http.StatusOK, "/readyz?model=no-such-model": http.StatusNotFound} {
-		got, err := r.proxy.Status(ctx, path)
+		got, err := r.proxy.PublicStatus(ctx, path)
 		if err != nil {
 			return err
 		}
@@ -132,7 +132,7 @@ func (r *rig) sendToOtherModel(ctx context.Context, n int) []timedResponse {
 // awaitModel waits until GET /readyz?model= has the wanted status.
 func (r *rig) awaitModel(ctx context.Context, model string, want int) error {
 	return waitUntil(ctx, readinessTimeout, fmt.Sprintf("/readyz?model=%s to have status %d", model, want), func() (bool, error) {
-		got, err := r.proxy.Status(ctx, "/readyz?model="+model)
+		got, err := r.proxy.PublicStatus(ctx, "/readyz?model="+model)
 		return got == want, err
 	})
 }

@@ -26,7 +26,7 @@ const restartTimeout = 5 * time.Minute
 func (o *options) proxyRestart(ctx context.Context, r *rig) error {
 	for _, snapshot := range []bool{true, false} {
 		// Both runs start with cold caches.
-		if err := testbed.Kill(r.replicas...); err != nil {
+		if err := testbed.KillAndWait(r.replicas...); err != nil {
 			return err
 		}
 		if err := r.startReplicas(ctx, r.replicas); err != nil {
@@ -64,11 +64,11 @@ func (r *rig) measureRestart(ctx context.Context, window time.Duration, snapshot
 	if err != nil {
 		return m, err
 	}
-	if err := p.Configure(r.replicas); err != nil {
+	if err := p.WriteConfig(r.replicas); err != nil {
 		return m, err
 	}
-	defer func() { err = errors.Join(err, p.End(restartTimeout)) }()
-	if err := p.Start(ctx); err != nil {
+	defer func() { err = errors.Join(err, p.Terminate(restartTimeout)) }()
+	if err := p.StartAndAwait(ctx); err != nil {
 		return m, err
 	}
 
@@ -100,10 +100,10 @@ func (r *rig) measureRestart(ctx context.Context, window time.Duration, snapshot
 		return m, err
 	}
 	stopped := time.Now()
-	if err := p.End(restartTimeout); err != nil {
+	if err := p.Terminate(restartTimeout); err != nil {
 		return m, err
 	}
-	if err := p.Start(ctx); err != nil {
+	if err := p.StartAndAwait(ctx); err != nil {
 		return m, err
 	}
 	m.unready = time.Since(stopped)

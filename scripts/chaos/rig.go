@@ -129,7 +129,7 @@ func (r *rig) awaitTraffic(ctx context.Context, replicas ...*testbed.Replica) er
 func (r *rig) fault(ctx context.Context, d time.Duration, f sim.Fault, replicas ...*testbed.Replica) error {
 	f.Seconds = d.Seconds()
 	for _, one := range replicas {
-		if err := one.Fault(f); err != nil {
+		if err := one.InjectFault(f); err != nil {
 			return err
 		}
 	}
@@ -177,7 +177,7 @@ func (r *rig) restore(ctx context.Context) error {
 		if r.real {
 			continue
 		}
-		if err := one.Fault(sim.Fault{Kind: sim.Clear}); err != nil {
+		if err := one.InjectFault(sim.Fault{Kind: sim.Clear}); err != nil {
 			return err
 		}
 	}

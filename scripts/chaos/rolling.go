@@ -31,13 +31,13 @@ func rolling(ctx context.Context, r *rig) (err error) {
 		if err != nil {
 			return err
 		}
-		if err := p.Configure(r.replicas); err != nil {
+		if err := p.WriteConfig(r.replicas); err != nil {
 			return err
 		}
-		if err := p.Start(ctx); err != nil {
+		if err := p.StartAndAwait(ctx); err != nil {
 			return err
 		}
-		defer func() { err = errors.Join(err, p.End(rollingTimeout)) }()
+		defer func() { err = errors.Join(err, p.Terminate(rollingTimeout)) }()
 		proxies = append(proxies, p)
 	}
 	balancer, stopBalancer, err := startBalancer(ctx, r.dir, proxies)
@@ -68,13 +68,13 @@ func rolling(ctx context.Context, r *rig) (err error) {
 	}
 	for range 2 {
 		for _, p := range proxies {
-			if err := p.End(rollingTimeout); err != nil {
+			if err := p.Terminate(rollingTimeout); err != nil {
 				return err
 			}
 			if err := more(); err != nil {
 				return err
 			}
-			if err := p.Start(ctx); err != nil {
+			if err := p.StartAndAwait(ctx); err != nil {
 				return err
 			}
 			err := waitUntil(ctx, waitTimeout, "traffic for a proxy that was restarted", func() (bool, error) {
@@ -103,7 +103,7 @@ func startBalancer(ctx context.Context, dir string, proxies []*testbed.Proxy) (u
 	if err := os.WriteFile(config, []byte(nginxConfig(dir, ports[0], proxies)), 0o600); err != nil {
 		return "", nil, err
 	}
-	process, err := testbed.Run(exec.Command(program, "-e", filepath.Join(dir, "nginx.log"), "-c", config))
+	process, err := testbed.StartProcess(exec.Command(program, "-e", filepath.Join(dir, "nginx.log"), "-c", config))
 	if err != nil {
 		return "", nil, err
 	}
@@ -115,7 +115,7 @@ func startBalancer(ctx context.Context, dir string, proxies []*testbed.Proxy) (u
 		}
 		return err == nil
 	})
-	return "http://" + address, func() { process.Kill() }, err
+	return "http://" + address, func() { process.KillAndWait() }, err
 }
 
 // nginxConfig returns a configuration that keeps connections to the proxies and does not

@@ -32,9 +32,9 @@ func (o *options) scenarios() []scenario {
 }
 
 var scenarios = []scenario{
-	{name: "kill", about: "kill -9 the replicas one by one", real: true, allowed: endedWithErrorEvent, act: endEach(anyReplica, func(r *testbed.Replica) error { return testbed.Kill(r) })},
-	{name: "restart", about: "SIGTERM the replicas one by one; they abort their requests", real: true, allowed: endedWithErrorEvent, act: endEach(abortsOnStop, (*testbed.Replica).End)},
-	{name: "restart-drain", about: "SIGTERM replicas with --shutdown-timeout one by one: /health stays 200, new requests get 500", real: true, act: endEach(drainsOnStop, (*testbed.Replica).End)},
+	{name: "kill", about: "kill -9 the replicas one by one", real: true, allowed: endedWithErrorEvent, act: endEach(anyReplica, func(r *testbed.Replica) error { return testbed.KillAndWait(r) })},
+	{name: "restart", about: "SIGTERM the replicas one by one; they abort their requests", real: true, allowed: endedWithErrorEvent, act: endEach(abortsOnStop, (*testbed.Replica).TerminateAndWait)},
+	{name: "restart-drain", about: "SIGTERM replicas with --shutdown-timeout one by one: /health stays 200, new requests get 500", real: true, act: endEach(drainsOnStop, (*testbed.Replica).TerminateAndWait)},
 	{name: "outage", about: "kill -9 all replicas at once, down for 2 s", allowed: endedWithErrorEvent, act: outage},
 	{name: "stop", about: "SIGSTOP one replica for 7 s", real: true, allowed: endedWithErrorEvent, act: stop},
 	{name: "hang", about: "one replica accepts connections and never responds, for 7 s", allowed: endedWithErrorEvent, act: hang},
@@ -102,7 +102,7 @@ func injectFault(d time.Duration, n int, f sim.Fault) func(context.Context, *rig
 
 func outage(ctx context.Context, r *rig) error {
 	// At once: otherwise one request could be tried on all of them in turn.
-	if err := testbed.Kill(r.replicas...); err != nil {
+	if err := testbed.KillAndWait(r.replicas...); err != nil {
 		return err
 	}
 	if err := sleep(ctx, 2*time.Second); err != nil {
@@ -116,7 +116,7 @@ const stallTime = 7 * time.Second
 
 func stop(ctx context.Context, r *rig) error {
 	one := r.replicas[0]
-	if err := one.Stop(); err != nil {
+	if err := one.Suspend(); err != nil {
 		return err
 	}
 	err := requireOthersProgress(ctx, r)
@@ -131,13 +131,13 @@ func stop(ctx context.Context, r *rig) error {
 
 func hang(ctx context.Context, r *rig) error {
 	one := r.replicas[0]
-	if err := one.Fault(sim.Fault{Kind: sim.Hang, Everything: true}); err != nil {
+	if err := one.InjectFault(sim.Fault{Kind: sim.Hang, Everything: true}); err != nil {
 		return err
 	}
 	if err := requireOthersProgress(ctx, r); err != nil {
 		return err
 	}
-	if err := one.Fault(sim.Fault{Kind: sim.Clear}); err != nil {
+	if err := one.InjectFault(sim.Fault{Kind: sim.Clear}); err != nil {
 		return err
 	}
 	return r.awaitTraffic(ctx, one)
@@ -174,7 +174,7 @@ func reset(ctx context.Context, r *rig) error {
 
 func resetAtWork(ctx context.Context, r *rig) error {
 	r.countExecutions = true
-	if err := r.replicas[0].Fault(sim.Fault{Kind: sim.ResetAtWork, Delay: 0.3, Seconds: 3}); err != nil {
+	if err := r.replicas[0].InjectFault(sim.Fault{Kind: sim.ResetAtWork, Delay: 0.3, Seconds: 3}); err != nil {
 		return err
 	}
 	return r.fault(ctx, 3*time.Second, sim.Fault{Kind: sim.ResetAtWork, Delay: 0.7}, r.replicas[1])
@@ -239,7 +239,7 @@ func hangUnseen(ctx context.Context, r *rig) error {
 		return err
 	}
 	one := r.replicas[0]
-	if err := one.Fault(sim.Fault{Kind: sim.MetricsGone}); err != nil {
+	if err := one.InjectFault(sim.Fault{Kind: sim.MetricsGone}); err != nil {
 		return err
 	}
 	// The stall detection uses the metrics: wait until it is off.
@@ -251,13 +251,13 @@ func hangUnseen(ctx context.Context, r *rig) error {
 	if err != nil {
 		return err
 	}
-	if err := one.Fault(sim.Fault{Kind: sim.Hang}); err != nil {
+	if err := one.InjectFault(sim.Fault{Kind: sim.Hang}); err != nil {
 		return err
 	}
 	if err := requireOthersProgress(ctx, r); err != nil {
 		return err
 	}
-	if err := one.Fault(sim.Fault{Kind: sim.Clear}); err != nil {
+	if err := one.InjectFault(sim.Fault{Kind: sim.Clear}); err != nil {
 		return err
 	}
 	// The hung requests are never answered.
@@ -300,7 +300,7 @@ func abort(ctx context.Context, r *rig) error {
 		if err != nil {
 			return err
 		}
-		if err := one.Fault(sim.Fault{Kind: sim.AbortEach, Chunks: tokens, Seconds: abortTime.Seconds()}); err != nil {
+		if err := one.InjectFault(sim.Fault{Kind: sim.AbortEach, Chunks: tokens, Seconds: abortTime.Seconds()}); err != nil {
 			return err
 		}
 		broken := 0

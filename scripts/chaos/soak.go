@@ -122,7 +122,7 @@ func (o *options) startSoak(ctx context.Context, dir string, roots *x509.CertPoo
 		if i == 3 {
 			args = append(args[:4], "--model", "other")
 		}
-		r.replicas = append(r.replicas, testbed.Simulated(o.binary, dir, fmt.Sprint("r", i), port, i == 1, args...))
+		r.replicas = append(r.replicas, testbed.NewSimulatedReplica(o.binary, dir, fmt.Sprint("r", i), port, i == 1, args...))
 	}
 	keys := filepath.Join(dir, "keys")
 	if err := os.WriteFile(keys, []byte("unlimited "+unlimitedKey+"\nlimited "+limitedKey+"\n"), 0o600); err != nil {
@@ -229,7 +229,7 @@ func (r *rig) operateOnce(ctx context.Context, n int, away func()) (name string,
 	shared := turn % (len(r.replicas) - 1)
 	switch n % 4 {
 	case 0:
-		return "replica restarted", r.bounce(ctx, target, target.End, away)
+		return "replica restarted", r.bounce(ctx, target, target.TerminateAndWait, away)
 	case 1:
 		var changed []*testbed.Replica
 		for i, one := range r.replicas {
@@ -243,7 +243,7 @@ func (r *rig) operateOnce(ctx context.Context, n int, away func()) (name string,
 		away()
 		return "configuration reloaded and restored", errors.Join(err, r.proxy.Reload(ctx, "ok", r.replicas))
 	case 2:
-		return "replica killed", r.bounce(ctx, target, func() error { return testbed.Kill(target) }, away)
+		return "replica killed", r.bounce(ctx, target, func() error { return testbed.KillAndWait(target) }, away)
 	default:
 		path := "/api/backends/" + r.replicas[shared].Name
 		err = r.proxy.PostAdmin(ctx, path+"/drain")

@@ -30,13 +30,13 @@ func main() {
 	verify := flag.Bool("verify", false, "build again from another clone, and fail unless every byte is the same")
 	fresh := flag.Bool("fresh", false, "with --verify: use an empty build cache for the second build")
 	flag.Parse()
-	if err := release(*out, *ref, *verify, *fresh); err != nil {
+	if err := buildAndWrite(*out, *ref, *verify, *fresh); err != nil {
 		fmt.Fprintln(os.Stderr, "release:", err)
 		os.Exit(1)
 	}
 }
 
-func release(out, ref string, verify, fresh bool) error {
+func buildAndWrite(out, ref string, verify, fresh bool) error {
 	work, err := os.MkdirTemp("", "warmroute-release-")
 	if err != nil {
 		return err
@@ -56,7 +56,7 @@ func release(out, ref string, verify, fresh bool) error {
 		if err != nil {
 			return err
 		}
-		if err := compare(files, again); err != nil {
+		if err := compareBuilds(files, again); err != nil {
 			return err
 		}
 		fmt.Printf("built twice, from two clones: %d files, all bytes equal\n", len(files))
@@ -80,8 +80,8 @@ type file struct {
 	data []byte
 }
 
-// compare returns an error that names every file in which two builds differ.
-func compare(a, b []file) error {
+// compareBuilds returns an error that names every file in which two builds differ.
+func compareBuilds(a, b []file) error {
 	if len(a) != len(b) {
 		return fmt.Errorf("one build made %d files, the other %d", len(a), len(b))
 	}

@@ -60,15 +60,15 @@ func TestArchiveDependsOnFilesOnly(t *testing.T) {
 
 func TestCompareNamesDifferences(t *testing.T) {
 	a := []file{{name: "one", data: []byte("1")}, {name: "two", data: []byte("2")}}
-	if err := compare(a, slices.Clone(a)); err != nil {
+	if err := compareBuilds(a, slices.Clone(a)); err != nil {
 		t.Error(err)
 	}
 	b := slices.Clone(a)
 	b[1].data = []byte("3")
-	if err := compare(a, b); err == nil || !strings.HasSuffix(err.Error(), ": two and two") || strings.Contains(err.Error(), "one and") {
+	if err := compareBuilds(a, b); err == nil || !strings.HasSuffix(err.Error(), ": two and two") || strings.Contains(err.Error(), "one and") {
 		t.Errorf("got %v", err)
 	}
-	if err := compare(a, a[:1]); err == nil {
+	if err := compareBuilds(a, a[:1]); err == nil {
 		t.Error("a missing file is not noticed")
 	}
 }

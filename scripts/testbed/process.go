@@ -18,7 +18,7 @@ import (
 )
 
 // Process is a running program in its own process group, so that Ctrl-C does not reach
-// it and Kill also ends its children. Its methods are safe for concurrent use.
+// it and KillAndWait also ends its children. Its methods are safe for concurrent use.
 type Process struct {
 	cmd    *exec.Cmd
 	ended  chan struct{} // closed when the process has ended
@@ -26,8 +26,8 @@ type Process struct {
 	killed func() error
 }
 
-// Run starts cmd in its own process group.
-func Run(cmd *exec.Cmd) (*Process, error) {
+// StartProcess starts cmd in its own process group, and does not wait for it.
+func StartProcess(cmd *exec.Cmd) (*Process, error) {
 	p := &Process{cmd: cmd, ended: make(chan struct{})}
 	p.killed = sync.OnceValue(func() error {
 		err := p.signal(syscall.SIGKILL, true)
@@ -50,25 +50,25 @@ func Run(cmd *exec.Cmd) (*Process, error) {
 	return p, nil
 }
 
-// run starts a program whose output is appended to a file.
-func run(log, name string, args ...string) (*Process, error) {
-	out, err := os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+// startWithLog starts a program whose output is appended to a file.
+func startWithLog(logPath, program string, args ...string) (*Process, error) {
+	out, err := os.OpenFile(logPath, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return nil, err
 	}
 	defer out.Close() // the process has its own copy
-	cmd := exec.Command(name, args...)
+	cmd := exec.Command(program, args...)
 	cmd.Stdout, cmd.Stderr = out, out
-	return Run(cmd)
+	return StartProcess(cmd)
 }
 
 // PID returns the ID of the process and of its group.
 func (p *Process) PID() int { return p.cmd.Process.Pid }
 
 // signal sends s to the process, or to its group.
-func (p *Process) signal(s syscall.Signal, group bool) error {
+func (p *Process) signal(s syscall.Signal, toGroup bool) error {
 	pid := p.PID()
-	if group {
+	if toGroup {
 		pid = -pid
 	}
 	err := syscall.Kill(pid, s)
@@ -78,25 +78,25 @@ func (p *Process) signal(s syscall.Signal, group bool) error {
 	return err
 }
 
-// Kill kills the process and its children, and waits for it to end. Further calls do
+// KillAndWait kills the process and its children, and waits for it to end. Further calls do
 // nothing.
-func (p *Process) Kill() error { return p.killed() }
+func (p *Process) KillAndWait() error { return p.killed() }
 
-// End sends SIGTERM, and kills the process if it has not ended within limit.
-func (p *Process) End(limit time.Duration) error {
+// Terminate sends SIGTERM, and kills the process if it has not ended within limit.
+func (p *Process) Terminate(limit time.Duration) error {
 	if err := p.signal(syscall.SIGTERM, false); err != nil {
 		return err
 	}
 	select {
 	case <-p.ended:
-		return errors.Join(p.err, p.Kill()) // its children
+		return errors.Join(p.err, p.KillAndWait()) // its children
 	case <-time.After(limit):
-		return errors.Join(fmt.Errorf("%s still runs %v after SIGTERM", p.cmd.Path, limit), p.Kill())
+		return errors.Join(fmt.Errorf("%s still runs %v after SIGTERM", p.cmd.Path, limit), p.KillAndWait())
 	}
 }
 
-// Alive returns an error if the process has ended.
-func (p *Process) Alive() error {
+// CheckAlive returns an error if the process has ended.
+func (p *Process) CheckAlive() error {
 	select {
 	case <-p.ended:
 		return fmt.Errorf("%s ended: %w", p.cmd.Path, cmp.Or(p.err, errStatus0))
@@ -115,7 +115,7 @@ func (p *Process) Await(ctx context.Context, limit time.Duration, done func(cont
 	for !done(ctx) {
 		select {
 		case <-p.ended:
-			return p.Alive()
+			return p.CheckAlive()
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		case <-time.After(20 * time.Millisecond):
@@ -124,10 +124,10 @@ func (p *Process) Await(ctx context.Context, limit time.Duration, done func(cont
 	return nil
 }
 
-// await returns when url responds with 200.
-func (p *Process) await(ctx context.Context, client *http.Client, url string, limit time.Duration) error {
+// awaitOK returns when url responds with 200.
+func (p *Process) awaitOK(ctx context.Context, client *http.Client, url string, limit time.Duration) error {
 	err := p.Await(ctx, limit, func(ctx context.Context) bool {
-		status, err := get(ctx, client, url)
+		status, err := getStatus(ctx, client, url)
 		return err == nil && status == http.StatusOK
 	})
 	if err != nil {
@@ -136,9 +136,9 @@ func (p *Process) await(ctx context.Context, client *http.Client, url string, li
 	return nil
 }
 
-// get returns the status of url. It uses a new connection, so that none stays open to a
+// getStatus returns the status of url. It uses a new connection, so that none stays open to a
 // process that will be killed.
-func get(ctx context.Context, client *http.Client, url string) (status int, err error) {
+func getStatus(ctx context.Context, client *http.Client, url string) (status int, err error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return 0, err

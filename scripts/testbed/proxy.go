@@ -23,7 +23,7 @@ import (
 type Proxy struct {
 	URL, Admin string
 	Log        string // file
-	Config     string // file, written by Configure
+	Config     string // file, written by WriteConfig
 
 	binary     string
 	settings   string
@@ -33,15 +33,15 @@ type Proxy struct {
 	handedOver bool // listeners were handed over to a process in the same group
 }
 
-// NewProxy returns a proxy, not started, that listens on two ports of 127.0.0.1. settings
+// NewProxy returns a proxy, not started, that listens on two ports of 127.0.0.1. configLines
 // are further lines of its configuration; configuration and log are written to dir.
-func NewProxy(binary, dir string, port, admin int, settings string) *Proxy {
+func NewProxy(binary, dir string, port, adminPort int, configLines string) *Proxy {
 	return &Proxy{
 		URL:    fmt.Sprintf("http://127.0.0.1:%d", port),
-		Admin:  fmt.Sprintf("http://127.0.0.1:%d", admin),
+		Admin:  fmt.Sprintf("http://127.0.0.1:%d", adminPort),
 		Log:    filepath.Join(dir, "warmroute.log"),
 		Config: filepath.Join(dir, "warmroute.yaml"),
-		binary: binary, settings: settings,
+		binary: binary, settings: configLines,
 		listen: fmt.Sprintf("127.0.0.1:%d", port), client: http.DefaultClient,
 	}
 }
@@ -53,14 +53,14 @@ func (p *Proxy) EnableTLS(roots *x509.CertPool) {
 	p.client = &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}}}
 }
 
-// Configure writes the configuration, with the replicas as backends and further lines.
-func (p *Proxy) Configure(replicas []*Replica, lines ...string) error {
+// WriteConfig writes the configuration, with the replicas as backends and further lines.
+func (p *Proxy) WriteConfig(replicas []*Replica, configLines ...string) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "listen: %q\nadmin: %q\n%s\nbackends:\n", p.listen, strings.TrimPrefix(p.Admin, "http://"), p.settings)
 	for _, r := range replicas {
 		fmt.Fprintf(&b, "  - {name: %s, url: %s, %s}\n", r.Name, r.URL, r.Settings)
 	}
-	for _, line := range lines {
+	for _, line := range configLines {
 		fmt.Fprintln(&b, line)
 	}
 	// Atomically: a proxy that watches the file must not read half of it.
@@ -70,13 +70,13 @@ func (p *Proxy) Configure(replicas []*Replica, lines ...string) error {
 	return os.Rename(p.Config+".new", p.Config)
 }
 
-// Start starts the proxy and returns when it is ready.
-func (p *Proxy) Start(ctx context.Context) error {
+// StartAndAwait starts the proxy and returns when it is ready.
+func (p *Proxy) StartAndAwait(ctx context.Context) error {
 	var err error
-	if p.process, err = run(p.Log, p.binary, "serve", "--config", p.Config); err != nil {
+	if p.process, err = startWithLog(p.Log, p.binary, "serve", "--config", p.Config); err != nil {
 		return err
 	}
-	if err := p.process.await(ctx, p.client, p.URL+"/readyz", time.Minute); err != nil {
+	if err := p.process.awaitOK(ctx, p.client, p.URL+"/readyz", time.Minute); err != nil {
 		return fmt.Errorf("%w; its log is %s", err, p.Log)
 	}
 	return nil
@@ -87,13 +87,13 @@ const reloadTimeout = 30 * time.Second
 
 // Reload writes the configuration, sends SIGHUP and returns when the proxy has counted a
 // reload with the given result, "ok" or "failed".
-func (p *Proxy) Reload(ctx context.Context, result string, replicas []*Replica, lines ...string) error {
+func (p *Proxy) Reload(ctx context.Context, wantResult string, replicas []*Replica, configLines ...string) error {
 	const reloads = "warmroute_config_reloads_total"
 	before, err := p.Scrape(ctx)
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(p.Configure(replicas, lines...), p.Signal(syscall.SIGHUP)); err != nil {
+	if err := errors.Join(p.WriteConfig(replicas, configLines...), p.Signal(syscall.SIGHUP)); err != nil {
 		return err
 	}
 	for end := time.Now().Add(reloadTimeout); time.Now().Before(end) && ctx.Err() == nil; time.Sleep(20 * time.Millisecond) {
@@ -101,11 +101,11 @@ func (p *Proxy) Reload(ctx context.Context, result string, replicas []*Replica, 
 		if err != nil {
 			return err
 		}
-		if now.Sum(reloads, "result", result) > before.Sum(reloads, "result", result) {
+		if now.Sum(reloads, "result", wantResult) > before.Sum(reloads, "result", wantResult) {
 			return nil
 		}
 	}
-	return fmt.Errorf("no reload with the result %s in %v; the log is %s", result, reloadTimeout, p.Log)
+	return fmt.Errorf("no reload with the result %s in %v; the log is %s", wantResult, reloadTimeout, p.Log)
 }
 
 // Signal sends a signal to the process.
@@ -133,14 +133,14 @@ func (p *Proxy) LimitDescriptors(ctx context.Context, n int) (undo func() error,
 
 // HandOver makes the proxy hand its listeners over to a new process (SIGUSR2), and returns
 // when the old process has ended with status 0. It can be called once.
-func (p *Proxy) HandOver(ctx context.Context, limit time.Duration) error {
+func (p *Proxy) HandOver(ctx context.Context, oldExitTimeout time.Duration) error {
 	if err := p.Signal(syscall.SIGUSR2); err != nil {
 		return err
 	}
 	select {
 	case <-p.process.ended:
-	case <-time.After(limit):
-		return fmt.Errorf("the old process still runs %v after SIGUSR2; its log is %s", limit, p.Log)
+	case <-time.After(oldExitTimeout):
+		return fmt.Errorf("the old process still runs %v after SIGUSR2; its log is %s", oldExitTimeout, p.Log)
 	case <-ctx.Done():
 		return ctx.Err()
 	}
@@ -149,30 +149,30 @@ func (p *Proxy) HandOver(ctx context.Context, limit time.Duration) error {
 	return p.process.err
 }
 
-// End sends SIGTERM. It fails if the proxy does not end with status 0 within limit.
-func (p *Proxy) End(limit time.Duration) error {
+// Terminate sends SIGTERM. It fails if the proxy does not end with status 0 within limit.
+func (p *Proxy) Terminate(limit time.Duration) error {
 	if p.process == nil {
 		return nil
 	}
 	process := p.process
 	p.process = nil
 	if !p.handedOver {
-		return process.End(limit)
+		return process.Terminate(limit)
 	}
 	if err := process.signal(syscall.SIGTERM, true); err != nil {
 		return err
 	}
 	for end := time.Now().Add(limit); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
-		if _, err := get(context.Background(), p.client, p.URL+"/livez"); err != nil {
+		if _, err := getStatus(context.Background(), p.client, p.URL+"/livez"); err != nil {
 			return process.signal(syscall.SIGKILL, true)
 		}
 	}
 	return errors.Join(fmt.Errorf("the proxy still listens %v after SIGTERM", limit), process.signal(syscall.SIGKILL, true))
 }
 
-// Status returns the status of a GET request to the public listener.
-func (p *Proxy) Status(ctx context.Context, path string) (int, error) {
-	return get(ctx, p.client, p.URL+path)
+// PublicStatus returns the status of a GET request to the public listener.
+func (p *Proxy) PublicStatus(ctx context.Context, path string) (status int, err error) {
+	return getStatus(ctx, p.client, p.URL+path)
 }
 
 // PostAdmin posts an empty JSON object to path on the admin listener.
@@ -243,10 +243,10 @@ func Scrape(ctx context.Context, url string) (Metrics, error) {
 }
 
 // Sum returns the sum of the series of name, or of those with the label name and value.
-func (m Metrics) Sum(name string, label ...string) float64 {
+func (m Metrics) Sum(name string, labelAndValue ...string) float64 {
 	sum := 0.0
 	for _, s := range m[name] {
-		if len(label) != 2 || s.Labels[label[0]] == label[1] {
+		if len(labelAndValue) != 2 || s.Labels[labelAndValue[0]] == labelAndValue[1] {
 			sum += s.Value
 		}
 	}

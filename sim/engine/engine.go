@@ -87,9 +87,9 @@ func New(cfg Config) *Engine {
 	return &Engine{cfg: cfg, pool: newBlockPool(cfg.KVTokens/cfg.BlockSize, cfg.HiddenEvictions)}
 }
 
-// NewPooled returns idle engines that share one KV cache of their total size. The
+// NewWithSharedCache returns idle engines that share one KV cache of their total size. The
 // first one's block size applies to all.
-func NewPooled(cfgs ...Config) []*Engine {
+func NewWithSharedCache(cfgs ...Config) []*Engine {
 	engines := make([]*Engine, len(cfgs))
 	blocks := 0
 	for i, cfg := range cfgs {
@@ -153,7 +153,7 @@ func (e *Engine) Abort(r *Request) {
 
 // ResetPrefixCache clears the cache if no request runs, as vLLM does, and reports
 // whether it did.
-func (e *Engine) ResetPrefixCache() bool {
+func (e *Engine) ResetPrefixCache() (cleared bool) {
 	if e.pool.free < len(e.pool.refs) {
 		return false
 	}
@@ -164,8 +164,8 @@ func (e *Engine) ResetPrefixCache() bool {
 }
 
 // CachedTokens returns how many tokens of a prompt are in the cache.
-func (e *Engine) CachedTokens(prompt int, blocks []BlockHash) int {
-	e.scratch = e.cachedPrefix(prompt, blocks, e.scratch[:0])
+func (e *Engine) CachedTokens(promptTokens int, blocks []BlockHash) int {
+	e.scratch = e.appendCachedPrefix(promptTokens, blocks, e.scratch[:0])
 	return len(e.scratch) * e.cfg.BlockSize
 }
 
@@ -178,7 +178,7 @@ func (e *Engine) Step(now time.Duration) StepResult {
 	e.step++
 	decodes := len(e.decoding)
 	budget := e.cfg.StepTokens - decodes
-	cost := e.stepCost(decodes)
+	cost := e.costWithoutPrefill(decodes)
 
 	var done StepResult
 	prefilled := 0
@@ -200,7 +200,7 @@ func (e *Engine) Step(now time.Duration) StepResult {
 	// Last, since the scheduler learns only at the step's end which answers ended:
 	// their blocks are free from the next step on.
 	e.context += decodes
-	done.Finished = e.finishRequests()
+	done.Finished = e.advanceDecoding()
 
 	done.Decoded, done.Prefilled = decodes, prefilled
 	done.End = now + time.Duration(cost/e.cfg.Speed)
@@ -218,19 +218,18 @@ func (e *Engine) running() int {
 	return n
 }
 
-// stepCost returns the cost of a step without prefill, in nanoseconds.
-func (e *Engine) stepCost(decodes int) float64 {
+// costWithoutPrefill returns the cost of a step without prefill, in nanoseconds.
+func (e *Engine) costWithoutPrefill(decodes int) (nanos float64) {
 	return float64(e.cfg.StepTime) + float64(decodes)*float64(e.cfg.DecodeTime) + float64(e.context)*float64(e.cfg.ContextTime)
 }
 
-// finishRequests handles the requests that filled a block with this step's token, and returns
+// advanceDecoding handles the requests that filled a block with this step's token, and returns
 // those for which it was the last one.
-func (e *Engine) finishRequests() []*Request {
-	var finished []*Request
+func (e *Engine) advanceDecoding() (finished []*Request) {
 	for len(e.decoding) > 0 && e.decoding[0].due <= e.step {
 		r := e.decoding[0]
 		n := r.Generated(e)
-		e.fillBlocks(r, r.Prompt+n-1)
+		e.cacheFullBlocks(r, r.Prompt+n-1)
 		if n >= r.Answer {
 			heap.Pop(&e.decoding)
 			e.context -= r.Prompt + n
@@ -239,7 +238,7 @@ func (e *Engine) finishRequests() []*Request {
 			finished = append(finished, r)
 			continue
 		}
-		r.due = e.nextDue(r)
+		r.due = e.nextBlockOrEnd(r)
 		heap.Fix(&e.decoding, 0)
 	}
 	return finished
@@ -247,8 +246,8 @@ func (e *Engine) finishRequests() []*Request {
 
 // admit gives r the cached blocks of its prompt and new ones for the rest, if those
 // and the answer's fit beside the blocks reserved for others.
-func (e *Engine) admit(r *Request, now time.Duration) bool {
-	e.scratch = e.cachedPrefix(r.Prompt, r.Blocks, e.scratch[:0])
+func (e *Engine) admit(r *Request, now time.Duration) (admitted bool) {
+	e.scratch = e.appendCachedPrefix(r.Prompt, r.Blocks, e.scratch[:0])
 	hits := e.scratch
 	total := e.blocksFor(r.Prompt + r.Answer)
 	if total-len(hits)+e.pool.countFree(hits) > e.pool.free-e.pool.reserved {
@@ -274,29 +273,29 @@ func (e *Engine) admit(r *Request, now time.Duration) bool {
 	return true
 }
 
-// cachedPrefix returns the cached blocks at the beginning of a prompt.
-func (e *Engine) cachedPrefix(prompt int, blocks []BlockHash, into []int32) []int32 {
+// appendCachedPrefix returns the cached blocks at the beginning of a prompt.
+func (e *Engine) appendCachedPrefix(promptTokens int, blocks []BlockHash, into []int32) []int32 {
 	if e.cfg.NoPrefixCache {
 		return into
 	}
 	// The last token is always recomputed, for its output.
-	n := min((prompt-1)/e.cfg.BlockSize, len(blocks))
+	n := min((promptTokens-1)/e.cfg.BlockSize, len(blocks))
 	return e.pool.lookupPrefix(blocks[:n], into)
 }
 
 // prefill computes up to budget tokens of r's prompt and returns their number and cost
 // in nanoseconds.
-func (e *Engine) prefill(r *Request, budget int, done *StepResult) (tokens int, cost float64) {
+func (e *Engine) prefill(r *Request, budget int, done *StepResult) (tokens int, nanos float64) {
 	n := min(r.Prompt-r.computed, budget)
 	depth := float64(r.computed) + float64(n)/2
-	cost = float64(n) * 1e9 / e.cfg.PrefillRate * (1 + e.cfg.QuadraticDepth*depth)
+	nanos = float64(n) * 1e9 / e.cfg.PrefillRate * (1 + e.cfg.QuadraticDepth*depth)
 	r.computed += n
 	// Full blocks can be hit from now on, also by a later request of this step: within a
 	// layer keys are written before they are read.
-	e.fillBlocks(r, r.computed)
+	e.cacheFullBlocks(r, r.computed)
 	if r.computed < r.Prompt {
 		e.partial, r.state = r, prefilling
-		return n, cost
+		return n, nanos
 	}
 	e.partial = nil
 	if !e.cfg.NoPrefixCache {
@@ -305,29 +304,29 @@ func (e *Engine) prefill(r *Request, budget int, done *StepResult) (tokens int, 
 	done.First = append(done.First, r)
 	r.joined, r.state = e.step, decoding
 	e.context += r.Prompt + 1
-	r.due = e.nextDue(r)
+	r.due = e.nextBlockOrEnd(r)
 	heap.Push(&e.decoding, r)
-	return n, cost
+	return n, nanos
 }
 
-// fillBlocks makes the blocks of r's first n tokens available to others and allocates
+// cacheFullBlocks makes the blocks of r's first tokens available to others and allocates
 // one for the next token of the answer if needed.
-func (e *Engine) fillBlocks(r *Request, n int) {
-	for ; r.full < n/e.cfg.BlockSize; r.full++ {
+func (e *Engine) cacheFullBlocks(r *Request, tokens int) {
+	for ; r.full < tokens/e.cfg.BlockSize; r.full++ {
 		if r.full < len(r.Blocks) && !e.cfg.NoPrefixCache {
 			e.pool.setContent(r.blocks[r.full], r.Blocks[r.full])
 		}
 	}
-	if n >= r.Prompt && r.reserved > 0 && len(r.blocks) == r.full {
+	if tokens >= r.Prompt && r.reserved > 0 && len(r.blocks) == r.full {
 		r.blocks = append(r.blocks, e.pool.allocate())
 		r.reserved--
 		e.pool.reserved--
 	}
 }
 
-// nextDue returns the step in which r next fills a block or ends. In the k-th step
+// nextBlockOrEnd returns the step in which r next fills a block or ends. In the k-th step
 // after its first token, token k of the answer is computed and token k+1 sampled.
-func (e *Engine) nextDue(r *Request) int64 {
+func (e *Engine) nextBlockOrEnd(r *Request) (step int64) {
 	toFull := (r.full+1)*e.cfg.BlockSize - r.Prompt
 	return r.joined + int64(min(toFull, r.Answer-1))
 }
@@ -359,10 +358,10 @@ type Stats struct {
 // StepBuckets are the upper bounds of vllm:iteration_tokens_total.
 var StepBuckets = [...]float64{1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384}
 
-func (e *Engine) countStep(decodes, prefilled, first int) {
+func (e *Engine) countStep(decodes, prefilled, firstTokens int) {
 	s := &e.stats
 	s.Steps++
-	s.GenerationTokens += int64(decodes + first)
+	s.GenerationTokens += int64(decodes + firstTokens)
 	tokens := decodes + prefilled
 	s.StepTokensSum += int64(tokens)
 	i := 0
@@ -390,9 +389,9 @@ func (e *Engine) Stats() Stats {
 	return s
 }
 
-// LargestStep returns the upper bound of the highest non-empty bucket of StepTokens, or
+// LargestStepBucket returns the upper bound of the highest non-empty bucket of StepTokens, or
 // the highest bound when a step was above it.
-func (s *Stats) LargestStep() int {
+func (s *Stats) LargestStepBucket() (tokens int) {
 	for i := len(s.StepTokens) - 1; i >= 0; i-- {
 		if s.StepTokens[i] > 0 {
 			return int(StepBuckets[min(i, len(StepBuckets)-1)])

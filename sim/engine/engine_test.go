@@ -326,7 +326,7 @@ func TestHiddenEvictions(t *testing.T) {
 
 func TestPooledEngines(t *testing.T) {
 	cfg := Config{KVTokens: 160}
-	both := NewPooled(cfg, cfg)
+	both := NewWithSharedCache(cfg, cfg)
 	a, b := both[0], both[1]
 	long := add(t, a, 200, 60, blocks(1, 12), 0) // more than one of them alone could hold
 	a.Step(0)
@@ -348,7 +348,7 @@ func TestPooledEngines(t *testing.T) {
 	}
 }
 
-func TestLargestStep(t *testing.T) {
+func TestLargestStepBucket(t *testing.T) {
 	f := func(prompt, want int) {
 		t.Helper()
 		e := New(Config{StepTokens: 20_000})
@@ -357,7 +357,7 @@ func TestLargestStep(t *testing.T) {
 			finish(t, e, add(t, e, 1, 1, nil, time.Hour), time.Hour)
 		}
 		st := e.Stats()
-		if got := st.LargestStep(); got != want {
+		if got := st.LargestStepBucket(); got != want {
 			t.Errorf("after a step of %d tokens: %d, want %d", prompt, got, want)
 		}
 	}

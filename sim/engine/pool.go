@@ -24,21 +24,21 @@ type blockPool struct {
 	reserved int    // free blocks reserved for running answers
 	changes  uint64 // incremented when a request that did not fit may fit
 
-	hidden float64 // further evictions per allocation
-	owed   float64 // hidden evictions not made yet
+	hiddenEvictions float64 // further evictions per allocation
+	owed            float64 // hidden evictions not made yet
 }
 
 const noBlock int32 = -1
 
-func newBlockPool(n int, hidden float64) *blockPool {
+func newBlockPool(blocks int, hiddenEvictions float64) *blockPool {
 	p := &blockPool{
-		refs: make([]int32, n), hash: make([]BlockHash, n), twin: make([]int32, n),
-		next: make([]int32, n), prev: make([]int32, n),
-		cached: make(map[BlockHash]int32, n),
+		refs: make([]int32, blocks), hash: make([]BlockHash, blocks), twin: make([]int32, blocks),
+		next: make([]int32, blocks), prev: make([]int32, blocks),
+		cached: make(map[BlockHash]int32, blocks),
 		head:   noBlock, tail: noBlock,
-		changes: 1, hidden: hidden,
+		changes: 1, hiddenEvictions: hiddenEvictions,
 	}
-	for b := range int32(n) {
+	for b := range int32(blocks) {
 		p.twin[b] = noBlock
 		p.pushFree(b)
 	}
@@ -83,14 +83,14 @@ func (p *blockPool) allocate() int32 {
 	p.removeFree(b)
 	p.dropContent(b)
 	p.refs[b] = 1
-	for p.owed = min(p.owed+p.hidden, float64(len(p.refs))); p.owed >= 1; p.owed-- {
-		p.evictHidden()
+	for p.owed = min(p.owed+p.hiddenEvictions, float64(len(p.refs))); p.owed >= 1; p.owed-- {
+		p.evictOldestFree()
 	}
 	return b
 }
 
-// evictHidden evicts the oldest free block.
-func (p *blockPool) evictHidden() {
+// evictOldestFree evicts the oldest free block.
+func (p *blockPool) evictOldestFree() {
 	if b := p.head; b != noBlock {
 		p.removeFree(b)
 		p.dropContent(b)

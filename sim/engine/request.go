@@ -45,7 +45,7 @@ const (
 
 // Computed returns how many prompt tokens are in the cache after the engine's last
 // step; 0 before the request is admitted.
-func (r *Request) Computed() int { return r.computed }
+func (r *Request) Computed() (promptTokens int) { return r.computed }
 
 // Generated returns the number of answer tokens after e's last step.
 func (r *Request) Generated(e *Engine) int {
