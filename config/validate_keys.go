@@ -59,7 +59,7 @@ func (c *Config) validateKeys(errs *errorList) {
 		if k.QueueTime != 0 && (k.QueueTime < time.Millisecond || k.QueueTime > maxQueueTime) {
 			errs.add(at+".queue_time", "%v is not between 1ms and %v; remove it to use routing.queue.time", k.QueueTime, maxQueueTime)
 		}
-		if !apikey.IsName(k.Name) {
+		if !apikey.IsValidName(k.Name) {
 			errs.add(at+".name", "is not a valid name: %s", apikey.NameRule)
 			continue
 		}

@@ -326,7 +326,7 @@ func (r *request) beginAttemptContext() {
 	c.Context, c.cancel = context.WithCancelCause(r.httpReq.Context())
 	c.firstByteTimeout, c.streams = s.FirstByte, r.input.request.Streams
 	charged, _ := r.history.countCharged()
-	c.retriesStall, c.relocated = s.Retry.Stalled && charged+1 < s.Attempts, r.history.hasStalled()
+	c.retriesStall, c.relocated = s.Retry.Stalled && charged+1 < s.Attempts, r.history.hasStalledAttempt()
 	r.context, r.input.request.Stalls = c, c
 	r.proxy.activity.beginQueuedPhase(r)
 }

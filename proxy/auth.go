@@ -74,7 +74,7 @@ func (r *request) authenticate() *apiError {
 	if apiErr == nil {
 		r.account = holder
 		var refusal *apikey.LimitError
-		if r.lease, refusal = holder.Acquire(); refusal != nil {
+		if r.lease, refusal = holder.TryAcquire(); refusal != nil {
 			apiErr = rateLimitError(refusal)
 		}
 		r.writeRateHeaders(r.client.Header())

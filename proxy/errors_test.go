@@ -96,7 +96,7 @@ func TestAnthropicErrorBodies(t *testing.T) {
 // takeKey occupies the one request that key a may have.
 func (f *fleet) takeKey() {
 	holder, _ := f.proxy.keys.Find(secretOf("a"))
-	if _, refusal := holder.Acquire(); refusal != nil {
+	if _, refusal := holder.TryAcquire(); refusal != nil {
 		f.t.Fatal(refusal)
 	}
 }

@@ -20,7 +20,7 @@ func (r *request) forward() {
 	p, h := r.proxy, &r.history
 	r.input.query = r.redactKey()
 	rewriteRequestHeader(r.httpReq.Header, r.id)
-	p.addInstance(r.httpReq.Header)
+	p.appendInstanceID(r.httpReq.Header)
 	p.retries.countRequest()
 	h.receivedAt, h.queueTimeout = r.bodyReceivedAt, r.maxQueueTime(r.settings.QueueTimeout)
 	defer r.replaceBestFailure(nil)
@@ -31,7 +31,7 @@ func (r *request) forward() {
 		if h.last != stepNone { // else nothing depends on it
 			f = r.fleetView()
 		}
-		switch a := next(h, f, r.settings, time.Now()); a.kind {
+		switch a := nextAction(h, f, r.settings, time.Now()); a.kind {
 		case actPick:
 			d, err := r.pick()
 			if err != nil {
@@ -39,7 +39,7 @@ func (r *request) forward() {
 				continue
 			}
 			if len(h.attempts) > 0 {
-				p.metrics.CountRetry(h.latest().failure.reason)
+				p.metrics.CountRetry(h.latestAttempt().failure.reason)
 			}
 			f := r.tryBackend(d)
 			if f == nil || f.done {
@@ -233,7 +233,7 @@ func (r *request) recordWait(kind waitKind, outcome waitOutcome, waited time.Dur
 		r.proxy.metrics.CountRetryWait(result)
 		h.queueTime += waited
 		h.budgetWait += waited
-		r.spans.AddQueueWait(waited, "retry_budget")
+		r.spans.AddQueueWaitSpan(waited, "retry_budget")
 	}
 }
 
@@ -283,7 +283,7 @@ func (r *request) pick() (*router.Decision, error) {
 func (r *request) recordQueueTime(end metrics.QueueResult, waited time.Duration) {
 	r.history.queueTime += waited
 	r.proxy.metrics.RecordQueueExit(end, waited)
-	r.spans.AddQueueWait(waited, string(end))
+	r.spans.AddQueueWaitSpan(waited, string(end))
 }
 
 // joinQueue counts the request among those that wait, and reports whether one more
@@ -312,7 +312,7 @@ func (r *request) respond(a *action) {
 	best := r.history.best
 	if a.poison {
 		r.proxy.log.Warn("request was on two replicas that crashed; not retrying",
-			"last", r.history.latest().backend.Name, "request_id", r.id)
+			"last", r.history.latestAttempt().backend.Name, "request_id", r.id)
 	}
 	switch a.response {
 	case respondCutOff:

@@ -316,7 +316,7 @@ func TestStatsWindowExpiry(t *testing.T) {
 		l := newActivity()
 		b := &backends.Backend{Name: "b"}
 		ended := func(ttft time.Duration, cached int) {
-			l.stats.countRequest(b, time.Now(), &metrics.Request{Code: http.StatusOK, TTFT: ttft, PromptTokens: 100, PredictedTokens: cached}, false)
+			l.stats.countEndedRequest(b, time.Now(), &metrics.Request{Code: http.StatusOK, TTFT: ttft, PromptTokens: 100, PredictedTokens: cached}, false)
 		}
 		time.Sleep(time.Minute)
 		for _, ttft := range []time.Duration{10, 20, 30, 9000} {
@@ -555,6 +555,6 @@ func BenchmarkActivity(b *testing.B) {
 		p.activity.recordAttempt(x, d)
 		x.inFlight.phase.Store(int32(Responding))
 		p.activity.remove(&x.inFlight)
-		p.activity.stats.countRequest(d.Backend, x.arrivedAt, &x.outcome, false)
+		p.activity.stats.countEndedRequest(d.Backend, x.arrivedAt, &x.outcome, false)
 	}
 }

@@ -50,8 +50,8 @@ func (p *Proxy) checkLoop(h http.Header) *apiError {
 }
 
 // setInstanceHeader names this proxy in the response to another one.
-func (p *Proxy) setInstanceHeader(w http.ResponseWriter, request http.Header) {
-	if request[backends.InstanceHeader] != nil && p.instance.id != "" {
+func (p *Proxy) setInstanceHeader(w http.ResponseWriter, requestHeader http.Header) {
+	if requestHeader[backends.InstanceHeader] != nil && p.instance.id != "" {
 		w.Header()[backends.InstanceHeader] = p.instance.header
 	}
 }
@@ -78,8 +78,8 @@ func loopError(message string) *apiError {
 	return &apiError{status: http.StatusLoopDetected, kind: "loop", code: "loop_detected", message: message}
 }
 
-// addInstance adds the id of this proxy to those in h.
-func (p *Proxy) addInstance(h http.Header) {
+// appendInstanceID adds the id of this proxy to those in h.
+func (p *Proxy) appendInstanceID(h http.Header) {
 	switch before := h[backends.InstanceHeader]; {
 	case p.instance.id == "":
 	case before == nil:

@@ -31,7 +31,7 @@ func (r *request) parseForm() *apiError {
 	if len(r.input.body) == 0 {
 		return invalidRequestError("", "the request body is empty: a multipart form was expected")
 	}
-	model, err := formModel(r.httpReq.Header["Content-Type"], r.input.body)
+	model, err := parseFormModel(r.httpReq.Header["Content-Type"], r.input.body)
 	limited := r.account != nil && r.account.Models != nil
 	switch {
 	case err == errTwoModels:
@@ -48,13 +48,13 @@ func (r *request) parseForm() *apiError {
 	return apiErr
 }
 
-// formModel returns the form's field "model", "" if there is none. Parsers of forms differ, and a client
+// parseFormModel returns the form's field "model", "" if there is none. Parsers of forms differ, and a client
 // that can make the replica read another model than is read here gets around the models of its key.
 // So this accepts only what all of them read alike, and what the usual clients write. It is not
 // mime/multipart, which accepts preambles, folded and LF-ended lines, blanks behind a boundary and,
 // silently, a Content-Disposition that it cannot parse.
-func formModel(contentType []string, body []byte) (model string, err error) {
-	boundary, err := formBoundary(contentType)
+func parseFormModel(contentType []string, body []byte) (model string, err error) {
+	boundary, err := parseFormBoundary(contentType)
 	if err != nil {
 		return "", err
 	}
@@ -72,7 +72,7 @@ func formModel(contentType []string, body []byte) (model string, err error) {
 		if !whole || len(head) > maxPartHeaderBytes || !bytes.HasPrefix(head, between[:2]) || bytes.Contains(head, between) || bytes.HasPrefix(data, between[2:]) {
 			return "", errAmbiguous
 		}
-		name, readable := partName(string(head[2:]))
+		name, readable := parsePartName(string(head[2:]))
 		if !readable {
 			return "", errAmbiguous
 		}
@@ -87,8 +87,8 @@ func formModel(contentType []string, body []byte) (model string, err error) {
 	return "", errAmbiguous
 }
 
-// formBoundary returns the boundary of a form.
-func formBoundary(contentType []string) (string, error) {
+// parseFormBoundary returns the boundary of a form.
+func parseFormBoundary(contentType []string) (boundary string, err error) {
 	if len(contentType) == 0 {
 		return "", errNotMultipart
 	}
@@ -106,8 +106,8 @@ func formBoundary(contentType []string) (string, error) {
 	return params["boundary"], nil
 }
 
-// partName returns the name of a field from the header of its part. ok is false if parsers may differ.
-func partName(header string) (name string, ok bool) {
+// parsePartName returns the name of a field from the header of its part. ok is false if parsers may differ.
+func parsePartName(header string) (name string, ok bool) {
 	disposition := ""
 	for line := range strings.SplitSeq(header, "\r\n") {
 		key, value, isHeader := strings.Cut(line, ":")

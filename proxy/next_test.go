@@ -126,7 +126,7 @@ func TestNext(t *testing.T) {
 			h.recordWaitAndReadmit(&a, h.outcome, nil, f)
 		}
 		before := len(h.attempts)
-		got := next(h, f, s, start)
+		got := nextAction(h, f, s, start)
 		if got.kind != c.want.kind || got.wait != c.want.wait || !got.deadline.Equal(c.want.deadline) ||
 			got.response != c.want.response || got.poison != c.want.poison {
 			t.Errorf("%s: got %+v, want %+v", c.name, got, c.want)

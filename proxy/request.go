@@ -124,7 +124,7 @@ func (r *request) finish() {
 	now := time.Now()
 	r.outcome.Duration = now.Sub(r.arrivedAt)
 	r.proxy.metrics.RecordRequest(&r.outcome, r.id, now)
-	r.proxy.activity.stats.countRequest(r.inFlight.backend, r.arrivedAt, &r.outcome, r.cachedKnown)
+	r.proxy.activity.stats.countEndedRequest(r.inFlight.backend, r.arrivedAt, &r.outcome, r.cachedKnown)
 	r.finishRecording()
 	r.endTraceAndLog()
 }
@@ -137,7 +137,7 @@ func (r *request) endInFlight() {
 	r.finished = true
 	r.proxy.inFlight.Add(-1)
 	r.proxy.activity.remove(&r.inFlight)
-	r.clearCancelDeadline()
+	r.clearCancelWriteDeadline()
 	r.lease.Release(r.promptTokens, r.completionTokens)
 }
 
@@ -405,9 +405,9 @@ func (r *request) recordCancelOrCutOff() *apiError {
 	return &apiError{status: http.StatusForbidden, kind: "cancelled", code: "cancelled", message: "an operator has cancelled the request"}
 }
 
-// clearCancelDeadline removes the write deadline of a cancelled request, where the next response
+// clearCancelWriteDeadline removes the write deadline of a cancelled request, where the next response
 // on the connection sets none of its own.
-func (r *request) clearCancelDeadline() {
+func (r *request) clearCancelWriteDeadline() {
 	if r.isCancelled() && r.settings.WriteIdle == 0 {
 		_ = r.client.conn.SetWriteDeadline(time.Time{})
 	}

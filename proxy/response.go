@@ -123,7 +123,7 @@ func (a *attempt) relayBuffered(resp *http.Response) *failure {
 	case err != nil:
 		return a.classifyError(err)
 	case !complete:
-		return a.relayLong(resp, buf.Bytes())
+		return a.relayUnbuffered(resp, buf.Bytes())
 	}
 	if resp.StatusCode < 300 {
 		if f := a.checkBuffered(resp, buf.Bytes()); f != nil {
@@ -149,7 +149,7 @@ func (a *attempt) checkBuffered(resp *http.Response, body []byte) *failure {
 	switch {
 	case isEncoded(resp.Header):
 		return nil
-	case isAborted(a.endpoint.format, body):
+	case isAbortedResponse(a.endpoint.format, body):
 		return a.recordReplicaAbort()
 	case !isFramed(resp) && isJSON(resp.Header) && !json.Valid(body):
 		return a.classifyError(errTruncated)
@@ -166,8 +166,8 @@ func contentLengthHeader(resp *http.Response, bodyBytes int) []string {
 	return []string{strconv.Itoa(bodyBytes)}
 }
 
-// relayLong relays a response that is too long to be buffered, of which head was read.
-func (a *attempt) relayLong(resp *http.Response, head []byte) *failure {
+// relayUnbuffered relays a response that is too long to be buffered, of which head was read.
+func (a *attempt) relayUnbuffered(resp *http.Response, head []byte) *failure {
 	if f := a.commitResponse(); f != nil {
 		return f
 	}
@@ -289,8 +289,8 @@ func (a *attempt) recordReplicaAbort() *failure {
 	}
 }
 
-// isAborted reports whether the engine aborted a complete response.
-func isAborted(f format, body []byte) bool {
+// isAbortedResponse reports whether the engine aborted a complete response.
+func isAbortedResponse(f format, body []byte) bool {
 	switch f {
 	case chatFormat, completionFormat:
 		return vllm.HasAbortedChoice(body)

@@ -557,7 +557,7 @@ func FuzzBufferedResponse(f *testing.F) {
 	asked.AppendBlocks(nil, "m", 256) // what a reply's blocks follow
 	f.Fuzz(func(t *testing.T, body string, kind byte) {
 		shape := format(kind) % 5
-		if isAborted(shape, []byte(body)) && !strings.Contains(body, "abort") {
+		if isAbortedResponse(shape, []byte(body)) && !strings.Contains(body, "abort") {
 			t.Error("an abort that is not there")
 		}
 		var u usage

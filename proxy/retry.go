@@ -180,8 +180,8 @@ func (f fleetView) candidates() (list []*backends.Backend) {
 	return list
 }
 
-// next decides what to do after the attempts and waits so far. It has no side effects.
-func next(h *history, f fleetView, s *Settings, now time.Time) action {
+// nextAction decides what to do after the attempts and waits so far. It has no side effects.
+func nextAction(h *history, f fleetView, s *Settings, now time.Time) action {
 	if h.end != notEnded {
 		return respond(h)
 	}
@@ -194,7 +194,7 @@ func next(h *history, f fleetView, s *Settings, now time.Time) action {
 		}
 		return respond(h)
 	case stepAttempt:
-		return afterFailure(h, f, s, now)
+		return nextAfterFailure(h, f, s, now)
 	}
 	switch met := h.outcome == waitMet; h.wait {
 	case waitCrashes:
@@ -205,7 +205,7 @@ func next(h *history, f fleetView, s *Settings, now time.Time) action {
 			a := respond(h)
 			a.poison = true
 			return a
-		case !h.latest().failure.uncharged:
+		case !h.latestAttempt().failure.uncharged:
 			return awaitVerdictOrBudget(h, f, now)
 		}
 	case waitVerdict:
@@ -229,9 +229,9 @@ func next(h *history, f fleetView, s *Settings, now time.Time) action {
 	return pickOrAwaitReconnect(h, f, now)
 }
 
-// afterFailure decides what to do after a failed attempt.
-func afterFailure(h *history, f fleetView, s *Settings, now time.Time) action {
-	latest := h.latest().failure
+// nextAfterFailure decides what to do after a failed attempt.
+func nextAfterFailure(h *history, f fleetView, s *Settings, now time.Time) action {
+	latest := h.latestAttempt().failure
 	switch charged, shutdowns := h.countCharged(); {
 	case latest.final:
 		return respond(h)
@@ -262,7 +262,7 @@ func afterFailure(h *history, f fleetView, s *Settings, now time.Time) action {
 // about the request, for which it may be asked again. If it stays, its response is worth as
 // much as any.
 func awaitVerdictOrBudget(h *history, f fleetView, now time.Time) action {
-	latest := h.latest()
+	latest := h.latestAttempt()
 	if !latest.suspectsReplicaDown() && !latest.failure.full || h.queueTimeout == 0 || h.hasPickableBackend(f) {
 		return retryWithinBudget(h, f, now)
 	}
@@ -350,8 +350,8 @@ func (a *action) isMet(h *history, f fleetView, waitBegun, now time.Time) bool {
 	return false
 }
 
-// latest returns the last attempt.
-func (h *history) latest() *attemptRecord { return &h.attempts[len(h.attempts)-1] }
+// latestAttempt returns the last attempt.
+func (h *history) latestAttempt() *attemptRecord { return &h.attempts[len(h.attempts)-1] }
 
 // addFailure records a failed attempt.
 func (h *history) addFailure(b *backends.Backend, f *failure, now time.Time) {
@@ -389,7 +389,7 @@ func (h *history) recordWaitAndReadmit(a *action, outcome waitOutcome, granted *
 			h.attempts[i].full = false
 		}
 	case waitVerdict:
-		latest := h.latest()
+		latest := h.latestAttempt()
 		if met {
 			h.readmitBackends(func(r *attemptRecord) bool {
 				return r.backend == latest.backend || h.suspectsReplicaDown(r.backend) && !h.mayHaveCrashed(r.backend)
@@ -482,8 +482,8 @@ func (h *history) hadStaleConnection(b *backends.Backend) bool {
 	return h.anyAttempt(func(r *attemptRecord) bool { return r.failure.stale && r.backend == b })
 }
 
-// hasStalled reports whether an attempt was given up because its backend stalled.
-func (h *history) hasStalled() bool {
+// hasStalledAttempt reports whether an attempt was given up because its backend stalled.
+func (h *history) hasStalledAttempt() bool {
 	return h.anyAttempt(func(r *attemptRecord) bool { return r.failure.stalled })
 }
 
@@ -554,7 +554,7 @@ func (h *history) queueTimeLeft(f fleetView, now time.Time) time.Duration {
 // isSecondCrash reports whether the last attempt failed as if its replica had crashed, and
 // one before it too.
 func (h *history) isSecondCrash() bool {
-	return h.latest().failure.mayHaveCrashed && h.countAttempts(func(r *attemptRecord) bool { return r.failure.mayHaveCrashed }) > 1
+	return h.latestAttempt().failure.mayHaveCrashed && h.countAttempts(func(r *attemptRecord) bool { return r.failure.mayHaveCrashed }) > 1
 }
 
 // suspectsPoisonRequest reports whether the request is likely to be what two replicas crashed by,
@@ -575,7 +575,7 @@ func (h *history) suspectsPoisonRequest(f fleetView) bool {
 // that could take it have refused it as full. An engine that is dead has another
 // status, or fails its checks.
 func (h *history) shouldAwaitSlot(f fleetView, charged int, s *Settings) bool {
-	if h.slotAwaited || h.queueTimeout == 0 || s.Attempts < 2 || !h.latest().failure.full {
+	if h.slotAwaited || h.queueTimeout == 0 || s.Attempts < 2 || !h.latestAttempt().failure.full {
 		return false
 	}
 	if len(h.fullBackends()) < len(h.excludedBackends())-len(h.unchargedBackends()) {
@@ -588,7 +588,7 @@ func (h *history) shouldAwaitSlot(f fleetView, charged int, s *Settings) bool {
 // attempts may have one more, should every backend turn out to be down: replicas that are
 // killed together may take as many attempts as there are within milliseconds.
 func (h *history) mayRetryAfterOutage(f fleetView, s *Settings, now time.Time) bool {
-	latest := h.latest().failure
+	latest := h.latestAttempt().failure
 	if !latest.mayHaveCrashed && !latest.stale || h.outageAttempt || s.Attempts < 2 || h.queueTimeout == 0 || h.hasUpstreamError(f) {
 		return false
 	}

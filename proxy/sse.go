@@ -58,14 +58,14 @@ func (s *eventScanner) scan(b []byte) {
 		end := bytes.IndexByte(b, '\n')
 		if end < 0 {
 			s.scannedBytes += int64(len(b))
-			s.bufferPartial(b)
+			s.bufferPartialLine(b)
 			return
 		}
 		s.scannedBytes += int64(end + 1)
 		line := b[:end]
 		b = b[end+1:]
 		if len(s.partialLine) > 0 || len(line) > maxLineBytes {
-			s.bufferPartial(line)
+			s.bufferPartialLine(line)
 			line = s.partialLine
 		}
 		s.scanLine(line)
@@ -76,7 +76,7 @@ func (s *eventScanner) scan(b []byte) {
 	}
 }
 
-func (s *eventScanner) bufferPartial(b []byte) {
+func (s *eventScanner) bufferPartialLine(b []byte) {
 	n := min(len(b), maxLineBytes-len(s.partialLine))
 	s.partialLine = append(s.partialLine, b[:n]...)
 	if b = b[n:]; len(b) == 0 {
@@ -111,7 +111,7 @@ func (s *eventScanner) scanLine(line []byte) {
 			s.markAborted()
 		}
 	case isErrorEvent(data):
-		s.recordError(data)
+		s.recordErrorEvent(data)
 	case s.lineTruncated:
 		s.scanTruncatedEvent(data[len(data)-min(len(data), maxTailBytes):])
 	default:
@@ -139,8 +139,8 @@ func (s *eventScanner) scanTruncatedEvent(tail []byte) {
 	}
 }
 
-// recordError records an error event. On endpoints without [DONE] it is the last event.
-func (s *eventScanner) recordError(data []byte) {
+// recordErrorEvent records an error event. On endpoints without [DONE] it is the last event.
+func (s *eventScanner) recordErrorEvent(data []byte) {
 	if s.errorEvent == nil {
 		s.errorEvent = bytes.Clone(data)
 	}
@@ -227,7 +227,7 @@ func (s *eventScanner) inspectTypedEvent(data []byte) (fromEngine bool) {
 	case "response.created", "response.in_progress", "response.queued", "ping":
 		return false
 	case "error":
-		s.recordError(data)
+		s.recordErrorEvent(data)
 		return false
 	case "message_delta":
 		s.message.hasDelta = true
@@ -296,8 +296,8 @@ const maxTokenCount = 1 << 30
 // input_tokens and both cache_ figures together, where a replica sends these. vLLM
 // does so from the version on that sends them at all, and only at the end of a
 // stream: its first event has the whole prompt in input_tokens.
-func (u *usage) parse(v gjson.Result, f format) {
-	if !v.IsObject() {
+func (u *usage) parse(object gjson.Result, f format) {
+	if !object.IsObject() {
 		return
 	}
 	in, out, details, cached, created := "prompt_tokens", "completion_tokens", "prompt_tokens_details", "", ""
@@ -310,7 +310,7 @@ func (u *usage) parse(v gjson.Result, f format) {
 	u.known = true
 	prompt, counted := 0, false
 	// One walk: to ask for each of the three costs three.
-	v.ForEach(func(key, value gjson.Result) bool {
+	object.ForEach(func(key, value gjson.Result) bool {
 		switch key.Str {
 		case "":
 		case in:
@@ -355,8 +355,8 @@ func (s *eventScanner) completionTokens() int {
 	return s.events
 }
 
-// errorStatus returns the HTTP status that the error event stands for.
-func (s *eventScanner) errorStatus() int {
+// errorEventStatus returns the HTTP status that the error event stands for.
+func (s *eventScanner) errorEventStatus() int {
 	code := gjson.GetBytes(s.errorEvent, "error.code").Int()
 	if code < 400 || code > 599 {
 		code = http.StatusInternalServerError

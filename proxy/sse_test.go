@@ -81,7 +81,7 @@ func TestEventScanner(t *testing.T) {
 			s.scan([]byte(c.stream))
 			got := found{s.events, s.content, s.finished, s.aborted, s.done, 0, s.usage}
 			if s.errorEvent != nil {
-				got.failed = s.errorStatus()
+				got.failed = s.errorEventStatus()
 			}
 			if got != c.want {
 				t.Errorf("found %+v\nwant  %+v", got, c.want)

@@ -54,10 +54,10 @@ type backendStats struct {
 
 func newStatsWindow() statsWindow { return statsWindow{began: time.Now()} }
 
-// countRequest counts a request that was last sent to b; nil: to none. Its own response decides
+// countEndedRequest counts a request that was last sent to b; nil: to none. Its own response decides
 // whether its cached tokens are known: a stream without usage reports none, though the replica
 // may report those of others.
-func (w *statsWindow) countRequest(b *backends.Backend, arrived time.Time, o *metrics.Request, cachedKnown bool) {
+func (w *statsWindow) countEndedRequest(b *backends.Backend, arrived time.Time, o *metrics.Request, cachedKnown bool) {
 	tick := int64(arrived.Add(o.Duration).Sub(w.began) / StatsInterval)
 	prompt, cached := 0, 0
 	if o.Code == 200 {

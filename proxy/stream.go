@@ -71,7 +71,7 @@ func (a *attempt) relayStream(resp *http.Response, body replicaBody) *failure {
 		a.proxy.buffers.put(buffered)
 		return f
 	}
-	s.start(buffered.Bytes())
+	s.sendBeginning(buffered.Bytes())
 	a.proxy.buffers.put(buffered)
 	s.relayChunks()
 	s.finish()
@@ -83,7 +83,7 @@ func (a *attempt) relayStream(resp *http.Response, body replicaBody) *failure {
 func (s *streamRelay) readAndCommit(buffered *bytes.Buffer) *failure {
 	s.body.SetQuietTimeout(s.settings.Keepalive)
 	chunk := s.proxy.pools.chunks.Get().(*[]byte)
-	s.readErr = s.awaitFirstEvent(buffered, *chunk)
+	s.readErr = s.readUntilFirstEvent(buffered, *chunk)
 	s.proxy.pools.chunks.Put(chunk)
 	if f := s.checkBeginning(); f != nil {
 		return f
@@ -96,9 +96,9 @@ func (s *streamRelay) readAndCommit(buffered *bytes.Buffer) *failure {
 	return s.commitResponse()
 }
 
-// awaitFirstEvent reads into buffered until the stream can be judged: the engine has put
+// readUntilFirstEvent reads into buffered until the stream can be judged: the engine has put
 // something out, or the stream has ended one way or another.
-func (s *streamRelay) awaitFirstEvent(buffered *bytes.Buffer, chunk []byte) error {
+func (s *streamRelay) readUntilFirstEvent(buffered *bytes.Buffer, chunk []byte) error {
 	e, commentedAt := &s.events, time.Now()
 	for !e.content && !e.finished && !e.aborted && !e.done && e.errorEvent == nil && buffered.Len() < maxBufferedStreamBytes {
 		if e.events > 0 {
@@ -144,7 +144,7 @@ func (s *streamRelay) checkBeginning() *failure {
 
 // checkErrorEvent is checkBeginning for a stream that began with an error event.
 func (s *streamRelay) checkErrorEvent() *failure {
-	status, body := s.events.errorStatus(), s.events.errorEvent
+	status, body := s.events.errorEventStatus(), s.events.errorEvent
 	if status < 500 {
 		return nil
 	}
@@ -162,10 +162,11 @@ func (s *streamRelay) checkErrorEvent() *failure {
 	return f
 }
 
-// start sends the header and what came before the commit.
-func (s *streamRelay) start(buffered []byte) {
+// sendBeginning sends the header and what came before the commit.
+func (s *streamRelay) sendBeginning(buffered []byte) {
 	if s.events.events > 0 {
-		s.recordFirstEvent()
+		s.decision.RecordFirstEvent()
+		s.releaseUploadedInput()
 	}
 	s.recordCommitted(s.resp)
 	s.sendHeaderOnce(s.resp)
@@ -202,7 +203,8 @@ func (s *streamRelay) relayChunks() {
 		switch {
 		case e.events > 0 && before == 0 && s.flooded:
 			_ = s.context.commit()
-			s.recordFirstEvent()
+			s.decision.RecordFirstEvent()
+			s.releaseUploadedInput()
 		case e.events > before: // a comment is the server's and no sign of its engine
 			s.decision.RecordOutput()
 		}
@@ -233,10 +235,9 @@ func (s *streamRelay) readUsageAfterAbort(chunk []byte) {
 	}
 }
 
-// recordFirstEvent notes a stream's first event. A stream can last for minutes; the
-// request's body need not.
-func (s *streamRelay) recordFirstEvent() {
-	s.decision.RecordFirstEvent()
+// releaseUploadedInput frees the request's body if the replica has all of it: a stream can last for
+// minutes.
+func (s *streamRelay) releaseUploadedInput() {
 	if s.body.Uploaded() {
 		s.releaseInput()
 	}
@@ -262,7 +263,7 @@ func (s *streamRelay) finish() {
 		// Many clients close at [DONE], without waiting for the body's end.
 		if e.errorEvent == nil {
 			s.result.End = router.Completed
-		} else if status := e.errorStatus(); status >= 500 {
+		} else if status := e.errorEventStatus(); status >= 500 {
 			s.recordTruncated(status, errors.New("error event after content"))
 		}
 	case s.writeErr != nil || s.isDisconnected():

@@ -79,8 +79,8 @@ func (l *Log) Configure(s Settings) error {
 // Enabled reports whether requests are logged.
 func (l *Log) Enabled() bool { return l != nil && l.output.Load() != nil }
 
-// Dropped returns how many lines were not written.
-func (l *Log) Dropped() int64 {
+// DroppedLines returns how many lines were not written.
+func (l *Log) DroppedLines() int64 {
 	n := l.dropped.Load()
 	if l.stopped.Load() {
 		n += int64(len(l.queue))
@@ -144,7 +144,7 @@ func (l *Log) writeLines(ctx context.Context) {
 	warn := func(err error) {
 		if now := time.Now(); err != nil && now.Sub(lastWarning) > warnInterval {
 			lastWarning = now
-			l.log.Warn("writing the access log failed", "err", err, "dropped_lines", l.Dropped())
+			l.log.Warn("writing the access log failed", "err", err, "dropped_lines", l.DroppedLines())
 		}
 	}
 	for ctx.Err() == nil {

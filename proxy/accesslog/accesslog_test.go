@@ -118,8 +118,8 @@ func TestLines(t *testing.T) {
 		if got, _ := os.ReadFile(path); string(got) != want {
 			t.Errorf("%s: got\n%s\nwant\n%s", format, got, want)
 		}
-		if l.Dropped() != 0 {
-			t.Errorf("%d lost", l.Dropped())
+		if l.DroppedLines() != 0 {
+			t.Errorf("%d lost", l.DroppedLines())
 		}
 	}
 }
@@ -205,8 +205,8 @@ func TestConfigure(t *testing.T) {
 	}
 	l.EnqueueSampled(ok("3"))
 	l.end()
-	if a, b := lines(t, one), lines(t, two); strings.Join(a, " ") != "1" || strings.Join(b, " ") != "2" || l.Dropped() != 0 {
-		t.Errorf("%v %v, %d lost", a, b, l.Dropped())
+	if a, b := lines(t, one), lines(t, two); strings.Join(a, " ") != "1" || strings.Join(b, " ") != "2" || l.DroppedLines() != 0 {
+		t.Errorf("%v %v, %d lost", a, b, l.DroppedLines())
 	}
 }
 
@@ -214,8 +214,8 @@ func TestLogRequestAfterRun(t *testing.T) {
 	l := start(t, Settings{File: filepath.Join(t.TempDir(), "log"), Format: "json", Sample: 1})
 	l.end()
 	l.EnqueueSampled(ok("late"))
-	if l.Dropped() != 1 {
-		t.Errorf("%d lost", l.Dropped())
+	if l.DroppedLines() != 1 {
+		t.Errorf("%d lost", l.DroppedLines())
 	}
 }
 

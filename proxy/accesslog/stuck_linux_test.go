@@ -35,7 +35,7 @@ func TestUnreadPipe(t *testing.T) {
 	for i := range sent {
 		l.EnqueueSampled(ok(strconv.Itoa(i)))
 	}
-	if l.Dropped() == 0 {
+	if l.DroppedLines() == 0 {
 		t.Fatal("nothing is lost: the bound is not there, or the test is too small")
 	}
 	l.end()
@@ -48,8 +48,8 @@ func TestUnreadPipe(t *testing.T) {
 			t.Fatalf("half a line: %s", line)
 		}
 	}
-	if int64(got)+l.Dropped() != sent {
-		t.Errorf("%d read and %d lost, of %d", got, l.Dropped(), sent)
+	if int64(got)+l.DroppedLines() != sent {
+		t.Errorf("%d read and %d lost, of %d", got, l.DroppedLines(), sent)
 	}
 }
 
@@ -78,7 +78,7 @@ func TestFullDisk(t *testing.T) {
 	l := start(t, Settings{File: "/dev/full", Format: "json", Sample: 1})
 	for i := range 3 {
 		l.EnqueueSampled(ok(strconv.Itoa(i)))
-		eventually(t, "it is counted", func() bool { return l.Dropped() == int64(i)+1 })
+		eventually(t, "it is counted", func() bool { return l.DroppedLines() == int64(i)+1 })
 	}
 	l.end()
 	if n := strings.Count(l.own.String(), "no space left on device"); n != 1 {

@@ -92,9 +92,9 @@ type Lease struct {
 	charged int // tokens
 }
 
-// Acquire charges one request and takes one of the places for concurrent requests. If
-// the error is nil, Release must be called once.
-func (a *Account) Acquire() (Lease, *LimitError) {
+// TryAcquire charges one request and takes one of the places for concurrent requests. It
+// does not block. If the error is nil, Release must be called once.
+func (a *Account) TryAcquire() (Lease, *LimitError) {
 	u := a.usage
 	if n := u.inFlight.Add(1); a.Concurrency > 0 && n > int64(a.Concurrency) {
 		u.inFlight.Add(-1)

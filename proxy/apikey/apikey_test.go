@@ -34,7 +34,7 @@ func find(t testing.TB, s *Set, name string) *Account {
 // acquire acquires a lease that must be granted.
 func acquire(t testing.TB, h *Account) *Lease {
 	t.Helper()
-	v, limitErr := h.Acquire()
+	v, limitErr := h.TryAcquire()
 	if limitErr != nil {
 		t.Fatalf("refused for %s", limitErr.Limit)
 	}
@@ -76,7 +76,7 @@ func TestRequestsPerMinute(t *testing.T) {
 			acquire(t, h).Release(0, 0)
 		}
 		for range 3 { // being refused costs nothing
-			_, limitErr := h.Acquire()
+			_, limitErr := h.TryAcquire()
 			if limitErr == nil || limitErr.Limit != LimitRequests || limitErr.Max != 30 || limitErr.RetryAfter != 2*time.Second {
 				t.Fatalf("got %+v", limitErr)
 			}
@@ -86,7 +86,7 @@ func TestRequestsPerMinute(t *testing.T) {
 		}
 		time.Sleep(2 * time.Second)
 		acquire(t, h).Release(0, 0)
-		if _, limitErr := h.Acquire(); limitErr == nil {
+		if _, limitErr := h.TryAcquire(); limitErr == nil {
 			t.Error("two requests in the time of one")
 		}
 	})
@@ -170,13 +170,13 @@ func TestInvalidUsageIsBounded(t *testing.T) {
 func TestConcurrency(t *testing.T) {
 	h := find(t, New([]Key{key("a", func(k *Key) { k.Concurrency = 2 })}), "a")
 	first, second := acquire(t, h), acquire(t, h)
-	if _, r := h.Acquire(); r == nil || r.Limit != LimitConcurrency || r.Max != 2 {
+	if _, r := h.TryAcquire(); r == nil || r.Limit != LimitConcurrency || r.Max != 2 {
 		t.Fatalf("got %+v", r)
 	}
 	first.Release(0, 0)
 	first.Release(0, 0) // a second Release does nothing
 	third := acquire(t, h)
-	if _, r := h.Acquire(); r == nil {
+	if _, r := h.TryAcquire(); r == nil {
 		t.Error("a place was given back twice")
 	}
 	second.Release(0, 0)
@@ -198,7 +198,7 @@ func TestReplaceKeepsUsage(t *testing.T) {
 			t.Error("a key that is gone is valid")
 		}
 		now := find(t, s, "a")
-		if _, r := now.Acquire(); r == nil || r.Limit != LimitConcurrency || r.Max != 1 {
+		if _, r := now.TryAcquire(); r == nil || r.Limit != LimitConcurrency || r.Max != 1 {
 			t.Errorf("got %+v: the request in flight is not counted", r)
 		}
 		if r, tokens := now.Rates(); r.Limit != 20 || r.Remaining != 9 || tokens.Limit != 2000 || tokens.Remaining != 100 {
@@ -231,7 +231,7 @@ func TestConcurrentUse(t *testing.T) {
 			random := rand.New(rand.NewPCG(1, uint64(g)))
 			for i := range 500 {
 				h, _ := s.Find("secret of a")
-				if v, r := h.Acquire(); r == nil {
+				if v, r := h.TryAcquire(); r == nil {
 					if v.ChargePrompt(random.IntN(100)) == nil {
 						h.Rates()
 					}

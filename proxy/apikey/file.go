@@ -45,7 +45,7 @@ func parseLine(line string) (s Secret, err error) {
 		return Secret{}, nil
 	case len(fields) != 2:
 		return Secret{}, errors.New("expected a name, a space and a key")
-	case !IsName(strings.TrimSuffix(fields[0], ":")): // a colon is what YAML has there
+	case !IsValidName(strings.TrimSuffix(fields[0], ":")): // a colon is what YAML has there
 		return Secret{}, errors.New("invalid name: " + NameRule)
 	}
 	s.Name = strings.TrimSuffix(fields[0], ":")
@@ -69,11 +69,11 @@ func ParseHash(text string) (h Hash, err error) {
 	return h, nil
 }
 
-// NameRule describes the names that IsName accepts.
+// NameRule describes the names that IsValidName accepts.
 const NameRule = "it is used in metrics; use 1 to 100 letters, digits and ._:@/-"
 
-// IsName reports whether name can be the name of a key.
-func IsName(name string) bool {
+// IsValidName reports whether name can be the name of a key.
+func IsValidName(name string) bool {
 	return name != "" && len(name) <= 100 && !strings.ContainsFunc(name, func(r rune) bool {
 		return r > unicode.MaxASCII || !unicode.IsLetter(r) && !unicode.IsDigit(r) && !strings.ContainsRune("._:@/-", r)
 	})

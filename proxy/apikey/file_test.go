@@ -76,7 +76,7 @@ func FuzzParseFile(f *testing.F) {
 		}
 		for _, s := range secrets {
 			line := strings.Split(data, "\n")[s.Line-1]
-			if !IsName(s.Name) || !strings.HasPrefix(strings.TrimSpace(line), s.Name) {
+			if !IsValidName(s.Name) || !strings.HasPrefix(strings.TrimSpace(line), s.Name) {
 				t.Fatalf("line %q has the name %q", line, s.Name)
 			}
 		}

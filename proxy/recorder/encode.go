@@ -43,8 +43,8 @@ func newEncoder(start time.Time, blockBytes int) encoder {
 	}
 }
 
-// isValid reports whether a request can be replayed.
-func (e *encoder) isValid(q *Request) bool {
+// isReplayable reports whether a request can be replayed.
+func (e *encoder) isReplayable(q *Request) bool {
 	within := func(n, limit int) bool { return 0 <= n && n <= limit }
 	return within(q.Bytes, maxInputBytes) && within(q.ExtraBytes, maxInputBytes-q.Bytes) &&
 		within(len(q.Blocks), q.Bytes/e.blockBytes) &&

@@ -103,9 +103,9 @@ func completeLinesLength(file *os.File) (int64, error) {
 	return size - int64(len(tail)-(bytes.LastIndexByte(tail, '\n')+1)), nil
 }
 
-// add buffers a line, after header if it is the first one of this run in the file. It
-// returns how many lines were lost, and why.
-func (f *files) add(line, header []byte) (lost int, err error) {
+// addLine buffers a line, after header if it is the first one of this run in the file, and
+// writes the buffer when it is large. It returns how many lines were lost, and why.
+func (f *files) addLine(line, header []byte) (lost int, err error) {
 	if f.file == nil {
 		if err := f.open(); err != nil {
 			return 1, err

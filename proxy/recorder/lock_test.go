@@ -60,7 +60,7 @@ func TestOpenLockedFile(t *testing.T) {
 	refused("at once")
 	requests := many(60)
 	for i := range requests {
-		if lost, err := r.out.add(r.encode.encode(&requests[i]), r.encode.header); lost > 0 || err != nil {
+		if lost, err := r.out.addLine(r.encode.encode(&requests[i]), r.encode.header); lost > 0 || err != nil {
 			t.Fatal(lost, err)
 		}
 		if _, err := r.out.flush(); err != nil {

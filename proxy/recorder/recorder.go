@@ -225,14 +225,14 @@ func (r *Recorder) openFileWithRetry(ctx context.Context) {
 
 // write encodes a Request and buffers its line, or drops a Request that is not valid.
 func (r *Recorder) write(q *Request) {
-	if !r.encode.isValid(q) {
+	if !r.encode.isReplayable(q) {
 		r.drop(q)
 		return
 	}
 	line := r.encode.encode(q)
 	r.blocks.Add(-int64(len(q.Blocks)))
 	r.Discard(q)
-	r.countLostAndWarn(r.out.add(line, r.encode.header))
+	r.countLostAndWarn(r.out.addLine(line, r.encode.header))
 }
 
 // countLostAndWarn counts lost lines and logs err at most once in warnInterval.

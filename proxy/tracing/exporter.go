@@ -49,34 +49,34 @@ func (e *exporter) ExportSpans(ctx context.Context, spans []sdk.ReadOnlySpan) er
 	defer context.AfterFunc(e.aborted, cancel)()
 	if err := e.Exporter.ExportSpans(ctx, spans); err != nil {
 		e.failed.Add(int64(len(spans)))
-		e.reportExportError(err)
+		e.logExportError(err)
 		return nil
 	}
 	e.sent.Add(int64(len(spans)))
 	if dropped := e.dropped.Load(); dropped > e.reportedDrops {
 		e.reportedDrops = dropped
-		e.reportExportError(errors.New("the collector is too slow: the queue of OTEL_BSP_MAX_QUEUE_SIZE spans is full"))
+		e.logExportError(errors.New("the collector is too slow: the queue of OTEL_BSP_MAX_QUEUE_SIZE spans is full"))
 	}
 	return nil
 }
 
-// reportExportError logs, at most once in warnInterval, that spans were lost.
-func (e *exporter) reportExportError(err error) {
-	if e.shouldLog(&e.exportErrorLogged) {
+// logExportError logs, at most once in warnInterval, that spans were lost.
+func (e *exporter) logExportError(err error) {
+	if e.updateIfDue(&e.exportErrorLogged) {
 		e.log.Warn("sending traces failed", "err", exportErrorText(err), "spans_lost", e.failed.Load()+e.dropped.Load())
 	}
 }
 
-// reportSDKError logs, at most once in warnInterval, an error of the SDK itself.
-func (e *exporter) reportSDKError(err error) {
-	if e.shouldLog(&e.sdkErrorLogged) {
+// logSDKError logs, at most once in warnInterval, an error of the SDK itself.
+func (e *exporter) logSDKError(err error) {
+	if e.updateIfDue(&e.sdkErrorLogged) {
 		text := err.Error()
 		e.log.Warn("OpenTelemetry error (tracing continues)", "err", text[:min(len(text), maxErrorBytes)])
 	}
 }
 
-// shouldLog reports whether last is at least warnInterval ago, and then sets it.
-func (e *exporter) shouldLog(last *time.Time) bool {
+// updateIfDue sets last to now if it is at least warnInterval ago, and reports whether it is.
+func (e *exporter) updateIfDue(last *time.Time) (due bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	now := time.Now()

@@ -125,13 +125,13 @@ func (q *Request) TraceID(clientHeader http.Header) string {
 	return sent.TraceID().String()
 }
 
-// AddQueueWait adds the span of a wait in the admission queue that ends now.
-func (q *Request) AddQueueWait(waited time.Duration, end string) {
+// AddQueueWaitSpan adds the span of a wait in the admission queue that ends now.
+func (q *Request) AddQueueWaitSpan(waited time.Duration, result string) {
 	if q == nil || waited <= 0 {
 		return
 	}
 	now := time.Now()
-	_, span := q.tracer.Start(q.ctx, "queue", trace.WithTimestamp(now.Add(-waited)), trace.WithAttributes(heldEnd.String(end)))
+	_, span := q.tracer.Start(q.ctx, "queue", trace.WithTimestamp(now.Add(-waited)), trace.WithAttributes(heldEnd.String(result)))
 	span.End(trace.WithTimestamp(now))
 }
 
@@ -148,7 +148,7 @@ type Attempt struct {
 
 // StartAttempt starts the span of an attempt and sets the headers that make the
 // replica's span its child.
-func (q *Request) StartAttempt(a *Attempt, header http.Header) {
+func (q *Request) StartAttempt(a *Attempt, outgoingHeader http.Header) {
 	if q == nil {
 		return
 	}
@@ -160,8 +160,8 @@ func (q *Request) StartAttempt(a *Attempt, header http.Header) {
 	q.sentAt, q.status, q.firstToken = time.Now(), 0, false
 	var span trace.Span
 	q.attempt, span = q.tracer.Start(q.ctx, name, trace.WithSpanKind(trace.SpanKindClient), trace.WithTimestamp(q.sentAt))
-	delete(header, "Tracestate")
-	traceContext.Inject(q.attempt, propagation.HeaderCarrier(header))
+	delete(outgoingHeader, "Tracestate")
+	traceContext.Inject(q.attempt, propagation.HeaderCarrier(outgoingHeader))
 	if !span.IsRecording() {
 		return
 	}
@@ -206,7 +206,7 @@ const ErrorDisconnected = "client_left"
 
 // EndAttempt ends the span of the attempt. errorType is why it failed, or empty. The
 // numbers of tokens are the replica's, 0 if it reported none; a negative cached is left out.
-func (q *Request) EndAttempt(errorType string, in, out, cached int) {
+func (q *Request) EndAttempt(errorType string, promptTokens, completionTokens, cachedPromptTokens int) {
 	if q == nil || q.attempt == nil {
 		return
 	}
@@ -215,7 +215,7 @@ func (q *Request) EndAttempt(errorType string, in, out, cached int) {
 	if q.status != 0 {
 		span.SetAttributes(semconv.HTTPResponseStatusCode(q.status))
 	}
-	setUsage(span, in, out, cached)
+	setTokenAttributes(span, promptTokens, completionTokens, cachedPromptTokens)
 	if errorType == "" && q.status >= http.StatusBadRequest {
 		errorType = strconv.Itoa(q.status)
 	}
@@ -228,15 +228,15 @@ func (q *Request) EndAttempt(errorType string, in, out, cached int) {
 	span.End()
 }
 
-func setUsage(span trace.Span, in, out, cached int) {
-	if in > 0 {
-		span.SetAttributes(inputTokens.Int(in))
+func setTokenAttributes(span trace.Span, promptTokens, completionTokens, cachedPromptTokens int) {
+	if promptTokens > 0 {
+		span.SetAttributes(inputTokens.Int(promptTokens))
 	}
-	if out > 0 {
-		span.SetAttributes(outputTokens.Int(out))
+	if completionTokens > 0 {
+		span.SetAttributes(outputTokens.Int(completionTokens))
 	}
-	if cached >= 0 {
-		span.SetAttributes(cachedTokens.Int(cached))
+	if cachedPromptTokens >= 0 {
+		span.SetAttributes(cachedTokens.Int(cachedPromptTokens))
 	}
 }
 
@@ -265,7 +265,7 @@ func (q *Request) End(e *accesslog.Entry) {
 	}
 	if e.Backend != "" {
 		q.span.SetAttributes(backend.String(e.Backend), reason.String(e.Reason), matched.Int(e.Tokens.Predicted), prompt.Int(e.Tokens.Prompt), overhead.Float64(e.Times.Overhead.Seconds()))
-		setUsage(q.span, e.Tokens.Prompt, e.Tokens.Output, e.Tokens.Observed)
+		setTokenAttributes(q.span, e.Tokens.Prompt, e.Tokens.Output, e.Tokens.Observed)
 	}
 	switch {
 	case e.Phase != "":

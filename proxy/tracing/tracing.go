@@ -114,12 +114,12 @@ func (s sdkLog) Error(_ error, message string, _ ...any) {
 // Run traces requests until ctx is done, and then waits up to flushTimeout for the
 // collector to accept the remaining spans. It must be called once.
 func (t *Tracer) Run(ctx context.Context) {
-	otel.SetErrorHandler(otel.ErrorHandlerFunc(t.exporter.reportSDKError))
+	otel.SetErrorHandler(otel.ErrorHandlerFunc(t.exporter.logSDKError))
 	if err := t.exporter.Start(ctx); err != nil {
 		t.log.Warn("requests are not traced", "err", err)
 		return
 	}
-	provider := sdk.NewTracerProvider(sdk.WithSpanProcessor(startQueue(t.exporter)), sdk.WithResource(t.resource(ctx)))
+	provider := sdk.NewTracerProvider(sdk.WithSpanProcessor(startQueue(t.exporter)), sdk.WithResource(t.newResource(ctx)))
 	tracer := provider.Tracer("warmroute", trace.WithInstrumentationVersion(t.version))
 	t.tracer.Store(&tracer)
 	t.log.Info("tracing requests")
@@ -129,13 +129,13 @@ func (t *Tracer) Run(ctx context.Context) {
 	defer cancel()
 	defer context.AfterFunc(flushCtx, t.exporter.abort)()
 	if err := provider.Shutdown(flushCtx); err != nil {
-		t.exporter.reportExportError(err)
+		t.exporter.logExportError(err)
 	}
 }
 
-// resource describes this process. OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES
+// newResource returns a description of this process. OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES
 // override it.
-func (t *Tracer) resource(ctx context.Context) *resource.Resource {
+func (t *Tracer) newResource(ctx context.Context) *resource.Resource {
 	r, err := resource.New(ctx,
 		resource.WithTelemetrySDK(),
 		resource.WithHost(),
@@ -143,16 +143,16 @@ func (t *Tracer) resource(ctx context.Context) *resource.Resource {
 		resource.WithFromEnv(),
 	)
 	if err != nil { // r has the valid attributes
-		t.exporter.reportSDKError(errors.New("some resource attributes are missing: check OTEL_RESOURCE_ATTRIBUTES"))
+		t.exporter.logSDKError(errors.New("some resource attributes are missing: check OTEL_RESOURCE_ATTRIBUTES"))
 	}
 	return r
 }
 
-// Sent returns how many spans the collector has accepted.
-func (t *Tracer) Sent() int64 { return t.exporter.sent.Load() }
+// SentSpans returns how many spans the collector has accepted.
+func (t *Tracer) SentSpans() int64 { return t.exporter.sent.Load() }
 
-// Failed returns how many spans the collector has not accepted.
-func (t *Tracer) Failed() int64 { return t.exporter.failed.Load() }
+// FailedSpans returns how many spans the collector has not accepted.
+func (t *Tracer) FailedSpans() int64 { return t.exporter.failed.Load() }
 
-// Dropped returns how many spans were dropped because the queue was full.
-func (t *Tracer) Dropped() int64 { return t.exporter.dropped.Load() }
+// DroppedSpans returns how many spans were dropped because the queue was full.
+func (t *Tracer) DroppedSpans() int64 { return t.exporter.dropped.Load() }

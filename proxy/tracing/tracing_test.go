@@ -100,8 +100,8 @@ func TestSDKErrorDoesNotHideExportError(t *testing.T) {
 	var said bytes.Buffer
 	e := newExporter(nil, slog.New(slog.NewTextHandler(&said, nil)))
 	for range 10 {
-		e.reportSDKError(errors.New("an odd attribute"))
-		e.reportExportError(errors.New("connection refused"))
+		e.logSDKError(errors.New("an odd attribute"))
+		e.logExportError(errors.New("connection refused"))
 	}
 	if n := strings.Count(said.String(), "\n"); n != 2 || !strings.Contains(said.String(), "connection refused") {
 		t.Errorf("it says %s", said.String())
@@ -111,7 +111,7 @@ func TestSDKErrorDoesNotHideExportError(t *testing.T) {
 // untraced makes all calls of a request without tracing.
 func untraced(r *http.Request, a *Attempt) string {
 	q := (*Tracer)(nil).StartRequest(r, "/v1/chat/completions", time.Time{})
-	q.AddQueueWait(time.Second, "sent")
+	q.AddQueueWaitSpan(time.Second, "sent")
 	q.StartAttempt(a, r.Header)
 	q.SetStatus(200)
 	q.AddFirstTokenSpan()
@@ -139,7 +139,7 @@ func TestExportErrorsAreBounded(t *testing.T) {
 	var said bytes.Buffer
 	e := newExporter(nil, slog.New(slog.NewTextHandler(&said, nil)))
 	for range 1000 {
-		e.reportExportError(errors.New(strings.Repeat("the collector's page of an error ", 1000)))
+		e.logExportError(errors.New(strings.Repeat("the collector's page of an error ", 1000)))
 	}
 	if n := strings.Count(said.String(), "\n"); n != 1 || said.Len() > 2*maxErrorBytes {
 		t.Errorf("%d lines of %d bytes", n, said.Len())
