@@ -128,7 +128,7 @@ func TestExplainAfterPlacementAndReset(t *testing.T) {
 	if e := a.explain("", body); e.Reason != router.ReasonCold || e.Backends[1].MatchedBlocks != 0 {
 		t.Errorf("after the reset: %+v", e)
 	}
-	if in := a.fleet[1].InFlight.Load(); in != 0 || a.router.WaitingRequests() != 0 {
+	if in := a.fleet[1].InFlight.Load(); in != 0 || a.router.CountWaiting() != 0 {
 		t.Errorf("%d in flight", in)
 	}
 }

@@ -236,7 +236,7 @@ func (h *Handler) computeState(now time.Time) *State {
 		Series:    seriesState{seconds(proxy.StatsInterval), numbers(stats.TTFT), numbers(stats.HitRatio)},
 		Models:    modelStates(f),
 		Backends:  h.backendStates(f, stats.Backends),
-		Queue:     newQueueState(h.Router.WaitingRequests(), requestStates(listed.Queued, f, now)),
+		Queue:     newQueueState(h.Router.CountWaiting(), requestStates(listed.Queued, f, now)),
 		Requests:  requestsState{listed.Total, requestStates(listed.Oldest, f, now)},
 		Decisions: []decisionState{},
 	}

@@ -124,7 +124,7 @@ func (c *fleetCollector) Describe(ch chan<- *prometheus.Desc) {
 func (c *fleetCollector) Collect(ch chan<- prometheus.Metric) {
 	index, size := c.router.IndexStats()
 	ch <- prometheus.MustNewConstMetric(indexBytes, prometheus.GaugeValue, float64(size))
-	for class, n := range c.router.WaitingByClass() {
+	for class, n := range c.router.CountWaitingByClass() {
 		ch <- prometheus.MustNewConstMetric(queuedRequests, prometheus.GaugeValue, float64(n), class)
 	}
 	c.collectModels(ch)

@@ -186,7 +186,7 @@ func (f *fleet) awaitIdle() {
 	for _, b := range f.backends {
 		eventually(f.t, "in flight on "+b.Name+" is 0", func() bool { return b.InFlight.Load() == 0 })
 	}
-	eventually(f.t, "no request waits", func() bool { return f.router.WaitingRequests() == 0 })
+	eventually(f.t, "no request waits", func() bool { return f.router.CountWaiting() == 0 })
 	eventually(f.t, "no body is in memory", func() bool { return f.proxy.bodies.inUse.Load() == 0 })
 	eventually(f.t, "no response is buffered", func() bool { return f.proxy.buffers.reserved.Load() == 0 })
 }

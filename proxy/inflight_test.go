@@ -87,7 +87,7 @@ func TestCancelBeforeResponse(t *testing.T) {
 					return false
 				}
 				listed = all.Oldest[len(all.Oldest)-1]
-				return listed.Phase == c.phase && (c.phase != Queued || f.router.WaitingRequests() == 1)
+				return listed.Phase == c.phase && (c.phase != Queued || f.router.CountWaiting() == 1)
 			})
 			if c.phase == Queued && (listed.Backend != "" || listed.MatchedTokens != 0) {
 				t.Errorf("it is shown on a backend: %+v", listed)

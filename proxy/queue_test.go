@@ -83,7 +83,7 @@ func (f *fleet) background(body string, headers ...string) <-chan answer {
 // awaitQueued waits until n requests are queued.
 func (f *fleet) awaitQueued(n int) {
 	f.t.Helper()
-	eventually(f.t, fmt.Sprint(n, " requests are queued"), func() bool { return f.router.WaitingRequests() == n })
+	eventually(f.t, fmt.Sprint(n, " requests are queued"), func() bool { return f.router.CountWaiting() == n })
 }
 
 // asked is a body that tells its request from others. Their prompts share nothing.
@@ -439,7 +439,7 @@ func TestBatchReserve(t *testing.T) {
 			var all []<-chan answer
 			for i := range inBatch {
 				all = append(all, f.background(asked(fmt.Sprint(i), true), priorityHeader, "5"))
-				eventually(t, "it is sent or waits", func() bool { return len(g.requests())+f.router.WaitingRequests() == i+1 })
+				eventually(t, "it is sent or waits", func() bool { return len(g.requests())+f.router.CountWaiting() == i+1 })
 			}
 			resp, body := f.post("/v1/chat/completions", asked("batch", true), priorityHeader, "5")
 			if resp.StatusCode != http.StatusServiceUnavailable || resp.Header.Get("Retry-After") == "" || !strings.Contains(body, code) {
@@ -447,7 +447,7 @@ func TestBatchReserve(t *testing.T) {
 			}
 			for i := range 2 {
 				all = append(all, f.background(asked(fmt.Sprint("interactive", i), true)))
-				eventually(t, "an interactive request is sent or waits", func() bool { return len(g.requests())+f.router.WaitingRequests() == inBatch+i+1 })
+				eventually(t, "an interactive request is sent or waits", func() bool { return len(g.requests())+f.router.CountWaiting() == inBatch+i+1 })
 			}
 			for range all {
 				g.next <- struct{}{}

@@ -628,7 +628,7 @@ func TestDisconnectDuringRetryWait(t *testing.T) {
 			b := &replica{script: c.script}
 			f := serveWithQueue(t, queueForAMinute, c.change, &replica{script: c.script}, b)
 			leave := f.leaving(askWhole)
-			eventually(t, "it waits", func() bool { return f.router.WaitingRequests() == 1 && len(b.requests()) == c.seen })
+			eventually(t, "it waits", func() bool { return f.router.CountWaiting() == 1 && len(b.requests()) == c.seen })
 			leave()
 			f.awaitMetric(`warmroute_aborts_total{phase="queued"} 1`)
 			f.awaitIdle()
@@ -668,8 +668,8 @@ func TestRetryWaitsCountInQueue(t *testing.T) {
 					all <- resp.StatusCode
 				}()
 			}
-			eventually(t, "those that may not wait are answered", func() bool { return len(all)+f.router.WaitingRequests() == requests && len(all) > 0 })
-			held := f.router.WaitingRequests()
+			eventually(t, "those that may not wait are answered", func() bool { return len(all)+f.router.CountWaiting() == requests && len(all) > 0 })
+			held := f.router.CountWaiting()
 			if held == 0 || held > 4 {
 				t.Errorf("%d wait", held)
 			}

@@ -137,7 +137,7 @@ func TestAccessLogQueued(t *testing.T) {
 	for range 2 {
 		asking.Go(func() { f.post("/v1/chat/completions", askWhole) })
 	}
-	eventually(t, "one waits", func() bool { return f.router.WaitingRequests() == 1 })
+	eventually(t, "one waits", func() bool { return f.router.CountWaiting() == 1 })
 	free <- true
 	free <- true
 	asking.Wait()

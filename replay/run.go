@@ -137,7 +137,7 @@ func (r *run) processEvents(ctx context.Context) error {
 		r.now = e.at
 		r.handleEvent(&e)
 		r.applyDecisions()
-		if r.router != nil && !r.ticked && r.router.WaitingRequests() > 0 {
+		if r.router != nil && !r.ticked && r.router.CountWaiting() > 0 {
 			r.ticked = true
 			r.events.push(event{at: r.now + router.TickInterval, kind: eventTick})
 		}

@@ -86,7 +86,7 @@ func (r *Router) routeOrEnqueue(req *Request, deliver func(*Decision, error), tr
 	if err != errQueue {
 		return nil, d, err
 	}
-	queued, err = r.enqueue(req, tried, deliver, now)
+	queued, err = r.enqueueAndDispatch(req, tried, deliver, now)
 	return queued, nil, err
 }
 
@@ -137,8 +137,9 @@ func (r *Router) isQueueable(req *Request) bool {
 	return !req.NoEngine && r.settings.Queue.Requests > 0 && len(req.Backends) > 0
 }
 
-// enqueue adds a request to the queue. A full queue is an error.
-func (r *Router) enqueue(req *Request, tried []*backends.Backend, deliver func(*Decision, error), now time.Time) (*Ticket, error) {
+// enqueueAndDispatch adds a request to the queue, and sends those that can start. A full
+// queue is an error.
+func (r *Router) enqueueAndDispatch(req *Request, tried []*backends.Backend, deliver func(*Decision, error), now time.Time) (queued *Ticket, err error) {
 	if r.queue.IsFull(req.class(), req.BodyBytes) || r.isUnreadyShareFull(req) {
 		return nil, ErrQueueFull
 	}
@@ -152,7 +153,7 @@ func (r *Router) enqueue(req *Request, tried []*backends.Backend, deliver func(*
 	}
 	r.beginQueuedDecision(t, now)
 	tokens, rate := r.decision.promptTokens(), r.estimates.MedianPrefillRate()
-	if r.filter() == nil {
+	if r.filterBackends() == nil {
 		tokens, rate = r.decision.minUncachedTokens(), r.decision.totalPrefillRate()
 	}
 	t.item.Tokens = tokens
@@ -197,16 +198,16 @@ func (r *Router) RemoveWaitingOutsideQueue(req *Request) {
 	r.queue.RemoveWaitingElsewhere(req.class(), req.BodyBytes)
 }
 
-// WaitingRequests returns how many requests wait, in the queue or elsewhere.
-func (r *Router) WaitingRequests() int {
+// CountWaiting returns how many requests wait, in the queue or elsewhere.
+func (r *Router) CountWaiting() int {
 	r.mu.Lock()
 	defer r.unlockAndRunCallbacks()
 	return r.queue.CountWaiting()
 }
 
-// WaitingByClass returns how many requests wait, in the queue or elsewhere, by the
+// CountWaitingByClass returns how many requests wait, in the queue or elsewhere, by the
 // name of their priority class.
-func (r *Router) WaitingByClass() map[string]int {
+func (r *Router) CountWaitingByClass() map[string]int {
 	r.mu.Lock()
 	defer r.unlockAndRunCallbacks()
 	return r.queue.CountWaitingByClass()
@@ -260,7 +261,7 @@ const TickInterval = 20 * time.Millisecond
 
 // Tick handles what time alone changes: work that was done, external load that
 // fades, queue timeouts. Callers that do not use Run call it every
-// TickInterval or so while WaitingRequests is not 0.
+// TickInterval or so while CountWaiting is not 0.
 func (r *Router) Tick() {
 	r.mu.Lock()
 	defer r.unlockAndRunCallbacks()

@@ -19,12 +19,12 @@ func TestAdmission(t *testing.T) {
 	long := sent(t, "an idle backend takes anything", submit(r, ask(fleet, 1, 1000)))
 	second := submit(r, ask(fleet, 2, 1))
 	waits(t, "64,000 tokens are pending", second)
-	if n := r.WaitingRequests(); n != 1 {
+	if n := r.CountWaiting(); n != 1 {
 		t.Errorf("%d queued, want 1", n)
 	}
 	long.RecordFirstEvent()
-	if d := sent(t, "its prefill is done", second); d.QueueTime != 0 || r.WaitingRequests() != 0 {
-		t.Errorf("queued for %v, %d still queued", d.QueueTime, r.WaitingRequests())
+	if d := sent(t, "its prefill is done", second); d.QueueTime != 0 || r.CountWaiting() != 0 {
+		t.Errorf("queued for %v, %d still queued", d.QueueTime, r.CountWaiting())
 	}
 }
 
@@ -276,7 +276,7 @@ func TestQueueTimeoutErrors(t *testing.T) {
 		t.Errorf("after a minute: %v and %v, want ErrQueueTimeout and ErrNoneReady", busy.err, down.err)
 	}
 	waits(t, "1 s", late)
-	if n := r.WaitingRequests(); n != 1 {
+	if n := r.CountWaiting(); n != 1 {
 		t.Errorf("%d queued, want 1", n)
 	}
 }
@@ -286,7 +286,7 @@ func TestCancel(t *testing.T) {
 	busy := sent(t, "", submit(r, ask(fleet, 1, 2000)))
 	if busy := submit(r, ask(fleet, 1, 2000)); busy.ticket == nil {
 		t.Fatal("not queued")
-	} else if !busy.ticket.Cancel() || busy.ticket.Cancel() || r.WaitingRequests() != 0 {
+	} else if !busy.ticket.Cancel() || busy.ticket.Cancel() || r.CountWaiting() != 0 {
 		t.Error("a cancelled request is still there, or can be cancelled twice")
 	}
 	left, stays := submit(r, ask(fleet, 2, 1)), submit(r, ask(fleet, 3, 1))
@@ -493,7 +493,7 @@ func TestPickContextError(t *testing.T) {
 	if _, err := r.Pick(ctx, ask(fleet, 2, 1)); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v, want the context's error", err)
 	}
-	if n := r.WaitingRequests(); n != 0 {
+	if n := r.CountWaiting(); n != 0 {
 		t.Errorf("%d queued", n)
 	}
 }
@@ -558,7 +558,7 @@ func TestPickCancelled(t *testing.T) {
 		if _, err := r.Pick(ctx, ask(fleet, 2, 100)); !errors.Is(err, context.DeadlineExceeded) || time.Since(start) != 2*time.Second {
 			t.Errorf("got %v after %v", err, time.Since(start))
 		}
-		if n := r.WaitingRequests(); n != 0 {
+		if n := r.CountWaiting(); n != 0 {
 			t.Errorf("%d queued", n)
 		}
 	})
@@ -609,7 +609,7 @@ func TestConcurrentQueueing(t *testing.T) {
 	clients.Wait()
 	cancel()
 	around.Wait()
-	if n := r.WaitingRequests(); n != 0 {
+	if n := r.CountWaiting(); n != 0 {
 		t.Errorf("%d wait", n)
 	}
 	for i, b := range fleet {

@@ -100,7 +100,7 @@ func TestBatchPromotion(t *testing.T) {
 	r.Tick()
 	sent(t, "10 of 20 s, though its priority is lower", hasty).RecordFirstEvent()
 	waits(t, "10 of 60 s", patient)
-	if got := r.WaitingByClass(); got["batch"] != 1 || got["normal"] != 0 {
+	if got := r.CountWaitingByClass(); got["batch"] != 1 || got["normal"] != 0 {
 		t.Errorf("queued by class: %v", got)
 	}
 }
@@ -173,7 +173,7 @@ func TestQueueTimeoutsRandomized(t *testing.T) {
 		}
 		all = slices.DeleteFunc(all, func(w queued) bool { return !w.waits() })
 	}
-	if got := r.WaitingRequests(); got != len(all) || refused == 0 {
+	if got := r.CountWaiting(); got != len(all) || refused == 0 {
 		t.Errorf("%d requests in the queue, want %d; %d were refused", got, len(all), refused)
 	}
 }

@@ -109,7 +109,7 @@ func BenchmarkDispatch(b *testing.B) {
 					running = append(running, d)
 				})
 			}
-			for r.WaitingRequests() < n {
+			for r.CountWaiting() < n {
 				arrive()
 			}
 			b.ReportAllocs()
@@ -119,7 +119,7 @@ func BenchmarkDispatch(b *testing.B) {
 				running = running[1:]
 				d.RecordFirstEvent()
 				d.Release(Outcome{End: Completed, AnswerTokens: 100})
-				for r.WaitingRequests() < n {
+				for r.CountWaiting() < n {
 					arrive()
 				}
 			}

@@ -85,14 +85,14 @@ func (k *breaker) closeOnProgress(s *BreakerSettings, workedAt, now time.Time) {
 
 // recordEnd records how a request ended. A refusal of a working engine because of its
 // full queue is not a failure, and does not predict the next request's outcome.
-func (k *breaker) recordEnd(d *Decision, o *Outcome, s *BreakerSettings, working bool, now time.Time) {
+func (k *breaker) recordEnd(d *Decision, o *Outcome, s *BreakerSettings, engineWorking bool, now time.Time) {
 	probe := d == k.probe
 	if probe {
 		k.probe = nil // without an outcome, the next request is the probe
 	}
 	switch {
 	case !o.Failed || s.Failures == 0:
-	case o.QueueFull && working:
+	case o.QueueFull && engineWorking:
 		if probe {
 			k.next = now.Add(k.delay)
 		}

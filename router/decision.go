@@ -208,7 +208,7 @@ func (d *Decision) recordEnd(o *Outcome, now time.Time) {
 		o.AnswerTokens = 0
 	}
 	d.health.recordEnd(d, o, now)
-	r.grantSlots(d.Backend)
+	r.grantFreeSlots(d.Backend)
 	d.health.breaker.recordEnd(d, o, &r.settings.Breaker, now.Sub(d.health.workedAt) < maxWorkAge, now)
 	switch {
 	case o.End == Completed:

@@ -56,7 +56,7 @@ func (r *Router) dispatchQueued(now time.Time) {
 			(!r.batchNeedsHeadroom(&it.Value.req, it.Promoted, now) || r.canStartBatch(b.Slot, g.Headroom, now))
 	}
 	for it := r.queue.GiveNextTurn(hasRoom); it != nil; it = r.queue.GiveNextTurn(hasRoom) {
-		r.routeQueued(it.Value, now)
+		r.routeQueuedOrClaim(it.Value, now)
 	}
 	r.clearClaims()
 }
@@ -67,16 +67,16 @@ func (r *Router) clearClaims() {
 	}
 }
 
-// routeQueued takes the steps of route for a queued request at its turn: it is sent
+// routeQueuedOrClaim takes the steps of route for a queued request at its turn: it is sent
 // if it can start, and else claims what it waits for.
-func (r *Router) routeQueued(t *Ticket, now time.Time) {
+func (r *Router) routeQueuedOrClaim(t *Ticket, now time.Time) {
 	r.beginQueuedDecision(t, now)
 	if t.waitsFor != nowhere && !r.fitsNextStepAnywhere() {
 		r.queue.Skip(&t.item)
 		r.claimTokensForRound(t.waitsFor)
 		return
 	}
-	if err := r.filter(); err != nil { // those that it may try are not among those with room
+	if err := r.filterBackends(); err != nil { // those that it may try are not among those with room
 		r.queue.Skip(&t.item)
 		if err == ErrMaxInFlight {
 			r.claimSequencesOnFreest()
@@ -230,7 +230,7 @@ func (r *Router) stepRoom(slot int, ourQueuedTokens, externalQueuedTokens float6
 
 // stepTokenBudget returns how many tokens a backend's engine takes in one step, about.
 func (r *Router) stepTokenBudget(slot int) float64 {
-	switch learned := r.estimates.StepTokens(slot); {
+	switch learned := r.estimates.StepTokenBudget(slot); {
 	case r.settings.Queue.StepTokens > 0:
 		return float64(r.settings.Queue.StepTokens)
 	case learned > 0:

@@ -195,7 +195,7 @@ func TestWorkPerRequestIsIndependentOfQueueLength(t *testing.T) {
 		var running []*Decision
 		key, sent := 0, 0
 		fill := func() {
-			for r.WaitingRequests() < queued {
+			for r.CountWaiting() < queued {
 				r.Submit(ask(fleet, key%5000, 20+key%100), func(d *Decision, _ error) {
 					running = append(running, d)
 					sent++

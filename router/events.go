@@ -99,7 +99,7 @@ func (r *Router) IndexPlacement(req *Request, b *backends.Backend) (heldBlocks i
 	}
 	now := r.now()
 	r.beginDecision(req, nil, now)
-	r.match()
+	r.matchPrompt()
 	var p index.Pin
 	r.index.Add(&p, b.Slot, req.Blocks, r.decision.matched[b.Slot])
 	left := p.Omitted

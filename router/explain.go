@@ -68,7 +68,7 @@ func (r *Router) Explain(req Request, tried ...*backends.Backend) Explanation {
 	now := r.now()
 	req.Backends = r.currentBackends(&req)
 	r.beginDecision(&req, tried, now)
-	r.match()
+	r.matchPrompt()
 	e := Explanation{
 		Policy: r.policy.definition.Name, Model: req.CatalogID, PromptTokens: int(r.decision.promptTokens()), Blocks: len(req.Blocks), BlockBytes: r.blockBytes,
 		Waiting: r.queue.Len(),
@@ -77,19 +77,18 @@ func (r *Router) Explain(req Request, tried ...*backends.Backend) Explanation {
 	for _, b := range all {
 		e.Backends = append(e.Backends, r.explainBackend(b, now))
 	}
-	queued, err := "", r.filter()
+	queued, err := "", r.filterBackends()
 	if err == nil {
-		queued = r.explainScores(&e, all)
+		queued = r.explainChoice(&e, all)
 	}
 	e.Queued, e.Refused = r.explainQueueing(&req, tried, queued, err)
 	e.Sentence = e.sentence()
 	return e
 }
 
-// explainScores lets the policy choose, and records how in e, whose Backends are those
-// of all. It returns why the chosen
-// backend could not start the request soon.
-func (r *Router) explainScores(e *Explanation, all []*backends.Backend) (queued string) {
+// explainChoice lets the policy choose, and records how in e, whose Backends are those
+// of all. It returns why the chosen backend could not start the request soon.
+func (r *Router) explainChoice(e *Explanation, all []*backends.Backend) (blockedReason string) {
 	var t policy.Trace
 	d := &r.decision
 	r.fillPolicyRequest()
@@ -104,7 +103,7 @@ func (r *Router) explainScores(e *Explanation, all []*backends.Backend) (queued 
 			x.Queued = r.blockedBy(i).String()
 		}
 		if i == chosen {
-			queued = x.Queued
+			blockedReason = x.Queued
 		}
 		if i < len(t.Scores) && !math.IsInf(t.Scores[i], 0) {
 			score := roundMilli(t.Scores[i])
@@ -117,31 +116,31 @@ func (r *Router) explainScores(e *Explanation, all []*backends.Backend) (queued 
 			}
 		}
 	}
-	return queued
+	return blockedReason
 }
 
 // explainQueueing returns why a request would be queued, or why it would be refused, in
-// the order in which route decides. blocked is why the chosen backend could not start
-// it soon, err why there is none.
-func (r *Router) explainQueueing(req *Request, tried []*backends.Backend, blocked string, err error) (queued, refused string) {
+// the order in which route decides. blockedReason is why the chosen backend could not
+// start it soon, filterErr why there is none.
+func (r *Router) explainQueueing(req *Request, tried []*backends.Backend, blockedReason string, filterErr error) (queuedReason, refusedReason string) {
 	switch {
 	case len(tried) > 0 && !r.hasUntriedBackend(req, tried):
 		return "", "every backend that serves the model was tried"
 	case r.mustQueueBehindOthers(req):
-		queued = "other requests are queued before it"
-	case err == nil && req.NoEngine:
+		queuedReason = "other requests are queued before it"
+	case filterErr == nil && req.NoEngine:
 		return "", ""
-	case err != nil && !r.isQueueable(req):
-		return "", err.Error()
-	case err != nil:
-		queued = err.Error()
+	case filterErr != nil && !r.isQueueable(req):
+		return "", filterErr.Error()
+	case filterErr != nil:
+		queuedReason = filterErr.Error()
 	default:
-		queued = blocked
+		queuedReason = blockedReason
 	}
-	if queued != "" && r.queue.IsFull(req.class(), req.BodyBytes) {
+	if queuedReason != "" && r.queue.IsFull(req.class(), req.BodyBytes) {
 		return "", ErrQueueFull.Error()
 	}
-	return queued, ""
+	return queuedReason, ""
 }
 
 // explainBackend describes one backend, and says why it is not a candidate.

@@ -13,7 +13,7 @@ func (e *Explanation) sentence() string {
 	if e.Choice == "" {
 		return e.noCandidateSentence() + " " + e.queueSentence()
 	}
-	c, others := e.candidates()
+	c, others := e.splitCandidates()
 	var s string
 	switch {
 	case e.Reason == ReasonOnly:
@@ -32,18 +32,18 @@ func (e *Explanation) sentence() string {
 	return s + "."
 }
 
-// candidates are the chosen one and the others, the next best first.
-func (e *Explanation) candidates() (chosen BackendExplanation, others []BackendExplanation) {
+// splitCandidates returns the chosen one and the others, the next best first.
+func (e *Explanation) splitCandidates() (chosen BackendExplanation, othersByScore []BackendExplanation) {
 	for _, b := range e.Backends {
 		switch {
 		case !b.Candidate:
 		case b.Name == e.Choice:
 			chosen = b
 		default:
-			others = append(others, b)
+			othersByScore = append(othersByScore, b)
 		}
 	}
-	slices.SortStableFunc(others, func(a, b BackendExplanation) int {
+	slices.SortStableFunc(othersByScore, func(a, b BackendExplanation) int {
 		if a.Score == nil || b.Score == nil {
 			return 0
 		}
@@ -52,7 +52,7 @@ func (e *Explanation) candidates() (chosen BackendExplanation, others []BackendE
 		}
 		return cmp.Compare(*a.Score, *b.Score)
 	})
-	return chosen, others
+	return chosen, othersByScore
 }
 
 // costSentence is the sentence of the policy prefix.
@@ -77,12 +77,12 @@ func (e *Explanation) describeAdvantage(chosen, other BackendExplanation, others
 	case chosen.Score != nil && other.Score != nil && *chosen.Score == *other.Score:
 		return fmt.Sprintf("costs the same as %s, but is preferred by a hash of the prompt and the backend's name", other.Name)
 	case soonest && formatSeconds(chosen.TTFTSeconds) != formatSeconds(other.TTFTSeconds):
-		return fmt.Sprintf("answers soonest: %s against %s on %s, which %s", formatSeconds(chosen.TTFTSeconds), formatSeconds(other.TTFTSeconds), other.Name, e.describeOther(other))
+		return fmt.Sprintf("answers soonest: %s against %s on %s, which %s", formatSeconds(chosen.TTFTSeconds), formatSeconds(other.TTFTSeconds), other.Name, e.describeLoadAndMatch(other))
 	case chosen.Score == nil || other.Score == nil || *chosen.Score > *other.Score: // slo.ttft takes precedence over the cost
 		return fmt.Sprintf("has the longest match of those expected to meet slo.ttft, with a TTFT of %s", formatSeconds(chosen.TTFTSeconds))
 	}
 	return fmt.Sprintf("has the lowest cost: %s tokens of prefill against %s on %s, which %s",
-		groupDigits(int(*chosen.Score)), groupDigits(int(*other.Score)), other.Name, e.describeOther(other))
+		groupDigits(int(*chosen.Score)), groupDigits(int(*other.Score)), other.Name, e.describeLoadAndMatch(other))
 }
 
 // scoreSentence is the sentence of every other policy.
@@ -147,8 +147,8 @@ func (e *Explanation) describeMatch(b BackendExplanation) string {
 	return groupDigits(int(b.MatchedTokens)) + " of " + groupDigits(e.PromptTokens) + " prompt tokens"
 }
 
-// describeOther gives the load and the match of a backend that was not chosen.
-func (e *Explanation) describeOther(b BackendExplanation) string {
+// describeLoadAndMatch gives the load and the match of a backend that was not chosen.
+func (e *Explanation) describeLoadAndMatch(b BackendExplanation) string {
 	holds := "holds " + groupDigits(int(b.MatchedTokens))
 	if b.MatchedTokens == 0 {
 		holds = "holds nothing"

@@ -206,8 +206,8 @@ func (r *Router) canStartBatch(slot int, h queue.Headroom, now time.Time) bool {
 		r.fitsKV(slot, minFreeKVShare*float64(s.kv.capacity), now))
 }
 
-// filterByHeadroom keeps the candidates on which a batch request may start.
-func (r *Router) filterByHeadroom() error {
+// filterCandidatesByHeadroom keeps the candidates on which a batch request may start.
+func (r *Router) filterCandidatesByHeadroom() error {
 	d := &r.decision
 	h := r.batchHeadroom(d.req.Backends, d.now)
 	kept := 0

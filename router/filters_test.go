@@ -201,8 +201,8 @@ func TestContextTokens(t *testing.T) {
 	f := func(when string, want float64) {
 		t.Helper()
 		r.beginDecision(ask(fleet, 9, 1), nil, c.now)
-		r.match()
-		if err := r.filter(); err != nil {
+		r.matchPrompt()
+		if err := r.filterBackends(); err != nil {
 			t.Fatal(err)
 		}
 		if got := r.decision.candidates[0].ContextTokens; got != want {

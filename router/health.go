@@ -75,8 +75,8 @@ func (h *health) recordWork(at time.Time, unstartedTokens float64) {
 }
 
 // recordSent records a request; alone means that it is our only one there.
-func (h *health) recordSent(d *Decision, alone bool, now time.Time) {
-	if alone {
+func (h *health) recordSent(d *Decision, onlyInFlight bool, now time.Time) {
+	if onlyInFlight {
 		h.since, h.owed = now, 0
 	}
 	if now.Sub(h.since) <= stallTimeout {

@@ -42,11 +42,11 @@ func (r *Router) route(req *Request, tried []*backends.Backend, now time.Time) (
 		return nil, errQueue // its turn is decided among those queued
 	}
 	r.beginDecision(req, tried, now)
-	r.match()
-	err := r.filter()
+	r.matchPrompt()
+	err := r.filterBackends()
 	if err == ErrNoneReady && r.refreshBackends(req) {
 		r.decision.req.Backends = req.Backends
-		err = r.filter()
+		err = r.filterBackends()
 	}
 	if err != nil {
 		if r.isQueueable(req) {
@@ -71,8 +71,8 @@ func (r *Router) beginDecision(req *Request, tried []*backends.Backend, now time
 	d.perToken = r.estimates.BytesPerToken(req.Model)
 }
 
-// match reads from the index how much of the prompt each backend holds.
-func (r *Router) match() {
+// matchPrompt reads from the index how much of the prompt each backend holds.
+func (r *Router) matchPrompt() {
 	d := &r.decision
 	if len(d.buffer) < len(r.states) {
 		d.buffer = make([]int, len(r.states))
@@ -81,9 +81,9 @@ func (r *Router) match() {
 	r.index.Match(d.req.Blocks, d.matched)
 }
 
-// filter finds the candidates: the backends that may take the request, less those
+// filterBackends finds the candidates: the backends that may take the request, less those
 // that others are preferred to. When there are none it returns why.
-func (r *Router) filter() error {
+func (r *Router) filterBackends() error {
 	d := &r.decision
 	d.candidates, d.backends = d.candidates[:0], d.backends[:0]
 	none, best := ErrNoneReady, rankStalled
@@ -110,7 +110,7 @@ func (r *Router) filter() error {
 		return none
 	}
 	if r.batchNeedsHeadroom(&d.req, d.promoted, d.now) && !r.isTooLongForAll(&d.req) {
-		return r.filterByHeadroom()
+		return r.filterCandidatesByHeadroom()
 	}
 	return nil
 }

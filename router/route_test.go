@@ -311,7 +311,7 @@ func TestNoEngineRequests(t *testing.T) {
 	if r.states[0].load.tokens != pending.tokens || r.Estimates()[0].AnswerTokens != defaultAnswerTokens || fleet[0].InFlight.Load() != 1 {
 		t.Error("its end counts in the load")
 	}
-	if n := r.WaitingRequests(); n != 1 {
+	if n := r.CountWaiting(); n != 1 {
 		t.Errorf("%d queued, want 1", n)
 	}
 	long.Release(Outcome{End: Completed})

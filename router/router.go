@@ -267,7 +267,7 @@ func (r *Router) has(b *backends.Backend) bool {
 // resizeIndex adapts a backend's part of the index to what its cache is thought to
 // hold. Small changes are ignored.
 func (r *Router) resizeIndex(slot int) {
-	want, have := r.estimates.IndexBlocks(slot), r.index.RequestedCapacity(slot)
+	want, have := r.estimates.IndexCapacity(slot), r.index.RequestedCapacity(slot)
 	if want > have+have/64 || want < have-have/64 {
 		r.index.SetCapacity(slot, want)
 	}

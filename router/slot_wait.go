@@ -25,7 +25,7 @@ func (r *Router) StartSlotWait(full []*backends.Backend) *SlotWait {
 	w := &SlotWait{router: r, full: full, granted: make(chan struct{})}
 	r.slotWaits = append(r.slotWaits, w)
 	for _, b := range full {
-		r.grantSlots(b)
+		r.grantFreeSlots(b)
 	}
 	return w
 }
@@ -38,7 +38,7 @@ func (w *SlotWait) Granted() <-chan struct{} { return w.granted }
 func (w *SlotWait) Backend() *backends.Backend { return w.backend }
 
 // Release ends the wait. A granted slot that is not used goes to the next request.
-func (w *SlotWait) Release(used bool) {
+func (w *SlotWait) Release(slotUsed bool) {
 	r := w.router
 	r.mu.Lock()
 	defer r.unlockAndRunCallbacks()
@@ -46,14 +46,14 @@ func (w *SlotWait) Release(used bool) {
 		r.slotWaits = slices.Delete(r.slotWaits, at, at+1)
 		return
 	}
-	if !used && r.has(w.backend) {
+	if !slotUsed && r.has(w.backend) {
 		r.states[w.backend.Slot].health.freeSlots++
-		r.grantSlots(w.backend)
+		r.grantFreeSlots(w.backend)
 	}
 }
 
-// grantSlots gives the free slots of b to those that wait for them.
-func (r *Router) grantSlots(b *backends.Backend) {
+// grantFreeSlots gives the free slots of b to those that wait for them.
+func (r *Router) grantFreeSlots(b *backends.Backend) {
 	if !r.has(b) {
 		return
 	}

@@ -62,7 +62,7 @@ func (r *Router) Export(b *backends.Backend, estimates []byte, blocks []index.Ex
 
 // Import restores what Export returned, and returns how many blocks it took. Estimates
 // that are not plausible are ignored. Decisions continue meanwhile.
-func (r *Router) Import(b *backends.Backend, estimates []byte, blocks []index.ImportedBlock) (taken int) {
+func (r *Router) Import(b *backends.Backend, estimates []byte, blocks []index.ImportedBlock) (takenBlocks int) {
 	var i *index.Import
 	r.withLock(func() {
 		if !r.has(b) {
@@ -79,8 +79,8 @@ func (r *Router) Import(b *backends.Backend, estimates []byte, blocks []index.Im
 		r.withLock(func() {
 			var n int
 			n, more = i.Add(part)
-			taken += n
+			takenBlocks += n
 		})
 	}
-	return taken
+	return takenBlocks
 }

@@ -96,7 +96,7 @@ func (c *changing) settled(all ...*backends.Backend) {
 	c.t.Helper()
 	c.until("nothing is in flight", func() bool {
 		busy := slices.ContainsFunc(append(all, c.server.fleet.registry.All()...), func(b *backends.Backend) bool { return !b.Idle() })
-		return !busy && c.server.router.WaitingRequests() == 0
+		return !busy && c.server.router.CountWaiting() == 0
 	})
 }
 
@@ -218,7 +218,7 @@ func TestQueuedRequestGoesToAddedBackend(t *testing.T) {
 	c.until("one is gone", func() bool { return len(c.server.fleet.registry.All()) == 1 })
 	c.backend(0).Drain()
 	served := c.ask("hello")
-	c.until("it is held", func() bool { return c.server.router.WaitingRequests() == 1 })
+	c.until("it is held", func() bool { return c.server.router.CountWaiting() == 1 })
 	before := c.made(1)
 	c.setFleet(0, 1)
 	if _, ok := <-served; !ok || c.made(1) == before {
@@ -372,7 +372,7 @@ func TestPolicyWithoutQueueSendsQueuedRequests(t *testing.T) {
 	c.change(func(next *config.Config) { next.Backends[0].MaxInFlight = 1 })
 	s := c.long("a long story")
 	served := c.ask("waits for a place")
-	c.until("it is held", func() bool { return c.server.router.WaitingRequests() == 1 })
+	c.until("it is held", func() bool { return c.server.router.CountWaiting() == 1 })
 	c.change(func(next *config.Config) {
 		next.Routing.Policy = "least-load"
 		next.Backends[0].MaxInFlight = 0

@@ -99,7 +99,7 @@ func TestMaxInFlight(t *testing.T) {
 		t.Fatalf("both went to %d", first.replica)
 	}
 	served := g.ask(known + "three")
-	g.until("the third is held", func() bool { return g.server.router.WaitingRequests() == 1 })
+	g.until("the third is held", func() bool { return g.server.router.CountWaiting() == 1 })
 	second.leave()
 	if to := <-served; to != second.replica {
 		t.Errorf("went to %d, where there was no place", to)

@@ -115,5 +115,5 @@ func (f *Fleet) learnFromCounters(slot int, l *backends.Load, exact bool, c Cach
 	if math.Abs(queries-w.prompt) > maxForeignShare*w.prompt {
 		return
 	}
-	f.comparePredictions(slot, &w.predictions, hits, w.prompt, c)
+	f.learnFromHits(slot, &w.predictions, hits, w.prompt, c)
 }

@@ -147,17 +147,17 @@ func TestStepTokens(t *testing.T) {
 	observe := func(tokens int) { f.ObserveLoad(0, &backends.Load{StepTokens: tokens}, 0, CacheInfo{Alignment: 1}) }
 	observe(2048)
 	for range minFullSteps {
-		if n := f.StepTokens(0); n != 0 {
+		if n := f.StepTokenBudget(0); n != 0 {
 			t.Errorf("a budget of %d tokens, though no step was known to be full", n)
 		}
 		f.RecordPrefillDone(0, &Prediction{Uncached: 4096}, CacheInfo{Alignment: 1}, time.Unix(1000, 0))
 	}
 	observe(2048)
-	if n := f.StepTokens(0); n != 2048 {
+	if n := f.StepTokenBudget(0); n != 2048 {
 		t.Errorf("a budget of %d tokens, want 2048", n)
 	}
 	observe(defaultStepTokens)
-	if n := f.StepTokens(0); n != defaultStepTokens {
+	if n := f.StepTokenBudget(0); n != defaultStepTokens {
 		t.Errorf("a budget of %d tokens, want %d", n, defaultStepTokens)
 	}
 }
@@ -187,7 +187,7 @@ func TestIndexBlocks(t *testing.T) {
 		{backends.Load{CacheTokens: 64_000, PrefixCachingOff: true}, 0},
 	} {
 		f.ObserveLoad(0, &c.load, 0, CacheInfo{Alignment: 1})
-		if got := f.IndexBlocks(0); got != c.want {
+		if got := f.IndexCapacity(0); got != c.want {
 			t.Errorf("%d tokens, caching off %v: %d blocks, want %d", c.load.CacheTokens, c.load.PrefixCachingOff, got, c.want)
 		}
 	}

@@ -182,17 +182,17 @@ func (f *Fleet) MeanAnswerTokens(list []*backends.Backend) float64 {
 	return sum / float64(len(means))
 }
 
-// StepTokens returns the learned step budget of a backend; 0: unknown.
-func (f *Fleet) StepTokens(slot int) int { return f.backends[slot].step.tokens }
+// StepTokenBudget returns the learned step budget of a backend; 0: unknown.
+func (f *Fleet) StepTokenBudget(slot int) int { return f.backends[slot].step.tokens }
 
-// IndexBlocks returns how many blocks the index of a backend should hold.
-func (f *Fleet) IndexBlocks(slot int) int {
+// IndexCapacity returns how many blocks the index of a backend should hold.
+func (f *Fleet) IndexCapacity(slot int) (blocks int) {
 	return f.cacheBlocks(slot, f.backends[slot].capacity.factor())
 }
 
-// cacheBlocks returns how many blocks a backend's cache has room for, were it larger by
-// factor than it reports.
-func (f *Fleet) cacheBlocks(slot int, capacityFactor float64) int {
+// cacheBlocks returns how many blocks of the index, with its margin, a backend's cache
+// could fill, were it larger by capacityFactor than it reports.
+func (f *Fleet) cacheBlocks(slot int, capacityFactor float64) (blocks int) {
 	b := &f.backends[slot]
 	if b.cachingOff {
 		return 0
@@ -239,7 +239,7 @@ func (f *Fleet) LearnFromCompletion(slot int, p *Prediction, u Usage, c CacheInf
 	b := &f.backends[slot]
 	b.withoutUsage++
 	if f.disabled {
-		f.compareUsage(slot, p, u, c)
+		f.learnFromUsage(slot, p, u, c)
 		return
 	}
 	uncached := p.Uncached
@@ -249,7 +249,7 @@ func (f *Fleet) LearnFromCompletion(slot int, p *Prediction, u Usage, c CacheInf
 		}
 		f.ratios.addPrompt(p.Model, p.Bytes, u.PromptTokens)
 		b.ratio.addPrompt(p.Bytes, u.PromptTokens)
-		if f.compareUsage(slot, p, u, c) {
+		if f.learnFromUsage(slot, p, u, c) {
 			b.withoutUsage = 0
 			uncached = max(MinUncachedTokens, float64(u.PromptTokens-u.CachedTokens))
 		}
@@ -289,16 +289,16 @@ func (f *Fleet) ObserveLoad(slot int, l *backends.Load, unseenTokens float64, c 
 	f.observeCounters(slot, l, unseenTokens, c)
 }
 
-// compareUsage compares a prediction with the usage that the replica reported, and
+// learnFromUsage compares a prediction with the usage that the replica reported, and
 // reports whether it could: the usage names the cached tokens.
-func (f *Fleet) compareUsage(slot int, p *Prediction, u Usage, c CacheInfo) (comparable bool) {
+func (f *Fleet) learnFromUsage(slot int, p *Prediction, u Usage, c CacheInfo) (comparable bool) {
 	if !p.IsText || p.IsTooLong || !u.CachedKnown || u.CachedTokens < 0 || u.CachedTokens > u.PromptTokens {
 		return false
 	}
 	prompt := float64(u.PromptTokens)
 	var all predictions
 	all.addPrediction(f.distanceBucket(slot, p), usableHitTokens(float64(p.MatchedBlocks*f.blockBytes)/float64(p.Bytes)*prompt, prompt, c.Alignment), prompt)
-	f.comparePredictions(slot, &all, float64(u.CachedTokens), prompt, c)
+	f.learnFromHits(slot, &all, float64(u.CachedTokens), prompt, c)
 	return true
 }
 
@@ -314,10 +314,10 @@ func usableHitTokens(matchedTokens, promptTokens, alignment float64) float64 {
 	return max(0, float64(int(min(matchedTokens, promptTokens-1)/alignment+0.1))*alignment)
 }
 
-// comparePredictions learns how much a replica's cache holds, from predictions and the
-// tokens of their prompts that were hits. A block that was expected and absent was
+// learnFromHits learns how much a replica's cache holds, from predictions and how many
+// tokens of their prompts were hits, and adds them to the totals. A block that was expected and absent was
 // evicted after Prediction.Distance others were used: the cache holds less than that.
-func (f *Fleet) comparePredictions(slot int, p *predictions, hitTokens, promptTokens float64, c CacheInfo) {
+func (f *Fleet) learnFromHits(slot int, p *predictions, hitTokens, promptTokens float64, c CacheInfo) {
 	b := &f.backends[slot]
 	b.totals.PromptTokens += promptTokens
 	b.totals.PredictedTokens += p.tokens
