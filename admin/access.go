@@ -28,7 +28,7 @@ const (
 // loopback are operators.
 func (h *Handler) SetToken(token string) {
 	if previous := h.token.Swap(&token); previous != nil && *previous != token {
-		h.connections.clearAuthentication()
+		h.connections.resetRanks()
 	}
 }
 
@@ -67,7 +67,7 @@ func isSameOrigin(r *http.Request) bool {
 
 // checkOperator reports whether the request is an operator's, and writes the error if
 // it is not.
-func (h *Handler) checkOperator(w http.ResponseWriter, r *http.Request, local bool) bool {
+func (h *Handler) checkOperator(w http.ResponseWriter, r *http.Request, local bool) (ok bool) {
 	token := *h.token.Load()
 	switch {
 	case token == "" && local:
@@ -75,7 +75,7 @@ func (h *Handler) checkOperator(w http.ResponseWriter, r *http.Request, local bo
 	case token == "":
 		writeError(w, http.StatusForbidden, "other machines may only read /metrics unless admin_token (WARMROUTE_ADMIN_TOKEN) is set")
 		return false
-	case h.hasToken(r):
+	case h.hasValidToken(r):
 		return true
 	}
 	w.Header().Set("WWW-Authenticate", "Bearer")
@@ -87,16 +87,17 @@ func (h *Handler) checkOperator(w http.ResponseWriter, r *http.Request, local bo
 	return false
 }
 
-func (h *Handler) hasToken(r *http.Request) bool {
+func (h *Handler) hasValidToken(r *http.Request) bool {
 	token := *h.token.Load()
 	// Comparing hashes does not reveal the length.
 	got, want := sha256.Sum256([]byte(apikey.FromHeader(r.Header, false))), sha256.Sum256([]byte(token))
 	return token != "" && subtle.ConstantTimeCompare(got[:], want[:]) == 1
 }
 
-// checkPost reports whether a POST is declared as JSON, which browsers do not allow to
-// pages of other origins, and whether its body is short. It writes the error if not.
-func checkPost(w http.ResponseWriter, r *http.Request) bool {
+// checkPostTypeAndSize reports whether a POST is declared as JSON, which browsers do not
+// allow to pages of other origins, and whether its body is short. It reads the body, and
+// writes the error if not.
+func checkPostTypeAndSize(w http.ResponseWriter, r *http.Request) (ok bool) {
 	if kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || kind != "application/json" {
 		writeError(w, http.StatusUnsupportedMediaType, "send POSTs with Content-Type: application/json; the body may be empty")
 		return false
@@ -124,8 +125,8 @@ type timedBody struct {
 	done    bool // read to its end, or failed
 }
 
-// limitBody sets the timeout of the request's body.
-func (h *Handler) limitBody(w http.ResponseWriter, r *http.Request) *timedBody {
+// setBodyTimeout replaces the request's body by one with a timeout, which it returns.
+func (h *Handler) setBodyTimeout(w http.ResponseWriter, r *http.Request) *timedBody {
 	b := &timedBody{ReadCloser: r.Body, conn: http.NewResponseController(w), timeout: h.timeout}
 	_ = b.conn.SetReadDeadline(time.Now().Add(h.timeout)) // fails if the connection has no deadlines
 	r.Body = b
@@ -144,8 +145,8 @@ func (b *timedBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// limitRest bounds the time for the rest of the body after the response.
-func (b *timedBody) limitRest() {
+// setLingerDeadline bounds the time for the rest of the body after the response.
+func (b *timedBody) setLingerDeadline() {
 	if !b.done {
 		_ = b.conn.SetReadDeadline(time.Now().Add(lingerTimeout))
 	}

@@ -43,7 +43,7 @@ type Handler struct {
 	dryRuns  chan struct{}
 	streams  chan struct{}
 
-	streamsEnded   chan struct{} // closed by EndEvents
+	streamsEnded   chan struct{} // closed by EndEventStreams
 	endStreamsOnce sync.Once
 }
 
@@ -64,15 +64,15 @@ func New(o Options) *Handler {
 	}
 	h.SetToken(o.Token)
 	mux := http.NewServeMux()
-	mux.HandleFunc("POST /api/backends/{name}/drain", h.drain)
-	mux.HandleFunc("POST /api/backends/{name}/undrain", h.undrain)
-	mux.HandleFunc("POST /api/backends/{name}/reset", h.reset)
-	mux.HandleFunc("POST /api/explain", h.explain)
+	mux.HandleFunc("POST /api/backends/{name}/drain", h.drainBackend)
+	mux.HandleFunc("POST /api/backends/{name}/undrain", h.undrainBackend)
+	mux.HandleFunc("POST /api/backends/{name}/reset", h.resetBackend)
+	mux.HandleFunc("POST /api/explain", h.explainDecision)
 	mux.HandleFunc("POST /api/placed", h.recordPlacement)
-	mux.HandleFunc("GET /api/state", h.writeState)
+	mux.HandleFunc("GET /api/state", h.serveState)
 	mux.HandleFunc("GET /api/events", h.streamState)
-	mux.HandleFunc("POST /api/requests/{handle}/cancel", h.cancel)
-	h.addProfiles(mux)
+	mux.HandleFunc("POST /api/requests/{handle}/cancel", h.cancelRequest)
+	h.addProfileRoutes(mux)
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		writeError(w, http.StatusNotFound, "unknown path or method; available: GET /metrics, GET / (the live page), GET /api/state, GET /api/events, POST /api/requests/{handle}/cancel, POST /api/backends/{name}/drain, /undrain and /reset, POST /api/explain, POST /api/placed, and GET /debug/pprof/")
 	})
@@ -89,25 +89,25 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(h.timeout))
 	if r.ContentLength != 0 {
 		w.Header().Set("Connection", "close") // the next request must not wait for an unread body
-		body := h.limitBody(w, r)
-		defer body.limitRest()
+		body := h.setBodyTimeout(w, r)
+		defer body.setLingerDeadline()
 	}
 	w.Header().Set("Cache-Control", "no-store")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
-	if h.hasToken(r) {
+	if h.hasValidToken(r) {
 		h.markAuthenticated(r)
 	}
 	local := isLocal(r)
 	switch {
 	case local && !h.isAllowedHost(r.Host):
 		writeError(w, http.StatusForbidden, "the Host header is neither this machine nor the address in the setting admin: use http://127.0.0.1 and the port")
-	case !isSameOrigin(r) && !isLinkToPage(r):
+	case !isSameOrigin(r) && !isNavigationToPage(r):
 		writeError(w, http.StatusForbidden, "request of a web page from another origin")
 	case r.URL.Path == "/metrics" && (r.Method == http.MethodGet || r.Method == http.MethodHead):
 		serveLimited(h.scrapes, w, r, h.Metrics)
 	case pageFile(r) != "" && (local || *h.token.Load() != ""): // the page prompts for the token
-		h.servePage(w, pageFile(r))
-	case !h.checkOperator(w, r, local) || r.Method == http.MethodPost && !checkPost(w, r):
+		h.servePageFile(w, pageFile(r))
+	case !h.checkOperator(w, r, local) || r.Method == http.MethodPost && !checkPostTypeAndSize(w, r):
 	default:
 		h.api.ServeHTTP(w, r)
 	}

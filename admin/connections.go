@@ -43,9 +43,9 @@ type connection struct {
 	since  uint64 // tick of its last change between active and idle
 }
 
-// track records a connection's state. It returns the connection to close for a new one,
-// which may be the new one itself, or nil.
-func (c *connections) track(conn net.Conn, state http.ConnState) (closing net.Conn) {
+// trackState records a connection's state. It returns the connection to close for a new
+// one, which may be the new one itself, or nil.
+func (c *connections) trackState(conn net.Conn, state http.ConnState) (toClose net.Conn) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.tick++
@@ -71,7 +71,7 @@ func (c *connections) track(conn net.Conn, state http.ConnState) (closing net.Co
 
 // authenticate records that a connection has sent the admin token. It returns the
 // connection to close for that, or nil.
-func (c *connections) authenticate(conn net.Conn) (closing net.Conn) {
+func (c *connections) authenticate(conn net.Conn) (toClose net.Conn) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	k := c.open[conn]
@@ -84,7 +84,7 @@ func (c *connections) authenticate(conn net.Conn) (closing net.Conn) {
 
 // makeRoom removes and returns the connection to close for one that is new or has a new
 // rank, or nil. c.mu is locked.
-func (c *connections) makeRoom(conn net.Conn) (closing net.Conn) {
+func (c *connections) makeRoom(conn net.Conn) (toClose net.Conn) {
 	strangers := 0
 	for _, k := range c.open {
 		if k.rank == stranger {
@@ -99,14 +99,14 @@ func (c *connections) makeRoom(conn net.Conn) (closing net.Conn) {
 	case !full && (own != stranger || strangers <= maxStrangers):
 		return nil
 	}
-	closing = conn
+	toClose = conn
 	for other, k := range c.open {
-		if other != conn && isCandidate(k.rank) && (closing == conn || k.closesBefore(c.open[closing])) {
-			closing = other
+		if other != conn && isCandidate(k.rank) && (toClose == conn || k.closesBefore(c.open[toClose])) {
+			toClose = other
 		}
 	}
-	delete(c.open, closing)
-	return closing
+	delete(c.open, toClose)
+	return toClose
 }
 
 // closesBefore reports whether k is closed rather than other.
@@ -120,8 +120,8 @@ func (k *connection) closesBefore(other *connection) bool {
 	return k.since < other.since
 }
 
-// clearAuthentication resets the ranks after a change of the token.
-func (c *connections) clearAuthentication() {
+// resetRanks undoes authenticate for all connections, after a change of the token.
+func (c *connections) resetRanks() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, k := range c.open {
@@ -148,7 +148,7 @@ func (h *Handler) ConnContext(ctx context.Context, conn net.Conn) context.Contex
 // ConnState is the ConnState function of the http.Server that h serves. It limits the
 // connections: one from another machine without the admin token closes only such ones.
 func (h *Handler) ConnState(conn net.Conn, state http.ConnState) {
-	closeSocket(h.connections.track(conn, state))
+	closeSocket(h.connections.trackState(conn, state))
 }
 
 // markAuthenticated records that the request has the admin token.

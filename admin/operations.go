@@ -13,23 +13,23 @@ import (
 	"warmroute/proxy"
 )
 
-func (h *Handler) drain(w http.ResponseWriter, r *http.Request) {
+func (h *Handler) drainBackend(w http.ResponseWriter, r *http.Request) {
 	h.changeBackend(w, r, "draining backend", (*backends.Backend).Drain)
 }
 
-func (h *Handler) undrain(w http.ResponseWriter, r *http.Request) {
+func (h *Handler) undrainBackend(w http.ResponseWriter, r *http.Request) {
 	h.changeBackend(w, r, "backend undrained", (*backends.Backend).Undrain)
 }
 
 // changeBackend changes the named backend and writes its new state.
-func (h *Handler) changeBackend(w http.ResponseWriter, r *http.Request, message string, change func(*backends.Backend)) {
+func (h *Handler) changeBackend(w http.ResponseWriter, r *http.Request, logMessage string, change func(*backends.Backend)) {
 	b := h.findBackend(w, r)
 	if b == nil {
 		return
 	}
 	change(b)
 	h.cache.invalidate()
-	h.Log.Info(message, "backend", b.Name, "in_flight", b.InFlight.Load(), "by", r.RemoteAddr)
+	h.Log.Info(logMessage, "backend", b.Name, "in_flight", b.InFlight.Load(), "by", r.RemoteAddr)
 	writeJSON(w, http.StatusOK, map[string]any{"backend": b.Name, "state": b.State().String(), "in_flight": b.InFlight.Load()})
 }
 
@@ -63,7 +63,7 @@ type estimates struct {
 	BytesPerToken float64 `json:"bytes_per_token"`
 }
 
-func (h *Handler) reset(w http.ResponseWriter, r *http.Request) {
+func (h *Handler) resetBackend(w http.ResponseWriter, r *http.Request) {
 	b := h.findBackend(w, r)
 	if b == nil {
 		return
@@ -76,7 +76,7 @@ func (h *Handler) reset(w http.ResponseWriter, r *http.Request) {
 	})
 }
 
-func (h *Handler) cancel(w http.ResponseWriter, r *http.Request) {
+func (h *Handler) cancelRequest(w http.ResponseWriter, r *http.Request) {
 	handle := r.PathValue("handle")
 	if !h.Proxy.Activity().Cancel(handle) {
 		writeError(w, http.StatusNotFound, "no request in flight has that handle; GET /api/state lists the handles")
@@ -87,9 +87,9 @@ func (h *Handler) cancel(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, http.StatusOK, map[string]any{"cancelled": handle})
 }
 
-// explain serves POST /api/explain. The body is a client's request.
-func (h *Handler) explain(w http.ResponseWriter, r *http.Request) {
-	h.dryRun(w, r, []string{"endpoint", "key", "tried"}, func(q proxy.DryRunRequest) (any, error) { return h.Proxy.Explain(q) })
+// explainDecision serves POST /api/explain. The body is a client's request.
+func (h *Handler) explainDecision(w http.ResponseWriter, r *http.Request) {
+	h.serveDryRun(w, r, []string{"endpoint", "key", "tried"}, func(q proxy.DryRunRequest) (any, error) { return h.Proxy.Explain(q) })
 }
 
 // recordPlacement serves POST /api/placed. The body is a request that another client or proxy has
@@ -100,19 +100,19 @@ func (h *Handler) recordPlacement(w http.ResponseWriter, r *http.Request) {
 		writeError(w, http.StatusBadRequest, "missing backend: use POST /api/placed?backend=NAME with the body of the request")
 		return
 	}
-	h.dryRun(w, r, []string{"endpoint", "key", "backend"}, func(q proxy.DryRunRequest) (any, error) { return h.Proxy.RecordPlacement(q, name) })
+	h.serveDryRun(w, r, []string{"endpoint", "key", "backend"}, func(q proxy.DryRunRequest) (any, error) { return h.Proxy.RecordPlacement(q, name) })
 }
 
 // maxTried is how many backends a dry run may name as tried.
 const maxTried = 64
 
-// dryRun calls run with the request and writes its result. It rejects query parameters
-// that are not in known.
-func (h *Handler) dryRun(w http.ResponseWriter, r *http.Request, known []string, run func(proxy.DryRunRequest) (any, error)) {
+// serveDryRun calls run with the request and writes its result. It rejects query
+// parameters that are not in knownParams.
+func (h *Handler) serveDryRun(w http.ResponseWriter, r *http.Request, knownParams []string, run func(proxy.DryRunRequest) (any, error)) {
 	query := r.URL.Query()
 	for name, values := range query {
-		if !slices.Contains(known, name) || len(values) > 1 && name != "tried" {
-			writeError(w, http.StatusBadRequest, "the query parameters are "+strings.Join(known, ", ")+"; only tried may be repeated")
+		if !slices.Contains(knownParams, name) || len(values) > 1 && name != "tried" {
+			writeError(w, http.StatusBadRequest, "the query parameters are "+strings.Join(knownParams, ", ")+"; only tried may be repeated")
 			return
 		}
 	}
@@ -143,8 +143,8 @@ const (
 	profileReadTimeout     = time.Minute
 )
 
-// addProfiles adds the handlers for `go tool pprof`.
-func (h *Handler) addProfiles(mux *http.ServeMux) {
+// addProfileRoutes adds the handlers for `go tool pprof`.
+func (h *Handler) addProfileRoutes(mux *http.ServeMux) {
 	for path, serve := range map[string]http.HandlerFunc{
 		"/debug/pprof/": pprof.Index, "/debug/pprof/profile": pprof.Profile, "/debug/pprof/trace": pprof.Trace,
 	} {

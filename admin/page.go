@@ -34,13 +34,13 @@ func pageFile(r *http.Request) string {
 	return ""
 }
 
-// isLinkToPage reports whether a browser follows a link to the page. Links of other
+// isNavigationToPage reports whether a browser follows a link to the page. Links of other
 // origins are harmless: the page is not shown in a frame.
-func isLinkToPage(r *http.Request) bool {
+func isNavigationToPage(r *http.Request) bool {
 	return pageFile(r) == "index.html" && r.Header.Get("Sec-Fetch-Mode") == "navigate" && r.Header.Get("Sec-Fetch-Dest") == "document"
 }
 
-func (h *Handler) servePage(w http.ResponseWriter, file string) {
+func (h *Handler) servePageFile(w http.ResponseWriter, file string) {
 	body, err := pageFiles.ReadFile("page/" + file)
 	if err != nil {
 		writeError(w, http.StatusInternalServerError, err.Error())

@@ -180,13 +180,13 @@ func (h *Handler) stateJSON() []byte {
 	return c.json
 }
 
-func (h *Handler) writeState(w http.ResponseWriter, _ *http.Request) {
+func (h *Handler) serveState(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Write(append(slices.Clone(h.stateJSON()), '\n'))
 }
 
 // streamState sends the state as server-sent events until the client disconnects or
-// stops reading, the token changes, or EndEvents is called.
+// stops reading, the token changes, or EndEventStreams is called.
 func (h *Handler) streamState(w http.ResponseWriter, r *http.Request) {
 	serveLimited(h.streams, w, r, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "text/event-stream")
@@ -211,7 +211,7 @@ func (h *Handler) streamState(w http.ResponseWriter, r *http.Request) {
 }
 
 // sendEvent writes one event with one line of data, and reports whether that succeeded.
-func sendEvent(w http.ResponseWriter, event string, data []byte) bool {
+func sendEvent(w http.ResponseWriter, event string, data []byte) (ok bool) {
 	c := http.NewResponseController(w)
 	_ = c.SetWriteDeadline(time.Now().Add(eventWriteTimeout)) // fails if the connection has no deadlines
 	for _, part := range [][]byte{[]byte("event: " + event + "\ndata: "), data, []byte("\n\n")} {
@@ -222,9 +222,9 @@ func sendEvent(w http.ResponseWriter, event string, data []byte) bool {
 	return c.Flush() == nil
 }
 
-// EndEvents ends the streams of events, so that a shutdown does not wait for them.
+// EndEventStreams ends the streams of events, so that a shutdown does not wait for them.
 // Later streams end after their first event. It may be called more than once.
-func (h *Handler) EndEvents() { h.endStreamsOnce.Do(func() { close(h.streamsEnded) }) }
+func (h *Handler) EndEventStreams() { h.endStreamsOnce.Do(func() { close(h.streamsEnded) }) }
 
 func (h *Handler) computeState(now time.Time) *State {
 	stats := h.Proxy.Activity().Stats()
@@ -339,15 +339,15 @@ func (h *Handler) newFleetSnapshot() *fleetSnapshot {
 	}
 	for _, m := range f.catalog.Models {
 		entry, _ := f.catalog.Find(m.ID)
-		if ready := f.ready(entry.Backends); len(ready) == 1 && len(f.lastReadyFor[ready[0]]) < maxLastReady {
+		if ready := f.filterReady(entry.Backends); len(ready) == 1 && len(f.lastReadyFor[ready[0]]) < maxLastReady {
 			f.lastReadyFor[ready[0]] = append(f.lastReadyFor[ready[0]], m.ID)
 		}
 	}
 	return f
 }
 
-// ready returns those of the backends that are ready.
-func (f *fleetSnapshot) ready(list []*backends.Backend) (ready []*backends.Backend) {
+// filterReady returns those of the backends that are ready.
+func (f *fleetSnapshot) filterReady(list []*backends.Backend) (ready []*backends.Backend) {
 	for _, b := range list {
 		if f.conditions[b].State == router.Ready {
 			ready = append(ready, b)
@@ -360,7 +360,7 @@ func modelStates(f *fleetSnapshot) modelsState {
 	s := modelsState{All: len(f.catalog.Models), Listed: []modelState{}}
 	for _, m := range f.catalog.Models {
 		entry, _ := f.catalog.Find(m.ID)
-		one := modelState{ID: m.ID, Backends: len(entry.Backends), Ready: len(f.ready(entry.Backends)), adapter: entry.Adapter}
+		one := modelState{ID: m.ID, Backends: len(entry.Backends), Ready: len(f.filterReady(entry.Backends)), adapter: entry.Adapter}
 		if one.Ready == 0 {
 			s.Unready++
 			one.Reason, one.Since = f.whyUnready(entry.Backends)

@@ -226,8 +226,8 @@ func TestEndEvents(t *testing.T) {
 	a := askable(t)
 	_, from := a.hears()
 	event(t, from)
-	a.handler.EndEvents()
-	a.handler.EndEvents()
+	a.handler.EndEventStreams()
+	a.handler.EndEventStreams()
 	for name := ""; name != "end"; {
 		name, _ = event(t, from)
 	}

@@ -37,7 +37,7 @@ func checkDistinct(errs *errorList, path, file, otherPath, other string) {
 func checkReplaceable(errs *errorList, path, file string) {
 	if info, err := os.Stat(file); err == nil && info.IsDir() {
 		errs.add(path, "%s is a directory, expected a file", file)
-	} else if err := snapshot.CheckFile(file); err != nil {
+	} else if err := snapshot.CheckReplaceable(file); err != nil {
 		errs.add(path, "%v", err)
 	}
 	checkCreatable(errs, path, file)

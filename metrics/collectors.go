@@ -52,13 +52,13 @@ var backendMetrics = []struct {
 }{
 	{func(*backendState) bool { return true }, []backendMetric{
 		newBackendMetric(prometheus.GaugeValue, "backend_ready", "1 if the backend accepts new requests.",
-			func(b *backendState) float64 { return boolValue(b.State() == backends.Ready) }),
+			func(b *backendState) float64 { return boolToFloat(b.State() == backends.Ready) }),
 		newBackendMetric(prometheus.GaugeValue, "backend_draining", "1 while the backend only finishes its requests: drained by an operator, or removed from the configuration.",
-			func(b *backendState) float64 { return boolValue(b.State() == backends.Draining) }),
+			func(b *backendState) float64 { return boolToFloat(b.State() == backends.Draining) }),
 		newBackendMetric(prometheus.GaugeValue, "backend_in_flight", "Unfinished sequences that this proxy has sent to the backend.",
 			func(b *backendState) float64 { return float64(b.InFlight.Load()) }),
 		newBackendMetric(prometheus.GaugeValue, "backend_stalled", "1 while the backend has requests of this proxy and makes no progress.",
-			func(b *backendState) float64 { return boolValue(b.stalled) }),
+			func(b *backendState) float64 { return boolToFloat(b.stalled) }),
 		newBackendMetric(prometheus.CounterValue, "backend_stalls_total", "Number of times that the backend stalled.",
 			func(b *backendState) float64 { return float64(b.stalls) }),
 		newBackendMetric(prometheus.GaugeValue, "backend_breaker_state", "Circuit breaker: 0 closed, 1 half-open (one trial request at a time), 2 open (other backends are preferred).",
@@ -127,9 +127,9 @@ func (c *fleetCollector) Collect(ch chan<- prometheus.Metric) {
 	for class, n := range c.router.CountWaitingByClass() {
 		ch <- prometheus.MustNewConstMetric(queuedRequests, prometheus.GaugeValue, float64(n), class)
 	}
-	c.collectModels(ch)
+	c.sendModelMetrics(ch)
 	estimates := c.router.Estimates()
-	for _, b := range currentBackends(c.fleet) {
+	for _, b := range backendsWithSeries(c.fleet) {
 		s := &backendState{Backend: b, load: b.Load()}
 		s.breaker, s.opens = c.router.Breaker(b)
 		s.stalls, s.stalled = c.router.Stalls(b)
@@ -153,7 +153,7 @@ func (c *fleetCollector) Collect(ch chan<- prometheus.Metric) {
 // maxModelSeries bounds the models that have readiness series; base models come first.
 const maxModelSeries = 1000
 
-func (c *fleetCollector) collectModels(ch chan<- prometheus.Metric) {
+func (c *fleetCollector) sendModelMetrics(ch chan<- prometheus.Metric) {
 	ready := map[*backends.Backend]bool{}
 	for _, b := range c.fleet.All() {
 		ready[b] = c.router.Condition(b).State == router.Ready
@@ -180,13 +180,13 @@ func (c *fleetCollector) collectModels(ch chan<- prometheus.Metric) {
 	}
 }
 
-// currentBackends returns the backends that have series. If a removed backend and its
-// successor have the same name, only the successor has them.
-func currentBackends(fleet *backends.Registry) []*backends.Backend {
+// backendsWithSeries returns all backends but the removed ones whose name another backend
+// has by now.
+func backendsWithSeries(fleet *backends.Registry) []*backends.Backend {
 	return slices.DeleteFunc(slices.Clone(fleet.All()), func(b *backends.Backend) bool { return fleet.Find(b.Name) != b })
 }
 
-func boolValue(b bool) float64 {
+func boolToFloat(b bool) float64 {
 	if b {
 		return 1
 	}
@@ -206,16 +206,16 @@ type KeyUsage struct {
 // has no series, even if requests with it are still in flight.
 type keyCollector func() []KeyUsage
 
-func keyDesc(name, help string, labels ...string) *prometheus.Desc {
+func newKeyDesc(name, help string, labels ...string) *prometheus.Desc {
 	return prometheus.NewDesc("warmroute_"+name, help, append([]string{"key"}, labels...), nil)
 }
 
 var (
-	keyInFlight   = keyDesc("key_in_flight", "Unfinished requests of the API key.")
-	keyRequests   = keyDesc("key_requests_total", "Accepted requests of the API key.")
-	keyPrompt     = keyDesc("key_prompt_tokens_total", "Prompt tokens used by the API key, as reported by the replica or else estimated.")
-	keyCompletion = keyDesc("key_completion_tokens_total", "Output tokens used by the API key, as reported by the replica or else one per event.")
-	keyRefused    = keyDesc("key_refusals_total", "Requests of the API key refused because of one of its limits: requests, tokens, concurrency.", "reason")
+	keyInFlight   = newKeyDesc("key_in_flight", "Unfinished requests of the API key.")
+	keyRequests   = newKeyDesc("key_requests_total", "Accepted requests of the API key.")
+	keyPrompt     = newKeyDesc("key_prompt_tokens_total", "Prompt tokens used by the API key, as reported by the replica or else estimated.")
+	keyCompletion = newKeyDesc("key_completion_tokens_total", "Output tokens used by the API key, as reported by the replica or else one per event.")
+	keyRefused    = newKeyDesc("key_refusals_total", "Requests of the API key refused because of one of its limits: requests, tokens, concurrency.", "reason")
 )
 
 // Describe implements prometheus.Collector.

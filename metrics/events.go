@@ -85,7 +85,7 @@ const (
 func RetryStatus(code int) RetryReason { return RetryReason("status_" + strconv.Itoa(code)) }
 
 // CountRetry counts an attempt that failed and could be repeated.
-func (m *Metrics) CountRetry(reason RetryReason) { count(m.events.retries, reason) }
+func (m *Metrics) CountRetry(reason RetryReason) { countLabel(m.events.retries, reason) }
 
 // RetryWaitResult is how a wait for the retry budget ended.
 type RetryWaitResult string
@@ -98,7 +98,7 @@ const (
 )
 
 // CountRetryWait counts a request that waited for the retry budget.
-func (m *Metrics) CountRetryWait(result RetryWaitResult) { count(m.events.retryWaits, result) }
+func (m *Metrics) CountRetryWait(result RetryWaitResult) { countLabel(m.events.retryWaits, result) }
 
 // AbortPhase is what a request was doing when it was aborted.
 type AbortPhase string
@@ -115,7 +115,7 @@ const (
 )
 
 // CountAbort counts a request whose client disconnected or was disconnected.
-func (m *Metrics) CountAbort(phase AbortPhase) { count(m.events.aborts, phase) }
+func (m *Metrics) CountAbort(phase AbortPhase) { countLabel(m.events.aborts, phase) }
 
 // QueueResult is how a request left the admission queue.
 type QueueResult string
@@ -132,7 +132,7 @@ const (
 // RecordQueueExit records a request that left the admission queue after wait, or
 // found it full.
 func (m *Metrics) RecordQueueExit(result QueueResult, wait time.Duration) {
-	count(m.events.queueExits, result)
+	countLabel(m.events.queueExits, result)
 	if result != QueueFull {
 		m.events.queueTime.Observe(max(wait, 0).Seconds())
 	}
@@ -149,15 +149,17 @@ const (
 )
 
 // CountUnauthorized counts a request without a valid API key.
-func (m *Metrics) CountUnauthorized(reason UnauthorizedReason) { count(m.events.unauthorized, reason) }
+func (m *Metrics) CountUnauthorized(reason UnauthorizedReason) {
+	countLabel(m.events.unauthorized, reason)
+}
 
 // CountPollError counts a failed scrape of the backend.
-func (m *Metrics) CountPollError(b *backends.Backend) { count(m.events.pollErrors, b.Name) }
+func (m *Metrics) CountPollError(b *backends.Backend) { countLabel(m.events.pollErrors, b.Name) }
 
-// CountClosedConnection counts a client connection closed to make room for another.
-func (m *Metrics) CountClosedConnection() { m.events.closedConnections.Inc() }
+// CountEvictedConnection counts a client connection closed to make room for another.
+func (m *Metrics) CountEvictedConnection() { m.events.closedConnections.Inc() }
 
-// CountDroppedRecord counts a request missing from the traffic recording.
-func (m *Metrics) CountDroppedRecord() { m.events.droppedRecords.Inc() }
+// CountUnrecordedRequest counts a request missing from the traffic recording.
+func (m *Metrics) CountUnrecordedRequest() { m.events.droppedRecords.Inc() }
 
-func count[T ~string](c *prometheus.CounterVec, label T) { c.WithLabelValues(string(label)).Inc() }
+func countLabel[T ~string](c *prometheus.CounterVec, label T) { c.WithLabelValues(string(label)).Inc() }

@@ -50,7 +50,7 @@ func (m *Metrics) Handler() http.Handler {
 	handler := promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{Registry: m.registry, EnableOpenMetrics: true})
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		m.requests.deleteUnlistedModels()
-		for _, b := range currentBackends(m.fleet) {
+		for _, b := range backendsWithSeries(m.fleet) {
 			m.events.pollErrors.WithLabelValues(b.Name)
 			if m.fleet.Find(b.Name) == nil { // removed in the meantime
 				m.DeleteBackend(b.Name)
@@ -60,24 +60,24 @@ func (m *Metrics) Handler() http.Handler {
 	})
 }
 
-// RegisterInFlight exports the number of unfinished requests, which read returns at
-// each scrape. It must be called at most once.
-func (m *Metrics) RegisterInFlight(read func() int64) {
+// RegisterRequestsInFlight exports the number of unfinished requests, which read returns
+// at each scrape. It must be called at most once.
+func (m *Metrics) RegisterRequestsInFlight(read func() int64) {
 	m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "warmroute_requests_in_flight",
 		Help: "Unfinished requests: being read, waiting in the admission queue or sent to a backend.",
 	}, func() float64 { return float64(read()) }))
 }
 
-// RegisterAccessLog exports the number of lines missing from the access log, which
+// RegisterLostLogLines exports the number of lines missing from the access log, which
 // read returns at each scrape. It must be called at most once.
-func (m *Metrics) RegisterAccessLog(read func() int64) {
+func (m *Metrics) RegisterLostLogLines(read func() int64) {
 	m.registerCounter("access_log_lost_total", "Lines missing from the access log because its file or pipe did not accept them in time.", nil, read)
 }
 
-// RegisterTracing exports the numbers of spans by outcome, which the functions return
+// RegisterTraceSpans exports the numbers of spans by outcome, which the functions return
 // at each scrape. It must be called at most once.
-func (m *Metrics) RegisterTracing(sent, failed, dropped func() int64) {
+func (m *Metrics) RegisterTraceSpans(sent, failed, dropped func() int64) {
 	const help = "Spans by outcome: sent to the collector, failed to be sent, or dropped because the queue was full."
 	m.registerCounter("trace_spans_total", help, prometheus.Labels{"end": "sent"}, sent)
 	m.registerCounter("trace_spans_total", help, prometheus.Labels{"end": "failed"}, failed)
@@ -91,9 +91,11 @@ func (m *Metrics) registerCounter(name, help string, labels prometheus.Labels, r
 	))
 }
 
-// RegisterKeys exports the usage of each API key, which read returns at each scrape.
+// RegisterKeyUsage exports the usage of each API key, which read returns at each scrape.
 // It must be called at most once.
-func (m *Metrics) RegisterKeys(read func() []KeyUsage) { m.registry.MustRegister(keyCollector(read)) }
+func (m *Metrics) RegisterKeyUsage(read func() []KeyUsage) {
+	m.registry.MustRegister(keyCollector(read))
+}
 
 // reloadMetrics describes the reloads of the configuration.
 type reloadMetrics struct {

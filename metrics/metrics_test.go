@@ -306,7 +306,7 @@ func TestExemplars(t *testing.T) {
 }
 
 func TestExemplarInterval(t *testing.T) {
-	h := newLatency(prometheus.NewHistogram(ttftOpts), ttftOpts.Buckets)
+	h := newLatencyHistogram(prometheus.NewHistogram(ttftOpts), ttftOpts.Buckets)
 	shown := func() map[string]bool {
 		var out dto.Metric
 		if err := h.histogram.Write(&out); err != nil {
@@ -353,7 +353,7 @@ func TestInvalidExemplar(t *testing.T) {
 func TestLatenciesHaveClassicAndNativeBuckets(t *testing.T) {
 	f := newFixture(t, &backends.Backend{Name: "one"})
 	f.record("m", "one")
-	f.metrics.ITL("m", "one").Observe(.02)
+	f.metrics.ITLHistogram("m", "one").Observe(.02)
 	f.metrics.RecordQueueExit(QueueSent, time.Second)
 	families := f.families()
 	for _, name := range []string{"request_duration_seconds", "ttft_seconds", "itl_seconds", "overhead_seconds", "queue_seconds"} {
@@ -387,7 +387,7 @@ func BenchmarkObserveITL(b *testing.B) {
 	for i := range times {
 		times[i] = time.Duration((20 + 3*random.NormFloat64()) * 1e6)
 	}
-	itl := newFixture(b, &backends.Backend{Name: "one"}).metrics.ITL("m", "one")
+	itl := newFixture(b, &backends.Backend{Name: "one"}).metrics.ITLHistogram("m", "one")
 	b.ReportAllocs()
 	for i := 0; b.Loop(); i++ {
 		itl.Observe(times[i%len(times)].Seconds())

@@ -43,7 +43,7 @@ type requestMetrics struct {
 	duration  *prometheus.HistogramVec
 	ttft      *prometheus.HistogramVec
 	itl       *prometheus.HistogramVec
-	overhead  *latency
+	overhead  *latencyHistogram
 
 	mu       sync.RWMutex // guards the caches and the deletion of series
 	counters map[requestLabels]*requestCounters
@@ -68,7 +68,7 @@ type requestCounters struct {
 // placementMetrics are the instruments of one placement.
 type placementMetrics struct {
 	prompt, predicted, observed, spills prometheus.Counter
-	duration, ttft                      *latency
+	duration, ttft                      *latencyHistogram
 	itl                                 prometheus.Observer
 }
 
@@ -97,7 +97,7 @@ func newRequestMetrics(fleet *backends.Registry) *requestMetrics {
 		duration:  prometheus.NewHistogramVec(durationOpts, labels),
 		ttft:      prometheus.NewHistogramVec(ttftOpts, labels),
 		itl:       prometheus.NewHistogramVec(itlOpts, labels),
-		overhead:  newLatency(prometheus.NewHistogram(overheadOpts), overheadOpts.Buckets),
+		overhead:  newLatencyHistogram(prometheus.NewHistogram(overheadOpts), overheadOpts.Buckets),
 		counters:  map[requestLabels]*requestCounters{},
 		placed:    map[placement]*placementMetrics{},
 		unlisted:  map[string]time.Time{},
@@ -107,7 +107,7 @@ func newRequestMetrics(fleet *backends.Registry) *requestMetrics {
 // RecordRequest records a request that ended now. Its ID may become the exemplar of a
 // latency bucket.
 func (m *Metrics) RecordRequest(r *Request, id string, now time.Time) {
-	c := m.requests.countersOf(r)
+	c := m.requests.ensureCounters(r)
 	c.requests.Inc()
 	p := c.placed
 	if p == nil {
@@ -131,9 +131,9 @@ func (m *Metrics) RecordRequest(r *Request, id string, now time.Time) {
 	}
 }
 
-// ITL returns the histogram of the seconds between the chunks of a model's streams from
-// a backend. A stream looks it up once.
-func (m *Metrics) ITL(model, backend string) prometheus.Observer {
+// ITLHistogram returns the histogram of the seconds between the chunks of a model's
+// streams from a backend, and makes it if necessary. A stream looks it up once.
+func (m *Metrics) ITLHistogram(model, backend string) prometheus.Observer {
 	at := placement{model, backend}
 	m.requests.mu.RLock()
 	p := m.requests.placed[at]
@@ -141,12 +141,12 @@ func (m *Metrics) ITL(model, backend string) prometheus.Observer {
 	if p == nil {
 		m.requests.mu.Lock()
 		defer m.requests.mu.Unlock()
-		p = m.requests.addPlacement(at)
+		p = m.requests.ensurePlacement(at)
 	}
 	return p.itl
 }
 
-func (m *requestMetrics) countersOf(r *Request) *requestCounters {
+func (m *requestMetrics) ensureCounters(r *Request) *requestCounters {
 	labels := requestLabels{r.Endpoint, placement{r.Model, r.Backend}, r.Code}
 	m.mu.RLock()
 	c := m.counters[labels]
@@ -159,17 +159,17 @@ func (m *requestMetrics) countersOf(r *Request) *requestCounters {
 	if c = m.counters[labels]; c == nil {
 		c = &requestCounters{requests: m.requests.WithLabelValues(r.Endpoint, r.Model, r.Backend, strconv.Itoa(r.Code))}
 		if r.Backend != "" {
-			c.placed = m.addPlacement(labels.placement)
+			c.placed = m.ensurePlacement(labels.placement)
 		}
-		m.addModel(r.Model)
+		m.trackModel(r.Model)
 		m.counters[labels] = c
 	}
 	return c
 }
 
-// addPlacement returns the instruments of a placement and makes them if necessary.
+// ensurePlacement returns the instruments of a placement and makes them if necessary.
 // m.mu is locked.
-func (m *requestMetrics) addPlacement(at placement) *placementMetrics {
+func (m *requestMetrics) ensurePlacement(at placement) *placementMetrics {
 	if p := m.placed[at]; p != nil {
 		return p
 	}
@@ -178,11 +178,11 @@ func (m *requestMetrics) addPlacement(at placement) *placementMetrics {
 		predicted: m.predicted.WithLabelValues(at.model, at.backend),
 		observed:  m.observed.WithLabelValues(at.model, at.backend),
 		spills:    m.spills.WithLabelValues(at.model),
-		duration:  newLatency(m.duration.WithLabelValues(at.model, at.backend), durationOpts.Buckets),
-		ttft:      newLatency(m.ttft.WithLabelValues(at.model, at.backend), ttftOpts.Buckets),
+		duration:  newLatencyHistogram(m.duration.WithLabelValues(at.model, at.backend), durationOpts.Buckets),
+		ttft:      newLatencyHistogram(m.ttft.WithLabelValues(at.model, at.backend), ttftOpts.Buckets),
 		itl:       m.itl.WithLabelValues(at.model, at.backend),
 	}
-	m.addModel(at.model)
+	m.trackModel(at.model)
 	m.placed[at] = p
 	return p
 }
@@ -192,22 +192,25 @@ func (m *requestMetrics) addPlacement(at placement) *placementMetrics {
 // continues them.
 const unlistedModelTimeout = 10 * time.Minute
 
-// addModel notes that a model has series. Adapters come and go by name, so a new model
+// trackModel notes that a model has series. Adapters come and go by name, so a new model
 // is the time to delete the series of old ones. m.mu is locked.
-func (m *requestMetrics) addModel(model string) {
+func (m *requestMetrics) trackModel(model string) {
 	if _, known := m.unlisted[model]; !known {
 		m.unlisted[model] = time.Time{}
-		m.deleteUnlisted()
+		m.deleteUnlistedModelsLocked()
 	}
 }
 
+// deleteUnlistedModels deletes the series of the models that no backend has listed for
+// unlistedModelTimeout.
 func (m *requestMetrics) deleteUnlistedModels() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.deleteUnlisted()
+	m.deleteUnlistedModelsLocked()
 }
 
-func (m *requestMetrics) deleteUnlisted() {
+// deleteUnlistedModelsLocked is deleteUnlistedModels while m.mu is locked.
+func (m *requestMetrics) deleteUnlistedModelsLocked() {
 	catalog, now := m.fleet.Catalog(), time.Now()
 	for model, since := range m.unlisted {
 		switch _, listed := catalog.Find(model); {
@@ -217,7 +220,7 @@ func (m *requestMetrics) deleteUnlisted() {
 			m.unlisted[model] = now
 		case now.Sub(since) >= unlistedModelTimeout:
 			delete(m.unlisted, model)
-			m.delete(prometheus.Labels{"model": model}, func(p placement) bool { return p.model == model })
+			m.deleteSeries(prometheus.Labels{"model": model}, func(p placement) bool { return p.model == model })
 		}
 	}
 }
@@ -227,12 +230,12 @@ func (m *Metrics) DeleteBackend(backend string) {
 	m.events.pollErrors.DeleteLabelValues(backend)
 	m.requests.mu.Lock()
 	defer m.requests.mu.Unlock()
-	m.requests.delete(prometheus.Labels{"backend": backend}, func(p placement) bool { return p.backend == backend })
+	m.requests.deleteSeries(prometheus.Labels{"backend": backend}, func(p placement) bool { return p.backend == backend })
 }
 
-// delete deletes the series with the label and the cached instruments that match.
+// deleteSeries deletes the series with the label and the cached instruments that match.
 // m.mu is locked.
-func (m *requestMetrics) delete(label prometheus.Labels, matches func(placement) bool) {
+func (m *requestMetrics) deleteSeries(label prometheus.Labels, matches func(placement) bool) {
 	for _, c := range []*prometheus.CounterVec{m.requests, m.prompt, m.predicted, m.observed, m.spills} {
 		c.DeletePartialMatch(label)
 	}
@@ -253,21 +256,21 @@ const (
 	exemplarLabel    = "request_id"
 )
 
-// latency is a histogram with request IDs as exemplars.
-type latency struct {
+// latencyHistogram is a histogram with request IDs as exemplars.
+type latencyHistogram struct {
 	histogram prometheus.Histogram
 	buckets   []float64
 	next      []atomic.Int64 // by bucket, the time from which it gets another exemplar, in Unix nanoseconds
 }
 
-func newLatency(o prometheus.Observer, buckets []float64) *latency {
-	return &latency{o.(prometheus.Histogram), buckets, make([]atomic.Int64, len(buckets)+1)}
+func newLatencyHistogram(o prometheus.Observer, buckets []float64) *latencyHistogram {
+	return &latencyHistogram{o.(prometheus.Histogram), buckets, make([]atomic.Int64, len(buckets)+1)}
 }
 
-func (l *latency) observe(d time.Duration, requestID string, now time.Time) {
+func (l *latencyHistogram) observe(d time.Duration, requestID string, now time.Time) {
 	seconds := max(d, 0).Seconds()
 	next := &l.next[sort.SearchFloat64s(l.buckets, seconds)]
-	if at := now.UnixNano(); at >= next.Load() && isExemplar(requestID) {
+	if at := now.UnixNano(); at >= next.Load() && isValidExemplar(requestID) {
 		next.Store(at + int64(exemplarInterval))
 		l.histogram.(prometheus.ExemplarObserver).ObserveWithExemplar(seconds, prometheus.Labels{exemplarLabel: requestID})
 		return
@@ -275,8 +278,8 @@ func (l *latency) observe(d time.Duration, requestID string, now time.Time) {
 	l.histogram.Observe(seconds)
 }
 
-// isExemplar reports whether a request ID, which may come from a client, is a valid
-// exemplar. client_golang panics if one is not.
-func isExemplar(id string) bool {
-	return id != "" && utf8.ValidString(id) && len(exemplarLabel)+utf8.RuneCountInString(id) <= prometheus.ExemplarMaxRunes
+// isValidExemplar reports whether a request ID, which may come from a client, is a
+// valid exemplar. client_golang panics if one is not.
+func isValidExemplar(requestID string) bool {
+	return requestID != "" && utf8.ValidString(requestID) && len(exemplarLabel)+utf8.RuneCountInString(requestID) <= prometheus.ExemplarMaxRunes
 }

@@ -121,7 +121,7 @@ func (p *Proxy) TrackConnection(conn net.Conn, state http.ConnState) {
 	if longestIdle == nil {
 		return
 	}
-	p.metrics.CountClosedConnection()
+	p.metrics.CountEvictedConnection()
 	rawConn(longestIdle).Close() // not its TLS, whose goodbye could wait for a client that does not read
 }
 

@@ -124,8 +124,8 @@ func New(o Options) *Proxy {
 	if p.keys == nil {
 		p.keys = apikey.New(nil)
 	}
-	p.metrics.RegisterKeys(p.keys.Usage)
-	p.metrics.RegisterInFlight(p.inFlight.Load)
+	p.metrics.RegisterKeyUsage(p.keys.Usage)
+	p.metrics.RegisterRequestsInFlight(p.inFlight.Load)
 	p.Configure(o.Settings)
 	p.handlers = p.newLocalHandler()
 	return p

@@ -172,7 +172,7 @@ func (s *streamRelay) sendBeginning(buffered []byte) {
 	s.sendHeaderOnce(s.resp)
 	s.writeErr = s.out.writeBeginning(buffered)
 	s.recordFirstToken()
-	s.itl.observer = s.proxy.metrics.ITL(s.outcome.Model, s.outcome.Backend)
+	s.itl.observer = s.proxy.metrics.ITLHistogram(s.outcome.Model, s.outcome.Backend)
 	if s.events.events > 0 {
 		s.itl.observe(s.client.writeStartedAt)
 	}

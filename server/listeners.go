@@ -91,7 +91,7 @@ func (s *Server) startServingAdmin() {
 		return
 	}
 	server := s.newHTTPServer(s.admin)
-	server.RegisterOnShutdown(s.admin.EndEvents)
+	server.RegisterOnShutdown(s.admin.EndEventStreams)
 	server.ConnState = func(conn net.Conn, state http.ConnState) {
 		proxy.RecordConnState(conn, state)
 		s.admin.ConnState(conn, state)

@@ -110,13 +110,13 @@ func New(o Options) (*Server, error) {
 	if s.accessLog, err = accesslog.New(c.AccessLog, o.Log); err != nil {
 		return nil, fmt.Errorf("access_log.file: %w", err)
 	}
-	s.metrics.RegisterAccessLog(s.accessLog.DroppedLines)
+	s.metrics.RegisterLostLogLines(s.accessLog.DroppedLines)
 	if s.tracer, err = tracing.New(o.Version, o.Log); err != nil {
 		// The variables may be shared by all services of a host: serve all the same.
 		o.Log.Warn("requests are not traced", "err", err)
 	}
 	if s.tracer != nil {
-		s.metrics.RegisterTracing(s.tracer.SentSpans, s.tracer.FailedSpans, s.tracer.DroppedSpans)
+		s.metrics.RegisterTraceSpans(s.tracer.SentSpans, s.tracer.FailedSpans, s.tracer.DroppedSpans)
 	}
 	resources := &resourceLog{log: o.Log}
 	s.startupChecks = newStartupChecks(registry.All())
@@ -226,7 +226,7 @@ func newRecorder(c *config.Config, m *metrics.Metrics, log *slog.Logger, hasPred
 		Settings:   c.Record,
 		BlockBytes: c.Index.BlockBytes,
 		Log:        log,
-		Dropped:    m.CountDroppedRecord,
+		Dropped:    m.CountUnrecordedRequest,
 		Wait:       hasPredecessor,
 	})
 }

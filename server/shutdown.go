@@ -79,7 +79,7 @@ func (s *Server) shutDown() error {
 func (s *Server) shutDownHandedOver(ctx context.Context) error {
 	s.listeners.closing.Store(true)
 	s.listeners.stopAcceptingAndWait()
-	s.admin.EndEvents() // so that pages connect to the new process
+	s.admin.EndEventStreams() // so that pages connect to the new process
 	end := time.Now().Add(s.config.Timeouts.Shutdown)
 	untilEnd, cancel := context.WithDeadline(ctx, end)
 	defer cancel()

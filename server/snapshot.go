@@ -99,7 +99,7 @@ func newSnapshotFile(c *config.Config, r *router.Router, log *slog.Logger, lockN
 		index: snapshot.NewStore(r, snapshot.Options{BlockBytes: c.Index.BlockBytes, MaxBytes: c.Index.MaxBytes, Now: time.Now, Log: log}),
 		log:   log,
 	}
-	if err := snapshot.CheckFile(s.path); err != nil || !lockNow {
+	if err := snapshot.CheckReplaceable(s.path); err != nil || !lockNow {
 		return s, err
 	}
 	s.mu.Lock()
@@ -152,7 +152,7 @@ func (s *snapshotFile) load() {
 		return
 	}
 	if err == nil {
-		err = s.index.Read(file)
+		err = s.index.ReadPending(file)
 		file.Close()
 	}
 	if err != nil {
@@ -168,7 +168,7 @@ func (s *snapshotFile) removeStaleTemps() {
 		if !strings.HasPrefix(e.Name(), filepath.Base(s.path)+".") || !strings.HasSuffix(e.Name(), snapshotTempSuffix) {
 			continue
 		}
-		if info, err := e.Info(); err == nil && time.Since(info.ModTime()) > minStaleTempAge && snapshot.CheckFile(name) == nil {
+		if info, err := e.Info(); err == nil && time.Since(info.ModTime()) > minStaleTempAge && snapshot.CheckReplaceable(name) == nil {
 			os.Remove(name)
 		}
 	}
@@ -208,7 +208,7 @@ func (s *snapshotFile) save() {
 }
 
 func (s *snapshotFile) writeAtomically() error {
-	if err := snapshot.CheckFile(s.path); err != nil {
+	if err := snapshot.CheckReplaceable(s.path); err != nil {
 		return err
 	}
 	// Readable by its owner alone: its hashes could confirm a guessed prompt.

@@ -25,7 +25,7 @@ import (
 //
 //	magic        16 bytes
 //	version      uint32
-//	fingerprint  uint64, see fingerprint
+//	fingerprint  uint64, see hashingFingerprint
 //	parts        uint32, how many
 //	each part    uint32 length, bytes: see part
 //	checksum     uint64, xxh3 of all before it
@@ -43,10 +43,10 @@ const (
 	maxAge = 24 * time.Hour
 )
 
-// fingerprint is another number when blocks of equal prompts are other hashes:
+// hashingFingerprint returns another number when blocks of equal prompts are other hashes:
 // for another size of blocks, and when the way from a body to its canonical
 // prompt changes in what these samples hold.
-func fingerprint(blockBytes int) uint64 {
+func hashingFingerprint(blockBytes int) uint64 {
 	const chat = `{"model":"m","messages":[{"role":"system","content":"Be brief.\n\u00e9\ud83d\ude00"},` +
 		`{"role":"user","content":[{"type":"text","text":"one"},{"type":"text","text":"two"},{"type":"image_url","image_url":{"url":"data:image/png;base64,AA=="}}]},` +
 		`{"role":"assistant","reasoning":"hm","content":null,"tool_calls":[{"id":"c1","type":"function","function":{"name":"f","arguments":"{\"a\": 1}"}}]},` +
@@ -81,11 +81,12 @@ type writer struct {
 	err error
 }
 
-func newWriter(to io.Writer, fingerprint uint64, parts int) *writer {
+// startSnapshot writes the head of a snapshot and returns the writer of the rest.
+func startSnapshot(to io.Writer, fingerprint uint64, partCount int) *writer {
 	w := &writer{to: to, sum: xxh3.New()}
 	head := binary.LittleEndian.AppendUint32([]byte(magic), formatVersion)
 	head = binary.LittleEndian.AppendUint64(head, fingerprint)
-	w.write(binary.LittleEndian.AppendUint32(head, uint32(parts)))
+	w.write(binary.LittleEndian.AppendUint32(head, uint32(partCount)))
 	return w
 }
 
@@ -104,14 +105,14 @@ func (w *writer) writePart(b []byte) {
 	w.write(b)
 }
 
-func (w *writer) close() error {
+func (w *writer) writeChecksum() error {
 	w.write(binary.LittleEndian.AppendUint64(nil, w.sum.Sum64()))
 	return w.err
 }
 
-// CheckFile returns an error unless the file at path may be replaced by a snapshot: it
-// is one, perhaps damaged or of another version, or it is empty or absent.
-func CheckFile(path string) error {
+// CheckReplaceable returns an error unless the file at path may be replaced by a
+// snapshot: it is one, perhaps damaged or of another version, or it is empty or absent.
+func CheckReplaceable(path string) error {
 	info, err := os.Stat(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -131,22 +132,22 @@ func CheckFile(path string) error {
 	if err != nil && err != io.EOF && err != io.ErrUnexpectedEOF {
 		return err
 	}
-	if !hasHeader(head[:n]) {
+	if !mayBeSnapshot(head[:n]) {
 		return fmt.Errorf("%s is not a warmroute snapshot; name another file", path)
 	}
 	return nil
 }
 
-// hasHeader reports whether a file that begins with head is a snapshot, perhaps damaged
-// or of another version, or empty.
-func hasHeader(head []byte) bool {
+// mayBeSnapshot reports whether a file that begins with head is a snapshot, perhaps
+// damaged or of another version, or empty.
+func mayBeSnapshot(head []byte) bool {
 	n := min(len(head), len(magic))
 	return string(head[:n]) == magic[:n]
 }
 
-// parse returns the parts by address. They alias data.
-func parse(data []byte, want uint64, now time.Time) (map[string]*part, error) {
-	if !hasHeader(data) {
+// parseSnapshot returns the parts by address. They alias data.
+func parseSnapshot(data []byte, wantFingerprint uint64, now time.Time) (byAddress map[string]*part, err error) {
+	if !mayBeSnapshot(data) {
 		return nil, errors.New("not a warmroute snapshot")
 	}
 	if len(data) < headBytes+8 {
@@ -160,7 +161,7 @@ func parse(data []byte, want uint64, now time.Time) (map[string]*part, error) {
 	if binary.LittleEndian.Uint64(data[end:]) != xxh3.Hash(data[:end]) {
 		return nil, errors.New("snapshot is damaged: wrong checksum")
 	}
-	if binary.LittleEndian.Uint64(rest[4:]) != want {
+	if binary.LittleEndian.Uint64(rest[4:]) != wantFingerprint {
 		return nil, errors.New("snapshot was written with another index.block_bytes, or by another version")
 	}
 	count := binary.LittleEndian.Uint32(rest[12:])
@@ -222,33 +223,33 @@ var errTruncated = errors.New("snapshot is damaged: truncated part")
 
 // mismatchReason returns why a backend's cache is not the one of p, judged by its first
 // scrape; "" when it may be.
-func (p *part) mismatchReason(l *backends.Load) string {
+func (p *part) mismatchReason(firstLoad *backends.Load) string {
 	then := &p.load
-	sameProcess := then.StartTime != 0 && then.StartTime == l.StartTime
-	older := then.StartTime == 0 && l.StartTime != 0 && l.StartTime < float64(p.takenAt.Unix())
-	counted := l.TokensKnown && then.TokensKnown && then.PromptTokens > 0
+	sameProcess := then.StartTime != 0 && then.StartTime == firstLoad.StartTime
+	older := then.StartTime == 0 && firstLoad.StartTime != 0 && firstLoad.StartTime < float64(p.takenAt.Unix())
+	counted := firstLoad.TokensKnown && then.TokensKnown && then.PromptTokens > 0
 	switch {
-	case l.Asleep:
+	case firstLoad.Asleep:
 		return "engine is asleep"
-	case l.PrefixCachingOff:
+	case firstLoad.PrefixCachingOff:
 		return "prefix caching is off"
-	case l.StartTime != 0 && !sameProcess && !older:
+	case firstLoad.StartTime != 0 && !sameProcess && !older:
 		return "process restarted"
-	case counted && (l.PromptTokens < then.PromptTokens || l.GenerationTokens < then.GenerationTokens):
+	case counted && (firstLoad.PromptTokens < then.PromptTokens || firstLoad.GenerationTokens < then.GenerationTokens):
 		return "counter decreased"
 	case !sameProcess && !older && !counted:
 		return "cannot tell whether the process is older than the snapshot"
-	case l.CacheTokens != then.CacheTokens:
-		return fmt.Sprintf("cache size changed from %d to %d tokens", then.CacheTokens, l.CacheTokens)
-	case l.CacheTokens > 0 && l.PrefixKnown && then.PrefixKnown &&
-		(l.PrefixQueries-l.PrefixHits)-(then.PrefixQueries-then.PrefixHits) > float64(l.CacheTokens):
+	case firstLoad.CacheTokens != then.CacheTokens:
+		return fmt.Sprintf("cache size changed from %d to %d tokens", then.CacheTokens, firstLoad.CacheTokens)
+	case firstLoad.CacheTokens > 0 && firstLoad.PrefixKnown && then.PrefixKnown &&
+		(firstLoad.PrefixQueries-firstLoad.PrefixHits)-(then.PrefixQueries-then.PrefixHits) > float64(firstLoad.CacheTokens):
 		return "replica has computed more since then than its cache holds"
 	}
 	return ""
 }
 
-// encode appends p's bytes, with estimates and blocks.
-func (p *part) encode(to, estimates []byte, blocks []index.ExportedBlock) []byte {
+// appendTo appends p's bytes, with estimates and blocks, to to.
+func (p *part) appendTo(to, estimates []byte, blocks []index.ExportedBlock) (extended []byte) {
 	to = binary.AppendUvarint(to, uint64(len(p.address)))
 	to = append(to, p.address...)
 	to = binary.LittleEndian.AppendUint64(to, uint64(p.takenAt.UnixMilli()))
@@ -265,7 +266,7 @@ func (p *part) encode(to, estimates []byte, blocks []index.ExportedBlock) []byte
 // appendBlocks writes the blocks in the order of their use, and before each
 // what it stands on. Blocks whose predecessor was evicted, or moved, while they
 // were copied are left out.
-func appendBlocks(to []byte, copied []index.ExportedBlock) ([]byte, uint64) {
+func appendBlocks(to []byte, copied []index.ExportedBlock) (extended []byte, written uint64) {
 	const unknown, leftOut = 0, math.MaxUint32
 	number := make([]uint32, len(copied)) // in the list, from 1
 	order := make([]int32, 0, len(copied))
@@ -321,7 +322,7 @@ func parsePart(raw []byte) (*part, error) {
 		return nil, errTruncated
 	}
 	p.takenAt = time.UnixMilli(int64(binary.LittleEndian.Uint64(raw)))
-	p.load = readLoad(raw[8:])
+	p.load = decodeLoad(raw[8:])
 	raw = raw[8+loadBytes:]
 	p.estimates, raw = raw[:estimate.EncodedBytes], raw[estimate.EncodedBytes:]
 	count := binary.LittleEndian.Uint64(raw)
@@ -357,8 +358,8 @@ func (p *part) clone() *part {
 	return &c
 }
 
-// blocks lists what the backend held, in the order that index.Import takes.
-func (p *part) blocks() []index.ImportedBlock {
+// decodeBlocks lists what the backend held, in the order that index.Import takes.
+func (p *part) decodeBlocks() []index.ImportedBlock {
 	all := make([]index.ImportedBlock, p.count)
 	rest := p.list
 	for i := range all {
@@ -393,8 +394,8 @@ func boolByte(b bool) byte {
 	return 0
 }
 
-// readLoad reads loadBytes bytes.
-func readLoad(from []byte) backends.Load {
+// decodeLoad reads loadBytes bytes.
+func decodeLoad(from []byte) backends.Load {
 	next := func() float64 {
 		x := math.Float64frombits(binary.LittleEndian.Uint64(from))
 		from = from[8:]

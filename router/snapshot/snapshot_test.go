@@ -117,7 +117,7 @@ func TestRestoredBlocks(t *testing.T) {
 	before := warm(t)
 	data := before.write(t)
 	after := newKept(t, 2)
-	if err := after.Read(bytes.NewReader(data)); err != nil {
+	if err := after.ReadPending(bytes.NewReader(data)); err != nil {
 		t.Fatal(err)
 	}
 	if got := after.matched(4, 9); !slices.Equal(got, []int{0, 0}) {
@@ -145,14 +145,14 @@ func TestPendingBackendSurvivesSecondRestart(t *testing.T) {
 	l := began()
 	for range 3 { // only the first backend is ever scraped
 		k := newKept(t, 2)
-		if err := k.Read(bytes.NewReader(data)); err != nil {
+		if err := k.ReadPending(bytes.NewReader(data)); err != nil {
 			t.Fatal(err)
 		}
 		k.Store.ObserveLoad(k.fleet[0], &l)
 		data = k.write(t)
 	}
 	k := newKept(t, 2)
-	if err := k.Read(bytes.NewReader(data)); err != nil {
+	if err := k.ReadPending(bytes.NewReader(data)); err != nil {
 		t.Fatal(err)
 	}
 	k.Store.ObserveLoad(k.fleet[1], &l)
@@ -174,7 +174,7 @@ func TestPendingPartsAreCompacted(t *testing.T) {
 	}
 	data := before.write(t)
 	after := newKept(t, n)
-	if err := after.Read(bytes.NewReader(data)); err != nil {
+	if err := after.ReadPending(bytes.NewReader(data)); err != nil {
 		t.Fatal(err)
 	}
 	whole := after.pending[after.fleet[n-1]]
@@ -192,7 +192,7 @@ func TestPendingPartsAreCompacted(t *testing.T) {
 	}
 	data = after.write(t)
 	last := newKept(t, n)
-	if err := last.Read(bytes.NewReader(data)); err != nil {
+	if err := last.ReadPending(bytes.NewReader(data)); err != nil {
 		t.Fatal(err)
 	}
 	last.Store.ObserveLoad(last.fleet[n-1], &l)
@@ -202,7 +202,7 @@ func TestPendingPartsAreCompacted(t *testing.T) {
 
 	// Of a file whose other backends were removed as little stays.
 	fewer := newKept(t, 1)
-	if err := fewer.Read(bytes.NewReader(data)); err != nil {
+	if err := fewer.ReadPending(bytes.NewReader(data)); err != nil {
 		t.Fatal(err)
 	}
 	if p := fewer.pending[fewer.fleet[0]]; fewer.keptBytes != len(p.raw) {
@@ -248,7 +248,7 @@ func TestMismatch(t *testing.T) {
 
 func TestMismatchedPartIsLoggedAndIgnored(t *testing.T) {
 	k := newKept(t, 2)
-	if err := k.Read(bytes.NewReader(warm(t).write(t))); err != nil {
+	if err := k.ReadPending(bytes.NewReader(warm(t).write(t))); err != nil {
 		t.Fatal(err)
 	}
 	l := began()
@@ -284,7 +284,7 @@ func TestWriteUnderTraffic(t *testing.T) {
 	}
 	for range 30 {
 		after := newKept(t, 2)
-		if err := after.Read(bytes.NewReader(k.write(t))); err != nil {
+		if err := after.ReadPending(bytes.NewReader(k.write(t))); err != nil {
 			t.Error(err)
 		}
 		for _, b := range after.fleet {
@@ -313,7 +313,7 @@ func TestWriteFollowsTheFleet(t *testing.T) {
 	k.Store.ObserveLoad(next, &l)
 	mustPick(t, k.Router, ask([]*backends.Backend{next}, 7, 20)).Release(router.Outcome{End: router.Completed})
 	data := k.write(t)
-	parts, err := parse(data, fingerprint(blockBytes), k.now)
+	parts, err := parseSnapshot(data, hashingFingerprint(blockBytes), k.now)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -322,7 +322,7 @@ func TestWriteFollowsTheFleet(t *testing.T) {
 	}
 	after := newKept(t, 2)
 	after.fleet[1].URL = next.URL
-	if err := after.Read(bytes.NewReader(data)); err != nil {
+	if err := after.ReadPending(bytes.NewReader(data)); err != nil {
 		t.Fatal(err)
 	}
 	for _, b := range after.fleet {
@@ -341,7 +341,7 @@ func sealed(data []byte) []byte {
 	var out bytes.Buffer
 	w := writer{to: &out, sum: xxh3.New()}
 	w.write(data[:len(data)-8])
-	if err := w.close(); err != nil {
+	if err := w.writeChecksum(); err != nil {
 		panic(err)
 	}
 	return out.Bytes()
@@ -353,7 +353,7 @@ func TestReadRejectsUnusableSnapshots(t *testing.T) {
 		t.Helper()
 		k := newKept(t, 2)
 		change(k)
-		err := k.Read(bytes.NewReader(data))
+		err := k.ReadPending(bytes.NewReader(data))
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: error %v, want %q", name, err, want)
 		}
@@ -372,7 +372,7 @@ func TestReadRejectsUnusableSnapshots(t *testing.T) {
 	f("empty", "truncated", nil, plain)
 	f("another format", "not a warmroute snapshot", []byte(strings.Repeat("# a readme\n", 50)), plain)
 	f("version", "version 2", edit(func(b []byte) { b[len(magic)] = 2 }), plain)
-	f("other block size", "index.block_bytes", good, func(k *kept) { k.fingerprint = fingerprint(512) })
+	f("other block size", "index.block_bytes", good, func(k *kept) { k.fingerprint = hashingFingerprint(512) })
 	f("too old", "25h", good, func(k *kept) { k.now = k.now.Add(25 * time.Hour) })
 	f("too large", "index.max_bytes", good, func(k *kept) { k.options.MaxBytes = int64(len(good)) - 1 })
 	f("one part too many", "truncated", sealed(edit(func(b []byte) { b[len(magic)+12]++ })), plain)
@@ -386,7 +386,7 @@ func TestReadRejectsUnusableSnapshots(t *testing.T) {
 }
 
 func TestFingerprintDependsOnBlockBytes(t *testing.T) {
-	if fingerprint(256) == fingerprint(512) {
+	if hashingFingerprint(256) == hashingFingerprint(512) {
 		t.Error("fingerprints do not tell block sizes apart")
 	}
 }
@@ -397,7 +397,7 @@ func TestGoldenSnapshot(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	parts, err := parse(data, fingerprintIn(data), time.Unix(1000, 0))
+	parts, err := parseSnapshot(data, fingerprintIn(data), time.Unix(1000, 0))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -412,7 +412,7 @@ func TestGoldenSnapshot(t *testing.T) {
 	}
 	x := index.New(1, 1<<20)
 	x.SetCapacity(0, 10_000)
-	x.Import(0, p.count).Add(p.blocks())
+	x.Import(0, p.count).Add(p.decodeBlocks())
 	depth := []int{0}
 	if x.Match(ask(nil, 7, 12).Blocks, depth); depth[0] != 12 || p.count != 150 {
 		t.Errorf("%d of 12 blocks of a prompt found among %d", depth[0], p.count)
@@ -441,7 +441,7 @@ func FuzzParse(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		data = sealed(append(bytes.Clone(data), make([]byte, 8)...)) // what lies behind the checksum is to be reached
-		parts, err := parse(data, fingerprintIn(data), time.Unix(1000, 0))
+		parts, err := parseSnapshot(data, fingerprintIn(data), time.Unix(1000, 0))
 		if err != nil {
 			return
 		}
@@ -451,7 +451,7 @@ func FuzzParse(f *testing.F) {
 			estimates := estimate.NewFleet(blockBytes, 1)
 			estimates.Grow(1)
 			estimates.RestoreBackend(0, p.estimates)
-			blocks := p.blocks()
+			blocks := p.decodeBlocks()
 			x := index.New(1, 1<<20)
 			x.SetCapacity(0, 100)
 			if n, _ := x.Import(0, len(blocks)).Add(blocks); n != x.Len(0) || n > 100 {
@@ -472,7 +472,7 @@ func TestRestoredEstimates(t *testing.T) {
 		t.Fatalf("nothing was learned: %+v", want[0])
 	}
 	after := newKept(t, 2)
-	if err := after.Read(bytes.NewReader(before.write(t))); err != nil {
+	if err := after.ReadPending(bytes.NewReader(before.write(t))); err != nil {
 		t.Fatal(err)
 	}
 	l := began()

@@ -47,15 +47,16 @@ func NewStore(r *router.Router, o Options) *Store {
 	return &Store{
 		router:      r,
 		options:     o,
-		fingerprint: fingerprint(o.BlockBytes),
+		fingerprint: hashingFingerprint(o.BlockBytes),
 		lastLoads:   map[*backends.Backend]*backends.Load{},
 		pending:     map[*backends.Backend]*part{},
 	}
 }
 
-// Read reads a snapshot that Write wrote. On an error, which says why it cannot be
-// used, nothing has changed. Call it before the first ObserveLoad.
-func (s *Store) Read(from io.Reader) error {
+// ReadPending reads a snapshot that Write wrote. It is used at each backend's first
+// scrape. On an error, which says why it cannot be used, nothing has changed. Call it
+// before the first ObserveLoad.
+func (s *Store) ReadPending(from io.Reader) error {
 	data, err := io.ReadAll(io.LimitReader(from, s.options.MaxBytes+1))
 	if err != nil {
 		return err
@@ -63,7 +64,7 @@ func (s *Store) Read(from io.Reader) error {
 	if int64(len(data)) > s.options.MaxBytes {
 		return errors.New("snapshot is larger than index.max_bytes")
 	}
-	parts, err := parse(data, s.fingerprint, s.options.Now())
+	parts, err := parseSnapshot(data, s.fingerprint, s.options.Now())
 	if err != nil {
 		return err
 	}
@@ -75,14 +76,14 @@ func (s *Store) Read(from io.Reader) error {
 		}
 	}
 	s.keptBytes = len(data)
-	s.compact()
+	s.compactPending()
 	return nil
 }
 
-// compact copies the pending parts when they are the smaller half of what they keep
-// in memory: a whole file for a backend that never comes back would be too much, and
-// all of it twice at the start as well. s.mu is held.
-func (s *Store) compact() {
+// compactPending copies the pending parts when they are the smaller half of what they
+// keep in memory: a whole file for a backend that never comes back would be too much,
+// and all of it twice at the start as well. s.mu is held.
+func (s *Store) compactPending() {
 	size := 0
 	for _, p := range s.pending {
 		size += len(p.raw)
@@ -100,7 +101,7 @@ func (s *Store) compact() {
 // what was read of it. Calls for one backend do not overlap.
 func (s *Store) ObserveLoad(b *backends.Backend, l *backends.Load) {
 	s.router.ObserveLoad(b, l)
-	p := s.observe(b, l)
+	p := s.recordLoad(b, l)
 	if p == nil {
 		return
 	}
@@ -108,12 +109,13 @@ func (s *Store) ObserveLoad(b *backends.Backend, l *backends.Load) {
 	if reason := p.mismatchReason(l); reason != "" {
 		s.options.Log.Warn("index snapshot not used", "backend", b.Name, "reason", reason, "age", age)
 	} else {
-		s.options.Log.Info("index restored", "backend", b.Name, "blocks", s.router.Import(b, p.estimates, p.blocks()), "age", age)
+		s.options.Log.Info("index restored", "backend", b.Name, "blocks", s.router.Import(b, p.estimates, p.decodeBlocks()), "age", age)
 	}
 	s.removePending(b) // not before: a Write meanwhile has the whole of it
 }
 
-func (s *Store) observe(b *backends.Backend, l *backends.Load) *part {
+// recordLoad records a scrape and returns what was read of the backend, nil if nothing.
+func (s *Store) recordLoad(b *backends.Backend, l *backends.Load) (pending *part) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.lastLoads[b] = l
@@ -124,7 +126,7 @@ func (s *Store) removePending(b *backends.Backend) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.pending, b)
-	s.compact()
+	s.compactPending()
 }
 
 // ForgetBackend forgets a backend that was removed, of which no ObserveLoad follows.
@@ -133,7 +135,7 @@ func (s *Store) ForgetBackend(b *backends.Backend) {
 	defer s.mu.Unlock()
 	delete(s.pending, b)
 	delete(s.lastLoads, b)
-	s.compact()
+	s.compactPending()
 }
 
 // Write writes what is known of every backend that was scraped since the start, and
@@ -145,7 +147,7 @@ func (s *Store) Write(to io.Writer) error {
 	s.mu.Unlock()
 	// Of a backend never scraped nothing could show, one day, that its cache is still the same.
 	list = slices.DeleteFunc(list, func(b *backends.Backend) bool { return pending[b] == nil && loads[b] == nil })
-	w := newWriter(to, s.fingerprint, len(list))
+	w := startSnapshot(to, s.fingerprint, len(list))
 	var blocks []index.ExportedBlock
 	var estimates, buf []byte
 	for _, b := range list {
@@ -155,10 +157,10 @@ func (s *Store) Write(to io.Writer) error {
 		}
 		p := part{address: backends.Address(b.URL), takenAt: s.options.Now(), load: *loads[b]}
 		estimates, blocks = s.router.Export(b, estimates[:0], blocks[:0])
-		buf = p.encode(buf[:0], estimates, blocks)
+		buf = p.appendTo(buf[:0], estimates, blocks)
 		w.writePart(buf)
 	}
-	if err := w.close(); err != nil {
+	if err := w.writeChecksum(); err != nil {
 		return fmt.Errorf("write index snapshot: %w", err)
 	}
 	return nil
