@@ -22,9 +22,9 @@ const (
 	maxBatchRatio = 2.5
 )
 
-// batch queues many batch requests beside the clients' requests: none may be lost, and
-// the clients must be hardly slower.
-func (o *options) batch(ctx context.Context, r *rig) error {
+// queueBatchRequests queues many batch requests beside the clients' requests: none may be
+// lost, and the clients must be hardly slower.
+func (o *options) queueBatchRequests(ctx context.Context, r *rig) error {
 	hold := fmt.Sprintf("routing: {queue: {time: %v}}", batchTimeout)
 	if err := r.proxy.Reload(ctx, "ok", r.replicas, hold); err != nil {
 		return err
@@ -32,7 +32,7 @@ func (o *options) batch(ctx context.Context, r *rig) error {
 	if err := r.awaitAnswers(ctx, 4*r.load.number); err != nil { // warm the caches
 		return err
 	}
-	without, err := r.measureClients(ctx)
+	without, err := r.measureClientTimes(ctx)
 	if err != nil {
 		return err
 	}
@@ -48,25 +48,25 @@ func (o *options) batch(ctx context.Context, r *rig) error {
 	for i := range o.batchRequests {
 		sent.Go(func() {
 			q := newUniquePrompt("sim", i)
-			r.verdict.addUnmeasuredResponse(q, client.Send(ctx, q.request(false)))
+			r.verdict.checkAndCountUnmeasured(q, client.Send(ctx, q.request(false)))
 		})
 		<-send.C
 	}
-	waiting, err := r.batchWaiting(ctx)
+	waiting, err := r.queuedBatchRequests(ctx)
 	if err != nil {
 		return err
 	}
-	with, err := r.measureClients(ctx)
+	with, err := r.measureClientTimes(ctx)
 	if err != nil {
 		return err
 	}
-	still, err := r.batchWaiting(ctx)
+	still, err := r.queuedBatchRequests(ctx)
 	if err != nil {
 		return err
 	}
 	const format = "p90 TTFT %.0f ms, p99 %.0f ms, end-to-end mean %.2f s, p99 %.2f s"
-	r.verdict.record("without batch requests: "+format, 1000*without.TTFTP90, 1000*without.TTFTP99, without.mean, without.E2EP99)
-	r.verdict.record("with %.0f to %.0f queued batch requests: "+format, waiting, still, 1000*with.TTFTP90, 1000*with.TTFTP99, with.mean, with.E2EP99)
+	r.verdict.addMeasurement("without batch requests: "+format, 1000*without.TTFTP90, 1000*without.TTFTP99, without.mean, without.E2EP99)
+	r.verdict.addMeasurement("with %.0f to %.0f queued batch requests: "+format, waiting, still, 1000*with.TTFTP90, 1000*with.TTFTP99, with.mean, with.E2EP99)
 	r.verdict.require(still > 0, "no batch request was queued after %v beside %d clients: nothing was measured", batchWindow, r.load.number)
 	ttft, e2e := with.TTFTP90/without.TTFTP90, with.mean/without.mean
 	r.verdict.require(ttft <= maxBatchRatio && e2e <= maxBatchRatio, "with batch requests the clients' p90 TTFT is %.2f times and their mean end-to-end latency %.2f times that without, want at most %.1f", ttft, e2e, maxBatchRatio)
@@ -78,7 +78,8 @@ func (o *options) batch(ctx context.Context, r *rig) error {
 	return r.proxy.Reload(ctx, "ok", r.replicas)
 }
 
-func (r *rig) batchWaiting(ctx context.Context) (float64, error) {
+// queuedBatchRequests scrapes how many batch requests the proxy has queued.
+func (r *rig) queuedBatchRequests(ctx context.Context) (n float64, err error) {
 	m, err := r.proxy.Scrape(ctx)
 	return m.Sum("warmroute_queue_requests", "class", "batch"), err
 }
@@ -90,9 +91,9 @@ type clientTimes struct {
 	mean           float64 // end-to-end, in seconds
 }
 
-// measureClients measures the clients' requests for batchWindow.
-func (r *rig) measureClients(ctx context.Context) (clientTimes, error) {
-	streams, all := r.verdict.measure()
+// measureClientTimes measures the clients' requests for batchWindow.
+func (r *rig) measureClientTimes(ctx context.Context) (clientTimes, error) {
+	streams, all := r.verdict.startMeasuring()
 	began := time.Now()
 	if err := sleep(ctx, batchWindow); err != nil {
 		return clientTimes{}, err

@@ -29,9 +29,9 @@ const failureDelay = 100 * time.Millisecond
 // requestTimeout bounds one request: as long as it may be queued (routing.queue.time).
 const requestTimeout = time.Minute
 
-// run sends requests until stop is closed, and then waits for the last responses. The
+// sendUntil sends requests until stop is closed, and then waits for the last responses. The
 // clients share four connection pools, as those of four programs would.
-func (c *clients) run(ctx context.Context, stop <-chan struct{}, onResponse func(*prompt, bool, loadgen.Response)) {
+func (c *clients) sendUntil(ctx context.Context, stop <-chan struct{}, onResponse func(q *prompt, streams bool, r loadgen.Response)) {
 	var all sync.WaitGroup
 	defer all.Wait()
 	senders := make([]*loadgen.Client, 4)
@@ -85,11 +85,11 @@ func (q *prompt) request(streams bool) loadgen.Request {
 	return loadgen.Request{Body: q.plain}
 }
 
-// conversations returns chats of users who share a few system prompts.
-func conversations(answers loadgen.Range) *loadgen.Chats {
+// newChats returns chats of users who share a few system prompts.
+func newChats(answerTokens loadgen.Range) *loadgen.Chats {
 	return &loadgen.Chats{
 		Seed: 1, SystemPrompts: 8, SystemTokens: 400, Zipf: 0.8,
-		Turns: loadgen.Range{Min: 2, Max: 4}, UserTokens: loadgen.Range{Min: 20, Max: 100}, AnswerTokens: answers,
+		Turns: loadgen.Range{Min: 2, Max: 4}, UserTokens: loadgen.Range{Min: 20, Max: 100}, AnswerTokens: answerTokens,
 	}
 }
 
@@ -147,5 +147,5 @@ func recordSimulatedPrompts(ctx context.Context, n int) ([]prompt, error) {
 	defer running.Wait()
 	defer cancel()
 	running.Go(func() { _ = s.Run(ctx) }) // if it ends early, the prompts fail
-	return recordPrompts(ctx, s.URL(), "sim", n, conversations(loadgen.Range{Min: 20, Max: 120}))
+	return recordPrompts(ctx, s.URL(), "sim", n, newChats(loadgen.Range{Min: 20, Max: 120}))
 }

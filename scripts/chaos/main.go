@@ -28,7 +28,7 @@ import (
 	"warmroute/scripts/testbed"
 )
 
-func main() { testbed.Main("chaos", run) }
+func main() { testbed.Main("chaos", parseFlagsAndRun) }
 
 // options are the flags.
 type options struct {
@@ -45,7 +45,9 @@ type options struct {
 	tls           bool
 }
 
-func run(ctx context.Context) (ok bool, err error) {
+// parseFlagsAndRun runs the scenarios or the soak that the flags choose. ok is false if a
+// requirement was violated.
+func parseFlagsAndRun(ctx context.Context) (ok bool, err error) {
 	var o options
 	flag.StringVar(&o.binary, "binary", "", "warmroute `FILE` to test; default: build it from the working directory")
 	flag.BoolVar(&o.real, "real", false, "run real vLLM replicas on the CPU, 2 GB each")
@@ -70,7 +72,7 @@ func run(ctx context.Context) (ok bool, err error) {
 	if *only != "" {
 		names = strings.Split(*only, ",")
 	}
-	chosen, unknown := named(o.scenarios(), names, o.real)
+	chosen, unknown := chooseScenarios(o.scenarios(), names, o.real)
 	if len(unknown) > 0 {
 		return false, fmt.Errorf("unknown scenario: %s; -list lists them", strings.Join(unknown, ", "))
 	}
@@ -102,15 +104,15 @@ func run(ctx context.Context) (ok bool, err error) {
 
 // runScenarios starts the fleet, runs the scenarios and prints the report.
 func (o *options) runScenarios(ctx context.Context, dir string, chosen []scenario) (ok bool, err error) {
-	r, err := o.start(ctx, dir)
-	defer func() { err = errors.Join(err, r.end()) }()
+	r, err := o.startRig(ctx, dir)
+	defer func() { err = errors.Join(err, r.endProcesses()) }()
 	if err != nil {
 		return false, err
 	}
 	load := &clients{url: r.proxy.URL, model: "sim", number: o.clients}
 	if o.real {
 		load.model, load.number = "tiny", min(o.clients, 12)
-		load.prompts, err = recordPrompts(ctx, r.replicas[0].URL, load.model, 32, conversations(loadgen.Range{Min: 20, Max: 120}))
+		load.prompts, err = recordPrompts(ctx, r.replicas[0].URL, load.model, 32, newChats(loadgen.Range{Min: 20, Max: 120}))
 	} else {
 		load.prompts, err = recordSimulatedPrompts(ctx, 256)
 	}
@@ -129,16 +131,16 @@ func (o *options) runScenarios(ctx context.Context, dir string, chosen []scenari
 			if err != nil {
 				return false, err
 			}
-			report.add(row)
+			report.addAndPrint(row)
 		}
 		if time.Since(began) >= o.length {
 			break
 		}
 	}
-	if err := report.end(ctx, r.proxy, idle); err != nil {
+	if err := report.checkLeaks(ctx, r.proxy, idle); err != nil {
 		return false, err
 	}
-	return report.OK, report.finish(o.asJSON)
+	return report.OK, report.printSummary(o.asJSON)
 }
 
 // newRig returns a rig without processes.
@@ -165,9 +167,9 @@ func (o *options) newRig(dir string) *rig {
 	return r
 }
 
-// start returns a rig whose proxy and replicas run. The caller must call end, also
-// after an error.
-func (o *options) start(ctx context.Context, dir string) (*rig, error) {
+// startRig returns a rig whose proxy and replicas run. The caller must call
+// endProcesses, also after an error.
+func (o *options) startRig(ctx context.Context, dir string) (*rig, error) {
 	r := o.newRig(dir)
 	ports, err := testbed.FreePorts(o.replicas + 2)
 	if err != nil {
@@ -183,12 +185,12 @@ func (o *options) start(ctx context.Context, dir string) (*rig, error) {
 		}
 	}
 	r.proxy = testbed.NewProxy(o.binary, dir, ports[0], ports[1], "log: {level: info}")
-	return r, r.startAll(ctx)
+	return r, r.startAndAwaitAll(ctx)
 }
 
-// startAll starts the replicas and then the proxy, and waits until all are ready.
-func (r *rig) startAll(ctx context.Context) error {
-	if err := r.startReplicas(ctx, r.replicas); err != nil {
+// startAndAwaitAll starts the replicas and then the proxy, and waits until all are ready.
+func (r *rig) startAndAwaitAll(ctx context.Context) error {
+	if err := r.startAndAwaitHealthy(ctx, r.replicas); err != nil {
 		return err
 	}
 	if err := r.proxy.WriteConfig(r.replicas); err != nil {
@@ -197,11 +199,11 @@ func (r *rig) startAll(ctx context.Context) error {
 	if err := r.proxy.StartAndAwait(ctx); err != nil {
 		return err
 	}
-	return r.awaitReady(ctx, len(r.replicas))
+	return r.awaitReadyBackends(ctx, len(r.replicas))
 }
 
-// startReplicas starts replicas at once and waits until each answers its health check.
-func (r *rig) startReplicas(ctx context.Context, replicas []*testbed.Replica) error {
+// startAndAwaitHealthy starts replicas at once and waits until each answers its health check.
+func (r *rig) startAndAwaitHealthy(ctx context.Context, replicas []*testbed.Replica) error {
 	for _, one := range replicas {
 		if err := one.Start(); err != nil {
 			return err
@@ -215,8 +217,8 @@ func (r *rig) startReplicas(ctx context.Context, replicas []*testbed.Replica) er
 	return nil
 }
 
-// end stops the proxy and the replicas.
-func (r *rig) end() error {
+// endProcesses terminates the proxy and kills the replicas, and waits for them.
+func (r *rig) endProcesses() error {
 	var errs []error
 	if r.proxy != nil {
 		errs = append(errs, r.proxy.Terminate(waitTimeout))

@@ -21,9 +21,9 @@ const (
 	readinessTimeout = 10 * time.Second // for the proxy to detect that a replica is down or ready
 )
 
-// modelDown adds a second model with one replica, kills the replica and starts it
+// killOnlyReplica adds a second model with one replica, kills the replica and starts it
 // again. No request of the clients, which use the first model, may fail.
-func modelDown(ctx context.Context, r *rig) error {
+func killOnlyReplica(ctx context.Context, r *rig) error {
 	one, err := r.newReplica("only-"+otherModel, "--model", otherModel)
 	if err != nil {
 		return err
@@ -43,13 +43,13 @@ func modelDown(ctx context.Context, r *rig) error {
 	if err := r.proxy.Reload(ctx, "ok", append(slices.Clone(r.replicas), one), hold); err != nil {
 		return err
 	}
-	if err := r.awaitModel(ctx, otherModel, http.StatusOK); err != nil {
+	if err := r.awaitModelStatus(ctx, otherModel, http.StatusOK); err != nil {
 		return err
 	}
 	if err := testbed.KillAndWait(one); err != nil {
 		return err
 	}
-	if err := r.awaitModel(ctx, otherModel, http.StatusServiceUnavailable); err != nil {
+	if err := r.awaitModelStatus(ctx, otherModel, http.StatusServiceUnavailable); err != nil {
 		return err
 	}
 	for path, want := range map[string]int{"/readyz": http.StatusOK, "/readyz?model=sim": http.StatusOK, "/readyz?model=no-such-model": http.StatusNotFound} {
@@ -99,7 +99,7 @@ func modelDown(ctx context.Context, r *rig) error {
 	if err != nil {
 		return err
 	}
-	if err := r.awaitModel(ctx, otherModel, http.StatusOK); err != nil {
+	if err := r.awaitModelStatus(ctx, otherModel, http.StatusOK); err != nil {
 		return err
 	}
 	return r.proxy.Reload(ctx, "ok", r.replicas)
@@ -129,10 +129,10 @@ func (r *rig) sendToOtherModel(ctx context.Context, n int) []timedResponse {
 	return responses
 }
 
-// awaitModel waits until GET /readyz?model= has the wanted status.
-func (r *rig) awaitModel(ctx context.Context, model string, want int) error {
-	return waitUntil(ctx, readinessTimeout, fmt.Sprintf("/readyz?model=%s to have status %d", model, want), func() (bool, error) {
+// awaitModelStatus waits until GET /readyz?model= has the wanted status.
+func (r *rig) awaitModelStatus(ctx context.Context, model string, wantStatus int) error {
+	return waitUntil(ctx, readinessTimeout, fmt.Sprintf("/readyz?model=%s to have status %d", model, wantStatus), func() (bool, error) {
 		got, err := r.proxy.PublicStatus(ctx, "/readyz?model="+model)
-		return got == want, err
+		return got == wantStatus, err
 	})
 }

@@ -12,13 +12,13 @@ import (
 	"warmroute/sim"
 )
 
-// reload removes a backend that has requests and adds it again.
-func reload(ctx context.Context, r *rig) error {
+// removeAndAddBackend removes a backend that has requests and adds it again.
+func removeAndAddBackend(ctx context.Context, r *rig) error {
 	last := len(r.replicas) - 1
 	if err := r.proxy.Reload(ctx, "ok", r.replicas[:last]); err != nil {
 		return err
 	}
-	if err := r.requireNoTraffic(ctx, r.replicas[last]); err != nil {
+	if err := r.addViolationIfTraffic(ctx, r.replicas[last]); err != nil {
 		return err
 	}
 	if err := r.proxy.Reload(ctx, "ok", r.replicas); err != nil {
@@ -40,7 +40,8 @@ func reload(ctx context.Context, r *rig) error {
 // clients. While replicas close idle connections each request needs a new one.
 const maxDescriptors = 64
 
-func descriptors(ctx context.Context, r *rig) error {
+// limitDescriptors leaves the proxy too few file descriptors for 6 s.
+func limitDescriptors(ctx context.Context, r *rig) error {
 	const opens = "warmroute_backend_breaker_opens_total"
 	before, err := r.proxy.Scrape(ctx)
 	if err != nil {
@@ -58,7 +59,7 @@ func descriptors(ctx context.Context, r *rig) error {
 	if err != nil {
 		return err
 	}
-	err = r.fault(ctx, 6*time.Second, sim.Fault{Kind: sim.CloseIdle}, r.replicas...)
+	err = r.faultAndAwaitTraffic(ctx, 6*time.Second, sim.Fault{Kind: sim.CloseIdle}, r.replicas...)
 	if err := errors.Join(err, undo()); err != nil {
 		return err
 	}
@@ -74,8 +75,8 @@ func descriptors(ctx context.Context, r *rig) error {
 	return nil
 }
 
-// loop adds the proxy itself as a backend.
-func loop(ctx context.Context, r *rig) error {
+// addProxyAsBackend adds the proxy itself as a backend.
+func addProxyAsBackend(ctx context.Context, r *rig) error {
 	r.countExecutions = true
 	self := &testbed.Replica{Name: "self", URL: r.proxy.URL}
 	if err := r.proxy.Reload(ctx, "ok", append(slices.Clone(r.replicas), self)); err != nil {
@@ -94,13 +95,14 @@ func loop(ctx context.Context, r *rig) error {
 	return r.proxy.Reload(ctx, "ok", r.replicas)
 }
 
-func drain(ctx context.Context, r *rig) error {
+// drainAndUndrain drains a backend by the admin API and undrains it.
+func drainAndUndrain(ctx context.Context, r *rig) error {
 	one := r.replicas[0]
 	path := "/api/backends/" + one.Name
 	if err := r.proxy.PostAdmin(ctx, path+"/drain"); err != nil {
 		return err
 	}
-	if err := r.requireNoTraffic(ctx, one); err != nil {
+	if err := r.addViolationIfTraffic(ctx, one); err != nil {
 		return err
 	}
 	if err := r.proxy.PostAdmin(ctx, path+"/undrain"); err != nil {
@@ -109,16 +111,17 @@ func drain(ctx context.Context, r *rig) error {
 	return r.awaitTraffic(ctx, one)
 }
 
-// requireNoTraffic checks that a removed or drained backend gets no request while others do.
-func (r *rig) requireNoTraffic(ctx context.Context, one *testbed.Replica) error {
+// addViolationIfTraffic waits for answers of the others, and adds a violation if a removed
+// or drained backend got a request meanwhile.
+func (r *rig) addViolationIfTraffic(ctx context.Context, removed *testbed.Replica) error {
 	// A request that the proxy has just routed may still be in transit, and a replica
 	// counts it when a step of its engine ends.
 	if err := sleep(ctx, time.Second); err != nil {
 		return err
 	}
 	var before float64
-	err := waitUntil(ctx, waitTimeout, "no request to wait at "+one.Name, func() (bool, error) {
-		queried, waiting, err := promptLoad(ctx, one)
+	err := waitUntil(ctx, waitTimeout, "no request to wait at "+removed.Name, func() (bool, error) {
+		queried, waiting, err := scrapePromptLoad(ctx, removed)
 		before = queried
 		return waiting == 0, err
 	})
@@ -128,22 +131,23 @@ func (r *rig) requireNoTraffic(ctx context.Context, one *testbed.Replica) error 
 	if err := r.awaitAnswers(ctx, 4*len(r.replicas)*10); err != nil {
 		return err
 	}
-	queried, waiting, err := promptLoad(ctx, one)
-	r.verdict.require(queried == before && waiting == 0, "%s got prompts after it was removed: %v tokens begun, %v requests waiting", one.Name, queried-before, waiting)
+	queried, waiting, err := scrapePromptLoad(ctx, removed)
+	r.verdict.require(queried == before && waiting == 0, "%s got prompts after it was removed: %v tokens begun, %v requests waiting", removed.Name, queried-before, waiting)
 	return err
 }
 
-// promptLoad returns the replica's own counts of the prompt tokens that it has begun and
+// scrapePromptLoad returns the replica's own counts of the prompt tokens that it has begun and
 // of waiting requests. Clients do not see attempts that were retried elsewhere.
-func promptLoad(ctx context.Context, one *testbed.Replica) (tokens, waiting float64, err error) {
-	m, err := testbed.Scrape(ctx, one.URL+"/metrics")
+func scrapePromptLoad(ctx context.Context, replica *testbed.Replica) (begunTokens, waiting float64, err error) {
+	m, err := testbed.Scrape(ctx, replica.URL+"/metrics")
 	return m.Sum("vllm:prefix_cache_queries_total"), m.Sum("vllm:num_requests_waiting"), err
 }
 
 // handOverTimeout bounds the time in which the old process completes its requests.
 const handOverTimeout = 2 * time.Minute
 
-func handOver(ctx context.Context, r *rig) error {
+// handOverProxy makes the proxy hand its listeners to a new process.
+func handOverProxy(ctx context.Context, r *rig) error {
 	if err := r.proxy.HandOver(ctx, handOverTimeout); err != nil {
 		return err
 	}

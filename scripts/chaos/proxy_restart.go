@@ -18,18 +18,18 @@ import (
 // restartTimeout bounds one request while the proxy restarts, and the proxy's shutdown.
 const restartTimeout = 5 * time.Minute
 
-// proxyRestart measures what a restart of the proxy under load costs: the share of
+// compareRestartHitRatios compares what a restart of the proxy under load costs: the share of
 // prompt tokens that come from the replicas' caches in the window after it, against
 // the window before, with a snapshot of the index and without. The users think for
 // longer than the demo's and are more, so that the first turns after the restart
 // are a visible share of the window.
-func (o *options) proxyRestart(ctx context.Context, r *rig) error {
+func (o *options) compareRestartHitRatios(ctx context.Context, r *rig) error {
 	for _, snapshot := range []bool{true, false} {
 		// Both runs start with cold caches.
 		if err := testbed.KillAndWait(r.replicas...); err != nil {
 			return err
 		}
-		if err := r.startReplicas(ctx, r.replicas); err != nil {
+		if err := r.startAndAwaitHealthy(ctx, r.replicas); err != nil {
 			return err
 		}
 		m, err := r.measureRestart(ctx, o.window, snapshot)
@@ -41,7 +41,7 @@ func (o *options) proxyRestart(ctx context.Context, r *rig) error {
 			name = "with a snapshot"
 		}
 		before, after := m.before.HitRatio, m.after.HitRatio
-		r.verdict.record("%s: hit ratio before %.3f, after %.3f, difference %.3f; %d requests after, not ready for %v",
+		r.verdict.addMeasurement("%s: hit ratio before %.3f, after %.3f, difference %.3f; %d requests after, not ready for %v",
 			name, before, after, before-after, m.after.Requests, m.unready.Round(time.Millisecond))
 		r.verdict.require(m.before.Lost+m.after.Lost == 0, "%s: %d requests lost", name, m.before.Lost+m.after.Lost)
 	}
@@ -54,10 +54,12 @@ type restartMeasurement struct {
 	unready       time.Duration // from SIGTERM until the next process was ready
 }
 
-func (r *rig) measureRestart(ctx context.Context, window time.Duration, snapshot bool) (m restartMeasurement, err error) {
+// measureRestart starts a proxy of its own, restarts it under chats, and measures for
+// window before and after.
+func (r *rig) measureRestart(ctx context.Context, window time.Duration, withSnapshot bool) (m restartMeasurement, err error) {
 	settings := "log: {level: warn}"
-	name := fmt.Sprint("restart-snapshot-", snapshot)
-	if snapshot {
+	name := fmt.Sprint("restart-snapshot-", withSnapshot)
+	if withSnapshot {
 		settings += fmt.Sprintf("\nindex: {snapshot: %q}", filepath.Join(r.dir, name, "index"))
 	}
 	p, err := r.newProxy(name, settings)
@@ -85,7 +87,7 @@ func (r *rig) measureRestart(ctx context.Context, window time.Duration, snapshot
 	var running sync.WaitGroup
 	defer running.Wait()
 	defer cancel()
-	running.Go(func() { users.RunChats(ctx, restartChats(len(r.replicas))) })
+	running.Go(func() { users.RunChats(ctx, newRestartChats(len(r.replicas))) })
 
 	measure := func(length time.Duration) (replay.Summary, error) {
 		measured := new(replay.Tally)
@@ -111,8 +113,8 @@ func (r *rig) measureRestart(ctx context.Context, window time.Duration, snapshot
 	return m, err
 }
 
-// restartChats are conversations of thirty users per replica.
-func restartChats(replicas int) *loadgen.Chats {
+// newRestartChats returns conversations of thirty users per replica.
+func newRestartChats(replicas int) *loadgen.Chats {
 	return &loadgen.Chats{
 		Seed: 1, Concurrency: 30 * replicas, SystemPrompts: 10 * replicas, SystemTokens: 1200, Zipf: 0.8,
 		Turns: loadgen.Range{Min: 6, Max: 14}, UserTokens: loadgen.Range{Min: 200, Max: 600},

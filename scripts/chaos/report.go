@@ -48,7 +48,7 @@ func (r *rig) runScenario(ctx context.Context, s scenario, load *clients) (row, 
 	if err != nil {
 		return row{}, err
 	}
-	begun, err := r.executions(ctx)
+	begun, err := r.scrapeExecutions(ctx)
 	if err != nil {
 		return row{}, err
 	}
@@ -65,7 +65,7 @@ func (r *rig) runScenario(ctx context.Context, s scenario, load *clients) (row, 
 	}
 	// A failed action counts as a violation; the next scenario needs a complete fleet.
 	r.verdict.require(err == nil, "%v", err)
-	if err := errors.Join(r.restore(ctx), r.awaitIdle(ctx)); err != nil {
+	if err := errors.Join(r.restoreReplicas(ctx), r.awaitProxyIdle(ctx)); err != nil {
 		return row{}, fmt.Errorf("%s: %w", s.name, err)
 	}
 	after, err := r.proxy.Scrape(ctx)
@@ -81,7 +81,7 @@ func (r *rig) runScenario(ctx context.Context, s scenario, load *clients) (row, 
 	if r.countExecutions {
 		asked := after.Sum("warmroute_requests_total") - before.Sum("warmroute_requests_total")
 		v.require(asked <= float64(v.sent), "%d requests were sent, but the proxy counted %v", v.sent, asked)
-		now, err := r.executions(ctx)
+		now, err := r.scrapeExecutions(ctx)
 		if err != nil {
 			return row{}, err
 		}
@@ -104,7 +104,7 @@ func (r *rig) actUnderLoad(ctx context.Context, s scenario, load *clients) error
 	stop, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(stopped)
-		load.run(ctx, stop, r.verdict.addResponse)
+		load.sendUntil(ctx, stop, r.verdict.checkAndCount)
 	}()
 	defer func() { close(stop); <-stopped }()
 	if err := r.awaitAnswers(ctx, 2*load.number); err != nil { // the load has begun
@@ -116,7 +116,8 @@ func (r *rig) actUnderLoad(ctx context.Context, s scenario, load *clients) error
 	return r.awaitAnswers(ctx, 2*load.number) // the fleet has recovered
 }
 
-func (p *report) add(r row) {
+// addAndPrint adds the result of a scenario and prints it unless p is quiet.
+func (p *report) addAndPrint(r row) {
 	p.Rows = append(p.Rows, r)
 	if p.quiet {
 		return
@@ -155,8 +156,9 @@ func (p *report) add(r row) {
 // checks in flight and kept connections.
 const margin = 10
 
-// end checks that nothing of the load is left in the proxy.
-func (p *report) end(ctx context.Context, proxy *testbed.Proxy, idle testbed.Metrics) error {
+// checkLeaks waits until nothing of the load is left in the proxy, and sets and prints the
+// result.
+func (p *report) checkLeaks(ctx context.Context, proxy *testbed.Proxy, idle testbed.Metrics) error {
 	p.OK = true
 	for _, r := range p.Rows {
 		p.OK = p.OK && r.Broken == 0
@@ -193,8 +195,8 @@ func (p *report) end(ctx context.Context, proxy *testbed.Proxy, idle testbed.Met
 	return nil
 }
 
-// finish prints the summary, or everything as JSON.
-func (p *report) finish(asJSON bool) error {
+// printSummary prints the summary, or everything as JSON.
+func (p *report) printSummary(asJSON bool) error {
 	if asJSON {
 		return json.NewEncoder(p.out).Encode(p)
 	}

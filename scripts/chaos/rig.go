@@ -37,9 +37,9 @@ type rig struct {
 	countExecutions bool
 }
 
-// executions returns how many requests the simulated replicas have executed, except in
+// scrapeExecutions returns how many requests the simulated replicas have executed, except in
 // processes that were killed.
-func (r *rig) executions(ctx context.Context) (n float64, err error) {
+func (r *rig) scrapeExecutions(ctx context.Context) (n float64, err error) {
 	for _, one := range r.replicas {
 		m, err := testbed.Scrape(ctx, one.URL+"/metrics")
 		if err != nil {
@@ -83,10 +83,10 @@ func (r *rig) awaitAnswers(ctx context.Context, n int) error {
 	return waitUntil(ctx, waitTimeout, fmt.Sprint(n, " more answers"), func() (bool, error) { return r.verdict.answerCount() >= want, nil })
 }
 
-// start starts replicas whose processes have ended, all at once, and waits until
+// startAndAwaitTraffic starts replicas whose processes have ended, all at once, and waits until
 // each has traffic again.
-func (r *rig) start(ctx context.Context, replicas ...*testbed.Replica) error {
-	if err := r.startReplicas(ctx, replicas); err != nil {
+func (r *rig) startAndAwaitTraffic(ctx context.Context, replicas ...*testbed.Replica) error {
+	if err := r.startAndAwaitHealthy(ctx, replicas); err != nil {
 		return err
 	}
 	return r.awaitTraffic(ctx, replicas...)
@@ -97,9 +97,9 @@ func (r *rig) start(ctx context.Context, replicas ...*testbed.Replica) error {
 // cache holds, so there is always a request for an idle replica.
 func (r *rig) awaitTraffic(ctx context.Context, replicas ...*testbed.Replica) error {
 	began := time.Now()
-	had := r.verdict.lastServed
+	had := r.verdict.lastFirstToken
 	if r.real {
-		had = r.verdict.lastSent // a response takes seconds on a CPU
+		had = r.verdict.lastAnsweredSentAt // a response takes seconds on a CPU
 	}
 	// All at once, so that one replica's time does not include the wait for another.
 	waiting := slices.Clone(replicas)
@@ -124,16 +124,17 @@ func (r *rig) awaitTraffic(ctx context.Context, replicas ...*testbed.Replica) er
 	return nil
 }
 
-// fault injects a fault into replicas, waits until it has ended and they have traffic.
+// faultAndAwaitTraffic injects a fault into replicas, waits until it has ended and they
+// have traffic.
 // The replicas end it themselves: one that refuses connections cannot be told to.
-func (r *rig) fault(ctx context.Context, d time.Duration, f sim.Fault, replicas ...*testbed.Replica) error {
-	f.Seconds = d.Seconds()
+func (r *rig) faultAndAwaitTraffic(ctx context.Context, duration time.Duration, f sim.Fault, replicas ...*testbed.Replica) error {
+	f.Seconds = duration.Seconds()
 	for _, one := range replicas {
 		if err := one.InjectFault(f); err != nil {
 			return err
 		}
 	}
-	if err := sleep(ctx, d); err != nil {
+	if err := sleep(ctx, duration); err != nil {
 		return err
 	}
 	for _, one := range replicas {
@@ -144,24 +145,24 @@ func (r *rig) fault(ctx context.Context, d time.Duration, f sim.Fault, replicas 
 	return r.awaitTraffic(ctx, replicas...)
 }
 
-// awaitReady waits until n backends of the proxy are ready.
-func (r *rig) awaitReady(ctx context.Context, n int) error {
+// awaitReadyBackends waits until n backends of the proxy are ready.
+func (r *rig) awaitReadyBackends(ctx context.Context, n int) error {
 	return waitUntil(ctx, waitTimeout, fmt.Sprint(n, " ready backends"), func() (bool, error) {
 		m, err := r.proxy.Scrape(ctx)
 		return m.Sum("warmroute_backend_ready") == float64(n), err
 	})
 }
 
-// awaitIdle waits until the proxy has no request in flight or queued.
-func (r *rig) awaitIdle(ctx context.Context) error {
+// awaitProxyIdle waits until the proxy has no request in flight or queued.
+func (r *rig) awaitProxyIdle(ctx context.Context) error {
 	return waitUntil(ctx, waitTimeout, "the proxy to become idle", func() (bool, error) {
 		m, err := r.proxy.Scrape(ctx)
 		return m.Sum("warmroute_backend_in_flight") == 0 && m.Sum("warmroute_queue_requests") == 0, err
 	})
 }
 
-// restore starts, resumes and clears the faults of all replicas.
-func (r *rig) restore(ctx context.Context) error {
+// restoreReplicas starts, resumes and clears the faults of all replicas.
+func (r *rig) restoreReplicas(ctx context.Context) error {
 	for _, one := range r.replicas {
 		if !one.Running() {
 			if err := one.Start(); err != nil {
@@ -181,5 +182,5 @@ func (r *rig) restore(ctx context.Context) error {
 			return err
 		}
 	}
-	return r.awaitReady(ctx, len(r.replicas))
+	return r.awaitReadyBackends(ctx, len(r.replicas))
 }

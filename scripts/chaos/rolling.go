@@ -22,9 +22,9 @@ const (
 	rollingTimeout = 90 * time.Second // for the drain and shutdown of a proxy
 )
 
-// rolling restarts two proxies behind a load balancer in turn, twice, under its own load.
-// The balancer has no health checks.
-func rolling(ctx context.Context, r *rig) (err error) {
+// restartProxiesInTurn restarts two proxies behind a load balancer in turn, twice, under
+// its own load. The balancer has no health checks.
+func restartProxiesInTurn(ctx context.Context, r *rig) (err error) {
 	var proxies []*testbed.Proxy
 	for i := range 2 {
 		p, err := r.newProxy(fmt.Sprint("rolling-", i), "timeouts: {drain: 1s}")
@@ -51,8 +51,8 @@ func rolling(ctx context.Context, r *rig) (err error) {
 	stop, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(stopped)
-		load.run(ctx, stop, func(q *prompt, streams bool, response loadgen.Response) {
-			r.verdict.addResponse(q, streams, response)
+		load.sendUntil(ctx, stop, func(q *prompt, streams bool, response loadgen.Response) {
+			r.verdict.checkAndCount(q, streams, response)
 			if response.Err == "" {
 				answered.Add(1)
 			}

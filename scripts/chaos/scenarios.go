@@ -27,52 +27,52 @@ type scenario struct {
 // scenarios returns all scenarios.
 func (o *options) scenarios() []scenario {
 	return append(slices.Clone(scenarios),
-		scenario{name: "batch", about: "thousands of batch requests (-batch) wait beside the clients: none is lost, and the clients are hardly slower", act: o.batch},
-		scenario{name: "proxy-restart", about: "the proxy is restarted under chats: hit ratio before and after, with index.snapshot and without", alone: true, act: o.proxyRestart})
+		scenario{name: "batch", about: "thousands of batch requests (-batch) wait beside the clients: none is lost, and the clients are hardly slower", act: o.queueBatchRequests},
+		scenario{name: "proxy-restart", about: "the proxy is restarted under chats: hit ratio before and after, with index.snapshot and without", alone: true, act: o.compareRestartHitRatios})
 }
 
 var scenarios = []scenario{
-	{name: "kill", about: "kill -9 the replicas one by one", real: true, allowed: endedWithErrorEvent, act: endEach(anyReplica, func(r *testbed.Replica) error { return testbed.KillAndWait(r) })},
-	{name: "restart", about: "SIGTERM the replicas one by one; they abort their requests", real: true, allowed: endedWithErrorEvent, act: endEach(abortsOnStop, (*testbed.Replica).TerminateAndWait)},
-	{name: "restart-drain", about: "SIGTERM replicas with --shutdown-timeout one by one: /health stays 200, new requests get 500", real: true, act: endEach(drainsOnStop, (*testbed.Replica).TerminateAndWait)},
-	{name: "outage", about: "kill -9 all replicas at once, down for 2 s", allowed: endedWithErrorEvent, act: outage},
-	{name: "stop", about: "SIGSTOP one replica for 7 s", real: true, allowed: endedWithErrorEvent, act: stop},
-	{name: "hang", about: "one replica accepts connections and never responds, for 7 s", allowed: endedWithErrorEvent, act: hang},
-	{name: "hang-unseen", about: "one replica without metrics answers health checks but no request, for 7 s: timeouts.response and first_byte end its requests", allowed: status(504), act: hangUnseen},
-	{name: "freeze", about: "the engine of one replica stops for 7 s while its HTTP server answers", allowed: endedWithErrorEvent, act: injectFault(7*time.Second, 1, sim.Fault{Kind: sim.Freeze})},
-	{name: "slow", about: "two replicas are 20 times slower for 4 s", act: injectFault(4*time.Second, 2, sim.Fault{Kind: sim.Slow, Factor: 20})},
-	{name: "cut", about: "one replica closes every stream after three chunks, then another before the first", allowed: endedWithErrorEvent, act: cut},
-	{name: "abort", about: "the engine of one replica aborts each request after three tokens, then that of another before the first", allowed: endedWithErrorEvent, act: abort},
-	{name: "reset", about: "one replica resets connections before the status line, then another after the headers", act: reset},
-	{name: "reset-at-work", about: "one replica resets connections 0.3 s into a request, another after 0.7 s: no request is executed more often than its counted attempts", act: resetAtWork},
-	{name: "refuse", about: "one replica refuses connections for 3 s", act: injectFault(3*time.Second, 1, sim.Fault{Kind: sim.Refuse})},
-	{name: "close-idle", about: "all replicas close idle connections", act: injectFault(4*time.Second, 0, sim.Fault{Kind: sim.CloseIdle})},
-	{name: "500", about: "one replica responds with 500 for 3 s", act: injectFault(3*time.Second, 1, sim.Fault{Kind: sim.Status, Status: 500})},
-	{name: "503", about: "one replica responds with 503 for 3 s", act: injectFault(3*time.Second, 1, sim.Fault{Kind: sim.Status, Status: 503})},
-	{name: "503-all", about: "all replicas respond with 503 for 3 s: it is relayed, and retries stay within their budget", allowed: status(503), act: refuseAll},
-	{name: "429", about: "one replica responds with 429 for 3 s: it is relayed", allowed: status(429), act: injectFault(3*time.Second, 1, sim.Fault{Kind: sim.Status, Status: 429})},
-	{name: "metrics-gone", about: "/metrics of all replicas is 404", act: injectFault(3*time.Second, 0, sim.Fault{Kind: sim.MetricsGone})},
-	{name: "metrics-garbled", about: "/metrics of all replicas is invalid", act: injectFault(3*time.Second, 0, sim.Fault{Kind: sim.MetricsGarbled})},
-	{name: "metrics-huge", about: "/metrics of all replicas has 50 MB", act: injectFault(3*time.Second, 0, sim.Fault{Kind: sim.MetricsHuge})},
-	{name: "model-down", about: "the only replica of a second model is killed and started again: the first model is not affected", act: modelDown},
-	{name: "descriptors", about: "the proxy has too few file descriptors for 6 s: requests wait, and no backend goes down", act: descriptors},
-	{name: "reload", about: "a reload removes a backend, another adds it, a third is invalid", real: true, act: reload},
-	{name: "loop", about: "a reload adds the proxy itself as a backend: it is refused, and no request is sent twice", act: loop},
-	{name: "drain", about: "an operator drains and undrains a backend", real: true, act: drain},
-	{name: "rolling", about: "two proxies behind nginx are restarted (SIGTERM) in turn, twice", act: rolling},
-	{name: "hand-over", about: "the proxy hands its listeners to a new process (SIGUSR2)", real: true, act: handOver},
+	{name: "kill", about: "kill -9 the replicas one by one", real: true, allowed: endedWithErrorEvent, act: endAndRestartEach(anyReplica, func(r *testbed.Replica) error { return testbed.KillAndWait(r) })},
+	{name: "restart", about: "SIGTERM the replicas one by one; they abort their requests", real: true, allowed: endedWithErrorEvent, act: endAndRestartEach(abortsOnStop, (*testbed.Replica).TerminateAndWait)},
+	{name: "restart-drain", about: "SIGTERM replicas with --shutdown-timeout one by one: /health stays 200, new requests get 500", real: true, act: endAndRestartEach(drainsOnStop, (*testbed.Replica).TerminateAndWait)},
+	{name: "outage", about: "kill -9 all replicas at once, down for 2 s", allowed: endedWithErrorEvent, act: killAndRestartAll},
+	{name: "stop", about: "SIGSTOP one replica for 7 s", real: true, allowed: endedWithErrorEvent, act: suspendAndResume},
+	{name: "hang", about: "one replica accepts connections and never responds, for 7 s", allowed: endedWithErrorEvent, act: hangAndRecover},
+	{name: "hang-unseen", about: "one replica without metrics answers health checks but no request, for 7 s: timeouts.response and first_byte end its requests", allowed: allowStatuses(504), act: hangWithoutMetrics},
+	{name: "freeze", about: "the engine of one replica stops for 7 s while its HTTP server answers", allowed: endedWithErrorEvent, act: faultFirstReplicas(7*time.Second, 1, sim.Fault{Kind: sim.Freeze})},
+	{name: "slow", about: "two replicas are 20 times slower for 4 s", act: faultFirstReplicas(4*time.Second, 2, sim.Fault{Kind: sim.Slow, Factor: 20})},
+	{name: "cut", about: "one replica closes every stream after three chunks, then another before the first", allowed: endedWithErrorEvent, act: closeMidResponse},
+	{name: "abort", about: "the engine of one replica aborts each request after three tokens, then that of another before the first", allowed: endedWithErrorEvent, act: abortInEngine},
+	{name: "reset", about: "one replica resets connections before the status line, then another after the headers", act: resetConnections},
+	{name: "reset-at-work", about: "one replica resets connections 0.3 s into a request, another after 0.7 s: no request is executed more often than its counted attempts", act: resetDuringRequest},
+	{name: "refuse", about: "one replica refuses connections for 3 s", act: faultFirstReplicas(3*time.Second, 1, sim.Fault{Kind: sim.Refuse})},
+	{name: "close-idle", about: "all replicas close idle connections", act: faultFirstReplicas(4*time.Second, 0, sim.Fault{Kind: sim.CloseIdle})},
+	{name: "500", about: "one replica responds with 500 for 3 s", act: faultFirstReplicas(3*time.Second, 1, sim.Fault{Kind: sim.Status, Status: 500})},
+	{name: "503", about: "one replica responds with 503 for 3 s", act: faultFirstReplicas(3*time.Second, 1, sim.Fault{Kind: sim.Status, Status: 503})},
+	{name: "503-all", about: "all replicas respond with 503 for 3 s: it is relayed, and retries stay within their budget", allowed: allowStatuses(503), act: respond503FromAll},
+	{name: "429", about: "one replica responds with 429 for 3 s: it is relayed", allowed: allowStatuses(429), act: faultFirstReplicas(3*time.Second, 1, sim.Fault{Kind: sim.Status, Status: 429})},
+	{name: "metrics-gone", about: "/metrics of all replicas is 404", act: faultFirstReplicas(3*time.Second, 0, sim.Fault{Kind: sim.MetricsGone})},
+	{name: "metrics-garbled", about: "/metrics of all replicas is invalid", act: faultFirstReplicas(3*time.Second, 0, sim.Fault{Kind: sim.MetricsGarbled})},
+	{name: "metrics-huge", about: "/metrics of all replicas has 50 MB", act: faultFirstReplicas(3*time.Second, 0, sim.Fault{Kind: sim.MetricsHuge})},
+	{name: "model-down", about: "the only replica of a second model is killed and started again: the first model is not affected", act: killOnlyReplica},
+	{name: "descriptors", about: "the proxy has too few file descriptors for 6 s: requests wait, and no backend goes down", act: limitDescriptors},
+	{name: "reload", about: "a reload removes a backend, another adds it, a third is invalid", real: true, act: removeAndAddBackend},
+	{name: "loop", about: "a reload adds the proxy itself as a backend: it is refused, and no request is sent twice", act: addProxyAsBackend},
+	{name: "drain", about: "an operator drains and undrains a backend", real: true, act: drainAndUndrain},
+	{name: "rolling", about: "two proxies behind nginx are restarted (SIGTERM) in turn, twice", act: restartProxiesInTurn},
+	{name: "hand-over", about: "the proxy hands its listeners to a new process (SIGUSR2)", real: true, act: handOverProxy},
 }
 
 func anyReplica(*testbed.Replica) bool     { return true }
 func drainsOnStop(r *testbed.Replica) bool { return r.Drains }
 func abortsOnStop(r *testbed.Replica) bool { return !r.Drains }
 
-// endEach ends each replica that which selects, waits for answers of the others, and
-// starts it again.
-func endEach(which func(*testbed.Replica) bool, end func(*testbed.Replica) error) func(context.Context, *rig) error {
+// endAndRestartEach returns an action that ends each selected replica, waits for answers of
+// the others, and starts it again.
+func endAndRestartEach(selects func(*testbed.Replica) bool, end func(*testbed.Replica) error) (act func(context.Context, *rig) error) {
 	return func(ctx context.Context, r *rig) error {
 		for _, one := range r.replicas {
-			if !which(one) {
+			if !selects(one) {
 				continue
 			}
 			if err := end(one); err != nil {
@@ -81,7 +81,7 @@ func endEach(which func(*testbed.Replica) bool, end func(*testbed.Replica) error
 			if err := r.awaitAnswers(ctx, 20); err != nil {
 				return err
 			}
-			if err := r.start(ctx, one); err != nil {
+			if err := r.startAndAwaitTraffic(ctx, one); err != nil {
 				return err
 			}
 		}
@@ -89,18 +89,20 @@ func endEach(which func(*testbed.Replica) bool, end func(*testbed.Replica) error
 	}
 }
 
-// injectFault injects a fault into the first n replicas, or all for 0, for d.
-func injectFault(d time.Duration, n int, f sim.Fault) func(context.Context, *rig) error {
+// faultFirstReplicas returns an action that injects a fault into the first n replicas, or
+// all for 0, and awaits its end.
+func faultFirstReplicas(duration time.Duration, n int, f sim.Fault) (act func(context.Context, *rig) error) {
 	return func(ctx context.Context, r *rig) error {
 		some := r.replicas
 		if n > 0 {
 			some = some[:n]
 		}
-		return r.fault(ctx, d, f, some...)
+		return r.faultAndAwaitTraffic(ctx, duration, f, some...)
 	}
 }
 
-func outage(ctx context.Context, r *rig) error {
+// killAndRestartAll kills all replicas and starts them 2 s later.
+func killAndRestartAll(ctx context.Context, r *rig) error {
 	// At once: otherwise one request could be tried on all of them in turn.
 	if err := testbed.KillAndWait(r.replicas...); err != nil {
 		return err
@@ -108,18 +110,19 @@ func outage(ctx context.Context, r *rig) error {
 	if err := sleep(ctx, 2*time.Second); err != nil {
 		return err
 	}
-	return r.start(ctx, r.replicas...)
+	return r.startAndAwaitTraffic(ctx, r.replicas...)
 }
 
 // stallTime is well above the 3 s without progress after which a replica is stalled.
 const stallTime = 7 * time.Second
 
-func stop(ctx context.Context, r *rig) error {
+// suspendAndResume suspends one replica with SIGSTOP for stallTime.
+func suspendAndResume(ctx context.Context, r *rig) error {
 	one := r.replicas[0]
 	if err := one.Suspend(); err != nil {
 		return err
 	}
-	err := requireOthersProgress(ctx, r)
+	err := sleepAndRequireProgress(ctx, r)
 	if err := one.Resume(); err != nil {
 		return err
 	}
@@ -129,12 +132,13 @@ func stop(ctx context.Context, r *rig) error {
 	return r.awaitTraffic(ctx, one)
 }
 
-func hang(ctx context.Context, r *rig) error {
+// hangAndRecover makes one replica respond to nothing for stallTime.
+func hangAndRecover(ctx context.Context, r *rig) error {
 	one := r.replicas[0]
 	if err := one.InjectFault(sim.Fault{Kind: sim.Hang, Everything: true}); err != nil {
 		return err
 	}
-	if err := requireOthersProgress(ctx, r); err != nil {
+	if err := sleepAndRequireProgress(ctx, r); err != nil {
 		return err
 	}
 	if err := one.InjectFault(sim.Fault{Kind: sim.Clear}); err != nil {
@@ -143,9 +147,9 @@ func hang(ctx context.Context, r *rig) error {
 	return r.awaitTraffic(ctx, one)
 }
 
-// requireOthersProgress waits for stallTime, and checks that in its last second the other
+// sleepAndRequireProgress waits for stallTime, and checks that in its last second the other
 // replicas answered.
-func requireOthersProgress(ctx context.Context, r *rig) error {
+func sleepAndRequireProgress(ctx context.Context, r *rig) error {
 	if err := sleep(ctx, stallTime-time.Second); err != nil {
 		return err
 	}
@@ -158,26 +162,32 @@ func requireOthersProgress(ctx context.Context, r *rig) error {
 	return nil
 }
 
-func cut(ctx context.Context, r *rig) error {
-	if err := r.fault(ctx, 2*time.Second, sim.Fault{Kind: sim.Die, Chunks: 3}, r.replicas[0]); err != nil {
+// closeMidResponse makes one replica close each connection after three chunks, and then
+// another before the first.
+func closeMidResponse(ctx context.Context, r *rig) error {
+	if err := r.faultAndAwaitTraffic(ctx, 2*time.Second, sim.Fault{Kind: sim.Die, Chunks: 3}, r.replicas[0]); err != nil {
 		return err
 	}
-	return r.fault(ctx, 2*time.Second, sim.Fault{Kind: sim.Die}, r.replicas[1])
+	return r.faultAndAwaitTraffic(ctx, 2*time.Second, sim.Fault{Kind: sim.Die}, r.replicas[1])
 }
 
-func reset(ctx context.Context, r *rig) error {
-	if err := r.fault(ctx, 2*time.Second, sim.Fault{Kind: sim.Reset}, r.replicas[0]); err != nil {
+// resetConnections makes one replica reset connections before the status line, and then
+// another after the headers.
+func resetConnections(ctx context.Context, r *rig) error {
+	if err := r.faultAndAwaitTraffic(ctx, 2*time.Second, sim.Fault{Kind: sim.Reset}, r.replicas[0]); err != nil {
 		return err
 	}
-	return r.fault(ctx, 2*time.Second, sim.Fault{Kind: sim.ResetLate}, r.replicas[1])
+	return r.faultAndAwaitTraffic(ctx, 2*time.Second, sim.Fault{Kind: sim.ResetLate}, r.replicas[1])
 }
 
-func resetAtWork(ctx context.Context, r *rig) error {
+// resetDuringRequest makes two replicas reset connections while they work on a request,
+// which may not be executed more often than its counted attempts.
+func resetDuringRequest(ctx context.Context, r *rig) error {
 	r.countExecutions = true
 	if err := r.replicas[0].InjectFault(sim.Fault{Kind: sim.ResetAtWork, Delay: 0.3, Seconds: 3}); err != nil {
 		return err
 	}
-	return r.fault(ctx, 3*time.Second, sim.Fault{Kind: sim.ResetAtWork, Delay: 0.7}, r.replicas[1])
+	return r.faultAndAwaitTraffic(ctx, 3*time.Second, sim.Fault{Kind: sim.ResetAtWork, Delay: 0.7}, r.replicas[1])
 }
 
 // The default retry budget: a share of the requests of the last ten seconds, and a
@@ -188,7 +198,8 @@ const (
 	maxUncountedRequests = 100 // in flight, so not counted yet
 )
 
-func refuseAll(ctx context.Context, r *rig) error {
+// respond503FromAll makes all replicas respond with 503, and checks the retry budget.
+func respond503FromAll(ctx context.Context, r *rig) error {
 	// The budget depends on the requests of the last ten seconds: only this scenario's.
 	if err := sleep(ctx, 10*time.Second); err != nil {
 		return err
@@ -198,7 +209,7 @@ func refuseAll(ctx context.Context, r *rig) error {
 		return err
 	}
 	began := time.Now()
-	err = r.fault(ctx, 3*time.Second, sim.Fault{Kind: sim.Status, Status: 503}, r.replicas...)
+	err = r.faultAndAwaitTraffic(ctx, 3*time.Second, sim.Fault{Kind: sim.Status, Status: 503}, r.replicas...)
 	if err != nil {
 		return err
 	}
@@ -207,14 +218,14 @@ func refuseAll(ctx context.Context, r *rig) error {
 		return err
 	}
 	retried := after.Sum("warmroute_retries_total") - before.Sum("warmroute_retries_total")
-	asked := float64(r.verdict.requestCount() + maxUncountedRequests)
+	asked := float64(r.verdict.endedRequestCount() + maxUncountedRequests)
 	budget := retryShare*asked + retriesPerSecond*(time.Since(began).Seconds()+1)
 	r.verdict.require(retried <= budget, "%v retries while all replicas answered 503, the budget allows %.0f", retried, budget)
 	return nil
 }
 
-// named returns the scenarios to run, and the names that are unknown.
-func named(scenarios []scenario, names []string, real bool) (chosen []scenario, unknown []string) {
+// chooseScenarios returns the scenarios to run, and the names that are unknown.
+func chooseScenarios(scenarios []scenario, names []string, real bool) (chosen []scenario, unknown []string) {
 	for _, s := range scenarios {
 		if (!real || s.real) && (len(names) == 0 && !s.alone || slices.Contains(names, s.name)) {
 			chosen = append(chosen, s)
@@ -228,13 +239,13 @@ func named(scenarios []scenario, names []string, real bool) (chosen []scenario, 
 	return chosen, unknown
 }
 
-// unseenTimeout is the response and first-byte timeout of hangUnseen.
-const unseenTimeout = 2 * time.Second
+// noMetricsTimeout is the response and first-byte timeout of hangWithoutMetrics.
+const noMetricsTimeout = 2 * time.Second
 
-// hangUnseen hangs a replica that passes its health checks and has no metrics, so that
+// hangWithoutMetrics hangs a replica that passes its health checks and has no metrics, so that
 // only timeouts detect it.
-func hangUnseen(ctx context.Context, r *rig) error {
-	err := r.proxy.Reload(ctx, "ok", r.replicas, "timeouts: {response: "+unseenTimeout.String()+", first_byte: "+unseenTimeout.String()+"}")
+func hangWithoutMetrics(ctx context.Context, r *rig) error {
+	err := r.proxy.Reload(ctx, "ok", r.replicas, "timeouts: {response: "+noMetricsTimeout.String()+", first_byte: "+noMetricsTimeout.String()+"}")
 	if err != nil {
 		return err
 	}
@@ -254,29 +265,29 @@ func hangUnseen(ctx context.Context, r *rig) error {
 	if err := one.InjectFault(sim.Fault{Kind: sim.Hang}); err != nil {
 		return err
 	}
-	if err := requireOthersProgress(ctx, r); err != nil {
+	if err := sleepAndRequireProgress(ctx, r); err != nil {
 		return err
 	}
 	if err := one.InjectFault(sim.Fault{Kind: sim.Clear}); err != nil {
 		return err
 	}
 	// The hung requests are never answered.
-	if err := sleep(ctx, unseenTimeout); err != nil {
+	if err := sleep(ctx, noMetricsTimeout); err != nil {
 		return err
 	}
-	r.verdict.require(r.verdict.failures("status 504 (buffered") > 0, "timeouts.response ended no buffered request")
+	r.verdict.require(r.verdict.failureCount("status 504 (buffered") > 0, "timeouts.response ended no buffered request")
 	if err := r.awaitTraffic(ctx, one); err != nil {
 		return err
 	}
 	return r.proxy.Reload(ctx, "ok", r.replicas)
 }
 
-// failures returns how many requests failed with a cause that begins with the given text.
-func (v *verdict) failures(cause string) (n int) {
+// failureCount returns how many requests failed with a cause that begins with the given text.
+func (v *verdict) failureCount(causePrefix string) (n int) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	for c, times := range v.failed {
-		if strings.HasPrefix(c, cause) {
+		if strings.HasPrefix(c, causePrefix) {
 			n += times
 		}
 	}
@@ -286,17 +297,17 @@ func (v *verdict) failures(cause string) (n int) {
 // abortTime is how long replicas abort requests.
 const abortTime = 3 * time.Second
 
-// abort makes the engine of one replica abort each request after three tokens, and
+// abortInEngine makes the engine of one replica abort each request after three tokens, and
 // then that of another before the first. Meanwhile it sends requests to /v1/messages
 // and /v1/responses as well, since the clients send only chats.
-func abort(ctx context.Context, r *rig) error {
+func abortInEngine(ctx context.Context, r *rig) error {
 	// Without breakers and with enough retries these replicas keep getting requests.
 	if err := r.proxy.Reload(ctx, "ok", r.replicas, "breaker: {failures: 0}", "retry: {per_second: 10000}"); err != nil {
 		return err
 	}
 	for i, tokens := range []int{3, 0} {
 		one := r.replicas[i]
-		before, err := r.aborted(ctx, one)
+		before, err := r.scrapeAborted(ctx, one)
 		if err != nil {
 			return err
 		}
@@ -305,13 +316,13 @@ func abort(ctx context.Context, r *rig) error {
 		}
 		broken := 0
 		for end := time.Now().Add(abortTime); time.Now().Before(end); {
-			n, err := r.checkOtherAPIs(ctx, tokens > 0)
+			n, err := r.requestOtherAPIs(ctx, tokens > 0)
 			if err != nil {
 				return err
 			}
 			broken += n
 		}
-		after, err := r.aborted(ctx, one)
+		after, err := r.scrapeAborted(ctx, one)
 		if err != nil {
 			return err
 		}
@@ -324,24 +335,24 @@ func abort(ctx context.Context, r *rig) error {
 	return r.proxy.Reload(ctx, "ok", r.replicas)
 }
 
-// aborted returns how many responses of a replica the proxy has counted as aborted.
-func (r *rig) aborted(ctx context.Context, one *testbed.Replica) (float64, error) {
+// scrapeAborted returns how many responses of a replica the proxy has counted as aborted.
+func (r *rig) scrapeAborted(ctx context.Context, replica *testbed.Replica) (responses float64, err error) {
 	m, err := r.proxy.Scrape(ctx)
-	return m.Sum("warmroute_backend_aborted_responses_total", "backend", one.Name), err
+	return m.Sum("warmroute_backend_aborted_responses_total", "backend", replica.Name), err
 }
 
-// checkOtherAPIs requests a message and a response, each streamed and buffered, and
+// requestOtherAPIs requests a message and a response, each streamed and buffered, and
 // checks that each is complete. With mayBreak the stream of a message may end with an
 // error event instead; broken is how many did. vLLM does not report that it aborted a
 // response after content.
-func (r *rig) checkOtherAPIs(ctx context.Context, mayBreak bool) (broken int, err error) {
+func (r *rig) requestOtherAPIs(ctx context.Context, mayBreak bool) (broken int, err error) {
 	for _, c := range []struct{ path, body, end string }{
 		{"/v1/messages", `{"model":"sim","max_tokens":20,"messages":[{"role":"user","content":"Hi"}],"stream":true}`, `"type":"message_stop"`},
 		{"/v1/messages", `{"model":"sim","max_tokens":20,"messages":[{"role":"user","content":"Hi"}]}`, `"stop_reason":"`},
 		{"/v1/responses", `{"model":"sim","max_output_tokens":20,"input":"Hi","stream":true}`, `"type":"response.completed"`},
 		{"/v1/responses", `{"model":"sim","max_output_tokens":20,"input":"Hi"}`, `"type":"output_text"`},
 	} {
-		status, answer, err := r.post(ctx, c.path, c.body)
+		status, answer, err := r.postJSON(ctx, c.path, c.body)
 		if err != nil {
 			return broken, err
 		}
@@ -356,7 +367,8 @@ func (r *rig) checkOtherAPIs(ctx context.Context, mayBreak bool) (broken int, er
 	return broken, nil
 }
 
-func (r *rig) post(ctx context.Context, path, body string) (status int, answer string, err error) {
+// postJSON posts body to the proxy and returns the whole response.
+func (r *rig) postJSON(ctx context.Context, path, body string) (status int, answer string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, r.proxy.URL+path, strings.NewReader(body))

@@ -89,8 +89,8 @@ func (o *options) runSoak(ctx context.Context, dir string) (ok bool, err error) 
 			return false, err
 		}
 	}
-	r, err := o.startSoak(ctx, dir, roots)
-	defer func() { err = errors.Join(err, r.end()) }()
+	r, err := o.startSoakRig(ctx, dir, roots)
+	defer func() { err = errors.Join(err, r.endProcesses()) }()
 	if err != nil {
 		return false, err
 	}
@@ -98,7 +98,7 @@ func (o *options) runSoak(ctx context.Context, dir string) (ok bool, err error) 
 	for _, one := range resources {
 		report.Resources = append(report.Resources, one.name)
 	}
-	if err := r.soak(ctx, report, o.soak, roots, o.asJSON); err != nil {
+	if err := r.sendTrafficAndOperate(ctx, report, o.soak, roots, o.asJSON); err != nil {
 		return false, err
 	}
 	report.OK = len(report.Violations) == 0
@@ -109,9 +109,9 @@ func (o *options) runSoak(ctx context.Context, dir string) (ok bool, err error) 
 	return report.OK, nil
 }
 
-// startSoak starts four replicas that run six times as fast as real ones, with small
+// startSoakRig starts four replicas that run six times as fast as real ones, with small
 // caches, so that these and the index are soon full. The last has a model of its own.
-func (o *options) startSoak(ctx context.Context, dir string, roots *x509.CertPool) (*rig, error) {
+func (o *options) startSoakRig(ctx context.Context, dir string, roots *x509.CertPool) (*rig, error) {
 	r := o.newRig(dir)
 	ports, err := testbed.FreePorts(6)
 	if err != nil {
@@ -141,7 +141,7 @@ keys_file: %q`, soakBodyBytes, soakBodyIdleTimeout, soakWriteIdleTimeout, 15*soa
 	if roots != nil {
 		r.proxy.EnableTLS(roots)
 	}
-	return r, r.startAll(ctx)
+	return r, r.startAndAwaitAll(ctx)
 }
 
 // writeCertificate writes the certificate of net/http/httptest, which is valid for
@@ -160,16 +160,16 @@ func writeCertificate(dir string) (*x509.CertPool, error) {
 		os.WriteFile(filepath.Join(dir, "key.pem"), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: key}), 0o600))
 }
 
-// soak runs the traffic and the operations, and fills in the report.
-func (r *rig) soak(ctx context.Context, report *soakReport, length time.Duration, roots *x509.CertPool, quiet bool) error {
+// sendTrafficAndOperate runs the traffic and the operations, and fills in the report.
+func (r *rig) sendTrafficAndOperate(ctx context.Context, report *soakReport, length time.Duration, roots *x509.CertPool, printNothing bool) error {
 	add := func(at string, u usage) usage {
 		report.Samples = append(report.Samples, usageSample{at, u})
-		if !quiet {
+		if !printNothing {
 			printUsage(at, u, len(report.Samples) == 1)
 		}
 		return u
 	}
-	before, err := r.measureUsage(ctx)
+	before, err := r.collectGarbageAndMeasure(ctx)
 	if err != nil {
 		return err
 	}
@@ -183,10 +183,10 @@ func (r *rig) soak(ctx context.Context, report *soakReport, length time.Duration
 	defer cancel()
 	running.Go(func() { report.runUsers(loaded, r.proxy.URL, roots) })
 	operated := make(chan error, 1)
-	running.Go(func() { operated <- r.operate(loaded, max(length/60, 4*time.Second), report.Operations) })
+	running.Go(func() { operated <- r.operateUntilDone(loaded, max(length/60, 4*time.Second), report.Operations) })
 	var under []usage
 	for _, percent := range []int{20, 60, 100} {
-		u, err := r.medianUsage(loaded, began.Add(length*time.Duration(percent)/100), length/10)
+		u, err := r.awaitMedianUsage(loaded, began.Add(length*time.Duration(percent)/100), length/10)
 		if err != nil {
 			return errors.Join(err, ctx.Err())
 		}
@@ -206,12 +206,12 @@ func (r *rig) soak(ctx context.Context, report *soakReport, length time.Duration
 	return nil
 }
 
-// operate restarts, kills, drains and removes replicas in turn, never more than one
+// operateUntilDone restarts, kills, drains and removes replicas in turn, never more than one
 // at a time, until ctx is done. It completes what it has begun.
-func (r *rig) operate(ctx context.Context, every time.Duration, counts map[string]int) error {
-	away := func() { sleep(ctx, every/2) }
-	for n := 0; sleep(ctx, every/2) == nil; n++ {
-		name, err := r.operateOnce(context.WithoutCancel(ctx), n, away)
+func (r *rig) operateUntilDone(ctx context.Context, interval time.Duration, counts map[string]int) error {
+	pause := func() { sleep(ctx, interval/2) }
+	for n := 0; sleep(ctx, interval/2) == nil; n++ {
+		name, err := r.operateOnce(context.WithoutCancel(ctx), n, pause)
 		if err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
@@ -220,8 +220,8 @@ func (r *rig) operate(ctx context.Context, every time.Duration, counts map[strin
 	return nil
 }
 
-// operateOnce does operation n to one replica and undoes it after away.
-func (r *rig) operateOnce(ctx context.Context, n int, away func()) (name string, err error) {
+// operateOnce does operation n to one replica and undoes it after pause.
+func (r *rig) operateOnce(ctx context.Context, n int, pause func()) (name string, err error) {
 	turn := n / 4
 	target := r.replicas[turn%len(r.replicas)]
 	// The last replica alone has its model: while it restarts, requests wait, but
@@ -229,7 +229,7 @@ func (r *rig) operateOnce(ctx context.Context, n int, away func()) (name string,
 	shared := turn % (len(r.replicas) - 1)
 	switch n % 4 {
 	case 0:
-		return "replica restarted", r.bounce(ctx, target, target.TerminateAndWait, away)
+		return "replica restarted", r.endAndRestart(ctx, target, target.TerminateAndWait, pause)
 	case 1:
 		var changed []*testbed.Replica
 		for i, one := range r.replicas {
@@ -240,25 +240,25 @@ func (r *rig) operateOnce(ctx context.Context, n int, away func()) (name string,
 			}
 		}
 		err = r.proxy.Reload(ctx, "ok", changed, "routing: {policy: least-load}")
-		away()
+		pause()
 		return "configuration reloaded and restored", errors.Join(err, r.proxy.Reload(ctx, "ok", r.replicas))
 	case 2:
-		return "replica killed", r.bounce(ctx, target, func() error { return testbed.KillAndWait(target) }, away)
+		return "replica killed", r.endAndRestart(ctx, target, func() error { return testbed.KillAndWait(target) }, pause)
 	default:
 		path := "/api/backends/" + r.replicas[shared].Name
 		err = r.proxy.PostAdmin(ctx, path+"/drain")
-		away()
+		pause()
 		return "replica drained", errors.Join(err, r.proxy.PostAdmin(ctx, path+"/undrain"))
 	}
 }
 
-// bounce ends a replica and starts it again after away.
-func (r *rig) bounce(ctx context.Context, one *testbed.Replica, end func() error, away func()) error {
+// endAndRestart ends a replica and starts it again after pause.
+func (r *rig) endAndRestart(ctx context.Context, replica *testbed.Replica, end func() error, pause func()) error {
 	if err := end(); err != nil {
 		return err
 	}
-	away()
-	return r.startReplicas(ctx, []*testbed.Replica{one})
+	pause()
+	return r.startAndAwaitHealthy(ctx, []*testbed.Replica{replica})
 }
 
 // runUsers sends requests until ctx is done, and waits for the last responses. With
@@ -279,7 +279,7 @@ func (s *soakReport) runUsers(ctx context.Context, url string, roots *x509.CertP
 				kind := drawKind(random)
 				request := kind.newRequest(random)
 				// Not under ctx: requests in flight at the end must complete.
-				s.addResponse(kind, request, limited, user.Send(context.WithoutCancel(ctx), request))
+				s.countResponse(kind, request, limited, user.Send(context.WithoutCancel(ctx), request))
 			}
 		})
 	}
@@ -309,8 +309,8 @@ func newSoakClient(churn bool, roots *x509.CertPool, http2 bool) *http.Client {
 // one may see only that the connection was closed.
 const maxUnreadBody = 256 << 10
 
-// addResponse counts a response. Safe for concurrent use.
-func (s *soakReport) addResponse(k *requestKind, request loadgen.Request, limited bool, r loadgen.Response) {
+// countResponse counts a response. Safe for concurrent use.
+func (s *soakReport) countResponse(k *requestKind, request loadgen.Request, limited bool, r loadgen.Response) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.Sent[k.name]++
@@ -329,9 +329,9 @@ func (s *soakReport) addResponse(k *requestKind, request loadgen.Request, limite
 	}
 }
 
-// measureUsage collects the proxy's garbage, keeps the heap profile in soak.heap for
-// go tool pprof, and returns the usage.
-func (r *rig) measureUsage(ctx context.Context) (usage, error) {
+// collectGarbageAndMeasure collects the proxy's garbage, writes the heap profile to soak.heap
+// for go tool pprof, and returns the usage.
+func (r *rig) collectGarbageAndMeasure(ctx context.Context) (usage, error) {
 	var profile []byte
 	for range 2 { // what is in a sync.Pool survives one collection
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, r.proxy.Admin+"/debug/pprof/heap?gc=1", nil)
@@ -366,14 +366,14 @@ func (r *rig) measureUsage(ctx context.Context) (usage, error) {
 	}, err
 }
 
-// medianUsage waits, and returns the median of each resource in the window before end.
-func (r *rig) medianUsage(ctx context.Context, end time.Time, window time.Duration) (median usage, err error) {
+// awaitMedianUsage waits, and returns the median of each resource in the window before end.
+func (r *rig) awaitMedianUsage(ctx context.Context, end time.Time, window time.Duration) (median usage, err error) {
 	if err := sleep(ctx, time.Until(end)-window); err != nil {
 		return usage{}, err
 	}
 	var samples []usage
 	for interval := window / 8; time.Until(end) > interval; {
-		u, err := r.measureUsage(ctx)
+		u, err := r.collectGarbageAndMeasure(ctx)
 		if err != nil {
 			return usage{}, err
 		}
@@ -396,7 +396,7 @@ func (r *rig) medianUsage(ctx context.Context, end time.Time, window time.Durati
 // and returns the usage.
 func (r *rig) awaitIdleUsage(ctx context.Context, before usage) (u usage, err error) {
 	for end := time.Now().Add(soakIdleTimeout); time.Now().Before(end); {
-		if u, err = r.measureUsage(ctx); err != nil || len(findGrowth(before, u, u, u)) == 0 {
+		if u, err = r.collectGarbageAndMeasure(ctx); err != nil || len(findGrowth(before, u, u, u)) == 0 {
 			return u, err
 		}
 		if err := sleep(ctx, 500*time.Millisecond); err != nil {

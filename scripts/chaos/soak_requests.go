@@ -33,25 +33,25 @@ type requestKind struct {
 var soakModels = []string{"sim", "sim", "sim", "sql", "other"}
 
 var requestKinds = []requestKind{
-	{"stream", 30, chat(true, 10, 60, loadgen.ClientBehavior{}), []string{""}},
-	{"buffered response", 20, chat(false, 10, 60, loadgen.ClientBehavior{}), []string{""}},
-	{"completion", 6, completion, []string{""}},
-	{"embedding", 6, embedding, []string{""}},
-	{"disconnect during upload", 4, largeBody(loadgen.ClientBehavior{DisconnectInBody: true}), []string{loadgen.ClientDisconnected}},
-	{"disconnect before response", 5, disconnectEarly, []string{loadgen.ClientDisconnected, ""}},
-	{"disconnect during stream", 8, chat(true, 20, 60, loadgen.ClientBehavior{DisconnectAtEvent: 5}), []string{loadgen.ClientDisconnected, ""}},
-	{"disconnect from buffered response", 4, chat(false, 200, 200, loadgen.ClientBehavior{DisconnectAfter: 30 * time.Millisecond}), []string{loadgen.ClientDisconnected, ""}},
-	{"slow reader", 2, chat(true, 2000, 2000, loadgen.ClientBehavior{ReadPause: soakWriteIdleTimeout / 2}), []string{""}},
-	{"stalled reader", 1, chat(true, 4000, 4000, loadgen.ClientBehavior{ReadPause: 2 * soakWriteIdleTimeout}), []string{"", loadgen.StreamTruncated}},
-	{"slow upload", 3, largeBody(loadgen.ClientBehavior{UploadTime: 2 * time.Second}), []string{""}},
-	{"stalled upload", 1, largeBody(loadgen.ClientBehavior{UploadTime: 15 * soakBodyIdleTimeout}), []string{"status 408", loadgen.NoConnection}},
-	{"large body", 3, largeBody(loadgen.ClientBehavior{}), []string{""}},
-	{"prompt too long", 1, sizedBody(1 << 20), []string{"status 400"}},
-	{"body too large", 1, sizedBody(soakBodyBytes + 1<<20), []string{"status 413", loadgen.NoConnection}},
-	{"invalid JSON", 2, fixedBody("", `{"model":"sim","messages":[`), []string{"status 400"}},
-	{"JSON too deep", 1, fixedBody("", `{"model":"sim","messages":`+strings.Repeat("[", 100_000)), []string{"status 400"}},
-	{"unknown model", 2, unknownModel, []string{"status 404"}},
-	{"unknown path", 2, fixedBody("/v1/../invocations", `{}`), []string{"status 404"}},
+	{"stream", 30, chatRequests(true, 10, 60, loadgen.ClientBehavior{}), []string{""}},
+	{"buffered response", 20, chatRequests(false, 10, 60, loadgen.ClientBehavior{}), []string{""}},
+	{"completion", 6, newCompletion, []string{""}},
+	{"embedding", 6, newEmbedding, []string{""}},
+	{"disconnect during upload", 4, largeBodyRequests(loadgen.ClientBehavior{DisconnectInBody: true}), []string{loadgen.ClientDisconnected}},
+	{"disconnect before response", 5, newEarlyDisconnect, []string{loadgen.ClientDisconnected, ""}},
+	{"disconnect during stream", 8, chatRequests(true, 20, 60, loadgen.ClientBehavior{DisconnectAtEvent: 5}), []string{loadgen.ClientDisconnected, ""}},
+	{"disconnect from buffered response", 4, chatRequests(false, 200, 200, loadgen.ClientBehavior{DisconnectAfter: 30 * time.Millisecond}), []string{loadgen.ClientDisconnected, ""}},
+	{"slow reader", 2, chatRequests(true, 2000, 2000, loadgen.ClientBehavior{ReadPause: soakWriteIdleTimeout / 2}), []string{""}},
+	{"stalled reader", 1, chatRequests(true, 4000, 4000, loadgen.ClientBehavior{ReadPause: 2 * soakWriteIdleTimeout}), []string{"", loadgen.StreamTruncated}},
+	{"slow upload", 3, largeBodyRequests(loadgen.ClientBehavior{UploadTime: 2 * time.Second}), []string{""}},
+	{"stalled upload", 1, largeBodyRequests(loadgen.ClientBehavior{UploadTime: 15 * soakBodyIdleTimeout}), []string{"status 408", loadgen.NoConnection}},
+	{"large body", 3, largeBodyRequests(loadgen.ClientBehavior{}), []string{""}},
+	{"prompt too long", 1, sizedPromptRequests(1 << 20), []string{"status 400"}},
+	{"body too large", 1, sizedPromptRequests(soakBodyBytes + 1<<20), []string{"status 413", loadgen.NoConnection}},
+	{"invalid JSON", 2, fixedRequests("", `{"model":"sim","messages":[`), []string{"status 400"}},
+	{"JSON too deep", 1, fixedRequests("", `{"model":"sim","messages":`+strings.Repeat("[", 100_000)), []string{"status 400"}},
+	{"unknown model", 2, newUnknownModel, []string{"status 404"}},
+	{"unknown path", 2, fixedRequests("/v1/../invocations", `{}`), []string{"status 404"}},
 }
 
 // drawKind returns a kind at random, by weight.
@@ -66,11 +66,11 @@ func drawKind(random *rand.Rand) *requestKind {
 }
 
 // newTurn returns a user message of the given size below one of 20 system prompts.
-func newTurn(random *rand.Rand, bytes, minTokens, maxTokens int) loadgen.Turn {
+func newTurn(random *rand.Rand, userBytes, minTokens, maxTokens int) loadgen.Turn {
 	return loadgen.Turn{
 		Messages: []loadgen.Message{
 			{Role: "system", Content: repeatedText(uint64(random.IntN(20)), 2000)},
-			{Role: "user", Content: repeatedText(random.Uint64(), bytes)},
+			{Role: "user", Content: repeatedText(random.Uint64(), userBytes)},
 		},
 		AnswerTokens: minTokens + random.IntN(maxTokens-minTokens+1),
 	}
@@ -82,7 +82,7 @@ func repeatedText(seed uint64, bytes int) string {
 	return strings.Repeat(word, bytes/len(word)+1)[:bytes]
 }
 
-func chat(stream bool, minTokens, maxTokens int, behavior loadgen.ClientBehavior) func(*rand.Rand) loadgen.Request {
+func chatRequests(stream bool, minTokens, maxTokens int, behavior loadgen.ClientBehavior) (newRequest func(*rand.Rand) loadgen.Request) {
 	return func(random *rand.Rand) loadgen.Request {
 		model := soakModels[random.IntN(len(soakModels))]
 		turn := newTurn(random, 50+random.IntN(2000), minTokens, maxTokens)
@@ -90,47 +90,47 @@ func chat(stream bool, minTokens, maxTokens int, behavior loadgen.ClientBehavior
 	}
 }
 
-// largeBody has a prompt of 50 to 100 KB.
-func largeBody(behavior loadgen.ClientBehavior) func(*rand.Rand) loadgen.Request {
+// largeBodyRequests returns a constructor of requests with a prompt of 50 to 100 KB.
+func largeBodyRequests(behavior loadgen.ClientBehavior) (newRequest func(*rand.Rand) loadgen.Request) {
 	return func(random *rand.Rand) loadgen.Request {
-		r := sizedBody(50_000 + random.IntN(50_000))(random)
+		r := sizedPromptRequests(50_000 + random.IntN(50_000))(random)
 		r.Behavior = behavior
 		return r
 	}
 }
 
-func sizedBody(bytes int) func(*rand.Rand) loadgen.Request {
+func sizedPromptRequests(promptBytes int) (newRequest func(*rand.Rand) loadgen.Request) {
 	return func(random *rand.Rand) loadgen.Request {
-		return loadgen.Request{Body: loadgen.ChatBody("sim", newTurn(random, bytes, 5, 10), false)}
+		return loadgen.Request{Body: loadgen.ChatBody("sim", newTurn(random, promptBytes, 5, 10), false)}
 	}
 }
 
-func disconnectEarly(random *rand.Rand) loadgen.Request {
+func newEarlyDisconnect(random *rand.Rand) loadgen.Request {
 	after := time.Duration(1+random.IntN(20)) * time.Millisecond
-	return chat(random.IntN(2) == 0, 50, 100, loadgen.ClientBehavior{DisconnectAfter: after})(random)
+	return chatRequests(random.IntN(2) == 0, 50, 100, loadgen.ClientBehavior{DisconnectAfter: after})(random)
 }
 
-func completion(random *rand.Rand) loadgen.Request {
+func newCompletion(random *rand.Rand) loadgen.Request {
 	stream := random.IntN(2) == 0
-	return jsonRequest("/v1/completions", stream, map[string]any{
+	return newJSONRequest("/v1/completions", stream, map[string]any{
 		"model": "sim", "prompt": repeatedText(random.Uint64(), 500), "max_tokens": 5 + random.IntN(30), "stream": stream,
 	})
 }
 
-func embedding(random *rand.Rand) loadgen.Request {
-	return jsonRequest("/v1/embeddings", false, map[string]any{"model": "sim", "input": repeatedText(random.Uint64(), 500)})
+func newEmbedding(random *rand.Rand) loadgen.Request {
+	return newJSONRequest("/v1/embeddings", false, map[string]any{"model": "sim", "input": repeatedText(random.Uint64(), 500)})
 }
 
-// unknownModel names another model each time, so that state kept per model name would grow.
-func unknownModel(random *rand.Rand) loadgen.Request {
-	return jsonRequest("", false, map[string]any{"model": "m" + strconv.FormatUint(random.Uint64(), 36), "messages": []any{}})
+// newUnknownModel returns a request that names another model each time, so that state kept per model name would grow.
+func newUnknownModel(random *rand.Rand) loadgen.Request {
+	return newJSONRequest("", false, map[string]any{"model": "m" + strconv.FormatUint(random.Uint64(), 36), "messages": []any{}})
 }
 
-func fixedBody(path, body string) func(*rand.Rand) loadgen.Request {
+func fixedRequests(path, body string) (newRequest func(*rand.Rand) loadgen.Request) {
 	return func(*rand.Rand) loadgen.Request { return loadgen.Request{Path: path, Body: []byte(body)} }
 }
 
-func jsonRequest(path string, stream bool, fields map[string]any) loadgen.Request {
+func newJSONRequest(path string, stream bool, fields map[string]any) loadgen.Request {
 	body, err := json.Marshal(fields)
 	if err != nil {
 		panic(err) // strings and numbers always encode

@@ -50,12 +50,12 @@ func TestRequestKinds(t *testing.T) {
 func TestOnlyLimitedKeyMayBeRefused(t *testing.T) {
 	s := &soakReport{Sent: map[string]int{}, Failed: map[string]int{}}
 	refused := loadgen.Response{Result: replay.Result{Err: "status 429"}, Status: 429}
-	s.addResponse(&requestKinds[0], loadgen.Request{}, true, refused)
+	s.countResponse(&requestKinds[0], loadgen.Request{}, true, refused)
 	if s.OverLimit != 1 || len(s.Failed) != 0 {
 		t.Errorf("limited key: %d refused, failed %v", s.OverLimit, s.Failed)
 	}
-	s.addResponse(&requestKinds[0], loadgen.Request{}, false, refused)
-	s.addResponse(&requestKinds[0], loadgen.Request{}, true, loadgen.Response{Result: replay.Result{Err: loadgen.NoConnection}})
+	s.countResponse(&requestKinds[0], loadgen.Request{}, false, refused)
+	s.countResponse(&requestKinds[0], loadgen.Request{}, true, loadgen.Response{Result: replay.Result{Err: loadgen.NoConnection}})
 	if s.OverLimit != 1 || len(s.Failed) != 2 {
 		t.Errorf("unlimited key and lost connection: %d refused, failed %v", s.OverLimit, s.Failed)
 	}

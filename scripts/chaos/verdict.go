@@ -32,12 +32,12 @@ type verdict struct {
 	measuredOfAllKinds *replay.Tally
 }
 
-func newVerdict(allowed func(bool, loadgen.Response) bool) *verdict {
+func newVerdict(allowed func(streams bool, r loadgen.Response) bool) *verdict {
 	return &verdict{allowed: allowed, failed: map[string]int{}, served: map[string]time.Time{}, sentTo: map[string]time.Time{}}
 }
 
-// addResponse checks and counts the response to a prompt.
-func (v *verdict) addResponse(q *prompt, streams bool, r loadgen.Response) {
+// checkAndCount checks and counts the response to a prompt.
+func (v *verdict) checkAndCount(q *prompt, streams bool, r loadgen.Response) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.measuredStreams != nil && r.Err == "" && !r.Sent.Before(v.measuredFrom) {
@@ -46,37 +46,38 @@ func (v *verdict) addResponse(q *prompt, streams bool, r loadgen.Response) {
 			v.measuredStreams.Add(r.Result)
 		}
 	}
-	v.addLocked(q, streams, r)
+	v.checkAndCountLocked(q, streams, r)
 }
 
-// addUnmeasuredResponse is addResponse for a request that is not one of the clients'.
-func (v *verdict) addUnmeasuredResponse(q *prompt, r loadgen.Response) {
+// checkAndCountUnmeasured is checkAndCount for a request that is not one of the clients'.
+func (v *verdict) checkAndCountUnmeasured(q *prompt, r loadgen.Response) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.addLocked(q, false, r)
+	v.checkAndCountLocked(q, false, r)
 }
 
-// measure starts new tallies of the clients' streams and of all their requests that are
+// startMeasuring starts new tallies of the clients' streams and of all their requests that are
 // sent from now on.
-func (v *verdict) measure() (streams, all *replay.Tally) {
+func (v *verdict) startMeasuring() (streams, all *replay.Tally) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.measuredFrom, v.measuredStreams, v.measuredOfAllKinds = time.Now(), new(replay.Tally), new(replay.Tally)
 	return v.measuredStreams, v.measuredOfAllKinds
 }
 
-// record adds a line of measurements to the report.
-func (v *verdict) record(format string, args ...any) {
+// addMeasurement adds a line of measurements to the report.
+func (v *verdict) addMeasurement(format string, args ...any) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.measurements = append(v.measurements, fmt.Sprintf(format, args...))
 }
 
-func (v *verdict) addLocked(q *prompt, streams bool, r loadgen.Response) {
+// checkAndCountLocked requires mu.
+func (v *verdict) checkAndCountLocked(q *prompt, streams bool, r loadgen.Response) {
 	v.sent++
 	// The text received must be a prefix of the answer: no gap, no other answer.
 	if q.known && !strings.HasPrefix(q.answer, r.Answer) {
-		v.addViolation("wrong answer from %s: not a prefix of the expected one: %.80q", r.Backend, r.Answer)
+		v.addViolationLocked("wrong answer from %s: not a prefix of the expected one: %.80q", r.Backend, r.Answer)
 	}
 	if r.Err == "" {
 		v.answered++
@@ -87,7 +88,7 @@ func (v *verdict) addLocked(q *prompt, streams bool, r loadgen.Response) {
 			v.sentTo[r.Backend] = r.Sent
 		}
 		if q.known && r.Answer != q.answer || r.Answer == "" || r.Finish != "length" || !r.Usage || r.CompletionTokens != q.tokens {
-			v.addViolation("incomplete answer from %s: %d of %d bytes (0: unknown), finish_reason %q, usage %v with %d of %d tokens",
+			v.addViolationLocked("incomplete answer from %s: %d of %d bytes (0: unknown), finish_reason %q, usage %v with %d of %d tokens",
 				r.Backend, len(r.Answer), len(q.answer), r.Finish, r.Usage, r.CompletionTokens, q.tokens)
 		}
 		return
@@ -101,7 +102,7 @@ func (v *verdict) addLocked(q *prompt, streams bool, r loadgen.Response) {
 	}
 	v.failed[r.Err+" ("+kind+")"]++
 	if v.allowed == nil || !v.allowed(streams, r) {
-		v.addViolation("%s (%s) from %q after %v: %s", r.Err, kind, r.Backend, time.Since(r.Sent).Round(time.Millisecond), strings.TrimSpace(r.Detail))
+		v.addViolationLocked("%s (%s) from %q after %v: %s", r.Err, kind, r.Backend, time.Since(r.Sent).Round(time.Millisecond), strings.TrimSpace(r.Detail))
 	}
 }
 
@@ -112,11 +113,11 @@ func (v *verdict) require(ok bool, format string, args ...any) {
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.addViolation(format, args...)
+	v.addViolationLocked(format, args...)
 }
 
-// addViolation requires mu.
-func (v *verdict) addViolation(format string, args ...any) {
+// addViolationLocked adds a violation. It requires mu.
+func (v *verdict) addViolationLocked(format string, args ...any) {
 	if v.violationCount++; v.violationCount <= maxListedViolations {
 		v.violations = append(v.violations, fmt.Sprintf(format, args...))
 	}
@@ -129,20 +130,22 @@ func (v *verdict) answerCount() int {
 	return v.answered
 }
 
-// requestCount returns how many requests have ended.
-func (v *verdict) requestCount() int {
+// endedRequestCount returns how many requests have ended.
+func (v *verdict) endedRequestCount() int {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return v.sent
 }
 
-func (v *verdict) lastServed(backend string) time.Time {
+// lastFirstToken returns the time of the last first token of a complete answer.
+func (v *verdict) lastFirstToken(backend string) time.Time {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return v.served[backend]
 }
 
-func (v *verdict) lastSent(backend string) time.Time {
+// lastAnsweredSentAt returns when the last request with a complete answer was sent.
+func (v *verdict) lastAnsweredSentAt(backend string) time.Time {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return v.sentTo[backend]
@@ -156,8 +159,8 @@ func endedWithErrorEvent(streams bool, r loadgen.Response) bool {
 	return streams && r.Committed && r.Err == loadgen.StreamError
 }
 
-// status allows the given response statuses.
-func status(codes ...int) func(bool, loadgen.Response) bool {
+// allowStatuses returns a predicate that allows failures with the given statuses.
+func allowStatuses(codes ...int) (allowed func(streams bool, r loadgen.Response) bool) {
 	return func(_ bool, r loadgen.Response) bool {
 		for _, code := range codes {
 			if r.Status == code && r.Err == fmt.Sprint("status ", code) {

@@ -20,7 +20,7 @@ func TestVerdict(t *testing.T) {
 	f := func(what string, allowed func(bool, loadgen.Response) bool, streams bool, r loadgen.Response, violations int) {
 		t.Helper()
 		v := newVerdict(allowed)
-		v.addResponse(known, streams, r)
+		v.checkAndCount(known, streams, r)
 		if v.violationCount != violations || v.sent != 1 || (v.answered == 1) != (r.Err == "") {
 			t.Errorf("%s: %d violations, want %d; %v", what, v.violationCount, violations, v.violations)
 		}
@@ -43,23 +43,23 @@ func TestVerdict(t *testing.T) {
 	f("truncated stream", endedWithErrorEvent, true, failed(cut, "one", true, 200), 1)
 	f("aborted stream without error event", endedWithErrorEvent, true, failed(abort, "one", true, 200), 1)
 	f("aborted buffered response", endedWithErrorEvent, false, failed(abort, "one", true, 200), 1)
-	f("allowed status", status(503), false, failed("status 503", "", false, 503), 0)
-	f("other status", status(503), false, failed("status 502", "", false, 502), 1)
-	f("lost connection", status(503), false, failed(loadgen.NoConnection, "", false, 0), 1)
+	f("allowed status", allowStatuses(503), false, failed("status 503", "", false, 503), 0)
+	f("other status", allowStatuses(503), false, failed("status 502", "", false, 502), 1)
+	f("lost connection", allowStatuses(503), false, failed(loadgen.NoConnection, "", false, 0), 1)
 
 	v := newVerdict(nil)
-	v.addResponse(&prompt{tokens: 3}, false, complete)
+	v.checkAndCount(&prompt{tokens: 3}, false, complete)
 	v.require(true, "never said")
-	if v.violationCount != 0 || v.lastSent("r0") != complete.Sent || v.lastServed("r0").Before(complete.Sent) || v.answerCount() != 1 || v.requestCount() != 1 {
+	if v.violationCount != 0 || v.lastAnsweredSentAt("r0") != complete.Sent || v.lastFirstToken("r0").Before(complete.Sent) || v.answerCount() != 1 || v.endedRequestCount() != 1 {
 		t.Errorf("an answer that is not known beforehand: %+v", v)
 	}
 }
 
 func TestNamed(t *testing.T) {
-	if all, unknown := named(scenarios, nil, false); len(all) != len(scenarios) || unknown != nil {
+	if all, unknown := chooseScenarios(scenarios, nil, false); len(all) != len(scenarios) || unknown != nil {
 		t.Errorf("%d scenarios, unknown %v", len(all), unknown)
 	}
-	chosen, unknown := named(scenarios, []string{"outage", "kill", "nonsense"}, true)
+	chosen, unknown := chooseScenarios(scenarios, []string{"outage", "kill", "nonsense"}, true)
 	if len(chosen) != 1 || chosen[0].name != "kill" || len(unknown) != 2 {
 		t.Errorf("chosen %d, unknown %v; an outage is not for real replicas", len(chosen), unknown)
 	}
