@@ -70,7 +70,7 @@ func (r *request) tryBackend(d *router.Decision) *failure {
 	a := &attempt{request: r, decision: d, result: router.Outcome{End: router.NotProcessed}}
 	defer r.context.end()
 	defer func() {
-		a.releaseDecision()
+		a.recordAndReleaseDecision()
 		if d.Backend.InFlight.Load() == 0 {
 			r.proxy.backendIdle.Notify()
 		}
@@ -89,18 +89,22 @@ func (r *request) tryBackend(d *router.Decision) *failure {
 	r.beginAttemptSpan(d)
 	resp, err := r.roundTrip(r.context, d.Backend)
 	if err != nil {
-		return a.attributeFailure(a.classifyError(err))
+		f := a.classifyOrEndRequest(err)
+		a.setRouterOutcome(f)
+		return f
 	}
 	defer resp.Body.Close()
 	r.spans.SetStatus(resp.StatusCode)
-	return a.attributeFailure(a.relay(resp))
+	f := a.relayResponse(resp)
+	a.setRouterOutcome(f)
+	return f
 }
 
-// attributeFailure records what a failure says of the backend. After another backend has failed,
-// the cause may be the request itself.
-func (a *attempt) attributeFailure(f *failure) *failure {
+// setRouterOutcome sets what the router learns of the backend from a failure; nil: nothing.
+// After another backend has failed, the cause may be the request itself.
+func (a *attempt) setRouterOutcome(f *failure) {
 	if f == nil || f.done {
-		return f
+		return
 	}
 	a.failureReason = string(f.reason)
 	var connect *transport.ConnectError
@@ -113,13 +117,12 @@ func (a *attempt) attributeFailure(f *failure) *failure {
 		charged, _ := a.history.countCharged()
 		a.result.Failed = f.stalled || charged == a.history.countStaleConnections() && !errors.Is(f.err, transport.ErrInvalidRequest)
 	}
-	return f
 }
 
-// releaseDecision tells the router how the attempt ended.
-func (a *attempt) releaseDecision() {
+// recordAndReleaseDecision records the attempt, ends its span and tells the router how it ended.
+func (a *attempt) recordAndReleaseDecision() {
 	a.addTokensToRecording()
-	a.chargeUsage()
+	a.setTokenUsage()
 	a.endAttemptSpan()
 	if a.reply == nil {
 		a.decision.Release(a.result)
@@ -132,8 +135,9 @@ func (a *attempt) releaseDecision() {
 	a.proxy.pools.replies.Put(a.reply)
 }
 
-// trackReply prepares to hash the reply as it passes: the next turn will repeat it.
-func (a *attempt) trackReply() {
+// startReplyHashing makes the relay hash the reply's blocks as they pass: the next turn will
+// repeat them.
+func (a *attempt) startReplyHashing() {
 	reply := a.proxy.pools.replies.Get().(*prompt.Response)
 	if !reply.Reset(&a.input.scratch.prompt) {
 		a.proxy.pools.replies.Put(reply)
@@ -145,16 +149,16 @@ func (a *attempt) trackReply() {
 // roundTrip sends the request to b, with the API key and transport that b has now.
 func (r *request) roundTrip(ctx context.Context, b *backends.Backend) (*http.Response, error) {
 	terms := b.Options()
-	return terms.Transport.RoundTrip(r.outgoingRequest(ctx, b, terms.APIKey))
+	return terms.Transport.RoundTrip(r.newBackendRequest(ctx, b, terms.APIKey))
 }
 
-// outgoingRequest returns the request to the replica: the client's body, to the endpoint's own
-// path. rewriteRequestHeader has prepared the header.
-func (r *request) outgoingRequest(ctx context.Context, b *backends.Backend, key string) *http.Request {
+// newBackendRequest returns the request to the replica: the client's body, to the endpoint's own
+// path. rewriteRequestHeader has prepared the header, of which only Authorization is changed.
+func (r *request) newBackendRequest(ctx context.Context, b *backends.Backend, apiKey string) *http.Request {
 	header := r.httpReq.Header
 	delete(header, "Authorization") // of the backend tried before
-	if key != "" {
-		header["Authorization"] = []string{"Bearer " + key}
+	if apiKey != "" {
+		header["Authorization"] = []string{"Bearer " + apiKey}
 	}
 	body := r.input.body
 	sent := &outgoingParts{
@@ -179,9 +183,10 @@ type memoryBody struct{ bytes.Reader }
 
 func (*memoryBody) Close() error { return nil }
 
-// classifyError returns the failure of an attempt without a complete response. If the request has
-// ended, it answers the client.
-func (a *attempt) classifyError(err error) *failure {
+// classifyOrEndRequest returns the failure of an attempt without a complete response. If the
+// client has disconnected or the request is cancelled or cut off, it records that, sends the
+// error, and returns a failure that is done.
+func (a *attempt) classifyOrEndRequest(err error) *failure {
 	if a.isCancelledOrCutOff() {
 		a.result.End = router.ClientDisconnected
 		a.sendError(a.recordCancelOrCutOff())
@@ -213,15 +218,17 @@ func (a *attempt) classifyError(err error) *failure {
 	return &failure{reason: metrics.RetryTruncated, err: err, mayHaveCrashed: !late && !errors.Is(err, transport.ErrInvalidRequest)}
 }
 
-// recordDisconnect records that the client is gone. The connection to the replica is closed when
-// the attempt returns, which makes its engine abort the request.
+// recordDisconnect records, also for the router, that the client has disconnected or the request
+// was cancelled. The connection to the replica is closed when the attempt returns, which makes
+// its engine abort the request.
 func (a *attempt) recordDisconnect(phase metrics.AbortPhase) {
 	a.result.End = router.ClientDisconnected
-	a.recordAborted(phase)
+	a.recordDisconnectOrCancel(phase)
 }
 
-// recordAborted records that the client did not get all of its response.
-func (r *request) recordAborted(phase metrics.AbortPhase) {
+// recordDisconnectOrCancel records that the client did not get all of its response: it has
+// disconnected in that phase, or an operator has cancelled the request.
+func (r *request) recordDisconnectOrCancel(phase metrics.AbortPhase) {
 	r.aborted = true
 	if r.isCancelled() {
 		r.outcome.Code = r.recordCancelOrCutOff().status
@@ -231,23 +238,23 @@ func (r *request) recordAborted(phase metrics.AbortPhase) {
 	r.proxy.metrics.CountAbort(phase)
 }
 
-// recordTruncated records that the replica failed after the response was committed. code is the
-// status for metrics and logs.
-func (a *attempt) recordTruncated(code int, err error) {
+// recordTruncated records that the replica failed after the response was committed, and has its
+// health checked. The status is for metrics and logs.
+func (a *attempt) recordTruncated(loggedStatus int, err error) {
 	a.result.End, a.result.Failed = router.Truncated, true
-	a.outcome.Code = code
+	a.outcome.Code = loggedStatus
 	a.proxy.log.Warn("upstream closed the response early", "backend", a.decision.Backend.Name, "err", err, "request_id", a.id)
 	a.proxy.recheckHealth(a.decision.Backend)
 }
 
-// relay sends the response to the client, or returns the failure that it is.
-func (a *attempt) relay(resp *http.Response) *failure {
+// relayResponse sends the response to the client, or returns the failure that it is.
+func (a *attempt) relayResponse(resp *http.Response) *failure {
 	if f := validateResponse(resp); f != nil {
 		return f
 	}
 	body, ok := resp.Body.(replicaBody)
 	if !ok {
-		return a.classifyError(fmt.Errorf("the transport's body is a %T", resp.Body))
+		return a.classifyOrEndRequest(fmt.Errorf("the transport's body is a %T", resp.Body))
 	}
 	if resp.StatusCode == http.StatusOK && isEventStream(resp.Header) {
 		return a.relayStream(resp, body)
@@ -266,13 +273,13 @@ func (a *attempt) relay(resp *http.Response) *failure {
 }
 
 // isEventStream goes by what the response says, never by what the request asked for.
-func isEventStream(h http.Header) bool { return hasType(h, "text/event-stream") }
+func isEventStream(h http.Header) bool { return hasContentType(h, "text/event-stream") }
 
-func isJSON(h http.Header) bool { return hasType(h, "application/json") }
+func isJSON(h http.Header) bool { return hasContentType(h, "application/json") }
 
-func hasType(h http.Header, want string) bool {
-	kind, _, _ := strings.Cut(headerValue(h, "Content-Type"), ";")
-	return strings.EqualFold(strings.TrimSpace(kind), want)
+func hasContentType(h http.Header, mediaType string) bool {
+	kind, _, _ := strings.Cut(firstHeaderValue(h, "Content-Type"), ";")
+	return strings.EqualFold(strings.TrimSpace(kind), mediaType)
 }
 
 // isFramed reports whether the end of a response can be told from the end of its connection.
@@ -280,15 +287,9 @@ func isFramed(resp *http.Response) bool {
 	return resp.ContentLength >= 0 || len(resp.TransferEncoding) > 0
 }
 
-// beginResponse makes the response this backend's: from here on the client sees it. It returns the
-// client's header, complete but for the length.
-func (a *attempt) beginResponse(resp *http.Response) http.Header {
-	a.recordCommitted(resp)
-	return a.responseHeader(a.decision, resp.Header)
-}
-
-// recordCommitted records whose response the client gets.
-func (a *attempt) recordCommitted(resp *http.Response) {
+// recordCommittedResponse records that the client gets this response: failures before it do not
+// matter any more.
+func (a *attempt) recordCommittedResponse(resp *http.Response) {
 	a.replaceBestFailure(nil)
 	a.inFlight.phase.Store(int32(Responding))
 	a.outcome.Code = resp.StatusCode
@@ -335,10 +336,11 @@ func (r *request) beginAttemptContext() {
 func (c *attemptContext) startFirstByteTimer() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.startTimer()
+	c.startFirstByteTimerLocked()
 }
 
-func (c *attemptContext) startTimer() {
+// startFirstByteTimerLocked is startFirstByteTimer for a caller that holds c.mu.
+func (c *attemptContext) startFirstByteTimerLocked() {
 	if c.firstByteTimeout > 0 && c.timer == nil {
 		c.timer = time.AfterFunc(c.firstByteTimeout, func() { c.cancelUnlessCommitted(errFirstByte) })
 	}
@@ -375,21 +377,21 @@ func (c *attemptContext) startProgressTimer(d *router.Decision, limit time.Durat
 // the replica is hung: the request may itself be what takes so long. Where it stays, a
 // response that is not streamed has from now on the time that a stream has for its first
 // event.
-func (c *attemptContext) BackendStalled(elsewhere, hung bool) {
+func (c *attemptContext) BackendStalled(anotherAvailable, hung bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
 	case c.committed:
-	case elsewhere && c.retriesStall && (hung || !c.relocated):
+	case anotherAvailable && c.retriesStall && (hung || !c.relocated):
 		c.cancel(errStalled)
 	case !c.streams: // a stream has its timer from the beginning
-		c.startTimer()
+		c.startFirstByteTimerLocked()
 	}
 }
 
 // commit makes sure that from its return on nothing but the client or an operator ends
 // the attempt, and returns what has ended it before, else nil.
-func (c *attemptContext) commit() error {
+func (c *attemptContext) commit() (cancelCause error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.committed = true
@@ -401,18 +403,18 @@ func (c *attemptContext) commit() error {
 	return context.Cause(c)
 }
 
-// end releases the context's resources.
+// end cancels the context and stops its timers.
 func (c *attemptContext) end() {
 	_ = c.commit()
 	c.cancel(context.Canceled)
 }
 
-// commitResponse ends the time in which another backend may be asked. It returns a
-// failure if the attempt was ended before.
-func (a *attempt) commitResponse() *failure {
+// commitAttempt ends the time in which another backend may be asked: a stall or a time limit ends
+// the attempt no more. It returns a failure if the attempt was ended before.
+func (a *attempt) commitAttempt() *failure {
 	a.decision.Commit()
 	if err := a.context.commit(); err != nil {
-		return a.classifyError(err)
+		return a.classifyOrEndRequest(err)
 	}
 	return nil
 }
@@ -424,7 +426,7 @@ func validateResponse(resp *http.Response) *failure {
 	case resp.StatusCode >= 300 && resp.StatusCode < 400:
 		// Followed, it would send the body and the backend's key to wherever the response says.
 		// Relayed, it would send the client there.
-		return &failure{reason: metrics.RetryRedirect, err: fmt.Errorf("redirected (%d) to %s: set the backend to the URL of the replica itself", resp.StatusCode, redirectHost(resp.Header.Get("Location")))}
+		return &failure{reason: metrics.RetryRedirect, err: fmt.Errorf("redirected (%d) to %s: set the backend to the URL of the replica itself", resp.StatusCode, formatRedirectOrigin(resp.Header.Get("Location")))}
 	case resp.StatusCode == http.StatusLoopDetected:
 		return &failure{reason: metrics.RetryLoop, err: errors.New("status 508: the backend leads back to this proxy; remove it from the backends"), loop: true}
 	case isEventStream(resp.Header) && isEncoded(resp.Header):
@@ -434,9 +436,9 @@ func validateResponse(resp *http.Response) *failure {
 	return nil
 }
 
-// redirectHost returns where a redirect leads, without the path and the query, which may hold the
-// prompt.
-func redirectHost(location string) string {
+// formatRedirectOrigin returns, for messages, the scheme and host that a redirect leads to, without
+// the path and the query, which may hold the prompt.
+func formatRedirectOrigin(location string) string {
 	u, err := url.Parse(location)
 	if err != nil || u.Host == "" {
 		return "another path"
@@ -446,7 +448,7 @@ func redirectHost(location string) string {
 
 // isEncoded reports whether a body is compressed or otherwise encoded.
 func isEncoded(h http.Header) bool {
-	coding := headerValue(h, "Content-Encoding")
+	coding := firstHeaderValue(h, "Content-Encoding")
 	return coding != "" && !strings.EqualFold(coding, "identity")
 }
 
@@ -467,9 +469,9 @@ type failureLogEntry struct {
 	suppressed int // warnings since
 }
 
-// shouldWarn reports whether to warn of a failed attempt on b, and how many warnings were
-// suppressed since the last one.
-func (l *failureLog) shouldWarn(b *backends.Backend, now time.Time) (warn bool, suppressed int) {
+// allowWarning reports whether to warn of a failed attempt on b now, and how many warnings were
+// suppressed since the last one. It counts this one.
+func (l *failureLog) allowWarning(b *backends.Backend, now time.Time) (allowed bool, suppressed int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for len(l.entries) <= b.Slot {

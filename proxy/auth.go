@@ -25,9 +25,9 @@ type caller struct {
 	completionTokens int             // as far as the response came
 }
 
-// findKey returns the holder of the key that a request came with. It is nil without an error
-// when no keys are configured.
-func (p *Proxy) findKey(r *http.Request, d dialect) (*apikey.Account, *apiError) {
+// findAccount returns the holder of the key that a request came with, and counts requests without
+// a valid one. It is nil without an error when no keys are configured.
+func (p *Proxy) findAccount(r *http.Request, d dialect) (*apikey.Account, *apiError) {
 	if p.keys.Empty() {
 		return nil, nil
 	}
@@ -55,7 +55,7 @@ func unauthorizedError(message string) *apiError {
 // requireKey wraps a handler that needs an API key, where keys are configured.
 func (p *Proxy) requireKey(handler func(http.ResponseWriter, *http.Request, *apikey.Account)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		holder, apiErr := p.findKey(r, anthropic)
+		holder, apiErr := p.findAccount(r, anthropic)
 		if apiErr != nil {
 			openAI.writeError(w, apiErr)
 			return
@@ -64,10 +64,10 @@ func (p *Proxy) requireKey(handler func(http.ResponseWriter, *http.Request, *api
 	}
 }
 
-// authenticate finds who sends the request, before its body is read, and takes it into
-// account in the key's limits.
-func (r *request) authenticate() *apiError {
-	holder, apiErr := r.proxy.findKey(r.httpReq, r.endpoint.dialect())
+// authenticateAndLimit finds who sends the request, before its body is read, counts it against
+// the key's limits and writes their state to the client's header.
+func (r *request) authenticateAndLimit() *apiError {
+	holder, apiErr := r.proxy.findAccount(r.httpReq, r.endpoint.dialect())
 	if holder == nil && apiErr == nil {
 		return nil
 	}
@@ -92,9 +92,9 @@ func (r *request) chargePrompt() *apiError {
 	return rateLimitError(refusal)
 }
 
-// chargeUsage notes the tokens of an attempt that an engine has worked on, by the replica's
+// setTokenUsage sets the tokens of an attempt that an engine has worked on, by the replica's
 // own count where there is one.
-func (a *attempt) chargeUsage() {
+func (a *attempt) setTokenUsage() {
 	if a.result.End == router.NotProcessed {
 		return
 	}
@@ -143,8 +143,8 @@ func (r *request) mayShowRoute() bool {
 	return r.settings.RouteHeaders && r.account.RouteHeaders
 }
 
-// tenant returns a hash of who sends the request; 0: unknown.
-func (c *caller) tenant(h http.Header) uint64 {
+// tenantHash returns a hash of who sends the request; 0: unknown.
+func (c *caller) tenantHash(h http.Header) uint64 {
 	if c.account != nil {
 		return nonzero(xxh3.HashString(c.account.Name))
 	}
@@ -155,19 +155,19 @@ func (c *caller) tenant(h http.Header) uint64 {
 // engine knows it and, where tenants are isolated, the tenant, so that nobody's prompt
 // matches another's. A holder is told by the hash of a key, which others cannot know, since
 // blocks whose beginning is known could be made to collide.
-func (c *caller) blockSeed(engine string, isolated bool, tenant uint64) string {
+func (c *caller) blockSeed(engineModel string, isolated bool, tenantHash uint64) string {
 	switch {
 	case !isolated:
-		return engine
+		return engineModel
 	case c.account != nil:
-		return engine + "\x00" + string(c.account.Hashes[0][:])
+		return engineModel + "\x00" + string(c.account.Hashes[0][:])
 	}
-	return engine + "\x00" + strconv.FormatUint(tenant, 16)
+	return engineModel + "\x00" + strconv.FormatUint(tenantHash, 16)
 }
 
-// maxQueueTime returns how long the request may wait for a backend: as its key says, else
+// maxQueueTimeOr returns how long the request may wait for a backend: as its key says, else
 // as configured; 0 where no request waits.
-func (c *caller) maxQueueTime(configured time.Duration) time.Duration {
+func (c *caller) maxQueueTimeOr(configured time.Duration) time.Duration {
 	if configured > 0 && c.account != nil && c.account.QueueTime > 0 {
 		return c.account.QueueTime
 	}

@@ -25,10 +25,10 @@ const (
 	slowBodyTolerance = 4
 )
 
-// throttledReader reads a body and fails with os.ErrDeadlineExceeded when nothing of it arrives
+// deadlineReader reads a body and fails with os.ErrDeadlineExceeded when nothing of it arrives
 // for idleTimeout, or when it is below minBodyBytesPerSecond: a client that stalls must not
 // keep a buffer.
-type throttledReader struct {
+type deadlineReader struct {
 	body        io.Reader
 	conn        *http.ResponseController
 	idleTimeout time.Duration // 0: no limit
@@ -37,7 +37,7 @@ type throttledReader struct {
 	cancelled   *atomic.Bool // set before a deadline that ends the reading
 }
 
-func (p *throttledReader) Read(b []byte) (int, error) {
+func (p *deadlineReader) Read(b []byte) (int, error) {
 	if p.idleTimeout > 0 {
 		until := time.Now().Add(p.idleTimeout)
 		if late := p.startedAt.Add(slowBodyTolerance*p.idleTimeout + time.Duration(p.bytesRead)*time.Second/minBodyBytesPerSecond); late.Before(until) {
@@ -54,9 +54,9 @@ func (p *throttledReader) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// clearDeadline ends the limits: from here on the connection is read only to notice that the
+// clearReadDeadline ends the limits: from here on the connection is read only to notice that the
 // client disconnects.
-func (p *throttledReader) clearDeadline() {
+func (p *deadlineReader) clearReadDeadline() {
 	if p.idleTimeout > 0 {
 		_ = p.conn.SetReadDeadline(time.Time{})
 	}
@@ -97,16 +97,16 @@ func formatBytes(n int64) string {
 // bodyLimits bound one body and the buffers of all, in bytes.
 type bodyLimits struct{ each, total int64 }
 
-// read reads r to its end. length is what the client claims, -1 if nothing. The caller has to
-// release the buffer, whatever the error.
-func (b *bodyPool) read(r io.Reader, length int64, limits bodyLimits) (buf []byte, err error) {
-	if length > limits.each {
+// readBody reads r to its end. claimedLength is what the client claims, -1 if nothing. The caller
+// has to release the buffer, whatever the error.
+func (b *bodyPool) readBody(r io.Reader, claimedLength int64, limits bodyLimits) (buf []byte, err error) {
+	if claimedLength > limits.each {
 		return nil, errBodyTooLarge
 	}
-	buf, err = b.acquire(min(max(length, 1), maxTrustedLength), limits.total)
+	buf, err = b.acquireBuffer(min(max(claimedLength, 1), maxTrustedLength), limits.total)
 	for err == nil {
 		if len(buf) == cap(buf) || int64(len(buf)) == limits.each {
-			buf, err = b.grow(r, buf, length, limits)
+			buf, err = b.growUnlessEOF(r, buf, claimedLength, limits)
 			continue
 		}
 		var n int
@@ -119,9 +119,10 @@ func (b *bodyPool) read(r io.Reader, length int64, limits bodyLimits) (buf []byt
 	return buf, err
 }
 
-// grow returns a larger buffer with the contents of a full one: four times as large, or as large
-// as the claimed length needs if that is less. It returns the full one if nothing follows.
-func (b *bodyPool) grow(r io.Reader, full []byte, length int64, limits bodyLimits) ([]byte, error) {
+// growUnlessEOF reads one byte more and returns a larger buffer with it and the contents of a full
+// one, which it releases: four times as large, or as large as the claimed length needs if that is
+// less. At the end of r it returns the full one.
+func (b *bodyPool) growUnlessEOF(r io.Reader, full []byte, claimedLength int64, limits bodyLimits) (buf []byte, err error) {
 	var next [1]byte
 	if n, err := r.Read(next[:]); n == 0 {
 		return full, err
@@ -130,21 +131,23 @@ func (b *bodyPool) grow(r io.Reader, full []byte, length int64, limits bodyLimit
 		return full, errBodyTooLarge
 	}
 	want := 4 * int64(cap(full))
-	if length > int64(cap(full)) {
-		want = min(want, length)
+	if claimedLength > int64(cap(full)) {
+		want = min(want, claimedLength)
 	}
-	larger, err := b.acquire(min(want, limits.each), limits.total)
+	larger, err := b.acquireBuffer(min(want, limits.each), limits.total)
 	if err != nil {
 		return full, err
 	}
 	larger = append(append(larger, full...), next[0])
-	b.release(full)
+	b.releaseBuffer(full)
 	return larger, nil
 }
 
-func (b *bodyPool) acquire(size, total int64) ([]byte, error) {
-	class := max(minBufferBits, bits.Len64(uint64(size-1)))
-	if b.inUse.Add(1<<class) > total {
+// acquireBuffer returns an empty buffer from its pool or a new one. It fails with errBodyMemory
+// when all buffers together would exceed maxInUse bytes.
+func (b *bodyPool) acquireBuffer(minCapacity, maxInUse int64) ([]byte, error) {
+	class := max(minBufferBits, bits.Len64(uint64(minCapacity-1)))
+	if b.inUse.Add(1<<class) > maxInUse {
 		b.inUse.Add(-1 << class)
 		return nil, errBodyMemory
 	}
@@ -154,8 +157,8 @@ func (b *bodyPool) acquire(size, total int64) ([]byte, error) {
 	return make([]byte, 0, 1<<class), nil
 }
 
-// release returns a buffer to its pool; nil is allowed. Nothing may refer to it any more.
-func (b *bodyPool) release(buf []byte) {
+// releaseBuffer returns a buffer to its pool; nil is allowed. Nothing may refer to it any more.
+func (b *bodyPool) releaseBuffer(buf []byte) {
 	if cap(buf) == 0 {
 		return
 	}

@@ -44,14 +44,14 @@ func TestBodyPoolRead(t *testing.T) {
 			for how, from := range map[string]io.Reader{
 				"all at once": bytes.NewReader(body), "halves": iotest.HalfReader(bytes.NewReader(body)), "end with the last bytes": iotest.DataErrReader(bytes.NewReader(body)),
 			} {
-				got, err := b.read(from, int64(c.length), bodyLimits{each, total})
+				got, err := b.readBody(from, int64(c.length), bodyLimits{each, total})
 				if !errors.Is(err, c.want) || b.inUse.Load() != c.held {
 					t.Errorf("%s: error %v, %d bytes held, want %v, %d", how, err, b.inUse.Load(), c.want, c.held)
 				}
 				if err == nil && !bytes.Equal(got, body) {
 					t.Errorf("%s: the body was changed", how)
 				}
-				b.release(got)
+				b.releaseBuffer(got)
 				if held := b.inUse.Load(); held != 0 {
 					t.Errorf("%s: %d bytes still held", how, held)
 				}
@@ -64,24 +64,24 @@ func TestBodyMemoryLimit(t *testing.T) {
 	b, most := bodyPool{}, bodyLimits{1 << 20, 140 << 10}
 	var got [][]byte
 	for range 2 {
-		buf, err := b.read(bytes.NewReader(make([]byte, 64<<10)), 64<<10, most)
+		buf, err := b.readBody(bytes.NewReader(make([]byte, 64<<10)), 64<<10, most)
 		if err != nil {
 			t.Fatal(err)
 		}
 		got = append(got, buf)
 	}
-	small, err := b.read(bytes.NewReader(make([]byte, 9<<10)), -1, most) // 4 KiB, and has to grow
+	small, err := b.readBody(bytes.NewReader(make([]byte, 9<<10)), -1, most) // 4 KiB, and has to grow
 	if !errors.Is(err, errBodyMemory) {
 		t.Errorf("error %v", err)
 	}
-	b.release(small)
-	b.release(got[0])
-	if buf, err := b.read(bytes.NewReader(make([]byte, 9<<10)), -1, most); err != nil {
+	b.releaseBuffer(small)
+	b.releaseBuffer(got[0])
+	if buf, err := b.readBody(bytes.NewReader(make([]byte, 9<<10)), -1, most); err != nil {
 		t.Errorf("with room again: %v", err)
 	} else {
-		b.release(buf)
+		b.releaseBuffer(buf)
 	}
-	b.release(got[1])
+	b.releaseBuffer(got[1])
 	if b.inUse.Load() != 0 {
 		t.Errorf("%d bytes still held", b.inUse.Load())
 	}
@@ -89,12 +89,12 @@ func TestBodyMemoryLimit(t *testing.T) {
 
 func TestBodyPoolReadError(t *testing.T) {
 	b := bodyPool{}
-	buf, err := b.read(io.MultiReader(strings.NewReader("abc"), iotest.ErrReader(io.ErrUnexpectedEOF)), 10, bodyLimits{1 << 20, 1 << 20})
+	buf, err := b.readBody(io.MultiReader(strings.NewReader("abc"), iotest.ErrReader(io.ErrUnexpectedEOF)), 10, bodyLimits{1 << 20, 1 << 20})
 	if err != io.ErrUnexpectedEOF || string(buf) != "abc" {
 		t.Errorf("got %q, %v", buf, err)
 	}
-	b.release(buf)
-	b.release(nil)
+	b.releaseBuffer(buf)
+	b.releaseBuffer(nil)
 	if b.inUse.Load() != 0 {
 		t.Errorf("%d bytes still held", b.inUse.Load())
 	}

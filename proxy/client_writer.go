@@ -26,10 +26,10 @@ type clientWriter struct {
 	cancelled      *atomic.Bool  // by an operator, who has set the last deadline; nil: cannot be, or the error is being written
 }
 
-func newClientWriter(w http.ResponseWriter, r *http.Request, idle time.Duration) clientWriter {
-	c := clientWriter{ResponseWriter: w, conn: *http.NewResponseController(w), writeTimeout: idle, isHTTP2: r.ProtoMajor == 2}
+func newClientWriter(w http.ResponseWriter, r *http.Request, writeTimeout time.Duration) clientWriter {
+	c := clientWriter{ResponseWriter: w, conn: *http.NewResponseController(w), writeTimeout: writeTimeout, isHTTP2: r.ProtoMajor == 2}
 	if r.Header["Expect"] != nil && !c.isHTTP2 { // a "100 Continue" is written while the body is read, to a client that may not read it
-		c.extendDeadline()
+		c.extendWriteDeadline()
 		c.deadline = time.Time{}
 	}
 	return c
@@ -38,7 +38,7 @@ func newClientWriter(w http.ResponseWriter, r *http.Request, idle time.Duration)
 // Write implements io.Writer. The deadline stays, for what the server itself writes at the end.
 func (c *clientWriter) Write(p []byte) (n int, err error) {
 	for {
-		c.extendDeadline()
+		c.extendWriteDeadline()
 		var m int
 		m, err = c.ResponseWriter.Write(p[n:min(len(p), n+maxWriteBytes)])
 		c.bytesWritten += int64(m)
@@ -57,25 +57,25 @@ func (c *clientWriter) writeAndFlush(p []byte) error {
 		return err
 	}
 	if c.isHTTP2 && c.writeTimeout > 0 {
-		c.setDeadline(time.Time{})
+		c.setWriteDeadline(time.Time{})
 	}
 	return nil
 }
 
-// extendDeadline moves the deadline if a quarter of the time has passed: setting it costs a lock
-// and a timer, and chunks come many thousand times a second.
-func (c *clientWriter) extendDeadline() {
+// extendWriteDeadline moves the deadline if a quarter of the time has passed: setting it costs a
+// lock and a timer, and chunks come many thousand times a second.
+func (c *clientWriter) extendWriteDeadline() {
 	c.writeStartedAt = time.Now()
 	if c.writeTimeout == 0 {
 		return
 	}
 	if c.deadline.Sub(c.writeStartedAt) < c.writeTimeout-c.writeTimeout/4 {
-		c.setDeadline(c.writeStartedAt.Add(c.writeTimeout))
+		c.setWriteDeadline(c.writeStartedAt.Add(c.writeTimeout))
 	}
 }
 
-// setDeadline sets the write deadline, unless an operator has set the last one.
-func (c *clientWriter) setDeadline(until time.Time) {
+// setWriteDeadline sets the write deadline, unless an operator has set the last one.
+func (c *clientWriter) setWriteDeadline(until time.Time) {
 	if c.cancelled != nil && c.cancelled.Load() {
 		return
 	}

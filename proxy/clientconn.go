@@ -40,9 +40,9 @@ type clientConn struct {
 	active atomic.Bool // a request is being served
 }
 
-// RecordConnState is to be called by the server's ConnState, for each state of each
-// connection.
-func RecordConnState(conn net.Conn, state http.ConnState) {
+// SetConnActive notes whether a request is being served on a connection of a client listener.
+// The server's ConnState has to call it for each state of each connection.
+func SetConnActive(conn net.Conn, state http.ConnState) {
 	if client, ok := unwrapTLS(conn).(*clientConn); ok {
 		client.active.Store(state == http.StateActive)
 	}

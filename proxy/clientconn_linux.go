@@ -27,7 +27,7 @@ func awaitHangup(raw syscall.RawConn) error {
 	return io.EOF
 }
 
-// setSocketOptions bounds what the kernel keeps for a client beyond what is in
+// setSendLimits bounds what the kernel keeps for a client beyond what is in
 // flight, and for how long it goes on sending to a client that acknowledges nothing.
 //
 // Without the first bound the send buffer grows to megabytes for each client that
@@ -38,13 +38,13 @@ func awaitHangup(raw syscall.RawConn) error {
 // The second is unacked, a quarter longer than the write deadline, so that a client
 // that is there and does not read meets that one first. 0: the kernel's default,
 // about a quarter of an hour.
-func setSocketOptions(conn *net.TCPConn, unacked time.Duration) {
+func setSendLimits(conn *net.TCPConn, ackTimeout time.Duration) {
 	raw, err := conn.SyscallConn()
 	if err != nil {
 		return // it is closed
 	}
 	_ = raw.Control(func(fd uintptr) {
 		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, maxUnsentBytes)
-		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(min((unacked+unacked/4).Milliseconds(), math.MaxInt32)))
+		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(min((ackTimeout+ackTimeout/4).Milliseconds(), math.MaxInt32)))
 	})
 }

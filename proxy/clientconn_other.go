@@ -12,5 +12,5 @@ const canAwaitHangup = false
 
 func awaitHangup(syscall.RawConn) error { return nil }
 
-// setSocketOptions bounds what the kernel keeps for a client that does not read.
-func setSocketOptions(conn *net.TCPConn, _ time.Duration) { _ = conn.SetWriteBuffer(maxUnsentBytes) }
+// setSendLimits bounds what the kernel keeps for a client that does not read.
+func setSendLimits(conn *net.TCPConn, _ time.Duration) { _ = conn.SetWriteBuffer(maxUnsentBytes) }

@@ -83,7 +83,7 @@ func TestBackgroundReadConsumesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	RecordConnState(conn, http.StateActive)
+	SetConnActive(conn, http.StateActive)
 	io.WriteString(peer, "ab")
 	ended := make(chan error, 1)
 	var one [1]byte

@@ -42,7 +42,7 @@ func (c *connection) unlink() {
 }
 
 // setState records a connection's state, and returns the one to close for it, if any.
-func (c *connectionTracker) setState(conn net.Conn, state http.ConnState, limit int) net.Conn {
+func (c *connectionTracker) setState(conn net.Conn, state http.ConnState, maxOpen int) (toClose net.Conn) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.open == nil {
@@ -58,14 +58,14 @@ func (c *connectionTracker) setState(conn net.Conn, state http.ConnState, limit 
 		return nil
 	}
 	known.unlink()
-	c.updateActive(known, state)
+	c.updateActivity(known, state)
 	switch state {
 	case http.StateNew, http.StateIdle:
 		known.pushBack(&c.idleRing)
 	case http.StateClosed, http.StateHijacked:
 		delete(c.open, conn)
 	}
-	if state != http.StateNew || len(c.open) <= limit {
+	if state != http.StateNew || len(c.open) <= maxOpen {
 		return nil
 	}
 	longestIdle := c.idleRing.next
@@ -76,17 +76,17 @@ func (c *connectionTracker) setState(conn net.Conn, state http.ConnState, limit 
 	return longestIdle.Conn
 }
 
-// updateActive counts the active connections, for idleTime.
-func (c *connectionTracker) updateActive(one *connection, state http.ConnState) {
-	was := one.active
-	one.active = state == http.StateActive
+// updateActivity counts the active connections and notes when one last was, for idleTime.
+func (c *connectionTracker) updateActivity(known *connection, state http.ConnState) {
+	was := known.active
+	known.active = state == http.StateActive
 	switch {
-	case one.active && !was:
+	case known.active && !was:
 		c.active++
-	case was && !one.active:
+	case was && !known.active:
 		c.active--
 	}
-	if one.active || was || state == http.StateNew {
+	if known.active || was || state == http.StateNew {
 		c.lastActiveAt = time.Now()
 	}
 }
@@ -104,29 +104,30 @@ func (c *connectionTracker) idleTime() (open int, idle time.Duration) {
 
 // ConnectionActivity returns how many connections of clients are open, and for how long
 // none has carried a request or been opened: 0 while one carries a request.
-func (p *Proxy) ConnectionActivity() (open int, quiet time.Duration) { return p.clients.idleTime() }
+func (p *Proxy) ConnectionActivity() (open int, idle time.Duration) { return p.clients.idleTime() }
 
 // maxUnsentBytes bounds what the kernel buffers for a client beyond what is in flight.
 const maxUnsentBytes = 128 << 10
 
-// TrackConnection bounds the connections of a server of this Proxy, and what the kernel buffers
-// for each. It is to be the server's ConnState.
-func (p *Proxy) TrackConnection(conn net.Conn, state http.ConnState) {
-	RecordConnState(conn, state)
+// TrackAndLimitConnections bounds the connections of a server of this Proxy, and what the kernel
+// buffers for each: beyond the limit it closes the one that is idle longest. It is to be the
+// server's ConnState.
+func (p *Proxy) TrackAndLimitConnections(conn net.Conn, state http.ConnState) {
+	SetConnActive(conn, state)
 	s := p.settings.Load()
-	if tcp, ok := rawConn(conn).(*net.TCPConn); ok && state == http.StateNew {
-		setSocketOptions(tcp, s.WriteIdle)
+	if tcp, ok := unwrapToTCP(conn).(*net.TCPConn); ok && state == http.StateNew {
+		setSendLimits(tcp, s.WriteIdle)
 	}
 	longestIdle := p.clients.setState(conn, state, s.Connections)
 	if longestIdle == nil {
 		return
 	}
 	p.metrics.CountEvictedConnection()
-	rawConn(longestIdle).Close() // not its TLS, whose goodbye could wait for a client that does not read
+	unwrapToTCP(longestIdle).Close() // not its TLS, whose goodbye could wait for a client that does not read
 }
 
-// rawConn returns the TCP connection below TLS and clientConn.
-func rawConn(conn net.Conn) net.Conn {
+// unwrapToTCP returns the TCP connection below TLS and clientConn.
+func unwrapToTCP(conn net.Conn) net.Conn {
 	conn = unwrapTLS(conn)
 	if client, ok := conn.(*clientConn); ok {
 		conn = client.Conn

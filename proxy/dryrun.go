@@ -101,12 +101,12 @@ func (p *Proxy) parseDryRun(q DryRunRequest) (*request, *DryRunError) {
 			return x, &DryRunError{http.StatusNotFound, "unknown API key name; use the name in the configuration, never the key itself"}
 		}
 	}
-	x.httpReq = &http.Request{Header: x.routingHeaders(q.Header)}
+	x.httpReq = &http.Request{Header: x.copyRoutingHeaders(q.Header)}
 	if apiErr := x.applyRoutingHints(); apiErr != nil {
 		return x, &DryRunError{apiErr.status, apiErr.message}
 	}
 	var err error
-	if x.input.body, err = p.bodies.read(q.Body, q.Length, bodyLimits{x.settings.BodyBytes, x.settings.BodyBytesTotal}); err != nil {
+	if x.input.body, err = p.bodies.readBody(q.Body, q.Length, bodyLimits{x.settings.BodyBytes, x.settings.BodyBytesTotal}); err != nil {
 		return x, bodyReadError(err, x.settings.BodyBytes)
 	}
 	if apiErr := x.parseInput(); apiErr != nil {
@@ -115,8 +115,8 @@ func (p *Proxy) parseDryRun(q DryRunRequest) (*request, *DryRunError) {
 	return x, nil
 }
 
-// routingHeaders returns the headers that routing uses.
-func (r *request) routingHeaders(from http.Header) http.Header {
+// copyRoutingHeaders returns a header with only the lines that routing uses.
+func (r *request) copyRoutingHeaders(from http.Header) http.Header {
 	h := http.Header{}
 	for _, name := range []string{priorityHeader, http.CanonicalHeaderKey(r.settings.SessionHeader)} {
 		if values := from[name]; len(values) > 0 && name != "Authorization" && name != "X-Api-Key" { // the operator's own
@@ -126,10 +126,10 @@ func (r *request) routingHeaders(from http.Header) http.Header {
 	return h
 }
 
-func bodyReadError(err error, limit int64) *DryRunError {
+func bodyReadError(err error, maxBytes int64) *DryRunError {
 	switch {
 	case errors.Is(err, errBodyTooLarge):
-		return &DryRunError{http.StatusRequestEntityTooLarge, bodyTooLargeMessage(limit)}
+		return &DryRunError{http.StatusRequestEntityTooLarge, bodyTooLargeMessage(maxBytes)}
 	case errors.Is(err, errBodyMemory):
 		return &DryRunError{http.StatusServiceUnavailable, "the request bodies in memory have reached the limit (limits.body_bytes_total); try again"}
 	}

@@ -37,8 +37,8 @@ func responseTimeoutError() *apiError {
 		message: "the replica sent no response and made no progress in time (timeouts.response)"}
 }
 
-// source tells an error of the proxy's from a replica's own.
-func (e *apiError) source() string {
+// sourceUnlessReplica returns "warmroute" for an error of the proxy's, "" for a replica's own.
+func (e *apiError) sourceUnlessReplica() string {
 	if e.fromReplica {
 		return ""
 	}
@@ -56,7 +56,7 @@ func (d dialect) errorBody(e *apiError) []byte {
 		out, _ := json.Marshal(struct {
 			Type  string `json:"type"`
 			Error inner  `json:"error"`
-		}{"error", inner{anthropicErrorType(e.status), e.message, e.source()}})
+		}{"error", inner{anthropicErrorType(e.status), e.message, e.sourceUnlessReplica()}})
 		return out
 	}
 	type inner struct {
@@ -72,7 +72,7 @@ func (d dialect) errorBody(e *apiError) []byte {
 		}
 		return &s
 	}
-	out, _ := json.Marshal(map[string]inner{"error": {e.message, e.kind, orNull(e.param), orNull(e.code), e.source()}})
+	out, _ := json.Marshal(map[string]inner{"error": {e.message, e.kind, orNull(e.param), orNull(e.code), e.sourceUnlessReplica()}})
 	return out
 }
 
@@ -113,16 +113,16 @@ func (d dialect) writeError(w http.ResponseWriter, e *apiError) {
 	w.Write(body)
 }
 
-// errorEvent returns an error as the last events of a stream: what clients of that format
+// formatErrorEvent returns an error as the last events of a stream: what clients of that format
 // raise as an error.
-func (f format) errorEvent(e *apiError) []byte {
+func (f format) formatErrorEvent(e *apiError) []byte {
 	switch f {
 	case messagesFormat:
 		return append(append([]byte("event: error\ndata: "), anthropic.errorBody(e)...), "\n\n"...)
 	case responsesFormat:
 		event := map[string]any{"type": "error", "code": e.code, "message": e.message, "param": nil}
 		if !e.fromReplica {
-			event["src"] = e.source()
+			event["src"] = e.sourceUnlessReplica()
 		}
 		data, _ := json.Marshal(event)
 		return append(append([]byte("event: error\ndata: "), data...), "\n\n"...)

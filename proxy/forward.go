@@ -22,18 +22,18 @@ func (r *request) forward() {
 	rewriteRequestHeader(r.httpReq.Header, r.id)
 	p.appendInstanceID(r.httpReq.Header)
 	p.retries.countRequest()
-	h.receivedAt, h.queueTimeout = r.bodyReceivedAt, r.maxQueueTime(r.settings.QueueTimeout)
+	h.receivedAt, h.queueTimeout = r.bodyReceivedAt, r.maxQueueTimeOr(r.settings.QueueTimeout)
 	defer r.replaceBestFailure(nil)
 	r.beginAttemptContext()
 	for {
-		h.end = r.end()
+		h.end = r.endReason()
 		var f fleetView
 		if h.last != stepNone { // else nothing depends on it
 			f = r.fleetView()
 		}
 		switch a := nextAction(h, f, r.settings, time.Now()); a.kind {
 		case actPick:
-			d, err := r.pick()
+			d, err := r.awaitPick()
 			if err != nil {
 				h.last, h.pickErr = stepPick, err
 				continue
@@ -47,20 +47,21 @@ func (r *request) forward() {
 			}
 			r.beginAttemptContext()
 			f.decision = d
-			r.addFailure(f)
+			r.logFailureAndRecheck(f)
+			r.recordFailure(f)
 		case actWait:
-			r.await(&a)
+			r.awaitAndRecord(&a)
 		case actRespond:
 			r.context.end()
-			r.leaveQueue()
-			r.respond(&a)
+			r.releaseQueuePlace()
+			r.respondWithError(&a)
 			return
 		}
 	}
 }
 
-// end returns why the request needs no response of a replica any more, if it needs none.
-func (r *request) end() requestEnd {
+// endReason returns why the request needs no response of a replica any more, if it needs none.
+func (r *request) endReason() requestEnd {
 	switch {
 	case !r.isDone():
 		return notEnded
@@ -89,9 +90,9 @@ func (r *request) fleetView() fleetView {
 	return f
 }
 
-// addFailure records a failed attempt, and has its backend's health checked.
-func (r *request) addFailure(f *failure) {
-	r.reportFailure(f)
+// recordFailure adds a failed attempt to the history, for the next step and for the response if
+// no attempt succeeds.
+func (r *request) recordFailure(f *failure) {
 	r.addFailureReason(string(f.reason))
 	r.history.addFailure(f.decision.Backend, f, time.Now())
 	if best := r.history.best; f.status != 0 || f.final || best == nil || best.status == 0 {
@@ -99,8 +100,8 @@ func (r *request) addFailure(f *failure) {
 	}
 }
 
-// reportFailure logs a failed attempt, and has its backend's health checked.
-func (r *request) reportFailure(f *failure) {
+// logFailureAndRecheck logs a failed attempt, and has its backend's health checked.
+func (r *request) logFailureAndRecheck(f *failure) {
 	level, more := slog.LevelDebug, []any(nil)
 	switch {
 	case f.stale:
@@ -108,7 +109,7 @@ func (r *request) reportFailure(f *failure) {
 		r.proxy.outOfDescriptors(f.err)
 	default:
 		r.proxy.recheckHealth(f.decision.Backend)
-		if due, left := r.proxy.failureLog.shouldWarn(f.decision.Backend, time.Now()); due {
+		if due, left := r.proxy.failureLog.allowWarning(f.decision.Backend, time.Now()); due {
 			level = slog.LevelWarn
 			if left > 0 {
 				more = []any{"suppressed", left}
@@ -119,9 +120,9 @@ func (r *request) reportFailure(f *failure) {
 		"backend", f.decision.Backend.Name, "reason", string(f.reason), "err", f.err, "request_id", r.id}, more...)...)
 }
 
-// await waits for what a is about, its deadline or the end of the request, whichever comes
-// first. All waits of a request but those in the router's queue are here.
-func (r *request) await(a *action) {
+// awaitAndRecord waits for what a is about, its deadline or the end of the request, whichever
+// comes first, and records the outcome in the history. All waits of a request but those in the router's queue are here.
+func (r *request) awaitAndRecord(a *action) {
 	p, h := r.proxy, &r.history
 	begun := time.Now()
 	if a.wait == waitBudget && p.retries.tryAcquire(r.settings.Retry.Share, r.settings.Retry.PerSecond) {
@@ -134,7 +135,7 @@ func (r *request) await(a *action) {
 	case a.isMet(h, r.fleetView(), begun, begun):
 		outcome = waitMet
 	case !a.deadline.After(begun):
-	case !r.joinQueue():
+	case !r.reserveQueuePlace():
 		outcome = waitRefused
 	default:
 		outcome, granted = r.awaitEvents(a, begun)
@@ -237,9 +238,9 @@ func (r *request) recordWait(kind waitKind, outcome waitOutcome, waited time.Dur
 	}
 }
 
-// pick asks the router for a backend. The request may wait for it in the admission queue.
-func (r *request) pick() (*router.Decision, error) {
-	r.leaveQueue()
+// awaitPick asks the router for a backend, and blocks while the request is in the admission queue.
+func (r *request) awaitPick() (*router.Decision, error) {
+	r.releaseQueuePlace()
 	asked := time.Now()
 	ctx := context.Context(r.context)
 	left := r.history.queueTimeout
@@ -286,9 +287,9 @@ func (r *request) recordQueueTime(end metrics.QueueResult, waited time.Duration)
 	r.spans.AddQueueWaitSpan(waited, string(end))
 }
 
-// joinQueue counts the request among those that wait, and reports whether one more
-// may.
-func (r *request) joinQueue() bool {
+// reserveQueuePlace counts the request among those that wait, and reports whether one more may.
+// It does not block.
+func (r *request) reserveQueuePlace() (reserved bool) {
 	if r.waiting {
 		return true
 	}
@@ -299,16 +300,17 @@ func (r *request) joinQueue() bool {
 	return r.waiting
 }
 
-// leaveQueue ends joinQueue.
-func (r *request) leaveQueue() {
+// releaseQueuePlace ends reserveQueuePlace.
+func (r *request) releaseQueuePlace() {
 	if r.waiting {
 		r.waiting = false
 		r.proxy.router.RemoveWaitingOutsideQueue(&r.input.request)
 	}
 }
 
-// respond responds to the request when no attempt has succeeded.
-func (r *request) respond(a *action) {
+// respondWithError sends the error that is left when no attempt has succeeded, or a replica's own,
+// or records that the client has disconnected.
+func (r *request) respondWithError(a *action) {
 	best := r.history.best
 	if a.poison {
 		r.proxy.log.Warn("request was on two replicas that crashed; not retrying",
@@ -318,7 +320,7 @@ func (r *request) respond(a *action) {
 	case respondCutOff:
 		r.sendError(r.recordCancelOrCutOff())
 	case respondDisconnected:
-		r.recordAborted(metrics.AbortInQueue)
+		r.recordDisconnectOrCancel(metrics.AbortInQueue)
 	case respondReplicaError:
 		r.relayFailure(best)
 	case respondNoDescriptors:
@@ -328,12 +330,12 @@ func (r *request) respond(a *action) {
 	case respondNotPicked:
 		r.sendError(r.notPickedError(a.err))
 	default:
-		r.sendError(failedError(best))
+		r.sendError(attemptsFailedError(best))
 	}
 }
 
-// failedError is the error for a request whose attempts have failed without a response.
-func failedError(best *failure) *apiError {
+// attemptsFailedError is the error for a request whose attempts have failed without a response.
+func attemptsFailedError(best *failure) *apiError {
 	switch {
 	case best.stalled:
 		return &apiError{status: http.StatusGatewayTimeout, kind: "timeout", code: "replica_stuck",

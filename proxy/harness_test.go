@@ -164,7 +164,7 @@ func newFleet(t testing.TB, list []*backends.Backend, policy string, hold router
 		t.Fatal(err)
 	}
 	server := &http.Server{
-		Handler: f.proxy, ConnState: f.proxy.TrackConnection, DisableGeneralOptionsHandler: true,
+		Handler: f.proxy, ConnState: f.proxy.TrackAndLimitConnections, DisableGeneralOptionsHandler: true,
 		ErrorLog: slog.NewLogLogger(o.Log.Handler(), slog.LevelDebug),
 	}
 	running.Go(func() { server.Serve(NewClientListener(l)) })

@@ -12,9 +12,9 @@ import (
 	"warmroute/router"
 )
 
-// headerValue is h.Get of a canonical name.
-func headerValue(h http.Header, name string) string {
-	if values := h[name]; len(values) > 0 {
+// firstHeaderValue is h.Get of a canonical name.
+func firstHeaderValue(h http.Header, canonicalName string) string {
+	if values := h[canonicalName]; len(values) > 0 {
 		return values[0]
 	}
 	return ""
@@ -31,9 +31,9 @@ func isHopByHop(name string) bool {
 	return false
 }
 
-// isPrivate reports whether a request header is the client's business with this proxy, or would let
-// it control the inside of the replica.
-func isPrivate(name string) bool {
+// isStrippedRequestHeader reports whether a request header is not forwarded, since it is the
+// client's business with this proxy, or would let it control the inside of the replica.
+func isStrippedRequestHeader(name string) bool {
 	switch name {
 	case "Authorization", "X-Api-Key", // the client's key; the backend's is set instead
 		"Api-Key", "X-Goog-Api-Key", // of other SDKs
@@ -50,8 +50,8 @@ func isPrivate(name string) bool {
 	return false
 }
 
-// dropConnectionHeaders deletes the headers that Connection names.
-func dropConnectionHeaders(h http.Header) {
+// deleteNamedByConnection deletes the headers that Connection names.
+func deleteNamedByConnection(h http.Header) {
 	for _, line := range h["Connection"] {
 		for name := range strings.SplitSeq(line, ",") {
 			delete(h, textproto.CanonicalMIMEHeaderKey(textproto.TrimString(name)))
@@ -64,9 +64,9 @@ var identityEncoding = []string{"identity"}
 
 // rewriteRequestHeader turns the client's header into the one for replicas, in place.
 func rewriteRequestHeader(h http.Header, id string) {
-	dropConnectionHeaders(h)
+	deleteNamedByConnection(h)
 	for name := range h {
-		if isHopByHop(name) || isPrivate(name) {
+		if isHopByHop(name) || isStrippedRequestHeader(name) {
 			delete(h, name)
 		}
 	}
@@ -81,12 +81,12 @@ var routeHeaders = [...]string{
 	"X-Warmroute-Backend", "X-Warmroute-Reason", "X-Warmroute-Prefix-Match", "X-Warmroute-Attempts", "X-Warmroute-Overhead-Us",
 }
 
-// responseHeader fills the client's header from the replica's and with the route, all but the length,
-// which is set where the body is written.
-func (r *request) responseHeader(d *router.Decision, from http.Header) http.Header {
+// fillResponseHeader fills the client's header from the replica's and with the route, all but the
+// length, which is set where the body is written, and returns it.
+func (r *request) fillResponseHeader(d *router.Decision, from http.Header) (clientHeader http.Header) {
 	h := r.client.Header()
 	h["Content-Type"] = nil // net/http would guess one if the replica names none
-	dropConnectionHeaders(from)
+	deleteNamedByConnection(from)
 	for name, value := range from {
 		switch {
 		case name == "Content-Length", name == "X-Request-Id", isHopByHop(name), r.isProxyHeader(name):
@@ -127,8 +127,8 @@ const (
 	reasonFailed  = "failed"  // at least one was, without a response for the client
 )
 
-// addErrorHeaders adds the route to a response of the proxy's own. It names no backend.
-func (r *request) addErrorHeaders() {
+// addErrorRouteHeaders adds the route to a response of the proxy's own. It names no backend.
+func (r *request) addErrorRouteHeaders() {
 	if !r.mayShowRoute() {
 		return
 	}
@@ -151,10 +151,10 @@ func (r *request) isProxyHeader(name string) bool {
 	return strings.HasPrefix(name, "X-Warmroute-") || r.account != nil && strings.HasPrefix(name, "X-Ratelimit-")
 }
 
-// requestID returns the client's own id if it is short and plain enough for headers and logs, else a
-// new one.
-func requestID(h http.Header) string {
-	id := headerValue(h, "X-Request-Id")
+// requestIDOrNew returns the client's own id if it is short and plain enough for headers and logs,
+// else a new one.
+func requestIDOrNew(h http.Header) string {
+	id := firstHeaderValue(h, "X-Request-Id")
 	if isPlainID(id) && !requestIDContainsKey(h, id) {
 		return id
 	}

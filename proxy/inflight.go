@@ -116,7 +116,7 @@ func (a *Activity) remove(p *inFlightEntry) {
 }
 
 // beginUploadPhase records that the body of a request is being read, until endUploadPhase, so that
-// Cancel interrupts the reading. throttledReader notices whether it was cancelled before.
+// Cancel interrupts the reading. deadlineReader notices whether it was cancelled before.
 func (a *Activity) beginUploadPhase(p *inFlightEntry) {
 	s := a.shard(p.number)
 	s.mu.Lock()

@@ -133,7 +133,7 @@ func New(o Options) *Proxy {
 
 // ServeHTTP implements http.Handler. Every response carries the request's id.
 func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	id := []string{requestID(r.Header)}
+	id := []string{requestIDOrNew(r.Header)}
 	r.Header["X-Request-Id"], w.Header()["X-Request-Id"] = id, id
 	if e := findEndpoint(r); e != nil {
 		p.serveEndpoint(e, w, r)
@@ -148,7 +148,7 @@ func (p *Proxy) serveLocal(w http.ResponseWriter, r *http.Request) {
 	if r.ContentLength != 0 {
 		c.setLingerReadDeadline() // none of them reads a body
 	}
-	c.extendDeadline()
+	c.extendWriteDeadline()
 	p.setInstanceHeader(&c, r.Header)
 	if apiErr := p.checkHealthCheckLoop(r.Header); apiErr != nil {
 		openAI.writeError(&c, apiErr)

@@ -80,7 +80,7 @@ func (p *Proxy) serveEndpoint(e *endpoint, w http.ResponseWriter, r *http.Reques
 // beginRequest returns a new request, which is counted and listed in flight until its finish.
 func (p *Proxy) beginRequest(e *endpoint, w http.ResponseWriter, r *http.Request) *request {
 	s := p.settings.Load()
-	x := &request{proxy: p, settings: s, endpoint: e, client: newClientWriter(w, r, s.WriteIdle), httpReq: r, arrivedAt: time.Now(), id: headerValue(r.Header, "X-Request-Id")}
+	x := &request{proxy: p, settings: s, endpoint: e, client: newClientWriter(w, r, s.WriteIdle), httpReq: r, arrivedAt: time.Now(), id: firstHeaderValue(r.Header, "X-Request-Id")}
 	x.client.cancelled = &x.inFlight.cancelled
 	x.outcome.Endpoint = e.path
 	x.spans = p.tracer.StartRequest(r, e.path, x.arrivedAt)
@@ -100,7 +100,7 @@ func (r *request) admit() *apiError {
 		apiErr = r.checkQueryLength()
 	}
 	if apiErr == nil {
-		apiErr = r.authenticate()
+		apiErr = r.authenticateAndLimit()
 	}
 	if apiErr == nil {
 		apiErr = r.applyRoutingHints()
@@ -144,7 +144,7 @@ func (r *request) endInFlight() {
 // releaseInput frees the memory of the request's body and prompt.
 func (r *request) releaseInput() {
 	in := &r.input
-	r.proxy.bodies.release(in.body)
+	r.proxy.bodies.releaseBuffer(in.body)
 	if in.scratch != nil {
 		in.scratch.prompt.Reset() // frees the memory of a huge prompt
 		r.proxy.pools.scratch.Put(in.scratch)
@@ -156,10 +156,10 @@ func (r *request) releaseInput() {
 func (r *request) sendError(e *apiError) {
 	r.outcome.Code = e.status
 	if r.headersSent {
-		r.client.writeAndFlush(r.endpoint.format.errorEvent(e))
+		r.client.writeAndFlush(r.endpoint.format.formatErrorEvent(e))
 		return
 	}
-	r.addErrorHeaders()
+	r.addErrorRouteHeaders()
 	if !r.bodyReceivedAt.IsZero() {
 		r.endpoint.dialect().writeError(&r.client, e)
 		return
@@ -170,11 +170,11 @@ func (r *request) sendError(e *apiError) {
 // readAndParseInput reads the body and parses it.
 func (r *request) readAndParseInput() *apiError {
 	var err error
-	upload := throttledReader{body: r.httpReq.Body, conn: &r.client.conn, idleTimeout: r.settings.BodyIdle, startedAt: r.arrivedAt, cancelled: &r.inFlight.cancelled}
+	upload := deadlineReader{body: r.httpReq.Body, conn: &r.client.conn, idleTimeout: r.settings.BodyIdle, startedAt: r.arrivedAt, cancelled: &r.inFlight.cancelled}
 	r.proxy.activity.beginUploadPhase(&r.inFlight)
-	r.input.body, err = r.proxy.bodies.read(&upload, r.httpReq.ContentLength, bodyLimits{r.settings.BodyBytes, r.limitForPriority(r.settings.BodyBytesTotal)})
+	r.input.body, err = r.proxy.bodies.readBody(&upload, r.httpReq.ContentLength, bodyLimits{r.settings.BodyBytes, r.limitForPriority(r.settings.BodyBytesTotal)})
 	cut := r.proxy.activity.endUploadPhase(&r.inFlight)
-	upload.clearDeadline()
+	upload.clearReadDeadline()
 	if err != nil || cut {
 		return r.recordUploadError(err)
 	}

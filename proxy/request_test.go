@@ -166,11 +166,11 @@ func TestRequestID(t *testing.T) {
 		"\x00":                       false,
 		"chatcmpl-1;drop=everything": false,
 	} {
-		if got := requestID(http.Header{"X-Request-Id": {id}}); (got == id) != kept || !isPlainID(got) {
+		if got := requestIDOrNew(http.Header{"X-Request-Id": {id}}); (got == id) != kept || !isPlainID(got) {
 			t.Errorf("id %q became %q", id, got)
 		}
 	}
-	if a, b := requestID(http.Header{}), requestID(http.Header{}); a == b {
+	if a, b := requestIDOrNew(http.Header{}), requestIDOrNew(http.Header{}); a == b {
 		t.Errorf("two requests have the id %s", a)
 	}
 }

@@ -121,7 +121,7 @@ func (a *attempt) relayBuffered(resp *http.Response) *failure {
 	}()
 	switch {
 	case err != nil:
-		return a.classifyError(err)
+		return a.classifyOrEndRequest(err)
 	case !complete:
 		return a.relayUnbuffered(resp, buf.Bytes())
 	}
@@ -135,11 +135,12 @@ func (a *attempt) relayBuffered(resp *http.Response) *failure {
 		a.result.End = router.Completed
 	}
 	length := contentLengthHeader(resp, buf.Len())
-	h := a.beginResponse(resp)
+	a.recordCommittedResponse(resp)
+	h := a.fillResponseHeader(a.decision, resp.Header)
 	h["Content-Length"] = length
 	a.client.WriteHeader(resp.StatusCode)
 	if _, err := a.client.Write(buf.Bytes()); err != nil {
-		a.recordAborted(a.client.abortPhase(metrics.AbortInBody))
+		a.recordDisconnectOrCancel(a.client.abortPhase(metrics.AbortInBody))
 	}
 	return nil
 }
@@ -152,7 +153,7 @@ func (a *attempt) checkBuffered(resp *http.Response, body []byte) *failure {
 	case isAbortedResponse(a.endpoint.format, body):
 		return a.recordReplicaAbort()
 	case !isFramed(resp) && isJSON(resp.Header) && !json.Valid(body):
-		return a.classifyError(errTruncated)
+		return a.classifyOrEndRequest(errTruncated)
 	}
 	return nil
 }
@@ -168,10 +169,11 @@ func contentLengthHeader(resp *http.Response, bodyBytes int) []string {
 
 // relayUnbuffered relays a response that is too long to be buffered, of which head was read.
 func (a *attempt) relayUnbuffered(resp *http.Response, head []byte) *failure {
-	if f := a.commitResponse(); f != nil {
+	if f := a.commitAttempt(); f != nil {
 		return f
 	}
-	h := a.beginResponse(resp)
+	a.recordCommittedResponse(resp)
+	h := a.fillResponseHeader(a.decision, resp.Header)
 	switch {
 	case resp.ContentLength >= 0:
 		h["Content-Length"] = []string{strconv.FormatInt(resp.ContentLength, 10)}
@@ -192,7 +194,7 @@ func (a *attempt) relayUnbuffered(resp *http.Response, head []byte) *failure {
 	a.recordTailUsage(&from, len(head))
 	switch {
 	case err == nil:
-		a.client.extendDeadline()
+		a.client.extendWriteDeadline()
 		if resp.StatusCode < 300 {
 			a.result.End = router.Completed
 		}
@@ -243,7 +245,7 @@ func (a *attempt) readErrorResponse(resp *http.Response) *failure {
 	case errors.Is(err, errErrorBodyMemory):
 		f.setProxyErrorBody(a.endpoint)
 	default:
-		return a.classifyError(err)
+		return a.classifyOrEndRequest(err)
 	}
 	if resp.StatusCode == http.StatusInternalServerError {
 		f.shuttingDown = vllm.IsShutdownError(f.body)
@@ -325,7 +327,7 @@ func (r *request) relayFailure(f *failure) {
 		r.sendError(replicaError(f.status, f.body))
 		return
 	}
-	h := r.responseHeader(f.decision, f.header)
+	h := r.fillResponseHeader(f.decision, f.header)
 	h["Content-Length"] = []string{strconv.Itoa(len(f.body))}
 	if f.status == http.StatusServiceUnavailable && h.Get("Retry-After") == "" {
 		h["Retry-After"] = []string{"1"}
@@ -333,7 +335,7 @@ func (r *request) relayFailure(f *failure) {
 	r.outcome.Code = f.status
 	r.client.WriteHeader(f.status)
 	if _, err := r.client.Write(f.body); err != nil {
-		r.recordAborted(r.client.abortPhase(metrics.AbortInBody))
+		r.recordDisconnectOrCancel(r.client.abortPhase(metrics.AbortInBody))
 	}
 }
 
@@ -343,7 +345,7 @@ func (a *attempt) recordBodyUsage(body []byte) {
 		return
 	}
 	var found []byte
-	if a.trackReply(); a.reply != nil {
+	if a.startReplyHashing(); a.reply != nil {
 		found = a.reply.AddBody(body)
 	}
 	object := gjson.ParseBytes(found)

@@ -705,7 +705,7 @@ func TestAttemptWarningsRateLimited(t *testing.T) {
 		{&backends.Backend{Name: "next in the slot of a"}, 0, true, 0},
 	} {
 		now = now.Add(c.after)
-		if due, left := w.shouldWarn(c.of, now); due != c.due || left != c.left {
+		if due, left := w.allowWarning(c.of, now); due != c.due || left != c.left {
 			t.Errorf("%s after %v: %v, %d left out; want %v, %d", c.of.Name, c.after, due, left, c.due, c.left)
 		}
 	}

@@ -20,7 +20,7 @@ const (
 // applyRoutingHints takes the tenant, the session and the priority from the client's headers.
 func (r *request) applyRoutingHints() *apiError {
 	h, req := r.httpReq.Header, &r.input.request
-	req.Tenant = r.tenant(h)
+	req.Tenant = r.tenantHash(h)
 	if r.account != nil {
 		req.Priority = r.account.Priority
 	}
@@ -46,7 +46,7 @@ func (r *request) applyRoutingHints() *apiError {
 // none.
 func keyFingerprint(h http.Header) uint64 {
 	for _, name := range []string{"Authorization", "X-Api-Key"} {
-		if key := headerValue(h, name); key != "" {
+		if key := firstHeaderValue(h, name); key != "" {
 			return nonzero(xxh3.HashString(key))
 		}
 	}

@@ -22,7 +22,7 @@ func (f *fleet) understood(path, body string, headers ...string) (router.Request
 			x.endpoint = &endpoints[i]
 		}
 	}
-	if fault := x.authenticate(); fault != nil {
+	if fault := x.authenticateAndLimit(); fault != nil {
 		return router.Request{}, fault
 	}
 	defer x.lease.Release(0, 0)

@@ -62,7 +62,7 @@ type streamRelay struct {
 
 // relayStream returns nil when the stream was committed to the client, whatever its end.
 func (a *attempt) relayStream(resp *http.Response, body replicaBody) *failure {
-	a.trackReply()
+	a.startReplyHashing()
 	s := &streamRelay{attempt: a, resp: resp, body: body, events: eventScanner{format: a.endpoint.format, reply: a.reply}}
 	s.out = lineWriter{write: a.client.writeAndFlush, chunks: &a.proxy.pools.chunks}
 	defer s.out.releaseChunk()
@@ -93,7 +93,7 @@ func (s *streamRelay) readAndCommit(buffered *bytes.Buffer) *failure {
 		s.decision.Commit() // the time limit for the first event goes on
 		return nil
 	}
-	return s.commitResponse()
+	return s.commitAttempt()
 }
 
 // readUntilFirstEvent reads into buffered until the stream can be judged: the engine has put
@@ -137,9 +137,9 @@ func (s *streamRelay) checkBeginning() *failure {
 	case e.done || s.readErr == nil || s.readErr == io.EOF && e.events > 0 && !s.isTruncated():
 		return nil
 	case s.readErr == io.EOF:
-		return s.classifyError(errTruncated)
+		return s.classifyOrEndRequest(errTruncated)
 	}
-	return s.classifyError(s.readErr)
+	return s.classifyOrEndRequest(s.readErr)
 }
 
 // checkErrorEvent is checkBeginning for a stream that began with an error event.
@@ -168,7 +168,7 @@ func (s *streamRelay) sendBeginning(buffered []byte) {
 		s.decision.RecordFirstEvent()
 		s.releaseUploadedInput()
 	}
-	s.recordCommitted(s.resp)
+	s.recordCommittedResponse(s.resp)
 	s.sendHeaderOnce(s.resp)
 	s.writeErr = s.out.writeBeginning(buffered)
 	s.recordFirstToken()
@@ -259,7 +259,7 @@ func (s *streamRelay) finish() {
 	switch {
 	case s.writeErr == nil && !e.aborted && (e.done || s.readErr == io.EOF && !s.isTruncated()):
 		s.out.flushPending()
-		s.client.extendDeadline()
+		s.client.extendWriteDeadline()
 		// Many clients close at [DONE], without waiting for the body's end.
 		if e.errorEvent == nil {
 			s.result.End = router.Completed
@@ -302,7 +302,7 @@ func (s *streamRelay) truncatedError() (apiErr *apiError, cause error) {
 // sendErrorEvent ends the stream with an error. The empty line ends an event that lacks its
 // own.
 func (s *streamRelay) sendErrorEvent(e *apiError) {
-	s.client.Write(append([]byte("\n\n"), s.endpoint.format.errorEvent(e)...))
+	s.client.Write(append([]byte("\n\n"), s.endpoint.format.formatErrorEvent(e)...))
 }
 
 // isTruncated reports whether a stream that seems to have ended well has not. Where the end
@@ -452,7 +452,7 @@ func (a *attempt) sendHeaderOnce(resp *http.Response) {
 		return
 	}
 	a.headersSent = true
-	a.responseHeader(a.decision, resp.Header)
+	a.fillResponseHeader(a.decision, resp.Header)
 	a.client.WriteHeader(resp.StatusCode)
 }
 
@@ -462,7 +462,7 @@ func (a *attempt) relayErrorAsEvent(resp *http.Response) *failure {
 	body, err := a.readErrorBody(resp)
 	defer a.proxy.buffers.release(int64(len(body)))
 	if err != nil && !errors.Is(err, errErrorBodyTooLong) && !errors.Is(err, errErrorBodyMemory) {
-		return a.classifyError(err)
+		return a.classifyOrEndRequest(err)
 	}
 	a.sendError(replicaError(resp.StatusCode, body))
 	return nil

@@ -80,7 +80,7 @@ func (l *listeners) all() []*listener {
 // startServingPublic starts to serve clients, until the listeners close.
 func (s *Server) startServingPublic() {
 	server := s.newHTTPServer(s.proxy)
-	server.ConnState = s.proxy.TrackConnection
+	server.ConnState = s.proxy.TrackAndLimitConnections
 	s.listeners.startServing(s.listeners.public, server)
 }
 
@@ -93,7 +93,7 @@ func (s *Server) startServingAdmin() {
 	server := s.newHTTPServer(s.admin)
 	server.RegisterOnShutdown(s.admin.EndEventStreams)
 	server.ConnState = func(conn net.Conn, state http.ConnState) {
-		proxy.RecordConnState(conn, state)
+		proxy.SetConnActive(conn, state)
 		s.admin.ConnState(conn, state)
 	}
 	server.ConnContext = s.admin.ConnContext
