@@ -160,15 +160,15 @@ func (f *chatFormat) appendBeforeFirstToken(b []byte) []byte {
 	return b
 }
 
-func (f *chatFormat) appendTokens(b []byte, q *sequence, from, to int, end endReason) []byte {
+func (f *chatFormat) appendTokens(b []byte, q *sequence, fromToken, toToken int, end endReason) []byte {
 	if f.call != nil {
-		return f.call.appendChunks(b, f, q, from, to, end)
+		return f.call.appendChunks(b, f, q, fromToken, toToken, end)
 	}
 	b = append(f.appendBeforeDelta(b, q), '{')
-	if text := q.textBetween(from, to); text != "" { // the end of a turn has no text
+	if text := q.textBetween(fromToken, toToken); text != "" { // the end of a turn has no text
 		b = appendQuoted(append(b, `"content":`...), text)
 	}
-	return f.appendAfterDelta(append(b, '}'), q, to, end.String())
+	return f.appendAfterDelta(append(b, '}'), q, toToken, end.String())
 }
 
 // appendBeforeDelta appends the beginning of a chunk, up to its delta.
@@ -326,24 +326,24 @@ func appendExample(b []byte, schema gjson.Result, depth int) []byte {
 	return append(b, '}')
 }
 
-// appendChunks appends the chunks of a stream for the tokens from up to to.
-func (c *toolCall) appendChunks(b []byte, f *chatFormat, q *sequence, from, to int, end endReason) []byte {
-	was, is := min(from*bytesPerToken, len(q.text)), min(to*bytesPerToken, len(q.text))
+// appendChunks appends the chunks of a stream for the tokens fromToken up to toToken.
+func (c *toolCall) appendChunks(b []byte, f *chatFormat, q *sequence, fromToken, toToken int, end endReason) []byte {
+	was, is := min(fromToken*bytesPerToken, len(q.text)), min(toToken*bytesPerToken, len(q.text))
 	if was < c.from && is >= c.from {
 		b = f.appendBeforeDelta(b, q)
 		b = append(b, `{"content":null,"tool_calls":[{"id":"chatcmpl-tool-`+randomID()+`","type":"function","index":0,"function":{"name":`...)
 		b = append(appendQuoted(b, c.name), `}}]}`...)
-		b = f.appendAfterDelta(b, q, to, "")
+		b = f.appendAfterDelta(b, q, toToken, "")
 	}
 	if start, end := max(was, c.from), min(is, c.to); start < end {
 		b = f.appendBeforeDelta(b, q)
 		b = append(b, `{"content":null,"tool_calls":[{"index":0,"function":{"arguments":`...)
 		b = append(appendQuoted(b, string(q.text[start:end])), `}}]}`...)
-		b = f.appendAfterDelta(b, q, to, "")
+		b = f.appendAfterDelta(b, q, toToken, "")
 	}
 	if end != running {
 		b = append(f.appendBeforeDelta(b, q), "{}"...)
-		b = f.appendAfterDelta(b, q, to, c.finishReason(end))
+		b = f.appendAfterDelta(b, q, toToken, c.finishReason(end))
 	}
 	return b
 }

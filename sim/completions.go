@@ -118,9 +118,9 @@ func (f *completionFormat) appendBeforePrefill(b []byte) (unchanged []byte) { re
 // appendBeforeFirstToken appends nothing: a completion's stream begins with its text.
 func (f *completionFormat) appendBeforeFirstToken(b []byte) (unchanged []byte) { return b }
 
-func (f *completionFormat) appendTokens(b []byte, q *sequence, from, to int, end endReason) []byte {
-	text := q.textBetween(from, to)
-	if from == 0 {
+func (f *completionFormat) appendTokens(b []byte, q *sequence, fromToken, toToken int, end endReason) []byte {
+	text := q.textBetween(fromToken, toToken)
+	if fromToken == 0 {
 		text = f.echoedPrompt(q) + text
 	}
 	b = append(f.appendChunkHead(b), `{"index":`...)
@@ -131,7 +131,7 @@ func (f *completionFormat) appendTokens(b []byte, q *sequence, from, to int, end
 		b = append(b, `,"system_fingerprint":`+fingerprint...)
 	}
 	if f.continuousUsage {
-		b = f.server.appendUsage(append(b, `,"usage":`...), usage{prompt: q.Prompt, completion: to}, usageRunning)
+		b = f.server.appendUsage(append(b, `,"usage":`...), usage{prompt: q.Prompt, completion: toToken}, usageRunning)
 	}
 	return append(b, "}\n\n"...)
 }
@@ -205,7 +205,7 @@ func (s *Server) embeddings(w http.ResponseWriter, r *http.Request) {
 			b = append(b, ',')
 		}
 		b = append(b, `{"index":`+strconv.Itoa(i)+`,"object":"embedding","embedding":[`...)
-		random := rand.New(rand.NewPCG(uint64(len(tokens)), promptSeed(tokens, "")))
+		random := rand.New(rand.NewPCG(uint64(len(tokens)), answerSeed(tokens, "")))
 		for d := range dimensions {
 			if d > 0 {
 				b = append(b, ',')

@@ -120,7 +120,7 @@ func (s *Server) ClearFaults() error {
 	s.faults.clear()
 	s.wakeFrozenEngine()
 	s.setEngineSpeed(s.cfg.Engine.Speed)
-	return s.listening.resume(s.address)
+	return s.listening.reopenIfSuspended(s.address)
 }
 
 // endFault ends a fault whose time is over.
@@ -133,7 +133,7 @@ func (s *Server) endFault(k FaultKind) {
 		s.wakeFrozenEngine()
 	case Refuse:
 		// If another process has taken the port meanwhile, connections stay refused.
-		_ = s.listening.resume(s.address)
+		_ = s.listening.reopenIfSuspended(s.address)
 	}
 }
 

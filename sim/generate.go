@@ -89,7 +89,7 @@ func (s *Server) newSequence(p params, tokens []uint32, choice int, forced []byt
 	if p.maxTokens > 0 {
 		limit = min(limit, p.maxTokens)
 	}
-	seed := promptSeed(tokens, p.salt) + uint64(choice)
+	seed := answerSeed(tokens, p.salt) + uint64(choice)
 	q := &sequence{index: choice, model: p.model, naturalEnd: stopped}
 	switch {
 	case forced != nil:
@@ -112,8 +112,8 @@ func (s *Server) newSequence(p params, tokens []uint32, choice int, forced []byt
 	return q, nil
 }
 
-// promptSeed returns the seed of a prompt's answer, which is always the same.
-func promptSeed(tokens []uint32, salt string) uint64 {
+// answerSeed returns the seed of a prompt's answer, which is always the same.
+func answerSeed(tokens []uint32, salt string) uint64 {
 	seed := xxh3.HashString(salt)
 	if len(tokens) > 0 {
 		seed = uint64(hashBlocks(tokens, len(tokens), seed)[0])
@@ -133,8 +133,9 @@ type format interface {
 	appendBeforePrefill(b []byte) []byte
 	// appendBeforeFirstToken appends what comes with the first output of any choice.
 	appendBeforeFirstToken(b []byte) []byte
-	// appendTokens appends tokens from up to to of q, and its end unless end is running.
-	appendTokens(b []byte, q *sequence, from, to int, end endReason) []byte
+	// appendTokens appends the tokens fromToken up to toToken of q, and its end unless end
+	// is running.
+	appendTokens(b []byte, q *sequence, fromToken, toToken int, end endReason) []byte
 	// appendStreamEnd appends what follows the end of the last choice.
 	appendStreamEnd(b []byte) []byte
 	// appendEngineFailure appends the end of a stream whose engine died; nothing if the

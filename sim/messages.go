@@ -102,8 +102,8 @@ func (f *messageFormat) appendBeforeFirstToken(b []byte) []byte {
 		string(appendQuoted(nil, f.model))+`,"stop_reason":null,"stop_sequence":null,"usage":{"input_tokens":`+strconv.Itoa(f.sequence.Prompt)+`,"output_tokens":0}}`)
 }
 
-func (f *messageFormat) appendTokens(b []byte, q *sequence, from, to int, _ endReason) []byte {
-	text := q.textBetween(from, to)
+func (f *messageFormat) appendTokens(b []byte, q *sequence, fromToken, toToken int, _ endReason) []byte {
+	text := q.textBetween(fromToken, toToken)
 	if text == "" {
 		return b
 	}

@@ -56,7 +56,7 @@ func (s *Server) formatMetrics() []byte {
 	s.engineMu.Lock()
 	defer s.engineMu.Unlock()
 	e := &exposition{labels: `engine="0",model_name="` + s.cfg.Model + `"`, created: unixSeconds(s.startedAt)}
-	e.writeFamily("process_start_time_seconds", "gauge", "Start time of the process since unix epoch in seconds.")
+	e.writeHelpAndType("process_start_time_seconds", "gauge", "Start time of the process since unix epoch in seconds.")
 	e.writeSample("process_start_time_seconds", "", unixSeconds(s.startedAt))
 	s.writeEngineMetrics(e)
 	s.writeRequestMetrics(e)
@@ -68,10 +68,10 @@ func (s *Server) writeEngineMetrics(e *exposition) {
 	st := s.engine.Stats()
 	e.writeGauge("vllm:num_requests_running", "Number of requests in model execution batches.", float64(st.Running))
 	e.writeGauge("vllm:num_requests_waiting", "Number of requests waiting to be processed.", float64(st.Waiting))
-	e.writeFamily("vllm:num_requests_waiting_by_reason", "gauge", "Number of waiting requests by reason.")
+	e.writeHelpAndType("vllm:num_requests_waiting_by_reason", "gauge", "Number of waiting requests by reason.")
 	e.writeSample("vllm:num_requests_waiting_by_reason", e.labels+`,reason="capacity"`, float64(st.Waiting))
 	e.writeSample("vllm:num_requests_waiting_by_reason", e.labels+`,reason="deferred"`, 0)
-	e.writeFamily("vllm:engine_sleep_state", "gauge", "Engine sleep state.")
+	e.writeHelpAndType("vllm:engine_sleep_state", "gauge", "Engine sleep state.")
 	e.writeSample("vllm:engine_sleep_state", e.labels+`,sleep_state="awake"`, 1)
 	e.writeSample("vllm:engine_sleep_state", e.labels+`,sleep_state="weights_offloaded"`, 0)
 	e.writeSample("vllm:engine_sleep_state", e.labels+`,sleep_state="discard_all"`, 0)
@@ -91,7 +91,7 @@ func (s *Server) writeEngineMetrics(e *exposition) {
 
 func (s *Server) writeRequestMetrics(e *exposition) {
 	c := s.counters
-	e.writeFamily("vllm:request_success_total", "counter", "Count of successfully processed requests.")
+	e.writeHelpAndType("vllm:request_success_total", "counter", "Count of successfully processed requests.")
 	for _, end := range [...]endReason{stopped, lengthLimit, aborted, engineFailed} {
 		e.writeSample("vllm:request_success_total", `engine="0",finished_reason="`+end.String()+`",model_name="`+s.cfg.Model+`"`, float64(c.success[end]))
 	}
@@ -116,7 +116,7 @@ func (s *Server) writeCacheAndAdapterMetrics(e *exposition) {
 	if c.NoPrefixCache {
 		caching = "False"
 	}
-	e.writeFamily("vllm:cache_config_info", "gauge", "Information of the LLMEngine CacheConfig")
+	e.writeHelpAndType("vllm:cache_config_info", "gauge", "Information of the LLMEngine CacheConfig")
 	e.writeSample("vllm:cache_config_info", `block_size="`+size+`",cache_dtype="auto",cache_hit_alignment_tokens="None",`+
 		`effective_attention_block_size="`+size+`",enable_prefix_caching="`+caching+`",engine="0",gpu_memory_utilization="0.92",`+
 		`kv_cache_size_tokens="`+strconv.Itoa(blocks*c.BlockSize)+`",num_cpu_blocks="None",num_gpu_blocks="`+strconv.Itoa(blocks)+`",`+
@@ -139,7 +139,7 @@ func (s *Server) writeCacheAndAdapterMetrics(e *exposition) {
 		slices.Sort(names)
 		return strings.Join(slices.Compact(names), ",")
 	}
-	e.writeFamily("vllm:lora_requests_info", "gauge", "Running stats on lora requests.")
+	e.writeHelpAndType("vllm:lora_requests_info", "gauge", "Running stats on lora requests.")
 	e.writeSample("vllm:lora_requests_info", `max_lora="`+strconv.Itoa(len(loaded))+`",running_lora_adapters="`+list(running)+
 		`",waiting_lora_adapters="`+list(waiting)+`"`, unixSeconds(time.Now()))
 }
@@ -152,7 +152,7 @@ type exposition struct {
 	created float64
 }
 
-func (e *exposition) writeFamily(name, kind, help string) {
+func (e *exposition) writeHelpAndType(name, kind, help string) {
 	e.b = append(e.b, "# HELP "+name+" "+help+"\n# TYPE "+name+" "+kind+"\n"...)
 }
 
@@ -165,18 +165,18 @@ func (e *exposition) writeSample(name, labels string, v float64) {
 }
 
 func (e *exposition) writeGauge(name, help string, v float64) {
-	e.writeFamily(name, "gauge", help)
+	e.writeHelpAndType(name, "gauge", help)
 	e.writeSample(name, e.labels, v)
 }
 
 func (e *exposition) writeCounter(name, help string, v int64) {
-	e.writeFamily(name+"_total", "counter", help)
+	e.writeHelpAndType(name+"_total", "counter", help)
 	e.writeSample(name+"_total", e.labels, float64(v))
 	e.writeGauge(name+"_created", help, e.created)
 }
 
 func (e *exposition) writeHistogram(name, help string, h *histogram) {
-	e.writeFamily(name, "histogram", help)
+	e.writeHelpAndType(name, "histogram", help)
 	engine, model, _ := strings.Cut(e.labels, ",")
 	var below int64
 	for i, n := range h.counts {

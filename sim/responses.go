@@ -106,8 +106,8 @@ func (f *responseFormat) appendItemStart(b []byte) []byte {
 		`"content_index":0,"item_id":"`+f.item+`","output_index":0,"part":{"annotations":[],"text":"","type":"output_text","logprobs":[]}`)
 }
 
-func (f *responseFormat) appendTokens(b []byte, q *sequence, from, to int, _ endReason) []byte {
-	text := q.textBetween(from, to)
+func (f *responseFormat) appendTokens(b []byte, q *sequence, fromToken, toToken int, _ endReason) []byte {
+	text := q.textBetween(fromToken, toToken)
 	if text == "" {
 		return b
 	}

@@ -306,7 +306,7 @@ func (l *listening) await(ctx context.Context) net.Listener {
 	}
 }
 
-// suspend closes the listener until resume, so that the kernel refuses connections.
+// suspend closes the listener until reopenIfSuspended, so that the kernel refuses connections.
 func (l *listening) suspend() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -317,8 +317,8 @@ func (l *listening) suspend() {
 	}
 }
 
-// resume binds address again if stop was called.
-func (l *listening) resume(address string) error {
+// reopenIfSuspended binds address again if suspend was called.
+func (l *listening) reopenIfSuspended(address string) error {
 	l.mu.Lock()
 	stopped := l.refuse && !l.closed
 	l.mu.Unlock()

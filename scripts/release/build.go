@@ -30,9 +30,9 @@ type checkout struct {
 	env       []string
 }
 
-// build returns the files of a release of ref, built in dir, which it creates.
-func build(dir, ref string, env ...string) ([]file, error) {
-	c, err := newCheckout(dir, ref)
+// cloneAndBuild returns the files of a release of ref, built in dir, which it creates.
+func cloneAndBuild(dir, ref string, env ...string) ([]file, error) {
+	c, err := cloneCheckout(dir, ref)
 	if err != nil {
 		return nil, err
 	}
@@ -49,9 +49,9 @@ func build(dir, ref string, env ...string) ([]file, error) {
 	return append(files, checksums(files)), nil
 }
 
-// newCheckout clones the repository in the working directory, with its tags, from
+// cloneCheckout clones the repository in the working directory, with its tags, from
 // which Go derives the version.
-func newCheckout(dir, ref string) (*checkout, error) {
+func cloneCheckout(dir, ref string) (*checkout, error) {
 	here := &checkout{dir: "."}
 	commit, err := here.output("git", "rev-parse", "--verify", ref+"^{commit}")
 	if err != nil {
@@ -118,7 +118,7 @@ func (c *checkout) buildPlatform(arch string) ([]file, error) {
 	}
 	files = append(files, file{"warmroute", 0o755, binary}, file{"THIRD_PARTY_LICENSES", 0o644, licenceTexts(modules)})
 	name := "warmroute-" + version + "-linux-" + arch
-	packed, err := archive(name, files, c.committed)
+	packed, err := packTarGz(name, files, c.committed)
 	if err != nil {
 		return nil, err
 	}

@@ -42,7 +42,7 @@ func buildAndWrite(out, ref string, verify, fresh bool) error {
 		return err
 	}
 	defer os.RemoveAll(work)
-	files, err := build(filepath.Join(work, "first"), ref)
+	files, err := cloneAndBuild(filepath.Join(work, "first"), ref)
 	if err != nil {
 		return err
 	}
@@ -52,7 +52,7 @@ func buildAndWrite(out, ref string, verify, fresh bool) error {
 			env = append(env, "GOCACHE="+filepath.Join(work, "cache"))
 		}
 		// A path of another length, so that paths in the output are noticed.
-		again, err := build(filepath.Join(work, "second-clone"), ref, env...)
+		again, err := cloneAndBuild(filepath.Join(work, "second-clone"), ref, env...)
 		if err != nil {
 			return err
 		}
@@ -100,8 +100,8 @@ func sortFiles(files []file) []file {
 	return files
 }
 
-// archive returns a .tar.gz of the files in folder, which depends on nothing else.
-func archive(folder string, files []file, modified time.Time) ([]byte, error) {
+// packTarGz returns a .tar.gz of the files in folder, which depends on nothing else.
+func packTarGz(folder string, files []file, modified time.Time) ([]byte, error) {
 	var packed bytes.Buffer
 	gz := gzip.NewWriter(&packed)
 	tw := tar.NewWriter(gz)

@@ -25,11 +25,11 @@ func TestArchiveDependsOnFilesOnly(t *testing.T) {
 	a := []file{{"warmroute", 0o755, []byte("binary")}, {"LICENSE", 0o644, []byte("words")}, {"docs/a.md", 0o644, nil}}
 	b := slices.Clone(a)
 	slices.Reverse(b)
-	first, err := archive("warmroute-v1", a, made)
+	first, err := packTarGz("warmroute-v1", a, made)
 	if err != nil {
 		t.Fatal(err)
 	}
-	second, err := archive("warmroute-v1", b, made.In(time.FixedZone("elsewhere", 7200)))
+	second, err := packTarGz("warmroute-v1", b, made.In(time.FixedZone("elsewhere", 7200)))
 	if err != nil {
 		t.Fatal(err)
 	}
