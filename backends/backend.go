@@ -137,31 +137,32 @@ func (b *Backend) SetState(s State) {
 }
 
 // Drain lets the backend finish its requests and get no new ones, until Undrain.
-func (b *Backend) Drain() { b.markAndCheck(drained, true) }
+func (b *Backend) Drain() { b.setFlagAndRequestCheck(drained, true) }
 
 // Undrain ends a Drain. The backend's state is that of its last check, and it is
 // checked again at once. It does not end a Retire.
-func (b *Backend) Undrain() { b.markAndCheck(drained, false) }
+func (b *Backend) Undrain() { b.setFlagAndRequestCheck(drained, false) }
 
 // Drained reports whether the operator drained the backend.
 func (b *Backend) Drained() bool { return b.flags.Load()&drained != 0 }
 
 // Retire drains a backend that is no longer in the configuration. Its name and
 // address are free for another.
-func (b *Backend) Retire() { b.markAndCheck(retired, true) }
+func (b *Backend) Retire() { b.setFlagAndRequestCheck(retired, true) }
 
-// Restore ends a Retire: the backend is in the configuration again.
-func (b *Backend) Restore() { b.markAndCheck(retired, false) }
+// Unretire ends a Retire: the backend is in the configuration again.
+func (b *Backend) Unretire() { b.setFlagAndRequestCheck(retired, false) }
 
 // Retiring reports whether the backend is retired.
 func (b *Backend) Retiring() bool { return b.flags.Load()&retired != 0 }
 
-func (b *Backend) markAndCheck(flag int32, on bool) {
+// setFlagAndRequestCheck sets or clears a flag and asks for a health check.
+func (b *Backend) setFlagAndRequestCheck(flag int32, on bool) {
 	b.setFlag(flag, on)
 	b.requestCheck() // which reports the change
 }
 
-// setFlag reports whether the flag changed.
+// setFlag sets or clears a flag and reports whether it changed.
 func (b *Backend) setFlag(flag int32, on bool) (changed bool) {
 	b.changeFlags(func() {
 		if on {
@@ -229,9 +230,9 @@ func (b *Backend) SetModels(m []Model) {
 // responded.
 const InstanceHeader = "X-Warmroute-Instance"
 
-// Instance returns the id of the proxy that responded to the last health check;
+// ProxyInstance returns the id of the proxy that responded to the last health check;
 // empty if it was not a proxy of this kind.
-func (b *Backend) Instance() string {
+func (b *Backend) ProxyInstance() string {
 	if id := b.instance.Load(); id != nil {
 		return *id
 	}
@@ -239,9 +240,9 @@ func (b *Backend) Instance() string {
 }
 
 // get requests a path below the backend's URL, without following redirects. A
-// non-empty instance is sent in InstanceHeader. The caller closes the body; ctx
+// non-empty proxyInstance is sent in InstanceHeader. The caller closes the body; ctx
 // bounds reading it too.
-func (b *Backend) get(ctx context.Context, path, accept, instance string) (*http.Response, error) {
+func (b *Backend) get(ctx context.Context, path, accept, proxyInstance string) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, b.URL.JoinPath(path).String(), nil)
 	if err != nil {
 		return nil, err
@@ -250,8 +251,8 @@ func (b *Backend) get(ctx context.Context, path, accept, instance string) (*http
 	// Without this net/http's transport asks for gzip, which would cost the
 	// replica's event loop time.
 	req.Header.Set("Accept-Encoding", "identity")
-	if instance != "" {
-		req.Header[InstanceHeader] = []string{instance}
+	if proxyInstance != "" {
+		req.Header[InstanceHeader] = []string{proxyInstance}
 	}
 	options := b.Options()
 	if options.APIKey != "" {
@@ -309,15 +310,16 @@ func (b *Backend) Status() Status {
 	return s
 }
 
-// SetNextCheck is for the health checks, and for tests that have none.
-func (b *Backend) SetNextCheck(at time.Time) {
+// RecordNextCheck sets the time that Status reports. It is for the health checks, and
+// for tests that have none.
+func (b *Backend) RecordNextCheck(at time.Time) {
 	b.status.mu.Lock()
 	defer b.status.mu.Unlock()
 	b.status.nextCheck = at
 }
 
-// setCheckResult records the outcome of a health check.
-func (b *Backend) setCheckResult(err error) {
+// recordCheckResult records the outcome of a health check.
+func (b *Backend) recordCheckResult(err error) {
 	b.status.mu.Lock()
 	defer b.status.mu.Unlock()
 	b.status.checked, b.status.checkError = true, ""

@@ -57,7 +57,7 @@ func TestStatus(t *testing.T) {
 		expect("drained", Draining, true, drained, "drained by an operator")
 		b.Retire()
 		expect("removed", Draining, true, drained, "no longer in the configuration")
-		b.Restore()
+		b.Unretire()
 		b.Undrain()
 		expect("taken back", Ready, true, time.Now(), "")
 	})

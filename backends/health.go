@@ -102,16 +102,16 @@ func (c *Checker) Watch(ctx context.Context, b *Backend) {
 		}
 		switch firstTimeout := timeouts == 1 && b.flags.Load()&healthy != 0; {
 		case !outOfDescriptors && !firstTimeout:
-			w.applyCheck(models, err)
+			w.applyCheckResult(models, err)
 		case w.reported != unchecked: // an operator may have changed the state
-			w.reportState("last check inconclusive: it timed out or could not be made")
+			w.reportStateChange("last check inconclusive: it timed out or could not be made")
 		}
 		wait := cmp.Or(settings.Interval, defaultCheckInterval)
 		if err != nil {
 			wait = cmp.Or(settings.DownInterval, defaultDownCheckInterval)
 		}
 		wait = jitter(wait)
-		b.SetNextCheck(time.Now().Add(wait))
+		b.RecordNextCheck(time.Now().Add(wait))
 		if !sleepUntilCheck(ctx, wait, b.checkRequested, changed) {
 			return
 		}
@@ -123,7 +123,7 @@ func (c *Checker) Watch(ctx context.Context, b *Backend) {
 func (c *Checker) RequestCheck(b *Backend) { b.requestCheck() }
 
 // sleepUntilCheck waits between two checks. It returns false when ctx ended first.
-func sleepUntilCheck(ctx context.Context, d time.Duration, requested, changed <-chan struct{}) bool {
+func sleepUntilCheck(ctx context.Context, d time.Duration, requested, changed <-chan struct{}) (notCanceled bool) {
 	checked := time.Now()
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -148,8 +148,8 @@ type checkState struct {
 
 const unchecked State = -1
 
-// applyCheck sets the backend's state and models to the outcome of a check.
-func (w *checkState) applyCheck(models []Model, err error) {
+// applyCheckResult sets the backend's state and models to the outcome of a check.
+func (w *checkState) applyCheckResult(models []Model, err error) {
 	b := w.backend
 	reason := fmt.Sprintf("healthy, models: %d", len(models))
 	if err != nil {
@@ -157,20 +157,20 @@ func (w *checkState) applyCheck(models []Model, err error) {
 	} else if !vllm.EqualModels(b.Models(), models) {
 		b.SetModels(models) // before Ready, so that a ready backend has its models
 	}
-	b.setCheckResult(err)
+	b.recordCheckResult(err)
 	changed := b.setFlag(healthy, err == nil) || w.reported == unchecked
 	if changed && w.OnCacheLost != nil && errors.Is(err, syscall.ECONNREFUSED) {
 		w.OnCacheLost(b, reason)
 	}
-	w.reportState(reason)
+	w.reportStateChange(reason)
 	if changed && w.OnHung != nil && isTimeout(err) {
 		w.OnHung(b)
 	}
 }
 
-// reportState logs the backend's state, if it is not the one reported last, and calls
-// OnState.
-func (w *checkState) reportState(reason string) {
+// reportStateChange logs the backend's state and calls OnState, if the state is not the
+// one reported last.
+func (w *checkState) reportStateChange(reason string) {
 	b, state := w.backend, w.backend.State()
 	if state == w.reported {
 		return
@@ -196,10 +196,10 @@ func (w *checkState) reportState(reason string) {
 
 // check requests a replica's /health and /v1/models once.
 func (c *Checker) check(ctx context.Context, b *Backend, timeout time.Duration) ([]Model, error) {
-	if _, err := c.get(ctx, b, "/health", timeout); err != nil {
+	if _, err := c.getBody(ctx, b, "/health", timeout); err != nil {
 		return nil, err
 	}
-	body, err := c.get(ctx, b, "/v1/models", timeout)
+	body, err := c.getBody(ctx, b, "/v1/models", timeout)
 	if err != nil {
 		return nil, err
 	}
@@ -213,7 +213,9 @@ func (c *Checker) check(ctx context.Context, b *Backend, timeout time.Duration) 
 	return models, nil
 }
 
-func (c *Checker) get(ctx context.Context, b *Backend, path string, timeout time.Duration) ([]byte, error) {
+// getBody requests path and returns the body of a 200. It records the proxy that
+// responded, if it was one.
+func (c *Checker) getBody(ctx context.Context, b *Backend, path string, timeout time.Duration) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	res, err := b.get(ctx, path, "application/json", c.Instance)
@@ -230,10 +232,10 @@ func (c *Checker) get(ctx context.Context, b *Backend, path string, timeout time
 	case res.StatusCode >= 300 && res.StatusCode < 400:
 		return nil, fmt.Errorf("%s answered %d, a redirect to %.200q; give the backend the URL of the replica itself", path, res.StatusCode, res.Header.Get("Location"))
 	case res.StatusCode == http.StatusLoopDetected:
-		return nil, c.loopError(path, instance)
+		return nil, c.newLoopError(path, instance)
 	case res.StatusCode != http.StatusOK:
 		return nil, fmt.Errorf("%s answered %d", path, res.StatusCode)
-	case isTooLong(err):
+	case isBodyTooLong(err):
 		return nil, fmt.Errorf("%s: longer than %d bytes", path, maxModelsBytes)
 	case err != nil:
 		return nil, fmt.Errorf("%s: %w", path, err)
@@ -241,9 +243,9 @@ func (c *Checker) get(ctx context.Context, b *Backend, path string, timeout time
 	return body, nil
 }
 
-// loopError returns the error for a path to which the proxy with that instance id
+// newLoopError returns the error for a path to which the proxy with that instance id
 // responded with 508.
-func (c *Checker) loopError(path, instance string) error {
+func (c *Checker) newLoopError(path, instance string) error {
 	switch instance {
 	case "":
 		return fmt.Errorf("%s answered 508: the backend leads back to a proxy (loop)", path)
@@ -253,8 +255,8 @@ func (c *Checker) loopError(path, instance string) error {
 	return fmt.Errorf("%s answered 508: the backend has this proxy among its own backends (loop); remove one of the two", path)
 }
 
-// isTooLong reports whether err is that of an http.MaxBytesReader.
-func isTooLong(err error) bool {
+// isBodyTooLong reports whether err is that of an http.MaxBytesReader.
+func isBodyTooLong(err error) bool {
 	var long *http.MaxBytesError
 	return errors.As(err, &long)
 }

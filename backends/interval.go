@@ -16,7 +16,7 @@ type setting[T any] struct {
 }
 
 // get returns the value, and a channel that is closed when it changes.
-func (s *setting[T]) get() (T, <-chan struct{}) {
+func (s *setting[T]) get() (value T, changed <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.value, s.changed.Next()
@@ -37,7 +37,7 @@ func jitter(d time.Duration) time.Duration {
 
 // sleepOrChanged waits for d or until changed is closed. It returns false when
 // ctx ended first.
-func sleepOrChanged(ctx context.Context, d time.Duration, changed <-chan struct{}) bool {
+func sleepOrChanged(ctx context.Context, d time.Duration, changed <-chan struct{}) (notCanceled bool) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {

@@ -71,16 +71,16 @@ func (p *Poller) Watch(ctx context.Context, b *Backend) {
 	w := pollState{Poller: p, backend: b}
 	for {
 		settings, changed := p.settings.get()
-		if !w.poll(ctx, cmp.Or(settings.Timeout, settings.Interval, defaultPollInterval)) ||
+		if !w.pollOnce(ctx, cmp.Or(settings.Timeout, settings.Interval, defaultPollInterval)) ||
 			!sleepOrChanged(ctx, jitter(w.nextPollDelay(settings)), changed) {
 			return
 		}
 	}
 }
 
-// reader returns a buffer for one scrape. It is needed only while that is read,
+// acquireReader returns a buffer for one scrape. It is needed only while that is read,
 // so that a hundred idle backends share a few.
-func (p *Poller) reader() *bufio.Reader {
+func (p *Poller) acquireReader() *bufio.Reader {
 	if br, ok := p.readers.Get().(*bufio.Reader); ok {
 		return br
 	}
@@ -97,8 +97,8 @@ type pollState struct {
 	noMetrics bool
 }
 
-// poll scrapes once and applies the outcome. It returns false when ctx ended.
-func (w *pollState) poll(ctx context.Context, timeout time.Duration) bool {
+// pollOnce scrapes once and applies the outcome. It returns false when ctx ended.
+func (w *pollState) pollOnce(ctx context.Context, timeout time.Duration) (notCanceled bool) {
 	load, err := w.scrape(ctx, timeout)
 	if ctx.Err() != nil {
 		return false
@@ -110,7 +110,7 @@ func (w *pollState) poll(ctx context.Context, timeout time.Duration) bool {
 		return true
 	}
 	if err != nil {
-		w.countMiss(err)
+		w.recordMissedPoll(err)
 		return true
 	}
 	if w.backend.Load() == nil && w.last != nil {
@@ -131,8 +131,9 @@ func (w *pollState) poll(ctx context.Context, timeout time.Duration) bool {
 	return true
 }
 
-// countMiss counts a failed poll.
-func (w *pollState) countMiss(err error) {
+// recordMissedPoll counts a failed poll and calls OnError. After maxMissedPolls, or if
+// there is no /metrics, the load becomes unknown.
+func (w *pollState) recordMissedPoll(err error) {
 	w.misses++
 	hadNoMetrics := w.noMetrics
 	w.noMetrics = errors.Is(err, errNoMetrics)
@@ -173,13 +174,13 @@ func (w *pollState) scrape(ctx context.Context, timeout time.Duration) (*Load, e
 	if res.StatusCode != http.StatusOK {
 		return nil, fmt.Errorf("scrape: /metrics answered %d", res.StatusCode)
 	}
-	br := w.reader()
+	br := w.acquireReader()
 	defer w.readers.Put(br)
 	maxBytes := cmp.Or(w.MaxBytes, defaultMaxMetricsBytes)
 	br.Reset(http.MaxBytesReader(nil, res.Body, maxBytes))
 	load, err := vllm.ParseMetrics(br)
 	br.Reset(nil) // do not keep the body in the pool
-	if isTooLong(err) {
+	if isBodyTooLong(err) {
 		return nil, fmt.Errorf("scrape: /metrics is longer than %d bytes", maxBytes)
 	}
 	if err != nil {
@@ -205,7 +206,7 @@ func (w *pollState) log(level slog.Level, message string, attrs ...any) {
 
 // cacheLossReason compares two scrapes of one replica and returns why the cache
 // of the first is gone, or "". before is nil at the first scrape.
-func cacheLossReason(before, now *Load) string {
+func cacheLossReason(before, now *Load) (reason string) {
 	if now.Asleep && (before == nil || !before.Asleep) {
 		return "the engine is asleep"
 	}

@@ -106,14 +106,15 @@ func (r *Registry) conflictsWith(b *Backend) (errs []error) {
 			errs = append(errs, fmt.Errorf("two backends are named %q; rename one", b.Name))
 		}
 		// A backend without a URL gets no requests, as in tests of routing alone.
-		if b.URL != nil && other.URL != nil && Address(other.URL) == Address(b.URL) && !sameAddress {
+		if b.URL != nil && other.URL != nil && NormalizeURL(other.URL) == NormalizeURL(b.URL) && !sameAddress {
 			sameAddress = true
-			errs = append(errs, fmt.Errorf("backends %q and %q are the same replica, %s; remove one", other.Name, b.Name, Address(b.URL)))
+			errs = append(errs, fmt.Errorf("backends %q and %q are the same replica, %s; remove one", other.Name, b.Name, NormalizeURL(b.URL)))
 		}
 	}
 	return errs
 }
 
+// assignSlot puts b in the lowest free slot.
 func (r *Registry) assignSlot(b *Backend) {
 	i := slices.IndexFunc(r.slots, func(s slot) bool { return s.removed && s.backend.Idle() })
 	if i < 0 {
@@ -126,6 +127,7 @@ func (r *Registry) assignSlot(b *Backend) {
 	b.registry = r
 }
 
+// publishBackends makes the slots' backends, and their catalog, visible to readers.
 func (r *Registry) publishBackends() {
 	var all []*Backend
 	for _, s := range r.slots {
@@ -181,13 +183,13 @@ func newCatalog(all []*Backend) *Catalog {
 			c.entries[m.ID] = e
 		}
 	}
-	c.onlyBase, _ = OnlyBase(c.Models)
+	c.onlyBase, _ = OnlyBaseModel(c.Models)
 	return c
 }
 
-// OnlyBase returns the ID of the only base model among those given, or false.
+// OnlyBaseModel returns the ID of the only base model among those given, or false.
 // IDs with the same Root are aliases of one model; the first of them is returned.
-func OnlyBase(models []Model) (id string, ok bool) {
+func OnlyBaseModel(models []Model) (id string, ok bool) {
 	first := -1
 	for i, m := range models {
 		switch {
@@ -205,14 +207,14 @@ func OnlyBase(models []Model) (id string, ok bool) {
 }
 
 // Find returns the model with an ID.
-func (c *Catalog) Find(id string) (Entry, bool) {
-	e, ok := c.entries[id]
+func (c *Catalog) Find(id string) (e Entry, ok bool) {
+	e, ok = c.entries[id]
 	return e, ok
 }
 
-// OnlyBase returns the ID of the only base model of all backends, which is that
+// OnlyBaseModel returns the ID of the only base model of all backends, which is that
 // of a request without a model, or false.
-func (c *Catalog) OnlyBase() (string, bool) { return c.onlyBase, c.onlyBase != "" }
+func (c *Catalog) OnlyBaseModel() (id string, ok bool) { return c.onlyBase, c.onlyBase != "" }
 
 // EngineModel returns the name that seeds a chain of blocks. Aliases of a base
 // model share their KV cache and so a seed; vLLM hashes an adapter's name into

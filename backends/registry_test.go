@@ -134,7 +134,7 @@ func TestOnlyBase(t *testing.T) {
 		{"fr<m", "", ""},
 		{"", "", ""},
 	} {
-		got, ok := fleet(t, c.a, c.b).Catalog().OnlyBase()
+		got, ok := fleet(t, c.a, c.b).Catalog().OnlyBaseModel()
 		if got != c.want || ok != (c.want != "") {
 			t.Errorf("%q and %q: %q, %v; want %q", c.a, c.b, got, ok, c.want)
 		}
@@ -299,12 +299,12 @@ func TestAddConflict(t *testing.T) {
 	if err := r.Add(next); err != nil || r.Find("a") != next {
 		t.Errorf("one that retires is in the way: %v", err)
 	}
-	old.Restore()
+	old.Unretire()
 	next.Retire()
 	if r.Find("a") != old {
 		t.Error("the restored backend is not found")
 	}
-	next.Restore()
+	next.Unretire()
 	old.Retire()
 	r.Remove(old)
 	if r.Find("a") != next {
@@ -398,7 +398,7 @@ func TestDrainAndChecksAreIndependent(t *testing.T) {
 			case retire:
 				b.Retire()
 			case restore:
-				b.Restore()
+				b.Unretire()
 			default:
 				b.setFlag(healthy, event == well)
 			}
@@ -418,7 +418,7 @@ func TestDrainIsReportedAtOnce(t *testing.T) {
 		c.SetSettings(HealthSettings{Interval: time.Hour})
 		watchUntilCleanup(t, c.Watch, b)
 		time.Sleep(time.Second)
-		for _, change := range []func(){b.Drain, b.Undrain, b.Retire, b.Restore} {
+		for _, change := range []func(){b.Drain, b.Undrain, b.Retire, b.Unretire} {
 			change()
 			time.Sleep(time.Second)
 			synctest.Wait()

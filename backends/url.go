@@ -13,7 +13,7 @@ import (
 // a path prefix. Its errors say what to write instead, and show no secrets.
 func ParseURL(raw string) (*url.URL, error) {
 	fail := func(what string) (*url.URL, error) {
-		return nil, fmt.Errorf("backend URL %q: %s", redact(raw), what)
+		return nil, fmt.Errorf("backend URL %q: %s", redactURL(raw), what)
 	}
 	scheme, _, found := strings.Cut(raw, "://")
 	if !found {
@@ -58,8 +58,8 @@ func ParseURL(raw string) (*url.URL, error) {
 	return u, nil
 }
 
-// redact removes keys and passwords from a URL that may be invalid.
-func redact(raw string) string {
+// redactURL removes keys and passwords from a URL that may be invalid.
+func redactURL(raw string) string {
 	scheme, rest, found := strings.Cut(raw, "://")
 	if !found {
 		scheme, rest = "", raw
@@ -79,8 +79,8 @@ func redact(raw string) string {
 // DefaultName returns the name of a backend without one: its URL's host, port and path.
 func DefaultName(u *url.URL) string { return hostPort(u) + u.Path }
 
-// Address returns the normalized URL of a replica, always with a port.
-func Address(u *url.URL) string { return u.Scheme + "://" + hostPort(u) + u.EscapedPath() }
+// NormalizeURL returns the normalized URL of a replica, always with a port.
+func NormalizeURL(u *url.URL) string { return u.Scheme + "://" + hostPort(u) + u.EscapedPath() }
 
 // hostPort returns u's host and port, by default the scheme's port.
 func hostPort(u *url.URL) string {

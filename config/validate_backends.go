@@ -48,7 +48,7 @@ func (c *Config) validateBackends(errs *errorList) {
 			errs.add(at+".name", "%q is not a valid name; it is used in headers and labels: use letters, digits and ._:-", b.Name)
 			continue
 		}
-		address := backends.Address(u)
+		address := backends.NormalizeURL(u)
 		if first, taken := firstURL[address]; taken {
 			errs.add(at+".url", "%s is already backends[%d]; remove one of the two", address, first)
 		} else {

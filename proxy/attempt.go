@@ -111,7 +111,7 @@ func (a *attempt) setRouterOutcome(f *failure) {
 	a.result.Stalled, a.result.QueueFull, a.result.Stopping = f.stalled, f.full, f.shuttingDown && f.uncharged
 	switch {
 	case errors.As(f.err, &connect):
-		a.result.Failed = !connect.Busy() && !f.noDescriptors
+		a.result.Failed = !connect.MaxConnsReached() && !f.noDescriptors
 	case f.stale, f.loop: // a client can claim a loop; only the health checks find that a backend is one
 	default:
 		charged, _ := a.history.countCharged()
@@ -211,7 +211,7 @@ func (a *attempt) classifyOrEndRequest(err error) *failure {
 		return &failure{reason: metrics.RetryDescriptors, err: err, uncharged: true, noDescriptors: true}
 	case errors.As(err, &connect):
 		// After a stale connection the replica may have crashed by the request at once.
-		mayHaveCrashed := !connect.Busy() && a.history.hadStaleConnection(a.decision.Backend)
+		mayHaveCrashed := !connect.MaxConnsReached() && a.history.hadStaleConnection(a.decision.Backend)
 		return &failure{reason: metrics.RetryConnect, err: err, uncharged: true, mayHaveCrashed: mayHaveCrashed}
 	}
 	late := errors.Is(err, os.ErrDeadlineExceeded)

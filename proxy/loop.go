@@ -67,7 +67,7 @@ func (p *Proxy) checkHealthCheckLoop(h http.Header) *apiError {
 	}
 	ids, _ := passedProxies(h)
 	for _, b := range p.registry.All() {
-		if id := b.Instance(); id != "" && slices.Contains(ids, id) && !b.Retiring() {
+		if id := b.ProxyInstance(); id != "" && slices.Contains(ids, id) && !b.Retiring() {
 			return loopError("the proxy that sends this check is a backend of this one")
 		}
 	}

@@ -150,7 +150,7 @@ func TestRetryAfterOfUnreadyModel(t *testing.T) {
 	}
 	f := serve(t, nil, &replica{})
 	f.backends[0].SetState(backends.Down)
-	f.backends[0].SetNextCheck(time.Now().Add(30 * time.Second))
+	f.backends[0].RecordNextCheck(time.Now().Add(30 * time.Second))
 	for _, path := range []string{"/readyz", "/readyz?model=m"} {
 		_, header, _ := f.statusOf(path, "")
 		if after, err := strconv.Atoi(header.Get("Retry-After")); err != nil || after < 25 || after > 60 {

@@ -181,9 +181,9 @@ func findModel(c *backends.Catalog, id string, holder *apikey.Account) (entry ba
 // use.
 func (r *request) defaultModel(c *backends.Catalog) (id string, apiErr *apiError) {
 	known := visibleModels(c, r.account)
-	only, ok := c.OnlyBase()
+	only, ok := c.OnlyBaseModel()
 	if r.account != nil && r.account.Models != nil {
-		only, ok = backends.OnlyBase(known)
+		only, ok = backends.OnlyBaseModel(known)
 	}
 	switch {
 	case ok:

@@ -19,7 +19,7 @@ func (r *Router) ObserveLoad(b *backends.Backend, l *backends.Load) {
 	cache := r.cacheInfo(b)
 	r.estimates.ObserveLoad(b.Slot, l, s.load.unseen, cache)
 	r.resizeIndex(b.Slot)
-	r.index.Upkeep(upkeepBlocks)
+	r.index.SweepAndEvict(upkeepBlocks)
 	s.health.recordScrapeProgress(l, s.load.unstarted, s.load.requests)
 	now := r.now()
 	s.health.breaker.closeOnProgress(&r.settings.Breaker, s.health.since, now)
@@ -82,7 +82,7 @@ func (r *Router) ForgetCache(b *backends.Backend) {
 	if !r.has(b) {
 		return
 	}
-	r.index.Drop(b.Slot)
+	r.index.DropCache(b.Slot)
 	r.estimates.ForgetReplicaProcess(b.Slot)
 	r.dispatchQueued(r.now())
 }
@@ -129,7 +129,7 @@ func (r *Router) ResetBackend(b *backends.Backend) ResetReport {
 	report := ResetReport{r.index.Len(b.Slot), s.health.breaker.state(now), r.estimates.Summary(b.Slot)}
 	r.estimates.ForgetLearned(b.Slot)
 	s.kv.decodeRate = newKVCache().decodeRate
-	r.index.Drop(b.Slot)
+	r.index.DropCache(b.Slot)
 	r.resizeIndex(b.Slot)
 	r.forgetInPolicy(b.Slot)
 	b.ReportsCached.Store(false)

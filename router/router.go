@@ -249,7 +249,7 @@ func (r *Router) RemoveBackend(b *backends.Backend) {
 func (r *Router) clearSlot(slot int) {
 	r.states[slot] = backendState{health: new(health), kv: newKVCache()} // a Decision may still have the old health
 	r.estimates.ResetSlot(slot)
-	r.index.Clear(slot)
+	r.index.ResetSlot(slot)
 }
 
 func (r *Router) forgetInPolicy(slot int) {
@@ -269,7 +269,7 @@ func (r *Router) has(b *backends.Backend) bool {
 func (r *Router) resizeIndex(slot int) {
 	want, have := r.estimates.IndexCapacity(slot), r.index.RequestedCapacity(slot)
 	if want > have+have/64 || want < have-have/64 {
-		r.index.SetCapacity(slot, want)
+		r.index.SetRequestedCapacity(slot, want)
 	}
 }
 

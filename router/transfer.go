@@ -51,7 +51,7 @@ func (r *Router) Export(b *backends.Backend, estimates []byte, blocks []index.Ex
 	for more := true; more; runtime.Gosched() {
 		r.withLock(func() {
 			if r.has(b) {
-				blocks, more = e.Next(blocks, maxTransferBlocks)
+				blocks, more = e.AppendNext(blocks, maxTransferBlocks)
 			} else {
 				blocks, more = blocks[:0], false // its slot may be another's
 			}

@@ -267,12 +267,12 @@ func newManagedBackend(c config.Backend, s transportSettings) (*managedBackend, 
 
 // isSame reports whether other is the same replica under the same name.
 func (m *managedBackend) isSame(other *managedBackend) bool {
-	return m.backend.Name == other.backend.Name && backends.Address(m.backend.URL) == backends.Address(other.backend.URL)
+	return m.backend.Name == other.backend.Name && backends.NormalizeURL(m.backend.URL) == backends.NormalizeURL(other.backend.URL)
 }
 
 // conflictsWith reports whether the two cannot be there together.
 func (m *managedBackend) conflictsWith(other *managedBackend) bool {
-	return m.backend.Name == other.backend.Name || backends.Address(m.backend.URL) == backends.Address(other.backend.URL)
+	return m.backend.Name == other.backend.Name || backends.NormalizeURL(m.backend.URL) == backends.NormalizeURL(other.backend.URL)
 }
 
 // cancelPendingRemoval keeps m if its removal is in progress.
@@ -280,7 +280,7 @@ func (m *managedBackend) cancelPendingRemoval() {
 	if m.cancelRemoval != nil {
 		m.cancelRemoval()
 		m.cancelRemoval = nil
-		m.backend.Restore()
+		m.backend.Unretire()
 	}
 }
 
@@ -289,7 +289,7 @@ func (m *managedBackend) cancelPendingRemoval() {
 func (m *managedBackend) updateSettings(fresh *managedBackend) {
 	m.transports = slices.DeleteFunc(m.transports, func(t *transport.Transport) bool {
 		o := m.backend.Options()
-		return t.Open() == 0 && t != o.Transport && t != o.ProbeTransport
+		return t.OpenConns() == 0 && t != o.Transport && t != o.ProbeTransport
 	})
 	o := *fresh.backend.Options()
 	if m.settings != fresh.settings || !equalTLS(m.tls, fresh.tls) {

@@ -48,7 +48,7 @@ func NewReader(c net.Conn) *Reader {
 }
 
 // Read implements io.Reader like the Read of the connection.
-func (r *Reader) Read(p []byte) (int, error) {
+func (r *Reader) Read(p []byte) (n int, err error) {
 	if len(p) == 0 {
 		return r.conn.Read(p)
 	}
@@ -103,7 +103,7 @@ func NewWriter(c net.Conn) *Writer {
 // TryWrite writes as much of p as the socket accepts at once and returns the number of
 // bytes. The caller writes the rest with the connection's Write, which also returns
 // any error. A nil Writer writes nothing.
-func (w *Writer) TryWrite(p []byte) int {
+func (w *Writer) TryWrite(p []byte) (n int) {
 	if w == nil || len(p) == 0 || len(p) > maxCallBytes || !w.mu.TryLock() {
 		return 0
 	}

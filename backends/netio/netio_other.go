@@ -10,13 +10,13 @@ import "net"
 type Reader struct{ net.Conn }
 
 // NewReader returns nil: read the connection itself.
-func NewReader(net.Conn) *Reader { return nil }
+func NewReader(c net.Conn) *Reader { return nil }
 
 // Writer is never created.
 type Writer struct{}
 
 // NewWriter returns nil.
-func NewWriter(net.Conn) *Writer { return nil }
+func NewWriter(c net.Conn) *Writer { return nil }
 
 // TryWrite returns 0: write all of p with the connection's Write.
-func (*Writer) TryWrite(p []byte) int { return 0 }
+func (*Writer) TryWrite(p []byte) (n int) { return 0 }

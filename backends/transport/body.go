@@ -52,7 +52,7 @@ func (b *Body) Read(p []byte) (n int, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for b.err == nil {
-		known, err := b.advance()
+		known, err := b.skipFraming()
 		switch {
 		case err != nil:
 		case b.state == ended:
@@ -60,17 +60,17 @@ func (b *Body) Read(p []byte) (n int, err error) {
 		case n == len(p), n > 0 && (!known || b.br.Buffered() == 0):
 			return n, nil
 		case !known:
-			_, err = b.receive(nil, time.Time{})
+			_, err = b.readOrFill(nil, time.Time{})
 		default:
 			var m int
-			m, err = b.receiveData(p[n:])
+			m, err = b.readData(p[n:])
 			n += m
 		}
 		if err == ErrQuietTimeout {
 			return n, err
 		}
 		if err != nil {
-			b.end(err)
+			b.endWithError(err)
 		}
 	}
 	if n > 0 && b.err != io.EOF {
@@ -82,12 +82,12 @@ func (b *Body) Read(p []byte) (n int, err error) {
 // WaitReadable waits at most d for the next byte of the body or its end, and reports
 // whether Read would return without waiting. It consumes nothing; the idle timeout
 // runs across calls.
-func (b *Body) WaitReadable(d time.Duration) (bool, error) {
+func (b *Body) WaitReadable(d time.Duration) (readable bool, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	var until time.Time
 	for b.err == nil {
-		known, err := b.advance()
+		known, err := b.skipFraming()
 		if err == nil {
 			if b.state == ended || known && b.br.Buffered() > 0 {
 				return true, nil
@@ -95,13 +95,13 @@ func (b *Body) WaitReadable(d time.Duration) (bool, error) {
 			if until.IsZero() {
 				until = time.Now().Add(d)
 			}
-			_, err = b.receive(nil, until)
+			_, err = b.readOrFill(nil, until)
 		}
 		if err == ErrQuietTimeout {
 			return false, nil
 		}
 		if err != nil {
-			b.end(err)
+			b.endWithError(err)
 		}
 	}
 	if b.err == io.EOF {
@@ -141,7 +141,7 @@ func (b *Body) Close() error {
 	}
 	defer b.mu.Unlock()
 	if b.err == nil || b.err == io.EOF {
-		b.end(http.ErrBodyReadAfterClose)
+		b.endWithError(http.ErrBodyReadAfterClose)
 	}
 	return nil
 }
@@ -150,9 +150,9 @@ func (b *Body) Close() error {
 // more.
 func (b *Body) Uploaded() bool { return b.upload.isSent() }
 
-// end makes err the result of every further call and releases the connection. It
-// requires mu.
-func (b *Body) end(err error) {
+// endWithError makes err the result of every further call, and releases or closes the
+// connection the first time. The caller holds mu.
+func (b *Body) endWithError(err error) {
 	if err != io.EOF && err != http.ErrBodyReadAfterClose {
 		if cause := context.Cause(b.ctx); cause != nil {
 			err = cause
@@ -161,15 +161,16 @@ func (b *Body) end(err error) {
 		}
 	}
 	if b.err == nil {
-		b.releaseConn()
+		b.releaseOrCloseConn()
 	}
 	b.err = err
 }
 
-// releaseConn returns the connection to the pool if it is reusable, else it closes it.
-// Call it once.
-func (b *Body) releaseConn() {
-	reusable := b.stop() && b.keepAlive && b.state == ended && b.br.Buffered() == 0 && b.upload.awaitSent()
+// releaseOrCloseConn returns the connection to the pool if it is reusable. Otherwise it
+// closes the connection and waits until the request's body is not used any more. Call it
+// once.
+func (b *Body) releaseOrCloseConn() {
+	reusable := b.stop() && b.keepAlive && b.state == ended && b.br.Buffered() == 0 && b.upload.awaitSentBriefly()
 	if reusable && !b.deadline.IsZero() {
 		reusable = b.c.SetReadDeadline(time.Time{}) == nil
 	}
@@ -183,19 +184,19 @@ func (b *Body) releaseConn() {
 		return
 	}
 	b.c.discard()
-	b.upload.wait()
+	b.upload.waitDone()
 }
 
 // ErrQuietTimeout is returned by Body.Read after the quiet timeout; reading can go on.
 var ErrQuietTimeout = errors.New("no data within the quiet timeout")
 
-// receiveData reads body bytes into p, buffered ones or else from the socket, never
-// beyond the known end of the body or chunk.
-func (b *Body) receiveData(p []byte) (int, error) {
+// readData reads bytes of the body into p, from the buffer or else from the socket, but
+// not beyond the end of the body or chunk.
+func (b *Body) readData(p []byte) (n int, err error) {
 	if b.state == untilClose {
-		return b.receive(p, time.Time{})
+		return b.readOrFill(p, time.Time{})
 	}
-	n, err := b.receive(p[:min(int64(len(p)), b.left)], time.Time{})
+	n, err = b.readOrFill(p[:min(int64(len(p)), b.left)], time.Time{})
 	if b.left -= int64(n); b.left == 0 {
 		if b.state == counted {
 			b.state = ended
@@ -206,14 +207,14 @@ func (b *Body) receiveData(p []byte) (int, error) {
 	return n, err
 }
 
-// receive reads once: into p, or if p is nil one more byte into the buffer. It fails
-// with ErrQuietTimeout at until (zero: never), and with os.ErrDeadlineExceeded when
-// the idle timeout ends before.
-func (b *Body) receive(p []byte, until time.Time) (n int, err error) {
+// readOrFill reads once: into p, or at least one more byte into the buffer if p is nil.
+// It waits until the time until (zero: the quiet timeout) and then fails with
+// ErrQuietTimeout, or with os.ErrDeadlineExceeded when the idle timeout ends before.
+func (b *Body) readOrFill(p []byte, until time.Time) (n int, err error) {
 	if p != nil && b.br.Buffered() > 0 {
 		return b.br.Read(p)
 	}
-	limit, timeoutErr := b.armDeadline(until)
+	limit, timeoutErr := b.armReadDeadline(until)
 	for {
 		if p != nil {
 			n, err = b.br.Read(p)
@@ -226,7 +227,7 @@ func (b *Body) receive(p []byte, until time.Time) (n int, err error) {
 		if !time.Now().Before(limit) {
 			return 0, timeoutErr
 		}
-		b.setDeadline(limit) // the deadline was early
+		b.setReadDeadline(limit) // the deadline was early
 	}
 	switch {
 	case err == nil:
@@ -240,13 +241,14 @@ func (b *Body) receive(p []byte, until time.Time) (n int, err error) {
 	return n, err
 }
 
-// armDeadline makes the next read time out at limit or up to a quarter of the wait
-// before, so that busy streams seldom set a deadline. timeoutErr is the error when
-// limit has passed.
-func (b *Body) armDeadline(until time.Time) (limit time.Time, timeoutErr error) {
+// armReadDeadline makes the next read time out at limit, or earlier by up to a quarter
+// of the wait, so that busy streams seldom set a deadline. limit is until, or the end of
+// the quiet timeout if until is zero, or the end of the idle timeout if that is sooner.
+// timeoutErr is the error when limit has passed.
+func (b *Body) armReadDeadline(until time.Time) (limit time.Time, timeoutErr error) {
 	if b.idleTimeout == 0 && b.quietTimeout == 0 && until.IsZero() {
 		if !b.deadline.IsZero() {
-			b.setDeadline(time.Time{})
+			b.setReadDeadline(time.Time{})
 		}
 		return limit, nil
 	}
@@ -266,12 +268,12 @@ func (b *Body) armDeadline(until time.Time) (limit time.Time, timeoutErr error) 
 		limit = soonest
 	}
 	if early := limit.Sub(b.deadline); !b.deadline.After(now) || early < 0 || early > limit.Sub(now)/4 {
-		b.setDeadline(limit)
+		b.setReadDeadline(limit)
 	}
 	return limit, timeoutErr
 }
 
-func (b *Body) setDeadline(at time.Time) {
+func (b *Body) setReadDeadline(at time.Time) {
 	b.deadline = at
 	b.c.SetReadDeadline(at) // fails only on a closed socket, as the read then does
 }
@@ -294,11 +296,11 @@ var (
 	errLineTooLong = errors.New("chunk framing line too long")
 )
 
-// advance skips framing lines that are completely buffered. known is true when the
-// next byte is body, buffered or not. At the end of the response state is ended;
-// otherwise more framing is needed. Lines are never consumed in part, so that a wait
-// can be abandoned at any time.
-func (b *Body) advance() (known bool, err error) {
+// skipFraming skips framing lines that are completely buffered. atData is true when the
+// next byte is body, buffered or not. If it is false, the response has ended (state is
+// ended) or more framing must be received. Lines are never consumed in part, so that a
+// wait can be abandoned at any time.
+func (b *Body) skipFraming() (atData bool, err error) {
 	for {
 		switch b.state {
 		case untilClose, counted, chunkData:
@@ -306,13 +308,13 @@ func (b *Body) advance() (known bool, err error) {
 		case ended:
 			return false, nil
 		}
-		line, ok, err := b.nextLine()
+		line, ok, err := b.nextBufferedLine()
 		if err != nil || !ok {
 			return false, err
 		}
 		switch b.state {
 		case chunkHead:
-			if b.left, err = chunkSize(line); err != nil {
+			if b.left, err = parseChunkSize(line); err != nil {
 				return false, err
 			}
 			b.state = chunkData
@@ -340,9 +342,9 @@ func (b *Body) advance() (known bool, err error) {
 	}
 }
 
-// nextLine consumes the next line if it is completely buffered and returns it without
-// its end. It is valid until the next read.
-func (b *Body) nextLine() (line []byte, ok bool, err error) {
+// nextBufferedLine consumes the next line, if it is completely buffered, and returns it
+// without its CR LF. ok is false if it is not. The line is valid until the next read.
+func (b *Body) nextBufferedLine() (line []byte, ok bool, err error) {
 	have, _ := b.br.Peek(b.br.Buffered())
 	end := bytes.IndexByte(have, '\n')
 	if end < 0 {
@@ -359,15 +361,15 @@ func (b *Body) nextLine() (line []byte, ok bool, err error) {
 	return line, true, nil
 }
 
-// chunkSize parses a chunk's size line: hexadecimal digits, then extensions, which are
-// ignored, or spaces, but no spaces before extensions, on which parsers differ.
-func chunkSize(line []byte) (int64, error) {
+// parseChunkSize parses a chunk's size line: hexadecimal digits, then spaces or
+// extensions, which are ignored. Spaces before extensions are an error, because parsers
+// differ on them.
+func parseChunkSize(line []byte) (n int64, err error) {
 	line = bytes.TrimRight(line, " \t")
 	line, _, _ = bytes.Cut(line, []byte(";"))
 	if len(line) == 0 || len(line) > 15 {
 		return 0, errChunkLine
 	}
-	var n int64
 	for _, c := range line {
 		switch {
 		case '0' <= c && c <= '9':

@@ -213,7 +213,7 @@ func answerOver(c net.Conn, method string) (*http.Response, *connUse, error) {
 		stop: func() bool { return true },
 	}
 	b.br = b.t.pool.AcquireReader(c)
-	resp, err := b.response(&http.Request{Method: method})
+	resp, err := b.readResponse(&http.Request{Method: method})
 	return resp, f, err
 }
 

@@ -205,7 +205,7 @@ func TestCloseTransport(t *testing.T) {
 	}()
 	<-asked
 	<-asked
-	if n := tr.Open(); n != 2 {
+	if n := tr.OpenConns(); n != 2 {
 		t.Errorf("%d connections are open, want 2", n)
 	}
 	tr.Close()
@@ -220,9 +220,9 @@ func TestCloseTransport(t *testing.T) {
 	if _, err := tr.RoundTrip(request("/")); !errors.As(err, &refused) {
 		t.Errorf("after Close: %v, want a ConnectError", err)
 	}
-	for end := time.Now().Add(30 * time.Second); tr.Open() > 0; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(30 * time.Second); tr.OpenConns() > 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("%d connections are still counted", tr.Open())
+			t.Fatalf("%d connections are still counted", tr.OpenConns())
 		}
 	}
 	tr.Close() // a second time

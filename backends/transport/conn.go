@@ -22,7 +22,7 @@ type conn struct {
 	net.Conn               // TCP or TLS; nil until connected
 	raw      net.Conn      // the socket under it
 	reader   *netio.Reader // of raw; nil: use Conn
-	owner    *Transport    // whose conns it is in; nil until connected
+	owner    *Transport    // has c in its conns; nil until connected
 
 	// The pool's handle has an unexported type and is recycled by discard, so these
 	// closures hold it.
@@ -60,10 +60,10 @@ func (c *conn) Close() error {
 	return c.raw.Close()
 }
 
-// acquire returns a connected connection: a new one outside the pool if dedicated,
+// acquireConn returns a connected connection: a new one outside the pool if dedicated,
 // else an idle one, else a new one. Idle ones that are readable are discarded: the
 // replica has closed them, or sent bytes that would be taken for the response.
-func (t *Transport) acquire(ctx context.Context, dedicated bool) (*conn, error) {
+func (t *Transport) acquireConn(ctx context.Context, dedicated bool) (*conn, error) {
 	if dedicated {
 		return t.dialDedicated(ctx)
 	}
@@ -78,7 +78,7 @@ func (t *Transport) acquire(ctx context.Context, dedicated bool) (*conn, error) 
 			c.discard = func() { t.pool.CloseConn(handle) }
 			return t.connectOrDiscard(ctx, c)
 		}
-		if c.isIdle() {
+		if c.probeIdle() {
 			c.reused = true
 			return c, nil
 		}
@@ -97,6 +97,8 @@ func (t *Transport) dialDedicated(ctx context.Context) (*conn, error) {
 	return t.connectOrDiscard(ctx, c)
 }
 
+// connectOrDiscard connects c, or discards it and returns a ConnectError. If ctx's
+// deadline is the reason, ctx is done when it returns.
 func (t *Transport) connectOrDiscard(ctx context.Context, c *conn) (*conn, error) {
 	if err := t.connect(ctx, c); err != nil {
 		c.discard()
@@ -124,11 +126,11 @@ func (t *Transport) connect(ctx context.Context, c *conn) error {
 	c.owner = t
 	c.Conn = c.raw
 	if t.tls != nil {
-		secured := tls.Client(c.raw, t.tls)
-		if err := secured.HandshakeContext(ctx); err != nil {
+		tlsConn := tls.Client(c.raw, t.tls)
+		if err := tlsConn.HandshakeContext(ctx); err != nil {
 			return err
 		}
-		c.Conn = secured
+		c.Conn = tlsConn
 	} else {
 		c.reader = netio.NewReader(c.raw)
 	}
@@ -137,14 +139,15 @@ func (t *Transport) connect(ctx context.Context, c *conn) error {
 		c.sys, err = s.SyscallConn()
 	}
 	c.probe = func(fd uintptr) bool {
-		c.probedIdle = isSilent(fd)
+		c.probedIdle = probeIdleSocket(fd)
 		return true
 	}
 	return err
 }
 
-// isIdle reports whether an idle connection is open and not readable.
-func (c *conn) isIdle() bool {
+// probeIdle reports whether an idle connection is open and has nothing to read. It does
+// not block. If it consumes a byte, it returns false and the connection is unusable.
+func (c *conn) probeIdle() (idle bool) {
 	if c.sys.Read(c.probe) != nil || !c.probedIdle {
 		return false
 	}
@@ -159,8 +162,9 @@ func (c *conn) isIdle() bool {
 	return errors.Is(err, os.ErrDeadlineExceeded)
 }
 
-// writeBoth writes head and body, in one system call and without a copy if possible.
-func (c *conn) writeBoth(head, body []byte) error {
+// writeHeadAndBody writes head and body, in one system call and without a copy if
+// possible.
+func (c *conn) writeHeadAndBody(head, body []byte) error {
 	c.pair = [2][]byte{head, body}
 	c.vector = c.pair[:]
 	_, err := c.vector.WriteTo(c.Conn)
@@ -178,6 +182,7 @@ type connSet struct {
 	closed bool
 }
 
+// add fails once the set is closed.
 func (s *connSet) add(c *conn) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -197,7 +202,7 @@ func (s *connSet) remove(c *conn) {
 	delete(s.conns, c)
 }
 
-// close closes the sockets; the owner of each conn removes it.
+// close closes the sockets and lets no conn be added. The owner of each conn removes it.
 func (s *connSet) close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

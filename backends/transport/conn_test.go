@@ -232,7 +232,7 @@ func TestRequestCloseUsesNewConnection(t *testing.T) {
 	}
 	resp.Body.Close()
 	idleConns(t, transport, 3)
-	if n := transport.Open(); n != 3 {
+	if n := transport.OpenConns(); n != 3 {
 		t.Errorf("%d connections are open, want 3", n)
 	}
 	if _, body := answer(t, transport, "hello"); body > "3" {
@@ -242,7 +242,7 @@ func TestRequestCloseUsesNewConnection(t *testing.T) {
 
 func isBusy(err error) bool {
 	refused := (*ConnectError)(nil)
-	return errors.As(err, &refused) && refused.Busy()
+	return errors.As(err, &refused) && refused.MaxConnsReached()
 }
 
 func TestNotStaleError(t *testing.T) {

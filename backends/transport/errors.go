@@ -41,11 +41,12 @@ func (e *ConnectError) Error() string {
 
 func (e *ConnectError) Unwrap() error { return e.Err }
 
-// Busy reports whether MaxConns was reached, which is not a fault of the replica.
-func (e *ConnectError) Busy() bool { return errors.Is(e.Err, fasthttp.ErrNoFreeConns) }
+// MaxConnsReached reports whether Options.MaxConns was reached, which is not a fault of
+// the replica.
+func (e *ConnectError) MaxConnsReached() bool { return errors.Is(e.Err, fasthttp.ErrNoFreeConns) }
 
-// OutOfDescriptors reports whether there was no file descriptor left, which is no
-// fault of the replica.
+// OutOfDescriptors reports whether there was no file descriptor left, which is
+// not a fault of the replica.
 func (e *ConnectError) OutOfDescriptors() bool { return IsOutOfDescriptors(e.Err) }
 
 // StaleError is returned when a reused connection ended before the first byte of a

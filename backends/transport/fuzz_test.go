@@ -156,7 +156,7 @@ func FuzzRequestHead(f *testing.F) {
 			Method: method, URL: &url.URL{Path: path, RawQuery: query}, Close: end,
 			Header: http.Header{name: {value}, "X-Other": {"1"}},
 		}
-		head, err := transport.appendHead(nil, req, length)
+		head, err := transport.appendRequestHead(nil, req, length)
 		if err != nil {
 			return
 		}

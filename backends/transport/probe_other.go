@@ -2,5 +2,5 @@
 
 package transport
 
-// isSilent always returns true: stale connections are found by the retry alone.
-func isSilent(uintptr) bool { return true }
+// probeIdleSocket always returns true: stale connections are found by the retry alone.
+func probeIdleSocket(fd uintptr) (idle bool) { return true }

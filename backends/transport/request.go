@@ -9,35 +9,35 @@ import (
 	"time"
 )
 
-// isFramingHeader reports whether this package writes a header itself, or omits it: a
-// second one would let two parsers see different requests. It compares lengths first
-// since it is called for each header of each request.
-func isFramingHeader(name string) bool {
-	own := ""
+// isReservedHeader reports whether this package writes a header itself or omits it: if
+// it occurred twice, two parsers could see different requests. Lengths are compared
+// first, because this runs for each header of each request.
+func isReservedHeader(name string) bool {
+	reserved := ""
 	switch len(name) {
 	case len("Host"):
-		own = "Host"
+		reserved = "Host"
 	case len("Trailer"):
-		own = "Trailer"
+		reserved = "Trailer"
 	case len("Connection"):
-		own = "Connection"
+		reserved = "Connection"
 	case len("Content-Length"):
-		own = "Content-Length"
+		reserved = "Content-Length"
 	case len("Transfer-Encoding"):
-		own = "Transfer-Encoding"
+		reserved = "Transfer-Encoding"
 	}
-	return own != "" && strings.EqualFold(name, own)
+	return reserved != "" && strings.EqualFold(name, reserved)
 }
 
-// appendHead appends the request line and header of req to b. length is that of the
-// body. It fails on characters that would break the framing.
-func (t *Transport) appendHead(b []byte, req *http.Request, length int64) ([]byte, error) {
+// appendRequestHead appends the request line and header of req to b. It fails on
+// characters that would break the framing.
+func (t *Transport) appendRequestHead(b []byte, req *http.Request, bodyLength int64) ([]byte, error) {
 	method := req.Method
 	if method == "" {
 		method = http.MethodGet
 	}
 	uri := req.URL.RequestURI()
-	if !isToken(method) || !isURI(uri) {
+	if !isToken(method) || !isRequestURI(uri) {
 		return b, fmt.Errorf("%w: request line", ErrInvalidRequest)
 	}
 	b = append(b, method...)
@@ -47,7 +47,7 @@ func (t *Transport) appendHead(b []byte, req *http.Request, length int64) ([]byt
 	b = append(b, t.host...)
 	b = append(b, "\r\n"...)
 	for name, values := range req.Header {
-		if isFramingHeader(name) {
+		if isReservedHeader(name) {
 			continue
 		}
 		if !isToken(name) {
@@ -63,9 +63,9 @@ func (t *Transport) appendHead(b []byte, req *http.Request, length int64) ([]byt
 			b = append(b, "\r\n"...)
 		}
 	}
-	if length > 0 || method == http.MethodPost || method == http.MethodPut || method == http.MethodPatch {
+	if bodyLength > 0 || method == http.MethodPost || method == http.MethodPut || method == http.MethodPatch {
 		b = append(b, "Content-Length: "...)
-		b = strconv.AppendInt(b, length, 10)
+		b = strconv.AppendInt(b, bodyLength, 10)
 		b = append(b, "\r\n"...)
 	}
 	if req.Close {
@@ -88,8 +88,9 @@ func isToken(s string) bool {
 // !#$%&'*+-.^_`|~. Never modified.
 var tokenChars = [2]uint64{0x03ff6cfa00000000, 0x57ffffffc7fffffe}
 
-// isURI reports whether s is an absolute path without spaces and control characters.
-func isURI(s string) bool {
+// isRequestURI reports whether s begins with a slash and has no spaces or control
+// characters.
+func isRequestURI(s string) bool {
 	for i := range len(s) {
 		if s[i] <= ' ' || s[i] == 0x7f {
 			return false
@@ -134,8 +135,8 @@ type upload struct {
 	done       chan struct{} // closed when the writing goroutine has ended; nil without one
 }
 
-// prepare writes the head of req to a buffer. It closes body when it fails.
-func (u *upload) prepare(t *Transport, req *http.Request, body io.ReadCloser) error {
+// prepareHead writes the head of req to a pooled buffer. It closes body when it fails.
+func (u *upload) prepareHead(t *Transport, req *http.Request, body io.ReadCloser) error {
 	head, ok := t.heads.Get().(*[]byte)
 	if !ok {
 		head = new([]byte)
@@ -149,7 +150,7 @@ func (u *upload) prepare(t *Transport, req *http.Request, body io.ReadCloser) er
 		}
 	}
 	if err == nil {
-		*head, err = t.appendHead((*head)[:0], req, u.left)
+		*head, err = t.appendRequestHead((*head)[:0], req, u.left)
 	}
 	if err != nil {
 		u.close()
@@ -171,19 +172,19 @@ func (u *upload) close() {
 func (u *upload) start(c *conn) {
 	u.c = c
 	if u.left <= maxInlineBytes {
-		u.write()
+		u.writeRequest()
 		return
 	}
 	u.done = make(chan struct{})
 	go func() {
 		defer close(u.done)
-		u.write()
+		u.writeRequest()
 	}()
 }
 
-// wait waits until the request's body is not used any more. Close the socket first to
-// end a blocked write.
-func (u *upload) wait() {
+// waitDone waits until nothing is written any more: from then on the request's body is
+// not used. Close the socket first to end a blocked write.
+func (u *upload) waitDone() {
 	if u.done != nil {
 		<-u.done
 	}
@@ -201,10 +202,10 @@ func (u *upload) isSent() bool {
 	return u.err == nil
 }
 
-// awaitSent is isSent after a complete response, which can arrive before the last
-// write returns: it waits a moment, but not longer, in case the replica does not read
-// the rest of the request.
-func (u *upload) awaitSent() bool {
+// awaitSentBriefly waits up to 5 ms for the end of the write, and reports whether the
+// complete request was written. It is called after a complete response, which can arrive
+// before the last write returns, or before the replica has read the whole request.
+func (u *upload) awaitSentBriefly() (sent bool) {
 	if !u.isSent() && u.done != nil {
 		select {
 		case <-u.done:
@@ -214,7 +215,8 @@ func (u *upload) awaitSent() bool {
 	return u.isSent()
 }
 
-func (u *upload) write() {
+// writeRequest writes head and body, closes the body, and sets err and written.
+func (u *upload) writeRequest() {
 	defer u.close()
 	defer func() { u.written = time.Now() }()
 	if u.body == nil {
@@ -248,7 +250,7 @@ func (u *uploadWriter) Write(p []byte) (int, error) {
 		*u.head = append(*u.head, p...)
 		_, err = u.c.Write(*u.head)
 	default:
-		err = u.c.writeBoth(*u.head, p)
+		err = u.c.writeHeadAndBody(*u.head, p)
 	}
 	u.headSent = true
 	if err != nil {

@@ -23,12 +23,12 @@ var (
 	errSwitching     = errors.New("unrequested 101")
 )
 
-// response reads the response header, skipping interim responses (100, 103), and
+// readResponse reads the response header, skipping interim responses (100, 103), and
 // prepares b for reading the body. An empty body ends at once.
-func (b *Body) response(req *http.Request) (*http.Response, error) {
+func (b *Body) readResponse(req *http.Request) (*http.Response, error) {
 	budget := b.t.maxHeaderBytes
 	for {
-		if err := b.awaitHead(); err != nil {
+		if err := b.awaitResponseHead(); err != nil {
 			return nil, err
 		}
 		head, err := readHead(b.br, &budget)
@@ -52,17 +52,17 @@ func (b *Body) response(req *http.Request) (*http.Response, error) {
 		b.keepAlive = !resp.Close
 		resp.Request, resp.Body = req, b
 		if b.state == ended {
-			b.end(io.EOF)
+			b.endWithError(io.EOF)
 		}
 		return resp, nil
 	}
 }
 
-// awaitHead waits for the first byte of a header without a limit: the replica is
-// working. The rest of a header must follow within the header timeout.
-func (b *Body) awaitHead() error {
+// awaitResponseHead waits for the first byte of a header, without a time limit, because
+// the replica is working. It then sets the deadline for the rest of the header.
+func (b *Body) awaitResponseHead() error {
 	if b.br.Buffered() == 0 && !b.deadline.IsZero() {
-		b.setDeadline(time.Time{}) // it was for an interim response
+		b.setReadDeadline(time.Time{}) // it was for an interim response
 	}
 	if _, err := b.br.Peek(1); err == io.EOF {
 		return io.ErrUnexpectedEOF
@@ -71,7 +71,7 @@ func (b *Body) awaitHead() error {
 	}
 	// Nearly always the complete header is buffered and needs no deadline.
 	if have, _ := b.br.Peek(b.br.Buffered()); !bytes.Contains(have, []byte("\r\n\r\n")) {
-		b.setDeadline(time.Now().Add(b.t.headerTimeout))
+		b.setReadDeadline(time.Now().Add(b.t.headerTimeout))
 	}
 	return nil
 }
@@ -135,10 +135,10 @@ func parseHead(resp *http.Response, head string) error {
 	for rest != "\r\n" {
 		line, rest, _ = strings.Cut(rest, "\r\n")
 		name, value, ok := strings.Cut(line, ":")
-		if !ok || !isToken(name) || !isHeaderValue(value) { // also for a folded line
+		if !ok || !isToken(name) || !isHeaderValue(value) { // a folded line fails too
 			return errHeaderLine
 		}
-		name = canonicalName(name)
+		name = canonicalHeaderName(name)
 		value = strings.Trim(value, " \t")
 		if before := resp.Header[name]; before != nil {
 			resp.Header[name] = append(before, value)
@@ -150,9 +150,9 @@ func parseHead(resp *http.Response, head string) error {
 	return nil
 }
 
-// canonicalName is textproto.CanonicalMIMEHeaderKey with a fast path for the names in
-// nearly every response, as uvicorn writes them.
-func canonicalName(name string) string {
+// canonicalHeaderName is textproto.CanonicalMIMEHeaderKey with a fast path for the names
+// in nearly every response, as uvicorn writes them.
+func canonicalHeaderName(name string) string {
 	switch name {
 	case "date":
 		return "Date"
@@ -201,7 +201,7 @@ func (b *Body) setFraming(resp *http.Response, method string) error {
 	return nil
 }
 
-// canKeepAlive reports whether the replica accepts another request.
+// canKeepAlive reports whether the replica accepts another request on the connection.
 func canKeepAlive(resp *http.Response) bool {
 	keep := resp.ProtoMinor == 1
 	for _, v := range resp.Header["Connection"] {

@@ -1,7 +1,7 @@
 // Package transport carries requests to one replica: an http.RoundTripper over
 // the connection pool of fasthttp.HostClient.
 //
-// For a reverse proxy it takes about half the CPU of net/http's transport, and tells
+// For a reverse proxy it takes about half the CPU of net/http's transport, and reports
 // more: whether the replica can have seen a failed request (ConnectError) or worked
 // on it (StaleError), and whether more of a streamed response is readable
 // (Body.WaitReadable). It sends a request once; retries are up to the caller. It
@@ -112,7 +112,7 @@ func New(o Options) *Transport {
 		Addr:                t.addr,
 		MaxConns:            o.MaxConns,
 		MaxIdleConnDuration: o.IdleTimeout,
-		// Each open stream has such a buffer. Longer bodies are read past it.
+		// Each open stream has such a buffer. Large reads bypass it.
 		ReadBufferSize: 2 << 10,
 		// The connection used last is the least likely to be stale.
 		ConnPoolStrategy: fasthttp.LIFO,
@@ -139,8 +139,8 @@ func (t *Transport) Close() {
 	t.CloseIdleConnections()
 }
 
-// Open returns the number of connections, including idle ones.
-func (t *Transport) Open() int { return t.conns.len() }
+// OpenConns returns the number of connections, including idle ones.
+func (t *Transport) OpenConns() int { return t.conns.len() }
 
 // RoundTrip sends req to the replica, with req.URL's path and query unchanged, and
 // returns the response once its header is read. Response.Body is a *Body.
@@ -166,14 +166,14 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 func (t *Transport) send(req *http.Request) (*http.Response, error) {
 	ctx := req.Context()
 	b := &Body{ctx: ctx, t: t}
-	if err := b.upload.prepare(t, req, req.Body); err != nil {
+	if err := b.upload.prepareHead(t, req, req.Body); err != nil {
 		return nil, err
 	}
 	if err := ctx.Err(); err != nil {
 		b.upload.close()
 		return nil, err
 	}
-	c, err := t.acquire(ctx, req.Close)
+	c, err := t.acquireConn(ctx, req.Close)
 	if err != nil {
 		b.upload.close()
 		return nil, err
@@ -182,7 +182,7 @@ func (t *Transport) send(req *http.Request) (*http.Response, error) {
 	b.upload.start(c)
 	if _, err = b.br.Peek(1); err != nil {
 		ended := time.Now()
-		b.releaseConn()
+		b.releaseOrCloseConn()
 		if errors.Is(b.upload.err, ErrInvalidRequest) {
 			return nil, b.upload.err
 		}
@@ -193,9 +193,9 @@ func (t *Transport) send(req *http.Request) (*http.Response, error) {
 		}
 		return nil, err
 	}
-	resp, err := b.response(req)
+	resp, err := b.readResponse(req)
 	if err != nil {
-		b.releaseConn()
+		b.releaseOrCloseConn()
 		return nil, fmt.Errorf("%s to %s: response header: %w", req.Method, t.addr, err)
 	}
 	return resp, nil

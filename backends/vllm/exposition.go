@@ -19,8 +19,8 @@ import (
 
 var errQuotedName = errors.New("quoted metric name, or none before the brace")
 
-// cutName splits a sample's line after its metric name.
-func cutName(line []byte) (name, rest []byte, err error) {
+// cutMetricName splits a sample's line after its metric name.
+func cutMetricName(line []byte) (name, rest []byte, err error) {
 	i := 0
 	for i < len(line) && (isLetter(line[i]) || line[i] == ':' || i > 0 && isDigit(line[i])) {
 		i++
@@ -36,16 +36,16 @@ func cutName(line []byte) (name, rest []byte, err error) {
 	return line[:i], line[i:], nil
 }
 
-// cutSample reads what follows a metric name: labels, value, and perhaps a
+// parseSample parses what follows a metric name: labels, value, and perhaps a
 // timestamp and an exemplar, both ignored.
-func cutSample(rest []byte) (l labels, value float64, err error) {
-	rest = trimBlank(rest)
+func parseSample(rest []byte) (l labels, value float64, err error) {
+	rest = trimLeadingBlanks(rest)
 	if len(rest) > 0 && rest[0] == '{' {
 		all := labels(rest[1:])
-		if rest, err = all.check(); err != nil {
+		if rest, err = all.validate(); err != nil {
 			return nil, 0, err
 		}
-		l, rest = all, trimBlank(rest)
+		l, rest = all, trimLeadingBlanks(rest)
 	}
 	number, rest := cutToken(rest)
 	if value, err = parseNumber(number); err != nil {
@@ -66,11 +66,11 @@ func cutSample(rest []byte) (l labels, value float64, err error) {
 // labels is what follows a sample's opening brace.
 type labels []byte
 
-// check walks to the closing brace and returns what follows it. The other
-// methods are for labels that passed it.
-func (l labels) check() (after []byte, err error) {
+// validate checks the labels up to the closing brace and returns what follows it. The
+// other methods are for valid labels.
+func (l labels) validate() (after []byte, err error) {
 	for {
-		name, _, rest, err := l.next()
+		name, _, rest, err := l.cutLabel()
 		if err != nil || name == nil {
 			return rest, err
 		}
@@ -78,10 +78,10 @@ func (l labels) check() (after []byte, err error) {
 	}
 }
 
-// next cuts off one label. A nil name means that the closing brace was reached,
+// cutLabel cuts off one label. A nil name means that the closing brace was reached,
 // and rest is what follows it. The value is still escaped.
-func (l labels) next() (name, value []byte, rest labels, err error) {
-	s := trimBlank(l)
+func (l labels) cutLabel() (name, value []byte, rest labels, err error) {
+	s := trimLeadingBlanks(l)
 	if len(s) > 0 && s[0] == '}' {
 		return nil, nil, labels(s[1:]), nil
 	}
@@ -95,11 +95,11 @@ func (l labels) next() (name, value []byte, rest labels, err error) {
 	if i == 0 {
 		return nil, nil, nil, fmt.Errorf("no label name at %.20q", s)
 	}
-	name, s = s[:i], trimBlank(s[i:])
+	name, s = s[:i], trimLeadingBlanks(s[i:])
 	if len(s) == 0 || s[0] != '=' {
 		return nil, nil, nil, fmt.Errorf("no = after label %.60q", name)
 	}
-	if s = trimBlank(s[1:]); len(s) == 0 || s[0] != '"' {
+	if s = trimLeadingBlanks(s[1:]); len(s) == 0 || s[0] != '"' {
 		return nil, nil, nil, fmt.Errorf("label %.60q has no quoted value", name)
 	}
 	s = s[1:]
@@ -107,7 +107,7 @@ func (l labels) next() (name, value []byte, rest labels, err error) {
 	if err != nil {
 		return nil, nil, nil, fmt.Errorf("label %.60q: %w", name, err)
 	}
-	value, s = s[:end], trimBlank(s[end+1:])
+	value, s = s[:end], trimLeadingBlanks(s[end+1:])
 	switch {
 	case len(s) > 0 && s[0] == ',':
 		return name, value, labels(s[1:]), nil
@@ -120,7 +120,7 @@ func (l labels) next() (name, value []byte, rest labels, err error) {
 // get returns a label's value, still escaped; nil when it is not there.
 func (l labels) get(name string) []byte {
 	for {
-		n, value, rest, err := l.next()
+		n, value, rest, err := l.cutLabel()
 		if err != nil || n == nil {
 			return nil
 		}
@@ -131,7 +131,9 @@ func (l labels) get(name string) []byte {
 	}
 }
 
-func indexClosingQuote(s []byte) (int, error) {
+// indexClosingQuote returns the index of the quote that ends a label's value, and checks
+// the escapes before it.
+func indexClosingQuote(s []byte) (i int, err error) {
 	for i := 0; i < len(s); i++ {
 		switch s[i] {
 		case '"':
@@ -182,10 +184,10 @@ func cutToken(s []byte) (token, rest []byte) {
 	for i < len(s) && s[i] != ' ' && s[i] != '\t' {
 		i++
 	}
-	return s[:i], trimBlank(s[i:])
+	return s[:i], trimLeadingBlanks(s[i:])
 }
 
-func trimBlank(s []byte) []byte {
+func trimLeadingBlanks(s []byte) []byte {
 	for len(s) > 0 && (s[0] == ' ' || s[0] == '\t') {
 		s = s[1:]
 	}

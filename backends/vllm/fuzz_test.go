@@ -296,7 +296,7 @@ func FuzzModels(f *testing.F) {
 			if !json.Valid(m.Card) || !bytes.Contains(body, m.Card) {
 				t.Errorf("card %q is not what the replica wrote", m.Card)
 			}
-			again, err := parseCard(m.Card)
+			again, err := parseModelCard(m.Card)
 			if err != nil || !EqualModels([]Model{m}, []Model{again}) {
 				t.Errorf("read again, %q is another: %+v, %v", m.Card, again, err)
 			}

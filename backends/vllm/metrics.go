@@ -51,7 +51,7 @@ func ParseMetrics(r io.Reader) (Load, error) {
 		case err != nil:
 			return Load{}, fmt.Errorf("metrics line %d: %w", n, err)
 		}
-		if err := p.parseLine(trimBlank(bytes.TrimSuffix(line[:len(line)-1], []byte{'\r'}))); err != nil {
+		if err := p.parseLine(trimLeadingBlanks(bytes.TrimSuffix(line[:len(line)-1], []byte{'\r'}))); err != nil {
 			return Load{}, fmt.Errorf("metrics line %d: %w", n, err)
 		}
 	}
@@ -196,14 +196,15 @@ type total struct {
 	invalid  bool // one engine's part was out of range, so the sum is unknown
 }
 
-func (t *total) add(v, limit float64) {
+// addOrInvalidate adds value, or makes the sum unknown if value is not from 0 to maxValue.
+func (t *total) addOrInvalidate(value, maxValue float64) {
 	t.seen = true
-	if !(v >= 0 && v <= limit) { // NaN too
+	if !(value >= 0 && value <= maxValue) { // NaN too
 		t.invalid = true
 		return
 	}
-	t.sum += v
-	t.max = max(t.max, v)
+	t.sum += value
+	t.max = max(t.max, value)
 }
 
 func (t total) isKnown() bool { return t.seen && !t.invalid && !math.IsInf(t.sum, 0) }
@@ -223,10 +224,10 @@ func (p *scrape) parseLine(line []byte) error {
 		return nil
 	}
 	if line[0] == '#' {
-		p.parseHelp(line)
+		p.setPrefixUnit(line)
 		return nil
 	}
-	name, rest, err := cutName(line)
+	name, rest, err := cutMetricName(line)
 	if err != nil {
 		return err
 	}
@@ -234,7 +235,7 @@ func (p *scrape) parseLine(line []byte) error {
 	if f == unread {
 		return nil
 	}
-	l, value, err := cutSample(rest)
+	l, value, err := parseSample(rest)
 	if err != nil {
 		return fmt.Errorf("%s: %w", name, err)
 	}
@@ -257,22 +258,24 @@ func (p *scrape) parseLine(line []byte) error {
 		p.asleep = p.asleep || awake && value == 0 || !awake && value > 0
 	case waitingCapacity:
 		if string(l.get("reason")) == "capacity" {
-			p.totals[f].add(value, maxCount)
+			p.totals[f].addOrInvalidate(value, maxCount)
 		}
 	case running, waiting:
-		p.totals[f].add(value, maxCount)
+		p.totals[f].addOrInvalidate(value, maxCount)
 	case kvUsage, gpuUsage:
 		// Slightly above 1 is rounding. More is another scale: reading it as a
 		// full cache would take the replica out of service.
-		p.totals[f].add(value, 1.01)
+		p.totals[f].addOrInvalidate(value, 1.01)
 	default:
-		p.totals[f].add(value, math.MaxFloat64)
+		p.totals[f].addOrInvalidate(value, math.MaxFloat64)
 	}
 	return nil
 }
 
-func (p *scrape) parseHelp(line []byte) {
-	about, ok := bytes.CutPrefix(line, []byte("# HELP vllm:"))
+// setPrefixUnit sets the unit of the prefix counters from their HELP line. It ignores
+// other lines.
+func (p *scrape) setPrefixUnit(helpLine []byte) {
+	about, ok := bytes.CutPrefix(helpLine, []byte("# HELP vllm:"))
 	if !ok {
 		return
 	}
@@ -294,6 +297,8 @@ func (p *scrape) parseHelp(line []byte) {
 	}
 }
 
+// addBucket adds one engine's count to its bucket. It ignores invalid samples, and
+// buckets beyond maxBuckets.
 func (p *scrape) addBucket(l labels, count float64) {
 	le, err := parseNumber(l.get("le"))
 	if err != nil || math.IsNaN(le) || !(count >= 0 && count <= math.MaxFloat64) {
@@ -311,13 +316,13 @@ func (p *scrape) addBucket(l labels, count float64) {
 }
 
 // addCacheConfig returns false when there are more than maxEngines engines.
-func (p *scrape) addCacheConfig(l labels) bool {
+func (p *scrape) addCacheConfig(l labels) (withinLimit bool) {
 	var (
 		e              engineCache
 		blocks, tokens int
 	)
 	for {
-		name, value, rest, err := l.next()
+		name, value, rest, err := l.cutLabel()
 		if err != nil || name == nil {
 			break
 		}
@@ -377,7 +382,7 @@ func (p *scrape) toLoad() Load {
 	if usage, ok := p.firstKnown(kvUsage, gpuUsage); ok {
 		l.KVCacheUsage, l.KVKnown = min(usage.max, 1), true
 	}
-	p.setCache(&l)
+	p.setCacheConfig(&l)
 	p.setPrefixCounters(&l)
 	prompt, promptOK := p.firstKnown(promptTokens, promptTokensBare)
 	generation, generationOK := p.firstKnown(generationTokens, generationTokensBare)
@@ -393,14 +398,14 @@ func (p *scrape) toLoad() Load {
 		}
 	}
 	l.MaxAdapters = p.maxAdapters
-	l.StepTokens = p.largestStep()
+	l.StepTokens = p.largestStepTokens()
 	l.Asleep = p.asleep
 	return l
 }
 
 // firstKnown returns the first of these families that is known.
-func (p *scrape) firstKnown(names ...family) (total, bool) {
-	for _, f := range names {
+func (p *scrape) firstKnown(candidates ...family) (t total, ok bool) {
+	for _, f := range candidates {
 		if p.totals[f].isKnown() {
 			return p.totals[f], true
 		}
@@ -408,7 +413,7 @@ func (p *scrape) firstKnown(names ...family) (total, bool) {
 	return total{}, false
 }
 
-func (p *scrape) setCache(l *Load) {
+func (p *scrape) setCacheConfig(l *Load) {
 	l.PrefixCachingOff = len(p.engines) > 0
 	for _, e := range p.engines {
 		l.PrefixCachingOff = l.PrefixCachingOff && e.cachingOff
@@ -447,9 +452,9 @@ func (p *scrape) setPrefixCounters(l *Load) {
 	l.PrefixQueries, l.PrefixHits, l.PrefixKnown = q.sum*scale, h.sum*scale, true
 }
 
-// largestStep returns the upper bound of the highest bucket that a step fell
+// largestStepTokens returns the upper bound of the highest bucket that a step fell
 // into, or the highest finite bound when a step was beyond it.
-func (p *scrape) largestStep() int {
+func (p *scrape) largestStepTokens() int {
 	slices.SortFunc(p.buckets, func(a, b bucket) int { return cmp.Compare(a.le, b.le) })
 	var below, filled, bound float64
 	for _, b := range p.buckets { // counts are cumulative

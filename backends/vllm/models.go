@@ -39,7 +39,7 @@ func ParseModels(body []byte) ([]Model, error) {
 	}
 	models := make([]Model, 0, len(list.Data))
 	for i, card := range list.Data {
-		m, err := parseCard(card)
+		m, err := parseModelCard(card)
 		if err != nil {
 			return nil, fmt.Errorf("card %d: %w", i, err)
 		}
@@ -48,7 +48,7 @@ func ParseModels(body []byte) ([]Model, error) {
 	return models, nil
 }
 
-func parseCard(card []byte) (Model, error) {
+func parseModelCard(card []byte) (Model, error) {
 	var known struct {
 		ID     string `json:"id"`
 		Root   string `json:"root"`   // null for some engines

@@ -40,20 +40,20 @@ func newCache() *cache {
 
 func (c *cache) oldest() int32 { return c.entries[0].newer }
 
-// matchOne returns how many leading blocks a backend holds.
-func (x *Index) matchOne(slot int, blocks []prompt.Block) int {
+// matchOneBackend returns how many leading blocks of a prompt a backend holds.
+func (x *Index) matchOneBackend(slot int, blocks []prompt.Block) (depth int) {
 	return sort.Search(len(blocks), func(i int) bool {
-		return x.find(slot, blocks[i]) == 0
+		return x.findEntry(slot, blocks[i]) == 0
 	})
 }
 
 // tailEntry returns the entry of the last of blocks, all of which the backend holds;
 // 0 for no blocks. The others follow from it by parent.
-func (x *Index) tailEntry(slot int, blocks []prompt.Block) int32 {
+func (x *Index) tailEntry(slot int, blocks []prompt.Block) (at int32) {
 	if len(blocks) == 0 {
 		return 0
 	}
-	return x.find(slot, blocks[len(blocks)-1])
+	return x.findEntry(slot, blocks[len(blocks)-1])
 }
 
 // has reports whether an entry is a block's. An index in a holder table may be left
@@ -107,10 +107,10 @@ func (c *cache) unpin(tail int32, stamp uint64) {
 	}
 }
 
-// insert adds a pinned block after the entry parent, which the request has pinned,
+// insertPinned adds a pinned block after the entry parent, which the request has pinned,
 // and makes it the one at which the request ends.
-func (c *cache) insert(b prompt.Block, parent int32, stamp uint64) int32 {
-	at := c.free
+func (c *cache) insertPinned(b prompt.Block, parent int32, stamp uint64) (at int32) {
+	at = c.free
 	if at != 0 {
 		c.free = c.entries[at].newer
 	} else {
@@ -132,12 +132,12 @@ func (c *cache) remove(at int32) {
 }
 
 // removeOldest removes up to len(blocks) of the oldest entries that are not pinned,
-// sets blocks to theirs, and returns how many.
-func (c *cache) removeOldest(blocks []prompt.Block) (n int) {
+// writes their blocks to removed, and returns how many.
+func (c *cache) removeOldest(removed []prompt.Block) (n int) {
 	at := c.oldest()
-	for ; n < len(blocks) && at != 0; n++ {
+	for ; n < len(removed) && at != 0; n++ {
 		e := &c.entries[at]
-		blocks[n] = e.block
+		removed[n] = e.block
 		next := e.newer
 		*e = entry{newer: c.free}
 		c.free, at = at, next
@@ -147,6 +147,7 @@ func (c *cache) removeOldest(blocks []prompt.Block) (n int) {
 	return n
 }
 
+// linkNewest adds an entry to the list as the most recently used.
 func (c *cache) linkNewest(at int32) {
 	newest := c.entries[0].older
 	c.entries[at].older, c.entries[at].newer = newest, 0
@@ -154,6 +155,7 @@ func (c *cache) linkNewest(at int32) {
 	c.entries[0].older = at
 }
 
+// unlink removes an entry from the list.
 func (c *cache) unlink(at int32) {
 	e := &c.entries[at]
 	c.entries[e.older].newer = e.newer

@@ -7,17 +7,17 @@ import "slices"
 const evictAhead = 256
 
 // droppedCache is what a backend held before it lost its cache, and the holder tables
-// still list. While any of it is left, the backend is matched by matchOne.
+// still list. While any of it is left, the backend is matched by matchOneBackend.
 type droppedCache struct {
 	slot    int
 	entries []entry // not yet swept
 }
 
-// SetCapacity sets how many blocks a backend can hold. If all backends' capacities
+// SetRequestedCapacity sets how many blocks a backend can hold. If all backends' capacities
 // together exceed the memory bound, small ones are granted in full and the others
 // get equal shares of the rest. Blocks beyond a smaller capacity are evicted
 // gradually, oldest first.
-func (x *Index) SetCapacity(slot, blocks int) {
+func (x *Index) SetRequestedCapacity(slot, blocks int) {
 	if x.requested[slot] == blocks {
 		return
 	}
@@ -41,9 +41,9 @@ func (x *Index) maxBackendBlocks() int {
 	return x.maxEntries
 }
 
-// Drop removes all that a backend holds, because its replica lost its cache. Its pins
+// DropCache removes all that a backend holds, because its replica lost its cache. Its pins
 // end.
-func (x *Index) Drop(slot int) {
+func (x *Index) DropCache(slot int) {
 	c := x.caches[slot]
 	fresh := newCache()
 	fresh.capacity, fresh.evictions = c.capacity, c.evictions
@@ -57,33 +57,34 @@ func (x *Index) Drop(slot int) {
 	*c = cache{} // a Pin may still point here
 }
 
-// Clear resets a slot whose backend has left, for another to use.
-func (x *Index) Clear(slot int) {
-	x.Drop(slot)
+// ResetSlot resets a slot whose backend was removed, for another to use.
+func (x *Index) ResetSlot(slot int) {
+	x.DropCache(slot)
 	x.caches[slot].evictions = 0
-	x.SetCapacity(slot, 0)
+	x.SetRequestedCapacity(slot, 0)
 }
 
-// Upkeep does the work on up to about n blocks that Drop and SetCapacity left, and
-// reports whether any is left.
-func (x *Index) Upkeep(n int) bool {
-	for len(x.dropped) > 0 && n > 0 {
-		n -= x.sweep(n)
+// SweepAndEvict removes up to about maxBlocks of the blocks that DropCache and
+// SetRequestedCapacity left behind, and reports whether more are left.
+func (x *Index) SweepAndEvict(maxBlocks int) (more bool) {
+	for len(x.dropped) > 0 && maxBlocks > 0 {
+		maxBlocks -= x.sweepDropped(maxBlocks)
 	}
 	left := len(x.dropped) > 0
 	for slot, c := range x.caches {
 		over := c.size - c.capacity
-		if over > 0 && n > 0 {
-			evicted := x.evict(slot, min(over, n))
-			over, n = over-evicted, n-evicted
+		if over > 0 && maxBlocks > 0 {
+			evicted := x.evict(slot, min(over, maxBlocks))
+			over, maxBlocks = over-evicted, maxBlocks-evicted
 		}
 		left = left || over > 0
 	}
 	return left
 }
 
-// sweep removes up to n blocks of the first dropped cache from the holder tables.
-func (x *Index) sweep(n int) int {
+// sweepDropped removes up to n blocks of the first dropped cache from the holder tables,
+// and returns how many entries it examined.
+func (x *Index) sweepDropped(n int) (swept int) {
 	d := &x.dropped[0]
 	n = min(n, len(d.entries))
 	for _, e := range d.entries[:n] {
@@ -91,7 +92,7 @@ func (x *Index) sweep(n int) int {
 			continue // no block
 		}
 		x.entries--
-		if x.find(d.slot, e.block) == 0 {
+		if x.findEntry(d.slot, e.block) == 0 {
 			x.removeHolder(d.slot, e.block)
 		}
 	}
@@ -109,11 +110,11 @@ func (x *Index) sweep(n int) int {
 	return n
 }
 
-// makeRoom evicts until so many more blocks fit, and some of what a smaller capacity
-// left over.
+// makeRoom evicts until blocks more of them fit, and some of those beyond a capacity
+// that has shrunk.
 func (x *Index) makeRoom(slot, blocks int) {
 	if len(x.dropped) > 0 {
-		x.Upkeep(2*blocks + evictAhead)
+		x.SweepAndEvict(2*blocks + evictAhead)
 	}
 	c := x.caches[slot]
 	over := c.size + blocks - c.capacity
@@ -128,7 +129,7 @@ func (x *Index) makeRoom(slot, blocks int) {
 // unpinned.
 func (x *Index) evict(slot, n int) (evicted int) {
 	c := x.caches[slot]
-	s, _ := x.tableOf(slot)
+	s, _ := x.holderTableOf(slot)
 	for evicted < n {
 		blocks := x.evictBuffer[:min(len(x.evictBuffer), n-evicted)]
 		k := c.removeOldest(blocks)

@@ -28,10 +28,10 @@ func (x *Index) Export(slot int) *Export {
 	return &Export{index: x, slot: slot, of: x.caches[slot], next: 1}
 }
 
-// Next appends up to n blocks to all and reports whether there are more. It is called
+// AppendNext appends up to n blocks to all and reports whether there are more. It is called
 // with the result of the call before, at first with an empty slice. If the backend's
 // cache is dropped meanwhile, it starts again with an empty one.
-func (e *Export) Next(all []ExportedBlock, n int) ([]ExportedBlock, bool) {
+func (e *Export) AppendNext(all []ExportedBlock, n int) (_ []ExportedBlock, more bool) {
 	if c := e.index.caches[e.slot]; c != e.of {
 		e.of, e.next, all = c, 1, all[:0]
 	}
@@ -77,18 +77,18 @@ func (x *Index) Import(slot, n int) *Import {
 // Add restores the next blocks, the most recently used first, a predecessor before its
 // successors. It returns how many it restored, and false when the backend's cache is
 // full or was dropped meanwhile.
-func (i *Import) Add(blocks []ImportedBlock) (taken int, more bool) {
+func (i *Import) Add(blocks []ImportedBlock) (restored int, more bool) {
 	c := i.index.caches[i.slot]
 	for _, b := range blocks {
 		if c != i.of || c.size >= c.capacity {
-			return taken, false
+			return restored, false
 		}
-		if i.index.find(i.slot, b.Block) != 0 {
+		if i.index.findEntry(i.slot, b.Block) != 0 {
 			continue
 		}
 		parent := int32(0)
 		if !b.First {
-			if parent = i.index.find(i.slot, b.Parent); parent == 0 {
+			if parent = i.index.findEntry(i.slot, b.Parent); parent == 0 {
 				continue // evicted between two parts
 			}
 			if p := &c.entries[parent]; p.stamp < i.since || p.stamp > i.until {
@@ -103,15 +103,15 @@ func (i *Import) Add(blocks []ImportedBlock) (taken int, more bool) {
 		i.last = b.Block
 		i.index.addHolder(i.slot, b.Block, c.insertOldest(b.Block, parent, i.stamp))
 		i.index.entries++
-		taken++
+		restored++
 	}
-	return taken, true
+	return restored, true
 }
 
 // insertOldest adds a block after the entry parent, not pinned and older than all
 // others.
-func (c *cache) insertOldest(b prompt.Block, parent int32, stamp uint64) int32 {
-	at := c.insert(b, parent, stamp)
+func (c *cache) insertOldest(b prompt.Block, parent int32, stamp uint64) (at int32) {
+	at = c.insertPinned(b, parent, stamp)
 	c.pinned--
 	e, oldest := &c.entries[at], c.oldest()
 	e.pins = 0

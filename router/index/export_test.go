@@ -15,7 +15,7 @@ func copyOut(x *Index, slot, n int, between func()) []ImportedBlock {
 	e := x.Export(slot)
 	var all []ExportedBlock
 	for more := true; more; between() {
-		all, more = e.Next(all, n)
+		all, more = e.AppendNext(all, n)
 	}
 	places := make([]int, len(all))
 	for i := range places {
@@ -91,8 +91,8 @@ func TestImportKeepsOrder(t *testing.T) {
 	}
 	y := fleet(1, 100)
 	restore(y, 0, copyOut(x, 0, 3, nothing), 3, nothing)
-	y.SetCapacity(0, 5)
-	y.Upkeep(100)
+	y.SetRequestedCapacity(0, 5)
+	y.SweepAndEvict(100)
 	if a, b, c := depths(y, "aaaa")[0], depths(y, "bbbb")[0], depths(y, "cccc")[0]; a != 4 || b != 0 || c != 1 {
 		t.Errorf("of 5 places the three prompts have %d, %d and %d; want 4 for the latest, 1 for the one before", a, b, c)
 	}
@@ -140,7 +140,7 @@ func TestDropDuringExportAndImport(t *testing.T) {
 	got := copyOut(x, 0, 3, func() {
 		if !lost {
 			lost = true
-			x.Drop(0)
+			x.DropCache(0)
 			add(x, 0, "pq")
 		}
 	})
@@ -148,7 +148,7 @@ func TestDropDuringExportAndImport(t *testing.T) {
 		t.Errorf("%d blocks exported, want the 2 that came after the loss", len(got))
 	}
 	y := fleet(1, 100)
-	n := restore(y, 0, got, 1, func() { y.Drop(0) })
+	n := restore(y, 0, got, 1, func() { y.DropCache(0) })
 	if n != 1 || y.Len(0) != 0 {
 		t.Errorf("%d blocks taken and %d held after a loss, want 1 and 0", n, y.Len(0))
 	}

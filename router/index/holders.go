@@ -19,14 +19,16 @@ const (
 	soleBit    = 1 << maxMembers
 )
 
-// soleHolder returns the word of a block that a single member holds.
-func soleHolder(member int, at int32) uint64 { return soleBit | uint64(member)<<32 | uint64(at) }
+// soleHolderWord returns the word of a block that a single member holds.
+func soleHolderWord(member int, at int32) (word uint64) {
+	return soleBit | uint64(member)<<32 | uint64(at)
+}
 
 // soleMember returns the member of such a word.
-func soleMember(word uint64) int { return int(word>>32) % (maxMembers + 1) }
+func soleMember(word uint64) (member int) { return int(word>>32) % (maxMembers + 1) }
 
-// holders returns the bits of the members that hold a block.
-func (s *holderTable) holders(b prompt.Block) uint64 { return memberBits(s.get(b)) }
+// holderBits returns the bits of the members that hold a block.
+func (s *holderTable) holderBits(b prompt.Block) uint64 { return memberBits(s.get(b)) }
 
 func memberBits(word uint64) uint64 {
 	if word&soleBit != 0 {
@@ -35,36 +37,36 @@ func memberBits(word uint64) uint64 {
 	return word
 }
 
-// matchRange sets the depths from lo up to, not including, hi of the members in
+// setDepthsInRange sets the depths from lo up to, not including, hi of the members in
 // live. atLo and atHi are those that hold at least lo and hi blocks.
-func (s *holderTable) matchRange(blocks []prompt.Block, lo, hi int, atLo, atHi, live uint64, depth []int) {
-	for atLo != atHi {
+func (s *holderTable) setDepthsInRange(blocks []prompt.Block, lo, hi int, loHolders, hiHolders, live uint64, depth []int) {
+	for loHolders != hiHolders {
 		if hi == lo+1 {
-			setDepths(atLo&^atHi, lo, depth)
+			setDepths(loHolders&^hiHolders, lo, depth)
 			return
 		}
 		mid := (lo + hi) / 2
-		atMid := s.holders(blocks[mid-1]) & live
-		s.matchRange(blocks, lo, mid, atLo, atMid, live, depth)
-		lo, atLo = mid, atMid
+		atMid := s.holderBits(blocks[mid-1]) & live
+		s.setDepthsInRange(blocks, lo, mid, loHolders, atMid, live, depth)
+		lo, loHolders = mid, atMid
 	}
 }
 
 // setDepths sets the depth of every member in a bit set.
-func setDepths(backends uint64, d int, depth []int) {
-	for ; backends != 0; backends &= backends - 1 {
-		depth[bits.TrailingZeros64(backends)] = d
+func setDepths(members uint64, d int, depth []int) {
+	for ; members != 0; members &= members - 1 {
+		depth[bits.TrailingZeros64(members)] = d
 	}
 }
 
-// tableOf returns a backend's holder table and its member number.
-func (x *Index) tableOf(slot int) (*holderTable, int) {
+// holderTableOf returns a backend's holder table and its member number.
+func (x *Index) holderTableOf(slot int) (t *holderTable, member int) {
 	return x.holders[slot/maxMembers], slot % maxMembers
 }
 
-// find returns a backend's entry of a block, or 0.
-func (x *Index) find(slot int, b prompt.Block) int32 {
-	s, member := x.tableOf(slot)
+// findEntry returns a backend's entry of a block, or 0.
+func (x *Index) findEntry(slot int, b prompt.Block) (at int32) {
+	s, member := x.holderTableOf(slot)
 	c, word := x.caches[slot], s.get(b)
 	switch {
 	case word&soleBit == 0:
@@ -77,15 +79,15 @@ func (x *Index) find(slot int, b prompt.Block) int32 {
 
 // addHolder records that a backend holds a block in an entry.
 func (x *Index) addHolder(slot int, b prompt.Block, at int32) {
-	s, member := x.tableOf(slot)
-	if s.tryAdd(b, soleHolder(member, at)) {
+	s, member := x.holderTableOf(slot)
+	if s.tryAdd(b, soleHolderWord(member, at)) {
 		return
 	}
 	word := s.getOrAdd(b)
 	switch other := soleMember(*word); {
 	case *word == 0,
 		*word&soleBit != 0 && other == member: // left over from a dropped cache
-		*word = soleHolder(member, at)
+		*word = soleHolderWord(member, at)
 		return
 	case *word&soleBit != 0:
 		if c := x.caches[slot-member+other]; c.has(int32(*word), b) { // else it is left over likewise
@@ -99,8 +101,8 @@ func (x *Index) addHolder(slot int, b prompt.Block, at int32) {
 
 // removeHolder undoes addHolder.
 func (x *Index) removeHolder(slot int, b prompt.Block) {
-	s, member := x.tableOf(slot)
-	p, i, at := s.lookup(b)
+	s, member := x.holderTableOf(slot)
+	p, i, at := s.findBlock(b)
 	if p == nil {
 		return
 	}
@@ -112,6 +114,6 @@ func (x *Index) removeHolder(slot int, b prompt.Block) {
 		*word = 0
 	}
 	if *word == 0 {
-		s.removeAt(p, i, at)
+		s.removeSlot(p, i, at)
 	}
 }

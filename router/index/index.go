@@ -62,13 +62,13 @@ func (x *Index) Match(blocks []prompt.Block, depth []int) {
 		live := (1<<min(maxMembers, len(x.caches)-first) - 1) &^ x.stale[g]
 		last := live
 		if len(blocks) > 0 {
-			last &= s.holders(blocks[len(blocks)-1])
+			last &= s.holderBits(blocks[len(blocks)-1])
 		}
-		s.matchRange(blocks, 0, len(blocks), live, last, live, depth[first:])
+		s.setDepthsInRange(blocks, 0, len(blocks), live, last, live, depth[first:])
 		setDepths(last, len(blocks), depth[first:])
 		for left := x.stale[g]; left != 0; left &= left - 1 {
 			slot := first + bits.TrailingZeros64(left)
-			depth[slot] = x.matchOne(slot, blocks)
+			depth[slot] = x.matchOneBackend(slot, blocks)
 		}
 	}
 }
@@ -83,7 +83,7 @@ func (x *Index) Len(slot int) int { return x.caches[slot].size }
 // bound.
 func (x *Index) Capacity(slot int) int { return x.caches[slot].capacity }
 
-// RequestedCapacity returns the capacity last passed to SetCapacity.
+// RequestedCapacity returns the capacity last passed to SetRequestedCapacity.
 func (x *Index) RequestedCapacity(slot int) int { return x.requested[slot] }
 
 // Evictions returns how many blocks of a backend were evicted to make room.
@@ -92,7 +92,8 @@ func (x *Index) Evictions(slot int) uint64 { return x.caches[slot].evictions }
 // Bytes returns about how much memory the held blocks take.
 func (x *Index) Bytes() int64 { return int64(x.entries) * entryBytes }
 
-func (x *Index) remove(slot int, at int32) {
+// removeEntry removes a block that is not pinned.
+func (x *Index) removeEntry(slot int, at int32) {
 	c := x.caches[slot]
 	x.removeHolder(slot, c.entries[at].block)
 	c.remove(at)
@@ -100,14 +101,14 @@ func (x *Index) remove(slot int, at int32) {
 	x.version++
 }
 
-// insert adds blocks after the entry parent, pinned once, and returns the last one's
-// entry.
-func (x *Index) insert(slot int, blocks []prompt.Block, parent int32, stamp uint64) int32 {
+// insertPinned adds blocks after the entry parent, pinned once, and returns the entry of
+// the last, or parent if there are none.
+func (x *Index) insertPinned(slot int, blocks []prompt.Block, parent int32, stamp uint64) (last int32) {
 	c := x.caches[slot]
-	s, _ := x.tableOf(slot)
+	s, _ := x.holderTableOf(slot)
 	x.prefetchSink ^= s.prefetch(blocks)
 	for _, b := range blocks {
-		parent = c.insert(b, parent, stamp)
+		parent = c.insertPinned(b, parent, stamp)
 		x.addHolder(slot, b, parent)
 	}
 	x.entries += len(blocks)

@@ -39,7 +39,7 @@ func use(x *Index, slot int, s string) { x.Release(add(x, slot, s), nil) }
 func fleet(slots, capacity int) *Index {
 	x := New(slots, 1<<30)
 	for i := range slots {
-		x.SetCapacity(i, capacity)
+		x.SetRequestedCapacity(i, capacity)
 	}
 	return x
 }
@@ -138,7 +138,7 @@ func TestDrop(t *testing.T) {
 	x := fleet(2, 100)
 	add(x, 0, "abc")
 	add(x, 1, "ab")
-	x.Drop(0)
+	x.DropCache(0)
 	if got := depths(x, "abc"); !slices.Equal(got, []int{0, 2}) {
 		t.Errorf("got %v, want [0 2]", got)
 	}
@@ -158,7 +158,7 @@ func TestCapacityShares(t *testing.T) {
 	} {
 		x := New(3, 100*entryBytes)
 		for slot, n := range c.want {
-			x.SetCapacity(slot, n)
+			x.SetRequestedCapacity(slot, n)
 		}
 		for slot, n := range c.got {
 			if x.Capacity(slot) != n {
@@ -178,7 +178,7 @@ func TestMemoryBound(t *testing.T) {
 		runtime.ReadMemStats(&before)
 		x := New(8, bound)
 		for slot := range 8 {
-			x.SetCapacity(slot, 1<<30)
+			x.SetRequestedCapacity(slot, 1<<30)
 		}
 		b := make([]prompt.Block, 1000)
 		rng := rand.New(rand.NewPCG(1, 2))
@@ -327,10 +327,10 @@ func TestSweep(t *testing.T) {
 	}
 	use(x, 0, string(long))
 	use(x, 1, string(long[:300]))
-	x.Drop(0)
+	x.DropCache(0)
 	use(x, 0, string(long[:7]))
 	pieces := 1
-	for ; x.Upkeep(50); pieces++ {
+	for ; x.SweepAndEvict(50); pieces++ {
 		if got := depths(x, string(long)); !slices.Equal(got, []int{7, 300}) {
 			t.Fatalf("after %d pieces: got %v, want [7 300]", pieces, got)
 		}
@@ -349,20 +349,20 @@ func TestClear(t *testing.T) {
 	if x.Evictions(1) == 0 {
 		t.Fatal("nothing was evicted")
 	}
-	x.Clear(1)
+	x.ResetSlot(1)
 	if x.Len(1) != 0 || x.Capacity(1) != 0 || x.Evictions(1) != 0 || x.Pinned(1) != 0 {
 		t.Errorf("%d blocks of %d, %d evictions, %d in use", x.Len(1), x.Capacity(1), x.Evictions(1), x.Pinned(1))
 	}
 	if got := depths(x, "abc"); !slices.Equal(got, []int{2, 0}) {
 		t.Errorf("got %v, want [2 0]", got)
 	}
-	x.SetCapacity(1, 4) // the next owner's
+	x.SetRequestedCapacity(1, 4) // the next owner's
 	add(x, 1, "ax")
 	x.Release(open, chain("abcd"))
 	if got := depths(x, "axb"); !slices.Equal(got, []int{1, 2}) || x.Len(1) != 2 {
 		t.Errorf("after the release of what was there before: %v, %d blocks", got, x.Len(1))
 	}
-	for x.Upkeep(3) {
+	for x.SweepAndEvict(3) {
 	}
 	if want := int64(4 * entryBytes); x.Bytes() != want {
 		t.Errorf("%d bytes, want %d", x.Bytes(), want)
@@ -371,9 +371,9 @@ func TestClear(t *testing.T) {
 
 func TestClearFreesShare(t *testing.T) {
 	x := New(2, 100*entryBytes)
-	x.SetCapacity(0, 80)
-	x.SetCapacity(1, 80)
-	x.Clear(1)
+	x.SetRequestedCapacity(0, 80)
+	x.SetRequestedCapacity(1, 80)
+	x.ResetSlot(1)
 	if got := x.Capacity(0); got != 80 {
 		t.Errorf("capacity %d, want all that was asked for", got)
 	}
@@ -388,7 +388,7 @@ func TestGrow(t *testing.T) {
 		t.Error("depths read before count for the slots that came since")
 	}
 	for slot := 1; slot < 130; slot++ {
-		x.SetCapacity(slot, 100)
+		x.SetRequestedCapacity(slot, 100)
 		add(x, slot, "abcdef"[:slot%7])
 	}
 	for slot, d := range depths(x, "abcdefg") {

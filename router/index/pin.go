@@ -40,11 +40,11 @@ func (x *Index) Add(p *Pin, slot int, blocks []prompt.Block, matched int) {
 	}
 	c.pin(tail, p.stamp)
 	x.makeRoom(slot, len(fitting)-matched)
-	p.tail = x.insert(slot, fitting[matched:], tail, p.stamp)
+	p.tail = x.insertPinned(slot, fitting[matched:], tail, p.stamp)
 	if len(fitting) > 0 {
 		p.tailBlock = fitting[len(fitting)-1]
 	}
-	c.addPin(p)
+	c.linkPin(p)
 }
 
 // Release unpins the blocks of an Add, after an answer that the next turn will send
@@ -52,34 +52,35 @@ func (x *Index) Add(p *Pin, slot int, blocks []prompt.Block, matched int) {
 // most recently used, the first most of all, since vLLM frees a request's blocks at
 // its end, last first.
 func (x *Index) Release(p *Pin, reply []prompt.Block) {
-	c := x.current(p)
+	c := x.pinnedCache(p)
 	if c == nil {
 		return
 	}
 	c.uses++
 	p.cache = nil
 	if p.pinned {
-		c.removePin(p)
+		c.unlinkPin(p)
 	} else {
 		c.unpinned -= p.unpinned
-		if p.tail = x.find(p.slot, p.tailBlock); p.tail == 0 {
+		if p.tail = x.findEntry(p.slot, p.tailBlock); p.tail == 0 {
 			return // evicted meanwhile
 		}
 		c.pin(p.tail, c.uses)
 	}
 	tail := p.tail
 	if p.Omitted == 0 {
-		tail = x.extend(p.slot, tail, reply)
+		tail = x.insertPinnedReply(p.slot, tail, reply)
 	}
 	c.unpin(tail, c.uses)
 }
 
-// extend adds the blocks of an answer to a request that ends at the entry tail, and
-// returns the last one's entry.
-func (x *Index) extend(slot int, tail int32, reply []prompt.Block) int32 {
+// insertPinnedReply adds the blocks of an answer to a request that ends at the entry
+// tail, as many as fit. It moves the request's pin to the last of them and returns its
+// entry.
+func (x *Index) insertPinnedReply(slot int, tail int32, reply []prompt.Block) (last int32) {
 	c := x.caches[slot]
 	reply = reply[:min(len(reply), max(0, c.capacity-c.pinned))]
-	known := x.matchOne(slot, reply)
+	known := x.matchOneBackend(slot, reply)
 	if known > 0 { // an equal answer was added before
 		last := x.tailEntry(slot, reply[:known])
 		c.pin(last, c.uses)
@@ -87,14 +88,14 @@ func (x *Index) extend(slot int, tail int32, reply []prompt.Block) int32 {
 		tail = last
 	}
 	x.makeRoom(slot, len(reply)-known)
-	return x.insert(slot, reply[known:], tail, c.uses)
+	return x.insertPinned(slot, reply[known:], tail, c.uses)
 }
 
 // Rollback unpins the blocks of an Add and removes what the Add created, from block
 // keep on, because the engine never computed it. It removes tails first and stops at
 // the first block that a later Add used or that has successors.
 func (x *Index) Rollback(p *Pin, blocks []prompt.Block, keep int) {
-	c := x.current(p)
+	c := x.pinnedCache(p)
 	if c == nil {
 		return
 	}
@@ -102,14 +103,14 @@ func (x *Index) Rollback(p *Pin, blocks []prompt.Block, keep int) {
 	c.unpinned -= p.unpinned
 	p.cache = nil
 	for i := len(blocks) - 1; i >= max(p.matched, keep); i-- {
-		at := x.find(p.slot, blocks[i])
+		at := x.findEntry(p.slot, blocks[i])
 		if at == 0 {
 			continue // evicted meanwhile, or beyond the capacity
 		}
 		if e := &c.entries[at]; e.stamp != p.stamp || e.pins > 0 {
 			return
 		}
-		x.remove(p.slot, at)
+		x.removeEntry(p.slot, at)
 	}
 }
 
@@ -127,9 +128,9 @@ func (x *Index) CountUnpinned(slot int, blocks []prompt.Block) int {
 	return n
 }
 
-// current returns the cache that p pins; nil once p is released or the cache was
-// dropped.
-func (x *Index) current(p *Pin) *cache {
+// pinnedCache returns the cache in which p pins blocks; nil once p is released or the
+// cache was dropped, and for a pin without blocks.
+func (x *Index) pinnedCache(p *Pin) *cache {
 	if p.cache == nil || p.cache != x.caches[p.slot] || p.tail == 0 {
 		return nil
 	}
@@ -140,7 +141,7 @@ func (x *Index) current(p *Pin) *cache {
 func (x *Index) unpin(p *Pin) {
 	if c := p.cache; p.pinned {
 		p.pinned = false
-		c.removePin(p)
+		c.unlinkPin(p)
 		p.unpinned = c.pinned
 		c.unpin(p.tail, 0)
 		p.unpinned -= c.pinned
@@ -148,7 +149,8 @@ func (x *Index) unpin(p *Pin) {
 	}
 }
 
-func (c *cache) addPin(p *Pin) {
+// linkPin appends p to the list of pins, unless it has no blocks.
+func (c *cache) linkPin(p *Pin) {
 	if p.tail == 0 {
 		return
 	}
@@ -161,7 +163,8 @@ func (c *cache) addPin(p *Pin) {
 	c.lastPin = p
 }
 
-func (c *cache) removePin(p *Pin) {
+// unlinkPin removes p from the list of pins.
+func (c *cache) unlinkPin(p *Pin) {
 	if p.prev == nil {
 		c.firstPin = p.next
 	} else {

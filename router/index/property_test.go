@@ -163,26 +163,26 @@ func TestAgainstNaiveIndex(t *testing.T) {
 						n.leave(f)
 					}
 					n.idle = slices.DeleteFunc(n.idle, func(b prompt.Block) bool {
-						return x.find(f.slot, b) == 0
+						return x.findEntry(f.slot, b) == 0
 					})
 				}
 			case op == 18 && rng.IntN(5) == 0:
-				x.Drop(slot)
+				x.DropCache(slot)
 				plain[slot] = naive{capacity: capacity}
 				for _, f := range open {
 					f.over = f.over || f.slot == slot
 				}
 			case op == 18:
-				x.Upkeep(1 + rng.IntN(8))
+				x.SweepAndEvict(1 + rng.IntN(8))
 			case rng.IntN(10) == 0:
 				capacity = 5 + rng.IntN(40)
 				for i := range slots {
-					x.SetCapacity(i, capacity)
+					x.SetRequestedCapacity(i, capacity)
 					plain[i].capacity = capacity
 					plain[i].fit(nil)
 				}
 				for more := true; more; {
-					more = x.Upkeep(3)
+					more = x.SweepAndEvict(3)
 					check(t, x, preds, "shrinking")
 				}
 			}
@@ -204,7 +204,7 @@ func TestAgainstNaiveIndex(t *testing.T) {
 				}
 			}
 		}
-		for x.Upkeep(5) {
+		for x.SweepAndEvict(5) {
 		}
 		check(t, x, preds, "all swept")
 		for _, f := range open {
@@ -233,15 +233,15 @@ func check(t *testing.T, x *Index, preds map[prompt.Block]prompt.Block, when str
 		if listed != h.size {
 			t.Fatalf("%s: backend %d has %d blocks in use or in its list and counts %d", when, slot, listed, h.size)
 		}
-		s, member := x.tableOf(slot)
+		s, member := x.holderTableOf(slot)
 		for at, e := range h.entries {
 			if e.stamp == 0 {
 				continue
 			}
-			if s.holders(e.block)&(1<<member) == 0 || x.find(slot, e.block) != int32(at) {
+			if s.holderBits(e.block)&(1<<member) == 0 || x.findEntry(slot, e.block) != int32(at) {
 				t.Fatalf("%s: backend %d holds a block that its set does not show", when, slot)
 			}
-			if p, ok := preds[e.block]; ok && x.find(slot, p) == 0 {
+			if p, ok := preds[e.block]; ok && x.findEntry(slot, p) == 0 {
 				t.Fatalf("%s: backend %d has a hole: a block without its predecessor", when, slot)
 			}
 		}

@@ -59,16 +59,16 @@ func (k *bucket[V]) isFull() bool { return k.slotOf(0) == bucketSlots }
 
 func (t *table[V]) len() int { return t.size }
 
-// locate returns a block's part and its hash.
-func (t *table[V]) locate(b prompt.Block) (*part[V], uint64) {
+// locatePart returns a block's part and its hash.
+func (t *table[V]) locatePart(b prompt.Block) (p *part[V], hash uint64) {
 	high, low := bits.Mul64(uint64(b)^t.seed, 0x9e3779b97f4a7c15)
-	mixed := high ^ low
-	return &t.parts[mixed&(1<<partBits-1)], mixed
+	hash = high ^ low
+	return &t.parts[hash&(1<<partBits-1)], hash
 }
 
 // homeBucket returns the bucket where the search for a hash begins.
-func (p *part[V]) homeBucket(mixed uint64) int {
-	high, _ := bits.Mul64(mixed, uint64(len(p.buckets)))
+func (p *part[V]) homeBucket(hash uint64) int {
+	high, _ := bits.Mul64(hash, uint64(len(p.buckets)))
 	return int(high)
 }
 
@@ -79,10 +79,10 @@ func (p *part[V]) nextBucket(i int) int {
 	return 0
 }
 
-// find returns the bucket and the slot of a block, or the bucket that has room for
+// findSlot returns the bucket and the slot of a block, or the bucket that has room for
 // it and bucketSlots.
-func (p *part[V]) find(b prompt.Block, mixed uint64) (int, int) {
-	for i := p.homeBucket(mixed); ; i = p.nextBucket(i) {
+func (p *part[V]) findSlot(b prompt.Block, hash uint64) (bucketIndex, slot int) {
+	for i := p.homeBucket(hash); ; i = p.nextBucket(i) {
 		k := &p.buckets[i]
 		if at := k.slotOf(b); at < bucketSlots || !k.isFull() {
 			return i, at
@@ -96,15 +96,15 @@ func (t *table[V]) get(b prompt.Block) (v V) {
 		return v
 	}
 	b = nonZero(b)
-	p, mixed := t.locate(b)
+	p, hash := t.locatePart(b)
 	if p.used == 0 {
 		return v
 	}
-	k := &p.buckets[p.homeBucket(mixed)]
+	k := &p.buckets[p.homeBucket(hash)]
 	at := k.slotOf(b)
 	if at == bucketSlots && k.isFull() {
 		var i int
-		i, at = p.find(b, mixed)
+		i, at = p.findSlot(b, hash)
 		k = &p.buckets[i]
 	}
 	if at < bucketSlots {
@@ -121,8 +121,8 @@ func (t *table[V]) prefetch(blocks []prompt.Block) (sum prompt.Block) {
 		return 0
 	}
 	for _, b := range blocks {
-		if p, mixed := t.locate(nonZero(b)); p.used > 0 {
-			sum ^= p.buckets[p.homeBucket(mixed)].blocks[0]
+		if p, hash := t.locatePart(nonZero(b)); p.used > 0 {
+			sum ^= p.buckets[p.homeBucket(hash)].blocks[0]
 		}
 	}
 	return sum
@@ -130,16 +130,16 @@ func (t *table[V]) prefetch(blocks []prompt.Block) (sum prompt.Block) {
 
 // tryAdd adds a block that is not in the table, if its bucket has room. It reports
 // false, and does nothing, in the rare other cases, which getOrAdd handles.
-func (t *table[V]) tryAdd(b prompt.Block, v V) bool {
+func (t *table[V]) tryAdd(b prompt.Block, v V) (added bool) {
 	if t.parts == nil {
 		return false
 	}
 	b = nonZero(b)
-	p, mixed := t.locate(b)
+	p, hash := t.locatePart(b)
 	if 2*(p.used+1) > bucketSlots*len(p.buckets) {
 		return false
 	}
-	k := &p.buckets[p.homeBucket(mixed)]
+	k := &p.buckets[p.homeBucket(hash)]
 	at := k.slotOf(0)
 	if at == bucketSlots || k.slotOf(b) < bucketSlots {
 		return false
@@ -158,11 +158,11 @@ func (t *table[V]) getOrAdd(b prompt.Block) *V {
 		t.seed = rand.Uint64()
 	}
 	b = nonZero(b)
-	p, mixed := t.locate(b)
+	p, hash := t.locatePart(b)
 	if 2*(p.used+1) > bucketSlots*len(p.buckets) { // at half load one bucket of seven is full
-		t.grow(p)
+		t.growPart(p)
 	}
-	i, at := p.find(b, mixed)
+	i, at := p.findSlot(b, hash)
 	k := &p.buckets[i]
 	if at == bucketSlots {
 		at = k.slotOf(0)
@@ -174,71 +174,71 @@ func (t *table[V]) getOrAdd(b prompt.Block) *V {
 }
 
 func (t *table[V]) remove(b prompt.Block) {
-	if p, i, at := t.lookup(b); p != nil {
-		t.removeAt(p, i, at)
+	if p, i, at := t.findBlock(b); p != nil {
+		t.removeSlot(p, i, at)
 	}
 }
 
-// lookup returns a block's part, bucket and slot; a nil part if it is not there.
-func (t *table[V]) lookup(b prompt.Block) (*part[V], int, int) {
+// findBlock returns a block's part, bucket and slot; a nil part if it is not there.
+func (t *table[V]) findBlock(b prompt.Block) (p *part[V], bucketIndex, slot int) {
 	if t.size == 0 {
 		return nil, 0, 0
 	}
 	b = nonZero(b)
-	p, mixed := t.locate(b)
+	p, hash := t.locatePart(b)
 	if p.used == 0 {
 		return nil, 0, 0
 	}
-	i, at := p.find(b, mixed)
+	i, at := p.findSlot(b, hash)
 	if at == bucketSlots {
 		return nil, 0, 0
 	}
 	return p, i, at
 }
 
-// removeAt removes the block in a slot. If its bucket was full, a block that
+// removeSlot removes the block in a slot. If its bucket was full, a block that
 // overflowed from it moves into the slot, and so on with the bucket that it leaves.
-func (t *table[V]) removeAt(p *part[V], gap, at int) {
-	k := &p.buckets[gap]
-	for i, full := gap, k.isFull(); full; {
+func (t *table[V]) removeSlot(p *part[V], gapBucket, slot int) {
+	k := &p.buckets[gapBucket]
+	for i, full := gapBucket, k.isFull(); full; {
 		i = p.nextBucket(i)
 		other := &p.buckets[i]
 		full = other.isFull()
-		if from := t.findDisplaced(p, gap, i); from < bucketSlots {
-			k.blocks[at], k.values[at] = other.blocks[from], other.values[from]
-			k, gap, at = other, i, from
+		if from := t.findOverflowed(p, gapBucket, i); from < bucketSlots {
+			k.blocks[slot], k.values[slot] = other.blocks[from], other.values[from]
+			k, gapBucket, slot = other, i, from
 		}
 	}
-	k.blocks[at], k.values[at] = 0, 0
+	k.blocks[slot], k.values[slot] = 0, 0
 	p.used--
 	t.size--
 }
 
-// findDisplaced returns the slot of a block in bucket i that overflowed from gap or
+// findOverflowed returns the slot of a block in bucket i that overflowed from gap or
 // from a bucket before it; bucketSlots if there is none.
-func (t *table[V]) findDisplaced(p *part[V], gap, i int) int {
+func (t *table[V]) findOverflowed(p *part[V], gapBucket, i int) (slot int) {
 	for at, b := range p.buckets[i].blocks {
 		if b == 0 {
 			continue
 		}
-		_, mixed := t.locate(b)
-		if p.distance(p.homeBucket(mixed), i) >= p.distance(gap, i) {
+		_, hash := t.locatePart(b)
+		if p.bucketDistance(p.homeBucket(hash), i) >= p.bucketDistance(gapBucket, i) {
 			return at
 		}
 	}
 	return bucketSlots
 }
 
-// distance returns how many buckets i comes after other, around the end.
-func (p *part[V]) distance(other, i int) int {
-	if i < other {
-		return i - other + len(p.buckets)
+// bucketDistance returns how many buckets to comes after from, around the end.
+func (p *part[V]) bucketDistance(from, to int) int {
+	if to < from {
+		return to - from + len(p.buckets)
 	}
-	return i - other
+	return to - from
 }
 
-// grow enlarges a part by half: doubling would waste too much memory.
-func (t *table[V]) grow(p *part[V]) {
+// growPart enlarges a part by half: doubling would waste too much memory.
+func (t *table[V]) growPart(p *part[V]) {
 	old := p.buckets
 	p.buckets = make([]bucket[V], max(minBuckets, len(old)+len(old)/2))
 	for i := range old {
@@ -246,8 +246,8 @@ func (t *table[V]) grow(p *part[V]) {
 			if b == 0 {
 				continue
 			}
-			_, mixed := t.locate(b)
-			to, _ := p.find(b, mixed)
+			_, hash := t.locatePart(b)
+			to, _ := p.findSlot(b, hash)
 			k := &p.buckets[to]
 			free := k.slotOf(0)
 			k.blocks[free], k.values[free] = b, old[i].values[at]

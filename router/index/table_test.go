@@ -92,7 +92,7 @@ func TestTableCollisions(t *testing.T) {
 	var blocks []prompt.Block
 	for len(blocks) < 40 {
 		b := prompt.Block(rng.Uint64())
-		if _, mixed := have.locate(b); mixed>>57 == 1<<7-1 && mixed%(1<<partBits) == 0 {
+		if _, mixed := have.locatePart(b); mixed>>57 == 1<<7-1 && mixed%(1<<partBits) == 0 {
 			blocks = append(blocks, b)
 		}
 	}

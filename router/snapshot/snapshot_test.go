@@ -317,7 +317,7 @@ func TestWriteFollowsTheFleet(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(parts) != 3 || parts[backends.Address(k.fleet[1].URL)] != nil || len(k.lastLoads) != 3 {
+	if len(parts) != 3 || parts[backends.NormalizeURL(k.fleet[1].URL)] != nil || len(k.lastLoads) != 3 {
 		t.Errorf("%d parts, %d loads known", len(parts), len(k.lastLoads))
 	}
 	after := newKept(t, 2)
@@ -411,7 +411,7 @@ func TestGoldenSnapshot(t *testing.T) {
 		t.Errorf("answers of %.0f tokens, where all had one", f.AnswerTokens(0))
 	}
 	x := index.New(1, 1<<20)
-	x.SetCapacity(0, 10_000)
+	x.SetRequestedCapacity(0, 10_000)
 	x.Import(0, p.count).Add(p.decodeBlocks())
 	depth := []int{0}
 	if x.Match(ask(nil, 7, 12).Blocks, depth); depth[0] != 12 || p.count != 150 {
@@ -453,7 +453,7 @@ func FuzzParse(f *testing.F) {
 			estimates.RestoreBackend(0, p.estimates)
 			blocks := p.decodeBlocks()
 			x := index.New(1, 1<<20)
-			x.SetCapacity(0, 100)
+			x.SetRequestedCapacity(0, 100)
 			if n, _ := x.Import(0, len(blocks)).Add(blocks); n != x.Len(0) || n > 100 {
 				t.Errorf("%d blocks taken, %d held", n, x.Len(0))
 			}

@@ -71,7 +71,7 @@ func (s *Store) ReadPending(from io.Reader) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, b := range s.router.Backends() {
-		if p := parts[backends.Address(b.URL)]; p != nil {
+		if p := parts[backends.NormalizeURL(b.URL)]; p != nil {
 			s.pending[b] = p
 		}
 	}
@@ -155,7 +155,7 @@ func (s *Store) Write(to io.Writer) error {
 			w.writePart(p.raw)
 			continue
 		}
-		p := part{address: backends.Address(b.URL), takenAt: s.options.Now(), load: *loads[b]}
+		p := part{address: backends.NormalizeURL(b.URL), takenAt: s.options.Now(), load: *loads[b]}
 		estimates, blocks = s.router.Export(b, estimates[:0], blocks[:0])
 		buf = p.appendTo(buf[:0], estimates, blocks)
 		w.writePart(buf)
