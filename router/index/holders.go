@@ -38,7 +38,7 @@ func memberBits(word uint64) uint64 {
 }
 
 // setDepthsInRange sets the depths from lo up to, not including, hi of the members in
-// live. atLo and atHi are those that hold at least lo and hi blocks.
+// live. loHolders and hiHolders are those that hold at least lo and hi blocks.
 func (s *holderTable) setDepthsInRange(blocks []prompt.Block, lo, hi int, loHolders, hiHolders, live uint64, depth []int) {
 	for loHolders != hiHolders {
 		if hi == lo+1 {

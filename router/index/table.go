@@ -214,8 +214,8 @@ func (t *table[V]) removeSlot(p *part[V], gapBucket, slot int) {
 	t.size--
 }
 
-// findOverflowed returns the slot of a block in bucket i that overflowed from gap or
-// from a bucket before it; bucketSlots if there is none.
+// findOverflowed returns the slot of a block in bucket i that overflowed from gapBucket
+// or from a bucket before it; bucketSlots if there is none.
 func (t *table[V]) findOverflowed(p *part[V], gapBucket, i int) (slot int) {
 	for at, b := range p.buckets[i].blocks {
 		if b == 0 {
