@@ -85,7 +85,7 @@ func (c *Checker) Watch(ctx context.Context, b *Backend) {
 		default:
 		}
 		settings, changed := c.settings.get()
-		models, err := c.check(ctx, b, cmp.Or(settings.Timeout, defaultCheckTimeout))
+		models, err := c.checkOnce(ctx, b, cmp.Or(settings.Timeout, defaultCheckTimeout))
 		if ctx.Err() != nil {
 			return
 		}
@@ -194,8 +194,8 @@ func (w *checkState) reportStateChange(reason string) {
 	}
 }
 
-// check requests a replica's /health and /v1/models once.
-func (c *Checker) check(ctx context.Context, b *Backend, timeout time.Duration) ([]Model, error) {
+// checkOnce requests a replica's /health and /v1/models once.
+func (c *Checker) checkOnce(ctx context.Context, b *Backend, timeout time.Duration) ([]Model, error) {
 	if _, err := c.getBody(ctx, b, "/health", timeout); err != nil {
 		return nil, err
 	}

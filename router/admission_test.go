@@ -617,8 +617,8 @@ func TestConcurrentQueueing(t *testing.T) {
 		if n := b.InFlight.Load(); n != 0 || len(a.pending) != 0 || a.tokens != 0 {
 			t.Errorf("%s: %d in flight, %d pending, %.1f tokens", b.Name, n, len(a.pending), a.tokens)
 		}
-		if r.index.Pinned(i) != 0 || c.unindexed != 0 || c.answering != 0 || c.began != 0 {
-			t.Errorf("%s: %d blocks, %d tokens and %d answers in use", b.Name, r.index.Pinned(i), c.unindexed, c.answering)
+		if r.index.CountPinned(i) != 0 || c.unindexed != 0 || c.answering != 0 || c.began != 0 {
+			t.Errorf("%s: %d blocks, %d tokens and %d answers in use", b.Name, r.index.CountPinned(i), c.unindexed, c.answering)
 		}
 	}
 }

@@ -75,12 +75,12 @@ func TestSlotReuse(t *testing.T) {
 		t.Errorf("%d blocks matched that its predecessor held", d.MatchedBlocks)
 	}
 	// What the first owner had in flight ends, and is none of the next one's.
-	before, blocks := r.states[1].load, r.index.Pinned(1)
+	before, blocks := r.states[1].load, r.index.CountPinned(1)
 	open.RecordOutput()
 	open.RecordFirstEvent()
 	open.Commit()
 	open.Release(Outcome{End: Completed, AnswerTokens: 1})
-	if after := r.states[1].load; after.requests != before.requests || after.tokens != before.tokens || r.index.Pinned(1) != blocks {
+	if after := r.states[1].load; after.requests != before.requests || after.tokens != before.tokens || r.index.CountPinned(1) != blocks {
 		t.Errorf("the account was %+v, and is %+v", before, after)
 	}
 	if first.InFlight.Load() != 0 || next.InFlight.Load() != 1 {
@@ -204,8 +204,8 @@ func fluxOnce(t *testing.T, seed uint64) {
 		}
 	}
 	for slot := range r.states {
-		if a := &r.states[slot].load; a.requests != 0 || a.tokens != 0 || a.unseen != 0 || len(a.pending) != 0 || r.index.Pinned(slot) != 0 || r.states[slot].kv.answering != 0 || r.states[slot].kv.unindexed != 0 {
-			t.Fatalf("seed %d, slot %d: account %+v, cache %+v, %d blocks in use", seed, slot, a, r.states[slot].kv, r.index.Pinned(slot))
+		if a := &r.states[slot].load; a.requests != 0 || a.tokens != 0 || a.unseen != 0 || len(a.pending) != 0 || r.index.CountPinned(slot) != 0 || r.states[slot].kv.answering != 0 || r.states[slot].kv.unindexed != 0 {
+			t.Fatalf("seed %d, slot %d: account %+v, cache %+v, %d blocks in use", seed, slot, a, r.states[slot].kv, r.index.CountPinned(slot))
 		}
 	}
 }

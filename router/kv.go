@@ -107,7 +107,7 @@ func (c *kvCache) answerTokensInFlight(sinceStart time.Duration) float64 {
 // ownKVTokens returns how many tokens of a backend's cache our requests use.
 func (r *Router) ownKVTokens(slot int, now time.Time) float64 {
 	c := &r.states[slot].kv
-	blocks := float64(r.index.Pinned(slot)*r.blockBytes) / r.estimates.BackendBytesPerToken(slot)
+	blocks := float64(r.index.CountPinned(slot)*r.blockBytes) / r.estimates.BackendBytesPerToken(slot)
 	return blocks + float64(c.unindexed) + c.answerTokensInFlight(now.Sub(r.start))
 }
 

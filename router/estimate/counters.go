@@ -70,17 +70,18 @@ func (w *counterWindow) restart(l *backends.Load, uncertainTokens float64) {
 	}
 }
 
-// observeCounters compares a scrape's prefix-cache counters with the predictions
-// since the window's start, if they are comparable. unseenTokens are those of the
-// requests in flight that have shown no output.
-func (f *Fleet) observeCounters(slot int, l *backends.Load, unseenTokens float64, c CacheInfo) {
+// advanceCounterWindow moves a backend's counter window on to a scrape. If the scrape's
+// prefix-cache counters are comparable with the predictions since the window's start, it
+// learns from them and begins a new window. unseenTokens are those of the requests in
+// flight that have shown no output.
+func (f *Fleet) advanceCounterWindow(slot int, scrape *backends.Load, unseenTokens float64, c CacheInfo) {
 	w := &f.backends[slot].window
-	if !l.PrefixKnown {
+	if !scrape.PrefixKnown {
 		*w = counterWindow{}
 		return
 	}
 	counted := 0
-	for counted < len(w.pending) && !w.pending[counted].at.After(l.ScrapedAt) {
+	for counted < len(w.pending) && !w.pending[counted].at.After(scrape.ScrapedAt) {
 		counted++
 	}
 	w.movePendingToTotals(counted)
@@ -88,19 +89,19 @@ func (f *Fleet) observeCounters(slot int, l *backends.Load, unseenTokens float64
 	for i := range w.pending {
 		uncertain += w.pending[i].prompt
 	}
-	w.alone = w.alone && !(l.QueuesKnown && int64(l.Running+l.Waiting) > l.OwnInFlight)
+	w.alone = w.alone && !(scrape.QueuesKnown && int64(scrape.Running+scrape.Waiting) > scrape.OwnInFlight)
 	switch {
-	case !w.open || l.PrefixQueries < w.queries || l.PrefixHits < w.hits || l.ScrapedAt.Sub(w.since) > maxWindowAge,
+	case !w.open || scrape.PrefixQueries < w.queries || scrape.PrefixHits < w.hits || scrape.ScrapedAt.Sub(w.since) > maxWindowAge,
 		w.prompt == 0 && uncertain <= w.uncertain:
-		w.restart(l, uncertain)
+		w.restart(scrape, uncertain)
 	case w.prompt > 0 && w.uncertain+uncertain <= maxUncertainShare*w.prompt:
-		f.learnFromCounters(slot, l, w.uncertain+uncertain < 1, c)
-		w.restart(l, uncertain)
+		f.learnFromCounterWindow(slot, scrape, w.uncertain+uncertain < 1, c)
+		w.restart(scrape, uncertain)
 	}
 }
 
-// learnFromCounters learns from a window that has ended.
-func (f *Fleet) learnFromCounters(slot int, l *backends.Load, exact bool, c CacheInfo) {
+// learnFromCounterWindow learns from a window that has ended.
+func (f *Fleet) learnFromCounterWindow(slot int, l *backends.Load, exact bool, c CacheInfo) {
 	b := &f.backends[slot]
 	w := &b.window
 	queries, hits := l.PrefixQueries-w.queries, l.PrefixHits-w.hits

@@ -286,7 +286,7 @@ func (f *Fleet) ObserveLoad(slot int, l *backends.Load, unseenTokens float64, c 
 	}
 	b.cachingOff = l.PrefixCachingOff
 	b.step.observeLargestStep(l.StepTokens)
-	f.observeCounters(slot, l, unseenTokens, c)
+	f.advanceCounterWindow(slot, l, unseenTokens, c)
 }
 
 // learnFromUsage compares a prediction with the usage that the replica reported, and

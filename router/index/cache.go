@@ -56,9 +56,9 @@ func (x *Index) tailEntry(slot int, blocks []prompt.Block) (at int32) {
 	return x.findEntry(slot, blocks[len(blocks)-1])
 }
 
-// has reports whether an entry is a block's. An index in a holder table may be left
+// holdsAt reports whether an entry is a block's. An index in a holder table may be left
 // over from before the backend lost its cache.
-func (c *cache) has(at int32, b prompt.Block) bool {
+func (c *cache) holdsAt(at int32, b prompt.Block) bool {
 	return int(at) < len(c.entries) && c.entries[at].block == b && c.entries[at].stamp != 0
 }
 

@@ -71,7 +71,7 @@ func (x *Index) findEntry(slot int, b prompt.Block) (at int32) {
 	switch {
 	case word&soleBit == 0:
 		return c.shared.get(b)
-	case soleMember(word) == member && c.has(int32(word), b):
+	case soleMember(word) == member && c.holdsAt(int32(word), b):
 		return int32(word)
 	}
 	return 0
@@ -90,7 +90,7 @@ func (x *Index) addHolder(slot int, b prompt.Block, at int32) {
 		*word = soleHolderWord(member, at)
 		return
 	case *word&soleBit != 0:
-		if c := x.caches[slot-member+other]; c.has(int32(*word), b) { // else it is left over likewise
+		if c := x.caches[slot-member+other]; c.holdsAt(int32(*word), b) { // else it is left over likewise
 			*c.shared.getOrAdd(b) = int32(*word)
 		}
 		*word = 1 << other

@@ -236,7 +236,7 @@ func TestPinnedCountsBlocksOnce(t *testing.T) {
 	x := fleet(1, 100)
 	f := func(name string, want int) {
 		t.Helper()
-		if got := x.Pinned(0); got != want {
+		if got := x.CountPinned(0); got != want {
 			t.Errorf("%s: %d blocks in use, want %d", name, got, want)
 		}
 	}
@@ -274,13 +274,13 @@ func TestPinnedBlocksAreEvictedLast(t *testing.T) {
 	f("uvw", 0)
 	f("abc", 1)
 	f("klm", 3)
-	if got := x.Pinned(0); got != 10 {
+	if got := x.CountPinned(0); got != 10 {
 		t.Errorf("%d blocks in use of three requests with 10", got)
 	}
 	for _, p := range []*Pin{early, late, last} {
 		x.Release(p, nil)
 	}
-	if got := x.Pinned(0); got != 0 {
+	if got := x.CountPinned(0); got != 0 {
 		t.Errorf("%d blocks in use at the end", got)
 	}
 }
@@ -350,8 +350,8 @@ func TestClear(t *testing.T) {
 		t.Fatal("nothing was evicted")
 	}
 	x.ResetSlot(1)
-	if x.Len(1) != 0 || x.Capacity(1) != 0 || x.Evictions(1) != 0 || x.Pinned(1) != 0 {
-		t.Errorf("%d blocks of %d, %d evictions, %d in use", x.Len(1), x.Capacity(1), x.Evictions(1), x.Pinned(1))
+	if x.Len(1) != 0 || x.Capacity(1) != 0 || x.Evictions(1) != 0 || x.CountPinned(1) != 0 {
+		t.Errorf("%d blocks of %d, %d evictions, %d in use", x.Len(1), x.Capacity(1), x.Evictions(1), x.CountPinned(1))
 	}
 	if got := depths(x, "abc"); !slices.Equal(got, []int{2, 0}) {
 		t.Errorf("got %v, want [2 0]", got)

@@ -114,9 +114,9 @@ func (x *Index) Rollback(p *Pin, blocks []prompt.Block, keep int) {
 	}
 }
 
-// Pinned returns how many blocks of a backend requests in flight use, each block
+// CountPinned returns how many blocks of a backend requests in flight use, each block
 // counted once. Its replica cannot evict them.
-func (x *Index) Pinned(slot int) int { return x.caches[slot].pinned + x.caches[slot].unpinned }
+func (x *Index) CountPinned(slot int) int { return x.caches[slot].pinned + x.caches[slot].unpinned }
 
 // CountUnpinned returns how many of blocks, all of which the backend holds, no request
 // in flight uses.

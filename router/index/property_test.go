@@ -211,7 +211,7 @@ func TestAgainstNaiveIndex(t *testing.T) {
 			x.Release(f.p, nil)
 		}
 		for i := range slots {
-			if n := x.Pinned(i); n != 0 {
+			if n := x.CountPinned(i); n != 0 {
 				t.Fatalf("seed %d: backend %d has %d blocks in use at the end", seed, i, n)
 			}
 		}
@@ -246,7 +246,7 @@ func check(t *testing.T, x *Index, preds map[prompt.Block]prompt.Block, when str
 			}
 		}
 		for b, at := range all(&h.shared) {
-			if !h.has(at, b) {
+			if !h.holdsAt(at, b) {
 				t.Fatalf("%s: backend %d has a place for a block that it does not hold", when, slot)
 			}
 		}
