@@ -121,14 +121,14 @@ func runDemo(ctx context.Context, o demoOptions, defaults []byte, out io.Writer)
 			}
 		})
 	}
-	baseline, err := startDemoFleet(defaults, "round-robin", o.backends, "127.0.0.1:0", "", startServer)
+	baseline, err := startDemoReplicasAndProxy(defaults, "round-robin", o.backends, "127.0.0.1:0", "", startServer)
 	if err != nil {
 		return err
 	}
 	if err := baseline.waitReady(ctx); err != nil {
 		return err
 	}
-	prefix, err := startDemoFleet(defaults, "prefix", o.backends, o.listen, o.admin, startServer)
+	prefix, err := startDemoReplicasAndProxy(defaults, "prefix", o.backends, o.listen, o.admin, startServer)
 	if err != nil {
 		return err
 	}
@@ -226,10 +226,10 @@ type demoFleet struct {
 	inFlight []float64 // sum of samples, by replica
 }
 
-// startDemoFleet starts simulated replicas and a proxy with the policy in front of
+// startDemoReplicasAndProxy starts simulated replicas and a proxy with the policy in front of
 // them, each with startServer, which does not block. It does not wait until they are
 // ready. An empty adminAddr means no admin listener.
-func startDemoFleet(defaults []byte, policy string, replicas int, proxyAddr, adminAddr string, startServer func(serve func(context.Context) error)) (*demoFleet, error) {
+func startDemoReplicasAndProxy(defaults []byte, policy string, replicas int, proxyAddr, adminAddr string, startServer func(serve func(context.Context) error)) (*demoFleet, error) {
 	f := &demoFleet{policy: policy, inFlight: make([]float64, replicas)}
 	var urls []string
 	for range replicas {

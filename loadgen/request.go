@@ -184,7 +184,7 @@ func (c *Client) roundTrip(ctx context.Context, q Request, in *responseReader, d
 	}
 	body := io.Reader(resp.Body)
 	if q.Behavior.ReadPause > 0 {
-		body = &pausingReader{ctx: ctx, in: body, pause: q.Behavior.ReadPause}
+		body = &pausingResponseReader{ctx: ctx, in: body, pause: q.Behavior.ReadPause}
 	}
 	mediaType, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type"))
 	switch stream := mediaType == "text/event-stream"; {
@@ -232,15 +232,15 @@ func (u *slowDisconnectingBody) Read(b []byte) (int, error) {
 	return n, nil
 }
 
-// pausingReader sleeps once, before the second read.
-type pausingReader struct {
+// pausingResponseReader sleeps once, before the second read.
+type pausingResponseReader struct {
 	ctx   context.Context
 	in    io.Reader
 	pause time.Duration
 	read  bool
 }
 
-func (p *pausingReader) Read(b []byte) (int, error) {
+func (p *pausingResponseReader) Read(b []byte) (int, error) {
 	if p.read && p.pause > 0 {
 		sleep(p.ctx, p.pause) // the read below fails if ctx has ended
 		p.pause = 0

@@ -210,7 +210,7 @@ func nextAction(h *history, f fleetView, s *Settings, now time.Time) action {
 		}
 	case waitVerdict:
 		if !met {
-			return retryWithinBudget(h, f, now)
+			return waitForRetryBudget(h, f, now)
 		}
 	case waitSlot:
 		if !met {
@@ -264,7 +264,7 @@ func nextAfterFailure(h *history, f fleetView, s *Settings, now time.Time) actio
 func awaitVerdictOrBudget(h *history, f fleetView, now time.Time) action {
 	latest := h.latestAttempt()
 	if !latest.suspectsReplicaDown() && !latest.failure.full || h.queueTimeout == 0 || h.hasPickableBackend(f) {
-		return retryWithinBudget(h, f, now)
+		return waitForRetryBudget(h, f, now)
 	}
 	timeout := healthRecheckTimeout
 	switch {
@@ -276,8 +276,8 @@ func awaitVerdictOrBudget(h *history, f fleetView, now time.Time) action {
 	return action{kind: actWait, wait: waitVerdict, backends: []*backends.Backend{latest.backend}, deadline: now.Add(timeout), probeInterval: verdictProbeInterval}
 }
 
-// retryWithinBudget makes another attempt as soon as the retry budget allows it.
-func retryWithinBudget(h *history, f fleetView, now time.Time) action {
+// waitForRetryBudget makes another attempt as soon as the retry budget allows it.
+func waitForRetryBudget(h *history, f fleetView, now time.Time) action {
 	if !slices.ContainsFunc(f, func(v backendView) bool { return v.candidate && !h.isExcluded(v.backend) }) {
 		return action{kind: actPick} // the router says why there is none
 	}

@@ -164,7 +164,7 @@ func (d *Decision) recordPrefillDone(now time.Time) {
 	r, s := d.router, d.backendState()
 	d.health.breaker.recordOutput(d, now)
 	d.health.clearStoppingOnAnswer(d)
-	s.load.recordPrefillDone(d, now)
+	s.load.dropPrefilledUpTo(d, now)
 	if !d.prediction.IsTooLong && !d.request.nonGenerative && r.countsInMeans(d, now) {
 		r.meanUncached.Add(d.prediction.Uncached)
 	}

@@ -79,9 +79,9 @@ func (l *load) queuedTokens(now time.Time, prefillRate float64) (tokens float64)
 	return max(minStreamsPending*l.streams, l.tokens-worked)
 }
 
-// recordPrefillDone records that the prefill of d is over, and with it that of every
+// dropPrefilledUpTo records that the prefill of d is over, and with it that of every
 // answer sent before it that is not streamed.
-func (l *load) recordPrefillDone(d *Decision, now time.Time) {
+func (l *load) dropPrefilledUpTo(d *Decision, now time.Time) {
 	l.unstarted -= d.prediction.Uncached
 	l.unseen -= d.prediction.PromptTokens
 	at := slices.Index(l.pending, d)

@@ -34,7 +34,7 @@ func TestQueuedTokens(t *testing.T) {
 	f("just sent", &a, 0, 21600)
 	f("worked off at 0.9 of the rate", &a, 1, 14400)
 	f("a fifth stays until the first events", &a, 60, 4320)
-	a.recordPrefillDone(first, at(2))
+	a.dropPrefilledUpTo(first, at(2))
 	f("the first event starts the clock again", &a, 2, 14400)
 	f("", &a, 3, 7200)
 	a.removePending(second)
@@ -56,7 +56,7 @@ func TestQueuedTokens(t *testing.T) {
 	early, late := whole(7200), stream(7200)
 	c.addRequest(early, at(0))
 	c.addRequest(late, at(0))
-	c.recordPrefillDone(late, at(0.5))
+	c.dropPrefilledUpTo(late, at(0.5))
 	f("a first event ends what was sent before it", &c, 0.5, 0)
 }
 

@@ -74,12 +74,12 @@ func (s *Server) Run(ctx context.Context) error {
 	switch err := s.runEventLoop(ctx, checked, reloads); err {
 	case nil:
 		s.failReadinessAndWait(ctx)
-		return s.shutDown()
+		return s.shutDownHTTP()
 	case errHandedOver:
 		s.files.stopWithoutSaving()
 		return s.shutDownHandedOver(ctx)
 	default:
-		return errors.Join(err, s.shutDown())
+		return errors.Join(err, s.shutDownHTTP())
 	}
 }
 

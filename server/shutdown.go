@@ -46,14 +46,14 @@ func (s *Server) failReadinessAndWait(ctx context.Context) {
 	}
 }
 
-// shutDown closes the listeners and lets requests in flight finish within
+// shutDownHTTP closes the listeners and lets requests in flight finish within
 // timeouts.shutdown; then it cuts them off, with an error to their clients. Requests
 // that wait for a backend are rejected, so that their clients try another proxy. The
 // admin listener is closed last, so that the end can be observed.
 //
 // After SIGTERM connections are served until they are quiet: a client that has kept
 // one may be sending a request on it.
-func (s *Server) shutDown() error {
+func (s *Server) shutDownHTTP() error {
 	timeout := s.config.Timeouts.Shutdown
 	s.log.Info("shutting down", "timeout", timeout)
 	s.proxy.FailReadiness()

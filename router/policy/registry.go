@@ -59,7 +59,7 @@ var registry = []Definition{
 	{Name: "weighted", PollInterval: 50 * time.Millisecond, build: newWeighted},
 	{Name: "llmd-guide", Settings: []string{"routing.match_ratio"}, build: newLLMDGuide},
 	{Name: "hashtrie", build: newHashTrie},
-	{Name: "simhash", build: func(options) Policy { return &simHash{} }},
+	{Name: "simhash", build: func(options) Policy { return &simHashRing{} }},
 	{Name: "aibrix", Settings: []string{"routing.imbalance_abs"}, build: newAIBrix},
 	{Name: "preble", Settings: []string{"routing.match_ratio"}, build: newPreble},
 	{Name: "ray", Settings: []string{"routing.match_ratio", "routing.imbalance_abs"}, build: newRay},

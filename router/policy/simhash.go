@@ -1,12 +1,12 @@
 package policy
 
-// simHash is what production-stack tried before its trie: a locality-sensitive
+// simHashRing is what production-stack tried before its trie: a locality-sensitive
 // hash of the whole prompt is its place on a ring, whatever the load there.
 // Similar prompts lie close together, so a popular one brings all its variants to
 // one backend.
-type simHash struct{ ring ring }
+type simHashRing struct{ ring ring }
 
-func (p *simHash) Choose(r *Request, candidates []Candidate) (index int) {
+func (p *simHashRing) Choose(r *Request, candidates []Candidate) (index int) {
 	r.traceCriterion("position on a hash ring after the prompt's hash")
 	for i := range p.ring.clockwise(similarityHash(r), candidates) {
 		return i
