@@ -61,8 +61,8 @@ func dialectOf(path string) dialect {
 var endpoints = []endpoint{
 	{path: "/v1/chat/completions", promptKind: prompt.Chat, format: chatFormat},
 	{path: "/v1/completions", promptKind: prompt.Completion, format: completionFormat},
-	{path: "/v1/responses", promptKind: prompt.Other, format: responsesFormat},
-	{path: "/v1/messages", promptKind: prompt.Other, format: messagesFormat},
+	{path: "/v1/responses", promptKind: prompt.Responses, format: responsesFormat},
+	{path: "/v1/messages", promptKind: prompt.Messages, format: messagesFormat},
 	{path: "/v1/messages/count_tokens", promptKind: prompt.Other, noEngine: true},
 	{path: "/v1/embeddings", promptKind: prompt.Other},
 	{path: "/pooling", promptKind: prompt.Other},

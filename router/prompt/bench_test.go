@@ -43,6 +43,20 @@ func toolsBody(t testing.TB, size int) []byte {
 	return marshal(t, map[string]any{"messages": []any{map[string]any{"role": "user", "content": "go"}}, "tools": tools, "model": "tiny"})
 }
 
+// messagesBody is a turn of a coding agent, with the members in its order: most of it are the
+// results of tools.
+func messagesBody(t testing.TB, size int) []byte {
+	var body strings.Builder
+	text := func(n int) string { return string(marshal(t, repeat(english, n))) }
+	fmt.Fprintf(&body, `{"model":"tiny","max_tokens":32000,"system":[{"type":"text","text":%s,"cache_control":{"type":"ephemeral"}}],"messages":[{"role":"user","content":"go"}`, text(size/8))
+	for i := range 40 {
+		fmt.Fprintf(&body, `,{"role":"assistant","content":[{"type":"text","text":%s},{"type":"tool_use","id":"toolu_%d","name":"Read","input":{"file_path":"/src/main.go","limit":200}}]}`, text(200), i)
+		fmt.Fprintf(&body, `,{"role":"user","content":[{"tool_use_id":"toolu_%d","type":"tool_result","content":%s}]}`, i, text(size/50))
+	}
+	body.WriteString("]}")
+	return []byte(body.String())
+}
+
 func marshal(t testing.TB, v any) []byte {
 	t.Helper()
 	b, err := json.Marshal(v)
@@ -67,7 +81,8 @@ func BenchmarkPrompt(b *testing.B) {
 		{"french 32KB", Chat, chatBody(b, 32<<10, "Voilà la fenêtre où l'été s'est arrêté, dit-il à Zoé. ")},
 		{"tools 32KB", Chat, toolsBody(b, 32<<10)},
 		{"text 32KB", Completion, marshal(b, map[string]any{"model": "tiny", "prompt": repeat(english, 32<<10)})},
-		{"responses 32KB", Other, marshal(b, map[string]any{"model": "tiny", "input": repeat(english, 32<<10)})},
+		{"messages 200KB", Messages, messagesBody(b, 200<<10)},
+		{"responses 32KB", Responses, marshal(b, map[string]any{"model": "tiny", "input": repeat(english, 32<<10)})},
 		{"ids 32KB", Completion, marshal(b, map[string]any{"model": "tiny", "prompt": make([]int, 16<<10)})},
 	}
 	for _, c := range bodies {

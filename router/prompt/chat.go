@@ -3,7 +3,6 @@ package prompt
 import (
 	"bytes"
 	"fmt"
-	"slices"
 )
 
 // The canonical prompt of a chat is a sequence of fields, each of which starts with one
@@ -28,6 +27,7 @@ type turns struct {
 	leading       bool   // only system messages so far
 	assistantLast bool   // the last message is the assistant's
 	reasoning     []span // the reasoning in Text since the last user message
+	item          itemState
 }
 
 // span is a part of Text.
@@ -39,11 +39,8 @@ func (p *Prompt) finishChat() error {
 	if !p.top[fieldMessages].exists() {
 		return &Error{Param: "messages", Message: "messages is missing"}
 	}
-	p.format = formatChat
-	p.setSeedFromFields()
-	if p.scan.firstByte(p.top[fieldTools]) == '[' {
-		p.Text = slices.Insert(p.Text, p.turns.leadingEnd, p.tools.text...)
-	}
+	p.setSeedFromFields(formatChat)
+	p.insertHead()
 	return nil
 }
 
@@ -70,7 +67,12 @@ func (p *Prompt) parseMessages(i int) (end int, err error) {
 			}
 			return 0, &Error{Param: "messages", Message: fmt.Sprintf("messages[%d] must be an object", n)}
 		}
-		if i, err = p.parseMessage(at + 1); err != nil {
+		if p.kind == Messages {
+			i, err = p.parseBlockMessage(at + 1)
+		} else {
+			i, err = p.parseMessage(at + 1)
+		}
+		if err != nil {
 			return 0, err
 		}
 	}
@@ -215,11 +217,18 @@ func (p *Prompt) appendReasoning(m *message) {
 	if !p.scan.notNull(v) {
 		v = m.reasoningContent // the old name
 	}
-	if p.scan.firstByte(v) != '"' {
-		return
+	switch {
+	case p.scan.firstByte(v) == '"':
+		p.appendReasoningText(p.unquote(v))
+	case len(p.reasoning) > 0: // of content blocks
+		p.appendReasoningText(p.reasoning)
 	}
+}
+
+// appendReasoningText appends reasoning and remembers where it is.
+func (p *Prompt) appendReasoningText(text []byte) {
 	start := len(p.Text)
-	p.Text = append(append(p.Text, markReasoning), p.unquote(v)...)
+	p.Text = append(append(p.Text, markReasoning), text...)
 	p.turns.reasoning = append(p.turns.reasoning, span{start, len(p.Text)})
 }
 

@@ -19,7 +19,7 @@ func (p *Prompt) finishCompletion() error {
 	if len(p.Text) > 0 {
 		p.setFirstMessageHash(p.Text)
 	}
-	p.setSeedFromFields()
+	p.setSeedFromFields(p.format)
 	return nil
 }
 

@@ -11,6 +11,13 @@ const (
 	fieldMessages
 	fieldPrompt
 	fieldTools
+	fieldSystem       // of Messages
+	fieldInput        // of Responses
+	fieldInstructions // of Responses: the system prompt
+	fieldPreviousInput
+	fieldReasoning    // of Responses: has the effort
+	fieldOutputConfig // of Messages: has the effort
+	fieldThinking     // of Messages
 	fieldStream
 	fieldN
 	fieldBestOf
@@ -70,14 +77,47 @@ func fieldOf(kind Kind, key []byte) field {
 		case "logprobs":
 			return fieldLogprobs
 		}
-	default:
+	case Messages:
 		switch string(key) {
-		case "previous_response_id":
-			return fieldPreviousResponse
+		case "messages":
+			return fieldMessages
+		case "system":
+			return fieldSystem
+		case "tools":
+			return fieldTools
+		case "output_config":
+			return fieldOutputConfig
+		case "thinking":
+			return fieldThinking
 		case "max_tokens":
 			return fieldMaxTokens
+		case "cache_salt", "chat_template_kwargs", "tool_choice":
+			return seedFieldOf(key)
+		}
+		return fieldNone
+	case Responses:
+		switch string(key) {
+		case "input":
+			return fieldInput
+		case "instructions":
+			return fieldInstructions
+		case "tools":
+			return fieldTools
+		case "previous_response_id":
+			return fieldPreviousResponse
+		case "previous_input_messages":
+			return fieldPreviousInput
+		case "reasoning":
+			return fieldReasoning
 		case "max_output_tokens":
 			return fieldMaxCompletionTokens
+		case "cache_salt", "chat_template_kwargs", "media_io_kwargs", "mm_processor_kwargs", "tool_choice":
+			return seedFieldOf(key)
+		}
+		return fieldNone
+	default:
+		if string(key) == "max_tokens" {
+			return fieldMaxTokens
 		}
 		return fieldNone
 	}

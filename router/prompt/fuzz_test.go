@@ -40,6 +40,10 @@ func FuzzParse(f *testing.F) {
 		`{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"x"}},"a"]},{"role":"assistant","reasoning":"r","tool_calls":[{"function":{"name":"f","arguments":"{}"}}]}]}`,
 		`{"prompt":[[1,2],[3]]}`, `{"prompt":["a","b"],"n":2}`, `{"model":1}`, `{"a":1,}`, `{"a" 1}`, `{"a":01}`, `{"a":"` + "\xff" + `"}`, `{"a":` + strings.Repeat("[", 600) + strings.Repeat("]", 600) + `}`,
 		`{"tools":[{"type":"function","function":{"strict":true,"name":"f"}},3],"messages":[]}`,
+		`{"system":[{"type":"text","text":"s"},2],"messages":[{"role":"user","content":[{"type":"tool_result","content":[{"type":"text","text":"o"},{"type":"image","source":{}}]},{"text":"t","type":"text"}]},` +
+			`{"role":"assistant","content":[{"type":"thinking","thinking":"r"},{"type":"tool_use","name":"f","input":{"a":1}}]},{"content":"x","role":"system"}],"thinking":{"type":"disabled"},"tools":[{"name":"f","input_schema":{}}]}`,
+		`{"input":[{"role":"user","content":"q"},{"type":"reasoning","content":[{"text":"r"}]},{"type":"function_call","name":"f","arguments":"{}"},{"type":"function_call_output","output":"o"},` +
+			`{"type":"custom_tool_call","name":"g","input":"i"},{"role":"assistant","content":[{"text":"a"}]}],"instructions":"s","reasoning":{"effort":"low"}}`,
 	} {
 		f.Add([]byte(body))
 	}
@@ -48,7 +52,7 @@ func FuzzParse(f *testing.F) {
 		given := slices.Clone(body)
 		object := bytes.TrimPrefix(body, []byte("\xef\xbb\xbf"))
 		valid := utf8.Valid(body) && json.Valid(object) && bytes.HasPrefix(bytes.TrimLeft(object, " \t\r\n"), []byte("{")) && depth(object) <= maxDepth
-		for _, kind := range []Kind{Other, Chat, Completion} {
+		for _, kind := range []Kind{Other, Chat, Completion, Messages, Responses} {
 			var fresh Prompt
 			err := fresh.Parse(kind, body)
 			if again := used.Parse(kind, body); (again == nil) != (err == nil) {
@@ -152,12 +156,15 @@ func FuzzResponse(f *testing.F) {
 	for _, event := range []string{
 		`{"choices":[{"index":0,"delta":{"role":"assistant","content":"a\u0301 \ud83d\ude00"}}]}`, `{"choices":[{"message":{"content":"x","tool_calls":[]}}]}`,
 		`{"choices":[{"delta":{"tool_calls":[{"index":0,"function":{"name":"f","arguments":"{\"a\": 1}"}},{"index":1,"function":{"arguments":"x"}}]}}]}`,
+		`{"type":"content_block_start","content_block":{"type":"tool_use","name":"f","input":{}}}`, `{"type":"content_block_delta","delta":{"partial_json":"{}","text":"x"}}`,
+		`{"type":"response.output_item.done","item":{"type":"function_call","name":"f","arguments":"{}"}}`, `{"type":"response.output_text.delta","delta":"x"}`,
+		`{"content":[{"type":"text","text":"x"},{"type":"tool_use"}],"output":[{"type":"message","content":[{"type":"output_text","text":"y"}]}]}`,
 		`{"choices":[{"text":"x"}]}`, `{"choices":[[]],"x":{"y":[1]}}`, `{"ch\u006fices":[{"delta":{"content":null}}]}`, `{`, ``, "\xff", `{"choices":[{"delta":`,
 	} {
 		f.Add([]byte(event))
 	}
 	var prompts []*Prompt
-	for kind, body := range map[Kind]string{Chat: `{"messages":[{"role":"user","content":"q"}]}`, Completion: `{"prompt":"q"}`} {
+	for kind, body := range map[Kind]string{Chat: `{"messages":[{"role":"user","content":"q"}]}`, Completion: `{"prompt":"q"}`, Messages: `{"messages":[{"role":"user","content":"q"}]}`, Responses: `{"input":"q"}`} {
 		p, _ := blocksOf(f, kind, []byte(body), 64)
 		prompts = append(prompts, p)
 	}

@@ -22,6 +22,8 @@ type Kind uint8
 const (
 	Chat       Kind = iota // /v1/chat/completions
 	Completion             // /v1/completions
+	Messages               // /v1/messages
+	Responses              // /v1/responses
 	Other                  // any other JSON body: only its syntax and common fields
 )
 
@@ -38,14 +40,14 @@ func (e *Error) Error() string { return e.Message }
 type Prompt struct {
 	Model            string // "" if absent, null or empty
 	Stream           bool
-	PreviousResponse bool // Other only: it has a previous_response_id
+	PreviousResponse bool // Responses only: it has a previous_response_id
 
 	MaxTokens int // of the answer; 0: not given
 	Sequences int // that the engine will run: the larger of n and best_of for each prompt, at least 1
 
 	// Cacheable is false if the engine does not use its prefix cache (prompt_logprobs)
 	// or Text is not the beginning of the prompt (truncate_prompt_tokens,
-	// prompt_embeds).
+	// prompt_embeds, previous_response_id).
 	Cacheable bool
 
 	// FirstMessageHash is the hash of the first maxHashedChars characters of the first
@@ -59,15 +61,17 @@ type Prompt struct {
 	// each of its media as mediaBytes.
 	ExtraBytes int
 
-	scan        scanner
-	top         [numFields]value
-	seed        uint64 // hash of what changes the prompt beside the model and Text
-	turns       turns
-	tools       tools
-	firstHashed bool     // FirstMessageHash is set
-	chain       chainEnd // of the blocks
-	format      byte     // of the prompt
-	echo        bool     // the answer of a completion begins with its prompt
+	kind         Kind
+	scan         scanner
+	top          [numFields]value
+	seed         uint64 // hash of what changes the prompt beside the model and Text
+	turns        turns
+	tools        tools
+	firstHashed  bool     // FirstMessageHash is set
+	chain        chainEnd // of the blocks
+	format       byte     // of the prompt
+	reasoningOff bool     // reasoning_effort is "none", whatever the body says
+	echo         bool     // the answer of a completion begins with its prompt
 	counts
 	buffers
 }
@@ -80,8 +84,11 @@ type counts struct {
 
 // buffers are reused by the next Parse.
 type buffers struct {
-	content []byte // of the message being read
-	scratch []byte // a string or value being looked at
+	content   []byte  // of the message being read
+	scratch   []byte  // a string or value being looked at
+	system    []byte  // system message that stands outside the messages
+	reasoning []byte  // of the message being read, if it is in content blocks
+	calls     []value // tool calls of the message being read, if they are content blocks
 }
 
 // maxPooledBytes bounds the buffers that Reset keeps for the next request.
@@ -94,7 +101,7 @@ func (p *Prompt) Reset() {
 		// Kept because the next request often names the same model.
 		Model:   p.Model,
 		Text:    reuseUnlessLarge(p.Text),
-		buffers: buffers{content: reuseUnlessLarge(p.content), scratch: reuseUnlessLarge(p.scratch)},
+		buffers: buffers{content: reuseUnlessLarge(p.content), scratch: reuseUnlessLarge(p.scratch), system: reuseUnlessLarge(p.system), reasoning: reuseUnlessLarge(p.reasoning), calls: reuseUnlessLarge(p.calls)},
 		turns:   turns{reasoning: reuseUnlessLarge(p.turns.reasoning)},
 	}
 	if cap(tools.raw) <= maxPooledBytes {
@@ -114,13 +121,13 @@ func reuseUnlessLarge[T any](buf []T) []T {
 // rejected it returns an *Error, and p is invalid.
 func (p *Prompt) Parse(kind Kind, body []byte) error {
 	p.Reset()
-	p.Sequences, p.Cacheable = 1, true
+	p.kind, p.Sequences, p.Cacheable = kind, 1, true
 	if !utf8.Valid(body) {
 		return newInvalidUTF8Error(body)
 	}
 	p.scan.b = body
 	defer func() { p.scan.b = nil }()
-	if err := p.parseMembers(kind); err != nil {
+	if err := p.parseMembers(); err != nil {
 		return err
 	}
 	if err := p.parseCommonFields(); err != nil {
@@ -131,6 +138,10 @@ func (p *Prompt) Parse(kind Kind, body []byte) error {
 		return p.finishChat()
 	case Completion:
 		return p.finishCompletion()
+	case Messages:
+		return p.finishMessages()
+	case Responses:
+		return p.finishResponses()
 	}
 	p.ExtraBytes = len(body) - p.scan.media
 	return nil
@@ -152,8 +163,8 @@ func newInvalidUTF8Error(body []byte) error {
 }
 
 // parseMembers checks the whole body and notes where its top-level values are. It
-// reads messages, prompt and tools on the way.
-func (p *Prompt) parseMembers(kind Kind) error {
+// reads messages, prompt, input and tools on the way.
+func (p *Prompt) parseMembers() error {
 	s := &p.scan
 	// vLLM accepts a byte order mark.
 	i := s.skipSpace(len(s.b) - len(bytes.TrimPrefix(s.b, []byte("\xef\xbb\xbf"))))
@@ -176,7 +187,7 @@ func (p *Prompt) parseMembers(kind Kind) error {
 			i = at
 			break
 		}
-		f := fieldOf(kind, p.unquote(key))
+		f := fieldOf(p.kind, p.unquote(key))
 		if f != fieldNone && p.top[f].exists() {
 			// vLLM takes the last one, other parsers the first.
 			name := string(p.unquote(key))
@@ -187,6 +198,8 @@ func (p *Prompt) parseMembers(kind Kind) error {
 			i, err = p.parseMessages(at)
 		case f == fieldPrompt:
 			i, err = p.parsePrompt(at)
+		case f == fieldInput:
+			i, err = p.parseInput(at)
 		case f == fieldTools:
 			i, err = p.parseTools(at)
 		default:
@@ -248,12 +261,18 @@ func (p *Prompt) setFirstMessageHash(text []byte) {
 	p.FirstMessageHash = xxh3.Hash(text[:end])
 }
 
-// setSeedFromFields sets the seed to the hash of the format and of the fields that
-// change a prompt as a whole.
-func (p *Prompt) setSeedFromFields() {
-	buf := append(p.scratch[:0], p.format)
+// setSeedFromFields sets the format, and the seed to the hash of it and of the fields that change
+// a prompt as a whole.
+func (p *Prompt) setSeedFromFields(form byte) {
+	p.format = form
+	buf := append(p.scratch[:0], form)
 	for f := firstSeed; f < numFields; f++ {
 		v := p.top[f]
+		if f == fieldReasoningEffort && p.reasoningOff {
+			buf = append(append(buf, markField, byte(f), markQuote), "none"...)
+			buf = append(buf, markQuote)
+			continue
+		}
 		if !p.scan.notNull(v) || f == fieldToolChoice && string(p.scan.b[v.start:v.end]) != `"none"` {
 			continue
 		}

@@ -90,10 +90,11 @@ func TestCommonFields(t *testing.T) {
 		{Completion, `{"prompt":"a","echo":true,"logprobs":null}`, Prompt{Sequences: 1, Cacheable: true}},
 		{Completion, `{"prompt_embeds":"AAAA"}`, Prompt{Sequences: 1}},
 		{Other, `{"model":"e","stream":true,"input":["a","b"],"messages":3,"prompt":{},"n":4}`, Prompt{Model: "e", Stream: true, Sequences: 1, Cacheable: true}},
-		{Other, `{"max_output_tokens":5}`, Prompt{MaxTokens: 5, Sequences: 1, Cacheable: true}},
 		{Other, `{"max_tokens":6}`, Prompt{MaxTokens: 6, Sequences: 1, Cacheable: true}},
-		{Other, `{"previous_response_id":null}`, Prompt{Sequences: 1, Cacheable: true}},
-		{Other, `{"previous_response_id":"resp_1"}`, Prompt{Sequences: 1, Cacheable: true, PreviousResponse: true}},
+		{Messages, `{"model":"m",` + m + `,"max_tokens":6,"stream":true,"n":3}`, Prompt{Model: "m", Stream: true, MaxTokens: 6, Sequences: 1, Cacheable: true}},
+		{Responses, `{"input":[],"max_output_tokens":5}`, Prompt{MaxTokens: 5, Sequences: 1, Cacheable: true}},
+		{Responses, `{"input":[],"previous_response_id":null}`, Prompt{Sequences: 1, Cacheable: true}},
+		{Responses, `{"input":[],"previous_response_id":"resp_1"}`, Prompt{Sequences: 1, PreviousResponse: true}},
 	} {
 		p := parse(t, c.kind, c.body)
 		if c.kind == Other {

@@ -40,6 +40,8 @@ const (
 	responseNone       responseFormat = iota // none that the next turn certainly contains
 	responseChat                             // choices[].delta.content, or message.content
 	responseCompletion                       // choices[].text
+	responseParts                            // content blocks, of Messages
+	responseItems                            // output items, of Responses
 )
 
 // Reset prepares r for the response to p, after p.AppendBlocks. It reports whether the
@@ -64,7 +66,12 @@ func (r *Response) Reset(p *Prompt) (canHaveBlocks bool) {
 	case p.format == formatChat && !p.turns.assistantLast && len(p.turns.reasoning) == 0:
 		// The response may continue a last message of the assistant, and reasoning in the
 		// prompt is dropped at the next user message.
-		r.format = responseChat
+		switch r.format = responseChat; p.kind {
+		case Messages:
+			r.format = responseParts
+		case Responses:
+			r.format = responseItems
+		}
 		r.text = append(append(r.text, markMessage), "assistant"...)
 		r.text = append(r.text, markText)
 	}
@@ -73,7 +80,12 @@ func (r *Response) Reset(p *Prompt) (canHaveBlocks bool) {
 
 // AddEvent takes one event of a stream, without its "data:".
 func (r *Response) AddEvent(data []byte) {
-	if !r.isDone() && !r.parseByTemplate(data) && r.parse(data, "delta") {
+	switch {
+	case r.isDone():
+	case r.isTyped():
+		r.scan.b = data
+		r.endParse(r.parseEvent())
+	case !r.parseByTemplate(data) && r.parse(data, "delta"):
 		r.saveTemplate(data)
 	}
 	r.usage = nil
@@ -81,7 +93,12 @@ func (r *Response) AddEvent(data []byte) {
 
 // AddBody takes a whole response. It returns the value of "usage" in it, or nil.
 func (r *Response) AddBody(body []byte) (usage []byte) {
-	if !r.isDone() {
+	switch {
+	case r.isDone():
+	case r.isTyped():
+		r.scan.b, r.usage = body, nil
+		r.endParse(r.parseParts())
+	default:
 		r.parse(body, "message")
 	}
 	usage, r.usage = r.usage, nil
@@ -101,6 +118,9 @@ func (r *Response) Finish() []Block {
 	r.appendFullBlocks()
 	return r.blocks
 }
+
+// isTyped reports whether the response is a list of typed parts.
+func (r *Response) isTyped() bool { return r.format == responseParts || r.format == responseItems }
 
 // isDone reports whether the rest of the response has no effect.
 func (r *Response) isDone() bool {

@@ -4,17 +4,20 @@ import "bytes"
 
 // tools caches the last tools, as written and in canonical form: agents send the same
 // ones with every request, and comparing is twenty times faster than reading.
-type tools struct{ raw, text []byte }
+type tools struct {
+	kind      Kind
+	raw, text []byte
+}
 
 // parseTools checks the tools at i, keeps them for finishChat, and returns the index after
 // them. What is not a list is left for the replica to reject.
 func (p *Prompt) parseTools(i int) (end int, err error) {
 	t := &p.tools
 	// A list ends at its bracket, so equal bytes are an equal list.
-	if len(t.raw) > 0 && bytes.HasPrefix(p.scan.b[i:], t.raw) {
+	if len(t.raw) > 0 && t.kind == p.kind && bytes.HasPrefix(p.scan.b[i:], t.raw) {
 		return i + len(t.raw), nil
 	}
-	t.raw = t.raw[:0]
+	t.kind, t.raw = p.kind, t.raw[:0]
 	list, err := p.scan.parseValue(i, 1)
 	if err != nil || p.scan.firstByte(list) != '[' {
 		return list.end, err
@@ -37,12 +40,15 @@ func (p *Prompt) appendTools(dst []byte, list value) ([]byte, error) {
 		if !ok {
 			return dst, err
 		}
-		if s.b[at] == '{' {
-			dst, i, err = p.appendTool(append(dst, markTool), at)
-		} else {
+		switch {
+		case s.b[at] != '{':
 			var v value
 			v, err = s.parseValue(at, validated)
 			i = v.end
+		case p.kind == Messages, p.kind == Responses:
+			dst, i, err = p.appendFunction(append(dst, markTool), at)
+		default:
+			dst, i, err = p.appendTool(append(dst, markTool), at)
 		}
 		if err != nil {
 			return dst, err
@@ -77,7 +83,8 @@ func (p *Prompt) appendTool(dst []byte, i int) (_ []byte, end int, err error) {
 }
 
 // appendFunction appends the function at i and returns the index after it. Templates get
-// its name, description and parameters in this order, then the rest.
+// its name, description and parameters in this order, then the rest. In Messages and
+// Responses a tool is itself the function.
 func (p *Prompt) appendFunction(dst []byte, i int) (_ []byte, end int, err error) {
 	s := &p.scan
 	var name, description, parameters value
@@ -97,14 +104,14 @@ func (p *Prompt) appendFunction(dst []byte, i int) (_ []byte, end int, err error
 			return dst, 0, err
 		}
 		i = v.end
-		switch string(p.unquote(key)) {
-		case "name":
+		switch p.functionMemberOf(key) {
+		case functionName:
 			name = v
-		case "description":
+		case functionDescription:
 			description = v
-		case "parameters":
+		case functionParameters:
 			parameters = v
-		default:
+		case functionOther:
 			others = true
 		}
 	}
@@ -124,12 +131,45 @@ func (p *Prompt) appendFunction(dst []byte, i int) (_ []byte, end int, err error
 			return dst, 0, err
 		}
 		i = v.end
-		switch string(p.unquote(key)) {
-		case "name", "description", "parameters":
-		default:
+		if p.functionMemberOf(key) == functionOther {
 			dst = p.appendMember(dst, key, v)
 		}
 	}
+}
+
+// functionMember is what a member of a function is to templates.
+type functionMember uint8
+
+const (
+	functionIgnored functionMember = iota
+	functionName
+	functionDescription
+	functionParameters
+	functionOther
+)
+
+// functionMemberOf returns what the member called key is.
+func (p *Prompt) functionMemberOf(key value) functionMember {
+	switch name := p.unquote(key); string(name) {
+	case "name":
+		return functionName
+	case "description":
+		return functionDescription
+	case "parameters":
+		if p.kind != Messages {
+			return functionParameters
+		}
+	case "input_schema":
+		if p.kind == Messages {
+			return functionParameters
+		}
+	case "strict", "defer_loading":
+		return functionOther
+	}
+	if p.kind == Messages || p.kind == Responses {
+		return functionIgnored
+	}
+	return functionOther
 }
 
 // appendLabeledValue appends label and v, or only label if v is absent or null: templates
