@@ -16,6 +16,8 @@ func bodyFor(path string) string {
 		return askWhole
 	case "/v1/completions":
 		return `{"model":"m","prompt":"Once upon a time"}`
+	case "/v1/messages":
+		return `{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"x"}]}`
 	}
 	return `{"model":"m","input":"x"}`
 }

@@ -39,7 +39,11 @@ func TestMediaBodySize(t *testing.T) {
 	for path, want := range map[string]int{
 		"/v1/responses": 4000, "/v1/messages": 4000, "/pooling": 4000, "/v1/messages/count_tokens": 0, "/tokenize": 0, "/detokenize": 0,
 	} {
-		r, fault := f.understood(path, `{"stream":true,"input":[{"image_url":`+image+`}]}`)
+		key := "input"
+		if path == "/v1/messages" {
+			key = "messages"
+		}
+		r, fault := f.understood(path, `{"stream":true,"`+key+`":[{"role":"user","content":[{"type":"image","image_url":`+image+`}]}]}`)
 		if fault != nil {
 			t.Fatal(path, fault.message)
 		}
@@ -100,7 +104,7 @@ func TestRouterRequest(t *testing.T) {
 	if n := ask(plain).MaxPromptTokens; n != 1000 {
 		t.Errorf("the model takes %d tokens, want 1000", n)
 	}
-	for path, body := range map[string]string{"/v1/completions": `{"max_tokens":7,"prompt":"x"}`, "/v1/responses": `{"max_output_tokens":7,"input":"x"}`, "/v1/messages": `{"max_tokens":7,"model":"m"}`} {
+	for path, body := range map[string]string{"/v1/completions": `{"max_tokens":7,"prompt":"x"}`, "/v1/responses": `{"max_output_tokens":7,"input":"x"}`, "/v1/messages": `{"max_tokens":7,"model":"m","messages":[]}`} {
 		if r, fault := f.understood(path, body); fault != nil || r.MaxAnswerTokens != 7 {
 			t.Errorf("%s: an answer of at most %d tokens (%v), want 7", path, r.MaxAnswerTokens, fault)
 		}
