@@ -58,6 +58,13 @@ func hashingFingerprint(blockBytes int) uint64 {
 	}{
 		{prompt.Chat, chat},
 		{prompt.Chat, `{"messages":[{"role":"user","content":"seeds and so on, more than a block"}],"cache_salt":"s","chat_template_kwargs":{"a":1}}`},
+		{prompt.Messages, `{"model":"m","system":[{"type":"text","text":"Be brief."}],"messages":[{"role":"user","content":"one"},` +
+			`{"role":"assistant","content":[{"type":"thinking","thinking":"hm"},{"type":"text","text":"two"},{"type":"tool_use","id":"c1","name":"f","input":{"a":1}}]},` +
+			`{"role":"user","content":[{"type":"tool_result","tool_use_id":"c1","content":[{"type":"text","text":"three"}]},{"type":"text","text":"four"}]}],` +
+			`"tools":[{"name":"f","description":"d","input_schema":{"type":"object"}}]}`},
+		{prompt.Responses, `{"model":"m","instructions":"Be brief.","input":[{"role":"user","content":"one"},{"type":"reasoning","content":[{"type":"reasoning_text","text":"hm"}]},` +
+			`{"type":"function_call","call_id":"c1","name":"f","arguments":"{\"a\": 1}"},{"type":"function_call_output","call_id":"c1","output":"two"}],` +
+			`"tools":[{"type":"function","name":"f","description":"d","parameters":{"type":"object"}}]}`},
 		{prompt.Completion, `{"model":"m","prompt":"a text as it is, longer than a block"}`},
 		{prompt.Completion, `{"model":"m","prompt":[1,2,3,4,5,6,7,8,9,10,11,12]}`},
 	}
