@@ -24,6 +24,7 @@ func (r *request) forward() {
 	p.retries.countRequest()
 	h.receivedAt, h.queueTimeout = r.bodyReceivedAt, r.maxQueueTimeOr(r.settings.QueueTimeout)
 	defer r.replaceBestFailure(nil)
+	defer r.releaseQueuePlace() // a wait may panic
 	r.beginAttemptContext()
 	for {
 		h.end = r.endReason()
