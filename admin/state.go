@@ -67,18 +67,20 @@ type backendState struct {
 	Reason string     `json:"reason,omitempty"` // why it is not ready
 	Since  *time.Time `json:"since"`            // of the state; null: unknown
 	// LastReadyFor has up to maxLastReady models for which no other backend is ready.
-	LastReadyFor  []string `json:"last_ready_for,omitempty"`
-	Drained       bool     `json:"drained"` // by an operator
-	Breaker       string   `json:"breaker"`
-	Aborted       int64    `json:"aborted_responses"` // by its engine
-	InFlight      int64    `json:"in_flight"`
-	Running       *int     `json:"running"`
-	Waiting       *int     `json:"waiting"`
-	KVUsage       *number  `json:"kv_usage"`
-	IndexBlocks   int      `json:"index_blocks"`
-	IndexCapacity int      `json:"index_capacity_blocks"`
-	PerSecond     number   `json:"requests_per_second"`
-	HitRatio      number   `json:"hit_ratio"`
+	LastReadyFor []string `json:"last_ready_for,omitempty"`
+	// MissingEndpoints are the paths that its replica answered not to serve.
+	MissingEndpoints []string `json:"missing_endpoints,omitempty"`
+	Drained          bool     `json:"drained"` // by an operator
+	Breaker          string   `json:"breaker"`
+	Aborted          int64    `json:"aborted_responses"` // by its engine
+	InFlight         int64    `json:"in_flight"`
+	Running          *int     `json:"running"`
+	Waiting          *int     `json:"waiting"`
+	KVUsage          *number  `json:"kv_usage"`
+	IndexBlocks      int      `json:"index_blocks"`
+	IndexCapacity    int      `json:"index_capacity_blocks"`
+	PerSecond        number   `json:"requests_per_second"`
+	HitRatio         number   `json:"hit_ratio"`
 }
 
 // stateDrained is the state of a backend that an operator has drained and that has no
@@ -235,7 +237,7 @@ func (h *Handler) computeState(now time.Time) *State {
 		Recent:    recentState{number(stats.PerSecond), number(stats.Failed), number(stats.Recent.HitRatio), number(stats.Recent.TTFT)},
 		Series:    seriesState{seconds(proxy.StatsInterval), numbers(stats.TTFT), numbers(stats.HitRatio)},
 		Models:    modelStates(f),
-		Backends:  h.backendStates(f, stats.Backends),
+		Backends:  h.backendStates(f, stats.Backends, now),
 		Queue:     newQueueState(h.Router.CountWaiting(), requestStates(listed.Queued, f, now)),
 		Requests:  requestsState{listed.Total, requestStates(listed.Oldest, f, now)},
 		Decisions: []decisionState{},
@@ -259,14 +261,14 @@ func newQueueState(queued int, first []requestState) queueState {
 	return q
 }
 
-func (h *Handler) backendStates(f *fleetSnapshot, recent map[*backends.Backend]proxy.Recent) []backendState {
+func (h *Handler) backendStates(f *fleetSnapshot, recent map[*backends.Backend]proxy.Recent, now time.Time) []backendState {
 	parts, _ := h.Router.IndexStats()
 	out := []backendState{}
 	for _, b := range f.backends {
 		breaker, _ := h.Router.Breaker(b)
 		c := f.conditions[b]
 		s := backendState{
-			Name: b.Name, URL: b.URL.Redacted(), State: string(c.State), Reason: c.Reason, Since: timeOrNull(c.Since), Drained: b.Drained(), LastReadyFor: f.lastReadyFor[b],
+			Name: b.Name, URL: b.URL.Redacted(), State: string(c.State), Reason: c.Reason, Since: timeOrNull(c.Since), Drained: b.Drained(), LastReadyFor: f.lastReadyFor[b], MissingEndpoints: proxy.MissingEndpoints(b, now),
 			Breaker: breakerNames[breaker], Aborted: b.Aborted.Load(), InFlight: b.InFlight.Load(), HitRatio: number(math.NaN()),
 		}
 		if r, ok := recent[b]; ok {

@@ -56,6 +56,8 @@ type Backend struct {
 	// cached. From then on a response without that figure means none was.
 	ReportsCached atomic.Bool
 
+	missing missingEndpoints
+
 	flags    atomic.Int32 // healthy, drained, retired
 	status   statusRecord
 	options  atomic.Pointer[Options]

@@ -156,8 +156,12 @@ func (w *checkState) applyCheckResult(models []Model, err error) {
 		reason = err.Error()
 	} else if !vllm.EqualModels(b.Models(), models) {
 		b.SetModels(models) // before Ready, so that a ready backend has its models
+		b.ForgetMissingEndpoints()
 	}
 	b.recordCheckResult(err)
+	if err == nil && b.flags.Load()&healthy == 0 {
+		b.ForgetMissingEndpoints() // it may be another process; before Ready as well
+	}
 	changed := b.setFlag(healthy, err == nil) || w.reported == unchecked
 	if changed && w.OnCacheLost != nil && errors.Is(err, syscall.ECONNREFUSED) {
 		w.OnCacheLost(b, reason)

@@ -121,6 +121,7 @@ func (w *pollState) pollOnce(ctx context.Context, timeout time.Duration) (notCan
 	w.backend.SetLoad(load)
 	if reason != "" {
 		w.log(slog.LevelWarn, "prefix cache reset", "reason", reason)
+		w.backend.ForgetMissingEndpoints()
 		if w.OnCacheLost != nil {
 			w.OnCacheLost(w.backend, reason)
 		}

@@ -48,7 +48,7 @@ func newEventMetrics() *eventMetrics {
 	initLabels(e.unauthorized, KeyMissing, KeyUnknown, KeyExpired)
 	initLabels(e.aborts, AbortInUpload, AbortInQueue, AbortBeforeResponse, AbortInStream, AbortInBody, AbortNotReading, AbortCancelled)
 	initLabels(e.retries, RetryConnect, RetryStale, RetryFirstByte, RetryResponse, RetryStalled, RetryTruncated, RetryErrorEvent, RetryAborted,
-		RetryRedirect, RetryDescriptors, RetryLoop, RetryEncoded, RetryStatus(500), RetryStatus(502), RetryStatus(503), RetryStatus(504))
+		RetryRedirect, RetryDescriptors, RetryLoop, RetryEncoded, RetryEndpoint, RetryStatus(500), RetryStatus(502), RetryStatus(503), RetryStatus(504))
 	return e
 }
 
@@ -79,6 +79,7 @@ const (
 	RetryDescriptors RetryReason = "out_of_descriptors" // in this process
 	RetryLoop        RetryReason = "loop"               // another proxy reported that the request had passed it before
 	RetryEncoded     RetryReason = "encoded"
+	RetryEndpoint    RetryReason = "endpoint_missing" // the replica does not serve the path
 )
 
 // RetryStatus returns the reason of a response with that status.

@@ -34,7 +34,10 @@ type failure struct {
 	loop           bool // the backend is a proxy that found the request had passed it before
 	stale          bool // the kept-alive connection was closed; no failure of the backend
 	noDescriptors  bool // this process had no file descriptor left
-	done           bool // the client has disconnected, or has an error: nothing is left to do
+	// endpointMissing: the replica does not serve the endpoint. It is known then, so that
+	// it is asked no more, and its response is worth less than any other.
+	endpointMissing bool
+	done            bool // the client has disconnected, or has an error: nothing is left to do
 
 	// The response, if there was one, and the decision.
 	status   int
@@ -112,6 +115,7 @@ func (a *attempt) setRouterOutcome(f *failure) {
 	switch {
 	case errors.As(f.err, &connect):
 		a.result.Failed = !connect.MaxConnsReached() && !f.noDescriptors
+	case f.endpointMissing:
 	case f.stale, f.loop: // a client can claim a loop; only the health checks find that a backend is one
 	default:
 		charged, _ := a.history.countCharged()

@@ -80,8 +80,9 @@ func (r *request) fleetView() fleetView {
 	add := func(b *backends.Backend, candidate bool) {
 		f = append(f, backendView{backend: b, state: b.State(), busy: b.InFlight.Load() > 0, candidate: candidate})
 	}
+	now := time.Now()
 	for _, b := range list {
-		add(b, true)
+		add(b, !b.LacksEndpoint(r.input.request.Endpoint, now))
 	}
 	for i := range h.attempts {
 		if b := h.attempts[i].backend; !slices.Contains(list, b) {
@@ -96,8 +97,11 @@ func (r *request) fleetView() fleetView {
 func (r *request) recordFailure(f *failure) {
 	r.addFailureReason(string(f.reason))
 	r.history.addFailure(f.decision.Backend, f, time.Now())
-	if best := r.history.best; f.status != 0 || f.final || best == nil || best.status == 0 {
+	if r.history.isBetter(f) {
 		r.replaceBestFailure(f)
+	} else {
+		r.proxy.buffers.release(f.charged)
+		f.body, f.charged = nil, 0
 	}
 }
 
@@ -106,6 +110,8 @@ func (r *request) logFailureAndRecheck(f *failure) {
 	level, more := slog.LevelDebug, []any(nil)
 	switch {
 	case f.stale:
+	case f.endpointMissing:
+		level = slog.LevelInfo // it is remembered, so there are few
 	case f.noDescriptors:
 		r.proxy.outOfDescriptors(f.err)
 	default:
@@ -361,6 +367,9 @@ func (r *request) notPickedError(err error) *apiError {
 	}
 	e := unavailableError(fmt.Sprintf("no replica that serves this model is ready; try again in %ds", wait))
 	switch {
+	case errors.Is(err, router.ErrEndpointMissing):
+		return &apiError{status: http.StatusNotFound, kind: "invalid_request_error", code: "endpoint_not_served",
+			message: "no replica of the model serves " + r.endpoint.path + "; use another endpoint, or enable it in vLLM"}
 	case errors.Is(err, router.ErrMaxInFlight):
 		e = &apiError{status: http.StatusTooManyRequests, kind: "overloaded", code: "replicas_full",
 			message: fmt.Sprintf("every replica is at its limit of requests (backends[].max_in_flight); try again in %ds", wait)}

@@ -38,6 +38,7 @@ var (
 	abortFailure      = failure{reason: "aborted", status: 503, shuttingDown: true}
 	serverError       = failure{reason: "status_500", status: 500, mayHaveCrashed: true}
 	redirect          = failure{reason: "redirect"}
+	endpointMissing   = failure{reason: "endpoint_missing", status: 404, uncharged: true, endpointMissing: true}
 	lastTimeout       = failure{reason: "first_byte_timeout", timeout: true, final: true}
 )
 
@@ -60,7 +61,7 @@ func TestNext(t *testing.T) {
 		want   action
 	}{
 		{"first pick", nil, "", nil, pick},
-		{"router has no backend", nil, "dd", func(h *history, _ *Settings) { h.last, h.pickErr = stepPick, router.ErrNoneReady }, answer(respondNotPicked)},
+		{"router has no backend", nil, "dd", notPicked(router.ErrNoneReady), answer(respondNotPicked)},
 		{"client disconnect", nil, "", func(h *history, _ *Settings) { h.end = disconnected }, answer(respondDisconnected)},
 		{"cut off", []try{{backendA, redirect}}, "rr", func(h *history, _ *Settings) { h.end = cutOff }, answer(respondCutOff)},
 
@@ -99,6 +100,17 @@ func TestNext(t *testing.T) {
 		{"outage found", []try{{backendA, crash}, {backendB, staleConnection}, {backendB, crash}}, "dd", waited(waitOutage, waitMet), pick},
 		{"no outage", []try{{backendA, crash}, {backendB, staleConnection}, {backendB, crash}}, "dr", waited(waitOutage, waitExpired), answer(respondFailure)},
 
+		{"endpoint missing", []try{{backendA, endpointMissing}}, "rr", nil, pick},
+		{"endpoint missing, however often", []try{{backendA, endpointMissing}, {backendB, endpointMissing}, {backendC, endpointMissing}}, "rrr", nil, pick},
+		{"endpoint missing without retries", []try{{backendA, endpointMissing}}, "rr", func(_ *history, s *Settings) { s.Retry.Share, s.Retry.PerSecond = 0, 0 }, pick},
+		{"endpoint missing everywhere", []try{{backendA, endpointMissing}}, "r", notPicked(router.ErrEndpointMissing), answer(respondReplicaError)},
+		{"endpoint missing where one is ready", []try{{backendA, endpointMissing}}, "rd", notPicked(router.ErrNoneReady), answer(respondNotPicked)},
+		{"endpoint known to be missing", nil, "r", notPicked(router.ErrEndpointMissing), answer(respondNotPicked)},
+		{"endpoint missing, then connection refused", []try{{backendA, endpointMissing}, {backendB, connectionRefused}}, "rr", nil, wait(waitReconnect, minReconnectDelay)},
+		{"endpoint missing, then full", []try{{backendA, endpointMissing}, {backendB, fullFailure}}, "rr", nil, wait(waitSlot, time.Minute)},
+		{"endpoint missing, then the error of another", []try{{backendA, endpointMissing}, {backendB, fullFailure}}, "rr", notPicked(router.ErrNoneReady), answer(respondReplicaError)},
+		{"endpoint missing after a failure", []try{{backendA, redirect}, {backendB, endpointMissing}}, "rr", notPicked(router.ErrNoneReady), answer(respondFailure)},
+
 		{"one full", []try{{backendA, fullFailure}}, "rr", nil, wait(waitBudget, upstreamErrorRetryTimeout)},
 		{"all full", []try{{backendA, fullFailure}, {backendB, fullFailure}}, "rr", nil, wait(waitSlot, time.Minute)},
 		{"all full, slot", []try{{backendA, fullFailure}, {backendB, fullFailure}}, "rr", waited(waitSlot, waitMet), wait(waitBudget, upstreamErrorRetryTimeout)},
@@ -114,7 +126,7 @@ func TestNext(t *testing.T) {
 		for _, try := range c.tries {
 			failed := try.f
 			h.addFailure(try.b, &failed, start)
-			if h.best == nil || failed.status != 0 || h.best.status == 0 {
+			if h.isBetter(&failed) {
 				h.best = &failed
 			}
 		}
@@ -135,6 +147,11 @@ func TestNext(t *testing.T) {
 			t.Errorf("%s: next has changed the history", c.name)
 		}
 	}
+}
+
+// notPicked makes a pick that failed the last step.
+func notPicked(err error) func(*history, *Settings) {
+	return func(h *history, _ *Settings) { h.last, h.pickErr = stepPick, err }
 }
 
 // waited makes a wait the last step.

@@ -274,6 +274,7 @@ func (r *request) setModelBackends(model string) (engineModel string, apiErr *ap
 	r.outcome.Model = entry.ID
 	req := &r.input.request
 	req.Backends, req.CatalogID = entry.Backends, entry.ID
+	req.Endpoint = r.endpoint.number()
 	req.NonGenerative = r.endpoint.format == plainFormat
 	if entry.Adapter {
 		req.Adapter = entry.ID

@@ -125,6 +125,9 @@ func (a *attempt) relayBuffered(resp *http.Response) *failure {
 	case !complete:
 		return a.relayUnbuffered(resp, buf.Bytes())
 	}
+	if !isEncoded(resp.Header) && vllm.LacksEndpoint(resp.StatusCode, buf.Bytes()) {
+		return a.recordMissingEndpoint(resp, buf.Bytes())
+	}
 	if resp.StatusCode < 300 {
 		if f := a.checkBuffered(resp, buf.Bytes()); f != nil {
 			return f
@@ -279,6 +282,19 @@ func (a *attempt) readErrorBody(resp *http.Response) (reservedBody []byte, err e
 	return body, nil
 }
 
+// recordMissingEndpoint records that the replica does not serve the endpoint, and returns the
+// failure of its response, whose body is copied.
+func (a *attempt) recordMissingEndpoint(resp *http.Response, body []byte) *failure {
+	a.decision.Backend.RecordMissingEndpoint(a.endpoint.number(), time.Now())
+	f := &failure{
+		reason: metrics.RetryEndpoint, err: errors.New("replica does not serve the endpoint: it responded with status " + strconv.Itoa(resp.StatusCode)),
+		uncharged: true, endpointMissing: true,
+		status: resp.StatusCode, header: resp.Header,
+	}
+	f.keepBody(&a.proxy.buffers, a.endpoint, bytes.Clone(body))
+	return f
+}
+
 // recordReplicaAbort counts and returns the failure of a response that the replica aborted: vLLM aborts all its
 // requests when it shuts down.
 func (a *attempt) recordReplicaAbort() *failure {
@@ -302,6 +318,15 @@ func isAbortedResponse(f format, body []byte) bool {
 		return vllm.IsAbortedMessage(body)
 	}
 	return false
+}
+
+// keepBody makes body that of the response, if there is memory for it.
+func (f *failure) keepBody(buffers *responseBuffers, e *endpoint, body []byte) {
+	if n := int64(len(body)); buffers.reserve(n) {
+		f.body, f.charged = body, n
+	} else {
+		f.setProxyErrorBody(e)
+	}
 }
 
 // setProxyErrorBody replaces the body of a response, which cannot be kept, by an error of the

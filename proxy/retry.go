@@ -326,6 +326,8 @@ func respondWith(h *history, pickErr error) action {
 		a.response = respondCutOff
 	case h.end == disconnected:
 		a.response = respondDisconnected
+	case best != nil && best.endpointMissing && !errors.Is(pickErr, router.ErrEndpointMissing):
+		a.response = respondNotPicked // a replica that may have the endpoint is not ready
 	case best != nil && best.status != 0:
 		a.response = respondReplicaError
 	case best != nil && best.noDescriptors && !h.queueFull:
@@ -359,10 +361,16 @@ func (h *history) addFailure(b *backends.Backend, f *failure, now time.Time) {
 	h.attempts = append(h.attempts, attemptRecord{
 		backend: b, endedAt: now, failure: f,
 		excluded: !f.stale, // else it may be the next one too, on a new connection
-		refused:  f.uncharged,
+		refused:  f.uncharged && !f.endpointMissing,
 		full:     f.full && !f.uncharged,
-		answered: f.status != 0 && !f.shuttingDown,
+		answered: f.status != 0 && !f.shuttingDown && !f.endpointMissing,
 	})
+}
+
+// isBetter reports whether f is to be the best failure, after another one or none.
+func (h *history) isBetter(f *failure) bool {
+	best := h.best
+	return best == nil || best.endpointMissing || !f.endpointMissing && (f.status != 0 || f.final || best.status == 0)
 }
 
 // recordWaitAndReadmit records how a wait ended, and readmits the backends that may be picked again.
@@ -578,7 +586,8 @@ func (h *history) shouldAwaitSlot(f fleetView, charged int, s *Settings) bool {
 	if h.slotAwaited || h.queueTimeout == 0 || s.Attempts < 2 || !h.latestAttempt().failure.full {
 		return false
 	}
-	if len(h.fullBackends()) < len(h.excludedBackends())-len(h.unchargedBackends()) {
+	withoutEndpoint := h.countAttempts(func(r *attemptRecord) bool { return r.failure.endpointMissing })
+	if len(h.fullBackends()) < len(h.excludedBackends())-len(h.unchargedBackends())-withoutEndpoint {
 		return false
 	}
 	return charged >= s.Attempts || !h.hasPickableBackend(f)

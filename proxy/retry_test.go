@@ -545,7 +545,8 @@ func TestClientErrorsNotRetried(t *testing.T) {
 	for _, answer := range []string{
 		answered("400 Bad Request", `{"error":{"message":"too long","type":"BadRequestError","param":null,"code":400}}`),
 		answered("401 Unauthorized", `{"error":"Unauthorized"}`),
-		answered("404 Not Found", `{"detail":"Not Found"}`),
+		answered("404 Not Found", `{"error":{"message":"The model `+"`x`"+` does not exist.","type":"NotFoundError","param":"model","code":404}}`),
+		answered("403 Forbidden", `{"error":{"message":"not allowed","type":"PermissionDeniedError","param":null,"code":403}}`),
 		answered("413 Content Too Large", ``),
 		answered("422 Unprocessable Entity", `{"detail":[{"loc":["body"]}]}`),
 		answered("429 Too Many Requests", `slow down`, "retry-after: 3"),

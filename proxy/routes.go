@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/go-chi/chi/v5"
 
@@ -48,6 +49,21 @@ const (
 	openAI dialect = iota
 	anthropic
 )
+
+// number returns the number by which backends know the endpoint: its index in endpoints.
+func (e *endpoint) number() backends.Endpoint {
+	return backends.Endpoint(slices.IndexFunc(endpoints, func(o endpoint) bool { return o.path == e.path }))
+}
+
+// MissingEndpoints returns the paths of the endpoints that b is known to lack at a time.
+func MissingEndpoints(b *backends.Backend, now time.Time) (paths []string) {
+	for i := range endpoints {
+		if b.LacksEndpoint(backends.Endpoint(i), now) {
+			paths = append(paths, endpoints[i].path)
+		}
+	}
+	return paths
+}
 
 func (e *endpoint) dialect() dialect { return dialectOf(e.path) }
 

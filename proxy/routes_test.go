@@ -28,6 +28,9 @@ func TestEndpointPaths(t *testing.T) {
 	if len(paths) != len(endpoints) {
 		t.Errorf("%d endpoints are listed, want %d", len(endpoints), len(paths))
 	}
+	if len(endpoints) > backends.MaxEndpoints {
+		t.Errorf("%d endpoints; raise backends.MaxEndpoints", len(endpoints))
+	}
 	r := &replica{script: always(answered("200 OK", "{}"))}
 	f := serve(t, nil, r)
 	for _, path := range paths {

@@ -151,14 +151,10 @@ func (s *streamRelay) checkErrorEvent() *failure {
 	shutdown := vllm.IsShutdownError(body)
 	f := &failure{
 		reason: metrics.RetryErrorEvent, err: errors.New("error event before any content"),
-		status: status, header: http.Header{"Content-Type": {"application/json"}}, body: body,
+		status: status, header: http.Header{"Content-Type": {"application/json"}},
 		shuttingDown: shutdown, uncharged: shutdown, mayHaveCrashed: !shutdown,
 	}
-	if n := int64(len(body)); s.proxy.buffers.reserve(n) {
-		f.charged = n
-	} else {
-		f.setProxyErrorBody(s.endpoint)
-	}
+	f.keepBody(&s.proxy.buffers, s.endpoint, body)
 	return f
 }
 
@@ -457,12 +453,15 @@ func (a *attempt) sendHeaderOnce(resp *http.Response) {
 }
 
 // relayErrorAsEvent sends a response that is not a stream as an error event, to a client that has the
-// header of a stream.
+// header of a stream. It returns a failure if another backend may be asked.
 func (a *attempt) relayErrorAsEvent(resp *http.Response) *failure {
 	body, err := a.readErrorBody(resp)
 	defer a.proxy.buffers.release(int64(len(body)))
 	if err != nil && !errors.Is(err, errErrorBodyTooLong) && !errors.Is(err, errErrorBodyMemory) {
 		return a.classifyOrEndRequest(err)
+	}
+	if err == nil && !isEncoded(resp.Header) && vllm.LacksEndpoint(resp.StatusCode, body) {
+		return a.recordMissingEndpoint(resp, body)
 	}
 	a.sendError(replicaError(resp.StatusCode, body))
 	return nil

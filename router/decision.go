@@ -24,6 +24,7 @@ type Request struct {
 	CatalogID string              // its model's ID in the catalog; "": Backends stay as they are
 	Model     string              // as the engine knows it; token ratios are learned by it
 	Adapter   string              // LoRA adapter that it is for; "": none
+	Endpoint  backends.Endpoint
 
 	Blocks    []prompt.Block // unchanged until the Decision's Release
 	Bytes     int            // of canonical prompt, all sequences included

@@ -77,6 +77,10 @@ func (r *Router) routeQueuedOrClaim(t *Ticket, now time.Time) {
 		return
 	}
 	if err := r.filterBackends(); err != nil { // those that it may try are not among those with room
+		if r.isEndpointMissing(&t.req, now) { // as others have found out since it was queued
+			r.finishTicket(t, nil, ErrEndpointMissing, now)
+			return
+		}
 		r.queue.Skip(&t.item)
 		if err == ErrMaxInFlight {
 			r.claimSequencesOnFreest()
@@ -168,7 +172,7 @@ func (r *Router) claimSequencesOnFreest() {
 		return int64(b.Options().MaxInFlight) - b.InFlight.Load() - r.states[b.Slot].claimed.sequences
 	}
 	for _, b := range d.req.Backends {
-		if r.isAvailable(b) && !slices.Contains(d.tried, b) && (most == nil || free(b) > free(most)) {
+		if r.isAvailable(b) && !slices.Contains(d.tried, b) && !b.LacksEndpoint(d.req.Endpoint, d.now) && (most == nil || free(b) > free(most)) {
 			most = b
 		}
 	}
@@ -181,7 +185,9 @@ func (r *Router) claimSequencesOnFreest() {
 func (r *Router) expireTickets(now time.Time) {
 	for it := r.queue.PromoteAndFindExpired(now); it != nil; it = r.queue.PromoteAndFindExpired(now) {
 		t, err := it.Value, ErrNoneReady
-		if slices.ContainsFunc(t.req.Backends, func(b *backends.Backend) bool { return r.isAvailable(b) && !slices.Contains(t.tried, b) }) {
+		if slices.ContainsFunc(t.req.Backends, func(b *backends.Backend) bool {
+			return r.isAvailable(b) && !slices.Contains(t.tried, b) && !b.LacksEndpoint(t.req.Endpoint, now)
+		}) {
 			err = ErrQueueTimeout
 		}
 		r.finishTicket(t, nil, err, now)

@@ -133,6 +133,7 @@ func (r *Router) ResetBackend(b *backends.Backend) ResetReport {
 	r.resizeIndex(b.Slot)
 	r.forgetInPolicy(b.Slot)
 	b.ReportsCached.Store(false)
+	b.ForgetMissingEndpoints()
 	s.health.resetFailures(now)
 	s.health.refusedAt, s.health.freeSlots = time.Time{}, 0
 	r.dispatchQueued(now)

@@ -81,7 +81,7 @@ func (r *Router) Explain(req Request, tried ...*backends.Backend) Explanation {
 	if err == nil {
 		queued = r.explainChoice(&e, all)
 	}
-	e.Queued, e.Refused = r.explainQueueing(&req, tried, queued, err)
+	e.Queued, e.Refused = r.explainQueueing(&req, tried, queued, err, now)
 	e.Sentence = e.sentence()
 	return e
 }
@@ -122,9 +122,11 @@ func (r *Router) explainChoice(e *Explanation, all []*backends.Backend) (blocked
 // explainQueueing returns why a request would be queued, or why it would be refused, in
 // the order in which route decides. blockedReason is why the chosen backend could not
 // start it soon, filterErr why there is none.
-func (r *Router) explainQueueing(req *Request, tried []*backends.Backend, blockedReason string, filterErr error) (queuedReason, refusedReason string) {
+func (r *Router) explainQueueing(req *Request, tried []*backends.Backend, blockedReason string, filterErr error, now time.Time) (queuedReason, refusedReason string) {
 	switch {
-	case len(tried) > 0 && !r.hasUntriedBackend(req, tried):
+	case filterErr != nil && r.isEndpointMissing(req, now):
+		return "", ErrEndpointMissing.Error()
+	case len(tried) > 0 && !r.hasUntriedBackend(req, tried, now):
 		return "", "every backend that serves the model was tried"
 	case r.mustQueueBehindOthers(req):
 		queuedReason = "other requests are queued before it"

@@ -15,6 +15,10 @@ var (
 	// requests in flight (Options.MaxInFlight).
 	ErrMaxInFlight = errors.New("every candidate backend is at its max_in_flight limit")
 
+	// ErrEndpointMissing means that every backend that serves the model is known to lack
+	// the endpoint.
+	ErrEndpointMissing = errors.New("no backend that serves the model has the endpoint")
+
 	// errNoHeadroom means that every candidate of a batch request is needed for
 	// interactive ones.
 	errNoHeadroom = errors.New("batch requests wait while interactive requests need the replicas")
@@ -77,6 +81,10 @@ var availabilityFilters = []filter{
 var requestFilters = []filter{
 	{name: "tried", rank: rankExcluded, description: "was tried already",
 		applies: func(r *Router, b *backends.Backend) bool { return slices.Contains(r.decision.tried, b) }},
+	{name: "endpoint_missing", rank: rankExcluded, description: "does not serve the endpoint",
+		applies: func(r *Router, b *backends.Backend) bool {
+			return b.LacksEndpoint(r.decision.req.Endpoint, r.decision.now)
+		}},
 	{name: "max_in_flight", rank: rankExcluded, err: ErrMaxInFlight, description: "is at its max_in_flight limit",
 		applies: func(r *Router, b *backends.Backend) bool {
 			return exceedsMaxInFlight(b, r.decision.req.sequences()+r.states[b.Slot].claimed.sequences)
@@ -176,6 +184,22 @@ func (r *Router) isTooLongForAll(req *Request) bool {
 		}
 	}
 	return true
+}
+
+// isEndpointMissing reports whether all backends that serve a request's model, ready or
+// not, are known to lack its endpoint.
+func (r *Router) isEndpointMissing(req *Request, now time.Time) bool {
+	lacking := 0
+	for _, b := range req.Backends {
+		switch {
+		case !r.has(b) || b.Retiring():
+		case !b.LacksEndpoint(req.Endpoint, now):
+			return false
+		default:
+			lacking++
+		}
+	}
+	return lacking > 0
 }
 
 // batchNeedsHeadroom reports whether a request is a batch request that starts only where

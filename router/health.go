@@ -300,6 +300,7 @@ type stallWatch struct {
 	listener StallListener       // nil: none, or not any more
 	backends []*backends.Backend // that could have been chosen, except for tried
 	tried    []*backends.Backend
+	endpoint backends.Endpoint
 }
 
 // stallNotice is a call of a StallListener that is due when the lock is released.
@@ -337,10 +338,11 @@ func (d *Decision) Commit() {
 // scheduleStallNotices reports to the requests on b that it makes no progress, once the
 // lock is released.
 func (r *Router) scheduleStallNotices(b *backends.Backend) {
-	h := r.states[b.Slot].health
+	h, now := r.states[b.Slot].health, r.now()
 	for _, d := range h.watched {
 		elsewhere := slices.ContainsFunc(d.watch.backends, func(o *backends.Backend) bool {
-			return o != b && r.isAvailable(o) && !slices.Contains(d.watch.tried, o) && !r.states[o.Slot].health.stalled
+			return o != b && r.isAvailable(o) && !slices.Contains(d.watch.tried, o) && !r.states[o.Slot].health.stalled &&
+				!o.LacksEndpoint(d.watch.endpoint, now)
 		})
 		r.callbacks.stalls = append(r.callbacks.stalls, stallNotice{d.watch.listener, elsewhere, h.hung})
 	}

@@ -34,7 +34,10 @@ type decision struct {
 func (r *Router) route(req *Request, tried []*backends.Backend, now time.Time) (*Decision, error) {
 	if len(tried) > 0 {
 		req.Backends = r.currentBackends(req)
-		if !r.hasUntriedBackend(req, tried) {
+		switch {
+		case r.isEndpointMissing(req, now):
+			return nil, ErrEndpointMissing
+		case !r.hasUntriedBackend(req, tried, now):
 			return nil, ErrNoneReady // however many others wait
 		}
 	}
@@ -48,10 +51,13 @@ func (r *Router) route(req *Request, tried []*backends.Backend, now time.Time) (
 		r.decision.req.Backends = req.Backends
 		err = r.filterBackends()
 	}
-	if err != nil {
-		if r.isQueueable(req) {
-			err = errQueue
-		}
+	switch {
+	case err == nil:
+	case r.isEndpointMissing(req, now):
+		return nil, ErrEndpointMissing
+	case r.isQueueable(req):
+		return nil, errQueue
+	default:
 		return nil, err
 	}
 	chosen := r.score()
@@ -190,7 +196,7 @@ func (r *Router) reserve(chosen int) *Decision {
 	p.QueuedAhead = s.load.queuedTokens(d.now, c.PrefillRate)
 	p.IsText = req.Sequences <= 1 && !req.Media && len(req.Blocks) > 0
 	p.IsTooLong = r.isTooLong(req, b.Slot)
-	made.watch = stallWatch{req.Stalls, req.Backends, d.tried}
+	made.watch = stallWatch{req.Stalls, req.Backends, d.tried, req.Endpoint}
 	s.health.addStallWatch(made)
 	if req.NoEngine {
 		b.NoEngineInFlight.Add(1)
@@ -253,10 +259,13 @@ func (d *decision) totalPrefillRate() float64 {
 	return sum
 }
 
-// hasUntriedBackend reports whether a backend that was not tried may take the request
-// later: where all have failed it, waiting would not help.
-func (r *Router) hasUntriedBackend(req *Request, tried []*backends.Backend) bool {
-	return slices.ContainsFunc(req.Backends, func(b *backends.Backend) bool { return r.has(b) && !b.Retiring() && !slices.Contains(tried, b) })
+// hasUntriedBackend reports whether a backend that was not tried, and has the endpoint as
+// far as is known, may take the request later: where all have failed it, waiting would not
+// help.
+func (r *Router) hasUntriedBackend(req *Request, tried []*backends.Backend, now time.Time) bool {
+	return slices.ContainsFunc(req.Backends, func(b *backends.Backend) bool {
+		return r.has(b) && !b.Retiring() && !slices.Contains(tried, b) && !b.LacksEndpoint(req.Endpoint, now)
+	})
 }
 
 func weightOf(b *backends.Backend) float64 {

@@ -40,6 +40,9 @@ func (s *Server) routes() http.Handler {
 		"/is_sleeping":              {http.MethodGet, false, isSleeping},
 		"/sim/fault":                {http.MethodPost, false, s.postFault},
 	}
+	for _, path := range s.cfg.Without {
+		delete(table, path)
+	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Server", "uvicorn")
 		w.Header().Set("Vary", "Origin")

@@ -11,6 +11,7 @@ import (
 	"log"
 	"net"
 	"net/http"
+	"strings"
 	"sync"
 	"time"
 
@@ -25,6 +26,7 @@ type Config struct {
 	Adapters    []string // LoRA adapters loaded at the start
 	MaxModelLen int      // tokens of prompt and answer; default 131,072, at most the KV cache's size
 	APIKey      string   // required on /v1 if set
+	Without     []string // paths that it does not serve
 
 	// NoTokenDetails leaves prompt_tokens_details out of usage, as vLLM does
 	// without --enable-prompt-tokens-details.
@@ -252,6 +254,11 @@ func (c Config) Validate() error {
 	}
 	if !(e.QuadraticDepth >= 0 && e.QuadraticDepth <= 1) {
 		errs = append(errs, errors.New("quadratic term must be between 0 and 1"))
+	}
+	for _, path := range c.Without {
+		if !strings.HasPrefix(path, "/") {
+			errs = append(errs, fmt.Errorf("path %q that is not served must begin with a slash", path))
+		}
 	}
 	return errors.Join(errs...)
 }

@@ -2,6 +2,7 @@ package vllm
 
 import (
 	"bytes"
+	"net/http"
 	"slices"
 	"strings"
 
@@ -24,6 +25,33 @@ func IsShutdownError(body []byte) bool {
 	return message.Type == gjson.String && slices.ContainsFunc(shutdownMessages[:], func(start string) bool {
 		return strings.HasPrefix(message.Str, start)
 	})
+}
+
+const (
+	// missingPathDetail is the body of FastAPI's 404 of a path. The Rust front end has an
+	// empty body.
+	missingPathDetail = "Not Found"
+	// disabledMessage is the beginning of the 403 of endpoints that need
+	// --enable-scale-out.
+	disabledMessage = "Scale-out endpoints are disabled."
+	// maxMissingEndpointBytes bounds the responses that LacksEndpoint reads.
+	maxMissingEndpointBytes = 1 << 10
+)
+
+// LacksEndpoint reports whether a response means that the server does not serve the path:
+// a 404 of the path, not of a model or a response id, or a 403 of a disabled endpoint.
+func LacksEndpoint(status int, body []byte) bool {
+	switch {
+	case status != http.StatusNotFound && status != http.StatusForbidden || len(body) > maxMissingEndpointBytes:
+		return false
+	case len(bytes.TrimSpace(body)) == 0:
+		return status == http.StatusNotFound
+	case !gjson.ValidBytes(body):
+		return false
+	case status == http.StatusNotFound:
+		return gjson.GetBytes(body, "detail").Str == missingPathDetail
+	}
+	return strings.HasPrefix(gjson.GetBytes(body, "error.message").Str, disabledMessage)
 }
 
 // FinishReasonAbort is the finish_reason of a choice that the engine aborted.

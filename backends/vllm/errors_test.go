@@ -2,6 +2,7 @@ package vllm
 
 import (
 	"strconv"
+	"strings"
 	"testing"
 )
 
@@ -25,6 +26,37 @@ func TestIsShutdownError(t *testing.T) {
 	} {
 		if got := IsShutdownError([]byte(c.body)); got != c.want {
 			t.Errorf("%s: %v, want %v", c.body, got, c.want)
+		}
+	}
+}
+
+func TestLacksEndpoint(t *testing.T) {
+	const disabled = `{"error":{"message":"Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them.","type":"PermissionDeniedError","param":null,"code":403}}`
+	for _, c := range []struct {
+		status int
+		body   string
+		want   bool
+	}{
+		{404, `{"detail":"Not Found"}`, true},
+		{404, "", true},
+		{404, " \n", true},
+		{403, disabled, true},
+		{404, disabled, false},
+		{403, "", false},
+		{403, errorJSON("not allowed"), false},
+		{403, errorJSON("why does it say: Scale-out endpoints are disabled."), false},
+		{404, `{"error":{"message":"The model x does not exist.","type":"NotFoundError","param":"model","code":404}}`, false},
+		{404, `{"error":{"message":"Response with id 'x' not found.","type":"invalid_request_error","param":"response_id","code":404}}`, false},
+		{404, `{"detail":"Item not found"}`, false},
+		{404, `{"detail":["Not Found"]}`, false},
+		{404, "404 page not found", false},
+		{404, `{"detail":"Not Found"}` + strings.Repeat(" ", 2000), false},
+		{405, `{"detail":"Method Not Allowed"}`, false},
+		{500, "", false},
+		{200, "", false},
+	} {
+		if got := LacksEndpoint(c.status, []byte(c.body)); got != c.want {
+			t.Errorf("%d %.60s: %v, want %v", c.status, c.body, got, c.want)
 		}
 	}
 }

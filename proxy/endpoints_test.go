@@ -1,0 +1,106 @@
+package proxy
+
+import (
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"warmroute/backends"
+)
+
+const (
+	pathNotFound = `{"detail":"Not Found"}`
+	disabled403  = `{"error":{"message":"Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them.","type":"PermissionDeniedError","param":null,"code":403}}`
+)
+
+func TestMissingEndpointTriesAnother(t *testing.T) {
+	for _, c := range []struct{ name, body string }{{"whole", askWhole}, {"stream", askStream}} {
+		t.Run(c.name, func(t *testing.T) {
+			good := answered("200 OK", whole)
+			if c.body == askStream {
+				good = streamed(goodStream)
+			}
+			lacking, disabled, serving := &replica{script: always(answered("404 Not Found", pathNotFound))},
+				&replica{script: always(answered("403 Forbidden", disabled403))}, &replica{script: always(good)}
+			f := serve(t, func(o *Options) { o.Attempts, o.Retry = 1, RetrySettings{} }, lacking, disabled, serving)
+			for range 3 {
+				if resp, got := f.post("/v1/chat/completions", c.body); resp.StatusCode != http.StatusOK {
+					t.Errorf("got %d %s", resp.StatusCode, got)
+				}
+			}
+			if a, b, c := len(lacking.requests()), len(disabled.requests()), serving.requests(); a != 1 || b != 1 || len(c) != 3 {
+				t.Errorf("%d, %d and %d requests", a, b, len(c))
+			}
+			if sent := serving.requests()[0].body; sent != c.body {
+				t.Errorf("the body became %s", sent)
+			}
+			f.awaitMetric(`warmroute_retries_total{reason="endpoint_missing"} 2`)
+			for i, want := range [][]string{{"/v1/chat/completions"}, {"/v1/chat/completions"}, nil} {
+				if got := MissingEndpoints(f.backends[i], time.Now()); !slices.Equal(got, want) {
+					t.Errorf("backend %d lacks %q", i, got)
+				}
+			}
+			if resp, _ := f.post("/v1/embeddings", bodyFor("/v1/embeddings")); resp.StatusCode != http.StatusOK || len(lacking.requests()) != 2 {
+				t.Errorf("another endpoint: %d", resp.StatusCode)
+			}
+		})
+	}
+}
+
+func TestMissingEndpointEverywhere(t *testing.T) {
+	for path, want := range map[string]string{
+		"/v1/chat/completions": `"code":"endpoint_not_served"`,
+		"/v1/messages":         `"type":"not_found_error"`,
+	} {
+		t.Run(path, func(t *testing.T) {
+			a, b := &replica{script: always(answered("404 Not Found", ""))}, &replica{script: always(answered("404 Not Found", pathNotFound))}
+			f := serveWithQueue(t, queueForAMinute, nil, a, b)
+			if resp, got := f.post(path, bodyFor(path)); resp.StatusCode != http.StatusNotFound || got != pathNotFound {
+				t.Errorf("got %d %q, want the response of the last replica", resp.StatusCode, got)
+			}
+			resp, got := f.post(path, bodyFor(path))
+			if resp.StatusCode != http.StatusNotFound || !strings.Contains(got, want) || !strings.Contains(got, "no replica of the model serves "+path) {
+				t.Errorf("got %d %s", resp.StatusCode, got)
+			}
+			if len(a.requests()) != 1 || len(b.requests()) != 1 {
+				t.Errorf("%d and %d requests", len(a.requests()), len(b.requests()))
+			}
+		})
+	}
+}
+
+// A replica that is down may serve the endpoint, so the request waits for it.
+func TestMissingEndpointAwaitsUnreadyBackend(t *testing.T) {
+	lacking, serving := &replica{script: always(answered("404 Not Found", pathNotFound))}, &replica{script: always(answered("200 OK", whole))}
+	f := serveWithQueue(t, queueForAMinute, nil, lacking, serving)
+	f.backends[1].SetState(backends.Down)
+	done := f.background(askWhole)
+	eventually(t, "the request waits", func() bool { return f.router.CountWaiting() == 1 })
+	f.backends[1].SetState(backends.Ready)
+	f.router.BackendStateChanged(f.backends[1])
+	if got := <-done; got.body != whole {
+		t.Errorf("got %+v", got)
+	}
+	if len(lacking.requests()) != 1 {
+		t.Errorf("%d requests where the endpoint is missing", len(lacking.requests()))
+	}
+}
+
+// The client has the header of a stream, because the first backend was silent.
+func TestMissingEndpointAfterKeepAlive(t *testing.T) {
+	silent := func(s *session) {
+		s.request()
+		s.say(sseHead)
+		for range 10 {
+			s.say(chunk(": keep-alive\n\n"))
+			time.Sleep(10 * time.Millisecond)
+		}
+	}
+	serving := &replica{script: always(streamed(goodStream))}
+	f := serve(t, func(o *Options) { o.Keepalive = 20 * time.Millisecond }, &replica{script: silent}, &replica{script: always(answered("404 Not Found", pathNotFound))}, serving)
+	if _, got := f.post("/v1/chat/completions", askStream); !strings.HasSuffix(got, goodStream) {
+		t.Errorf("got %q", got)
+	}
+}
