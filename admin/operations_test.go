@@ -65,7 +65,7 @@ func askable(t testing.TB, list ...apikey.Key) *asked {
 	log := slog.New(slog.DiscardHandler)
 	p := proxy.New(proxy.Options{
 		Registry: registry, Router: a.router, Metrics: metrics.New(registry, a.router, "test"), Log: log, BlockBytes: 64, Keys: apikey.New(list),
-		Settings: proxy.Settings{Limits: proxy.Limits{InFlight: 10, BodyBytes: 64 << 10, BodyBytesTotal: 1 << 20}, SessionHeader: "X-Session-Id", IsolateTenants: list != nil},
+		Settings: proxy.Settings{Limits: proxy.Limits{InFlight: 10, BodyBytes: 64 << 10, BodyBytesTotal: 1 << 20}, SessionHeaders: []string{"X-Session-Id"}, IsolateTenants: list != nil},
 	})
 	h := New(Options{Registry: registry, Router: a.router, Proxy: p, Reset: a.router.ResetBackend, Log: log})
 	s := httptest.NewServer(h)
@@ -130,6 +130,18 @@ func TestExplainAfterPlacementAndReset(t *testing.T) {
 	}
 	if in := a.fleet[1].InFlight.Load(); in != 0 || a.router.CountWaiting() != 0 {
 		t.Errorf("%d in flight", in)
+	}
+}
+
+func TestExplainSession(t *testing.T) {
+	a := askable(t)
+	body := `{"model":"m","prompt_cache_key":"someone","messages":[{"role":"user","content":"some words"}]}`
+	inBody, inHeader, none := a.explain("", body), a.explain("", body, "x-session-id", "someone"), a.explain("", chat("m", "text"), "X-Chat", "c")
+	if inBody.Session != "prompt_cache_key" || inHeader.Session != "X-Session-Id" || inBody.Choice != inHeader.Choice || none.Session != "" {
+		t.Errorf("got %q for %s, %q for %s and %q", inBody.Session, inBody.Choice, inHeader.Session, inHeader.Choice, none.Session)
+	}
+	if _, answer := a.send("POST", "/api/explain", body, "Content-Type", jsonType); strings.Contains(answer, "someone") {
+		t.Errorf("the name of the session is shown: %s", answer)
 	}
 }
 

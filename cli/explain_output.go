@@ -24,8 +24,12 @@ const (
 // writeExplanation writes a table of the backends and the reason for the choice.
 func writeExplanation(out io.Writer, e *proxy.Explanation) error {
 	var s strings.Builder
-	fmt.Fprintf(&s, "about %s prompt tokens in %d blocks of %d bytes; model %s, policy %s\n\n",
+	fmt.Fprintf(&s, "about %s prompt tokens in %d blocks of %d bytes; model %s, policy %s",
 		formatIntegerWithCommas(float64(e.PromptTokens)), e.Blocks, e.BlockBytes, cmp.Or(stripUnprintable(e.Model), "-"), stripUnprintable(e.Policy))
+	if e.Session != "" {
+		fmt.Fprintf(&s, ", session from %s", stripUnprintable(e.Session))
+	}
+	s.WriteString("\n\n")
 	score := "SCORE"
 	if slices.ContainsFunc(e.Backends, func(b router.BackendExplanation) bool { return b.Terms != nil }) {
 		score = "COST"

@@ -111,6 +111,11 @@ which is idle but holds nothing. It would wait first.
 	if err := writeExplanation(&out, e); err != nil || !strings.HasPrefix(out.String(), want) {
 		t.Errorf("%v, got\n%s\nwant\n%s", err, out.String(), want)
 	}
+	e.Session = "X-Session-Id"
+	var named bytes.Buffer
+	if err := writeExplanation(&named, e); err != nil || !strings.Contains(named.String(), "policy prefix, session from X-Session-Id\n") {
+		t.Errorf("%v, got\n%s\nwant the session's header", err, named.String())
+	}
 	for line := range strings.Lines(out.String()) {
 		if n := utf8.RuneCountInString(line); n > 100 {
 			t.Errorf("%d columns: %s", n, line)

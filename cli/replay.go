@@ -41,6 +41,7 @@ type replayOptions struct {
 	poll, pollLag time.Duration
 	nonStreaming  float64
 	noUsage       bool
+	sessionIDs    bool
 	indexFactor   float64
 	learning      bool
 	evictions     float64
@@ -158,6 +159,7 @@ func (o *replayOptions) addFlags(f *pflag.FlagSet) {
 	f.DurationVar(&o.pollLag, "poll-lag", 0, "delay these metrics by `DURATION`")
 	f.Float64Var(&o.nonStreaming, "non-streaming", 0, "`SHARE` of the requests without streaming")
 	f.BoolVar(&o.noUsage, "no-usage", false, "do not report cached tokens in usage")
+	f.BoolVar(&o.sessionIDs, "session-ids", false, "let requests name their sessions for every policy (default: only for session), so that prefix can break ties by them")
 	f.Float64Var(&o.indexFactor, "index-factor", 1, "report the size of the KV cache to the router multiplied by `F`")
 	f.Float64Var(&o.evictions, "evictions", 0, "evict `F` further blocks, unknown to the router, per block that the cache evicts")
 

@@ -41,7 +41,7 @@ func (o *replayOptions) loadPlan(defaults []byte) (*replayPlan, error) {
 		Backends: o.backends, KVTokens: o.kvTokens, Engine: o.engine, Speeds: o.fleetSpeeds(), Changes: changes,
 		Settings: c.Routing.Settings, SLO: cmp.Or(o.slo, c.SLO.TTFT),
 		PollInterval: o.poll, PollLag: o.pollLag,
-		NonStreaming: o.nonStreaming, NoUsage: o.noUsage, IndexFactor: o.indexFactor, NoLearning: !o.learning, Evictions: o.evictions,
+		NonStreaming: o.nonStreaming, NoUsage: o.noUsage, SessionIDs: o.sessionIDs, IndexFactor: o.indexFactor, NoLearning: !o.learning, Evictions: o.evictions,
 	}
 	if o.config != "" && o.poll == 0 {
 		base.PollInterval = c.Poll.Interval

@@ -140,6 +140,7 @@ func TestReplayIsDeterministic(t *testing.T) {
 	}
 	f()
 	f("--seeds", "3")
+	f("--session-ids")
 }
 
 func TestReplayTable(t *testing.T) {

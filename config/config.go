@@ -8,6 +8,7 @@ import (
 	"crypto/x509"
 	"fmt"
 	"net"
+	"net/http"
 	"time"
 
 	"warmroute/backends"
@@ -117,13 +118,13 @@ type Key struct {
 
 // Routing selects and tunes the routing policy.
 type Routing struct {
-	Policy        string         `mapstructure:"policy"`
-	Attempts      int            `mapstructure:"attempts"` // the first one included
-	Queue         queue.Settings `mapstructure:"queue"`
-	StepTokens    int            `mapstructure:"step_tokens"`    // 0: learned
-	BatchSlowdown float64        `mapstructure:"batch_slowdown"` // 0: no limit
-	Learn         bool           `mapstructure:"learn"`
-	SessionHeader string         `mapstructure:"session_header"` // empty: none
+	Policy         string         `mapstructure:"policy"`
+	Attempts       int            `mapstructure:"attempts"` // the first one included
+	Queue          queue.Settings `mapstructure:"queue"`
+	StepTokens     int            `mapstructure:"step_tokens"`    // 0: learned
+	BatchSlowdown  float64        `mapstructure:"batch_slowdown"` // 0: no limit
+	Learn          bool           `mapstructure:"learn"`
+	SessionHeaders []string       `mapstructure:"session_headers"`
 
 	policy.Settings `mapstructure:",squash"`
 }
@@ -183,10 +184,19 @@ func (c *Config) ProxySettings() proxy.Settings {
 		Attempts:       c.Routing.Attempts,
 		QueueTimeout:   c.QueueTimeout(),
 		Keepalive:      c.SSE.Keepalive,
-		SessionHeader:  c.Routing.SessionHeader,
+		SessionHeaders: c.Routing.canonicalSessionHeaders(),
 		RouteHeaders:   c.ResponseHeaders,
 		IsolateTenants: c.Tenant == "isolate",
 	}
+}
+
+// canonicalSessionHeaders returns the names of the session headers as net/http has them.
+func (r *Routing) canonicalSessionHeaders() []string {
+	names := make([]string, len(r.SessionHeaders))
+	for i, name := range r.SessionHeaders {
+		names[i] = http.CanonicalHeaderKey(name)
+	}
+	return names
 }
 
 // QueueTimeout returns how long a request may wait in the admission queue; 0 when

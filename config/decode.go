@@ -35,6 +35,8 @@ func decodeValue(from, to reflect.Value) (any, error) {
 		if _, ok := value.(string); !ok {
 			return nil, fmt.Errorf("expected a string, got %s; put it in quotes", describeType(value))
 		}
+	case []string:
+		return decodeStringList(value)
 	case []Backend:
 		return normalizeBackendList(value)
 	case Backend:
@@ -130,17 +132,34 @@ func decodeTime(value any) (any, error) {
 	return nil, fmt.Errorf("expected a date such as 2027-01-31, got %s", describeType(value))
 }
 
+// decodeStringList returns a list as it is, and splits the text of an environment variable.
+func decodeStringList(value any) (any, error) {
+	switch v := value.(type) {
+	case string:
+		return splitAtCommas(v), nil
+	case []any, []string:
+		return v, nil
+	}
+	return nil, fmt.Errorf("expected a list such as [a, b], got %s", describeType(value))
+}
+
+// splitAtCommas returns the parts of text between commas, without spaces around them and
+// without those that are empty.
+func splitAtCommas(text string) []string {
+	parts := []string{}
+	for part := range strings.SplitSeq(text, ",") {
+		if part = strings.TrimSpace(part); part != "" {
+			parts = append(parts, part)
+		}
+	}
+	return parts
+}
+
 // normalizeBackendList returns a list as it is, and splits the text of WARMROUTE_BACKENDS.
 func normalizeBackendList(value any) (any, error) {
 	switch v := value.(type) {
 	case string:
-		urls := []string{}
-		for url := range strings.SplitSeq(v, ",") {
-			if url = strings.TrimSpace(url); url != "" {
-				urls = append(urls, url)
-			}
-		}
-		return urls, nil
+		return splitAtCommas(v), nil
 	case []any, []string:
 		return v, nil
 	}

@@ -227,9 +227,9 @@ func isLoopback(host string) bool {
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-// isHeaderNameOrEmpty reports whether s can be the name of a header. The empty string can.
-func isHeaderNameOrEmpty(s string) bool {
-	return !strings.ContainsFunc(s, func(r rune) bool {
+// isHeaderName reports whether s can be the name of a header.
+func isHeaderName(s string) bool {
+	return s != "" && !strings.ContainsFunc(s, func(r rune) bool {
 		return !('a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || r == '-' || r == '_')
 	})
 }

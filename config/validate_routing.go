@@ -24,9 +24,7 @@ func (c *Config) validateRouting(errs *errorList) {
 	if r.StepTokens != 0 {
 		checkRange(errs, "routing.step_tokens", r.StepTokens, 64, 1<<20)
 	}
-	if !isHeaderNameOrEmpty(r.SessionHeader) {
-		errs.add("routing.session_header", "%q is not the name of a header; use letters, digits and -, or \"\" for none", r.SessionHeader)
-	}
+	r.validateSessionHeaders(errs)
 	checkRange(errs, "routing.match_ratio", r.MatchRatio, 0, 1)
 	checkRange(errs, "routing.imbalance_abs", r.ImbalanceAbs, 0, 1<<20)
 	if r.ImbalanceRatio != 0 {
@@ -34,6 +32,26 @@ func (c *Config) validateRouting(errs *errorList) {
 	}
 	if r.LoadFactor != 0 {
 		checkRange(errs, "routing.load_factor", r.LoadFactor, 1, 1<<20)
+	}
+}
+
+// maxSessionHeaders bounds the look-ups in the header of each request.
+const maxSessionHeaders = 32
+
+func (r *Routing) validateSessionHeaders(errs *errorList) {
+	if len(r.SessionHeaders) > maxSessionHeaders {
+		errs.add("routing.session_headers", "%d names are too many; the maximum is %d", len(r.SessionHeaders), maxSessionHeaders)
+		return
+	}
+	names := r.canonicalSessionHeaders()
+	for i, name := range names {
+		at := fmt.Sprintf("routing.session_headers[%d]", i)
+		if !isHeaderName(name) {
+			errs.add(at, "%q is not the name of a header; use letters, digits, - and _", name)
+		}
+		if first := slices.Index(names, name); first < i {
+			errs.add(at, "%s is already routing.session_headers[%d]; remove one of the two", name, first)
+		}
 	}
 }
 

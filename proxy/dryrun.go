@@ -34,6 +34,7 @@ func (f *DryRunError) Error() string { return f.Message }
 type Explanation struct {
 	Endpoint string `json:"endpoint"`
 	Priority int    `json:"priority"`
+	Session  string `json:"session,omitempty"` // the header or the body's field that names it; "": none
 	router.Explanation
 }
 
@@ -54,7 +55,7 @@ func (p *Proxy) Explain(q DryRunRequest) (*Explanation, error) {
 		tried = append(tried, b)
 	}
 	req := &x.input.request
-	return &Explanation{x.endpoint.path, req.Priority, p.router.Explain(*req, tried...)}, nil
+	return &Explanation{x.endpoint.path, req.Priority, x.input.sessionSource, p.router.Explain(*req, tried...)}, nil
 }
 
 // Placement is the result of RecordPlacement.
@@ -118,7 +119,7 @@ func (p *Proxy) parseDryRun(q DryRunRequest) (*request, *DryRunError) {
 // copyRoutingHeaders returns a header with only the lines that routing uses.
 func (r *request) copyRoutingHeaders(from http.Header) http.Header {
 	h := http.Header{}
-	for _, name := range []string{priorityHeader, http.CanonicalHeaderKey(r.settings.SessionHeader)} {
+	for _, name := range append([]string{priorityHeader}, r.settings.SessionHeaders...) {
 		if values := from[name]; len(values) > 0 && name != "Authorization" && name != "X-Api-Key" { // the operator's own
 			h[name] = values
 		}

@@ -47,6 +47,8 @@ type input struct {
 	body    []byte
 	scratch *scratch
 	request router.Request
+
+	sessionSource string // the header or the body's field that names the session; "": none
 }
 
 // scratch is memory that requests pass on to each other.
@@ -248,6 +250,7 @@ func (r *request) parseJSON() *apiError {
 		in.request.Bytes = len(pr.Text) + pr.ExtraBytes
 		in.request.Streams = pr.Stream
 	}
+	r.setSessionFromBody(pr)
 	in.request.Sequences = pr.Sequences
 	in.request.Media = pr.HasMedia()
 	in.request.MaxAnswerTokens = pr.MaxTokens

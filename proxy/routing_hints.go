@@ -6,6 +6,8 @@ import (
 	"strconv"
 
 	"github.com/zeebo/xxh3"
+
+	"warmroute/router/prompt"
 )
 
 const (
@@ -13,8 +15,6 @@ const (
 	// maxPriority is the lowest priority. Clients cannot ask for a higher one than their key
 	// has, or they would starve the others.
 	maxPriority = 100
-	// maxSessionBytes is how much of a session's name counts.
-	maxSessionBytes = 1 << 10
 )
 
 // applyRoutingHints takes the tenant, the session and the priority from the client's headers.
@@ -24,11 +24,7 @@ func (r *request) applyRoutingHints() *apiError {
 	if r.account != nil {
 		req.Priority = r.account.Priority
 	}
-	if r.settings.SessionHeader != "" {
-		if name := h.Get(r.settings.SessionHeader); name != "" {
-			req.Session = nonzero(xxh3.HashString(name[:min(len(name), maxSessionBytes)]))
-		}
-	}
+	r.setSessionFromHeader()
 	given := h[priorityHeader]
 	if len(given) == 0 {
 		return nil
@@ -40,6 +36,25 @@ func (r *request) applyRoutingHints() *apiError {
 	}
 	req.Priority = max(req.Priority, n)
 	return nil
+}
+
+// setSessionFromHeader sets the session from the first of the session headers that the request
+// has.
+func (r *request) setSessionFromHeader() {
+	for _, name := range r.settings.SessionHeaders {
+		if id := firstHeaderValue(r.httpReq.Header, name); id != "" {
+			r.input.request.Session = nonzero(xxh3.HashString(id[:min(len(id), prompt.MaxSessionBytes)]))
+			r.input.sessionSource = name
+			return
+		}
+	}
+}
+
+// setSessionFromBody sets the session from the body, unless a header has named it.
+func (r *request) setSessionFromBody(body *prompt.Prompt) {
+	if in := &r.input; in.request.Session == 0 {
+		in.request.Session, in.sessionSource = body.Session, body.SessionField
+	}
 }
 
 // keyFingerprint returns a hash of the API key of a request, where keys are not configured; 0 if it has

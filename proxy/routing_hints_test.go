@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"warmroute/router"
+	"warmroute/router/prompt"
 )
 
 // understood is what the router would be asked for a request.
@@ -54,7 +55,7 @@ func TestMediaBodySize(t *testing.T) {
 }
 
 func TestRouterRequest(t *testing.T) {
-	f := serve(t, func(o *Options) { o.SessionHeader = "X-Session-Id" }, &replica{models: []string{"m", "a<m"}})
+	f := serve(t, func(o *Options) { o.SessionHeaders = []string{"X-Session-Id", "Session_id"} }, &replica{models: []string{"m", "a<m"}})
 	ask := func(body string, headers ...string) router.Request {
 		t.Helper()
 		r, fault := f.understood("/v1/chat/completions", body, headers...)
@@ -79,12 +80,19 @@ func TestRouterRequest(t *testing.T) {
 	if one == 0 || two == 0 || one == two || one != ask(askWhole, "Authorization", "Bearer one").Tenant || ask(plain, "X-Api-Key", "one").Tenant == 0 {
 		t.Error("API keys do not tell tenants apart")
 	}
-	s, long := ask(plain, "X-Session-Id", "s").Session, strings.Repeat("s", maxSessionBytes)
+	s, long := ask(plain, "X-Session-Id", "s").Session, strings.Repeat("s", prompt.MaxSessionBytes)
 	if s == 0 || s == ask(plain, "X-Session-Id", "t").Session || s != ask(askWhole, "X-Session-Id", "s").Session {
 		t.Error("the header does not tell sessions apart")
 	}
 	if ask(plain, "X-Session-Id", long).Session != ask(plain, "X-Session-Id", long+"t").Session {
 		t.Error("the name of a session has no bound")
+	}
+	if s != ask(plain, "session_id", "s", "X-Session-Id", "").Session || s != ask(plain, "session_id", "t", "X-Session-Id", "s").Session {
+		t.Error("not the first header that names a session counts")
+	}
+	inBody := `{"prompt_cache_key":"s",` + plain[1:]
+	if s != ask(inBody).Session || s == ask(inBody, "session_id", "t").Session {
+		t.Error("not the header counts before the body")
 	}
 	if adapter := ask(`{"model":"a",` + plain[1:]); adapter.Adapter != "a" || adapter.Model != "a" || adapter.PromptKey == base.PromptKey {
 		t.Errorf("a request for an adapter is %+v", adapter)

@@ -25,6 +25,7 @@ func wallTime(at time.Duration) time.Time { return time.Unix(startUnix, 0).Add(a
 type run struct {
 	*Scenario
 	reportedFactor float64 // IndexFactor
+	sendsSessions  bool    // requests name their sessions
 	pollEvery      time.Duration
 	requests       *Requests
 	router         *router.Router // nil under Pooled
@@ -55,6 +56,7 @@ func newRun(s *Scenario, requests *Requests) (*run, error) {
 	r := &run{
 		Scenario:       s,
 		reportedFactor: cmp.Or(s.IndexFactor, 1),
+		sendsSessions:  s.sendsSessions(),
 		pollEvery:      s.pollInterval(),
 		requests:       requests,
 		fleet:          newFleet(s, requests),

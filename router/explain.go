@@ -31,6 +31,8 @@ type Explanation struct {
 	AnswerTokens float64 `json:"answer_tokens"` // L̂
 
 	Sentence string `json:"sentence"`
+
+	hasSession bool // ties are broken by the session
 }
 
 // BackendExplanation describes one backend with respect to a request.
@@ -71,7 +73,7 @@ func (r *Router) Explain(req Request, tried ...*backends.Backend) Explanation {
 	r.matchPrompt()
 	e := Explanation{
 		Policy: r.policy.definition.Name, Model: req.CatalogID, PromptTokens: int(r.decision.promptTokens()), Blocks: len(req.Blocks), BlockBytes: r.blockBytes,
-		Waiting: r.queue.Len(),
+		Waiting: r.queue.Len(), hasSession: req.Session != 0,
 	}
 	all := r.listBackendsLocked()
 	for _, b := range all {

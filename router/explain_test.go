@@ -67,6 +67,22 @@ func TestExplainSpill(t *testing.T) {
 	says(t, e, d.Backend.Name+" holds more, 1,920 of 1,920 prompt tokens, but has 57,600 tokens to compute before it and 1 in flight;", "answers soonest: 0.24 s against 7.20 s")
 }
 
+func TestExplainTie(t *testing.T) {
+	r, fleet, _ := newFleet(t, 3, "prefix")
+	req := ask(fleet, 1, 20)
+	says(t, r.Explain(*req), "No candidate holds any", "costs the same as", "is preferred by a hash of the prompt")
+	chosen := map[string]bool{}
+	for n := range uint64(64) {
+		req.Session = n + 1
+		e := r.Explain(*req)
+		says(t, e, "is preferred by a hash of the session")
+		chosen[e.Choice] = true
+	}
+	if len(chosen) != len(fleet) {
+		t.Errorf("64 sessions go to %d of 3 backends", len(chosen))
+	}
+}
+
 // TestExplainAgreesWithPick asks before each of many picks, and in a second
 // fleet never: what is explained is done, and both fleets do the same.
 func TestExplainAgreesWithPick(t *testing.T) {

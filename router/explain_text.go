@@ -75,7 +75,7 @@ func (e *Explanation) describeAdvantage(chosen, other BackendExplanation, others
 	soonest := !slices.ContainsFunc(others, func(o BackendExplanation) bool { return o.TTFTSeconds < chosen.TTFTSeconds })
 	switch {
 	case chosen.Score != nil && other.Score != nil && *chosen.Score == *other.Score:
-		return fmt.Sprintf("costs the same as %s, but is preferred by a hash of the prompt and the backend's name", other.Name)
+		return fmt.Sprintf("costs the same as %s, but is preferred by a hash of the %s and the backend's name", other.Name, e.tieKeyName())
 	case soonest && formatSeconds(chosen.TTFTSeconds) != formatSeconds(other.TTFTSeconds):
 		return fmt.Sprintf("answers soonest: %s against %s on %s, which %s", formatSeconds(chosen.TTFTSeconds), formatSeconds(other.TTFTSeconds), other.Name, e.describeLoadAndMatch(other))
 	case chosen.Score == nil || other.Score == nil || *chosen.Score > *other.Score: // slo.ttft takes precedence over the cost
@@ -83,6 +83,14 @@ func (e *Explanation) describeAdvantage(chosen, other BackendExplanation, others
 	}
 	return fmt.Sprintf("has the lowest cost: %s tokens of prefill against %s on %s, which %s",
 		groupDigits(int(*chosen.Score)), groupDigits(int(*other.Score)), other.Name, e.describeLoadAndMatch(other))
+}
+
+// tieKeyName names what the policy prefix breaks ties by.
+func (e *Explanation) tieKeyName() string {
+	if e.hasSession {
+		return "session"
+	}
+	return "prompt"
 }
 
 // scoreSentence is the sentence of every other policy.

@@ -102,7 +102,7 @@ func TestRecordingHasNoContent(t *testing.T) {
 	fleet := startSimFleet(t, 2, 32_000)
 	p := fleet.startProxy(t, func(c *config.Config) {
 		c.Record.File = file
-		c.Routing.SessionHeader = "X-Session"
+		c.Routing.SessionHeaders = []string{"X-Session"}
 	})
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	send := func(body string) {

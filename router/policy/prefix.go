@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"cmp"
 	"math"
 	"time"
 )
@@ -60,9 +61,9 @@ func (t costTerms) named() []Term {
 	return []Term{{"queue", t.queue}, {"prefill", t.prefill}, {"delay", t.delay}, {"decode", t.decode}}
 }
 
-// Choose returns the candidate with the lowest cost. Among equals it is the one
-// that rendezvous hashing of the first block prefers, so that two routers send the
-// same new prompt to the same backend.
+// Choose returns the candidate with the lowest cost. Among those of equal cost it is
+// the one that rendezvous hashing of the session prefers, or without a session of the
+// first block, so that two routers send the same request to the same backend.
 func (p *Prefix) Choose(r *Request, candidates []Candidate) (index int) {
 	rate := meanPrefillRate(candidates)
 	pressure := p.smoothedPressure(r.Now, candidates, rate)
@@ -70,6 +71,7 @@ func (p *Prefix) Choose(r *Request, candidates []Candidate) (index int) {
 		p.pressure, p.last = pressure, r.Now
 	}
 	kappa := kappaFor(pressure, r.MeanUncachedTokens)
+	tieKey := cmp.Or(r.Session, r.FirstBlock())
 	best, lowest := 0, math.Inf(1)
 	matched := -1.0 // tokens, of the best one if that meets the SLO
 	for i := range candidates {
@@ -87,7 +89,7 @@ func (p *Prefix) Choose(r *Request, candidates []Candidate) (index int) {
 				continue
 			}
 		}
-		if cost < lowest || cost == lowest && rendezvousRank(r.FirstBlock(), c.NameHash) > rendezvousRank(r.FirstBlock(), candidates[best].NameHash) {
+		if cost < lowest || cost == lowest && rendezvousRank(tieKey, c.NameHash) > rendezvousRank(tieKey, candidates[best].NameHash) {
 			best, lowest = i, cost
 		}
 	}

@@ -88,6 +88,32 @@ func TestPrefixTies(t *testing.T) {
 	}
 }
 
+func TestPrefixSessionBreaksTiesOnly(t *testing.T) {
+	var a, b Prefix
+	equal := []Candidate{{NameHash: 11, UncachedTokens: 500}, {NameHash: 22, UncachedTokens: 500}, {NameHash: 33, UncachedTokens: 500}}
+	reversed := slices.Clone(equal)
+	slices.Reverse(reversed)
+	cheaper := slices.Clone(equal)
+	cheaper[1].UncachedTokens--
+	count := map[uint64]int{}
+	for key := range uint64(3000) {
+		session := (key + 1) * 0x9e3779b97f4a7c15
+		x := equal[choose(&a, Request{Session: session, Blocks: []prompt.Block{7}}, equal...)]
+		if y := reversed[choose(&b, Request{Session: session, Blocks: []prompt.Block{8}}, reversed...)]; x.NameHash != y.NameHash {
+			t.Fatalf("session %d: two routers disagree on prompts that differ", key)
+		}
+		if got := choose(&a, Request{Session: session, Blocks: []prompt.Block{7}}, cheaper...); got != 1 {
+			t.Fatalf("session %d: sent to candidate %d, though another is a token cheaper", key, got)
+		}
+		count[x.NameHash]++
+	}
+	for name, n := range count {
+		if n < 800 || n > 1200 {
+			t.Errorf("backend %d got %d of 3000 sessions with the same prompt", name, n)
+		}
+	}
+}
+
 func TestPrefixAdapterCost(t *testing.T) {
 	f := func(name string, want int, candidates ...Candidate) {
 		t.Helper()

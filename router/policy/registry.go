@@ -17,6 +17,7 @@ type Definition struct {
 	UsesQueue      bool // requests may wait in the admission queue
 	FiltersKV      bool // backends whose KV cache is nearly full are filtered out
 	FiltersLength  bool // backends for which the prompt is too long are filtered out
+	NeedsSession   bool // its rule is to keep sessions together, not only to break ties by them
 	NeedsContext   bool // Candidate.Context has to be filled, which takes time
 	ExplainsChoice bool // a decision's reason says how the match decided; else it is the policy's name
 
@@ -45,7 +46,7 @@ var registry = []Definition{
 	{Name: "round-robin", build: func(options) Policy { return &roundRobin{} }},
 	{Name: "random", build: func(o options) Policy { return random{o.rng} }},
 	{Name: "power-of-two", build: func(o options) Policy { return powerOfTwo{o.rng} }},
-	{Name: "session", build: func(o options) Policy { return session{o.rng} }},
+	{Name: "session", NeedsSession: true, build: func(o options) Policy { return session{o.rng} }},
 	{Name: "chwbl", Settings: []string{"routing.load_factor"}, build: newCHWBL},
 	{
 		Name: "cache-threshold", Settings: []string{"routing.match_ratio", "routing.imbalance_abs", "routing.imbalance_ratio"},

@@ -15,7 +15,11 @@ func (p session) Choose(r *Request, candidates []Candidate) (index int) {
 	if key == 0 {
 		return pickLeastLoaded(r, candidates, p.rng)
 	}
-	r.traceCriterion("rank in a consistent hash of the session, or of the prompt's beginning")
+	criterion := "rank in a consistent hash of the session"
+	if r.Session == 0 {
+		criterion = "rank in a consistent hash of the prompt's beginning"
+	}
+	r.traceCriterion(criterion)
 	best := 0
 	for i := range candidates {
 		if rendezvousRank(key, candidates[i].NameHash) > rendezvousRank(key, candidates[best].NameHash) {

@@ -29,6 +29,9 @@ const (
 	fieldPreviousResponse
 	fieldMaxTokens
 	fieldMaxCompletionTokens // the newer name; max_output_tokens in responses
+	fieldPromptCacheKey
+	fieldSessionID
+	fieldMetadata // of Messages: may have the session
 
 	// Fields that change a prompt as a whole, and so its seed. vLLM mixes cache_salt
 	// into its block hashes; the others reach the chat template or the media processor.
@@ -55,6 +58,10 @@ func fieldOf(kind Kind, key []byte) field {
 		return fieldModel
 	case "stream":
 		return fieldStream
+	case "prompt_cache_key":
+		return fieldPromptCacheKey
+	case "session_id":
+		return fieldSessionID
 	}
 	switch kind {
 	case Chat:
@@ -89,6 +96,8 @@ func fieldOf(kind Kind, key []byte) field {
 			return fieldOutputConfig
 		case "thinking":
 			return fieldThinking
+		case "metadata":
+			return fieldMetadata
 		case "max_tokens":
 			return fieldMaxTokens
 		case "cache_salt", "chat_template_kwargs", "tool_choice":
@@ -195,6 +204,15 @@ func (p *Prompt) unquote(v value) []byte {
 	}
 	p.scratch, _, _ = p.scan.appendString(p.scratch[:0], v.start) // v was checked
 	return p.scratch
+}
+
+// stringOf returns the string v without escapes, and nothing for any other value. The result is
+// valid until the next call of unquote.
+func (p *Prompt) stringOf(v value) []byte {
+	if p.scan.firstByte(v) != '"' {
+		return nil
+	}
+	return p.unquote(v)
 }
 
 // parseBool reads a flag as vLLM does, for which 1 and "true" are true.

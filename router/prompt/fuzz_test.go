@@ -38,7 +38,9 @@ func FuzzParse(f *testing.F) {
 	for _, body := range []string{
 		pythonRequests, pythonOpenAI, nodeOpenAI, php, "", "{}", "[]", `{"a":[1,-0.5e+3,true,false,null,{"":""}]}`, "\xef\xbb\xbf{}", `{"a":"\ud83d\ude00\ud800"}`,
 		`{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"x"}},"a"]},{"role":"assistant","reasoning":"r","tool_calls":[{"function":{"name":"f","arguments":"{}"}}]}]}`,
-		`{"prompt":[[1,2],[3]]}`, `{"prompt":["a","b"],"n":2}`, `{"model":1}`, `{"a":1,}`, `{"a" 1}`, `{"a":01}`, `{"a":"` + "\xff" + `"}`, `{"a":` + strings.Repeat("[", 600) + strings.Repeat("]", 600) + `}`,
+		`{"prompt":[[1,2],[3]]}`, `{"prompt":["a","b"],"n":2}`, `{"prompt":"a","prompt_cache_key":"k","session_id":"s"}`,
+		`{"messages":[],"metadata":{"user_id":"user_1_account__session_s"}}`, `{"messages":[],"metadata":{"user_id":"{\"session_id\":\"s\"}"}}`,
+		`{"model":1}`, `{"a":1,}`, `{"a" 1}`, `{"a":01}`, `{"a":"` + "\xff" + `"}`, `{"a":` + strings.Repeat("[", 600) + strings.Repeat("]", 600) + `}`,
 		`{"tools":[{"type":"function","function":{"strict":true,"name":"f"}},3],"messages":[]}`,
 		`{"system":[{"type":"text","text":"s"},2],"messages":[{"role":"user","content":[{"type":"tool_result","content":[{"type":"text","text":"o"},{"type":"image","source":{}}]},{"text":"t","type":"text"}]},` +
 			`{"role":"assistant","content":[{"type":"thinking","thinking":"r"},{"type":"tool_use","name":"f","input":{"a":1}}]},{"content":"x","role":"system"}],"thinking":{"type":"disabled"},"tools":[{"name":"f","input_schema":{}}]}`,

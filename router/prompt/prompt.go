@@ -54,6 +54,12 @@ type Prompt struct {
 	// user message, or of a completion's text; 0 if there is none.
 	FirstMessageHash uint64
 
+	// Session is the hash of the name of the session that the request belongs to, as
+	// prompt_cache_key, session_id or Claude Code's metadata.user_id give it, and
+	// SessionField is which of them did; 0 and "": none.
+	Session      uint64
+	SessionField string
+
 	// Text is the canonical prompt, valid until the next Parse or Reset.
 	Text []byte
 	// ExtraBytes counts bytes of prompts that add load but are not matched: the second
@@ -237,6 +243,7 @@ func (p *Prompt) parseCommonFields() error {
 	if p.MaxTokens == 0 {
 		p.MaxTokens = p.parseInt(top[fieldMaxTokens])
 	}
+	p.setSession()
 	p.Sequences = max(1, p.parseInt(top[fieldN]), p.parseInt(top[fieldBestOf]))
 	p.echo = p.parseBool(top[fieldEcho])
 	// With echo, a completion's logprobs are prompt_logprobs.

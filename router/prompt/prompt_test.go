@@ -130,8 +130,8 @@ func TestMediaInOtherBodies(t *testing.T) {
 
 // head writes what a Prompt says beside its text.
 func head(p *Prompt) string {
-	return fmt.Sprintf("model %q stream %v previous %v most %d sequences %d cacheable %v extra %d",
-		p.Model, p.Stream, p.PreviousResponse, p.MaxTokens, p.Sequences, p.Cacheable, p.ExtraBytes)
+	return fmt.Sprintf("model %q stream %v previous %v most %d sequences %d cacheable %v extra %d session %q %x",
+		p.Model, p.Stream, p.PreviousResponse, p.MaxTokens, p.Sequences, p.Cacheable, p.ExtraBytes, p.SessionField, p.Session)
 }
 
 func TestFirstMessageHash(t *testing.T) {
