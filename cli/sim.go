@@ -29,7 +29,7 @@ func newSimCommand() *cobra.Command {
 
 It has vLLM's API and metrics, prefix cache and scheduler, answers with
 English-like text, and is as fast as the flags describe, by default like a GPU
-with a model of 8 billion parameters. A token is four bytes of text.
+with a model of 8 billion parameters.
 
 POST /sim/fault injects a fault, for example:
   curl http://127.0.0.1:8000/sim/fault -d '{"kind":"die","chunks":3}'
@@ -54,6 +54,7 @@ func addSimFlags(f *pflag.FlagSet, listen *string, drainSeconds *int, cfg *sim.C
 	f.StringVar(&cfg.Model, "model", "sim", "`NAME` of the model")
 	f.StringArrayVar(&cfg.Adapters, "adapter", nil, "`NAME` of a LoRA adapter (repeatable)")
 	f.IntVar(&cfg.MaxModelLen, "max-model-len", 131_072, "context length: `N` tokens of prompt and answer")
+	f.IntVar(&cfg.BytesPerToken, "bytes-per-token", 4, "`N` bytes of text in a token, 1 to 4")
 	f.StringVar(&cfg.APIKey, "api-key", "", "`KEY` that /v1 requires")
 	f.StringArrayVar(&cfg.Without, "without", nil, "do not serve `PATH` (repeatable)")
 	f.BoolVar(&cfg.NoTokenDetails, "no-prompt-tokens-details", false, "do not report cached_tokens in usage, like vLLM without --enable-prompt-tokens-details")

@@ -54,7 +54,7 @@ func (s *Server) readChat(in fields) (p params, prompt []uint32, call *toolCall,
 	if err != nil {
 		return p, nil, nil, err
 	}
-	return p, tokenize(text, nil), call, nil
+	return p, s.tokenizer().tokenize(text, nil), call, nil
 }
 
 // renderChat is the chat template: leading system message, tools, turns, and
@@ -328,7 +328,7 @@ func appendExample(b []byte, schema gjson.Result, depth int) []byte {
 
 // appendChunks appends the chunks of a stream for the tokens fromToken up to toToken.
 func (c *toolCall) appendChunks(b []byte, f *chatFormat, q *sequence, fromToken, toToken int, end endReason) []byte {
-	was, is := min(fromToken*bytesPerToken, len(q.text)), min(toToken*bytesPerToken, len(q.text))
+	was, is := min(fromToken*q.bytesPerToken, len(q.text)), min(toToken*q.bytesPerToken, len(q.text))
 	if was < c.from && is >= c.from {
 		b = f.appendBeforeDelta(b, q)
 		b = append(b, `{"content":null,"tool_calls":[{"id":"chatcmpl-tool-`+randomID()+`","type":"function","index":0,"function":{"name":`...)
@@ -350,7 +350,7 @@ func (c *toolCall) appendChunks(b []byte, f *chatFormat, q *sequence, fromToken,
 
 // messageMembers returns the members of a complete response's message.
 func (c *toolCall) messageMembers(q *sequence, tokens int, end endReason) (calls []byte, content, finish string) {
-	seen := min(tokens*bytesPerToken, len(q.text))
+	seen := min(tokens*q.bytesPerToken, len(q.text))
 	if seen < c.from {
 		return nil, "", c.finishReason(end)
 	}

@@ -28,7 +28,7 @@ func (s *Server) completions(w http.ResponseWriter, r *http.Request) {
 		p.maxTokens = 16 // OpenAI's default, which vLLM keeps for this endpoint
 	}
 	f := &completionFormat{server: s, params: p, id: "cmpl-" + requestID(r), created: time.Now().Unix()}
-	for _, prompt := range tokenizePrompts(in["prompt"]) {
+	for _, prompt := range s.tokenizePrompts(in["prompt"]) {
 		if in["echo"].Bool() {
 			f.echo = append(f.echo, detokenize(prompt))
 		}
@@ -59,9 +59,9 @@ func checkPrompt(in fields) error {
 }
 
 // tokenizePrompts returns the prompts in a text, a list of token ids, or a list of either.
-func tokenizePrompts(prompt gjson.Result) [][]uint32 {
+func (s *Server) tokenizePrompts(prompt gjson.Result) [][]uint32 {
 	if prompt.Type == gjson.String {
-		return [][]uint32{tokenize([]byte(prompt.Str), nil)}
+		return [][]uint32{s.tokenizer().tokenize([]byte(prompt.Str), nil)}
 	}
 	if prompt.Get("0").Type == gjson.Number {
 		return [][]uint32{tokenIDs(prompt)}
@@ -71,7 +71,7 @@ func tokenizePrompts(prompt gjson.Result) [][]uint32 {
 		if one.IsArray() {
 			all = append(all, tokenIDs(one))
 		} else {
-			all = append(all, tokenize([]byte(one.String()), nil))
+			all = append(all, s.tokenizer().tokenize([]byte(one.String()), nil))
 		}
 	}
 	return all
@@ -199,7 +199,7 @@ func (s *Server) embeddings(w http.ResponseWriter, r *http.Request) {
 	b := []byte(`{"id":"embd-` + requestID(r) + `","object":"list","created":` + strconv.FormatInt(s.processStartTime().Unix(), 10) + `,"model":`)
 	b = append(appendQuoted(b, model), `,"data":[`...)
 	total := 0
-	for i, tokens := range tokenizePrompts(in["input"]) {
+	for i, tokens := range s.tokenizePrompts(in["input"]) {
 		total += len(tokens)
 		if i > 0 {
 			b = append(b, ',')

@@ -29,12 +29,13 @@ func (r endReason) String() string {
 // sequence is one choice of an HTTP request while it is with the engine.
 type sequence struct {
 	engine.Request
-	index      int // among the choices of its HTTP request
-	model      string
-	text       []byte    // of the complete answer
-	naturalEnd endReason // unless it is ended before
-	seen       int       // tokens published; used by runEngine only
-	abortAfter int       // tokens after which the engine aborts it; 0: never
+	index         int // among the choices of its HTTP request
+	model         string
+	text          []byte    // of the complete answer
+	bytesPerToken int       // of text
+	naturalEnd    endReason // unless it is ended before
+	seen          int       // tokens published; used by runEngine only
+	abortAfter    int       // tokens after which the engine aborts it; 0: never
 
 	// progress is the number of generated tokens, shifted by 8, and the endReason:
 	// one word, so that a reader never sees an end without its last token. What the

@@ -90,19 +90,20 @@ func (s *Server) newSequence(p params, tokens []uint32, choice int, forced []byt
 		limit = min(limit, p.maxTokens)
 	}
 	seed := answerSeed(tokens, p.salt) + uint64(choice)
-	q := &sequence{index: choice, model: p.model, naturalEnd: stopped}
+	bytes := s.cfg.BytesPerToken
+	q := &sequence{bytesPerToken: bytes, index: choice, model: p.model, naturalEnd: stopped}
 	switch {
 	case forced != nil:
 		q.text = forced
 	case p.ignoreEOS:
-		q.text = generateText(seed, limit*bytesPerToken)
+		q.text = generateText(seed, limit*bytes)
 	default:
-		q.text = generateText(seed, min(limit, max(drawAnswerLength(seed), p.minTokens))*bytesPerToken)
+		q.text = generateText(seed, min(limit, max(drawAnswerLength(seed), p.minTokens))*bytes)
 	}
-	answer := append(splitTokens(q.text, nil), tokenTurnEnd)
+	answer := append(s.tokenizer().split(q.text, nil), tokenTurnEnd)
 	if len(answer) > limit {
 		answer, q.naturalEnd = answer[:limit], lengthLimit
-		q.text = q.text[:min(len(q.text), limit*bytesPerToken)]
+		q.text = q.text[:min(len(q.text), limit*bytes)]
 	}
 	base := xxh3.HashString(p.model + "\x00" + p.salt)
 	q.Request = engine.Request{
@@ -124,7 +125,7 @@ func answerSeed(tokens []uint32, salt string) uint64 {
 // textBetween returns the text of the answer between two numbers of tokens.
 func (q *sequence) textBetween(fromToken, toToken int) string {
 	end := len(q.text)
-	return string(q.text[min(fromToken*bytesPerToken, end):min(toToken*bytesPerToken, end)])
+	return string(q.text[min(fromToken*q.bytesPerToken, end):min(toToken*q.bytesPerToken, end)])
 }
 
 // format writes the responses of one endpoint.

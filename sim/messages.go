@@ -4,9 +4,6 @@ import (
 	"errors"
 	"net/http"
 	"strconv"
-	"strings"
-
-	"github.com/tidwall/gjson"
 )
 
 // messages handles POST /v1/messages of Anthropic's API.
@@ -21,11 +18,11 @@ func (s *Server) messages(w http.ResponseWriter, r *http.Request) {
 	}
 	var text []byte
 	if err == nil {
-		text, err = s.renderChat(messagesWithSystem(systemText(in["system"]), in["messages"]))
+		text, err = s.renderChat(chatOfMessages(in))
 	}
 	var q *sequence
 	if err == nil {
-		q, err = s.newSequence(p, tokenize(text, nil), 0, nil)
+		q, err = s.newSequence(p, s.tokenizer().tokenize(text, nil), 0, nil)
 	}
 	if err != nil {
 		writeAnthropicError(w, err)
@@ -45,26 +42,14 @@ func (s *Server) countTokens(w http.ResponseWriter, r *http.Request) {
 	}
 	var text []byte
 	if err == nil {
-		text, err = s.renderChat(messagesWithSystem(systemText(in["system"]), in["messages"]))
+		text, err = s.renderChat(chatOfMessages(in))
 	}
 	if err != nil {
 		writeAnthropicError(w, err)
 		return
 	}
-	n := strconv.Itoa(len(tokenize(text, nil)))
+	n := strconv.Itoa(len(s.tokenizer().tokenize(text, nil)))
 	writeJSON(w, http.StatusOK, `{"input_tokens":`+n+`,"context_management":{"original_input_tokens":`+n+`}}`)
-}
-
-// systemText returns the system prompt, a string or a list of text blocks.
-func systemText(v gjson.Result) string {
-	if v.Type == gjson.String {
-		return v.Str
-	}
-	var parts []string
-	for _, block := range v.Array() {
-		parts = append(parts, block.Get("text").String())
-	}
-	return strings.Join(parts, "\n")
 }
 
 // writeAnthropicError writes errors of the serving layer in Anthropic's form. Those of

@@ -35,11 +35,11 @@ func (s *Server) readResponsesRequest(r *http.Request) (*responseFormat, error) 
 		return nil, apiError{status: http.StatusNotFound, kind: "invalid_request_error",
 			message: "Response with id '" + in["previous_response_id"].String() + "' not found.", param: "response_id"}
 	}
-	text, err := s.renderChat(messagesWithSystem(in["instructions"].Str, in["input"]))
+	text, err := s.renderChat(chatOfResponses(in))
 	if err != nil {
 		return nil, err
 	}
-	q, err := s.newSequence(p, tokenize(text, nil), 0, nil)
+	q, err := s.newSequence(p, s.tokenizer().tokenize(text, nil), 0, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -48,21 +48,6 @@ func (s *Server) readResponsesRequest(r *http.Request) (*responseFormat, error) 
 		f.temperature = formatPythonFloat(t.Num)
 	}
 	return f, nil
-}
-
-// messagesWithSystem returns the fields of a chat request with turns, another endpoint's
-// input, as its messages, after a system message unless system is empty.
-func messagesWithSystem(system string, turns gjson.Result) fields {
-	b := []byte{'['}
-	if system != "" {
-		b = append(appendQuoted(append(b, `{"role":"system","content":`...), system), "},"...)
-	}
-	if turns.Type == gjson.String {
-		b = append(appendQuoted(append(b, `{"role":"user","content":`...), turns.Str), "}]"...)
-	} else {
-		b = append(b, turns.Raw[min(1, len(turns.Raw)):]...)
-	}
-	return fields{"messages": gjson.ParseBytes(b)}
 }
 
 // responseFormat writes a response object, or its events.

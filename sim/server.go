@@ -22,11 +22,12 @@ import (
 type Config struct {
 	Engine engine.Config
 
-	Model       string   // name it serves; default "sim"
-	Adapters    []string // LoRA adapters loaded at the start
-	MaxModelLen int      // tokens of prompt and answer; default 131,072, at most the KV cache's size
-	APIKey      string   // required on /v1 if set
-	Without     []string // paths that it does not serve
+	Model         string   // name it serves; default "sim"
+	Adapters      []string // LoRA adapters loaded at the start
+	BytesPerToken int      // of text, at most 4; default 4
+	MaxModelLen   int      // tokens of prompt and answer; default 131,072, at most the KV cache's size
+	APIKey        string   // required on /v1 if set
+	Without       []string // paths that it does not serve
 
 	// NoTokenDetails leaves prompt_tokens_details out of usage, as vLLM does
 	// without --enable-prompt-tokens-details.
@@ -36,6 +37,7 @@ type Config struct {
 func (c Config) withDefaults() Config {
 	c.Engine = c.Engine.WithDefaults()
 	c.Model = cmp.Or(c.Model, "sim")
+	c.BytesPerToken = cmp.Or(c.BytesPerToken, tokenIDBytes)
 	c.MaxModelLen = min(cmp.Or(c.MaxModelLen, 131_072), c.Engine.KVTokens-c.Engine.KVTokens%max(1, c.Engine.BlockSize))
 	return c
 }
@@ -240,6 +242,7 @@ func (c Config) Validate() error {
 		{"sequence limit", e.MaxSeqs > 0},
 		{"prefill rate", e.PrefillRate > 0},
 		{"speed", e.Speed > 0},
+		{"bytes per token", c.BytesPerToken > 0},
 		{"context length", c.MaxModelLen > 0},
 		{"step time", e.StepTime > 0},
 		{"decode time", e.DecodeTime > 0},
@@ -248,6 +251,9 @@ func (c Config) Validate() error {
 		if !positive.ok {
 			errs = append(errs, fmt.Errorf("%s must be above 0", positive.name))
 		}
+	}
+	if c.BytesPerToken > tokenIDBytes {
+		errs = append(errs, fmt.Errorf("bytes per token %d exceed %d", c.BytesPerToken, tokenIDBytes))
 	}
 	if e.KVTokens > 0 && e.KVTokens < e.BlockSize {
 		errs = append(errs, fmt.Errorf("KV tokens %d are fewer than a block of %d", e.KVTokens, e.BlockSize))

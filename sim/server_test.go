@@ -364,7 +364,7 @@ func TestTwoThousandStreams(t *testing.T) {
 					counted = max(counted, gjson.Get(data, "usage.completion_tokens").Int())
 				}
 			}
-			if len(text) != tokens*bytesPerToken || counted != tokens || last != "[DONE]" {
+			if len(text) != tokens*tokenIDBytes || counted != tokens || last != "[DONE]" {
 				t.Errorf("stream %d: %d bytes of text, usage of %d tokens, ends with %q, error %v", i, len(text), counted, last, lines.Err())
 			}
 		})
@@ -525,8 +525,10 @@ func FuzzTokenize(f *testing.F) {
 		if !utf8.ValidString(text) || strings.Contains(text, "\x00") {
 			return // indistinguishable from the padding of a short token
 		}
-		if got := detokenize(tokenize([]byte(text), nil)); got != text {
-			t.Errorf("%q became %q", text, got)
+		for bytes := tokenizer(1); bytes <= tokenIDBytes; bytes++ {
+			if got := detokenize(bytes.tokenize([]byte(text), nil)); got != text {
+				t.Errorf("%q became %q with %d bytes per token", text, got, bytes)
+			}
 		}
 	})
 }

@@ -13,7 +13,7 @@ import (
 )
 
 // The tokenizer: special tokens separate the text into segments, each of which is
-// split into tokens of four bytes. So an answer that comes back in the next turn has
+// split into tokens of a few bytes. So an answer that comes back in the next turn has
 // the tokens it was generated with, and is found in the cache.
 //
 // A token's id is its bytes, little-endian. Special tokens have ids that no UTF-8 text
@@ -33,13 +33,19 @@ var specials = [...]struct {
 	{"<|im_end|>", tokenTurnEnd},
 }
 
-const bytesPerToken = 4
+// tokenIDBytes is the size of a token's id, the maximum of Config.BytesPerToken.
+const tokenIDBytes = 4
+
+// tokenizer is the number of bytes in a token of text.
+type tokenizer int
+
+func (s *Server) tokenizer() tokenizer { return tokenizer(s.cfg.BytesPerToken) }
 
 // tokenize appends the tokens of text to into.
-func tokenize(text []byte, into []uint32) []uint32 {
+func (t tokenizer) tokenize(text []byte, into []uint32) []uint32 {
 	for len(text) > 0 {
 		at := indexSpecial(text)
-		into = splitTokens(text[:at], into)
+		into = t.split(text[:at], into)
 		text = text[at:]
 		for _, s := range specials {
 			if bytes.HasPrefix(text, []byte(s.text)) {
@@ -49,7 +55,7 @@ func tokenize(text []byte, into []uint32) []uint32 {
 					// The role's line is a segment of its own, so that the content
 					// starts on a token.
 					line := bytes.IndexByte(text, '\n') + 1
-					into = splitTokens(text[:line], into)
+					into = t.split(text[:line], into)
 					text = text[line:]
 				}
 				break
@@ -76,16 +82,14 @@ func indexSpecial(text []byte) int {
 	}
 }
 
-// splitTokens appends the tokens of a segment without special tokens.
-func splitTokens(segment []byte, into []uint32) []uint32 {
-	for len(segment) >= bytesPerToken {
-		into = append(into, binary.LittleEndian.Uint32(segment))
-		segment = segment[bytesPerToken:]
-	}
-	if len(segment) > 0 {
-		var last [bytesPerToken]byte
-		copy(last[:], segment)
-		into = append(into, binary.LittleEndian.Uint32(last[:]))
+// split appends the tokens of a segment without special tokens.
+func (t tokenizer) split(segment []byte, into []uint32) []uint32 {
+	for len(segment) > 0 {
+		n := min(int(t), len(segment))
+		var id [tokenIDBytes]byte
+		copy(id[:], segment[:n])
+		into = append(into, binary.LittleEndian.Uint32(id[:]))
+		segment = segment[n:]
 	}
 	return into
 }
@@ -97,7 +101,7 @@ func tokenText(id uint32) string {
 			return s.text
 		}
 	}
-	var b [bytesPerToken]byte
+	var b [tokenIDBytes]byte
 	binary.LittleEndian.PutUint32(b[:], id)
 	return string(bytes.TrimRight(b[:], "\x00"))
 }
@@ -106,10 +110,10 @@ func tokenText(id uint32) string {
 // one, the first by seed.
 func hashBlocks(tokens []uint32, blockSize int, seed uint64) []engine.BlockHash {
 	blocks := make([]engine.BlockHash, 0, len(tokens)/blockSize)
-	raw := make([]byte, blockSize*bytesPerToken)
+	raw := make([]byte, blockSize*tokenIDBytes)
 	for len(tokens) >= blockSize {
 		for i, t := range tokens[:blockSize] {
-			binary.LittleEndian.PutUint32(raw[i*bytesPerToken:], t)
+			binary.LittleEndian.PutUint32(raw[i*tokenIDBytes:], t)
 		}
 		seed = max(1, xxh3.HashSeed(raw, seed)) // 0 stands for no block
 		blocks = append(blocks, engine.BlockHash(seed))
@@ -140,7 +144,7 @@ func (s *Server) tokenize(w http.ResponseWriter, r *http.Request) {
 		writeError(w, err)
 		return
 	}
-	tokens := tokenize(text, nil)
+	tokens := s.tokenizer().tokenize(text, nil)
 	b := strconv.AppendInt([]byte(`{"count":`), int64(len(tokens)), 10)
 	b = append(b, `,"max_model_len":`+strconv.Itoa(s.cfg.MaxModelLen)+`,"tokens":[`...)
 	for i, t := range tokens {
