@@ -75,6 +75,8 @@ type Backend struct {
 type Options struct {
 	APIKey string // sent to the replica as "Authorization: Bearer"; empty: none
 
+	EnginePriority bool // requests carry their priority for the engine's queue
+
 	MaxInFlight int     // of our sequences; 0: no bound
 	Weight      float64 // divides the cost of sending it a request; 0 is 1
 

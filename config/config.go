@@ -76,6 +76,8 @@ type Backend struct {
 
 	MaxInFlight int     `mapstructure:"max_in_flight"` // 0: no limit
 	Weight      float64 `mapstructure:"weight"`        // 1 unless given
+
+	EnginePriority bool `mapstructure:"engine_priority"`
 }
 
 // TLSConfig returns how the certificate of an https backend is verified: by the

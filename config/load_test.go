@@ -305,8 +305,8 @@ func TestPartialSections(t *testing.T) {
 }
 
 func TestBackendSources(t *testing.T) {
-	list := "backends:\n  - {name: big, url: http://a:8000, api_key: k, max_in_flight: 9, weight: 1.5}\n  - url: http://b:8000/vllm/\n  - http://c:8000\n"
-	a, b, c := Backend{Name: "big", URL: "http://a:8000", APIKey: "k", MaxInFlight: 9, Weight: 1.5}, Backend{Name: "b:8000/vllm", URL: "http://b:8000/vllm/", Weight: 1}, Backend{Name: "c:8000", URL: "http://c:8000", Weight: 1}
+	list := "backends:\n  - {name: big, url: http://a:8000, api_key: k, max_in_flight: 9, weight: 1.5, engine_priority: true}\n  - url: http://b:8000/vllm/\n  - http://c:8000\n"
+	a, b, c := Backend{Name: "big", URL: "http://a:8000", APIKey: "k", MaxInFlight: 9, Weight: 1.5, EnginePriority: true}, Backend{Name: "b:8000/vllm", URL: "http://b:8000/vllm/", Weight: 1}, Backend{Name: "c:8000", URL: "http://c:8000", Weight: 1}
 	f := func(yaml string, args []string, want ...Backend) {
 		t.Helper()
 		if got := mustLoad(t, yaml, args...).Backends; !slices.Equal(got, want) {

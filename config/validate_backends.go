@@ -26,7 +26,7 @@ func (c *Config) validateBackends(errs *errorList) {
 	firstName, firstURL := map[string]int{}, map[string]int{}
 	for i, b := range c.Backends {
 		at := fmt.Sprintf("backends[%d]", i)
-		if errs.hasAny(at, at+".url", at+".name", at+".api_key", at+".ca_file", at+".server_name", at+".max_in_flight", at+".weight") {
+		if errs.hasAny(at, at+".url", at+".name", at+".api_key", at+".ca_file", at+".server_name", at+".max_in_flight", at+".weight", at+".engine_priority") {
 			continue
 		}
 		if !IsHeaderValue(b.APIKey) {

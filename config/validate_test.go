@@ -116,6 +116,7 @@ func TestValidationErrors(t *testing.T) {
 		{"same file for two settings", backend + "record: {file: ./kept}\nindex: {snapshot: kept}",
 			"record.file: ./kept is also index.snapshot; use another file for one of the two"},
 		{"no backends", "listen: \":1\"", "backends: the list is empty; name at least one vLLM server, as in serve http://127.0.0.1:8000, or list backends in the file"},
+		{"number for engine_priority", "backends: [{url: \"http://a\", engine_priority: 1}]", "backends[0].engine_priority: expected true or false, got a number"},
 		{"negative limit of a backend", "backends: [{url: \"http://a\", max_in_flight: -1}]", "backends[0].max_in_flight: -1 is too small; the minimum is 0"},
 		{"zero weight", "backends: [{url: \"http://a\", weight: 0}]", "backends[0].weight: 0 is too small; the minimum is 0.01"},
 		{"invalid weight", "backends: [{url: \"http://a\", weight: heavy}]", `backends[0].weight: "heavy" is not a number`},

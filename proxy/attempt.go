@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -150,19 +151,23 @@ func (a *attempt) startReplyHashing() {
 	a.reply = reply
 }
 
-// roundTrip sends the request to b, with the API key and transport that b has now.
+// roundTrip sends the request to b, with the options that b has now.
 func (r *request) roundTrip(ctx context.Context, b *backends.Backend) (*http.Response, error) {
-	terms := b.Options()
-	return terms.Transport.RoundTrip(r.newBackendRequest(ctx, b, terms.APIKey))
+	o := b.Options()
+	return o.Transport.RoundTrip(r.newBackendRequest(ctx, b, o))
 }
 
 // newBackendRequest returns the request to the replica: the client's body, to the endpoint's own
-// path. rewriteRequestHeader has prepared the header, of which only Authorization is changed.
-func (r *request) newBackendRequest(ctx context.Context, b *backends.Backend, apiKey string) *http.Request {
+// path. rewriteRequestHeader has prepared the header, to which those of b's options are added.
+func (r *request) newBackendRequest(ctx context.Context, b *backends.Backend, o *backends.Options) *http.Request {
 	header := r.httpReq.Header
 	delete(header, "Authorization") // of the backend tried before
-	if apiKey != "" {
-		header["Authorization"] = []string{"Bearer " + apiKey}
+	if o.APIKey != "" {
+		header["Authorization"] = []string{"Bearer " + o.APIKey}
+	}
+	delete(header, enginePriorityHeader)
+	if o.EnginePriority { // also 0, or the body's priority would count
+		header[enginePriorityHeader] = []string{strconv.Itoa(r.input.request.Priority)}
 	}
 	body := r.input.body
 	sent := &outgoingParts{

@@ -31,6 +31,10 @@ func isHopByHop(name string) bool {
 	return false
 }
 
+// enginePriorityHeader is the priority in vLLM's own queue, lower first, and takes precedence
+// over the priority in the body.
+const enginePriorityHeader = "X-Vllm-Priority"
+
 // isStrippedRequestHeader reports whether a request header is not forwarded, since it is the
 // client's business with this proxy, or would let it control the inside of the replica.
 func isStrippedRequestHeader(name string) bool {
@@ -40,7 +44,7 @@ func isStrippedRequestHeader(name string) bool {
 		"Cookie",                                                                    // of this host
 		"Origin", "Access-Control-Request-Method", "Access-Control-Request-Headers", // cross-origin requests are decided here
 		"X-Data-Parallel-Rank",         // would bypass the routing
-		"X-Vllm-Priority",              // would overtake others in the engine's queue
+		enginePriorityHeader,           // would overtake others in the engine's queue
 		"Endpoint-Load-Metrics-Format", // asks for the load of the replica
 		"Content-Length",               // the transport frames the body
 		"Expect",                       // done when the body was read

@@ -3,9 +3,11 @@ package proxy
 import (
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 
+	"warmroute/proxy/apikey"
 	"warmroute/router"
 	"warmroute/router/prompt"
 )
@@ -115,6 +117,61 @@ func TestRouterRequest(t *testing.T) {
 	for path, body := range map[string]string{"/v1/completions": `{"max_tokens":7,"prompt":"x"}`, "/v1/responses": `{"max_output_tokens":7,"input":"x"}`, "/v1/messages": `{"max_tokens":7,"model":"m","messages":[]}`} {
 		if r, fault := f.understood(path, body); fault != nil || r.MaxAnswerTokens != 7 {
 			t.Errorf("%s: an answer of at most %d tokens (%v), want 7", path, r.MaxAnswerTokens, fault)
+		}
+	}
+}
+
+// TestEnginePriority checks what two replicas see of the priorities of keys and clients. The first
+// one fails every request, so each reaches the second one as a retry.
+func TestEnginePriority(t *testing.T) {
+	const header = "X-Vllm-Priority"
+	body := strings.Replace(askWhole, "{", `{"priority":-7,`, 1)
+	key := func(name string, priority int) apikey.Key {
+		return keyOf(name, func(k *apikey.Key) { k.Priority = priority })
+	}
+	for _, enabled := range [][2]bool{{false, false}, {true, true}, {true, false}, {false, true}} {
+		first := &replica{script: always(answered("500 Internal Server Error", `{"error":"no"}`))}
+		second := &replica{script: always(answered("200 OK", whole))}
+		f := serve(t, func(o *Options) {
+			o.Keys = apikey.New([]apikey.Key{key("urgent", -100), key("normal", 0), key("batch", 10)})
+			o.Retry.PerSecond = 1000
+		}, first, second)
+		for i, b := range f.backends {
+			o := *b.Options()
+			o.EnginePriority = enabled[i]
+			b.SetOptions(o)
+		}
+		var want []string
+		for _, c := range []struct {
+			key    string
+			client []string
+			want   string
+		}{
+			{"urgent", nil, "-100"},
+			{"normal", nil, "0"},
+			{"batch", nil, "10"},
+			{"urgent", []string{priorityHeader, "5"}, "5"},
+			{"normal", []string{priorityHeader, "100"}, "100"},
+			{"batch", []string{priorityHeader, "1"}, "10"},
+			{"batch", []string{header, "-50"}, "10"},
+			{"normal", []string{"x-vllm-priority", "-50", "Connection", header}, "0"},
+		} {
+			if resp, answer := f.post("/v1/chat/completions", body, append(bearer(c.key), c.client...)...); resp.StatusCode != http.StatusOK {
+				t.Fatalf("%s: %s %s", c.key, resp.Status, answer)
+			}
+			want = append(want, c.want)
+		}
+		for i, r := range []*replica{first, second} {
+			requests := r.requests()
+			if len(requests) != len(want) {
+				t.Fatalf("replica %d saw %d requests, want %d", i, len(requests), len(want))
+			}
+			for k, seen := range requests {
+				given := seen.Header.Values(header)
+				if enabled[i] && !slices.Equal(given, want[k:k+1]) || !enabled[i] && given != nil || seen.body != body {
+					t.Errorf("enabled %v, request %d on replica %d: priority %q, want %s; body %s", enabled, k, i, given, want[k], seen.body)
+				}
+			}
 		}
 	}
 }

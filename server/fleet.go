@@ -261,7 +261,10 @@ func newManagedBackend(c config.Backend, s transportSettings) (*managedBackend, 
 	})
 	probes := transport.New(transport.Options{URL: u, TLS: tlsConfig, ConnectTimeout: s.connectTimeout, IdleTimeout: s.idleTimeout})
 	b := backends.New(c.Name, u, c.APIKey, requests)
-	b.SetOptions(backends.Options{APIKey: c.APIKey, MaxInFlight: c.MaxInFlight, Weight: c.Weight, Transport: requests, ProbeTransport: probes})
+	b.SetOptions(backends.Options{
+		APIKey: c.APIKey, EnginePriority: c.EnginePriority, MaxInFlight: c.MaxInFlight, Weight: c.Weight,
+		Transport: requests, ProbeTransport: probes,
+	})
 	return &managedBackend{backend: b, settings: s, tls: tlsConfig, transports: []*transport.Transport{requests, probes}}, nil
 }
 

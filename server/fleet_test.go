@@ -177,9 +177,9 @@ func TestAddedBackendGetsRequests(t *testing.T) {
 func TestDrainedBackendStaysDrainedAfterReload(t *testing.T) {
 	c := startChanging(t, 2)
 	c.backend(0).Drain()
-	c.change(func(next *config.Config) { next.Backends[0].Weight = 2 })
-	if b := c.backend(0); b.State() != backends.Draining || b.Options().Weight != 2 {
-		t.Errorf("state %v, weight %v", b.State(), b.Options().Weight)
+	c.change(func(next *config.Config) { next.Backends[0].Weight, next.Backends[0].EnginePriority = 2, true })
+	if b := c.backend(0); b.State() != backends.Draining || b.Options().Weight != 2 || !b.Options().EnginePriority {
+		t.Errorf("state %v, options %+v", b.State(), b.Options())
 	}
 	for range 3 {
 		if to := c.goesTo("sim", "hello"); to != 1 {
