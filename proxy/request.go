@@ -241,6 +241,8 @@ func (r *request) parseJSON() *apiError {
 	if apiErr != nil {
 		return apiErr
 	}
+	pr.ApplyLayout(r.proxy.router.PromptLayout(engine))
+	in.request.Forks = pr.Forks()
 	engine = r.blockSeed(engine, r.settings.IsolateTenants, in.request.Tenant)
 	if pr.Cacheable && r.endpoint.promptKind != prompt.Other {
 		in.scratch.blocks = pr.AppendBlocks(in.scratch.blocks[:0], engine, r.proxy.blockBytes)

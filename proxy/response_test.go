@@ -554,6 +554,7 @@ func FuzzBufferedResponse(f *testing.F) {
 	if err := asked.Parse(prompt.Chat, []byte(askWhole)); err != nil {
 		f.Fatal(err)
 	}
+	asked.ApplyLayout(prompt.DefaultLayout)
 	asked.AppendBlocks(nil, "m", 256) // what a reply's blocks follow
 	f.Fuzz(func(t *testing.T, body string, kind byte) {
 		shape := format(kind) % 5

@@ -52,6 +52,7 @@ func BenchmarkDecision(b *testing.B) {
 					if err := p.Parse(prompt.Chat, body); err != nil {
 						b.Fatal(err)
 					}
+					p.ApplyLayout(r.PromptLayout("sim"))
 					blocks = p.AppendBlocks(blocks[:0], "sim", 256)
 					return mustPick(b, r, &Request{
 						Backends: fleet, Blocks: blocks, Bytes: len(p.Text), Sequences: p.Sequences, Streams: p.Stream,

@@ -27,6 +27,7 @@ type Request struct {
 	Endpoint  backends.Endpoint
 
 	Blocks    []prompt.Block // unchanged until the Decision's Release
+	Forks     []prompt.Fork  // where Blocks part from those of other layouts
 	Bytes     int            // of canonical prompt, all sequences included
 	BodyBytes int            // of memory that it uses while it is queued
 	Sequences int            // that the engine will run for it
@@ -237,7 +238,12 @@ func (r *Router) learnFromCompletion(d *Decision, o *Outcome, now time.Time) {
 	}
 	usage := estimate.Usage{PromptTokens: o.PromptTokens, CachedTokens: o.CachedTokens, CachedKnown: o.CachedKnown}
 	r.estimates.LearnFromCompletion(slot, &d.prediction, usage, r.cacheInfo(d.Backend))
+	changed := r.estimates.LearnLayout(&d.prediction, usage, r.cacheInfo(d.Backend))
 	r.resizeIndex(slot)
+	if changed {
+		layouts := r.estimates.Layouts()
+		r.layouts.Store(&layouts)
+	}
 }
 
 // cacheInfo returns the facts about a backend's cache that the estimates need.

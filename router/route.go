@@ -194,6 +194,7 @@ func (r *Router) reserve(chosen int) *Decision {
 	p.Model, p.Bytes, p.PromptTokens, p.Sequences = req.Model, req.Bytes, d.request.PromptTokens, req.sequences()
 	p.MatchedBlocks, p.MatchedTokens, p.Uncached = depth, int(c.MatchedTokens), c.UncachedTokens
 	p.QueuedAhead = s.load.queuedTokens(d.now, c.PrefillRate)
+	p.Forks = req.Forks
 	p.IsText = req.Sequences <= 1 && !req.Media && len(req.Blocks) > 0
 	p.IsTooLong = r.isTooLong(req, b.Slot)
 	made.watch = stallWatch{req.Stalls, req.Backends, d.tried, req.Endpoint}

@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/zeebo/xxh3"
@@ -17,6 +18,7 @@ import (
 	"warmroute/router/estimate"
 	"warmroute/router/index"
 	"warmroute/router/policy"
+	"warmroute/router/prompt"
 	"warmroute/router/queue"
 )
 
@@ -64,7 +66,8 @@ type Router struct {
 	start        time.Time
 	rand         *rand.Rand
 	catalog      func() *backends.Catalog
-	queueStarted chan struct{} // to Run: the queue is not empty any more
+	queueStarted chan struct{}                            // to Run: the queue is not empty any more
+	layouts      atomic.Pointer[map[string]prompt.Layout] // by model; those that are not the default
 
 	// mu guards all below: matching, choosing and reserving are one step, so that two
 	// requests arriving together cannot both see the same backend idle. It is
@@ -159,6 +162,16 @@ func (r *Router) Configure(s Settings) error {
 		r.dispatchQueued(now)
 	}
 	return nil
+}
+
+// PromptLayout returns the layout that the prompts of a model have, as far as it is known.
+func (r *Router) PromptLayout(engineModel string) prompt.Layout {
+	if m := r.layouts.Load(); m != nil {
+		if l, ok := (*m)[engineModel]; ok {
+			return l
+		}
+	}
+	return prompt.DefaultLayout
 }
 
 // Policy returns the name of the policy in use.

@@ -1,6 +1,6 @@
 // Package estimate learns what replicas do not report: how fast each prefills, how
 // much of its cache it has for us, how many bytes make a token, how long answers
-// are, and its scheduler's step budget.
+// are, its scheduler's step budget, and how its chat template lays out a prompt.
 package estimate
 
 import (
@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"warmroute/backends"
+	"warmroute/router/prompt"
 )
 
 const (
@@ -32,8 +33,9 @@ type Fleet struct {
 
 	backends []backend // by slot
 	ratios   modelRatios
-	rate     float64   // tokens per second of a backend of typical speed
-	scratch  []float64 // for medians
+	layouts  map[string]*layout // by model
+	rate     float64            // tokens per second of a backend of typical speed
+	scratch  []float64          // for medians
 }
 
 // backend is what was learned of one backend.
@@ -70,7 +72,7 @@ type Summary struct {
 // NewFleet returns estimates for an index of blocks of so many bytes, larger than
 // the caches that it mirrors by margin.
 func NewFleet(blockBytes int, indexMargin float64) *Fleet {
-	return &Fleet{blockBytes: blockBytes, margin: indexMargin, ratios: newModelRatios(), rate: defaultPrefillRate}
+	return &Fleet{blockBytes: blockBytes, margin: indexMargin, ratios: newModelRatios(), layouts: map[string]*layout{}, rate: defaultPrefillRate}
 }
 
 // SetLearningDisabled stops or resumes learning. While it is stopped the defaults and what
@@ -212,6 +214,7 @@ type Prediction struct {
 	QueuedAhead   float64       // uncached tokens sent to the backend before, and not yet computed
 	TTFT          time.Duration // 0: not measured
 	Sequences     int64
+	Forks         []prompt.Fork
 	IsText        bool // Bytes are those of one prompt's text
 	IsTooLong     bool // the replica will refuse it
 }

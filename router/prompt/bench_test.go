@@ -94,6 +94,7 @@ func BenchmarkPrompt(b *testing.B) {
 				if err := p.Parse(c.kind, c.body); err != nil {
 					b.Fatal(err)
 				}
+				p.ApplyLayout(DefaultLayout)
 			}
 		})
 		b.Run(c.name+"/parse+blocks", func(b *testing.B) {
@@ -105,6 +106,7 @@ func BenchmarkPrompt(b *testing.B) {
 				if err := p.Parse(c.kind, c.body); err != nil {
 					b.Fatal(err)
 				}
+				p.ApplyLayout(DefaultLayout)
 				blocks = p.AppendBlocks(blocks[:0], "tiny", 256)
 			}
 		})

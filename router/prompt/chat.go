@@ -23,24 +23,21 @@ const (
 
 // turns is the state kept from one message to the next.
 type turns struct {
-	leadingEnd    int    // end of the leading system messages in Text, where tools go
-	leading       bool   // only system messages so far
-	assistantLast bool   // the last message is the assistant's
-	reasoning     []span // the reasoning in Text since the last user message
-	item          itemState
+	leadingEnd         int       // end of the leading system messages in Text, where tools go
+	leading            bool      // only system messages so far
+	assistantLast      bool      // the last message is the assistant's
+	developer          bool      // one message has the role developer
+	user, previousUser int       // beginnings of the last two user messages in Text; 0: none
+	movable            []movable // in their order in Text
+	item               itemState
 }
 
-// span is a part of Text.
-type span struct{ start, end int }
-
-// finishChat completes the prompt after the body was parsed. Tools may stand before or
-// after the messages.
+// finishChat ends the parsing of a chat.
 func (p *Prompt) finishChat() error {
 	if !p.top[fieldMessages].exists() {
 		return &Error{Param: "messages", Message: "messages is missing"}
 	}
 	p.setSeedFromFields(formatChat)
-	p.insertHead()
 	return nil
 }
 
@@ -134,12 +131,11 @@ func (p *Prompt) parseMessage(i int) (end int, err error) {
 }
 
 // parseContent checks the content at i and returns the index after it. It appends a text
-// to Text if only the role is known to precede it and there is no reasoning that this
-// message might drop; any other content goes to p.content.
+// to Text if only the role is known to precede it; any other content goes to p.content.
 func (p *Prompt) parseContent(m *message, i int) (end int, err error) {
 	s := &p.scan
 	onlyRole := m.role.exists() && *m == message{role: m.role}
-	if s.byteAt(i) != '"' || !onlyRole || len(p.turns.reasoning) > 0 {
+	if s.byteAt(i) != '"' || !onlyRole {
 		return p.bufferContent(i)
 	}
 	m.start = len(p.Text)
@@ -169,36 +165,38 @@ func (p *Prompt) appendMessage(m *message) error {
 		p.appendRoleAndContent(m)
 	}
 	var err error
-	leading := false
+	isSystem := false
 	p.turns.assistantLast = false
 	switch role := p.unquote(m.role); string(role) {
 	case "user":
+		p.turns.beginUserMessage(m.start)
 		p.setFirstMessageHash(p.Text[m.contentStart:])
 	case "assistant":
 		p.turns.assistantLast = true
 		err = p.appendToolCalls(m.toolCalls)
 	case "developer":
 		p.Text, err = p.appendTools(p.Text, m.tools)
-		leading = true
+		p.turns.developer, isSystem = true, true
 	case "system":
-		leading = true
+		isSystem = true
 	}
-	if p.turns.leading = p.turns.leading && leading; p.turns.leading {
+	if p.turns.leading = p.turns.leading && isSystem; p.turns.leading {
 		p.turns.leadingEnd = len(p.Text)
+	} else if isSystem {
+		p.turns.movable = append(p.turns.movable, movable{start: m.start, text: m.contentStart, end: len(p.Text)})
 	}
 	return err
 }
 
+// beginUserMessage records that a user message begins at start in Text.
+func (t *turns) beginUserMessage(start int) { t.previousUser, t.user = t.user, start }
+
 // appendRoleAndContent appends a message up to the end of its content, which is in
-// p.content, and drops earlier reasoning if the role is user.
+// p.content.
 func (p *Prompt) appendRoleAndContent(m *message) {
-	role := p.unquote(m.role)
-	if string(role) == "user" {
-		p.dropReasoning()
-	}
-	start := len(p.Text)
-	p.Text = append(append(p.Text, markMessage), role...)
-	role = p.Text[start+1:]
+	m.start = len(p.Text)
+	p.Text = append(append(p.Text, markMessage), p.unquote(m.role)...)
+	role := p.Text[m.start+1:]
 	if p.scan.firstByte(m.name) == '"' {
 		p.Text = append(append(p.Text, markField), p.unquote(m.name)...)
 	}
@@ -210,8 +208,7 @@ func (p *Prompt) appendRoleAndContent(m *message) {
 	p.Text = append(p.Text, p.content...)
 }
 
-// appendReasoning appends the reasoning of an assistant message, which templates drop at
-// the next user message.
+// appendReasoning appends the reasoning of an assistant message.
 func (p *Prompt) appendReasoning(m *message) {
 	v := m.reasoning
 	if !p.scan.notNull(v) {
@@ -229,23 +226,5 @@ func (p *Prompt) appendReasoning(m *message) {
 func (p *Prompt) appendReasoningText(text []byte) {
 	start := len(p.Text)
 	p.Text = append(append(p.Text, markReasoning), text...)
-	p.turns.reasoning = append(p.turns.reasoning, span{start, len(p.Text)})
-}
-
-// dropReasoning removes the reasoning before a user message from Text.
-func (p *Prompt) dropReasoning() {
-	parts := p.turns.reasoning
-	if len(parts) == 0 {
-		return
-	}
-	end := parts[0].start
-	for k, part := range parts {
-		next := len(p.Text)
-		if k+1 < len(parts) {
-			next = parts[k+1].start
-		}
-		end += copy(p.Text[end:], p.Text[part.end:next])
-	}
-	p.Text = p.Text[:end]
-	p.turns.reasoning = parts[:0]
+	p.turns.movable = append(p.turns.movable, movable{start: start, end: len(p.Text)})
 }

@@ -151,32 +151,17 @@ func isBase64OrDataURL(s []byte) bool {
 // appendMediaDigest appends the digest of the part at i to p.content, repeated to the
 // part's nominal length, so that cached media count as what they save.
 func (p *Prompt) appendMediaDigest(i int) error {
-	s := &p.scan
 	p.content = append(p.content, markMedia)
 	mark := len(p.content)
-	var sum xxh3.Uint128 // a sum, so that the order of members does not matter
-	for i++; ; {
-		key, at, ok, err := s.nextMember(i)
-		if err != nil {
-			return err
-		}
-		if !ok {
-			break
-		}
-		v, err := s.parseValue(at, validated)
-		if err != nil {
-			return err
-		}
-		i = v.end
-		if string(p.unquote(key)) == "cache_control" {
-			continue // a hint for other vendors that moves between turns
-		}
-		p.content = s.appendMinified(p.content, key)
-		p.content = s.appendMinified(p.content, v)
-		digest := xxh3.Hash128(p.content[mark:])
-		sum.Hi += digest.Hi
-		sum.Lo += digest.Lo
+	var sum xxh3.Uint128
+	if p.appendImageURL(i) {
+		sum = xxh3.Hash128(p.content[mark:])
 		p.content = p.content[:mark]
+	} else {
+		var err error
+		if sum, err = p.hashMembers(i); err != nil {
+			return err
+		}
 	}
 	digest, length := sum.Bytes(), mediaBytes
 	if p.media++; p.media > maxMedia {
@@ -187,4 +172,66 @@ func (p *Prompt) appendMediaDigest(i int) error {
 		p.content = append(p.content, digest[:min(length, len(digest))]...)
 	}
 	return nil
+}
+
+// appendImageURL appends the URL of the image that is the validated part at i to p.content, in
+// Messages the one that vLLM makes of its source. It returns false and does nothing if the part
+// is something else.
+func (p *Prompt) appendImageURL(i int) (ok bool) {
+	s := &p.scan
+	var part [4]value
+	if _, err := p.findMembers(i, []string{"type", "image_url", "source", "uuid"}, part[:]); err != nil || s.notNull(part[3]) {
+		return false // an uuid takes the place of the URL
+	}
+	kind, url, source := string(p.unquote(part[0])), part[1], part[2]
+	switch {
+	case kind == "image_url" || kind == "input_image":
+		if s.firstByte(url) == '{' {
+			url = p.memberOf(url, "url")
+		}
+	case kind == "image" && string(p.unquote(p.memberOf(source, "type"))) == "url":
+		url = p.memberOf(source, "url")
+	case kind == "image":
+		if url = p.memberOf(source, "data"); s.firstByte(url) != '"' {
+			return false
+		}
+		media := []byte("image/jpeg") // what vLLM takes if there is none
+		if v := p.memberOf(source, "media_type"); s.firstByte(v) == '"' {
+			media = p.unquote(v)
+		}
+		p.content = append(append(append(p.content, "data:"...), media...), ";base64,"...)
+	default:
+		return false
+	}
+	if s.firstByte(url) != '"' {
+		return false
+	}
+	p.content, _, _ = s.appendString(p.content, url.start) // it was checked
+	return true
+}
+
+// hashMembers returns a hash of the object at i.
+func (p *Prompt) hashMembers(i int) (sum xxh3.Uint128, err error) {
+	s := &p.scan
+	mark := len(p.content)
+	for i++; ; {
+		key, at, ok, err := s.nextMember(i)
+		if !ok {
+			return sum, err
+		}
+		v, err := s.parseValue(at, validated)
+		if err != nil {
+			return sum, err
+		}
+		i = v.end
+		if string(p.unquote(key)) == "cache_control" {
+			continue // a hint for other vendors that moves between turns
+		}
+		p.content = s.appendMinified(p.content, key)
+		p.content = s.appendMinified(p.content, v)
+		digest := xxh3.Hash128(p.content[mark:])
+		sum.Hi += digest.Hi // a sum, so that the order of members does not matter
+		sum.Lo += digest.Lo
+		p.content = p.content[:mark]
+	}
 }

@@ -410,3 +410,14 @@ func TestPropertyReasoningWithinTurn(t *testing.T) {
 		}
 	}
 }
+
+// common returns the length of the longest common prefix.
+func common[T comparable](a, b []T) int {
+	n := min(len(a), len(b))
+	for i := range n {
+		if a[i] != b[i] {
+			return i
+		}
+	}
+	return n
+}

@@ -75,6 +75,14 @@ func FuzzParse(f *testing.F) {
 			if err != nil {
 				continue
 			}
+			layout := Layout(len(body)) % (1 << numLayoutBits)
+			fresh.ApplyLayout(layout)
+			used.ApplyLayout(layout)
+			for _, f := range fresh.Forks() {
+				if !(f.Without >= 0 && f.Without <= f.WithoutMost && f.WithoutMost <= 1 && f.With >= 0 && f.With <= 1) {
+					t.Fatalf("kind %d: fork %+v", kind, f)
+				}
+			}
 			if !bytes.Equal(fresh.Text, used.Text) || fresh.seed != used.seed || head(&fresh) != head(used) {
 				t.Fatalf("kind %d: a fresh and a used Prompt differ:\n%s %q\n%s %q", kind, head(&fresh), fresh.Text, head(used), used.Text)
 			}

@@ -4,11 +4,10 @@ import "bytes"
 
 // The canonical prompt of a Messages body is that of the chat into which vLLM converts it:
 // the system prompt and the tools first, a tool message for each tool_result before the
-// text of its user message, and the tool calls of the assistant after its text. System
-// messages between the others stay where they are.
+// text of its user message, and the tool calls of the assistant after its text.
 
-// finishMessages completes the prompt after the body was parsed. The system prompt and the
-// tools may stand before or after the messages.
+// finishMessages ends the parsing of a Messages body. The system prompt and the tools may
+// stand before or after the messages.
 func (p *Prompt) finishMessages() error {
 	top := &p.top
 	if !top[fieldMessages].exists() {
@@ -21,25 +20,7 @@ func (p *Prompt) finishMessages() error {
 	top[fieldReasoningEffort] = p.memberOf(top[fieldOutputConfig], "effort")
 	p.reasoningOff = string(p.unquote(p.memberOf(top[fieldThinking], "type"))) == "disabled"
 	p.setSeedFromFields(formatChat)
-	p.insertHead()
 	return nil
-}
-
-// insertHead inserts p.system before Text and the tools after the leading system messages.
-func (p *Prompt) insertHead() {
-	var tools []byte
-	if p.scan.firstByte(p.top[fieldTools]) == '[' {
-		tools = p.tools.text
-	}
-	system, leading, end := p.system, p.turns.leadingEnd, len(p.Text)
-	if len(system)+len(tools) == 0 {
-		return
-	}
-	p.Text = append(append(p.Text, system...), tools...)
-	copy(p.Text[leading+len(system)+len(tools):], p.Text[leading:end])
-	copy(p.Text[len(system):], p.Text[:leading])
-	copy(p.Text, system)
-	copy(p.Text[len(system)+leading:], tools)
 }
 
 // memberOf returns the member called name of a validated value, absent unless the value is
@@ -55,7 +36,7 @@ func (p *Prompt) memberOf(v value, name string) value {
 
 // beginSystem makes p.system the beginning of a system message.
 func (p *Prompt) beginSystem() {
-	p.system = append(append(append(p.system[:0], markMessage), "system"...), markText)
+	p.system = appendSystemStart(p.system[:0])
 }
 
 // readSystemPrompt sets p.system to the system message of a validated system prompt, a text
@@ -96,12 +77,17 @@ func (p *Prompt) appendSystemTexts(dst []byte, i int) ([]byte, int, error) {
 			return dst, 0, err
 		}
 		i = block.end
-		if text := p.memberOf(block, "text"); s.firstByte(text) == '"' {
-			before := len(dst)
-			dst, _, _ = s.appendString(dst, text.start)
-			if bytes.HasPrefix(dst[before:], []byte(billingHeader)) {
-				dst = dst[:before]
+		switch kind := p.unquote(p.memberOf(block, "type")); string(kind) {
+		case "text":
+			if text := p.memberOf(block, "text"); s.firstByte(text) == '"' {
+				before := len(dst)
+				dst, _, _ = s.appendString(dst, text.start)
+				if bytes.HasPrefix(dst[before:], []byte(billingHeader)) {
+					dst = dst[:before]
+				}
 			}
+		case "tool_addition", "tool_removal":
+			p.toolChanges = s.appendMinified(append(p.toolChanges, markTool), block)
 		}
 	}
 }
@@ -311,6 +297,7 @@ func (p *Prompt) appendToolResult(i int) (end int, err error) {
 			p.Text = append(p.Text, p.content[begin:]...)
 			p.content = p.content[:begin]
 			if len(images) > 0 {
+				p.turns.beginUserMessage(len(p.Text))
 				p.Text = append(append(append(append(p.Text, markMessage), "user"...), markText), images...)
 			}
 			return at, nil

@@ -60,7 +60,7 @@ type Prompt struct {
 	Session      uint64
 	SessionField string
 
-	// Text is the canonical prompt, valid until the next Parse or Reset.
+	// Text is the canonical prompt after ApplyLayout, valid until the next Parse or Reset.
 	Text []byte
 	// ExtraBytes counts bytes of prompts that add load but are not matched: the second
 	// and later prompts of a list, media beyond maxMedia, and all of an Other body,
@@ -73,6 +73,8 @@ type Prompt struct {
 	seed         uint64 // hash of what changes the prompt beside the model and Text
 	turns        turns
 	tools        tools
+	hasTools     bool // tools are those of this prompt
+	layout       Layout
 	firstHashed  bool     // FirstMessageHash is set
 	chain        chainEnd // of the blocks
 	format       byte     // of the prompt
@@ -95,6 +97,10 @@ type buffers struct {
 	system    []byte  // system message that stands outside the messages
 	reasoning []byte  // of the message being read, if it is in content blocks
 	calls     []value // tool calls of the message being read, if they are content blocks
+
+	toolChanges []byte // blocks that add or remove tools
+	merged      []byte // system messages that the layout adds to the first
+	forks       []Fork
 }
 
 // maxPooledBytes bounds the buffers that Reset keeps for the next request.
@@ -105,10 +111,13 @@ func (p *Prompt) Reset() {
 	tools := p.tools
 	*p = Prompt{
 		// Kept because the next request often names the same model.
-		Model:   p.Model,
-		Text:    reuseUnlessLarge(p.Text),
-		buffers: buffers{content: reuseUnlessLarge(p.content), scratch: reuseUnlessLarge(p.scratch), system: reuseUnlessLarge(p.system), reasoning: reuseUnlessLarge(p.reasoning), calls: reuseUnlessLarge(p.calls)},
-		turns:   turns{reasoning: reuseUnlessLarge(p.turns.reasoning)},
+		Model: p.Model,
+		Text:  reuseUnlessLarge(p.Text),
+		buffers: buffers{
+			content: reuseUnlessLarge(p.content), scratch: reuseUnlessLarge(p.scratch), system: reuseUnlessLarge(p.system), reasoning: reuseUnlessLarge(p.reasoning), calls: reuseUnlessLarge(p.calls),
+			toolChanges: reuseUnlessLarge(p.toolChanges), merged: reuseUnlessLarge(p.merged), forks: p.forks[:0],
+		},
+		turns: turns{movable: reuseUnlessLarge(p.turns.movable)},
 	}
 	if cap(tools.raw) <= maxPooledBytes {
 		p.tools = tools
@@ -124,7 +133,7 @@ func reuseUnlessLarge[T any](buf []T) []T {
 }
 
 // Parse reads a body, which it neither changes nor retains. For a body that is
-// rejected it returns an *Error, and p is invalid.
+// rejected it returns an *Error, and p is invalid. [Prompt.ApplyLayout] has to follow.
 func (p *Prompt) Parse(kind Kind, body []byte) error {
 	p.Reset()
 	p.kind, p.Sequences, p.Cacheable = kind, 1, true
@@ -139,6 +148,7 @@ func (p *Prompt) Parse(kind Kind, body []byte) error {
 	if err := p.parseCommonFields(); err != nil {
 		return err
 	}
+	p.hasTools = p.scan.firstByte(p.top[fieldTools]) == '['
 	switch kind {
 	case Chat:
 		return p.finishChat()

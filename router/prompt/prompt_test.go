@@ -16,6 +16,7 @@ func parse(t testing.TB, kind Kind, body string) *Prompt {
 	if err := p.Parse(kind, []byte(body)); err != nil {
 		t.Fatalf("%v\n%s", err, body)
 	}
+	p.ApplyLayout(DefaultLayout)
 	return p
 }
 
@@ -289,6 +290,8 @@ func TestReuse(t *testing.T) {
 		for i, b := range bodies {
 			var fresh Prompt
 			want, got := fresh.Parse(b.kind, b.body), used.Parse(b.kind, b.body)
+			fresh.ApplyLayout(DefaultLayout)
+			used.ApplyLayout(DefaultLayout)
 			if (want == nil) != (got == nil) {
 				t.Fatalf("body %d, round %d: %v, and fresh %v", i, round, got, want)
 			}
@@ -307,6 +310,7 @@ func TestAllocations(t *testing.T) {
 			if err := p.Parse(Chat, body); err != nil {
 				t.Fatal(err)
 			}
+			p.ApplyLayout(DefaultLayout)
 			blocks = p.AppendBlocks(blocks[:0], p.Model, 256)
 		})
 		if n != 0 {

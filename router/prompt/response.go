@@ -63,9 +63,8 @@ func (r *Response) Reset(p *Prompt) (canHaveBlocks bool) {
 	switch {
 	case p.format == formatText && !p.echo:
 		r.format = responseCompletion
-	case p.format == formatChat && !p.turns.assistantLast && len(p.turns.reasoning) == 0:
-		// The response may continue a last message of the assistant, and reasoning in the
-		// prompt is dropped at the next user message.
+	case p.format == formatChat && !p.turns.assistantLast && !p.dropsReasoningLater():
+		// The response may continue a last message of the assistant.
 		switch r.format = responseChat; p.kind {
 		case Messages:
 			r.format = responseParts

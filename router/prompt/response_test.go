@@ -234,10 +234,7 @@ func BenchmarkResponse(b *testing.B) {
 
 // TestAddBodyReturnsUsage has the account of an answer found on the way, as it stands there.
 func TestAddBodyReturnsUsage(t *testing.T) {
-	p := new(Prompt)
-	if err := p.Parse(Chat, []byte(`{"model":"m","messages":[{"role":"user","content":"Hi"}]}`)); err != nil {
-		t.Fatal(err)
-	}
+	p := parse(t, Chat, `{"model":"m","messages":[{"role":"user","content":"Hi"}]}`)
 	p.AppendBlocks(nil, "m", 16)
 	reply := new(Response)
 	for body, want := range map[string]string{

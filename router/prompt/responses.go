@@ -12,8 +12,8 @@ const (
 	itemText                       // the text is written, or there is none
 )
 
-// finishResponses completes the prompt after the body was parsed. The rest of a prompt that
-// begins with an earlier response is in a replica's memory.
+// finishResponses ends the parsing of a Responses body. The rest of a prompt that begins with
+// an earlier response is in a replica's memory.
 func (p *Prompt) finishResponses() error {
 	s, top := &p.scan, &p.top
 	if !top[fieldInput].exists() {
@@ -30,7 +30,6 @@ func (p *Prompt) finishResponses() error {
 	}
 	top[fieldReasoningEffort] = p.memberOf(top[fieldReasoning], "effort")
 	p.setSeedFromFields(formatChat)
-	p.insertHead()
 	return nil
 }
 

@@ -143,14 +143,3 @@ func TestSharedBytesShareTokens(t *testing.T) {
 	}
 	t.Logf("%d pairs, the worst %.2f blocks off", pairs, worst)
 }
-
-// common returns the length of the longest common prefix.
-func common[T comparable](a, b []T) int {
-	n := min(len(a), len(b))
-	for i := range n {
-		if a[i] != b[i] {
-			return i
-		}
-	}
-	return n
-}

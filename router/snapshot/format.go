@@ -74,6 +74,7 @@ func hashingFingerprint(blockBytes int) uint64 {
 	for _, s := range samples {
 		// A sample that is refused one day has no blocks, which is a change too.
 		_ = p.Parse(s.kind, []byte(s.body))
+		p.ApplyLayout(prompt.DefaultLayout)
 		for _, b := range p.AppendBlocks(nil, "m", fine) {
 			sum = binary.LittleEndian.AppendUint64(sum, uint64(b))
 		}
