@@ -53,7 +53,7 @@ func (p *Prompt) readSystemPrompt(v value) error {
 		p.beginSystem()
 		empty := len(p.system)
 		var err error
-		if p.system, _, err = p.appendSystemTexts(p.system, v.start+1); err != nil {
+		if p.system, _, err = p.appendSystemTexts(p.system, v.start+1, validated); err != nil {
 			return err
 		}
 		if len(p.system) == empty {
@@ -65,21 +65,36 @@ func (p *Prompt) readSystemPrompt(v value) error {
 
 // appendSystemTexts appends the texts of a list whose bracket is right before i, and returns
 // the index after it. Like vLLM it leaves out a text that starts with the billing header.
-func (p *Prompt) appendSystemTexts(dst []byte, i int) ([]byte, int, error) {
+// depth is that of the list's elements, or validated.
+func (p *Prompt) appendSystemTexts(dst []byte, i, depth int) ([]byte, int, error) {
 	s := &p.scan
 	for {
 		at, ok, err := s.nextElement(i)
 		if !ok {
 			return dst, at, err
 		}
-		block, err := s.parseValue(at, 4)
-		if err != nil {
+		if s.byteAt(at) != '{' {
+			v, err := s.parseValue(at, depth)
+			if err != nil {
+				return dst, 0, err
+			}
+			i = v.end
+			continue
+		}
+		block := value{start: at}
+		if depth != validated {
+			if block, err = s.parseValue(at, depth); err != nil {
+				return dst, 0, err
+			}
+		}
+		var v [2]value
+		if block.end, err = p.findMembers(at, []string{"type", "text"}, v[:]); err != nil {
 			return dst, 0, err
 		}
 		i = block.end
-		switch kind := p.unquote(p.memberOf(block, "type")); string(kind) {
+		switch text := v[1]; string(p.unquote(v[0])) {
 		case "text":
-			if text := p.memberOf(block, "text"); s.firstByte(text) == '"' {
+			if s.firstByte(text) == '"' {
 				before := len(dst)
 				dst, _, _ = s.appendString(dst, text.start)
 				if bytes.HasPrefix(dst[before:], []byte(billingHeader)) {
@@ -155,7 +170,7 @@ func (p *Prompt) appendBlockMessage(role value, i int) (end int, err error) {
 		return v.end, err
 	}
 	if name == "system" {
-		if p.content, end, err = p.appendSystemTexts(p.content, i+1); err != nil || len(p.content) == 0 {
+		if p.content, end, err = p.appendSystemTexts(p.content, i+1, 4); err != nil || len(p.content) == 0 {
 			return end, err
 		}
 		return end, p.appendMessage(&m)
