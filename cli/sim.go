@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -22,6 +23,7 @@ func newSimCommand() *cobra.Command {
 	var listen string
 	var cfg sim.Config
 	var drainSeconds int
+	var scriptFile string
 	cmd := &cobra.Command{
 		Use:   "sim",
 		Short: "Run a simulated vLLM replica",
@@ -36,16 +38,40 @@ POST /sim/fault injects a fault, for example:
 Kinds: refuse, hang, reset, reset-late, reset-at-work (delay), die (chunks),
 abort-each (chunks), status (status), hold (delay), slow (factor), freeze,
 metrics-gone, metrics-garbled, metrics-huge, close-idle, drain, restart, abort,
-fail, clear. "requests" and "seconds" limit most of them.`,
+fail, clear. "requests" and "seconds" limit most of them.
+
+--script makes it play the model's part for a client that uses tools: FILE is a
+JSON list with the replies of every conversation, in their order, such as
+  [{"text": "Let me see.", "tool_calls": [{"name": "ls", "arguments": {"path": "."}}]},
+   {"text": "Done."}]
+Requests without tools, and turns after the last reply, get generated text.`,
 		Example: `  warmroute sim --listen 127.0.0.1:8001 --model sim --kv-tokens 400000
   warmroute sim --listen 127.0.0.1:8002 --speed 5 --adapter sql --adapter chat`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			var err error
+			if cfg.Script, err = readScriptFile(scriptFile); err != nil {
+				return usageError{fmt.Errorf("--script: %w", err)}
+			}
 			return runSim(cmd, listen, cfg, time.Duration(drainSeconds)*time.Second)
 		},
 	}
 	addSimFlags(cmd.Flags(), &listen, &drainSeconds, &cfg)
+	cmd.Flags().StringVar(&scriptFile, "script", "", "answer requests that offer tools with the replies in `FILE`")
 	return cmd
+}
+
+// readScriptFile returns the script in a file; none without a name.
+func readScriptFile(name string) (sim.Script, error) {
+	if name == "" {
+		return nil, nil
+	}
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return sim.ReadScript(f)
 }
 
 func addSimFlags(f *pflag.FlagSet, listen *string, drainSeconds *int, cfg *sim.Config) {

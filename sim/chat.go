@@ -15,18 +15,14 @@ func (s *Server) chatCompletions(w http.ResponseWriter, r *http.Request) {
 		writeError(w, err)
 		return
 	}
-	p, prompt, call, err := s.readChat(in)
+	p, prompt, out, err := s.readChat(in)
 	if err != nil {
 		writeError(w, err)
 		return
 	}
-	f := &chatFormat{server: s, params: p, id: "chatcmpl-" + requestID(r), created: time.Now().Unix(), call: call}
-	var forced []byte
-	if call != nil {
-		forced = call.text
-	}
+	f := &chatFormat{server: s, params: p, id: "chatcmpl-" + requestID(r), created: time.Now().Unix()}
 	for i := range p.n {
-		q, err := s.newSequence(p, prompt, i, forced)
+		q, err := s.newSequence(p, prompt, i, out)
 		if err != nil {
 			writeError(w, err)
 			return
@@ -36,15 +32,16 @@ func (s *Server) chatCompletions(w http.ResponseWriter, r *http.Request) {
 	s.generate(w, r, p.stream, f.sequences, f)
 }
 
-// readChat checks a chat request in vLLM's order and returns its prompt.
-func (s *Server) readChat(in fields) (p params, prompt []uint32, call *toolCall, err error) {
+// readChat checks a chat request in vLLM's order and returns its prompt, and its output
+// unless that is generated.
+func (s *Server) readChat(in fields) (p params, prompt []uint32, out *output, err error) {
 	if err = in.validateTypes("messages"); err == nil {
 		err = in.validateMessages()
 	}
 	if err != nil {
 		return p, nil, nil, err
 	}
-	if call, err = readToolChoice(in); err != nil {
+	if out, err = s.demandedOrScripted(in); err != nil {
 		return p, nil, nil, err
 	}
 	if p, err = s.readParams(in, "max_completion_tokens", "max_tokens"); err != nil {
@@ -54,7 +51,7 @@ func (s *Server) readChat(in fields) (p params, prompt []uint32, call *toolCall,
 	if err != nil {
 		return p, nil, nil, err
 	}
-	return p, s.tokenizer().tokenize(text, nil), call, nil
+	return p, s.tokenizer().tokenize(text, nil), out, nil
 }
 
 // renderChat is the chat template: leading system message, tools, turns, and
@@ -128,7 +125,6 @@ type chatFormat struct {
 	server    *Server
 	id        string
 	created   int64
-	call      *toolCall // the output of every choice, or nil
 	sequences []*sequence
 
 	head []byte // of every chunk
@@ -161,14 +157,39 @@ func (f *chatFormat) appendBeforeFirstToken(b []byte) []byte {
 }
 
 func (f *chatFormat) appendTokens(b []byte, q *sequence, fromToken, toToken int, end endReason) []byte {
-	if f.call != nil {
-		return f.call.appendChunks(b, f, q, fromToken, toToken, end)
+	if len(q.calls) > 0 {
+		return f.appendPieces(b, q, fromToken, toToken, end)
 	}
 	b = append(f.appendBeforeDelta(b, q), '{')
 	if text := q.textBetween(fromToken, toToken); text != "" { // the end of a turn has no text
 		b = appendQuoted(append(b, `"content":`...), text)
 	}
 	return f.appendAfterDelta(append(b, '}'), q, toToken, end.String())
+}
+
+// appendPieces is appendTokens for an output with tool calls. The end has a chunk of its own.
+func (f *chatFormat) appendPieces(b []byte, q *sequence, fromToken, toToken int, end endReason) []byte {
+	for _, p := range q.piecesBetween(fromToken, toToken) {
+		if p.call < 0 {
+			b = appendQuoted(append(f.appendBeforeDelta(b, q), `{"content":`...), p.text)
+			b = f.appendAfterDelta(append(b, '}'), q, toToken, "")
+			continue
+		}
+		call, index := q.calls[p.call], strconv.Itoa(p.call)
+		if p.begins {
+			b = append(f.appendBeforeDelta(b, q), `{"content":null,"tool_calls":[{"id":"`+call.id+`","type":"function","index":`+index+`,"function":{"name":`...)
+			b = f.appendAfterDelta(append(appendQuoted(b, call.name), `}}]}`...), q, toToken, "")
+		}
+		if p.text != "" {
+			b = append(f.appendBeforeDelta(b, q), `{"content":null,"tool_calls":[{"index":`+index+`,"function":{"arguments":`...)
+			b = f.appendAfterDelta(append(appendQuoted(b, p.text), `}}]}`...), q, toToken, "")
+		}
+	}
+	if end != running {
+		b = append(f.appendBeforeDelta(b, q), "{}"...)
+		b = f.appendAfterDelta(b, q, toToken, q.finishReason(end))
+	}
+	return b
 }
 
 // appendBeforeDelta appends the beginning of a chunk, up to its delta.
@@ -232,137 +253,20 @@ func (f *chatFormat) fullResponse() []byte {
 
 func (f *chatFormat) appendChoice(b []byte, q *sequence) []byte {
 	tokens, end := q.loadProgress()
-	finish, content := end.String(), q.textBetween(0, tokens)
-	var calls []byte
-	if f.call != nil {
-		calls, content, finish = f.call.messageMembers(q, tokens, end)
-	}
+	content := q.contentBefore(tokens)
 	b = append(b, `{"index":`...)
 	b = strconv.AppendInt(b, int64(q.index), 10)
 	b = appendQuoted(append(b, `,"message":{"role":"assistant","content":`...), content)
 	b = append(b, `,"refusal":null,"annotations":null,"audio":null,"function_call":null`...)
-	b = append(b, calls...)
-	return append(b, `,"reasoning":null},"logprobs":null,"finish_reason":"`+finish+`","stop_reason":null,"token_ids":null,"routed_experts":null}`...)
-}
-
-// toolCall is the output of a request that demands one.
-type toolCall struct {
-	name string
-	text []byte // as the template renders it in the next turn
-	// The arguments are text[from:to].
-	from, to int
-	finish   string // finish_reason when complete: "stop" if the request names the function
-}
-
-func toolCallText(name, arguments string) string {
-	return `<tool_call>{"name": "` + name + `", "arguments": ` + arguments + `}</tool_call>`
-}
-
-// readToolChoice returns the call that the request demands, or nil. With "auto" the
-// simulated model makes none.
-func readToolChoice(in fields) (*toolCall, error) {
-	choice := in["tool_choice"]
-	if !in.has("tool_choice") || choice.Str == "auto" || choice.Str == "none" {
-		return nil, nil
+	separator := `,"tool_calls":[`
+	for i, arguments := range q.callsBefore(tokens) {
+		b = append(append(b, separator...), `{"id":"`+q.calls[i].id+`","type":"function","function":{"name":`...)
+		b = appendQuoted(append(appendQuoted(b, q.calls[i].name), `,"arguments":`...), arguments)
+		b = append(b, "}}"...)
+		separator = ","
 	}
-	tools := in["tools"].Array()
-	if len(tools) == 0 {
-		return nil, badParam("tool_choice", "When using `tool_choice`, `tools` must be set.")
+	if separator == "," {
+		b = append(b, ']')
 	}
-	finish := "tool_calls"
-	tool := tools[0]
-	if choice.IsObject() {
-		finish = "stop"
-		tool = gjson.Result{}
-		for _, t := range tools {
-			if t.Get("function.name").Str == choice.Get("function.name").Str {
-				tool = t
-			}
-		}
-		if !tool.Exists() {
-			return nil, badParam("tool_choice", "The tool specified in `tool_choice` does not match any of the specified `tools`")
-		}
-	}
-	name := tool.Get("function.name").Str
-	arguments := string(appendExample(nil, tool.Get("function.parameters"), 0))
-	c := &toolCall{name: name, text: []byte(toolCallText(name, arguments)), finish: finish}
-	c.from = len(toolCallText(name, "")) - len("}</tool_call>")
-	c.to = c.from + len(arguments)
-	return c, nil
-}
-
-// appendExample appends a value that a JSON schema of common keywords allows, nested
-// at most eight levels.
-func appendExample(b []byte, schema gjson.Result, depth int) []byte {
-	if e := schema.Get("enum.0"); e.Exists() {
-		return append(b, e.Raw...)
-	}
-	kind := schema.Get("type").String()
-	switch {
-	case kind == "string":
-		return append(b, `"simulated"`...)
-	case kind == "integer", kind == "number":
-		return append(b, '1')
-	case kind == "boolean":
-		return append(b, "true"...)
-	case kind == "null":
-		return append(b, "null"...)
-	case kind == "array":
-		return append(b, "[]"...)
-	}
-	b = append(b, '{')
-	first := true
-	if depth < 8 {
-		properties := schema.Get("properties").Map()
-		for _, name := range schema.Get("required").Array() {
-			if !first {
-				b = append(b, ", "...)
-			}
-			first = false
-			b = append(appendQuoted(b, name.Str), ": "...)
-			b = appendExample(b, properties[name.Str], depth+1)
-		}
-	}
-	return append(b, '}')
-}
-
-// appendChunks appends the chunks of a stream for the tokens fromToken up to toToken.
-func (c *toolCall) appendChunks(b []byte, f *chatFormat, q *sequence, fromToken, toToken int, end endReason) []byte {
-	was, is := min(fromToken*q.bytesPerToken, len(q.text)), min(toToken*q.bytesPerToken, len(q.text))
-	if was < c.from && is >= c.from {
-		b = f.appendBeforeDelta(b, q)
-		b = append(b, `{"content":null,"tool_calls":[{"id":"chatcmpl-tool-`+randomID()+`","type":"function","index":0,"function":{"name":`...)
-		b = append(appendQuoted(b, c.name), `}}]}`...)
-		b = f.appendAfterDelta(b, q, toToken, "")
-	}
-	if start, end := max(was, c.from), min(is, c.to); start < end {
-		b = f.appendBeforeDelta(b, q)
-		b = append(b, `{"content":null,"tool_calls":[{"index":0,"function":{"arguments":`...)
-		b = append(appendQuoted(b, string(q.text[start:end])), `}}]}`...)
-		b = f.appendAfterDelta(b, q, toToken, "")
-	}
-	if end != running {
-		b = append(f.appendBeforeDelta(b, q), "{}"...)
-		b = f.appendAfterDelta(b, q, toToken, c.finishReason(end))
-	}
-	return b
-}
-
-// messageMembers returns the members of a complete response's message.
-func (c *toolCall) messageMembers(q *sequence, tokens int, end endReason) (calls []byte, content, finish string) {
-	seen := min(tokens*q.bytesPerToken, len(q.text))
-	if seen < c.from {
-		return nil, "", c.finishReason(end)
-	}
-	b := []byte(`,"tool_calls":[{"id":"chatcmpl-tool-` + randomID() + `","type":"function","function":{"name":`)
-	b = appendQuoted(b, c.name)
-	b = appendQuoted(append(b, `,"arguments":`...), string(q.text[c.from:min(seen, c.to)]))
-	return append(b, "}}]"...), "", c.finishReason(end)
-}
-
-func (c *toolCall) finishReason(end endReason) string {
-	if end == stopped {
-		return c.finish
-	}
-	return end.String()
+	return append(b, `,"reasoning":null},"logprobs":null,"finish_reason":"`+q.finishReason(end)+`","stop_reason":null,"token_ids":null,"routed_experts":null}`...)
 }

@@ -21,8 +21,11 @@ func chatOfMessages(in fields) fields {
 		}
 	}
 	chat := fields{"messages": c.parsedMessages()}
-	if in["tools"].IsArray() && in["tool_choice"].Get("type").Str != "none" {
+	if in["tools"].IsArray() {
 		chat["tools"] = convertTools(in["tools"], "input_schema")
+	}
+	if choice := in["tool_choice"]; choice.IsObject() {
+		chat["tool_choice"] = convertToolChoice(choice.Get("type").Str, choice.Get("name"))
 	}
 	return chat
 }
@@ -36,8 +39,13 @@ func chatOfResponses(in fields) fields {
 		c.addItems(input.Array())
 	}
 	chat := fields{"messages": c.parsedMessages()}
-	if in["tools"].IsArray() && in["tool_choice"].Str != "none" {
+	if in["tools"].IsArray() {
 		chat["tools"] = convertTools(in["tools"], "parameters")
+	}
+	if choice := in["tool_choice"]; choice.IsObject() {
+		chat["tool_choice"] = convertToolChoice(choice.Get("type").Str, choice.Get("name"))
+	} else if choice.Exists() {
+		chat["tool_choice"] = choice
 	}
 	return chat
 }
@@ -184,4 +192,16 @@ func convertTools(tools gjson.Result, schema string) gjson.Result {
 		b = append(b, "}}"...)
 	}
 	return gjson.ParseBytes(append(b, ']'))
+}
+
+// convertToolChoice returns a choice of tools as a chat has it. kind is Messages' or
+// Responses'.
+func convertToolChoice(kind string, name gjson.Result) gjson.Result {
+	switch kind {
+	case "tool", "function":
+		return gjson.Parse(`{"type":"function","function":{"name":` + string(appendQuoted(nil, name.Str)) + `}}`)
+	case "any":
+		kind = "required"
+	}
+	return gjson.ParseBytes(appendQuoted(nil, kind))
 }

@@ -29,9 +29,9 @@ func (r endReason) String() string {
 // sequence is one choice of an HTTP request while it is with the engine.
 type sequence struct {
 	engine.Request
+	output            // complete
 	index         int // among the choices of its HTTP request
 	model         string
-	text          []byte    // of the complete answer
 	bytesPerToken int       // of text
 	naturalEnd    endReason // unless it is ended before
 	seen          int       // tokens published; used by runEngine only

@@ -78,9 +78,9 @@ func (p params) checkSampling(temperature gjson.Result) error {
 	return nil
 }
 
-// newSequence returns one choice of a request with the prompt tokens. forced is the
-// text that the request demands, or nil.
-func (s *Server) newSequence(p params, tokens []uint32, choice int, forced []byte) (*sequence, error) {
+// newSequence returns one choice of a request with the prompt tokens. Its output is out, or
+// generated if that is nil.
+func (s *Server) newSequence(p params, tokens []uint32, choice int, out *output) (*sequence, error) {
 	room := s.cfg.MaxModelLen - len(tokens)
 	if room < 1 {
 		return nil, promptTooLong(s.cfg.MaxModelLen)
@@ -93,8 +93,8 @@ func (s *Server) newSequence(p params, tokens []uint32, choice int, forced []byt
 	bytes := s.cfg.BytesPerToken
 	q := &sequence{bytesPerToken: bytes, index: choice, model: p.model, naturalEnd: stopped}
 	switch {
-	case forced != nil:
-		q.text = forced
+	case out != nil:
+		q.output = *out
 	case p.ignoreEOS:
 		q.text = generateText(seed, limit*bytes)
 	default:
@@ -120,12 +120,6 @@ func answerSeed(tokens []uint32, salt string) uint64 {
 		seed = uint64(hashBlocks(tokens, len(tokens), seed)[0])
 	}
 	return seed
-}
-
-// textBetween returns the text of the answer between two numbers of tokens.
-func (q *sequence) textBetween(fromToken, toToken int) string {
-	end := len(q.text)
-	return string(q.text[min(fromToken*q.bytesPerToken, end):min(toToken*q.bytesPerToken, end)])
 }
 
 // format writes the responses of one endpoint.

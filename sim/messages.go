@@ -4,6 +4,8 @@ import (
 	"errors"
 	"net/http"
 	"strconv"
+
+	"github.com/tidwall/gjson"
 )
 
 // messages handles POST /v1/messages of Anthropic's API.
@@ -16,13 +18,18 @@ func (s *Server) messages(w http.ResponseWriter, r *http.Request) {
 	if err == nil {
 		p, err = s.readParams(in, "max_tokens")
 	}
+	chat := chatOfMessages(in)
+	var out *output
+	if err == nil {
+		out, err = s.demandedOrScripted(chat)
+	}
 	var text []byte
 	if err == nil {
-		text, err = s.renderChat(chatOfMessages(in))
+		text, err = s.renderChat(chat)
 	}
 	var q *sequence
 	if err == nil {
-		q, err = s.newSequence(p, s.tokenizer().tokenize(text, nil), 0, nil)
+		q, err = s.newSequence(p, s.tokenizer().tokenize(text, nil), 0, out)
 	}
 	if err != nil {
 		writeAnthropicError(w, err)
@@ -71,7 +78,8 @@ type messageFormat struct {
 	sequence *sequence
 	id       string
 
-	block bool // the content block has begun
+	blocks int    // content blocks begun
+	open   string // type of the current one; "": none
 }
 
 func appendEvent(b []byte, name, members string) []byte {
@@ -88,26 +96,49 @@ func (f *messageFormat) appendBeforeFirstToken(b []byte) []byte {
 }
 
 func (f *messageFormat) appendTokens(b []byte, q *sequence, fromToken, toToken int, _ endReason) []byte {
-	text := q.textBetween(fromToken, toToken)
-	if text == "" {
+	for _, p := range q.piecesBetween(fromToken, toToken) {
+		delta := `{"type":"text_delta","text":`
+		if p.call < 0 {
+			if f.open != "text" {
+				b = f.beginBlock(b, "text", `,"text":""`)
+			}
+		} else {
+			if p.begins {
+				call := q.calls[p.call]
+				b = f.beginBlock(b, "tool_use", `,"id":"`+call.id+`","name":`+string(appendQuoted(nil, call.name))+`,"input":{}`)
+			}
+			delta = `{"type":"input_json_delta","partial_json":`
+		}
+		if p.text != "" {
+			b = appendEvent(b, "content_block_delta", `,"delta":`+delta+string(appendQuoted(nil, p.text))+`},"index":`+strconv.Itoa(f.blocks-1))
+		}
+	}
+	return b
+}
+
+// beginBlock ends the current content block and begins one of that type.
+func (f *messageFormat) beginBlock(b []byte, kind, members string) []byte {
+	b = f.endBlock(b)
+	f.open = kind
+	f.blocks++
+	return appendEvent(b, "content_block_start", `,"content_block":{"type":"`+kind+`"`+members+`},"index":`+strconv.Itoa(f.blocks-1))
+}
+
+func (f *messageFormat) endBlock(b []byte) []byte {
+	if f.open == "" {
 		return b
 	}
-	if !f.block {
-		f.block = true
-		b = appendEvent(b, "content_block_start", `,"content_block":{"type":"text","text":""},"index":0`)
-	}
-	return appendEvent(b, "content_block_delta", `,"delta":{"type":"text_delta","text":`+string(appendQuoted(nil, text))+`},"index":0`)
+	f.open = ""
+	return appendEvent(b, "content_block_stop", `,"index":`+strconv.Itoa(f.blocks-1))
 }
 
 func (f *messageFormat) appendStreamEnd(b []byte) []byte {
-	if f.block {
-		b = appendEvent(b, "content_block_stop", `,"index":0`)
-	}
+	b = f.endBlock(b)
 	reason := f.stopReason()
 	switch {
 	case reason != "":
 		reason = `"` + reason + `"`
-	case f.block:
+	case f.blocks > 0:
 		reason = "null"
 	default:
 		reason = `"end_turn"` // as vLLM does where the chat had no finish_reason
@@ -123,6 +154,9 @@ func (f *messageFormat) stopReason() string {
 		return "max_tokens"
 	case aborted:
 		return ""
+	}
+	if len(f.sequence.calls) > 0 {
+		return "tool_use"
 	}
 	return "end_turn"
 }
@@ -141,11 +175,25 @@ func (f *messageFormat) appendEngineFailure(b []byte) []byte {
 }
 
 func (f *messageFormat) fullResponse() []byte {
-	tokens, _ := f.sequence.loadProgress()
+	q := f.sequence
+	tokens, _ := q.loadProgress()
 	b := appendQuoted([]byte(`{"id":`), f.id)
-	b = append(b, `,"type":"message","role":"assistant","content":[{"type":"text","text":`...)
-	b = appendQuoted(b, f.sequence.textBetween(0, tokens))
-	b = appendQuoted(append(b, `}],"model":`...), f.model)
+	b = append(b, `,"type":"message","role":"assistant","content":[`...)
+	content, calls := q.contentBefore(tokens), q.callsBefore(tokens)
+	separator := ""
+	if content != "" || len(calls) == 0 {
+		b = append(appendQuoted(append(b, `{"type":"text","text":`...), content), '}')
+		separator = ","
+	}
+	for i, arguments := range calls {
+		if !gjson.Valid(arguments) { // truncated
+			arguments = "{}"
+		}
+		b = append(b, separator+`{"type":"tool_use","id":"`+q.calls[i].id+`","name":`...)
+		b = append(appendQuoted(b, q.calls[i].name), `,"input":`+arguments+`}`...)
+		separator = ","
+	}
+	b = appendQuoted(append(b, `],"model":`...), f.model)
 	if reason := f.stopReason(); reason != "" {
 		b = append(b, `,"stop_reason":"`+reason+`"`...)
 	}

@@ -28,6 +28,7 @@ type Config struct {
 	MaxModelLen   int      // tokens of prompt and answer; default 131,072, at most the KV cache's size
 	APIKey        string   // required on /v1 if set
 	Without       []string // paths that it does not serve
+	Script        Script   // replies to requests that offer tools
 
 	// NoTokenDetails leaves prompt_tokens_details out of usage, as vLLM does
 	// without --enable-prompt-tokens-details.

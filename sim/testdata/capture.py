@@ -40,6 +40,9 @@ WEATHER = {
         },
     },
 }
+# Messages and Responses have the function without a wrapper, and tools of no arguments are called alike by all.
+PING = {"name": "ping", "description": "Do nothing"}
+NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 LONG = "zq x " * 7000
 
 
@@ -55,6 +58,9 @@ USAGE = {"stream": True, "stream_options": {"include_usage": True}}
 EOS = {"logit_bias": {"2": 100}, "ignore_eos": False, "max_tokens": 2000}  # the model ends its turn at once
 NAMED = {"type": "function", "function": {"name": "get_weather"}}
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+
+MESSAGE_TOOL = {"model": MODEL, "messages": HELLO[1:], "max_tokens": 200, "temperature": 0, "tools": [PING | {"input_schema": NO_ARGUMENTS}], "tool_choice": {"type": "any"}}
+RESPONSE_TOOL = {"model": MODEL, "input": "Hello", "max_output_tokens": 200, "temperature": 0, "tools": [{"type": "function"} | PING | {"parameters": NO_ARGUMENTS}], "tool_choice": "required"}
 
 # name: (method, path, body, extra headers). A str or bytes body goes out as it is.
 OPEN = {
@@ -92,6 +98,10 @@ OPEN = {
     "messages-cached": ("POST", "/v1/messages", {"model": MODEL, "messages": FABLE, "max_tokens": 4, "temperature": 0}, {}),
     "messages-cached-stream": ("POST", "/v1/messages", {"model": MODEL, "messages": FABLE, "max_tokens": 4, "temperature": 0, "stream": True}, {}),
     "messages-cached-chat": ("POST", CHAT, chat(messages=FABLE), {}),
+    "messages-tools-any": ("POST", "/v1/messages", MESSAGE_TOOL, {}),
+    "messages-tools-any-stream": ("POST", "/v1/messages", MESSAGE_TOOL | {"stream": True}, {}),
+    "responses-tools-required": ("POST", "/v1/responses", RESPONSE_TOOL, {}),
+    "responses-tools-required-stream": ("POST", "/v1/responses", RESPONSE_TOOL | {"stream": True}, {}),
     "messages-count-tokens": ("POST", "/v1/messages/count_tokens", {"model": MODEL, "messages": HELLO[1:]}, {}),
     "messages-unknown-model": ("POST", "/v1/messages", {"model": "nope", "messages": HELLO[1:], "max_tokens": 4}, {}),
     "messages-no-max-tokens": ("POST", "/v1/messages", {"model": MODEL, "messages": HELLO[1:]}, {}),
