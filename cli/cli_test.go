@@ -187,6 +187,7 @@ func TestErrorMessages(t *testing.T) {
 		{"sim --listen here", 2, `--listen: "here" is not an address such as :8080 or 127.0.0.1:8080`},
 		{"sim --listen " + usedPort, 1, portInUse + "listen\n"},
 		{"sim --script none.json", 2, "--script: open none.json: no such file or directory"},
+		{"sim --scheduling-policy lifo", 2, `invalid argument "lifo" for "--scheduling-policy" flag: choose fcfs or priority`},
 		{"sim --max-num-seqs -1", 2, "sequence limit must be above 0"},
 
 		{"replay", 2, "name either --trace FILE or --workload agentic|hot|chats|documents"},

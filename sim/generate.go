@@ -19,6 +19,8 @@ type params struct {
 	salt  string
 	n     int
 
+	priority int // in the engine's queue, as the body has it
+
 	maxTokens, minTokens int // 0: not set
 	ignoreEOS            bool
 
@@ -28,7 +30,7 @@ type params struct {
 // readParams reads and checks the shared fields. limits are the fields that bound the
 // output; the first one present counts.
 func (s *Server) readParams(in fields, maxTokensKeys ...string) (params, error) {
-	p := params{salt: in["cache_salt"].Str, n: 1, ignoreEOS: in["ignore_eos"].Bool(), stream: in["stream"].Bool()}
+	p := params{salt: in["cache_salt"].Str, n: 1, priority: int(in["priority"].Int()), ignoreEOS: in["ignore_eos"].Bool(), stream: in["stream"].Bool()}
 	if o := in["stream_options"]; o.IsObject() {
 		if !p.stream {
 			return p, badParam("stream_options", "Stream options can only be defined when `stream=True`.")
@@ -107,7 +109,7 @@ func (s *Server) newSequence(p params, tokens []uint32, choice int, out *output)
 	}
 	base := xxh3.HashString(p.model + "\x00" + p.salt)
 	q.Request = engine.Request{
-		Prompt: len(tokens), Answer: len(answer),
+		Prompt: len(tokens), Answer: len(answer), Priority: p.priority,
 		Blocks: hashBlocks(append(tokens[:len(tokens):len(tokens)], answer...), s.cfg.Engine.BlockSize, base),
 	}
 	return q, nil
@@ -145,6 +147,9 @@ func (s *Server) generate(w http.ResponseWriter, r *http.Request, stream bool, s
 	wake := make(chan struct{}, 1)
 	for _, q := range sequences {
 		q.wake = wake
+		if n, err := strconv.Atoi(r.Header.Get("X-Vllm-Priority")); err == nil {
+			q.Priority = n // whatever the body says
+		}
 	}
 	if err := s.submitAll(sequences); err != nil {
 		writeError(w, err)

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"container/heap"
 	"fmt"
+	"slices"
 	"time"
 )
 
@@ -26,6 +27,10 @@ type Config struct {
 	Speed          float64       // divides every duration; default 1
 
 	NoPrefixCache bool // disables the prefix cache
+
+	// PriorityScheduling starts waiting requests in the order of Request.Priority instead
+	// of arrival. Unlike vLLM's, it preempts no running request.
+	PriorityScheduling bool
 
 	// HiddenEvictions is the number of further blocks that each allocation evicts, as if
 	// by another tenant; default 0.
@@ -56,7 +61,7 @@ type Engine struct {
 	cfg  Config
 	pool *blockPool
 
-	waiting  []*Request // first come, first served
+	waiting  []*Request // in the order in which they start
 	partial  *Request   // admitted, with a prompt that exceeded the budget of its step
 	decoding decodeHeap
 
@@ -123,8 +128,21 @@ func (e *Engine) Add(r *Request, now time.Duration) error {
 	}
 	r.Arrived = now
 	r.state = waiting
-	e.waiting = append(e.waiting, r)
+	e.insertWaiting(r)
 	return nil
+}
+
+// insertWaiting queues r behind all others, or with PriorityScheduling behind those with the
+// same or a lower Priority.
+func (e *Engine) insertWaiting(r *Request) {
+	at := len(e.waiting)
+	for e.cfg.PriorityScheduling && at > 0 && e.waiting[at-1].Priority > r.Priority {
+		at--
+	}
+	if at == 0 {
+		e.blockedAt = 0 // another one is first now
+	}
+	e.waiting = slices.Insert(e.waiting, at, r)
 }
 
 // Abort removes r and frees its blocks, whose content stays cached. It has no effect

@@ -367,3 +367,50 @@ func TestLargestStepBucket(t *testing.T) {
 	f(2049, 4096)
 	f(18_000, 16_384)
 }
+
+func TestPriorityScheduling(t *testing.T) {
+	for _, c := range []struct {
+		enabled bool
+		want    []int // indices of the requests, in the order in which they start
+	}{
+		{false, []int{0, 1, 2, 3, 4}},
+		{true, []int{1, 4, 0, 2, 3}},
+	} {
+		e := New(Config{MaxSeqs: 1, PriorityScheduling: c.enabled})
+		var requests []*Request
+		for i, priority := range []int{0, -5, 0, 7, -5} {
+			r := &Request{Prompt: 100 + i, Answer: 1, Priority: priority}
+			if err := e.Add(r, 0); err != nil {
+				t.Fatal(err)
+			}
+			requests = append(requests, r)
+		}
+		var got []int
+		for now := time.Duration(0); !e.Idle(); {
+			step := e.Step(now)
+			for _, r := range step.Finished {
+				got = append(got, slices.Index(requests, r))
+			}
+			now = step.End
+		}
+		if !slices.Equal(got, c.want) {
+			t.Errorf("priority scheduling %v: the order is %v, want %v", c.enabled, got, c.want)
+		}
+	}
+}
+
+// TestPrioritySchedulingBeforeBlocked adds a request that fits in front of one that does not.
+func TestPrioritySchedulingBeforeBlocked(t *testing.T) {
+	e := New(Config{KVTokens: 1600, PriorityScheduling: true})
+	running := add(t, e, 800, 100, nil, 0)
+	e.Step(0)
+	blocked := add(t, e, 1500, 1, nil, 0)
+	e.Step(0)
+	urgent := &Request{Prompt: 100, Answer: 1, Priority: -1}
+	if err := e.Add(urgent, 0); err != nil {
+		t.Fatal(err)
+	}
+	if step := e.Step(0); !slices.Contains(step.First, urgent) || running.state != decoding || blocked.state != waiting {
+		t.Errorf("the urgent request has not started: %+v", step)
+	}
+}

@@ -12,6 +12,8 @@ type Request struct {
 	// by the answer. Blocks beyond them are computed but not cached.
 	Blocks []BlockHash
 
+	Priority int // lower first; see Config.PriorityScheduling
+
 	Owner any // the caller's; not used by the engine
 
 	// Set by the engine:
