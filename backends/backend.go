@@ -10,6 +10,7 @@ import (
 	"net/url"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"warmroute/backends/transport"
@@ -243,10 +244,10 @@ func (b *Backend) ProxyInstance() string {
 	return ""
 }
 
-// get requests a path below the backend's URL, without following redirects. A
-// non-empty proxyInstance is sent in InstanceHeader. The caller closes the body; ctx
-// bounds reading it too.
-func (b *Backend) get(ctx context.Context, path, accept, proxyInstance string) (*http.Response, error) {
+// Get requests a path below the backend's URL, over the connections of polls and health
+// checks, without following redirects. A non-empty proxyInstances is sent in
+// InstanceHeader. The caller closes the body; ctx bounds reading it too.
+func (b *Backend) Get(ctx context.Context, path, accept, proxyInstances string) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, b.URL.JoinPath(path).String(), nil)
 	if err != nil {
 		return nil, err
@@ -255,8 +256,8 @@ func (b *Backend) get(ctx context.Context, path, accept, proxyInstance string) (
 	// Without this net/http's transport asks for gzip, which would cost the
 	// replica's event loop time.
 	req.Header.Set("Accept-Encoding", "identity")
-	if proxyInstance != "" {
-		req.Header[InstanceHeader] = []string{proxyInstance}
+	if proxyInstances != "" {
+		req.Header[InstanceHeader] = []string{proxyInstances}
 	}
 	options := b.Options()
 	if options.APIKey != "" {
@@ -285,6 +286,7 @@ type statusRecord struct {
 	since      time.Time
 	checked    bool
 	checkError string // of the last check; empty: it passed
+	refused    bool   // the last check: nothing listens there
 	nextCheck  time.Time
 }
 
@@ -314,6 +316,14 @@ func (b *Backend) Status() Status {
 	return s
 }
 
+// RefusesConnections reports whether the last health check found that nothing listens:
+// the replica's process is gone, with all that it had in memory.
+func (b *Backend) RefusesConnections() bool {
+	b.status.mu.Lock()
+	defer b.status.mu.Unlock()
+	return b.status.refused
+}
+
 // RecordNextCheck sets the time that Status reports. It is for the health checks, and
 // for tests that have none.
 func (b *Backend) RecordNextCheck(at time.Time) {
@@ -326,7 +336,7 @@ func (b *Backend) RecordNextCheck(at time.Time) {
 func (b *Backend) recordCheckResult(err error) {
 	b.status.mu.Lock()
 	defer b.status.mu.Unlock()
-	b.status.checked, b.status.checkError = true, ""
+	b.status.checked, b.status.checkError, b.status.refused = true, "", errors.Is(err, syscall.ECONNREFUSED)
 	if err != nil {
 		b.status.checkError = err.Error()
 	}

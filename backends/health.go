@@ -222,7 +222,7 @@ func (c *Checker) checkOnce(ctx context.Context, b *Backend, timeout time.Durati
 func (c *Checker) getBody(ctx context.Context, b *Backend, path string, timeout time.Duration) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	res, err := b.get(ctx, path, "application/json", c.Instance)
+	res, err := b.Get(ctx, path, "application/json", c.Instance)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}

@@ -164,7 +164,7 @@ func (w *pollState) scrape(ctx context.Context, timeout time.Duration) (*Load, e
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	before, sent := w.backend.InFlight.Load(), time.Now()
-	res, err := w.backend.get(ctx, "/metrics", "text/plain;version=0.0.4", "")
+	res, err := w.backend.Get(ctx, "/metrics", "text/plain;version=0.0.4", "")
 	if err != nil {
 		return nil, fmt.Errorf("scrape: %w", err)
 	}

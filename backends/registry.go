@@ -90,6 +90,18 @@ func (r *Registry) Find(name string) *Backend {
 	return found
 }
 
+// FindAddress returns the backend at an address, as of NormalizeURL, preferably one that
+// is not retired, or nil.
+func (r *Registry) FindAddress(address string) *Backend {
+	var found *Backend
+	for _, b := range r.All() {
+		if b.URL != nil && (found == nil || found.Retiring()) && NormalizeURL(b.URL) == address {
+			found = b
+		}
+	}
+	return found
+}
+
 // Catalog returns the models that the backends list now.
 func (r *Registry) Catalog() *Catalog { return r.catalog.Load() }
 

@@ -19,6 +19,7 @@ import (
 	"warmroute/router"
 	"warmroute/router/policy"
 	"warmroute/router/queue"
+	"warmroute/router/responseindex"
 )
 
 // Config holds every setting. The fields are in the order of config.yaml, which
@@ -33,6 +34,7 @@ type Config struct {
 	Routing         Routing                 `mapstructure:"routing"`
 	SLO             SLO                     `mapstructure:"slo"`
 	Index           Index                   `mapstructure:"index" reload:"no"`
+	Responses       responseindex.Settings  `mapstructure:"responses"`
 	Record          recorder.Settings       `mapstructure:"record" reload:"no"`
 	Limits          Limits                  `mapstructure:"limits"`
 	Poll            backends.PollSettings   `mapstructure:"poll"`

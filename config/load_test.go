@@ -20,6 +20,7 @@ import (
 	"warmroute/proxy/recorder"
 	"warmroute/router"
 	"warmroute/router/queue"
+	"warmroute/router/responseindex"
 )
 
 // defaults is the content of config.yaml.
@@ -89,6 +90,7 @@ func TestDefaults(t *testing.T) {
 			Queue:          queue.Settings{Requests: 1000, Bytes: 256 << 20, BatchRequests: 10_000, BatchBytes: 512 << 20, Timeout: time.Minute}, BatchSlowdown: 0.05,
 		},
 		Index:           Index{BlockBytes: 256, MaxBytes: 256 << 20},
+		Responses:       responseindex.Settings{MaxEntries: 100_000, TTL: 24 * time.Hour},
 		Record:          recorder.Settings{MaxBytes: 256 << 20, Keep: 3},
 		Limits:          Limits{proxy.Limits{InFlight: 12_000, Connections: 1 << 14, QueryBytes: 4 << 10, BodyBytes: 64 << 20, BodyBytesTotal: 1 << 30}, 64 << 10},
 		Poll:            backends.PollSettings{Interval: time.Second, FastInterval: 250 * time.Millisecond, Timeout: 800 * time.Millisecond},
@@ -180,6 +182,8 @@ func otherValues() map[string]struct {
 		"index.block_bytes":            {"512", 512},
 		"index.max_bytes":              {"8MB", int64(8e6)},
 		"index.snapshot":               {"/tmp/index", "/tmp/index"},
+		"responses.max_entries":        {"500", 500},
+		"responses.ttl":                {"2h", 2 * time.Hour},
 		"record.file":                  {"/tmp/traffic", "/tmp/traffic"},
 		"record.max_bytes":             {"16MiB", int64(16 << 20)},
 		"record.keep":                  {"0", 0},

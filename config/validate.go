@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"warmroute/router/policy"
+	"warmroute/router/responseindex"
 )
 
 // validate adds an error for every rule that the settings break.
@@ -28,6 +29,7 @@ func (c *Config) validate(errs *errorList) {
 	checkRange(errs, "index.block_bytes", c.Index.BlockBytes, 64, 4096)
 	checkRange(errs, "connections.max_per_backend", c.Connections.MaxPerBackend, 1, 1<<20)
 	checkRange(errs, "index.max_bytes", c.Index.MaxBytes, 1<<20, 1<<50)
+	checkRange(errs, "responses.max_entries", c.Responses.MaxEntries, 0, responseindex.MaxEntries)
 	checkRange(errs, "record.max_bytes", c.Record.MaxBytes, 1<<20, 1<<40)
 	checkRange(errs, "record.keep", c.Record.Keep, 0, 1000)
 	c.validateLimits(errs)
@@ -93,6 +95,7 @@ func (c *Config) validateDurations(errs *errorList) {
 		{"health.down_interval", c.Health.DownInterval, 10 * time.Millisecond},
 		{"health.timeout", c.Health.Timeout, time.Millisecond},
 		{"slo.ttft", c.SLO.TTFT, 0},
+		{"responses.ttl", c.Responses.TTL, time.Second},
 		{"timeouts.connect", c.Timeouts.Connect, time.Millisecond},
 		{"timeouts.first_byte", c.Timeouts.FirstByte, 0},
 		{"timeouts.response", c.Timeouts.Response, 0},

@@ -16,6 +16,7 @@ type eventMetrics struct {
 	aborts            *prometheus.CounterVec
 	queueTime         prometheus.Histogram
 	queueExits        *prometheus.CounterVec
+	responseLookups   *prometheus.CounterVec
 	unauthorized      *prometheus.CounterVec
 	pollErrors        *prometheus.CounterVec
 	closedConnections prometheus.Counter
@@ -31,9 +32,10 @@ func newEventMetrics() *eventMetrics {
 		aborts:     newCounterVec("aborts_total", "Requests whose client disconnected or stopped reading, or that an operator cancelled, by phase.", "phase"),
 		queueTime: prometheus.NewHistogram(histogramOpts("queue_seconds", "Time in the admission queue, of requests that were queued.",
 			1.0/(1<<13), .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60)),
-		queueExits:   newCounterVec("queue_ends_total", "Requests that left the admission queue or found it full, by result.", "end"),
-		unauthorized: newCounterVec("unauthorized_total", "Requests refused because of their API key, by reason: missing, unknown, expired.", "reason"),
-		pollErrors:   newCounterVec("poll_errors_total", "Failed scrapes of a backend's /metrics.", "backend"),
+		queueExits:      newCounterVec("queue_ends_total", "Requests that left the admission queue or found it full, by result.", "end"),
+		responseLookups: newCounterVec("response_lookups_total", "Requests that refer to a stored response (previous_response_id, or its id in the path), by result.", "result"),
+		unauthorized:    newCounterVec("unauthorized_total", "Requests refused because of their API key, by reason: missing, unknown, expired.", "reason"),
+		pollErrors:      newCounterVec("poll_errors_total", "Failed scrapes of a backend's /metrics.", "backend"),
 		closedConnections: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "warmroute_connections_closed_total",
 			Help: "Idle client connections closed to make room for new ones (limits.connections).",
@@ -45,6 +47,7 @@ func newEventMetrics() *eventMetrics {
 	}
 	initLabels(e.retryWaits, RetryWaitSent, RetryWaitGivenUp, RetryWaitDisconnected)
 	initLabels(e.queueExits, QueueSent, QueueFull, QueueTimeout, QueueNoneReady, QueueDisconnected)
+	initLabels(e.responseLookups, ResponseKnown, ResponseFound, ResponseUnknown, ResponseOfOtherKey, ResponseLost)
 	initLabels(e.unauthorized, KeyMissing, KeyUnknown, KeyExpired)
 	initLabels(e.aborts, AbortInUpload, AbortInQueue, AbortBeforeResponse, AbortInStream, AbortInBody, AbortNotReading, AbortCancelled)
 	initLabels(e.retries, RetryConnect, RetryStale, RetryFirstByte, RetryResponse, RetryStalled, RetryTruncated, RetryErrorEvent, RetryAborted,
@@ -59,7 +62,7 @@ func initLabels[T ~string](c *prometheus.CounterVec, values ...T) {
 }
 
 func (e *eventMetrics) collectors() []prometheus.Collector {
-	return []prometheus.Collector{e.retries, e.retryWaits, e.aborts, e.queueTime, e.queueExits, e.unauthorized, e.pollErrors, e.closedConnections, e.droppedRecords}
+	return []prometheus.Collector{e.retries, e.retryWaits, e.aborts, e.queueTime, e.queueExits, e.responseLookups, e.unauthorized, e.pollErrors, e.closedConnections, e.droppedRecords}
 }
 
 // RetryReason is why an attempt failed before anything was sent to the client.
@@ -137,6 +140,24 @@ func (m *Metrics) RecordQueueExit(result QueueResult, wait time.Duration) {
 	if result != QueueFull {
 		m.events.queueTime.Observe(max(wait, 0).Seconds())
 	}
+}
+
+// ResponseLookup is what became of a request that refers to a stored response.
+type ResponseLookup string
+
+// Results of look-ups of stored responses.
+const (
+	ResponseKnown      ResponseLookup = "known"     // its replica was known
+	ResponseFound      ResponseLookup = "found"     // the replicas were asked, and one has it
+	ResponseUnknown    ResponseLookup = "unknown"   // no replica is known to have it
+	ResponseOfOtherKey ResponseLookup = "other_key" // it belongs to another API key
+	ResponseLost       ResponseLookup = "lost"      // its replica was known, and does not have it any more
+)
+
+// CountResponseLookup counts a request that refers to a stored response. One whose
+// response is lost counts as known before.
+func (m *Metrics) CountResponseLookup(result ResponseLookup) {
+	countLabel(m.events.responseLookups, result)
 }
 
 // UnauthorizedReason is why a request was refused because of its API key.

@@ -69,6 +69,15 @@ func (m *Metrics) RegisterRequestsInFlight(read func() int64) {
 	}, func() float64 { return float64(read()) }))
 }
 
+// RegisterStoredResponses exports the number of stored responses whose replica is known,
+// which read returns at each scrape. It must be called at most once.
+func (m *Metrics) RegisterStoredResponses(read func() int) {
+	m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "warmroute_stored_responses",
+		Help: "Stored responses of /v1/responses whose replica is known (responses.max_entries).",
+	}, func() float64 { return float64(read()) }))
+}
+
 // RegisterLostLogLines exports the number of lines missing from the access log, which
 // read returns at each scrape. It must be called at most once.
 func (m *Metrics) RegisterLostLogLines(read func() int64) {

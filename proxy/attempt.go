@@ -171,14 +171,25 @@ func (r *request) newBackendRequest(ctx context.Context, b *backends.Backend, o 
 	}
 	body := r.input.body
 	sent := &outgoingParts{
-		url:  url.URL{Scheme: b.URL.Scheme, Host: b.URL.Host, Path: b.URL.Path + r.endpoint.path, RawQuery: r.input.query},
+		url:  url.URL{Scheme: b.URL.Scheme, Host: b.URL.Host, Path: b.URL.Path + r.replicaPath(), RawQuery: r.input.query},
 		body: memoryBody{*bytes.NewReader(body)},
 	}
 	req := r.httpReq.WithContext(ctx) // the only way to a copy with another context
-	req.Method, req.URL, req.Header = http.MethodPost, &sent.url, header
+	req.Method, req.URL, req.Header = r.endpoint.allowedMethod(), &sent.url, header
 	req.Body, req.ContentLength = &sent.body, int64(len(body))
+	if len(body) == 0 {
+		req.Body = http.NoBody
+	}
 	req.Close = r.history.countStaleConnections() > 0 // then this connection must not be stale; see transport.StaleError
 	return req
+}
+
+// replicaPath returns the path of the request at a replica.
+func (r *request) replicaPath() string {
+	if !r.endpoint.isAboutResponse() {
+		return r.endpoint.path
+	}
+	return strings.Replace(r.endpoint.path, responseIDPart, r.input.stored.refersTo, 1)
 }
 
 // outgoingParts are the parts of a request to a replica, in one allocation.

@@ -110,7 +110,11 @@ func (p *Proxy) parseDryRun(q DryRunRequest) (*request, *DryRunError) {
 	if x.input.body, err = p.bodies.readBody(q.Body, q.Length, bodyLimits{x.settings.BodyBytes, x.settings.BodyBytesTotal}); err != nil {
 		return x, bodyReadError(err, x.settings.BodyBytes)
 	}
-	if apiErr := x.parseInput(); apiErr != nil {
+	apiErr := x.parseInput()
+	if apiErr == nil && x.input.stored.refersTo != "" {
+		apiErr = x.pinTo(x.findStoredResponse())
+	}
+	if apiErr != nil {
 		return x, &DryRunError{apiErr.status, apiErr.message}
 	}
 	return x, nil

@@ -119,7 +119,7 @@ func (f format) formatErrorEvent(e *apiError) []byte {
 	switch f {
 	case messagesFormat:
 		return append(append([]byte("event: error\ndata: "), anthropic.errorBody(e)...), "\n\n"...)
-	case responsesFormat:
+	case responsesFormat, storedFormat:
 		event := map[string]any{"type": "error", "code": e.code, "message": e.message, "param": nil}
 		if !e.fromReplica {
 			event["src"] = e.sourceUnlessReplica()

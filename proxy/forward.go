@@ -28,6 +28,12 @@ func (r *request) forward() {
 	r.beginAttemptContext()
 	for {
 		h.end = r.endReason()
+		if apiErr := r.checkStoredResponse(); apiErr != nil {
+			r.context.end()
+			r.releaseQueuePlace()
+			r.sendError(apiErr)
+			return
+		}
 		var f fleetView
 		if h.last != stepNone { // else nothing depends on it
 			f = r.fleetView()
@@ -359,6 +365,9 @@ func attemptsFailedError(best *failure) *apiError {
 
 // notPickedError returns the error for a request without a backend.
 func (r *request) notPickedError(err error) *apiError {
+	if r.input.stored.backend != nil && errors.Is(err, router.ErrNoneReady) {
+		return r.lostResponseError("the replica that holds it is not ready")
+	}
 	wait := 0
 	if all := r.input.request.Backends; r.proxy.router.CountReady(all) == 0 {
 		wait = r.proxy.unreadyRetryAfter(all)

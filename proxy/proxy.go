@@ -16,6 +16,7 @@ import (
 	"warmroute/proxy/tracing"
 	"warmroute/router"
 	"warmroute/router/prompt"
+	"warmroute/router/responseindex"
 )
 
 // Options configure a Proxy.
@@ -44,6 +45,9 @@ type Options struct {
 	Tracer     *tracing.Tracer    // nil: requests are not traced
 	Keys       *apikey.Set        // nil: requests need none
 
+	// Responses has the stored responses that replicas hold. nil: none is remembered.
+	Responses *responseindex.Index
+
 	Settings
 }
 
@@ -60,10 +64,9 @@ type Proxy struct {
 	blockBytes int
 	unready    atomic.Bool // FailReadiness was called
 
-	retries          *retryBudget
-	backendIdle      backends.Event // a backend has nothing of ours in flight any more
-	recheckHealth    func(*backends.Backend)
-	outOfDescriptors func(error)
+	retries   *retryBudget
+	responses storedResponses
+	fleetEvents
 
 	inFlight  atomic.Int64 // requests, queued ones included
 	lingering atomic.Int64 // refused requests whose bodies are still read
@@ -73,6 +76,13 @@ type Proxy struct {
 	pools     pools
 
 	observers
+}
+
+// fleetEvents are what requests tell of the backends.
+type fleetEvents struct {
+	backendIdle      backends.Event // a backend has nothing of ours in flight any more
+	recheckHealth    func(*backends.Backend)
+	outOfDescriptors func(error)
 }
 
 // observers are told of requests.
@@ -99,15 +109,15 @@ func (p *Proxy) Activity() *Activity { return p.activity }
 // New makes a Proxy. It starts nothing.
 func New(o Options) *Proxy {
 	p := &Proxy{
-		registry:         o.Registry,
-		router:           o.Router,
-		keys:             o.Keys,
-		version:          o.Version,
-		instance:         instance{id: o.Instance, header: []string{o.Instance}},
-		blockBytes:       o.BlockBytes,
-		retries:          newRetryBudget(),
-		recheckHealth:    o.RecheckHealth,
-		outOfDescriptors: o.OutOfDescriptors,
+		registry:    o.Registry,
+		router:      o.Router,
+		keys:        o.Keys,
+		version:     o.Version,
+		instance:    instance{id: o.Instance, header: []string{o.Instance}},
+		blockBytes:  o.BlockBytes,
+		retries:     newRetryBudget(),
+		responses:   newStoredResponses(o.Responses),
+		fleetEvents: fleetEvents{recheckHealth: o.RecheckHealth, outOfDescriptors: o.OutOfDescriptors},
 		observers: observers{
 			metrics: o.Metrics, log: o.Log, activity: newActivity(),
 			recorder: o.Recorder, accessLog: o.AccessLog, tracer: o.Tracer,
@@ -135,8 +145,8 @@ func New(o Options) *Proxy {
 func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	id := []string{requestIDOrNew(r.Header)}
 	r.Header["X-Request-Id"], w.Header()["X-Request-Id"] = id, id
-	if e := findEndpoint(r); e != nil {
-		p.serveEndpoint(e, w, r)
+	if e, responseID := findEndpoint(r); e != nil {
+		p.serveEndpoint(e, responseID, w, r)
 		return
 	}
 	p.serveLocal(w, r)

@@ -46,6 +46,7 @@ type input struct {
 	query   string // of the URL, without keys
 	body    []byte
 	scratch *scratch
+	stored  storedInput
 	request router.Request
 
 	sessionSource string // the header or the body's field that names the session; "": none
@@ -60,8 +61,9 @@ type scratch struct {
 // serveEndpoint serves one request. What is on its stack while a stream is open, here and down
 // to the relay, is kept small: a few hundred bytes more, and each stream has a stack of 16 KB
 // instead of 8.
-func (p *Proxy) serveEndpoint(e *endpoint, w http.ResponseWriter, r *http.Request) {
+func (p *Proxy) serveEndpoint(e *endpoint, responseID string, w http.ResponseWriter, r *http.Request) {
 	x := p.beginRequest(e, w, r)
+	x.input.stored.refersTo = responseID
 	defer x.finish()
 	if apiErr := x.admit(); apiErr != nil {
 		if x.isCancelled() {
@@ -115,6 +117,9 @@ func (r *request) admit() *apiError {
 	}
 	if apiErr == nil {
 		apiErr = r.chargePrompt()
+	}
+	if apiErr == nil {
+		apiErr = r.routeToStoredResponse()
 	}
 	return apiErr
 }
@@ -189,8 +194,13 @@ func (r *request) readAndParseInput() *apiError {
 // parseInput extracts what routing needs from the body.
 func (r *request) parseInput() *apiError {
 	r.input.scratch = r.proxy.pools.scratch.Get().(*scratch)
-	if r.endpoint.multipart {
+	switch {
+	case r.endpoint.multipart:
 		return r.parseForm()
+	case r.endpoint.isAboutResponse():
+		req := &r.input.request
+		req.NoEngine, req.Backends, req.Endpoint = true, r.proxy.registry.All(), r.endpoint.number()
+		return nil
 	}
 	return r.parseJSON()
 }
@@ -233,10 +243,6 @@ func (r *request) parseJSON() *apiError {
 		}
 		return invalidRequestError("", err.Error())
 	}
-	if pr.PreviousResponse {
-		return invalidRequestError("previous_response_id",
-			"previous_response_id cannot be routed: the earlier response lives in one replica's memory; send the whole conversation as input instead")
-	}
 	engine, apiErr := r.setModelBackends(pr.Model)
 	if apiErr != nil {
 		return apiErr
@@ -248,6 +254,7 @@ func (r *request) parseJSON() *apiError {
 		in.scratch.blocks = pr.AppendBlocks(in.scratch.blocks[:0], engine, r.proxy.blockBytes)
 		in.request.Blocks = in.scratch.blocks
 	}
+	in.stored = storedInput{refersTo: pr.PreviousResponse, chosenID: pr.ResponseID, unstored: pr.NoStore}
 	if in.request.NoEngine = r.endpoint.noEngine; !in.request.NoEngine {
 		in.request.Bytes = len(pr.Text) + pr.ExtraBytes
 		in.request.Streams = pr.Stream

@@ -231,7 +231,6 @@ func TestBadBodyRejected(t *testing.T) {
 		{"completions without a prompt", "/v1/completions", `{"model":"m"}`, "prompt", "prompt"},
 		{"embeddings, not JSON", "/v1/embeddings", `{"model":`, "", ""},
 		{"embeddings, number as model", "/v1/embeddings", `{"model":1,"input":"x"}`, "model", "string"},
-		{"previous response", "/v1/responses", `{"model":"m","input":"hi","previous_response_id":"resp_1"}`, "previous_response_id", "previous_response_id"},
 	}
 	r := &replica{script: always(answered("200 OK", whole))}
 	f := serve(t, func(o *Options) { o.BodyBytes = limit }, r)

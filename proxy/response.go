@@ -128,12 +128,17 @@ func (a *attempt) relayBuffered(resp *http.Response) *failure {
 	if !isEncoded(resp.Header) && vllm.LacksEndpoint(resp.StatusCode, buf.Bytes()) {
 		return a.recordMissingEndpoint(resp, buf.Bytes())
 	}
+	if a.isResponseLost(resp.StatusCode, buf.Bytes()) {
+		a.sendLostResponse()
+		return nil
+	}
 	if resp.StatusCode < 300 {
 		if f := a.checkBuffered(resp, buf.Bytes()); f != nil {
 			return f
 		}
 		if !isEncoded(resp.Header) {
 			a.recordBodyUsage(buf.Bytes())
+			a.rememberBody(buf.Bytes())
 		}
 		a.result.End = router.Completed
 	}
@@ -187,6 +192,7 @@ func (a *attempt) relayUnbuffered(resp *http.Response, head []byte) *failure {
 	}
 	if resp.StatusCode < 300 {
 		a.decision.RecordFirstEvent()
+		a.rememberBody(head)
 	}
 	a.client.WriteHeader(resp.StatusCode)
 	from := tailReader{Reader: resp.Body}
@@ -366,7 +372,7 @@ func (r *request) relayFailure(f *failure) {
 
 // recordBodyUsage records the usage that a complete response reports, and its text.
 func (a *attempt) recordBodyUsage(body []byte) {
-	if a.endpoint.format == plainFormat {
+	if !a.endpoint.format.isRead() {
 		return
 	}
 	var found []byte
@@ -387,7 +393,7 @@ func (a *attempt) recordBodyUsage(body []byte) {
 // there is none, the length counts, up to what was asked for: else a long response would
 // cost its key nothing.
 func (a *attempt) recordTailUsage(tail *tailReader, headBytes int) {
-	if a.endpoint.format == plainFormat || a.outcome.Code >= http.StatusMultipleChoices {
+	if !a.endpoint.format.isRead() || a.outcome.Code >= http.StatusMultipleChoices {
 		return
 	}
 	var u usage

@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -22,9 +23,19 @@ type endpoint struct {
 	path       string
 	promptKind prompt.Kind
 	format     format
-	multipart  bool // the body is multipart, not JSON
-	noEngine   bool // the replica answers without its engine
+	multipart  bool   // the body is multipart, not JSON
+	noEngine   bool   // the replica answers without its engine
+	method     string // empty: POST
 }
+
+// responseIDPart stands in a path for the id of a stored response, which every request is about.
+const responseIDPart = "{response_id}"
+
+// isAboutResponse reports whether the requests of an endpoint are about a stored response.
+func (e *endpoint) isAboutResponse() bool { return strings.Contains(e.path, responseIDPart) }
+
+// allowedMethod returns the only method of an endpoint.
+func (e *endpoint) allowedMethod() string { return cmp.Or(e.method, http.MethodPost) }
 
 // format is the format of an endpoint's responses, as far as the relay reads them.
 type format int
@@ -35,7 +46,11 @@ const (
 	completionFormat
 	responsesFormat
 	messagesFormat
+	storedFormat // a stored response, whose usage was counted when it was made: only its errors are written as in responsesFormat
 )
+
+// isRead reports whether the relay reads what a response says.
+func (f format) isRead() bool { return f != plainFormat && f != storedFormat }
 
 // hasChoices reports whether a response is a list of choices, each with a finish_reason, and a stream
 // of them ends with [DONE].
@@ -50,16 +65,23 @@ const (
 	anthropic
 )
 
-// number returns the number by which backends know the endpoint: its index in endpoints.
+// number returns the number by which backends know the endpoint: its index in endpoints and
+// responseEndpoints.
 func (e *endpoint) number() backends.Endpoint {
-	return backends.Endpoint(slices.IndexFunc(endpoints, func(o endpoint) bool { return o.path == e.path }))
+	samePath := func(o endpoint) bool { return o.path == e.path }
+	if i := slices.IndexFunc(responseEndpoints, samePath); i >= 0 {
+		return backends.Endpoint(len(endpoints) + i)
+	}
+	return backends.Endpoint(slices.IndexFunc(endpoints, samePath))
 }
 
 // MissingEndpoints returns the paths of the endpoints that b is known to lack at a time.
 func MissingEndpoints(b *backends.Backend, now time.Time) (paths []string) {
-	for i := range endpoints {
-		if b.LacksEndpoint(backends.Endpoint(i), now) {
-			paths = append(paths, endpoints[i].path)
+	for _, list := range [][]endpoint{endpoints, responseEndpoints} {
+		for i := range list {
+			if b.LacksEndpoint(list[i].number(), now) {
+				paths = append(paths, list[i].path)
+			}
 		}
 	}
 	return paths
@@ -94,6 +116,12 @@ var endpoints = []endpoint{
 	{path: "/v1/audio/translations", multipart: true, format: plainFormat},
 }
 
+// responseEndpoints are about one stored response, which only the replica that made it has.
+var responseEndpoints = []endpoint{
+	{path: "/v1/responses/" + responseIDPart, method: http.MethodGet, format: storedFormat, noEngine: true},
+	{path: "/v1/responses/" + responseIDPart + "/cancel", format: storedFormat, noEngine: true},
+}
+
 // newLocalHandler returns the handler of the paths that are answered without a replica. chi matches a path that has
 // escapes as it was written, so that only the plain spelling gets through.
 func (p *Proxy) newLocalHandler() http.Handler {
@@ -113,17 +141,33 @@ func (p *Proxy) newLocalHandler() http.Handler {
 
 // findEndpoint returns the endpoint of a request in the plain spelling of its path, else nil.
 // A replica is asked for the endpoint's own path, never the client's. chi is not used, since
-// its context would stay with each stream, on a stack twice the size.
-func findEndpoint(r *http.Request) *endpoint {
-	if r.Method != http.MethodPost || r.URL.RawPath != "" {
-		return nil
+// its context would stay with each stream, on a stack twice the size. Of an endpoint that is
+// about a stored response, responseID is what stands for the id, valid or not.
+func findEndpoint(r *http.Request) (e *endpoint, responseID string) {
+	if r.URL.RawPath != "" {
+		return nil, ""
 	}
+	if e, responseID = findPath(r.URL.Path); e == nil || e.allowedMethod() != r.Method {
+		return nil, ""
+	}
+	return e, responseID
+}
+
+// findPath returns the endpoint of a path, else nil.
+func findPath(path string) (e *endpoint, responseID string) {
 	for i := range endpoints {
-		if endpoints[i].path == r.URL.Path {
-			return &endpoints[i]
+		if endpoints[i].path == path {
+			return &endpoints[i], ""
 		}
 	}
-	return nil
+	for i := range responseEndpoints {
+		before, after, _ := strings.Cut(responseEndpoints[i].path, responseIDPart)
+		id, found := strings.CutPrefix(path, before)
+		if id, ends := strings.CutSuffix(id, after); found && ends && id != "" && !strings.Contains(id, "/") {
+			return &responseEndpoints[i], id
+		}
+	}
+	return nil, ""
 }
 
 // writeRouteError answers a request for which there is no handler: with a 405 where its path
@@ -144,9 +188,10 @@ func allowedMethods(r *http.Request, routes chi.Routes) (allow string) {
 	if path == "" {
 		path = r.URL.Path
 	}
+	e, _ := findPath(path)
 	switch {
-	case slices.ContainsFunc(endpoints, func(e endpoint) bool { return e.path == path }):
-		return http.MethodPost
+	case e != nil:
+		return e.allowedMethod()
 	case routes.Match(chi.NewRouteContext(), http.MethodGet, path):
 		return http.MethodGet + ", " + http.MethodHead
 	}

@@ -28,8 +28,8 @@ func TestEndpointPaths(t *testing.T) {
 	if len(paths) != len(endpoints) {
 		t.Errorf("%d endpoints are listed, want %d", len(endpoints), len(paths))
 	}
-	if len(endpoints) > backends.MaxEndpoints {
-		t.Errorf("%d endpoints; raise backends.MaxEndpoints", len(endpoints))
+	if n := len(endpoints) + len(responseEndpoints); n > backends.MaxEndpoints {
+		t.Errorf("%d endpoints; raise backends.MaxEndpoints", n)
 	}
 	r := &replica{script: always(answered("200 OK", "{}"))}
 	f := serve(t, nil, r)

@@ -23,6 +23,7 @@ type eventScanner struct {
 	partialLine   []byte           // the beginning of an incomplete line
 	lineTruncated bool             // partialLine lacks bytes before its last maxTailBytes
 	isFinalEvent  bool             // the name of the event, which precedes its data, is that of the last one of a response
+	isEarlyEvent  bool             // it is that of an event before the engine's output
 
 	scannedBytes int64 // bytes
 	eventOffset  int64 // of these, before the current event
@@ -34,6 +35,7 @@ type eventScanner struct {
 	abortOffset int64  // bytes before the first event that says so, from which on nothing is relayed
 	done        bool   // the last event has come
 	errorEvent  []byte // the first error event's data
+	responseID  string // of /v1/responses, as its first event names it
 	usage       usage
 	message     messageEnd
 }
@@ -90,11 +92,12 @@ func (s *eventScanner) bufferPartialLine(b []byte) {
 
 func (s *eventScanner) scanLine(line []byte) {
 	if len(line) == 0 || len(line) == 1 && line[0] == '\r' {
-		s.eventOffset, s.isFinalEvent = s.scannedBytes, false
+		s.eventOffset, s.isFinalEvent, s.isEarlyEvent = s.scannedBytes, false, false
 		return
 	}
 	if name, ok := bytes.CutPrefix(line, []byte("event:")); ok && s.format == responsesFormat {
-		s.isFinalEvent = endsResponse(string(bytes.TrimSpace(name)))
+		kind := string(bytes.TrimSpace(name))
+		s.isFinalEvent, s.isEarlyEvent = endsResponse(kind), precedesOutput(kind)
 		return
 	}
 	data, ok := bytes.CutPrefix(line, []byte("data:"))
@@ -112,6 +115,8 @@ func (s *eventScanner) scanLine(line []byte) {
 		}
 	case isErrorEvent(data):
 		s.recordErrorEvent(data)
+	case s.lineTruncated && s.isEarlyEvent:
+		s.readResponseID(data) // it repeats long instructions and tools
 	case s.lineTruncated:
 		s.scanTruncatedEvent(data[len(data)-min(len(data), maxTailBytes):])
 	default:
@@ -178,6 +183,7 @@ var usagePaths = [...][]string{
 	completionFormat: {"usage"},
 	responsesFormat:  {"response.usage"},
 	messagesFormat:   {"message.usage", "usage"},
+	storedFormat:     nil,
 }
 
 // isErrorEvent recognizes an error by its beginning: events of all formats begin with other keys.
@@ -223,8 +229,13 @@ func (s *eventScanner) inspectAfterContent(data []byte) (fromEngine bool) {
 
 // inspectTypedEvent is inspectEvent for formats whose events have a type.
 func (s *eventScanner) inspectTypedEvent(data []byte) (fromEngine bool) {
-	switch kind := gjson.GetBytes(data, "type").Str; kind {
-	case "response.created", "response.in_progress", "response.queued", "ping":
+	kind := gjson.GetBytes(data, "type").Str
+	if precedesOutput(kind) {
+		s.readResponseID(data)
+		return false
+	}
+	switch kind {
+	case "ping":
 		return false
 	case "error":
 		s.recordErrorEvent(data)
@@ -254,6 +265,20 @@ func (s *eventScanner) inspectTypedEvent(data []byte) (fromEngine bool) {
 		}
 	}
 	return true
+}
+
+// precedesOutput reports whether an event of that type comes before the engine's output in a
+// stream of /v1/responses.
+func precedesOutput(eventType string) bool {
+	return eventType == "response.created" || eventType == "response.in_progress" || eventType == "response.queued"
+}
+
+// readResponseID reads the id of the response from an early event, of which the beginning is
+// enough.
+func (s *eventScanner) readResponseID(data []byte) {
+	if s.responseID == "" {
+		s.responseID = gjson.GetBytes(data, "response.id").Str
+	}
 }
 
 // endsResponse reports whether an event of that type is the last of a stream of /v1/responses.

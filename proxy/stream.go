@@ -55,15 +55,20 @@ type streamRelay struct {
 	body     replicaBody
 	events   eventScanner
 	out      lineWriter
-	flooded  bool  // committed without an event, behind too many comments to buffer
-	readErr  error // why there is no more to read
-	writeErr error // why nothing can be written any more
+	unsaved  *storedInput // of a response that is not remembered yet; nil: it is, or is not to be
+	flooded  bool         // committed without an event, behind too many comments to buffer
+	readErr  error        // why there is no more to read
+	writeErr error        // why nothing can be written any more
 }
 
 // relayStream returns nil when the stream was committed to the client, whatever its end.
 func (a *attempt) relayStream(resp *http.Response, body replicaBody) *failure {
 	a.startReplyHashing()
 	s := &streamRelay{attempt: a, resp: resp, body: body, events: eventScanner{format: a.endpoint.format, reply: a.reply}}
+	if a.endpoint.format == responsesFormat && !a.input.stored.unstored {
+		stored := a.input.stored // input may be released before the end of the stream
+		s.unsaved = &stored
+	}
 	s.out = lineWriter{write: a.client.writeAndFlush, chunks: &a.proxy.pools.chunks}
 	defer s.out.releaseChunk()
 	buffered := a.proxy.buffers.get()
@@ -71,6 +76,7 @@ func (a *attempt) relayStream(resp *http.Response, body replicaBody) *failure {
 		a.proxy.buffers.put(buffered)
 		return f
 	}
+	s.rememberResponse()
 	s.sendBeginning(buffered.Bytes())
 	a.proxy.buffers.put(buffered)
 	s.relayChunks()
@@ -196,6 +202,7 @@ func (s *streamRelay) relayChunks() {
 		n, s.readErr = s.body.Read(s.out.freeSpace())
 		before := e.events
 		e.scan(s.out.freeSpace()[:n])
+		s.rememberResponse()
 		switch {
 		case e.events > 0 && before == 0 && s.flooded:
 			_ = s.context.commit()
@@ -304,7 +311,7 @@ func (s *streamRelay) sendErrorEvent(e *apiError) {
 // isTruncated reports whether a stream that seems to have ended well has not. Where the end
 // of the connection is the end of the response, only its last event tells.
 func (s *streamRelay) isTruncated() bool {
-	return s.endpoint.format != plainFormat && !isFramed(s.resp) && !s.events.done
+	return s.endpoint.format.isRead() && !isFramed(s.resp) && !s.events.done
 }
 
 // lineWriter writes a stream of server-sent events in whole lines, each as soon as it is
@@ -457,6 +464,10 @@ func (a *attempt) sendHeaderOnce(resp *http.Response) {
 func (a *attempt) relayErrorAsEvent(resp *http.Response) *failure {
 	body, err := a.readErrorBody(resp)
 	defer a.proxy.buffers.release(int64(len(body)))
+	if a.isResponseLost(resp.StatusCode, body) {
+		a.sendLostResponse()
+		return nil
+	}
 	if err != nil && !errors.Is(err, errErrorBodyTooLong) && !errors.Is(err, errErrorBodyMemory) {
 		return a.classifyOrEndRequest(err)
 	}

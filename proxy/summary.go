@@ -100,7 +100,7 @@ func (r *request) endTraceAndLog() {
 // beginRecording copies what the recording needs of the input, which is released long before
 // the request ends. Endpoints that generate nothing are not recorded.
 func (r *request) beginRecording() {
-	if r.proxy.recorder == nil || r.endpoint.format == plainFormat {
+	if r.proxy.recorder == nil || !r.endpoint.format.isRead() {
 		return
 	}
 	q, req := r.proxy.recorder.NewRequest(), &r.input.request

@@ -34,6 +34,10 @@ type Request struct {
 	Streams   bool           // its first event can be seen
 	Media     bool           // part of its Bytes is not text
 
+	// Stored says that Backends is the one that holds the stored response to which it
+	// refers. It stays the only one, whatever serves the model.
+	Stored bool
+
 	NoEngine      bool // no engine works on it: it is never queued, and has no load
 	NonGenerative bool // its endpoint generates no text: its uncached tokens are not typical
 
@@ -59,16 +63,21 @@ func (req *Request) sequences() int64 {
 	return int64(min(max(1, req.Sequences), maxSequences))
 }
 
+// retrieves reports whether the request asks a backend for what it has in memory. It is
+// sent there even if the backend is draining or about to stop.
+func (req *Request) retrieves() bool { return req.Stored && req.NoEngine }
+
 func (req *Request) class() queue.Class { return queue.ClassOf(req.Priority) }
 
 // Why a backend was chosen, under the policy prefix. Under another policy the
-// reason is the policy's name.
+// reason is the policy's name, or ReasonStored.
 const (
 	ReasonPrefix = "prefix" // it has the longest match
 	ReasonSpill  = "spill"  // another holds more, but is too busy
 	ReasonCold   = "cold"   // none holds any of it
 	ReasonLoad   = "load"   // the request has no prefix to match
 	ReasonOnly   = "only"   // no other could take it
+	ReasonStored = "stored" // it holds the stored response to which the request refers
 )
 
 // Decision is a chosen backend, and a reservation on it that Release must end

@@ -171,6 +171,9 @@ func (r *Router) explainBackend(b *backends.Backend, now time.Time) BackendExpla
 func (r *Router) explainFilter(b *backends.Backend) (name, description string) {
 	d := &r.decision
 	if !slices.Contains(d.req.Backends, b) {
+		if d.req.Stored {
+			return "stored", "does not hold the stored response"
+		}
 		return "model", notServed
 	}
 	if f := r.findFilter(b); f != nil {

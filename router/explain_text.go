@@ -16,6 +16,8 @@ func (e *Explanation) sentence() string {
 	c, others := e.splitCandidates()
 	var s string
 	switch {
+	case e.Reason == ReasonStored:
+		s = fmt.Sprintf("%s holds the stored response to which the request refers", c.Name)
 	case e.Reason == ReasonOnly:
 		s = fmt.Sprintf("%s is the only candidate, and holds %s", c.Name, e.describeMatch(c))
 		if left := e.describeFiltered(); left != "" {

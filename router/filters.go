@@ -119,6 +119,9 @@ var headroomFilter = filter{name: "headroom", description: "is reserved for inte
 
 // findFilter returns the first filter that applies to a backend; nil for none.
 func (r *Router) findFilter(b *backends.Backend) *filter {
+	if r.decision.req.retrieves() && r.has(b) {
+		return nil
+	}
 	if f := r.findAvailabilityFilter(b); f != nil {
 		return f
 	}

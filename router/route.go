@@ -219,7 +219,10 @@ func (r *Router) reserve(chosen int) *Decision {
 // reasonFor says in a word why the candidate was chosen.
 func (r *Router) reasonFor(chosen int) string {
 	d := &r.decision
-	if !r.policy.definition.ExplainsChoice {
+	switch {
+	case d.req.Stored:
+		return ReasonStored
+	case !r.policy.definition.ExplainsChoice:
 		return r.policy.definition.Name
 	}
 	most := 0.0

@@ -289,7 +289,7 @@ func (r *Router) resizeIndex(slot int) {
 // currentBackends returns the backends that serve a request's model now; those that
 // did where the catalog does not list it any more: another may be about to serve it.
 func (r *Router) currentBackends(req *Request) []*backends.Backend {
-	if r.catalog == nil || req.CatalogID == "" {
+	if r.catalog == nil || req.CatalogID == "" || req.Stored {
 		return req.Backends
 	}
 	if e, listed := r.catalog().Find(req.CatalogID); listed {

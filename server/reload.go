@@ -92,6 +92,7 @@ func (s *Server) apply(c *config.Config) error {
 	}
 	s.proxy.Configure(c.ProxySettings())
 	s.keys.Replace(c.APIKeys())
+	s.responses.Configure(c.Responses)
 	s.admin.SetToken(c.AdminToken)
 	s.fleet.checker.SetSettings(c.Health)
 	s.fleet.poller.SetSettings(c.Poll)

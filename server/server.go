@@ -25,6 +25,7 @@ import (
 	"warmroute/proxy/recorder"
 	"warmroute/proxy/tracing"
 	"warmroute/router"
+	"warmroute/router/responseindex"
 )
 
 // Options are what a Server is made of. Config and Log are required.
@@ -63,6 +64,7 @@ type Server struct {
 
 	fleet         *fleet
 	router        *router.Router
+	responses     *responseindex.Index
 	metrics       *metrics.Metrics
 	startupChecks *startupChecks
 	files         stateFiles
@@ -79,7 +81,7 @@ func New(o Options) (*Server, error) {
 	s := &Server{
 		log: o.Log, process: o.process, started: c, config: c,
 		instance: cmp.Or(o.process.inherited.Instance, rand.Text()),
-		keys:     apikey.New(c.APIKeys()),
+		keys:     apikey.New(c.APIKeys()), responses: responseindex.New(c.Responses, time.Now),
 	}
 	managed, registry, err := newBackends(c)
 	if err != nil {
@@ -98,7 +100,7 @@ func New(o Options) (*Server, error) {
 	}
 	s.metrics = metrics.New(registry, s.router, o.Version)
 	if c.Index.Snapshot != "" {
-		if s.files.snapshot, err = newSnapshotFile(c, s.router, o.Log, !hasPredecessor); err != nil {
+		if s.files.snapshot, err = newSnapshotFile(c, s.router, s.responses, o.Log, !hasPredecessor); err != nil {
 			return nil, fmt.Errorf("index.snapshot: %w", err)
 		}
 	}
@@ -110,6 +112,7 @@ func New(o Options) (*Server, error) {
 	if s.accessLog, err = accesslog.New(c.AccessLog, o.Log); err != nil {
 		return nil, fmt.Errorf("access_log.file: %w", err)
 	}
+	s.metrics.RegisterStoredResponses(s.responses.Len)
 	s.metrics.RegisterLostLogLines(s.accessLog.DroppedLines)
 	if s.tracer, err = tracing.New(o.Version, o.Log); err != nil {
 		// The variables may be shared by all services of a host: serve all the same.
@@ -135,6 +138,7 @@ func New(o Options) (*Server, error) {
 		AccessLog:        s.accessLog,
 		Tracer:           s.tracer,
 		Keys:             s.keys,
+		Responses:        s.responses,
 		Settings:         c.ProxySettings(),
 	})
 	host, _, _ := net.SplitHostPort(c.Admin) // validated with the configuration

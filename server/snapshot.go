@@ -17,6 +17,7 @@ import (
 	"warmroute/filelock"
 	"warmroute/proxy/recorder"
 	"warmroute/router"
+	"warmroute/router/responseindex"
 	"warmroute/router/snapshot"
 )
 
@@ -79,7 +80,7 @@ func (f *stateFiles) stopAndSave() {
 	}
 }
 
-// snapshotFile keeps the snapshot of the index on disk. Once it is open no error of it
+// snapshotFile keeps the snapshot of the index and the stored responses on disk. Once it is open no error of it
 // is fatal: without it the proxy only starts cold.
 type snapshotFile struct {
 	path  string
@@ -93,10 +94,10 @@ type snapshotFile struct {
 // newSnapshotFile returns the snapshot, with lockNow locked for this process; else a predecessor
 // still writes it, and savePeriodically locks it. It fails if the snapshot cannot be written. It
 // reads nothing of it.
-func newSnapshotFile(c *config.Config, r *router.Router, log *slog.Logger, lockNow bool) (*snapshotFile, error) {
+func newSnapshotFile(c *config.Config, r *router.Router, responses *responseindex.Index, log *slog.Logger, lockNow bool) (*snapshotFile, error) {
 	s := &snapshotFile{
 		path:  c.Index.Snapshot,
-		index: snapshot.NewStore(r, snapshot.Options{BlockBytes: c.Index.BlockBytes, MaxBytes: c.Index.MaxBytes, Now: time.Now, Log: log}),
+		index: snapshot.NewStore(r, snapshot.Options{BlockBytes: c.Index.BlockBytes, MaxBytes: c.Index.MaxBytes, Responses: responses, Now: time.Now, Log: log}),
 		log:   log,
 	}
 	if err := snapshot.CheckReplaceable(s.path); err != nil || !lockNow {

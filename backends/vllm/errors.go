@@ -85,6 +85,12 @@ func IsAbortedResponse(response gjson.Result) bool {
 	return false
 }
 
+// IsResponseNotFound reports whether the body of a 404 says that a stored response does not
+// exist, rather than its model or the endpoint.
+func IsResponseNotFound(body []byte) bool {
+	return gjson.GetBytes(body, "error.param").Str == "response_id"
+}
+
 // IsAbortedMessage reports whether the engine aborted a complete Anthropic
 // message: it has no stop_reason then.
 func IsAbortedMessage(body []byte) bool {

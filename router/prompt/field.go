@@ -27,6 +27,8 @@ const (
 	fieldTruncate
 	fieldPromptEmbeds
 	fieldPreviousResponse
+	fieldRequestID // of Responses: becomes the id of the response
+	fieldStore     // of Responses
 	fieldMaxTokens
 	fieldMaxCompletionTokens // the newer name; max_output_tokens in responses
 	fieldPromptCacheKey
@@ -114,6 +116,10 @@ func fieldOf(kind Kind, key []byte) field {
 			return fieldTools
 		case "previous_response_id":
 			return fieldPreviousResponse
+		case "request_id":
+			return fieldRequestID
+		case "store":
+			return fieldStore
 		case "previous_input_messages":
 			return fieldPreviousInput
 		case "reasoning":

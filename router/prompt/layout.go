@@ -58,10 +58,11 @@ func (p *Prompt) systemBit() Layout {
 }
 
 // ApplyLayout completes Text, once after Parse: it inserts the system prompt and the tools,
-// and moves or drops what the layout has elsewhere.
+// and moves or drops what the layout has elsewhere. The beginning of a prompt that continues a
+// stored response is not known.
 func (p *Prompt) ApplyLayout(l Layout) {
 	p.layout = l
-	if p.kind != Chat && p.kind != Messages && p.kind != Responses {
+	if p.kind != Chat && p.kind != Messages && p.kind != Responses || p.PreviousResponse != "" {
 		return
 	}
 	if len(p.turns.movable) > 0 {

@@ -38,9 +38,13 @@ func (e *Error) Error() string { return e.Message }
 // Prompt is what routing needs to know about one request. It is meant to be pooled:
 // Parse overwrites it and reuses its buffers. It is not safe for concurrent use.
 type Prompt struct {
-	Model            string // "" if absent, null or empty
-	Stream           bool
-	PreviousResponse bool // Responses only: it has a previous_response_id
+	Model  string // "" if absent, null or empty
+	Stream bool
+
+	// Of Responses only.
+	PreviousResponse string // id of the stored response that it continues; "": none
+	ResponseID       string // id that the client gives the response, its request_id; "": none
+	NoStore          bool   // the response is not to be stored
 
 	MaxTokens int // of the answer; 0: not given
 	Sequences int // that the engine will run: the larger of n and best_of for each prompt, at least 1
@@ -248,7 +252,6 @@ func (p *Prompt) parseCommonFields() error {
 		}
 	}
 	p.Stream = p.parseBool(top[fieldStream])
-	p.PreviousResponse = s.notNull(top[fieldPreviousResponse])
 	p.MaxTokens = p.parseInt(top[fieldMaxCompletionTokens])
 	if p.MaxTokens == 0 {
 		p.MaxTokens = p.parseInt(top[fieldMaxTokens])

@@ -95,7 +95,10 @@ func TestCommonFields(t *testing.T) {
 		{Messages, `{"model":"m",` + m + `,"max_tokens":6,"stream":true,"n":3}`, Prompt{Model: "m", Stream: true, MaxTokens: 6, Sequences: 1, Cacheable: true}},
 		{Responses, `{"input":[],"max_output_tokens":5}`, Prompt{MaxTokens: 5, Sequences: 1, Cacheable: true}},
 		{Responses, `{"input":[],"previous_response_id":null}`, Prompt{Sequences: 1, Cacheable: true}},
-		{Responses, `{"input":[],"previous_response_id":"resp_1"}`, Prompt{Sequences: 1, PreviousResponse: true}},
+		{Responses, `{"input":[],"previous_response_id":"resp_1"}`, Prompt{Sequences: 1, PreviousResponse: "resp_1"}},
+		{Responses, `{"input":[],"previous_response_id":"resp\u005f1","request_id":"mine","store":false}`, Prompt{Sequences: 1, PreviousResponse: "resp_1", ResponseID: "mine", NoStore: true}},
+		{Responses, `{"input":[],"request_id":null,"store":true}`, Prompt{Sequences: 1, Cacheable: true}},
+		{Chat, `{` + m + `,"previous_response_id":"resp_1","request_id":"mine","store":false}`, Prompt{Sequences: 1, Cacheable: true}},
 	} {
 		p := parse(t, c.kind, c.body)
 		if c.kind == Other {
@@ -131,8 +134,8 @@ func TestMediaInOtherBodies(t *testing.T) {
 
 // head writes what a Prompt says beside its text.
 func head(p *Prompt) string {
-	return fmt.Sprintf("model %q stream %v previous %v most %d sequences %d cacheable %v extra %d session %q %x",
-		p.Model, p.Stream, p.PreviousResponse, p.MaxTokens, p.Sequences, p.Cacheable, p.ExtraBytes, p.SessionField, p.Session)
+	return fmt.Sprintf("model %q stream %v previous %q id %q unstored %v most %d sequences %d cacheable %v extra %d session %q %x",
+		p.Model, p.Stream, p.PreviousResponse, p.ResponseID, p.NoStore, p.MaxTokens, p.Sequences, p.Cacheable, p.ExtraBytes, p.SessionField, p.Session)
 }
 
 func TestFirstMessageHash(t *testing.T) {

@@ -12,17 +12,25 @@ const (
 	itemText                       // the text is written, or there is none
 )
 
-// finishResponses ends the parsing of a Responses body. The rest of a prompt that begins with
-// an earlier response is in a replica's memory.
+// finishResponses ends the parsing of a Responses body. Of a prompt that continues a stored
+// response only the new input is counted: the rest is in a replica's memory, and most likely
+// in its cache, with the instructions and tools that clients repeat.
 func (p *Prompt) finishResponses() error {
 	s, top := &p.scan, &p.top
 	if !top[fieldInput].exists() {
 		return &Error{Param: "input", Message: "input is missing"}
 	}
-	if p.PreviousResponse || s.notNull(top[fieldPreviousInput]) {
-		p.Cacheable = false
+	if err := p.parseStoreFields(); err != nil {
+		return err
 	}
 	p.endAssistantItem()
+	if p.PreviousResponse != "" {
+		p.Cacheable = false
+		return nil
+	}
+	if s.notNull(top[fieldPreviousInput]) {
+		p.Cacheable = false
+	}
 	p.system = p.system[:0]
 	if v := top[fieldInstructions]; s.firstByte(v) == '"' && v.end-v.start > len(`""`) {
 		p.beginSystem()
@@ -31,6 +39,31 @@ func (p *Prompt) finishResponses() error {
 	top[fieldReasoningEffort] = p.memberOf(top[fieldReasoning], "effort")
 	p.setSeedFromFields(formatChat)
 	return nil
+}
+
+// parseStoreFields reads the fields that concern stored responses.
+func (p *Prompt) parseStoreFields() (err error) {
+	if p.PreviousResponse, err = p.parseID(fieldPreviousResponse, "previous_response_id"); err != nil {
+		return err
+	}
+	if p.ResponseID, err = p.parseID(fieldRequestID, "request_id"); err != nil {
+		return err
+	}
+	store := p.top[fieldStore]
+	p.NoStore = p.scan.notNull(store) && !p.parseBool(store)
+	return nil
+}
+
+// parseID returns the string of a field, "" if it is absent or null.
+func (p *Prompt) parseID(f field, name string) (string, error) {
+	s, v := &p.scan, p.top[f]
+	switch {
+	case !s.notNull(v):
+		return "", nil
+	case s.firstByte(v) != '"':
+		return "", &Error{Param: name, Message: name + " must be a string"}
+	}
+	return string(p.unquote(v)), nil
 }
 
 // parseInput checks the input at i, a text or a list of items, appends it to Text and returns

@@ -27,6 +27,7 @@ import (
 //	version      uint32
 //	fingerprint  uint64, see hashingFingerprint
 //	parts        uint32, how many
+//	responses    uint32 length, bytes: see responseindex.Index.AppendTo; not in version 1
 //	each part    uint32 length, bytes: see part
 //	checksum     uint64, xxh3 of all before it
 //
@@ -34,7 +35,7 @@ import (
 // from strangers.
 const (
 	magic         = "warmroute index\n"
-	formatVersion = 1
+	formatVersion = 2
 	headBytes     = len(magic) + 4 + 8 + 4
 	maxParts      = 1 << 16
 
@@ -89,12 +90,13 @@ type writer struct {
 	err error
 }
 
-// startSnapshot writes the head of a snapshot and returns the writer of the rest.
-func startSnapshot(to io.Writer, fingerprint uint64, partCount int) *writer {
+// startSnapshot writes the head of a snapshot and returns the writer of the parts.
+func startSnapshot(to io.Writer, fingerprint uint64, partCount int, responses []byte) *writer {
 	w := &writer{to: to, sum: xxh3.New()}
 	head := binary.LittleEndian.AppendUint32([]byte(magic), formatVersion)
 	head = binary.LittleEndian.AppendUint64(head, fingerprint)
 	w.write(binary.LittleEndian.AppendUint32(head, uint32(partCount)))
+	w.writePart(responses)
 	return w
 }
 
@@ -153,42 +155,67 @@ func mayBeSnapshot(head []byte) bool {
 	return string(head[:n]) == magic[:n]
 }
 
-// parseSnapshot returns the parts by address. They alias data.
-func parseSnapshot(data []byte, wantFingerprint uint64, now time.Time) (byAddress map[string]*part, err error) {
+// frame is an undamaged snapshot whose parts are not parsed. It aliases the file's data.
+type frame struct {
+	fingerprint uint64
+	partCount   uint32
+	responses   []byte
+	parts       []byte
+}
+
+// parseFrame returns the frame of a snapshot.
+func parseFrame(data []byte) (f frame, err error) {
 	if !mayBeSnapshot(data) {
-		return nil, errors.New("not a warmroute snapshot")
+		return f, errors.New("not a warmroute snapshot")
 	}
 	if len(data) < headBytes+8 {
-		return nil, errors.New("snapshot is damaged: truncated")
+		return f, errors.New("snapshot is damaged: truncated")
 	}
-	rest := data[len(magic):]
-	if v := binary.LittleEndian.Uint32(rest); v != formatVersion {
-		return nil, fmt.Errorf("snapshot has format version %d, expected %d", v, formatVersion)
+	head := data[len(magic):]
+	version := binary.LittleEndian.Uint32(head)
+	if version < 1 || version > formatVersion {
+		return f, fmt.Errorf("snapshot has format version %d, expected %d", version, formatVersion)
 	}
 	end := len(data) - 8
 	if binary.LittleEndian.Uint64(data[end:]) != xxh3.Hash(data[:end]) {
-		return nil, errors.New("snapshot is damaged: wrong checksum")
+		return f, errors.New("snapshot is damaged: wrong checksum")
 	}
-	if binary.LittleEndian.Uint64(rest[4:]) != wantFingerprint {
+	f = frame{fingerprint: binary.LittleEndian.Uint64(head[4:]), partCount: binary.LittleEndian.Uint32(head[12:]), parts: data[headBytes:end]}
+	if f.partCount > maxParts {
+		return f, fmt.Errorf("snapshot is damaged: %d parts", f.partCount)
+	}
+	if version > 1 {
+		f.responses, f.parts, err = cutPart(f.parts)
+	}
+	return f, err
+}
+
+// cutPart returns the first of several parts, and what follows it.
+func cutPart(parts []byte) (first, rest []byte, err error) {
+	if len(parts) < 4 || uint64(binary.LittleEndian.Uint32(parts)) > uint64(len(parts)-4) {
+		return nil, nil, errTruncated
+	}
+	n := 4 + int(binary.LittleEndian.Uint32(parts))
+	return parts[4:n], parts[n:], nil
+}
+
+// parseParts returns the parts by address. They alias the frame.
+func (f *frame) parseParts(wantFingerprint uint64, now time.Time) (byAddress map[string]*part, err error) {
+	if f.fingerprint != wantFingerprint {
 		return nil, errors.New("snapshot was written with another index.block_bytes, or by another version")
 	}
-	count := binary.LittleEndian.Uint32(rest[12:])
-	if count > maxParts {
-		return nil, fmt.Errorf("snapshot is damaged: %d parts", count)
-	}
-	rest = data[headBytes:end]
+	rest := f.parts
 	parts := map[string]*part{}
 	var newest time.Time
-	for range count {
-		if len(rest) < 4 || uint64(binary.LittleEndian.Uint32(rest)) > uint64(len(rest)-4) {
-			return nil, errTruncated
+	for range f.partCount {
+		var raw []byte
+		if raw, rest, err = cutPart(rest); err != nil {
+			return nil, err
 		}
-		n := int(binary.LittleEndian.Uint32(rest))
-		p, err := parsePart(rest[4 : 4+n])
+		p, err := parsePart(raw)
 		if err != nil {
 			return nil, err
 		}
-		rest = rest[4+n:]
 		if p.takenAt.After(newest) {
 			newest = p.takenAt
 		}
@@ -199,7 +226,7 @@ func parseSnapshot(data []byte, wantFingerprint uint64, now time.Time) (byAddres
 	switch {
 	case len(rest) > 0:
 		return nil, errors.New("snapshot is damaged: data after its last part")
-	case len(parts) == 0 && count > 0:
+	case len(parts) == 0 && f.partCount > 0:
 		return nil, fmt.Errorf("snapshot is %v old, maximum is %v", now.Sub(newest).Round(time.Minute), maxAge)
 	}
 	return parts, nil

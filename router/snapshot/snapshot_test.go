@@ -21,6 +21,7 @@ import (
 	"warmroute/router/estimate"
 	"warmroute/router/index"
 	"warmroute/router/prompt"
+	"warmroute/router/responseindex"
 )
 
 const blockBytes = 256
@@ -313,7 +314,7 @@ func TestWriteFollowsTheFleet(t *testing.T) {
 	k.Store.ObserveLoad(next, &l)
 	mustPick(t, k.Router, ask([]*backends.Backend{next}, 7, 20)).Release(router.Outcome{End: router.Completed})
 	data := k.write(t)
-	parts, err := parseSnapshot(data, hashingFingerprint(blockBytes), k.now)
+	parts, err := parseAll(data, hashingFingerprint(blockBytes), k.now)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -334,6 +335,15 @@ func TestWriteFollowsTheFleet(t *testing.T) {
 	if got := after.matched(1, 20); got[1] != 0 {
 		t.Errorf("%v blocks are held of what the slot's first owner had", got)
 	}
+}
+
+// parseAll returns the parts of a snapshot by address.
+func parseAll(data []byte, fingerprint uint64, now time.Time) (map[string]*part, error) {
+	f, err := parseFrame(data)
+	if err != nil {
+		return nil, err
+	}
+	return f.parseParts(fingerprint, now)
 }
 
 // sealed gives data a checksum that fits.
@@ -371,7 +381,7 @@ func TestReadRejectsUnusableSnapshots(t *testing.T) {
 	}
 	f("empty", "truncated", nil, plain)
 	f("another format", "not a warmroute snapshot", []byte(strings.Repeat("# a readme\n", 50)), plain)
-	f("version", "version 2", edit(func(b []byte) { b[len(magic)] = 2 }), plain)
+	f("version", "version 3", edit(func(b []byte) { b[len(magic)] = 3 }), plain)
 	f("other block size", "index.block_bytes", good, func(k *kept) { k.fingerprint = hashingFingerprint(512) })
 	f("too old", "25h", good, func(k *kept) { k.now = k.now.Add(25 * time.Hour) })
 	f("too large", "index.max_bytes", good, func(k *kept) { k.options.MaxBytes = int64(len(good)) - 1 })
@@ -385,19 +395,47 @@ func TestReadRejectsUnusableSnapshots(t *testing.T) {
 	}
 }
 
+// Responses do not depend on how prompts are hashed.
+func TestResponsesSurviveARestart(t *testing.T) {
+	settings := responseindex.Settings{MaxEntries: 10, TTL: time.Hour}
+	before := warm(t)
+	before.options.Responses = responseindex.New(settings, func() time.Time { return before.now })
+	want := responseindex.Entry{Backend: "http://10.0.0.1:8000", Owner: "alice"}
+	before.options.Responses.Add("resp_1", want)
+	data := before.write(t)
+	for _, c := range []struct {
+		name, err string
+		change    func(*kept)
+	}{
+		{"", "", func(*kept) {}},
+		{"another block size", "index.block_bytes", func(k *kept) { k.fingerprint++ }},
+		{"an index of less than the responses", "", func(k *kept) { k.options.MaxBytes = int64(len(data)) - 20 }},
+	} {
+		after := newKept(t, 2)
+		after.options.Responses = responseindex.New(settings, func() time.Time { return after.now })
+		c.change(after)
+		if err := after.ReadPending(bytes.NewReader(data)); (err != nil) != (c.err != "") || err != nil && !strings.Contains(err.Error(), c.err) {
+			t.Errorf("%s: error %v", c.name, err)
+		}
+		if got, _ := after.options.Responses.Find("resp_1"); got != want {
+			t.Errorf("%s: restored %+v", c.name, got)
+		}
+	}
+}
+
 func TestFingerprintDependsOnBlockBytes(t *testing.T) {
 	if hashingFingerprint(256) == hashingFingerprint(512) {
 		t.Error("fingerprints do not tell block sizes apart")
 	}
 }
 
-// A snapshot of format 1 stays readable as long as the version says 1.
+// A snapshot of format 1, which has no responses, stays readable.
 func TestGoldenSnapshot(t *testing.T) {
 	data, err := os.ReadFile("testdata/format-1")
 	if err != nil {
 		t.Fatal(err)
 	}
-	parts, err := parseSnapshot(data, fingerprintIn(data), time.Unix(1000, 0))
+	parts, err := parseAll(data, fingerprintIn(data), time.Unix(1000, 0))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -441,7 +479,7 @@ func FuzzParse(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		data = sealed(append(bytes.Clone(data), make([]byte, 8)...)) // what lies behind the checksum is to be reached
-		parts, err := parseSnapshot(data, fingerprintIn(data), time.Unix(1000, 0))
+		parts, err := parseAll(data, fingerprintIn(data), time.Unix(1000, 0))
 		if err != nil {
 			return
 		}

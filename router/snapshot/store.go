@@ -1,5 +1,5 @@
-// Package snapshot carries what a router knows of its backends' caches, and what it
-// has learned of them, over a restart of the proxy.
+// Package snapshot carries what a router knows of its backends' caches, what it has
+// learned of them, and which stored responses they hold, over a restart of the proxy.
 package snapshot
 
 import (
@@ -15,6 +15,7 @@ import (
 	"warmroute/backends"
 	"warmroute/router"
 	"warmroute/router/index"
+	"warmroute/router/responseindex"
 )
 
 // Store reads and writes snapshots of a router. A replica that runs on while the
@@ -36,8 +37,9 @@ type Store struct {
 
 // Options configure a Store.
 type Options struct {
-	BlockBytes int   // of canonical prompt in a block
-	MaxBytes   int64 // of a snapshot: what the router's index may take
+	BlockBytes int                  // of canonical prompt in a block
+	MaxBytes   int64                // of a snapshot, without the responses: what the router's index may take
+	Responses  *responseindex.Index // written and read too; nil: there is none
 	Now        func() time.Time
 	Log        *slog.Logger
 }
@@ -54,17 +56,25 @@ func NewStore(r *router.Router, o Options) *Store {
 }
 
 // ReadPending reads a snapshot that Write wrote. It is used at each backend's first
-// scrape. On an error, which says why it cannot be used, nothing has changed. Call it
-// before the first ObserveLoad.
+// scrape; the responses are there at once, even if the hashes of its prompts are of no
+// use. On an error, which says why, nothing else has changed. Call it before the first
+// ObserveLoad.
 func (s *Store) ReadPending(from io.Reader) error {
-	data, err := io.ReadAll(io.LimitReader(from, s.options.MaxBytes+1))
+	data, err := io.ReadAll(io.LimitReader(from, s.options.MaxBytes+responseindex.MaxEncodedBytes+1))
 	if err != nil {
 		return err
 	}
-	if int64(len(data)) > s.options.MaxBytes {
-		return errors.New("snapshot is larger than index.max_bytes")
+	f, err := parseFrame(data)
+	if err == nil && int64(len(data)-len(f.responses)) > s.options.MaxBytes {
+		err = errors.New("snapshot is larger than index.max_bytes")
 	}
-	parts, err := parseSnapshot(data, s.fingerprint, s.options.Now())
+	if err == nil && s.options.Responses != nil && len(f.responses) > 0 {
+		err = s.options.Responses.Restore(f.responses)
+	}
+	if err != nil {
+		return err
+	}
+	parts, err := f.parseParts(s.fingerprint, s.options.Now())
 	if err != nil {
 		return err
 	}
@@ -147,7 +157,11 @@ func (s *Store) Write(to io.Writer) error {
 	s.mu.Unlock()
 	// Of a backend never scraped nothing could show, one day, that its cache is still the same.
 	list = slices.DeleteFunc(list, func(b *backends.Backend) bool { return pending[b] == nil && loads[b] == nil })
-	w := startSnapshot(to, s.fingerprint, len(list))
+	var responses []byte
+	if s.options.Responses != nil {
+		responses = s.options.Responses.AppendTo(nil)
+	}
+	w := startSnapshot(to, s.fingerprint, len(list), responses)
 	var blocks []index.ExportedBlock
 	var estimates, buf []byte
 	for _, b := range list {

@@ -1,0 +1,271 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/tidwall/gjson"
+
+	"warmroute/backends"
+	"warmroute/backends/vllm"
+	"warmroute/metrics"
+	"warmroute/router/responseindex"
+)
+
+// Replicas keep the responses of /v1/responses in memory, each its own. A request that refers
+// to one can be answered by that replica alone.
+
+const (
+	// maxSearched is how many backends one search asks at a time, maxSearches how many searches
+	// there are at a time: a client can name any id.
+	maxSearched = 4
+	maxSearches = 16
+	// searchTimeout bounds a search. A replica answers from memory.
+	searchTimeout = 3 * time.Second
+)
+
+// storedResponses finds the backends that hold stored responses.
+type storedResponses struct {
+	*responseindex.Index
+	searches chan struct{} // capacity maxSearches: those that run
+}
+
+// newStoredResponses returns those of an index; nil: nothing is remembered.
+func newStoredResponses(index *responseindex.Index) storedResponses {
+	if index == nil {
+		index = responseindex.New(responseindex.Settings{}, time.Now)
+	}
+	return storedResponses{index, make(chan struct{}, maxSearches)}
+}
+
+// storedInput is what a request says of stored responses.
+type storedInput struct {
+	refersTo string            // id of the response that it continues or is about; empty: none
+	backend  *backends.Backend // that holds that one; nil: not known yet
+	chosenID string            // that the client gives to the new response; empty: none
+	unstored bool              // the new response is not to be stored
+}
+
+// routeToStoredResponse has a request that refers to a stored response routed to the backend that
+// holds it. It may wait for the backends to say which one does.
+func (r *request) routeToStoredResponse() *apiError {
+	if apiErr := r.checkChosenID(); apiErr != nil || r.input.stored.refersTo == "" {
+		return apiErr
+	}
+	b, result := r.findStoredResponse()
+	if result == metrics.ResponseUnknown && r.maySearchResponse() {
+		b, result = r.searchStoredResponse()
+	}
+	r.proxy.metrics.CountResponseLookup(result)
+	return r.pinTo(b, result)
+}
+
+// checkChosenID refuses an id for the new response that is another key's: the replica might
+// replace one by the other.
+func (r *request) checkChosenID() *apiError {
+	id := r.input.stored.chosenID
+	if id == "" || r.account == nil {
+		return nil
+	}
+	if e, known := r.proxy.responses.Peek(id); known && e.Owner != r.account.Name {
+		return invalidRequestError("request_id", "request_id names a response that exists; choose another, or leave it out")
+	}
+	return nil
+}
+
+// findStoredResponse returns the backend that is known to hold the response to which the request
+// refers; nil where there is none.
+func (r *request) findStoredResponse() (b *backends.Backend, result metrics.ResponseLookup) {
+	p := r.proxy
+	e, known := p.responses.Find(r.input.stored.refersTo)
+	switch {
+	case !known:
+		return nil, metrics.ResponseUnknown
+	case r.account != nil && e.Owner != r.account.Name:
+		return nil, metrics.ResponseOfOtherKey
+	}
+	if b = p.registry.FindAddress(e.Backend); b == nil {
+		return nil, metrics.ResponseLost
+	}
+	return b, metrics.ResponseKnown
+}
+
+// pinTo has the request routed to b alone, or returns the error that result is.
+func (r *request) pinTo(b *backends.Backend, result metrics.ResponseLookup) *apiError {
+	switch {
+	case result == metrics.ResponseLost:
+		return r.lostResponseError("the replica that held it was removed")
+	case b == nil:
+		return r.lostResponseError("no replica is known to hold it")
+	}
+	req := &r.input.request
+	if !req.NoEngine && !slices.Contains(req.Backends, b) {
+		return r.lostResponseError("the replica that holds it does not serve the model of this request")
+	}
+	r.input.stored.backend = b
+	req.Backends, req.Stored = []*backends.Backend{b}, true
+	return nil
+}
+
+// checkStoredResponse returns the error for a request whose response is out of reach by now, else
+// nil.
+func (r *request) checkStoredResponse() *apiError {
+	b, h := r.input.stored.backend, &r.history
+	if b == nil || h.end != notEnded {
+		return nil
+	}
+	refused := len(h.attempts) > 0 && errors.Is(h.latestAttempt().failure.err, syscall.ECONNREFUSED)
+	switch {
+	case refused, b.State() == backends.Down && b.RefusesConnections():
+		r.forgetStoredResponse()
+		return r.lostResponseError("the replica that held it has ended")
+	case b.State() == backends.Draining && !r.input.request.NoEngine:
+		return r.lostResponseError("the replica that holds it is about to be removed")
+	}
+	return nil
+}
+
+// forgetStoredResponse forgets where the response was to which the request refers, since its
+// replica has lost it.
+func (r *request) forgetStoredResponse() {
+	r.proxy.responses.Remove(r.input.stored.refersTo)
+	r.proxy.metrics.CountResponseLookup(metrics.ResponseLost)
+}
+
+// isResponseLost reports whether a replica has answered that it does not have the response to
+// which the request refers.
+func (a *attempt) isResponseLost(status int, body []byte) bool {
+	return status == http.StatusNotFound && a.input.stored.backend != nil && vllm.IsResponseNotFound(body)
+}
+
+// sendLostResponse answers a request of which isResponseLost is true.
+func (a *attempt) sendLostResponse() {
+	a.forgetStoredResponse()
+	a.replaceBestFailure(nil)
+	a.sendError(a.lostResponseError("the replica that held it was restarted, or has dropped it"))
+}
+
+// lostResponseError returns the API's error for a response that does not exist, for a reason.
+func (r *request) lostResponseError(reason string) *apiError {
+	e := &apiError{status: http.StatusNotFound, kind: "invalid_request_error", param: "response_id", code: "response_not_found"}
+	id := r.input.stored.refersTo
+	if !responseindex.IsValidID(id) {
+		id = "…"
+	}
+	e.message = "Response with id '" + id + "' not found: " + reason + "."
+	if !r.endpoint.isAboutResponse() {
+		e.param, e.code = "previous_response_id", "previous_response_not_found"
+		e.message += " Send the whole conversation as input, without previous_response_id."
+	}
+	return e
+}
+
+// maySearchResponse reports whether the backends may be asked for the response to which the request
+// refers. Where keys are configured a response is known to the key that made it or to none.
+func (r *request) maySearchResponse() bool {
+	id, known := r.input.stored.refersTo, &r.proxy.responses
+	return r.account == nil && responseindex.IsValidID(id) && known.Enabled() && !known.IsAbsent(id)
+}
+
+// searchStoredResponse asks the backends that may hold the response to which the request refers,
+// and remembers what they say. It blocks for searchTimeout at most, and while other searches run.
+func (r *request) searchStoredResponse() (b *backends.Backend, result metrics.ResponseLookup) {
+	p, id := r.proxy, r.input.stored.refersTo
+	select {
+	case p.responses.searches <- struct{}{}:
+		defer func() { <-p.responses.searches }()
+	case <-r.httpReq.Context().Done():
+		return nil, metrics.ResponseUnknown
+	}
+	passed := http.Header{backends.InstanceHeader: r.httpReq.Header[backends.InstanceHeader]}
+	p.appendInstanceID(passed) // so that no search goes round in circles
+	b, allAnswered := searchBackends(r.httpReq.Context(), id, r.input.request.Backends, firstHeaderValue(passed, backends.InstanceHeader))
+	switch {
+	case b != nil:
+		p.responses.Add(id, responseindex.Entry{Backend: backends.NormalizeURL(b.URL)})
+		return b, metrics.ResponseFound
+	case allAnswered:
+		p.responses.AddAbsent(id)
+	}
+	return nil, metrics.ResponseUnknown
+}
+
+// searchBackends asks backends for a stored response, maxSearched at a time, and returns one that
+// has it; nil if none says so. allAnswered is false if some did not answer. proxyInstances names
+// the proxies that the request has passed.
+func searchBackends(ctx context.Context, id string, list []*backends.Backend, proxyInstances string) (holder *backends.Backend, allAnswered bool) {
+	ctx, cancel := context.WithTimeout(ctx, searchTimeout)
+	defer cancel()
+	var next, unanswered atomic.Int64
+	var found atomic.Pointer[backends.Backend]
+	var workers sync.WaitGroup
+	for range min(maxSearched, len(list)) {
+		workers.Go(func() {
+			for i := next.Add(1); i <= int64(len(list)) && found.Load() == nil; i = next.Add(1) {
+				b := list[i-1]
+				switch has, err := hasResponse(ctx, b, id, proxyInstances); {
+				case err != nil:
+					unanswered.Add(1)
+				case has:
+					found.Store(b)
+					cancel()
+				}
+			}
+		})
+	}
+	workers.Wait()
+	return found.Load(), unanswered.Load() == 0
+}
+
+var errUnavailable = errors.New("replica is unavailable")
+
+// hasResponse asks a replica for a stored response. One that is down is not asked.
+func hasResponse(ctx context.Context, b *backends.Backend, id, proxyInstances string) (bool, error) {
+	if b.State() == backends.Down {
+		return false, errUnavailable
+	}
+	resp, err := b.Get(ctx, "/v1/responses/"+id, "application/json", proxyInstances)
+	if err != nil {
+		return false, err
+	}
+	defer resp.Body.Close()
+	switch resp.StatusCode {
+	case http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
+		return false, errUnavailable
+	}
+	return resp.StatusCode == http.StatusOK, nil
+}
+
+// rememberBody remembers the response that a body is, or begins with, unless it is not to be
+// stored.
+func (a *attempt) rememberBody(body []byte) {
+	if a.endpoint.format == responsesFormat && !a.input.stored.unstored {
+		a.remember(gjson.GetBytes(body, "id").Str)
+	}
+}
+
+// rememberResponse remembers the response that is streamed, before the client has its id from it.
+// One whose id the client has chosen is remembered when it is complete: until then the replica
+// may have another one of that id, which may be another key's.
+func (s *streamRelay) rememberResponse() {
+	if s.unsaved == nil || s.events.responseID == "" || s.unsaved.chosenID != "" && !s.events.finished {
+		return
+	}
+	s.unsaved = nil
+	s.remember(s.events.responseID)
+}
+
+// remember remembers that the attempt's backend holds a response.
+func (a *attempt) remember(responseID string) {
+	e := responseindex.Entry{Backend: backends.NormalizeURL(a.decision.Backend.URL)}
+	if a.account != nil {
+		e.Owner = a.account.Name
+	}
+	a.proxy.responses.Add(responseID, e)
+}

@@ -1,0 +1,210 @@
+// Package responseindex remembers which backend holds a stored response of
+// /v1/responses: replicas keep them in memory, each its own.
+package responseindex
+
+import (
+	"sync"
+	"time"
+
+	"github.com/hashicorp/golang-lru/v2/simplelru"
+)
+
+const (
+	// maxIDBytes bounds the ids that are remembered. vLLM's own have 37 bytes; a client may
+	// choose others.
+	maxIDBytes = 128
+
+	// A response that no backend holds is remembered as absent, so that a client that
+	// asks for it again does not make every replica search again.
+	maxAbsent      = 4096
+	absentLifetime = 10 * time.Second
+)
+
+// MaxEntries bounds Settings.MaxEntries.
+const MaxEntries = 5_000_000
+
+// Settings bound an Index.
+type Settings struct {
+	MaxEntries int           `mapstructure:"max_entries"` // 0: nothing is remembered
+	TTL        time.Duration `mapstructure:"ttl"`         // since the last use
+}
+
+// Entry says where a response is held and whose it is.
+type Entry struct {
+	Backend string // the backend's address, as of backends.NormalizeURL
+	Owner   string // name of the API key that made it; empty: no keys were configured
+}
+
+// Index maps the ids of responses to the backends that hold them. The entries that were
+// used least recently give way to new ones. Safe for concurrent use.
+type Index struct {
+	now func() time.Time
+
+	mu       sync.Mutex // guards what follows
+	settings Settings
+	entries  *simplelru.LRU[string, *record] // nil: nothing is remembered
+	absent   *simplelru.LRU[string, time.Time]
+}
+
+// record is an Entry with the time of its last use.
+type record struct {
+	Entry
+	usedAt time.Time
+}
+
+// New returns an empty index.
+func New(s Settings, now func() time.Time) *Index {
+	x := &Index{now: now, absent: newLRU[time.Time](maxAbsent)}
+	x.Configure(s)
+	return x
+}
+
+// newLRU returns an empty LRU of a size above 0.
+func newLRU[V any](size int) *simplelru.LRU[string, V] {
+	l, err := simplelru.NewLRU[string, V](size, nil)
+	if err != nil {
+		panic(err) // the size is not positive
+	}
+	return l
+}
+
+// Configure changes the bounds. Entries beyond them are removed.
+func (x *Index) Configure(s Settings) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.settings = s
+	switch {
+	case s.MaxEntries <= 0:
+		x.entries = nil
+	case x.entries == nil:
+		x.entries = newLRU[*record](s.MaxEntries)
+	default:
+		x.entries.Resize(s.MaxEntries)
+	}
+}
+
+// Enabled reports whether responses are remembered.
+func (x *Index) Enabled() bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.entries != nil
+}
+
+// Len returns how many responses are remembered.
+func (x *Index) Len() int {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.entries == nil {
+		return 0
+	}
+	x.removeExpired()
+	return x.entries.Len()
+}
+
+// Add remembers a response, unless its id is not valid or names one of another owner.
+func (x *Index) Add(id string, e Entry) {
+	if !IsValidID(id) {
+		return
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.entries == nil {
+		return
+	}
+	x.absent.Remove(id)
+	if known := x.find(id); known != nil && known.Owner != e.Owner {
+		return
+	}
+	x.entries.Add(id, &record{e, x.now()})
+}
+
+// Find returns the entry of a response, which counts as a use.
+func (x *Index) Find(id string) (e Entry, ok bool) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	r := x.find(id)
+	if r == nil {
+		return Entry{}, false
+	}
+	r.usedAt = x.now()
+	return r.Entry, true
+}
+
+// Peek is Find without a use.
+func (x *Index) Peek(id string) (e Entry, ok bool) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.removeExpired()
+	if x.entries == nil {
+		return Entry{}, false
+	}
+	r, ok := x.entries.Peek(id)
+	if !ok {
+		return Entry{}, false
+	}
+	return r.Entry, true
+}
+
+// find returns the record of a response, nil if there is none, and makes it the most
+// recent one. x.mu is held.
+func (x *Index) find(id string) *record {
+	if x.entries == nil {
+		return nil
+	}
+	x.removeExpired()
+	r, _ := x.entries.Get(id)
+	return r
+}
+
+// removeExpired removes the entries that were not used for Settings.TTL. They are the
+// least recent ones. x.mu is held.
+func (x *Index) removeExpired() {
+	if x.entries == nil {
+		return
+	}
+	for oldest := x.now().Add(-x.settings.TTL); ; {
+		_, r, ok := x.entries.GetOldest()
+		if !ok || !r.usedAt.Before(oldest) {
+			return
+		}
+		x.entries.RemoveOldest()
+	}
+}
+
+// Remove forgets a response.
+func (x *Index) Remove(id string) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.entries != nil {
+		x.entries.Remove(id)
+	}
+}
+
+// AddAbsent remembers for a short time that no backend holds a response.
+func (x *Index) AddAbsent(id string) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.absent.Add(id, x.now().Add(absentLifetime))
+}
+
+// IsAbsent reports whether AddAbsent was called for a response a short time ago.
+func (x *Index) IsAbsent(id string) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	until, ok := x.absent.Get(id)
+	return ok && x.now().Before(until)
+}
+
+// IsValidID reports whether a response with that id can be remembered and named in a path:
+// letters, digits and "-_.:", at most maxIDBytes, not only dots.
+func IsValidID(id string) bool {
+	if id == "" || len(id) > maxIDBytes || id == "." || id == ".." {
+		return false
+	}
+	for _, c := range []byte(id) {
+		if !('a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || c == '-' || c == '_' || c == '.' || c == ':') {
+			return false
+		}
+	}
+	return true
+}
