@@ -445,3 +445,37 @@ func TestBytesPerTokenFromCounters(t *testing.T) {
 	f("another when it ended", backends.Load{QueuesKnown: true, Waiting: 1}, idle, 4)
 	f("who is there is not known", backends.Load{}, backends.Load{}, 4)
 }
+
+// The layout of a model's prompts is learned from answers, and survives a change of the settings.
+func TestPromptLayoutIsLearned(t *testing.T) {
+	for _, disabled := range []bool{false, true} {
+		r, fleet, _ := newFleet(t, 1, "prefix", func(o *Options) { o.NoLearning = disabled })
+		turn := func(blocks, promptTokens, cachedTokens int) {
+			req := ask(fleet, 1, blocks)
+			req.Model = "m"
+			req.Forks = []prompt.Fork{{Bit: prompt.SystemInPlace, Without: 0.1, WithoutMost: 0.1, With: 0.9}}
+			mustPick(t, r, req).Release(usage(promptTokens, cachedTokens))
+		}
+		for n := range 4 { // each has the one before as its prefix, of which only the head is cached
+			turn(80+10*n, (80+10*n)*64, (80+10*n)*64/10)
+		}
+		if err := r.Configure(r.settings); err != nil {
+			t.Fatal(err)
+		}
+		want := prompt.DefaultLayout
+		if !disabled {
+			want &^= prompt.SystemInPlace
+		}
+		if got := r.PromptLayout("m"); got != want {
+			t.Errorf("learning disabled %v: layout %v, want %v", disabled, got.BitNames(), want.BitNames())
+		}
+		if got := r.PromptLayout("other"); got != prompt.DefaultLayout {
+			t.Errorf("another model's layout is %v", got.BitNames())
+		}
+		req := ask(fleet, 1, 10)
+		req.Model = "m"
+		if got := r.Explain(*req).Layout; len(got) != len(want.BitNames()) {
+			t.Errorf("explained as %v", got)
+		}
+	}
+}

@@ -11,11 +11,12 @@ import (
 
 // Explanation is what Pick would do with a request, and why. Tokens are estimates.
 type Explanation struct {
-	Policy       string `json:"policy"`
-	Model        string `json:"model"` // its ID in the catalog
-	PromptTokens int    `json:"prompt_tokens"`
-	Blocks       int    `json:"blocks"` // full ones of the prompt, by which matches are counted
-	BlockBytes   int    `json:"block_bytes"`
+	Policy       string   `json:"policy"`
+	Model        string   `json:"model"` // its ID in the catalog
+	PromptTokens int      `json:"prompt_tokens"`
+	Blocks       int      `json:"blocks"` // full ones of the prompt, by which matches are counted
+	BlockBytes   int      `json:"block_bytes"`
+	Layout       []string `json:"layout"` // of the model's prompts: the bits that are set
 
 	Choice  string `json:"choice"`            // backend; "" when none may take it now
 	Reason  string `json:"reason"`            // as in Decision; "" when Choice is
@@ -73,7 +74,7 @@ func (r *Router) Explain(req Request, tried ...*backends.Backend) Explanation {
 	r.matchPrompt()
 	e := Explanation{
 		Policy: r.policy.definition.Name, Model: req.CatalogID, PromptTokens: int(r.decision.promptTokens()), Blocks: len(req.Blocks), BlockBytes: r.blockBytes,
-		Waiting: r.queue.Len(), hasSession: req.Session != 0,
+		Layout: r.PromptLayout(req.Model).BitNames(), Waiting: r.queue.Len(), hasSession: req.Session != 0,
 	}
 	all := r.listBackendsLocked()
 	for _, b := range all {

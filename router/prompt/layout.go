@@ -27,6 +27,19 @@ const (
 // LayoutBits are the bits of a Layout, each of which is learned by itself.
 var LayoutBits = [numLayoutBits]Layout{SystemInPlace, DeveloperInPlace, ToolsFirst, KeepReasoning}
 
+var layoutBitNames = [numLayoutBits]string{"system-in-place", "developer-in-place", "tools-first", "keep-reasoning"}
+
+// BitNames returns the names of the bits that are set.
+func (l Layout) BitNames() []string {
+	names := []string{}
+	for i, bit := range LayoutBits {
+		if l&bit != 0 {
+			names = append(names, layoutBitNames[i])
+		}
+	}
+	return names
+}
+
 // Fork is where the prompts of a request under two layouts part that differ in one bit, when
 // the replica has computed the conversation up to a new message. With the bit more of the
 // prompt is in its cache. All are shares of the prompt.
