@@ -40,3 +40,17 @@ func vllmCPU(t *testing.T, script string, args ...string) {
 		t.Fatalf("%s: %v\n%s", script, err, out)
 	}
 }
+
+// TestTokenTurnsInFrontOfVLLM is TestTokenTurns with real replicas.
+func TestTokenTurnsInFrontOfVLLM(t *testing.T) {
+	urls := os.Getenv("REPLICA_URLS")
+	if urls == "" {
+		t.Fatal("REPLICA_URLS must list vLLM replicas with --enable-scale-out; scripts/sdk/run go starts them and runs this test")
+	}
+	file := (&simFleet{urls: strings.Split(urls, ",")}).configFile(t, "")
+	p := startProgram(t, "--config", file.path)
+	p.eventually("all are ready", func() bool {
+		return metricSum(t, p.admin, "warmroute_backend_ready") == float64(len(strings.Split(urls, ",")))
+	})
+	testTokenTurns(t, p.url, "tiny", 10)
+}

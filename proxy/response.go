@@ -316,7 +316,7 @@ func (a *attempt) recordReplicaAbort() *failure {
 // isAbortedResponse reports whether the engine aborted a complete response.
 func isAbortedResponse(f format, body []byte) bool {
 	switch f {
-	case chatFormat, completionFormat:
+	case chatFormat, completionFormat, tokensFormat:
 		return vllm.HasAbortedChoice(body)
 	case responsesFormat:
 		return vllm.IsAbortedResponse(gjson.ParseBytes(body))

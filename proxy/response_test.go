@@ -545,6 +545,7 @@ func FuzzBufferedResponse(f *testing.F) {
 	f.Add(whole, byte(chatFormat))
 	f.Add(wholeAbort, byte(chatFormat))
 	f.Add(`{"choices":[{"text":"x","finish_reason":"abort"}]}`, byte(completionFormat))
+	f.Add(`{"choices":[{"token_ids":[1,2],"finish_reason":"stop"}],"usage":{"prompt_tokens":3}}`, byte(tokensFormat))
 	f.Add(`{"choices":{"finish_reason":"abort"},"usage":[]}`, byte(chatFormat))
 	f.Add(`{"usage":{"input_tokens":-1e400,"output_tokens":9223372036854775808,"input_tokens_details":{"cached_tokens":"7"}}}`, byte(responsesFormat))
 	f.Add(`{"usage":{"cache_read_input_tokens":1.5e300,"input_tokens":true}}`, byte(messagesFormat))
@@ -557,7 +558,7 @@ func FuzzBufferedResponse(f *testing.F) {
 	asked.ApplyLayout(prompt.DefaultLayout)
 	asked.AppendBlocks(nil, "m", 256) // what a reply's blocks follow
 	f.Fuzz(func(t *testing.T, body string, kind byte) {
-		shape := format(kind) % 5
+		shape := format(kind) % 7
 		if isAbortedResponse(shape, []byte(body)) && !strings.Contains(body, "abort") {
 			t.Error("an abort that is not there")
 		}

@@ -44,6 +44,7 @@ const (
 	plainFormat format = iota // not read
 	chatFormat
 	completionFormat
+	tokensFormat // of /inference/v1/generate
 	responsesFormat
 	messagesFormat
 	storedFormat // a stored response, whose usage was counted when it was made: only its errors are written as in responsesFormat
@@ -54,7 +55,9 @@ func (f format) isRead() bool { return f != plainFormat && f != storedFormat }
 
 // hasChoices reports whether a response is a list of choices, each with a finish_reason, and a stream
 // of them ends with [DONE].
-func (f format) hasChoices() bool { return f == chatFormat || f == completionFormat }
+func (f format) hasChoices() bool {
+	return f == chatFormat || f == completionFormat || f == tokensFormat
+}
 
 // dialect is the API whose clients use an endpoint. Anthropic's send their key in a header
 // of its own, and read errors of another shape.
@@ -101,6 +104,7 @@ var endpoints = []endpoint{
 	{path: "/v1/completions", promptKind: prompt.Completion, format: completionFormat},
 	{path: "/v1/responses", promptKind: prompt.Responses, format: responsesFormat},
 	{path: "/v1/messages", promptKind: prompt.Messages, format: messagesFormat},
+	{path: "/inference/v1/generate", promptKind: prompt.Generate, format: tokensFormat},
 	{path: "/v1/messages/count_tokens", promptKind: prompt.Other, noEngine: true},
 	{path: "/v1/embeddings", promptKind: prompt.Other},
 	{path: "/pooling", promptKind: prompt.Other},

@@ -16,6 +16,8 @@ func bodyFor(path string) string {
 		return askWhole
 	case "/v1/completions":
 		return `{"model":"m","prompt":"Once upon a time"}`
+	case "/inference/v1/generate":
+		return `{"model":"m","token_ids":[1,2,3],"sampling_params":{"max_tokens":1}}`
 	case "/v1/messages":
 		return `{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"x"}]}`
 	}
@@ -23,7 +25,7 @@ func bodyFor(path string) string {
 }
 
 func TestEndpointPaths(t *testing.T) {
-	paths := strings.Fields(`/v1/chat/completions /v1/completions /v1/responses /v1/messages /v1/messages/count_tokens /v1/embeddings
+	paths := strings.Fields(`/v1/chat/completions /v1/completions /v1/responses /v1/messages /inference/v1/generate /v1/messages/count_tokens /v1/embeddings
 		/pooling /classify /score /v1/score /rerank /v1/rerank /v2/rerank /tokenize /detokenize /v1/audio/transcriptions /v1/audio/translations`)
 	if len(paths) != len(endpoints) {
 		t.Errorf("%d endpoints are listed, want %d", len(endpoints), len(paths))

@@ -181,6 +181,7 @@ func (s *eventScanner) scanEvent(data []byte) {
 var usagePaths = [...][]string{
 	chatFormat:       {"usage"},
 	completionFormat: {"usage"},
+	tokensFormat:     {"usage"},
 	responsesFormat:  {"response.usage"},
 	messagesFormat:   {"message.usage", "usage"},
 	storedFormat:     nil,
@@ -199,6 +200,8 @@ func (s *eventScanner) inspectEvent(data []byte) (fromEngine bool) {
 		s.inspectChoices(data, "delta", deltaHasContent)
 	case completionFormat:
 		s.inspectChoices(data, "text", func(text gjson.Result) bool { return text.Raw != "" && text.Raw != `""` })
+	case tokensFormat:
+		s.inspectChoices(data, "token_ids", func(ids gjson.Result) bool { return ids.IsArray() && ids.Raw != "[]" })
 	case responsesFormat, messagesFormat:
 		return s.inspectTypedEvent(data)
 	default:
@@ -211,7 +214,7 @@ func (s *eventScanner) inspectEvent(data []byte) (fromEngine bool) {
 // cannot be it are not parsed.
 func (s *eventScanner) inspectAfterContent(data []byte) (fromEngine bool) {
 	switch s.format {
-	case chatFormat, completionFormat:
+	case chatFormat, completionFormat, tokensFormat:
 		if bytes.Contains(data, []byte(vllm.FinishReasonAbort+`"`)) {
 			s.inspectChoices(data, "", func(gjson.Result) bool { return false })
 		}

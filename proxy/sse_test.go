@@ -52,6 +52,10 @@ func TestEventScanner(t *testing.T) {
 		{"text", completionFormat, chat(`{"text":"Hi"}`), found{events: 1, content: true}},
 		{"empty text", completionFormat, chat(`{"text":"","finish_reason":"length"}`), found{events: 1, finished: true}},
 		{"aborted text", completionFormat, chat(`{"text":"","finish_reason":"abort"}`), found{events: 1, aborted: true}},
+		{"token ids", tokensFormat, chat(`{"index":0,"finish_reason":null,"token_ids":[1,2]}`), found{events: 1, content: true}},
+		{"no token ids", tokensFormat, chat(`{"index":0,"finish_reason":"stop","token_ids":[]}`), found{events: 1, finished: true}},
+		{"token ids, aborted", tokensFormat, chat(`{"token_ids":[1]}`) + chat(`{"token_ids":[],"finish_reason":"abort"}`) + doneLine, found{events: 2, content: true, aborted: true, end: true}},
+		{"usage of token ids", tokensFormat, chat(`{"token_ids":[1]}`) + counted, found{events: 2, content: true, usage: usage{true, true, 12, 8, 3}}},
 		{"response begins", responsesFormat, `data: {"type":"response.created","response":{"usage":null}}` + "\n\n" + `data: {"type":"response.in_progress"}` + "\n\n", found{}},
 		{"response", responsesFormat, "event: x\n" + `data: {"type":"response.output_item.added"}` + "\n\n" + `data: {"delta":"Hi","type":"response.output_text.delta"}` + "\n\n", found{events: 2, content: true}},
 		{"response ends", responsesFormat, `data: {"type":"response.completed","response":{"usage":{"input_tokens":7,"output_tokens":2,"input_tokens_details":{"cached_tokens":4}}}}` + "\n\n", found{events: 1, finished: true, end: true, usage: usage{true, true, 7, 4, 2}}},
@@ -94,11 +98,12 @@ func FuzzEventScanner(f *testing.F) {
 	f.Add(goodStream, byte(chatFormat), uint16(3))
 	f.Add(role+abort+doneLine, byte(chatFormat), uint16(1))
 	f.Add(dead+doneLine, byte(completionFormat), uint16(100))
+	f.Add("data: {\"choices\":[{\"token_ids\":[1]}]}\n\n"+doneLine, byte(tokensFormat), uint16(5))
 	f.Add("data: {\"type\":\"response.output_text.delta\"}\r\n\r\n:\n", byte(responsesFormat), uint16(7))
 	f.Add("data: {\"type\":\"message_start\",\"message\":{\"usage\":{\"input_tokens\":7}}}\n\n", byte(messagesFormat), uint16(11))
 	f.Add(strings.Repeat("data: x", maxLineBytes/4)+"\n"+role, byte(plainFormat), uint16(4096))
 	f.Fuzz(func(t *testing.T, stream string, kind byte, size uint16) {
-		whole := eventScanner{format: format(kind) % 5}
+		whole := eventScanner{format: format(kind) % 7}
 		whole.scan([]byte(stream))
 		cut := eventScanner{format: whole.format}
 		for rest := []byte(stream); len(rest) > 0; {

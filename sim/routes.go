@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -25,6 +26,7 @@ func (s *Server) routes() http.Handler {
 		"/v1/completions":           {http.MethodPost, true, s.completions},
 		"/v1/responses":             {http.MethodPost, true, s.responses},
 		"/v1/messages":              {http.MethodPost, true, s.messages},
+		"/inference/v1/generate":    {http.MethodPost, true, s.generateTokens},
 		"/v1/embeddings":            {http.MethodPost, true, s.embeddings},
 		"/v1/messages/count_tokens": {http.MethodPost, false, s.countTokens},
 		"/v1/models":                {http.MethodGet, false, s.models},
@@ -41,7 +43,11 @@ func (s *Server) routes() http.Handler {
 		"/sim/fault":                {http.MethodPost, false, s.postFault},
 	}
 	for _, path := range s.cfg.Without {
-		delete(table, path)
+		if path == "/inference/v1/generate" {
+			table[path] = route{http.MethodPost, true, disabledTokens}
+		} else {
+			delete(table, path)
+		}
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Server", "uvicorn")
@@ -78,12 +84,15 @@ func redirectOrNotFound(w http.ResponseWriter, r *http.Request, table map[string
 	writeJSON(w, http.StatusNotFound, `{"detail":"Not Found"}`)
 }
 
+// guardedPaths are the beginnings of the paths on which vLLM requires its API key.
+var guardedPaths = [...]string{"/v1", "/v2", "/inference"}
+
 // isAuthorized checks the key on the paths on which vLLM does.
 func (s *Server) isAuthorized(r *http.Request) bool {
 	if s.cfg.APIKey == "" || r.Method == http.MethodOptions {
 		return true
 	}
-	if !strings.HasPrefix(r.URL.Path, "/v1") && !strings.HasPrefix(r.URL.Path, "/v2") {
+	if !slices.ContainsFunc(guardedPaths[:], func(prefix string) bool { return strings.HasPrefix(r.URL.Path, prefix) }) {
 		return true
 	}
 	return r.Header.Get("Authorization") == "Bearer "+s.cfg.APIKey

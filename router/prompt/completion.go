@@ -37,7 +37,7 @@ func (p *Prompt) parsePrompt(i int) (end int, err error) {
 	default:
 		v, err := s.parseValue(i, 1)
 		if err == nil && s.notNull(v) {
-			err = &Error{Param: "prompt", Message: "prompt must be a string or a list"}
+			err = newPromptTypeError(p.kind)
 		}
 		return v.end, err
 	}
@@ -55,10 +55,10 @@ func (p *Prompt) parsePrompt(i int) (end int, err error) {
 			if p.prompts++; first {
 				p.format = formatIDs
 			}
-			i, err = p.parseTokenIDs(at + 1)
+			p.Text, i, err = s.appendTokenIDs(p.Text, at+1, 3)
 		default:
 			p.format = formatIDs
-			i, err = p.parseTokenID(at, 2)
+			p.Text, i, err = s.appendTokenID(p.Text, at, 2)
 		}
 		if err != nil {
 			return 0, err
@@ -70,24 +70,32 @@ func (p *Prompt) parsePrompt(i int) (end int, err error) {
 	}
 }
 
-// parseTokenIDs appends the token ids of a list whose bracket is right before i.
-func (p *Prompt) parseTokenIDs(i int) (end int, err error) {
+// newPromptTypeError returns the error for a prompt that is neither a text nor a list.
+func newPromptTypeError(kind Kind) error {
+	if kind == Generate {
+		return &Error{Param: "token_ids", Message: "token_ids must be a list"}
+	}
+	return &Error{Param: "prompt", Message: "prompt must be a string or a list"}
+}
+
+// appendTokenIDs appends the token ids of a list whose bracket is right before i, inside
+// depth open containers, and returns the index after the list.
+func (s *scanner) appendTokenIDs(dst []byte, i, depth int) (extended []byte, end int, err error) {
 	for {
-		at, ok, err := p.scan.nextElement(i)
+		at, ok, err := s.nextElement(i)
 		if !ok {
-			return at, err
+			return dst, at, err
 		}
-		if i, err = p.parseTokenID(at, 3); err != nil {
-			return 0, err
+		if dst, i, err = s.appendTokenID(dst, at, depth); err != nil {
+			return dst, 0, err
 		}
 	}
 }
 
-// parseTokenID appends the token id at i in four bytes, about the length of its text, and
+// appendTokenID appends the token id at i in four bytes, about the length of its text, and
 // returns the index after it. What is not an id becomes four arbitrary bytes; the
 // replica rejects it.
-func (p *Prompt) parseTokenID(i, depth int) (end int, err error) {
-	s := &p.scan
+func (s *scanner) appendTokenID(dst []byte, i, depth int) (extended []byte, end int, err error) {
 	id, end := uint32(0), i
 	for isDigit(s.byteAt(end)) {
 		id = id*10 + uint32(s.b[end]-'0')
@@ -98,10 +106,9 @@ func (p *Prompt) parseTokenID(i, depth int) (end int, err error) {
 	if end == i || s.b[i] == '0' && end > i+1 || c != ',' && c != ']' {
 		v, err := s.parseValue(i, depth)
 		if err != nil {
-			return 0, err
+			return dst, 0, err
 		}
 		end = v.end
 	}
-	p.Text = binary.LittleEndian.AppendUint32(p.Text, id)
-	return end, nil
+	return binary.LittleEndian.AppendUint32(dst, id), end, nil
 }

@@ -9,7 +9,9 @@ const (
 	fieldNone field = iota
 	fieldModel
 	fieldMessages
-	fieldPrompt
+	fieldPrompt         // of Generate: token_ids
+	fieldSamplingParams // of Generate
+	fieldFeatures       // of Generate: has the hashes of its media
 	fieldTools
 	fieldSystem       // of Messages
 	fieldInput        // of Responses
@@ -47,6 +49,8 @@ const (
 	fieldDocuments
 	fieldReasoningEffort
 	fieldToolChoice
+	fieldMediaHashes  // in the features of Generate
+	fieldContentParts // of Generate
 	numFields
 
 	firstSeed = fieldCacheSalt
@@ -128,6 +132,20 @@ func fieldOf(kind Kind, key []byte) field {
 			return fieldMaxCompletionTokens
 		case "cache_salt", "chat_template_kwargs", "media_io_kwargs", "mm_processor_kwargs", "tool_choice":
 			return seedFieldOf(key)
+		}
+		return fieldNone
+	case Generate:
+		switch string(key) {
+		case "token_ids":
+			return fieldPrompt
+		case "sampling_params":
+			return fieldSamplingParams
+		case "features":
+			return fieldFeatures
+		case "content_parts":
+			return fieldContentParts
+		case "cache_salt":
+			return fieldCacheSalt
 		}
 		return fieldNone
 	default:

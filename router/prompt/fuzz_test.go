@@ -41,6 +41,8 @@ func FuzzParse(f *testing.F) {
 		`{"prompt":[[1,2],[3]]}`, `{"prompt":["a","b"],"n":2}`, `{"prompt":"a","prompt_cache_key":"k","session_id":"s"}`,
 		`{"messages":[],"metadata":{"user_id":"user_1_account__session_s"}}`, `{"messages":[],"metadata":{"user_id":"{\"session_id\":\"s\"}"}}`,
 		`{"model":1}`, `{"a":1,}`, `{"a" 1}`, `{"a":01}`, `{"a":"` + "\xff" + `"}`, `{"a":` + strings.Repeat("[", 600) + strings.Repeat("]", 600) + `}`,
+		`{"token_ids":[1,22,333],"sampling_params":{"max_tokens":5,"n":2,"prompt_logprobs":null},"features":{"mm_hashes":{"image":["a"]},"kwargs_data":null},"cache_salt":"s"}`,
+		`{"token_ids":[4294967296,-1,0.5],"sampling_params":[],"content_parts":[{"type":"image_url","url":"x"}],"features":3}`,
 		`{"tools":[{"type":"function","function":{"strict":true,"name":"f"}},3],"messages":[]}`,
 		`{"system":[{"type":"text","text":"s"},2],"messages":[{"role":"user","content":[{"type":"tool_result","content":[{"type":"text","text":"o"},{"type":"image","source":{}}]},{"text":"t","type":"text"}]},` +
 			`{"role":"assistant","content":[{"type":"thinking","thinking":"r"},{"type":"tool_use","name":"f","input":{"a":1}}]},{"content":"x","role":"system"}],"thinking":{"type":"disabled"},"tools":[{"name":"f","input_schema":{}}]}`,
@@ -54,7 +56,7 @@ func FuzzParse(f *testing.F) {
 		given := slices.Clone(body)
 		object := bytes.TrimPrefix(body, []byte("\xef\xbb\xbf"))
 		valid := utf8.Valid(body) && json.Valid(object) && bytes.HasPrefix(bytes.TrimLeft(object, " \t\r\n"), []byte("{")) && depth(object) <= maxDepth
-		for _, kind := range []Kind{Other, Chat, Completion, Messages, Responses} {
+		for _, kind := range []Kind{Other, Chat, Completion, Messages, Responses, Generate} {
 			var fresh Prompt
 			err := fresh.Parse(kind, body)
 			if again := used.Parse(kind, body); (again == nil) != (err == nil) {
@@ -169,12 +171,12 @@ func FuzzResponse(f *testing.F) {
 		`{"type":"content_block_start","content_block":{"type":"tool_use","name":"f","input":{}}}`, `{"type":"content_block_delta","delta":{"partial_json":"{}","text":"x"}}`,
 		`{"type":"response.output_item.done","item":{"type":"function_call","name":"f","arguments":"{}"}}`, `{"type":"response.output_text.delta","delta":"x"}`,
 		`{"content":[{"type":"text","text":"x"},{"type":"tool_use"}],"output":[{"type":"message","content":[{"type":"output_text","text":"y"}]}]}`,
-		`{"choices":[{"text":"x"}]}`, `{"choices":[[]],"x":{"y":[1]}}`, `{"ch\u006fices":[{"delta":{"content":null}}]}`, `{`, ``, "\xff", `{"choices":[{"delta":`,
+		`{"choices":[{"text":"x"}]}`, `{"choices":[{"token_ids":[1,22,-3,4294967296]}]}`, `{"choices":[{"token_ids":null}]}`, `{"choices":[[]],"x":{"y":[1]}}`, `{"ch\u006fices":[{"delta":{"content":null}}]}`, `{`, ``, "\xff", `{"choices":[{"delta":`,
 	} {
 		f.Add([]byte(event))
 	}
 	var prompts []*Prompt
-	for kind, body := range map[Kind]string{Chat: `{"messages":[{"role":"user","content":"q"}]}`, Completion: `{"prompt":"q"}`, Messages: `{"messages":[{"role":"user","content":"q"}]}`, Responses: `{"input":"q"}`} {
+	for kind, body := range map[Kind]string{Chat: `{"messages":[{"role":"user","content":"q"}]}`, Completion: `{"prompt":"q"}`, Messages: `{"messages":[{"role":"user","content":"q"}]}`, Responses: `{"input":"q"}`, Generate: `{"token_ids":[1,2,3]}`} {
 		p, _ := blocksOf(f, kind, []byte(body), 64)
 		prompts = append(prompts, p)
 	}
@@ -194,7 +196,7 @@ func FuzzResponse(f *testing.F) {
 			if !slices.Equal(fresh.Finish(), used.Finish()) || !bytes.Equal(fresh.text, used.text) {
 				t.Fatal("a fresh and a used Reply differ")
 			}
-			if n := len(fresh.text) + 64*len(fresh.blocks); n > before+9*len(event) {
+			if n := len(fresh.text) + 64*len(fresh.blocks); n > before+12*len(event) {
 				t.Fatalf("%d bytes of text from %d of events", n-before, 6*len(event))
 			}
 		}

@@ -24,6 +24,7 @@ const (
 	Completion             // /v1/completions
 	Messages               // /v1/messages
 	Responses              // /v1/responses
+	Generate               // /inference/v1/generate
 	Other                  // any other JSON body: only its syntax and common fields
 )
 
@@ -162,6 +163,8 @@ func (p *Prompt) Parse(kind Kind, body []byte) error {
 		return p.finishMessages()
 	case Responses:
 		return p.finishResponses()
+	case Generate:
+		return p.finishGenerate()
 	}
 	p.ExtraBytes = len(body) - p.scan.media
 	return nil
@@ -294,6 +297,9 @@ func (p *Prompt) setSeedFromFields(form byte) {
 			continue
 		}
 		if !p.scan.notNull(v) || f == fieldToolChoice && string(p.scan.b[v.start:v.end]) != `"none"` {
+			continue
+		}
+		if f == fieldAddSpecialTokens && form == formatIDs { // vLLM adds none to token ids
 			continue
 		}
 		buf = append(buf, markField, byte(f))

@@ -40,6 +40,7 @@ const (
 	responseNone       responseFormat = iota // none that the next turn certainly contains
 	responseChat                             // choices[].delta.content, or message.content
 	responseCompletion                       // choices[].text
+	responseTokenIDs                         // choices[].token_ids
 	responseParts                            // content blocks, of Messages
 	responseItems                            // output items, of Responses
 )
@@ -63,6 +64,8 @@ func (r *Response) Reset(p *Prompt) (canHaveBlocks bool) {
 	switch {
 	case p.format == formatText && !p.echo:
 		r.format = responseCompletion
+	case p.format == formatIDs && !p.echo:
+		r.format = responseTokenIDs
 	case p.format == formatChat && !p.turns.assistantLast && !p.dropsReasoningLater():
 		// The response may continue a last message of the assistant.
 		switch r.format = responseChat; p.kind {
@@ -210,6 +213,11 @@ func (r *Response) parseChoice(i int, messageKey string) (end int, err error) {
 		switch {
 		case r.format == responseCompletion && string(name) == "text" && s.byteAt(at) == '"':
 			i, err = r.appendText(at)
+		case r.format == responseTokenIDs && string(name) == "token_ids" && s.byteAt(at) == '[':
+			r.text, i, err = s.appendTokenIDs(r.text, at+1, validated)
+		case r.format == responseTokenIDs && string(name) == "token_ids":
+			i, err = s.skipValue(at)
+			r.Invalidate() // the response was requested without them
 		case r.format == responseChat && string(name) == messageKey && s.byteAt(at) == '{':
 			i, err = r.parseMessage(at + 1)
 		default:

@@ -185,7 +185,7 @@ func TestResponsesWithoutBlocks(t *testing.T) {
 			}
 		})
 	}
-	for _, body := range []string{`{"prompt":[1,2,3]}`, `{"prompt":"a","echo":true}`, `{"prompt":["a","b"]}`} {
+	for _, body := range []string{`{"prompt":[1,2,3],"echo":true}`, `{"prompt":"a","echo":true}`, `{"prompt":["a","b"]}`} {
 		p, _ := blocksOf(t, Completion, []byte(body), 64)
 		if new(Response).Reset(p) {
 			t.Errorf("the answer to %s has blocks", body)

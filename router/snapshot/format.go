@@ -68,6 +68,7 @@ func hashingFingerprint(blockBytes int) uint64 {
 			`"tools":[{"type":"function","name":"f","description":"d","parameters":{"type":"object"}}]}`},
 		{prompt.Completion, `{"model":"m","prompt":"a text as it is, longer than a block"}`},
 		{prompt.Completion, `{"model":"m","prompt":[1,2,3,4,5,6,7,8,9,10,11,12]}`},
+		{prompt.Generate, `{"model":"m","token_ids":[1,2,3,4,5,6,7,8,9,10,11,12],"features":{"mm_hashes":{"image":["a"]}},"cache_salt":"s"}`},
 	}
 	const fine = 16 // bytes a block, so that little of a sample's end is left out
 	sum := binary.LittleEndian.AppendUint64(nil, uint64(blockBytes))

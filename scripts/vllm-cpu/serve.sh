@@ -38,6 +38,6 @@ exec nice -n 10 "$root/venv/bin/vllm" serve "$root/model-${LAYERS:-2}x${HIDDEN:-
   --max-model-len "${MAX_LEN:-8192}" --max-num-seqs "${SEQS:-16}" \
   --kv-cache-memory-bytes "${KV_BYTES:-16M}" \
   --enable-prefix-caching --enable-prompt-tokens-details \
-  --enable-auto-tool-choice --tool-call-parser hermes \
+  --enable-auto-tool-choice --tool-call-parser hermes --enable-scale-out \
   --kv-events-config "{\"enable_kv_cache_events\":true,\"publisher\":\"zmq\",\"endpoint\":\"tcp://*:$events\",\"replay_endpoint\":\"tcp://127.0.0.1:$((events + 1000))\",\"topic\":\"kv-events\"}" \
   "$@"
