@@ -53,6 +53,8 @@ func (f *sdkFleet) test(t *testing.T) {
 	t.Run("models", f.models)
 	t.Run("completions", f.completions)
 	t.Run("responses", f.responses)
+	t.Run("the next turn of a response finds its prefix", f.nextResponseFindsItsPrefix)
+	t.Run("tool call of a response and its result", f.responseToolCall)
 	t.Run("unknown model", f.unknownModel)
 	t.Run("prompt longer than the context", f.promptTooLong)
 	t.Run("body that is not JSON", f.notJSON)
@@ -379,12 +381,45 @@ func (f *sdkFleet) completions(t *testing.T) {
 	}
 }
 
-func (f *sdkFleet) responses(t *testing.T) {
-	p := responses.ResponseNewParams{
+// response is the request for a new conversation whose instructions have so many words.
+func (f *sdkFleet) response(instructionWords int, maxTokens int64) responses.ResponseNewParams {
+	return responses.ResponseNewParams{
 		Model:           f.model,
-		Input:           responses.ResponseNewParamsInputUnion{OfString: openai.String(words(20))},
-		MaxOutputTokens: openai.Int(16),
+		Instructions:    openai.String(words(instructionWords)),
+		Input:           responses.ResponseNewParamsInputUnion{OfInputItemList: responses.ResponseInputParam{userItem(words(10))}},
+		MaxOutputTokens: openai.Int(maxTokens),
 	}
+}
+
+func userItem(text string) responses.ResponseInputItemUnionParam {
+	return responses.ResponseInputItemParamOfMessage(text, responses.EasyInputMessageRoleUser)
+}
+
+// streamedResponse is what the stream of a response said.
+type streamedResponse struct {
+	text, arguments string
+	last            responses.ResponseStreamEventUnion
+}
+
+// streamResponse plays a stream to its end. What it returns is valid with an error, too.
+func (f *sdkFleet) streamResponse(t *testing.T, p responses.ResponseNewParams) (got streamedResponse, err error) {
+	s := f.client.Responses.NewStreaming(t.Context(), p)
+	defer s.Close()
+	for s.Next() {
+		got.last = s.Current()
+		switch got.last.Type {
+		case "response.output_text.delta":
+			got.text += got.last.Delta
+		case "response.function_call_arguments.delta":
+			got.arguments += got.last.Delta
+		}
+	}
+	return got, s.Err()
+}
+
+func (f *sdkFleet) responses(t *testing.T) {
+	p := f.response(20, 16)
+	p.Temperature = openai.Float(0)
 	answer, err := f.client.Responses.New(t.Context(), p)
 	if err != nil {
 		t.Fatal(err)
@@ -392,14 +427,71 @@ func (f *sdkFleet) responses(t *testing.T) {
 	if answer.OutputText() == "" {
 		t.Errorf("got %s", answer.RawJSON())
 	}
-	s := f.client.Responses.NewStreaming(t.Context(), p)
-	defer s.Close()
-	var last string
-	for s.Next() {
-		last = s.Current().Type
+	got, err := f.streamResponse(t, p)
+	if err != nil || got.text != answer.OutputText() || got.last.Type != "response.completed" {
+		t.Errorf("the stream says %q and ends with %q, %v; the whole response says %q", got.text, got.last.Type, err, answer.OutputText())
 	}
-	if s.Err() != nil || (last != "response.completed" && last != "response.incomplete") {
-		t.Errorf("the stream ended with %q, %v", last, s.Err())
+
+	p.Model = "nobody"
+	_, err = f.client.Responses.New(t.Context(), p)
+	expectError(t, err, http.StatusNotFound)
+	_, err = f.streamResponse(t, p)
+	expectError(t, err, http.StatusNotFound)
+}
+
+func (f *sdkFleet) nextResponseFindsItsPrefix(t *testing.T) {
+	p := f.response(120, 16)
+	var first string
+	for turn := range 3 {
+		var resp *http.Response
+		answer, err := f.client.Responses.New(t.Context(), p, option.WithResponseInto(&resp))
+		if err != nil {
+			t.Fatal(err)
+		}
+		backend := resp.Header.Get("X-Warmroute-Backend")
+		if turn == 0 {
+			first = backend
+		} else if backend != first || answer.Usage.InputTokensDetails.CachedTokens == 0 {
+			t.Errorf("turn %d went to %s and found %d tokens, the first one to %s", turn, backend, answer.Usage.InputTokensDetails.CachedTokens, first)
+		}
+		p.Input.OfInputItemList = append(p.Input.OfInputItemList,
+			responses.ResponseInputItemParamOfMessage(answer.OutputText(), responses.EasyInputMessageRoleAssistant), userItem(words(10)))
+	}
+}
+
+func (f *sdkFleet) responseToolCall(t *testing.T) {
+	p := f.response(80, 300)
+	p.Temperature = openai.Float(0)
+	p.Tools = []responses.ToolUnionParam{{OfFunction: &responses.FunctionToolParam{Name: "weather", Parameters: map[string]any{
+		"type": "object", "properties": map[string]any{"city": map[string]any{"type": "string"}}, "required": []string{"city"},
+	}}}}
+	p.ToolChoice.OfToolChoiceMode = openai.Opt(responses.ToolChoiceOptionsRequired)
+	answer, err := f.client.Responses.New(t.Context(), p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(answer.Output) == 0 || answer.Output[len(answer.Output)-1].Type != "function_call" {
+		t.Fatalf("got %s", answer.RawJSON())
+	}
+	call := answer.Output[len(answer.Output)-1].AsFunctionCall()
+	if call.Name != "weather" || !json.Valid([]byte(call.Arguments)) {
+		t.Errorf("got the call %s", call.RawJSON())
+	}
+	if got, err := f.streamResponse(t, p); err != nil || got.arguments != call.Arguments {
+		t.Errorf("the stream has the arguments %q, %v; the whole response %q", got.arguments, err, call.Arguments)
+	}
+
+	result := responses.ResponseInputItemParamOfFunctionCallOutput(`{"degrees":21}`)
+	result.OfFunctionCallOutput.CallID = openai.String(call.CallID)
+	p.Input.OfInputItemList = append(p.Input.OfInputItemList,
+		responses.ResponseInputItemParamOfFunctionCall(call.Arguments, call.CallID, call.Name), result)
+	p.ToolChoice.OfToolChoiceMode, p.MaxOutputTokens = openai.Opt(responses.ToolChoiceOptionsAuto), openai.Int(8)
+	answer, err = f.client.Responses.New(t.Context(), p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if answer.Usage.InputTokensDetails.CachedTokens == 0 {
+		t.Error("the turn with the tool's result found nothing in the cache")
 	}
 }
 
@@ -626,5 +718,27 @@ func TestSDKSeesAbortedStreamFail(t *testing.T) {
 	}
 	if n := f.proxyMetric(t, "warmroute_backend_aborted_responses_total"); n != 1 {
 		t.Errorf("%v aborted responses were counted", n)
+	}
+}
+
+// TestSDKSeesBrokenResponseFail holds that the error event of a response's stream is an
+// error of the SDK.
+func TestSDKSeesBrokenResponseFail(t *testing.T) {
+	f := &sdkFleet{model: "sim"}
+	url, _ := startSimReplica(t, sim.Config{}, "127.0.0.1:0")
+	f.replicas = []string{url}
+	f.startProxy(t)
+	resp, err := http.Post(url+"/sim/fault", "application/json", strings.NewReader(`{"kind":"die","chunks":3,"requests":1}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	if resp.StatusCode != http.StatusNoContent {
+		t.Fatalf("the fault gets status %d", resp.StatusCode)
+	}
+	got, err := f.streamResponse(t, f.response(20, 100))
+	var e *ssestream.StreamError
+	if !errors.As(err, &e) || !strings.Contains(e.Error(), "replica_failed") || got.text == "" {
+		t.Errorf("got %q and the error %v", got.text, err)
 	}
 }

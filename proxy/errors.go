@@ -59,21 +59,27 @@ func (d dialect) errorBody(e *apiError) []byte {
 		}{"error", inner{anthropicErrorType(e.status), e.message, e.sourceUnlessReplica()}})
 		return out
 	}
-	type inner struct {
-		Message string  `json:"message"`
-		Type    string  `json:"type"`
-		Param   *string `json:"param"`
-		Code    *string `json:"code"`
-		Src     string  `json:"src,omitempty"`
-	}
+	out, _ := json.Marshal(map[string]openAIError{"error": e.openAIError()})
+	return out
+}
+
+// openAIError is an error in OpenAI's form.
+type openAIError struct {
+	Message string  `json:"message"`
+	Type    string  `json:"type"`
+	Param   *string `json:"param"`
+	Code    *string `json:"code"`
+	Src     string  `json:"src,omitempty"`
+}
+
+func (e *apiError) openAIError() openAIError {
 	orNull := func(s string) *string {
 		if s == "" {
 			return nil
 		}
 		return &s
 	}
-	out, _ := json.Marshal(map[string]inner{"error": {e.message, e.kind, orNull(e.param), orNull(e.code), e.sourceUnlessReplica()}})
-	return out
+	return openAIError{e.message, e.kind, orNull(e.param), orNull(e.code), e.sourceUnlessReplica()}
 }
 
 // anthropicErrorType returns what Anthropic calls an error of that status.
@@ -120,7 +126,8 @@ func (f format) formatErrorEvent(e *apiError) []byte {
 	case messagesFormat:
 		return append(append([]byte("event: error\ndata: "), anthropic.errorBody(e)...), "\n\n"...)
 	case responsesFormat, storedFormat:
-		event := map[string]any{"type": "error", "code": e.code, "message": e.message, "param": nil}
+		// The SDKs raise an error only if there is an "error"; the rest is the event that OpenAI documents.
+		event := map[string]any{"type": "error", "code": e.code, "message": e.message, "param": nil, "error": e.openAIError()}
 		if !e.fromReplica {
 			event["src"] = e.sourceUnlessReplica()
 		}

@@ -122,7 +122,7 @@ func breaksOff(t *testing.T, script func(*session), begun func(), events int) {
 func TestErrorEventFormat(t *testing.T) {
 	cases := []struct{ path, begins, name, want string }{
 		{"/v1/completions", `data: {"choices":[{"text":"Hi"}]}` + "\n\n", "", `"error":{"message":"the replica closed the response early"`},
-		{"/v1/responses", "event: response.output_text.delta\n" + `data: {"type":"response.output_text.delta","delta":"Hi"}` + "\n\n", "error", `"type":"error"`},
+		{"/v1/responses", "event: response.output_text.delta\n" + `data: {"type":"response.output_text.delta","delta":"Hi"}` + "\n\n", "error", `"code":"replica_failed","error":{"message":"the replica closed the response early"`},
 		{"/v1/messages", "event: content_block_delta\n" + `data: {"type":"content_block_delta","delta":{"text":"Hi"}}` + "\n\n", "error", `"error":{"type":"api_error","message":"the replica closed the response early","src":"warmroute"}`},
 	}
 	for _, c := range cases {

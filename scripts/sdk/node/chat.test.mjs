@@ -102,11 +102,3 @@ test("completions", async () => {
   const answer = await openai.completions.create({ model, prompt: words(20), max_tokens: 12, ignore_eos: true });
   assert.equal(answer.usage.completion_tokens, 12);
 });
-
-test("responses", async () => {
-  const request = { model, input: words(20), max_output_tokens: 12, temperature: 0 };
-  const plain = await openai.responses.create(request);
-  const events = await collect(await openai.responses.create({ ...request, stream: true }));
-  const text = events.filter((event) => event.type === "response.output_text.delta").map((event) => event.delta);
-  assert.equal(text.join(""), plain.output_text);
-});

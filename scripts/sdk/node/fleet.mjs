@@ -6,6 +6,7 @@ import { execFile } from "node:child_process";
 import { setTimeout as sleep } from "node:timers/promises";
 import { fileURLToPath } from "node:url";
 import { promisify } from "node:util";
+import Anthropic from "@anthropic-ai/sdk";
 import OpenAI from "openai";
 
 export const replicas = process.env.REPLICA_URLS.split(",");
@@ -18,6 +19,43 @@ const vocabulary = "river stone copper lantern meadow signal harbor violet engin
 // client reaches the proxy without retries by the SDK: what fails here must be seen to fail.
 export function client() {
   return new OpenAI({ baseURL: `${process.env.PROXY_URL}/v1`, apiKey: "none", maxRetries: 0, timeout: 120_000 });
+}
+
+// anthropicClient is client for Anthropic's SDK.
+export function anthropicClient() {
+  return new Anthropic({ baseURL: process.env.PROXY_URL, apiKey: "none", maxRetries: 0, timeout: 120_000 });
+}
+
+// limitedClients are Anthropic's and OpenAI's client of the proxy that requires the key "single",
+// which may have one request in flight, or "shared", and serves two at once.
+export function limitedClients(apiKey, options = {}) {
+  const baseURL = process.env.LIMITED_PROXY_URL;
+  const all = { apiKey, maxRetries: 0, timeout: 120_000, ...options };
+  return [new Anthropic({ baseURL, ...all }), new OpenAI({ baseURL: `${baseURL}/v1`, ...all })];
+}
+
+// occupy keeps one request of the key in flight on that proxy until the returned function is called.
+export async function occupy(key) {
+  const [anthropic] = limitedClients(key);
+  const stream = await anthropic.messages.create({ ...messageOf(20, 7000), stream: true });
+  const events = stream[Symbol.asyncIterator]();
+  await events.next();
+  return () => events.return();
+}
+
+// cancelOnLimitedProxy cancels the requests in flight there, as an operator does.
+export async function cancelOnLimitedProxy() {
+  const state = await (await fetch(`${process.env.LIMITED_ADMIN_URL}/api/state`)).json();
+  for (const { handle } of state.requests.oldest) {
+    const url = `${process.env.LIMITED_ADMIN_URL}/api/requests/${handle}/cancel`;
+    await fetch(url, { method: "POST", headers: { "content-type": "application/json" } });
+  }
+}
+
+// messageOf returns a Messages request for a new conversation whose system prompt has count words.
+export function messageOf(count, maxTokens = 16) {
+  const messages = [{ role: "user", content: words(10) }];
+  return { model, system: words(count), messages, max_tokens: maxTokens, temperature: 0 };
 }
 
 // words returns count random words: a text that no earlier request has left in a cache.

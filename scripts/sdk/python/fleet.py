@@ -1,9 +1,13 @@
 """The fleet under test: warmroute's address, the replicas behind it, and what they say of themselves.
 
 scripts/sdk/run sets the environment: PROXY_URL is the proxy's public
-listener, REPLICA_URLS the replicas', separated by commas.
+listener, REPLICA_URLS the replicas', separated by commas. LIMITED_PROXY_URL and
+LIMITED_ADMIN_URL are the listeners of a proxy that requires the key "single",
+which may have one request in flight, or "shared", and serves two at once.
 """
 
+import contextlib
+import json
 import os
 import pathlib
 import random
@@ -13,9 +17,12 @@ import time
 import urllib.parse
 import urllib.request
 
+import anthropic
 import openai
 
 PROXY = os.environ["PROXY_URL"]
+LIMITED_PROXY = os.environ["LIMITED_PROXY_URL"]
+LIMITED_ADMIN = os.environ["LIMITED_ADMIN_URL"]
 REPLICAS = os.environ["REPLICA_URLS"].split(",")
 VLLM_CPU = pathlib.Path(__file__).resolve().parents[2] / "vllm-cpu"
 MODEL = "tiny"
@@ -26,6 +33,50 @@ WORDS = "river stone copper lantern meadow signal harbor violet engine winter pa
 def options():
     """Return how every client reaches the proxy. No retries by the SDK: what fails here must be seen to fail."""
     return {"base_url": f"{PROXY}/v1", "api_key": "none", "max_retries": 0, "timeout": 120}
+
+
+def anthropic_options():
+    """Return what options returns, for Anthropic's SDK."""
+    return {"base_url": PROXY, "api_key": "none", "max_retries": 0, "timeout": 120}
+
+
+def limited_clients(key, **more):
+    """Return Anthropic's and OpenAI's client of the limited proxy."""
+    with_key = {"api_key": key, **more}
+    return (
+        anthropic.Anthropic(**anthropic_options() | with_key | {"base_url": LIMITED_PROXY}),
+        openai.OpenAI(**options() | with_key | {"base_url": f"{LIMITED_PROXY}/v1"}),
+    )
+
+
+@contextlib.contextmanager
+def occupied(key):
+    """Keep one request of the key in flight on the limited proxy."""
+    client, _ = limited_clients(key)
+    with client, client.messages.create(**message_of(20, max_tokens=7000), stream=True) as stream:
+        next(iter(stream))
+        yield
+
+
+def cancel_on_limited_proxy():
+    """Cancel the requests in flight on the limited proxy, as an operator does."""
+    with urllib.request.urlopen(f"{LIMITED_ADMIN}/api/state", timeout=10) as answer:
+        requests = json.load(answer)["requests"]["oldest"]
+    for request in requests:
+        url = f"{LIMITED_ADMIN}/api/requests/{request['handle']}/cancel"
+        order = urllib.request.Request(url, data=b"", headers={"Content-Type": "application/json"}, method="POST")
+        urllib.request.urlopen(order, timeout=10).close()
+
+
+def message_of(count, max_tokens=16):
+    """Return a Messages request for a new conversation whose system prompt has count words."""
+    return {
+        "model": MODEL,
+        "system": words(count),
+        "messages": [{"role": "user", "content": words(10)}],
+        "max_tokens": max_tokens,
+        "extra_body": {"temperature": 0},  # which the SDK no longer has
+    }
 
 
 def words(count):

@@ -149,13 +149,3 @@ class OtherEndpoints(unittest.TestCase):
         plain = self.client.completions.create(**request)
         chunks = self.client.completions.create(**request, stream=True)
         self.assertEqual("".join(chunk.choices[0].text for chunk in chunks), plain.choices[0].text)
-
-    def test_responses(self):
-        request = {"model": fleet.MODEL, "input": fleet.words(20), "max_output_tokens": 12, "temperature": 0}
-        plain = self.client.responses.create(**request)
-        self.assertEqual(plain.object, "response")
-        self.assertEqual(plain.usage.output_tokens, 12)
-        events = list(self.client.responses.create(**request, stream=True))
-        self.assertEqual(events[0].type, "response.created")
-        self.assertIn(events[-1].type, ("response.completed", "response.incomplete"))
-        self.assertEqual("".join(e.delta for e in events if e.type == "response.output_text.delta"), plain.output_text)
