@@ -83,6 +83,7 @@ func addSimFlags(f *pflag.FlagSet, listen *string, drainSeconds *int, cfg *sim.C
 	f.IntVar(&cfg.BytesPerToken, "bytes-per-token", 4, "`N` bytes of text in a token, 1 to 4")
 	f.StringVar(&cfg.APIKey, "api-key", "", "`KEY` that /v1 requires")
 	f.StringArrayVar(&cfg.Without, "without", nil, "do not serve `PATH` (repeatable): a 404, or for /inference/v1/generate the 403 of vLLM without --enable-scale-out")
+	f.BoolVar(&cfg.StoreResponses, "store-responses", false, "keep the responses of /v1/responses in memory, like vLLM with VLLM_ENABLE_RESPONSES_API_STORE=1")
 	f.BoolVar(&cfg.NoTokenDetails, "no-prompt-tokens-details", false, "do not report cached_tokens in usage, like vLLM without --enable-prompt-tokens-details")
 	f.IntVar(drainSeconds, "shutdown-timeout", 0, "finish requests for up to `SECONDS` after SIGTERM, while /health stays 200 and new requests get a 500; 0 aborts them, like vLLM")
 

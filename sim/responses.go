@@ -9,8 +9,8 @@ import (
 	"github.com/tidwall/gjson"
 )
 
-// responses handles POST /v1/responses with one text message. Responses are not
-// stored, so that none can be continued.
+// responses handles POST /v1/responses with one text message. Complete responses are stored
+// if the replica has a store.
 func (s *Server) responses(w http.ResponseWriter, r *http.Request) {
 	f, err := s.readResponsesRequest(r)
 	if err != nil {
@@ -32,9 +32,8 @@ func (s *Server) readResponsesRequest(r *http.Request) (*responseFormat, error) 
 	if err != nil {
 		return nil, err
 	}
-	if in.has("previous_response_id") {
-		return nil, apiError{status: http.StatusNotFound, kind: "invalid_request_error",
-			message: "Response with id '" + in["previous_response_id"].String() + "' not found.", param: "response_id"}
+	if err := s.continueStored(in); err != nil {
+		return nil, err
 	}
 	chat := chatOfResponses(in)
 	out, err := s.demandedOrScripted(chat)
@@ -51,6 +50,15 @@ func (s *Server) readResponsesRequest(r *http.Request) (*responseFormat, error) 
 	}
 	f := &responseFormat{params: p, sequence: q, id: "resp_" + requestID(r), item: "msg_" + randomID(), created: time.Now().Unix(),
 		temperature: "1.0", toolChoice: `"none"`, tools: "[]"}
+	if in.has("request_id") {
+		f.id = in["request_id"].Str
+	}
+	if s.cfg.StoreResponses && (!in.has("store") || in["store"].Bool()) {
+		items := inputItems(in["input"])
+		f.save = func(output string, object []byte) {
+			s.stored.add(f.id, storedResponse{joinItems(items, output), object})
+		}
+	}
 	if in["tools"].IsArray() {
 		f.toolChoice, f.tools = `"auto"`, string(appendResponseTools(nil, in["tools"]))
 	}
@@ -99,6 +107,9 @@ type responseFormat struct {
 	temperature string
 	toolChoice  string // JSON
 	tools       string // JSON
+
+	// save stores the complete response, of which output are the items; nil: it is not stored.
+	save func(output string, object []byte)
 
 	number int  // of the next event
 	begun  bool // the message's item has begun
@@ -232,6 +243,8 @@ func (f *responseFormat) outputItems() string {
 // appendEngineFailure appends nothing: the connection is closed.
 func (f *responseFormat) appendEngineFailure(b []byte) (unchanged []byte) { return b }
 
+// fullResponse returns the complete response, after storing it: a client may continue it at
+// once.
 func (f *responseFormat) fullResponse() []byte {
 	u := sumUsage([]*sequence{f.sequence}, 1)
 	status := "completed"
@@ -243,7 +256,12 @@ func (f *responseFormat) fullResponse() []byte {
 		`,"output_tokens":` + strconv.Itoa(u.completion) +
 		`,"output_tokens_details":{"reasoning_tokens":0,"tool_output_tokens":0,"output_tokens_per_turn":[],"tool_output_tokens_per_turn":[]}` +
 		`,"total_tokens":` + strconv.Itoa(u.prompt+u.completion) + `}`
-	return f.formatObject(status, f.outputItems(), total)
+	output := f.outputItems()
+	object := f.formatObject(status, output, total)
+	if f.save != nil {
+		f.save(output, object)
+	}
+	return object
 }
 
 func (f *responseFormat) formatObject(status, output, usage string) []byte {

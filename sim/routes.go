@@ -53,6 +53,9 @@ func (s *Server) routes() http.Handler {
 		w.Header().Set("Server", "uvicorn")
 		w.Header().Set("Vary", "Origin")
 		found, ok := table[r.URL.Path]
+		if !ok && s.cfg.StoreResponses {
+			found, ok = s.storedRoute(r.URL.Path)
+		}
 		if r.URL.Path != "/sim/fault" && s.injectFault(w, r, found.inference) {
 			return
 		}

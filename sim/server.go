@@ -30,6 +30,10 @@ type Config struct {
 	Without       []string // paths that it does not serve
 	Script        Script   // replies to requests that offer tools
 
+	// StoreResponses keeps complete responses of /v1/responses, as vLLM does with
+	// VLLM_ENABLE_RESPONSES_API_STORE=1.
+	StoreResponses bool
+
 	// NoTokenDetails leaves prompt_tokens_details out of usage, as vLLM does
 	// without --enable-prompt-tokens-details.
 	NoTokenDetails bool
@@ -72,6 +76,7 @@ type Server struct {
 	thawed chan struct{}
 
 	adapters adapters
+	stored   responseStore
 }
 
 // NewServer returns a replica that neither listens nor runs yet.
@@ -205,6 +210,7 @@ func (s *Server) Restart() {
 	s.engine = engine.New(s.cfg.Engine)
 	s.counters = newCounters()
 	s.startedAt = time.Now()
+	s.stored.clear()
 	s.epoch++
 }
 
