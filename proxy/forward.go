@@ -103,7 +103,7 @@ func (r *request) fleetView() fleetView {
 func (r *request) recordFailure(f *failure) {
 	r.addFailureReason(string(f.reason))
 	r.history.addFailure(f.decision.Backend, f, time.Now())
-	if r.history.isBetter(f) {
+	if r.history.isBetterFailure(f) {
 		r.replaceBestFailure(f)
 	} else {
 		r.proxy.buffers.release(f.charged)

@@ -126,7 +126,7 @@ func TestNext(t *testing.T) {
 		for _, try := range c.tries {
 			failed := try.f
 			h.addFailure(try.b, &failed, start)
-			if h.isBetter(&failed) {
+			if h.isBetterFailure(&failed) {
 				h.best = &failed
 			}
 		}

@@ -125,7 +125,7 @@ func (a *attempt) relayBuffered(resp *http.Response) *failure {
 	case !complete:
 		return a.relayUnbuffered(resp, buf.Bytes())
 	}
-	if !isEncoded(resp.Header) && vllm.LacksEndpoint(resp.StatusCode, buf.Bytes()) {
+	if !isEncoded(resp.Header) && vllm.IsMissingEndpoint(resp.StatusCode, buf.Bytes()) {
 		return a.recordMissingEndpoint(resp, buf.Bytes())
 	}
 	if a.isResponseLost(resp.StatusCode, buf.Bytes()) {

@@ -367,8 +367,8 @@ func (h *history) addFailure(b *backends.Backend, f *failure, now time.Time) {
 	})
 }
 
-// isBetter reports whether f is to be the best failure, after another one or none.
-func (h *history) isBetter(f *failure) bool {
+// isBetterFailure reports whether f is to be the best failure, after another one or none.
+func (h *history) isBetterFailure(f *failure) bool {
 	best := h.best
 	return best == nil || best.endpointMissing || !f.endpointMissing && (f.status != 0 || f.final || best.status == 0)
 }

@@ -471,7 +471,7 @@ func (a *attempt) relayErrorAsEvent(resp *http.Response) *failure {
 	if err != nil && !errors.Is(err, errErrorBodyTooLong) && !errors.Is(err, errErrorBodyMemory) {
 		return a.classifyOrEndRequest(err)
 	}
-	if err == nil && !isEncoded(resp.Header) && vllm.LacksEndpoint(resp.StatusCode, body) {
+	if err == nil && !isEncoded(resp.Header) && vllm.IsMissingEndpoint(resp.StatusCode, body) {
 		return a.recordMissingEndpoint(resp, body)
 	}
 	a.sendError(replicaError(resp.StatusCode, body))

@@ -44,7 +44,7 @@ func (s *Server) routes() http.Handler {
 	}
 	for _, path := range s.cfg.Without {
 		if path == "/inference/v1/generate" {
-			table[path] = route{http.MethodPost, true, disabledTokens}
+			table[path] = route{http.MethodPost, true, respondTokensDisabled}
 		} else {
 			delete(table, path)
 		}

@@ -69,8 +69,8 @@ func (s *Server) readTokenParams(in fields) (params, []uint32, error) {
 	return p, tokenIDs(ids), err
 }
 
-// disabledTokens answers as vLLM does without --enable-scale-out.
-func disabledTokens(w http.ResponseWriter, _ *http.Request) {
+// respondTokensDisabled answers as vLLM does without --enable-scale-out.
+func respondTokensDisabled(w http.ResponseWriter, _ *http.Request) {
 	writeError(w, apiError{status: http.StatusForbidden, kind: "PermissionDeniedError",
 		message: "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them."})
 }

@@ -34,13 +34,13 @@ const (
 	// disabledMessage is the beginning of the 403 of endpoints that need
 	// --enable-scale-out.
 	disabledMessage = "Scale-out endpoints are disabled."
-	// maxMissingEndpointBytes bounds the responses that LacksEndpoint reads.
+	// maxMissingEndpointBytes bounds the responses that IsMissingEndpoint reads.
 	maxMissingEndpointBytes = 1 << 10
 )
 
-// LacksEndpoint reports whether a response means that the server does not serve the path:
+// IsMissingEndpoint reports whether a response means that the server does not serve the path:
 // a 404 of the path, not of a model or a response id, or a 403 of a disabled endpoint.
-func LacksEndpoint(status int, body []byte) bool {
+func IsMissingEndpoint(status int, body []byte) bool {
 	switch {
 	case status != http.StatusNotFound && status != http.StatusForbidden || len(body) > maxMissingEndpointBytes:
 		return false

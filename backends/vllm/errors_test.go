@@ -30,7 +30,7 @@ func TestIsShutdownError(t *testing.T) {
 	}
 }
 
-func TestLacksEndpoint(t *testing.T) {
+func TestIsMissingEndpoint(t *testing.T) {
 	const disabled = `{"error":{"message":"Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them.","type":"PermissionDeniedError","param":null,"code":403}}`
 	for _, c := range []struct {
 		status int
@@ -55,7 +55,7 @@ func TestLacksEndpoint(t *testing.T) {
 		{500, "", false},
 		{200, "", false},
 	} {
-		if got := LacksEndpoint(c.status, []byte(c.body)); got != c.want {
+		if got := IsMissingEndpoint(c.status, []byte(c.body)); got != c.want {
 			t.Errorf("%d %.60s: %v, want %v", c.status, c.body, got, c.want)
 		}
 	}
