@@ -40,13 +40,13 @@ func (l Layout) BitNames() []string {
 	return names
 }
 
-// Fork is where the prompts of a request under two layouts part that differ in one bit, when
-// the replica has computed the conversation up to a new message. With the bit more of the
-// prompt is in its cache. All are shares of the prompt.
+// Fork compares two layouts that differ in one bit: how much of the prompt of a request, which
+// continues a conversation, its previous request has left in a replica's cache. It is more with
+// the bit. All are shares of the prompt.
 type Fork struct {
 	Bit                  Layout
 	Without, WithoutMost float64 // cached without the bit, at least and at most
-	With                 float64 // cached with it, at most
+	With                 float64 // cached with the bit, at most
 }
 
 // movable is a part of Text that some layouts move or leave out: reasoning, or a system
