@@ -14,19 +14,20 @@ import (
 	"warmroute/router/queue"
 )
 
+// benchmarkLine is as prose and code are: a line break for every 60 bytes or so, and quotes now and then.
+const benchmarkLine = "The quick brown fox jumps over the lazy dog, and then it goes\n" +
+	"on to the next line of its \"story\", as foxes do; the dog has\nslept through all of it.\n"
+
 // chatBody is a conversation of about size bytes, as an SDK would write it.
 func chatBody(size int) []byte {
 	type message struct {
 		Role    string `json:"role"`
 		Content string `json:"content"`
 	}
-	// As in prose and code: a line break for every 60 bytes or so, and quotes now and then.
-	const line = "The quick brown fox jumps over the lazy dog, and then it goes\n" +
-		"on to the next line of its \"story\", as foxes do; the dog has\nslept through all of it.\n"
 	var messages []message
 	roles := []string{"system", "user", "assistant"}
 	for n := 0; n < size; {
-		text := strings.Repeat(line, min(40, (size-n)/len(line)+1)) + fmt.Sprint(len(messages))
+		text := strings.Repeat(benchmarkLine, min(40, (size-n)/len(benchmarkLine)+1)) + fmt.Sprint(len(messages))
 		messages = append(messages, message{roles[min(len(messages), 1+len(messages)%2)], text})
 		n += len(text) + 40
 	}
@@ -37,19 +38,47 @@ func chatBody(size int) []byte {
 	return body
 }
 
+// messagesBody is a turn of a coding agent of about size bytes, with the members in its order: most
+// of it are the results of tools.
+func messagesBody(size int) []byte {
+	text := func(n int) string {
+		quoted, _ := json.Marshal(strings.Repeat(benchmarkLine, n/len(benchmarkLine)+1))
+		return string(quoted)
+	}
+	var body strings.Builder
+	fmt.Fprintf(&body, `{"model":"sim","max_tokens":32000,"stream":true,"system":[{"type":"text","text":%s}],"messages":[{"role":"user","content":"go"}`, text(size/8))
+	for i := range 40 {
+		fmt.Fprintf(&body, `,{"role":"assistant","content":[{"type":"text","text":%s},{"type":"tool_use","id":"toolu_%d","name":"Read","input":{"file_path":"/src/main.go"}}]}`, text(200), i)
+		fmt.Fprintf(&body, `,{"role":"user","content":[{"tool_use_id":"toolu_%d","type":"tool_result","content":%s}]}`, i, text(size/50))
+	}
+	body.WriteString("]}")
+	return []byte(body.String())
+}
+
+var benchmarkBodies = []struct {
+	kind prompt.Kind
+	size int
+	body func(size int) []byte
+}{
+	{prompt.Chat, 32 << 10, chatBody},
+	{prompt.Chat, 512 << 10, chatBody},
+	{prompt.Messages, 200 << 10, messagesBody},
+}
+
 // BenchmarkDecision goes from the bytes of a body to the chosen backend and back
 // to a released reservation, with every prompt known to half of the fleet.
-// scripts/decision prints it as a multiple of BenchmarkChainedXXH3.
+// scripts/decision prints it as a multiple of BenchmarkChainedXXH3. 200 KB are Messages, the
+// others chats.
 func BenchmarkDecision(b *testing.B) {
-	for _, size := range []int{32 << 10, 512 << 10} {
+	for _, c := range benchmarkBodies {
 		for _, n := range []int{8, 64} {
-			b.Run(fmt.Sprintf("bytes=%d/backends=%d", size, n), func(b *testing.B) {
+			b.Run(fmt.Sprintf("bytes=%d/backends=%d", c.size, n), func(b *testing.B) {
 				r, fleet, _ := newFleet(b, n, "prefix")
-				body := chatBody(size)
+				body := c.body(c.size)
 				var p prompt.Prompt
 				var blocks []prompt.Block
 				decide := func() *Decision {
-					if err := p.Parse(prompt.Chat, body); err != nil {
+					if err := p.Parse(c.kind, body); err != nil {
 						b.Fatal(err)
 					}
 					p.ApplyLayout(r.PromptLayout("sim"))
@@ -77,9 +106,9 @@ func BenchmarkDecision(b *testing.B) {
 
 // BenchmarkChainedXXH3 is the least that any index of blocks has to do.
 func BenchmarkChainedXXH3(b *testing.B) {
-	for _, size := range []int{32 << 10, 512 << 10} {
-		b.Run(fmt.Sprintf("bytes=%d", size), func(b *testing.B) {
-			body := chatBody(size)
+	for _, c := range benchmarkBodies {
+		b.Run(fmt.Sprintf("bytes=%d", c.size), func(b *testing.B) {
+			body := c.body(c.size)
 			b.SetBytes(int64(len(body)))
 			var seed uint64
 			for b.Loop() {
