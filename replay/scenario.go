@@ -38,7 +38,7 @@ type Scenario struct {
 	NonStreaming float64 // share of requests that are not streamed
 	NoUsage      bool    // responses have no usage
 	IndexFactor  float64 // the replicas report this multiple of their KV cache's size; 0 is 1
-	SessionIDs   bool    // requests name their sessions; without it only for policies whose rule needs that
+	SessionIDs   bool    // requests name their sessions; otherwise only under policies whose rule needs them
 	TextSpread   float64 // share by which bytes per token vary around 4 between prompts: 0.25 is 3 to 5
 	NoLearning   bool    // the router trusts the reported cache sizes
 	Evictions    float64 // further blocks that each allocated block evicts, invisible to the router
