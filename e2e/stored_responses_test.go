@@ -14,6 +14,7 @@ import (
 
 // statefulConversation is a conversation by previous_response_id.
 type statefulConversation struct {
+	model    string
 	backend  string // that has answered the first turn
 	previous string // id of the last response
 	turns    int    // so far
@@ -23,7 +24,7 @@ type statefulConversation struct {
 // continueWith sends the next turn of a conversation, and the whole of it where its state is lost.
 func (c *statefulConversation) continueWith(t *testing.T, client *http.Client, url string, i int) {
 	input := fmt.Sprintf("Conversation %d, turn %d. %s", i, c.turns, strings.Repeat("What do you make of this? ", 20))
-	body := fmt.Sprintf(`{"model":"sim","max_output_tokens":8,"stream":%v,"input":%q`, (i+c.turns)%2 == 0, input)
+	body := fmt.Sprintf(`{"model":%q,"max_output_tokens":8,"stream":%v,"input":%q`, c.model, (i+c.turns)%2 == 0, input)
 	if c.previous != "" {
 		body += `,"previous_response_id":"` + c.previous + `"`
 	}
@@ -83,6 +84,9 @@ func TestStoredResponses(t *testing.T) {
 	client := &http.Client{Transport: transport}
 
 	all := make([]statefulConversation, conversations)
+	for i := range all {
+		all[i].model = "sim"
+	}
 	turn := func() {
 		t.Helper()
 		var playing sync.WaitGroup

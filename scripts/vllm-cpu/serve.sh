@@ -18,6 +18,8 @@ root=${VLLMCPU_ROOT:-$HOME/.cache/vllm-cpu}
 # No network access: the model is a local directory.
 export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1
 export VLLM_TARGET_DEVICE=cpu VLLM_HOST_IP=127.0.0.1 GLOO_SOCKET_IFNAME=lo
+# Responses can be continued, retrieved and run in the background.
+export VLLM_ENABLE_RESPONSES_API_STORE=1
 # Several replicas share a few cores: one thread each, not pinned to a core.
 export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 RAYON_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 export VLLM_CPU_OMP_THREADS_BIND=nobind
