@@ -165,7 +165,8 @@ type Timeouts struct {
 
 // SSE configures streamed responses.
 type SSE struct {
-	Keepalive time.Duration `mapstructure:"keepalive"` // 0: none
+	Keepalive      time.Duration `mapstructure:"keepalive"`       // 0: none
+	QueueKeepalive time.Duration `mapstructure:"queue_keepalive"` // 0: none
 }
 
 // Connections bounds the connections to the backends.
@@ -188,6 +189,7 @@ func (c *Config) ProxySettings() proxy.Settings {
 		Attempts:       c.Routing.Attempts,
 		QueueTimeout:   c.QueueTimeout(),
 		Keepalive:      c.SSE.Keepalive,
+		QueueKeepalive: c.SSE.QueueKeepalive,
 		SessionHeaders: c.Routing.canonicalSessionHeaders(),
 		RouteHeaders:   c.ResponseHeaders,
 		IsolateTenants: c.Tenant == "isolate",

@@ -101,6 +101,7 @@ func (c *Config) validateDurations(errs *errorList) {
 		{"timeouts.response", c.Timeouts.Response, 0},
 		{"timeouts.body_idle", c.Timeouts.BodyIdle, 0},
 		{"sse.keepalive", c.SSE.Keepalive, 0},
+		{"sse.queue_keepalive", c.SSE.QueueKeepalive, 0},
 		{"timeouts.write_idle", c.Timeouts.WriteIdle, 0},
 		{"timeouts.idle", c.Timeouts.Idle, 0},
 		{"timeouts.keepalive_idle", c.Timeouts.KeepaliveIdle, time.Millisecond},

@@ -92,6 +92,7 @@ func (r *request) tryBackend(d *router.Decision) *failure {
 	r.proxy.activity.recordAttempt(r, d)
 	r.beginAttemptSpan(d)
 	resp, err := r.roundTrip(r.context, d.Backend)
+	r.stopQueueKeepalive()
 	if err != nil {
 		f := a.classifyOrEndRequest(err)
 		a.setRouterOutcome(f)

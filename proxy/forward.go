@@ -25,6 +25,8 @@ func (r *request) forward() {
 	h.receivedAt, h.queueTimeout = r.bodyReceivedAt, r.maxQueueTimeOr(r.settings.QueueTimeout)
 	defer r.replaceBestFailure(nil)
 	defer r.releaseQueuePlace() // a wait may panic
+	defer r.stopQueueKeepalive()
+	r.startQueueKeepalive()
 	r.beginAttemptContext()
 	for {
 		h.end = r.endReason()
@@ -52,6 +54,7 @@ func (r *request) forward() {
 			if f == nil || f.done {
 				return
 			}
+			r.startQueueKeepalive()
 			r.beginAttemptContext()
 			f.decision = d
 			r.logFailureAndRecheck(f)
@@ -60,6 +63,7 @@ func (r *request) forward() {
 			r.awaitAndRecord(&a)
 		case actRespond:
 			r.context.end()
+			r.stopQueueKeepalive()
 			r.releaseQueuePlace()
 			r.respondWithError(&a)
 			return

@@ -27,15 +27,16 @@ type request struct {
 	arrivedAt      time.Time // before the body was read
 	bodyReceivedAt time.Time // zero: not yet
 
-	input        input // released as soon as no further attempt can need it
-	history      history
-	context      *attemptContext // of the current attempt
-	firstContext attemptContext  // of the first, which needs no allocation of its own
-	finished     bool            // it is not counted in flight any more
-	waiting      bool            // the router counts it in the queue
-	aborted      bool            // the client did not get all of the response
-	headersSent  bool            // the client has the header of a stream
-	inFlight     inFlightEntry   // what operators see of it
+	input          input // released as soon as no further attempt can need it
+	history        history
+	context        *attemptContext // of the current attempt
+	firstContext   attemptContext  // of the first, which needs no allocation of its own
+	finished       bool            // it is not counted in flight any more
+	waiting        bool            // the router counts it in the queue
+	aborted        bool            // the client did not get all of the response
+	headersSent    bool            // the client has the header of a stream
+	queueKeepalive queueKeepalive
+	inFlight       inFlightEntry // what operators see of it
 
 	caller
 	summary

@@ -11,6 +11,7 @@ type Settings struct {
 	Attempts       int           // maximum for one request; a refused connection does not count
 	QueueTimeout   time.Duration // maximum time in the admission queue, as the router has it; 0: no queue
 	Keepalive      time.Duration // interval of comments on a silent stream; 0: none
+	QueueKeepalive time.Duration // the same before a replica has responded; 0: none
 	SessionHeaders []string      // canonical names; the first one present names the session that a request belongs to
 	RouteHeaders   bool          // explain the routing to clients whose key allows it
 	IsolateTenants bool          // prompts match only those of the same tenant

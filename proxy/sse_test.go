@@ -186,7 +186,7 @@ func TestKeepAliveCommentsBetweenEvents(t *testing.T) {
 				l.writeCompleteLines(n)
 			}
 		}
-		l.writeKeepAlive()
+		l.writeKeepAlive(keepAliveComment)
 		if got := strings.HasSuffix(out.String(), keepAliveComment); got != c.between {
 			t.Errorf("after %q: a comment %v", c.parts, got)
 		}

@@ -194,7 +194,7 @@ func (s *streamRelay) relayChunks() {
 		var more bool
 		if more, s.readErr = s.body.WaitReadable(quiet); !more {
 			if s.readErr == nil {
-				s.writeErr = s.out.writeKeepAlive()
+				s.writeErr = s.out.writeKeepAlive(s.endpoint.format.keepAliveEvent())
 			}
 			continue
 		}
@@ -429,24 +429,35 @@ func (l *lineWriter) writeAndKeepTail(b []byte) error {
 	return l.write(b)
 }
 
-// writeKeepAlive writes a keep-alive comment, unless it would split an event: clients take an
+// writeKeepAlive writes a keep-alive event, unless it would split an event: clients take an
 // empty line for its end.
-func (l *lineWriter) writeKeepAlive() error {
+func (l *lineWriter) writeKeepAlive(event string) error {
 	if tail := l.tail[:]; bytes.HasSuffix(tail, []byte("\n\n")) || bytes.HasSuffix(tail, []byte("\n\r\n")) {
-		return l.write([]byte(keepAliveComment))
+		return l.write([]byte(event))
 	}
 	return nil
 }
 
-// keepAliveComment is a comment to clients, and traffic to what stands between.
-const keepAliveComment = ": keep-alive\n\n"
+const (
+	keepAliveComment = ": keep-alive\n\n"
+	messagesPing     = "event: ping\ndata: {\"type\": \"ping\"}\n\n"
+)
 
-// sendKeepAlive sends a comment on a silent stream. The header names this attempt, the first
+// keepAliveEvent returns what clients of that format ignore, and what is traffic to
+// intermediaries.
+func (f format) keepAliveEvent() string {
+	if f == messagesFormat {
+		return messagesPing
+	}
+	return keepAliveComment
+}
+
+// sendKeepAlive sends a keep-alive event on a silent stream. The header names this attempt, the first
 // with a response. Nothing is committed by it: a failure is still retried, and only if no
 // retry succeeds the stream ends with an error event.
 func (a *attempt) sendKeepAlive(resp *http.Response) error {
 	a.sendHeaderOnce(resp)
-	return a.client.writeAndFlush([]byte(keepAliveComment))
+	return a.client.writeAndFlush([]byte(a.endpoint.format.keepAliveEvent()))
 }
 
 // sendHeaderOnce sends the header of a stream, once.
