@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"net/http"
 	"strings"
 	"testing"
 	"time"
@@ -38,7 +39,8 @@ sse: {queue_keepalive: 100ms}
 			if !busy.Next() {
 				t.Fatal(busy.Err())
 			}
-			queued := client.Chat.Completions.NewStreaming(ctx, chat(5))
+			var resp *http.Response
+			queued := client.Chat.Completions.NewStreaming(ctx, chat(5), option.WithResponseInto(&resp))
 			defer queued.Close()
 			var text strings.Builder
 			for queued.Next() {
@@ -48,6 +50,9 @@ sse: {queue_keepalive: 100ms}
 			}
 			if err := queued.Err(); (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
 				t.Errorf("got the error %v", err)
+			}
+			if reason := resp.Header.Get("X-Warmroute-Reason"); resp.StatusCode != http.StatusOK || reason != "queued" {
+				t.Errorf("status %d and reason %q, want 200 and queued", resp.StatusCode, reason)
 			}
 			if (text.Len() > 0) != (c.want == "") {
 				t.Errorf("got the text %q", text.String())
