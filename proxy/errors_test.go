@@ -159,7 +159,7 @@ func TestAnthropicErrorEvents(t *testing.T) {
 				s.until(heard)
 			}}, &replica{script: always(answered(status, `{"error":{"message":"in its words","type":"x","code":1}}`))})
 			r := f.open(t, "/v1/messages", ask)
-			r.to(messagesPing)
+			r.to("event: ping")
 			close(heard)
 			data := last(t, r.rest())
 			if want := `{"type":"error","error":{"type":"` + kind + `","message":"in its words"}}`; data != want {
