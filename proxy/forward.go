@@ -32,6 +32,7 @@ func (r *request) forward() {
 		h.end = r.endReason()
 		if apiErr := r.checkStoredResponse(); apiErr != nil {
 			r.context.end()
+			r.stopQueueKeepalive()
 			r.releaseQueuePlace()
 			r.sendError(apiErr)
 			return
