@@ -264,10 +264,13 @@ func FuzzStream(f *testing.F) {
 	f.Add("data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\n\ndata: [DONE]\n\n")
 	f.Add("data: {\"choices\":[],\"usage\":{\"prompt_tokens\":1e99}}\r\n\r\n: x\ndata:[DONE]")
 	f.Add("data: {\"error\":\"x\"}\n\n")
+	f.Add("event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"delta\":{\"text\":\"a\"}}\n\ndata: {\"type\":\"message_stop\"}\n\n")
+	f.Add("data: {\"type\":\"message_delta\",\"usage\":{\"input_tokens\":-1,\"cache_read_input_tokens\":1e99}}\n\n")
+	f.Add("data: {\"type\":\"response.output_text.delta\",\"delta\":\"a\"}\n\ndata: {\"type\":\"response.completed\",\"response\":{}}\n\n")
 	f.Fuzz(func(t *testing.T, body string) {
 		var s responseReader
-		if err := s.readStream(strings.NewReader(body)); err == nil && !strings.Contains(body, "[DONE]") {
-			t.Error("a whole answer without [DONE]")
+		if err := s.readStream(strings.NewReader(body)); err == nil && !strings.Contains(body, "[DONE]") && !strings.Contains(body, `"type"`) {
+			t.Error("a whole answer without [DONE] or a typed event")
 		}
 	})
 }

@@ -16,9 +16,10 @@ import (
 
 // Request is one request and the behavior of the client that sends it.
 type Request struct {
-	Path     string // below the server's URL; "" is /v1/chat/completions
-	Body     []byte // JSON
-	Stream   bool   // Body asks for a stream: any other response is a failure
+	Path     string      // below the server's URL; "" is /v1/chat/completions
+	Body     []byte      // JSON
+	Header   http.Header // of this request, besides the client's; may be nil
+	Stream   bool        // Body asks for a stream: any other response is a failure
 	Behavior ClientBehavior
 }
 
@@ -165,6 +166,7 @@ func (c *Client) roundTrip(ctx context.Context, q Request, in *responseReader, d
 		req.GetBody = nil // it is sent once
 	}
 	maps.Copy(req.Header, c.Header)
+	maps.Copy(req.Header, q.Header)
 	req.Header.Set("Content-Type", "application/json")
 	if c.APIKey != "" {
 		req.Header.Set("Authorization", "Bearer "+c.APIKey)

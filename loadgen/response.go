@@ -55,7 +55,11 @@ func (s *responseReader) readStream(body io.Reader) error {
 			continue // a comment or an empty line
 		}
 		data = bytes.TrimSpace(data)
-		if string(data) == "[DONE]" {
+		last, err := s.readEvent(data, time.Now())
+		if err != nil {
+			return err
+		}
+		if last {
 			s.end = time.Now()
 			// Read to the body's end: without one it was truncated, and the
 			// connection cannot be reused.
@@ -63,9 +67,6 @@ func (s *responseReader) readStream(body io.Reader) error {
 				return failure(StreamTruncated)
 			}
 			return s.checkAborted()
-		}
-		if err := s.readEvent(data, time.Now()); err != nil {
-			return err
 		}
 		if s.text.Len() > maxTextBytes {
 			return failure(TooLong)
@@ -79,33 +80,69 @@ func (s *responseReader) readStream(body io.Reader) error {
 	return failure(StreamTruncated)
 }
 
-// readEvent reads one event. It fails if the event is an error of the server.
-func (s *responseReader) readEvent(data []byte, receivedAt time.Time) error {
-	choice := gjson.GetBytes(data, "choices.0")
-	if !choice.Exists() {
-		if gjson.GetBytes(data, "error").Exists() {
+// readEvent reads one event and reports whether it is the stream's last one. It fails if
+// the event is an error of the server.
+func (s *responseReader) readEvent(data []byte, receivedAt time.Time) (last bool, err error) {
+	if string(data) == "[DONE]" {
+		return true, nil
+	}
+	event := gjson.ParseBytes(data)
+	choice := event.Get("choices.0")
+	if kind := event.Get("type").Str; kind != "" && !choice.Exists() {
+		last, err = s.readTypedEvent(kind, event, receivedAt)
+	} else if !choice.Exists() {
+		if event.Get("error").Exists() {
 			s.setDetail(string(data))
-			return failure(StreamError)
+			return false, failure(StreamError)
 		}
-		s.readUsage(gjson.GetBytes(data, "usage"))
+		s.readUsage(event.Get("usage"))
+	} else {
+		delta := choice.Get("delta")
+		content := delta.Get("content").Str + choice.Get("text").Str
+		if content != "" || delta.Get("reasoning").Str != "" || delta.Get("tool_calls.0").Exists() {
+			s.addContent(content, receivedAt)
+		}
+		if finish := choice.Get("finish_reason").Str; finish != "" {
+			s.finishReason = finish
+		}
+	}
+	if err == nil {
 		s.countEventAndNotify()
-		return nil
 	}
-	defer s.countEventAndNotify()
-	delta := choice.Get("delta")
-	content := delta.Get("content").Str + choice.Get("text").Str
-	if content != "" || delta.Get("reasoning").Str != "" || delta.Get("tool_calls.0").Exists() {
-		if s.chunks == 0 {
-			s.firstContent = receivedAt
-		}
-		s.lastContent = receivedAt
-		s.chunks++
-		s.text.WriteString(content)
+	return last, err
+}
+
+// readTypedEvent is readEvent for the Messages and Responses APIs, whose events have a type.
+func (s *responseReader) readTypedEvent(kind string, event gjson.Result, receivedAt time.Time) (last bool, err error) {
+	switch kind {
+	case "content_block_delta":
+		s.addContent(event.Get("delta.text").Str, receivedAt)
+	case "response.output_text.delta":
+		s.addContent(event.Get("delta").Str, receivedAt)
+	case "message_delta":
+		s.finishReason = event.Get("delta.stop_reason").Str
+		s.readUsage(event.Get("usage"))
+	case "response.completed", "response.incomplete":
+		s.finishReason = event.Get("response.status").Str
+		s.readUsage(event.Get("response.usage"))
+		return true, nil
+	case "message_stop":
+		return true, nil
+	case "error", "response.failed":
+		s.setDetail(event.Raw)
+		return false, failure(StreamError)
 	}
-	if finish := choice.Get("finish_reason").Str; finish != "" {
-		s.finishReason = finish
+	return false, nil
+}
+
+// addContent adds the content of a chunk, whose text may be empty.
+func (s *responseReader) addContent(text string, receivedAt time.Time) {
+	if s.chunks == 0 {
+		s.firstContent = receivedAt
 	}
-	return nil
+	s.lastContent = receivedAt
+	s.chunks++
+	s.text.WriteString(text)
 }
 
 // countEventAndNotify counts an event that was read and calls onEvent.
@@ -151,6 +188,14 @@ func (s *responseReader) readUsage(usage gjson.Result) {
 	}
 	prompt, completion := usage.Get("prompt_tokens").Int(), usage.Get("completion_tokens").Int()
 	cached := usage.Get("prompt_tokens_details.cached_tokens")
+	if input := usage.Get("input_tokens"); input.Exists() { // Messages and Responses
+		prompt, completion = input.Int(), usage.Get("output_tokens").Int()
+		cached = usage.Get("input_tokens_details.cached_tokens")
+		if read := usage.Get("cache_read_input_tokens"); read.Exists() { // Messages, whose input_tokens are the others
+			cached = read
+			prompt += read.Int() + usage.Get("cache_creation_input_tokens").Int()
+		}
+	}
 	within := func(n, most int64) bool { return n >= 0 && n <= most }
 	if !within(prompt, maxUsageTokens) || !within(completion, maxUsageTokens) || !within(cached.Int(), prompt) {
 		s.invalidUsage = true

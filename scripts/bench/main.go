@@ -17,6 +17,10 @@
 //
 // sends a recorded trace to one server and prints what the client measured.
 //
+//	go run ./scripts/bench agents --url URL --api messages
+//
+// plays coding agents' conversations.
+//
 // Exit status 1: a budget is missed. Exit status 2: a measurement failed.
 package main
 
@@ -41,7 +45,7 @@ func main() {
 	runtime.LockOSThread()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	roles := map[string]func(context.Context, []string) error{"mock": runMock, "load": runLoad, "streams": runStreams, "trace": runTrace}
+	roles := map[string]func(context.Context, []string) error{"mock": runMock, "load": runLoad, "streams": runStreams, "trace": runTrace, "agents": runAgents}
 	if len(os.Args) > 1 && roles[os.Args[1]] != nil {
 		if err := roles[os.Args[1]](ctx, os.Args[2:]); err != nil {
 			fmt.Fprintln(os.Stderr, os.Args[1]+":", err)
