@@ -259,6 +259,7 @@ func (r *request) parseJSON() *apiError {
 	if in.request.NoEngine = r.endpoint.noEngine; !in.request.NoEngine {
 		in.request.Bytes = len(pr.Text) + pr.ExtraBytes
 		in.request.Streams = pr.Stream
+		in.request.Turn = pr.Turn()
 	}
 	r.setSessionFromBody(pr)
 	in.request.Sequences = pr.Sequences

@@ -6,6 +6,8 @@ import (
 	"math/rand/v2"
 	"slices"
 	"time"
+
+	"warmroute/router/prompt"
 )
 
 // generatedBlockTokens is the block size of generated workloads: that of Mooncake's
@@ -132,6 +134,10 @@ func (s *agenticSession) nextJob(at time.Duration) *Job {
 	}
 	j := s.blocks.newJob(at, t.prompt, t.answer, generatedBlockTokens)
 	j.session = s
+	j.Turn = prompt.TurnLater
+	if s.done == 1 {
+		j.Turn = prompt.TurnFirst
+	}
 	j.Session = mixBits(uint64(s.number))
 	j.PromptKey = j.Session
 	return j
@@ -188,6 +194,7 @@ func newDocumentJob(at time.Duration, document, number uint64, draw *rand.Rand) 
 	j := c.newJob(at, size, answer, generatedBlockTokens)
 	j.PromptKey = mixBits(document)
 	j.Session = j.PromptKey
+	j.Turn = prompt.TurnFirst
 	return j
 }
 
@@ -267,6 +274,7 @@ func (w SharedPrompts) newJob(at time.Duration, number, promptIndex uint64, draw
 	j := c.newJob(at, size, answer, generatedBlockTokens)
 	j.PromptKey = mixBits(promptIndex)
 	j.Session = j.PromptKey
+	j.Turn = prompt.TurnFirst
 	return j
 }
 

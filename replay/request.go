@@ -37,7 +37,7 @@ func (r *run) submitJob(j *Job) {
 		Backends: r.all, Blocks: j.Blocks, Bytes: r.textBytes(f), Sequences: 1,
 		Streams:   !j.NotStreamed && (r.NonStreaming == 0 || r.random.Float64() >= r.NonStreaming),
 		BodyBytes: j.Prompt * CharsPerToken,
-		Model:     "sim", PromptKey: j.PromptKey, Priority: j.Priority,
+		Model:     "sim", PromptKey: j.PromptKey, Turn: j.Turn, Priority: j.Priority,
 	}
 	if r.sendsSessions {
 		f.routed.Session = j.Session

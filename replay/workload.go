@@ -35,6 +35,7 @@ type Job struct {
 	At                 time.Duration // when its client sends it, since the run began
 	Prompt, Answer     int           // tokens
 	PromptKey, Session uint64        // as in router.Request
+	Turn               prompt.Turn   // the same
 	NotStreamed        bool          // its first event cannot be seen
 	Priority           int           // as in router.Request
 

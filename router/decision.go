@@ -44,6 +44,7 @@ type Request struct {
 	MaxPromptTokens int // that a prompt may have, as reported by the replicas; 0: not known
 	MaxAnswerTokens int // that the answer may have; 0: not known
 
+	Turn         prompt.Turn
 	PromptKey    uint64        // hash of the model and the beginning of the first user message; 0: none
 	Session      uint64        // hash of its session's name; 0: none
 	Tenant       uint64        // hash of its sender, for fairness; 0: none in particular

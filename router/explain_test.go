@@ -12,6 +12,7 @@ import (
 
 	"warmroute/backends"
 	"warmroute/router/policy"
+	"warmroute/router/prompt"
 )
 
 // backend is the part of an explanation that is about b.
@@ -143,13 +144,15 @@ func TestExplainHasNoSideEffects(t *testing.T) {
 	d := mustPick(t, r, ask(fleet, 1, 20))
 	version, account, load := r.index.Version(), r.states[d.Backend.Slot].load.tokens, d.Backend.InFlight.Load()
 	estimates, queued := *r.estimates, fmt.Sprint(*r.queue)
-	pressure := *r.policy.Policy.(*policy.Prefix)
+	state := fmt.Sprintf("%+v", r.policy.Policy)
 	for range 20 {
-		r.Explain(*ask(fleet, 1, 20))
+		first := ask(fleet, 1, 20)
+		first.Turn = prompt.TurnFirst
+		r.Explain(*first)
 		r.Explain(*ask(fleet, 2, 200))
 	}
 	if r.index.Version() != version || r.states[d.Backend.Slot].load.tokens != account || d.Backend.InFlight.Load() != load ||
-		!reflect.DeepEqual(estimates, *r.estimates) || *r.policy.Policy.(*policy.Prefix) != pressure || fmt.Sprint(*r.queue) != queued {
+		!reflect.DeepEqual(estimates, *r.estimates) || fmt.Sprintf("%+v", r.policy.Policy) != state || fmt.Sprint(*r.queue) != queued {
 		t.Error("being asked has changed something")
 	}
 }

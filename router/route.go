@@ -160,7 +160,7 @@ func (r *Router) fillPolicyRequest() {
 	d := &r.decision
 	d.request = policy.Request{
 		Now: d.now, Blocks: d.req.Blocks, BlockTokens: float64(r.blockBytes) / d.perToken, PromptTokens: d.promptTokens(),
-		PromptKey: d.req.PromptKey, Session: d.req.Session,
+		PromptKey: d.req.PromptKey, Turn: d.req.Turn, Session: d.req.Session,
 		MeanAnswerTokens: r.estimates.MeanAnswerTokens(d.backends), MeanUncachedTokens: r.meanUncached.Value,
 	}
 }

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"math"
 	"time"
+
+	"warmroute/router/prompt"
 )
 
 // Constants of the cost, found by simulation; see docs/routing.md.
@@ -25,6 +27,9 @@ const (
 // twice delays everyone behind it. W and u, the time to the first token, are
 // scaled by how much slower than the mean the backend is. The other terms are not:
 // if they were, the faster backends would fill up long before the slower ones.
+//
+// The first turn of a conversation costs in addition what its later turns are expected to, if
+// they follow it: as many mean turns, beside the conversations that began there lately.
 type Prefix struct {
 	// SLO is the time to the first token that is to be met; 0: none. Of the backends
 	// predicted to meet it the one with the longest match is chosen, which leaves
@@ -33,6 +38,7 @@ type Prefix struct {
 
 	pressure float64 // mean W of the candidates, averaged over pressureInterval
 	last     time.Time
+	conversations
 }
 
 // costTerms are the terms of a cost, in tokens of prefill. More than four would
@@ -72,14 +78,23 @@ func (p *Prefix) Choose(r *Request, candidates []Candidate) (index int) {
 	}
 	kappa := kappaFor(pressure, r.MeanUncachedTokens)
 	tieKey := cmp.Or(r.Session, r.FirstBlock())
+	laterTurns, perBegun := 0.0, 0.0
+	if r.Turn == prompt.TurnFirst {
+		laterTurns, perBegun = p.laterTurns(), p.sequencesPerBegun(r.Now, candidates)
+	}
 	best, lowest := 0, math.Inf(1)
 	matched := -1.0 // tokens, of the best one if that meets the SLO
 	for i := range candidates {
 		c := &candidates[i]
 		terms := costOf(c, rate/c.PrefillRate, r.MeanAnswerTokens, kappa)
-		cost := terms.sum() / c.Weight
+		later := 0.0
+		if laterTurns > 0 {
+			turn := Candidate{UncachedTokens: r.MeanUncachedTokens, InFlight: perBegun * p.countOn(c.Slot, r.Now)}
+			later = laterTurns * costOf(&turn, rate/c.PrefillRate, r.MeanAnswerTokens, kappa).sum()
+		}
+		cost := (terms.sum() + later) / c.Weight
 		if r.Trace != nil {
-			r.Trace.addCost(cost, kappa, terms)
+			r.Trace.addCost(cost, kappa, terms, later)
 		}
 		if p.SLO > 0 {
 			if m := p.matchIfWithinSLO(c); m != matched {
@@ -93,13 +108,20 @@ func (p *Prefix) Choose(r *Request, candidates []Candidate) (index int) {
 			best, lowest = i, cost
 		}
 	}
+	if r.Trace == nil {
+		p.recordTurn(r.Turn, candidates[best].Slot, r.Now)
+	}
 	return best
 }
 
-// addCost records the next candidate's cost and its terms.
-func (t *Trace) addCost(cost, kappa float64, terms costTerms) {
+// addCost records the next candidate's cost and its terms, of which laterTurns is left out if 0.
+func (t *Trace) addCost(cost, kappa float64, terms costTerms, laterTurns float64) {
 	t.Criterion, t.Kappa = "cost in tokens of prefill", kappa
-	t.Scores, t.Terms = append(t.Scores, cost), append(t.Terms, terms.named())
+	named := terms.named()
+	if laterTurns > 0 {
+		named = append(named, Term{"later turns", laterTurns})
+	}
+	t.Scores, t.Terms = append(t.Scores, cost), append(t.Terms, named)
 }
 
 // matchIfWithinSLO returns the matched tokens of a candidate that is predicted to

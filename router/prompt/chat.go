@@ -26,6 +26,7 @@ type turns struct {
 	leadingEnd         int       // end of the leading system messages in Text, where tools go
 	leading            bool      // only system messages so far
 	assistantLast      bool      // the last message is the assistant's
+	hasAssistant       bool      // some message is the assistant's
 	developer          bool      // one message has the role developer
 	user, previousUser int       // beginnings of the last two user messages in Text; 0: none
 	movable            []movable // in their order in Text
@@ -172,7 +173,7 @@ func (p *Prompt) appendMessage(m *message) error {
 		p.turns.beginUserMessage(m.start)
 		p.setFirstMessageHash(p.Text[m.contentStart:])
 	case "assistant":
-		p.turns.assistantLast = true
+		p.turns.assistantLast, p.turns.hasAssistant = true, true
 		err = p.appendToolCalls(m.toolCalls)
 	case "developer":
 		p.Text, err = p.appendTools(p.Text, m.tools)

@@ -170,6 +170,26 @@ func (p *Prompt) Parse(kind Kind, body []byte) error {
 	return nil
 }
 
+// Turn is the place of a prompt in its conversation.
+type Turn int8
+
+const (
+	TurnUnknown Turn = iota // it is no conversation
+	TurnFirst               // it has no message of the assistant
+	TurnLater
+)
+
+// Turn returns the place of the prompt in its conversation.
+func (p *Prompt) Turn() Turn {
+	switch {
+	case p.kind != Chat && p.kind != Messages && p.kind != Responses:
+		return TurnUnknown
+	case p.turns.hasAssistant || p.PreviousResponse != "":
+		return TurnLater
+	}
+	return TurnFirst
+}
+
 // HasMedia reports whether part of Text stands for an image, a sound or a video.
 func (p *Prompt) HasMedia() bool { return p.media > 0 }
 

@@ -138,6 +138,30 @@ func head(p *Prompt) string {
 		p.Model, p.Stream, p.PreviousResponse, p.ResponseID, p.NoStore, p.MaxTokens, p.Sequences, p.Cacheable, p.ExtraBytes, p.SessionField, p.Session)
 }
 
+func TestTurn(t *testing.T) {
+	const user, reply = `{"role":"user","content":"a"}`, `{"role":"assistant","content":"b"}`
+	for body, c := range map[string]struct {
+		kind Kind
+		want Turn
+	}{
+		`{"messages":[{"role":"system","content":"s"},` + user + `]}`: {Chat, TurnFirst},
+		`{"messages":[` + user + `,` + reply + `,` + user + `]}`:      {Chat, TurnLater},
+		`{"system":"s","max_tokens":1,"messages":[` + user + `]}`:     {Messages, TurnFirst},
+		`{"max_tokens":1,"messages":[` + user + `,` + reply + `]}`:    {Messages, TurnLater},
+		`{"input":"a"}`:            {Responses, TurnFirst},
+		`{"input":[` + user + `]}`: {Responses, TurnFirst},
+		`{"input":[` + user + `,` + reply + `,` + user + `]}`:                                                   {Responses, TurnLater},
+		`{"input":[` + user + `,{"type":"function_call","call_id":"c","name":"f","arguments":"{}"}]}`:           {Responses, TurnLater},
+		`{"input":[` + user + `,{"type":"reasoning","id":"r","summary":[{"type":"summary_text","text":"t"}]}]}`: {Responses, TurnLater},
+		`{"input":"a","previous_response_id":"resp_1"}`:                                                         {Responses, TurnLater},
+		`{"prompt":"a"}`: {Completion, TurnUnknown},
+	} {
+		if got := parse(t, c.kind, body).Turn(); got != c.want {
+			t.Errorf("%s: turn %d, want %d", body, got, c.want)
+		}
+	}
+}
+
 func TestFirstMessageHash(t *testing.T) {
 	f := func(kind Kind, body string) uint64 { return parse(t, kind, body).FirstMessageHash }
 	long := strings.Repeat("é", maxHashedChars)

@@ -265,7 +265,7 @@ func (p *Prompt) appendReasoningItem(item *inputItem) {
 	}
 	p.endAssistantItem()
 	p.Text = append(append(p.Text, markMessage), "assistant"...)
-	p.turns.item, p.turns.leading, p.turns.assistantLast = itemReasoning, false, true
+	p.turns.item, p.turns.leading, p.turns.assistantLast, p.turns.hasAssistant = itemReasoning, false, true, true
 	if p.scan.firstByte(text) == '"' {
 		p.appendReasoningText(p.unquote(text))
 	}
@@ -279,7 +279,7 @@ func (p *Prompt) beginAssistantText() {
 	} else {
 		p.Text = append(append(append(p.Text, markMessage), "assistant"...), markText)
 	}
-	p.turns.item, p.turns.leading, p.turns.assistantLast = itemText, false, true
+	p.turns.item, p.turns.leading, p.turns.assistantLast, p.turns.hasAssistant = itemText, false, true, true
 }
 
 // beginCall appends what precedes the arguments of a call, which continues the message of
