@@ -31,12 +31,12 @@ func (c *conversations) laterTurns() float64 {
 	return min(maxLaterTurns, (c.later+priorConversations*maxLaterTurns)/(c.first+priorConversations))
 }
 
-// sequencesPerBegun returns how many sequences in flight there are for each conversation that
+// sequencesPerBegun returns how many sequences of ours are in flight for each conversation that
 // began lately, as countOn counts them; at most 1.
 func (c *conversations) sequencesPerBegun(now time.Time, candidates []Candidate) float64 {
 	inFlight, begun := 0.0, 0.0
 	for i := range candidates {
-		inFlight += candidates[i].InFlight
+		inFlight += candidates[i].InFlight - candidates[i].foreignSequences()
 		begun += c.countOn(candidates[i].Slot, now)
 	}
 	if begun <= inFlight {

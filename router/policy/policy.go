@@ -88,6 +88,9 @@ type Candidate struct {
 	CacheTokens float64 // size of its KV cache
 }
 
+// foreignSequences returns how many of the sequences in flight are not of this router's requests.
+func (c *Candidate) foreignSequences() float64 { return max(0, c.InFlight-c.Requests*c.Weight) }
+
 // Trace is what a dry run of Choose reports of its choice. Chance is drawn from as
 // ever, so where it decides, the next Choose may choose another candidate.
 type Trace struct {

@@ -89,7 +89,7 @@ func (p *Prefix) Choose(r *Request, candidates []Candidate) (index int) {
 		terms := costOf(c, rate/c.PrefillRate, r.MeanAnswerTokens, kappa)
 		later := 0.0
 		if laterTurns > 0 {
-			turn := Candidate{UncachedTokens: r.MeanUncachedTokens, InFlight: perBegun * p.countOn(c.Slot, r.Now)}
+			turn := Candidate{UncachedTokens: r.MeanUncachedTokens, InFlight: perBegun*p.countOn(c.Slot, r.Now) + c.foreignSequences()}
 			later = laterTurns * costOf(&turn, rate/c.PrefillRate, r.MeanAnswerTokens, kappa).sum()
 		}
 		cost := (terms.sum() + later) / c.Weight
