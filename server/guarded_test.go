@@ -103,7 +103,9 @@ func (g *guarded) ask(prompt string) <-chan int {
 // open asks for a stream of so many tokens, and waits for its first event.
 func (g *guarded) open(ctx context.Context, base, model, prompt string, tokens int) (*stream, error) {
 	ctx, leave := context.WithCancel(ctx)
-	body := fmt.Sprintf(`{"model":%q,"stream":true,"ignore_eos":true,"max_tokens":%d,"messages":[{"role":"user","content":%q}]}`, model, tokens, prompt)
+	// A later turn of a conversation: a first one is also placed with regard to the later ones.
+	body := fmt.Sprintf(`{"model":%q,"stream":true,"ignore_eos":true,"max_tokens":%d,"messages":[
+		{"role":"user","content":%q},{"role":"assistant","content":"Yes."},{"role":"user","content":"Go on."}]}`, model, tokens, prompt)
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, base+"/v1/chat/completions", strings.NewReader(body))
 	if err != nil {
 		leave()
