@@ -178,7 +178,7 @@ func (d *Decision) recordPrefillDone(now time.Time) {
 	d.health.clearStoppingOnAnswer(d)
 	s.load.dropPrefilledUpTo(d, now)
 	if !d.prediction.IsTooLong && !d.request.nonGenerative && r.countsInMeans(d, now) {
-		r.meanUncached.Add(d.prediction.Uncached)
+		r.estimates.RecordUncached(d.prediction.Model, d.prediction.Uncached)
 	}
 	r.estimates.RecordPrefillDone(d.Backend.Slot, &d.prediction, r.cacheInfo(d.Backend), now)
 	d.health.recordFirstOutput(d, s.load.unstarted, now)

@@ -1,6 +1,7 @@
 package router
 
 import (
+	"cmp"
 	"time"
 
 	"warmroute/backends"
@@ -17,6 +18,9 @@ func (r *Router) ObserveLoad(b *backends.Backend, l *backends.Load) {
 	}
 	s := &r.states[b.Slot]
 	cache := r.cacheInfo(b)
+	if models := b.Models(); len(models) > 0 {
+		r.estimates.SetModel(b.Slot, cmp.Or(models[0].Root, models[0].ID))
+	}
 	r.estimates.ObserveLoad(b.Slot, l, s.load.unseen, cache)
 	r.resizeIndex(b.Slot)
 	r.index.SweepAndEvict(upkeepBlocks)

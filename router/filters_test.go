@@ -246,7 +246,7 @@ func TestTooLongPromptIsNotIndexed(t *testing.T) {
 			mustPick(t, r, ask(fleet, key, 100)).Release(Outcome{End: Completed})
 		}
 		before, _ := r.IndexStats()
-		mean := r.meanUncached.Value
+		mean := r.estimates.MeanUncachedTokensOfAll()
 		d := mustPick(t, r, req(fleet))
 		if used := r.ownKVTokens(0, c.now); used > 1000 {
 			t.Errorf("%s: it takes %.0f tokens of the cache", name, used)
@@ -255,8 +255,8 @@ func TestTooLongPromptIsNotIndexed(t *testing.T) {
 		if after, _ := r.IndexStats(); after[0] != before[0] {
 			t.Errorf("%s: the index was %+v and is %+v", name, before[0], after[0])
 		}
-		if r.meanUncached.Value != mean {
-			t.Errorf("%s: the mean u was %.0f and is %.0f", name, mean, r.meanUncached.Value)
+		if r.estimates.MeanUncachedTokensOfAll() != mean {
+			t.Errorf("%s: the mean u was %.0f and is %.0f", name, mean, r.estimates.MeanUncachedTokensOfAll())
 		}
 	}
 	f("longer than the model takes", 100_000, func(fleet []*backends.Backend) *Request { return limited(fleet, 99, 400) })
@@ -330,8 +330,8 @@ func TestLongPromptGoesToLargerCache(t *testing.T) {
 func TestMeanUncached(t *testing.T) {
 	r, fleet, _ := newFleet(t, 1, "prefix")
 	d := mustPick(t, r, ask(fleet, 1, 10))
-	if r.meanUncached.Value != 0 {
-		t.Errorf("the mean u is %.0f before anything came back", r.meanUncached.Value)
+	if r.estimates.MeanUncachedTokensOfAll() != 0 {
+		t.Errorf("the mean u is %.0f before anything came back", r.estimates.MeanUncachedTokensOfAll())
 	}
 	d.RecordFirstEvent()
 	d.Release(Outcome{End: Completed})
@@ -339,7 +339,7 @@ func TestMeanUncached(t *testing.T) {
 	mustPick(t, r, large).Release(Outcome{End: NotProcessed})
 	large.NonGenerative = true
 	mustPick(t, r, large).Release(Outcome{End: Completed})
-	if r.meanUncached.Value != 640 {
-		t.Errorf("the mean u is %.0f, want the 640 tokens of the only one that was prefilled", r.meanUncached.Value)
+	if r.estimates.MeanUncachedTokensOfAll() != 640 {
+		t.Errorf("the mean u is %.0f, want the 640 tokens of the only one that was prefilled", r.estimates.MeanUncachedTokensOfAll())
 	}
 }

@@ -183,5 +183,5 @@ func (r *Router) externalLoad(l *backends.Load, now time.Time) (requests, tokens
 	}
 	waiting := min(requests, float64(l.Waiting))
 	decay := math.Exp(-age.Seconds() / (externalLoadDecay * r.settings.PollInterval.Seconds()))
-	return requests * decay, waiting * decay * r.meanUncached.Value
+	return requests * decay, waiting * decay * r.estimates.MeanUncachedTokensOfAll()
 }

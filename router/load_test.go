@@ -84,7 +84,7 @@ func TestLoadCounts(t *testing.T) {
 
 func TestExternalLoad(t *testing.T) {
 	r, _, c := newFleet(t, 1, "prefix")
-	r.meanUncached.Value = 1
+	r.estimates.RecordUncached("", 1)
 	f := func(name string, age time.Duration, l backends.Load, requests, queued float64) {
 		t.Helper()
 		l.ScrapedAt = c.now

@@ -161,8 +161,19 @@ func (r *Router) fillPolicyRequest() {
 	d.request = policy.Request{
 		Now: d.now, Blocks: d.req.Blocks, BlockTokens: float64(r.blockBytes) / d.perToken, PromptTokens: d.promptTokens(),
 		PromptKey: d.req.PromptKey, Turn: d.req.Turn, Session: d.req.Session,
-		MeanAnswerTokens: r.estimates.MeanAnswerTokens(d.backends), MeanUncachedTokens: r.meanUncached.Value,
+		MeanAnswerTokens: r.expectedAnswerTokens(), MeanUncachedTokens: r.estimates.MeanUncachedTokens(d.req.Model),
 	}
+}
+
+// expectedAnswerTokens returns how long the answer will be, about: the mean of the candidates'
+// answers, or what the client set as the maximum if that is less.
+func (r *Router) expectedAnswerTokens() float64 {
+	d := &r.decision
+	tokens := r.estimates.MeanAnswerTokens(d.backends)
+	if most := d.req.MaxAnswerTokens; most > 0 {
+		tokens = min(tokens, float64(most))
+	}
+	return tokens
 }
 
 // canAdmit reports whether the chosen candidate can start the request now, or nearly so.

@@ -300,10 +300,10 @@ func TestNoEngineRequests(t *testing.T) {
 	long := sent(t, "", submit(r, ask(fleet, 1, 100)))
 	waits(t, "behind 6,400 tokens", submit(r, ask(fleet, 2, 100)))
 	tokenize := &Request{Backends: fleet, Sequences: 1, NoEngine: true, Tenant: 1}
-	pending, kv, mean := r.states[0].load, r.ownKVTokens(0, c.now), r.meanUncached.Value
+	pending, kv, mean := r.states[0].load, r.ownKVTokens(0, c.now), r.estimates.MeanUncachedTokensOfAll()
 	d := sent(t, "nothing to wait for", submit(r, tokenize))
 	if a := r.states[0].load; a.tokens != pending.tokens || a.requests != 1 || len(a.pending) != 1 || r.ownKVTokens(0, c.now) != kv ||
-		r.meanUncached.Value != mean || fleet[0].InFlight.Load() != 1 {
+		r.estimates.MeanUncachedTokensOfAll() != mean || fleet[0].InFlight.Load() != 1 {
 		t.Error("it counts in the load")
 	}
 	d.RecordFirstEvent()

@@ -72,18 +72,17 @@ type Router struct {
 	// mu guards all below: matching, choosing and reserving are one step, so that two
 	// requests arriving together cannot both see the same backend idle. It is
 	// released by unlock.
-	mu           sync.Mutex
-	settings     Settings
-	policy       activePolicy
-	states       []backendState // by slot
-	index        *index.Index
-	estimates    *estimate.Fleet
-	meanUncached estimate.Average // tokens that a request had to compute
-	interactive  queue.InteractiveLoad
-	queue        *queue.Queue[*Ticket]
-	lastCatalog  *backends.Catalog // that queued requests follow
-	slotWaits    []*SlotWait       // first come, first served
-	draining     bool
+	mu          sync.Mutex
+	settings    Settings
+	policy      activePolicy
+	states      []backendState // by slot
+	index       *index.Index
+	estimates   *estimate.Fleet
+	interactive queue.InteractiveLoad
+	queue       *queue.Queue[*Ticket]
+	lastCatalog *backends.Catalog // that queued requests follow
+	slotWaits   []*SlotWait       // first come, first served
+	draining    bool
 
 	decision  decision  // that is being made
 	callbacks callbacks // due when the lock is released

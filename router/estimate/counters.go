@@ -111,7 +111,7 @@ func (f *Fleet) learnFromCounterWindow(slot int, l *backends.Load, exact bool, c
 	if exact && w.alone && !f.disabled && queries > minTextBytes && queries < 2*w.prompt && w.prompt < 2*queries {
 		// No other client: the counted tokens are those of our prompts.
 		b.ratio.addPrompt(w.bytes, int(queries))
-		f.ratios.all.addPrompt(w.bytes, int(queries))
+		f.models.all.ratio.addPrompt(w.bytes, int(queries))
 	}
 	if math.Abs(queries-w.prompt) > maxForeignShare*w.prompt {
 		return

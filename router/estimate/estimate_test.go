@@ -84,14 +84,14 @@ func TestRestoreRejectsImplausibleNumbers(t *testing.T) {
 	f("standing still", lastKept+5, 0.1, false)
 }
 
-func TestModelRatiosAreBounded(t *testing.T) {
+func TestModelsAreBounded(t *testing.T) {
 	f := NewFleet(256, 1.2)
 	f.Grow(1)
 	for key := range 2 * maxModels {
 		p := Prediction{Model: fmt.Sprint("m", key), Bytes: 1024, IsText: true}
 		f.LearnFromCompletion(0, &p, Usage{PromptTokens: 256, CachedKnown: true}, CacheInfo{Alignment: 1})
 	}
-	if n := len(f.ratios.models); n != maxModels {
+	if n := len(f.models.byName); n != maxModels {
 		t.Errorf("%d models are kept, want %d", n, maxModels)
 	}
 }
@@ -139,6 +139,43 @@ func TestPrefillRate(t *testing.T) {
 	}
 	if f.IsPrefillRateKnown(2) {
 		t.Error("learned while learning is disabled")
+	}
+}
+
+func TestPrefillRateByModel(t *testing.T) {
+	f := newTestFleet(5)
+	learn := func(slot int, rate float64) {
+		for range minRateSamples {
+			f.LearnFromCompletion(slot, &Prediction{Model: "m", Bytes: 80_000, Uncached: 20_000, TTFT: time.Duration(20_000 / rate * float64(time.Second)), IsText: true}, Usage{}, CacheInfo{Alignment: 1})
+		}
+	}
+	for slot, model := range []string{"small", "large", "small", "large", "new"} {
+		f.SetModel(slot, model)
+	}
+	learn(0, 20_000)
+	learn(1, 2_000)
+	for slot, want := range []float64{20_000, 2_000, 20_000, 2_000, 20_000} {
+		if got := f.PrefillRate(slot); math.Abs(got-want) > 1 {
+			t.Errorf("slot %d: %.0f tokens a second, want %.0f", slot, got, want)
+		}
+	}
+	f.SetModel(2, "large")
+	if got := f.PrefillRate(2); math.Abs(got-2_000) > 1 {
+		t.Errorf("after a change of its model: %.0f tokens a second", got)
+	}
+}
+
+func TestMeanUncachedByModel(t *testing.T) {
+	f := newTestFleet(1)
+	if got := f.MeanUncachedTokens("a"); got != 0 {
+		t.Errorf("%.0f tokens before the first request", got)
+	}
+	f.RecordUncached("a", 100)
+	f.RecordUncached("b", 500)
+	for model, want := range map[string]float64{"a": 100, "b": 500, "c": 300} {
+		if got := f.MeanUncachedTokens(model); got != want {
+			t.Errorf("model %s: %.0f tokens, want %.0f", model, got, want)
+		}
 	}
 }
 

@@ -4,6 +4,7 @@
 package estimate
 
 import (
+	"cmp"
 	"math"
 	"slices"
 	"time"
@@ -32,16 +33,19 @@ type Fleet struct {
 	disabled   bool
 
 	backends []backend // by slot
-	ratios   modelRatios
+	models   models
 	layouts  map[string]*layout // by model
-	rate     float64            // tokens per second of a backend of typical speed
+	rate     float64            // median prefill rate of all backends, in tokens a second
+	groups   map[string]int     // numbers of the models that backends serve
 	scratch  []float64          // for medians
 }
 
 // backend is what was learned of one backend.
 type backend struct {
-	cacheTokens  int  // that the replica reports
-	cachingOff   bool // the replica reports that prefix caching is off
+	group        int     // of the backends that serve the same model
+	groupRate    float64 // median prefill rate of its group; 0: unknown
+	cacheTokens  int     // that the replica reports
+	cachingOff   bool    // the replica reports that prefix caching is off
 	capacity     capacity
 	ratio        tokenRatio // of its prompts
 	answer       Average    // tokens of a sequence of an answer
@@ -72,7 +76,7 @@ type Summary struct {
 // NewFleet returns estimates for an index of blocks of so many bytes, larger than
 // the caches that it mirrors by margin.
 func NewFleet(blockBytes int, indexMargin float64) *Fleet {
-	return &Fleet{blockBytes: blockBytes, margin: indexMargin, ratios: newModelRatios(), layouts: map[string]*layout{}, rate: defaultPrefillRate}
+	return &Fleet{blockBytes: blockBytes, margin: indexMargin, models: newModels(), layouts: map[string]*layout{}, rate: defaultPrefillRate, groups: map[string]int{}}
 }
 
 // SetLearningDisabled stops or resumes learning. While it is stopped the defaults and what
@@ -94,7 +98,7 @@ func (f *Fleet) ResetSlot(slot int) { f.backends[slot] = newBackend() }
 func (f *Fleet) ForgetLearned(slot int) {
 	b := &f.backends[slot]
 	fresh := newBackend()
-	fresh.cacheTokens, fresh.cachingOff, fresh.totals = b.cacheTokens, b.cachingOff, b.totals
+	fresh.group, fresh.cacheTokens, fresh.cachingOff, fresh.totals = b.group, b.cacheTokens, b.cachingOff, b.totals
 	*b = fresh
 	f.UpdateMedianPrefillRate()
 }
@@ -120,46 +124,94 @@ func (f *Fleet) Summary(slot int) Summary {
 	}
 }
 
-// PrefillRate returns how many tokens a backend prefills in a second. Backends
-// whose rates differ by little have the fleet's.
+// SetModel says which model a backend serves. Backends of one model are compared with
+// each other where prefill rates are.
+func (f *Fleet) SetModel(slot int, model string) {
+	group, ok := f.groups[model]
+	if !ok {
+		if len(f.groups) == maxModels {
+			return
+		}
+		group = len(f.groups) + 1
+		f.groups[model] = group
+	}
+	if b := &f.backends[slot]; b.group != group {
+		b.group = group
+		f.UpdateMedianPrefillRate()
+	}
+}
+
+// PrefillRate returns how many tokens a backend prefills in a second. A backend whose rate
+// differs little from the median of those with the same model has that median.
 func (f *Fleet) PrefillRate(slot int) float64 {
-	own := f.backends[slot].rate.value
+	b := &f.backends[slot]
+	own, typical := b.rate.value, cmp.Or(b.groupRate, f.rate)
 	switch {
 	case own == 0 || f.disabled:
-		return f.rate
-	case own > f.rate*(1-rateTolerance) && own < f.rate*(1+rateTolerance):
-		return f.rate
+		return typical
+	case own > typical*(1-rateTolerance) && own < typical*(1+rateTolerance):
+		return typical
 	}
 	return own
 }
 
-// MedianPrefillRate returns the median of the backends' prefill rates, in tokens a
+// MedianPrefillRate returns the median of all backends' prefill rates, in tokens a
 // second; a default if none is known.
 func (f *Fleet) MedianPrefillRate() float64 { return f.rate }
 
 // IsPrefillRateKnown reports whether the prefill rate of a backend was measured.
 func (f *Fleet) IsPrefillRateKnown(slot int) bool { return f.backends[slot].rate.value > 0 }
 
-// UpdateMedianPrefillRate recomputes what MedianPrefillRate returns.
+// UpdateMedianPrefillRate recomputes the medians, of all backends and of each group.
 func (f *Fleet) UpdateMedianPrefillRate() {
 	if f.disabled {
 		return
 	}
-	known := f.scratch[:0]
-	for slot := range f.backends {
-		if own := f.backends[slot].rate.value; own > 0 {
-			known = append(known, own)
-		}
+	if all := f.medianRate(func(*backend) bool { return true }); all > 0 {
+		f.rate = all
 	}
-	f.scratch = known
-	if len(known) > 0 {
-		slices.Sort(known)
-		f.rate = known[len(known)/2]
+	for group := range len(f.groups) + 1 {
+		isMember := func(b *backend) bool { return b.group == group }
+		median := f.medianRate(isMember)
+		for slot := range f.backends {
+			if b := &f.backends[slot]; isMember(b) {
+				b.groupRate = median
+			}
+		}
 	}
 }
 
+// medianRate returns the median of the prefill rates of the backends that isMember selects;
+// 0 if none is known.
+func (f *Fleet) medianRate(isMember func(*backend) bool) float64 {
+	known := f.scratch[:0]
+	for slot := range f.backends {
+		if b := &f.backends[slot]; b.rate.value > 0 && isMember(b) {
+			known = append(known, b.rate.value)
+		}
+	}
+	f.scratch = known
+	if len(known) == 0 {
+		return 0
+	}
+	slices.Sort(known)
+	return known[len(known)/2]
+}
+
+// RecordUncached records how many tokens of a request for a model were computed.
+func (f *Fleet) RecordUncached(model string, tokens float64) { f.models.addUncached(model, tokens) }
+
+// MeanUncachedTokens returns how many tokens of a request for a model are computed on
+// average; 0 before the first one.
+func (f *Fleet) MeanUncachedTokens(model string) float64 { return f.models.meanUncached(model) }
+
+// MeanUncachedTokensOfAll returns MeanUncachedTokens over the requests for all models.
+func (f *Fleet) MeanUncachedTokensOfAll() float64 { return f.models.all.uncached.Value }
+
 // BytesPerToken returns how many bytes of a model's prompts make a token.
-func (f *Fleet) BytesPerToken(model string) float64 { return f.ratios.bytesPerToken(model) }
+func (f *Fleet) BytesPerToken(model string) float64 {
+	return f.models.find(model).ratio.bytesPerToken()
+}
 
 // BackendBytesPerToken returns how many bytes of a backend's prompts make a token.
 func (f *Fleet) BackendBytesPerToken(slot int) float64 { return f.backends[slot].ratio.bytesPerToken() }
@@ -250,7 +302,7 @@ func (f *Fleet) LearnFromCompletion(slot int, p *Prediction, u Usage, c CacheInf
 		if !isPlausibleRatio(p.Bytes, u.PromptTokens) {
 			return // nor is the rest
 		}
-		f.ratios.addPrompt(p.Model, p.Bytes, u.PromptTokens)
+		f.models.addPrompt(p.Model, p.Bytes, u.PromptTokens)
 		b.ratio.addPrompt(p.Bytes, u.PromptTokens)
 		if f.learnFromUsage(slot, p, u, c) {
 			b.withoutUsage = 0

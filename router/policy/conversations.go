@@ -76,7 +76,7 @@ func (c *conversations) recordTurn(turn prompt.Turn, slot int, now time.Time) {
 	}
 }
 
-// Forget implements Forgetter for the policies that embed conversations.
+// Forget forgets the conversations that began at the backend of a slot.
 func (c *conversations) Forget(slot int) {
 	if slot < len(c.began) {
 		c.began[slot] = 0

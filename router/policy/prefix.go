@@ -36,9 +36,14 @@ type Prefix struct {
 	// idle ones to requests without a match.
 	SLO time.Duration
 
-	pressure float64 // mean W of the candidates, averaged over pressureInterval
-	last     time.Time
+	queued []averagedQueue // by slot
 	conversations
+}
+
+// averagedQueue is a backend's W, averaged over pressureInterval.
+type averagedQueue struct {
+	tokens float64
+	at     time.Time // of the last value; zero: none yet
 }
 
 // costTerms are the terms of a cost, in tokens of prefill. More than four would
@@ -72,11 +77,7 @@ func (t costTerms) named() []Term {
 // first block, so that two routers send the same request to the same backend.
 func (p *Prefix) Choose(r *Request, candidates []Candidate) (index int) {
 	rate := meanPrefillRate(candidates)
-	pressure := p.smoothedPressure(r.Now, candidates, rate)
-	if r.Trace == nil {
-		p.pressure, p.last = pressure, r.Now
-	}
-	kappa := kappaFor(pressure, r.MeanUncachedTokens)
+	kappa := kappaFor(p.updatePressure(r, candidates, rate), r.MeanUncachedTokens)
 	tieKey := cmp.Or(r.Session, r.FirstBlock())
 	laterTurns, perBegun := 0.0, 0.0
 	if r.Turn == prompt.TurnFirst {
@@ -148,17 +149,37 @@ func kappaFor(pressure, meanUncachedTokens float64) float64 {
 	return min(maxKappa, kappaScale*pressure/meanUncachedTokens)
 }
 
-// smoothedPressure returns the candidates' mean W, scaled by their speed and averaged
-// over pressureInterval.
-func (p *Prefix) smoothedPressure(now time.Time, candidates []Candidate, meanRate float64) (tokens float64) {
-	mean := 0.0
+// updatePressure returns the mean of the candidates' averaged queues, scaled by their speed.
+// Unless r is a dry run, the averages are updated.
+func (p *Prefix) updatePressure(r *Request, candidates []Candidate, meanRate float64) (tokens float64) {
+	var last time.Time
+	gain := 0.0
 	for i := range candidates {
-		mean += candidates[i].QueuedTokens * (meanRate / candidates[i].PrefillRate)
+		c := &candidates[i]
+		for len(p.queued) <= c.Slot {
+			p.queued = append(p.queued, averagedQueue{})
+		}
+		q := p.queued[c.Slot]
+		if i == 0 || !q.at.Equal(last) { // most often all have the same
+			last, gain = q.at, 1
+			if !q.at.IsZero() {
+				gain = 1 - math.Exp(-r.Now.Sub(q.at).Seconds()/pressureInterval.Seconds())
+			}
+		}
+		q.tokens += gain * (c.QueuedTokens - q.tokens)
+		q.at = r.Now
+		tokens += q.tokens * (meanRate / c.PrefillRate)
+		if r.Trace == nil {
+			p.queued[c.Slot] = q
+		}
 	}
-	mean /= float64(len(candidates))
-	if p.last.IsZero() {
-		return mean
+	return tokens / float64(len(candidates))
+}
+
+// Forget implements Forgetter.
+func (p *Prefix) Forget(slot int) {
+	if slot < len(p.queued) {
+		p.queued[slot] = averagedQueue{}
 	}
-	elapsed := now.Sub(p.last)
-	return p.pressure + (1-math.Exp(-elapsed.Seconds()/pressureInterval.Seconds()))*(mean-p.pressure)
+	p.conversations.Forget(slot)
 }

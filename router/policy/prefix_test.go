@@ -18,6 +18,9 @@ func choose(p *Prefix, r Request, candidates ...Candidate) int {
 		if candidates[i].Weight == 0 {
 			candidates[i].Weight = 1
 		}
+		if candidates[i].Slot == 0 {
+			candidates[i].Slot = i
+		}
 		if candidates[i].PrefillRate == 0 {
 			candidates[i].PrefillRate = 8000
 		}
@@ -59,11 +62,20 @@ func TestPrefixPressureAverage(t *testing.T) {
 	start := time.Unix(1000, 0)
 	choose(&p, Request{Now: start}, Candidate{UncachedTokens: 1000})
 	choose(&p, Request{Now: start.Add(20 * time.Second)}, Candidate{UncachedTokens: 1000, QueuedTokens: 10000})
-	if want := 10000 * (1 - 1/math.E); math.Abs(p.pressure-want) > 1 {
-		t.Errorf("after one time constant: pressure %.0f, want %.0f", p.pressure, want)
+	if got, want := p.queued[0].tokens, 10000*(1-1/math.E); math.Abs(got-want) > 1 {
+		t.Errorf("after one time constant: pressure %.0f, want %.0f", got, want)
 	}
-	if k := kappaFor(p.pressure, 1000); math.Abs(k-0.5*p.pressure/1000) > 1e-9 {
+	if k := kappaFor(p.queued[0].tokens, 1000); math.Abs(k-0.5*p.queued[0].tokens/1000) > 1e-9 {
 		t.Errorf("kappa %.3f is not half of pressure over u", k)
+	}
+	// A model on another backend has the pressure of that one.
+	r := Request{Now: start.Add(20 * time.Second), MeanUncachedTokens: 1000, Trace: new(Trace)}
+	if choose(&p, r, Candidate{Slot: 1, UncachedTokens: 1000}); r.Trace.Kappa != 0 {
+		t.Errorf("kappa %.3f for an idle backend beside a busy one of another model", r.Trace.Kappa)
+	}
+	p.Forget(0)
+	if p.queued[0] != (averagedQueue{}) {
+		t.Errorf("a forgotten backend has pressure %+v", p.queued[0])
 	}
 }
 
