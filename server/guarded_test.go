@@ -145,7 +145,7 @@ func (g *guarded) long(prompt string) *stream {
 // goesTo asks for two tokens through the proxy and returns which replica gave them.
 func (g *guarded) goesTo(model, prompt string) int {
 	g.t.Helper()
-	s, err := g.open(g.t.Context(), g.url, model, prompt, 2)
+	s, err := g.open(g.t.Context(), g.url, model, prompt, 60)
 	if err != nil {
 		g.t.Fatal(err)
 	}
