@@ -220,6 +220,9 @@ func (r *Router) reserve(chosen int) *Decision {
 		r.index.Add(&made.pin, b.Slot, req.Blocks, depth)
 		p.Distance = made.pin.ReuseDistance
 	}
+	if p, ok := r.policy.Policy.(policy.Recorder); ok {
+		p.RecordSent(&d.request, c)
+	}
 	s.load.addRequest(made, d.now)
 	r.interactive.RecordSent(&s.classes, made.request.class, p.Sequences, p.Uncached/c.PrefillRate, d.now)
 	s.health.recordSent(made, b.InFlight.Add(p.Sequences) == p.Sequences, d.now)

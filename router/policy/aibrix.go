@@ -35,16 +35,7 @@ func newAIBrix(o options) Policy {
 }
 
 func (p *aibrix) Choose(r *Request, candidates []Candidate) (index int) {
-	if r.Trace == nil {
-		p.lru.Resize(min(p.maxBlocks, r.toBlocks(maxAIBrixTokens)))
-	}
 	evictUnusedSince(p.lru, r.Now.Add(-maxAIBrixAge))
-	chosen := p.pickByMatchAndLoad(r, candidates)
-	p.recordSent(r, candidates[chosen].Slot)
-	return chosen
-}
-
-func (p *aibrix) pickByMatchAndLoad(r *Request, candidates []Candidate) (index int) {
 	least, most := loadRange(candidates)
 	p.eligible = p.eligible[:0]
 	for i := range candidates {
@@ -71,6 +62,12 @@ func (p *aibrix) pickByMatchAndLoad(r *Request, candidates []Candidate) (index i
 		return -float64(percent) + n/(n+1) // the load decides within a percent
 	})
 	return p.eligible[chosen]
+}
+
+// RecordSent implements Recorder.
+func (p *aibrix) RecordSent(r *Request, c *Candidate) {
+	p.lru.Resize(min(p.maxBlocks, r.toBlocks(maxAIBrixTokens)))
+	p.sharedTable.RecordSent(r, c)
 }
 
 // meanPlusDeviation returns the mean of the eligible candidates' requests in flight

@@ -86,7 +86,7 @@ func TestHashTrie(t *testing.T) {
 	seen := map[int]bool{}
 	for unknown := range 20 {
 		r := requestFor(string(rune('A' + unknown)))
-		seen[p.Choose(&r, busy(1000, 0))] = true
+		seen[chooseAndRecord(p, &r, busy(1000, 0))] = true
 	}
 	if len(seen) != 2 {
 		t.Errorf("twenty unknown prompts went to %v of two backends, one of them full", seen)

@@ -32,12 +32,6 @@ func newCacheThresholdOld(o options) Policy {
 }
 
 func (p *cacheThreshold) Choose(r *Request, candidates []Candidate) (index int) {
-	chosen := p.pickByMatchAndLoad(r, candidates)
-	p.recordSent(r, candidates[chosen].Slot)
-	return chosen
-}
-
-func (p *cacheThreshold) pickByMatchAndLoad(r *Request, candidates []Candidate) (index int) {
 	if least, most := loadRange(candidates); most-least > p.abs && most > p.rel*least {
 		return pickLeastLoaded(r, candidates, p.rng)
 	}

@@ -57,12 +57,13 @@ func TestSingleTurnsNotSpread(t *testing.T) {
 	}
 }
 
-func TestExplainRecordsNoTurn(t *testing.T) {
+func TestChooseRecordsNoTurn(t *testing.T) {
 	var p Prefix
 	r := Request{Turn: prompt.TurnFirst, MeanUncachedTokens: 1000, Trace: &Trace{}}
-	choose(&p, r, Candidate{UncachedTokens: 100}, Candidate{Slot: 1, UncachedTokens: 100})
+	plain := Candidate{NameHash: 1, Weight: 1, PrefillRate: 8000, UncachedTokens: 100}
+	p.Choose(&r, []Candidate{plain, plain})
 	if p.first != 0 || len(p.began) != 0 {
-		t.Errorf("a dry run was counted: %+v", p.conversations)
+		t.Errorf("a request that was not sent was counted: %+v", p.conversations)
 	}
 	if terms := r.Trace.Terms[0]; terms[len(terms)-1].Name != "later turns" || terms[len(terms)-1].Tokens <= 0 {
 		t.Errorf("the terms are %v, without later turns", terms)

@@ -26,10 +26,8 @@ func newDynamo(o options) Policy { return &dynamo{newPrefixTable(o.maxBlocks, ta
 func (p *dynamo) Choose(r *Request, candidates []Candidate) (index int) {
 	p.evictUnused(r.Now.Add(-maxDynamoAge))
 	matched := p.countPrefixMatches(r.Blocks, candidates)
-	chosen := r.pickLowest("tokens to prefill and in use", len(candidates), p.rng, func(i int) float64 {
+	return r.pickLowest("tokens to prefill and in use", len(candidates), p.rng, func(i int) float64 {
 		c := &candidates[i]
 		return max(c.UnstartedTokens+r.uncachedTokens(matched[i]), 0) + c.ContextTokens
 	})
-	p.recordSent(r, candidates[chosen].Slot)
-	return chosen
 }

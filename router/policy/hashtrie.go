@@ -16,6 +16,5 @@ func newHashTrie(o options) Policy {
 
 func (p *hashTrie) Choose(r *Request, candidates []Candidate) (index int) {
 	chosen, _ := pickLongestMatch(r, p.countPrefixMatches(r.Blocks, candidates), p.rng)
-	p.recordSent(r, candidates[chosen].Slot)
 	return chosen
 }

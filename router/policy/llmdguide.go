@@ -35,12 +35,10 @@ func (p *llmdGuide) Choose(r *Request, candidates []Candidate) (index int) {
 		}
 	}
 	all := math.IsInf(matching, 1) || matching-others > guideQueuePenalty*guidePrefillRate
-	chosen := r.pickLowest("uncached tokens without a first event, of those that match enough of the prompt", len(candidates), p.rng, func(i int) float64 {
+	return r.pickLowest("uncached tokens without a first event, of those that match enough of the prompt", len(candidates), p.rng, func(i int) float64 {
 		if all || match(i) >= p.ratio {
 			return candidates[i].UnstartedTokens
 		}
 		return math.Inf(1)
 	})
-	p.recordSent(r, &candidates[chosen])
-	return chosen
 }

@@ -9,12 +9,12 @@ import (
 
 func TestLeastLoad(t *testing.T) {
 	p := mustNew(t, "least-load", Settings{}, rand.New(rand.NewPCG(1, 1)))
-	if got := p.Choose(&Request{}, []Candidate{{Requests: 3}, {Requests: 1}, {Requests: 2}}); got != 1 {
+	if got := chooseAndRecord(p, &Request{}, []Candidate{{Requests: 3}, {Requests: 1}, {Requests: 2}}); got != 1 {
 		t.Errorf("got %d, want the one with the fewest in flight", got)
 	}
 	seen := map[int]int{}
 	for range 600 {
-		seen[p.Choose(&Request{}, []Candidate{{Requests: 2}, {Requests: 1}, {Requests: 1}, {Requests: 1}})]++
+		seen[chooseAndRecord(p, &Request{}, []Candidate{{Requests: 2}, {Requests: 1}, {Requests: 1}, {Requests: 1}})]++
 	}
 	if seen[0] != 0 || seen[1] < 100 || seen[2] < 100 || seen[3] < 100 {
 		t.Errorf("ties are not spread: %v", seen)
@@ -26,7 +26,7 @@ func TestRoundRobin(t *testing.T) {
 	a, b, c := Candidate{NameHash: 10}, Candidate{NameHash: 20}, Candidate{NameHash: 30}
 	f := func(want Candidate, candidates ...Candidate) {
 		t.Helper()
-		if got := candidates[p.Choose(&Request{}, candidates)]; got != want {
+		if got := candidates[chooseAndRecord(p, &Request{}, candidates)]; got != want {
 			t.Errorf("got %d, want %d", got.NameHash, want.NameHash)
 		}
 	}
@@ -42,7 +42,7 @@ func TestPowerOfTwo(t *testing.T) {
 	candidates := busy(1, 2, 3)
 	seen := map[int]int{}
 	for range 3000 {
-		seen[p.Choose(&Request{}, candidates)]++
+		seen[chooseAndRecord(p, &Request{}, candidates)]++
 	}
 	// Of the three pairs two hold backend 0, one holds 1 and 2.
 	if seen[2] != 0 || seen[0] < 1900 || seen[0] > 2100 {
@@ -55,7 +55,7 @@ func TestSession(t *testing.T) {
 	counts := map[int]int{}
 	for key := range uint64(1000) {
 		r := Request{Session: rendezvousRank(key, 1<<40), Now: epoch}
-		first := p.Choose(&r, idle(4))
+		first := chooseAndRecord(p, &r, idle(4))
 		counts[first]++
 		crowded := idle(4)
 		crowded[first].Requests = 1000
@@ -70,9 +70,9 @@ func TestSession(t *testing.T) {
 	}
 	a, b := requestFor("abc"), requestFor("abd")
 	a.PromptKey, b.PromptKey = 77, 77
-	p.expect("no session: the head of the prompt", a, idle(4), p.Choose(&b, idle(4)))
+	p.expect("no session: the head of the prompt", a, idle(4), chooseAndRecord(p, &b, idle(4)))
 	a.PromptKey, b.PromptKey = 0, 0
-	p.expect("no head: the first block", a, idle(4), p.Choose(&b, idle(4)))
+	p.expect("no head: the first block", a, idle(4), chooseAndRecord(p, &b, idle(4)))
 	p.expect("nothing to go by: the fewest in flight", Request{}, busy(3, 2, 1, 2), 2)
 }
 
@@ -80,7 +80,7 @@ func TestCHWBLBoundsLoads(t *testing.T) {
 	r := requestFor("abcdefghij")
 	r.PromptKey = 4711
 	p := newTester(t, "chwbl", Settings{})
-	first := p.Choose(&r, idle(2))
+	first := chooseAndRecord(p, &r, idle(2))
 	loads := func(here, there float64) []Candidate {
 		c := busy(here, here)
 		c[1-first].Requests = there
@@ -103,7 +103,7 @@ func TestCHWBLKeepsKeysWhenBackendLeaves(t *testing.T) {
 	counts := map[int]int{}
 	for key := range uint64(1000) {
 		r := Request{PromptKey: rendezvousRank(key, 1<<40), Now: epoch}
-		first := p.Choose(&r, idle(4))
+		first := chooseAndRecord(p, &r, idle(4))
 		counts[first]++
 		if first != 3 {
 			p.expect("backend 3 has gone", r, idle(4)[:3], first)
@@ -119,12 +119,12 @@ func TestCHWBLKeepsKeysWhenBackendLeaves(t *testing.T) {
 func TestRingMemberLimit(t *testing.T) {
 	p := newCHWBL(options{}).(*chwbl)
 	candidates := idle(maxRingMembers)
-	p.Choose(&Request{PromptKey: 1}, candidates)
-	p.Choose(&Request{PromptKey: 1}, candidates[:1])
+	chooseAndRecord(p, &Request{PromptKey: 1}, candidates)
+	chooseAndRecord(p, &Request{PromptKey: 1}, candidates[:1])
 	if n := len(p.ring.members); n != maxRingMembers {
 		t.Fatalf("the ring remembers %d backends of %d that may come back", n, maxRingMembers)
 	}
-	p.Choose(&Request{PromptKey: 1}, []Candidate{{NameHash: 4711}})
+	chooseAndRecord(p, &Request{PromptKey: 1}, []Candidate{{NameHash: 4711}})
 	if members, points := len(p.ring.members), len(p.ring.points); members != 1 || points != virtualNodes {
 		t.Errorf("after one more it remembers %d, with %d points", members, points)
 	}
@@ -135,7 +135,7 @@ func TestSimHash(t *testing.T) {
 	counts := map[int]int{}
 	for i := range 400 {
 		r := requestFor(string(rune('a'+i%26)) + string(rune('a'+i/26)) + "xyz")
-		first := p.Choose(&r, idle(4))
+		first := chooseAndRecord(p, &r, idle(4))
 		counts[first]++
 		crowded := idle(4)
 		crowded[first].Requests = 1000

@@ -13,9 +13,16 @@ import (
 // policy may keep state without one of its own.
 type Policy interface {
 	// Choose returns an index into candidates, of which there is at least one. It
-	// retains neither argument. Unless the request has a Trace, it may record its
-	// choice for later ones.
+	// retains neither argument. A request that has to wait is chosen for again, and
+	// may be sent to another candidate than the one chosen first.
 	Choose(r *Request, candidates []Candidate) (index int)
+}
+
+// Recorder is a Policy that remembers what it sent where.
+type Recorder interface {
+	// RecordSent records that a request is sent to a candidate. It retains neither
+	// argument.
+	RecordSent(r *Request, c *Candidate)
 }
 
 // Forgetter is a Policy that keeps state by slot. Forget removes the state of one
@@ -46,7 +53,7 @@ type Request struct {
 	MeanAnswerTokens   float64 // L̂: mean length of answers; 0 before the first
 	MeanUncachedTokens float64 // mean uncached tokens of earlier requests, where they were sent; 0 before the first
 
-	// Trace makes Choose a dry run, which fills it and records nothing; nil when the
+	// Trace makes Choose a dry run, which fills it and changes nothing; nil when the
 	// request is to be sent.
 	Trace *Trace
 }

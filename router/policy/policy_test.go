@@ -61,6 +61,18 @@ func busy(requests ...float64) []Candidate {
 	return fleet(out...)
 }
 
+// chooseAndRecord lets a policy choose, and record that the request is sent there.
+func chooseAndRecord(p Policy, r *Request, candidates []Candidate) (index int) {
+	index = p.Choose(r, candidates)
+	if t, ok := p.(tester); ok {
+		p = t.Policy
+	}
+	if p, ok := p.(Recorder); ok {
+		p.RecordSent(r, &candidates[index])
+	}
+	return index
+}
+
 // tester is a policy under test.
 type tester struct {
 	*testing.T
@@ -75,7 +87,7 @@ func newTester(t *testing.T, name string, s Settings) tester {
 
 // send makes the policy choose the backend of that slot, the only candidate.
 func (p tester) send(r Request, slot int) {
-	p.Choose(&r, idle(slot + 1)[slot:])
+	chooseAndRecord(p, &r, idle(slot + 1)[slot:])
 }
 
 // expect fails unless r goes to the slots want and to no others, each of them at
@@ -84,9 +96,9 @@ func (p tester) expect(why string, r Request, candidates []Candidate, want ...in
 	p.Helper()
 	seen := map[int]bool{}
 	for range 100 * (len(want) - 1) {
-		seen[candidates[p.Choose(&r, candidates)].Slot] = true
+		seen[candidates[chooseAndRecord(p, &r, candidates)].Slot] = true
 	}
-	seen[candidates[p.Choose(&r, candidates)].Slot] = true
+	seen[candidates[chooseAndRecord(p, &r, candidates)].Slot] = true
 	for _, slot := range want {
 		if !seen[slot] {
 			p.Errorf("%s: never went to backend %d of %v, but to %v", why, slot, want, seen)
@@ -187,7 +199,7 @@ func TestChooseIsValidAndDeterministic(t *testing.T) {
 			for range 2000 {
 				r, candidates := draw.request(), draw.candidates()
 				kept, offered := slices.Clone(r.Blocks), slices.Clone(candidates)
-				i := p.Choose(r, candidates)
+				i := chooseAndRecord(p, r, candidates)
 				if i < 0 || i >= len(candidates) {
 					t.Fatalf("%s chose %d of %d candidates", name, i, len(candidates))
 				}
@@ -223,7 +235,7 @@ func TestDefinitionSettingsHaveEffect(t *testing.T) {
 				candidates[i].MatchedTokens = r.PromptTokens * draw.Float64()
 				candidates[i].UncachedTokens = r.PromptTokens - candidates[i].MatchedTokens
 			}
-			chosen = append(chosen, p.Choose(r, candidates))
+			chosen = append(chosen, chooseAndRecord(p, r, candidates))
 		}
 		return chosen
 	}
@@ -255,10 +267,10 @@ func TestForgetAllPolicies(t *testing.T) {
 			}
 			candidates := []Candidate{{Slot: 0, NameHash: 1, Weight: 1, PrefillRate: 8000}, {Slot: 1, NameHash: 2, Weight: 1, PrefillRate: 8000}}
 			for range 5 {
-				p.Choose(r, candidates[:1])
+				chooseAndRecord(p, r, candidates[:1])
 			}
 			forgetter.Forget(0)
-			other = other || p.Choose(r, candidates) == 1
+			other = other || chooseAndRecord(p, r, candidates) == 1
 			forgetters++
 		}
 		if !other {
@@ -293,7 +305,7 @@ func TestMemoryBound(t *testing.T) {
 				blocks[i] = prompt.Block(rendezvousRank(next, 3))
 			}
 			r := Request{Now: epoch.Add(time.Duration(next)), Blocks: blocks, BlockTokens: 64, PromptTokens: 16_000, PromptKey: next, Session: next}
-			p.Choose(&r, candidates)
+			chooseAndRecord(p, &r, candidates)
 		}
 		// 160 bytes a block, a map that may be half empty, rings and windows.
 		if grown := heap() - before; grown > 2*160*most+1<<20 {
@@ -325,9 +337,9 @@ func TestTraceIsADryRun(t *testing.T) {
 					t.Fatalf("step %d: trace %+v for %d candidates", step, trace, len(all))
 				}
 				r.Trace = nil
-				chosen := one.Choose(r, all)
+				chosen := chooseAndRecord(one, r, all)
 				r, all = second(step)
-				if want := other.Choose(r, all); chosen != want || dry != want {
+				if want := chooseAndRecord(other, r, all); chosen != want || dry != want {
 					t.Fatalf("step %d: the dry run chose %d, then Choose %d; without a dry run %d", step, dry, chosen, want)
 				}
 			}
@@ -362,7 +374,7 @@ func TestTraceScores(t *testing.T) {
 				}
 			}
 			r.Trace = nil
-			p.Choose(r, all)
+			chooseAndRecord(p, r, all)
 		}
 	}
 }
@@ -380,7 +392,7 @@ func BenchmarkChoose(b *testing.B) {
 				candidates := idle(8)
 				b.ReportAllocs()
 				for b.Loop() {
-					p.Choose(&r, candidates)
+					chooseAndRecord(p, &r, candidates)
 				}
 			})
 		}

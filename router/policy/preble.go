@@ -9,7 +9,7 @@ import (
 // preble is Preble's E2 scheduling, as AIBrix has it. When more than ratio of the
 // prompt matches somewhere, a backend with the longest match is chosen, the one
 // with the fewest requests of the last three minutes. Otherwise the one with the
-// pickLowestUntraced sum of the uncached tokens sent to it in the last three minutes and this
+// lowest sum of the uncached tokens sent to it in the last three minutes and this
 // prompt's. Whether any of that has ended does not count.
 type preble struct {
 	*prefixTable
@@ -36,7 +36,7 @@ func (p *preble) Choose(r *Request, candidates []Candidate) (index int) {
 	if r.matchShare(longest) > p.ratio {
 		criterion = "requests of the last three minutes, among the longest matches"
 	}
-	chosen := r.pickLowest(criterion, len(candidates), p.rng, func(i int) float64 {
+	return r.pickLowest(criterion, len(candidates), p.rng, func(i int) float64 {
 		w := &p.recent[candidates[i].Slot]
 		if r.matchShare(longest) <= p.ratio {
 			return w.tokens + r.uncachedTokens(matched[i])
@@ -46,12 +46,13 @@ func (p *preble) Choose(r *Request, candidates []Candidate) (index int) {
 		}
 		return math.Inf(1)
 	})
-	slot := candidates[chosen].Slot
-	if r.Trace == nil {
-		p.recent[slot].addRequest(r.uncachedTokens(matched[chosen]))
-	}
-	p.recordSent(r, slot)
-	return chosen
+}
+
+// RecordSent implements Recorder.
+func (p *preble) RecordSent(r *Request, c *Candidate) {
+	matched := p.countPrefixMatches(r.Blocks, []Candidate{*c})
+	p.recent[c.Slot].addRequest(r.uncachedTokens(matched[0]))
+	p.prefixTable.RecordSent(r, c)
 }
 
 // Forget implements Forgetter.

@@ -109,11 +109,11 @@ func (p *Prefix) Choose(r *Request, candidates []Candidate) (index int) {
 			best, lowest = i, cost
 		}
 	}
-	if r.Trace == nil {
-		p.recordTurn(r.Turn, candidates[best].Slot, r.Now)
-	}
 	return best
 }
+
+// RecordSent implements Recorder.
+func (p *Prefix) RecordSent(r *Request, c *Candidate) { p.recordTurn(r.Turn, c.Slot, r.Now) }
 
 // addCost records the next candidate's cost and its terms, of which laterTurns is left out if 0.
 func (t *Trace) addCost(cost, kappa float64, terms costTerms, laterTurns float64) {

@@ -186,12 +186,8 @@ func newPrefixTable(maxBlocks int, order useOrder) *prefixTable {
 	return &prefixTable{maxBlocks: maxBlocks, order: order}
 }
 
-// recordSent notes that a backend is sent the request, unless that is a dry run.
-func (t *prefixTable) recordSent(r *Request, slot int) {
-	if r.Trace == nil {
-		t.addBlocks(slot, r.Blocks, r.Now)
-	}
-}
+// RecordSent implements Recorder for the policies that embed a prefixTable.
+func (t *prefixTable) RecordSent(r *Request, c *Candidate) { t.addBlocks(c.Slot, r.Blocks, r.Now) }
 
 func (t *prefixTable) addBlocks(slot int, blocks []prompt.Block, now time.Time) {
 	p := t.ensurePart(slot)
@@ -297,12 +293,8 @@ func newSharedTable(maxBlocks int, order useOrder) *sharedTable {
 	return t
 }
 
-// recordSent notes that a backend is sent the request, unless that is a dry run.
-func (t *sharedTable) recordSent(r *Request, slot int) {
-	if r.Trace == nil {
-		t.addBlocks(slot, r.Blocks, r.Now)
-	}
-}
+// RecordSent implements Recorder for the policies that embed a sharedTable.
+func (t *sharedTable) RecordSent(r *Request, c *Candidate) { t.addBlocks(c.Slot, r.Blocks, r.Now) }
 
 func (t *sharedTable) addBlocks(slot int, blocks []prompt.Block, now time.Time) {
 	for _, b := range t.order(blocks) {
@@ -338,13 +330,10 @@ func newSGLangTree(maxBlocks int) *sglangTree {
 	return &sglangTree{prefixTable: *newPrefixTable(maxBlocks, tailFirst)}
 }
 
-// recordSent notes that a backend is sent the request, unless that is a dry run, and
-// truncates the tree when that is due.
-func (t *sglangTree) recordSent(r *Request, slot int) {
-	if r.Trace != nil {
-		return
-	}
-	t.addBlocks(slot, r.Blocks, r.Now)
+// RecordSent implements Recorder for the policies that embed a sglangTree. It truncates
+// the tree when that is due.
+func (t *sglangTree) RecordSent(r *Request, c *Candidate) {
+	t.addBlocks(c.Slot, r.Blocks, r.Now)
 	if t.truncated.IsZero() {
 		t.truncated = r.Now
 	}
@@ -376,11 +365,8 @@ func (t *eppTable) matchShares(r *Request, candidates []Candidate) (share func(i
 	return func(i int) float64 { return float64(matched[i]) / float64(max(1, len(blocks))) }
 }
 
-// recordSent notes that a candidate is sent the request, unless that is a dry run.
-func (t *eppTable) recordSent(r *Request, c *Candidate) {
-	if r.Trace != nil {
-		return
-	}
+// RecordSent implements Recorder for the policies that embed an eppTable.
+func (t *eppTable) RecordSent(r *Request, c *Candidate) {
 	tokens := c.CacheTokens
 	if tokens <= 0 {
 		tokens = maxEPPTableTokens

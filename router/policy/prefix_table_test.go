@@ -103,11 +103,11 @@ func TestEPPTableEvictsHeads(t *testing.T) {
 	small := idle(1)
 	small[0].CacheTokens = 4 * 64 // four blocks: c, d, e and f stay
 	r := requestFor("abcdef")
-	p.Choose(&r, small)
+	chooseAndRecord(p, &r, small)
 	// No backend holds the first block, so none is credited with anything.
 	p.expect("no backend holds the head", requestFor("abcdef"), fleet(Candidate{KVUsage: 0.1}, Candidate{}), 1)
 	p = newTester(t, "weighted", Settings{})
-	p.Choose(&r, small)
+	chooseAndRecord(p, &r, small)
 	p.send(requestFor("ab"), 1)
 	// 3·4/6 = 2, though a replica could use none of it, against 3·2/6 = 1.
 	p.expect("another does", requestFor("abcdef"), idle(2), 0)

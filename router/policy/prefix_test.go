@@ -29,7 +29,7 @@ func choose(p *Prefix, r Request, candidates ...Candidate) int {
 		r.Now = time.Unix(1000, 0)
 	}
 	r.MeanAnswerTokens = 250
-	return p.Choose(&r, candidates)
+	return chooseAndRecord(p, &r, candidates)
 }
 
 func TestPrefixCost(t *testing.T) {

@@ -18,12 +18,6 @@ func newRay(o options) Policy {
 }
 
 func (p *rayAffinity) Choose(r *Request, candidates []Candidate) (index int) {
-	chosen := p.pickByMatchAndLoad(r, candidates)
-	p.recordSent(r, candidates[chosen].Slot)
-	return chosen
-}
-
-func (p *rayAffinity) pickByMatchAndLoad(r *Request, candidates []Candidate) (index int) {
 	if least, most := loadRange(candidates); most-least > p.abs || len(r.Blocks) == 0 {
 		return powerOfTwo{p.rng}.Choose(r, candidates)
 	}

@@ -19,8 +19,8 @@ func (p *roundRobin) Choose(r *Request, candidates []Candidate) (index int) {
 		next = first
 	}
 	r.traceCriterion("order of names")
-	if r.Trace == nil {
-		p.last = candidates[next].NameHash
-	}
 	return next
 }
+
+// RecordSent implements Recorder.
+func (p *roundRobin) RecordSent(_ *Request, c *Candidate) { p.last = c.NameHash }

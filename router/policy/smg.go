@@ -29,7 +29,6 @@ func (p *smg) Choose(r *Request, candidates []Candidate) (index int) {
 	if chosen < 0 {
 		chosen = pickLeastLoaded(r, candidates, p.rng)
 	}
-	p.recordSent(r, candidates[chosen].Slot)
 	return chosen
 }
 

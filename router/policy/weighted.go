@@ -21,13 +21,11 @@ func (p *weighted) Choose(r *Request, candidates []Candidate) (index int) {
 	for i := range candidates {
 		longest, shortest = max(longest, candidates[i].Waiting), min(shortest, candidates[i].Waiting)
 	}
-	chosen := r.pickHighest("weighted sum of match, free KV cache and queue", len(candidates), p.rng, func(i int) float64 {
+	return r.pickHighest("weighted sum of match, free KV cache and queue", len(candidates), p.rng, func(i int) float64 {
 		queue := 1.0
 		if longest > shortest {
 			queue = (longest - candidates[i].Waiting) / (longest - shortest)
 		}
 		return 3*match(i) + 2*(1-candidates[i].KVUsage) + 2*queue
 	})
-	p.recordSent(r, &candidates[chosen])
-	return chosen
 }
