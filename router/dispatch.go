@@ -231,6 +231,9 @@ func (r *Router) stepRoom(slot int, ourQueuedTokens, externalQueuedTokens float6
 	if ourQueuedTokens == 0 {
 		return math.Inf(1)
 	}
+	if r.policy.definition.PushesToIdle {
+		return 0
+	}
 	return max(0, stepShare*r.stepTokenBudget(slot)-ourQueuedTokens-externalQueuedTokens)
 }
 

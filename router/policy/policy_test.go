@@ -277,8 +277,8 @@ func TestForgetAllPolicies(t *testing.T) {
 			t.Errorf("%s matches the next backend of a slot by the blocks of its first", name)
 		}
 	}
-	if forgetters != 11*50 {
-		t.Errorf("%d policies keep state by slot, want 11", forgetters/50)
+	if forgetters != 12*50 {
+		t.Errorf("%d policies keep state by slot, want 12", forgetters/50)
 	}
 }
 

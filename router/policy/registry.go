@@ -15,6 +15,7 @@ type Definition struct {
 	Settings []string // keys of the configuration that have an effect under it
 
 	UsesQueue      bool // requests may wait in the admission queue
+	PushesToIdle   bool // with UsesQueue: until a backend has nothing to prefill, not until its next step has room
 	FiltersKV      bool // backends whose KV cache is nearly full are filtered out
 	FiltersLength  bool // backends for which the prompt is too long are filtered out
 	NeedsSession   bool // its rule is to keep sessions together, not only to break ties by them
@@ -47,6 +48,9 @@ var registry = []Definition{
 	{Name: "random", build: func(o options) Policy { return random{o.rng} }},
 	{Name: "power-of-two", build: func(o options) Policy { return powerOfTwo{o.rng} }},
 	{Name: "session", NeedsSession: true, build: func(o options) Policy { return session{o.rng} }},
+	{Name: "sticky-least-loaded", NeedsSession: true, build: newStickyLeastLoaded},
+	{Name: "dualmap", build: func(o options) Policy { return dualMap{o.rng} }},
+	{Name: "skywalker", UsesQueue: true, PushesToIdle: true, build: func(o options) Policy { return skyWalker{o.rng} }},
 	{Name: "chwbl", Settings: []string{"routing.load_factor"}, build: newCHWBL},
 	{
 		Name: "cache-threshold", Settings: []string{"routing.match_ratio", "routing.imbalance_abs", "routing.imbalance_ratio"},

@@ -20,11 +20,5 @@ func (p session) Choose(r *Request, candidates []Candidate) (index int) {
 		criterion = "rank in a consistent hash of the prompt's beginning"
 	}
 	r.traceCriterion(criterion)
-	best := 0
-	for i := range candidates {
-		if rendezvousRank(key, candidates[i].NameHash) > rendezvousRank(key, candidates[best].NameHash) {
-			best = i
-		}
-	}
-	return best
+	return highestRank(key, candidates, -1)
 }

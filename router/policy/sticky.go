@@ -1,0 +1,78 @@
+package policy
+
+import (
+	"cmp"
+	"math/rand/v2"
+
+	"github.com/hashicorp/golang-lru/v2/simplelru"
+)
+
+// maxStickySessions bounds the sessions that a stickyLeastLoaded remembers.
+const maxStickySessions = 1 << 16
+
+// stickyLeastLoaded is sticky_least_loaded of vllm-router, and what manual with
+// min_group does in SMG and sglang-router: a new session goes to the backend with the
+// fewest sessions and stays there, whatever the load. A request without a session goes by
+// the beginning of its first message or of its prompt.
+type stickyLeastLoaded struct {
+	rng      *rand.Rand
+	slots    *simplelru.LRU[uint64, int] // by session
+	sessions []int                       // by slot
+}
+
+func newStickyLeastLoaded(o options) Policy {
+	p := &stickyLeastLoaded{rng: o.rng}
+	slots, err := simplelru.NewLRU(maxStickySessions, func(_ uint64, slot int) { p.sessions[slot]-- })
+	if err != nil {
+		panic(err) // it fails for sizes below 1 only
+	}
+	p.slots = slots
+	return p
+}
+
+func stickyKey(r *Request) uint64 { return cmp.Or(r.Session, r.promptStartHash()) }
+
+func (p *stickyLeastLoaded) Choose(r *Request, candidates []Candidate) (index int) {
+	if slot, ok := p.slots.Peek(stickyKey(r)); ok {
+		for i := range candidates {
+			if candidates[i].Slot == slot {
+				r.traceCriterion("backend of the session's earlier requests")
+				return i
+			}
+		}
+	}
+	return r.pickLowest("sessions", len(candidates), p.rng, func(i int) float64 { return float64(p.count(candidates[i].Slot)) })
+}
+
+// count returns the number of sessions of a slot.
+func (p *stickyLeastLoaded) count(slot int) int {
+	for len(p.sessions) <= slot {
+		p.sessions = append(p.sessions, 0)
+	}
+	return p.sessions[slot]
+}
+
+// RecordSent implements Recorder.
+func (p *stickyLeastLoaded) RecordSent(r *Request, c *Candidate) {
+	key := stickyKey(r)
+	if key == 0 {
+		return
+	}
+	if slot, ok := p.slots.Get(key); ok {
+		if slot == c.Slot {
+			return
+		}
+		p.slots.Remove(key)
+	}
+	p.sessions[c.Slot] = p.count(c.Slot) + 1
+	p.slots.Add(key, c.Slot)
+}
+
+// Forget implements Forgetter.
+func (p *stickyLeastLoaded) Forget(slot int) {
+	for _, key := range p.slots.Keys() {
+		if s, _ := p.slots.Peek(key); s == slot {
+			p.slots.Remove(key)
+		}
+	}
+}
