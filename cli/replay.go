@@ -199,7 +199,7 @@ func (o *replayOptions) resolvePolicies(flags *pflag.FlagSet) error {
 	seen := make(map[string]bool)
 	for _, name := range o.policies {
 		switch {
-		case !slices.Contains(known, name):
+		case !slices.Contains(known, strings.TrimSuffix(name, policy.WithQueue)):
 			return fmt.Errorf("--policy: unknown policy %q; choose one of %s, or all", name, strings.Join(known, ", "))
 		case seen[name]:
 			return fmt.Errorf("--policy: duplicate policy %s", name)

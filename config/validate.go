@@ -18,7 +18,7 @@ func (c *Config) validate(errs *errorList) {
 	c.validateBackends(errs)
 	c.validateKeys(errs)
 	c.validateAdminToken(errs)
-	checkOneOf(errs, "routing.policy", "policy", c.Routing.Policy, policy.Names()...)
+	checkOneOf(errs, "routing.policy", "policy", strings.TrimSuffix(c.Routing.Policy, policy.WithQueue), policy.Names()...)
 	checkOneOf(errs, "log.level", "level", c.Log.Level, "debug", "info", "warn", "error")
 	checkOneOf(errs, "log.format", "format", c.Log.Format, "text", "json")
 	checkOneOf(errs, "access_log.format", "format", c.AccessLog.Format, "json", "text")

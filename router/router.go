@@ -39,7 +39,6 @@ type Settings struct {
 	Breaker        BreakerSettings
 	SLO            time.Duration // TTFT to be met where it can be, by the policy prefix; 0: none
 	PollInterval   time.Duration // how old a fresh Load may be
-	QueueAlways    bool          // requests may wait in the admission queue under every policy; for comparisons
 	NoLearning     bool          // use defaults and what replicas report, and learn nothing
 }
 
@@ -183,7 +182,7 @@ func (r *Router) Policy() string {
 
 // isQueueEnabled reports whether requests wait until a backend can start them soon.
 func (r *Router) isQueueEnabled() bool {
-	return (r.policy.definition.UsesQueue || r.settings.QueueAlways) && r.settings.Queue.Requests > 0
+	return r.policy.definition.UsesQueue && r.settings.Queue.Requests > 0
 }
 
 // callbacks are calls that become due while the lock is held.

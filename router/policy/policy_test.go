@@ -398,3 +398,13 @@ func BenchmarkChoose(b *testing.B) {
 		}
 	}
 }
+
+func TestWithQueue(t *testing.T) {
+	d, err := Lookup("lmetric" + WithQueue)
+	if err != nil || !d.UsesQueue || d.Name != "lmetric+queue" {
+		t.Errorf("%+v, %v", d, err)
+	}
+	if d, _ := Lookup("lmetric"); d.UsesQueue {
+		t.Error("lmetric uses the queue")
+	}
+}

@@ -82,11 +82,17 @@ func Names() []string {
 	return names
 }
 
+// WithQueue is what a policy's name may end in: the same rule with the admission queue, which
+// only prefix and skywalker have otherwise.
+const WithQueue = "+queue"
+
 // Lookup returns the definition of the policy of that name. The error names those
 // that there are.
 func Lookup(name string) (Definition, error) {
+	rule, withQueue := strings.CutSuffix(name, WithQueue)
 	for _, d := range registry {
-		if d.Name == name {
+		if d.Name == rule {
+			d.Name, d.UsesQueue = name, d.UsesQueue || withQueue
 			return d, nil
 		}
 	}
