@@ -24,6 +24,7 @@ type replayOptions struct {
 	prompts         int
 	rate            float64
 	loads           []float64
+	worlds          int // drawn ones to compare policies in, instead of a workload; 0: none
 
 	backends int
 	kvTokens int
@@ -54,7 +55,7 @@ type replayOptions struct {
 func newReplayCommand(defaults []byte) *cobra.Command {
 	var o replayOptions
 	cmd := &cobra.Command{
-		Use:   "replay --trace FILE | --workload NAME",
+		Use:   "replay --trace FILE | --workload NAME | --worlds N",
 		Short: "Compare routing policies on a workload in virtual time",
 		Long: `Run a workload against simulated replicas in virtual time, once per policy, and
 print the cache hit ratio, the time to first token (TTFT), the time per token
@@ -71,6 +72,10 @@ sim". The same command always prints the same figures.
   --workload hot        --rate requests per second that share --prompts prompts
   --workload chats      questions with 200 shared prompts, on small KV caches
   --workload documents  a few questions about each of many long documents
+  --worlds N            prefix against all other policies in N worlds, that is fleets,
+                        engines, clients, workloads and loads drawn at random; each
+                        is played about 20 times with three seeds. With --trace, parts of
+                        the trace are among the workloads.
 
 A load of 1 is the number of prompt tokens that the fleet can prefill without a
 cache: 8,000 per second and backend.`,
@@ -85,12 +90,18 @@ cache: 8,000 per second and backend.`,
 			if err := cobra.NoArgs(cmd, args); err != nil {
 				return err
 			}
+			if cmd.Flags().Changed("worlds") {
+				return o.validateWorlds(cmd.Flags())
+			}
 			if err := o.resolvePolicies(cmd.Flags()); err != nil {
 				return err
 			}
 			return o.validate()
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if o.worlds > 0 {
+				return o.runWorlds(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr())
+			}
 			return runReplay(cmd.Context(), o, defaults, cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
@@ -139,6 +150,7 @@ func (o *replayOptions) addFlags(f *pflag.FlagSet) {
 	f.IntVar(&o.prompts, "prompts", 0, "hot: number `N` of shared prompts (default 1)")
 	f.Float64Var(&o.rate, "rate", 0, "hot: `N` requests per second (default 20)")
 	f.Float64SliceVar(&o.loads, "load", nil, "scale the arrival rate to each of `LOADS`, such as 0.7,0.9, and print a report for each (default: a trace as recorded, hot by --rate, chats and documents 1.5)")
+	f.IntVar(&o.worlds, "worlds", 0, "compare policies in `N` drawn worlds")
 	f.IntVar(&o.seeds, "seeds", 1, "number `N` of runs with different seeds, whose mean is printed")
 	f.Uint64Var(&o.seed, "seed", 1, "first `SEED`")
 

@@ -37,11 +37,20 @@ const (
 // agenticSession is one session. It depends on the seed and its number alone.
 type agenticSession struct {
 	number int
-	group  int
+	head   sessionHead
 	turns  []agenticStep
 	done   int // turns sent
 	blocks chain
 }
+
+// sessionHead is what sessions have in common: all begin with the same blocks, and those of a
+// group with the same ones after them.
+type sessionHead struct {
+	shared, grouped int // blocks
+	group, groups   int // which group, of how many
+}
+
+func (h *sessionHead) blocks() int { return h.shared + h.grouped }
 
 // agenticStep is one turn of a session.
 type agenticStep struct {
@@ -61,9 +70,16 @@ func (w Agentic) Requests(_ int, seed uint64) (*Requests, error) {
 		sessions[i] = newAgenticSession(i, rand.New(rand.NewPCG(seed, uint64(i))), groups)
 		r.Total += len(sessions[i].turns)
 	}
-	next := min(w.Concurrency, len(sessions))
+	r.playSessions(sessions, w.Concurrency, agenticStartInterval)
+	return r, nil
+}
+
+// playSessions makes r a closed loop of sessions, of which so many are open at once. The
+// first ones begin one after the other, by interval.
+func (r *Requests) playSessions(sessions []*agenticSession, concurrency int, interval time.Duration) {
+	next := min(concurrency, len(sessions))
 	for i, s := range sessions[:next] {
-		r.Open = append(r.Open, s.nextJob(time.Duration(i)*agenticStartInterval))
+		r.Open = append(r.Open, s.nextJob(time.Duration(i)*interval))
 	}
 	r.Next = func(ended *Job, now time.Duration) *Job {
 		s := ended.session
@@ -76,7 +92,6 @@ func (w Agentic) Requests(_ int, seed uint64) (*Requests, error) {
 		next++
 		return sessions[next-1].nextJob(now + agenticNextDelay)
 	}
-	return r, nil
 }
 
 func (w Agentic) sessionCount() int {
@@ -90,8 +105,8 @@ func (w Agentic) sessionCount() int {
 }
 
 func newAgenticSession(number int, draw *rand.Rand, groups Zipf) *agenticSession {
-	s := &agenticSession{number: number, group: groups.Draw(draw)}
-	context := (agenticShared + agenticGroup) * generatedBlockTokens
+	s := &agenticSession{number: number, head: sessionHead{agenticShared, agenticGroup, groups.Draw(draw), agenticGroups}}
+	context := s.head.blocks() * generatedBlockTokens
 	mu, sigma := 8.517, 1.482
 	pause := time.Duration(0)
 	for {
@@ -124,12 +139,12 @@ func (s *agenticSession) nextJob(at time.Duration) *Job {
 	s.done++
 	for len(s.blocks.cache) < (t.prompt+t.answer)/generatedBlockTokens {
 		switch n := len(s.blocks.cache); {
-		case n < agenticShared:
+		case n < s.head.shared:
 			s.blocks.add(0)
-		case n < agenticShared+agenticGroup:
-			s.blocks.add(1 + uint64(s.group))
+		case n < s.head.blocks():
+			s.blocks.add(1 + uint64(s.head.group))
 		default:
-			s.blocks.add(1 + agenticGroups + uint64(s.number))
+			s.blocks.add(1 + uint64(s.head.groups) + uint64(s.number))
 		}
 	}
 	j := s.blocks.newJob(at, t.prompt, t.answer, generatedBlockTokens)
@@ -141,6 +156,54 @@ func (s *agenticSession) nextJob(at time.Duration) *Job {
 	j.Session = mixBits(uint64(s.number))
 	j.PromptKey = j.Session
 	return j
+}
+
+// Conversations is a closed loop of sessions that all begin at once: rollouts of
+// reinforcement learning, or clients that stay for the whole run. The sessions of a group
+// begin with the same prompt.
+type Conversations struct {
+	Sessions, Groups int
+	PromptTokens     int           // of a group's prompt
+	MeanTurns        float64       // geometric
+	Said, Answer     float64       // median tokens of a turn, lognormal
+	AnswerSigma      float64       // 1: a long tail
+	Pause            time.Duration // between a response and the next turn, mean
+}
+
+// Rollouts returns 600 sessions of reinforcement learning in groups of eight, a few of
+// which take much longer than the others.
+func Rollouts() Conversations {
+	return Conversations{Sessions: 600, Groups: 75, PromptTokens: 2560, MeanTurns: 4, Said: 300, Answer: 500, AnswerSigma: 1, Pause: 500 * time.Millisecond}
+}
+
+// Requests generates all sessions.
+func (w Conversations) Requests(_ int, seed uint64) (*Requests, error) {
+	if w.Sessions < 1 || w.Groups < 1 || w.PromptTokens < 1 || w.MeanTurns < 1 {
+		return nil, errors.New("conversations workload: sessions, groups, prompt or turns are below 1")
+	}
+	sessions := make([]*agenticSession, w.Sessions)
+	r := &Requests{BlockTokens: generatedBlockTokens}
+	for i := range sessions {
+		sessions[i] = w.newSession(i, rand.New(rand.NewPCG(seed, uint64(i))))
+		r.Total += len(sessions[i].turns)
+	}
+	r.playSessions(sessions, w.Sessions, time.Millisecond)
+	return r, nil
+}
+
+func (w Conversations) newSession(number int, draw *rand.Rand) *agenticSession {
+	s := &agenticSession{number: number, head: sessionHead{grouped: w.PromptTokens / generatedBlockTokens, group: number % w.Groups, groups: w.Groups}}
+	context, pause := w.PromptTokens, time.Duration(0)
+	for {
+		said := roundTokens(w.Said*drawLognormal(draw, 0, 0.7), maxAgenticTurn)
+		answer := roundTokens(w.Answer*drawLognormal(draw, 0, w.AnswerSigma), maxAgenticAnswer)
+		s.turns = append(s.turns, agenticStep{pause, context + said, answer})
+		context += said + answer
+		if draw.Float64() < 1/w.MeanTurns || context > maxAgenticContext {
+			return s
+		}
+		pause = drawInterval(draw, 1/max(w.Pause.Seconds(), 1e-3))
+	}
 }
 
 // Documents is an open loop of questions about long documents: the first about each

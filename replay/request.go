@@ -34,10 +34,10 @@ func (r *run) submitJob(j *Job) {
 	f := &request{job: j, number: r.arrivals}
 	r.arrivals++
 	f.routed = router.Request{
-		Backends: r.all, Blocks: j.Blocks, Bytes: r.textBytes(f), Sequences: 1,
+		Backends: r.backendsOf(j.Model), Blocks: j.Blocks, Bytes: r.textBytes(f), Sequences: 1,
 		Streams:   !j.NotStreamed && (r.NonStreaming == 0 || r.random.Float64() >= r.NonStreaming),
-		BodyBytes: j.Prompt * CharsPerToken,
-		Model:     "sim", PromptKey: j.PromptKey, Turn: j.Turn, Priority: j.Priority,
+		BodyBytes: int(float64(j.Prompt) * r.bytesPerToken()),
+		Model:     modelName(j.Model), PromptKey: j.PromptKey, Turn: j.Turn, Priority: j.Priority,
 	}
 	if r.sendsSessions {
 		f.routed.Session = j.Session
@@ -50,7 +50,7 @@ func (r *run) submitJob(j *Job) {
 // prompt's length is wrong.
 func (r *run) textBytes(f *request) int {
 	share := float64(mixBits(mixBits(r.Seed)+uint64(f.number))>>11) / (1 << 53)
-	return int(float64(f.job.Prompt*CharsPerToken) * (1 + r.TextSpread*(2*share-1)))
+	return int(float64(f.job.Prompt) * r.bytesPerToken() * (1 + r.TextSpread*(2*share-1)))
 }
 
 // submitRequest asks the router for a decision, which applyDecisions applies. Under

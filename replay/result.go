@@ -53,10 +53,12 @@ type Summary struct {
 	TTFTP50  float64 `json:"ttft_p50_s"`
 	TTFTP90  float64 `json:"ttft_p90_s"`
 	TTFTP99  float64 `json:"ttft_p99_s"`
-	TPOTMean float64 `json:"tpot_mean_s"`
-	ITLMean  float64 `json:"itl_mean_s"`
-	E2EMean  float64 `json:"e2e_mean_s"`
-	E2EP99   float64 `json:"e2e_p99_s"`
+	// TTFTLongest is the mean over the tenth of the requests with the longest prompts.
+	TTFTLongest float64 `json:"ttft_longest_s"`
+	TPOTMean    float64 `json:"tpot_mean_s"`
+	ITLMean     float64 `json:"itl_mean_s"`
+	E2EMean     float64 `json:"e2e_mean_s"`
+	E2EP99      float64 `json:"e2e_p99_s"`
 	// The most loaded backend over the mean, by prompt tokens prefilled and by
 	// time-weighted mean in flight; 0: unknown.
 	WorkMaxOverMean     float64 `json:"work_max_over_mean,omitzero"`
@@ -146,6 +148,7 @@ func (t *Tally) Summary(policy string, elapsed time.Duration) Summary {
 	s.TTFTMean, s.E2EMean, s.TPOTMean, s.ITLMean = ttft.seconds(), e2e.seconds(), tpot.seconds(), itl.seconds()
 	s.TTFTP50, s.TTFTP90, s.TTFTP99 = quantile(ttfts, 50), quantile(ttfts, 90), quantile(ttfts, 99)
 	s.E2EP99 = quantile(ends, 99)
+	s.TTFTLongest = meanTTFTOfLongest(results)
 	if s.PromptTokens > 0 {
 		s.HitRatio = float64(cached) / float64(s.PromptTokens)
 	}
@@ -153,6 +156,18 @@ func (t *Tally) Summary(policy string, elapsed time.Duration) Summary {
 		s.Throughput = float64(len(results)) / elapsed.Seconds()
 	}
 	return s
+}
+
+// meanTTFTOfLongest returns the mean TTFT of the tenth of the results with the longest
+// prompts, in seconds.
+func meanTTFTOfLongest(results []Result) float64 {
+	byLength := slices.Clone(results)
+	slices.SortStableFunc(byLength, func(a, b Result) int { return b.PromptTokens - a.PromptTokens })
+	var m mean
+	for _, r := range byLength[:(len(byLength)+9)/10] {
+		m.add(r.TTFT)
+	}
+	return m.seconds()
 }
 
 // MaxOverMean returns the maximum over the mean: 1 when all values are equal, 0 when
@@ -296,7 +311,7 @@ func Mean(runs []Summary) Summary {
 // averagedFields returns the fields that Mean averages.
 func (s *Summary) averagedFields() []*float64 {
 	return []*float64{
-		&s.HitRatio, &s.TTFTMean, &s.TTFTP50, &s.TTFTP90, &s.TTFTP99, &s.TPOTMean, &s.ITLMean, &s.E2EMean, &s.E2EP99,
+		&s.HitRatio, &s.TTFTMean, &s.TTFTP50, &s.TTFTP90, &s.TTFTP99, &s.TTFTLongest, &s.TPOTMean, &s.ITLMean, &s.E2EMean, &s.E2EP99,
 		&s.WorkMaxOverMean, &s.InFlightMaxOverMean, &s.Throughput,
 		&s.PredictedHitRatio, &s.QueueTimeMean, &s.NewBackendShare,
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"time"
 
 	"warmroute/backends"
@@ -31,7 +32,8 @@ type run struct {
 	router         *router.Router // nil under Pooled
 	fleet          []*replica
 	all            []*backends.Backend
-	random         *rand.Rand // of everything but the workload and the router
+	byModel        [][]*backends.Backend // nil: each serves all models
+	random         *rand.Rand            // of everything but the workload and the router
 
 	now    time.Duration
 	events eventQueue
@@ -43,6 +45,16 @@ type run struct {
 	ended      int        // requests that have ended, whichever way
 	last       time.Duration
 	measured   measures
+}
+
+func modelName(model int) string { return "model-" + strconv.Itoa(model) }
+
+// backendsOf returns the backends that serve a model.
+func (r *run) backendsOf(model int) []*backends.Backend {
+	if r.byModel == nil {
+		return r.all
+	}
+	return r.byModel[model]
 }
 
 // delivery is the router's decision for a request.
@@ -66,13 +78,20 @@ func newRun(s *Scenario, requests *Requests) (*run, error) {
 	for _, p := range r.fleet {
 		r.all = append(r.all, p.backend)
 	}
+	for i, model := range s.ModelOf {
+		for len(r.byModel) <= model {
+			r.byModel = append(r.byModel, nil)
+		}
+		r.byModel[model] = append(r.byModel[model], r.all[i])
+		r.all[i].SetModels([]backends.Model{{ID: modelName(model)}})
+	}
 	if s.Policy != Pooled {
 		var err error
 		r.router, err = router.New(router.Options{
 			Settings: router.Settings{
 				Policy: s.Policy, PolicySettings: s.Settings, Queue: s.Queue, SLO: s.SLO, PollInterval: r.pollEvery, NoLearning: s.NoLearning,
 			},
-			Backends: r.all, BlockBytes: requests.BlockTokens * CharsPerToken, IndexMaxBytes: indexBytes, IndexMargin: 1,
+			Backends: r.all, BlockBytes: int(float64(requests.BlockTokens) * s.bytesPerToken()), IndexMaxBytes: indexBytes, IndexMargin: 1,
 			Now:  func() time.Time { return wallTime(r.now) },
 			Rand: rand.New(rand.NewPCG(s.Seed, 2)),
 		})

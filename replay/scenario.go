@@ -26,6 +26,7 @@ type Scenario struct {
 	KVTokens int           // of each replica; 0: the workload's, else 1,536,000
 	Engine   engine.Config // of each replica; KVTokens, the block size and Speed are set otherwise
 	Speeds   []float64     // of the replicas; further ones have 1
+	ModelOf  []int         // the model that each replica serves; nil: each serves all
 
 	Policy   string // one of policy.Names(), or Pooled
 	Settings policy.Settings
@@ -35,13 +36,14 @@ type Scenario struct {
 	PollInterval time.Duration // 0: that of the policy's origin if it has one, else 1 s
 	PollLag      time.Duration // age of a poll's figures when the router gets them
 
-	NonStreaming float64 // share of requests that are not streamed
-	NoUsage      bool    // responses have no usage
-	IndexFactor  float64 // the replicas report this multiple of their KV cache's size; 0 is 1
-	SessionIDs   bool    // requests name their sessions; otherwise only under policies whose rule needs them
-	TextSpread   float64 // share by which bytes per token vary around 4 between prompts: 0.25 is 3 to 5
-	NoLearning   bool    // the router trusts the reported cache sizes
-	Evictions    float64 // further blocks that each allocated block evicts, invisible to the router
+	NonStreaming  float64 // share of requests that are not streamed
+	NoUsage       bool    // responses have no usage
+	IndexFactor   float64 // the replicas report this multiple of their KV cache's size; 0 is 1
+	SessionIDs    bool    // requests name their sessions; otherwise only under policies whose rule needs them
+	BytesPerToken float64 // of the text, on average; 0 is 4
+	TextSpread    float64 // share by which bytes per token vary between prompts: 0.25 is 3 to 5 around 4
+	NoLearning    bool    // the router trusts the reported cache sizes
+	Evictions     float64 // further blocks that each allocated block evicts, invisible to the router
 
 	Changes  []Change
 	External []ExternalLoad
@@ -91,6 +93,8 @@ const (
 	fastPoll = 250 * time.Millisecond
 )
 
+func (s *Scenario) bytesPerToken() float64 { return cmp.Or(s.BytesPerToken, CharsPerToken) }
+
 func (s *Scenario) pollInterval() time.Duration {
 	def, _ := policy.Lookup(s.Policy) // there is none for Pooled
 	return cmp.Or(s.PollInterval, def.PollInterval, defaultPoll)
@@ -125,6 +129,8 @@ func (s *Scenario) validate() error {
 	switch {
 	case s.Backends < 1:
 		return fmt.Errorf("a fleet needs at least one backend, not %d", s.Backends)
+	case s.ModelOf != nil && len(s.ModelOf) != s.Backends:
+		return fmt.Errorf("%d models for %d backends; name one for each", len(s.ModelOf), s.Backends)
 	case len(s.Speeds) > s.Backends:
 		return fmt.Errorf("%d speeds for %d backends; name one for each at most", len(s.Speeds), s.Backends)
 	case s.Workload == nil:
@@ -167,6 +173,8 @@ func (s *Scenario) validateQuantities() error {
 		return fmt.Errorf("evictions %g are not between 0 and 1,000", s.Evictions)
 	case !(s.Engine.QuadraticDepth >= 0 && s.Engine.QuadraticDepth <= 1):
 		return fmt.Errorf("quadratic term %g is not between 0 and 1", s.Engine.QuadraticDepth)
+	case !(s.BytesPerToken >= 0 && s.BytesPerToken <= 32):
+		return fmt.Errorf("%g bytes per token are not between 0 and 32", s.BytesPerToken)
 	case !(s.TextSpread >= 0 && s.TextSpread < 1):
 		return fmt.Errorf("text spread %g is not at least 0 and below 1", s.TextSpread)
 	case s.PollInterval != 0 && s.PollInterval < time.Millisecond:

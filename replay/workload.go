@@ -38,6 +38,7 @@ type Job struct {
 	Turn               prompt.Turn   // the same
 	NotStreamed        bool          // its first event cannot be seen
 	Priority           int           // as in router.Request
+	Model              int           // that it is for; see Scenario.ModelOf
 
 	Blocks []prompt.Block     // full ones of the prompt
 	Reply  []prompt.Block     // full ones that the answer adds
