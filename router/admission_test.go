@@ -33,6 +33,9 @@ func TestStepBudget(t *testing.T) {
 	f := func(name string, budget int) {
 		t.Helper()
 		limit := budget / 2
+		if r.settings.Queue.StepTokens == 0 {
+			limit = max(limit, 4000) // half a second's prefill
+		}
 		var open []*Decision
 		pending := 0
 		for key := 1; ; key++ {
@@ -46,7 +49,7 @@ func TestStepBudget(t *testing.T) {
 			open, pending = append(open, w.d), pending+640
 		}
 		if pending > limit || pending+640 <= limit {
-			t.Errorf("%s: %d tokens pending, want as many as fit into half of %d", name, pending, budget)
+			t.Errorf("%s: %d tokens pending, want as many as fit into %d", name, pending, limit)
 		}
 		for _, d := range open {
 			d.Release(Outcome{End: NotProcessed})
@@ -80,6 +83,30 @@ func TestStepBudget(t *testing.T) {
 	f("a very large budget", 16384)
 	r.settings.Queue.StepTokens = 3072
 	f("configured", 3072)
+}
+
+// While the prefill rate is unknown a request that waits would wait for a guess.
+func TestNoStepLimitWhileRateIsUnknown(t *testing.T) {
+	r, fleet, _ := newFleet(t, 1, "prefix")
+	if err := r.Configure(Settings{Policy: "prefix", Queue: QueueSettings{Requests: 100, Bytes: 1 << 20}}); err != nil {
+		t.Fatal(err)
+	}
+	submit(r, ask(fleet, 1, 1000))
+	sent(t, "the rate is unknown", submit(r, ask(fleet, 2, 1000)))
+	learnPrefillRate(r, 8000)
+	waits(t, "the rate is known", submit(r, ask(fleet, 3, 1000)))
+}
+
+func TestRequestsWaitingInReplica(t *testing.T) {
+	r, fleet, c := newFleet(t, 1, "prefix", withQueue)
+	submit(r, ask(fleet, 1, 1)).d.RecordFirstEvent()
+	scrape := func(usage float64) {
+		r.ObserveLoad(fleet[0], &backends.Load{CacheTokens: 100_000, KVKnown: true, KVCacheUsage: usage, Waiting: 3, WaitingForCapacity: 3, QueuesKnown: true, OwnInFlight: 4, ScrapedAt: c.now})
+	}
+	scrape(0.3)
+	sent(t, "they wait for the next step", submit(r, ask(fleet, 2, 1)))
+	scrape(0.85)
+	waits(t, "they wait for room", submit(r, ask(fleet, 3, 1)))
 }
 
 func TestTickSendsAfterTime(t *testing.T) {

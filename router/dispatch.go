@@ -17,6 +17,10 @@ const (
 	// stepShare is how much of a step is sent ahead of it. A whole one would keep the
 	// engine as busy, but what waits there longer could have gone elsewhere.
 	stepShare = 0.5
+	// queuedSeconds is for how much prefill an engine is sent requests at least. Where
+	// prefill is fast, half a step takes no longer than the decodes beside it, and an engine
+	// that never has more is busy for half of the time.
+	queuedSeconds = 0.5
 	// settleDelay is after how long in the queue a request keeps the backend that it
 	// waits for: the best one can change so often that a long prompt finds each of
 	// them busy in turn.
@@ -226,15 +230,22 @@ func (r *Router) prefillRoom(slot int, now time.Time) (uncachedTokens float64) {
 
 // stepRoom returns how many uncached tokens may be added to what is queued, of
 // ours and of other clients, for the next step of a backend's engine. When nothing of
-// ours is queued any number may: other clients may always have something queued.
+// ours is queued any number may: other clients may always have something queued. So it is
+// while the prefill rate is unknown: what is queued would be worked off too slowly in our
+// account, and an engine that is faster than thought would be idle.
 func (r *Router) stepRoom(slot int, ourQueuedTokens, externalQueuedTokens float64) (uncachedTokens float64) {
-	if ourQueuedTokens == 0 {
+	configured := r.settings.Queue.StepTokens > 0
+	if ourQueuedTokens == 0 || !configured && !r.estimates.KnowsPrefillRate(slot) {
 		return math.Inf(1)
 	}
 	if r.policy.definition.PushesToIdle {
 		return 0
 	}
-	return max(0, stepShare*r.stepTokenBudget(slot)-ourQueuedTokens-externalQueuedTokens)
+	most := stepShare * r.stepTokenBudget(slot)
+	if !configured {
+		most = max(most, queuedSeconds*r.estimates.PrefillRate(slot))
+	}
+	return max(0, most-ourQueuedTokens-externalQueuedTokens)
 }
 
 // stepTokenBudget returns how many tokens a backend's engine takes in one step, about.

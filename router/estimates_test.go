@@ -223,12 +223,12 @@ func TestPrefillRates(t *testing.T) {
 			}
 		}
 	}
-	for range 7 {
+	for range 2 {
 		prefill(fleet[0], 6400, time.Second)
 	}
-	f("seven samples", 8000, 8000, 8000)
+	f("two samples", 8000, 8000, 8000)
 	prefill(fleet[0], 6400, 100*time.Millisecond) // a wrong one
-	f("one of eight is wrong: the fleet's rate is the only one known", 6400, 6400, 6400)
+	f("one of three is wrong: the fleet's rate is the only one known", 6400, 6400, 6400)
 	for range 10 {
 		prefill(fleet[1], 7040, time.Second)
 		prefill(fleet[2], 3200, time.Second)

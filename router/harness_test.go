@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"warmroute/backends"
+	"warmroute/router/estimate"
 	"warmroute/router/prompt"
 )
 
@@ -41,7 +42,20 @@ func newFleet(t testing.TB, n int, name string, change ...func(*Options)) (*Rout
 	if err != nil {
 		t.Fatal(err)
 	}
+	if o.Queue.Requests > 0 {
+		learnPrefillRate(r, 8000)
+	}
 	return r, fleet, c
+}
+
+// learnPrefillRate makes the router learn a rate for all backends.
+func learnPrefillRate(r *Router, tokensPerSecond int) {
+	second := estimate.Prediction{Bytes: 4 * tokensPerSecond, Uncached: float64(tokensPerSecond), TTFT: time.Second, IsText: true}
+	for slot := range r.states {
+		for !r.estimates.KnowsPrefillRate(slot) {
+			r.estimates.LearnFromCompletion(slot, &second, estimate.Usage{}, estimate.CacheInfo{Alignment: 1})
+		}
+	}
 }
 
 // ask makes a streamed request of n blocks, all of them different for each key.

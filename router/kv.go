@@ -13,6 +13,9 @@ const (
 	// maxMeanAnswers is how many mean answers one is counted for at most. A longer one
 	// is seen by the next scrape.
 	maxMeanAnswers = 8
+	// minWaitingKVUsage is the share of its cache above which requests that wait in a replica
+	// are taken to wait for room. Below it they wait for their turn in a step.
+	minWaitingKVUsage = 0.8
 )
 
 // kvCache is what a backend's KV cache has to hold: the prompts and answers of what
@@ -118,7 +121,10 @@ func (r *Router) observeKV(b *backends.Backend, l *backends.Load, now time.Time)
 	s := &r.states[b.Slot]
 	c := &s.kv
 	c.scrapedAt = l.ScrapedAt
-	c.waiting, c.external = l.WaitingForCapacity, 0
+	c.waiting, c.external = 0, 0
+	if !l.KVKnown || l.KVCacheUsage >= minWaitingKVUsage {
+		c.waiting = l.WaitingForCapacity
+	}
 	if l.CacheTokens > 0 {
 		c.capacity = l.CacheTokens
 	}

@@ -165,6 +165,27 @@ func TestPrefillRateByModel(t *testing.T) {
 	}
 }
 
+func TestPrefillRateWithoutStreams(t *testing.T) {
+	learn := func(prefilled, generated func(i int) float64) *Fleet {
+		f := newTestFleet(1)
+		for i := range 40 {
+			u, g := prefilled(i), generated(i)
+			took := time.Duration((u/5000 + g*0.02) * float64(time.Second))
+			f.LearnFromCompletion(0, &Prediction{Bytes: 80_000, Uncached: u, AnswerTokens: g, Duration: took, IsText: true}, Usage{}, CacheInfo{Alignment: 1})
+		}
+		return f
+	}
+	varied := func(i int) float64 { return float64(1000 + 700*(i%7)) }
+	f := learn(varied, func(i int) float64 { return float64(50 + 40*(i%5)) })
+	if got := f.PrefillRate(0); math.Abs(got-5000) > 1 {
+		t.Errorf("%.0f tokens a second, want 5,000", got)
+	}
+	f = learn(varied, func(i int) float64 { return varied(i) / 20 })
+	if f.KnowsPrefillRate(0) {
+		t.Errorf("%.0f tokens a second were learned from answers that tell nothing of it", f.PrefillRate(0))
+	}
+}
+
 func TestMeanUncachedByModel(t *testing.T) {
 	f := newTestFleet(1)
 	if got := f.MeanUncachedTokens("a"); got != 0 {

@@ -162,6 +162,13 @@ func (f *Fleet) MedianPrefillRate() float64 { return f.rate }
 // IsPrefillRateKnown reports whether the prefill rate of a backend was measured.
 func (f *Fleet) IsPrefillRateKnown(slot int) bool { return f.backends[slot].rate.value > 0 }
 
+// KnowsPrefillRate reports whether PrefillRate was measured, on the backend or on another with
+// the same model. Without learning the default is all there is.
+func (f *Fleet) KnowsPrefillRate(slot int) bool {
+	b := &f.backends[slot]
+	return f.disabled || b.rate.value > 0 || b.groupRate > 0
+}
+
 // UpdateMedianPrefillRate recomputes the medians, of all backends and of each group.
 func (f *Fleet) UpdateMedianPrefillRate() {
 	if f.disabled {
@@ -265,6 +272,8 @@ type Prediction struct {
 	Uncached      float64       // tokens to compute
 	QueuedAhead   float64       // uncached tokens sent to the backend before, and not yet computed
 	TTFT          time.Duration // 0: not measured
+	Duration      time.Duration // of a response that was not streamed; 0: it was
+	AnswerTokens  float64       // of such a response, of one sequence
 	Sequences     int64
 	Forks         []prompt.Fork
 	IsText        bool // Bytes are those of one prompt's text
@@ -309,7 +318,16 @@ func (f *Fleet) LearnFromCompletion(slot int, p *Prediction, u Usage, c CacheInf
 			uncached = max(MinUncachedTokens, float64(u.PromptTokens-u.CachedTokens))
 		}
 	}
-	if p.IsText && !p.IsTooLong && b.rate.addSample(p.QueuedAhead+uncached, p.TTFT) {
+	if !p.IsText || p.IsTooLong {
+		return
+	}
+	updated := false
+	if p.Duration > 0 {
+		updated = b.rate.addUnstreamed(p.QueuedAhead+uncached, p.AnswerTokens, p.Duration)
+	} else {
+		updated = b.rate.addSample(p.QueuedAhead+uncached, p.TTFT)
+	}
+	if updated {
 		f.UpdateMedianPrefillRate()
 	}
 }
