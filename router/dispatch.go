@@ -291,7 +291,7 @@ func (r *Router) blockedBy(chosen int) blocker {
 	switch {
 	case c.UncachedTokens > r.stepRoom(c.Slot, ours, c.QueuedTokens-ours):
 		return blockedByStep
-	case r.isWaitingForKV(c.Slot, d.now):
+	case r.isWaitingForKV(c.Slot, d.now), r.batchNeedsHeadroom(&d.req, d.promoted, d.now) && r.hasWaiting(c.Slot, d.now):
 		return blockedByQueue
 	case r.fitsKV(c.Slot, d.promptTokens(), d.now):
 		return blockedByNothing

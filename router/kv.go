@@ -32,10 +32,11 @@ type kvCache struct {
 	decodeRate       estimate.Average
 
 	// What the last scrape said.
-	capacity  int     // tokens; 0: unknown
-	external  float64 // tokens in use beyond what we know of; below 0: so many are not in use any more
-	waiting   int     // requests that wait for capacity, less those that started since
-	scrapedAt time.Time
+	capacity   int     // tokens; 0: unknown
+	external   float64 // tokens in use beyond what we know of; below 0: so many are not in use any more
+	waiting    int     // requests that wait for capacity, less those that started since
+	nearlyFull bool    // more than minWaitingKVUsage is in use, or it is unknown
+	scrapedAt  time.Time
 }
 
 // kvUse is what one request uses of it beyond the index's blocks.
@@ -121,10 +122,8 @@ func (r *Router) observeKV(b *backends.Backend, l *backends.Load, now time.Time)
 	s := &r.states[b.Slot]
 	c := &s.kv
 	c.scrapedAt = l.ScrapedAt
-	c.waiting, c.external = 0, 0
-	if !l.KVKnown || l.KVCacheUsage >= minWaitingKVUsage {
-		c.waiting = l.WaitingForCapacity
-	}
+	c.waiting, c.external = l.WaitingForCapacity, 0
+	c.nearlyFull = !l.KVKnown || l.KVCacheUsage >= minWaitingKVUsage
 	if l.CacheTokens > 0 {
 		c.capacity = l.CacheTokens
 	}
@@ -163,11 +162,17 @@ func (r *Router) requiredKVTokens(slot int) float64 {
 	return float64(max(0, d.req.Bytes-shared*r.blockBytes)) / d.perToken
 }
 
-// isWaitingForKV reports whether the replica says that requests wait because there
-// is no room in its cache, and as many have not started since.
-func (r *Router) isWaitingForKV(slot int, now time.Time) bool {
+// hasWaiting reports whether the replica says that requests wait there, and as many have not
+// started since.
+func (r *Router) hasWaiting(slot int, now time.Time) bool {
 	c := &r.states[slot].kv
 	return c.waiting > 0 && r.isRecentScrape(c.scrapedAt, now)
+}
+
+// isWaitingForKV reports whether requests wait in the replica because there is no room in its
+// cache.
+func (r *Router) isWaitingForKV(slot int, now time.Time) bool {
+	return r.states[slot].kv.nearlyFull && r.hasWaiting(slot, now)
 }
 
 func (r *Router) isRecentScrape(scrapedAt, now time.Time) bool {
