@@ -23,7 +23,7 @@ func TestSummary(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := `{"policy":"prefix","requests":100,"hit_ratio":0.25,` +
-		`"ttft_mean_s":50.5,"ttft_p50_s":50,"ttft_p90_s":90,"ttft_p99_s":99,` +
+		`"ttft_mean_s":50.5,"ttft_p50_s":50,"ttft_p90_s":90,"ttft_p99_s":99,"ttft_longest_s":95.5,` +
 		`"tpot_mean_s":2,"itl_mean_s":2,"e2e_mean_s":70.5,"e2e_p99_s":119,"throughput_rps":2,` +
 		`"lost":3,"errors":{"status 503":2,"stream truncated":1},` +
 		`"prompt_tokens":10000,"completion_tokens":1100}`
