@@ -125,7 +125,7 @@ type Routing struct {
 	Policy         string         `mapstructure:"policy"`
 	Attempts       int            `mapstructure:"attempts"` // the first one included
 	Queue          queue.Settings `mapstructure:"queue"`
-	StepTokens     int            `mapstructure:"step_tokens"`    // 0: learned
+	StepTokens     int            `mapstructure:"step_tokens"`    // 0: a default
 	BatchSlowdown  float64        `mapstructure:"batch_slowdown"` // 0: no limit
 	Learn          bool           `mapstructure:"learn"`
 	SessionHeaders []string       `mapstructure:"session_headers"`

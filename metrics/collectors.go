@@ -95,8 +95,6 @@ var backendMetrics = []struct {
 			func(b *backendState) float64 { return b.estimates.AnswerTokens }),
 		newBackendMetric(prometheus.GaugeValue, "learned_prefill_tokens_per_second", "Prefill rate of the replica.",
 			func(b *backendState) float64 { return b.estimates.PrefillRate }),
-		newBackendMetric(prometheus.GaugeValue, "learned_step_tokens", "Token budget of one engine step; the admission queue sends the backend up to that many tokens.",
-			func(b *backendState) float64 { return float64(b.estimates.StepTokens) }),
 		newBackendMetric(prometheus.CounterValue, "compared_prompt_tokens_total", "Prompt tokens of responses whose number of cached tokens is known.",
 			func(b *backendState) float64 { return b.estimates.PromptTokens }),
 		newBackendMetric(prometheus.CounterValue, "compared_predicted_tokens_total", "Cached tokens as predicted, of responses whose number of cached tokens is known.",

@@ -220,8 +220,8 @@ func TestEstimateMetrics(t *testing.T) {
 	if factor := value("learned_capacity_factor"); factor < 0.2 || factor > 2 {
 		t.Errorf("a capacity factor of %v", factor)
 	}
-	if value("learned_prefill_tokens_per_second") <= 0 || value("learned_step_tokens") <= 0 {
-		t.Error("no rate, or no step")
+	if value("learned_prefill_tokens_per_second") <= 0 {
+		t.Error("no rate")
 	}
 }
 

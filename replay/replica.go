@@ -76,7 +76,6 @@ func (p *replica) scrapeLoad(now time.Time, cacheSizeFactor float64) *backends.L
 		PrefixCachingOff: p.config.NoPrefixCache,
 		PrefixQueries:    float64(st.PrefixQueries), PrefixHits: float64(st.PrefixHits), PrefixKnown: true,
 		PromptTokens: float64(st.PromptTokens), GenerationTokens: float64(st.GenerationTokens), TokensKnown: true,
-		StepTokens:  st.LargestStepBucket(),
 		StartTime:   startUnix + p.started.Seconds(),
 		OwnInFlight: p.backend.InFlight.Load(),
 		ScrapedAt:   now,

@@ -375,7 +375,7 @@ func TestScrape(t *testing.T) {
 	}
 	// The first, which decodes by now, holds 17 of 40 blocks, the second 18.
 	l := r.fleet[0].scrapeLoad(wallTime(r.now), r.reportedFactor)
-	if l.Running != 2 || l.Waiting != 0 || l.OwnInFlight != 2 || l.StepTokens != 8192 || l.BlockSize != 512 ||
+	if l.Running != 2 || l.Waiting != 0 || l.OwnInFlight != 2 || l.BlockSize != 512 ||
 		l.KVCacheUsage != 35.0/40 || l.PromptTokens != 17_192 || !l.ScrapedAt.Equal(time.Unix(startUnix, 0).Add(r.now)) {
 		t.Errorf("the scrape says %+v", l)
 	}

@@ -29,60 +29,28 @@ func TestAdmission(t *testing.T) {
 }
 
 func TestStepBudget(t *testing.T) {
-	r, fleet, c := newFleet(t, 1, "prefix", withQueue)
-	f := func(name string, budget int) {
-		t.Helper()
-		limit := budget / 2
-		if r.settings.Queue.StepTokens == 0 {
-			limit = max(limit, 4000) // half a second's prefill
+	for _, c := range []struct {
+		name             string
+		configured, rate int
+		want             int // tokens that may be pending
+	}{
+		{"default", 0, 8000, 4096},
+		{"half a second's prefill", 0, 20_000, 10_000},
+		{"configured", 3072, 20_000, 1536},
+	} {
+		r, fleet, _ := newFleet(t, 1, "prefix")
+		if err := r.Configure(Settings{Policy: "prefix", Queue: QueueSettings{Requests: 100, Bytes: 1 << 20, StepTokens: c.configured}}); err != nil {
+			t.Fatal(err)
 		}
-		var open []*Decision
+		learnPrefillRate(r, c.rate)
 		pending := 0
-		for key := 1; ; key++ {
-			w := submit(r, ask(fleet, key, 10)) // 640 tokens
-			if w.waits() {
-				if !w.ticket.Cancel() {
-					t.Errorf("%s: a request that waits cannot be cancelled", name)
-				}
-				break
-			}
-			open, pending = append(open, w.d), pending+640
+		for key := 1; !submit(r, ask(fleet, key, 10)).waits(); key++ {
+			pending += 640
 		}
-		if pending > limit || pending+640 <= limit {
-			t.Errorf("%s: %d tokens pending, want as many as fit into %d", name, pending, limit)
-		}
-		for _, d := range open {
-			d.Release(Outcome{End: NotProcessed})
+		if pending > c.want || pending+640 <= c.want {
+			t.Errorf("%s: %d tokens pending, want as many as fit into %d", c.name, pending, c.want)
 		}
 	}
-	f("until learned", 8192)
-	largest := func(tokens int) {
-		r.ObserveLoad(fleet[0], &backends.Load{StepTokens: tokens, ScrapedAt: c.now})
-	}
-	step := 1000 // a prompt that nobody holds
-	fill := func() {
-		step += 3
-		for key := range 3 {
-			d := sent(t, "an idle backend", submit(r, ask(fleet, step+key, 200)))
-			d.RecordFirstEvent()
-			d.Release(Outcome{End: Truncated})
-		}
-	}
-	largest(4096)
-	f("its largest step may not have been full", 8192)
-	fill()
-	largest(4096)
-	f("learned", 4096)
-	r.ForgetCache(fleet[0])
-	largest(128)
-	f("a restarted replica that has done little", 8192)
-	fill()
-	largest(128)
-	f("no scheduler's budget", 2048)
-	r.ObserveLoad(fleet[0], &backends.Load{StepTokens: 1 << 17, ScrapedAt: c.now})
-	f("a very large budget", 16384)
-	r.settings.Queue.StepTokens = 3072
-	f("configured", 3072)
 }
 
 // While the prefill rate is unknown a request that waits would wait for a guess.

@@ -1,6 +1,7 @@
 package router
 
 import (
+	"cmp"
 	"math"
 	"slices"
 	"time"
@@ -12,8 +13,6 @@ import (
 
 const (
 	defaultStepTokens = 8192 // a scheduler's budget for a step
-	minStepTokens     = 2048 // where a lower budget is learned, no step was full yet
-	maxStepTokens     = 16384
 	// stepShare is how much of a step is sent ahead of it. A whole one would keep the
 	// engine as busy, but what waits there longer could have gone elsewhere.
 	stepShare = 0.5
@@ -241,22 +240,11 @@ func (r *Router) stepRoom(slot int, ourQueuedTokens, externalQueuedTokens float6
 	if r.policy.definition.PushesToIdle {
 		return 0
 	}
-	most := stepShare * r.stepTokenBudget(slot)
+	most := stepShare * float64(cmp.Or(r.settings.Queue.StepTokens, defaultStepTokens))
 	if !configured {
 		most = max(most, queuedSeconds*r.estimates.PrefillRate(slot))
 	}
 	return max(0, most-ourQueuedTokens-externalQueuedTokens)
-}
-
-// stepTokenBudget returns how many tokens a backend's engine takes in one step, about.
-func (r *Router) stepTokenBudget(slot int) float64 {
-	switch learned := r.estimates.StepTokenBudget(slot); {
-	case r.settings.Queue.StepTokens > 0:
-		return float64(r.settings.Queue.StepTokens)
-	case learned > 0:
-		return float64(min(max(learned, minStepTokens), maxStepTokens))
-	}
-	return defaultStepTokens
 }
 
 // blocker is what keeps a request from starting soon on a backend.

@@ -157,7 +157,6 @@ func (r *Router) Estimates() []BackendEstimates {
 	all := make([]BackendEstimates, len(r.states))
 	for slot := range r.states {
 		all[slot] = BackendEstimates{r.states[slot].backend, r.estimates.Summary(slot)}
-		all[slot].StepTokens = int(r.stepTokenBudget(slot))
 	}
 	return all
 }

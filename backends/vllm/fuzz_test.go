@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -38,7 +37,6 @@ func FuzzParseMetrics(f *testing.F) {
 		"vllm:num_requests_running{a=\"\\\\\\\"\\n\", b=\"}\",} 3 17\nvllm:num_requests_waiting -0\n",
 		"vllm:kv_cache_usage_perc 1.005\nvllm:gpu_cache_usage_perc{} NaN\nprocess_start_time_seconds+5e-1\n",
 		"vllm:lora_requests_info{max_lora=\"3\",running_lora_adapters=\",a\\\\, b,\"} 2\nvllm:lora_requests_info{running_lora_adapters=\"c\"} 2\n",
-		"vllm:iteration_tokens_total_bucket{le=\"2\"} 3\nvllm:iteration_tokens_total_bucket{le=\"+Inf\"} 4\nvllm:iteration_tokens_total_bucket{le=\"nan\"} 9\n",
 		"# HELP vllm:prefix_cache_hits_total In blocks.\nvllm:prefix_cache_hits_total 2\nvllm:prefix_cache_queries 3\nvllm:cache_config_info{block_size=\"16\",engine=\"\\\\\"} 1\n",
 		"vllm:num_requests_waiting_by_reason{reason=\"capacity\"} 2\nvllm:num_requests_waiting 3\nvllm:num_requests_running 0\n",
 		"vllm:num_requests_running{\"a\"=\"b\"} 1\n", "{\"vllm:num_requests_running\"} 1\n", "\n \t\n#\n", "",
@@ -170,35 +168,9 @@ func (o oracle) load(comments string) (l Load) {
 			l.RunningAdapters = append(l.RunningAdapters, name)
 		}
 	}
-	l.StepTokens = o.largestStep()
 	o.cache(&l)
 	o.prefix(&l, comments)
 	return l
-}
-
-func (o oracle) largestStep() int {
-	counts := map[float64]float64{}
-	for _, s := range o["vllm:iteration_tokens_total_bucket"] {
-		le, err := strconv.ParseFloat(s.labels["le"], 64)
-		if (err == nil || errors.Is(err, strconv.ErrRange)) && !strings.ContainsAny(s.labels["le"], "xX") && !math.IsNaN(le) && s.value >= 0 && s.value <= math.MaxFloat64 {
-			counts[le] += s.value
-		}
-	}
-	bounds := make([]float64, 0, len(counts))
-	for le := range counts {
-		bounds = append(bounds, le)
-	}
-	slices.Sort(bounds)
-	highest, below, steps := 0.0, 0.0, 0.0
-	for _, le := range bounds {
-		if le <= 1e9 {
-			highest = le
-		}
-		if counts[le] > below {
-			below, steps = counts[le], highest
-		}
-	}
-	return int(max(steps, 0))
 }
 
 func labelNumber(s string) int {

@@ -6,12 +6,10 @@ package vllm
 import (
 	"bufio"
 	"bytes"
-	"cmp"
 	"errors"
 	"fmt"
 	"io"
 	"math"
-	"slices"
 	"time"
 )
 
@@ -25,7 +23,6 @@ const (
 	maxCount = 1e9
 
 	maxEngines = 1024 // of a data-parallel server
-	maxBuckets = 64   // vLLM has 14
 )
 
 // ParseMetrics reads the /metrics of any version of vLLM, line by line and only
@@ -92,10 +89,6 @@ type Load struct {
 	RunningAdapters []string // LoRA adapters with running requests
 	MaxAdapters     int      // that can run at once; 0 when unknown
 
-	// StepTokens is the highest filled bucket of vllm:iteration_tokens_total:
-	// about the scheduler's token budget for a step; 0 when unknown.
-	StepTokens int
-
 	StartTime float64 // process_start_time_seconds; 0 when absent
 
 	// Set by the poller:
@@ -132,7 +125,6 @@ const (
 
 	cacheConfig
 	loraInfo
-	stepBucket
 	sleepState
 )
 
@@ -159,7 +151,6 @@ var families = map[string]family{
 	"process_start_time_seconds":          startTime,
 	"vllm:cache_config_info":              cacheConfig,
 	"vllm:lora_requests_info":             loraInfo,
-	"vllm:iteration_tokens_total_bucket":  stepBucket,
 	"vllm:engine_sleep_state":             sleepState,
 }
 
@@ -172,7 +163,6 @@ type scrape struct {
 	unit, gpuUnit unit
 
 	engines []engineCache
-	buckets []bucket
 
 	adapters     []byte // running_lora_adapters of the newest series, escaped
 	adaptersTime float64
@@ -216,9 +206,6 @@ type engineCache struct {
 	cachingOff              bool
 }
 
-// bucket is one of iteration_tokens_total, all engines together.
-type bucket struct{ le, count float64 }
-
 func (p *scrape) parseLine(line []byte) error {
 	if len(line) == 0 {
 		return nil
@@ -251,8 +238,6 @@ func (p *scrape) parseLine(line []byte) error {
 			p.adapters, p.adaptersTime = append(p.adapters[:0], l.get("running_lora_adapters")...), value
 			p.maxAdapters = parsePositiveInt(l.get("max_lora"))
 		}
-	case stepBucket:
-		p.addBucket(l, value)
 	case sleepState:
 		awake := string(l.get("sleep_state")) == "awake"
 		p.asleep = p.asleep || awake && value == 0 || !awake && value > 0
@@ -294,24 +279,6 @@ func (p *scrape) setPrefixUnit(helpLine []byte) {
 		p.gpuUnit = unit
 	} else {
 		p.unit = unit
-	}
-}
-
-// addBucket adds one engine's count to its bucket. It ignores invalid samples, and
-// buckets beyond maxBuckets.
-func (p *scrape) addBucket(l labels, count float64) {
-	le, err := parseNumber(l.get("le"))
-	if err != nil || math.IsNaN(le) || !(count >= 0 && count <= math.MaxFloat64) {
-		return
-	}
-	for i := range p.buckets {
-		if p.buckets[i].le == le {
-			p.buckets[i].count += count
-			return
-		}
-	}
-	if len(p.buckets) < maxBuckets {
-		p.buckets = append(p.buckets, bucket{le, count})
 	}
 }
 
@@ -398,7 +365,6 @@ func (p *scrape) toLoad() Load {
 		}
 	}
 	l.MaxAdapters = p.maxAdapters
-	l.StepTokens = p.largestStepTokens()
 	l.Asleep = p.asleep
 	return l
 }
@@ -450,20 +416,4 @@ func (p *scrape) setPrefixCounters(l *Load) {
 		return
 	}
 	l.PrefixQueries, l.PrefixHits, l.PrefixKnown = q.sum*scale, h.sum*scale, true
-}
-
-// largestStepTokens returns the upper bound of the highest bucket that a step fell
-// into, or the highest finite bound when a step was beyond it.
-func (p *scrape) largestStepTokens() int {
-	slices.SortFunc(p.buckets, func(a, b bucket) int { return cmp.Compare(a.le, b.le) })
-	var below, filled, bound float64
-	for _, b := range p.buckets { // counts are cumulative
-		if b.le <= maxCount {
-			bound = b.le
-		}
-		if b.count > below {
-			below, filled = b.count, bound
-		}
-	}
-	return int(max(filled, 0))
 }

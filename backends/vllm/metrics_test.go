@@ -21,14 +21,14 @@ func TestParseMetricsOfEveryVersion(t *testing.T) {
 			CacheTokens: 16384, BlockSize: 32, HitAlignment: 32,
 			PrefixQueries: 4066, PrefixHits: 3392, PrefixKnown: true,
 			PromptTokens: 4066, GenerationTokens: 26616, TokensKnown: true,
-			StepTokens: 512, StartTime: 1795199784.85,
+			StartTime: 1795199784.85,
 		},
 		"metrics-0.6-v0.txt": {
 			Running: 7, Waiting: 3, WaitingForCapacity: 3, QueuesKnown: true,
 			KVCacheUsage: 0.4375, KVKnown: true,
 			CacheTokens: 27858 * 16, BlockSize: 16, HitAlignment: 16, PrefixCachingOff: true,
 			PromptTokens: 91234, GenerationTokens: 4567, TokensKnown: true,
-			StepTokens: 2048, RunningAdapters: []string{"sql", "chat"}, MaxAdapters: 4,
+			RunningAdapters: []string{"sql", "chat"}, MaxAdapters: 4,
 		},
 		"metrics-0.8-v1.txt": { // counts blocks, and says so in HELP only
 			Running: 2, QueuesKnown: true, KVCacheUsage: 0.25, KVKnown: true,
@@ -43,7 +43,7 @@ func TestParseMetricsOfEveryVersion(t *testing.T) {
 			CacheTokens: 960000, BlockSize: 16, HitAlignment: 16,
 			PrefixQueries: 5000, PrefixHits: 3200, PrefixKnown: true,
 			PromptTokens: 5100, GenerationTokens: 800, TokensKnown: true,
-			StepTokens: 8192, StartTime: 1760000000.12,
+			StartTime: 1760000000.12,
 		},
 		"metrics-dp4.txt": {
 			Running: 10, Waiting: 5, WaitingForCapacity: 2, QueuesKnown: true,
@@ -51,7 +51,7 @@ func TestParseMetricsOfEveryVersion(t *testing.T) {
 			CacheTokens: 400000, BlockSize: 16, HitAlignment: 16,
 			PrefixQueries: 450, PrefixHits: 352, PrefixKnown: true,
 			PromptTokens: 450, GenerationTokens: 45, TokensKnown: true,
-			StepTokens: 2048, StartTime: 1.79e9,
+			StartTime: 1.79e9,
 		},
 		"metrics-lora.txt": {
 			Running: 2, Waiting: 1, WaitingForCapacity: 1, QueuesKnown: true,
@@ -102,11 +102,7 @@ func TestMissingValuesAreUnknown(t *testing.T) {
 func TestInvalidValuesAreUnknown(t *testing.T) {
 	for _, v := range []string{"NaN", "nan", "+Inf", "-Inf", "-1", "1e300", "1e999"} {
 		l := parse(t, "vllm:num_requests_running 1", "vllm:num_requests_waiting "+v,
-			"vllm:kv_cache_usage_perc 0.5", "vllm:kv_cache_usage_perc "+v,
-			`vllm:iteration_tokens_total_bucket{le="`+v+`"} 1`, `vllm:iteration_tokens_total_bucket{le="8"} `+v)
-		if v == "1e300" {
-			l.StepTokens = 0 // a step more or less filled its bucket all the same
-		}
+			"vllm:kv_cache_usage_perc 0.5", "vllm:kv_cache_usage_perc "+v)
 		if !reflect.DeepEqual(l, Load{}) {
 			t.Errorf("%s: %+v", v, l)
 		}
@@ -183,12 +179,6 @@ func TestCacheSize(t *testing.T) {
 	}
 	if l := parse(t, config(`block_size="16",cache_hit_alignment_tokens="768",enable_prefix_caching="None"`)); l.HitAlignment != 768 || l.PrefixCachingOff {
 		t.Errorf("%+v", l)
-	}
-}
-
-func TestStepBeyondAllBuckets(t *testing.T) {
-	if l := parse(t, `vllm:iteration_tokens_total_bucket{le="+Inf"} 2`, `vllm:iteration_tokens_total_bucket{le="16384.0"} 1`); l.StepTokens != 16384 {
-		t.Errorf("%d", l.StepTokens)
 	}
 }
 

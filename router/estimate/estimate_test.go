@@ -200,26 +200,6 @@ func TestMeanUncachedByModel(t *testing.T) {
 	}
 }
 
-func TestStepTokens(t *testing.T) {
-	f := newTestFleet(1)
-	observe := func(tokens int) { f.ObserveLoad(0, &backends.Load{StepTokens: tokens}, 0, CacheInfo{Alignment: 1}) }
-	observe(2048)
-	for range minFullSteps {
-		if n := f.StepTokenBudget(0); n != 0 {
-			t.Errorf("a budget of %d tokens, though no step was known to be full", n)
-		}
-		f.RecordPrefillDone(0, &Prediction{Uncached: 4096}, CacheInfo{Alignment: 1}, time.Unix(1000, 0))
-	}
-	observe(2048)
-	if n := f.StepTokenBudget(0); n != 2048 {
-		t.Errorf("a budget of %d tokens, want 2048", n)
-	}
-	observe(defaultStepTokens)
-	if n := f.StepTokenBudget(0); n != defaultStepTokens {
-		t.Errorf("a budget of %d tokens, want %d", n, defaultStepTokens)
-	}
-}
-
 func TestMeanAnswerTokens(t *testing.T) {
 	f := newTestFleet(3)
 	var list []*backends.Backend

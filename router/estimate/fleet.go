@@ -1,6 +1,6 @@
 // Package estimate learns what replicas do not report: how fast each prefills, how
 // much of its cache it has for us, how many bytes make a token, how long answers
-// are, its scheduler's step budget, and how its chat template lays out a prompt.
+// are, and how its chat template lays out a prompt.
 package estimate
 
 import (
@@ -50,7 +50,6 @@ type backend struct {
 	ratio        tokenRatio // of its prompts
 	answer       Average    // tokens of a sequence of an answer
 	rate         prefillRate
-	step         stepBudget
 	window       counterWindow
 	withoutUsage int // answers since the last one that reported its cached tokens
 	totals       Totals
@@ -69,7 +68,6 @@ type Summary struct {
 	BytesPerToken  float64 // of its own prompts
 	AnswerTokens   float64 // mean length of a sequence
 	PrefillRate    float64 // tokens a second
-	StepTokens     int     // the scheduler's budget for one step; 0: unknown
 	Totals
 }
 
@@ -105,7 +103,7 @@ func (f *Fleet) ForgetLearned(slot int) {
 
 // ForgetReplicaProcess forgets what was observed of a replica since it started.
 func (f *Fleet) ForgetReplicaProcess(slot int) {
-	f.backends[slot].window, f.backends[slot].step = counterWindow{}, stepBudget{}
+	f.backends[slot].window = counterWindow{}
 }
 
 func newBackend() backend {
@@ -120,7 +118,7 @@ func (f *Fleet) Summary(slot int) Summary {
 	b := &f.backends[slot]
 	return Summary{
 		CapacityFactor: b.capacity.factor(), BytesPerToken: b.ratio.bytesPerToken(), AnswerTokens: b.answer.Value,
-		PrefillRate: f.PrefillRate(slot), StepTokens: b.step.tokens, Totals: b.totals,
+		PrefillRate: f.PrefillRate(slot), Totals: b.totals,
 	}
 }
 
@@ -243,9 +241,6 @@ func (f *Fleet) MeanAnswerTokens(list []*backends.Backend) float64 {
 	return sum / float64(len(means))
 }
 
-// StepTokenBudget returns the learned step budget of a backend; 0: unknown.
-func (f *Fleet) StepTokenBudget(slot int) int { return f.backends[slot].step.tokens }
-
 // IndexCapacity returns how many blocks the index of a backend should hold.
 func (f *Fleet) IndexCapacity(slot int) (blocks int) {
 	return f.cacheBlocks(slot, f.backends[slot].capacity.factor())
@@ -332,11 +327,9 @@ func (f *Fleet) LearnFromCompletion(slot int, p *Prediction, u Usage, c CacheInf
 	}
 }
 
-// RecordPrefillDone records that the prefill of a request is over, for the step budget
-// and the counters.
+// RecordPrefillDone records that the prefill of a request is over, for the counters.
 func (f *Fleet) RecordPrefillDone(slot int, p *Prediction, c CacheInfo, now time.Time) {
 	b := &f.backends[slot]
-	b.step.countFilledStep(p.Uncached)
 	if !b.window.open {
 		return
 	}
@@ -358,7 +351,6 @@ func (f *Fleet) ObserveLoad(slot int, l *backends.Load, unseenTokens float64, c 
 		b.cacheTokens, b.capacity = tokens, newCapacity()
 	}
 	b.cachingOff = l.PrefixCachingOff
-	b.step.observeLargestStep(l.StepTokens)
 	f.advanceCounterWindow(slot, l, unseenTokens, c)
 }
 

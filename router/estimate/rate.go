@@ -107,35 +107,3 @@ func (d *durations) prefillRate() float64 {
 	}
 	return rate
 }
-
-// defaultStepTokens is a common token budget of vLLM's scheduler for one step.
-const defaultStepTokens = 8192
-
-// minFullSteps is after how many prompts that would fill it the largest step of a
-// replica counts as its scheduler's budget. A replica that has just started has
-// made small steps only because it was asked for no others.
-const minFullSteps = 3
-
-// stepBudget is a scheduler's token budget for one step.
-type stepBudget struct {
-	largest int // step that the replica reports
-	filled  int // prompts of at least twice that since it is known
-	tokens  int // 0: unknown
-}
-
-// countFilledStep counts a prompt with so many uncached tokens, if it filled a step.
-func (s *stepBudget) countFilledStep(uncachedTokens float64) {
-	if s.largest > 0 && uncachedTokens >= 2*float64(s.largest) {
-		s.filled++
-	}
-}
-
-// observeLargestStep takes the largest step of a scrape.
-func (s *stepBudget) observeLargestStep(tokens int) {
-	if tokens != s.largest { // also a smaller one: the replica restarted
-		s.largest, s.filled = tokens, 0
-	}
-	if tokens >= defaultStepTokens || tokens > 0 && s.filled >= minFullSteps {
-		s.tokens = tokens
-	}
-}
