@@ -92,7 +92,7 @@ func addSimFlags(f *pflag.FlagSet, listen *string, drainSeconds *int, cfg *sim.C
 	f.IntVar(&e.BlockSize, "block-size", 16, "size of a block of the KV cache, `N` tokens")
 	f.BoolVar(&e.NoPrefixCache, "no-prefix-caching", false, "disable the prefix cache")
 	f.IntVar(&e.StepTokens, "max-num-batched-tokens", 8192, "maximum number `N` of tokens in an engine step")
-	f.Func("scheduling-policy", "`ORDER` in which waiting requests start: fcfs, or priority, lower first and without preemption (default fcfs)", func(name string) error {
+	f.Func("scheduling-policy", "`ORDER` in which waiting requests start: fcfs, or priority, lower first (default fcfs)", func(name string) error {
 		if name != "fcfs" && name != "priority" {
 			return errors.New("choose fcfs or priority")
 		}

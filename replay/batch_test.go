@@ -213,7 +213,7 @@ func TestBatchWithFewInteractiveRequests(t *testing.T) {
 		rate    float64 // of conversations
 		offered float64 // batch requests, over how many are answered without others
 		must    float64 // of them, be answered
-	}{{0.1, 0.7, 0.5}, {0.3, 0.7, 0.3}, {1, 0.25, 0.08}} {
+	}{{0.1, 0.7, 0.5}, {0.3, 0.6, 0.3}, {1, 0.25, 0.08}} {
 		chats, batch, before := conversations{c.rate, length}, documents, 0
 		batch.requests, batch.rate = int(c.offered*batchCapacity*length.Seconds()), c.offered*batchCapacity
 		without := playBatch(t, chats, 1)

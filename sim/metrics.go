@@ -78,9 +78,13 @@ func (s *Server) writeEngineMetrics(e *exposition) {
 	e.writeGauge("vllm:kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", st.KVUsage)
 	e.writeCounter("vllm:prefix_cache_queries", "Prefix cache queries, in terms of number of queried tokens.", st.PrefixQueries)
 	e.writeCounter("vllm:prefix_cache_hits", "Prefix cache hits, in terms of number of cached tokens.", st.PrefixHits)
-	e.writeCounter("vllm:num_preemptions", "Cumulative number of preemption from the engine.", 0)
+	e.writeCounter("vllm:num_preemptions", "Cumulative number of preemption from the engine.", st.Preemptions)
 	e.writeCounter("vllm:prompt_tokens", "Number of prefill tokens processed.", st.PromptTokens)
-	e.writeCounter("vllm:prompt_tokens_cached", "Number of cached prompt tokens (local + external).", st.PrefixHits)
+	e.writeCountersBySource("vllm:prompt_tokens_by_source", "Number of prompt tokens by source.",
+		sourceCount{"local_compute", st.PromptTokens - st.CachedPromptTokens}, sourceCount{"local_cache_hit", st.CachedPromptTokens}, sourceCount{"external_kv_transfer", 0})
+	e.writeCounter("vllm:prompt_tokens_cached", "Number of cached prompt tokens (local + external).", st.CachedPromptTokens)
+	e.writeCountersBySource("vllm:prompt_tokens_cached_by_source", "Prefix-cache hit tokens by the cache tier that supplied them.",
+		sourceCount{"device", st.PrefixHits}, sourceCount{"host", 0}, sourceCount{"p2p", 0}, sourceCount{"disk", 0}, sourceCount{"external_unspecified", 0})
 	e.writeCounter("vllm:generation_tokens", "Number of generation tokens processed.", st.GenerationTokens)
 
 	steps := newHistogram(engine.StepBuckets[:]...)
@@ -175,6 +179,23 @@ func (e *exposition) writeCounter(name, help string, v int64) {
 	e.writeGauge(name+"_created", help, e.created)
 }
 
+// sourceCount is the value of a counter with the label source.
+type sourceCount struct {
+	source string
+	count  int64
+}
+
+func (e *exposition) writeCountersBySource(name, help string, counts ...sourceCount) {
+	e.writeHelpAndType(name+"_total", "counter", help)
+	for _, c := range counts {
+		e.writeSample(name+"_total", e.labels+`,source="`+c.source+`"`, float64(c.count))
+	}
+	e.writeHelpAndType(name+"_created", "gauge", help)
+	for _, c := range counts {
+		e.writeSample(name+"_created", e.labels+`,source="`+c.source+`"`, e.created)
+	}
+}
+
 func (e *exposition) writeHistogram(name, help string, h *histogram) {
 	e.writeHelpAndType(name, "histogram", help)
 	engine, model, _ := strings.Cut(e.labels, ",")
@@ -256,11 +277,14 @@ func newCounters() *counters {
 	}
 }
 
-// countStep counts the outputs of a step. Requests decode in every step, so that the gap
-// before each token but the first is the time since the previous step.
+// countStep counts the outputs of a step. Unless they are preempted, requests decode in every
+// step, so that the gap before each token but the first is the time since the previous step.
 func (c *counters) countStep(s engine.StepResult) {
-	if s.Decoded > 0 {
-		c.itl.observe((s.End - c.lastStep).Seconds(), s.Decoded)
+	if steady := s.Decoded - len(s.Resumed); steady > 0 {
+		c.itl.observe((s.End - c.lastStep).Seconds(), steady)
+	}
+	for _, r := range s.Resumed {
+		c.itl.observe(elapsedSeconds(r.Preempted, s.End), 1)
 	}
 	c.lastStep = s.End
 	for _, r := range s.First {

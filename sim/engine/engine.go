@@ -29,7 +29,7 @@ type Config struct {
 	NoPrefixCache bool // disables the prefix cache
 
 	// PriorityScheduling starts waiting requests in the order of Request.Priority instead
-	// of arrival. Unlike vLLM's, it preempts no running request.
+	// of arrival, and preempts running ones in the opposite order.
 	PriorityScheduling bool
 
 	// HiddenEvictions is the number of further blocks that each allocation evicts, as if
@@ -52,14 +52,20 @@ func (c Config) WithDefaults() Config {
 
 // Engine is a vLLM engine in virtual time: the caller adds requests and calls Step
 // again and again. Times are durations since a start that the caller chooses. Not
-// safe for concurrent use.
+// safe for concurrent use, nor are engines that share a cache.
 //
-// Every decoding request gets exactly one token in every step, since a request is
-// admitted only if the blocks of its whole answer fit. So a step takes time only for
-// the requests that start, end or fill a block in it.
+// It schedules as vLLM does. Running requests come first, in the order of their admission:
+// each decoding one gets a token, a partial prompt its next chunk. A request that needs a
+// block when none is free preempts the one that was admitted last, which may be itself.
+// Then waiting requests are admitted whose prompts fit into the free blocks, unless the
+// step preempted any.
+//
+// A step takes time only for the requests that start, end or need a block in it, since all
+// others get exactly one token.
 type Engine struct {
-	cfg  Config
-	pool *blockPool
+	cfg     Config
+	pool    *blockPool
+	sharing []*Engine // the engines that share pool, this one included
 
 	waiting  []*Request // in the order in which they start
 	partial  *Request   // admitted, with a prompt that exceeded the budget of its step
@@ -72,28 +78,33 @@ type Engine struct {
 	// fit before the next change. 0: not tried.
 	blockedAt uint64
 
-	scratch []int32
-	stats   Stats
+	hits  []int32    // reused by lookups
+	due   []*Request // reused by allocateForDecodes
+	stats Stats
 }
 
 // StepResult is the outcome of one step. Its slices are new with each step.
 type StepResult struct {
 	End      time.Duration // when the outputs exist
 	First    []*Request    // got the first token of their answer
-	Finished []*Request    // got the last one; a request can be in both
+	Resumed  []*Request    // got a further token, the first since they were preempted
+	Finished []*Request    // got the last one; a request can be in several lists
 	Decoded  int           // number of requests that got a further token
 
-	Prefilled int // prompt tokens computed
+	Prefilled int // tokens computed of prompts, and again after a preemption
 }
 
 // New returns an idle engine with an empty cache.
 func New(cfg Config) *Engine {
 	cfg = cfg.WithDefaults()
-	return &Engine{cfg: cfg, pool: newBlockPool(cfg.KVTokens/cfg.BlockSize, cfg.HiddenEvictions)}
+	e := &Engine{cfg: cfg, pool: newBlockPool(cfg.KVTokens/cfg.BlockSize, cfg.HiddenEvictions)}
+	e.sharing = []*Engine{e}
+	return e
 }
 
 // NewWithSharedCache returns idle engines that share one KV cache of their total size. The
-// first one's block size applies to all.
+// first one's block size applies to all. They preempt as one engine would: the request that
+// was admitted last of all. So the one that was admitted first always proceeds.
 func NewWithSharedCache(cfgs ...Config) []*Engine {
 	engines := make([]*Engine, len(cfgs))
 	blocks := 0
@@ -105,7 +116,7 @@ func NewWithSharedCache(cfgs ...Config) []*Engine {
 	}
 	pool := newBlockPool(blocks, cfgs[0].HiddenEvictions)
 	for _, e := range engines {
-		e.pool = pool
+		e.pool, e.sharing = pool, engines
 	}
 	return engines
 }
@@ -118,7 +129,8 @@ func (e *Engine) Idle() bool {
 	return len(e.waiting) == 0 && e.partial == nil && len(e.decoding) == 0
 }
 
-// Add queues r. It fails when r could never be admitted.
+// Add queues r. It fails when the cache could never hold r's prompt and answer, as vLLM
+// refuses what exceeds its context length.
 func (e *Engine) Add(r *Request, now time.Duration) error {
 	if r.Prompt < 1 || r.Answer < 1 {
 		return fmt.Errorf("request of %d prompt and %d answer tokens: both must be above 0", r.Prompt, r.Answer)
@@ -127,21 +139,22 @@ func (e *Engine) Add(r *Request, now time.Duration) error {
 		return fmt.Errorf("prompt and answer need %d blocks, the KV cache has %d", need, have)
 	}
 	r.Arrived = now
-	r.state = waiting
-	e.insertWaiting(r)
+	e.pool.arrivals++
+	r.arrival = e.pool.arrivals
+	e.insertWaiting(r, len(e.waiting))
 	return nil
 }
 
-// insertWaiting queues r behind all others, or with PriorityScheduling behind those with the
-// same or a lower Priority.
-func (e *Engine) insertWaiting(r *Request) {
-	at := len(e.waiting)
-	for e.cfg.PriorityScheduling && at > 0 && e.waiting[at-1].Priority > r.Priority {
-		at--
+// insertWaiting queues r at a position, or with PriorityScheduling by priority and arrival.
+func (e *Engine) insertWaiting(r *Request, at int) {
+	if e.cfg.PriorityScheduling {
+		for at = len(e.waiting); at > 0 && compareUrgency(r, e.waiting[at-1]) < 0; at-- {
+		}
 	}
 	if at == 0 {
 		e.blockedAt = 0 // another one is first now
 	}
+	r.state = waiting
 	e.waiting = slices.Insert(e.waiting, at, r)
 }
 
@@ -150,23 +163,27 @@ func (e *Engine) insertWaiting(r *Request) {
 func (e *Engine) Abort(r *Request) {
 	switch r.state {
 	case waiting:
-		for i, w := range e.waiting {
-			if w == r {
-				e.waiting = append(e.waiting[:i], e.waiting[i+1:]...)
-				break
-			}
-		}
+		at := slices.Index(e.waiting, r)
+		e.waiting = slices.Delete(e.waiting, at, at+1)
 		e.blockedAt = 0 // another one is first now
-	case prefilling:
+	case prefilling, decoding:
+		e.stopRunning(r)
+	}
+	r.state = ended
+}
+
+// stopRunning takes a running request out of the batch and frees its blocks.
+func (e *Engine) stopRunning(r *Request) {
+	if r.state == prefilling {
 		e.partial = nil
-		e.freeBlocks(r)
-	case decoding:
+	} else {
 		r.tokens = r.Generated(e)
 		heap.Remove(&e.decoding, r.heapIndex)
 		e.context -= r.Prompt + r.tokens
-		e.freeBlocks(r)
+		e.cacheFullBlocks(r, r.Prompt+r.tokens-1)
 	}
-	r.state = ended
+	e.pool.release(r.blocks)
+	r.blocks = nil
 }
 
 // ResetPrefixCache clears the cache if no request runs, as vLLM does, and reports
@@ -175,54 +192,47 @@ func (e *Engine) ResetPrefixCache() (cleared bool) {
 	if e.pool.free < len(e.pool.refs) {
 		return false
 	}
-	changes := e.pool.changes
-	*e.pool = *newBlockPool(len(e.pool.refs), e.cfg.HiddenEvictions)
-	e.pool.changes = changes + 1
+	e.pool.clear()
 	return true
 }
 
 // CachedTokens returns how many tokens of a prompt are in the cache.
 func (e *Engine) CachedTokens(promptTokens int, blocks []BlockHash) int {
-	e.scratch = e.appendCachedPrefix(promptTokens, blocks, e.scratch[:0])
-	return len(e.scratch) * e.cfg.BlockSize
+	e.hits = e.appendCachedPrefix(promptTokens, blocks, e.hits[:0])
+	return len(e.hits) * e.cfg.BlockSize
 }
 
-// Step admits waiting requests that fit and computes one step that starts at now.
-// Requests added before its end wait for the next step.
+// Step schedules and computes one step that starts at now. Requests added before its end
+// wait for the next step.
 func (e *Engine) Step(now time.Duration) StepResult {
 	if e.Idle() {
 		return StepResult{End: now}
 	}
-	e.step++
+	preemptions := e.pool.preemptions
+	e.allocateForDecodes(now)
+	chunk := e.allocateForPartial(now)
 	decodes := len(e.decoding)
 	budget := e.cfg.StepTokens - decodes
 	cost := e.costWithoutPrefill(decodes)
+	e.step++
 
 	var done StepResult
-	prefilled := 0
-	if r := e.partial; r != nil && budget > 0 {
-		n, t := e.prefill(r, budget, &done)
-		prefilled, cost = prefilled+n, cost+t
+	if chunk > 0 {
+		cost += e.prefill(e.partial, chunk, &done)
+		done.Prefilled = chunk
 	}
-	for e.partial == nil && prefilled < budget && len(e.waiting) > 0 && e.running() < e.cfg.MaxSeqs {
-		r := e.waiting[0]
-		if e.blockedAt == e.pool.changes || !e.admit(r, now) {
-			e.blockedAt = e.pool.changes
-			break
-		}
-		e.waiting = e.waiting[1:]
-		n, t := e.prefill(r, budget-prefilled, &done)
-		prefilled, cost = prefilled+n, cost+t
+	if e.pool.preemptions == preemptions {
+		cost += e.admitWaiting(budget, now, &done)
 	}
+	done.Decoded = decodes + len(done.Resumed)
 
 	// Last, since the scheduler learns only at the step's end which answers ended:
 	// their blocks are free from the next step on.
 	e.context += decodes
-	done.Finished = e.advanceDecoding()
+	done.Finished = e.finishAnswers()
 
-	done.Decoded, done.Prefilled = decodes, prefilled
 	done.End = now + time.Duration(cost/e.cfg.Speed)
-	e.countStep(decodes, prefilled, len(done.First))
+	e.countStep(&done)
 	e.setTimes(&done)
 	return done
 }
@@ -241,53 +251,145 @@ func (e *Engine) costWithoutPrefill(decodes int) (nanos float64) {
 	return float64(e.cfg.StepTime) + float64(decodes)*float64(e.cfg.DecodeTime) + float64(e.context)*float64(e.cfg.ContextTime)
 }
 
-// advanceDecoding handles the requests that filled a block with this step's token, and returns
-// those for which it was the last one.
-func (e *Engine) advanceDecoding() (finished []*Request) {
+// allocateForDecodes gives each decoding request that has filled its last block another one
+// for the token that the next step computes.
+func (e *Engine) allocateForDecodes(now time.Duration) {
+	due := e.decoding.appendDue(e.step+1, 0, e.due[:0])
+	slices.SortFunc(due, func(a, b *Request) int { return cmp.Compare(a.admission, b.admission) })
+	for _, r := range due {
+		if r.state != decoding {
+			continue // preempted by one before it
+		}
+		computed := r.Prompt + r.Generated(e) - 1
+		if computed < len(r.blocks)*e.cfg.BlockSize {
+			continue // the step only ends its answer
+		}
+		e.cacheFullBlocks(r, computed)
+		if e.extendBlocks(r, computed+1, now) {
+			r.due = e.nextBlockOrEnd(r)
+			heap.Fix(&e.decoding, r.heapIndex)
+		}
+	}
+	clear(due)
+	e.due = due[:0]
+}
+
+// allocateForPartial gives the partial prompt, if there is one, blocks for its next chunk,
+// and returns the chunk's length. It is 0 when decodes use up the step's budget, or when
+// the request was preempted for lack of blocks.
+func (e *Engine) allocateForPartial(now time.Duration) (tokens int) {
+	r := e.partial
+	if r == nil {
+		return 0
+	}
+	tokens = min(r.contextTokens()-r.computed, e.cfg.StepTokens-len(e.decoding))
+	if tokens <= 0 || !e.extendBlocks(r, r.computed+tokens, now) {
+		return 0
+	}
+	return tokens
+}
+
+// extendBlocks gives r blocks for its first tokens. While the cache lacks free ones it
+// preempts running requests; it returns false when r was one of them.
+func (e *Engine) extendBlocks(r *Request, tokens int, now time.Duration) (ok bool) {
+	need := e.blocksFor(tokens) - len(r.blocks)
+	for e.pool.free < need {
+		owner, victim := e.leastUrgentRunning()
+		owner.preempt(victim, now)
+		if victim == r {
+			return false
+		}
+	}
+	for range need {
+		r.blocks = append(r.blocks, e.pool.allocate())
+	}
+	return true
+}
+
+// leastUrgentRunning returns the running request to preempt, and its engine: the one that was
+// admitted last, or with PriorityScheduling the one that would start last.
+func (e *Engine) leastUrgentRunning() (owner *Engine, last *Request) {
+	consider := func(o *Engine, r *Request) {
+		if last == nil || e.cfg.PriorityScheduling && compareUrgency(r, last) > 0 || !e.cfg.PriorityScheduling && r.admission > last.admission {
+			owner, last = o, r
+		}
+	}
+	for _, o := range e.sharing {
+		if o.partial != nil {
+			consider(o, o.partial)
+		}
+		for _, r := range o.decoding {
+			consider(o, r)
+		}
+	}
+	return owner, last
+}
+
+// preempt frees the blocks of a running request, whose content stays cached, and puts the
+// request back to the front of the queue.
+func (e *Engine) preempt(r *Request, now time.Duration) {
+	e.stopRunning(r)
+	r.computed, r.full = 0, 0
+	r.Preempted = now
+	e.stats.Preemptions++
+	e.pool.preemptions++
+	e.insertWaiting(r, 0)
+}
+
+// admitWaiting admits the first waiting requests that fit, computes up to budget tokens of
+// their prompts and returns the cost in nanoseconds.
+func (e *Engine) admitWaiting(budget int, now time.Duration, done *StepResult) (nanos float64) {
+	for e.partial == nil && done.Prefilled < budget && len(e.waiting) > 0 && e.running() < e.cfg.MaxSeqs {
+		r := e.waiting[0]
+		if e.blockedAt == e.pool.changes || !e.admit(r, now) {
+			e.blockedAt = e.pool.changes
+			break
+		}
+		e.waiting = e.waiting[1:]
+		tokens := min(r.contextTokens()-r.computed, budget-done.Prefilled)
+		e.extendBlocks(r, r.computed+tokens, now) // admit has seen that they are free
+		nanos += e.prefill(r, tokens, done)
+		done.Prefilled += tokens
+	}
+	return nanos
+}
+
+// finishAnswers ends the requests for which this step's token was the last one and returns
+// them.
+func (e *Engine) finishAnswers() (finished []*Request) {
 	for len(e.decoding) > 0 && e.decoding[0].due <= e.step {
 		r := e.decoding[0]
-		n := r.Generated(e)
-		e.cacheFullBlocks(r, r.Prompt+n-1)
-		if n >= r.Answer {
-			heap.Pop(&e.decoding)
-			e.context -= r.Prompt + n
-			r.tokens, r.state = n, ended
-			e.freeBlocks(r)
-			finished = append(finished, r)
-			continue
-		}
-		r.due = e.nextBlockOrEnd(r)
-		heap.Fix(&e.decoding, 0)
+		e.stopRunning(r)
+		r.state = ended
+		finished = append(finished, r)
 	}
 	return finished
 }
 
-// admit gives r the cached blocks of its prompt and new ones for the rest, if those
-// and the answer's fit beside the blocks reserved for others.
+// admit gives r the cached blocks of its prompt, if the others that its prompt needs are free.
+// A request that was preempted needs them for the answer so far, too.
 func (e *Engine) admit(r *Request, now time.Duration) (admitted bool) {
-	e.scratch = e.appendCachedPrefix(r.Prompt, r.Blocks, e.scratch[:0])
-	hits := e.scratch
-	total := e.blocksFor(r.Prompt + r.Answer)
-	if total-len(hits)+e.pool.countFree(hits) > e.pool.free-e.pool.reserved {
+	tokens := r.contextTokens()
+	e.hits = e.appendCachedPrefix(tokens, r.Blocks, e.hits[:0])
+	hits := e.hits
+	if e.blocksFor(tokens)-len(hits)+e.pool.countFree(hits) > e.pool.free {
 		return false
 	}
-	r.blocks = make([]int32, 0, total)
+	r.blocks = make([]int32, 0, e.blocksFor(r.Prompt+r.Answer))
 	for _, b := range hits {
 		e.pool.addRef(b)
 	}
 	r.blocks = append(r.blocks, hits...)
-	for len(r.blocks) < e.blocksFor(r.Prompt) {
-		r.blocks = append(r.blocks, e.pool.allocate())
-	}
-	r.reserved = total - len(r.blocks)
-	e.pool.reserved += r.reserved
-
-	r.Cached = len(hits) * e.cfg.BlockSize
-	r.computed, r.full = r.Cached, len(hits)
-	r.Started = now
+	r.computed, r.full = len(hits)*e.cfg.BlockSize, len(hits)
 	r.state = prefilling
-	e.stats.PrefixQueries += int64(r.Prompt)
-	e.stats.PrefixHits += int64(r.Cached)
+	if r.admission == 0 { // vLLM counts no further ones
+		r.Cached = r.computed
+		r.Started = now
+		e.stats.PrefixQueries += int64(r.Prompt)
+		e.stats.PrefixHits += int64(r.Cached)
+	}
+	e.pool.admissions++
+	r.admission = e.pool.admissions
 	return true
 }
 
@@ -301,119 +403,50 @@ func (e *Engine) appendCachedPrefix(promptTokens int, blocks []BlockHash, into [
 	return e.pool.lookupPrefix(blocks[:n], into)
 }
 
-// prefill computes up to budget tokens of r's prompt and returns their number and cost
-// in nanoseconds.
-func (e *Engine) prefill(r *Request, budget int, done *StepResult) (tokens int, nanos float64) {
-	n := min(r.Prompt-r.computed, budget)
-	depth := float64(r.computed) + float64(n)/2
-	nanos = float64(n) * 1e9 / e.cfg.PrefillRate * (1 + e.cfg.QuadraticDepth*depth)
-	r.computed += n
+// prefill computes tokens of r, for which it has blocks, and returns the cost in nanoseconds.
+func (e *Engine) prefill(r *Request, tokens int, done *StepResult) (nanos float64) {
+	depth := float64(r.computed) + float64(tokens)/2
+	nanos = float64(tokens) * 1e9 / e.cfg.PrefillRate * (1 + e.cfg.QuadraticDepth*depth)
+	r.computed += tokens
 	// Full blocks can be hit from now on, also by a later request of this step: within a
 	// layer keys are written before they are read.
 	e.cacheFullBlocks(r, r.computed)
-	if r.computed < r.Prompt {
-		e.partial, r.state = r, prefilling
-		return n, nanos
+	if r.computed < r.contextTokens() {
+		e.partial = r
+		return nanos
 	}
 	e.partial = nil
-	if !e.cfg.NoPrefixCache {
-		r.Created = r.full*e.cfg.BlockSize - r.Cached
+	e.context += r.computed + 1
+	if r.tokens > 0 {
+		done.Resumed = append(done.Resumed, r)
+	} else {
+		if !e.cfg.NoPrefixCache {
+			r.Created = r.full*e.cfg.BlockSize - r.Cached
+		}
+		done.First = append(done.First, r)
 	}
-	done.First = append(done.First, r)
-	r.joined, r.state = e.step, decoding
-	e.context += r.Prompt + 1
+	r.joined, r.state = e.step-int64(r.tokens), decoding
 	r.due = e.nextBlockOrEnd(r)
 	heap.Push(&e.decoding, r)
-	return n, nanos
+	return nanos
 }
 
-// cacheFullBlocks makes the blocks of r's first tokens available to others and allocates
-// one for the next token of the answer if needed.
+// cacheFullBlocks makes the full blocks of r's first tokens available to others.
 func (e *Engine) cacheFullBlocks(r *Request, tokens int) {
 	for ; r.full < tokens/e.cfg.BlockSize; r.full++ {
 		if r.full < len(r.Blocks) && !e.cfg.NoPrefixCache {
 			e.pool.setContent(r.blocks[r.full], r.Blocks[r.full])
 		}
 	}
-	if tokens >= r.Prompt && r.reserved > 0 && len(r.blocks) == r.full {
-		r.blocks = append(r.blocks, e.pool.allocate())
-		r.reserved--
-		e.pool.reserved--
-	}
 }
 
-// nextBlockOrEnd returns the step in which r next fills a block or ends. In the k-th step
+// nextBlockOrEnd returns the step in which r next needs a block or ends. In the k-th step
 // after its first token, token k of the answer is computed and token k+1 sampled.
 func (e *Engine) nextBlockOrEnd(r *Request) (step int64) {
-	toFull := (r.full+1)*e.cfg.BlockSize - r.Prompt
-	return r.joined + int64(min(toFull, r.Answer-1))
-}
-
-func (e *Engine) freeBlocks(r *Request) {
-	e.pool.release(r.blocks)
-	e.pool.reserved -= r.reserved
-	r.blocks, r.reserved = nil, 0
+	toBlock := len(r.blocks)*e.cfg.BlockSize - r.Prompt + 1
+	return r.joined + int64(min(toBlock, r.Answer-1))
 }
 
 func (e *Engine) blocksFor(tokens int) int {
 	return (tokens + e.cfg.BlockSize - 1) / e.cfg.BlockSize
-}
-
-// Stats are the engine's counters and gauges, in vLLM's units.
-type Stats struct {
-	Running, Waiting int
-	KVUsage          float64 // blocks in use over all blocks, 0 to 1
-
-	PrefixQueries, PrefixHits      int64 // tokens
-	PromptTokens, GenerationTokens int64
-	Steps                          int64
-	// StepTokens counts steps by computed tokens in StepBuckets; the last one counts
-	// those above all bounds.
-	StepTokens    [len(StepBuckets) + 1]int64
-	StepTokensSum int64
-}
-
-// StepBuckets are the upper bounds of vllm:iteration_tokens_total.
-var StepBuckets = [...]float64{1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384}
-
-func (e *Engine) countStep(decodes, prefilled, firstTokens int) {
-	s := &e.stats
-	s.Steps++
-	s.GenerationTokens += int64(decodes + firstTokens)
-	tokens := decodes + prefilled
-	s.StepTokensSum += int64(tokens)
-	i := 0
-	for i < len(StepBuckets) && float64(tokens) > StepBuckets[i] {
-		i++
-	}
-	s.StepTokens[i]++
-}
-
-func (e *Engine) setTimes(done *StepResult) {
-	for _, r := range done.First {
-		r.FirstToken = done.End
-		e.stats.PromptTokens += int64(r.Prompt)
-	}
-	for _, r := range done.Finished {
-		r.Finished = done.End
-	}
-}
-
-// Stats returns the counters and gauges after the last step.
-func (e *Engine) Stats() Stats {
-	s := e.stats
-	s.Running, s.Waiting = e.running(), len(e.waiting)
-	s.KVUsage = float64(len(e.pool.refs)-e.pool.free) / float64(len(e.pool.refs))
-	return s
-}
-
-// LargestStepBucket returns the upper bound of the highest non-empty bucket of StepTokens, or
-// the highest bound when a step was above it.
-func (s *Stats) LargestStepBucket() (tokens int) {
-	for i := len(s.StepTokens) - 1; i >= 0; i-- {
-		if s.StepTokens[i] > 0 {
-			return int(StepBuckets[min(i, len(StepBuckets)-1)])
-		}
-	}
-	return 0
 }

@@ -85,13 +85,13 @@ func TestRunningRequestSharesBlocks(t *testing.T) {
 	if first.Cached != 0 || second.Cached != 48 {
 		t.Errorf("hits %d and %d, want 0 and 48: the second shares what the first fills in the same step", first.Cached, second.Cached)
 	}
-	// Four blocks of prompt and one of answer each, three of them in common.
-	if got := e.Stats().KVUsage; got != 0.7 {
-		t.Errorf("usage %v, want 0.7", got)
+	// Four blocks each, three of them in common.
+	if got := e.Stats().KVUsage; got != 0.5 {
+		t.Errorf("usage %v, want 0.5", got)
 	}
 	e.Abort(first)
-	if got := e.Stats().KVUsage; got != 0.5 {
-		t.Errorf("usage %v after one left, want 0.5", got)
+	if got := e.Stats().KVUsage; got != 0.4 {
+		t.Errorf("usage %v after one left, want 0.4", got)
 	}
 }
 
@@ -186,19 +186,19 @@ func TestDecodesReducePrefillBudget(t *testing.T) {
 	add(t, e, 50, 100, nil, 0)
 	now := e.Step(0).End
 	long := add(t, e, 198, 1, nil, now)
-	now = e.Step(now).End // 99 tokens of it
-	if step := e.Step(now); !slices.Contains(step.First, long) {
-		t.Error("198 tokens of prompt beside one decode did not fit into two steps of 100")
-	}
-	if got := e.Stats().StepTokensSum; got != 50+100+100 {
-		t.Errorf("%d tokens computed, want 250", got)
+	for _, last := range []bool{false, true} {
+		step := e.Step(now)
+		now = step.End
+		if step.Decoded != 1 || step.Prefilled != 99 || slices.Contains(step.First, long) != last {
+			t.Errorf("a step of 100 tokens beside one decode: %+v", step)
+		}
 	}
 }
 
 func TestWaitForBlocks(t *testing.T) {
 	e := New(Config{KVTokens: 160})              // 10 blocks
-	first := add(t, e, 90, 10, blocks(1, 6), 0)  // 7 blocks
-	second := add(t, e, 40, 20, blocks(2, 3), 0) // 4 do not fit beside them
+	first := add(t, e, 100, 10, blocks(1, 6), 0) // 7 blocks
+	second := add(t, e, 50, 10, blocks(2, 3), 0) // 4 do not fit beside them
 	third := add(t, e, 10, 5, nil, 0)            // would, but it is not its turn
 	now := e.Step(0).End
 	if st := e.Stats(); st.Running != 1 || st.Waiting != 2 {
@@ -211,20 +211,6 @@ func TestWaitForBlocks(t *testing.T) {
 	e.Step(now)
 	if second.Started != now || third.Started != now {
 		t.Errorf("started at %v and %v, want both in the step after the first ended, at %v", second.Started, third.Started, now)
-	}
-}
-
-func TestAnswerReservesBlocks(t *testing.T) {
-	e := New(Config{KVTokens: 160})
-	long := add(t, e, 16, 128, nil, 0) // 9 of 10 blocks, though it takes only two at first
-	second := add(t, e, 20, 1, nil, 0) // 2
-	now := e.Step(0).End
-	if got := e.Stats(); got.Running != 1 || got.KVUsage != 0.2 {
-		t.Errorf("%d running with a usage of %v, want 1 and 0.2", got.Running, got.KVUsage)
-	}
-	finish(t, e, long, now)
-	if second.Started != 0 {
-		t.Error("the second request was admitted into blocks that were promised to the first")
 	}
 }
 
@@ -313,7 +299,7 @@ func TestHiddenEvictions(t *testing.T) {
 		// without hidden evictions twelve of them, with one for every second block
 		// 9 + 9.
 		for i := range 2 {
-			now = finish(t, e, add(t, e, 80, 1, blocks(2+i, 5), now), now)
+			now = finish(t, e, add(t, e, 81, 1, blocks(2+i, 5), now), now)
 		}
 		if got := e.CachedTokens(81, blocks(1, 5)); got != c.want {
 			t.Errorf("%.1f hidden evictions a block: %d tokens of the first prompt are left, want %d", c.hidden, got, c.want)
@@ -333,14 +319,14 @@ func TestPooledEngines(t *testing.T) {
 	if got := b.CachedTokens(200, blocks(1, 12)); got != 192 {
 		t.Errorf("%d of 200 tokens that one engine computed hit on the other, want 192", got)
 	}
-	// 17 of 20 blocks are promised: this one has to wait until the other's end.
-	blocked := add(t, b, 64, 1, blocks(2, 4), 0)
+	// 13 of 20 blocks are in use: this one has to wait until the other's end.
+	blocked := add(t, b, 120, 1, blocks(2, 7), 0)
 	now := b.Step(0).End
 	if b.Stats().Waiting != 1 || b.ResetPrefixCache() {
 		t.Error("a request that does not fit beside another engine's was admitted, or the cache in use was reset")
 	}
 	finish(t, a, long, now)
-	if step := b.Step(now); len(step.First) != 1 || step.Prefilled != 64 || blocked.Computed() != 64 {
+	if step := b.Step(now); len(step.First) != 1 || step.Prefilled != 120 || blocked.Computed() != 120 {
 		t.Errorf("after the other's end the step brought %+v", step)
 	}
 	if !b.ResetPrefixCache() || a.CachedTokens(200, blocks(1, 12)) != 0 {
@@ -348,24 +334,20 @@ func TestPooledEngines(t *testing.T) {
 	}
 }
 
-func TestLargestStepBucket(t *testing.T) {
-	f := func(prompt, want int) {
-		t.Helper()
-		e := New(Config{StepTokens: 20_000})
-		if prompt > 0 {
-			finish(t, e, add(t, e, prompt, 1, nil, 0), 0)
-			finish(t, e, add(t, e, 1, 1, nil, time.Hour), time.Hour)
-		}
-		st := e.Stats()
-		if got := st.LargestStepBucket(); got != want {
-			t.Errorf("after a step of %d tokens: %d, want %d", prompt, got, want)
-		}
+// TestStepTokens checks what vLLM counts in iteration_tokens_total: nothing for a step without
+// output, and the whole uncached prompt with its first token.
+func TestStepTokens(t *testing.T) {
+	e := New(Config{StepTokens: 100})
+	now := finish(t, e, add(t, e, 250, 3, blocks(1, 15), 0), 0)
+	finish(t, e, add(t, e, 250, 1, blocks(1, 15), now), now)
+	st := e.Stats()
+	want := [len(StepBuckets) + 1]int64{0: 2, 2: 1, 6: 1} // two decodes, 250-240+1 and 250+1 tokens
+	if st.StepTokens != want || st.StepTokensSum != 2+11+251 {
+		t.Errorf("buckets %v with a sum of %d, want %v with %d", st.StepTokens, st.StepTokensSum, want, 2+11+251)
 	}
-	f(0, 0)
-	f(2000, 2048)
-	f(2048, 2048)
-	f(2049, 4096)
-	f(18_000, 16_384)
+	if st.PromptTokens != 500 || st.CachedPromptTokens != 240 || st.GenerationTokens != 4 {
+		t.Errorf("%d prompt tokens, %d of them cached, and %d generated; want 500, 240 and 4", st.PromptTokens, st.CachedPromptTokens, st.GenerationTokens)
+	}
 }
 
 func TestPriorityScheduling(t *testing.T) {

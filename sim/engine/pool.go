@@ -21,8 +21,10 @@ type blockPool struct {
 	head, tail int32
 	free       int
 
-	reserved int    // free blocks reserved for running answers
-	changes  uint64 // incremented when a request that did not fit may fit
+	changes uint64 // incremented when a request that did not fit may fit
+
+	// Of all engines that share the pool:
+	arrivals, admissions, preemptions int64
 
 	hiddenEvictions float64 // further evictions per allocation
 	owed            float64 // hidden evictions not made yet
@@ -43,6 +45,14 @@ func newBlockPool(blocks int, hiddenEvictions float64) *blockPool {
 		p.pushFree(b)
 	}
 	return p
+}
+
+// clear drops the content of all blocks, none of which may be in use.
+func (p *blockPool) clear() {
+	for b := range p.refs {
+		p.dropContent(int32(b))
+	}
+	p.changes++
 }
 
 // lookupPrefix appends the blocks of hashes to into, up to the first that is not cached.

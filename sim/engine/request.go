@@ -1,6 +1,9 @@
 package engine
 
-import "time"
+import (
+	"cmp"
+	"time"
+)
 
 // Request is one sequence: a prompt and an answer of a given length. The engine owns
 // it from Add until it has ended.
@@ -20,19 +23,21 @@ type Request struct {
 	Cached     int           // prompt tokens found in the cache
 	Created    int           // prompt tokens computed and put into the cache; 0 until all are computed
 	Arrived    time.Duration // Add
-	Started    time.Duration // admitted
+	Started    time.Duration // admitted first
 	FirstToken time.Duration
+	Preempted  time.Duration // last
 	Finished   time.Duration
 
 	state     state
-	computed  int     // prompt tokens in the cache, by a hit or by prefill
+	arrival   int64   // number of its Add
+	admission int64   // number of its last admission; 0: none
+	computed  int     // tokens in the cache, by a hit or by prefill
 	full      int     // leading blocks that are full
 	blocks    []int32 // blocks in use, in order
-	reserved  int     // blocks reserved for the rest of the answer
-	joined    int64   // step of the first token
-	due       int64   // step that next fills a block or ends the answer
+	joined    int64   // step of the first token, had it not been preempted
+	due       int64   // step that next needs a block or ends the answer
 	heapIndex int     // in the heap of decoding requests
-	tokens    int     // generated, once it has ended
+	tokens    int     // generated, while it is not decoding
 }
 
 type state int8
@@ -46,8 +51,17 @@ const (
 )
 
 // Computed returns how many prompt tokens are in the cache after the engine's last
-// step; 0 before the request is admitted.
-func (r *Request) Computed() (promptTokens int) { return r.computed }
+// step; 0 before the request is admitted, and again after it was preempted.
+func (r *Request) Computed() (promptTokens int) { return min(r.computed, r.Prompt) }
+
+// contextTokens returns how many tokens r's prefill has to bring into the cache: the prompt,
+// and what was generated before it was preempted.
+func (r *Request) contextTokens() int { return r.Prompt + r.tokens }
+
+// compareUrgency orders requests by priority and arrival.
+func compareUrgency(a, b *Request) int {
+	return cmp.Or(cmp.Compare(a.Priority, b.Priority), cmp.Compare(a.arrival, b.arrival))
+}
 
 // Generated returns the number of answer tokens after e's last step.
 func (r *Request) Generated(e *Engine) int {
@@ -59,6 +73,16 @@ func (r *Request) Generated(e *Engine) int {
 
 // decodeHeap orders decoding requests by due.
 type decodeHeap []*Request
+
+// appendDue appends the requests in the subtree of index at that are due by a step.
+func (h decodeHeap) appendDue(step int64, at int, into []*Request) []*Request {
+	if at >= len(h) || h[at].due > step {
+		return into
+	}
+	into = append(into, h[at])
+	into = h.appendDue(step, 2*at+1, into)
+	return h.appendDue(step, 2*at+2, into)
+}
 
 func (h decodeHeap) Len() int           { return len(h) }
 func (h decodeHeap) Less(i, j int) bool { return h[i].due < h[j].due }

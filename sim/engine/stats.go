@@ -1,0 +1,64 @@
+package engine
+
+// Stats are the engine's counters and gauges, in vLLM's units.
+type Stats struct {
+	Running, Waiting int
+	KVUsage          float64 // blocks in use over all blocks, 0 to 1
+
+	// PrefixQueries and PrefixHits are tokens of admitted prompts. Those of preempted
+	// requests count once.
+	PrefixQueries, PrefixHits int64
+	Preemptions               int64
+
+	// PromptTokens and CachedPromptTokens count prompts with their first token: all tokens,
+	// and those that were cached.
+	PromptTokens, CachedPromptTokens int64
+	GenerationTokens                 int64
+
+	// StepTokens counts steps with output in StepBuckets; the last one counts those above
+	// all bounds. A step's tokens are those generated and the uncached part of each prompt
+	// that got its first token, also of those that took several steps.
+	StepTokens    [len(StepBuckets) + 1]int64
+	StepTokensSum int64
+}
+
+// StepBuckets are the upper bounds of vllm:iteration_tokens_total.
+var StepBuckets = [...]float64{1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384}
+
+func (e *Engine) countStep(done *StepResult) {
+	s := &e.stats
+	generated := done.Decoded + len(done.First)
+	if generated == 0 {
+		return
+	}
+	s.GenerationTokens += int64(generated)
+	tokens := generated
+	for _, r := range done.First {
+		s.PromptTokens += int64(r.Prompt)
+		s.CachedPromptTokens += int64(r.Cached)
+		tokens += r.Prompt - r.Cached
+	}
+	s.StepTokensSum += int64(tokens)
+	i := 0
+	for i < len(StepBuckets) && float64(tokens) > StepBuckets[i] {
+		i++
+	}
+	s.StepTokens[i]++
+}
+
+func (e *Engine) setTimes(done *StepResult) {
+	for _, r := range done.First {
+		r.FirstToken = done.End
+	}
+	for _, r := range done.Finished {
+		r.Finished = done.End
+	}
+}
+
+// Stats returns the counters and gauges after the last step.
+func (e *Engine) Stats() Stats {
+	s := e.stats
+	s.Running, s.Waiting = e.running(), len(e.waiting)
+	s.KVUsage = float64(len(e.pool.refs)-e.pool.free) / float64(len(e.pool.refs))
+	return s
+}
