@@ -164,7 +164,7 @@ func (o *replayOptions) addFlags(f *pflag.FlagSet) {
 	f.IntVar(&o.kvTokens, "kv-tokens", 0, "size of each replica's KV cache, `N` tokens (default 1,536,000; chats 153,600)")
 	f.Float64SliceVar(&o.speeds, "speeds", nil, "`SPEEDS` of the replicas, repeated over the fleet: with 1,0.5 every second one is half as fast")
 	f.IntVar(&o.engine.StepTokens, "step-tokens", 8192, "maximum number `N` of tokens in an engine step")
-	f.Float64Var(&o.engine.QuadraticDepth, "quadratic", 0, quadraticUsage)
+	addQuadraticFlag(f, &o.engine.QuadraticDepth)
 	f.StringArrayVar(&o.changes, "change", nil, "`join:N@TIME`, leave:N@TIME or restart:N@TIME: change backend N, counted from 0, at a time such as 20m; a restart takes a minute (repeatable)")
 
 	f.DurationVar(&o.poll, "poll", 0, "read the replicas' metrics every `DURATION` (default: poll.interval with --config, else 1s, but 50ms for weighted)")
@@ -238,8 +238,6 @@ func (o *replayOptions) validate() error {
 		return fmt.Errorf("--evictions %g is not between 0 and 1,000", o.evictions)
 	case o.engine.StepTokens < 1 || o.engine.StepTokens > 1<<20:
 		return fmt.Errorf("--step-tokens %d is not between 1 and 2^20", o.engine.StepTokens)
-	case !(o.engine.QuadraticDepth >= 0 && o.engine.QuadraticDepth <= 1):
-		return fmt.Errorf("--quadratic %g is not between 0 and 1", o.engine.QuadraticDepth)
 	case o.slo < 0:
 		return fmt.Errorf("--slo %v is negative", o.slo)
 	case o.poll != 0 && (o.poll < time.Millisecond || o.poll > time.Hour):

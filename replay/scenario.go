@@ -171,8 +171,6 @@ func (s *Scenario) validateQuantities() error {
 		return fmt.Errorf("index factor %g is not between 0 and 1,000", s.IndexFactor)
 	case !(s.Evictions >= 0 && s.Evictions <= 1000):
 		return fmt.Errorf("evictions %g are not between 0 and 1,000", s.Evictions)
-	case !(s.Engine.QuadraticDepth >= 0 && s.Engine.QuadraticDepth <= 1):
-		return fmt.Errorf("quadratic term %g is not between 0 and 1", s.Engine.QuadraticDepth)
 	case !(s.BytesPerToken >= 0 && s.BytesPerToken <= 32):
 		return fmt.Errorf("%g bytes per token are not between 0 and 32", s.BytesPerToken)
 	case !(s.TextSpread >= 0 && s.TextSpread < 1):
@@ -182,5 +180,5 @@ func (s *Scenario) validateQuantities() error {
 	case s.PollLag < 0:
 		return fmt.Errorf("poll lag %v is negative", s.PollLag)
 	}
-	return nil
+	return s.Engine.ValidateQuadraticDepth()
 }

@@ -107,6 +107,7 @@ func (w *world) drawEngine() {
 		w.add("step", "6k-16k")
 	}
 	attention := "linear"
+	e.QuadraticDepth = engine.LinearPrefill
 	if w.chance(0.5) {
 		attention = "quadratic"
 		e.QuadraticDepth = w.between(0.5e-5, 4e-5)
@@ -371,7 +372,7 @@ func (w *drawnWorkload) busySeconds(r *Requests) float64 {
 		}
 		hit := float64(hits * r.BlockTokens)
 		uncached := float64(j.Prompt) - hit
-		seconds += uncached / e.PrefillRate * (1 + e.QuadraticDepth*(hit+uncached/2))
+		seconds += e.PrefillSeconds(hit, uncached)
 		context := float64(j.Prompt) + float64(j.Answer)/2
 		seconds += float64(j.Answer) * (e.DecodeTime.Seconds() + context*e.ContextTime.Seconds())
 	}

@@ -265,8 +265,8 @@ func (c Config) Validate() error {
 	if e.KVTokens > 0 && e.KVTokens < e.BlockSize {
 		errs = append(errs, fmt.Errorf("KV tokens %d are fewer than a block of %d", e.KVTokens, e.BlockSize))
 	}
-	if !(e.QuadraticDepth >= 0 && e.QuadraticDepth <= 1) {
-		errs = append(errs, errors.New("quadratic term must be between 0 and 1"))
+	if err := e.ValidateQuadraticDepth(); err != nil {
+		errs = append(errs, err)
 	}
 	for _, path := range c.Without {
 		if !strings.HasPrefix(path, "/") {

@@ -23,7 +23,7 @@ type Config struct {
 	PrefillRate    float64       // prompt tokens per second; default 8,000
 	DecodeTime     time.Duration // for each decoding request; default 40 µs
 	ContextTime    time.Duration // for each token of context decoded over; default 24 ns
-	QuadraticDepth float64       // share by which each previous token makes a prompt token more expensive; default 0, 1.9e-5 is realistic
+	QuadraticDepth float64       // share by which each previous token makes a prompt token more expensive; default DefaultQuadraticDepth, or LinearPrefill
 	Speed          float64       // divides every duration; default 1
 
 	NoPrefixCache bool // disables the prefix cache
@@ -37,6 +37,27 @@ type Config struct {
 	HiddenEvictions float64
 }
 
+// DefaultQuadraticDepth is that of Llama 3.1 8B, from its published architecture: attention
+// takes 4·layers·hidden operations per token and token of context, all weights take 2 for
+// each of the 8.03 billion parameters per token.
+const DefaultQuadraticDepth = 4.0 * 32 * 4096 / (2 * 8.03e9) // 3.3e-5
+
+// LinearPrefill as QuadraticDepth makes all prompt tokens equally expensive.
+const LinearPrefill = -1
+
+// PrefillSeconds returns how long tokens of a prompt take to compute that follow others.
+func (c Config) PrefillSeconds(previous, tokens float64) float64 {
+	return tokens / c.PrefillRate * (1 + max(0, c.QuadraticDepth)*(previous+tokens/2))
+}
+
+// ValidateQuadraticDepth returns an error unless QuadraticDepth is LinearPrefill or a share.
+func (c Config) ValidateQuadraticDepth() error {
+	if d := c.QuadraticDepth; d != LinearPrefill && !(d >= 0 && d <= 1) {
+		return fmt.Errorf("quadratic term %g is not between 0 and 1", d)
+	}
+	return nil
+}
+
 func (c Config) WithDefaults() Config {
 	c.BlockSize = cmp.Or(c.BlockSize, 16)
 	c.KVTokens = cmp.Or(c.KVTokens, 400_000)
@@ -46,6 +67,7 @@ func (c Config) WithDefaults() Config {
 	c.PrefillRate = cmp.Or(c.PrefillRate, 8000)
 	c.DecodeTime = cmp.Or(c.DecodeTime, 40*time.Microsecond)
 	c.ContextTime = cmp.Or(c.ContextTime, 24*time.Nanosecond)
+	c.QuadraticDepth = cmp.Or(c.QuadraticDepth, DefaultQuadraticDepth)
 	c.Speed = cmp.Or(c.Speed, 1)
 	return c
 }
@@ -405,8 +427,7 @@ func (e *Engine) appendCachedPrefix(promptTokens int, blocks []BlockHash, into [
 
 // prefill computes tokens of r, for which it has blocks, and returns the cost in nanoseconds.
 func (e *Engine) prefill(r *Request, tokens int, done *StepResult) (nanos float64) {
-	depth := float64(r.computed) + float64(tokens)/2
-	nanos = float64(tokens) * 1e9 / e.cfg.PrefillRate * (1 + e.cfg.QuadraticDepth*depth)
+	nanos = 1e9 * e.cfg.PrefillSeconds(float64(r.computed), float64(tokens))
 	r.computed += tokens
 	// Full blocks can be hit from now on, also by a later request of this step: within a
 	// layer keys are written before they are read.

@@ -146,22 +146,26 @@ func TestStepDurations(t *testing.T) {
 	}{
 		// 800 tokens at 8,000 per second are 100 ms. Then one request decodes over
 		// 801 and 802 tokens.
-		{"prefill, then decodes", Config{}, 800, 3, []step{
+		{"prefill, then decodes", Config{QuadraticDepth: LinearPrefill}, 800, 3, []step{
 			{108 * ms, 1, 0},
 			{108*ms + 8*ms + 40*us + 801*24*ns, 0, 0},
 			{108*ms + 2*(8*ms+40*us) + (801+802)*24*ns, 0, 1},
 		}},
-		{"chunked prefill", Config{}, 20_000, 1, []step{
+		{"chunked prefill", Config{QuadraticDepth: LinearPrefill}, 20_000, 1, []step{
 			{1032 * ms, 0, 0},               // 8,192 tokens: 1,024 ms
 			{2064 * ms, 0, 0},               // as many
 			{2064*ms + 8*ms + 452*ms, 1, 1}, // 3,616 tokens
 		}},
-		{"another budget and rate", Config{StepTokens: 500, PrefillRate: 1000}, 600, 1, []step{
+		{"another budget and rate", Config{StepTokens: 500, PrefillRate: 1000, QuadraticDepth: LinearPrefill}, 600, 1, []step{
 			{508 * ms, 0, 0}, {616 * ms, 1, 1},
 		}},
-		{"twice the speed", Config{Speed: 2}, 800, 1, []step{{54 * ms, 1, 1}}},
+		{"twice the speed", Config{Speed: 2, QuadraticDepth: LinearPrefill}, 800, 1, []step{{54 * ms, 1, 1}}},
 		// 8,000 tokens at a mean depth of 4,000: 1 s times 1 + 0.1.
 		{"quadratic term", Config{QuadraticDepth: 2.5e-5}, 8000, 1, []step{{1108 * ms, 1, 1}}},
+		// 524,288 of 16.06e9 operations for each previous token, 4,000 on average.
+		{"default", Config{}, 8000, 1, []step{{1138_582_316 * ns, 1, 1}}},
+		// The second chunk has 4,000 tokens before it: a mean depth of 6,000.
+		{"quadratic term in chunks", Config{QuadraticDepth: 2.5e-5, StepTokens: 4000}, 8000, 1, []step{{533 * ms, 0, 0}, {1116 * ms, 1, 1}}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			e := New(c.cfg)
