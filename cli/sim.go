@@ -89,6 +89,8 @@ func addSimFlags(f *pflag.FlagSet, listen *string, drainSeconds *int, cfg *sim.C
 	f.BoolVar(&cfg.NoTokenDetails, "no-prompt-tokens-details", false, "do not report cached_tokens in usage, like vLLM without --enable-prompt-tokens-details")
 	f.IntVar(drainSeconds, "shutdown-timeout", 0, "finish requests for up to `SECONDS` after SIGTERM, while /health stays 200 and new requests get a 500; 0 aborts them, like vLLM")
 
+	f.IntVar(&cfg.Ranks, "data-parallel-size", 1, "number `N` of engines behind the one port, each with its own KV cache and scheduler")
+
 	e := &cfg.Engine
 	f.IntVar(&e.KVTokens, "kv-tokens", 400_000, "size of the KV cache, `N` tokens")
 	f.IntVar(&e.BlockSize, "block-size", 16, "size of a block of the KV cache, `N` tokens")

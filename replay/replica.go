@@ -4,35 +4,44 @@ import (
 	"cmp"
 	"fmt"
 	"net/url"
+	"slices"
 	"time"
 
 	"warmroute/backends"
 	"warmroute/sim/engine"
 )
 
-// replica is a simulated engine and the router's record of it.
+// replica is a simulated server and the router's record of it.
 type replica struct {
-	backend *backends.Backend
-	config  engine.Config
-	engine  *engine.Engine
+	backend  *backends.Backend
+	config   engine.Config // of each rank
+	ranks    []rank
+	balancer *engine.Balancer
 
-	stepping bool              // a step is scheduled
-	step     engine.StepResult // of the current step
-	requests []*request        // in flight, in no order
-	epoch    int               // number of restarts
-	started  time.Duration     // of the process
-	down     bool              // not joined yet, removed or restarting
-	removed  bool              // has left and not joined again: a restart does not bring it back
+	requests []*request    // in flight, in no order
+	epoch    int           // number of restarts
+	started  time.Duration // of the process
+	down     bool          // not joined yet, removed or restarting
+	removed  bool          // has left and not joined again: a restart does not bring it back
 
 	frozenUntil   time.Duration // no step ends before
 	lastStartTime float64       // of the last poll
 	misses        int           // failed polls in a row
 }
 
+// rank is one of the engines of a replica.
+type rank struct {
+	engine   *engine.Engine
+	stepping bool              // a step is scheduled
+	step     engine.StepResult // of the current step
+}
+
 // newFleet returns the replicas of a scenario, all Ready.
 func newFleet(s *Scenario, requests *Requests) []*replica {
-	configs := make([]engine.Config, s.Backends)
-	for i := range configs {
+	fleet := make([]*replica, s.Backends)
+	ranks := max(1, s.Ranks)
+	var all []engine.Config // of each rank of each replica
+	for i := range fleet {
 		c := s.Engine
 		c.BlockSize = requests.BlockTokens
 		c.KVTokens = cmp.Or(s.KVTokens, requests.KVTokens, defaultKVTokens)
@@ -40,32 +49,50 @@ func newFleet(s *Scenario, requests *Requests) []*replica {
 		if i < len(s.Speeds) {
 			c.Speed = s.Speeds[i]
 		}
-		configs[i] = c
-	}
-	fleet := make([]*replica, s.Backends)
-	for i := range fleet {
+		all = append(all, slices.Repeat([]engine.Config{c}, ranks)...)
 		b := backends.New(fmt.Sprintf("b%d", i), &url.URL{}, "", nil)
 		b.Slot = i
 		b.SetState(backends.Ready)
-		fleet[i] = &replica{backend: b, config: configs[i]}
+		fleet[i] = &replica{backend: b, config: c}
 	}
 	if s.Policy == Pooled {
-		for i, e := range engine.NewWithSharedCache(configs...) {
-			fleet[i].engine = e
+		engines := engine.NewWithSharedCache(all...)
+		for i, p := range fleet {
+			p.setEngines(engines[i*ranks : (i+1)*ranks])
 		}
 		return fleet
 	}
 	for _, p := range fleet {
-		p.engine = engine.New(p.config)
+		p.startEngines(ranks)
 	}
 	return fleet
+}
+
+// startEngines gives p so many new engines.
+func (p *replica) startEngines(ranks int) {
+	engines := make([]*engine.Engine, ranks)
+	for i := range engines {
+		engines[i] = engine.New(p.config)
+	}
+	p.setEngines(engines)
+}
+
+func (p *replica) setEngines(engines []*engine.Engine) {
+	p.ranks = make([]rank, len(engines))
+	for i, e := range engines {
+		p.ranks[i].engine = e
+	}
+	p.balancer = engine.NewBalancer(engines)
 }
 
 // scrapeLoad returns what the replica's /metrics would report. cacheSizeFactor is the
 // reported size of the KV cache over the true one.
 func (p *replica) scrapeLoad(now time.Time, cacheSizeFactor float64) *backends.Load {
-	st := p.engine.Stats()
-	size := p.config.KVTokens / p.config.BlockSize * p.config.BlockSize
+	var st engine.Stats // as the proxy adds up the engines' metrics
+	for i := range p.ranks {
+		st.Add(p.ranks[i].engine.Stats())
+	}
+	size := len(p.ranks) * (p.config.KVTokens / p.config.BlockSize * p.config.BlockSize)
 	return &backends.Load{
 		Running: st.Running, Waiting: st.Waiting, QueuesKnown: true,
 		WaitingForCapacity: st.Waiting,
@@ -118,9 +145,7 @@ func (r *run) applyChange(c Change) {
 	case Restart:
 		p.setDown()
 		p.epoch++
-		p.stepping = false
-		p.step = engine.StepResult{}
-		p.engine = engine.New(p.config)
+		p.startEngines(len(p.ranks))
 		p.started = r.now + c.Away
 		r.abortAndRetryRequests(p)
 		r.events.push(event{at: r.now + c.Away, kind: eventRestarted, index: c.Backend, epoch: p.epoch})
@@ -187,8 +212,9 @@ func (r *run) sendExternalRequest(client int) {
 	if p := r.fleet[target]; !p.down {
 		q := &engine.Request{Prompt: f.Prompt, Answer: f.Answer}
 		// One too long for the cache is refused.
-		if p.engine.Add(q, r.now) == nil {
-			r.startSteppingIfIdle(target, p)
+		rank := p.balancer.Choose(r.now)
+		if p.ranks[rank].engine.Add(q, r.now) == nil {
+			r.startSteppingIfIdle(target, rank)
 		}
 	}
 	r.events.push(event{at: r.now + drawInterval(r.random, f.Rate), kind: eventExternal, index: client})

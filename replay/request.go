@@ -105,10 +105,12 @@ func (r *run) sendToReplica(f *request, index int) {
 	}
 	f.index, f.sent, f.started = index, r.now, false
 	f.engine = &engine.Request{Prompt: j.Prompt, Answer: j.Answer, Blocks: j.cache, Owner: f}
+	rank := p.balancer.Choose(r.now)
+	e := p.ranks[rank].engine
 	if r.router == nil {
-		f.expectedHit = p.engine.CachedTokens(j.Prompt, j.cache)
+		f.expectedHit = e.CachedTokens(j.Prompt, j.cache)
 	}
-	if err := p.engine.Add(f.engine, r.now); err != nil {
+	if err := e.Add(f.engine, r.now); err != nil {
 		// Too long for any replica: the client's error, not retried.
 		f.releaseDecision(router.Outcome{End: router.NotProcessed})
 		r.failRequest(f, "too long for the KV cache")
@@ -117,7 +119,7 @@ func (r *run) sendToReplica(f *request, index int) {
 	f.listIndex = len(p.requests)
 	p.requests = append(p.requests, f)
 	r.measured.timeline.addInFlight(index, r.now, 1)
-	r.startSteppingIfIdle(index, p)
+	r.startSteppingIfIdle(index, rank)
 }
 
 func (f *request) releaseDecision(o router.Outcome) {

@@ -178,7 +178,7 @@ func (r *run) handleEvent(e *event) {
 		r.submitJob(e.job)
 	case eventStepEnd:
 		if p := r.fleet[e.index]; e.epoch == p.epoch {
-			r.endStep(e.index, p)
+			r.endStep(e.index, e.rank)
 		}
 	case eventPoll:
 		r.pollReplica(e.index)
@@ -200,14 +200,17 @@ func (r *run) handleEvent(e *event) {
 	}
 }
 
-// endStep applies the outputs of a replica's step and begins the next one.
-func (r *run) endStep(index int, p *replica) {
+// endStep applies the outputs of a step of one of a replica's engines, and begins the next
+// one.
+func (r *run) endStep(index, rank int) {
+	p := r.fleet[index]
 	if r.now < p.frozenUntil {
-		r.events.push(event{at: p.frozenUntil, kind: eventStepEnd, index: index, epoch: p.epoch})
+		r.pushStepEnd(p.frozenUntil, index, rank)
 		return
 	}
-	step := p.step
-	p.step = engine.StepResult{}
+	e := &p.ranks[rank]
+	step := e.step
+	e.step = engine.StepResult{}
 	r.measured.timeline.addWork(index, r.now, step.Prefilled)
 	if step.Decoded > 0 {
 		p.reportProgressToRouter()
@@ -224,27 +227,25 @@ func (r *run) endStep(index int, p *replica) {
 	}
 	// Requests that the router sends now can still be in this replica's next step.
 	r.applyDecisions()
-	if p.engine.Idle() {
-		p.stepping = false
+	if e.engine.Idle() {
+		e.stepping = false
 		return
 	}
-	r.beginStep(index, p)
+	e.step = e.engine.Step(r.now)
+	r.pushStepEnd(e.step.End, index, rank)
 }
 
-// beginStep computes a replica's next step and schedules its end.
-func (r *run) beginStep(index int, p *replica) {
-	p.stepping = true
-	p.step = p.engine.Step(r.now)
-	r.events.push(event{at: p.step.End, kind: eventStepEnd, index: index, epoch: p.epoch})
-}
-
-// startSteppingIfIdle schedules the first step of an idle replica, after all other events
+// startSteppingIfIdle schedules the first step of an idle engine, after all other events
 // of this instant.
-func (r *run) startSteppingIfIdle(index int, p *replica) {
-	if !p.stepping {
-		p.stepping = true
-		r.events.push(event{at: r.now, kind: eventStepEnd, index: index, epoch: p.epoch})
+func (r *run) startSteppingIfIdle(index, rank int) {
+	if e := &r.fleet[index].ranks[rank]; !e.stepping {
+		e.stepping = true
+		r.pushStepEnd(r.now, index, rank)
 	}
+}
+
+func (r *run) pushStepEnd(at time.Duration, index, rank int) {
+	r.events.push(event{at: at, kind: eventStepEnd, index: index, rank: rank, epoch: r.fleet[index].epoch})
 }
 
 // event is scheduled at a virtual time.
@@ -253,6 +254,7 @@ type event struct {
 	order uint64 // among events of one instant: the order in which they were scheduled
 	kind  kind
 	index int            // of the replica, change or external client
+	rank  int            // of the engine in the replica
 	epoch int            // of the replica; events from before its restart are ignored
 	job   *Job           // that arrives
 	load  *backends.Load // result of a poll
@@ -262,7 +264,7 @@ type kind uint8
 
 const (
 	eventArrival   kind = iota // a client sends a request
-	eventStepEnd               // a replica's step ends, or an idle one begins
+	eventStepEnd               // a step of an engine ends, or an idle engine begins
 	eventPoll                  // a replica is scraped
 	eventLoad                  // the scrape's result reaches the router
 	eventTick                  // router.Tick

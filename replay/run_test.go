@@ -143,6 +143,35 @@ func TestEveryRequestEndsOnce(t *testing.T) {
 	}
 }
 
+func TestRanks(t *testing.T) {
+	work := jobs{
+		asks(0, 8000, 1, 1), asks(0, 8000, 1, 2), // one on each engine
+		asks(3*time.Second, 8000, 1, 2), // on the first, which lacks the prompt
+	}
+	for _, c := range []struct {
+		ranks    int
+		hits     int
+		meanTTFT float64
+	}{
+		{0, 7680, (2*(0.008+2) + 0.008 + 0.04) / 3}, // both prompts in one sequence of steps
+		{2, 0, 1.008},
+	} {
+		r, sum := mustPlay(t, &Scenario{Backends: 1, Ranks: c.ranks, Engine: engine.Config{QuadraticDepth: engine.LinearPrefill, StepTokens: 16_384}, KVTokens: 20_480, Policy: "random", Workload: work})
+		if hits := int(math.Round(sum.HitRatio * 24_000)); hits != c.hits {
+			t.Errorf("%d ranks: %d tokens hit, want %d", c.ranks, hits, c.hits)
+		}
+		seconds(t, "mean TTFT", sum.TTFTMean, c.meanTTFT)
+		if got, want := r.fleet[0].scrapeLoad(wallTime(r.now), 1).CacheTokens, 20_480*max(1, c.ranks); got != want {
+			t.Errorf("%d ranks: a cache of %d tokens, want %d", c.ranks, got, want)
+		}
+	}
+	for _, name := range []string{"prefix", Pooled} {
+		s := eventful(name)
+		s.Ranks = 3
+		mustPlay(t, s)
+	}
+}
+
 func TestSameSeedSameRun(t *testing.T) {
 	for _, name := range []string{"prefix", "random", Pooled} {
 		play := func(seed uint64) Summary {
@@ -175,6 +204,7 @@ func TestRunEndsWithContext(t *testing.T) {
 func TestInvalidScenarios(t *testing.T) {
 	for name, spoil := range map[string]func(*Scenario){
 		"no backend":              func(s *Scenario) { s.Backends = 0 },
+		"fewer than no ranks":     func(s *Scenario) { s.Ranks = -1 },
 		"more speeds than places": func(s *Scenario) { s.Speeds = make([]float64, 9) },
 		"a speed of 0":            func(s *Scenario) { s.Speeds = []float64{0} },
 		"no workload":             func(s *Scenario) { s.Workload = nil },

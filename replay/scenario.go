@@ -23,8 +23,9 @@ const Pooled = "pooled"
 // the last digit.
 type Scenario struct {
 	Backends int
-	KVTokens int           // of each replica; 0: the workload's, else 1,536,000
-	Engine   engine.Config // of each replica; KVTokens, the block size and Speed are set otherwise
+	KVTokens int           // of each rank; 0: the workload's, else 1,536,000
+	Ranks    int           // data-parallel engines of each replica, behind one port, each with a cache of KVTokens; 0 is 1
+	Engine   engine.Config // of each rank; KVTokens, the block size and Speed are set otherwise
 	Speeds   []float64     // of the replicas; further ones have 1
 	ModelOf  []int         // the model that each replica serves; nil: each serves all
 
@@ -129,6 +130,8 @@ func (s *Scenario) validate() error {
 	switch {
 	case s.Backends < 1:
 		return fmt.Errorf("a fleet needs at least one backend, not %d", s.Backends)
+	case s.Ranks < 0:
+		return fmt.Errorf("%d ranks in a replica: give it at least one", s.Ranks)
 	case s.ModelOf != nil && len(s.ModelOf) != s.Backends:
 		return fmt.Errorf("%d models for %d backends; name one for each", len(s.ModelOf), s.Backends)
 	case len(s.Speeds) > s.Backends:

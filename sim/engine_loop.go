@@ -26,11 +26,25 @@ func (r endReason) String() string {
 	return [...]string{"", "stop", "length", "abort", "error", ""}[r]
 }
 
+// rank is one of the engines of a server, with its requests. Server.engineMu guards it, but
+// for the channels.
+type rank struct {
+	engine   *engine.Engine
+	live     []*sequence // submitted and not ended
+	counters *counters
+
+	// submitted wakes runEngine when a request arrives while it is idle.
+	submitted chan struct{}
+	// thawed wakes it when a freeze may have ended.
+	thawed chan struct{}
+}
+
 // sequence is one choice of an HTTP request while it is with the engine.
 type sequence struct {
 	engine.Request
-	output            // complete
-	index         int // among the choices of its HTTP request
+	output              // complete
+	rank          *rank // set by submitAll
+	index         int   // among the choices of its HTTP request
 	model         string
 	bytesPerToken int       // of text
 	naturalEnd    endReason // unless it is ended before
@@ -67,9 +81,13 @@ func (q *sequence) publishEnd(reason endReason) {
 
 var errDraining = errors.New("cannot schedule new futures after shutdown")
 
-// submitAll adds all sequences to the engine, or none if it fails. The fault AbortEach
-// ends them instead, or later.
-func (s *Server) submitAll(sequences []*sequence) error {
+// anyRank lets the server choose the engine.
+const anyRank = -1
+
+// submitAll adds all sequences to an engine, each to the one that the server chooses or all
+// to that of pinned. It adds none if it fails. The fault AbortEach ends them instead, or
+// later.
+func (s *Server) submitAll(sequences []*sequence, pinned int) error {
 	s.engineMu.Lock()
 	defer s.engineMu.Unlock()
 	if s.faults.isActive(Drain) {
@@ -78,7 +96,8 @@ func (s *Server) submitAll(sequences []*sequence) error {
 	if f, ok := s.faults.matchAndCount(true, AbortEach); ok {
 		if f.Chunks == 0 {
 			for _, q := range sequences {
-				s.counters.success[aborted]++
+				q.rank = s.ranks[0]
+				q.rank.counters.success[aborted]++
 				q.publishEnd(aborted)
 			}
 			return nil
@@ -89,39 +108,46 @@ func (s *Server) submitAll(sequences []*sequence) error {
 	}
 	now := time.Since(s.startedAt)
 	for i, q := range sequences {
-		if err := s.engine.Add(&q.Request, now); err != nil {
+		index := pinned
+		if pinned == anyRank {
+			index = s.balancer.Choose(now)
+		}
+		q.rank = s.ranks[index]
+		if err := q.rank.engine.Add(&q.Request, now); err != nil {
 			for _, added := range sequences[:i] {
-				s.engine.Abort(&added.Request)
+				added.rank.engine.Abort(&added.Request)
 			}
 			return err
 		}
 	}
-	s.live = append(s.live, sequences...)
-	select {
-	case s.submitted <- struct{}{}:
-	default:
+	for _, q := range sequences {
+		q.rank.live = append(q.rank.live, q)
+		select {
+		case q.rank.submitted <- struct{}{}:
+		default:
+		}
 	}
 	return nil
 }
 
-// abortUnfinished removes the sequences of a client that disconnected from the engine.
+// abortUnfinished removes the sequences of a client that disconnected from the engines.
 func (s *Server) abortUnfinished(sequences []*sequence) {
 	s.engineMu.Lock()
 	defer s.engineMu.Unlock()
 	for _, q := range sequences {
-		if i := slices.Index(s.live, q); i >= 0 {
-			s.engine.Abort(&q.Request)
-			s.live = slices.Delete(s.live, i, i+1)
-			s.counters.success[aborted]++
+		if i := slices.Index(q.rank.live, q); i >= 0 {
+			q.rank.engine.Abort(&q.Request)
+			q.rank.live = slices.Delete(q.rank.live, i, i+1)
+			q.rank.counters.success[aborted]++
 		}
 	}
 }
 
-// runEngine takes one step of the engine after the other until ctx is done: it waits
+// runEngine takes one step of an engine after the other until ctx is done: it waits
 // for each step's end in wall time and publishes its outputs. A step that was late
 // does not delay the next one, so that lost time is caught up, but not that of a
 // freeze.
-func (s *Server) runEngine(ctx context.Context) {
+func (s *Server) runEngine(ctx context.Context, k *rank) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	var at time.Duration // end of the last step
@@ -132,17 +158,17 @@ func (s *Server) runEngine(ctx context.Context) {
 			epoch, at = s.epoch, time.Since(s.startedAt)
 		}
 		began := s.startedAt
-		if s.engine.Idle() {
+		if k.engine.Idle() {
 			s.engineMu.Unlock()
 			select {
-			case <-s.submitted:
+			case <-k.submitted:
 			case <-ctx.Done():
 				return
 			}
 			at = max(at, time.Since(began))
 			continue
 		}
-		step := s.engine.Step(at)
+		step := k.engine.Step(at)
 		s.engineMu.Unlock()
 
 		if wait := time.Until(began.Add(step.End)); wait > 0 {
@@ -154,51 +180,53 @@ func (s *Server) runEngine(ctx context.Context) {
 			}
 		}
 		at = step.End
-		if s.awaitThaw(ctx) {
+		if s.awaitThaw(ctx, k) {
 			at = max(at, time.Since(began))
 		}
 		s.engineMu.Lock()
 		if s.epoch == epoch {
-			s.publishStep(step)
+			k.publishStep(step)
 		}
 		s.engineMu.Unlock()
 	}
 }
 
 // awaitThaw waits while the fault Freeze is active, and reports whether it was.
-func (s *Server) awaitThaw(ctx context.Context) (wasFrozen bool) {
+func (s *Server) awaitThaw(ctx context.Context, k *rank) (wasFrozen bool) {
 	froze := false
 	for ; s.faults.isActive(Freeze) && ctx.Err() == nil; froze = true {
 		select {
-		case <-s.thawed:
+		case <-k.thawed:
 		case <-ctx.Done():
 		}
 	}
 	return froze
 }
 
-// wakeFrozenEngine wakes runEngine if it waits for the end of a freeze.
-func (s *Server) wakeFrozenEngine() {
-	select {
-	case s.thawed <- struct{}{}:
-	default:
+// wakeFrozenEngines wakes each runEngine that waits for the end of a freeze.
+func (s *Server) wakeFrozenEngines() {
+	for _, k := range s.ranks {
+		select {
+		case k.thawed <- struct{}{}:
+		default:
+		}
 	}
 }
 
 // publishStep counts a step and publishes its outputs to the sequences.
-func (s *Server) publishStep(step engine.StepResult) {
-	s.counters.countStep(step)
-	kept := s.live[:0]
-	for _, q := range s.live {
-		n := q.Generated(s.engine)
+func (k *rank) publishStep(step engine.StepResult) {
+	k.counters.countStep(step)
+	kept := k.live[:0]
+	for _, q := range k.live {
+		n := q.Generated(k.engine)
 		if n == q.seen {
 			kept = append(kept, q)
 			continue
 		}
 		q.seen = n
 		if q.abortAfter > 0 && n >= q.abortAfter && n < q.Answer {
-			s.engine.Abort(&q.Request)
-			s.counters.success[aborted]++
+			k.engine.Abort(&q.Request)
+			k.counters.success[aborted]++
 			q.publishProgress(n, aborted)
 			continue
 		}
@@ -207,9 +235,9 @@ func (s *Server) publishStep(step engine.StepResult) {
 			kept = append(kept, q)
 			continue
 		}
-		s.counters.success[q.naturalEnd]++
+		k.counters.success[q.naturalEnd]++
 		q.publishProgress(n, q.naturalEnd)
 	}
-	clear(s.live[len(kept):])
-	s.live = kept
+	clear(k.live[len(kept):])
+	k.live = kept
 }

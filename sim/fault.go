@@ -110,7 +110,7 @@ func (s *Server) SetFault(f Fault) error {
 	case Refuse:
 		s.listening.suspend()
 	case Slow:
-		s.setEngineSpeed(s.cfg.Engine.Speed / f.Factor)
+		s.setEngineSpeeds(s.cfg.Engine.Speed / f.Factor)
 	}
 	return nil
 }
@@ -118,8 +118,8 @@ func (s *Server) SetFault(f Fault) error {
 // ClearFaults ends all faults.
 func (s *Server) ClearFaults() error {
 	s.faults.clear()
-	s.wakeFrozenEngine()
-	s.setEngineSpeed(s.cfg.Engine.Speed)
+	s.wakeFrozenEngines()
+	s.setEngineSpeeds(s.cfg.Engine.Speed)
 	return s.listening.reopenIfSuspended(s.address)
 }
 
@@ -128,19 +128,21 @@ func (s *Server) endFault(k FaultKind) {
 	s.faults.remove(k)
 	switch k {
 	case Slow:
-		s.setEngineSpeed(s.cfg.Engine.Speed)
+		s.setEngineSpeeds(s.cfg.Engine.Speed)
 	case Freeze:
-		s.wakeFrozenEngine()
+		s.wakeFrozenEngines()
 	case Refuse:
 		// If another process has taken the port meanwhile, connections stay refused.
 		_ = s.listening.reopenIfSuspended(s.address)
 	}
 }
 
-func (s *Server) setEngineSpeed(speed float64) {
+func (s *Server) setEngineSpeeds(speed float64) {
 	s.engineMu.Lock()
 	defer s.engineMu.Unlock()
-	s.engine.SetSpeed(speed)
+	for _, k := range s.ranks {
+		k.engine.SetSpeed(speed)
+	}
 }
 
 // faults are the active faults. The zero value is ready for use.

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"net/http"
@@ -151,7 +152,11 @@ func (s *Server) generate(w http.ResponseWriter, r *http.Request, stream bool, s
 			q.Priority = n // whatever the body says
 		}
 	}
-	if err := s.submitAll(sequences); err != nil {
+	pinned, err := s.pinnedRank(r)
+	if err == nil {
+		err = s.submitAll(sequences, pinned)
+	}
+	if err != nil {
 		writeError(w, err)
 		return
 	}
@@ -195,6 +200,19 @@ func (s *Server) generate(w http.ResponseWriter, r *http.Request, stream bool, s
 		panic(http.ErrAbortHandler)
 	}
 	writeJSON(w, http.StatusOK, f.fullResponse())
+}
+
+// pinnedRank returns the engine that a request names in its header, or anyRank. vLLM ignores
+// what is not a number, and refuses what is no rank of its.
+func (s *Server) pinnedRank(r *http.Request) (index int, err error) {
+	index, err = strconv.Atoi(r.Header.Get("X-Data-Parallel-Rank"))
+	if err != nil {
+		return anyRank, nil
+	}
+	if index < 0 || index >= len(s.ranks) {
+		return 0, badRequest("", fmt.Sprintf("data_parallel_rank %d is out of range [0, %d).", index, len(s.ranks)))
+	}
+	return index, nil
 }
 
 // sleepForHoldFault waits for the delay of the fault Hold, if it is active.

@@ -55,64 +55,77 @@ func writeFillerSeries(w io.Writer, minBytes int) {
 func (s *Server) formatMetrics() []byte {
 	s.engineMu.Lock()
 	defer s.engineMu.Unlock()
-	e := &exposition{labels: `engine="0",model_name="` + s.cfg.Model + `"`, created: unixSeconds(s.startedAt)}
+	e := &exposition{created: unixSeconds(s.startedAt)}
+	for i, k := range s.ranks {
+		e.ranks = append(e.ranks, rankMetrics{
+			engine: `engine="` + strconv.Itoa(i) + `"`, model: `model_name="` + s.cfg.Model + `"`, stats: k.engine.Stats(), counters: k.counters,
+		})
+	}
 	e.writeHelpAndType("process_start_time_seconds", "gauge", "Start time of the process since unix epoch in seconds.")
 	e.writeSample("process_start_time_seconds", "", unixSeconds(s.startedAt))
 	s.writeEngineMetrics(e)
-	s.writeRequestMetrics(e)
+	writeRequestMetrics(e)
 	s.writeCacheAndAdapterMetrics(e)
 	return e.b
 }
 
 func (s *Server) writeEngineMetrics(e *exposition) {
-	st := s.engine.Stats()
-	e.writeGauge("vllm:num_requests_running", "Number of requests in model execution batches.", float64(st.Running))
-	e.writeGauge("vllm:num_requests_waiting", "Number of requests waiting to be processed.", float64(st.Waiting))
-	e.writeHelpAndType("vllm:num_requests_waiting_by_reason", "gauge", "Number of waiting requests by reason.")
-	e.writeSample("vllm:num_requests_waiting_by_reason", e.labels+`,reason="capacity"`, float64(st.Waiting))
-	e.writeSample("vllm:num_requests_waiting_by_reason", e.labels+`,reason="deferred"`, 0)
-	e.writeHelpAndType("vllm:engine_sleep_state", "gauge", "Engine sleep state.")
-	e.writeSample("vllm:engine_sleep_state", e.labels+`,sleep_state="awake"`, 1)
-	e.writeSample("vllm:engine_sleep_state", e.labels+`,sleep_state="weights_offloaded"`, 0)
-	e.writeSample("vllm:engine_sleep_state", e.labels+`,sleep_state="discard_all"`, 0)
-	e.writeGauge("vllm:kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", st.KVUsage)
-	e.writeCounter("vllm:prefix_cache_queries", "Prefix cache queries, in terms of number of queried tokens.", st.PrefixQueries)
-	e.writeCounter("vllm:prefix_cache_hits", "Prefix cache hits, in terms of number of cached tokens.", st.PrefixHits)
-	e.writeCounter("vllm:num_preemptions", "Cumulative number of preemption from the engine.", st.Preemptions)
-	e.writeCounter("vllm:prompt_tokens", "Number of prefill tokens processed.", st.PromptTokens)
-	e.writeCountersBySource("vllm:prompt_tokens_by_source", "Number of prompt tokens by source.",
-		sourceCount{"local_compute", st.PromptTokens - st.CachedPromptTokens}, sourceCount{"local_cache_hit", st.CachedPromptTokens}, sourceCount{"external_kv_transfer", 0})
-	e.writeCounter("vllm:prompt_tokens_cached", "Number of cached prompt tokens (local + external).", st.CachedPromptTokens)
-	e.writeCountersBySource("vllm:prompt_tokens_cached_by_source", "Prefix-cache hit tokens by the cache tier that supplied them.",
-		sourceCount{"device", st.PrefixHits}, sourceCount{"host", 0}, sourceCount{"p2p", 0}, sourceCount{"disk", 0}, sourceCount{"external_unspecified", 0})
-	e.writeCounter("vllm:generation_tokens", "Number of generation tokens processed.", st.GenerationTokens)
-
-	steps := newHistogram(engine.StepBuckets[:]...)
-	copy(steps.counts, st.StepTokens[:])
-	steps.sum = float64(st.StepTokensSum)
-	e.writeHistogram("vllm:iteration_tokens_total", "Histogram of number of tokens per engine_step.", steps)
+	e.writeGauge("vllm:num_requests_running", "Number of requests in model execution batches.", func(k *rankMetrics) float64 { return float64(k.stats.Running) })
+	e.writeGauge("vllm:num_requests_waiting", "Number of requests waiting to be processed.", func(k *rankMetrics) float64 { return float64(k.stats.Waiting) })
+	e.writeGaugeBy("vllm:num_requests_waiting_by_reason", "Number of waiting requests by reason.", "reason", func(k *rankMetrics) []labeled {
+		return []labeled{{"capacity", float64(k.stats.Waiting)}, {"deferred", 0}}
+	})
+	e.writeGaugeBy("vllm:engine_sleep_state", "Engine sleep state.", "sleep_state", func(*rankMetrics) []labeled {
+		return []labeled{{"awake", 1}, {"weights_offloaded", 0}, {"discard_all", 0}}
+	})
+	e.writeGauge("vllm:kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", func(k *rankMetrics) float64 { return k.stats.KVUsage })
+	e.writeCounter("vllm:prefix_cache_queries", "Prefix cache queries, in terms of number of queried tokens.", func(k *rankMetrics) int64 { return k.stats.PrefixQueries })
+	e.writeCounter("vllm:prefix_cache_hits", "Prefix cache hits, in terms of number of cached tokens.", func(k *rankMetrics) int64 { return k.stats.PrefixHits })
+	e.writeCounter("vllm:num_preemptions", "Cumulative number of preemption from the engine.", func(k *rankMetrics) int64 { return k.stats.Preemptions })
+	e.writeCounter("vllm:prompt_tokens", "Number of prefill tokens processed.", func(k *rankMetrics) int64 { return k.stats.PromptTokens })
+	e.writeCounterBySource("vllm:prompt_tokens_by_source", "Number of prompt tokens by source.", func(k *rankMetrics) []labeled {
+		cached := float64(k.stats.CachedPromptTokens)
+		return []labeled{{"local_compute", float64(k.stats.PromptTokens) - cached}, {"local_cache_hit", cached}, {"external_kv_transfer", 0}}
+	})
+	e.writeCounter("vllm:prompt_tokens_cached", "Number of cached prompt tokens (local + external).", func(k *rankMetrics) int64 { return k.stats.CachedPromptTokens })
+	e.writeCounterBySource("vllm:prompt_tokens_cached_by_source", "Prefix-cache hit tokens by the cache tier that supplied them.", func(k *rankMetrics) []labeled {
+		return []labeled{{"device", float64(k.stats.PrefixHits)}, {"host", 0}, {"p2p", 0}, {"disk", 0}, {"external_unspecified", 0}}
+	})
+	e.writeCounter("vllm:generation_tokens", "Number of generation tokens processed.", func(k *rankMetrics) int64 { return k.stats.GenerationTokens })
+	e.writeHistogram("vllm:iteration_tokens_total", "Histogram of number of tokens per engine_step.", func(k *rankMetrics) *histogram {
+		return &histogram{bounds: engine.StepBuckets[:], counts: k.stats.StepTokens[:], sum: float64(k.stats.StepTokensSum)}
+	})
 }
 
-func (s *Server) writeRequestMetrics(e *exposition) {
-	c := s.counters
+func writeRequestMetrics(e *exposition) {
 	e.writeHelpAndType("vllm:request_success_total", "counter", "Count of successfully processed requests.")
-	for _, end := range [...]endReason{stopped, lengthLimit, aborted, engineFailed} {
-		e.writeSample("vllm:request_success_total", `engine="0",finished_reason="`+end.String()+`",model_name="`+s.cfg.Model+`"`, float64(c.success[end]))
+	for i := range e.ranks {
+		k := &e.ranks[i]
+		for _, end := range [...]endReason{stopped, lengthLimit, aborted, engineFailed} {
+			e.writeSample("vllm:request_success_total", k.engine+`,finished_reason="`+end.String()+`",`+k.model, float64(k.counters.success[end]))
+		}
 	}
-	e.writeHistogram("vllm:request_prompt_tokens", "Number of prefill tokens processed.", c.promptTokens)
-	e.writeHistogram("vllm:request_generation_tokens", "Number of generation tokens processed.", c.generationTokens)
-	e.writeHistogram("vllm:time_to_first_token_seconds", "Histogram of time to first token in seconds.", c.ttft)
-	e.writeHistogram("vllm:inter_token_latency_seconds", "Histogram of inter-token latency in seconds.", c.itl)
-	e.writeHistogram("vllm:request_time_per_output_token_seconds", "Histogram of time_per_output_token_seconds per request.", c.tpot)
-	e.writeHistogram("vllm:e2e_request_latency_seconds", "Histogram of e2e request latency in seconds.", c.e2e)
-	e.writeHistogram("vllm:request_queue_time_seconds", "Histogram of time spent in WAITING phase for request.", c.queue)
-	e.writeHistogram("vllm:request_inference_time_seconds", "Histogram of time spent in RUNNING phase for request.", c.inference)
-	e.writeHistogram("vllm:request_prefill_time_seconds", "Histogram of time spent in PREFILL phase for request.", c.prefill)
-	e.writeHistogram("vllm:request_decode_time_seconds", "Histogram of time spent in DECODE phase for request.", c.decode)
-	e.writeHistogram("vllm:request_prefill_kv_computed_tokens", "Histogram of new KV tokens computed during prefill (excluding cached tokens).", c.uncachedTokens)
+	for _, h := range [...]struct {
+		name, help string
+		of         func(*counters) *histogram
+	}{
+		{"vllm:request_prompt_tokens", "Number of prefill tokens processed.", func(c *counters) *histogram { return c.promptTokens }},
+		{"vllm:request_generation_tokens", "Number of generation tokens processed.", func(c *counters) *histogram { return c.generationTokens }},
+		{"vllm:time_to_first_token_seconds", "Histogram of time to first token in seconds.", func(c *counters) *histogram { return c.ttft }},
+		{"vllm:inter_token_latency_seconds", "Histogram of inter-token latency in seconds.", func(c *counters) *histogram { return c.itl }},
+		{"vllm:request_time_per_output_token_seconds", "Histogram of time_per_output_token_seconds per request.", func(c *counters) *histogram { return c.tpot }},
+		{"vllm:e2e_request_latency_seconds", "Histogram of e2e request latency in seconds.", func(c *counters) *histogram { return c.e2e }},
+		{"vllm:request_queue_time_seconds", "Histogram of time spent in WAITING phase for request.", func(c *counters) *histogram { return c.queue }},
+		{"vllm:request_inference_time_seconds", "Histogram of time spent in RUNNING phase for request.", func(c *counters) *histogram { return c.inference }},
+		{"vllm:request_prefill_time_seconds", "Histogram of time spent in PREFILL phase for request.", func(c *counters) *histogram { return c.prefill }},
+		{"vllm:request_decode_time_seconds", "Histogram of time spent in DECODE phase for request.", func(c *counters) *histogram { return c.decode }},
+		{"vllm:request_prefill_kv_computed_tokens", "Histogram of new KV tokens computed during prefill (excluding cached tokens).", func(c *counters) *histogram { return c.uncachedTokens }},
+	} {
+		e.writeHistogram(h.name, h.help, func(k *rankMetrics) *histogram { return h.of(k.counters) })
+	}
 }
 
-// writeCacheAndAdapterMetrics writes the cache's configuration and the adapters in use.
+// writeCacheAndAdapterMetrics writes the caches' configuration and the adapters in use.
 func (s *Server) writeCacheAndAdapterMetrics(e *exposition) {
 	c := s.cfg.Engine
 	size, blocks := strconv.Itoa(c.BlockSize), c.KVTokens/c.BlockSize
@@ -121,22 +134,27 @@ func (s *Server) writeCacheAndAdapterMetrics(e *exposition) {
 		caching = "False"
 	}
 	e.writeHelpAndType("vllm:cache_config_info", "gauge", "Information of the LLMEngine CacheConfig")
-	e.writeSample("vllm:cache_config_info", `block_size="`+size+`",cache_dtype="auto",cache_hit_alignment_tokens="None",`+
-		`effective_attention_block_size="`+size+`",enable_prefix_caching="`+caching+`",engine="0",gpu_memory_utilization="0.92",`+
-		`kv_cache_size_tokens="`+strconv.Itoa(blocks*c.BlockSize)+`",num_cpu_blocks="None",num_gpu_blocks="`+strconv.Itoa(blocks)+`",`+
-		`num_gpu_blocks_override="None",prefix_caching_hash_algo="sha256",sliding_window="None"`, 1)
+	for _, k := range e.ranks {
+		// vLLM adds up the blocks of all ranks, but not their tokens.
+		e.writeSample("vllm:cache_config_info", `block_size="`+size+`",cache_dtype="auto",cache_hit_alignment_tokens="None",`+
+			`effective_attention_block_size="`+size+`",enable_prefix_caching="`+caching+`",`+k.engine+`,gpu_memory_utilization="0.92",`+
+			`kv_cache_size_tokens="`+strconv.Itoa(blocks*c.BlockSize)+`",num_cpu_blocks="None",num_gpu_blocks="`+strconv.Itoa(len(e.ranks)*blocks)+`",`+
+			`num_gpu_blocks_override="None",prefix_caching_hash_algo="sha256",sliding_window="None"`, 1)
+	}
 	loaded := s.adapters.loaded()
 	if len(loaded) == 0 {
 		return
 	}
 	var running, waiting []string
-	for _, q := range s.live {
-		switch {
-		case q.model == s.cfg.Model:
-		case q.seen > 0:
-			running = append(running, q.model)
-		default:
-			waiting = append(waiting, q.model)
+	for _, k := range s.ranks {
+		for _, q := range k.live {
+			switch {
+			case q.model == s.cfg.Model:
+			case q.seen > 0:
+				running = append(running, q.model)
+			default:
+				waiting = append(waiting, q.model)
+			}
 		}
 	}
 	list := func(names []string) string {
@@ -149,11 +167,27 @@ func (s *Server) writeCacheAndAdapterMetrics(e *exposition) {
 }
 
 // exposition is Prometheus' text format as Python's client writes it: counters named
-// _total, a _created gauge after each, all values floats.
+// _total, a _created gauge after each, all values floats. A metric has a series for each
+// rank.
 type exposition struct {
 	b       []byte
-	labels  string // of most samples
+	ranks   []rankMetrics
 	created float64
+}
+
+// rankMetrics are the labels and the figures of one engine.
+type rankMetrics struct {
+	engine, model string // labels
+	stats         engine.Stats
+	counters      *counters
+}
+
+func (k *rankMetrics) labels() string { return k.engine + "," + k.model }
+
+// labeled is a value with that of its only further label.
+type labeled struct {
+	label string
+	value float64
 }
 
 func (e *exposition) writeHelpAndType(name, kind, help string) {
@@ -168,49 +202,68 @@ func (e *exposition) writeSample(name, labels string, v float64) {
 	e.b = append(e.b, " "+formatPythonFloat(v)+"\n"...)
 }
 
-func (e *exposition) writeGauge(name, help string, v float64) {
+func (e *exposition) writeGauge(name, help string, of func(*rankMetrics) float64) {
 	e.writeHelpAndType(name, "gauge", help)
-	e.writeSample(name, e.labels, v)
-}
-
-func (e *exposition) writeCounter(name, help string, v int64) {
-	e.writeHelpAndType(name+"_total", "counter", help)
-	e.writeSample(name+"_total", e.labels, float64(v))
-	e.writeGauge(name+"_created", help, e.created)
-}
-
-// sourceCount is the value of a counter with the label source.
-type sourceCount struct {
-	source string
-	count  int64
-}
-
-func (e *exposition) writeCountersBySource(name, help string, counts ...sourceCount) {
-	e.writeHelpAndType(name+"_total", "counter", help)
-	for _, c := range counts {
-		e.writeSample(name+"_total", e.labels+`,source="`+c.source+`"`, float64(c.count))
-	}
-	e.writeHelpAndType(name+"_created", "gauge", help)
-	for _, c := range counts {
-		e.writeSample(name+"_created", e.labels+`,source="`+c.source+`"`, e.created)
+	for i := range e.ranks {
+		e.writeSample(name, e.ranks[i].labels(), of(&e.ranks[i]))
 	}
 }
 
-func (e *exposition) writeHistogram(name, help string, h *histogram) {
-	e.writeHelpAndType(name, "histogram", help)
-	engine, model, _ := strings.Cut(e.labels, ",")
-	var below int64
-	for i, n := range h.counts {
-		below += n
-		bound := "+Inf"
-		if i < len(h.bounds) {
-			bound = formatPythonFloat(h.bounds[i])
+func (e *exposition) writeGaugeBy(name, help, key string, of func(*rankMetrics) []labeled) {
+	e.writeHelpAndType(name, "gauge", help)
+	e.writeLabeled(name, key, of)
+}
+
+func (e *exposition) writeLabeled(name, key string, of func(*rankMetrics) []labeled) {
+	for i := range e.ranks {
+		for _, l := range of(&e.ranks[i]) {
+			e.writeSample(name, e.ranks[i].labels()+`,`+key+`="`+l.label+`"`, l.value)
 		}
-		e.writeSample(name+"_bucket", engine+`,le="`+bound+`",`+model, float64(below))
 	}
-	e.writeSample(name+"_count", e.labels, float64(below))
-	e.writeSample(name+"_sum", e.labels, h.sum)
-	e.writeGauge(name+"_created", help, e.created)
+}
+
+func (e *exposition) writeCounter(name, help string, of func(*rankMetrics) int64) {
+	e.writeHelpAndType(name+"_total", "counter", help)
+	for i := range e.ranks {
+		e.writeSample(name+"_total", e.ranks[i].labels(), float64(of(&e.ranks[i])))
+	}
+	e.writeCreated(name, help)
+}
+
+func (e *exposition) writeCreated(name, help string) {
+	e.writeGauge(name+"_created", help, func(*rankMetrics) float64 { return e.created })
+}
+
+func (e *exposition) writeCounterBySource(name, help string, of func(*rankMetrics) []labeled) {
+	e.writeHelpAndType(name+"_total", "counter", help)
+	e.writeLabeled(name+"_total", "source", of)
+	e.writeGaugeBy(name+"_created", help, "source", func(k *rankMetrics) []labeled {
+		created := of(k)
+		for i := range created {
+			created[i].value = e.created
+		}
+		return created
+	})
+}
+
+func (e *exposition) writeHistogram(name, help string, of func(*rankMetrics) *histogram) {
+	e.writeHelpAndType(name, "histogram", help)
+	for i := range e.ranks {
+		k := &e.ranks[i]
+		h := of(k)
+		var below int64
+		for j, n := range h.counts {
+			below += n
+			bound := "+Inf"
+			if j < len(h.bounds) {
+				bound = formatPythonFloat(h.bounds[j])
+			}
+			e.writeSample(name+"_bucket", k.engine+`,le="`+bound+`",`+k.model, float64(below))
+		}
+		e.writeSample(name+"_count", k.labels(), float64(below))
+		e.writeSample(name+"_sum", k.labels(), h.sum)
+	}
+	e.writeCreated(name, help)
 }
 
 func formatPythonFloat(v float64) string {

@@ -11,6 +11,7 @@ import (
 	"log"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -20,7 +21,8 @@ import (
 
 // Config describes a simulated replica. A zero field takes its default.
 type Config struct {
-	Engine engine.Config
+	Engine engine.Config // of each rank
+	Ranks  int           // data-parallel engines behind the one port; default 1
 
 	Model         string   // name it serves; default "sim"
 	Adapters      []string // LoRA adapters loaded at the start
@@ -41,6 +43,7 @@ type Config struct {
 
 func (c Config) withDefaults() Config {
 	c.Engine = c.Engine.WithDefaults()
+	c.Ranks = cmp.Or(c.Ranks, 1)
 	c.Model = cmp.Or(c.Model, "sim")
 	c.BytesPerToken = cmp.Or(c.BytesPerToken, tokenIDBytes)
 	c.MaxModelLen = min(cmp.Or(c.MaxModelLen, 131_072), c.Engine.KVTokens-c.Engine.KVTokens%max(1, c.Engine.BlockSize))
@@ -60,20 +63,14 @@ type Server struct {
 
 	faults faults
 
-	// engineMu guards the engine and everything that must change with it.
+	// engineMu guards the engines and everything that must change with them.
 	engineMu  sync.Mutex
-	engine    *engine.Engine
-	live      []*sequence // submitted and not ended
-	counters  *counters
+	ranks     []*rank
+	balancer  *engine.Balancer
 	startedAt time.Time // of the simulated process
 	epoch     int       // restarts so far
 
 	shutdowns sync.WaitGroup // Run waits for calls of AbortAndShutdown
-
-	// submitted wakes runEngine when a request arrives while it is idle.
-	submitted chan struct{}
-	// thawed wakes it when a freeze may have ended.
-	thawed chan struct{}
 
 	adapters adapters
 	stored   responseStore
@@ -84,12 +81,12 @@ func NewServer(cfg Config) *Server {
 	cfg = cfg.withDefaults()
 	s := &Server{
 		cfg:       cfg,
-		engine:    engine.New(cfg.Engine),
-		counters:  newCounters(),
 		startedAt: time.Now(),
-		submitted: make(chan struct{}, 1),
-		thawed:    make(chan struct{}, 1),
 	}
+	for range max(1, cfg.Ranks) {
+		s.ranks = append(s.ranks, &rank{submitted: make(chan struct{}, 1), thawed: make(chan struct{}, 1)})
+	}
+	s.startEngines()
 	for _, name := range cfg.Adapters {
 		s.adapters.list = append(s.adapters.list, adapter{name, "/models/" + name})
 	}
@@ -100,6 +97,17 @@ func NewServer(cfg Config) *Server {
 		ErrorLog:    log.New(io.Discard, "", 0), // do not log clients that disconnect
 	}
 	return s
+}
+
+// startEngines gives each rank a new engine. It requires engineMu, or that nothing runs yet.
+func (s *Server) startEngines() {
+	var engines []*engine.Engine
+	for _, k := range s.ranks {
+		k.engine = engine.New(s.cfg.Engine)
+		k.live, k.counters = nil, newCounters()
+		engines = append(engines, k.engine)
+	}
+	s.balancer = engine.NewBalancer(engines)
 }
 
 // closeIdleOnFault closes idle connections while the fault CloseIdle is active.
@@ -124,7 +132,7 @@ func (s *Server) Bind(address string) error {
 // URL is the base URL, without a path.
 func (s *Server) URL() string { return "http://" + s.address }
 
-// Run runs the engine and serves until ctx is done, when it closes all connections,
+// Run runs the engines and serves until ctx is done, when it closes all connections,
 // or AbortAndShutdown was called. It waits for all it started.
 func (s *Server) Run(ctx context.Context) error {
 	var owners sync.WaitGroup
@@ -132,7 +140,9 @@ func (s *Server) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	s.http.BaseContext = func(net.Listener) context.Context { return ctx }
-	owners.Go(func() { s.runEngine(ctx) })
+	for _, k := range s.ranks {
+		owners.Go(func() { s.runEngine(ctx, k) })
+	}
 	owners.Go(func() {
 		<-ctx.Done()
 		s.listening.close()
@@ -180,22 +190,30 @@ func (s *Server) Drain(timeout time.Duration) {
 func (s *Server) hasLiveRequests() bool {
 	s.engineMu.Lock()
 	defer s.engineMu.Unlock()
-	return len(s.live) > 0
+	return slices.ContainsFunc(s.ranks, func(k *rank) bool { return len(k.live) > 0 })
 }
 
-// Stats returns the engine's counters and gauges.
+// Stats returns the engines' counters and gauges, added up.
 func (s *Server) Stats() engine.Stats {
 	s.engineMu.Lock()
 	defer s.engineMu.Unlock()
-	return s.engine.Stats()
+	var st engine.Stats
+	for _, k := range s.ranks {
+		st.Add(k.engine.Stats())
+	}
+	return st
 }
 
-// ResetPrefixCache clears the cache unless a request is running, and reports whether
-// it did.
+// ResetPrefixCache clears the caches of the engines on which no request is running. It
+// reports whether it cleared that of the first one, as vLLM does.
 func (s *Server) ResetPrefixCache() (cleared bool) {
 	s.engineMu.Lock()
 	defer s.engineMu.Unlock()
-	return s.engine.ResetPrefixCache()
+	for i, k := range s.ranks {
+		ok := k.engine.ResetPrefixCache()
+		cleared = cleared || i == 0 && ok
+	}
+	return cleared
 }
 
 // Restart makes the replica appear killed and restarted: connections are reset, the
@@ -203,12 +221,12 @@ func (s *Server) ResetPrefixCache() (cleared bool) {
 func (s *Server) Restart() {
 	s.engineMu.Lock()
 	defer s.engineMu.Unlock()
-	for _, q := range s.live {
-		q.publishEnd(processKilled)
+	for _, k := range s.ranks {
+		for _, q := range k.live {
+			q.publishEnd(processKilled)
+		}
 	}
-	s.live = nil
-	s.engine = engine.New(s.cfg.Engine)
-	s.counters = newCounters()
+	s.startEngines()
 	s.startedAt = time.Now()
 	s.stored.clear()
 	s.epoch++
@@ -226,12 +244,14 @@ func (s *Server) FailAll() { s.endAll(engineFailed) }
 func (s *Server) endAll(reason endReason) {
 	s.engineMu.Lock()
 	defer s.engineMu.Unlock()
-	for _, q := range s.live {
-		s.engine.Abort(&q.Request)
-		s.counters.success[reason]++
-		q.publishEnd(reason)
+	for _, k := range s.ranks {
+		for _, q := range k.live {
+			k.engine.Abort(&q.Request)
+			k.counters.success[reason]++
+			q.publishEnd(reason)
+		}
+		k.live = nil
 	}
-	s.live = nil
 }
 
 // Validate returns an error that names every invalid setting.
@@ -243,6 +263,7 @@ func (c Config) Validate() error {
 		name string
 		ok   bool
 	}{
+		{"number of ranks", c.Ranks > 0},
 		{"block size", e.BlockSize > 0},
 		{"KV tokens", e.KVTokens > 0},
 		{"step's token budget", e.StepTokens > 0},

@@ -22,6 +22,23 @@ type Stats struct {
 	StepTokensSum int64
 }
 
+// Add adds the counters and gauges of another engine. KVUsage becomes the higher one.
+func (s *Stats) Add(o Stats) {
+	s.Running += o.Running
+	s.Waiting += o.Waiting
+	s.KVUsage = max(s.KVUsage, o.KVUsage)
+	s.PrefixQueries += o.PrefixQueries
+	s.PrefixHits += o.PrefixHits
+	s.Preemptions += o.Preemptions
+	s.PromptTokens += o.PromptTokens
+	s.CachedPromptTokens += o.CachedPromptTokens
+	s.GenerationTokens += o.GenerationTokens
+	for i, n := range o.StepTokens {
+		s.StepTokens[i] += n
+	}
+	s.StepTokensSum += o.StepTokensSum
+}
+
 // StepBuckets are the upper bounds of vllm:iteration_tokens_total.
 var StepBuckets = [...]float64{1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384}
 
