@@ -93,6 +93,8 @@ func addSimFlags(f *pflag.FlagSet, listen *string, drainSeconds *int, cfg *sim.C
 
 	e := &cfg.Engine
 	f.IntVar(&e.KVTokens, "kv-tokens", 400_000, "size of the KV cache, `N` tokens")
+	f.IntVar(&e.HostKVTokens, "host-kv-tokens", 0, "size of a second cache in host memory, like vLLM's --kv-offloading-size, `N` tokens")
+	f.Float64Var(&e.HostLoadRate, "host-load-rate", 200_000, "load `N` tokens per second from it")
 	f.IntVar(&e.BlockSize, "block-size", 16, "size of a block of the KV cache, `N` tokens")
 	f.BoolVar(&e.NoPrefixCache, "no-prefix-caching", false, "disable the prefix cache")
 	f.IntVar(&e.StepTokens, "max-num-batched-tokens", 8192, "maximum number `N` of tokens in an engine step")

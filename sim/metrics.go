@@ -73,7 +73,7 @@ func (s *Server) writeEngineMetrics(e *exposition) {
 	e.writeGauge("vllm:num_requests_running", "Number of requests in model execution batches.", func(k *rankMetrics) float64 { return float64(k.stats.Running) })
 	e.writeGauge("vllm:num_requests_waiting", "Number of requests waiting to be processed.", func(k *rankMetrics) float64 { return float64(k.stats.Waiting) })
 	e.writeGaugeBy("vllm:num_requests_waiting_by_reason", "Number of waiting requests by reason.", "reason", func(k *rankMetrics) []labeled {
-		return []labeled{{"capacity", float64(k.stats.Waiting)}, {"deferred", 0}}
+		return []labeled{{"capacity", float64(k.stats.Waiting - k.stats.Loading)}, {"deferred", float64(k.stats.Loading)}}
 	})
 	e.writeGaugeBy("vllm:engine_sleep_state", "Engine sleep state.", "sleep_state", func(*rankMetrics) []labeled {
 		return []labeled{{"awake", 1}, {"weights_offloaded", 0}, {"discard_all", 0}}
@@ -81,15 +81,25 @@ func (s *Server) writeEngineMetrics(e *exposition) {
 	e.writeGauge("vllm:kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", func(k *rankMetrics) float64 { return k.stats.KVUsage })
 	e.writeCounter("vllm:prefix_cache_queries", "Prefix cache queries, in terms of number of queried tokens.", func(k *rankMetrics) int64 { return k.stats.PrefixQueries })
 	e.writeCounter("vllm:prefix_cache_hits", "Prefix cache hits, in terms of number of cached tokens.", func(k *rankMetrics) int64 { return k.stats.PrefixHits })
+	e.writeCounter("vllm:external_prefix_cache_queries", "External prefix cache queries, in terms of number of queried tokens.", func(k *rankMetrics) int64 {
+		if s.cfg.Engine.HostKVTokens == 0 {
+			return 0
+		}
+		return k.stats.PrefixQueries - k.stats.PrefixHits
+	})
+	e.writeCounter("vllm:external_prefix_cache_hits", "External prefix cache hits, in terms of number of cached tokens.", func(k *rankMetrics) int64 { return k.stats.HostHits })
 	e.writeCounter("vllm:num_preemptions", "Cumulative number of preemption from the engine.", func(k *rankMetrics) int64 { return k.stats.Preemptions })
 	e.writeCounter("vllm:prompt_tokens", "Number of prefill tokens processed.", func(k *rankMetrics) int64 { return k.stats.PromptTokens })
 	e.writeCounterBySource("vllm:prompt_tokens_by_source", "Number of prompt tokens by source.", func(k *rankMetrics) []labeled {
-		cached := float64(k.stats.CachedPromptTokens)
-		return []labeled{{"local_compute", float64(k.stats.PromptTokens) - cached}, {"local_cache_hit", cached}, {"external_kv_transfer", 0}}
+		st := &k.stats
+		return []labeled{
+			{"local_compute", float64(st.PromptTokens - st.CachedPromptTokens)}, {"local_cache_hit", float64(st.CachedPromptTokens - st.LoadedPromptTokens)},
+			{"external_kv_transfer", float64(st.LoadedPromptTokens)},
+		}
 	})
 	e.writeCounter("vllm:prompt_tokens_cached", "Number of cached prompt tokens (local + external).", func(k *rankMetrics) int64 { return k.stats.CachedPromptTokens })
 	e.writeCounterBySource("vllm:prompt_tokens_cached_by_source", "Prefix-cache hit tokens by the cache tier that supplied them.", func(k *rankMetrics) []labeled {
-		return []labeled{{"device", float64(k.stats.PrefixHits)}, {"host", 0}, {"p2p", 0}, {"disk", 0}, {"external_unspecified", 0}}
+		return []labeled{{"device", float64(k.stats.PrefixHits)}, {"host", float64(k.stats.HostHits)}, {"p2p", 0}, {"disk", 0}, {"external_unspecified", 0}}
 	})
 	e.writeCounter("vllm:generation_tokens", "Number of generation tokens processed.", func(k *rankMetrics) int64 { return k.stats.GenerationTokens })
 	e.writeHistogram("vllm:iteration_tokens_total", "Histogram of number of tokens per engine_step.", func(k *rankMetrics) *histogram {

@@ -269,6 +269,7 @@ func (c Config) Validate() error {
 		{"step's token budget", e.StepTokens > 0},
 		{"sequence limit", e.MaxSeqs > 0},
 		{"prefill rate", e.PrefillRate > 0},
+		{"host load rate", e.HostLoadRate > 0},
 		{"speed", e.Speed > 0},
 		{"bytes per token", c.BytesPerToken > 0},
 		{"context length", c.MaxModelLen > 0},
@@ -285,6 +286,9 @@ func (c Config) Validate() error {
 	}
 	if e.KVTokens > 0 && e.KVTokens < e.BlockSize {
 		errs = append(errs, fmt.Errorf("KV tokens %d are fewer than a block of %d", e.KVTokens, e.BlockSize))
+	}
+	if e.HostKVTokens < 0 {
+		errs = append(errs, errors.New("host KV tokens must not be negative"))
 	}
 	if err := e.ValidateQuadraticDepth(); err != nil {
 		errs = append(errs, err)

@@ -28,6 +28,12 @@ type Config struct {
 
 	NoPrefixCache bool // disables the prefix cache
 
+	// HostKVTokens is the size of a second cache in host memory; default 0, none. Blocks are
+	// copied to it as they fill, and loaded from it at HostLoadRate when the KV cache has
+	// lost them.
+	HostKVTokens int
+	HostLoadRate float64 // tokens per second; default 200,000: 131,072 bytes a token, as in Llama 3.1 8B, over PCIe 4.0
+
 	// PriorityScheduling starts waiting requests in the order of Request.Priority instead
 	// of arrival, and preempts running ones in the opposite order.
 	PriorityScheduling bool
@@ -68,6 +74,7 @@ func (c Config) WithDefaults() Config {
 	c.DecodeTime = cmp.Or(c.DecodeTime, 40*time.Microsecond)
 	c.ContextTime = cmp.Or(c.ContextTime, 24*time.Nanosecond)
 	c.QuadraticDepth = cmp.Or(c.QuadraticDepth, DefaultQuadraticDepth)
+	c.HostLoadRate = cmp.Or(c.HostLoadRate, 200_000)
 	c.Speed = cmp.Or(c.Speed, 1)
 	return c
 }
@@ -77,7 +84,7 @@ func (c Config) WithDefaults() Config {
 // safe for concurrent use, nor are engines that share a cache.
 //
 // It schedules as vLLM does. Running requests come first, in the order of their admission:
-// each decoding one gets a token, a partial prompt its next chunk. A request that needs a
+// each decoding one gets a token, each partial prompt its next chunk. A request that needs a
 // block when none is free preempts the one that was admitted last, which may be itself.
 // Then waiting requests are admitted whose prompts fit into the free blocks, unless the
 // step preempted any.
@@ -89,9 +96,9 @@ type Engine struct {
 	pool    *blockPool
 	sharing []*Engine // the engines that share pool, this one included
 
-	waiting  []*Request // in the order in which they start
-	partial  *Request   // admitted, with a prompt that exceeded the budget of its step
-	decoding decodeHeap
+	waiting    []*Request // in the order in which they start
+	prefilling []*Request // admitted, with a prompt that is partly computed or being loaded, in order of admission
+	decoding   decodeHeap
 
 	step    int64 // steps taken
 	context int   // tokens in the contexts of all decoding requests
@@ -100,9 +107,11 @@ type Engine struct {
 	// fit before the next change. 0: not tried.
 	blockedAt uint64
 
-	hits  []int32    // reused by lookups
-	due   []*Request // reused by allocateForDecodes
-	stats Stats
+	loadEnd time.Duration // of the last load from the host tier
+
+	hits    []int32    // reused by lookups
+	scratch []*Request // reused by schedule
+	stats   Stats
 }
 
 // StepResult is the outcome of one step. Its slices are new with each step.
@@ -120,6 +129,7 @@ type StepResult struct {
 func New(cfg Config) *Engine {
 	cfg = cfg.WithDefaults()
 	e := &Engine{cfg: cfg, pool: newBlockPool(cfg.KVTokens/cfg.BlockSize, cfg.HiddenEvictions)}
+	e.pool.addHostTier(cfg.HostKVTokens / cfg.BlockSize)
 	e.sharing = []*Engine{e}
 	return e
 }
@@ -129,14 +139,16 @@ func New(cfg Config) *Engine {
 // was admitted last of all. So the one that was admitted first always proceeds.
 func NewWithSharedCache(cfgs ...Config) []*Engine {
 	engines := make([]*Engine, len(cfgs))
-	blocks := 0
+	blocks, hostBlocks := 0, 0
 	for i, cfg := range cfgs {
 		cfg = cfg.WithDefaults()
 		cfg.BlockSize = cmp.Or(cfgs[0].BlockSize, cfg.BlockSize)
 		blocks += cfg.KVTokens / cfg.BlockSize
+		hostBlocks += cfg.HostKVTokens / cfg.BlockSize
 		engines[i] = &Engine{cfg: cfg}
 	}
 	pool := newBlockPool(blocks, cfgs[0].HiddenEvictions)
+	pool.addHostTier(hostBlocks)
 	for _, e := range engines {
 		e.pool, e.sharing = pool, engines
 	}
@@ -148,7 +160,7 @@ func (e *Engine) SetSpeed(speed float64) { e.cfg.Speed = speed }
 
 // Idle reports whether there are no requests.
 func (e *Engine) Idle() bool {
-	return len(e.waiting) == 0 && e.partial == nil && len(e.decoding) == 0
+	return len(e.waiting)+len(e.prefilling)+len(e.decoding) == 0
 }
 
 // Add queues r. It fails when the cache could never hold r's prompt and answer, as vLLM
@@ -188,7 +200,7 @@ func (e *Engine) Abort(r *Request) {
 		at := slices.Index(e.waiting, r)
 		e.waiting = slices.Delete(e.waiting, at, at+1)
 		e.blockedAt = 0 // another one is first now
-	case prefilling, decoding:
+	case loading, prefilling, decoding:
 		e.stopRunning(r)
 	}
 	r.state = ended
@@ -196,8 +208,8 @@ func (e *Engine) Abort(r *Request) {
 
 // stopRunning takes a running request out of the batch and frees its blocks.
 func (e *Engine) stopRunning(r *Request) {
-	if r.state == prefilling {
-		e.partial = nil
+	if r.state != decoding {
+		e.removePrefilling(r)
 	} else {
 		r.tokens = r.Generated(e)
 		heap.Remove(&e.decoding, r.heapIndex)
@@ -208,8 +220,8 @@ func (e *Engine) stopRunning(r *Request) {
 	r.blocks = nil
 }
 
-// ResetPrefixCache clears the cache if no request runs, as vLLM does, and reports
-// whether it did.
+// ResetPrefixCache clears the KV cache if no request runs, as vLLM does, and reports
+// whether it did. The host tier stays.
 func (e *Engine) ResetPrefixCache() (cleared bool) {
 	if e.pool.free < len(e.pool.refs) {
 		return false
@@ -221,7 +233,7 @@ func (e *Engine) ResetPrefixCache() (cleared bool) {
 // CachedTokens returns how many tokens of a prompt are in the cache.
 func (e *Engine) CachedTokens(promptTokens int, blocks []BlockHash) int {
 	e.hits = e.appendCachedPrefix(promptTokens, blocks, e.hits[:0])
-	return len(e.hits) * e.cfg.BlockSize
+	return (len(e.hits) + e.hostPrefix(promptTokens, blocks, len(e.hits))) * e.cfg.BlockSize
 }
 
 // Step schedules and computes one step that starts at now. Requests added before its end
@@ -232,17 +244,19 @@ func (e *Engine) Step(now time.Duration) StepResult {
 	}
 	preemptions := e.pool.preemptions
 	e.allocateForDecodes(now)
-	chunk := e.allocateForPartial(now)
+	partial := e.allocateForPrefills(now)
 	decodes := len(e.decoding)
 	budget := e.cfg.StepTokens - decodes
 	cost := e.costWithoutPrefill(decodes)
 	e.step++
 
 	var done StepResult
-	if chunk > 0 {
-		cost += e.prefill(e.partial, chunk, &done)
-		done.Prefilled = chunk
+	for _, r := range partial {
+		if r.chunk > 0 {
+			cost += e.prefill(r, r.chunk, &done)
+		}
 	}
+	clear(partial)
 	if e.pool.preemptions == preemptions {
 		cost += e.admitWaiting(budget, now, &done)
 	}
@@ -254,6 +268,9 @@ func (e *Engine) Step(now time.Duration) StepResult {
 	done.Finished = e.finishAnswers()
 
 	done.End = now + time.Duration(cost/e.cfg.Speed)
+	if done.Decoded+done.Prefilled == 0 {
+		done.End = min(done.End, e.nextLoaded(now))
+	}
 	e.countStep(&done)
 	e.setTimes(&done)
 	return done
@@ -261,11 +278,7 @@ func (e *Engine) Step(now time.Duration) StepResult {
 
 // running returns the number of admitted requests that have not ended.
 func (e *Engine) running() int {
-	n := len(e.decoding)
-	if e.partial != nil {
-		n++
-	}
-	return n
+	return len(e.decoding) + len(e.prefilling)
 }
 
 // costWithoutPrefill returns the cost of a step without prefill, in nanoseconds.
@@ -276,7 +289,7 @@ func (e *Engine) costWithoutPrefill(decodes int) (nanos float64) {
 // allocateForDecodes gives each decoding request that has filled its last block another one
 // for the token that the next step computes.
 func (e *Engine) allocateForDecodes(now time.Duration) {
-	due := e.decoding.appendDue(e.step+1, 0, e.due[:0])
+	due := e.decoding.appendDue(e.step+1, 0, e.scratch[:0])
 	slices.SortFunc(due, func(a, b *Request) int { return cmp.Compare(a.admission, b.admission) })
 	for _, r := range due {
 		if r.state != decoding {
@@ -293,22 +306,34 @@ func (e *Engine) allocateForDecodes(now time.Duration) {
 		}
 	}
 	clear(due)
-	e.due = due[:0]
+	e.scratch = due[:0]
 }
 
-// allocateForPartial gives the partial prompt, if there is one, blocks for its next chunk,
-// and returns the chunk's length. It is 0 when decodes use up the step's budget, or when
-// the request was preempted for lack of blocks.
-func (e *Engine) allocateForPartial(now time.Duration) (tokens int) {
-	r := e.partial
-	if r == nil {
-		return 0
+// allocateForPrefills gives partial prompts blocks for their next chunks, and returns them
+// with Request.chunk set. A chunk is 0 when the step's budget is used up, when the prompt is
+// being loaded, or when the request was preempted for lack of blocks.
+func (e *Engine) allocateForPrefills(now time.Duration) (partial []*Request) {
+	partial = append(e.scratch[:0], e.prefilling...)
+	e.scratch = partial[:0]
+	budget := e.cfg.StepTokens - len(e.decoding)
+	for _, r := range partial {
+		if r.state == loading && r.loadedAt <= now {
+			r.state = prefilling
+		}
+		tokens := min(r.contextTokens()-r.computed, budget)
+		if r.state == prefilling && tokens > 0 && e.extendBlocks(r, r.computed+tokens, now) {
+			r.chunk = tokens
+			budget -= tokens
+		}
 	}
-	tokens = min(r.contextTokens()-r.computed, e.cfg.StepTokens-len(e.decoding))
-	if tokens <= 0 || !e.extendBlocks(r, r.computed+tokens, now) {
-		return 0
-	}
-	return tokens
+	return partial
+}
+
+// removePrefilling removes r from the partial prompts.
+func (e *Engine) removePrefilling(r *Request) {
+	at := slices.Index(e.prefilling, r)
+	e.prefilling = slices.Delete(e.prefilling, at, at+1)
+	r.chunk = 0
 }
 
 // extendBlocks gives r blocks for its first tokens. While the cache lacks free ones it
@@ -337,8 +362,8 @@ func (e *Engine) leastUrgentRunning() (owner *Engine, last *Request) {
 		}
 	}
 	for _, o := range e.sharing {
-		if o.partial != nil {
-			consider(o, o.partial)
+		for _, r := range o.prefilling {
+			consider(o, r)
 		}
 		for _, r := range o.decoding {
 			consider(o, r)
@@ -361,17 +386,20 @@ func (e *Engine) preempt(r *Request, now time.Duration) {
 // admitWaiting admits the first waiting requests that fit, computes up to budget tokens of
 // their prompts and returns the cost in nanoseconds.
 func (e *Engine) admitWaiting(budget int, now time.Duration, done *StepResult) (nanos float64) {
-	for e.partial == nil && done.Prefilled < budget && len(e.waiting) > 0 && e.running() < e.cfg.MaxSeqs {
+	for done.Prefilled < budget && len(e.waiting) > 0 && e.running() < e.cfg.MaxSeqs {
 		r := e.waiting[0]
 		if e.blockedAt == e.pool.changes || !e.admit(r, now) {
 			e.blockedAt = e.pool.changes
 			break
 		}
 		e.waiting = e.waiting[1:]
+		e.prefilling = append(e.prefilling, r)
+		if r.state == loading {
+			continue
+		}
 		tokens := min(r.contextTokens()-r.computed, budget-done.Prefilled)
 		e.extendBlocks(r, r.computed+tokens, now) // admit has seen that they are free
 		nanos += e.prefill(r, tokens, done)
-		done.Prefilled += tokens
 	}
 	return nanos
 }
@@ -394,6 +422,7 @@ func (e *Engine) admit(r *Request, now time.Duration) (admitted bool) {
 	tokens := r.contextTokens()
 	e.hits = e.appendCachedPrefix(tokens, r.Blocks, e.hits[:0])
 	hits := e.hits
+	fromHost := e.hostPrefix(tokens, r.Blocks, len(hits))
 	if e.blocksFor(tokens)-len(hits)+e.pool.countFree(hits) > e.pool.free {
 		return false
 	}
@@ -402,13 +431,18 @@ func (e *Engine) admit(r *Request, now time.Duration) (admitted bool) {
 		e.pool.addRef(b)
 	}
 	r.blocks = append(r.blocks, hits...)
-	r.computed, r.full = len(hits)*e.cfg.BlockSize, len(hits)
 	r.state = prefilling
+	if e.pool.host != nil {
+		e.loadFromHost(r, fromHost, now)
+	}
+	r.full = len(r.blocks)
+	r.computed = r.full * e.cfg.BlockSize
 	if r.admission == 0 { // vLLM counts no further ones
-		r.Cached = r.computed
+		r.Cached, r.hostCached = r.computed, fromHost*e.cfg.BlockSize
 		r.Started = now
 		e.stats.PrefixQueries += int64(r.Prompt)
-		e.stats.PrefixHits += int64(r.Cached)
+		e.stats.PrefixHits += int64(r.Cached - r.hostCached)
+		e.stats.HostHits += int64(r.hostCached)
 	}
 	e.pool.admissions++
 	r.admission = e.pool.admissions
@@ -417,26 +451,31 @@ func (e *Engine) admit(r *Request, now time.Duration) (admitted bool) {
 
 // appendCachedPrefix returns the cached blocks at the beginning of a prompt.
 func (e *Engine) appendCachedPrefix(promptTokens int, blocks []BlockHash, into []int32) []int32 {
+	return e.pool.lookupPrefix(e.cacheable(promptTokens, blocks), into)
+}
+
+// cacheable returns the blocks of a prompt that can be hit. The last token is always
+// recomputed, for its output.
+func (e *Engine) cacheable(promptTokens int, blocks []BlockHash) []BlockHash {
 	if e.cfg.NoPrefixCache {
-		return into
+		return nil
 	}
-	// The last token is always recomputed, for its output.
-	n := min((promptTokens-1)/e.cfg.BlockSize, len(blocks))
-	return e.pool.lookupPrefix(blocks[:n], into)
+	return blocks[:min((promptTokens-1)/e.cfg.BlockSize, len(blocks))]
 }
 
 // prefill computes tokens of r, for which it has blocks, and returns the cost in nanoseconds.
 func (e *Engine) prefill(r *Request, tokens int, done *StepResult) (nanos float64) {
 	nanos = 1e9 * e.cfg.PrefillSeconds(float64(r.computed), float64(tokens))
 	r.computed += tokens
+	r.chunk = 0
+	done.Prefilled += tokens
 	// Full blocks can be hit from now on, also by a later request of this step: within a
 	// layer keys are written before they are read.
 	e.cacheFullBlocks(r, r.computed)
 	if r.computed < r.contextTokens() {
-		e.partial = r
 		return nanos
 	}
-	e.partial = nil
+	e.removePrefilling(r)
 	e.context += r.computed + 1
 	if r.tokens > 0 {
 		done.Resumed = append(done.Resumed, r)
@@ -457,6 +496,7 @@ func (e *Engine) cacheFullBlocks(r *Request, tokens int) {
 	for ; r.full < tokens/e.cfg.BlockSize; r.full++ {
 		if r.full < len(r.Blocks) && !e.cfg.NoPrefixCache {
 			e.pool.setContent(r.blocks[r.full], r.Blocks[r.full])
+			e.pool.storeOnHost(r.Blocks[r.full])
 		}
 	}
 }

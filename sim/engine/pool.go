@@ -1,5 +1,7 @@
 package engine
 
+import "time"
+
 // BlockHash identifies a full block of tokens and all before it. Zero is not a block and
 // never cached.
 type BlockHash uint64
@@ -25,6 +27,10 @@ type blockPool struct {
 
 	// Of all engines that share the pool:
 	arrivals, admissions, preemptions int64
+
+	host *blockPool // the host tier, none of whose blocks is ever in use; nil: none
+	// loadedAt is when the content of each block is there; nil without a host tier.
+	loadedAt []time.Duration
 
 	hiddenEvictions float64 // further evictions per allocation
 	owed            float64 // hidden evictions not made yet
@@ -93,6 +99,9 @@ func (p *blockPool) allocate() int32 {
 	p.removeFree(b)
 	p.dropContent(b)
 	p.refs[b] = 1
+	if p.loadedAt != nil {
+		p.loadedAt[b] = 0
+	}
 	for p.owed = min(p.owed+p.hiddenEvictions, float64(len(p.refs))); p.owed >= 1; p.owed-- {
 		p.evictOldestFree()
 	}

@@ -125,7 +125,7 @@ func TestPreemptionOrder(t *testing.T) {
 }
 
 // TestEveryRequestEnds runs random requests on caches that are too small for them, also on
-// engines that share one: each request must end, with each of its tokens generated once.
+// engines that share one, with and without a host tier: each request must end, with each of its tokens generated once.
 func TestEveryRequestEnds(t *testing.T) {
 	for seed := range uint64(60) {
 		engines, priorities := int(1+seed%3), seed%2 == 0
@@ -133,7 +133,7 @@ func TestEveryRequestEnds(t *testing.T) {
 			random := rand.New(rand.NewPCG(seed, 1))
 			var cfgs []Config
 			for range engines {
-				cfgs = append(cfgs, Config{KVTokens: 336 / engines, StepTokens: 40, MaxSeqs: 8, PriorityScheduling: priorities})
+				cfgs = append(cfgs, Config{KVTokens: 336 / engines, HostKVTokens: 800 * int(seed%4/3), StepTokens: 40, MaxSeqs: 8, PriorityScheduling: priorities})
 			}
 			all := NewWithSharedCache(cfgs...)
 			want, open := int64(0), 0

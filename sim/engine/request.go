@@ -20,7 +20,7 @@ type Request struct {
 	Owner any // the caller's; not used by the engine
 
 	// Set by the engine:
-	Cached     int           // prompt tokens found in the cache
+	Cached     int           // prompt tokens found in the cache or on the host
 	Created    int           // prompt tokens computed and put into the cache; 0 until all are computed
 	Arrived    time.Duration // Add
 	Started    time.Duration // admitted first
@@ -32,12 +32,16 @@ type Request struct {
 	arrival   int64   // number of its Add
 	admission int64   // number of its last admission; 0: none
 	computed  int     // tokens in the cache, by a hit or by prefill
+	chunk     int     // tokens of the prompt to compute in this step
 	full      int     // leading blocks that are full
 	blocks    []int32 // blocks in use, in order
 	joined    int64   // step of the first token, had it not been preempted
 	due       int64   // step that next needs a block or ends the answer
 	heapIndex int     // in the heap of decoding requests
 	tokens    int     // generated, while it is not decoding
+
+	hostCached int           // of Cached, those loaded from the host tier
+	loadedAt   time.Duration // when the last of its blocks is loaded
 }
 
 type state int8
@@ -45,6 +49,7 @@ type state int8
 const (
 	unknown state = iota
 	waiting
+	loading // from the host tier
 	prefilling
 	decoding
 	ended

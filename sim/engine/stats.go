@@ -3,17 +3,19 @@ package engine
 // Stats are the engine's counters and gauges, in vLLM's units.
 type Stats struct {
 	Running, Waiting int
+	Loading          int     // of those waiting, from the host tier
 	KVUsage          float64 // blocks in use over all blocks, 0 to 1
 
 	// PrefixQueries and PrefixHits are tokens of admitted prompts. Those of preempted
 	// requests count once.
 	PrefixQueries, PrefixHits int64
+	HostHits                  int64 // tokens that were loaded from the host tier
 	Preemptions               int64
 
 	// PromptTokens and CachedPromptTokens count prompts with their first token: all tokens,
-	// and those that were cached.
-	PromptTokens, CachedPromptTokens int64
-	GenerationTokens                 int64
+	// those that were cached, and of these those that were loaded from the host tier.
+	PromptTokens, CachedPromptTokens, LoadedPromptTokens int64
+	GenerationTokens                                     int64
 
 	// StepTokens counts steps with output in StepBuckets; the last one counts those above
 	// all bounds. A step's tokens are those generated and the uncached part of each prompt
@@ -26,12 +28,15 @@ type Stats struct {
 func (s *Stats) Add(o Stats) {
 	s.Running += o.Running
 	s.Waiting += o.Waiting
+	s.Loading += o.Loading
 	s.KVUsage = max(s.KVUsage, o.KVUsage)
 	s.PrefixQueries += o.PrefixQueries
 	s.PrefixHits += o.PrefixHits
+	s.HostHits += o.HostHits
 	s.Preemptions += o.Preemptions
 	s.PromptTokens += o.PromptTokens
 	s.CachedPromptTokens += o.CachedPromptTokens
+	s.LoadedPromptTokens += o.LoadedPromptTokens
 	s.GenerationTokens += o.GenerationTokens
 	for i, n := range o.StepTokens {
 		s.StepTokens[i] += n
@@ -53,6 +58,7 @@ func (e *Engine) countStep(done *StepResult) {
 	for _, r := range done.First {
 		s.PromptTokens += int64(r.Prompt)
 		s.CachedPromptTokens += int64(r.Cached)
+		s.LoadedPromptTokens += int64(r.hostCached)
 		tokens += r.Prompt - r.Cached
 	}
 	s.StepTokensSum += int64(tokens)
@@ -75,7 +81,12 @@ func (e *Engine) setTimes(done *StepResult) {
 // Stats returns the counters and gauges after the last step.
 func (e *Engine) Stats() Stats {
 	s := e.stats
-	s.Running, s.Waiting = e.running(), len(e.waiting)
+	for _, r := range e.prefilling {
+		if r.state == loading {
+			s.Loading++
+		}
+	}
+	s.Running, s.Waiting = e.running()-s.Loading, len(e.waiting)+s.Loading
 	s.KVUsage = float64(len(e.pool.refs)-e.pool.free) / float64(len(e.pool.refs))
 	return s
 }
