@@ -33,8 +33,8 @@ type rank struct {
 	live     []*sequence // submitted and not ended
 	counters *counters
 
-	// submitted wakes runEngine when a request arrives while it is idle.
-	submitted chan struct{}
+	// work wakes runEngine when there may be a step to take.
+	work chan struct{}
 	// thawed wakes it when a freeze may have ended.
 	thawed chan struct{}
 }
@@ -122,12 +122,17 @@ func (s *Server) submitAll(sequences []*sequence, pinned int) error {
 	}
 	for _, q := range sequences {
 		q.rank.live = append(q.rank.live, q)
-		select {
-		case q.rank.submitted <- struct{}{}:
-		default:
-		}
+		q.rank.wakeEngine()
 	}
 	return nil
+}
+
+// wakeEngine wakes runEngine if it waits for work.
+func (k *rank) wakeEngine() {
+	select {
+	case k.work <- struct{}{}:
+	default:
+	}
 }
 
 // abortUnfinished removes the sequences of a client that disconnected from the engines.
@@ -158,10 +163,10 @@ func (s *Server) runEngine(ctx context.Context, k *rank) {
 			epoch, at = s.epoch, time.Since(s.startedAt)
 		}
 		began := s.startedAt
-		if k.engine.Idle() {
+		if k.engine.Idle() || s.pause.stopsEngines() {
 			s.engineMu.Unlock()
 			select {
-			case <-k.submitted:
+			case <-k.work:
 			case <-ctx.Done():
 				return
 			}

@@ -76,7 +76,8 @@ func (s *Server) writeEngineMetrics(e *exposition) {
 		return []labeled{{"capacity", float64(k.stats.Waiting - k.stats.Loading)}, {"deferred", float64(k.stats.Loading)}}
 	})
 	e.writeGaugeBy("vllm:engine_sleep_state", "Engine sleep state.", "sleep_state", func(*rankMetrics) []labeled {
-		return []labeled{{"awake", 1}, {"weights_offloaded", 0}, {"discard_all", 0}}
+		asleep := len(s.pause.asleep) > 0
+		return []labeled{{"awake", oneIf(!asleep)}, {"weights_offloaded", oneIf(asleep && s.pause.level == 1)}, {"discard_all", oneIf(asleep && s.pause.level == 2)}}
 	})
 	e.writeGauge("vllm:kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", func(k *rankMetrics) float64 { return k.stats.KVUsage })
 	e.writeCounter("vllm:prefix_cache_queries", "Prefix cache queries, in terms of number of queried tokens.", func(k *rankMetrics) int64 { return k.stats.PrefixQueries })
@@ -285,6 +286,13 @@ func formatPythonFloat(v float64) string {
 		text += ".0"
 	}
 	return text
+}
+
+func oneIf(condition bool) float64 {
+	if condition {
+		return 1
+	}
+	return 0
 }
 
 func unixSeconds(t time.Time) float64 { return float64(t.UnixMicro()) / 1e6 }

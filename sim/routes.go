@@ -39,7 +39,12 @@ func (s *Server) routes() http.Handler {
 		"/v1/unload_lora_adapter":   {http.MethodPost, false, s.unloadAdapter},
 		"/tokenize":                 {http.MethodPost, false, s.tokenize},
 		"/detokenize":               {http.MethodPost, false, s.detokenize},
-		"/is_sleeping":              {http.MethodGet, false, isSleeping},
+		"/is_sleeping":              {http.MethodGet, false, s.isSleeping},
+		"/sleep":                    {http.MethodPost, false, s.postSleep},
+		"/wake_up":                  {http.MethodPost, false, s.postWakeUp},
+		"/is_paused":                {http.MethodGet, false, s.isPaused},
+		"/pause":                    {http.MethodPost, false, s.postPause},
+		"/resume":                   {http.MethodPost, false, s.postResume},
 		"/sim/fault":                {http.MethodPost, false, s.postFault},
 	}
 	for _, path := range s.cfg.Without {
@@ -159,10 +164,6 @@ func (s *Server) resetPrefixCache(w http.ResponseWriter, _ *http.Request) {
 }
 
 func respondOK(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) }
-
-func isSleeping(w http.ResponseWriter, _ *http.Request) {
-	writeJSON(w, http.StatusOK, `{"is_sleeping":false}`)
-}
 
 func getVersion(w http.ResponseWriter, _ *http.Request) {
 	writeJSON(w, http.StatusOK, `{"version":"0.32.0"}`)

@@ -69,6 +69,7 @@ type Server struct {
 	balancer  *engine.Balancer
 	startedAt time.Time // of the simulated process
 	epoch     int       // restarts so far
+	pause     pauseState
 
 	shutdowns sync.WaitGroup // Run waits for calls of AbortAndShutdown
 
@@ -84,7 +85,7 @@ func NewServer(cfg Config) *Server {
 		startedAt: time.Now(),
 	}
 	for range max(1, cfg.Ranks) {
-		s.ranks = append(s.ranks, &rank{submitted: make(chan struct{}, 1), thawed: make(chan struct{}, 1)})
+		s.ranks = append(s.ranks, &rank{work: make(chan struct{}, 1), thawed: make(chan struct{}, 1)})
 	}
 	s.startEngines()
 	for _, name := range cfg.Adapters {
@@ -227,6 +228,7 @@ func (s *Server) Restart() {
 		}
 	}
 	s.startEngines()
+	s.pause = pauseState{}
 	s.startedAt = time.Now()
 	s.stored.clear()
 	s.epoch++

@@ -230,6 +230,16 @@ func (e *Engine) ResetPrefixCache() (cleared bool) {
 	return true
 }
 
+// DiscardCache clears the KV cache after it has preempted all running requests. The engine
+// must not share the cache.
+func (e *Engine) DiscardCache(now time.Duration) {
+	for e.running() > 0 {
+		_, r := e.leastUrgentRunning()
+		e.preempt(r, now)
+	}
+	e.pool.clear()
+}
+
 // CachedTokens returns how many tokens of a prompt are in the cache.
 func (e *Engine) CachedTokens(promptTokens int, blocks []BlockHash) int {
 	e.hits = e.appendCachedPrefix(promptTokens, blocks, e.hits[:0])
