@@ -110,7 +110,7 @@ type Engine struct {
 	loadEnd time.Duration // of the last load from the host tier
 
 	hits    []int32    // reused by lookups
-	scratch []*Request // reused by schedule
+	scratch []*Request // reused by allocateForDecodes and allocateForPrefills
 	stats   Stats
 }
 

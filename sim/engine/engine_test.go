@@ -58,6 +58,8 @@ func TestHits(t *testing.T) {
 		{"nothing in common", 64, 1, blocks(1, 4), 64, blocks(2, 4), 0},
 		// 30 tokens of prompt and 20 of answer, of which the last is never computed: 49, three blocks.
 		{"generated blocks hit in the next turn", 30, 20, blocks(1, 3), 60, blocks(1, 3), 48},
+		// The last token that is computed fills the third block.
+		{"last computed token fills a block", 30, 19, blocks(1, 3), 60, blocks(1, 3), 48},
 		// 48 tokens, the last of them not computed: 47, two blocks.
 		{"last generated token not computed", 30, 18, blocks(1, 3), 60, blocks(1, 3), 32},
 	} {

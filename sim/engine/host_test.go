@@ -103,3 +103,28 @@ func TestAbortWhileLoading(t *testing.T) {
 		t.Errorf("took %v with %d tokens cached, of which %d were loaded again", end-now, next.Cached, e.Stats().HostHits-64)
 	}
 }
+
+// TestLoadedPromptsShareStep has two partly loaded prompts to compute at once.
+func TestLoadedPromptsShareStep(t *testing.T) {
+	cfg := hostConfig(100)
+	cfg.StepTokens = 32
+	e := New(cfg)
+	now := time.Duration(0)
+	for prefix := range 3 { // the third evicts the first two
+		now = finish(t, e, add(t, e, 33+112*(prefix/2), 1, blocks(prefix+1, 2+7*(prefix/2)), now), now)
+	}
+	first := add(t, e, 64, 1, blocks(1, 2), now)
+	second := add(t, e, 64, 1, blocks(2, 2), now)
+	now = e.Step(now).End
+	if st := e.Stats(); st.Loading != 2 {
+		t.Fatalf("%+v, want two requests loading", st)
+	}
+	now += time.Second // both are loaded
+	for _, r := range []*Request{first, second} {
+		step := e.Step(now)
+		now = step.End
+		if step.Prefilled != 32 || len(step.First) != 1 || step.First[0] != r {
+			t.Errorf("%+v: want 32 tokens of one prompt, in the order of admission", step)
+		}
+	}
+}

@@ -124,6 +124,25 @@ func TestPreemptionOrder(t *testing.T) {
 	}
 }
 
+// TestSharedCachePreemption fills a cache that two engines share. The request that was admitted
+// first of all proceeds, though its own engine has no other to preempt.
+func TestSharedCachePreemption(t *testing.T) {
+	both := NewWithSharedCache(Config{KVTokens: 80}, Config{KVTokens: 80})
+	first := add(t, both[0], 79, 30, nil, 0)
+	now := both[0].Step(0).End
+	second := add(t, both[1], 79, 30, nil, now)
+	both[1].Step(now)
+	both[1].Step(now)
+	for range 2 { // the second one needs a sixth block
+		now = both[0].Step(now).End
+	}
+	if a, b := both[0].Stats(), both[1].Stats(); a.Preemptions != 0 || b.Preemptions != 1 || b.Waiting != 1 || first.state != decoding {
+		t.Errorf("%+v and %+v, want the second engine's request preempted", a, b)
+	}
+	finish(t, both[0], first, now)
+	finish(t, both[1], second, now)
+}
+
 // TestEveryRequestEnds runs random requests on caches that are too small for them, also on
 // engines that share one, with and without a host tier: each request must end, with each of its tokens generated once.
 func TestEveryRequestEnds(t *testing.T) {
