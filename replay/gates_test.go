@@ -302,7 +302,7 @@ func otherSizes(trace *replay.Trace) []row {
 	uneven.TextSpread = 0.25
 	all = append(all, row{name: "uneven-text", scenario: uneven, gates: known})
 	f("step-2048", engine.Config{StepTokens: 2048, QuadraticDepth: engine.LinearPrefill})
-	f("quadratic", engine.Config{})
+	f("quadratic", engine.Config{QuadraticDepth: 1.9e-5})
 	return all
 }
 
