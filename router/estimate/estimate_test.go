@@ -124,7 +124,8 @@ func TestPrefillRate(t *testing.T) {
 	expect("too few samples", defaultPrefillRate, defaultPrefillRate, defaultPrefillRate)
 	prefill(0, 4000, time.Second)
 	expect("the fleet's is the only known one", 4000, 4000, 4000)
-	for range minRateSamples {
+	for range minOwnSamples {
+		prefill(0, 4000, time.Second)
 		prefill(1, 4800, time.Second)
 		prefill(2, 9600, time.Second)
 	}
@@ -134,7 +135,7 @@ func TestPrefillRate(t *testing.T) {
 		t.Error("a forgotten rate is known, or another one is not")
 	}
 	f.SetLearningDisabled(true)
-	for range minRateSamples {
+	for range minOwnSamples {
 		prefill(2, 9600, time.Second)
 	}
 	if f.IsPrefillRateKnown(2) {
@@ -145,7 +146,7 @@ func TestPrefillRate(t *testing.T) {
 func TestPrefillRateByModel(t *testing.T) {
 	f := newTestFleet(5)
 	learn := func(slot int, rate float64) {
-		for range minRateSamples {
+		for range minOwnSamples {
 			f.LearnFromCompletion(slot, &Prediction{Model: "m", Bytes: 80_000, Uncached: 20_000, TTFT: time.Duration(20_000 / rate * float64(time.Second)), IsText: true}, Usage{}, CacheInfo{Alignment: 1})
 		}
 	}
@@ -183,6 +184,46 @@ func TestPrefillRateWithoutStreams(t *testing.T) {
 	f = learn(varied, func(i int) float64 { return varied(i) / 20 })
 	if f.KnowsPrefillRate(0) {
 		t.Errorf("%.0f tokens a second were learned from answers that tell nothing of it", f.PrefillRate(0))
+	}
+}
+
+// Equal replicas can differ much in their first samples. One that seemed slower was sent
+// nothing by an idle fleet.
+func TestProvisionalPrefillRatesAreNotCompared(t *testing.T) {
+	f := newTestFleet(3)
+	streamed := func(slot int, rate float64) {
+		f.LearnFromCompletion(slot, &Prediction{Bytes: 80_000, Uncached: 20_000, TTFT: time.Duration(20_000 / rate * float64(time.Second)), IsText: true}, Usage{}, CacheInfo{Alignment: 1})
+	}
+	expectEqual := func(when string, want float64) {
+		t.Helper()
+		for slot := range 3 {
+			if got := f.PrefillRate(slot); math.Abs(got-want) > 1 || !f.KnowsPrefillRate(slot) {
+				t.Errorf("%s: backend %d prefills %.0f tokens a second, want %.0f", when, slot, got, want)
+			}
+		}
+	}
+	for range minRateSamples {
+		streamed(0, 5_000)
+	}
+	expectEqual("first samples of one", 5_000)
+	for range minRateSamples {
+		streamed(1, 20_000)
+	}
+	for i := range 40 {
+		u, g := float64(1000+700*(i%7)), float64(50+40*(i%5))
+		took := time.Duration((u/10_000 + g*0.02) * float64(time.Second))
+		f.LearnFromCompletion(2, &Prediction{Bytes: 80_000, Uncached: u, AnswerTokens: g, Duration: took, IsText: true}, Usage{}, CacheInfo{Alignment: 1})
+	}
+	expectEqual("first samples of all", 10_000)
+	for range minOwnSamples {
+		streamed(0, 5_000)
+	}
+	expectEqual("one is measured", 5_000)
+	for range minOwnSamples {
+		streamed(1, 20_000)
+	}
+	if slow, fast := f.PrefillRate(0), f.PrefillRate(1); slow != 5_000 || fast != 20_000 {
+		t.Errorf("two are measured: %.0f and %.0f tokens a second, want 5,000 and 20,000", slow, fast)
 	}
 }
 

@@ -157,14 +157,15 @@ func (f *Fleet) PrefillRate(slot int) float64 {
 // second; a default if none is known.
 func (f *Fleet) MedianPrefillRate() float64 { return f.rate }
 
-// IsPrefillRateKnown reports whether the prefill rate of a backend was measured.
+// IsPrefillRateKnown reports whether the prefill rate of a backend was measured well enough to
+// be compared with those of others.
 func (f *Fleet) IsPrefillRateKnown(slot int) bool { return f.backends[slot].rate.value > 0 }
 
-// KnowsPrefillRate reports whether PrefillRate was measured, on the backend or on another with
-// the same model. Without learning the default is all there is.
+// KnowsPrefillRate reports whether PrefillRate was measured, if only roughly, on the backend or
+// on another with the same model. Without learning the default is all there is.
 func (f *Fleet) KnowsPrefillRate(slot int) bool {
 	b := &f.backends[slot]
-	return f.disabled || b.rate.value > 0 || b.groupRate > 0
+	return f.disabled || b.rate.value > 0 || b.rate.provisional > 0 || b.groupRate > 0
 }
 
 // UpdateMedianPrefillRate recomputes the medians, of all backends and of each group.
@@ -186,13 +187,20 @@ func (f *Fleet) UpdateMedianPrefillRate() {
 	}
 }
 
-// medianRate returns the median of the prefill rates of the backends that isMember selects;
-// 0 if none is known.
+// medianRate returns the median of the prefill rates of the backends that isMember selects,
+// of the provisional ones while there are no others; 0 if none is known.
 func (f *Fleet) medianRate(isMember func(*backend) bool) float64 {
 	known := f.scratch[:0]
 	for slot := range f.backends {
 		if b := &f.backends[slot]; b.rate.value > 0 && isMember(b) {
 			known = append(known, b.rate.value)
+		}
+	}
+	if len(known) == 0 {
+		for slot := range f.backends {
+			if b := &f.backends[slot]; b.rate.provisional > 0 && isMember(b) {
+				known = append(known, b.rate.provisional)
+			}
 		}
 	}
 	f.scratch = known

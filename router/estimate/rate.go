@@ -9,7 +9,8 @@ const (
 	defaultPrefillRate = 8000 // tokens a second of an 8B-class model on one GPU
 
 	maxRateSamples = 64
-	minRateSamples = 3   // below which the default applies
+	minRateSamples = 3   // below which nothing is known
+	minOwnSamples  = 8   // below which a backend has the rate that is typical of its model
 	rateQuantile   = 0.9 // most prefills share their steps with other requests' decodes
 
 	// A shorter prefill says little about the rate.
@@ -28,7 +29,12 @@ type prefillRate struct {
 	count   int                     // of all samples so far
 	value   float64                 // 0: unknown
 
-	unstreamed durations // used while there are too few samples
+	// provisional is of fewer samples, or of responses that were not streamed; 0: unknown. It
+	// tells the order of magnitude, but not which of two backends is the faster one: equal ones
+	// can differ by a factor of four, and the slower one would get no request of an idle
+	// fleet, and so no sample that corrects it.
+	provisional float64
+	unstreamed  durations // used while there are too few samples
 }
 
 // addUnstreamed adds a response without a first event: so many uncached tokens, those sent
@@ -43,7 +49,7 @@ func (p *prefillRate) addUnstreamed(tokens, generated float64, took time.Duratio
 	if rate == 0 {
 		return false
 	}
-	p.value = rate
+	p.provisional = rate
 	return true
 }
 
@@ -61,7 +67,12 @@ func (p *prefillRate) addSample(tokens float64, took time.Duration) (updated boo
 	sorted := p.samples
 	n := min(p.count, maxRateSamples)
 	slices.Sort(sorted[:n])
-	p.value = sorted[int(rateQuantile*float64(n-1))]
+	rate := sorted[int(rateQuantile*float64(n-1))]
+	if p.count >= minOwnSamples {
+		p.value = rate
+	} else {
+		p.provisional = rate
+	}
 	return true
 }
 
