@@ -860,7 +860,8 @@ func TestQueueTimeSpentOnce(t *testing.T) {
 }
 
 func TestBurstAboveCapacity(t *testing.T) {
-	f := simulated(t, 2, router.QueueSettings{Requests: 1000, Bytes: 64 << 20, Timeout: time.Minute})
+	// A configured step budget applies from the first request on, before a prefill rate is known.
+	f := simulated(t, 2, router.QueueSettings{Requests: 1000, Bytes: 64 << 20, Timeout: time.Minute, StepTokens: 8192})
 	long := strings.Repeat(question, 20) // some 5,000 tokens each, of 8,192 a step
 	const requests = 120
 	var wrong sync.Map
@@ -880,7 +881,7 @@ func TestBurstAboveCapacity(t *testing.T) {
 	})
 	f.awaitIdle()
 	if strings.Contains(f.exposition(), `warmroute_queue_ends_total{end="sent"} 0`) {
-		t.Error("none was held")
+		t.Error("none was queued")
 	}
 }
 
