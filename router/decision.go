@@ -246,9 +246,6 @@ func (r *Router) learnFromCompletion(d *Decision, o *Outcome, now time.Time) {
 	if o.AnswerTokens > 0 && r.countsInMeans(d, now) {
 		r.estimates.RecordAnswerLength(slot, o.AnswerTokens, d.prediction.Sequences)
 	}
-	if !d.request.streams && o.AnswerTokens > 0 {
-		d.prediction.Duration, d.prediction.AnswerTokens = now.Sub(d.sentAt), float64(o.AnswerTokens)/float64(d.prediction.Sequences)
-	}
 	usage := estimate.Usage{PromptTokens: o.PromptTokens, CachedTokens: o.CachedTokens, CachedKnown: o.CachedKnown}
 	r.estimates.LearnFromCompletion(slot, &d.prediction, usage, r.cacheInfo(d.Backend))
 	changed := r.estimates.LearnLayout(&d.prediction, usage, r.cacheInfo(d.Backend))

@@ -230,6 +230,7 @@ func TestPrefillRates(t *testing.T) {
 	prefill(fleet[0], 6400, 100*time.Millisecond) // a wrong one
 	f("one of three is wrong: the fleet's rate is the only one known", 6400, 6400, 6400)
 	for range 10 {
+		prefill(fleet[0], 6400, time.Second)
 		prefill(fleet[1], 7040, time.Second)
 		prefill(fleet[2], 3200, time.Second)
 		prefill(fleet[2], 64, time.Second) // says nothing

@@ -275,8 +275,6 @@ type Prediction struct {
 	Uncached      float64       // tokens to compute
 	QueuedAhead   float64       // uncached tokens sent to the backend before, and not yet computed
 	TTFT          time.Duration // 0: not measured
-	Duration      time.Duration // of a response that was not streamed; 0: it was
-	AnswerTokens  float64       // of such a response, of one sequence
 	Sequences     int64
 	Forks         []prompt.Fork
 	IsText        bool // Bytes are those of one prompt's text
@@ -324,13 +322,7 @@ func (f *Fleet) LearnFromCompletion(slot int, p *Prediction, u Usage, c CacheInf
 	if !p.IsText || p.IsTooLong {
 		return
 	}
-	updated := false
-	if p.Duration > 0 {
-		updated = b.rate.addUnstreamed(p.QueuedAhead+uncached, p.AnswerTokens, p.Duration)
-	} else {
-		updated = b.rate.addSample(p.QueuedAhead+uncached, p.TTFT)
-	}
-	if updated {
+	if b.rate.addSample(p.QueuedAhead+uncached, p.TTFT) {
 		f.UpdateMedianPrefillRate()
 	}
 }

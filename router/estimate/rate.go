@@ -29,28 +29,10 @@ type prefillRate struct {
 	count   int                     // of all samples so far
 	value   float64                 // 0: unknown
 
-	// provisional is of fewer samples, or of responses that were not streamed; 0: unknown. It
-	// tells the order of magnitude, but not which of two backends is the faster one: equal ones
-	// can differ by a factor of four, and the slower one would get no request of an idle
-	// fleet, and so no sample that corrects it.
+	// provisional is of fewer samples; 0: unknown. It tells the order of magnitude, but not
+	// which of two backends is the faster one: equal ones can differ by a factor of four, and
+	// the slower one would get no request of an idle fleet, and so no sample that corrects it.
 	provisional float64
-	unstreamed  durations // used while there are too few samples
-}
-
-// addUnstreamed adds a response without a first event: so many uncached tokens, those sent
-// before included, and so many generated ones took so long. It reports whether the rate was
-// updated.
-func (p *prefillRate) addUnstreamed(tokens, generated float64, took time.Duration) (updated bool) {
-	p.unstreamed.add(tokens, generated, took)
-	if p.count >= minRateSamples {
-		return false
-	}
-	rate := p.unstreamed.prefillRate()
-	if rate == 0 {
-		return false
-	}
-	p.provisional = rate
-	return true
 }
 
 // addSample adds a measurement: so many uncached tokens, those sent before included,
@@ -74,47 +56,4 @@ func (p *prefillRate) addSample(tokens float64, took time.Duration) (updated boo
 		p.provisional = rate
 	}
 	return true
-}
-
-// durations relates the durations of responses without a first event to what was computed:
-// a least-squares fit of duration = a·prefilled + b·generated, in which older responses
-// fade.
-type durations struct {
-	pp, pg, gg float64 // sums of products of prefilled and generated tokens
-	pd, gd     float64 // of these with the duration
-	count      int
-}
-
-const (
-	minDurations  = 8
-	durationDecay = 0.98 // for each response
-	// minIndependence is how far from proportional the two counts must be.
-	minIndependence = 0.01
-)
-
-// add adds a response: prefilled tokens, those sent before it included, and generated ones.
-func (d *durations) add(prefilled, generated float64, took time.Duration) {
-	for _, sum := range []*float64{&d.pp, &d.pg, &d.gg, &d.pd, &d.gd} {
-		*sum *= durationDecay
-	}
-	seconds := took.Seconds()
-	d.pp += prefilled * prefilled
-	d.pg += prefilled * generated
-	d.gg += generated * generated
-	d.pd += prefilled * seconds
-	d.gd += generated * seconds
-	d.count++
-}
-
-// prefillRate returns the fitted rate in tokens a second; 0 if the responses do not tell.
-func (d *durations) prefillRate() float64 {
-	determinant := d.pp*d.gg - d.pg*d.pg
-	if d.count < minDurations || determinant <= minIndependence*d.pp*d.gg {
-		return 0
-	}
-	rate := determinant / (d.pd*d.gg - d.gd*d.pg)
-	if !(rate >= minPrefillRate && rate <= maxPrefillRate) {
-		return 0
-	}
-	return rate
 }
