@@ -45,11 +45,11 @@ func (r *run) submitJob(j *Job) {
 	r.submitRequest(f)
 }
 
-// textBytes returns the length of a prompt's text, which varies with TextSpread.
-// Its blocks stay those of the trace, so that only the router's estimate of the
-// prompt's length is wrong.
+// textBytes returns the length of a prompt's text, which varies with TextSpread between
+// sessions, or between requests that have none. Its blocks stay those of the trace, so that
+// only the router's estimate of the prompt's length is wrong.
 func (r *run) textBytes(f *request) int {
-	share := float64(mixBits(mixBits(r.Seed)+uint64(f.number))>>11) / (1 << 53)
+	share := float64(mixBits(mixBits(r.Seed)+cmp.Or(f.job.Session, uint64(f.number)))>>11) / (1 << 53)
 	return int(float64(f.job.Prompt) * r.bytesPerToken() * (1 + r.TextSpread*(2*share-1)))
 }
 

@@ -13,8 +13,12 @@ import (
 	"warmroute/sim/engine"
 )
 
-// minWorldRequests is how many requests the workload of a world has at least.
-const minWorldRequests = 2000
+// A world's workload has at least so many requests, and as many for each replica: a large
+// fleet would be done before its caches are warm.
+const (
+	minWorldRequests   = 2000
+	minReplicaRequests = 80
+)
 
 // World is a fleet, a workload and a load, drawn at random: routing rules are compared in
 // many of them, none of which anybody chose.
@@ -169,7 +173,7 @@ func (w *world) drawWorkload(trace *Trace) (workload Workload, load float64) {
 	kind := kinds[w.IntN(len(kinds))]
 	w.add("workload", kind)
 	load = 0.5 + 0.8*w.Float64()
-	n := float64(minWorldRequests) * (1 + 0.2*w.Float64())
+	n := float64(max(minWorldRequests, minReplicaRequests*w.Scenario.Backends)) * (1 + 0.2*w.Float64())
 	seconds := func(rate float64) time.Duration { return time.Duration(n / rate * float64(time.Second)) }
 	const rate = 10 // requests a second, before arrivals are scaled to the load
 	switch kind {
