@@ -15,11 +15,11 @@ const (
 	defaultStepTokens = 8192 // a scheduler's budget for a step
 	// stepShare is how much of a step is sent ahead of it. A whole one would keep the
 	// engine as busy, but what waits there longer could have gone elsewhere.
-	stepShare = 0.5
+	stepShare = 0.25
 	// queuedSeconds is for how much prefill an engine is sent requests at least. Where
 	// prefill is fast, half a step takes no longer than the decodes beside it, and an engine
 	// that never has more is busy for half of the time.
-	queuedSeconds = 0.5
+	queuedSeconds = 0.25
 	// settleDelay is after how long in the queue a request keeps the backend that it
 	// waits for: the best one can change so often that a long prompt finds each of
 	// them busy in turn.

@@ -25,9 +25,6 @@ var (
 )
 
 const (
-	// maxKVUsage is the share of its KV cache above which a replica gets no new work:
-	// its answers would soon evict each other.
-	maxKVUsage = 0.95
 	// minFreeKVShare is the share of a KV cache that batch requests leave free.
 	minFreeKVShare = 0.2
 	// tooLongMargin is by how much the tokens of a prompt, as estimated from its bytes,
@@ -43,7 +40,6 @@ type rank int
 const (
 	rankProbe     rank = iota - 1 // must be tried
 	rankPreferred                 // no filter applies
-	rankKVFull
 	rankFailing
 	rankTooLong
 	rankStalled
@@ -106,11 +102,6 @@ var requestFilters = []filter{
 		}},
 	{name: "breaker_open", rank: rankFailing, description: "has an open circuit breaker",
 		applies: func(r *Router, b *backends.Backend) bool { return r.states[b.Slot].health.breaker.open }},
-	{name: "kv_full", rank: rankKVFull, description: "has a nearly full KV cache",
-		applies: func(r *Router, b *backends.Backend) bool {
-			l := b.Load()
-			return r.policy.definition.FiltersKV && l != nil && l.KVKnown && l.KVCacheUsage > maxKVUsage
-		}},
 }
 
 // headroomFilter applies to batch requests, and only to the candidates that the

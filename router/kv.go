@@ -13,6 +13,12 @@ const (
 	// maxMeanAnswers is how many mean answers one is counted for at most. A longer one
 	// is seen by the next scrape.
 	maxMeanAnswers = 8
+	// maxKVUsage is the share of its KV cache that a replica is given to do: beyond it,
+	// requests that run would soon preempt each other.
+	maxKVUsage = 0.95
+	// kvWaitCost is what a second of waiting for room costs, in seconds of prefill: what waits
+	// in a replica keeps everything behind it waiting.
+	kvWaitCost = 4
 	// minWaitingKVUsage is the share of its cache above which requests that wait in a replica
 	// are taken to wait for room. Below it they wait for their turn in a step.
 	minWaitingKVUsage = 0.8
@@ -138,19 +144,32 @@ func (r *Router) observeKV(b *backends.Backend, l *backends.Load, now time.Time)
 	}
 }
 
-// fitsKV reports whether so many tokens fit into a backend's cache beside what is
-// there, and what is claimed in this round.
-func (r *Router) fitsKV(slot int, tokens float64, now time.Time) bool {
+// usedKVTokens returns how many tokens of a backend's cache are in use, or claimed in this
+// round.
+func (r *Router) usedKVTokens(slot int, now time.Time) float64 {
 	s := &r.states[slot]
-	c := &s.kv
-	if c.capacity == 0 {
-		return true
-	}
 	used := r.ownKVTokens(slot, now) + s.claimed.kv
-	if r.isRecentScrape(c.scrapedAt, now) {
-		used += c.external
+	if r.isRecentScrape(s.kv.scrapedAt, now) {
+		used += s.kv.external
 	}
-	return used+tokens <= maxKVUsage*float64(c.capacity)
+	return used
+}
+
+// fitsKV reports whether so many tokens fit into a backend's cache beside those in use.
+func (r *Router) fitsKV(slot int, tokens float64, now time.Time) bool {
+	c := &r.states[slot].kv
+	return c.capacity == 0 || r.usedKVTokens(slot, now)+tokens <= maxKVUsage*float64(c.capacity)
+}
+
+// kvWait returns about how many seconds the matched request would wait on a backend until its
+// cache has room: a full cache is free again after the duration of a mean answer.
+func (r *Router) kvWait(slot int, now time.Time) (seconds float64) {
+	c := &r.states[slot].kv
+	if r.fitsKV(slot, r.decision.promptTokens(), now) {
+		return 0
+	}
+	missing := r.usedKVTokens(slot, now) + r.requiredKVTokens(slot) - maxKVUsage*float64(c.capacity)
+	return max(0, missing) / float64(c.capacity) * r.estimates.AnswerTokens(slot) / c.decodeRate.Value
 }
 
 // requiredKVTokens returns how many tokens of a backend's cache the matched request would

@@ -140,6 +140,9 @@ func (r *Router) fillCandidate(c *policy.Candidate, b *backends.Backend) {
 
 		Requests: float64(s.load.requests) / weight, UnstartedTokens: s.load.unstarted / weight,
 	}
+	if r.policy.definition.NeedsKVWait {
+		c.KVWaitTokens = kvWaitCost * r.kvWait(b.Slot, d.now) * rate
+	}
 	if r.policy.definition.NeedsContext {
 		c.ContextTokens = r.ownKVTokens(b.Slot, d.now)
 	}

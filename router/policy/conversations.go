@@ -1,84 +1,174 @@
 package policy
 
 import (
-	"math"
+	"cmp"
 	"time"
+
+	"github.com/hashicorp/golang-lru/v2/simplelru"
 
 	"warmroute/router/prompt"
 )
 
 const (
-	// conversationInterval is over how long a conversation that began at a backend counts there.
-	conversationInterval = time.Minute
-	maxLaterTurns        = 10
-	// priorConversations is how many conversations of 1 + maxLaterTurns turns are assumed to
+	maxConversations = 1 << 16 // in each list
+
+	// The next turn of a conversation is overdue after maxTurnGaps mean times between turns.
+	maxTurnGaps            = 4
+	minTurnTimeout         = 10 * time.Second
+	minConversationTimeout = time.Minute // after which an overdue one no longer counts
+	maxConversationTimeout = time.Hour
+
+	maxLaterTurns = 30
+	// priorConversations is how many conversations of 1 + priorLaterTurns turns are assumed to
 	// have been seen at the beginning.
-	priorConversations = 30
-	// maxCountedTurns is at how many turns both counts are halved, so that old ones fade.
+	priorConversations = 3
+	priorLaterTurns    = 10
+	// maxCountedTurns is at how many turns the counts are halved, so that old ones fade.
 	maxCountedTurns = 10_000
 )
 
-// conversations counts those that began lately at each backend. Their later turns will follow
-// their prefix to it, so the choice of a backend for a first turn decides for all.
+// conversations are those under way at the backends. Their later turns will follow their
+// prefix, so the choice of a backend for a first turn decides for all.
 type conversations struct {
-	began        []float64 // by slot, each decayed over conversationInterval since countedAt
-	countedAt    time.Time
-	first, later float64 // turns seen
+	// Those that had a turn lately, and those whose next turn is overdue, by
+	// conversationKey; nil: none yet.
+	active, overdue *simplelru.LRU[uint64, conversation]
+	count           []int // of both, by slot
+
+	turnGap  float64 // mean seconds between two turns of a conversation
+	turnGaps float64 // that it is the mean of
+
+	later float64 // later turns seen
+	ended float64 // conversations that had all of their turns, as far as is known
 }
 
-// laterTurns returns how many turns a conversation is expected to have after its first one.
+// conversation is one that is under way.
+type conversation struct {
+	slot int
+	at   time.Time // of its last turn
+}
+
+// conversationKey returns what the turns of a conversation have in common; 0: unknown.
+func conversationKey(r *Request) uint64 { return cmp.Or(r.Session, r.PromptKey) }
+
+// laterTurns returns how many turns a conversation is expected to have after its first one:
+// those seen for each conversation that has ended.
 func (c *conversations) laterTurns() float64 {
-	return min(maxLaterTurns, (c.later+priorConversations*maxLaterTurns)/(c.first+priorConversations))
+	return min(maxLaterTurns, (c.later+priorConversations*priorLaterTurns)/(c.ended+priorConversations))
 }
 
-// sequencesPerBegun returns how many sequences of ours are in flight for each conversation that
-// began lately, as countOn counts them; at most 1.
-func (c *conversations) sequencesPerBegun(now time.Time, candidates []Candidate) float64 {
-	inFlight, begun := 0.0, 0.0
+// sequencesPerConversation returns how many sequences of ours are in flight for each
+// conversation under way; at most 1.
+func (c *conversations) sequencesPerConversation(candidates []Candidate) float64 {
+	inFlight, underWay := 0.0, 0.0
 	for i := range candidates {
 		inFlight += candidates[i].InFlight - candidates[i].foreignSequences()
-		begun += c.countOn(candidates[i].Slot, now)
+		underWay += c.countOn(candidates[i].Slot)
 	}
-	if begun <= inFlight {
+	if underWay <= inFlight {
 		return 1
 	}
-	return inFlight / begun
+	return inFlight / underWay
 }
 
-// countOn returns how many conversations began lately at a backend.
-func (c *conversations) countOn(slot int, now time.Time) float64 {
-	if slot >= len(c.began) {
+// countOn returns how many conversations are under way at a backend.
+func (c *conversations) countOn(slot int) float64 {
+	if slot >= len(c.count) {
 		return 0
 	}
-	return c.began[slot] * math.Exp(-now.Sub(c.countedAt).Seconds()/conversationInterval.Seconds())
+	return float64(c.count[slot])
 }
 
-// recordTurn counts a turn that is sent to a backend.
-func (c *conversations) recordTurn(turn prompt.Turn, slot int, now time.Time) {
-	switch turn {
-	case prompt.TurnUnknown:
+// removeOverdue counts the conversations whose next turn is overdue as ended, and removes
+// those for which it has been overdue for long.
+func (c *conversations) removeOverdue(now time.Time) {
+	if c.active == nil {
 		return
-	case prompt.TurnLater:
-		c.later++
-	case prompt.TurnFirst:
-		c.first++
-		for len(c.began) <= slot {
-			c.began = append(c.began, 0)
-		}
-		for i := range c.began {
-			c.began[i] = c.countOn(i, now)
-		}
-		c.began[slot]++
-		c.countedAt = now
 	}
-	if c.first+c.later >= maxCountedTurns {
-		c.first, c.later = c.first/2, c.later/2
+	expected := time.Duration(maxTurnGaps * c.turnGap * float64(time.Second))
+	for {
+		key, oldest, ok := c.active.GetOldest()
+		if !ok || now.Sub(oldest.at) <= min(max(expected, minTurnTimeout), maxConversationTimeout) {
+			break
+		}
+		c.active.Remove(key)
+		c.add(c.overdue, key, oldest)
+		c.ended++
+	}
+	for {
+		_, oldest, ok := c.overdue.GetOldest()
+		if !ok || now.Sub(oldest.at) <= min(max(expected, minConversationTimeout), maxConversationTimeout) {
+			break
+		}
+		c.overdue.RemoveOldest()
 	}
 }
 
-// Forget forgets the conversations that began at the backend of a slot.
+// add adds a conversation to one of the lists.
+func (c *conversations) add(list *simplelru.LRU[uint64, conversation], key uint64, v conversation) {
+	for len(c.count) <= v.slot {
+		c.count = append(c.count, 0)
+	}
+	c.count[v.slot]++
+	list.Add(key, v)
+}
+
+func (c *conversations) newList() *simplelru.LRU[uint64, conversation] {
+	list, err := simplelru.NewLRU(maxConversations, func(_ uint64, v conversation) { c.count[v.slot]-- })
+	if err != nil {
+		panic(err) // it fails for sizes below 1 only
+	}
+	return list
+}
+
+// remove removes a conversation from the lists, and returns it as it was.
+func (c *conversations) remove(key uint64) (v conversation, known bool) {
+	if v, known = c.active.Peek(key); known {
+		c.active.Remove(key)
+	} else if v, known = c.overdue.Peek(key); known {
+		c.overdue.Remove(key)
+		c.ended-- // it had not
+	}
+	return v, known
+}
+
+// recordTurn records a turn that is sent to the backend of a slot.
+func (c *conversations) recordTurn(r *Request, slot int) {
+	key := conversationKey(r)
+	if key == 0 || r.Turn == prompt.TurnUnknown {
+		return
+	}
+	if c.active == nil {
+		c.active, c.overdue = c.newList(), c.newList()
+	}
+	c.removeOverdue(r.Now)
+	last, known := c.remove(key)
+	c.add(c.active, key, conversation{slot, r.Now})
+	switch {
+	case r.Turn == prompt.TurnLater:
+		c.later++
+		if known {
+			c.turnGaps++
+			c.turnGap += (r.Now.Sub(last.at).Seconds() - c.turnGap) / c.turnGaps
+		}
+	case known:
+		c.ended++ // another one begins alike
+	}
+	if c.later+c.ended >= maxCountedTurns {
+		c.later, c.ended, c.turnGaps = c.later/2, c.ended/2, c.turnGaps/2
+	}
+}
+
+// Forget forgets the conversations at the backend of a slot.
 func (c *conversations) Forget(slot int) {
-	if slot < len(c.began) {
-		c.began[slot] = 0
+	if c.active == nil {
+		return
+	}
+	for _, list := range []*simplelru.LRU[uint64, conversation]{c.active, c.overdue} {
+		for _, key := range list.Keys() {
+			if v, _ := list.Peek(key); v.slot == slot {
+				list.Remove(key)
+			}
+		}
 	}
 }

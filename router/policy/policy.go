@@ -81,6 +81,7 @@ type Candidate struct {
 	QueuedTokens   float64 // W: uncached tokens sent to it and not yet computed
 	AdapterTokens  float64 // tokens that could be computed while it loads the request's LoRA adapter
 	InFlight       float64 // n: sequences on it, other clients' included
+	KVWaitTokens   float64 // tokens that could be computed while it waits for room in its KV cache; 0 unless Definition.NeedsKVWait
 	ContextTokens  float64 // tokens in its KV cache for sequences in flight; 0 unless Definition.NeedsContext
 	PrefillRate    float64 // prefill tokens a second, as learned
 

@@ -10,11 +10,11 @@ import (
 
 // Constants of the cost, found by simulation; see docs/routing.md.
 const (
-	stallPerDecode   = 0.25 // θ: how much a decode is delayed by a prefill beside it
+	stallPerDecode   = 0.5  // θ: how much a decode is delayed by a prefill beside it
 	maxStall         = 4    // times the prefill, for all decodes together
 	decodeCost       = 0.64 // δ: what a token of an answer costs each sequence beside it, in tokens of prefill
-	kappaScale       = 0.5
-	maxKappa         = 16
+	kappaScale       = 2
+	maxKappa         = 64
 	pressureInterval = 20 * time.Second // over which W is averaged
 )
 
@@ -29,7 +29,7 @@ const (
 // if they were, the faster backends would fill up long before the slower ones.
 //
 // The first turn of a conversation costs in addition what its later turns are expected to, if
-// they follow it: as many mean turns, beside the conversations that began there lately.
+// they follow it: as many mean turns, beside the conversations that are under way there.
 type Prefix struct {
 	// SLO is the time to the first token that is to be met; 0: none. Of the backends
 	// predicted to meet it the one with the longest match is chosen, which leaves
@@ -49,7 +49,7 @@ type averagedQueue struct {
 // costTerms are the terms of a cost, in tokens of prefill. More than four would
 // not fit into registers, and double the time of Choose.
 type costTerms struct {
-	queue   float64 // W and an adapter's loading: what comes before its prefill
+	queue   float64 // W, an adapter's loading and the wait for room: what comes before its prefill
 	prefill float64 // u: its prefill
 	delay   float64 // of those behind it, and of the decodes that its prefill stalls
 	decode  float64 // how much its answer and those beside it slow each other down
@@ -59,7 +59,7 @@ type costTerms struct {
 // the candidate's, answer is L̂.
 func costOf(c *Candidate, slowdown, answerTokens, kappa float64) costTerms {
 	return costTerms{
-		queue:   slowdown * (c.QueuedTokens + c.AdapterTokens),
+		queue:   slowdown * (c.QueuedTokens + c.AdapterTokens + c.KVWaitTokens),
 		prefill: slowdown * c.UncachedTokens,
 		delay:   c.UncachedTokens * (kappa + min(stallPerDecode*c.InFlight, maxStall)),
 		decode:  decodeCost * answerTokens * c.InFlight,
@@ -79,9 +79,12 @@ func (p *Prefix) Choose(r *Request, candidates []Candidate) (index int) {
 	rate := meanPrefillRate(candidates)
 	kappa := kappaFor(p.updatePressure(r, candidates, rate), r.MeanUncachedTokens)
 	tieKey := cmp.Or(r.Session, r.FirstBlock())
-	laterTurns, perBegun := 0.0, 0.0
+	laterTurns, perConversation := 0.0, 0.0
 	if r.Turn == prompt.TurnFirst {
-		laterTurns, perBegun = p.laterTurns(), p.sequencesPerBegun(r.Now, candidates)
+		if r.Trace == nil {
+			p.removeOverdue(r.Now)
+		}
+		laterTurns, perConversation = p.laterTurns(), p.sequencesPerConversation(candidates)
 	}
 	best, lowest := 0, math.Inf(1)
 	matched := -1.0 // tokens, of the best one if that meets the SLO
@@ -90,7 +93,7 @@ func (p *Prefix) Choose(r *Request, candidates []Candidate) (index int) {
 		terms := costOf(c, rate/c.PrefillRate, r.MeanAnswerTokens, kappa)
 		later := 0.0
 		if laterTurns > 0 {
-			turn := Candidate{UncachedTokens: r.MeanUncachedTokens, InFlight: perBegun*p.countOn(c.Slot, r.Now) + c.foreignSequences()}
+			turn := Candidate{UncachedTokens: r.MeanUncachedTokens, InFlight: perConversation*p.countOn(c.Slot) + c.foreignSequences()}
 			later = laterTurns * costOf(&turn, rate/c.PrefillRate, r.MeanAnswerTokens, kappa).sum()
 		}
 		cost := (terms.sum() + later) / c.Weight
@@ -113,7 +116,7 @@ func (p *Prefix) Choose(r *Request, candidates []Candidate) (index int) {
 }
 
 // RecordSent implements Recorder.
-func (p *Prefix) RecordSent(r *Request, c *Candidate) { p.recordTurn(r.Turn, c.Slot, r.Now) }
+func (p *Prefix) RecordSent(r *Request, c *Candidate) { p.recordTurn(r, c.Slot) }
 
 // addCost records the next candidate's cost and its terms, of which laterTurns is left out if 0.
 func (t *Trace) addCost(cost, kappa float64, terms costTerms, laterTurns float64) {
@@ -128,7 +131,7 @@ func (t *Trace) addCost(cost, kappa float64, terms costTerms, laterTurns float64
 // matchIfWithinSLO returns the matched tokens of a candidate that is predicted to
 // meet the SLO, and -1 for others.
 func (p *Prefix) matchIfWithinSLO(c *Candidate) (tokens float64) {
-	if (c.QueuedTokens+c.AdapterTokens+c.UncachedTokens)/c.PrefillRate > p.SLO.Seconds() {
+	if (c.QueuedTokens+c.AdapterTokens+c.KVWaitTokens+c.UncachedTokens)/c.PrefillRate > p.SLO.Seconds() {
 		return -1
 	}
 	return c.MatchedTokens

@@ -16,7 +16,7 @@ type Definition struct {
 
 	UsesQueue      bool // requests may wait in the admission queue
 	PushesToIdle   bool // with UsesQueue: until a backend has nothing to prefill, not until its next step has room
-	FiltersKV      bool // backends whose KV cache is nearly full are filtered out
+	NeedsKVWait    bool // Candidate.KVWaitTokens has to be filled, which takes time
 	FiltersLength  bool // backends for which the prompt is too long are filtered out
 	NeedsSession   bool // its rule is to keep sessions together, not only to break ties by them
 	NeedsContext   bool // Candidate.Context has to be filled, which takes time
@@ -40,7 +40,7 @@ type options struct {
 var registry = []Definition{
 	{
 		Name: "prefix", Settings: []string{"slo.ttft"},
-		UsesQueue: true, FiltersKV: true, FiltersLength: true, ExplainsChoice: true,
+		UsesQueue: true, NeedsKVWait: true, FiltersLength: true, ExplainsChoice: true,
 		build: func(o options) Policy { return &Prefix{SLO: o.SLO} },
 	},
 	{Name: "least-load", build: func(o options) Policy { return leastLoad{o.rng} }},
