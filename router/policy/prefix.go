@@ -10,7 +10,7 @@ import (
 
 // Constants of the cost, found by simulation; see docs/routing.md.
 const (
-	stallPerDecode   = 0.5  // θ: how much a decode is delayed by a prefill beside it
+	stallPerDecode   = 0.25 // θ: how much a decode is delayed by a prefill beside it
 	maxStall         = 4    // times the prefill, for all decodes together
 	decodeCost       = 0.64 // δ: what a token of an answer costs each sequence beside it, in tokens of prefill
 	kappaScale       = 2
