@@ -32,23 +32,23 @@ func TestStepBudget(t *testing.T) {
 	for _, c := range []struct {
 		name             string
 		configured, rate int
-		want             int // tokens that may be pending
+		want             float64 // tokens that may be pending
 	}{
-		{"default", 0, 8000, 4096},
-		{"half a second's prefill", 0, 20_000, 10_000},
-		{"configured", 3072, 20_000, 1536},
+		{"slow prefill: a share of the step", 0, 4000, stepShare * defaultStepTokens},
+		{"fast prefill: a time", 0, 40_000, queuedSeconds * 40_000},
+		{"configured", 5000, 40_000, stepShare * 5000},
 	} {
 		r, fleet, _ := newFleet(t, 1, "prefix")
 		if err := r.Configure(Settings{Policy: "prefix", Queue: QueueSettings{Requests: 100, Bytes: 1 << 20, StepTokens: c.configured}}); err != nil {
 			t.Fatal(err)
 		}
 		learnPrefillRate(r, c.rate)
-		pending := 0
-		for key := 1; !submit(r, ask(fleet, key, 10)).waits(); key++ {
-			pending += 640
+		pending := 0.0
+		for key := 1; !submit(r, ask(fleet, key, 2)).waits(); key++ {
+			pending += 2 * tokensPerBlock
 		}
-		if pending > c.want || pending+640 <= c.want {
-			t.Errorf("%s: %d tokens pending, want as many as fit into %d", c.name, pending, c.want)
+		if pending > c.want || pending+2*tokensPerBlock <= c.want {
+			t.Errorf("%s: %.0f tokens pending, want as many as fit into %.0f", c.name, pending, c.want)
 		}
 	}
 }
@@ -61,7 +61,7 @@ func TestNoStepLimitWhileRateIsUnknown(t *testing.T) {
 	}
 	submit(r, ask(fleet, 1, 1000))
 	sent(t, "the rate is unknown", submit(r, ask(fleet, 2, 1000)))
-	learnPrefillRate(r, 8000)
+	learnPrefillRate(r, testPrefillRate)
 	waits(t, "the rate is known", submit(r, ask(fleet, 3, 1000)))
 }
 
@@ -79,14 +79,18 @@ func TestRequestsWaitingInReplica(t *testing.T) {
 
 func TestTickSendsAfterTime(t *testing.T) {
 	r, fleet, c := newFleet(t, 1, "prefix", withQueue)
-	submit(r, ask(fleet, 1, 200)) // 12,800 tokens
-	w := submit(r, ask(fleet, 2, 20))
+	submit(r, ask(fleet, 1, blocksFor(2)))
+	w := submit(r, ask(fleet, 2, blocksFor(0.25)))
 	r.Tick()
 	waits(t, "nothing was worked off", w)
-	c.advance(1500 * time.Millisecond)
+	needed := timeToWorkOff(1.25).Truncate(time.Millisecond) + time.Millisecond
+	c.advance(needed - 20*time.Millisecond)
 	r.Tick()
-	if d := sent(t, "10,800 tokens were worked off", w); d.QueueTime != 1500*time.Millisecond {
-		t.Errorf("queued for %v, want 1.5 s", d.QueueTime)
+	waits(t, "too little was worked off", w)
+	c.advance(20 * time.Millisecond)
+	r.Tick()
+	if d := sent(t, "a budget and a quarter were worked off", w); d.QueueTime != needed {
+		t.Errorf("queued for %v, want %v", d.QueueTime, needed)
 	}
 }
 
@@ -160,11 +164,11 @@ func TestReplicaWaitingForCapacity(t *testing.T) {
 
 func TestClaimedStepIsNotTaken(t *testing.T) {
 	r, fleet, _ := newFleet(t, 2, "prefix", withQueue)
-	sent(t, "", submit(r, ask(fleet[:1], 1, 32)))   // 2,048 tokens
-	sent(t, "", submit(r, ask(fleet[1:], 2, 2000))) // and 128,000 on the other one
-	first := ask(fleet, 3, 100)
+	sent(t, "", submit(r, ask(fleet[:1], 1, blocksFor(0.5))))
+	sent(t, "", submit(r, ask(fleet[1:], 2, 2000))) // much more on the other one
+	first := ask(fleet, 3, blocksFor(1.5))
 	first.Priority = -1
-	waits(t, "6,400 tokens beside 2,048", submit(r, first))
+	waits(t, "one and a half steps' budgets beside a half", submit(r, first))
 	waits(t, "it fits, and would overtake", submit(r, ask(fleet, 4, 1)))
 	urgent := ask(fleet, 5, 1)
 	urgent.Priority = -2
@@ -296,8 +300,8 @@ func TestCancel(t *testing.T) {
 
 func TestCancelFreesClaim(t *testing.T) {
 	r, fleet, _ := newFleet(t, 1, "prefix", withQueue)
-	sent(t, "", submit(r, ask(fleet, 1, 40))) // 2,560 tokens
-	first := ask(fleet, 2, 60)                // 3,840: more than is left of half a step
+	sent(t, "", submit(r, ask(fleet, 1, blocksFor(0.6))))
+	first := ask(fleet, 2, blocksFor(0.9)) // more than is left of the step's budget
 	first.Priority = -1
 	large, small := submit(r, first), submit(r, ask(fleet, 3, 1))
 	waits(t, "it would overtake", small)
@@ -374,8 +378,8 @@ func TestRoundIsSharedByModels(t *testing.T) {
 	c.advance(10 * time.Second)
 	hot.RecordFirstEvent()
 	hot.Release(Outcome{End: Completed})
-	sent(t, "", submit(r, ask(fleet[:1], 2, 200))) // 12,800 tokens
-	sent(t, "", submit(r, ask(fleet[1:2], 3, 62))) // 3,968
+	sent(t, "", submit(r, ask(fleet[:1], 2, 200)))             // 12,800 tokens
+	sent(t, "", submit(r, ask(fleet[1:2], 3, blocksFor(1)-1))) // all but a block of a step's budget
 	other := sent(t, "", submit(r, ask(fleet[2:], 4, 200)))
 	for range queue.MaxTurns + 20 {
 		waits(t, "busy", submit(r, ask(fleet[:2], 1, 402)))
@@ -519,12 +523,13 @@ func TestPickWaits(t *testing.T) {
 
 func TestRunSendsAfterTime(t *testing.T) {
 	inBubble(t, QueueSettings{Requests: 10, Timeout: time.Minute}, func(t *testing.T, r *Router, fleet []*backends.Backend) {
+		want := timeToWorkOff(1.25)
 		for key := range 2 { // the second time after Run has rested
-			busy := mustPick(t, r, ask(fleet, key, 200)) // 12,800 tokens; 7,200 a second are worked off
+			busy := mustPick(t, r, ask(fleet, key, blocksFor(2)))
 			start := time.Now()
-			d := mustPick(t, r, ask(fleet, 10+key, 20)) // 1,280, together within half a step
-			if waited := time.Since(start); waited < 1300*time.Millisecond || waited > 1500*time.Millisecond {
-				t.Errorf("sent after %v, want 1.4 s", waited)
+			d := mustPick(t, r, ask(fleet, 10+key, blocksFor(0.25)))
+			if waited := time.Since(start); waited < want-TickInterval || waited > want+2*TickInterval {
+				t.Errorf("sent after %v, want %v", waited, want)
 			}
 			busy.RecordFirstEvent()
 			d.RecordFirstEvent()

@@ -49,7 +49,7 @@ func TestBatchAfterInteractiveRequests(t *testing.T) {
 	sent(t, "", submit(r, batch(ask(fleet, 2, 1)))).RecordFirstEvent()
 	c.advance(10 * 150 * time.Second)
 	for key := range 5 {
-		sent(t, "no interactive request for long", submit(r, batch(ask(fleet, 3+key, 10))))
+		sent(t, "no interactive request for long", submit(r, batch(ask(fleet, 3+key, blocksFor(0.1)))))
 	}
 }
 

@@ -172,7 +172,7 @@ func BenchmarkRound(b *testing.B) {
 				c.advance(time.Second)
 			}
 			mustPick(b, r, ask(fleet[:1], 1, 200))
-			mustPick(b, r, ask(fleet[1:], 2, 62)) // a little room
+			mustPick(b, r, ask(fleet[1:], 2, blocksFor(1)-1)) // a little room
 			for key := range queue.MaxTurns {
 				r.Submit(ask(fleet, 1000+key, n+5), func(*Decision, error) { b.Fatal("not queued") })
 			}

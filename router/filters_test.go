@@ -11,52 +11,6 @@ import (
 	"warmroute/backends"
 )
 
-func TestKVFullFilter(t *testing.T) {
-	r, fleet, c := newFleet(t, 2, "prefix")
-	f := func(name string, usage [2]float64, known bool, want *backends.Backend) {
-		t.Helper()
-		for i, b := range fleet {
-			b.SetLoad(&backends.Load{KVCacheUsage: usage[i], KVKnown: known, ScrapedAt: c.now})
-		}
-		d := mustPick(t, r, ask(fleet, 1, 10))
-		if d.Backend != want {
-			t.Errorf("%s: sent to %s", name, d.Backend.Name)
-		}
-		d.Release(Outcome{End: Completed})
-	}
-	d := mustPick(t, r, ask(fleet[:1], 1, 10))
-	d.Release(Outcome{End: Completed})
-	f("its cache holds the prompt", [2]float64{0.95, 0}, true, fleet[0])
-	f("98 %", [2]float64{0.98, 0}, true, fleet[1])
-	f("unknown is not full", [2]float64{0.98, 0}, false, fleet[0])
-	f("98 % on both", [2]float64{0.98, 0.98}, true, fleet[0])
-	fleet[1].SetState(backends.Down)
-	f("98 %, and the other is down", [2]float64{0.98, 0}, true, fleet[0])
-}
-
-func TestStalledRanksBelowKVFull(t *testing.T) {
-	s := newStalls(t, 2)
-	s.loads[1].KVCacheUsage, s.loads[1].KVKnown = 0.98, true
-	s.send(1, 640, true)
-	s.pass(5*time.Second, nil)
-	if d := mustPick(t, s.r, ask(s.fleet, 1, 10)); d.Backend != s.fleet[1] {
-		t.Error("sent to the stalled one")
-	}
-}
-
-// Other rules are to do what they do elsewhere.
-func TestKVFullFilterIsOfPolicyPrefix(t *testing.T) {
-	r, fleet, c := newFleet(t, 2, "round-robin")
-	fleet[0].SetLoad(&backends.Load{KVCacheUsage: 0.98, KVKnown: true, ScrapedAt: c.now})
-	seen := map[*backends.Backend]bool{}
-	for range 2 {
-		seen[mustPick(t, r, ask(fleet, 1, 1)).Backend] = true
-	}
-	if len(seen) != 2 {
-		t.Error("round-robin left one out")
-	}
-}
-
 func TestMaxInFlight(t *testing.T) {
 	r, fleet, _ := newFleet(t, 2, "prefix")
 	fleet[0].SetOptions(backends.Options{MaxInFlight: 2})

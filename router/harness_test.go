@@ -13,7 +13,19 @@ import (
 	"warmroute/router/prompt"
 )
 
-const defaultAnswerTokens = 250 // of estimate
+const (
+	defaultAnswerTokens = 250  // of estimate
+	testPrefillRate     = 8000 // of a fleet with a queue
+	tokensPerBlock      = 64   // of ask
+)
+
+// stepBudget returns how many uncached tokens a backend of a prefill rate is sent ahead.
+func stepBudget(rate float64) float64 { return max(stepShare*defaultStepTokens, queuedSeconds*rate) }
+
+// blocksFor returns how many blocks have so many steps' budgets of tokens, at most.
+func blocksFor(budgets float64) int {
+	return int(budgets * stepBudget(testPrefillRate) / tokensPerBlock)
+}
 
 // clock is a wall clock that stands still until a test moves it.
 type clock struct{ now time.Time }
@@ -43,9 +55,14 @@ func newFleet(t testing.TB, n int, name string, change ...func(*Options)) (*Rout
 		t.Fatal(err)
 	}
 	if o.Queue.Requests > 0 {
-		learnPrefillRate(r, 8000)
+		learnPrefillRate(r, testPrefillRate)
 	}
 	return r, fleet, c
+}
+
+// timeToWorkOff returns in what time so many steps' budgets are worked off where nothing is heard.
+func timeToWorkOff(budgets float64) time.Duration {
+	return time.Duration(budgets * stepBudget(testPrefillRate) / (workRate * testPrefillRate) * float64(time.Second))
 }
 
 // learnPrefillRate makes the router learn a rate for all backends.

@@ -2,11 +2,40 @@ package policy
 
 import (
 	"math"
+	"reflect"
 	"testing"
 	"time"
 
 	"warmroute/router/prompt"
 )
+
+// turns records turns of conversations in a test.
+type turns struct {
+	conversations
+	now time.Time
+}
+
+func newTurns() *turns { return &turns{now: time.Unix(1000, 0)} }
+
+// record records a turn of the conversation key, sent to the backend of a slot.
+func (c *turns) record(turn prompt.Turn, key uint64, slot int) {
+	c.recordTurn(&Request{Now: c.now, PromptKey: key, Turn: turn}, slot)
+}
+
+// pass lets time pass.
+func (c *turns) pass(d time.Duration) {
+	c.now = c.now.Add(d)
+	c.removeOverdue(c.now)
+}
+
+func (c *turns) expectCounts(t *testing.T, when string, want ...float64) {
+	t.Helper()
+	for slot, n := range want {
+		if got := c.countOn(slot); got != n {
+			t.Errorf("%s: %v conversations at backend %d, want %v", when, got, slot, n)
+		}
+	}
+}
 
 // TestFirstTurnsSpread begins conversations that share a system prompt: they must not all stay
 // where it is cached. Later turns follow their prefix as before.
@@ -14,17 +43,17 @@ func TestFirstTurnsSpread(t *testing.T) {
 	var p Prefix
 	now := time.Unix(1000, 0)
 	count := [2]int{}
-	for range 10 {
+	for key := range 10 {
 		now = now.Add(time.Second)
-		r := Request{Now: now, Turn: prompt.TurnFirst, MeanUncachedTokens: 1000}
-		count[choose(&p, r, Candidate{MatchedTokens: 3000, UncachedTokens: 100, InFlight: float64(count[0])},
-			Candidate{Slot: 1, UncachedTokens: 3100, InFlight: float64(count[1])})]++
+		r := Request{Now: now, PromptKey: uint64(key + 1), Turn: prompt.TurnFirst, MeanUncachedTokens: 1000}
+		count[choose(&p, r, Candidate{MatchedTokens: 3000, UncachedTokens: 100, InFlight: float64(count[0]), Requests: float64(count[0])},
+			Candidate{Slot: 1, UncachedTokens: 3100, InFlight: float64(count[1]), Requests: float64(count[1])})]++
 	}
 	if count[0] < 4 || count[1] < 4 {
 		t.Errorf("the conversations began at the two backends %v times", count)
 	}
 	for _, turn := range []prompt.Turn{prompt.TurnLater, prompt.TurnUnknown} {
-		r := Request{Now: now, Turn: turn, MeanUncachedTokens: 1000}
+		r := Request{Now: now, PromptKey: 1, Turn: turn, MeanUncachedTokens: 1000}
 		for want := range 2 {
 			candidates := []Candidate{{UncachedTokens: 3100}, {Slot: 1, UncachedTokens: 3100}}
 			candidates[want].MatchedTokens, candidates[want].UncachedTokens = 3000, 100
@@ -39,16 +68,23 @@ func TestFirstTurnsSpread(t *testing.T) {
 // they go where their prompt is cached.
 func TestSingleTurnsNotSpread(t *testing.T) {
 	var p Prefix
-	now := time.Unix(1000, 0)
+	now, key := time.Unix(1000, 0), uint64(0)
 	send := func() int {
-		now = now.Add(100 * time.Millisecond)
-		return choose(&p, Request{Now: now, Turn: prompt.TurnFirst, MeanUncachedTokens: 1000},
-			Candidate{MatchedTokens: 3000, UncachedTokens: 100, InFlight: 1}, Candidate{Slot: 1, UncachedTokens: 3100})
+		now, key = now.Add(100*time.Millisecond), key+1
+		return choose(&p, Request{Now: now, PromptKey: key, Turn: prompt.TurnFirst, MeanUncachedTokens: 1000},
+			Candidate{MatchedTokens: 3000, UncachedTokens: 100, InFlight: 1, Requests: 1}, Candidate{Slot: 1, UncachedTokens: 3100})
+	}
+	elsewhere := 0
+	for range 100 {
+		elsewhere += send()
+	}
+	if elsewhere == 0 {
+		t.Error("none of the first questions was spread as a conversation is")
 	}
 	for range 5000 {
 		send()
 	}
-	elsewhere := 0
+	elsewhere = 0
 	for range 100 {
 		elsewhere += send()
 	}
@@ -57,50 +93,231 @@ func TestSingleTurnsNotSpread(t *testing.T) {
 	}
 }
 
+// TestChooseRecordsNoTurn has a choice explained, long after the last turn: nothing is counted,
+// and nothing is removed.
 func TestChooseRecordsNoTurn(t *testing.T) {
 	var p Prefix
-	r := Request{Turn: prompt.TurnFirst, MeanUncachedTokens: 1000, Trace: &Trace{}}
+	first := Request{Now: time.Unix(1000, 0), PromptKey: 1, Turn: prompt.TurnFirst, MeanUncachedTokens: 1000}
+	choose(&p, first, Candidate{UncachedTokens: 100})
+	before := p.conversations
+	before.count = append([]int(nil), p.count...)
+	dry := first
+	dry.Now, dry.PromptKey, dry.Trace = first.Now.Add(2*maxConversationTimeout), 2, &Trace{}
 	plain := Candidate{NameHash: 1, Weight: 1, PrefillRate: 8000, UncachedTokens: 100}
-	p.Choose(&r, []Candidate{plain, plain})
-	if p.first != 0 || len(p.began) != 0 {
-		t.Errorf("a request that was not sent was counted: %+v", p.conversations)
+	p.Choose(&dry, []Candidate{plain, plain})
+	if !reflect.DeepEqual(p.conversations, before) || p.active.Len() != 1 || p.overdue.Len() != 0 {
+		t.Errorf("a dry run changed %+v to %+v", before, p.conversations)
 	}
-	if terms := r.Trace.Terms[0]; terms[len(terms)-1].Name != "later turns" || terms[len(terms)-1].Tokens <= 0 {
+	if terms := dry.Trace.Terms[0]; terms[len(terms)-1].Name != "later turns" || terms[len(terms)-1].Tokens <= 0 {
 		t.Errorf("the terms are %v, without later turns", terms)
+	}
+	later := first
+	later.Now = dry.Now
+	if choose(&p, later, Candidate{UncachedTokens: 100}); p.active.Len()+p.overdue.Len() != 1 || p.ended != 1 {
+		t.Errorf("a request that is sent removes nothing: %+v", p.conversations)
 	}
 }
 
-func TestConversationCounts(t *testing.T) {
-	var c conversations
-	now := time.Unix(1000, 0)
+// TestConversationsUnderWay counts a conversation at the backend of its last turn, until its next
+// one has been overdue for long.
+func TestConversationsUnderWay(t *testing.T) {
+	c := newTurns()
+	c.expectCounts(t, "at the beginning", 0, 0, 0)
+	c.record(prompt.TurnFirst, 1, 0)
+	c.record(prompt.TurnFirst, 2, 0)
+	c.record(prompt.TurnFirst, 3, 2)
+	c.expectCounts(t, "three began", 2, 0, 1, 0)
+	c.record(prompt.TurnLater, 2, 1)
+	c.expectCounts(t, "one went on elsewhere", 1, 1, 1)
+	c.record(prompt.TurnLater, 4, 1)
+	c.expectCounts(t, "a later turn of one that was not known", 1, 2, 1)
+	c.record(prompt.TurnUnknown, 5, 0)
+	c.record(prompt.TurnFirst, 0, 0)
+	c.record(prompt.TurnLater, 0, 0)
+	c.expectCounts(t, "no turns, and none that can be told apart", 1, 2, 1)
+
+	c.pass(minTurnTimeout + time.Second)
+	c.expectCounts(t, "overdue", 1, 2, 1)
+	if c.active.Len() != 0 || c.overdue.Len() != 4 {
+		t.Errorf("%d conversations are active and %d overdue, want 0 and 4", c.active.Len(), c.overdue.Len())
+	}
+	c.record(prompt.TurnLater, 1, 0)
+	c.pass(minConversationTimeout - minTurnTimeout)
+	c.expectCounts(t, "overdue for long", 1, 0, 0)
+	c.pass(minConversationTimeout)
+	c.expectCounts(t, "all are", 0, 0, 0)
+	if c.active.Len()+c.overdue.Len() != 0 {
+		t.Errorf("%d and %d conversations are left", c.active.Len(), c.overdue.Len())
+	}
+}
+
+// TestSessionIdentifiesConversation sends turns whose sessions and first messages tell different
+// things: the session counts.
+func TestSessionIdentifiesConversation(t *testing.T) {
+	c := newTurns()
+	for session := range uint64(3) {
+		c.recordTurn(&Request{Now: c.now, Session: session + 1, PromptKey: 9, Turn: prompt.TurnFirst}, 0)
+	}
+	c.expectCounts(t, "three sessions with one first message", 3)
+	c.recordTurn(&Request{Now: c.now, Session: 1, PromptKey: 8, Turn: prompt.TurnLater}, 1)
+	c.expectCounts(t, "one of them goes on with another one", 2, 1)
+}
+
+// TestTurnTimeout waits for the next turn of users who take longer or shorter between two turns.
+func TestTurnTimeout(t *testing.T) {
+	for _, c := range []struct {
+		name              string
+		gap               time.Duration
+		overdue, notUnder time.Duration // after the last turn
+	}{
+		{"quick users", time.Second, minTurnTimeout, minConversationTimeout},
+		{"users who read", 30 * time.Second, maxTurnGaps * 30 * time.Second, maxTurnGaps * 30 * time.Second},
+		{"users who sleep", 8 * time.Hour, maxConversationTimeout, maxConversationTimeout},
+	} {
+		v := newTurns()
+		v.record(prompt.TurnFirst, 1, 0)
+		v.turnGap, v.turnGaps = c.gap.Seconds(), 1
+		v.pass(c.overdue)
+		if v.active.Len() != 1 {
+			t.Errorf("%s: overdue after %v", c.name, c.overdue)
+		}
+		v.pass(time.Millisecond)
+		if v.active.Len() != 0 {
+			t.Errorf("%s: not overdue after more than %v", c.name, c.overdue)
+		}
+		v.pass(c.notUnder - c.overdue - 2*time.Millisecond)
+		if c.notUnder > c.overdue {
+			v.expectCounts(t, c.name+": soon", 1)
+		}
+		v.pass(3 * time.Millisecond)
+		v.expectCounts(t, c.name, 0)
+	}
+}
+
+func TestMeanTurnGap(t *testing.T) {
+	c := newTurns()
+	c.record(prompt.TurnLater, 7, 0)
+	if c.turnGaps != 0 {
+		t.Errorf("%v gaps before a conversation that is not known", c.turnGaps)
+	}
+	for _, gap := range []time.Duration{2 * time.Second, 4 * time.Second, 9 * time.Second} {
+		c.now = c.now.Add(gap)
+		c.record(prompt.TurnLater, 7, 0)
+	}
+	if c.turnGaps != 3 || math.Abs(c.turnGap-5) > 1e-9 {
+		t.Errorf("%v gaps of %v s, want 3 of 5", c.turnGaps, c.turnGap)
+	}
+}
+
+func TestLaterTurns(t *testing.T) {
+	c := newTurns()
+	expect := func(when string, later, ended float64) {
+		t.Helper()
+		want := min(maxLaterTurns, (later+priorConversations*priorLaterTurns)/(ended+priorConversations))
+		if c.later != later || c.ended != ended || c.laterTurns() != want {
+			t.Errorf("%s: %v later turns in %v conversations that ended, so %v expected; want %v, %v and %v", when, c.later, c.ended, c.laterTurns(), later, ended, want)
+		}
+	}
+	expect("at the beginning", 0, 0)
+	c.record(prompt.TurnFirst, 1, 0)
+	c.record(prompt.TurnFirst, 2, 0)
+	expect("two have begun", 0, 0)
+	c.record(prompt.TurnLater, 1, 0)
+	c.record(prompt.TurnLater, 1, 0)
+	expect("one has gone on", 2, 0)
+	c.pass(minTurnTimeout + time.Second)
+	expect("both are overdue", 2, 2)
+	c.record(prompt.TurnLater, 2, 0)
+	expect("one goes on all the same", 3, 1)
+	c.record(prompt.TurnFirst, 2, 0)
+	expect("another one begins alike", 3, 2)
+	c.record(prompt.TurnFirst, 1, 0)
+	expect("another one begins like one that was overdue", 3, 2)
+	c.pass(maxConversationTimeout)
+	expect("all have ended", 3, 4)
+	for range 1000 {
+		c.record(prompt.TurnLater, 1, 0)
+	}
 	if got := c.laterTurns(); got != maxLaterTurns {
-		t.Errorf("%.1f later turns at the beginning, want %d", got, maxLaterTurns)
+		t.Errorf("%v later turns expected, want the maximum", got)
 	}
-	for range 970 {
-		c.recordTurn(prompt.TurnFirst, 2, now)
+}
+
+// TestCountedTurnsFade sends more turns than are counted: the newer ones count for more.
+func TestCountedTurnsFade(t *testing.T) {
+	c := newTurns()
+	for range 2 * maxCountedTurns {
+		c.record(prompt.TurnFirst, 1, 0)
 	}
-	for range 1700 {
-		c.recordTurn(prompt.TurnLater, 2, now)
+	before := c.laterTurns()
+	for range 2 * maxCountedTurns {
+		c.record(prompt.TurnLater, 1, 0)
+		if c.later+c.ended >= maxCountedTurns || c.turnGaps >= maxCountedTurns {
+			t.Fatalf("%v turns and %v gaps are counted", c.later+c.ended, c.turnGaps)
+		}
 	}
-	c.recordTurn(prompt.TurnUnknown, 2, now)
-	if got := c.laterTurns(); math.Abs(got-2) > 1e-9 {
-		t.Errorf("%.2f later turns, want 2", got)
+	if after := c.laterTurns(); before > 0.1 || after < 2 {
+		t.Errorf("%.3f later turns expected after single questions, and %.1f after as many later turns", before, after)
 	}
-	if got := c.countOn(2, now.Add(conversationInterval)); math.Abs(got-970/math.E) > 1e-9 {
-		t.Errorf("%.1f conversations after the interval, want %.1f", got, 970/math.E)
+}
+
+// TestConversationsAreBounded begins more conversations than are kept: the oldest are dropped, and
+// no longer counted.
+func TestConversationsAreBounded(t *testing.T) {
+	c := newTurns()
+	begin := func(key int) { c.record(prompt.TurnFirst, uint64(key+1), key&1) }
+	for key := range maxConversations + 100 {
+		begin(key)
 	}
-	if a, b := c.countOn(1, now), c.countOn(9, now); a != 0 || b != 0 {
-		t.Errorf("%v and %v conversations on backends without any", a, b)
+	c.expectCounts(t, "active", maxConversations/2, maxConversations/2)
+	if _, known := c.active.Peek(100); known {
+		t.Error("the oldest ones are kept")
 	}
+	c.pass(minTurnTimeout + time.Second)
+	if c.active.Len() != 0 || c.overdue.Len() != maxConversations {
+		t.Errorf("%d conversations are active and %d overdue", c.active.Len(), c.overdue.Len())
+	}
+	for key := range maxConversations {
+		begin(1<<20 + key)
+	}
+	c.expectCounts(t, "active and overdue", maxConversations, maxConversations)
+	c.pass(minTurnTimeout + time.Second)
+	c.expectCounts(t, "all overdue", maxConversations/2, maxConversations/2)
+}
+
+func TestForgetConversations(t *testing.T) {
+	c := newTurns()
+	c.Forget(2) // without any
+	c.record(prompt.TurnFirst, 1, 0)
+	c.record(prompt.TurnFirst, 2, 2)
+	c.pass(minTurnTimeout + time.Second)
+	c.record(prompt.TurnFirst, 3, 2)
+	c.record(prompt.TurnFirst, 4, 1)
+	c.expectCounts(t, "before", 1, 1, 2)
 	c.Forget(2)
 	c.Forget(9)
-	if got := c.countOn(2, now); got != 0 {
-		t.Errorf("%v conversations on a backend that was forgotten", got)
+	c.expectCounts(t, "after", 1, 1, 0)
+	c.record(prompt.TurnLater, 2, 1)
+	if c.turnGaps != 0 {
+		t.Error("a conversation of the backend that was forgotten is known")
 	}
-	for range 3 * maxCountedTurns {
-		c.recordTurn(prompt.TurnLater, 0, now)
+	c.pass(maxConversationTimeout)
+	c.expectCounts(t, "at the end", 0, 0, 0)
+}
+
+func TestSequencesPerConversation(t *testing.T) {
+	c := newTurns()
+	candidates := []Candidate{{Weight: 1, InFlight: 5, Requests: 3}, {Slot: 1, Weight: 2, InFlight: 4, Requests: 0.5}} // 3 and 1 of ours
+	if got := c.sequencesPerConversation(candidates); got != 1 {
+		t.Errorf("%v sequences for each conversation where none is known, want 1", got)
 	}
-	if c.first+c.later > maxCountedTurns {
-		t.Errorf("%v turns are counted, above the limit", c.first+c.later)
+	for key := range uint64(16) {
+		c.record(prompt.TurnFirst, key+1, int(key%3))
+	}
+	if got := c.sequencesPerConversation(candidates); got != 4.0/11 { // 6 and 5 of the 16
+		t.Errorf("%v sequences for each conversation, want 4/11", got)
+	}
+	if got := c.sequencesPerConversation([]Candidate{{Slot: 2, Weight: 1, InFlight: 9, Requests: 9}}); got != 1 {
+		t.Errorf("%v sequences for each of 5 conversations where 9 are in flight, want 1", got)
 	}
 }

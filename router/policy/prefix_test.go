@@ -9,7 +9,7 @@ import (
 	"warmroute/router/prompt"
 )
 
-// pickByMatchAndLoad asks p about candidates that are plain where they say nothing else.
+// choose asks p about candidates that are plain where they say nothing else.
 func choose(p *Prefix, r Request, candidates ...Candidate) int {
 	for i := range candidates {
 		if candidates[i].NameHash == 0 {
@@ -43,18 +43,24 @@ func TestPrefixCost(t *testing.T) {
 	f("a hit beats a cold backend", 1,
 		Candidate{UncachedTokens: 2000},
 		Candidate{MatchedTokens: 1900, UncachedTokens: 100})
-	// u·(1+κ) with κ = 0.5·mean(W)/u = 0.5·4000/100 = 20 → 16 for both: 100·17 + 8000 against 2000·17
+	// κ = 2·mean(W)/u = 2·4000/100 = 80 → 64 for both: 100·65 + 8000 against 2000·65
 	f("under pressure a hit is worth a longer queue", 1,
 		Candidate{UncachedTokens: 2000},
 		Candidate{MatchedTokens: 1900, UncachedTokens: 100, QueuedTokens: 8000})
-	// δ·L̂ = 160 for each decoding neighbour: 16·(1+2.5) + 160·10 = 1656 against 1500
+	// 16 tokens beside ten sequences: 16·(1+4) + δ·L̂·10
+	beside10 := 16*(1+min(stallPerDecode*10, maxStall)) + decodeCost*250*10
 	f("a hot prompt does not pile its decodes on one backend", 0,
-		Candidate{UncachedTokens: 1500},
+		Candidate{UncachedTokens: beside10 - 1},
 		Candidate{MatchedTokens: 1484, UncachedTokens: 16, InFlight: 10})
-	// 16·(1+2.25) + 160·9 = 1492 against 1500
 	f("… but up to there it does", 1,
-		Candidate{UncachedTokens: 1500},
-		Candidate{MatchedTokens: 1484, UncachedTokens: 16, InFlight: 9})
+		Candidate{UncachedTokens: beside10 + 1},
+		Candidate{MatchedTokens: 1484, UncachedTokens: 16, InFlight: 10})
+	f("a wait for room costs as much as a queue", 0,
+		Candidate{UncachedTokens: 500, QueuedTokens: 2000},
+		Candidate{UncachedTokens: 500, KVWaitTokens: 2001})
+	f("a long match is worth a short wait for room", 1,
+		Candidate{UncachedTokens: 2000},
+		Candidate{MatchedTokens: 1900, UncachedTokens: 100, KVWaitTokens: 1800})
 }
 
 func TestPrefixPressureAverage(t *testing.T) {
@@ -65,8 +71,11 @@ func TestPrefixPressureAverage(t *testing.T) {
 	if got, want := p.queued[0].tokens, 10000*(1-1/math.E); math.Abs(got-want) > 1 {
 		t.Errorf("after one time constant: pressure %.0f, want %.0f", got, want)
 	}
-	if k := kappaFor(p.queued[0].tokens, 1000); math.Abs(k-0.5*p.queued[0].tokens/1000) > 1e-9 {
-		t.Errorf("kappa %.3f is not half of pressure over u", k)
+	if k := kappaFor(p.queued[0].tokens, 1000); math.Abs(k-kappaScale*p.queued[0].tokens/1000) > 1e-9 {
+		t.Errorf("kappa %.3f is not in proportion to pressure over u", k)
+	}
+	if k := kappaFor(1e9, 1000); k != maxKappa {
+		t.Errorf("kappa %.3f under any pressure, want %d", k, maxKappa)
 	}
 	// A model on another backend has the pressure of that one.
 	r := Request{Now: start.Add(20 * time.Second), MeanUncachedTokens: 1000, Trace: new(Trace)}
@@ -135,7 +144,7 @@ func TestPrefixAdapterCost(t *testing.T) {
 		}
 	}
 	f("who has it first", 1, Candidate{UncachedTokens: 500, AdapterTokens: 2000}, Candidate{UncachedTokens: 500})
-	// 16·(1+2) + 160·8 = 1328 against 2016, then 16·(1+3.25) + 160·13 = 2148
+	// 16·(1+4) + 160·8 = 1360 against 2016, then 16·(1+4) + 160·13 = 2160
 	f("… while it is not too busy", 1, Candidate{UncachedTokens: 16, AdapterTokens: 2000}, Candidate{UncachedTokens: 16, InFlight: 8})
 	f("… and no longer", 0, Candidate{UncachedTokens: 16, AdapterTokens: 2000}, Candidate{UncachedTokens: 16, InFlight: 13})
 }
@@ -209,6 +218,8 @@ func TestPrefixSLO(t *testing.T) {
 		Candidate{MatchedTokens: 3000, UncachedTokens: 4500, PrefillRate: 4000}, Candidate{MatchedTokens: 0, UncachedTokens: 7500})
 	f("so does an adapter to be loaded", 1,
 		Candidate{MatchedTokens: 1, UncachedTokens: 7000, AdapterTokens: 2000}, Candidate{UncachedTokens: 7001})
+	f("so does a wait for room", 1,
+		Candidate{MatchedTokens: 1, UncachedTokens: 7000, KVWaitTokens: 2000}, Candidate{UncachedTokens: 7001})
 	f("among equals the cheapest", 1,
 		Candidate{QueuedTokens: 100, UncachedTokens: 500}, Candidate{UncachedTokens: 500}, Candidate{QueuedTokens: 200, UncachedTokens: 500})
 	f("none meets it: the cheapest", 1,

@@ -1,0 +1,191 @@
+package router
+
+import (
+	"math"
+	"testing"
+	"time"
+
+	"warmroute/backends"
+	"warmroute/router/policy"
+)
+
+// usesKV lets a scrape find such a share of a cache of so many tokens in use.
+func usesKV(r *Router, b *backends.Backend, c *clock, cacheTokens int, usage float64) {
+	l := &backends.Load{CacheTokens: cacheTokens, KVKnown: true, KVCacheUsage: usage, ScrapedAt: c.now}
+	b.SetLoad(l)
+	r.ObserveLoad(b, l)
+}
+
+func TestKVWait(t *testing.T) {
+	const capacity, blocks = 10_000, 10
+	const prompt = float64(blocks * tokensPerBlock)
+	full := func(r *Router, b *backends.Backend, c *clock) { usesKV(r, b, c, capacity, maxKVUsage) }
+	for _, tc := range []struct {
+		name    string
+		setUp   func(*Router, *backends.Backend, *clock)
+		missing float64 // tokens
+	}{
+		{"nothing reported", func(*Router, *backends.Backend, *clock) {}, 0},
+		{"size unknown", func(r *Router, b *backends.Backend, c *clock) { usesKV(r, b, c, 0, 1) }, 0},
+		{"usage unknown", func(r *Router, b *backends.Backend, c *clock) {
+			r.ObserveLoad(b, &backends.Load{CacheTokens: capacity, KVCacheUsage: 1, ScrapedAt: c.now})
+		}, 0},
+		{"there is room", func(r *Router, b *backends.Backend, c *clock) { usesKV(r, b, c, capacity, 0.8) }, 0},
+		{"not for the prompt", full, prompt},
+		{"not for half of it", func(r *Router, b *backends.Backend, c *clock) {
+			usesKV(r, b, c, capacity, maxKVUsage-prompt/2/capacity)
+		}, prompt / 2},
+		{"more in use than is given to do", func(r *Router, b *backends.Backend, c *clock) { usesKV(r, b, c, capacity, 1) }, prompt + (1-maxKVUsage)*capacity},
+		{"full with our own requests", func(r *Router, b *backends.Backend, c *clock) {
+			usesKV(r, b, c, capacity, 0)
+			mustPick(t, r, ask([]*backends.Backend{b}, 2, capacity/tokensPerBlock))
+		}, float64(capacity/tokensPerBlock*tokensPerBlock) + prompt - maxKVUsage*capacity},
+		{"reported too long ago", func(r *Router, b *backends.Backend, c *clock) {
+			full(r, b, c)
+			c.advance(maxExternalLoadAge*time.Second + time.Millisecond)
+		}, 0},
+		{"claimed by a request before it", func(r *Router, b *backends.Backend, c *clock) {
+			usesKV(r, b, c, capacity, 0)
+			r.states[0].claimed.kv = maxKVUsage * capacity
+		}, prompt},
+		{"a running request uses most of the prompt", func(r *Router, b *backends.Backend, c *clock) {
+			mustPick(t, r, ask([]*backends.Backend{b}, 1, blocks-2))
+			full(r, b, c)
+		}, 2 * tokensPerBlock},
+		{"the cache holds the prompt, and nothing uses it", func(r *Router, b *backends.Backend, c *clock) {
+			mustPick(t, r, ask([]*backends.Backend{b}, 1, blocks)).Release(Outcome{End: ClientDisconnected})
+			full(r, b, c)
+		}, prompt},
+	} {
+		r, fleet, c := newFleet(t, 1, "prefix")
+		tc.setUp(r, fleet[0], c)
+		r.beginDecision(ask(fleet, 1, blocks), nil, c.now)
+		r.matchPrompt()
+		answer := r.estimates.AnswerTokens(0) / defaultDecodeRate // seconds
+		if got, want := r.kvWait(0, c.now), tc.missing/capacity*answer; math.Abs(got-want) > 1e-6 {
+			t.Errorf("%s: %.4f s, want %.4f", tc.name, got, want)
+		}
+	}
+}
+
+// TestKVWaitOfLongAnswers expects that a cache is free again the later the longer answers take.
+func TestKVWaitOfLongAnswers(t *testing.T) {
+	r, fleet, c := newFleet(t, 1, "prefix")
+	usesKV(r, fleet[0], c, 10_000, 1)
+	wait := func() float64 {
+		r.beginDecision(ask(fleet, 1, 10), nil, c.now)
+		r.matchPrompt()
+		return r.kvWait(0, c.now)
+	}
+	before := wait()
+	for range 1000 {
+		r.estimates.RecordAnswerLength(0, 10*defaultAnswerTokens, 1)
+	}
+	if got := wait(); got < 9*before || got > 10.1*before {
+		t.Errorf("%.2f s where answers have about ten times as many tokens, and %.2f before", got, before)
+	}
+	long := wait()
+	for range 1000 {
+		r.states[0].kv.decodeRate.Add(2 * defaultDecodeRate)
+	}
+	if got := wait(); math.Abs(got/long-0.5) > 0.05 {
+		t.Errorf("%.2f s where answers come at twice the speed, and %.2f before", got, long)
+	}
+}
+
+// TestKVWaitRouting has a prompt, and an idle backend without any of it. The other one holds some
+// of the prompt, and its cache has more or less room.
+func TestKVWaitRouting(t *testing.T) {
+	// One missing token costs what half of one costs to prefill.
+	r, _, _ := newFleet(t, 1, "prefix")
+	capacity := kvWaitCost * r.estimates.AnswerTokens(0) / defaultDecodeRate * r.estimates.PrefillRate(0) / 0.5
+	blocks := int((1 - maxKVUsage) / 2 * capacity / tokensPerBlock)
+	for _, tc := range []struct {
+		name    string
+		matched int // blocks
+		usage   float64
+		known   bool // capacity and usage
+		holder  bool // gets it
+	}{
+		{"a new prompt, room", 0, 0.5, true, true},
+		{"a new prompt, no room", 0, maxKVUsage, true, false},
+		{"a short match, room", blocks / 4, 0.5, true, true},
+		{"a short match, no room", blocks / 4, maxKVUsage, true, false},
+		{"a long match, room", blocks, 0.5, true, true},
+		{"a long match, little is missing", blocks, maxKVUsage, true, true},
+		{"a long match, much is missing", blocks, 1, true, false},
+		{"a short match, unknown", blocks / 4, 1, false, true},
+	} {
+		r, fleet, c := newFleet(t, 2, "prefix")
+		holder := fleet[0]
+		if tc.matched == 0 { // where a new prompt goes, with room on both
+			holder = mustPick(t, r, ask(fleet, 1, blocks)).Backend
+			r, fleet, c = newFleet(t, 2, "prefix")
+			holder = fleet[holder.Slot]
+		} else {
+			mustPick(t, r, ask(fleet[:1], 1, tc.matched)).Release(Outcome{End: Completed})
+		}
+		if tc.known {
+			usesKV(r, holder, c, int(capacity), tc.usage)
+		} else {
+			holder.SetLoad(&backends.Load{KVCacheUsage: tc.usage, ScrapedAt: c.now})
+			r.ObserveLoad(holder, holder.Load())
+		}
+		if d := mustPick(t, r, ask(fleet, 1, blocks)); (d.Backend == holder) != tc.holder {
+			t.Errorf("%s: sent to the holder: %v, want %v", tc.name, d.Backend == holder, tc.holder)
+		}
+	}
+}
+
+// TestAllCachesFull sends a request although no backend has room: to the one that waits least.
+func TestAllCachesFull(t *testing.T) {
+	r, fleet, c := newFleet(t, 2, "prefix")
+	usesKV(r, fleet[0], c, 10_000, 1)
+	usesKV(r, fleet[1], c, 10_000, 0.97)
+	d := mustPick(t, r, ask(fleet, 1, 10))
+	if d.Backend != fleet[1] {
+		t.Errorf("sent to %s, which has the least room", d.Backend.Name)
+	}
+	d.Release(Outcome{End: NotProcessed})
+	fleet[1].SetState(backends.Down)
+	if d := mustPick(t, r, ask(fleet, 1, 10)); d.Backend != fleet[0] {
+		t.Errorf("sent to %s, which is down", d.Backend.Name)
+	}
+}
+
+// TestFullCacheIsBetterThanStalled has the choice between a backend without room and a stalled one.
+func TestFullCacheIsBetterThanStalled(t *testing.T) {
+	s := newStalls(t, 2)
+	s.loads[1].KVCacheUsage, s.loads[1].KVKnown, s.loads[1].CacheTokens = 1, true, 1000
+	s.send(1, 640, true)
+	s.pass(5*time.Second, nil)
+	if d := mustPick(t, s.r, ask(s.fleet, 1, 10)); d.Backend != s.fleet[1] {
+		t.Error("sent to the stalled one")
+	}
+}
+
+// Other rules are to do what they do elsewhere.
+func TestKVWaitIsOfPolicyPrefix(t *testing.T) {
+	for _, name := range policy.Names() {
+		r, fleet, c := newFleet(t, 2, name)
+		usesKV(r, fleet[0], c, 1000, 1)
+		r.beginDecision(ask(fleet, 1, 1), nil, c.now)
+		r.matchPrompt()
+		if err := r.filterBackends(); err != nil {
+			t.Fatal(err)
+		}
+		full, empty := r.decision.candidates[0].KVWaitTokens, r.decision.candidates[1].KVWaitTokens
+		if full > 0 != (name == "prefix") || empty != 0 {
+			t.Errorf("%s: the waits for room are %.0f and %.0f tokens", name, full, empty)
+		}
+	}
+	r, fleet, c := newFleet(t, 2, "round-robin")
+	usesKV(r, fleet[0], c, 1000, 1)
+	seen := map[*backends.Backend]bool{}
+	for range 2 {
+		seen[mustPick(t, r, ask(fleet, 1, 1)).Backend] = true
+	}
+	if len(seen) != 2 {
+		t.Error("round-robin left one out")
+	}
+}
