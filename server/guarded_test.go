@@ -78,9 +78,10 @@ func (g *guarded) load(replica int) *backends.Load {
 
 // stream is an answer of which the first event has come.
 type stream struct {
-	replica int // that it came from, where the proxy said so
-	in      *bufio.Reader
-	leave   func()
+	replica  int    // that it came from, where the proxy said so
+	attempts string // as the proxy said
+	in       *bufio.Reader
+	leave    func()
 }
 
 // ask sends a short request that may have to wait, and tells which replica
@@ -117,7 +118,7 @@ func (g *guarded) open(ctx context.Context, base, model, prompt string, tokens i
 		leave()
 		return nil, err
 	}
-	s := &stream{replica: -1, in: bufio.NewReader(resp.Body)}
+	s := &stream{replica: -1, attempts: resp.Header.Get("X-Warmroute-Attempts"), in: bufio.NewReader(resp.Body)}
 	s.leave = func() { leave(); resp.Body.Close() }
 	for i, b := range g.server.fleet.registry.All() {
 		if b.Name == resp.Header.Get("X-Warmroute-Backend") {
