@@ -93,6 +93,27 @@ func TestSingleTurnsNotSpread(t *testing.T) {
 	}
 }
 
+// TestFirstTurnAfterPause begins a conversation long after those at the backend that holds the
+// beginning of its prompt: they no longer count.
+func TestFirstTurnAfterPause(t *testing.T) {
+	var p Prefix
+	now := time.Unix(1000, 0)
+	for key := range uint64(10) {
+		p.recordTurn(&Request{Now: now, PromptKey: key + 1, Turn: prompt.TurnFirst}, 0)
+	}
+	begin := func(key uint64) int {
+		return choose(&p, Request{Now: now, PromptKey: key, Turn: prompt.TurnFirst, MeanUncachedTokens: 1000},
+			Candidate{MatchedTokens: 3000, UncachedTokens: 100, InFlight: 3, Requests: 3}, Candidate{Slot: 1, UncachedTokens: 3100, InFlight: 3, Requests: 3})
+	}
+	if begin(100) != 1 {
+		t.Error("it began beside ten others, though the other backend has none")
+	}
+	now = now.Add(maxConversationTimeout)
+	if begin(101) != 0 {
+		t.Error("it began where its prompt is not cached, though no conversation is under way")
+	}
+}
+
 // TestChooseRecordsNoTurn has a choice explained, long after the last turn: nothing is counted,
 // and nothing is removed.
 func TestChooseRecordsNoTurn(t *testing.T) {
@@ -293,10 +314,11 @@ func TestForgetConversations(t *testing.T) {
 	c.pass(minTurnTimeout + time.Second)
 	c.record(prompt.TurnFirst, 3, 2)
 	c.record(prompt.TurnFirst, 4, 1)
-	c.expectCounts(t, "before", 1, 1, 2)
+	c.record(prompt.TurnFirst, 5, 3)
+	c.expectCounts(t, "before", 1, 1, 2, 1)
 	c.Forget(2)
 	c.Forget(9)
-	c.expectCounts(t, "after", 1, 1, 0)
+	c.expectCounts(t, "after", 1, 1, 0, 1)
 	c.record(prompt.TurnLater, 2, 1)
 	if c.turnGaps != 0 {
 		t.Error("a conversation of the backend that was forgotten is known")
