@@ -47,7 +47,7 @@ func TestPrefixCost(t *testing.T) {
 	f("under pressure a hit is worth a longer queue", 1,
 		Candidate{UncachedTokens: 2000},
 		Candidate{MatchedTokens: 1900, UncachedTokens: 100, QueuedTokens: 8000})
-	// 16 tokens beside ten sequences: 16·(1+4) + δ·L̂·10
+	// 16 tokens beside ten sequences: 16·(1+min(θ·10, 4)) + δ·L̂·10
 	beside10 := 16*(1+min(stallPerDecode*10, maxStall)) + decodeCost*250*10
 	f("a hot prompt does not pile its decodes on one backend", 0,
 		Candidate{UncachedTokens: beside10 - 1},
@@ -144,7 +144,7 @@ func TestPrefixAdapterCost(t *testing.T) {
 		}
 	}
 	f("who has it first", 1, Candidate{UncachedTokens: 500, AdapterTokens: 2000}, Candidate{UncachedTokens: 500})
-	// 16·(1+4) + 160·8 = 1360 against 2016, then 16·(1+4) + 160·13 = 2160
+	// 16·(1+2) + 160·8 = 1328 against 2016, then 16·(1+3.25) + 160·13 = 2148
 	f("… while it is not too busy", 1, Candidate{UncachedTokens: 16, AdapterTokens: 2000}, Candidate{UncachedTokens: 16, InFlight: 8})
 	f("… and no longer", 0, Candidate{UncachedTokens: 16, AdapterTokens: 2000}, Candidate{UncachedTokens: 16, InFlight: 13})
 }
