@@ -48,6 +48,7 @@ func DrawWorld(seed uint64, number int, trace *Trace) (World, error) {
 	models := w.drawModels()
 	workload, load := w.drawWorkload(trace)
 	w.drawClients()
+	w.drawRanks()
 	w.Load = load
 	w.Scenario.Workload = drawnWorkload{base: workload, load: load, models: models, scenario: w.Scenario}
 	return w.World, w.drawKV()
@@ -117,6 +118,16 @@ func (w *world) drawEngine() {
 		e.QuadraticDepth = w.between(0.5e-5, 4e-5)
 	}
 	w.add("attention", attention)
+}
+
+// drawRanks draws how many data-parallel engines each replica has.
+func (w *world) drawRanks() {
+	if !w.chance(0.15) {
+		w.add("ranks", "one")
+		return
+	}
+	w.Scenario.Ranks = 2 + w.IntN(3)
+	w.add("ranks", "2-4")
 }
 
 // drawModels draws which models the replicas serve, and returns how many there are.
@@ -231,11 +242,11 @@ func (w *world) drawKV() error {
 		return err
 	}
 	m := measureWorkload(requests)
-	working := float64(m.blocks*requests.BlockTokens) / float64(s.Backends) // tokens for each replica
+	working := float64(m.blocks*requests.BlockTokens) / float64(s.Backends*max(1, s.Ranks)) // tokens for each engine
 	var tokens float64
 	switch draw := w.Float64(); {
 	case w.pinned:
-		tokens = max(working/1.3, 1.2*m.longest) // what a replica's sessions need is 1.3 times its cache
+		tokens = max(working/1.3, 1.2*m.longest) // what an engine's sessions need is 1.3 times its cache
 		w.add("KV", "1/1.3")
 	case draw < 0.4:
 		tokens = max(working*(1.5+2*w.Float64()), 4*m.longest)
@@ -328,11 +339,13 @@ func (w drawnWorkload) Requests(backends int, seed uint64) (*Requests, error) {
 	return r, nil
 }
 
+// speed returns the speed of a replica, all of its ranks together.
 func (w *drawnWorkload) speed(backend int) float64 {
+	ranks := float64(max(1, w.scenario.Ranks))
 	if backend < len(w.scenario.Speeds) {
-		return w.scenario.Speeds[backend]
+		return ranks * w.scenario.Speeds[backend]
 	}
-	return 1
+	return ranks
 }
 
 func (w *drawnWorkload) totalSpeed() float64 {

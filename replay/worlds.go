@@ -47,27 +47,8 @@ type WorldResult struct {
 // Run plays a world: prefix with and without the admission queue, the other policies, and the
 // best of these with the queue.
 func (w World) Run(ctx context.Context) (WorldResult, error) {
-	result := WorldResult{Number: w.Number, Dimensions: w.Dimensions, Load: w.Load, Streaming: w.Scenario.NonStreaming < 1}
-	run := func(label, name string, queue router.QueueSettings) error {
-		var all []Scenario
-		for seed := range uint64(worldSeeds) {
-			s := w.Scenario
-			s.Policy, s.Queue, s.Seed = name, queue, seed+1
-			all = append(all, s)
-		}
-		runs, err := RunAll(ctx, all, nil)
-		if err != nil {
-			return err
-		}
-		m := Mean(runs)
-		m.Policy, m.Variation = label, nil
-		result.Results = append(result.Results, m)
-		return nil
-	}
-	if err := run(ownRule, ownRule, worldQueue()); err != nil {
-		return result, err
-	}
-	if err := run(ownAlone, ownRule, router.QueueSettings{}); err != nil {
+	result, err := w.RunOwn(ctx)
+	if err != nil {
 		return result, err
 	}
 	for _, name := range worldRivals() {
@@ -75,17 +56,45 @@ func (w World) Run(ctx context.Context) (WorldResult, error) {
 		if d, _ := policy.Lookup(name); d.UsesQueue {
 			queue = worldQueue()
 		}
-		if err := run(name, name, queue); err != nil {
+		if err := w.play(ctx, &result, name, name, queue); err != nil {
 			return result, err
 		}
 	}
 	for _, name := range result.bestRivals() {
 		name += policy.WithQueue
-		if err := run(name, name, worldQueue()); err != nil {
+		if err := w.play(ctx, &result, name, name, worldQueue()); err != nil {
 			return result, err
 		}
 	}
 	return result, nil
+}
+
+// RunOwn plays a world with prefix only, with and without the admission queue.
+func (w World) RunOwn(ctx context.Context) (WorldResult, error) {
+	result := WorldResult{Number: w.Number, Dimensions: w.Dimensions, Load: w.Load, Streaming: w.Scenario.NonStreaming < 1}
+	if err := w.play(ctx, &result, ownRule, ownRule, worldQueue()); err != nil {
+		return result, err
+	}
+	return result, w.play(ctx, &result, ownAlone, ownRule, router.QueueSettings{})
+}
+
+// play plays a world under a policy, once for each seed, and adds the means of its figures to
+// a result.
+func (w World) play(ctx context.Context, into *WorldResult, label, name string, queue router.QueueSettings) error {
+	var all []Scenario
+	for seed := range uint64(worldSeeds) {
+		s := w.Scenario
+		s.Policy, s.Queue, s.Seed = name, queue, seed+1
+		all = append(all, s)
+	}
+	runs, err := RunAll(ctx, all, nil)
+	if err != nil {
+		return err
+	}
+	m := Mean(runs)
+	m.Policy, m.Variation = label, nil
+	into.Results = append(into.Results, m)
+	return nil
 }
 
 // bestRivals returns the rivals without a queue that have the lowest product of mean E2E and

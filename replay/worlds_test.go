@@ -1,0 +1,143 @@
+//go:build worlds
+
+package replay
+
+import (
+	"encoding/json"
+	"flag"
+	"math"
+	"os"
+	"slices"
+	"testing"
+)
+
+const (
+	committedWorlds     = 40
+	committedWorldsSeed = 7
+	worldsFile          = "testdata/worlds.json"
+	// maxWorse is by how much the geometric mean of a figure may exceed the committed one.
+	maxWorse = 1.02
+)
+
+var updateWorlds = flag.Bool("update", false, "play all policies and write "+worldsFile)
+
+// committedWorld has the figures of a world in worldsFile: those of prefix with the admission
+// queue and without, and the lowest of the other policies. A figure that does not exist is 0.
+type committedWorld struct {
+	Number     int                   `json:"world"`
+	Dimensions []Dimension           `json:"dimensions"`
+	Figures    map[string][3]float64 `json:"figures"` // by name: with the queue, without, the lowest of the others
+	Best       map[string]string     `json:"best"`    // the policy that has the lowest
+}
+
+// TestWorlds plays prefix in a fixed set of drawn worlds and compares its figures with the
+// committed ones.
+func TestWorlds(t *testing.T) {
+	if *updateWorlds {
+		writeWorlds(t)
+		return
+	}
+	data, err := os.ReadFile(worldsFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var committed []committedWorld
+	if err := json.Unmarshal(data, &committed); err != nil {
+		t.Fatal(err)
+	}
+	if len(committed) != committedWorlds {
+		t.Fatalf("%s has %d worlds, want %d: run the test with -update", worldsFile, len(committed), committedWorlds)
+	}
+	changes, toBest := map[string][]float64{}, map[string][]float64{}
+	for i, c := range committed {
+		w, err := DrawWorld(committedWorldsSeed, i, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !slices.Equal(w.Dimensions, c.Dimensions) {
+			t.Fatalf("world %d is not the committed one: run the test with -update", i)
+		}
+		r, err := w.RunOwn(t.Context())
+		if err != nil {
+			t.Fatal(w, err)
+		}
+		for name, now := range ownFigures(&r) {
+			before := c.Figures[name]
+			for mode, label := range []string{"", ", without the queue"} {
+				if now[mode] > 0 && before[mode] > 0 {
+					changes[name+label] = append(changes[name+label], now[mode]/before[mode])
+					toBest[name+label] = append(toBest[name+label], now[mode]/before[2])
+				}
+			}
+		}
+		if r.Load <= 1 && r.Results[0].Lost > 0 {
+			t.Errorf("%v: %d requests were lost", w, r.Results[0].Lost)
+		}
+	}
+	for name, ratios := range changes {
+		change, best := geometricMeanOf(ratios), geometricMeanOf(toBest[name])
+		t.Logf("%s: %.3f of the committed figures, %.3f of the best other policy in each world (%d worlds, at most %.3f of the committed)",
+			name, change, best, len(ratios), slices.Max(ratios))
+		if change > maxWorse {
+			t.Errorf("%s is %.3f of the committed figures, more than %v", name, change, maxWorse)
+		}
+	}
+}
+
+func geometricMeanOf(values []float64) float64 {
+	sum := 0.0
+	for _, v := range values {
+		sum += math.Log(v)
+	}
+	return math.Exp(sum / float64(len(values)))
+}
+
+// ownFigures returns the figures of prefix with the queue and without, by name.
+func ownFigures(r *WorldResult) map[string][3]float64 {
+	figures := map[string][3]float64{}
+	for _, f := range worldFigures[:3] {
+		if f.streaming && !r.Streaming {
+			continue
+		}
+		figures[f.name] = [3]float64{f.of(r.Results[0]), f.of(r.Results[1])}
+	}
+	return figures
+}
+
+// writeWorlds plays all policies and writes worldsFile.
+func writeWorlds(t *testing.T) {
+	var all []committedWorld
+	for i := range committedWorlds {
+		w, err := DrawWorld(committedWorldsSeed, i, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := w.Run(t.Context())
+		if err != nil {
+			t.Fatal(w, err)
+		}
+		c := committedWorld{Number: i, Dimensions: w.Dimensions, Figures: ownFigures(&r), Best: map[string]string{}}
+		for k := range worldFigures {
+			f := &worldFigures[k]
+			figures, ok := c.Figures[f.name]
+			if !ok {
+				continue
+			}
+			figures[2] = math.Inf(1)
+			for _, s := range r.Results {
+				if isPlainRival(s.Policy) && f.of(s) < figures[2] {
+					figures[2], c.Best[f.name] = f.of(s), s.Policy
+				}
+			}
+			c.Figures[f.name] = figures
+		}
+		all = append(all, c)
+	}
+	data, err := json.MarshalIndent(all, "", "\t")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(worldsFile, append(data, '\n'), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
