@@ -104,9 +104,10 @@ func ownFigures(r *WorldResult) map[string][3]float64 {
 	return figures
 }
 
-// writeWorlds plays all policies and writes worldsFile.
+// writeWorlds plays all policies, writes worldsFile and prints the report.
 func writeWorlds(t *testing.T) {
 	var all []committedWorld
+	var results []WorldResult
 	for i := range committedWorlds {
 		w, err := DrawWorld(committedWorldsSeed, i, nil)
 		if err != nil {
@@ -116,6 +117,7 @@ func writeWorlds(t *testing.T) {
 		if err != nil {
 			t.Fatal(w, err)
 		}
+		results = append(results, r)
 		c := committedWorld{Number: i, Dimensions: w.Dimensions, Figures: ownFigures(&r), Best: map[string]string{}}
 		for k := range worldFigures {
 			f := &worldFigures[k]
@@ -138,6 +140,9 @@ func writeWorlds(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := os.WriteFile(worldsFile, append(data, '\n'), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := WriteWorldReport(os.Stdout, results); err != nil {
 		t.Fatal(err)
 	}
 }

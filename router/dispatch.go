@@ -153,8 +153,8 @@ func (r *Router) requestUncachedTokens(slot int) float64 {
 }
 
 // claimTokensForRound claims what the request takes of a backend for the rest of the
-// round. Where there is no room anyway, requiredKVTokens is not computed, which walks
-// along the prompt: within a round no room becomes free.
+// round. Where there is no room anyway, requiredKVTokens is not computed: within a round no
+// room becomes free.
 func (r *Router) claimTokensForRound(slot int) {
 	s := &r.states[slot]
 	s.claimed.uncached += r.requestUncachedTokens(slot)

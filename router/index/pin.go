@@ -1,6 +1,10 @@
 package index
 
-import "warmroute/router/prompt"
+import (
+	"sort"
+
+	"warmroute/router/prompt"
+)
 
 // Pin is the result of one Add: the blocks of a request in flight, pinned on one
 // backend until Release or Rollback. It must not be copied meanwhile.
@@ -119,13 +123,13 @@ func (x *Index) Rollback(p *Pin, blocks []prompt.Block, keep int) {
 func (x *Index) CountPinned(slot int) int { return x.caches[slot].pinned + x.caches[slot].unpinned }
 
 // CountUnpinned returns how many of blocks, all of which the backend holds, no request
-// in flight uses.
+// in flight uses. With a pinned block all blocks before it are pinned, so a binary search finds
+// the first that is not.
 func (x *Index) CountUnpinned(slot int, blocks []prompt.Block) int {
-	c, n := x.caches[slot], 0
-	for at := x.tailEntry(slot, blocks); at != 0 && c.entries[at].pins == 0; at = c.entries[at].parent {
-		n++
-	}
-	return n
+	c := x.caches[slot]
+	return len(blocks) - sort.Search(len(blocks), func(i int) bool {
+		return c.entries[x.findEntry(slot, blocks[i])].pins == 0
+	})
 }
 
 // pinnedCache returns the cache in which p pins blocks; nil once p is released or the
