@@ -17,8 +17,8 @@ const (
 	// engine as busy, but what waits there longer could have gone elsewhere.
 	stepShare = 0.25
 	// queuedSeconds is for how much prefill an engine is sent requests at least. Where
-	// prefill is fast, half a step takes no longer than the decodes beside it, and an engine
-	// that never has more is busy for half of the time.
+	// prefill is fast, that share of a step takes no longer than the decodes beside it, and
+	// an engine that never has more is busy for half of the time.
 	queuedSeconds = 0.25
 	// settleDelay is after how long in the queue a request keeps the backend that it
 	// waits for: the best one can change so often that a long prompt finds each of

@@ -32,7 +32,7 @@ type Settings struct {
 	BatchRequests int           `mapstructure:"batch_requests"` // maximum of batch requests
 	BatchBytes    int64         `mapstructure:"batch_bytes"`    // maximum of their bodies; 0: no limit
 	Timeout       time.Duration `mapstructure:"time"`           // of a request, unless it has its own; 0: no limit
-	StepTokens    int           `mapstructure:"-"`              // token budget of an engine step, up to which a backend is sent requests; 0: a default
+	StepTokens    int           `mapstructure:"-"`              // token budget of an engine step, a share of which a backend is sent ahead; 0: a default
 	BatchSlowdown float64       `mapstructure:"-"`              // maximum share by which batch requests may slow down others; 0: no limit
 }
 
