@@ -158,7 +158,7 @@ func (r *Router) explainBackend(b *backends.Backend, now time.Time) BackendExpla
 		MatchedBlocks: r.decision.matched[b.Slot], MatchedTokens: roundMilli(c.MatchedTokens), UncachedTokens: roundMilli(c.UncachedTokens),
 		QueuedTokens: roundMilli(c.QueuedTokens), AdapterTokens: c.AdapterTokens, InFlight: roundMilli(c.InFlight),
 		PrefillRate: roundMilli(c.PrefillRate), Weight: c.Weight, KVUsage: -1,
-		TTFTSeconds: roundMilli((c.QueuedTokens + c.AdapterTokens + c.UncachedTokens) / c.PrefillRate),
+		TTFTSeconds: roundMilli((c.QueuedTokens + c.AdapterTokens + c.KVWaitTokens + c.UncachedTokens) / c.PrefillRate),
 	}
 	x.Filter, x.WhyNot = r.explainFilter(b)
 	if l != nil && l.KVKnown {

@@ -16,9 +16,6 @@ const (
 	// maxKVUsage is the share of its KV cache that a replica is given to do: beyond it,
 	// requests that run would soon preempt each other.
 	maxKVUsage = 0.95
-	// kvWaitCost is what a second of waiting for room costs, in seconds of prefill: what waits
-	// in a replica keeps everything behind it waiting.
-	kvWaitCost = 4
 	// minWaitingKVUsage is the share of its cache above which requests that wait in a replica
 	// are taken to wait for room. Below it they wait for their turn in a step.
 	minWaitingKVUsage = 0.8

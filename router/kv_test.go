@@ -96,6 +96,7 @@ func TestKVWaitOfLongAnswers(t *testing.T) {
 // TestKVWaitRouting has a prompt, and an idle backend without any of it. The other one holds some
 // of the prompt, and its cache has more or less room.
 func TestKVWaitRouting(t *testing.T) {
+	const kvWaitCost = 4 // of the policy prefix
 	// One missing token costs what half of one costs to prefill.
 	r, _, _ := newFleet(t, 1, "prefix")
 	capacity := kvWaitCost * r.estimates.AnswerTokens(0) / defaultDecodeRate * r.estimates.PrefillRate(0) / 0.5

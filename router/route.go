@@ -141,7 +141,7 @@ func (r *Router) fillCandidate(c *policy.Candidate, b *backends.Backend) {
 		Requests: float64(s.load.requests) / weight, UnstartedTokens: s.load.unstarted / weight,
 	}
 	if r.policy.definition.NeedsKVWait {
-		c.KVWaitTokens = kvWaitCost * r.kvWait(b.Slot, d.now) * rate
+		c.KVWaitTokens = r.kvWait(b.Slot, d.now) * rate
 	}
 	if r.policy.definition.NeedsContext {
 		c.ContextTokens = r.ownKVTokens(b.Slot, d.now)
@@ -163,7 +163,7 @@ func (r *Router) fillPolicyRequest() {
 	d := &r.decision
 	d.request = policy.Request{
 		Now: d.now, Blocks: d.req.Blocks, BlockTokens: float64(r.blockBytes) / d.perToken, PromptTokens: d.promptTokens(),
-		PromptKey: d.req.PromptKey, Turn: d.req.Turn, Session: d.req.Session,
+		PromptKey: d.req.PromptKey, Turn: d.req.Turn, Retry: len(d.tried) > 0, Session: d.req.Session,
 		MeanAnswerTokens: r.expectedAnswerTokens(), MeanUncachedTokens: r.estimates.MeanUncachedTokens(d.req.Model),
 	}
 }

@@ -11,6 +11,7 @@ import (
 
 const (
 	maxConversations = 1 << 16 // in each list
+	maxMoves         = 1024    // from one list to the next at once, which takes a third of a millisecond
 
 	// The next turn of a conversation is overdue after maxTurnGaps mean times between turns.
 	maxTurnGaps            = 4
@@ -30,10 +31,11 @@ const (
 // conversations are those under way at the backends. Their later turns will follow their
 // prefix, so the choice of a backend for a first turn decides for all.
 type conversations struct {
-	// Those that had a turn lately, and those whose next turn is overdue, by
-	// conversationKey; nil: none yet.
-	active, overdue *simplelru.LRU[uint64, conversation]
-	count           []int // of both, by slot
+	// Those that had a turn lately, those whose next turn is overdue, and those that do not
+	// count any more but whose next turn would still say how long the pauses are; by
+	// conversationKey. nil: none yet.
+	active, overdue, idle *simplelru.LRU[uint64, conversation]
+	count                 []int // of active and overdue, by slot
 
 	turnGap  float64 // mean seconds between two turns of a conversation
 	turnGaps float64 // that it is the mean of
@@ -79,28 +81,33 @@ func (c *conversations) countOn(slot int) float64 {
 	return float64(c.count[slot])
 }
 
-// removeOverdue counts the conversations whose next turn is overdue as ended, and removes
-// those for which it has been overdue for long.
+// removeOverdue counts the conversations whose next turn is overdue as ended, and no longer
+// counts those for which it has been overdue for long.
 func (c *conversations) removeOverdue(now time.Time) {
 	if c.active == nil {
 		return
 	}
 	expected := time.Duration(maxTurnGaps * c.turnGap * float64(time.Second))
-	for {
-		key, oldest, ok := c.active.GetOldest()
-		if !ok || now.Sub(oldest.at) <= min(max(expected, minTurnTimeout), maxConversationTimeout) {
-			break
-		}
-		c.active.Remove(key)
-		c.add(c.overdue, key, oldest)
+	moveOlder(c.active, now.Add(-min(max(expected, minTurnTimeout), maxConversationTimeout)), func(key uint64, v conversation) {
+		c.add(c.overdue, key, v)
 		c.ended++
-	}
-	for {
-		_, oldest, ok := c.overdue.GetOldest()
-		if !ok || now.Sub(oldest.at) <= min(max(expected, minConversationTimeout), maxConversationTimeout) {
-			break
+	})
+	moveOlder(c.overdue, now.Add(-min(max(expected, minConversationTimeout), maxConversationTimeout)), func(key uint64, v conversation) {
+		c.idle.Add(key, v)
+	})
+	moveOlder(c.idle, now.Add(-maxConversationTimeout), func(uint64, conversation) {})
+}
+
+// moveOlder removes conversations whose last turn was before a time, at most maxMoves, and
+// passes them to moved.
+func moveOlder(list *simplelru.LRU[uint64, conversation], before time.Time, moved func(key uint64, v conversation)) {
+	for range maxMoves {
+		key, oldest, ok := list.GetOldest()
+		if !ok || !oldest.at.Before(before) {
+			return
 		}
-		c.overdue.RemoveOldest()
+		list.Remove(key)
+		moved(key, oldest)
 	}
 }
 
@@ -113,8 +120,10 @@ func (c *conversations) add(list *simplelru.LRU[uint64, conversation], key uint6
 	list.Add(key, v)
 }
 
-func (c *conversations) newList() *simplelru.LRU[uint64, conversation] {
-	list, err := simplelru.NewLRU(maxConversations, func(_ uint64, v conversation) { c.count[v.slot]-- })
+// newConversationList returns an empty list that calls removed for each conversation that
+// leaves it.
+func newConversationList(removed func(uint64, conversation)) *simplelru.LRU[uint64, conversation] {
+	list, err := simplelru.NewLRU(maxConversations, removed)
 	if err != nil {
 		panic(err) // it fails for sizes below 1 only
 	}
@@ -125,11 +134,16 @@ func (c *conversations) newList() *simplelru.LRU[uint64, conversation] {
 func (c *conversations) remove(key uint64) (v conversation, known bool) {
 	if v, known = c.active.Peek(key); known {
 		c.active.Remove(key)
-	} else if v, known = c.overdue.Peek(key); known {
-		c.overdue.Remove(key)
-		c.ended-- // it had not
+		return v, true
 	}
-	return v, known
+	for _, list := range []*simplelru.LRU[uint64, conversation]{c.overdue, c.idle} {
+		if v, known = list.Peek(key); known {
+			list.Remove(key)
+			c.ended = max(0, c.ended-1) // it had not
+			return v, true
+		}
+	}
+	return conversation{}, false
 }
 
 // recordTurn records a turn that is sent to the backend of a slot.
@@ -139,12 +153,14 @@ func (c *conversations) recordTurn(r *Request, slot int) {
 		return
 	}
 	if c.active == nil {
-		c.active, c.overdue = c.newList(), c.newList()
+		uncount := func(_ uint64, v conversation) { c.count[v.slot]-- }
+		c.active, c.overdue, c.idle = newConversationList(uncount), newConversationList(uncount), newConversationList(nil)
 	}
 	c.removeOverdue(r.Now)
 	last, known := c.remove(key)
 	c.add(c.active, key, conversation{slot, r.Now})
 	switch {
+	case r.Retry: // the turn was recorded when it was sent first
 	case r.Turn == prompt.TurnLater:
 		c.later++
 		if known {
@@ -164,7 +180,7 @@ func (c *conversations) Forget(slot int) {
 	if c.active == nil {
 		return
 	}
-	for _, list := range []*simplelru.LRU[uint64, conversation]{c.active, c.overdue} {
+	for _, list := range []*simplelru.LRU[uint64, conversation]{c.active, c.overdue, c.idle} {
 		for _, key := range list.Keys() {
 			if v, _ := list.Peek(key); v.slot == slot {
 				list.Remove(key)

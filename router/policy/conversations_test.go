@@ -294,7 +294,13 @@ func TestConversationsAreBounded(t *testing.T) {
 	if _, known := c.active.Peek(100); known {
 		t.Error("the oldest ones are kept")
 	}
-	c.pass(minTurnTimeout + time.Second)
+	passUntilOverdue := func() {
+		c.pass(minTurnTimeout + time.Second)
+		for range maxConversations / maxMoves {
+			c.pass(0)
+		}
+	}
+	passUntilOverdue()
 	if c.active.Len() != 0 || c.overdue.Len() != maxConversations {
 		t.Errorf("%d conversations are active and %d overdue", c.active.Len(), c.overdue.Len())
 	}
@@ -302,7 +308,7 @@ func TestConversationsAreBounded(t *testing.T) {
 		begin(1<<20 + key)
 	}
 	c.expectCounts(t, "active and overdue", maxConversations, maxConversations)
-	c.pass(minTurnTimeout + time.Second)
+	passUntilOverdue()
 	c.expectCounts(t, "all overdue", maxConversations/2, maxConversations/2)
 }
 
@@ -341,5 +347,56 @@ func TestSequencesPerConversation(t *testing.T) {
 	}
 	if got := c.sequencesPerConversation([]Candidate{{Slot: 2, Weight: 1, InFlight: 9, Requests: 9}}); got != 1 {
 		t.Errorf("%v sequences for each of 5 conversations where 9 are in flight, want 1", got)
+	}
+}
+
+// TestLongPauses has users whose pauses are longer than a conversation counts: their next turns
+// say so.
+func TestLongPauses(t *testing.T) {
+	c := newTurns()
+	for turn := range 8 {
+		for key := range 10 {
+			kind := prompt.TurnLater
+			if turn == 0 {
+				kind = prompt.TurnFirst
+			}
+			c.record(kind, uint64(key+1), 0)
+		}
+		c.pass(2 * minConversationTimeout)
+	}
+	if got := c.turnGap; got < minConversationTimeout.Seconds() {
+		t.Errorf("mean time between turns is %.0f s, want %.0f", got, 2*minConversationTimeout.Seconds())
+	}
+	if got := c.laterTurns(); got < 7 {
+		t.Errorf("%.1f later turns expected, want at least 7", got)
+	}
+}
+
+// TestEndedIsNeverNegative halves the counts between the first turns of many conversations and
+// their second ones.
+func TestEndedIsNeverNegative(t *testing.T) {
+	c := newTurns()
+	const conversations = 15_000
+	for key := range conversations {
+		c.record(prompt.TurnFirst, uint64(key+1), 0)
+	}
+	for range conversations / maxMoves {
+		c.pass(minTurnTimeout + time.Second)
+	}
+	for key := range conversations {
+		c.record(prompt.TurnLater, uint64(key+1), 0)
+		if got := c.laterTurns(); c.ended < 0 || got < 0 {
+			t.Fatalf("%.0f conversations ended, %.1f later turns expected", c.ended, got)
+		}
+	}
+}
+
+func TestRetryIsNoTurn(t *testing.T) {
+	c := newTurns()
+	c.record(prompt.TurnFirst, 1, 0)
+	before := c.conversations
+	c.recordTurn(&Request{Now: c.now, Turn: prompt.TurnFirst, PromptKey: 1, Retry: true}, 1)
+	if c.ended != before.ended || c.later != before.later || c.countOn(0) != 0 || c.countOn(1) != 1 {
+		t.Errorf("ended %.0f, later %.0f, %.0f and %.0f under way", c.ended, c.later, c.countOn(0), c.countOn(1))
 	}
 }

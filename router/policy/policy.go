@@ -48,6 +48,7 @@ type Request struct {
 	PromptTokens float64
 	PromptKey    uint64 // hash of the model and the beginning of the first user message; 0: none
 	Turn         prompt.Turn
+	Retry        bool   // it was sent to another backend before
 	Session      uint64 // hash of the session's name; 0: none
 
 	MeanAnswerTokens   float64 // L̂: mean length of answers; 0 before the first

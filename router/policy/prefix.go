@@ -10,9 +10,12 @@ import (
 
 // Constants of the cost, found by simulation; see docs/routing.md.
 const (
-	stallPerDecode   = 0.25 // θ: how much a decode is delayed by a prefill beside it
-	maxStall         = 4    // times the prefill, for all decodes together
-	decodeCost       = 0.64 // δ: what a token of an answer costs each sequence beside it, in tokens of prefill
+	stallPerDecode = 0.25 // θ: how much a decode is delayed by a prefill beside it
+	maxStall       = 4    // times the prefill, for all decodes together
+	decodeCost     = 0.64 // δ: what a token of an answer costs each sequence beside it, in tokens of prefill
+	// kvWaitCost is what a token's time of waiting for room in the KV cache costs: what waits in
+	// a replica keeps everything behind it waiting.
+	kvWaitCost       = 4
 	kappaScale       = 2
 	maxKappa         = 64
 	pressureInterval = 20 * time.Second // over which W is averaged
@@ -59,7 +62,7 @@ type costTerms struct {
 // the candidate's, answer is L̂.
 func costOf(c *Candidate, slowdown, answerTokens, kappa float64) costTerms {
 	return costTerms{
-		queue:   slowdown * (c.QueuedTokens + c.AdapterTokens + c.KVWaitTokens),
+		queue:   slowdown * (c.QueuedTokens + c.AdapterTokens + kvWaitCost*c.KVWaitTokens),
 		prefill: slowdown * c.UncachedTokens,
 		delay:   c.UncachedTokens * (kappa + min(stallPerDecode*c.InFlight, maxStall)),
 		decode:  decodeCost * answerTokens * c.InFlight,

@@ -55,12 +55,12 @@ func TestPrefixCost(t *testing.T) {
 	f("… but up to there it does", 1,
 		Candidate{UncachedTokens: beside10 + 1},
 		Candidate{MatchedTokens: 1484, UncachedTokens: 16, InFlight: 10})
-	f("a wait for room costs as much as a queue", 0,
+	f("a wait for room costs more than a queue", 0,
 		Candidate{UncachedTokens: 500, QueuedTokens: 2000},
-		Candidate{UncachedTokens: 500, KVWaitTokens: 2001})
+		Candidate{UncachedTokens: 500, KVWaitTokens: 2001 / kvWaitCost})
 	f("a long match is worth a short wait for room", 1,
 		Candidate{UncachedTokens: 2000},
-		Candidate{MatchedTokens: 1900, UncachedTokens: 100, KVWaitTokens: 1800})
+		Candidate{MatchedTokens: 1900, UncachedTokens: 100, KVWaitTokens: 1800 / kvWaitCost})
 }
 
 func TestPrefixPressureAverage(t *testing.T) {
