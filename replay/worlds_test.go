@@ -19,7 +19,7 @@ const (
 	maxWorse = 1.02
 )
 
-var updateWorlds = flag.Bool("update", false, "play all policies and write "+worldsFile)
+var updateWorlds = flag.String("update", "", "write "+worldsFile+": own figures only, or of all policies (`own` or all)")
 
 // committedWorld has the figures of a world in worldsFile: those of prefix with the admission
 // queue and without, and the lowest of the other policies. A figure that does not exist is 0.
@@ -33,8 +33,8 @@ type committedWorld struct {
 // TestWorlds plays prefix in a fixed set of drawn worlds and compares its figures with the
 // committed ones.
 func TestWorlds(t *testing.T) {
-	if *updateWorlds {
-		writeWorlds(t)
+	if *updateWorlds == "all" {
+		playAndWriteWorlds(t)
 		return
 	}
 	data, err := os.ReadFile(worldsFile)
@@ -46,7 +46,7 @@ func TestWorlds(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(committed) != committedWorlds {
-		t.Fatalf("%s has %d worlds, want %d: run the test with -update", worldsFile, len(committed), committedWorlds)
+		t.Fatalf("%s has %d worlds, want %d: run the test with -update all", worldsFile, len(committed), committedWorlds)
 	}
 	changes, toBest := map[string][]float64{}, map[string][]float64{}
 	for i, c := range committed {
@@ -55,7 +55,7 @@ func TestWorlds(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !slices.Equal(w.Dimensions, c.Dimensions) {
-			t.Fatalf("world %d is not the committed one: run the test with -update", i)
+			t.Fatalf("world %d is not the committed one: run the test with -update all", i)
 		}
 		r, err := w.RunOwn(t.Context())
 		if err != nil {
@@ -63,6 +63,7 @@ func TestWorlds(t *testing.T) {
 		}
 		for name, now := range ownFigures(&r) {
 			before := c.Figures[name]
+			committed[i].Figures[name] = [3]float64{now[0], now[1], before[2]}
 			for mode, label := range []string{"", ", without the queue"} {
 				if now[mode] > 0 && before[mode] > 0 {
 					changes[name+label] = append(changes[name+label], now[mode]/before[mode])
@@ -73,6 +74,9 @@ func TestWorlds(t *testing.T) {
 		if r.Load <= 1 && r.Results[0].Lost > 0 {
 			t.Errorf("%v: %d requests were lost", w, r.Results[0].Lost)
 		}
+	}
+	if *updateWorlds == "own" {
+		writeWorlds(t, committed)
 	}
 	for name, ratios := range changes {
 		change, best := geometricMeanOf(ratios), geometricMeanOf(toBest[name])
@@ -104,8 +108,18 @@ func ownFigures(r *WorldResult) map[string][3]float64 {
 	return figures
 }
 
-// writeWorlds plays all policies, writes worldsFile and prints the report.
-func writeWorlds(t *testing.T) {
+func writeWorlds(t *testing.T, worlds []committedWorld) {
+	data, err := json.MarshalIndent(worlds, "", "\t")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(worldsFile, append(data, '\n'), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// playAndWriteWorlds plays all policies, writes worldsFile and prints the report.
+func playAndWriteWorlds(t *testing.T) {
 	var all []committedWorld
 	var results []WorldResult
 	for i := range committedWorlds {
@@ -135,13 +149,7 @@ func writeWorlds(t *testing.T) {
 		}
 		all = append(all, c)
 	}
-	data, err := json.MarshalIndent(all, "", "\t")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(worldsFile, append(data, '\n'), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	writeWorlds(t, all)
 	if err := WriteWorldReport(os.Stdout, results); err != nil {
 		t.Fatal(err)
 	}

@@ -126,13 +126,15 @@ func (r *Router) fillCandidate(c *policy.Candidate, b *backends.Backend) {
 	d, s, l := &r.decision, &r.states[b.Slot], b.Load()
 	foreignRequests, foreignTokens := r.externalLoad(l, d.now)
 	rate, weight, tokens := r.estimates.PrefillRate(b.Slot), weightOf(b), d.promptTokens()
-	matched := min(float64(d.matched[b.Slot]*r.blockBytes)/d.perToken, tokens)
+	missing, recomputed := r.estimates.MissingHits(b.Slot)
+	matched := (1 - missing) * min(float64(d.matched[b.Slot]*r.blockBytes)/d.perToken, tokens)
 	*c = policy.Candidate{
 		Slot:           b.Slot,
 		NameHash:       s.nameHash,
 		Weight:         weight,
 		MatchedTokens:  matched,
 		UncachedTokens: max(minUncachedTokens, tokens-matched),
+		Recomputed:     recomputed,
 		QueuedTokens:   s.load.queuedTokens(d.now, rate) + foreignTokens + s.claimed.uncached,
 		AdapterTokens:  s.load.adapterCost(d.req.Adapter, l),
 		InFlight:       float64(b.InFlight.Load()) + foreignRequests,

@@ -47,6 +47,7 @@ type backend struct {
 	cacheTokens  int     // that the replica reports
 	cachingOff   bool    // the replica reports that prefix caching is off
 	capacity     capacity
+	missing      missingHits
 	ratio        tokenRatio // of its prompts
 	answer       Average    // tokens of a sequence of an answer
 	rate         prefillRate
@@ -103,7 +104,7 @@ func (f *Fleet) ForgetLearned(slot int) {
 
 // ForgetReplicaProcess forgets what was observed of a replica since it started.
 func (f *Fleet) ForgetReplicaProcess(slot int) {
-	f.backends[slot].window = counterWindow{}
+	f.backends[slot].window, f.backends[slot].missing = counterWindow{}, missingHits{}
 }
 
 func newBackend() backend {
@@ -363,6 +364,9 @@ func (f *Fleet) learnFromUsage(slot int, p *Prediction, u Usage, c CacheInfo) (c
 	prompt := float64(u.PromptTokens)
 	var all predictions
 	all.addPrediction(f.distanceBucket(slot, p), usableHitTokens(float64(p.MatchedBlocks*f.blockBytes)/float64(p.Bytes)*prompt, prompt, c.Alignment), prompt)
+	if !f.disabled {
+		f.backends[slot].missing.add(all.tokens, float64(u.CachedTokens), prompt)
+	}
 	f.learnFromHits(slot, &all, float64(u.CachedTokens), prompt, c)
 	return true
 }

@@ -79,6 +79,7 @@ type Candidate struct {
 
 	MatchedTokens  float64 // prompt tokens that it likely has cached
 	UncachedTokens float64 // u: prompt tokens that it would have to compute
+	Recomputed     float64 // share of what it computed lately that had been evicted from its cache
 	QueuedTokens   float64 // W: uncached tokens sent to it and not yet computed
 	AdapterTokens  float64 // tokens that could be computed while it loads the request's LoRA adapter
 	InFlight       float64 // n: sequences on it, other clients' included

@@ -15,7 +15,9 @@ const (
 	decodeCost     = 0.64 // δ: what a token of an answer costs each sequence beside it, in tokens of prefill
 	// kvWaitCost is what a token's time of waiting for room in the KV cache costs: what waits in
 	// a replica keeps everything behind it waiting.
-	kvWaitCost       = 4
+	kvWaitCost = 4
+	// evictionCost is what evicting a token that will be computed again costs.
+	evictionCost     = 0.3
 	kappaScale       = 2
 	maxKappa         = 64
 	pressureInterval = 20 * time.Second // over which W is averaged
@@ -24,7 +26,7 @@ const (
 // Prefix chooses the backend where the request has the lowest cost to the fleet, in tokens of
 // prefill. The cost is the sum of its terms over the operator's weight:
 //
-//	cost = W + u·(1 + κ + min(θ·n, 4)) + δ·L̂·n
+//	cost = W + u·(1 + κ + min(θ·n, 4) + 0.3·ρ/(1-ρ)) + δ·L̂·n
 //
 // κ makes matches count for more as queues grow: under pressure, a token computed
 // twice delays everyone behind it. W and u, the time to the first token, are
@@ -54,7 +56,7 @@ type averagedQueue struct {
 type costTerms struct {
 	queue   float64 // W, an adapter's loading and the wait for room: what comes before its prefill
 	prefill float64 // u: its prefill
-	delay   float64 // of those behind it, and of the decodes that its prefill stalls
+	delay   float64 // of those behind it, of the decodes that its prefill stalls, and by what it evicts
 	decode  float64 // how much its answer and those beside it slow each other down
 }
 
@@ -64,7 +66,7 @@ func costOf(c *Candidate, slowdown, answerTokens, kappa float64) costTerms {
 	return costTerms{
 		queue:   slowdown * (c.QueuedTokens + c.AdapterTokens + kvWaitCost*c.KVWaitTokens),
 		prefill: slowdown * c.UncachedTokens,
-		delay:   c.UncachedTokens * (kappa + min(stallPerDecode*c.InFlight, maxStall)),
+		delay:   c.UncachedTokens * (kappa + min(stallPerDecode*c.InFlight, maxStall) + evictionCost*c.Recomputed/(1-c.Recomputed)),
 		decode:  decodeCost * answerTokens * c.InFlight,
 	}
 }

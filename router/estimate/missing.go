@@ -1,0 +1,38 @@
+package estimate
+
+const (
+	missingDecay       = 0.875 // per response
+	minMissingHits     = 0.02  // share of the expected tokens, up to which bytes may be wrong as a measure
+	maxRecomputedShare = 0.9
+	expectedPrior      = 1000 // tokens that are taken to have been expected and found
+)
+
+// missingHits is how much of what a backend was expected to have in its cache it lacked, over
+// its last responses. It reacts within a few responses, before capacity does: a cache that
+// holds a little less than its conversations need loses a part of each before its next turn.
+type missingHits struct {
+	expected, missing, computed float64 // tokens, decaying
+}
+
+// add adds a response: tokens that were expected in the cache, those that were there, and all of
+// its prompt.
+func (m *missingHits) add(expected, cached, prompt float64) {
+	m.expected = missingDecay*m.expected + expected
+	m.missing = missingDecay*m.missing + max(0, expected-cached)
+	m.computed = missingDecay*m.computed + prompt - cached
+}
+
+// shares returns which share of the expected tokens was missing, and which share of the computed
+// ones that was.
+func (m *missingHits) shares() (ofExpected, ofComputed float64) {
+	if m.missing <= minMissingHits*(m.expected+expectedPrior) {
+		return 0, 0
+	}
+	return m.missing / (m.expected + expectedPrior), min(maxRecomputedShare, m.missing/m.computed)
+}
+
+// MissingHits returns which share of the tokens that a backend was expected to have in its cache
+// was missing lately, and which share of what it computed that was.
+func (f *Fleet) MissingHits(slot int) (ofExpected, ofComputed float64) {
+	return f.backends[slot].missing.shares()
+}
