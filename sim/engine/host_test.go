@@ -51,7 +51,7 @@ func TestHostEvictionFromTail(t *testing.T) {
 	for range 2 {
 		now = finish(t, e, add(t, e, 65, 1, blocks(1, 4), now), now)
 	}
-	now = finish(t, e, add(t, e, 145, 1, blocks(2, 9), now), now)
+	finish(t, e, add(t, e, 145, 1, blocks(2, 9), now), now)
 	if got := e.CachedTokens(65, blocks(1, 4)); got != 48 {
 		t.Errorf("%d tokens are cached, want 48: all blocks but the last", got)
 	}
