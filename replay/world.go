@@ -13,8 +13,8 @@ import (
 	"warmroute/sim/engine"
 )
 
-// A world's workload has at least so many requests, and as many for each replica: a large
-// fleet would be done before its caches are warm.
+// A workload has at least minWorldRequests, and minReplicaRequests for each replica: a large
+// fleet would finish fewer before its caches are warm.
 const (
 	minWorldRequests   = 2000
 	minReplicaRequests = 80

@@ -101,7 +101,7 @@ func (s *Server) postResume(w http.ResponseWriter, _ *http.Request) {
 	writeJSON(w, http.StatusOK, `{"status":"resumed"}`)
 }
 
-func (s *Server) isPaused(w http.ResponseWriter, _ *http.Request) {
+func (s *Server) getPaused(w http.ResponseWriter, _ *http.Request) {
 	state := s.pauseState()
 	writeJSON(w, http.StatusOK, `{"is_paused":`+strconv.FormatBool(state.stopsEngines())+`}`)
 }
@@ -140,6 +140,6 @@ func (s *Server) postWakeUp(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, http.StatusOK, `{"status":"awake"}`)
 }
 
-func (s *Server) isSleeping(w http.ResponseWriter, _ *http.Request) {
+func (s *Server) getSleeping(w http.ResponseWriter, _ *http.Request) {
 	writeJSON(w, http.StatusOK, `{"is_sleeping":`+strconv.FormatBool(len(s.pauseState().asleep) > 0)+`}`)
 }

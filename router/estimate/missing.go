@@ -2,9 +2,9 @@ package estimate
 
 const (
 	missingDecay       = 0.875 // per response
-	minMissingHits     = 0.02  // share of the expected tokens, up to which bytes may be wrong as a measure
+	minMissingHits     = 0.02  // share of the expected tokens; less is the error of bytes as a measure of tokens
 	maxRecomputedShare = 0.9
-	expectedPrior      = 1000 // tokens that are taken to have been expected and found
+	expectedPrior      = 1000 // tokens that are assumed to have been expected and found
 )
 
 // missingHits is how much of what a backend was expected to have in its cache it lacked, over
@@ -32,7 +32,10 @@ func (m *missingHits) shares() (ofExpected, ofComputed float64) {
 }
 
 // MissingHits returns which share of the tokens that a backend was expected to have in its cache
-// was missing lately, and which share of what it computed that was.
+// was missing lately, and which share of what it computed that was; 0 without learning.
 func (f *Fleet) MissingHits(slot int) (ofExpected, ofComputed float64) {
+	if f.disabled {
+		return 0, 0
+	}
 	return f.backends[slot].missing.shares()
 }

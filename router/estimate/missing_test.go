@@ -38,3 +38,15 @@ func TestMissingHits(t *testing.T) {
 		}
 	}
 }
+
+func TestMissingHitsWithoutLearning(t *testing.T) {
+	f := newTestFleet(1)
+	f.backends[0].missing.add(80_000, 40_000, 81_000)
+	if ofExpected, ofComputed := f.MissingHits(0); ofExpected == 0 || ofComputed == 0 {
+		t.Fatalf("%.2f and %.2f are missing", ofExpected, ofComputed)
+	}
+	f.SetLearningDisabled(true)
+	if ofExpected, ofComputed := f.MissingHits(0); ofExpected != 0 || ofComputed != 0 {
+		t.Errorf("%.2f and %.2f are missing without learning", ofExpected, ofComputed)
+	}
+}

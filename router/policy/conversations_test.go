@@ -181,7 +181,7 @@ func TestSessionIdentifiesConversation(t *testing.T) {
 	}
 	c.expectCounts(t, "three sessions with one first message", 3)
 	c.recordTurn(&Request{Now: c.now, Session: 1, PromptKey: 8, Turn: prompt.TurnLater}, 1)
-	c.expectCounts(t, "one of them goes on with another one", 2, 1)
+	c.expectCounts(t, "the next turn of one is at another backend", 2, 1)
 }
 
 // TestTurnTimeout waits for the next turn of users who take longer or shorter between two turns.
@@ -249,7 +249,7 @@ func TestLaterTurns(t *testing.T) {
 	c.pass(minTurnTimeout + time.Second)
 	expect("both are overdue", 2, 2)
 	c.record(prompt.TurnLater, 2, 0)
-	expect("one goes on all the same", 3, 1)
+	expect("one of them has another turn after all", 3, 1)
 	c.record(prompt.TurnFirst, 2, 0)
 	expect("another one begins alike", 3, 2)
 	c.record(prompt.TurnFirst, 1, 0)

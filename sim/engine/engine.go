@@ -243,7 +243,7 @@ func (e *Engine) DiscardCache(now time.Duration) {
 // CachedTokens returns how many tokens of a prompt are in the cache.
 func (e *Engine) CachedTokens(promptTokens int, blocks []BlockHash) int {
 	e.hits = e.appendCachedPrefix(promptTokens, blocks, e.hits[:0])
-	return (len(e.hits) + e.hostPrefix(promptTokens, blocks, len(e.hits))) * e.cfg.BlockSize
+	return (len(e.hits) + e.countHostPrefix(promptTokens, blocks, len(e.hits))) * e.cfg.BlockSize
 }
 
 // Step schedules and computes one step that starts at now. Requests added before its end
@@ -432,7 +432,7 @@ func (e *Engine) admit(r *Request, now time.Duration) (admitted bool) {
 	tokens := r.contextTokens()
 	e.hits = e.appendCachedPrefix(tokens, r.Blocks, e.hits[:0])
 	hits := e.hits
-	fromHost := e.hostPrefix(tokens, r.Blocks, len(hits))
+	fromHost := e.countHostPrefix(tokens, r.Blocks, len(hits))
 	if e.blocksFor(tokens)-len(hits)+e.pool.countFree(hits) > e.pool.free {
 		return false
 	}
@@ -461,12 +461,12 @@ func (e *Engine) admit(r *Request, now time.Duration) (admitted bool) {
 
 // appendCachedPrefix returns the cached blocks at the beginning of a prompt.
 func (e *Engine) appendCachedPrefix(promptTokens int, blocks []BlockHash, into []int32) []int32 {
-	return e.pool.lookupPrefix(e.cacheable(promptTokens, blocks), into)
+	return e.pool.lookupPrefix(e.cacheableBlocks(promptTokens, blocks), into)
 }
 
-// cacheable returns the blocks of a prompt that can be hit. The last token is always
+// cacheableBlocks returns the blocks of a prompt that can be hit. The last token is always
 // recomputed, for its output.
-func (e *Engine) cacheable(promptTokens int, blocks []BlockHash) []BlockHash {
+func (e *Engine) cacheableBlocks(promptTokens int, blocks []BlockHash) []BlockHash {
 	if e.cfg.NoPrefixCache {
 		return nil
 	}

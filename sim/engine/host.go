@@ -28,13 +28,13 @@ func (p *blockPool) storeOnHost(h BlockHash) {
 	p.host.release([]int32{b})
 }
 
-// hostPrefix returns how many blocks of a prompt the host tier has after the first ones,
+// countHostPrefix returns how many blocks of a prompt the host tier has after the first ones,
 // which the KV cache has.
-func (e *Engine) hostPrefix(promptTokens int, blocks []BlockHash, first int) (n int) {
+func (e *Engine) countHostPrefix(promptTokens int, blocks []BlockHash, first int) (n int) {
 	if e.pool.host == nil {
 		return 0
 	}
-	for _, h := range e.cacheable(promptTokens, blocks)[first:] {
+	for _, h := range e.cacheableBlocks(promptTokens, blocks)[first:] {
 		if _, ok := e.pool.host.cached[h]; !ok {
 			break
 		}
