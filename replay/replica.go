@@ -89,14 +89,17 @@ func (p *replica) setEngines(engines []*engine.Engine) {
 // reported size of the KV cache over the true one.
 func (p *replica) scrapeLoad(now time.Time, cacheSizeFactor float64) *backends.Load {
 	var st engine.Stats // as the proxy adds up the engines' metrics
+	usage := 0.0        // mean
 	for i := range p.ranks {
-		st.Add(p.ranks[i].engine.Stats())
+		of := p.ranks[i].engine.Stats()
+		st.Add(of)
+		usage += of.KVUsage / float64(len(p.ranks))
 	}
 	size := len(p.ranks) * (p.config.KVTokens / p.config.BlockSize * p.config.BlockSize)
 	return &backends.Load{
 		Running: st.Running, Waiting: st.Waiting, QueuesKnown: true,
 		WaitingForCapacity: st.Waiting,
-		KVCacheUsage:       st.KVUsage, KVKnown: true,
+		KVCacheUsage:       usage, KVKnown: true,
 		CacheTokens:      int(cacheSizeFactor * float64(size)),
 		BlockSize:        p.config.BlockSize,
 		HitAlignment:     p.config.BlockSize,

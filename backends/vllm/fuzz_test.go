@@ -144,8 +144,11 @@ func (o oracle) load(comments string) (l Load) {
 			l.WaitingForCapacity = int(c)
 		}
 	}
-	_, l.KVCacheUsage, l.KVKnown = o.sum(1.01, "vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
-	l.KVCacheUsage = min(l.KVCacheUsage, 1)
+	for _, name := range []string{"vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"} {
+		if used, _, ok := o.sum(1.01, name); ok && !l.KVKnown {
+			l.KVCacheUsage, l.KVKnown = min(used/float64(len(o[name])), 1), true
+		}
+	}
 	prompt, _, promptOK := o.sum(math.MaxFloat64, "vllm:prompt_tokens_total", "vllm:prompt_tokens")
 	generated, _, generatedOK := o.sum(math.MaxFloat64, "vllm:generation_tokens_total", "vllm:generation_tokens")
 	if l.TokensKnown = promptOK && generatedOK; l.TokensKnown {
@@ -175,34 +178,38 @@ func (o oracle) load(comments string) (l Load) {
 
 func labelNumber(s string) int {
 	v, err := strconv.ParseFloat(s, 64)
-	if err != nil || strings.ContainsAny(s, "xX") || math.IsNaN(v) || v < 1 || v > 1<<50 {
+	if err != nil || strings.ContainsAny(s, "xX") || math.IsNaN(v) || v < 1 || v > 1e9 {
 		return 0
 	}
 	return int(v)
 }
 
 func (o oracle) cache(l *Load) {
-	tokens, best := map[string]int{}, map[string]map[string]string{}
+	type cache struct{ tokens, server int }
+	caches, best := map[string]cache{}, map[string]map[string]string{}
 	for _, s := range o["vllm:cache_config_info"] {
-		size, blocks, block := labelNumber(s.labels["kv_cache_size_tokens"]), labelNumber(s.labels["num_gpu_blocks"]), labelNumber(s.labels["block_size"])
-		if size == 0 && blocks <= 1e9 && block <= 1e9 {
-			size = blocks * block
+		c := cache{tokens: labelNumber(s.labels["kv_cache_size_tokens"])}
+		if size := float64(labelNumber(s.labels["num_gpu_blocks"])) * float64(labelNumber(s.labels["block_size"])); size <= 1e9 {
+			c.server = int(size)
 		}
-		if e := s.labels["engine"]; size >= tokens[e] {
-			tokens[e], best[e] = size, s.labels
+		if e, is := s.labels["engine"], caches[s.labels["engine"]]; max(c.tokens, c.server) >= max(is.tokens, is.server) {
+			caches[e], best[e] = c, s.labels
 		}
 	}
-	known := true
 	l.PrefixCachingOff = len(best) > 0
+	server, unknown := 0, 0
 	for e, labels := range best {
-		l.CacheTokens += tokens[e]
-		known = known && tokens[e] > 0
+		l.CacheTokens += caches[e].tokens
+		server = max(server, caches[e].server)
+		if caches[e].tokens == 0 {
+			unknown++
+		}
 		l.BlockSize = max(l.BlockSize, labelNumber(labels["block_size"]))
 		l.HitAlignment = max(l.HitAlignment, labelNumber(labels["cache_hit_alignment_tokens"]))
 		l.PrefixCachingOff = l.PrefixCachingOff && labels["enable_prefix_caching"] == "False"
 	}
-	if !known {
-		l.CacheTokens = 0
+	if unknown > 0 {
+		l.CacheTokens = server
 	}
 	if l.HitAlignment == 0 {
 		l.HitAlignment = l.BlockSize

@@ -64,7 +64,7 @@ type Load struct {
 
 	WaitingForCapacity int // part of Waiting that means overload; all of Waiting on versions that do not tell
 
-	KVCacheUsage float64 // 0 to 1, despite the "_perc" in vLLM's name
+	KVCacheUsage float64 // 0 to 1, despite the "_perc" in vLLM's name; the mean over engines
 	KVKnown      bool
 
 	// CacheTokens is the KV cache's size in tokens, summed over engines; 0 when unknown.
@@ -182,13 +182,13 @@ const (
 // total is the sum of one family over the engines of a data-parallel server.
 type total struct {
 	sum, max float64
-	seen     bool
+	samples  int
 	invalid  bool // one engine's part was out of range, so the sum is unknown
 }
 
 // addOrInvalidate adds value, or makes the sum unknown if value is not from 0 to maxValue.
 func (t *total) addOrInvalidate(value, maxValue float64) {
-	t.seen = true
+	t.samples++
 	if !(value >= 0 && value <= maxValue) { // NaN too
 		t.invalid = true
 		return
@@ -197,13 +197,17 @@ func (t *total) addOrInvalidate(value, maxValue float64) {
 	t.max = max(t.max, value)
 }
 
-func (t total) isKnown() bool { return t.seen && !t.invalid && !math.IsInf(t.sum, 0) }
+func (t total) isKnown() bool { return t.samples > 0 && !t.invalid && !math.IsInf(t.sum, 0) }
+
+func (t total) mean() float64 { return t.sum / float64(t.samples) }
 
 // engineCache is one engine's series of cache_config_info.
 type engineCache struct {
-	engine                  string
-	tokens, block, hitAlign int // 0: not reported
-	cachingOff              bool
+	engine          string
+	tokens          int // of its own cache; 0: not reported
+	serverTokens    int // of all engines' caches together: num_gpu_blocks counts those of all; 0: not reported
+	block, hitAlign int // tokens; 0: not reported
+	cachingOff      bool
 }
 
 func (p *scrape) parseLine(line []byte) error {
@@ -285,8 +289,8 @@ func (p *scrape) setPrefixUnit(helpLine []byte) {
 // addCacheConfig returns false when there are more than maxEngines engines.
 func (p *scrape) addCacheConfig(l labels) (withinLimit bool) {
 	var (
-		e              engineCache
-		blocks, tokens int
+		e      engineCache
+		blocks int
 	)
 	for {
 		name, value, rest, err := l.cutLabel()
@@ -301,7 +305,7 @@ func (p *scrape) addCacheConfig(l labels) (withinLimit bool) {
 		case "num_gpu_blocks":
 			blocks = parsePositiveInt(value)
 		case "kv_cache_size_tokens":
-			tokens = parsePositiveInt(value)
+			e.tokens = parsePositiveInt(value)
 		case "cache_hit_alignment_tokens":
 			e.hitAlign = parsePositiveInt(value)
 		case "enable_prefix_caching":
@@ -309,14 +313,14 @@ func (p *scrape) addCacheConfig(l labels) (withinLimit bool) {
 		}
 		l = rest
 	}
-	if e.tokens = tokens; tokens == 0 && float64(blocks)*float64(e.block) <= maxCount {
-		e.tokens = blocks * e.block
+	if float64(blocks)*float64(e.block) <= maxCount {
+		e.serverTokens = blocks * e.block
 	}
 	// Several API server processes can each report an engine, one of them from
 	// before the engine knew its size.
 	for i := range p.engines {
 		if p.engines[i].engine == e.engine {
-			if e.tokens >= p.engines[i].tokens {
+			if e.size() >= p.engines[i].size() {
 				p.engines[i] = e
 			}
 			return true
@@ -325,6 +329,9 @@ func (p *scrape) addCacheConfig(l labels) (withinLimit bool) {
 	p.engines = append(p.engines, e)
 	return len(p.engines) <= maxEngines
 }
+
+// size orders the series of one engine: the larger one is from when the engine knew its cache.
+func (e *engineCache) size() int { return max(e.tokens, e.serverTokens) }
 
 // parsePositiveInt returns the positive number in a label; 0 when it is "None", not a
 // number, or beyond maxCount.
@@ -347,7 +354,7 @@ func (p *scrape) toLoad() Load {
 		}
 	}
 	if usage, ok := p.firstKnown(kvUsage, gpuUsage); ok {
-		l.KVCacheUsage, l.KVKnown = min(usage.max, 1), true
+		l.KVCacheUsage, l.KVKnown = min(usage.mean(), 1), true
 	}
 	p.setCacheConfig(&l)
 	p.setPrefixCounters(&l)
@@ -381,16 +388,17 @@ func (p *scrape) firstKnown(candidates ...family) (t total, ok bool) {
 
 func (p *scrape) setCacheConfig(l *Load) {
 	l.PrefixCachingOff = len(p.engines) > 0
+	ofServer, complete := 0, true
 	for _, e := range p.engines {
 		l.PrefixCachingOff = l.PrefixCachingOff && e.cachingOff
 		l.BlockSize = max(l.BlockSize, e.block)
 		l.HitAlignment = max(l.HitAlignment, e.hitAlign)
 		l.CacheTokens += e.tokens
+		ofServer = max(ofServer, e.serverTokens)
+		complete = complete && e.tokens > 0
 	}
-	for _, e := range p.engines {
-		if e.tokens == 0 {
-			l.CacheTokens = 0 // a sum without one engine would be too small
-		}
+	if !complete { // a sum without one engine would be too small
+		l.CacheTokens = ofServer
 	}
 	if l.HitAlignment == 0 {
 		l.HitAlignment = l.BlockSize

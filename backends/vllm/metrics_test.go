@@ -47,7 +47,7 @@ func TestParseMetricsOfEveryVersion(t *testing.T) {
 		},
 		"metrics-dp4.txt": {
 			Running: 10, Waiting: 5, WaitingForCapacity: 2, QueuesKnown: true,
-			KVCacheUsage: 0.97, KVKnown: true,
+			KVCacheUsage: 0.3425, KVKnown: true,
 			CacheTokens: 400000, BlockSize: 16, HitAlignment: 16,
 			PrefixQueries: 450, PrefixHits: 352, PrefixKnown: true,
 			PromptTokens: 450, GenerationTokens: 45, TokensKnown: true,
@@ -170,6 +170,9 @@ func TestCacheSize(t *testing.T) {
 		{"absurd, though each figure may be", []string{config(`block_size="100000",num_gpu_blocks="100000"`)}, 0},
 		{"absurd tokens", []string{config(`kv_cache_size_tokens="1125899906842624"`)}, 0},
 		{"one of two engines unsaid", []string{config(`engine="0",kv_cache_size_tokens="500"`), config(`engine="1",kv_cache_size_tokens="None"`)}, 0},
+		{"tokens of each of two engines", []string{config(`engine="0",kv_cache_size_tokens="500",block_size="16",num_gpu_blocks="62"`), config(`engine="1",kv_cache_size_tokens="500",block_size="16",num_gpu_blocks="62"`)}, 1000},
+		{"blocks of both engines in each series", []string{config(`engine="0",block_size="16",num_gpu_blocks="62"`), config(`engine="1",block_size="16",num_gpu_blocks="62"`)}, 992},
+		{"one of two engines unsaid, blocks of both", []string{config(`engine="0",kv_cache_size_tokens="500",block_size="16",num_gpu_blocks="62"`), config(`engine="1",kv_cache_size_tokens="None",block_size="16",num_gpu_blocks="62"`)}, 992},
 		{"an engine's second, better series", []string{config(`engine="0",block_size="16",num_gpu_blocks="None"`), config(`engine="0",block_size="16",num_gpu_blocks="10"`)}, 160},
 		{"an engine's second, worse series", []string{config(`engine="0",block_size="16",num_gpu_blocks="10"`), config(`engine="0",block_size="16",num_gpu_blocks="None"`)}, 160},
 	} {
