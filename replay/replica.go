@@ -104,7 +104,7 @@ func (p *replica) scrapeLoad(now time.Time, cacheSizeFactor float64) *backends.L
 		BlockSize:        p.config.BlockSize,
 		HitAlignment:     p.config.BlockSize,
 		PrefixCachingOff: p.config.NoPrefixCache,
-		PrefixQueries:    float64(st.PrefixQueries), PrefixHits: float64(st.PrefixHits), PrefixKnown: true,
+		PrefixQueries:    float64(st.PrefixQueries), PrefixHits: float64(st.PrefixHits + st.HostHits), PrefixKnown: true,
 		PromptTokens: float64(st.PromptTokens), GenerationTokens: float64(st.GenerationTokens), TokensKnown: true,
 		StartTime:   startUnix + p.started.Seconds(),
 		OwnInFlight: p.backend.InFlight.Load(),

@@ -38,6 +38,7 @@ func FuzzParseMetrics(f *testing.F) {
 		"vllm:kv_cache_usage_perc 1.005\nvllm:gpu_cache_usage_perc{} NaN\nprocess_start_time_seconds+5e-1\n",
 		"vllm:lora_requests_info{max_lora=\"3\",running_lora_adapters=\",a\\\\, b,\"} 2\nvllm:lora_requests_info{running_lora_adapters=\"c\"} 2\n",
 		"# HELP vllm:prefix_cache_hits_total In blocks.\nvllm:prefix_cache_hits_total 2\nvllm:prefix_cache_queries 3\nvllm:cache_config_info{block_size=\"16\",engine=\"\\\\\"} 1\n",
+		"vllm:prefix_cache_hits 2\nvllm:prefix_cache_queries 9\nvllm:prompt_tokens_cached_by_source{source=\"host\"} 3\nvllm:external_prefix_cache_hits 4\n",
 		"vllm:num_requests_waiting_by_reason{reason=\"capacity\"} 2\nvllm:num_requests_waiting 3\nvllm:num_requests_running 0\n",
 		"vllm:num_requests_running{\"a\"=\"b\"} 1\n", "{\"vllm:num_requests_running\"} 1\n", "\n \t\n#\n", "",
 	} {
@@ -241,11 +242,29 @@ func (o oracle) prefix(l *Load, comments string) {
 				scale = 1
 			}
 		}
-		if scale > 0 && !math.IsInf(max(q, h)*scale, 0) {
-			l.PrefixQueries, l.PrefixHits, l.PrefixKnown = q*scale, h*scale, true
+		h = h*scale + o.otherTierHits()
+		if scale > 0 && !math.IsInf(max(q*scale, h), 0) {
+			l.PrefixQueries, l.PrefixHits, l.PrefixKnown = q*scale, h, true
 		}
 		return
 	}
+}
+
+// otherTierHits returns the hits on blocks that were not on the GPU.
+func (o oracle) otherTierHits() (tokens float64) {
+	for _, end := range []string{"_total", ""} {
+		own := oracle{}
+		for _, s := range o["vllm:prompt_tokens_cached_by_source"+end] {
+			if source := s.labels["source"]; source != "device" && source != "p2p" {
+				own["own"] = append(own["own"], s)
+			}
+		}
+		if sum, _, ok := own.sum(math.MaxFloat64, "own"); ok {
+			return sum
+		}
+	}
+	tokens, _, _ = o.sum(math.MaxFloat64, "vllm:external_prefix_cache_hits_total", "vllm:external_prefix_cache_hits")
+	return tokens
 }
 
 // FuzzModels checks what every reader of a list relies on, whatever a replica writes.

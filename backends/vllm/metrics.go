@@ -77,7 +77,9 @@ type Load struct {
 	// PrefixCachingOff is true only when the replica reports it.
 	PrefixCachingOff bool
 
-	PrefixQueries, PrefixHits float64 // counters, in tokens
+	// Counters, in tokens. PrefixHits counts those of the replica's other cache tiers as well:
+	// blocks that it loads from host memory or a disk, where the GPU has evicted them.
+	PrefixQueries, PrefixHits float64
 	PrefixKnown               bool
 
 	PromptTokens, GenerationTokens float64 // counters; they grow while the engine makes progress
@@ -116,6 +118,10 @@ const (
 	hitsBare
 	gpuHits
 	gpuHitsBare
+	tierHits // of all tiers but the GPU and other replicas
+	tierHitsBare
+	externalHits // of all tiers but the GPU, on versions that do not tell them apart
+	externalHitsBare
 	promptTokens
 	promptTokensBare
 	generationTokens
@@ -131,27 +137,31 @@ const (
 // families are the metrics that are read. They exclude the _created series
 // that Python's client writes for each counter.
 var families = map[string]family{
-	"vllm:num_requests_running":           running,
-	"vllm:num_requests_waiting":           waiting,
-	"vllm:num_requests_waiting_by_reason": waitingCapacity,
-	"vllm:kv_cache_usage_perc":            kvUsage,
-	"vllm:gpu_cache_usage_perc":           gpuUsage,
-	"vllm:prefix_cache_queries_total":     queries,
-	"vllm:prefix_cache_queries":           queriesBare,
-	"vllm:gpu_prefix_cache_queries_total": gpuQueries,
-	"vllm:gpu_prefix_cache_queries":       gpuQueriesBare,
-	"vllm:prefix_cache_hits_total":        hits,
-	"vllm:prefix_cache_hits":              hitsBare,
-	"vllm:gpu_prefix_cache_hits_total":    gpuHits,
-	"vllm:gpu_prefix_cache_hits":          gpuHitsBare,
-	"vllm:prompt_tokens_total":            promptTokens,
-	"vllm:prompt_tokens":                  promptTokensBare,
-	"vllm:generation_tokens_total":        generationTokens,
-	"vllm:generation_tokens":              generationTokensBare,
-	"process_start_time_seconds":          startTime,
-	"vllm:cache_config_info":              cacheConfig,
-	"vllm:lora_requests_info":             loraInfo,
-	"vllm:engine_sleep_state":             sleepState,
+	"vllm:num_requests_running":                 running,
+	"vllm:num_requests_waiting":                 waiting,
+	"vllm:num_requests_waiting_by_reason":       waitingCapacity,
+	"vllm:kv_cache_usage_perc":                  kvUsage,
+	"vllm:gpu_cache_usage_perc":                 gpuUsage,
+	"vllm:prefix_cache_queries_total":           queries,
+	"vllm:prefix_cache_queries":                 queriesBare,
+	"vllm:gpu_prefix_cache_queries_total":       gpuQueries,
+	"vllm:gpu_prefix_cache_queries":             gpuQueriesBare,
+	"vllm:prefix_cache_hits_total":              hits,
+	"vllm:prefix_cache_hits":                    hitsBare,
+	"vllm:gpu_prefix_cache_hits_total":          gpuHits,
+	"vllm:gpu_prefix_cache_hits":                gpuHitsBare,
+	"vllm:prompt_tokens_cached_by_source_total": tierHits,
+	"vllm:prompt_tokens_cached_by_source":       tierHitsBare,
+	"vllm:external_prefix_cache_hits_total":     externalHits,
+	"vllm:external_prefix_cache_hits":           externalHitsBare,
+	"vllm:prompt_tokens_total":                  promptTokens,
+	"vllm:prompt_tokens":                        promptTokensBare,
+	"vllm:generation_tokens_total":              generationTokens,
+	"vllm:generation_tokens":                    generationTokensBare,
+	"process_start_time_seconds":                startTime,
+	"vllm:cache_config_info":                    cacheConfig,
+	"vllm:lora_requests_info":                   loraInfo,
+	"vllm:engine_sleep_state":                   sleepState,
 }
 
 // scrape collects the samples of one response. Lines may come in any order.
@@ -248,6 +258,11 @@ func (p *scrape) parseLine(line []byte) error {
 	case waitingCapacity:
 		if string(l.get("reason")) == "capacity" {
 			p.totals[f].addOrInvalidate(value, maxCount)
+		}
+	case tierHits, tierHitsBare:
+		// What another replica sent does not say what this one holds.
+		if source := string(l.get("source")); source != "device" && source != "p2p" {
+			p.totals[f].addOrInvalidate(value, math.MaxFloat64)
 		}
 	case running, waiting:
 		p.totals[f].addOrInvalidate(value, maxCount)
@@ -420,8 +435,10 @@ func (p *scrape) setPrefixCounters(l *Load) {
 	if unit == unitBlocks {
 		scale = float64(l.BlockSize)
 	}
-	if !queriesOK || !hitsOK || scale == 0 || math.IsInf(max(q.sum, h.sum)*scale, 0) {
+	other, _ := p.firstKnown(tierHits, tierHitsBare, externalHits, externalHitsBare) // in tokens on all versions
+	allHits := h.sum*scale + other.sum
+	if !queriesOK || !hitsOK || scale == 0 || math.IsInf(max(q.sum*scale, allHits), 0) {
 		return
 	}
-	l.PrefixQueries, l.PrefixHits, l.PrefixKnown = q.sum*scale, h.sum*scale, true
+	l.PrefixQueries, l.PrefixHits, l.PrefixKnown = q.sum*scale, allHits, true
 }

@@ -155,6 +155,30 @@ func TestPrefixCountersInBlocks(t *testing.T) {
 	}
 }
 
+func TestPrefixHitsOfAllTiers(t *testing.T) {
+	local := []string{"vllm:prefix_cache_queries_total 100", "vllm:prefix_cache_hits_total 10"}
+	source := func(name, value string) string {
+		return `vllm:prompt_tokens_cached_by_source_total{engine="0",source="` + name + `"} ` + value
+	}
+	for _, c := range []struct {
+		name  string
+		lines []string
+		want  float64
+	}{
+		{"the GPU alone", nil, 10},
+		{"host memory and a disk", []string{source("device", "10"), source("host", "20"), source("disk", "3"), source("external_unspecified", "1"), "vllm:external_prefix_cache_hits_total 24"}, 34},
+		{"another replica", []string{source("device", "10"), source("host", "20"), source("p2p", "5"), "vllm:external_prefix_cache_hits_total 25"}, 30},
+		{"two engines", []string{source("host", "20"), strings.ReplaceAll(source("host", "7"), `"0"`, `"1"`)}, 37},
+		{"tiers not told apart", []string{"vllm:external_prefix_cache_queries_total 90", "vllm:external_prefix_cache_hits_total 24"}, 34},
+		{"garbage", []string{source("host", "NaN")}, 10},
+	} {
+		l := parse(t, append(c.lines, local...)...)
+		if l.PrefixHits != c.want || l.PrefixQueries != 100 || !l.PrefixKnown {
+			t.Errorf("%s: %.0f of %.0f tokens, want %.0f of 100", c.name, l.PrefixHits, l.PrefixQueries, c.want)
+		}
+	}
+}
+
 func TestCacheSize(t *testing.T) {
 	config := func(labels string) string { return "vllm:cache_config_info{" + labels + "} 1" }
 	for _, c := range []struct {
