@@ -156,3 +156,51 @@ func TestLearningOfWrongCacheSize(t *testing.T) {
 		}
 	}
 }
+
+// Conversations that need six times the KV cache of their replicas find their prefixes in host
+// memory, which holds eight times as much. The router learns that, from usage or from the
+// replicas' counters, and sends their turns to where they are.
+func TestHostTierIsLearned(t *testing.T) {
+	const kvTokens, backends = 100_000, 4
+	workload := Conversations{
+		Sessions: 96, Groups: 96, PromptTokens: 12_000, MeanTurns: 20, Said: 400, Answer: 200, AnswerSigma: 0.5, Pause: 15 * time.Second,
+	}
+	requests, err := workload.Requests(backends, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if times := float64(measureWorkload(requests).blocks*requests.BlockTokens) / (backends * kvTokens); times < 5.5 || times > 6.5 {
+		t.Fatalf("the conversations are %.1f times as long as the KV caches together, want about 6", times)
+	}
+	for _, c := range []struct {
+		name       string
+		hostTimes  int
+		noUsage    bool
+		minHits    float64
+		factor     [2]float64
+		maxMissing float64 // predicted and not hit, share of all tokens
+	}{
+		{"usage", 8, false, 0.9, [2]float64{4, 16}, 0.02},
+		{"counters", 8, true, 0.8, [2]float64{4, 16}, 0.02},
+		{"no host tier", 0, false, 0, [2]float64{0.5, 1.2}, 0.02},
+		{"no host tier, counters", 0, true, 0, [2]float64{0.5, 1.2}, 0.02},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r, sum := mustPlay(t, &Scenario{
+				Backends: backends, KVTokens: kvTokens, Policy: "prefix", Workload: workload, Seed: 1, NoUsage: c.noUsage,
+				Queue:  router.QueueSettings{Requests: 1000, Timeout: time.Hour},
+				Engine: engine.Config{HostKVTokens: c.hostTimes * kvTokens},
+			})
+			t.Logf("mean TTFT %.2f s, E2E %.2f s, %.3f hit, %.3f predicted", sum.TTFTMean, sum.E2EMean, sum.HitRatio, sum.PredictedHitRatio)
+			if sum.HitRatio < c.minHits || sum.PredictedHitRatio > sum.HitRatio+c.maxMissing {
+				t.Errorf("%.3f of the prompts' tokens hit, %.3f predicted, want at least %.2f hit and %.2f more predicted at most",
+					sum.HitRatio, sum.PredictedHitRatio, c.minHits, c.maxMissing)
+			}
+			for _, e := range r.router.Estimates() {
+				if e.CapacityFactor < c.factor[0] || e.CapacityFactor > c.factor[1] {
+					t.Errorf("a capacity factor of %.2f, want %v", e.CapacityFactor, c.factor)
+				}
+			}
+		})
+	}
+}

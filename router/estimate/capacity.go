@@ -3,16 +3,17 @@ package estimate
 import "math"
 
 const (
-	maxCapacityFactor = 2 // upper bound of the last bucket; that of the first is 0.2
-	bucketsPerDouble  = 5 // buckets from one bound to twice that
-	bucketCount       = 17
-	reportedBucket    = bucketCount - 1 - bucketsPerDouble // ends at the capacity that the replica reports
+	maxCapacityFactor = 16 // upper bound of the last bucket; that of the first is 0.2. A cache in host memory can be that much larger.
+	bucketsPerDouble  = 5  // buckets from one bound to twice that
+	bucketCount       = 32
+	reportedBucket    = bucketCount - 1 - 4*bucketsPerDouble // ends at the capacity that the replica reports
 
 	// falsePositiveCost is what a block costs that is expected and absent, over
 	// what one costs that is present and not expected. To send a request where its
 	// prefix might be is cheap; to miss where it is costs the prefix's prefill.
 	falsePositiveCost = 0.33
 	evidenceDecay     = 0.998 // per comparison
+	restartDecay      = 0.02  // when the replica was restarted
 	priorWeight       = 0.35  // predictions per bucket that the reported capacity counts for
 	minMissingShare   = 0.1   // of one prediction, above which its last block was absent
 	minGrowEvidence   = 0.5   // predictions found in the outermost bucket, or beyond, that open the next
@@ -78,6 +79,15 @@ func (c *capacity) updateLastKeptBucket() {
 // unevenText is the error of a prediction, as a share of it times the part of the
 // prompt that did not match: tools have more tokens per byte than prose.
 const unevenText = 0.25
+
+// forgetReplicaProcess lets little of the evidence beyond the reported capacity count: a replica
+// that was restarted may have no cache in host memory any more.
+func (c *capacity) forgetReplicaProcess() {
+	for i := reportedBucket + 1; i < bucketCount; i++ {
+		c.present[i] *= restartDecay
+		c.absent[i] *= restartDecay
+	}
+}
 
 // predictions are predicted hits by bucket; the last bucket is for blocks that
 // cannot have been evicted.

@@ -53,6 +53,56 @@ func TestOldEvidenceDecays(t *testing.T) {
 	}
 }
 
+// A second cache in host memory, of eight times the reported size, is found and forgotten again.
+func TestCapacityOfHostTier(t *testing.T) {
+	c := newCapacity()
+	answers := func(n int, distance float64, present bool) {
+		for range n {
+			var p predictions
+			p.addPrediction(capacityBucket(distance), 1000, 1000)
+			missing := 1000.0
+			if present {
+				missing = 0
+			}
+			c.addEvidence(&p, missing)
+			c.updateLastKeptBucket()
+		}
+	}
+	expect := func(when string, low, high float64) {
+		t.Helper()
+		if f := c.factor(); f < low || f > high {
+			t.Errorf("%s the factor is %.2f, want %.1f to %.1f", when, f, low, high)
+		}
+	}
+	hits := 0
+	for ; c.factor() < 8 && hits < 100; hits++ {
+		c.addUnexpectedHit()
+		c.updateLastKeptBucket()
+	}
+	if expect("after hits on evicted blocks", 8, 8.1); hits > 20 {
+		t.Errorf("it took %d hits", hits)
+	}
+	for range 100 {
+		answers(1, 1+6.5*float64(hits%10)/10, true)
+		answers(1, 12, false)
+		hits++
+	}
+	expect("with misses beyond", 7, 10)
+	for range 500 {
+		answers(1, 7, true)
+	}
+	learned := c
+	answers(1000, 7, false)
+	expect("when such blocks have been absent for long", 0.5, 7)
+	c = learned
+	c.forgetReplicaProcess()
+	expect("after a restart", 7, 10)
+	for i := range 400 {
+		answers(1, 1.2+float64(i%60)/10, false)
+	}
+	expect("after a restart without it", 0.5, 1.2)
+}
+
 func TestRestoreRejectsImplausibleNumbers(t *testing.T) {
 	fresh := func() *Fleet {
 		f := NewFleet(256, 1.2)
@@ -243,5 +293,18 @@ func TestIndexBlocks(t *testing.T) {
 		if got := f.IndexCapacity(0); got != c.want {
 			t.Errorf("%d tokens, caching off %v: %d blocks, want %d", c.load.CacheTokens, c.load.PrefixCachingOff, got, c.want)
 		}
+	}
+}
+
+func TestRestoreOfShortEncoding(t *testing.T) {
+	f := newTestFleet(1)
+	f.backends[0].capacity.present[16], f.backends[0].capacity.absent[3] = 7, 5
+	f.backends[0].capacity.lastKept = 16
+	want := f.AppendBackend(nil, 0)
+	const unused = 8 * (bucketCount - shortBucketCount)
+	short := append(bytes.Clone(want[:8*shortBucketCount]), want[8*shortBucketCount+unused:8*(bucketCount+shortBucketCount)]...)
+	short = append(short, want[8*2*bucketCount:]...)
+	if len(short) != ShortEncodedBytes || !bytes.Equal(AppendWidened(nil, short), want) {
+		t.Errorf("%d bytes, which are widened to %v, want %d and %v", len(short), AppendWidened(nil, short), ShortEncodedBytes, want)
 	}
 }

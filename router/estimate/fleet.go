@@ -104,6 +104,7 @@ func (f *Fleet) ForgetLearned(slot int) {
 
 // ForgetReplicaProcess forgets what was observed of a replica since it started.
 func (f *Fleet) ForgetReplicaProcess(slot int) {
+	f.backends[slot].capacity.forgetReplicaProcess()
 	f.backends[slot].window, f.backends[slot].missing = counterWindow{}, missingHits{}
 }
 

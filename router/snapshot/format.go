@@ -28,14 +28,14 @@ import (
 //	fingerprint  uint64, see hashingFingerprint
 //	parts        uint32, how many
 //	responses    uint32 length, bytes: see responseindex.Index.AppendTo; not in version 1
-//	each part    uint32 length, bytes: see part
+//	each part    uint32 length, bytes: see part; with shorter estimates before version 3
 //	checksum     uint64, xxh3 of all before it
 //
 // It holds hashes of prompts, by which a guessed one can be confirmed: keep it
 // from strangers.
 const (
 	magic         = "warmroute index\n"
-	formatVersion = 2
+	formatVersion = 3
 	headBytes     = len(magic) + 4 + 8 + 4
 	maxParts      = 1 << 16
 
@@ -158,6 +158,7 @@ func mayBeSnapshot(head []byte) bool {
 
 // frame is an undamaged snapshot whose parts are not parsed. It aliases the file's data.
 type frame struct {
+	version     uint32
 	fingerprint uint64
 	partCount   uint32
 	responses   []byte
@@ -181,7 +182,7 @@ func parseFrame(data []byte) (f frame, err error) {
 	if binary.LittleEndian.Uint64(data[end:]) != xxh3.Hash(data[:end]) {
 		return f, errors.New("snapshot is damaged: wrong checksum")
 	}
-	f = frame{fingerprint: binary.LittleEndian.Uint64(head[4:]), partCount: binary.LittleEndian.Uint32(head[12:]), parts: data[headBytes:end]}
+	f = frame{version: version, fingerprint: binary.LittleEndian.Uint64(head[4:]), partCount: binary.LittleEndian.Uint32(head[12:]), parts: data[headBytes:end]}
 	if f.partCount > maxParts {
 		return f, fmt.Errorf("snapshot is damaged: %d parts", f.partCount)
 	}
@@ -212,6 +213,11 @@ func (f *frame) parseParts(wantFingerprint uint64, now time.Time) (byAddress map
 		var raw []byte
 		if raw, rest, err = cutPart(rest); err != nil {
 			return nil, err
+		}
+		if f.version < 3 {
+			if raw, err = widenEstimates(raw); err != nil {
+				return nil, err
+			}
 		}
 		p, err := parsePart(raw)
 		if err != nil {
@@ -344,6 +350,22 @@ func appendBlocks(to []byte, copied []index.ExportedBlock) (extended []byte, wri
 		}
 	}
 	return to, uint64(n)
+}
+
+// widenEstimates returns a part of a version before 3 as one of today's.
+func widenEstimates(raw []byte) ([]byte, error) {
+	n, size := binary.Uvarint(raw)
+	if size <= 0 || n > uint64(len(raw)-size) {
+		return nil, errTruncated
+	}
+	start := size + int(n) + 8 + loadBytes // of the estimates
+	if len(raw) < start+estimate.ShortEncodedBytes {
+		return nil, errTruncated
+	}
+	end := start + estimate.ShortEncodedBytes
+	wide := make([]byte, 0, len(raw)+estimate.EncodedBytes-estimate.ShortEncodedBytes)
+	wide = estimate.AppendWidened(append(wide, raw[:start]...), raw[start:end])
+	return append(wide, raw[end:]...), nil
 }
 
 // parsePart checks all of a part, so that nothing can fail when it is used.
