@@ -105,6 +105,7 @@ func (p *replica) scrapeLoad(now time.Time, cacheSizeFactor float64) *backends.L
 		HitAlignment:     p.config.BlockSize,
 		PrefixCachingOff: p.config.NoPrefixCache,
 		PrefixQueries:    float64(st.PrefixQueries), PrefixHits: float64(st.PrefixHits + st.HostHits), PrefixKnown: true,
+		HostHits: float64(st.HostHits), HostHitsKnown: true,
 		PromptTokens: float64(st.PromptTokens), GenerationTokens: float64(st.GenerationTokens), TokensKnown: true,
 		StartTime:   startUnix + p.started.Seconds(),
 		OwnInFlight: p.backend.InFlight.Load(),

@@ -218,6 +218,7 @@ func (o oracle) cache(l *Load) {
 }
 
 func (o oracle) prefix(l *Load, comments string) {
+	l.HostHits, l.HostHitsKnown = o.hostHits()
 	for _, prefix := range []string{"vllm:", "vllm:gpu_"} {
 		q, _, queriesOK := o.sum(math.MaxFloat64, prefix+"prefix_cache_queries_total", prefix+"prefix_cache_queries")
 		h, _, hitsOK := o.sum(math.MaxFloat64, prefix+"prefix_cache_hits_total", prefix+"prefix_cache_hits")
@@ -242,7 +243,7 @@ func (o oracle) prefix(l *Load, comments string) {
 				scale = 1
 			}
 		}
-		h = h*scale + o.otherTierHits()
+		h = h*scale + l.HostHits
 		if scale > 0 && !math.IsInf(max(q*scale, h), 0) {
 			l.PrefixQueries, l.PrefixHits, l.PrefixKnown = q*scale, h, true
 		}
@@ -250,8 +251,8 @@ func (o oracle) prefix(l *Load, comments string) {
 	}
 }
 
-// otherTierHits returns the hits on blocks that were not on the GPU.
-func (o oracle) otherTierHits() (tokens float64) {
+// hostHits returns the hits on blocks that were neither on the GPU nor on another replica.
+func (o oracle) hostHits() (tokens float64, ok bool) {
 	for _, end := range []string{"_total", ""} {
 		own := oracle{}
 		for _, s := range o["vllm:prompt_tokens_cached_by_source"+end] {
@@ -260,11 +261,11 @@ func (o oracle) otherTierHits() (tokens float64) {
 			}
 		}
 		if sum, _, ok := own.sum(math.MaxFloat64, "own"); ok {
-			return sum
+			return sum, true
 		}
 	}
-	tokens, _, _ = o.sum(math.MaxFloat64, "vllm:external_prefix_cache_hits_total", "vllm:external_prefix_cache_hits")
-	return tokens
+	tokens, _, ok = o.sum(math.MaxFloat64, "vllm:external_prefix_cache_hits_total", "vllm:external_prefix_cache_hits")
+	return tokens, ok
 }
 
 // FuzzModels checks what every reader of a list relies on, whatever a replica writes.

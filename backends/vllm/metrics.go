@@ -77,10 +77,13 @@ type Load struct {
 	// PrefixCachingOff is true only when the replica reports it.
 	PrefixCachingOff bool
 
-	// Counters, in tokens. PrefixHits counts those of the replica's other cache tiers as well:
-	// blocks that it loads from host memory or a disk, where the GPU has evicted them.
+	// Counters, in tokens. PrefixHits includes HostHits.
 	PrefixQueries, PrefixHits float64
 	PrefixKnown               bool
+	// HostHits counts hits on blocks that the replica loaded from host memory or a disk,
+	// since the GPU had evicted them.
+	HostHits      float64
+	HostHitsKnown bool
 
 	PromptTokens, GenerationTokens float64 // counters; they grow while the engine makes progress
 	TokensKnown                    bool    // both were reported
@@ -118,9 +121,9 @@ const (
 	hitsBare
 	gpuHits
 	gpuHitsBare
-	tierHits // of all tiers but the GPU and other replicas
-	tierHitsBare
-	externalHits // of all tiers but the GPU, on versions that do not tell them apart
+	hostHits
+	hostHitsBare
+	externalHits // all hits that were not on the GPU, on versions that do not tell them apart
 	externalHitsBare
 	promptTokens
 	promptTokensBare
@@ -150,8 +153,8 @@ var families = map[string]family{
 	"vllm:prefix_cache_hits":                    hitsBare,
 	"vllm:gpu_prefix_cache_hits_total":          gpuHits,
 	"vllm:gpu_prefix_cache_hits":                gpuHitsBare,
-	"vllm:prompt_tokens_cached_by_source_total": tierHits,
-	"vllm:prompt_tokens_cached_by_source":       tierHitsBare,
+	"vllm:prompt_tokens_cached_by_source_total": hostHits,
+	"vllm:prompt_tokens_cached_by_source":       hostHitsBare,
 	"vllm:external_prefix_cache_hits_total":     externalHits,
 	"vllm:external_prefix_cache_hits":           externalHitsBare,
 	"vllm:prompt_tokens_total":                  promptTokens,
@@ -259,7 +262,7 @@ func (p *scrape) parseLine(line []byte) error {
 		if string(l.get("reason")) == "capacity" {
 			p.totals[f].addOrInvalidate(value, maxCount)
 		}
-	case tierHits, tierHitsBare:
+	case hostHits, hostHitsBare:
 		// What another replica sent does not say what this one holds.
 		if source := string(l.get("source")); source != "device" && source != "p2p" {
 			p.totals[f].addOrInvalidate(value, math.MaxFloat64)
@@ -435,8 +438,9 @@ func (p *scrape) setPrefixCounters(l *Load) {
 	if unit == unitBlocks {
 		scale = float64(l.BlockSize)
 	}
-	other, _ := p.firstKnown(tierHits, tierHitsBare, externalHits, externalHitsBare) // in tokens on all versions
-	allHits := h.sum*scale + other.sum
+	host, hostOK := p.firstKnown(hostHits, hostHitsBare, externalHits, externalHitsBare) // in tokens on all versions
+	l.HostHits, l.HostHitsKnown = host.sum, hostOK
+	allHits := h.sum*scale + l.HostHits
 	if !queriesOK || !hitsOK || scale == 0 || math.IsInf(max(q.sum*scale, allHits), 0) {
 		return
 	}

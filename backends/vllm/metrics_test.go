@@ -19,7 +19,7 @@ func TestParseMetricsOfEveryVersion(t *testing.T) {
 		"metrics-0.32.txt": {
 			QueuesKnown: true, KVKnown: true,
 			CacheTokens: 16384, BlockSize: 32, HitAlignment: 32,
-			PrefixQueries: 4066, PrefixHits: 3392, PrefixKnown: true,
+			PrefixQueries: 4066, PrefixHits: 3392, PrefixKnown: true, HostHitsKnown: true,
 			PromptTokens: 4066, GenerationTokens: 26616, TokensKnown: true,
 			StartTime: 1795199784.85,
 		},
@@ -155,7 +155,7 @@ func TestPrefixCountersInBlocks(t *testing.T) {
 	}
 }
 
-func TestPrefixHitsOfAllTiers(t *testing.T) {
+func TestHostHits(t *testing.T) {
 	local := []string{"vllm:prefix_cache_queries_total 100", "vllm:prefix_cache_hits_total 10"}
 	source := func(name, value string) string {
 		return `vllm:prompt_tokens_cached_by_source_total{engine="0",source="` + name + `"} ` + value
@@ -163,18 +163,20 @@ func TestPrefixHitsOfAllTiers(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		lines []string
-		want  float64
+		host  float64
+		known bool
 	}{
-		{"the GPU alone", nil, 10},
-		{"host memory and a disk", []string{source("device", "10"), source("host", "20"), source("disk", "3"), source("external_unspecified", "1"), "vllm:external_prefix_cache_hits_total 24"}, 34},
-		{"another replica", []string{source("device", "10"), source("host", "20"), source("p2p", "5"), "vllm:external_prefix_cache_hits_total 25"}, 30},
-		{"two engines", []string{source("host", "20"), strings.ReplaceAll(source("host", "7"), `"0"`, `"1"`)}, 37},
-		{"tiers not told apart", []string{"vllm:external_prefix_cache_queries_total 90", "vllm:external_prefix_cache_hits_total 24"}, 34},
-		{"garbage", []string{source("host", "NaN")}, 10},
+		{"the GPU alone", nil, 0, false},
+		{"host memory and a disk", []string{source("device", "10"), source("host", "20"), source("disk", "3"), source("external_unspecified", "1"), "vllm:external_prefix_cache_hits_total 24"}, 24, true},
+		{"another replica", []string{source("device", "10"), source("host", "20"), source("p2p", "5"), "vllm:external_prefix_cache_hits_total 25"}, 20, true},
+		{"two engines", []string{source("host", "20"), strings.ReplaceAll(source("host", "7"), `"0"`, `"1"`)}, 27, true},
+		{"tiers not told apart", []string{"vllm:external_prefix_cache_queries_total 90", "vllm:external_prefix_cache_hits_total 24"}, 24, true},
+		{"garbage", []string{source("host", "NaN")}, 0, false},
+		{"nothing loaded yet", []string{source("device", "10"), source("host", "0")}, 0, true},
 	} {
 		l := parse(t, append(c.lines, local...)...)
-		if l.PrefixHits != c.want || l.PrefixQueries != 100 || !l.PrefixKnown {
-			t.Errorf("%s: %.0f of %.0f tokens, want %.0f of 100", c.name, l.PrefixHits, l.PrefixQueries, c.want)
+		if l.HostHits != c.host || l.HostHitsKnown != c.known || l.PrefixHits != 10+c.host || l.PrefixQueries != 100 || !l.PrefixKnown {
+			t.Errorf("%s: %+v, want %.0f tokens from the host", c.name, l, c.host)
 		}
 	}
 }

@@ -6,6 +6,7 @@ const (
 	maxCapacityFactor = 16 // upper bound of the last bucket; that of the first is 0.2. A cache in host memory can be that much larger.
 	bucketsPerDouble  = 5  // buckets from one bound to twice that
 	bucketCount       = 32
+	deviceBucketCount = 17                                   // up to twice the reported capacity
 	reportedBucket    = bucketCount - 1 - 4*bucketsPerDouble // ends at the capacity that the replica reports
 
 	// falsePositiveCost is what a block costs that is expected and absent, over
@@ -13,7 +14,6 @@ const (
 	// prefix might be is cheap; to miss where it is costs the prefix's prefill.
 	falsePositiveCost = 0.33
 	evidenceDecay     = 0.998 // per comparison
-	restartDecay      = 0.02  // when the replica was restarted
 	priorWeight       = 0.35  // predictions per bucket that the reported capacity counts for
 	minMissingShare   = 0.1   // of one prediction, above which its last block was absent
 	minGrowEvidence   = 0.5   // predictions found in the outermost bucket, or beyond, that open the next
@@ -25,9 +25,20 @@ const (
 type capacity struct {
 	present, absent [bucketCount]float64 // predictions, decaying
 	lastKept        int                  // the last bucket that the index keeps
+	count           int                  // of buckets in use
 }
 
-func newCapacity() capacity { return capacity{lastKept: reportedBucket} }
+func newCapacity() capacity { return capacity{lastKept: reportedBucket, count: bucketCount} }
+
+// setHostTier says whether the replica may have a second cache, in host memory. Without one
+// its cache is at most twice the reported size.
+func (c *capacity) setHostTier(possible bool) {
+	c.count = bucketCount
+	if !possible {
+		c.count = deviceBucketCount
+	}
+	c.lastKept = min(c.lastKept, c.count-1)
+}
 
 // capacityBucket returns the bucket of a reuse distance, in reported capacities; -1 for
 // one so short that a missing block was not evicted for want of room.
@@ -46,7 +57,7 @@ func (c *capacity) factor() float64 {
 
 // addUnexpectedHit counts a hit on blocks that the index had evicted.
 func (c *capacity) addUnexpectedHit() {
-	if c.lastKept+1 < bucketCount {
+	if c.lastKept+1 < c.count {
 		c.present[c.lastKept+1]++
 	}
 }
@@ -56,7 +67,7 @@ func (c *capacity) addUnexpectedHit() {
 // decays.
 func (c *capacity) updateLastKeptBucket() {
 	most := c.lastKept
-	if most+1 < bucketCount && max(c.present[most], c.present[most+1]) >= minGrowEvidence {
+	if most+1 < c.count && max(c.present[most], c.present[most+1]) >= minGrowEvidence {
 		most++
 	}
 	sum, best := 0.0, 0.0
@@ -79,15 +90,6 @@ func (c *capacity) updateLastKeptBucket() {
 // unevenText is the error of a prediction, as a share of it times the part of the
 // prompt that did not match: tools have more tokens per byte than prose.
 const unevenText = 0.25
-
-// forgetReplicaProcess lets little of the evidence beyond the reported capacity count: a replica
-// that was restarted may have no cache in host memory any more.
-func (c *capacity) forgetReplicaProcess() {
-	for i := reportedBucket + 1; i < bucketCount; i++ {
-		c.present[i] *= restartDecay
-		c.absent[i] *= restartDecay
-	}
-}
 
 // predictions are predicted hits by bucket; the last bucket is for blocks that
 // cannot have been evicted.

@@ -14,7 +14,7 @@ const (
 	EncodedBytes      = 8 * encodedNumbers
 	ShortEncodedBytes = EncodedBytes - 2*8*(bucketCount-shortBucketCount)
 
-	shortBucketCount = 17 // up to twice the reported capacity
+	shortBucketCount = 17
 )
 
 // AppendWidened appends what AppendBackend would have written in place of the

@@ -95,12 +95,15 @@ func TestCapacityOfHostTier(t *testing.T) {
 	answers(1000, 7, false)
 	expect("when such blocks have been absent for long", 0.5, 7)
 	c = learned
-	c.forgetReplicaProcess()
-	expect("after a restart", 7, 10)
-	for i := range 400 {
-		answers(1, 1.2+float64(i%60)/10, false)
-	}
-	expect("after a restart without it", 0.5, 1.2)
+	c.setHostTier(false)
+	expect("while a new process has loaded nothing", 2, 2)
+	answers(10, 1.9, true)
+	c.addUnexpectedHit()
+	c.updateLastKeptBucket()
+	expect("after hits without loads", 2, 2)
+	c.setHostTier(true)
+	answers(20, 1.9, true)
+	expect("when it has loaded some", 7, 10)
 }
 
 func TestRestoreRejectsImplausibleNumbers(t *testing.T) {

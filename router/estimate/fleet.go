@@ -104,7 +104,6 @@ func (f *Fleet) ForgetLearned(slot int) {
 
 // ForgetReplicaProcess forgets what was observed of a replica since it started.
 func (f *Fleet) ForgetReplicaProcess(slot int) {
-	f.backends[slot].capacity.forgetReplicaProcess()
 	f.backends[slot].window, f.backends[slot].missing = counterWindow{}, missingHits{}
 }
 
@@ -353,6 +352,7 @@ func (f *Fleet) ObserveLoad(slot int, l *backends.Load, unseenTokens float64, c 
 		b.cacheTokens, b.capacity = tokens, newCapacity()
 	}
 	b.cachingOff = l.PrefixCachingOff
+	b.capacity.setHostTier(!l.HostHitsKnown || l.HostHits > 0)
 	f.advanceCounterWindow(slot, l, unseenTokens, c)
 }
 
@@ -374,7 +374,8 @@ func (f *Fleet) learnFromUsage(slot int, p *Prediction, u Usage, c CacheInfo) (c
 
 // distanceBucket returns the bucket of the deepest block that matched.
 func (f *Fleet) distanceBucket(slot int, p *Prediction) int {
-	return capacityBucket(float64(p.Distance) / float64(max(1, f.cacheBlocks(slot, 1))))
+	bucket := capacityBucket(float64(p.Distance) / float64(max(1, f.cacheBlocks(slot, 1))))
+	return min(bucket, f.backends[slot].capacity.count-1)
 }
 
 // usableHitTokens returns how many of the matched tokens an engine can use: whole blocks,
