@@ -13,12 +13,15 @@ const (
 	markMessage   = 0xff // the role follows
 	markField     = 0xfe // name and members of tools; in seeds, a field and its value
 	markText      = 0xfd
-	markMedia     = 0xfc // mediaBytes of digest follow
+	markImage     = 0xfc // MediaBytes of digest follow
 	markReasoning = 0xfb
 	markCall      = 0xfa // the name of the function called
 	markArguments = 0xf9
 	markTool      = 0xf8
 	markQuote     = 0xf7 // around strings in minified JSON
+	markAudio     = 0xf6 // MediaBytes of digest follow
+	markVideo     = 0xf5 // MediaBytes of digest follow
+	markMediaHash = 0xc1 // the hash of a media item beyond maxMedia follows
 )
 
 // turns is the state kept from one message to the next.

@@ -2,6 +2,7 @@ package prompt
 
 import (
 	"bytes"
+	"fmt"
 	"slices"
 	"strings"
 
@@ -122,14 +123,12 @@ func (p *Prompt) appendContentPart(i int, afterText bool) (end int, endsInText b
 	return end, false, p.appendMediaDigest(i)
 }
 
-const (
-	// mediaBytes is the nominal length of an image, a sound or a video, about 1,000
-	// tokens, as an image has in most models.
-	mediaBytes = 4000
-	// maxMedia bounds the media that are written out; no model takes more. Without it a
-	// body of empty parts would grow a hundredfold.
-	maxMedia = 256
-)
+// maxMedia bounds the media that are written out; no model takes more. Without it a body of
+// empty parts would grow a hundredfold.
+const maxMedia = 256
+
+// mediaMarks are the marks of media items, by kind.
+var mediaMarks = [NumMediaKinds]byte{Image: markImage, Audio: markAudio, Video: markVideo}
 
 // base64Others are the characters of base64, in both alphabets, beside letters and
 // digits; some clients escape the slash.
@@ -148,50 +147,74 @@ func isBase64OrDataURL(s []byte) bool {
 	return bytes.IndexByte(s, ' ') < 0
 }
 
-// appendMediaDigest appends the digest of the part at i to p.content, repeated to the
-// part's nominal length, so that cached media count as what they save.
+// appendMediaDigest appends the digest of the validated part at i to p.content, repeated to
+// MediaBytes.
 func (p *Prompt) appendMediaDigest(i int) error {
-	p.content = append(p.content, markMedia)
-	mark := len(p.content)
+	var members [4]value
+	if _, err := p.findMembers(i, []string{"type", "uuid", "image_url", "source"}, members[:]); err != nil {
+		return err
+	}
+	name := string(p.unquote(members[0]))
+	kind := mediaKindOf(name)
+	begin := len(p.content)
 	var sum xxh3.Uint128
-	if p.appendImageURL(i) {
-		sum = xxh3.Hash128(p.content[mark:])
-		p.content = p.content[:mark]
+	if p.appendMediaUUID(kind, members[1]) || p.appendImageURL(name, members[2], members[3]) {
+		sum = xxh3.Hash128(p.content[begin:])
+		p.content = p.content[:begin]
 	} else {
 		var err error
 		if sum, err = p.hashMembers(i); err != nil {
 			return err
 		}
 	}
-	digest, length := sum.Bytes(), mediaBytes
 	if p.media++; p.media > maxMedia {
-		p.ExtraBytes += mediaBytes
-		length = len(digest)
+		p.ExtraBytes += MediaBytes
+		p.content = fmt.Appendf(append(p.content, markMediaHash), "%016x", sum.Lo) // no byte of it is a mark
+		return nil
 	}
-	for ; length > 0; length -= len(digest) {
-		p.content = append(p.content, digest[:min(length, len(digest))]...)
+	p.content = append(p.content, mediaMarks[kind])
+	digest := sum.Bytes()
+	for range MediaBytes / len(digest) {
+		p.content = append(p.content, digest[:]...)
 	}
 	return nil
 }
 
-// appendImageURL appends the URL of the image that is the validated part at i to p.content, in
-// Messages the one that vLLM makes of its source. It returns false and does nothing if the part
-// is something else.
-func (p *Prompt) appendImageURL(i int) (ok bool) {
-	s := &p.scan
-	var part [4]value
-	if _, err := p.findMembers(i, []string{"type", "image_url", "source", "uuid"}, part[:]); err != nil || s.notNull(part[3]) {
-		return false // an uuid takes the place of the URL
-	}
-	kind, url, source := string(p.unquote(part[0])), part[1], part[2]
+// mediaKindOf returns the kind of the media in parts of a type.
+func mediaKindOf(partType string) MediaKind {
 	switch {
-	case kind == "image_url" || kind == "input_image":
+	case strings.Contains(partType, "audio"):
+		return Audio
+	case strings.Contains(partType, "video"):
+		return Video
+	}
+	return Image
+}
+
+// appendMediaUUID appends the uuid of a media item to p.content. To vLLM two items of a kind
+// with the same uuid are the same, whatever their data, which the client may leave out once the
+// replica has it. It returns false and does nothing if there is none; only chats have it.
+func (p *Prompt) appendMediaUUID(kind MediaKind, uuid value) (ok bool) {
+	if p.kind != Chat || p.scan.firstByte(uuid) != '"' {
+		return false
+	}
+	p.content = append(append(p.content, mediaMarks[kind]), p.unquote(uuid)...) // no URL begins with a mark
+	return true
+}
+
+// appendImageURL appends the URL of the image in a part of a type to p.content, in Messages the
+// one that vLLM makes of its source. It returns false and does nothing if the part is something
+// else.
+func (p *Prompt) appendImageURL(partType string, url, source value) (ok bool) {
+	s := &p.scan
+	switch {
+	case partType == "image_url" || partType == "input_image":
 		if s.firstByte(url) == '{' {
 			url = p.memberOf(url, "url")
 		}
-	case kind == "image" && string(p.unquote(p.memberOf(source, "type"))) == "url":
+	case partType == "image" && string(p.unquote(p.memberOf(source, "type"))) == "url":
 		url = p.memberOf(source, "url")
-	case kind == "image":
+	case partType == "image":
 		if url = p.memberOf(source, "data"); s.firstByte(url) != '"' {
 			return false
 		}

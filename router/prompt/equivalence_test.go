@@ -107,6 +107,9 @@ func TestEquivalentBodies(t *testing.T) {
 			`{"messages":[{"role":"system","content":"x-anthropic-billing-header: cch=1f;\nBe brief."}]}`,
 			`{"messages":[{"role":"system","content":[{"type":"text","text":"x-anthropic-billing-header: cch=2e;"},{"type":"text","text":"Be brief."}]}]}`}},
 		{"members of an image", []string{user(`[{"type":"image_url","image_url":{"url":"http://a/b"}}]`), user(`[{"image_url":{"url":"http:\/\/a/b"}, "type":"image_url","cache_control":{}}]`)}},
+		{"an image's uuid", []string{user(`[{"type":"image_url","image_url":{"url":"http://a/b"},"uuid":"u"}]`), user(`[{"type":"image_url","image_url":null,"uuid":"u"}]`),
+			user(`[{"uuid":"\u0075","image_url":{"url":"data:image/png;base64,AA=="}}]`), user(`[{"type":"image_url","uuid":"u"}]`)}},
+		{"a video's uuid", []string{user(`[{"type":"video_url","video_url":{"url":"http://a/b"},"uuid":"u"}]`), user(`[{"type":"video_url","video_url":null,"uuid":"u"}]`)}},
 		{"reasoning under its old name", []string{`{"messages":[{"role":"assistant","reasoning":"r"}]}`, `{"messages":[{"role":"assistant","reasoning_content":"r"}]}`, `{"messages":[{"role":"assistant","reasoning":"r","reasoning_content":"s"}]}`}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -195,7 +198,8 @@ func TestDifferentBodies(t *testing.T) {
 		assistant(`"content":"x"`), assistant(`"reasoning":"x"`), assistant(`"content":"f{}"`), call("f", ""),
 		user(`[{"type":"image_url","image_url":{"url":"a"}}]`), user(`[{"type":"image_url","image_url":{"url":"b"}}]`), user(`[{"type":"video_url","video_url":{"url":"a"}}]`),
 		user(`[{"type":"image_url","image_url":{"url":"a"}},{"type":"text","text":"x"}]`), user(`[{"type":"text","text":"x"},{"type":"image_url","image_url":{"url":"a"}}]`),
-		user(`[{"type":"image_url","image_url":{"url":"a"},"uuid":"1"}]`),
+		user(`[{"type":"image_url","image_url":{"url":"a"},"uuid":"1"}]`), user(`[{"type":"image_url","image_url":null,"uuid":"2"}]`),
+		user(`[{"type":"image_url","image_url":null,"uuid":"a"}]`), user(`[{"type":"audio_url","audio_url":null,"uuid":"a"}]`), user(`[{"type":"video_url","video_url":null,"uuid":"a"}]`),
 		user(`[{"type":"input_audio","input_audio":{"data":"AA","format":"wav"}}]`), user(`[{"type":"input_audio","input_audio":{"data":"AB","format":"wav"}}]`),
 	}
 	for i, a := range bodies {

@@ -38,6 +38,7 @@ func FuzzParse(f *testing.F) {
 	for _, body := range []string{
 		pythonRequests, pythonOpenAI, nodeOpenAI, php, "", "{}", "[]", `{"a":[1,-0.5e+3,true,false,null,{"":""}]}`, "\xef\xbb\xbf{}", `{"a":"\ud83d\ude00\ud800"}`,
 		`{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"x"}},"a"]},{"role":"assistant","reasoning":"r","tool_calls":[{"function":{"name":"f","arguments":"{}"}}]}]}`,
+		`{"messages":[{"role":"user","content":[{"type":"video_url","video_url":null,"uuid":"u"},{"image_url":null,"uuid":7},{"type":"input_audio","input_audio":{"data":"AA"},"uuid":null}]}]}`,
 		`{"prompt":[[1,2],[3]]}`, `{"prompt":["a","b"],"n":2}`, `{"prompt":"a","prompt_cache_key":"k","session_id":"s"}`,
 		`{"messages":[],"metadata":{"user_id":"user_1_account__session_s"}}`, `{"messages":[],"metadata":{"user_id":"{\"session_id\":\"s\"}"}}`,
 		`{"model":1}`, `{"a":1,}`, `{"a" 1}`, `{"a":01}`, `{"a":"` + "\xff" + `"}`, `{"a":` + strings.Repeat("[", 600) + strings.Repeat("]", 600) + `}`,
@@ -88,7 +89,14 @@ func FuzzParse(f *testing.F) {
 			if !bytes.Equal(fresh.Text, used.Text) || fresh.seed != used.seed || head(&fresh) != head(used) {
 				t.Fatalf("kind %d: a fresh and a used Prompt differ:\n%s %q\n%s %q", kind, head(&fresh), fresh.Text, head(used), used.Text)
 			}
-			if most := 5*len(body) + maxMedia*mediaBytes; len(fresh.Text) > most {
+			offset := 0 // of the end of the last media item
+			for _, m := range fresh.AppendMedia(nil) {
+				if m.Offset <= offset || m.Offset+MediaBytes > len(fresh.Text) {
+					t.Fatalf("kind %d: media at %d behind %d in %d bytes of prompt", kind, m.Offset, offset, len(fresh.Text))
+				}
+				offset = m.Offset + MediaBytes
+			}
+			if most := 5*len(body) + maxMedia*MediaBytes; len(fresh.Text) > most {
 				t.Fatalf("kind %d: %d bytes of prompt from %d of body", kind, len(fresh.Text), len(body))
 			}
 		}

@@ -11,6 +11,7 @@ package prompt
 import (
 	"bytes"
 	"fmt"
+	"slices"
 	"unicode/utf8"
 
 	"github.com/zeebo/xxh3"
@@ -69,7 +70,7 @@ type Prompt struct {
 	Text []byte
 	// ExtraBytes counts bytes of prompts that add load but are not matched: the second
 	// and later prompts of a list, media beyond maxMedia, and all of an Other body,
-	// each of its media as mediaBytes.
+	// each of its media as MediaBytes.
 	ExtraBytes int
 
 	kind         Kind
@@ -192,6 +193,49 @@ func (p *Prompt) Turn() Turn {
 
 // HasMedia reports whether part of Text stands for an image, a sound or a video.
 func (p *Prompt) HasMedia() bool { return p.media > 0 }
+
+// MediaKind is the kind of a media item.
+type MediaKind uint8
+
+const (
+	Image MediaKind = iota
+	Audio
+	Video
+
+	NumMediaKinds = iota
+)
+
+// MediaBytes is the length of a media item in Text. It is fixed, so that the blocks after an
+// item are the same however many tokens the item is thought to have.
+const MediaBytes = 4000
+
+// Media is a media item of a prompt.
+type Media struct {
+	Offset int // of its MediaBytes in Text
+	Kind   MediaKind
+	Counts MediaCounts // of the items up to this one
+}
+
+// MediaCounts is how many media items of each kind there are.
+type MediaCounts [NumMediaKinds]uint16
+
+// AppendMedia appends the media items of Text to dst, in their order.
+func (p *Prompt) AppendMedia(dst []Media) []Media {
+	if p.media == 0 || p.kind == Generate {
+		return dst
+	}
+	var counts MediaCounts
+	for i := 0; i < len(p.Text); i++ {
+		kind := slices.Index(mediaMarks[:], p.Text[i])
+		if kind < 0 {
+			continue
+		}
+		counts[kind]++
+		dst = append(dst, Media{Offset: i + 1, Kind: MediaKind(kind), Counts: counts})
+		i += MediaBytes
+	}
+	return dst
+}
 
 // newInvalidUTF8Error returns the error for body, which names its first invalid byte.
 func newInvalidUTF8Error(body []byte) error {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -117,9 +118,9 @@ func TestMediaInOtherBodies(t *testing.T) {
 		name, before, long, after string
 		counts                    int
 	}{
-		{"a data URL", `{"input":[{"content":[{"type":"input_image","image_url":"data:image/png;base64,`, image, `"}]}]}`, mediaBytes},
-		{"base64 alone", `{"messages":[{"role":"user","content":[{"source":{"type":"base64","data":"`, image, `"}}]}]}`, mediaBytes},
-		{"escaped slashes", `{"input":"`, strings.ReplaceAll(image, "/", `\/`), `"}`, mediaBytes},
+		{"a data URL", `{"input":[{"content":[{"type":"input_image","image_url":"data:image/png;base64,`, image, `"}]}]}`, MediaBytes},
+		{"base64 alone", `{"messages":[{"role":"user","content":[{"source":{"type":"base64","data":"`, image, `"}}]}]}`, MediaBytes},
+		{"escaped slashes", `{"input":"`, strings.ReplaceAll(image, "/", `\/`), `"}`, MediaBytes},
 		{"short base64", `{"input":"`, image[:1000], `"}`, 1000},
 		{"text", `{"input":"`, text, `"}`, len(text)},
 		{"text behind base64", `{"input":"`, image + " and now?", `"}`, len(image) + 9},
@@ -272,11 +273,42 @@ func TestRejectionMemory(t *testing.T) {
 func TestMediaLimit(t *testing.T) {
 	parts := strings.TrimSuffix(strings.Repeat(`{"type":"image_url"},`, 10*maxMedia), ",")
 	p := parse(t, Chat, `{"messages":[{"role":"user","content":[`+parts+`]}]}`)
-	if most := maxMedia*(mediaBytes+1) + 10*maxMedia*20; len(p.Text) > most {
+	if most := maxMedia*(MediaBytes+1) + 10*maxMedia*20; len(p.Text) > most {
 		t.Errorf("%d bytes of prompt, more than %d", len(p.Text), most)
 	}
-	if want := 9 * maxMedia * mediaBytes; p.ExtraBytes != want {
+	if want := 9 * maxMedia * MediaBytes; p.ExtraBytes != want {
 		t.Errorf("%d extra bytes, want %d", p.ExtraBytes, want)
+	}
+	if media := p.AppendMedia(nil); len(media) != maxMedia || media[maxMedia-1].Counts != (MediaCounts{maxMedia}) {
+		t.Errorf("%d media items, want %d", len(media), maxMedia)
+	}
+}
+
+func TestAppendMedia(t *testing.T) {
+	const image, audio, video = `{"type":"image_url","image_url":{"url":"a"}}`, `{"type":"input_audio","input_audio":{"data":"AA"}}`, `{"type":"video_url","video_url":null,"uuid":"u"}`
+	user := func(parts ...string) string {
+		return `{"messages":[{"role":"user","content":[` + strings.Join(parts, ",") + `]}]}`
+	}
+	const head = 1 + 4 + 1 // "user" between two marks
+	for _, c := range []struct {
+		name string
+		kind Kind
+		body string
+		want []Media
+	}{
+		{"none", Chat, user(`"text"`), nil},
+		{"one", Chat, user(image), []Media{{head + 1, Image, MediaCounts{1}}}},
+		{"each kind", Chat, user(image, audio, `"text"`, video), []Media{
+			{head + 1, Image, MediaCounts{1}}, {head + MediaBytes + 2, Audio, MediaCounts{1, 1}}, {head + 2*MediaBytes + 2 + 4 + 1, Video, MediaCounts{1, 1, 1}},
+		}},
+		{"result of a tool", Messages, user(`{"type":"tool_result","content":[{"type":"image","source":{"type":"base64","data":"AA"}}]}`),
+			[]Media{{1 + 4 + 1 + head + 1, Image, MediaCounts{1}}}},
+		{"replaced content", Chat, `{"messages":[{"role":"user","content":[` + image + `],"content":"text"}]}`, nil},
+		{"token ids", Generate, `{"token_ids":[252,252],"features":{"mm_hashes":{"image":["a"]}}}`, nil},
+	} {
+		if got := parse(t, c.kind, c.body).AppendMedia(nil); !slices.Equal(got, c.want) {
+			t.Errorf("%s: %v, want %v", c.name, got, c.want)
+		}
 	}
 }
 

@@ -87,8 +87,8 @@ func (s *scanner) parseValue(i, depth int) (value, error) {
 			if i, v.escaped, err = s.parseString(i); err != nil {
 				return value{}, err
 			}
-			if i-begin > mediaBytes && isBase64OrDataURL(s.b[begin+1:i-1]) {
-				s.media += i - begin - mediaBytes
+			if i-begin > MediaBytes && isBase64OrDataURL(s.b[begin+1:i-1]) {
+				s.media += i - begin - MediaBytes
 			}
 		case '{', '[':
 			if open == maxDepth {
