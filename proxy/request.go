@@ -57,6 +57,7 @@ type input struct {
 type scratch struct {
 	prompt prompt.Prompt
 	blocks []prompt.Block
+	media  []prompt.Media
 }
 
 // serveEndpoint serves one request. What is on its stack while a stream is open, here and down
@@ -263,7 +264,8 @@ func (r *request) parseJSON() *apiError {
 	}
 	r.setSessionFromBody(pr)
 	in.request.Sequences = pr.Sequences
-	in.request.Media = pr.HasMedia()
+	in.scratch.media = pr.AppendMedia(in.scratch.media[:0])
+	in.request.Media, in.request.MediaItems = pr.HasMedia(), in.scratch.media
 	in.request.MaxAnswerTokens = pr.MaxTokens
 	in.request.BodyBytes = cap(in.body) + len(pr.Text) + 8*len(in.request.Blocks)
 	if pr.FirstMessageHash != 0 {

@@ -33,6 +33,9 @@ type Request struct {
 	Sequences int            // that the engine will run for it
 	Streams   bool           // its first event can be seen
 	Media     bool           // part of its Bytes is not text
+	// MediaItems are those of its Bytes, as far as their places there are known; unchanged like
+	// Blocks.
+	MediaItems []prompt.Media
 
 	// Stored says that Backends is the one that holds the stored response to which it
 	// refers. It stays the only one, whatever serves the model.
@@ -54,6 +57,14 @@ type Request struct {
 	// Stalls, if not nil, is called when the chosen backend makes no progress, and again
 	// while that lasts, until the Decision's Commit, RecordFirstEvent or Release.
 	Stalls StallListener
+}
+
+// mediaCounts returns how many of the request's MediaItems there are.
+func (req *Request) mediaCounts() (counts prompt.MediaCounts) {
+	if n := len(req.MediaItems); n > 0 {
+		counts = req.MediaItems[n-1].Counts
+	}
+	return counts
 }
 
 // sequences returns what the request counts for.
@@ -290,6 +301,7 @@ func (d *Decision) isPlausibleAnswerLength(tokens int) bool {
 // started at once.
 func (d *Decision) maxComputedBlocks(now time.Time) int {
 	r := d.router
-	computed := r.estimates.PrefillRate(d.Backend.Slot) * now.Sub(d.sentAt).Seconds() * r.estimates.BytesPerToken(d.prediction.Model)
+	uncachedBytes := float64(d.prediction.Bytes - d.MatchedBlocks*r.blockBytes)
+	computed := r.estimates.PrefillRate(d.Backend.Slot) * now.Sub(d.sentAt).Seconds() * uncachedBytes / d.prediction.Uncached
 	return d.MatchedBlocks + int(computed)/r.blockBytes
 }

@@ -148,8 +148,7 @@ func (r *Router) fitsNextStepAnywhere() bool {
 // requestUncachedTokens returns how many tokens of the matched request the backend of a
 // slot would have to compute.
 func (r *Router) requestUncachedTokens(slot int) float64 {
-	d := &r.decision
-	return max(minUncachedTokens, float64(d.req.Bytes-d.matched[slot]*r.blockBytes)/d.perToken)
+	return max(minUncachedTokens, r.tokensAfter(r.decision.matched[slot]))
 }
 
 // claimTokensForRound claims what the request takes of a backend for the rest of the

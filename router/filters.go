@@ -157,17 +157,24 @@ func (r *Router) shouldProbe(b *backends.Backend) bool {
 
 // isTooLong reports whether a replica will refuse the request: its prompt is longer
 // than the model takes, or than the whole cache. What will be refused neither takes
-// the place of others in the index nor waits for room. Only text is measured.
+// the place of others in the index nor waits for room. Media count if their tokens are known.
 func (r *Router) isTooLong(req *Request, slot int) bool {
 	limit := req.MaxPromptTokens
 	if c := r.states[slot].kv.capacity; c > 0 && (limit == 0 || c < limit) {
 		limit = c
 	}
-	bytes := float64(len(req.Blocks) * r.blockBytes)
-	if limit == 0 || req.Media || bytes <= tooLongMargin*estimate.MinBytesPerToken*float64(limit) { // this is enough for most requests
+	bytes := len(req.Blocks) * r.blockBytes
+	most := tooLongMargin * float64(limit)
+	switch media := req.mediaCounts(); {
+	case limit == 0:
+		return false
+	case !req.Media && float64(bytes) <= estimate.MinBytesPerToken*most: // this is enough for most requests
+		return false
+	case req.Media && (len(req.MediaItems) == 0 || !r.estimates.KnowsMediaTokens(req.Model, &media)):
 		return false
 	}
-	return bytes > tooLongMargin*float64(limit)*r.estimates.BytesPerToken(req.Model)
+	sizes := r.estimates.TokenSizes(req.Model)
+	return sizes.CountTokens(bytes, req.MediaItems) > most
 }
 
 // isTooLongForAll reports whether all that serve its model will refuse the request.

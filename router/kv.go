@@ -70,7 +70,7 @@ func (c *kvCache) recordAnswerStart(d *Decision, r *Router, now time.Time) {
 // say when it begins.
 func (c *kvCache) recordSent(d *Decision, req *Request, r *Router, now time.Time) {
 	inBlocks := (len(req.Blocks) - d.pin.Omitted) * r.blockBytes
-	d.kv.unindexed = int64(float64(max(0, req.Bytes-inBlocks)) / r.estimates.BytesPerToken(req.Model))
+	d.kv.unindexed += int64(float64(max(0, req.Bytes-inBlocks)) / r.decision.sizes.BytesPerToken)
 	c.unindexed += d.kv.unindexed
 	if !d.request.streams {
 		c.recordAnswerStart(d, r, now)
@@ -172,10 +172,26 @@ func (r *Router) kvWait(slot int, now time.Time) (seconds float64) {
 // requiredKVTokens returns how many tokens of a backend's cache the matched request would
 // bring into use: what other requests use of its prompt costs nothing.
 func (r *Router) requiredKVTokens(slot int) float64 {
+	return r.tokensAfter(r.sharedBlocks(slot))
+}
+
+// sharedBlocks returns how many blocks of the matched request other requests use on a backend.
+func (r *Router) sharedBlocks(slot int) int {
 	d := &r.decision
 	depth := d.matched[slot]
-	shared := depth - r.index.CountUnpinned(slot, d.req.Blocks[:depth])
-	return float64(max(0, d.req.Bytes-shared*r.blockBytes)) / d.perToken
+	return depth - r.index.CountUnpinned(slot, d.req.Blocks[:depth])
+}
+
+// unindexedMediaTokens returns how many tokens the media of the matched request have beyond those
+// of their blocks. Those of media that other requests use are counted by these.
+func (r *Router) unindexedMediaTokens(slot int) int64 {
+	d := &r.decision
+	if len(d.req.MediaItems) == 0 {
+		return 0
+	}
+	shared := r.sharedBlocks(slot)
+	text := float64(d.req.Bytes-shared*r.blockBytes) / d.sizes.BytesPerToken
+	return int64(r.tokensAfter(shared) - text)
 }
 
 // hasWaiting reports whether the replica says that requests wait there, and as many have not

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"warmroute/backends"
+	"warmroute/router/estimate"
 	"warmroute/router/policy"
 )
 
@@ -18,7 +19,7 @@ type decision struct {
 	tried    []*backends.Backend // excluded
 	promoted bool                // see queue.Item
 	now      time.Time
-	perToken float64 // bytes
+	sizes    estimate.TokenSizes
 
 	matched    []int // leading blocks of the prompt that each backend holds, by slot
 	buffer     []int // for matched
@@ -74,7 +75,7 @@ func (r *Router) route(req *Request, tried []*backends.Backend, now time.Time) (
 func (r *Router) beginDecision(req *Request, tried []*backends.Backend, now time.Time) {
 	d := &r.decision
 	d.req, d.tried, d.promoted, d.now = *req, tried, false, now
-	d.perToken = r.estimates.BytesPerToken(req.Model)
+	d.sizes = r.estimates.TokenSizes(req.Model)
 }
 
 // matchPrompt reads from the index how much of the prompt each backend holds.
@@ -127,7 +128,7 @@ func (r *Router) fillCandidate(c *policy.Candidate, b *backends.Backend) {
 	foreignRequests, foreignTokens := r.externalLoad(l, d.now)
 	rate, weight, tokens := r.estimates.PrefillRate(b.Slot), weightOf(b), d.promptTokens()
 	missing, recomputed := r.estimates.MissingHits(b.Slot)
-	matched := (1 - missing) * min(float64(d.matched[b.Slot]*r.blockBytes)/d.perToken, tokens)
+	matched := (1 - missing) * min(d.countTokens(d.matched[b.Slot]*r.blockBytes), tokens)
 	*c = policy.Candidate{
 		Slot:           b.Slot,
 		NameHash:       s.nameHash,
@@ -164,7 +165,7 @@ func (r *Router) score() (chosen int) {
 func (r *Router) fillPolicyRequest() {
 	d := &r.decision
 	d.request = policy.Request{
-		Now: d.now, Blocks: d.req.Blocks, BlockTokens: float64(r.blockBytes) / d.perToken, PromptTokens: d.promptTokens(),
+		Now: d.now, Blocks: d.req.Blocks, BlockTokens: float64(r.blockBytes) / d.sizes.BytesPerToken, PromptTokens: d.promptTokens(),
 		PromptKey: d.req.PromptKey, Turn: d.req.Turn, Retry: len(d.tried) > 0, Session: d.req.Session,
 		MeanAnswerTokens: r.expectedAnswerTokens(), MeanUncachedTokens: r.estimates.MeanUncachedTokens(d.req.Model),
 	}
@@ -212,6 +213,9 @@ func (r *Router) reserve(chosen int) *Decision {
 	p.QueuedAhead = s.load.queuedTokens(d.now, c.PrefillRate)
 	p.Forks = req.Forks
 	p.IsText = req.Sequences <= 1 && !req.Media && len(req.Blocks) > 0
+	if req.Sequences <= 1 && len(req.Blocks) > 0 {
+		p.Media = req.mediaCounts()
+	}
 	p.IsTooLong = r.isTooLong(req, b.Slot)
 	made.watch = stallWatch{req.Stalls, req.Backends, d.tried, req.Endpoint}
 	s.health.addStallWatch(made)
@@ -222,6 +226,7 @@ func (r *Router) reserve(chosen int) *Decision {
 	if p.IsTooLong {
 		made.request.blocks, p.Uncached = nil, minUncachedTokens
 	} else {
+		made.kv.unindexed = r.unindexedMediaTokens(b.Slot)
 		r.index.Add(&made.pin, b.Slot, req.Blocks, depth)
 		p.Distance = made.pin.ReuseDistance
 	}
@@ -262,7 +267,18 @@ func (r *Router) reasonFor(chosen int) string {
 }
 
 // promptTokens returns how long the prompt is, about.
-func (d *decision) promptTokens() float64 { return float64(d.req.Bytes) / d.perToken }
+func (d *decision) promptTokens() float64 { return d.countTokens(d.req.Bytes) }
+
+// countTokens returns how many tokens the first bytes of the prompt have, about.
+func (d *decision) countTokens(bytes int) float64 {
+	return d.sizes.CountTokens(bytes, d.req.MediaItems)
+}
+
+// tokensAfter returns how many tokens of the prompt come after so many blocks, about.
+func (r *Router) tokensAfter(blocks int) float64 {
+	d := &r.decision
+	return max(0, d.promptTokens()-d.countTokens(blocks*r.blockBytes))
+}
 
 // minUncachedTokens is what the candidates would have to compute at least.
 func (d *decision) minUncachedTokens() float64 {

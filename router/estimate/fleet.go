@@ -1,6 +1,6 @@
 // Package estimate learns what replicas do not report: how fast each prefills, how
-// much of its cache it has for us, how many bytes make a token, how long answers
-// are, and how its chat template lays out a prompt.
+// much of its cache it has for us, how many bytes make a token, how many tokens an
+// image has, how long answers are, and how its chat template lays out a prompt.
 package estimate
 
 import (
@@ -222,9 +222,19 @@ func (f *Fleet) MeanUncachedTokens(model string) float64 { return f.models.meanU
 // MeanUncachedTokensOfAll returns MeanUncachedTokens over the requests for all models.
 func (f *Fleet) MeanUncachedTokensOfAll() float64 { return f.models.all.uncached.Value }
 
-// BytesPerToken returns how many bytes of a model's prompts make a token.
-func (f *Fleet) BytesPerToken(model string) float64 {
-	return f.models.find(model).ratio.bytesPerToken()
+// TokenSizes returns the token sizes of a model.
+func (f *Fleet) TokenSizes(model string) TokenSizes { return f.models.tokenSizes(model) }
+
+// KnowsMediaTokens reports whether the tokens of a model's media were learned well, for all of
+// the kinds that counts has.
+func (f *Fleet) KnowsMediaTokens(model string, counts *prompt.MediaCounts) bool {
+	e := f.models.find(model)
+	for kind, n := range counts {
+		if n > 0 && e.media.samples(prompt.MediaKind(kind)) < knownMediaSamples {
+			return false
+		}
+	}
+	return true
 }
 
 // BackendBytesPerToken returns how many bytes of a backend's prompts make a token.
@@ -278,8 +288,9 @@ type Prediction struct {
 	TTFT          time.Duration // 0: not measured
 	Sequences     int64
 	Forks         []prompt.Fork
-	IsText        bool // Bytes are those of one prompt's text
-	IsTooLong     bool // the replica will refuse it
+	Media         prompt.MediaCounts // of the items in Bytes, if these are those of one prompt
+	IsText        bool               // Bytes are those of one prompt's text
+	IsTooLong     bool               // the replica will refuse it
 }
 
 // Usage is what a replica reported at the end of an answer. Zero fields are unknown.
@@ -299,7 +310,7 @@ func (f *Fleet) RecordAnswerLength(slot, totalTokens int, sequences int64) {
 	f.backends[slot].answer.Add(float64(totalTokens) / float64(sequences))
 }
 
-// LearnFromCompletion learns the token ratio, the capacity and the prefill rate from a
+// LearnFromCompletion learns the token sizes, the capacity and the prefill rate from a
 // request whose answer was complete.
 func (f *Fleet) LearnFromCompletion(slot int, p *Prediction, u Usage, c CacheInfo) {
 	b := &f.backends[slot]
@@ -307,6 +318,9 @@ func (f *Fleet) LearnFromCompletion(slot int, p *Prediction, u Usage, c CacheInf
 	if f.disabled {
 		f.learnFromUsage(slot, p, u, c)
 		return
+	}
+	if p.Media != (prompt.MediaCounts{}) && u.PromptTokens > 0 {
+		f.models.addMedia(p.Model, &p.Media, p.Bytes, u.PromptTokens)
 	}
 	uncached := p.Uncached
 	if p.IsText && u.PromptTokens > 0 {

@@ -1,12 +1,19 @@
 package estimate
 
+import "warmroute/router/prompt"
+
 // maxModels is how many models have estimates of their own.
 const maxModels = 1024
 
 // modelEstimates is what was learned of the requests for one model.
 type modelEstimates struct {
 	ratio    tokenRatio
+	media    mediaTokens
 	uncached Average // tokens that a request had to compute
+}
+
+func newModelEstimates() modelEstimates {
+	return modelEstimates{ratio: newTokenRatio(), media: newMediaTokens()}
 }
 
 // models holds the estimates by model, and those of all models together, which count for
@@ -17,7 +24,7 @@ type models struct {
 }
 
 func newModels() models {
-	return models{all: modelEstimates{ratio: newTokenRatio()}, byName: map[string]*modelEstimates{}}
+	return models{all: newModelEstimates(), byName: map[string]*modelEstimates{}}
 }
 
 // find returns the estimates of a model, or of all models for an unknown one.
@@ -32,7 +39,8 @@ func (m *models) find(name string) *modelEstimates {
 func (m *models) ensure(name string) *modelEstimates {
 	e := m.byName[name]
 	if e == nil && len(m.byName) < maxModels {
-		e = &modelEstimates{ratio: newTokenRatio()}
+		fresh := newModelEstimates()
+		e = &fresh
 		m.byName[name] = e
 	}
 	return e
@@ -43,6 +51,34 @@ func (m *models) addPrompt(name string, bytes, tokens int) {
 	if e := m.ensure(name); e != nil {
 		e.ratio.addPrompt(bytes, tokens)
 	}
+}
+
+// addMedia learns from a prompt with media.
+func (m *models) addMedia(name string, counts *prompt.MediaCounts, bytes, tokens int) {
+	e := m.ensure(name)
+	if e == nil {
+		e = &m.all
+	}
+	kind, each, ok := e.media.sample(&e.ratio, counts, bytes, tokens)
+	if !ok {
+		return
+	}
+	m.all.media.add(kind, each)
+	if e != &m.all {
+		e.media.add(kind, each)
+	}
+}
+
+// tokenSizes returns the token sizes of a model.
+func (m *models) tokenSizes(name string) TokenSizes {
+	e := m.find(name)
+	s := TokenSizes{BytesPerToken: e.ratio.bytesPerToken()}
+	for k := range s.MediaTokens {
+		if s.MediaTokens[k] = e.media[k].Value; e.media.samples(prompt.MediaKind(k)) == 0 {
+			s.MediaTokens[k] = m.all.media[k].Value
+		}
+	}
+	return s
 }
 
 func (m *models) addUncached(name string, tokens float64) {

@@ -1,5 +1,11 @@
 package estimate
 
+import (
+	"sort"
+
+	"warmroute/router/prompt"
+)
+
 const (
 	defaultBytesPerToken = 4 // of English text
 	priorTokens          = 1000
@@ -37,4 +43,88 @@ func (q *tokenRatio) addPrompt(bytes, tokens int) {
 func isPlausibleRatio(bytes, tokens int) bool {
 	q := float64(bytes) / float64(tokens)
 	return bytes < minTextBytes || q >= MinBytesPerToken && q <= maxBytesPerToken
+}
+
+const (
+	defaultMediaTokens = 1000 // of a media item, as an image has in most models
+	minMediaTokens     = 1
+	maxMediaTokens     = 1 << 17
+	maxMediaGrowth     = 8 // times the estimate; a sample counts no more
+
+	// knownMediaSamples is how many samples make an estimate good enough to tell that a prompt
+	// is too long.
+	knownMediaSamples = 8
+	// maxMediaError is the share of the tokens of media by which those of the text may be off in a
+	// prompt that is learned from. Of its own tokens they are off by ratioError, or by
+	// defaultRatioError while the ratio is not learned.
+	maxMediaError       = 0.5
+	ratioError          = 0.1
+	defaultRatioError   = 0.25
+	minKnownRatioTokens = 4 * priorTokens // from which on a ratio is learned
+)
+
+// TokenSizes is how many bytes of text make a token of a model, and how many tokens its media
+// items have.
+type TokenSizes struct {
+	BytesPerToken float64
+	MediaTokens   [prompt.NumMediaKinds]float64
+}
+
+// CountTokens returns about how many tokens there are in the first bytes of a prompt with these
+// media items.
+func (s *TokenSizes) CountTokens(bytes int, media []prompt.Media) float64 {
+	begun := sort.Search(len(media), func(i int) bool { return media[i].Offset >= bytes })
+	if begun == 0 {
+		return float64(bytes) / s.BytesPerToken
+	}
+	last := &media[begun-1]
+	covered := min(prompt.MediaBytes, bytes-last.Offset) // of the last item
+	tokens := float64(bytes-(begun-1)*prompt.MediaBytes-covered) / s.BytesPerToken
+	for kind, n := range last.Counts {
+		tokens += float64(n) * s.MediaTokens[kind]
+	}
+	return tokens - s.MediaTokens[last.Kind]*float64(prompt.MediaBytes-covered)/prompt.MediaBytes
+}
+
+// mediaTokens is how many tokens a media item of each kind has.
+type mediaTokens [prompt.NumMediaKinds]Average
+
+func newMediaTokens() (m mediaTokens) {
+	for kind := range m {
+		m[kind] = NewAverage(defaultMediaTokens, 1)
+	}
+	return m
+}
+
+// samples returns from how many prompts the estimate of a kind was learned.
+func (m *mediaTokens) samples(kind prompt.MediaKind) float64 { return m[kind].count - 1 }
+
+// sample returns how many tokens each media item of a prompt has, and of which kind they are, given
+// the ratio of its text. It returns false if the items are of several kinds, if the prompt has too
+// much text to tell, or if the replica cannot have counted right.
+func (m *mediaTokens) sample(ratio *tokenRatio, counts *prompt.MediaCounts, bytes, tokens int) (kind prompt.MediaKind, each float64, ok bool) {
+	items := 0
+	for k, n := range counts {
+		switch {
+		case n == 0:
+			continue
+		case items > 0:
+			return 0, 0, false
+		}
+		kind, items = prompt.MediaKind(k), int(n)
+	}
+	textError := ratioError
+	if ratio.tokens < minKnownRatioTokens {
+		textError = defaultRatioError
+	}
+	text := float64(bytes-items*prompt.MediaBytes) / ratio.bytesPerToken()
+	rest, textError := float64(tokens)-text, textError*text
+	each = max(minMediaTokens, rest/float64(items))
+	ok = items > 0 && rest >= -textError && each <= maxMediaTokens && textError <= maxMediaError*max(rest, m[kind].Value*float64(items))
+	return kind, each, ok
+}
+
+// add adds a sample.
+func (m *mediaTokens) add(kind prompt.MediaKind, each float64) {
+	m[kind].Add(min(each, maxMediaGrowth*m[kind].Value))
 }
