@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/tidwall/gjson"
+	"github.com/zeebo/xxh3"
 )
 
 func (s *Server) chatCompletions(w http.ResponseWriter, r *http.Request) {
@@ -98,13 +100,16 @@ func (s *Server) renderTurn(b *bytes.Buffer, role string, m gjson.Result) error 
 		b.WriteString(c.Str)
 	case c.IsArray():
 		for i, part := range c.Array() {
-			if !part.Get("text").Exists() {
-				return badRequest("", s.cfg.Model+" is not a multimodal model")
-			}
 			if i > 0 {
 				b.WriteByte('\n')
 			}
-			b.WriteString(part.Get("text").String())
+			if text := part.Get("text"); text.Exists() {
+				b.WriteString(text.String())
+			} else if s.cfg.MediaTokens > 0 {
+				s.renderMedia(b, part)
+			} else {
+				return badRequest("", s.cfg.Model+" is not a multimodal model")
+			}
 		}
 	}
 	for _, call := range m.Get("tool_calls").Array() {
@@ -117,6 +122,18 @@ func (s *Server) renderTurn(b *bytes.Buffer, role string, m gjson.Result) error 
 	}
 	b.WriteString("<|im_end|>\n")
 	return nil
+}
+
+// renderMedia writes the tokens of a media item: its hash, repeated. An item with a uuid is
+// identified by that.
+func (s *Server) renderMedia(b *bytes.Buffer, part gjson.Result) {
+	identity := part.Raw
+	if uuid := part.Get("uuid"); uuid.Type == gjson.String {
+		identity = uuid.Str
+	}
+	hash := strconv.FormatUint(xxh3.HashString(identity)|1<<63, 16) // 16 characters
+	size := s.cfg.MediaTokens * s.cfg.BytesPerToken
+	b.WriteString(strings.Repeat(hash, size/len(hash)+1)[:size])
 }
 
 // chatFormat writes chat.completion and chat.completion.chunk objects.
