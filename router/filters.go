@@ -157,7 +157,8 @@ func (r *Router) shouldProbe(b *backends.Backend) bool {
 
 // isTooLong reports whether a replica will refuse the request: its prompt is longer
 // than the model takes, or than the whole cache. What will be refused neither takes
-// the place of others in the index nor waits for room. Media count if their tokens are known.
+// the place of others in the index nor waits for room. Media count if their tokens are known, and
+// half of them, because items differ in size.
 func (r *Router) isTooLong(req *Request, slot int) bool {
 	limit := req.MaxPromptTokens
 	if c := r.states[slot].kv.capacity; c > 0 && (limit == 0 || c < limit) {
@@ -174,6 +175,9 @@ func (r *Router) isTooLong(req *Request, slot int) bool {
 		return false
 	}
 	sizes := r.estimates.TokenSizes(req.Model)
+	for kind := range sizes.MediaTokens {
+		sizes.MediaTokens[kind] /= 2
+	}
 	return sizes.CountTokens(bytes, req.MediaItems) > most
 }
 

@@ -12,8 +12,8 @@ type modelEstimates struct {
 	uncached Average // tokens that a request had to compute
 }
 
-func newModelEstimates() modelEstimates {
-	return modelEstimates{ratio: newTokenRatio(), media: newMediaTokens()}
+func newModelEstimates() *modelEstimates {
+	return &modelEstimates{ratio: newTokenRatio(), media: newMediaTokens()}
 }
 
 // models holds the estimates by model, and those of all models together, which count for
@@ -24,7 +24,7 @@ type models struct {
 }
 
 func newModels() models {
-	return models{all: newModelEstimates(), byName: map[string]*modelEstimates{}}
+	return models{all: *newModelEstimates(), byName: map[string]*modelEstimates{}}
 }
 
 // find returns the estimates of a model, or of all models for an unknown one.
@@ -39,8 +39,7 @@ func (m *models) find(name string) *modelEstimates {
 func (m *models) ensure(name string) *modelEstimates {
 	e := m.byName[name]
 	if e == nil && len(m.byName) < maxModels {
-		fresh := newModelEstimates()
-		e = &fresh
+		e = newModelEstimates()
 		m.byName[name] = e
 	}
 	return e

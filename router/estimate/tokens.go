@@ -113,12 +113,11 @@ func (m *mediaTokens) sample(ratio *tokenRatio, counts *prompt.MediaCounts, byte
 		}
 		kind, items = prompt.MediaKind(k), int(n)
 	}
-	textError := ratioError
-	if ratio.tokens < minKnownRatioTokens {
-		textError = defaultRatioError
-	}
 	text := float64(bytes-items*prompt.MediaBytes) / ratio.bytesPerToken()
-	rest, textError := float64(tokens)-text, textError*text
+	rest, textError := float64(tokens)-text, ratioError*text
+	if ratio.tokens < minKnownRatioTokens {
+		textError = defaultRatioError * text
+	}
 	each = max(minMediaTokens, rest/float64(items))
 	ok = items > 0 && rest >= -textError && each <= maxMediaTokens && textError <= maxMediaError*max(rest, m[kind].Value*float64(items))
 	return kind, each, ok
