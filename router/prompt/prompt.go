@@ -226,6 +226,9 @@ func (p *Prompt) AppendMedia(dst []Media) []Media {
 	}
 	var counts MediaCounts
 	for i := 0; i < len(p.Text); i++ {
+		if p.Text[i] < markVideo { // as is all text
+			continue
+		}
 		kind := slices.Index(mediaMarks[:], p.Text[i])
 		if kind < 0 {
 			continue
