@@ -100,6 +100,7 @@ func (p *replica) scrapeLoad(now time.Time, cacheSizeFactor float64) *backends.L
 		Running: st.Running, Waiting: st.Waiting, QueuesKnown: true,
 		WaitingForCapacity: st.Waiting,
 		KVCacheUsage:       usage, KVKnown: true,
+		Engines:          len(p.ranks),
 		CacheTokens:      int(cacheSizeFactor * float64(size)),
 		BlockSize:        p.config.BlockSize,
 		HitAlignment:     p.config.BlockSize,

@@ -227,13 +227,15 @@ func (r *Router) prefillRoom(slot int, now time.Time) (uncachedTokens float64) {
 }
 
 // stepRoom returns how many uncached tokens may be added to what is queued, of
-// ours and of other clients, for the next step of a backend's engine. When nothing of
-// ours is queued any number may: other clients may always have something queued. So it is
-// while the prefill rate is unknown: what is queued would be worked off too slowly in our
+// ours and of other clients, for the next step of a backend's engines. When fewer requests of
+// ours are queued than it has engines any number may: other clients may always have something
+// queued. So it is while the prefill rate is unknown: what is queued would be worked off too slowly in our
 // account, and an engine that is faster than thought would be idle.
 func (r *Router) stepRoom(slot int, ourQueuedTokens, externalQueuedTokens float64) (uncachedTokens float64) {
 	configured := r.settings.Queue.StepTokens > 0
-	if ourQueuedTokens == 0 || !configured && !r.estimates.KnowsPrefillRate(slot) {
+	s := &r.states[slot]
+	engines := countEngines(s.backend.Load())
+	if s.claimed.uncached == 0 && len(s.load.pending) < engines || !configured && !r.estimates.KnowsPrefillRate(slot) {
 		return math.Inf(1)
 	}
 	if r.policy.definition.PushesToIdle {
@@ -243,7 +245,7 @@ func (r *Router) stepRoom(slot int, ourQueuedTokens, externalQueuedTokens float6
 	if !configured {
 		most = max(most, queuedSeconds*r.estimates.PrefillRate(slot))
 	}
-	return max(0, most-ourQueuedTokens-externalQueuedTokens)
+	return max(0, most*float64(engines)-ourQueuedTokens-externalQueuedTokens)
 }
 
 // blocker is what keeps a request from starting soon on a backend.

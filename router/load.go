@@ -169,6 +169,14 @@ func (l *load) adapterCost(adapter string, scrape *backends.Load) (tokens float6
 	return adapterLoadTokens
 }
 
+// countEngines returns how many data-parallel engines a replica has, at least 1.
+func countEngines(scrape *backends.Load) int {
+	if scrape == nil {
+		return 1
+	}
+	return max(1, scrape.Engines)
+}
+
 // externalLoad returns the load on a backend that is not ours: requests, and the
 // uncached tokens of those that wait. It is what the last scrape saw beyond our own
 // requests, and fades with its age, since only a scrape says when they end.

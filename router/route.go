@@ -140,8 +140,7 @@ func (r *Router) fillCandidate(c *policy.Candidate, b *backends.Backend) {
 		AdapterTokens:  s.load.adapterCost(d.req.Adapter, l),
 		InFlight:       float64(b.InFlight.Load()) + foreignRequests,
 		PrefillRate:    rate,
-
-		Requests: float64(s.load.requests) / weight, UnstartedTokens: s.load.unstarted / weight,
+		Requests:       float64(s.load.requests) / weight, UnstartedTokens: s.load.unstarted / weight,
 	}
 	if r.policy.definition.NeedsKVWait {
 		c.KVWaitTokens = r.kvWait(b.Slot, d.now) * rate
@@ -152,6 +151,7 @@ func (r *Router) fillCandidate(c *policy.Candidate, b *backends.Backend) {
 	if l != nil {
 		c.Waiting = float64(l.Waiting)
 		c.KVUsage, c.CacheTokens = l.KVCacheUsage, float64(l.CacheTokens)
+		c.EngineCacheTokens = c.CacheTokens / float64(countEngines(l))
 	}
 }
 

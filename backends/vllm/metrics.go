@@ -67,6 +67,8 @@ type Load struct {
 	KVCacheUsage float64 // 0 to 1, despite the "_perc" in vLLM's name; the mean over engines
 	KVKnown      bool
 
+	Engines int // data-parallel engines that reported their cache; 0 when unknown
+
 	// CacheTokens is the KV cache's size in tokens, summed over engines; 0 when unknown.
 	CacheTokens int
 	BlockSize   int // tokens; 0 when unknown
@@ -405,6 +407,7 @@ func (p *scrape) firstKnown(candidates ...family) (t total, ok bool) {
 }
 
 func (p *scrape) setCacheConfig(l *Load) {
+	l.Engines = len(p.engines)
 	l.PrefixCachingOff = len(p.engines) > 0
 	ofServer, complete := 0, true
 	for _, e := range p.engines {

@@ -26,6 +26,13 @@ const (
 	priorLaterTurns    = 10
 	// maxCountedTurns is at how many turns the counts are halved, so that old ones fade.
 	maxCountedTurns = 10_000
+
+	// maxFill is the share of all caches from which on conversations are not moved to where
+	// there is more room.
+	maxFill = 0.8
+	// growthShare is the share of its later turns by which a conversation counts as longer than
+	// it is.
+	growthShare = 0.2
 )
 
 // conversations are those under way at the backends. Their later turns will follow their
@@ -35,7 +42,8 @@ type conversations struct {
 	// count any more but whose next turn would still say how long the pauses are; by
 	// conversationKey. nil: none yet.
 	active, overdue, idle *simplelru.LRU[uint64, conversation]
-	count                 []int // of active and overdue, by slot
+	count                 []int     // of active and overdue, by slot
+	tokens                []float64 // in the last prompts of these, by slot
 
 	turnGap  float64 // mean seconds between two turns of a conversation
 	turnGaps float64 // that it is the mean of
@@ -46,8 +54,10 @@ type conversations struct {
 
 // conversation is one that is under way.
 type conversation struct {
-	slot int
-	at   time.Time // of its last turn
+	slot   int
+	at     time.Time // of its last turn
+	tokens float64   // in the prompt of its last turn, less the shared ones
+	shared float64   // tokens that were cached at its first turn, of a system prompt for instance
 }
 
 // conversationKey returns what the turns of a conversation have in common; 0: unknown.
@@ -114,9 +124,10 @@ func moveOlder(list *simplelru.LRU[uint64, conversation], before time.Time, move
 // add adds a conversation to one of the lists.
 func (c *conversations) add(list *simplelru.LRU[uint64, conversation], key uint64, v conversation) {
 	for len(c.count) <= v.slot {
-		c.count = append(c.count, 0)
+		c.count, c.tokens = append(c.count, 0), append(c.tokens, 0)
 	}
 	c.count[v.slot]++
+	c.tokens[v.slot] += v.tokens
 	list.Add(key, v)
 }
 
@@ -146,19 +157,119 @@ func (c *conversations) remove(key uint64) (v conversation, known bool) {
 	return conversation{}, false
 }
 
-// recordTurn records a turn that is sent to the backend of a slot.
-func (c *conversations) recordTurn(r *Request, slot int) {
+// find returns a conversation under way.
+func (c *conversations) find(key uint64) (v conversation, known bool) {
+	if c.active == nil {
+		return conversation{}, false
+	}
+	if v, known = c.active.Peek(key); !known {
+		v, known = c.overdue.Peek(key)
+	}
+	return v, known
+}
+
+// spareShare returns 1 if the candidates' caches hold no conversations, and 0 if they are so full
+// that none would have room elsewhere, or if the size of one is unknown.
+func (c *conversations) spareShare(candidates []Candidate) float64 {
+	tokens, capacity := 0.0, 0.0
+	for i := range candidates {
+		if slot := candidates[i].Slot; slot < len(c.tokens) {
+			tokens += c.tokens[slot]
+		}
+		if candidates[i].EngineCacheTokens == 0 {
+			return 0
+		}
+		capacity += candidates[i].EngineCacheTokens
+	}
+	return max(0, 1-tokens/(maxFill*capacity))
+}
+
+// futureTurns is what is expected of the turns that follow a request's.
+type futureTurns struct {
+	*conversations
+	request *Request
+	turns   float64 // that follow; 0: the request is not known to be a turn
+
+	counted         conversation // the request's, as it is counted already
+	isCounted       bool
+	perConversation float64 // sequences in flight for each conversation under way
+	spare           float64 // spareShare
+}
+
+func (p *Prefix) expectFutureTurns(r *Request, candidates []Candidate) futureTurns {
+	f := futureTurns{conversations: &p.conversations, request: r}
+	key := conversationKey(r)
+	if key == 0 || r.Turn == prompt.TurnUnknown {
+		return f
+	}
+	if r.Turn == prompt.TurnFirst {
+		if r.Trace == nil {
+			p.removeOverdue(r.Now)
+		}
+		f.perConversation = p.sequencesPerConversation(candidates)
+	}
+	f.turns, f.spare = p.laterTurns(), p.spareShare(candidates)
+	f.counted, f.isCounted = p.find(key)
+	return f
+}
+
+// cost returns what the later turns cost at a candidate, in tokens of prefill.
+func (f *futureTurns) cost(c *Candidate, slowdown, kappa float64) float64 {
+	if f.turns == 0 {
+		return 0
+	}
+	perTurn := f.spare * f.overflow(c)
+	if f.request.Turn == prompt.TurnFirst {
+		turn := Candidate{UncachedTokens: f.request.MeanUncachedTokens, InFlight: f.perConversation*f.countOn(c.Slot) + c.foreignSequences()}
+		perTurn += costOf(&turn, slowdown, f.request.MeanAnswerTokens, kappa).sum()
+	}
+	return f.turns * perTurn
+}
+
+// overflow returns how many more tokens would have to be computed again, in a turn of every
+// conversation at a candidate, if the request's were there: what does not fit into the cache is
+// evicted before the next turn.
+func (f *futureTurns) overflow(c *Candidate) (tokens float64) {
+	n, others := 0.0, 0.0
+	if c.Slot < len(f.count) {
+		n, others = float64(f.count[c.Slot]), f.tokens[c.Slot]
+	}
+	r := f.request
+	own := r.PromptTokens - c.MatchedTokens
+	if f.isCounted {
+		own = r.PromptTokens - f.counted.shared
+		if f.counted.slot == c.Slot {
+			n, others = n-1, others-f.counted.tokens
+		}
+	}
+	own += growthShare * f.turns * (r.MeanUncachedTokens + r.MeanAnswerTokens)
+	recomputed := func(n, tokens float64) float64 {
+		return min(n*max(0, tokens-c.EngineCacheTokens), tokens)
+	}
+	return recomputed(n+1, others+own) - recomputed(n, others)
+}
+
+// recordTurn records a turn that is sent to a candidate.
+func (c *conversations) recordTurn(r *Request, candidate *Candidate) {
 	key := conversationKey(r)
 	if key == 0 || r.Turn == prompt.TurnUnknown {
 		return
 	}
 	if c.active == nil {
-		uncount := func(_ uint64, v conversation) { c.count[v.slot]-- }
+		uncount := func(_ uint64, v conversation) {
+			c.count[v.slot]--
+			if c.tokens[v.slot] -= v.tokens; c.count[v.slot] == 0 {
+				c.tokens[v.slot] = 0 // no rounding error is left
+			}
+		}
 		c.active, c.overdue, c.idle = newConversationList(uncount), newConversationList(uncount), newConversationList(nil)
 	}
 	c.removeOverdue(r.Now)
 	last, known := c.remove(key)
-	c.add(c.active, key, conversation{slot, r.Now})
+	if r.Turn == prompt.TurnFirst {
+		last.shared = candidate.MatchedTokens
+	}
+	c.add(c.active, key, conversation{candidate.Slot, r.Now, max(0, r.PromptTokens-last.shared), last.shared})
 	switch {
 	case r.Retry: // the turn was recorded when it was sent first
 	case r.Turn == prompt.TurnLater:

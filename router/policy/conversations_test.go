@@ -19,7 +19,7 @@ func newTurns() *turns { return &turns{now: time.Unix(1000, 0)} }
 
 // record records a turn of the conversation key, sent to the backend of a slot.
 func (c *turns) record(turn prompt.Turn, key uint64, slot int) {
-	c.recordTurn(&Request{Now: c.now, PromptKey: key, Turn: turn}, slot)
+	c.recordTurn(&Request{Now: c.now, PromptKey: key, Turn: turn}, &Candidate{Slot: slot})
 }
 
 // pass lets time pass.
@@ -99,7 +99,7 @@ func TestFirstTurnAfterPause(t *testing.T) {
 	var p Prefix
 	now := time.Unix(1000, 0)
 	for key := range uint64(10) {
-		p.recordTurn(&Request{Now: now, PromptKey: key + 1, Turn: prompt.TurnFirst}, 0)
+		p.recordTurn(&Request{Now: now, PromptKey: key + 1, Turn: prompt.TurnFirst}, &Candidate{})
 	}
 	begin := func(key uint64) int {
 		return choose(&p, Request{Now: now, PromptKey: key, Turn: prompt.TurnFirst, MeanUncachedTokens: 1000},
@@ -177,10 +177,10 @@ func TestConversationsUnderWay(t *testing.T) {
 func TestSessionIdentifiesConversation(t *testing.T) {
 	c := newTurns()
 	for session := range uint64(3) {
-		c.recordTurn(&Request{Now: c.now, Session: session + 1, PromptKey: 9, Turn: prompt.TurnFirst}, 0)
+		c.recordTurn(&Request{Now: c.now, Session: session + 1, PromptKey: 9, Turn: prompt.TurnFirst}, &Candidate{})
 	}
 	c.expectCounts(t, "three sessions with one first message", 3)
-	c.recordTurn(&Request{Now: c.now, Session: 1, PromptKey: 8, Turn: prompt.TurnLater}, 1)
+	c.recordTurn(&Request{Now: c.now, Session: 1, PromptKey: 8, Turn: prompt.TurnLater}, &Candidate{Slot: 1})
 	c.expectCounts(t, "the next turn of one is at another backend", 2, 1)
 }
 
@@ -395,7 +395,7 @@ func TestRetryIsNoTurn(t *testing.T) {
 	c := newTurns()
 	c.record(prompt.TurnFirst, 1, 0)
 	before := c.conversations
-	c.recordTurn(&Request{Now: c.now, Turn: prompt.TurnFirst, PromptKey: 1, Retry: true}, 1)
+	c.recordTurn(&Request{Now: c.now, Turn: prompt.TurnFirst, PromptKey: 1, Retry: true}, &Candidate{Slot: 1})
 	if c.ended != before.ended || c.later != before.later || c.countOn(0) != 0 || c.countOn(1) != 1 {
 		t.Errorf("ended %.0f, later %.0f, %.0f and %.0f under way", c.ended, c.later, c.countOn(0), c.countOn(1))
 	}

@@ -96,6 +96,8 @@ type Candidate struct {
 	Waiting     float64
 	KVUsage     float64 // 0 to 1
 	CacheTokens float64 // size of its KV cache
+	// EngineCacheTokens is the size of one of its data-parallel engines' caches.
+	EngineCacheTokens float64
 }
 
 // foreignSequences returns how many of the sequences in flight are not of this router's requests.

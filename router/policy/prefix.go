@@ -4,8 +4,6 @@ import (
 	"cmp"
 	"math"
 	"time"
-
-	"warmroute/router/prompt"
 )
 
 // Constants of the cost, found by simulation; see docs/routing.md.
@@ -33,8 +31,10 @@ const (
 // scaled by how much slower than the mean the backend is. The other terms are not:
 // if they were, the faster backends would fill up long before the slower ones.
 //
-// The first turn of a conversation costs in addition what its later turns are expected to, if
-// they follow it: as many mean turns, beside the conversations that are under way there.
+// A turn of a conversation costs in addition what its later turns are expected to compute again,
+// with those of the others there, because the cache has no room for all of these conversations.
+// The first turn also costs what the later ones do without that: as many mean turns, beside the
+// conversations that are under way there.
 type Prefix struct {
 	// SLO is the time to the first token that is to be met; 0: none. Of the backends
 	// predicted to meet it the one with the longest match is chosen, which leaves
@@ -84,23 +84,13 @@ func (p *Prefix) Choose(r *Request, candidates []Candidate) (index int) {
 	rate := meanPrefillRate(candidates)
 	kappa := kappaFor(p.updatePressure(r, candidates, rate), r.MeanUncachedTokens)
 	tieKey := cmp.Or(r.Session, r.FirstBlock())
-	laterTurns, perConversation := 0.0, 0.0
-	if r.Turn == prompt.TurnFirst {
-		if r.Trace == nil {
-			p.removeOverdue(r.Now)
-		}
-		laterTurns, perConversation = p.laterTurns(), p.sequencesPerConversation(candidates)
-	}
+	future := p.expectFutureTurns(r, candidates)
 	best, lowest := 0, math.Inf(1)
 	matched := -1.0 // tokens, of the best one if that meets the SLO
 	for i := range candidates {
 		c := &candidates[i]
 		terms := costOf(c, rate/c.PrefillRate, r.MeanAnswerTokens, kappa)
-		later := 0.0
-		if laterTurns > 0 {
-			turn := Candidate{UncachedTokens: r.MeanUncachedTokens, InFlight: perConversation*p.countOn(c.Slot) + c.foreignSequences()}
-			later = laterTurns * costOf(&turn, rate/c.PrefillRate, r.MeanAnswerTokens, kappa).sum()
-		}
+		later := future.cost(c, rate/c.PrefillRate, kappa)
 		cost := (terms.sum() + later) / c.Weight
 		if r.Trace != nil {
 			r.Trace.addCost(cost, kappa, terms, later)
@@ -121,7 +111,7 @@ func (p *Prefix) Choose(r *Request, candidates []Candidate) (index int) {
 }
 
 // RecordSent implements Recorder.
-func (p *Prefix) RecordSent(r *Request, c *Candidate) { p.recordTurn(r, c.Slot) }
+func (p *Prefix) RecordSent(r *Request, c *Candidate) { p.recordTurn(r, c) }
 
 // addCost records the next candidate's cost and its terms, of which laterTurns is left out if 0.
 func (t *Trace) addCost(cost, kappa float64, terms costTerms, laterTurns float64) {
