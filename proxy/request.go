@@ -266,6 +266,7 @@ func (r *request) parseJSON() *apiError {
 	in.request.Sequences = pr.Sequences
 	in.scratch.media = pr.AppendMedia(in.scratch.media[:0])
 	in.request.Media, in.request.MediaItems = pr.HasMedia(), in.scratch.media
+	in.request.TextClass = pr.TextClass(in.scratch.media)
 	in.request.MaxAnswerTokens = pr.MaxTokens
 	in.request.BodyBytes = cap(in.body) + len(pr.Text) + 8*len(in.request.Blocks)
 	if pr.FirstMessageHash != 0 {

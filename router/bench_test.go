@@ -84,7 +84,7 @@ func BenchmarkDecision(b *testing.B) {
 					p.ApplyLayout(r.PromptLayout("sim"))
 					blocks = p.AppendBlocks(blocks[:0], "sim", 256)
 					return mustPick(b, r, &Request{
-						Backends: fleet, Blocks: blocks, Bytes: len(p.Text), Sequences: p.Sequences, Streams: p.Stream,
+						Backends: fleet, Blocks: blocks, TextClass: p.TextClass(nil), Bytes: len(p.Text), Sequences: p.Sequences, Streams: p.Stream,
 					})
 				}
 				for range n { // until half of the fleet holds the prompt

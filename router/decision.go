@@ -37,6 +37,10 @@ type Request struct {
 	// Blocks.
 	MediaItems []prompt.Media
 
+	// TextClass is the class of its prompt's text, by which and Model the bytes per token are
+	// learned.
+	TextClass prompt.TextClass
+
 	// Stored says that Backends is the one that holds the stored response to which it
 	// refers. It stays the only one, whatever serves the model.
 	Stored bool

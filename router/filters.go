@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"warmroute/backends"
-	"warmroute/router/estimate"
+	"warmroute/router/prompt"
 	"warmroute/router/queue"
 )
 
@@ -24,14 +24,8 @@ var (
 	errNoHeadroom = errors.New("batch requests wait while interactive requests need the replicas")
 )
 
-const (
-	// minFreeKVShare is the share of a KV cache that batch requests leave free.
-	minFreeKVShare = 0.2
-	// tooLongMargin is by how much the tokens of a prompt, as estimated from its bytes,
-	// must exceed a limit: a text may have 1.5 times as many bytes per token as other
-	// texts of its model.
-	tooLongMargin = 1.5
-)
+// minFreeKVShare is the share of a KV cache that batch requests leave free.
+const minFreeKVShare = 0.2
 
 // rank orders the backends that can accept a request. Only those of the lowest rank
 // present are candidates, so a filter that applies to all of them has no effect.
@@ -155,30 +149,29 @@ func (r *Router) shouldProbe(b *backends.Backend) bool {
 	return h.breaker.isProbeDue(d.now) && !h.isQueueFull(d.now) && len(d.tried) == 0 && !d.req.NoEngine && !r.isTooLong(&d.req, b.Slot)
 }
 
-// isTooLong reports whether a replica will refuse the request: its prompt is longer
-// than the model takes, or than the whole cache. What will be refused neither takes
-// the place of others in the index nor waits for room. Media count if their tokens are known, and
-// half of them, because items differ in size.
+// isTooLong reports whether a replica will certainly refuse the request: its prompt is
+// longer than the model takes, or than the whole cache. What will be refused neither takes
+// the place of others in the index nor waits for room. Half of the media's learned tokens
+// count, because items differ in size; a prompt is never too long while these are not known.
 func (r *Router) isTooLong(req *Request, slot int) bool {
 	limit := req.MaxPromptTokens
 	if c := r.states[slot].kv.capacity; c > 0 && (limit == 0 || c < limit) {
 		limit = c
 	}
 	bytes := len(req.Blocks) * r.blockBytes
-	most := tooLongMargin * float64(limit)
-	switch media := req.mediaCounts(); {
-	case limit == 0:
-		return false
-	case !req.Media && float64(bytes) <= estimate.MinBytesPerToken*most: // this is enough for most requests
-		return false
-	case req.Media && (len(req.MediaItems) == 0 || !r.estimates.KnowsMediaTokens(req.Model, &media)):
+	if limit == 0 || bytes == 0 { // a prompt that the engine truncates has no blocks
 		return false
 	}
-	sizes := r.estimates.TokenSizes(req.Model)
-	for kind := range sizes.MediaTokens {
-		sizes.MediaTokens[kind] /= 2
+	if req.Media {
+		media := req.mediaCounts()
+		if len(req.MediaItems) == 0 || !r.estimates.KnowsMediaTokens(req.Model, &media) {
+			return false
+		}
+		sizes := r.estimates.TokenSizes(req.Model, req.TextClass)
+		bytes -= len(req.MediaItems) * prompt.MediaBytes
+		limit -= int(sizes.CountMediaTokens(&media) / 2)
 	}
-	return sizes.CountTokens(bytes, req.MediaItems) > most
+	return r.estimates.ExceedsTokens(req.Model, req.TextClass, bytes, limit)
 }
 
 // isTooLongForAll reports whether all that serve its model will refuse the request.

@@ -2,13 +2,18 @@ package router
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
+	"math/rand/v2"
+	"strings"
 	"testing"
 	"time"
 
 	"warmroute/backends"
+	"warmroute/router/estimate"
+	"warmroute/router/prompt"
 )
 
 func TestMaxInFlight(t *testing.T) {
@@ -191,11 +196,18 @@ func limited(fleet []*backends.Backend, key, blocks int) *Request {
 	return req
 }
 
+// learnTextLength has the router learn of enough text that what is too long is certain.
+func learnTextLength(r *Router) {
+	p := estimate.Prediction{Bytes: 400_000, IsText: true}
+	r.estimates.LearnFromCompletion(0, &p, estimate.Usage{PromptTokens: 100_000}, estimate.CacheInfo{Alignment: 1})
+}
+
 func TestTooLongPromptIsNotIndexed(t *testing.T) {
 	f := func(name string, cache int, req func([]*backends.Backend) *Request) {
 		t.Helper()
 		r, fleet, c := newFleet(t, 1, "prefix")
 		sized(r, fleet, c, cache)
+		learnTextLength(r)
 		for key := range 10 {
 			mustPick(t, r, ask(fleet, key, 100)).Release(Outcome{End: Completed})
 		}
@@ -246,6 +258,7 @@ func TestPromptNearLimitIsIndexed(t *testing.T) {
 func TestTooLongPromptIsNotQueued(t *testing.T) {
 	r, fleet, c := newFleet(t, 2, "prefix", withQueue)
 	sized(r, fleet, c, 100_000)
+	learnTextLength(r)
 	for key := range 2 {
 		sent(t, "an idle backend", submit(r, ask(fleet, key, 400)))
 	}
@@ -275,9 +288,79 @@ func TestLongPromptGoesToLargerCache(t *testing.T) {
 	r, fleet, c := newFleet(t, 2, "prefix")
 	sized(r, fleet[:1], c, 100_000)
 	sized(r, fleet[1:], c, 1_000_000)
+	learnTextLength(r)
 	mustPick(t, r, ask(fleet[1:], 1, 1000)) // so that the other would be cheaper
 	if d := mustPick(t, r, ask(fleet, 2, 4000)); d.Backend != fleet[1] {
 		t.Errorf("256,000 tokens were sent to %s, whose cache has 100,000", d.Backend.Name)
+	}
+}
+
+// A tenant's script must not change how long another's prompts are taken to be.
+func TestTenantsWithDifferentScripts(t *testing.T) {
+	const contextTokens = 100_000
+	english := strings.Repeat("The committee had been in session since the early morning, and nobody could remember a longer debate. ", 10_000)
+	encoded := make([]byte, 1<<20)
+	for i, r := 0, rand.New(rand.NewPCG(1, 1)); i < len(encoded); i++ {
+		encoded[i] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"[r.IntN(64)]
+	}
+	for name, other := range map[string]struct {
+		text          string
+		bytesPerToken float64
+	}{
+		"Chinese": {strings.Repeat("委员会从清晨就开始开会，没有人记得有哪一次辩论持续了这么久却毫无结果。", 10_000), 1.8},
+		"base64":  {string(encoded), 1.4},
+	} {
+		r, fleet, c := newFleet(t, 2, "prefix")
+		sized(r, fleet[:1], c, contextTokens)
+		sized(r, fleet[1:], c, 10*contextTokens)
+		var p prompt.Prompt
+		request := func(tenant, bytes int, text string) *Request {
+			quoted, err := json.Marshal(fmt.Sprint(tenant, " ", strings.ToValidUTF8(text[:bytes], "")))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := p.Parse(prompt.Completion, fmt.Appendf(nil, `{"model":"m","prompt":%s}`, quoted)); err != nil {
+				t.Fatal(err)
+			}
+			p.ApplyLayout(prompt.DefaultLayout)
+			return &Request{
+				Backends: fleet, Model: "m", Tenant: uint64(tenant), TextClass: p.TextClass(nil),
+				Blocks: p.AppendBlocks(nil, "m", 256), Bytes: len(p.Text), Sequences: 1, Streams: true,
+			}
+		}
+		complete := func(tenant int, bytesPerToken float64, text string) {
+			req := request(tenant, int(10_000*bytesPerToken), text)
+			mustPick(t, r, req).Release(usage(int(float64(req.Bytes)/bytesPerToken), 0))
+		}
+		candidates := func(req *Request) (promptTokens float64, n int) {
+			r.beginDecision(req, nil, c.now)
+			r.matchPrompt()
+			if err := r.filterBackends(); err != nil {
+				t.Fatal(err)
+			}
+			return r.decision.promptTokens(), len(r.decision.backends)
+		}
+		const near, beyond = contextTokens * 9 / 10, contextTokens * 4
+		for range 20 {
+			complete(1, 4.5, english)
+		}
+		before, _ := candidates(request(1, near*4.5, english))
+		for range 50 {
+			complete(2, other.bytesPerToken, other.text)
+		}
+		after, n := candidates(request(1, near*4.5, english))
+		if math.Abs(after-before) > 0.05*before || math.Abs(after-near) > 0.05*near {
+			t.Errorf("%s: an English prompt of %d tokens was estimated at %.0f and is at %.0f", name, near, before, after)
+		}
+		if n != 2 {
+			t.Errorf("%s: an English prompt of 90 %% of the context has %d candidates, want both", name, n)
+		}
+		if _, n := candidates(request(2, int(beyond*other.bytesPerToken*1.1), other.text)); n != 1 {
+			t.Errorf("%s: a prompt of more than four times the context has %d candidates, want the larger one", name, n)
+		}
+		if _, n := candidates(request(1, contextTokens*8, english)); n != 1 {
+			t.Errorf("%s: an English prompt of almost twice the context has %d candidates, want the larger one", name, n)
+		}
 	}
 }
 

@@ -111,4 +111,9 @@ func TestMediaCountInPromptLimit(t *testing.T) {
 			mustPick(t, r, req).Release(usage(tokens, 0))
 		}
 	}
+	req, _ := askChat(t, fleet, images...)
+	req.MaxPromptTokens, req.Blocks = 8000, nil
+	if d := mustPick(t, r, req); d.prediction.IsTooLong {
+		t.Error("a truncated prompt is too long")
+	}
 }

@@ -75,7 +75,7 @@ func (r *Router) route(req *Request, tried []*backends.Backend, now time.Time) (
 func (r *Router) beginDecision(req *Request, tried []*backends.Backend, now time.Time) {
 	d := &r.decision
 	d.req, d.tried, d.promoted, d.now = *req, tried, false, now
-	d.sizes = r.estimates.TokenSizes(req.Model)
+	d.sizes = r.estimates.TokenSizes(req.Model, req.TextClass)
 }
 
 // matchPrompt reads from the index how much of the prompt each backend holds.
@@ -211,7 +211,7 @@ func (r *Router) reserve(chosen int) *Decision {
 	p.Model, p.Bytes, p.PromptTokens, p.Sequences = req.Model, req.Bytes, d.request.PromptTokens, req.sequences()
 	p.MatchedBlocks, p.MatchedTokens, p.Uncached = depth, int(c.MatchedTokens), c.UncachedTokens
 	p.QueuedAhead = s.load.queuedTokens(d.now, c.PrefillRate)
-	p.Forks = req.Forks
+	p.Forks, p.TextClass = req.Forks, req.TextClass
 	p.IsText = req.Sequences <= 1 && !req.Media && len(req.Blocks) > 0
 	if req.Sequences <= 1 && len(req.Blocks) > 0 {
 		p.Media = req.mediaCounts()

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"warmroute/backends"
+	"warmroute/router/prompt"
 )
 
 const (
@@ -26,6 +27,9 @@ type counterWindow struct {
 
 	prompt      float64 // tokens of the requests that started in it
 	bytes       int
+	model       string // of the last of them
+	textClass   prompt.TextClass
+	mixed       bool // they are of several models or classes
 	predictions predictions
 	unknown     bool // nothing could be predicted for one of them
 
@@ -36,8 +40,10 @@ type counterWindow struct {
 // startedRequest is a request whose prefill is over.
 type startedRequest struct {
 	at        time.Time
+	model     string
 	prompt    float64 // tokens
 	bytes     int
+	textClass prompt.TextClass
 	predicted float64 // tokens
 	bucket    int
 	unknown   bool // nothing could be predicted
@@ -54,6 +60,8 @@ func (w *counterWindow) addStarted(s startedRequest) {
 // movePendingToTotals adds the first n pending requests to the window's totals.
 func (w *counterWindow) movePendingToTotals(n int) {
 	for _, s := range w.pending[:n] {
+		w.mixed = w.mixed || w.bytes > 0 && (s.model != w.model || s.textClass != w.textClass)
+		w.model, w.textClass = s.model, s.textClass
 		w.prompt += s.prompt
 		w.bytes += s.bytes
 		w.predictions.addPrediction(s.bucket, s.predicted, s.prompt)
@@ -111,7 +119,9 @@ func (f *Fleet) learnFromCounterWindow(slot int, l *backends.Load, exact bool, c
 	if exact && w.alone && !f.disabled && queries > minTextBytes && queries < 2*w.prompt && w.prompt < 2*queries {
 		// No other client: the counted tokens are those of our prompts.
 		b.ratio.addPrompt(w.bytes, int(queries))
-		f.models.all.ratio.addPrompt(w.bytes, int(queries))
+		if !w.mixed {
+			f.models.addPrompt(w.model, w.textClass, w.bytes, int(queries))
+		}
 	}
 	if math.Abs(queries-w.prompt) > maxForeignShare*w.prompt {
 		return

@@ -57,7 +57,7 @@ func (f *Fleet) RestoreBackend(slot int, from []byte) (ok bool) {
 	lastKept, ratio, answer, rate := rest[0], tokenRatio{rest[1], rest[2]}, Average{rest[3], rest[4]}, rest[5]
 	switch {
 	case lastKept >= bucketCount,
-		ratio.tokens == 0 || ratio.bytesPerToken() < MinBytesPerToken || ratio.bytesPerToken() > maxBytesPerToken,
+		ratio.tokens == 0 || ratio.bytesPerToken() < minBytesPerToken || ratio.bytesPerToken() > maxBytesPerToken,
 		answer.Value < 1 || answer.Value > MaxAnswerTokens,
 		rate != 0 && (rate < minPrefillRate || rate > maxPrefillRate):
 		return false

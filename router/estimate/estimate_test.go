@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"warmroute/backends"
+	"warmroute/router/prompt"
 )
 
 func TestAverage(t *testing.T) {
@@ -146,6 +147,82 @@ func TestModelsAreBounded(t *testing.T) {
 	}
 	if n := len(f.models.byName); n != maxModels {
 		t.Errorf("%d models are kept, want %d", n, maxModels)
+	}
+}
+
+// Without usage the counters are of all prompts of a window, so they have to be of one class.
+func TestBytesPerTokenFromCounters(t *testing.T) {
+	const class, other = prompt.TextClass(3), prompt.TextClass(4)
+	for _, c := range []struct {
+		name    string
+		model   string
+		classes []prompt.TextClass
+		want    float64
+	}{
+		{"one class", "m", []prompt.TextClass{class, class}, 3},
+		{"two classes", "m", []prompt.TextClass{class, other}, 4},
+		{"two classes, the other first", "m", []prompt.TextClass{other, class}, 4},
+		{"a class of another model", "another", []prompt.TextClass{class, class}, 3}, // for want of its own
+	} {
+		f := newTestFleet(1)
+		now, queries := time.Unix(1000, 0), 0.0
+		observe := func() {
+			now = now.Add(time.Second)
+			l := &backends.Load{PrefixKnown: true, PrefixQueries: queries, QueuesKnown: true, ScrapedAt: now}
+			f.ObserveLoad(0, l, 0, CacheInfo{Alignment: 16})
+		}
+		observe()
+		for range 50 {
+			for _, class := range c.classes {
+				p := Prediction{Model: c.model, TextClass: class, Bytes: 12_000, PromptTokens: 3000, IsText: true}
+				f.RecordPrefillDone(0, &p, CacheInfo{Alignment: 16}, now)
+				queries += 4000
+			}
+			observe()
+		}
+		if got := f.TokenSizes("m", class).BytesPerToken; math.Abs(got-c.want) > 0.05 {
+			t.Errorf("%s: %.2f bytes per token, want %.0f", c.name, got, c.want)
+		}
+	}
+}
+
+func TestExceedsTokens(t *testing.T) {
+	const cyrillic = prompt.TextClasses - 1 // any class that is not Latin
+	type learned struct {
+		class         prompt.TextClass
+		bytes, tokens int
+	}
+	for _, c := range []struct {
+		name    string
+		learned []learned
+		class   prompt.TextClass
+		bytes   int
+		want    bool
+	}{
+		{"nothing is known", nil, 0, 32_000, false},
+		{"no tokenizer makes so few tokens", nil, 0, 32_001, true},
+		{"too little is known", []learned{{0, 40_000, 10_000}}, 0, 32_000, false},
+		{"within the margin", []learned{{0, 400_000, 100_000}}, 0, 6000, false},
+		{"above it", []learned{{0, 400_000, 100_000}}, 0, 6100, true},
+		{"others in the Latin class have fewer bytes per token", []learned{{0, 100_000, 100_000}}, 0, 6000, false},
+		{"they have more", []learned{{0, 800_000, 100_000}}, 0, 11_000, false},
+		{"another script", []learned{{cyrillic, 200_000, 100_000}}, cyrillic, 3100, true},
+		{"another script within the margin", []learned{{cyrillic, 200_000, 100_000}}, cyrillic, 3000, false},
+		{"only another class is known", []learned{{cyrillic, 200_000, 100_000}}, 0, 32_000, false},
+		{"token ids", nil, prompt.TokenIDs, 4000, false},
+		{"too many token ids", nil, prompt.TokenIDs, 4004, true},
+	} {
+		f := newTestFleet(1)
+		for _, l := range c.learned {
+			p := Prediction{Model: "m", TextClass: l.class, Bytes: l.bytes, IsText: true}
+			f.LearnFromCompletion(0, &p, Usage{PromptTokens: l.tokens}, CacheInfo{Alignment: 1})
+		}
+		if got := f.ExceedsTokens("m", c.class, c.bytes, 1000); got != c.want {
+			t.Errorf("%s: %d bytes exceed 1000 tokens: %v", c.name, c.bytes, got)
+		}
+		if f.ExceedsTokens("another", 0, 32_000, 1000) {
+			t.Errorf("%s: known of another model", c.name)
+		}
 	}
 }
 

@@ -222,8 +222,10 @@ func (f *Fleet) MeanUncachedTokens(model string) float64 { return f.models.meanU
 // MeanUncachedTokensOfAll returns MeanUncachedTokens over the requests for all models.
 func (f *Fleet) MeanUncachedTokensOfAll() float64 { return f.models.all.uncached.Value }
 
-// TokenSizes returns the token sizes of a model.
-func (f *Fleet) TokenSizes(model string) TokenSizes { return f.models.tokenSizes(model) }
+// TokenSizes returns the token sizes of a model's prompts of a class.
+func (f *Fleet) TokenSizes(model string, class prompt.TextClass) TokenSizes {
+	return f.models.tokenSizes(model, class)
+}
 
 // KnowsMediaTokens reports whether the tokens of a model's media were learned well, for all of
 // the kinds that counts has.
@@ -235,6 +237,24 @@ func (f *Fleet) KnowsMediaTokens(model string, counts *prompt.MediaCounts) bool 
 		}
 	}
 	return true
+}
+
+// ExceedsTokens reports whether a text of so many bytes certainly has more than limit tokens:
+// by its token ids, by the usage of the model's prompts of its class, or because no tokenizer
+// makes so few tokens of so many bytes.
+func (f *Fleet) ExceedsTokens(model string, class prompt.TextClass, bytes, limit int) bool {
+	most := float64(maxBytesPerToken)
+	switch e := f.models.byName[model]; {
+	case class == prompt.TokenIDs:
+		most = prompt.TokenIDBytes
+	case e != nil && e.ratios[class].tokens >= minProvenTokens:
+		most = e.ratios[class].bytesPerToken()
+		if class.IsLatin() { // English may be in the same class as what has half of its bytes per token
+			most = max(most, defaultBytesPerToken)
+		}
+		most *= lengthMargin
+	}
+	return float64(bytes) > most*float64(limit)
 }
 
 // BackendBytesPerToken returns how many bytes of a backend's prompts make a token.
@@ -289,8 +309,9 @@ type Prediction struct {
 	Sequences     int64
 	Forks         []prompt.Fork
 	Media         prompt.MediaCounts // of the items in Bytes, if these are those of one prompt
-	IsText        bool               // Bytes are those of one prompt's text
-	IsTooLong     bool               // the replica will refuse it
+	TextClass     prompt.TextClass
+	IsText        bool // Bytes are those of one prompt's text
+	IsTooLong     bool // the replica will refuse it
 }
 
 // Usage is what a replica reported at the end of an answer. Zero fields are unknown.
@@ -320,14 +341,14 @@ func (f *Fleet) LearnFromCompletion(slot int, p *Prediction, u Usage, c CacheInf
 		return
 	}
 	if p.Media != (prompt.MediaCounts{}) && u.PromptTokens > 0 {
-		f.models.addMedia(p.Model, &p.Media, p.Bytes, u.PromptTokens)
+		f.models.addMedia(p.Model, p.TextClass, &p.Media, p.Bytes, u.PromptTokens)
 	}
 	uncached := p.Uncached
 	if p.IsText && u.PromptTokens > 0 {
 		if !isPlausibleRatio(p.Bytes, u.PromptTokens) {
 			return // nor is the rest
 		}
-		f.models.addPrompt(p.Model, p.Bytes, u.PromptTokens)
+		f.models.addPrompt(p.Model, p.TextClass, p.Bytes, u.PromptTokens)
 		b.ratio.addPrompt(p.Bytes, u.PromptTokens)
 		if f.learnFromUsage(slot, p, u, c) {
 			b.withoutUsage = 0
@@ -349,7 +370,7 @@ func (f *Fleet) RecordPrefillDone(slot int, p *Prediction, c CacheInfo, now time
 		return
 	}
 	b.window.addStarted(startedRequest{
-		at: now, prompt: p.PromptTokens, bytes: p.Bytes, bucket: f.distanceBucket(slot, p),
+		at: now, model: p.Model, prompt: p.PromptTokens, bytes: p.Bytes, textClass: p.TextClass, bucket: f.distanceBucket(slot, p),
 		predicted: usableHitTokens(float64(p.MatchedTokens), p.PromptTokens, c.Alignment),
 		unknown:   p.IsTooLong || !p.IsText && p.Bytes >= f.blockBytes,
 	})

@@ -10,11 +10,15 @@ const (
 	defaultBytesPerToken = 4 // of English text
 	priorTokens          = 1000
 	maxRatioTokens       = 1 << 20 // above which older prompts count half
+	minProvenTokens      = 16_000  // from which a ratio is evidence of how long a prompt is
 
-	// MinBytesPerToken and maxBytesPerToken bound what a tokenizer can make of a text.
-	MinBytesPerToken = 0.5
+	// minBytesPerToken and maxBytesPerToken bound what a tokenizer can make of a text.
+	minBytesPerToken = 0.5
 	maxBytesPerToken = 32
 	minTextBytes     = 256 // of a prompt; in a shorter one the chat template's own tokens dominate
+
+	// lengthMargin is how many times the bytes per token of its class a prompt may have.
+	lengthMargin = 1.5
 )
 
 // tokenRatio is how many bytes of text make a token.
@@ -26,6 +30,18 @@ func newTokenRatio() tokenRatio {
 
 // bytesPerToken returns the ratio.
 func (q *tokenRatio) bytesPerToken() float64 { return q.bytes / q.tokens }
+
+// isLearned reports whether the ratio is of any prompt.
+func (q *tokenRatio) isLearned() bool { return q.tokens > priorTokens }
+
+// relativeError returns by which share of them the tokens of a text may differ from what the ratio
+// tells.
+func (q *tokenRatio) relativeError() float64 {
+	if q.tokens < minKnownRatioTokens {
+		return defaultRatioError
+	}
+	return ratioError
+}
 
 // addPrompt learns from a prompt, unless it is short.
 func (q *tokenRatio) addPrompt(bytes, tokens int) {
@@ -42,7 +58,7 @@ func (q *tokenRatio) addPrompt(bytes, tokens int) {
 // isPlausibleRatio reports whether a tokenizer can make so many tokens of so many bytes.
 func isPlausibleRatio(bytes, tokens int) bool {
 	q := float64(bytes) / float64(tokens)
-	return bytes < minTextBytes || q >= MinBytesPerToken && q <= maxBytesPerToken
+	return bytes < minTextBytes || q >= minBytesPerToken && q <= maxBytesPerToken
 }
 
 const (
@@ -56,11 +72,11 @@ const (
 	knownMediaSamples = 8
 	// maxMediaError is the share of the tokens of media by which those of the text may be off in a
 	// prompt that is learned from. Of its own tokens they are off by ratioError, or by
-	// defaultRatioError while the ratio is not learned.
+	// defaultRatioError while the ratio is not known.
 	maxMediaError       = 0.5
 	ratioError          = 0.1
 	defaultRatioError   = 0.25
-	minKnownRatioTokens = 4 * priorTokens // from which on a ratio is learned
+	minKnownRatioTokens = 4 * priorTokens // from which on a ratio is known
 )
 
 // TokenSizes is how many bytes of text make a token of a model, and how many tokens its media
@@ -80,10 +96,16 @@ func (s *TokenSizes) CountTokens(bytes int, media []prompt.Media) float64 {
 	last := &media[begun-1]
 	covered := min(prompt.MediaBytes, bytes-last.Offset) // of the last item
 	tokens := float64(bytes-(begun-1)*prompt.MediaBytes-covered) / s.BytesPerToken
-	for kind, n := range last.Counts {
+	tokens += s.CountMediaTokens(&last.Counts)
+	return tokens - s.MediaTokens[last.Kind]*float64(prompt.MediaBytes-covered)/prompt.MediaBytes
+}
+
+// CountMediaTokens returns about how many tokens so many media items have.
+func (s *TokenSizes) CountMediaTokens(counts *prompt.MediaCounts) (tokens float64) {
+	for kind, n := range counts {
 		tokens += float64(n) * s.MediaTokens[kind]
 	}
-	return tokens - s.MediaTokens[last.Kind]*float64(prompt.MediaBytes-covered)/prompt.MediaBytes
+	return tokens
 }
 
 // mediaTokens is how many tokens a media item of each kind has.
@@ -100,9 +122,10 @@ func newMediaTokens() (m mediaTokens) {
 func (m *mediaTokens) samples(kind prompt.MediaKind) float64 { return m[kind].count - 1 }
 
 // sample returns how many tokens each media item of a prompt has, and of which kind they are, given
-// the ratio of its text. It returns false if the items are of several kinds, if the prompt has too
-// much text to tell, or if the replica cannot have counted right.
-func (m *mediaTokens) sample(ratio *tokenRatio, counts *prompt.MediaCounts, bytes, tokens int) (kind prompt.MediaKind, each float64, ok bool) {
+// the bytes per token of its text and their relative error. It returns false if the items are of
+// several kinds, if the prompt has too much text to tell, or if the replica cannot have counted
+// right.
+func (m *mediaTokens) sample(bytesPerToken, relativeError float64, counts *prompt.MediaCounts, bytes, tokens int) (kind prompt.MediaKind, each float64, ok bool) {
 	items := 0
 	for k, n := range counts {
 		switch {
@@ -113,11 +136,8 @@ func (m *mediaTokens) sample(ratio *tokenRatio, counts *prompt.MediaCounts, byte
 		}
 		kind, items = prompt.MediaKind(k), int(n)
 	}
-	text := float64(bytes-items*prompt.MediaBytes) / ratio.bytesPerToken()
-	rest, textError := float64(tokens)-text, ratioError*text
-	if ratio.tokens < minKnownRatioTokens {
-		textError = defaultRatioError * text
-	}
+	text := float64(bytes-items*prompt.MediaBytes) / bytesPerToken
+	rest, textError := float64(tokens)-text, relativeError*text
 	each = max(minMediaTokens, rest/float64(items))
 	ok = items > 0 && rest >= -textError && each <= maxMediaTokens && textError <= maxMediaError*max(rest, m[kind].Value*float64(items))
 	return kind, each, ok

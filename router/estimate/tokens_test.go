@@ -78,14 +78,14 @@ func TestMediaTokens(t *testing.T) {
 		for range c.samples {
 			send(Prediction{Model: "m", Bytes: c.text + items*prompt.MediaBytes, Media: c.counts}, c.tokens)
 		}
-		s := f.TokenSizes("m")
+		s := f.TokenSizes("m", 0)
 		if got := s.MediaTokens[c.kind]; got < c.least || got > c.most {
 			t.Errorf("%s: %.0f tokens, want %.0f to %.0f", c.name, got, c.least, c.most)
 		}
 		if s.BytesPerToken != 4 {
 			t.Errorf("%s: %.2f bytes per token, want 4 as before", c.name, s.BytesPerToken)
 		}
-		if another := f.TokenSizes("another"); another != s {
+		if another := f.TokenSizes("another", 0); another != s {
 			t.Errorf("%s: %v for another model, want the mean of all, %v", c.name, another, s)
 		}
 		if got, want := f.KnowsMediaTokens("m", &c.counts), c.least != 1000; c.name != "other kind stays" && got != want {
@@ -96,7 +96,28 @@ func TestMediaTokens(t *testing.T) {
 	f.Grow(1)
 	f.SetLearningDisabled(true)
 	f.LearnFromCompletion(0, &Prediction{Bytes: 4400, Media: image}, Usage{PromptTokens: 8100}, CacheInfo{Alignment: 1})
-	if got := f.TokenSizes("").MediaTokens[prompt.Image]; got != defaultMediaTokens {
+	if got := f.TokenSizes("", 0).MediaTokens[prompt.Image]; got != defaultMediaTokens {
 		t.Errorf("%.0f tokens were learned though learning is disabled", got)
+	}
+}
+
+func TestMediaTokensWithTextClass(t *testing.T) {
+	const class, bytes, textTokens, imageTokens = prompt.TextClass(3), 20_000, 10_000, 3000
+	image := prompt.MediaCounts{1}
+	f := newTestFleet(1)
+	send := func(p Prediction, tokens int) {
+		f.LearnFromCompletion(0, &p, Usage{PromptTokens: tokens}, CacheInfo{Alignment: 1})
+	}
+	send(Prediction{Model: "m", TextClass: class, Bytes: 10 * bytes, IsText: true}, 10*textTokens)
+	for range 50 {
+		for _, model := range []string{"m", "another"} {
+			send(Prediction{Model: model, TextClass: class, Bytes: bytes + prompt.MediaBytes, Media: image}, textTokens+imageTokens)
+		}
+	}
+	if got := f.TokenSizes("m", class).MediaTokens[prompt.Image]; math.Abs(got-imageTokens) > 0.2*imageTokens {
+		t.Errorf("%.0f tokens, want about %d", got, imageTokens)
+	}
+	if f.KnowsMediaTokens("another", &image) {
+		t.Error("media tokens of a model are known though the bytes per token of its text are not")
 	}
 }

@@ -110,6 +110,17 @@ func BenchmarkPrompt(b *testing.B) {
 				blocks = p.AppendBlocks(blocks[:0], "tiny", 256)
 			}
 		})
+		b.Run(c.name+"/text class", func(b *testing.B) {
+			var p Prompt
+			if err := p.Parse(c.kind, c.body); err != nil {
+				b.Fatal(err)
+			}
+			p.ApplyLayout(DefaultLayout)
+			media := p.AppendMedia(nil)
+			for b.Loop() {
+				p.TextClass(media)
+			}
+		})
 		b.Run(c.name+"/chained xxh3", func(b *testing.B) {
 			b.SetBytes(int64(len(c.body)))
 			for b.Loop() {

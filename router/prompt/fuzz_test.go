@@ -90,11 +90,15 @@ func FuzzParse(f *testing.F) {
 				t.Fatalf("kind %d: a fresh and a used Prompt differ:\n%s %q\n%s %q", kind, head(&fresh), fresh.Text, head(used), used.Text)
 			}
 			offset := 0 // of the end of the last media item
-			for _, m := range fresh.AppendMedia(nil) {
+			media := fresh.AppendMedia(nil)
+			for _, m := range media {
 				if m.Offset <= offset || m.Offset+MediaBytes > len(fresh.Text) {
 					t.Fatalf("kind %d: media at %d behind %d in %d bytes of prompt", kind, m.Offset, offset, len(fresh.Text))
 				}
 				offset = m.Offset + MediaBytes
+			}
+			if class := fresh.TextClass(media); class >= TextClasses {
+				t.Fatalf("kind %d: text class %d", kind, class)
 			}
 			if most := 5*len(body) + maxMedia*MediaBytes; len(fresh.Text) > most {
 				t.Fatalf("kind %d: %d bytes of prompt from %d of body", kind, len(fresh.Text), len(body))
