@@ -247,6 +247,7 @@ func TestPromptNearLimitIsIndexed(t *testing.T) {
 	} {
 		r, fleet, c := newFleet(t, 1, "prefix")
 		sized(r, fleet, c, 100_000)
+		learnTextLength(r)
 		d := mustPick(t, r, req(fleet))
 		d.Release(Outcome{End: Completed})
 		if again := mustPick(t, r, req(fleet)); again.MatchedBlocks != d.TotalBlocks {
