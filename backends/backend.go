@@ -37,7 +37,7 @@ func (s State) String() string {
 }
 
 // Backend is our record of one vLLM server. InFlight is our own count and always
-// current; Load is the server's report, up to a poll interval old. Safe for
+// current; Load is the server's report, up to MaxPollInterval old. Safe for
 // concurrent use.
 type Backend struct {
 	Name string
@@ -68,6 +68,7 @@ type Backend struct {
 
 	// Set by the registry before anything runs; nil on a backend without one.
 	checkRequested chan struct{} // capacity 1: several requests are one check
+	pollRequested  chan struct{} // likewise
 	registry       *Registry
 }
 
@@ -202,6 +203,15 @@ func (b *Backend) requestCheck() {
 	select {
 	case b.checkRequested <- struct{}{}:
 	default: // a check is already requested, or there is no checker
+	}
+}
+
+// RequestPoll has the backend polled at the poller's interval again, if that was longer
+// because polls showed nothing new. It never blocks.
+func (b *Backend) RequestPoll() {
+	select {
+	case b.pollRequested <- struct{}{}:
+	default: // a poll is already requested, or there is no poller
 	}
 }
 

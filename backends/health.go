@@ -112,7 +112,7 @@ func (c *Checker) Watch(ctx context.Context, b *Backend) {
 		}
 		wait = jitter(wait)
 		b.RecordNextCheck(time.Now().Add(wait))
-		if !sleepUntilCheck(ctx, wait, b.checkRequested, changed) {
+		if _, ok := sleepUntilRequested(ctx, wait, minCheckInterval, b.checkRequested, changed); !ok {
 			return
 		}
 	}
@@ -121,23 +121,6 @@ func (c *Checker) Watch(ctx context.Context, b *Backend) {
 // RequestCheck asks for a check of b soon, because an attempt on it failed. It
 // never blocks, and concurrent requests become one check.
 func (c *Checker) RequestCheck(b *Backend) { b.requestCheck() }
-
-// sleepUntilCheck waits between two checks. It returns false when ctx ended first.
-func sleepUntilCheck(ctx context.Context, d time.Duration, requested, changed <-chan struct{}) (notCanceled bool) {
-	checked := time.Now()
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-changed:
-		return true
-	case <-ctx.Done():
-		return false
-	case <-requested:
-		return sleepOrChanged(ctx, minCheckInterval-time.Since(checked), nil)
-	}
-}
 
 // checkState is a Checker's state of one backend between checks.
 type checkState struct {

@@ -1,6 +1,7 @@
 package backends
 
 import (
+	"cmp"
 	"context"
 	"math/rand/v2"
 	"sync"
@@ -29,6 +30,41 @@ func (s *setting[T]) set(value T) {
 	s.changed.Notify()
 }
 
+// While polls show only what is expected, the interval between them grows up to these factors.
+const (
+	maxPollFactor     = 5 // without requests of ours in flight
+	maxBusyPollFactor = 2 // with some: a stalled replica is found by its polls only
+
+	maxGrownInterval = 5 * time.Second // unless the setting is longer
+)
+
+// MaxPollInterval returns the longest time between two polls of a backend that has a
+// /metrics, where the setting is interval.
+func MaxPollInterval(interval time.Duration) time.Duration {
+	return max(interval, min(maxPollFactor*interval, maxGrownInterval))
+}
+
+// NextInterval returns the time from the end of a poll to the next, where last was the time
+// before it, or 0 at first. A poll costs the replica milliseconds of its event loop, so one
+// that shows only what is expected doubles the interval, and any other resets it. l is nil if
+// the poll failed.
+func (s PollSettings) NextInterval(last time.Duration, l *Load, expected bool) time.Duration {
+	interval := cmp.Or(s.Interval, defaultPollInterval)
+	switch {
+	case l == nil:
+		return interval
+	case l.QueuesKnown && (l.Waiting > 0 || int64(l.Running) > l.OwnInFlight):
+		return cmp.Or(s.FastInterval, defaultFastInterval)
+	case !expected:
+		return interval
+	}
+	longest := MaxPollInterval(interval)
+	if l.OwnInFlight > 0 {
+		longest = min(longest, maxBusyPollFactor*interval)
+	}
+	return max(interval, min(2*last, longest))
+}
+
 // jitter spreads d by a tenth to both sides, so that many backends, or many
 // proxies, are not polled in step.
 func jitter(d time.Duration) time.Duration {
@@ -47,5 +83,24 @@ func sleepOrChanged(ctx context.Context, d time.Duration, changed <-chan struct{
 		return true
 	case <-ctx.Done():
 		return false
+	}
+}
+
+// sleepUntilRequested waits for d, until changed is closed, or if something is received from
+// requested for minDelay only. It returns whether something was received, and false as
+// notCanceled when ctx ended first.
+func sleepUntilRequested(ctx context.Context, d, minDelay time.Duration, requested, changed <-chan struct{}) (wasRequested, notCanceled bool) {
+	began := time.Now()
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return false, true
+	case <-changed:
+		return false, true
+	case <-ctx.Done():
+		return false, false
+	case <-requested:
+		return true, sleepOrChanged(ctx, minDelay-time.Since(began), changed)
 	}
 }

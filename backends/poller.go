@@ -41,6 +41,10 @@ type Poller struct {
 	OnLoad  func(b *Backend, l *Load)
 	OnError func(b *Backend, err error) // one poll failed
 
+	// IsExpected reports, after OnLoad, whether the new Load is what the caller expected:
+	// then the next poll can wait longer. nil: it never can.
+	IsExpected func(b *Backend) bool
+
 	// OnOutOfDescriptors is called when a poll could not be made because this
 	// process has no file descriptor left. It counts as no miss.
 	OnOutOfDescriptors func(err error)
@@ -56,7 +60,7 @@ type Poller struct {
 
 // PollSettings configure a Poller. Zero means the default.
 type PollSettings struct {
-	Interval     time.Duration `mapstructure:"interval"`      // from the end of a poll to the next; 1 s
+	Interval     time.Duration `mapstructure:"interval"`      // from the end of a poll to the next, up to MaxPollInterval while they show nothing new; 1 s
 	FastInterval time.Duration `mapstructure:"fast_interval"` // while a backend has external load or a queue; 250 ms
 	Timeout      time.Duration `mapstructure:"timeout"`       // of one poll, body included; Interval
 }
@@ -71,9 +75,21 @@ func (p *Poller) Watch(ctx context.Context, b *Backend) {
 	w := pollState{Poller: p, backend: b}
 	for {
 		settings, changed := p.settings.get()
-		if !w.pollOnce(ctx, cmp.Or(settings.Timeout, settings.Interval, defaultPollInterval)) ||
-			!sleepOrChanged(ctx, jitter(w.nextPollDelay(settings)), changed) {
+		interval := cmp.Or(settings.Interval, defaultPollInterval)
+		if !w.pollOnce(ctx, cmp.Or(settings.Timeout, interval)) {
 			return
+		}
+		w.interval = w.nextInterval(settings)
+		requested := b.pollRequested
+		if w.noMetrics {
+			requested = nil
+		}
+		wasRequested, ok := sleepUntilRequested(ctx, jitter(w.interval), jitter(min(w.interval, interval)), requested, changed)
+		if !ok {
+			return
+		}
+		if wasRequested {
+			w.interval = 0
 		}
 	}
 }
@@ -95,6 +111,7 @@ type pollState struct {
 	last      *Load // the last good scrape, even if outdated
 	misses    int   // since then
 	noMetrics bool
+	interval  time.Duration // until the next poll, without jitter; 0: that of the settings
 }
 
 // pollOnce scrapes once and applies the outcome. It returns false when ctx ended.
@@ -107,6 +124,7 @@ func (w *pollState) pollOnce(ctx context.Context, timeout time.Duration) (notCan
 		if w.OnOutOfDescriptors != nil {
 			w.OnOutOfDescriptors(err)
 		}
+		w.interval = 0
 		return true
 	}
 	if err != nil {
@@ -147,17 +165,15 @@ func (w *pollState) recordMissedPoll(err error) {
 	}
 }
 
-// nextPollDelay returns the time until the next poll. A scrape costs the replica
-// milliseconds of its event loop, so it is polled often only while that matters:
-// when other clients use it too, or it has more requests than it can run.
-func (w *pollState) nextPollDelay(s PollSettings) time.Duration {
-	switch l := w.last; {
+// nextInterval returns the time until the next poll.
+func (w *pollState) nextInterval(s PollSettings) time.Duration {
+	switch {
 	case w.noMetrics:
 		return noMetricsInterval
-	case l != nil && w.misses == 0 && l.QueuesKnown && (l.Waiting > 0 || int64(l.Running) > l.OwnInFlight):
-		return cmp.Or(s.FastInterval, defaultFastInterval)
+	case w.misses > 0 || w.last == nil:
+		return s.NextInterval(w.interval, nil, false)
 	}
-	return cmp.Or(s.Interval, defaultPollInterval)
+	return s.NextInterval(w.interval, w.last, w.IsExpected != nil && w.IsExpected(w.backend))
 }
 
 func (w *pollState) scrape(ctx context.Context, timeout time.Duration) (*Load, error) {

@@ -136,6 +136,7 @@ func (r *Registry) assignSlot(b *Backend) {
 	r.slots[i] = slot{backend: b}
 	b.Slot = i
 	b.checkRequested = make(chan struct{}, 1)
+	b.pollRequested = make(chan struct{}, 1)
 	b.registry = r
 }
 

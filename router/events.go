@@ -32,7 +32,18 @@ func (r *Router) ObserveLoad(b *backends.Backend, l *backends.Load) {
 		r.scheduleStallNotices(b)
 	}
 	r.observeKV(b, l, now)
+	// Without a sign of work the replica may be stalled, which only the next scrape shows.
+	working := s.load.requests == 0 || !s.health.since.Before(l.ScrapedAt)
+	s.kv.expected = working && isExpectedLoad(l, r.ownKVTokens(b.Slot, now), s.load.unseen)
 	r.dispatchQueued(now)
+}
+
+// IsLoadExpected reports whether the last successful scrape of b showed what our own account
+// explains, so that the next one can wait.
+func (r *Router) IsLoadExpected(b *backends.Backend) bool {
+	r.mu.Lock()
+	defer r.unlockAndRunCallbacks()
+	return r.has(b) && r.states[b.Slot].kv.expected
 }
 
 // ScrapeFailed records a scrape that failed. timedOut: it was not answered in time,

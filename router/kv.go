@@ -40,6 +40,7 @@ type kvCache struct {
 	waiting    int     // requests that wait for capacity, less those that started since
 	nearlyFull bool    // more than minWaitingKVUsage is in use, or it is unknown
 	scrapedAt  time.Time
+	expected   bool // it showed what we expected, so the next one may come later
 }
 
 // kvUse is what one request uses of it beyond the index's blocks.
@@ -146,7 +147,7 @@ func (r *Router) observeKV(b *backends.Backend, l *backends.Load, now time.Time)
 func (r *Router) usedKVTokens(slot int, now time.Time) float64 {
 	s := &r.states[slot]
 	used := r.ownKVTokens(slot, now) + s.claimed.kv
-	if r.isRecentScrape(s.kv.scrapedAt, now) {
+	if r.isRecentScrape(&s.kv, now) {
 		used += s.kv.external
 	}
 	return used
@@ -198,7 +199,7 @@ func (r *Router) unindexedMediaTokens(slot int) int64 {
 // started since.
 func (r *Router) hasWaiting(slot int, now time.Time) bool {
 	c := &r.states[slot].kv
-	return c.waiting > 0 && r.isRecentScrape(c.scrapedAt, now)
+	return c.waiting > 0 && r.isRecentScrape(c, now)
 }
 
 // isWaitingForKV reports whether requests wait in the replica because there is no room in its
@@ -207,6 +208,12 @@ func (r *Router) isWaitingForKV(slot int, now time.Time) bool {
 	return r.states[slot].kv.nearlyFull && r.hasWaiting(slot, now)
 }
 
-func (r *Router) isRecentScrape(scrapedAt, now time.Time) bool {
-	return now.Sub(scrapedAt) <= maxExternalLoadAge*r.settings.PollInterval
+// isRecentScrape reports whether a backend's last scrape still counts: at most two that should
+// have followed it are missing.
+func (r *Router) isRecentScrape(c *kvCache, now time.Time) bool {
+	interval := r.settings.PollInterval
+	if c.expected {
+		interval = backends.MaxPollInterval(interval)
+	}
+	return now.Sub(c.scrapedAt) <= maxExternalLoadAge*interval
 }

@@ -14,6 +14,13 @@ const (
 
 	externalLoadDecay  = 2 // poll intervals in which external load fades to 1/e
 	maxExternalLoadAge = 3 // poll intervals, after which it counts for nothing
+
+	// A scrape is as expected where so many of our requests at most are in flight and not
+	// in the engine: they are being tokenized, or their responses are being read. The share
+	// of the KV cache in use may differ as well, since tokens are estimated from bytes.
+	maxUnseenRequests = 2
+	maxUnseenShare    = 0.1
+	maxKVDeviation    = 0.1
 )
 
 // What an adapter costs a backend that does not run it, in tokens of prefill. These
@@ -192,4 +199,24 @@ func (r *Router) externalLoad(l *backends.Load, now time.Time) (requests, tokens
 	waiting := min(requests, float64(l.Waiting))
 	decay := math.Exp(-age.Seconds() / (externalLoadDecay * r.settings.PollInterval.Seconds()))
 	return requests * decay, waiting * decay * r.estimates.MeanUncachedTokensOfAll()
+}
+
+// isExpectedLoad reports whether a scrape shows what our own account explains: requests of no
+// other client, none that wait for room, and about as much of the KV cache in use as our
+// requests need. ownKVTokens includes the unseen tokens, those of prompts without output.
+func isExpectedLoad(l *backends.Load, ownKVTokens, unseenTokens float64) bool {
+	unseen := l.OwnInFlight - int64(l.Running+l.Waiting)
+	switch {
+	case !l.QueuesKnown, l.Asleep, l.WaitingForCapacity > 0:
+		return false
+	case unseen < 0, float64(unseen) > max(maxUnseenRequests, maxUnseenShare*float64(l.OwnInFlight)):
+		return false
+	case !l.KVKnown || l.CacheTokens == 0:
+		return true
+	case l.KVCacheUsage >= minWaitingKVUsage:
+		return false
+	}
+	capacity := float64(l.CacheTokens)
+	used := l.KVCacheUsage * capacity
+	return used <= ownKVTokens+maxKVDeviation*capacity && used >= ownKVTokens-unseenTokens-maxKVDeviation*capacity
 }

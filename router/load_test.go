@@ -1,6 +1,7 @@
 package router
 
 import (
+	"fmt"
 	"math"
 	"testing"
 	"time"
@@ -219,6 +220,91 @@ func TestSlowReadersAreNotStalled(t *testing.T) {
 		scraped(r, b, c, 1, 0)
 		if _, now := r.Stalls(b); now != (s >= 3) { // 3 s, and a few milliseconds of prefill
 			t.Errorf("%d s after another was sent, and nothing came of it: stalled %v", s+1, now)
+		}
+	}
+}
+
+func TestIsExpectedLoad(t *testing.T) {
+	expected := func() backends.Load {
+		return backends.Load{
+			QueuesKnown: true, Running: 8, Waiting: 2, OwnInFlight: 10, CacheTokens: 10_000, KVKnown: true, KVCacheUsage: 0.4, TokensKnown: true,
+		}
+	}
+	for name, c := range map[string]struct {
+		change func(l *backends.Load)
+		own    float64 // KV tokens
+		unseen float64
+		want   bool
+	}{
+		"what is ours":                       {func(*backends.Load) {}, 4000, 0, true},
+		"idle":                               {func(l *backends.Load) { *l = backends.Load{QueuesKnown: true, CacheTokens: 10_000, KVKnown: true} }, 0, 0, true},
+		"one of another client":              {func(l *backends.Load) { l.Running++ }, 4000, 0, false},
+		"one of another client, idle for us": {func(l *backends.Load) { *l = backends.Load{QueuesKnown: true, Running: 1} }, 0, 0, false},
+		"two of ours being tokenized":        {func(l *backends.Load) { l.Waiting = 0 }, 4000, 0, true},
+		"three of ours finished":             {func(l *backends.Load) { l.Running, l.Waiting = 7, 0 }, 4000, 0, false},
+		"a tenth of many":                    {func(l *backends.Load) { l.Running, l.Waiting, l.OwnInFlight = 90, 0, 100 }, 4000, 0, true},
+		"more than a tenth of many":          {func(l *backends.Load) { l.Running, l.Waiting, l.OwnInFlight = 89, 0, 100 }, 4000, 0, false},
+		"waiting for room":                   {func(l *backends.Load) { l.WaitingForCapacity = 2 }, 4000, 0, false},
+		"more KV cache than ours":            {func(*backends.Load) {}, 2900, 0, false},
+		"little more KV cache than ours":     {func(*backends.Load) {}, 3100, 0, true},
+		"less KV cache than ours":            {func(*backends.Load) {}, 5100, 0, false},
+		"less, but prompts are to come":      {func(*backends.Load) {}, 5100, 1000, true},
+		"almost no room left":                {func(l *backends.Load) { l.KVCacheUsage = 0.8 }, 8000, 0, false},
+		"KV cache unknown":                   {func(l *backends.Load) { l.KVKnown = false }, 9000, 0, true},
+		"size of the KV cache unknown":       {func(l *backends.Load) { l.CacheTokens = 0 }, 9000, 0, true},
+		"queues unknown":                     {func(l *backends.Load) { l.QueuesKnown = false }, 4000, 0, false},
+		"asleep":                             {func(l *backends.Load) { *l = backends.Load{QueuesKnown: true, Asleep: true} }, 0, 0, false},
+	} {
+		l := expected()
+		c.change(&l)
+		if got := isExpectedLoad(&l, c.own, c.unseen); got != c.want {
+			t.Errorf("%s: %v, want %v", name, got, c.want)
+		}
+	}
+}
+
+// The next scrape of a backend that shows no work must not be late: it may be stalled.
+func TestLoadWithoutProgressIsNotExpected(t *testing.T) {
+	r, fleet, c := newFleet(t, 1, "prefix")
+	b := fleet[0]
+	expect := func(what string, want bool) {
+		t.Helper()
+		if got := r.IsLoadExpected(b); got != want {
+			t.Errorf("%s: expected %v, want %v", what, got, want)
+		}
+	}
+	expect("before the first scrape", false)
+	scraped(r, b, c, 0, 0)
+	expect("idle", true)
+	d := mustPick(t, r, ask(fleet, 1, 1))
+	for i, usage := range []float64{0.01, 0.02, 0.02, 0.03} {
+		c.advance(time.Second)
+		scraped(r, b, c, 1, usage)
+		expect(fmt.Sprint("scrape ", i, " of a request"), i != 2)
+	}
+	d.Release(Outcome{End: Completed})
+	c.advance(time.Second)
+	scraped(r, b, c, 0, 0)
+	expect("idle again", true)
+}
+
+// What a scrape showed of other clients counts until three that should have followed are
+// missing, also where they were to follow later.
+func TestScrapeAgeWithBackoff(t *testing.T) {
+	for name, tc := range map[string]struct {
+		usage  float64
+		recent time.Duration
+	}{
+		"not expected": {0.5, 3 * time.Second},
+		"expected":     {0.05, 15 * time.Second},
+	} {
+		r, fleet, c := newFleet(t, 1, "prefix")
+		scraped(r, fleet[0], c, 0, tc.usage)
+		for _, wait := range []time.Duration{tc.recent, time.Millisecond} {
+			c.advance(wait)
+			if used := r.usedKVTokens(0, c.now); (used > 0) != (wait == tc.recent) {
+				t.Errorf("%s: %.0f tokens in use after %v", name, used, c.now.Sub(time.Unix(1000, 0)))
+			}
 		}
 	}
 }

@@ -235,7 +235,11 @@ func (r *Router) reserve(chosen int) *Decision {
 	}
 	s.load.addRequest(made, d.now)
 	r.interactive.RecordSent(&s.classes, made.request.class, p.Sequences, p.Uncached/c.PrefillRate, d.now)
-	s.health.recordSent(made, b.InFlight.Add(p.Sequences) == p.Sequences, d.now)
+	onlyInFlight := b.InFlight.Add(p.Sequences) == p.Sequences
+	if onlyInFlight {
+		b.RequestPoll() // the last one may be long ago
+	}
+	s.health.recordSent(made, onlyInFlight, d.now)
 	s.kv.recordSent(made, req, r, d.now)
 	return made
 }

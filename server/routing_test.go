@@ -44,6 +44,54 @@ func TestExternalLoad(t *testing.T) {
 	}
 }
 
+// countPolls counts the polls of each of two replicas until the first has had so many.
+func (g *guarded) countPolls(first, polls int) (counts [2]int) {
+	last := [2]time.Time{g.load(0).ScrapedAt, g.load(1).ScrapedAt}
+	g.until("polls", func() bool {
+		for i := range counts {
+			if at := g.load(i).ScrapedAt; !at.Equal(last[i]) {
+				last[i] = at
+				counts[i]++
+			}
+		}
+		return counts[first] >= polls
+	})
+	return counts
+}
+
+// A replica whose scrapes show nothing but our own requests is polled rarely, and one with
+// another client often.
+func TestPollBackoff(t *testing.T) {
+	g := startGuarded(t, 2, sim.Config{}, func(c *config.Config) {
+		c.Poll.Interval, c.Poll.FastInterval = 200*time.Millisecond, 200*time.Millisecond
+	})
+	external := func(replica int) (leave func()) {
+		t.Helper()
+		leave = g.intrude(replica, 4, "sim", "somebody else's", 8000)
+		began := time.Now()
+		g.until("the next poll sees them", func() bool {
+			l := g.load(replica)
+			if l.ScrapedAt.After(began) && l.Running < 4 {
+				t.Fatalf("a poll that began after %d requests of another client has %d", 4, l.Running)
+			}
+			return l.Running >= 4
+		})
+		g.until(fmt.Sprintf("replica %d is polled more often than the other", replica), func() bool {
+			counts := g.countPolls(1-replica, 3)
+			return counts[replica] >= 2*counts[1-replica]
+		})
+		return leave
+	}
+	g.long(known) // our own request, on either: it does not count
+	leave := external(0)
+	leave()
+	g.until("they are gone", func() bool { return g.load(0).Running <= 1 })
+	external(1)
+	for _, b := range g.server.fleet.registry.All()[:1] {
+		g.until("the load is as expected", func() bool { return g.server.router.IsLoadExpected(b) })
+	}
+}
+
 // small is a replica that one long prompt fills to 98 %.
 var small = sim.Config{Engine: engine.Config{KVTokens: 20_000, Speed: 20}}
 

@@ -125,13 +125,16 @@ func New(o Options) (*Server, error) {
 	s.startupChecks = newStartupChecks(registry.All())
 	s.fleet = s.newFleet(managed, registry, resources)
 	s.proxy = proxy.New(proxy.Options{
-		Registry:         registry,
-		Router:           s.router,
-		Metrics:          s.metrics,
-		Log:              o.Log,
-		Version:          o.Version,
-		Instance:         s.instance,
-		RecheckHealth:    s.fleet.checker.RequestCheck,
+		Registry: registry,
+		Router:   s.router,
+		Metrics:  s.metrics,
+		Log:      o.Log,
+		Version:  o.Version,
+		Instance: s.instance,
+		RecheckHealth: func(b *backends.Backend) {
+			s.fleet.checker.RequestCheck(b)
+			b.RequestPoll()
+		},
 		OutOfDescriptors: resources.logOutOfDescriptors,
 		BlockBytes:       c.Index.BlockBytes,
 		Recorder:         s.files.recorder,
@@ -190,6 +193,7 @@ func (s *Server) newFleet(managed []*managedBackend, registry *backends.Registry
 			observe(b, l)
 			stalls.logChange(b)
 		},
+		IsExpected:  s.router.IsLoadExpected,
 		OnCacheLost: replaced,
 		OnError: func(b *backends.Backend, err error) {
 			s.metrics.CountPollError(b)
