@@ -44,16 +44,22 @@ func MaxPollInterval(interval time.Duration) time.Duration {
 	return max(interval, min(maxPollFactor*interval, maxGrownInterval))
 }
 
+// MinWaitingKVUsage is the share of its KV cache in use from which requests that wait in a
+// replica are taken to wait for room there. Below it they wait for their turn in a step.
+const MinWaitingKVUsage = 0.8
+
 // NextInterval returns the time from the end of a poll to the next, where last was the time
 // before it, or 0 at first. A poll costs the replica milliseconds of its event loop, so one
-// that shows only what is expected doubles the interval, and any other resets it. l is nil if
-// the poll failed.
+// that shows only what is expected doubles the interval, and any other resets it. FastInterval
+// is for what ends at any time and no account of ours shows: requests of other clients, and
+// requests that wait for room in the KV cache. l is nil if the poll failed.
 func (s PollSettings) NextInterval(last time.Duration, l *Load, expected bool) time.Duration {
 	interval := cmp.Or(s.Interval, defaultPollInterval)
 	switch {
 	case l == nil:
 		return interval
-	case l.QueuesKnown && (l.Waiting > 0 || int64(l.Running) > l.OwnInFlight):
+	case l.QueuesKnown && int64(l.Running+l.Waiting) > l.OwnInFlight,
+		l.WaitingForCapacity > 0 && (!l.KVKnown || l.KVCacheUsage >= MinWaitingKVUsage):
 		return cmp.Or(s.FastInterval, defaultFastInterval)
 	case !expected:
 		return interval

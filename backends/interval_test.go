@@ -17,6 +17,9 @@ func TestNextInterval(t *testing.T) {
 	idle := &Load{QueuesKnown: true}
 	busy := &Load{QueuesKnown: true, Running: 5, OwnInFlight: 5}
 	external := &Load{QueuesKnown: true, Running: 6, OwnInFlight: 5}
+	waiting := func(usage float64) *Load {
+		return &Load{QueuesKnown: true, Running: 3, Waiting: 2, WaitingForCapacity: 2, OwnInFlight: 5, KVKnown: true, KVCacheUsage: usage}
+	}
 	for _, c := range []struct {
 		name     string
 		settings PollSettings
@@ -34,7 +37,9 @@ func TestNextInterval(t *testing.T) {
 		{"not expected", defaults, 5 * s, busy, false, s},
 		{"external load", defaults, 5 * s, external, false, 250 * ms},
 		{"after external load", defaults, 250 * ms, busy, true, s},
-		{"own requests waiting", defaults, 5 * s, &Load{QueuesKnown: true, Running: 3, Waiting: 2, OwnInFlight: 5}, false, 250 * ms},
+		{"own requests waiting", defaults, 5 * s, waiting(0.7), false, s},
+		{"own requests waiting for room", defaults, 5 * s, waiting(0.8), false, 250 * ms},
+		{"own requests waiting, usage unknown", defaults, 5 * s, &Load{QueuesKnown: true, Waiting: 5, WaitingForCapacity: 5, OwnInFlight: 5}, false, 250 * ms},
 		{"queues unknown", defaults, 5 * s, &Load{}, false, s},
 		{"failed", defaults, 5 * s, nil, false, s},
 		{"short interval", PollSettings{Interval: 100 * ms}, 400 * ms, idle, true, 500 * ms},

@@ -16,9 +16,6 @@ const (
 	// maxKVUsage is the share of its KV cache that a replica is given to do: beyond it,
 	// requests that run would soon preempt each other.
 	maxKVUsage = 0.95
-	// minWaitingKVUsage is the share of its cache above which requests that wait in a replica
-	// are taken to wait for room. Below it they wait for their turn in a step.
-	minWaitingKVUsage = 0.8
 )
 
 // kvCache is what a backend's KV cache has to hold: the prompts and answers of what
@@ -38,7 +35,7 @@ type kvCache struct {
 	capacity   int     // tokens; 0: unknown
 	external   float64 // tokens in use beyond what we know of; below 0: so many are not in use any more
 	waiting    int     // requests that wait for capacity, less those that started since
-	nearlyFull bool    // more than minWaitingKVUsage is in use, or it is unknown
+	nearlyFull bool    // at least backends.MinWaitingKVUsage is in use, or it is unknown
 	scrapedAt  time.Time
 	expected   bool // it showed what we expected, so the next one may come later
 }
@@ -127,7 +124,7 @@ func (r *Router) observeKV(b *backends.Backend, l *backends.Load, now time.Time)
 	c := &s.kv
 	c.scrapedAt = l.ScrapedAt
 	c.waiting, c.external = l.WaitingForCapacity, 0
-	c.nearlyFull = !l.KVKnown || l.KVCacheUsage >= minWaitingKVUsage
+	c.nearlyFull = !l.KVKnown || l.KVCacheUsage >= backends.MinWaitingKVUsage
 	if l.CacheTokens > 0 {
 		c.capacity = l.CacheTokens
 	}

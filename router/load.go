@@ -213,7 +213,7 @@ func isExpectedLoad(l *backends.Load, ownKVTokens, unseenTokens float64) bool {
 		return false
 	case !l.KVKnown || l.CacheTokens == 0:
 		return true
-	case l.KVCacheUsage >= minWaitingKVUsage:
+	case l.KVCacheUsage >= backends.MinWaitingKVUsage:
 		return false
 	}
 	capacity := float64(l.CacheTokens)
