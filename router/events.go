@@ -34,12 +34,13 @@ func (r *Router) ObserveLoad(b *backends.Backend, l *backends.Load) {
 	r.observeKV(b, l, now)
 	// Without a sign of work the replica may be stalled, which only the next scrape shows.
 	working := s.load.requests == 0 || !s.health.since.Before(l.ScrapedAt)
-	s.kv.expected = working && isExpectedLoad(l, r.ownKVTokens(b.Slot, now), s.load.unseen)
+	s.kv.expected = working && r.policy.definition.PollInterval == 0 &&
+		isExpectedLoad(l, r.ownKVTokens(b.Slot, now), s.load.unseen)
 	r.dispatchQueued(now)
 }
 
 // IsLoadExpected reports whether the last successful scrape of b showed what our own account
-// explains, so that the next one can wait.
+// explains, so that the next one can wait. Under a policy that decides by scrapes none can.
 func (r *Router) IsLoadExpected(b *backends.Backend) bool {
 	r.mu.Lock()
 	defer r.unlockAndRunCallbacks()

@@ -288,6 +288,14 @@ func TestLoadWithoutProgressIsNotExpected(t *testing.T) {
 	expect("idle again", true)
 }
 
+func TestPolicyByMetricsExpectsNoLoad(t *testing.T) {
+	r, fleet, c := newFleet(t, 1, "weighted")
+	scraped(r, fleet[0], c, 0, 0)
+	if r.IsLoadExpected(fleet[0]) {
+		t.Error("the policy decides by scrapes, and they may be late")
+	}
+}
+
 // What a scrape showed of other clients counts until three that should have followed are
 // missing, also where they were to follow later.
 func TestScrapeAgeWithBackoff(t *testing.T) {

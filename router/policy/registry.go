@@ -22,8 +22,8 @@ type Definition struct {
 	NeedsContext   bool // Candidate.Context has to be filled, which takes time
 	ExplainsChoice bool // a decision's reason says how the match decided; else it is the policy's name
 
-	// PollInterval is how often the router that the policy comes from polls its
-	// replicas; 0: as often as ours.
+	// PollInterval is how often the router that the policy comes from polls its replicas,
+	// by whose metrics it decides; 0: it decides by our own account.
 	PollInterval time.Duration
 
 	build func(options) Policy
