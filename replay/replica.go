@@ -27,6 +27,9 @@ type replica struct {
 	frozenUntil   time.Duration // no step ends before
 	lastStartTime float64       // of the last poll
 	misses        int           // failed polls in a row
+	polledAt      time.Duration
+	pollAt        time.Duration // the next poll; another event of one is void
+	pollInterval  time.Duration // until it, without jitter; 0: that of the settings
 }
 
 // rank is one of the engines of a replica.
@@ -177,21 +180,18 @@ func (r *run) setReady(index int) {
 // poll.
 func (r *run) pollReplica(index int) {
 	p := r.fleet[index]
-	wait := r.pollEvery
-	if p.down {
-		const maxMissedPolls = 3
-		if p.misses++; p.misses == maxMissedPolls {
-			p.backend.SetLoad(nil)
-		}
-	} else {
+	p.polledAt = r.now
+	if !p.down {
 		p.misses = 0
 		l := p.scrapeLoad(wallTime(r.now), r.reportedFactor)
 		r.events.push(event{at: r.now + r.PollLag, kind: eventLoad, index: index, epoch: p.epoch, load: l})
-		if l.Waiting > 0 || int64(l.Running) > l.OwnInFlight {
-			wait = min(wait, fastPoll)
-		}
+		return
 	}
-	r.events.push(event{at: r.now + r.PollLag + r.jitter(wait), kind: eventPoll, index: index})
+	const maxMissedPolls = 3
+	if p.misses++; p.misses == maxMissedPolls {
+		p.backend.SetLoad(nil)
+	}
+	r.scheduleNextPoll(index, nil)
 }
 
 // deliverPolledLoad passes a scrape to the router, which forgets the cache of a
@@ -204,6 +204,31 @@ func (r *run) deliverPolledLoad(index int, l *backends.Load) {
 	}
 	p.lastStartTime = l.StartTime
 	r.router.ObserveLoad(p.backend, l)
+}
+
+// scheduleNextPoll schedules the poll after one that was answered with l, or failed.
+func (r *run) scheduleNextPoll(index int, l *backends.Load) {
+	p := r.fleet[index]
+	settings := backends.PollSettings{Interval: r.pollEvery, FastInterval: min(r.pollEvery, fastPoll)}
+	p.pollInterval = settings.NextInterval(p.pollInterval, l, l != nil && r.router.IsLoadExpected(p.backend))
+	r.schedulePoll(index, r.now+r.jitter(p.pollInterval))
+}
+
+// schedulePoll schedules a replica's next poll, instead of one that was scheduled.
+func (r *run) schedulePoll(index int, at time.Duration) {
+	p := r.fleet[index]
+	p.pollAt = at
+	r.events.push(event{at: at, kind: eventPoll, index: index})
+}
+
+// requestPoll does what backends.Backend.RequestPoll does. It is for a replica that has just
+// been sent its only request in flight.
+func (r *run) requestPoll(index int) {
+	p := r.fleet[index]
+	p.pollInterval = 0
+	if at := max(r.now, p.polledAt+r.pollEvery); at < p.pollAt {
+		r.schedulePoll(index, at)
+	}
 }
 
 // sendExternalRequest sends a request of an external client straight to a replica,

@@ -118,6 +118,9 @@ func (r *run) sendToReplica(f *request, index int) {
 	}
 	f.listIndex = len(p.requests)
 	p.requests = append(p.requests, f)
+	if len(p.requests) == 1 {
+		r.requestPoll(index)
+	}
 	r.measured.timeline.addInFlight(index, r.now, 1)
 	r.startSteppingIfIdle(index, rank)
 }

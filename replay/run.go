@@ -122,7 +122,7 @@ func (r *run) scheduleInitialEvents() {
 			// The first poll ends before the first request, as in a proxy, which is
 			// ready only then.
 			r.deliverPolledLoad(i, p.scrapeLoad(wallTime(0), r.reportedFactor))
-			r.events.push(event{at: r.jitter(r.pollEvery), kind: eventPoll, index: i})
+			r.schedulePoll(i, r.jitter(r.pollEvery))
 		}
 	}
 	for i, f := range r.External {
@@ -181,11 +181,15 @@ func (r *run) handleEvent(e *event) {
 			r.endStep(e.index, e.rank)
 		}
 	case eventPoll:
-		r.pollReplica(e.index)
+		if p := r.fleet[e.index]; p.pollAt == r.now {
+			p.pollAt = 0
+			r.pollReplica(e.index)
+		}
 	case eventLoad:
 		if e.epoch == r.fleet[e.index].epoch {
 			r.deliverPolledLoad(e.index, e.load)
 		}
+		r.scheduleNextPoll(e.index, e.load)
 	case eventTick:
 		r.ticked = false
 		r.router.Tick()

@@ -400,7 +400,9 @@ func TestScrape(t *testing.T) {
 	if l := r.fleet[0].backend.Load(); l == nil || l.CacheTokens != 10_240 {
 		t.Fatalf("before the first request the router sees %+v, want a cache of half the true 20,480 tokens", l)
 	}
-	for r.now < 1500*time.Millisecond {
+	const during = 2200 * time.Millisecond // both prompts are in the cache
+	r.events.push(event{at: during, kind: eventTick})
+	for r.now < during {
 		e := r.events.pop()
 		r.now = e.at
 		r.handleEvent(&e)

@@ -89,8 +89,7 @@ type ExternalLoad struct {
 const (
 	defaultKVTokens = 1_536_000
 	defaultPoll     = time.Second
-	// fastPoll is how often a backend is polled that has external load or
-	// requests waiting, as the Poller does it.
+	// fastPoll is backends.PollSettings.FastInterval.
 	fastPoll = 250 * time.Millisecond
 )
 
