@@ -206,8 +206,9 @@ func (b *Backend) requestCheck() {
 	}
 }
 
-// RequestPoll has the backend polled at the poller's interval again, if that was longer
-// because polls showed nothing new. It never blocks.
+// RequestPoll has the backend polled after PollSettings.Interval from now at most, if its
+// interval was longer because polls showed nothing new. The poll is not made at once, since
+// it would delay the request that has just been sent. RequestPoll never blocks.
 func (b *Backend) RequestPoll() {
 	select {
 	case b.pollRequested <- struct{}{}:

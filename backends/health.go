@@ -111,8 +111,13 @@ func (c *Checker) Watch(ctx context.Context, b *Backend) {
 			wait = cmp.Or(settings.DownInterval, defaultDownCheckInterval)
 		}
 		wait = jitter(wait)
-		b.RecordNextCheck(time.Now().Add(wait))
-		if _, ok := sleepUntilRequested(ctx, wait, minCheckInterval, b.checkRequested, changed); !ok {
+		checked := time.Now()
+		b.RecordNextCheck(checked.Add(wait))
+		wasRequested, ok := sleepUntilRequested(ctx, wait, b.checkRequested, changed)
+		if wasRequested {
+			ok = sleepOrChanged(ctx, minCheckInterval-time.Since(checked), nil)
+		}
+		if !ok {
 			return
 		}
 	}

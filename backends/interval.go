@@ -92,11 +92,9 @@ func sleepOrChanged(ctx context.Context, d time.Duration, changed <-chan struct{
 	}
 }
 
-// sleepUntilRequested waits for d, until changed is closed, or if something is received from
-// requested for minDelay only. It returns whether something was received, and false as
-// notCanceled when ctx ended first.
-func sleepUntilRequested(ctx context.Context, d, minDelay time.Duration, requested, changed <-chan struct{}) (wasRequested, notCanceled bool) {
-	began := time.Now()
+// sleepUntilRequested waits for d, until changed is closed, or until something is received from
+// requested, and returns whether it was that. notCanceled is false when ctx ended first.
+func sleepUntilRequested(ctx context.Context, d time.Duration, requested, changed <-chan struct{}) (wasRequested, notCanceled bool) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
@@ -104,9 +102,9 @@ func sleepUntilRequested(ctx context.Context, d, minDelay time.Duration, request
 		return false, true
 	case <-changed:
 		return false, true
+	case <-requested:
+		return true, true
 	case <-ctx.Done():
 		return false, false
-	case <-requested:
-		return true, sleepOrChanged(ctx, minDelay-time.Since(began), changed)
 	}
 }

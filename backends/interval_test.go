@@ -80,15 +80,20 @@ func TestPollBackoff(t *testing.T) {
 		}
 		perMinute("idle", 10, 14)
 
+		for before := polls.Load(); polls.Load() == before; {
+			time.Sleep(10 * time.Millisecond)
+		}
+		time.Sleep(2 * time.Second) // the next poll is in 2.5 s at least
 		before := polls.Load()
 		b.RequestPoll()
-		time.Sleep(1100 * time.Millisecond)
-		if n := polls.Load() - before; n != 1 && n != 2 {
-			t.Errorf("%d polls within an interval after one was requested, want 1 or 2", n)
-		}
-		time.Sleep(2200 * time.Millisecond)
-		if n := polls.Load() - before; n < 2 {
-			t.Errorf("%d polls within three intervals after one was requested, want 2 at least", n)
+		for _, c := range []struct {
+			after time.Duration
+			want  int32
+		}{{800 * time.Millisecond, 0}, {400 * time.Millisecond, 1}, {time.Second, 2}} {
+			time.Sleep(c.after)
+			if n := polls.Load() - before; n != c.want {
+				t.Errorf("%d polls, want %d, when a request was sent to an idle backend", n, c.want)
+			}
 		}
 		perMinute("idle again", 10, 14)
 

@@ -84,12 +84,14 @@ func (p *Poller) Watch(ctx context.Context, b *Backend) {
 		if w.noMetrics {
 			requested = nil
 		}
-		wasRequested, ok := sleepUntilRequested(ctx, jitter(w.interval), jitter(min(w.interval, interval)), requested, changed)
-		if !ok {
-			return
-		}
+		wait, polled := jitter(w.interval), time.Now()
+		wasRequested, ok := sleepUntilRequested(ctx, wait, requested, changed)
 		if wasRequested {
 			w.interval = 0
+			ok = sleepOrChanged(ctx, min(jitter(interval), wait-time.Since(polled)), changed)
+		}
+		if !ok {
+			return
 		}
 	}
 }

@@ -27,7 +27,6 @@ type replica struct {
 	frozenUntil   time.Duration // no step ends before
 	lastStartTime float64       // of the last poll
 	misses        int           // failed polls in a row
-	polledAt      time.Duration
 	pollAt        time.Duration // the next poll; another event of one is void
 	pollInterval  time.Duration // until it, without jitter; 0: that of the settings
 }
@@ -180,7 +179,6 @@ func (r *run) setReady(index int) {
 // poll.
 func (r *run) pollReplica(index int) {
 	p := r.fleet[index]
-	p.polledAt = r.now
 	if !p.down {
 		p.misses = 0
 		l := p.scrapeLoad(wallTime(r.now), r.reportedFactor)
@@ -226,7 +224,7 @@ func (r *run) schedulePoll(index int, at time.Duration) {
 func (r *run) requestPoll(index int) {
 	p := r.fleet[index]
 	p.pollInterval = 0
-	if at := max(r.now, p.polledAt+r.pollEvery); at < p.pollAt {
+	if at := r.now + r.jitter(r.pollEvery); at < p.pollAt {
 		r.schedulePoll(index, at)
 	}
 }
