@@ -197,7 +197,7 @@ func (o oracle) cache(l *Load) {
 			caches[e], best[e] = c, s.labels
 		}
 	}
-	l.PrefixCachingOff = len(best) > 0
+	l.Engines, l.PrefixCachingOff = len(best), len(best) > 0
 	server, unknown := 0, 0
 	for e, labels := range best {
 		l.CacheTokens += caches[e].tokens

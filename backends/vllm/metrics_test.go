@@ -18,7 +18,7 @@ func TestParseMetricsOfEveryVersion(t *testing.T) {
 	for file, want := range map[string]Load{
 		"metrics-0.32.txt": {
 			QueuesKnown: true, KVKnown: true,
-			CacheTokens: 16384, BlockSize: 32, HitAlignment: 32,
+			Engines: 1, CacheTokens: 16384, BlockSize: 32, HitAlignment: 32,
 			PrefixQueries: 4066, PrefixHits: 3392, PrefixKnown: true, HostHitsKnown: true,
 			PromptTokens: 4066, GenerationTokens: 26616, TokensKnown: true,
 			StartTime: 1795199784.85,
@@ -26,13 +26,13 @@ func TestParseMetricsOfEveryVersion(t *testing.T) {
 		"metrics-0.6-v0.txt": {
 			Running: 7, Waiting: 3, WaitingForCapacity: 3, QueuesKnown: true,
 			KVCacheUsage: 0.4375, KVKnown: true,
-			CacheTokens: 27858 * 16, BlockSize: 16, HitAlignment: 16, PrefixCachingOff: true,
+			Engines: 1, CacheTokens: 27858 * 16, BlockSize: 16, HitAlignment: 16, PrefixCachingOff: true,
 			PromptTokens: 91234, GenerationTokens: 4567, TokensKnown: true,
 			RunningAdapters: []string{"sql", "chat"}, MaxAdapters: 4,
 		},
 		"metrics-0.8-v1.txt": { // counts blocks, and says so in HELP only
 			Running: 2, QueuesKnown: true, KVCacheUsage: 0.25, KVKnown: true,
-			CacheTokens: 9000 * 16, BlockSize: 16, HitAlignment: 16,
+			Engines: 1, CacheTokens: 9000 * 16, BlockSize: 16, HitAlignment: 16,
 			PrefixQueries: 16000, PrefixHits: 9600, PrefixKnown: true,
 			PromptTokens: 16100, GenerationTokens: 900, TokensKnown: true,
 			StartTime: 1745000000.25,
@@ -40,7 +40,7 @@ func TestParseMetricsOfEveryVersion(t *testing.T) {
 		"metrics-0.11.txt": { // writes old and new names side by side
 			Running: 12, Waiting: 1, WaitingForCapacity: 1, QueuesKnown: true,
 			KVCacheUsage: 0.5, KVKnown: true,
-			CacheTokens: 960000, BlockSize: 16, HitAlignment: 16,
+			Engines: 1, CacheTokens: 960000, BlockSize: 16, HitAlignment: 16,
 			PrefixQueries: 5000, PrefixHits: 3200, PrefixKnown: true,
 			PromptTokens: 5100, GenerationTokens: 800, TokensKnown: true,
 			StartTime: 1760000000.12,
@@ -48,7 +48,7 @@ func TestParseMetricsOfEveryVersion(t *testing.T) {
 		"metrics-dp4.txt": {
 			Running: 10, Waiting: 5, WaitingForCapacity: 2, QueuesKnown: true,
 			KVCacheUsage: 0.3425, KVKnown: true,
-			CacheTokens: 400000, BlockSize: 16, HitAlignment: 16,
+			Engines: 4, CacheTokens: 400000, BlockSize: 16, HitAlignment: 16,
 			PrefixQueries: 450, PrefixHits: 352, PrefixKnown: true,
 			PromptTokens: 450, GenerationTokens: 45, TokensKnown: true,
 			StartTime: 1.79e9,
@@ -184,26 +184,27 @@ func TestHostHits(t *testing.T) {
 func TestCacheSize(t *testing.T) {
 	config := func(labels string) string { return "vllm:cache_config_info{" + labels + "} 1" }
 	for _, c := range []struct {
-		name  string
-		lines []string
-		want  int
+		name    string
+		lines   []string
+		tokens  int
+		engines int
 	}{
-		{"tokens win over blocks", []string{config(`kv_cache_size_tokens="500",block_size="16",num_gpu_blocks="10"`)}, 500},
-		{"None falls back to blocks", []string{config(`kv_cache_size_tokens="None",block_size="16",num_gpu_blocks="10"`)}, 160},
-		{"no blocks yet", []string{config(`block_size="16",num_gpu_blocks="None"`)}, 0},
-		{"garbage", []string{config(`block_size="16",num_gpu_blocks="-3"`)}, 0},
-		{"absurd", []string{config(`block_size="1000000000000",num_gpu_blocks="1000000000000"`)}, 0},
-		{"absurd, though each figure may be", []string{config(`block_size="100000",num_gpu_blocks="100000"`)}, 0},
-		{"absurd tokens", []string{config(`kv_cache_size_tokens="1125899906842624"`)}, 0},
-		{"one of two engines unsaid", []string{config(`engine="0",kv_cache_size_tokens="500"`), config(`engine="1",kv_cache_size_tokens="None"`)}, 0},
-		{"tokens of each of two engines", []string{config(`engine="0",kv_cache_size_tokens="500",block_size="16",num_gpu_blocks="62"`), config(`engine="1",kv_cache_size_tokens="500",block_size="16",num_gpu_blocks="62"`)}, 1000},
-		{"blocks of both engines in each series", []string{config(`engine="0",block_size="16",num_gpu_blocks="62"`), config(`engine="1",block_size="16",num_gpu_blocks="62"`)}, 992},
-		{"one of two engines unsaid, blocks of both", []string{config(`engine="0",kv_cache_size_tokens="500",block_size="16",num_gpu_blocks="62"`), config(`engine="1",kv_cache_size_tokens="None",block_size="16",num_gpu_blocks="62"`)}, 992},
-		{"an engine's second, better series", []string{config(`engine="0",block_size="16",num_gpu_blocks="None"`), config(`engine="0",block_size="16",num_gpu_blocks="10"`)}, 160},
-		{"an engine's second, worse series", []string{config(`engine="0",block_size="16",num_gpu_blocks="10"`), config(`engine="0",block_size="16",num_gpu_blocks="None"`)}, 160},
+		{"tokens win over blocks", []string{config(`kv_cache_size_tokens="500",block_size="16",num_gpu_blocks="10"`)}, 500, 1},
+		{"None falls back to blocks", []string{config(`kv_cache_size_tokens="None",block_size="16",num_gpu_blocks="10"`)}, 160, 1},
+		{"no blocks yet", []string{config(`block_size="16",num_gpu_blocks="None"`)}, 0, 1},
+		{"garbage", []string{config(`block_size="16",num_gpu_blocks="-3"`)}, 0, 1},
+		{"absurd", []string{config(`block_size="1000000000000",num_gpu_blocks="1000000000000"`)}, 0, 1},
+		{"absurd, though each figure may be", []string{config(`block_size="100000",num_gpu_blocks="100000"`)}, 0, 1},
+		{"absurd tokens", []string{config(`kv_cache_size_tokens="1125899906842624"`)}, 0, 1},
+		{"one of two engines unsaid", []string{config(`engine="0",kv_cache_size_tokens="500"`), config(`engine="1",kv_cache_size_tokens="None"`)}, 0, 2},
+		{"tokens of each of two engines", []string{config(`engine="0",kv_cache_size_tokens="500",block_size="16",num_gpu_blocks="62"`), config(`engine="1",kv_cache_size_tokens="500",block_size="16",num_gpu_blocks="62"`)}, 1000, 2},
+		{"blocks of both engines in each series", []string{config(`engine="0",block_size="16",num_gpu_blocks="62"`), config(`engine="1",block_size="16",num_gpu_blocks="62"`)}, 992, 2},
+		{"one of two engines unsaid, blocks of both", []string{config(`engine="0",kv_cache_size_tokens="500",block_size="16",num_gpu_blocks="62"`), config(`engine="1",kv_cache_size_tokens="None",block_size="16",num_gpu_blocks="62"`)}, 992, 2},
+		{"an engine's second, better series", []string{config(`engine="0",block_size="16",num_gpu_blocks="None"`), config(`engine="0",block_size="16",num_gpu_blocks="10"`)}, 160, 1},
+		{"an engine's second, worse series", []string{config(`engine="0",block_size="16",num_gpu_blocks="10"`), config(`engine="0",block_size="16",num_gpu_blocks="None"`)}, 160, 1},
 	} {
-		if l := parse(t, c.lines...); l.CacheTokens != c.want {
-			t.Errorf("%s: %d tokens, want %d", c.name, l.CacheTokens, c.want)
+		if l := parse(t, c.lines...); l.CacheTokens != c.tokens || l.Engines != c.engines {
+			t.Errorf("%s: %d tokens, %d engines, want %d and %d", c.name, l.CacheTokens, l.Engines, c.tokens, c.engines)
 		}
 	}
 	if l := parse(t, config(`block_size="16",cache_hit_alignment_tokens="768",enable_prefix_caching="None"`)); l.HitAlignment != 768 || l.PrefixCachingOff {
