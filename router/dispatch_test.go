@@ -175,6 +175,47 @@ func maxTime(a, b time.Time) time.Time {
 	return b
 }
 
+// TestDataParallelEngines sends requests to a replica until one is queued: each of its engines has
+// a step of its own.
+func TestDataParallelEngines(t *testing.T) {
+	for _, tc := range []struct {
+		name        string
+		engines     int     // as reported; 0: unknown
+		stepBudgets float64 // of each request
+		want        int     // requests sent
+	}{
+		{"one engine, long prompts", 1, 2, 1},
+		{"one engine, short prompts", 1, 0.45, 2},
+		{"not known", 0, 2, 1},
+		{"three engines, long prompts", 3, 2, 3},
+		{"three engines, short prompts", 3, 0.45, 6},
+	} {
+		r, fleet, c := newFleet(t, 1, "prefix", withQueue)
+		fleet[0].SetLoad(&backends.Load{Engines: tc.engines, ScrapedAt: c.now})
+		var running []*Decision
+		submitNext := func() *waiter { return submit(r, ask(fleet, len(running)+1, blocksFor(tc.stepBudgets))) }
+		for range tc.want {
+			running = append(running, sent(t, tc.name, submitNext()))
+		}
+		queued := submitNext()
+		waits(t, tc.name, queued)
+		running[0].RecordFirstEvent()
+		r.Tick()
+		sent(t, tc.name+": an engine is free", queued)
+	}
+}
+
+func TestEngineCacheTokens(t *testing.T) {
+	r, fleet, c := newFleet(t, 1, "prefix")
+	for engines, want := range map[int]float64{0: 12_000, 1: 12_000, 3: 4000} {
+		fleet[0].SetLoad(&backends.Load{Engines: engines, CacheTokens: 12_000, ScrapedAt: c.now})
+		mustPick(t, r, ask(fleet, 1, 1))
+		if got := r.decision.candidates[0]; got.EngineCacheTokens != want || got.CacheTokens != 12_000 {
+			t.Errorf("%d engines: %v tokens of %v in each, want %v of 12000", engines, got.EngineCacheTokens, got.CacheTokens, want)
+		}
+	}
+}
+
 // counted counts what is scored.
 type counted struct {
 	policy.Policy

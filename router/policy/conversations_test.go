@@ -400,3 +400,143 @@ func TestRetryIsNoTurn(t *testing.T) {
 		t.Errorf("ended %.0f, later %.0f, %.0f and %.0f under way", c.ended, c.later, c.countOn(0), c.countOn(1))
 	}
 }
+
+// beginConversations records the first turns of n conversations, with keys from key on, at the
+// backend of a slot. A system prompt of sharedTokens is cached there.
+func (c *conversations) beginConversations(n, key, slot int, tokens, sharedTokens float64) {
+	for i := range n {
+		r := Request{Now: time.Unix(1000, 0), PromptKey: uint64(key + i), Turn: prompt.TurnFirst, PromptTokens: sharedTokens + tokens}
+		c.recordTurn(&r, &Candidate{Slot: slot, MatchedTokens: sharedTokens})
+	}
+}
+
+func (c *turns) expectTokens(t *testing.T, when string, want ...float64) {
+	t.Helper()
+	for slot, tokens := range want {
+		if got := c.tokens[slot]; got != tokens {
+			t.Errorf("%s: %v tokens at backend %d, want %v", when, got, slot, tokens)
+		}
+	}
+}
+
+// TestConversationTokens counts the last prompt of each conversation under way, less its system
+// prompt.
+func TestConversationTokens(t *testing.T) {
+	c := newTurns()
+	c.beginConversations(3, 1, 0, 1000, 500)
+	c.beginConversations(1, 4, 1, 2000, 0)
+	c.expectTokens(t, "four began", 3000, 2000)
+	next := Request{Now: c.now, PromptKey: 1, Turn: prompt.TurnLater, PromptTokens: 2500}
+	c.recordTurn(&next, &Candidate{MatchedTokens: 1500})
+	c.expectTokens(t, "one has grown", 4000, 2000)
+	c.recordTurn(&next, &Candidate{Slot: 1})
+	c.expectTokens(t, "it has moved", 2000, 4000)
+	next.PromptKey, next.PromptTokens = 2, 400
+	c.recordTurn(&next, &Candidate{})
+	c.expectTokens(t, "one has a prompt shorter than its first system prompt", 1000, 4000)
+	c.Forget(1)
+	c.expectTokens(t, "a backend was forgotten", 1000, 0)
+
+	c = newTurns()
+	for key, tokens := range []float64{0.1, 0.2, 0.3} {
+		c.beginConversations(1, key+1, 0, tokens, 0)
+	}
+	c.pass(minTurnTimeout + time.Second)
+	if got := c.tokens[0]; math.Abs(got-0.6) > 1e-9 {
+		t.Errorf("overdue: %v tokens, want 0.6", got)
+	}
+	c.pass(minConversationTimeout)
+	c.expectTokens(t, "all ended", 0)
+}
+
+// TestOverflow has two backends: one whose conversations exceed its cache, and one with room.
+func TestOverflow(t *testing.T) {
+	var p Prefix
+	p.beginConversations(3, 1, 0, 4000, 2000)
+	p.beginConversations(1, 4, 1, 3000, 0)
+	for _, c := range []struct {
+		name            string
+		key             uint64
+		tokens, matched float64
+		meanUncached    float64
+		slot            int
+		want            float64
+	}{
+		{"all fit", 5, 2000, 0, 0, 1, 0},
+		{"all fit exactly", 5, 7000, 0, 0, 1, 0},
+		{"two are a token too long for the cache", 5, 7001, 0, 0, 1, 2},
+		{"two are too long for the cache if one grows as expected", 5, 7000, 0, 10, 1, 2 * growthShare * priorLaterTurns * 10},
+		{"no more is evicted than there is", 5, 2000, 0, 0, 0, 14_000 - 3*2000},
+		{"the system prompt is there", 5, 4000, 3500, 0, 0, 4*2500 - 3*2000},
+		{"a backend that was never sent a turn", 5, 2000, 0, 0, 2, 0},
+		{"one that is counted there, without its system prompt", 1, 6500, 6000, 0, 0, 3 * 2500},
+		{"the same where there is room", 1, 6500, 2000, 0, 1, 0},
+		{"one that is counted elsewhere", 4, 3000, 0, 0, 0, 15_000 - 3*2000},
+	} {
+		r := Request{Now: time.Unix(1000, 0), PromptKey: c.key, Turn: prompt.TurnLater, PromptTokens: c.tokens, MeanUncachedTokens: c.meanUncached}
+		f := p.expectFutureTurns(&r, nil)
+		if got := f.overflow(&Candidate{Slot: c.slot, MatchedTokens: c.matched, EngineCacheTokens: 10_000}); math.Abs(got-c.want) > 1e-9 {
+			t.Errorf("%s: %v tokens, want %v", c.name, got, c.want)
+		}
+	}
+}
+
+func TestSpareShare(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		tokens float64 // of each conversation, one at each of two backends
+		caches []float64
+		want   float64
+	}{
+		{"no conversation has tokens", 0, []float64{10_000, 10_000}, 1},
+		{"half of the share that may be filled", maxFill * 5000, []float64{10_000, 10_000}, 0.5},
+		{"the larger cache counts for more", maxFill * 5000, []float64{10_000, 30_000}, 0.75},
+		{"a third backend, without any", maxFill * 5000, []float64{10_000, 10_000, 20_000}, 0.75},
+		{"full", maxFill * 10_000, []float64{10_000, 10_000}, 0},
+		{"more than full", 20_000, []float64{10_000, 10_000}, 0},
+		{"the size of one cache is unknown", 100, []float64{10_000, 0}, 0},
+	} {
+		v := newTurns()
+		var candidates []Candidate
+		for slot, size := range c.caches {
+			candidates = append(candidates, Candidate{Slot: slot, EngineCacheTokens: size})
+			if slot < 2 {
+				v.beginConversations(1, slot+1, slot, c.tokens, 0)
+			}
+		}
+		if got := v.spareShare(candidates); math.Abs(got-c.want) > 1e-9 {
+			t.Errorf("%s: %v, want %v", c.name, got, c.want)
+		}
+	}
+}
+
+// TestConversationMovesToRoom sends the next turn of one of three conversations at a backend, whose
+// prompt is cached there.
+func TestConversationMovesToRoom(t *testing.T) {
+	for _, c := range []struct {
+		name                 string
+		turn                 prompt.Turn
+		tokens, othersTokens float64 // of each conversation at the backend, and of one at the other
+		caches               [2]float64
+		want                 int
+	}{
+		{"the caches have room", prompt.TurnLater, 2000, 0, [2]float64{10_000, 10_000}, 0},
+		{"the other one has more room", prompt.TurnLater, 4000, 0, [2]float64{10_000, 10_000}, 1},
+		{"no turn of a conversation", prompt.TurnUnknown, 4000, 0, [2]float64{10_000, 10_000}, 0},
+		{"the later turns cost less than the move", prompt.TurnLater, 4000, 0, [2]float64{12_300, 12_300}, 0},
+		{"all caches are nearly full", prompt.TurnLater, 4000, 4500, [2]float64{10_000, 10_000}, 0},
+		{"the size of one cache is unknown", prompt.TurnLater, 4000, 0, [2]float64{10_000, 0}, 0},
+	} {
+		var p Prefix
+		p.beginConversations(3, 1, 0, c.tokens, 0)
+		if c.othersTokens > 0 {
+			p.beginConversations(1, 4, 1, c.othersTokens, 0)
+		}
+		r := Request{PromptKey: 1, Turn: c.turn, PromptTokens: c.tokens + 100}
+		got := choose(&p, r, Candidate{MatchedTokens: c.tokens, UncachedTokens: 100, EngineCacheTokens: c.caches[0]},
+			Candidate{Slot: 1, UncachedTokens: c.tokens + 100, EngineCacheTokens: c.caches[1]})
+		if got != c.want {
+			t.Errorf("%s: sent to backend %d, want %d", c.name, got, c.want)
+		}
+	}
+}
