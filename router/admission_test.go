@@ -107,7 +107,7 @@ func TestKVAdmission(t *testing.T) {
 		d.RecordFirstEvent()
 		return d
 	}
-	first := started("an idle backend ignores the guard", submit(r, ask(fleet, 1, 150))) // 9,600 tokens
+	first := started("an idle backend ignores the guard", submit(r, ask(fleet, 1, 165))) // 10,560 tokens
 	small := submit(r, ask(fleet, 2, 1))
 	waits(t, "the cache is full", small)
 	shared := ask(fleet, 1, 100)
@@ -122,7 +122,7 @@ func TestKVAdmission(t *testing.T) {
 		copied := started("copies of one prompt take its room once", submit(r, ask(fleet, 3, 75)))
 		defer copied.Release(Outcome{End: Completed})
 	}
-	waits(t, "another prompt of that length does not fit", submit(r, ask(fleet, 4, 75)))
+	waits(t, "a prompt of 5,760 tokens does not fit", submit(r, ask(fleet, 4, 90)))
 	c.advance(time.Minute) // answers grow, at 40 tokens a second until learned
 	r.Tick()
 	waits(t, "the answers have filled the cache", submit(r, ask(fleet, 5, 1)))
@@ -133,9 +133,9 @@ func TestKVAdmissionWithExternalUse(t *testing.T) {
 	r, fleet, c := newFleet(t, 1, "prefix", withQueue)
 	d := sent(t, "", submit(r, ask(fleet, 1, 10)))
 	d.RecordFirstEvent()
-	r.ObserveLoad(fleet[0], &backends.Load{CacheTokens: 10_000, KVCacheUsage: 0.9, KVKnown: true, ScrapedAt: c.now})
+	r.ObserveLoad(fleet[0], &backends.Load{CacheTokens: 10_000, KVCacheUsage: 0.99, KVKnown: true, ScrapedAt: c.now})
 	w := submit(r, ask(fleet, 2, 10))
-	waits(t, "640 tokens are ours, and 9,000 are in use", w)
+	waits(t, "640 tokens are ours, and 9,900 are in use", w)
 	c.advance(4 * time.Second)
 	r.Tick()
 	sent(t, "three polls were missed", w)
@@ -180,10 +180,10 @@ func TestClaimedKVIsNotTaken(t *testing.T) {
 	r.ObserveLoad(fleet[0], &backends.Load{CacheTokens: 10_000, ScrapedAt: c.now})
 	running := sent(t, "", submit(r, ask(fleet, 1, 75))) // 4,800 tokens
 	running.RecordFirstEvent()
-	first := ask(fleet, 2, 80) // 5,120
+	first := ask(fleet, 2, 90) // 5,760
 	first.Priority = -1
 	large := submit(r, first)
-	waits(t, "4,800 and 5,120 of 9,500 tokens", large)
+	waits(t, "4,800 and 5,760 of 10,500 tokens", large)
 	waits(t, "it fits, and would overtake", submit(r, ask(fleet, 3, 1)))
 	running.Release(Outcome{End: Completed})
 	sent(t, "the cache is free", large)

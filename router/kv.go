@@ -13,9 +13,12 @@ const (
 	// maxMeanAnswers is how many mean answers one is counted for at most. A longer one
 	// is seen by the next scrape.
 	maxMeanAnswers = 8
-	// maxKVUsage is the share of its KV cache that a replica is given to do: beyond it,
-	// requests that run would soon preempt each other.
-	maxKVUsage = 0.95
+	// fullKVUsage is the share of its KV cache that a replica can use for a request to start
+	// there at once: beyond it, requests that run would soon preempt each other.
+	fullKVUsage = 0.95
+	// maxKVUsage is the share of its KV cache up to which a replica is sent requests from the
+	// queue. What ends there soon makes room for a little more than it has.
+	maxKVUsage = 1.05
 )
 
 // kvCache is what a backend's KV cache has to hold: the prompts and answers of what
@@ -150,7 +153,8 @@ func (r *Router) usedKVTokens(slot int, now time.Time) float64 {
 	return used
 }
 
-// fitsKV reports whether so many tokens fit into a backend's cache beside those in use.
+// fitsKV reports whether so many tokens fit beside those in use into the share of a backend's
+// cache that queued requests are sent to.
 func (r *Router) fitsKV(slot int, tokens float64, now time.Time) bool {
 	c := &r.states[slot].kv
 	return c.capacity == 0 || r.usedKVTokens(slot, now)+tokens <= maxKVUsage*float64(c.capacity)
@@ -160,11 +164,15 @@ func (r *Router) fitsKV(slot int, tokens float64, now time.Time) bool {
 // cache has room: a full cache is free again after the duration of a mean answer.
 func (r *Router) kvWait(slot int, now time.Time) (seconds float64) {
 	c := &r.states[slot].kv
-	if r.fitsKV(slot, r.decision.promptTokens(), now) {
+	if c.capacity == 0 {
 		return 0
 	}
-	missing := r.usedKVTokens(slot, now) + r.requiredKVTokens(slot) - maxKVUsage*float64(c.capacity)
-	return max(0, missing) / float64(c.capacity) * r.estimates.AnswerTokens(slot) / c.decodeRate.Value
+	free := fullKVUsage*float64(c.capacity) - r.usedKVTokens(slot, now)
+	if r.decision.promptTokens() <= free {
+		return 0
+	}
+	missing := max(0, r.requiredKVTokens(slot)-free)
+	return missing / float64(c.capacity) * r.estimates.AnswerTokens(slot) / c.decodeRate.Value
 }
 
 // requiredKVTokens returns how many tokens of a backend's cache the matched request would

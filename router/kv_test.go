@@ -19,7 +19,7 @@ func usesKV(r *Router, b *backends.Backend, c *clock, cacheTokens int, usage flo
 func TestKVWait(t *testing.T) {
 	const capacity, blocks = 10_000, 10
 	const prompt = float64(blocks * tokensPerBlock)
-	full := func(r *Router, b *backends.Backend, c *clock) { usesKV(r, b, c, capacity, maxKVUsage) }
+	full := func(r *Router, b *backends.Backend, c *clock) { usesKV(r, b, c, capacity, fullKVUsage) }
 	for _, tc := range []struct {
 		name    string
 		setUp   func(*Router, *backends.Backend, *clock)
@@ -33,20 +33,20 @@ func TestKVWait(t *testing.T) {
 		{"there is room", func(r *Router, b *backends.Backend, c *clock) { usesKV(r, b, c, capacity, 0.8) }, 0},
 		{"not for the prompt", full, prompt},
 		{"not for half of it", func(r *Router, b *backends.Backend, c *clock) {
-			usesKV(r, b, c, capacity, maxKVUsage-prompt/2/capacity)
+			usesKV(r, b, c, capacity, fullKVUsage-prompt/2/capacity)
 		}, prompt / 2},
-		{"more in use than is given to do", func(r *Router, b *backends.Backend, c *clock) { usesKV(r, b, c, capacity, 1) }, prompt + (1-maxKVUsage)*capacity},
+		{"more in use than is given to do", func(r *Router, b *backends.Backend, c *clock) { usesKV(r, b, c, capacity, 1) }, prompt + (1-fullKVUsage)*capacity},
 		{"full with our own requests", func(r *Router, b *backends.Backend, c *clock) {
 			usesKV(r, b, c, capacity, 0)
 			mustPick(t, r, ask([]*backends.Backend{b}, 2, capacity/tokensPerBlock))
-		}, float64(capacity/tokensPerBlock*tokensPerBlock) + prompt - maxKVUsage*capacity},
+		}, float64(capacity/tokensPerBlock*tokensPerBlock) + prompt - fullKVUsage*capacity},
 		{"reported too long ago", func(r *Router, b *backends.Backend, c *clock) {
 			full(r, b, c)
 			c.advance(maxExternalLoadAge*time.Second + time.Millisecond)
 		}, 0},
 		{"claimed by a request before it", func(r *Router, b *backends.Backend, c *clock) {
 			usesKV(r, b, c, capacity, 0)
-			r.states[0].claimed.kv = maxKVUsage * capacity
+			r.states[0].claimed.kv = fullKVUsage * capacity
 		}, prompt},
 		{"a running request uses most of the prompt", func(r *Router, b *backends.Backend, c *clock) {
 			mustPick(t, r, ask([]*backends.Backend{b}, 1, blocks-2))
@@ -100,7 +100,7 @@ func TestKVWaitRouting(t *testing.T) {
 	// One missing token costs what half of one costs to prefill.
 	r, _, _ := newFleet(t, 1, "prefix")
 	capacity := kvWaitCost * r.estimates.AnswerTokens(0) / defaultDecodeRate * r.estimates.PrefillRate(0) / 0.5
-	blocks := int((1 - maxKVUsage) / 2 * capacity / tokensPerBlock)
+	blocks := int((1 - fullKVUsage) / 2 * capacity / tokensPerBlock)
 	for _, tc := range []struct {
 		name    string
 		matched int // blocks
@@ -109,11 +109,11 @@ func TestKVWaitRouting(t *testing.T) {
 		holder  bool // gets it
 	}{
 		{"a new prompt, room", 0, 0.5, true, true},
-		{"a new prompt, no room", 0, maxKVUsage, true, false},
+		{"a new prompt, no room", 0, fullKVUsage, true, false},
 		{"a short match, room", blocks / 4, 0.5, true, true},
-		{"a short match, no room", blocks / 4, maxKVUsage, true, false},
+		{"a short match, no room", blocks / 4, fullKVUsage, true, false},
 		{"a long match, room", blocks, 0.5, true, true},
-		{"a long match, little is missing", blocks, maxKVUsage, true, true},
+		{"a long match, little is missing", blocks, fullKVUsage, true, true},
 		{"a long match, much is missing", blocks, 1, true, false},
 		{"a short match, unknown", blocks / 4, 1, false, true},
 	} {
