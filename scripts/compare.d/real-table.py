@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Print the medians of real-play.py's lines by contender, and whether warmroute meets its targets.
 
-The targets are ratios to the best peer of the same run: hit ratio at least
-0.98 of it, mean TTFT at most 1.2 times it, no error. Exits with 1 when one is
-missed.
+The targets are ratios to the best peer of the same run, by load: hit ratio at
+least, mean TTFT and mean end-to-end latency at most; and no error. Exits with 1
+when one is missed.
 """
 
+import argparse
 import json
 import statistics
 import sys
@@ -16,9 +17,16 @@ COLUMNS = [
     ("p50", "ttft_p50_ms", "{:.0f}"),
     ("p90", "ttft_p90_ms", "{:.0f}"),
     ("p99, ms", "ttft_p99_ms", "{:.0f}"),
+    ("E2E mean", "e2e_mean_ms", "{:.0f}"),
     ("wall, s", "wall_s", "{:.1f}"),
 ]
-LEAST_HIT_RATIO, MOST_TTFT = 0.98, 1.2
+LEAST_HIT_RATIO = 0.98
+# Three replicas on two cores answer no faster for being balanced.
+MOST = {
+    "shared": {"ttft_mean_ms": 1.2},
+    "low": {"ttft_mean_ms": 1.0, "e2e_mean_ms": 1.0},
+    "kv": {"ttft_mean_ms": 1.05, "e2e_mean_ms": 0.85},
+}
 
 
 def medians(runs):
@@ -27,19 +35,23 @@ def medians(runs):
     return row | {"errors": sum(run["errors"] for run in runs), "rounds": len(runs)}
 
 
-def verdict(ours, peers):
+def verdict(ours, peers, most):
     """Compare warmroute with the best peer in each respect; return the lines to print and whether all is well."""
     hits = ours["hit_ratio"] / max(peer["hit_ratio"] for peer in peers)
-    ttft = ours["ttft_mean_ms"] / min(peer["ttft_mean_ms"] for peer in peers)
     checks = [
         (hits >= LEAST_HIT_RATIO, f"hit ratio {hits:.3f} of the best peer's (at least {LEAST_HIT_RATIO})"),
-        (ttft <= MOST_TTFT, f"mean TTFT {ttft:.2f} of the best peer's (at most {MOST_TTFT})"),
         (ours["errors"] == 0, f"{ours['errors']} errors (none)"),
     ]
+    for key, bound in most.items():
+        ratio = ours[key] / min(peer[key] for peer in peers)
+        checks.append((ratio <= bound, f"{key} {ratio:.2f} of the best peer's (at most {bound})"))
     return [f"{'ok  ' if good else 'MISS'} warmroute: {what}" for good, what in checks], all(good for good, _ in checks)
 
 
 def main():
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--load", choices=MOST, required=True)
+    options = options.parse_args()
     runs = {}
     for line in sys.stdin:
         run = json.loads(line)
@@ -53,7 +65,7 @@ def main():
 
     ours, peers = rows.get("warmroute"), [row for name, row in rows.items() if name != "warmroute"]
     if ours and peers:
-        lines, good = verdict(ours, peers)
+        lines, good = verdict(ours, peers, MOST[options.load])
         print(*lines, sep="\n")
         sys.exit(0 if good else 1)
 
