@@ -158,11 +158,11 @@ func (s *agenticSession) nextJob(at time.Duration) *Job {
 	return j
 }
 
-// Conversations is a closed loop of sessions that all begin at once: rollouts of
-// reinforcement learning, or clients that stay for the whole run. The sessions of a group
-// begin with the same prompt.
+// Conversations is a closed loop of sessions: rollouts of reinforcement learning, or clients
+// that stay for the whole run. The sessions of a group begin with the same prompt.
 type Conversations struct {
 	Sessions, Groups int
+	Concurrency      int           // sessions open at once; 0: all
 	PromptTokens     int           // of a group's prompt
 	MeanTurns        float64       // geometric
 	Said, Answer     float64       // median tokens of a turn, lognormal
@@ -187,7 +187,7 @@ func (w Conversations) Requests(_ int, seed uint64) (*Requests, error) {
 		sessions[i] = w.newSession(i, rand.New(rand.NewPCG(seed, uint64(i))))
 		r.Total += len(sessions[i].turns)
 	}
-	r.playSessions(sessions, w.Sessions, time.Millisecond)
+	r.playSessions(sessions, cmp.Or(w.Concurrency, w.Sessions), time.Millisecond)
 	return r, nil
 }
 
