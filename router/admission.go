@@ -150,6 +150,7 @@ func (r *Router) enqueueAndDispatch(req *Request, tried []*backends.Backend, del
 	t.req.Backends = r.currentBackends(req)
 	t.item = queue.Item[*Ticket]{
 		Value: t, Backends: t.req.Backends, Class: req.class(), Priority: req.Priority, Tenant: req.Tenant, Bytes: req.BodyBytes,
+		Lead: r.conversationLead(req, now),
 	}
 	r.beginQueuedDecision(t, now)
 	tokens, rate := r.decision.promptTokens(), r.estimates.MedianPrefillRate()

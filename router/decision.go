@@ -129,6 +129,7 @@ type sentRequest struct {
 	noEngine        bool
 	nonGenerative   bool
 	maxAnswerTokens int
+	conversation    uint64 // its key; 0: none
 }
 
 // End is how a request ended on its backend.
@@ -241,6 +242,7 @@ func (d *Decision) recordEnd(o *Outcome, now time.Time) {
 	case o.End == Completed:
 		r.learnFromCompletion(d, o, now)
 		r.index.Release(&d.pin, o.Reply)
+		r.keepForNextTurn(d, o.AnswerTokens, now)
 	case d.started: // the prompt was computed; the blocks are there
 		r.index.Release(&d.pin, nil)
 	case o.End == ClientDisconnected:

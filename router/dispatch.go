@@ -94,6 +94,9 @@ func (r *Router) routeQueuedOrClaim(t *Ticket, now time.Time) {
 	if !r.canAdmit(chosen) {
 		if chosen = r.stickyCandidate(t, chosen); !r.canAdmit(chosen) {
 			r.queue.Skip(&t.item)
+			if r.blockedBy(chosen) == blockedByNextTurns {
+				return // these may be behind it, and must not wait for it
+			}
 			t.waitsFor = r.decision.candidates[chosen].Slot
 			r.claimTokensForRound(t.waitsFor)
 			return
@@ -252,15 +255,16 @@ func (r *Router) stepRoom(slot int, ourQueuedTokens, externalQueuedTokens float6
 type blocker int
 
 const (
-	blockedByNothing blocker = iota
-	blockedByStep            // its next step is full
-	blockedByQueue           // requests wait there for room in the KV cache
-	blockedByKV              // its KV cache has no room for the request
+	blockedByNothing   blocker = iota
+	blockedByStep              // its next step is full
+	blockedByQueue             // requests wait there for room in the KV cache
+	blockedByKV                // its KV cache has no room for the request
+	blockedByNextTurns         // its KV cache has no room beside what conversations will use soon
 )
 
 // String returns the reason as it is explained to operators.
 func (b blocker) String() string {
-	return [...]string{"", "its next step is full", "requests wait there for room", "its KV cache has no room"}[b]
+	return [...]string{"", "its next step is full", "requests wait there for room", "its KV cache has no room", "its KV cache has no room beside conversations whose next turn is expected"}[b]
 }
 
 // blockedBy returns why the chosen candidate cannot start the request now, or nearly
@@ -282,7 +286,9 @@ func (r *Router) blockedBy(chosen int) blocker {
 		return blockedByStep
 	case r.isWaitingForKV(c.Slot, d.now), r.batchNeedsHeadroom(&d.req, d.promoted, d.now) && r.hasWaiting(c.Slot, d.now):
 		return blockedByQueue
-	case r.fitsKV(c.Slot, d.promptTokens(), d.now):
+	}
+	kept := r.kept.forOthers(c.Slot, d.req.conversationKey(), d.now)
+	if r.fitsKV(c.Slot, d.promptTokens()+kept, d.now) {
 		return blockedByNothing
 	}
 	// Exact, now that it matters.
@@ -290,8 +296,11 @@ func (r *Router) blockedBy(chosen int) blocker {
 	if capacity := s.kv.capacity; capacity > 0 && need > float64(capacity) {
 		return blockedByNothing // it never fits: the engine decides
 	}
-	if r.fitsKV(c.Slot, need, d.now) {
+	switch {
+	case r.fitsKV(c.Slot, need+kept, d.now):
 		return blockedByNothing
+	case r.fitsKV(c.Slot, need, d.now):
+		return blockedByNextTurns
 	}
 	return blockedByKV
 }

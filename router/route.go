@@ -206,7 +206,9 @@ func (r *Router) reserve(chosen int) *Decision {
 	made.request = sentRequest{
 		blocks: req.Blocks, adapter: req.Adapter, class: req.class(), streams: req.Streams,
 		noEngine: req.NoEngine, nonGenerative: req.NonGenerative, maxAnswerTokens: req.MaxAnswerTokens,
+		conversation: req.conversationKey(),
 	}
+	r.kept.remove(made.request.conversation)
 	p := &made.prediction
 	p.Model, p.Bytes, p.PromptTokens, p.Sequences = req.Model, req.Bytes, d.request.PromptTokens, req.sequences()
 	p.MatchedBlocks, p.MatchedTokens, p.Uncached = depth, int(c.MatchedTokens), c.UncachedTokens

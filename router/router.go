@@ -83,6 +83,7 @@ type Router struct {
 	lastCatalog *backends.Catalog // that queued requests follow
 	slotWaits   []*SlotWait       // first come, first served
 	draining    bool
+	kept        keptTokens
 
 	decision  decision  // that is being made
 	callbacks callbacks // due when the lock is released
@@ -265,6 +266,7 @@ func (r *Router) clearSlot(slot int) {
 }
 
 func (r *Router) forgetInPolicy(slot int) {
+	r.kept.removeWhere(func(c keptConversation) bool { return c.slot == slot })
 	if p, ok := r.policy.Policy.(policy.Forgetter); ok {
 		p.Forget(slot)
 	}

@@ -40,7 +40,7 @@ const (
 type conversations struct {
 	// Those that had a turn lately, those whose next turn is overdue, and those that do not
 	// count any more but whose next turn would still say how long the pauses are; by
-	// conversationKey. nil: none yet.
+	// ConversationKey. nil: none yet.
 	active, overdue, idle *simplelru.LRU[uint64, conversation]
 	count                 []int     // of active and overdue, by slot
 	tokens                []float64 // in the last prompts of these, by slot
@@ -55,13 +55,35 @@ type conversations struct {
 // conversation is one that is under way.
 type conversation struct {
 	slot   int
+	began  time.Time // when its first turn was sent, or the first that is known
 	at     time.Time // of its last turn
 	tokens float64   // in the prompt of its last turn, less the shared ones
 	shared float64   // tokens that were cached at its first turn, of a system prompt for instance
 }
 
-// conversationKey returns what the turns of a conversation have in common; 0: unknown.
-func conversationKey(r *Request) uint64 { return cmp.Or(r.Session, r.PromptKey) }
+// ConversationKey returns what the turns of a conversation have in common, of one of its
+// requests; 0: unknown.
+func ConversationKey(session, promptKey uint64, turn prompt.Turn) uint64 {
+	if turn == prompt.TurnUnknown {
+		return 0
+	}
+	return cmp.Or(session, promptKey)
+}
+
+// ConversationAge implements ConversationTracker.
+func (c *conversations) ConversationAge(key uint64, now time.Time) time.Duration {
+	v, known := c.find(key)
+	if !known {
+		return 0
+	}
+	return now.Sub(v.began)
+}
+
+// FollowedShare implements ConversationTracker.
+func (c *conversations) FollowedShare() float64 {
+	later := c.laterTurns()
+	return later / (1 + later)
+}
 
 // laterTurns returns how many turns a conversation is expected to have after its first one:
 // those seen for each conversation that has ended.
@@ -198,8 +220,8 @@ type futureTurns struct {
 
 func (p *Prefix) expectFutureTurns(r *Request, candidates []Candidate) futureTurns {
 	f := futureTurns{conversations: &p.conversations, request: r}
-	key := conversationKey(r)
-	if key == 0 || r.Turn == prompt.TurnUnknown {
+	key := ConversationKey(r.Session, r.PromptKey, r.Turn)
+	if key == 0 {
 		return f
 	}
 	if r.Turn == prompt.TurnFirst {
@@ -251,8 +273,8 @@ func (f *futureTurns) overflow(c *Candidate) (tokens float64) {
 
 // recordTurn records a turn that is sent to a candidate.
 func (c *conversations) recordTurn(r *Request, candidate *Candidate) {
-	key := conversationKey(r)
-	if key == 0 || r.Turn == prompt.TurnUnknown {
+	key := ConversationKey(r.Session, r.PromptKey, r.Turn)
+	if key == 0 {
 		return
 	}
 	if c.active == nil {
@@ -269,7 +291,12 @@ func (c *conversations) recordTurn(r *Request, candidate *Candidate) {
 	if r.Turn == prompt.TurnFirst {
 		last.shared = candidate.MatchedTokens
 	}
-	c.add(c.active, key, conversation{candidate.Slot, r.Now, max(0, r.PromptTokens-last.shared), last.shared})
+	if r.Turn == prompt.TurnFirst || !known {
+		last.began = r.Now
+	}
+	c.add(c.active, key, conversation{
+		slot: candidate.Slot, began: last.began, at: r.Now, tokens: max(0, r.PromptTokens-last.shared), shared: last.shared,
+	})
 	switch {
 	case r.Retry: // the turn was recorded when it was sent first
 	case r.Turn == prompt.TurnLater:

@@ -29,6 +29,15 @@ type Recorder interface {
 // slot, whose next backend then starts with none.
 type Forgetter interface{ Forget(slot int) }
 
+// ConversationTracker is a Policy that knows which conversations are under way.
+type ConversationTracker interface {
+	// ConversationAge returns how long ago the first turn of a conversation was sent, as far as
+	// is known; key is of ConversationKey.
+	ConversationAge(key uint64, now time.Time) time.Duration
+	// FollowedShare returns the share of turns that another one follows.
+	FollowedShare() float64
+}
+
 // Settings are the thresholds of the policies that have them; see
 // Definition.Settings. Zero is the policy's own default, which is that of the
 // router it comes from.

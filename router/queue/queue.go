@@ -49,8 +49,9 @@ type Item[T any] struct {
 	Class    Class
 	Priority int // lower first
 	Tenant   uint64
-	Bytes    int     // of its body
-	Tokens   float64 // that it has to compute at least
+	Bytes    int           // of its body
+	Tokens   float64       // that it has to compute at least
+	Lead     time.Duration // by how much it is served as if it had arrived earlier
 	Arrived  time.Time
 	Deadline time.Time // zero: none
 	Promoted bool      // a batch request that has waited for half of its time
@@ -119,7 +120,7 @@ func (q *Queue[T]) Add(it *Item[T], prefillSeconds, tokensPerSecond float64, tim
 	}
 	// Short work first, but a second of prefill is overtaken by nothing that comes
 	// 1/ageingRate seconds later.
-	it.key = prefillSeconds + ageingRate*arrived
+	it.key = prefillSeconds + ageingRate*(arrived-it.Lead.Seconds())
 	q.fairness.addQueued(it.Tenant)
 	if q.count == 0 {
 		q.departures.restart(now)
