@@ -540,3 +540,44 @@ func TestConversationMovesToRoom(t *testing.T) {
 		}
 	}
 }
+
+func TestConversationAge(t *testing.T) {
+	c := newTurns()
+	check := func(when string, key uint64, want time.Duration) {
+		t.Helper()
+		if got := c.ConversationAge(key, c.now); got != want {
+			t.Errorf("%s: %v old, want %v", when, got, want)
+		}
+	}
+	check("unknown", 1, 0)
+	c.record(prompt.TurnFirst, 1, 0)
+	c.record(prompt.TurnLater, 2, 0)
+	c.pass(3 * time.Second)
+	check("since its first turn", 1, 3*time.Second)
+	check("since the first turn that is known", 2, 3*time.Second)
+	c.record(prompt.TurnLater, 1, 1)
+	c.pass(time.Second)
+	check("the later turn changes nothing", 1, 4*time.Second)
+	c.record(prompt.TurnFirst, 1, 1)
+	check("another one begins alike", 1, 0)
+	if key := ConversationKey(5, 6, prompt.TurnUnknown); key != 0 {
+		t.Errorf("key %d of a request that is no turn, want 0", key)
+	}
+	if a, b := ConversationKey(5, 6, prompt.TurnLater), ConversationKey(0, 6, prompt.TurnLater); a != 5 || b != 6 {
+		t.Errorf("keys %d and %d with a session and without, want 5 and 6", a, b)
+	}
+}
+
+func TestFollowedShare(t *testing.T) {
+	c := newTurns()
+	if got := c.FollowedShare(); math.Abs(got-10.0/11) > 1e-9 {
+		t.Errorf("%.3f at first, want 10 of 11", got)
+	}
+	for key := range uint64(1000) {
+		c.record(prompt.TurnFirst, key+1, 0)
+	}
+	c.pass(time.Hour)
+	if got := c.FollowedShare(); got > 0.05 {
+		t.Errorf("%.3f where a thousand conversations had one turn, want about 0.03", got)
+	}
+}
