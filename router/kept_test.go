@@ -32,6 +32,9 @@ func TestTokensKeptForNextTurn(t *testing.T) {
 	waits(t, "its tokens would evict the conversation", other)
 	c.advance(10 * time.Millisecond)
 	next := sent(t, "the next turn overtakes it", submit(r, turnOf(ask(fleet, 1, 80), 1, prompt.TurnLater)))
+	if n := len(r.kept.conversations); n > 0 {
+		t.Errorf("tokens of %d conversations are kept, want none while the next turn runs", n)
+	}
 	waits(t, "the conversation is running", other)
 	next.RecordFirstEvent()
 	next.Release(Outcome{End: Completed, AnswerTokens: 20})
