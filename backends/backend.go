@@ -212,7 +212,7 @@ func (b *Backend) requestCheck() {
 func (b *Backend) RequestPoll() {
 	select {
 	case b.pollRequested <- struct{}{}:
-	default: // a poll is already requested, or there is no poller
+	default: // a poll is already pending, or there is no poller
 	}
 }
 

@@ -232,8 +232,8 @@ func (r *Router) prefillRoom(slot int, now time.Time) (uncachedTokens float64) {
 // stepRoom returns how many uncached tokens may be added to what is queued, of
 // ours and of other clients, for the next step of a backend's engines. When fewer requests of
 // ours are queued than it has engines any number may: other clients may always have something
-// queued. So it is while the prefill rate is unknown: what is queued would be worked off too slowly in our
-// account, and an engine that is faster than thought would be idle.
+// queued. So it is while the prefill rate is unknown: what is queued would be worked off too
+// slowly in our account, and an engine that is faster than thought would be idle.
 func (r *Router) stepRoom(slot int, ourQueuedTokens, externalQueuedTokens float64) (uncachedTokens float64) {
 	configured := r.settings.Queue.StepTokens > 0
 	s := &r.states[slot]
@@ -287,7 +287,7 @@ func (r *Router) blockedBy(chosen int) blocker {
 	case r.isWaitingForKV(c.Slot, d.now), r.batchNeedsHeadroom(&d.req, d.promoted, d.now) && r.hasWaiting(c.Slot, d.now):
 		return blockedByQueue
 	}
-	kept := r.kept.forOthers(c.Slot, d.req.conversationKey(), d.now)
+	kept := float64(r.kept.countForOthers(c.Slot, d.req.conversationKey(), d.now))
 	if r.fitsKV(c.Slot, d.promptTokens()+kept, d.now) {
 		return blockedByNothing
 	}

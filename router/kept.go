@@ -1,6 +1,7 @@
 package router
 
 import (
+	"maps"
 	"time"
 
 	"warmroute/router/policy"
@@ -18,65 +19,39 @@ const (
 )
 
 // keptTokens are tokens in the KV caches that the next turns of conversations are expected to
-// use soon. Where a cache is full, queued requests of others wait for the end of that time.
-// Otherwise each turn would evict what the next turn of another conversation needs.
-type keptTokens struct {
-	conversations map[uint64]keptConversation // by policy.ConversationKey
-	bySlot        []float64                   // their sum
-}
+// use soon, by policy.ConversationKey. Where a cache is full, queued requests of others wait for
+// the end of that time. Otherwise each turn would evict what the next turn of another
+// conversation needs.
+type keptTokens map[uint64]keptConversation
 
 type keptConversation struct {
 	slot   int
-	tokens float64
+	tokens int
 	until  time.Time
 }
 
-func (k *keptTokens) add(key uint64, kept keptConversation) {
-	k.remove(key)
-	if len(k.conversations) == maxKept {
-		return
-	}
-	if k.conversations == nil {
-		k.conversations = map[uint64]keptConversation{}
-	}
-	for len(k.bySlot) <= kept.slot {
-		k.bySlot = append(k.bySlot, 0)
-	}
-	k.conversations[key] = kept
-	k.bySlot[kept.slot] += kept.tokens
-}
-
-func (k *keptTokens) remove(key uint64) {
-	if kept, ok := k.conversations[key]; ok {
-		delete(k.conversations, key)
-		k.bySlot[kept.slot] -= kept.tokens
-	}
-	if len(k.conversations) == 0 {
-		clear(k.bySlot) // no rounding error is left
+// add keeps the tokens of a conversation, unless maxKept others are kept at the time.
+func (k keptTokens) add(key uint64, kept keptConversation, now time.Time) {
+	k.removeWhere(func(c keptConversation) bool { return now.After(c.until) })
+	if _, known := k[key]; known || len(k) < maxKept {
+		k[key] = kept
 	}
 }
 
 // removeWhere removes the conversations that are selected.
-func (k *keptTokens) removeWhere(selects func(keptConversation) bool) {
-	for key, kept := range k.conversations {
-		if selects(kept) {
-			k.remove(key)
-		}
-	}
+func (k keptTokens) removeWhere(selects func(keptConversation) bool) {
+	maps.DeleteFunc(k, func(_ uint64, c keptConversation) bool { return selects(c) })
 }
 
-// forOthers returns how many tokens of a backend's cache are kept at a time for other
+// countForOthers returns how many tokens of a backend's cache are kept at a time for other
 // conversations than that of the key.
-func (k *keptTokens) forOthers(slot int, key uint64, now time.Time) float64 {
-	k.removeWhere(func(c keptConversation) bool { return now.After(c.until) })
-	if slot >= len(k.bySlot) {
-		return 0
+func (k keptTokens) countForOthers(slot int, key uint64, now time.Time) (tokens int) {
+	for other, c := range k {
+		if c.slot == slot && other != key && !now.After(c.until) {
+			tokens += c.tokens
+		}
 	}
-	tokens := k.bySlot[slot]
-	if own, ok := k.conversations[key]; ok && own.slot == slot {
-		tokens -= own.tokens
-	}
-	return max(0, tokens)
+	return tokens
 }
 
 func (r *Request) conversationKey() uint64 {
@@ -89,11 +64,11 @@ func (r *Router) keepForNextTurn(d *Decision, answerTokens int, now time.Time) {
 	if !ok || d.request.conversation == 0 || !r.isQueueEnabled() {
 		return
 	}
-	tokens := d.prediction.PromptTokens + float64(answerTokens)
-	seconds := keptPrefills * tracker.FollowedShare() * tokens / r.estimates.PrefillRate(d.Backend.Slot)
+	tokens := int(d.prediction.PromptTokens) + answerTokens
+	seconds := keptPrefills * tracker.LaterTurnProbability() * float64(tokens) / r.estimates.PrefillRate(d.Backend.Slot)
 	r.kept.add(d.request.conversation, keptConversation{
 		d.Backend.Slot, tokens, now.Add(time.Duration(seconds * float64(time.Second))),
-	})
+	}, now)
 }
 
 // conversationLead returns by how much a request is queued as if it had arrived earlier: for as

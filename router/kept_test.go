@@ -32,7 +32,7 @@ func TestTokensKeptForNextTurn(t *testing.T) {
 	waits(t, "its tokens would evict the conversation", other)
 	c.advance(10 * time.Millisecond)
 	next := sent(t, "the next turn overtakes it", submit(r, turnOf(ask(fleet, 1, 80), 1, prompt.TurnLater)))
-	if n := len(r.kept.conversations); n > 0 {
+	if n := len(r.kept); n > 0 {
 		t.Errorf("tokens of %d conversations are kept, want none while the next turn runs", n)
 	}
 	waits(t, "the conversation is running", other)
@@ -45,12 +45,12 @@ func TestTokensKeptForNextTurn(t *testing.T) {
 
 	r, fleet, _ = answered(t, prompt.TurnFirst)
 	r.RemoveBackend(fleet[0])
-	if len(r.kept.conversations) > 0 {
+	if len(r.kept) > 0 {
 		t.Error("tokens are kept on a backend that was removed")
 	}
 
 	r, fleet, _ = answered(t, prompt.TurnUnknown)
-	sent(t, "nobody knows of a conversation", submit(r, ask(fleet, 3, 40)))
+	sent(t, "the turn is unknown", submit(r, ask(fleet, 3, 40)))
 }
 
 func TestQueuedTurnsOfOlderConversationFirst(t *testing.T) {
@@ -70,14 +70,14 @@ func TestQueuedTurnsOfOlderConversationFirst(t *testing.T) {
 
 func TestKeptTokens(t *testing.T) {
 	now := time.Unix(100, 0)
-	var k keptTokens
-	add := func(key uint64, slot int, tokens float64, seconds int) {
-		k.add(key, keptConversation{slot, tokens, now.Add(time.Duration(seconds) * time.Second)})
+	k := keptTokens{}
+	add := func(key uint64, slot, tokens, seconds int) {
+		k.add(key, keptConversation{slot, tokens, now.Add(time.Duration(seconds) * time.Second)}, now)
 	}
-	check := func(name string, slot int, key uint64, want float64) {
+	check := func(name string, slot int, key uint64, want int) {
 		t.Helper()
-		if got := k.forOthers(slot, key, now); got != want {
-			t.Errorf("%s: %g tokens are kept for others, want %g", name, got, want)
+		if got := k.countForOthers(slot, key, now); got != want {
+			t.Errorf("%s: %d tokens are kept for others, want %d", name, got, want)
 		}
 	}
 	check("none yet", 1, 0, 0)
@@ -91,7 +91,7 @@ func TestKeptTokens(t *testing.T) {
 	check("to here", 0, 0, 57)
 	now = now.Add(6 * time.Second)
 	check("its time is over", 0, 0, 7)
-	k.remove(3)
+	delete(k, 3)
 	check("sent", 0, 0, 0)
 	for key := range uint64(maxKept) {
 		add(10+key, 0, 1, 10)

@@ -208,7 +208,7 @@ func (r *Router) reserve(chosen int) *Decision {
 		noEngine: req.NoEngine, nonGenerative: req.NonGenerative, maxAnswerTokens: req.MaxAnswerTokens,
 		conversation: req.conversationKey(),
 	}
-	r.kept.remove(made.request.conversation)
+	delete(r.kept, made.request.conversation)
 	p := &made.prediction
 	p.Model, p.Bytes, p.PromptTokens, p.Sequences = req.Model, req.Bytes, d.request.PromptTokens, req.sequences()
 	p.MatchedBlocks, p.MatchedTokens, p.Uncached = depth, int(c.MatchedTokens), c.UncachedTokens

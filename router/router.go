@@ -121,6 +121,7 @@ func New(o Options) (*Router, error) {
 		estimates:    estimate.NewFleet(o.BlockBytes, cmp.Or(o.IndexMargin, defaultIndexMargin)),
 		queue:        queue.New[*Ticket](now),
 		queueStarted: make(chan struct{}, 1),
+		kept:         keptTokens{},
 	}
 	if err := r.Configure(o.Settings); err != nil {
 		return nil, err

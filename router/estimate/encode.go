@@ -17,9 +17,9 @@ const (
 	shortBucketCount = 17
 )
 
-// AppendWidened appends what AppendBackend would have written in place of the
+// AppendFromShortEncoding appends what AppendBackend would have written in place of the
 // ShortEncodedBytes of short.
-func AppendWidened(to, short []byte) []byte {
+func AppendFromShortEncoding(to, short []byte) []byte {
 	const buckets = 8 * shortBucketCount
 	var empty [8 * (bucketCount - shortBucketCount)]byte
 	to = append(append(to, short[:buckets]...), empty[:]...)

@@ -384,7 +384,7 @@ func TestRestoreOfShortEncoding(t *testing.T) {
 	const unused = 8 * (bucketCount - shortBucketCount)
 	short := append(bytes.Clone(want[:8*shortBucketCount]), want[8*shortBucketCount+unused:8*(bucketCount+shortBucketCount)]...)
 	short = append(short, want[8*2*bucketCount:]...)
-	if len(short) != ShortEncodedBytes || !bytes.Equal(AppendWidened(nil, short), want) {
-		t.Errorf("%d bytes, which are widened to %v, want %d and %v", len(short), AppendWidened(nil, short), ShortEncodedBytes, want)
+	if len(short) != ShortEncodedBytes || !bytes.Equal(AppendFromShortEncoding(nil, short), want) {
+		t.Errorf("%d bytes, which are widened to %v, want %d and %v", len(short), AppendFromShortEncoding(nil, short), ShortEncodedBytes, want)
 	}
 }

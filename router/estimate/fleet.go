@@ -401,7 +401,7 @@ func (f *Fleet) learnFromUsage(slot int, p *Prediction, u Usage, c CacheInfo) (c
 	var all predictions
 	all.addPrediction(f.distanceBucket(slot, p), usableHitTokens(float64(p.MatchedBlocks*f.blockBytes)/float64(p.Bytes)*prompt, prompt, c.Alignment), prompt)
 	if !f.disabled {
-		f.backends[slot].missing.add(all.tokens, float64(u.CachedTokens), prompt)
+		f.backends[slot].missing.addResponse(all.tokens, float64(u.CachedTokens), prompt)
 	}
 	f.learnFromHits(slot, &all, float64(u.CachedTokens), prompt, c)
 	return true

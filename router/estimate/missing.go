@@ -14,17 +14,17 @@ type missingHits struct {
 	expected, missing, computed float64 // tokens, decaying
 }
 
-// add adds a response: tokens that were expected in the cache, those that were there, and all of
+// addResponse adds a response: tokens that were expected in the cache, those that were there, and all of
 // its prompt.
-func (m *missingHits) add(expected, cached, prompt float64) {
+func (m *missingHits) addResponse(expected, cached, prompt float64) {
 	m.expected = missingDecay*m.expected + expected
 	m.missing = missingDecay*m.missing + max(0, expected-cached)
 	m.computed = missingDecay*m.computed + prompt - cached
 }
 
-// shares returns which share of the expected tokens was missing, and which share of the computed
+// missingShares returns which share of the expected tokens was missing, and which share of the computed
 // ones that was.
-func (m *missingHits) shares() (ofExpected, ofComputed float64) {
+func (m *missingHits) missingShares() (ofExpected, ofComputed float64) {
 	if m.missing <= minMissingHits*(m.expected+expectedPrior) {
 		return 0, 0
 	}
@@ -37,5 +37,5 @@ func (f *Fleet) MissingHits(slot int) (ofExpected, ofComputed float64) {
 	if f.disabled {
 		return 0, 0
 	}
-	return f.backends[slot].missing.shares()
+	return f.backends[slot].missing.missingShares()
 }

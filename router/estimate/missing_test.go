@@ -30,9 +30,9 @@ func TestMissingHits(t *testing.T) {
 	} {
 		var m missingHits
 		for _, r := range c.responses {
-			m.add(r.expected, r.cached, r.prompt)
+			m.addResponse(r.expected, r.cached, r.prompt)
 		}
-		ofExpected, ofComputed := m.shares()
+		ofExpected, ofComputed := m.missingShares()
 		if math.Abs(ofExpected-c.ofExpected) > 0.01 || math.Abs(ofComputed-c.ofComputed) > 0.01 {
 			t.Errorf("%s: %.2f of the expected and %.2f of the computed tokens, want %.2f and %.2f", c.name, ofExpected, ofComputed, c.ofExpected, c.ofComputed)
 		}
@@ -41,7 +41,7 @@ func TestMissingHits(t *testing.T) {
 
 func TestMissingHitsWithoutLearning(t *testing.T) {
 	f := newTestFleet(1)
-	f.backends[0].missing.add(80_000, 40_000, 81_000)
+	f.backends[0].missing.addResponse(80_000, 40_000, 81_000)
 	if ofExpected, ofComputed := f.MissingHits(0); ofExpected == 0 || ofComputed == 0 {
 		t.Fatalf("%.2f and %.2f are missing", ofExpected, ofComputed)
 	}

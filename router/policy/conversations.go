@@ -79,8 +79,8 @@ func (c *conversations) ConversationAge(key uint64, now time.Time) time.Duration
 	return now.Sub(v.began)
 }
 
-// FollowedShare implements ConversationTracker.
-func (c *conversations) FollowedShare() float64 {
+// LaterTurnProbability implements ConversationTracker.
+func (c *conversations) LaterTurnProbability() float64 {
 	later := c.laterTurns()
 	return later / (1 + later)
 }
@@ -218,6 +218,8 @@ type futureTurns struct {
 	spare           float64 // spareShare
 }
 
+// expectFutureTurns returns what is expected of the turns after a request. Unless it is a dry run,
+// conversations that are overdue are removed.
 func (p *Prefix) expectFutureTurns(r *Request, candidates []Candidate) futureTurns {
 	f := futureTurns{conversations: &p.conversations, request: r}
 	key := ConversationKey(r.Session, r.PromptKey, r.Turn)

@@ -561,23 +561,23 @@ func TestConversationAge(t *testing.T) {
 	c.record(prompt.TurnFirst, 1, 1)
 	check("another one begins alike", 1, 0)
 	if key := ConversationKey(5, 6, prompt.TurnUnknown); key != 0 {
-		t.Errorf("key %d of a request that is no turn, want 0", key)
+		t.Errorf("key %d of a request whose turn is unknown, want 0", key)
 	}
 	if a, b := ConversationKey(5, 6, prompt.TurnLater), ConversationKey(0, 6, prompt.TurnLater); a != 5 || b != 6 {
 		t.Errorf("keys %d and %d with a session and without, want 5 and 6", a, b)
 	}
 }
 
-func TestFollowedShare(t *testing.T) {
+func TestLaterTurnProbability(t *testing.T) {
 	c := newTurns()
-	if got := c.FollowedShare(); math.Abs(got-10.0/11) > 1e-9 {
+	if got := c.LaterTurnProbability(); math.Abs(got-10.0/11) > 1e-9 {
 		t.Errorf("%.3f at first, want 10 of 11", got)
 	}
 	for key := range uint64(1000) {
 		c.record(prompt.TurnFirst, key+1, 0)
 	}
 	c.pass(time.Hour)
-	if got := c.FollowedShare(); got > 0.05 {
+	if got := c.LaterTurnProbability(); got > 0.05 {
 		t.Errorf("%.3f where a thousand conversations had one turn, want about 0.03", got)
 	}
 }

@@ -34,8 +34,8 @@ type ConversationTracker interface {
 	// ConversationAge returns how long ago the first turn of a conversation was sent, as far as
 	// is known; key is of ConversationKey.
 	ConversationAge(key uint64, now time.Time) time.Duration
-	// FollowedShare returns the share of turns that another one follows.
-	FollowedShare() float64
+	// LaterTurnProbability returns how likely another turn follows one.
+	LaterTurnProbability() float64
 }
 
 // Settings are the thresholds of the policies that have them; see

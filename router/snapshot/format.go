@@ -364,7 +364,7 @@ func widenEstimates(raw []byte) ([]byte, error) {
 	}
 	end := start + estimate.ShortEncodedBytes
 	wide := make([]byte, 0, len(raw)+estimate.EncodedBytes-estimate.ShortEncodedBytes)
-	wide = estimate.AppendWidened(append(wide, raw[:start]...), raw[start:end])
+	wide = estimate.AppendFromShortEncoding(append(wide, raw[:start]...), raw[start:end])
 	return append(wide, raw[end:]...), nil
 }
 
