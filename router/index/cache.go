@@ -7,10 +7,10 @@ import (
 )
 
 // cache is the mirror of one backend's prefix cache. Blocks that requests in flight
-// use are pinned; the others form a list, least recently used first. Invariant: a
-// block's predecessor is held too, and is pinned or was used later. So the oldest
-// entry is the tail of every prefix it belongs to, and eviction shortens prefixes
-// from their tails, as in vLLM's own free list.
+// use are pinned, and those that the replica has reported are confirmed; the others form
+// a list, least recently used first. Invariant: a block's predecessor is held too, and is
+// pinned, confirmed or was used later. So the oldest entry is the tail of every prefix it
+// belongs to, and eviction shortens prefixes from their tails, as in vLLM's own free list.
 type cache struct {
 	capacity  int
 	evictions uint64
@@ -18,6 +18,7 @@ type cache struct {
 	shared    table[int32] // entries of the blocks that have, or had, several holders
 	entries   []entry      // entries[0] closes the list to a ring: its newer is the oldest, its older the newest
 	size      int          // entries that hold a block
+	confirmed int          // of these, those that the replica has reported
 	free      int32        // first of the unused entries, linked by newer; 0: none
 	pinned    int          // entries with pins
 	unpinned  int          // blocks of requests in flight that had to be unpinned
@@ -32,7 +33,21 @@ type entry struct {
 	parent       int32  // entry of its predecessor; 0: it is a first block
 	pins         int32  // requests in flight that end at it, and pinned successors; if any, it is not in the list
 	older, newer int32
+	successors   int32
+	report       report
 }
+
+// report is what a replica has said of an entry's block.
+type report uint8
+
+const (
+	unreported report = iota
+	confirmed         // it holds the block: the entry is not in the list
+	removed           // it does not any more: the entry is removed with its last successor, and out of the list until then
+)
+
+// isListed reports whether the entry is in the list of those that may be evicted.
+func (e *entry) isListed() bool { return e.pins == 0 && e.report == unreported }
 
 func newCache() *cache {
 	return &cache{entries: make([]entry, 1)}
@@ -86,7 +101,9 @@ func (c *cache) pin(tail int32, stamp uint64) {
 		if e.pins++; e.pins > 1 {
 			return
 		}
-		c.unlink(at)
+		if e.report == unreported {
+			c.unlink(at)
+		}
 		c.pinned++
 	}
 }
@@ -100,7 +117,12 @@ func (c *cache) unpin(tail int32, stamp uint64) {
 			return
 		}
 		c.pinned--
-		c.linkNewest(at)
+		if e.report == removed && e.successors == 0 {
+			c.setReport(e, unreported) // it was not computed again, or not reported yet
+		}
+		if e.report == unreported {
+			c.linkNewest(at)
+		}
 		if stamp != 0 {
 			e.stamp = stamp
 		}
@@ -118,33 +140,74 @@ func (c *cache) insertPinned(b prompt.Block, parent int32, stamp uint64) (at int
 		c.entries = append(c.entries, entry{})
 	}
 	c.entries[at] = entry{block: b, stamp: stamp, parent: parent, pins: 1}
+	c.entries[parent].successors++
 	c.pinned++
 	c.size++
 	return at
 }
 
-// remove removes an entry that is not pinned.
-func (c *cache) remove(at int32) {
+// setReport sets what the replica has said of an entry, which is not in the list and is
+// linked by the caller if it is to be.
+func (c *cache) setReport(e *entry, r report) {
+	if e.report != unreported {
+		c.confirmed--
+	}
+	if r != unreported {
+		c.confirmed++
+	}
+	e.report = r
+}
+
+// remove removes an entry that is in the list. It returns its predecessor's, if that is
+// to be removed as well because the replica does not hold it any more, else 0.
+func (c *cache) remove(at int32) (next int32) {
 	c.unlink(at)
 	c.size--
+	next = c.removeSuccessor(c.entries[at].parent)
 	c.entries[at] = entry{newer: c.free}
 	c.free = at
+	return next
+}
+
+// removeSuccessor counts one successor less of an entry. If the replica does not hold it
+// any more and that was the last one, the entry becomes the oldest of the list and is
+// returned, else 0.
+func (c *cache) removeSuccessor(at int32) (listed int32) {
+	e := &c.entries[at]
+	if e.successors--; at == 0 || e.successors > 0 || e.report != removed || e.pins > 0 {
+		return 0
+	}
+	c.setReport(e, unreported)
+	c.linkOldest(at)
+	return at
 }
 
 // removeOldest removes up to len(blocks) of the oldest entries that are not pinned,
-// writes their blocks to removed, and returns how many.
-func (c *cache) removeOldest(removed []prompt.Block) (n int) {
+// writes their blocks to blocks, and returns how many.
+func (c *cache) removeOldest(blocks []prompt.Block) (n int) {
 	at := c.oldest()
-	for ; n < len(removed) && at != 0; n++ {
+	for ; n < len(blocks) && at != 0; n++ {
 		e := &c.entries[at]
-		removed[n] = e.block
-		next := e.newer
+		blocks[n] = e.block
+		parent, next := e.parent, e.newer
 		*e = entry{newer: c.free}
-		c.free, at = at, next
+		c.free = at
+		c.entries[0].newer, c.entries[next].older = next, 0
+		if listed := c.removeSuccessor(parent); listed != 0 {
+			next = listed
+		}
+		at = next
 	}
-	c.entries[0].newer, c.entries[at].older = at, 0
 	c.size -= n
 	return n
+}
+
+// linkOldest adds an entry to the list as the least recently used.
+func (c *cache) linkOldest(at int32) {
+	oldest := c.oldest()
+	c.entries[at].older, c.entries[at].newer = 0, oldest
+	c.entries[oldest].older = at
+	c.entries[0].newer = at
 }
 
 // linkNewest adds an entry to the list as the most recently used.

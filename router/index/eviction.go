@@ -22,6 +22,11 @@ func (x *Index) SetRequestedCapacity(slot, blocks int) {
 		return
 	}
 	x.requested[slot] = blocks
+	x.shareCapacity()
+}
+
+// shareCapacity sets the capacities to those requested, as far as they fit the memory bound.
+func (x *Index) shareCapacity() {
 	share := x.maxBackendBlocks()
 	for i, c := range x.caches {
 		c.capacity = min(x.requested[i], share)
@@ -72,7 +77,7 @@ func (x *Index) SweepAndEvict(maxBlocks int) (more bool) {
 	}
 	left := len(x.dropped) > 0
 	for slot, c := range x.caches {
-		over := c.size - c.capacity
+		over := c.size - c.confirmed - c.capacity
 		if over > 0 && maxBlocks > 0 {
 			evicted := x.evict(slot, min(over, maxBlocks))
 			over, maxBlocks = over-evicted, maxBlocks-evicted
@@ -117,7 +122,7 @@ func (x *Index) makeRoom(slot, blocks int) {
 		x.SweepAndEvict(2*blocks + evictAhead)
 	}
 	c := x.caches[slot]
-	over := c.size + blocks - c.capacity
+	over := c.size - c.confirmed + blocks - c.capacity
 	if over <= 0 {
 		return
 	}

@@ -113,10 +113,7 @@ func (i *Import) Add(blocks []ImportedBlock) (restored int, more bool) {
 func (c *cache) insertOldest(b prompt.Block, parent int32, stamp uint64) (at int32) {
 	at = c.insertPinned(b, parent, stamp)
 	c.pinned--
-	e, oldest := &c.entries[at], c.oldest()
-	e.pins = 0
-	e.older, e.newer = 0, oldest
-	c.entries[oldest].older = at
-	c.entries[0].newer = at
+	c.entries[at].pins = 0
+	c.linkOldest(at)
 	return at
 }

@@ -25,6 +25,7 @@ type Index struct {
 	version      uint64
 	prefetchSink prompt.Block     // see table.prefetch
 	evictBuffer  [64]prompt.Block // scratch of evict
+	kv           kvBlocks
 
 	dropped []droppedCache
 	stale   []uint64 // bits of the backends with a dropped cache, by holder table
@@ -89,15 +90,20 @@ func (x *Index) RequestedCapacity(slot int) int { return x.requested[slot] }
 // Evictions returns how many blocks of a backend were evicted to make room.
 func (x *Index) Evictions(slot int) uint64 { return x.caches[slot].evictions }
 
-// Bytes returns about how much memory the held blocks take.
-func (x *Index) Bytes() int64 { return int64(x.entries) * entryBytes }
+// Bytes returns about how much memory the held blocks, KV blocks and links take.
+func (x *Index) Bytes() int64 {
+	return int64(x.entries+x.kv.heldLen+max(0, len(x.kv.links)-1)) * entryBytes
+}
 
-// removeEntry removes a block that is not pinned.
+// removeEntry removes a block that is in a backend's list, and those before it that the
+// replica does not hold any more.
 func (x *Index) removeEntry(slot int, at int32) {
 	c := x.caches[slot]
-	x.removeHolder(slot, c.entries[at].block)
-	c.remove(at)
-	x.entries--
+	for at != 0 {
+		x.removeHolder(slot, c.entries[at].block)
+		at = c.remove(at)
+		x.entries--
+	}
 	x.version++
 }
 

@@ -111,7 +111,7 @@ func (x *Index) Rollback(p *Pin, blocks []prompt.Block, keep int) {
 		if at == 0 {
 			continue // evicted meanwhile, or beyond the capacity
 		}
-		if e := &c.entries[at]; e.stamp != p.stamp || e.pins > 0 {
+		if e := &c.entries[at]; e.stamp != p.stamp || !e.isListed() {
 			return
 		}
 		x.removeEntry(p.slot, at)

@@ -1,0 +1,400 @@
+// Package kvblocks follows which KV blocks a replica holds, from the events that it publishes.
+// It names the blocks by their tokens, so that equal blocks of all replicas have one name
+// whatever hashes their engines use.
+package kvblocks
+
+import (
+	"cmp"
+	"encoding/binary"
+	"slices"
+	"strings"
+
+	"github.com/zeebo/xxh3"
+
+	"warmroute/backends/vllm/kvevents"
+	"warmroute/router/index"
+)
+
+const (
+	maxEngines    = 256
+	maxGroups     = 64 // KV cache groups that an engine's account keeps apart
+	maxCopies     = 8  // of a block that are counted; a client can have blocks announced again
+	maxSequences  = 16 << 10
+	changesBuffer = 1024 // changes that are kept for reuse
+)
+
+// Op is what happened to a KV block.
+type Op uint8
+
+const (
+	Stored    Op = iota // the replica holds it
+	Removed             // it does not any more
+	Forgotten           // it is not known any more whether it does
+)
+
+// Change is one change of what a replica holds.
+type Change struct {
+	KV index.KVBlock
+	Op Op
+}
+
+// Block is a KV block of a sequence.
+type Block struct {
+	KV     index.KVBlock
+	Tokens int // of the sequence up to its end
+}
+
+// Tracker follows the KV blocks of one replica, in all its data-parallel engines and all media.
+// It is not safe for concurrent use.
+type Tracker struct {
+	seed      uint64
+	maxBlocks int
+	prefix    string                // of the sessions whose sequences are remembered
+	engines   []*engine             // by rank
+	blocks    int                   // in all engines
+	holders   map[index.KVBlock]int // engines that hold a block; nil while there is one engine
+	sequences sequences
+
+	changes []Change
+	buf     []byte
+}
+
+// engine is the account of one data-parallel engine.
+type engine struct {
+	complete bool             // it announces all that it holds
+	offloads bool             // it has announced blocks of another medium than the GPU
+	byHash   map[uint64]int32 // the publisher's hash → place of the block
+	blocks   []block          // blocks[0] stands before the first block of a sequence
+	free     int32            // the first unused place, linked by parent; 0: none
+	groups   map[int]bool     // whether blocks of a group mean a usable prefix
+}
+
+// block is one KV block of an engine. It outlives its removal while blocks follow it.
+type block struct {
+	kv         index.KVBlock
+	parent     int32
+	tokens     int32 // of the sequence up to its end
+	successors int32
+	gpu, other uint8 // copies
+}
+
+func (b *block) isHeld() bool { return b.gpu > 0 || b.other > 0 }
+
+// New returns a Tracker of at most maxBlocks blocks. Equal blocks have equal names in all
+// Trackers with the same seed. What requests store is remembered for those whose session has
+// the prefix.
+func New(seed uint64, maxBlocks int, prefix string) *Tracker {
+	return &Tracker{seed: seed, maxBlocks: maxBlocks, prefix: prefix, sequences: sequences{last: map[string]sequence{}}}
+}
+
+// Len returns how many blocks the replica holds, as far as is known. Blocks that several
+// engines hold count for each.
+func (t *Tracker) Len() int { return t.blocks }
+
+// IsComplete reports whether all that the replica holds is known.
+func (t *Tracker) IsComplete() bool {
+	for _, e := range t.engines {
+		if e == nil || !e.complete {
+			return false
+		}
+	}
+	return len(t.engines) > 0
+}
+
+// Restart records that what an engine announced before does not count any more: it has been
+// started again, or events were lost. complete says that it announces all that it holds from
+// now on. The changes are valid until the next call.
+func (t *Tracker) Restart(rank int, complete bool) []Change {
+	t.changes = t.changes[:0]
+	e := t.engine(rank)
+	if e == nil {
+		return nil
+	}
+	op := Forgotten
+	if complete {
+		op = Removed
+	}
+	t.removeAll(e, op, func(*block) bool { return true })
+	*e = *newEngine()
+	e.complete = complete
+	return t.changes
+}
+
+// Apply applies the events of a batch, and returns what has changed, a predecessor before its
+// successors where they are stored, and after them where all are removed. The changes are valid
+// until the next call.
+func (t *Tracker) Apply(rank int, batch *kvevents.Batch) []Change {
+	if cap(t.changes) > changesBuffer {
+		t.changes = nil
+	}
+	t.changes = t.changes[:0]
+	e := t.engine(rank)
+	if e == nil {
+		return nil
+	}
+	for i := range batch.Events {
+		switch ev := &batch.Events[i]; ev.Kind {
+		case kvevents.Stored:
+			t.store(rank, e, ev)
+		case kvevents.Removed:
+			t.remove(e, ev)
+		case kvevents.Cleared:
+			t.removeAll(e, Removed, func(b *block) bool {
+				b.gpu = 0
+				return b.other == 0
+			})
+			e.complete = e.complete || !e.offloads
+		}
+	}
+	return t.changes
+}
+
+// Sequence returns the blocks that the request of a session has used, those after the block
+// named after, or all of them if that is not among them; nil if the request has stored none.
+func (t *Tracker) Sequence(session string, after index.KVBlock) (blocks []Block) {
+	s, known := t.sequences.last[session]
+	if !known {
+		return nil
+	}
+	e := t.engines[s.rank]
+	for at := e.byHash[s.hash]; at != 0 && e.blocks[at].kv != after; at = e.blocks[at].parent {
+		blocks = append(blocks, Block{e.blocks[at].kv, int(e.blocks[at].tokens)})
+	}
+	slices.Reverse(blocks)
+	return blocks
+}
+
+// engine returns the account of a rank; nil if there are too many.
+func (t *Tracker) engine(rank int) *engine {
+	if rank < 0 || rank >= maxEngines {
+		return nil
+	}
+	for len(t.engines) <= rank {
+		t.engines = append(t.engines, nil)
+	}
+	if t.engines[rank] == nil {
+		t.engines[rank] = newEngine()
+		if len(t.engines) > 1 && t.holders == nil {
+			t.countHolders()
+		}
+	}
+	return t.engines[rank]
+}
+
+func newEngine() *engine {
+	return &engine{byHash: map[uint64]int32{}, blocks: make([]block, 1), groups: map[int]bool{}}
+}
+
+// countHolders begins to count the engines that hold each block.
+func (t *Tracker) countHolders() {
+	t.holders = map[index.KVBlock]int{}
+	for _, e := range t.engines {
+		if e == nil {
+			continue
+		}
+		for _, at := range e.byHash {
+			t.holders[e.blocks[at].kv]++
+		}
+	}
+}
+
+// store applies a Stored event. The account is incomplete after one whose predecessor is not
+// known, or for which there is no room.
+func (t *Tracker) store(rank int, e *engine, ev *kvevents.Event) {
+	if ev.Remote || !e.isUsable(ev) {
+		return
+	}
+	e.offloads = e.offloads || ev.Medium != kvevents.GPU
+	if len(ev.Tokens) == 0 { // an event of the GPU had them
+		for _, h := range ev.Hashes {
+			if at := e.byHash[h]; at != 0 {
+				e.blocks[at].addCopies(ev.Medium, 1)
+			}
+		}
+		return
+	}
+	size := ev.BlockSize
+	if len(ev.Hashes) == 0 || len(ev.Tokens) != size*len(ev.Hashes) {
+		return // blocks without content were left out, so that it is not known which tokens a block has
+	}
+	at := int32(0)
+	if ev.HasParent {
+		if at = e.byHash[ev.Parent]; at == 0 {
+			e.complete = false
+			return
+		}
+	}
+	for i, h := range ev.Hashes {
+		var extra uint64
+		if i < len(ev.Extra) {
+			extra = ev.Extra[i]
+		}
+		kv := t.name(e.blocks[at].kv, ev.Tokens[i*size:(i+1)*size], extra, ev.LoRA)
+		if at = t.storeBlock(e, h, kv, at, size, ev.Medium); at == 0 {
+			e.complete = false
+			return
+		}
+	}
+	if strings.HasPrefix(ev.Session, t.prefix) && t.prefix != "" {
+		t.sequences.set(ev.Session, sequence{rank, ev.Hashes[len(ev.Hashes)-1]})
+	}
+}
+
+// storeBlock counts one more copy of a block and returns its place; 0 if there is no room.
+func (t *Tracker) storeBlock(e *engine, hash uint64, kv index.KVBlock, parent int32, size int, m kvevents.Medium) (at int32) {
+	if at = e.byHash[hash]; at != 0 {
+		e.blocks[at].addCopies(m, 1)
+		return at
+	}
+	if t.blocks >= t.maxBlocks {
+		return 0
+	}
+	if at = e.free; at != 0 {
+		e.free = e.blocks[at].parent
+	} else {
+		at = int32(len(e.blocks))
+		e.blocks = append(e.blocks, block{})
+	}
+	b := &e.blocks[at]
+	*b = block{kv: kv, parent: parent, tokens: e.blocks[parent].tokens + int32(size)}
+	b.addCopies(m, 1)
+	e.blocks[parent].successors++
+	e.byHash[hash] = at
+	t.blocks++
+	if t.holders != nil {
+		if t.holders[kv]++; t.holders[kv] > 1 {
+			return at
+		}
+	}
+	t.changes = append(t.changes, Change{kv, Stored})
+	return at
+}
+
+// addCopies adds n to the copies in a medium.
+func (b *block) addCopies(m kvevents.Medium, n int) {
+	copies := &b.other
+	if m == kvevents.GPU {
+		copies = &b.gpu
+	}
+	*copies = uint8(min(maxCopies, max(0, int(*copies)+n)))
+}
+
+// isUsable reports whether the blocks of a Stored event's group mean a prefix that can be
+// reused. Of several groups that do, which have equal blocks, it is the first.
+func (e *engine) isUsable(ev *kvevents.Event) bool {
+	if known, ok := e.groups[ev.Group]; ok {
+		return known
+	}
+	usable := false
+	switch ev.SpecKind {
+	case kvevents.SpecUnknown, kvevents.SpecFullAttention, kvevents.SpecMLAAttention, kvevents.SpecSinkFullAttention:
+		usable = true
+		for _, other := range e.groups {
+			usable = usable && !other
+		}
+	}
+	if len(e.groups) < maxGroups {
+		e.groups[ev.Group] = usable
+	}
+	return usable
+}
+
+// remove applies a Removed event.
+func (t *Tracker) remove(e *engine, ev *kvevents.Event) {
+	if ev.Remote || !e.groups[ev.Group] {
+		return
+	}
+	for _, h := range ev.Hashes {
+		at := e.byHash[h]
+		if at == 0 {
+			continue
+		}
+		if b := &e.blocks[at]; b.isHeld() {
+			if b.addCopies(ev.Medium, -1); !b.isHeld() {
+				t.removeBlock(e, h, at, Removed)
+			}
+		}
+	}
+}
+
+// removeBlock records that an engine does not hold a block any more, of which no copies are
+// left.
+func (t *Tracker) removeBlock(e *engine, hash uint64, at int32, op Op) {
+	kv := e.blocks[at].kv
+	delete(e.byHash, hash)
+	t.blocks--
+	for at != 0 && e.blocks[at].successors == 0 && !e.blocks[at].isHeld() {
+		parent := e.blocks[at].parent
+		e.blocks[at] = block{parent: e.free}
+		e.free = at
+		at = parent
+		e.blocks[at].successors--
+	}
+	if t.holders != nil {
+		if t.holders[kv]--; t.holders[kv] > 0 {
+			return
+		}
+		delete(t.holders, kv)
+	}
+	t.changes = append(t.changes, Change{kv, op})
+}
+
+// removeAll removes the blocks that are gone, successors before their predecessors.
+func (t *Tracker) removeAll(e *engine, op Op, isGone func(*block) bool) {
+	type place struct {
+		hash uint64
+		at   int32
+	}
+	var gone []place
+	for h, at := range e.byHash {
+		if isGone(&e.blocks[at]) {
+			gone = append(gone, place{h, at})
+		}
+	}
+	slices.SortFunc(gone, func(a, b place) int { return cmp.Compare(e.blocks[b.at].tokens, e.blocks[a.at].tokens) })
+	for _, p := range gone {
+		e.blocks[p.at].gpu, e.blocks[p.at].other = 0, 0
+		t.removeBlock(e, p.hash, p.at, op)
+	}
+}
+
+// name returns the name of a block: a hash of its tokens and of what its engine's hash contains
+// besides, chained to its predecessor's.
+func (t *Tracker) name(parent index.KVBlock, tokens []uint32, extra uint64, lora string) index.KVBlock {
+	t.buf = t.buf[:0]
+	for _, id := range tokens {
+		t.buf = binary.LittleEndian.AppendUint32(t.buf, id)
+	}
+	if extra != 0 {
+		t.buf = binary.LittleEndian.AppendUint64(t.buf, extra)
+	}
+	if parent == 0 {
+		t.buf = append(t.buf, lora...)
+	}
+	return index.KVBlock(max(1, xxh3.HashSeed(t.buf, t.seed^uint64(parent))))
+}
+
+// sequences remembers the last block that each of the latest requests has stored.
+type sequences struct {
+	last   map[string]sequence // by session
+	order  []string            // sessions by age, as a ring
+	oldest int
+}
+
+type sequence struct {
+	rank int
+	hash uint64
+}
+
+func (s *sequences) set(session string, q sequence) {
+	if _, known := s.last[session]; !known {
+		if len(s.order) < maxSequences {
+			s.order = append(s.order, session)
+		} else {
+			delete(s.last, s.order[s.oldest])
+			s.order[s.oldest] = session
+			s.oldest = (s.oldest + 1) % len(s.order)
+		}
+	}
+	s.last[session] = q
+}
