@@ -105,6 +105,9 @@ type Decision struct {
 	MatchedTokens              int           // of the prompt, likely held; about
 	PromptTokens               int           // about
 	QueueTime                  time.Duration // that the request was queued
+	// KVSession is what is to be sent to the replica as the request's session, by which its KV
+	// events name the request; "": nothing in particular.
+	KVSession string
 
 	router     *Router
 	health     *health // of the backend, for as long as it is in the fleet
@@ -113,6 +116,7 @@ type Decision struct {
 	prediction estimate.Prediction
 	pin        index.Pin
 	kv         kvUse
+	kvRequest  kvRequest
 	watch      stallWatch
 
 	// Guarded by router.mu.
@@ -156,6 +160,8 @@ type Outcome struct {
 	// Reply are the blocks that follow the prompt's when the next turn sends the
 	// answer back.
 	Reply []prompt.Block
+	// ReplyRest is how many bytes of the answer follow Reply.
+	ReplyRest int
 }
 
 // Sent returns when the backend was chosen, and how many uncached tokens had been
@@ -184,6 +190,7 @@ func (d *Decision) recordPrefillDone(now time.Time) {
 		return
 	}
 	d.started = true
+	d.kvRequest.startedAt = now
 	d.health.removeStallWatch(d)
 	d.request.blocks = nil
 	if d.isOrphaned() {
@@ -253,6 +260,7 @@ func (d *Decision) recordEnd(o *Outcome, now time.Time) {
 		r.index.Rollback(&d.pin, d.request.blocks, 0)
 	}
 	d.request.blocks = nil
+	r.recordEndForKVEvents(d, o, now)
 	s.load.recordEnd(d)
 	s.kv.recordEnd(d, o, now.Sub(r.start))
 }

@@ -122,6 +122,7 @@ func (r *Router) beginQueuedDecision(t *Ticket, now time.Time) {
 		t.indexVersion = v
 	}
 	r.decision.matched = t.matched
+	r.decision.linked = r.findLinked()
 }
 
 // stickyCandidate returns which candidate a queued request waits for, where the best

@@ -26,6 +26,7 @@ type decision struct {
 	candidates []policy.Candidate
 	backends   []*backends.Backend // of candidates
 	request    policy.Request
+	linked     linkedPrefix
 }
 
 // route decides where a request goes, in five steps: match its prompt against the
@@ -76,6 +77,7 @@ func (r *Router) beginDecision(req *Request, tried []*backends.Backend, now time
 	d := &r.decision
 	d.req, d.tried, d.promoted, d.now = *req, tried, false, now
 	d.sizes = r.estimates.TokenSizes(req.Model, req.TextClass)
+	d.linked = linkedPrefix{}
 }
 
 // matchPrompt reads from the index how much of the prompt each backend holds.
@@ -86,6 +88,7 @@ func (r *Router) matchPrompt() {
 	}
 	d.matched = d.buffer[:len(r.states)]
 	r.index.Match(d.req.Blocks, d.matched)
+	d.linked = r.findLinked()
 }
 
 // filterBackends finds the candidates: the backends that may take the request, less those
@@ -128,7 +131,7 @@ func (r *Router) fillCandidate(c *policy.Candidate, b *backends.Backend) {
 	foreignRequests, foreignTokens := r.externalLoad(l, d.now)
 	rate, weight, tokens := r.estimates.PrefillRate(b.Slot), weightOf(b), d.promptTokens()
 	missing, recomputed := r.estimates.MissingHits(b.Slot)
-	matched := (1 - missing) * min(d.countTokens(d.matched[b.Slot]*r.blockBytes), tokens)
+	matched := (1 - missing) * min(r.tokensBefore(d.matched[b.Slot]), tokens)
 	*c = policy.Candidate{
 		Slot:           b.Slot,
 		NameHash:       s.nameHash,
@@ -208,6 +211,7 @@ func (r *Router) reserve(chosen int) *Decision {
 		noEngine: req.NoEngine, nonGenerative: req.NonGenerative, maxAnswerTokens: req.MaxAnswerTokens,
 		conversation: req.conversationKey(),
 	}
+	r.nameForKVEvents(made, req)
 	delete(r.kept, made.request.conversation)
 	p := &made.prediction
 	p.Model, p.Bytes, p.PromptTokens, p.Sequences = req.Model, req.Bytes, d.request.PromptTokens, req.sequences()
@@ -273,7 +277,9 @@ func (r *Router) reasonFor(chosen int) string {
 }
 
 // promptTokens returns how long the prompt is, about.
-func (d *decision) promptTokens() float64 { return d.countTokens(d.req.Bytes) }
+func (d *decision) promptTokens() float64 {
+	return d.linked.tokens + d.countTokens(d.req.Bytes) - d.countTokens(d.linked.bytes)
+}
 
 // countTokens returns how many tokens the first bytes of the prompt have, about.
 func (d *decision) countTokens(bytes int) float64 {
@@ -282,8 +288,7 @@ func (d *decision) countTokens(bytes int) float64 {
 
 // tokensAfter returns how many tokens of the prompt come after so many blocks, about.
 func (r *Router) tokensAfter(blocks int) float64 {
-	d := &r.decision
-	return max(0, d.promptTokens()-d.countTokens(blocks*r.blockBytes))
+	return max(0, r.decision.promptTokens()-r.tokensBefore(blocks))
 }
 
 // minUncachedTokens is what the candidates would have to compute at least.

@@ -84,6 +84,7 @@ type Router struct {
 	slotWaits   []*SlotWait       // first come, first served
 	draining    bool
 	kept        keptTokens
+	kvEvents    kvEvents
 
 	decision  decision  // that is being made
 	callbacks callbacks // due when the lock is released
@@ -103,6 +104,7 @@ type backendState struct {
 	load     load
 	kv       kvCache
 	classes  queue.ClassLoad
+	follower *KVFollower // of its KV events; nil: there is none
 
 	claimed claim   // by queued requests in this round
 	room    float64 // in this round: uncached tokens that it could be sent
@@ -122,6 +124,7 @@ func New(o Options) (*Router, error) {
 		queue:        queue.New[*Ticket](now),
 		queueStarted: make(chan struct{}, 1),
 		kept:         keptTokens{},
+		kvEvents:     newKVEvents(),
 	}
 	if err := r.Configure(o.Settings); err != nil {
 		return nil, err
@@ -243,6 +246,7 @@ func (r *Router) addBackendLocked(b *backends.Backend) {
 // Release, which then counts only in the backend's own figures. Under another
 // router's policy this may take a tenth of a second, if its table is full.
 func (r *Router) RemoveBackend(b *backends.Backend) {
+	r.closeFollower(b)
 	r.mu.Lock()
 	defer r.unlockAndRunCallbacks()
 	if !r.has(b) {

@@ -43,7 +43,8 @@ type report uint8
 const (
 	unreported report = iota
 	confirmed         // it holds the block: the entry is not in the list
-	removed           // it does not any more: the entry is removed with its last successor, and out of the list until then
+	removed           // it does not any more: the entry is removed with its last successor, and not in the list until then
+	forgotten         // it is not known any more: the entry is not in the list while blocks follow it
 )
 
 // isListed reports whether the entry is in the list of those that may be evicted.
@@ -117,8 +118,8 @@ func (c *cache) unpin(tail int32, stamp uint64) {
 			return
 		}
 		c.pinned--
-		if e.report == removed && e.successors == 0 {
-			c.setReport(e, unreported) // it was not computed again, or not reported yet
+		if e.report != confirmed && e.successors == 0 {
+			c.setReport(e, unreported) // what was removed was not computed again, or not reported yet
 		}
 		if e.report == unreported {
 			c.linkNewest(at)
@@ -174,12 +175,19 @@ func (c *cache) remove(at int32) (next int32) {
 // returned, else 0.
 func (c *cache) removeSuccessor(at int32) (listed int32) {
 	e := &c.entries[at]
-	if e.successors--; at == 0 || e.successors > 0 || e.report != removed || e.pins > 0 {
+	if e.successors--; at == 0 || e.successors > 0 || e.pins > 0 {
 		return 0
 	}
-	c.setReport(e, unreported)
-	c.linkOldest(at)
-	return at
+	switch e.report {
+	case removed:
+		c.setReport(e, unreported)
+		c.linkOldest(at)
+		return at
+	case forgotten:
+		c.setReport(e, unreported)
+		c.linkNewest(at)
+	}
+	return 0
 }
 
 // removeOldest removes up to len(blocks) of the oldest entries that are not pinned,

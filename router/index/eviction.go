@@ -123,6 +123,9 @@ func (x *Index) makeRoom(slot, blocks int) {
 	}
 	c := x.caches[slot]
 	over := c.size - c.confirmed + blocks - c.capacity
+	if c.confirmed > 0 { // these have no share
+		over = max(over, x.entries+blocks-x.maxEntries)
+	}
 	if over <= 0 {
 		return
 	}

@@ -10,10 +10,12 @@ import (
 // of all before them.
 type KVBlock uint64
 
-// Link says in which KV block the tokens of a block of a prompt end.
+// Link says which is the last KV block that a block of a prompt completes, alone or with those
+// before it: what follows the block does not change it.
 type Link struct {
-	KV     KVBlock
-	Tokens int // of the prompt up to the end of the block
+	KV       KVBlock // 0: there is none yet
+	KVTokens int     // of the prompt up to the end of the KV block
+	Tokens   int     // of the prompt up to the end of the block
 }
 
 const (
@@ -24,7 +26,7 @@ const (
 	cacheShare     = 2 // for the caches
 	kvShares       = kvEntriesShare + linkShare + cacheShare
 
-	maxSameKV = 64 // links that end in one KV block
+	maxSameKV = 64 // links to one KV block
 )
 
 // kvBlocks relates the KV blocks that replicas report to the blocks of prompts. A link
@@ -36,18 +38,19 @@ type kvBlocks struct {
 
 	links    []link       // links[0] is unused
 	byBlock  table[int32] // block → its link
-	byKV     table[int32] // KV block → the first link that ends there
+	byKV     table[int32] // KV block → the first link to it
 	maxLinks int
 	clock    int // the next link to be replaced
 }
 
 type link struct {
 	block, parent prompt.Block // parent is meaningless if first
-	kv            KVBlock
-	tokens        int32
-	next          int32 // another link that ends in the same KV block, further from the beginning; 0: none
+	to            Link
+	next          int32 // another link to the same KV block, further from the beginning; 0: none
 	first         bool
 }
+
+func (l *link) isUnused() bool { return l.block == 0 && l.to == Link{} }
 
 // FollowKV makes room for KV blocks within the memory bound: the caches have less from
 // now on.
@@ -121,7 +124,7 @@ func (x *Index) holdsKV(slot int, k KVBlock) bool {
 	return group < len(x.kv.held) && x.kv.held[group].get(prompt.Block(k))&(1<<(slot%maxMembers)) != 0
 }
 
-// forEachLinkBackwards calls f with the links that end in a KV block, the last one first.
+// forEachLinkBackwards calls f with the links to a KV block, the last one first.
 func (x *Index) forEachLinkBackwards(k KVBlock, f func(*link)) {
 	var all [maxSameKV]int32
 	n := 0
@@ -140,18 +143,19 @@ func (x *Index) Link(b prompt.Block) (l Link, known bool) {
 	if at == 0 {
 		return Link{}, false
 	}
-	return Link{x.kv.links[at].kv, int(x.kv.links[at].tokens)}, true
+	return x.kv.links[at].to, true
 }
 
-// AddLink links a block of a prompt, which follows the block parent unless it is the first.
-// Its predecessors are to be linked before. The backends that hold the KV block hold the block from now on. It
-// reports false if there is no room.
-func (x *Index) AddLink(b, parent prompt.Block, first bool, to Link) (added bool) {
+// AddLink links one of the blocks of a prompt, those before it having been linked before. The
+// backends that hold the KV block hold the block from now on. It reports false if there is no
+// room.
+func (x *Index) AddLink(blocks []prompt.Block, i int, to Link) (added bool) {
+	b := blocks[i]
 	kv := &x.kv
 	if at := kv.byBlock.get(b); at != 0 {
 		l := &kv.links[at]
-		if l.kv == to.KV {
-			l.tokens = int32(to.Tokens)
+		if l.to.KV == to.KV {
+			l.to = to
 			return true
 		}
 		x.removeLink(at)
@@ -160,14 +164,19 @@ func (x *Index) AddLink(b, parent prompt.Block, first bool, to Link) (added bool
 	if at == 0 {
 		return false
 	}
-	end := kv.byKV.getOrAdd(prompt.Block(to.KV))
-	for n := 0; *end != 0; end = &kv.links[*end].next {
-		if n++; n == maxSameKV {
-			return false
+	if to.KV != 0 {
+		end := kv.byKV.getOrAdd(prompt.Block(to.KV))
+		for n := 0; *end != 0; end = &kv.links[*end].next {
+			if n++; n == maxSameKV {
+				return false
+			}
 		}
+		*end = at
 	}
-	*end = at
-	kv.links[at] = link{block: b, parent: parent, first: first, kv: to.KV, tokens: int32(to.Tokens)}
+	kv.links[at] = link{block: b, first: i == 0, to: to}
+	if i > 0 {
+		kv.links[at].parent = blocks[i-1]
+	}
 	*kv.byBlock.getOrAdd(b) = at
 	x.forEachKVHolder(to.KV, func(slot int) { x.confirm(slot, &kv.links[at]) })
 	return true
@@ -195,10 +204,10 @@ func (x *Index) freeLink() (at int32) {
 			kv.clock = 1
 		}
 		l := &kv.links[kv.clock]
-		if l.kv == 0 && l.block == 0 {
+		switch {
+		case l.isUnused():
 			return int32(kv.clock)
-		}
-		if !x.isHeldAnywhere(l.kv) {
+		case !x.isHeldAnywhere(l.to.KV):
 			x.removeLink(int32(kv.clock))
 			return int32(kv.clock)
 		}
@@ -219,56 +228,71 @@ func (x *Index) isHeldAnywhere(k KVBlock) bool {
 func (x *Index) removeLink(at int32) {
 	kv := &x.kv
 	l := kv.links[at]
-	x.forEachKVHolder(l.kv, func(slot int) { x.removeConfirmed(slot, l.block) })
 	kv.byBlock.remove(l.block)
-	end := kv.byKV.getOrAdd(prompt.Block(l.kv))
-	for end := end; *end != at; end = &kv.links[*end].next {
-	}
-	*end = l.next
-	if kv.byKV.get(prompt.Block(l.kv)) == 0 {
-		kv.byKV.remove(prompt.Block(l.kv))
-	}
 	kv.links[at] = link{}
+	if l.to.KV == 0 {
+		return
+	}
+	x.forEachKVHolder(l.to.KV, func(slot int) { x.removeConfirmed(slot, l.block) })
+	first := kv.byKV.getOrAdd(prompt.Block(l.to.KV))
+	end := first
+	for *end != at {
+		end = &kv.links[*end].next
+	}
+	if *end = l.next; *first == 0 {
+		kv.byKV.remove(prompt.Block(l.to.KV))
+	}
 }
 
 // confirm records that a replica holds a linked block. It has no effect where the block's
 // predecessor is not confirmed.
 func (x *Index) confirm(slot int, l *link) {
-	c := x.caches[slot]
-	parent := int32(0)
-	if !l.first {
-		if parent = x.findEntry(slot, l.parent); parent == 0 || c.entries[parent].report == unreported {
-			return
-		}
+	parent, known := x.confirmedParent(slot, l)
+	if known {
+		x.report(slot, l.block, parent, confirmed)
 	}
-	at := x.findEntry(slot, l.block)
-	switch {
-	case at == 0 && c.size < x.maxEntries:
-		x.addHolder(slot, l.block, c.insertConfirmed(l.block, parent))
+}
+
+// confirmedParent returns a backend's entry of the block before a linked one, 0 if that is the
+// first. It reports false if the replica may not hold that block. It does if there was no whole
+// KV block up to there: it stays as long as blocks follow it.
+func (x *Index) confirmedParent(slot int, l *link) (parent int32, known bool) {
+	if l.first {
+		return 0, true
+	}
+	if parent = x.findEntry(slot, l.parent); parent != 0 && x.caches[slot].entries[parent].report != unreported {
+		return parent, true
+	}
+	at := x.kv.byBlock.get(l.parent)
+	if at == 0 || x.kv.links[at].to.KV != 0 {
+		return 0, false
+	}
+	before, known := x.confirmedParent(slot, &x.kv.links[at])
+	if !known {
+		return 0, false
+	}
+	return x.report(slot, l.parent, before, removed)
+}
+
+// report records what a replica has said of a block, which is added after the entry parent
+// if the backend does not have it. It reports false if there is no room.
+func (x *Index) report(slot int, b prompt.Block, parent int32, r report) (at int32, done bool) {
+	c := x.caches[slot]
+	if at = x.findEntry(slot, b); at == 0 {
+		if x.entries >= x.maxEntries && x.evict(slot, 1) == 0 {
+			return 0, false
+		}
+		at = c.insertPinned(b, parent, max(1, c.uses))
+		c.pinned--
+		c.entries[at].pins = 0
+		x.addHolder(slot, b, at)
 		x.entries++
 		x.version++
-	case at == 0:
-	case c.entries[at].parent == parent:
-		c.confirm(at)
-	}
-}
-
-// confirm records that the replica reports an entry's block as stored.
-func (c *cache) confirm(at int32) {
-	e := &c.entries[at]
-	if e.isListed() {
+	} else if c.entries[at].isListed() {
 		c.unlink(at)
 	}
-	c.setReport(e, confirmed)
-}
-
-// insertConfirmed adds a confirmed block after the entry parent.
-func (c *cache) insertConfirmed(b prompt.Block, parent int32) (at int32) {
-	at = c.insertPinned(b, parent, max(1, c.uses))
-	c.pinned--
-	c.entries[at].pins = 0
-	c.setReport(&c.entries[at], confirmed)
-	return at
+	c.setReport(&c.entries[at], r)
+	return at, true
 }
 
 // removeConfirmed removes a confirmed block that a replica does not hold any more; while
@@ -294,7 +318,9 @@ func (x *Index) unconfirm(slot int, b prompt.Block) {
 		return
 	}
 	e := &c.entries[at]
-	if c.setReport(e, unreported); e.pins == 0 {
+	if e.successors > 0 {
+		c.setReport(e, forgotten)
+	} else if c.setReport(e, unreported); e.pins == 0 {
 		c.linkNewest(at)
 	}
 }

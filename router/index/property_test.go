@@ -230,6 +230,30 @@ func check(t *testing.T, x *Index, preds map[prompt.Block]prompt.Block, when str
 			}
 			listed++
 		}
+		reported, successors := 0, make([]int32, len(h.entries))
+		for _, e := range h.entries[1:] {
+			if e.stamp == 0 {
+				continue
+			}
+			successors[e.parent]++
+			if e.report != unreported {
+				reported++
+				if p := h.entries[e.parent]; e.parent != 0 && p.report == unreported {
+					t.Fatalf("%s: backend %d has a reported block after one that is not", when, slot)
+				}
+				if e.pins == 0 {
+					listed++
+				}
+			}
+		}
+		if reported != h.confirmed {
+			t.Fatalf("%s: backend %d has %d reported blocks and counts %d", when, slot, reported, h.confirmed)
+		}
+		for at, e := range h.entries[1:] {
+			if e.stamp != 0 && e.successors != successors[at+1] {
+				t.Fatalf("%s: backend %d: a block has %d successors and counts %d", when, slot, successors[at+1], e.successors)
+			}
+		}
 		if listed != h.size {
 			t.Fatalf("%s: backend %d has %d blocks in use or in its list and counts %d", when, slot, listed, h.size)
 		}

@@ -30,6 +30,7 @@ const (
 	Stored    Op = iota // the replica holds it
 	Removed             // it does not any more
 	Forgotten           // it is not known any more whether it does
+	Cleared             // it holds no blocks at all; KV is 0
 )
 
 // Change is one change of what a replica holds.
@@ -42,6 +43,7 @@ type Change struct {
 type Block struct {
 	KV     index.KVBlock
 	Tokens int // of the sequence up to its end
+	Size   int // in tokens
 }
 
 // Tracker follows the KV blocks of one replica, in all its data-parallel engines and all media.
@@ -110,13 +112,28 @@ func (t *Tracker) Restart(rank int, complete bool) []Change {
 	if e == nil {
 		return nil
 	}
-	op := Forgotten
+	op, hadBlocks := Forgotten, len(e.byHash) > 0
 	if complete {
 		op = Removed
 	}
 	t.removeAll(e, op, func(*block) bool { return true })
 	*e = *newEngine()
 	e.complete = complete
+	if hadBlocks && t.blocks == 0 && t.IsComplete() {
+		t.changes = append(t.changes, Change{0, Cleared})
+	}
+	return t.changes
+}
+
+// ForgetAll forgets what all engines hold. The changes are valid until the next call.
+func (t *Tracker) ForgetAll() []Change {
+	t.changes = t.changes[:0]
+	for i, e := range t.engines {
+		if e != nil {
+			t.removeAll(e, Forgotten, func(*block) bool { return true })
+			t.engines[i] = newEngine()
+		}
+	}
 	return t.changes
 }
 
@@ -144,21 +161,28 @@ func (t *Tracker) Apply(rank int, batch *kvevents.Batch) []Change {
 				return b.other == 0
 			})
 			e.complete = e.complete || !e.offloads
+			if t.blocks == 0 && t.IsComplete() {
+				t.changes = append(t.changes, Change{0, Cleared})
+			}
 		}
 	}
 	return t.changes
 }
 
-// Sequence returns the blocks that the request of a session has used, those after the block
-// named after, or all of them if that is not among them; nil if the request has stored none.
-func (t *Tracker) Sequence(session string, after index.KVBlock) (blocks []Block) {
+// Sequence returns the blocks that the request of a session has used: from the block named from
+// on, or all of them if that is not among them. There are none if the request has stored none.
+func (t *Tracker) Sequence(session string, from index.KVBlock) (blocks []Block) {
 	s, known := t.sequences.last[session]
 	if !known {
 		return nil
 	}
 	e := t.engines[s.rank]
-	for at := e.byHash[s.hash]; at != 0 && e.blocks[at].kv != after; at = e.blocks[at].parent {
-		blocks = append(blocks, Block{e.blocks[at].kv, int(e.blocks[at].tokens)})
+	for at := e.byHash[s.hash]; at != 0; at = e.blocks[at].parent {
+		tokens := e.blocks[at].tokens
+		blocks = append(blocks, Block{e.blocks[at].kv, int(tokens), int(tokens - e.blocks[e.blocks[at].parent].tokens)})
+		if e.blocks[at].kv == from {
+			break
+		}
 	}
 	slices.Reverse(blocks)
 	return blocks

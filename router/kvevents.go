@@ -1,0 +1,414 @@
+package router
+
+import (
+	"crypto/rand"
+	"math"
+	mathrand "math/rand/v2"
+	"runtime"
+	"slices"
+	"sort"
+	"strconv"
+	"sync"
+	"time"
+
+	"warmroute/backends"
+	"warmroute/backends/vllm/kvevents"
+	"warmroute/router/index"
+	"warmroute/router/kvblocks"
+	"warmroute/router/prompt"
+)
+
+const (
+	// speculativeTime is how long what a request was expected to leave in a cache counts after
+	// its first output where the replica has not reported it.
+	speculativeTime = 2 * time.Second
+	// maxFinishedRequests of a backend wait for their events to be read. What more there are
+	// stays approximate.
+	maxFinishedRequests = 4096
+	maxChangesPerLock   = 256 // KV blocks: it takes as long as a few decisions
+)
+
+// kvEvents is what the followers of all backends share.
+type kvEvents struct {
+	seed     uint64 // of the names of KV blocks
+	prefix   string // of this proxy's sessions
+	sessions uint64 // given so far
+	open     int    // followers
+}
+
+func newKVEvents() kvEvents {
+	return kvEvents{seed: mathrand.Uint64(), prefix: "warmroute-" + rand.Text()[:12] + "-"}
+}
+
+// KVFollower applies the KV events of one backend's replica to the index: what the replica
+// reports replaces what is assumed of its cache. To relate KV blocks to blocks of prompts,
+// requests are sent with a session of their own, which the events repeat. Safe for
+// concurrent use.
+type KVFollower struct {
+	router  *Router
+	backend *backends.Backend
+
+	mu      sync.Mutex // locked before Router.mu, so that changes are applied in order
+	tracker *kvblocks.Tracker
+	closed  bool
+
+	finished []finishedRequest // oldest first; guarded by Router.mu
+}
+
+// kvRequest is what a Decision keeps of its request for the KV events.
+type kvRequest struct {
+	blocks    []prompt.Block // nil: the request is not related to events
+	bytes     int
+	startedAt time.Time // of its first output
+}
+
+// finishedRequest is a request whose blocks are to be related to KV blocks.
+type finishedRequest struct {
+	session      string
+	blocks       []prompt.Block // of the prompt and of the answer
+	bytes        int            // of the prompt
+	replyBytes   int
+	promptTokens int // 0: not known
+	answerTokens int
+	due          time.Time
+}
+
+// linkedPrefix is the longest prefix of a prompt that a backend holds and whose number of
+// tokens is known from KV events.
+type linkedPrefix struct {
+	blocks, bytes int
+	tokens        float64
+}
+
+// FollowKVEvents returns the follower of a backend, which must be in the fleet and have none.
+// The caller closes it.
+func (r *Router) FollowKVEvents(b *backends.Backend) *KVFollower {
+	r.mu.Lock()
+	defer r.unlockAndRunCallbacks()
+	if !r.has(b) {
+		return nil
+	}
+	r.index.FollowKV()
+	f := &KVFollower{router: r, backend: b, tracker: kvblocks.New(r.kvEvents.seed, r.index.MaxKVBlocks(), r.kvEvents.prefix)}
+	r.states[b.Slot].follower = f
+	r.kvEvents.open++
+	return f
+}
+
+// Apply applies a batch of an engine's events.
+func (f *KVFollower) Apply(rank int, batch *kvevents.Batch) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !f.closed {
+		f.applyChanges(f.tracker.Apply(rank, batch))
+	}
+}
+
+// Restart records that what an engine has announced does not count any more. complete says
+// that it announces all that it holds from now on.
+func (f *KVFollower) Restart(rank int, complete bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !f.closed {
+		f.applyChanges(f.tracker.Restart(rank, complete))
+	}
+}
+
+// Close ends the follower: what the replica has reported is approximate again.
+func (f *KVFollower) Close() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.closed {
+		return
+	}
+	f.closed = true
+	f.applyChanges(f.tracker.ForgetAll())
+	f.router.withLock(func() {
+		if s := &f.router.states[f.backend.Slot]; s.follower == f {
+			s.follower = nil
+		}
+		f.router.kvEvents.open--
+	})
+}
+
+// closeFollower closes the follower of a backend, if it has one.
+func (r *Router) closeFollower(b *backends.Backend) {
+	var f *KVFollower
+	r.withLock(func() {
+		if r.has(b) {
+			f = r.states[b.Slot].follower
+		}
+	})
+	if f != nil {
+		f.Close()
+	}
+}
+
+// KVStatus is the state of a follower.
+type KVStatus struct {
+	KVBlocks  int  // that the replica holds, as it reports
+	Confirmed int  // blocks of prompts that are held according to these
+	Complete  bool // all that the replica holds is known
+}
+
+// Status returns the state of the follower.
+func (f *KVFollower) Status() KVStatus {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	s := KVStatus{KVBlocks: f.tracker.Len(), Complete: f.tracker.IsComplete()}
+	f.router.withLock(func() {
+		if f.router.has(f.backend) {
+			s.Confirmed = f.router.index.CountConfirmed(f.backend.Slot)
+		}
+	})
+	return s
+}
+
+// applyChanges applies changes to the index, a few at a time.
+func (f *KVFollower) applyChanges(changes []kvblocks.Change) {
+	r, slot := f.router, f.backend.Slot
+	for part := range slices.Chunk(changes, maxChangesPerLock) {
+		r.withLock(func() {
+			if !r.has(f.backend) {
+				return
+			}
+			for _, c := range part {
+				switch c.Op {
+				case kvblocks.Stored:
+					r.index.StoreKV(slot, c.KV)
+				case kvblocks.Removed:
+					r.index.RemoveKV(slot, c.KV)
+				case kvblocks.Forgotten:
+					r.index.ForgetKV(slot, c.KV)
+				case kvblocks.Cleared:
+					r.index.DropCache(slot)
+				}
+			}
+		})
+		runtime.Gosched() // else this goroutine would have the lock again before those that wait for it
+	}
+}
+
+// nameForKVEvents gives a request a session by which the KV events of its backend name it.
+func (r *Router) nameForKVEvents(d *Decision, req *Request) {
+	if r.states[d.Backend.Slot].follower == nil || req.NoEngine || req.Stored || req.Media || req.Sequences > 1 || len(req.Blocks) == 0 {
+		return
+	}
+	r.kvEvents.sessions++
+	d.KVSession = r.kvEvents.prefix + strconv.FormatUint(r.kvEvents.sessions, 36)
+	d.kvRequest = kvRequest{blocks: req.Blocks, bytes: req.Bytes}
+}
+
+// recordEndForKVEvents keeps what Settle needs of a request that has ended.
+func (r *Router) recordEndForKVEvents(d *Decision, o *Outcome, now time.Time) {
+	q := &d.kvRequest
+	f := d.backendState().follower
+	if f == nil || q.blocks == nil || o.End == NotProcessed || len(f.finished) >= maxFinishedRequests {
+		q.blocks = nil
+		return
+	}
+	done := finishedRequest{
+		session: d.KVSession, bytes: q.bytes, promptTokens: o.PromptTokens,
+		due: now.Add(speculativeTime),
+	}
+	if d.started && now.Sub(q.startedAt) > speculativeTime {
+		done.due = now
+	} else if d.started {
+		done.due = q.startedAt.Add(speculativeTime)
+	}
+	done.blocks = make([]prompt.Block, 0, len(q.blocks)+len(o.Reply))
+	done.blocks = append(done.blocks, q.blocks...)
+	if o.End == Completed && len(o.Reply) > 0 && o.AnswerTokens > 0 {
+		done.blocks = append(done.blocks, o.Reply...)
+		done.answerTokens = o.AnswerTokens
+		done.replyBytes = len(done.blocks)*r.blockBytes + o.ReplyRest - q.bytes
+	}
+	q.blocks = nil
+	f.finished = append(f.finished, done)
+}
+
+// Settle relates the blocks of requests that have ended to the KV blocks that they used, and
+// removes what they were expected to leave in the cache and have not.
+func (f *KVFollower) Settle() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for !f.closed {
+		q, end, more := f.nextFinished()
+		if !more {
+			return
+		}
+		sequence := f.tracker.Sequence(q.session, end.link.KV)
+		if end.blocks > 0 && len(sequence) > 0 && sequence[0].KV != end.link.KV {
+			end = f.findCommonEnd(q.blocks[:end.blocks], sequence)
+		}
+		f.addLinks(&q, end, sequence)
+		f.removeSpeculative(&q, len(sequence) > 0)
+	}
+}
+
+// linkedEnd is where the linked part of a prompt ends.
+type linkedEnd struct {
+	blocks int
+	link   index.Link // of the last of them
+}
+
+// nextFinished returns the next request that is due, and where its linked part ends.
+func (f *KVFollower) nextFinished() (q finishedRequest, end linkedEnd, more bool) {
+	r := f.router
+	r.withLock(func() {
+		if len(f.finished) == 0 || f.finished[0].due.After(r.now()) {
+			return
+		}
+		q, more = f.finished[0], true
+		f.finished[0] = finishedRequest{}
+		if f.finished = f.finished[1:]; len(f.finished) == 0 {
+			f.finished = nil
+		}
+		end = r.findLinkedEnd(q.blocks)
+	})
+	return q, end, more
+}
+
+// findLinkedEnd returns where the linked part of a prompt ends. With a block, all blocks before
+// it are linked.
+func (r *Router) findLinkedEnd(blocks []prompt.Block) (end linkedEnd) {
+	return r.findEnd(blocks, func(index.Link) bool { return true })
+}
+
+// findCommonEnd returns where the part of blocks ends that is linked to KV blocks of a sequence.
+func (f *KVFollower) findCommonEnd(blocks []prompt.Block, sequence []kvblocks.Block) (end linkedEnd) {
+	common := make(map[index.KVBlock]bool, len(sequence))
+	for _, b := range sequence {
+		common[b.KV] = true
+	}
+	f.router.withLock(func() {
+		end = f.router.findEnd(blocks, func(l index.Link) bool { return l.KV == 0 || common[l.KV] })
+	})
+	return end
+}
+
+// findEnd returns where the part of a prompt ends that is linked in such a way.
+func (r *Router) findEnd(blocks []prompt.Block, isSuch func(index.Link) bool) (end linkedEnd) {
+	end.blocks = sort.Search(len(blocks), func(i int) bool {
+		l, known := r.index.Link(blocks[i])
+		return !known || !isSuch(l)
+	})
+	if end.blocks > 0 {
+		end.link, _ = r.index.Link(blocks[end.blocks-1])
+	}
+	return end
+}
+
+// addLinks links the blocks after an end to the KV blocks of a sequence.
+func (f *KVFollower) addLinks(q *finishedRequest, end linkedEnd, sequence []kvblocks.Block) {
+	r := f.router
+	links := q.locate(end, sequence, r.blockBytes)
+	for at := 0; at < len(links); runtime.Gosched() {
+		r.withLock(func() {
+			for last := min(len(links), at+maxChangesPerLock); at < last; at++ {
+				i := end.blocks + at
+				if !r.index.AddLink(q.blocks, i, links[at]) {
+					at = len(links) // there is no room
+				}
+			}
+		})
+	}
+}
+
+// locate returns the links of the blocks after an end, as far as the sequence has the KV blocks
+// that they complete. Places between those whose number of tokens is known (the end, the end of
+// the prompt, and that of the answer) are interpolated.
+func (q *finishedRequest) locate(end linkedEnd, sequence []kvblocks.Block, blockBytes int) (links []index.Link) {
+	if len(sequence) == 0 {
+		return nil
+	}
+	last := sequence[len(sequence)-1]
+	promptTokens := float64(q.promptTokens)
+	if q.promptTokens == 0 { // its last block is in the midst of the last KV block, in the mean
+		promptTokens = float64(last.Tokens + last.Size/2 - q.answerTokens)
+	}
+	known, knownBytes := float64(end.link.Tokens), end.blocks*blockBytes
+	var to index.Link
+	for i := end.blocks; i < len(q.blocks); i++ {
+		at := (i + 1) * blockBytes
+		var tokens float64
+		if at <= q.bytes {
+			tokens = known + (promptTokens-known)*float64(at-knownBytes)/float64(q.bytes-knownBytes)
+		} else {
+			begin := max(q.bytes, knownBytes) // the end may be in the answer
+			from := promptTokens
+			if knownBytes > q.bytes {
+				from = known
+			}
+			tokens = from + (promptTokens+float64(q.answerTokens)-from)*float64(at-begin)/float64(q.bytes+q.replyBytes-begin)
+		}
+		to.Tokens = int(math.Round(tokens))
+		for len(sequence) > 0 && sequence[0].Tokens <= to.Tokens {
+			to.KV, to.KVTokens = sequence[0].KV, sequence[0].Tokens
+			sequence = sequence[1:]
+		}
+		if to.Tokens >= last.Tokens+last.Size {
+			break
+		}
+		links = append(links, to)
+	}
+	return links
+}
+
+// removeSpeculative removes the blocks of a request that the replica does not hold, if that is
+// known. hasStored says that events named the request.
+func (f *KVFollower) removeSpeculative(q *finishedRequest, hasStored bool) {
+	r := f.router
+	if !f.tracker.IsComplete() {
+		return
+	}
+	r.withLock(func() {
+		if !r.has(f.backend) {
+			return
+		}
+		end := r.findLinkedEnd(q.blocks)
+		// Without events all of a prompt may have been cached but for less than one KV block.
+		if unlinked := (len(q.blocks) - end.blocks) * r.blockBytes; hasStored || unlinked <= 2*r.blockBytes {
+			r.index.RemoveUnconfirmed(f.backend.Slot, q.blocks)
+		}
+	})
+}
+
+// findLinked returns the longest prefix of the matched request that a backend holds and whose
+// tokens are known.
+func (r *Router) findLinked() (linked linkedPrefix) {
+	d := &r.decision
+	if r.kvEvents.open == 0 {
+		return linkedPrefix{}
+	}
+	most := 0
+	for _, b := range d.req.Backends {
+		if b.Slot < len(d.matched) {
+			most = max(most, d.matched[b.Slot])
+		}
+	}
+	if most == 0 {
+		return linkedPrefix{}
+	}
+	l, known := r.index.Link(d.req.Blocks[most-1])
+	if !known {
+		end := r.findLinkedEnd(d.req.Blocks[:most])
+		most, l = end.blocks, end.link
+	}
+	return linkedPrefix{most, most * r.blockBytes, float64(l.Tokens)}
+}
+
+// tokensBefore returns how many tokens the first blocks of the matched request have, about.
+func (r *Router) tokensBefore(blocks int) float64 {
+	d := &r.decision
+	switch {
+	case blocks >= d.linked.blocks:
+		return d.linked.tokens + d.countTokens(blocks*r.blockBytes) - d.countTokens(d.linked.bytes)
+	case blocks == 0:
+		return 0
+	}
+	if l, known := r.index.Link(d.req.Blocks[blocks-1]); known {
+		return float64(l.KVTokens)
+	}
+	return d.linked.tokens * float64(blocks) / float64(d.linked.blocks)
+}
