@@ -157,7 +157,9 @@ func (t *Tracker) Apply(rank int, batch *kvevents.Batch) []Change {
 			t.remove(e, ev)
 		case kvevents.Cleared:
 			t.removeAll(e, Removed, func(b *block) bool {
-				b.gpu = 0
+				if b.other > 0 {
+					b.gpu = 0
+				}
 				return b.other == 0
 			})
 			e.complete = e.complete || !e.offloads

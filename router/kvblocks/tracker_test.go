@@ -1,0 +1,283 @@
+package kvblocks
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"warmroute/backends/vllm/kvevents"
+	"warmroute/router/index"
+)
+
+const blockSize = 4
+
+// stored returns an event that stores the tokens first, first+1 ... as blocks with these hashes.
+func stored(parent uint64, first uint32, hashes ...uint64) kvevents.Event {
+	e := kvevents.Event{Kind: kvevents.Stored, Parent: parent, HasParent: parent != 0, Hashes: hashes, BlockSize: blockSize}
+	for i := range blockSize * len(hashes) {
+		e.Tokens = append(e.Tokens, first+uint32(i))
+	}
+	return e
+}
+
+func removed(m kvevents.Medium, hashes ...uint64) kvevents.Event {
+	return kvevents.Event{Kind: kvevents.Removed, Medium: m, Hashes: hashes}
+}
+
+func with(e kvevents.Event, change func(*kvevents.Event)) kvevents.Event {
+	change(&e)
+	return e
+}
+
+func onCPU(e *kvevents.Event) { e.Medium, e.Tokens = kvevents.CPU, nil }
+
+// holding replays changes.
+type holding map[index.KVBlock]bool
+
+func (h holding) apply(t *testing.T, changes []Change) {
+	t.Helper()
+	for _, c := range changes {
+		switch {
+		case c.Op == Cleared && len(h) > 0:
+			t.Errorf("cleared with %d blocks left", len(h))
+		case c.Op == Cleared:
+		case h[c.KV] == (c.Op == Stored):
+			t.Errorf("change %v of a block that is held: %v", c.Op, h[c.KV])
+		case c.Op == Stored:
+			h[c.KV] = true
+		default:
+			delete(h, c.KV)
+		}
+	}
+}
+
+func TestApply(t *testing.T) {
+	group := func(n int, k kvevents.SpecKind) func(*kvevents.Event) {
+		return func(e *kvevents.Event) { e.Group, e.SpecKind = n, k }
+	}
+	tests := []struct {
+		name     string
+		events   []kvevents.Event
+		held     int
+		complete bool
+	}{
+		{"chain", []kvevents.Event{stored(0, 1, 10, 11), stored(11, 9, 12)}, 3, true},
+		{"removed", []kvevents.Event{stored(0, 1, 10, 11), removed(kvevents.GPU, 11)}, 1, true},
+		{"two copies, one removed", []kvevents.Event{stored(0, 1, 10), stored(0, 1, 10), removed(kvevents.GPU, 10)}, 1, true},
+		{"two copies removed", []kvevents.Event{stored(0, 1, 10), stored(0, 1, 10), removed(kvevents.GPU, 10, 10)}, 0, true},
+		{"removed twice", []kvevents.Event{stored(0, 1, 10, 11), removed(kvevents.GPU, 11, 11)}, 1, true},
+		{"also on the CPU", []kvevents.Event{stored(0, 1, 10), with(stored(0, 1, 10), onCPU), removed(kvevents.GPU, 10)}, 1, true},
+		{"on the CPU no more", []kvevents.Event{stored(0, 1, 10), with(stored(0, 1, 10), onCPU), removed(kvevents.GPU, 10), removed(kvevents.CPU, 10)}, 0, true},
+		{"never on the GPU", []kvevents.Event{with(stored(0, 1, 10), onCPU)}, 0, true},
+		{"unknown parent", []kvevents.Event{stored(77, 1, 10)}, 0, false},
+		{"predecessor removed before", []kvevents.Event{stored(0, 1, 10, 11), removed(kvevents.GPU, 10), stored(11, 9, 12), removed(kvevents.GPU, 11)}, 1, true},
+		{"predecessor stored again", []kvevents.Event{stored(0, 1, 10, 11), removed(kvevents.GPU, 10), stored(0, 1, 10)}, 2, true},
+		{"partial block", []kvevents.Event{stored(0, 1, 10), with(stored(10, 5, 11), func(e *kvevents.Event) { e.BlockSize, e.Tokens = 2, e.Tokens[:2] })}, 2, true},
+		{"blocks without content left out", []kvevents.Event{with(stored(0, 1, 10, 11), func(e *kvevents.Event) { e.Tokens = e.Tokens[:6] })}, 0, true},
+		{"sliding window", []kvevents.Event{
+			with(stored(0, 1, 10), group(0, kvevents.SpecSlidingWindow)), with(stored(0, 1, 20), group(1, kvevents.SpecFullAttention)),
+			removed(kvevents.GPU, 10),
+		}, 1, true},
+		{"two groups of full attention", []kvevents.Event{
+			with(stored(0, 1, 10), group(1, kvevents.SpecFullAttention)), with(stored(0, 1, 10), group(2, kvevents.SpecMLAAttention)),
+			with(removed(kvevents.GPU, 10), group(1, 0)),
+		}, 0, true},
+		{"held by another replica", []kvevents.Event{with(stored(0, 1, 10), func(e *kvevents.Event) { e.Remote = true })}, 0, true},
+		{"cleared", []kvevents.Event{stored(0, 1, 10, 11), {Kind: kvevents.Cleared}, stored(0, 1, 10)}, 1, true},
+		{"cleared but for the CPU", []kvevents.Event{stored(0, 1, 10, 11), with(stored(0, 1, 10), onCPU), {Kind: kvevents.Cleared}}, 1, true},
+		{"cleared after an unknown parent", []kvevents.Event{stored(77, 1, 10), {Kind: kvevents.Cleared}}, 0, true},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			tr, h := New(1, 100, ""), holding{}
+			h.apply(t, tr.Restart(0, true))
+			for i := range tt.events {
+				h.apply(t, tr.Apply(0, &kvevents.Batch{Events: tt.events[i : i+1]}))
+			}
+			if len(h) != tt.held || tr.Len() != tt.held {
+				t.Errorf("%d blocks by the changes, Len %d, want %d", len(h), tr.Len(), tt.held)
+			}
+			if tr.IsComplete() != tt.complete {
+				t.Errorf("complete: %v", tr.IsComplete())
+			}
+		})
+	}
+}
+
+func TestRestart(t *testing.T) {
+	tr := New(1, 100, "")
+	if tr.IsComplete() {
+		t.Error("complete before an engine has said so")
+	}
+	tr.Apply(0, &kvevents.Batch{Events: []kvevents.Event{stored(0, 1, 10, 11, 12)}})
+	changes := slices.Clone(tr.Restart(0, false))
+	if len(changes) != 3 || changes[0].Op != Forgotten || tr.IsComplete() || tr.Len() != 0 {
+		t.Errorf("after lost events: %v, complete %v", changes, tr.IsComplete())
+	}
+	stores := slices.Clone(tr.Apply(0, &kvevents.Batch{Events: []kvevents.Event{stored(0, 1, 10, 11, 12)}}))
+	for i, s := range stores {
+		if changes[2-i].KV != s.KV {
+			t.Error("forgotten in another order than from the last to the first")
+		}
+	}
+	changes = tr.Restart(0, true)
+	if len(changes) != 4 || changes[0].Op != Removed || changes[3].Op != Cleared || !tr.IsComplete() {
+		t.Errorf("after a restart of the replica: %v, complete %v", changes, tr.IsComplete())
+	}
+}
+
+func TestNames(t *testing.T) {
+	name := func(seed uint64, events ...kvevents.Event) (last index.KVBlock) {
+		for _, c := range New(seed, 100, "").Apply(0, &kvevents.Batch{Events: events}) {
+			last = c.KV
+		}
+		return last
+	}
+	base := name(1, stored(0, 1, 10, 11))
+	if other := name(1, stored(0, 1, 98), stored(98, 1+blockSize, 99)); other != base {
+		t.Error("equal blocks have different names under other hashes")
+	}
+	for what, other := range map[string]index.KVBlock{
+		"another seed":        name(2, stored(0, 1, 10, 11)),
+		"another predecessor": name(1, stored(0, 9, 10), stored(10, 1+blockSize, 11)),
+		"no predecessor":      name(1, stored(0, 1+blockSize, 11)),
+		"an adapter":          name(1, with(stored(0, 1, 10, 11), func(e *kvevents.Event) { e.LoRA = "sql" })),
+		"a cache salt":        name(1, with(stored(0, 1, 10, 11), func(e *kvevents.Event) { e.Extra = []uint64{7, 0} })),
+		"an image":            name(1, with(stored(0, 1, 10, 11), func(e *kvevents.Event) { e.Extra = []uint64{0, 7} })),
+	} {
+		if other == base {
+			t.Errorf("the name is the same with %s", what)
+		}
+	}
+}
+
+func TestDataParallelEngines(t *testing.T) {
+	tr, h := New(1, 100, ""), holding{}
+	for rank := range 2 {
+		h.apply(t, tr.Restart(rank, true))
+		e := stored(0, 1, uint64(10+rank))
+		h.apply(t, tr.Apply(rank, &kvevents.Batch{Events: []kvevents.Event{e}}))
+	}
+	if len(h) != 1 || tr.Len() != 2 {
+		t.Errorf("%d blocks held, %d counted; want 1 and 2", len(h), tr.Len())
+	}
+	h.apply(t, tr.Apply(0, &kvevents.Batch{Events: []kvevents.Event{removed(kvevents.GPU, 10)}}))
+	if len(h) != 1 {
+		t.Error("the block of the other engine is gone")
+	}
+	h.apply(t, tr.Restart(1, true))
+	if len(h) != 0 || tr.Len() != 0 {
+		t.Errorf("%d blocks held, %d counted", len(h), tr.Len())
+	}
+	if tr.Apply(maxEngines, &kvevents.Batch{Events: []kvevents.Event{stored(0, 1, 10)}}) != nil || tr.Restart(-1, true) != nil {
+		t.Error("an impossible rank has changes")
+	}
+}
+
+func TestTrackerBound(t *testing.T) {
+	tr := New(1, 3, "")
+	tr.Restart(0, true)
+	tr.Apply(0, &kvevents.Batch{Events: []kvevents.Event{stored(0, 1, 10, 11, 12, 13), stored(0, 90, 20)}})
+	if tr.Len() != 3 || tr.IsComplete() {
+		t.Errorf("%d blocks, complete %v", tr.Len(), tr.IsComplete())
+	}
+	tr.Apply(0, &kvevents.Batch{Events: []kvevents.Event{removed(kvevents.GPU, 12), stored(0, 90, 20)}})
+	if tr.Len() != 3 {
+		t.Errorf("%d blocks after one has made room", tr.Len())
+	}
+}
+
+func TestSequence(t *testing.T) {
+	tr := New(1, 100, "ours-")
+	session := func(name string) func(*kvevents.Event) {
+		return func(e *kvevents.Event) { e.Session = name }
+	}
+	tr.Apply(0, &kvevents.Batch{Events: []kvevents.Event{
+		with(stored(0, 1, 10, 11), session("theirs")),
+		with(stored(11, 9, 12), session("ours-1")),
+		with(stored(12, 13, 13), session("ours-1")),
+	}})
+	all := tr.Sequence("ours-1", 0)
+	if len(all) != 4 || all[0].Tokens != blockSize || all[3].Tokens != 4*blockSize || all[3].Size != blockSize {
+		t.Fatalf("%v", all)
+	}
+	if part := tr.Sequence("ours-1", all[2].KV); len(part) != 2 || part[0] != all[2] {
+		t.Errorf("from the third block: %v", part)
+	}
+	if tr.Sequence("theirs", 0) != nil || tr.Sequence("ours-2", 0) != nil {
+		t.Error("a sequence of another session")
+	}
+	tr.Apply(0, &kvevents.Batch{Events: []kvevents.Event{removed(kvevents.GPU, 13)}})
+	if rest := tr.Sequence("ours-1", 0); rest != nil {
+		t.Errorf("its last block is gone: %v", rest)
+	}
+	for i := range 2 * maxSequences {
+		tr.Apply(0, &kvevents.Batch{Events: []kvevents.Event{with(stored(0, 1, 10), session(fmt.Sprint("ours-x", i)))}})
+	}
+	if n := len(tr.sequences.last); n != maxSequences || len(tr.sequences.order) != n {
+		t.Errorf("%d sequences are remembered, of at most %d", n, maxSequences)
+	}
+}
+
+// Random events, with duplicates and in any order, against a plain count.
+func TestTrackerAgainstCount(t *testing.T) {
+	for seed := range uint64(50) {
+		rng := rand.New(rand.NewPCG(seed, 0))
+		tr, h := New(1, 1000, ""), holding{}
+		h.apply(t, tr.Restart(0, true))
+		copies := map[uint64]int{}
+		for range 400 {
+			n := 1 + rng.Uint64N(20) // block n follows block n/2
+			switch {
+			case rng.IntN(2) == 0 && (n == 1 || copies[n/2] > 0) && copies[n] < maxCopies:
+				e := stored(n/2, uint32(n), n)
+				h.apply(t, tr.Apply(0, &kvevents.Batch{Events: []kvevents.Event{e}}))
+				copies[n]++
+			case copies[n] > 0:
+				h.apply(t, tr.Apply(0, &kvevents.Batch{Events: []kvevents.Event{removed(kvevents.GPU, n)}}))
+				copies[n]--
+			}
+			held := 0
+			for _, c := range copies {
+				held += min(1, c)
+			}
+			if tr.Len() != held || len(h) != held {
+				t.Fatalf("seed %d: Len %d, %d by the changes, want %d", seed, tr.Len(), len(h), held)
+			}
+		}
+		for n := range copies {
+			for range copies[n] {
+				tr.Apply(0, &kvevents.Batch{Events: []kvevents.Event{removed(kvevents.GPU, n)}})
+			}
+		}
+		e, unused := tr.engines[0], 0
+		for at := e.free; at != 0; at = e.blocks[at].parent {
+			unused++
+		}
+		if unused != len(e.blocks)-1 {
+			t.Fatalf("seed %d: %d of %d places are free at the end", seed, unused, len(e.blocks)-1)
+		}
+	}
+}
+
+func BenchmarkApply(b *testing.B) {
+	tr := New(1, 1<<20, "ours-")
+	var batch kvevents.Batch
+	n := uint64(1)
+	for b.Loop() {
+		batch.Events = batch.Events[:0]
+		e := stored(0, uint32(n), n, n+1, n+2, n+3)
+		e.BlockSize = 16
+		for len(e.Tokens) < 64 {
+			e.Tokens = append(e.Tokens, uint32(n))
+		}
+		batch.Events = append(batch.Events, e)
+		if n > 1<<19 {
+			batch.Events = append(batch.Events, removed(kvevents.GPU, n-1<<19+3, n-1<<19+2, n-1<<19+1, n-1<<19))
+		}
+		tr.Apply(0, &batch)
+		n += 4
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(n), "ns/block")
+}
