@@ -91,6 +91,7 @@ func (r *request) tryBackend(d *router.Decision) *failure {
 	}
 	r.proxy.activity.recordAttempt(r, d)
 	r.beginAttemptSpan(d)
+	r.setSessionHeader(d.KVSession)
 	resp, err := r.roundTrip(r.context, d.Backend)
 	r.stopQueueKeepalive()
 	if err != nil {
@@ -136,6 +137,7 @@ func (a *attempt) recordAndReleaseDecision() {
 	}
 	if a.result.End == router.Completed {
 		a.result.Reply = a.reply.Finish()
+		a.result.ReplyRestBytes = a.reply.RestBytes()
 	}
 	a.decision.Release(a.result)
 	a.proxy.pools.replies.Put(a.reply)
@@ -183,6 +185,23 @@ func (r *request) newBackendRequest(ctx context.Context, b *backends.Backend, o 
 	}
 	req.Close = r.history.countStaleConnections() > 0 // then this connection must not be stale; see transport.StaleError
 	return req
+}
+
+// sessionHeader names the session of a request to vLLM, which repeats it in KV events and uses it
+// for nothing else.
+const sessionHeader = "X-Session-Id"
+
+// setSessionHeader sets the session by which the replica's KV events name the request; "": what
+// the client sent.
+func (r *request) setSessionHeader(session string) {
+	switch h := r.httpReq.Header; {
+	case session != "":
+		h[sessionHeader] = []string{session}
+	case r.input.sessionHeader != nil:
+		h[sessionHeader] = r.input.sessionHeader
+	default:
+		delete(h, sessionHeader)
+	}
 }
 
 // replicaPath returns the path of the request at a replica.

@@ -20,6 +20,7 @@ func (r *request) forward() {
 	p, h := r.proxy, &r.history
 	r.input.query = r.redactKey()
 	rewriteRequestHeader(r.httpReq.Header, r.id)
+	r.input.sessionHeader = r.httpReq.Header[sessionHeader]
 	p.appendInstanceID(r.httpReq.Header)
 	p.retries.countRequest()
 	h.receivedAt, h.queueTimeout = r.bodyReceivedAt, r.maxQueueTimeOr(r.settings.QueueTimeout)

@@ -50,7 +50,8 @@ type input struct {
 	stored  storedInput
 	request router.Request
 
-	sessionSource string // the header or the body's field that names the session; "": none
+	sessionHeader []string // of the client, for replicas that do not publish KV events
+	sessionSource string   // the header or the body's field that names the session; "": none
 }
 
 // scratch is memory that requests pass on to each other.

@@ -160,8 +160,8 @@ type Outcome struct {
 	// Reply are the blocks that follow the prompt's when the next turn sends the
 	// answer back.
 	Reply []prompt.Block
-	// ReplyRest is how many bytes of the answer follow Reply.
-	ReplyRest int
+	// ReplyRestBytes is how many bytes of the answer follow Reply.
+	ReplyRestBytes int
 }
 
 // Sent returns when the backend was chosen, and how many uncached tokens had been
@@ -190,7 +190,7 @@ func (d *Decision) recordPrefillDone(now time.Time) {
 		return
 	}
 	d.started = true
-	d.kvRequest.startedAt = now
+	d.kvRequest.recordStart(now)
 	d.health.removeStallWatch(d)
 	d.request.blocks = nil
 	if d.isOrphaned() {

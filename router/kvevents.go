@@ -62,6 +62,11 @@ type kvRequest struct {
 	startedAt time.Time // of its first output
 }
 
+// recordStart records the first output. The blocks may be another request's from now on.
+func (q *kvRequest) recordStart(now time.Time) {
+	q.blocks, q.startedAt = slices.Clone(q.blocks), now
+}
+
 // finishedRequest is a request whose blocks are to be related to KV blocks.
 type finishedRequest struct {
 	session      string
@@ -76,8 +81,8 @@ type finishedRequest struct {
 // linkedPrefix is the longest prefix of a prompt that a backend holds and whose number of
 // tokens is known from KV events.
 type linkedPrefix struct {
-	blocks, bytes int
-	tokens        float64
+	blocks, bytes    int
+	tokens, kvTokens float64 // those in whole KV blocks are kvTokens
 }
 
 // FollowKVEvents returns the follower of a backend, which must be in the fleet and have none.
@@ -216,12 +221,13 @@ func (r *Router) recordEndForKVEvents(d *Decision, o *Outcome, now time.Time) {
 	} else if d.started {
 		done.due = q.startedAt.Add(speculativeTime)
 	}
-	done.blocks = make([]prompt.Block, 0, len(q.blocks)+len(o.Reply))
-	done.blocks = append(done.blocks, q.blocks...)
+	if done.blocks = q.blocks; !d.started {
+		done.blocks = slices.Clone(q.blocks)
+	}
 	if o.End == Completed && len(o.Reply) > 0 && o.AnswerTokens > 0 {
 		done.blocks = append(done.blocks, o.Reply...)
 		done.answerTokens = o.AnswerTokens
-		done.replyBytes = len(done.blocks)*r.blockBytes + o.ReplyRest - q.bytes
+		done.replyBytes = len(done.blocks)*r.blockBytes + o.ReplyRestBytes - q.bytes
 	}
 	q.blocks = nil
 	f.finished = append(f.finished, done)
@@ -237,7 +243,7 @@ func (f *KVFollower) Settle() {
 		if !more {
 			return
 		}
-		sequence := f.tracker.Sequence(q.session, end.link.KV)
+		sequence := f.tracker.TakeSequence(q.session, end.link.KV)
 		if end.blocks > 0 && len(sequence) > 0 && sequence[0].KV != end.link.KV {
 			end = f.findCommonEnd(q.blocks[:end.blocks], sequence)
 		}
@@ -347,7 +353,7 @@ func (q *finishedRequest) locate(end linkedEnd, sequence []kvblocks.Block, block
 			to.KV, to.KVTokens = sequence[0].KV, sequence[0].Tokens
 			sequence = sequence[1:]
 		}
-		if to.Tokens >= last.Tokens+last.Size {
+		if to.Tokens > last.Tokens+last.Size {
 			break
 		}
 		links = append(links, to)
@@ -395,14 +401,17 @@ func (r *Router) findLinked() (linked linkedPrefix) {
 		end := r.findLinkedEnd(d.req.Blocks[:most])
 		most, l = end.blocks, end.link
 	}
-	return linkedPrefix{most, most * r.blockBytes, float64(l.Tokens)}
+	return linkedPrefix{most, most * r.blockBytes, float64(l.Tokens), float64(l.KVTokens)}
 }
 
-// tokensBefore returns how many tokens the first blocks of the matched request have, about.
+// tokensBefore returns how many tokens of the matched request a replica that holds its first
+// blocks need not compute, about.
 func (r *Router) tokensBefore(blocks int) float64 {
 	d := &r.decision
 	switch {
-	case blocks >= d.linked.blocks:
+	case blocks == d.linked.blocks:
+		return d.linked.kvTokens
+	case blocks > d.linked.blocks:
 		return d.linked.tokens + d.countTokens(blocks*r.blockBytes) - d.countTokens(d.linked.bytes)
 	case blocks == 0:
 		return 0

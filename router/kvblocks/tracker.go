@@ -53,7 +53,8 @@ type Tracker struct {
 	maxBlocks int
 	prefix    string                // of the sessions whose sequences are remembered
 	engines   []*engine             // by rank
-	blocks    int                   // in all engines
+	blocks    int                   // held, in all engines
+	places    int                   // taken by these and by blocks that are kept for others
 	holders   map[index.KVBlock]int // engines that hold a block; nil while there is one engine
 	sequences sequences
 
@@ -71,12 +72,13 @@ type engine struct {
 	groups   map[int]bool     // whether blocks of a group mean a usable prefix
 }
 
-// block is one KV block of an engine. It outlives its removal while blocks follow it.
+// block is one KV block of an engine. It outlives its removal while blocks follow it, or a
+// sequence that is remembered ends there.
 type block struct {
 	kv         index.KVBlock
 	parent     int32
 	tokens     int32 // of the sequence up to its end
-	successors int32
+	successors int32 // and sequences that end there
 	gpu, other uint8 // copies
 }
 
@@ -117,6 +119,7 @@ func (t *Tracker) Restart(rank int, complete bool) []Change {
 		op = Removed
 	}
 	t.removeAll(e, op, func(*block) bool { return true })
+	t.forgetSequences(rank)
 	*e = *newEngine()
 	e.complete = complete
 	if hadBlocks && t.blocks == 0 && t.IsComplete() {
@@ -131,6 +134,7 @@ func (t *Tracker) ForgetAll() []Change {
 	for i, e := range t.engines {
 		if e != nil {
 			t.removeAll(e, Forgotten, func(*block) bool { return true })
+			t.forgetSequences(i)
 			t.engines[i] = newEngine()
 		}
 	}
@@ -171,15 +175,17 @@ func (t *Tracker) Apply(rank int, batch *kvevents.Batch) []Change {
 	return t.changes
 }
 
-// Sequence returns the blocks that the request of a session has used: from the block named from
-// on, or all of them if that is not among them. There are none if the request has stored none.
-func (t *Tracker) Sequence(session string, from index.KVBlock) (blocks []Block) {
+// TakeSequence returns the blocks that the request of a session has used, and forgets the
+// session: from the block named from on, or all of them if that is not among them. There are
+// none if the request has stored none.
+func (t *Tracker) TakeSequence(session string, from index.KVBlock) (blocks []Block) {
 	s, known := t.sequences.last[session]
 	if !known {
 		return nil
 	}
+	defer t.forgetSequence(session)
 	e := t.engines[s.rank]
-	for at := e.byHash[s.hash]; at != 0; at = e.blocks[at].parent {
+	for at := s.at; at != 0; at = e.blocks[at].parent {
 		tokens := e.blocks[at].tokens
 		blocks = append(blocks, Block{e.blocks[at].kv, int(tokens), int(tokens - e.blocks[e.blocks[at].parent].tokens)})
 		if e.blocks[at].kv == from {
@@ -262,7 +268,7 @@ func (t *Tracker) store(rank int, e *engine, ev *kvevents.Event) {
 		}
 	}
 	if strings.HasPrefix(ev.Session, t.prefix) && t.prefix != "" {
-		t.sequences.set(ev.Session, sequence{rank, ev.Hashes[len(ev.Hashes)-1]})
+		t.rememberSequence(ev.Session, sequence{rank, at})
 	}
 }
 
@@ -272,9 +278,10 @@ func (t *Tracker) storeBlock(e *engine, hash uint64, kv index.KVBlock, parent in
 		e.blocks[at].addCopies(m, 1)
 		return at
 	}
-	if t.blocks >= t.maxBlocks {
+	if t.places >= t.maxBlocks {
 		return 0
 	}
+	t.places++
 	if at = e.free; at != 0 {
 		e.free = e.blocks[at].parent
 	} else {
@@ -349,13 +356,7 @@ func (t *Tracker) removeBlock(e *engine, hash uint64, at int32, op Op) {
 	kv := e.blocks[at].kv
 	delete(e.byHash, hash)
 	t.blocks--
-	for at != 0 && e.blocks[at].successors == 0 && !e.blocks[at].isHeld() {
-		parent := e.blocks[at].parent
-		e.blocks[at] = block{parent: e.free}
-		e.free = at
-		at = parent
-		e.blocks[at].successors--
-	}
+	t.freeUnused(e, at)
 	if t.holders != nil {
 		if t.holders[kv]--; t.holders[kv] > 0 {
 			return
@@ -363,6 +364,19 @@ func (t *Tracker) removeBlock(e *engine, hash uint64, at int32, op Op) {
 		delete(t.holders, kv)
 	}
 	t.changes = append(t.changes, Change{kv, op})
+}
+
+// freeUnused frees a block that is not held and that nothing follows, and those before it that
+// were only kept for it.
+func (t *Tracker) freeUnused(e *engine, at int32) {
+	for at != 0 && e.blocks[at].successors == 0 && !e.blocks[at].isHeld() {
+		t.places--
+		parent := e.blocks[at].parent
+		e.blocks[at] = block{parent: e.free}
+		e.free = at
+		at = parent
+		e.blocks[at].successors--
+	}
 }
 
 // removeAll removes the blocks that are gone, successors before their predecessors.
@@ -403,24 +417,47 @@ func (t *Tracker) name(parent index.KVBlock, tokens []uint32, extra uint64, lora
 // sequences remembers the last block that each of the latest requests has stored.
 type sequences struct {
 	last   map[string]sequence // by session
-	order  []string            // sessions by age, as a ring
+	order  []string            // sessions by age, as a ring; some may be forgotten
 	oldest int
 }
 
 type sequence struct {
 	rank int
-	hash uint64
+	at   int32
 }
 
-func (s *sequences) set(session string, q sequence) {
-	if _, known := s.last[session]; !known {
-		if len(s.order) < maxSequences {
-			s.order = append(s.order, session)
-		} else {
-			delete(s.last, s.order[s.oldest])
-			s.order[s.oldest] = session
-			s.oldest = (s.oldest + 1) % len(s.order)
-		}
+// rememberSequence replaces the last block of a session.
+func (t *Tracker) rememberSequence(session string, q sequence) {
+	s := &t.sequences
+	t.engines[q.rank].blocks[q.at].successors++
+	if _, known := s.last[session]; known {
+		t.forgetSequence(session)
+	} else if len(s.order) < maxSequences {
+		s.order = append(s.order, session)
+	} else {
+		t.forgetSequence(s.order[s.oldest])
+		s.order[s.oldest] = session
+		s.oldest = (s.oldest + 1) % len(s.order)
 	}
 	s.last[session] = q
+}
+
+func (t *Tracker) forgetSequence(session string) {
+	q, known := t.sequences.last[session]
+	if !known {
+		return
+	}
+	delete(t.sequences.last, session)
+	e := t.engines[q.rank]
+	e.blocks[q.at].successors--
+	t.freeUnused(e, q.at)
+}
+
+// forgetSequences forgets the sequences of an engine.
+func (t *Tracker) forgetSequences(rank int) {
+	for session, q := range t.sequences.last {
+		if q.rank == rank {
+			t.forgetSequence(session)
+		}
+	}
 }

@@ -198,19 +198,22 @@ func TestSequence(t *testing.T) {
 		with(stored(11, 9, 12), session("ours-1")),
 		with(stored(12, 13, 13), session("ours-1")),
 	}})
-	all := tr.Sequence("ours-1", 0)
+	e := tr.engines[0]
+	last := e.blocks[e.byHash[12]].kv
+	tr.Apply(0, &kvevents.Batch{Events: []kvevents.Event{removed(kvevents.GPU, 13, 12)}})
+	all := tr.TakeSequence("ours-1", 0)
 	if len(all) != 4 || all[0].Tokens != blockSize || all[3].Tokens != 4*blockSize || all[3].Size != blockSize {
 		t.Fatalf("%v", all)
 	}
-	if part := tr.Sequence("ours-1", all[2].KV); len(part) != 2 || part[0] != all[2] {
+	if len(e.byHash) != 2 || e.blocks[e.free].kv != 0 || e.free == 0 {
+		t.Error("the blocks that were removed are kept after the sequence was taken")
+	}
+	if tr.TakeSequence("ours-1", 0) != nil || tr.TakeSequence("theirs", 0) != nil || tr.TakeSequence("ours-2", 0) != nil {
+		t.Error("a sequence that was taken, or of another session")
+	}
+	tr.Apply(0, &kvevents.Batch{Events: []kvevents.Event{with(stored(11, 9, 12, 13), session("ours-1"))}})
+	if part := tr.TakeSequence("ours-1", last); len(part) != 2 || part[0] != all[2] {
 		t.Errorf("from the third block: %v", part)
-	}
-	if tr.Sequence("theirs", 0) != nil || tr.Sequence("ours-2", 0) != nil {
-		t.Error("a sequence of another session")
-	}
-	tr.Apply(0, &kvevents.Batch{Events: []kvevents.Event{removed(kvevents.GPU, 13)}})
-	if rest := tr.Sequence("ours-1", 0); rest != nil {
-		t.Errorf("its last block is gone: %v", rest)
 	}
 	for i := range 2 * maxSequences {
 		tr.Apply(0, &kvevents.Batch{Events: []kvevents.Event{with(stored(0, 1, 10), session(fmt.Sprint("ours-x", i)))}})
@@ -255,7 +258,7 @@ func TestTrackerAgainstCount(t *testing.T) {
 		for at := e.free; at != 0; at = e.blocks[at].parent {
 			unused++
 		}
-		if unused != len(e.blocks)-1 {
+		if unused != len(e.blocks)-1 || tr.places != 0 {
 			t.Fatalf("seed %d: %d of %d places are free at the end", seed, unused, len(e.blocks)-1)
 		}
 	}
