@@ -2,30 +2,32 @@ package kvevents
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
+	"math/rand/v2"
+	"sync"
 	"time"
+)
+
+const (
+	minReconnectDelay = 100 * time.Millisecond
+	maxReconnectDelay = 5 * time.Second
+
+	warningInterval = time.Minute
 )
 
 // Handler receives what one publisher says, in order, from the goroutine that calls
 // Subscriber.Run. A call delays the next; the publisher buffers meanwhile.
 type Handler interface {
 	// Restart means that nothing that was applied before counts any more: the publisher
-	// restarted, or batches were lost. It is called before the first Apply, too. If complete,
-	// everything that the replica holds is announced from now on; else it may hold blocks
-	// that no event names.
+	// restarted, or batches were lost. It is called before the first Apply, too, and can be
+	// called several times in a row. If complete, everything that the replica holds is
+	// announced from now on; else it may hold blocks that no event names.
 	Restart(complete bool)
 
-	// Apply hands over the next batch. b and all that it refers to, except strings, are valid
-	// until Apply returns.
+	// Apply hands over the next batch, which has at least one event. b and all that it refers
+	// to, except strings, are valid until Apply returns.
 	Apply(b *Batch)
-}
-
-// Source names a publisher of KV cache events.
-type Source struct {
-	Rank     int    // data-parallel rank
-	Endpoint string // of live events: tcp://HOST:PORT
-	Replay   string // of earlier events: tcp://HOST:PORT; "": none
-	Topic    string // prefix of the topics to subscribe to; "": all
 }
 
 // Subscriber follows one publisher. Set its fields before Run and do not change them.
@@ -33,30 +35,256 @@ type Subscriber struct {
 	Source  Source
 	Handler Handler
 	Logger  *slog.Logger // nil: silent
+
+	mu    sync.Mutex
+	stats Stats
 }
 
-// Stats are a Subscriber's counts since its Run began.
+// Stats are a Subscriber's counts since it was made.
 type Stats struct {
-	Connected    bool      // to the endpoint of live events
-	Sequence     int64     // of the last batch that was received; -1: none
-	LastMessage  time.Time // when that was; zero: never
-	Batches      uint64    // applied, without those that were empty
-	Blocks       uint64    // stored and removed by them
-	Gaps         uint64    // places where batches were missing or invalid
-	Replays      uint64    // requests to the replay endpoint
-	LostBatches  uint64    // missing or invalid, and not filled by a replay
-	Restarts     uint64    // calls of Handler.Restart
-	LastError    error     // nil: none so far
-	LastErrorAt  time.Time
-}
-
-// Run follows the publisher until ctx ends, and reconnects for ever. All calls of Handler come
-// from the goroutine that calls Run, one Run at a time.
-func (s *Subscriber) Run(ctx context.Context) {
-	<-ctx.Done()
+	Connected   bool      // to the endpoint of live events
+	Messages    uint64    // received, including replayed ones, duplicates and those without events
+	LastMessage time.Time // when the last was received; zero: never
+	Sequence    uint64    // of the last message that was applied
+	Batches     uint64    // applied
+	Blocks      uint64    // stored and removed by them
+	Restarts    uint64    // calls of Handler.Restart
+	Gaps        uint64    // live messages before which some were missing, or that were invalid
+	Replays     uint64    // requests to the replay endpoint
+	LostBatches uint64    // missing or invalid, and not replayed; those before the first message are not counted
+	LastError   error     // of the connection, a replay or a batch; nil: none so far
 }
 
 // Stats returns the present counts. Safe for concurrent use.
 func (s *Subscriber) Stats() Stats {
-	return Stats{Sequence: -1}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.stats
+}
+
+// update changes the counts.
+func (s *Subscriber) update(change func(*Stats)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	change(&s.stats)
+}
+
+// Run follows the publisher until ctx ends. It reconnects for ever and continues where it was,
+// if the publisher's replay endpoint has what was missed. All calls of Handler come from the
+// goroutine that calls Run. Call it once at a time.
+func (s *Subscriber) Run(ctx context.Context) {
+	f := newFollower(s)
+	delay := minReconnectDelay
+	for {
+		began := time.Now()
+		err := f.follow(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		f.warn("KV event connection failed", err)
+		if time.Since(began) > maxReconnectDelay {
+			delay = minReconnectDelay
+		}
+		if !sleep(ctx, time.Duration(float64(delay)*(0.5+rand.Float64()/2))) {
+			return
+		}
+		delay = min(2*delay, maxReconnectDelay)
+	}
+}
+
+// sleep returns false when ctx ends before d has passed.
+func sleep(ctx context.Context, d time.Duration) (notCanceled bool) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// follower is the state of one Run.
+type follower struct {
+	*Subscriber
+	log      warningLog
+	decoder  decoder
+	position position
+	live     liveStream
+	replays  replayPolicy
+}
+
+func newFollower(s *Subscriber) *follower {
+	logger := s.Logger
+	if logger == nil {
+		logger = slog.New(slog.DiscardHandler)
+	}
+	return &follower{
+		Subscriber: s,
+		log:        warningLog{logger: logger.With("endpoint", s.Source.Endpoint, "rank", s.Source.Rank)},
+	}
+}
+
+// liveStream is what was received on the present connection to the live events.
+type liveStream struct {
+	received bool
+	last     uint64 // sequence of the last message
+	replayed uint64 // what a replay has brought meanwhile: all messages before this one
+}
+
+// isDuplicate reports whether a replay has brought m before.
+func (l liveStream) isDuplicate(m message) bool {
+	return m.sequence < l.replayed && (!l.received || m.sequence > l.last)
+}
+
+// follow connects, and applies what the publisher sends until the connection or ctx ends.
+func (f *follower) follow(ctx context.Context) error {
+	conn, release, err := dialZMTP(ctx, f.Source.Endpoint, typeSub)
+	if err != nil {
+		return err
+	}
+	defer release()
+	if err := conn.subscribe(f.Source.Topic); err != nil {
+		return fmt.Errorf("subscribe at %s: %w", f.Source.Endpoint, err)
+	}
+	f.log.connected()
+	f.update(func(s *Stats) { s.Connected = true })
+	defer f.update(func(s *Stats) { s.Connected = false })
+
+	// Live messages wait in the kernel and in the publisher while others are replayed.
+	f.live = liveStream{}
+	f.catchUp(ctx)
+	for {
+		frames, err := conn.readMessage()
+		if err != nil {
+			return fmt.Errorf("read from %s: %w", f.Source.Endpoint, err)
+		}
+		m, err := parseLive(frames)
+		if err != nil {
+			return fmt.Errorf("read from %s: %w", f.Source.Endpoint, err)
+		}
+		f.countMessage()
+		f.receive(ctx, m)
+	}
+}
+
+func (f *follower) countMessage() {
+	now := time.Now()
+	f.update(func(s *Stats) { s.Messages, s.LastMessage = s.Messages+1, now })
+}
+
+// receive handles one live message.
+func (f *follower) receive(ctx context.Context, m message) {
+	duplicate := f.position.isPast(m) && f.live.isDuplicate(m)
+	f.live.received, f.live.last = true, m.sequence
+	if duplicate {
+		return
+	}
+	switch restarted := f.position.isPast(m) || !f.position.samePublisher(m); {
+	case m.sequence == 0 && (restarted || !f.position.known):
+		f.restart(true, 0)
+	case restarted:
+		f.forget()
+	case f.replays.wantsAll(time.Now()):
+		f.catchUp(ctx)
+		if f.position.isPast(m) {
+			return
+		}
+	}
+	if !f.position.isNext(m) {
+		if f.position.known {
+			f.update(func(s *Stats) { s.Gaps++ })
+		}
+		f.catchUp(ctx)
+		if ctx.Err() != nil || f.position.isPast(m) {
+			return
+		}
+		if !f.position.isNext(m) {
+			f.skipTo(m)
+		}
+	}
+	f.apply(m)
+}
+
+// apply hands over the batch of m, which is next. If it is invalid, it is lost: a replay would
+// bring the same bytes.
+func (f *follower) apply(m message) {
+	b, err := f.decoder.decode(m.payload)
+	if err != nil {
+		f.warn("KV event batch invalid", err)
+		f.update(func(s *Stats) { s.LostBatches++ })
+		f.restart(false, m.sequence+1)
+		f.position = after(m)
+		return
+	}
+	f.position = after(m)
+	blocks := 0
+	for i := range b.Events {
+		blocks += len(b.Events[i].Hashes)
+	}
+	f.update(func(s *Stats) {
+		s.Sequence = m.sequence
+		if len(b.Events) > 0 {
+			s.Batches++
+			s.Blocks += uint64(blocks)
+		}
+	})
+	if len(b.Events) > 0 { // else it is a heartbeat
+		f.Handler.Apply(b)
+	}
+}
+
+// skipTo starts again at m, without what is missing before it.
+func (f *follower) skipTo(m message) {
+	if f.position.known && m.sequence > f.position.next {
+		lost := m.sequence - f.position.next
+		f.update(func(s *Stats) { s.LostBatches += lost })
+	}
+	f.restart(false, m.sequence)
+}
+
+// restart tells the handler that what it knows does not count, and that next comes next.
+func (f *follower) restart(complete bool, next uint64) {
+	f.position = position{known: true, next: next}
+	f.update(func(s *Stats) { s.Restarts++ })
+	f.Handler.Restart(complete)
+}
+
+// forget makes the position unknown: the publisher is not the one that it was.
+func (f *follower) forget() {
+	f.restart(false, 0)
+	f.position = position{}
+	f.live.replayed = 0
+}
+
+// warn keeps err and logs it, if the last warning is long enough ago.
+func (f *follower) warn(message string, err error) {
+	f.update(func(s *Stats) { s.LastError = err })
+	f.log.warn(message, err)
+}
+
+// warningLog logs at most one warning in warningInterval.
+type warningLog struct {
+	logger     *slog.Logger
+	next       time.Time // when a warning can be logged again
+	suppressed int       // warnings since the last that was logged
+	wasUp      bool      // the last that was logged is that the connection is there
+}
+
+func (l *warningLog) warn(message string, err error) {
+	now := time.Now()
+	if now.Before(l.next) {
+		l.suppressed++
+		return
+	}
+	l.logger.Warn(message, "err", err, "suppressed", l.suppressed)
+	l.next, l.suppressed, l.wasUp = now.Add(warningInterval), 0, false
+}
+
+// connected logs that the connection is there, at first and after a warning.
+func (l *warningLog) connected() {
+	if !l.wasUp {
+		l.logger.Info("KV events connected")
+		l.wasUp = true
+	}
 }

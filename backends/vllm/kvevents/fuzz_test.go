@@ -1,0 +1,129 @@
+package kvevents
+
+import (
+	"encoding/binary"
+	"fmt"
+	"io"
+	"net"
+	"slices"
+	"testing"
+)
+
+// FuzzDecodeBatch checks the bounds of what is decoded, that a used decoder decodes like a new
+// one, and that no batch continues another.
+func FuzzDecodeBatch(f *testing.F) {
+	for _, payload := range capturedPayloads(f) {
+		f.Add(payload)
+	}
+	f.Add(packBatch([]any{"BlockStored", list("hash"), nil, list(1, 70000), 2, 1, "CPU", "adapter", []any{[]any{"adapter", []any{"image", 3}, 1.5}}}, []any{"AllBlocksCleared"}))
+	f.Add(packBatch(pairs{"type", "New", "a", []any{nil, true, raw{0xd4, 1, 2}, raw{0xc7, 1, 1, 0}}}))
+	f.Add(pack([]any{1, []any{}, nil, "new"}))
+	var used decoder
+	f.Fuzz(func(t *testing.T, payload []byte) {
+		var d decoder
+		b, err := d.decode(payload)
+		again, errAgain := used.decode(payload)
+		if (err == nil) != (errAgain == nil) {
+			t.Fatalf("a new decoder: %v, a used one: %v", err, errAgain)
+		}
+		if err != nil {
+			return
+		}
+		if fmt.Sprint(b) != fmt.Sprint(again) {
+			t.Fatalf("a new decoder: %+v\na used one: %+v", b, again)
+		}
+		values := 0
+		for _, e := range b.Events {
+			values += len(e.Hashes) + len(e.Tokens) + len(e.Extra)
+			if len(e.Hashes) > maxHashes || e.Kind > Cleared || e.SpecKind > SpecOther || e.Medium > Storage {
+				t.Fatalf("event %+v", e)
+			}
+			if e.BlockSize < 0 || e.BlockSize > maxBlockSize || e.Group < 0 || e.Group > maxGroup || len(e.LoRA) > maxNameBytes || len(e.Session) > maxSessionBytes {
+				t.Fatalf("event %+v", e)
+			}
+		}
+		if b.Rank < -1 || b.Rank > maxRank || len(b.Events) > maxEvents || len(b.Events)+values > len(payload) {
+			t.Fatalf("rank %d, %d events, %d values from %d bytes", b.Rank, len(b.Events), values, len(payload))
+		}
+		if _, err := used.decode(append(slices.Clone(payload), 0)); err == nil {
+			t.Fatal("no error with a byte behind the batch")
+		}
+		if _, err := used.decode(payload[:len(payload)-1]); err == nil {
+			t.Fatal("no error without the last byte")
+		}
+	})
+}
+
+// FuzzParseSources checks that all sources can be dialed, and come in the order of their ranks.
+func FuzzParseSources(f *testing.F) {
+	f.Add([]byte(`{"0":{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5557","replay_endpoint":"tcp://0.0.0.0:6557","topic":"kv"}}`), "10.0.0.5")
+	f.Add([]byte(`[{"data_parallel_rank":4,"endpoint":"tcp://[::]:5557","replay_endpoint":"ipc:///tmp/a"},{"endpoint":"tcp://:::5557"}]`), "fd00::5")
+	f.Add([]byte(`[{"endpoint":"tcp://localhost:5557"}]`), "localhost")
+	f.Fuzz(func(t *testing.T, body []byte, host string) {
+		sources, _ := ParseSources(body, host)
+		last := -1
+		for _, s := range sources {
+			if s.Rank <= last || s.Rank > maxRank {
+				t.Fatalf("rank %d follows %d", s.Rank, last)
+			}
+			last = s.Rank
+			for _, endpoint := range []string{s.Endpoint, s.Replay} {
+				if endpoint == "" && endpoint == s.Replay {
+					continue
+				}
+				if again, err := resolveEndpoint(endpoint, host, 0); err != nil || again != endpoint {
+					t.Fatalf("endpoint %q is resolved to %q, %v", endpoint, again, err)
+				}
+			}
+		}
+	})
+}
+
+// FuzzZMTP reads messages from a peer that sends anything, and checks their bounds.
+func FuzzZMTP(f *testing.F) {
+	greeting := slices.Concat([]byte{0xff, 0, 0, 0, 0, 0, 0, 0, 1, 0x7f, 3, 1, 'N', 'U', 'L', 'L'}, make([]byte, 48))
+	ready := []byte("\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x03PUB")
+	f.Add(slices.Concat(greeting, ready, []byte("\x01\x02kv\x01\x08\x00\x00\x00\x00\x00\x00\x00\x07\x00\x03abc")))
+	f.Add(slices.Concat(greeting, ready, []byte("\x04\x0d\x04PING\x00\x64context\x04\x05\x04NEWS\x00\x01x"), binary.BigEndian.AppendUint64([]byte{2}, 300), make([]byte, 300)))
+	f.Add(slices.Concat(greeting, ready, binary.BigEndian.AppendUint64([]byte{2}, maxFrameBytes), make([]byte, 1000)))
+	f.Add(slices.Concat(greeting, []byte("\x04\x0d\x05ERROR\x06reason")))
+	f.Add([]byte("HTTP/1.1 400 Bad Request\r\n\r\n"))
+	f.Fuzz(func(t *testing.T, sent []byte) {
+		client, server := net.Pipe()
+		defer client.Close()
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			go func() { // ends when client is closed
+				io.Copy(io.Discard, server)
+				server.Close()
+			}()
+			server.Write(sent)
+			server.Close()
+		}()
+		defer func() { client.Close(); <-done }()
+		conn, err := newZMTPConn(client, typeSub)
+		if err != nil {
+			return
+		}
+		if len(sent) < greetingBytes {
+			t.Fatal("a handshake without greeting")
+		}
+		for {
+			frames, err := conn.readMessage()
+			if err != nil {
+				if cap(conn.message) > 4*len(sent)+4*readStepBytes {
+					t.Fatalf("a buffer of %d bytes for %d that were sent", cap(conn.message), len(sent))
+				}
+				return
+			}
+			if len(frames) == 0 || len(frames) > maxFrames {
+				t.Fatalf("%d frames", len(frames))
+			}
+			if m, err := parseLive(frames); err == nil && m.sequence>>63 != 0 {
+				t.Fatalf("sequence %d", m.sequence)
+			}
+			parseReplay(frames)
+		}
+	})
+}
