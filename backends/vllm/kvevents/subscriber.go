@@ -20,9 +20,9 @@ const (
 // Subscriber.Run. A call delays the next; the publisher buffers meanwhile.
 type Handler interface {
 	// Restart means that nothing that was applied before counts any more: the publisher
-	// restarted, or batches were lost. It is called before the first Apply, too, and can be
-	// called several times in a row. If complete, everything that the replica holds is
-	// announced from now on; else it may hold blocks that no event names.
+	// restarted, or batches were lost. It is called before the first Apply, too. If complete,
+	// everything that the replica holds is announced from now on; else it may hold blocks
+	// that no event names. Restart(true) may follow Restart(false) directly.
 	Restart(complete bool)
 
 	// Apply hands over the next batch, which has at least one event. b and all that it refers
@@ -112,6 +112,7 @@ type follower struct {
 	position position
 	live     liveStream
 	replays  replayPolicy
+	cleared  bool // the handler knows that nothing counts: its last call was Restart(false)
 }
 
 func newFollower(s *Subscriber) *follower {
@@ -230,6 +231,7 @@ func (f *follower) apply(m message) {
 		}
 	})
 	if len(b.Events) > 0 { // else it is a heartbeat
+		f.cleared = false
 		f.Handler.Apply(b)
 	}
 }
@@ -246,6 +248,10 @@ func (f *follower) skipTo(m message) {
 // restart tells the handler that what it knows does not count, and that next comes next.
 func (f *follower) restart(complete bool, next uint64) {
 	f.position = position{known: true, next: next}
+	if f.cleared && !complete {
+		return
+	}
+	f.cleared = !complete
 	f.update(func(s *Stats) { s.Restarts++ })
 	f.Handler.Restart(complete)
 }
