@@ -20,7 +20,15 @@ const (
 	maxSessionBytes = 128
 
 	maxInterned   = 1 << 10 // strings that a decoder keeps for the next events
-	maxKeptValues = 1 << 16 // of each buffer between batches
+	maxKeptEvents = 1 << 12 // of the buffers between batches
+	maxKeptValues = 1 << 16
+)
+
+// Levels of arrays and maps that may lie below those of the batch, its list of events, and an event.
+const (
+	batchDepth = maxDepth - 1
+	eventDepth = maxDepth - 2
+	fieldDepth = maxDepth - 3
 )
 
 // decoder decodes batches into memory that it uses again. The zero decoder is ready.
@@ -39,25 +47,10 @@ type decoder struct {
 func (d *decoder) decode(payload []byte) (*Batch, error) {
 	d.msgpackReader = msgpackReader{rest: payload}
 	d.reset()
-	n := d.arrayLen()
-	if d.err == nil && n < 2 {
-		d.fail("an array of %d elements", n)
-	}
-	d.skip(maxDepth - 1) // the time
-	events := d.arrayLen()
-	if events > maxEvents {
-		d.fail("%d events, the limit is %d", events, maxEvents)
-	}
-	for i := 0; i < events && d.err == nil; i++ {
-		if d.event(); d.err != nil {
-			return nil, fmt.Errorf("decode batch: event %d: %w", i, d.err)
-		}
-	}
-	if n > 2 && !d.isNil() {
-		d.batch.Rank = d.count(maxRank)
-	}
-	for i := 3; i < n && d.err == nil; i++ {
-		d.skip(maxDepth - 1)
+	if isMap(d.peek()) {
+		d.mapBatch()
+	} else {
+		d.arrayBatch()
 	}
 	if d.err == nil && len(d.rest) > 0 {
 		d.fail("%d bytes follow the batch", len(d.rest))
@@ -68,16 +61,75 @@ func (d *decoder) decode(payload []byte) (*Batch, error) {
 	return &d.batch, nil
 }
 
+// arrayBatch decodes a batch as vLLM sends it: time, events, and perhaps the rank and more.
+func (d *decoder) arrayBatch() {
+	n := d.arrayLen()
+	if d.err == nil && n < 2 {
+		d.fail("an array of %d elements", n)
+	}
+	d.skip(batchDepth)
+	d.events()
+	if n > 2 {
+		d.rank()
+	}
+	for i := 3; i < n && d.err == nil; i++ {
+		d.skip(batchDepth)
+	}
+}
+
+// mapBatch decodes a batch that is a map, as its events are from vLLM 0.24.
+func (d *decoder) mapBatch() {
+	n := d.mapLen()
+	for i := 0; i < n && d.err == nil; i++ {
+		switch string(d.key(batchDepth)) {
+		case "events":
+			d.events()
+		case "data_parallel_rank":
+			d.rank()
+		default:
+			d.skip(batchDepth)
+		}
+	}
+}
+
+func (d *decoder) rank() {
+	if !d.isNil() {
+		d.batch.Rank = d.count(maxRank)
+	}
+}
+
+func (d *decoder) events() {
+	n := d.arrayLen()
+	if n+len(d.batch.Events) > maxEvents {
+		d.fail("%d events, the limit is %d", n, maxEvents)
+	}
+	for i := 0; i < n && d.err == nil; i++ {
+		if d.event(); d.err != nil {
+			d.err = fmt.Errorf("event %d: %w", i, d.err)
+		}
+	}
+}
+
+// key returns the next key of a map, nil if it is not a string.
+func (d *decoder) key(depth int) []byte {
+	if isBytes(d.peek()) {
+		return d.bytes()
+	}
+	d.skip(depth)
+	return nil
+}
+
 // reset empties the batch and releases buffers that an unusually large batch has grown.
 func (d *decoder) reset() {
 	clear(d.batch.Events) // releases what they refer to
 	d.batch.Rank = -1
-	d.batch.Events = emptied(d.batch.Events)
-	d.hashes, d.tokens, d.extra = emptied(d.hashes), emptied(d.tokens), emptied(d.extra)
+	d.batch.Events = emptied(d.batch.Events, maxKeptEvents)
+	d.hashes, d.tokens, d.extra = emptied(d.hashes, maxKeptValues), emptied(d.tokens, maxKeptValues), emptied(d.extra, maxKeptValues)
 }
 
-func emptied[T any](s []T) []T {
-	if cap(s) > maxKeptValues {
+// emptied returns s without elements, and without its memory if that has room for more than limit.
+func emptied[T any](s []T, limit int) []T {
+	if cap(s) > limit {
 		return nil
 	}
 	return s[:0]
@@ -163,13 +215,6 @@ func kindNamed(tag []byte) (kind Kind, ok bool) {
 	return 0, false
 }
 
-// Levels of arrays and maps that are left within an event and within its fields: the batch and
-// its list of events are the first two.
-const (
-	eventDepth = maxDepth - 2
-	fieldDepth = eventDepth - 1
-)
-
 // event decodes the next event and appends it, if its type is known.
 func (d *decoder) event() {
 	switch lead := d.peek(); {
@@ -214,12 +259,7 @@ func (d *decoder) mapEvent() {
 	e := d.newEvent(kind)
 	n := d.mapLen()
 	for i := 0; i < n && d.err == nil; i++ {
-		if !isBytes(d.peek()) {
-			d.skip(fieldDepth)
-			d.skip(fieldDepth)
-			continue
-		}
-		d.field(e, fieldNamed(d.bytes()))
+		d.field(e, fieldNamed(d.key(fieldDepth)))
 	}
 }
 
@@ -227,13 +267,7 @@ func (d *decoder) mapEvent() {
 func (d *decoder) mapEventKind() (kind Kind, ok bool) {
 	n := d.mapLen()
 	for i := 0; i < n && d.err == nil; i++ {
-		var name []byte
-		if isBytes(d.peek()) {
-			name = d.bytes()
-		} else {
-			d.skip(fieldDepth)
-		}
-		if string(name) == "type" && isBytes(d.peek()) {
+		if string(d.key(fieldDepth)) == "type" && isBytes(d.peek()) {
 			return kindNamed(d.bytes())
 		}
 		d.skip(fieldDepth)

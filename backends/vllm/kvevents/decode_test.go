@@ -127,6 +127,14 @@ func TestDecodeArraysAndMaps(t *testing.T) {
 	}
 }
 
+func TestDecodeMapBatch(t *testing.T) {
+	var d decoder
+	b, err := d.decode(pack(pairs{"ts", 1.5, "data_parallel_rank", 3, 5, "new", "events", []any{pairs{"type", "AllBlocksCleared"}}}))
+	if err != nil || b.Rank != 3 || len(b.Events) != 1 || b.Events[0].Kind != Cleared {
+		t.Errorf("%+v, %v", b, err)
+	}
+}
+
 func TestDecodeHashes(t *testing.T) {
 	sha := bytes.Repeat([]byte{9}, 32)
 	binary.BigEndian.PutUint64(sha[24:], 0x0123456789abcdef)
@@ -278,7 +286,7 @@ func TestDecodeInvalid(t *testing.T) {
 	for name, payload := range map[string][]byte{
 		"empty":             {},
 		"not an array":      pack("batch"),
-		"a map":             pack(pairs{"ts", 1.5}),
+		"a map of events":   pack(pairs{"events", pairs{}}),
 		"too short":         pack([]any{1.5}),
 		"events not a list": pack([]any{1.5, 1}),
 		"event not a map":   packBatch(1),

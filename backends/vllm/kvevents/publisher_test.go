@@ -55,6 +55,8 @@ type peer struct {
 	live   bool // and subscribed
 }
 
+func newPeer(conn net.Conn) *peer { return &peer{Conn: conn, reader: bufio.NewReader(conn)} }
+
 // startPublisher starts a publisher that keeps everything for replay.
 func startPublisher(t *testing.T) *publisher {
 	t.Helper()
@@ -66,7 +68,7 @@ func startPublisher(t *testing.T) *publisher {
 	return p
 }
 
-func listen(t *testing.T, address string) net.Listener {
+func listen(t testing.TB, address string) net.Listener {
 	t.Helper()
 	ln, err := net.Listen("tcp", address)
 	if err != nil {
@@ -210,7 +212,7 @@ func (p *publisher) accept(ln net.Listener, socket string, serve func(*peer)) {
 			if err != nil {
 				return
 			}
-			c := &peer{Conn: conn, reader: bufio.NewReader(conn)}
+			c := newPeer(conn)
 			p.set(func() { p.conns[c] = true })
 			p.serving.Go(func() {
 				defer c.Close()
@@ -333,7 +335,8 @@ type recorder struct {
 	mu      sync.Mutex
 	changed *sync.Cond
 	calls   []int64
-	delay   time.Duration // of each Apply
+	batches int
+	delay   time.Duration // of every hundredth batch
 }
 
 const (
@@ -363,7 +366,9 @@ func (r *recorder) Restart(complete bool) {
 }
 
 func (r *recorder) Apply(b *Batch) {
-	time.Sleep(r.delay)
+	if r.batches++; r.batches%100 == 0 {
+		time.Sleep(r.delay)
+	}
 	for _, e := range b.Events {
 		for _, hash := range e.Hashes {
 			r.record(int64(hash))

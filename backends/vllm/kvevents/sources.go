@@ -148,6 +148,9 @@ func resolveEndpoint(endpoint, host string, offset int) (string, error) {
 		return "", errors.New("no port: want tcp://HOST:PORT")
 	}
 	bound := strings.TrimSuffix(strings.TrimPrefix(address[:colon], "["), "]")
+	if strings.ContainsAny(bound, "[]/;@ ") {
+		return "", errors.New("not of the form tcp://HOST:PORT")
+	}
 	port, err := strconv.ParseUint(address[colon+1:], 10, 16)
 	if err != nil || port == 0 || port+uint64(offset) > 1<<16-1 {
 		return "", fmt.Errorf("port %q with offset %d is not from 1 to 65535", address[colon+1:], offset)

