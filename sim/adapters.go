@@ -11,17 +11,31 @@ const maxAdapters = 1000
 
 // adapters are the LoRA adapters of a replica in the order of loading.
 type adapters struct {
-	mu   sync.Mutex
-	list []adapter // replaced, never modified
+	mu     sync.Mutex
+	list   []adapter // replaced, never modified
+	lastID int
 }
 
-type adapter struct{ name, path string }
+type adapter struct {
+	id         int // from 1 on
+	name, path string
+}
 
 // loaded returns the adapters, which the caller must not modify.
 func (a *adapters) loaded() []adapter {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.list
+}
+
+// find returns the adapter of that name; the zero value if it is not loaded.
+func (a *adapters) find(name string) adapter {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if i := a.indexOf(name); i >= 0 {
+		return a.list[i]
+	}
+	return adapter{}
 }
 
 // loadAdapter handles POST /v1/load_lora_adapter as vLLM does with
@@ -56,7 +70,8 @@ func (a *adapters) load(name, path string, inPlace bool) error {
 	if at >= 0 {
 		list = slices.Delete(list, at, at+1)
 	}
-	a.list = append(list, adapter{name, path})
+	a.lastID++
+	a.list = append(list, adapter{a.lastID, name, path})
 	return nil
 }
 

@@ -22,6 +22,7 @@ func (s *Server) chatCompletions(w http.ResponseWriter, r *http.Request) {
 		writeError(w, err)
 		return
 	}
+	p.session = sessionID(r, in["session_id"], in["vllm_xargs"])
 	f := &chatFormat{server: s, params: p, id: "chatcmpl-" + requestID(r), created: time.Now().Unix()}
 	for i := range p.n {
 		q, err := s.newSequence(p, prompt, i, out)

@@ -27,6 +27,7 @@ func (s *Server) completions(w http.ResponseWriter, r *http.Request) {
 	if !in.has("max_tokens") {
 		p.maxTokens = 16 // OpenAI's default, which vLLM keeps for this endpoint
 	}
+	p.session = sessionID(r, in["session_id"], in["vllm_xargs"])
 	f := &completionFormat{server: s, params: p, id: "cmpl-" + requestID(r), created: time.Now().Unix()}
 	for _, prompt := range s.tokenizePrompts(in["prompt"]) {
 		if in["echo"].Bool() {

@@ -32,6 +32,7 @@ type rank struct {
 	engine   *engine.Engine
 	live     []*sequence // submitted and not ended
 	counters *counters
+	events   *eventPublisher // nil: none
 
 	// work wakes runEngine when there may be a step to take.
 	work chan struct{}
@@ -48,8 +49,9 @@ type sequence struct {
 	model         string
 	bytesPerToken int       // of text
 	naturalEnd    endReason // unless it is ended before
-	seen          int       // tokens published; used by runEngine only
-	abortAfter    int       // tokens after which the engine aborts it; 0: never
+	events        eventContext
+	seen          int // tokens published; used by runEngine only
+	abortAfter    int // tokens after which the engine aborts it; 0: never
 
 	// progress is the number of generated tokens, shifted by 8, and the endReason:
 	// one word, so that a reader never sees an end without its last token. What the
@@ -190,6 +192,9 @@ func (s *Server) runEngine(ctx context.Context, k *rank) {
 		}
 		s.engineMu.Lock()
 		if s.epoch == epoch {
+			if k.events != nil {
+				k.events.publish(step.KVEvents, s.cfg.Engine.BlockSize)
+			}
 			k.publishStep(step)
 		}
 		s.engineMu.Unlock()

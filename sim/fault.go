@@ -29,6 +29,9 @@ const (
 	MetricsHuge    FaultKind = "metrics-huge"    // /metrics has 50 MB
 	CloseIdle      FaultKind = "close-idle"      // connections are closed after each response without announcement
 	Drain          FaultKind = "drain"           // as vLLM after SIGTERM with --shutdown-timeout: /health is 200, new requests get a 500
+	EventsLost     FaultKind = "events-lost"     // subscribers do not get each batch of KV events whose number is divisible by Every; it can be replayed
+	EventsGarbled  FaultKind = "events-garbled"  // batches of KV events are cut off in the middle, also when they are replayed
+	ReplaySilent   FaultKind = "replay-silent"   // requests for a replay of KV events get no answer
 )
 
 // Faults that happen at once.
@@ -54,11 +57,12 @@ type Fault struct {
 	Status int     `json:"status"` // Status: 429, 500, 502, 503 or 504
 	Factor float64 `json:"factor"` // Slow
 	Delay  float64 `json:"delay"`  // Hold and ResetAtWork, in seconds
+	Every  int     `json:"every"`  // EventsLost
 }
 
 func (f Fault) validate() error {
 	switch f.Kind {
-	case Refuse, Slow, Freeze, MetricsGone, MetricsGarbled, MetricsHuge, CloseIdle, Drain:
+	case Refuse, Slow, Freeze, MetricsGone, MetricsGarbled, MetricsHuge, CloseIdle, Drain, EventsLost, EventsGarbled, ReplaySilent:
 		if f.Requests != 0 {
 			return fmt.Errorf("fault %q cannot be limited to a number of requests; use seconds", f.Kind)
 		}
@@ -80,6 +84,9 @@ func (f Fault) validate() error {
 	}
 	if f.Kind == Slow && f.Factor <= 0 {
 		return errors.New(`fault "slow" needs a factor above 0`)
+	}
+	if f.Kind == EventsLost && f.Every < 1 {
+		return errors.New(`fault "events-lost" needs an every of 1 or more`)
 	}
 	if f.Requests < 0 || f.Seconds < 0 {
 		return errors.New("requests and seconds must not be negative")

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -16,9 +17,10 @@ import (
 
 // params are the parameters that the endpoints which generate text share.
 type params struct {
-	model string // as named in the response
-	salt  string
-	n     int
+	model   string // as named in the response
+	salt    string
+	session string // see sessionID
+	n       int
 
 	priority int // in the engine's queue, as the body has it
 
@@ -108,12 +110,34 @@ func (s *Server) newSequence(p params, tokens []uint32, choice int, out *output)
 		answer, q.naturalEnd = answer[:limit], lengthLimit
 		q.text = q.text[:min(len(q.text), limit*bytes)]
 	}
-	base := xxh3.HashString(p.model + "\x00" + p.salt)
+	all := append(tokens[:len(tokens):len(tokens)], answer...)
+	base := xxh3.HashStringSeed(p.model+"\x00"+p.salt, s.blockHashSeed())
 	q.Request = engine.Request{
 		Prompt: len(tokens), Answer: len(answer), Priority: p.priority,
-		Blocks: hashBlocks(append(tokens[:len(tokens):len(tokens)], answer...), s.cfg.Engine.BlockSize, base),
+		Blocks: hashBlocks(all, s.cfg.Engine.BlockSize, base),
+		Owner:  q,
+	}
+	if s.cfg.Engine.KVEvents {
+		q.events = eventContext{tokens: all, adapter: s.adapters.find(p.model), salt: p.salt, session: p.session}
 	}
 	return q, nil
+}
+
+// blockHashSeed returns hashSeed.
+func (s *Server) blockHashSeed() uint64 {
+	s.engineMu.Lock()
+	defer s.engineMu.Unlock()
+	return s.hashSeed
+}
+
+// sessionID returns the session that a request belongs to: as its body says, else its header, else
+// vllm_xargs of the body. Endpoints whose bodies lack one of the fields pass a missing one.
+func sessionID(r *http.Request, inBody, xargs gjson.Result) string {
+	fallback := ""
+	if v := xargs.Get("session_id"); v.Type == gjson.String {
+		fallback = v.Str
+	}
+	return cmp.Or(inBody.Str, r.Header.Get("X-Session-ID"), fallback)
 }
 
 // answerSeed returns the seed of a prompt's answer, which is always the same.

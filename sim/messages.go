@@ -18,6 +18,7 @@ func (s *Server) messages(w http.ResponseWriter, r *http.Request) {
 	if err == nil {
 		p, err = s.readParams(in, "max_tokens")
 	}
+	p.session = sessionID(r, gjson.Result{}, in["vllm_xargs"])
 	chat := chatOfMessages(in)
 	var out *output
 	if err == nil {

@@ -32,6 +32,7 @@ func (s *Server) readResponsesRequest(r *http.Request) (*responseFormat, error) 
 	if err != nil {
 		return nil, err
 	}
+	p.session = sessionID(r, in["session_id"], in["vllm_xargs"])
 	if err := s.continueStored(in); err != nil {
 		return nil, err
 	}

@@ -35,6 +35,7 @@ func (s *Server) routes() http.Handler {
 		"/version":                  {http.MethodGet, false, getVersion},
 		"/metrics":                  {http.MethodGet, false, s.metrics},
 		"/reset_prefix_cache":       {http.MethodPost, false, s.resetPrefixCache},
+		"/kv_event_sources":         {http.MethodGet, false, s.kvEventSources},
 		"/v1/load_lora_adapter":     {http.MethodPost, false, s.loadAdapter},
 		"/v1/unload_lora_adapter":   {http.MethodPost, false, s.unloadAdapter},
 		"/tokenize":                 {http.MethodPost, false, s.tokenize},

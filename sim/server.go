@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"log"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"slices"
@@ -40,10 +41,13 @@ type Config struct {
 	// NoTokenDetails leaves prompt_tokens_details out of usage, as vLLM does
 	// without --enable-prompt-tokens-details.
 	NoTokenDetails bool
+
+	KVEvents KVEventsConfig
 }
 
 func (c Config) withDefaults() Config {
 	c.Engine = c.Engine.WithDefaults()
+	c.Engine.KVEvents = c.KVEvents.Endpoint != ""
 	c.Ranks = cmp.Or(c.Ranks, 1)
 	c.Model = cmp.Or(c.Model, "sim")
 	c.BytesPerToken = cmp.Or(c.BytesPerToken, tokenIDBytes)
@@ -70,6 +74,7 @@ type Server struct {
 	balancer  *engine.Balancer
 	startedAt time.Time // of the simulated process
 	epoch     int       // restarts so far
+	hashSeed  uint64    // of the hashes of blocks, as they differ between vLLM processes
 	pause     pauseState
 
 	shutdowns sync.WaitGroup // Run waits for calls of AbortAndShutdown
@@ -85,13 +90,18 @@ func NewServer(cfg Config) *Server {
 		cfg:       cfg,
 		startedAt: time.Now(),
 	}
-	for range max(1, cfg.Ranks) {
-		s.ranks = append(s.ranks, &rank{work: make(chan struct{}, 1), thawed: make(chan struct{}, 1)})
+	for i := range max(1, cfg.Ranks) {
+		k := &rank{work: make(chan struct{}, 1), thawed: make(chan struct{}, 1)}
+		if cfg.Engine.KVEvents {
+			k.events = newEventPublisher(i, cfg.KVEvents.Topic, &s.faults)
+		}
+		s.ranks = append(s.ranks, k)
 	}
 	s.startEngines()
-	for _, name := range cfg.Adapters {
-		s.adapters.list = append(s.adapters.list, adapter{name, "/models/" + name})
+	for i, name := range cfg.Adapters {
+		s.adapters.list = append(s.adapters.list, adapter{i + 1, name, "/models/" + name})
 	}
+	s.adapters.lastID = len(cfg.Adapters)
 	s.http = http.Server{
 		Handler:     s.routes(),
 		IdleTimeout: keepAliveTimeout,
@@ -101,8 +111,9 @@ func NewServer(cfg Config) *Server {
 	return s
 }
 
-// startEngines gives each rank a new engine. It requires engineMu, or that nothing runs yet.
+// startEngines gives each rank a new engine, and their blocks new hashes. It requires engineMu, or that nothing runs yet.
 func (s *Server) startEngines() {
+	s.hashSeed = rand.Uint64()
 	var engines []*engine.Engine
 	for _, k := range s.ranks {
 		k.engine = engine.New(s.cfg.Engine)
@@ -119,14 +130,18 @@ func (s *Server) closeIdleOnFault(c net.Conn, state http.ConnState) {
 	}
 }
 
-// Bind binds address, which may end in :0, so that URL is known and clients can
-// connect. They are served once Run is called.
+// Bind binds address, which may end in :0, and the sockets for KV events, so that URL is
+// known and clients can connect. They are served once Run is called.
 func (s *Server) Bind(address string) error {
 	l, err := net.Listen("tcp", address)
 	if err != nil {
 		return fmt.Errorf("simulated replica: %w", err)
 	}
 	s.address = l.Addr().String()
+	if err := s.bindEvents(); err != nil {
+		l.Close()
+		return err
+	}
 	s.listening.set(l)
 	return nil
 }
@@ -144,6 +159,9 @@ func (s *Server) Run(ctx context.Context) error {
 	s.http.BaseContext = func(net.Listener) context.Context { return ctx }
 	for _, k := range s.ranks {
 		owners.Go(func() { s.runEngine(ctx, k) })
+		if k.events != nil {
+			owners.Go(func() { k.events.serve(ctx) })
+		}
 	}
 	owners.Go(func() {
 		<-ctx.Done()
@@ -227,6 +245,9 @@ func (s *Server) Restart() {
 		for _, q := range k.live {
 			q.publishEnd(processKilled)
 		}
+		if k.events != nil {
+			k.events.restart()
+		}
 	}
 	s.startEngines()
 	s.pause = pauseState{}
@@ -289,6 +310,9 @@ func (c Config) Validate() error {
 	}
 	if e.KVTokens > 0 && e.KVTokens < e.BlockSize {
 		errs = append(errs, fmt.Errorf("KV tokens %d are fewer than a block of %d", e.KVTokens, e.BlockSize))
+	}
+	if err := c.KVEvents.validate(c.Ranks); err != nil {
+		errs = append(errs, err)
 	}
 	if e.HostKVTokens < 0 {
 		errs = append(errs, errors.New("host KV tokens must not be negative"))

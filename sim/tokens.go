@@ -21,6 +21,7 @@ func (s *Server) generateTokens(w http.ResponseWriter, r *http.Request) {
 		writeError(w, err)
 		return
 	}
+	p.session = sessionID(r, gjson.Result{}, gjson.Result{})
 	f := &tokensFormat{server: s, params: p, id: "generate-tokens-" + requestID(r), created: time.Now().Unix()}
 	for range p.n {
 		q, err := s.newSequence(p, tokens, len(f.sequences), nil)

@@ -41,6 +41,9 @@ type Config struct {
 	// HiddenEvictions is the number of further blocks that each allocation evicts, as if
 	// by another tenant; default 0.
 	HiddenEvictions float64
+
+	// KVEvents fills StepResult.KVEvents.
+	KVEvents bool
 }
 
 // DefaultQuadraticDepth is that of Llama 3.1 8B, from its published architecture: attention
@@ -123,6 +126,10 @@ type StepResult struct {
 	Decoded  int           // number of requests that got a further token
 
 	Prefilled int // tokens computed of prompts, and again after a preemption
+
+	// KVEvents are the changes of the caches since the last step, of whichever engine if some
+	// share them, in their order; those of the host tier follow those of the KV cache.
+	KVEvents []KVEvent
 }
 
 // New returns an idle engine with an empty cache.
@@ -130,13 +137,17 @@ func New(cfg Config) *Engine {
 	cfg = cfg.WithDefaults()
 	e := &Engine{cfg: cfg, pool: newBlockPool(cfg.KVTokens/cfg.BlockSize, cfg.HiddenEvictions)}
 	e.pool.addHostTier(cfg.HostKVTokens / cfg.BlockSize)
+	if cfg.KVEvents {
+		e.pool.recordEvents()
+	}
 	e.sharing = []*Engine{e}
 	return e
 }
 
 // NewWithSharedCache returns idle engines that share one KV cache of their total size. The
-// first one's block size applies to all. They preempt as one engine would: the request that
-// was admitted last of all. So the one that was admitted first always proceeds.
+// first one's block size, hidden evictions and events apply to all. They preempt as one engine
+// would: the request that was admitted last of all. So the one that was admitted first always
+// proceeds.
 func NewWithSharedCache(cfgs ...Config) []*Engine {
 	engines := make([]*Engine, len(cfgs))
 	blocks, hostBlocks := 0, 0
@@ -149,6 +160,9 @@ func NewWithSharedCache(cfgs ...Config) []*Engine {
 	}
 	pool := newBlockPool(blocks, cfgs[0].HiddenEvictions)
 	pool.addHostTier(hostBlocks)
+	if cfgs[0].KVEvents {
+		pool.recordEvents()
+	}
 	for _, e := range engines {
 		e.pool, e.sharing = pool, engines
 	}
@@ -281,6 +295,7 @@ func (e *Engine) Step(now time.Duration) StepResult {
 	if done.Decoded+done.Prefilled == 0 {
 		done.End = min(done.End, e.nextLoaded(now))
 	}
+	done.KVEvents = e.pool.takeEvents()
 	e.countStep(&done)
 	e.setTimes(&done)
 	return done
@@ -503,11 +518,15 @@ func (e *Engine) prefill(r *Request, tokens int, done *StepResult) (nanos float6
 
 // cacheFullBlocks makes the full blocks of r's first tokens available to others.
 func (e *Engine) cacheFullBlocks(r *Request, tokens int) {
+	first := r.full
 	for ; r.full < tokens/e.cfg.BlockSize; r.full++ {
 		if r.full < len(r.Blocks) && !e.cfg.NoPrefixCache {
 			e.pool.setContent(r.blocks[r.full], r.Blocks[r.full])
 			e.pool.storeOnHost(r.Blocks[r.full])
 		}
+	}
+	if !e.cfg.NoPrefixCache {
+		e.pool.log.addStored(r, first, min(r.full, len(r.Blocks)))
 	}
 }
 

@@ -24,6 +24,7 @@ func (p *blockPool) storeOnHost(h BlockHash) {
 	} else {
 		b = p.host.allocate()
 		p.host.setContent(b, h)
+		p.host.log.addStoredOnHost(h)
 	}
 	p.host.release([]int32{b})
 }
@@ -57,12 +58,14 @@ func (e *Engine) loadFromHost(r *Request, blocks int, now time.Duration) {
 		e.loadEnd = max(now, e.loadEnd) + time.Duration(seconds*float64(time.Second))
 		r.loadedAt = max(r.loadedAt, e.loadEnd)
 	}
+	first := len(r.blocks)
 	for range blocks {
 		b := p.allocate()
 		p.setContent(b, r.Blocks[len(r.blocks)])
 		p.loadedAt[b] = e.loadEnd
 		r.blocks = append(r.blocks, b)
 	}
+	p.log.addStored(r, first, len(r.blocks))
 	// Last, the first block, so that a prefix is evicted from its tail.
 	for i := len(r.blocks) - 1; i >= 0; i-- {
 		p.storeOnHost(r.Blocks[i])

@@ -34,6 +34,8 @@ type blockPool struct {
 
 	hiddenEvictions float64 // further evictions per allocation
 	owed            float64 // hidden evictions not made yet
+
+	log *eventLog // nil: no events are collected
 }
 
 const noBlock int32 = -1
@@ -56,9 +58,11 @@ func newBlockPool(blocks int, hiddenEvictions float64) *blockPool {
 // clear drops the content of all blocks, none of which may be in use.
 func (p *blockPool) clear() {
 	for b := range p.refs {
-		p.dropContent(int32(b))
+		p.hash[b], p.twin[b] = 0, noBlock
 	}
+	clear(p.cached)
 	p.changes++
+	p.log.addCleared()
 }
 
 // lookupPrefix appends the blocks of hashes to into, up to the first that is not cached.
@@ -153,6 +157,7 @@ func (p *blockPool) dropContent(b int32) {
 	if h == 0 {
 		return
 	}
+	p.log.addRemoved(h)
 	next := p.twin[b]
 	p.hash[b], p.twin[b] = 0, noBlock
 	first := p.cached[h]
