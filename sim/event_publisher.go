@@ -177,7 +177,7 @@ func (p *eventPublisher) publish(events []engine.KVEvent, blockSize int) {
 		return
 	}
 	payload := appendBatch(nil, time.Now(), events, blockSize, p.rank)
-	if p.faults.isActive(EventsGarbled) {
+	if _, garbled := p.faults.matchAndCount(true, EventsGarbled); garbled {
 		payload = payload[:len(payload)/2]
 	}
 	f, _ := p.faults.matchAndCount(true, EventsLost)
@@ -213,7 +213,10 @@ func (p *eventPublisher) serveReplays(c *zmtp.Conn) {
 		if err != nil {
 			return
 		}
-		if len(request) != 2 || len(request[1]) != 8 || p.faults.isActive(ReplaySilent) {
+		if len(request) != 2 || len(request[1]) != 8 {
+			continue
+		}
+		if _, silent := p.faults.matchAndCount(true, ReplaySilent); silent {
 			continue
 		}
 		end := batches.next()

@@ -46,7 +46,7 @@ const (
 type Fault struct {
 	Kind FaultKind `json:"kind"`
 
-	Requests int     `json:"requests"` // ends after this many; 0: no limit
+	Requests int     `json:"requests"` // ends after this many, or batches of KV events; 0: no limit
 	Seconds  float64 `json:"seconds"`  // ends after this time; 0: no limit
 
 	// Everything extends Hang, Reset, ResetLate and Status from inference requests to
@@ -62,11 +62,11 @@ type Fault struct {
 
 func (f Fault) validate() error {
 	switch f.Kind {
-	case Refuse, Slow, Freeze, MetricsGone, MetricsGarbled, MetricsHuge, CloseIdle, Drain, EventsLost, EventsGarbled, ReplaySilent:
+	case Refuse, Slow, Freeze, MetricsGone, MetricsGarbled, MetricsHuge, CloseIdle, Drain:
 		if f.Requests != 0 {
 			return fmt.Errorf("fault %q cannot be limited to a number of requests; use seconds", f.Kind)
 		}
-	case Hang, Reset, ResetLate, Restart, Abort, Fail, Clear:
+	case Hang, Reset, ResetLate, Restart, Abort, Fail, Clear, EventsGarbled, ReplaySilent:
 	case Die, AbortEach:
 		if f.Chunks < 0 {
 			return fmt.Errorf("fault %q needs chunks of 0 or more", f.Kind)
@@ -74,6 +74,10 @@ func (f Fault) validate() error {
 	case Status:
 		if f.Status < 400 || f.Status > 599 {
 			return fmt.Errorf(`fault "status" needs a status of 400 to 599, not %d`, f.Status)
+		}
+	case EventsLost:
+		if f.Every < 1 {
+			return errors.New(`fault "events-lost" needs an every of 1 or more`)
 		}
 	case Hold, ResetAtWork:
 		if f.Delay <= 0 {
@@ -84,9 +88,6 @@ func (f Fault) validate() error {
 	}
 	if f.Kind == Slow && f.Factor <= 0 {
 		return errors.New(`fault "slow" needs a factor above 0`)
-	}
-	if f.Kind == EventsLost && f.Every < 1 {
-		return errors.New(`fault "events-lost" needs an every of 1 or more`)
 	}
 	if f.Requests < 0 || f.Seconds < 0 {
 		return errors.New("requests and seconds must not be negative")

@@ -33,6 +33,13 @@ func start(t *testing.T, cfg Config) *Server {
 	if err := s.Bind("127.0.0.1:0"); err != nil {
 		t.Fatal(err)
 	}
+	run(t, s)
+	return s
+}
+
+// run runs a replica that is bound until the test ends.
+func run(t *testing.T, s *Server) {
+	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- s.Run(ctx) }()
@@ -43,7 +50,6 @@ func start(t *testing.T, cfg Config) *Server {
 		}
 		http.DefaultClient.CloseIdleConnections()
 	})
-	return s
 }
 
 // fast is an engine whose steps take next to no time.
