@@ -189,6 +189,8 @@ func TestErrorMessages(t *testing.T) {
 		{"sim --script none.json", 2, "--script: open none.json: no such file or directory"},
 		{"sim --scheduling-policy lifo", 2, `invalid argument "lifo" for "--scheduling-policy" flag: choose fcfs or priority`},
 		{"sim --max-num-seqs -1", 2, "sequence limit must be above 0"},
+		{"sim --kv-events ipc:///tmp/kv", 2, `endpoint "ipc:///tmp/kv" of KV events is neither a port nor tcp://HOST:PORT`},
+		{"sim --listen 127.0.0.1:0 --kv-events tcp://" + usedPort, 1, portInUse + "kv-events\n"},
 
 		{"replay", 2, "name either --trace FILE or --workload agentic|hot|chats|documents"},
 		{"replay --trace none.jsonl", 2, "--trace: open none.jsonl: no such file or directory"},

@@ -153,6 +153,9 @@ func runSim(cmd *cobra.Command, listen string, cfg sim.Config, drainTimeout time
 	}
 	s := sim.NewServer(cfg)
 	if err := s.Bind(listen); err != nil {
+		if failed := (*sim.KVEventsBindError)(nil); errors.As(err, &failed) {
+			return server.ListenError("kv-events", failed.Address, err)
+		}
 		return server.ListenError("listen", listen, err)
 	}
 	fmt.Fprintf(cmd.ErrOrStderr(), "simulated replica of %s: base URL %s/v1\n", cfg.Model, s.URL())

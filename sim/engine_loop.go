@@ -29,10 +29,10 @@ func (r endReason) String() string {
 // rank is one of the engines of a server, with its requests. Server.engineMu guards it, but
 // for the channels.
 type rank struct {
-	engine   *engine.Engine
-	live     []*sequence // submitted and not ended
-	counters *counters
-	events   *eventPublisher // nil: none
+	engine    *engine.Engine
+	live      []*sequence // submitted and not ended
+	counters  *counters
+	publisher *kvEventPublisher // nil: none
 
 	// work wakes runEngine when there may be a step to take.
 	work chan struct{}
@@ -49,7 +49,7 @@ type sequence struct {
 	model         string
 	bytesPerToken int       // of text
 	naturalEnd    endReason // unless it is ended before
-	events        eventContext
+	kvEvents      kvEventContext
 	seen          int // tokens published; used by runEngine only
 	abortAfter    int // tokens after which the engine aborts it; 0: never
 
@@ -192,8 +192,8 @@ func (s *Server) runEngine(ctx context.Context, k *rank) {
 		}
 		s.engineMu.Lock()
 		if s.epoch == epoch {
-			if k.events != nil {
-				k.events.publish(step.KVEvents, s.cfg.Engine.BlockSize)
+			if k.publisher != nil {
+				k.publisher.publish(step.KVEvents, s.cfg.Engine.BlockSize)
 			}
 			k.publishStep(step)
 		}

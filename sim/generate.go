@@ -118,7 +118,7 @@ func (s *Server) newSequence(p params, tokens []uint32, choice int, out *output)
 		Owner:  q,
 	}
 	if s.cfg.Engine.KVEvents {
-		q.events = eventContext{tokens: all, adapter: s.adapters.find(p.model), salt: p.salt, session: p.session}
+		q.kvEvents = kvEventContext{tokens: all, adapter: s.adapters.find(p.model), salt: p.salt, session: p.session}
 	}
 	return q, nil
 }

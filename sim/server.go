@@ -93,7 +93,7 @@ func NewServer(cfg Config) *Server {
 	for i := range max(1, cfg.Ranks) {
 		k := &rank{work: make(chan struct{}, 1), thawed: make(chan struct{}, 1)}
 		if cfg.Engine.KVEvents {
-			k.events = newEventPublisher(i, cfg.KVEvents.Topic, &s.faults)
+			k.publisher = newKVEventPublisher(i, cfg.KVEvents.Topic, &s.faults)
 		}
 		s.ranks = append(s.ranks, k)
 	}
@@ -138,7 +138,7 @@ func (s *Server) Bind(address string) error {
 		return fmt.Errorf("simulated replica: %w", err)
 	}
 	s.address = l.Addr().String()
-	if err := s.bindEvents(); err != nil {
+	if err := s.bindPublishers(); err != nil {
 		l.Close()
 		return err
 	}
@@ -159,8 +159,8 @@ func (s *Server) Run(ctx context.Context) error {
 	s.http.BaseContext = func(net.Listener) context.Context { return ctx }
 	for _, k := range s.ranks {
 		owners.Go(func() { s.runEngine(ctx, k) })
-		if k.events != nil {
-			owners.Go(func() { k.events.serve(ctx) })
+		if k.publisher != nil {
+			owners.Go(func() { k.publisher.serve(ctx) })
 		}
 	}
 	owners.Go(func() {
@@ -245,8 +245,8 @@ func (s *Server) Restart() {
 		for _, q := range k.live {
 			q.publishEnd(processKilled)
 		}
-		if k.events != nil {
-			k.events.restart()
+		if k.publisher != nil {
+			k.publisher.restart()
 		}
 	}
 	s.startEngines()

@@ -56,7 +56,7 @@ type subscriber struct{ socket zmq4.Socket }
 
 // subscribe connects to the publisher of a rank and returns when batches arrive. probe makes
 // the rank publish one.
-func subscribe(t *testing.T, p *eventPublisher, topic string, probe func()) *subscriber {
+func subscribe(t *testing.T, p *kvEventPublisher, topic string, probe func()) *subscriber {
 	t.Helper()
 	sub := &subscriber{zmq4.NewSub(t.Context())}
 	if err := sub.socket.Dial(dialable(p.live.endpoint)); err != nil {
@@ -101,7 +101,7 @@ func (s *subscriber) next(t *testing.T, from uint64) receivedBatch {
 }
 
 // replayed requests the batches from a sequence number on and returns them.
-func replayed(t *testing.T, p *eventPublisher, from uint64) (batches []receivedBatch) {
+func replayed(t *testing.T, p *kvEventPublisher, from uint64) (batches []receivedBatch) {
 	t.Helper()
 	dealer := zmq4.NewDealer(t.Context())
 	defer dealer.Close()
@@ -186,11 +186,11 @@ func tokensOf(t *testing.T, s *Server, messages string) []uint64 {
 // TestPublishedEvents compares what a subscriber learns with the tokens of a conversation.
 func TestPublishedEvents(t *testing.T) {
 	s := start(t, published(Config{Adapters: []string{"chat", "sql"}, Engine: engine.Config{StepTokens: 100}}))
-	p := s.ranks[0].events
+	p := s.ranks[0].publisher
 	sub := subscribe(t, p, "kv-", func() { askNew(t, s) })
 
 	// Prompt and answer, in several batches.
-	from := p.log().next()
+	from := p.currentLog().nextSeq()
 	question := `{"role":"user","content":"` + strings.Repeat("What do you make of this? ", 40) + `"}`
 	first := ask(t, s, `{"messages":[`+question+`],"max_tokens":50,"ignore_eos":true,"session_id":"a"}`)
 	reply, err := json.Marshal(first.Choices[0].Message.Content)
@@ -226,7 +226,7 @@ func TestPublishedEvents(t *testing.T) {
 	}
 
 	// The same prompt for an adapter, with a salt, has other blocks.
-	from = p.log().next()
+	from = p.currentLog().nextSeq()
 	ask(t, s, `{"model":"sql","cache_salt":"pepper","messages":[`+question+`],"max_tokens":1}`)
 	event := sub.next(t, from).events(t)[0]
 	keys := event["extra_keys"].([]any)
@@ -236,7 +236,7 @@ func TestPublishedEvents(t *testing.T) {
 	}
 
 	// A reset is announced with the next step.
-	from = p.log().next()
+	from = p.currentLog().nextSeq()
 	if !s.ResetPrefixCache() {
 		t.Fatal("the cache was not reset")
 	}
@@ -249,13 +249,13 @@ func TestPublishedEvents(t *testing.T) {
 
 func TestReplay(t *testing.T) {
 	s := start(t, published(Config{}))
-	p := s.ranks[0].events
+	p := s.ranks[0].publisher
 	sub := subscribe(t, p, "", func() { askNew(t, s) })
-	from := p.log().next()
+	from := p.currentLog().nextSeq()
 	for range 5 {
 		askNew(t, s)
 	}
-	until(t, "five batches are published", func() bool { return p.log().next() >= from+5 })
+	until(t, "five batches are published", func() bool { return p.currentLog().nextSeq() >= from+5 })
 	got := replayed(t, p, from)
 	for i := range uint64(5) {
 		live := sub.next(t, from+i)
@@ -263,7 +263,7 @@ func TestReplay(t *testing.T) {
 			t.Errorf("batch %d was replayed as %d of topic %q, and was sent as %d", from+i, b.seq, b.topic, live.seq)
 		}
 	}
-	if got := replayed(t, p, p.log().next()); len(got) != 0 {
+	if got := replayed(t, p, p.currentLog().nextSeq()); len(got) != 0 {
 		t.Errorf("%d batches beyond the last one", len(got))
 	}
 	if got := replayed(t, p, math.MaxUint64); len(got) != 0 {
@@ -277,7 +277,7 @@ func TestInvalidReplayRequest(t *testing.T) {
 	askNew(t, s)
 	dealer := zmq4.NewDealer(t.Context())
 	defer dealer.Close()
-	if err := dealer.Dial(dialable(s.ranks[0].events.replay.endpoint)); err != nil {
+	if err := dealer.Dial(dialable(s.ranks[0].publisher.replay.endpoint)); err != nil {
 		t.Fatal(err)
 	}
 	for _, frames := range [][][]byte{{make([]byte, 8)}, {nil, make([]byte, 8), nil}, {nil, []byte("abc")}} {
@@ -293,7 +293,7 @@ func TestInvalidReplayRequest(t *testing.T) {
 // TestReplayBehindLimit asks for batches that have left the memory, and lets a subscriber fall
 // behind it.
 func TestReplayBehindLimit(t *testing.T) {
-	p := newEventPublisher(0, "kv", &faults{})
+	p := newKVEventPublisher(0, "kv", &faults{})
 	if err := p.bind(KVEventsConfig{Endpoint: "0"}, "127.0.0.1"); err != nil {
 		t.Fatal(err)
 	}
@@ -305,10 +305,10 @@ func TestReplayBehindLimit(t *testing.T) {
 	}()
 	defer func() { cancel(); <-done }()
 	payload := make([]byte, 2000)
-	publish := func() { p.log().append(payload, 0) }
+	publish := func() { p.currentLog().add(payload, 0) }
 	idle := subscribe(t, p, "kv", publish)
 	last := uint64(maxBatches + 20_000)
-	for p.log().next() <= last { // more than the buffers of its connection hold
+	for p.currentLog().nextSeq() <= last { // more than the buffers of its connection hold
 		publish()
 	}
 	got := replayed(t, p, 5)
@@ -351,18 +351,18 @@ func TestSubscriptions(t *testing.T) {
 		{"\x00kv-events", true},
 		{"\x00kv-events", false},
 	} {
-		if err := sub.update([][]byte{[]byte(c.message)}); err != nil {
+		if err := sub.apply([][]byte{[]byte(c.message)}); err != nil {
 			t.Fatal(err)
 		}
-		log.append(nil, 0)
-		b, ok := sub.take()
+		log.add(nil, 0)
+		b, ok := sub.takeBatch()
 		if ok != c.taken || ok && b.seq != uint64(i) {
 			t.Errorf("after message %d, %q: batch %d was taken: %v, want %v", i, c.message, b.seq, ok, c.taken)
 		}
 	}
 	var err error
 	for i := 0; err == nil && i <= maxTopics; i++ {
-		err = sub.update([][]byte{[]byte("\x01" + strconv.Itoa(i))})
+		err = sub.apply([][]byte{[]byte("\x01" + strconv.Itoa(i))})
 	}
 	if err == nil {
 		t.Errorf("more than %d topics were accepted", maxTopics)
@@ -371,7 +371,7 @@ func TestSubscriptions(t *testing.T) {
 
 func TestEventsAfterRestart(t *testing.T) {
 	s := start(t, published(Config{}))
-	p := s.ranks[0].events
+	p := s.ranks[0].publisher
 	sub := subscribe(t, p, "", func() { askNew(t, s) })
 	dealer := zmq4.NewDealer(t.Context())
 	defer dealer.Close()
@@ -379,7 +379,7 @@ func TestEventsAfterRestart(t *testing.T) {
 		t.Fatal(err)
 	}
 	question := `{"messages":[{"role":"user","content":"` + strings.Repeat("Who are you? ", 20) + `"}],"max_tokens":1}`
-	from := p.log().next()
+	from := p.currentLog().nextSeq()
 	ask(t, s, question)
 	before := sub.next(t, from)
 	requestReplay(t, dealer, 0)
@@ -407,11 +407,11 @@ func TestEventsAfterRestart(t *testing.T) {
 
 func TestEventFaults(t *testing.T) {
 	s := start(t, published(Config{}))
-	p := s.ranks[0].events
+	p := s.ranks[0].publisher
 	sub := subscribe(t, p, "", func() { askNew(t, s) })
 
 	set(t, s, Fault{Kind: EventsLost, Every: 2, Requests: 4})
-	from := p.log().next()
+	from := p.currentLog().nextSeq()
 	for range 5 {
 		askNew(t, s)
 	}
@@ -430,7 +430,7 @@ func TestEventFaults(t *testing.T) {
 	}
 
 	set(t, s, Fault{Kind: EventsGarbled, Requests: 1})
-	from = p.log().next()
+	from = p.currentLog().nextSeq()
 	askNew(t, s)
 	askNew(t, s)
 	if _, _, _, err := decodeBatch(sub.next(t, from).payload); err == nil {
@@ -461,7 +461,7 @@ func TestEventsOfHostTier(t *testing.T) {
 		askNew(t, s)
 	}
 	seen := make(map[string]bool)
-	for _, b := range replayed(t, s.ranks[0].events, 0) {
+	for _, b := range replayed(t, s.ranks[0].publisher, 0) {
 		for _, event := range b.events(t) {
 			seen[fmt.Sprint(event["type"], " ", event["medium"])] = true
 		}
@@ -477,7 +477,7 @@ func TestEventsOfRanks(t *testing.T) {
 	s := start(t, published(Config{Ranks: 2}))
 	for rank := range 2 {
 		postToRank(t, s, strconv.Itoa(rank))
-		batches := replayed(t, s.ranks[rank].events, 0)
+		batches := replayed(t, s.ranks[rank].publisher, 0)
 		if len(batches) != 1 {
 			t.Fatalf("%d batches of rank %d, want 1", len(batches), rank)
 		}
@@ -489,7 +489,7 @@ func TestEventsOfRanks(t *testing.T) {
 
 func TestSessionID(t *testing.T) {
 	s := start(t, published(Config{}))
-	p := s.ranks[0].events
+	p := s.ranks[0].publisher
 	content := strings.Repeat("x", 64)
 	const all = `,"session_id":"body","vllm_xargs":{"session_id":"args"}}`
 	chat := `{"model":"sim","max_tokens":1,"messages":[{"role":"user","content":"` + content + `"}]`
@@ -510,7 +510,7 @@ func TestSessionID(t *testing.T) {
 		{"/inference/v1/generate", tokens + all, "header", "header"},
 		{"/inference/v1/generate", tokens + all, "", nil},
 	} {
-		from := p.log().next()
+		from := p.currentLog().nextSeq()
 		s.ResetPrefixCache()
 		header := "X-Session-ID"
 		if c.header == "" {
@@ -578,7 +578,7 @@ func TestKVEventEndpoints(t *testing.T) {
 		{"tcp://[::1]:0", "tcp://[::1]:PORT"},
 	} {
 		s := start(t, Config{KVEvents: KVEventsConfig{Endpoint: c.endpoint}})
-		socket := s.ranks[0].events.live
+		socket := s.ranks[0].publisher.live
 		_, port, err := net.SplitHostPort(socket.listener.Addr().String())
 		if want := strings.Replace(c.want, "PORT", port, 1); err != nil || socket.endpoint != want {
 			t.Errorf("%s: got %s, error %v, want %s", c.endpoint, socket.endpoint, err, want)

@@ -66,10 +66,10 @@ func engineEvent(t *testing.T, event map[string]any) engine.KVEvent {
 	q := &sequence{}
 	if event["parent_block_hash"] != nil {
 		e.Parent, e.First = engine.BlockHash(toUint(event["parent_block_hash"])), 1
-		q.events.tokens = make([]uint32, toUint(event["block_size"])) // those of the parent
+		q.kvEvents.tokens = make([]uint32, toUint(event["block_size"])) // those of the parent
 	}
 	for _, token := range event["token_ids"].([]any) {
-		q.events.tokens = append(q.events.tokens, uint32(toUint(token)))
+		q.kvEvents.tokens = append(q.kvEvents.tokens, uint32(toUint(token)))
 	}
 	q.Owner = q
 	e.Request = &q.Request
@@ -117,9 +117,9 @@ func TestBatchesLikeVLLM(t *testing.T) {
 // TestBatchFields checks what the captured batches lack: adapters, salts, sessions, the host
 // tier and other ranks.
 func TestBatchFields(t *testing.T) {
-	q := &sequence{events: eventContext{tokens: []uint32{1, 2, 3, 300, 5, 70_000}, adapter: adapter{id: 3, name: "sql"}, salt: "s", session: "a"}}
+	q := &sequence{kvEvents: kvEventContext{tokens: []uint32{1, 2, 3, 300, 5, 70_000}, adapter: adapter{id: 3, name: "sql"}, salt: "s", session: "a"}}
 	q.Owner = q
-	plain := &sequence{events: eventContext{tokens: []uint32{1, 2}, salt: "s"}}
+	plain := &sequence{kvEvents: kvEventContext{tokens: []uint32{1, 2}, salt: "s"}}
 	plain.Owner = plain
 	got := appendBatch(nil, time.Unix(1, 500_000_000), []engine.KVEvent{
 		{Hashes: []engine.BlockHash{7, 1 << 63}, Request: &q.Request},

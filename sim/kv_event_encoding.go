@@ -8,8 +8,8 @@ import (
 	"warmroute/sim/engine"
 )
 
-// eventContext is what the events about a sequence's blocks tell of the sequence.
-type eventContext struct {
+// kvEventContext is what the events about a sequence's blocks tell of the sequence.
+type kvEventContext struct {
 	tokens  []uint32 // of the prompt and the answer
 	adapter adapter  // zero: none
 	salt    string
@@ -66,7 +66,7 @@ func appendStoredOnHost(b []byte, event engine.KVEvent) []byte {
 }
 
 func appendBlockStored(b []byte, event engine.KVEvent, blockSize int) []byte {
-	of := event.Request.Owner.(*sequence).events
+	of := event.Request.Owner.(*sequence).kvEvents
 	fields := uint32(11)
 	if of.session != "" {
 		fields++
@@ -104,7 +104,7 @@ func appendBlockStored(b []byte, event engine.KVEvent, blockSize int) []byte {
 
 // appendExtraKeys appends what a block's hash depends on besides tokens: the adapter, and the
 // salt of the first block. Media are part of the tokens here.
-func (c *eventContext) appendExtraKeys(b []byte, firstBlock bool) []byte {
+func (c *kvEventContext) appendExtraKeys(b []byte, firstBlock bool) []byte {
 	var keys []string
 	if c.adapter.name != "" {
 		keys = append(keys, c.adapter.name)

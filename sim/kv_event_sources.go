@@ -1,0 +1,83 @@
+package sim
+
+import (
+	"fmt"
+	"math"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+)
+
+// replayPortOffset is the distance between the ports for events and for their replay.
+const replayPortOffset = 1000
+
+// KVEventsConfig describes the publisher of KV cache events, vLLM's --kv-events-config.
+type KVEventsConfig struct {
+	// Endpoint is a port on the address of the HTTP server, or tcp://HOST:PORT, where HOST
+	// may be * for all addresses. Replays are served 1000 ports above. Rank r uses both ports
+	// plus r; with port 0 all ports are free ones. Empty: no events.
+	Endpoint string
+	Topic    string
+}
+
+// parseEndpoint splits Endpoint. host is empty for that of the HTTP server.
+func (c KVEventsConfig) parseEndpoint() (host string, port int, err error) {
+	text := c.Endpoint
+	if address, ok := strings.CutPrefix(text, "tcp://"); ok {
+		if host, text, err = net.SplitHostPort(address); err != nil {
+			return "", 0, fmt.Errorf("endpoint %q of KV events: %w", c.Endpoint, err)
+		}
+		if host == "" {
+			return "", 0, fmt.Errorf("endpoint %q of KV events has no host; use * for all addresses", c.Endpoint)
+		}
+	}
+	if port, err = strconv.Atoi(text); err != nil || port < 0 || port > math.MaxUint16 {
+		return "", 0, fmt.Errorf("endpoint %q of KV events is neither a port nor tcp://HOST:PORT", c.Endpoint)
+	}
+	return host, port, nil
+}
+
+// validate returns an error unless all ranks can have ports.
+func (c KVEventsConfig) validate(ranks int) error {
+	if c.Endpoint == "" {
+		return nil
+	}
+	_, port, err := c.parseEndpoint()
+	if last := port + replayPortOffset + ranks - 1; err == nil && port > 0 && last > math.MaxUint16 {
+		return fmt.Errorf("endpoint %q of KV events: port %d, for replays, exceeds %d", c.Endpoint, last, math.MaxUint16)
+	}
+	return err
+}
+
+// KVEventsBindError is why Bind failed if it was for one of the sockets for KV events.
+type KVEventsBindError struct {
+	Address string
+	Err     error
+}
+
+func (e *KVEventsBindError) Error() string {
+	return fmt.Sprintf("bind KV events of the simulated replica to %s: %v", e.Address, e.Err)
+}
+
+func (e *KVEventsBindError) Unwrap() error { return e.Err }
+
+// kvEventSources handles GET /kv_event_sources: the configuration of each rank's publisher.
+func (s *Server) kvEventSources(w http.ResponseWriter, _ *http.Request) {
+	b := []byte{'{'}
+	for i, k := range s.ranks {
+		if k.publisher == nil {
+			break // no rank has one
+		}
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = append(b, `"`+strconv.Itoa(i)+`":{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":`...)
+		b = appendQuoted(b, k.publisher.live.endpoint)
+		b = appendQuoted(append(b, `,"replay_endpoint":`...), k.publisher.replay.endpoint)
+		n := strconv.Itoa(maxBatches)
+		b = append(b, `,"buffer_steps":`+n+`,"hwm":`+n+`,"max_queue_size":`+n+`,"topic":`...)
+		b = append(appendQuoted(b, string(k.publisher.topic)), '}')
+	}
+	writeJSON(w, http.StatusOK, append(b, '}'))
+}
