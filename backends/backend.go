@@ -79,6 +79,10 @@ type Options struct {
 
 	EnginePriority bool // requests carry their priority for the engine's queue
 
+	// KVEvents is where the replica publishes KV cache events: KVEventsAuto, KVEventsOff or a
+	// ZeroMQ endpoint, with KVReplay as the endpoint of earlier events ("": none).
+	KVEvents, KVReplay string
+
 	MaxInFlight int     // of our sequences; 0: no bound
 	Weight      float64 // divides the cost of sending it a request; 0 is 1
 
@@ -88,6 +92,12 @@ type Options struct {
 	Transport      http.RoundTripper
 	ProbeTransport http.RoundTripper
 }
+
+// Values of Options.KVEvents that are not endpoints.
+const (
+	KVEventsAuto = "auto" // those that the replica lists, if any
+	KVEventsOff  = "off"
+)
 
 var defaultOptions = new(Options)
 

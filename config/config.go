@@ -80,6 +80,9 @@ type Backend struct {
 	Weight      float64 `mapstructure:"weight"`        // 1 unless given
 
 	EnginePriority bool `mapstructure:"engine_priority"`
+
+	KVEvents string `mapstructure:"kv_events"` // auto, off, or an endpoint; auto unless given
+	KVReplay string `mapstructure:"kv_replay"` // of the endpoint; "": none
 }
 
 // TLSConfig returns how the certificate of an https backend is verified: by the

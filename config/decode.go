@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/go-viper/mapstructure/v2"
+
+	"warmroute/backends"
 )
 
 // decodeValue is the decode hook for every value. A value comes from YAML with
@@ -166,12 +168,12 @@ func normalizeBackendList(value any) (any, error) {
 	return nil, fmt.Errorf("expected a list, got %s; begin each backend with \"- url:\"", describeType(value))
 }
 
-// normalizeBackend returns a mapping with its weight, and a bare URL as the Backend that
+// normalizeBackend returns a mapping with the settings whose default is not zero, and a bare URL as the Backend that
 // needs nothing else.
 func normalizeBackend(value any) (any, error) {
 	switch v := value.(type) {
 	case string:
-		return Backend{URL: v, Weight: 1}, nil
+		return Backend{URL: v, Weight: 1, KVEvents: backends.KVEventsAuto}, nil
 	case map[string]any:
 		known := settingNames(reflect.TypeFor[Backend]())
 		for _, key := range slices.Sorted(maps.Keys(v)) {
@@ -183,11 +185,9 @@ func normalizeBackend(value any) (any, error) {
 			}
 			return nil, fmt.Errorf("unknown key %q; a backend has %s", key, strings.Join(known, ", "))
 		}
-		if _, given := v["weight"]; !given {
-			v = maps.Clone(v)
-			v["weight"] = 1
-		}
-		return v, nil
+		complete := map[string]any{"weight": 1, "kv_events": backends.KVEventsAuto}
+		maps.Copy(complete, v)
+		return complete, nil
 	}
 	return nil, fmt.Errorf("expected a mapping with url, name and so on, or just a URL, got %s", describeType(value))
 }

@@ -82,7 +82,7 @@ func settingTypes(of reflect.Type, prefix string) map[string]reflect.Type {
 func TestDefaults(t *testing.T) {
 	want := &Config{
 		Listeners: Listeners{Listen: ":8080", Admin: "127.0.0.1:9090"},
-		Backends:  []Backend{{Name: "a:8000", URL: "http://a:8000", Weight: 1}},
+		Backends:  []Backend{{Name: "a:8000", URL: "http://a:8000", Weight: 1, KVEvents: "auto"}},
 		Tenants:   Tenants{Keys: []Key{}, Tenant: "share"},
 		Routing: Routing{
 			Policy: "prefix", Attempts: 3, Learn: true,
@@ -310,8 +310,8 @@ func TestPartialSections(t *testing.T) {
 }
 
 func TestBackendSources(t *testing.T) {
-	list := "backends:\n  - {name: big, url: http://a:8000, api_key: k, max_in_flight: 9, weight: 1.5, engine_priority: true}\n  - url: http://b:8000/vllm/\n  - http://c:8000\n"
-	a, b, c := Backend{Name: "big", URL: "http://a:8000", APIKey: "k", MaxInFlight: 9, Weight: 1.5, EnginePriority: true}, Backend{Name: "b:8000/vllm", URL: "http://b:8000/vllm/", Weight: 1}, Backend{Name: "c:8000", URL: "http://c:8000", Weight: 1}
+	list := "backends:\n  - {name: big, url: http://a:8000, api_key: k, max_in_flight: 9, weight: 1.5, engine_priority: true, kv_events: off}\n  - {url: http://b:8000/vllm/, kv_events: \"tcp://*:5557\", kv_replay: \"tcp://*:5558\"}\n  - http://c:8000\n"
+	a, b, c := Backend{Name: "big", URL: "http://a:8000", APIKey: "k", MaxInFlight: 9, Weight: 1.5, EnginePriority: true, KVEvents: "off"}, Backend{Name: "b:8000/vllm", URL: "http://b:8000/vllm/", Weight: 1, KVEvents: "tcp://*:5557", KVReplay: "tcp://*:5558"}, Backend{Name: "c:8000", URL: "http://c:8000", Weight: 1, KVEvents: "auto"}
 	f := func(yaml string, args []string, want ...Backend) {
 		t.Helper()
 		if got := mustLoad(t, yaml, args...).Backends; !slices.Equal(got, want) {
@@ -321,6 +321,7 @@ func TestBackendSources(t *testing.T) {
 	f(list, nil, a, b, c)
 	f("", []string{"http://c:8000"}, c)
 	t.Setenv("WARMROUTE_BACKENDS", "http://b:8000/vllm/, http://c:8000,")
+	b.KVEvents, b.KVReplay = "auto", ""
 	f("", nil, b, c)
 	f(list, nil, b, c)
 	f("", []string{"http://c:8000"}, c)

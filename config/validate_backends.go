@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"warmroute/backends"
+	"warmroute/backends/vllm/kvevents"
 )
 
 // setDefaultBackendNames gives each backend without a name its default one: host, port and
@@ -26,7 +27,7 @@ func (c *Config) validateBackends(errs *errorList) {
 	firstName, firstURL := map[string]int{}, map[string]int{}
 	for i, b := range c.Backends {
 		at := fmt.Sprintf("backends[%d]", i)
-		if errs.hasAny(at, at+".url", at+".name", at+".api_key", at+".ca_file", at+".server_name", at+".max_in_flight", at+".weight", at+".engine_priority") {
+		if errs.hasAny(at, at+".url", at+".name", at+".api_key", at+".ca_file", at+".server_name", at+".max_in_flight", at+".weight", at+".engine_priority", at+".kv_events", at+".kv_replay") {
 			continue
 		}
 		if !IsHeaderValue(b.APIKey) {
@@ -42,6 +43,7 @@ func (c *Config) validateBackends(errs *errorList) {
 			continue
 		}
 		validateBackendTLS(errs, at, u.Scheme, b)
+		validateKVEvents(errs, at, u.Hostname(), b)
 		checkRange(errs, at+".max_in_flight", b.MaxInFlight, 0, 1<<20)
 		checkRange(errs, at+".weight", b.Weight, 0.01, 100)
 		if !IsHeaderValue(b.Name) || strings.ContainsAny(b.Name, " ,") || len(b.Name) > 200 {
@@ -58,6 +60,24 @@ func (c *Config) validateBackends(errs *errorList) {
 			errs.add(at+".name", "%s is already the name of backends[%d]; rename one of the two", b.Name, first)
 		} else {
 			firstName[b.Name] = i
+		}
+	}
+}
+
+// validateKVEvents validates where the backend at path publishes KV events.
+func validateKVEvents(errs *errorList, path, host string, b Backend) {
+	if b.KVEvents == backends.KVEventsAuto || b.KVEvents == backends.KVEventsOff {
+		if b.KVReplay != "" {
+			errs.add(path+".kv_replay", "has no effect with kv_events: %s; set kv_events to the replica's endpoint as well, such as tcp://10.0.0.5:5557", b.KVEvents)
+		}
+		return
+	}
+	for _, e := range []struct{ setting, endpoint string }{{".kv_events", b.KVEvents}, {".kv_replay", b.KVReplay}} {
+		if e.endpoint == "" && e.setting == ".kv_replay" {
+			continue
+		}
+		if _, err := kvevents.ConfiguredSources(e.endpoint, "", "", host, 1); err != nil {
+			errs.add(path+e.setting, "%v; use auto, off, or an address such as tcp://10.0.0.5:5557", err)
 		}
 	}
 }

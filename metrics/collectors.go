@@ -86,6 +86,14 @@ var backendMetrics = []struct {
 		newBackendMetric(prometheus.CounterValue, "index_evictions_total", "Blocks evicted from the backend's part of the index.",
 			func(b *backendState) float64 { return float64(b.index.Evictions) }),
 	}},
+	{func(b *backendState) bool { return b.index != nil && b.index.KV != nil }, []backendMetric{
+		newBackendMetric(prometheus.GaugeValue, "kv_blocks", "KV blocks that the replica holds, according to its KV events.",
+			func(b *backendState) float64 { return float64(b.index.KV.KVBlocks) }),
+		newBackendMetric(prometheus.GaugeValue, "index_confirmed_blocks", "Blocks that the backend holds according to its KV events.",
+			func(b *backendState) float64 { return float64(b.index.KV.Confirmed) }),
+		newBackendMetric(prometheus.GaugeValue, "kv_complete", "1 if all that the replica's cache holds is known from its KV events.",
+			func(b *backendState) float64 { return boolToFloat(b.index.KV.Complete) }),
+	}},
 	{func(b *backendState) bool { return b.estimates != nil }, []backendMetric{
 		newBackendMetric(prometheus.GaugeValue, "learned_capacity_factor", "Effective size of the KV cache divided by the size that the replica reports.",
 			func(b *backendState) float64 { return b.estimates.CapacityFactor }),

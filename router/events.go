@@ -178,6 +178,7 @@ type BackendIndexStats struct {
 	Backend          *backends.Backend // nil: the slot is free
 	Blocks, Capacity int
 	Evictions        uint64
+	KV               *KVStatus // nil: its KV events are not read
 }
 
 // IndexStats returns the state of each backend's part, by slot, and about how many
@@ -186,7 +187,11 @@ func (r *Router) IndexStats() (parts []BackendIndexStats, bytes int64) {
 	r.mu.Lock()
 	defer r.unlockAndRunCallbacks()
 	for slot := range r.states {
-		parts = append(parts, BackendIndexStats{r.states[slot].backend, r.index.Len(slot), r.index.Capacity(slot), r.index.Evictions(slot)})
+		s := BackendIndexStats{r.states[slot].backend, r.index.Len(slot), r.index.Capacity(slot), r.index.Evictions(slot), nil}
+		if f := r.states[slot].follower; f != nil {
+			s.KV = f.status()
+		}
+		parts = append(parts, s)
 	}
 	return parts, r.index.Bytes()
 }

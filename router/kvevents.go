@@ -9,6 +9,7 @@ import (
 	"sort"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"warmroute/backends"
@@ -51,6 +52,9 @@ type KVFollower struct {
 	mu      sync.Mutex // locked before Router.mu, so that changes are applied in order
 	tracker *kvblocks.Tracker
 	closed  bool
+
+	blocks   atomic.Int64 // of tracker
+	complete atomic.Bool  // likewise
 
 	finished []finishedRequest // oldest first; guarded by Router.mu
 }
@@ -149,29 +153,23 @@ func (r *Router) closeFollower(b *backends.Backend) {
 	}
 }
 
-// KVStatus is the state of a follower.
+// KVStatus is what a backend's replica has reported by KV events.
 type KVStatus struct {
-	KVBlocks  int  // that the replica holds, as it reports
-	Confirmed int  // blocks of prompts that are held according to these
-	Complete  bool // all that the replica holds is known
+	KVBlocks  int  // that it holds
+	Confirmed int  // blocks of prompts that it holds according to these
+	Complete  bool // all that it holds is known
 }
 
-// Status returns the state of the follower.
-func (f *KVFollower) Status() KVStatus {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	s := KVStatus{KVBlocks: f.tracker.Len(), Complete: f.tracker.IsComplete()}
-	f.router.withLock(func() {
-		if f.router.has(f.backend) {
-			s.Confirmed = f.router.index.CountConfirmed(f.backend.Slot)
-		}
-	})
-	return s
+// status returns the state of the follower. Router.mu is held.
+func (f *KVFollower) status() *KVStatus {
+	return &KVStatus{int(f.blocks.Load()), f.router.index.CountConfirmed(f.backend.Slot), f.complete.Load()}
 }
 
-// applyChanges applies changes to the index, a few at a time.
+// applyChanges applies the tracker's changes to the index, a few at a time.
 func (f *KVFollower) applyChanges(changes []kvblocks.Change) {
 	r, slot := f.router, f.backend.Slot
+	f.blocks.Store(int64(f.tracker.Len()))
+	f.complete.Store(f.tracker.IsComplete())
 	for part := range slices.Chunk(changes, maxChangesPerLock) {
 		r.withLock(func() {
 			if !r.has(f.backend) {

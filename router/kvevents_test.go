@@ -114,7 +114,8 @@ func TestKVEventsReplaceTheAccount(t *testing.T) {
 	if got := matched(t, r, fleet, 1, 10)[1-home]; got != 320 {
 		t.Errorf("%d tokens on a backend that this proxy sent nothing, want 320", got)
 	}
-	if s := other.follower.Status(); s.KVBlocks != 20 || s.Confirmed != 5 || !s.Complete {
+	parts, _ := r.IndexStats()
+	if s := parts[1-home].KV; s.KVBlocks != 20 || s.Confirmed != 5 || !s.Complete {
 		t.Errorf("status %+v", s)
 	}
 }

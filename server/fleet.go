@@ -32,6 +32,7 @@ type fleet struct {
 	router    *router.Router
 	checker   *backends.Checker
 	poller    *backends.Poller
+	kvEvents  *kvEventReader
 	metrics   *metrics.Metrics
 	log       *slog.Logger
 	onRemoved func(*backends.Backend)
@@ -156,7 +157,7 @@ func (f *fleet) startMonitoring(m *managedBackend) {
 	}
 	ctx, stop := context.WithCancel(f.running)
 	m.stopMonitoring = stop
-	for _, follow := range []func(context.Context, *backends.Backend){f.checker.Watch, f.poller.Watch} {
+	for _, follow := range []func(context.Context, *backends.Backend){f.checker.Watch, f.poller.Watch, f.kvEvents.watch} {
 		m.monitoring.Add(1)
 		f.work.Go(func() { defer m.monitoring.Done(); follow(ctx, m.backend) })
 	}
@@ -263,6 +264,7 @@ func newManagedBackend(c config.Backend, s transportSettings) (*managedBackend, 
 	b := backends.New(c.Name, u, c.APIKey, requests)
 	b.SetOptions(backends.Options{
 		APIKey: c.APIKey, EnginePriority: c.EnginePriority, MaxInFlight: c.MaxInFlight, Weight: c.Weight,
+		KVEvents: c.KVEvents, KVReplay: c.KVReplay,
 		Transport: requests, ProbeTransport: probes,
 	})
 	return &managedBackend{backend: b, settings: s, tls: tlsConfig, transports: []*transport.Transport{requests, probes}}, nil

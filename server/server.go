@@ -208,8 +208,10 @@ func (s *Server) newFleet(managed []*managedBackend, registry *backends.Registry
 	}
 	checker.SetSettings(s.config.Health)
 	poller.SetSettings(s.config.Poll)
+	kvEvents := newKVEventReader(registry, s.router, s.log)
+	s.metrics.RegisterKVEvents(registry, kvEvents.stats)
 	return &fleet{
-		registry: registry, router: s.router, checker: checker, poller: poller, metrics: s.metrics, log: s.log,
+		registry: registry, router: s.router, checker: checker, poller: poller, kvEvents: kvEvents, metrics: s.metrics, log: s.log,
 		managed: managed, drainTimeout: s.config.Timeouts.Shutdown,
 		onRemoved: func(b *backends.Backend) {
 			stalls.forget(b)
