@@ -46,6 +46,8 @@ type replayOptions struct {
 	indexFactor   float64
 	learning      bool
 	evictions     float64
+	kvEvents      bool
+	bypass        float64
 
 	json bool
 	plot string
@@ -173,6 +175,8 @@ func (o *replayOptions) addFlags(f *pflag.FlagSet) {
 	f.BoolVar(&o.noUsage, "no-usage", false, "do not report cached tokens in usage")
 	f.BoolVar(&o.sessionIDs, "session-ids", false, "let requests name their sessions for every policy (default: only for session), so that prefix can break ties by them")
 	f.Float64Var(&o.indexFactor, "index-factor", 1, "report the size of the KV cache to the router multiplied by `F`")
+	f.BoolVar(&o.kvEvents, "kv-events", false, "let the router read the replicas' KV events")
+	f.Float64Var(&o.bypass, "bypass", 0, "send a `SHARE` of the requests to replicas at random, past the router; the report leaves them out")
 	f.Float64Var(&o.evictions, "evictions", 0, "evict `F` further blocks, unknown to the router, per block that the cache evicts")
 
 	f.BoolVar(&o.json, "json", false, "print one JSON object per line and load")
@@ -234,6 +238,8 @@ func (o *replayOptions) validate() error {
 		return fmt.Errorf("--non-streaming %g is not between 0 and 1", o.nonStreaming)
 	case !(o.indexFactor >= 0.001 && o.indexFactor <= 1000):
 		return fmt.Errorf("--index-factor %g is not between 0.001 and 1,000", o.indexFactor)
+	case !(o.bypass >= 0 && o.bypass < 1):
+		return fmt.Errorf("--bypass %g is not from 0 to less than 1", o.bypass)
 	case !(o.evictions >= 0 && o.evictions <= 1000):
 		return fmt.Errorf("--evictions %g is not between 0 and 1,000", o.evictions)
 	case o.engine.StepTokens < 1 || o.engine.StepTokens > 1<<20:

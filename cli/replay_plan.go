@@ -42,6 +42,7 @@ func (o *replayOptions) loadPlan(defaults []byte) (*replayPlan, error) {
 		Settings: c.Routing.Settings, SLO: cmp.Or(o.slo, c.SLO.TTFT),
 		PollInterval: o.poll, PollLag: o.pollLag,
 		NonStreaming: o.nonStreaming, NoUsage: o.noUsage, SessionIDs: o.sessionIDs, IndexFactor: o.indexFactor, NoLearning: !o.learning, Evictions: o.evictions,
+		KVEvents: o.kvEvents, Bypass: o.bypass,
 	}
 	if o.config != "" && o.poll == 0 {
 		base.PollInterval = c.Poll.Interval

@@ -224,6 +224,7 @@ func TestReplayUsageErrors(t *testing.T) {
 	f(2, "--slo", "--trace", trace, "--slo", "-1s")
 	f(2, "--index-factor +Inf is not between", "--trace", trace, "--index-factor", "Inf")
 	f(2, "--index-factor NaN is not between", "--trace", trace, "--index-factor", "NaN")
+	f(2, "--bypass 1 is not from 0", "--trace", trace, "--bypass", "1")
 	f(2, "--evictions +Inf is not between", "--trace", trace, "--evictions", "Inf")
 	f(2, "--quadratic", "--trace", trace, "--quadratic", "Inf")
 	f(2, "--step-tokens 2000000 is not between", "--trace", trace, "--step-tokens", "2000000")
@@ -247,7 +248,7 @@ func TestReplayUsageErrors(t *testing.T) {
 func TestReplayFlags(t *testing.T) {
 	status, out, errs := runReplayCommand(t.Context(), t, "--trace", writeReplayTrace(t), "--policy", "all",
 		"--backends", "4", "--kv-tokens", "100000", "--load", "1.5", "--seeds", "2", "--seed", "7", "--speeds", "1,0.5",
-		"--poll", "200ms", "--poll-lag", "50ms", "--non-streaming", "0.5", "--no-usage", "--index-factor", "2", "--evictions", "1",
+		"--poll", "200ms", "--poll-lag", "50ms", "--non-streaming", "0.5", "--no-usage", "--index-factor", "2", "--evictions", "1", "--kv-events", "--bypass", "0.2",
 		"--change", "join:3@1s", "--change", "leave:0@2s", "--change", "restart:1@3s", "--step-tokens", "2048", "--quadratic", "1.9e-5",
 		"--queue=false", "--learning=false", "--slo", "2s", "--json")
 	if status != 0 || !strings.Contains(out, `"requests":40`) {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"warmroute/backends"
+	"warmroute/router"
 	"warmroute/sim/engine"
 )
 
@@ -18,11 +19,12 @@ type replica struct {
 	ranks    []rank
 	balancer *engine.Balancer
 
-	requests []*request    // in flight, in no order
-	epoch    int           // number of restarts
-	started  time.Duration // of the process
-	down     bool          // not joined yet, removed or restarting
-	removed  bool          // has left and not joined again: a restart does not bring it back
+	follower *router.KVFollower // nil: the router does not read its KV events
+	requests []*request         // in flight, in no order
+	epoch    int                // number of restarts
+	started  time.Duration      // of the process
+	down     bool               // not joined yet, removed or restarting
+	removed  bool               // has left and not joined again: a restart does not bring it back
 
 	frozenUntil   time.Duration // no step ends before
 	lastStartTime float64       // of the last poll
@@ -47,7 +49,7 @@ func newFleet(s *Scenario, requests *Requests) []*replica {
 		c := s.Engine
 		c.BlockSize = requests.BlockTokens
 		c.KVTokens = cmp.Or(s.KVTokens, requests.KVTokens, defaultKVTokens)
-		c.HiddenEvictions = s.Evictions
+		c.HiddenEvictions, c.KVEvents = s.Evictions, s.KVEvents
 		if i < len(s.Speeds) {
 			c.Speed = s.Speeds[i]
 		}
@@ -153,6 +155,7 @@ func (r *run) applyChange(c Change) {
 		p.setDown()
 		p.epoch++
 		p.startEngines(len(p.ranks))
+		p.restartKVEvents()
 		p.started = r.now + c.Away
 		r.abortAndRetryRequests(p)
 		r.events.push(event{at: r.now + c.Away, kind: eventRestarted, index: c.Backend, epoch: p.epoch})

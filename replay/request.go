@@ -17,9 +17,11 @@ type request struct {
 	number int // in the order of arrival
 	routed router.Request
 	tried  []*backends.Backend
+	others bool // another client's, sent past the router
 
 	// Of the current attempt:
 	decision    *router.Decision // nil under Pooled
+	predicted   int              // tokens of the prompt that the router expected to be cached
 	index       int              // of the replica
 	listIndex   int              // in replica.requests
 	engine      *engine.Request
@@ -41,6 +43,11 @@ func (r *run) submitJob(j *Job) {
 	}
 	if r.sendsSessions {
 		f.routed.Session = j.Session
+	}
+	if f.others = r.Bypass > 0 && r.random.Float64() < r.Bypass; f.others {
+		f.routed.Streams = false
+		r.sendToReplica(f, r.random.IntN(len(r.fleet)))
+		return
 	}
 	r.submitRequest(f)
 }
@@ -74,7 +81,7 @@ func (r *run) applyDecisions() {
 			r.failRequest(d.request, failureCause(d.err))
 			continue
 		}
-		d.request.decision = d.decision
+		d.request.decision, d.request.predicted = d.decision, d.decision.MatchedTokens
 		r.measured.recordDecision(d.decision)
 		r.sendToReplica(d.request, d.decision.Backend.Slot)
 	}
@@ -134,6 +141,10 @@ func (f *request) releaseDecision(o router.Outcome) {
 
 // resubmitElsewhere retries a request on another replica after a failed connection.
 func (r *run) resubmitElsewhere(f *request) {
+	if f.others {
+		r.failRequest(f, "the replica was down")
+		return
+	}
 	f.tried = append(f.tried, f.decision.Backend)
 	f.releaseDecision(router.Outcome{End: router.NotProcessed})
 	r.submitRequest(f)
@@ -172,7 +183,9 @@ func (r *run) completeRequest(f *request) {
 		o.PromptTokens, o.CachedTokens, o.CachedKnown = j.Prompt, f.engine.Cached, true
 	}
 	f.releaseDecision(o)
-	r.measured.recordSuccess(f, r.now)
+	if !f.others {
+		r.measured.recordSuccess(f, r.now)
+	}
 	r.countEndAndScheduleNext(f)
 }
 
@@ -188,7 +201,9 @@ func (r *run) removeFromReplica(f *request) {
 }
 
 func (r *run) failRequest(f *request, why string) {
-	r.measured.recordFailure(f.job, why)
+	if !f.others {
+		r.measured.recordFailure(f.job, why)
+	}
 	r.countEndAndScheduleNext(f)
 }
 
@@ -221,6 +236,10 @@ func (r *run) abortAndRetryRequests(p *replica) {
 		f.releaseDecision(router.Outcome{End: end})
 	}
 	for _, f := range requests {
+		if f.others {
+			r.failRequest(f, "the replica was restarted")
+			continue
+		}
 		r.submitRequest(f)
 	}
 }

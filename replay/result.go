@@ -70,7 +70,8 @@ type Summary struct {
 
 	// Known in virtual time only:
 	PredictedHitRatio float64   `json:"predicted_hit_ratio,omitzero"`
-	QueueTimeMean     float64   `json:"queue_mean_s,omitzero"` // from arrival to the attempt that was served
+	PredictionError   float64   `json:"prediction_error,omitzero"` // mean difference of predicted and cached tokens, as a share of the mean prompt
+	QueueTimeMean     float64   `json:"queue_mean_s,omitzero"`     // from arrival to the attempt that was served
 	Spills            int       `json:"spills,omitzero"`
 	NewBackendShare   float64   `json:"joined_share,omitzero"`
 	Timeline          *Timeline `json:"-"`
@@ -313,7 +314,7 @@ func (s *Summary) averagedFields() []*float64 {
 	return []*float64{
 		&s.HitRatio, &s.TTFTMean, &s.TTFTP50, &s.TTFTP90, &s.TTFTP99, &s.TTFTLongest, &s.TPOTMean, &s.ITLMean, &s.E2EMean, &s.E2EP99,
 		&s.WorkMaxOverMean, &s.InFlightMaxOverMean, &s.Throughput,
-		&s.PredictedHitRatio, &s.QueueTimeMean, &s.NewBackendShare,
+		&s.PredictedHitRatio, &s.PredictionError, &s.QueueTimeMean, &s.NewBackendShare,
 	}
 }
 
@@ -336,6 +337,8 @@ type measures struct {
 	spills          int
 	predictedTokens int // that the router predicted as cached, of promptTokens
 	promptTokens    int
+	predictionError int // sum of the differences, in tokens
+	comparedTokens  int // of the prompts that these are about
 }
 
 func (m *measures) recordDecision(d *router.Decision) {
@@ -355,6 +358,8 @@ func (m *measures) recordSuccess(f *request, now time.Duration) {
 		PromptTokens: j.Prompt, CachedTokens: f.engine.Cached, CompletionTokens: j.Answer,
 	}
 	result.ITL = result.tpot()
+	m.predictionError += max(f.predicted-f.engine.Cached, f.engine.Cached-f.predicted)
+	m.comparedTokens += j.Prompt
 	m.tallyByPriority(j).Add(result)
 }
 
@@ -384,6 +389,9 @@ func (r *run) summary() Summary {
 	s.Spills = m.spills
 	if m.promptTokens > 0 {
 		s.PredictedHitRatio = float64(m.predictedTokens) / float64(m.promptTokens)
+	}
+	if m.comparedTokens > 0 && m.decisions > 0 {
+		s.PredictionError = float64(m.predictionError) / float64(m.comparedTokens)
 	}
 	s.Timeline = t
 	return s

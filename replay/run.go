@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"warmroute/backends"
+	"warmroute/backends/vllm/kvevents"
 	"warmroute/router"
 	"warmroute/sim/engine"
 )
@@ -45,6 +46,7 @@ type run struct {
 	ended      int        // requests that have ended, whichever way
 	last       time.Duration
 	measured   measures
+	kvBatch    kvevents.Batch // scratch of publishKVEvents
 }
 
 func modelName(model int) string { return "model-" + strconv.Itoa(model) }
@@ -99,6 +101,7 @@ func newRun(s *Scenario, requests *Requests) (*run, error) {
 			return nil, err
 		}
 	}
+	r.followKVEvents()
 	r.scheduleInitialEvents()
 	return r, nil
 }
@@ -216,6 +219,7 @@ func (r *run) endStep(index, rank int) {
 	step := e.step
 	e.step = engine.StepResult{}
 	r.measured.timeline.addWork(index, r.now, step.Prefilled)
+	r.publishKVEvents(p, rank, step.KVEvents)
 	if step.Decoded > 0 {
 		p.reportProgressToRouter()
 	}
