@@ -176,7 +176,7 @@ func (o *replayOptions) addFlags(f *pflag.FlagSet) {
 	f.BoolVar(&o.sessionIDs, "session-ids", false, "let requests name their sessions for every policy (default: only for session), so that prefix can break ties by them")
 	f.Float64Var(&o.indexFactor, "index-factor", 1, "report the size of the KV cache to the router multiplied by `F`")
 	f.BoolVar(&o.kvEvents, "kv-events", false, "let the router read the replicas' KV events")
-	f.Float64Var(&o.bypass, "bypass", 0, "send a `SHARE` of the requests to replicas at random, past the router; the report leaves them out")
+	f.Float64Var(&o.bypass, "bypass", 0, "send a `SHARE` of the sessions to replicas at random, past the router; the report leaves them out")
 	f.Float64Var(&o.evictions, "evictions", 0, "evict `F` further blocks, unknown to the router, per block that the cache evicts")
 
 	f.BoolVar(&o.json, "json", false, "print one JSON object per line and load")

@@ -44,7 +44,7 @@ func (r *run) submitJob(j *Job) {
 	if r.sendsSessions {
 		f.routed.Session = j.Session
 	}
-	if f.others = r.Bypass > 0 && r.random.Float64() < r.Bypass; f.others {
+	if f.others = r.Bypass > 0 && r.drawShare(f) < r.Bypass; f.others {
 		f.routed.Streams = false
 		r.sendToReplica(f, r.random.IntN(len(r.fleet)))
 		return
@@ -56,8 +56,12 @@ func (r *run) submitJob(j *Job) {
 // sessions, or between requests that have none. Its blocks stay those of the trace, so that
 // only the router's estimate of the prompt's length is wrong.
 func (r *run) textBytes(f *request) int {
-	share := float64(mixBits(mixBits(r.Seed)+cmp.Or(f.job.Session, uint64(f.number)))>>11) / (1 << 53)
-	return int(float64(f.job.Prompt) * r.bytesPerToken() * (1 + r.TextSpread*(2*share-1)))
+	return int(float64(f.job.Prompt) * r.bytesPerToken() * (1 + r.TextSpread*(2*r.drawShare(f)-1)))
+}
+
+// drawShare returns a number from 0 to 1 that is the same for all requests of a session.
+func (r *run) drawShare(f *request) float64 {
+	return float64(mixBits(mixBits(r.Seed)+cmp.Or(f.job.Session, uint64(f.number)))>>11) / (1 << 53)
 }
 
 // submitRequest asks the router for a decision, which applyDecisions applies. Under

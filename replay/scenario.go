@@ -45,7 +45,7 @@ type Scenario struct {
 	TextSpread    float64 // share by which bytes per token vary between prompts: 0.25 is 3 to 5 around 4
 	NoLearning    bool    // the router trusts the reported cache sizes
 	KVEvents      bool    // the router reads the replicas' KV events
-	Bypass        float64 // share of the requests that another client sends to a replica at random, past the router
+	Bypass        float64 // share of the sessions whose requests another client sends to replicas at random, past the router
 	Evictions     float64 // further blocks that each allocated block evicts, invisible to the router
 
 	Changes  []Change
