@@ -245,8 +245,9 @@ func (f *KVFollower) Settle() {
 		if end.blocks > 0 && len(sequence) > 0 && sequence[0].KV != end.link.KV {
 			end = f.findCommonEnd(q.blocks[:end.blocks], sequence)
 		}
-		f.addLinks(&q, end, sequence)
-		f.removeSpeculative(&q, len(sequence) > 0)
+		if f.addLinks(&q, end, sequence) {
+			f.removeSpeculative(&q, len(sequence) > 0)
+		}
 	}
 }
 
@@ -303,20 +304,20 @@ func (r *Router) findEnd(blocks []prompt.Block, isSuch func(index.Link) bool) (e
 	return end
 }
 
-// addLinks links the blocks after an end to the KV blocks of a sequence.
-func (f *KVFollower) addLinks(q *finishedRequest, end linkedEnd, sequence []kvblocks.Block) {
+// addLinks links the blocks after an end to the KV blocks of a sequence. It reports false if some
+// could not be linked.
+func (f *KVFollower) addLinks(q *finishedRequest, end linkedEnd, sequence []kvblocks.Block) (ok bool) {
 	r := f.router
+	ok = true
 	links := q.locate(end, sequence, r.blockBytes)
-	for at := 0; at < len(links); runtime.Gosched() {
+	for at := 0; ok && at < len(links); runtime.Gosched() {
 		r.withLock(func() {
-			for last := min(len(links), at+maxChangesPerLock); at < last; at++ {
-				i := end.blocks + at
-				if !r.index.AddLink(q.blocks, i, links[at]) {
-					at = len(links) // there is no room
-				}
+			for last := min(len(links), at+maxChangesPerLock); ok && at < last; at++ {
+				ok = r.index.AddLink(f.backend.Slot, q.blocks, end.blocks+at, links[at])
 			}
 		})
 	}
+	return ok
 }
 
 // locate returns the links of the blocks after an end, as far as the sequence has the KV blocks

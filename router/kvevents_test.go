@@ -17,7 +17,7 @@ type kvReplica struct {
 	held     map[uint64]int
 }
 
-func followAll(t *testing.T, r *Router, fleet []*backends.Backend) (replicas []*kvReplica) {
+func followAll(t testing.TB, r *Router, fleet []*backends.Backend) (replicas []*kvReplica) {
 	for i, b := range fleet {
 		f := r.FollowKVEvents(b)
 		t.Cleanup(f.Close)
@@ -252,4 +252,61 @@ func TestFollowerOfRemovedBackend(t *testing.T) {
 	if got := matched(t, r, fleet, 1, 10)[slot]; got != 0 {
 		t.Errorf("%d tokens matched on a new backend", got)
 	}
+}
+
+// A replica that publishes wrong tokens for a request does not make the other one worse.
+func TestNonsenseKVEvents(t *testing.T) {
+	r, fleet, c := newFleet(t, 2, "prefix")
+	replicas := followAll(t, r, fleet)
+	honest := serve(t, r, fleet, replicas, 1, 10).Backend.Slot
+	c.advance(speculativeTime)
+	settleAll(replicas)
+	req := ask(fleet, 1, 10)
+	req.Backends = fleet[1-honest : 2-honest]
+	d := mustPick(t, r, req)
+	replicas[1-honest].compute(d.KVSession, 7, 640)
+	d.RecordFirstEvent()
+	d.Release(Outcome{End: Completed, PromptTokens: 640})
+	c.advance(speculativeTime)
+	settleAll(replicas)
+	if got := matched(t, r, fleet, 1, 10)[honest]; got != 640 {
+		t.Errorf("%d tokens matched on the replica that holds all 640", got)
+	}
+	replicas[honest].evict(1, 20)
+	if got := matched(t, r, fleet, 1, 10)[honest]; got != 320 {
+		t.Errorf("%d tokens matched on the replica that holds 320", got)
+	}
+}
+
+// Events of 40 replicas, each with a cache of its own, from the decoded batch to the index.
+func BenchmarkKVEvents(b *testing.B) {
+	const replicas, perBatch, held = 40, 4, 20_000
+	r, fleet, _ := newFleet(b, replicas, "prefix", func(o *Options) { o.IndexMaxBytes = 1 << 30 })
+	var followers []*KVFollower
+	for _, backend := range fleet {
+		f := r.FollowKVEvents(backend)
+		f.Restart(0, true)
+		followers = append(followers, f)
+	}
+	var batch kvevents.Batch
+	tokens := make([]uint32, perBatch*testKVTokens)
+	hashes, gone := make([]uint64, perBatch), make([]uint64, perBatch)
+	blocks := 0
+	b.ResetTimer()
+	for n := uint64(1); b.Loop(); n += perBatch {
+		for i := range hashes {
+			hashes[i], gone[perBatch-1-i] = n+uint64(i), n+uint64(i)-held
+			tokens[i*testKVTokens] = uint32(n) + uint32(i)
+		}
+		batch.Events = append(batch.Events[:0], kvevents.Event{Kind: kvevents.Stored, Hashes: hashes, Tokens: tokens, BlockSize: testKVTokens})
+		if n > held {
+			batch.Events = append(batch.Events, kvevents.Event{Kind: kvevents.Removed, Hashes: gone})
+		}
+		for replica, f := range followers {
+			tokens[1] = uint32(replica)
+			f.Apply(0, &batch)
+		}
+		blocks += replicas * perBatch
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(blocks), "ns/block")
 }

@@ -146,10 +146,12 @@ func (x *Index) Link(b prompt.Block) (l Link, known bool) {
 	return x.kv.links[at].to, true
 }
 
-// AddLink links one of the blocks of a prompt, those before it having been linked before. The
-// backends that hold the KV block hold the block from now on. It reports false if there is no
-// room.
-func (x *Index) AddLink(blocks []prompt.Block, i int, to Link) (added bool) {
+// AddLink links one of the blocks of a prompt, those before it having been linked before, as one
+// backend has shown. The backends that hold the KV block hold the block from now on. It reports
+// false if there is no room, or another link is kept: that of other backends, unless more of
+// them hold the new one's KV block. So a replica that publishes nonsense does not make others
+// worse.
+func (x *Index) AddLink(slot int, blocks []prompt.Block, i int, to Link) (added bool) {
 	b := blocks[i]
 	kv := &x.kv
 	if at := kv.byBlock.get(b); at != 0 {
@@ -157,6 +159,10 @@ func (x *Index) AddLink(blocks []prompt.Block, i int, to Link) (added bool) {
 		if l.to.KV == to.KV {
 			l.to = to
 			return true
+		}
+		all, others := x.countKVHolders(l.to.KV, slot)
+		if now, _ := x.countKVHolders(to.KV, slot); others > 0 && all >= now {
+			return false
 		}
 		x.removeLink(at)
 	}
@@ -189,6 +195,16 @@ func (x *Index) forEachKVHolder(k KVBlock, f func(slot int)) {
 			f(group*maxMembers + bits.TrailingZeros64(m))
 		}
 	}
+}
+
+// countKVHolders returns how many backends hold a KV block, and how many other than one.
+func (x *Index) countKVHolders(k KVBlock, except int) (all, others int) {
+	x.forEachKVHolder(k, func(slot int) {
+		if all++; slot != except {
+			others++
+		}
+	})
+	return all, others
 }
 
 // freeLink returns an unused link. When there are no more, it is one whose block no backend

@@ -33,16 +33,16 @@ func kvChain(s string) (names []KVBlock) {
 
 // linkAs links the blocks of s to the KV blocks that they would complete if their tokens were
 // those of other.
-func linkAs(x *Index, s, other string) {
+func linkAs(x *Index, slot int, s, other string) {
 	blocks, names := chain(s), append([]KVBlock{0}, kvChain(other)...)
 	for i := range blocks {
 		tokens := charTokens * (i + 1)
 		whole := tokens / kvTokens
-		x.AddLink(blocks, i, Link{names[whole], whole * kvTokens, tokens})
+		x.AddLink(slot, blocks, i, Link{names[whole], whole * kvTokens, tokens})
 	}
 }
 
-func linkAll(x *Index, s string) { linkAs(x, s, s) }
+func linkAll(x *Index, s string) { linkAs(x, 0, s, s) }
 
 func storeAll(x *Index, slot int, s string) {
 	for _, k := range kvChain(s) {
@@ -121,15 +121,29 @@ func TestConfirmedBlocksAreNotEvicted(t *testing.T) {
 }
 
 func TestLinkChanges(t *testing.T) {
-	x := fleet(2, 100)
+	x := fleet(4, 100)
 	x.FollowKV()
-	storeAll(x, 0, "abcdef")
-	storeAll(x, 1, "mnopqr") // the tokens of the same prompt, as another replica has them
-	linkAll(x, "abcdef")
-	linkAs(x, "abcdef", "mnopqr")
-	if got := depths(x, "abcdef"); got[0] != 0 || got[1] != 6 {
-		t.Errorf("after new links: %v, want [0 6]", got)
+	f := func(when string, want ...int) {
+		t.Helper()
+		if got := depths(x, "abcdef"); !slices.Equal(got, want) {
+			t.Errorf("%s: %v, want %v", when, got, want)
+		}
 	}
+	storeAll(x, 0, "abcdef")
+	linkAll(x, "abcdef")
+	storeAll(x, 0, "mnopqr")
+	linkAs(x, 0, "abcdef", "mnopqr")
+	f("the same replica has other tokens now", 6, 0, 0, 0)
+	x.RemoveKV(0, kvChain("abcdef")[3])
+	f("those before are of no importance", 6, 0, 0, 0)
+	storeAll(x, 1, "ghijkl")
+	linkAs(x, 1, "abcdef", "ghijkl")
+	f("another replica disagrees", 6, 0, 0, 0)
+	storeAll(x, 2, "ghijkl")
+	linkAs(x, 2, "abcdef", "ghijkl")
+	f("two disagree", 0, 6, 6, 0)
+	linkAs(x, 0, "abcdef", "mnopqr")
+	f("one disagrees with two", 0, 6, 6, 0)
 }
 
 func TestKVMemoryBound(t *testing.T) {
@@ -151,7 +165,7 @@ func TestKVMemoryBound(t *testing.T) {
 			k := KVBlock(rng.Uint64())
 			x.StoreKV(slot, k)
 			x.StoreKV(slot, KVBlock(rng.Uint64()))
-			x.AddLink(b, i, Link{k, i, i})
+			x.AddLink(slot, b, i, Link{k, i, i})
 		}
 		var p Pin
 		for i := range b {
@@ -208,7 +222,7 @@ func TestAgainstReplicas(t *testing.T) {
 		}
 		settle := func(f sent) {
 			x.Release(f.p, nil)
-			linkAll(x, f.s)
+			linkAs(x, f.slot, f.s, f.s)
 			linked[f.s] = true
 			x.RemoveUnconfirmed(f.slot, chain(f.s))
 		}
