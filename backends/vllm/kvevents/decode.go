@@ -282,15 +282,12 @@ func (d *decoder) newEvent(kind Kind) *Event {
 
 // field decodes the next value into a field of e. Nil is as good as no value.
 func (d *decoder) field(e *Event, f field) {
+	if f != fieldUnknown && d.isNil() {
+		return
+	}
 	switch f {
-	case fieldUnknown, fieldSlidingWindow, fieldOwnership:
+	default:
 		d.skip(fieldDepth)
-		return
-	}
-	if d.isNil() {
-		return
-	}
-	switch f {
 	case fieldHashes:
 		e.Hashes = d.hashList()
 	case fieldParent:

@@ -7,6 +7,7 @@ import (
 	"os"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -392,15 +393,19 @@ func benchmarkBatch(events, blocks int) []byte {
 }
 
 func BenchmarkDecode(b *testing.B) {
-	const events, blocks = 16, 3
-	payload := benchmarkBatch(events, blocks)
-	var d decoder
-	b.SetBytes(int64(len(payload)))
-	b.ReportAllocs()
-	for b.Loop() {
-		if _, err := d.decode(payload); err != nil {
-			b.Fatal(err)
-		}
+	const events = 16
+	for _, blocks := range []int{1, 3, 32} { // of each event
+		b.Run(strconv.Itoa(blocks), func(b *testing.B) {
+			payload := benchmarkBatch(events, blocks)
+			var d decoder
+			b.SetBytes(int64(len(payload)))
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, err := d.decode(payload); err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*events*blocks), "ns/block")
+		})
 	}
-	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/events/blocks, "ns/block")
 }

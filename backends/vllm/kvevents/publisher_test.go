@@ -2,7 +2,6 @@ package kvevents
 
 import (
 	"bufio"
-	"bytes"
 	"encoding/binary"
 	"io"
 	"log/slog"
@@ -36,7 +35,6 @@ type publisher struct {
 	sendTopic   bool             // in replays, as from vLLM 0.32
 	drop        func(i int) bool // drops the i-th answer of a replay; nil: none
 	silent      bool             // replay requests are not answered
-	replays     int              // requests for replay
 	subscribers int              // subscriptions that arrived
 	pong        string           // context of the last PONG
 	changed     *sync.Cond
@@ -162,7 +160,7 @@ func (p *publisher) send(payload []byte, live bool) {
 	if live {
 		for c := range p.conns {
 			if c.live && strings.HasPrefix(p.topic, c.topic) {
-				c.Write(packMessage([]byte(p.topic), p.sequenceFrame(b.sequence), payload))
+				c.Write(packMessage([]byte(p.topic), sequenceFrame(b.sequence, p.id), payload))
 			}
 		}
 	}
@@ -180,8 +178,8 @@ func (p *publisher) write(b []byte) {
 	}
 }
 
-func (p *publisher) sequenceFrame(sequence uint64) []byte {
-	return append(binary.BigEndian.AppendUint64(nil, sequence), p.id...)
+func sequenceFrame(sequence uint64, id []byte) []byte {
+	return append(binary.BigEndian.AppendUint64(nil, sequence), id...)
 }
 
 // packMessage encodes the frames of a message.
@@ -293,40 +291,38 @@ func (p *publisher) serveRouter(c *peer) {
 			p.t.Errorf("a request for replay of %q and %q", delimiter, start)
 			return
 		}
-		if _, err := c.Write(p.replay(binary.BigEndian.Uint64(start))); err != nil {
-			return
-		}
+		p.replay(c, binary.BigEndian.Uint64(start))
 	}
 }
 
-// replay returns the answers to a request.
-func (p *publisher) replay(start uint64) []byte {
+// replay answers a request.
+func (p *publisher) replay(c *peer, start uint64) {
 	p.mu.Lock()
-	defer p.mu.Unlock()
-	defer p.changed.Broadcast()
-	p.replays++
-	if p.silent {
-		return nil
+	silent, drop, kept := p.silent, p.drop, slices.Clone(p.kept)
+	topic, sendTopic, id := p.topic, p.sendTopic, p.id
+	p.mu.Unlock()
+	if silent {
+		return
 	}
-	var answers bytes.Buffer
+	answers := bufio.NewWriter(c)
+	defer answers.Flush()
 	sent := 0
 	answer := func(topic string, sequence, payload []byte) {
-		if sent++; p.drop != nil && p.drop(sent) {
+		if sent++; drop != nil && drop(sent) {
 			return
 		}
-		if p.sendTopic {
+		if sendTopic {
 			answers.Write(packMessage(nil, []byte(topic), sequence, payload))
 		} else {
 			answers.Write(packMessage(nil, sequence, payload))
 		}
 	}
-	for _, b := range p.kept {
+	for _, b := range kept {
 		if b.sequence >= start {
-			answer(p.topic, p.sequenceFrame(b.sequence), b.payload)
+			answer(topic, sequenceFrame(b.sequence, id), b.payload)
 		}
 	}
 	answer("", replayEnd, nil)
-	return answers.Bytes()
 }
 
 // recorder is a Handler that keeps what it is told, in order: the calls of Restart as these
@@ -386,12 +382,18 @@ func (r *recorder) expect(t *testing.T, want ...[]int64) {
 	defer timer.Stop()
 	for end := time.Now().Add(failsafe); len(r.calls) < len(all); r.changed.Wait() {
 		if time.Now().After(end) {
-			t.Fatalf("timed out; calls %v, want %v", r.calls, all)
+			break
 		}
 	}
-	if !slices.Equal(r.calls, all) {
-		t.Fatalf("calls %v, want %v", r.calls, all)
+	if slices.Equal(r.calls, all) {
+		return
 	}
+	same := 0
+	for same < min(len(r.calls), len(all)) && r.calls[same] == all[same] {
+		same++
+	}
+	excerpt := func(calls []int64) []int64 { return calls[max(0, same-5):min(len(calls), same+20)] }
+	t.Fatalf("%d calls, want %d; from call %d on: %v, want %v", len(r.calls), len(all), max(0, same-5), excerpt(r.calls), excerpt(all))
 }
 
 // from returns the numbers from first to last.

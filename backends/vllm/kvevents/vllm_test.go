@@ -3,11 +3,9 @@
 package kvevents
 
 import (
-	"bufio"
-	"bytes"
+	"encoding/json"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/url"
 	"os"
@@ -18,15 +16,17 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 )
 
 // publisherScript publishes and replays as vLLM does, with libzmq and its default send buffer
-// for replays. For each line of its input, it publishes so many batches, or replays only if the
-// line is negative.
+// for replays. For each line of its input it publishes so many batches, and answers with how many
+// there are.
 const publisherScript = `
 import msgspec, sys, time, zmq
 context = zmq.Context()
 live, replay = context.socket(zmq.PUB), context.socket(zmq.ROUTER)
+live.set_hwm(100_000)
 print(live.bind_to_random_port("tcp://127.0.0.1"), replay.bind_to_random_port("tcp://127.0.0.1"), flush=True)
 poller = zmq.Poller()
 poller.register(replay, zmq.POLLIN)
@@ -50,6 +50,7 @@ while True:
             payload = pack([time.time(), [event], 0])
             live.send_multipart((b"kv-events", sequence.to_bytes(8, "big"), payload))
             kept.append((sequence, payload))
+        print(len(kept), flush=True)
 `
 
 // TestLibzmq replays more than libzmq's send buffer holds, and continues with live messages.
@@ -81,7 +82,11 @@ func TestLibzmq(t *testing.T) {
 		t.Fatal(err)
 	}
 	const kept = 10_000
+	published := 0
 	fmt.Fprintln(in, kept)
+	if _, err := fmt.Fscan(out, &published); err != nil || published != kept {
+		t.Fatal(published, err)
+	}
 	r := newRecorder()
 	source := Source{Endpoint: fmt.Sprint("tcp://127.0.0.1:", live), Replay: fmt.Sprint("tcp://127.0.0.1:", replay), Topic: "kv-"}
 	s := follow(t, source, r)
@@ -110,9 +115,10 @@ func TestVLLM(t *testing.T) {
 	events.changed = sync.NewCond(&events.mu)
 	s := follow(t, sources[0], events)
 	system := strings.Repeat("You answer in few words. ", 40)
-	chat(t, replica, system, "Name a river of Europe.")
-	chat(t, replica, system, "Name a mountain of Asia, and say how high it is above the sea.")
-	first, second := events.await(t, "session-of-Name a river")[0], events.await(t, "session-of-Name a mountain")[0]
+	session := fmt.Sprint("kvevents-", time.Now().UnixNano())
+	chat(t, replica, session+"-a", system+session, "Name a river of Europe.")
+	chat(t, replica, session+"-b", system+session, "Name a mountain of Asia, and say how high it is above the sea.")
+	first, second := events.await(t, session+"-a"), events.await(t, session+"-b")
 	for _, e := range []Event{first, second} {
 		if e.Kind != Stored || e.Medium != GPU || e.SpecKind != SpecFullAttention || e.BlockSize != 32 || len(e.Tokens) != 32*len(e.Hashes) || len(e.Hashes) == 0 {
 			t.Errorf("event %+v", e)
@@ -130,7 +136,7 @@ func TestVLLM(t *testing.T) {
 type eventRecorder struct {
 	mu      sync.Mutex
 	changed *sync.Cond
-	events  []Event
+	events  []Event // Stored
 }
 
 func (*eventRecorder) Restart(bool) {}
@@ -139,8 +145,55 @@ func (r *eventRecorder) Apply(b *Batch) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, e := range b.Events {
-		e.Hashes, e.Tokens, e.Extra = slices.Clone(e.Hashes), slices.Clone(e.Tokens), slices.Clone(e.Extra)
-		r.events = append(r.events, e)
+		if e.Kind == Stored {
+			e.Hashes, e.Tokens, e.Extra = slices.Clone(e.Hashes), slices.Clone(e.Tokens), slices.Clone(e.Extra)
+			r.events = append(r.events, e)
+		}
 	}
 	r.changed.Broadcast()
+}
+
+// await returns the first event of a session. The time is a failsafe only.
+func (r *eventRecorder) await(t *testing.T, session string) Event {
+	t.Helper()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	timer := time.AfterFunc(failsafe, r.changed.Broadcast)
+	defer timer.Stop()
+	for end := time.Now().Add(failsafe); ; r.changed.Wait() {
+		if i := slices.IndexFunc(r.events, func(e Event) bool { return e.Session == session }); i >= 0 {
+			return r.events[i]
+		}
+		if time.Now().After(end) {
+			t.Fatalf("no event of session %s among %d", session, len(r.events))
+		}
+	}
+}
+
+// chat completes a chat of a session.
+func chat(t *testing.T, replica *url.URL, session, system, user string) {
+	t.Helper()
+	body, err := json.Marshal(map[string]any{
+		"model": "tiny", "max_tokens": 4,
+		"messages": []map[string]string{{"role": "system", "content": system}, {"role": "user", "content": user}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, replica.JoinPath("/v1/chat/completions").String(), strings.NewReader(string(body)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("X-Session-ID", session)
+	transport := &http.Transport{}
+	defer transport.CloseIdleConnections()
+	res, err := (&http.Client{Transport: transport}).Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	if answer, err := io.ReadAll(res.Body); err != nil || res.StatusCode != http.StatusOK {
+		t.Fatalf("status %d: %s, %v", res.StatusCode, answer, err)
+	}
 }
