@@ -1,0 +1,135 @@
+//go:build vllm
+
+package e2e
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+)
+
+// kvEventsPort is the port of the replica that TestKVEventsOfVLLM starts, with a cache of 16,384
+// tokens in blocks of 32.
+const kvEventsPort = "18110"
+
+// vllmChat is a client of chats that compares what the proxy expected to be cached with what was.
+type vllmChat struct {
+	t       *testing.T
+	url     string // of the proxy, or of a replica
+	session string // X-Session-ID; "": none
+}
+
+// ask sends messages of alternating roles and returns the answer.
+func (c vllmChat) ask(contents ...string) (answer string, predicted, cached int) {
+	c.t.Helper()
+	messages := make([]map[string]string, len(contents))
+	for i, content := range contents {
+		messages[i] = map[string]string{"role": [2]string{"user", "assistant"}[i%2], "content": content}
+	}
+	body, _ := json.Marshal(map[string]any{"model": "tiny", "messages": messages, "max_tokens": 40, "temperature": 0, "ignore_eos": true})
+	req, err := http.NewRequestWithContext(c.t.Context(), http.MethodPost, c.url+"/v1/chat/completions", bytes.NewReader(body))
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	if c.session != "" {
+		req.Header.Set("X-Session-ID", c.session)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	var out struct {
+		Choices []struct{ Message struct{ Content string } }
+		Usage   struct {
+			Details struct {
+				Cached int `json:"cached_tokens"`
+			} `json:"prompt_tokens_details"`
+		}
+	}
+	if err := json.NewDecoder(resp.Body).Decode(&out); err != nil || resp.StatusCode != http.StatusOK || len(out.Choices) == 0 {
+		c.t.Fatalf("status %d, %v", resp.StatusCode, err)
+	}
+	fmt.Sscanf(resp.Header.Get("X-Warmroute-Prefix-Match"), "%d/", &predicted)
+	return out.Choices[0].Message.Content, predicted, out.Usage.Details.Cached
+}
+
+// vllmText is prose of so many words that no other key shares.
+func vllmText(key string, words int) string {
+	var b strings.Builder
+	for i := range words {
+		fmt.Fprintf(&b, "%s%d ", key, i)
+	}
+	return b.String()
+}
+
+// TestKVEventsOfVLLM compares predictions with what a real replica found in its cache: in
+// conversations, after evictions by another client, after a reset of the cache, and after a restart.
+func TestKVEventsOfVLLM(t *testing.T) {
+	t.Setenv("VLLM_SERVER_DEV_MODE", "1") // for /reset_prefix_cache
+	events := "19110"
+	vllmCPU(t, "up.sh", kvEventsPort, events)
+	t.Cleanup(func() { vllmCPU(t, "down.sh", "--kill", kvEventsPort) })
+	replica := "http://127.0.0.1:" + kvEventsPort
+	file := (&simFleet{}).configFile(t, fmt.Sprintf(
+		"backends: [{url: %q, name: a, kv_events: \"tcp://*:%s\", kv_replay: \"tcp://*:20110\"}]\n", replica, events))
+	p := startProgram(t, "--config", file.path)
+	ours, other := vllmChat{t, p.url, "of the client"}, vllmChat{t, replica, ""}
+	metric := func(name string) float64 { return metricSum(t, p.admin, "warmroute_"+name) }
+	p.eventually("the events are read", func() bool { return metric("kv_complete") == 1 })
+
+	const maxDifference = 64 + 32 // one block of the index, one of the engine
+	compare := func(when string, contents ...string) (answer string) {
+		t.Helper()
+		answer, predicted, cached := ours.ask(contents...)
+		t.Logf("%s: %d tokens predicted, %d cached", when, predicted, cached)
+		if predicted-cached > maxDifference || cached-predicted > maxDifference {
+			t.Errorf("%s: %d tokens predicted, %d cached", when, predicted, cached)
+		}
+		time.Sleep(2500 * time.Millisecond) // until the request is settled
+		return answer
+	}
+	conversation := []string{vllmText("first", 200)}
+	for turn := range 3 {
+		answer := compare(fmt.Sprintf("turn %d", turn), conversation...)
+		conversation = append(conversation, answer, vllmText(fmt.Sprint("turn", turn), 30))
+	}
+
+	for i := range 8 { // 16,384 tokens do not hold them all
+		other.ask(vllmText(fmt.Sprint("other", i), 500))
+	}
+	time.Sleep(time.Second)
+	compare("evicted by another client", conversation...)
+	compare("computed again", append(conversation[:len(conversation):len(conversation)], "Yes.", "Go on.")...)
+
+	system := vllmText("system", 300)
+	other.ask(system + "one")
+	compare("another client's prompt, not known yet", system+"two")
+	compare("known", system+"three")
+
+	resp, err := http.Post(replica+"/reset_prefix_cache", "application/json", nil)
+	if err != nil || resp.StatusCode != http.StatusOK {
+		t.Fatalf("reset of the cache: %v %v", err, resp)
+	}
+	resp.Body.Close()
+	other.ask("The reset is published with the next step.")
+	p.eventually("the reset is known", func() bool { return metric("index_confirmed_blocks") == 0 })
+	compare("after a reset", system+"three")
+	compare("after a reset, computed again", system+"four")
+
+	vllmCPU(t, "down.sh", "--kill", kvEventsPort)
+	vllmCPU(t, "up.sh", kvEventsPort, events)
+	p.eventually("the restart is known", func() bool {
+		return metric("kv_complete") == 1 && metric("index_confirmed_blocks") == 0 && metric("backend_ready") == 1
+	})
+	compare("after a restart", system+"four")
+	compare("after a restart, computed again", system+"five")
+	if lost := metric("kv_event_lost_batches_total"); lost != 0 {
+		t.Errorf("%v batches of events are lost", lost)
+	}
+}
