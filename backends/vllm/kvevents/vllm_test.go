@@ -116,16 +116,20 @@ func TestVLLM(t *testing.T) {
 	s := follow(t, sources[0], events)
 	system := strings.Repeat("You answer in few words. ", 40)
 	session := fmt.Sprint("kvevents-", time.Now().UnixNano())
-	chat(t, replica, session+"-a", system+session, "Name a river of Europe.")
-	chat(t, replica, session+"-b", system+session, "Name a mountain of Asia, and say how high it is above the sea.")
-	first, second := events.await(t, session+"-a"), events.await(t, session+"-b")
-	for _, e := range []Event{first, second} {
+	chat(t, replica, session+"-a", session+system, "Name a river of Europe.", nil)
+	chat(t, replica, session+"-b", session+system, "Name a mountain of Asia, and say how high it is above the sea.", nil)
+	chat(t, replica, session+"-c", session+system, "Name a river of Europe.", session+"-salt")
+	first, second, salted := events.await(t, session+"-a"), events.await(t, session+"-b"), events.await(t, session+"-c")
+	for _, e := range []Event{first, second, salted} {
 		if e.Kind != Stored || e.Medium != GPU || e.SpecKind != SpecFullAttention || e.BlockSize != 32 || len(e.Tokens) != 32*len(e.Hashes) || len(e.Hashes) == 0 {
 			t.Errorf("event %+v", e)
 		}
 	}
 	if first.HasParent || !second.HasParent || !slices.Contains(first.Hashes, second.Parent) {
 		t.Errorf("the second chat does not continue the blocks of the first: %+v\n%+v", first, second)
+	}
+	if first.Extra != nil || !slices.Equal(salted.Tokens, first.Tokens) || len(salted.Extra) != len(salted.Hashes) || salted.Extra[0] != HashExtraKeys(session+"-salt") {
+		t.Errorf("extra keys %x without and %x with salt", first.Extra, salted.Extra)
 	}
 	if stats := s.Stats(); stats.LostBatches > 0 || stats.Restarts != 1 {
 		t.Errorf("stats %+v", stats)
@@ -170,11 +174,11 @@ func (r *eventRecorder) await(t *testing.T, session string) Event {
 	}
 }
 
-// chat completes a chat of a session.
-func chat(t *testing.T, replica *url.URL, session, system, user string) {
+// chat completes a chat of a session. salt is nil or a string.
+func chat(t *testing.T, replica *url.URL, session, system, user string, salt any) {
 	t.Helper()
 	body, err := json.Marshal(map[string]any{
-		"model": "tiny", "max_tokens": 4,
+		"model": "tiny", "max_tokens": 4, "cache_salt": salt,
 		"messages": []map[string]string{{"role": "system", "content": system}, {"role": "user", "content": user}},
 	})
 	if err != nil {

@@ -68,8 +68,8 @@ type zmtpConn struct {
 	command []byte
 }
 
-// dialZMTP connects to an endpoint tcp://HOST:PORT. Until close, the connection is closed when
-// ctx ends.
+// dialZMTP connects to an endpoint tcp://HOST:PORT. The connection is closed when ctx ends or
+// release is called.
 func dialZMTP(ctx context.Context, endpoint string, own socketType) (c *zmtpConn, release func(), err error) {
 	address, ok := strings.CutPrefix(endpoint, "tcp://")
 	if !ok {
