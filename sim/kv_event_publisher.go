@@ -14,7 +14,8 @@ import (
 )
 
 // kvEventPublisher publishes the events of one rank as vLLM does: on a PUB socket, and from
-// memory on a ROUTER socket. Publish and restart may be called from any goroutine.
+// memory on a ROUTER socket. Calls of publish and restart must not
+// overlap.
 type kvEventPublisher struct {
 	rank   int
 	topic  []byte

@@ -42,7 +42,7 @@ type Config struct {
 	// without --enable-prompt-tokens-details.
 	NoTokenDetails bool
 
-	KVEvents KVEventsConfig
+	KVEvents KVEventsConfig // none by default
 }
 
 func (c Config) withDefaults() Config {
@@ -111,7 +111,8 @@ func NewServer(cfg Config) *Server {
 	return s
 }
 
-// startEngines gives each rank a new engine, and their blocks new hashes. It requires engineMu, or that nothing runs yet.
+// startEngines gives each rank a new engine, and blocks other hashes. It requires engineMu, or
+// that nothing runs yet.
 func (s *Server) startEngines() {
 	s.hashSeed = rand.Uint64()
 	var engines []*engine.Engine
