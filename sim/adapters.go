@@ -13,7 +13,7 @@ const maxAdapters = 1000
 type adapters struct {
 	mu     sync.Mutex
 	list   []adapter // replaced, never modified
-	lastID int // the highest id so far
+	lastID int       // the highest id so far
 }
 
 type adapter struct {
