@@ -69,11 +69,21 @@ var benchmarkBodies = []struct {
 // to a released reservation, with every prompt known to half of the fleet.
 // scripts/decision prints it as a multiple of BenchmarkChainedXXH3. 200 KB are Messages, the
 // others chats.
-func BenchmarkDecision(b *testing.B) {
+func BenchmarkDecision(b *testing.B) { benchmarkDecision(b, false) }
+
+// BenchmarkDecisionWithKVEvents is BenchmarkDecision with KV events of all backends, which
+// tell what every one of them holds of the prompt. What Settle does is counted too.
+func BenchmarkDecisionWithKVEvents(b *testing.B) { benchmarkDecision(b, true) }
+
+func benchmarkDecision(b *testing.B, kvEvents bool) {
 	for _, c := range benchmarkBodies {
 		for _, n := range []int{8, 64} {
 			b.Run(fmt.Sprintf("bytes=%d/backends=%d", c.size, n), func(b *testing.B) {
-				r, fleet, _ := newFleet(b, n, "prefix")
+				r, fleet, clock := newFleet(b, n, "prefix")
+				var replicas []*kvReplica
+				if kvEvents {
+					replicas = followAll(b, r, fleet)
+				}
 				body := c.body(c.size)
 				var p prompt.Prompt
 				var blocks []prompt.Block
@@ -89,15 +99,22 @@ func BenchmarkDecision(b *testing.B) {
 				}
 				for range n { // until half of the fleet holds the prompt
 					d := decide()
+					if kvEvents {
+						replicas[d.Backend.Slot].compute(d.KVSession, 1, len(body)/4)
+					}
 					d.RecordFirstEvent()
 					defer d.Release(Outcome{End: Completed, AnswerTokens: 100})
 				}
 				b.SetBytes(int64(len(body)))
 				b.ReportAllocs()
-				for b.Loop() {
+				for i := 0; b.Loop(); i++ {
 					d := decide()
 					d.RecordFirstEvent()
 					d.Release(Outcome{End: Completed, AnswerTokens: 100})
+					if i%100 == 0 && kvEvents {
+						clock.advance(speculativeTime)
+						settleAll(replicas)
+					}
 				}
 			})
 		}

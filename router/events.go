@@ -91,8 +91,10 @@ func (r *Router) BackendStateChanged(b *backends.Backend) {
 	r.dispatchQueued(now)
 }
 
-// ForgetCache forgets what a backend held: its replica lost its cache.
+// ForgetCache forgets what a backend held: its replica lost its cache. What KV events say it
+// holds stays.
 func (r *Router) ForgetCache(b *backends.Backend) {
+	defer r.confirmAgain(b)
 	r.mu.Lock()
 	defer r.unlockAndRunCallbacks()
 	if !r.has(b) {
@@ -134,8 +136,9 @@ type ResetReport struct {
 // ResetBackend forgets what is believed of b, as of a replica that has just joined:
 // what its cache holds, what was learned of it, and that it failed or refused
 // anything. What it has in flight stays, and so do figures that metrics count, and
-// what the replica reported.
+// what the replica reported, also by KV events.
 func (r *Router) ResetBackend(b *backends.Backend) ResetReport {
+	defer r.confirmAgain(b)
 	r.mu.Lock()
 	defer r.unlockAndRunCallbacks()
 	if !r.has(b) {

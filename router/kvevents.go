@@ -140,16 +140,34 @@ func (f *KVFollower) Close() {
 	})
 }
 
-// closeFollower closes the follower of a backend, if it has one.
-func (r *Router) closeFollower(b *backends.Backend) {
-	var f *KVFollower
+// followerOf returns the follower of a backend, nil if it has none.
+func (r *Router) followerOf(b *backends.Backend) (f *KVFollower) {
 	r.withLock(func() {
 		if r.has(b) {
 			f = r.states[b.Slot].follower
 		}
 	})
-	if f != nil {
+	return f
+}
+
+// closeFollower closes the follower of a backend, if it has one.
+func (r *Router) closeFollower(b *backends.Backend) {
+	if f := r.followerOf(b); f != nil {
 		f.Close()
+	}
+}
+
+// confirmAgain restores what KV events say a backend holds, after its cache was dropped. Should
+// its replica have been restarted, they say so as soon as they are received again.
+func (r *Router) confirmAgain(b *backends.Backend) {
+	f := r.followerOf(b)
+	if f == nil {
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !f.closed {
+		f.applyChanges(f.tracker.Held())
 	}
 }
 

@@ -163,6 +163,26 @@ func TestLostKVEventsLeaveTheAccount(t *testing.T) {
 	f("the replica was restarted", 2, 0)
 }
 
+// A scrape shows that a replica has been restarted, after its events have said so and told of
+// the first request since.
+func TestForgetCacheWithKVEvents(t *testing.T) {
+	r, fleet, c := newFleet(t, 1, "prefix")
+	replicas := followAll(t, r, fleet)
+	serve(t, r, fleet, replicas, 1, 10)
+	serve(t, r, fleet, replicas, 2, 10)
+	c.advance(speculativeTime)
+	settleAll(replicas)
+	replicas[0].follower.Restart(0, true)
+	clear(replicas[0].held)
+	serve(t, r, fleet, replicas, 1, 10)
+	for i, drop := range []func(){func() { r.ForgetCache(fleet[0]) }, func() { r.ResetBackend(fleet[0]) }} {
+		drop()
+		if got, gone := matched(t, r, fleet, 1, 10)[0], matched(t, r, fleet, 2, 10)[0]; got != 640 || gone != 0 {
+			t.Errorf("case %d: %d tokens matched of the prompt since, %d of another; want 640 and 0", i, got, gone)
+		}
+	}
+}
+
 func TestRequestsWithoutKVSession(t *testing.T) {
 	r, fleet, c := newFleet(t, 1, "prefix")
 	if d := mustPick(t, r, ask(fleet, 1, 2)); d.KVSession != "" {

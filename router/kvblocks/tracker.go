@@ -6,6 +6,7 @@ package kvblocks
 import (
 	"cmp"
 	"encoding/binary"
+	"maps"
 	"slices"
 	"strings"
 
@@ -124,6 +125,24 @@ func (t *Tracker) Restart(rank int, complete bool) []Change {
 	e.complete = complete
 	if hadBlocks && t.blocks == 0 && t.IsComplete() {
 		t.changes = append(t.changes, Change{0, Cleared})
+	}
+	return t.changes
+}
+
+// Held returns all blocks that the replica holds as if they were stored now, predecessors before
+// their successors. The changes are valid until the next call.
+func (t *Tracker) Held() []Change {
+	t.changes = t.changes[:0]
+	for _, e := range t.engines {
+		if e == nil {
+			continue
+		}
+		places := slices.SortedFunc(maps.Values(e.byHash), func(a, b int32) int {
+			return cmp.Compare(e.blocks[a].tokens, e.blocks[b].tokens)
+		})
+		for _, at := range places {
+			t.changes = append(t.changes, Change{e.blocks[at].kv, Stored})
+		}
 	}
 	return t.changes
 }

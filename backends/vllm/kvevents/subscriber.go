@@ -12,6 +12,9 @@ import (
 const (
 	minReconnectDelay = 100 * time.Millisecond
 	maxReconnectDelay = 5 * time.Second
+	// maxOutage is how long a connection may be missing before what was applied does not count
+	// any more: until then it is probably what the replica still holds.
+	maxOutage = 30 * time.Second
 
 	warningInterval = time.Minute
 )
@@ -70,7 +73,7 @@ func (s *Subscriber) update(change func(*Stats)) {
 }
 
 // Run follows the publisher until ctx ends. It reconnects for ever and continues where it was,
-// if the publisher's replay endpoint has what was missed. All calls of Handler come from the
+// if the publisher's replay endpoint has what was missed and it was not away for too long. All calls of Handler come from the
 // goroutine that calls Run. Call it once at a time.
 func (s *Subscriber) Run(ctx context.Context) {
 	f := newFollower(s)
@@ -82,6 +85,7 @@ func (s *Subscriber) Run(ctx context.Context) {
 			return
 		}
 		f.warn("KV event connection failed", err)
+		f.forgetAfterOutage(time.Now())
 		if time.Since(began) > maxReconnectDelay {
 			delay = minReconnectDelay
 		}
@@ -112,7 +116,8 @@ type follower struct {
 	position position
 	live     liveStream
 	replays  replayPolicy
-	cleared  bool // the handler knows that nothing counts: its last call was Restart(false)
+	lostAt   time.Time // when the last connection ended
+	cleared  bool      // the handler knows that nothing counts: its last call was Restart(false)
 }
 
 func newFollower(s *Subscriber) *follower {
@@ -150,7 +155,10 @@ func (f *follower) follow(ctx context.Context) error {
 	}
 	f.log.connected()
 	f.update(func(s *Stats) { s.Connected = true })
-	defer f.update(func(s *Stats) { s.Connected = false })
+	defer func() {
+		f.lostAt = time.Now()
+		f.update(func(s *Stats) { s.Connected = false })
+	}()
 
 	// Live messages wait in the kernel and in the publisher while others are replayed.
 	f.live = liveStream{}
@@ -261,6 +269,13 @@ func (f *follower) forget() {
 	f.restart(false, 0)
 	f.position = position{}
 	f.live.replayed = 0
+}
+
+// forgetAfterOutage forgets what was applied if the connection has been missing for too long.
+func (f *follower) forgetAfterOutage(now time.Time) {
+	if f.position.known && now.Sub(f.lostAt) > maxOutage {
+		f.forget()
+	}
 }
 
 // warn keeps err and logs it, if the last warning is long enough ago.

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net"
 	"strings"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -433,4 +434,23 @@ func TestWarningLog(t *testing.T) {
 			t.Errorf("log %s", out.String())
 		}
 	})
+}
+
+type restarts []bool
+
+func (r *restarts) Restart(complete bool) { *r = append(*r, complete) }
+func (r *restarts) Apply(*Batch)          {}
+
+func TestOutage(t *testing.T) {
+	var got restarts
+	f := newFollower(&Subscriber{Handler: &got})
+	lost := time.Now()
+	f.restart(true, 0)
+	f.lostAt = lost
+	for _, after := range []time.Duration{maxOutage, maxOutage + time.Second, maxOutage + time.Minute} {
+		f.forgetAfterOutage(lost.Add(after))
+	}
+	if !slices.Equal(got, []bool{true, false}) || f.position.known {
+		t.Errorf("Restart was called with %v, want true and, after the outage, false", got)
+	}
 }
