@@ -79,8 +79,16 @@ type backendState struct {
 	KVUsage          *number  `json:"kv_usage"`
 	IndexBlocks      int      `json:"index_blocks"`
 	IndexCapacity    int      `json:"index_capacity_blocks"`
+	KVEvents         *kvState `json:"kv_events,omitempty"` // absent: they are not read
 	PerSecond        number   `json:"requests_per_second"`
 	HitRatio         number   `json:"hit_ratio"`
+}
+
+// kvState is what a replica has reported by KV events.
+type kvState struct {
+	KVBlocks  int  `json:"kv_blocks"`
+	Confirmed int  `json:"confirmed_blocks"` // of the index
+	Complete  bool `json:"complete"`         // all that the replica holds is known
 }
 
 // stateDrained is the state of a backend that an operator has drained and that has no
@@ -276,6 +284,9 @@ func (h *Handler) backendStates(f *fleetSnapshot, recent map[*backends.Backend]p
 		}
 		if b.Slot < len(parts) && parts[b.Slot].Backend == b {
 			s.IndexBlocks, s.IndexCapacity = parts[b.Slot].Blocks, parts[b.Slot].Capacity
+			if kv := parts[b.Slot].KV; kv != nil {
+				s.KVEvents = &kvState{kv.KVBlocks, kv.Confirmed, kv.Complete}
+			}
 		}
 		if l := b.Load(); l != nil && l.QueuesKnown {
 			s.Running, s.Waiting = &l.Running, &l.Waiting

@@ -229,7 +229,10 @@ const showBackends = rows('backends', (row, first) => {
   const running = cell(row, 'Running', 'right');
   const waiting = cell(row, 'Waiting', 'right');
   const kv = gaugeIn(cell(row, 'KV cache', ''));
-  const index = gaugeIn(cell(row, 'Index', ''));
+  const confirmed = make('span', 'sub');
+  const indexCell = cell(row, 'Index', '');
+  const index = gaugeIn(indexCell);
+  indexCell.append(confirmed);
   const hit = cell(row, 'Hit ratio', 'right');
   const perSecond = cell(row, 'Rate', 'right');
   const button = make('button');
@@ -252,6 +255,8 @@ const showBackends = rows('backends', (row, first) => {
     kv(usage, percent(usage), usage > 0.95 ? 'bad' : usage > 0.85 ? 'warn' : '');
     const fill = b.index_capacity_blocks ? b.index_blocks / b.index_capacity_blocks : null;
     index(fill, percent(fill));
+    setText(confirmed, b.kv_events ? `${whole.format(b.kv_events.confirmed_blocks)} confirmed` : '');
+    confirmed.title = b.kv_events && !b.kv_events.complete ? 'not all that the replica holds is known from its KV events' : '';
     setText(hit, percent(b.hit_ratio));
     setText(perSecond, rate(b.requests_per_second));
     verb = b.drained ? 'undrain' : 'drain';
