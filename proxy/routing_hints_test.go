@@ -202,3 +202,41 @@ func TestPriorityHeader(t *testing.T) {
 		t.Errorf("the replica saw priority %q and %s", got, seen[0].body)
 	}
 }
+
+// TestSessionHeader checks which session a replica is named whose KV events are read, and one
+// whose events are not.
+func TestSessionHeader(t *testing.T) {
+	for _, followed := range [][2]bool{{false, false}, {true, false}, {false, true}, {true, true}} {
+		first := &replica{script: always(answered("500 Internal Server Error", `{"error":"no"}`))}
+		second := &replica{script: always(answered("200 OK", whole))}
+		f := serve(t, func(o *Options) { o.Retry.PerSecond = 1000 }, first, second)
+		for i, b := range f.backends {
+			if followed[i] {
+				t.Cleanup(f.router.FollowKVEvents(b).Close)
+			}
+		}
+		long := strings.Replace(askWhole, `"content":"`, `"content":"`+strings.Repeat("a long question ", 100), 1)
+		for _, client := range []string{"", "the client's"} {
+			var headers []string
+			if client != "" {
+				headers = []string{"X-Session-ID", client}
+			}
+			if resp, answer := f.post("/v1/chat/completions", long, headers...); resp.StatusCode != http.StatusOK {
+				t.Fatalf("%s %s", resp.Status, answer)
+			}
+		}
+		seen := map[string]bool{}
+		for i, r := range []*replica{first, second} {
+			for k, request := range r.requests() {
+				got := request.Header.Get("X-Session-ID")
+				switch want := [2]string{"", "the client's"}[k]; {
+				case !followed[i] && got != want:
+					t.Errorf("%v: replica %d: session %q, want %q", followed, i, got, want)
+				case followed[i] && (!strings.HasPrefix(got, "warmroute-") || seen[got]):
+					t.Errorf("%v: replica %d: session %q, want one of its own for each attempt", followed, i, got)
+				}
+				seen[got] = true
+			}
+		}
+	}
+}
