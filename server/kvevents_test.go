@@ -40,11 +40,16 @@ type chatResult struct {
 // chat sends messages of alternating roles to the proxy, or to a replica itself.
 func (g *guarded) chat(base string, contents ...string) (r chatResult) {
 	g.t.Helper()
+	return g.chatWith("sim", base, contents...)
+}
+
+func (g *guarded) chatWith(model, base string, contents ...string) (r chatResult) {
+	g.t.Helper()
 	messages := make([]map[string]string, len(contents))
 	for i, c := range contents {
 		messages[i] = map[string]string{"role": [2]string{"user", "assistant"}[i%2], "content": c}
 	}
-	body, _ := json.Marshal(map[string]any{"model": "sim", "messages": messages, "max_tokens": 40, "ignore_eos": true})
+	body, _ := json.Marshal(map[string]any{"model": model, "messages": messages, "max_tokens": 40, "ignore_eos": true})
 	resp, err := g.client.Post(base+"/v1/chat/completions", "application/json", strings.NewReader(string(body)))
 	if err != nil {
 		g.t.Fatal(err)
@@ -156,5 +161,34 @@ func TestLostKVEvents(t *testing.T) {
 	g.until("the account is incomplete", func() bool { return !g.kvStatus(0).Complete })
 	if r := g.chat(g.url, "0"+long); r.cached < 1000 || r.predicted < r.cached-64 {
 		t.Errorf("%d tokens expected to be cached by the proxy's own account, %d were", r.predicted, r.cached)
+	}
+}
+
+// The same prompt for the base model and for an adapter are different KV blocks.
+func TestKVEventsOfAdapter(t *testing.T) {
+	c := publishing
+	c.Adapters = []string{"sql"}
+	g := startPublishing(t, 1, c)
+	long := strings.Repeat("You answer in short sentences. ", 200)
+	for i, model := range []string{"sim", "sql"} {
+		first := g.chatWith(model, g.url, long+"one")
+		if first.predicted != 0 || first.cached != 0 {
+			t.Errorf("%s: %d tokens expected to be cached, %d were, of a new prompt", model, first.predicted, first.cached)
+		}
+		g.until("it is settled", func() bool { return g.confirmed(0) > 20*(i+1) })
+		g.chatWith(model, g.url, long+"two").checkPrediction(t, model)
+	}
+}
+
+func TestKVEventsOfDataParallelEngines(t *testing.T) {
+	c := publishing
+	c.Ranks = 2
+	g := startPublishing(t, 1, c)
+	for i := range 4 {
+		g.chat(g.url, strings.Repeat(fmt.Sprint("prompt", i), 400))
+	}
+	g.until("all are settled", func() bool { return g.confirmed(0) >= 4*10 })
+	if n := metricSum(t, g.admin, "warmroute_kv_event_connected_engines"); n != 2 {
+		t.Errorf("events of %v engines are received, want 2", n)
 	}
 }
