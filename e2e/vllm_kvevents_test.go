@@ -73,13 +73,11 @@ func vllmText(key string, words int) string {
 // conversations, after evictions by another client, after a reset of the cache, and after a restart.
 func TestKVEventsOfVLLM(t *testing.T) {
 	t.Setenv("VLLM_SERVER_DEV_MODE", "1") // for /reset_prefix_cache
-	events := "19110"
+	const events = "19110"
 	vllmCPU(t, "up.sh", kvEventsPort, events)
 	t.Cleanup(func() { exec.Command("scripts/vllm-cpu/down.sh", "--kill", kvEventsPort).Run() })
 	replica := "http://127.0.0.1:" + kvEventsPort
-	file := (&simFleet{}).configFile(t, fmt.Sprintf(
-		"backends: [{url: %q, name: a, kv_events: \"tcp://*:%s\", kv_replay: \"tcp://*:20110\"}]\n", replica, events))
-	p := startProgram(t, "--config", file.path)
+	p := startProgram(t, "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", replica)
 	ours, other := vllmChat{t, p.url}, vllmChat{t, replica}
 	metric := func(name string) float64 { return metricSum(t, p.admin, "warmroute_"+name) }
 	p.eventually("the events are read", func() bool { return metric("kv_complete") == 1 })
