@@ -18,7 +18,8 @@ type cache struct {
 	shared    table[int32] // entries of the blocks that have, or had, several holders
 	entries   []entry      // entries[0] closes the list to a ring: its newer is the oldest, its older the newest
 	size      int          // entries that hold a block
-	confirmed int          // of these, those that the replica has reported
+	reported  int          // of these, those with a report
+	confirmed int          // of these, those that the replica holds
 	free      int32        // first of the unused entries, linked by newer; 0: none
 	pinned    int          // entries with pins
 	unpinned  int          // blocks of requests in flight that had to be unpinned
@@ -34,6 +35,7 @@ type entry struct {
 	pins         int32  // requests in flight that end at it, and pinned successors; if any, it is not in the list
 	older, newer int32
 	successors   int32
+	reported     int32 // of these, those with a report
 	report       report
 }
 
@@ -44,7 +46,7 @@ const (
 	unreported report = iota
 	confirmed         // it holds the block: the entry is not in the list
 	removed           // it does not any more: the entry is removed with its last successor, and not in the list until then
-	forgotten         // it is not known any more: the entry is not in the list while blocks follow it
+	forgotten         // it is not known any more: the entry is not in the list while blocks with a report follow it
 )
 
 // isListed reports whether the entry is in the list of those that may be evicted.
@@ -118,11 +120,12 @@ func (c *cache) unpin(tail int32, stamp uint64) {
 			return
 		}
 		c.pinned--
-		if e.report != confirmed && e.successors == 0 {
-			c.setReport(e, unreported) // what was removed was not computed again, or not reported yet
+		if e.report == removed && e.successors == 0 {
+			c.setReport(e, unreported) // it was not computed again, or not reported yet
 		}
 		if e.report == unreported {
 			c.linkNewest(at)
+			c.listForgotten(at)
 		}
 		if stamp != 0 {
 			e.stamp = stamp
@@ -147,16 +150,39 @@ func (c *cache) insertPinned(b prompt.Block, parent int32, stamp uint64) (at int
 	return at
 }
 
-// setReport sets what the replica has said of an entry, which is not in the list and is
-// linked by the caller if it is to be.
+// setReport sets what the replica has said of an entry, which is not in the list. The caller
+// links it if it is to be, and calls listForgotten.
 func (c *cache) setReport(e *entry, r report) {
-	if e.report != unreported {
+	before, parent := e.report, &c.entries[e.parent]
+	e.report = r
+	switch {
+	case before == unreported && r != unreported:
+		c.reported++
+		parent.reported++
+	case before != unreported && r == unreported:
+		c.reported--
+		parent.reported--
+	}
+	if before == confirmed {
 		c.confirmed--
 	}
-	if r != unreported {
+	if r == confirmed {
 		c.confirmed++
 	}
-	e.report = r
+}
+
+// listForgotten lists the blocks before an entry that were forgotten and are followed by no
+// block with a report any more, now that the entry is in the list itself.
+func (c *cache) listForgotten(at int32) {
+	for at = c.entries[at].parent; at != 0; at = c.entries[at].parent {
+		e := &c.entries[at]
+		if e.report != forgotten || e.reported > 0 {
+			return
+		}
+		if c.setReport(e, unreported); e.pins == 0 {
+			c.linkNewest(at)
+		}
+	}
 }
 
 // remove removes an entry that is in the list. It returns its predecessor's, if that is
@@ -175,19 +201,13 @@ func (c *cache) remove(at int32) (next int32) {
 // returned, else 0.
 func (c *cache) removeSuccessor(at int32) (listed int32) {
 	e := &c.entries[at]
-	if e.successors--; at == 0 || e.successors > 0 || e.pins > 0 {
+	if e.successors--; at == 0 || e.successors > 0 || e.report != removed || e.pins > 0 {
 		return 0
 	}
-	switch e.report {
-	case removed:
-		c.setReport(e, unreported)
-		c.linkOldest(at)
-		return at
-	case forgotten:
-		c.setReport(e, unreported)
-		c.linkNewest(at)
-	}
-	return 0
+	c.setReport(e, unreported)
+	c.linkOldest(at)
+	c.listForgotten(at)
+	return at
 }
 
 // removeOldest removes up to len(blocks) of the oldest entries that are not pinned,

@@ -77,7 +77,7 @@ func (x *Index) SweepAndEvict(maxBlocks int) (more bool) {
 	}
 	left := len(x.dropped) > 0
 	for slot, c := range x.caches {
-		over := c.size - c.confirmed - c.capacity
+		over := c.size - c.reported - c.capacity
 		if over > 0 && maxBlocks > 0 {
 			evicted := x.evict(slot, min(over, maxBlocks))
 			over, maxBlocks = over-evicted, maxBlocks-evicted
@@ -122,8 +122,8 @@ func (x *Index) makeRoom(slot, blocks int) {
 		x.SweepAndEvict(2*blocks + evictAhead)
 	}
 	c := x.caches[slot]
-	over := c.size - c.confirmed + blocks - c.capacity
-	if c.confirmed > 0 { // these have no share
+	over := c.size - c.reported + blocks - c.capacity
+	if c.reported > 0 { // these have no share
 		over = max(over, x.entries+blocks-x.maxEntries)
 	}
 	if over <= 0 {

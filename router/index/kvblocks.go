@@ -323,6 +323,7 @@ func (x *Index) removeConfirmed(slot int, b prompt.Block) {
 	if e.pins == 0 && e.successors == 0 {
 		c.setReport(e, unreported)
 		c.linkOldest(at)
+		c.listForgotten(at)
 		x.removeEntry(slot, at)
 	}
 }
@@ -334,10 +335,13 @@ func (x *Index) unconfirm(slot int, b prompt.Block) {
 		return
 	}
 	e := &c.entries[at]
-	if e.successors > 0 {
+	if e.reported > 0 {
 		c.setReport(e, forgotten)
-	} else if c.setReport(e, unreported); e.pins == 0 {
-		c.linkNewest(at)
+	} else {
+		if c.setReport(e, unreported); e.pins == 0 {
+			c.linkNewest(at)
+		}
+		c.listForgotten(at)
 	}
 }
 

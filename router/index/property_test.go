@@ -230,14 +230,19 @@ func check(t *testing.T, x *Index, preds map[prompt.Block]prompt.Block, when str
 			}
 			listed++
 		}
-		reported, successors := 0, make([]int32, len(h.entries))
+		reported, confirmedBlocks, successors := 0, 0, make([]int32, len(h.entries))
+		reportedSuccessors := make([]int32, len(h.entries))
 		for _, e := range h.entries[1:] {
 			if e.stamp == 0 {
 				continue
 			}
 			successors[e.parent]++
+			if e.report == confirmed {
+				confirmedBlocks++
+			}
 			if e.report != unreported {
 				reported++
+				reportedSuccessors[e.parent]++
 				if p := h.entries[e.parent]; e.parent != 0 && p.report == unreported {
 					t.Fatalf("%s: backend %d has a reported block after one that is not", when, slot)
 				}
@@ -246,12 +251,19 @@ func check(t *testing.T, x *Index, preds map[prompt.Block]prompt.Block, when str
 				}
 			}
 		}
-		if reported != h.confirmed {
-			t.Fatalf("%s: backend %d has %d reported blocks and counts %d", when, slot, reported, h.confirmed)
+		if confirmedBlocks != h.confirmed {
+			t.Fatalf("%s: backend %d has %d confirmed blocks and counts %d", when, slot, confirmedBlocks, h.confirmed)
+		}
+		if reported != h.reported {
+			t.Fatalf("%s: backend %d has %d reported blocks and counts %d", when, slot, reported, h.reported)
 		}
 		for at, e := range h.entries[1:] {
-			if e.stamp != 0 && e.successors != successors[at+1] {
-				t.Fatalf("%s: backend %d: a block has %d successors and counts %d", when, slot, successors[at+1], e.successors)
+			if e.stamp != 0 && (e.successors != successors[at+1] || e.reported != reportedSuccessors[at+1]) {
+				t.Fatalf("%s: backend %d: a block has %d successors, %d of them reported, and counts %d and %d",
+					when, slot, successors[at+1], reportedSuccessors[at+1], e.successors, e.reported)
+			}
+			if e.report == forgotten && e.reported == 0 {
+				t.Fatalf("%s: backend %d: a forgotten block has no reported successor", when, slot)
 			}
 		}
 		if listed != h.size {

@@ -33,6 +33,14 @@ func (p *replayPolicy) succeed() { *p = replayPolicy{} }
 
 func (p *replayPolicy) allows(now time.Time) bool { return !now.Before(p.notBefore) }
 
+// retryAt returns when failed attempts are to be repeated; zero if the last ones succeeded.
+func (p *replayPolicy) retryAt() time.Time {
+	if p.cooldown == 0 {
+		return time.Time{}
+	}
+	return p.notBefore
+}
+
 // wantsAll reports whether it is time to request all that the publisher has kept, because
 // what failed attempts should have brought is missing since.
 func (p *replayPolicy) wantsAll(now time.Time) bool { return p.cooldown > 0 && p.allows(now) }

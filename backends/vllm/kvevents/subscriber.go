@@ -164,6 +164,12 @@ func (f *follower) follow(ctx context.Context) error {
 	f.live = liveStream{}
 	f.catchUp(ctx)
 	for {
+		if readable, err := conn.waitReadable(f.replays.retryAt()); err != nil {
+			return fmt.Errorf("read from %s: %w", f.Source.Endpoint, err)
+		} else if !readable { // the publisher may be idle for long
+			f.catchUp(ctx)
+			continue
+		}
 		frames, err := conn.readMessage()
 		if err != nil {
 			return fmt.Errorf("read from %s: %w", f.Source.Endpoint, err)

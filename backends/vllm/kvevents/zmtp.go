@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"slices"
 	"strings"
 	"time"
@@ -242,6 +243,22 @@ func (c *zmtpConn) writeFrame(flags byte, body []byte) error {
 	}
 	_, err := c.Write(append(b, body...))
 	return err
+}
+
+// waitReadable blocks until there is something to read, and reports false if there is nothing
+// until a time; the zero time means no limit.
+func (c *zmtpConn) waitReadable(until time.Time) (readable bool, err error) {
+	if err := c.SetReadDeadline(until); err != nil {
+		return false, err
+	}
+	_, err = c.reader.Peek(1)
+	if errors.Is(err, os.ErrDeadlineExceeded) && !until.IsZero() {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	return true, c.SetReadDeadline(time.Time{})
 }
 
 // readMessage returns the frames of the next message, which are valid until the next call. It

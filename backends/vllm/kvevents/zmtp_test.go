@@ -1,8 +1,10 @@
 package kvevents
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -10,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 )
 
 // greeting is that of a server.
@@ -152,5 +155,29 @@ func TestReadMessageBounds(t *testing.T) {
 				t.Errorf("%d bytes allocated for 100", cap(conn.message))
 			}
 		})
+	}
+}
+
+// A wait that ends without a message loses nothing of one that comes later.
+func TestWaitReadable(t *testing.T) {
+	ours, theirs := net.Pipe()
+	defer theirs.Close()
+	c := &zmtpConn{Conn: ours, reader: bufio.NewReader(ours)}
+	defer c.Close()
+	for range 2 {
+		if readable, err := c.waitReadable(time.Now().Add(10 * time.Millisecond)); readable || err != nil {
+			t.Fatalf("nothing was sent: %v, %v", readable, err)
+		}
+	}
+	go theirs.Write([]byte("\x00\x05hello"))
+	if readable, err := c.waitReadable(time.Time{}); !readable || err != nil {
+		t.Fatalf("a message was sent: %v, %v", readable, err)
+	}
+	if frames, err := c.readMessage(); err != nil || len(frames) != 1 || string(frames[0]) != "hello" {
+		t.Errorf("got %q, %v", frames, err)
+	}
+	theirs.Close()
+	if readable, err := c.waitReadable(time.Now().Add(time.Minute)); readable || !errors.Is(err, io.EOF) {
+		t.Errorf("closed: %v, %v", readable, err)
 	}
 }
