@@ -153,12 +153,8 @@ func (r *Router) enqueueAndDispatch(req *Request, tried []*backends.Backend, del
 		Lead: r.conversationLead(req, now),
 	}
 	r.beginQueuedDecision(t, now)
-	tokens, rate := r.decision.promptTokens(), r.estimates.MedianPrefillRate()
-	if r.filterBackends() == nil {
-		tokens, rate = r.decision.minUncachedTokens(), r.decision.totalPrefillRate()
-	}
+	tokens, rate, alone := r.leastPrefill()
 	t.item.Tokens = tokens
-	alone := tokens * float64(max(1, len(r.decision.candidates))) / rate // seconds, on one of them
 	r.queue.Add(&t.item, alone, rate, cmp.Or(req.QueueTimeout, r.settings.Queue.Timeout), len(tried) > 0, now)
 	if r.queue.Len() == 1 {
 		select {

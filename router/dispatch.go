@@ -24,6 +24,9 @@ const (
 	// waits for: the best one can change so often that a long prompt finds each of
 	// them busy in turn.
 	settleDelay = 2 * time.Second
+	// maxReordered queued requests are matched again in each reorderInterval.
+	maxReordered    = 96
+	reorderInterval = TickInterval
 )
 
 // claim is what queued requests that cannot be sent yet claim of a backend for one
@@ -44,6 +47,7 @@ func (r *Router) dispatchQueued(now time.Time) {
 	if r.draining {
 		r.refuseUnready(now)
 	}
+	r.reorderQueue(now)
 	r.clearClaims()
 	for slot := range r.states {
 		r.states[slot].room = r.prefillRoom(slot, now)
@@ -62,6 +66,32 @@ func (r *Router) dispatchQueued(now time.Time) {
 		r.routeQueuedOrClaim(it.Value, now)
 	}
 	r.clearClaims()
+}
+
+// reorderQueue orders the next maxReordered queued requests by what each would have to compute now,
+// once in each reorderInterval: since it was queued, a prefix that it shares with others may have
+// been computed, or evicted.
+func (r *Router) reorderQueue(now time.Time) {
+	if now.Sub(r.reorderedAt) < reorderInterval {
+		return
+	}
+	r.reorderedAt = now
+	r.queue.Reorder(maxReordered, func(it *queue.Item[*Ticket]) (seconds float64) {
+		r.beginQueuedDecision(it.Value, now)
+		_, _, seconds = r.leastPrefill()
+		return seconds
+	})
+}
+
+// leastPrefill returns what the candidates for the request would have to compute at least, how many
+// tokens they prefill together in a second, and how long the prefill takes on one of them. The
+// whole prompt and the median rate are used where there is no candidate.
+func (r *Router) leastPrefill() (tokens, rate, seconds float64) {
+	tokens, rate = r.decision.promptTokens(), r.estimates.MedianPrefillRate()
+	if r.filterBackends() == nil {
+		tokens, rate = r.decision.minUncachedTokens(), r.decision.totalPrefillRate()
+	}
+	return tokens, rate, tokens * float64(max(1, len(r.decision.candidates))) / rate
 }
 
 func (r *Router) clearClaims() {

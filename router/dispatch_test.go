@@ -261,3 +261,21 @@ func TestWorkPerRequestIsIndependentOfQueueLength(t *testing.T) {
 		t.Errorf("%.1f scorings for a request sent through a queue of 10,000, and %.1f through one of 1,000", long, short)
 	}
 }
+
+func TestQueueReordersWhenPrefixIsComputed(t *testing.T) {
+	r, fleet, c := newFleet(t, 1, "prefix", withQueue)
+	busy := sent(t, "", submit(r, ask(fleet, 1, 500)))
+	urgent := ask(fleet, 2, 100)
+	urgent.Priority = -1
+	first := submit(r, urgent)
+	other := submit(r, ask(fleet, 3, 80))
+	shared := submit(r, ask(fleet, 2, 101)) // all but a block is the first one's prompt
+	busy.RecordFirstEvent()
+	sent(t, "by priority", first)
+	waits(t, "the step is full", other)
+	waits(t, "the step is full", shared)
+	c.advance(reorderInterval)
+	first.d.RecordFirstEvent()
+	sent(t, "only a block is to be computed", shared)
+	waits(t, "it has more to compute", other)
+}

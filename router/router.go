@@ -85,6 +85,7 @@ type Router struct {
 	draining    bool
 	kept        keptTokens
 	kvEvents    kvEvents
+	reorderedAt time.Time // when the queue was reordered last
 
 	decision  decision  // that is being made
 	callbacks callbacks // due when the lock is released

@@ -6,6 +6,7 @@ package queue
 import (
 	"container/heap"
 	"iter"
+	"math"
 	"slices"
 	"time"
 
@@ -33,6 +34,7 @@ type Queue[T any] struct {
 	count    int
 
 	oldest, newest *Item[T] // by arrival, linked
+	toReorder      *Item[T] // the next one; nil: the oldest
 	due            itemHeap[T]
 	arrivals       uint64
 	classes        [classCount]Waiting
@@ -59,6 +61,8 @@ type Item[T any] struct {
 	group        *Group[T]
 	due          time.Time // when it is promoted or times out; zero: never
 	charged      float64   // seconds of its tenant's share
+	maxPrefill   float64   // seconds that it counts for at most
+	arrival      float64   // its part of key
 	key          float64   // lower first, among equal priorities
 	number       uint64    // in the order of arrival
 	place        int       // in its group's rest; inFront: in front
@@ -105,22 +109,21 @@ func (q *Queue[T]) Contains(it *Item[T]) bool { return it.group != nil }
 // second, timeout how long it may be queued. A retry is not charged to its tenant,
 // since its first attempt was.
 func (q *Queue[T]) Add(it *Item[T], prefillSeconds, tokensPerSecond float64, timeout time.Duration, isRetry bool, now time.Time) {
-	it.Arrived = now
+	it.Arrived, it.maxPrefill = now, math.Inf(1)
 	if timeout > 0 {
 		it.Deadline = now.Add(timeout)
 		it.due = it.Deadline
 		if it.Class == Batch {
 			it.due = now.Add(timeout / 2)
 		}
-		prefillSeconds = min(prefillSeconds, ageingRate*maxOvertakeShare*timeout.Seconds())
+		it.maxPrefill = ageingRate * maxOvertakeShare * timeout.Seconds()
 	}
 	arrived := now.Sub(q.start).Seconds()
 	if !isRetry {
 		arrived, it.charged = q.fairness.chargeTenant(it.Tenant, it.Tokens, tokensPerSecond, arrived)
 	}
-	// Short work first, but a second of prefill is overtaken by nothing that comes
-	// 1/ageingRate seconds later.
-	it.key = prefillSeconds + ageingRate*(arrived-it.Lead.Seconds())
+	it.arrival = ageingRate * (arrived - it.Lead.Seconds())
+	it.setKey(prefillSeconds)
 	q.fairness.addQueued(it.Tenant)
 	if q.count == 0 {
 		q.departures.restart(now)
@@ -140,6 +143,29 @@ func (q *Queue[T]) Add(it *Item[T], prefillSeconds, tokensPerSecond float64, tim
 	q.count++
 	q.classes[it.Class].add(1, int64(it.Bytes), it.Tokens)
 	q.joinGroup(it)
+}
+
+// setKey sets the key of a request whose prefill takes so many seconds on one backend: short work
+// first, but a second of prefill is overtaken by nothing that comes 1/ageingRate seconds later.
+func (it *Item[T]) setKey(prefillSeconds float64) {
+	it.key = min(prefillSeconds, it.maxPrefill) + it.arrival
+}
+
+// Reorder gives the next requests, at most n, the places of what their prefill takes on one backend
+// now, in seconds. Further calls go on with those that arrived later, and begin again with the
+// oldest. It must not be called within a round.
+func (q *Queue[T]) Reorder(n int, prefillSeconds func(*Item[T]) float64) {
+	for range min(n, q.count) {
+		it := q.toReorder
+		if it == nil {
+			it = q.oldest
+		}
+		q.toReorder = it.newer
+		seconds := prefillSeconds(it)
+		it.group.removeItem(it)
+		it.setKey(seconds)
+		it.group.insertItem(it)
+	}
 }
 
 // ChargeUnqueued charges a tenant for a request that was not queued.
@@ -166,6 +192,9 @@ func (q *Queue[T]) Remove(it *Item[T], now time.Time) {
 		it.newer.older = it.older
 	} else {
 		q.newest = it.older
+	}
+	if q.toReorder == it {
+		q.toReorder = it.newer
 	}
 	it.older, it.newer = nil, nil
 	q.count--

@@ -61,7 +61,42 @@ func TestRoundPassesGroupsWithoutRoom(t *testing.T) {
 	}
 }
 
-// Random arrivals and departures from anywhere, against a plain sorted list.
+// A request moves to the place of what its prefill takes now; requests get their turns to move by
+// arrival, the oldest again after the newest.
+func TestReorder(t *testing.T) {
+	q := New[int](start)
+	b := []*backends.Backend{{Slot: 0}}
+	prefill := map[int]float64{}
+	var items []*Item[int]
+	for i := range 2 * MaxTurns {
+		prefill[i] = float64(i)
+		items = append(items, &Item[int]{Value: i, Backends: b})
+		q.Add(items[i], prefill[i], 1, 10*time.Hour, false, start)
+	}
+	first := func(name string, n, want int) {
+		t.Helper()
+		q.Reorder(n, func(it *Item[int]) float64 { return prefill[it.Value] })
+		if got := q.Groups()[0].First().Value; got != want {
+			t.Errorf("%s: request %d is the first, want %d", name, got, want)
+		}
+	}
+	prefill[3], prefill[150], prefill[170] = -3, -2, -1
+	first("before its turn", 3, 0)
+	first("from the front", 1, 3)
+	first("from behind the front", 147, 3)
+	q.Remove(items[3], start)
+	q.Remove(items[151], start) // whose turn is next
+	first("without the first one", 1, 150)
+	prefill[150] = 1000
+	first("before its next turn", 30, 150)
+	first("all others", 1000, 170)
+	for i := range items {
+		prefill[i] = 0
+	}
+	first("by arrival where all are equal", 1000, 0)
+}
+
+// Random arrivals, departures from anywhere and changes of places, against a plain sorted list.
 func TestQueueAgreesWithSortedList(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 7))
 	fleets := [][]*backends.Backend{{{Slot: 0}}, {{Slot: 1}}}
@@ -81,6 +116,9 @@ func TestQueueAgreesWithSortedList(t *testing.T) {
 			q.Remove(plain[i], start)
 			bytes -= int64(plain[i].Bytes)
 			plain = slices.Delete(plain, i, i+1)
+		}
+		if step%3 == 0 {
+			q.Reorder(2, func(*Item[int]) float64 { return float64(rng.IntN(500)) })
 		}
 		if w := waitingUpTo(&q.classes, Batch); q.Len() != len(plain) || w.Bytes != bytes || w.Tokens != float64(len(plain)) {
 			t.Fatalf("step %d: %d requests of %d bytes and %.0f tokens, want %d of %d", step, q.Len(), w.Bytes, w.Tokens, len(plain), bytes)
@@ -109,7 +147,7 @@ func TestQueueAgreesWithSortedList(t *testing.T) {
 		q.Remove(plain[0], start)
 		plain = plain[1:]
 	}
-	if w := waitingUpTo(&q.classes, Batch); q.Len() != 0 || w.Bytes != 0 || w.Tokens != 0 || len(q.groups) != 0 || q.oldest != nil || q.newest != nil || q.fairness.tenants != 0 {
+	if w := waitingUpTo(&q.classes, Batch); q.Len() != 0 || w.Bytes != 0 || w.Tokens != 0 || len(q.groups) != 0 || q.oldest != nil || q.newest != nil || q.toReorder != nil || q.fairness.tenants != 0 {
 		t.Errorf("something is left of an empty queue: %+v", q)
 	}
 }
