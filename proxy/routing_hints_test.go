@@ -212,7 +212,7 @@ func TestSessionHeader(t *testing.T) {
 		f := serve(t, func(o *Options) { o.Retry.PerSecond = 1000 }, first, second)
 		for i, b := range f.backends {
 			if followed[i] {
-				t.Cleanup(f.router.FollowKVEvents(b).Close)
+				t.Cleanup(f.router.FollowKVEvents(b, 1).Close)
 			}
 		}
 		long := strings.Replace(askWhole, `"content":"`, `"content":"`+strings.Repeat("a long question ", 100), 1)

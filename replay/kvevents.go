@@ -11,7 +11,7 @@ func (r *run) followKVEvents() {
 		return
 	}
 	for _, p := range r.fleet {
-		p.follower = r.router.FollowKVEvents(p.backend)
+		p.follower = r.router.FollowKVEvents(p.backend, len(p.ranks))
 		p.restartKVEvents()
 	}
 }

@@ -196,8 +196,9 @@ func (r *Router) unindexedMediaTokens(slot int) int64 {
 		return 0
 	}
 	shared := r.sharedBlocks(slot)
-	text := float64(d.req.Bytes-shared*r.blockBytes) / d.sizes.BytesPerToken
-	return int64(r.tokensAfter(shared) - text)
+	bytes := shared * r.blockBytes
+	text := float64(d.req.Bytes-bytes) / d.sizes.BytesPerToken
+	return int64(d.countTokens(d.req.Bytes) - d.countTokens(bytes) - text)
 }
 
 // hasWaiting reports whether the replica says that requests wait there, and as many have not

@@ -1,6 +1,7 @@
 package router
 
 import (
+	"cmp"
 	"crypto/rand"
 	"math"
 	mathrand "math/rand/v2"
@@ -11,6 +12,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/zeebo/xxh3"
 
 	"warmroute/backends"
 	"warmroute/backends/vllm/kvevents"
@@ -31,10 +34,11 @@ const (
 
 // kvEvents is what the followers of all backends share.
 type kvEvents struct {
-	seed     uint64 // of the names of KV blocks
-	prefix   string // of this proxy's sessions
-	sessions uint64 // given so far
-	open     int    // followers
+	seed      uint64 // of the names of KV blocks
+	prefix    string // of this proxy's sessions
+	sessions  uint64 // given so far
+	followers int
+	room      *kvblocks.Room // nil before the first follower
 }
 
 func newKVEvents() kvEvents {
@@ -52,6 +56,8 @@ type KVFollower struct {
 	mu      sync.Mutex // locked before Router.mu, so that changes are applied in order
 	tracker *kvblocks.Tracker
 	closed  bool
+
+	restartedAt time.Time // since when an engine announces all that it holds
 
 	blocks   atomic.Int64 // of tracker
 	complete atomic.Bool  // likewise
@@ -78,7 +84,7 @@ type finishedRequest struct {
 	bytes        int            // of the prompt
 	replyBytes   int
 	promptTokens int // 0: not known
-	answerTokens int
+	answerTokens int // likewise, or the request was not completed
 	due          time.Time
 }
 
@@ -89,19 +95,38 @@ type linkedPrefix struct {
 	tokens, kvTokens float64 // those in whole KV blocks are kvTokens
 }
 
-// FollowKVEvents returns the follower of a backend, which must be in the fleet and have none.
-// The caller closes it.
-func (r *Router) FollowKVEvents(b *backends.Backend) *KVFollower {
+// FollowKVEvents returns the follower of a backend, which must have none, and whose replica has so
+// many data-parallel engines at least; nil if it is not in the fleet. The caller closes it.
+func (r *Router) FollowKVEvents(b *backends.Backend, engines int) *KVFollower {
 	r.mu.Lock()
 	defer r.unlockAndRunCallbacks()
 	if !r.has(b) {
 		return nil
 	}
-	r.index.FollowKV()
-	f := &KVFollower{router: r, backend: b, tracker: kvblocks.New(r.kvEvents.seed, r.index.MaxKVBlocks(), r.kvEvents.prefix)}
+	k := &r.kvEvents
+	if k.room == nil {
+		r.index.FollowKV()
+		k.room = kvblocks.NewRoom(r.index.MaxKVBlocks())
+	}
+	model := ""
+	if models := b.Models(); len(models) > 0 {
+		model = cmp.Or(models[0].Root, models[0].ID)
+	}
+	f := &KVFollower{router: r, backend: b, tracker: kvblocks.New(kvblocks.Options{
+		Seed: k.seed ^ xxh3.HashString(model), Engines: engines, Room: k.room, Prefix: k.prefix,
+	})}
 	r.states[b.Slot].follower = f
-	r.kvEvents.open++
+	k.followers++
 	return f
+}
+
+// SetEngines sets how many data-parallel engines the replica has at least. All that it holds is
+// known only if all of them publish events.
+func (f *KVFollower) SetEngines(n int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.tracker.SetEngines(n)
+	f.complete.Store(f.tracker.IsComplete())
 }
 
 // Apply applies a batch of an engine's events.
@@ -118,9 +143,13 @@ func (f *KVFollower) Apply(rank int, batch *kvevents.Batch) {
 func (f *KVFollower) Restart(rank int, complete bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if !f.closed {
-		f.applyChanges(f.tracker.Restart(rank, complete))
+	if f.closed {
+		return
 	}
+	if complete {
+		f.restartedAt = f.router.now()
+	}
+	f.applyChanges(f.tracker.Restart(rank, complete))
 }
 
 // Close ends the follower: what the replica has reported is approximate again.
@@ -136,7 +165,7 @@ func (f *KVFollower) Close() {
 		if s := &f.router.states[f.backend.Slot]; s.follower == f {
 			s.follower = nil
 		}
-		f.router.kvEvents.open--
+		f.router.kvEvents.followers--
 	})
 }
 
@@ -157,8 +186,8 @@ func (r *Router) closeFollower(b *backends.Backend) {
 	}
 }
 
-// confirmAgain restores what KV events say a backend holds, after its cache was dropped. Should
-// its replica have been restarted, they say so as soon as they are received again.
+// confirmAgain restores what KV events say a backend holds, after its cache was dropped. If they
+// are older than its process, they are of the one before.
 func (r *Router) confirmAgain(b *backends.Backend) {
 	f := r.followerOf(b)
 	if f == nil {
@@ -166,8 +195,12 @@ func (r *Router) confirmAgain(b *backends.Backend) {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if !f.closed {
-		f.applyChanges(f.tracker.Held())
+	switch l := b.Load(); {
+	case f.closed:
+	case l != nil && l.StartTime > 0 && f.restartedAt.Before(time.UnixMilli(int64(1000*l.StartTime))):
+		f.applyChanges(f.tracker.ForgetAll())
+	default:
+		f.applyChanges(f.tracker.HeldAsStored())
 	}
 }
 
@@ -240,9 +273,11 @@ func (r *Router) recordEndForKVEvents(d *Decision, o *Outcome, now time.Time) {
 	if done.blocks = q.blocks; !d.started {
 		done.blocks = slices.Clone(q.blocks)
 	}
+	if o.End == Completed {
+		done.answerTokens = o.AnswerTokens
+	}
 	if o.End == Completed && len(o.Reply) > 0 && o.AnswerTokens > 0 {
 		done.blocks = append(done.blocks, o.Reply...)
-		done.answerTokens = o.AnswerTokens
 		done.replyBytes = len(done.blocks)*r.blockBytes + o.ReplyRestBytes - q.bytes
 	}
 	q.blocks = nil
@@ -259,14 +294,38 @@ func (f *KVFollower) Settle() {
 		if !more {
 			return
 		}
+		if q.contradicts(end, f.router.blockBytes) {
+			end = linkedEnd{}
+		}
 		sequence := f.tracker.TakeSequence(q.session, end.link.KV)
+		if !q.knowsTokens() {
+			continue
+		}
 		if end.blocks > 0 && len(sequence) > 0 && sequence[0].KV != end.link.KV {
 			end = f.findCommonEnd(q.blocks[:end.blocks], sequence)
 		}
 		if f.addLinks(&q, end, sequence) {
-			f.removeSpeculative(&q, len(sequence) > 0)
+			f.removeApproximate(&q, len(sequence) > 0)
 		}
 	}
+}
+
+// knowsTokens reports whether it is known how many tokens the prompt has: the replica said so, or
+// how many the answer has, which the last KV block of the sequence follows.
+func (q *finishedRequest) knowsTokens() bool { return q.promptTokens > 0 || q.answerTokens > 0 }
+
+// contradicts reports whether the prompt has so many tokens that the place of the end cannot be
+// right.
+func (q *finishedRequest) contradicts(end linkedEnd, blockBytes int) bool {
+	bytes := end.blocks * blockBytes
+	if q.promptTokens == 0 || end.blocks == 0 || bytes > q.bytes {
+		return false
+	}
+	const most = 1.3 // of the mean; the tokens of one half of a prompt can be shorter than those of the other
+	rest, restTokens := float64(q.bytes-bytes), float64(q.promptTokens-end.link.Tokens)
+	mean := float64(q.promptTokens) / float64(q.bytes)
+	return restTokens < 0 || rest < float64(q.bytes)/10 && float64(end.link.Tokens) > most*mean*float64(bytes) ||
+		rest < float64(q.bytes)/10 && float64(end.link.Tokens)*most < mean*float64(bytes)
 }
 
 // linkedEnd is where the linked part of a prompt ends.
@@ -378,9 +437,9 @@ func (q *finishedRequest) locate(end linkedEnd, sequence []kvblocks.Block, block
 	return links
 }
 
-// removeSpeculative removes the blocks of a request that the replica does not hold, if that is
+// removeApproximate removes the blocks of a request that the replica does not hold, if that is
 // known. hasStored says that events named the request.
-func (f *KVFollower) removeSpeculative(q *finishedRequest, hasStored bool) {
+func (f *KVFollower) removeApproximate(q *finishedRequest, hasStored bool) {
 	r := f.router
 	if !f.tracker.IsComplete() {
 		return
@@ -392,7 +451,7 @@ func (f *KVFollower) removeSpeculative(q *finishedRequest, hasStored bool) {
 		end := r.findLinkedEnd(q.blocks)
 		// Without events all of a prompt may have been cached but for less than one KV block.
 		if unlinked := (len(q.blocks) - end.blocks) * r.blockBytes; hasStored || unlinked <= 2*r.blockBytes {
-			r.index.RemoveUnconfirmed(f.backend.Slot, q.blocks)
+			r.index.RemoveApproximate(f.backend.Slot, q.blocks)
 		}
 	})
 }
@@ -401,7 +460,7 @@ func (f *KVFollower) removeSpeculative(q *finishedRequest, hasStored bool) {
 // tokens are known.
 func (r *Router) findLinked() (linked linkedPrefix) {
 	d := &r.decision
-	if r.kvEvents.open == 0 {
+	if r.kvEvents.followers == 0 {
 		return linkedPrefix{}
 	}
 	most := 0

@@ -19,7 +19,7 @@ type kvReplica struct {
 
 func followAll(t testing.TB, r *Router, fleet []*backends.Backend) (replicas []*kvReplica) {
 	for i, b := range fleet {
-		f := r.FollowKVEvents(b)
+		f := r.FollowKVEvents(b, 1)
 		t.Cleanup(f.Close)
 		f.Restart(0, true)
 		replicas = append(replicas, &kvReplica{f, uint64(i+1) << 56, map[uint64]int{}})
@@ -267,7 +267,7 @@ func TestFollowerOfRemovedBackend(t *testing.T) {
 	b := &backends.Backend{Name: "new", URL: d.Backend.URL, Slot: slot}
 	b.SetState(backends.Ready)
 	r.AddBackend(b)
-	r.FollowKVEvents(b).Restart(0, true)
+	r.FollowKVEvents(b, 1).Restart(0, true)
 	fleet[slot] = b
 	if got := matched(t, r, fleet, 1, 10)[slot]; got != 0 {
 		t.Errorf("%d tokens matched on a new backend", got)
@@ -304,7 +304,7 @@ func BenchmarkKVEvents(b *testing.B) {
 	r, fleet, _ := newFleet(b, replicas, "prefix", func(o *Options) { o.IndexMaxBytes = 1 << 30 })
 	var followers []*KVFollower
 	for _, backend := range fleet {
-		f := r.FollowKVEvents(backend)
+		f := r.FollowKVEvents(backend, 1)
 		f.Restart(0, true)
 		followers = append(followers, f)
 	}

@@ -35,6 +35,7 @@ type kvEventReader struct {
 // kvEventRun reads the events of one backend.
 type kvEventRun struct {
 	sources     []kvevents.Source
+	follower    *router.KVFollower
 	subscribers []*kvevents.Subscriber
 	stop        func() // waits until all is stopped
 }
@@ -44,25 +45,27 @@ func newKVEventReader(registry *backends.Registry, r *router.Router, log *slog.L
 }
 
 // watch reads the events of a backend until ctx is done. What it publishes is looked up whenever
-// it becomes ready, since it may be another process then.
+// it becomes ready, since it may be another process then, and when its settings change.
 func (k *kvEventReader) watch(ctx context.Context, b *backends.Backend) {
-	defer k.replace(ctx, b, nil)
+	defer k.replace(ctx, b, nil, 0)
 	settings := time.NewTicker(kvSettingsInterval)
 	defer settings.Stop()
-	var events, replay string
-	wasReady := false
+	var found, failed kvSettings // for which the sources were looked up last, and for which that failed
 	for {
 		changed := k.registry.StateChanged()
-		o, ready := b.Options(), b.State() == backends.Ready
-		if ready && (!wasReady || events != o.KVEvents || replay != o.KVReplay) {
-			events, replay = o.KVEvents, o.KVReplay
-			sources, err := k.findSources(ctx, b)
-			if err != nil && ctx.Err() == nil {
-				k.log.Warn("KV events not read", "backend", b.Name, "err", err)
+		if b.State() != backends.Ready {
+			found = kvSettings{}
+		} else if s := kvSettingsOf(b); s != found {
+			sources, err := k.findSources(ctx, b, s)
+			if err != nil && ctx.Err() == nil && s != failed {
+				failed = s
+				k.log.Warn("KV event sources not found", "backend", b.Name, "err", err)
 			}
-			k.replace(ctx, b, sources)
+			if err == nil || len(sources) > 0 {
+				found = s
+				k.replace(ctx, b, sources, s.engines)
+			} // else it is tried again
 		}
-		wasReady = ready
 		select {
 		case <-changed:
 		case <-settings.C:
@@ -72,20 +75,30 @@ func (k *kvEventReader) watch(ctx context.Context, b *backends.Backend) {
 	}
 }
 
+// kvSettings are what the sources of a backend depend on.
+type kvSettings struct {
+	events, replay string
+	engines        int
+}
+
+func kvSettingsOf(b *backends.Backend) kvSettings {
+	o, engines := b.Options(), 1
+	if l := b.Load(); l != nil {
+		engines = max(1, l.Engines)
+	}
+	return kvSettings{o.KVEvents, o.KVReplay, engines}
+}
+
 // findSources returns where a replica publishes its events; nothing if it does not. It may return
 // some of the sources and an error about others.
-func (k *kvEventReader) findSources(ctx context.Context, b *backends.Backend) ([]kvevents.Source, error) {
-	o, host := b.Options(), b.URL.Hostname()
-	switch o.KVEvents {
+func (k *kvEventReader) findSources(ctx context.Context, b *backends.Backend, s kvSettings) ([]kvevents.Source, error) {
+	host := b.URL.Hostname()
+	switch s.events {
 	case backends.KVEventsOff, "":
 		return nil, nil
 	case backends.KVEventsAuto:
 	default:
-		engines := 1
-		if l := b.Load(); l != nil {
-			engines = max(1, l.Engines)
-		}
-		return kvevents.ConfiguredSources(o.KVEvents, o.KVReplay, "", host, engines)
+		return kvevents.ConfiguredSources(s.events, s.replay, "", host, s.engines)
 	}
 	ctx, cancel := context.WithTimeout(ctx, kvDiscoveryTimeout)
 	defer cancel()
@@ -108,19 +121,20 @@ func (k *kvEventReader) findSources(ctx context.Context, b *backends.Backend) ([
 
 // replace stops what reads the events of a backend, unless it reads from these sources, and
 // starts to read from them.
-func (k *kvEventReader) replace(ctx context.Context, b *backends.Backend, sources []kvevents.Source) {
+func (k *kvEventReader) replace(ctx context.Context, b *backends.Backend, sources []kvevents.Source, engines int) {
 	k.mu.Lock()
 	run := k.runs[b]
 	k.mu.Unlock()
 	if run != nil {
 		if slices.Equal(run.sources, sources) {
+			run.follower.SetEngines(max(engines, len(sources)))
 			return
 		}
 		run.stop()
 	}
 	run = nil
 	if len(sources) > 0 {
-		run = k.start(ctx, b, sources)
+		run = k.start(ctx, b, sources, engines)
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -130,15 +144,15 @@ func (k *kvEventReader) replace(ctx context.Context, b *backends.Backend, source
 }
 
 // start begins to read the events of a backend. It returns nil if the backend was removed.
-func (k *kvEventReader) start(ctx context.Context, b *backends.Backend, sources []kvevents.Source) *kvEventRun {
-	follower := k.router.FollowKVEvents(b)
+func (k *kvEventReader) start(ctx context.Context, b *backends.Backend, sources []kvevents.Source, engines int) *kvEventRun {
+	follower := k.router.FollowKVEvents(b, max(engines, len(sources)))
 	if follower == nil {
 		return nil
 	}
 	k.log.Info("reading KV events", "backend", b.Name, "engines", len(sources))
 	ctx, cancel := context.WithCancel(ctx)
 	var work sync.WaitGroup
-	run := &kvEventRun{sources: sources, stop: func() {
+	run := &kvEventRun{sources: sources, follower: follower, stop: func() {
 		cancel()
 		work.Wait()
 		follower.Close()

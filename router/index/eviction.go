@@ -6,6 +6,10 @@ import "slices"
 // has shrunk. To evict all at once could take 0.2 s under the caller's lock.
 const evictAhead = 256
 
+// minApproximateShare is the part of a backend's capacity that blocks without a report have at
+// least beside those with one: one of so many.
+const minApproximateShare = 8
+
 // droppedCache is what a backend held before it lost its cache, and the holder tables
 // still list. While any of it is left, the backend is matched by matchOneBackend.
 type droppedCache struct {
@@ -37,6 +41,10 @@ func (x *Index) shareCapacity() {
 // them fit the bound of the index.
 func (x *Index) maxBackendBlocks() int {
 	left := x.maxEntries
+	for _, c := range x.caches {
+		left -= c.maxSize() - c.capacity
+	}
+	left = max(0, left)
 	for i, w := range slices.Sorted(slices.Values(x.requested)) {
 		if share := left / (len(x.requested) - i); w > share {
 			return share
@@ -76,10 +84,13 @@ func (x *Index) SweepAndEvict(maxBlocks int) (more bool) {
 		maxBlocks -= x.sweepDropped(maxBlocks)
 	}
 	left := len(x.dropped) > 0
+	if x.kv.maxHeld > 0 {
+		x.shareCapacity() // of what blocks with a report leave of the bound
+	}
 	for slot, c := range x.caches {
-		over := c.size - c.reported - c.capacity
+		over := c.size - c.maxSize()
 		if over > 0 && maxBlocks > 0 {
-			evicted := x.evict(slot, min(over, maxBlocks))
+			evicted := x.evict(slot, min(over, maxBlocks), true)
 			over, maxBlocks = over-evicted, maxBlocks-evicted
 		}
 		left = left || over > 0
@@ -122,27 +133,28 @@ func (x *Index) makeRoom(slot, blocks int) {
 		x.SweepAndEvict(2*blocks + evictAhead)
 	}
 	c := x.caches[slot]
-	over := c.size - c.reported + blocks - c.capacity
-	if c.reported > 0 { // these have no share
-		over = max(over, x.entries+blocks-x.maxEntries)
-	}
+	over := c.size + blocks - c.maxSize()
 	if over <= 0 {
 		return
 	}
-	x.evict(slot, min(over, 2*blocks+evictAhead))
+	x.evict(slot, min(over, 2*blocks+evictAhead), true)
 }
+
+// maxSize returns how many blocks the backend may hold: as many as its capacity, or a few beside
+// those with a report.
+func (c *cache) maxSize() int { return max(c.capacity, c.reported+c.capacity/minApproximateShare) }
 
 // evict removes up to n blocks, oldest first, and returns how many. When all that are
 // left are pinned, the backend was sent more than it can hold, and the oldest pin is
-// unpinned.
-func (x *Index) evict(slot, n int) (evicted int) {
+// unpinned, if it may be.
+func (x *Index) evict(slot, n int, mayUnpin bool) (evicted int) {
 	c := x.caches[slot]
 	s, _ := x.holderTableOf(slot)
 	for evicted < n {
 		blocks := x.evictBuffer[:min(len(x.evictBuffer), n-evicted)]
 		k := c.removeOldest(blocks)
 		if k == 0 {
-			if c.firstPin == nil {
+			if c.firstPin == nil || !mayUnpin {
 				break
 			}
 			x.unpin(c.firstPin)

@@ -47,7 +47,11 @@ type link struct {
 	block, parent prompt.Block // parent is meaningless if first
 	to            Link
 	next          int32 // another link to the same KV block, further from the beginning; 0: none
+	followers     int32 // links of blocks after this one
 	first         bool
+	// implied: the block completes no KV block that its predecessors have not. It is held where
+	// blocks after it are.
+	implied bool
 }
 
 func (l *link) isUnused() bool { return l.block == 0 && l.to == Link{} }
@@ -72,15 +76,15 @@ func (x *Index) MaxKVBlocks() int { return x.kv.maxHeld }
 // nothing, if there is no room for more.
 func (x *Index) StoreKV(slot int, k KVBlock) (stored bool) {
 	kv := &x.kv
-	if kv.heldLen >= kv.maxHeld {
+	held := x.holdsKV(slot, k)
+	if !held && kv.heldLen >= kv.maxHeld {
 		return false
 	}
 	for len(kv.held) <= slot/maxMembers {
 		kv.held = append(kv.held, new(table[uint64]))
 	}
-	word, bit := kv.held[slot/maxMembers].getOrAdd(prompt.Block(k)), uint64(1)<<(slot%maxMembers)
-	if *word&bit == 0 {
-		*word |= bit
+	if !held {
+		*kv.held[slot/maxMembers].getOrAdd(prompt.Block(k)) |= 1 << (slot % maxMembers)
 		kv.heldLen++
 	}
 	for at := kv.byKV.get(prompt.Block(k)); at != 0; at = kv.links[at].next {
@@ -148,43 +152,72 @@ func (x *Index) Link(b prompt.Block) (l Link, known bool) {
 
 // AddLink links one of the blocks of a prompt, those before it having been linked before, as one
 // backend has shown. The backends that hold the KV block hold the block from now on. It reports
-// false if there is no room, or another link is kept: that of other backends, unless more of
-// them hold the new one's KV block. So a replica that publishes nonsense does not make others
-// worse.
+// false if there is no room, or another link is kept: see mayReplace.
 func (x *Index) AddLink(slot int, blocks []prompt.Block, i int, to Link) (added bool) {
-	b := blocks[i]
 	kv := &x.kv
-	if at := kv.byBlock.get(b); at != 0 {
-		l := &kv.links[at]
-		if l.to.KV == to.KV {
-			l.to = to
-			return true
-		}
-		all, others := x.countKVHolders(l.to.KV, slot)
-		if now, _ := x.countKVHolders(to.KV, slot); others > 0 && all >= now {
+	l := link{block: blocks[i], first: i == 0, to: to}
+	var before *link
+	if i > 0 {
+		at := kv.byBlock.get(blocks[i-1])
+		if at == 0 {
 			return false
 		}
+		before, l.parent = &kv.links[at], blocks[i-1]
+	}
+	l.implied = to.KV == 0 || before != nil && before.to.KV == to.KV
+	if at := kv.byBlock.get(l.block); at != 0 {
+		old := &kv.links[at]
+		if old.to.KV == to.KV {
+			old.to = to
+			return true
+		}
+		if !x.mayReplace(slot, old.to.KV, to.KV) {
+			return false
+		}
+		l.followers = old.followers
 		x.removeLink(at)
 	}
-	at := x.freeLink()
-	if at == 0 {
+	at := x.freeLink(l.parent)
+	if at == 0 || !l.implied && !x.insertSameKV(at, to) {
 		return false
 	}
-	if to.KV != 0 {
-		end := kv.byKV.getOrAdd(prompt.Block(to.KV))
-		for n := 0; *end != 0; end = &kv.links[*end].next {
-			if n++; n == maxSameKV {
-				return false
-			}
-		}
-		*end = at
-	}
-	kv.links[at] = link{block: b, first: i == 0, to: to}
 	if i > 0 {
-		kv.links[at].parent = blocks[i-1]
+		before = &kv.links[kv.byBlock.get(l.parent)] // links may have moved
+		before.followers++
 	}
-	*kv.byBlock.getOrAdd(b) = at
-	x.forEachKVHolder(to.KV, func(slot int) { x.confirm(slot, &kv.links[at]) })
+	l.next = kv.links[at].next
+	kv.links[at] = l
+	*kv.byBlock.getOrAdd(l.block) = at
+	if !l.implied {
+		x.forEachKVHolder(to.KV, func(slot int) { x.confirm(slot, &kv.links[at]) })
+	}
+	return true
+}
+
+// mayReplace reports whether a link to one KV block may be replaced by one to another, which a
+// backend has shown. It may unless other backends hold the KV block, and not fewer of them. So a
+// replica that publishes nonsense does not make others worse.
+func (x *Index) mayReplace(slot int, old, by KVBlock) bool {
+	all, others := x.countKVHolders(old, slot)
+	now, _ := x.countKVHolders(by, slot)
+	return others == 0 || all < now
+}
+
+// insertSameKV inserts a link to a KV block among the others to it, in the order of the prompt. It
+// reports false if there are too many.
+func (x *Index) insertSameKV(at int32, to Link) (inserted bool) {
+	kv := &x.kv
+	n := 0
+	for other := kv.byKV.get(prompt.Block(to.KV)); other != 0; other = kv.links[other].next {
+		if n++; n == maxSameKV {
+			return false
+		}
+	}
+	end := kv.byKV.getOrAdd(prompt.Block(to.KV))
+	for *end != 0 && kv.links[*end].to.Tokens <= to.Tokens {
+		end = &kv.links[*end].next
+	}
+	kv.links[at].next, *end = *end, at
 	return true
 }
 
@@ -208,8 +241,8 @@ func (x *Index) countKVHolders(k KVBlock, except int) (all, others int) {
 }
 
 // freeLink returns an unused link. When there are no more, it is one whose block no backend
-// holds; 0 if none of those looked at is.
-func (x *Index) freeLink() (at int32) {
+// holds and that no link follows; 0 if none of those looked at is. The link of except stays.
+func (x *Index) freeLink(except prompt.Block) (at int32) {
 	kv := &x.kv
 	if len(kv.links) <= kv.maxLinks {
 		kv.links = append(kv.links, link{})
@@ -223,7 +256,7 @@ func (x *Index) freeLink() (at int32) {
 		switch {
 		case l.isUnused():
 			return int32(kv.clock)
-		case !x.isHeldAnywhere(l.to.KV):
+		case l.followers == 0 && l.block != except && (l.implied || !x.isHeldAnywhere(l.to.KV)):
 			x.removeLink(int32(kv.clock))
 			return int32(kv.clock)
 		}
@@ -240,38 +273,41 @@ func (x *Index) isHeldAnywhere(k KVBlock) bool {
 	return false
 }
 
-// removeLink removes a link. What backends hold of its block is approximate again.
+// removeLink removes a link. Its block is not confirmed any more.
 func (x *Index) removeLink(at int32) {
 	kv := &x.kv
 	l := kv.links[at]
 	kv.byBlock.remove(l.block)
+	if before := kv.byBlock.get(l.parent); !l.first && before != 0 {
+		kv.links[before].followers--
+	}
+	if !l.implied {
+		x.forEachKVHolder(l.to.KV, func(slot int) { x.removeConfirmed(slot, l.block) })
+		first := kv.byKV.getOrAdd(prompt.Block(l.to.KV))
+		end := first
+		for *end != at {
+			end = &kv.links[*end].next
+		}
+		if *end = l.next; *first == 0 {
+			kv.byKV.remove(prompt.Block(l.to.KV))
+		}
+	}
 	kv.links[at] = link{}
-	if l.to.KV == 0 {
-		return
-	}
-	x.forEachKVHolder(l.to.KV, func(slot int) { x.removeConfirmed(slot, l.block) })
-	first := kv.byKV.getOrAdd(prompt.Block(l.to.KV))
-	end := first
-	for *end != at {
-		end = &kv.links[*end].next
-	}
-	if *end = l.next; *first == 0 {
-		kv.byKV.remove(prompt.Block(l.to.KV))
-	}
 }
 
 // confirm records that a replica holds a linked block. It has no effect where the block's
-// predecessor is not confirmed.
+// predecessor is not confirmed, or there is no room.
 func (x *Index) confirm(slot int, l *link) {
-	parent, known := x.confirmedParent(slot, l)
-	if known {
+	if x.entries >= x.maxEntries && x.evict(slot, evictAhead, false) == 0 {
+		return
+	}
+	if parent, known := x.confirmedParent(slot, l); known {
 		x.report(slot, l.block, parent, confirmed)
 	}
 }
 
 // confirmedParent returns a backend's entry of the block before a linked one, 0 if that is the
-// first. It reports false if the replica may not hold that block. It does if there was no whole
-// KV block up to there: it stays as long as blocks follow it.
+// first. It reports false if the replica may not hold that block.
 func (x *Index) confirmedParent(slot int, l *link) (parent int32, known bool) {
 	if l.first {
 		return 0, true
@@ -280,24 +316,21 @@ func (x *Index) confirmedParent(slot int, l *link) (parent int32, known bool) {
 		return parent, true
 	}
 	at := x.kv.byBlock.get(l.parent)
-	if at == 0 || x.kv.links[at].to.KV != 0 {
+	if at == 0 || !x.kv.links[at].implied {
 		return 0, false
 	}
 	before, known := x.confirmedParent(slot, &x.kv.links[at])
 	if !known {
 		return 0, false
 	}
-	return x.report(slot, l.parent, before, removed)
+	return x.report(slot, l.parent, before, removed), true
 }
 
 // report records what a replica has said of a block, which is added after the entry parent
-// if the backend does not have it. It reports false if there is no room.
-func (x *Index) report(slot int, b prompt.Block, parent int32, r report) (at int32, done bool) {
+// if the backend does not have it, and returns its entry.
+func (x *Index) report(slot int, b prompt.Block, parent int32, r report) (at int32) {
 	c := x.caches[slot]
 	if at = x.findEntry(slot, b); at == 0 {
-		if x.entries >= x.maxEntries && x.evict(slot, 1) == 0 {
-			return 0, false
-		}
 		at = c.insertPinned(b, parent, max(1, c.uses))
 		c.pinned--
 		c.entries[at].pins = 0
@@ -308,7 +341,7 @@ func (x *Index) report(slot int, b prompt.Block, parent int32, r report) (at int
 		c.unlink(at)
 	}
 	c.setReport(&c.entries[at], r)
-	return at, true
+	return at
 }
 
 // removeConfirmed removes a confirmed block that a replica does not hold any more; while
@@ -345,9 +378,9 @@ func (x *Index) unconfirm(slot int, b prompt.Block) {
 	}
 }
 
-// RemoveUnconfirmed removes blocks that a backend was thought to hold, from the last back
+// RemoveApproximate removes blocks that a backend was assumed to hold, from the last back
 // to the first that is confirmed, in use or followed by others.
-func (x *Index) RemoveUnconfirmed(slot int, blocks []prompt.Block) {
+func (x *Index) RemoveApproximate(slot int, blocks []prompt.Block) {
 	c := x.caches[slot]
 	for i := len(blocks) - 1; i >= 0; i-- {
 		at := x.findEntry(slot, blocks[i])

@@ -56,7 +56,7 @@ func TestLinkShowsAllHolders(t *testing.T) {
 	storeAll(x, 3, "abcdef")
 	storeAll(x, 68, "abcxyz")
 	linkAll(x, "abcdef")
-	for slot, want := range map[int]int{0: 0, 3: 6, 68: 4} {
+	for slot, want := range map[int]int{0: 0, 3: 6, 68: 3} {
 		if got := depths(x, "abcdef")[slot]; got != want {
 			t.Errorf("backend %d holds %d blocks, want %d", slot, got, want)
 		}
@@ -65,8 +65,8 @@ func TestLinkShowsAllHolders(t *testing.T) {
 		t.Errorf("link of the fourth block: %v, %v", l, known)
 	}
 	storeAll(x, 0, "abcd") // stored after the link was made
-	if got := depths(x, "abcdef")[0]; got != 4 {
-		t.Errorf("backend 0 holds %d blocks, want 4", got)
+	if got := depths(x, "abcdef")[0]; got != 3 {
+		t.Errorf("backend 0 holds %d blocks, want 3: the fourth completes no KV block", got)
 	}
 }
 
@@ -87,10 +87,10 @@ func TestRemoveKV(t *testing.T) {
 	f("removed while in use", 6)
 	x.Release(p, nil)
 	f("released", 6)
-	x.RemoveUnconfirmed(0, chain("abcdef"))
+	x.RemoveApproximate(0, chain("abcdef"))
 	f("not reported again", 5)
 	x.RemoveKV(0, names[2])
-	f("next KV block removed", 4)
+	f("next KV block removed", 3) // the block before completes none
 	x.StoreKV(0, names[2])
 	f("stored again", 5)
 	x.RemoveKV(0, names[1]) // before its successor
@@ -113,7 +113,7 @@ func TestConfirmedBlocksAreNotEvicted(t *testing.T) {
 	linkAll(x, "abcdef")
 	use(x, 0, "uvwxyz")
 	use(x, 0, "opqrst")
-	for s, want := range map[string]int{"abcdef": 6, "uvwxyz": 2, "opqrst": 6} {
+	for s, want := range map[string]int{"abcdef": 6, "uvwxyz": 0, "opqrst": 6} {
 		if got := depths(x, s)[0]; got != want {
 			t.Errorf("%q: %d, want %d", s, got, want)
 		}
@@ -191,6 +191,13 @@ func TestAgainstReplicas(t *testing.T) {
 		rng := rand.New(rand.NewPCG(seed, 3))
 		const slots = 3
 		x := fleet(slots, 30)
+		full := seed%2 == 1 // too small for all
+		if full {
+			x = New(slots, entryBytes*kvShares*20)
+			for slot := range slots {
+				x.SetRequestedCapacity(slot, 30)
+			}
+		}
 		x.FollowKV()
 		type kv struct {
 			name   KVBlock
@@ -224,7 +231,7 @@ func TestAgainstReplicas(t *testing.T) {
 			x.Release(f.p, nil)
 			linkAs(x, f.slot, f.s, f.s)
 			linked[f.s] = true
-			x.RemoveUnconfirmed(f.slot, chain(f.s))
+			x.RemoveApproximate(f.slot, chain(f.s))
 		}
 		for step := range 300 {
 			slot := rng.IntN(slots)
@@ -266,10 +273,13 @@ func TestAgainstReplicas(t *testing.T) {
 		for _, f := range open {
 			settle(f)
 		}
+		if full {
+			continue
+		}
 		// What was approximate is sent, stored and settled again.
 		for s := range linked {
 			for slot := range slots {
-				x.RemoveUnconfirmed(slot, chain(s))
+				x.RemoveApproximate(slot, chain(s))
 			}
 		}
 		for s := range linked {
@@ -288,4 +298,197 @@ func TestAgainstReplicas(t *testing.T) {
 			}
 		}
 	}
+}
+
+// Links of blocks that no backend holds are replaced from the last of a prompt on.
+func TestLinksAreReplacedFromTheLast(t *testing.T) {
+	x := New(1, 128*4*200) // 200 links
+	x.SetRequestedCapacity(0, 1000)
+	x.FollowKV()
+	b, k := seq(0, 100)
+	for i := range k {
+		x.StoreKV(0, k[i])
+	}
+	linkSeq(x, 0, b, k)
+	for i := len(k) - 1; i >= 0; i-- {
+		x.RemoveKV(0, k[i]) // evicted everywhere
+	}
+	for n := range 11 { // other prompts of 10 blocks each, held
+		b2, k2 := seq(1000*(n+1), 10)
+		for i := range k2 {
+			x.StoreKV(0, k2[i])
+		}
+		linkSeq(x, 0, b2, k2)
+		if n < 10 {
+			for i := len(k2) - 1; i >= 0; i-- {
+				x.RemoveKV(0, k2[i])
+			}
+		}
+	}
+	_, first := x.Link(b[0])
+	_, last := x.Link(b[99])
+	if !first && last {
+		t.Errorf("the first block is not linked, the last is")
+	}
+	for i := range k { // computed again
+		x.StoreKV(0, k[i])
+	}
+	d := make([]int, 1)
+	x.Match(b, d)
+}
+
+// A block is confirmed in a full index, which evicts the last successor of the block before.
+func TestConfirmWhenFull(t *testing.T) {
+	x := New(1, 128*4*4)
+	x.SetRequestedCapacity(0, 100)
+	x.FollowKV() // 8 entries, 4 links
+	// parent without a whole KV block, two prompts that share it
+	old := []prompt.Block{1, 2}
+	x2 := []prompt.Block{1, 3}
+	var p Pin
+	x.Add(&p, 0, old, 0)
+	x.Release(&p, nil)
+	for i := range 6 { // fills the index
+		var p Pin
+		x.Add(&p, 0, []prompt.Block{prompt.Block(100 + i)}, 0)
+		x.Release(&p, nil)
+	}
+	x.AddLink(0, x2, 0, Link{0, 0, 10})
+	x.AddLink(0, x2, 1, Link{77, 16, 20})
+	x.StoreKV(0, 77)
+	d := make([]int, 1)
+	x.Match(x2, d)
+	for i := range 6 {
+		var p Pin
+		x.Add(&p, 0, []prompt.Block{prompt.Block(200 + i)}, 0)
+		x.Release(&p, nil)
+		x.Match(x2, d)
+	}
+	if x.findEntry(0, 3) != 0 && x.findEntry(0, 1) == 0 {
+		t.Error("a block is held without the one before it")
+	}
+	x.RemoveKV(0, 77)
+	for at, e := range x.caches[0].entries[1:] {
+		if e.successors < 0 {
+			t.Errorf("entry %d has %d successors", at+1, e.successors)
+		}
+	}
+	check(t, x, map[prompt.Block]prompt.Block{2: 1, 3: 1}, "at the end")
+}
+
+// Blocks that are confirmed and blocks that are not are within the bound together.
+func TestConfirmedBlocksWithinBound(t *testing.T) {
+	x := New(3, 128*4*1000)
+	for slot := range 3 {
+		x.SetRequestedCapacity(slot, 1<<20)
+	}
+	x.FollowKV()
+	for n := range 500 { // a KV block for two blocks
+		b, _ := seq(100*n, 2)
+		for slot := range 2 {
+			x.StoreKV(slot, KVBlock(1<<40+n))
+		}
+		x.AddLink(0, b, 0, Link{KVBlock(1<<40 + n), 16, 16})
+		x.AddLink(0, b, 1, Link{KVBlock(1<<40 + n), 16, 31})
+	}
+	for n := range 400 {
+		b, _ := seq(1<<20+100*n, 10)
+		var p Pin
+		x.Add(&p, 2, b, 0)
+		x.Release(&p, nil)
+	}
+	if x.entries > x.maxEntries {
+		t.Errorf("%d entries, the bound is %d", x.entries, x.maxEntries)
+	}
+}
+
+// The links before the first whole KV block are kept while blocks after them are confirmed.
+func TestFirstLinksAreKept(t *testing.T) {
+	x := New(2, 128*4*100)
+	x.SetRequestedCapacity(0, 100)
+	x.SetRequestedCapacity(1, 100)
+	x.FollowKV()
+	b, _ := seq(0, 8)
+	for i := range b {
+		l := Link{0, 0, 64 * (i + 1)}
+		if i == 7 {
+			l = Link{5555, 512, 512}
+		}
+		x.AddLink(0, b, i, l)
+	}
+	x.StoreKV(0, 5555)
+	for n := range 30 {
+		o, k := seq(1000*(n+1), 4)
+		linkSeq(x, 0, o, k)
+	}
+	x.StoreKV(1, 5555)
+	d := make([]int, 2)
+	x.Match(b, d)
+	if d[1] != 8 {
+		t.Errorf("depths %v; both replicas hold the KV block of eight blocks", d)
+	}
+}
+
+// Many prompts part between two KV blocks of a common beginning.
+func TestManyPromptsAfterOneKVBlock(t *testing.T) {
+	x := fleet(1, 10000)
+	x.FollowKV()
+	x.StoreKV(0, 1000)
+	refused := 0
+	for n := range 200 {
+		b := []prompt.Block{1, prompt.Block(100 + n), prompt.Block(1000 + n)}
+		x.AddLink(0, b, 0, Link{1000, 16, 20})
+		ok := x.AddLink(0, b, 1, Link{1000, 16, 30}) // completes no further KV block
+		x.StoreKV(0, KVBlock(5000+n))
+		if !ok || !x.AddLink(0, b, 2, Link{KVBlock(5000 + n), 32, 40}) {
+			refused++
+		}
+	}
+	if refused > 0 {
+		t.Errorf("%d of 200 prompts could not be linked, with %d of %d links in use", refused, len(x.kv.links), x.kv.maxLinks)
+	}
+}
+
+// Blocks that were forgotten are evicted in their turn.
+func TestForgottenBlocksAreEvicted(t *testing.T) {
+	x := fleet(1, 20)
+	x.FollowKV()
+	b, k := seq(0, 10)
+	for i := range k {
+		x.StoreKV(0, k[i])
+	}
+	linkSeq(x, 0, b, k)
+	b2 := append(append([]prompt.Block{}, b...), 999) // an approximate block follows
+	var p0 Pin
+	x.Add(&p0, 0, b2, 10)
+	x.Release(&p0, nil)
+	for i := len(k) - 1; i >= 0; i-- {
+		x.ForgetKV(0, k[i])
+	}
+	d := make([]int, 1)
+	for m := range 4 {
+		o, _ := seq(10000+100*m, 5)
+		var p Pin
+		x.Add(&p, 0, o, 0)
+		x.Release(&p, nil)
+	}
+	if x.Match(b, d); d[0] > 0 {
+		t.Errorf("%d blocks are left after as many others as the cache holds", d[0])
+	}
+}
+
+func seq(from, n int) (b []prompt.Block, k []KVBlock) {
+	for i := range n {
+		b = append(b, prompt.Block(from+i+1))
+		k = append(k, KVBlock(1<<40+from+i+1))
+	}
+	return
+}
+
+func linkSeq(x *Index, slot int, b []prompt.Block, k []KVBlock) (all bool) {
+	all = true
+	for i := range b {
+		all = x.AddLink(slot, b, i, Link{k[i], 16 * (i + 1), 16 * (i + 1)}) && all
+	}
+	return all
 }

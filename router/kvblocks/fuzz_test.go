@@ -13,7 +13,7 @@ func FuzzApply(f *testing.F) {
 	f.Add([]byte("\x00\x00\x01\x01\x01\x07\x00\x00\x01\x01\x01\x07\x04\x00\x00\x05\x01\x03\x01\x00"))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		const maxBlocks = 20
-		tr, h := New(1, maxBlocks, "our"), holding{}
+		tr, h := New(Options{Seed: 1, Engines: 1, Room: NewRoom(maxBlocks), Prefix: "our"}), holding{}
 		next := func() byte {
 			if len(data) == 0 {
 				return 0

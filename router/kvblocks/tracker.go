@@ -9,6 +9,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync/atomic"
 
 	"github.com/zeebo/xxh3"
 
@@ -50,14 +51,15 @@ type Block struct {
 // Tracker follows the KV blocks of one replica, in all its data-parallel engines and all media.
 // It is not safe for concurrent use.
 type Tracker struct {
-	seed      uint64
-	maxBlocks int
-	prefix    string                // of the sessions whose sequences are remembered
-	engines   []*engine             // by rank
-	blocks    int                   // held, in all engines
-	places    int                   // taken by these and by blocks that are kept for others
-	holders   map[index.KVBlock]int // engines that hold a block; nil while there is one engine
-	sequences sequences
+	seed        uint64
+	engineCount int
+	room        *Room
+	prefix      string                // of the sessions whose sequences are remembered
+	engines     []*engine             // by rank
+	blocks      int                   // held, in all engines
+	places      int                   // taken by these and by blocks that are kept for others
+	holders     map[index.KVBlock]int // engines that hold a block; nil while there is one engine
+	sequences   sequences
 
 	changes []Change
 	buf     []byte
@@ -65,12 +67,13 @@ type Tracker struct {
 
 // engine is the account of one data-parallel engine.
 type engine struct {
-	complete bool             // it announces all that it holds
-	offloads bool             // it has announced blocks of another medium than the GPU
-	byHash   map[uint64]int32 // the publisher's hash → place of the block
-	blocks   []block          // blocks[0] stands before the first block of a sequence
-	free     int32            // the first unused place, linked by parent; 0: none
-	groups   map[int]bool     // whether blocks of a group mean a usable prefix
+	complete  bool             // it announces all that it holds
+	hadBlocks bool             // before the last Restart that was not complete
+	offloads  bool             // it has announced blocks of another medium than the GPU
+	byHash    map[uint64]int32 // the publisher's hash → place of the block
+	blocks    []block          // blocks[0] stands before the first block of a sequence
+	free      int32            // the first unused place, linked by parent; 0: none
+	groups    map[int]bool     // whether blocks of a group mean a usable prefix
 }
 
 // block is one KV block of an engine. It outlives its removal while blocks follow it, or a
@@ -85,11 +88,37 @@ type block struct {
 
 func (b *block) isHeld() bool { return b.gpu > 0 || b.other > 0 }
 
-// New returns a Tracker of at most maxBlocks blocks. Equal blocks have equal names in all
-// Trackers with the same seed. What requests store is remembered for those whose session has
-// the prefix.
-func New(seed uint64, maxBlocks int, prefix string) *Tracker {
-	return &Tracker{seed: seed, maxBlocks: maxBlocks, prefix: prefix, sequences: sequences{last: map[string]sequence{}}}
+// Room is for how many blocks there is memory in all Trackers that share it. Safe for concurrent
+// use.
+type Room struct{ free atomic.Int64 }
+
+// NewRoom returns room for so many blocks.
+func NewRoom(blocks int) *Room {
+	r := &Room{}
+	r.free.Store(int64(blocks))
+	return r
+}
+
+// take takes room for a block, and reports false if there is none.
+func (r *Room) take() bool {
+	if r.free.Add(-1) >= 0 {
+		return true
+	}
+	r.free.Add(1)
+	return false
+}
+
+// Options configure a Tracker.
+type Options struct {
+	Seed    uint64 // equal blocks have equal names in all Trackers with the same
+	Engines int    // data-parallel ones that the replica has at least
+	Room    *Room
+	Prefix  string // what requests store is remembered for those whose session has it
+}
+
+// New returns a Tracker.
+func New(o Options) *Tracker {
+	return &Tracker{seed: o.Seed, engineCount: o.Engines, room: o.Room, prefix: o.Prefix, sequences: sequences{last: map[string]sequence{}}}
 }
 
 // Len returns how many blocks the replica holds, as far as is known. Blocks that several
@@ -103,8 +132,11 @@ func (t *Tracker) IsComplete() bool {
 			return false
 		}
 	}
-	return len(t.engines) > 0
+	return len(t.engines) >= t.engineCount
 }
+
+// SetEngines sets how many engines the replica has at least.
+func (t *Tracker) SetEngines(n int) { t.engineCount = n }
 
 // Restart records that what an engine announced before does not count any more: it has been
 // started again, or events were lost. complete says that it announces all that it holds from
@@ -115,23 +147,23 @@ func (t *Tracker) Restart(rank int, complete bool) []Change {
 	if e == nil {
 		return nil
 	}
-	op, hadBlocks := Forgotten, len(e.byHash) > 0
+	op, hadBlocks := Forgotten, e.hadBlocks || len(e.byHash) > 0
 	if complete {
 		op = Removed
 	}
 	t.removeAll(e, op, func(*block) bool { return true })
 	t.forgetSequences(rank)
 	*e = *newEngine()
-	e.complete = complete
+	e.complete, e.hadBlocks = complete, hadBlocks && !complete
 	if hadBlocks && t.blocks == 0 && t.IsComplete() {
 		t.changes = append(t.changes, Change{0, Cleared})
 	}
 	return t.changes
 }
 
-// Held returns all blocks that the replica holds as if they were stored now, predecessors before
-// their successors. The changes are valid until the next call.
-func (t *Tracker) Held() []Change {
+// HeldAsStored returns all blocks that the replica holds as if they were stored now, predecessors
+// before their successors. The changes are valid until the next call.
+func (t *Tracker) HeldAsStored() []Change {
 	t.changes = t.changes[:0]
 	for _, e := range t.engines {
 		if e == nil {
@@ -179,12 +211,10 @@ func (t *Tracker) Apply(rank int, batch *kvevents.Batch) []Change {
 		case kvevents.Removed:
 			t.remove(e, ev)
 		case kvevents.Cleared:
-			t.removeAll(e, Removed, func(b *block) bool {
-				if b.other > 0 {
-					b.gpu = 0
-				}
-				return b.other == 0
-			})
+			t.removeAll(e, Removed, func(b *block) bool { return b.other == 0 })
+			for _, at := range e.byHash {
+				e.blocks[at].gpu = 0
+			}
 			e.complete = e.complete || !e.offloads
 			if t.blocks == 0 && t.IsComplete() {
 				t.changes = append(t.changes, Change{0, Cleared})
@@ -265,8 +295,9 @@ func (t *Tracker) store(rank int, e *engine, ev *kvevents.Event) {
 		return
 	}
 	size := ev.BlockSize
-	if len(ev.Hashes) == 0 || len(ev.Tokens) != size*len(ev.Hashes) {
-		return // blocks without content were left out, so that it is not known which tokens a block has
+	if len(ev.Tokens) != size*len(ev.Hashes) || len(ev.Hashes) == 0 {
+		e.complete = false // blocks without content were left out: which tokens a block has is not known
+		return
 	}
 	at := int32(0)
 	if ev.HasParent {
@@ -297,8 +328,11 @@ func (t *Tracker) storeBlock(e *engine, hash uint64, kv index.KVBlock, parent in
 		e.blocks[at].addCopies(m, 1)
 		return at
 	}
-	if t.places >= t.maxBlocks {
-		return 0
+	if !t.room.take() {
+		t.forgetAllSequences() // which keep blocks that were removed
+		if !t.room.take() {
+			return 0
+		}
 	}
 	t.places++
 	if at = e.free; at != 0 {
@@ -390,6 +424,7 @@ func (t *Tracker) removeBlock(e *engine, hash uint64, at int32, op Op) {
 func (t *Tracker) freeUnused(e *engine, at int32) {
 	for at != 0 && e.blocks[at].successors == 0 && !e.blocks[at].isHeld() {
 		t.places--
+		t.room.free.Add(1)
 		parent := e.blocks[at].parent
 		e.blocks[at] = block{parent: e.free}
 		e.free = at
@@ -478,5 +513,11 @@ func (t *Tracker) forgetSequences(rank int) {
 		if q.rank == rank {
 			t.forgetSequence(session)
 		}
+	}
+}
+
+func (t *Tracker) forgetAllSequences() {
+	for session := range t.sequences.last {
+		t.forgetSequence(session)
 	}
 }

@@ -74,7 +74,7 @@ func TestApply(t *testing.T) {
 		{"predecessor removed before", []kvevents.Event{stored(0, 1, 10, 11), removed(kvevents.GPU, 10), stored(11, 9, 12), removed(kvevents.GPU, 11)}, 1, true},
 		{"predecessor stored again", []kvevents.Event{stored(0, 1, 10, 11), removed(kvevents.GPU, 10), stored(0, 1, 10)}, 2, true},
 		{"partial block", []kvevents.Event{stored(0, 1, 10), with(stored(10, 5, 11), func(e *kvevents.Event) { e.BlockSize, e.Tokens = 2, e.Tokens[:2] })}, 2, true},
-		{"blocks without content left out", []kvevents.Event{with(stored(0, 1, 10, 11), func(e *kvevents.Event) { e.Tokens = e.Tokens[:6] })}, 0, true},
+		{"blocks without content left out", []kvevents.Event{with(stored(0, 1, 10, 11), func(e *kvevents.Event) { e.Tokens = e.Tokens[:6] })}, 0, false},
 		{"sliding window", []kvevents.Event{
 			with(stored(0, 1, 10), group(0, kvevents.SpecSlidingWindow)), with(stored(0, 1, 20), group(1, kvevents.SpecFullAttention)),
 			removed(kvevents.GPU, 10),
@@ -90,7 +90,7 @@ func TestApply(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			tr, h := New(1, 100, ""), holding{}
+			tr, h := New(Options{Seed: 1, Engines: 1, Room: NewRoom(100), Prefix: ""}), holding{}
 			h.apply(t, tr.Restart(0, true))
 			for i := range tt.events {
 				h.apply(t, tr.Apply(0, &kvevents.Batch{Events: tt.events[i : i+1]}))
@@ -106,7 +106,7 @@ func TestApply(t *testing.T) {
 }
 
 func TestRestart(t *testing.T) {
-	tr := New(1, 100, "")
+	tr := New(Options{Seed: 1, Engines: 1, Room: NewRoom(100), Prefix: ""})
 	if tr.IsComplete() {
 		t.Error("complete before an engine has said so")
 	}
@@ -129,7 +129,7 @@ func TestRestart(t *testing.T) {
 
 func TestNames(t *testing.T) {
 	name := func(seed uint64, events ...kvevents.Event) (last index.KVBlock) {
-		for _, c := range New(seed, 100, "").Apply(0, &kvevents.Batch{Events: events}) {
+		for _, c := range New(Options{Seed: seed, Engines: 1, Room: NewRoom(100), Prefix: ""}).Apply(0, &kvevents.Batch{Events: events}) {
 			last = c.KV
 		}
 		return last
@@ -153,7 +153,7 @@ func TestNames(t *testing.T) {
 }
 
 func TestDataParallelEngines(t *testing.T) {
-	tr, h := New(1, 100, ""), holding{}
+	tr, h := New(Options{Seed: 1, Engines: 1, Room: NewRoom(100), Prefix: ""}), holding{}
 	for rank := range 2 {
 		h.apply(t, tr.Restart(rank, true))
 		e := stored(0, 1, uint64(10+rank))
@@ -176,7 +176,7 @@ func TestDataParallelEngines(t *testing.T) {
 }
 
 func TestTrackerBound(t *testing.T) {
-	tr := New(1, 3, "")
+	tr := New(Options{Seed: 1, Engines: 1, Room: NewRoom(3), Prefix: ""})
 	tr.Restart(0, true)
 	tr.Apply(0, &kvevents.Batch{Events: []kvevents.Event{stored(0, 1, 10, 11, 12, 13), stored(0, 90, 20)}})
 	if tr.Len() != 3 || tr.IsComplete() {
@@ -189,7 +189,7 @@ func TestTrackerBound(t *testing.T) {
 }
 
 func TestSequence(t *testing.T) {
-	tr := New(1, 100, "ours-")
+	tr := New(Options{Seed: 1, Engines: 1, Room: NewRoom(100), Prefix: "ours-"})
 	session := func(name string) func(*kvevents.Event) {
 		return func(e *kvevents.Event) { e.Session = name }
 	}
@@ -227,7 +227,7 @@ func TestSequence(t *testing.T) {
 func TestTrackerAgainstCount(t *testing.T) {
 	for seed := range uint64(50) {
 		rng := rand.New(rand.NewPCG(seed, 0))
-		tr, h := New(1, 1000, ""), holding{}
+		tr, h := New(Options{Seed: 1, Engines: 1, Room: NewRoom(1000), Prefix: ""}), holding{}
 		h.apply(t, tr.Restart(0, true))
 		copies := map[uint64]int{}
 		for range 400 {
@@ -265,7 +265,7 @@ func TestTrackerAgainstCount(t *testing.T) {
 }
 
 func BenchmarkApply(b *testing.B) {
-	tr := New(1, 1<<20, "ours-")
+	tr := New(Options{Seed: 1, Engines: 1, Room: NewRoom(1 << 20), Prefix: "ours-"})
 	var batch kvevents.Batch
 	n := uint64(1)
 	for b.Loop() {
@@ -283,4 +283,49 @@ func BenchmarkApply(b *testing.B) {
 		n += 4
 	}
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(n), "ns/block")
+}
+
+// Sequences that are not taken do not take the room of blocks.
+func TestUntakenSequences(t *testing.T) {
+	tr := New(Options{Seed: 1, Engines: 1, Room: NewRoom(100), Prefix: "our"})
+	tr.Restart(0, true)
+	for n := range 25 { // as a replay of what was settled before
+		var e kvevents.Event
+		e.BlockSize, e.Session = 1, fmt.Sprint("our", n)
+		for i := range 5 {
+			e.Hashes = append(e.Hashes, uint64(10*n+i+1))
+			e.Tokens = append(e.Tokens, uint32(10*n+i))
+		}
+		tr.Apply(0, &kvevents.Batch{Events: []kvevents.Event{e, {Kind: kvevents.Removed, Hashes: e.Hashes}}})
+	}
+	if tr.Len() != 0 {
+		t.Fatal(tr.Len())
+	}
+	if !tr.IsComplete() {
+		t.Errorf("no room for a block although none is held: %d of %d places are taken", tr.places, 100)
+	}
+}
+
+// An engine that is silent leaves the account incomplete.
+func TestCompleteWithAllEngines(t *testing.T) {
+	tr := New(Options{Seed: 1, Engines: 2, Room: NewRoom(100)})
+	tr.Restart(0, true)
+	if tr.IsComplete() {
+		t.Error("complete although the second engine has not said anything")
+	}
+	if tr.Restart(1, true); !tr.IsComplete() {
+		t.Error("incomplete although both engines announce all that they hold")
+	}
+}
+
+// A restart is noticed although events were lost before.
+func TestRestartAfterLostEvents(t *testing.T) {
+	tr := New(Options{Seed: 1, Engines: 1, Room: NewRoom(100), Prefix: "our"})
+	tr.Restart(0, true)
+	tr.Apply(0, &kvevents.Batch{Events: []kvevents.Event{{Kind: kvevents.Stored, Hashes: []uint64{1}, Tokens: []uint32{1}, BlockSize: 1}}})
+	tr.Restart(0, false)
+	changes := tr.Restart(0, true)
+	if len(changes) == 0 {
+		t.Error("no Cleared after a restart")
+	}
 }
