@@ -19,17 +19,18 @@ var allowedImports = map[string]string{
 	"router":   "backends",
 	"metrics":  "backends router",
 	"proxy":    "filelock backends router metrics",
-	"admin":    "backends router metrics proxy",
-	"config":   "backends router metrics proxy admin",
-	"server":   "filelock backends router metrics proxy admin config",
-	"cli":      "backends router metrics proxy admin config server sim replay loadgen",
+	"cluster":  "backends router metrics proxy",
+	"admin":    "backends router metrics proxy cluster",
+	"config":   "backends router metrics proxy cluster admin",
+	"server":   "filelock backends router metrics proxy cluster admin config",
+	"cli":      "backends router metrics proxy cluster admin config server sim replay loadgen",
 	"main":     "server cli",
 
 	"sim":     "",
 	"replay":  "backends router sim",
 	"loadgen": "replay sim",
-	"e2e":     "filelock backends router metrics proxy admin config server cli sim replay loadgen",
-	"scripts": "filelock backends router metrics proxy admin config server cli sim replay loadgen",
+	"e2e":     "filelock backends router metrics proxy cluster admin config server cli sim replay loadgen",
+	"scripts": "filelock backends router metrics proxy cluster admin config server cli sim replay loadgen",
 }
 
 // testImports lists what tests may import besides: simulated replicas, load and traces.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"warmroute/backends"
+	"warmroute/cluster"
 	"warmroute/proxy"
 	"warmroute/router"
 )
@@ -20,6 +21,7 @@ type Options struct {
 	Proxy    *proxy.Proxy
 	Reset    func(*backends.Backend) router.ResetReport // forgets what is known of a backend
 	Router   *router.Router
+	Cluster  *cluster.Cluster // nil: this proxy is the only one
 	Metrics  http.Handler
 	Version  string
 	Log      *slog.Logger

@@ -44,6 +44,24 @@ type State struct {
 	Queue     queueState      `json:"queue"`
 	Requests  requestsState   `json:"requests"`
 	Decisions []decisionState `json:"decisions"` // the latest first
+	Redis     *redisState     `json:"redis"`     // null: this proxy is the only one
+}
+
+// redisState is the connection to the other proxies.
+type redisState struct {
+	Connected    bool      `json:"connected"`
+	Since        time.Time `json:"since"` // of connected
+	Reason       string    `json:"reason,omitempty"`
+	Proxies      int       `json:"proxies"` // that are alive, this one included
+	PeerRequests int       `json:"peer_requests_in_flight"`
+}
+
+func (h *Handler) redisState() *redisState {
+	if h.Cluster == nil {
+		return nil
+	}
+	s := h.Cluster.Status()
+	return &redisState{s.Connected, s.Since.UTC(), s.Reason, s.Proxies, s.PeerRequests}
 }
 
 // recentState describes the last half minute.
@@ -249,6 +267,7 @@ func (h *Handler) computeState(now time.Time) *State {
 		Queue:     newQueueState(h.Router.CountWaiting(), requestStates(listed.Queued, f, now)),
 		Requests:  requestsState{listed.Total, requestStates(listed.Oldest, f, now)},
 		Decisions: []decisionState{},
+		Redis:     h.redisState(),
 	}
 	for _, d := range h.Proxy.Activity().Decisions() {
 		s.Decisions = append(s.Decisions, decisionState{

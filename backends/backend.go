@@ -49,6 +49,7 @@ type Backend struct {
 	Slot int
 
 	InFlight         atomic.Int64 // our sequences that have not ended
+	PeerInFlight     atomic.Int64 // those of other proxies, as far as they report them
 	NoEngineInFlight atomic.Int64 // our requests that no engine works on
 
 	Aborted atomic.Int64 // responses that its engine aborted
@@ -204,6 +205,10 @@ func (b *Backend) changeFlags(change func()) {
 		b.registry.changed.Notify()
 	}
 }
+
+// KnownInFlight returns how many sequences have not ended that this proxy or another one that
+// reports them has sent.
+func (b *Backend) KnownInFlight() int64 { return b.InFlight.Load() + b.PeerInFlight.Load() }
 
 // Idle reports whether no request of this proxy is in flight there.
 func (b *Backend) Idle() bool { return b.InFlight.Load() == 0 && b.NoEngineInFlight.Load() == 0 }

@@ -181,7 +181,7 @@ func (w *pollState) nextInterval(s PollSettings) time.Duration {
 func (w *pollState) scrape(ctx context.Context, timeout time.Duration) (*Load, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	before, sent := w.backend.InFlight.Load(), time.Now()
+	before, sent := w.backend.KnownInFlight(), time.Now()
 	res, err := w.backend.Get(ctx, "/metrics", "text/plain;version=0.0.4", "")
 	if err != nil {
 		return nil, fmt.Errorf("scrape: %w", err)
@@ -207,7 +207,7 @@ func (w *pollState) scrape(ctx context.Context, timeout time.Duration) (*Load, e
 	}
 	// The replica may have counted requests that were sent or ended meanwhile;
 	// they must not be taken for other clients'.
-	load.OwnInFlight, load.ScrapedAt = max(before, w.backend.InFlight.Load()), sent
+	load.OwnInFlight, load.ScrapedAt = max(before, w.backend.KnownInFlight()), sent
 	if load.Asleep {
 		load.AsleepSince = sent
 		if w.last != nil && w.last.Asleep {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"warmroute/backends"
+	"warmroute/cluster"
 	"warmroute/proxy"
 	"warmroute/proxy/accesslog"
 	"warmroute/proxy/apikey"
@@ -35,6 +36,7 @@ type Config struct {
 	SLO             SLO                     `mapstructure:"slo"`
 	Index           Index                   `mapstructure:"index" reload:"no"`
 	Responses       responseindex.Settings  `mapstructure:"responses"`
+	Redis           cluster.Settings        `mapstructure:"redis" reload:"no"`
 	Record          recorder.Settings       `mapstructure:"record" reload:"no"`
 	Limits          Limits                  `mapstructure:"limits"`
 	Poll            backends.PollSettings   `mapstructure:"poll"`

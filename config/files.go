@@ -70,6 +70,27 @@ func (c *Config) readFiles(errs *errorList) {
 	c.TLS.readCertificate(errs, "tls")
 	c.AdminTLS.readCertificate(errs, "admin_tls")
 	c.readBackendCAs(errs)
+	c.readRedisFiles(errs)
+}
+
+// readRedisFiles reads the password and the certificate authorities of Redis.
+func (c *Config) readRedisFiles(errs *errorList) {
+	if c.Redis.PasswordFile != "" {
+		password, err := ReadRegularFile(c.Redis.PasswordFile)
+		if c.Redis.Password = strings.TrimSpace(string(password)); err == nil && c.Redis.Password == "" {
+			err = errors.New(c.Redis.PasswordFile + " is empty; put the password into it")
+		}
+		if err != nil {
+			errs.add("redis.password_file", "%v", err)
+		}
+	}
+	if c.Redis.CAFile != "" {
+		data, err := ReadRegularFile(c.Redis.CAFile)
+		if err != nil {
+			errs.add("redis.ca_file", "%v", err)
+		}
+		c.Redis.CA = string(data)
+	}
 }
 
 // readKeysFile adds the keys of keys_file, if it is given, to those of the list.

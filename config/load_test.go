@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"warmroute/backends"
+	"warmroute/cluster"
 	"warmroute/proxy"
 	"warmroute/proxy/accesslog"
 	"warmroute/proxy/recorder"
@@ -91,6 +92,7 @@ func TestDefaults(t *testing.T) {
 		},
 		Index:           Index{BlockBytes: 256, MaxBytes: 256 << 20},
 		Responses:       responseindex.Settings{MaxEntries: 100_000, TTL: 24 * time.Hour},
+		Redis:           cluster.Settings{Mode: "single", Prefix: "warmroute:", MaxBytes: 64 << 20},
 		Record:          recorder.Settings{MaxBytes: 256 << 20, Keep: 3},
 		Limits:          Limits{proxy.Limits{InFlight: 12_000, Connections: 1 << 14, QueryBytes: 4 << 10, BodyBytes: 64 << 20, BodyBytesTotal: 1 << 30}, 64 << 10},
 		Poll:            backends.PollSettings{Interval: time.Second, FastInterval: 250 * time.Millisecond, Timeout: 800 * time.Millisecond},
@@ -184,6 +186,12 @@ func otherValues() map[string]struct {
 		"index.snapshot":               {"/tmp/index", "/tmp/index"},
 		"responses.max_entries":        {"500", 500},
 		"responses.ttl":                {"2h", 2 * time.Hour},
+		"redis.url":                    {"rediss://redis:6379", "rediss://redis:6379"},
+		"redis.mode":                   {"cluster", "cluster"},
+		"redis.password_file":          {"testdata/admin_token", "testdata/admin_token"},
+		"redis.ca_file":                {"testdata/keys", "testdata/keys"},
+		"redis.prefix":                 {"fleet-a:", "fleet-a:"},
+		"redis.max_bytes":              {"16MiB", int64(16 << 20)},
 		"record.file":                  {"/tmp/traffic", "/tmp/traffic"},
 		"record.max_bytes":             {"16MiB", int64(16 << 20)},
 		"record.keep":                  {"0", 0},

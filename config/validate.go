@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"warmroute/cluster"
 	"warmroute/router/policy"
 	"warmroute/router/responseindex"
 )
@@ -30,6 +31,7 @@ func (c *Config) validate(errs *errorList) {
 	checkRange(errs, "connections.max_per_backend", c.Connections.MaxPerBackend, 1, 1<<20)
 	checkRange(errs, "index.max_bytes", c.Index.MaxBytes, 1<<20, 1<<50)
 	checkRange(errs, "responses.max_entries", c.Responses.MaxEntries, 0, responseindex.MaxEntries)
+	c.validateRedis(errs)
 	checkRange(errs, "record.max_bytes", c.Record.MaxBytes, 1<<20, 1<<40)
 	checkRange(errs, "record.keep", c.Record.Keep, 0, 1000)
 	c.validateLimits(errs)
@@ -56,6 +58,17 @@ func (c *Config) validateListeners(errs *errorList) {
 	sameHost := listenHost == adminHost || isWildcard(listenHost) || isWildcard(adminHost)
 	if sameHost && listenPort == adminPort && adminPort != "0" {
 		errs.add("admin", "%s conflicts with listen %s; use another port for one of the two", c.Admin, c.Listen)
+	}
+}
+
+func (c *Config) validateRedis(errs *errorList) {
+	checkOneOf(errs, "redis.mode", "mode", c.Redis.Mode, cluster.Modes...)
+	checkRange(errs, "redis.max_bytes", c.Redis.MaxBytes, 1<<20, 1<<34)
+	if c.Redis.URL == "" || errs.hasAny("redis.mode", "redis.password_file", "redis.ca_file") {
+		return
+	}
+	if err := cluster.CheckSettings(c.Redis); err != nil {
+		errs.add("redis.url", "%v", err)
 	}
 }
 

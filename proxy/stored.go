@@ -39,7 +39,7 @@ type storedResponses struct {
 // newStoredResponses returns those of an index; nil: nothing is remembered.
 func newStoredResponses(index *responseindex.Index) storedResponses {
 	if index == nil {
-		index = responseindex.New(responseindex.Settings{}, time.Now)
+		index = responseindex.New(responseindex.Settings{}, time.Now, nil)
 	}
 	return storedResponses{index, make(chan struct{}, maxSearches)}
 }

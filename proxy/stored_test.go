@@ -110,7 +110,7 @@ type storedFleet struct {
 
 // serveStored starts a storedFleet. A request goes to a if it may go to either.
 func serveStored(t *testing.T, queue router.QueueSettings, keys ...apikey.Key) *storedFleet {
-	f := &storedFleet{index: responseindex.New(responseindex.Settings{MaxEntries: 100, TTL: time.Hour}, time.Now)}
+	f := &storedFleet{index: responseindex.New(responseindex.Settings{MaxEntries: 100, TTL: time.Hour}, time.Now, nil)}
 	for i, name := range []string{"a", "b"} {
 		f.replicas[i] = storing(name, &f.kept[i])
 	}
@@ -383,7 +383,7 @@ func TestStoredResponseOnDrainingReplica(t *testing.T) {
 // A replica that fails does not make another one answer: it could not.
 func TestStatefulResponseIsNotRetriedElsewhere(t *testing.T) {
 	full, other := &replica{name: "full", script: always(answered("503 Service Unavailable", `{"error":{"message":"full"}}`))}, &replica{script: always(answered("200 OK", whole))}
-	index := responseindex.New(responseindex.Settings{MaxEntries: 1, TTL: time.Hour}, time.Now)
+	index := responseindex.New(responseindex.Settings{MaxEntries: 1, TTL: time.Hour}, time.Now, nil)
 	f := serve(t, func(o *Options) { o.Responses = index }, full, other)
 	index.Add("resp_1", responseindex.Entry{Backend: backends.NormalizeURL(f.backends[0].URL)})
 	resp, answer := f.post("/v1/responses", continuing("resp_1"))

@@ -126,6 +126,8 @@ type Decision struct {
 
 // sentRequest holds what Release needs about a request.
 type sentRequest struct {
+	id              uint64         // by which peers know it; 0: there are none
+	ofPeer          bool           // a peer has sent it
 	blocks          []prompt.Block // nil once the prefill is over
 	adapter         string         // counted in the load; "": none
 	class           queue.Class
@@ -193,6 +195,7 @@ func (d *Decision) recordPrefillDone(now time.Time) {
 	d.kvRequest.recordStart(now)
 	d.health.removeStallWatch(d)
 	d.request.blocks = nil
+	d.router.reportPrefilled(d)
 	if d.isOrphaned() {
 		return
 	}
@@ -231,6 +234,7 @@ func (d *Decision) Release(o Outcome) {
 		r.interactive.RecordEnd(&d.backendState().classes, d.request.class, d.prediction.Sequences, now)
 		d.recordEnd(&o, now)
 	}
+	r.reportEnded(d, &o)
 	r.dispatchQueued(now)
 }
 

@@ -205,7 +205,7 @@ func (r *Router) claimSequencesOnFreest() {
 	d := &r.decision
 	var most *backends.Backend
 	free := func(b *backends.Backend) int64 {
-		return int64(b.Options().MaxInFlight) - b.InFlight.Load() - r.states[b.Slot].claimed.sequences
+		return int64(b.Options().MaxInFlight) - b.KnownInFlight() - r.states[b.Slot].claimed.sequences
 	}
 	for _, b := range d.req.Backends {
 		if r.isAvailable(b) && !slices.Contains(d.tried, b) && !b.LacksEndpoint(d.req.Endpoint, d.now) && (most == nil || free(b) > free(most)) {
@@ -250,7 +250,7 @@ func (r *Router) prefillRoom(slot int, now time.Time) (uncachedTokens float64) {
 	if b == nil || !r.isAvailable(b) || exceedsMaxInFlight(b, 1+s.claimed.sequences) {
 		return 0
 	}
-	if !r.isQueueEnabled() || b.InFlight.Load() == 0 {
+	if !r.isQueueEnabled() || b.KnownInFlight() == 0 {
 		return math.Inf(1)
 	}
 	if r.isWaitingForKV(slot, now) || !r.fitsKV(slot, 0, now) {
@@ -308,7 +308,7 @@ func (r *Router) blockedBy(chosen int) blocker {
 		return blockedByNothing // it will be refused
 	case s.health.breaker.isProbeDue(d.now):
 		return blockedByNothing // or it would wait for what no request tries
-	case s.backend.InFlight.Load() == 0:
+	case s.backend.KnownInFlight() == 0:
 		return blockedByNothing // nothing of ours could make room, and what others have there may last
 	}
 	ours := s.load.queuedTokens(d.now, c.PrefillRate) + s.claimed.uncached

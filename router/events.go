@@ -24,7 +24,7 @@ func (r *Router) ObserveLoad(b *backends.Backend, l *backends.Load) {
 	r.estimates.ObserveLoad(b.Slot, l, s.load.unseen, cache)
 	r.resizeIndex(b.Slot)
 	r.index.SweepAndEvict(upkeepBlocks)
-	s.health.recordScrapeProgress(l, s.load.unstarted, s.load.requests)
+	s.health.recordScrapeProgress(l, s.load.unstarted, s.load.own())
 	now := r.now()
 	s.health.breaker.closeOnProgress(&r.settings.Breaker, s.health.since, now)
 	_, external := r.externalLoad(l, now)
@@ -33,7 +33,7 @@ func (r *Router) ObserveLoad(b *backends.Backend, l *backends.Load) {
 	}
 	r.observeKV(b, l, now)
 	// Without a sign of work the replica may be stalled, which only the next scrape shows.
-	working := s.load.requests == 0 || !s.health.since.Before(l.ScrapedAt)
+	working := s.load.own() == 0 || !s.health.since.Before(l.ScrapedAt)
 	s.kv.expected = working && r.policy.definition.PollInterval == 0 &&
 		isExpectedLoad(l, r.ownKVTokens(b.Slot, now), s.load.unseen)
 	r.dispatchQueued(now)

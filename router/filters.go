@@ -138,7 +138,7 @@ func exceedsMaxInFlight(b *backends.Backend, moreSequences int64) bool {
 	if most <= 0 {
 		return false
 	}
-	n := b.InFlight.Load()
+	n := b.KnownInFlight()
 	return n > 0 && n+moreSequences > int64(most)
 }
 

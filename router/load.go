@@ -34,8 +34,8 @@ const (
 	maxAdapters       = 64 // that a backend's account keeps apart; engines have places for far fewer
 )
 
-// load is what one backend was sent and has in flight, and what of it has yet to be
-// prefilled.
+// load is what one backend was sent, by this router and its peers, and has in flight, and what
+// of it has yet to be prefilled.
 //
 // An engine prefills in the order of arrival. So a first event says that everything
 // sent before it is prefilled as well. Answers that are not streamed have no first
@@ -48,10 +48,14 @@ type load struct {
 
 	adapters map[string]int // requests in flight, by adapter
 
-	requests  int
+	requests  int     // those of peers included
+	ofPeers   int     // requests of peers
 	unstarted float64 // uncached tokens of requests without output
 	unseen    float64 // prompt tokens of requests without output
 }
+
+// own returns how many of the requests are not those of peers.
+func (l *load) own() int { return l.requests - l.ofPeers }
 
 // addRequest counts a request that is being sent.
 func (l *load) addRequest(d *Decision, now time.Time) {
@@ -60,6 +64,9 @@ func (l *load) addRequest(d *Decision, now time.Time) {
 	}
 	p := &d.prediction
 	l.requests++
+	if d.request.ofPeer {
+		l.ofPeers++
+	}
 	l.addAdapter(d)
 	l.unstarted += p.Uncached
 	l.unseen += p.PromptTokens
@@ -114,6 +121,9 @@ func (l *load) removePending(d *Decision) {
 // recordEnd records that d is in flight no more.
 func (l *load) recordEnd(d *Decision) {
 	l.requests--
+	if d.request.ofPeer {
+		l.ofPeers--
+	}
 	l.removeAdapter(d)
 	if !d.started {
 		l.unstarted -= d.prediction.Uncached
@@ -184,9 +194,9 @@ func countEngines(scrape *backends.Load) int {
 	return max(1, scrape.Engines)
 }
 
-// externalLoad returns the load on a backend that is not ours: requests, and the
-// uncached tokens of those that wait. It is what the last scrape saw beyond our own
-// requests, and fades with its age, since only a scrape says when they end.
+// externalLoad returns the load on a backend that is neither ours nor that of a peer: requests,
+// and the uncached tokens of those that wait. It is what the last scrape saw beyond the
+// requests that we know of, and fades with its age, since only a scrape says when they end.
 func (r *Router) externalLoad(l *backends.Load, now time.Time) (requests, tokens float64) {
 	if l == nil || !l.QueuesKnown {
 		return 0, 0

@@ -141,7 +141,7 @@ func (r *Router) fillCandidate(c *policy.Candidate, b *backends.Backend) {
 		Recomputed:     recomputed,
 		QueuedTokens:   s.load.queuedTokens(d.now, rate) + foreignTokens + s.claimed.uncached,
 		AdapterTokens:  s.load.adapterCost(d.req.Adapter, l),
-		InFlight:       float64(b.InFlight.Load()) + foreignRequests,
+		InFlight:       float64(b.KnownInFlight()) + foreignRequests,
 		PrefillRate:    rate,
 		Requests:       float64(s.load.requests) / weight, UnstartedTokens: s.load.unstarted / weight,
 	}
@@ -247,6 +247,7 @@ func (r *Router) reserve(chosen int) *Decision {
 	}
 	s.health.recordSent(made, onlyInFlight, d.now)
 	s.kv.recordSent(made, req, r, d.now)
+	r.reportSent(made, req)
 	return made
 }
 

@@ -54,6 +54,8 @@ type Options struct {
 	IndexMargin   float64          // the index's size over that of the caches it mirrors; 0: 1.2
 	Now           func() time.Time // the wall clock's, or a simulation's
 	Rand          *rand.Rand
+	// Reporter is told what is sent to the backends, for the peers; nil: there are none.
+	Reporter PlacementReporter
 	// Catalog returns what the fleet serves now; requests follow it when it changes.
 	// nil: they may be sent to their Backends only.
 	Catalog func() *backends.Catalog
@@ -86,6 +88,7 @@ type Router struct {
 	kept        keptTokens
 	kvEvents    kvEvents
 	reorderedAt time.Time // when the queue was reordered last
+	peers       peers
 
 	decision  decision  // that is being made
 	callbacks callbacks // due when the lock is released
@@ -126,6 +129,7 @@ func New(o Options) (*Router, error) {
 		queueStarted: make(chan struct{}, 1),
 		kept:         keptTokens{},
 		kvEvents:     newKVEvents(),
+		peers:        peers{reporter: o.Reporter},
 	}
 	if err := r.Configure(o.Settings); err != nil {
 		return nil, err

@@ -32,6 +32,9 @@ func (s *Server) Run(ctx context.Context) error {
 	reloads, watcherEnded := s.process.watcher.startWatching(background, s.process.reloads)
 	routing.Go(s.fleet.start(background))
 	routing.Go(func() { s.router.Run(background) })
+	if s.cluster != nil {
+		routing.Go(func() { s.cluster.Run(background) })
+	}
 	logs.Go(func() { s.accessLog.Run(background) }) // not handed over: two processes may write to it at once
 	if s.tracer != nil {
 		logs.Go(func() { s.tracer.Run(background) })

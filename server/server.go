@@ -17,6 +17,7 @@ import (
 
 	"warmroute/admin"
 	"warmroute/backends"
+	"warmroute/cluster"
 	"warmroute/config"
 	"warmroute/metrics"
 	"warmroute/proxy"
@@ -65,6 +66,7 @@ type Server struct {
 	fleet         *fleet
 	router        *router.Router
 	responses     *responseindex.Index
+	cluster       *cluster.Cluster // nil: this proxy is the only one
 	metrics       *metrics.Metrics
 	startupChecks *startupChecks
 	files         stateFiles
@@ -81,8 +83,10 @@ func New(o Options) (*Server, error) {
 	s := &Server{
 		log: o.Log, process: o.process, started: c, config: c,
 		instance: cmp.Or(o.process.inherited.Instance, rand.Text()),
-		keys:     apikey.New(c.APIKeys()), responses: responseindex.New(c.Responses, time.Now),
+		keys:     apikey.New(c.APIKeys()),
 	}
+	peers := newPeerReporters(c)
+	s.responses = responseindex.New(c.Responses, time.Now, peers.responses)
 	managed, registry, err := newBackends(c)
 	if err != nil {
 		return nil, err
@@ -91,6 +95,7 @@ func New(o Options) (*Server, error) {
 		Settings:      c.RouterSettings(),
 		Backends:      registry.All(),
 		Catalog:       registry.Catalog,
+		Reporter:      peers.placements,
 		BlockBytes:    c.Index.BlockBytes,
 		IndexMaxBytes: c.Index.MaxBytes,
 		Now:           time.Now,
@@ -99,6 +104,9 @@ func New(o Options) (*Server, error) {
 		return nil, err
 	}
 	s.metrics = metrics.New(registry, s.router, o.Version)
+	if err = s.openCluster(peers.outbox, registry); err != nil {
+		return nil, fmt.Errorf("redis.url: %w", err)
+	}
 	if c.Index.Snapshot != "" {
 		if s.files.snapshot, err = newSnapshotFile(c, s.router, s.responses, o.Log, !hasPredecessor); err != nil {
 			return nil, fmt.Errorf("index.snapshot: %w", err)
@@ -147,7 +155,7 @@ func New(o Options) (*Server, error) {
 	host, _, _ := net.SplitHostPort(c.Admin) // validated with the configuration
 	s.admin = admin.New(admin.Options{
 		Registry: registry, Router: s.router, Proxy: s.proxy, Reset: s.resetBackend,
-		Metrics: s.metrics.Handler(), Version: o.Version, Log: o.Log, Host: host, Token: c.AdminToken,
+		Cluster: s.cluster, Metrics: s.metrics.Handler(), Version: o.Version, Log: o.Log, Host: host, Token: c.AdminToken,
 	})
 	s.listeners, err = s.openListeners(resources.logAcceptError)
 	return s, err

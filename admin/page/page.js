@@ -22,6 +22,14 @@ function span(seconds) {
   return minutes(seconds);
 }
 
+// redisText says with how many proxies this one shares what it knows.
+function redisText(redis) {
+  if (!redis) return '';
+  const since = span((Date.now() - Date.parse(redis.since)) / 1000);
+  if (!redis.connected) return `Redis not connected for ${since}`;
+  return redis.proxies === 1 ? 'Redis: no other proxy' : `${redis.proxies} proxies`;
+}
+
 // minutes formats a duration of a minute or more.
 function minutes(seconds) {
   const n = Math.floor(seconds / 60);
@@ -464,6 +472,7 @@ function render(state) {
   setText(byId('version'), state.version);
   setText(byId('policy'), `policy ${state.policy}`);
   setText(byId('uptime'), `up ${span(state.uptime_s)}`);
+  setText(byId('redis'), redisText(state.redis));
   const answering = state.requests.oldest.filter((r) => r.phase === 'answering' && !r.stalled).length;
   const stalled = state.requests.oldest.filter((r) => r.stalled).length;
   setText(byId('in-flight'), whole.format(state.requests.all));

@@ -99,7 +99,7 @@ type Load struct {
 	StartTime float64 // process_start_time_seconds; 0 when absent
 
 	// Set by the poller:
-	OwnInFlight int64     // our sequences in flight before or after the scrape, whichever was more
+	OwnInFlight int64     // sequences in flight before or after the scrape, whichever was more: ours, and those that other proxies report
 	ScrapedAt   time.Time // when the scrape was sent
 }
 

@@ -20,6 +20,7 @@ const maxTokens = 1 << 22
 type Account struct {
 	Key
 	usage    *usage        // shared with the accounts of the key before and after a reload
+	sharing  *sharing      // of the Set
 	requests *rate.Limiter // nil: no limit
 	tokens   *rate.Limiter // nil: no limit
 }
@@ -29,6 +30,7 @@ type usage struct {
 	requests           atomic.Int64
 	prompt, completion atomic.Int64
 	refused            [len(limits)]atomic.Int64
+	unreported         charges
 }
 
 func (u *usage) snapshot(name string) metrics.KeyUsage {
@@ -64,8 +66,8 @@ type LimitError struct {
 // Error implements error.
 func (e *LimitError) Error() string { return fmt.Sprintf("limit of %d %s reached", e.Max, e.Limit) }
 
-func newAccount(k Key, previous *Account) *Account {
-	a := &Account{Key: k, usage: new(usage)}
+func newAccount(k Key, previous *Account, s *sharing) *Account {
+	a := &Account{Key: k, usage: new(usage), sharing: s}
 	if previous == nil {
 		previous = &Account{usage: a.usage}
 	}
@@ -96,13 +98,17 @@ type Lease struct {
 // does not block. If the error is nil, Release must be called once.
 func (a *Account) TryAcquire() (Lease, *LimitError) {
 	u := a.usage
-	if n := u.inFlight.Add(1); a.Concurrency > 0 && n > int64(a.Concurrency) {
+	if n := u.inFlight.Add(1); a.Concurrency > 0 && n > a.sharing.shareOf(a.Concurrency) {
 		u.inFlight.Add(-1)
 		return Lease{}, a.recordRefusal(LimitConcurrency, a.Concurrency, 0)
 	}
-	if now := time.Now(); a.requests != nil && !a.requests.AllowN(now, 1) {
-		u.inFlight.Add(-1)
-		return Lease{}, a.recordRefusal(LimitRequests, a.RequestsPerMinute, timeUntilTokens(a.requests, now, 1))
+	if now := time.Now(); a.requests != nil {
+		needed := a.sharing.multiply(1, a.requests)
+		if !a.requests.AllowN(now, needed) {
+			u.inFlight.Add(-1)
+			return Lease{}, a.recordRefusal(LimitRequests, a.RequestsPerMinute, timeUntilTokens(a.requests, now, needed))
+		}
+		a.report(1, 0)
 	}
 	u.requests.Add(1)
 	return Lease{account: a}, nil
@@ -117,11 +123,12 @@ func (l *Lease) ChargePrompt(tokens int) *LimitError {
 	a, now := l.account, time.Now()
 	tokens = min(max(tokens, 0), maxTokens)
 	// Even an empty prompt has to wait while the bucket is in debt for responses.
-	needed := max(min(tokens, a.tokens.Burst()), 1)
+	needed := a.sharing.multiply(max(tokens, 1), a.tokens)
 	if !a.tokens.AllowN(now, needed) {
 		return a.recordRefusal(LimitTokens, a.TokensPerMinute, timeUntilTokens(a.tokens, now, needed))
 	}
-	charge(a.tokens, now, tokens-needed)
+	charge(a.tokens, now, tokens*a.sharing.factor()-needed)
+	a.report(0, tokens)
 	l.charged = tokens
 	return nil
 }
@@ -135,7 +142,9 @@ func (l *Lease) Release(promptTokens, completionTokens int) {
 	}
 	promptTokens, completionTokens = min(max(promptTokens, 0), maxTokens), min(max(completionTokens, 0), maxTokens)
 	if a.tokens != nil {
-		charge(a.tokens, time.Now(), promptTokens+completionTokens-l.charged)
+		more := promptTokens + completionTokens - l.charged
+		charge(a.tokens, time.Now(), more*a.sharing.factor())
+		a.report(0, more)
 	}
 	a.usage.prompt.Add(int64(promptTokens))
 	a.usage.completion.Add(int64(completionTokens))

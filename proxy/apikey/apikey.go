@@ -48,6 +48,7 @@ func (k *Key) Expired() bool { return !k.Expires.IsZero() && !time.Now().Before(
 type Set struct {
 	replacing sync.Mutex
 	valid     atomic.Pointer[table]
+	sharing   sharing
 }
 
 // table is not modified after it is stored.
@@ -76,7 +77,7 @@ func (s *Set) Replace(list []Key) {
 	}
 	next := &table{byHash: map[Hash]*Account{}}
 	for _, k := range list {
-		a := newAccount(k, previous[k.Name])
+		a := newAccount(k, previous[k.Name], &s.sharing)
 		next.accounts = append(next.accounts, a)
 		for _, hash := range k.Hashes {
 			next.byHash[hash] = a

@@ -35,10 +35,17 @@ type Entry struct {
 	Owner   string // name of the API key that made it; empty: no keys were configured
 }
 
+// Reporter is told which responses are added and which are lost. Its methods do not block.
+type Reporter interface {
+	ReportResponse(id string, e Entry)
+	ReportForgotten(id string)
+}
+
 // Index maps the ids of responses to the backends that hold them. The entries that were
 // used least recently give way to new ones. Safe for concurrent use.
 type Index struct {
-	now func() time.Time
+	now      func() time.Time
+	reporter Reporter // nil: none
 
 	mu       sync.Mutex // guards what follows
 	settings Settings
@@ -52,9 +59,9 @@ type record struct {
 	usedAt time.Time
 }
 
-// New returns an empty index.
-func New(s Settings, now func() time.Time) *Index {
-	x := &Index{now: now, absent: newLRU[time.Time](maxAbsent)}
+// New returns an empty index. reporter may be nil.
+func New(s Settings, now func() time.Time, reporter Reporter) *Index {
+	x := &Index{now: now, reporter: reporter, absent: newLRU[time.Time](maxAbsent)}
 	x.Configure(s)
 	return x
 }
@@ -103,19 +110,29 @@ func (x *Index) Len() int {
 
 // Add remembers a response, unless its id is not valid or names one of another owner.
 func (x *Index) Add(id string, e Entry) {
+	if x.add(id, e) && x.reporter != nil {
+		x.reporter.ReportResponse(id, e)
+	}
+}
+
+// AddOfPeer is Add for a response that another proxy reports.
+func (x *Index) AddOfPeer(id string, e Entry) { x.add(id, e) }
+
+func (x *Index) add(id string, e Entry) (added bool) {
 	if !IsValidID(id) {
-		return
+		return false
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.entries == nil {
-		return
+		return false
 	}
 	x.absent.Remove(id)
 	if known := x.find(id); known != nil && known.Owner != e.Owner {
-		return
+		return false
 	}
 	x.entries.Add(id, &record{e, x.now()})
+	return true
 }
 
 // Find returns the entry of a response, which counts as a use.
@@ -173,6 +190,14 @@ func (x *Index) removeExpired() {
 
 // Remove forgets a response.
 func (x *Index) Remove(id string) {
+	x.RemoveOfPeer(id)
+	if x.reporter != nil {
+		x.reporter.ReportForgotten(id)
+	}
+}
+
+// RemoveOfPeer is Remove for a response that another proxy reports as lost.
+func (x *Index) RemoveOfPeer(id string) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.entries != nil {

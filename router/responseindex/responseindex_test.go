@@ -16,7 +16,7 @@ func (c *clock) now() time.Time { return c.Time }
 
 func newTestIndex(maxEntries int) (*Index, *clock) {
 	c := &clock{time.Unix(1000, 0)}
-	return New(Settings{MaxEntries: maxEntries, TTL: time.Hour}, c.now), c
+	return New(Settings{MaxEntries: maxEntries, TTL: time.Hour}, c.now, nil), c
 }
 
 // found returns the backend of a response, "" if it is not known.
@@ -133,7 +133,7 @@ func TestRestore(t *testing.T) {
 	}
 	found(before, "resp_0")
 	data := before.AppendTo([]byte("x"))[1:]
-	after := New(Settings{MaxEntries: 10, TTL: time.Hour}, c.now)
+	after := New(Settings{MaxEntries: 10, TTL: time.Hour}, c.now, nil)
 	if err := after.Restore(data); err != nil {
 		t.Fatal(err)
 	}
@@ -144,7 +144,7 @@ func TestRestore(t *testing.T) {
 		t.Error("the restored entries are written differently")
 	}
 	c.Time = c.Add(time.Hour - 4*time.Minute)
-	smaller := New(Settings{MaxEntries: 2, TTL: time.Hour}, c.now)
+	smaller := New(Settings{MaxEntries: 2, TTL: time.Hour}, c.now, nil)
 	if err := smaller.Restore(data); err != nil {
 		t.Fatal(err)
 	}
@@ -160,14 +160,14 @@ func FuzzRestore(f *testing.F) {
 	x.Add("resp_2", Entry{"http://10.0.0.2:8000", ""})
 	f.Add(x.AppendTo(nil))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		x := New(Settings{MaxEntries: 100, TTL: time.Hour}, c.now)
+		x := New(Settings{MaxEntries: 100, TTL: time.Hour}, c.now, nil)
 		if x.Restore(data) != nil {
 			if x.Len() != 0 {
 				t.Error("entries were added in spite of an error")
 			}
 			return
 		}
-		again := New(Settings{MaxEntries: 100, TTL: time.Hour}, c.now)
+		again := New(Settings{MaxEntries: 100, TTL: time.Hour}, c.now, nil)
 		if err := again.Restore(x.AppendTo(nil)); err != nil || again.Len() != x.Len() {
 			t.Errorf("%d entries became %d: %v", x.Len(), again.Len(), err)
 		}

@@ -25,7 +25,7 @@ import (
 //
 //	magic        16 bytes
 //	version      uint32
-//	fingerprint  uint64, see hashingFingerprint
+//	fingerprint  uint64, see HashingFingerprint
 //	parts        uint32, how many
 //	responses    uint32 length, bytes: see responseindex.Index.AppendTo; not in version 1
 //	each part    uint32 length, bytes: see part; with shorter estimates before version 3
@@ -44,10 +44,10 @@ const (
 	maxAge = 24 * time.Hour
 )
 
-// hashingFingerprint returns another number when blocks of equal prompts are other hashes:
+// HashingFingerprint returns another number when blocks of equal prompts are other hashes:
 // for another size of blocks, and when the way from a body to its canonical
 // prompt changes in what these samples hold.
-func hashingFingerprint(blockBytes int) uint64 {
+func HashingFingerprint(blockBytes int) uint64 {
 	const chat = `{"model":"m","messages":[{"role":"system","content":"Be brief.\n\u00e9\ud83d\ude00"},` +
 		`{"role":"user","content":[{"type":"text","text":"one"},{"type":"text","text":"two"},{"type":"image_url","image_url":{"url":"data:image/png;base64,AA=="}}]},` +
 		`{"role":"assistant","reasoning":"hm","content":null,"tool_calls":[{"id":"c1","type":"function","function":{"name":"f","arguments":"{\"a\": 1}"}}]},` +

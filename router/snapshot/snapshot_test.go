@@ -314,7 +314,7 @@ func TestWriteFollowsTheFleet(t *testing.T) {
 	k.Store.ObserveLoad(next, &l)
 	mustPick(t, k.Router, ask([]*backends.Backend{next}, 7, 20)).Release(router.Outcome{End: router.Completed})
 	data := k.write(t)
-	parts, err := parseAll(data, hashingFingerprint(blockBytes), k.now)
+	parts, err := parseAll(data, HashingFingerprint(blockBytes), k.now)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -382,7 +382,7 @@ func TestReadRejectsUnusableSnapshots(t *testing.T) {
 	f("empty", "truncated", nil, plain)
 	f("another format", "not a warmroute snapshot", []byte(strings.Repeat("# a readme\n", 50)), plain)
 	f("version", "version 4", edit(func(b []byte) { b[len(magic)] = 4 }), plain)
-	f("other block size", "index.block_bytes", good, func(k *kept) { k.fingerprint = hashingFingerprint(512) })
+	f("other block size", "index.block_bytes", good, func(k *kept) { k.fingerprint = HashingFingerprint(512) })
 	f("too old", "25h", good, func(k *kept) { k.now = k.now.Add(25 * time.Hour) })
 	f("too large", "index.max_bytes", good, func(k *kept) { k.options.MaxBytes = int64(len(good)) - 1 })
 	f("one part too many", "truncated", sealed(edit(func(b []byte) { b[len(magic)+12]++ })), plain)
@@ -399,7 +399,7 @@ func TestReadRejectsUnusableSnapshots(t *testing.T) {
 func TestResponsesSurviveARestart(t *testing.T) {
 	settings := responseindex.Settings{MaxEntries: 10, TTL: time.Hour}
 	before := warm(t)
-	before.options.Responses = responseindex.New(settings, func() time.Time { return before.now })
+	before.options.Responses = responseindex.New(settings, func() time.Time { return before.now }, nil)
 	want := responseindex.Entry{Backend: "http://10.0.0.1:8000", Owner: "alice"}
 	before.options.Responses.Add("resp_1", want)
 	data := before.write(t)
@@ -412,7 +412,7 @@ func TestResponsesSurviveARestart(t *testing.T) {
 		{"an index of less than the responses", "", func(k *kept) { k.options.MaxBytes = int64(len(data)) - 20 }},
 	} {
 		after := newKept(t, 2)
-		after.options.Responses = responseindex.New(settings, func() time.Time { return after.now })
+		after.options.Responses = responseindex.New(settings, func() time.Time { return after.now }, nil)
 		c.change(after)
 		if err := after.ReadPending(bytes.NewReader(data)); (err != nil) != (c.err != "") || err != nil && !strings.Contains(err.Error(), c.err) {
 			t.Errorf("%s: error %v", c.name, err)
@@ -424,7 +424,7 @@ func TestResponsesSurviveARestart(t *testing.T) {
 }
 
 func TestFingerprintDependsOnBlockBytes(t *testing.T) {
-	if hashingFingerprint(256) == hashingFingerprint(512) {
+	if HashingFingerprint(256) == HashingFingerprint(512) {
 		t.Error("fingerprints do not tell block sizes apart")
 	}
 }

@@ -49,7 +49,7 @@ func NewStore(r *router.Router, o Options) *Store {
 	return &Store{
 		router:      r,
 		options:     o,
-		fingerprint: hashingFingerprint(o.BlockBytes),
+		fingerprint: HashingFingerprint(o.BlockBytes),
 		lastLoads:   map[*backends.Backend]*backends.Load{},
 		pending:     map[*backends.Backend]*part{},
 	}

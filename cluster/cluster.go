@@ -1,0 +1,465 @@
+package cluster
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"warmroute/backends"
+	"warmroute/metrics"
+	"warmroute/proxy/apikey"
+	"warmroute/router"
+	"warmroute/router/responseindex"
+	"warmroute/router/snapshot"
+)
+
+const (
+	// minBatchInterval is the time between two messages: what happens meanwhile is one message.
+	minBatchInterval = 5 * time.Millisecond
+	// inFlightInterval is how often a proxy lists what it has in flight, by which the others notice
+	// that it lives, and correct what they have missed.
+	inFlightInterval = time.Second
+	usageInterval    = 100 * time.Millisecond
+	// peerTimeout is how long nothing must be heard of a proxy until it does not count any more.
+	peerTimeout = 5 * time.Second
+	maxPeers    = 64
+
+	minRetryDelay = 50 * time.Millisecond
+	maxRetryDelay = time.Second
+	logInterval   = time.Minute // between two lines about the same
+	leaveTimeout  = 500 * time.Millisecond
+
+	readCount = 32 // messages at once
+	// history is how much of the stream a proxy reads at its start that finds no snapshot.
+	history = time.Minute
+	// minStreamLength and maxStreamLength bound the number of messages that are kept, whatever
+	// their size is.
+	minStreamLength, maxStreamLength = 128, 1 << 17
+
+	messageField = "m"
+)
+
+// Options are what a Cluster is made of. All are required but Snapshot.
+type Options struct {
+	Settings   Settings
+	BlockBytes int // of canonical prompt in a block
+	Outbox     *Outbox
+	Router     *router.Router // reports to Outbox
+	Registry   *backends.Registry
+	Responses  *responseindex.Index // reports to Outbox
+	Keys       *apikey.Set
+	Snapshot   *snapshot.Store
+	Log        *slog.Logger
+}
+
+// Cluster exchanges what this proxy and the others know. It is safe for concurrent use.
+type Cluster struct {
+	Options
+	client      redis.UniversalClient
+	id          uint64 // of this process
+	fingerprint uint64
+	stream      string // its key
+	logs        logLimiter
+
+	number   uint64 // of the last message written; used by the writer alone
+	position string // of the last message read; used by the reader alone
+
+	mu     sync.Mutex // guards what follows
+	peers  map[uint64]*peer
+	status Status
+	lost   bool // the peers' load was dropped, since nothing can be read
+}
+
+// peer is another proxy.
+type peer struct {
+	heard  time.Time
+	number uint64 // of its last message
+}
+
+// Status is the state of a Cluster.
+type Status struct {
+	metrics.RedisStats           // Connected: the last read succeeded, and so did the last write
+	Since              time.Time // of Connected
+	Reason             string    // why it is not connected
+
+	readFailed, writeFailed string // reasons; "": the last one succeeded
+	meanBytes               float64
+}
+
+// New returns a Cluster. It does not connect.
+func New(o Options) (*Cluster, error) {
+	client, err := newClient(o.Settings)
+	if err != nil {
+		return nil, err
+	}
+	o.Keys.SetProxies(1, false)
+	return &Cluster{
+		Options: o, client: client, id: rand.Uint64(), fingerprint: snapshot.HashingFingerprint(o.BlockBytes),
+		stream: o.Settings.Prefix + "stream", logs: logLimiter{log: o.Log}, peers: map[uint64]*peer{},
+		status: Status{RedisStats: metrics.RedisStats{Proxies: 1}, Since: time.Now(), Reason: "not connected yet", readFailed: "not connected yet", meanBytes: batchBytes},
+	}, nil
+}
+
+// Run exchanges until ctx is done, and then tells the others that this proxy ends. It returns when
+// all that it started has ended.
+func (c *Cluster) Run(ctx context.Context) {
+	var running sync.WaitGroup
+	running.Go(func() { c.readStream(ctx) })
+	running.Go(func() { c.writeStream(ctx) })
+	running.Wait()
+	c.client.Close()
+}
+
+// Status returns the state.
+func (c *Cluster) Status() Status {
+	c.mu.Lock()
+	s := c.status
+	c.mu.Unlock()
+	s.WaitingBytes, s.DroppedRecords = c.Outbox.waiting()
+	s.PeerRequests = c.Router.CountPeerRequests()
+	return s
+}
+
+// recordResult records how a command ended. failed is the reason of its kind, read or write, in
+// c.status.
+func (c *Cluster) recordResult(failed *string, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	before, s := c.status.Connected, &c.status
+	*failed = ""
+	if err != nil {
+		s.Errors++
+		*failed = err.Error()
+	}
+	s.Reason = cmp.Or(s.readFailed, s.writeFailed)
+	if s.Connected = s.Reason == ""; s.Connected != before {
+		s.Since = time.Now()
+		c.Keys.SetProxies(s.Proxies, s.Connected)
+		if s.Connected {
+			c.Log.Info("redis connected")
+		}
+	}
+	if err != nil {
+		c.logs.warn("redis not usable, deciding without the other proxies", "err", err)
+	}
+}
+
+// writeStream writes what the Outbox collects.
+func (c *Cluster) writeStream(ctx context.Context) {
+	inFlight := time.NewTicker(inFlightInterval)
+	defer inFlight.Stop()
+	usage := time.NewTicker(usageInterval)
+	defer usage.Stop()
+	due := true // the list of what is in flight
+	for {
+		if due {
+			due = false
+			c.Outbox.addInFlight()
+		}
+		for e := c.Outbox.take(); e != nil; e = c.Outbox.take() {
+			if !c.writeBatch(ctx, e) || !sleep(ctx, minBatchInterval) {
+				c.leave()
+				return
+			}
+		}
+		select {
+		case <-c.Outbox.ready:
+		case <-inFlight.C:
+			due = true
+		case <-usage.C:
+			c.Outbox.addUsage(c.Keys.TakeCharges())
+		case <-ctx.Done():
+			c.leave()
+			return
+		}
+	}
+}
+
+// writeBatch writes a batch, again and again until it is written. It reports whether it was: it is
+// not when ctx is done.
+func (c *Cluster) writeBatch(ctx context.Context, e *encoder) (written bool) {
+	c.number++
+	m := e.message(c.fingerprint, c.id, c.number)
+	if len(m) > maxMessageBytes { // a prompt of an incredible length
+		return ctx.Err() == nil
+	}
+	for delay := minRetryDelay; ; delay = min(2*delay, maxRetryDelay) {
+		err := c.addMessage(ctx, m)
+		if ctx.Err() != nil {
+			return false
+		}
+		c.recordResult(&c.status.writeFailed, err)
+		if err == nil {
+			return true
+		}
+		if !sleep(ctx, delay) {
+			return false
+		}
+	}
+}
+
+// addMessage appends a message to the stream.
+func (c *Cluster) addMessage(ctx context.Context, m []byte) error {
+	c.mu.Lock()
+	length := int64(float64(c.Settings.MaxBytes) / c.status.meanBytes)
+	c.mu.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
+	defer cancel()
+	err := c.client.XAdd(ctx, &redis.XAddArgs{
+		Stream: c.stream, MaxLen: min(max(minStreamLength, length), maxStreamLength), Approx: true, Values: []any{messageField, m},
+	}).Err()
+	if err == nil {
+		c.mu.Lock()
+		c.status.WrittenMessages++
+		c.status.WrittenBytes += int64(len(m))
+		c.mu.Unlock()
+	}
+	return err
+}
+
+// leave tells the others that this proxy ends, if they can be told at once.
+func (c *Cluster) leave() {
+	ctx, cancel := context.WithTimeout(context.Background(), leaveTimeout)
+	defer cancel()
+	c.Outbox.addLeaving()
+	for e := c.Outbox.take(); e != nil; e = c.Outbox.take() {
+		c.number++
+		if c.addMessage(ctx, e.message(c.fingerprint, c.id, c.number)) != nil {
+			return
+		}
+	}
+}
+
+// readStream applies what the others write.
+func (c *Cluster) readStream(ctx context.Context) {
+	if c.position == "" {
+		c.position = strconv.FormatInt(time.Now().Add(-history).UnixMilli(), 10)
+	}
+	for delay := minRetryDelay; ctx.Err() == nil; {
+		messages, err := c.readNext(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		c.recordResult(&c.status.readFailed, err)
+		if err != nil {
+			c.dropLoadIfLost(time.Now())
+			sleep(ctx, delay)
+			delay = min(2*delay, maxRetryDelay)
+			continue
+		}
+		delay = minRetryDelay
+		for i := range messages {
+			c.position = messages[i].ID
+			c.applyEntry(&messages[i], time.Now())
+		}
+		c.removeSilentPeers(time.Now())
+	}
+}
+
+// readNext returns the next messages, none if there are none for a while.
+func (c *Cluster) readNext(ctx context.Context) ([]redis.XMessage, error) {
+	ctx, cancel := context.WithTimeout(ctx, readBlock+commandTimeout)
+	defer cancel()
+	streams, err := c.client.XRead(ctx, &redis.XReadArgs{Streams: []string{c.stream, c.position}, Count: readCount, Block: readBlock}).Result()
+	switch {
+	case errors.Is(err, redis.Nil), err == nil && len(streams) == 0:
+		return nil, nil
+	case err != nil:
+		return nil, err
+	}
+	return streams[0].Messages, nil
+}
+
+// applyEntry applies one entry of the stream.
+func (c *Cluster) applyEntry(entry *redis.XMessage, now time.Time) {
+	text, _ := entry.Values[messageField].(string)
+	data := []byte(text)
+	m, rest, err := parseHead(data)
+	c.recordRead(entry, len(data), now)
+	switch {
+	case err != nil:
+		c.ignoreMessage(err)
+		return
+	case m.sender == c.id:
+		return
+	case m.fingerprint != c.fingerprint:
+		c.ignoreMessage(errors.New("the sender has another index.block_bytes, or is another version"))
+		return
+	}
+	records, err := parseRecords(rest, c.Registry.FindAddress)
+	if err != nil {
+		c.ignoreMessage(err)
+		return
+	}
+	if c.recordHeard(m.sender, m.number, now) {
+		c.applyRecords(m.sender, records)
+	}
+}
+
+// recordRead counts an entry of the stream.
+func (c *Cluster) recordRead(entry *redis.XMessage, size int, now time.Time) {
+	const weight = 0.02
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := &c.status
+	s.ReadMessages++
+	s.ReadBytes += int64(size)
+	s.meanBytes += weight * (float64(size) + 64 - s.meanBytes)
+	if ms, err := strconv.ParseInt(entry.ID[:max(0, len(entry.ID)-2)], 10, 64); err == nil {
+		s.Delay = now.Sub(time.UnixMilli(ms)).Seconds()
+	}
+}
+
+func (c *Cluster) ignoreMessage(err error) {
+	c.mu.Lock()
+	c.status.IgnoredMessages++
+	c.mu.Unlock()
+	c.logs.warn("message of another proxy ignored", "stream", c.stream, "err", err)
+}
+
+// recordHeard records a message of a peer, and reports whether it is to be applied: it was not
+// before, and the peer is one of those that count.
+func (c *Cluster) recordHeard(sender, number uint64, now time.Time) (apply bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	p := c.peers[sender]
+	switch {
+	case p == nil && len(c.peers) >= maxPeers:
+		c.status.IgnoredMessages++
+		c.logs.warn("message of another proxy ignored", "stream", c.stream, "err", fmt.Errorf("more than %d proxies", maxPeers))
+		return false
+	case p == nil:
+		p = &peer{number: number - 1}
+		c.peers[sender] = p
+		c.updateProxies()
+	}
+	p.heard = now
+	if number <= p.number {
+		return false
+	}
+	c.status.MissedMessages += int64(min(number-p.number-1, 1<<20))
+	p.number = number
+	return true
+}
+
+// updateProxies follows a change of c.peers. c.mu is held.
+func (c *Cluster) updateProxies() {
+	c.status.Proxies = 1 + len(c.peers)
+	c.Keys.SetProxies(c.status.Proxies, c.status.Connected)
+}
+
+// applyRecords applies the records of a peer in their order.
+func (c *Cluster) applyRecords(sender uint64, records []record) {
+	var events []router.PlacementEvent
+	flush := func() {
+		c.Router.ApplyPlacements(sender, events)
+		events = nil
+	}
+	for i := range records {
+		switch r := &records[i]; r.kind {
+		case recordSent, recordPrefilled, recordEnded:
+			events = append(events, r.event)
+		case recordInFlight:
+			flush()
+			c.Router.SyncPeer(sender, r.inFlight)
+		case recordKeyUsage:
+			c.Keys.ApplyCharge(apikey.Charge{Name: r.usage.name, Requests: r.usage.requests, Tokens: r.usage.tokens})
+		case recordResponse:
+			c.Responses.AddOfPeer(r.response.id, responseindex.Entry{Backend: r.response.backend, Owner: r.response.owner})
+		case recordForgotten:
+			c.Responses.RemoveOfPeer(r.response.id)
+		case recordLeaving:
+			flush()
+			c.removePeer(sender)
+		}
+	}
+	flush()
+}
+
+// removeSilentPeers removes the peers that have not been heard of for peerTimeout.
+func (c *Cluster) removeSilentPeers(now time.Time) {
+	c.mu.Lock()
+	var silent []uint64
+	for id, p := range c.peers {
+		if c.lost {
+			p.heard = now // nothing could be heard
+		}
+		if now.Sub(p.heard) > peerTimeout {
+			silent = append(silent, id)
+		}
+	}
+	c.lost = false
+	c.mu.Unlock()
+	for _, id := range silent {
+		c.removePeer(id)
+	}
+}
+
+func (c *Cluster) removePeer(id uint64) {
+	c.mu.Lock()
+	delete(c.peers, id)
+	c.updateProxies()
+	c.mu.Unlock()
+	c.Router.RemovePeer(id)
+}
+
+// dropLoadIfLost drops what the peers have in flight when nothing could be read for peerTimeout.
+// They count on as proxies.
+func (c *Cluster) dropLoadIfLost(now time.Time) {
+	c.mu.Lock()
+	if c.lost || c.status.Connected || now.Sub(c.status.Since) < peerTimeout {
+		c.mu.Unlock()
+		return
+	}
+	c.lost = true
+	var all []uint64
+	for id := range c.peers {
+		all = append(all, id)
+	}
+	c.mu.Unlock()
+	for _, id := range all {
+		c.Router.RemovePeer(id)
+	}
+}
+
+// sleep reports whether d passed before ctx was done.
+func sleep(ctx context.Context, d time.Duration) (passed bool) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// logLimiter logs the same message once per logInterval.
+type logLimiter struct {
+	log *slog.Logger
+
+	mu   sync.Mutex
+	last map[string]time.Time // by message; these are few and constant
+}
+
+func (l *logLimiter) warn(message string, args ...any) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := time.Now()
+	if last, ok := l.last[message]; ok && now.Sub(last) < logInterval {
+		return
+	}
+	if l.last == nil {
+		l.last = map[string]time.Time{}
+	}
+	l.last[message] = now
+	l.log.Warn(message, args...)
+}

@@ -1,0 +1,176 @@
+package cluster
+
+import (
+	"net/url"
+	"reflect"
+	"testing"
+	"time"
+
+	"warmroute/backends"
+	"warmroute/router"
+	"warmroute/router/prompt"
+	"warmroute/router/queue"
+)
+
+// newBackend returns a backend that an address names.
+func newBackend(t testing.TB, address string) *backends.Backend {
+	t.Helper()
+	u, err := url.Parse(address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &backends.Backend{Name: address, URL: u}
+}
+
+// sampleEvents returns one event of each kind for a backend.
+func sampleEvents(b *backends.Backend) []router.PlacementEvent {
+	return []router.PlacementEvent{
+		{Kind: router.PlacementSent, Placement: router.Placement{
+			ID: 1 << 40, Backend: b, Model: "m", Adapter: "a", Blocks: []prompt.Block{1, 1 << 63, 3},
+			Forks: []prompt.Fork{{Bit: prompt.ToolsFirst, Without: 0.25, WithoutMost: 0.5, With: 1}},
+			Bytes: 1000, PromptTokens: 250, UncachedTokens: 50, Sequences: 3, MaxAnswer: 77, Class: queue.Batch, TextClass: prompt.TokenIDs,
+			Turn: prompt.TurnLater, PromptKey: 5, Session: 6, Retry: true, Streams: true, NonGenerative: true, IsText: true, TooLong: true,
+		}},
+		{Kind: router.PlacementPrefilled, Placement: router.Placement{ID: 7}},
+		{Kind: router.PlacementEnded, Placement: router.Placement{ID: 7}, End: router.PlacementEnd{
+			Outcome: router.Outcome{End: router.Completed, AnswerTokens: 5, PromptTokens: 6, CachedTokens: 0, CachedKnown: true, Reply: []prompt.Block{9}},
+			TTFT:    1500 * time.Microsecond, QueuedAhead: 3000,
+		}},
+	}
+}
+
+func TestMessageRoundTrip(t *testing.T) {
+	b := newBackend(t, "http://10.0.0.1:8000")
+	events := sampleEvents(b)
+	var e encoder
+	for i := range events {
+		e.addEvent(&events[i])
+	}
+	e.addKeyUsage(&keyUsage{"key", 3, -400})
+	e.addResponse(recordResponse, &storedResponse{"resp_1", "http://10.0.0.1:8000", "key"})
+	e.addResponse(recordForgotten, &storedResponse{id: "resp_2"})
+	e.start(recordLeaving)
+	data := e.message(1, 2, 3)
+	m, rest, err := parseHead(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m.fingerprint != 1 || m.sender != 2 || m.number != 3 {
+		t.Errorf("head %+v", m)
+	}
+	records, err := parseRecords(rest, func(address string) *backends.Backend {
+		if address == "http://10.0.0.1:8000" {
+			return b
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []record{
+		{kind: recordSent, event: events[0]}, {kind: recordPrefilled, event: events[1]}, {kind: recordEnded, event: events[2]},
+		{kind: recordKeyUsage, usage: keyUsage{"key", 3, -400}},
+		{kind: recordResponse, response: storedResponse{"resp_1", "http://10.0.0.1:8000", "key"}},
+		{kind: recordForgotten, response: storedResponse{id: "resp_2"}},
+		{kind: recordLeaving},
+	}
+	if !reflect.DeepEqual(records, want) {
+		t.Errorf("got  %+v\nwant %+v", records, want)
+	}
+}
+
+func TestDamagedMessages(t *testing.T) {
+	b := newBackend(t, "http://10.0.0.1:8000")
+	var e encoder
+	for _, v := range sampleEvents(b) {
+		e.addEvent(&v)
+	}
+	good := e.message(1, 2, 3)
+	find := func(string) *backends.Backend { return b }
+	parse := func(data []byte) error {
+		_, rest, err := parseHead(data)
+		if err == nil {
+			_, err = parseRecords(rest, find)
+		}
+		return err
+	}
+	if err := parse(good); err != nil {
+		t.Fatal(err)
+	}
+	for i := range good {
+		changed := append([]byte(nil), good...)
+		changed[i] ^= 1
+		if parse(changed) == nil {
+			t.Errorf("byte %d was changed, which is not noticed", i)
+		}
+		if parse(good[:i]) == nil {
+			t.Errorf("message of %d bytes is accepted", i)
+		}
+	}
+	// Behind a right checksum.
+	for i := range e.records {
+		cut := encoder{names: e.names, records: e.records[:i]}
+		_, rest, err := parseHead(cut.message(1, 2, 3))
+		if err != nil {
+			t.Fatal(err)
+		}
+		records, err := parseRecords(rest, find)
+		if err == nil && len(records) > 2 {
+			t.Errorf("%d records of %d bytes", len(records), i)
+		}
+	}
+}
+
+func FuzzRecords(f *testing.F) {
+	b := newBackend(f, "http://10.0.0.1:8000")
+	var e encoder
+	for _, v := range sampleEvents(b) {
+		e.addEvent(&v)
+	}
+	e.addKeyUsage(&keyUsage{"key", 3, -400})
+	e.addResponse(recordResponse, &storedResponse{"resp_1", "http://10.0.0.1:8000", "key"})
+	good := e.message(1, 2, 3)
+	f.Add(good[headBytes : len(good)-checksumBytes])
+	o := NewOutbox()
+	for _, v := range sampleEvents(b) {
+		o.ReportPlacement(&v)
+	}
+	o.addInFlight()
+	good = o.take().message(1, 2, 3)
+	f.Add(good[headBytes : len(good)-checksumBytes])
+	f.Fuzz(func(t *testing.T, data []byte) {
+		records, err := parseRecords(data, func(string) *backends.Backend { return b })
+		if err != nil {
+			return
+		}
+		again := encoder{}
+		for i := range records {
+			switch r := &records[i]; r.kind {
+			case recordSent, recordPrefilled, recordEnded:
+				again.addEvent(&r.event)
+			case recordKeyUsage:
+				again.addKeyUsage(&r.usage)
+			case recordResponse, recordForgotten:
+				again.addResponse(r.kind, &r.response)
+			}
+		}
+		m := again.message(1, 2, 3)
+		if len(m) > maxMessageBytes {
+			return
+		}
+		if _, rest, err := parseHead(m); err != nil {
+			t.Error(err)
+		} else if _, err := parseRecords(rest, func(string) *backends.Backend { return b }); err != nil {
+			t.Errorf("what was read cannot be read again: %v", err)
+		}
+	})
+}
+
+func FuzzHead(f *testing.F) {
+	f.Add(new(encoder).message(1, 2, 3))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		if _, rest, err := parseHead(data); err == nil && len(rest) >= len(data) {
+			t.Errorf("%d of %d bytes are left", len(rest), len(data))
+		}
+	})
+}

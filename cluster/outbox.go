@@ -1,0 +1,162 @@
+package cluster
+
+import (
+	"sync"
+
+	"warmroute/proxy/apikey"
+	"warmroute/router"
+	"warmroute/router/responseindex"
+)
+
+const (
+	// batchBytes and batchRecords are from when on a batch is complete.
+	batchBytes   = 32 << 10
+	batchRecords = maxRecords / 2
+	// maxOutboxBytes bounds what waits while Redis is slow or absent. The oldest batches are
+	// dropped.
+	maxOutboxBytes = 8 << 20
+)
+
+// Outbox collects what this proxy tells the others, in the order in which it happened. Nothing
+// waits for Redis: it takes memory only, within a bound. It is safe for concurrent use.
+type Outbox struct {
+	ready chan struct{} // capacity 1: there is something to send
+
+	mu       sync.Mutex // guards what follows
+	complete []*encoder // batches, the oldest first
+	current  *encoder
+	bytes    int // of complete
+	dropped  int64
+	inFlight map[uint64]router.Placement // sent and not ended, without their blocks, by ID
+}
+
+// NewOutbox returns an empty one. A Router reports to it, and so do a responseindex.Index and an
+// apikey.Set.
+func NewOutbox() *Outbox {
+	return &Outbox{ready: make(chan struct{}, 1), current: new(encoder), inFlight: map[uint64]router.Placement{}}
+}
+
+// ReportPlacement implements router.PlacementReporter.
+func (o *Outbox) ReportPlacement(v *router.PlacementEvent) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	switch v.Kind {
+	case router.PlacementSent:
+		p := v.Placement
+		p.Blocks, p.Forks = nil, nil
+		o.inFlight[v.ID] = p
+	case router.PlacementPrefilled:
+		if p, ok := o.inFlight[v.ID]; ok {
+			p.Prefilled = true
+			o.inFlight[v.ID] = p
+		}
+	case router.PlacementEnded:
+		delete(o.inFlight, v.ID)
+	}
+	o.current.addEvent(v)
+	o.finishRecord()
+}
+
+// ReportResponse implements responseindex.Reporter.
+func (o *Outbox) ReportResponse(id string, e responseindex.Entry) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.current.addResponse(recordResponse, &storedResponse{id, e.Backend, e.Owner})
+	o.finishRecord()
+}
+
+// ReportForgotten implements responseindex.Reporter.
+func (o *Outbox) ReportForgotten(id string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.current.addResponse(recordForgotten, &storedResponse{id: id})
+	o.finishRecord()
+}
+
+// addUsage adds what was charged to API keys.
+func (o *Outbox) addUsage(charged []apikey.Charge) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, c := range charged {
+		o.current.addKeyUsage(&keyUsage{c.Name, c.Requests, c.Tokens})
+		o.finishRecord()
+	}
+}
+
+// addInFlight adds all placements that have not ended, at their place between the events.
+func (o *Outbox) addInFlight() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	e := o.current
+	e.start(recordInFlight)
+	e.uvarint(uint64(min(len(o.inFlight), maxInFlight)))
+	n := 0
+	for _, p := range o.inFlight {
+		if n++; n > maxInFlight {
+			break
+		}
+		e.addAccount(&p)
+	}
+	o.complete, o.current, o.bytes = append(o.complete, e), new(encoder), o.bytes+e.len() // there is one in a message
+	o.dropBeyondBound()
+	o.notify()
+}
+
+// addLeaving adds that this proxy ends.
+func (o *Outbox) addLeaving() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.current.start(recordLeaving)
+	o.finishRecord()
+}
+
+// finishRecord follows each record. o.mu is held.
+func (o *Outbox) finishRecord() {
+	if e := o.current; e.len() >= batchBytes || e.events >= batchRecords {
+		o.complete, o.current, o.bytes = append(o.complete, e), new(encoder), o.bytes+e.len()
+		o.dropBeyondBound()
+	}
+	o.notify()
+}
+
+// dropBeyondBound drops the oldest batches beyond maxOutboxBytes. o.mu is held.
+func (o *Outbox) dropBeyondBound() {
+	for o.bytes > maxOutboxBytes && len(o.complete) > 1 {
+		o.bytes -= o.complete[0].len()
+		o.dropped += int64(o.complete[0].events)
+		o.complete[0] = nil
+		o.complete = o.complete[1:]
+	}
+}
+
+func (o *Outbox) notify() {
+	select {
+	case o.ready <- struct{}{}:
+	default:
+	}
+}
+
+// take removes and returns the oldest batch, complete or not; nil if there is nothing.
+func (o *Outbox) take() *encoder {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if len(o.complete) > 0 {
+		e := o.complete[0]
+		o.complete[0] = nil
+		o.complete, o.bytes = o.complete[1:], o.bytes-e.len()
+		return e
+	}
+	if o.current.empty() {
+		return nil
+	}
+	e := o.current
+	o.current = new(encoder)
+	return e
+}
+
+// waiting returns how many bytes wait, and how many records were dropped.
+func (o *Outbox) waiting() (bytes int, dropped int64) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.bytes + o.current.len(), o.dropped
+}

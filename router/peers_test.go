@@ -1,0 +1,206 @@
+package router
+
+import (
+	"math"
+	"slices"
+	"testing"
+	"time"
+
+	"warmroute/backends"
+	"warmroute/router/prompt"
+)
+
+// recordedEvents keeps what a router reports, as other proxies would have it.
+type recordedEvents struct{ events []PlacementEvent }
+
+func (r *recordedEvents) ReportPlacement(e *PlacementEvent) {
+	copied := *e
+	copied.Blocks, copied.End.Reply = slices.Clone(e.Blocks), slices.Clone(e.End.Reply)
+	r.events = append(r.events, copied)
+}
+
+// take returns the events since the last call, for another fleet of the same size.
+func (r *recordedEvents) take(to *Router) []PlacementEvent {
+	list := r.events
+	r.events = nil
+	for i := range list {
+		if b := list[i].Backend; b != nil {
+			list[i].Backend = to.states[b.Slot].backend
+		}
+	}
+	return list
+}
+
+// fleetOf is what newFleet returns beside the router.
+type fleetOf struct {
+	backends []*backends.Backend
+	clock    *clock
+}
+
+// twoPeers returns two routers in front of two fleets that stand for the same replicas.
+func twoPeers(t *testing.T, n int, change ...func(*Options)) (a, b *Router, events *recordedEvents, fleetA, fleetB fleetOf) {
+	t.Helper()
+	events = &recordedEvents{}
+	report := func(o *Options) { o.Reporter = events }
+	a, fleetA.backends, fleetA.clock = newFleet(t, n, "prefix", append(change, report)...)
+	b, fleetB.backends, fleetB.clock = newFleet(t, n, "prefix", change...)
+	return a, b, events, fleetA, fleetB
+}
+
+const peerID = 7
+
+func TestPeerPlacementIsIndexed(t *testing.T) {
+	a, b, events, fleetA, fleetB := twoPeers(t, 3)
+	d := mustPick(t, a, ask(fleetA.backends, 1, 20))
+	b.ApplyPlacements(peerID, events.take(b))
+	there := fleetB.backends[d.Backend.Slot]
+	if got := there.PeerInFlight.Load(); got != 1 {
+		t.Errorf("the peer has %d sequences in flight, want 1", got)
+	}
+	if got := b.states[there.Slot].load.queuedTokens(b.now(), 8000); got != d.prediction.Uncached {
+		t.Errorf("%v tokens are queued, want %v", got, d.prediction.Uncached)
+	}
+	d.RecordFirstEvent()
+	reply := []prompt.Block{1 << 60, 1<<60 + 1}
+	d.Release(Outcome{End: Completed, AnswerTokens: 100, Reply: reply})
+	b.ApplyPlacements(peerID, events.take(b))
+	if got := there.PeerInFlight.Load(); got != 0 {
+		t.Errorf("%d sequences are in flight after the end", got)
+	}
+	if got := b.CountPeerRequests(); got != 0 {
+		t.Errorf("%d requests of the peer are kept after their end", got)
+	}
+	next := ask(fleetB.backends, 1, 20)
+	next.Blocks = append(next.Blocks, reply...)
+	next.Bytes = len(next.Blocks) * 256
+	if d := mustPick(t, b, next); d.Backend != there || d.MatchedBlocks != 22 {
+		t.Errorf("the next turn goes to %s with %d blocks, want %s with 22", d.Backend.Name, d.MatchedBlocks, there.Name)
+	}
+}
+
+func TestPeerLoadSpreadsRequests(t *testing.T) {
+	a, b, events, fleetA, fleetB := twoPeers(t, 2)
+	d := mustPick(t, a, ask(fleetA.backends, 1, 200))
+	b.ApplyPlacements(peerID, events.take(b))
+	if other := mustPick(t, b, ask(fleetB.backends, 2, 200)); other.Backend.Slot == d.Backend.Slot {
+		t.Error("both requests were sent to the same backend")
+	}
+}
+
+func TestPeerRequestNotComputedIsRolledBack(t *testing.T) {
+	a, b, events, fleetA, fleetB := twoPeers(t, 1)
+	d := mustPick(t, a, ask(fleetA.backends, 1, 20))
+	d.Release(Outcome{End: NotProcessed, Failed: true})
+	b.ApplyPlacements(peerID, events.take(b))
+	if d := mustPick(t, b, ask(fleetB.backends, 1, 20)); d.MatchedBlocks != 0 {
+		t.Errorf("%d blocks match that were never computed", d.MatchedBlocks)
+	}
+}
+
+// TestPeerAccountsReturnToZero applies the events of many requests, some of which are lost or come
+// twice, and expects that nothing is left of them after the last SyncPeer.
+func TestPeerAccountsReturnToZero(t *testing.T) {
+	a, b, events, fleetA, fleetB := twoPeers(t, 3, withQueue)
+	ends := []Outcome{{End: Completed, AnswerTokens: 50}, {End: ClientDisconnected}, {End: Truncated}, {End: NotProcessed, Failed: true}}
+	for i := range 200 {
+		req := ask(fleetA.backends, i%20, 5+i%30)
+		req.Streams, req.Adapter = i%3 != 0, []string{"", "a", "b"}[i%3]
+		w := submit(a, req)
+		if w.d == nil {
+			w.ticket.Cancel()
+			continue
+		}
+		if i%2 == 0 {
+			w.d.RecordFirstEvent()
+		}
+		w.d.Release(ends[i%len(ends)])
+		fleetA.clock.advance(100 * time.Millisecond)
+		fleetB.clock.advance(100 * time.Millisecond)
+		list := events.take(b)
+		list = slices.DeleteFunc(list, func(e PlacementEvent) bool { return (e.ID+uint64(e.Kind))%5 == 0 })
+		b.ApplyPlacements(peerID, list)
+		b.ApplyPlacements(peerID, list)
+	}
+	b.SyncPeer(peerID, nil)
+	if n, blocks := b.peers.requests, b.peers.blocks; n != 0 || blocks != 0 {
+		t.Errorf("%d requests and %d blocks are left", n, blocks)
+	}
+	for slot := range b.states {
+		s := &b.states[slot]
+		if l := &s.load; len(l.pending) != 0 || l.tokens != 0 || l.requests != 0 || l.ofPeers != 0 || l.unstarted != 0 || len(l.adapters) != 0 {
+			t.Errorf("backend %d has the load %+v", slot, l)
+		}
+		if kv := &s.kv; kv.unindexed != 0 || kv.answering != 0 || kv.maxAnswers != 0 {
+			t.Errorf("backend %d has the KV cache %+v", slot, kv)
+		}
+		if n := s.backend.PeerInFlight.Load(); n != 0 {
+			t.Errorf("backend %d has %d sequences in flight", slot, n)
+		}
+		if n := b.index.CountPinned(slot); n != 0 {
+			t.Errorf("backend %d has %d pinned blocks", slot, n)
+		}
+	}
+}
+
+func TestSyncPeer(t *testing.T) {
+	_, b, _, _, fleetB := twoPeers(t, 2)
+	at := fleetB.backends[1]
+	b.SyncPeer(peerID, []Placement{
+		{ID: 1, Backend: at, PromptTokens: 1000, UncachedTokens: 800, Sequences: 1, Streams: true},
+		{ID: 2, Backend: at, PromptTokens: 500, UncachedTokens: 500, Sequences: 2, Streams: true, Prefilled: true},
+		{ID: 3, PromptTokens: 500, UncachedTokens: 500, Sequences: 2}, // on a backend that is not known
+	})
+	s := &b.states[1]
+	if got, tokens := at.PeerInFlight.Load(), s.load.tokens; got != 3 || tokens != 800 {
+		t.Errorf("%d sequences and %v tokens, want 3 and 800", got, tokens)
+	}
+	b.SyncPeer(peerID, []Placement{{ID: 2, Backend: at, Prefilled: true}})
+	if got, tokens := at.PeerInFlight.Load(), s.load.tokens; got != 2 || tokens != 0 {
+		t.Errorf("%d sequences and %v tokens, want 2 and 0", got, tokens)
+	}
+	b.RemovePeer(peerID)
+	if got := at.PeerInFlight.Load(); got != 0 || len(b.peers.byID) != 0 {
+		t.Errorf("%d sequences of %d peers are left", got, len(b.peers.byID))
+	}
+}
+
+func TestPeerOfRemovedBackend(t *testing.T) {
+	a, b, events, fleetA, fleetB := twoPeers(t, 2)
+	d := mustPick(t, a, ask(fleetA.backends, 1, 20))
+	b.ApplyPlacements(peerID, events.take(b))
+	removed := fleetB.backends[d.Backend.Slot]
+	b.RemoveBackend(removed)
+	d.RecordFirstEvent()
+	d.Release(Outcome{End: Completed})
+	b.ApplyPlacements(peerID, events.take(b))
+	if got := removed.PeerInFlight.Load(); got != 0 || b.peers.requests != 0 {
+		t.Errorf("%d sequences and %d requests are left", got, b.peers.requests)
+	}
+}
+
+func TestImplausiblePeerPlacements(t *testing.T) {
+	_, b, _, _, fleetB := twoPeers(t, 1)
+	for i, p := range []Placement{
+		{PromptTokens: math.Inf(1), UncachedTokens: math.Inf(1), Sequences: math.MaxInt64},
+		{PromptTokens: math.NaN(), UncachedTokens: math.NaN(), Sequences: -5},
+		{PromptTokens: -1, UncachedTokens: -1, Bytes: -1},
+	} {
+		p.ID, p.Backend = uint64(i), fleetB.backends[0]
+		b.ApplyPlacements(peerID, []PlacementEvent{{Kind: PlacementSent, Placement: p}})
+		tokens := b.states[0].load.queuedTokens(b.now(), 8000)
+		if !(tokens > 0 && tokens <= 2*maxPeerTokens) {
+			t.Errorf("%+v: %v tokens are queued", p, tokens)
+		}
+		b.SyncPeer(peerID, nil)
+	}
+}
+
+func TestPeerBounds(t *testing.T) {
+	_, b, _, _, fleetB := twoPeers(t, 1)
+	for id := range uint64(maxPeers + 10) {
+		b.SyncPeer(id, []Placement{{ID: 1, Backend: fleetB.backends[0], Sequences: 1}})
+	}
+	if got := b.CountPeerRequests(); got != maxPeers {
+		t.Errorf("%d requests are counted, want those of %d peers", got, maxPeers)
+	}
+}

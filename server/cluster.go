@@ -1,0 +1,41 @@
+package server
+
+import (
+	"warmroute/backends"
+	"warmroute/cluster"
+	"warmroute/config"
+	"warmroute/metrics"
+	"warmroute/router"
+	"warmroute/router/responseindex"
+)
+
+// peerReporters are told what other proxies have to know. They are nil where there are none.
+type peerReporters struct {
+	outbox     *cluster.Outbox
+	placements router.PlacementReporter
+	responses  responseindex.Reporter
+}
+
+func newPeerReporters(c *config.Config) peerReporters {
+	if c.Redis.URL == "" {
+		return peerReporters{}
+	}
+	outbox := cluster.NewOutbox()
+	return peerReporters{outbox, outbox, outbox}
+}
+
+// openCluster opens the connection to the other proxies, if the configuration has any.
+func (s *Server) openCluster(outbox *cluster.Outbox, registry *backends.Registry) (err error) {
+	if outbox == nil {
+		return nil
+	}
+	s.cluster, err = cluster.New(cluster.Options{
+		Settings: s.config.Redis, BlockBytes: s.config.Index.BlockBytes, Outbox: outbox, Router: s.router,
+		Registry: registry, Responses: s.responses, Keys: s.keys, Log: s.log,
+	})
+	if err != nil {
+		return err
+	}
+	s.metrics.RegisterRedis(func() metrics.RedisStats { return s.cluster.Status().RedisStats })
+	return nil
+}
