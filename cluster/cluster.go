@@ -73,6 +73,7 @@ type Cluster struct {
 	position string // of the last message read; used by the reader alone
 
 	mu     sync.Mutex // guards what follows
+	read   string     // position up to which messages were applied
 	peers  map[uint64]*peer
 	status Status
 	lost   bool // the peers' load was dropped, since nothing can be read
@@ -114,6 +115,9 @@ func (c *Cluster) Run(ctx context.Context) {
 	var running sync.WaitGroup
 	running.Go(func() { c.readStream(ctx) })
 	running.Go(func() { c.writeStream(ctx) })
+	if c.Snapshot != nil {
+		running.Go(func() { c.writeSnapshots(ctx) })
+	}
 	running.Wait()
 	c.client.Close()
 }
@@ -260,6 +264,7 @@ func (c *Cluster) readStream(ctx context.Context) {
 			c.position = messages[i].ID
 			c.applyEntry(&messages[i], time.Now())
 		}
+		c.setReadPosition(c.position)
 		c.removeSilentPeers(time.Now())
 	}
 }
@@ -276,6 +281,20 @@ func (c *Cluster) readNext(ctx context.Context) ([]redis.XMessage, error) {
 		return nil, err
 	}
 	return streams[0].Messages, nil
+}
+
+func (c *Cluster) setReadPosition(position string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.read = position
+}
+
+// readPosition returns the ID of the last message that was applied, or the time from which on
+// messages are.
+func (c *Cluster) readPosition() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.read
 }
 
 // applyEntry applies one entry of the stream.

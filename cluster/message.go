@@ -276,8 +276,8 @@ func parseRecords(rest []byte, find func(address string) *backends.Backend) (rec
 
 // decoder reads the parts of a message. After the first error it returns zeros.
 type decoder struct {
-	rest     []byte
-	damaged  bool
+	rest    []byte
+	damaged bool
 
 	hasInFlight bool // a record of that kind was read
 

@@ -19,7 +19,9 @@ type RedisStats struct {
 
 // RegisterRedis exports the state of the connection to other proxies, which read returns at each
 // scrape. It must be called at most once.
-func (m *Metrics) RegisterRedis(read func() RedisStats) { m.registry.MustRegister(redisCollector(read)) }
+func (m *Metrics) RegisterRedis(read func() RedisStats) {
+	m.registry.MustRegister(redisCollector(read))
+}
 
 // redisCollector reads the state at each scrape.
 type redisCollector func() RedisStats

@@ -29,6 +29,9 @@ func (s *Server) Run(ctx context.Context) error {
 	background, stop := context.WithCancel(context.WithoutCancel(ctx))
 	var routing, logs sync.WaitGroup
 	s.files.loadAndStartWriting(background)
+	if s.cluster != nil {
+		s.cluster.LoadSnapshot(ctx) // after that of the file, which is older
+	}
 	reloads, watcherEnded := s.process.watcher.startWatching(background, s.process.reloads)
 	routing.Go(s.fleet.start(background))
 	routing.Go(func() { s.router.Run(background) })

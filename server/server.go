@@ -27,6 +27,7 @@ import (
 	"warmroute/proxy/tracing"
 	"warmroute/router"
 	"warmroute/router/responseindex"
+	"warmroute/router/snapshot"
 )
 
 // Options are what a Server is made of. Config and Log are required.
@@ -66,6 +67,7 @@ type Server struct {
 	fleet         *fleet
 	router        *router.Router
 	responses     *responseindex.Index
+	snapshots     *snapshot.Store  // nil: none are read or written
 	cluster       *cluster.Cluster // nil: this proxy is the only one
 	metrics       *metrics.Metrics
 	startupChecks *startupChecks
@@ -104,11 +106,12 @@ func New(o Options) (*Server, error) {
 		return nil, err
 	}
 	s.metrics = metrics.New(registry, s.router, o.Version)
+	s.snapshots = newSnapshotStore(c, s.router, s.responses, o.Log)
 	if err = s.openCluster(peers.outbox, registry); err != nil {
 		return nil, fmt.Errorf("redis.url: %w", err)
 	}
 	if c.Index.Snapshot != "" {
-		if s.files.snapshot, err = newSnapshotFile(c, s.router, s.responses, o.Log, !hasPredecessor); err != nil {
+		if s.files.snapshot, err = newSnapshotFile(c.Index.Snapshot, s.snapshots, o.Log, !hasPredecessor); err != nil {
 			return nil, fmt.Errorf("index.snapshot: %w", err)
 		}
 	}
@@ -192,8 +195,8 @@ func (s *Server) newFleet(managed []*managedBackend, registry *backends.Registry
 		OnOutOfDescriptors: resources.logOutOfDescriptors,
 	}
 	observe := s.router.ObserveLoad
-	if s.files.snapshot != nil {
-		observe = s.files.snapshot.index.ObserveLoad
+	if s.snapshots != nil {
+		observe = s.snapshots.ObserveLoad
 	}
 	poller := &backends.Poller{
 		Logger: s.log,
@@ -224,8 +227,8 @@ func (s *Server) newFleet(managed []*managedBackend, registry *backends.Registry
 		onRemoved: func(b *backends.Backend) {
 			stalls.forget(b)
 			s.startupChecks.removePending(b)
-			if s.files.snapshot != nil {
-				s.files.snapshot.index.ForgetBackend(b)
+			if s.snapshots != nil {
+				s.snapshots.ForgetBackend(b)
 			}
 		},
 	}
@@ -233,8 +236,8 @@ func (s *Server) newFleet(managed []*managedBackend, registry *backends.Registry
 
 // resetBackend forgets what is assumed of a backend, and what a snapshot would restore.
 func (s *Server) resetBackend(b *backends.Backend) router.ResetReport {
-	if s.files.snapshot != nil {
-		s.files.snapshot.index.ForgetBackend(b)
+	if s.snapshots != nil {
+		s.snapshots.ForgetBackend(b)
 	}
 	return s.router.ResetBackend(b)
 }

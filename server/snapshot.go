@@ -91,13 +91,21 @@ type snapshotFile struct {
 	lock *os.File   // nil: another process may write the snapshot
 }
 
+// newSnapshotStore returns what reads and writes snapshots; nil if there are none.
+func newSnapshotStore(c *config.Config, r *router.Router, responses *responseindex.Index, log *slog.Logger) *snapshot.Store {
+	if c.Index.Snapshot == "" && c.Redis.URL == "" {
+		return nil
+	}
+	return snapshot.NewStore(r, snapshot.Options{BlockBytes: c.Index.BlockBytes, MaxBytes: c.Index.MaxBytes, Responses: responses, Now: time.Now, Log: log})
+}
+
 // newSnapshotFile returns the snapshot, with lockNow locked for this process; else a predecessor
 // still writes it, and savePeriodically locks it. It fails if the snapshot cannot be written. It
 // reads nothing of it.
-func newSnapshotFile(c *config.Config, r *router.Router, responses *responseindex.Index, log *slog.Logger, lockNow bool) (*snapshotFile, error) {
+func newSnapshotFile(path string, store *snapshot.Store, log *slog.Logger, lockNow bool) (*snapshotFile, error) {
 	s := &snapshotFile{
-		path:  c.Index.Snapshot,
-		index: snapshot.NewStore(r, snapshot.Options{BlockBytes: c.Index.BlockBytes, MaxBytes: c.Index.MaxBytes, Responses: responses, Now: time.Now, Log: log}),
+		path:  path,
+		index: store,
 		log:   log,
 	}
 	if err := snapshot.CheckReplaceable(s.path); err != nil || !lockNow {

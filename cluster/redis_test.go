@@ -1,0 +1,459 @@
+//go:build redis
+
+package cluster
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"warmroute/backends"
+	"warmroute/proxy/apikey"
+	"warmroute/router"
+	"warmroute/router/prompt"
+	"warmroute/router/responseindex"
+	"warmroute/router/snapshot"
+)
+
+// redisServer is a redis-server on a Unix socket. It keeps nothing on disk.
+type redisServer struct {
+	t      *testing.T
+	socket string
+	cmd    *exec.Cmd
+	client *redis.Client // of the test
+}
+
+func startRedis(t *testing.T, args ...string) *redisServer {
+	t.Helper()
+	s := &redisServer{t: t, socket: filepath.Join(t.TempDir(), "redis.sock")}
+	s.client = redis.NewClient(&redis.Options{Network: "unix", Addr: s.socket})
+	t.Cleanup(func() { s.client.Close() })
+	s.start(args...)
+	t.Cleanup(s.kill)
+	return s
+}
+
+func (s *redisServer) start(args ...string) {
+	s.t.Helper()
+	s.cmd = exec.Command("redis-server", append([]string{"--port", "0", "--unixsocket", s.socket, "--save", "", "--dir", filepath.Dir(s.socket)}, args...)...)
+	if err := s.cmd.Start(); err != nil {
+		s.t.Fatal(err)
+	}
+	eventually(s.t, "redis-server answers", func() bool { return s.client.Ping(s.t.Context()).Err() == nil })
+}
+
+func (s *redisServer) kill() {
+	s.cmd.Process.Kill()
+	s.cmd.Wait()
+}
+
+func (s *redisServer) signal(signal syscall.Signal) {
+	s.t.Helper()
+	if err := s.cmd.Process.Signal(signal); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+func eventually(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); !is(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("not within a minute: %s", what)
+		}
+	}
+}
+
+// lockedBuffer is a log that several goroutines write.
+type lockedBuffer struct {
+	mu sync.Mutex
+	bytes.Buffer
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.Buffer.Write(p)
+}
+
+func (b *lockedBuffer) count(text string) int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return strings.Count(b.String(), text)
+}
+
+// testProxy is what of a proxy a Cluster needs, in front of three replicas that are not asked.
+type testProxy struct {
+	*Cluster
+	t        *testing.T
+	backends []*backends.Backend
+	log      *lockedBuffer
+	stop     func() // as a proxy that ends
+}
+
+func newProxy(t *testing.T, s *redisServer, change ...func(*Options)) *testProxy {
+	t.Helper()
+	p := &testProxy{t: t, log: &lockedBuffer{}}
+	for i := range 3 {
+		b := newBackend(t, fmt.Sprintf("http://10.0.0.%d:8000", i+1))
+		b.Name = fmt.Sprintf("b%d", i)
+		p.backends = append(p.backends, b)
+	}
+	registry, err := backends.NewRegistry(p.backends)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, b := range p.backends {
+		b.SetState(backends.Ready)
+	}
+	outbox := NewOutbox()
+	r, err := router.New(router.Options{
+		Settings: router.Settings{Policy: "prefix", PollInterval: time.Second}, Backends: p.backends, BlockBytes: 256, IndexMaxBytes: 1 << 26,
+		Now: time.Now, Rand: rand.New(rand.NewPCG(1, 1)), Reporter: outbox,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := Options{
+		Settings:   Settings{URL: "unix://" + s.socket, Mode: ModeSingle, Prefix: "test:", MaxBytes: 8 << 20},
+		BlockBytes: 256, Outbox: outbox, Router: r, Registry: registry,
+		Responses: responseindex.New(responseindex.Settings{MaxEntries: 100, TTL: time.Hour}, time.Now, outbox),
+		Keys:      apikey.New([]apikey.Key{{Name: "k", RequestsPerMinute: 600, TokensPerMinute: 6000, Concurrency: 4}}),
+		Log:       slog.New(slog.NewTextHandler(p.log, nil)),
+	}
+	o.Snapshot = snapshot.NewStore(r, snapshot.Options{BlockBytes: 256, MaxBytes: 1 << 26, Responses: o.Responses, Now: time.Now, Log: o.Log})
+	for _, f := range change {
+		f(&o)
+	}
+	if p.Cluster, err = New(o); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// startProxy returns a proxy that exchanges with the others.
+func startProxy(t *testing.T, s *redisServer, change ...func(*Options)) *testProxy {
+	t.Helper()
+	p := newProxy(t, s, change...)
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { p.Run(ctx) })
+	p.stop = func() {
+		cancel()
+		running.Wait()
+	}
+	t.Cleanup(p.stop)
+	return p
+}
+
+// startTwo returns two proxies that know each other.
+func startTwo(t *testing.T, s *redisServer, change ...func(*Options)) (a, b *testProxy) {
+	t.Helper()
+	a, b = startProxy(t, s, change...), startProxy(t, s, change...)
+	awaitProxies(t, 2, a, b)
+	return a, b
+}
+
+func awaitProxies(t *testing.T, n int, proxies ...*testProxy) {
+	t.Helper()
+	for _, p := range proxies {
+		eventually(t, fmt.Sprintf("a proxy counts %d", n), func() bool { s := p.Status(); return s.Connected && s.Proxies == n })
+	}
+}
+
+// send sends a prompt that key names to a backend, and returns the reservation.
+func (p *testProxy) send(key, blocks int) *router.Decision {
+	p.t.Helper()
+	d, err := p.Router.Pick(p.t.Context(), p.request(key, blocks))
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return d
+}
+
+func (p *testProxy) request(key, n int) *router.Request {
+	blocks := make([]prompt.Block, n)
+	for i := range blocks {
+		blocks[i] = prompt.Block(uint64(key)<<32 | uint64(i) + 1)
+	}
+	return &router.Request{Backends: p.backends, Model: "m", Blocks: blocks, Bytes: 256 * n, Sequences: 1, Streams: true}
+}
+
+func complete(d *router.Decision) {
+	d.RecordFirstEvent()
+	d.Release(router.Outcome{End: router.Completed, AnswerTokens: 100})
+}
+
+// heldAnywhere returns how many blocks of a prompt the backends are thought to hold at most.
+func (p *testProxy) heldAnywhere(key, blocks int) (most int) {
+	for _, s := range p.Router.Explain(*p.request(key, blocks)).Backends {
+		most = max(most, s.MatchedBlocks)
+	}
+	return most
+}
+
+func TestPlacementsAreShared(t *testing.T) {
+	a, b := startTwo(t, startRedis(t))
+	d := a.send(1, 50)
+	eventually(t, "the request is in flight for the other", func() bool { return b.backends[d.Backend.Slot].PeerInFlight.Load() == 1 })
+	complete(d)
+	eventually(t, "it has ended for the other", func() bool { return b.backends[d.Backend.Slot].PeerInFlight.Load() == 0 })
+	if got := b.heldAnywhere(1, 50); got != 50 {
+		t.Errorf("the other knows %d blocks, want 50", got)
+	}
+	b.Responses.Add("resp_1", responseindex.Entry{Backend: "http://10.0.0.1:8000", Owner: "k"})
+	eventually(t, "the response is known to the other", func() bool { _, ok := a.Responses.Peek("resp_1"); return ok })
+	b.Responses.Remove("resp_1")
+	eventually(t, "the response is lost for the other", func() bool { _, ok := a.Responses.Peek("resp_1"); return !ok })
+}
+
+func TestProxyThatEnds(t *testing.T) {
+	a, b := startTwo(t, startRedis(t))
+	d := a.send(1, 50)
+	eventually(t, "the request is in flight for the other", func() bool { return b.Status().PeerRequests == 1 })
+	a.stop()
+	awaitProxies(t, 1, b)
+	eventually(t, "nothing is in flight", func() bool { return b.Status().PeerRequests == 0 })
+	complete(d)
+}
+
+func TestProxyThatVanishes(t *testing.T) {
+	s := startRedis(t)
+	b := startProxy(t, s)
+	vanished := newProxy(t, s)
+	defer vanished.client.Close()
+	vanished.send(1, 50)
+	for e := vanished.Outbox.take(); e != nil; e = vanished.Outbox.take() {
+		vanished.number++
+		if err := vanished.addMessage(t.Context(), e.message(vanished.fingerprint, vanished.id, vanished.number)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	awaitProxies(t, 2, b)
+	eventually(t, "its request is in flight", func() bool { return b.Status().PeerRequests == 1 })
+	awaitProxies(t, 1, b)
+	eventually(t, "nothing is in flight", func() bool { return b.Status().PeerRequests == 0 })
+}
+
+// TestRedisOutages stops Redis in several ways while requests are sent, and expects that the other
+// proxy knows of all of them afterwards.
+func TestRedisOutages(t *testing.T) {
+	for _, c := range []struct {
+		name       string
+		stop, back func(*redisServer)
+	}{
+		{"killed", func(s *redisServer) { s.kill() }, func(s *redisServer) { s.start() }},
+		{"paused", func(s *redisServer) { s.signal(syscall.SIGSTOP) }, func(s *redisServer) { s.signal(syscall.SIGCONT) }},
+		{"full", func(s *redisServer) {
+			if err := s.client.ConfigSet(s.t.Context(), "maxmemory", "1").Err(); err != nil {
+				s.t.Fatal(err)
+			}
+		}, func(s *redisServer) {
+			if err := s.client.ConfigSet(s.t.Context(), "maxmemory", "0").Err(); err != nil {
+				s.t.Fatal(err)
+			}
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			s := startRedis(t)
+			a, b := startTwo(t, s)
+			c.stop(s)
+			for key := range 100 {
+				complete(a.send(key, 20))
+			}
+			eventually(t, "the outage is noticed", func() bool { s := a.Status(); return !s.Connected && s.Reason != "" && s.Errors > 0 })
+			d := a.send(1000, 20)
+			c.back(s)
+			awaitProxies(t, 2, a, b)
+			eventually(t, "the other knows all prompts", func() bool {
+				for key := range 100 {
+					if b.heldAnywhere(key, 20) != 20 {
+						return false
+					}
+				}
+				return b.Status().PeerRequests == 1
+			})
+			complete(d)
+			eventually(t, "nothing is in flight", func() bool { return b.Status().PeerRequests == 0 })
+			if n := a.log.count("level=WARN"); n != 1 {
+				t.Errorf("%d warnings of one outage:\n%s", n, a.log.String())
+			}
+		})
+	}
+}
+
+func TestHostileStream(t *testing.T) {
+	s := startRedis(t)
+	a, b := startTwo(t, s)
+	ctx := t.Context()
+	add := func(values ...any) {
+		if err := s.client.XAdd(ctx, &redis.XAddArgs{Stream: a.stream, Values: values}).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	events := sampleEvents(b.backends[0])
+	var e encoder
+	e.addEvent(&events[0])
+	good := e.message(a.fingerprint, 99, 1)
+	add("other", "field")
+	add(messageField, "")
+	add(messageField, strings.Repeat("x", maxMessageBytes+1))
+	for i := range good {
+		changed := bytes.Clone(good)
+		changed[i] ^= 0x55
+		add(messageField, changed)
+	}
+	add(messageField, e.message(a.fingerprint+1, 98, 1)) // of another configuration
+	d := a.send(1, 50)
+	eventually(t, "a placement behind them arrives", func() bool { return b.Status().PeerRequests == 1 })
+	complete(d)
+	status := b.Status()
+	if want := int64(len(good) + 4); status.IgnoredMessages != want || status.Proxies != 2 {
+		t.Errorf("%d messages were ignored and %d proxies count, want %d and 2", status.IgnoredMessages, status.Proxies, want)
+	}
+	if n := b.log.count("message of another proxy ignored"); n != 1 {
+		t.Errorf("%d lines about them", n)
+	}
+}
+
+func TestStreamOfAnotherType(t *testing.T) {
+	s := startRedis(t)
+	if err := s.client.Set(t.Context(), "test:stream", "text", 0).Err(); err != nil {
+		t.Fatal(err)
+	}
+	a := startProxy(t, s)
+	eventually(t, "it is noticed", func() bool { return strings.Contains(a.Status().Reason, "WRONGTYPE") })
+	if err := s.client.Del(t.Context(), "test:stream").Err(); err != nil {
+		t.Fatal(err)
+	}
+	awaitProxies(t, 1, a)
+}
+
+func TestStreamIsBounded(t *testing.T) {
+	s := startRedis(t)
+	const most = 1 << 20
+	a, b := startTwo(t, s, func(o *Options) { o.Settings.MaxBytes = most })
+	for key := range 4000 {
+		complete(a.send(key, 200))
+		if key%20 == 0 {
+			eventually(t, "it is written", func() bool { return a.Status().WaitingBytes == 0 })
+		}
+	}
+	if written := a.Status().WrittenBytes; written < 4*most {
+		t.Fatalf("%d bytes were written: too few to say anything", written)
+	}
+	used, err := s.client.MemoryUsage(t.Context(), a.stream).Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if used > 3*most {
+		t.Errorf("the stream takes %d bytes, with the bound %d", used, most)
+	}
+	eventually(t, "all are known", func() bool { return b.heldAnywhere(3999, 200) == 200 })
+}
+
+func TestSnapshotOverRedis(t *testing.T) {
+	s := startRedis(t)
+	a := startProxy(t, s)
+	awaitProxies(t, 1, a)
+	load := func() *backends.Load {
+		return &backends.Load{StartTime: 1000, TokensKnown: true, PromptTokens: 10, GenerationTokens: 10, CacheTokens: 400_000, ScrapedAt: time.Now()}
+	}
+	for _, b := range a.backends {
+		a.Snapshot.ObserveLoad(b, load())
+	}
+	for key := range 150 {
+		complete(a.send(key, 100))
+	}
+	eventually(t, "it is written", func() bool { return a.Status().WaitingBytes == 0 && a.readPosition() != "" })
+	if err := a.writeSnapshot(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.client.Del(t.Context(), a.stream).Err(); err != nil {
+		t.Fatal(err)
+	}
+	b := newProxy(t, s)
+	defer b.client.Close()
+	b.LoadSnapshot(t.Context())
+	for _, at := range b.backends {
+		b.Snapshot.ObserveLoad(at, load())
+	}
+	for key := range 150 {
+		if got := b.heldAnywhere(key, 100); got != 100 {
+			t.Fatalf("prompt %d: %d blocks are known, want 100; the log:\n%s", key, got, b.log.String())
+		}
+	}
+	// Another one in the same interval is not written.
+	before, err := b.readHead(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := a.writeSnapshot(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if after, err := b.readHead(t.Context()); err != nil || *after != *before {
+		t.Errorf("the head is %+v, want %+v (%v)", after, before, err)
+	}
+}
+
+func TestDamagedSnapshot(t *testing.T) {
+	s := startRedis(t)
+	for _, head := range []string{"", "{", "[]", `{"generation":"A","bytes":-1,"position":"1-1"}`, `{"generation":"A","bytes":1000000000000,"position":"1-1"}`,
+		`{"generation":"*","bytes":1,"position":"1-1"}`, `{"generation":"A","bytes":1,"position":"$"}`, `{"generation":"A","bytes":1,"position":"1-1"}`} {
+		if err := s.client.Set(t.Context(), "test:snapshot", head, 0).Err(); err != nil {
+			t.Fatal(err)
+		}
+		p := newProxy(t, s)
+		p.LoadSnapshot(t.Context())
+		p.client.Close()
+		if p.position != "" {
+			t.Errorf("head %q: reads from %q", head, p.position)
+		}
+	}
+}
+
+func TestKeysAreShared(t *testing.T) {
+	a, b := startTwo(t, startRedis(t))
+	acquire := func(p *testProxy) (leases []apikey.Lease, err *apikey.LimitError) {
+		for {
+			lease, err := p.Keys.FindName("k").TryAcquire()
+			if err != nil {
+				return leases, err
+			}
+			leases = append(leases, lease)
+		}
+	}
+	leases, err := acquire(a)
+	if len(leases) != 2 || err.Limit != apikey.LimitConcurrency {
+		t.Errorf("%d requests at once until %v, want half of 4", len(leases), err)
+	}
+	for i := range leases {
+		leases[i].Release(1000, 500)
+	}
+	eventually(t, "the other has charged the tokens", func() bool {
+		_, tokens := b.Keys.FindName("k").Rates()
+		return tokens.Remaining <= 6000-3000+100
+	})
+	for range 500 {
+		lease, err := a.Keys.FindName("k").TryAcquire()
+		if err != nil {
+			t.Fatal(err)
+		}
+		lease.Release(0, 0)
+	}
+	eventually(t, "the other has charged the requests", func() bool {
+		requests, _ := b.Keys.FindName("k").Rates()
+		return requests.Remaining < 600-450
+	})
+}

@@ -1,0 +1,212 @@
+package cluster
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"regexp"
+	"strconv"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/zeebo/xxh3"
+)
+
+const (
+	// snapshotInterval is how often one of the proxies writes a snapshot.
+	snapshotInterval = time.Minute
+	// snapshotLifetime is how long Redis keeps one.
+	snapshotLifetime = 10 * time.Minute
+	// pieceBytes is the size of a value, and pieceInterval the time between two that are written:
+	// other users of Redis wait for each.
+	pieceBytes    = 256 << 10
+	pieceInterval = 50 * time.Millisecond
+	maxPieces     = 1 << 10
+	maxHeadBytes  = 1 << 10
+	// loadTimeout bounds how long the start of a proxy waits for a snapshot.
+	loadTimeout = 1500 * time.Millisecond
+)
+
+// snapshotHead names the pieces of a snapshot, each of which is a value of its own.
+type snapshotHead struct {
+	Generation string `json:"generation"`
+	Bytes      int    `json:"bytes"`
+	Checksum   uint64 `json:"checksum"` // xxh3
+	Position   string `json:"position"` // of the stream; what is later there is not in the snapshot
+}
+
+var (
+	validGeneration = regexp.MustCompile(`^[A-Z0-9]{1,64}$`)
+	validPosition   = regexp.MustCompile(`^[0-9]{1,19}-[0-9]{1,19}$`)
+)
+
+func (h *snapshotHead) pieces() int { return (h.Bytes + pieceBytes - 1) / pieceBytes }
+
+func (c *Cluster) headKey() string { return c.Settings.Prefix + "snapshot" }
+
+func (c *Cluster) pieceKey(h *snapshotHead, i int) string {
+	return c.Settings.Prefix + "snapshot:" + h.Generation + ":" + strconv.Itoa(i)
+}
+
+// LoadSnapshot reads the snapshot that another proxy has written, if there is one, for the first
+// scrapes of the backends. It takes up to loadTimeout. Call it before Run and before the first
+// scrape.
+func (c *Cluster) LoadSnapshot(ctx context.Context) {
+	if c.Snapshot == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, loadTimeout)
+	defer cancel()
+	head, data, err := c.readSnapshot(ctx)
+	if err == nil && head != nil {
+		err = c.Snapshot.ReadPending(bytes.NewReader(data))
+	}
+	switch {
+	case err != nil:
+		c.Log.Warn("no snapshot loaded from redis", "err", err)
+	case head != nil:
+		c.position = head.Position
+		c.Log.Info("snapshot loaded from redis", "bytes", len(data))
+	}
+}
+
+// readSnapshot returns the latest snapshot; nil if there is none. What it reads is bounded, whatever
+// the values are.
+func (c *Cluster) readSnapshot(ctx context.Context) (*snapshotHead, []byte, error) {
+	h, err := c.readHead(ctx)
+	if h == nil {
+		return nil, nil, err
+	}
+	results := make([]*redis.StringCmd, h.pieces())
+	if _, err := c.client.Pipelined(ctx, func(p redis.Pipeliner) error {
+		for i := range results {
+			results[i] = p.GetRange(ctx, c.pieceKey(h, i), 0, pieceBytes-1)
+		}
+		return nil
+	}); err != nil {
+		return nil, nil, err
+	}
+	data := make([]byte, 0, h.Bytes)
+	for _, r := range results {
+		data = append(data, r.Val()...)
+	}
+	if len(data) != h.Bytes || xxh3.Hash(data) != h.Checksum {
+		return nil, nil, errors.New("snapshot is damaged, or was replaced while it was read")
+	}
+	return h, data, nil
+}
+
+// readHead returns the head of the latest snapshot; nil if there is none.
+func (c *Cluster) readHead(ctx context.Context) (*snapshotHead, error) {
+	text, err := c.client.GetRange(ctx, c.headKey(), 0, maxHeadBytes-1).Bytes()
+	if err != nil || len(text) == 0 {
+		return nil, err
+	}
+	h, err := parseHeadOfSnapshot(text)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", c.headKey(), err)
+	}
+	return h, nil
+}
+
+func parseHeadOfSnapshot(text []byte) (*snapshotHead, error) {
+	var h snapshotHead
+	if err := json.Unmarshal(text, &h); err != nil {
+		return nil, err
+	}
+	if h.Bytes < 0 || h.Bytes > maxPieces*pieceBytes || !validGeneration.MatchString(h.Generation) || !validPosition.MatchString(h.Position) {
+		return nil, errors.New("invalid head of a snapshot")
+	}
+	return &h, nil
+}
+
+// readHeadOrNil is readHead for a head that may be invalid.
+func (c *Cluster) readHeadOrNil(ctx context.Context) *snapshotHead {
+	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
+	defer cancel()
+	h, err := c.readHead(ctx)
+	if err != nil {
+		return nil
+	}
+	return h
+}
+
+// deletePieces deletes the values of a snapshot that was replaced. A proxy that reads it at the time
+// starts without one.
+func (c *Cluster) deletePieces(ctx context.Context, h *snapshotHead) error {
+	if h == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
+	defer cancel()
+	_, err := c.client.Pipelined(ctx, func(p redis.Pipeliner) error {
+		for i := range h.pieces() {
+			p.Unlink(ctx, c.pieceKey(h, i))
+		}
+		return nil
+	})
+	return err
+}
+
+// writeSnapshots writes a snapshot every snapshotInterval, unless another proxy does, until ctx is
+// done.
+func (c *Cluster) writeSnapshots(ctx context.Context) {
+	for sleep(ctx, snapshotInterval) {
+		if err := c.writeSnapshot(ctx); err != nil && ctx.Err() == nil {
+			c.logs.warn("failed to write snapshot to redis", "err", err)
+		}
+	}
+}
+
+// writeSnapshot writes a snapshot, unless another proxy has written one in this interval.
+func (c *Cluster) writeSnapshot(ctx context.Context) error {
+	short := func() (context.Context, context.CancelFunc) { return context.WithTimeout(ctx, commandTimeout) }
+	lockCtx, cancel := short()
+	err := c.client.SetArgs(lockCtx, c.Settings.Prefix+"snapshot-lock", strconv.FormatUint(c.id, 16), redis.SetArgs{
+		Mode: "NX", TTL: snapshotInterval * 9 / 10,
+	}).Err()
+	cancel()
+	if errors.Is(err, redis.Nil) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	h := snapshotHead{Generation: rand.Text(), Position: c.readPosition()}
+	if !validPosition.MatchString(h.Position) {
+		return nil // nothing was read yet
+	}
+	var data bytes.Buffer
+	if err := c.Snapshot.Write(&data); err != nil {
+		return err
+	}
+	h.Bytes, h.Checksum = data.Len(), xxh3.Hash(data.Bytes())
+	if h.pieces() > maxPieces {
+		return fmt.Errorf("snapshot has %d bytes, more than %d: lower index.max_bytes", h.Bytes, maxPieces*pieceBytes)
+	}
+	set := func(key string, value []byte) error {
+		ctx, cancel := short()
+		defer cancel()
+		return c.client.Set(ctx, key, value, snapshotLifetime).Err()
+	}
+	for i := 0; data.Len() > 0; i++ {
+		if err := set(c.pieceKey(&h, i), data.Next(pieceBytes)); err != nil {
+			return err
+		}
+		if !sleep(ctx, pieceInterval) {
+			return ctx.Err()
+		}
+	}
+	head, err := json.Marshal(&h)
+	if err != nil {
+		return err
+	}
+	previous := c.readHeadOrNil(ctx)
+	if err := set(c.headKey(), head); err != nil {
+		return err
+	}
+	return c.deletePieces(ctx, previous)
+}
