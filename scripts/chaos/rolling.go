@@ -24,10 +24,29 @@ const (
 
 // restartProxiesInTurn restarts two proxies behind a load balancer in turn, twice, under
 // its own load. The balancer has no health checks.
-func restartProxiesInTurn(ctx context.Context, r *rig) (err error) {
-	var proxies []*testbed.Proxy
+func restartProxiesInTurn(ctx context.Context, r *rig) error {
+	return r.runTwoProxies(ctx, "timeouts: {drain: 1s}", func(two *twoProxies) error {
+		for range 2 {
+			if err := two.restartInTurn(ctx); err != nil {
+				return err
+			}
+		}
+		return two.awaitAnswers(ctx)
+	})
+}
+
+// twoProxies are proxies behind a load balancer, under load.
+type twoProxies struct {
+	proxies  []*testbed.Proxy
+	answered atomic.Int64
+}
+
+// runTwoProxies calls act while two proxies with these settings serve the rig's replicas, behind
+// a load balancer that gets its own load.
+func (r *rig) runTwoProxies(ctx context.Context, settings string, act func(*twoProxies) error) (err error) {
+	two := &twoProxies{}
 	for i := range 2 {
-		p, err := r.newProxy(fmt.Sprint("rolling-", i), "timeouts: {drain: 1s}")
+		p, err := r.newProxy(fmt.Sprint("rolling-", i), settings)
 		if err != nil {
 			return err
 		}
@@ -38,15 +57,14 @@ func restartProxiesInTurn(ctx context.Context, r *rig) (err error) {
 			return err
 		}
 		defer func() { err = errors.Join(err, p.Terminate(rollingTimeout)) }()
-		proxies = append(proxies, p)
+		two.proxies = append(two.proxies, p)
 	}
-	balancer, stopBalancer, err := startBalancer(ctx, r.dir, proxies)
+	balancer, stopBalancer, err := startBalancer(ctx, r.dir, two.proxies)
 	if err != nil {
 		return err
 	}
 	defer stopBalancer()
 
-	var answered atomic.Int64
 	load := &clients{url: balancer, model: r.load.model, number: rollingClients, prompts: r.load.prompts}
 	stop, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -54,39 +72,44 @@ func restartProxiesInTurn(ctx context.Context, r *rig) (err error) {
 		load.sendUntil(ctx, stop, func(q *prompt, streams bool, response loadgen.Response) {
 			r.verdict.checkAndCount(q, streams, response)
 			if response.Err == "" {
-				answered.Add(1)
+				two.answered.Add(1)
 			}
 		})
 	}()
 	defer func() { close(stop); <-stopped }()
-	more := func() error {
-		want := answered.Load() + rollingAnswers
-		return waitUntil(ctx, waitTimeout, "answers through the balancer", func() (bool, error) { return answered.Load() >= want, nil })
-	}
-	if err := more(); err != nil {
+	if err := two.awaitAnswers(ctx); err != nil {
 		return err
 	}
-	for range 2 {
-		for _, p := range proxies {
-			if err := p.Terminate(rollingTimeout); err != nil {
-				return err
-			}
-			if err := more(); err != nil {
-				return err
-			}
-			if err := p.StartAndAwait(ctx); err != nil {
-				return err
-			}
-			err := waitUntil(ctx, waitTimeout, "traffic for a proxy that was restarted", func() (bool, error) {
-				m, err := p.Scrape(ctx)
-				return m.Sum("warmroute_requests_total") > 0, err
-			})
-			if err != nil {
-				return err
-			}
+	return act(two)
+}
+
+// awaitAnswers waits until rollingAnswers more requests were answered through the balancer.
+func (two *twoProxies) awaitAnswers(ctx context.Context) error {
+	want := two.answered.Load() + rollingAnswers
+	return waitUntil(ctx, waitTimeout, "answers through the balancer", func() (bool, error) { return two.answered.Load() >= want, nil })
+}
+
+// restartInTurn ends each proxy (SIGTERM), waits for answers of the other and starts it again.
+func (two *twoProxies) restartInTurn(ctx context.Context) error {
+	for _, p := range two.proxies {
+		if err := p.Terminate(rollingTimeout); err != nil {
+			return err
+		}
+		if err := two.awaitAnswers(ctx); err != nil {
+			return err
+		}
+		if err := p.StartAndAwait(ctx); err != nil {
+			return err
+		}
+		err := waitUntil(ctx, waitTimeout, "traffic for a proxy that was restarted", func() (bool, error) {
+			m, err := p.Scrape(ctx)
+			return m.Sum("warmroute_requests_total") > 0, err
+		})
+		if err != nil {
+			return err
 		}
 	}
-	return more()
+	return nil
 }
 
 // startBalancer starts nginx in front of the proxies.
