@@ -169,7 +169,9 @@ func (c *Cluster) writeStream(ctx context.Context) {
 			c.Outbox.addInFlight()
 		}
 		for e := c.Outbox.take(); e != nil; e = c.Outbox.take() {
-			if !c.writeBatch(ctx, e) || !sleep(ctx, minBatchInterval) {
+			written := c.writeBatch(ctx, e)
+			c.Outbox.recycle(e)
+			if !written || !sleep(ctx, minBatchInterval) {
 				c.leave()
 				return
 			}

@@ -93,6 +93,12 @@ type encoder struct {
 
 func (e *encoder) empty() bool { return e.events == 0 }
 
+// reset empties the encoder, which keeps its memory.
+func (e *encoder) reset() {
+	clear(e.names)
+	*e = encoder{names: e.names[:0], records: e.records[:0]}
+}
+
 func (e *encoder) len() int { return e.size + len(e.records) }
 
 // name returns the number of a name. There are few in one message.
@@ -127,16 +133,21 @@ func (e *encoder) share(x float64) {
 func (e *encoder) blocks(list []prompt.Block) {
 	list = list[:min(len(list), maxBlocks)]
 	e.uvarint(uint64(len(list)))
+	at := len(e.records)
+	e.records = slices.Grow(e.records, 8*len(list))[:at+8*len(list)]
 	for _, b := range list {
-		e.records = binary.LittleEndian.AppendUint64(e.records, uint64(b))
+		binary.LittleEndian.PutUint64(e.records[at:], uint64(b))
+		at += 8
 	}
 }
 
-func (e *encoder) addEvent(v *router.PlacementEvent) {
+// addEvent adds an event. address is that of its backend, of PlacementSent.
+func (e *encoder) addEvent(v *router.PlacementEvent, address string) {
 	switch v.Kind {
 	case router.PlacementSent:
 		e.start(recordSent)
-		e.addAccount(&v.Placement)
+		a := accountOf(&v.Placement, address)
+		e.addAccount(v.ID, &a)
 		e.addPrompt(&v.Placement)
 	case router.PlacementPrefilled:
 		e.start(recordPrefilled)
@@ -148,21 +159,36 @@ func (e *encoder) addEvent(v *router.PlacementEvent) {
 	}
 }
 
-// addAccount adds what counts of a placement in flight.
-func (e *encoder) addAccount(p *router.Placement) {
-	e.uvarint(p.ID)
-	e.uvarint(e.name(backends.NormalizeURL(p.Backend.URL)))
-	flags := uint64(0)
+// account is what counts of a placement in flight.
+type account struct {
+	address                      string // of the backend
+	flags                        uint8
+	class                        queue.Class
+	sequences                    int64
+	promptTokens, uncachedTokens float64
+}
+
+// flagPrefilled is the flag of Placement.Prefilled, the last of the flags.
+const flagPrefilled = 1 << 5
+
+func accountOf(p *router.Placement, address string) account {
+	a := account{address: address, class: p.Class, sequences: p.Sequences, promptTokens: p.PromptTokens, uncachedTokens: p.UncachedTokens}
 	for i, set := range [...]bool{p.Retry, p.Streams, p.NonGenerative, p.IsText, p.TooLong, p.Prefilled} {
 		if set {
-			flags |= 1 << i
+			a.flags |= 1 << i
 		}
 	}
-	e.uvarint(flags)
-	e.uvarint(uint64(p.Class))
-	e.uvarint(uint64(p.Sequences))
-	e.count(p.PromptTokens)
-	e.count(p.UncachedTokens)
+	return a
+}
+
+func (e *encoder) addAccount(id uint64, a *account) {
+	e.uvarint(id)
+	e.uvarint(e.name(a.address))
+	e.uvarint(uint64(a.flags))
+	e.uvarint(uint64(a.class))
+	e.uvarint(uint64(a.sequences))
+	e.count(a.promptTokens)
+	e.count(a.uncachedTokens)
 }
 
 // addPrompt adds the rest of a placement.

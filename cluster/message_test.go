@@ -44,7 +44,7 @@ func TestMessageRoundTrip(t *testing.T) {
 	events := sampleEvents(b)
 	var e encoder
 	for i := range events {
-		e.addEvent(&events[i])
+		e.addEvent(&events[i], "http://10.0.0.1:8000")
 	}
 	e.addKeyUsage(&keyUsage{"key", 3, -400})
 	e.addResponse(recordResponse, &storedResponse{"resp_1", "http://10.0.0.1:8000", "key"})
@@ -83,7 +83,7 @@ func TestDamagedMessages(t *testing.T) {
 	b := newBackend(t, "http://10.0.0.1:8000")
 	var e encoder
 	for _, v := range sampleEvents(b) {
-		e.addEvent(&v)
+		e.addEvent(&v, "http://10.0.0.1:8000")
 	}
 	good := e.message(1, 2, 3)
 	find := func(string) *backends.Backend { return b }
@@ -125,7 +125,7 @@ func FuzzRecords(f *testing.F) {
 	b := newBackend(f, "http://10.0.0.1:8000")
 	var e encoder
 	for _, v := range sampleEvents(b) {
-		e.addEvent(&v)
+		e.addEvent(&v, "http://10.0.0.1:8000")
 	}
 	e.addKeyUsage(&keyUsage{"key", 3, -400})
 	e.addResponse(recordResponse, &storedResponse{"resp_1", "http://10.0.0.1:8000", "key"})
@@ -147,7 +147,7 @@ func FuzzRecords(f *testing.F) {
 		for i := range records {
 			switch r := &records[i]; r.kind {
 			case recordSent, recordPrefilled, recordEnded:
-				again.addEvent(&r.event)
+				again.addEvent(&r.event, "http://10.0.0.1:8000")
 			case recordKeyUsage:
 				again.addKeyUsage(&r.usage)
 			case recordResponse, recordForgotten:

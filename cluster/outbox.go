@@ -3,6 +3,7 @@ package cluster
 import (
 	"sync"
 
+	"warmroute/backends"
 	"warmroute/proxy/apikey"
 	"warmroute/router"
 	"warmroute/router/responseindex"
@@ -15,6 +16,8 @@ const (
 	// maxOutboxBytes bounds what waits while Redis is slow or absent. The oldest batches are
 	// dropped.
 	maxOutboxBytes = 8 << 20
+	maxAddresses   = 1 << 12
+	maxFree        = 4 // encoders that keep their memory for the next batch
 )
 
 // Outbox collects what this proxy tells the others, in the order in which it happened. Nothing
@@ -22,39 +25,54 @@ const (
 type Outbox struct {
 	ready chan struct{} // capacity 1: there is something to send
 
-	mu       sync.Mutex // guards what follows
-	complete []*encoder // batches, the oldest first
-	current  *encoder
-	bytes    int // of complete
-	dropped  int64
-	inFlight map[uint64]router.Placement // sent and not ended, without their blocks, by ID
+	mu        sync.Mutex // guards what follows
+	complete  []*encoder // batches, the oldest first
+	current   *encoder
+	bytes     int // of complete
+	dropped   int64
+	inFlight  map[uint64]account           // sent and not ended, by ID
+	addresses map[*backends.Backend]string // of the backends, as messages name them
+	free      []*encoder
 }
 
 // NewOutbox returns an empty one. A Router reports to it, and so do a responseindex.Index and an
 // apikey.Set.
 func NewOutbox() *Outbox {
-	return &Outbox{ready: make(chan struct{}, 1), current: new(encoder), inFlight: map[uint64]router.Placement{}}
+	return &Outbox{ready: make(chan struct{}, 1), current: new(encoder), inFlight: map[uint64]account{}, addresses: map[*backends.Backend]string{}}
 }
 
 // ReportPlacement implements router.PlacementReporter.
 func (o *Outbox) ReportPlacement(v *router.PlacementEvent) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	address := ""
 	switch v.Kind {
 	case router.PlacementSent:
-		p := v.Placement
-		p.Blocks, p.Forks = nil, nil
-		o.inFlight[v.ID] = p
+		address = o.addressOf(v.Backend)
+		o.inFlight[v.ID] = accountOf(&v.Placement, address)
 	case router.PlacementPrefilled:
-		if p, ok := o.inFlight[v.ID]; ok {
-			p.Prefilled = true
-			o.inFlight[v.ID] = p
+		if a, ok := o.inFlight[v.ID]; ok {
+			a.flags |= flagPrefilled
+			o.inFlight[v.ID] = a
 		}
 	case router.PlacementEnded:
 		delete(o.inFlight, v.ID)
 	}
-	o.current.addEvent(v)
+	o.current.addEvent(v, address)
 	o.finishRecord()
+}
+
+// addressOf returns the address of a backend. o.mu is held.
+func (o *Outbox) addressOf(b *backends.Backend) string {
+	address, ok := o.addresses[b]
+	if !ok {
+		if len(o.addresses) >= maxAddresses { // of backends that were removed
+			clear(o.addresses)
+		}
+		address = backends.NormalizeURL(b.URL)
+		o.addresses[b] = address
+	}
+	return address
 }
 
 // ReportResponse implements responseindex.Reporter.
@@ -91,14 +109,13 @@ func (o *Outbox) addInFlight() {
 	e.start(recordInFlight)
 	e.uvarint(uint64(min(len(o.inFlight), maxInFlight)))
 	n := 0
-	for _, p := range o.inFlight {
+	for id, a := range o.inFlight {
 		if n++; n > maxInFlight {
 			break
 		}
-		e.addAccount(&p)
+		e.addAccount(id, &a)
 	}
-	o.complete, o.current, o.bytes = append(o.complete, e), new(encoder), o.bytes+e.len() // there is one in a message
-	o.dropBeyondBound()
+	o.completeBatch() // there is one in a message
 	o.notify()
 }
 
@@ -113,10 +130,39 @@ func (o *Outbox) addLeaving() {
 // finishRecord follows each record. o.mu is held.
 func (o *Outbox) finishRecord() {
 	if e := o.current; e.len() >= batchBytes || e.events >= batchRecords {
-		o.complete, o.current, o.bytes = append(o.complete, e), new(encoder), o.bytes+e.len()
-		o.dropBeyondBound()
+		o.completeBatch()
 	}
 	o.notify()
+}
+
+// completeBatch begins the next batch. o.mu is held.
+func (o *Outbox) completeBatch() {
+	o.complete, o.bytes = append(o.complete, o.current), o.bytes+o.current.len()
+	o.current = o.newEncoder()
+	o.dropBeyondBound()
+}
+
+// newEncoder returns an empty encoder. o.mu is held.
+func (o *Outbox) newEncoder() *encoder {
+	if n := len(o.free); n > 0 {
+		e := o.free[n-1]
+		o.free = o.free[:n-1]
+		return e
+	}
+	return new(encoder)
+}
+
+// recycle takes back an encoder of take.
+func (o *Outbox) recycle(e *encoder) {
+	if cap(e.records) > 2*batchBytes {
+		return
+	}
+	e.reset()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if len(o.free) < maxFree {
+		o.free = append(o.free, e)
+	}
 }
 
 // dropBeyondBound drops the oldest batches beyond maxOutboxBytes. o.mu is held.
@@ -150,7 +196,7 @@ func (o *Outbox) take() *encoder {
 		return nil
 	}
 	e := o.current
-	o.current = new(encoder)
+	o.current = o.newEncoder()
 	return e
 }
 

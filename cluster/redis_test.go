@@ -304,7 +304,7 @@ func TestHostileStream(t *testing.T) {
 	}
 	events := sampleEvents(b.backends[0])
 	var e encoder
-	e.addEvent(&events[0])
+	e.addEvent(&events[0], "http://10.0.0.1:8000")
 	good := e.message(a.fingerprint, 99, 1)
 	add("other", "field")
 	add(messageField, "")

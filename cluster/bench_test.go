@@ -1,0 +1,70 @@
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	"warmroute/backends"
+	"warmroute/router"
+	"warmroute/router/prompt"
+)
+
+// BenchmarkDecision goes from a body to a backend and to the end of the request, with what other
+// proxies are told and without.
+func BenchmarkDecision(b *testing.B) {
+	for _, size := range []int{4 << 10, 32 << 10, 512 << 10} {
+		for _, shared := range []bool{false, true} {
+			b.Run(fmt.Sprintf("bytes=%d/shared=%v", size, shared), func(b *testing.B) {
+				var list []*backends.Backend
+				for i := range 8 {
+					one := newBackend(b, fmt.Sprintf("http://10.0.0.%d:8000", i))
+					one.Name, one.Slot = fmt.Sprint("b", i), i
+					one.SetState(backends.Ready)
+					list = append(list, one)
+				}
+				o := router.Options{
+					Settings: router.Settings{Policy: "prefix", PollInterval: time.Second}, Backends: list, BlockBytes: 256, IndexMaxBytes: 1 << 26,
+					Now: time.Now, Rand: rand.New(rand.NewPCG(1, 1)),
+				}
+				outbox := NewOutbox()
+				if shared {
+					o.Reporter = outbox
+				}
+				r, err := router.New(o)
+				if err != nil {
+					b.Fatal(err)
+				}
+				body, err := json.Marshal(map[string]any{"model": "sim", "stream": true, "messages": []map[string]string{
+					{"role": "user", "content": strings.Repeat("The quick brown fox jumps over the lazy dog.\n", size/46)},
+				}})
+				if err != nil {
+					b.Fatal(err)
+				}
+				var p prompt.Prompt
+				var blocks []prompt.Block
+				b.ReportAllocs()
+				for b.Loop() {
+					if err := p.Parse(prompt.Chat, body); err != nil {
+						b.Fatal(err)
+					}
+					p.ApplyLayout(r.PromptLayout("sim"))
+					blocks = p.AppendBlocks(blocks[:0], "sim", 256)
+					d, err := r.Pick(context.Background(), &router.Request{Backends: list, Model: "sim", Blocks: blocks, Bytes: len(p.Text), Sequences: 1, Streams: true})
+					if err != nil {
+						b.Fatal(err)
+					}
+					d.RecordFirstEvent()
+					d.Release(router.Outcome{End: router.Completed, AnswerTokens: 100})
+					if e := outbox.take(); e != nil {
+						outbox.recycle(e)
+					}
+				}
+			})
+		}
+	}
+}
