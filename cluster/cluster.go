@@ -22,6 +22,9 @@ import (
 )
 
 const (
+	// batchDelay is how long the first event of a message waits for others: one that makes room on a
+	// backend, and the request that takes the room, are to be known together.
+	batchDelay = time.Millisecond
 	// minBatchInterval is the time between two messages: what happens meanwhile is one message.
 	minBatchInterval = 5 * time.Millisecond
 	// inFlightInterval is how often a proxy lists what it has in flight, by which the others notice
@@ -178,6 +181,7 @@ func (c *Cluster) writeStream(ctx context.Context) {
 		}
 		select {
 		case <-c.Outbox.ready:
+			sleep(ctx, batchDelay)
 		case <-inFlight.C:
 			due = true
 		case <-usage.C:

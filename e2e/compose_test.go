@@ -1,7 +1,9 @@
 package e2e
 
 import (
+	"os"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/compose-spec/compose-go/v2/cli"
@@ -69,5 +71,39 @@ func TestComposeProfiles(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+func TestComposeHA(t *testing.T) {
+	project := composeProject(t, "ha")
+	proxies := []string{"warmroute-ha-0", "warmroute-ha-1"}
+	want := append([]string{"nginx", "sim-0", "sim-1", "valkey"}, proxies...)
+	slices.Sort(want)
+	if got := project.ServiceNames(); !slices.Equal(got, want) {
+		t.Fatalf("services %v, want %v", got, want)
+	}
+	nginx, err := os.ReadFile(project.Services["nginx"].Volumes[0].Source)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range proxies {
+		s := project.Services[name]
+		if status, _, output := runCommand(t, append([]string{"check"}, s.Command[1:]...)...); status != 0 {
+			t.Errorf("%s would not start: %s", name, output)
+		}
+		if url := s.Environment["WARMROUTE_REDIS_URL"]; url == nil || *url != "redis://valkey:6379" {
+			t.Errorf("%s does not share over valkey", name)
+		}
+		if len(s.Ports) != 0 || len(s.Volumes) != 0 {
+			t.Errorf("%s has the ports %v and the volumes %v", name, s.Ports, s.Volumes)
+		}
+		if !strings.Contains(string(nginx), "server "+name+":8080 ") {
+			t.Errorf("nginx sends nothing to %s", name)
+		}
+	}
+	for _, name := range project.ServiceNames() {
+		if published := len(project.Services[name].Ports) > 0; published != (name == "nginx") {
+			t.Errorf("%s publishes ports: %v", name, published)
+		}
 	}
 }
