@@ -48,6 +48,7 @@ const (
 	minStreamLength, maxStreamLength = 128, 1 << 17
 
 	messageField = "m"
+	latest       = "$" // the position behind all messages
 )
 
 // Options are what a Cluster is made of. All are required but Snapshot.
@@ -75,11 +76,12 @@ type Cluster struct {
 	number   uint64 // of the last message written; used by the writer alone
 	position string // of the last message read; used by the reader alone
 
-	mu     sync.Mutex // guards what follows
-	read   string     // position up to which messages were applied
-	peers  map[uint64]*peer
-	status Status
-	lost   bool // the peers' load was dropped, since nothing can be read
+	mu                  sync.Mutex // guards what follows
+	read                string     // position up to which messages were applied
+	lastRead, lastWrite time.Time  // of a message
+	peers               map[uint64]*peer
+	status              Status
+	lost                bool // the peers' load was dropped, since nothing can be read
 }
 
 // peer is another proxy.
@@ -107,7 +109,7 @@ func New(o Options) (*Cluster, error) {
 	o.Keys.SetProxies(1, false)
 	return &Cluster{
 		Options: o, client: client, id: rand.Uint64(), fingerprint: snapshot.HashingFingerprint(o.BlockBytes),
-		stream: o.Settings.Prefix + "stream", logs: logLimiter{log: o.Log}, peers: map[uint64]*peer{},
+		stream: o.Settings.Prefix + "stream", logs: logLimiter{to: o.Log}, peers: map[uint64]*peer{},
 		status: Status{RedisStats: metrics.RedisStats{Proxies: 1}, Since: time.Now(), Reason: "not connected yet", readFailed: "not connected yet", meanBytes: batchBytes},
 	}, nil
 }
@@ -151,7 +153,7 @@ func (c *Cluster) recordResult(failed *string, err error) {
 		s.Since = time.Now()
 		c.Keys.SetProxies(s.Proxies, s.Connected)
 		if s.Connected {
-			c.Log.Info("redis connected")
+			c.logs.log(slog.LevelInfo, "redis connected")
 		}
 	}
 	if err != nil {
@@ -229,6 +231,10 @@ func (c *Cluster) addMessage(ctx context.Context, m []byte) error {
 	if err == nil {
 		c.mu.Lock()
 		c.status.WrittenMessages++
+		c.lastWrite = time.Now()
+		if c.lastRead.IsZero() {
+			c.lastRead = c.lastWrite
+		}
 		c.status.WrittenBytes += int64(len(m))
 		c.mu.Unlock()
 	}
@@ -260,6 +266,9 @@ func (c *Cluster) readStream(ctx context.Context) {
 		}
 		c.recordResult(&c.status.readFailed, err)
 		if err != nil {
+			if errors.Is(err, errReplyTooLong) {
+				c.position = latest
+			}
 			c.dropLoadIfLost(time.Now())
 			sleep(ctx, delay)
 			delay = min(2*delay, maxRetryDelay)
@@ -272,7 +281,19 @@ func (c *Cluster) readStream(ctx context.Context) {
 		}
 		c.setReadPosition(c.position)
 		c.removeSilentPeers(time.Now())
+		if c.readsNothing(time.Now()) {
+			c.logs.warn("messages are written to redis and not read, reading from the latest", "position", c.position)
+			c.position = latest
+		}
 	}
+}
+
+// readsNothing reports whether this proxy has written messages and read none for long: those in
+// Redis have lower IDs than the position, since its clock was set back.
+func (c *Cluster) readsNothing(now time.Time) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.lastWrite.Sub(c.lastRead) > peerTimeout && now.Sub(c.lastWrite) < peerTimeout
 }
 
 // readNext returns the next messages, none if there are none for a while.
@@ -336,6 +357,7 @@ func (c *Cluster) recordRead(entry *redis.XMessage, size int, now time.Time) {
 	defer c.mu.Unlock()
 	s := &c.status
 	s.ReadMessages++
+	c.lastRead = now
 	s.ReadBytes += int64(size)
 	s.meanBytes += weight * (float64(size) + 64 - s.meanBytes)
 	if ms, err := strconv.ParseInt(entry.ID[:max(0, len(entry.ID)-2)], 10, 64); err == nil {
@@ -469,13 +491,15 @@ func sleep(ctx context.Context, d time.Duration) (passed bool) {
 
 // logLimiter logs the same message once per logInterval.
 type logLimiter struct {
-	log *slog.Logger
+	to *slog.Logger
 
 	mu   sync.Mutex
 	last map[string]time.Time // by message; these are few and constant
 }
 
-func (l *logLimiter) warn(message string, args ...any) {
+func (l *logLimiter) warn(message string, args ...any) { l.log(slog.LevelWarn, message, args...) }
+
+func (l *logLimiter) log(level slog.Level, message string, args ...any) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	now := time.Now()
@@ -486,5 +510,5 @@ func (l *logLimiter) warn(message string, args ...any) {
 		l.last = map[string]time.Time{}
 	}
 	l.last[message] = now
-	l.log.Warn(message, args...)
+	l.to.Log(context.Background(), level, message, args...)
 }

@@ -5,9 +5,14 @@ package cluster
 import (
 	"bytes"
 	"context"
+	"crypto/x509"
+	"encoding/pem"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"net"
+	"net/http/httptest"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -50,7 +55,10 @@ func (s *redisServer) start(args ...string) {
 	if err := s.cmd.Start(); err != nil {
 		s.t.Fatal(err)
 	}
-	eventually(s.t, "redis-server answers", func() bool { return s.client.Ping(s.t.Context()).Err() == nil })
+	eventually(s.t, "redis-server answers", func() bool {
+		err := s.client.Ping(s.t.Context()).Err()
+		return err == nil || strings.Contains(err.Error(), "NOAUTH")
+	})
 }
 
 func (s *redisServer) kill() {
@@ -324,6 +332,111 @@ func TestHostileStream(t *testing.T) {
 	}
 	if n := b.log.count("message of another proxy ignored"); n != 1 {
 		t.Errorf("%d lines about them", n)
+	}
+}
+
+// TestHugeValue expects that values beyond what a proxy writes are not read into memory.
+func TestHugeValue(t *testing.T) {
+	s := startRedis(t)
+	a, b := startTwo(t, s)
+	huge := strings.Repeat("x", maxReplyBytes/2+1<<20)
+	if _, err := s.client.Pipelined(t.Context(), func(p redis.Pipeliner) error {
+		for range 3 {
+			p.XAdd(t.Context(), &redis.XAddArgs{Stream: a.stream, Values: []any{messageField, huge}})
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "a placement behind them arrives", func() bool {
+		complete(a.send(1, 50))
+		return b.heldAnywhere(1, 50) == 50
+	})
+}
+
+// TestSentinelAndCluster shares over a server that a sentinel names, and over a cluster of one.
+func TestSentinelAndCluster(t *testing.T) {
+	ports := freePorts(t, 3)
+	start := func(args ...string) {
+		dir := t.TempDir()
+		cmd := exec.Command("redis-server", append(args, "--save", "", "--dir", dir)...)
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+	}
+	do := func(port string, args ...any) error {
+		client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:" + port})
+		defer client.Close()
+		return client.Do(t.Context(), args...).Err()
+	}
+	sentinel := filepath.Join(t.TempDir(), "sentinel.conf")
+	if err := os.WriteFile(sentinel, fmt.Appendf(nil, "port %s\nsentinel monitor mymaster 127.0.0.1 %s 1\nsentinel auth-pass mymaster secret\n", ports[1], ports[0]), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	start("--port", ports[0], "--requirepass", "secret")
+	start(sentinel, "--sentinel")
+	start("--port", ports[2], "--cluster-enabled", "yes")
+	eventually(t, "the cluster is made", func() bool { return do(ports[2], "CLUSTER", "ADDSLOTSRANGE", 0, 16383) == nil })
+	for _, settings := range []Settings{
+		{Mode: ModeSentinel, URL: "redis://127.0.0.1:" + ports[1] + "?master_name=mymaster", Password: "secret"},
+		{Mode: ModeCluster, URL: "redis://127.0.0.1:" + ports[2]},
+	} {
+		settings.Prefix, settings.MaxBytes = "test:", 8<<20
+		t.Run(settings.Mode, func(t *testing.T) {
+			a, b := startTwo(t, &redisServer{t: t}, func(o *Options) { o.Settings = settings })
+			complete(a.send(1, 50))
+			eventually(t, "the placement arrives", func() bool { return b.heldAnywhere(1, 50) == 50 })
+			if err := a.writeSnapshot(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if h, data, err := b.readSnapshot(t.Context()); err != nil || h == nil || len(data) == 0 {
+				t.Errorf("snapshot %+v of %d bytes, %v", h, len(data), err)
+			}
+		})
+	}
+}
+
+// freePorts returns ports that nothing listens on.
+func freePorts(t *testing.T, n int) (ports []string) {
+	t.Helper()
+	for range n {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		_, port, _ := net.SplitHostPort(l.Addr().String())
+		ports = append(ports, port)
+	}
+	return ports
+}
+
+// TestTLSAndPassword connects to a server that wants both.
+func TestTLSAndPassword(t *testing.T) {
+	port, dir := freePorts(t, 1)[0], t.TempDir()
+	server := httptest.NewUnstartedServer(nil)
+	server.StartTLS()
+	defer server.Close()
+	key, err := x509.MarshalPKCS8PrivateKey(server.TLS.Certificates[0].PrivateKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
+	for name, content := range map[string][]byte{"cert": ca, "key": pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: key})} {
+		if err := os.WriteFile(filepath.Join(dir, name), content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := startRedis(t, "--tls-port", port, "--tls-cert-file", filepath.Join(dir, "cert"), "--tls-key-file", filepath.Join(dir, "key"),
+		"--tls-auth-clients", "no", "--requirepass", "secret")
+	settings := Settings{Mode: ModeSingle, URL: "rediss://127.0.0.1:" + port, Password: "secret", CA: string(ca), Prefix: "test:", MaxBytes: 8 << 20}
+	startTwo(t, s, func(o *Options) { o.Settings = settings })
+	settings.Password = "wrong"
+	wrong := startProxy(t, s, func(o *Options) { o.Settings = settings })
+	eventually(t, "the wrong password is refused", func() bool { return strings.Contains(wrong.Status().Reason, "WRONGPASS") })
+	if wrong.log.count("secret")+wrong.log.count("wrong") > 0 {
+		t.Errorf("the password is logged:\n%s", wrong.log.String())
 	}
 }
 

@@ -3,13 +3,18 @@
 package cluster
 
 import (
+	"cmp"
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"net"
+	"net/url"
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
 )
 
 // Settings say which Redis the proxies share.
@@ -55,48 +60,114 @@ func CheckSettings(s Settings) error {
 func newClient(s Settings) (redis.UniversalClient, error) {
 	switch s.Mode {
 	case ModeSentinel:
-		o, err := redis.ParseFailoverURL(s.URL)
-		if err != nil {
-			return nil, err
-		}
-		if o.MasterName == "" {
-			return nil, errors.New("the URL has no master_name, as in redis://sentinel:26379?master_name=mymaster&addr=sentinel2:26379")
-		}
-		o.DialTimeout, o.ReadTimeout, o.WriteTimeout = dialTimeout, commandTimeout, commandTimeout
-		o.ContextTimeoutEnabled, o.MaxRetries, o.PoolSize, o.DisableIdentity = true, -1, poolSize, true
-		if s.Password != "" {
-			o.Password = s.Password
-		}
-		o.TLSConfig, err = s.tlsConfig(o.TLSConfig)
-		return redis.NewFailoverClient(o), err
+		return s.newSentinelClient()
 	case ModeCluster:
-		o, err := redis.ParseClusterURL(s.URL)
-		if err != nil {
-			return nil, err
-		}
-		o.DialTimeout, o.ReadTimeout, o.WriteTimeout = dialTimeout, commandTimeout, commandTimeout
-		o.ContextTimeoutEnabled, o.PoolSize, o.DisableIdentity = true, poolSize, true
-		if s.Password != "" {
-			o.Password = s.Password
-		}
-		o.TLSConfig, err = s.tlsConfig(o.TLSConfig)
-		return redis.NewClusterClient(o), err
+		return s.newClusterClient()
 	}
+	return s.newSingleClient()
+}
+
+func (s *Settings) newSingleClient() (redis.UniversalClient, error) {
 	o, err := redis.ParseURL(s.URL)
 	if err != nil {
+		return nil, urlError(err, "redis://host:6379, or rediss:// for TLS")
+	}
+	if o.TLSConfig, err = s.tlsConfig(o.TLSConfig); err != nil {
 		return nil, err
 	}
+	o.Dialer = newDialer(o.TLSConfig)
+	o.Password = cmp.Or(s.Password, o.Password)
 	o.DialTimeout, o.ReadTimeout, o.WriteTimeout = dialTimeout, commandTimeout, commandTimeout
 	o.ContextTimeoutEnabled, o.MaxRetries, o.PoolSize, o.DisableIdentity = true, -1, poolSize, true
-	if s.Password != "" {
-		o.Password = s.Password
+	o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
+	return redis.NewClient(o), nil
+}
+
+func (s *Settings) newSentinelClient() (redis.UniversalClient, error) {
+	const form = "redis://sentinel:26379?master_name=mymaster&addr=sentinel2:26379"
+	o, err := redis.ParseFailoverURL(s.URL)
+	if err != nil {
+		return nil, urlError(err, form)
 	}
-	o.TLSConfig, err = s.tlsConfig(o.TLSConfig)
-	return redis.NewClient(o), err
+	if o.MasterName == "" {
+		return nil, errors.New("has no master_name; expected one such as " + form)
+	}
+	if o.TLSConfig, err = s.tlsConfig(o.TLSConfig); err != nil {
+		return nil, err
+	}
+	o.Dialer = newDialer(o.TLSConfig)
+	o.Password = cmp.Or(s.Password, o.Password)
+	o.DialTimeout, o.ReadTimeout, o.WriteTimeout = dialTimeout, commandTimeout, commandTimeout
+	o.ContextTimeoutEnabled, o.MaxRetries, o.PoolSize, o.DisableIdentity = true, -1, poolSize, true
+	return redis.NewFailoverClient(o), nil
+}
+
+func (s *Settings) newClusterClient() (redis.UniversalClient, error) {
+	o, err := redis.ParseClusterURL(s.URL)
+	if err != nil {
+		return nil, urlError(err, "redis://host:6379?addr=host2:6379")
+	}
+	if o.TLSConfig, err = s.tlsConfig(o.TLSConfig); err != nil {
+		return nil, err
+	}
+	o.Dialer = newDialer(o.TLSConfig)
+	o.Password = cmp.Or(s.Password, o.Password)
+	o.DialTimeout, o.ReadTimeout, o.WriteTimeout = dialTimeout, commandTimeout, commandTimeout
+	o.ContextTimeoutEnabled, o.PoolSize, o.DisableIdentity = true, poolSize, true
+	o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
+	return redis.NewClusterClient(o), nil
+}
+
+// urlError returns the error for a URL that cannot be used. An error of package url is left out: it
+// has the URL, and so the password.
+func urlError(err error, form string) error {
+	if wrapped := (*url.Error)(nil); errors.As(err, &wrapped) {
+		return errors.New("is not a valid URL; expected one such as " + form)
+	}
+	return fmt.Errorf("%w; expected a URL such as %s", err, form)
 }
 
 // poolSize is how many connections are used: one reads, one writes, one is for the snapshot.
 const poolSize = 4
+
+// maxReplyBytes bounds what is read in reply to one command: more than the messages that are read
+// at once. Others may have stored larger values.
+const maxReplyBytes = 2 * readCount * maxMessageBytes
+
+var errReplyTooLong = errors.New("reply is too long: the value is none of warmroute's")
+
+// newDialer returns what connects, with TLS unless t is nil.
+func newDialer(t *tls.Config) func(ctx context.Context, network, address string) (net.Conn, error) {
+	dial := redis.NewDialer(&redis.Options{DialTimeout: dialTimeout, TLSConfig: t})
+	return func(ctx context.Context, network, address string) (net.Conn, error) {
+		conn, err := dial(ctx, network, address)
+		if err != nil {
+			return nil, err
+		}
+		return &boundedConn{Conn: conn}, nil
+	}
+}
+
+// boundedConn fails when maxReplyBytes are read without a write in between. It is used by one
+// goroutine at a time.
+type boundedConn struct {
+	net.Conn
+	read int
+}
+
+func (c *boundedConn) Write(b []byte) (int, error) {
+	c.read = 0
+	return c.Conn.Write(b)
+}
+
+func (c *boundedConn) Read(b []byte) (int, error) {
+	if c.read > maxReplyBytes {
+		return 0, errReplyTooLong
+	}
+	n, err := c.Conn.Read(b)
+	c.read += n
+	return n, err
+}
 
 // tlsConfig adds the authorities of ca_file to what the URL says.
 func (s *Settings) tlsConfig(c *tls.Config) (*tls.Config, error) {
@@ -104,7 +175,7 @@ func (s *Settings) tlsConfig(c *tls.Config) (*tls.Config, error) {
 	case s.CA == "":
 		return c, nil
 	case c == nil:
-		return nil, errors.New("redis.ca_file is given, but the URL does not begin with rediss://")
+		return nil, errors.New("does not begin with rediss://, but redis.ca_file is given; change one of the two")
 	}
 	c.RootCAs = x509.NewCertPool()
 	if !c.RootCAs.AppendCertsFromPEM([]byte(s.CA)) {
