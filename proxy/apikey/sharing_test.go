@@ -1,8 +1,12 @@
 package apikey
 
 import (
+	"fmt"
+	"math/rand/v2"
 	"reflect"
 	"testing"
+	"testing/synctest"
+	"time"
 )
 
 func newSharedSet(proxies int, connected bool) (*Set, *Account) {
@@ -106,5 +110,58 @@ func TestImplausibleCharge(t *testing.T) {
 	s.ApplyCharge(Charge{"k", -1 << 62, -1 << 62})
 	if requests, tokens = a.Rates(); requests.Remaining > 60 || tokens.Remaining > 6000 {
 		t.Errorf("%d requests and %d tokens remain, more than a bucket holds", requests.Remaining, tokens.Remaining)
+	}
+}
+
+// TestRatesHoldOverAllProxies sends more than the rates allow to several proxies for five minutes,
+// which exchange their charges every 0.1 s, or not at all.
+func TestRatesHoldOverAllProxies(t *testing.T) {
+	for _, c := range []struct {
+		proxies   int
+		connected bool
+	}{{2, true}, {4, true}, {2, false}, {4, false}} {
+		t.Run(fmt.Sprintf("%+v", c), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				sets := make([]*Set, c.proxies)
+				for i := range sets {
+					sets[i] = New([]Key{{Name: "k", RequestsPerMinute: 600, TokensPerMinute: 300_000}})
+					sets[i].SetProxies(c.proxies, c.connected)
+				}
+				random := rand.New(rand.NewPCG(1, 1))
+				requests, tokens := 0, 0
+				for tick := range 5 * 60 * 100 {
+					time.Sleep(10 * time.Millisecond)
+					for range 2 {
+						lease, err := sets[random.IntN(len(sets))].FindName("k").TryAcquire()
+						if err != nil {
+							continue
+						}
+						used := 500 + random.IntN(500)
+						if err := lease.ChargePrompt(400); err != nil {
+							lease.Release(0, 0)
+							continue
+						}
+						lease.Release(400, used-400)
+						requests, tokens = requests+1, tokens+used
+					}
+					if tick%10 != 0 || !c.connected {
+						continue
+					}
+					for i, from := range sets {
+						for _, charge := range from.TakeCharges() {
+							for j, to := range sets {
+								if i != j {
+									to.ApplyCharge(charge)
+								}
+							}
+						}
+					}
+				}
+				const allowed = 6 * 300_000 // a full bucket and five minutes
+				if ratio := float64(tokens) / allowed; ratio < 0.95 || ratio > 1.05 {
+					t.Errorf("%d requests with %d tokens were admitted, %.3f of what one proxy admits", requests, tokens, ratio)
+				}
+			})
+		})
 	}
 }
