@@ -3,6 +3,7 @@ package cluster
 import (
 	"cmp"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/zeebo/xxh3"
 
 	"warmroute/backends"
 	"warmroute/metrics"
@@ -33,7 +35,12 @@ const (
 	usageInterval    = 100 * time.Millisecond
 	// peerTimeout is how long nothing must be heard of a proxy until it does not count any more.
 	peerTimeout = 5 * time.Second
-	maxPeers    = 64
+	// turnDelay is how long the next proxy waits until it takes the room that another one has left on
+	// a backend: longer than a message takes.
+	turnDelay = 6 * time.Millisecond
+	// maxTurns bounds that time.
+	maxTurns = 8
+	maxPeers = 64
 
 	minRetryDelay = 50 * time.Millisecond
 	maxRetryDelay = time.Second
@@ -345,8 +352,8 @@ func (c *Cluster) applyEntry(entry *redis.XMessage, now time.Time) {
 		c.ignoreMessage(err)
 		return
 	}
-	if c.recordHeard(m.sender, m.number, now) {
-		c.applyRecords(m.sender, records)
+	if apply, turn := c.recordHeard(m.sender, m.number, now); apply {
+		c.applyRecords(m.sender, records, time.Duration(turn)*turnDelay)
 	}
 }
 
@@ -373,8 +380,9 @@ func (c *Cluster) ignoreMessage(err error) {
 }
 
 // recordHeard records a message of a peer, and reports whether it is to be applied: it was not
-// before, and the peer is one of those that count.
-func (c *Cluster) recordHeard(sender, number uint64, now time.Time) (apply bool) {
+// before, and the peer is one of those that count. turn is how many of the other peers may take
+// what the sender has left before this proxy does.
+func (c *Cluster) recordHeard(sender, number uint64, now time.Time) (apply bool, turn int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	p := c.peers[sender]
@@ -382,7 +390,7 @@ func (c *Cluster) recordHeard(sender, number uint64, now time.Time) (apply bool)
 	case p == nil && len(c.peers) >= maxPeers:
 		c.status.IgnoredMessages++
 		c.logs.warn("message of another proxy ignored", "stream", c.stream, "err", fmt.Errorf("more than %d proxies", maxPeers))
-		return false
+		return false, 0
 	case p == nil:
 		p = &peer{number: number - 1}
 		c.peers[sender] = p
@@ -390,11 +398,30 @@ func (c *Cluster) recordHeard(sender, number uint64, now time.Time) (apply bool)
 	}
 	p.heard = now
 	if number <= p.number {
-		return false
+		return false, 0
 	}
 	c.status.MissedMessages += int64(min(number-p.number-1, 1<<20))
 	p.number = number
-	return true
+	return true, c.turnAfter(sender, number)
+}
+
+// turnAfter returns how many proxies take what a message leaves before this one does. The order is
+// another one for each message, and the same in all proxies. c.mu is held.
+func (c *Cluster) turnAfter(sender, number uint64) (turn int) {
+	rank := func(id uint64) uint64 {
+		var b [24]byte
+		binary.LittleEndian.PutUint64(b[:], id)
+		binary.LittleEndian.PutUint64(b[8:], sender)
+		binary.LittleEndian.PutUint64(b[16:], number)
+		return xxh3.Hash(b[:])
+	}
+	own := rank(c.id)
+	for id := range c.peers {
+		if id != sender && rank(id) < own {
+			turn++
+		}
+	}
+	return min(turn, maxTurns)
 }
 
 // updateProxies follows a change of c.peers. c.mu is held.
@@ -403,11 +430,11 @@ func (c *Cluster) updateProxies() {
 	c.Keys.SetProxies(c.status.Proxies, c.status.Connected)
 }
 
-// applyRecords applies the records of a peer in their order.
-func (c *Cluster) applyRecords(sender uint64, records []record) {
+// applyRecords applies the records of a peer in their order. delay is that of ApplyPlacements.
+func (c *Cluster) applyRecords(sender uint64, records []record, delay time.Duration) {
 	var events []router.PlacementEvent
 	flush := func() {
-		c.Router.ApplyPlacements(sender, events)
+		c.Router.ApplyPlacements(sender, events, delay)
 		events = nil
 	}
 	for i := range records {

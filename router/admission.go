@@ -262,7 +262,7 @@ const TickInterval = 20 * time.Millisecond
 func (r *Router) Tick() {
 	r.mu.Lock()
 	defer r.unlockAndRunCallbacks()
-	r.dispatchQueued(r.now())
+	r.dispatchUnlessHeld(r.now())
 }
 
 // Run ticks while requests are queued. It blocks until ctx is done.
@@ -280,10 +280,16 @@ func (r *Router) Run(ctx context.Context) {
 func (r *Router) tickWhileQueued(ctx context.Context) {
 	ticker := time.NewTicker(TickInterval)
 	defer ticker.Stop()
+	held := time.NewTimer(0)
+	defer held.Stop()
 	for r.queueLen() > 0 {
 		select {
 		case <-ctx.Done():
 			return
+		case wait := <-r.peers.hold:
+			held.Reset(wait)
+		case <-held.C:
+			r.Tick()
 		case <-ticker.C:
 			r.Tick()
 		}

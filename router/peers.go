@@ -30,6 +30,11 @@ type peers struct {
 	lastID   uint64            // of our own placements
 	event    PlacementEvent    // scratch of the reports
 
+	// Queued requests wait until held before they take what a peer has left: the queues of other
+	// peers come first.
+	held time.Time
+	hold chan time.Duration // to Run: held is so far away
+
 	byID     map[uint64]*peer
 	requests int // of all peers
 	blocks   int // kept for these
@@ -50,15 +55,46 @@ type peerRequest struct {
 // ApplyPlacements applies what a peer reports, in the order in which it happened: it counts as if
 // this router had sent these requests at the time of the call. Backends that are not in the fleet
 // are ignored, and so are requests beyond the bounds. The events must not be changed afterwards.
-func (r *Router) ApplyPlacements(peerID uint64, events []PlacementEvent) {
+//
+// Queued requests may take the room that they make after delay: several routers would otherwise
+// fill it at once.
+func (r *Router) ApplyPlacements(peerID uint64, events []PlacementEvent, delay time.Duration) {
 	for len(events) > 0 {
 		part := events[:min(peerEventsAtOnce, len(events))]
 		events = events[len(part):]
-		r.applyPlacementsLocked(peerID, part, len(events) == 0)
+		r.applyPlacementsLocked(peerID, part)
+	}
+	r.mu.Lock()
+	defer r.unlockAndRunCallbacks()
+	now := r.now()
+	if delay > 0 && r.queue.Len() > 0 {
+		r.holdQueue(now.Add(delay), now)
+	}
+	r.dispatchUnlessHeld(now)
+}
+
+// holdQueue makes queued requests wait, unless they wait already. It is cut short by what our own
+// requests leave.
+func (r *Router) holdQueue(until, now time.Time) {
+	p := &r.peers
+	if now.Before(p.held) {
+		return
+	}
+	p.held = until
+	select {
+	case p.hold <- until.Sub(now):
+	default: // Run has yet to read the last one
 	}
 }
 
-func (r *Router) applyPlacementsLocked(peerID uint64, events []PlacementEvent, dispatch bool) {
+// dispatchUnlessHeld is dispatchQueued for what others than our own requests have left.
+func (r *Router) dispatchUnlessHeld(now time.Time) {
+	if !now.Before(r.peers.held) {
+		r.dispatchQueued(now)
+	}
+}
+
+func (r *Router) applyPlacementsLocked(peerID uint64, events []PlacementEvent) {
 	r.mu.Lock()
 	defer r.unlockAndRunCallbacks()
 	p := r.findOrAddPeer(peerID)
@@ -77,9 +113,6 @@ func (r *Router) applyPlacementsLocked(peerID uint64, events []PlacementEvent, d
 		case e.Kind == PlacementEnded && known != nil:
 			r.endPeerRequest(p, known.decision, &e.End, now)
 		}
-	}
-	if dispatch {
-		r.dispatchQueued(now)
 	}
 }
 

@@ -1,9 +1,12 @@
 package router
 
 import (
+	"context"
 	"math"
 	"slices"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"warmroute/backends"
@@ -52,7 +55,7 @@ const peerID = 7
 func TestPeerPlacementIsIndexed(t *testing.T) {
 	a, b, events, fleetA, fleetB := twoPeers(t, 3)
 	d := mustPick(t, a, ask(fleetA.backends, 1, 20))
-	b.ApplyPlacements(peerID, events.take(b))
+	b.ApplyPlacements(peerID, events.take(b), 0)
 	there := fleetB.backends[d.Backend.Slot]
 	if got := there.PeerInFlight.Load(); got != 1 {
 		t.Errorf("the peer has %d sequences in flight, want 1", got)
@@ -63,7 +66,7 @@ func TestPeerPlacementIsIndexed(t *testing.T) {
 	d.RecordFirstEvent()
 	reply := []prompt.Block{1 << 60, 1<<60 + 1}
 	d.Release(Outcome{End: Completed, AnswerTokens: 100, Reply: reply})
-	b.ApplyPlacements(peerID, events.take(b))
+	b.ApplyPlacements(peerID, events.take(b), 0)
 	if got := there.PeerInFlight.Load(); got != 0 {
 		t.Errorf("%d sequences are in flight after the end", got)
 	}
@@ -81,7 +84,7 @@ func TestPeerPlacementIsIndexed(t *testing.T) {
 func TestPeerLoadSpreadsRequests(t *testing.T) {
 	a, b, events, fleetA, fleetB := twoPeers(t, 2)
 	d := mustPick(t, a, ask(fleetA.backends, 1, 200))
-	b.ApplyPlacements(peerID, events.take(b))
+	b.ApplyPlacements(peerID, events.take(b), 0)
 	if other := mustPick(t, b, ask(fleetB.backends, 2, 200)); other.Backend.Slot == d.Backend.Slot {
 		t.Error("both requests were sent to the same backend")
 	}
@@ -91,7 +94,7 @@ func TestPeerRequestNotComputedIsRolledBack(t *testing.T) {
 	a, b, events, fleetA, fleetB := twoPeers(t, 1)
 	d := mustPick(t, a, ask(fleetA.backends, 1, 20))
 	d.Release(Outcome{End: NotProcessed, Failed: true})
-	b.ApplyPlacements(peerID, events.take(b))
+	b.ApplyPlacements(peerID, events.take(b), 0)
 	if d := mustPick(t, b, ask(fleetB.backends, 1, 20)); d.MatchedBlocks != 0 {
 		t.Errorf("%d blocks match that were never computed", d.MatchedBlocks)
 	}
@@ -118,8 +121,8 @@ func TestPeerAccountsReturnToZero(t *testing.T) {
 		fleetB.clock.advance(100 * time.Millisecond)
 		list := events.take(b)
 		list = slices.DeleteFunc(list, func(e PlacementEvent) bool { return (e.ID+uint64(e.Kind))%5 == 0 })
-		b.ApplyPlacements(peerID, list)
-		b.ApplyPlacements(peerID, list)
+		b.ApplyPlacements(peerID, list, 0)
+		b.ApplyPlacements(peerID, list, 0)
 	}
 	b.SyncPeer(peerID, nil)
 	if n, blocks := b.peers.requests, b.peers.blocks; n != 0 || blocks != 0 {
@@ -167,12 +170,12 @@ func TestSyncPeer(t *testing.T) {
 func TestPeerOfRemovedBackend(t *testing.T) {
 	a, b, events, fleetA, fleetB := twoPeers(t, 2)
 	d := mustPick(t, a, ask(fleetA.backends, 1, 20))
-	b.ApplyPlacements(peerID, events.take(b))
+	b.ApplyPlacements(peerID, events.take(b), 0)
 	removed := fleetB.backends[d.Backend.Slot]
 	b.RemoveBackend(removed)
 	d.RecordFirstEvent()
 	d.Release(Outcome{End: Completed})
-	b.ApplyPlacements(peerID, events.take(b))
+	b.ApplyPlacements(peerID, events.take(b), 0)
 	if got := removed.PeerInFlight.Load(); got != 0 || b.peers.requests != 0 {
 		t.Errorf("%d sequences and %d requests are left", got, b.peers.requests)
 	}
@@ -186,7 +189,7 @@ func TestImplausiblePeerPlacements(t *testing.T) {
 		{PromptTokens: -1, UncachedTokens: -1, Bytes: -1},
 	} {
 		p.ID, p.Backend = uint64(i), fleetB.backends[0]
-		b.ApplyPlacements(peerID, []PlacementEvent{{Kind: PlacementSent, Placement: p}})
+		b.ApplyPlacements(peerID, []PlacementEvent{{Kind: PlacementSent, Placement: p}}, 0)
 		tokens := b.states[0].load.queuedTokens(b.now(), 8000)
 		if !(tokens > 0 && tokens <= 2*maxPeerTokens) {
 			t.Errorf("%+v: %v tokens are queued", p, tokens)
@@ -203,4 +206,35 @@ func TestPeerBounds(t *testing.T) {
 	if got := b.CountPeerRequests(); got != maxPeers {
 		t.Errorf("%d requests are counted, want those of %d peers", got, maxPeers)
 	}
+}
+
+// TestQueuedRequestsWaitForOtherPeers expects that what a peer leaves is taken after the delay.
+func TestQueuedRequestsWaitForOtherPeers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, b, events, fleetA, fleetB := twoPeers(t, 1, withQueue, func(o *Options) { o.Now = time.Now })
+		ctx, cancel := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		running.Go(func() { b.Run(ctx) })
+		defer running.Wait()
+		defer cancel()
+		d := mustPick(t, a, ask(fleetA.backends, 1, blocksFor(20)))
+		b.ApplyPlacements(peerID, events.take(b), 0)
+		w := submit(b, ask(fleetB.backends, 2, blocksFor(20)))
+		waits(t, "while the peer's request is there", w)
+		began := time.Now()
+		d.RecordFirstEvent()
+		b.ApplyPlacements(peerID, events.take(b), 13*time.Millisecond)
+		b.Tick()
+		waits(t, "while other peers come first", w)
+		time.Sleep(13*time.Millisecond - 1)
+		synctest.Wait()
+		waits(t, "until the delay has passed", w)
+		time.Sleep(1)
+		synctest.Wait()
+		sent(t, "after the delay", w).Release(Outcome{End: Completed})
+		if took := time.Since(began); took != 13*time.Millisecond {
+			t.Errorf("it was sent after %v", took)
+		}
+		d.Release(Outcome{End: Completed})
+	})
 }
