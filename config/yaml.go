@@ -104,7 +104,7 @@ func locateValue(data []byte, value *regexp.Regexp, known []string) (where strin
 // isPublicKey reports whether key is the last part of the path of a setting whose
 // value neither is a secret nor contains one.
 func isPublicKey(key string, known []string) bool {
-	secret := []string{"admin_token", "keys", "backends"}
+	secret := []string{"admin_token", "keys", "backends", "url"}
 	return !slices.Contains(secret, key) && slices.ContainsFunc(known, func(path string) bool {
 		return path == key || strings.HasSuffix(path, "."+key)
 	})
