@@ -68,3 +68,61 @@ func BenchmarkDecision(b *testing.B) {
 		}
 	}
 }
+
+// BenchmarkApply reads and applies the messages of another proxy, of one request each.
+func BenchmarkApply(b *testing.B) {
+	for _, blocks := range []int{16, 128, 2048} {
+		b.Run(fmt.Sprintf("blocks=%d", blocks), func(b *testing.B) {
+			var list []*backends.Backend
+			for i := range 8 {
+				one := newBackend(b, fmt.Sprintf("http://10.0.0.%d:8000", i))
+				one.Name = fmt.Sprint("b", i)
+				list = append(list, one)
+			}
+			registry, err := backends.NewRegistry(list)
+			if err != nil {
+				b.Fatal(err)
+			}
+			r, err := router.New(router.Options{
+				Settings: router.Settings{Policy: "prefix", PollInterval: time.Second}, Backends: list, BlockBytes: 256, IndexMaxBytes: 1 << 26,
+				Now: time.Now, Rand: rand.New(rand.NewPCG(1, 1)),
+			})
+			if err != nil {
+				b.Fatal(err)
+			}
+			var messages [][]byte
+			for i := range 256 {
+				var e encoder
+				events := sampleEvents(list[i%8])
+				sent := &events[0]
+				sent.ID, sent.TooLong, sent.Blocks = 7, false, make([]prompt.Block, blocks)
+				for at := range sent.Blocks { // half of it is in all prompts
+					sent.Blocks[at] = prompt.Block(1 + at)
+					if at >= blocks/2 {
+						sent.Blocks[at] += prompt.Block(1+i) << 32
+					}
+				}
+				for k := range events {
+					e.addEvent(&events[k], fmt.Sprintf("http://10.0.0.%d:8000", i%8))
+				}
+				messages = append(messages, e.message(1, 2, 3))
+			}
+			b.ReportAllocs()
+			for i := 0; b.Loop(); i++ {
+				_, rest, err := parseHead(messages[i%len(messages)])
+				if err != nil {
+					b.Fatal(err)
+				}
+				records, err := parseRecords(rest, registry.FindAddress)
+				if err != nil {
+					b.Fatal(err)
+				}
+				var events []router.PlacementEvent
+				for k := range records {
+					events = append(events, records[k].event)
+				}
+				r.ApplyPlacements(1, events, 0)
+			}
+		})
+	}
+}

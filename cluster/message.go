@@ -77,11 +77,8 @@ type storedResponse struct {
 	id, backend, owner string
 }
 
-// message is a decoded message.
-type message struct {
-	fingerprint, sender, number uint64
-	records                     []record
-}
+// message is the head of a message.
+type message struct{ fingerprint, sender, number uint64 }
 
 // encoder builds the names and records of one message.
 type encoder struct {
