@@ -174,53 +174,46 @@ func (c *Cluster) writeStream(ctx context.Context) {
 	defer inFlight.Stop()
 	usage := time.NewTicker(usageInterval)
 	defer usage.Stop()
-	due := true // the list of what is in flight
-	for {
-		if due {
-			due = false
+	defer c.leave()
+	c.Outbox.addInFlight()
+	for ctx.Err() == nil {
+		select { // however much there is to write
+		case <-inFlight.C:
 			c.Outbox.addInFlight()
+		case <-usage.C:
+			c.Outbox.addUsage(c.Keys.TakeCharges())
+		default:
 		}
-		for e := c.Outbox.take(); e != nil; e = c.Outbox.take() {
-			written := c.writeBatch(ctx, e)
+		if e := c.Outbox.take(); e != nil {
+			c.writeBatch(ctx, e)
 			c.Outbox.recycle(e)
-			if !written || !sleep(ctx, minBatchInterval) {
-				c.leave()
-				return
-			}
+			sleep(ctx, minBatchInterval)
+			continue
 		}
 		select {
 		case <-c.Outbox.ready:
 			sleep(ctx, batchDelay)
 		case <-inFlight.C:
-			due = true
+			c.Outbox.addInFlight()
 		case <-usage.C:
 			c.Outbox.addUsage(c.Keys.TakeCharges())
 		case <-ctx.Done():
-			c.leave()
-			return
 		}
 	}
 }
 
-// writeBatch writes a batch, again and again until it is written. It reports whether it was: it is
-// not when ctx is done.
-func (c *Cluster) writeBatch(ctx context.Context, e *encoder) (written bool) {
+// writeBatch writes a batch, again and again until it is written or ctx is done.
+func (c *Cluster) writeBatch(ctx context.Context, e *encoder) {
 	c.number++
 	m := e.message(c.fingerprint, c.id, c.number)
-	if len(m) > maxMessageBytes { // a prompt of an incredible length
-		return ctx.Err() == nil
-	}
 	for delay := minRetryDelay; ; delay = min(2*delay, maxRetryDelay) {
 		err := c.addMessage(ctx, m)
 		if ctx.Err() != nil {
-			return false
+			return
 		}
 		c.recordResult(&c.status.writeFailed, err)
-		if err == nil {
-			return true
-		}
-		if !sleep(ctx, delay) {
-			return false
+		if err == nil || !sleep(ctx, delay) {
+			return
 		}
 	}
 }
@@ -276,7 +269,7 @@ func (c *Cluster) readStream(ctx context.Context) {
 			if errors.Is(err, errReplyTooLong) {
 				c.position = latest
 			}
-			c.dropLoadIfLost(time.Now())
+			c.updatePeers(time.Now())
 			sleep(ctx, delay)
 			delay = min(2*delay, maxRetryDelay)
 			continue
@@ -287,7 +280,7 @@ func (c *Cluster) readStream(ctx context.Context) {
 			c.applyEntry(&messages[i], time.Now())
 		}
 		c.setReadPosition(c.position)
-		c.removeSilentPeers(time.Now())
+		c.updatePeers(time.Now())
 		if c.readsNothing(time.Now()) {
 			c.logs.warn("messages are written to redis and not read, reading from the latest", "position", c.position)
 			c.position = latest
@@ -458,20 +451,29 @@ func (c *Cluster) applyRecords(sender uint64, records []record, delay time.Durat
 	flush()
 }
 
-// removeSilentPeers removes the peers that have not been heard of for peerTimeout.
-func (c *Cluster) removeSilentPeers(now time.Time) {
+// updatePeers removes the peers that have not been heard of for peerTimeout. While Redis cannot be
+// read or written nothing can be heard: they count on as proxies, but what they have in flight is
+// not known any more.
+func (c *Cluster) updatePeers(now time.Time) {
+	var silent, unknown []uint64
 	c.mu.Lock()
-	var silent []uint64
+	connected := c.status.Connected
+	drop := !connected && !c.lost && now.Sub(c.status.Since) > peerTimeout
 	for id, p := range c.peers {
-		if c.lost {
-			p.heard = now // nothing could be heard
-		}
-		if now.Sub(p.heard) > peerTimeout {
+		switch {
+		case drop:
+			unknown = append(unknown, id)
+		case connected && c.lost:
+			p.heard = now
+		case connected && now.Sub(p.heard) > peerTimeout:
 			silent = append(silent, id)
 		}
 	}
-	c.lost = false
+	c.lost = !connected && (c.lost || drop)
 	c.mu.Unlock()
+	for _, id := range unknown {
+		c.Router.RemovePeer(id)
+	}
 	for _, id := range silent {
 		c.removePeer(id)
 	}
@@ -483,25 +485,6 @@ func (c *Cluster) removePeer(id uint64) {
 	c.updateProxies()
 	c.mu.Unlock()
 	c.Router.RemovePeer(id)
-}
-
-// dropLoadIfLost drops what the peers have in flight when nothing could be read for peerTimeout.
-// They count on as proxies.
-func (c *Cluster) dropLoadIfLost(now time.Time) {
-	c.mu.Lock()
-	if c.lost || c.status.Connected || now.Sub(c.status.Since) < peerTimeout {
-		c.mu.Unlock()
-		return
-	}
-	c.lost = true
-	var all []uint64
-	for id := range c.peers {
-		all = append(all, id)
-	}
-	c.mu.Unlock()
-	for _, id := range all {
-		c.Router.RemovePeer(id)
-	}
 }
 
 // sleep reports whether d passed before ctx was done.

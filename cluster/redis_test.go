@@ -276,12 +276,18 @@ func TestRedisOutages(t *testing.T) {
 			t.Parallel()
 			s := startRedis(t)
 			a, b := startTwo(t, s)
+			before := a.send(999, 20)
+			eventually(t, "the request is in flight for the other", func() bool { return b.Status().PeerRequests == 1 })
 			c.stop(s)
 			for key := range 100 {
 				complete(a.send(key, 20))
 			}
 			eventually(t, "the outage is noticed", func() bool { s := a.Status(); return !s.Connected && s.Reason != "" && s.Errors > 0 })
 			d := a.send(1000, 20)
+			eventually(t, "the other does not know any more what is in flight", func() bool { return b.Status().PeerRequests == 0 })
+			if n := b.Status().Proxies; n != 2 {
+				t.Errorf("%d proxies count without Redis, want the last known number", n)
+			}
 			c.back(s)
 			awaitProxies(t, 2, a, b)
 			eventually(t, "the other knows all prompts", func() bool {
@@ -290,9 +296,10 @@ func TestRedisOutages(t *testing.T) {
 						return false
 					}
 				}
-				return b.Status().PeerRequests == 1
+				return b.Status().PeerRequests == 2
 			})
 			complete(d)
+			complete(before)
 			eventually(t, "nothing is in flight", func() bool { return b.Status().PeerRequests == 0 })
 			if n := a.log.count("level=WARN"); n != 1 {
 				t.Errorf("%d warnings of one outage:\n%s", n, a.log.String())
@@ -333,6 +340,39 @@ func TestHostileStream(t *testing.T) {
 	if n := b.log.count("message of another proxy ignored"); n != 1 {
 		t.Errorf("%d lines about them", n)
 	}
+}
+
+// TestManyEvents expects that a proxy with always something to write lists what it has in flight,
+// and reports what it charges.
+func TestManyEvents(t *testing.T) {
+	s := startRedis(t)
+	a, b := startTwo(t, s)
+	ctx, cancel := context.WithCancel(t.Context())
+	var sending sync.WaitGroup
+	sending.Go(func() {
+		for key := 0; ctx.Err() == nil; key++ {
+			complete(a.send(key, 10))
+			sleep(ctx, time.Millisecond)
+		}
+	})
+	defer sending.Wait()
+	defer cancel()
+	for range 100 {
+		lease, err := a.Keys.FindName("k").TryAcquire()
+		if err != nil {
+			t.Fatal(err)
+		}
+		lease.Release(0, 0)
+	}
+	eventually(t, "the other has charged the requests", func() bool {
+		requests, _ := b.Keys.FindName("k").Rates()
+		return requests.Remaining < 600-80
+	})
+	// As if a message had been missed.
+	b.Router.ApplyPlacements(a.id, []router.PlacementEvent{{
+		Kind: router.PlacementSent, Placement: router.Placement{ID: 1 << 50, Backend: b.backends[0], Sequences: 1000},
+	}}, 0)
+	eventually(t, "what is not in flight is removed", func() bool { return b.backends[0].PeerInFlight.Load() < 500 })
 }
 
 // TestHugeValue expects that values beyond what a proxy writes are not read into memory.

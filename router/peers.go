@@ -148,7 +148,7 @@ func (r *Router) SyncPeer(peerID uint64, inFlight []Placement) {
 			r.endPeerRequest(p, q.decision, &PlacementEnd{Outcome: Outcome{End: ClientDisconnected}}, now)
 		}
 	}
-	r.dispatchQueued(now)
+	r.dispatchUnlessHeld(now)
 }
 
 // RemovePeer removes all that a peer has in flight: it has ended, or is not heard of any more.
