@@ -120,8 +120,8 @@ func TestRedisOutagesUnderLoad(t *testing.T) {
 	}
 }
 
-// TestProxyStartsWarm expects that a proxy that starts knows the prompts that another one was sent.
-func TestProxyStartsWarm(t *testing.T) {
+// TestRedisWarmStart expects that a proxy that starts knows the prompts that another one was sent.
+func TestRedisWarmStart(t *testing.T) {
 	redis, fleet := startRedis(t), startSimFleet(t, 3, 0)
 	first := startProgram(t, "--config", fleet.configFile(t, redis.yaml()).path)
 	awaitSharing(t, first)
@@ -138,9 +138,9 @@ func TestProxyStartsWarm(t *testing.T) {
 	second.eventually("it knows the prompts", func() bool { return metricSum(t, second.admin, "warmroute_index_blocks") >= blocks })
 }
 
-// TestStoredResponsesOfAnotherProxy sends the turns of conversations by previous_response_id to two
+// TestRedisStoredResponses sends the turns of conversations by previous_response_id to two
 // proxies in turn, with an API key: a response that is not known would be refused.
-func TestStoredResponsesOfAnotherProxy(t *testing.T) {
+func TestRedisStoredResponses(t *testing.T) {
 	redis, fleet := startRedis(t), &simFleet{}
 	for range 3 {
 		url, _ := startSimReplica(t, sim.Config{Engine: engine.Config{Speed: 20}, StoreResponses: true}, "127.0.0.1:0")
