@@ -432,7 +432,7 @@ func (c *Cluster) applyRecords(sender uint64, records []record, delay time.Durat
 	}
 	for i := range records {
 		switch r := &records[i]; r.kind {
-		case recordSent, recordPrefilled, recordEnded:
+		case recordSent, recordPrefilled, recordEnded, recordIndexed:
 			events = append(events, r.event)
 		case recordInFlight:
 			flush()

@@ -54,13 +54,14 @@ const (
 	recordKeyUsage                        // what was charged to a key since the last record
 	recordResponse                        // a stored response and its backend
 	recordForgotten                       // a stored response that is lost
+	recordIndexed                         // a backend and the blocks that it holds
 	recordLeaving                         // the sender ends; nothing else
 )
 
 // record is one decoded record. The fields that its kind does not name are zero.
 type record struct {
 	kind     recordKind
-	event    router.PlacementEvent // recordSent, recordPrefilled, recordEnded
+	event    router.PlacementEvent // recordSent, recordPrefilled, recordEnded, recordIndexed
 	inFlight []router.Placement    // recordInFlight
 	usage    keyUsage              // recordKeyUsage
 	response storedResponse        // recordResponse, recordForgotten
@@ -138,7 +139,7 @@ func (e *encoder) blocks(list []prompt.Block) {
 	}
 }
 
-// addEvent adds an event. address is that of its backend, of PlacementSent.
+// addEvent adds an event. address is that of its backend, if it has one.
 func (e *encoder) addEvent(v *router.PlacementEvent, address string) {
 	switch v.Kind {
 	case router.PlacementSent:
@@ -153,6 +154,10 @@ func (e *encoder) addEvent(v *router.PlacementEvent, address string) {
 		e.start(recordEnded)
 		e.uvarint(v.ID)
 		e.addEnd(&v.End)
+	case router.PlacementIndexed:
+		e.start(recordIndexed)
+		e.uvarint(e.name(address))
+		e.blocks(v.Blocks)
 	}
 }
 
@@ -323,6 +328,10 @@ func (d *decoder) record() (r record) {
 		r.event.Kind = router.PlacementEnded
 		r.event.ID = d.uvarint()
 		r.event.End = d.end()
+	case recordIndexed:
+		r.event.Kind = router.PlacementIndexed
+		r.event.Backend = d.backend()
+		r.event.Blocks = d.blocks()
 	case recordInFlight:
 		d.damaged = d.damaged || d.hasInFlight // there is one in a message
 		d.hasInFlight = true

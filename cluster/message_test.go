@@ -36,6 +36,7 @@ func sampleEvents(b *backends.Backend) []router.PlacementEvent {
 			Outcome: router.Outcome{End: router.Completed, AnswerTokens: 5, PromptTokens: 6, CachedTokens: 0, CachedKnown: true, Reply: []prompt.Block{9}},
 			TTFT:    1500 * time.Microsecond, QueuedAhead: 3000,
 		}},
+		{Kind: router.PlacementIndexed, Placement: router.Placement{Backend: b, Blocks: []prompt.Block{4, 5}}},
 	}
 }
 
@@ -68,7 +69,7 @@ func TestMessageRoundTrip(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []record{
-		{kind: recordSent, event: events[0]}, {kind: recordPrefilled, event: events[1]}, {kind: recordEnded, event: events[2]},
+		{kind: recordSent, event: events[0]}, {kind: recordPrefilled, event: events[1]}, {kind: recordEnded, event: events[2]}, {kind: recordIndexed, event: events[3]},
 		{kind: recordKeyUsage, usage: keyUsage{"key", 3, -400}},
 		{kind: recordResponse, response: storedResponse{"resp_1", "http://10.0.0.1:8000", "key"}},
 		{kind: recordForgotten, response: storedResponse{id: "resp_2"}},
@@ -115,7 +116,7 @@ func TestDamagedMessages(t *testing.T) {
 			t.Fatal(err)
 		}
 		records, err := parseRecords(rest, find)
-		if err == nil && len(records) > 2 {
+		if err == nil && len(records) > 3 {
 			t.Errorf("%d records of %d bytes", len(records), i)
 		}
 	}
@@ -146,7 +147,7 @@ func FuzzRecords(f *testing.F) {
 		again := encoder{}
 		for i := range records {
 			switch r := &records[i]; r.kind {
-			case recordSent, recordPrefilled, recordEnded:
+			case recordSent, recordPrefilled, recordEnded, recordIndexed:
 				again.addEvent(&r.event, "http://10.0.0.1:8000")
 			case recordKeyUsage:
 				again.addKeyUsage(&r.usage)

@@ -57,6 +57,8 @@ func (o *Outbox) ReportPlacement(v *router.PlacementEvent) {
 		}
 	case router.PlacementEnded:
 		delete(o.inFlight, v.ID)
+	case router.PlacementIndexed:
+		address = o.addressOf(v.Backend)
 	}
 	o.current.addEvent(v, address)
 	o.finishRecord()

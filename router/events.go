@@ -116,14 +116,21 @@ func (r *Router) IndexPlacement(req *Request, b *backends.Backend) (heldBlocks i
 		return 0
 	}
 	now := r.now()
+	heldBlocks = r.indexPrompt(req, b.Slot, now)
+	r.reportIndexed(b, req.Blocks)
+	r.dispatchQueued(now)
+	return heldBlocks
+}
+
+// indexPrompt indexes a prompt for a backend, and returns how many of its blocks that may hold.
+func (r *Router) indexPrompt(req *Request, slot int, now time.Time) (heldBlocks int) {
 	r.beginDecision(req, nil, now)
 	r.matchPrompt()
 	var p index.Pin
-	r.index.Add(&p, b.Slot, req.Blocks, r.decision.matched[b.Slot])
-	left := p.Omitted
+	r.index.Add(&p, slot, req.Blocks, r.decision.matched[slot])
+	omitted := p.Omitted
 	r.index.Release(&p, nil)
-	r.dispatchQueued(now)
-	return len(req.Blocks) - left
+	return len(req.Blocks) - omitted
 }
 
 // ResetReport is what ResetBackend removed.

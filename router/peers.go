@@ -108,6 +108,10 @@ func (r *Router) applyPlacementsLocked(peerID uint64, events []PlacementEvent) {
 		switch {
 		case e.Kind == PlacementSent && known == nil:
 			r.reservePeerRequest(p, &e.Placement, now)
+		case e.Kind == PlacementIndexed:
+			if b := e.Backend; b != nil && r.has(b) {
+				r.indexPrompt(&Request{Blocks: e.Blocks}, b.Slot, now)
+			}
 		case e.Kind == PlacementPrefilled && known != nil:
 			r.recordPeerPrefillDone(known.decision, now)
 		case e.Kind == PlacementEnded && known != nil:

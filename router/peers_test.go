@@ -3,6 +3,7 @@ package router
 import (
 	"context"
 	"math"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"testing"
@@ -145,6 +146,15 @@ func TestPeerAccountsReturnToZero(t *testing.T) {
 	}
 }
 
+func TestIndexedPlacementOfPeer(t *testing.T) {
+	a, b, events, fleetA, fleetB := twoPeers(t, 2)
+	a.IndexPlacement(ask(fleetA.backends, 1, 20), fleetA.backends[1])
+	b.ApplyPlacements(peerID, events.take(b), 0)
+	if d := mustPick(t, b, ask(fleetB.backends, 1, 20)); d.Backend.Slot != 1 || d.MatchedBlocks != 20 {
+		t.Errorf("the prompt goes to %s with %d blocks", d.Backend.Name, d.MatchedBlocks)
+	}
+}
+
 func TestSyncPeer(t *testing.T) {
 	_, b, _, _, fleetB := twoPeers(t, 2)
 	at := fleetB.backends[1]
@@ -237,4 +247,73 @@ func TestQueuedRequestsWaitForOtherPeers(t *testing.T) {
 		}
 		d.Release(Outcome{End: Completed})
 	})
+}
+
+// TestPeersKnowTheSame sends random requests to two routers that report to each other, and expects
+// that their indexes and accounts are equal.
+func TestPeersKnowTheSame(t *testing.T) {
+	var reported [2]recordedEvents
+	var routers [2]*Router
+	var fleets [2]fleetOf
+	for i := range routers {
+		routers[i], fleets[i].backends, fleets[i].clock = newFleet(t, 3, "prefix", func(o *Options) { o.Reporter, o.IndexMaxBytes = &reported[i], 1<<17 })
+	}
+	exchange := func() {
+		for i, r := range routers {
+			r.ApplyPlacements(peerID, reported[1-i].take(r), 0)
+		}
+	}
+	random := rand.New(rand.NewPCG(3, 3))
+	var open []*Decision
+	end := func(d *Decision) {
+		if random.IntN(2) == 0 {
+			d.RecordFirstEvent()
+			exchange()
+		}
+		d.Release([]Outcome{{End: Completed, AnswerTokens: 10, Reply: []prompt.Block{prompt.Block(random.Uint64())}}, {End: NotProcessed}, {End: Truncated}}[random.IntN(3)])
+		exchange()
+	}
+	for range 2000 {
+		i := random.IntN(2)
+		open = append(open, mustPick(t, routers[i], ask(fleets[i].backends, random.IntN(40), 1+random.IntN(60))))
+		exchange()
+		for _, f := range fleets {
+			f.clock.advance(10 * time.Millisecond)
+		}
+		if len(open) > 10 {
+			at := random.IntN(len(open))
+			end(open[at])
+			open = slices.Delete(open, at, at+1)
+		}
+	}
+	evicted := uint64(0)
+	for slot := range 3 {
+		a, b := &routers[0].states[slot], &routers[1].states[slot]
+		if x, y := a.backend.KnownInFlight(), b.backend.KnownInFlight(); x != y {
+			t.Errorf("backend %d: %d and %d sequences are in flight", slot, x, y)
+		}
+		if math.Abs(a.load.tokens-b.load.tokens) > 1e-6 || a.load.requests != b.load.requests || a.kv.unindexed != b.kv.unindexed {
+			t.Errorf("backend %d: the accounts are %+v and %+v", slot, a.load, b.load)
+		}
+		x, y := routers[0].index, routers[1].index
+		if x.Len(slot) != y.Len(slot) || x.CountPinned(slot) != y.CountPinned(slot) || x.Evictions(slot) != y.Evictions(slot) {
+			t.Errorf("backend %d: %d and %d blocks, %d and %d pinned", slot, x.Len(slot), y.Len(slot), x.CountPinned(slot), y.CountPinned(slot))
+		}
+		evicted += x.Evictions(slot)
+	}
+	if evicted == 0 {
+		t.Error("nothing was evicted, so the order of use was not compared")
+	}
+	var depths [2][3]int
+	for key := range 40 {
+		for i, r := range routers {
+			r.index.Match(ask(nil, key, 60).Blocks, depths[i][:])
+		}
+		if depths[0] != depths[1] {
+			t.Errorf("prompt %d: %v and %v blocks match", key, depths[0], depths[1])
+		}
+	}
+	for _, d := range open {
+		end(d)
+	}
 }

@@ -49,12 +49,13 @@ const (
 	PlacementSent PlacementEventKind = iota + 1
 	PlacementPrefilled
 	PlacementEnded
+	PlacementIndexed // by IndexPlacement: it has a Backend and Blocks, no ID and no other event
 )
 
 // PlacementEvent is a change of a router's account.
 type PlacementEvent struct {
 	Kind      PlacementEventKind
-	Placement // of PlacementSent; of the other events the ID alone
+	Placement // of PlacementSent and PlacementIndexed; of the other events the ID alone
 	End       PlacementEnd
 }
 
@@ -106,5 +107,15 @@ func (r *Router) reportEnded(d *Decision, o *Outcome) {
 	p.event = PlacementEvent{Kind: PlacementEnded, Placement: Placement{ID: d.request.id}, End: PlacementEnd{
 		Outcome: *o, TTFT: d.prediction.TTFT, QueuedAhead: d.prediction.QueuedAhead,
 	}}
+	p.reporter.ReportPlacement(&p.event)
+}
+
+// reportIndexed reports a prompt that was indexed for a backend without a request of ours.
+func (r *Router) reportIndexed(b *backends.Backend, blocks []prompt.Block) {
+	p := &r.peers
+	if p.reporter == nil {
+		return
+	}
+	p.event = PlacementEvent{Kind: PlacementIndexed, Placement: Placement{Backend: b, Blocks: blocks}}
 	p.reporter.ReportPlacement(&p.event)
 }
