@@ -440,7 +440,7 @@ func (c *Cluster) applyRecords(sender uint64, records []record, delay time.Durat
 		case recordKeyUsage:
 			c.Keys.ApplyCharge(apikey.Charge{Name: r.usage.name, Requests: r.usage.requests, Tokens: r.usage.tokens})
 		case recordResponse:
-			c.Responses.AddOfPeer(r.response.id, responseindex.Entry{Backend: r.response.backend, Owner: r.response.owner})
+			c.addResponse(&r.response)
 		case recordForgotten:
 			c.Responses.RemoveOfPeer(r.response.id)
 		case recordLeaving:
@@ -449,6 +449,14 @@ func (c *Cluster) applyRecords(sender uint64, records []record, delay time.Durat
 		}
 	}
 	flush()
+}
+
+// addResponse adds a stored response of a known backend and a known key.
+func (c *Cluster) addResponse(r *storedResponse) {
+	if c.Registry.FindAddress(r.backend) == nil || r.owner != "" && c.Keys.FindName(r.owner) == nil {
+		return
+	}
+	c.Responses.AddOfPeer(r.id, responseindex.Entry{Backend: r.backend, Owner: r.owner})
 }
 
 // updatePeers removes the peers that have not been heard of for peerTimeout. While Redis cannot be
