@@ -227,18 +227,24 @@ func TestQueuedRequestsWaitForOtherPeers(t *testing.T) {
 		running.Go(func() { b.Run(ctx) })
 		defer running.Wait()
 		defer cancel()
+		stillWaits := func(when string) {
+			t.Helper()
+			if b.CountWaiting() != 1 {
+				t.Fatalf("it does not wait %s", when)
+			}
+		}
 		d := mustPick(t, a, ask(fleetA.backends, 1, blocksFor(20)))
 		b.ApplyPlacements(peerID, events.take(b), 0)
 		w := submit(b, ask(fleetB.backends, 2, blocksFor(20)))
-		waits(t, "while the peer's request is there", w)
+		stillWaits("while the peer's request is there")
 		began := time.Now()
 		d.RecordFirstEvent()
 		b.ApplyPlacements(peerID, events.take(b), 13*time.Millisecond)
 		b.Tick()
-		waits(t, "while other peers come first", w)
+		stillWaits("while other peers come first")
 		time.Sleep(13*time.Millisecond - 1)
 		synctest.Wait()
-		waits(t, "until the delay has passed", w)
+		stillWaits("until the delay has passed")
 		time.Sleep(time.Nanosecond)
 		synctest.Wait()
 		sent(t, "after the delay", w).Release(Outcome{End: Completed})
