@@ -58,6 +58,7 @@ func CheckSettings(s Settings) error {
 
 // newClient returns a client, which connects when it is used.
 func newClient(s Settings) (redis.UniversalClient, error) {
+	redis.SetLogger(noLog{})
 	switch s.Mode {
 	case ModeSentinel:
 		return s.newSentinelClient()
@@ -66,6 +67,13 @@ func newClient(s Settings) (redis.UniversalClient, error) {
 	}
 	return s.newSingleClient()
 }
+
+// noLog discards what the clients log, in a log of the whole process: commands return the same
+// errors, and Cluster logs them once a minute.
+type noLog struct{}
+
+// Printf implements what redis.SetLogger takes.
+func (noLog) Printf(context.Context, string, ...any) {}
 
 func (s *Settings) newSingleClient() (redis.UniversalClient, error) {
 	o, err := redis.ParseURL(s.URL)
@@ -77,7 +85,7 @@ func (s *Settings) newSingleClient() (redis.UniversalClient, error) {
 	}
 	o.Dialer = newDialer(o.TLSConfig)
 	o.Password = cmp.Or(s.Password, o.Password)
-	o.DialTimeout, o.ReadTimeout, o.WriteTimeout = dialTimeout, commandTimeout, commandTimeout
+	o.DialTimeout, o.DialerRetries, o.ReadTimeout, o.WriteTimeout = dialTimeout, 1, commandTimeout, commandTimeout
 	o.ContextTimeoutEnabled, o.MaxRetries, o.PoolSize, o.DisableIdentity = true, -1, poolSize, true
 	o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 	return redis.NewClient(o), nil
@@ -97,7 +105,7 @@ func (s *Settings) newSentinelClient() (redis.UniversalClient, error) {
 	}
 	o.Dialer = newDialer(o.TLSConfig)
 	o.Password = cmp.Or(s.Password, o.Password)
-	o.DialTimeout, o.ReadTimeout, o.WriteTimeout = dialTimeout, commandTimeout, commandTimeout
+	o.DialTimeout, o.DialerRetries, o.ReadTimeout, o.WriteTimeout = dialTimeout, 1, commandTimeout, commandTimeout
 	o.ContextTimeoutEnabled, o.MaxRetries, o.PoolSize, o.DisableIdentity = true, -1, poolSize, true
 	return redis.NewFailoverClient(o), nil
 }
@@ -112,7 +120,7 @@ func (s *Settings) newClusterClient() (redis.UniversalClient, error) {
 	}
 	o.Dialer = newDialer(o.TLSConfig)
 	o.Password = cmp.Or(s.Password, o.Password)
-	o.DialTimeout, o.ReadTimeout, o.WriteTimeout = dialTimeout, commandTimeout, commandTimeout
+	o.DialTimeout, o.DialerRetries, o.ReadTimeout, o.WriteTimeout = dialTimeout, 1, commandTimeout, commandTimeout
 	o.ContextTimeoutEnabled, o.PoolSize, o.DisableIdentity = true, poolSize, true
 	o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 	return redis.NewClusterClient(o), nil

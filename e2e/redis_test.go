@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -114,6 +115,11 @@ func TestRedisOutagesUnderLoad(t *testing.T) {
 		c.leave()
 	}
 	for _, p := range proxies {
+		for line := range strings.Lines(p.log.String()) {
+			if !strings.HasPrefix(line, "time=") {
+				t.Errorf("the client writes to the log: %s", line)
+			}
+		}
 		p.eventually("nothing is in flight", func() bool {
 			return metricSum(t, p.admin, "warmroute_redis_peer_requests_in_flight") == 0 && metricSum(t, p.admin, "warmroute_requests_in_flight") == 0
 		})
