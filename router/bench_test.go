@@ -112,7 +112,7 @@ func benchmarkDecision(b *testing.B, kvEvents bool) {
 					d.RecordFirstEvent()
 					d.Release(Outcome{End: Completed, AnswerTokens: 100})
 					if i%100 == 0 && kvEvents {
-						clock.advance(speculativeTime)
+						clock.advance(confirmTimeout)
 						settleAll(replicas)
 					}
 				}

@@ -23,9 +23,9 @@ import (
 )
 
 const (
-	// speculativeTime is how long what a request was expected to leave in a cache counts after
-	// its first output where the replica has not reported it.
-	speculativeTime = 2 * time.Second
+	// confirmTimeout is how long after its first output what a request was expected to leave in a
+	// cache counts where the replica has not reported it.
+	confirmTimeout = 2 * time.Second
 	// maxFinishedRequests of a backend wait for their events to be read. What more there are
 	// stays approximate.
 	maxFinishedRequests = 4096
@@ -57,7 +57,9 @@ type KVFollower struct {
 	tracker *kvblocks.Tracker
 	closed  bool
 
-	restartedAt time.Time // since when an engine announces all that it holds
+	// cacheLost: the replica was found to have lost its cache. Unless its events soon tell the same,
+	// they are of a process that has ended.
+	cacheLost bool
 
 	blocks   atomic.Int64 // of tracker
 	complete atomic.Bool  // likewise
@@ -146,10 +148,21 @@ func (f *KVFollower) Restart(rank int, complete bool) {
 	if f.closed {
 		return
 	}
-	if complete {
-		f.restartedAt = f.router.now()
-	}
 	f.applyChanges(f.tracker.Restart(rank, complete))
+	f.dropIfLost(complete)
+}
+
+// dropIfLost drops what the replica held if it was found to have lost that, and its events, which
+// do not count any more, did not say so. known: they say now what it holds.
+func (f *KVFollower) dropIfLost(known bool) {
+	if f.cacheLost && !known {
+		f.router.withLock(func() {
+			if f.router.has(f.backend) {
+				f.router.index.DropCache(f.backend.Slot)
+			}
+		})
+	}
+	f.cacheLost = false
 }
 
 // Close ends the follower: what the replica has reported is approximate again.
@@ -161,6 +174,7 @@ func (f *KVFollower) Close() {
 	}
 	f.closed = true
 	f.applyChanges(f.tracker.ForgetAll())
+	f.dropIfLost(false)
 	f.router.withLock(func() {
 		if s := &f.router.states[f.backend.Slot]; s.follower == f {
 			s.follower = nil
@@ -186,8 +200,7 @@ func (r *Router) closeFollower(b *backends.Backend) {
 	}
 }
 
-// confirmAgain restores what KV events say a backend holds, after its cache was dropped. If they
-// are older than its process, they are of the one before.
+// confirmAgain restores what KV events say a backend holds, after its cache was dropped.
 func (r *Router) confirmAgain(b *backends.Backend) {
 	f := r.followerOf(b)
 	if f == nil {
@@ -195,11 +208,8 @@ func (r *Router) confirmAgain(b *backends.Backend) {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	switch l := b.Load(); {
-	case f.closed:
-	case l != nil && l.StartTime > 0 && f.restartedAt.Before(time.UnixMilli(int64(1000*l.StartTime))):
-		f.applyChanges(f.tracker.ForgetAll())
-	default:
+	if !f.closed {
+		f.cacheLost = true
 		f.applyChanges(f.tracker.HeldAsStored())
 	}
 }
@@ -263,12 +273,12 @@ func (r *Router) recordEndForKVEvents(d *Decision, o *Outcome, now time.Time) {
 	}
 	done := finishedRequest{
 		session: d.KVSession, bytes: q.bytes, promptTokens: o.PromptTokens,
-		due: now.Add(speculativeTime),
+		due: now.Add(confirmTimeout),
 	}
-	if d.started && now.Sub(q.startedAt) > speculativeTime {
+	if d.started && now.Sub(q.startedAt) > confirmTimeout {
 		done.due = now
 	} else if d.started {
-		done.due = q.startedAt.Add(speculativeTime)
+		done.due = q.startedAt.Add(confirmTimeout)
 	}
 	if done.blocks = q.blocks; !d.started {
 		done.blocks = slices.Clone(q.blocks)
@@ -321,11 +331,10 @@ func (q *finishedRequest) contradicts(end linkedEnd, blockBytes int) bool {
 	if q.promptTokens == 0 || end.blocks == 0 || bytes > q.bytes {
 		return false
 	}
-	const most = 1.3 // of the mean; the tokens of one half of a prompt can be shorter than those of the other
-	rest, restTokens := float64(q.bytes-bytes), float64(q.promptTokens-end.link.Tokens)
-	mean := float64(q.promptTokens) / float64(q.bytes)
-	return restTokens < 0 || rest < float64(q.bytes)/10 && float64(end.link.Tokens) > most*mean*float64(bytes) ||
-		rest < float64(q.bytes)/10 && float64(end.link.Tokens)*most < mean*float64(bytes)
+	const most = 1.3 // times what is expected: the tokens of one part of a prompt can be shorter than those of the rest
+	tokens, expected := float64(end.link.Tokens), float64(q.promptTokens)*float64(bytes)/float64(q.bytes)
+	isNearlyAll := q.bytes-bytes < q.bytes/10
+	return end.link.Tokens > q.promptTokens || isNearlyAll && (tokens > most*expected || most*tokens < expected)
 }
 
 // linkedEnd is where the linked part of a prompt ends.
@@ -369,11 +378,11 @@ func (f *KVFollower) findCommonEnd(blocks []prompt.Block, sequence []kvblocks.Bl
 	return end
 }
 
-// findEnd returns where the part of a prompt ends that is linked in such a way.
-func (r *Router) findEnd(blocks []prompt.Block, isSuch func(index.Link) bool) (end linkedEnd) {
+// findEnd returns where the part of a prompt ends whose links are such that isPart is true.
+func (r *Router) findEnd(blocks []prompt.Block, isPart func(index.Link) bool) (end linkedEnd) {
 	end.blocks = sort.Search(len(blocks), func(i int) bool {
 		l, known := r.index.Link(blocks[i])
-		return !known || !isSuch(l)
+		return !known || !isPart(l)
 	})
 	if end.blocks > 0 {
 		end.link, _ = r.index.Link(blocks[end.blocks-1])
@@ -449,8 +458,8 @@ func (f *KVFollower) removeApproximate(q *finishedRequest, hasStored bool) {
 			return
 		}
 		end := r.findLinkedEnd(q.blocks)
-		// Without events all of a prompt may have been cached but for less than one KV block.
-		if unlinked := (len(q.blocks) - end.blocks) * r.blockBytes; hasStored || unlinked <= 2*r.blockBytes {
+		// Without events, all of the prompt may have been cached but for less than one KV block.
+		if unlinked := len(q.blocks) - end.blocks; hasStored || unlinked <= 2 {
 			r.index.RemoveApproximate(f.backend.Slot, q.blocks)
 		}
 	})

@@ -17,7 +17,7 @@ func TestKVEventsOfDisconnectBeforePrefill(t *testing.T) {
 	home := d.Backend.Slot
 	replicas[home].compute(d.KVSession, 1, 512) // the first chunk
 	d.Release(Outcome{End: ClientDisconnected})
-	c.advance(speculativeTime)
+	c.advance(confirmTimeout)
 	settleAll(replicas)
 	e := r.Explain(*ask(fleet, 1, 40))
 	// the same again, to its end
@@ -25,7 +25,7 @@ func TestKVEventsOfDisconnectBeforePrefill(t *testing.T) {
 	cached := replicas[d.Backend.Slot].compute(d.KVSession, 1, 2560)
 	d.RecordFirstEvent()
 	d.Release(Outcome{End: Completed, PromptTokens: 2560, CachedTokens: cached, CachedKnown: true})
-	c.advance(speculativeTime)
+	c.advance(confirmTimeout)
 	settleAll(replicas)
 	e = r.Explain(*ask(fleet, 1, 40))
 	if got := matched(t, r, fleet, 1, 40)[d.Backend.Slot]; got != 2560 || e.PromptTokens != 2560 {
@@ -45,13 +45,13 @@ func TestKVEventsOfAbortKeepLinks(t *testing.T) {
 	r, fleet, c := newFleet(t, 1, "prefix")
 	replicas := followAll(t, r, fleet)
 	serve(t, r, fleet, replicas, 1, 40)
-	c.advance(speculativeTime)
+	c.advance(confirmTimeout)
 	settleAll(replicas)
 	replicas[0].evict(1, 0)
 	d := mustPick(t, r, ask(fleet, 1, 40))
 	replicas[0].compute(d.KVSession, 1, 512)
 	d.Release(Outcome{End: ClientDisconnected})
-	c.advance(speculativeTime)
+	c.advance(confirmTimeout)
 	settleAll(replicas)
 	dd := make([]int, 1)
 	r.index.Match(ask(fleet, 1, 40).Blocks, dd)
@@ -68,7 +68,7 @@ func TestKVEventsOfStoppedStream(t *testing.T) {
 	d.RecordFirstEvent()
 	replicas[0].compute(d.KVSession, 1, 640+1280) // an answer of 1280 tokens
 	d.Release(Outcome{End: ClientDisconnected, AnswerTokens: 1280})
-	c.advance(speculativeTime)
+	c.advance(confirmTimeout)
 	settleAll(replicas)
 	e := r.Explain(*ask(fleet, 1, 10))
 	if got := matched(t, r, fleet, 1, 10)[0]; got != 640 || e.PromptTokens > 700 {
@@ -84,11 +84,11 @@ func TestKVEventsOfConversationAfterStoppedStream(t *testing.T) {
 	d.RecordFirstEvent()
 	replicas[0].compute(d.KVSession, 1, 1920) // with an answer of 1280 tokens
 	d.Release(Outcome{End: ClientDisconnected, AnswerTokens: 1280})
-	c.advance(speculativeTime)
+	c.advance(confirmTimeout)
 	settleAll(replicas)
 	for turn := range 3 {
 		serve(t, r, fleet, replicas, 1, 32+2*turn) // the next turns, with usage
-		c.advance(speculativeTime)
+		c.advance(confirmTimeout)
 		settleAll(replicas)
 	}
 	l, _ := r.index.Link(ask(fleet, 1, 10).Blocks[9])
@@ -111,7 +111,7 @@ func TestKVEventsWithoutUsage(t *testing.T) {
 	d.RecordFirstEvent()
 	replicas[0].compute(d.KVSession, 1, 640+640) // e.g. reasoning, which no later turn sends
 	d.Release(Outcome{End: Completed, AnswerTokens: 640})
-	c.advance(speculativeTime)
+	c.advance(confirmTimeout)
 	settleAll(replicas)
 	e := r.Explain(*ask(fleet, 1, 10))
 	if e.PromptTokens > 700 {
@@ -125,12 +125,12 @@ func TestConversationAfterReplacedLinks(t *testing.T) {
 	r.index.SetRequestedCapacity(0, 1000)
 	replicas := followAll(t, r, fleet)
 	serve(t, r, fleet, replicas, 1, 25)
-	c.advance(speculativeTime)
+	c.advance(confirmTimeout)
 	settleAll(replicas)
 	replicas[0].evict(1, 0)
 	for key := 2; key < 25; key++ {
 		serve(t, r, fleet, replicas, key, 5)
-		c.advance(speculativeTime)
+		c.advance(confirmTimeout)
 		settleAll(replicas)
 		replicas[0].evict(key, 0)
 		_, first := r.index.Link(prompt.Block(1<<32 + 1))
@@ -141,7 +141,7 @@ func TestConversationAfterReplacedLinks(t *testing.T) {
 	}
 	for turn := range 3 {
 		serve(t, r, fleet, replicas, 1, 26+turn)
-		c.advance(speculativeTime)
+		c.advance(confirmTimeout)
 		settleAll(replicas)
 		if got, want := matched(t, r, fleet, 1, 26+turn)[0], (26+turn)*64; got != want {
 			t.Errorf("turn %d: %d tokens matched, want %d; %+v", turn, got, want, *r.states[0].follower.status())
@@ -160,7 +160,7 @@ func TestMoreKVBlocksThanRoom(t *testing.T) {
 	replicas[1].compute(d.KVSession, 1, 640)
 	d.RecordFirstEvent()
 	d.Release(Outcome{End: Completed, PromptTokens: 640})
-	c.advance(speculativeTime)
+	c.advance(confirmTimeout)
 	settleAll(replicas)
 	s := r.states[1].follower.status()
 	if got := matched(t, r, fleet, 1, 10)[1]; got != 640 || s.Complete {
@@ -173,7 +173,7 @@ func TestForgetCacheWhenFull(t *testing.T) {
 	r, fleet, c := newFleet(t, 1, "prefix", func(o *Options) { o.IndexMaxBytes = 128 * 4 * 100 })
 	replicas := followAll(t, r, fleet)
 	serve(t, r, fleet, replicas, 1, 10)
-	c.advance(speculativeTime)
+	c.advance(confirmTimeout)
 	settleAll(replicas)
 	replicas[0].compute("", 9, 60*testKVTokens)
 	before := matched(t, r, fleet, 1, 10)
@@ -189,7 +189,7 @@ func TestRestartSeenByScrapeFirst(t *testing.T) {
 	r, fleet, c := newFleet(t, 1, "prefix")
 	replicas := followAll(t, r, fleet)
 	serve(t, r, fleet, replicas, 1, 10)
-	c.advance(speculativeTime)
+	c.advance(confirmTimeout)
 	settleAll(replicas)
 	r.ForgetCache(fleet[0])
 	replicas[0].follower.Restart(0, false) // as Subscriber does: it forgets, and then replays from the beginning
@@ -207,7 +207,7 @@ func TestKVEventsOfOneOfTwoEngines(t *testing.T) {
 		k.follower.SetEngines(2)
 	}
 	serve(t, r, fleet, replicas, 1, 10)
-	c.advance(speculativeTime)
+	c.advance(confirmTimeout)
 	settleAll(replicas)
 	home := 0
 	if matched(t, r, fleet, 1, 10)[1] > 0 {
@@ -218,7 +218,7 @@ func TestKVEventsOfOneOfTwoEngines(t *testing.T) {
 	d := mustPick(t, r, req) // is computed by rank 1 there
 	d.RecordFirstEvent()
 	d.Release(Outcome{End: Completed, PromptTokens: 640})
-	c.advance(speculativeTime)
+	c.advance(confirmTimeout)
 	settleAll(replicas)
 	if got := matched(t, r, fleet, 1, 10)[1-home]; got != 640 {
 		t.Errorf("%d tokens matched where rank 1 holds 640, status %+v", got, *r.states[1-home].follower.status())
@@ -249,7 +249,7 @@ func TestHotPromptWithLargeKVBlocks(t *testing.T) {
 		store(d.KVSession, uint64(100+n), 1, uint32(1000*(n+1)))
 		d.RecordFirstEvent()
 		d.Release(Outcome{End: Completed, PromptTokens: 1024})
-		c.advance(speculativeTime)
+		c.advance(confirmTimeout)
 		settleAll(replicas)
 		if l, known := r.index.Link(req.Blocks[15]); known && l.KVTokens == 1024 {
 			linked++
@@ -267,7 +267,7 @@ func TestConfirmedAfterLostKVEvents(t *testing.T) {
 	serve(t, r, fleet, replicas, 1, 10)
 	d := mustPick(t, r, ask(fleet, 1, 12)) // in flight
 	_ = d
-	c.advance(speculativeTime)
+	c.advance(confirmTimeout)
 	settleAll(replicas)
 	replicas[0].follower.Restart(0, false)
 	if s := r.states[0].follower.status(); s.Confirmed != 0 {
@@ -290,7 +290,7 @@ func TestKVEventsOfTwoModels(t *testing.T) {
 		d.RecordFirstEvent()
 		d.Release(Outcome{End: Completed, PromptTokens: 640})
 	}
-	c.advance(speculativeTime)
+	c.advance(confirmTimeout)
 	settleAll(replicas)
 	for i := range 2 {
 		if got := r.index.Len(i); got != 10 {
@@ -304,14 +304,14 @@ func TestSharedPromptSettledBeforeSecond(t *testing.T) {
 	r, fleet, c := newFleet(t, 1, "prefix")
 	replicas := followAll(t, r, fleet)
 	serve(t, r, fleet, replicas, 1, 10)
-	c.advance(speculativeTime)
+	c.advance(confirmTimeout)
 	settleAll(replicas)
 	replicas[0].evict(1, 0)
 	// A second request computes it again; an older one is settled before its events are read.
 	old := mustPick(t, r, ask(fleet, 1, 10))
 	old.RecordFirstEvent()
 	old.Release(Outcome{End: Completed, PromptTokens: 640})
-	c.advance(speculativeTime)
+	c.advance(confirmTimeout)
 	inFlight := mustPick(t, r, ask(fleet, 1, 10))
 	settleAll(replicas)
 	inFlight.RecordFirstEvent()
@@ -319,5 +319,24 @@ func TestSharedPromptSettledBeforeSecond(t *testing.T) {
 	replicas[0].compute(inFlight.KVSession, 1, 640)
 	if got := matched(t, r, fleet, 1, 10)[0]; got != 640 {
 		t.Errorf("%d tokens matched, want 640", got)
+	}
+}
+
+// A replica is restarted without KV events: what they said before does not count.
+func TestRestartWithoutKVEvents(t *testing.T) {
+	for name, end := range map[string]func(*KVFollower){
+		"the connection is missing": func(f *KVFollower) { f.Restart(0, false) },
+		"it lists no publishers":    (*KVFollower).Close,
+	} {
+		r, fleet, c := newFleet(t, 1, "prefix")
+		replicas := followAll(t, r, fleet)
+		serve(t, r, fleet, replicas, 1, 10)
+		c.advance(confirmTimeout)
+		settleAll(replicas)
+		r.ForgetCache(fleet[0])
+		end(replicas[0].follower)
+		if got := matched(t, r, fleet, 1, 10)[0]; got != 0 {
+			t.Errorf("%s: %d tokens matched", name, got)
+		}
 	}
 }

@@ -102,7 +102,7 @@ func TestKVEventsReplaceTheAccount(t *testing.T) {
 	f("just answered", 640)
 	replicas[home].evict(1, 30)
 	f("evicted before it was settled", 640)
-	c.advance(speculativeTime)
+	c.advance(confirmTimeout)
 	settleAll(replicas)
 	f("settled", 448) // seven blocks of four KV blocks each
 	replicas[home].evict(1, 5)
@@ -129,7 +129,7 @@ func TestKVEventsBeforeTheFirstRequest(t *testing.T) {
 		t.Errorf("%v tokens matched of a prompt that is not known", got)
 	}
 	serve(t, r, fleet, replicas, 1, 12)
-	c.advance(speculativeTime)
+	c.advance(confirmTimeout)
 	settleAll(replicas)
 	got := matched(t, r, fleet, 1, 12)
 	if most, least := max(got[0], got[1]), min(got[0], got[1]); most != 768 || least != 320 && least != 640 {
@@ -142,7 +142,7 @@ func TestLostKVEventsLeaveTheAccount(t *testing.T) {
 	r.index.SetRequestedCapacity(0, 100)
 	replicas := followAll(t, r, fleet)
 	serve(t, r, fleet, replicas, 1, 10)
-	c.advance(speculativeTime)
+	c.advance(confirmTimeout)
 	settleAll(replicas)
 	f := func(when string, key, want int) {
 		t.Helper()
@@ -153,7 +153,7 @@ func TestLostKVEventsLeaveTheAccount(t *testing.T) {
 	replicas[0].follower.Restart(0, false)
 	f("events were lost", 1, 640)
 	serve(t, r, fleet, replicas, 2, 10)
-	c.advance(speculativeTime)
+	c.advance(confirmTimeout)
 	settleAll(replicas)
 	replicas[0].evict(2, 20)
 	f("evicted since", 2, 320)
@@ -170,7 +170,7 @@ func TestForgetCacheWithKVEvents(t *testing.T) {
 	replicas := followAll(t, r, fleet)
 	serve(t, r, fleet, replicas, 1, 10)
 	serve(t, r, fleet, replicas, 2, 10)
-	c.advance(speculativeTime)
+	c.advance(confirmTimeout)
 	settleAll(replicas)
 	replicas[0].follower.Restart(0, true)
 	clear(replicas[0].held)
@@ -204,7 +204,7 @@ func TestRequestsWithoutKVSession(t *testing.T) {
 	replicas[0].compute("", 6, 256) // the events name another session, as that in the body
 	d.RecordFirstEvent()
 	d.Release(Outcome{End: Completed, PromptTokens: 256})
-	c.advance(speculativeTime)
+	c.advance(confirmTimeout)
 	settleAll(replicas)
 	if got := matched(t, r, fleet, 6, 4)[0]; got != 256 {
 		t.Errorf("%d tokens matched of a request that no event named, want 256 by our account", got)
@@ -223,7 +223,7 @@ func TestKVEventsOfAnswer(t *testing.T) {
 		End: Completed, PromptTokens: 4 * tokensPerBlock, AnswerTokens: 2 * tokensPerBlock,
 		Reply: []prompt.Block{next.Blocks[4], next.Blocks[5]},
 	})
-	c.advance(speculativeTime)
+	c.advance(confirmTimeout)
 	settleAll(replicas)
 	f := func(when string, want int) {
 		t.Helper()
@@ -243,7 +243,7 @@ func TestTokensByLinks(t *testing.T) {
 	replicas[0].compute(d.KVSession, 1, 1280) // twice as many tokens as usual
 	d.RecordFirstEvent()
 	d.Release(Outcome{End: Completed, PromptTokens: 1280})
-	c.advance(speculativeTime)
+	c.advance(confirmTimeout)
 	settleAll(replicas)
 	e := r.Explain(*ask(fleet, 1, 12))
 	if got := int(e.Backends[0].MatchedTokens); got != 1280 {
@@ -258,7 +258,7 @@ func TestFollowerOfRemovedBackend(t *testing.T) {
 	r, fleet, c := newFleet(t, 2, "prefix")
 	replicas := followAll(t, r, fleet)
 	d := serve(t, r, fleet, replicas, 1, 10)
-	c.advance(speculativeTime)
+	c.advance(confirmTimeout)
 	settleAll(replicas)
 	slot := d.Backend.Slot
 	r.RemoveBackend(d.Backend)
@@ -279,7 +279,7 @@ func TestNonsenseKVEvents(t *testing.T) {
 	r, fleet, c := newFleet(t, 2, "prefix")
 	replicas := followAll(t, r, fleet)
 	honest := serve(t, r, fleet, replicas, 1, 10).Backend.Slot
-	c.advance(speculativeTime)
+	c.advance(confirmTimeout)
 	settleAll(replicas)
 	req := ask(fleet, 1, 10)
 	req.Backends = fleet[1-honest : 2-honest]
@@ -287,7 +287,7 @@ func TestNonsenseKVEvents(t *testing.T) {
 	replicas[1-honest].compute(d.KVSession, 7, 640)
 	d.RecordFirstEvent()
 	d.Release(Outcome{End: Completed, PromptTokens: 640})
-	c.advance(speculativeTime)
+	c.advance(confirmTimeout)
 	settleAll(replicas)
 	if got := matched(t, r, fleet, 1, 10)[honest]; got != 640 {
 		t.Errorf("%d tokens matched on the replica that holds all 640", got)

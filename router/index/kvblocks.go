@@ -105,7 +105,7 @@ func (x *Index) RemoveKV(slot int, k KVBlock) {
 // blocks are approximate again. Successors are to be forgotten before their predecessors.
 func (x *Index) ForgetKV(slot int, k KVBlock) {
 	if x.clearHeld(slot, k) {
-		x.forEachLinkBackwards(k, func(l *link) { x.unconfirm(slot, l.block) })
+		x.forEachLinkBackwards(k, func(l *link) { x.makeApproximate(slot, l.block) })
 	}
 }
 
@@ -302,7 +302,7 @@ func (x *Index) confirm(slot int, l *link) {
 		return
 	}
 	if parent, known := x.confirmedParent(slot, l); known {
-		x.report(slot, l.block, parent, confirmed)
+		x.recordReport(slot, l.block, parent, confirmed)
 	}
 }
 
@@ -323,12 +323,12 @@ func (x *Index) confirmedParent(slot int, l *link) (parent int32, known bool) {
 	if !known {
 		return 0, false
 	}
-	return x.report(slot, l.parent, before, removed), true
+	return x.recordReport(slot, l.parent, before, removed), true
 }
 
-// report records what a replica has said of a block, which is added after the entry parent
+// recordReport records what a replica has said of a block, which is added after the entry parent
 // if the backend does not have it, and returns its entry.
-func (x *Index) report(slot int, b prompt.Block, parent int32, r report) (at int32) {
+func (x *Index) recordReport(slot int, b prompt.Block, parent int32, r report) (at int32) {
 	c := x.caches[slot]
 	if at = x.findEntry(slot, b); at == 0 {
 		at = c.insertPinned(b, parent, max(1, c.uses))
@@ -361,8 +361,8 @@ func (x *Index) removeConfirmed(slot int, b prompt.Block) {
 	}
 }
 
-// unconfirm makes a confirmed block approximate.
-func (x *Index) unconfirm(slot int, b prompt.Block) {
+// makeApproximate makes a confirmed block one that the backend is only assumed to hold.
+func (x *Index) makeApproximate(slot int, b prompt.Block) {
 	c, at := x.caches[slot], x.findEntry(slot, b)
 	if at == 0 || c.entries[at].report == unreported {
 		return
