@@ -15,6 +15,9 @@ import (
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
+
+	"warmroute/sim"
+	"warmroute/sim/engine"
 )
 
 // monitored is a proxy that serves, asked for something of every kind.
@@ -25,15 +28,21 @@ type monitored struct {
 	client *http.Client
 }
 
-func startMonitored(t *testing.T) *monitored {
+func startMonitored(t *testing.T, settings string) *monitored {
 	startCollector(t, "http/protobuf") // or nothing were counted of the spans
-	fleet := startSimFleet(t, 2, 100_000)
+	fleet := &simFleet{}
+	for range 2 {
+		url, _ := startSimReplica(t, sim.Config{
+			Engine: engine.Config{KVTokens: 100_000, Speed: 20}, KVEvents: sim.KVEventsConfig{Endpoint: "0"},
+		}, "127.0.0.1:0")
+		fleet.urls = append(fleet.urls, url)
+	}
 	m := &monitored{fleet: fleet, key: "the-key-of-the-team-that-asks", client: &http.Client{Transport: &http.Transport{}}}
 	file := t.TempDir() + "/keys"
 	if err := os.WriteFile(file, []byte("team "+m.key+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	m.program = startProgram(t, "--config", fleet.configFile(t, "keys_file: "+file+"\n").path)
+	m.program = startProgram(t, "--config", fleet.configFile(t, "keys_file: "+file+"\n"+settings).path)
 	t.Cleanup(m.client.CloseIdleConnections)
 	return m
 }
@@ -214,7 +223,7 @@ func TestGrafanaDashboard(t *testing.T) {
 // TestMetricsAreDocumented compares the guide's list with what a proxy exposes that
 // has done something of every kind; and what the board and the alerts ask for.
 func TestMetricsAreDocumented(t *testing.T) {
-	m := startMonitored(t)
+	m := startMonitored(t, "redis: {url: \"redis://127.0.0.1:1\"}\n") // where nothing listens
 	m.chat()
 	m.mishap()
 	guide, err := os.ReadFile("docs/operations.md")

@@ -98,7 +98,7 @@ func filled(who, query string) string {
 // one that takes native histograms and no others, and asks both all that the board
 // and the alerts ask.
 func TestPrometheusAnswersEveryQuery(t *testing.T) {
-	m := startMonitored(t)
+	m := startMonitored(t, "")
 	m.chat()
 	plain := startPrometheus(t, m.admin, "exemplar-storage")
 	native := startPrometheus(t, m.admin, "native-histograms", "exemplar-storage")
@@ -138,7 +138,7 @@ func TestPrometheusAnswersEveryQuery(t *testing.T) {
 
 // TestPrometheusKeepsTheRequestsIDs asks for exemplars, as a board does.
 func TestPrometheusKeepsTheRequestsIDs(t *testing.T) {
-	m := startMonitored(t)
+	m := startMonitored(t, "")
 	m.chat()
 	for _, features := range [][]string{{"exemplar-storage"}, {"exemplar-storage", "native-histograms"}} {
 		p := startPrometheus(t, m.admin, features...)
@@ -157,7 +157,7 @@ func TestPrometheusKeepsTheRequestsIDs(t *testing.T) {
 }
 
 func TestPromtool(t *testing.T) {
-	m := startMonitored(t)
+	m := startMonitored(t, "")
 	m.chat()
 	m.mishap()
 	for _, c := range []struct {
