@@ -76,15 +76,15 @@ func (x *Index) MaxKVBlocks() int { return x.kv.maxHeld }
 // nothing, if there is no room for more.
 func (x *Index) StoreKV(slot int, k KVBlock) (stored bool) {
 	kv := &x.kv
-	held := x.holdsKV(slot, k)
-	if !held && kv.heldLen >= kv.maxHeld {
-		return false
-	}
 	for len(kv.held) <= slot/maxMembers {
 		kv.held = append(kv.held, new(table[uint64]))
 	}
-	if !held {
-		*kv.held[slot/maxMembers].getOrAdd(prompt.Block(k)) |= 1 << (slot % maxMembers)
+	if kv.heldLen >= kv.maxHeld {
+		if !x.holdsKV(slot, k) {
+			return false
+		}
+	} else if word, bit := kv.held[slot/maxMembers].getOrAdd(prompt.Block(k)), uint64(1)<<(slot%maxMembers); *word&bit == 0 {
+		*word |= bit
 		kv.heldLen++
 	}
 	for at := kv.byKV.get(prompt.Block(k)); at != 0; at = kv.links[at].next {
@@ -111,13 +111,17 @@ func (x *Index) ForgetKV(slot int, k KVBlock) {
 
 // clearHeld reports whether a backend held a KV block, which it does not any more.
 func (x *Index) clearHeld(slot int, k KVBlock) (held bool) {
-	if !x.holdsKV(slot, k) {
+	if slot/maxMembers >= len(x.kv.held) {
 		return false
 	}
-	t := x.kv.held[slot/maxMembers]
-	word := t.getOrAdd(prompt.Block(k))
-	if *word &^= 1 << (slot % maxMembers); *word == 0 {
-		t.remove(prompt.Block(k))
+	t, bit := x.kv.held[slot/maxMembers], uint64(1)<<(slot%maxMembers)
+	p, bucket, place := t.findBlock(prompt.Block(k))
+	if p == nil || p.buckets[bucket].values[place]&bit == 0 {
+		return false
+	}
+	word := &p.buckets[bucket].values[place]
+	if *word &^= bit; *word == 0 {
+		t.removeSlot(p, bucket, place)
 	}
 	x.kv.heldLen--
 	return true
