@@ -7,10 +7,11 @@ import (
 )
 
 // cache is the mirror of one backend's prefix cache. Blocks that requests in flight
-// use are pinned, and those that the replica has reported are confirmed; the others form
-// a list, least recently used first. Invariant: a block's predecessor is held too, and is
-// pinned, confirmed or was used later. So the oldest entry is the tail of every prefix it
-// belongs to, and eviction shortens prefixes from their tails, as in vLLM's own free list.
+// use are pinned, and of some the replica has reported that it holds them or does not any
+// more; the others form a list, least recently used first. Invariant: a block's predecessor
+// is held too, and is pinned, has a report or was used later. So the oldest entry is the
+// tail of every prefix it belongs to, and eviction shortens prefixes from their tails, as in
+// vLLM's own free list.
 type cache struct {
 	capacity  int
 	evictions uint64
@@ -45,7 +46,7 @@ type report uint8
 const (
 	unreported report = iota
 	confirmed         // it holds the block: the entry is not in the list
-	removed           // it does not any more: the entry is removed with its last successor, and not in the list until then
+	removed           // it does not any more, or only with blocks that follow: the entry is removed with its last successor, and not in the list until then
 	forgotten         // it is not known any more: the entry is not in the list while blocks with a report follow it
 )
 

@@ -1,5 +1,6 @@
 // Package index approximates every replica's prefix cache from the prompts that it
-// was sent: which backend likely holds which block.
+// was sent, and from what it reports of its KV blocks: which backend likely holds which
+// block.
 package index
 
 import (
