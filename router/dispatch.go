@@ -26,7 +26,7 @@ const (
 	settleDelay = 2 * time.Second
 	// maxReordered queued requests are matched again in each reorderInterval.
 	maxReordered    = 96
-	reorderInterval = TickInterval
+	reorderInterval = 5 * TickInterval
 )
 
 // claim is what queued requests that cannot be sent yet claim of a backend for one
