@@ -183,7 +183,7 @@ func TestHostTierIsLearned(t *testing.T) {
 		{"usage", 8, false, 0.9, [2]float64{4, 16}, 0.02},
 		{"counters", 8, true, 0.8, [2]float64{4, 16}, 0.02},
 		{"no host tier", 0, false, 0, [2]float64{0.5, 1.2}, 0.02},
-		{"no host tier, counters", 0, true, 0, [2]float64{0.5, 1.2}, 0.02},
+		{"no host tier, counters", 0, true, 0, [2]float64{0.5, 1.2}, 0.03},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r, sum := mustPlay(t, &Scenario{
