@@ -28,6 +28,9 @@ type monitored struct {
 	client *http.Client
 }
 
+// redisAbsent are settings with a Redis where nothing listens.
+const redisAbsent = "redis: {url: \"redis://127.0.0.1:1\"}\n"
+
 func startMonitored(t *testing.T, settings string) *monitored {
 	startCollector(t, "http/protobuf") // or nothing were counted of the spans
 	fleet := &simFleet{}
@@ -223,7 +226,7 @@ func TestGrafanaDashboard(t *testing.T) {
 // TestMetricsAreDocumented compares the guide's list with what a proxy exposes that
 // has done something of every kind; and what the board and the alerts ask for.
 func TestMetricsAreDocumented(t *testing.T) {
-	m := startMonitored(t, "redis: {url: \"redis://127.0.0.1:1\"}\n") // where nothing listens
+	m := startMonitored(t, redisAbsent)
 	m.chat()
 	m.mishap()
 	guide, err := os.ReadFile("docs/operations.md")

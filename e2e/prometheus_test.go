@@ -98,7 +98,7 @@ func filled(who, query string) string {
 // one that takes native histograms and no others, and asks both all that the board
 // and the alerts ask.
 func TestPrometheusAnswersEveryQuery(t *testing.T) {
-	m := startMonitored(t, "")
+	m := startMonitored(t, redisAbsent)
 	m.chat()
 	plain := startPrometheus(t, m.admin, "exemplar-storage")
 	native := startPrometheus(t, m.admin, "native-histograms", "exemplar-storage")
