@@ -269,7 +269,7 @@ func (c *Cluster) readStream(ctx context.Context) {
 			if errors.Is(err, errReplyTooLong) {
 				c.position = latest
 			}
-			c.updatePeers(time.Now())
+			c.removeSilentPeers(time.Now())
 			sleep(ctx, delay)
 			delay = min(2*delay, maxRetryDelay)
 			continue
@@ -280,7 +280,7 @@ func (c *Cluster) readStream(ctx context.Context) {
 			c.applyEntry(&messages[i], time.Now())
 		}
 		c.setReadPosition(c.position)
-		c.updatePeers(time.Now())
+		c.removeSilentPeers(time.Now())
 		if c.readsNothing(time.Now()) {
 			c.logs.warn("messages are written to redis and not read, reading from the latest", "position", c.position)
 			c.position = latest
@@ -296,7 +296,7 @@ func (c *Cluster) readsNothing(now time.Time) bool {
 	return c.lastWrite.Sub(c.lastRead) > peerTimeout && now.Sub(c.lastWrite) < peerTimeout
 }
 
-// readNext returns the next messages, none if there are none for a while.
+// readNext returns the next messages. It blocks for readBlock at most, and returns none if there are none by then.
 func (c *Cluster) readNext(ctx context.Context) ([]redis.XMessage, error) {
 	ctx, cancel := context.WithTimeout(ctx, readBlock+commandTimeout)
 	defer cancel()
@@ -459,10 +459,10 @@ func (c *Cluster) addResponse(r *storedResponse) {
 	c.Responses.AddOfPeer(r.id, responseindex.Entry{Backend: r.backend, Owner: r.owner})
 }
 
-// updatePeers removes the peers that have not been heard of for peerTimeout. While Redis cannot be
+// removeSilentPeers removes the peers that have not been heard of for peerTimeout. While Redis cannot be
 // read or written nothing can be heard: they count on as proxies, but what they have in flight is
 // not known any more.
-func (c *Cluster) updatePeers(now time.Time) {
+func (c *Cluster) removeSilentPeers(now time.Time) {
 	var silent, unknown []uint64
 	c.mu.Lock()
 	connected := c.status.Connected

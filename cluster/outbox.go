@@ -118,7 +118,7 @@ func (o *Outbox) addInFlight() {
 		e.addAccount(id, &a)
 	}
 	o.completeBatch() // there is one in a message
-	o.notify()
+	o.signalReady()
 }
 
 // addLeaving adds that this proxy ends.
@@ -134,7 +134,7 @@ func (o *Outbox) finishRecord() {
 	if e := o.current; e.len() >= batchBytes || e.events >= batchRecords {
 		o.completeBatch()
 	}
-	o.notify()
+	o.signalReady()
 }
 
 // completeBatch begins the next batch. o.mu is held.
@@ -177,7 +177,7 @@ func (o *Outbox) dropBeyondBound() {
 	}
 }
 
-func (o *Outbox) notify() {
+func (o *Outbox) signalReady() {
 	select {
 	case o.ready <- struct{}{}:
 	default:

@@ -137,7 +137,7 @@ func (a *attempt) recordAndReleaseDecision() {
 	}
 	if a.result.End == router.Completed {
 		a.result.Reply = a.reply.Finish()
-		a.result.ReplyRestBytes = a.reply.RestBytes()
+		a.result.ReplyTailBytes = a.reply.TailBytes()
 	}
 	a.decision.Release(a.result)
 	a.proxy.pools.replies.Put(a.reply)

@@ -262,7 +262,7 @@ const TickInterval = 20 * time.Millisecond
 func (r *Router) Tick() {
 	r.mu.Lock()
 	defer r.unlockAndRunCallbacks()
-	r.dispatchUnlessHeld(r.now())
+	r.dispatchUnlessPaused(r.now())
 }
 
 // Run ticks while requests are queued. It blocks until ctx is done.
@@ -286,7 +286,7 @@ func (r *Router) tickWhileQueued(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case wait := <-r.peers.hold:
+		case wait := <-r.peers.pauses:
 			held.Reset(wait)
 		case <-held.C:
 			r.Tick()

@@ -126,7 +126,7 @@ type Decision struct {
 
 // sentRequest holds what Release needs about a request.
 type sentRequest struct {
-	id              uint64         // by which peers know it; 0: there are none
+	id              uint64         // by which other proxies know it; 0 if there are no other proxies
 	ofPeer          bool           // a peer has sent it
 	blocks          []prompt.Block // nil once the prefill is over
 	adapter         string         // counted in the load; "": none
@@ -162,8 +162,8 @@ type Outcome struct {
 	// Reply are the blocks that follow the prompt's when the next turn sends the
 	// answer back.
 	Reply []prompt.Block
-	// ReplyRestBytes is how many bytes of the answer follow Reply.
-	ReplyRestBytes int
+	// ReplyTailBytes is how many bytes of the answer follow Reply.
+	ReplyTailBytes int
 }
 
 // Sent returns when the backend was chosen, and how many uncached tokens had been
@@ -202,12 +202,18 @@ func (d *Decision) recordPrefillDone(now time.Time) {
 	r, s := d.router, d.backendState()
 	d.health.breaker.recordOutput(d, now)
 	d.health.clearStoppingOnAnswer(d)
+	r.accountPrefillDone(d, now)
+	d.health.recordFirstOutput(d, s.load.unstarted, now)
+}
+
+// accountPrefillDone is the part of recordPrefillDone that applies to requests of peers too.
+func (r *Router) accountPrefillDone(d *Decision, now time.Time) {
+	s := d.backendState()
 	s.load.dropPrefilledUpTo(d, now)
 	if !d.prediction.IsTooLong && !d.request.nonGenerative && r.countsInMeans(d, now) {
 		r.estimates.RecordUncached(d.prediction.Model, d.prediction.Uncached)
 	}
 	r.estimates.RecordPrefillDone(d.Backend.Slot, &d.prediction, r.cacheInfo(d.Backend), now)
-	d.health.recordFirstOutput(d, s.load.unstarted, now)
 	s.kv.recordPrefillDone(d, r, now)
 }
 
@@ -239,7 +245,7 @@ func (d *Decision) Release(o Outcome) {
 }
 
 func (d *Decision) recordEnd(o *Outcome, now time.Time) {
-	r, s := d.router, d.backendState()
+	r := d.router
 	if o.End == Completed {
 		d.recordPrefillDone(now)
 	}
@@ -249,6 +255,15 @@ func (d *Decision) recordEnd(o *Outcome, now time.Time) {
 	d.health.recordEnd(d, o, now)
 	r.grantFreeSlots(d.Backend)
 	d.health.breaker.recordEnd(d, o, &r.settings.Breaker, now.Sub(d.health.workedAt) < maxWorkAge, now)
+	r.accountEnd(d, o, now)
+	d.request.blocks = nil
+	r.recordEndForKVEvents(d, o, now)
+}
+
+// accountEnd is the part of recordEnd that applies to requests of peers too: it learns from the
+// outcome and ends what the request takes in the accounts of its backend.
+func (r *Router) accountEnd(d *Decision, o *Outcome, now time.Time) {
+	s := d.backendState()
 	switch {
 	case o.End == Completed:
 		r.learnFromCompletion(d, o, now)
@@ -263,8 +278,6 @@ func (d *Decision) recordEnd(o *Outcome, now time.Time) {
 		s.load.removePending(d)
 		r.index.Rollback(&d.pin, d.request.blocks, 0)
 	}
-	d.request.blocks = nil
-	r.recordEndForKVEvents(d, o, now)
 	s.load.recordEnd(d)
 	s.kv.recordEnd(d, o, now.Sub(r.start))
 }

@@ -76,7 +76,7 @@ func (r *Router) reorderQueue(now time.Time) {
 		return
 	}
 	r.reorderedAt = now
-	r.queue.Reorder(maxReordered, func(it *queue.Item[*Ticket]) (seconds float64) {
+	r.queue.ReorderNext(maxReordered, func(it *queue.Item[*Ticket]) (seconds float64) {
 		r.beginQueuedDecision(it.Value, now)
 		_, _, seconds = r.leastPrefill()
 		return seconds

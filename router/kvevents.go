@@ -288,7 +288,7 @@ func (r *Router) recordEndForKVEvents(d *Decision, o *Outcome, now time.Time) {
 	}
 	if o.End == Completed && len(o.Reply) > 0 && o.AnswerTokens > 0 {
 		done.blocks = append(done.blocks, o.Reply...)
-		done.replyBytes = len(done.blocks)*r.blockBytes + o.ReplyRestBytes - q.bytes
+		done.replyBytes = len(done.blocks)*r.blockBytes + o.ReplyTailBytes - q.bytes
 	}
 	q.blocks = nil
 	f.finished = append(f.finished, done)

@@ -30,10 +30,10 @@ type peers struct {
 	lastID   uint64            // of our own placements
 	event    PlacementEvent    // scratch of the reports
 
-	// Queued requests wait until held before they take what a peer has left: the queues of other
+	// Queued requests wait until pausedUntil before they take what a peer has left: the queues of other
 	// peers come first.
-	held time.Time
-	hold chan time.Duration // to Run: held is so far away
+	pausedUntil time.Time
+	pauses      chan time.Duration // tells Run how long the pause is
 
 	byID     map[uint64]*peer
 	requests int // of all peers
@@ -68,28 +68,28 @@ func (r *Router) ApplyPlacements(peerID uint64, events []PlacementEvent, delay t
 	defer r.unlockAndRunCallbacks()
 	now := r.now()
 	if delay > 0 && r.queue.Len() > 0 {
-		r.holdQueue(now.Add(delay), now)
+		r.pauseQueue(now.Add(delay), now)
 	}
-	r.dispatchUnlessHeld(now)
+	r.dispatchUnlessPaused(now)
 }
 
-// holdQueue makes queued requests wait, unless they wait already. It is cut short by what our own
+// pauseQueue makes queued requests wait, unless they wait already. It is cut short by what our own
 // requests leave.
-func (r *Router) holdQueue(until, now time.Time) {
+func (r *Router) pauseQueue(until, now time.Time) {
 	p := &r.peers
-	if now.Before(p.held) {
+	if now.Before(p.pausedUntil) {
 		return
 	}
-	p.held = until
+	p.pausedUntil = until
 	select {
-	case p.hold <- until.Sub(now):
+	case p.pauses <- until.Sub(now):
 	default: // Run has yet to read the last one
 	}
 }
 
-// dispatchUnlessHeld is dispatchQueued for what others than our own requests have left.
-func (r *Router) dispatchUnlessHeld(now time.Time) {
-	if !now.Before(r.peers.held) {
+// dispatchUnlessPaused is dispatchQueued for what others than our own requests have left.
+func (r *Router) dispatchUnlessPaused(now time.Time) {
+	if !now.Before(r.peers.pausedUntil) {
 		r.dispatchQueued(now)
 	}
 }
@@ -152,7 +152,7 @@ func (r *Router) SyncPeer(peerID uint64, inFlight []Placement) {
 			r.endPeerRequest(p, q.decision, &PlacementEnd{Outcome: Outcome{End: ClientDisconnected}}, now)
 		}
 	}
-	r.dispatchUnlessHeld(now)
+	r.dispatchUnlessPaused(now)
 }
 
 // RemovePeer removes all that a peer has in flight: it has ended, or is not heard of any more.
@@ -269,13 +269,7 @@ func (r *Router) recordPeerPrefillDone(d *Decision, now time.Time) {
 	if d.isOrphaned() {
 		return
 	}
-	s := d.backendState()
-	s.load.dropPrefilledUpTo(d, now)
-	if !d.prediction.IsTooLong && !d.request.nonGenerative && r.countsInMeans(d, now) {
-		r.estimates.RecordUncached(d.prediction.Model, d.prediction.Uncached)
-	}
-	r.estimates.RecordPrefillDone(d.Backend.Slot, &d.prediction, r.cacheInfo(d.Backend), now)
-	s.kv.recordPrefillDone(d, r, now)
+	r.accountPrefillDone(d, now)
 }
 
 // endPeerRequest ends the account of a peer's request, as Release does for our own, and learns
@@ -289,8 +283,7 @@ func (r *Router) endPeerRequest(p *peer, d *Decision, e *PlacementEnd, now time.
 		r.interactive.RecordEnd(nil, d.request.class, d.prediction.Sequences, now)
 		return
 	}
-	s := d.backendState()
-	r.interactive.RecordEnd(&s.classes, d.request.class, d.prediction.Sequences, now)
+	r.interactive.RecordEnd(&d.backendState().classes, d.request.class, d.prediction.Sequences, now)
 	o := e.Outcome
 	if o.End == Completed {
 		r.recordPeerPrefillDone(d, now)
@@ -298,23 +291,10 @@ func (r *Router) endPeerRequest(p *peer, d *Decision, e *PlacementEnd, now time.
 	if !d.isPlausibleAnswerLength(o.AnswerTokens) {
 		o.AnswerTokens = 0
 	}
-	switch {
-	case o.End == Completed:
+	if o.End == Completed {
 		d.prediction.TTFT, d.prediction.QueuedAhead = e.TTFT, e.QueuedAhead
-		r.learnFromCompletion(d, &o, now)
-		r.index.Release(&d.pin, o.Reply)
-		r.keepForNextTurn(d, o.AnswerTokens, now)
-	case d.started:
-		r.index.Release(&d.pin, nil)
-	case o.End == ClientDisconnected:
-		s.load.removePending(d)
-		r.index.Rollback(&d.pin, d.request.blocks, d.maxComputedBlocks(now))
-	default:
-		s.load.removePending(d)
-		r.index.Rollback(&d.pin, d.request.blocks, 0)
 	}
-	s.load.recordEnd(d)
-	s.kv.recordEnd(d, &o, now.Sub(r.start))
+	r.accountEnd(d, &o, now)
 }
 
 // dropPeerBlocks forgets the blocks of a peer's request, which need not be removed from the index

@@ -129,7 +129,7 @@ func New(o Options) (*Router, error) {
 		queueStarted: make(chan struct{}, 1),
 		kept:         keptTokens{},
 		kvEvents:     newKVEvents(),
-		peers:        peers{reporter: o.Reporter, hold: make(chan time.Duration, 1)},
+		peers:        peers{reporter: o.Reporter, pauses: make(chan time.Duration, 1)},
 	}
 	if err := r.Configure(o.Settings); err != nil {
 		return nil, err

@@ -72,16 +72,16 @@ func (x *Index) FollowKV() {
 // MaxKVBlocks returns how many KV blocks are followed at most, for all backends.
 func (x *Index) MaxKVBlocks() int { return x.kv.maxHeld }
 
-// StoreKV records that a replica reports a KV block as stored. It reports false, and does
-// nothing, if there is no room for more.
-func (x *Index) StoreKV(slot int, k KVBlock) (stored bool) {
+// StoreKV records that a replica reports a KV block as stored. It does nothing if there is no
+// room for more.
+func (x *Index) StoreKV(slot int, k KVBlock) {
 	kv := &x.kv
 	for len(kv.held) <= slot/maxMembers {
 		kv.held = append(kv.held, new(table[uint64]))
 	}
 	if kv.heldLen >= kv.maxHeld {
 		if !x.holdsKV(slot, k) {
-			return false
+			return
 		}
 	} else if word, bit := kv.held[slot/maxMembers].getOrAdd(prompt.Block(k)), uint64(1)<<(slot%maxMembers); *word&bit == 0 {
 		*word |= bit
@@ -90,7 +90,6 @@ func (x *Index) StoreKV(slot int, k KVBlock) (stored bool) {
 	for at := kv.byKV.get(prompt.Block(k)); at != 0; at = kv.links[at].next {
 		x.confirm(slot, &kv.links[at])
 	}
-	return true
 }
 
 // RemoveKV records that a replica does not hold a KV block any more. Successors are to be

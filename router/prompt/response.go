@@ -121,8 +121,8 @@ func (r *Response) Finish() []Block {
 	return r.blocks
 }
 
-// RestBytes returns how many bytes of the response follow its blocks, after Finish.
-func (r *Response) RestBytes() int { return len(r.text) }
+// TailBytes returns how many bytes of the response follow its blocks, after Finish.
+func (r *Response) TailBytes() int { return len(r.text) }
 
 // isTyped reports whether the response is a list of typed parts.
 func (r *Response) isTyped() bool { return r.format == responseParts || r.format == responseItems }

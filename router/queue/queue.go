@@ -151,10 +151,10 @@ func (it *Item[T]) setKey(prefillSeconds float64) {
 	it.key = min(prefillSeconds, it.maxPrefill) + it.arrival
 }
 
-// Reorder gives the next requests, at most n, the places of what their prefill takes on one backend
+// ReorderNext gives the next requests, at most n, the places of what their prefill takes on one backend
 // now, in seconds. Further calls go on with those that arrived later, and begin again with the
 // oldest. It must not be called within a round.
-func (q *Queue[T]) Reorder(n int, prefillSeconds func(*Item[T]) float64) {
+func (q *Queue[T]) ReorderNext(n int, prefillSeconds func(*Item[T]) float64) {
 	for range min(n, q.count) {
 		it := q.toReorder
 		if it == nil {

@@ -75,7 +75,7 @@ func TestReorder(t *testing.T) {
 	}
 	first := func(name string, n, want int) {
 		t.Helper()
-		q.Reorder(n, func(it *Item[int]) float64 { return prefill[it.Value] })
+		q.ReorderNext(n, func(it *Item[int]) float64 { return prefill[it.Value] })
 		if got := q.Groups()[0].First().Value; got != want {
 			t.Errorf("%s: request %d is the first, want %d", name, got, want)
 		}
@@ -118,7 +118,7 @@ func TestQueueAgreesWithSortedList(t *testing.T) {
 			plain = slices.Delete(plain, i, i+1)
 		}
 		if step%3 == 0 {
-			q.Reorder(2, func(*Item[int]) float64 { return float64(rng.IntN(500)) })
+			q.ReorderNext(2, func(*Item[int]) float64 { return float64(rng.IntN(500)) })
 		}
 		if w := waitingUpTo(&q.classes, Batch); q.Len() != len(plain) || w.Bytes != bytes || w.Tokens != float64(len(plain)) {
 			t.Fatalf("step %d: %d requests of %d bytes and %.0f tokens, want %d of %d", step, q.Len(), w.Bytes, w.Tokens, len(plain), bytes)

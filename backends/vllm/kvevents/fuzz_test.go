@@ -54,7 +54,7 @@ func FuzzDecodeBatch(f *testing.F) {
 	})
 }
 
-// FuzzParseSources checks that all sources can be dialed, and come in the order of their ranks.
+// FuzzParseSources checks that the endpoints of all sources are valid, and that the sources are in order of rank.
 func FuzzParseSources(f *testing.F) {
 	f.Add([]byte(`{"0":{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5557","replay_endpoint":"tcp://0.0.0.0:6557","topic":"kv"}}`), false)
 	f.Add([]byte(`[{"data_parallel_rank":4,"endpoint":"tcp://[::]:5557","replay_endpoint":"ipc:///tmp/a"},{"endpoint":"tcp://:::5557"}]`), false)

@@ -153,7 +153,7 @@ func (f *follower) follow(ctx context.Context) error {
 	if err := conn.subscribe(f.Source.Topic); err != nil {
 		return fmt.Errorf("subscribe at %s: %w", f.Source.Endpoint, err)
 	}
-	f.log.connected()
+	f.log.logConnected()
 	f.update(func(s *Stats) { s.Connected = true })
 	defer func() {
 		f.lostAt = time.Now()
@@ -270,7 +270,7 @@ func (f *follower) restart(complete bool, next uint64) {
 	f.Handler.Restart(complete)
 }
 
-// forget makes the position unknown: the publisher is not the one that it was.
+// forget makes the position unknown, because the publisher restarted.
 func (f *follower) forget() {
 	f.restart(false, 0)
 	f.position = position{}
@@ -308,8 +308,8 @@ func (l *warningLog) warn(message string, err error) {
 	l.next, l.suppressed, l.wasUp = now.Add(warningInterval), 0, false
 }
 
-// connected logs that the connection is there, at first and after a warning.
-func (l *warningLog) connected() {
+// logConnected logs that the connection is there, at first and after a warning.
+func (l *warningLog) logConnected() {
 	if !l.wasUp {
 		l.logger.Info("KV events connected")
 		l.wasUp = true

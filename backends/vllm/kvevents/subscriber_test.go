@@ -420,7 +420,7 @@ func TestWarningLog(t *testing.T) {
 		var out bytes.Buffer
 		l := warningLog{logger: slog.New(slog.NewTextHandler(&out, nil))}
 		for range 150 {
-			l.connected()
+			l.logConnected()
 			l.warn("batch invalid", context.Canceled)
 			time.Sleep(time.Second)
 		}
