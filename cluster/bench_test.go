@@ -105,11 +105,11 @@ func BenchmarkApply(b *testing.B) {
 				for k := range events {
 					e.addEvent(&events[k], fmt.Sprintf("http://10.0.0.%d:8000", i%8))
 				}
-				messages = append(messages, e.message(1, 2, 3))
+				messages = append(messages, e.message(messageHead{1, 2, 3, testTime}, authenticator{}))
 			}
 			b.ReportAllocs()
 			for i := 0; b.Loop(); i++ {
-				_, rest, err := parseHead(messages[i%len(messages)])
+				_, rest, err := parseHead(messages[i%len(messages)], authenticator{})
 				if err != nil {
 					b.Fatal(err)
 				}

@@ -9,9 +9,11 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
+	"github.com/hashicorp/golang-lru/v2/simplelru"
 	"github.com/redis/go-redis/v9"
 	"github.com/zeebo/xxh3"
 
@@ -41,6 +43,9 @@ const (
 	// maxTurns bounds that time.
 	maxTurns = 8
 	maxPeers = 64
+	// maxMessageAge is how old a signed message may be by the clock of this machine: whoever can write
+	// to Redis could write messages again that they have copied there.
+	maxMessageAge = 10 * time.Minute
 
 	minRetryDelay = 50 * time.Millisecond
 	maxRetryDelay = time.Second
@@ -78,6 +83,7 @@ type Cluster struct {
 	id          uint64 // of this process
 	fingerprint uint64
 	stream      string // its key
+	auth        authenticator
 	logs        logLimiter
 
 	number   uint64 // of the last message written; used by the writer alone
@@ -87,6 +93,7 @@ type Cluster struct {
 	read                string     // position up to which messages were applied
 	lastRead, lastWrite time.Time  // of a message
 	peers               map[uint64]*peer
+	removed             *simplelru.LRU[uint64, uint64] // number of the last message of peers that were removed
 	status              Status
 	lost                bool // the peers' load was dropped, since nothing can be read
 }
@@ -113,10 +120,14 @@ func New(o Options) (*Cluster, error) {
 	if err != nil {
 		return nil, err
 	}
+	removed, err := simplelru.NewLRU[uint64, uint64](maxPeers, nil)
+	if err != nil {
+		return nil, err
+	}
 	o.Keys.SetProxies(1, false)
 	return &Cluster{
 		Options: o, client: client, id: rand.Uint64(), fingerprint: snapshot.HashingFingerprint(o.BlockBytes),
-		stream: o.Settings.Prefix + "stream", logs: logLimiter{to: o.Log}, peers: map[uint64]*peer{},
+		stream: o.Settings.Prefix + "stream", auth: authenticator{secret: o.Settings.Secret, prefix: o.Settings.Prefix}, removed: removed, logs: logLimiter{to: o.Log}, peers: map[uint64]*peer{},
 		status: Status{RedisStats: metrics.RedisStats{Proxies: 1}, Since: time.Now(), Reason: "not connected yet", readFailed: "not connected yet", meanBytes: batchBytes},
 	}, nil
 }
@@ -205,9 +216,8 @@ func (c *Cluster) writeStream(ctx context.Context) {
 // writeBatch writes a batch, again and again until it is written or ctx is done.
 func (c *Cluster) writeBatch(ctx context.Context, e *encoder) {
 	c.number++
-	m := e.message(c.fingerprint, c.id, c.number)
 	for delay := minRetryDelay; ; delay = min(2*delay, maxRetryDelay) {
-		err := c.addMessage(ctx, m)
+		err := c.addMessage(ctx, c.newMessage(e))
 		if ctx.Err() != nil {
 			return
 		}
@@ -216,6 +226,11 @@ func (c *Cluster) writeBatch(ctx context.Context, e *encoder) {
 			return
 		}
 	}
+}
+
+// newMessage returns the message of this proxy that has the number c.number.
+func (c *Cluster) newMessage(e *encoder) []byte {
+	return e.message(messageHead{fingerprint: c.fingerprint, sender: c.id, number: c.number, written: time.Now()}, c.auth)
 }
 
 // addMessage appends a message to the stream.
@@ -248,7 +263,7 @@ func (c *Cluster) leave() {
 	c.Outbox.addLeaving()
 	for e := c.Outbox.take(); e != nil; e = c.Outbox.take() {
 		c.number++
-		if c.addMessage(ctx, e.message(c.fingerprint, c.id, c.number)) != nil {
+		if c.addMessage(ctx, c.newMessage(e)) != nil {
 			return
 		}
 	}
@@ -328,7 +343,7 @@ func (c *Cluster) readPosition() string {
 func (c *Cluster) applyEntry(entry *redis.XMessage, now time.Time) {
 	text, _ := entry.Values[messageField].(string)
 	data := []byte(text)
-	m, rest, err := parseHead(data)
+	m, rest, err := parseHead(data, c.auth)
 	c.recordRead(entry, len(data), now)
 	switch {
 	case err != nil:
@@ -338,6 +353,9 @@ func (c *Cluster) applyEntry(entry *redis.XMessage, now time.Time) {
 		return
 	case m.fingerprint != c.fingerprint:
 		c.ignoreMessage(errors.New("the sender has another index.block_bytes, or is another version"))
+		return
+	case c.auth.isSigned() && now.Sub(m.written).Abs() > maxMessageAge:
+		c.ignoreMessage(fmt.Errorf("the message was written %v ago: set the clocks of all proxies", now.Sub(m.written).Round(time.Second)))
 		return
 	}
 	records, err := parseRecords(rest, c.Registry.FindAddress)
@@ -360,9 +378,14 @@ func (c *Cluster) recordRead(entry *redis.XMessage, size int, now time.Time) {
 	c.lastRead = now
 	s.ReadBytes += int64(size)
 	s.meanBytes += weight * (float64(size) + 64 - s.meanBytes)
-	if ms, err := strconv.ParseInt(entry.ID[:max(0, len(entry.ID)-2)], 10, 64); err == nil {
-		s.Delay = now.Sub(time.UnixMilli(ms)).Seconds()
-	}
+	s.Delay = now.Sub(entryTime(entry.ID)).Seconds()
+}
+
+// entryTime returns when Redis added the entry of a stream that has the ID.
+func entryTime(id string) time.Time {
+	milliseconds, _, _ := strings.Cut(id, "-")
+	ms, _ := strconv.ParseInt(milliseconds, 10, 64) // Redis checks IDs
+	return time.UnixMilli(ms)
 }
 
 func (c *Cluster) ignoreMessage(err error) {
@@ -379,21 +402,26 @@ func (c *Cluster) recordHeard(sender, number uint64, now time.Time) (apply bool,
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	p := c.peers[sender]
+	last := number - 1
+	if p != nil {
+		last = p.number
+	} else if n, ok := c.removed.Get(sender); ok {
+		last = n
+	}
 	switch {
+	case number <= last:
+		return false, 0
 	case p == nil && len(c.peers) >= maxPeers:
 		c.status.IgnoredMessages++
 		c.logs.warn("message of another proxy ignored", "stream", c.stream, "err", fmt.Errorf("more than %d proxies", maxPeers))
 		return false, 0
 	case p == nil:
-		p = &peer{number: number - 1}
+		p = &peer{}
 		c.peers[sender] = p
 		c.updateProxies()
 	}
 	p.heard = now
-	if number <= p.number {
-		return false, 0
-	}
-	c.status.MissedMessages += int64(min(number-p.number-1, 1<<20))
+	c.status.MissedMessages += int64(min(number-last-1, 1<<20))
 	p.number = number
 	return true, c.turnAfter(sender, number)
 }
@@ -488,11 +516,18 @@ func (c *Cluster) removeSilentPeers(now time.Time) {
 }
 
 func (c *Cluster) removePeer(id uint64) {
+	c.forgetPeer(id)
+	c.Router.RemovePeer(id)
+}
+
+func (c *Cluster) forgetPeer(id uint64) {
 	c.mu.Lock()
+	defer c.mu.Unlock()
+	if p := c.peers[id]; p != nil {
+		c.removed.Add(id, p.number)
+	}
 	delete(c.peers, id)
 	c.updateProxies()
-	c.mu.Unlock()
-	c.Router.RemovePeer(id)
 }
 
 // sleep reports whether d passed before ctx was done.

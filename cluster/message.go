@@ -8,8 +8,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/zeebo/xxh3"
-
 	"warmroute/backends"
 	"warmroute/router"
 	"warmroute/router/prompt"
@@ -19,18 +17,19 @@ import (
 // A message is, in numbers little-endian,
 //
 //	magic        4 bytes
-//	version      1 byte
+//	version      1 byte: plainVersion or signedVersion
 //	fingerprint  uint64: proxies with another one hash prompts to other blocks
 //	sender       uint64: random for each process
 //	number       uint64: 1 for the sender's first message, and one more for each
+//	time         uint64: when it was written, in Unix milliseconds
 //	names        uvarint number; for each, uvarint length and bytes: addresses, models, keys
-//	records      until the checksum; see encoder
-//	checksum     uint64, xxh3 of all before it
+//	records      until the sum; see encoder
+//	sum          of all before it; see authenticator
 const (
-	messageMagic   = "wrcl"
-	messageVersion = 1
-	headBytes      = len(messageMagic) + 1 + 3*8
-	checksumBytes  = 8
+	messageMagic  = "wrcl"
+	plainVersion  = 1 // the sum is a checksum
+	signedVersion = 2 // the sum is an HMAC
+	headBytes     = len(messageMagic) + 1 + 4*8
 
 	maxMessageBytes = 2 << 20
 	maxNames        = 1 << 12
@@ -78,8 +77,11 @@ type storedResponse struct {
 	id, backend, owner string
 }
 
-// message is the head of a message.
-type message struct{ fingerprint, sender, number uint64 }
+// messageHead is what a message begins with.
+type messageHead struct {
+	fingerprint, sender, number uint64
+	written                     time.Time // in milliseconds
+}
 
 // encoder builds the names and records of one message.
 type encoder struct {
@@ -243,12 +245,21 @@ func (e *encoder) addResponse(kind recordKind, r *storedResponse) {
 	e.uvarint(e.name(r.owner))
 }
 
+// messageVersion returns the version of the messages that a proxy with this authenticator writes
+// and reads.
+func (a authenticator) messageVersion() byte {
+	if a.isSigned() {
+		return signedVersion
+	}
+	return plainVersion
+}
+
 // message returns the whole message.
-func (e *encoder) message(fingerprint, sender, number uint64) []byte {
-	b := make([]byte, 0, headBytes+e.len()+checksumBytes+16)
+func (e *encoder) message(h messageHead, a authenticator) []byte {
+	b := make([]byte, 0, headBytes+e.len()+a.sumBytes()+16)
 	b = append(b, messageMagic...)
-	b = append(b, messageVersion)
-	for _, n := range [...]uint64{fingerprint, sender, number} {
+	b = append(b, a.messageVersion())
+	for _, n := range [...]uint64{h.fingerprint, h.sender, h.number, uint64(h.written.UnixMilli())} {
 		b = binary.LittleEndian.AppendUint64(b, n)
 	}
 	b = binary.AppendUvarint(b, uint64(len(e.names)))
@@ -256,29 +267,41 @@ func (e *encoder) message(fingerprint, sender, number uint64) []byte {
 		b = append(binary.AppendUvarint(b, uint64(len(name))), name...)
 	}
 	b = append(b, e.records...)
-	return binary.LittleEndian.AppendUint64(b, xxh3.Hash(b))
+	return a.appendSum(b, messagePurpose, b)
 }
 
 var errDamaged = errors.New("message is damaged")
 
-// parseHead returns a message without its records, which it leaves in rest. It fails if the message
-// is not one of this version, or was changed on its way.
-func parseHead(data []byte) (m message, rest []byte, err error) {
+// parseHead returns the head of a message and, in rest, its names and records. It fails if the
+// message is not one of this version, was changed on its way, or, with a secret, if it was not
+// written by a proxy with the same secret.
+func parseHead(data []byte, a authenticator) (h messageHead, rest []byte, err error) {
 	switch {
-	case len(data) < headBytes+checksumBytes || len(data) > maxMessageBytes:
-		return m, nil, fmt.Errorf("message has %d bytes", len(data))
+	case len(data) < headBytes || len(data) > maxMessageBytes:
+		return h, nil, fmt.Errorf("message has %d bytes", len(data))
 	case string(data[:len(messageMagic)]) != messageMagic:
-		return m, nil, errors.New("not a message of warmroute")
-	case data[len(messageMagic)] != messageVersion:
-		return m, nil, fmt.Errorf("message has version %d, expected %d", data[len(messageMagic)], messageVersion)
+		return h, nil, errors.New("not a message of warmroute")
 	}
-	end := len(data) - checksumBytes
-	if binary.LittleEndian.Uint64(data[end:]) != xxh3.Hash(data[:end]) {
-		return m, nil, errDamaged
+	switch version := data[len(messageMagic)]; {
+	case version == a.messageVersion():
+	case version == signedVersion:
+		return h, nil, errors.New("message is signed, but redis.secret_file is not set: give all proxies the same secret")
+	case version == plainVersion:
+		return h, nil, errors.New("message is not signed: give all proxies the same redis.secret_file")
+	default:
+		return h, nil, fmt.Errorf("message has version %d, expected %d", version, a.messageVersion())
+	}
+	end := len(data) - a.sumBytes()
+	if end < headBytes || !a.verify(data[end:], messagePurpose, data[:end]) {
+		if a.isSigned() {
+			return h, nil, errors.New("message has an invalid signature: give all proxies the same redis.secret_file")
+		}
+		return h, nil, errDamaged
 	}
 	head := data[len(messageMagic)+1:]
-	m.fingerprint, m.sender, m.number = binary.LittleEndian.Uint64(head), binary.LittleEndian.Uint64(head[8:]), binary.LittleEndian.Uint64(head[16:])
-	return m, data[headBytes:end], nil
+	number := func(i int) uint64 { return binary.LittleEndian.Uint64(head[8*i:]) }
+	h = messageHead{fingerprint: number(0), sender: number(1), number: number(2), written: time.UnixMilli(int64(number(3)))}
+	return h, data[headBytes:end], nil
 }
 
 // parseRecords returns the records of a message. find returns the backend with an address; the

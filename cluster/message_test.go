@@ -1,8 +1,10 @@
 package cluster
 
 import (
+	"bytes"
 	"net/url"
 	"reflect"
+	"strings"
 	"testing"
 	"time"
 
@@ -40,6 +42,9 @@ func sampleEvents(b *backends.Backend) []router.PlacementEvent {
 	}
 }
 
+// testTime is when the messages of tests are written.
+var testTime = time.UnixMilli(1_700_000_000_123)
+
 func TestMessageRoundTrip(t *testing.T) {
 	b := newBackend(t, "http://10.0.0.1:8000")
 	events := sampleEvents(b)
@@ -51,12 +56,12 @@ func TestMessageRoundTrip(t *testing.T) {
 	e.addResponse(recordResponse, &storedResponse{"resp_1", "http://10.0.0.1:8000", "key"})
 	e.addResponse(recordForgotten, &storedResponse{id: "resp_2"})
 	e.start(recordLeaving)
-	data := e.message(1, 2, 3)
-	m, rest, err := parseHead(data)
+	data := e.message(messageHead{1, 2, 3, testTime}, authenticator{})
+	m, rest, err := parseHead(data, authenticator{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if m.fingerprint != 1 || m.sender != 2 || m.number != 3 {
+	if m != (messageHead{1, 2, 3, testTime}) {
 		t.Errorf("head %+v", m)
 	}
 	records, err := parseRecords(rest, func(address string) *backends.Backend {
@@ -86,10 +91,10 @@ func TestDamagedMessages(t *testing.T) {
 	for _, v := range sampleEvents(b) {
 		e.addEvent(&v, "http://10.0.0.1:8000")
 	}
-	good := e.message(1, 2, 3)
+	good := e.message(messageHead{1, 2, 3, testTime}, authenticator{})
 	find := func(string) *backends.Backend { return b }
 	parse := func(data []byte) error {
-		_, rest, err := parseHead(data)
+		_, rest, err := parseHead(data, authenticator{})
 		if err == nil {
 			_, err = parseRecords(rest, find)
 		}
@@ -111,13 +116,49 @@ func TestDamagedMessages(t *testing.T) {
 	// Behind a right checksum.
 	for i := range e.records {
 		cut := encoder{names: e.names, records: e.records[:i]}
-		_, rest, err := parseHead(cut.message(1, 2, 3))
+		_, rest, err := parseHead(cut.message(messageHead{1, 2, 3, testTime}, authenticator{}), authenticator{})
 		if err != nil {
 			t.Fatal(err)
 		}
 		records, err := parseRecords(rest, find)
 		if err == nil && len(records) > 3 {
 			t.Errorf("%d records of %d bytes", len(records), i)
+		}
+	}
+}
+
+func TestMessageSignature(t *testing.T) {
+	var e encoder
+	e.addResponse(recordResponse, &storedResponse{"resp_1", "http://10.0.0.1:8000", "key"})
+	plain, signed := authenticator{prefix: "a:"}, authenticator{secret: "secret", prefix: "a:"}
+	for _, c := range []struct {
+		name           string
+		writer, reader authenticator
+		want           string // in the error; "": none
+	}{
+		{"same secret", signed, signed, ""},
+		{"no secrets", plain, plain, ""},
+		{"no secrets, other prefix", plain, authenticator{prefix: "b:"}, ""},
+		{"writer has no secret", plain, signed, "message is not signed"},
+		{"reader has no secret", signed, plain, "redis.secret_file is not set"},
+		{"other secret", authenticator{secret: "other", prefix: "a:"}, signed, "invalid signature"},
+		{"other prefix", authenticator{secret: "secret", prefix: "b:"}, signed, "invalid signature"},
+	} {
+		data := e.message(messageHead{1, 2, 3, testTime}, c.writer)
+		_, _, err := parseHead(data, c.reader)
+		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+			t.Errorf("%s: %v, want an error with %q", c.name, err, c.want)
+		}
+	}
+	good := e.message(messageHead{1, 2, 3, testTime}, signed)
+	for i := range good {
+		changed := bytes.Clone(good)
+		changed[i] ^= 1
+		if _, _, err := parseHead(changed, signed); err == nil {
+			t.Errorf("a changed byte %d is accepted", i)
+		}
+		if _, _, err := parseHead(good[:i], signed); err == nil {
+			t.Errorf("a message of %d bytes is accepted", i)
 		}
 	}
 }
@@ -130,15 +171,15 @@ func FuzzRecords(f *testing.F) {
 	}
 	e.addKeyUsage(&keyUsage{"key", 3, -400})
 	e.addResponse(recordResponse, &storedResponse{"resp_1", "http://10.0.0.1:8000", "key"})
-	good := e.message(1, 2, 3)
-	f.Add(good[headBytes : len(good)-checksumBytes])
+	good := e.message(messageHead{1, 2, 3, testTime}, authenticator{})
+	f.Add(good[headBytes : len(good)-authenticator{}.sumBytes()])
 	o := NewOutbox()
 	for _, v := range sampleEvents(b) {
 		o.ReportPlacement(&v)
 	}
 	o.addInFlight()
-	good = o.take().message(1, 2, 3)
-	f.Add(good[headBytes : len(good)-checksumBytes])
+	good = o.take().message(messageHead{1, 2, 3, testTime}, authenticator{})
+	f.Add(good[headBytes : len(good)-authenticator{}.sumBytes()])
 	f.Fuzz(func(t *testing.T, data []byte) {
 		records, err := parseRecords(data, func(string) *backends.Backend { return b })
 		if err != nil {
@@ -155,11 +196,11 @@ func FuzzRecords(f *testing.F) {
 				again.addResponse(r.kind, &r.response)
 			}
 		}
-		m := again.message(1, 2, 3)
+		m := again.message(messageHead{1, 2, 3, testTime}, authenticator{})
 		if len(m) > maxMessageBytes {
 			return
 		}
-		if _, rest, err := parseHead(m); err != nil {
+		if _, rest, err := parseHead(m, authenticator{}); err != nil {
 			t.Error(err)
 		} else if _, err := parseRecords(rest, func(string) *backends.Backend { return b }); err != nil {
 			t.Errorf("what was read cannot be read again: %v", err)
@@ -168,10 +209,14 @@ func FuzzRecords(f *testing.F) {
 }
 
 func FuzzHead(f *testing.F) {
-	f.Add(new(encoder).message(1, 2, 3))
+	signed := authenticator{secret: "secret", prefix: "a:"}
+	f.Add(new(encoder).message(messageHead{1, 2, 3, testTime}, authenticator{}))
+	f.Add(new(encoder).message(messageHead{1, 2, 3, testTime}, signed))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		if _, rest, err := parseHead(data); err == nil && len(rest) >= len(data) {
-			t.Errorf("%d of %d bytes are left", len(rest), len(data))
+		for _, a := range []authenticator{{}, signed} {
+			if _, rest, err := parseHead(data, a); err == nil && len(rest) >= len(data) {
+				t.Errorf("%d of %d bytes are left", len(rest), len(data))
+			}
 		}
 	})
 }

@@ -24,7 +24,7 @@ func TestOutboxBound(t *testing.T) {
 	}
 	taken := 0
 	for e := o.take(); e != nil; e = o.take() {
-		if len(e.message(1, 2, 3)) > maxMessageBytes {
+		if len(e.message(messageHead{1, 2, 3, testTime}, authenticator{})) > maxMessageBytes {
 			t.Errorf("message of %d bytes", e.len())
 		}
 		taken += e.events
@@ -48,7 +48,7 @@ func TestOutboxListsInFlight(t *testing.T) {
 	o.ReportPlacement(&router.PlacementEvent{Kind: router.PlacementPrefilled, Placement: router.Placement{ID: 1}})
 	o.ReportPlacement(&router.PlacementEvent{Kind: router.PlacementEnded, Placement: router.Placement{ID: 2}})
 	o.addInFlight()
-	_, rest, err := parseHead(o.take().message(1, 2, 3))
+	_, rest, err := parseHead(o.take().message(messageHead{1, 2, 3, testTime}, authenticator{}), authenticator{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/x509"
+	"encoding/json"
 	"encoding/pem"
 	"fmt"
 	"log/slog"
@@ -15,6 +16,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"sync"
 	"syscall"
@@ -248,7 +250,7 @@ func TestProxyThatVanishes(t *testing.T) {
 	vanished.send(1, 50)
 	for e := vanished.Outbox.take(); e != nil; e = vanished.Outbox.take() {
 		vanished.number++
-		if err := vanished.addMessage(t.Context(), e.message(vanished.fingerprint, vanished.id, vanished.number)); err != nil {
+		if err := vanished.addMessage(t.Context(), vanished.newMessage(e)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -325,7 +327,7 @@ func TestHostileStream(t *testing.T) {
 	events := sampleEvents(b.backends[0])
 	var e encoder
 	e.addEvent(&events[0], "http://10.0.0.1:8000")
-	good := e.message(a.fingerprint, 99, 1)
+	good := e.message(messageHead{a.fingerprint, 99, 1, time.Now()}, a.auth)
 	add("other", "field")
 	add(messageField, "")
 	add(messageField, strings.Repeat("x", maxMessageBytes+1))
@@ -334,7 +336,7 @@ func TestHostileStream(t *testing.T) {
 		changed[i] ^= 0x55
 		add(messageField, changed)
 	}
-	add(messageField, e.message(a.fingerprint+1, 98, 1)) // of another configuration
+	add(messageField, e.message(messageHead{a.fingerprint + 1, 98, 1, time.Now()}, a.auth)) // of another configuration
 	d := a.send(1, 50)
 	eventually(t, "a placement behind them arrives", func() bool { return b.Status().PeerRequests == 1 })
 	complete(d)
@@ -344,6 +346,50 @@ func TestHostileStream(t *testing.T) {
 	}
 	if n := b.log.count("message of another proxy ignored"); n != 1 {
 		t.Errorf("%d lines about them", n)
+	}
+}
+
+// TestForgedMessages writes to Redis as somebody who does not have the secret, and expects that
+// nothing of it has an effect.
+func TestForgedMessages(t *testing.T) {
+	s := startRedis(t)
+	secret := func(secret string) func(*Options) {
+		return func(o *Options) { o.Settings.Secret = secret }
+	}
+	a, b := startTwo(t, s, secret("the secret of the fleet"))
+	ended := startProxy(t, s, secret("the secret of the fleet"))
+	awaitProxies(t, 3, a, b, ended)
+	ended.stop()
+	awaitProxies(t, 2, a, b)
+	recorded, err := s.client.XRange(t.Context(), a.stream, "-", "+").Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ignored := b.Status().IgnoredMessages
+	add := func(m []byte) {
+		if err := s.client.XAdd(t.Context(), &redis.XAddArgs{Stream: a.stream, Values: []any{messageField, m}}).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var e encoder
+	e.addResponse(recordResponse, &storedResponse{"resp_of_another_key", "http://10.0.0.1:8000", "k"})
+	head := messageHead{a.fingerprint, 99, 1, time.Now()}
+	add(e.message(head, authenticator{prefix: "test:"}))
+	add(e.message(head, authenticator{secret: "a guess of the secret", prefix: "test:"}))
+	add(e.message(head, authenticator{secret: "the secret of the fleet", prefix: "other:"}))
+	head.written = head.written.Add(-maxMessageAge - time.Minute)
+	add(e.message(head, a.auth)) // copied from Redis long ago
+	for _, entry := range recorded {
+		add([]byte(entry.Values[messageField].(string)))
+	}
+	d := a.send(1, 50)
+	eventually(t, "a placement behind them arrives", func() bool { return b.Status().PeerRequests == 1 })
+	complete(d)
+	if _, ok := b.Responses.Peek("resp_of_another_key"); ok {
+		t.Error("a forged response is known")
+	}
+	if s := b.Status(); s.IgnoredMessages != ignored+4 || s.Proxies != 2 {
+		t.Errorf("%d messages were ignored and %d proxies count, want 4 and 2", s.IgnoredMessages-ignored, s.Proxies)
 	}
 }
 
@@ -560,7 +606,7 @@ func TestSnapshotOverRedis(t *testing.T) {
 	if err := a.writeSnapshot(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if after, err := b.readHead(t.Context()); err != nil || *after != *before {
+	if after, err := b.readHead(t.Context()); err != nil || !reflect.DeepEqual(after, before) {
 		t.Errorf("the head is %+v, want %+v (%v)", after, before, err)
 	}
 }
@@ -577,6 +623,63 @@ func TestDamagedSnapshot(t *testing.T) {
 		p.client.Close()
 		if p.position != "" {
 			t.Errorf("head %q: reads from %q", head, p.position)
+		}
+	}
+}
+
+// TestForgedSnapshot expects that a proxy with a secret loads no snapshot that was written without
+// it, was changed, or is old.
+func TestForgedSnapshot(t *testing.T) {
+	s := startRedis(t)
+	write := func(secret string, change func(*snapshotHead)) {
+		s.client.FlushAll(t.Context())
+		p := newProxy(t, s, func(o *Options) { o.Settings.Secret = secret })
+		defer p.client.Close()
+		p.position = fmt.Sprintf("%d-0", time.Now().UnixMilli())
+		p.setReadPosition(p.position)
+		if err := p.writeSnapshot(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		h, err := p.readHead(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		change(h)
+		text, err := json.Marshal(h)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.client.Set(t.Context(), p.headKey(), text, 0).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	old := fmt.Sprintf("%d-0", time.Now().Add(-maxMessageAge-time.Minute).UnixMilli())
+	signed := authenticator{secret: "the secret of the fleet", prefix: "test:"}
+	for _, c := range []struct {
+		name, secret string
+		change       func(*snapshotHead)
+		loaded       bool
+	}{
+		{"same secret", signed.secret, func(*snapshotHead) {}, true},
+		{"no secret", "", func(*snapshotHead) {}, false},
+		{"other secret", "a guess of the secret", func(*snapshotHead) {}, false},
+		{"changed position", signed.secret, func(h *snapshotHead) { h.Position = "1-1" }, false},
+		{"no sum", signed.secret, func(h *snapshotHead) { h.Sum = nil }, false},
+		{"old", signed.secret, func(h *snapshotHead) {
+			data, err := s.client.Get(t.Context(), "test:snapshot:"+h.Generation+":0").Bytes()
+			if err != nil {
+				t.Fatal(err)
+			}
+			h.Position = old
+			h.Sum = h.sum(signed, data)
+		}, false},
+	} {
+		write(c.secret, c.change)
+		p := newProxy(t, s, func(o *Options) { o.Settings.Secret = signed.secret })
+		p.LoadSnapshot(t.Context())
+		p.client.Close()
+		if loaded := p.position != ""; loaded != c.loaded {
+			t.Errorf("%s: loaded %v, want %v; the log:\n%s", c.name, loaded, c.loaded, p.log.String())
 		}
 	}
 }

@@ -23,11 +23,13 @@ type Settings struct {
 	Mode         string `mapstructure:"mode"`          // one of Modes
 	PasswordFile string `mapstructure:"password_file"` // empty: the URL's password, or none
 	CAFile       string `mapstructure:"ca_file"`       // for rediss; empty: the system's authorities
+	SecretFile   string `mapstructure:"secret_file"`   // empty: messages are not signed
 	Prefix       string `mapstructure:"prefix"`        // of all keys
 	MaxBytes     int64  `mapstructure:"max_bytes"`     // of the stream, about
 
 	Password string `mapstructure:"-"` // the content of PasswordFile
 	CA       string `mapstructure:"-"` // the content of CAFile
+	Secret   string `mapstructure:"-"` // the content of SecretFile
 }
 
 // The values of Settings.Mode.
@@ -39,6 +41,9 @@ const (
 
 // Modes are the values of Settings.Mode.
 var Modes = []string{ModeSingle, ModeSentinel, ModeCluster}
+
+// MinSecretBytes is the length of the shortest Settings.Secret.
+const MinSecretBytes = 16
 
 const (
 	dialTimeout = time.Second

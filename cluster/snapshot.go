@@ -3,6 +3,7 @@ package cluster
 import (
 	"bytes"
 	"context"
+	"crypto/hmac"
 	"crypto/rand"
 	"encoding/json"
 	"errors"
@@ -12,14 +13,13 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
-	"github.com/zeebo/xxh3"
 )
 
 const (
 	// snapshotInterval is how often one of the proxies writes a snapshot.
 	snapshotInterval = time.Minute
 	// snapshotLifetime is how long Redis keeps one.
-	snapshotLifetime = 10 * time.Minute
+	snapshotLifetime = maxMessageAge
 	// pieceBytes is the size of a value, and pieceInterval the time between two that are written:
 	// other users of Redis wait for each.
 	pieceBytes    = 256 << 10
@@ -34,14 +34,20 @@ const (
 type snapshotHead struct {
 	Generation string `json:"generation"`
 	Bytes      int    `json:"bytes"`
-	Checksum   uint64 `json:"checksum"` // xxh3
 	Position   string `json:"position"` // of the stream; what is later there is not in the snapshot
+	Sum        []byte `json:"sum"`      // of the other fields and the pieces; see authenticator
 }
 
 var (
 	validGeneration = regexp.MustCompile(`^[A-Z0-9]{1,64}$`)
 	validPosition   = regexp.MustCompile(`^[0-9]{1,19}-[0-9]{1,19}$`)
 )
+
+// sum returns the sum of a snapshot.
+func (h *snapshotHead) sum(a authenticator, data []byte) []byte {
+	head := fmt.Appendf(nil, "%s %s %d ", h.Generation, h.Position, h.Bytes)
+	return a.appendSum(nil, snapshotPurpose, append(head, data...))
+}
 
 func (h *snapshotHead) pieces() int { return (h.Bytes + pieceBytes - 1) / pieceBytes }
 
@@ -93,8 +99,11 @@ func (c *Cluster) readSnapshot(ctx context.Context) (*snapshotHead, []byte, erro
 	for _, r := range results {
 		data = append(data, r.Val()...)
 	}
-	if len(data) != h.Bytes || xxh3.Hash(data) != h.Checksum {
-		return nil, nil, errors.New("snapshot is damaged, or was replaced while it was read")
+	if len(data) != h.Bytes || !hmac.Equal(h.Sum, h.sum(c.auth, data)) {
+		return nil, nil, errors.New("snapshot is damaged, was replaced while it was read, or was written with another redis.secret_file")
+	}
+	if age := time.Since(entryTime(h.Position)); c.auth.isSigned() && age.Abs() > maxMessageAge {
+		return nil, nil, fmt.Errorf("snapshot is %v old: set the clocks of all proxies and of Redis", age.Round(time.Second))
 	}
 	return h, data, nil
 }
@@ -183,7 +192,8 @@ func (c *Cluster) writeSnapshot(ctx context.Context) error {
 	if err := c.Snapshot.Write(&data); err != nil {
 		return err
 	}
-	h.Bytes, h.Checksum = data.Len(), xxh3.Hash(data.Bytes())
+	h.Bytes = data.Len()
+	h.Sum = h.sum(c.auth, data.Bytes())
 	if h.pieces() > maxPieces {
 		return fmt.Errorf("snapshot has %d bytes, more than %d: lower index.max_bytes", h.Bytes, maxPieces*pieceBytes)
 	}

@@ -73,17 +73,10 @@ func (c *Config) readFiles(errs *errorList) {
 	c.readRedisFiles(errs)
 }
 
-// readRedisFiles reads the password and the certificate authorities of Redis.
+// readRedisFiles reads the password, the secret and the certificate authorities of Redis.
 func (c *Config) readRedisFiles(errs *errorList) {
-	if c.Redis.PasswordFile != "" {
-		password, err := ReadRegularFile(c.Redis.PasswordFile)
-		if c.Redis.Password = strings.TrimSpace(string(password)); err == nil && c.Redis.Password == "" {
-			err = errors.New(c.Redis.PasswordFile + " is empty; put the password into it")
-		}
-		if err != nil {
-			errs.add("redis.password_file", "%v", err)
-		}
-	}
+	c.Redis.Password = readSecret(errs, "redis.password_file", c.Redis.PasswordFile, "the password")
+	c.Redis.Secret = readSecret(errs, "redis.secret_file", c.Redis.SecretFile, "a secret")
 	if c.Redis.CAFile != "" {
 		data, err := ReadRegularFile(c.Redis.CAFile)
 		if err != nil {
@@ -91,6 +84,23 @@ func (c *Config) readRedisFiles(errs *errorList) {
 		}
 		c.Redis.CA = string(data)
 	}
+}
+
+// readSecret returns the trimmed content of the file that a setting names, or "" if it names none.
+// what describes the content in errors.
+func readSecret(errs *errorList, setting, file, what string) string {
+	if file == "" {
+		return ""
+	}
+	data, err := ReadRegularFile(file)
+	secret := strings.TrimSpace(string(data))
+	if err == nil && secret == "" {
+		err = fmt.Errorf("%s is empty; put %s into it", file, what)
+	}
+	if err != nil {
+		errs.add(setting, "%v", err)
+	}
+	return secret
 }
 
 // readKeysFile adds the keys of keys_file, if it is given, to those of the list.
@@ -135,13 +145,7 @@ func (c *Config) readAdminTokenFile(errs *errorList) {
 		errs.add("admin_token_file", "admin_token is given as well; remove one of the two")
 		return
 	}
-	token, err := ReadRegularFile(c.AdminTokenFile)
-	if c.AdminToken = strings.TrimSpace(string(token)); err == nil && c.AdminToken == "" {
-		err = errors.New(c.AdminTokenFile + " is empty; put the token into it")
-	}
-	if err != nil {
-		errs.add("admin_token_file", "%v", err)
-	}
+	c.AdminToken = readSecret(errs, "admin_token_file", c.AdminTokenFile, "the token")
 }
 
 // readCertificate reads the certificate and its key. section is "tls" or "admin_tls".

@@ -190,6 +190,7 @@ func otherValues() map[string]struct {
 		"redis.mode":                   {"cluster", "cluster"},
 		"redis.password_file":          {"testdata/admin_token", "testdata/admin_token"},
 		"redis.ca_file":                {"testdata/keys", "testdata/keys"},
+		"redis.secret_file":            {"testdata/admin_token", "testdata/admin_token"},
 		"redis.prefix":                 {"fleet-a:", "fleet-a:"},
 		"redis.max_bytes":              {"16MiB", int64(16 << 20)},
 		"record.file":                  {"/tmp/traffic", "/tmp/traffic"},

@@ -64,6 +64,9 @@ func (c *Config) validateListeners(errs *errorList) {
 func (c *Config) validateRedis(errs *errorList) {
 	checkOneOf(errs, "redis.mode", "mode", c.Redis.Mode, cluster.Modes...)
 	checkRange(errs, "redis.max_bytes", c.Redis.MaxBytes, 1<<20, 1<<34)
+	if n := len(c.Redis.Secret); n > 0 && n < cluster.MinSecretBytes {
+		errs.add("redis.secret_file", "the secret in %s has %d bytes, expected at least %d; write one with openssl rand -hex 32", c.Redis.SecretFile, n, cluster.MinSecretBytes)
+	}
 	if c.Redis.URL == "" || errs.hasAny("redis.mode", "redis.password_file", "redis.ca_file") {
 		return
 	}

@@ -60,6 +60,7 @@ func TestValidationErrors(t *testing.T) {
 		{"unknown mode of redis", backend + "redis: {mode: sentinels}", `redis.mode: unknown mode "sentinels"; did you mean sentinel?`},
 		{"URL of something else", backend + "redis: {url: \"http://redis\"}", "redis.url: redis: invalid URL scheme: http; expected a URL such as redis://host:6379, or rediss:// for TLS"},
 		{"invalid URL of redis", backend + "redis: {url: \"redis://:hidden%@redis\"}", "redis.url: is not a valid URL; expected one such as redis://host:6379, or rediss:// for TLS"},
+		{"no such secret file", backend + "redis: {secret_file: /none}", "redis.secret_file: stat /none: no such file or directory"},
 		{"little memory in redis", backend + "redis: {max_bytes: 1KiB}", "redis.max_bytes: 1KiB is too small; the minimum is 1MiB"},
 		{"no such password file", backend + "redis: {password_file: /none}", "redis.password_file: stat /none: no such file or directory"},
 		{"sample above 1", backend + "access_log: {sample: 2}", "access_log.sample: 2 is too large; the maximum is 1"},
@@ -296,6 +297,23 @@ func TestValidationCreatesNoFiles(t *testing.T) {
 	for _, name := range []string{"log", "traffic", "index", "index.lock"} {
 		if _, err := os.Stat(name); !errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("%s is there: %v", name, err)
+		}
+	}
+}
+
+func TestRedisSecretLength(t *testing.T) {
+	for _, c := range []struct{ secret, want string }{
+		{strings.Repeat("x", 15) + "\n", "has 15 bytes, expected at least 16"},
+		{strings.Repeat("x", 16) + "\n", ""},
+		{" \n", "is empty; put a secret into it"},
+	} {
+		file := filepath.Join(t.TempDir(), "secret")
+		if err := os.WriteFile(file, []byte(c.secret), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		got := loadErrors(t, "backends: [\"http://a:8000\"]\nredis: {url: \"redis://redis\", secret_file: "+file+"}")
+		if c.want == "" && got != "" || !strings.Contains(got, c.want) {
+			t.Errorf("%q: got %q, want an error with %q", c.secret, got, c.want)
 		}
 	}
 }

@@ -39,7 +39,7 @@ var (
 	redisMessages     = newRedisDesc("redis_messages_total", "Messages that were written to Redis, and those that were read there, the own ones included.", "direction")
 	redisBytes        = newRedisDesc("redis_bytes_total", "Bytes of these messages.", "direction")
 	redisErrors       = newRedisDesc("redis_errors_total", "Failed commands.")
-	redisIgnored      = newRedisDesc("redis_ignored_messages_total", "Messages that were not understood: of another version or configuration, or damaged.")
+	redisIgnored      = newRedisDesc("redis_ignored_messages_total", "Messages that were ignored: of another version or configuration, damaged, or without a valid signature.")
 	redisMissed       = newRedisDesc("redis_missed_messages_total", "Messages of other proxies that were not in Redis any more when they were to be read.")
 	redisDropped      = newRedisDesc("redis_dropped_records_total", "Records dropped because Redis was slow or absent for too long.")
 )
