@@ -42,7 +42,7 @@ func TestResponseRelayedUnchanged(t *testing.T) {
 		{"stream with comments and names", streamed(": ping\n\n", "event: x\nid: 7\n"+hello, ": keep-alive\n\n", "retry: 5\n\n", doneLine), ": ping\n\nevent: x\nid: 7\n" + hello + ": keep-alive\n\nretry: 5\n\n" + doneLine},
 		{"stream with CRLF", streamed(strings.ReplaceAll(goodStream, "\n", "\r\n")), strings.ReplaceAll(goodStream, "\n", "\r\n")},
 		{"stream without a last line end", streamed(role, hello, "data: [DONE]"), role + hello + "data: [DONE]"},
-		{"stream without [DONE], framed", streamed(role, hello), role + hello},
+		{"stream without [DONE], framed", streamed(role, hello, stop), role + hello + stop},
 		{"stream to the connection's end", sseToEnd + goodStream, goodStream},
 		{"stream with a length", fmt.Sprintf("HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: %d\r\n\r\n", len(hello+doneLine)) + hello + doneLine, hello + doneLine},
 	}

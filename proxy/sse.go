@@ -78,6 +78,14 @@ func (s *eventScanner) scan(b []byte) {
 	}
 }
 
+// scanLastLine reads what is left at the end of the stream: a line without a line end.
+func (s *eventScanner) scanLastLine() {
+	if len(s.partialLine) > 0 {
+		s.scanLine(s.partialLine)
+		s.partialLine, s.lineTruncated = nil, false
+	}
+}
+
 func (s *eventScanner) bufferPartialLine(b []byte) {
 	n := min(len(b), maxLineBytes-len(s.partialLine))
 	s.partialLine = append(s.partialLine, b[:n]...)
@@ -95,7 +103,7 @@ func (s *eventScanner) scanLine(line []byte) {
 		s.eventOffset, s.isFinalEvent, s.isEarlyEvent = s.scannedBytes, false, false
 		return
 	}
-	if name, ok := bytes.CutPrefix(line, []byte("event:")); ok && s.format == responsesFormat {
+	if name, ok := bytes.CutPrefix(line, []byte("event:")); ok && (s.format == responsesFormat || s.format == storedFormat) {
 		kind := string(bytes.TrimSpace(name))
 		s.isFinalEvent, s.isEarlyEvent = endsResponse(kind), precedesOutput(kind)
 		return
@@ -131,7 +139,14 @@ func (s *eventScanner) scanTruncatedEvent(tail []byte) {
 	if s.reply != nil {
 		s.reply.Invalidate()
 	}
+	if s.format.hasChoices() && hasFinishReason(tail) {
+		s.finished = true
+	}
 	if !s.isFinalEvent {
+		return
+	}
+	if s.format == storedFormat {
+		s.done = true
 		return
 	}
 	// Quotes in a text are escaped, so this is none.
@@ -149,7 +164,7 @@ func (s *eventScanner) recordErrorEvent(data []byte) {
 	if s.errorEvent == nil {
 		s.errorEvent = bytes.Clone(data)
 	}
-	s.done = s.done || s.format == responsesFormat || s.format == messagesFormat
+	s.done = s.done || s.format == responsesFormat || s.format == storedFormat || s.format == messagesFormat
 }
 
 func (s *eventScanner) markAborted() {
@@ -204,10 +219,20 @@ func (s *eventScanner) inspectEvent(data []byte) (fromEngine bool) {
 		s.inspectChoices(data, "token_ids", func(ids gjson.Result) bool { return ids.IsArray() && ids.Raw != "[]" })
 	case responsesFormat, messagesFormat:
 		return s.inspectTypedEvent(data)
+	case storedFormat:
+		s.content = true
+		s.inspectStoredEvent(data)
 	default:
 		s.content = true
 	}
 	return true
+}
+
+// inspectStoredEvent records whether an event is the last one of a stored response.
+func (s *eventScanner) inspectStoredEvent(data []byte) {
+	if bytes.Contains(data, []byte(`"response":`)) && endsResponse(gjson.GetBytes(data, "type").Str) {
+		s.done = true
+	}
 }
 
 // inspectAfterContent is inspectEvent once content has come: only the end of the response matters then, and events that
@@ -215,7 +240,7 @@ func (s *eventScanner) inspectEvent(data []byte) (fromEngine bool) {
 func (s *eventScanner) inspectAfterContent(data []byte) (fromEngine bool) {
 	switch s.format {
 	case chatFormat, completionFormat, tokensFormat:
-		if bytes.Contains(data, []byte(vllm.FinishReasonAbort+`"`)) {
+		if hasFinishReason(data) {
 			s.inspectChoices(data, "", func(gjson.Result) bool { return false })
 		}
 	case responsesFormat:
@@ -226,8 +251,22 @@ func (s *eventScanner) inspectAfterContent(data []byte) (fromEngine bool) {
 		if !bytes.HasPrefix(data, []byte(`{"type":"content_block_delta"`)) {
 			return s.inspectTypedEvent(data)
 		}
+	case storedFormat:
+		s.inspectStoredEvent(data)
 	}
 	return true
+}
+
+// hasFinishReason reports whether a choice in data has a finish_reason. A quote in a text is
+// escaped, so that a text never matches.
+func hasFinishReason(data []byte) bool {
+	for found := true; found; {
+		_, data, found = bytes.Cut(data, []byte(`finish_reason"`))
+		if value := bytes.TrimLeft(data, ": \t"); found && len(value) > 0 && value[0] == '"' {
+			return true
+		}
+	}
+	return false
 }
 
 // inspectTypedEvent is inspectEvent for formats whose events have a type.

@@ -91,6 +91,7 @@ func (s *streamRelay) readAndCommit(buffered *bytes.Buffer) *failure {
 	chunk := s.proxy.pools.chunks.Get().(*[]byte)
 	s.readErr = s.readUntilFirstEvent(buffered, *chunk)
 	s.proxy.pools.chunks.Put(chunk)
+	s.scanLastLine()
 	if f := s.checkBeginning(); f != nil {
 		return f
 	}
@@ -257,6 +258,7 @@ func (s *streamRelay) recordFirstToken() {
 // finish ends a committed stream, with an error event if the client does not have all of it.
 func (s *streamRelay) finish() {
 	e := &s.events
+	s.scanLastLine()
 	s.recordUsage(&e.usage)
 	s.result.AnswerTokens = e.completionTokens()
 	switch {
@@ -299,6 +301,9 @@ func (s *streamRelay) truncatedError() (apiErr *apiError, cause error) {
 		return &apiError{status: http.StatusGatewayTimeout, kind: "timeout", code: "idle_timeout",
 			message: "the replica sent nothing more in time (timeouts.idle)"}, s.readErr
 	}
+	if s.readErr == io.EOF {
+		return e, errTruncated
+	}
 	return e, s.readErr
 }
 
@@ -308,10 +313,20 @@ func (s *streamRelay) sendErrorEvent(e *apiError) {
 	s.client.Write(append([]byte("\n\n"), s.endpoint.format.formatErrorEvent(e)...))
 }
 
-// isTruncated reports whether a stream that seems to have ended well has not. Where the end
-// of the connection is the end of the response, only its last event tells.
+// scanLastLine reads a last line without a line end. Where the end of the connection is the end of
+// the response, it may be half a line.
+func (s *streamRelay) scanLastLine() {
+	if s.readErr == io.EOF && isFramed(s.resp) {
+		s.events.scanLastLine()
+	}
+}
+
+// isTruncated reports whether a stream that ended without an error has no mark of its end. One is
+// enough: a finish_reason, an error or the format's last event. Where the end of the connection is
+// the end of the response, only the last event counts.
 func (s *streamRelay) isTruncated() bool {
-	return s.endpoint.format.isRead() && !isFramed(s.resp) && !s.events.done
+	e := &s.events
+	return !e.done && !(isFramed(s.resp) && (e.finished || e.errorEvent != nil))
 }
 
 // lineWriter writes a stream of server-sent events in whole lines, each as soon as it is

@@ -3,6 +3,7 @@ package proxy
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -17,6 +18,7 @@ import (
 
 	"warmroute/backends"
 	"warmroute/router"
+	"warmroute/router/responseindex"
 )
 
 // event is one server-sent event as an SDK takes it.
@@ -613,6 +615,129 @@ func TestStreamTruncatedByConnectionClose(t *testing.T) {
 				t.Errorf("got %q, want the second replica's", answer)
 			}
 		})
+	}
+}
+
+// withLength is a stream whose length is known.
+func withLength(stream string) string {
+	return fmt.Sprintf("HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: %d\r\n\r\n%s", len(stream), stream)
+}
+
+// endMarks are, for each endpoint with streams, some content and what may mark the end after it.
+var endMarks = []struct {
+	path, content string
+	marks         []string
+}{
+	{"/v1/chat/completions", role + hello, []string{
+		stop, doneLine, strings.TrimSuffix(doneLine, "\n\n"), dead,
+		strings.Replace(stop, `"finish_reason":"stop"`, `"finish_reason": "length"`, 1),
+		strings.Replace(stop, `"content":""`, `"content":"`+strings.Repeat("x", 2*maxLineBytes)+`"`, 1),
+	}},
+	{"/v1/completions", `data: {"choices":[{"index":0,"text":"Hi","finish_reason":null}]}` + "\n\n", []string{
+		`data: {"choices":[{"index":0,"text":"\"","finish_reason":"length"}]}` + "\n\n", doneLine,
+	}},
+	{"/inference/v1/generate", `data: {"choices":[{"index":0,"token_ids":[1],"finish_reason":null}]}` + "\n\n", []string{
+		`data: {"choices":[{"index":1,"token_ids":[],"finish_reason":"stop"}]}` + "\n\n", doneLine,
+	}},
+	{"/v1/responses", strings.Join(streamedResponse("resp_1", "")[:2], ""), []string{
+		streamedResponse("resp_1", "")[2],
+		`data: {"type":"response.incomplete","response":{"status":"incomplete"}}` + "\n\n",
+		`data: {"type":"response.failed","response":{"status":"failed"}}` + "\n\n",
+	}},
+	{"/v1/responses/resp_1?stream=true", strings.Join(streamedResponse("resp_1", "")[:2], ""), []string{
+		streamedResponse("resp_1", "")[2],
+		strings.Replace(streamedResponse("resp_1", "")[2], `"text":"`, `"text":"`+strings.Repeat("x", 2*maxLineBytes), 1),
+	}},
+	{"/v1/messages", messagesBegin(`{"input_tokens":4,"output_tokens":0}`) + messagesContent, []string{
+		"event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n",
+	}},
+	{"/v1/audio/transcriptions", `data: {"object":"transcription.chunk","choices":[{"delta":{"content":"hi"}}]}` + "\n\n", []string{doneLine}},
+}
+
+// askStreamAt asks an endpoint of endMarks for a stream.
+func (f *fleet) askStreamAt(path string) string {
+	f.t.Helper()
+	var answer string
+	switch {
+	case path == "/v1/audio/transcriptions":
+		kind, body := upload(f.t, "model", "m", "stream", "true")
+		_, answer, _ = f.upload(path, kind, body)
+	case strings.Contains(path, "?"):
+		f.proxy.responses.Add("resp_1", responseindex.Entry{Backend: backends.NormalizeURL(f.backends[0].URL)})
+		_, answer = f.get(path)
+	default:
+		body := bodyFor(path)
+		_, answer = f.post(path, body[:len(body)-1]+`,"stream":true}`)
+	}
+	return answer
+}
+
+func withResponseIndex(o *Options) {
+	o.Responses = responseindex.New(responseindex.Settings{MaxEntries: 1, TTL: time.Hour}, time.Now, nil)
+}
+
+// A replica or an intermediary whose worker dies may end the body as if it were complete.
+func TestStreamEndWithoutMarkSendsErrorEvent(t *testing.T) {
+	for _, c := range endMarks {
+		for name, frame := range map[string]func(string) string{"chunked": func(s string) string { return streamed(s) }, "with a length": withLength} {
+			t.Run(c.path+", "+name, func(t *testing.T) {
+				t.Parallel()
+				suspected := make(chan string, 1)
+				f := serve(t, func(o *Options) {
+					o.RecheckHealth = suspects(suspected)
+					withResponseIndex(o)
+				}, &replica{script: always(frame(c.content + "data: {\"half"))})
+				breakAtOnce(t, f)
+				got := f.askStreamAt(c.path)
+				rest, ok := strings.CutPrefix(got, c.content)
+				if !ok {
+					t.Fatalf("got %q", got)
+				}
+				api := map[string]string{"/v1/messages": "messages", "/v1/responses": "responses", "/v1/responses/resp_1?stream=true": "responses"}[c.path]
+				endsWithError(t, cmp.Or(api, "chat"), rest, "replica_failed")
+				if <-suspected != "r0" {
+					t.Error("the backend's health was not checked")
+				}
+				f.awaitIdle()
+				retrieval := strings.Contains(c.path, "?") // is sent past the breaker
+				if _, opens := f.router.Breaker(f.backends[0]); opens != 1 && !retrieval {
+					t.Error("the failure does not count for the circuit breaker")
+				}
+				if log := f.log.String(); !strings.Contains(log, "response ended early") {
+					t.Errorf("logged:\n%s", log)
+				}
+			})
+		}
+	}
+}
+
+func TestOneEndMarkCompletesStream(t *testing.T) {
+	for _, c := range endMarks {
+		for i, mark := range c.marks {
+			t.Run(fmt.Sprint(c.path, ", ", i), func(t *testing.T) {
+				t.Parallel()
+				f := serve(t, withResponseIndex, &replica{script: always(streamed(c.content, mark))})
+				if got := f.askStreamAt(c.path); got != c.content+mark {
+					t.Errorf("got %.1000q, want %.1000q", got, c.content+mark)
+				}
+			})
+		}
+	}
+}
+
+func TestRetryAfterStreamEndWithoutMark(t *testing.T) {
+	begin := messagesBegin(`{"input_tokens":4,"output_tokens":0}`)
+	for path, says := range map[string]struct{ first, second string }{
+		"/v1/chat/completions": {role, goodStream},
+		"/v1/completions":      {": ping\n\n", endMarks[1].content + doneLine},
+		"/v1/responses":        {streamedResponse("resp_1", "")[0], strings.Join(streamedResponse("resp_2", ""), "")},
+		"/v1/messages":         {begin, begin + messagesContent + messagesEnd(`"end_turn"`, `{"output_tokens":2}`)},
+	} {
+		f := serve(t, nil, &replica{script: always(streamed(says.first))}, &replica{script: always(streamed(says.second))})
+		if got := f.askStreamAt(path); got != says.second {
+			t.Errorf("%s: got %q, want the second replica's", path, got)
+		}
+		f.awaitMetric(`warmroute_retries_total{reason="broken"} 1`)
 	}
 }
 
