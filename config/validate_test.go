@@ -157,13 +157,26 @@ func TestValidationErrors(t *testing.T) {
 		{"CA file is a directory", "backends: [{url: \"https://a\", ca_file: .}]", "backends[0].ca_file: . is not a regular file"},
 		{"CA file without a certificate", "backends: [{url: \"https://a\", ca_file: test.yaml}]",
 			"backends[0].ca_file: test.yaml contains no certificate; expected PEM, beginning with -----BEGIN CERTIFICATE-----"},
-		{"invalid YAML", backend + "listen: [\n", "test.yaml: line 2: did not find expected node content"},
+		{"invalid YAML", backend + "listen: [\n", "test.yaml: line 3: a value is missing, or a list in brackets or a mapping in braces that begins before does not end"},
 		{"duplicate key", "listen: \":1\"\nlisten: \":2\"", `test.yaml: line 2: mapping key "listen" already defined at line 1`},
-		{"not a mapping", "- listen", "test.yaml: line 1: cannot unmarshal !!seq into map[string]interface {}"},
-		{"string for a mapping", "sk-of-somebody", "test.yaml: line 1: cannot unmarshal !!str into map[string]interface {}"},
-		{"missing colon", backend + "log\n  level: debug", "test.yaml: line 2: could not find expected ':'"},
-		{"unterminated list", "backends: [a, b\nlog: x", "test.yaml: line 1: did not find expected ',' or ']'"},
-		{"error in the first line", "listen: @x", "test.yaml: line 1: found character that cannot start any token"},
+		{"not a mapping", "- listen", `test.yaml: line 1: expected settings, such as "listen: :8080"`},
+		{"string for a mapping", "sk-of-somebody", `test.yaml: line 1: expected settings, such as "listen: :8080"`},
+		{"missing colon", backend + "log\npoll: {interval: 1s}", `test.yaml: line 2: has no ":" after the name of the setting`},
+		{"missing colon before a section", backend + "\nlog\n  level: debug", `test.yaml: line 4: has an unexpected ":"; put a value that contains ": " in quotes, and check the indentation and that the line before it ends as intended`},
+		{"unterminated list", backend + "routing:\n  session_headers: [a, b\nlog: x", "test.yaml: line 3: a list in brackets begins that does not end; add the ] or the , that is missing"},
+		{"unterminated mapping", backend + "log: {level: debug\nlisten: x", "test.yaml: line 2: a mapping in braces begins that does not end; add the } or the , that is missing"},
+		{"unterminated quote", backend + "log:\n  level: \"debug\n  format: text\n", "test.yaml: line 3: a quoted value begins that does not end; add the closing quote"},
+		{"unterminated quote before another", backend + "log:\n  level: \"debug\n  format: \"text\"\n", "test.yaml: line 4: does not continue the section or list above it; check the indentation and the quotes"},
+		{"error in the first line", "listen: @x", "test.yaml: line 1: a value cannot begin with '@'; put it in quotes"},
+		{"tab", backend + "log:\n\tlevel: debug", "test.yaml: line 3: is indented with a tab; use spaces"},
+		{"tab after spaces", backend + "log:\n  format: text\n  \tlevel: debug", "test.yaml: line 4: is indented with a tab; use spaces"},
+		{"tab after a value", backend + "log:\n  format: text\n\tlevel: debug", "test.yaml: line 4: is indented with a tab; use spaces"},
+		{"tab in the first line", "\tlisten: x", "test.yaml: line 1: is indented with a tab; use spaces"},
+		{"less indentation", backend + "log:\n  level: debug\n format: text\nlisten: x", "test.yaml: line 4: does not continue the section or list above it; check the indentation and the quotes"},
+		{"key without a dash", "backends:\n- url: a\n\n  name: b\n - url: c", "test.yaml: line 5: does not continue the section or list above it; check the indentation and the quotes"},
+		{"colon in a value", backend + "listen: a: b\nlog: {}", `test.yaml: line 2: has an unexpected ":"; put a value that contains ": " in quotes, and check the indentation and that the line before it ends as intended`},
+		{"control character", backend + "log:\n  level: \x01", `test.yaml: line 3: "\x01" is not allowed; write the file as UTF-8 text`},
+		{"invalid UTF-8", backend + "listen: \xff", `test.yaml: line 2: "\xff" is not allowed; write the file as UTF-8 text`},
 		{"alias for a setting", backend + "log:\n  level: *debug", "test.yaml: line 3: level: unknown anchor 'debug' referenced; put strings that begin with * in quotes"},
 		{"alias for a secret", backend + "admin_token: *hidden", "test.yaml: line 2: admin_token: unknown anchor '***' referenced; put strings that begin with * in quotes"},
 		{"alias for a replica's key", "backends:\n- {url: \"http://a\", api_key: *hidden}",
@@ -171,12 +184,12 @@ func TestValidationErrors(t *testing.T) {
 		{"alias in a list", "backends:\n- *hidden", "test.yaml: line 2: unknown anchor '***' referenced; put strings that begin with * in quotes"},
 		{"alias of a setting and a secret", "listen: *hidden\nadmin_token: *hidden", "test.yaml: line 1: listen: unknown anchor '***' referenced; put strings that begin with * in quotes"},
 		{"alias of itself", backend + "log: &log {level: *log}", "test.yaml: line 2: level: anchor 'log' value contains itself"},
-		{"mismatched tag", backend + "listen: !!int abc", "test.yaml: line 2: listen: cannot decode !!str `abc` as a !!int"},
-		{"mismatched tag on a secret", backend + "admin_token: !!int hidden", "test.yaml: line 2: admin_token: cannot decode !!str `***` as a !!int"},
-		{"mismatched tag on a URL", backend + "redis: {url: !!int hidden}", "test.yaml: line 2: url: cannot decode !!str `***` as a !!int"},
-		{"multi-line secret", backend + "admin_token: !!int \"hid\\nden\"", "test.yaml: cannot decode !!str `***` as a !!int"},
-		{"multi-line string for a mapping", "hid\n\nden", "test.yaml: line 1: cannot unmarshal !!str into map[string]interface {}"},
-		{"unexpanded template", backend + "admin_token: {{hidden}}", "test.yaml: invalid map key: ***; put strings that contain braces in quotes"},
+		{"mismatched tag", backend + "listen: !!int abc", "test.yaml: line 2: listen: cannot construct !!str `abc` as a !!int"},
+		{"mismatched tag on a secret", backend + "admin_token: !!int hidden", "test.yaml: line 2: admin_token: cannot construct !!str `***` as a !!int"},
+		{"mismatched tag on a URL", backend + "redis: {url: !!int hidden}", "test.yaml: line 2: url: cannot construct !!str `***` as a !!int"},
+		{"multi-line secret", backend + "admin_token: !!int \"hid\\nden\"", "test.yaml: cannot construct !!str `***` as a !!int"},
+		{"multi-line string for a mapping", "hid\n\nden", `test.yaml: line 1: expected settings, such as "listen: :8080"`},
+		{"unexpanded template", backend + "admin_token: {{hidden}}", "test.yaml: line 2: a mapping cannot be the name of a setting; put strings that contain braces in quotes"},
 		{"two documents", backend + "---\nlisten: \":1\"\n", "test.yaml: line 2: a second document begins; only one is allowed"},
 		{"unprintable key", backend + "\"a\\nb\": 1", `"a\nb": unknown setting; config.yaml lists all settings`},
 	} {
@@ -244,7 +257,7 @@ func TestAliasBombRejected(t *testing.T) {
 		now, before := string(rune('1'+i)), string(rune('0'+i))
 		bomb += "a" + now + ": &a" + now + " [" + strings.Repeat("*a"+before+",", 10) + "]\n"
 	}
-	if got, want := loadErrors(t, bomb), "test.yaml: document contains excessive aliasing"; got != want {
+	if got, want := loadErrors(t, bomb), "test.yaml: line 1: document contains excessive aliasing"; got != want {
 		t.Errorf("got %.200q", got)
 	}
 }

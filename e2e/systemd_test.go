@@ -11,7 +11,7 @@ import (
 
 	"warmroute/config"
 
-	"go.yaml.in/yaml/v3"
+	"go.yaml.in/yaml/v4"
 )
 
 // unitFile reads one of scripts/systemd into the values of each key, in order.
