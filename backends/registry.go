@@ -33,30 +33,34 @@ func NewRegistry(list []*Backend) (*Registry, error) {
 	if len(list) == 0 {
 		return nil, errors.New("no backends; name at least one replica's URL")
 	}
-	r := &Registry{}
-	var errs []error
-	for _, b := range list {
-		errs = append(errs, r.conflictsWith(b)...)
-		r.assignSlot(b)
+	if err := CheckConflicts(list); err != nil {
+		return nil, err
 	}
-	if len(errs) > 0 {
-		return nil, errors.Join(errs...)
+	r := &Registry{}
+	for _, b := range list {
+		r.assignSlot(b)
 	}
 	r.publishBackends()
 	return r, nil
 }
 
-// Add adds a backend in the lowest free Slot. It fails, and changes nothing, when
-// another backend that is not retired has its name or address.
-func (r *Registry) Add(b *Backend) error {
+// CheckConflicts returns an error that names all backends in list with the same name or
+// address.
+func CheckConflicts(list []*Backend) error {
+	var errs []error
+	for i, b := range list {
+		errs = append(errs, conflicts(b, list[:i])...)
+	}
+	return errors.Join(errs...)
+}
+
+// Add adds a backend in the lowest free Slot. It must not conflict (CheckConflicts) with
+// another one that is not retired.
+func (r *Registry) Add(b *Backend) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if err := errors.Join(r.conflictsWith(b)...); err != nil {
-		return err
-	}
 	r.assignSlot(b)
 	r.publishBackends()
-	return nil
 }
 
 // Remove removes b from the registry and the catalog at once. Its Slot is reused
@@ -105,14 +109,11 @@ func (r *Registry) FindAddress(address string) *Backend {
 // Catalog returns the models that the backends list now.
 func (r *Registry) Catalog() *Catalog { return r.catalog.Load() }
 
-// conflictsWith returns why b cannot be added.
-func (r *Registry) conflictsWith(b *Backend) (errs []error) {
+// conflicts returns why b cannot be used beside others: at most one error for its name and one
+// for its address.
+func conflicts(b *Backend, others []*Backend) (errs []error) {
 	sameName, sameAddress := false, false
-	for _, s := range r.slots {
-		other := s.backend
-		if s.removed || other.Retiring() {
-			continue
-		}
+	for _, other := range others {
 		if other.Name == b.Name && !sameName {
 			sameName = true
 			errs = append(errs, fmt.Errorf("two backends are named %q; rename one", b.Name))

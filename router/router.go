@@ -142,19 +142,34 @@ func New(o Options) (*Router, error) {
 
 // Configure changes the settings while requests are decided. On an error nothing
 // has changed.
+func (r *Router) Configure(s Settings) error {
+	apply, err := r.PrepareSettings(s)
+	if err == nil {
+		apply()
+	}
+	return err
+}
+
+// PrepareSettings is Configure in two steps: it checks the settings and changes nothing; apply,
+// which cannot fail, changes them.
 //
 // No request that is queued is refused: those that no rule queues any more are sent,
 // and lower bounds are for those to come. A policy keeps what it remembers unless
 // its name or its settings change.
-func (r *Router) Configure(s Settings) error {
+func (r *Router) PrepareSettings(s Settings) (apply func(), err error) {
+	definition, err := policy.Lookup(s.Policy)
+	if err != nil {
+		return nil, fmt.Errorf("routing.policy: %w", err)
+	}
+	s.PolicySettings.SLO = s.SLO
+	return func() { r.configure(s, definition) }, nil
+}
+
+// configure changes the settings. definition is of the policy that they name.
+func (r *Router) configure(s Settings, definition policy.Definition) {
 	r.mu.Lock()
 	defer r.unlockAndRunCallbacks()
-	s.PolicySettings.SLO = s.SLO
 	if r.policy.Policy == nil || s.Policy != r.policy.definition.Name || s.PolicySettings != r.settings.PolicySettings {
-		definition, err := policy.Lookup(s.Policy)
-		if err != nil {
-			return fmt.Errorf("routing.policy: %w", err)
-		}
 		r.policy = activePolicy{definition.New(s.PolicySettings, r.rand), definition}
 	}
 	r.settings = s
@@ -170,7 +185,6 @@ func (r *Router) Configure(s Settings) error {
 		before = r.queue.Len()
 		r.dispatchQueued(now)
 	}
-	return nil
 }
 
 // PromptLayout returns the layout that the prompts of a model have, as far as it is known.

@@ -3,7 +3,6 @@ package server
 import (
 	"context"
 	"crypto/tls"
-	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -44,19 +43,24 @@ type fleet struct {
 	drainTimeout time.Duration // for the last requests of a backend that is removed
 }
 
-// newBackends returns the backends of a configuration. Nothing runs for them.
-func newBackends(c *config.Config) (managed []*managedBackend, registry *backends.Registry, err error) {
-	var list []*backends.Backend
+// newManagedBackends returns the backends of a configuration, in its order. Nothing runs for them.
+func newManagedBackends(c *config.Config) (managed []*managedBackend, err error) {
 	for _, b := range c.Backends {
 		m, err := newManagedBackend(b, transportSettingsOf(c))
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
 		managed = append(managed, m)
-		list = append(list, m.backend)
 	}
-	registry, err = backends.NewRegistry(list)
-	return managed, registry, err
+	return managed, nil
+}
+
+func backendsOf(managed []*managedBackend) []*backends.Backend {
+	list := make([]*backends.Backend, len(managed))
+	for i, m := range managed {
+		list[i] = m.backend
+	}
+	return list
 }
 
 // start begins to check and poll the backends, until ctx is done. It returns a function
@@ -82,23 +86,29 @@ func (f *fleet) start(ctx context.Context) (waitStopped func()) {
 	}
 }
 
-// update makes the fleet that of a configuration: new backends are added, missing ones
-// drained and removed, and the settings of the others change. A backend is the same
-// as long as its name and URL are. It does not wait for backends to become ready
-// or to be drained. It must not be called before start.
-//
-// On an error nothing has changed, unless the configuration was not validated: of
-// two backends that conflict the first is added.
-func (f *fleet) update(c *config.Config) error {
+// prepareUpdate checks the backends of a configuration and changes nothing. apply, which cannot
+// fail, makes the fleet theirs: new backends are added, missing ones drained and removed, and
+// the settings of the others change. A backend is the same as long as its name and URL
+// are. apply does not wait for backends to become ready or to be drained. It must not
+// be called before start.
+func (f *fleet) prepareUpdate(c *config.Config) (apply func(), err error) {
+	managed, err := newManagedBackends(c)
+	if err != nil {
+		return nil, err
+	}
+	if err := backends.CheckConflicts(backendsOf(managed)); err != nil {
+		return nil, err
+	}
+	return func() { f.update(managed, c.Timeouts.Shutdown) }, nil
+}
+
+// update makes the fleet the configured backends, of which those that are there already are kept.
+func (f *fleet) update(configured []*managedBackend, drainTimeout time.Duration) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	var kept, added []*managedBackend
 	changes := map[*managedBackend]*managedBackend{}
-	for _, b := range c.Backends {
-		fresh, err := newManagedBackend(b, transportSettingsOf(c))
-		if err != nil {
-			return err
-		}
+	for _, fresh := range configured {
 		if at := slices.IndexFunc(f.managed, fresh.isSame); at >= 0 {
 			kept = append(kept, f.managed[at])
 			changes[f.managed[at]] = fresh
@@ -106,7 +116,7 @@ func (f *fleet) update(c *config.Config) error {
 			added = append(added, fresh)
 		}
 	}
-	f.drainTimeout = c.Timeouts.Shutdown
+	f.drainTimeout = drainTimeout
 	for m, fresh := range changes {
 		m.cancelPendingRemoval()
 		m.updateSettings(fresh)
@@ -122,17 +132,13 @@ func (f *fleet) update(c *config.Config) error {
 			m.backend.Retire()
 		}
 	}
-	return f.addAndStartRemoval(added, removed)
+	f.addAndStartRemoval(added, removed)
 }
 
 // addAndStartRemoval adds backends and begins to remove others, unless that has begun. f.mu is held.
-func (f *fleet) addAndStartRemoval(added, removed []*managedBackend) error {
-	var errs []error
+func (f *fleet) addAndStartRemoval(added, removed []*managedBackend) {
 	for _, m := range added {
-		if err := f.registry.Add(m.backend); err != nil {
-			errs = append(errs, fmt.Errorf("backend %s: %w", m.backend.Name, err))
-			continue
-		}
+		f.registry.Add(m.backend)
 		f.router.AddBackend(m.backend)
 		m.added = time.Now()
 		f.managed = append(f.managed, m)
@@ -147,7 +153,6 @@ func (f *fleet) addAndStartRemoval(added, removed []*managedBackend) error {
 		ctx, m.cancelRemoval = context.WithCancel(f.running)
 		f.work.Go(func() { f.drainAndRemove(ctx, m) })
 	}
-	return errors.Join(errs...)
 }
 
 // startMonitoring starts the goroutines that check and poll a backend until it is removed. f.mu is held.

@@ -47,21 +47,29 @@ func startChanging(t *testing.T, replicas int) *changing {
 	return &changing{guarded: g, config: *g.server.config}
 }
 
-// change makes the running proxy what f makes of its configuration. service.apply
+// change makes the running proxy what f makes of its configuration. Server.applyReload
 // is for the goroutine that runs it.
 func (c *changing) change(f func(*config.Config)) {
 	c.t.Helper()
 	next := c.config
 	next.Backends = slices.Clone(c.config.Backends)
 	f(&next)
-	if err := c.server.fleet.update(&next); err != nil {
-		c.t.Fatal(err)
-	}
+	c.server.updateFleet(c.t, &next)
 	if err := c.server.router.Configure(next.RouterSettings()); err != nil {
 		c.t.Fatal(err)
 	}
 	c.server.proxy.Configure(next.ProxySettings())
 	c.config = next
+}
+
+// updateFleet makes the fleet that of a configuration.
+func (s *Server) updateFleet(t *testing.T, c *config.Config) {
+	t.Helper()
+	apply, err := s.fleet.prepareUpdate(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	apply()
 }
 
 func (c *changing) setFleet(replicas ...int) {
@@ -395,14 +403,10 @@ func TestCAFileContentChange(t *testing.T) {
 	next := *f.server.config
 	next.Backends = slices.Clone(next.Backends)
 	trust(t, &next.Backends[0], caFile)
-	if err := f.server.fleet.update(&next); err != nil {
-		t.Fatal(err)
-	}
+	f.server.updateFleet(t, &next)
 	f.ready(1)
 	carries := f.server.fleet.registry.All()[0].Options().Transport
-	if err := f.server.fleet.update(&next); err != nil {
-		t.Fatal(err)
-	}
+	f.server.updateFleet(t, &next)
 	if f.server.fleet.registry.All()[0].Options().Transport != carries {
 		t.Error("the same authority got another transport")
 	}
@@ -543,9 +547,7 @@ func TestFleetUpdateAfterStart(t *testing.T) {
 	ends := s.fleet.start(ctx)
 	next := *c
 	next.Backends = c.Backends[:1]
-	if err := s.fleet.update(&next); err != nil {
-		t.Fatal(err)
-	}
+	s.updateFleet(t, &next)
 	for len(s.fleet.registry.All()) > 1 {
 		time.Sleep(pollInterval)
 	}

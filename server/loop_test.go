@@ -28,9 +28,7 @@ func (f *fronted) addBackend(name, url string) {
 	f.t.Helper()
 	next := *f.server.started
 	next.Backends = append(next.Backends[:len(next.Backends):len(next.Backends)], config.Backend{Name: name, URL: url})
-	if err := f.server.fleet.update(&next); err != nil {
-		f.t.Fatal(err)
-	}
+	f.server.updateFleet(f.t, &next)
 }
 
 // requests is how many requests for inference the proxy has ended.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"slices"
 	"time"
@@ -26,12 +27,11 @@ const (
 // applied.
 func (s *Server) applyReload(c *config.Config, loadErr error) (applied bool) {
 	err := loadErr
-	var changed []string
 	limit := fileDescriptorLimit()
 	known := s.config.StartWarnings(limit) // logged at the start or by an earlier reload
+	var apply func()
 	if err == nil {
-		changed, _ = config.Diff(s.config, c)
-		err = s.apply(c)
+		apply, err = s.prepareReload(c)
 	}
 	if err != nil {
 		s.metrics.RecordReload(false)
@@ -40,9 +40,8 @@ func (s *Server) applyReload(c *config.Config, loadErr error) (applied bool) {
 		}
 		return false
 	}
-	if s.process.logLevel != nil {
-		s.process.logLevel.UnmarshalText([]byte(c.Log.Level)) // validated with the configuration
-	}
+	changed, _ := config.Diff(s.config, c)
+	apply()
 	s.metrics.RecordReload(true)
 	s.log.Info("config reloaded", "changed", changed)
 	for _, path := range s.settingsNeedingRestart(c) {
@@ -68,36 +67,49 @@ func (s *Server) settingsNeedingRestart(c *config.Config) (paths []string) {
 	return paths
 }
 
-// apply puts a configuration into use, but for settings that need a restart. On an
-// error nothing has changed.
-func (s *Server) apply(c *config.Config) error {
+// prepareReload does all that can fail before a configuration is put into use, and changes nothing.
+// apply, which cannot fail and must be called, puts it into use, but for settings that need a
+// restart.
+func (s *Server) prepareReload(c *config.Config) (apply func(), err error) {
 	if err := c.CheckNotWeakened(s.config); err != nil {
-		return err
+		return nil, err
 	}
-	if err := s.router.Configure(c.RouterSettings()); err != nil {
-		return err
+	var logLevel slog.Level
+	if err := logLevel.UnmarshalText([]byte(c.Log.Level)); err != nil {
+		return nil, fmt.Errorf("log.level: %w", err)
 	}
-	if err := s.accessLog.Configure(c.AccessLog); err != nil {
-		s.router.Configure(s.config.RouterSettings()) // accepted before
-		return fmt.Errorf("access_log.file: %w", err)
+	applyRouterSettings, err := s.router.PrepareSettings(c.RouterSettings())
+	if err != nil {
+		return nil, err
 	}
-	if err := s.fleet.update(c); err != nil {
-		s.router.Configure(s.config.RouterSettings())
-		s.accessLog.Configure(s.config.AccessLog)
-		return err
+	updateFleet, err := s.fleet.prepareUpdate(c)
+	if err != nil {
+		return nil, err
 	}
-	s.listeners.public.replaceCertificate(c.TLS)
-	if s.listeners.admin != nil {
-		s.listeners.admin.replaceCertificate(c.AdminTLS)
+	// Last, since what it opens is closed only in use.
+	applyAccessLogSettings, err := s.accessLog.PrepareSettings(c.AccessLog)
+	if err != nil {
+		return nil, fmt.Errorf("access_log.file: %w", err)
 	}
-	s.proxy.Configure(c.ProxySettings())
-	s.keys.Replace(c.APIKeys())
-	s.responses.Configure(c.Responses)
-	s.admin.SetToken(c.AdminToken)
-	s.fleet.checker.SetSettings(c.Health)
-	s.fleet.poller.SetSettings(c.Poll)
-	s.config = c
-	return nil
+	return func() {
+		if s.process.logLevel != nil {
+			s.process.logLevel.Set(logLevel)
+		}
+		applyRouterSettings()
+		applyAccessLogSettings()
+		updateFleet()
+		s.listeners.public.replaceCertificate(c.TLS)
+		if s.listeners.admin != nil {
+			s.listeners.admin.replaceCertificate(c.AdminTLS)
+		}
+		s.proxy.Configure(c.ProxySettings())
+		s.keys.Replace(c.APIKeys())
+		s.responses.Configure(c.Responses)
+		s.admin.SetToken(c.AdminToken)
+		s.fleet.checker.SetSettings(c.Health)
+		s.fleet.poller.SetSettings(c.Poll)
+		s.config = c
+	}, nil
 }
 
 // configWatcher loads the configuration when asked to and when its files change. Not

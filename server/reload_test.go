@@ -4,12 +4,21 @@ package server
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"log/slog"
+	"net/http"
 	"os"
 	"path/filepath"
+	"reflect"
+	"slices"
 	"syscall"
 	"testing"
 	"time"
+
 	"warmroute/config"
+	"warmroute/proxy/apikey"
 )
 
 func TestWatcherReportsEachChangeOnce(t *testing.T) {
@@ -95,22 +104,101 @@ func TestBlockedLoadDoesNotDelayShutdown(t *testing.T) {
 	}
 }
 
-func TestFailedApplyChangesNothing(t *testing.T) {
-	s, _ := newSuccessor(t, process{})
-	s.listeners.closeAndWait()
-	before := s.config
-	for _, change := range []func(*config.Config){
-		func(c *config.Config) { c.Routing.Policy = "fastest" },
-		func(c *config.Config) { c.Backends = []config.Backend{{Name: "other", URL: "no URL"}} },
+// A reload of which any part cannot be put into use changes nothing.
+func TestFailedReloadChangesNothing(t *testing.T) {
+	failing := standIn{chat: func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusInternalServerError) }}
+	level := new(slog.LevelVar)
+	f := startFronted(t, func(c *config.Config) {
+		c.AdminToken, c.Breaker.Failures = "what-operators-send", 1
+		c.AccessLog.File = filepath.Join(t.TempDir(), "access.log")
+	}, failing.start(t))
+	f.server.process.logLevel = level
+	f.server.listeners.public.certificate.Store(new(tls.Certificate)) // for replacing it alone
+	f.ready(1)
+	f.chat(plainChat) // opens the breaker
+	next := func() *config.Config {
+		c := *f.server.config
+		c.AdminToken, c.TLS.Certificate = "another-for-operators", &tls.Certificate{Leaf: &x509.Certificate{}}
+		c.Keys = []config.Key{{Key: apikey.Key{Name: "a", Hashes: []apikey.Hash{{1}}}}}
+		c.Routing.Policy, c.Routing.Queue.Requests, c.SLO.TTFT = "least-load", 7, time.Hour
+		c.Breaker.Failures = 0 // closes those that are open
+		c.Responses.MaxEntries = 7
+		c.Health.Interval, c.Poll.Interval = time.Hour, time.Hour
+		c.Limits.BodyBytes = 7
+		c.Timeouts.Connect, c.Timeouts.Shutdown = time.Hour, time.Hour
+		c.AccessLog.File = filepath.Join(t.TempDir(), "other.log")
+		c.Log.Level = "error"
+		c.Backends = append(slices.Clone(c.Backends), config.Backend{Name: "added", URL: unusedURL, Weight: 1})
+		c.Backends[0].Weight = 7
+		return &c
+	}
+	before := settingsInUse(f.server)
+	for name, spoil := range map[string]func(*config.Config){
+		"protection":        func(c *config.Config) { c.AdminToken = "" },
+		"log level":         func(c *config.Config) { c.Log.Level = "loud" },
+		"policy":            func(c *config.Config) { c.Routing.Policy = "fastest" },
+		"backend's URL":     func(c *config.Config) { c.Backends[1].URL = "no URL" },
+		"backend's CA":      func(c *config.Config) { c.Backends[0].CAFile, c.Backends[0].CA = "ca.pem", "no certificate" },
+		"backends conflict": func(c *config.Config) { c.Backends[1].Name = c.Backends[0].Name },
+		"access log":        func(c *config.Config) { c.AccessLog.File = filepath.Join(t.TempDir(), "missing", "access.log") },
 	} {
-		c := *before
-		c.Timeouts.Connect = time.Hour
-		change(&c)
-		if err := s.apply(&c); err == nil {
-			t.Fatal("applied")
+		c := next()
+		spoil(c)
+		if f.server.applyReload(c, nil) {
+			t.Fatalf("%s: applied", name)
 		}
-		if s.config != before || s.fleet.managed[0].settings != transportSettingsOf(before) {
-			t.Error("something of it is in use")
+		after := settingsInUse(f.server)
+		for part := range before {
+			if after[part] != before[part] {
+				t.Errorf("%s: %s was %s, is %s", name, part, before[part], after[part])
+			}
 		}
+	}
+	if !f.server.applyReload(next(), nil) {
+		t.Fatalf("a valid one was not applied:\n%s", f.log.String())
+	}
+	after := settingsInUse(f.server)
+	for part := range before {
+		if after[part] == before[part] {
+			t.Errorf("a valid one left %s at %s", part, before[part])
+		}
+	}
+}
+
+// settingsInUse returns each part of a running Server that a reload changes, as text. What is
+// replaced as a whole is there by its address.
+func settingsInUse(s *Server) map[string]string {
+	field := func(of any, path ...string) string {
+		v := reflect.ValueOf(of)
+		for _, name := range path {
+			v = reflect.Indirect(v).FieldByName(name)
+		}
+		return fmt.Sprintf("%+v", v)
+	}
+	states := reflect.ValueOf(s.router).Elem().FieldByName("states")
+	backend := s.fleet.managed[0].backend
+	var names []string
+	for _, b := range s.fleet.registry.All() {
+		names = append(names, b.Name)
+	}
+	return map[string]string{
+		"config":            fmt.Sprintf("%p", s.config),
+		"log level":         s.process.logLevel.Level().String(),
+		"router settings":   field(s.router, "settings"),
+		"policy":            field(s.router, "policy"),
+		"queue":             field(s.router, "queue", "settings"),
+		"breakers":          fmt.Sprintf("%+v", states.Index(0).FieldByName("health").Elem().FieldByName("breaker")),
+		"proxy settings":    field(s.proxy, "settings"),
+		"keys":              field(s.keys, "valid"),
+		"access log":        field(s.accessLog, "output"),
+		"stored responses":  field(s.responses, "settings"),
+		"admin token":       field(s.admin, "token"),
+		"certificate":       fmt.Sprintf("%p", s.listeners.public.certificate.Load()),
+		"health checks":     field(s.fleet.checker, "settings", "value"),
+		"polls":             field(s.fleet.poller, "settings", "value"),
+		"backends":          fmt.Sprint(names),
+		"backend options":   fmt.Sprintf("%p", backend.Options()),
+		"backend transport": fmt.Sprintf("%p", backend.Options().Transport),
+		"drain timeout":     s.fleet.drainTimeout.String(),
 	}
 }

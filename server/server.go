@@ -89,7 +89,11 @@ func New(o Options) (*Server, error) {
 	}
 	peers := newPeerReporters(c)
 	s.responses = responseindex.New(c.Responses, time.Now, peers.responses)
-	managed, registry, err := newBackends(c)
+	managed, err := newManagedBackends(c)
+	if err != nil {
+		return nil, err
+	}
+	registry, err := backends.NewRegistry(backendsOf(managed))
 	if err != nil {
 		return nil, err
 	}

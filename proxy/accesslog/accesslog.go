@@ -59,21 +59,35 @@ func New(s Settings, log *slog.Logger) (*Log, error) {
 // Configure changes the settings and opens the file again, in case it was renamed.
 // If it returns an error, nothing has changed.
 func (l *Log) Configure(s Settings) error {
+	apply, err := l.PrepareSettings(s)
+	if err == nil {
+		apply()
+	}
+	return err
+}
+
+// PrepareSettings is Configure in two steps: it opens the file and changes nothing; apply, which
+// cannot fail and must be called, changes the settings.
+func (l *Log) PrepareSettings(s Settings) (apply func(), err error) {
 	var next *output
 	if s.File != "" {
 		f, err := openFile(s.File)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		next = &output{handler: slog.NewTextHandler(queueWriter{l}, nil), sample: s.Sample, file: f}
 		if s.Format == "json" {
 			next.handler = slog.NewJSONHandler(queueWriter{l}, nil)
 		}
 	}
+	return func() { l.replaceOutput(next) }, nil
+}
+
+// replaceOutput has lines written to next; nil: nowhere.
+func (l *Log) replaceOutput(next *output) {
 	if previous := l.output.Swap(next); previous != nil {
 		time.AfterFunc(writeTimeout, func() { previous.Close() }) // a write to it may be in progress
 	}
-	return nil
 }
 
 // Enabled reports whether requests are logged.
