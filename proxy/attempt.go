@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"net/url"
 	"os"
@@ -183,6 +184,9 @@ func (r *request) newBackendRequest(ctx context.Context, b *backends.Backend, o 
 	if len(body) == 0 {
 		req.Body = http.NoBody
 	}
+	if scoped, length := r.input.stored.insertScope(body); scoped != nil {
+		req.Body, req.ContentLength = io.NopCloser(scoped), length
+	}
 	req.Close = r.history.countStaleConnections() > 0 // then this connection must not be stale; see transport.StaleError
 	return req
 }
@@ -209,7 +213,7 @@ func (r *request) replicaPath() string {
 	if !r.endpoint.isAboutResponse() {
 		return r.endpoint.path
 	}
-	return strings.Replace(r.endpoint.path, responseIDPart, r.input.stored.refersTo, 1)
+	return strings.Replace(r.endpoint.path, responseIDPart, r.input.stored.replicaID, 1)
 }
 
 // outgoingParts are the parts of a request to a replica, in one allocation.
@@ -295,6 +299,9 @@ func (a *attempt) relayResponse(resp *http.Response) *failure {
 	body, ok := resp.Body.(replicaBody)
 	if !ok {
 		return a.classifyOrEndRequest(fmt.Errorf("the transport's body is a %T", resp.Body))
+	}
+	if scope := a.input.stored.scope; scope != "" && !isEncoded(resp.Header) {
+		body = removeScope(resp, body, scope)
 	}
 	if resp.StatusCode == http.StatusOK && isEventStream(resp.Header) {
 		return a.relayStream(resp, body)

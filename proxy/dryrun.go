@@ -111,7 +111,7 @@ func (p *Proxy) parseDryRun(q DryRunRequest) (*request, *DryRunError) {
 		return x, bodyReadError(err, x.settings.BodyBytes)
 	}
 	apiErr := x.parseInput()
-	if apiErr == nil && x.input.stored.refersTo != "" {
+	if apiErr == nil && x.input.stored.refers() {
 		apiErr = x.pinTo(x.findStoredResponse())
 	}
 	if apiErr != nil {

@@ -197,15 +197,17 @@ func (r *request) readAndParseInput() *apiError {
 // parseInput extracts what routing needs from the body.
 func (r *request) parseInput() *apiError {
 	r.input.scratch = r.proxy.pools.scratch.Get().(*scratch)
-	switch {
-	case r.endpoint.multipart:
+	if r.endpoint.multipart {
 		return r.parseForm()
-	case r.endpoint.isAboutResponse():
+	}
+	if r.endpoint.isAboutResponse() {
 		req := &r.input.request
 		req.NoEngine, req.Backends, req.Endpoint = true, r.proxy.registry.All(), r.endpoint.number()
-		return nil
+	} else if apiErr := r.parseJSON(); apiErr != nil {
+		return apiErr
 	}
-	return r.parseJSON()
+	r.setResponseScope()
+	return nil
 }
 
 // recordUploadError returns the error for a body that could not be read, and counts a client
@@ -257,7 +259,9 @@ func (r *request) parseJSON() *apiError {
 		in.scratch.blocks = pr.AppendBlocks(in.scratch.blocks[:0], engine, r.proxy.blockBytes)
 		in.request.Blocks = in.scratch.blocks
 	}
-	in.stored = storedInput{refersTo: pr.PreviousResponse, chosenID: pr.ResponseID, unstored: pr.NoStore}
+	in.stored = storedInput{
+		refersTo: pr.PreviousResponse, refersToAt: pr.PreviousResponseAt, chosenID: pr.ResponseID, chosenIDAt: pr.ResponseIDAt, unstored: pr.NoStore,
+	}
 	if in.request.NoEngine = r.endpoint.noEngine; !in.request.NoEngine {
 		in.request.Bytes = len(pr.Text) + pr.ExtraBytes
 		in.request.Streams = pr.Stream

@@ -46,17 +46,26 @@ func newStoredResponses(index *responseindex.Index) storedResponses {
 
 // storedInput is what a request says of stored responses.
 type storedInput struct {
-	refersTo string            // id of the response that it continues or is about; empty: none
-	backend  *backends.Backend // that holds that one; nil: not known yet
-	chosenID string            // that the client gives to the new response; empty: none
-	unstored bool              // the new response is not to be stored
+	refersTo   string            // id of the response that it continues or is about; empty: none
+	refersToAt int               // index of that string in the body; 0: it is not there
+	replicaID  string            // by which the replica knows that response
+	backend    *backends.Backend // that holds that one; nil: not known yet
+	chosenID   string            // that the client gives to the new response; empty: none
+	chosenIDAt int               // index of that string in the body; 0: there is none
+	scope      string            // of the ids that the key's clients choose; empty: none concern the request
+	unstored   bool              // the new response is not to be stored
+}
+
+// refers reports whether the request continues a stored response or is about one.
+func (s *storedInput) refers() bool {
+	return s.refersTo != "" || s.scope != "" && s.refersToAt > 0 // with keys, an empty id refers to one as well
 }
 
 // routeToStoredResponse has a request that refers to a stored response routed to the backend that
 // holds it. It may wait for the backends to say which one does.
 func (r *request) routeToStoredResponse() *apiError {
-	if apiErr := r.checkChosenID(); apiErr != nil || r.input.stored.refersTo == "" {
-		return apiErr
+	if !r.input.stored.refers() {
+		return nil
 	}
 	b, result := r.findStoredResponse()
 	if result == metrics.ResponseUnknown && r.maySearchResponse() {
@@ -66,24 +75,16 @@ func (r *request) routeToStoredResponse() *apiError {
 	return r.pinTo(b, result)
 }
 
-// checkChosenID refuses an id for the new response that is another key's: the replica might
-// replace one by the other.
-func (r *request) checkChosenID() *apiError {
-	id := r.input.stored.chosenID
-	if id == "" || r.account == nil {
-		return nil
-	}
-	if e, known := r.proxy.responses.Peek(id); known && e.Owner != r.account.Name {
-		return invalidRequestError("request_id", "request_id names a response that exists; choose another, or leave it out")
-	}
-	return nil
-}
-
 // findStoredResponse returns the backend that is known to hold the response to which the request
 // refers; nil where there is none.
 func (r *request) findStoredResponse() (b *backends.Backend, result metrics.ResponseLookup) {
-	p := r.proxy
-	e, known := p.responses.Find(r.input.stored.refersTo)
+	p, s := r.proxy, &r.input.stored
+	s.replicaID = s.scope + s.refersTo
+	e, known := p.responses.Find(s.replicaID)
+	if !known && s.scope != "" { // then the replica has chosen the id
+		s.replicaID = s.refersTo
+		e, known = p.responses.Find(s.replicaID)
+	}
 	switch {
 	case !known:
 		return nil, metrics.ResponseUnknown
@@ -134,7 +135,7 @@ func (r *request) checkStoredResponse() *apiError {
 // forgetStoredResponse forgets where the response was to which the request refers, since its
 // replica has lost it.
 func (r *request) forgetStoredResponse() {
-	r.proxy.responses.Remove(r.input.stored.refersTo)
+	r.proxy.responses.Remove(r.input.stored.replicaID)
 	r.proxy.metrics.CountResponseLookup(metrics.ResponseLost)
 }
 
@@ -246,23 +247,27 @@ func hasResponse(ctx context.Context, b *backends.Backend, id, proxyInstances st
 // stored.
 func (a *attempt) rememberBody(body []byte) {
 	if a.endpoint.format == responsesFormat && !a.input.stored.unstored {
-		a.remember(gjson.GetBytes(body, "id").Str)
+		a.remember(&a.input.stored, gjson.GetBytes(body, "id").Str)
 	}
 }
 
 // rememberResponse remembers the response that is streamed, before the client has its id from it.
-// One whose id the client has chosen is remembered when it is complete: until then the replica
-// may have another one of that id, which may be another key's.
+// One whose id the client has chosen is remembered when it is complete: until then a replica may
+// have an earlier one of that id.
 func (s *streamRelay) rememberResponse() {
 	if s.unsaved == nil || s.events.responseID == "" || s.unsaved.chosenID != "" && !s.events.finished {
 		return
 	}
+	s.remember(s.unsaved, s.events.responseID)
 	s.unsaved = nil
-	s.remember(s.events.responseID)
 }
 
-// remember remembers that the attempt's backend holds a response.
-func (a *attempt) remember(responseID string) {
+// remember remembers that the attempt's backend holds the response to a request, whose id is the
+// client's.
+func (a *attempt) remember(in *storedInput, responseID string) {
+	if in.chosenIDAt > 0 && responseID == in.chosenID {
+		responseID = in.scope + responseID
+	}
 	e := responseindex.Entry{Backend: backends.NormalizeURL(a.decision.Backend.URL)}
 	if a.account != nil {
 		e.Owner = a.account.Name

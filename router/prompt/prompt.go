@@ -44,9 +44,11 @@ type Prompt struct {
 	Stream bool
 
 	// Of Responses only.
-	PreviousResponse string // id of the stored response that it continues; "": none
-	ResponseID       string // id that the client gives the response, its request_id; "": none
-	NoStore          bool   // the response is not to be stored
+	PreviousResponse   string // id of the stored response that it continues; "": none
+	PreviousResponseAt int    // index of that string in the body, after its quote; 0: there is none
+	ResponseID         string // id that the client gives the response, its request_id; "": none
+	ResponseIDAt       int    // index of that string in the body, after its quote; 0: there is none
+	NoStore            bool   // the response is not to be stored
 
 	MaxTokens int // of the answer; 0: not given
 	Sequences int // that the engine will run: the larger of n and best_of for each prompt, at least 1

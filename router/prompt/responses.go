@@ -43,10 +43,10 @@ func (p *Prompt) finishResponses() error {
 
 // parseStoreFields reads the fields that concern stored responses.
 func (p *Prompt) parseStoreFields() (err error) {
-	if p.PreviousResponse, err = p.parseID(fieldPreviousResponse, "previous_response_id"); err != nil {
+	if p.PreviousResponse, p.PreviousResponseAt, err = p.parseID(fieldPreviousResponse, "previous_response_id"); err != nil {
 		return err
 	}
-	if p.ResponseID, err = p.parseID(fieldRequestID, "request_id"); err != nil {
+	if p.ResponseID, p.ResponseIDAt, err = p.parseID(fieldRequestID, "request_id"); err != nil {
 		return err
 	}
 	store := p.top[fieldStore]
@@ -54,16 +54,17 @@ func (p *Prompt) parseStoreFields() (err error) {
 	return nil
 }
 
-// parseID returns the string of a field, "" if it is absent or null.
-func (p *Prompt) parseID(f field, name string) (string, error) {
+// parseID returns the string of a field and its index in the body, after the quote; 0 if the field
+// is absent or null.
+func (p *Prompt) parseID(f field, name string) (id string, at int, err error) {
 	s, v := &p.scan, p.top[f]
 	switch {
 	case !s.notNull(v):
-		return "", nil
+		return "", 0, nil
 	case s.firstByte(v) != '"':
-		return "", &Error{Param: name, Message: name + " must be a string"}
+		return "", 0, &Error{Param: name, Message: name + " must be a string"}
 	}
-	return string(p.unquote(v)), nil
+	return string(p.unquote(v)), v.start + 1, nil
 }
 
 // parseInput checks the input at i, a text or a list of items, appends it to Text and returns

@@ -11,8 +11,8 @@ import (
 
 const (
 	// maxIDBytes bounds the ids that are remembered. vLLM's own have 37 bytes; a client may
-	// choose others.
-	maxIDBytes = 128
+	// choose others, which are longer by the scope of its key.
+	maxIDBytes = 192
 
 	// A response that no backend holds is remembered as absent, so that a client that
 	// asks for it again does not make every replica search again.

@@ -1,0 +1,149 @@
+package proxy
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"warmroute/backends/transport"
+)
+
+// A client can choose the id of a stored response (request_id), and the replica knows all responses
+// by their ids alone. So a replica gets such an id behind a scope, which depends on the name of the
+// client's key, and the client gets the replica's response without it. Ids of two keys are never the
+// same one for the replica, and no table is needed to find the client's id again.
+
+// scopeOf returns the scope of the ids that clients with the key of that name choose. It is made of
+// characters that JSON and URLs leave as they are.
+func scopeOf(keyName string) string {
+	hash := sha256.Sum256([]byte(keyName))
+	return "wr-" + hex.EncodeToString(hash[:16]) + "-"
+}
+
+// setResponseScope sets the scope of the ids in a request, if there are any and keys are configured.
+func (r *request) setResponseScope() {
+	s := &r.input.stored
+	if r.account != nil && (s.refersTo != "" || s.refersToAt > 0 || s.chosenIDAt > 0) {
+		s.scope = scopeOf(r.account.Name)
+	}
+}
+
+// insertScope returns body with the scope before each id in it that has one at the replica, and its
+// length; nil if there is none. body is not copied.
+func (s *storedInput) insertScope(body []byte) (scoped io.Reader, length int64) {
+	if s.scope == "" {
+		return nil, 0
+	}
+	var ids []int
+	if s.chosenIDAt > 0 {
+		ids = append(ids, s.chosenIDAt)
+	}
+	if s.refersToAt > 0 && s.replicaID != s.refersTo {
+		ids = append(ids, s.refersToAt)
+	}
+	slices.Sort(ids)
+	if len(ids) == 0 {
+		return nil, 0
+	}
+	var parts []io.Reader
+	written := 0
+	for _, at := range ids {
+		parts = append(parts, bytes.NewReader(body[written:at]), strings.NewReader(s.scope))
+		written = at
+	}
+	parts = append(parts, bytes.NewReader(body[written:]))
+	return io.MultiReader(parts...), int64(len(body) + len(ids)*len(s.scope))
+}
+
+// removeScope replaces the body of a response by one without scope, wherever it stands: in ids and
+// in the messages of errors.
+func removeScope(resp *http.Response, body replicaBody, scope string) replicaBody {
+	if resp.ContentLength >= 0 {
+		resp.ContentLength = -1
+		resp.TransferEncoding = []string{"chunked"} // it is framed, by a length that is not the client's
+	}
+	unscoped := &unscopedBody{replicaBody: body, scope: []byte(scope), buf: make([]byte, chunkBytes)}
+	resp.Body = unscoped
+	return unscoped
+}
+
+// unscopedBody is a replicaBody without the scope in it. Bytes at the end of what was read that may be
+// the beginning of a scope are not returned before the next ones are there.
+type unscopedBody struct {
+	replicaBody
+	scope      []byte
+	buf        []byte
+	ready      []byte // of buf: not returned yet
+	held       []byte // of buf: may be the beginning of a scope
+	afterScope bool   // a scope was removed at the end of what was returned
+	err        error  // of the replica's body, to be returned after ready
+}
+
+// Read implements io.Reader. It reads from the replica once at most, so it may return 0 without an error.
+func (b *unscopedBody) Read(p []byte) (n int, err error) {
+	if len(b.ready) == 0 {
+		if b.err != nil {
+			return 0, b.err
+		}
+		from := copy(b.buf, b.held)
+		n, err := b.replicaBody.Read(b.buf[from:])
+		if err == transport.ErrQuietTimeout { // the next read goes on
+			b.held = b.buf[:from]
+			return 0, err
+		}
+		b.err = err
+		b.split(b.buf[:from+n])
+	}
+	n = copy(p, b.ready)
+	b.ready = b.ready[n:]
+	return n, nil
+}
+
+// split removes the scopes from read, the beginning of buf, and splits the rest into ready and held.
+func (b *unscopedBody) split(read []byte) {
+	kept, rest := 0, read
+	for len(rest) > 0 {
+		next := 0
+		if b.afterScope {
+			next = 1 // the client's id begins here, and may look like a scope
+		}
+		next += indexScope(rest[next:], b.scope)
+		kept += copy(read[kept:], rest[:next])
+		rest, b.afterScope = rest[next:], false
+		if len(rest) < len(b.scope) {
+			break
+		}
+		rest, b.afterScope = rest[len(b.scope):], true
+	}
+	if b.err != nil { // then rest is not the beginning of one
+		kept += copy(read[kept:], rest)
+		rest = nil
+	}
+	b.ready, b.held = read[:kept], rest
+}
+
+// indexScope returns the index of the first scope in p, or of a beginning of one at its end; its
+// length if there is none.
+func indexScope(p, scope []byte) int {
+	if i := bytes.Index(p, scope); i >= 0 {
+		return i
+	}
+	i := max(0, len(p)-len(scope)+1)
+	for i < len(p) && !bytes.HasPrefix(scope, p[i:]) {
+		i++
+	}
+	return i
+}
+
+// WaitReadable implements replicaBody.
+func (b *unscopedBody) WaitReadable(d time.Duration) (readable bool, err error) {
+	if len(b.ready) > 0 || b.err != nil {
+		return true, nil
+	}
+	return b.replicaBody.WaitReadable(d)
+}
