@@ -224,12 +224,12 @@ func TestPlacementsAreShared(t *testing.T) {
 	b.Responses.Add("resp_2", responseindex.Entry{Backend: "http://10.9.9.9:8000"}) // that the other does not have
 	b.Responses.Add("resp_3", responseindex.Entry{Backend: "http://10.0.0.1:8000", Owner: "another"})
 	b.Responses.Add("resp_1", responseindex.Entry{Backend: "http://10.0.0.1:8000", Owner: "k"})
-	eventually(t, "the response is known to the other", func() bool { _, ok := a.Responses.Peek("resp_1"); return ok })
+	eventually(t, "the response is known to the other", func() bool { _, ok := a.Responses.Find("resp_1"); return ok })
 	if n := a.Responses.Len(); n != 1 {
 		t.Errorf("the other knows %d responses, want the one of a known backend and key", n)
 	}
 	b.Responses.Remove("resp_1")
-	eventually(t, "the response is lost for the other", func() bool { _, ok := a.Responses.Peek("resp_1"); return !ok })
+	eventually(t, "the response is lost for the other", func() bool { _, ok := a.Responses.Find("resp_1"); return !ok })
 }
 
 func TestProxyThatEnds(t *testing.T) {

@@ -91,6 +91,7 @@ func (r *request) findStoredResponse() (b *backends.Backend, result metrics.Resp
 	case r.account != nil && e.Owner != r.account.Name:
 		return nil, metrics.ResponseOfOtherKey
 	}
+	p.responses.RecordUse(s.replicaID)
 	if b = p.registry.FindAddress(e.Backend); b == nil {
 		return nil, metrics.ResponseLost
 	}

@@ -3,6 +3,7 @@ package responseindex
 import (
 	"encoding/binary"
 	"errors"
+	"slices"
 	"time"
 )
 
@@ -23,17 +24,10 @@ const (
 
 var errDamaged = errors.New("responses are damaged")
 
-// AppendTo appends all entries to b, for Restore. No more than MaxEncodedBytes are appended: the
-// least recently used entries are left out.
+// AppendTo appends all entries to b, for Restore. No more than MaxEncodedBytes are appended: entries
+// are left out as they are from an Index that is full.
 func (x *Index) AppendTo(b []byte) []byte {
-	entries := x.list()
-	size := 0
-	for i := len(entries) - 1; i >= 0; i-- {
-		if size += len(entries[i].id) + 24; size > MaxEncodedBytes/2 {
-			entries = entries[i+1:]
-			break
-		}
-	}
+	entries := limitSize(x.list(), MaxEncodedBytes/2)
 	numbers := map[string]uint64{}
 	var names []string
 	number := func(name string) uint64 {
@@ -67,25 +61,42 @@ func appendString(b []byte, s string) []byte {
 	return append(binary.AppendUvarint(b, uint64(len(s))), s...)
 }
 
-// listed is a record with its id.
-type listed struct {
-	id string
-	record
+// limitSize returns the entries without those beyond maxBytes, which the owners with the most entries
+// lose. It changes the list in place.
+func limitSize(entries []record, maxBytes int) []record {
+	size := 0
+	for i := range entries {
+		size += entrySize(&entries[i])
+	}
+	if size <= maxBytes {
+		return entries
+	}
+	o := newOwners()
+	for i := range entries {
+		o.add(&entries[i])
+	}
+	for size > maxBytes {
+		r := o.oldestOfLargest()
+		size -= entrySize(r)
+		o.remove(r)
+	}
+	return slices.DeleteFunc(entries, func(r record) bool { return r.element == nil })
 }
 
-// list returns the entries, the least recently used first.
-func (x *Index) list() []listed {
+// entrySize returns about how many bytes an entry is encoded in.
+func entrySize(r *record) int { return len(r.id) + 24 }
+
+// list returns copies of the entries, the least recently used first.
+func (x *Index) list() []record {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.entries == nil {
 		return nil
 	}
 	x.removeExpired()
-	all := make([]listed, 0, x.entries.Len())
-	for _, id := range x.entries.Keys() {
-		if r, ok := x.entries.Peek(id); ok {
-			all = append(all, listed{id, *r})
-		}
+	all := make([]record, 0, x.entries.Len())
+	for _, r := range x.entries.Values() {
+		all = append(all, *r)
 	}
 	return all
 }
@@ -108,14 +119,17 @@ func (x *Index) Restore(data []byte) error {
 		if e.usedAt.After(now) { // the clock was set back
 			e.usedAt = now
 		}
-		x.entries.Add(e.id, &e.record)
+		if e.usedAt.Before(now.Add(-x.settings.TTL)) {
+			continue // or it would take the place of one that has not expired
+		}
+		x.entries.Remove(e.id)
+		x.insert(&record{Entry: e.Entry, id: e.id, usedAt: e.usedAt})
 	}
-	x.removeExpired()
 	return nil
 }
 
 // decode returns the entries in data, which holds nothing else.
-func decode(data []byte) ([]listed, error) {
+func decode(data []byte) ([]record, error) {
 	d := decoder{rest: data}
 	names := make([]string, d.count(maxNames, 1))
 	for i := range names {
@@ -129,7 +143,7 @@ func decode(data []byte) ([]listed, error) {
 		}
 		return names[n]
 	}
-	entries := make([]listed, d.count(MaxEntries, minEntrySize))
+	entries := make([]record, d.count(MaxEntries, minEntrySize))
 	for i := range entries {
 		e := &entries[i]
 		e.id = d.text(maxIDBytes)

@@ -3,6 +3,7 @@
 package responseindex
 
 import (
+	"container/list"
 	"sync"
 	"time"
 
@@ -41,34 +42,40 @@ type Reporter interface {
 	ReportForgotten(id string)
 }
 
-// Index maps the ids of responses to the backends that hold them. The entries that were
-// used least recently give way to new ones. Safe for concurrent use.
+// Index maps the ids of responses to the backends that hold them. Where it is full, the owner with
+// the most entries loses the one that was used least recently, so that no owner takes the places of
+// others. Safe for concurrent use.
 type Index struct {
 	now      func() time.Time
 	reporter Reporter // nil: none
 
 	mu       sync.Mutex // guards what follows
 	settings Settings
-	entries  *simplelru.LRU[string, *record] // nil: nothing is remembered
+	entries  *simplelru.LRU[string, *record] // nil: nothing is remembered; never full
+	owners   owners                          // of entries
 	absent   *simplelru.LRU[string, time.Time]
 }
 
-// record is an Entry with the time of its last use.
+// record is an Entry with its id and its last use.
 type record struct {
 	Entry
-	usedAt time.Time
+	id      string
+	usedAt  time.Time
+	use     uint64        // counts uses: of two records the one that was used later has the larger one
+	element *list.Element // among the records of its owner; nil: it was removed
 }
 
 // New returns an empty index. reporter may be nil.
 func New(s Settings, now func() time.Time, reporter Reporter) *Index {
-	x := &Index{now: now, reporter: reporter, absent: newLRU[time.Time](maxAbsent)}
+	x := &Index{now: now, reporter: reporter, owners: newOwners(), absent: newLRU[time.Time](maxAbsent, nil)}
 	x.Configure(s)
 	return x
 }
 
-// newLRU returns an empty LRU of a size above 0.
-func newLRU[V any](size int) *simplelru.LRU[string, V] {
-	l, err := simplelru.NewLRU[string, V](size, nil)
+// newLRU returns an empty LRU of a size above 0. onRemove is called for each entry that is removed,
+// and may be nil.
+func newLRU[V any](size int, onRemove func(string, V)) *simplelru.LRU[string, V] {
+	l, err := simplelru.NewLRU(size, onRemove)
 	if err != nil {
 		panic(err) // the size is not positive
 	}
@@ -82,11 +89,19 @@ func (x *Index) Configure(s Settings) {
 	x.settings = s
 	switch {
 	case s.MaxEntries <= 0:
-		x.entries = nil
+		x.entries, x.owners = nil, newOwners()
 	case x.entries == nil:
-		x.entries = newLRU[*record](s.MaxEntries)
+		x.entries = newLRU(s.MaxEntries+1, func(_ string, r *record) { x.owners.remove(r) })
 	default:
-		x.entries.Resize(s.MaxEntries)
+		x.evict()
+		x.entries.Resize(s.MaxEntries + 1)
+	}
+}
+
+// evict removes the entries beyond Settings.MaxEntries. x.mu is held.
+func (x *Index) evict() {
+	for x.entries.Len() > x.settings.MaxEntries {
+		x.entries.Remove(x.owners.oldestOfLargest().id)
 	}
 }
 
@@ -128,14 +143,27 @@ func (x *Index) add(id string, e Entry) (added bool) {
 		return false
 	}
 	x.absent.Remove(id)
-	if known := x.find(id); known != nil && known.Owner != e.Owner {
+	r := x.find(id)
+	switch {
+	case r == nil:
+		x.insert(&record{Entry: e, id: id, usedAt: x.now()})
+	case r.Owner != e.Owner:
 		return false
+	default:
+		r.Backend = e.Backend
+		x.recordUse(r)
 	}
-	x.entries.Add(id, &record{e, x.now()})
 	return true
 }
 
-// Find returns the entry of a response, which counts as a use.
+// insert adds a record of a new id, and removes another one where there is no room. x.mu is held.
+func (x *Index) insert(r *record) {
+	x.owners.add(r)
+	x.entries.Add(r.id, r)
+	x.evict()
+}
+
+// Find returns the entry of a response. That is not a use.
 func (x *Index) Find(id string) (e Entry, ok bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -143,33 +171,32 @@ func (x *Index) Find(id string) (e Entry, ok bool) {
 	if r == nil {
 		return Entry{}, false
 	}
-	r.usedAt = x.now()
 	return r.Entry, true
 }
 
-// Peek is Find without a use.
-func (x *Index) Peek(id string) (e Entry, ok bool) {
+// RecordUse makes a response the one of its owner that was used most recently.
+func (x *Index) RecordUse(id string) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.removeExpired()
-	if x.entries == nil {
-		return Entry{}, false
+	if r := x.find(id); r != nil {
+		x.recordUse(r)
 	}
-	r, ok := x.entries.Peek(id)
-	if !ok {
-		return Entry{}, false
-	}
-	return r.Entry, true
 }
 
-// find returns the record of a response, nil if there is none, and makes it the most
-// recent one. x.mu is held.
+// recordUse is RecordUse of a record. x.mu is held.
+func (x *Index) recordUse(r *record) {
+	r.usedAt = x.now()
+	x.owners.recordUse(r)
+	x.entries.Get(r.id) // which makes it the most recent one
+}
+
+// find returns the record of a response, nil if there is none. x.mu is held.
 func (x *Index) find(id string) *record {
 	if x.entries == nil {
 		return nil
 	}
 	x.removeExpired()
-	r, _ := x.entries.Get(id)
+	r, _ := x.entries.Peek(id)
 	return r
 }
 

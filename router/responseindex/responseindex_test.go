@@ -19,9 +19,10 @@ func newTestIndex(maxEntries int) (*Index, *clock) {
 	return New(Settings{MaxEntries: maxEntries, TTL: time.Hour}, c.now, nil), c
 }
 
-// found returns the backend of a response, "" if it is not known.
+// found returns the backend of a response, "" if it is not known, and records a use of it.
 func found(x *Index, id string) string {
 	e, _ := x.Find(id)
+	x.RecordUse(id)
 	return e.Backend
 }
 
@@ -46,13 +47,13 @@ func TestEviction(t *testing.T) {
 func TestLifetime(t *testing.T) {
 	x, c := newTestIndex(10)
 	x.Add("used", Entry{Backend: "a"})
-	x.Add("peeked", Entry{Backend: "a"})
+	x.Add("unused", Entry{Backend: "a"})
 	c.Time = c.Add(40 * time.Minute)
 	found(x, "used")
-	x.Peek("peeked")
+	x.Find("unused")
 	c.Time = c.Add(40 * time.Minute)
-	if found(x, "used") == "" || found(x, "peeked") != "" || x.Len() != 1 {
-		t.Errorf("used: %q, peeked: %q, %d entries", found(x, "used"), found(x, "peeked"), x.Len())
+	if found(x, "used") == "" || found(x, "unused") != "" || x.Len() != 1 {
+		t.Errorf("used: %q, unused: %q, %d entries", found(x, "used"), found(x, "unused"), x.Len())
 	}
 }
 
@@ -64,7 +65,7 @@ func TestOwner(t *testing.T) {
 		t.Errorf("the id is now of %+v", e)
 	}
 	x.Add("resp_1", Entry{"c", "alice"})
-	if e, _ := x.Peek("resp_1"); e != (Entry{"c", "alice"}) {
+	if e, _ := x.Find("resp_1"); e != (Entry{"c", "alice"}) {
 		t.Errorf("after another response of the owner: %+v", e)
 	}
 	c.Time = c.Add(2 * time.Hour)
@@ -137,7 +138,7 @@ func TestRestore(t *testing.T) {
 	if err := after.Restore(data); err != nil {
 		t.Fatal(err)
 	}
-	if got, want := after.list(), before.list(); !slices.EqualFunc(got, want, func(a, b listed) bool { return a.id == b.id && a.Entry == b.Entry && a.usedAt.Equal(b.usedAt) }) {
+	if got, want := after.list(), before.list(); !slices.EqualFunc(got, want, func(a, b record) bool { return a.id == b.id && a.Entry == b.Entry && a.usedAt.Equal(b.usedAt) }) {
 		t.Errorf("got  %v\nwant %v", got, want)
 	}
 	if again := after.AppendTo(nil); !bytes.Equal(again, data) {
