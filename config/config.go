@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/netip"
 	"time"
 
 	"warmroute/backends"
@@ -53,12 +54,13 @@ type Config struct {
 
 // Listeners are the public and the admin listener.
 type Listeners struct {
-	Listen         string      `mapstructure:"listen" reload:"no"` // host:port
-	Admin          string      `mapstructure:"admin" reload:"no"`  // host:port, or empty: no admin listener
-	AdminToken     string      `mapstructure:"admin_token"`        // the content of AdminTokenFile, if that is given
-	AdminTokenFile string      `mapstructure:"admin_token_file"`
-	AdminTLS       ListenerTLS `mapstructure:"admin_tls"`
-	TLS            ListenerTLS `mapstructure:"tls"`
+	Listen         string         `mapstructure:"listen" reload:"no"` // host:port
+	Admin          string         `mapstructure:"admin" reload:"no"`  // host:port, or empty: no admin listener
+	AdminToken     string         `mapstructure:"admin_token"`        // the content of AdminTokenFile, if that is given
+	AdminTokenFile string         `mapstructure:"admin_token_file"`
+	AdminTLS       ListenerTLS    `mapstructure:"admin_tls"`
+	TLS            ListenerTLS    `mapstructure:"tls"`
+	TrustedProxies []netip.Prefix `mapstructure:"trusted_proxies"`
 }
 
 // Tenants are the API keys and how they share the prefix cache.
@@ -195,6 +197,7 @@ func (c *Config) ProxySettings() proxy.Settings {
 		QueueTimeout:   c.QueueTimeout(),
 		Keepalive:      c.SSE.Keepalive,
 		QueueKeepalive: c.SSE.QueueKeepalive,
+		TrustedProxies: c.TrustedProxies,
 		SessionHeaders: c.Routing.canonicalSessionHeaders(),
 		RouteHeaders:   c.ResponseHeaders,
 		IsolateTenants: c.Tenant == "isolate",

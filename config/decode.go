@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"reflect"
 	"slices"
 	"strconv"
@@ -37,8 +38,10 @@ func decodeValue(from, to reflect.Value) (any, error) {
 		if _, ok := value.(string); !ok {
 			return nil, fmt.Errorf("expected a string, got %s; put it in quotes", describeType(value))
 		}
-	case []string:
+	case []string, []netip.Prefix:
 		return decodeStringList(value)
+	case netip.Prefix:
+		return decodeNetwork(value)
 	case []Backend:
 		return normalizeBackendList(value)
 	case Backend:
@@ -143,6 +146,26 @@ func decodeStringList(value any) (any, error) {
 		return v, nil
 	}
 	return nil, fmt.Errorf("expected a list such as [a, b], got %s", describeType(value))
+}
+
+// decodeNetwork reads a network such as 10.0.0.0/8, or one address.
+func decodeNetwork(value any) (any, error) {
+	text, ok := value.(string)
+	if !ok {
+		return nil, fmt.Errorf("expected a network such as 10.0.0.0/8 or an address, got %s", describeType(value))
+	}
+	text = strings.TrimSpace(text)
+	network, err := netip.ParsePrefix(text)
+	if address, notAddress := netip.ParseAddr(text); notAddress == nil && address.Zone() == "" {
+		network, err = netip.PrefixFrom(address, address.BitLen()), nil
+	}
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("%q is not a network such as 10.0.0.0/8 or an address", text)
+	case network.Addr().Is4In6():
+		return nil, fmt.Errorf("%s is an IPv4 address in IPv6; write it as IPv4", text)
+	}
+	return network.Masked(), nil
 }
 
 // splitAtCommas returns the parts of text between commas, without spaces around them and

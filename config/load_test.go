@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -82,7 +83,7 @@ func settingTypes(of reflect.Type, prefix string) map[string]reflect.Type {
 
 func TestDefaults(t *testing.T) {
 	want := &Config{
-		Listeners: Listeners{Listen: ":8080", Admin: "127.0.0.1:9090"},
+		Listeners: Listeners{Listen: ":8080", Admin: "127.0.0.1:9090", TrustedProxies: []netip.Prefix{}},
 		Backends:  []Backend{{Name: "a:8000", URL: "http://a:8000", Weight: 1, KVEvents: "auto"}},
 		Tenants:   Tenants{Keys: []Key{}, Tenant: "share"},
 		Routing: Routing{
@@ -276,6 +277,17 @@ func TestSettingFromFileAndEnvironment(t *testing.T) {
 				t.Errorf("from %s: got %v, want %v", envName(path), got, other.value)
 			}
 		})
+	}
+}
+
+func TestTrustedProxies(t *testing.T) {
+	want := []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("192.0.2.1/32"), netip.MustParsePrefix("fd00::/8"), netip.MustParsePrefix("::1/128")}
+	if got := mustLoad(t, "trusted_proxies: [10.1.2.3/8, 192.0.2.1, \"fd00::/8\", \"::1\"]", "http://a:8000").ProxySettings().TrustedProxies; !slices.Equal(got, want) {
+		t.Errorf("from the file: got %v", got)
+	}
+	t.Setenv("WARMROUTE_TRUSTED_PROXIES", "10.0.0.0/8, 192.0.2.1,fd00::/8, ::1")
+	if got := mustLoad(t, "", "http://a:8000").TrustedProxies; !slices.Equal(got, want) {
+		t.Errorf("from the environment: got %v", got)
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 // validate adds an error for every rule that the settings break.
 func (c *Config) validate(errs *errorList) {
 	c.validateListeners(errs)
+	c.validateTrustedProxies(errs)
 	c.validateBackends(errs)
 	c.validateKeys(errs)
 	c.validateAdminToken(errs)
@@ -58,6 +59,20 @@ func (c *Config) validateListeners(errs *errorList) {
 	sameHost := listenHost == adminHost || isWildcard(listenHost) || isWildcard(adminHost)
 	if sameHost && listenPort == adminPort && adminPort != "0" {
 		errs.add("admin", "%s conflicts with listen %s; use another port for one of the two", c.Admin, c.Listen)
+	}
+}
+
+// maxTrustedProxies bounds the comparisons for each request.
+const maxTrustedProxies = 64
+
+func (c *Config) validateTrustedProxies(errs *errorList) {
+	if len(c.TrustedProxies) > maxTrustedProxies {
+		errs.add("trusted_proxies", "%d networks are too many; the maximum is %d", len(c.TrustedProxies), maxTrustedProxies)
+	}
+	for i, network := range c.TrustedProxies {
+		if network.Bits() == 0 {
+			errs.add(fmt.Sprintf("trusted_proxies[%d]", i), "%v lets every client state its address; name the networks of the load balancers", network)
+		}
 	}
 }
 

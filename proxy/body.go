@@ -5,6 +5,7 @@ import (
 	"io"
 	"math/bits"
 	"net/http"
+	"net/netip"
 	"os"
 	"strconv"
 	"sync"
@@ -15,33 +16,64 @@ import (
 var (
 	errBodyTooLarge = errors.New("body exceeds the limit")
 	errBodyMemory   = errors.New("all bodies together exceed the limit")
+	errBodyShare    = errors.New("the bodies of one owner exceed its share")
 )
 
 const (
-	// minBodyBytesPerSecond is the rate that a body has to reach in the long run. Usable networks
-	// are faster.
+	// minBodyBytesPerSecond is the rate that a body has to have over each timeouts.body_idle.
+	// Usable networks are faster.
 	minBodyBytesPerSecond = 1 << 10
-	// slowBodyTolerance is how far a body may be behind that, in idle timeouts.
-	slowBodyTolerance = 4
+	// bodyRateSlots is into how many slots bodyRate divides its window.
+	bodyRateSlots = 16
 )
 
+// bodyRate finds when the bytes of the last window are too few for minBodyBytesPerSecond. The
+// window slides: what came before it does not count, so a body that begins fast may not
+// stall later.
+type bodyRate struct {
+	window time.Duration
+	slots  [bodyRateSlots]int64 // bytes that came in each of the last slots of time, by its number modulo bodyRateSlots
+	latest int                  // number of the latest slot
+}
+
+// add records n bytes that came at a time since the beginning.
+func (r *bodyRate) add(at time.Duration, n int) {
+	slot := int(at * bodyRateSlots / r.window)
+	for i := max(r.latest+1, slot-bodyRateSlots+1); i <= slot; i++ {
+		r.slots[i%bodyRateSlots] = 0
+	}
+	r.latest = max(r.latest, slot)
+	r.slots[r.latest%bodyRateSlots] += int64(n)
+}
+
+// deadline returns when the body is too slow if nothing more of it comes, since the
+// beginning. It is at most one slot late.
+func (r *bodyRate) deadline() time.Duration {
+	missing := int64(r.window.Seconds() * minBodyBytesPerSecond)
+	for i := r.latest; i >= 0 && i > r.latest-bodyRateSlots; i-- {
+		if missing -= r.slots[i%bodyRateSlots]; missing <= 0 {
+			return time.Duration(i+1)*r.window/bodyRateSlots + r.window
+		}
+	}
+	return r.window
+}
+
 // deadlineReader reads a body and fails with os.ErrDeadlineExceeded when nothing of it arrives
-// for idleTimeout, or when it is below minBodyBytesPerSecond: a client that stalls must not
+// for the window of rate, or less than minBodyBytesPerSecond: a client that stalls must not
 // keep a buffer.
 type deadlineReader struct {
-	body        io.Reader
-	conn        *http.ResponseController
-	idleTimeout time.Duration // 0: no limit
-	startedAt   time.Time
-	bytesRead   int64
-	cancelled   *atomic.Bool // set before a deadline that ends the reading
+	body      io.Reader
+	conn      *http.ResponseController
+	rate      bodyRate // window 0: no limit
+	startedAt time.Time
+	cancelled *atomic.Bool // set before a deadline that ends the reading
 }
 
 func (p *deadlineReader) Read(b []byte) (int, error) {
-	if p.idleTimeout > 0 {
-		until := time.Now().Add(p.idleTimeout)
-		if late := p.startedAt.Add(slowBodyTolerance*p.idleTimeout + time.Duration(p.bytesRead)*time.Second/minBodyBytesPerSecond); late.Before(until) {
-			until = late
+	if p.rate.window > 0 {
+		until := p.startedAt.Add(p.rate.deadline())
+		if idle := time.Now().Add(p.rate.window); idle.Before(until) {
+			until = idle
 		}
 		// An error says that the connection has no deadlines; then there is no limit.
 		_ = p.conn.SetReadDeadline(until)
@@ -50,35 +82,59 @@ func (p *deadlineReader) Read(b []byte) (int, error) {
 		return 0, os.ErrDeadlineExceeded
 	}
 	n, err := p.body.Read(b)
-	p.bytesRead += int64(n)
+	if p.rate.window > 0 {
+		p.rate.add(time.Since(p.startedAt), n)
+	}
 	return n, err
 }
 
 // clearReadDeadline ends the limits: from here on the connection is read only to notice that the
 // client disconnects.
 func (p *deadlineReader) clearReadDeadline() {
-	if p.idleTimeout > 0 {
+	if p.rate.window > 0 {
 		_ = p.conn.SetReadDeadline(time.Time{})
 	}
 }
 
 const (
 	minBufferBits = 12 // 4 KiB, as a power of two
+	maxPooledBits = 20 // 1 MiB: larger buffers are left to the garbage collector
 	// maxTrustedLength is the largest buffer that a Content-Length alone makes: claiming a
 	// length costs a client nothing.
 	maxTrustedLength = 64 << 10
 )
 
-// bodyPool reads request bodies into buffers that are pooled by size, one pool for each power of
-// two, and bounds the memory of all of them.
+// bodyOwner is who the memory of a body is charged to.
+type bodyOwner struct {
+	key     string       // name of the API key
+	network netip.Prefix // of the client, where there are no keys
+}
+
+// bodyPool reads request bodies into buffers, and bounds the memory of all of them and of each
+// owner. Buffers up to 1 MiB are pooled by size, one pool for each power of two. Safe for
+// concurrent use.
 type bodyPool struct {
-	inUse atomic.Int64
-	pools [48]sync.Pool // of *[]byte, by the power of two of its capacity
+	mu      sync.Mutex          // guards what follows
+	inUse   int64               // bytes of all buffers
+	byOwner map[bodyOwner]int64 // the same by owner; owners without a buffer have no entry
+
+	pools [maxPooledBits + 1]sync.Pool // of *[]byte, by the power of two of its capacity
 }
 
 // bodyTooLargeMessage returns the message for clients of errBodyTooLarge.
 func bodyTooLargeMessage(limit int64) string {
 	return "the request body exceeds the limit of " + formatBytes(limit) + " (limits.body_bytes)"
+}
+
+// bodyMemoryMessage returns the message for clients of errBodyMemory or errBodyShare.
+func bodyMemoryMessage(err error, owner bodyOwner) string {
+	switch {
+	case err == errBodyMemory:
+		return "the request bodies in memory have reached the limit (limits.body_bytes_total); try again"
+	case owner.key != "":
+		return "the request bodies of this API key in memory have reached its share, a quarter of limits.body_bytes_total; try again"
+	}
+	return "the request bodies of this client address in memory have reached its share, a quarter of limits.body_bytes_total; try again"
 }
 
 // formatBytes formats n in the largest binary unit that divides it.
@@ -97,16 +153,61 @@ func formatBytes(n int64) string {
 // bodyLimits bound one body and the buffers of all, in bytes.
 type bodyLimits struct{ each, total int64 }
 
-// readBody reads r to its end. claimedLength is what the client claims, -1 if nothing. The caller
-// has to release the buffer, whatever the error.
-func (b *bodyPool) readBody(r io.Reader, claimedLength int64, limits bodyLimits) (buf []byte, err error) {
+// share returns how much of the total one owner may use once half of it is in use: a quarter, or
+// one body.
+func (l bodyLimits) share() int64 { return max(l.total/4, l.each) }
+
+// bytesInUse returns the memory of all buffers.
+func (b *bodyPool) bytesInUse() int64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.inUse
+}
+
+// reserve charges n bytes to an owner. It fails if the total would be exceeded, or the owner's
+// share once half of the total is in use.
+func (b *bodyPool) reserve(owner bodyOwner, n int64, limits bodyLimits) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	all, own := b.inUse+n, b.byOwner[owner]+n
+	switch {
+	case all > limits.total:
+		return errBodyMemory
+	case all > limits.total/2 && own > limits.share():
+		return errBodyShare
+	}
+	if b.byOwner == nil {
+		b.byOwner = map[bodyOwner]int64{}
+	}
+	b.inUse, b.byOwner[owner] = all, own
+	return nil
+}
+
+// release ends the reservation of n bytes.
+func (b *bodyPool) release(owner bodyOwner, n int64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.inUse -= n
+	if b.byOwner[owner] -= n; b.byOwner[owner] == 0 {
+		delete(b.byOwner, owner)
+	}
+}
+
+// readBody reads r to its end. claimedLength is what the client claims, -1 if nothing. At any
+// time it has reserved at most twice of what has arrived and maxTrustedLength. The caller has to
+// release the buffer, whatever the error.
+func (b *bodyPool) readBody(r io.Reader, claimedLength int64, owner bodyOwner, limits bodyLimits) (buf []byte, err error) {
 	if claimedLength > limits.each {
 		return nil, errBodyTooLarge
 	}
-	buf, err = b.acquireBuffer(min(max(claimedLength, 1), maxTrustedLength), limits.total)
+	size := bufferSize(min(max(claimedLength, 1), maxTrustedLength))
+	if err := b.reserve(owner, size, limits); err != nil {
+		return nil, err
+	}
+	buf = b.newBuffer(size)
 	for err == nil {
 		if len(buf) == cap(buf) || int64(len(buf)) == limits.each {
-			buf, err = b.growUnlessEOF(r, buf, claimedLength, limits)
+			buf, err = b.growUnlessEOF(r, buf, claimedLength, owner, limits)
 			continue
 		}
 		var n int
@@ -120,9 +221,9 @@ func (b *bodyPool) readBody(r io.Reader, claimedLength int64, limits bodyLimits)
 }
 
 // growUnlessEOF reads one byte more and returns a larger buffer with it and the contents of a full
-// one, which it releases: four times as large, or as large as the claimed length needs if that is
+// one, which it gives up: twice as large, or as large as the claimed length needs if that is
 // less. At the end of r it returns the full one.
-func (b *bodyPool) growUnlessEOF(r io.Reader, full []byte, claimedLength int64, limits bodyLimits) (buf []byte, err error) {
+func (b *bodyPool) growUnlessEOF(r io.Reader, full []byte, claimedLength int64, owner bodyOwner, limits bodyLimits) (buf []byte, err error) {
 	var next [1]byte
 	if n, err := r.Read(next[:]); n == 0 {
 		return full, err
@@ -130,39 +231,51 @@ func (b *bodyPool) growUnlessEOF(r io.Reader, full []byte, claimedLength int64, 
 	if int64(len(full)) == limits.each {
 		return full, errBodyTooLarge
 	}
-	want := 4 * int64(cap(full))
+	want := max(2*int64(cap(full)), min(4*int64(cap(full)), maxTrustedLength))
 	if claimedLength > int64(cap(full)) {
 		want = min(want, claimedLength)
 	}
-	larger, err := b.acquireBuffer(min(want, limits.each), limits.total)
-	if err != nil {
+	size := bufferSize(min(want, limits.each))
+	if err := b.reserve(owner, size-int64(cap(full)), limits); err != nil { // both are there for the time of a copy only
 		return full, err
 	}
-	larger = append(append(larger, full...), next[0])
-	b.releaseBuffer(full)
+	larger := append(append(b.newBuffer(size), full...), next[0])
+	b.poolBuffer(full)
 	return larger, nil
 }
 
-// acquireBuffer returns an empty buffer from its pool or a new one. It fails with errBodyMemory
-// when all buffers together would exceed maxInUse bytes.
-func (b *bodyPool) acquireBuffer(minCapacity, maxInUse int64) ([]byte, error) {
-	class := max(minBufferBits, bits.Len64(uint64(minCapacity-1)))
-	if b.inUse.Add(1<<class) > maxInUse {
-		b.inUse.Add(-1 << class)
-		return nil, errBodyMemory
+// bufferSize returns the size of a buffer for n bytes: a power of two, or n if that would not be
+// pooled.
+func bufferSize(n int64) int64 {
+	if n > 1<<maxPooledBits {
+		return n
 	}
-	if p, ok := b.pools[class].Get().(*[]byte); ok {
-		return (*p)[:0], nil
-	}
-	return make([]byte, 0, 1<<class), nil
+	return 1 << max(minBufferBits, bits.Len64(uint64(n-1)))
 }
 
-// releaseBuffer returns a buffer to its pool; nil is allowed. Nothing may refer to it any more.
-func (b *bodyPool) releaseBuffer(buf []byte) {
+// newBuffer returns an empty buffer of a size that bufferSize returned.
+func (b *bodyPool) newBuffer(size int64) []byte {
+	if size <= 1<<maxPooledBits {
+		if p, ok := b.pools[bits.Len64(uint64(size-1))].Get().(*[]byte); ok {
+			return (*p)[:0]
+		}
+	}
+	return make([]byte, 0, size)
+}
+
+// poolBuffer returns a buffer to its pool, if it has one.
+func (b *bodyPool) poolBuffer(buf []byte) {
+	if cap(buf) <= 1<<maxPooledBits {
+		b.pools[bits.Len64(uint64(cap(buf)-1))].Put(&buf)
+	}
+}
+
+// releaseBuffer ends the reservation of a buffer and returns it to its pool; nil is allowed.
+// Nothing may refer to it any more.
+func (b *bodyPool) releaseBuffer(buf []byte, owner bodyOwner) {
 	if cap(buf) == 0 {
 		return
 	}
-	class := bits.Len64(uint64(cap(buf) - 1))
-	b.inUse.Add(-1 << class)
-	b.pools[class].Put(&buf)
+	b.release(owner, int64(cap(buf)))
+	b.poolBuffer(buf)
 }

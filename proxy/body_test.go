@@ -6,8 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
+	"net/netip"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/iotest"
 	"time"
@@ -44,15 +47,15 @@ func TestBodyPoolRead(t *testing.T) {
 			for how, from := range map[string]io.Reader{
 				"all at once": bytes.NewReader(body), "halves": iotest.HalfReader(bytes.NewReader(body)), "end with the last bytes": iotest.DataErrReader(bytes.NewReader(body)),
 			} {
-				got, err := b.readBody(from, int64(c.length), bodyLimits{each, total})
-				if !errors.Is(err, c.want) || b.inUse.Load() != c.held {
-					t.Errorf("%s: error %v, %d bytes held, want %v, %d", how, err, b.inUse.Load(), c.want, c.held)
+				got, err := b.readBody(from, int64(c.length), bodyOwner{}, bodyLimits{each, total})
+				if !errors.Is(err, c.want) || b.bytesInUse() != c.held {
+					t.Errorf("%s: error %v, %d bytes held, want %v, %d", how, err, b.bytesInUse(), c.want, c.held)
 				}
 				if err == nil && !bytes.Equal(got, body) {
 					t.Errorf("%s: the body was changed", how)
 				}
-				b.releaseBuffer(got)
-				if held := b.inUse.Load(); held != 0 {
+				b.releaseBuffer(got, bodyOwner{})
+				if held := b.bytesInUse(); held != 0 {
 					t.Errorf("%s: %d bytes still held", how, held)
 				}
 			}
@@ -64,39 +67,39 @@ func TestBodyMemoryLimit(t *testing.T) {
 	b, most := bodyPool{}, bodyLimits{1 << 20, 140 << 10}
 	var got [][]byte
 	for range 2 {
-		buf, err := b.readBody(bytes.NewReader(make([]byte, 64<<10)), 64<<10, most)
+		buf, err := b.readBody(bytes.NewReader(make([]byte, 64<<10)), 64<<10, bodyOwner{}, most)
 		if err != nil {
 			t.Fatal(err)
 		}
 		got = append(got, buf)
 	}
-	small, err := b.readBody(bytes.NewReader(make([]byte, 9<<10)), -1, most) // 4 KiB, and has to grow
+	small, err := b.readBody(bytes.NewReader(make([]byte, 9<<10)), -1, bodyOwner{}, most) // 4 KiB, and has to grow
 	if !errors.Is(err, errBodyMemory) {
 		t.Errorf("error %v", err)
 	}
-	b.releaseBuffer(small)
-	b.releaseBuffer(got[0])
-	if buf, err := b.readBody(bytes.NewReader(make([]byte, 9<<10)), -1, most); err != nil {
+	b.releaseBuffer(small, bodyOwner{})
+	b.releaseBuffer(got[0], bodyOwner{})
+	if buf, err := b.readBody(bytes.NewReader(make([]byte, 9<<10)), -1, bodyOwner{}, most); err != nil {
 		t.Errorf("with room again: %v", err)
 	} else {
-		b.releaseBuffer(buf)
+		b.releaseBuffer(buf, bodyOwner{})
 	}
-	b.releaseBuffer(got[1])
-	if b.inUse.Load() != 0 {
-		t.Errorf("%d bytes still held", b.inUse.Load())
+	b.releaseBuffer(got[1], bodyOwner{})
+	if b.bytesInUse() != 0 {
+		t.Errorf("%d bytes still held", b.bytesInUse())
 	}
 }
 
 func TestBodyPoolReadError(t *testing.T) {
 	b := bodyPool{}
-	buf, err := b.readBody(io.MultiReader(strings.NewReader("abc"), iotest.ErrReader(io.ErrUnexpectedEOF)), 10, bodyLimits{1 << 20, 1 << 20})
+	buf, err := b.readBody(io.MultiReader(strings.NewReader("abc"), iotest.ErrReader(io.ErrUnexpectedEOF)), 10, bodyOwner{}, bodyLimits{1 << 20, 1 << 20})
 	if err != io.ErrUnexpectedEOF || string(buf) != "abc" {
 		t.Errorf("got %q, %v", buf, err)
 	}
-	b.releaseBuffer(buf)
-	b.releaseBuffer(nil)
-	if b.inUse.Load() != 0 {
-		t.Errorf("%d bytes still held", b.inUse.Load())
+	b.releaseBuffer(buf, bodyOwner{})
+	b.releaseBuffer(nil, bodyOwner{})
+	if b.bytesInUse() != 0 {
+		t.Errorf("%d bytes still held", b.bytesInUse())
 	}
 }
 
@@ -146,14 +149,188 @@ func TestSlowBodyAccepted(t *testing.T) {
 	const idle = 2 * time.Second
 	f := serve(t, func(o *Options) { o.BodyIdle = idle }, &replica{script: always(answered("200 OK", whole))})
 	conn := f.dial()
-	fmt.Fprintf(conn, "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n", len(askWhole))
-	for i := range 6 { // 3 s in all
+	padding := strings.Repeat(" ", 1<<10) // 2 KiB/s
+	fmt.Fprintf(conn, "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", 7*len(padding)+len(askWhole), padding)
+	for range 6 { // 3 s in all
 		time.Sleep(idle / 4)
-		io.WriteString(conn, askWhole[i:i+1])
+		io.WriteString(conn, padding)
 	}
-	io.WriteString(conn, askWhole[6:])
+	io.WriteString(conn, askWhole)
 	if resp, err := http.ReadResponse(bufio.NewReader(conn), nil); err != nil || resp.StatusCode != http.StatusOK {
 		t.Fatalf("got %v, %v", resp, err)
+	}
+}
+
+func TestBodyRateDeadline(t *testing.T) {
+	type part struct {
+		at    time.Duration
+		bytes int
+	}
+	const s = time.Second
+	for name, c := range map[string]struct {
+		parts    []part
+		min, max time.Duration // of the deadline
+	}{
+		"nothing":                       {nil, 30 * s, 30 * s},
+		"too little for the window":     {[]part{{0, 30<<10 - 1}}, 30 * s, 30 * s},
+		"just enough":                   {[]part{{0, 30 << 10}}, 30 * s, 32 * s},
+		"much at once buys no more":     {[]part{{s, 16 << 20}}, 31 * s, 33 * s},
+		"then a byte at a time":         {[]part{{s, 16 << 20}, {29 * s, 1}}, 31 * s, 33 * s},
+		"half the rate after much":      {[]part{{0, 16 << 20}, {10 * s, 5 << 10}, {20 * s, 5 << 10}}, 30 * s, 32 * s},
+		"at the rate":                   {[]part{{0, 10 << 10}, {10 * s, 10 << 10}, {20 * s, 10 << 10}, {30 * s, 10 << 10}}, 40 * s, 42 * s},
+		"a pause, and then much":        {[]part{{28 * s, 30 << 10}}, 58 * s, 60 * s},
+		"long at the rate":              {[]part{{0, 90 << 10}, {20 * s, 30 << 10}, {40 * s, 30 << 10}, {3600 * s, 30 << 10}}, 3630 * s, 3632 * s},
+		"what came long before is gone": {[]part{{0, 16 << 20}, {100 * s, 1 << 10}}, 30 * s, 30 * s},
+	} {
+		r := bodyRate{window: 30 * s}
+		for _, p := range c.parts {
+			r.add(p.at, p.bytes)
+		}
+		if got := r.deadline(); got < c.min || got > c.max {
+			t.Errorf("%s: too slow at %v, want between %v and %v", name, got, c.min, c.max)
+		}
+	}
+}
+
+func TestTricklingBodyStatus408(t *testing.T) {
+	const idle = time.Second
+	f := serve(t, func(o *Options) { o.BodyIdle = idle }, &replica{})
+	conn := f.dial()
+	fmt.Fprintf(conn, "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", 1<<20, strings.Repeat(" ", 64<<10))
+	var resp *http.Response
+	var err error
+	ended := make(chan bool)
+	go func() {
+		defer close(ended)
+		resp, err = http.ReadResponse(bufio.NewReader(conn), nil)
+	}()
+	for waiting := true; waiting; {
+		select {
+		case <-ended:
+			waiting = false
+		case <-time.After(idle * 29 / 30):
+			io.WriteString(conn, " ")
+		}
+	}
+	if err != nil || resp.StatusCode != http.StatusRequestTimeout || !resp.Close {
+		t.Errorf("got %v, %v", resp, err)
+	}
+}
+
+// observingReader calls a function before each read.
+type observingReader struct {
+	io.Reader
+	before func()
+}
+
+func (r observingReader) Read(p []byte) (int, error) {
+	r.before()
+	return r.Reader.Read(p)
+}
+
+func TestBodyReservationFollowsArrival(t *testing.T) {
+	const size = 5<<20 + 12345
+	for _, claimed := range []int64{-1, 1, size, 60 << 20} {
+		b, body := bodyPool{}, bytes.NewReader(make([]byte, size))
+		from := observingReader{iotest.HalfReader(body), func() {
+			arrived := size - int64(body.Len())
+			if reserved := b.bytesInUse(); reserved > 2*arrived+64<<10 {
+				t.Errorf("claimed %d: %d bytes are reserved for %d that have arrived", claimed, reserved, arrived)
+			}
+		}}
+		buf, err := b.readBody(from, claimed, bodyOwner{}, bodyLimits{64 << 20, 1 << 30})
+		if err != nil {
+			t.Error(err)
+		}
+		b.releaseBuffer(buf, bodyOwner{})
+	}
+}
+
+func TestBodyShare(t *testing.T) {
+	b, limits := bodyPool{}, bodyLimits{1000, 8000}
+	one, two, three := bodyOwner{key: "one"}, bodyOwner{key: "two"}, bodyOwner{key: "three"}
+	f := func(owner bodyOwner, n int64, want error) {
+		t.Helper()
+		if err := b.reserve(owner, n, limits); err != want {
+			t.Errorf("%d bytes for %s: %v, want %v", n, owner.key, err, want)
+		}
+	}
+	f(one, 4000, nil) // half, while nobody else needs it
+	f(one, 1, errBodyShare)
+	f(two, 2000, nil)
+	f(two, 1, errBodyShare)
+	f(three, 2000, nil)
+	f(bodyOwner{}, 1, errBodyMemory)
+	b.release(one, 2500)
+	f(one, 501, errBodyShare)
+	f(one, 500, nil)
+	b.release(one, 2000)
+	b.release(two, 2000)
+	b.release(three, 2000)
+	if len(b.byOwner) != 0 || b.inUse != 0 {
+		t.Errorf("%v, %d bytes in use", b.byOwner, b.inUse)
+	}
+	limits.each = 7000 // one body is always allowed
+	f(one, 7000, nil)
+	f(one, 1, errBodyShare)
+	b.release(one, 7000)
+}
+
+// dialFrom opens a connection to the proxy from another loopback address.
+func (f *fleet) dialFrom(address string) *net.TCPConn {
+	f.t.Helper()
+	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(address)}}
+	c, err := d.Dial("tcp", f.addr)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	c.SetDeadline(time.Now().Add(failsafe))
+	f.t.Cleanup(func() { c.Close() })
+	return c.(*net.TCPConn)
+}
+
+func TestTricklingClientsLeaveMemoryToOthers(t *testing.T) {
+	const clients = 31
+	for name, c := range map[string]struct {
+		slowFrom, from string // addresses
+		slow, other    string // headers
+	}{
+		"addresses":           {"127.0.0.1", "127.0.0.2", "", ""},
+		"keys":                {"127.0.0.1", "127.0.0.1", "Authorization: Bearer " + secretOf("a") + "\r\n", "Authorization: Bearer " + secretOf("b") + "\r\n"},
+		"behind one balancer": {"127.0.0.3", "127.0.0.3", "X-Forwarded-For: 198.51.100.1\r\n", "X-Forwarded-For: 198.51.100.1, 192.0.2.1\r\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := serve(t, func(o *Options) {
+				o.BodyBytes, o.BodyBytesTotal = 64<<10, 1<<20
+				o.TrustedProxies = []netip.Prefix{netip.MustParsePrefix("127.0.0.3/32")}
+				if name == "keys" {
+					withKeys(keyOf("a", nil), keyOf("b", nil))(o)
+				}
+			}, &replica{script: always(answered("200 OK", whole))})
+			const head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n%sContent-Length: %d\r\n\r\n"
+			var refused, held atomic.Int64
+			for range clients {
+				conn := f.dialFrom(c.slowFrom)
+				fmt.Fprintf(conn, head+"%s", c.slow, 64<<10, strings.Repeat(" ", 60<<10))
+				go func() {
+					if resp, err := http.ReadResponse(bufio.NewReader(conn), nil); err == nil && resp.StatusCode == http.StatusServiceUnavailable && resp.Header.Get("Retry-After") != "" {
+						refused.Add(1)
+					}
+				}()
+			}
+			eventually(t, "each body is in memory or refused", func() bool {
+				held.Store(f.proxy.bodies.bytesInUse())
+				return held.Load()/(64<<10)+refused.Load() == clients
+			})
+			if held.Load() > 512<<10 {
+				t.Errorf("one client has %d bytes of 1 MiB", held.Load())
+			}
+			conn := f.dialFrom(c.from)
+			fmt.Fprintf(conn, head+"%s", c.other, len(askWhole), askWhole)
+			if resp, err := http.ReadResponse(bufio.NewReader(conn), nil); err != nil || resp.StatusCode != http.StatusOK {
+				t.Errorf("another client got %v, %v", resp, err)
+			}
+		})
 	}
 }
 
@@ -161,7 +338,7 @@ func TestBodyMemoryLimitStatus503(t *testing.T) {
 	f := serve(t, func(o *Options) { o.BodyBytesTotal = 6 << 10 }, &replica{script: always(answered("200 OK", whole))})
 	slow := f.dial()
 	io.WriteString(slow, fmt.Sprintf("POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len(askWhole), askWhole[:1]))
-	eventually(t, "the slow body has its buffer", func() bool { return f.proxy.bodies.inUse.Load() > 0 })
+	eventually(t, "the slow body has its buffer", func() bool { return f.proxy.bodies.bytesInUse() > 0 })
 	resp, answer := f.post("/v1/chat/completions", askWhole)
 	if refused(t, answer); resp.StatusCode != http.StatusServiceUnavailable || resp.Header.Get("Retry-After") == "" {
 		t.Errorf("got %d %s", resp.StatusCode, answer)

@@ -107,8 +107,9 @@ func (p *Proxy) parseDryRun(q DryRunRequest) (*request, *DryRunError) {
 		return x, &DryRunError{apiErr.status, apiErr.message}
 	}
 	var err error
-	if x.input.body, err = p.bodies.readBody(q.Body, q.Length, bodyLimits{x.settings.BodyBytes, x.settings.BodyBytesTotal}); err != nil {
-		return x, bodyReadError(err, x.settings.BodyBytes)
+	x.input.owner = x.bodyOwner()
+	if x.input.body, err = p.bodies.readBody(q.Body, q.Length, x.input.owner, bodyLimits{x.settings.BodyBytes, x.settings.BodyBytesTotal}); err != nil {
+		return x, x.dryRunBodyError(err)
 	}
 	apiErr := x.parseInput()
 	if apiErr == nil && x.input.stored.refers() {
@@ -131,12 +132,12 @@ func (r *request) copyRoutingHeaders(from http.Header) http.Header {
 	return h
 }
 
-func bodyReadError(err error, maxBytes int64) *DryRunError {
+func (r *request) dryRunBodyError(err error) *DryRunError {
 	switch {
 	case errors.Is(err, errBodyTooLarge):
-		return &DryRunError{http.StatusRequestEntityTooLarge, bodyTooLargeMessage(maxBytes)}
-	case errors.Is(err, errBodyMemory):
-		return &DryRunError{http.StatusServiceUnavailable, "the request bodies in memory have reached the limit (limits.body_bytes_total); try again"}
+		return &DryRunError{http.StatusRequestEntityTooLarge, bodyTooLargeMessage(r.settings.BodyBytes)}
+	case errors.Is(err, errBodyMemory), errors.Is(err, errBodyShare):
+		return &DryRunError{http.StatusServiceUnavailable, bodyMemoryMessage(err, r.input.owner)}
 	}
 	return &DryRunError{http.StatusBadRequest, "the body is incomplete"}
 }

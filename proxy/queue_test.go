@@ -251,7 +251,7 @@ func TestDisconnectWhileQueued(t *testing.T) {
 	f := serveWithQueue(t, oneStreamQueue(10), nil, &g.replica)
 	first := f.background(asked("first", true))
 	eventually(t, "the first is sent", func() bool { return len(g.requests()) == 1 })
-	held := f.proxy.bodies.inUse.Load()
+	held := f.proxy.bodies.bytesInUse()
 	ctx, leave := context.WithCancel(t.Context())
 	req, _ := http.NewRequestWithContext(ctx, http.MethodPost, f.url+"/v1/chat/completions", strings.NewReader(asked("second", true)))
 	gone := make(chan error, 1)
@@ -260,7 +260,7 @@ func TestDisconnectWhileQueued(t *testing.T) {
 		gone <- err
 	}()
 	f.awaitQueued(1)
-	if f.proxy.bodies.inUse.Load() <= held {
+	if f.proxy.bodies.bytesInUse() <= held {
 		t.Error("the body of a queued request is not accounted for")
 	}
 	leave()
@@ -268,7 +268,7 @@ func TestDisconnectWhileQueued(t *testing.T) {
 		t.Error("was answered")
 	}
 	f.awaitQueued(0)
-	eventually(t, "its body is freed", func() bool { return f.proxy.bodies.inUse.Load() == held })
+	eventually(t, "its body is freed", func() bool { return f.proxy.bodies.bytesInUse() == held })
 	f.awaitMetric(`warmroute_aborts_total{phase="queued"} 1`)
 	f.awaitMetric(`warmroute_queue_ends_total{end="left"} 1`)
 	f.awaitMetric(`warmroute_requests_total{backend="",code="499",endpoint="/v1/chat/completions",model="m"} 1`)

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"time"
 
@@ -23,6 +24,7 @@ type request struct {
 	endpoint       *endpoint
 	client         clientWriter
 	httpReq        *http.Request
+	clientAddress  netip.Addr // as trusted proxies state it
 	id             string
 	arrivedAt      time.Time // before the body was read
 	bodyReceivedAt time.Time // zero: not yet
@@ -46,6 +48,7 @@ type request struct {
 type input struct {
 	query   string // of the URL, without keys
 	body    []byte
+	owner   bodyOwner // of body
 	scratch *scratch
 	stored  storedInput
 	request router.Request
@@ -90,7 +93,8 @@ func (p *Proxy) beginRequest(e *endpoint, w http.ResponseWriter, r *http.Request
 	x := &request{proxy: p, settings: s, endpoint: e, client: newClientWriter(w, r, s.WriteIdle), httpReq: r, arrivedAt: time.Now(), id: firstHeaderValue(r.Header, "X-Request-Id")}
 	x.client.cancelled = &x.inFlight.cancelled
 	x.outcome.Endpoint = e.path
-	x.spans = p.tracer.StartRequest(r, e.path, x.arrivedAt)
+	x.clientAddress = clientAddress(r.RemoteAddr, r.Header["X-Forwarded-For"], s.TrustedProxies)
+	x.spans = p.tracer.StartRequest(r, e.path, x.clientAddress, x.arrivedAt)
 	p.inFlight.Add(1)
 	p.activity.add(x)
 	return x
@@ -154,7 +158,7 @@ func (r *request) endInFlight() {
 // releaseInput frees the memory of the request's body and prompt.
 func (r *request) releaseInput() {
 	in := &r.input
-	r.proxy.bodies.releaseBuffer(in.body)
+	r.proxy.bodies.releaseBuffer(in.body, in.owner)
 	if in.scratch != nil {
 		in.scratch.prompt.Reset() // frees the memory of a huge prompt
 		r.proxy.pools.scratch.Put(in.scratch)
@@ -180,9 +184,10 @@ func (r *request) sendError(e *apiError) {
 // readAndParseInput reads the body and parses it.
 func (r *request) readAndParseInput() *apiError {
 	var err error
-	upload := deadlineReader{body: r.httpReq.Body, conn: &r.client.conn, idleTimeout: r.settings.BodyIdle, startedAt: r.arrivedAt, cancelled: &r.inFlight.cancelled}
+	upload := deadlineReader{body: r.httpReq.Body, conn: &r.client.conn, rate: bodyRate{window: r.settings.BodyIdle}, startedAt: r.arrivedAt, cancelled: &r.inFlight.cancelled}
 	r.proxy.activity.beginUploadPhase(&r.inFlight)
-	r.input.body, err = r.proxy.bodies.readBody(&upload, r.httpReq.ContentLength, bodyLimits{r.settings.BodyBytes, r.limitForPriority(r.settings.BodyBytesTotal)})
+	r.input.owner = r.bodyOwner()
+	r.input.body, err = r.proxy.bodies.readBody(&upload, r.httpReq.ContentLength, r.input.owner, bodyLimits{r.settings.BodyBytes, r.limitForPriority(r.settings.BodyBytesTotal)})
 	cut := r.proxy.activity.endUploadPhase(&r.inFlight)
 	upload.clearReadDeadline()
 	if err != nil || cut {
@@ -192,6 +197,14 @@ func (r *request) readAndParseInput() *apiError {
 	r.bytesIn = len(r.input.body)
 	_ = r.httpReq.Body.Close() // or net/http would look for more of it before it writes the response's header
 	return r.parseInput()
+}
+
+// bodyOwner returns whom the memory of the body is charged to.
+func (r *request) bodyOwner() bodyOwner {
+	if r.account != nil {
+		return bodyOwner{key: r.account.Name}
+	}
+	return bodyOwner{network: clientNetwork(r.clientAddress)}
 }
 
 // parseInput extracts what routing needs from the body.
@@ -220,12 +233,12 @@ func (r *request) recordUploadError(err error) *apiError {
 		return r.recordCancelOrCutOff()
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return &apiError{status: http.StatusRequestTimeout, kind: "timeout", code: "body_timeout",
-			message: "the rest of the request body did not arrive in time (timeouts.body_idle)"}
+			message: "the rest of the request body did not arrive in time: each timeouts.body_idle needs 1 KiB per second of it"}
 	case errors.Is(err, errBodyTooLarge):
 		return &apiError{status: http.StatusRequestEntityTooLarge, kind: "invalid_request_error", code: "body_too_large",
 			message: bodyTooLargeMessage(r.settings.BodyBytes)}
-	case errors.Is(err, errBodyMemory):
-		e := unavailableError("the request bodies in memory have reached the limit (limits.body_bytes_total); try again")
+	case errors.Is(err, errBodyMemory), errors.Is(err, errBodyShare):
+		e := unavailableError(bodyMemoryMessage(err, r.input.owner))
 		e.code = "bodies_too_large"
 		return e
 	// The client has disconnected. One whose body ends too soon may still read: over HTTP/1.1 it has closed its half.

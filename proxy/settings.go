@@ -1,6 +1,9 @@
 package proxy
 
-import "time"
+import (
+	"net/netip"
+	"time"
+)
 
 // Settings may change while a Proxy runs. A request keeps those of its arrival.
 type Settings struct {
@@ -8,13 +11,14 @@ type Settings struct {
 	Timeouts
 	Retry RetrySettings
 
-	Attempts       int           // maximum for one request; a refused connection does not count
-	QueueTimeout   time.Duration // maximum time in the admission queue, as the router has it; 0: no queue
-	Keepalive      time.Duration // interval of comments on a silent stream; 0: none
-	QueueKeepalive time.Duration // the same before a replica has responded; 0: none
-	SessionHeaders []string      // canonical names; the first one present names the session that a request belongs to
-	RouteHeaders   bool          // explain the routing to clients whose key allows it
-	IsolateTenants bool          // prompts match only those of the same tenant
+	Attempts       int            // maximum for one request; a refused connection does not count
+	QueueTimeout   time.Duration  // maximum time in the admission queue, as the router has it; 0: no queue
+	Keepalive      time.Duration  // interval of comments on a silent stream; 0: none
+	QueueKeepalive time.Duration  // the same before a replica has responded; 0: none
+	TrustedProxies []netip.Prefix // their X-Forwarded-For states the address of a client
+	SessionHeaders []string       // canonical names; the first one present names the session that a request belongs to
+	RouteHeaders   bool           // explain the routing to clients whose key allows it
+	IsolateTenants bool           // prompts match only those of the same tenant
 }
 
 // Limits bound what clients may send.
@@ -31,7 +35,7 @@ type Timeouts struct {
 	FirstByte time.Duration `mapstructure:"first_byte"` // of a stream
 	Response  time.Duration `mapstructure:"response"`   // without progress of the replica, of a response that is not a stream
 	Idle      time.Duration `mapstructure:"idle"`       // between two reads of a response
-	BodyIdle  time.Duration `mapstructure:"body_idle"`  // between two reads of a request's body
+	BodyIdle  time.Duration `mapstructure:"body_idle"`  // between two reads of a request's body, and the window of its rate
 	WriteIdle time.Duration `mapstructure:"write_idle"` // for a client to read some of its response
 }
 

@@ -1,6 +1,8 @@
 package proxy
 
 import (
+	"net/netip"
+
 	"warmroute/metrics"
 	"warmroute/proxy/accesslog"
 	"warmroute/proxy/recorder"
@@ -76,7 +78,7 @@ func (r *request) endTraceAndLog() {
 	}
 	o, s := &r.outcome, &r.summary
 	e := &accesslog.Entry{
-		At: r.arrivedAt.Add(o.Duration), ID: r.id, Client: r.httpReq.RemoteAddr, Endpoint: o.Endpoint, Model: o.Model, Backend: o.Backend,
+		At: r.arrivedAt.Add(o.Duration), ID: r.id, Client: r.clientName(), Endpoint: o.Endpoint, Model: o.Model, Backend: o.Backend,
 		Reason: s.reason, Phase: string(s.phase), Failures: s.failures, TraceID: r.spans.TraceID(r.httpReq.Header),
 		Code: o.Code, Attempts: r.history.sent, BytesIn: int64(s.bytesIn), BytesOut: r.client.bytesWritten,
 		Tokens: accesslog.Tokens{Prompt: r.promptTokens, Predicted: s.matchedTokens, Observed: -1, Output: r.completionTokens},
@@ -95,6 +97,14 @@ func (r *request) endTraceAndLog() {
 	if r.proxy.accessLog.Enabled() {
 		r.proxy.accessLog.EnqueueSampled(e)
 	}
+}
+
+// clientName returns the client's address, with the port where it is that of the connection.
+func (r *request) clientName() string {
+	if peer, err := netip.ParseAddrPort(r.httpReq.RemoteAddr); err == nil && plainAddress(peer.Addr()) != r.clientAddress {
+		return r.clientAddress.String()
+	}
+	return r.httpReq.RemoteAddr
 }
 
 // beginRecording copies what the recording needs of the input, which is released long before

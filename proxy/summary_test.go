@@ -249,3 +249,14 @@ func TestFailedAttemptLog(t *testing.T) {
 		t.Error("the log holds a prompt")
 	}
 }
+
+func TestAccessLogClientBehindProxy(t *testing.T) {
+	change, read := accessLines(t)
+	f := serve(t, func(o *Options) {
+		change(o)
+		o.TrustedProxies = prefixes("127.0.0.0/8")
+	}, &replica{script: always(answered("200 OK", whole))})
+	// Connection may name the header, which is then not forwarded.
+	f.post("/v1/chat/completions", askWhole, "X-Forwarded-For", "198.51.100.1, 192.0.2.1", "Connection", "X-Forwarded-For")
+	has(t, read(1)[0], map[string]any{"client": "192.0.2.1", "code": 200.0})
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net"
 	"net/http"
+	"net/netip"
 	"strconv"
 	"strings"
 	"time"
@@ -69,7 +70,7 @@ var traceContext propagation.TraceContext
 
 // StartRequest starts the span of a request that arrived at that time, as a child of
 // the client's span if it sent one. route is the endpoint's path.
-func (t *Tracer) StartRequest(r *http.Request, route string, at time.Time) *Request {
+func (t *Tracer) StartRequest(r *http.Request, route string, client netip.Addr, at time.Time) *Request {
 	if t == nil {
 		return nil
 	}
@@ -87,9 +88,8 @@ func (t *Tracer) StartRequest(r *http.Request, route string, at time.Time) *Requ
 	if r.TLS != nil {
 		scheme = "https"
 	}
-	client, _, _ := net.SplitHostPort(r.RemoteAddr)
 	q.span.SetAttributes(semconv.HTTPRequestMethodPost, semconv.HTTPRoute(route), semconv.URLPath(route), semconv.URLScheme(scheme),
-		semconv.ClientAddress(client), semconv.NetworkProtocolVersion(strings.TrimSuffix(strconv.Itoa(r.ProtoMajor)+"."+strconv.Itoa(r.ProtoMinor), ".0")))
+		semconv.ClientAddress(client.String()), semconv.NetworkProtocolVersion(strings.TrimSuffix(strconv.Itoa(r.ProtoMajor)+"."+strconv.Itoa(r.ProtoMinor), ".0")))
 	if addr, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr); ok {
 		q.span.SetAttributes(serverAddress(addr.String(), "")...)
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"net/http"
+	"net/netip"
 	"os"
 	"regexp"
 	"strings"
@@ -110,7 +111,7 @@ func TestSDKErrorDoesNotHideExportError(t *testing.T) {
 
 // untraced makes all calls of a request without tracing.
 func untraced(r *http.Request, a *Attempt) string {
-	q := (*Tracer)(nil).StartRequest(r, "/v1/chat/completions", time.Time{})
+	q := (*Tracer)(nil).StartRequest(r, "/v1/chat/completions", netip.Addr{}, time.Time{})
 	q.AddQueueWaitSpan(time.Second, "sent")
 	q.StartAttempt(a, r.Header)
 	q.SetStatus(200)

@@ -1,0 +1,74 @@
+package proxy
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// maxForwardedHops bounds how many addresses of X-Forwarded-For are looked at.
+const maxForwardedHops = 32
+
+// clientAddress returns the address of the client that a request comes from: that of its
+// connection or, where that is a trusted proxy's, the last one in X-Forwarded-For that is not.
+// Addresses before it are the client's own claim. It is invalid if peer is not an address and a port.
+func clientAddress(peer string, forwardedFor []string, trusted []netip.Prefix) netip.Addr {
+	connection, _ := netip.ParseAddrPort(peer)
+	address, hops := plainAddress(connection.Addr()), 0
+	for i := len(forwardedFor) - 1; i >= 0; i-- {
+		rest, more := forwardedFor[i], true
+		for more {
+			if hops++; hops > maxForwardedHops || !isTrusted(address, trusted) {
+				return address
+			}
+			var last string
+			rest, last, more = cutLast(rest, ",")
+			next, ok := parseForwardedAddress(last)
+			if !ok {
+				return address
+			}
+			address = next
+		}
+	}
+	return address
+}
+
+// cutLast cuts s around the last sep; found is false, and after all of s, if there is none.
+func cutLast(s, sep string) (before, after string, found bool) {
+	if i := strings.LastIndex(s, sep); i >= 0 {
+		return s[:i], s[i+len(sep):], true
+	}
+	return "", s, false
+}
+
+// parseForwardedAddress reads an address of X-Forwarded-For, which some proxies write with its port,
+// and an IPv6 address in brackets.
+func parseForwardedAddress(text string) (address netip.Addr, ok bool) {
+	text = strings.TrimSpace(text)
+	if withPort, err := netip.ParseAddrPort(text); err == nil {
+		return plainAddress(withPort.Addr()), true
+	}
+	if inner, ok := strings.CutPrefix(text, "["); ok {
+		text = strings.TrimSuffix(inner, "]")
+	}
+	address, err := netip.ParseAddr(text)
+	return plainAddress(address), err == nil
+}
+
+// plainAddress returns a as prefixes contain it: without a zone, and as IPv4 if it is that in IPv6.
+func plainAddress(a netip.Addr) netip.Addr { return a.Unmap().WithZone("") }
+
+func isTrusted(a netip.Addr, trusted []netip.Prefix) bool {
+	return slices.ContainsFunc(trusted, func(p netip.Prefix) bool { return p.Contains(a) })
+}
+
+// clientNetwork returns the network that counts as one client: an IPv4 address, or the /64 of an
+// IPv6 address, all of which a host may use.
+func clientNetwork(a netip.Addr) netip.Prefix {
+	bits := a.BitLen()
+	if a.Is6() {
+		bits = 64
+	}
+	network, _ := a.Prefix(bits) // fails on an invalid address, which has no network
+	return network
+}
