@@ -5,6 +5,7 @@ import (
 	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/x509"
+	"crypto/x509/pkix"
 	"encoding/pem"
 	"fmt"
 	"math/big"
@@ -19,12 +20,18 @@ import (
 // key, and returns the paths of the files.
 func writeCertificate(t *testing.T, until time.Time) (certFile, keyFile string) {
 	t.Helper()
+	return writeCertificateLike(t, x509.Certificate{NotAfter: until})
+}
+
+// writeCertificateLike is writeCertificate for a certificate with other fields as well.
+func writeCertificateLike(t *testing.T, template x509.Certificate) (certFile, keyFile string) {
+	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
 	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: until.Add(-2 * time.Hour), NotAfter: until}
-	cert, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	template.SerialNumber, template.NotBefore = big.NewInt(1), template.NotAfter.Add(-2*time.Hour)
+	cert, err := x509.CreateCertificate(rand.Reader, &template, &template, &key.PublicKey, key)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -82,6 +89,35 @@ func TestListenerWarnings(t *testing.T) {
 		got := strings.Join(mustLoad(t, c.yaml, "http://a:8000").Warnings(), "\n")
 		if (c.want == "") != (got == "") || !strings.Contains(got, c.want) {
 			t.Errorf("%s: got %q, want %q", c.yaml, got, c.want)
+		}
+	}
+}
+
+func TestCAWarnings(t *testing.T) {
+	now := time.Now()
+	named := func(name string) pkix.Name { return pkix.Name{CommonName: name} }
+	for _, c := range []struct {
+		name        string
+		certificate x509.Certificate
+		serverName  string
+		want        string // in the warning; "": none
+	}{
+		{"authority", x509.Certificate{Subject: named("Private CA"), IsCA: true, BasicConstraintsValid: true}, "", ""},
+		{"self-signed, with the name", x509.Certificate{Subject: named("vllm"), DNSNames: []string{"vllm"}}, "", ""},
+		{"self-signed, with a name for server_name", x509.Certificate{Subject: named("gpu"), DNSNames: []string{"gpu"}}, "gpu", ""},
+		{"self-signed, with another name", x509.Certificate{Subject: named("gpu"), DNSNames: []string{"gpu"}}, "", `"gpu" does not have vllm among its subject alternative names`},
+		{"self-signed, without alternative names", x509.Certificate{Subject: named("vllm")}, "", `"vllm" does not have vllm among its subject alternative names`},
+		{"self-signed by openssl, without alternative names", x509.Certificate{Subject: named("vllm"), IsCA: true, BasicConstraintsValid: true}, "", `does not have vllm among`},
+		{"expired", x509.Certificate{Subject: named("Private CA"), IsCA: true, BasicConstraintsValid: true, NotAfter: now.Add(-time.Minute)}, "", `"Private CA" expired on`},
+	} {
+		if c.certificate.NotAfter.IsZero() {
+			c.certificate.NotAfter = now.Add(time.Hour)
+		}
+		path, _ := writeCertificateLike(t, c.certificate)
+		yaml := fmt.Sprintf("backends: [{url: \"https://vllm:8000\", ca_file: %s, server_name: %q}]", path, c.serverName)
+		got := strings.Join(mustLoad(t, yaml).Warnings(), "\n")
+		if c.want == "" && got != "" || !strings.Contains(got, c.want) || got != "" && !strings.HasPrefix(got, "backends[0].ca_file: "+path) {
+			t.Errorf("%s: got %q, want a warning with %q", c.name, got, c.want)
 		}
 	}
 }

@@ -161,7 +161,7 @@ func (c *Config) Warnings() []string {
 		warnings = append(warnings, fmt.Sprintf("timeouts.keepalive_idle: %v is not below the 5s after which vLLM closes idle connections; "+
 			"set VLLM_HTTP_TIMEOUT_KEEP_ALIVE above it on every replica", c.Timeouts.KeepaliveIdle))
 	}
-	return slices.Concat(warnings, c.adminWarnings(), c.TLS.expiryWarnings("tls"), c.AdminTLS.expiryWarnings("admin_tls"), c.routingWarnings())
+	return slices.Concat(warnings, c.adminWarnings(), c.TLS.expiryWarnings("tls"), c.AdminTLS.expiryWarnings("admin_tls"), c.caWarnings(), c.routingWarnings())
 }
 
 // spareFileDescriptors are for listeners, files, name servers and admin clients.
