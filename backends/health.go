@@ -3,6 +3,8 @@ package backends
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -197,7 +199,7 @@ func (c *Checker) checkOnce(ctx context.Context, b *Backend, timeout time.Durati
 	}
 	models, err := vllm.ParseModels(body)
 	if err != nil {
-		return nil, fmt.Errorf("/v1/models: %w", err)
+		return nil, fmt.Errorf("/v1/models: %w%s", err, notVLLM)
 	}
 	if len(models) == 0 {
 		return nil, errors.New("/v1/models lists no model")
@@ -212,7 +214,7 @@ func (c *Checker) getBody(ctx context.Context, b *Backend, path string, timeout 
 	defer cancel()
 	res, err := b.Get(ctx, path, "application/json", c.Instance)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
+		return nil, fmt.Errorf("%s: %w%s", path, err, connectionAdvice(err, b.URL.Scheme, len(b.Models()) > 0))
 	}
 	defer res.Body.Close()
 	instance := res.Header.Get(InstanceHeader)
@@ -226,13 +228,44 @@ func (c *Checker) getBody(ctx context.Context, b *Backend, path string, timeout 
 	case res.StatusCode == http.StatusLoopDetected:
 		return nil, c.newLoopError(path, instance)
 	case res.StatusCode != http.StatusOK:
-		return nil, fmt.Errorf("%s answered %d", path, res.StatusCode)
+		return nil, fmt.Errorf("%s answered %d%s", path, res.StatusCode, statusAdvice(res.StatusCode, b.URL.Scheme))
 	case isBodyTooLong(err):
 		return nil, fmt.Errorf("%s: longer than %d bytes", path, maxModelsBytes)
 	case err != nil:
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	return body, nil
+}
+
+// notVLLM is the advice about a response that no vLLM server gives.
+const notVLLM = "; the server is not vLLM, or has a path before /v1: give the backend the URL of vLLM's API server"
+
+// statusAdvice returns what to do about a status of /health or /v1/models; "" if a vLLM server may
+// respond with it.
+func statusAdvice(status int, scheme string) string {
+	switch {
+	case status == http.StatusBadRequest && scheme == "http":
+		return "; if the server expects HTTPS, give the backend an https:// URL, otherwise it is not a vLLM server"
+	case status >= 400 && status < 500 && status != http.StatusTooManyRequests:
+		return notVLLM
+	}
+	return ""
+}
+
+// connectionAdvice returns what to do about an error before the response; "" for errors that a
+// running replica may cause. hasResponded reports whether the backend has passed a check before.
+func connectionAdvice(err error, scheme string, hasResponded bool) string {
+	switch {
+	case errors.As(err, new(tls.RecordHeaderError)):
+		return "; the server expects plain HTTP: give the backend an http:// URL"
+	case errors.As(err, new(x509.HostnameError)):
+		return "; use a certificate with a subject alternative name for the host, or set the backend's server_name to one that it has"
+	case errors.As(err, new(x509.UnknownAuthorityError)):
+		return "; set the backend's ca_file to the certificate of the authority, or to the server's own if that is self-signed"
+	case scheme == "http" && !hasResponded && (errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET)):
+		return "; if the server expects HTTPS, give the backend an https:// URL"
+	}
+	return ""
 }
 
 // newLoopError returns the error for a path to which the proxy with that instance id

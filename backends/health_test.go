@@ -98,9 +98,11 @@ func TestDownReasons(t *testing.T) {
 		"health is not 200":     {status("/health", 503), "/health answered 503"},
 		"health redirects":      {status("/health", 302), "/health answered 302"},
 		"the key is wrong":      {status("/v1/models", 401), "api_key"},
-		"models are missing":    {status("/v1/models", 404), "/v1/models answered 404"},
+		"models are missing":    {status("/v1/models", 404), "/v1/models answered 404; the server is not vLLM"},
+		"another server":        {http.NotFoundHandler(), "/health answered 404; the server is not vLLM"},
+		"an HTTPS server":       {status("/health", 400), "/health answered 400; if the server expects HTTPS"},
 		"no model":              {models(`{"data":[]}`), "lists no model"},
-		"not a list":            {models(`<html>`), "/v1/models: invalid character"},
+		"not a list":            {models(`<html>`), "/v1/models: invalid character '<' looking for beginning of value; the server is not vLLM"},
 		"a list without an end": {models(`{"data":[` + strings.Repeat(`{"id":"m"},`, 1<<20)), "longer than 8388608 bytes"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -600,16 +600,19 @@ func TestBackendCAFile(t *testing.T) {
 	}
 }
 
-func TestBackendWithUntrustedCertificate(t *testing.T) {
+func TestBackendConnectionAdvice(t *testing.T) {
 	url, caFile := standIn{}.startTLS(t)
+	plain := standIn{}.start(t)
 	for name, f := range map[string]struct {
 		url    string
 		change func(*config.Backend)
 		why    string
 	}{
-		"no authority given": {url, func(*config.Backend) {}, "certificate signed by unknown authority"},
+		"no authority given":  {url, func(*config.Backend) {}, "certificate signed by unknown authority; set the backend's ca_file"},
+		"plain HTTP at https": {strings.Replace(plain, "http:", "https:", 1), func(*config.Backend) {}, "give the backend an http:// URL"},
+		"HTTPS at http":       {strings.Replace(url, "https:", "http:", 1), func(*config.Backend) {}, "give the backend an https:// URL"},
 		"not its name": {strings.Replace(url, "127.0.0.1", "localhost", 1), func(b *config.Backend) { trust(t, b, caFile) },
-			"certificate is valid for"},
+			"set the backend's server_name to one that it has"},
 		"nor the one given": {url, func(b *config.Backend) { trust(t, b, caFile); b.ServerName = "other.org" }, "certificate is valid for"},
 	} {
 		t.Run(name, func(t *testing.T) {
