@@ -13,6 +13,8 @@ import (
 
 	"warmroute/proxy"
 	"warmroute/router"
+	"warmroute/router/estimate"
+	"warmroute/router/policy"
 )
 
 const (
@@ -44,8 +46,15 @@ func writeExplanation(out io.Writer, e *proxy.Explanation) error {
 	for _, line := range wrapWords(stripUnprintable(e.Sentence), explainColumns) {
 		s.WriteString(line + "\n")
 	}
-	s.WriteString("\nMATCHED: prompt tokens that it likely has cached. UNCACHED: those to compute. QUEUED: tokens to\n" +
-		"compute before them. IN-FLIGHT: requests. TTFT: predicted time to first token in seconds.\n")
+	legend := fmt.Sprintf("MATCHED: prompt tokens that it likely has cached. UNCACHED: those to compute, at least %d. QUEUED: "+
+		"tokens to compute before them. IN-FLIGHT: requests. TTFT: predicted time to first token in seconds.", estimate.MinUncachedTokens)
+	if meanings := explainTerms(e); meanings != "" {
+		legend += " COST: the sum of its terms, in tokens of prefill. " + meanings
+	}
+	s.WriteString("\n")
+	for _, line := range wrapWords(legend, explainColumns) {
+		s.WriteString(line + "\n")
+	}
 	_, err := io.WriteString(out, s.String())
 	return err
 }
@@ -75,6 +84,24 @@ func formatLowestCosts(e *proxy.Explanation) string {
 		s.WriteString("\n")
 	}
 	return s.String()
+}
+
+// explainTerms returns what the terms that formatLowestCosts shows stand for.
+func explainTerms(e *proxy.Explanation) string {
+	var meanings []string
+	for n, b := range backendsBestFirst(e) {
+		if n == maxCostLines {
+			break
+		}
+		for _, term := range b.Terms {
+			if meaning := policy.TermMeaning(term.Name); meaning != "" && term.Tokens != 0 {
+				if text := fmt.Sprintf("%s: %s.", term.Name, meaning); !slices.Contains(meanings, text) {
+					meanings = append(meanings, text)
+				}
+			}
+		}
+	}
+	return strings.Join(meanings, " ")
 }
 
 // backendsBestFirst returns the backends: the choice, the other candidates from best to

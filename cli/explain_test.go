@@ -85,7 +85,7 @@ func TestExplainTable(t *testing.T) {
 	e := &proxy.Explanation{Explanation: router.Explanation{
 		Policy: "prefix", Model: "sim", PromptTokens: 2113, Blocks: 33, BlockBytes: 256, Choice: "gpu-1",
 		Backends: []router.BackendExplanation{
-			{Name: "gpu-0", Candidate: true, UncachedTokens: 2113, PrefillRate: 8000, KVUsage: 0.124, AdapterTokens: 2000, TTFTSeconds: 0.264, Score: score(2113), Weight: 1, Terms: []policy.Term{{Name: "queue"}, {Name: "prefill", Tokens: 2113}}},
+			{Name: "gpu-0", Candidate: true, UncachedTokens: 2113, PrefillRate: 8000, KVUsage: 0.124, AdapterTokens: 2000, TTFTSeconds: 0.264, Score: score(2113), Weight: 1, Terms: []policy.Term{{Name: "queue"}, {Name: "prefill", Tokens: 1813}, {Name: "later turns", Tokens: 300}}},
 			{Name: "a-name-that-is-longer-than-most-names", WhyNot: "refused a request for its full queue", MatchedTokens: 2112, UncachedTokens: 16, QueuedTokens: 123456, InFlight: 512, PrefillRate: 24000, KVUsage: -1, TTFTSeconds: 5.145},
 			{Name: "gpu-1", Candidate: true, MatchedTokens: 1984, UncachedTokens: 129, PrefillRate: 8000, KVUsage: 0.5, TTFTSeconds: 0.016, Score: score(129), Weight: 2, Terms: []policy.Term{{Name: "prefill", Tokens: 129}, {Name: "delay", Tokens: 129}}, Queued: "its next step is full"},
 		},
@@ -102,13 +102,19 @@ func TestExplainTable(t *testing.T) {
     refused a request for its full queue
 
 COST of gpu-1: prefill 129 + delay 129, divided by weight 2
-COST of gpu-0: prefill 2,113
+COST of gpu-0: prefill 1,813 + later turns 300
 
 gpu-1 holds 1,984 of 2,113 prompt tokens and answers soonest: 0.02 s against 0.26 s on gpu-0,
 which is idle but holds nothing. It would wait first.
+
+MATCHED: prompt tokens that it likely has cached. UNCACHED: those to compute, at least 16.
+QUEUED: tokens to compute before them. IN-FLIGHT: requests. TTFT: predicted time to first token
+in seconds. COST: the sum of its terms, in tokens of prefill. prefill: its uncached tokens.
+delay: of the requests beside and behind it. later turns: what the next turns of its
+conversation are expected to compute again there.
 `
 	var out bytes.Buffer
-	if err := writeExplanation(&out, e); err != nil || !strings.HasPrefix(out.String(), want) {
+	if err := writeExplanation(&out, e); err != nil || out.String() != want {
 		t.Errorf("%v, got\n%s\nwant\n%s", err, out.String(), want)
 	}
 	e.Session = "X-Session-Id"

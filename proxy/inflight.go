@@ -345,7 +345,7 @@ func (d *DecisionRecord) Explanation() string {
 	case router.ReasonCold:
 		s.WriteString("no backend has a match; this one is the least busy")
 	case router.ReasonLoad:
-		s.WriteString("the request has no prompt to match; this one is the least busy")
+		s.WriteString("the request has no prompt, or one shorter than a block; this one is the least busy")
 	case router.ReasonOnly:
 		s.WriteString("no other backend could accept it")
 	default:

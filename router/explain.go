@@ -73,7 +73,7 @@ func (r *Router) Explain(req Request, tried ...*backends.Backend) Explanation {
 	r.beginDecision(&req, tried, now)
 	r.matchPrompt()
 	e := Explanation{
-		Policy: r.policy.definition.Name, Model: req.CatalogID, PromptTokens: int(r.decision.promptTokens()), Blocks: len(req.Blocks), BlockBytes: r.blockBytes,
+		Policy: r.policy.definition.Name, Model: req.CatalogID, PromptTokens: int(math.Round(r.decision.promptTokens())), Blocks: len(req.Blocks), BlockBytes: r.blockBytes,
 		Layout: r.PromptLayout(req.Model).BitNames(), Waiting: r.queue.Len(), hasSession: req.Session != 0,
 	}
 	all := r.listBackendsLocked()

@@ -53,6 +53,26 @@ func TestExplainMatch(t *testing.T) {
 	says(t, e, holder.Name+" holds 1,984 of 2,112 prompt tokens and answers soonest: 0.02 s against 0.26 s on b", "which is idle but holds nothing.")
 }
 
+func TestExplainPromptShorterThanABlock(t *testing.T) {
+	r, fleet, _ := newFleet(t, 2, "prefix")
+	short := ask(fleet, 1, 0)
+	short.Bytes = 8
+	says(t, r.Explain(*short), "The prompt is shorter than a block of 256 bytes, so nothing of it is matched, and ")
+	says(t, r.Explain(*ask(fleet, 1, 0)), "The request has no prompt to match, and ")
+}
+
+// The sentence, the header and the table round tokens alike.
+func TestExplainRoundsTokens(t *testing.T) {
+	r, fleet, _ := newFleet(t, 2, "prefix")
+	request := ask(fleet, 1, 10)
+	request.Bytes += 3 // three quarters of a token
+	e := r.Explain(*request)
+	says(t, e, "No candidate holds any of its 641 prompt tokens")
+	if uncached := e.Backends[0].UncachedTokens; e.PromptTokens != 641 || uncached != 640.75 {
+		t.Errorf("%d prompt tokens and %v uncached ones, want 641 and 640.75", e.PromptTokens, uncached)
+	}
+}
+
 func TestExplainSpill(t *testing.T) {
 	r, fleet, _ := newFleet(t, 2, "prefix")
 	d := mustPick(t, r, ask(fleet, 1, 30))

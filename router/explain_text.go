@@ -3,6 +3,7 @@ package router
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -62,7 +63,11 @@ func (e *Explanation) costSentence(chosen BackendExplanation, others []BackendEx
 	next := others[0]
 	switch e.Reason {
 	case ReasonLoad:
-		return fmt.Sprintf("The request has no prompt to match, and %s %s", chosen.Name, e.describeAdvantage(chosen, next, others))
+		nothing := "The request has no prompt to match"
+		if e.PromptTokens > 0 {
+			nothing = fmt.Sprintf("The prompt is shorter than a block of %d bytes, so nothing of it is matched", e.BlockBytes)
+		}
+		return fmt.Sprintf("%s, and %s %s", nothing, chosen.Name, e.describeAdvantage(chosen, next, others))
 	case ReasonCold:
 		return fmt.Sprintf("No candidate holds any of its %s prompt tokens, and %s %s", groupDigits(e.PromptTokens), chosen.Name, e.describeAdvantage(chosen, next, others))
 	case ReasonSpill:
@@ -84,7 +89,7 @@ func (e *Explanation) describeAdvantage(chosen, other BackendExplanation, others
 		return fmt.Sprintf("has the longest match of those expected to meet slo.ttft, with a TTFT of %s", formatSeconds(chosen.TTFTSeconds))
 	}
 	return fmt.Sprintf("has the lowest cost: %s tokens of prefill against %s on %s, which %s",
-		groupDigits(int(*chosen.Score)), groupDigits(int(*other.Score)), other.Name, e.describeLoadAndMatch(other))
+		groupRounded(*chosen.Score), groupRounded(*other.Score), other.Name, e.describeLoadAndMatch(other))
 }
 
 // tieKeyName names what the policy prefix breaks ties by.
@@ -154,12 +159,12 @@ func (e *Explanation) describeMatch(b BackendExplanation) string {
 	if b.MatchedTokens == 0 {
 		return "nothing of its prompt"
 	}
-	return groupDigits(int(b.MatchedTokens)) + " of " + groupDigits(e.PromptTokens) + " prompt tokens"
+	return groupRounded(b.MatchedTokens) + " of " + groupDigits(e.PromptTokens) + " prompt tokens"
 }
 
 // describeLoadAndMatch gives the load and the match of a backend that was not chosen.
 func (e *Explanation) describeLoadAndMatch(b BackendExplanation) string {
-	holds := "holds " + groupDigits(int(b.MatchedTokens))
+	holds := "holds " + groupRounded(b.MatchedTokens)
 	if b.MatchedTokens == 0 {
 		holds = "holds nothing"
 	}
@@ -171,9 +176,9 @@ func (e *Explanation) describeLoadAndMatch(b BackendExplanation) string {
 }
 
 func describeLoad(b BackendExplanation) string {
-	switch n := groupDigits(int(b.InFlight + 0.5)); {
+	switch n := groupRounded(b.InFlight); {
 	case b.QueuedTokens > 0:
-		return fmt.Sprintf("has %s tokens to compute before it and %s in flight", groupDigits(int(b.QueuedTokens)), n)
+		return fmt.Sprintf("has %s tokens to compute before it and %s in flight", groupRounded(b.QueuedTokens), n)
 	case b.InFlight > 0:
 		return fmt.Sprintf("has %s in flight", n)
 	}
@@ -191,6 +196,9 @@ func formatSeconds(s float64) string {
 }
 
 func formatScore(x float64) string { return strconv.FormatFloat(x, 'g', 6, 64) }
+
+// groupRounded is groupDigits of the nearest integer.
+func groupRounded(x float64) string { return groupDigits(int(math.Round(x))) }
 
 // groupDigits writes 1984 as 1,984.
 func groupDigits(n int) string {

@@ -19,6 +19,8 @@ const (
 	kappaScale       = 2
 	maxKappa         = 64
 	pressureInterval = 20 * time.Second // over which W is averaged
+
+	laterTurnsTerm = "later turns" // its name
 )
 
 // Prefix chooses the backend where the request has the lowest cost to the fleet, in tokens of
@@ -113,14 +115,31 @@ func (p *Prefix) Choose(r *Request, candidates []Candidate) (index int) {
 // RecordSent implements Recorder.
 func (p *Prefix) RecordSent(r *Request, c *Candidate) { p.recordTurn(r, c) }
 
-// addCost records the next candidate's cost and its terms, of which laterTurns is left out if 0.
-func (t *Trace) addCost(cost, kappa float64, terms costTerms, laterTurns float64) {
+// addCost records the next candidate's cost and its terms, of which that of the later turns is left out if 0.
+func (t *Trace) addCost(cost, kappa float64, terms costTerms, later float64) {
 	t.Criterion, t.Kappa = "cost in tokens of prefill", kappa
 	named := terms.named()
-	if laterTurns > 0 {
-		named = append(named, Term{"later turns", laterTurns})
+	if later > 0 {
+		named = append(named, Term{laterTurnsTerm, later})
 	}
 	t.Scores, t.Terms = append(t.Scores, cost), append(t.Terms, named)
+}
+
+// TermMeaning returns what a term of the cost stands for; "" if there is none of that name.
+func TermMeaning(name string) string {
+	switch name {
+	case "queue":
+		return "what is computed before it"
+	case "prefill":
+		return "its uncached tokens"
+	case "delay":
+		return "of the requests beside and behind it"
+	case "decode":
+		return "its output and those beside it slow each other down"
+	case laterTurnsTerm:
+		return "what the next turns of its conversation are expected to compute again there"
+	}
+	return ""
 }
 
 // matchIfWithinSLO returns the matched tokens of a candidate that is predicted to
