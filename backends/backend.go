@@ -52,7 +52,8 @@ type Backend struct {
 	PeerInFlight     atomic.Int64 // those of other proxies, as far as they report them
 	NoEngineInFlight atomic.Int64 // our requests that no engine works on
 
-	Aborted atomic.Int64 // responses that its engine aborted
+	Aborted        atomic.Int64 // responses that its engine aborted
+	WrongResponses atomic.Int64 // responses to other requests that its connections carried
 
 	// ReportsCached is set once a response reported how much of its prompt was
 	// cached. From then on a response without that figure means none was.

@@ -67,6 +67,8 @@ var backendMetrics = []struct {
 			func(b *backendState) float64 { return float64(b.opens) }),
 		newBackendMetric(prometheus.CounterValue, "backend_aborted_responses_total", "Responses aborted by the backend's engine, before or after their first content.",
 			func(b *backendState) float64 { return float64(b.Aborted.Load()) }),
+		newBackendMetric(prometheus.CounterValue, "backend_wrong_responses_total", "Responses to other requests of this proxy that connections to the backend carried.",
+			func(b *backendState) float64 { return float64(b.WrongResponses.Load()) }),
 	}},
 	{func(b *backendState) bool { return b.load != nil && b.load.QueuesKnown }, []backendMetric{
 		newBackendMetric(prometheus.GaugeValue, "backend_running", "Requests in the engine's batch, as reported by vLLM.",

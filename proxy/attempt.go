@@ -35,6 +35,7 @@ type failure struct {
 	shuttingDown   bool // the replica shuts down in good order, and has dropped the request
 	loop           bool // the backend is a proxy that found the request had passed it before
 	stale          bool // the kept-alive connection was closed; no failure of the backend
+	wrongResponse  bool // the kept-alive connection carried the response to another request; likewise
 	noDescriptors  bool // this process had no file descriptor left
 	// endpointMissing: the replica does not serve the endpoint. It is known then, so that
 	// it is asked no more, and its response is worth less than any other.
@@ -49,6 +50,10 @@ type failure struct {
 	decision *router.Decision
 }
 
+// isOfConnection reports whether a kept-alive connection failed, and not the backend, which may be
+// asked again over a new one.
+func (f *failure) isOfConnection() bool { return f.stale || f.wrongResponse }
+
 var (
 	errFirstByte = errors.New("no first event in time (timeouts.first_byte)")
 	errResponse  = errors.New("no response and no progress in time (timeouts.response)")
@@ -62,6 +67,7 @@ const statusClientClosed = 499
 type attempt struct {
 	*request
 	decision        *router.Decision
+	token           string           // names the attempt in its X-Request-Id
 	failureReason   string           // empty: it has not failed
 	estimatedTokens int              // of a response without usage, by its length
 	reply           *prompt.Response // what the next turn will repeat of the response; nil: unknown
@@ -93,6 +99,7 @@ func (r *request) tryBackend(d *router.Decision) *failure {
 	r.proxy.activity.recordAttempt(r, d)
 	r.beginAttemptSpan(d)
 	r.setSessionHeader(d.KVSession)
+	a.setRequestIDHeader()
 	resp, err := r.roundTrip(r.context, d.Backend)
 	r.stopQueueKeepalive()
 	if err != nil {
@@ -120,10 +127,10 @@ func (a *attempt) setRouterOutcome(f *failure) {
 	case errors.As(f.err, &connect):
 		a.result.Failed = !connect.MaxConnsReached() && !f.noDescriptors
 	case f.endpointMissing:
-	case f.stale, f.loop: // a client can claim a loop; only the health checks find that a backend is one
+	case f.isOfConnection(), f.loop: // a client can claim a loop; only the health checks find that a backend is one
 	default:
 		charged, _ := a.history.countCharged()
-		a.result.Failed = f.stalled || charged == a.history.countStaleConnections() && !errors.Is(f.err, transport.ErrInvalidRequest)
+		a.result.Failed = f.stalled || charged == a.history.countConnectionFailures() && !errors.Is(f.err, transport.ErrInvalidRequest)
 	}
 }
 
@@ -187,7 +194,7 @@ func (r *request) newBackendRequest(ctx context.Context, b *backends.Backend, o 
 	if scoped, length := r.input.stored.insertScope(body); scoped != nil {
 		req.Body, req.ContentLength = io.NopCloser(scoped), length
 	}
-	req.Close = r.history.countStaleConnections() > 0 // then this connection must not be stale; see transport.StaleError
+	req.Close = r.history.countConnectionFailures() > 0 // then this connection must be a new one; see transport.StaleError
 	return req
 }
 
@@ -291,14 +298,19 @@ func (a *attempt) recordTruncated(loggedStatus int, err error) {
 	a.proxy.recheckHealth(a.decision.Backend)
 }
 
-// relayResponse sends the response to the client, or returns the failure that it is.
+// relayResponse sends the response to the client, or returns the failure that it is. The connection
+// is held until the response is known not to be another request's, as far as its id can tell.
 func (a *attempt) relayResponse(resp *http.Response) *failure {
-	if f := validateResponse(resp); f != nil {
-		return f
-	}
 	body, ok := resp.Body.(replicaBody)
 	if !ok {
 		return a.classifyOrEndRequest(fmt.Errorf("the transport's body is a %T", resp.Body))
+	}
+	body.HoldConn()
+	if f := a.checkResponseHeaderID(resp.Header); f != nil {
+		return f
+	}
+	if f := validateResponse(resp); f != nil {
+		return f
 	}
 	if scope := a.input.stored.scope; scope != "" && !isEncoded(resp.Header) {
 		body = removeScope(resp, body, scope)
@@ -311,12 +323,13 @@ func (a *attempt) relayResponse(resp *http.Response) *failure {
 	body.SetIdleTimeout(a.settings.Idle)
 	switch resp.StatusCode {
 	case http.StatusInternalServerError, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
+		body.ReleaseConn() // an error has no id
 		return a.readErrorResponse(resp)
 	}
 	if a.headersSent {
-		return a.relayErrorAsEvent(resp)
+		return a.relayErrorAsEvent(resp, body)
 	}
-	return a.relayBuffered(resp)
+	return a.relayBuffered(resp, body)
 }
 
 // isEventStream goes by what the response says, never by what the request asked for.

@@ -19,7 +19,7 @@ import (
 func (r *request) forward() {
 	p, h := r.proxy, &r.history
 	r.input.query = r.redactKey()
-	rewriteRequestHeader(r.httpReq.Header, r.id)
+	rewriteRequestHeader(r.httpReq.Header)
 	r.input.sessionHeader = r.httpReq.Header[sessionHeader]
 	p.appendInstanceID(r.httpReq.Header)
 	p.retries.countRequest()

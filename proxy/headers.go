@@ -66,16 +66,14 @@ func deleteNamedByConnection(h http.Header) {
 // identityEncoding is the encoding to accept, since the relay reads responses. Never modified.
 var identityEncoding = []string{"identity"}
 
-// rewriteRequestHeader turns the client's header into the one for replicas, in place.
-func rewriteRequestHeader(h http.Header, id string) {
+// rewriteRequestHeader turns the client's header into the one for replicas, in place, except for
+// what differs between attempts.
+func rewriteRequestHeader(h http.Header) {
 	deleteNamedByConnection(h)
 	for name := range h {
 		if isHopByHop(name) || isStrippedRequestHeader(name) {
 			delete(h, name)
 		}
-	}
-	if h["X-Request-Id"] == nil { // Connection may have named it
-		h["X-Request-Id"] = []string{id}
 	}
 	h["Accept-Encoding"] = identityEncoding
 }
@@ -170,8 +168,10 @@ func requestIDOrNew(h http.Header) string {
 	return string(made[:])
 }
 
+const maxRequestIDBytes = 128
+
 func isPlainID(id string) bool {
-	if id == "" || len(id) > 128 {
+	if id == "" || len(id) > maxRequestIDBytes {
 		return false
 	}
 	for _, c := range []byte(id) {

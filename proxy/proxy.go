@@ -61,6 +61,7 @@ type Proxy struct {
 
 	version    string
 	instance   instance
+	tokens     attemptTokens
 	blockBytes int
 	unready    atomic.Bool // FailReadiness was called
 
@@ -114,6 +115,7 @@ func New(o Options) *Proxy {
 		keys:        o.Keys,
 		version:     o.Version,
 		instance:    instance{id: o.Instance, header: []string{o.Instance}},
+		tokens:      newAttemptTokens(),
 		blockBytes:  o.BlockBytes,
 		retries:     newRetryBudget(),
 		responses:   newStoredResponses(o.Responses),

@@ -116,7 +116,10 @@ func TestRequestHeaders(t *testing.T) {
 		"Authorization": {"Bearer backend-key"}, "X-Request-Id": {"my-id.1"},
 		"Content-Length": {fmt.Sprint(len(askWhole))},
 	}
-	if !maps.EqualFunc(got.Header, want, slices.Equal) {
+	sent := got.Header.Clone()
+	id, _, _ := strings.Cut(sent.Get("X-Request-Id"), attemptTokenMark)
+	sent.Set("X-Request-Id", id)
+	if !maps.EqualFunc(sent, want, slices.Equal) {
 		t.Errorf("went up: %v\nwant: %v", got.Header, want)
 	}
 	if got.RequestURI != "/v1/chat/completions?api-version=1&a=%20b" || got.Host != r.listener.Addr().String() {

@@ -111,7 +111,7 @@ func (b *responseBuffers) read(buf *bytes.Buffer, body io.Reader) (reserved int6
 
 // relayBuffered relays a response that is not streamed. Nothing is sent to the client
 // before all of it has come, unless it is too long.
-func (a *attempt) relayBuffered(resp *http.Response) *failure {
+func (a *attempt) relayBuffered(resp *http.Response, body replicaBody) *failure {
 	buffers := &a.proxy.buffers
 	buf := buffers.get()
 	reserved, complete, err := buffers.read(buf, resp.Body)
@@ -119,10 +119,14 @@ func (a *attempt) relayBuffered(resp *http.Response) *failure {
 		buffers.release(reserved)
 		buffers.put(buf)
 	}()
-	switch {
-	case err != nil:
+	if err != nil {
 		return a.classifyOrEndRequest(err)
-	case !complete:
+	}
+	if f := a.checkBodyID(buf.Bytes()); f != nil {
+		return f
+	}
+	body.ReleaseConn()
+	if !complete {
 		return a.relayUnbuffered(resp, buf.Bytes())
 	}
 	if !isEncoded(resp.Header) && vllm.IsMissingEndpoint(resp.StatusCode, buf.Bytes()) {

@@ -360,7 +360,7 @@ func (h *history) addFailure(b *backends.Backend, f *failure, now time.Time) {
 	h.last = stepAttempt
 	h.attempts = append(h.attempts, attemptRecord{
 		backend: b, endedAt: now, failure: f,
-		excluded: !f.stale, // else it may be the next one too, on a new connection
+		excluded: !f.isOfConnection(), // else it may be the next one too, on a new connection
 		refused:  f.uncharged && !f.endpointMissing,
 		full:     f.full && !f.uncharged,
 		answered: f.status != 0 && !f.shuttingDown && !f.endpointMissing,
@@ -480,9 +480,9 @@ func (h *history) countCharged() (charged, shutdowns int) {
 	return charged, h.countAttempts(func(r *attemptRecord) bool { return r.failure.shuttingDown && !r.failure.uncharged })
 }
 
-// countStaleConnections returns how many attempts were made over a stale connection.
-func (h *history) countStaleConnections() int {
-	return h.countAttempts(func(r *attemptRecord) bool { return r.failure.stale })
+// countConnectionFailures returns how many attempts failed by their kept-alive connection.
+func (h *history) countConnectionFailures() int {
+	return h.countAttempts(func(r *attemptRecord) bool { return r.failure.isOfConnection() })
 }
 
 // hadStaleConnection reports whether an attempt at b was made over a stale connection.

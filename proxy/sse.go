@@ -35,7 +35,7 @@ type eventScanner struct {
 	abortOffset int64  // bytes before the first event that says so, from which on nothing is relayed
 	done        bool   // the last event has come
 	errorEvent  []byte // the first error event's data
-	responseID  string // of /v1/responses, as its first event names it
+	responseID  string // as the first events name it; "": unknown
 	usage       usage
 	message     messageEnd
 }
@@ -210,6 +210,7 @@ func isErrorEvent(data []byte) bool {
 // inspectEvent records whether an event carries the first content, or ends the response. It returns false
 // for an event that is sent before the engine has output anything, and for an error.
 func (s *eventScanner) inspectEvent(data []byte) (fromEngine bool) {
+	s.readResponseID(data)
 	switch s.format {
 	case chatFormat:
 		s.inspectChoices(data, "delta", deltaHasContent)
@@ -273,7 +274,6 @@ func hasFinishReason(data []byte) bool {
 func (s *eventScanner) inspectTypedEvent(data []byte) (fromEngine bool) {
 	kind := gjson.GetBytes(data, "type").Str
 	if precedesOutput(kind) {
-		s.readResponseID(data)
 		return false
 	}
 	switch kind {
@@ -319,7 +319,7 @@ func precedesOutput(eventType string) bool {
 // enough.
 func (s *eventScanner) readResponseID(data []byte) {
 	if s.responseID == "" {
-		s.responseID = gjson.GetBytes(data, "response.id").Str
+		s.responseID = readEventID(data)
 	}
 }
 

@@ -44,6 +44,10 @@ type replicaBody interface {
 	WaitReadable(d time.Duration) (bool, error)
 	// Uploaded reports whether the request's body is not needed any more.
 	Uploaded() bool
+	// HoldConn keeps the connection from other requests until ReleaseConn; Close closes it before.
+	HoldConn()
+	// ReleaseConn ends HoldConn.
+	ReleaseConn()
 }
 
 // streamRelay relays a response of server-sent events. Nothing of it, not even its status,
@@ -100,6 +104,7 @@ func (s *streamRelay) readAndCommit(buffered *bytes.Buffer) *failure {
 		s.decision.Commit() // the time limit for the first event goes on
 		return nil
 	}
+	s.body.ReleaseConn()
 	return s.commitAttempt()
 }
 
@@ -134,6 +139,9 @@ func (s *streamRelay) readUntilFirstEvent(buffered *bytes.Buffer, chunk []byte) 
 // is the client's own is none: it would come from any backend.
 func (s *streamRelay) checkBeginning() *failure {
 	e := &s.events
+	if f := s.checkResponseID(e.responseID); f != nil {
+		return f
+	}
 	switch {
 	case e.aborted:
 		return s.recordReplicaAbort()
@@ -203,10 +211,15 @@ func (s *streamRelay) relayChunks() {
 		n, s.readErr = s.body.Read(s.out.freeSpace())
 		before := e.events
 		e.scan(s.out.freeSpace()[:n])
+		if s.flooded && s.checkResponseID(e.responseID) != nil {
+			s.readErr = errWrongResponse
+			return
+		}
 		s.rememberResponse()
 		switch {
 		case e.events > 0 && before == 0 && s.flooded:
 			_ = s.context.commit()
+			s.body.ReleaseConn()
 			s.decision.RecordFirstEvent()
 			s.releaseUploadedInput()
 		case e.events > before: // a comment is the server's and no sign of its engine
@@ -487,9 +500,13 @@ func (a *attempt) sendHeaderOnce(resp *http.Response) {
 
 // relayErrorAsEvent sends a response that is not a stream as an error event, to a client that has the
 // header of a stream. It returns a failure if another backend may be asked.
-func (a *attempt) relayErrorAsEvent(resp *http.Response) *failure {
+func (a *attempt) relayErrorAsEvent(resp *http.Response, from replicaBody) *failure {
 	body, err := a.readErrorBody(resp)
 	defer a.proxy.buffers.release(int64(len(body)))
+	if f := a.checkBodyID(body); f != nil {
+		return f
+	}
+	from.ReleaseConn()
 	if a.isResponseLost(resp.StatusCode, body) {
 		a.sendLostResponse()
 		return nil

@@ -49,7 +49,7 @@ func (s *Server) readResponsesRequest(r *http.Request) (*responseFormat, error) 
 	if err != nil {
 		return nil, err
 	}
-	f := &responseFormat{params: p, sequence: q, id: "resp_" + requestID(r), item: "msg_" + randomID(), created: time.Now().Unix(),
+	f := &responseFormat{params: p, sequence: q, id: "resp_" + randomID(), item: "msg_" + randomID(), created: time.Now().Unix(),
 		temperature: "1.0", toolChoice: `"none"`, tools: "[]"}
 	if in.has("request_id") {
 		f.id = in["request_id"].Str

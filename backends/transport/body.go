@@ -16,8 +16,8 @@ import (
 
 // Body is the body of a response, read from the connection as it arrives. One
 // goroutine may read, any may Close. After a complete read the connection returns to
-// the pool, if nothing else is left on it; otherwise it is closed. One
-// allocation serves the whole request.
+// the pool, if nothing else is left on it and HoldConn was not called; otherwise it is
+// closed. One allocation serves the whole request.
 type Body struct {
 	ctx  context.Context // the request's
 	t    *Transport
@@ -32,11 +32,12 @@ type Body struct {
 	released bool       // c was returned to the pool or closed
 
 	mu        sync.Mutex // guards what follows, and br; held while reading
+	held      bool       // c does not return to the pool: see HoldConn
 	state     state
 	left      int64 // bytes left: of the body in counted, of the chunk in chunkData
 	trailers  int   // bytes of trailer lines seen
 	keepAlive bool
-	err       error // final error, io.EOF at the end; nil while c and br are in use
+	err       error // final error, io.EOF at the end; nil while there is more to read
 
 	quietTimeout time.Duration // 0: none
 	idleTimeout  time.Duration // 0: none
@@ -127,6 +128,26 @@ func (b *Body) SetIdleTimeout(d time.Duration) {
 	b.idleTimeout = d
 }
 
+// HoldConn keeps the connection out of the pool, also after a complete read, until
+// ReleaseConn: Close closes it before. Call it before the first Read. It is for a caller
+// that has to see the body before it knows that it is the response to its request. Where
+// it is not, every later response on the connection would be another request's too.
+func (b *Body) HoldConn() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.held = true
+}
+
+// ReleaseConn ends HoldConn: the connection returns to the pool after a complete read,
+// or now, after one.
+func (b *Body) ReleaseConn() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.held = false; b.err == io.EOF {
+		b.releaseOrCloseConn()
+	}
+}
+
 // Close returns the connection to the pool if the body was read to its end, else it
 // closes the socket. It interrupts a Read, and returns when the request's body is not
 // used any more. Further calls have no effect.
@@ -151,7 +172,7 @@ func (b *Body) Close() error {
 func (b *Body) Uploaded() bool { return b.upload.isSent() }
 
 // endWithError makes err the result of every further call, and releases or closes the
-// connection the first time. The caller holds mu.
+// connection the first time, unless it is held at the end of the body. The caller holds mu.
 func (b *Body) endWithError(err error) {
 	if err != io.EOF && err != http.ErrBodyReadAfterClose {
 		if cause := context.Cause(b.ctx); cause != nil {
@@ -160,17 +181,20 @@ func (b *Body) endWithError(err error) {
 			err = fmt.Errorf("response of %s: %w", b.t.addr, err)
 		}
 	}
-	if b.err == nil {
+	if !b.held || err != io.EOF {
 		b.releaseOrCloseConn()
 	}
 	b.err = err
 }
 
 // releaseOrCloseConn returns the connection to the pool if it is reusable. Otherwise it
-// closes the connection and waits until the request's body is not used any more. Call it
-// once.
+// closes the connection and waits until the request's body is not used any more. Further
+// calls have no effect. The caller holds mu, or is the only one that has b.
 func (b *Body) releaseOrCloseConn() {
-	reusable := b.stop() && b.keepAlive && b.state == ended && b.br.Buffered() == 0 && b.upload.awaitSentBriefly()
+	if b.br == nil {
+		return
+	}
+	reusable := b.stop() && !b.held && b.keepAlive && b.state == ended && b.br.Buffered() == 0 && b.upload.awaitSentBriefly()
 	if reusable && !b.deadline.IsZero() {
 		reusable = b.c.SetReadDeadline(time.Time{}) == nil
 	}

@@ -1,6 +1,7 @@
 package transport
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -123,6 +124,61 @@ func TestDropsConnectionReadableWhileIdle(t *testing.T) {
 	if resp, _ := answer(t, transport, "hello"); resp.StatusCode != 200 {
 		t.Errorf("status %d: an unsolicited response was accepted", resp.StatusCode)
 	}
+}
+
+// A held connection carries no other request before its response was accepted.
+func TestHoldConn(t *testing.T) {
+	for name, c := range map[string]struct {
+		answer string
+		end    func(*Body)
+		kept   int
+	}{
+		"released before the end":     {ok, func(b *Body) { b.ReleaseConn(); io.ReadAll(b) }, 1},
+		"released after the end":      {ok, func(b *Body) { io.ReadAll(b); b.ReleaseConn() }, 1},
+		"released twice":              {ok, func(b *Body) { io.ReadAll(b); b.ReleaseConn(); b.ReleaseConn() }, 1},
+		"released without a body":     {"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", func(b *Body) { b.ReleaseConn() }, 1},
+		"released, but not read":      {ok, func(b *Body) { b.ReleaseConn() }, 0},
+		"released after a part":       {ok, func(b *Body) { io.ReadFull(b, make([]byte, 1)); b.ReleaseConn() }, 0},
+		"not released, read":          {ok, func(b *Body) { io.ReadAll(b) }, 0},
+		"not released, without body":  {"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", func(*Body) {}, 0},
+		"not released, read to close": {"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nok", func(b *Body) { io.ReadAll(b) }, 0},
+		"more behind the body":        {ok + "x", func(b *Body) { io.ReadAll(b); b.ReleaseConn() }, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			transport := replica(t, Options{}, func(s *session) {
+				s.request()
+				s.say(c.answer)
+				if !strings.Contains(c.answer, "close") {
+					s.closed()
+				}
+			})
+			resp, err := send(failsafe(t), transport, "hello")
+			if err != nil {
+				t.Fatal(err)
+			}
+			body := resp.Body.(*Body)
+			body.HoldConn()
+			c.end(body)
+			body.Close()
+			body.ReleaseConn()
+			idleConns(t, transport, c.kept)
+		})
+	}
+	t.Run("context canceled while held", func(t *testing.T) {
+		transport := replica(t, Options{}, always(ok))
+		ctx, cancel := context.WithCancel(failsafe(t))
+		resp, err := send(ctx, transport, "hello")
+		if err != nil {
+			t.Fatal(err)
+		}
+		body := resp.Body.(*Body)
+		body.HoldConn()
+		io.ReadAll(body)
+		cancel()
+		body.ReleaseConn()
+		body.Close()
+		idleConns(t, transport, 0)
+	})
 }
 
 // stale answers the first request on the first connection, and drops it when the second has come.

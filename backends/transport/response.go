@@ -24,7 +24,7 @@ var (
 )
 
 // readResponse reads the response header, skipping interim responses (100, 103), and
-// prepares b for reading the body. An empty body ends at once.
+// prepares b for reading the body.
 func (b *Body) readResponse(req *http.Request) (*http.Response, error) {
 	budget := b.t.maxHeaderBytes
 	for {
@@ -51,9 +51,6 @@ func (b *Body) readResponse(req *http.Request) (*http.Response, error) {
 		resp.Close = req.Close || b.state == untilClose || !canKeepAlive(resp)
 		b.keepAlive = !resp.Close
 		resp.Request, resp.Body = req, b
-		if b.state == ended {
-			b.endWithError(io.EOF)
-		}
 		return resp, nil
 	}
 }

@@ -1,0 +1,139 @@
+package proxy
+
+import (
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"hash/maphash"
+	"math/rand/v2"
+	"net/http"
+	"strings"
+
+	"github.com/tidwall/gjson"
+
+	"warmroute/metrics"
+)
+
+// requestIDHeader names a request to vLLM, which makes the id of the response from it.
+const requestIDHeader = "X-Request-Id"
+
+const (
+	// attemptTokenMark precedes the token of an attempt in an id.
+	attemptTokenMark = "-wr"
+	// Of a token's bytes, the first are random and the rest are their checksum.
+	attemptTokenRandomBytes   = 7
+	attemptTokenChecksumBytes = 5
+	attemptTokenChars         = 2 * (attemptTokenRandomBytes + attemptTokenChecksumBytes)
+	// maxResponseIDBytes is how much of an id is searched for tokens: several proxies may have
+	// added theirs.
+	maxResponseIDBytes = 1 << 10
+	// maxIDSearchBytes is how much of a body is searched for its id, which vLLM writes first.
+	maxIDSearchBytes = 64 << 10
+)
+
+var errWrongResponse = errors.New("the connection carried the response to another request: the replica, or a proxy in front of it, sent a response too many")
+
+// attemptTokens makes the tokens that tell attempts apart, and recognizes those that it made: the
+// checksum of a token is seeded by the process. Safe for concurrent use.
+type attemptTokens struct{ seed maphash.Seed }
+
+func newAttemptTokens() attemptTokens { return attemptTokens{maphash.MakeSeed()} }
+
+// newToken returns the token of a new attempt.
+func (t attemptTokens) newToken() string { return t.encode(rand.Uint64() >> 8) }
+
+// encode returns the token of which random is the random part.
+func (t attemptTokens) encode(random uint64) string {
+	var b [attemptTokenRandomBytes + 8]byte
+	binary.BigEndian.PutUint64(b[:8], random<<8)
+	binary.BigEndian.PutUint64(b[attemptTokenRandomBytes:], maphash.Comparable(t.seed, random))
+	return hex.EncodeToString(b[:attemptTokenRandomBytes+attemptTokenChecksumBytes])
+}
+
+// isOwn reports whether a token was made by newToken.
+func (t attemptTokens) isOwn(token string) bool {
+	var b [attemptTokenChars / 2]byte
+	if _, err := hex.Decode(b[:], []byte(token)); err != nil {
+		return false
+	}
+	return t.encode(binary.BigEndian.Uint64(b[:])>>8) == token
+}
+
+// namesAnother reports whether an id in a response has tokens of this process, but not the given
+// one. Ids without any say nothing: vLLM may be set up to make its own, and intermediaries rewrite
+// them. A client that takes the id of an earlier response for its request's has both tokens in it.
+func (t attemptTokens) namesAnother(id, token string) (another bool) {
+	rest := id[:min(len(id), maxResponseIDBytes)]
+	for {
+		_, after, found := strings.Cut(rest, attemptTokenMark)
+		if !found || len(after) < attemptTokenChars {
+			return another
+		}
+		switch found := after[:attemptTokenChars]; {
+		case found == token:
+			return false
+		case t.isOwn(found):
+			another = true
+		}
+		rest = after
+	}
+}
+
+// setRequestIDHeader names the attempt in the header for the replica: by the request's id, of which
+// the end is kept if it is too long, and a token.
+func (a *attempt) setRequestIDHeader() {
+	a.token = a.proxy.tokens.newToken()
+	kept := a.id[max(0, len(a.id)+len(attemptTokenMark)+attemptTokenChars-maxRequestIDBytes):]
+	a.httpReq.Header[requestIDHeader] = []string{kept + attemptTokenMark + a.token}
+}
+
+// checkResponseHeaderID returns the failure of a response whose header names another attempt, else
+// nil. vLLM repeats the header of the request with --enable-request-id-headers.
+func (a *attempt) checkResponseHeaderID(h http.Header) *failure {
+	for _, id := range h[requestIDHeader] {
+		if a.proxy.tokens.namesAnother(id, a.token) {
+			return a.recordWrongResponse()
+		}
+	}
+	return nil
+}
+
+// checkBodyID is checkResponseHeaderID for a body, or the beginning of one.
+func (a *attempt) checkBodyID(body []byte) *failure {
+	return a.checkResponseID(readBodyID(body[:min(len(body), maxIDSearchBytes)]))
+}
+
+// checkResponseID is checkResponseHeaderID for the id of a response. An id that the client chose, now
+// or for a stored response, is not checked: it may have taken it from another response.
+func (a *attempt) checkResponseID(id string) *failure {
+	if a.endpoint.isAboutResponse() || id == a.input.stored.chosenID || !a.proxy.tokens.namesAnother(id, a.token) {
+		return nil
+	}
+	return a.recordWrongResponse()
+}
+
+// recordWrongResponse counts and returns the failure of a response to another attempt.
+func (a *attempt) recordWrongResponse() *failure {
+	a.decision.Backend.WrongResponses.Add(1)
+	return &failure{reason: metrics.RetryWrongResponse, err: errWrongResponse, wrongResponse: true}
+}
+
+// readBodyID returns the id of a response, "" if it has none.
+func readBodyID(body []byte) string {
+	for _, key := range [...]string{"id", "request_id"} {
+		if id := gjson.GetBytes(body, key); id.Type == gjson.String {
+			return id.Str
+		}
+	}
+	return ""
+}
+
+// readEventID returns the id of the response that an event of a stream names, "" if it has none.
+func readEventID(event []byte) string {
+	for _, path := range [...]string{"response.id", "message.id"} {
+		if id := gjson.GetBytes(event, path); id.Type == gjson.String {
+			return id.Str
+		}
+	}
+	return readBodyID(event)
+}
