@@ -15,14 +15,15 @@ import (
 // packages its packages may import. "main" is the root.
 var allowedImports = map[string]string{
 	"filelock": "",
+	"recovery": "",
 	"backends": "",
 	"router":   "backends",
-	"metrics":  "backends router",
-	"proxy":    "filelock backends router metrics",
-	"cluster":  "backends router metrics proxy",
+	"metrics":  "recovery backends router",
+	"proxy":    "filelock recovery backends router metrics",
+	"cluster":  "recovery backends router metrics proxy",
 	"admin":    "backends router metrics proxy cluster",
 	"config":   "backends router metrics proxy cluster admin",
-	"server":   "filelock backends router metrics proxy cluster admin config",
+	"server":   "filelock recovery backends router metrics proxy cluster admin config",
 	"cli":      "backends router metrics proxy cluster admin config server sim replay loadgen",
 	"main":     "server cli",
 

@@ -307,10 +307,11 @@ func (h *Handler) backendStates(f *fleetSnapshot, recent map[*backends.Backend]p
 				s.KVEvents = &kvState{kv.KVBlocks, kv.Confirmed, kv.Complete}
 			}
 		}
-		if l := b.Load(); l != nil && l.QueuesKnown {
+		l := b.Load()
+		if l != nil && l.QueuesKnown {
 			s.Running, s.Waiting = &l.Running, &l.Waiting
 		}
-		if l := b.Load(); l != nil && l.KVKnown {
+		if l != nil && l.KVKnown {
 			usage := number(l.KVCacheUsage)
 			s.KVUsage = &usage
 		}

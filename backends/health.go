@@ -171,7 +171,7 @@ func (w *checkState) reportStateChange(reason string) {
 	}
 	w.reported = state
 	switch {
-	case b.Retiring():
+	case state == Draining && b.Retiring():
 		reason = "no longer in the configuration"
 	case state == Draining:
 		reason = "by operator"

@@ -20,6 +20,7 @@ import (
 	"warmroute/backends"
 	"warmroute/metrics"
 	"warmroute/proxy/apikey"
+	"warmroute/recovery"
 	"warmroute/router"
 	"warmroute/router/responseindex"
 	"warmroute/router/snapshot"
@@ -63,7 +64,7 @@ const (
 	latest       = "$" // the position behind all messages
 )
 
-// Options are what a Cluster is made of. All are required but Snapshot.
+// Options are what a Cluster is made of. All are required but Snapshot and Panics.
 type Options struct {
 	Settings   Settings
 	BlockBytes int // of canonical prompt in a block
@@ -74,6 +75,7 @@ type Options struct {
 	Keys       *apikey.Set
 	Snapshot   *snapshot.Store
 	Log        *slog.Logger
+	Panics     recovery.Reporter // nil: panics are not recovered
 }
 
 // Cluster exchanges what this proxy and the others know. It is safe for concurrent use.
@@ -136,10 +138,13 @@ func New(o Options) (*Cluster, error) {
 // all that it started has ended.
 func (c *Cluster) Run(ctx context.Context) {
 	var running sync.WaitGroup
-	running.Go(func() { c.readStream(ctx) })
-	running.Go(func() { c.writeStream(ctx) })
+	running.Go(func() { c.Panics.RunLoop(ctx, recovery.Redis, c.readStream) })
+	running.Go(func() {
+		c.Panics.RunLoop(ctx, recovery.Redis, c.writeStream)
+		c.leave()
+	})
 	if c.Snapshot != nil {
-		running.Go(func() { c.writeSnapshots(ctx) })
+		running.Go(func() { c.Panics.RunLoop(ctx, recovery.Redis, c.writeSnapshots) })
 	}
 	running.Wait()
 	c.client.Close()
@@ -185,7 +190,6 @@ func (c *Cluster) writeStream(ctx context.Context) {
 	defer inFlight.Stop()
 	usage := time.NewTicker(usageInterval)
 	defer usage.Stop()
-	defer c.leave()
 	c.Outbox.addInFlight()
 	for ctx.Err() == nil {
 		select { // however much there is to write

@@ -25,6 +25,7 @@ var (
 // backendState is what backendMetrics are computed from.
 type backendState struct {
 	*backends.Backend
+	state     backends.State
 	load      *backends.Load // nil: not known
 	breaker   router.BreakerState
 	opens     uint64 // of the breaker
@@ -52,9 +53,9 @@ var backendMetrics = []struct {
 }{
 	{func(*backendState) bool { return true }, []backendMetric{
 		newBackendMetric(prometheus.GaugeValue, "backend_ready", "1 if the backend accepts new requests.",
-			func(b *backendState) float64 { return boolToFloat(b.State() == backends.Ready) }),
+			func(b *backendState) float64 { return boolToFloat(b.state == backends.Ready) }),
 		newBackendMetric(prometheus.GaugeValue, "backend_draining", "1 while the backend only finishes its requests: drained by an operator, or removed from the configuration.",
-			func(b *backendState) float64 { return boolToFloat(b.State() == backends.Draining) }),
+			func(b *backendState) float64 { return boolToFloat(b.state == backends.Draining) }),
 		newBackendMetric(prometheus.GaugeValue, "backend_in_flight", "Unfinished sequences that this proxy has sent to the backend.",
 			func(b *backendState) float64 { return float64(b.InFlight.Load()) }),
 		newBackendMetric(prometheus.GaugeValue, "backend_stalled", "1 while the backend has requests of this proxy and makes no progress.",
@@ -138,7 +139,7 @@ func (c *fleetCollector) Collect(ch chan<- prometheus.Metric) {
 	c.sendModelMetrics(ch)
 	estimates := c.router.Estimates()
 	for _, b := range backendsWithSeries(c.fleet) {
-		s := &backendState{Backend: b, load: b.Load()}
+		s := &backendState{Backend: b, state: b.State(), load: b.Load()}
 		s.breaker, s.opens = c.router.Breaker(b)
 		s.stalls, s.stalled = c.router.Stalls(b)
 		if b.Slot < len(index) && index[b.Slot].Backend == b {

@@ -7,6 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"warmroute/backends"
+	"warmroute/recovery"
 )
 
 // eventMetrics counts events that have no model or backend.
@@ -21,6 +22,7 @@ type eventMetrics struct {
 	pollErrors        *prometheus.CounterVec
 	closedConnections prometheus.Counter
 	droppedRecords    prometheus.Counter
+	panics            *prometheus.CounterVec
 }
 
 // newEventMetrics returns the counters with all labels that are known in advance at
@@ -36,6 +38,7 @@ func newEventMetrics() *eventMetrics {
 		responseLookups: newCounterVec("response_lookups_total", "Requests that refer to a stored response (previous_response_id, or its id in the path), by result.", "result"),
 		unauthorized:    newCounterVec("unauthorized_total", "Requests refused because of their API key, by reason: missing, unknown, expired.", "reason"),
 		pollErrors:      newCounterVec("poll_errors_total", "Failed scrapes of a backend's /metrics.", "backend"),
+		panics:          newCounterVec("panics_total", "Panics that were recovered, by place. Each is a bug of warmroute; the log has its stack.", "where"),
 		closedConnections: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "warmroute_connections_closed_total",
 			Help: "Idle client connections closed to make room for new ones (limits.connections).",
@@ -45,6 +48,7 @@ func newEventMetrics() *eventMetrics {
 			Help: "Requests missing from the traffic recording (record.file): the queue was full, the request was too large to replay, it ended after shutdown, or writing failed.",
 		}),
 	}
+	initLabels(e.panics, recovery.Places()...)
 	initLabels(e.retryWaits, RetryWaitSent, RetryWaitGivenUp, RetryWaitDisconnected)
 	initLabels(e.queueExits, QueueSent, QueueFull, QueueTimeout, QueueNoneReady, QueueDisconnected)
 	initLabels(e.responseLookups, ResponseKnown, ResponseFound, ResponseUnknown, ResponseOfOtherKey, ResponseLost)
@@ -62,7 +66,7 @@ func initLabels[T ~string](c *prometheus.CounterVec, values ...T) {
 }
 
 func (e *eventMetrics) collectors() []prometheus.Collector {
-	return []prometheus.Collector{e.retries, e.retryWaits, e.aborts, e.queueTime, e.queueExits, e.responseLookups, e.unauthorized, e.pollErrors, e.closedConnections, e.droppedRecords}
+	return []prometheus.Collector{e.retries, e.retryWaits, e.aborts, e.queueTime, e.queueExits, e.responseLookups, e.unauthorized, e.pollErrors, e.closedConnections, e.droppedRecords, e.panics}
 }
 
 // RetryReason is why an attempt failed before anything was sent to the client.
@@ -185,5 +189,8 @@ func (m *Metrics) CountEvictedConnection() { m.events.closedConnections.Inc() }
 
 // CountUnrecordedRequest counts a request missing from the traffic recording.
 func (m *Metrics) CountUnrecordedRequest() { m.events.droppedRecords.Inc() }
+
+// CountPanic counts a recovered panic.
+func (m *Metrics) CountPanic(place recovery.Place) { countLabel(m.events.panics, place) }
 
 func countLabel[T ~string](c *prometheus.CounterVec, label T) { c.WithLabelValues(string(label)).Inc() }

@@ -22,6 +22,7 @@ import (
 	"google.golang.org/protobuf/encoding/protodelim"
 
 	"warmroute/backends"
+	"warmroute/recovery"
 	"warmroute/router"
 )
 
@@ -406,5 +407,15 @@ func BenchmarkRecordRequest(b *testing.B) {
 	b.ReportAllocs()
 	for i := 0; b.Loop(); i++ {
 		f.metrics.RecordRequest(requests[i%len(requests)], "wr-0123456789abcdef", time.Now())
+	}
+}
+
+func TestPanicsByPlace(t *testing.T) {
+	f := newFixture(t, &backends.Backend{Name: "a"})
+	f.metrics.CountPanic(recovery.Poll)
+	for _, want := range []string{`warmroute_panics_total{where="poll"} 1`, `warmroute_panics_total{where="dispatch"} 0`} {
+		if text := f.text(); !strings.Contains(text, want) {
+			t.Errorf("%s is missing in\n%s", want, text)
+		}
 	}
 }

@@ -382,6 +382,9 @@ func (r *request) notPickedError(err error) *apiError {
 	}
 	e := unavailableError(fmt.Sprintf("no replica that serves this model is ready; try again in %ds", wait))
 	switch {
+	case errors.Is(err, router.ErrPanicked):
+		return &apiError{status: http.StatusInternalServerError, kind: "internal_error", code: "internal_error",
+			message: "the request could not be routed because of a bug of the proxy; report it with the stack in the proxy's log"}
 	case errors.Is(err, router.ErrEndpointMissing):
 		return &apiError{status: http.StatusNotFound, kind: "invalid_request_error", code: "endpoint_not_served",
 			message: "no replica of the model serves " + r.endpoint.path + "; use another endpoint, or enable it in vLLM"}

@@ -685,3 +685,12 @@ func (f *fleet) askHot(system, question string, tokens int) error {
 	}
 	return nil
 }
+
+func TestPanicInRoutingAnswered(t *testing.T) {
+	f := serve(t, nil, &replica{})
+	r := &request{proxy: f.proxy}
+	r.input.request.Backends = f.backends
+	if e := r.notPickedError(router.ErrPanicked); e.status != http.StatusInternalServerError || e.code != "internal_error" || e.retryAfter != 0 {
+		t.Errorf("got %+v, want a 500 without Retry-After", e)
+	}
+}

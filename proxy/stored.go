@@ -123,11 +123,11 @@ func (r *request) checkStoredResponse() *apiError {
 		return nil
 	}
 	refused := len(h.attempts) > 0 && errors.Is(h.latestAttempt().failure.err, syscall.ECONNREFUSED)
-	switch {
-	case refused, b.State() == backends.Down && b.RefusesConnections():
+	switch state := b.State(); {
+	case refused, state == backends.Down && b.RefusesConnections():
 		r.forgetStoredResponse()
 		return r.lostResponseError("the replica that held it has ended")
-	case b.State() == backends.Draining && !r.input.request.NoEngine:
+	case state == backends.Draining && !r.input.request.NoEngine:
 		return r.lostResponseError("the replica that holds it is about to be removed")
 	}
 	return nil

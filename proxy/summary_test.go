@@ -31,7 +31,7 @@ func accessLines(t *testing.T) (change func(*Options), read func(n int) []map[st
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	var writing sync.WaitGroup
-	writing.Go(func() { l.Run(ctx) })
+	writing.Go(func() { l.Run(ctx, nil) })
 	t.Cleanup(func() { cancel(); writing.Wait() })
 	return func(o *Options) { o.AccessLog = l }, func(n int) (out []map[string]any) {
 		t.Helper()

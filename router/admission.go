@@ -17,6 +17,8 @@ var (
 	ErrQueueFull = errors.New("admission queue is full")
 	// ErrQueueTimeout means that a request reached its maximum time in the queue.
 	ErrQueueTimeout = errors.New("queue timeout")
+	// ErrPanicked means that the decision about a queued request panicked.
+	ErrPanicked = errors.New("panic while the queued request was routed")
 )
 
 // outageRetryDelay is the Retry-After while no backend is available: a replica
@@ -265,14 +267,15 @@ func (r *Router) Tick() {
 	r.dispatchUnlessPaused(r.now())
 }
 
-// Run ticks while requests are queued. It blocks until ctx is done.
+// Run ticks while requests are queued. It blocks until ctx is done, and may be called again after that
+// or a panic.
 func (r *Router) Run(ctx context.Context) {
 	for {
+		r.tickWhileQueued(ctx)
 		select {
 		case <-ctx.Done():
 			return
 		case <-r.queueStarted:
-			r.tickWhileQueued(ctx)
 		}
 	}
 }

@@ -301,7 +301,7 @@ func (r *Router) learnFromCompletion(d *Decision, o *Outcome, now time.Time) {
 // cacheInfo returns the facts about a backend's cache that the estimates need.
 func (r *Router) cacheInfo(b *backends.Backend) estimate.CacheInfo {
 	c := estimate.CacheInfo{Alignment: 1, Evicting: r.index.Evictions(b.Slot) > 0}
-	if l := b.Load(); l != nil && l.HitAlignment > 0 {
+	if l := r.liveStateOf(b).load; l != nil && l.HitAlignment > 0 {
 		c.Alignment = float64(l.HitAlignment)
 	}
 	return c

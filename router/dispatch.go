@@ -3,6 +3,7 @@ package router
 import (
 	"cmp"
 	"math"
+	"runtime/debug"
 	"slices"
 	"time"
 
@@ -42,6 +43,10 @@ func (r *Router) dispatchQueued(now time.Time) {
 	if r.queue.Len() == 0 {
 		return
 	}
+	r.deciding = nil
+	if r.onPanic != nil {
+		defer r.recoverDispatch(now)
+	}
 	r.refreshQueuedBackends()
 	r.expireTickets(now)
 	if r.draining {
@@ -66,6 +71,21 @@ func (r *Router) dispatchQueued(now time.Time) {
 		r.routeQueuedOrClaim(it.Value, now)
 	}
 	r.clearClaims()
+}
+
+// recoverDispatch, deferred, ends a round that panicked. It refuses the request that was being decided:
+// further rounds would panic at it as well, and those behind it would never have a turn. The caller is
+// often the end of another request, which is not affected.
+func (r *Router) recoverDispatch(now time.Time) {
+	cause := recover()
+	if cause == nil {
+		return
+	}
+	r.callbacks.panics = append(r.callbacks.panics, recoveredPanic{cause, debug.Stack()})
+	r.clearClaims()
+	if t := r.deciding; t != nil && r.queue.Contains(&t.item) {
+		r.finishTicket(t, nil, ErrPanicked, now)
+	}
 }
 
 // reorderQueue orders the next maxReordered queued requests by what each would have to compute now,
@@ -142,6 +162,7 @@ func (r *Router) routeQueuedOrClaim(t *Ticket, now time.Time) {
 // beginQueuedDecision starts the decision of a queued request. It is matched again if
 // the index has changed.
 func (r *Router) beginQueuedDecision(t *Ticket, now time.Time) {
+	r.deciding = t
 	r.beginDecision(&t.req, t.tried, now)
 	r.decision.promoted = t.item.Promoted
 	if v := r.index.Version(); t.indexVersion != v {
@@ -198,23 +219,21 @@ func (r *Router) claimTokensForRound(slot int) {
 	s.room = r.prefillRoom(slot, r.decision.now)
 }
 
-// claimSequencesOnFreest claims, on the backend with the most free ones, the slots of a
+// claimSequencesOnFreest claims, on the full backend with the most free ones, the slots of a
 // request that counts for more than any backend may have beside what it has; else
 // requests that count for one would take each slot that becomes free.
 func (r *Router) claimSequencesOnFreest() {
 	d := &r.decision
-	var most *backends.Backend
-	free := func(b *backends.Backend) int64 {
-		return int64(b.Options().MaxInFlight) - b.KnownInFlight() - r.states[b.Slot].claimed.sequences
-	}
-	for _, b := range d.req.Backends {
-		if r.isAvailable(b) && !slices.Contains(d.tried, b) && !b.LacksEndpoint(d.req.Endpoint, d.now) && (most == nil || free(b) > free(most)) {
-			most = b
-		}
-	}
-	s := &r.states[most.Slot]
+	freest := slices.MaxFunc(d.full, func(a, b *backends.Backend) int { return cmp.Compare(r.freeSequences(a), r.freeSequences(b)) })
+	s := &r.states[freest.Slot]
 	s.claimed.sequences += d.req.sequences()
-	s.room = r.prefillRoom(most.Slot, d.now)
+	s.room = r.prefillRoom(freest.Slot, d.now)
+}
+
+// freeSequences returns how many more sequences a backend may have by its MaxInFlight, without those that
+// were claimed in this round.
+func (r *Router) freeSequences(b *backends.Backend) int64 {
+	return int64(r.liveStateOf(b).options.MaxInFlight) - b.KnownInFlight() - r.states[b.Slot].claimed.sequences
 }
 
 // expireTickets refuses the requests that were queued for as long as they may be.
@@ -247,7 +266,7 @@ func (r *Router) refuseUnready(now time.Time) {
 func (r *Router) prefillRoom(slot int, now time.Time) (uncachedTokens float64) {
 	s := &r.states[slot]
 	b := s.backend
-	if b == nil || !r.isAvailable(b) || exceedsMaxInFlight(b, 1+s.claimed.sequences) {
+	if b == nil || !r.isAvailable(b) || r.exceedsMaxInFlight(b, 1+s.claimed.sequences) {
 		return 0
 	}
 	if !r.isQueueEnabled() || b.KnownInFlight() == 0 {
@@ -256,7 +275,7 @@ func (r *Router) prefillRoom(slot int, now time.Time) (uncachedTokens float64) {
 	if r.isWaitingForKV(slot, now) || !r.fitsKV(slot, 0, now) {
 		return 0
 	}
-	_, external := r.externalLoad(b.Load(), now)
+	_, external := r.externalLoad(r.liveStateOf(b).load, now)
 	return r.stepRoom(slot, s.load.queuedTokens(now, r.estimates.PrefillRate(slot))+s.claimed.uncached, external)
 }
 
@@ -268,7 +287,7 @@ func (r *Router) prefillRoom(slot int, now time.Time) (uncachedTokens float64) {
 func (r *Router) stepRoom(slot int, ourQueuedTokens, externalQueuedTokens float64) (uncachedTokens float64) {
 	configured := r.settings.Queue.StepTokens > 0
 	s := &r.states[slot]
-	engines := countEngines(s.backend.Load())
+	engines := countEngines(r.liveStateOf(s.backend).load)
 	if s.claimed.uncached == 0 && len(s.load.pending) < engines || !configured && !r.estimates.KnowsPrefillRate(slot) {
 		return math.Inf(1)
 	}

@@ -1,8 +1,12 @@
 package router
 
 import (
+	"context"
 	"slices"
+	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"warmroute/backends"
@@ -278,4 +282,70 @@ func TestQueueReordersWhenPrefixIsComputed(t *testing.T) {
 	first.d.RecordFirstEvent()
 	sent(t, "only a block is to be computed", shared)
 	waits(t, "it has more to compute", other)
+}
+
+// panickingReporter panics when a request for a model is reported.
+type panickingReporter string
+
+func (model panickingReporter) ReportPlacement(e *PlacementEvent) {
+	if e.Model == string(model) {
+		panic("cannot report " + e.Model)
+	}
+}
+
+func TestPanicInDispatchRefusesOneRequest(t *testing.T) {
+	var causes []any
+	r, fleet, _ := newFleet(t, 1, "prefix", withQueue, func(o *Options) {
+		o.Reporter = panickingReporter("poison")
+		o.OnPanic = func(cause any, stack []byte) {
+			causes = append(causes, cause)
+			if !strings.Contains(string(stack), "ReportPlacement") {
+				t.Errorf("stack %s", stack)
+			}
+		}
+	})
+	busy := mustPick(t, r, ask(fleet, 1, blocksFor(2)))
+	poison := ask(fleet, 2, 1)
+	poison.Model = "poison"
+	refused, behind := submit(r, poison), submit(r, ask(fleet, 3, 2))
+	waits(t, "poison", refused)
+	waits(t, "behind it", behind)
+	busy.RecordFirstEvent() // it makes room
+	if refused.err != ErrPanicked || refused.d != nil {
+		t.Errorf("got %v, %v; want %v", refused.d, refused.err, ErrPanicked)
+	}
+	if len(causes) != 1 || causes[0] != "cannot report poison" {
+		t.Errorf("reported %v, want one panic", causes)
+	}
+	r.Tick()
+	sent(t, "behind it", behind).Release(Outcome{End: Completed})
+	busy.Release(Outcome{End: Completed})
+	s := &r.states[0]
+	if n := fleet[0].InFlight.Load(); n != 0 || s.load.requests != 0 || s.load.tokens != 0 || r.index.CountPinned(0) != 0 || s.kv.answering != 0 {
+		t.Errorf("at the end %d in flight, %d requests, %v tokens, %d pinned, %d answering", n, s.load.requests, s.load.tokens, r.index.CountPinned(0), s.kv.answering)
+	}
+	if n := r.CountWaiting(); n != 0 {
+		t.Errorf("%d queued at the end", n)
+	}
+}
+
+func TestRunTicksForRequestsQueuedBefore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, fleet, _ := newFleet(t, 1, "prefix", withQueue, func(o *Options) {
+			o.Now = time.Now
+			o.Queue.Timeout = time.Second
+		})
+		fleet[0].SetState(backends.Down)
+		w := submit(r, ask(fleet, 1, 1))
+		<-r.queueStarted // by a Run that panicked
+		ctx, cancel := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		running.Go(func() { r.Run(ctx) })
+		time.Sleep(2 * time.Second)
+		cancel()
+		running.Wait()
+		if w.err != ErrNoneReady {
+			t.Errorf("got %v after its time in the queue, want %v", w.err, ErrNoneReady)
+		}
+	})
 }

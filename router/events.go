@@ -60,7 +60,7 @@ func (r *Router) ScrapeFailed(b *backends.Backend, timedOut bool) {
 		h.missedScrapes = 0
 	}
 	now := r.now()
-	if r.updateStalled(b, b.Load(), 0, now) || h.hung {
+	if r.updateStalled(b, r.liveStateOf(b).load, 0, now) || h.hung {
 		r.scheduleStallNotices(b)
 	}
 	r.dispatchQueued(now)
@@ -85,7 +85,7 @@ func (r *Router) BackendStateChanged(b *backends.Backend) {
 	r.mu.Lock()
 	defer r.unlockAndRunCallbacks()
 	now := r.now()
-	if r.has(b) && b.State() == backends.Ready {
+	if r.has(b) && r.liveStateOf(b).state == backends.Ready {
 		r.states[b.Slot].health.resetFailures(now)
 	}
 	r.dispatchQueued(now)

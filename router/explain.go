@@ -150,18 +150,18 @@ func (r *Router) explainQueueing(req *Request, tried []*backends.Backend, blocke
 
 // explainBackend describes one backend, and says why it is not a candidate.
 func (r *Router) explainBackend(b *backends.Backend, now time.Time) BackendExplanation {
-	s, l := &r.states[b.Slot], b.Load()
+	s, live := &r.states[b.Slot], r.liveStateOf(b)
 	var c policy.Candidate
 	r.fillCandidate(&c, b)
 	x := BackendExplanation{
-		Name: b.Name, State: b.State().String(), Breaker: s.health.breaker.state(now).String(), Stalled: s.health.stalled,
+		Name: b.Name, State: live.state.String(), Breaker: s.health.breaker.state(now).String(), Stalled: s.health.stalled,
 		MatchedBlocks: r.decision.matched[b.Slot], MatchedTokens: roundMilli(c.MatchedTokens), UncachedTokens: roundMilli(c.UncachedTokens),
 		QueuedTokens: roundMilli(c.QueuedTokens), AdapterTokens: c.AdapterTokens, InFlight: roundMilli(c.InFlight),
 		PrefillRate: roundMilli(c.PrefillRate), Weight: c.Weight, KVUsage: -1,
 		TTFTSeconds: roundMilli((c.QueuedTokens + c.AdapterTokens + c.KVWaitTokens + c.UncachedTokens) / c.PrefillRate),
 	}
 	x.Filter, x.WhyNot = r.explainFilter(b)
-	if l != nil && l.KVKnown {
+	if l := live.load; l != nil && l.KVKnown {
 		x.KVUsage = roundMilli(l.KVCacheUsage)
 	}
 	return x

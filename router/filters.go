@@ -57,13 +57,13 @@ var availabilityFilters = []filter{
 	{name: "removed", rank: rankExcluded, state: Draining, description: "was removed from the configuration",
 		applies: func(r *Router, b *backends.Backend) bool { return !r.has(b) }},
 	{name: "unready", rank: rankExcluded, state: Down, description: "is not ready",
-		applies: func(r *Router, b *backends.Backend) bool { return b.State() == backends.Down }},
+		applies: func(r *Router, b *backends.Backend) bool { return r.liveStateOf(b).state == backends.Down }},
 	{name: "draining", rank: rankExcluded, state: Draining, description: "is draining",
-		applies: func(r *Router, b *backends.Backend) bool { return b.State() == backends.Draining }},
+		applies: func(r *Router, b *backends.Backend) bool { return r.liveStateOf(b).state == backends.Draining }},
 	{name: "stopping", rank: rankExcluded, state: Stopping, description: "is about to stop",
 		applies: func(r *Router, b *backends.Backend) bool { return r.states[b.Slot].health.isStopping(r.now) }},
 	{name: "asleep", rank: rankExcluded, state: Asleep, description: "is asleep",
-		applies: func(r *Router, b *backends.Backend) bool { l := b.Load(); return l != nil && l.Asleep }},
+		applies: func(r *Router, b *backends.Backend) bool { l := r.liveStateOf(b).load; return l != nil && l.Asleep }},
 }
 
 // requestFilters rank an available backend for the request in Router.decision. The
@@ -77,12 +77,13 @@ var requestFilters = []filter{
 		}},
 	{name: "max_in_flight", rank: rankExcluded, err: ErrMaxInFlight, description: "is at its max_in_flight limit",
 		applies: func(r *Router, b *backends.Backend) bool {
-			return exceedsMaxInFlight(b, r.decision.req.sequences()+r.states[b.Slot].claimed.sequences)
+			return r.exceedsMaxInFlight(b, r.decision.req.sequences()+r.states[b.Slot].claimed.sequences)
 		}},
 	{name: "stalled", rank: rankStalled, description: "is stalled",
 		applies: func(r *Router, b *backends.Backend) bool {
-			_, external := r.externalLoad(b.Load(), r.decision.now)
-			return r.updateStalled(b, b.Load(), external, r.decision.now)
+			load := r.liveStateOf(b).load
+			_, external := r.externalLoad(load, r.decision.now)
+			return r.updateStalled(b, load, external, r.decision.now)
 		}},
 	{name: "probe", rank: rankProbe, description: "is probed first to check whether it has recovered",
 		applies: (*Router).shouldProbe},
@@ -133,8 +134,8 @@ func (r *Router) isAvailable(b *backends.Backend) bool { return r.findAvailabili
 
 // exceedsMaxInFlight reports whether b may not have so many more sequences. One request
 // alone always may, whatever it counts for.
-func exceedsMaxInFlight(b *backends.Backend, moreSequences int64) bool {
-	most := b.Options().MaxInFlight
+func (r *Router) exceedsMaxInFlight(b *backends.Backend, moreSequences int64) bool {
+	most := r.liveStateOf(b).options.MaxInFlight
 	if most <= 0 {
 		return false
 	}

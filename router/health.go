@@ -251,6 +251,9 @@ func (r *Router) Condition(b *backends.Backend) Condition {
 	r.mu.Lock()
 	defer r.unlockAndRunCallbacks()
 	s := b.Status()
+	if r.has(b) {
+		r.liveStateOf(b).state = s.State // of which s has the reason
+	}
 	c := Condition{State: Ready, Since: s.Since, Reason: s.Reason}
 	f := r.findAvailabilityFilter(b)
 	if f == nil {
@@ -267,7 +270,7 @@ func (r *Router) Condition(b *backends.Backend) Condition {
 	case Stopping:
 		c.Since, c.Reason = r.states[b.Slot].health.stoppingAt, "the replica reports that it is shutting down"
 	case Asleep:
-		c.Since, c.Reason = b.Load().AsleepSince, "the replica reports that its engine is asleep"
+		c.Since, c.Reason = r.liveStateOf(b).load.AsleepSince, "the replica reports that its engine is asleep"
 	}
 	return c
 }

@@ -208,10 +208,6 @@ func (r *Router) reservePeerRequest(p *peer, sent *Placement, now time.Time) *pe
 		id: sent.ID, ofPeer: true, adapter: sent.Adapter, class: sent.Class, streams: sent.Streams, nonGenerative: sent.NonGenerative,
 		maxAnswerTokens: sent.MaxAnswer, conversation: req.conversationKey(),
 	}
-	if r.peers.blocks+len(sent.Blocks) <= maxPeerBlocks {
-		d.request.blocks = sent.Blocks
-		r.peers.blocks += len(sent.Blocks)
-	}
 	delete(r.kept, d.request.conversation)
 	matched := min(r.decision.countTokens(depth*r.blockBytes), promptTokens)
 	d.prediction = estimate.Prediction{
@@ -219,11 +215,15 @@ func (r *Router) reservePeerRequest(p *peer, sent *Placement, now time.Time) *pe
 		Uncached: uncached, Sequences: sequences, Forks: sent.Forks, TextClass: sent.TextClass,
 		IsText: sent.IsText, IsTooLong: sent.TooLong,
 	}
+	r.recordPeerTurn(d, req) // before the accounts, as in reserve
+	if r.peers.blocks+len(sent.Blocks) <= maxPeerBlocks {
+		d.request.blocks = sent.Blocks
+		r.peers.blocks += len(sent.Blocks)
+	}
 	if !sent.TooLong {
 		r.index.Add(&d.pin, slot, req.Blocks, depth)
 		d.prediction.Distance = d.pin.ReuseDistance
 	}
-	r.recordPeerTurn(d, req)
 	s.load.addRequest(d, now)
 	r.interactive.RecordSent(&s.classes, sent.Class, sequences, uncached/r.estimates.PrefillRate(slot), now)
 	b.PeerInFlight.Add(sequences)
@@ -254,7 +254,7 @@ func (r *Router) recordPeerTurn(d *Decision, req *Request) {
 		PromptKey: req.PromptKey, Turn: req.Turn, Session: req.Session, MeanUncachedTokens: r.estimates.MeanUncachedTokens(req.Model),
 	}
 	recorder.RecordSent(&request, &policy.Candidate{
-		Slot: d.Backend.Slot, NameHash: s.nameHash, Weight: weightOf(d.Backend),
+		Slot: d.Backend.Slot, NameHash: s.nameHash, Weight: r.weightOf(d.Backend),
 		MatchedTokens: float64(d.prediction.MatchedTokens), UncachedTokens: d.prediction.Uncached,
 	})
 }

@@ -25,6 +25,7 @@ type decision struct {
 	buffer     []int // for matched
 	candidates []policy.Candidate
 	backends   []*backends.Backend // of candidates
+	full       []*backends.Backend // at their MaxInFlight: no other filter before that one excludes them
 	request    policy.Request
 	linked     linkedPrefix
 }
@@ -95,14 +96,14 @@ func (r *Router) matchPrompt() {
 // that others are preferred to. When there are none it returns why.
 func (r *Router) filterBackends() error {
 	d := &r.decision
-	d.candidates, d.backends = d.candidates[:0], d.backends[:0]
+	d.candidates, d.backends, d.full = d.candidates[:0], d.backends[:0], d.full[:0]
 	none, best := ErrNoneReady, rankStalled
 	for _, b := range d.req.Backends {
 		rank := rankPreferred
 		if f := r.findFilter(b); f != nil {
 			rank = f.rank
-			if f.err != nil {
-				none = f.err
+			if f.err == ErrMaxInFlight {
+				none, d.full = f.err, append(d.full, b)
 			}
 		}
 		if rank > best {
@@ -127,9 +128,9 @@ func (r *Router) filterBackends() error {
 
 // fillCandidate fills in what policies know about a backend.
 func (r *Router) fillCandidate(c *policy.Candidate, b *backends.Backend) {
-	d, s, l := &r.decision, &r.states[b.Slot], b.Load()
+	d, s, l := &r.decision, &r.states[b.Slot], r.liveStateOf(b).load
 	foreignRequests, foreignTokens := r.externalLoad(l, d.now)
-	rate, weight, tokens := r.estimates.PrefillRate(b.Slot), weightOf(b), d.promptTokens()
+	rate, weight, tokens := r.estimates.PrefillRate(b.Slot), r.weightOf(b), d.promptTokens()
 	missing, recomputed := r.estimates.MissingHits(b.Slot)
 	matched := (1 - missing) * min(r.tokensBefore(d.matched[b.Slot]), tokens)
 	*c = policy.Candidate{
@@ -224,8 +225,8 @@ func (r *Router) reserve(chosen int) *Decision {
 	}
 	p.IsTooLong = r.isTooLong(req, b.Slot)
 	made.watch = stallWatch{req.Stalls, req.Backends, d.tried, req.Endpoint}
-	s.health.addStallWatch(made)
 	if req.NoEngine {
+		s.health.addStallWatch(made)
 		b.NoEngineInFlight.Add(1)
 		return made
 	}
@@ -233,12 +234,17 @@ func (r *Router) reserve(chosen int) *Decision {
 		made.request.blocks, p.Uncached = nil, minUncachedTokens
 	} else {
 		made.kv.unindexed = r.unindexedMediaTokens(b.Slot)
-		r.index.Add(&made.pin, b.Slot, req.Blocks, depth)
-		p.Distance = made.pin.ReuseDistance
 	}
+	// Others' code comes before the accounts: if it panics, nothing is reserved.
 	if p, ok := r.policy.Policy.(policy.Recorder); ok {
 		p.RecordSent(&d.request, c)
 	}
+	r.reportSent(made, req)
+	if !p.IsTooLong {
+		r.index.Add(&made.pin, b.Slot, req.Blocks, depth)
+		p.Distance = made.pin.ReuseDistance
+	}
+	s.health.addStallWatch(made)
 	s.load.addRequest(made, d.now)
 	r.interactive.RecordSent(&s.classes, made.request.class, p.Sequences, p.Uncached/c.PrefillRate, d.now)
 	onlyInFlight := b.InFlight.Add(p.Sequences) == p.Sequences
@@ -247,7 +253,6 @@ func (r *Router) reserve(chosen int) *Decision {
 	}
 	s.health.recordSent(made, onlyInFlight, d.now)
 	s.kv.recordSent(made, req, r, d.now)
-	r.reportSent(made, req)
 	return made
 }
 
@@ -319,8 +324,8 @@ func (r *Router) hasUntriedBackend(req *Request, tried []*backends.Backend, now 
 	})
 }
 
-func weightOf(b *backends.Backend) float64 {
-	if w := b.Options().Weight; w > 0 {
+func (r *Router) weightOf(b *backends.Backend) float64 {
+	if w := r.liveStateOf(b).options.Weight; w > 0 {
 		return w
 	}
 	return 1

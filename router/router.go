@@ -59,6 +59,8 @@ type Options struct {
 	// Catalog returns what the fleet serves now; requests follow it when it changes.
 	// nil: they may be sent to their Backends only.
 	Catalog func() *backends.Catalog
+	// OnPanic is told of each panic in a round of the admission queue, which is recovered. nil: none is.
+	OnPanic func(cause any, stack []byte)
 }
 
 // Router picks backends. Safe for concurrent use.
@@ -68,6 +70,7 @@ type Router struct {
 	start        time.Time
 	rand         *rand.Rand
 	catalog      func() *backends.Catalog
+	onPanic      func(cause any, stack []byte)            // nil: panics are not recovered
 	queueStarted chan struct{}                            // to Run: the queue is not empty any more
 	layouts      atomic.Pointer[map[string]prompt.Layout] // by model; those that are not the default
 
@@ -90,7 +93,9 @@ type Router struct {
 	reorderedAt time.Time // when the queue was reordered last
 	peers       peers
 
+	lockHolds uint64    // times that mu was held, this one included
 	decision  decision  // that is being made
+	deciding  *Ticket   // of the queued request that it is about; nil: of none in this round
 	callbacks callbacks // due when the lock is released
 }
 
@@ -110,6 +115,7 @@ type backendState struct {
 	classes  queue.ClassLoad
 	follower *KVFollower // of its KV events; nil: there is none
 
+	live    liveState
 	claimed claim   // by queued requests in this round
 	room    float64 // in this round: uncached tokens that it could be sent
 }
@@ -123,6 +129,7 @@ func New(o Options) (*Router, error) {
 		rand:         o.Rand,
 		start:        now,
 		catalog:      o.Catalog,
+		onPanic:      o.OnPanic,
 		index:        index.New(0, o.IndexMaxBytes),
 		estimates:    estimate.NewFleet(o.BlockBytes, cmp.Or(o.IndexMargin, defaultIndexMargin)),
 		queue:        queue.New[*Ticket](now),
@@ -130,6 +137,7 @@ func New(o Options) (*Router, error) {
 		kept:         keptTokens{},
 		kvEvents:     newKVEvents(),
 		peers:        peers{reporter: o.Reporter, pauses: make(chan time.Duration, 1)},
+		lockHolds:    1,
 	}
 	if err := r.Configure(o.Settings); err != nil {
 		return nil, err
@@ -213,6 +221,13 @@ func (r *Router) isQueueEnabled() bool {
 type callbacks struct {
 	first, last *Ticket // whose requests were decided, linked by next
 	stalls      []stallNotice
+	panics      []recoveredPanic
+}
+
+// recoveredPanic is a call of Options.OnPanic.
+type recoveredPanic struct {
+	cause any
+	stack []byte
 }
 
 // addTicket adds a call that delivers the result of t.
@@ -230,12 +245,16 @@ func (c *callbacks) addTicket(t *Ticket) {
 func (r *Router) unlockAndRunCallbacks() {
 	due := r.callbacks
 	r.callbacks = callbacks{}
+	r.lockHolds++
 	r.mu.Unlock()
 	for t := due.first; t != nil; t = t.next {
 		t.deliverResult()
 	}
 	for _, n := range due.stalls {
 		n.to.BackendStalled(n.elsewhere, n.hung)
+	}
+	for _, p := range due.panics {
+		r.onPanic(p.cause, p.stack)
 	}
 }
 

@@ -31,7 +31,7 @@ func (s *Server) openCluster(outbox *cluster.Outbox, registry *backends.Registry
 	}
 	s.cluster, err = cluster.New(cluster.Options{
 		Settings: s.config.Redis, BlockBytes: s.config.Index.BlockBytes, Outbox: outbox, Router: s.router,
-		Registry: registry, Responses: s.responses, Keys: s.keys, Snapshot: s.snapshots, Log: s.log,
+		Registry: registry, Responses: s.responses, Keys: s.keys, Snapshot: s.snapshots, Log: s.log, Panics: s.panics,
 	})
 	if err != nil {
 		return err

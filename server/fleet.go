@@ -13,6 +13,7 @@ import (
 	"warmroute/backends/transport"
 	"warmroute/config"
 	"warmroute/metrics"
+	"warmroute/recovery"
 	"warmroute/router"
 )
 
@@ -34,6 +35,7 @@ type fleet struct {
 	kvEvents  *kvEventReader
 	metrics   *metrics.Metrics
 	log       *slog.Logger
+	panics    recovery.Reporter
 	onRemoved func(*backends.Backend)
 
 	mu           sync.Mutex      // guards what follows
@@ -151,7 +153,9 @@ func (f *fleet) addAndStartRemoval(added, removed []*managedBackend) {
 		}
 		var ctx context.Context
 		ctx, m.cancelRemoval = context.WithCancel(f.running)
-		f.work.Go(func() { f.drainAndRemove(ctx, m) })
+		f.work.Go(func() {
+			f.panics.RunLoop(ctx, recovery.Removal, func(ctx context.Context) { f.drainAndRemove(ctx, m) })
+		})
 	}
 }
 
@@ -162,9 +166,14 @@ func (f *fleet) startMonitoring(m *managedBackend) {
 	}
 	ctx, stop := context.WithCancel(f.running)
 	m.stopMonitoring = stop
-	for _, follow := range []func(context.Context, *backends.Backend){f.checker.Watch, f.poller.Watch, f.kvEvents.watch} {
+	for place, watch := range map[recovery.Place]func(context.Context, *backends.Backend){
+		recovery.HealthCheck: f.checker.Watch, recovery.Poll: f.poller.Watch, recovery.KVEvents: f.kvEvents.watch,
+	} {
 		m.monitoring.Add(1)
-		f.work.Go(func() { defer m.monitoring.Done(); follow(ctx, m.backend) })
+		f.work.Go(func() {
+			defer m.monitoring.Done()
+			f.panics.RunLoop(ctx, place, func(ctx context.Context) { watch(ctx, m.backend) })
+		})
 	}
 }
 
@@ -173,24 +182,34 @@ func (f *fleet) startMonitoring(m *managedBackend) {
 func (f *fleet) drainAndRemove(ctx context.Context, m *managedBackend) {
 	b := m.backend
 	waitAtMost(ctx, joinTimeout, f.addedReadyOrTimedOut)
+	end := f.retireUnlessDone(ctx, b)
+	waitAtMost(ctx, time.Until(end), b.Idle)
+	if f.removeManagedUnlessDone(ctx, m) {
+		f.removeBackend(m, end)
+	}
+}
+
+// retireUnlessDone retires a backend unless ctx is done. It returns when its last requests must have ended.
+func (f *fleet) retireUnlessDone(ctx context.Context, b *backends.Backend) (end time.Time) {
 	f.mu.Lock()
-	end := time.Now().Add(f.drainTimeout)
+	defer f.mu.Unlock()
 	if ctx.Err() == nil {
 		b.Retire()
 		f.log.Info("removing backend", "backend", b.Name, "in_flight", b.InFlight.Load(), "timeout", f.drainTimeout)
 	}
-	f.mu.Unlock()
-	waitAtMost(ctx, time.Until(end), b.Idle)
+	return time.Now().Add(f.drainTimeout)
+}
 
+// removeManagedUnlessDone removes m from the managed backends unless ctx is done, and reports whether it did.
+func (f *fleet) removeManagedUnlessDone(ctx context.Context, m *managedBackend) (removed bool) {
 	f.mu.Lock()
+	defer f.mu.Unlock()
 	if ctx.Err() != nil {
-		f.mu.Unlock()
-		return
+		return false
 	}
 	m.cancelRemoval()
 	f.managed = slices.DeleteFunc(f.managed, func(other *managedBackend) bool { return other == m })
-	f.mu.Unlock()
-	f.removeBackend(m, end)
+	return true
 }
 
 // addedReadyOrTimedOut reports whether every backend that was added is ready or had
@@ -297,16 +316,16 @@ func (m *managedBackend) cancelPendingRemoval() {
 // updateSettings gives m the settings of fresh, and its transports if they differ: requests in
 // flight go on over those that they began with.
 func (m *managedBackend) updateSettings(fresh *managedBackend) {
+	used := m.backend.Options()
 	m.transports = slices.DeleteFunc(m.transports, func(t *transport.Transport) bool {
-		o := m.backend.Options()
-		return t.OpenConns() == 0 && t != o.Transport && t != o.ProbeTransport
+		return t.OpenConns() == 0 && t != used.Transport && t != used.ProbeTransport
 	})
 	o := *fresh.backend.Options()
 	if m.settings != fresh.settings || !equalTLS(m.tls, fresh.tls) {
 		m.closeIdleConnections()
 		m.transports = append(m.transports, fresh.transports...)
 	} else {
-		o.Transport, o.ProbeTransport = m.backend.Options().Transport, m.backend.Options().ProbeTransport
+		o.Transport, o.ProbeTransport = used.Transport, used.ProbeTransport
 	}
 	m.settings, m.tls = fresh.settings, fresh.tls
 	m.backend.SetOptions(o)

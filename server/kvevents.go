@@ -13,6 +13,7 @@ import (
 	"warmroute/backends"
 	"warmroute/backends/vllm/kvevents"
 	"warmroute/metrics"
+	"warmroute/recovery"
 	"warmroute/router"
 )
 
@@ -27,6 +28,7 @@ type kvEventReader struct {
 	registry *backends.Registry
 	router   *router.Router
 	log      *slog.Logger
+	panics   recovery.Reporter
 
 	mu   sync.Mutex
 	runs map[*backends.Backend]*kvEventRun
@@ -40,8 +42,8 @@ type kvEventRun struct {
 	stop        func() // waits until all is stopped
 }
 
-func newKVEventReader(registry *backends.Registry, r *router.Router, log *slog.Logger) *kvEventReader {
-	return &kvEventReader{registry: registry, router: r, log: log, runs: map[*backends.Backend]*kvEventRun{}}
+func newKVEventReader(registry *backends.Registry, r *router.Router, log *slog.Logger, panics recovery.Reporter) *kvEventReader {
+	return &kvEventReader{registry: registry, router: r, log: log, panics: panics, runs: map[*backends.Backend]*kvEventRun{}}
 }
 
 // watch reads the events of a backend until ctx is done. What it publishes is looked up whenever
@@ -160,21 +162,26 @@ func (k *kvEventReader) start(ctx context.Context, b *backends.Backend, sources 
 	for _, source := range sources {
 		s := &kvevents.Subscriber{Source: source, Handler: engineEvents{follower, source.Rank}, Logger: k.log.With("backend", b.Name)}
 		run.subscribers = append(run.subscribers, s)
-		work.Go(func() { s.Run(ctx) })
+		work.Go(func() { k.panics.RunLoop(ctx, recovery.KVEvents, s.Run) })
 	}
 	work.Go(func() {
-		ticks := time.NewTicker(kvSettleInterval)
-		defer ticks.Stop()
-		for {
-			select {
-			case <-ticks.C:
-				follower.Settle()
-			case <-ctx.Done():
-				return
-			}
-		}
+		k.panics.RunLoop(ctx, recovery.KVEvents, func(ctx context.Context) { settlePeriodically(ctx, follower) })
 	})
 	return run
+}
+
+// settlePeriodically settles what the events of a follower have told, until ctx is done.
+func settlePeriodically(ctx context.Context, follower *router.KVFollower) {
+	ticks := time.NewTicker(kvSettleInterval)
+	defer ticks.Stop()
+	for {
+		select {
+		case <-ticks.C:
+			follower.Settle()
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 // stats returns what was received from a backend; nil if its events are not read.

@@ -226,7 +226,7 @@ func TestKVEventSourcesAfterError(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	k := newKVEventReader(registry, r, slog.New(slog.DiscardHandler))
+	k := newKVEventReader(registry, r, slog.New(slog.DiscardHandler), nil)
 	ctx, stop := context.WithCancel(t.Context())
 	var watching sync.WaitGroup
 	watching.Go(func() { k.watch(ctx, b) })

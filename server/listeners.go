@@ -16,6 +16,7 @@ import (
 
 	"warmroute/config"
 	"warmroute/proxy"
+	"warmroute/recovery"
 )
 
 const (
@@ -106,7 +107,7 @@ func (s *Server) startServingAdmin() {
 func (s *Server) newHTTPServer(h http.Handler) *http.Server {
 	requests := s.listeners.requests
 	return &http.Server{
-		Handler: s.listeners.setConnectionClose(s.logPanics(h)),
+		Handler: s.listeners.setConnectionClose(s.reportPanics(h)),
 		// Else net/http itself answers "OPTIONS *", which is on no allowlist.
 		DisableGeneralOptionsHandler: true,
 		ReadHeaderTimeout:            s.config.Timeouts.ReadHeader,
@@ -134,9 +135,9 @@ func (l *listeners) setConnectionClose(next http.Handler) http.Handler {
 	})
 }
 
-// logPanics logs a panic of next as an error: net/http's own message goes to the
+// reportPanics reports a panic of next: net/http's own message goes to the
 // debug level, with what clients cause. The connection is closed either way.
-func (s *Server) logPanics(next http.Handler) http.Handler {
+func (s *Server) reportPanics(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		defer func() {
 			cause := recover()
@@ -144,7 +145,7 @@ func (s *Server) logPanics(next http.Handler) http.Handler {
 				return
 			}
 			if cause != http.ErrAbortHandler {
-				s.log.Error("handler panicked", "panic", cause, "stack", string(debug.Stack()))
+				s.reportPanic(recovery.Handler, cause, debug.Stack())
 			}
 			panic(http.ErrAbortHandler)
 		}()

@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"warmroute/config"
+	"warmroute/metrics"
 )
 
 // failingListener fails so many times before it accepts.
@@ -73,13 +74,13 @@ func TestHandlerPanicLogged(t *testing.T) {
 		value any
 		want  string // in the log; empty: nothing is logged
 	}{
-		{"panic", "index out of range", "level=ERROR msg=\"handler panicked\" panic=\"index out of range\" stack="},
+		{"panic", "index out of range", "level=ERROR msg=\"panic recovered\" where=handler panic=\"index out of range\" stack="},
 		{"aborted response", http.ErrAbortHandler, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var log bytes.Buffer
-			s := &Server{log: slog.New(slog.NewTextHandler(&log, nil))}
-			server := httptest.NewServer(s.logPanics(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic(c.value) })))
+			s := &Server{log: slog.New(slog.NewTextHandler(&log, nil)), metrics: metrics.New(nil, nil, "test")}
+			server := httptest.NewServer(s.reportPanics(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic(c.value) })))
 			resp, err := http.Get(server.URL)
 			if err == nil {
 				resp.Body.Close()

@@ -13,6 +13,7 @@ import (
 
 	"warmroute/backends/transport"
 	"warmroute/config"
+	"warmroute/recovery"
 )
 
 const (
@@ -166,7 +167,7 @@ func (w *configWatcher) loadIfRegular() (*config.Config, error) {
 // startWatching starts the goroutine that sends what it loads on each signal, and when the files have
 // changed, until ctx is done; then it closes ended. A network file system may block that for ever, so
 // nobody should wait for it long. w may be nil: then nothing is sent.
-func (w *configWatcher) startWatching(ctx context.Context, signals <-chan os.Signal) (loaded <-chan loadResult, ended <-chan struct{}) {
+func (w *configWatcher) startWatching(ctx context.Context, signals <-chan os.Signal, panics recovery.Reporter) (loaded <-chan loadResult, ended <-chan struct{}) {
 	results, done := make(chan loadResult), make(chan struct{})
 	if w == nil {
 		close(done)
@@ -179,8 +180,7 @@ func (w *configWatcher) startWatching(ctx context.Context, signals <-chan os.Sig
 		case <-ctx.Done():
 		}
 	}
-	go func() {
-		defer close(done)
+	watch := func(ctx context.Context) {
 		ticks := time.NewTicker(watchInterval)
 		defer ticks.Stop()
 		for ctx.Err() == nil {
@@ -194,6 +194,10 @@ func (w *configWatcher) startWatching(ctx context.Context, signals <-chan os.Sig
 				}
 			}
 		}
+	}
+	go func() {
+		defer close(done)
+		panics.RunLoop(ctx, recovery.ConfigReload, watch)
 	}()
 	return results, done
 }

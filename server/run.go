@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"warmroute/backends"
+	"warmroute/recovery"
 )
 
 const (
@@ -28,17 +29,17 @@ func (s *Server) Run(ctx context.Context) error {
 	// Requests in flight need all of this after ctx is done.
 	background, stop := context.WithCancel(context.WithoutCancel(ctx))
 	var routing, logs sync.WaitGroup
-	s.files.loadAndStartWriting(background)
+	s.files.loadAndStartWriting(background, s.panics)
 	if s.cluster != nil {
 		s.cluster.LoadSnapshot(ctx) // after that of the file, which is older
 	}
-	reloads, watcherEnded := s.process.watcher.startWatching(background, s.process.reloads)
+	reloads, watcherEnded := s.process.watcher.startWatching(background, s.process.reloads, s.panics)
 	routing.Go(s.fleet.start(background))
-	routing.Go(func() { s.router.Run(background) })
+	routing.Go(func() { s.panics.RunLoop(background, recovery.Tick, s.router.Run) })
 	if s.cluster != nil {
 		routing.Go(func() { s.cluster.Run(background) })
 	}
-	logs.Go(func() { s.accessLog.Run(background) }) // not handed over: two processes may write to it at once
+	logs.Go(func() { s.accessLog.Run(background, s.panics) }) // not handed over: two processes may write to it at once
 	if s.tracer != nil {
 		logs.Go(func() { s.tracer.Run(background) })
 	}

@@ -25,6 +25,7 @@ import (
 	"warmroute/proxy/apikey"
 	"warmroute/proxy/recorder"
 	"warmroute/proxy/tracing"
+	"warmroute/recovery"
 	"warmroute/router"
 	"warmroute/router/responseindex"
 	"warmroute/router/snapshot"
@@ -61,6 +62,7 @@ type Server struct {
 	proxy     *proxy.Proxy   // serves the public listener
 	admin     *admin.Handler // serves the admin listener
 	keys      *apikey.Set
+	panics    recovery.Reporter
 	accessLog *accesslog.Log
 	tracer    *tracing.Tracer // nil: requests are not traced
 
@@ -87,6 +89,7 @@ func New(o Options) (*Server, error) {
 		instance: cmp.Or(o.process.inherited.Instance, rand.Text()),
 		keys:     apikey.New(c.APIKeys()),
 	}
+	s.panics = s.reportPanic
 	peers := newPeerReporters(c)
 	s.responses = responseindex.New(c.Responses, time.Now, peers.responses)
 	managed, err := newManagedBackends(c)
@@ -106,6 +109,7 @@ func New(o Options) (*Server, error) {
 		IndexMaxBytes: c.Index.MaxBytes,
 		Now:           time.Now,
 		Rand:          mathrand.New(mathrand.NewPCG(mathrand.Uint64(), mathrand.Uint64())),
+		OnPanic:       func(cause any, stack []byte) { s.reportPanic(recovery.Dispatch, cause, stack) },
 	}); err != nil {
 		return nil, err
 	}
@@ -168,6 +172,12 @@ func New(o Options) (*Server, error) {
 	return s, err
 }
 
+// reportPanic logs and counts a panic that was recovered.
+func (s *Server) reportPanic(place recovery.Place, cause any, stack []byte) {
+	s.log.Error("panic recovered", "where", place, "panic", cause, "stack", string(stack))
+	s.metrics.CountPanic(place)
+}
+
 // Addr returns the address of the public listener.
 func (s *Server) Addr() net.Addr { return s.listeners.public.socket.Addr() }
 
@@ -223,10 +233,10 @@ func (s *Server) newFleet(managed []*managedBackend, registry *backends.Registry
 	}
 	checker.SetSettings(s.config.Health)
 	poller.SetSettings(s.config.Poll)
-	kvEvents := newKVEventReader(registry, s.router, s.log)
+	kvEvents := newKVEventReader(registry, s.router, s.log, s.panics)
 	s.metrics.RegisterKVEvents(registry, kvEvents.stats)
 	return &fleet{
-		registry: registry, router: s.router, checker: checker, poller: poller, kvEvents: kvEvents, metrics: s.metrics, log: s.log,
+		registry: registry, router: s.router, checker: checker, poller: poller, kvEvents: kvEvents, metrics: s.metrics, log: s.log, panics: s.panics,
 		managed: managed, drainTimeout: s.config.Timeouts.Shutdown,
 		onRemoved: func(b *backends.Backend) {
 			stalls.forget(b)

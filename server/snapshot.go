@@ -16,6 +16,7 @@ import (
 	"warmroute/config"
 	"warmroute/filelock"
 	"warmroute/proxy/recorder"
+	"warmroute/recovery"
 	"warmroute/router"
 	"warmroute/router/responseindex"
 	"warmroute/router/snapshot"
@@ -49,14 +50,14 @@ type stateFiles struct {
 
 // loadAndStartWriting reads the snapshot of an earlier run, then writes snapshots and the recording
 // until stopAndSave, stopWithoutSaving, or the end of ctx.
-func (f *stateFiles) loadAndStartWriting(ctx context.Context) {
+func (f *stateFiles) loadAndStartWriting(ctx context.Context, panics recovery.Reporter) {
 	ctx, f.stop = context.WithCancel(ctx)
 	if f.recorder != nil {
-		f.writing.Go(func() { f.recorder.Run(ctx) })
+		f.writing.Go(func() { panics.RunLoop(ctx, recovery.Recording, f.recorder.Run) })
 	}
 	if f.snapshot != nil {
 		f.snapshot.load()
-		f.writing.Go(func() { f.snapshot.savePeriodically(ctx) })
+		f.writing.Go(func() { panics.RunLoop(ctx, recovery.Snapshot, f.snapshot.savePeriodically) })
 	}
 }
 

@@ -13,6 +13,8 @@ import (
 	"math/rand/v2"
 	"sync/atomic"
 	"time"
+
+	"warmroute/recovery"
 )
 
 const (
@@ -125,11 +127,12 @@ func (l queueWriter) Write(line []byte) (int, error) {
 
 // Run writes lines until ctx is done, and then those in the queue. It returns after
 // about writeTimeout even if a write hangs. It must be called once.
-func (l *Log) Run(ctx context.Context) {
+func (l *Log) Run(ctx context.Context, panics recovery.Reporter) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		l.writeLines(ctx)
+		defer l.stopped.Store(true)
+		panics.RunLoop(ctx, recovery.AccessLog, l.writeLines)
 	}()
 	<-ctx.Done()
 	select {
@@ -151,7 +154,6 @@ func (l *Log) closeOutput() {
 }
 
 func (l *Log) writeLines(ctx context.Context) {
-	defer l.stopped.Store(true)
 	renameCheck := time.NewTicker(renameCheckInterval)
 	defer renameCheck.Stop()
 	var lastWarning time.Time

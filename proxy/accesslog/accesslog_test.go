@@ -46,7 +46,7 @@ func start(t *testing.T, s Settings) *running {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	var writing sync.WaitGroup
-	writing.Go(func() { r.Run(ctx) })
+	writing.Go(func() { r.Run(ctx, nil) })
 	r.end = func() { cancel(); writing.Wait() }
 	t.Cleanup(r.end)
 	return r
@@ -262,7 +262,7 @@ func BenchmarkLogRequest(b *testing.B) {
 			}
 			ctx, cancel := context.WithCancel(b.Context())
 			var writing sync.WaitGroup
-			writing.Go(func() { l.Run(ctx) })
+			writing.Go(func() { l.Run(ctx, nil) })
 			e := ok("wr-0123456789abcdef0123456789abcdef")
 			e.Endpoint, e.Model, e.Backend, e.Reason, e.Attempts, e.Client = "/v1/chat/completions", "m", "b:8000", "prefix", 1, "127.0.0.1:"+strconv.Itoa(40000)
 			b.ReportAllocs()

@@ -60,6 +60,7 @@ var scenarios = []scenario{
 	{name: "reload", about: "a reload removes a backend, another adds it, a third is invalid", real: true, act: removeAndAddBackend},
 	{name: "loop", about: "a reload adds the proxy itself as a backend: it is refused, and no request is sent twice", act: addProxyAsBackend},
 	{name: "drain", about: "an operator drains and undrains a backend", real: true, act: drainAndUndrain},
+	{name: "toggle", about: "for 6 s an operator drains and undrains backends, and replicas refuse connections, many times a second while requests are queued at max_in_flight", act: toggleStates},
 	{name: "rolling", about: "two proxies behind nginx are restarted (SIGTERM) in turn, twice", act: restartProxiesInTurn},
 	{name: "redis", about: "two proxies behind nginx share over Redis, which is killed, suspended and filled up for 6 s each; then the proxies are restarted in turn", act: breakRedis},
 	{name: "hand-over", about: "the proxy hands its listeners to a new process (SIGUSR2)", real: true, act: handOverProxy},

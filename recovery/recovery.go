@@ -1,0 +1,67 @@
+// Package recovery keeps a panic in a goroutine from ending the process.
+package recovery
+
+import (
+	"context"
+	"runtime/debug"
+	"time"
+)
+
+// Place is where a panic was recovered.
+type Place string
+
+// The places.
+const (
+	Handler      Place = "handler"  // of a request to either listener
+	Dispatch     Place = "dispatch" // a round of the admission queue
+	Tick         Place = "tick"     // of the router, outside of a round
+	HealthCheck  Place = "health_check"
+	Poll         Place = "poll"
+	KVEvents     Place = "kv_events"
+	Redis        Place = "redis"
+	Snapshot     Place = "snapshot"
+	Recording    Place = "recording"
+	AccessLog    Place = "access_log"
+	Removal      Place = "removal" // of a backend
+	ConfigReload Place = "config_reload"
+)
+
+// Places returns all places.
+func Places() []Place {
+	return []Place{Handler, Dispatch, Tick, HealthCheck, Poll, KVEvents, Redis, Snapshot, Recording, AccessLog, Removal, ConfigReload}
+}
+
+// Reporter is told of each recovered panic. It is safe for concurrent use.
+type Reporter func(place Place, cause any, stack []byte)
+
+// restartDelay is the time from a panic of a loop to its next run: one that panics at once must not
+// fill the log.
+const restartDelay = time.Second
+
+// RunLoop calls loop, and again after each panic of it, until it returns or ctx is done. A nil Reporter
+// recovers nothing.
+func (report Reporter) RunLoop(ctx context.Context, place Place, loop func(context.Context)) {
+	for report.callAndRecover(place, func() { loop(ctx) }) {
+		select {
+		case <-time.After(restartDelay):
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// callAndRecover calls f and reports whether it panicked.
+func (report Reporter) callAndRecover(place Place, f func()) (panicked bool) {
+	if report == nil {
+		f()
+		return false
+	}
+	defer func() {
+		if cause := recover(); cause != nil {
+			report(place, cause, debug.Stack())
+			panicked = true
+		}
+	}()
+	f()
+	return false
+}
