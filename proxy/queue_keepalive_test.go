@@ -53,15 +53,15 @@ var queuedStreams = []struct {
 	path, body, keepAlive, errorEvent string
 	response                          string
 }{
-	{"/v1/chat/completions", askStream, ": keep-alive\n\n", `data: {"error":{"message":"`, goodStream},
-	{"/v1/completions", `{"model":"m","stream":true,"prompt":"` + question + `"}`, ": keep-alive\n\n", `data: {"error":{"message":"`,
+	{"/v1/chat/completions", askStream, ": keep-alive\n", `data: {"error":{"message":"`, goodStream},
+	{"/v1/completions", `{"model":"m","stream":true,"prompt":"` + question + `"}`, ": keep-alive\n", `data: {"error":{"message":"`,
 		`data: {"id":"c","object":"text_completion","model":"m","choices":[{"index":0,"text":"Hello","finish_reason":"stop"}]}` + "\n\n" + doneLine},
 	{"/v1/messages", `{"model":"m","stream":true,"max_tokens":9,"messages":[{"role":"user","content":"` + question + `"}]}`,
 		"event: ping\ndata: {\"type\": \"ping\"}\n\n", "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"rate_limit_error\"",
 		messagesBegin(`{"input_tokens":12,"output_tokens":0}`) +
 			"event: content_block_delta\n" + `data: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"Hello"}}` + "\n\n" +
 			messagesEnd(`"end_turn"`, `{"input_tokens":12,"output_tokens":3}`)},
-	{"/v1/responses", `{"model":"m","stream":true,"input":"` + question + `"}`, ": keep-alive\n\n", "event: error\ndata: {\"code\":\"queue_timeout\"",
+	{"/v1/responses", `{"model":"m","stream":true,"input":"` + question + `"}`, ": keep-alive\n", "event: error\ndata: {\"code\":\"queue_timeout\"",
 		"event: response.output_text.delta\n" + `data: {"type":"response.output_text.delta","delta":"Hello"}` + "\n\n" +
 			"event: response.completed\n" + `data: {"type":"response.completed","response":{"id":"r","status":"completed"}}` + "\n\n"},
 }
@@ -144,9 +144,9 @@ func TestErrorsAfterQueueKeepalive(t *testing.T) {
 			}}
 			f := serve(t, setQueueKeepalive, slow, &replica{script: always(c.second)})
 			_, r := f.openStream(t.Context(), "/v1/chat/completions", askStream)
-			readKeepAlives(t, r, ": keep-alive\n\n", 2)
+			readKeepAlives(t, r, ": keep-alive\n", 2)
 			close(next)
-			if got := readWithoutKeepAlives(t, r, ": keep-alive\n\n"); !strings.HasPrefix(got, c.want) {
+			if got := readWithoutKeepAlives(t, r, ": keep-alive\n"); !strings.HasPrefix(got, c.want) {
 				t.Errorf("got %q, want it to begin with %q", got, c.want)
 			}
 			f.awaitIdle()
@@ -169,7 +169,7 @@ func TestEndDuringQueueKeepalive(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		t.Cleanup(cancel)
 		_, r = f.openStream(ctx, "/v1/chat/completions", askStream)
-		readKeepAlives(t, r, ": keep-alive\n\n", 1)
+		readKeepAlives(t, r, ": keep-alive\n", 1)
 		return f, r, cancel
 	}
 	t.Run("by the client", func(t *testing.T) {
@@ -182,7 +182,7 @@ func TestEndDuringQueueKeepalive(t *testing.T) {
 		f, r, _ := open(t)
 		eventually(t, "one request is queued", func() bool { return len(f.proxy.Activity().OldestRequests(10, 10).Queued) == 1 })
 		f.proxy.Activity().Cancel(f.proxy.Activity().OldestRequests(10, 10).Queued[0].Handle)
-		if got := readWithoutKeepAlives(t, r, ": keep-alive\n\n"); !strings.Contains(got, "an operator has cancelled the request") {
+		if got := readWithoutKeepAlives(t, r, ": keep-alive\n"); !strings.Contains(got, "an operator has cancelled the request") {
 			t.Errorf("got %q", got)
 		}
 	})

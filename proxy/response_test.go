@@ -39,7 +39,7 @@ func TestResponseRelayedUnchanged(t *testing.T) {
 		{"long, chunked", "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n" + chunk(long[:5]) + chunk(long[5:]) + lastChunk, long},
 		{"stream", streamed(role, hello, world, stop, counted, doneLine), goodStream},
 		{"stream in one chunk", streamed(goodStream), goodStream},
-		{"stream with comments and names", streamed(": ping\n\n", "event: x\nid: 7\n"+hello, ": keep-alive\n\n", "retry: 5\n\n", doneLine), ": ping\n\nevent: x\nid: 7\n" + hello + ": keep-alive\n\nretry: 5\n\n" + doneLine},
+		{"stream with comments and names", streamed(": ping\n\n", "event: x\nid: 7\n"+hello, ": keep-alive\n\n", "retry: 5\n\n", doneLine), ": ping\nevent: x\nid: 7\n" + hello + ": keep-alive\nretry: 5\n\n" + doneLine},
 		{"stream with CRLF", streamed(strings.ReplaceAll(goodStream, "\n", "\r\n")), strings.ReplaceAll(goodStream, "\n", "\r\n")},
 		{"stream without a last line end", streamed(role, hello, "data: [DONE]"), role + hello + "data: [DONE]"},
 		{"stream without [DONE], framed", streamed(role, hello, stop), role + hello + stop},

@@ -946,7 +946,6 @@ func TestKeepAliveMidStream(t *testing.T) {
 		s.request()
 		s.say(sseHead, chunk(role), chunk(hello))
 		s.until(heard)
-		// Within an event a comment's empty line would end it.
 		s.say(chunk("event: x\n"), "9\r\ndata")
 		time.Sleep(200 * time.Millisecond)
 		s.say(": {}\n\r\n", chunk("\n"))
@@ -964,6 +963,37 @@ func TestKeepAliveMidStream(t *testing.T) {
 	close(over)
 	if got := r.rest(); got != role+hello+"event: x\ndata: {}\n\n"+stop+doneLine {
 		t.Errorf("got %q", got)
+	}
+}
+
+// OpenAI's SDK for Go before 3.43 takes an empty line without data before it for an event, and
+// fails; that for Python does once an event had an id.
+func TestNoEmptyEvents(t *testing.T) {
+	const ping = ": ping - 2026-11-26 14:00:00+00:00\r\n\r\n" // as sse-starlette sends it
+	for name, says := range map[string][]string{
+		"comments":           {chunk(ping), chunk(role), chunk(ping + hello), chunk(ping), chunk(stop), chunk(ping), chunk(doneLine), lastChunk},
+		"split comments":     {chunk(role), chunk(hello + ping[:1]), chunk(ping[1:4]), chunk(ping[4 : len(ping)-2]), chunk("\r\n" + stop + doneLine), lastChunk},
+		"empty lines":        {chunk("\n\r\n\n" + role), chunk("\n" + hello + "\n"), chunk(stop + doneLine + "\n\n"), lastChunk},
+		"no mark of the end": {chunk(role), chunk(hello), lastChunk},
+		"a comment, cut":     {chunk(role), chunk(hello + ping[:10])},
+		"an event, cut":      {chunk(role), chunk(hello + world[:len(world)-1])},
+	} {
+		t.Run(name, func(t *testing.T) {
+			relayed := make(chan struct{})
+			f := keepingAlive(t, &replica{script: func(s *session) {
+				s.request()
+				s.say(sseHead, says[0])
+				s.until(relayed)
+				s.say(says[1:]...)
+			}})
+			r := f.open(t, "/v1/chat/completions", askStream)
+			r.to(comment)
+			close(relayed)
+			r.rest()
+			if got := r.got.String(); got != withoutEmptyEvents(got) || !strings.HasSuffix(got, doneLine) {
+				t.Errorf("got %q", got)
+			}
+		})
 	}
 }
 
