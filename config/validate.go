@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"warmroute/cluster"
+	"warmroute/proxy"
 	"warmroute/router/policy"
 	"warmroute/router/responseindex"
 )
@@ -106,6 +107,7 @@ func (c *Config) validateLimits(errs *errorList) {
 	checkRange(errs, "limits.query_bytes", l.QueryBytes, 0, 1<<20)
 	checkRange(errs, "limits.body_bytes", l.BodyBytes, 1<<10, 1<<40)
 	checkRange(errs, "limits.body_bytes_total", l.BodyBytesTotal, 1<<10, 1<<50)
+	checkOneOf(errs, "limits.kv_transfer_params", "mode", l.KVTransferParams, proxy.RefuseTransferParams, proxy.AllowTransferParams)
 	checkRange(errs, "limits.header_bytes", l.HeaderBytes, 4<<10, 1<<30)
 	if !errs.hasAny("limits.body_bytes", "limits.body_bytes_total") && l.BodyBytes > l.BodyBytesTotal {
 		errs.add("limits.body_bytes", "%s exceeds limits.body_bytes_total %s, so such a body could never be accepted; raise the total or lower this",

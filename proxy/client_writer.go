@@ -93,13 +93,3 @@ func (c *clientWriter) abortPhase(usual metrics.AbortPhase) metrics.AbortPhase {
 	}
 	return usual
 }
-
-// flushingWriter is a clientWriter that flushes each write.
-type flushingWriter struct{ client *clientWriter }
-
-func (s flushingWriter) Write(p []byte) (int, error) {
-	if err := s.client.writeAndFlush(p); err != nil {
-		return 0, err
-	}
-	return len(p), nil
-}

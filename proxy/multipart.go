@@ -6,6 +6,8 @@ import (
 	"mime"
 	"net/textproto"
 	"strings"
+
+	"warmroute/router/prompt"
 )
 
 const (
@@ -23,7 +25,14 @@ var (
 	errAmbiguous    = errors.New("the multipart form is ambiguous: each part needs one line Content-Disposition: form-data; name=\"...\"," +
 		" lines end in CRLF, and the boundary is given once")
 	errTwoModels = errors.New(`"model" is given twice`) // the replica would take the last one, and another reader the first
+	errTwoXArgs  = errors.New(`"vllm_xargs" is given twice`)
 )
+
+// formFields are the fields of a form that are read here; empty if absent.
+type formFields struct {
+	model string
+	xargs []byte // vllm_xargs, which vLLM parses as JSON
+}
 
 // parseForm finds the model of a multipart upload, which is forwarded unchanged. What is not a form at
 // all is left to the replica to refuse.
@@ -31,60 +40,84 @@ func (r *request) parseForm() *apiError {
 	if len(r.input.body) == 0 {
 		return invalidRequestError("", "the request body is empty: a multipart form was expected")
 	}
-	model, err := parseFormModel(r.httpReq.Header["Content-Type"], r.input.body)
+	fields, err := parseFormFields(r.httpReq.Header["Content-Type"], r.input.body)
 	limited := r.account != nil && r.account.Models != nil
 	switch {
 	case err == errTwoModels:
 		return invalidRequestError("model", err.Error())
+	case err == errTwoXArgs:
+		return invalidRequestError("vllm_xargs", err.Error())
 	case err == errAmbiguous:
 		return invalidRequestError("", err.Error())
 	case err != nil && limited: // the replica could find a model in it that this key may not use
 		return invalidRequestError("", "the request body must be a multipart form, since this API key is limited to some models")
 	}
-	_, apiErr := r.setModelBackends(model)
+	if apiErr := r.checkFormTransferParams(fields.xargs); apiErr != nil {
+		return apiErr
+	}
+	_, apiErr := r.setModelBackends(fields.model)
 	r.input.request.Bytes = uploadPromptBytes
 	r.input.request.Sequences = 1
 	r.input.request.BodyBytes = cap(r.input.body)
 	return apiErr
 }
 
-// parseFormModel returns the form's field "model", "" if there is none. Parsers of forms differ, and a client
+// checkFormTransferParams is checkTransferParams for a form's vllm_xargs. JSON that is not understood here is
+// refused, since vLLM might understand it.
+func (r *request) checkFormTransferParams(xargs []byte) *apiError {
+	if len(xargs) == 0 || r.allowsTransferParams() {
+		return nil
+	}
+	pr := &r.input.scratch.prompt
+	if err := pr.Parse(prompt.Other, xargs); err != nil {
+		return invalidRequestError("vllm_xargs", "vllm_xargs must be a JSON object: "+err.Error())
+	}
+	return r.checkTransferParams(pr)
+}
+
+// parseFormFields returns the fields of a form that are read here. Parsers of forms differ, and a client
 // that can make the replica read another model than is read here gets around the models of its key.
 // So this accepts only what all of them read alike, and what the usual clients write. It is not
 // mime/multipart, which accepts preambles, folded and LF-ended lines, blanks behind a boundary and,
 // silently, a Content-Disposition that it cannot parse.
-func parseFormModel(contentType []string, body []byte) (model string, err error) {
+func parseFormFields(contentType []string, body []byte) (fields formFields, err error) {
 	boundary, err := parseFormBoundary(contentType)
 	if err != nil {
-		return "", err
+		return formFields{}, err
 	}
 	between := []byte("\r\n--" + boundary)
 	rest, ok := bytes.CutPrefix(body, between[2:])
-	found := false
+	hasModel, hasXArgs := false, false
 	for range maxFormParts {
 		if !ok {
-			return "", errAmbiguous
+			return formFields{}, errAmbiguous
 		}
 		if after, ended := bytes.CutPrefix(rest, []byte("--")); ended && (len(after) == 0 || bytes.HasPrefix(after, []byte("\r\n"))) {
-			return model, nil // the rest is ignored by all parsers
+			return fields, nil // the rest is ignored by all parsers
 		}
 		head, data, whole := bytes.Cut(rest, []byte("\r\n\r\n"))
 		if !whole || len(head) > maxPartHeaderBytes || !bytes.HasPrefix(head, between[:2]) || bytes.Contains(head, between) || bytes.HasPrefix(data, between[2:]) {
-			return "", errAmbiguous
+			return formFields{}, errAmbiguous
 		}
 		name, readable := parsePartName(string(head[2:]))
 		if !readable {
-			return "", errAmbiguous
+			return formFields{}, errAmbiguous
 		}
-		if data, rest, ok = bytes.Cut(data, between); name != "model" {
-			continue
+		data, rest, ok = bytes.Cut(data, between)
+		switch name {
+		case "model":
+			if hasModel {
+				return formFields{}, errTwoModels
+			}
+			fields.model, hasModel = string(bytes.TrimSpace(data[:min(len(data), maxFormNameBytes)])), true
+		case "vllm_xargs":
+			if hasXArgs {
+				return formFields{}, errTwoXArgs
+			}
+			fields.xargs, hasXArgs = data, true
 		}
-		if found {
-			return "", errTwoModels
-		}
-		model, found = string(bytes.TrimSpace(data[:min(len(data), maxFormNameBytes)])), true
 	}
-	return "", errAmbiguous
+	return formFields{}, errAmbiguous
 }
 
 // parseFormBoundary returns the boundary of a form.

@@ -198,7 +198,8 @@ func FuzzFormModel(f *testing.F) {
 	f.Add("multipart/form-data; boundary=x", []byte("--x\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\nm\r\n--x--"), "x y")
 	f.Add("multipart/form-data; boundary=\"", []byte("--"), "\x00")
 	f.Fuzz(func(t *testing.T, contentType string, body []byte, name string) {
-		model, err := parseFormModel([]string{contentType}, body)
+		fields, err := parseFormFields([]string{contentType}, body)
+		model := fields.model
 		if len(model) > maxFormNameBytes || err != nil && model != "" {
 			t.Errorf("model %q, %v", model, err)
 		}
@@ -206,8 +207,8 @@ func FuzzFormModel(f *testing.F) {
 			t.Errorf("model %q, where Go's own reader finds %q", model, asGoReads(contentType, body))
 		}
 		kind, form := upload(t, "before", name, "model", name, "after", name)
-		if model, err := parseFormModel([]string{kind}, []byte(form)); err != nil || len(name) < maxFormNameBytes && model != strings.TrimSpace(name) {
-			t.Errorf("%q was read as %q, %v", name, model, err)
+		if fields, err := parseFormFields([]string{kind}, []byte(form)); err != nil || len(name) < maxFormNameBytes && fields.model != strings.TrimSpace(name) {
+			t.Errorf("%q was read as %q, %v", name, fields.model, err)
 		}
 	})
 }

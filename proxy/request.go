@@ -216,6 +216,11 @@ func (r *request) parseInput() *apiError {
 	if r.endpoint.isAboutResponse() {
 		req := &r.input.request
 		req.NoEngine, req.Backends, req.Endpoint = true, r.proxy.registry.All(), r.endpoint.number()
+		if len(r.input.body) > 0 {
+			if apiErr := r.parseBody(prompt.Other); apiErr != nil {
+				return apiErr
+			}
+		}
 	} else if apiErr := r.parseJSON(); apiErr != nil {
 		return apiErr
 	}
@@ -250,16 +255,25 @@ func (r *request) recordUploadError(err error) *apiError {
 	return invalidRequestError("", "the request body is incomplete: "+err.Error())
 }
 
-// parseJSON is parseInput for a JSON body.
-func (r *request) parseJSON() *apiError {
-	in := &r.input
-	pr := &in.scratch.prompt
-	if err := pr.Parse(r.endpoint.promptKind, in.body); err != nil {
+// parseBody parses the JSON body into the scratch prompt.
+func (r *request) parseBody(kind prompt.Kind) *apiError {
+	pr := &r.input.scratch.prompt
+	if err := pr.Parse(kind, r.input.body); err != nil {
 		var apiErr *prompt.Error
 		if errors.As(err, &apiErr) {
 			return invalidRequestError(apiErr.Param, apiErr.Message)
 		}
 		return invalidRequestError("", err.Error())
+	}
+	return r.checkTransferParams(pr)
+}
+
+// parseJSON is parseInput for a JSON body.
+func (r *request) parseJSON() *apiError {
+	in := &r.input
+	pr := &in.scratch.prompt
+	if apiErr := r.parseBody(r.endpoint.promptKind); apiErr != nil {
+		return apiErr
 	}
 	engine, apiErr := r.setModelBackends(pr.Model)
 	if apiErr != nil {

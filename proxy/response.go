@@ -146,6 +146,9 @@ func (a *attempt) relayBuffered(resp *http.Response, body replicaBody) *failure 
 		}
 		a.result.End = router.Completed
 	}
+	if !isEncoded(resp.Header) && !a.allowsTransferParams() {
+		blankTransferParams(buf.Bytes())
+	}
 	length := contentLengthHeader(resp, buf.Len())
 	a.recordCommittedResponse(resp)
 	h := a.fillResponseHeader(a.decision, resp.Header)
@@ -200,9 +203,13 @@ func (a *attempt) relayUnbuffered(resp *http.Response, head []byte) *failure {
 	}
 	a.client.WriteHeader(resp.StatusCode)
 	from := tailReader{Reader: resp.Body}
-	err := a.client.writeAndFlush(head)
+	to := pieceWriter{client: &a.client, asItIs: isEncoded(resp.Header) || a.allowsTransferParams()}
+	_, err := to.Write(head)
 	if err == nil {
-		_, err = io.Copy(flushingWriter{&a.client}, &from)
+		_, err = io.Copy(&to, &from)
+	}
+	if err == nil {
+		err = to.writeUndecided()
 	}
 	a.recordTailUsage(&from, len(head))
 	switch {

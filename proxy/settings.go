@@ -28,6 +28,8 @@ type Limits struct {
 	QueryBytes     int64 `mapstructure:"query_bytes"`      // of a URL
 	BodyBytes      int64 `mapstructure:"body_bytes"`       // of one request
 	BodyBytesTotal int64 `mapstructure:"body_bytes_total"` // of all requests in memory
+
+	KVTransferParams string `mapstructure:"kv_transfer_params"` // AllowTransferParams, or they are refused
 }
 
 // Timeouts bound the waits of a request. They are off when 0.

@@ -59,6 +59,7 @@ type streamRelay struct {
 	body     replicaBody
 	events   eventScanner
 	out      lineWriter
+	pieces   pieceWriter  // where out writes
 	unsaved  *storedInput // of a response that is not remembered yet; nil: it is, or is not to be
 	flooded  bool         // committed without an event, behind too many comments to buffer
 	readErr  error        // why there is no more to read
@@ -73,7 +74,8 @@ func (a *attempt) relayStream(resp *http.Response, body replicaBody) *failure {
 		stored := a.input.stored // input may be released before the end of the stream
 		s.unsaved = &stored
 	}
-	s.out = lineWriter{write: a.client.writeAndFlush, chunks: &a.proxy.pools.chunks}
+	s.pieces = pieceWriter{client: &a.client, asItIs: a.allowsTransferParams(), blanker: transferParamsBlanker{events: true}}
+	s.out = lineWriter{write: s.pieces.write, chunks: &a.proxy.pools.chunks}
 	defer s.out.releaseChunk()
 	buffered := a.proxy.buffers.get()
 	if f := s.readAndCommit(buffered); f != nil {
@@ -277,6 +279,7 @@ func (s *streamRelay) finish() {
 	switch {
 	case s.writeErr == nil && !e.aborted && (e.done || s.readErr == io.EOF && !s.isTruncated()):
 		s.out.flushPending()
+		_ = s.pieces.writeUndecided()
 		s.client.extendWriteDeadline()
 		// Many clients close at [DONE], without waiting for the body's end.
 		if e.errorEvent == nil {

@@ -68,6 +68,10 @@ type Prompt struct {
 	Session      uint64
 	SessionField string
 
+	// TransferParams is one of TransferParamNames that has a value anywhere in the body but in
+	// what isClientData holds; "": none has.
+	TransferParams string
+
 	// Text is the canonical prompt after ApplyLayout, valid until the next Parse or Reset.
 	Text []byte
 	// ExtraBytes counts bytes of prompts that add load but are not matched: the second
@@ -254,6 +258,20 @@ func newInvalidUTF8Error(body []byte) error {
 	}
 }
 
+// TransferParamNames are the parameters of transfers between replicas. vLLM reads them at the top
+// level, in vllm_xargs and in sampling_params.extra_args.
+var TransferParamNames = [...]string{"kv_transfer_params", "ec_transfer_params"}
+
+// isClientData reports whether the objects in the value of a top-level key are a conversation, tools or a
+// schema. Their keys are the client's own, and none is a parameter of the engine.
+func isClientData(key []byte) bool {
+	switch string(key) {
+	case "messages", "input", "previous_input_messages", "tools", "response_format", "structured_outputs", "text", "output_config":
+		return true
+	}
+	return false
+}
+
 // parseMembers checks the whole body and notes where its top-level values are. It
 // reads messages, prompt, input and tools on the way.
 func (p *Prompt) parseMembers() error {
@@ -271,6 +289,7 @@ func (p *Prompt) parseMembers() error {
 	}
 	i++
 	for {
+		s.noteTransferParams = true
 		key, at, ok, err := s.nextMember(i)
 		if err != nil {
 			return err
@@ -280,6 +299,7 @@ func (p *Prompt) parseMembers() error {
 			break
 		}
 		f := fieldOf(p.kind, p.unquote(key))
+		s.noteTransferParams = !isClientData(p.unquote(key))
 		if f != fieldNone && p.top[f].exists() {
 			// vLLM takes the last one, other parsers the first.
 			name := string(p.unquote(key))
@@ -303,6 +323,7 @@ func (p *Prompt) parseMembers() error {
 		}
 		p.top[f].start, p.top[f].end = at, i
 	}
+	s.noteTransferParams, p.TransferParams = false, s.transferParams
 	p.top[fieldNone] = value{}
 	if i = s.skipSpace(i); i < len(s.b) {
 		return s.syntaxError(i, "the end")

@@ -13,6 +13,9 @@ type scanner struct {
 	stack [maxDepth]byte // opening brackets of the open containers
 	media int            // bytes of media strings, less their nominal lengths
 
+	noteTransferParams bool   // parseKey sets transferParams
+	transferParams     string // the first of TransferParamNames that was a key of another value than null; "": none
+
 	discard [256]byte // where parseString writes strings that it only checks
 }
 
@@ -166,7 +169,32 @@ func (s *scanner) parseKey(i int) (key value, valueStart int, err error) {
 	if s.byteAt(colon) != ':' {
 		return value{}, 0, s.syntaxError(colon, "':'")
 	}
-	return value{i, end, escaped}, s.skipSpace(colon + 1), nil
+	key, valueStart = value{i, end, escaped}, s.skipSpace(colon+1)
+	if s.noteTransferParams && s.byteAt(valueStart) != 'n' {
+		for _, name := range TransferParamNames {
+			if s.equals(key, name) {
+				s.transferParams = name
+			}
+		}
+	}
+	return key, valueStart, nil
+}
+
+// equals reports whether the string v stands for s2, which is ASCII.
+func (s *scanner) equals(v value, s2 string) bool {
+	n := 0
+	for i := v.start + 1; i < v.end-1; n++ {
+		c := rune(s.b[i])
+		if c == '\\' {
+			c, i, _ = s.parseEscape(i) // v was checked
+		} else {
+			i++
+		}
+		if n == len(s2) || c != rune(s2[n]) {
+			return false
+		}
+	}
+	return n == len(s2)
 }
 
 // nextMember moves to the next member of an object. i is right after the opening brace

@@ -1,0 +1,65 @@
+package prompt
+
+import (
+	"bytes"
+	"encoding/json"
+	"slices"
+	"testing"
+)
+
+// hasTransferParams reports whether a value, read by encoding/json, has a transfer parameter that is not null.
+// Outside of top, objects of the client do not count.
+func hasTransferParams(d *json.Decoder, top bool) bool {
+	found := false
+	switch token, _ := d.Token(); token {
+	case json.Delim('{'):
+		for d.More() {
+			key, _ := d.Token()
+			name := key.(string)
+			var member json.RawMessage
+			if d.Decode(&member) != nil {
+				return false
+			}
+			if slices.Contains(TransferParamNames[:], name) && string(member) != "null" {
+				found = true
+			}
+			if !top || !isClientData([]byte(name)) {
+				found = hasTransferParams(json.NewDecoder(bytes.NewReader(member)), false) || found
+			}
+		}
+	case json.Delim('['):
+		for d.More() {
+			var element json.RawMessage
+			if d.Decode(&element) != nil {
+				return false
+			}
+			found = hasTransferParams(json.NewDecoder(bytes.NewReader(element)), false) || found
+		}
+	}
+	return found
+}
+
+// FuzzTransferParams compares Parse with encoding/json.
+func FuzzTransferParams(f *testing.F) {
+	for _, body := range []string{
+		`{"kv_transfer_params":{}}`, `{"kv_transfer_params":null}`, `{"ec_transfer_params" : "x"}`, `{"kv_transfer\u005fparams":1}`,
+		`{"\u006bv_transfer_param\u0073":[]}`, `{"kv_transfer_params":null,"kv_transfer_params":0}`, `{"vllm_xargs":{"kv_transfer_params":"{}"}}`,
+		`{"a":[{"b":{"ec_transfer_params":-1}}]}`, `{"tools":[{"kv_transfer_params":1}]}`, `{"tools":1,"messages":[{"role":"u","kv_transfer_params":1}],"a":{"kv_transfer_params":1}}`,
+		`{"to\u006fls":[{"kv_transfer_params":1}]}`, `{"a":"kv_transfer_params"}`, `{"kv_transfer_params\u0000":1}`, `{"kv_transfer_param":1,"kv_transfer_paramss":1}`,
+		"\xef\xbb\xbf{\"kv_transfer_params\":\n\ttrue}", `{"":{"":[{"kv_transfer_params":null},{"kv_transfer_params":{}}]}}`,
+	} {
+		f.Add([]byte(body))
+	}
+	f.Fuzz(func(t *testing.T, body []byte) {
+		for _, kind := range []Kind{Other, Chat, Completion, Messages, Responses, Generate} {
+			var p Prompt
+			if p.Parse(kind, body) != nil {
+				continue
+			}
+			d := json.NewDecoder(bytes.NewReader(bytes.TrimPrefix(body, []byte("\xef\xbb\xbf"))))
+			if want := hasTransferParams(d, true); (p.TransferParams != "") != want {
+				t.Fatalf("kind %d: found %q in %q, want %v", kind, p.TransferParams, body, want)
+			}
+		}
+	})
+}
