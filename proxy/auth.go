@@ -22,7 +22,7 @@ type caller struct {
 	account          *apikey.Account // nil: no keys are configured
 	lease            apikey.Lease    // of the holder; zero: none
 	promptTokens     int             // as the key is charged; 0: no engine worked on the prompt
-	completionTokens int             // as far as the response came
+	completionTokens int             // that the engine has generated, about if it has not counted them
 }
 
 // findAccount returns the holder of the key that a request came with, and counts requests without
@@ -93,7 +93,9 @@ func (r *request) chargePrompt() *apiError {
 }
 
 // setTokenUsage sets the tokens of an attempt that an engine has worked on, by the replica's
-// own count where there is one.
+// own count where there is one. What the engine has generated of a response that was not sent, since
+// the client has disconnected or the request was cancelled or cut off, is estimated. Attempts that have
+// failed count nothing: that is the replica's fault, and the client has nothing of them.
 func (a *attempt) setTokenUsage() {
 	if a.result.End == router.NotProcessed {
 		return
@@ -104,6 +106,9 @@ func (a *attempt) setTokenUsage() {
 	}
 	if a.completionTokens == 0 {
 		a.completionTokens = a.estimatedTokens
+	}
+	if a.completionTokens == 0 && a.result.End == router.ClientDisconnected {
+		a.completionTokens = a.decision.EstimateOutputTokens()
 	}
 }
 

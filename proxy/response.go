@@ -143,6 +143,8 @@ func (a *attempt) relayBuffered(resp *http.Response, body replicaBody) *failure 
 		if !isEncoded(resp.Header) {
 			a.recordBodyUsage(buf.Bytes())
 			a.rememberBody(buf.Bytes())
+		} else if a.endpoint.format.isRead() {
+			a.estimateTokensByLength(buf.Len())
 		}
 		a.result.End = router.Completed
 	}
@@ -211,7 +213,11 @@ func (a *attempt) relayUnbuffered(resp *http.Response, head []byte) *failure {
 	if err == nil {
 		err = to.writeUndecided()
 	}
-	a.recordTailUsage(&from, len(head))
+	length := len(head) + from.bytesRead
+	if from.err == nil || a.isDone() { // the engine had generated the rest as well
+		length = max(length, int(resp.ContentLength))
+	}
+	a.recordTailUsage(&from, length)
 	switch {
 	case err == nil:
 		a.client.extendWriteDeadline()
@@ -397,13 +403,15 @@ func (a *attempt) recordBodyUsage(body []byte) {
 	var u usage
 	u.parse(object, a.endpoint.format)
 	a.recordUsage(&u)
+	if !u.known && a.endpoint.format != responsesFormat { // those of a background response are not there yet
+		a.estimateTokensByLength(len(body))
+	}
 }
 
 // recordTailUsage records usage from the end of a response that was not buffered whole. The
 // quotes of a text inside the response are escaped, so none can be mistaken for it. Where
-// there is none, the length counts, up to what was asked for: else a long response would
-// cost its key nothing.
-func (a *attempt) recordTailUsage(tail *tailReader, headBytes int) {
+// there is none, its length in bytes counts.
+func (a *attempt) recordTailUsage(tail *tailReader, length int) {
 	if !a.endpoint.format.isRead() || a.outcome.Code >= http.StatusMultipleChoices {
 		return
 	}
@@ -412,10 +420,15 @@ func (a *attempt) recordTailUsage(tail *tailReader, headBytes int) {
 		u.parse(gjson.ParseBytes(object), a.endpoint.format)
 	}
 	a.recordUsage(&u)
-	if u.completionTokens > 0 {
-		return
+	if u.completionTokens == 0 {
+		a.estimateTokensByLength(length)
 	}
-	a.estimatedTokens = (headBytes + tail.bytesRead) / bytesPerToken
+}
+
+// estimateTokensByLength estimates the tokens of a response without usage by its length in bytes, up to
+// what was asked for: else it would cost its key nothing.
+func (a *attempt) estimateTokensByLength(length int) {
+	a.estimatedTokens = length / bytesPerToken
 	if limit := a.input.request.MaxAnswerTokens * max(a.input.request.Sequences, 1); limit > 0 {
 		a.estimatedTokens = min(a.estimatedTokens, limit)
 	}

@@ -79,6 +79,9 @@ func (a *attempt) relayStream(resp *http.Response, body replicaBody) *failure {
 	defer s.out.releaseChunk()
 	buffered := a.proxy.buffers.get()
 	if f := s.readAndCommit(buffered); f != nil {
+		if f.done {
+			s.result.AnswerTokens = s.events.completionTokens()
+		}
 		a.proxy.buffers.put(buffered)
 		return f
 	}

@@ -1,6 +1,7 @@
 package router
 
 import (
+	"math"
 	"time"
 
 	"warmroute/backends"
@@ -321,11 +322,34 @@ func (d *Decision) isOrphaned() bool { return d.backendState().health != d.healt
 
 // isPlausibleAnswerLength reports whether the engine can have put out so many tokens for d.
 func (d *Decision) isPlausibleAnswerLength(tokens int) bool {
-	most := float64(estimate.MaxAnswerTokens)
-	if d.request.maxAnswerTokens > 0 {
-		most = min(most, float64(d.request.maxAnswerTokens))
+	return float64(tokens) <= d.maxOutputTokens()*float64(d.prediction.Sequences)
+}
+
+// EstimateOutputTokens returns about how many tokens the engine has generated for d by now, all
+// sequences together and at most as many as the request allows: it generates at the backend's usual
+// rate from when the prefill should have ended. It is 0 for a stream, whose events can be counted.
+func (d *Decision) EstimateOutputTokens() int {
+	if d.request.streams || d.request.noEngine || d.request.nonGenerative {
+		return 0
 	}
-	return float64(tokens) <= most*float64(d.prediction.Sequences)
+	r := d.router
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	decodeRate, prefillRate := float64(defaultDecodeRate), r.estimates.MedianPrefillRate()
+	if !d.isOrphaned() {
+		decodeRate, prefillRate = d.backendState().kv.decodeRate.Value, r.estimates.PrefillRate(d.Backend.Slot)
+	}
+	prefill := (d.prediction.QueuedAhead + d.prediction.Uncached) / prefillRate
+	tokens := decodeRate * max(0, r.now().Sub(d.sentAt).Seconds()-prefill)
+	return int(math.Round(min(tokens, d.maxOutputTokens()) * float64(d.prediction.Sequences)))
+}
+
+// maxOutputTokens returns how many tokens one sequence of d can have.
+func (d *Decision) maxOutputTokens() float64 {
+	if d.request.maxAnswerTokens > 0 {
+		return min(estimate.MaxAnswerTokens, float64(d.request.maxAnswerTokens))
+	}
+	return estimate.MaxAnswerTokens
 }
 
 // maxComputedBlocks returns how many blocks the engine can have computed by now, had it
