@@ -38,9 +38,9 @@ with a model of 8 billion parameters.
 POST /sim/fault injects a fault, for example:
   curl http://127.0.0.1:8000/sim/fault -d '{"kind":"die","chunks":3}'
 Kinds: refuse, hang, reset, reset-late, reset-at-work (delay), die (chunks),
-abort-each (chunks), status (status), hold (delay), slow (factor), freeze,
-metrics-gone, metrics-garbled, metrics-huge, close-idle, drain, events-lost
-(every), events-garbled, replay-silent, restart, abort, fail, clear. "requests"
+surplus, abort-each (chunks), status (status), hold (delay), slow (factor),
+freeze, metrics-gone, metrics-garbled, metrics-huge, close-idle, drain,
+events-lost (every), events-garbled, replay-silent, restart, abort, fail, clear. "requests"
 and "seconds" limit most of them.
 
 --script makes it play the model's part for a client that uses tools: FILE is a

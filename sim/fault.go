@@ -19,6 +19,7 @@ const (
 	ResetLate      FaultKind = "reset-late"      // the connection is reset after status and headers
 	ResetAtWork    FaultKind = "reset-at-work"   // the engine begins, and after Delay the connection is reset before the status line
 	Die            FaultKind = "die"             // the connection is closed after at most Chunks chunks of the response, as when the process is killed
+	Surplus        FaultKind = "surplus"         // on a connection that carried a request before, that one's response is sent once more before the response
 	AbortEach      FaultKind = "abort-each"      // the engine aborts each request after Chunks output tokens, with 0 before the first
 	Status         FaultKind = "status"          // requests get Status
 	Hold           FaultKind = "hold"            // the first output is delayed by Delay
@@ -66,7 +67,7 @@ func (f Fault) validate() error {
 		if f.Requests != 0 {
 			return fmt.Errorf("fault %q cannot be limited to a number of requests; use seconds", f.Kind)
 		}
-	case Hang, Reset, ResetLate, Restart, Abort, Fail, Clear, EventsGarbled, ReplaySilent:
+	case Hang, Reset, ResetLate, Surplus, Restart, Abort, Fail, Clear, EventsGarbled, ReplaySilent:
 	case Die, AbortEach:
 		if f.Chunks < 0 {
 			return fmt.Errorf("fault %q needs chunks of 0 or more", f.Kind)

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -413,4 +414,38 @@ func get(t *testing.T, s *Server, path string) int {
 	}
 	resp.Body.Close()
 	return resp.StatusCode
+}
+
+// A surplus response comes before the response to the next request on the connection.
+func TestSurplus(t *testing.T) {
+	s := start(t, Config{Engine: fast})
+	conn, err := net.Dial("tcp", strings.TrimPrefix(s.URL(), "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	conn.SetDeadline(time.Now().Add(failsafe))
+	responses := bufio.NewReader(conn)
+	ask := func(id string) {
+		fmt.Fprintf(conn, "POST /v1/chat/completions HTTP/1.1\r\nHost: sim\r\nContent-Type: application/json\r\nX-Request-Id: %s\r\nContent-Length: %d\r\n\r\n%s", id, len(short), short)
+	}
+	requireID := func(id string) {
+		t.Helper()
+		resp, err := http.ReadResponse(responses, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, err := io.ReadAll(resp.Body)
+		if err != nil || !strings.HasPrefix(string(body), `{"id":"chatcmpl-`+id+`"`) {
+			t.Errorf("got %.60q (%v), want the response to %s", body, err, id)
+		}
+	}
+	set(t, s, Fault{Kind: Surplus, Requests: 1})
+	ask("one")
+	requireID("one")
+	ask("two")
+	requireID("one")
+	requireID("two")
+	ask("three")
+	requireID("three")
 }

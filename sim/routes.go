@@ -109,6 +109,9 @@ func (s *Server) isAuthorized(r *http.Request) bool {
 
 // injectFault lets an active fault handle a request, and reports whether one did.
 func (s *Server) injectFault(w http.ResponseWriter, r *http.Request, inference bool) (handled bool) {
+	if inference {
+		s.sendSurplusOnFault(r)
+	}
 	f, ok := s.faults.matchAndCount(inference, Hang, Reset, ResetLate, Status)
 	if !ok {
 		return false

@@ -106,6 +106,7 @@ func NewServer(cfg Config) *Server {
 		Handler:     s.routes(),
 		IdleTimeout: keepAliveTimeout,
 		ConnState:   s.closeIdleOnFault,
+		ConnContext: withKeptConn,
 		ErrorLog:    log.New(io.Discard, "", 0), // do not log clients that disconnect
 	}
 	return s

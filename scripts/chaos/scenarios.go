@@ -45,6 +45,7 @@ var scenarios = []scenario{
 	{name: "abort", about: "the engine of one replica aborts each request after three tokens, then that of another before the first", allowed: endedWithErrorEvent, act: abortInEngine},
 	{name: "reset", about: "one replica resets connections before the status line, then another after the headers", act: resetConnections},
 	{name: "reset-at-work", about: "one replica resets connections 0.3 s into a request, another after 0.7 s: no request is executed more often than its counted attempts", act: resetDuringRequest},
+	{name: "surplus", about: "two replicas send a response too many on kept-alive connections for 4 s: no client gets another's", act: sendSurplusResponses},
 	{name: "refuse", about: "one replica refuses connections for 3 s", act: faultFirstReplicas(3*time.Second, 1, sim.Fault{Kind: sim.Refuse})},
 	{name: "close-idle", about: "all replicas close idle connections", act: faultFirstReplicas(4*time.Second, 0, sim.Fault{Kind: sim.CloseIdle})},
 	{name: "500", about: "one replica responds with 500 for 3 s", act: faultFirstReplicas(3*time.Second, 1, sim.Fault{Kind: sim.Status, Status: 500})},
@@ -191,6 +192,27 @@ func resetDuringRequest(ctx context.Context, r *rig) error {
 		return err
 	}
 	return r.faultAndAwaitTraffic(ctx, 3*time.Second, sim.Fault{Kind: sim.ResetAtWork, Delay: 0.7}, r.replicas[1])
+}
+
+// sendSurplusResponses makes two replicas send the response to the request before on the same
+// connection once more. The clients check that each answer is theirs.
+func sendSurplusResponses(ctx context.Context, r *rig) error {
+	const metric = "warmroute_backend_wrong_responses_total"
+	before, err := r.proxy.Scrape(ctx)
+	if err != nil {
+		return err
+	}
+	if err := r.faultAndAwaitTraffic(ctx, 4*time.Second, sim.Fault{Kind: sim.Surplus}, r.replicas[:2]...); err != nil {
+		return err
+	}
+	after, err := r.proxy.Scrape(ctx)
+	if err != nil {
+		return err
+	}
+	found := after.Sum(metric) - before.Sum(metric)
+	r.verdict.addMeasurement("%.0f responses to other requests were recognized", found)
+	r.verdict.require(found > 0, "no surplus response was recognized")
+	return nil
 }
 
 // The default retry budget: a share of the requests of the last ten seconds, and a
