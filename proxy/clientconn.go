@@ -55,7 +55,11 @@ func SetConnActive(conn net.Conn, state http.ConnState) {
 // send after a body, or the next request. So that read leaves the byte alone and goes
 // on until the client disconnects or the server ends it by a deadline, as it does
 // after each request. Other reads of a single byte end the header of a request,
-// before it is active.
+// before it is active; only the trailer of a chunked body that fills net/http's buffer
+// of 4 KiB is read so as well, and meets the deadline of the body.
+//
+// The state that active records changes while no such read runs: net/http reports
+// StateActive before it starts one, and StateIdle after it has waited for its end.
 func (c *clientConn) Read(p []byte) (int, error) {
 	if len(p) == 1 && canAwaitHangup && c.raw != nil && c.active.Load() {
 		return 0, awaitHangup(c.raw)

@@ -15,10 +15,28 @@ const canAwaitHangup = true
 // awaitHangup blocks until the peer has closed its connection or at least its
 // writing side, and returns io.EOF; or until the read deadline or Close, and returns
 // that error. It reads nothing: the runtime wakes it for each event of the socket.
+//
+// No wake-up is lost, although the runtime registers sockets edge-triggered:
+//
+//   - A hang-up is a state of the socket that stays, and poll reports the state, not an
+//     event. RawConn.Read forgets earlier events, then calls the function, and only then
+//     waits. A hang-up before the call is found by it. For one after it, the runtime
+//     notes the event even if nothing waits yet, and the wait returns at once.
+//   - Data wake it as well, and the function, which finds no hang-up, is called again
+//     before each wait. The event is used up, but the bytes stay in the socket, and the
+//     next Read of the connection asks the socket before it waits for an event.
+//   - A deadline in the past is a state too. The wait looks at it before it blocks, and
+//     once more after it has announced that it blocks; who sets a deadline does both in
+//     the opposite order. It would be missed if it were moved to the future before the
+//     reader runs. The goroutine that serves the connection is the only one that does
+//     that, and net/http has it wait for the reader first (connReader.abortPendingRead);
+//     others set deadlines in the past alone (Activity.Cancel).
+//   - Only one reader waits at a time: RawConn.Read and Read hold the same lock, and with
+//     it the descriptor, which cannot be closed and used again meanwhile.
 func awaitHangup(raw syscall.RawConn) error {
 	err := raw.Read(func(fd uintptr) bool {
 		poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
-		n, _ := unix.Poll(poll, 0) // fails only where the next event will be looked at as well
+		n, _ := unix.Poll(poll, 0) // a signal interrupts it only if there is no hang-up
 		return n > 0
 	})
 	if err != nil {

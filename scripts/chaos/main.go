@@ -6,6 +6,7 @@
 //	go run ./scripts/chaos --only kill,outage
 //	go run ./scripts/chaos --real                 vLLM on this machine's CPU (scripts/vllm-cpu/setup.sh first)
 //	go run ./scripts/chaos --only proxy-restart   hit ratio before and after a restart of the proxy, about nine minutes
+//	go run ./scripts/chaos --only stress --stress 1000000   looks for requests that hang
 //	go run ./scripts/chaos --soak 10m             mixed traffic; fails if memory, goroutines or descriptors grow
 //	go run ./scripts/chaos --soak 10m --tls       the same with TLS, a third of the clients over HTTP/2
 //
@@ -39,10 +40,11 @@ type options struct {
 	length   time.Duration
 	asJSON   bool
 
-	batchRequests int
-	window        time.Duration
-	soak          time.Duration
-	tls           bool
+	batchRequests  int
+	stressRequests int
+	window         time.Duration
+	soak           time.Duration
+	tls            bool
 }
 
 // parseFlagsAndRun runs the scenarios or the soak that the flags choose. ok is false if a
@@ -53,9 +55,10 @@ func parseFlagsAndRun(ctx context.Context) (ok bool, err error) {
 	flag.BoolVar(&o.real, "real", false, "run real vLLM replicas on the CPU, 2 GB each")
 	flag.IntVar(&o.replicas, "replicas", 4, "number of replicas; 2 or 3 with -real")
 	flag.IntVar(&o.clients, "clients", 32, "number of concurrent clients; half of their requests stream")
-	only := flag.String("only", "", "scenarios to run, separated by commas; default: all but proxy-restart")
+	only := flag.String("only", "", "scenarios to run, separated by commas; default: all but proxy-restart and stress")
 	flag.DurationVar(&o.length, "for", 0, "repeat the scenarios until `DURATION` has passed; 0: once")
 	flag.IntVar(&o.batchRequests, "batch", 2000, "batch requests of the scenario batch; 10000 take two minutes")
+	flag.IntVar(&o.stressRequests, "stress", 20_000, "requests of the scenario stress")
 	flag.DurationVar(&o.window, "window", time.Minute, "measured time before and after the restart in the scenario proxy-restart")
 	flag.DurationVar(&o.soak, "soak", 0, "instead of scenarios, send mixed traffic for `DURATION` and check that nothing grows")
 	flag.BoolVar(&o.tls, "tls", false, "with -soak: clients use TLS, a third of them HTTP/2")

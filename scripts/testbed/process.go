@@ -50,8 +50,9 @@ func StartProcess(cmd *exec.Cmd) (*Process, error) {
 	return p, nil
 }
 
-// startWithLog starts a program whose output is appended to a file.
-func startWithLog(logPath, program string, args ...string) (*Process, error) {
+// startWithLog starts a program whose output is appended to a file, with further variables in its
+// environment.
+func startWithLog(logPath string, environment []string, program string, args ...string) (*Process, error) {
 	out, err := os.OpenFile(logPath, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return nil, err
@@ -59,6 +60,7 @@ func startWithLog(logPath, program string, args ...string) (*Process, error) {
 	defer out.Close() // the process has its own copy
 	cmd := exec.Command(program, args...)
 	cmd.Stdout, cmd.Stderr = out, out
+	cmd.Env = append(os.Environ(), environment...)
 	return StartProcess(cmd)
 }
 

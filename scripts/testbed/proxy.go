@@ -25,6 +25,8 @@ type Proxy struct {
 	Log        string // file
 	Config     string // file, written by WriteConfig
 
+	Environment []string // further variables of the process, as NAME=value
+
 	binary     string
 	settings   string
 	listen     string
@@ -73,7 +75,7 @@ func (p *Proxy) WriteConfig(replicas []*Replica, configLines ...string) error {
 // StartAndAwait starts the proxy and returns when it is ready.
 func (p *Proxy) StartAndAwait(ctx context.Context) error {
 	var err error
-	if p.process, err = startWithLog(p.Log, p.binary, "serve", "--config", p.Config); err != nil {
+	if p.process, err = startWithLog(p.Log, p.Environment, p.binary, "serve", "--config", p.Config); err != nil {
 		return err
 	}
 	if err := p.process.awaitOK(ctx, p.client, p.URL+"/readyz", time.Minute); err != nil {

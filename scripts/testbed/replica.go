@@ -72,7 +72,7 @@ func (r *Replica) Running() bool { return r.process != nil }
 // Start starts the process and does not wait until it is healthy.
 func (r *Replica) Start() error {
 	var err error
-	r.process, err = startWithLog(r.log, r.command[0], r.command[1:]...)
+	r.process, err = startWithLog(r.log, nil, r.command[0], r.command[1:]...)
 	return err
 }
 
