@@ -3,9 +3,10 @@ package proxy
 import (
 	"bytes"
 	"errors"
-	"mime"
 	"net/textproto"
+	"regexp"
 	"strings"
+	"unicode/utf8"
 
 	"warmroute/router/prompt"
 )
@@ -23,7 +24,7 @@ const (
 var (
 	errNotMultipart = errors.New("not a multipart form")
 	errAmbiguous    = errors.New("the multipart form is ambiguous: each part needs one line Content-Disposition: form-data; name=\"...\"," +
-		" lines end in CRLF, and the boundary is given once")
+		" lines end in CRLF, the boundary is given once, and the model is not encoded")
 	errTwoModels = errors.New(`"model" is given twice`) // the replica would take the last one, and another reader the first
 	errTwoXArgs  = errors.New(`"vllm_xargs" is given twice`)
 )
@@ -77,95 +78,143 @@ func (r *request) checkFormTransferParams(xargs []byte) *apiError {
 
 // parseFormFields returns the fields of a form that are read here. Parsers of forms differ, and a client
 // that can make the replica read another model than is read here gets around the models of its key.
-// So this accepts only what all of them read alike, and what the usual clients write. It is not
-// mime/multipart, which accepts preambles, folded and LF-ended lines, blanks behind a boundary and,
-// silently, a Content-Disposition that it cannot parse.
+// So this accepts what vLLM's parser accepts, which is starlette's with python-multipart, unless another could
+// find other fields. It is not mime/multipart, which accepts preambles, folded and LF-ended lines, blanks
+// behind a boundary and, silently, a Content-Disposition that it cannot parse.
 func parseFormFields(contentType []string, body []byte) (fields formFields, err error) {
-	boundary, err := parseFormBoundary(contentType)
+	boundary, isUTF8, err := parseFormContentType(contentType)
 	if err != nil {
 		return formFields{}, err
 	}
 	between := []byte("\r\n--" + boundary)
-	rest, ok := bytes.CutPrefix(body, between[2:])
+	rest, ok := bytes.CutPrefix(trimEmptyLines(body), between[2:])
 	hasModel, hasXArgs := false, false
 	for range maxFormParts {
 		if !ok {
 			return formFields{}, errAmbiguous
 		}
-		if after, ended := bytes.CutPrefix(rest, []byte("--")); ended && (len(after) == 0 || bytes.HasPrefix(after, []byte("\r\n"))) {
+		if isFormEnd(rest) {
 			return fields, nil // the rest is ignored by all parsers
 		}
 		head, data, whole := bytes.Cut(rest, []byte("\r\n\r\n"))
 		if !whole || len(head) > maxPartHeaderBytes || !bytes.HasPrefix(head, between[:2]) || bytes.Contains(head, between) || bytes.HasPrefix(data, between[2:]) {
 			return formFields{}, errAmbiguous
 		}
-		name, readable := parsePartName(string(head[2:]))
+		name, encoded, readable := parsePartHeader(string(head[2:]))
 		if !readable {
 			return formFields{}, errAmbiguous
 		}
 		data, rest, ok = bytes.Cut(data, between)
-		switch name {
-		case "model":
-			if hasModel {
-				return formFields{}, errTwoModels
-			}
+		switch {
+		case name != "model" && name != "vllm_xargs":
+		case encoded, !isUTF8 && !isASCII(data):
+			return formFields{}, errAmbiguous
+		case name == "model" && hasModel:
+			return formFields{}, errTwoModels
+		case name == "model":
 			fields.model, hasModel = string(bytes.TrimSpace(data[:min(len(data), maxFormNameBytes)])), true
-		case "vllm_xargs":
-			if hasXArgs {
-				return formFields{}, errTwoXArgs
-			}
+		case hasXArgs:
+			return formFields{}, errTwoXArgs
+		default:
 			fields.xargs, hasXArgs = data, true
 		}
 	}
 	return formFields{}, errAmbiguous
 }
 
-// parseFormBoundary returns the boundary of a form.
-func parseFormBoundary(contentType []string) (boundary string, err error) {
-	if len(contentType) == 0 {
-		return "", errNotMultipart
+// trimEmptyLines returns a form without the empty lines that it begins with.
+func trimEmptyLines(form []byte) []byte {
+	trimmed := bytes.TrimLeft(form, "\r\n")
+	if n := len(form) - len(trimmed); n > 0 && form[n-1] != '\n' { // a CR ends no line
+		return form
 	}
-	kind, params, err := mime.ParseMediaType(contentType[0])
-	lower := strings.ToLower(strings.Join(contentType, ","))
-	switch {
-	case !strings.Contains(lower, "multipart/"):
-		return "", errNotMultipart
-	case len(contentType) > 1, err != nil, kind != "multipart/form-data", params["boundary"] == "",
-		strings.ContainsAny(lower, `*\`), // boundary* is one for some readers, and \ is read in several ways
-		strings.TrimSpace(params["boundary"]) != params["boundary"],
-		params["charset"] != "" && !strings.EqualFold(params["charset"], "utf-8"): // starlette reads names and values by it
-		return "", errAmbiguous
-	}
-	return params["boundary"], nil
+	return trimmed
 }
 
-// parsePartName returns the name of a field from the header of its part. ok is false if parsers may differ.
-func parsePartName(header string) (name string, ok bool) {
+// isFormEnd reports whether a boundary that rest follows is the last one.
+func isFormEnd(rest []byte) bool {
+	after, ok := bytes.CutPrefix(rest, []byte("--"))
+	after = bytes.TrimLeft(after, " \t")
+	return ok && (len(after) == 0 || after[0] == '\n' || bytes.HasPrefix(after, []byte("\r\n")))
+}
+
+// asciiCharset matches charsets in which ASCII characters are single bytes of their own, by names that Python knows.
+var asciiCharset = regexp.MustCompile(`^(?i:utf-?8|us-ascii|ascii|latin-?1|iso-?8859-[0-9]{1,2}|(windows-|cp)125[0-9])$`)
+
+// parseFormContentType returns the boundary of a form, and whether its names and values are UTF-8. If not, they
+// are in a charset that contains ASCII.
+func parseFormContentType(contentType []string) (boundary string, isUTF8 bool, err error) {
+	lower := strings.ToLower(strings.Join(contentType, ","))
+	if !strings.Contains(lower, "multipart/") {
+		return "", false, errNotMultipart
+	}
+	kind, params, ok := parseHeaderParams(contentType[0])
+	boundary, charset := params["boundary"], params["charset"]
+	if len(contentType) > 1 || !ok || kind != "multipart/form-data" || boundary == "" || !isASCII([]byte(boundary)) ||
+		strings.ContainsAny(lower, `*\`) || // boundary* is one for some readers, and \ is read in several ways
+		strings.TrimSpace(boundary) != boundary || charset != "" && !asciiCharset.MatchString(charset) {
+		return "", false, errAmbiguous
+	}
+	return boundary, charset == "" || strings.EqualFold(charset, "utf-8") || strings.EqualFold(charset, "utf8"), nil
+}
+
+// isASCII reports whether all bytes of b are ASCII.
+func isASCII(b []byte) bool {
+	return !bytes.ContainsFunc(b, func(c rune) bool { return c >= utf8.RuneSelf })
+}
+
+// parsePartHeader returns the name of a field from the header of its part, and whether some parsers decode its
+// value. ok is false if they may differ about the name.
+func parsePartHeader(header string) (name string, encoded, ok bool) {
 	disposition := ""
 	for line := range strings.SplitSeq(header, "\r\n") {
 		key, value, isHeader := strings.Cut(line, ":")
 		if !isHeader || !isToken(key) || strings.ContainsAny(value, "\r\n\x00") {
-			return "", false // a folded line, or one that ends elsewhere for other readers
+			return "", false, false // a folded line, or one that ends elsewhere for other readers
 		}
 		switch value = textproto.TrimString(value); strings.ToLower(key) {
 		case "content-disposition":
 			if disposition != "" {
-				return "", false
+				return "", false, false
 			}
 			disposition = value
 		case "content-transfer-encoding":
-			if value = strings.ToLower(value); value != "7bit" && value != "8bit" && value != "binary" {
-				return "", false // some decode it
-			}
+			value = strings.ToLower(value)
+			encoded = encoded || value != "7bit" && value != "8bit" && value != "binary"
 		}
 	}
-	kind, params, err := mime.ParseMediaType(disposition)
+	kind, params, ok := parseHeaderParams(disposition)
 	name, named := params["name"]
 	lower := strings.ToLower(disposition)
-	ok = err == nil && kind == "form-data" && named && !strings.ContainsAny(name, `\"`) &&
-		strings.Count(lower, "name*") == strings.Count(lower, "filename*") && // name* is a name for some
-		!strings.Contains(disposition, `\\"`) // does the quotation end here? Python finds not
-	return name, ok
+	return name, encoded, ok && kind == "form-data" && named && !strings.ContainsAny(name, `\"'`) &&
+		strings.Count(lower, "name*") == strings.Count(lower, "filename*") // name* is a name for some
+}
+
+// headerParam matches a semicolon with the parameter that follows it, if one does: its name, and its value in
+// quotes or without. A value without them may be more than a token, as file names and boundaries are.
+var headerParam = regexp.MustCompile(`^;[ \t]*(?:([\w!#$%&'*+.^|~-]+)[ \t]*=[ \t]*(?:"((?:[^"\\]|\\.)*)"|([^"\\;]*)))?[ \t]*`)
+
+// parseHeaderParams returns the value of a header and its parameters, the value and the names in lower case. ok
+// is false if parsers may differ about them.
+func parseHeaderParams(header string) (value string, params map[string]string, ok bool) {
+	end := strings.IndexByte(header+";", ';')
+	value, rest := strings.ToLower(strings.Trim(header[:end], " \t")), header[end:]
+	params = map[string]string{}
+	for rest != "" {
+		m := headerParam.FindStringSubmatch(rest)
+		if m == nil {
+			return "", nil, false
+		}
+		rest = rest[len(m[0]):]
+		name, unquoted := strings.ToLower(m[1]), strings.TrimRight(m[3], " \t")
+		if _, twice := params[name]; twice || strings.ContainsAny(unquoted, " \t") && strings.Contains(unquoted, "=") { // two parameters, for a lenient parser
+			return "", nil, false
+		}
+		if name != "" {
+			params[name] = m[2] + unquoted
+		}
+	}
+	return value, params, !strings.Contains(header, `\\"`) // does the quotation end here? Python finds not
 }
 
 // isToken reports whether s is valid as the name of a header.
