@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/textproto"
 	"net/url"
 	"os"
 	"strconv"
@@ -508,8 +509,14 @@ func formatRedirectOrigin(location string) string {
 
 // isEncoded reports whether a body is compressed or otherwise encoded.
 func isEncoded(h http.Header) bool {
-	coding := firstHeaderValue(h, "Content-Encoding")
-	return coding != "" && !strings.EqualFold(coding, "identity")
+	for _, line := range h["Content-Encoding"] {
+		for coding := range strings.SplitSeq(line, ",") {
+			if coding = textproto.TrimString(coding); coding != "" && !strings.EqualFold(coding, "identity") {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // minWarningInterval is the time between two warnings of failed attempts on one backend: there may

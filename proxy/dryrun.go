@@ -97,6 +97,9 @@ func (p *Proxy) parseDryRun(q DryRunRequest) (*request, *DryRunError) {
 		return x, &DryRunError{http.StatusBadRequest, "endpoint must be one with a JSON body: " + strings.Join(jsonEndpoints(), ", ")}
 	}
 	x.endpoint = &endpoints[at]
+	if isEncoded(q.Header) {
+		return x, &DryRunError{http.StatusUnsupportedMediaType, contentEncodingMessage}
+	}
 	if q.Key != "" {
 		if x.account = p.keys.FindName(q.Key); x.account == nil {
 			return x, &DryRunError{http.StatusNotFound, "unknown API key name; use the name in the configuration, never the key itself"}

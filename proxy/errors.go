@@ -85,7 +85,7 @@ func (e *apiError) openAIError() openAIError {
 // anthropicErrorType returns what Anthropic calls an error of that status.
 func anthropicErrorType(status int) string {
 	switch status {
-	case http.StatusBadRequest:
+	case http.StatusBadRequest, http.StatusUnsupportedMediaType:
 		return "invalid_request_error"
 	case http.StatusUnauthorized:
 		return "authentication_error"

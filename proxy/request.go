@@ -114,6 +114,9 @@ func (r *request) admit() *apiError {
 		apiErr = r.authenticateAndLimit()
 	}
 	if apiErr == nil {
+		apiErr = r.checkContentEncoding()
+	}
+	if apiErr == nil {
 		apiErr = r.applyRoutingHints()
 	}
 	if apiErr == nil {
@@ -412,6 +415,17 @@ func (r *request) checkQueryLength() *apiError {
 	}
 	return nil
 }
+
+// checkContentEncoding refuses a compressed body before it is read: routing needs its text, and replicas read none.
+func (r *request) checkContentEncoding() *apiError {
+	if !isEncoded(r.httpReq.Header) {
+		return nil
+	}
+	r.client.Header()["Accept-Encoding"] = identityEncoding
+	return &apiError{status: http.StatusUnsupportedMediaType, kind: "invalid_request_error", code: "unsupported_content_encoding", message: contentEncodingMessage}
+}
+
+const contentEncodingMessage = "the request body has a Content-Encoding, which is not supported: send it uncompressed and without that header"
 
 // ErrCutOff is the cause to cancel the contexts of requests with that are still in flight when
 // the proxy ends. Their clients get an error that says so.

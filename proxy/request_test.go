@@ -2,6 +2,8 @@ package proxy
 
 import (
 	"bufio"
+	"bytes"
+	"compress/gzip"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -718,5 +720,46 @@ func TestEarlyDisconnectRevertsIndex(t *testing.T) {
 	f.awaitIdle()
 	if all := len(long) / 256; f.blocks()[0] > all/2 {
 		t.Errorf("index holds %d of %d blocks", f.blocks()[0], all)
+	}
+}
+
+func TestCompressedBodyRefused(t *testing.T) {
+	r := &replica{script: always(answered("200 OK", "{}"))}
+	f := serve(t, nil, r)
+	var gzipped bytes.Buffer
+	w := gzip.NewWriter(&gzipped)
+	io.WriteString(w, askWhole)
+	w.Close()
+	paths := []string{"/v1/responses/resp_1/cancel"}
+	for i := range endpoints {
+		paths = append(paths, endpoints[i].path)
+	}
+	for _, path := range paths {
+		for _, coding := range []string{"gzip", "GZIP", "x-gzip", "deflate", "br", "zstd", "gzip, identity", "identity,gzip", "unknown", `"`} {
+			resp, answer, err := f.try(path, gzipped.String(), "Content-Encoding", coding)
+			if err != nil || resp.StatusCode != http.StatusUnsupportedMediaType || !strings.Contains(answer, "Content-Encoding") || resp.Header.Get("Accept-Encoding") != "identity" {
+				t.Errorf("%s in %s: got %v %s, %v", path, coding, resp, answer, err)
+			}
+			if dialectOf(path) == anthropic {
+				isAnthropicError(t, answer, "invalid_request_error")
+			} else {
+				refused(t, answer)
+			}
+		}
+	}
+	resp, answer := f.raw("POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Encoding: identity\r\nContent-Encoding: br\r\nContent-Length: 1000000\r\n\r\n")
+	if resp.StatusCode != http.StatusUnsupportedMediaType {
+		t.Errorf("before the body: got %v %s", resp, answer)
+	}
+	if _, err := f.proxy.Explain(DryRunRequest{Header: http.Header{"Content-Encoding": {"gzip"}}, Body: &gzipped, Length: -1}); err == nil || err.(*DryRunError).Status != http.StatusUnsupportedMediaType {
+		t.Errorf("explain: got %v", err)
+	}
+	if n := len(r.requests()); n != 0 {
+		t.Errorf("%d requests were sent", n)
+	}
+	for _, coding := range []string{"identity", "Identity", "", " , identity"} {
+		if resp, answer, err := f.try("/v1/chat/completions", askWhole, "Content-Encoding", coding); err != nil || resp.StatusCode != http.StatusOK {
+			t.Errorf("%q: got %v %s", coding, resp, answer)
+		}
 	}
 }
