@@ -91,7 +91,7 @@ func (r *request) fillResponseHeader(d *router.Decision, from http.Header) (clie
 	deleteNamedByConnection(from)
 	for name, value := range from {
 		switch {
-		case name == "Content-Length", name == "X-Request-Id", isHopByHop(name), r.isProxyHeader(name):
+		case name == "Content-Length", name == requestIDHeader, isHopByHop(name), r.isProxyHeader(name):
 		case name == "Endpoint-Load-Metrics": // not for clients
 		case name == "Access-Control-Allow-Origin": // of the replica, not of this proxy
 		default:
@@ -156,7 +156,7 @@ func (r *request) isProxyHeader(name string) bool {
 // requestIDOrNew returns the client's own id if it is short and plain enough for headers and logs,
 // else a new one.
 func requestIDOrNew(h http.Header) string {
-	id := firstHeaderValue(h, "X-Request-Id")
+	id := firstHeaderValue(h, requestIDHeader)
 	if isPlainID(id) && !requestIDContainsKey(h, id) {
 		return id
 	}

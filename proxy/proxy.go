@@ -146,7 +146,7 @@ func New(o Options) *Proxy {
 // ServeHTTP implements http.Handler. Every response carries the request's id.
 func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	id := []string{requestIDOrNew(r.Header)}
-	r.Header["X-Request-Id"], w.Header()["X-Request-Id"] = id, id
+	r.Header[requestIDHeader], w.Header()[requestIDHeader] = id, id
 	if e, responseID := findEndpoint(r); e != nil {
 		p.serveEndpoint(e, responseID, w, r)
 		return

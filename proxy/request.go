@@ -90,7 +90,7 @@ func (p *Proxy) serveEndpoint(e *endpoint, responseID string, w http.ResponseWri
 // beginRequest returns a new request, which is counted and listed in flight until its finish.
 func (p *Proxy) beginRequest(e *endpoint, w http.ResponseWriter, r *http.Request) *request {
 	s := p.settings.Load()
-	x := &request{proxy: p, settings: s, endpoint: e, client: newClientWriter(w, r, s.WriteIdle), httpReq: r, arrivedAt: time.Now(), id: firstHeaderValue(r.Header, "X-Request-Id")}
+	x := &request{proxy: p, settings: s, endpoint: e, client: newClientWriter(w, r, s.WriteIdle), httpReq: r, arrivedAt: time.Now(), id: firstHeaderValue(r.Header, requestIDHeader)}
 	x.client.cancelled = &x.inFlight.cancelled
 	x.outcome.Endpoint = e.path
 	x.clientAddress = clientAddress(r.RemoteAddr, r.Header["X-Forwarded-For"], s.TrustedProxies)
