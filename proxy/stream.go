@@ -23,9 +23,9 @@ const (
 	// maxBufferedStreamBytes bounds the comments before the first event of a stream; with more
 	// of them it is relayed without one.
 	maxBufferedStreamBytes = 1 << 20
-	// roleEventDelay is how long a first event that has only a role is buffered for the next
-	// one, which follows at once, since the engine's first output makes both. If that says
-	// that the response was aborted, another backend is asked.
+	// roleEventDelay is how long events without content, the first of which may have only a role, are
+	// buffered together for what follows: an engine that is shutting down sends the role, and
+	// directly after it that the response was aborted. Then another backend is asked.
 	roleEventDelay = 25 * time.Millisecond
 	noKeepalive    = 1000 * time.Hour
 	// abortUsageTimeout bounds the wait for the usage after an abort. vLLM sends it at once.
@@ -117,9 +117,14 @@ func (s *streamRelay) readAndCommit(buffered *bytes.Buffer) *failure {
 // something out, or the stream has ended one way or another.
 func (s *streamRelay) readUntilFirstEvent(buffered *bytes.Buffer, chunk []byte) error {
 	e, commentedAt := &s.events, time.Now()
+	var relayAt time.Time
 	for !e.content && !e.finished && !e.aborted && !e.done && e.errorEvent == nil && buffered.Len() < maxBufferedStreamBytes {
 		if e.events > 0 {
-			if more, err := s.body.WaitReadable(roleEventDelay); !more {
+			if relayAt.IsZero() {
+				relayAt = time.Now().Add(roleEventDelay)
+			}
+			wait := max(time.Until(relayAt), time.Millisecond) // less might not see what has come
+			if more, err := s.body.WaitReadable(wait); !more {
 				return err
 			}
 		}

@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"warmroute/backends"
@@ -738,6 +739,96 @@ func TestRetryAfterStreamEndWithoutMark(t *testing.T) {
 			t.Errorf("%s: got %q, want the second replica's", path, got)
 		}
 		f.awaitMetric(`warmroute_retries_total{reason="broken"} 1`)
+	}
+}
+
+// beginningsWithoutText are beginnings of streams up to an event that shows output of the engine, but
+// no text.
+func beginningsWithoutText() map[string]struct{ path, first, output, end string } {
+	delta := func(d string) string {
+		return `data: {"id":"c","object":"chat.completion.chunk","model":"m","choices":[{"index":0,"delta":` + d + `,"logprobs":null,"finish_reason":null}]}` + "\n\n"
+	}
+	typed := func(kind, rest string) string {
+		return "event: " + kind + "\ndata: " + `{"type":"` + kind + `"` + rest + "}\n\n"
+	}
+	begin := messagesBegin(`{"input_tokens":4,"output_tokens":0}`)
+	return map[string]struct{ path, first, output, end string }{
+		"role in every event":   {"/v1/chat/completions", role, role, goodStream},
+		"empty content":         {"/v1/chat/completions", role, delta(`{"content":""}`), goodStream},
+		"empty reasoning":       {"/v1/chat/completions", role, delta(`{"reasoning":""}`), goodStream},
+		"no tool call yet":      {"/v1/chat/completions", role, delta(`{"role":null,"tool_calls":[]}`), goodStream},
+		"empty delta":           {"/v1/chat/completions", role, delta(`{}`), goodStream},
+		"empty text":            {"/v1/completions", "", `data: {"choices":[{"index":0,"text":"","finish_reason":null}]}` + "\n\n", endMarks[1].marks[0]},
+		"no token ids":          {"/inference/v1/generate", "", `data: {"choices":[{"index":0,"token_ids":[],"finish_reason":null}]}` + "\n\n", endMarks[2].marks[0]},
+		"a response's item":     {"/v1/responses", "", typed("response.output_item.added", `,"item":{"type":"function_call"}`), typed("response.completed", `,"response":{"status":"completed"}`)},
+		"empty reasoning text":  {"/v1/responses", "", typed("response.reasoning_text.delta", `,"delta":""`), typed("response.completed", `,"response":{"status":"completed"}`)},
+		"a message's block":     {"/v1/messages", begin, typed("content_block_start", `,"index":0,"content_block":{"type":"tool_use"}`), messagesEnd(`"tool_use"`, `{"output_tokens":2}`)},
+		"empty text in a block": {"/v1/messages", begin, typed("content_block_delta", `,"index":0,"delta":{"text":""}`), messagesEnd(`"end_turn"`, `{"output_tokens":2}`)},
+	}
+}
+
+// slowBody sends an event each fifth of roleEventDelay.
+type slowBody struct {
+	replicaBody
+	events []string
+}
+
+func (b *slowBody) WaitReadable(d time.Duration) (bool, error) { return d >= roleEventDelay/5, nil }
+
+func (b *slowBody) Read(p []byte) (n int, err error) {
+	time.Sleep(roleEventDelay / 5)
+	n = copy(p, b.events[0])
+	b.events = b.events[1:]
+	return n, nil
+}
+
+// bufferBeginning returns what is buffered of a stream of path before it is relayed.
+func bufferBeginning(t *testing.T, path string, events ...string) string {
+	var buffered bytes.Buffer
+	synctest.Test(t, func(t *testing.T) {
+		e, _ := findPath(path)
+		s := &streamRelay{attempt: &attempt{request: &request{settings: new(Settings)}}, events: eventScanner{format: e.format}}
+		s.body = &slowBody{events: events}
+		if err := s.readUntilFirstEvent(&buffered, make([]byte, chunkBytes)); err != nil {
+			t.Error(err)
+		}
+	})
+	return buffered.String()
+}
+
+func TestEventsWithoutTextBufferedAtMostRoleEventDelay(t *testing.T) {
+	for name, c := range beginningsWithoutText() {
+		t.Run(name, func(t *testing.T) {
+			events := slices.Repeat([]string{c.output}, 100)
+			if c.first != "" {
+				events = append([]string{c.first}, events...)
+			}
+			got, want := bufferBeginning(t, c.path, events...), strings.Join(events[:6], "") // the first one, and those of the delay
+			if !strings.HasPrefix(want, got) {
+				t.Errorf("buffered %q, want at most %q", got, want)
+			}
+		})
+	}
+}
+
+// The client has an event without text before the replica may send one with text.
+func TestFirstEventWithoutTextRelayed(t *testing.T) {
+	for name, c := range beginningsWithoutText() {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			relayed := make(chan struct{})
+			f := serve(t, nil, &replica{script: func(s *session) {
+				s.request()
+				s.say(sseHead, chunk(c.first+c.output))
+				s.until(relayed)
+				s.say(chunk(c.end), lastChunk)
+			}})
+			body := bodyFor(c.path)
+			br := f.streamOf(c.path, body[:len(body)-1]+`,"stream":true}`)
+			f.expect(br, c.first+c.output)
+			close(relayed)
+			f.expect(br, c.end)
+		})
 	}
 }
 
