@@ -80,7 +80,7 @@ func (h *Handler) checkOperator(w http.ResponseWriter, r *http.Request, local bo
 	}
 	w.Header().Set("WWW-Authenticate", "Bearer")
 	message := "missing admin token: send the admin_token as Authorization: Bearer TOKEN"
-	if apikey.FromHeader(r.Header, false) != "" {
+	if apikey.Bearer(r.Header) != "" {
 		message = "invalid admin token: send this proxy's admin_token"
 	}
 	writeError(w, http.StatusUnauthorized, message)
@@ -90,7 +90,7 @@ func (h *Handler) checkOperator(w http.ResponseWriter, r *http.Request, local bo
 func (h *Handler) hasValidToken(r *http.Request) bool {
 	token := *h.token.Load()
 	// Comparing hashes does not reveal the length.
-	got, want := sha256.Sum256([]byte(apikey.FromHeader(r.Header, false))), sha256.Sum256([]byte(token))
+	got, want := sha256.Sum256([]byte(apikey.Bearer(r.Header))), sha256.Sum256([]byte(token))
 	return token != "" && subtle.ConstantTimeCompare(got[:], want[:]) == 1
 }
 

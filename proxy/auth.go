@@ -31,21 +31,33 @@ func (p *Proxy) findAccount(r *http.Request, d dialect) (*apikey.Account, *apiEr
 	if p.keys.Empty() {
 		return nil, nil
 	}
-	presented := apikey.FromHeader(r.Header, d == anthropic)
-	if presented == "" {
-		p.metrics.CountUnauthorized(metrics.KeyMissing)
-		return nil, unauthorizedError("missing API key: send it as Authorization: Bearer KEY")
+	problem, message := metrics.KeyMissing, "missing API key: send it as Authorization: Bearer KEY"
+	for _, secret := range presentedSecrets(r.Header, d) {
+		if secret == "" {
+			continue
+		}
+		switch a, known := p.keys.Find(secret); {
+		case known && !a.Expired():
+			return a, nil
+		case known:
+			problem, message = metrics.KeyExpired, "API key has expired"
+		case problem == metrics.KeyMissing:
+			problem, message = metrics.KeyUnknown, "invalid API key"
+		}
 	}
-	h, known := p.keys.Find(presented)
-	switch {
-	case !known:
-		p.metrics.CountUnauthorized(metrics.KeyUnknown)
-		return nil, unauthorizedError("invalid API key")
-	case h.Expired():
-		p.metrics.CountUnauthorized(metrics.KeyExpired)
-		return nil, unauthorizedError("API key has expired")
+	p.metrics.CountUnauthorized(problem)
+	return nil, unauthorizedError(message)
+}
+
+// presentedSecrets returns the secrets that a request came with, "" for none, in the order in which
+// they count: the first one that is a valid key does. Anthropic's clients send a key in X-Api-Key, some
+// of them beside a token of their own.
+func presentedSecrets(h http.Header, d dialect) (secrets [2]string) {
+	secrets[0] = apikey.Bearer(h)
+	if d == anthropic {
+		secrets[1] = apikey.XAPIKey(h)
 	}
-	return h, nil
+	return secrets
 }
 
 func unauthorizedError(message string) *apiError {

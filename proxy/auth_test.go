@@ -78,6 +78,70 @@ func TestInvalidKeyRejected(t *testing.T) {
 	f.awaitMetric(`warmroute_key_requests_total{key="a"} 3`)
 }
 
+// Whatever else a client presents, a valid key counts. Of two, that in Authorization does.
+func TestKeyBesideAnotherSecret(t *testing.T) {
+	r := &replica{script: always(answered("200 OK", whole))}
+	f := serve(t, withKeys(keyOf("a", nil), keyOf("b", nil), keyOf("late", func(k *apikey.Key) { k.Expires = time.Now().Add(-time.Hour) })), r)
+	const token = "sk-ant-oat01-a-token-of-the-client-itself"
+	for i, c := range []struct {
+		name   string
+		path   string
+		key    string // that counts; empty: none
+		header []string
+	}{
+		{"a token that is not a key", "/v1/messages", "a", []string{"Authorization", "Bearer " + token, "X-Api-Key", secretOf("a")}},
+		{"of another endpoint", "/v1/messages/count_tokens", "a", []string{"Authorization", "Bearer " + token, "X-Api-Key", secretOf("a")}},
+		{"a password", "/v1/messages", "a", []string{"Authorization", "Basic aTph", "X-Api-Key", secretOf("a")}},
+		{"two tokens", "/v1/messages", "a", []string{"Authorization", "Bearer " + token, "Authorization", "Bearer " + secretOf("b"), "X-Api-Key", secretOf("a")}},
+		{"a key that has expired", "/v1/messages", "a", []string{"Authorization", bearer("late")[1], "X-Api-Key", secretOf("a")}},
+		{"two keys", "/v1/messages", "b", []string{"Authorization", bearer("b")[1], "X-Api-Key", secretOf("a")}},
+		{"a key in Authorization", "/v1/messages", "b", []string{"Authorization", bearer("b")[1], "X-Api-Key", token}},
+		{"none is a key", "/v1/messages", "", []string{"Authorization", "Bearer " + token, "X-Api-Key", token}},
+		{"not Anthropic's endpoint", "/v1/chat/completions", "", []string{"Authorization", "Bearer " + token, "X-Api-Key", secretOf("a")}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			req, err := http.NewRequest(http.MethodPost, f.url+c.path+"?api_key="+token+"&x=1", strings.NewReader(askWhole))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i := 0; i < len(c.header); i += 2 {
+				req.Header.Add(c.header[i], c.header[i+1])
+			}
+			presented := []string{strings.TrimPrefix(req.Header.Get("Authorization"), "Bearer "), req.Header.Get("X-Api-Key")}
+			req.Header.Set("X-Copy", presented[0])
+			req.Header.Set("X-Request-Id", presented[1])
+			resp, err := f.client.Do(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			resp.Body.Close()
+			if want := map[bool]int{true: 200, false: 401}[c.key != ""]; resp.StatusCode != want {
+				t.Fatalf("status %d, want %d", resp.StatusCode, want)
+			}
+			if c.key == "" {
+				return
+			}
+			f.awaitMetric(fmt.Sprintf(`warmroute_key_in_flight{key=%q} 0`, c.key))
+			seen := r.requests()
+			if len(seen) != i+1 {
+				t.Fatalf("the replica saw %d requests", len(seen))
+			}
+			var all strings.Builder
+			seen[i].Header.Write(&all)
+			all.WriteString(seen[i].RequestURI)
+			if h := seen[i].Header; h["Authorization"] != nil || h["X-Api-Key"] != nil || strings.Contains(all.String(), presented[1]) || h["X-Copy"] != nil && apikey.Bearer(req.Header) != "" {
+				t.Errorf("the replica saw\n%s", all.String())
+			}
+		})
+	}
+	for name, want := range map[string]int{"a": 5, "b": 2} {
+		f.awaitMetric(fmt.Sprintf(`warmroute_key_requests_total{key=%q} %d`, name, want))
+	}
+	if strings.Contains(f.log.String(), secretOf("a")) {
+		t.Error("a key is in the log")
+	}
+}
+
 func TestInvalidKeyRejectedBeforeBody(t *testing.T) {
 	t.Parallel()
 	f := serve(t, withKeys(keyOf("a", nil)), &replica{})

@@ -18,21 +18,22 @@ var keyParameters = []string{
 // must not see a key that opens this proxy. Where no keys are configured, any header may hold the
 // same few letters by chance.
 func (r *request) redactKey() (query string) {
-	secret := ""
-	if r.account != nil {
-		secret = apikey.FromHeader(r.httpReq.Header, r.endpoint.dialect() == anthropic)
+	query = redactQuery(r.httpReq.URL.RawQuery, "")
+	if r.account == nil {
+		return query
 	}
-	if len(secret) < apikey.MinKeyLength {
-		secret = ""
-	}
-	if secret != "" {
+	for _, secret := range presentedSecrets(r.httpReq.Header, r.endpoint.dialect()) {
+		if len(secret) < apikey.MinKeyLength {
+			continue
+		}
 		for name, values := range r.httpReq.Header {
 			if slices.ContainsFunc(values, func(v string) bool { return strings.Contains(v, secret) }) {
 				delete(r.httpReq.Header, name)
 			}
 		}
+		query = redactQuery(query, secret)
 	}
-	return redactQuery(r.httpReq.URL.RawQuery, secret)
+	return query
 }
 
 // redactQuery returns a query without the parameters that are keys by their name, or that hold secret
@@ -59,8 +60,8 @@ func redactQuery(query, secret string) string {
 	return strings.Join(kept, "&")
 }
 
-// requestIDContainsKey reports whether a request's id, which is logged, contains its key.
+// requestIDContainsKey reports whether a request's id, which is logged, contains a key of it.
 func requestIDContainsKey(h http.Header, id string) bool {
-	key := apikey.FromHeader(h, true)
-	return key != "" && strings.Contains(id, key)
+	secrets := presentedSecrets(h, anthropic)
+	return slices.ContainsFunc(secrets[:], func(secret string) bool { return secret != "" && strings.Contains(id, secret) })
 }

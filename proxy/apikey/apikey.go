@@ -118,23 +118,24 @@ func (s *Set) Usage() []metrics.KeyUsage {
 // maxSecretBytes bounds what is hashed of what a client presents.
 const maxSecretBytes = 4 << 10
 
-// FromHeader returns the secret in a request's header: a Bearer token or, if anthropic
-// is true, X-Api-Key. It returns "" if there is none, or more than one of a kind, which
-// servers may interpret differently.
-func FromHeader(h http.Header, anthropic bool) string {
-	values := h["Authorization"]
-	if len(values) == 0 && anthropic {
-		if values = h["X-Api-Key"]; len(values) == 1 && len(values[0]) <= maxSecretBytes {
-			return values[0]
-		}
-		return ""
-	}
-	if len(values) != 1 || len(values[0]) > maxSecretBytes {
-		return ""
-	}
-	scheme, secret, _ := strings.Cut(values[0], " ")
+// Bearer returns the Bearer token in a request's Authorization header. It returns "" if there is none,
+// or more than one such header, which servers may interpret differently.
+func Bearer(h http.Header) string {
+	scheme, secret, _ := strings.Cut(onlyValue(h["Authorization"]), " ")
 	if !strings.EqualFold(scheme, "Bearer") {
 		return ""
 	}
 	return strings.Trim(secret, " ")
+}
+
+// XAPIKey returns the value of a request's X-Api-Key header. It returns "" if there is none, or more
+// than one.
+func XAPIKey(h http.Header) string { return onlyValue(h["X-Api-Key"]) }
+
+// onlyValue returns the only one of the values, "" if it is too long for a secret or not the only one.
+func onlyValue(values []string) string {
+	if len(values) != 1 || len(values[0]) > maxSecretBytes {
+		return ""
+	}
+	return values[0]
 }

@@ -39,31 +39,34 @@ func TestParseFileErrors(t *testing.T) {
 	}
 }
 
-func TestFromHeader(t *testing.T) {
-	f := func(want string, anthropic bool, lines ...string) {
+func TestSecretsOfHeader(t *testing.T) {
+	f := func(bearer, apiKey string, lines ...string) {
 		t.Helper()
 		h := http.Header{}
 		for i := 0; i < len(lines); i += 2 {
 			h.Add(lines[i], lines[i+1])
 		}
-		if got := FromHeader(h, anthropic); got != want {
-			t.Errorf("%q: got %q, want %q", lines, got, want)
+		if got := Bearer(h); got != bearer {
+			t.Errorf("%q: the token is %q, want %q", lines, got, bearer)
+		}
+		if got := XAPIKey(h); got != apiKey {
+			t.Errorf("%q: the key is %q, want %q", lines, got, apiKey)
 		}
 	}
-	f("", false)
-	f("k", false, "Authorization", "Bearer k")
-	f("k", false, "authorization", "bEARER   k ")
-	f("", false, "Authorization", "k")
-	f("", false, "Authorization", "Bearer")
-	f("", false, "Authorization", "Basic aGk6aw==")
-	f("", false, "Authorization", "Bearer\tk")
-	f("", false, "Authorization", "Bearer k", "Authorization", "Bearer l")
-	f("", false, "Authorization", "Bearer "+strings.Repeat("k", maxSecretBytes))
-	f("", false, "X-Api-Key", "k")
-	f("k", true, "X-Api-Key", "k")
-	f("", true, "X-Api-Key", "k", "X-Api-Key", "l")
-	f("k", true, "X-Api-Key", "l", "Authorization", "Bearer k")
-	f("", true, "X-Api-Key", "l", "Authorization", "Basic k")
+	f("", "")
+	f("k", "", "Authorization", "Bearer k")
+	f("k", "", "authorization", "bEARER   k ")
+	f("", "", "Authorization", "k")
+	f("", "", "Authorization", "Bearer")
+	f("", "", "Authorization", "Basic aGk6aw==")
+	f("", "", "Authorization", "Bearer\tk")
+	f("", "", "Authorization", "Bearer k", "Authorization", "Bearer l")
+	f("", "", "Authorization", "Bearer "+strings.Repeat("k", maxSecretBytes))
+	f("", "k", "X-Api-Key", "k")
+	f("", "", "X-Api-Key", "k", "X-Api-Key", "l")
+	f("", "", "X-Api-Key", strings.Repeat("k", maxSecretBytes+1))
+	f("k", "l", "X-Api-Key", "l", "Authorization", "Bearer k")
+	f("", "l", "X-Api-Key", "l", "Authorization", "Basic k")
 }
 
 func FuzzParseFile(f *testing.F) {
@@ -90,18 +93,14 @@ func FuzzParseFile(f *testing.F) {
 	})
 }
 
-func FuzzFromHeader(f *testing.F) {
-	f.Add("Bearer k", "x", true)
-	f.Add("", "k", true)
-	f.Add("bearer  \x00", "", false)
-	f.Fuzz(func(t *testing.T, authorization, apiKey string, anthropic bool) {
-		h := http.Header{"X-Api-Key": {apiKey}}
-		if authorization != "" {
-			h["Authorization"] = []string{authorization}
-		}
-		got := FromHeader(h, anthropic)
-		if len(got) > maxSecretBytes || got != "" && !strings.HasSuffix(strings.TrimRight(authorization, " "), got) && got != apiKey {
-			t.Fatalf("%q and %q present %q", authorization, apiKey, got)
+func FuzzBearer(f *testing.F) {
+	f.Add("Bearer k")
+	f.Add("")
+	f.Add("bearer  \x00")
+	f.Fuzz(func(t *testing.T, authorization string) {
+		got := Bearer(http.Header{"Authorization": {authorization}})
+		if len(got) > maxSecretBytes || !strings.HasSuffix(strings.TrimRight(authorization, " "), got) {
+			t.Fatalf("%q presents %q", authorization, got)
 		}
 	})
 }
