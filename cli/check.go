@@ -26,8 +26,8 @@ any backend. Print a summary, or one error per line and exit with status 2.`,
 				fmt.Fprintln(cmd.ErrOrStderr(), "warning:", w)
 			}
 			summary := fmt.Sprintf("%s, policy %s, listen %s", plural(len(c.Backends), "backend"), c.Routing.Policy, c.Listen)
-			if len(c.Keys) > 0 {
-				summary += ", " + plural(len(c.Keys), "key")
+			if keys := c.APIKeys(); len(keys) > 0 {
+				summary += ", " + plural(len(keys), "key")
 			}
 			fmt.Fprintf(cmd.OutOrStdout(), "ok: %s\n", summary)
 			return nil

@@ -123,7 +123,9 @@ func (c *Config) readKeysFile(errs *errorList) {
 	}
 	index := map[string]int{}
 	for i, k := range c.Keys {
-		index[k.Name] = i
+		if _, listed := index[k.Name]; !listed {
+			index[k.Name] = i
+		}
 	}
 	for _, s := range secrets {
 		i, listed := index[s.Name]

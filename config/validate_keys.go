@@ -2,6 +2,8 @@ package config
 
 import (
 	"fmt"
+	"reflect"
+	"strings"
 	"time"
 
 	"warmroute/proxy/apikey"
@@ -15,12 +17,19 @@ const (
 	maxQueueTime = 24 * time.Hour
 )
 
-// APIKeys returns the keys in the form in which the proxy uses them. The
-// configuration must be valid.
+// APIKeys returns the keys in the form in which the proxy uses them: entries of one
+// name are one key. The configuration must be valid.
 func (c *Config) APIKeys() []apikey.Key {
 	var list []apikey.Key
+	index := map[string]int{}
 	for _, k := range c.Keys {
-		key := k.Key
+		i, listed := index[k.Name]
+		if !listed {
+			i = len(list)
+			index[k.Name] = i
+			list = append(list, k.Key)
+		}
+		key := &list[i]
 		if k.SHA256 != "" {
 			hash, _ := apikey.ParseHash(k.SHA256)
 			key.Hashes = append(key.Hashes, hash)
@@ -28,13 +37,12 @@ func (c *Config) APIKeys() []apikey.Key {
 		for _, s := range k.secrets {
 			key.Hashes = append(key.Hashes, s.Hash)
 		}
-		list = append(list, key)
 	}
 	return list
 }
 
-// validateKeys validates each API key, and that names and keys are unique. The
-// errors show only positions: a key may be in the wrong place.
+// validateKeys validates each API key, that keys are unique, and that entries of one name
+// agree. The errors show only positions: a key may be in the wrong place.
 func (c *Config) validateKeys(errs *errorList) {
 	checkOneOf(errs, "tenant", "mode", c.Tenant, "share", "isolate")
 	if errs.hasAny("keys") {
@@ -44,7 +52,7 @@ func (c *Config) validateKeys(errs *errorList) {
 		errs.add("keys", "the list has %d keys; the maximum is %d, since metrics have a series for each", len(c.Keys), maxKeys)
 		return
 	}
-	names, hashes := map[string]string{}, map[apikey.Hash]string{}
+	names, hashes := map[string]int{}, map[apikey.Hash]string{}
 	for i, k := range c.Keys {
 		at := fmt.Sprintf("keys[%d]", i)
 		if errs.hasAny(at) {
@@ -63,12 +71,24 @@ func (c *Config) validateKeys(errs *errorList) {
 			errs.add(at+".name", "is not a valid name: %s", apikey.NameRule)
 			continue
 		}
-		if first, taken := names[k.Name]; taken {
-			errs.add(at+".name", "is already the name of %s; rename one of the two", first)
+		if first, listed := names[k.Name]; !listed {
+			names[k.Name] = i
+		} else if differ := differingSettings(&c.Keys[first].Key, &k.Key); len(differ) > 0 {
+			errs.add(at, "has the name of keys[%d], so both are one key, but they differ in %s; give both the same values, or rename one", first, strings.Join(differ, ", "))
 		}
-		names[k.Name] = at
 		c.validateKeyHashes(errs, at, k, hashes)
 	}
+}
+
+// differingSettings returns the names of the settings in which two entries of one name differ.
+func differingSettings(a, b *apikey.Key) (names []string) {
+	for _, field := range reflect.VisibleFields(reflect.TypeFor[apikey.Key]()) {
+		name := field.Tag.Get("mapstructure")
+		if x, y := reflect.ValueOf(*a).FieldByIndex(field.Index), reflect.ValueOf(*b).FieldByIndex(field.Index); name != "-" && !reflect.DeepEqual(x.Interface(), y.Interface()) {
+			names = append(names, name)
+		}
+	}
+	return names
 }
 
 // validateKeyHashes validates the hashes of the key at path at. seen has the path of

@@ -32,8 +32,9 @@ func TestKeyErrorsHideKeys(t *testing.T) {
 		{"no name", "keys: [{" + hash + "}]", "", "keys[0].name: is not a valid name: " + apikey.NameRule},
 		{"no key", "keys: [{name: a}]", "", "keys[0]: has no key; set sha256, or set keys_file and add a line for it there"},
 		{"no line in the file", "keys: [{name: a}]", "b " + plainKey, "keys[0]: has no key; set sha256, or add a line for it to KEYS"},
-		{"duplicate name", "keys: [{name: a, " + hash + "}, {name: a, sha256: " + strings.Repeat("b", 64) + "}]", "",
-			"keys[1].name: is already the name of keys[0]; rename one of the two"},
+		{"one name with two limits", "keys: [{name: a, " + hash + ", models: [m], concurrency: 3}, {name: b, sha256: " + strings.Repeat("c", 64) + "}, {name: a, sha256: " + strings.Repeat("b", 64) + ", models: [m], priority: 3, expires: 2027-01-31}]", "",
+			"keys[2]: has the name of keys[0], so both are one key, but they differ in concurrency, priority, expires; give both the same values, or rename one"},
+		{"one name twice, without a key", "keys: [{name: a, " + hash + "}, {name: a}]", "a " + plainKey, "keys[1]: has no key; set sha256, or add a line for it to KEYS"},
 		{"duplicate key", "keys: [{name: a, " + hash + "}, {name: b, " + hash + "}]", "", "keys[1].sha256: is the same key as keys[0]; create another one"},
 		{"duplicate key in the file", "", "a " + plainKey + "\nb " + plainKey, "KEYS: line 2: is the same key as KEYS: line 1; create another one"},
 		{"no models", "keys: [{name: a, " + hash + ", models: []}]", "", "keys[0]: models is empty, which allows none; delete the line to allow all models"},
@@ -114,6 +115,32 @@ keys:
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
+	}
+}
+
+// Entries of one name are one key, in the list as in the file.
+func TestKeyRotation(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "keys")
+	if err := os.WriteFile(file, []byte("a "+plainKey+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	limits := "models: [m], requests_per_minute: 5, expires: 2027-01-31"
+	c := mustLoad(t, `
+backends: ["http://a:8000"]
+keys_file: `+file+`
+keys:
+  - {name: a, sha256: `+aHash+`, `+limits+`}
+  - {name: b, sha256: `+strings.Repeat("c", 64)+`}
+  - {name: a, sha256: `+strings.Repeat("b", 64)+`, `+limits+`}
+`)
+	got := c.APIKeys()
+	if len(got) != 2 || got[0].Name != "a" || len(got[0].Hashes) != 3 || got[0].RequestsPerMinute != 5 || got[1].Name != "b" || len(got[1].Hashes) != 1 {
+		t.Errorf("got %+v", got)
+	}
+	keys := apikey.New(got)
+	old, _ := keys.Find(plainKey)
+	if old == nil || len(keys.Usage()) != 2 {
+		t.Errorf("%+v, usage %+v", old, keys.Usage())
 	}
 }
 
