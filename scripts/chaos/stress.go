@@ -22,9 +22,9 @@ import (
 
 const (
 	stressClients = 64
-	// stressHang is the time without progress after which a request counts as hung. It is far above
-	// what any of them takes, also on a busy machine.
-	stressHang = time.Minute
+	// stressHangTimeout is the time without progress after which a request counts as hung. It is far
+	// above what any of them takes, also on a busy machine.
+	stressHangTimeout = time.Minute
 )
 
 // stressEnvironment gives the proxy more running threads than the machine has processors, and a
@@ -43,14 +43,18 @@ var stressCommands = []string{ // never modified
 func (o *options) stressConnections(ctx context.Context, r *rig) (err error) {
 	var replicas []*testbed.Replica
 	for i := range 2 {
-		one, err := r.newReplica(fmt.Sprint("stress-r", i), "--speed", "10000", "--kv-tokens", "200000")
-		if err != nil {
+		var one *testbed.Replica
+		if one, err = r.newReplica(fmt.Sprint("stress-r", i), "--speed", "10000", "--kv-tokens", "200000"); err != nil {
 			return err
 		}
+		defer func() {
+			if one.Running() {
+				err = errors.Join(err, testbed.KillAndWait(one))
+			}
+		}()
 		if err := r.startAndAwaitHealthy(ctx, []*testbed.Replica{one}); err != nil {
 			return err
 		}
-		defer func() { err = errors.Join(err, testbed.KillAndWait(one)) }()
 		replicas = append(replicas, one)
 	}
 	p, err := r.newProxy("stress", "log: {level: warn}")
@@ -66,20 +70,25 @@ func (o *options) stressConnections(ctx context.Context, r *rig) (err error) {
 	}
 	defer func() { err = errors.Join(err, p.Terminate(waitTimeout)) }()
 	for _, command := range stressCommands {
-		competitor, err := testbed.StartProcess(exec.Command("sh", "-c", command))
-		if err != nil {
+		var competitor *testbed.Process
+		if competitor, err = testbed.StartProcess(exec.Command("sh", "-c", command)); err != nil {
 			return err
 		}
 		defer func() { err = errors.Join(err, competitor.KillAndWait()) }()
 	}
 	began := time.Now()
-	s := &stress{verdict: r.verdict, url: p.URL, requests: int64(o.stressRequests)}
-	if s.run(ctx); s.hung.Load() {
-		return errors.Join(ctx.Err(), saveGoroutines(p.Admin, filepath.Join(r.dir, "stress.goroutines")))
+	s := &stress{verdict: r.verdict, url: p.URL, requests: int64(o.stressRequests), hangTimeout: stressHangTimeout}
+	hung := s.runUntilHang(ctx)
+	if hung { // the connections are still open
+		err = saveGoroutines(p.Admin, filepath.Join(r.dir, "stress.goroutines"))
+	}
+	s.end()
+	if err := errors.Join(ctx.Err(), err); hung || err != nil {
+		return err
 	}
 	took := time.Since(began)
 	r.verdict.addMeasurement("%d requests, %d of them disconnected, %.0f a second", s.begun.Load(), s.disconnected.Load(), float64(s.begun.Load())/took.Seconds())
-	return ctx.Err()
+	return nil
 }
 
 // saveGoroutines writes the stacks of all goroutines of a proxy to a file.
@@ -98,10 +107,11 @@ type stress struct {
 	verdict      *verdict
 	url          string
 	requests     int64
+	hangTimeout  time.Duration
 	begun        atomic.Int64
 	disconnected atomic.Int64
-	hung         atomic.Bool
 	clients      [stressClients]stressClient
+	end          func() // ends the requests that still run and waits for them; set by runUntilHang
 }
 
 // stressClient is one of the clients, which send one request after another.
@@ -112,10 +122,10 @@ type stressClient struct {
 	progressedAt atomic.Int64 // in nanoseconds of the Unix time; 0: it has ended
 }
 
-// run sends all requests, and returns when each has ended or one has hung.
-func (s *stress) run(ctx context.Context) {
+// runUntilHang sends all requests, and returns when each has ended or one has hung. The caller must
+// call end.
+func (s *stress) runUntilHang(ctx context.Context) (hung bool) {
 	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
 	var running sync.WaitGroup
 	for i := range s.clients {
 		c := &s.clients[i]
@@ -138,19 +148,23 @@ func (s *stress) run(ctx context.Context) {
 		defer close(ended)
 		running.Wait()
 	}()
-	watch := time.NewTicker(time.Second)
+	s.end = func() {
+		cancel()
+		<-ended
+	}
+	watch := time.NewTicker(s.hangTimeout / 60)
 	defer watch.Stop()
 	for {
 		select {
 		case <-ended:
-			return
+			return false
 		case <-watch.C:
 		}
 		for i := range s.clients {
 			at := s.clients[i].progressedAt.Load()
-			if at != 0 && time.Since(time.Unix(0, at)) > stressHang && s.hung.CompareAndSwap(false, true) {
-				s.verdict.require(false, "a request of client %d made no progress in %v", i, stressHang)
-				cancel()
+			if at != 0 && time.Since(time.Unix(0, at)) > s.hangTimeout {
+				s.verdict.require(false, "a request of client %d made no progress in %v", i, s.hangTimeout)
+				return true
 			}
 		}
 	}
