@@ -57,7 +57,7 @@ func askable(t testing.TB, list ...apikey.Key) *asked {
 			Breaker: router.BreakerSettings{Failures: 1, Open: time.Minute}, PollInterval: time.Hour,
 		},
 		Backends: registry.All(), Catalog: registry.Catalog, BlockBytes: 64, IndexMaxBytes: 1 << 20,
-		Now: time.Now, Rand: rand.New(rand.NewPCG(1, 2)),
+		Now: time.Now, Rand: rand.NewPCG(1, 2),
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -16,7 +16,7 @@ func TestRedisState(t *testing.T) {
 		t.Errorf("a proxy that is alone has %+v", s)
 	}
 	r, err := router.New(router.Options{
-		Settings: router.Settings{Policy: "prefix"}, BlockBytes: 256, IndexMaxBytes: 1 << 20, Now: time.Now, Rand: rand.New(rand.NewPCG(1, 1)),
+		Settings: router.Settings{Policy: "prefix"}, BlockBytes: 256, IndexMaxBytes: 1 << 20, Now: time.Now, Rand: rand.NewPCG(1, 1),
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -29,7 +29,7 @@ func BenchmarkDecision(b *testing.B) {
 				}
 				o := router.Options{
 					Settings: router.Settings{Policy: "prefix", PollInterval: time.Second}, Backends: list, BlockBytes: 256, IndexMaxBytes: 1 << 26,
-					Now: time.Now, Rand: rand.New(rand.NewPCG(1, 1)),
+					Now: time.Now, Rand: rand.NewPCG(1, 1),
 				}
 				outbox := NewOutbox()
 				if shared {
@@ -85,7 +85,7 @@ func BenchmarkApply(b *testing.B) {
 			}
 			r, err := router.New(router.Options{
 				Settings: router.Settings{Policy: "prefix", PollInterval: time.Second}, Backends: list, BlockBytes: 256, IndexMaxBytes: 1 << 26,
-				Now: time.Now, Rand: rand.New(rand.NewPCG(1, 1)),
+				Now: time.Now, Rand: rand.NewPCG(1, 1),
 			})
 			if err != nil {
 				b.Fatal(err)

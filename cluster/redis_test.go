@@ -129,7 +129,7 @@ func newProxy(t *testing.T, s *redisServer, change ...func(*Options)) *testProxy
 	outbox := NewOutbox()
 	r, err := router.New(router.Options{
 		Settings: router.Settings{Policy: "prefix", PollInterval: time.Second}, Backends: p.backends, BlockBytes: 256, IndexMaxBytes: 1 << 26,
-		Now: time.Now, Rand: rand.New(rand.NewPCG(1, 1)), Reporter: outbox,
+		Now: time.Now, Rand: rand.NewPCG(1, 1), Reporter: outbox,
 	})
 	if err != nil {
 		t.Fatal(err)

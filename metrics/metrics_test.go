@@ -48,7 +48,7 @@ func newFixture(t testing.TB, fleet ...*backends.Backend) *fixture {
 	r, err := router.New(router.Options{
 		Settings: router.Settings{Policy: "prefix", PollInterval: time.Second},
 		Backends: registry.All(), BlockBytes: 256, IndexMaxBytes: 1 << 20,
-		Now: time.Now, Rand: rand.New(rand.NewPCG(1, 1)),
+		Now: time.Now, Rand: rand.NewPCG(1, 1),
 	})
 	if err != nil {
 		t.Fatal(err)

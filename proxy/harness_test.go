@@ -134,7 +134,7 @@ func newFleet(t testing.TB, list []*backends.Backend, policy string, hold router
 			PollInterval: time.Hour, // what serve says of load does not fade
 		},
 		Backends: registry.All(), Catalog: registry.Catalog, BlockBytes: 256, IndexMaxBytes: 64 << 20,
-		Now: time.Now, Rand: rand.New(rand.NewPCG(1, 2)),
+		Now: time.Now, Rand: rand.NewPCG(1, 2),
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -95,7 +95,7 @@ func newRun(s *Scenario, requests *Requests) (*run, error) {
 			},
 			Backends: r.all, BlockBytes: int(float64(requests.BlockTokens) * s.bytesPerToken()), IndexMaxBytes: indexBytes, IndexMargin: 1,
 			Now:  func() time.Time { return wallTime(r.now) },
-			Rand: rand.New(rand.NewPCG(s.Seed, 2)),
+			Rand: rand.NewPCG(s.Seed, 2),
 		})
 		if err != nil {
 			return nil, err

@@ -2,6 +2,7 @@ package router
 
 import (
 	"math"
+	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -64,10 +65,11 @@ type BackendExplanation struct {
 
 // Explain returns what Pick would return at this moment, by the code that decides;
 // the backends that were tried are excluded. Nothing is reserved, used, learned or
-// remembered. Where chance decides, Pick may choose another backend.
+// remembered. Where chance decides, the next Pick draws the same.
 func (r *Router) Explain(req Request, tried ...*backends.Backend) Explanation {
 	r.mu.Lock()
 	defer r.unlockAndRunCallbacks()
+	defer func(drawn rand.PCG) { *r.rand = drawn }(*r.rand)
 	now := r.now()
 	req.Backends = r.currentBackends(&req)
 	r.beginDecision(&req, tried, now)

@@ -45,7 +45,7 @@ func newFleet(t testing.TB, n int, name string, change ...func(*Options)) (*Rout
 	c := &clock{time.Unix(1000, 0)}
 	o := Options{
 		Settings: Settings{Policy: name, PollInterval: time.Second}, Backends: fleet, BlockBytes: 256, IndexMaxBytes: 1 << 26,
-		Now: c.read, Rand: rand.New(rand.NewPCG(1, 1)),
+		Now: c.read, Rand: rand.NewPCG(1, 1),
 	}
 	for _, f := range change {
 		f(&o)

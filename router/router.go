@@ -53,7 +53,7 @@ type Options struct {
 	IndexMaxBytes int64
 	IndexMargin   float64          // the index's size over that of the caches it mirrors; 0: 1.2
 	Now           func() time.Time // the wall clock's, or a simulation's
-	Rand          *rand.Rand
+	Rand          *rand.PCG        // from which the policy draws what it leaves to chance
 	// Reporter is told what is sent to the backends, for the peers; nil: there are none.
 	Reporter PlacementReporter
 	// Catalog returns what the fleet serves now; requests follow it when it changes.
@@ -68,7 +68,7 @@ type Router struct {
 	blockBytes   int
 	now          func() time.Time
 	start        time.Time
-	rand         *rand.Rand
+	rand         *rand.PCG // used by the policy; guarded by mu
 	catalog      func() *backends.Catalog
 	onPanic      func(cause any, stack []byte)            // nil: panics are not recovered
 	queueStarted chan struct{}                            // to Run: the queue is not empty any more
@@ -178,7 +178,7 @@ func (r *Router) configure(s Settings, definition policy.Definition) {
 	r.mu.Lock()
 	defer r.unlockAndRunCallbacks()
 	if r.policy.Policy == nil || s.Policy != r.policy.definition.Name || s.PolicySettings != r.settings.PolicySettings {
-		r.policy = activePolicy{definition.New(s.PolicySettings, r.rand), definition}
+		r.policy = activePolicy{definition.New(s.PolicySettings, rand.New(r.rand)), definition}
 	}
 	r.settings = s
 	r.queue.Configure(s.Queue)

@@ -108,7 +108,7 @@ func New(o Options) (*Server, error) {
 		BlockBytes:    c.Index.BlockBytes,
 		IndexMaxBytes: c.Index.MaxBytes,
 		Now:           time.Now,
-		Rand:          mathrand.New(mathrand.NewPCG(mathrand.Uint64(), mathrand.Uint64())),
+		Rand:          mathrand.NewPCG(mathrand.Uint64(), mathrand.Uint64()),
 		OnPanic:       func(cause any, stack []byte) { s.reportPanic(recovery.Dispatch, cause, stack) },
 	}); err != nil {
 		return nil, err

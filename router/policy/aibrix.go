@@ -35,7 +35,6 @@ func newAIBrix(o options) Policy {
 }
 
 func (p *aibrix) Choose(r *Request, candidates []Candidate) (index int) {
-	evictUnusedSince(p.lru, r.Now.Add(-maxAIBrixAge))
 	least, most := loadRange(candidates)
 	p.eligible = p.eligible[:0]
 	for i := range candidates {
@@ -43,7 +42,7 @@ func (p *aibrix) Choose(r *Request, candidates []Candidate) (index int) {
 			p.eligible = append(p.eligible, i)
 		}
 	}
-	matched := p.countPrefixMatches(r.Blocks, candidates)
+	matched := p.countPrefixMatchesSince(r.Blocks, candidates, r.Now.Add(-maxAIBrixAge))
 	bound := p.meanPlusDeviation(candidates)
 	r.traceScores("leading blocks of the prompt sent to it before, unless it is too busy", true, len(candidates), func(i int) float64 {
 		if candidates[i].Requests > bound || !slices.Contains(p.eligible, i) {
@@ -66,6 +65,7 @@ func (p *aibrix) Choose(r *Request, candidates []Candidate) (index int) {
 
 // RecordSent implements Recorder.
 func (p *aibrix) RecordSent(r *Request, c *Candidate) {
+	evictUnusedSince(p.lru, r.Now.Add(-maxAIBrixAge))
 	p.lru.Resize(min(p.maxBlocks, r.toBlocks(maxAIBrixTokens)))
 	p.sharedTable.RecordSent(r, c)
 }

@@ -24,10 +24,15 @@ type dynamo struct {
 func newDynamo(o options) Policy { return &dynamo{newPrefixTable(o.maxBlocks, tailFirst), o.rng} }
 
 func (p *dynamo) Choose(r *Request, candidates []Candidate) (index int) {
-	p.evictUnused(r.Now.Add(-maxDynamoAge))
-	matched := p.countPrefixMatches(r.Blocks, candidates)
+	matched := p.countPrefixMatchesSince(r.Blocks, candidates, r.Now.Add(-maxDynamoAge))
 	return r.pickLowest("tokens to prefill and in use", len(candidates), p.rng, func(i int) float64 {
 		c := &candidates[i]
 		return max(c.UnstartedTokens+r.uncachedTokens(matched[i]), 0) + c.ContextTokens
 	})
+}
+
+// RecordSent implements Recorder.
+func (p *dynamo) RecordSent(r *Request, c *Candidate) {
+	p.evictUnused(r.Now.Add(-maxDynamoAge))
+	p.prefixTable.RecordSent(r, c)
 }

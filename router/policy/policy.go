@@ -112,8 +112,8 @@ type Candidate struct {
 // foreignSequences returns how many of the sequences in flight are not of this router's requests.
 func (c *Candidate) foreignSequences() float64 { return max(0, c.InFlight-c.Requests*c.Weight) }
 
-// Trace is what a dry run of Choose reports of its choice. Chance is drawn from as
-// ever, so where it decides, the next Choose may choose another candidate.
+// Trace is what a dry run of Choose reports of its choice. Chance is drawn from as ever: a caller that
+// wants the next Choose to draw the same restores its source.
 type Trace struct {
 	Criterion   string    // what the last deciding step compares, in words
 	Scores      []float64 // by candidate; nil: the policy compares none

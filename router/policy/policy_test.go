@@ -315,8 +315,9 @@ func TestMemoryBound(t *testing.T) {
 	}
 }
 
-// Of two equal policies, one makes a dry run before each choice: it predicts the
-// choice, and both policies choose the same to the end.
+// Of two equal policies, one makes dry runs before each choice, also of a later time and with a backend
+// more: that of the present predicts the choice, one that is repeated chooses the same, and both policies
+// choose the same to the end.
 func TestTraceIsADryRun(t *testing.T) {
 	for _, name := range Names() {
 		t.Run(name, func(t *testing.T) {
@@ -326,17 +327,24 @@ func TestTraceIsADryRun(t *testing.T) {
 			first, second := scenario(9), scenario(9)
 			for step := range 300 {
 				r, all := first(step)
-				chance, _ := asked.MarshalBinary()
-				var trace Trace
-				r.Trace = &trace
-				dry := one.Choose(r, all)
-				if err := asked.UnmarshalBinary(chance); err != nil {
-					t.Fatal(err)
+				dryRun := func(delay time.Duration, candidates []Candidate) (index int, trace Trace) {
+					chance := *asked
+					request := *r
+					request.Now, request.Trace = r.Now.Add(delay), &trace
+					index = one.Choose(&request, candidates)
+					*asked = chance
+					return index, trace
 				}
+				more := append(slices.Clone(all), Candidate{Slot: 70, NameHash: 70, Weight: 1, PrefillRate: 8000})
+				later := time.Duration(1+step) * time.Minute
+				once, _ := dryRun(later, more)
+				if again, _ := dryRun(later, more); again != once {
+					t.Fatalf("step %d: a dry run chose %d, and then %d", step, once, again)
+				}
+				dry, trace := dryRun(0, all)
 				if trace.Criterion == "" || trace.Scores != nil && len(trace.Scores) != len(all) {
 					t.Fatalf("step %d: trace %+v for %d candidates", step, trace, len(all))
 				}
-				r.Trace = nil
 				chosen := chooseAndRecord(one, r, all)
 				r, all = second(step)
 				if want := chooseAndRecord(other, r, all); chosen != want || dry != want {

@@ -27,22 +27,18 @@ func (p *preble) Choose(r *Request, candidates []Candidate) (index int) {
 	longest := 0
 	for i := range candidates {
 		longest = max(longest, matched[i])
-		for len(p.recent) <= candidates[i].Slot {
-			p.recent = append(p.recent, window{})
-		}
-		p.recent[candidates[i].Slot].advance(r.Now)
 	}
 	criterion := "uncached tokens of the last three minutes, plus this prompt's"
 	if r.matchShare(longest) > p.ratio {
 		criterion = "requests of the last three minutes, among the longest matches"
 	}
 	return r.pickLowest(criterion, len(candidates), p.rng, func(i int) float64 {
-		w := &p.recent[candidates[i].Slot]
+		requests, tokens := p.countRecent(candidates[i].Slot, r.Now)
 		if r.matchShare(longest) <= p.ratio {
-			return w.tokens + r.uncachedTokens(matched[i])
+			return tokens + r.uncachedTokens(matched[i])
 		}
 		if matched[i] == longest {
-			return w.requests
+			return requests
 		}
 		return math.Inf(1)
 	})
@@ -51,8 +47,21 @@ func (p *preble) Choose(r *Request, candidates []Candidate) (index int) {
 // RecordSent implements Recorder.
 func (p *preble) RecordSent(r *Request, c *Candidate) {
 	matched := p.countPrefixMatches(r.Blocks, []Candidate{*c})
-	p.recent[c.Slot].addRequest(r.uncachedTokens(matched[0]))
+	for len(p.recent) <= c.Slot {
+		p.recent = append(p.recent, window{})
+	}
+	w := &p.recent[c.Slot]
+	w.advance(r.Now)
+	w.addRequest(r.uncachedTokens(matched[0]))
 	p.prefixTable.RecordSent(r, c)
+}
+
+// countRecent returns what a backend was sent in the three minutes before now.
+func (p *preble) countRecent(slot int, now time.Time) (requests, tokens float64) {
+	if slot >= len(p.recent) {
+		return 0, 0
+	}
+	return p.recent[slot].countAt(now)
 }
 
 // Forget implements Forgetter.
@@ -65,14 +74,17 @@ func (p *preble) Forget(slot int) {
 
 const windowSeconds = int64(3 * time.Minute / time.Second)
 
-// window counts what a backend was sent in the last three minutes, second by
-// currentSecond.
+// window counts what a backend was sent in the three minutes before now, second by second.
 type window struct {
-	requests, tokens float64 // in all
-	seconds          [windowSeconds]struct{ requests, tokens float64 }
-	now              int64
+	sum     sentCount
+	seconds [windowSeconds]sentCount
+	now     int64
 }
 
+// sentCount counts what was sent.
+type sentCount struct{ requests, tokens float64 }
+
+// advance moves the window to its end at a time.
 func (w *window) advance(now time.Time) {
 	to := now.Unix()
 	if to-w.now >= windowSeconds {
@@ -80,18 +92,30 @@ func (w *window) advance(now time.Time) {
 	}
 	for w.now < to {
 		w.now++
-		s := w.currentSecond()
-		w.requests, w.tokens = w.requests-s.requests, w.tokens-s.tokens
-		s.requests, s.tokens = 0, 0
+		s := w.second(w.now)
+		w.sum.requests, w.sum.tokens = w.sum.requests-s.requests, w.sum.tokens-s.tokens
+		*s = sentCount{}
 	}
 }
 
-func (w *window) addRequest(tokens float64) {
-	s := w.currentSecond()
-	s.requests, s.tokens = s.requests+1, s.tokens+tokens
-	w.requests, w.tokens = w.requests+1, w.tokens+tokens
+// countAt returns what the window has after advance to a time.
+func (w *window) countAt(now time.Time) (requests, tokens float64) {
+	to := now.Unix()
+	if to-w.now >= windowSeconds {
+		return 0, 0
+	}
+	sum := w.sum
+	for at := w.now + 1; at <= to; at++ {
+		s := w.second(at)
+		sum.requests, sum.tokens = sum.requests-s.requests, sum.tokens-s.tokens
+	}
+	return sum.requests, sum.tokens
 }
 
-func (w *window) currentSecond() *struct{ requests, tokens float64 } {
-	return &w.seconds[uint64(w.now)%uint64(windowSeconds)]
+func (w *window) addRequest(tokens float64) {
+	for _, s := range []*sentCount{w.second(w.now), &w.sum} {
+		s.requests, s.tokens = s.requests+1, s.tokens+tokens
+	}
 }
+
+func (w *window) second(at int64) *sentCount { return &w.seconds[uint64(at)%uint64(windowSeconds)] }

@@ -173,10 +173,10 @@ func (p *Prefix) updatePressure(r *Request, candidates []Candidate, meanRate flo
 	gain := 0.0
 	for i := range candidates {
 		c := &candidates[i]
-		for len(p.queued) <= c.Slot {
-			p.queued = append(p.queued, averagedQueue{})
+		var q averagedQueue
+		if c.Slot < len(p.queued) {
+			q = p.queued[c.Slot]
 		}
-		q := p.queued[c.Slot]
 		if i == 0 || !q.at.Equal(last) { // most often all have the same
 			last, gain = q.at, 1
 			if !q.at.IsZero() {
@@ -187,6 +187,9 @@ func (p *Prefix) updatePressure(r *Request, candidates []Candidate, meanRate flo
 		q.at = r.Now
 		tokens += q.tokens * (meanRate / c.PrefillRate)
 		if r.Trace == nil {
+			for len(p.queued) <= c.Slot {
+				p.queued = append(p.queued, averagedQueue{})
+			}
 			p.queued[c.Slot] = q
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"math/bits"
 	"math/rand/v2"
 	"slices"
+	"sort"
 	"time"
 
 	"github.com/hashicorp/golang-lru/v2/simplelru"
@@ -154,6 +155,15 @@ func evictUnusedSince(l *lru, t time.Time) {
 	}
 }
 
+// countUsedSince returns how many of the first blocks of a prompt, all of which are in l, were used at t or
+// later. A block is used whenever one that follows it is, so the others are at the end.
+func countUsedSince(l *lru, blocks []prompt.Block, t time.Time) int {
+	return sort.Search(len(blocks), func(i int) bool {
+		used, _ := l.Peek(blocks[i])
+		return used < t.UnixNano()
+	})
+}
+
 // useOrder yields the blocks of a prompt in the order in which they are used, and
 // so in which they are evicted.
 type useOrder func([]prompt.Block) iter.Seq2[int, prompt.Block]
@@ -238,10 +248,21 @@ func (t *prefixTable) resizePart(p *tablePart) {
 
 // blockCount returns the number of a backend's blocks.
 func (t *prefixTable) blockCount(slot int) int {
-	if l := t.ensurePart(slot).lru; l != nil {
-		return l.Len()
+	if slot >= len(t.parts) || t.parts[slot].lru == nil {
+		return 0
 	}
-	return 0
+	return t.parts[slot].lru.Len()
+}
+
+// countPrefixMatchesSince is countPrefixMatches without the blocks whose last use was before since.
+func (t *prefixTable) countPrefixMatchesSince(blocks []prompt.Block, candidates []Candidate, since time.Time) (counts []int) {
+	counts = t.countPrefixMatches(blocks, candidates)
+	for i, n := range counts {
+		if n > 0 {
+			counts[i] = countUsedSince(t.parts[candidates[i].Slot].lru, blocks[:n], since)
+		}
+	}
+	return counts
 }
 
 // evictUnused removes the blocks whose last use was before since.
@@ -301,6 +322,18 @@ func (t *sharedTable) addBlocks(slot int, blocks []prompt.Block, now time.Time) 
 		t.insert(b, slot)
 		t.lru.Add(b, now.UnixNano())
 	}
+}
+
+// countPrefixMatchesSince is countPrefixMatches without the blocks whose last use was before since.
+func (t *sharedTable) countPrefixMatchesSince(blocks []prompt.Block, candidates []Candidate, since time.Time) (counts []int) {
+	counts = t.countPrefixMatches(blocks, candidates)
+	if longest := slices.Max(counts); longest > 0 {
+		used := countUsedSince(t.lru, blocks[:longest], since)
+		for i, n := range counts {
+			counts[i] = min(n, used)
+		}
+	}
+	return counts
 }
 
 // Forget implements Forgetter for the policies that embed a sharedTable. Blocks

@@ -46,8 +46,8 @@ func (p *stickyLeastLoaded) Choose(r *Request, candidates []Candidate) (index in
 
 // count returns the number of sessions of a slot.
 func (p *stickyLeastLoaded) count(slot int) int {
-	for len(p.sessions) <= slot {
-		p.sessions = append(p.sessions, 0)
+	if slot >= len(p.sessions) {
+		return 0
 	}
 	return p.sessions[slot]
 }
@@ -64,7 +64,10 @@ func (p *stickyLeastLoaded) RecordSent(r *Request, c *Candidate) {
 		}
 		p.slots.Remove(key)
 	}
-	p.sessions[c.Slot] = p.count(c.Slot) + 1
+	for len(p.sessions) <= c.Slot {
+		p.sessions = append(p.sessions, 0)
+	}
+	p.sessions[c.Slot]++
 	p.slots.Add(key, c.Slot)
 }
 

@@ -65,7 +65,7 @@ func newKept(t testing.TB, n int) *kept {
 	var err error
 	k.Router, err = router.New(router.Options{
 		Settings: router.Settings{Policy: "prefix", PollInterval: time.Second},
-		Backends: k.fleet, BlockBytes: blockBytes, IndexMaxBytes: 1 << 26, Now: clock, Rand: rand.New(rand.NewPCG(1, 1)),
+		Backends: k.fleet, BlockBytes: blockBytes, IndexMaxBytes: 1 << 26, Now: clock, Rand: rand.NewPCG(1, 1),
 	})
 	if err != nil {
 		t.Fatal(err)
