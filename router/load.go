@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"warmroute/backends"
+	"warmroute/router/estimate"
+	"warmroute/router/policy"
 )
 
 const (
@@ -51,6 +53,7 @@ type load struct {
 	requests  int     // those of peers included
 	ofPeers   int     // requests of peers
 	unstarted float64 // uncached tokens of requests without output
+	attended  float64 // by these; see attendedTokens
 	unseen    float64 // prompt tokens of requests without output
 }
 
@@ -69,6 +72,7 @@ func (l *load) addRequest(d *Decision, now time.Time) {
 	}
 	l.addAdapter(d)
 	l.unstarted += p.Uncached
+	l.attended += attendedTokens(p)
 	l.unseen += p.PromptTokens
 	l.pending = append(l.pending, d)
 	l.tokens += p.Uncached
@@ -97,6 +101,7 @@ func (l *load) queuedTokens(now time.Time, prefillRate float64) (tokens float64)
 // answer sent before it that is not streamed.
 func (l *load) dropPrefilledUpTo(d *Decision, now time.Time) {
 	l.unstarted -= d.prediction.Uncached
+	l.attended -= attendedTokens(&d.prediction)
 	l.unseen -= d.prediction.PromptTokens
 	at := slices.Index(l.pending, d)
 	if at < 0 {
@@ -127,10 +132,11 @@ func (l *load) recordEnd(d *Decision) {
 	l.removeAdapter(d)
 	if !d.started {
 		l.unstarted -= d.prediction.Uncached
+		l.attended -= attendedTokens(&d.prediction)
 		l.unseen -= d.prediction.PromptTokens
 	}
 	if l.requests == 0 {
-		l.unstarted, l.unseen = 0, 0 // no rounding error is left
+		l.unstarted, l.attended, l.unseen = 0, 0, 0 // no rounding error is left
 	}
 }
 
@@ -145,6 +151,12 @@ func (l *load) dropPendingAt(index int) {
 	if len(l.pending) == 0 {
 		l.tokens, l.streams = 0, 0 // no rounding error is left
 	}
+}
+
+// attendedTokens returns how many tokens the uncached tokens of a prompt attend to, all together: each to
+// those before it.
+func attendedTokens(p *estimate.Prediction) float64 {
+	return policy.AttendedTokens(p.PromptTokens, p.Uncached)
 }
 
 // addAdapter counts a request for an adapter: the backend has it or is loading it,

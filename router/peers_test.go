@@ -131,7 +131,7 @@ func TestPeerAccountsReturnToZero(t *testing.T) {
 	}
 	for slot := range b.states {
 		s := &b.states[slot]
-		if l := &s.load; len(l.pending) != 0 || l.tokens != 0 || l.requests != 0 || l.ofPeers != 0 || l.unstarted != 0 || len(l.adapters) != 0 {
+		if l := &s.load; len(l.pending) != 0 || l.tokens != 0 || l.requests != 0 || l.ofPeers != 0 || l.unstarted != 0 || l.attended != 0 || len(l.adapters) != 0 {
 			t.Errorf("backend %d has the load %+v", slot, l)
 		}
 		if kv := &s.kv; kv.unindexed != 0 || kv.answering != 0 || kv.maxAnswers != 0 {

@@ -145,6 +145,7 @@ func (r *Router) fillCandidate(c *policy.Candidate, b *backends.Backend) {
 		InFlight:       float64(b.KnownInFlight()) + foreignRequests,
 		PrefillRate:    rate,
 		Requests:       float64(s.load.requests) / weight, UnstartedTokens: s.load.unstarted / weight,
+		UnstartedAttention: s.load.attended / weight,
 	}
 	if r.policy.definition.NeedsKVWait {
 		c.KVWaitTokens = r.kvWait(b.Slot, d.now) * rate

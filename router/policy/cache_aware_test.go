@@ -306,7 +306,8 @@ func TestLMetric(t *testing.T) {
 
 func TestSMetric(t *testing.T) {
 	// A prompt of 4,000 tokens is to have its first token within 1 + 2·4,000/8,000
-	// = 2 s: 16,000 tokens at 8,000 a second.
+	// = 2 s: 16,000 tokens at 8,000 a second. The last 1,000 of them are as much work as 1,114.2, because
+	// they attend to 1,000 · 3,500 tokens, and all of them as 4,261.2.
 	r := Request{PromptTokens: 4000}
 	f := func(why string, want int, candidates ...Candidate) {
 		t.Helper()
@@ -318,18 +319,26 @@ func TestSMetric(t *testing.T) {
 	cold := func(unstarted, n float64) Candidate {
 		return Candidate{UncachedTokens: 4000, UnstartedTokens: unstarted, InFlight: n}
 	}
-	f("15,000 + 1,000 is in time", 0, first(15_000), cold(0, 0))
-	// 16,001 × 9 against 4,000 × 1
-	f("a token more is not", 1, first(15_001), cold(0, 1))
-	f("… and no other is", 0, first(15_001), cold(12_001, 1))
-	// 16,001 × 9 against 15,000 × 10
-	f("the lower product is at first all the same", 0, first(15_001), cold(11_000, 10))
+	f("14,885 + 1,114.2 is in time", 0, first(14_885), cold(0, 0))
+	// 16,000.2 × 9 against 4,261.2 × 1
+	f("a token more is not", 1, first(14_886), cold(0, 1))
+	f("… and no other is", 0, first(14_886), cold(11_739, 1))
+	// 16,000.2 × 9 against 15,261.2 × 10
+	f("the lower product is at first all the same", 0, first(14_886), cold(11_000, 10))
 	f("1,000 of 4,000 is not more than a quarter", 1,
 		Candidate{MatchedTokens: 1000, UncachedTokens: 3000, InFlight: 2}, cold(0, 1))
-	// 16,000 tokens at 4,000 a second; 4,001 × 1 against 16,000 × 9
-	slow := first(15_000)
+	// 15,999.2 tokens at 4,000 a second; 4,262.2 × 1 against 15,999.2 × 9
+	slow := first(14_885)
 	slow.PrefillRate = 4000
 	f("a slow backend", 1, slow, cold(1, 1))
+
+	// Requests without a first event attend to 4 · 10⁷ tokens: as much work as 1,306 tokens.
+	attending := first(14_885)
+	attending.UnstartedAttention = 4e7
+	f("what is queued attends to tokens as well", 1, attending, cold(0, 1))
+	// 2,500 × 1 and 3.4 tokens of attention against 2,000 × 1 and 522
+	long, short := Candidate{UnstartedTokens: 2000, UnstartedAttention: 1.6e7, InFlight: 1}, Candidate{UnstartedTokens: 2500, UnstartedAttention: 1e5, InFlight: 1}
+	f("less work in more tokens", 1, long, short)
 
 	holds := func(unstarted, n float64) Candidate {
 		return Candidate{MatchedTokens: 3000, UncachedTokens: 1000, UnstartedTokens: unstarted, InFlight: n}

@@ -28,7 +28,7 @@ func (p dualMap) Choose(r *Request, candidates []Candidate) (index int) {
 		first, second, a, b = second, first, b, a
 	}
 	r.traceCriterion("longer match of the two backends that the prompt's hash names, if it meets the promised TTFT")
-	if meetsPromisedTTFT(r, a) || tokensToPrefill(a)/a.PrefillRate <= tokensToPrefill(b)/b.PrefillRate {
+	if meetsPromisedTTFT(r, a, tokensToPrefill(a)) || tokensToPrefill(a)/a.PrefillRate <= tokensToPrefill(b)/b.PrefillRate {
 		return first
 	}
 	return second

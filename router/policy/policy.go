@@ -98,8 +98,8 @@ type Candidate struct {
 
 	// What a router that only counts would know of its own requests: how many are in
 	// flight, and the uncached tokens of those without a first event, whatever time
-	// has passed. Both are divided by Weight.
-	Requests, UnstartedTokens float64
+	// has passed; and the AttendedTokens of these. All are divided by Weight.
+	Requests, UnstartedTokens, UnstartedAttention float64
 
 	// As the replica last reported; 0 while unknown.
 	Waiting     float64
@@ -107,6 +107,12 @@ type Candidate struct {
 	CacheTokens float64 // size of its KV cache
 	// EngineCacheTokens is the size of one of its data-parallel engines' caches.
 	EngineCacheTokens float64
+}
+
+// AttendedTokens returns how many tokens the last uncachedTokens of a prompt attend to, all together: each
+// to those before it.
+func AttendedTokens(promptTokens, uncachedTokens float64) float64 {
+	return uncachedTokens * max(0, promptTokens-uncachedTokens/2)
 }
 
 // foreignSequences returns how many of the sequences in flight are not of this router's requests.

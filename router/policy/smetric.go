@@ -10,16 +10,20 @@ import (
 const (
 	smetricBaseSeconds = 1
 	smetricPrefillRate = 8000.0 / 2
+	// smetricAttention is by how much each token before it makes a token more expensive to prefill. It is a
+	// constant of the model, here of Llama 3.1 8B, as in the simulated engines.
+	smetricAttention = 4.0 * 32 * 4096 / (2 * 8.03e9)
 )
 
 // sMetric is a policy proposed for vllm-router. The backend with the longest match
 // is chosen if that is more than ratio of the prompt, and if the backend is
 // predicted to meet the promised TTFT, or none is. Otherwise the lowest product of
-// tokens to prefill and requests in flight. Of several equal matches the least
+// work and requests in flight. Of several equal matches the least
 // loaded counts as the longest: by index, a prompt that all have would send all
 // requests to the first backend.
 //
-// Its term for attention is a constant of the model, and is left out here.
+// The work is that of the prefill of this request and of those without a first event: the tokens, and
+// smetricAttention times the tokens that they attend to.
 type sMetric struct {
 	rng   *rand.Rand
 	ratio float64
@@ -30,26 +34,26 @@ func newSMetric(o options) Policy { return &sMetric{o.rng, orDefault(o.MatchRati
 func (p *sMetric) Choose(r *Request, candidates []Candidate) (index int) {
 	anyMeets := false
 	for i := range candidates {
-		anyMeets = anyMeets || meetsPromisedTTFT(r, &candidates[i])
+		anyMeets = anyMeets || meetsPromisedTTFT(r, &candidates[i], smetricWork(r, &candidates[i]))
 	}
-	best := p.pickBestMatch(candidates)
+	best := p.pickBestMatch(r, candidates)
 	b := &candidates[best]
-	if b.MatchedTokens > p.ratio*r.lengthInTokens() && (meetsPromisedTTFT(r, b) || !anyMeets) {
+	if b.MatchedTokens > p.ratio*r.lengthInTokens() && (meetsPromisedTTFT(r, b, smetricWork(r, b)) || !anyMeets) {
 		r.traceScores("matched tokens of the prompt", true, len(candidates), func(i int) float64 { return candidates[i].MatchedTokens })
 		return best
 	}
-	return r.pickLowest("tokens to prefill times requests in flight", len(candidates), p.rng, func(i int) float64 {
-		return tokensToPrefill(&candidates[i]) * candidates[i].InFlight
+	return r.pickLowest("work of the prefill times requests in flight", len(candidates), p.rng, func(i int) float64 {
+		return smetricWork(r, &candidates[i]) * candidates[i].InFlight
 	})
 }
 
 // pickBestMatch returns the candidate with the longest match, among equals the one
-// with the fewest tokens to prefill, then the fewest in flight, then any.
-func (p *sMetric) pickBestMatch(candidates []Candidate) (index int) {
+// with the least work, then the fewest in flight, then any.
+func (p *sMetric) pickBestMatch(r *Request, candidates []Candidate) (index int) {
 	best, ties := 0, 1
 	for i := 1; i < len(candidates); i++ {
 		c, b := &candidates[i], &candidates[best]
-		switch cmp.Or(cmp.Compare(b.MatchedTokens, c.MatchedTokens), cmp.Compare(tokensToPrefill(c), tokensToPrefill(b)), cmp.Compare(c.InFlight, b.InFlight)) {
+		switch cmp.Or(cmp.Compare(b.MatchedTokens, c.MatchedTokens), cmp.Compare(smetricWork(r, c), smetricWork(r, b)), cmp.Compare(c.InFlight, b.InFlight)) {
 		case -1:
 			best, ties = i, 1
 		case 0:
@@ -65,6 +69,14 @@ func (p *sMetric) pickBestMatch(candidates []Candidate) (index int) {
 // tokensToPrefill is what a candidate has to prefill, this request included.
 func tokensToPrefill(c *Candidate) float64 { return c.UnstartedTokens + c.UncachedTokens }
 
-func meetsPromisedTTFT(r *Request, c *Candidate) bool {
-	return c.PrefillRate > 0 && tokensToPrefill(c)/c.PrefillRate <= smetricBaseSeconds+r.lengthInTokens()/smetricPrefillRate
+// smetricWork is the work of what a candidate has to prefill, this request included, in tokens.
+func smetricWork(r *Request, c *Candidate) float64 {
+	attended := c.UnstartedAttention + AttendedTokens(r.lengthInTokens(), c.UncachedTokens)
+	return tokensToPrefill(c) + smetricAttention*attended
+}
+
+// meetsPromisedTTFT reports whether a candidate is predicted to have so much to prefill, in tokens, done
+// within the TTFT that SMetric promises for the request.
+func meetsPromisedTTFT(r *Request, c *Candidate, tokens float64) bool {
+	return c.PrefillRate > 0 && tokens/c.PrefillRate <= smetricBaseSeconds+r.lengthInTokens()/smetricPrefillRate
 }
