@@ -89,9 +89,11 @@ func newRun(s *Scenario, requests *Requests) (*run, error) {
 	}
 	if s.Policy != Pooled {
 		var err error
+		settings := s.Settings
+		settings.AttentionCost = s.Engine.QuadraticDepth // as calibrated by an operator
 		r.router, err = router.New(router.Options{
 			Settings: router.Settings{
-				Policy: s.Policy, PolicySettings: s.Settings, Queue: s.Queue, SLO: s.SLO, PollInterval: r.pollEvery, NoLearning: s.NoLearning,
+				Policy: s.Policy, PolicySettings: settings, Queue: s.Queue, SLO: s.SLO, PollInterval: r.pollEvery, NoLearning: s.NoLearning,
 			},
 			Backends: r.all, BlockBytes: int(float64(requests.BlockTokens) * s.bytesPerToken()), IndexMaxBytes: indexBytes, IndexMargin: 1,
 			Now:  func() time.Time { return wallTime(r.now) },

@@ -339,6 +339,7 @@ func TestSMetric(t *testing.T) {
 	// 2,500 × 1 and 3.4 tokens of attention against 2,000 × 1 and 522
 	long, short := Candidate{UnstartedTokens: 2000, UnstartedAttention: 1.6e7, InFlight: 1}, Candidate{UnstartedTokens: 2500, UnstartedAttention: 1e5, InFlight: 1}
 	f("less work in more tokens", 1, long, short)
+	newTester(t, "smetric", Settings{AttentionCost: -1}).expect("no attention: fewer tokens", r, fleet(long, short), 0)
 
 	holds := func(unstarted, n float64) Candidate {
 		return Candidate{MatchedTokens: 3000, UncachedTokens: 1000, UnstartedTokens: unstarted, InFlight: n}

@@ -47,6 +47,7 @@ type Settings struct {
 	ImbalanceRatio float64       `mapstructure:"imbalance_ratio"` // the same as a ratio; where a policy has both, both must be exceeded
 	LoadFactor     float64       `mapstructure:"load_factor"`     // requests in flight over the mean, up to which a backend is chosen
 	SLO            time.Duration `mapstructure:"-"`               // see Prefix
+	AttentionCost  float64       `mapstructure:"-"`               // share by which each token before it makes a token more expensive to prefill; below 0: none does
 }
 
 // Request is what policies know about a request. Counts of tokens are estimates.

@@ -10,8 +10,7 @@ import (
 const (
 	smetricBaseSeconds = 1
 	smetricPrefillRate = 8000.0 / 2
-	// smetricAttention is by how much each token before it makes a token more expensive to prefill. It is a
-	// constant of the model, here of Llama 3.1 8B, as in the simulated engines.
+	// smetricAttention is the default of Settings.AttentionCost: that of Llama 3.1 8B.
 	smetricAttention = 4.0 * 32 * 4096 / (2 * 8.03e9)
 )
 
@@ -23,27 +22,31 @@ const (
 // requests to the first backend.
 //
 // The work is that of the prefill of this request and of those without a first event: the tokens, and
-// smetricAttention times the tokens that they attend to.
+// attention times the tokens that they attend to. That is a constant of the model, which is to be
+// calibrated; replay knows it.
 type sMetric struct {
-	rng   *rand.Rand
-	ratio float64
+	rng       *rand.Rand
+	ratio     float64
+	attention float64
 }
 
-func newSMetric(o options) Policy { return &sMetric{o.rng, orDefault(o.MatchRatio, 0.25)} }
+func newSMetric(o options) Policy {
+	return &sMetric{o.rng, orDefault(o.MatchRatio, 0.25), max(0, orDefault(o.AttentionCost, smetricAttention))}
+}
 
 func (p *sMetric) Choose(r *Request, candidates []Candidate) (index int) {
 	anyMeets := false
 	for i := range candidates {
-		anyMeets = anyMeets || meetsPromisedTTFT(r, &candidates[i], smetricWork(r, &candidates[i]))
+		anyMeets = anyMeets || meetsPromisedTTFT(r, &candidates[i], p.work(r, &candidates[i]))
 	}
 	best := p.pickBestMatch(r, candidates)
 	b := &candidates[best]
-	if b.MatchedTokens > p.ratio*r.lengthInTokens() && (meetsPromisedTTFT(r, b, smetricWork(r, b)) || !anyMeets) {
+	if b.MatchedTokens > p.ratio*r.lengthInTokens() && (meetsPromisedTTFT(r, b, p.work(r, b)) || !anyMeets) {
 		r.traceScores("matched tokens of the prompt", true, len(candidates), func(i int) float64 { return candidates[i].MatchedTokens })
 		return best
 	}
 	return r.pickLowest("work of the prefill times requests in flight", len(candidates), p.rng, func(i int) float64 {
-		return smetricWork(r, &candidates[i]) * candidates[i].InFlight
+		return p.work(r, &candidates[i]) * candidates[i].InFlight
 	})
 }
 
@@ -53,7 +56,7 @@ func (p *sMetric) pickBestMatch(r *Request, candidates []Candidate) (index int) 
 	best, ties := 0, 1
 	for i := 1; i < len(candidates); i++ {
 		c, b := &candidates[i], &candidates[best]
-		switch cmp.Or(cmp.Compare(b.MatchedTokens, c.MatchedTokens), cmp.Compare(smetricWork(r, c), smetricWork(r, b)), cmp.Compare(c.InFlight, b.InFlight)) {
+		switch cmp.Or(cmp.Compare(b.MatchedTokens, c.MatchedTokens), cmp.Compare(p.work(r, c), p.work(r, b)), cmp.Compare(c.InFlight, b.InFlight)) {
 		case -1:
 			best, ties = i, 1
 		case 0:
@@ -69,10 +72,10 @@ func (p *sMetric) pickBestMatch(r *Request, candidates []Candidate) (index int) 
 // tokensToPrefill is what a candidate has to prefill, this request included.
 func tokensToPrefill(c *Candidate) float64 { return c.UnstartedTokens + c.UncachedTokens }
 
-// smetricWork is the work of what a candidate has to prefill, this request included, in tokens.
-func smetricWork(r *Request, c *Candidate) float64 {
+// work is the work of what a candidate has to prefill, this request included, in tokens.
+func (p *sMetric) work(r *Request, c *Candidate) float64 {
 	attended := c.UnstartedAttention + AttendedTokens(r.lengthInTokens(), c.UncachedTokens)
-	return tokensToPrefill(c) + smetricAttention*attended
+	return tokensToPrefill(c) + p.attention*attended
 }
 
 // meetsPromisedTTFT reports whether a candidate is predicted to have so much to prefill, in tokens, done
