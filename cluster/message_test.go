@@ -220,3 +220,11 @@ func FuzzHead(f *testing.F) {
 		}
 	})
 }
+
+func TestEntryTime(t *testing.T) {
+	for _, id := range []string{"1795660997804-0", "1795660997804-9", "1795660997804-10", "1795660997804-18446744073709551615", "1795660997804"} {
+		if at := entryTime(id).UnixMilli(); at != 1795660997804 {
+			t.Errorf("%s: %d ms", id, at)
+		}
+	}
+}
