@@ -205,7 +205,7 @@ func (a *attempt) relayUnbuffered(resp *http.Response, head []byte) *failure {
 	}
 	a.client.WriteHeader(resp.StatusCode)
 	from := tailReader{Reader: resp.Body}
-	to := pieceWriter{client: &a.client, asItIs: isEncoded(resp.Header) || a.allowsTransferParams()}
+	to := pieceWriter{client: &a.client, passThrough: isEncoded(resp.Header) || a.allowsTransferParams()}
 	_, err := to.Write(head)
 	if err == nil {
 		_, err = io.Copy(&to, &from)

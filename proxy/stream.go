@@ -74,7 +74,7 @@ func (a *attempt) relayStream(resp *http.Response, body replicaBody) *failure {
 		stored := a.input.stored // input may be released before the end of the stream
 		s.unsaved = &stored
 	}
-	s.pieces = pieceWriter{client: &a.client, asItIs: a.allowsTransferParams(), blanker: transferParamsBlanker{events: true}}
+	s.pieces = pieceWriter{client: &a.client, passThrough: a.allowsTransferParams(), blanker: transferParamsBlanker{events: true}}
 	s.out = lineWriter{write: s.pieces.write, chunks: &a.proxy.pools.chunks}
 	defer s.out.releaseChunk()
 	buffered := a.proxy.buffers.get()

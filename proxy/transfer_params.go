@@ -26,12 +26,12 @@ func (r *request) checkTransferParams(pr *prompt.Prompt) *apiError {
 	if pr.TransferParams == "" || r.allowsTransferParams() {
 		return nil
 	}
-	return invalidRequestError(pr.TransferParams, pr.TransferParams+" is not accepted from clients (limits.kv_transfer_params): remove it")
+	return invalidRequestError(pr.TransferParams, pr.TransferParams+" is not accepted from clients: remove it from the request (limits.kv_transfer_params)")
 }
 
 // blankTransferParams overwrites the parameters of KV transfers in a complete response, which name hosts and
-// blocks: an object becomes null, as vLLM writes where there was no transfer, and blanks, so that the
-// length stays. Only members of the response itself are overwritten, since a tool's argument may have the same name.
+// blocks: an object becomes null, which vLLM writes if there was no transfer, and spaces, so that the
+// length does not change. Only top-level members are overwritten: an argument of a tool may have the same name.
 func blankTransferParams(response []byte) {
 	for _, name := range prompt.TransferParamNames {
 		if !bytes.Contains(response, []byte(name)) {
@@ -43,7 +43,7 @@ func blankTransferParams(response []byte) {
 	}
 }
 
-// overwriteWithNull overwrites a JSON value with null and blanks.
+// overwriteWithNull overwrites a JSON value with null and spaces.
 func overwriteWithNull(value []byte) {
 	for i := copy(value, "null"); i < len(value); i++ {
 		value[i] = ' '
@@ -52,14 +52,14 @@ func overwriteWithNull(value []byte) {
 
 // pieceWriter writes a response in pieces and flushes each.
 type pieceWriter struct {
-	client  *clientWriter
-	asItIs  bool // parameters of KV transfers are not overwritten
-	blanker transferParamsBlanker
+	client      *clientWriter
+	passThrough bool // parameters of KV transfers are not overwritten
+	blanker     transferParamsBlanker
 }
 
 // write writes a piece, which it may overwrite.
 func (w *pieceWriter) write(piece []byte) error {
-	if !w.asItIs {
+	if !w.passThrough {
 		piece = w.blanker.blank(piece)
 	}
 	return w.client.writeAndFlush(piece)
@@ -73,7 +73,7 @@ func (w *pieceWriter) Write(piece []byte) (int, error) {
 	return len(piece), nil
 }
 
-// writeUndecided writes what was kept for a next piece. None follows.
+// writeUndecided writes what was kept for the next piece, after the last one.
 func (w *pieceWriter) writeUndecided() error {
 	if len(w.blanker.undecided) == 0 {
 		return nil
@@ -81,10 +81,10 @@ func (w *pieceWriter) writeUndecided() error {
 	return w.client.writeAndFlush(w.blanker.undecided)
 }
 
-// transferParamsBlanker does what blankTransferParams does to a response that comes in pieces, but at any depth:
-// there, what the model or the client has written is in strings, except for the tools and schemas that
-// /v1/responses repeats. It expects keys as all versions of vLLM write them: without escapes, and with few
-// blanks behind. Not safe for concurrent use.
+// transferParamsBlanker does what blankTransferParams does to a response that arrives in pieces, but at any depth,
+// since it does not know where it is. In streams the text of models and clients is in strings, where no key is
+// found, except for the tools and schemas that /v1/responses repeats. Keys are found as vLLM writes them: without
+// escapes, and followed by little white space. Not safe for concurrent use.
 type transferParamsBlanker struct {
 	events    bool   // the response is a stream of events, where an object ends with its line
 	undecided []byte // the end of the last piece, which may be the beginning of a key and its object
@@ -95,7 +95,7 @@ type transferParamsBlanker struct {
 const (
 	transferParamsSuffix = `_transfer_params"` // of both keys
 	transferParamsBytes  = len(`"kv`) + len(transferParamsSuffix)
-	maxKeyGap            = 8 // blanks between a key, the colon, the object and its first key
+	maxKeyGap            = 8 // bytes of white space after a key, a colon and an opening brace
 )
 
 // blank overwrites the objects in the next piece, and returns what can be written. It keeps the rest, which is
@@ -185,7 +185,7 @@ func findObject(b []byte, i int) (object int, decided bool) {
 	return object, true
 }
 
-// skipGap returns the index of the first byte from i on that is not blank, after at most maxKeyGap blanks.
+// skipGap returns the index after the white space at i, of which it skips at most maxKeyGap bytes.
 func skipGap(b []byte, i int) int {
 	for end := min(len(b), i+maxKeyGap); i < end && (b[i] == ' ' || b[i] == '\t' || b[i] == '\n' || b[i] == '\r'); {
 		i++
@@ -193,7 +193,7 @@ func skipGap(b []byte, i int) int {
 	return i
 }
 
-// objectBlanker overwrites a JSON object that comes in pieces with null and blanks.
+// objectBlanker overwrites a JSON object that arrives in pieces with null and spaces.
 type objectBlanker struct {
 	open     bool // there is such an object
 	offset   int  // bytes of it so far

@@ -100,7 +100,7 @@ func TestTransferParamsPassed(t *testing.T) {
 	}
 }
 
-// Data of the client may have such names, and null is nothing.
+// A client's own data may have such keys, and null is allowed.
 func TestTransferParamsOfClientData(t *testing.T) {
 	f := serve(t, nil, &replica{script: always(answered("200 OK", "{}"))})
 	for _, member := range []string{
