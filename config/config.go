@@ -187,8 +187,9 @@ type Log struct {
 	Format string `mapstructure:"format" reload:"no"`
 }
 
-// ProxySettings returns the settings of the proxy.
-func (c *Config) ProxySettings() proxy.Settings {
+// ProxySettings returns the settings of the proxy in a process that may have maxOpenFiles file
+// descriptors; 0: unknown.
+func (c *Config) ProxySettings(maxOpenFiles uint64) proxy.Settings {
 	return proxy.Settings{
 		Limits:         c.Limits.Limits,
 		Timeouts:       c.Timeouts.Timeouts,
@@ -201,6 +202,8 @@ func (c *Config) ProxySettings() proxy.Settings {
 		SessionHeaders: c.Routing.canonicalSessionHeaders(),
 		RouteHeaders:   c.ResponseHeaders,
 		IsolateTenants: c.Tenant == "isolate",
+
+		DescriptorConnections: c.MaxClientConnections(maxOpenFiles),
 	}
 }
 

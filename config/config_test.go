@@ -15,7 +15,7 @@ func TestSettingsReachComponents(t *testing.T) {
 	fill(reflect.ValueOf(&c).Elem())
 	c.Tenant = "isolate"
 	c.Routing.Learn = false
-	proxySettings, routerSettings := c.ProxySettings(), c.RouterSettings()
+	proxySettings, routerSettings := c.ProxySettings(0), c.RouterSettings()
 	routerSettings.PolicySettings.SLO = routerSettings.SLO // as the router does
 	for name, settings := range map[string]any{"proxy": proxySettings, "router": routerSettings, "key": c.APIKeys()[0]} {
 		for _, path := range zeroFields(reflect.ValueOf(settings), name) {

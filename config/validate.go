@@ -173,8 +173,29 @@ const spareFileDescriptors = 100
 // open at once: a client's connection and a backend's for each request, clients'
 // idle connections, and a health check and a scrape of each backend.
 func (c *Config) MaxFileDescriptors() uint64 {
-	toBackends := min(c.Limits.InFlight, len(c.Backends)*c.Connections.MaxPerBackend)
-	return uint64(max(c.Limits.Connections, c.Limits.InFlight) + toBackends + 2*len(c.Backends) + spareFileDescriptors)
+	return uint64(max(c.Limits.Connections, c.Limits.InFlight) + c.maxRequestConnections() + c.otherFileDescriptors())
+}
+
+// maxRequestConnections returns how many connections to backends requests may have.
+func (c *Config) maxRequestConnections() int {
+	return min(c.Limits.InFlight, len(c.Backends)*c.Connections.MaxPerBackend)
+}
+
+// otherFileDescriptors returns how many file descriptors may be open beside the connections of clients
+// and requests.
+func (c *Config) otherFileDescriptors() int { return 2*len(c.Backends) + spareFileDescriptors }
+
+// MaxClientConnections returns the number of client connections above which idle ones are closed:
+// limits.connections, or less if the process may not open enough files for them and for requests'
+// connections to backends. Then at least half of the files are for these two, half of
+// them for each. maxOpenFiles is 0 if it is unknown.
+func (c *Config) MaxClientConnections(maxOpenFiles uint64) int {
+	if maxOpenFiles == 0 || c.MaxFileDescriptors() <= maxOpenFiles {
+		return c.Limits.Connections
+	}
+	limit := int(maxOpenFiles)
+	connections := limit - min(c.otherFileDescriptors(), limit/2)
+	return min(c.Limits.Connections, max(connections-c.maxRequestConnections(), connections/2))
 }
 
 // StartWarnings returns Warnings and, if needed, one about the limit on open
@@ -182,8 +203,9 @@ func (c *Config) MaxFileDescriptors() uint64 {
 func (c *Config) StartWarnings(maxOpenFiles uint64) []string {
 	warnings := c.Warnings()
 	if need := c.MaxFileDescriptors(); maxOpenFiles > 0 && need > maxOpenFiles {
-		warnings = append(warnings, fmt.Sprintf("may need %d file descriptors, limit is %d: raise it (ulimit -n, systemd's LimitNOFILE=, "+
-			"Docker's --ulimit nofile=), or lower limits.connections and limits.in_flight", need, maxOpenFiles))
+		warnings = append(warnings, fmt.Sprintf("may need %d file descriptors, limit is %d: idle client connections are closed above %d; "+
+			"raise the limit (ulimit -n, systemd's LimitNOFILE=, Docker's --ulimit nofile=), or lower limits.connections and limits.in_flight",
+			need, maxOpenFiles, c.MaxClientConnections(maxOpenFiles)))
 	}
 	return warnings
 }

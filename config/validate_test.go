@@ -335,3 +335,25 @@ func TestRedisSecretLength(t *testing.T) {
 		}
 	}
 }
+
+func TestMaxClientConnections(t *testing.T) {
+	for _, c := range []struct {
+		yaml  string
+		limit uint64
+		want  int
+	}{
+		{"limits: {in_flight: 1000, connections: 3000}", 0, 3000},
+		{"limits: {in_flight: 1000, connections: 3000}", 4102, 3000},
+		{"limits: {in_flight: 1000, connections: 3000}", 4101, 2999},
+		{"limits: {in_flight: 1000, connections: 3000}", 2302, 1200},
+		{"limits: {in_flight: 1000, connections: 3000}", 1102, 500}, // half of those for clients and requests
+		{"limits: {in_flight: 12000, connections: 16}", 1024, 16},
+		{"limits: {in_flight: 20, connections: 3000}", 90, 25}, // half of all is for the rest
+		{"", 64, 16},
+		{"", 1, 0},
+	} {
+		if got := mustLoad(t, c.yaml, "http://a:8000").MaxClientConnections(c.limit); got != c.want {
+			t.Errorf("%s, limit %d: got %d, want %d", c.yaml, c.limit, got, c.want)
+		}
+	}
+}

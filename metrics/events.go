@@ -41,7 +41,7 @@ func newEventMetrics() *eventMetrics {
 		panics:          newCounterVec("panics_total", "Panics that were recovered, by place. Each is a bug of warmroute; the log has its stack.", "where"),
 		closedConnections: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "warmroute_connections_closed_total",
-			Help: "Idle client connections closed to make room for new ones (limits.connections).",
+			Help: "Idle client connections closed to make room for new ones (limits.connections, or fewer if file descriptors are scarce).",
 		}),
 		droppedRecords: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "warmroute_record_dropped_total",

@@ -8,6 +8,10 @@ import (
 	"time"
 )
 
+// minEvictedIdle is how long a connection has been idle before it is closed for lack of file
+// descriptors: a client that has just connected or received a response may have sent a request.
+const minEvictedIdle = time.Second
+
 // connectionTracker bounds the connections of clients. Beyond the limit, each new one closes the
 // one that has carried no request for longest: clients leave idle connections behind, or send
 // headers byte by byte, and the descriptors that they take are missing for replicas. New ones
@@ -25,7 +29,8 @@ type connectionTracker struct {
 type connection struct {
 	net.Conn
 	prev, next *connection
-	active     bool // it carries a request
+	active     bool      // it carries a request
+	idleSince  time.Time // while it is in the ring
 }
 
 // pushBack makes c the last of a ring.
@@ -61,6 +66,7 @@ func (c *connectionTracker) setState(conn net.Conn, state http.ConnState, maxOpe
 	c.updateActivity(known, state)
 	switch state {
 	case http.StateNew, http.StateIdle:
+		known.idleSince = time.Now()
 		known.pushBack(&c.idleRing)
 	case http.StateClosed, http.StateHijacked:
 		delete(c.open, conn)
@@ -73,6 +79,23 @@ func (c *connectionTracker) setState(conn net.Conn, state http.ConnState, maxOpe
 		return nil
 	}
 	longestIdle.unlink()
+	return longestIdle.Conn
+}
+
+// removeLongestIdle removes the connection that has been idle longest and returns it, or nil if at
+// most maxOpen are open or none has been idle for minEvictedIdle.
+func (c *connectionTracker) removeLongestIdle(maxOpen int) net.Conn {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.open) <= maxOpen {
+		return nil
+	}
+	longestIdle := c.idleRing.next
+	if longestIdle == &c.idleRing || time.Since(longestIdle.idleSince) < minEvictedIdle {
+		return nil
+	}
+	longestIdle.unlink()
+	delete(c.open, longestIdle.Conn) // its next state is ignored
 	return longestIdle.Conn
 }
 
@@ -118,12 +141,32 @@ func (p *Proxy) TrackAndLimitConnections(conn net.Conn, state http.ConnState) {
 	if tcp, ok := unwrapToTCP(conn).(*net.TCPConn); ok && state == http.StateNew {
 		setSendLimits(tcp, s.WriteIdle)
 	}
-	longestIdle := p.clients.setState(conn, state, s.Connections)
-	if longestIdle == nil {
-		return
+	if longestIdle := p.clients.setState(conn, state, s.Connections); longestIdle != nil {
+		p.evict(longestIdle)
 	}
+	for state == http.StateNew && s.DescriptorConnections > 0 && p.evictIdleAbove(s.DescriptorConnections) {
+	}
+}
+
+// EvictIdleConnection closes the connection that has been idle longest, for a caller that lacks a
+// file descriptor, which is free when it returns. It reports whether any connection has been
+// idle for long enough.
+func (p *Proxy) EvictIdleConnection() bool { return p.evictIdleAbove(0) }
+
+// evictIdleAbove closes the connection that has been idle longest, and reports whether more than
+// maxOpen were open and any had been idle for long enough.
+func (p *Proxy) evictIdleAbove(maxOpen int) bool {
+	longestIdle := p.clients.removeLongestIdle(maxOpen)
+	if longestIdle == nil {
+		return false
+	}
+	p.evict(longestIdle)
+	return true
+}
+
+func (p *Proxy) evict(idle net.Conn) {
 	p.metrics.CountEvictedConnection()
-	unwrapToTCP(longestIdle).Close() // not its TLS, whose goodbye could wait for a client that does not read
+	unwrapToTCP(idle).Close() // not its TLS, whose goodbye could wait for a client that does not read
 }
 
 // unwrapToTCP returns the TCP connection below TLS and clientConn.

@@ -19,6 +19,10 @@ type Settings struct {
 	SessionHeaders []string       // canonical names; the first one present names the session that a request belongs to
 	RouteHeaders   bool           // explain the routing to clients whose key allows it
 	IsolateTenants bool           // prompts match only those of the same tenant
+
+	// DescriptorConnections is for how many client connections there are file descriptors. Beyond
+	// it a new connection closes all that have been idle for a second. 0: unknown.
+	DescriptorConnections int
 }
 
 // Limits bound what clients may send.

@@ -58,7 +58,7 @@ func (c *changing) change(f func(*config.Config)) {
 	if err := c.server.router.Configure(next.RouterSettings()); err != nil {
 		c.t.Fatal(err)
 	}
-	c.server.proxy.Configure(next.ProxySettings())
+	c.server.proxy.Configure(next.ProxySettings(0))
 	c.config = next
 }
 

@@ -8,12 +8,14 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
 	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
 
+	"warmroute/backends/transport"
 	"warmroute/config"
 	"warmroute/proxy"
 	"warmroute/recovery"
@@ -38,7 +40,7 @@ type listeners struct {
 	closing  atomic.Bool             // responses tell clients to close their connections
 	serving  sync.WaitGroup
 
-	onAcceptError func(error) // called with errors after which a listener goes on
+	reserve descriptorReserve // for operators
 }
 
 // listener is one of them.
@@ -51,14 +53,15 @@ type listener struct {
 }
 
 // openListeners opens the listeners that were not inherited.
-func (s *Server) openListeners(onAcceptError func(error)) (*listeners, error) {
+func (s *Server) openListeners() (*listeners, error) {
 	public, admin, err := s.process.inherited.listen(s.config)
 	if err != nil {
 		return nil, err
 	}
-	l := &listeners{public: newListener("public", public, s.config.TLS), failed: make(chan error, 2), onAcceptError: onAcceptError}
+	l := &listeners{public: newListener("public", public, s.config.TLS), failed: make(chan error, 2)}
 	if admin != nil {
 		l.admin = newListener("admin", admin, s.config.AdminTLS)
+		l.reserve.refill()
 	}
 	l.requests, l.cancel = context.WithCancelCause(context.Background())
 	return l, nil
@@ -82,7 +85,7 @@ func (l *listeners) all() []*listener {
 func (s *Server) startServingPublic() {
 	server := s.newHTTPServer(s.proxy)
 	server.ConnState = s.proxy.TrackAndLimitConnections
-	s.listeners.startServing(s.listeners.public, server)
+	s.listeners.startServing(s.listeners.public, server, acceptErrors{s.resources.logAcceptError, s.proxy.EvictIdleConnection})
 }
 
 // startServingAdmin starts to serve operators, until the listeners close, over HTTP/1 alone, so that
@@ -96,11 +99,15 @@ func (s *Server) startServingAdmin() {
 	server.ConnState = func(conn net.Conn, state http.ConnState) {
 		proxy.SetConnActive(conn, state)
 		s.admin.ConnState(conn, state)
+		if state == http.StateClosed {
+			s.listeners.reserve.refill()
+		}
 	}
 	server.ConnContext = s.admin.ConnContext
 	server.Protocols = new(http.Protocols)
 	server.Protocols.SetHTTP1(true)
-	s.listeners.startServing(s.listeners.admin, server)
+	freeDescriptor := func() bool { return s.proxy.EvictIdleConnection() || s.listeners.reserve.release() }
+	s.listeners.startServing(s.listeners.admin, server, acceptErrors{s.resources.logAcceptError, freeDescriptor})
 }
 
 // newHTTPServer returns a server whose requests end with the listeners.
@@ -155,7 +162,7 @@ func (s *Server) reportPanics(next http.Handler) http.Handler {
 
 // startServing starts the goroutine that serves a listener until it closes, over TLS if it
 // has a certificate.
-func (l *listeners) startServing(on *listener, server *http.Server) {
+func (l *listeners) startServing(on *listener, server *http.Server, onError acceptErrors) {
 	serve := server.Serve
 	if on.certificate.Load() != nil {
 		server.TLSConfig = &tls.Config{
@@ -167,7 +174,7 @@ func (l *listeners) startServing(on *listener, server *http.Server) {
 	on.server = server
 	l.serving.Go(func() {
 		defer close(on.ended)
-		err := serve(temporaryErrorListener{proxy.NewClientListener(on.socket), l.onAcceptError})
+		err := serve(temporaryErrorListener{proxy.NewClientListener(on.socket), onError})
 		if !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
 			l.failed <- err
 		}
@@ -217,25 +224,84 @@ func (l *listeners) closeAndWait() {
 		one.socket.Close()
 	}
 	l.serving.Wait()
+	l.reserve.close()
 }
 
 // temporaryErrorListener makes net/http's server accept again, 5 ms to 1 s later, after
 // any error but the listener's closing. By itself it ends after errors that do not
 // call themselves temporary, and accept(2) returns such for a lack of memory, and
-// for a network error of the one connection.
+// for a network error of the one connection. After a lack of file descriptors it accepts
+// again at once if it can free one.
 type temporaryErrorListener struct {
 	net.Listener
-	failed func(error)
+	acceptErrors
+}
+
+// acceptErrors are what a listener does when it could not accept.
+type acceptErrors struct {
+	log            func(error)
+	freeDescriptor func() bool // reports whether it could
 }
 
 // Accept implements net.Listener.
 func (l temporaryErrorListener) Accept() (net.Conn, error) {
-	c, err := l.Listener.Accept()
-	if err == nil || errors.Is(err, net.ErrClosed) {
-		return c, err
+	for {
+		c, err := l.Listener.Accept()
+		if err == nil || errors.Is(err, net.ErrClosed) {
+			return c, err
+		}
+		l.log(err)
+		if !transport.IsOutOfDescriptors(err) || !l.freeDescriptor() {
+			return nil, temporaryError{err}
+		}
 	}
-	l.failed(err)
-	return nil, temporaryError{err}
+}
+
+// maxReservedDescriptors is how many connections operators can open when no file descriptor is left.
+const maxReservedDescriptors = 4
+
+// descriptorReserve holds file descriptors until they are needed. Safe for concurrent use; the
+// zero value holds none.
+type descriptorReserve struct {
+	mu     sync.Mutex
+	files  []*os.File // all of os.DevNull
+	closed bool
+}
+
+// refill opens what is missing, if there are descriptors for it.
+func (r *descriptorReserve) refill() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for !r.closed && len(r.files) < maxReservedDescriptors {
+		file, err := os.Open(os.DevNull)
+		if err != nil {
+			return
+		}
+		r.files = append(r.files, file)
+	}
+}
+
+// release frees a descriptor and reports whether there was one.
+func (r *descriptorReserve) release() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	last := len(r.files) - 1
+	if last < 0 {
+		return false
+	}
+	r.files[last].Close()
+	r.files = r.files[:last]
+	return true
+}
+
+// close frees all descriptors.
+func (r *descriptorReserve) close() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, file := range r.files {
+		file.Close()
+	}
+	r.files, r.closed = nil, true
 }
 
 // temporaryError is a net.Error after which net/http's server accepts again.

@@ -49,7 +49,9 @@ func TestServeContinuesAfterAcceptError(t *testing.T) {
 	failing := &failingListener{l, []error{syscall.EMFILE, syscall.ENFILE, syscall.EPROTO, syscall.ENOBUFS, syscall.EPERM}}
 	server := &http.Server{Handler: http.NotFoundHandler(), ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)}
 	ended := make(chan error, 1)
-	go func() { ended <- server.Serve(temporaryErrorListener{failing, resources.logAcceptError}) }()
+	freed := 0
+	onError := acceptErrors{resources.logAcceptError, func() bool { freed++; return freed == 1 }}
+	go func() { ended <- server.Serve(temporaryErrorListener{failing, onError}) }()
 	client := &http.Client{Transport: &http.Transport{}}
 	resp, err := client.Get(url)
 	if err != nil {
@@ -61,6 +63,9 @@ func TestServeContinuesAfterAcceptError(t *testing.T) {
 	server.Close()
 	if err := <-ended; !errors.Is(err, http.ErrServerClosed) {
 		t.Errorf("the server ended with %v", err)
+	}
+	if freed != 2 { // EMFILE, ENFILE
+		t.Errorf("asked for a descriptor %d times, want 2", freed)
 	}
 	text := log.String()
 	if strings.Count(text, "level=ERROR msg=\"out of file descriptors\"") != 1 || strings.Count(text, "level=ERROR msg=\"accept failed\"") != 1 {

@@ -103,7 +103,7 @@ func (s *Server) prepareReload(c *config.Config) (apply func(), err error) {
 		if s.listeners.admin != nil {
 			s.listeners.admin.replaceCertificate(c.AdminTLS)
 		}
-		s.proxy.Configure(c.ProxySettings())
+		s.proxy.Configure(c.ProxySettings(fileDescriptorLimit()))
 		s.keys.Replace(c.APIKeys())
 		s.responses.Configure(c.Responses)
 		s.admin.SetToken(c.AdminToken)

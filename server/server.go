@@ -73,6 +73,7 @@ type Server struct {
 	cluster       *cluster.Cluster // nil: this proxy is the only one
 	metrics       *metrics.Metrics
 	startupChecks *startupChecks
+	resources     *resourceLog
 	files         stateFiles
 }
 
@@ -87,7 +88,7 @@ func New(o Options) (*Server, error) {
 	s := &Server{
 		log: o.Log, process: o.process, started: c, config: c,
 		instance: cmp.Or(o.process.inherited.Instance, rand.Text()),
-		keys:     apikey.New(c.APIKeys()),
+		keys:     apikey.New(c.APIKeys()), resources: &resourceLog{log: o.Log},
 	}
 	s.panics = s.reportPanic
 	peers := newPeerReporters(c)
@@ -140,9 +141,8 @@ func New(o Options) (*Server, error) {
 	if s.tracer != nil {
 		s.metrics.RegisterTraceSpans(s.tracer.SentSpans, s.tracer.FailedSpans, s.tracer.DroppedSpans)
 	}
-	resources := &resourceLog{log: o.Log}
 	s.startupChecks = newStartupChecks(registry.All())
-	s.fleet = s.newFleet(managed, registry, resources)
+	s.fleet = s.newFleet(managed, registry)
 	s.proxy = proxy.New(proxy.Options{
 		Registry: registry,
 		Router:   s.router,
@@ -154,21 +154,21 @@ func New(o Options) (*Server, error) {
 			s.fleet.checker.RequestCheck(b)
 			b.RequestPoll()
 		},
-		OutOfDescriptors: resources.logOutOfDescriptors,
+		OutOfDescriptors: s.handleOutOfDescriptors,
 		BlockBytes:       c.Index.BlockBytes,
 		Recorder:         s.files.recorder,
 		AccessLog:        s.accessLog,
 		Tracer:           s.tracer,
 		Keys:             s.keys,
 		Responses:        s.responses,
-		Settings:         c.ProxySettings(),
+		Settings:         c.ProxySettings(fileDescriptorLimit()),
 	})
 	host, _, _ := net.SplitHostPort(c.Admin) // validated with the configuration
 	s.admin = admin.New(admin.Options{
 		Registry: registry, Router: s.router, Proxy: s.proxy, Reset: s.resetBackend,
 		Cluster: s.cluster, Metrics: s.metrics.Handler(), Version: o.Version, Log: o.Log, Host: host, Token: c.AdminToken,
 	})
-	s.listeners, err = s.openListeners(resources.logAcceptError)
+	s.listeners, err = s.openListeners()
 	return s, err
 }
 
@@ -191,7 +191,7 @@ func (s *Server) AdminAddr() net.Addr {
 
 // newFleet returns the fleet with the health checker and the poller that keep its
 // state up to date.
-func (s *Server) newFleet(managed []*managedBackend, registry *backends.Registry, resources *resourceLog) *fleet {
+func (s *Server) newFleet(managed []*managedBackend, registry *backends.Registry) *fleet {
 	stalls := newStallLog(s.router, s.log)
 	replaced := func(b *backends.Backend, _ string) {
 		b.ReportsCached.Store(false) // the next process may be another version
@@ -206,7 +206,7 @@ func (s *Server) newFleet(managed []*managedBackend, registry *backends.Registry
 		},
 		OnHung:             s.router.ChecksTimedOut,
 		OnCacheLost:        replaced,
-		OnOutOfDescriptors: resources.logOutOfDescriptors,
+		OnOutOfDescriptors: s.handleOutOfDescriptors,
 	}
 	observe := s.router.ObserveLoad
 	if s.snapshots != nil {
@@ -229,7 +229,7 @@ func (s *Server) newFleet(managed []*managedBackend, registry *backends.Registry
 			}
 			stalls.logChange(b)
 		},
-		OnOutOfDescriptors: resources.logOutOfDescriptors,
+		OnOutOfDescriptors: s.handleOutOfDescriptors,
 	}
 	checker.SetSettings(s.config.Health)
 	poller.SetSettings(s.config.Poll)
@@ -246,6 +246,13 @@ func (s *Server) newFleet(managed []*managedBackend, registry *backends.Registry
 			}
 		},
 	}
+}
+
+// handleOutOfDescriptors logs that a connection to a backend could not be made for lack of a file
+// descriptor, and frees one, if there is an idle client connection, for the next try.
+func (s *Server) handleOutOfDescriptors(err error) {
+	s.resources.logOutOfDescriptors(err)
+	s.proxy.EvictIdleConnection()
 }
 
 // resetBackend forgets what is assumed of a backend, and what a snapshot would restore.

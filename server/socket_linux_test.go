@@ -57,7 +57,7 @@ func TestListenerCloseResetsNoConnection(t *testing.T) {
 		served := atomic.Int64{}
 		f := &listeners{failed: make(chan error, 1)}
 		d := newListener("public", l, config.ListenerTLS{})
-		f.startServing(d, &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { served.Add(1) })})
+		f.startServing(d, &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { served.Add(1) })}, acceptErrors{})
 		var clients sync.WaitGroup
 		for range 64 {
 			clients.Go(func() {

@@ -3,6 +3,8 @@ package main
 import (
 	"context"
 	"errors"
+	"net"
+	"net/http"
 	"os"
 	"slices"
 	"strings"
@@ -72,6 +74,51 @@ func limitDescriptors(ctx context.Context, r *rig) error {
 	r.verdict.require(messages <= 1+int(time.Since(began)/time.Minute), "the log reports %d times that descriptors ran out", messages)
 	r.verdict.require(downs == 0, "backends went down %d times because descriptors ran out", downs)
 	r.verdict.require(after.Sum(opens) == before.Sum(opens), "breakers opened because descriptors ran out")
+	return nil
+}
+
+// maxIdleDescriptors leaves descriptors for the clients and their requests, beside a few dozen idle
+// connections.
+const maxIdleDescriptors = 160
+
+// openIdleConnections opens twice as many idle connections as the proxy has file descriptors.
+func openIdleConnections(ctx context.Context, r *rig) error {
+	undo, err := r.proxy.LimitDescriptors(ctx, maxIdleDescriptors)
+	if err != nil {
+		return err
+	}
+	err = errors.Join(r.openIdleConnectionsAndAsk(ctx), undo())
+	return errors.Join(err, r.proxy.Reload(ctx, "ok", r.replicas))
+}
+
+// openIdleConnectionsAndAsk opens idle connections and, while they are open, asks both listeners over
+// new ones.
+func (r *rig) openIdleConnectionsAndAsk(ctx context.Context) error {
+	if err := r.proxy.Reload(ctx, "ok", r.replicas); err != nil { // so that the proxy reads the limit
+		return err
+	}
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: waitTimeout}
+	for range 4 {
+		for range maxIdleDescriptors / 2 {
+			var dialer net.Dialer
+			idle, err := dialer.DialContext(ctx, "tcp", strings.TrimPrefix(r.proxy.URL, "http://"))
+			if err != nil {
+				return err
+			}
+			defer idle.Close()
+		}
+		for _, url := range []string{r.proxy.URL + "/v1/models", r.proxy.Admin + "/metrics"} {
+			resp, err := client.Get(url)
+			if err != nil {
+				return err
+			}
+			resp.Body.Close()
+			r.verdict.require(resp.StatusCode == http.StatusOK, "%s: status %d", url, resp.StatusCode)
+		}
+		if err := r.awaitAnswers(ctx, 50); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 

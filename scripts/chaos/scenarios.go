@@ -58,6 +58,7 @@ var scenarios = []scenario{
 	{name: "metrics-huge", about: "/metrics of all replicas has 50 MB", act: faultFirstReplicas(3*time.Second, 0, sim.Fault{Kind: sim.MetricsHuge})},
 	{name: "model-down", about: "the only replica of a second model is killed and started again: the first model is not affected", act: killOnlyReplica},
 	{name: "descriptors", about: "the proxy has too few file descriptors for 6 s: requests wait, and no backend goes down", act: limitDescriptors},
+	{name: "descriptors-idle", about: "twice as many idle connections as the proxy has file descriptors: both listeners answer new clients", act: openIdleConnections},
 	{name: "trickle", about: "40 connections of another address send large bodies that slow down to two bytes a second: no request of the clients fails", act: trickleBodies},
 	{name: "reload", about: "a reload removes a backend, another adds it, a third is invalid", real: true, act: removeAndAddBackend},
 	{name: "loop", about: "a reload adds the proxy itself as a backend: it is refused, and no request is sent twice", act: addProxyAsBackend},
