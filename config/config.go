@@ -47,6 +47,7 @@ type Config struct {
 	Breaker         router.BreakerSettings  `mapstructure:"breaker"`
 	SSE             SSE                     `mapstructure:"sse"`
 	Connections     Connections             `mapstructure:"connections"`
+	CORS            CORS                    `mapstructure:"cors"`
 	ResponseHeaders bool                    `mapstructure:"response_headers"`
 	Log             Log                     `mapstructure:"log"`
 	AccessLog       accesslog.Settings      `mapstructure:"access_log"`
@@ -181,6 +182,11 @@ type Connections struct {
 	MaxPerBackend int `mapstructure:"max_per_backend"`
 }
 
+// CORS lets web pages of other origins use the API.
+type CORS struct {
+	Origins []string `mapstructure:"origins"` // or "*" alone: all
+}
+
 // Log configures the log.
 type Log struct {
 	Level  string `mapstructure:"level"`
@@ -202,6 +208,7 @@ func (c *Config) ProxySettings(maxOpenFiles uint64) proxy.Settings {
 		SessionHeaders: c.Routing.canonicalSessionHeaders(),
 		RouteHeaders:   c.ResponseHeaders,
 		IsolateTenants: c.Tenant == "isolate",
+		CORSOrigins:    c.CORS.Origins,
 
 		DescriptorConnections: c.MaxClientConnections(maxOpenFiles),
 	}

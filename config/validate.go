@@ -3,6 +3,7 @@ package config
 import (
 	"fmt"
 	"net"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -29,6 +30,7 @@ func (c *Config) validate(errs *errorList) {
 	c.validateFiles(errs)
 	c.validateRouting(errs)
 	c.validateRetry(errs)
+	c.validateCORS(errs)
 	checkRange(errs, "index.block_bytes", c.Index.BlockBytes, 64, 4096)
 	checkRange(errs, "connections.max_per_backend", c.Connections.MaxPerBackend, 1, 1<<20)
 	checkRange(errs, "index.max_bytes", c.Index.MaxBytes, 1<<20, 1<<50)
@@ -88,6 +90,29 @@ func (c *Config) validateRedis(errs *errorList) {
 	}
 	if err := cluster.CheckSettings(c.Redis); err != nil {
 		errs.add("redis.url", "%v", err)
+	}
+}
+
+// validateCORS validates origins as browsers send them: a page whose origin is spelled otherwise
+// would be refused.
+func (c *Config) validateCORS(errs *errorList) {
+	for i, origin := range c.CORS.Origins {
+		at := fmt.Sprintf("cors.origins[%d]", i)
+		if origin == "*" {
+			if len(c.CORS.Origins) > 1 {
+				errs.add(at, `"*" allows all origins; remove it or the others`)
+			}
+			continue
+		}
+		u, err := url.Parse(origin)
+		switch {
+		case err != nil || u.Scheme == "" || u.Host == "" || u.Hostname() == "" || strings.Contains(origin, "*"):
+			errs.add(at, `%q is not an origin; write scheme://host or scheme://host:port, as in https://chat.example.com, or "*" alone for all`, origin)
+		case !strings.EqualFold(origin, u.Scheme+"://"+u.Host):
+			errs.add(at, "%q has more than an origin; write %s://%s", origin, u.Scheme, u.Host)
+		case u.Scheme == "https" && u.Port() == "443" || u.Scheme == "http" && u.Port() == "80":
+			errs.add(at, "%q names the default port, which browsers leave out; write %s://%s", origin, u.Scheme, strings.TrimSuffix(u.Host, ":"+u.Port()))
+		}
 	}
 }
 
@@ -162,6 +187,10 @@ func (c *Config) Warnings() []string {
 	if c.Timeouts.KeepaliveIdle >= 5*time.Second {
 		warnings = append(warnings, fmt.Sprintf("timeouts.keepalive_idle: %v is not below the 5s after which vLLM closes idle connections; "+
 			"set VLLM_HTTP_TIMEOUT_KEEP_ALIVE above it on every replica", c.Timeouts.KeepaliveIdle))
+	}
+	if slices.Contains(c.CORS.Origins, "*") && len(c.Keys) == 0 {
+		warnings = append(warnings, `cors.origins: "*" without keys: any web page that is opened on a machine that reaches this proxy can use the replicas; `+
+			"configure keys, or list the origins")
 	}
 	return slices.Concat(warnings, c.adminWarnings(), c.TLS.expiryWarnings("tls"), c.AdminTLS.expiryWarnings("admin_tls"), c.caWarnings(), c.routingWarnings())
 }

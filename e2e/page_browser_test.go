@@ -33,16 +33,12 @@ type tab struct {
 // that it did not get: that the proxy is away is what some are about.
 func openPage(t *testing.T, url string) *tab {
 	t.Helper()
-	options := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.NoSandbox) // which root has not
-	ctx, end := chromedp.NewExecAllocator(t.Context(), options...)
-	t.Cleanup(end)
-	ctx, close := chromedp.NewContext(ctx)
-	p := &tab{t, ctx}
-	messages := chromedp.Console(ctx)
+	p, close := openTab(t)
+	messages := chromedp.Console(p.ctx)
 	var listening sync.WaitGroup
 	listening.Go(func() {
 		for m, err := range messages {
-			if err == nil && m.Source != "network" && ctx.Err() == nil {
+			if err == nil && m.Source != "network" && p.ctx.Err() == nil {
 				t.Errorf("the page says: %v", m)
 			}
 		}
@@ -50,6 +46,17 @@ func openPage(t *testing.T, url string) *tab {
 	t.Cleanup(func() { close(); listening.Wait() })
 	p.do(chromedp.EmulateViewport(1280, 1000), chromedp.Navigate(url))
 	return p
+}
+
+// openTab opens an empty page in a browser of its own.
+func openTab(t *testing.T) (p *tab, close func()) {
+	options := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.NoSandbox) // which root has not
+	ctx, end := chromedp.NewExecAllocator(t.Context(), options...)
+	t.Cleanup(end)
+	ctx, close = chromedp.NewContext(ctx)
+	p = &tab{t, ctx}
+	evaluate[bool](p, "true") // starts the browser, which ends with the context of its first action
+	return p, close
 }
 
 func (p *tab) do(steps ...chromedp.Action[chromedp.Void]) {

@@ -83,6 +83,9 @@ var routeHeaders = [...]string{
 	"X-Warmroute-Backend", "X-Warmroute-Reason", "X-Warmroute-Prefix-Match", "X-Warmroute-Attempts", "X-Warmroute-Overhead-Us",
 }
 
+// queueTimeHeader says how long the request was queued.
+const queueTimeHeader = "X-Warmroute-Queue-Ms"
+
 // fillResponseHeader fills the client's header from the replica's and with the route, all but the
 // length, which is set where the body is written, and returns it.
 func (r *request) fillResponseHeader(d *router.Decision, from http.Header) (clientHeader http.Header) {
@@ -93,7 +96,9 @@ func (r *request) fillResponseHeader(d *router.Decision, from http.Header) (clie
 		switch {
 		case name == "Content-Length", name == requestIDHeader, isHopByHop(name), r.isProxyHeader(name):
 		case name == "Endpoint-Load-Metrics": // not for clients
-		case name == "Access-Control-Allow-Origin": // of the replica, not of this proxy
+		case strings.HasPrefix(name, "Access-Control-"): // this proxy decides which pages may read it
+		case name == "Vary":
+			addReplicaVary(h, value)
 		default:
 			h[name] = value
 		}
@@ -118,7 +123,7 @@ func (r *request) fillResponseHeader(d *router.Decision, from http.Header) (clie
 // addQueueTimeHeader adds how long the request was queued.
 func (r *request) addQueueTimeHeader(h http.Header) {
 	if r.history.queueTime > 0 {
-		h["X-Warmroute-Queue-Ms"] = []string{strconv.FormatInt(r.history.queueTime.Milliseconds(), 10)}
+		h[queueTimeHeader] = []string{strconv.FormatInt(r.history.queueTime.Milliseconds(), 10)}
 	}
 }
 

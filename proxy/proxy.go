@@ -8,6 +8,8 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/rs/cors"
+
 	"warmroute/backends"
 	"warmroute/metrics"
 	"warmroute/proxy/accesslog"
@@ -57,7 +59,8 @@ type Proxy struct {
 	router   *router.Router
 	keys     *apikey.Set
 	settings atomic.Pointer[Settings]
-	handlers http.Handler // of all but the endpoints
+	cors     atomic.Pointer[cors.Cors] // nil: pages of other origins are not served
+	handlers http.Handler              // of all but the endpoints
 
 	version    string
 	instance   instance
@@ -147,6 +150,9 @@ func New(o Options) *Proxy {
 func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	id := []string{requestIDOrNew(r.Header)}
 	r.Header[requestIDHeader], w.Header()[requestIDHeader] = id, id
+	if c := p.cors.Load(); c != nil && !isPreflight(r) {
+		c.HandlerFunc(w, r) // adds headers to the response, whatever it will be
+	}
 	if e, responseID := findEndpoint(r); e != nil {
 		p.serveEndpoint(e, responseID, w, r)
 		return
@@ -164,6 +170,10 @@ func (p *Proxy) serveLocal(w http.ResponseWriter, r *http.Request) {
 	p.setInstanceHeader(&c, r.Header)
 	if apiErr := p.checkHealthCheckLoop(r.Header); apiErr != nil {
 		openAI.writeError(&c, apiErr)
+		return
+	}
+	if crossOrigin := p.cors.Load(); crossOrigin != nil && isPreflight(r) {
+		crossOrigin.HandlerFunc(&c, r)
 		return
 	}
 	p.handlers.ServeHTTP(&c, r)

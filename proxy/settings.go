@@ -19,6 +19,7 @@ type Settings struct {
 	SessionHeaders []string       // canonical names; the first one present names the session that a request belongs to
 	RouteHeaders   bool           // explain the routing to clients whose key allows it
 	IsolateTenants bool           // prompts match only those of the same tenant
+	CORSOrigins    []string       // whose pages browsers let use the API, or "*" for all
 
 	// DescriptorConnections is for how many client connections there are file descriptors. Beyond
 	// it a new connection closes all that have been idle for a second. 0: unknown.
@@ -54,4 +55,7 @@ type RetrySettings struct {
 }
 
 // Configure gives the requests that arrive from now on other settings.
-func (p *Proxy) Configure(s Settings) { p.settings.Store(&s) }
+func (p *Proxy) Configure(s Settings) {
+	p.settings.Store(&s)
+	p.cors.Store(newCORS(s.CORSOrigins))
+}

@@ -408,3 +408,25 @@ func TestSlowHeaders(t *testing.T) {
 	}
 	closed.Wait()
 }
+
+func TestNoCORSOnAdminListener(t *testing.T) {
+	f := startFronted(t, func(c *config.Config) { c.CORS.Origins = []string{"*"} }, standIn{}.start(t))
+	for url, want := range map[string]string{f.url + "/livez": "*", f.admin + "/metrics": ""} {
+		for _, method := range []string{http.MethodGet, http.MethodOptions} {
+			req, err := http.NewRequest(method, url, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			req.Header.Set("Origin", "https://page.example")
+			req.Header.Set("Access-Control-Request-Method", http.MethodGet)
+			resp, err := f.client.Do(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			resp.Body.Close()
+			if got := resp.Header.Get("Access-Control-Allow-Origin"); got != want {
+				t.Errorf("%s %s: %q, want %q", method, url, got, want)
+			}
+		}
+	}
+}

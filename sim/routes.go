@@ -57,7 +57,13 @@ func (s *Server) routes() http.Handler {
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Server", "uvicorn")
+		if answerPreflight(w, r) {
+			return
+		}
 		w.Header().Set("Vary", "Origin")
+		if r.Header.Get("Origin") != "" {
+			w.Header().Set("Access-Control-Allow-Origin", "*")
+		}
 		found, ok := table[r.URL.Path]
 		if !ok && s.cfg.StoreResponses {
 			found, ok = s.storedRoute(r.URL.Path)
@@ -67,7 +73,8 @@ func (s *Server) routes() http.Handler {
 		}
 		switch {
 		case !s.isAuthorized(r):
-			w.Header().Del("Vary") // vLLM checks keys before it adds Vary
+			w.Header().Del("Vary") // vLLM checks keys before it adds these
+			w.Header().Del("Access-Control-Allow-Origin")
 			writeJSON(w, http.StatusUnauthorized, `{"error":"Unauthorized"}`)
 		case !ok:
 			redirectOrNotFound(w, r, table)
@@ -78,6 +85,25 @@ func (s *Server) routes() http.Handler {
 			found.handle(w, r)
 		}
 	})
+}
+
+// answerPreflight answers a browser's question whether a page may send a request, as Starlette's
+// CORSMiddleware does with vLLM's defaults, and reports whether r was one.
+func answerPreflight(w http.ResponseWriter, r *http.Request) (answered bool) {
+	if r.Method != http.MethodOptions || r.Header.Get("Origin") == "" || r.Header.Get("Access-Control-Request-Method") == "" {
+		return false
+	}
+	h := w.Header()
+	h.Set("Vary", "Origin, Access-Control-Request-Method, Access-Control-Request-Headers, Access-Control-Request-Private-Network")
+	h.Set("Access-Control-Allow-Origin", "*")
+	h.Set("Access-Control-Allow-Methods", "DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT, QUERY")
+	h.Set("Access-Control-Max-Age", "600")
+	if asked := r.Header.Get("Access-Control-Request-Headers"); asked != "" {
+		h.Set("Access-Control-Allow-Headers", asked)
+	}
+	h.Set("Content-Type", "text/plain; charset=utf-8")
+	io.WriteString(w, "OK")
+	return true
 }
 
 // redirectOrNotFound responds to an unknown path as FastAPI does: one with a trailing

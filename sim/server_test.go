@@ -538,3 +538,41 @@ func FuzzTokenize(f *testing.F) {
 		}
 	})
 }
+
+// As vLLM 0.32 with Starlette 1.10.
+func TestCORS(t *testing.T) {
+	s := start(t, Config{APIKey: "key"})
+	ask := func(method, path string, headers ...string) *http.Response {
+		req, err := http.NewRequest(method, s.URL()+path, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := 0; i < len(headers); i += 2 {
+			req.Header.Set(headers[i], headers[i+1])
+		}
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		return resp
+	}
+	preflight := ask("OPTIONS", "/v1/chat/completions", "Origin", "https://a.example", "Access-Control-Request-Method", "POST", "Access-Control-Request-Headers", "authorization")
+	for name, want := range map[string]string{
+		"Access-Control-Allow-Origin": "*", "Access-Control-Allow-Methods": "DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT, QUERY",
+		"Access-Control-Allow-Headers": "authorization", "Access-Control-Max-Age": "600", "Access-Control-Allow-Credentials": "",
+	} {
+		if got := preflight.Header.Get(name); preflight.StatusCode != 200 || got != want {
+			t.Errorf("preflight: status %d, %s: %q, want %q", preflight.StatusCode, name, got, want)
+		}
+	}
+	for path, want := range map[string]string{"/health": "*", "/v1/models": ""} { // the second lacks the key
+		if got := ask("GET", path, "Origin", "https://a.example").Header.Get("Access-Control-Allow-Origin"); got != want {
+			t.Errorf("%s: %q, want %q", path, got, want)
+		}
+	}
+	if h := ask("GET", "/health").Header; h["Access-Control-Allow-Origin"] != nil || h.Get("Vary") != "Origin" {
+		t.Errorf("without an origin: %v", h)
+	}
+	http.DefaultClient.CloseIdleConnections()
+}
