@@ -285,7 +285,7 @@ func TestSettingFromFileAndEnvironment(t *testing.T) {
 
 func TestTrustedProxies(t *testing.T) {
 	want := []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("192.0.2.1/32"), netip.MustParsePrefix("fd00::/8"), netip.MustParsePrefix("::1/128")}
-	if got := mustLoad(t, "trusted_proxies: [10.1.2.3/8, 192.0.2.1, \"fd00::/8\", \"::1\"]", "http://a:8000").ProxySettings().TrustedProxies; !slices.Equal(got, want) {
+	if got := mustLoad(t, "trusted_proxies: [10.1.2.3/8, 192.0.2.1, \"fd00::/8\", \"::1\"]", "http://a:8000").ProxySettings(0).TrustedProxies; !slices.Equal(got, want) {
 		t.Errorf("from the file: got %v", got)
 	}
 	t.Setenv("WARMROUTE_TRUSTED_PROXIES", "10.0.0.0/8, 192.0.2.1,fd00::/8, ::1")
