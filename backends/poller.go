@@ -140,7 +140,7 @@ func (w *pollState) pollOnce(ctx context.Context, timeout time.Duration) (notCan
 	w.last, w.misses, w.noMetrics = load, 0, false
 	w.backend.SetLoad(load)
 	if reason != "" {
-		w.log(slog.LevelWarn, "prefix cache reset", "reason", reason)
+		w.log(slog.LevelInfo, "prefix cache reset", "reason", reason)
 		w.backend.ForgetMissingEndpoints()
 		if w.OnCacheLost != nil {
 			w.OnCacheLost(w.backend, reason)

@@ -151,7 +151,8 @@ func TestErrorMessages(t *testing.T) {
 	}
 	defer listener.Close()
 	usedPort := listener.Addr().String()
-	portInUse := usedPort + " is in use by another process: stop that one (ss -ltnp lists it), or set another address with --"
+	_, port, _ := net.SplitHostPort(usedPort)
+	portInUse := usedPort + " is in use: stop the listener or the connection that has the port (ss -tanp 'sport = :" + port + "' lists it), or set another address with --"
 	for name, content := range map[string]string{"bad.yaml": "listn: :80\npoll: {interval: 5}\n", "empty.key": "\n", "bad.jsonl": "{}\n"} {
 		if err := os.WriteFile(name, []byte(content), 0o600); err != nil {
 			t.Fatal(err)

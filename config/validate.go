@@ -227,16 +227,16 @@ func (c *Config) MaxClientConnections(maxOpenFiles uint64) int {
 	return min(c.Limits.Connections, max(connections-c.maxRequestConnections(), connections/2))
 }
 
-// StartWarnings returns Warnings and, if needed, one about the limit on open
-// files of the process that runs the proxy. limit is 0 if it is unknown.
-func (c *Config) StartWarnings(maxOpenFiles uint64) []string {
-	warnings := c.Warnings()
-	if need := c.MaxFileDescriptors(); maxOpenFiles > 0 && need > maxOpenFiles {
-		warnings = append(warnings, fmt.Sprintf("may need %d file descriptors, limit is %d: idle client connections are closed above %d; "+
-			"raise the limit (ulimit -n, systemd's LimitNOFILE=, Docker's --ulimit nofile=), or lower limits.connections and limits.in_flight",
-			need, maxOpenFiles, c.MaxClientConnections(maxOpenFiles)))
+// DescriptorWarning returns a warning if the process that runs the proxy may not open enough files,
+// else "". maxOpenFiles is 0 if it is unknown.
+func (c *Config) DescriptorWarning(maxOpenFiles uint64) string {
+	need := c.MaxFileDescriptors()
+	if maxOpenFiles == 0 || need <= maxOpenFiles {
+		return ""
 	}
-	return warnings
+	return fmt.Sprintf("may need %d file descriptors, limit is %d: idle client connections are closed above %d; "+
+		"raise the limit (ulimit -n, systemd's LimitNOFILE=, Docker's --ulimit nofile=), or lower limits.connections and limits.in_flight",
+		need, maxOpenFiles, c.MaxClientConnections(maxOpenFiles))
 }
 
 // adminWarnings returns the warnings about an admin listener that other machines

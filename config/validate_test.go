@@ -312,10 +312,10 @@ func TestWarnings(t *testing.T) {
 func TestFileDescriptorWarning(t *testing.T) {
 	c := mustLoad(t, "limits: {in_flight: 1000, connections: 3000}\nconnections: {max_per_backend: 400}", "http://a:8000", "http://b:8000")
 	const need = 3000 + 800 + 4 + spareFileDescriptors // the two backends take 800 connections and no more
-	if w := c.StartWarnings(need); len(w) != 0 {
+	if w := c.DescriptorWarning(need); w != "" {
 		t.Errorf("limit %d: %q", need, w)
 	}
-	if w := c.StartWarnings(need - 1); len(w) != 1 || !strings.HasPrefix(w[0], "may need 3904 file descriptors, limit is 3903: ") {
+	if w := c.DescriptorWarning(need - 1); !strings.HasPrefix(w, "may need 3904 file descriptors, limit is 3903: ") {
 		t.Errorf("limit %d: %q", need-1, w)
 	}
 }

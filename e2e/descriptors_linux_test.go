@@ -6,7 +6,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"os/exec"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -24,12 +23,6 @@ func TestFileDescriptorWarningAtStart(t *testing.T) {
 	if log := file.startWithDescriptors(2102).log.String(); strings.Contains(log, "descriptors") {
 		t.Errorf("with enough of them:\n%s", log)
 	}
-}
-
-// startWithDescriptors starts the proxy with a limit of file descriptors.
-func (c *configFile) startWithDescriptors(limit int) *program {
-	c.t.Helper()
-	return startCommand(c.t, exec.Command("sh", "-c", fmt.Sprintf(`ulimit -n %d; exec "$0" serve --config "$1"`, limit), binary, c.path))
 }
 
 // neverTimeOut has the proxy keep connections that carry nothing.

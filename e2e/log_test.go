@@ -71,7 +71,7 @@ func TestLogEndsWithReason(t *testing.T) {
 	if status := failed.exit(); status != 1 {
 		t.Errorf("status %d", status)
 	}
-	failed.awaitLog(`msg=stopped reason=".* is in use by another process: .* uptime=\S+s\n`)
+	failed.awaitLog(`msg=stopped reason=".* is in use: .* uptime=\S+s\n`)
 }
 
 // Warnings of a configuration are for its first use; later ones are for what a reload changed.
@@ -90,6 +90,22 @@ func TestReloadRepeatsNoWarning(t *testing.T) {
 	file.write(strings.Replace(warned, "in_flight: 1000", "in_flight: 1200", 1))
 	p.reloaded("ok", 2)
 	p.awaitLog("may need 2502 file descriptors")
+}
+
+// Each added backend may need a few more descriptors, which is not worth another warning.
+func TestAddedBackendsRepeatNoDescriptorWarning(t *testing.T) {
+	t.Parallel()
+	fleet := startSimFleet(t, 3, 200_000)
+	list := func(n int) string { return "limits: {in_flight: 1000, connections: 1000}\nbackends: [" + strings.Join(fleet.urls[:n], ", ") + "]" }
+	file := fleet.configFile(t, list(1))
+	p := file.startWithDescriptors(500)
+	for n := 2; n <= len(fleet.urls); n++ {
+		file.write(list(n))
+		p.reloaded("ok", n-1)
+	}
+	if n := strings.Count(p.log.String(), "file descriptors"); n != 1 {
+		t.Errorf("%d times in the log:\n%s", n, p.log.String())
+	}
 }
 
 func TestConnectionErrorNamesAddressOnce(t *testing.T) {

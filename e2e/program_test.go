@@ -195,6 +195,12 @@ func (c *configFile) write(yaml string) {
 	}
 }
 
+// startWithDescriptors starts the proxy with a limit of file descriptors.
+func (c *configFile) startWithDescriptors(limit int) *program {
+	c.t.Helper()
+	return startCommand(c.t, exec.Command("sh", "-c", fmt.Sprintf(`ulimit -n %d; exec "$0" serve --config "$1"`, limit), binary, c.path))
+}
+
 // askStream sends one streamed request, and returns an error unless its answer
 // comes whole. tokens is the answer's length; begun is called at its first event.
 func askStream(client *http.Client, url, prompt string, tokens int, begun func()) error {

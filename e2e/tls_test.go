@@ -315,6 +315,7 @@ func TestAdminListenerOverTLS(t *testing.T) {
 	p.eventually("the new certificate is used", func() bool { return pair.served(p.admin) == 2 })
 	file.write("admin_token: " + adminTestToken)
 	p.awaitLog(`setting change requires a restart" setting=admin_tls.cert_file`)
+	p.awaitLog(`msg="config reloaded" changed=\[\]`) // nothing of admin_tls
 	if got := statusOf(client, p.admin+"/api/state", adminTestToken); got != http.StatusOK {
 		t.Errorf("after a reload without admin_tls: %d", got)
 	}

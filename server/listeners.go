@@ -325,7 +325,8 @@ func ListenError(flag, address string, err error) error {
 	var dns *net.DNSError
 	switch {
 	case errors.Is(err, syscall.EADDRINUSE):
-		return fmt.Errorf("%s is in use by another process: stop that one (ss -ltnp lists it), or set another address with --%s", address, flag)
+		_, port, _ := net.SplitHostPort(address)
+		return fmt.Errorf("%s is in use: stop the listener or the connection that has the port (ss -tanp 'sport = :%s' lists it), or set another address with --%s", address, port, flag)
 	case errors.Is(err, syscall.EACCES):
 		return fmt.Errorf("listen on %s: permission denied: ports below 1024 need root or CAP_NET_BIND_SERVICE; set another address with --%s", address, flag)
 	case errors.Is(err, syscall.EADDRNOTAVAIL):

@@ -73,6 +73,27 @@ func TestServeContinuesAfterAcceptError(t *testing.T) {
 	}
 }
 
+// A port may be taken by a connection, which no list of listeners shows.
+func TestListenOnPortOfConnection(t *testing.T) {
+	remote, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer remote.Close()
+	conn, err := net.Dial("tcp", remote.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	address := conn.LocalAddr().String()
+	_, port, _ := net.SplitHostPort(address)
+	_, err = listenTCP(address)
+	want := address + " is in use: stop the listener or the connection that has the port (ss -tanp 'sport = :" + port + "' lists it), or set another address with --listen"
+	if got := ListenError("listen", address, err).Error(); got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+}
+
 func TestHandlerPanicLogged(t *testing.T) {
 	for _, c := range []struct {
 		name  string

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/zeebo/xxh3"
@@ -28,8 +29,7 @@ const (
 // applied.
 func (s *Server) applyReload(c *config.Config, loadErr error) (applied bool) {
 	err := loadErr
-	limit := fileDescriptorLimit()
-	known := s.config.StartWarnings(limit) // logged at the start or by an earlier reload
+	known := s.config.Warnings() // logged at the start or by an earlier reload
 	var apply func()
 	if err == nil {
 		apply, err = s.prepareReload(c)
@@ -41,19 +41,43 @@ func (s *Server) applyReload(c *config.Config, loadErr error) (applied bool) {
 		}
 		return false
 	}
-	changed, _ := config.Diff(s.config, c)
+	changed := s.appliedChanges(c)
 	apply()
 	s.metrics.RecordReload(true)
 	s.log.Info("config reloaded", "changed", changed)
 	for _, path := range s.settingsNeedingRestart(c) {
 		s.log.Warn("setting change requires a restart", "setting", path)
 	}
-	for _, w := range c.StartWarnings(limit) {
+	for _, w := range c.Warnings() {
 		if !slices.Contains(known, w) {
 			s.log.Warn(w)
 		}
 	}
+	s.warnIfMoreDescriptorsNeeded(c)
 	return true
+}
+
+// warnIfMoreDescriptorsNeeded warns if a configuration may need more file descriptors than the process may have,
+// and a tenth more than the last time: each backend that is added needs some.
+func (s *Server) warnIfMoreDescriptorsNeeded(c *config.Config) {
+	need := c.MaxFileDescriptors()
+	warning := c.DescriptorWarning(fileDescriptorLimit())
+	if warning != "" && need > s.warnedDescriptors+s.warnedDescriptors/10 {
+		s.log.Warn(warning)
+		s.warnedDescriptors = need
+	}
+}
+
+// appliedChanges returns the paths of the settings in c that differ from those in use and take effect
+// without a restart.
+func (s *Server) appliedChanges(c *config.Config) (paths []string) {
+	paths, _ = config.Diff(s.config, c)
+	for _, path := range s.settingsNeedingRestart(c) {
+		if section, isTLS := strings.CutSuffix(path, "cert_file"); isTLS { // its key_file neither
+			paths = slices.DeleteFunc(paths, func(p string) bool { return strings.HasPrefix(p, section) })
+		}
+	}
+	return paths
 }
 
 // settingsNeedingRestart returns the paths of the settings in c that take effect at a restart.

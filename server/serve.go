@@ -55,7 +55,7 @@ func Serve(ctx context.Context, o ServeOptions) (err error) {
 		}
 		log.Info("stopped", "reason", reason, "uptime", time.Since(started).Round(time.Millisecond))
 	}()
-	for _, w := range c.StartWarnings(fileDescriptorLimit()) {
+	for _, w := range c.Warnings() {
 		log.Warn(w)
 	}
 	s, err := New(Options{Config: c, Log: log, Version: o.Version, process: process{

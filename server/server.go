@@ -74,7 +74,9 @@ type Server struct {
 	metrics       *metrics.Metrics
 	startupChecks *startupChecks
 	resources     *resourceLog
-	files         stateFiles
+
+	warnedDescriptors uint64 // that the last warning about their number named; 0: none
+	files             stateFiles
 }
 
 // New returns a Server whose listeners are open; Run serves them. It fails if a
@@ -168,6 +170,7 @@ func New(o Options) (*Server, error) {
 		Registry: registry, Router: s.router, Proxy: s.proxy, Reset: s.resetBackend,
 		Cluster: s.cluster, Metrics: s.metrics.Handler(), Version: o.Version, Log: o.Log, Host: host, Token: c.AdminToken,
 	})
+	s.warnIfMoreDescriptorsNeeded(c)
 	s.listeners, err = s.openListeners()
 	return s, err
 }
