@@ -153,7 +153,8 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if c := p.cors.Load(); c != nil && !isPreflight(r) {
 		c.HandlerFunc(w, r) // adds headers to the response, whatever it will be
 	}
-	if e, responseID := findEndpoint(r); e != nil {
+	trimTrailingSlashes(r.URL)
+	if e, responseID := findEndpoint(r); e != nil && !isWebSocketHandshake(r) {
 		p.serveEndpoint(e, responseID, w, r)
 		return
 	}
@@ -174,6 +175,10 @@ func (p *Proxy) serveLocal(w http.ResponseWriter, r *http.Request) {
 	}
 	if crossOrigin := p.cors.Load(); crossOrigin != nil && isPreflight(r) {
 		crossOrigin.HandlerFunc(&c, r)
+		return
+	}
+	if isWebSocketHandshake(r) {
+		writeUpgradeError(&c, r)
 		return
 	}
 	p.handlers.ServeHTTP(&c, r)

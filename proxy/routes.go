@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"net/url"
 	"slices"
 	"strings"
 	"time"
@@ -174,16 +175,87 @@ func findPath(path string) (e *endpoint, responseID string) {
 	return nil, ""
 }
 
+// trimTrailingSlashes makes a path with trailing slashes, which some clients send, that without them.
+func trimTrailingSlashes(u *url.URL) {
+	if len(u.Path) > 1 && strings.HasSuffix(u.Path, "/") {
+		u.Path, u.RawPath = cmp.Or(strings.TrimRight(u.Path, "/"), "/"), strings.TrimRight(u.RawPath, "/")
+	}
+}
+
+// isWebSocketHandshake reports whether the client asks for a WebSocket. An intermediary may have
+// removed Upgrade.
+func isWebSocketHandshake(r *http.Request) bool {
+	if r.Method != http.MethodGet {
+		return false
+	}
+	for _, value := range r.Header["Upgrade"] {
+		for protocol := range strings.SplitSeq(value, ",") {
+			if strings.EqualFold(strings.TrimSpace(protocol), "websocket") {
+				return true
+			}
+		}
+	}
+	return r.Header["Sec-Websocket-Key"] != nil
+}
+
+// writeUpgradeError refuses a WebSocket. Codex tries one first, and takes another status than 426 for
+// an outage.
+func writeUpgradeError(w http.ResponseWriter, r *http.Request) {
+	h := w.Header()
+	h.Set("Upgrade", "HTTP/1.1") // RFC 9110 requires both
+	h.Set("Connection", "Upgrade")
+	dialectOf(r.URL.Path).writeError(w, &apiError{status: http.StatusUpgradeRequired, kind: "invalid_request_error", code: "upgrade_required",
+		message: "WebSocket is not served: send the request over HTTP, for instance POST /v1/responses"})
+}
+
 // writeRouteError answers a request for which there is no handler: with a 405 where its path
 // has another method, else with a 404.
 func writeRouteError(w http.ResponseWriter, r *http.Request, routes chi.Routes) {
-	e := &apiError{status: http.StatusNotFound, kind: "invalid_request_error", code: "not_found",
-		message: "no such endpoint; the OpenAI API is served under /v1, for instance POST /v1/chat/completions"}
+	e := unknownPathError(r.URL)
 	if allowed := allowedMethods(r, routes); allowed != "" {
 		w.Header().Set("Allow", allowed)
 		e.status, e.code, e.message = http.StatusMethodNotAllowed, "method_not_allowed", "method not allowed on this path; allowed: "+allowed
 	}
 	dialectOf(r.URL.Path).writeError(w, e)
+}
+
+// maxNamedPathBytes is how much of an unknown path an error names.
+const maxNamedPathBytes = 200
+
+// unknownPathError returns the error for a path that is not served. It does not repeat segments that
+// are long enough to be an API key.
+func unknownPathError(u *url.URL) *apiError {
+	segments := strings.Split(u.EscapedPath(), "/")
+	for i, segment := range segments {
+		if len(segment) >= apikey.MinKeyLength {
+			segments[i] = "…"
+		}
+	}
+	path := strings.Join(segments, "/")
+	if len(path) > maxNamedPathBytes {
+		path = strings.ToValidUTF8(path[:maxNamedPathBytes], "") + "…"
+	}
+	message := "unknown path " + path
+	if intended := findIntendedPath(u.Path); intended != "" {
+		message += ": the API is at " + intended + "; correct the client's base URL"
+	} else {
+		message += "; the API is at /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages, /v1/embeddings, /v1/models and other paths of vLLM"
+	}
+	return &apiError{status: http.StatusNotFound, kind: "invalid_request_error", code: "not_found", message: message}
+}
+
+// findIntendedPath returns the path that is served and that a client with a wrong base URL most
+// likely means: its own has /v1 twice or not at all, a prefix or doubled slashes. Empty: none.
+func findIntendedPath(path string) string {
+	segments := strings.FieldsFunc(path, func(c rune) bool { return c == '/' })
+	path = "/" + strings.Join(segments, "/")
+	candidates := []string{path, "/v1" + path, path[max(strings.LastIndex(path, "/v1/"), 0):]}
+	for _, candidate := range candidates {
+		if e, _ := findPath(candidate); e != nil && !e.isAboutResponse() || candidate == "/v1/models" {
+			return candidate
+		}
+	}
+	return ""
 }
 
 // allowedMethods returns the value of Allow for the path; empty if nothing is there.

@@ -57,7 +57,7 @@ func TestUnknownPathsRejected(t *testing.T) {
 	for _, path := range strings.Fields(`/ /v1 /v1/ /invocations /v1/invocations /pause /resume /abort_requests /collective_rpc /server_info
 		/scale_elastic_ep /start_profile /docs /openapi.json /metrics /ping /load /sleep /wake_up /reset_prefix_cache
 		/v1/load_lora_adapter /v1/unload_lora_adapter /v1/batches /v1/files /v1/realtime /v1/images/generations /v1/audio/speech
-		/v1/chat /v1/chat/completions/ //v1/chat/completions /v1//chat/completions /V1/chat/completions /v1/chat/Completions
+		/v1/chat /v1/chat/completions/batch //v1/chat/completions /v1//chat/completions /V1/chat/completions /v1/chat/Completions
 		/v1/chat/completions;x=1 /v1;x/chat/completions /v1/chat/completions%20 /v1/chat/completions%00 /v1/chat/completions%0a
 		/v1/chat/completions%3Fx /v1/chat%2Fcompletions /v1/chat%2fcompletions /v1/ch%61t/completions /%76%31/chat/completions
 		/v1/chat/./completions /v1/chat/../chat/completions /v1/../invocations /v1/%2e%2e/invocations /v1/models/../../invocations
@@ -103,22 +103,87 @@ func TestMalformedRequestLineRejected(t *testing.T) {
 	}
 }
 
-func TestUpgradeHeaderDropped(t *testing.T) {
+func TestWebSocketHandshakeStatus426(t *testing.T) {
 	r := &replica{script: always(answered("200 OK", whole))}
-	f := serve(t, nil, r)
-	const upgrade = " HTTP/1.1\r\nHost: x\r\nConnection: close, Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: eA==\r\nSec-WebSocket-Version: 13\r\n"
-	for _, path := range []string{"/v1/realtime?model=m", "/v1/chat/completions"} {
-		if resp, body := f.raw("GET " + path + upgrade + "\r\n"); resp.StatusCode != http.StatusNotFound && resp.StatusCode != http.StatusMethodNotAllowed {
-			t.Errorf("%s: status %d %s", path, resp.StatusCode, body)
+	f := serve(t, withKeys(keyOf("a", nil)), r)
+	const key = "Sec-WebSocket-Key: eA==\r\nSec-WebSocket-Version: 13\r\n"
+	for name, headers := range map[string]string{
+		"handshake":                  "Connection: keep-alive, Upgrade\r\nUpgrade: websocket\r\n" + key,
+		"several protocols":          "Connection: Upgrade\r\nUpgrade: h2c, WebSocket\r\n",
+		"Upgrade already removed":    key,
+		"Connection already changed": "Upgrade: websocket\r\n",
+	} {
+		for _, path := range []string{"/v1/responses", "/v1/responses/", "/v1/responses/resp_1", "/v1/realtime?model=m", "/v1/chat/completions", "/v1/messages", "/v1/models", "/"} {
+			resp, body := f.raw("GET " + path + " HTTP/1.1\r\nHost: x\r\n" + headers + "\r\n")
+			if resp.StatusCode != http.StatusUpgradeRequired || resp.Header.Get("Upgrade") != "HTTP/1.1" || !strings.EqualFold(resp.Header.Get("Connection"), "upgrade") ||
+				!strings.Contains(body, "WebSocket is not served: send the request over HTTP") {
+				t.Errorf("%s, %s: status %d %v %s", name, path, resp.StatusCode, resp.Header, body)
+			}
 		}
 	}
 	if len(r.requests()) != 0 {
 		t.Error("the backend was asked")
 	}
+}
+
+func TestUpgradeHeaderDropped(t *testing.T) {
+	r := &replica{script: always(answered("200 OK", whole))}
+	f := serve(t, nil, r)
 	// On a POST it is a wish that may be ignored.
-	resp, _ := f.raw("POST /v1/embeddings" + upgrade + "Content-Length: 25\r\n\r\n" + bodyFor("/v1/embeddings"))
+	resp, _ := f.raw("POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nConnection: close, Upgrade\r\nUpgrade: websocket\r\nContent-Length: 25\r\n\r\n" + bodyFor("/v1/embeddings"))
 	if got := r.requests()[0].Header; resp.StatusCode != http.StatusOK || got["Upgrade"] != nil || got["Connection"] != nil {
 		t.Errorf("status %d, went up: %v", resp.StatusCode, got)
+	}
+	// Java's HTTP client sends this with its first request to each server.
+	if resp, body := f.raw("GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: close, Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n\r\n"); resp.StatusCode != http.StatusOK {
+		t.Errorf("status %d %s", resp.StatusCode, body)
+	}
+}
+
+func TestTrailingSlash(t *testing.T) {
+	r := &replica{script: always(answered("200 OK", "{}"))}
+	f := serve(t, nil, r)
+	for i := range endpoints {
+		path := endpoints[i].path
+		if endpoints[i].multipart {
+			continue // as the others
+		}
+		resp, answer := f.post(path+"/", bodyFor(path))
+		seen := r.requests()
+		if resp.StatusCode != http.StatusOK || len(seen) == 0 || seen[len(seen)-1].RequestURI != path {
+			t.Errorf("%s/: status %d %s", path, resp.StatusCode, answer)
+		}
+	}
+	for path, status := range map[string]int{"/livez/": 200, "/health/": 200, "/version/": 200, "/v1/chat/completions/": 405, "/v1/responses/": 405} {
+		if resp, answer := f.get(path); resp.StatusCode != status {
+			t.Errorf("GET %s: status %d %s", path, resp.StatusCode, answer)
+		}
+	}
+	f.awaitMetric(`warmroute_requests_total{backend="r0",code="200",endpoint="/v1/chat/completions",model="m"} 1`)
+	if strings.Contains(f.exposition(), `completions/"`) {
+		t.Error("a path of the client is a label")
+	}
+}
+
+func TestUnknownPathNamed(t *testing.T) {
+	f := serve(t, nil, &replica{})
+	for path, want := range map[string]string{
+		"/v1/chat/completions/batch":            "unknown path /v1/chat/completions/batch; the API is at /v1/chat/completions, ",
+		"/v1/v1/chat/completions":               "unknown path /v1/v1/chat/completions: the API is at /v1/chat/completions; ",
+		"/v1/v1/messages/":                      "unknown path /v1/v1/messages: the API is at /v1/messages; ",
+		"/chat/completions":                     "unknown path /chat/completions: the API is at /v1/chat/completions; ",
+		"/openai/v1/embeddings":                 "unknown path /openai/v1/embeddings: the API is at /v1/embeddings; ",
+		"/v1//chat/completions":                 "unknown path /v1//chat/completions: the API is at /v1/chat/completions; ",
+		"/models":                               "unknown path /models: the API is at /v1/models; ",
+		"/v1/v1/models":                         "unknown path /v1/v1/models: the API is at /v1/models; ",
+		"/v1/%0ax":                              "unknown path /v1/%0ax; ",
+		"/v1/" + strings.Repeat("x", 20) + "/y": "unknown path /v1/…/y; ",
+		strings.Repeat("/abc", 1000):            "unknown path " + strings.Repeat("/abc", maxNamedPathBytes/4) + "…; ",
+	} {
+		resp, answer := f.get(path)
+		if refused(t, answer); resp.StatusCode != http.StatusNotFound || !strings.Contains(answer, want) {
+			t.Errorf("%s: status %d %s, want %s", path, resp.StatusCode, answer, want)
+		}
 	}
 }
 
@@ -137,12 +202,19 @@ func TestModelListUnion(t *testing.T) {
 			t.Fatalf("got %s\nwant %s", got, want)
 		}
 	}
-	for path, want := range map[string]string{"a": a, "org/b": b, "org%2Fb": b, "org%2fb": b, "lora": c, "%61": a} {
+	for path, want := range map[string]string{"a": a, "org/b": b, "org%2Fb": b, "org%2fb": b, "lora": c, "%61": a, "a/": a, "org/b/": b, "org%2Fb/": b} {
 		if resp, got := f.get("/v1/models/" + path); resp.StatusCode != http.StatusOK || got != want {
 			t.Errorf("%s: got %d %s", path, resp.StatusCode, got)
 		}
 	}
-	for _, path := range []string{"none", "", "A", "a/", "org//b", "a%00"} {
+	if _, list := f.get("/v1/models"); list != "" {
+		for _, path := range []string{"/v1/models/", "/v1/models//"} {
+			if resp, got := f.get(path); resp.StatusCode != http.StatusOK || got != list {
+				t.Errorf("%s: got %d %s", path, resp.StatusCode, got)
+			}
+		}
+	}
+	for _, path := range []string{"none", "A", "org//b", "a%00", "/a"} {
 		resp, got := f.get("/v1/models/" + path)
 		if refused(t, got); resp.StatusCode != http.StatusNotFound {
 			t.Errorf("%q: got %d %s", path, resp.StatusCode, got)
