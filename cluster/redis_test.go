@@ -385,7 +385,7 @@ func TestForgedMessages(t *testing.T) {
 	d := a.send(1, 50)
 	eventually(t, "a placement behind them arrives", func() bool { return b.Status().PeerRequests == 1 })
 	complete(d)
-	if _, ok := b.Responses.Peek("resp_of_another_key"); ok {
+	if _, ok := b.Responses.Find("resp_of_another_key"); ok {
 		t.Error("a forged response is known")
 	}
 	if s := b.Status(); s.IgnoredMessages != ignored+4 || s.Proxies != 2 {
