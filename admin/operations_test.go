@@ -53,7 +53,7 @@ func askable(t testing.TB, list ...apikey.Key) *asked {
 	}
 	a.router, err = router.New(router.Options{
 		Settings: router.Settings{
-			Policy: "prefix", Queue: router.QueueSettings{Requests: 10, Timeout: time.Minute},
+			Policy: "prefix", Queue: router.QueueSettings{Requests: 10, OutageTimeout: time.Minute, BusyTimeout: time.Minute},
 			Breaker: router.BreakerSettings{Failures: 1, Open: time.Minute}, PollInterval: time.Hour,
 		},
 		Backends: registry.All(), Catalog: registry.Catalog, BlockBytes: 64, IndexMaxBytes: 1 << 20,

@@ -201,7 +201,7 @@ func (c *Config) ProxySettings(maxOpenFiles uint64) proxy.Settings {
 		Timeouts:       c.Timeouts.Timeouts,
 		Retry:          c.Retry,
 		Attempts:       c.Routing.Attempts,
-		QueueTimeout:   c.QueueTimeout(),
+		QueueTimeouts:  c.QueueTimeouts(),
 		Keepalive:      c.SSE.Keepalive,
 		QueueKeepalive: c.SSE.QueueKeepalive,
 		TrustedProxies: c.TrustedProxies,
@@ -223,13 +223,13 @@ func (r *Routing) canonicalSessionHeaders() []string {
 	return names
 }
 
-// QueueTimeout returns how long a request may wait in the admission queue; 0 when
-// the queue is off.
-func (c *Config) QueueTimeout() time.Duration {
+// QueueTimeouts returns how long a request may wait in the admission queue; none when the
+// queue is off.
+func (c *Config) QueueTimeouts() queue.Timeouts {
 	if c.Routing.Queue.Requests == 0 {
-		return 0
+		return queue.Timeouts{}
 	}
-	return c.Routing.Queue.Timeout
+	return c.Routing.Queue.Timeouts()
 }
 
 // PublicURL returns the URL of the public listener, as reached from the same machine.

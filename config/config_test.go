@@ -17,6 +17,7 @@ func TestSettingsReachComponents(t *testing.T) {
 	c.Routing.Learn = false
 	proxySettings, routerSettings := c.ProxySettings(0), c.RouterSettings()
 	routerSettings.PolicySettings.SLO = routerSettings.SLO // as the router does
+	proxySettings.QueueTimeouts.Total = 1                  // of keys only
 	for name, settings := range map[string]any{"proxy": proxySettings, "router": routerSettings, "key": c.APIKeys()[0]} {
 		for _, path := range zeroFields(reflect.ValueOf(settings), name) {
 			t.Errorf("%s is not set", path)

@@ -89,7 +89,7 @@ func TestDefaults(t *testing.T) {
 		Routing: Routing{
 			Policy: "prefix", Attempts: 3, Learn: true,
 			SessionHeaders: []string{"X-Session-Id", "X-Claude-Code-Session-Id", "Thread-Id", "Session-Id", "thread_id", "session_id", "X-OpenCode-Session", "X-Session-Affinity", "X-Multi-Turn-Session-Id", "X-Dynamo-Session-Id"},
-			Queue:          queue.Settings{Requests: 1000, Bytes: 256 << 20, BatchRequests: 10_000, BatchBytes: 512 << 20, Timeout: time.Minute}, BatchSlowdown: 0.05,
+			Queue:          queue.Settings{Requests: 1000, Bytes: 256 << 20, BatchRequests: 10_000, BatchBytes: 512 << 20, OutageTimeout: time.Minute, BusyTimeout: 10 * time.Minute}, BatchSlowdown: 0.05,
 		},
 		Index:           Index{BlockBytes: 256, MaxBytes: 256 << 20},
 		Responses:       responseindex.Settings{MaxEntries: 100_000, TTL: 24 * time.Hour},
@@ -174,6 +174,7 @@ func otherValues() map[string]struct {
 		"routing.queue.batch_requests": {"20000", 20_000},
 		"routing.queue.batch_bytes":    {"1GiB", int64(1 << 30)},
 		"routing.queue.time":           {"5s", 5 * time.Second},
+		"routing.queue.busy_time":      {"2m", 2 * time.Minute},
 		"routing.batch_slowdown":       {"0.2", 0.2},
 		"routing.step_tokens":          {"2048", 2048},
 		"routing.learn":                {"false", false},

@@ -65,7 +65,7 @@ func (c *Config) validateKeys(errs *errorList) {
 		checkRange(errs, at+".concurrency", k.Concurrency, 0, 1<<30)
 		checkRange(errs, at+".priority", k.Priority, -100, 100)
 		if k.QueueTime != 0 && (k.QueueTime < time.Millisecond || k.QueueTime > maxQueueTime) {
-			errs.add(at+".queue_time", "%v is not between 1ms and %v; remove it to use routing.queue.time", k.QueueTime, maxQueueTime)
+			errs.add(at+".queue_time", "%v is not between 1ms and %v; remove it to use routing.queue.time and .busy_time", k.QueueTime, maxQueueTime)
 		}
 		if !apikey.IsValidName(k.Name) {
 			errs.add(at+".name", "is not a valid name: %s", apikey.NameRule)

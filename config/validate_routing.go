@@ -17,9 +17,8 @@ func (c *Config) validateRouting(errs *errorList) {
 	if r.Queue.Requests > 0 {
 		checkRange(errs, "routing.queue.bytes", r.Queue.Bytes, 1<<10, 1<<50)
 		checkRange(errs, "routing.queue.batch_bytes", r.Queue.BatchBytes, 1<<10, 1<<50)
-		if r.Queue.Timeout < time.Millisecond {
-			errs.add("routing.queue.time", "%v is too short; the minimum is 1ms; to disable the queue, set routing.queue.requests to 0", r.Queue.Timeout)
-		}
+		validateQueueTime(errs, "routing.queue.time", r.Queue.OutageTimeout)
+		validateQueueTime(errs, "routing.queue.busy_time", r.Queue.BusyTimeout)
 	}
 	if r.StepTokens != 0 {
 		checkRange(errs, "routing.step_tokens", r.StepTokens, 64, 1<<20)
@@ -32,6 +31,12 @@ func (c *Config) validateRouting(errs *errorList) {
 	}
 	if r.LoadFactor != 0 {
 		checkRange(errs, "routing.load_factor", r.LoadFactor, 1, 1<<20)
+	}
+}
+
+func validateQueueTime(errs *errorList, name string, d time.Duration) {
+	if d < time.Millisecond {
+		errs.add(name, "%v is too short; the minimum is 1ms; to disable the queue, set routing.queue.requests to 0", d)
 	}
 }
 

@@ -93,6 +93,8 @@ func TestValidationErrors(t *testing.T) {
 		{"slowdown too large", backend + "routing: {batch_slowdown: 11}", "routing.batch_slowdown: 11 is too large; the maximum is 10"},
 		{"zero queue time", backend + "routing: {queue: {time: 0}}",
 			"routing.queue.time: 0s is too short; the minimum is 1ms; to disable the queue, set routing.queue.requests to 0"},
+		{"no time in the queue beside work", backend + "routing: {queue: {busy_time: 0}}",
+			"routing.queue.busy_time: 0s is too short; the minimum is 1ms; to disable the queue, set routing.queue.requests to 0"},
 		{"no memory for the queue", backend + "routing: {queue: {bytes: 0}}", "routing.queue.bytes: 0B is too small; the minimum is 1KiB"},
 		{"all origins and one", backend + "cors: {origins: [\"*\", https://a.example]}", `cors.origins[0]: "*" allows all origins; remove it or the others`},
 		{"origin without a scheme", backend + "cors: {origins: a.example}",

@@ -17,7 +17,7 @@ func TestSDKSkipsQueueKeepAlives(t *testing.T) {
 	replica := startSimProcess(t, "--step-time", "20ms")
 	config := (&simFleet{}).configFile(t, `
 backends: [{url: "http://`+replica.address+`", max_in_flight: 1}]
-routing: {queue: {time: 2s}}
+routing: {queue: {busy_time: 2s}}
 sse: {queue_keepalive: 100ms}
 `)
 	proxy := startProgram(t, "--config", config.path)

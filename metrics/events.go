@@ -33,7 +33,7 @@ func newEventMetrics() *eventMetrics {
 		retryWaits: newCounterVec("retry_waits_total", "Requests that waited for the retry budget (retry.share), by result.", "end"),
 		aborts:     newCounterVec("aborts_total", "Requests whose client disconnected or stopped reading, or that an operator cancelled, by phase.", "phase"),
 		queueTime: prometheus.NewHistogram(histogramOpts("queue_seconds", "Time in the admission queue, of requests that were queued.",
-			1.0/(1<<13), .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60)),
+			1.0/(1<<13), .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)),
 		queueExits:      newCounterVec("queue_ends_total", "Requests that left the admission queue or found it full, by result.", "end"),
 		responseLookups: newCounterVec("response_lookups_total", "Requests that refer to a stored response (previous_response_id, or its id in the path), by result.", "result"),
 		unauthorized:    newCounterVec("unauthorized_total", "Requests refused because of their API key, by reason: missing, unknown, expired.", "reason"),

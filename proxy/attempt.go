@@ -95,7 +95,7 @@ func (r *request) tryBackend(d *router.Decision) *failure {
 	}
 	r.outcome.Backend = d.Backend.Name
 	if r.history.sent++; r.history.sent == 1 {
-		r.outcome.Overhead = time.Since(r.bodyReceivedAt) - r.history.queueTime
+		r.outcome.Overhead = time.Since(r.bodyReceivedAt) - r.history.waited.Total()
 	}
 	r.proxy.activity.recordAttempt(r, d)
 	r.beginAttemptSpan(d)

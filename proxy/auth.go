@@ -182,11 +182,11 @@ func (c *caller) blockSeed(engineModel string, isolated bool, tenantHash uint64)
 	return engineModel + "\x00" + strconv.FormatUint(tenantHash, 16)
 }
 
-// maxQueueTimeOr returns how long the request may wait for a backend: as its key says, else
-// as configured; 0 where no request waits.
-func (c *caller) maxQueueTimeOr(configured time.Duration) time.Duration {
-	if configured > 0 && c.account != nil && c.account.QueueTime > 0 {
-		return c.account.QueueTime
+// queueTimeoutsOr returns how long the request may wait for a backend: as its key says, else
+// as configured; none where no request waits.
+func (c *caller) queueTimeoutsOr(configured router.QueueTimeouts) router.QueueTimeouts {
+	if configured != (router.QueueTimeouts{}) && c.account != nil && c.account.QueueTime > 0 {
+		return router.QueueTimeouts{Total: c.account.QueueTime}
 	}
 	return configured
 }

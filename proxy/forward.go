@@ -23,7 +23,7 @@ func (r *request) forward() {
 	r.input.sessionHeader = r.httpReq.Header[sessionHeader]
 	p.appendInstanceID(r.httpReq.Header)
 	p.retries.countRequest()
-	h.receivedAt, h.queueTimeout = r.bodyReceivedAt, r.maxQueueTimeOr(r.settings.QueueTimeout)
+	h.receivedAt, h.queueTimeouts = r.bodyReceivedAt, r.queueTimeoutsOr(r.settings.QueueTimeouts)
 	defer r.replaceBestFailure(nil)
 	defer r.releaseQueuePlace() // a wait may panic
 	defer r.stopQueueKeepalive()
@@ -236,11 +236,11 @@ func (r *request) recordWait(kind waitKind, outcome waitOutcome, waited time.Dur
 		switch {
 		case outcome == waitRefused:
 		case outcome == waitMet:
-			r.recordQueueTime(metrics.QueueSent, waited)
+			r.recordQueueTime(metrics.QueueSent, router.Waited{Busy: waited})
 		case r.isDone():
-			r.recordQueueTime(metrics.QueueDisconnected, waited)
+			r.recordQueueTime(metrics.QueueDisconnected, router.Waited{Busy: waited})
 		default:
-			r.recordQueueTime(metrics.QueueTimeout, waited)
+			r.recordQueueTime(metrics.QueueTimeout, router.Waited{Busy: waited})
 		}
 	case waitBudget:
 		result := metrics.RetryWaitGivenUp
@@ -251,7 +251,7 @@ func (r *request) recordWait(kind waitKind, outcome waitOutcome, waited time.Dur
 			result = metrics.RetryWaitDisconnected
 		}
 		r.proxy.metrics.CountRetryWait(result)
-		h.queueTime += waited
+		h.waited.Busy += waited
 		h.budgetWait += waited
 		r.spans.AddQueueWaitSpan(waited, "retry_budget")
 	}
@@ -262,48 +262,48 @@ func (r *request) awaitPick() (*router.Decision, error) {
 	r.releaseQueuePlace()
 	asked := time.Now()
 	ctx := context.Context(r.context)
-	left := r.history.queueTimeout
-	if r.history.last != stepNone {
-		left = r.history.queueTimeLeft(r.fleetView(), asked)
+	h := &r.history
+	if h.last != stepNone {
+		if left, isLimited := h.errorTimeLeft(r.fleetView(), asked); isLimited {
+			limited, cancel := context.WithTimeout(ctx, left)
+			defer cancel()
+			ctx = limited
+		}
 	}
-	r.input.request.QueueTimeout = max(0, left)
-	if left < r.history.queueTimeout { // else the router's own limit will do
-		limited, cancel := context.WithTimeout(ctx, left)
-		defer cancel()
-		ctx = limited
-	}
+	r.input.request.QueueTimeouts, r.input.request.Waited = h.queueTimeouts, h.waited
 	d, err := r.proxy.router.Pick(ctx, &r.input.request, r.history.excludedBackends()...)
 	if err == nil {
 		if d.QueueTime > 0 {
-			r.recordQueueTime(metrics.QueueSent, d.QueueTime)
+			r.recordQueueTime(metrics.QueueSent, router.Waited{Outage: d.OutageTime, Busy: d.QueueTime - d.OutageTime})
 		}
 		return d, nil
 	}
 	waited := time.Since(asked)
 	switch {
 	case errors.Is(err, router.ErrQueueFull):
-		r.recordQueueTime(metrics.QueueFull, 0)
+		r.recordQueueTime(metrics.QueueFull, router.Waited{})
 	case errors.Is(err, router.ErrQueueTimeout):
-		r.recordQueueTime(metrics.QueueTimeout, waited)
-	case errors.Is(err, context.DeadlineExceeded) && r.history.hasPickableBackend(r.fleetView()):
+		r.recordQueueTime(metrics.QueueTimeout, router.Waited{Busy: waited})
+	case errors.Is(err, context.DeadlineExceeded) && h.hasPickableBackend(r.fleetView()):
 		err = router.ErrQueueTimeout
-		r.recordQueueTime(metrics.QueueTimeout, waited)
+		r.recordQueueTime(metrics.QueueTimeout, router.Waited{Busy: waited})
 	case errors.Is(err, context.DeadlineExceeded):
 		err = router.ErrNoneReady
-		r.recordQueueTime(metrics.QueueNoneReady, waited)
+		r.recordQueueTime(metrics.QueueNoneReady, router.Waited{Outage: waited})
 	case errors.Is(err, context.Canceled):
-		r.recordQueueTime(metrics.QueueDisconnected, waited)
-	case r.history.queueTimeout > 0 && waited >= r.history.queueTimeout:
-		r.recordQueueTime(metrics.QueueNoneReady, waited)
+		r.recordQueueTime(metrics.QueueDisconnected, router.Waited{Busy: waited})
+	case h.mayWait() && waited >= h.queueTimeouts.Left(h.waited, true):
+		r.recordQueueTime(metrics.QueueNoneReady, router.Waited{Outage: waited})
 	}
 	return d, err
 }
 
 // recordQueueTime counts a time in the queue, and how it ended.
-func (r *request) recordQueueTime(end metrics.QueueResult, waited time.Duration) {
-	r.history.queueTime += waited
-	r.proxy.metrics.RecordQueueExit(end, waited)
-	r.spans.AddQueueWaitSpan(waited, string(end))
+func (r *request) recordQueueTime(end metrics.QueueResult, waited router.Waited) {
+	r.history.waited.Busy += waited.Busy
+	r.history.waited.Outage += waited.Outage
+	r.proxy.metrics.RecordQueueExit(end, waited.Total())
+	r.spans.AddQueueWaitSpan(waited.Total(), string(end))
 }
 
 // reserveQueuePlace counts the request among those that wait, and reports whether one more may.
@@ -314,7 +314,7 @@ func (r *request) reserveQueuePlace() (reserved bool) {
 	}
 	if r.waiting = r.proxy.router.AddWaitingOutsideQueue(&r.input.request) == nil; !r.waiting {
 		r.history.queueFull = true
-		r.recordQueueTime(metrics.QueueFull, 0)
+		r.recordQueueTime(metrics.QueueFull, router.Waited{})
 	}
 	return r.waiting
 }
@@ -381,6 +381,9 @@ func (r *request) notPickedError(err error) *apiError {
 		wait = withJitter(int(r.proxy.router.RetryAfter(r.input.request.Priority) / time.Second))
 	}
 	e := unavailableError(fmt.Sprintf("no replica that serves this model is ready; try again in %ds", wait))
+	if h := &r.history; h.mayWait() && h.queueTimeouts.Left(h.waited, true) <= 0 {
+		e.message = fmt.Sprintf("no replica that serves this model was ready within %s; try again in %ds", h.queueLimit(true), wait)
+	}
 	switch {
 	case errors.Is(err, router.ErrPanicked):
 		return &apiError{status: http.StatusInternalServerError, kind: "internal_error", code: "internal_error",
@@ -396,7 +399,7 @@ func (r *request) notPickedError(err error) *apiError {
 			message: fmt.Sprintf("the admission queue is full for this priority class (routing.queue); try again in %ds", wait)}
 	case errors.Is(err, router.ErrQueueTimeout):
 		e = &apiError{status: http.StatusTooManyRequests, kind: "overloaded", code: "queue_timeout",
-			message: fmt.Sprintf("no replica could start this request within %v (routing.queue.time, or the key's queue_time); try again in %ds", r.history.queueTimeout, wait)}
+			message: fmt.Sprintf("no replica could start this request within %s; try again in %ds", r.history.queueLimit(false), wait)}
 	}
 	e.retryAfter = wait
 	return e

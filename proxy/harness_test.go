@@ -146,7 +146,7 @@ func newFleet(t testing.TB, list []*backends.Backend, policy string, hold router
 		RecheckHealth: func(*backends.Backend) {},
 		BlockBytes:    256,
 		Settings: Settings{
-			Attempts: 3, QueueTimeout: hold.Timeout, RouteHeaders: true,
+			Attempts: 3, QueueTimeouts: hold.Timeouts(), RouteHeaders: true,
 			Retry:    RetrySettings{Share: 0.2, PerSecond: 10, Stalled: true},
 			Limits:   Limits{InFlight: 10_000, Connections: 10_000, QueryBytes: 4 << 10, BodyBytes: 1 << 20, BodyBytesTotal: 1 << 30},
 			Timeouts: Timeouts{FirstByte: time.Minute, Idle: time.Minute},

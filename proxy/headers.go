@@ -122,8 +122,8 @@ func (r *request) fillResponseHeader(d *router.Decision, from http.Header) (clie
 
 // addQueueTimeHeader adds how long the request was queued.
 func (r *request) addQueueTimeHeader(h http.Header) {
-	if r.history.queueTime > 0 {
-		h[queueTimeHeader] = []string{strconv.FormatInt(r.history.queueTime.Milliseconds(), 10)}
+	if waited := r.history.waited.Total(); waited > 0 {
+		h[queueTimeHeader] = []string{strconv.FormatInt(waited.Milliseconds(), 10)}
 	}
 }
 
@@ -144,7 +144,7 @@ func (r *request) addErrorRouteHeaders() {
 	case r.history.sent > 0:
 		reason = reasonFailed
 		h["X-Warmroute-Attempts"] = []string{strconv.Itoa(r.history.sent)}
-	case r.history.queueTime > 0:
+	case r.history.waited.Total() > 0:
 		reason = reasonQueued
 	}
 	h["X-Warmroute-Reason"] = []string{reason}

@@ -312,7 +312,7 @@ func (r *decisionRing) add(x *request, d *router.Decision) {
 	at, ahead := d.Sent()
 	r.mu.Lock()
 	r.slots[r.all%maxDecisions] = decisionEntry{
-		at, x.inFlight.number, x.id, x.outcome.Model, d.Backend.Name, d.Reason, d.MatchedTokens, d.PromptTokens, ahead, x.history.queueTime, x.history.sent,
+		at, x.inFlight.number, x.id, x.outcome.Model, d.Backend.Name, d.Reason, d.MatchedTokens, d.PromptTokens, ahead, x.history.waited.Total(), x.history.sent,
 	}
 	r.all++
 	r.mu.Unlock()

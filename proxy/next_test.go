@@ -69,7 +69,7 @@ func TestNext(t *testing.T) {
 		{"all connections refused", []try{{backendA, connectionRefused}, {backendB, connectionRefused}}, "rr", nil, wait(waitReconnect, minReconnectDelay)},
 		{"second wait to reconnect", []try{{backendA, connectionRefused}}, "r", func(h *history, _ *Settings) { h.reconnectDelay = minReconnectDelay }, wait(waitReconnect, 2*minReconnectDelay)},
 		{"reconnects have an end", []try{{backendA, connectionRefused}}, "r", func(h *history, _ *Settings) { h.receivedAt = start.Add(-time.Minute) }, answer(respondNotPicked)},
-		{"no queue, no reconnect", []try{{backendA, connectionRefused}}, "r", func(h *history, _ *Settings) { h.queueTimeout = 0 }, answer(respondFailure)},
+		{"no queue, no reconnect", []try{{backendA, connectionRefused}}, "r", func(h *history, _ *Settings) { h.queueTimeouts = router.QueueTimeouts{} }, answer(respondFailure)},
 
 		{"failed attempt", []try{{backendA, redirect}}, "rr", nil, wait(waitBudget, time.Minute)},
 		{"failed attempt, no other backend", []try{{backendA, redirect}}, "r", nil, pick},
@@ -120,7 +120,7 @@ func TestNext(t *testing.T) {
 			h.queueFull = true
 		}, answer(respondReplicaError)},
 	} {
-		h := &history{receivedAt: start, queueTimeout: time.Minute}
+		h := &history{receivedAt: start, queueTimeouts: router.QueueTimeouts{Total: time.Minute}}
 		s := &Settings{Attempts: 3, Retry: RetrySettings{Share: 0.2, PerSecond: 10}}
 		f := states(c.fleet)
 		for _, try := range c.tries {
@@ -161,7 +161,7 @@ func waited(kind waitKind, outcome waitOutcome) func(*history, *Settings) {
 
 func TestSlotWait(t *testing.T) {
 	begun := time.Now()
-	h := &history{queueTimeout: time.Minute}
+	h := &history{queueTimeouts: router.QueueTimeouts{Total: time.Minute}}
 	full := fullFailure
 	h.addFailure(backendA, &full, begun)
 	h.addFailure(backendB, &full, begun)

@@ -108,7 +108,7 @@ func TestQueueKeepalive(t *testing.T) {
 
 func TestErrorsAfterQueueKeepalive(t *testing.T) {
 	queue := oneStreamQueue(10)
-	queue.Timeout = 10 * testKeepalive
+	queue.OutageTimeout, queue.BusyTimeout = 10*testKeepalive, 10*testKeepalive
 	for _, c := range queuedStreams {
 		t.Run("queue timeout "+c.path, func(t *testing.T) {
 			t.Parallel()
@@ -191,7 +191,7 @@ func TestEndDuringQueueKeepalive(t *testing.T) {
 // TestQueueKeepaliveOfOtherRequests checks that responses that are no streams are not begun early.
 func TestQueueKeepaliveOfOtherRequests(t *testing.T) {
 	queue := oneStreamQueue(10)
-	queue.Timeout = 5 * testKeepalive
+	queue.OutageTimeout, queue.BusyTimeout = 5*testKeepalive, 5*testKeepalive
 	g := newGated()
 	f := serveWithQueue(t, queue, setQueueKeepalive, &g.replica)
 	first := f.background(asked("first", true))

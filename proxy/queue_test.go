@@ -26,7 +26,7 @@ import (
 
 // oneStreamQueue lets one stream at a time be before its first event.
 func oneStreamQueue(requests int) router.QueueSettings {
-	return router.QueueSettings{Requests: requests, Bytes: 1 << 20, BatchRequests: requests, BatchBytes: 1 << 20, Timeout: time.Minute, StepTokens: 1}
+	return router.QueueSettings{Requests: requests, Bytes: 1 << 20, BatchRequests: requests, BatchBytes: 1 << 20, OutageTimeout: time.Minute, BusyTimeout: time.Minute, StepTokens: 1}
 }
 
 // gated answers each request when the test says so.
@@ -187,7 +187,7 @@ func TestQueueFullStatus429(t *testing.T) {
 func TestQueueTimeout(t *testing.T) {
 	g := newGated()
 	hold := oneStreamQueue(10)
-	hold.Timeout = 50 * time.Millisecond
+	hold.BusyTimeout = 50 * time.Millisecond
 	f := serveWithQueue(t, hold, nil, &g.replica)
 	first := f.background(asked("first", true))
 	eventually(t, "the first is sent", func() bool { return len(g.requests()) == 1 })
@@ -215,7 +215,7 @@ func TestMaxInFlight(t *testing.T) {
 		hold router.QueueSettings
 	}{
 		{"no queue", router.QueueSettings{}},
-		{"held", router.QueueSettings{Requests: 10, Timeout: time.Minute}},
+		{"held", router.QueueSettings{Requests: 10, OutageTimeout: time.Minute, BusyTimeout: time.Minute}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			g := newGated()
@@ -324,7 +324,7 @@ func TestKeyQueueTime(t *testing.T) {
 		keyOf("hasty", func(k *apikey.Key) { k.QueueTime = 50 * time.Millisecond }))
 	holding := func(d time.Duration) router.QueueSettings {
 		hold := oneStreamQueue(10)
-		hold.Timeout = d
+		hold.OutageTimeout, hold.BusyTimeout = d, d
 		return hold
 	}
 	t.Run("longer", func(t *testing.T) {
@@ -393,7 +393,7 @@ func TestQueueBoundsPerPriorityClass(t *testing.T) {
 		keyOf("batch", func(k *apikey.Key) { k.Priority = 10 }))
 	f := func(name string, hold router.QueueSettings, text string) {
 		t.Run(name, func(t *testing.T) {
-			hold.Timeout, hold.StepTokens = time.Minute, 1
+			hold.OutageTimeout, hold.BusyTimeout, hold.StepTokens = time.Minute, time.Minute, 1
 			g := newGated()
 			f := serveWithQueue(t, hold, users, &g.replica)
 			all := []<-chan answer{f.background(asked("first", true), bearer("normal")...)}
@@ -434,7 +434,7 @@ func TestBatchReserve(t *testing.T) {
 	f := func(name string, limits func(*Options), code string) {
 		t.Run(name, func(t *testing.T) {
 			g := newGated()
-			hold := router.QueueSettings{Requests: 10, BatchRequests: 100, Timeout: time.Minute, StepTokens: 1}
+			hold := router.QueueSettings{Requests: 10, BatchRequests: 100, OutageTimeout: time.Minute, BusyTimeout: time.Minute, StepTokens: 1}
 			f := serveWithQueue(t, hold, limits, &g.replica)
 			var all []<-chan answer
 			for i := range inBatch {
@@ -484,7 +484,7 @@ func TestBatchQueueTime(t *testing.T) {
 	users := withKeys(keyOf("normal", func(k *apikey.Key) { k.RouteHeaders = true }),
 		keyOf("batch", func(k *apikey.Key) { k.Priority, k.QueueTime, k.RouteHeaders = 10, time.Second, true }))
 	// Batch requests may hardly take any time: none but the first is sent otherwise.
-	hold := router.QueueSettings{Requests: 10, BatchRequests: 10, Timeout: time.Hour, BatchSlowdown: 1e-6}
+	hold := router.QueueSettings{Requests: 10, BatchRequests: 10, OutageTimeout: time.Hour, BusyTimeout: time.Hour, BatchSlowdown: 1e-6}
 	f := serveWithQueue(t, hold, users, r)
 	var all []<-chan answer
 	for _, key := range []string{"normal", "batch", "batch", "normal"} {

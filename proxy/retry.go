@@ -53,11 +53,11 @@ func (a *attemptRecord) suspectsReplicaDown() bool {
 
 // history is what a request has tried and waited for so far.
 type history struct {
-	receivedAt   time.Time     // when its body was there
-	queueTimeout time.Duration // of all its waits together; 0: it never waits
-	attempts     []attemptRecord
-	sent         int      // attempts begun
-	best         *failure // the latest with a response of a replica, else the latest
+	receivedAt    time.Time            // when its body was there
+	queueTimeouts router.QueueTimeouts // of all its waits together; none: it never waits
+	attempts      []attemptRecord
+	sent          int      // attempts begun
+	best          *failure // the latest with a response of a replica, else the latest
 
 	last    step
 	wait    waitKind    // of the last step, if it was a wait
@@ -65,7 +65,7 @@ type history struct {
 	pickErr error       // of the last step, if it was a pick
 	end     requestEnd
 
-	queueTime      time.Duration // waited in the admission queue, for a slot and for the retry budget
+	waited         router.Waited // in the admission queue, for a slot and for the retry budget
 	budgetWait     time.Duration // of it, for the retry budget
 	reconnectDelay time.Duration // of the latest waitReconnect
 	slotAwaited    bool
@@ -241,7 +241,7 @@ func nextAfterFailure(h *history, f fleetView, s *Settings, now time.Time) actio
 	case s.Retry.Share == 0 && s.Retry.PerSecond == 0:
 		return respond(h)
 	case h.shouldAwaitSlot(f, charged, s):
-		return action{kind: actWait, wait: waitSlot, backends: h.fullBackends(), deadline: now.Add(h.queueTimeout - h.queueTime)}
+		return action{kind: actWait, wait: waitSlot, backends: h.fullBackends(), deadline: now.Add(h.queueTimeouts.Left(h.waited, false))}
 	case shutdowns >= s.Attempts:
 		return respond(h)
 	case charged >= s.Attempts:
@@ -263,7 +263,7 @@ func nextAfterFailure(h *history, f fleetView, s *Settings, now time.Time) actio
 // much as any.
 func awaitVerdictOrBudget(h *history, f fleetView, now time.Time) action {
 	latest := h.latestAttempt()
-	if !latest.suspectsReplicaDown() && !latest.failure.full || h.queueTimeout == 0 || h.hasPickableBackend(f) {
+	if !latest.suspectsReplicaDown() && !latest.failure.full || !h.mayWait() || h.hasPickableBackend(f) {
 		return waitForRetryBudget(h, f, now)
 	}
 	timeout := healthRecheckTimeout
@@ -281,7 +281,7 @@ func waitForRetryBudget(h *history, f fleetView, now time.Time) action {
 	if !slices.ContainsFunc(f, func(v backendView) bool { return v.candidate && !h.isExcluded(v.backend) }) {
 		return action{kind: actPick} // the router says why there is none
 	}
-	timeout := h.queueTimeout - h.queueTime
+	timeout := h.queueTimeouts.Left(h.waited, false)
 	if h.hasUpstreamError(f) {
 		timeout = min(timeout, upstreamErrorRetryTimeout-h.budgetWait)
 	}
@@ -302,7 +302,7 @@ func pickOrAwaitReconnect(h *history, f fleetView, now time.Time) action {
 
 // awaitReconnect waits until backends that refused the connection may be asked again.
 func awaitReconnect(h *history, now time.Time) action {
-	delay := min(h.nextReconnectDelay(), h.queueTimeout-now.Sub(h.receivedAt))
+	delay := min(h.nextReconnectDelay(), h.reconnectTimeLeft(now))
 	return action{kind: actWait, wait: waitReconnect, deadline: now.Add(delay)}
 }
 
@@ -332,7 +332,7 @@ func respondWith(h *history, pickErr error) action {
 		a.response = respondReplicaError
 	case best != nil && best.noDescriptors && !h.queueFull:
 		a.response = respondNoDescriptors
-	case best == nil, h.queueFull, pickErr != nil && (h.queueTime > 0 || best.uncharged && h.queueTimeout > 0):
+	case best == nil, h.queueFull, pickErr != nil && (h.waited.Total() > 0 || best.uncharged && h.mayWait()):
 		a.response = respondNotPicked
 	}
 	return a
@@ -546,17 +546,42 @@ func (h *history) nextReconnectDelay() time.Duration {
 
 // reconnectExpired reports whether such backends are asked no more.
 func (h *history) reconnectExpired(f fleetView, now time.Time) bool {
-	return now.Sub(h.receivedAt) >= h.queueTimeout ||
+	return h.reconnectTimeLeft(now) <= 0 ||
 		h.hasUpstreamError(f) && now.Sub(h.firstUpstreamErrorAt()) >= upstreamErrorRetryTimeout
 }
 
-// queueTimeLeft returns how long the request may yet wait in the admission queue.
-func (h *history) queueTimeLeft(f fleetView, now time.Time) time.Duration {
-	left := h.queueTimeout - h.queueTime
-	if h.hasUpstreamError(f) && !h.hasPickableBackend(f) {
-		left = min(left, upstreamErrorRetryTimeout-now.Sub(h.firstUpstreamErrorAt()))
+// reconnectTimeLeft returns for how long such backends may yet be asked. All of the time since the
+// request came in counts, but for that in which it waited for backends that were ready.
+func (h *history) reconnectTimeLeft(now time.Time) time.Duration {
+	if h.queueTimeouts.Total > 0 || !h.mayWait() {
+		return h.queueTimeouts.Total - now.Sub(h.receivedAt)
 	}
-	return left
+	return h.queueTimeouts.Left(router.Waited{Outage: now.Sub(h.receivedAt) - h.waited.Busy}, true)
+}
+
+// mayWait reports whether the request may wait for a backend at all.
+func (h *history) mayWait() bool { return h.queueTimeouts != router.QueueTimeouts{} }
+
+// queueLimit returns how long the request may wait in an outage or outside of one, and the setting
+// that says so, for its client.
+func (h *history) queueLimit(isOutage bool) string {
+	switch t := &h.queueTimeouts; {
+	case t.Total > 0:
+		return t.Total.String() + " (the key's queue_time)"
+	case isOutage:
+		return t.Outage.String() + " (routing.queue.time)"
+	default:
+		return t.Busy.String() + " (routing.queue.busy_time)"
+	}
+}
+
+// errorTimeLeft returns for how long a request that has an error of a replica for its client may
+// yet wait for another one; it is not limited so where there is none, or another is ready.
+func (h *history) errorTimeLeft(f fleetView, now time.Time) (left time.Duration, limited bool) {
+	if !h.hasUpstreamError(f) || h.hasPickableBackend(f) {
+		return 0, false
+	}
+	return upstreamErrorRetryTimeout - now.Sub(h.firstUpstreamErrorAt()), true
 }
 
 // isSecondCrash reports whether the last attempt failed as if its replica had crashed, and
@@ -583,7 +608,7 @@ func (h *history) suspectsPoisonRequest(f fleetView) bool {
 // that could take it have refused it as full. An engine that is dead has another
 // status, or fails its checks.
 func (h *history) shouldAwaitSlot(f fleetView, charged int, s *Settings) bool {
-	if h.slotAwaited || h.queueTimeout == 0 || s.Attempts < 2 || !h.latestAttempt().failure.full {
+	if h.slotAwaited || !h.mayWait() || s.Attempts < 2 || !h.latestAttempt().failure.full {
 		return false
 	}
 	withoutEndpoint := h.countAttempts(func(r *attemptRecord) bool { return r.failure.endpointMissing })
@@ -598,7 +623,7 @@ func (h *history) shouldAwaitSlot(f fleetView, charged int, s *Settings) bool {
 // killed together may take as many attempts as there are within milliseconds.
 func (h *history) mayRetryAfterOutage(f fleetView, s *Settings, now time.Time) bool {
 	latest := h.latestAttempt().failure
-	if !latest.mayHaveCrashed && !latest.stale || h.outageAttempt || s.Attempts < 2 || h.queueTimeout == 0 || h.hasUpstreamError(f) {
+	if !latest.mayHaveCrashed && !latest.stale || h.outageAttempt || s.Attempts < 2 || !h.mayWait() || h.hasUpstreamError(f) {
 		return false
 	}
 	first := slices.IndexFunc(h.attempts, func(r attemptRecord) bool { return r.suspectsReplicaDown() })

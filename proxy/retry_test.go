@@ -18,7 +18,7 @@ import (
 )
 
 // queueForAMinute is an admission queue that nobody is turned away from.
-var queueForAMinute = router.QueueSettings{Requests: 1000, Timeout: time.Minute}
+var queueForAMinute = router.QueueSettings{Requests: 1000, OutageTimeout: time.Minute, BusyTimeout: time.Minute}
 
 // mortal is a replica that ends, listener and all, when it is told to.
 type mortal struct{ replica }
@@ -646,8 +646,8 @@ func TestDisconnectDuringRetryWait(t *testing.T) {
 // Requests that wait for a retry count as queued.
 func TestRetryWaitsCountInQueue(t *testing.T) {
 	for name, hold := range map[string]router.QueueSettings{
-		"number": {Requests: 2, Timeout: time.Minute},
-		"bytes":  {Requests: 100, Bytes: 3 * int64(len(askWhole)+len(question)), Timeout: time.Minute},
+		"number": {Requests: 2, OutageTimeout: time.Minute, BusyTimeout: time.Minute},
+		"bytes":  {Requests: 100, Bytes: 3 * int64(len(askWhole)+len(question)), OutageTimeout: time.Minute, BusyTimeout: time.Minute},
 	} {
 		t.Run(name, func(t *testing.T) {
 			const requests = 8
@@ -782,7 +782,7 @@ func TestAbortByHealthyReplica(t *testing.T) {
 
 func TestQueueUntilBackendReady(t *testing.T) {
 	good := &replica{script: always(answered("200 OK", whole))}
-	f := serveWithQueue(t, router.QueueSettings{Requests: 10, Timeout: time.Minute}, nil, good, &replica{})
+	f := serveWithQueue(t, router.QueueSettings{Requests: 10, OutageTimeout: time.Minute, BusyTimeout: time.Minute}, nil, good, &replica{})
 	for _, b := range f.backends {
 		b.SetState(backends.Down)
 	}
@@ -803,7 +803,7 @@ func TestQueueUntilBackendReady(t *testing.T) {
 // Before the checks have found out, a dead fleet looks ready.
 func TestQueueAfterAllConnectionsRefused(t *testing.T) {
 	r := &replica{}
-	f := serveWithQueue(t, router.QueueSettings{Requests: 10, Timeout: time.Minute}, nil, r)
+	f := serveWithQueue(t, router.QueueSettings{Requests: 10, OutageTimeout: time.Minute, BusyTimeout: time.Minute}, nil, r)
 	address := r.listener.Addr().String()
 	r.listener.Close()
 	done := f.background(askWhole)
@@ -826,7 +826,7 @@ func TestReplicaErrorNotDelayedByDownBackend(t *testing.T) {
 	t.Parallel()
 	failing := &replica{script: always(answered("500 Internal Server Error", `{"error":{"message":"it hurts"}}`))}
 	good := &replica{script: always(answered("200 OK", whole))}
-	f := serveWithQueue(t, router.QueueSettings{Requests: 10, Timeout: time.Minute}, nil, failing, good)
+	f := serveWithQueue(t, router.QueueSettings{Requests: 10, OutageTimeout: time.Minute, BusyTimeout: time.Minute}, nil, failing, good)
 	f.backends[1].SetState(backends.Down)
 	begun := time.Now()
 	if a := <-f.background(askWhole); a.status != http.StatusInternalServerError || !strings.Contains(a.body, "it hurts") {
@@ -847,12 +847,13 @@ func TestReplicaErrorNotDelayedByDownBackend(t *testing.T) {
 // Refused, queued, refused again: all of it is one wait.
 func TestQueueTimeSpentOnce(t *testing.T) {
 	now := time.Now()
-	h := &history{receivedAt: now, queueTimeout: time.Minute}
-	if h.reconnectExpired(nil, now) || h.queueTimeLeft(nil, now) != time.Minute {
+	h := &history{receivedAt: now, queueTimeouts: router.QueueTimeouts{Total: time.Minute}}
+	if h.reconnectExpired(nil, now) {
 		t.Error("the time of the upload counts as queued")
 	}
-	if h.queueTime = 50 * time.Second; h.queueTimeLeft(nil, now) != 10*time.Second {
-		t.Errorf("after 50 s it may be queued for %v more, want 10 s", h.queueTimeLeft(nil, now))
+	h.waited.Busy = 50 * time.Second
+	if a := waitForRetryBudget(h, fleetView{{backend: &backends.Backend{}, candidate: true}}, now); a.deadline != now.Add(10*time.Second) {
+		t.Errorf("after 50 s it may wait for %v more, want 10 s", a.deadline.Sub(now))
 	}
 	if !h.reconnectExpired(nil, now.Add(time.Minute)) {
 		t.Error("reconnects for ever")
@@ -861,7 +862,7 @@ func TestQueueTimeSpentOnce(t *testing.T) {
 
 func TestBurstAboveCapacity(t *testing.T) {
 	// A configured step budget applies from the first request on, before a prefill rate is known.
-	f := simulated(t, 2, router.QueueSettings{Requests: 1000, Bytes: 64 << 20, Timeout: time.Minute, StepTokens: 8192})
+	f := simulated(t, 2, router.QueueSettings{Requests: 1000, Bytes: 64 << 20, OutageTimeout: time.Minute, BusyTimeout: time.Minute, StepTokens: 8192})
 	long := strings.Repeat(question, 20) // some 5,000 tokens each, of 8,192 a step
 	const requests = 120
 	var wrong sync.Map

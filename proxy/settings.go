@@ -3,6 +3,8 @@ package proxy
 import (
 	"net/netip"
 	"time"
+
+	"warmroute/router"
 )
 
 // Settings may change while a Proxy runs. A request keeps those of its arrival.
@@ -11,15 +13,15 @@ type Settings struct {
 	Timeouts
 	Retry RetrySettings
 
-	Attempts       int            // maximum for one request; a refused connection does not count
-	QueueTimeout   time.Duration  // maximum time in the admission queue, as the router has it; 0: no queue
-	Keepalive      time.Duration  // interval of comments on a silent stream; 0: none
-	QueueKeepalive time.Duration  // the same before a replica has responded; 0: none
-	TrustedProxies []netip.Prefix // their X-Forwarded-For states the address of a client
-	SessionHeaders []string       // canonical names; the first one present names the session that a request belongs to
-	RouteHeaders   bool           // explain the routing to clients whose key allows it
-	IsolateTenants bool           // prompts match only those of the same tenant
-	CORSOrigins    []string       // whose pages browsers let use the API, or "*" for all
+	Attempts       int                  // maximum for one request; a refused connection does not count
+	QueueTimeouts  router.QueueTimeouts // as the router has them; none: no queue
+	Keepalive      time.Duration        // interval of comments on a silent stream; 0: none
+	QueueKeepalive time.Duration        // the same before a replica has responded; 0: none
+	TrustedProxies []netip.Prefix       // their X-Forwarded-For states the address of a client
+	SessionHeaders []string             // canonical names; the first one present names the session that a request belongs to
+	RouteHeaders   bool                 // explain the routing to clients whose key allows it
+	IsolateTenants bool                 // prompts match only those of the same tenant
+	CORSOrigins    []string             // whose pages browsers let use the API, or "*" for all
 
 	// DescriptorConnections is for how many client connections there are file descriptors. Beyond
 	// it a new connection closes all that have been idle for a second. 0: unknown.

@@ -82,7 +82,7 @@ func (r *request) endTraceAndLog() {
 		Reason: s.reason, Phase: string(s.phase), Failures: s.failures, TraceID: r.spans.TraceID(r.httpReq.Header),
 		Code: o.Code, Attempts: r.history.sent, BytesIn: int64(s.bytesIn), BytesOut: r.client.bytesWritten,
 		Tokens: accesslog.Tokens{Prompt: r.promptTokens, Predicted: s.matchedTokens, Observed: -1, Output: r.completionTokens},
-		Times:  accesslog.Times{Total: o.Duration, TTFT: o.TTFT, Queued: r.history.queueTime, Overhead: o.Overhead},
+		Times:  accesslog.Times{Total: o.Duration, TTFT: o.TTFT, Queued: r.history.waited.Total(), Overhead: o.Overhead},
 	}
 	if r.account != nil {
 		e.Key = r.account.Name

@@ -93,7 +93,7 @@ func TestQueueKeepsLongPromptsFromBlockingCaches(t *testing.T) {
 		}
 		return got.TTFTMean
 	}
-	held, sent := mean(router.QueueSettings{Requests: 1000, Timeout: time.Hour}), mean(router.QueueSettings{})
+	held, sent := mean(router.QueueSettings{Requests: 1000, OutageTimeout: time.Hour, BusyTimeout: time.Hour}), mean(router.QueueSettings{})
 	t.Logf("mean TTFT %.1f s, without an admission queue %.1f s", held, sent)
 	if held > 0.8*sent {
 		t.Errorf("mean TTFT %.1f s with an admission queue and %.1f s without", held, sent)
@@ -123,7 +123,7 @@ func TestLearningOfWrongCacheSize(t *testing.T) {
 	play := func(learning, usage bool, change func(*Scenario)) float64 {
 		s := &Scenario{
 			Backends: 4, KVTokens: 200_000, Policy: "prefix", Workload: workload, Seed: 1,
-			Queue:      router.QueueSettings{Requests: 1000, Timeout: time.Minute},
+			Queue:      router.QueueSettings{Requests: 1000, OutageTimeout: time.Minute, BusyTimeout: time.Minute},
 			NoLearning: !learning, NoUsage: !usage,
 		}
 		change(s)
@@ -188,7 +188,7 @@ func TestHostTierIsLearned(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			r, sum := mustPlay(t, &Scenario{
 				Backends: backends, KVTokens: kvTokens, Policy: "prefix", Workload: workload, Seed: 1, NoUsage: c.noUsage,
-				Queue:  router.QueueSettings{Requests: 1000, Timeout: time.Hour},
+				Queue:  router.QueueSettings{Requests: 1000, OutageTimeout: time.Hour, BusyTimeout: time.Hour},
 				Engine: engine.Config{HostKVTokens: c.hostTimes * kvTokens},
 			})
 			t.Logf("mean TTFT %.2f s, E2E %.2f s, %.3f hit, %.3f predicted", sum.TTFTMean, sum.E2EMean, sum.HitRatio, sum.PredictedHitRatio)

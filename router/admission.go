@@ -1,7 +1,6 @@
 package router
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"math"
@@ -130,7 +129,7 @@ func (t *Ticket) deliverResult() {
 // mustQueueBehindOthers reports whether a request has to queue because others wait for a
 // backend that could take it.
 func (r *Router) mustQueueBehindOthers(req *Request) bool {
-	return r.isQueueEnabled() && !req.NoEngine && r.queue.HasItemAhead(req.class(), req.Backends) && !r.isTooLongForAll(req)
+	return r.isQueueEnabled() && !req.NoEngine && r.queue.WaitingAhead(req.class(), req.Backends).Count > 0 && !r.isTooLongForAll(req)
 }
 
 // isQueueable reports whether a request is queued when no backend takes it now: an engine
@@ -152,12 +151,12 @@ func (r *Router) enqueueAndDispatch(req *Request, tried []*backends.Backend, del
 	t.req.Backends = r.currentBackends(req)
 	t.item = queue.Item[*Ticket]{
 		Value: t, Backends: t.req.Backends, Class: req.class(), Priority: req.Priority, Tenant: req.Tenant, Bytes: req.BodyBytes,
-		Lead: r.conversationLead(req, now),
+		Lead: r.conversationLead(req, now), Timeouts: req.QueueTimeouts, Waited: req.Waited,
 	}
 	r.beginQueuedDecision(t, now)
 	tokens, rate, alone := r.leastPrefill()
-	t.item.Tokens = tokens
-	r.queue.Add(&t.item, alone, rate, cmp.Or(req.QueueTimeout, r.settings.Queue.Timeout), len(tried) > 0, now)
+	t.item.Tokens, t.item.Ahead = tokens, r.timeAhead(req, rate, now)
+	r.queue.Add(&t.item, alone, rate, len(tried) > 0, now)
 	if r.queue.Len() == 1 {
 		select {
 		case r.queueStarted <- struct{}{}:
@@ -166,6 +165,18 @@ func (r *Router) enqueueAndDispatch(req *Request, tried []*backends.Backend, del
 	}
 	r.dispatchQueued(now)
 	return t, nil
+}
+
+// timeAhead returns about how long the backends that could take a request work on what they have
+// and on what is queued before it, at their prefill rates, whose sum is rate.
+func (r *Router) timeAhead(req *Request, rate float64, now time.Time) time.Duration {
+	tokens := r.queue.WaitingAhead(req.class(), req.Backends).Tokens
+	for _, b := range req.Backends {
+		if r.isAvailable(b) {
+			tokens += r.states[b.Slot].load.queuedTokens(now, r.estimates.PrefillRate(b.Slot))
+		}
+	}
+	return time.Duration(min(tokens/rate, maxTimeAhead.Seconds()) * float64(time.Second))
 }
 
 // isUnreadyShareFull reports whether a request has no ready backend, and requests

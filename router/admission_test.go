@@ -511,7 +511,7 @@ func inBubble(t *testing.T, settings QueueSettings, f func(t *testing.T, r *Rout
 }
 
 func TestPickWaits(t *testing.T) {
-	inBubble(t, QueueSettings{Requests: 10, Timeout: time.Minute}, func(t *testing.T, r *Router, fleet []*backends.Backend) {
+	inBubble(t, QueueSettings{Requests: 10, OutageTimeout: time.Minute, BusyTimeout: time.Minute}, func(t *testing.T, r *Router, fleet []*backends.Backend) {
 		busy := mustPick(t, r, ask(fleet, 1, 2000))
 		time.AfterFunc(3*time.Second, busy.RecordFirstEvent)
 		start := time.Now()
@@ -522,7 +522,7 @@ func TestPickWaits(t *testing.T) {
 }
 
 func TestRunSendsAfterTime(t *testing.T) {
-	inBubble(t, QueueSettings{Requests: 10, Timeout: time.Minute}, func(t *testing.T, r *Router, fleet []*backends.Backend) {
+	inBubble(t, QueueSettings{Requests: 10, OutageTimeout: time.Minute, BusyTimeout: time.Minute}, func(t *testing.T, r *Router, fleet []*backends.Backend) {
 		want := timeToWorkOff(1.25)
 		for key := range 2 { // the second time after Run has rested
 			busy := mustPick(t, r, ask(fleet, key, blocksFor(2)))
@@ -539,7 +539,7 @@ func TestRunSendsAfterTime(t *testing.T) {
 }
 
 func TestRunTimesOutQueued(t *testing.T) {
-	inBubble(t, QueueSettings{Requests: 10, Timeout: 10 * time.Second}, func(t *testing.T, r *Router, fleet []*backends.Backend) {
+	inBubble(t, QueueSettings{Requests: 10, OutageTimeout: 10 * time.Second, BusyTimeout: 10 * time.Second}, func(t *testing.T, r *Router, fleet []*backends.Backend) {
 		mustPick(t, r, ask(fleet, 1, 100_000))
 		start := time.Now()
 		_, err := r.Pick(t.Context(), ask(fleet, 2, 100))
@@ -550,7 +550,7 @@ func TestRunTimesOutQueued(t *testing.T) {
 }
 
 func TestPickCancelled(t *testing.T) {
-	inBubble(t, QueueSettings{Requests: 10, Timeout: time.Minute}, func(t *testing.T, r *Router, fleet []*backends.Backend) {
+	inBubble(t, QueueSettings{Requests: 10, OutageTimeout: time.Minute, BusyTimeout: time.Minute}, func(t *testing.T, r *Router, fleet []*backends.Backend) {
 		mustPick(t, r, ask(fleet, 1, 100_000))
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 		defer cancel()
@@ -568,7 +568,7 @@ func TestPickCancelled(t *testing.T) {
 // nothing is left behind.
 func TestConcurrentQueueing(t *testing.T) {
 	r, fleet, _ := newFleet(t, 3, "prefix", func(o *Options) {
-		o.Queue, o.Now = QueueSettings{Requests: 50, Bytes: 40_000, Timeout: 50 * time.Millisecond}, time.Now
+		o.Queue, o.Now = QueueSettings{Requests: 50, Bytes: 40_000, OutageTimeout: 50 * time.Millisecond, BusyTimeout: 50 * time.Millisecond}, time.Now
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	var around, clients sync.WaitGroup

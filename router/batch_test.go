@@ -89,7 +89,7 @@ func TestBatchPromotion(t *testing.T) {
 	sent(t, "", submit(r, batch(ask(fleet, 2, 400)))).RecordFirstEvent() // 3.2 s of prefill, for longer than a minute
 	f := func(key, priority int, wait time.Duration) *waiter {
 		req := ask(fleet, key, 10)
-		req.Priority, req.QueueTimeout = priority, wait
+		req.Priority, req.QueueTimeouts.Total = priority, wait
 		return submit(r, req)
 	}
 	patient, hasty := f(3, 1, time.Minute), f(4, 50, 20*time.Second)
@@ -110,7 +110,7 @@ func TestQueueTimeout(t *testing.T) {
 	sent(t, "", submit(r, ask(fleet, 1, 200_000)))
 	f := func(key int, wait time.Duration) *waiter {
 		req := ask(fleet, key, 10)
-		req.QueueTimeout = wait
+		req.QueueTimeouts.Total = wait
 		return submit(r, req)
 	}
 	hour, plain, second := f(2, time.Hour), f(3, 0), f(4, time.Second)
@@ -150,8 +150,8 @@ func TestQueueTimeoutsRandomized(t *testing.T) {
 	refused := 0
 	for step := range 2000 {
 		req := ask(fleet[rng.IntN(2):], 10+step, 1+rng.IntN(500))
-		req.Priority, req.QueueTimeout = rng.IntN(7)-3, time.Duration(1+rng.IntN(30_000))*time.Millisecond
-		all = append(all, queued{submit(r, req), c.now.Add(req.QueueTimeout)})
+		req.Priority, req.QueueTimeouts.Total = rng.IntN(7)-3, time.Duration(1+rng.IntN(30_000))*time.Millisecond
+		all = append(all, queued{submit(r, req), c.now.Add(req.QueueTimeouts.Total)})
 		if w := all[rng.IntN(len(all))]; w.waits() && rng.IntN(10) == 0 {
 			w.ticket.Cancel()
 			w.err = context.Canceled

@@ -52,12 +52,14 @@ type Request struct {
 	MaxPromptTokens int // that a prompt may have, as reported by the replicas; 0: not known
 	MaxAnswerTokens int // that the answer may have; 0: not known
 
-	Turn         prompt.Turn
-	PromptKey    uint64        // hash of the model and the beginning of the first user message; 0: none
-	Session      uint64        // hash of its session's name; 0: none
-	Tenant       uint64        // hash of its sender, for fairness; 0: none in particular
-	Priority     int           // lower first; above 0: a batch request
-	QueueTimeout time.Duration // for which it may be queued; 0: QueueSettings.Timeout
+	Turn      prompt.Turn
+	PromptKey uint64 // hash of the model and the beginning of the first user message; 0: none
+	Session   uint64 // hash of its session's name; 0: none
+	Tenant    uint64 // hash of its sender, for fairness; 0: none in particular
+	Priority  int    // lower first; above 0: a batch request
+
+	QueueTimeouts QueueTimeouts // of all its waits; none: those of QueueSettings
+	Waited        Waited        // in the queue, of earlier waits
 
 	// Stalls, if not nil, is called when the chosen backend makes no progress, and again
 	// while that lasts, until the Decision's Commit, RecordFirstEvent or Release.
@@ -106,6 +108,7 @@ type Decision struct {
 	MatchedTokens              int           // of the prompt, likely held; about
 	PromptTokens               int           // about
 	QueueTime                  time.Duration // that the request was queued
+	OutageTime                 time.Duration // the part of it without a ready backend; see QueueTimeouts
 	// KVSession is what is to be sent to the replica as the request's session, by which its KV
 	// events name the request; "": nothing in particular.
 	KVSession string

@@ -28,6 +28,7 @@ const (
 	// maxReordered queued requests are matched again in each reorderInterval.
 	maxReordered    = 96
 	reorderInterval = 5 * TickInterval
+	maxTimeAhead    = 24 * time.Hour // the longest that a request may be queued
 )
 
 // claim is what queued requests that cannot be sent yet claim of a backend for one
@@ -154,6 +155,7 @@ func (r *Router) routeQueuedOrClaim(t *Ticket, now time.Time) {
 	}
 	d := r.reserve(chosen)
 	d.QueueTime = now.Sub(t.item.Arrived)
+	d.OutageTime = t.item.Waited.Outage - t.req.Waited.Outage
 	r.finishTicket(t, d, nil, now)
 	slot := d.Backend.Slot
 	r.states[slot].room = r.prefillRoom(slot, now)
@@ -238,15 +240,22 @@ func (r *Router) freeSequences(b *backends.Backend) int64 {
 
 // expireTickets refuses the requests that were queued for as long as they may be.
 func (r *Router) expireTickets(now time.Time) {
-	for it := r.queue.PromoteAndFindExpired(now); it != nil; it = r.queue.PromoteAndFindExpired(now) {
-		t, err := it.Value, ErrNoneReady
-		if slices.ContainsFunc(t.req.Backends, func(b *backends.Backend) bool {
-			return r.isAvailable(b) && !slices.Contains(t.tried, b) && !b.LacksEndpoint(t.req.Endpoint, now)
-		}) {
-			err = ErrQueueTimeout
+	isOutage := func(it *queue.Item[*Ticket]) bool { return r.isOutage(it.Value, now) }
+	for it := r.queue.PromoteAndFindExpired(now, isOutage); it != nil; it = r.queue.PromoteAndFindExpired(now, isOutage) {
+		err := ErrQueueTimeout
+		if isOutage(it) {
+			err = ErrNoneReady
 		}
-		r.finishTicket(t, nil, err, now)
+		r.finishTicket(it.Value, nil, err, now)
 	}
+}
+
+// isOutage reports whether no backend that could take a queued request is ready and makes
+// progress.
+func (r *Router) isOutage(t *Ticket, now time.Time) bool {
+	return !slices.ContainsFunc(t.req.Backends, func(b *backends.Backend) bool {
+		return r.isAvailable(b) && !r.states[b.Slot].health.stalled && !slices.Contains(t.tried, b) && !b.LacksEndpoint(t.req.Endpoint, now)
+	})
 }
 
 // refuseUnready refuses the requests for which no backend is ready.
@@ -337,7 +346,10 @@ func (r *Router) blockedBy(chosen int) blocker {
 	case r.isWaitingForKV(c.Slot, d.now), r.batchNeedsHeadroom(&d.req, d.promoted, d.now) && r.hasWaiting(c.Slot, d.now):
 		return blockedByQueue
 	}
-	kept := float64(r.kept.countForOthers(c.Slot, d.req.conversationKey(), d.now))
+	kept := 0.0
+	if !d.promoted {
+		kept = float64(r.kept.countForOthers(c.Slot, d.req.conversationKey(), d.now))
+	}
 	if r.fitsKV(c.Slot, d.promptTokens()+kept, d.now) {
 		return blockedByNothing
 	}

@@ -35,8 +35,8 @@ func TestShortestPrefillFirstWithAgeing(t *testing.T) {
 	f("the short one first", 128, 4*time.Second, 3)
 	f("unless it came too late", 128, 6*time.Second, 2)
 	// 96,000 tokens would be 60 s of ageing, which is all the time there is.
-	f("before a very long one", 1500, 44*time.Second, 3)
-	f("unless it came too late for that", 1500, 46*time.Second, 2)
+	f("before a very long one", 1500, 29*time.Second, 3)
+	f("unless half of its time was over", 1500, 31*time.Second, 2)
 }
 
 func TestTenantFlood(t *testing.T) {

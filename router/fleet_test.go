@@ -362,14 +362,18 @@ func TestConfigureShorterQueue(t *testing.T) {
 	r, fleet, c := newFleet(t, 1, "prefix", withQueue)
 	busy := mustPick(t, r, ask(fleet, 0, 1000))
 	early, late := submit(r, ask(fleet, 1, 100)), submit(r, ask(fleet, 2, 100))
-	reconfigured(t, r, func(o *Options) { o.Queue = QueueSettings{Requests: 1, Timeout: time.Second} })
+	reconfigured(t, r, func(o *Options) {
+		o.Queue = QueueSettings{Requests: 1, OutageTimeout: time.Second, BusyTimeout: time.Second}
+	})
 	if w := submit(r, ask(fleet, 3, 100)); w.err != ErrQueueFull {
 		t.Errorf("a third: %v", w.err)
 	}
 	c.advance(30 * time.Second)
 	r.Tick()
 	waits(t, "it may be queued for a minute, as of its arrival", early)
-	reconfigured(t, r, func(o *Options) { o.Queue = QueueSettings{Requests: 3, Timeout: time.Second} })
+	reconfigured(t, r, func(o *Options) {
+		o.Queue = QueueSettings{Requests: 3, OutageTimeout: time.Second, BusyTimeout: time.Second}
+	})
 	short := submit(r, ask(fleet, 4, 100))
 	busy.RecordFirstEvent()
 	sent(t, "the backend is free", early).RecordFirstEvent()
@@ -383,11 +387,11 @@ func TestConfigureShorterQueue(t *testing.T) {
 
 func TestConfigureQueueTimeout(t *testing.T) {
 	r, fleet, c := newFleet(t, 1, "prefix", withQueue)
-	reconfigured(t, r, func(o *Options) { o.Queue.Timeout = 0 })
+	reconfigured(t, r, func(o *Options) { o.Queue.BusyTimeout = 0 })
 	mustPick(t, r, ask(fleet, 0, 1000))
 	var forever, limited []*waiter
 	enqueue := func(all *[]*waiter, limit time.Duration) {
-		reconfigured(t, r, func(o *Options) { o.Queue.Timeout = limit })
+		reconfigured(t, r, func(o *Options) { o.Queue.BusyTimeout = limit })
 		for range 3 {
 			*all = append(*all, submit(r, ask(fleet, 100+len(forever)*10+len(limited), 100)))
 		}

@@ -6,6 +6,7 @@ import (
 
 	"warmroute/router/policy"
 	"warmroute/router/prompt"
+	"warmroute/router/queue"
 )
 
 const (
@@ -14,8 +15,6 @@ const (
 	// next turn saves the prefill.
 	keptPrefills = 0.3
 	maxKept      = 1024 // conversations
-	// maxConversationLead is by how much a later turn is queued as if it had arrived earlier.
-	maxConversationLead = time.Minute
 )
 
 // keptTokens are tokens in the KV caches that the next turns of conversations are expected to
@@ -79,5 +78,5 @@ func (r *Router) conversationLead(req *Request, now time.Time) time.Duration {
 	if !ok || req.Turn != prompt.TurnLater {
 		return 0
 	}
-	return min(tracker.ConversationAge(req.conversationKey(), now), maxConversationLead)
+	return min(tracker.ConversationAge(req.conversationKey(), now), queue.MaxLead)
 }

@@ -68,7 +68,7 @@ func (r *Router) route(req *Request, tried []*backends.Backend, now time.Time) (
 		return nil, errQueue
 	}
 	if !req.NoEngine && len(tried) == 0 && !r.isTooLong(req, r.decision.candidates[chosen].Slot) { // a retry was charged the first time
-		r.queue.ChargeUnqueued(req.Tenant, r.decision.minUncachedTokens(), r.decision.totalPrefillRate(), now)
+		r.queue.ChargeUnqueued(req.class(), req.Tenant, r.decision.minUncachedTokens(), r.decision.totalPrefillRate(), now)
 	}
 	return r.reserve(chosen), nil
 }

@@ -45,6 +45,12 @@ type Settings struct {
 // QueueSettings bound the admission queue.
 type QueueSettings = queue.Settings
 
+// QueueTimeouts limit for how long a request may be queued.
+type QueueTimeouts = queue.Timeouts
+
+// Waited is for how long a request was queued.
+type Waited = queue.Waited
+
 // Options configure a Router.
 type Options struct {
 	Settings

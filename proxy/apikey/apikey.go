@@ -33,7 +33,7 @@ type Key struct {
 	TokensPerMinute   int           `mapstructure:"tokens_per_minute"` // of prompts and completions
 	Concurrency       int           `mapstructure:"concurrency"`       // requests at once
 	Priority          int           `mapstructure:"priority"`          // lower first; a request may only raise it
-	QueueTime         time.Duration `mapstructure:"queue_time"`        // maximum time in the admission queue; 0: routing.queue.time
+	QueueTime         time.Duration `mapstructure:"queue_time"`        // maximum time in the admission queue; 0: routing.queue.time and .busy_time
 	RouteHeaders      bool          `mapstructure:"route_headers"`
 	Expires           time.Time     `mapstructure:"expires"` // zero: never
 }

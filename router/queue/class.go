@@ -31,10 +31,14 @@ type Settings struct {
 	Bytes         int64         `mapstructure:"bytes"`          // maximum of the bodies of each of these classes; 0: no limit
 	BatchRequests int           `mapstructure:"batch_requests"` // maximum of batch requests
 	BatchBytes    int64         `mapstructure:"batch_bytes"`    // maximum of their bodies; 0: no limit
-	Timeout       time.Duration `mapstructure:"time"`           // of a request, unless it has its own; 0: no limit
+	OutageTimeout time.Duration `mapstructure:"time"`           // see Timeouts, of a request without its own
+	BusyTimeout   time.Duration `mapstructure:"busy_time"`      // likewise
 	StepTokens    int           `mapstructure:"-"`              // token budget of an engine step, a share of which a backend is sent ahead; 0: a default
 	BatchSlowdown float64       `mapstructure:"-"`              // maximum share by which batch requests may slow down others; 0: no limit
 }
+
+// Timeouts returns those of a request without its own.
+func (s *Settings) Timeouts() Timeouts { return Timeouts{Outage: s.OutageTimeout, Busy: s.BusyTimeout} }
 
 // limits returns how many requests of a class may be queued, and the bytes of their bodies.
 func (s *Settings) limits(c Class) (requests int, bytes int64) {

@@ -6,7 +6,6 @@ package queue
 import (
 	"container/heap"
 	"iter"
-	"math"
 	"slices"
 	"time"
 
@@ -18,9 +17,10 @@ const MaxTurns = 96
 
 const (
 	ageingRate = 0.2 // seconds of prefill that a second of waiting is worth
-	// maxOvertakeShare is the share of its timeout in which a request may be
-	// overtaken; else the longest prompts would always time out.
-	maxOvertakeShare = 0.75
+	// MaxLead is the maximum Lead of a request.
+	MaxLead = time.Minute
+	// checkInterval is how often it is checked whether replicas serve a queued request.
+	checkInterval = time.Second
 )
 
 // Queue holds requests in the order in which they are served, and in that of their
@@ -53,19 +53,22 @@ type Item[T any] struct {
 	Tenant   uint64
 	Bytes    int           // of its body
 	Tokens   float64       // that it has to compute at least
-	Lead     time.Duration // by how much it is served as if it had arrived earlier
+	Lead     time.Duration // by how much it is served as if it had arrived earlier; at most MaxLead
+	Ahead    time.Duration // that first come, first served would take for what is before it, about
+	Timeouts Timeouts      // none: those of the Settings
+	Waited   Waited        // with earlier waits
 	Arrived  time.Time
-	Deadline time.Time // zero: none
-	Promoted bool      // a batch request that has waited for half of its time
+	Promoted bool // it has been overtaken for as long as it may be
 
 	group        *Group[T]
-	due          time.Time // when it is promoted or times out; zero: never
-	charged      float64   // seconds of its tenant's share
-	maxPrefill   float64   // seconds that it counts for at most
-	arrival      float64   // its part of key
-	key          float64   // lower first, among equal priorities
-	number       uint64    // in the order of arrival
-	place        int       // in its group's rest; inFront: in front
+	counted      time.Time     // up to when Waited was counted
+	overtakeTime time.Duration // of its ageingTime, after which it is promoted
+	due          time.Time     // when its time is looked at next
+	charged      float64       // seconds of its tenant's share
+	arrival      float64       // second at which it counts as arrived
+	key          float64       // lower first, among equal priorities
+	number       uint64        // in the order of arrival
+	place        int           // in its group's rest; inFront: in front
 	duePlace     int
 	older, newer *Item[T]
 }
@@ -106,25 +109,24 @@ func (q *Queue[T]) Contains(it *Item[T]) bool { return it.group != nil }
 
 // Add adds a request whose arrival is now. prefill is how many seconds its tokens
 // take on one backend, rate how many tokens its backends prefill together in a
-// second, timeout how long it may be queued. A retry is not charged to its tenant,
-// since its first attempt was.
-func (q *Queue[T]) Add(it *Item[T], prefillSeconds, tokensPerSecond float64, timeout time.Duration, isRetry bool, now time.Time) {
-	it.Arrived, it.maxPrefill = now, math.Inf(1)
-	if timeout > 0 {
-		it.Deadline = now.Add(timeout)
-		it.due = it.Deadline
-		if it.Class == Batch {
-			it.due = now.Add(timeout / 2)
-		}
-		it.maxPrefill = ageingRate * maxOvertakeShare * timeout.Seconds()
+// second. A retry is not charged to its tenant, since its first attempt was.
+func (q *Queue[T]) Add(it *Item[T], prefillSeconds, tokensPerSecond float64, isRetry bool, now time.Time) {
+	it.Arrived, it.counted = now, now
+	if it.Timeouts == (Timeouts{}) {
+		it.Timeouts = q.settings.Timeouts()
 	}
 	arrived := now.Sub(q.start).Seconds()
+	it.arrival = arrived
 	if !isRetry {
-		arrived, it.charged = q.fairness.chargeTenant(it.Tenant, it.Tokens, tokensPerSecond, arrived)
+		it.arrival, it.charged = q.fairness.chargeTenant(it.Class, it.Tenant, it.Tokens, tokensPerSecond, it.Timeouts.limit().Seconds(), arrived)
 	}
-	it.arrival = ageingRate * (arrived - it.Lead.Seconds())
+	if it.arrival > arrived {
+		it.Ahead = 0 // the share of its tenant is used: others go first
+	}
+	it.overtakeTime = it.Timeouts.maxOvertakeTime(it.Ahead)
 	it.setKey(prefillSeconds)
-	q.fairness.addQueued(it.Tenant)
+	it.scheduleCheck(false)
+	q.fairness.addQueued(it.Class, it.Tenant)
 	if q.count == 0 {
 		q.departures.restart(now)
 	}
@@ -137,9 +139,7 @@ func (q *Queue[T]) Add(it *Item[T], prefillSeconds, tokensPerSecond float64, tim
 		q.oldest = it
 	}
 	q.newest = it
-	if !it.due.IsZero() {
-		heap.Push(&q.due, it)
-	}
+	heap.Push(&q.due, it)
 	q.count++
 	q.classes[it.Class].add(1, int64(it.Bytes), it.Tokens)
 	q.joinGroup(it)
@@ -147,8 +147,14 @@ func (q *Queue[T]) Add(it *Item[T], prefillSeconds, tokensPerSecond float64, tim
 
 // setKey sets the key of a request whose prefill takes so many seconds on one backend: short work
 // first, but a second of prefill is overtaken by nothing that comes 1/ageingRate seconds later.
+// A promoted request is overtaken by nothing that comes later: it has the lowest key that a request
+// of its arrival can have.
 func (it *Item[T]) setKey(prefillSeconds float64) {
-	it.key = min(prefillSeconds, it.maxPrefill) + it.arrival
+	lead := it.Lead
+	if it.Promoted {
+		prefillSeconds, lead = 0, MaxLead
+	}
+	it.key = prefillSeconds + ageingRate*(it.arrival-lead.Seconds())
 }
 
 // ReorderNext gives the next requests, at most n, the places of what their prefill takes on one backend
@@ -169,20 +175,20 @@ func (q *Queue[T]) ReorderNext(n int, prefillSeconds func(*Item[T]) float64) {
 }
 
 // ChargeUnqueued charges a tenant for a request that was not queued.
-func (q *Queue[T]) ChargeUnqueued(tenant uint64, tokens, tokensPerSecond float64, now time.Time) {
-	q.fairness.chargeTenant(tenant, tokens, tokensPerSecond, now.Sub(q.start).Seconds())
+func (q *Queue[T]) ChargeUnqueued(c Class, tenant uint64, tokens, tokensPerSecond float64, now time.Time) {
+	q.fairness.chargeTenant(c, tenant, tokens, tokensPerSecond, 0, now.Sub(q.start).Seconds())
 }
 
 // RefundTenant gives back what Add charged for a request that no backend was sent.
-func (q *Queue[T]) RefundTenant(it *Item[T]) { q.fairness.refundTenant(it.Tenant, it.charged) }
+func (q *Queue[T]) RefundTenant(it *Item[T]) {
+	q.fairness.refundTenant(it.Class, it.Tenant, it.charged)
+}
 
 // Remove removes a request.
 func (q *Queue[T]) Remove(it *Item[T], now time.Time) {
 	q.departures.addDeparture(now)
-	q.fairness.removeQueued(it.Tenant)
-	if !it.due.IsZero() {
-		heap.Remove(&q.due, it.duePlace)
-	}
+	q.fairness.removeQueued(it.Class, it.Tenant)
+	heap.Remove(&q.due, it.duePlace)
 	if it.older != nil {
 		it.older.newer = it.newer
 	} else {
@@ -265,13 +271,16 @@ func (q *Queue[T]) EstimateWait(c Class, now time.Time) (wait, sinceLastDepartur
 	return wait, sinceLastDeparture, w.Tokens
 }
 
-// HasItemAhead reports whether a queued request of the class or one before it could
-// be taken by one of the backends.
-func (q *Queue[T]) HasItemAhead(c Class, candidates []*backends.Backend) bool {
-	return slices.ContainsFunc(q.groups, func(g *Group[T]) bool {
-		return waitingUpTo(&g.classes, c).Count > 0 &&
-			slices.ContainsFunc(g.Backends, func(b *backends.Backend) bool { return slices.Contains(candidates, b) })
-	})
+// WaitingAhead sums over the queued requests of the class and those before it that could be taken
+// by one of the backends.
+func (q *Queue[T]) WaitingAhead(c Class, candidates []*backends.Backend) (sum Waiting) {
+	for _, g := range q.groups {
+		if slices.ContainsFunc(g.Backends, func(b *backends.Backend) bool { return slices.Contains(candidates, b) }) {
+			w := waitingUpTo(&g.classes, c)
+			sum.add(w.Count, w.Bytes, w.Tokens)
+		}
+	}
+	return sum
 }
 
 // Items returns the queued requests, the oldest first. The current one may be moved.
@@ -299,20 +308,47 @@ func (g *Group[T]) First() *Item[T] {
 // HasBatch reports whether batch requests are queued.
 func (q *Queue[T]) HasBatch() bool { return q.classes[Batch].Count > 0 }
 
-// PromoteAndFindExpired promotes the batch requests that have waited for half of their time, and
-// returns a request whose deadline has passed; nil when there is none.
-func (q *Queue[T]) PromoteAndFindExpired(now time.Time) *Item[T] {
+// PromoteAndFindExpired counts how long requests have waited, promotes those that may not be
+// overtaken any more, and returns one whose time is over, which the caller removes; nil when there
+// is none. isOutage reports whether no backend that could take a request is ready and makes
+// progress.
+func (q *Queue[T]) PromoteAndFindExpired(now time.Time, isOutage func(*Item[T]) bool) *Item[T] {
 	for len(q.due.items) > 0 && !now.Before(q.due.items[0].due) {
 		it := q.due.items[0]
-		if !now.Before(it.Deadline) {
+		outage := isOutage(it)
+		it.Waited.add(now.Sub(it.counted), outage)
+		it.counted = now
+		if it.Timeouts.Left(it.Waited, outage) <= 0 {
 			return it
 		}
-		q.leaveGroup(it)
-		it.Promoted, it.due = true, it.Deadline
+		if !it.Promoted && it.ageingTime() >= it.overtakeTime {
+			q.leaveGroup(it)
+			it.Promoted = true
+			it.setKey(0)
+			q.joinGroup(it)
+		}
+		it.scheduleCheck(outage)
 		heap.Fix(&q.due, it.duePlace)
-		q.joinGroup(it)
 	}
 	return nil
+}
+
+// ageingTime returns the part of its time in the queue after which it is promoted: that with
+// which its time ends where replicas work.
+func (it *Item[T]) ageingTime() time.Duration {
+	if it.Timeouts.Total > 0 {
+		return it.Waited.Total()
+	}
+	return it.Waited.Busy
+}
+
+// scheduleCheck sets when its time is looked at next.
+func (it *Item[T]) scheduleCheck(isOutage bool) {
+	next := min(checkInterval, it.Timeouts.Left(it.Waited, isOutage))
+	if !it.Promoted {
+		next = min(next, it.overtakeTime-it.ageingTime())
+	}
+	it.due = it.counted.Add(max(0, next))
 }
 
 // SetBackends changes which backends could take a request. It keeps its turn.
@@ -353,7 +389,7 @@ func (q *Queue[T]) Skip(it *Item[T]) { it.group.next++ }
 // rank is lower for requests that go first: by priority, and promoted batch requests
 // before the others.
 func (it *Item[T]) rank() int {
-	if it.Promoted {
+	if it.Promoted && it.Class == Batch {
 		return 1
 	}
 	return 2 * it.Priority

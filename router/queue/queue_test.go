@@ -21,7 +21,7 @@ func TestOrder(t *testing.T) {
 	q := New[int](start)
 	b := []*backends.Backend{{Slot: 0}}
 	put := func(value, priority int, prefill float64) {
-		q.Add(&Item[int]{Value: value, Backends: b, Class: ClassOf(priority), Priority: priority}, prefill, 1, 0, false, start)
+		q.Add(&Item[int]{Value: value, Backends: b, Class: ClassOf(priority), Priority: priority}, prefill, 1, false, start)
 	}
 	put(3, 0, 2)
 	put(5, 1, 1)
@@ -46,9 +46,9 @@ func TestRoundPassesGroupsWithoutRoom(t *testing.T) {
 	q := New[int](start)
 	a, b := &backends.Backend{Slot: 0}, &backends.Backend{Slot: 1}
 	for i := range 300 {
-		q.Add(&Item[int]{Value: i, Backends: []*backends.Backend{a}, Class: Normal}, float64(i), 1, 0, false, start)
+		q.Add(&Item[int]{Value: i, Backends: []*backends.Backend{a}, Class: Normal}, float64(i), 1, false, start)
 	}
-	q.Add(&Item[int]{Value: 1000, Backends: []*backends.Backend{b}, Class: Normal}, 1000, 1, 0, false, start)
+	q.Add(&Item[int]{Value: 1000, Backends: []*backends.Backend{b}, Class: Normal}, 1000, 1, false, start)
 	q.StartRound()
 	if it := q.GiveNextTurn(hasRoom(0, 1)); it == nil || it.Value != 1000 {
 		t.Error("three hundred requests for one model are in the way of another's")
@@ -71,7 +71,7 @@ func TestReorder(t *testing.T) {
 	for i := range 2 * MaxTurns {
 		prefill[i] = float64(i)
 		items = append(items, &Item[int]{Value: i, Backends: b})
-		q.Add(items[i], prefill[i], 1, 10*time.Hour, false, start)
+		q.Add(items[i], prefill[i], 1, false, start)
 	}
 	first := func(name string, n, want int) {
 		t.Helper()
@@ -108,7 +108,7 @@ func TestQueueAgreesWithSortedList(t *testing.T) {
 		if len(plain) == 0 || rng.IntN(10) < 4 || grows && rng.IntN(3) > 0 {
 			it := &Item[int]{Backends: fleets[rng.IntN(2)], Bytes: rng.IntN(100), Priority: rng.IntN(2), Tokens: 1, Tenant: uint64(rng.IntN(3))}
 			it.Class = ClassOf(it.Priority)
-			q.Add(it, float64(rng.IntN(500)), 1000, 0, true, start)
+			q.Add(it, float64(rng.IntN(500)), 1000, true, start)
 			plain = append(plain, it)
 			bytes += int64(it.Bytes)
 		} else {
@@ -147,7 +147,7 @@ func TestQueueAgreesWithSortedList(t *testing.T) {
 		q.Remove(plain[0], start)
 		plain = plain[1:]
 	}
-	if w := waitingUpTo(&q.classes, Batch); q.Len() != 0 || w.Bytes != 0 || w.Tokens != 0 || len(q.groups) != 0 || q.oldest != nil || q.newest != nil || q.toReorder != nil || q.fairness.tenants != 0 {
+	if w := waitingUpTo(&q.classes, Batch); q.Len() != 0 || w.Bytes != 0 || w.Tokens != 0 || len(q.groups) != 0 || q.oldest != nil || q.newest != nil || q.toReorder != nil || q.fairness.tenants != [classCount]int{} {
 		t.Errorf("something is left of an empty queue: %+v", q)
 	}
 }
@@ -160,7 +160,7 @@ func TestShareIsThatOfWaitingTenants(t *testing.T) {
 		q := New[int](start)
 		add := func(tenant uint64) *Item[int] {
 			it := &Item[int]{Class: Normal, Tenant: tenant, Tokens: 8000}
-			q.Add(it, 1, 8000, time.Minute, false, start)
+			q.Add(it, 1, 8000, false, start)
 			return it
 		}
 		for other := range tenants {
@@ -186,14 +186,14 @@ func TestBounds(t *testing.T) {
 	}
 	b := []*backends.Backend{{}}
 	normal := &Item[int]{Backends: b, Class: Normal, Bytes: 60}
-	q.Add(normal, 1, 1, 0, false, start)
+	q.Add(normal, 1, 1, false, start)
 	expect("one of two", Normal, 40, false)
 	expect("more bytes than are left", Normal, 41, true)
 	expect("another class", Urgent, 100, false)
 	q.AddWaitingElsewhere(Normal, 10)
 	expect("one queued and one elsewhere", Normal, 0, true)
 	q.RemoveWaitingElsewhere(Normal, 10)
-	q.Add(&Item[int]{Backends: b, Class: Batch}, 1, 1, 0, false, start)
+	q.Add(&Item[int]{Backends: b, Class: Batch}, 1, 1, false, start)
 	expect("one of one", Batch, 0, true)
 	expect("batch requests have bounds of their own", Normal, 0, false)
 	if got := q.CountWaitingByClass(); q.CountWaiting() != 2 || got["normal"] != 1 || got["batch"] != 1 || got["urgent"] != 0 {
@@ -201,29 +201,31 @@ func TestBounds(t *testing.T) {
 	}
 }
 
-func TestDeadlines(t *testing.T) {
+func never(*Item[int]) bool { return false }
+
+func TestTimeoutAndPromotion(t *testing.T) {
 	q := New[int](start)
 	b := []*backends.Backend{{}}
-	batch := &Item[int]{Value: 1, Backends: b, Class: Batch, Priority: 5}
+	batch := &Item[int]{Value: 1, Backends: b, Class: Batch, Priority: 5, Timeouts: Timeouts{Total: time.Minute}}
 	other := &Item[int]{Value: 2, Backends: b, Class: Batch, Priority: 1}
-	q.Add(batch, 1, 1, time.Minute, false, start)
-	q.Add(other, 1, 1, 0, false, start)
+	q.Add(batch, 1, 1, false, start)
+	q.Add(other, 1, 1, false, start)
 	q.StartRound()
 	if it := q.GiveNextTurn(hasRoom(1)); it != other {
 		t.Error("a lower priority goes first")
 	}
-	if it := q.PromoteAndFindExpired(start.Add(30 * time.Second)); it != nil || !batch.Promoted {
+	if it := q.PromoteAndFindExpired(start.Add(30*time.Second), never); it != nil || !batch.Promoted {
 		t.Errorf("after half of its time: expired %v, promoted %v", it, batch.Promoted)
 	}
 	q.StartRound()
 	if it := q.GiveNextTurn(hasRoom(1)); it != batch {
 		t.Error("a promoted request does not go first")
 	}
-	if it := q.PromoteAndFindExpired(start.Add(time.Minute)); it != batch {
-		t.Error("a request does not expire at its deadline")
+	if it := q.PromoteAndFindExpired(start.Add(time.Minute), never); it != batch {
+		t.Error("a request does not expire at the end of its time")
 	}
 	q.Remove(batch, start)
-	if it := q.PromoteAndFindExpired(start.Add(time.Hour)); it != nil {
+	if it := q.PromoteAndFindExpired(start.Add(time.Hour), never); it != nil {
 		t.Error("a request without a timeout expires")
 	}
 }
@@ -233,7 +235,7 @@ func TestEstimateWait(t *testing.T) {
 	var items []*Item[int]
 	for range 30 {
 		it := &Item[int]{Backends: []*backends.Backend{{}}, Class: Normal, Tokens: 10}
-		q.Add(it, 1, 1, 0, false, start)
+		q.Add(it, 1, 1, false, start)
 		items = append(items, it)
 	}
 	if wait, silence, tokens := q.EstimateWait(Normal, start.Add(time.Second)); wait != 0 || silence != time.Second || tokens != 300 {
@@ -254,15 +256,60 @@ func TestRegroupAndCancel(t *testing.T) {
 	q := New[int](start)
 	a, b := &backends.Backend{Slot: 0}, &backends.Backend{Slot: 1}
 	it := &Item[int]{Backends: []*backends.Backend{a}, Class: Normal, Tenant: 7, Tokens: 100}
-	q.Add(it, 1, 10, 0, false, start)
+	q.Add(it, 1, 10, false, start)
 	q.SetBackends(it, []*backends.Backend{b})
-	if q.HasItemAhead(Normal, []*backends.Backend{a}) || !q.HasItemAhead(Normal, []*backends.Backend{b}) || q.HasItemAhead(Urgent, []*backends.Backend{b}) {
+	ahead := func(c Class, b *backends.Backend) int { return q.WaitingAhead(c, []*backends.Backend{b}).Count }
+	if ahead(Normal, a) != 0 || ahead(Normal, b) != 1 || ahead(Urgent, b) != 0 {
 		t.Error("a request is not in the group of its backends")
 	}
-	used := q.fairness.usedUntil[7]
+	used := q.fairness.account(Normal, 7).usedUntil
 	q.Remove(it, start)
 	q.RefundTenant(it)
-	if q.Contains(it) || len(q.Groups()) != 0 || used != 10 || q.fairness.usedUntil[7] != 0 {
-		t.Errorf("charged until second %v, then %v; %d groups", used, q.fairness.usedUntil[7], len(q.Groups()))
+	if q.Contains(it) || len(q.Groups()) != 0 || used != 10 || q.fairness.account(Normal, 7).usedUntil != 0 {
+		t.Errorf("charged until second %v, then %v; %d groups", used, q.fairness.account(Normal, 7).usedUntil, len(q.Groups()))
+	}
+}
+
+// After half of its time a request is preceded by none that came later, neither by short ones nor by
+// those of conversations that began long ago.
+func TestPromotionPrecedesLaterRequests(t *testing.T) {
+	q := New[int](start)
+	b := []*backends.Backend{{}}
+	long := &Item[int]{Value: 1, Backends: b, Class: Normal, Timeouts: Timeouts{Busy: 10 * time.Minute}}
+	q.Add(long, 100, 1, false, start)
+	now := start
+	for now.Before(start.Add(5 * time.Minute)) {
+		now = now.Add(time.Second)
+		it := &Item[int]{Value: 2, Backends: b, Class: Normal, Lead: MaxLead}
+		q.Add(it, 0, 1, false, now)
+		if q.PromoteAndFindExpired(now, never) != nil {
+			t.Fatal("a request expires")
+		}
+		q.StartRound()
+		if first := q.GiveNextTurn(hasRoom(1)); long.Promoted != (first == long) {
+			t.Fatalf("after %v: request %d is the first, promoted %v", now.Sub(start), first.Value, long.Promoted)
+		}
+		q.Remove(it, now)
+	}
+	if !long.Promoted {
+		t.Error("not promoted after half of its time")
+	}
+}
+
+func TestMaxOvertakeTime(t *testing.T) {
+	for _, c := range []struct {
+		timeouts Timeouts
+		ahead    time.Duration
+		want     time.Duration
+	}{
+		{Timeouts{Busy: 10 * time.Minute, Outage: time.Minute}, 0, 5 * time.Minute},
+		{Timeouts{Busy: 10 * time.Minute}, 4 * time.Minute, 5 * time.Minute},
+		{Timeouts{Busy: 10 * time.Minute}, 7 * time.Minute, 3 * time.Minute},
+		{Timeouts{Busy: 10 * time.Minute}, 11 * time.Minute, 5 * time.Minute}, // no order would start it in time
+		{Timeouts{Total: time.Minute}, 50 * time.Second, 10 * time.Second},
+	} {
+		if got := c.timeouts.maxOvertakeTime(c.ahead); got != c.want {
+			t.Errorf("%+v with %v ahead: %v, want %v", c.timeouts, c.ahead, got, c.want)
+		}
 	}
 }

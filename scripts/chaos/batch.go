@@ -25,7 +25,7 @@ const (
 // queueBatchRequests queues many batch requests beside the clients' requests: none may be
 // lost, and the clients must be hardly slower.
 func (o *options) queueBatchRequests(ctx context.Context, r *rig) error {
-	hold := fmt.Sprintf("routing: {queue: {time: %v}}", batchTimeout)
+	hold := fmt.Sprintf("routing: {queue: {busy_time: %v}}", batchTimeout)
 	if err := r.proxy.Reload(ctx, "ok", r.replicas, hold); err != nil {
 		return err
 	}

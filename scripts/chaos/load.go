@@ -26,7 +26,8 @@ type clients struct {
 // at once is not flooded.
 const failureDelay = 100 * time.Millisecond
 
-// requestTimeout bounds one request: as long as it may be queued (routing.queue.time).
+// requestTimeout bounds one request: as long as it may be queued
+// without a ready replica (routing.queue.time).
 const requestTimeout = time.Minute
 
 // sendUntil sends requests until stop is closed, and then waits for the last responses. The

@@ -1,0 +1,63 @@
+package queue
+
+import (
+	"math"
+	"time"
+)
+
+// Timeouts limit for how long a request may be queued; 0: no limit.
+type Timeouts struct {
+	Outage time.Duration // while no replica that could take it is ready and makes progress
+	Busy   time.Duration // while one is and does
+	Total  time.Duration // of both together
+}
+
+// Waited is for how long a request was queued.
+type Waited struct {
+	Outage, Busy time.Duration // as in Timeouts
+}
+
+// Total returns the whole time.
+func (w Waited) Total() time.Duration { return w.Outage + w.Busy }
+
+// add counts a further time.
+func (w *Waited) add(d time.Duration, isOutage bool) {
+	if isOutage {
+		w.Outage += d
+	} else {
+		w.Busy += d
+	}
+}
+
+// noLimit is what is left of a time without a limit.
+const noLimit = time.Duration(math.MaxInt64)
+
+// Left returns for how long a request that was queued for w may be queued further while there is
+// an outage, or there is none; at most 0 where its time is over.
+func (t Timeouts) Left(w Waited, isOutage bool) time.Duration {
+	if isOutage {
+		return min(timeLeft(t.Total, w.Total()), timeLeft(t.Outage, w.Outage))
+	}
+	return min(timeLeft(t.Total, w.Total()), timeLeft(t.Busy, w.Busy))
+}
+
+func timeLeft(limit, used time.Duration) time.Duration {
+	if limit == 0 {
+		return noLimit
+	}
+	return limit - used
+}
+
+// limit returns for how long a request may be queued where replicas work.
+func (t Timeouts) limit() time.Duration { return t.Left(Waited{}, false) }
+
+// maxOvertakeTime returns for how long others of its priority that arrived later may precede a
+// request, where what is before it takes so long: for half of its time, and for so much less that
+// the rest is enough to serve what is before it. Where no order could start it in time, it is half.
+func (t Timeouts) maxOvertakeTime(ahead time.Duration) time.Duration {
+	limit := t.limit()
+	if ahead >= limit {
+		return limit / 2
+	}
+	return min(limit/2, limit-ahead)
+}
