@@ -333,7 +333,7 @@ func TestRunTicksForRequestsQueuedBefore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, fleet, _ := newFleet(t, 1, "prefix", withQueue, func(o *Options) {
 			o.Now = time.Now
-			o.Queue.Timeout = time.Second
+			o.Queue.OutageTimeout = time.Second
 		})
 		fleet[0].SetState(backends.Down)
 		w := submit(r, ask(fleet, 1, 1))

@@ -38,7 +38,7 @@ func TestStateChangesUnderLoad(t *testing.T) {
 	const requests = 640
 	r, fleet, _ := newFleet(t, 3, "prefix", withQueue, func(o *Options) {
 		o.Now = time.Now
-		o.Queue.Timeout = 20 * time.Millisecond
+		o.Queue.OutageTimeout, o.Queue.BusyTimeout = 20*time.Millisecond, 20*time.Millisecond
 	})
 	for _, b := range fleet {
 		b.SetOptions(backends.Options{MaxInFlight: 4})
