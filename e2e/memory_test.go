@@ -181,3 +181,140 @@ func TestSlowReadersMemory(t *testing.T) {
 		t.Error("the replica was blamed for it")
 	}
 }
+
+// awaitInFlight waits until a replica works on n requests.
+func (p *program) awaitInFlight(n float64) {
+	p.t.Helper()
+	p.eventually(fmt.Sprint(n, " requests are in flight"), func() bool { return metricSum(p.t, p.admin, "warmroute_backend_in_flight") == n })
+}
+
+// TestBodiesInFlightMemory compares docs/operations.md, "Sizing", with bodies that a replica works on.
+func TestBodiesInFlightMemory(t *testing.T) {
+	const clients, each = 8, 58 << 20 / 8
+	release := make(chan struct{})
+	replica := standIn{chat: func(w http.ResponseWriter, r *http.Request) {
+		if n, _ := io.Copy(io.Discard, r.Body); n > each/2 {
+			<-release
+		}
+		fmt.Fprint(w, wholeAnswer)
+	}}
+	t.Setenv("WARMROUTE_ROUTING_QUEUE_REQUESTS", "0")
+	p := startProgram(t, "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", replica.start(t))
+	p.ask(plainChat)
+	before := p.resident()
+	const frame = `{"model":"m","messages":[{"role":"user","content":""}]}`
+	body := strings.Replace(frame, `""`, `"`+strings.Repeat("x", each-len(frame))+`"`, 1)
+	var all sync.WaitGroup
+	for range clients {
+		all.Go(func() {
+			if code := p.ask(body); code != 200 {
+				t.Errorf("answered %d", code)
+			}
+		})
+	}
+	p.awaitInFlight(clients)
+	grown := p.resident() - before
+	close(release)
+	all.Wait()
+	// The bodies and what parsing takes, twice for what the collector leaves for later, and half of that for
+	// the guide's tolerance.
+	if grown > memoryCost*1.5*2*(clients*each+24<<20) {
+		t.Errorf("memory grew by %.0f MiB for %d MiB of bodies", grown/(1<<20), clients*each>>20)
+	} else {
+		t.Logf("memory grew by %.0f MiB for %d MiB of bodies", grown/(1<<20), clients*each>>20)
+	}
+}
+
+// TestStreamBeginningsMemory compares docs/operations.md, "Sizing", with replicas that send comments for
+// long before the first event.
+func TestStreamBeginningsMemory(t *testing.T) {
+	const clients, comments = 300, 1 << 20
+	var sent atomic.Int64
+	comment := strings.Repeat(": "+strings.Repeat("x", 1020)+"\n\n", 16)
+	release := make(chan struct{})
+	replica := standIn{chat: func(w http.ResponseWriter, r *http.Request) {
+		io.Copy(io.Discard, r.Body)
+		w.Header().Set("Content-Type", "text/event-stream")
+		for range comments / len(comment) {
+			if _, err := io.WriteString(w, comment); err != nil {
+				return
+			}
+		}
+		w.(http.Flusher).Flush()
+		sent.Add(1)
+		<-release
+		io.WriteString(w, `data: {"choices":[{"index":0,"delta":{"content":"hi"},"finish_reason":"stop"}]}`+"\n\ndata: [DONE]\n\n")
+	}}
+	t.Setenv("WARMROUTE_ROUTING_QUEUE_REQUESTS", "0")
+	p := startProgram(t, "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", replica.start(t))
+	before := p.resident()
+	var all sync.WaitGroup
+	for range clients {
+		all.Go(func() {
+			resp, err := http.Post(p.url+"/v1/chat/completions", "application/json", strings.NewReader(`{"model":"m","stream":true,"messages":[{"role":"user","content":"hi"}]}`))
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer resp.Body.Close()
+			if answer, err := io.ReadAll(resp.Body); err != nil || !strings.HasPrefix(string(answer), "data: {") || strings.Contains(string(answer), ": x") {
+				t.Errorf("got %.100q, %v", answer, err)
+			}
+		})
+	}
+	p.awaitInFlight(clients)
+	p.eventually("the comments are sent", func() bool { return sent.Load() == clients })
+	p.awaitIdleCPU()
+	grown := p.resident() - before
+	close(release)
+	all.Wait()
+	// 24 KiB for a stream, twice for what the collector leaves for later, and half of that for the guide's tolerance.
+	if grown > memoryCost*1.5*2*clients*(24<<10) {
+		t.Errorf("memory grew by %.0f KiB for each stream", grown/clients/1024)
+	} else {
+		t.Logf("memory grew by %.0f KiB for each stream", grown/clients/1024)
+	}
+}
+
+// awaitIdleCPU waits until the process has read what there is to read.
+func (p *program) awaitIdleCPU() {
+	p.t.Helper()
+	var used float64
+	p.eventually("the process idles", func() bool {
+		last := used
+		used = metricSum(p.t, p.admin, "process_cpu_seconds_total")
+		return used-last < 0.01
+	})
+}
+
+// TestHeaderLinesMemory compares docs/operations.md, "Sizing", with headers of many short lines that do
+// not end.
+func TestHeaderLinesMemory(t *testing.T) {
+	const clients, lines = 200, 7500
+	var header strings.Builder
+	header.WriteString("POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n")
+	for i := range lines {
+		fmt.Fprintf(&header, "%04x:a\r\n", i)
+	}
+	p := startProgram(t, "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", standIn{}.start(t))
+	p.ask(plainChat)
+	before := p.resident()
+	var sent sync.WaitGroup
+	for range clients {
+		conn, err := net.Dial("tcp", strings.TrimPrefix(p.url, "http://"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		sent.Go(func() { io.WriteString(conn, header.String()) })
+	}
+	sent.Wait()
+	p.awaitIdleCPU()
+	grown := p.resident() - before
+	// 128 KiB for a header, and half of that for the guide's tolerance.
+	if grown > memoryCost*1.5*clients*(128<<10) {
+		t.Errorf("memory grew by %.0f KiB for each connection", grown/clients/1024)
+	} else {
+		t.Logf("memory grew by %.0f KiB for each connection", grown/clients/1024)
+	}
+}

@@ -156,7 +156,7 @@ func (a *attempt) recordAndReleaseDecision() {
 // repeat them.
 func (a *attempt) startReplyHashing() {
 	reply := a.proxy.pools.replies.Get().(*prompt.Response)
-	if !reply.Reset(&a.input.scratch.prompt) {
+	if !reply.Reset(&a.input.scratch.responseStart) {
 		a.proxy.pools.replies.Put(reply)
 		return
 	}

@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"errors"
+	"io"
 	"net"
 	"net/http"
 	"sync/atomic"
@@ -12,10 +13,16 @@ import (
 
 // NewClientListener returns a listener whose connections have faster writes, and on
 // which the server notices a client disconnect also when the client has sent more
-// than its request. It is for clear-text HTTP/1, and harmless below TLS.
-func NewClientListener(l net.Listener) net.Listener { return clientListener{l} }
+// than its request; and on which headers of more than maxHeaderLines are refused as
+// they come. It is for clear-text HTTP/1; below TLS, clearText is false.
+func NewClientListener(l net.Listener, clearText bool) net.Listener {
+	return clientListener{l, clearText}
+}
 
-type clientListener struct{ net.Listener }
+type clientListener struct {
+	net.Listener
+	clearText bool
+}
 
 // Accept implements net.Listener.
 func (l clientListener) Accept() (net.Conn, error) {
@@ -23,7 +30,7 @@ func (l clientListener) Accept() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	conn := &clientConn{Conn: c, writer: netio.NewWriter(c)}
+	conn := &clientConn{Conn: c, writer: netio.NewWriter(c), clearText: l.clearText}
 	if s, ok := c.(syscall.Conn); ok {
 		conn.raw, _ = s.SyscallConn() // fails on a closed socket, as reads will
 	}
@@ -37,13 +44,18 @@ type clientConn struct {
 	writer *netio.Writer
 	raw    syscall.RawConn // nil: the connection has no socket
 
-	active atomic.Bool // a request is being served
+	clearText bool
+	header    headerLineCounter // of the request that is not served yet
+	active    atomic.Bool       // a request is being served
 }
 
 // SetConnActive notes whether a request is being served on a connection of a client listener.
 // The server's ConnState has to call it for each state of each connection.
 func SetConnActive(conn net.Conn, state http.ConnState) {
 	if client, ok := unwrapTLS(conn).(*clientConn); ok {
+		if state == http.StateActive {
+			client.header = headerLineCounter{}
+		}
 		client.active.Store(state == http.StateActive)
 	}
 }
@@ -64,7 +76,12 @@ func (c *clientConn) Read(p []byte) (int, error) {
 	if len(p) == 1 && canAwaitHangup && c.raw != nil && c.active.Load() {
 		return 0, awaitHangup(c.raw)
 	}
-	return c.Conn.Read(p)
+	n, err := c.Conn.Read(p)
+	if c.clearText && !c.active.Load() && !c.header.add(p[:n]) {
+		c.refuseHeader()
+		return 0, io.EOF
+	}
+	return n, err
 }
 
 // Write implements net.Conn.

@@ -111,7 +111,7 @@ func onManyConnections(t *testing.T, act func(l net.Listener)) {
 				return
 			}
 			defer l.Close()
-			act(NewClientListener(l))
+			act(NewClientListener(l, true))
 		})
 	}
 	all.Wait()

@@ -78,7 +78,7 @@ func TestBackgroundReadConsumesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer peer.Close()
-	conn, err := NewClientListener(l).Accept()
+	conn, err := NewClientListener(l, true).Accept()
 	if err != nil {
 		t.Fatal(err)
 	}

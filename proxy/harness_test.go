@@ -167,7 +167,7 @@ func newFleet(t testing.TB, list []*backends.Backend, policy string, hold router
 		Handler: f.proxy, ConnState: f.proxy.TrackAndLimitConnections, DisableGeneralOptionsHandler: true,
 		ErrorLog: slog.NewLogLogger(o.Log.Handler(), slog.LevelDebug),
 	}
-	running.Go(func() { server.Serve(NewClientListener(l)) })
+	running.Go(func() { server.Serve(NewClientListener(l, true)) })
 	f.url, f.addr = "http://"+l.Addr().String(), l.Addr().String()
 	f.client = &http.Client{Transport: &http.Transport{DisableCompression: true, MaxIdleConnsPerHost: 64}}
 	t.Cleanup(func() {

@@ -37,7 +37,7 @@ type formFields struct {
 
 // parseForm finds the model of a multipart upload, which is forwarded unchanged. What is not a form at
 // all is left to the replica to refuse.
-func (r *request) parseForm() *apiError {
+func (r *request) parseForm(pr *prompt.Prompt) *apiError {
 	if len(r.input.body) == 0 {
 		return invalidRequestError("", "the request body is empty: a multipart form was expected")
 	}
@@ -53,7 +53,7 @@ func (r *request) parseForm() *apiError {
 	case err != nil && limited: // the replica could find a model in it that this key may not use
 		return invalidRequestError("", "the request body must be a multipart form, since this API key is limited to some models")
 	}
-	if apiErr := r.checkFormTransferParams(fields.xargs); apiErr != nil {
+	if apiErr := r.checkFormTransferParams(pr, fields.xargs); apiErr != nil {
 		return apiErr
 	}
 	_, apiErr := r.setModelBackends(fields.model)
@@ -64,12 +64,11 @@ func (r *request) parseForm() *apiError {
 }
 
 // checkFormTransferParams is checkTransferParams for a form's vllm_xargs. JSON that is not understood here is
-// refused, since vLLM might understand it.
-func (r *request) checkFormTransferParams(xargs []byte) *apiError {
+// refused, since vLLM might understand it. It is parsed into pr.
+func (r *request) checkFormTransferParams(pr *prompt.Prompt, xargs []byte) *apiError {
 	if len(xargs) == 0 || r.allowsTransferParams() {
 		return nil
 	}
-	pr := &r.input.scratch.prompt
 	if err := pr.Parse(prompt.Other, xargs); err != nil {
 		return invalidRequestError("vllm_xargs", "vllm_xargs must be a JSON object: "+err.Error())
 	}

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 
 	"github.com/rs/cors"
+	"golang.org/x/sync/semaphore"
 
 	"warmroute/backends"
 	"warmroute/metrics"
@@ -76,6 +77,7 @@ type Proxy struct {
 	lingering atomic.Int64 // refused requests whose bodies are still read
 	clients   connectionTracker
 	bodies    bodyPool
+	parsing   *semaphore.Weighted // of maxParsedBytes
 	buffers   responseBuffers
 	pools     pools
 
@@ -103,6 +105,7 @@ type observers struct {
 // pools hold memory that requests pass on to each other.
 type pools struct {
 	scratch sync.Pool // of *scratch
+	prompts sync.Pool // of *prompt.Prompt
 	chunks  sync.Pool // of *[]byte, chunkBytes long
 	replies sync.Pool // of *prompt.Response
 }
@@ -120,6 +123,7 @@ func New(o Options) *Proxy {
 		instance:    instance{id: o.Instance, header: []string{o.Instance}},
 		tokens:      newAttemptTokens(),
 		blockBytes:  o.BlockBytes,
+		parsing:     semaphore.NewWeighted(maxParsedBytes),
 		retries:     newRetryBudget(),
 		responses:   newStoredResponses(o.Responses),
 		fleetEvents: fleetEvents{recheckHealth: o.RecheckHealth, outOfDescriptors: o.OutOfDescriptors},
@@ -129,6 +133,7 @@ func New(o Options) *Proxy {
 		},
 		pools: pools{
 			scratch: sync.Pool{New: func() any { return new(scratch) }},
+			prompts: sync.Pool{New: func() any { return new(prompt.Prompt) }},
 			chunks:  sync.Pool{New: func() any { b := make([]byte, chunkBytes); return &b }},
 			replies: sync.Pool{New: func() any { return new(prompt.Response) }},
 		},
@@ -152,6 +157,11 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	r.Header[requestIDHeader], w.Header()[requestIDHeader] = id, id
 	if c := p.cors.Load(); c != nil && !isPreflight(r) {
 		c.HandlerFunc(w, r) // adds headers to the response, whatever it will be
+	}
+	if apiErr := checkHeaderLines(r.Header); apiErr != nil {
+		w.Header()["Connection"] = []string{"close"} // its body is not read
+		dialectOf(r.URL.Path).writeError(w, apiErr)
+		return
 	}
 	trimTrailingSlashes(r.URL)
 	if e, responseID := findEndpoint(r); e != nil && !isWebSocketHandshake(r) {

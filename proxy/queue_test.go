@@ -423,8 +423,8 @@ func TestQueueBoundsPerPriorityClass(t *testing.T) {
 	}
 	f("requests", router.QueueSettings{Requests: 2, BatchRequests: 4}, "")
 	long := strings.Repeat("x", 20_000)
-	// Of each request 32 KiB of body and 20 KB of prompt are counted.
-	f("bytes", router.QueueSettings{Requests: 100, BatchRequests: 100, Bytes: 120_000, BatchBytes: 220_000}, long)
+	// Of each request 32 KiB of body and the blocks of 20 KB of prompt are counted.
+	f("bytes", router.QueueSettings{Requests: 100, BatchRequests: 100, Bytes: 80_000, BatchBytes: 150_000}, long)
 }
 
 // TestBatchReserve holds that batch requests leave a tenth

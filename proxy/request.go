@@ -49,20 +49,25 @@ type input struct {
 	query   string // of the URL, without keys
 	body    []byte
 	owner   bodyOwner // of body
-	scratch *scratch
+	scratch *scratch  // nil: nothing was parsed
 	stored  storedInput
 	request router.Request
 
 	sessionHeader []string // of the client, for replicas that do not publish KV events
+	extraBytes    int      // of request.Bytes, not in the canonical prompt
+	isPlain       bool     // the replica counts what is in the canonical prompt, no more and no less
 	sessionSource string   // the header or the body's field that names the session; "": none
 }
 
-// scratch is memory that requests pass on to each other.
+// scratch is what a request keeps of its prompt, in memory that requests pass on to each other.
 type scratch struct {
-	prompt prompt.Prompt
-	blocks []prompt.Block
-	media  []prompt.Media
+	blocks        []prompt.Block
+	media         []prompt.Media
+	responseStart prompt.ResponseStart
 }
+
+// maxPooledBlocks bounds the blocks of a scratch that is passed on: a prompt of 2 MiB.
+const maxPooledBlocks = 8 << 10
 
 // serveEndpoint serves one request. What is on its stack while a stream is open, here and down
 // to the relay, is kept small: a few hundred bytes more, and each stream has a stack of 16 KB
@@ -163,7 +168,10 @@ func (r *request) releaseInput() {
 	in := &r.input
 	r.proxy.bodies.releaseBuffer(in.body, in.owner)
 	if in.scratch != nil {
-		in.scratch.prompt.Reset() // frees the memory of a huge prompt
+		in.scratch.responseStart.Reset()
+		if cap(in.scratch.blocks) > maxPooledBlocks {
+			in.scratch.blocks = nil
+		}
 		r.proxy.pools.scratch.Put(in.scratch)
 	}
 	*in = input{}
@@ -210,21 +218,41 @@ func (r *request) bodyOwner() bodyOwner {
 	return bodyOwner{network: clientNetwork(r.clientAddress)}
 }
 
+// maxParsedBytes bounds the bodies that are parsed at a time, since each takes several times its
+// size then. Those up to minCountedBody do not count: they are parsed in a few milliseconds, one
+// after another on each core.
+const (
+	maxParsedBytes = 8 << 20
+	minCountedBody = 1 << 20
+)
+
 // parseInput extracts what routing needs from the body.
 func (r *request) parseInput() *apiError {
 	r.input.scratch = r.proxy.pools.scratch.Get().(*scratch)
+	if n := int64(len(r.input.body)); n > minCountedBody {
+		n = min(n, maxParsedBytes)
+		if err := r.proxy.parsing.Acquire(r.httpReq.Context(), n); err != nil {
+			return r.recordEndInUpload()
+		}
+		defer r.proxy.parsing.Release(n)
+	}
+	pr := r.proxy.pools.prompts.Get().(*prompt.Prompt)
+	defer func() {
+		pr.Reset() // frees the memory of a huge prompt
+		r.proxy.pools.prompts.Put(pr)
+	}()
 	if r.endpoint.multipart {
-		return r.parseForm()
+		return r.parseForm(pr)
 	}
 	if r.endpoint.isAboutResponse() {
 		req := &r.input.request
 		req.NoEngine, req.Backends, req.Endpoint = true, r.proxy.registry.All(), r.endpoint.number()
 		if len(r.input.body) > 0 {
-			if apiErr := r.parseBody(prompt.Other); apiErr != nil {
+			if apiErr := r.parseBody(pr, prompt.Other); apiErr != nil {
 				return apiErr
 			}
 		}
-	} else if apiErr := r.parseJSON(); apiErr != nil {
+	} else if apiErr := r.parseJSON(pr); apiErr != nil {
 		return apiErr
 	}
 	r.setResponseScope()
@@ -251,16 +279,24 @@ func (r *request) recordUploadError(err error) *apiError {
 		return e
 	// The client has disconnected. One whose body ends too soon may still read: over HTTP/1.1 it has closed its half.
 	case errors.As(err, &socket), r.httpReq.ProtoMajor > 1 && r.isDisconnected():
-		r.phase = metrics.AbortInUpload
-		r.proxy.metrics.CountAbort(metrics.AbortInUpload)
-		return &apiError{status: statusClientClosed, kind: "client_left", message: "client disconnected"}
+		return r.recordEndInUpload()
 	}
 	return invalidRequestError("", "the request body is incomplete: "+err.Error())
 }
 
-// parseBody parses the JSON body into the scratch prompt.
-func (r *request) parseBody(kind prompt.Kind) *apiError {
-	pr := &r.input.scratch.prompt
+// recordEndInUpload returns the error for a request that has ended before it was parsed, and counts
+// a client disconnect.
+func (r *request) recordEndInUpload() *apiError {
+	if r.isCancelledOrCutOff() {
+		return r.recordCancelOrCutOff()
+	}
+	r.phase = metrics.AbortInUpload
+	r.proxy.metrics.CountAbort(metrics.AbortInUpload)
+	return &apiError{status: statusClientClosed, kind: "client_left", message: "client disconnected"}
+}
+
+// parseBody parses the JSON body into pr.
+func (r *request) parseBody(pr *prompt.Prompt, kind prompt.Kind) *apiError {
 	if err := pr.Parse(kind, r.input.body); err != nil {
 		var apiErr *prompt.Error
 		if errors.As(err, &apiErr) {
@@ -271,11 +307,11 @@ func (r *request) parseBody(kind prompt.Kind) *apiError {
 	return r.checkTransferParams(pr)
 }
 
-// parseJSON is parseInput for a JSON body.
-func (r *request) parseJSON() *apiError {
+// parseJSON is parseInput for a JSON body, which it parses into pr. Of the canonical prompt it keeps the
+// blocks and the end.
+func (r *request) parseJSON(pr *prompt.Prompt) *apiError {
 	in := &r.input
-	pr := &in.scratch.prompt
-	if apiErr := r.parseBody(r.endpoint.promptKind); apiErr != nil {
+	if apiErr := r.parseBody(pr, r.endpoint.promptKind); apiErr != nil {
 		return apiErr
 	}
 	engine, apiErr := r.setModelBackends(pr.Model)
@@ -303,7 +339,10 @@ func (r *request) parseJSON() *apiError {
 	in.request.Media, in.request.MediaItems = pr.HasMedia(), in.scratch.media
 	in.request.TextClass = pr.TextClass(in.scratch.media)
 	in.request.MaxAnswerTokens = pr.MaxTokens
-	in.request.BodyBytes = cap(in.body) + len(pr.Text) + 8*len(in.request.Blocks)
+	in.request.BodyBytes = cap(in.body) + 8*len(in.request.Blocks)
+	in.extraBytes = pr.ExtraBytes
+	in.isPlain = pr.Cacheable && pr.Sequences <= 1 && pr.ExtraBytes == 0 && !pr.HasMedia()
+	in.scratch.responseStart.SetFrom(pr)
 	if pr.FirstMessageHash != 0 {
 		in.request.PromptKey = nonzero(xxh3.HashStringSeed(engine, pr.FirstMessageHash))
 	}

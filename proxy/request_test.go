@@ -582,15 +582,18 @@ func suspects(to chan<- string) func(*backends.Backend) {
 	return func(b *backends.Backend) { to <- b.Name }
 }
 
-func TestFirstEventAfterLongComments(t *testing.T) {
-	comments := strings.Repeat(": waiting\n\n", maxBufferedStreamBytes/8)
-	f := serve(t, nil, &replica{script: once(sseHead, chunk(comments), chunk(hello))})
-	if _, answer := f.post("/v1/chat/completions", askStream); !strings.Contains(answer, hello) {
-		t.Error("the event did not come through")
-	}
-	f.awaitIdle()
-	if got := f.blocks()[0]; got != questionBlocks {
-		t.Errorf("%d blocks are kept of a prompt that was computed, want %d", got, questionBlocks)
+func TestFirstEventAfterLongBeginning(t *testing.T) {
+	for name, line := range map[string]string{"comments": ": waiting\n\n", "no events": "retry: 10\n\n"} {
+		t.Run(name, func(t *testing.T) {
+			f := serve(t, nil, &replica{script: once(sseHead, chunk(strings.Repeat(line, maxBufferedResponseBytes/8)), chunk(hello))})
+			if _, answer := f.post("/v1/chat/completions", askStream); !strings.Contains(answer, hello) {
+				t.Error("the event did not come through")
+			}
+			f.awaitIdle()
+			if got := f.blocks()[0]; got != questionBlocks {
+				t.Errorf("%d blocks are kept of a prompt that was computed, want %d", got, questionBlocks)
+			}
+		})
 	}
 }
 

@@ -84,6 +84,22 @@ func (b *responseBuffers) reserve(n int64) (ok bool) {
 
 func (b *responseBuffers) release(n int64) { b.reserved.Add(-n) }
 
+// makeRoom reserves what buf takes with n more bytes, in steps that double, and adds it to
+// reserved. ok is false if there is no more to reserve, or buf would be longer than may be buffered.
+func (b *responseBuffers) makeRoom(buf *bytes.Buffer, n int, reserved *int64) (ok bool) {
+	for {
+		step := freeBufferBytes + *reserved
+		switch {
+		case int64(buf.Len()+n) <= step:
+			return true
+		case step >= maxBufferedResponseBytes || !b.reserve(step):
+			return false
+		}
+		*reserved += step
+		buf.Grow(int(2*step) - buf.Len())
+	}
+}
+
 // read reads a response into buf, as far as it may be buffered, and returns what it has
 // reserved for that and whether buf has all of the response.
 func (b *responseBuffers) read(buf *bytes.Buffer, body io.Reader) (reserved int64, complete bool, err error) {

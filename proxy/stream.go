@@ -20,9 +20,6 @@ import (
 
 const (
 	chunkBytes = 4 << 10
-	// maxBufferedStreamBytes bounds the comments before the first event of a stream; with more
-	// of them it is relayed without one.
-	maxBufferedStreamBytes = 1 << 20
 	// roleEventDelay is how long events without content, the first of which may have only a role, are
 	// buffered together for what follows: an engine that is shutting down sends the role, and
 	// directly after it that the response was aborted. Then another backend is asked.
@@ -57,11 +54,12 @@ type streamRelay struct {
 	*attempt
 	resp     *http.Response
 	body     replicaBody
+	comments commentFilter
 	events   eventScanner
 	out      lineWriter
 	pieces   pieceWriter  // where out writes
 	unsaved  *storedInput // of a response that is not remembered yet; nil: it is, or is not to be
-	flooded  bool         // committed without an event, behind too many comments to buffer
+	flooded  bool         // committed without an event, behind more than may be buffered
 	readErr  error        // why there is no more to read
 	writeErr error        // why nothing can be written any more
 }
@@ -78,71 +76,75 @@ func (a *attempt) relayStream(resp *http.Response, body replicaBody) *failure {
 	s.out = lineWriter{write: s.pieces.write, chunks: &a.proxy.pools.chunks}
 	defer s.out.releaseChunk()
 	buffered := a.proxy.buffers.get()
-	if f := s.readAndCommit(buffered); f != nil {
-		if f.done {
-			s.result.AnswerTokens = s.events.completionTokens()
-		}
-		a.proxy.buffers.put(buffered)
+	reserved, f := s.readAndCommit(buffered)
+	if f == nil {
+		s.rememberResponse()
+		s.sendBeginning(buffered.Bytes())
+	} else if f.done {
+		s.result.AnswerTokens = s.events.completionTokens()
+	}
+	a.proxy.buffers.put(buffered)
+	a.proxy.buffers.release(reserved)
+	if f != nil {
 		return f
 	}
-	s.rememberResponse()
-	s.sendBeginning(buffered.Bytes())
-	a.proxy.buffers.put(buffered)
 	s.relayChunks()
 	s.finish()
 	return nil
 }
 
 // readAndCommit reads the beginning of the stream into buffered and makes the response this
-// backend's, unless it is a failure that another may better.
-func (s *streamRelay) readAndCommit(buffered *bytes.Buffer) *failure {
+// backend's, unless it is a failure that another may better. It returns what it has reserved for
+// buffered, for the caller to release.
+func (s *streamRelay) readAndCommit(buffered *bytes.Buffer) (reserved int64, f *failure) {
 	s.body.SetQuietTimeout(s.settings.Keepalive)
 	chunk := s.proxy.pools.chunks.Get().(*[]byte)
-	s.readErr = s.readUntilFirstEvent(buffered, *chunk)
+	reserved, s.readErr = s.readUntilFirstEvent(buffered, *chunk)
 	s.proxy.pools.chunks.Put(chunk)
 	s.scanLastLine()
 	if f := s.checkBeginning(); f != nil {
-		return f
+		return reserved, f
 	}
 	e := &s.events
 	if s.flooded = s.readErr == nil && e.events == 0 && !e.done && e.errorEvent == nil; s.flooded {
 		s.decision.Commit() // the time limit for the first event goes on
-		return nil
+		return reserved, nil
 	}
 	s.body.ReleaseConn()
-	return s.commitAttempt()
+	return reserved, s.commitAttempt()
 }
 
 // readUntilFirstEvent reads into buffered until the stream can be judged: the engine has put
-// something out, or the stream has ended one way or another.
-func (s *streamRelay) readUntilFirstEvent(buffered *bytes.Buffer, chunk []byte) error {
+// something out, the stream has ended one way or another, or no more may be buffered. It returns
+// what it has reserved for buffered.
+func (s *streamRelay) readUntilFirstEvent(buffered *bytes.Buffer, chunk []byte) (reserved int64, err error) {
 	e, commentedAt := &s.events, time.Now()
 	var relayAt time.Time
-	for !e.content && !e.finished && !e.aborted && !e.done && e.errorEvent == nil && buffered.Len() < maxBufferedStreamBytes {
+	for !e.content && !e.finished && !e.aborted && !e.done && e.errorEvent == nil && s.proxy.buffers.makeRoom(buffered, len(chunk), &reserved) {
 		if e.events > 0 {
 			if relayAt.IsZero() {
 				relayAt = time.Now().Add(roleEventDelay)
 			}
 			wait := max(time.Until(relayAt), time.Millisecond) // less might not see what has come
 			if more, err := s.body.WaitReadable(wait); !more {
-				return err
+				return reserved, err
 			}
 		}
 		n, err := s.body.Read(chunk)
-		e.scan(chunk[:n])
-		buffered.Write(chunk[:n])
+		kept := s.comments.filter(chunk[:n])
+		e.scan(kept)
+		buffered.Write(kept)
 		if err != nil && err != transport.ErrQuietTimeout {
-			return err
+			return reserved, err
 		}
-		// The replica's own comments are buffered with the rest, and reach no client.
 		if interval := s.settings.Keepalive; interval > 0 && time.Since(commentedAt) >= interval {
 			if err := s.sendKeepAlive(s.resp); err != nil {
-				return err
+				return reserved, err
 			}
 			commentedAt = time.Now()
 		}
 	}
-	return nil
+	return reserved, nil
 }
 
 // checkBeginning returns the failure that a stream is, as far as it was read, or nil. An error that
@@ -207,11 +209,13 @@ func (s *streamRelay) relayChunks() {
 	if quiet == 0 {
 		quiet = noKeepalive
 	}
+	wait := quiet
 	for s.readErr == nil && s.writeErr == nil {
 		// A chunk to read to is borrowed when something is there, not for the wait: most
 		// streams wait most of the time.
 		var more bool
-		if more, s.readErr = s.body.WaitReadable(quiet); !more {
+		if more, s.readErr = s.body.WaitReadable(wait); !more {
+			wait = quiet
 			if s.readErr == nil {
 				s.writeErr = s.out.writeKeepAlive(s.endpoint.format.keepAliveEvent())
 			}
@@ -219,6 +223,13 @@ func (s *streamRelay) relayChunks() {
 		}
 		var n int
 		n, s.readErr = s.body.Read(s.out.freeSpace())
+		n = len(s.comments.filter(s.out.freeSpace()[:n]))
+		if n == 0 && s.readErr == nil { // comments alone: the client's silence goes on
+			s.out.releaseChunkIfEmpty()
+			wait = max(quiet-time.Since(s.client.writeStartedAt), time.Millisecond)
+			continue
+		}
+		wait = quiet
 		before := e.events
 		e.scan(s.out.freeSpace()[:n])
 		if s.flooded && s.checkResponseID(e.responseID) != nil {

@@ -787,9 +787,9 @@ func bufferBeginning(t *testing.T, path string, events ...string) string {
 	var buffered bytes.Buffer
 	synctest.Test(t, func(t *testing.T) {
 		e, _ := findPath(path)
-		s := &streamRelay{attempt: &attempt{request: &request{settings: new(Settings)}}, events: eventScanner{format: e.format}}
+		s := &streamRelay{attempt: &attempt{request: &request{proxy: new(Proxy), settings: new(Settings)}}, events: eventScanner{format: e.format}}
 		s.body = &slowBody{events: events}
-		if err := s.readUntilFirstEvent(&buffered, make([]byte, chunkBytes)); err != nil {
+		if _, err := s.readUntilFirstEvent(&buffered, make([]byte, chunkBytes)); err != nil {
 			t.Error(err)
 		}
 	})
@@ -1122,7 +1122,7 @@ func TestChunkIntervals(t *testing.T) {
 		s.say(chunk(doneLine), lastChunk)
 	}})
 	r := f.open(t, "/v1/chat/completions", askStream)
-	for _, line := range []string{strings.TrimSpace(hello), strings.TrimSpace(world), strings.TrimSpace(world), ": a comment"} {
+	for _, line := range []string{strings.TrimSpace(hello), strings.TrimSpace(world), strings.TrimSpace(world), comment} {
 		r.to(line)
 		next <- struct{}{}
 	}

@@ -115,10 +115,7 @@ func (r *request) beginRecording() {
 	}
 	q, req := r.proxy.recorder.NewRequest(), &r.input.request
 	q.Arrived, q.Model, q.Session = r.arrivedAt, req.Model, req.Session
-	pr := &r.input.scratch.prompt
-	q.Streams, q.Bytes, q.ExtraBytes = req.Streams, len(pr.Text), pr.ExtraBytes
-	// Else the replica counts what is not in the text, or not all that is.
-	q.Plain = pr.Cacheable && pr.Sequences <= 1 && pr.ExtraBytes == 0 && !pr.HasMedia()
+	q.Streams, q.Bytes, q.ExtraBytes, q.Plain = req.Streams, req.Bytes-r.input.extraBytes, r.input.extraBytes, r.input.isPlain
 	q.Blocks = append(q.Blocks, req.Blocks...)
 	r.recording = q
 }

@@ -174,7 +174,7 @@ func (l *listeners) startServing(on *listener, server *http.Server, onError acce
 	on.server = server
 	l.serving.Go(func() {
 		defer close(on.ended)
-		err := serve(temporaryErrorListener{proxy.NewClientListener(on.socket), onError})
+		err := serve(temporaryErrorListener{proxy.NewClientListener(on.socket, on.certificate.Load() == nil), onError})
 		if !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
 			l.failed <- err
 		}

@@ -258,14 +258,14 @@ func TestPropertyTypedResponseInNextTurn(t *testing.T) {
 					t.Fatalf("seed %d, kind %d, %s: %d blocks of prompt and reply are not the next turn's first of %d", seed, api.kind, how, len(all), len(next))
 				}
 			}
-			if !reply.Reset(p) {
+			if !reply.Reset(endOf(p)) {
 				t.Fatalf("seed %d: a plain conversation whose response can have no blocks", seed)
 			}
 			for _, e := range api.events {
 				reply.AddEvent(spell(r, e))
 			}
 			check("streamed")
-			reply.Reset(p)
+			reply.Reset(endOf(p))
 			if usage := reply.AddBody(spell(r, api.whole)); !bytes.Contains(usage, []byte("1")) {
 				t.Errorf("seed %d: usage %q", seed, usage)
 			}
@@ -289,7 +289,7 @@ func TestTypedResponsesWithoutBlocks(t *testing.T) {
 	} {
 		p, _ := blocksOf(t, c.kind, []byte(ask[c.kind]), 8)
 		var reply Response
-		reply.Reset(p)
+		reply.Reset(endOf(p))
 		for _, e := range c.events {
 			reply.AddEvent([]byte(e))
 		}

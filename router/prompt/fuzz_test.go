@@ -196,8 +196,8 @@ func FuzzResponse(f *testing.F) {
 	f.Fuzz(func(t *testing.T, event []byte) {
 		for _, p := range prompts {
 			fresh := new(Response)
-			fresh.Reset(p)
-			used.Reset(p)
+			fresh.Reset(endOf(p))
+			used.Reset(endOf(p))
 			before := len(fresh.text)
 			for range 3 {
 				fresh.AddEvent(event)

@@ -115,7 +115,7 @@ func TestTokenIDResponseInNextTurn(t *testing.T) {
 		var r Response
 		f := func(how string, want []Block, take func()) {
 			t.Helper()
-			if !r.Reset(p) {
+			if !r.Reset(endOf(p)) {
 				t.Fatalf("kind %d: no blocks are possible", ask.kind)
 			}
 			take()

@@ -45,10 +45,47 @@ const (
 	responseItems                            // output items, of Responses
 )
 
-// Reset prepares r for the response to p, after p.AppendBlocks. It reports whether the
-// response can have blocks. p is not retained.
-func (r *Response) Reset(p *Prompt) (canHaveBlocks bool) {
-	r.format, r.blocks, r.template.before = responseNone, r.blocks[:0], 0
+// ResponseStart is the end of a prompt, which its response continues. It is meant to be pooled.
+type ResponseStart struct {
+	format responseFormat
+	hash   uint64 // of the prompt's last block
+	size   int    // of a block, in bytes
+	text   []byte // canonical text after the last block
+}
+
+// Reset forgets the prompt: no response can have blocks.
+func (s *ResponseStart) Reset() { s.format = responseNone }
+
+// SetFrom takes over the end of p, after p.AppendBlocks. p is not retained.
+func (s *ResponseStart) SetFrom(p *Prompt) {
+	s.Reset()
+	if p.chain.blockBytes == 0 || p.Sequences > 1 {
+		return
+	}
+	s.hash, s.size = p.chain.hash, p.chain.blockBytes
+	s.text = append(s.text[:0], p.Text[len(p.Text)-p.chain.rest:]...)
+	switch {
+	case p.format == formatText && !p.echo:
+		s.format = responseCompletion
+	case p.format == formatIDs && !p.echo:
+		s.format = responseTokenIDs
+	case p.format == formatChat && !p.turns.assistantLast && !p.dropsReasoningLater():
+		// The response may continue a last message of the assistant.
+		switch s.format = responseChat; p.kind {
+		case Messages:
+			s.format = responseParts
+		case Responses:
+			s.format = responseItems
+		}
+		s.text = append(append(s.text, markMessage), "assistant"...)
+		s.text = append(s.text, markText)
+	}
+}
+
+// Reset prepares r for the response to the prompt that s is the end of. It reports whether the
+// response can have blocks. s is not retained.
+func (r *Response) Reset(s *ResponseStart) (canHaveBlocks bool) {
+	r.format, r.blocks, r.template.before = s.format, r.blocks[:0], 0
 	if cap(r.text) > maxPooledResponseBytes {
 		r.text = nil
 	}
@@ -56,27 +93,8 @@ func (r *Response) Reset(p *Prompt) (canHaveBlocks bool) {
 		r.key, r.call = nil, toolCall{}
 	}
 	r.call = toolCall{name: r.call.name[:0], args: r.call.args[:0]}
-	if p.chain.blockBytes == 0 || p.Sequences > 1 {
-		return false
-	}
-	r.hash, r.size = p.chain.hash, p.chain.blockBytes
-	r.text = append(r.text[:0], p.Text[len(p.Text)-p.chain.rest:]...)
-	switch {
-	case p.format == formatText && !p.echo:
-		r.format = responseCompletion
-	case p.format == formatIDs && !p.echo:
-		r.format = responseTokenIDs
-	case p.format == formatChat && !p.turns.assistantLast && !p.dropsReasoningLater():
-		// The response may continue a last message of the assistant.
-		switch r.format = responseChat; p.kind {
-		case Messages:
-			r.format = responseParts
-		case Responses:
-			r.format = responseItems
-		}
-		r.text = append(append(r.text, markMessage), "assistant"...)
-		r.text = append(r.text, markText)
-	}
+	r.hash, r.size = s.hash, s.size
+	r.text = append(r.text[:0], s.text...)
 	return r.format != responseNone
 }
 

@@ -10,6 +10,13 @@ import (
 	"testing"
 )
 
+// endOf returns the end of a prompt.
+func endOf(p *Prompt) *ResponseStart {
+	end := new(ResponseStart)
+	end.SetFrom(p)
+	return end
+}
+
 // blocksOf are the blocks of a body.
 func blocksOf(t testing.TB, kind Kind, body []byte, blockBytes int) (*Prompt, []Block) {
 	t.Helper()
@@ -57,7 +64,7 @@ func TestPropertyResponseInNextTurn(t *testing.T) {
 			fields{{"role", "assistant"}, {"content", answer}}, fields{{"role", "user"}, {"content", content(r)}}), tools)), blockBytes)
 		f := func(how string, take func()) {
 			t.Helper()
-			if !reply.Reset(p) {
+			if !reply.Reset(endOf(p)) {
 				t.Fatalf("seed %d: a plain chat whose answer can have no blocks", seed)
 			}
 			take()
@@ -101,7 +108,7 @@ func TestPropertyToolCallsInNextTurn(t *testing.T) {
 		said := object{{"role", "assistant"}, {"content", answer}, {"tool_calls", calls}}
 		_, next := blocksOf(t, Chat, spell(r, chatOf(append(messages, said), true)), 64)
 
-		reply.Reset(p)
+		reply.Reset(endOf(p))
 		for _, e := range inEvents(r, answer, false) {
 			reply.AddEvent(e)
 		}
@@ -121,7 +128,7 @@ func TestPropertyToolCallsInNextTurn(t *testing.T) {
 			t.Fatalf("seed %d, streamed: %d blocks of prompt and reply, want the next turn's %d", seed, len(all), len(next))
 		}
 
-		reply.Reset(p)
+		reply.Reset(endOf(p))
 		reply.AddBody(spell(r, fields{{"choices", []any{fields{{"message", said}}}}}))
 		if all := append(slices.Clone(first), reply.Finish()...); !slices.Equal(all, next) {
 			t.Fatalf("seed %d, whole: %d blocks of prompt and reply, want the next turn's %d", seed, len(all), len(next))
@@ -136,7 +143,7 @@ func TestPropertyCompletionInNextPrompt(t *testing.T) {
 		question, answer := words(r)+"q", strings.Repeat(words(r), 5)
 		p, first := blocksOf(t, Completion, spell(r, fields{{"prompt", question}}), 64)
 		_, next := blocksOf(t, Completion, spell(r, fields{{"prompt", question + answer + "and then"}}), 64)
-		reply.Reset(p)
+		reply.Reset(endOf(p))
 		for _, e := range inEvents(r, answer, true) {
 			reply.AddEvent(e)
 		}
@@ -178,7 +185,7 @@ func TestResponsesWithoutBlocks(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			p, _ := blocksOf(t, Chat, []byte(c.body), 64)
 			var reply Response
-			reply.Reset(p)
+			reply.Reset(endOf(p))
 			reply.AddEvent([]byte(c.event))
 			if n := len(reply.Finish()); n != 0 {
 				t.Errorf("%d blocks", n)
@@ -187,13 +194,13 @@ func TestResponsesWithoutBlocks(t *testing.T) {
 	}
 	for _, body := range []string{`{"prompt":[1,2,3],"echo":true}`, `{"prompt":"a","echo":true}`, `{"prompt":["a","b"]}`} {
 		p, _ := blocksOf(t, Completion, []byte(body), 64)
-		if new(Response).Reset(p) {
+		if new(Response).Reset(endOf(p)) {
 			t.Errorf("the answer to %s has blocks", body)
 		}
 	}
 	p, _ := blocksOf(t, Chat, []byte(ask), 64)
 	var reply Response
-	reply.Reset(p)
+	reply.Reset(endOf(p))
 	reply.AddEvent([]byte(delta(`"role":"assistant"`)))
 	if reply.Invalidate(); len(reply.Finish()) != 0 {
 		t.Error("an answer of which a part was not seen has blocks")
@@ -204,7 +211,7 @@ func TestResponseBlockLimit(t *testing.T) {
 	p, _ := blocksOf(t, Chat, []byte(`{"messages":[{"role":"user","content":"q"}]}`), 64)
 	event, _ := json.Marshal(map[string]any{"choices": []any{map[string]any{"delta": map[string]any{"content": strings.Repeat("word ", 1000)}}}})
 	var reply Response
-	reply.Reset(p)
+	reply.Reset(endOf(p))
 	for range 100 {
 		reply.AddEvent(event)
 	}
@@ -212,7 +219,7 @@ func TestResponseBlockLimit(t *testing.T) {
 		t.Errorf("%d blocks, want %d", n, maxResponseBlocks)
 	}
 	for range 3 {
-		if reply.Reset(p); cap(reply.text) > maxPooledResponseBytes {
+		if reply.Reset(endOf(p)); cap(reply.text) > maxPooledResponseBytes {
 			t.Errorf("a buffer of %d bytes is kept", cap(reply.text))
 		}
 	}
@@ -223,11 +230,11 @@ func BenchmarkResponse(b *testing.B) {
 	p, _ := blocksOf(b, Chat, []byte(`{"messages":[{"role":"user","content":"q"}]}`), 256)
 	event := []byte(`{"id":"chatcmpl-7c9e1f0f5a3e4d1c","object":"chat.completion.chunk","created":1790000000,"model":"m","choices":[{"index":0,"delta":{"content":" world"},"logprobs":null,"finish_reason":null,"token_ids":null}]}`)
 	var reply Response
-	reply.Reset(p)
+	reply.Reset(endOf(p))
 	b.ReportAllocs()
 	for b.Loop() {
 		if reply.AddEvent(event); len(reply.blocks) > 1000 {
-			reply.Reset(p)
+			reply.Reset(endOf(p))
 		}
 	}
 }
@@ -246,11 +253,11 @@ func TestAddBodyReturnsUsage(t *testing.T) {
 		`{"usage":`: ``,
 		`[]`:        ``,
 	} {
-		reply.Reset(p)
+		reply.Reset(endOf(p))
 		if got := string(reply.AddBody([]byte(body))); got != want {
 			t.Errorf("%s: %q, not %q", body, got, want)
 		}
-		if reply.Reset(p); reply.AddBody([]byte(`{}`)) != nil {
+		if reply.Reset(endOf(p)); reply.AddBody([]byte(`{}`)) != nil {
 			t.Errorf("%s: its account is the next answer's", body)
 		}
 	}
@@ -267,7 +274,7 @@ func TestEventTemplate(t *testing.T) {
 	f := func(name, first, second string, want bool) {
 		t.Helper()
 		var r Response
-		r.Reset(p)
+		r.Reset(endOf(p))
 		r.AddEvent([]byte(first))
 		if got := r.parseByTemplate([]byte(second)); got != want {
 			t.Errorf("%s: %v", name, got)
@@ -288,9 +295,9 @@ func TestEventTemplate(t *testing.T) {
 	f("too long to keep", long, long, false)
 
 	var r Response
-	r.Reset(p)
+	r.Reset(endOf(p))
 	r.AddEvent([]byte(hello))
-	if r.Reset(p); r.parseByTemplate([]byte(hello)) {
+	if r.Reset(endOf(p)); r.parseByTemplate([]byte(hello)) {
 		t.Error("the next answer's events are compared with this one's")
 	}
 }
@@ -312,8 +319,8 @@ func FuzzEventTemplate(f *testing.F) {
 		events := []string{head + a + tail + end, head + b + tail + end, head + c + tail + "}", head + a + end, head + a + tail + end, head + b + tail, head + c + tail + end}
 		for _, p := range prompts {
 			quick, slow := new(Response), new(Response)
-			quick.Reset(p)
-			slow.Reset(p)
+			quick.Reset(endOf(p))
+			slow.Reset(endOf(p))
 			for i, e := range events {
 				slow.template.before = 0
 				quick.AddEvent([]byte(e))

@@ -70,7 +70,7 @@ func (s *scanner) appendString(dst []byte, i int) (_ []byte, end int, err error)
 		read, written := unescapeUntilSpecial(out[j:], b[i:])
 		i, j = i+read, j+written
 		if len(out)-j < stepBytes {
-			out = slices.Grow(out[:j], max(stepBytes, min(len(b)-i, growBytes)))
+			out = slices.Grow(out[:j], max(stepBytes, min(len(b)-i, max(growBytes, j))))
 			out = out[:cap(out)]
 			continue
 		}
