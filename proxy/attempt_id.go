@@ -104,12 +104,20 @@ func (a *attempt) checkBodyID(body []byte) *failure {
 }
 
 // checkResponseID is checkResponseHeaderID for the id of a response. An id that the client chose, now
-// or for a stored response, is not checked: it may have taken it from another response.
+// or for a stored response, is not checked: it may have taken it from another response. The request's
+// input must not be released yet.
 func (a *attempt) checkResponseID(id string) *failure {
-	if a.endpoint.isAboutResponse() || id == a.input.stored.chosenID || !a.proxy.tokens.namesAnother(id, a.token) {
+	if a.endpoint.isAboutResponse() || !a.proxy.tokens.namesAnother(id, a.token) || a.containsChosenID(id) {
 		return nil
 	}
 	return a.recordWrongResponse()
+}
+
+// containsChosenID reports whether the id of a response contains the request_id in the body, by which
+// some replicas name the responses of all endpoints.
+func (a *attempt) containsChosenID(id string) bool {
+	chosen := gjson.GetBytes(a.input.body, "request_id").Str
+	return chosen != "" && strings.Contains(id, chosen)
 }
 
 // recordWrongResponse counts and returns the failure of a response to another attempt.

@@ -116,8 +116,11 @@ func TestClientRepeatsEarlierResponseID(t *testing.T) {
 				return
 			}
 			id := gjson.Get(r.body, "request_id").Str
+			if id == "" {
+				id = r.Header.Get("X-Request-Id")
+			}
 			if r.URL.Path != "/v1/responses" {
-				id = "chatcmpl-" + r.Header.Get("X-Request-Id")
+				id = "chatcmpl-" + id
 			}
 			s.say(answered("200 OK", `{"id":"`+id+`","object":"response","status":"completed","output":[],"choices":[]}`))
 		}
@@ -130,6 +133,9 @@ func TestClientRepeatsEarlierResponseID(t *testing.T) {
 	}
 	if resp, _ := f.post("/v1/chat/completions", askWhole, "X-Request-Id", earlier); resp.StatusCode != http.StatusOK || resp.Header.Get("X-Warmroute-Attempts") != "1" {
 		t.Errorf("as the request's id: status %d", resp.StatusCode)
+	}
+	if resp, _ := f.post("/v1/chat/completions", withMember(askWhole, `"request_id":"`+earlier+`"`)); resp.StatusCode != http.StatusOK || resp.Header.Get("X-Warmroute-Attempts") != "1" {
+		t.Errorf("in the body: status %d", resp.StatusCode)
 	}
 	if resp, _ := f.post("/v1/responses", `{"model":"m","input":"x","request_id":"`+earlier+`"}`); resp.StatusCode != http.StatusOK || resp.Header.Get("X-Warmroute-Attempts") != "1" {
 		t.Errorf("as the response's id: status %d", resp.StatusCode)

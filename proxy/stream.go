@@ -232,7 +232,7 @@ func (s *streamRelay) relayChunks() {
 		wait = quiet
 		before := e.events
 		e.scan(s.out.freeSpace()[:n])
-		if s.flooded && s.checkResponseID(e.responseID) != nil {
+		if s.flooded && before == 0 && s.checkResponseID(e.responseID) != nil {
 			s.readErr = errWrongResponse
 			return
 		}
