@@ -72,6 +72,7 @@ func TestNext(t *testing.T) {
 		{"no queue, no reconnect", []try{{backendA, connectionRefused}}, "r", func(h *history, _ *Settings) { h.queueTimeouts = router.QueueTimeouts{} }, answer(respondFailure)},
 
 		{"failed attempt", []try{{backendA, redirect}}, "rr", nil, wait(waitBudget, time.Minute)},
+		{"failed attempt, no queue", []try{{backendA, redirect}}, "rr", func(h *history, _ *Settings) { h.queueTimeouts = router.QueueTimeouts{} }, wait(waitBudget, 0)},
 		{"failed attempt, no other backend", []try{{backendA, redirect}}, "r", nil, pick},
 		{"budget granted", []try{{backendA, redirect}}, "rr", waited(waitBudget, waitMet), pick},
 		{"no budget in time", []try{{backendA, redirect}}, "rr", waited(waitBudget, waitExpired), answer(respondFailure)},

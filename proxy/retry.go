@@ -281,7 +281,10 @@ func waitForRetryBudget(h *history, f fleetView, now time.Time) action {
 	if !slices.ContainsFunc(f, func(v backendView) bool { return v.candidate && !h.isExcluded(v.backend) }) {
 		return action{kind: actPick} // the router says why there is none
 	}
-	timeout := h.queueTimeouts.Left(h.waited, false)
+	timeout := time.Duration(0)
+	if h.mayWait() {
+		timeout = h.queueTimeouts.Left(h.waited, false)
+	}
 	if h.hasUpstreamError(f) {
 		timeout = min(timeout, upstreamErrorRetryTimeout-h.budgetWait)
 	}
