@@ -156,7 +156,8 @@ func (r *Router) enqueueAndDispatch(req *Request, tried []*backends.Backend, del
 	r.beginQueuedDecision(t, now)
 	tokens, rate, alone := r.leastPrefill()
 	t.item.Tokens, t.item.Ahead = tokens, r.timeAhead(req, rate, now)
-	r.queue.Add(&t.item, alone, rate, len(tried) > 0, now)
+	isRetry := len(tried) > 0 || req.Waited != (Waited{})
+	r.queue.Add(&t.item, alone, rate, isRetry, now)
 	if r.queue.Len() == 1 {
 		select {
 		case r.queueStarted <- struct{}{}:

@@ -105,14 +105,23 @@ func (r *Router) reorderQueue(now time.Time) {
 }
 
 // leastPrefill returns what the candidates for the request would have to compute at least, how many
-// tokens they prefill together in a second, and how long the prefill takes on one of them. The
-// whole prompt and the median rate are used where there is no candidate.
+// tokens its backends prefill together in a second, and how long the prefill takes on one candidate.
+// The whole prompt and the median rate are used where there is no candidate.
 func (r *Router) leastPrefill() (tokens, rate, seconds float64) {
-	tokens, rate = r.decision.promptTokens(), r.estimates.MedianPrefillRate()
-	if r.filterBackends() == nil {
-		tokens, rate = r.decision.minUncachedTokens(), r.decision.totalPrefillRate()
+	err := r.filterBackends()
+	d := &r.decision
+	median := r.estimates.MedianPrefillRate()
+	rate = cmp.Or(d.fleetRate, median)
+	if err != nil {
+		tokens = d.promptTokens()
+		return tokens, rate, tokens / median
 	}
-	return tokens, rate, tokens * float64(max(1, len(r.decision.candidates))) / rate
+	tokens = d.minUncachedTokens()
+	sum := 0.0
+	for i := range d.candidates {
+		sum += d.candidates[i].PrefillRate
+	}
+	return tokens, rate, tokens * float64(len(d.candidates)) / sum
 }
 
 func (r *Router) clearClaims() {

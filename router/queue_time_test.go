@@ -2,6 +2,7 @@ package router
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -204,5 +205,55 @@ func TestAgeingAgainstFirstComeFirstServed(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// TestRateOfFullBackends holds that backends at their MaxInFlight, and those that batch requests
+// leave to others, count as part of the fleet: else its work and its tenants' shares would seem to
+// take longer than they do, by as many times as it has backends.
+func TestRateOfFullBackends(t *testing.T) {
+	for _, priority := range []int{0, 1} {
+		r, fleet, _ := newFleet(t, 8, "prefix", withQueue, func(o *Options) {
+			o.Queue.BusyTimeout, o.Queue.BatchRequests, o.Queue.BatchSlowdown = 10*time.Minute, 10, 0.1
+		})
+		for i, b := range fleet {
+			if priority == 0 {
+				b.SetOptions(backends.Options{MaxInFlight: 1})
+			}
+			sent(t, "", submit(r, ask(fleet[i:i+1], i, 1)))
+		}
+		req := ask(fleet, 100, 4000)
+		req.Priority = priority
+		r.mu.Lock()
+		r.beginDecision(req, nil, r.now())
+		r.matchPrompt()
+		err := r.filterBackends()
+		_, rate, _ := r.leastPrefill()
+		r.unlockAndRunCallbacks()
+		if want := 8 * testPrefillRate; priority == 0 && err != ErrMaxInFlight || math.Abs(rate/float64(want)-1) > 0.01 {
+			t.Errorf("priority %d: %v, rate %v, want %v", priority, err, rate, want)
+		}
+	}
+}
+
+// TestRetryIsNotCharged holds that a request that waits once more, and may go to any backend again,
+// is not charged to its tenant once more: the tenant's next one is before that of another tenant.
+func TestRetryIsNotCharged(t *testing.T) {
+	r, fleet, c := newFleet(t, 1, "prefix", withQueue)
+	fleet[0].SetState(backends.Down)
+	var order []int
+	for i, blocks := range []int{400, 10, 10} {
+		req := ask(fleet, i, blocks)
+		req.Tenant = []uint64{7, 7, 8}[i]
+		if i == 0 {
+			req.Waited.Outage = time.Second
+		}
+		r.Submit(req, func(*Decision, error) { order = append(order, i) })
+		c.advance(time.Millisecond)
+	}
+	fleet[0].SetState(backends.Ready)
+	r.Tick()
+	if len(order) == 0 || order[0] != 1 {
+		t.Errorf("sent: %v", order)
 	}
 }

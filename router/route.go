@@ -26,6 +26,7 @@ type decision struct {
 	candidates []policy.Candidate
 	backends   []*backends.Backend // of candidates
 	full       []*backends.Backend // at their MaxInFlight: no other filter before that one excludes them
+	fleetRate  float64             // tokens a second that full and candidates prefill together, those without headroom included
 	request    policy.Request
 	linked     linkedPrefix
 }
@@ -68,7 +69,7 @@ func (r *Router) route(req *Request, tried []*backends.Backend, now time.Time) (
 		return nil, errQueue
 	}
 	if !req.NoEngine && len(tried) == 0 && !r.isTooLong(req, r.decision.candidates[chosen].Slot) { // a retry was charged the first time
-		r.queue.ChargeUnqueued(req.class(), req.Tenant, r.decision.minUncachedTokens(), r.decision.totalPrefillRate(), now)
+		r.queue.ChargeUnqueued(req.class(), req.Tenant, r.decision.minUncachedTokens(), r.decision.fleetRate, now)
 	}
 	return r.reserve(chosen), nil
 }
@@ -117,6 +118,7 @@ func (r *Router) filterBackends() error {
 		d.candidates = append(d.candidates, policy.Candidate{})
 		r.fillCandidate(&d.candidates[len(d.candidates)-1], b)
 	}
+	d.fleetRate = r.totalPrefillRate()
 	if len(d.backends) == 0 {
 		return none
 	}
@@ -307,11 +309,15 @@ func (d *decision) minUncachedTokens() float64 {
 	return least
 }
 
-// totalPrefillRate is how many tokens the candidates prefill together in a second.
-func (d *decision) totalPrefillRate() float64 {
+// totalPrefillRate returns how many tokens the candidates, and the backends that would be without
+// their MaxInFlight, prefill together in a second.
+func (r *Router) totalPrefillRate() float64 {
 	sum := 0.0
-	for i := range d.candidates {
-		sum += d.candidates[i].PrefillRate
+	for i := range r.decision.candidates {
+		sum += r.decision.candidates[i].PrefillRate
+	}
+	for _, b := range r.decision.full {
+		sum += r.estimates.PrefillRate(b.Slot)
 	}
 	return sum
 }

@@ -21,6 +21,9 @@ const (
 	MaxLead = time.Minute
 	// checkInterval is how often it is checked whether replicas serve a queued request.
 	checkInterval = time.Second
+	// maxChecks bounds how many are checked at once: others wait for the caller's lock. The rest
+	// follows in the next round.
+	maxChecks = 1024
 )
 
 // Queue holds requests in the order in which they are served, and in that of their
@@ -109,14 +112,15 @@ func (q *Queue[T]) Contains(it *Item[T]) bool { return it.group != nil }
 
 // Add adds a request whose arrival is now. prefill is how many seconds its tokens
 // take on one backend, rate how many tokens its backends prefill together in a
-// second. A retry is not charged to its tenant, since its first attempt was.
+// second. A retry is not charged to its tenant, since its first attempt was, and keeps the place
+// that it has by its earlier waits.
 func (q *Queue[T]) Add(it *Item[T], prefillSeconds, tokensPerSecond float64, isRetry bool, now time.Time) {
 	it.Arrived, it.counted = now, now
 	if it.Timeouts == (Timeouts{}) {
 		it.Timeouts = q.settings.Timeouts()
 	}
 	arrived := now.Sub(q.start).Seconds()
-	it.arrival = arrived
+	it.arrival = arrived - it.Waited.Total().Seconds()
 	if !isRetry {
 		it.arrival, it.charged = q.fairness.chargeTenant(it.Class, it.Tenant, it.Tokens, tokensPerSecond, it.Timeouts.limit().Seconds(), arrived)
 	}
@@ -313,7 +317,10 @@ func (q *Queue[T]) HasBatch() bool { return q.classes[Batch].Count > 0 }
 // is none. isOutage reports whether no backend that could take a request is ready and makes
 // progress.
 func (q *Queue[T]) PromoteAndFindExpired(now time.Time, isOutage func(*Item[T]) bool) *Item[T] {
-	for len(q.due.items) > 0 && !now.Before(q.due.items[0].due) {
+	for range maxChecks {
+		if len(q.due.items) == 0 || now.Before(q.due.items[0].due) {
+			break
+		}
 		it := q.due.items[0]
 		outage := isOutage(it)
 		it.Waited.add(now.Sub(it.counted), outage)

@@ -313,3 +313,37 @@ func TestMaxOvertakeTime(t *testing.T) {
 		}
 	}
 }
+
+// A request that waited, was sent and failed has the place that it would have had without that.
+func TestRetryKeepsPlace(t *testing.T) {
+	q := New[int](start)
+	b := []*backends.Backend{{}}
+	now := start.Add(9 * time.Minute)
+	q.Add(&Item[int]{Value: 1, Backends: b, Class: Normal, Timeouts: Timeouts{Busy: 10 * time.Minute}}, 1, 1, false, start.Add(time.Minute))
+	retry := &Item[int]{Value: 2, Backends: b, Class: Normal, Timeouts: Timeouts{Busy: 10 * time.Minute}, Waited: Waited{Busy: 9 * time.Minute}}
+	q.Add(retry, 1, 1, true, now)
+	if q.PromoteAndFindExpired(now, never) != nil {
+		t.Fatal("a request expires")
+	}
+	q.StartRound()
+	if first := q.GiveNextTurn(hasRoom(1)); first != retry {
+		t.Errorf("request %d is the first", first.Value)
+	}
+}
+
+// The lock is not held for long by many that are due at once.
+func TestChecksAreBounded(t *testing.T) {
+	q := New[int](start)
+	for range 3 * maxChecks {
+		q.Add(&Item[int]{Backends: []*backends.Backend{{}}, Class: Normal}, 1, 1, false, start)
+	}
+	checks := 0
+	check := func(*Item[int]) bool { checks++; return false }
+	now := start.Add(checkInterval)
+	for i := range 4 {
+		q.PromoteAndFindExpired(now, check)
+		if want := min(i+1, 3) * maxChecks; checks != want {
+			t.Errorf("%d checks after round %d, want %d", checks, i, want)
+		}
+	}
+}
