@@ -337,7 +337,7 @@ func (d *Decision) EstimateOutputTokens() int {
 	}
 	r := d.router
 	r.mu.Lock()
-	defer r.mu.Unlock()
+	defer r.unlockAndRunCallbacks()
 	decodeRate, prefillRate := float64(defaultDecodeRate), r.estimates.MedianPrefillRate()
 	if !d.isOrphaned() {
 		decodeRate, prefillRate = d.backendState().kv.decodeRate.Value, r.estimates.PrefillRate(d.Backend.Slot)

@@ -99,9 +99,7 @@ func (s *Server) startServingAdmin() {
 	server.ConnState = func(conn net.Conn, state http.ConnState) {
 		proxy.SetConnActive(conn, state)
 		s.admin.ConnState(conn, state)
-		if state == http.StateClosed {
-			s.listeners.reserve.refill()
-		}
+		s.listeners.reserve.refill() // what was released may have become another connection's
 	}
 	server.ConnContext = s.admin.ConnContext
 	server.Protocols = new(http.Protocols)

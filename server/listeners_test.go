@@ -451,3 +451,22 @@ func TestNoCORSOnAdminListener(t *testing.T) {
 		}
 	}
 }
+
+// TestDescriptorReserveIsRefilled holds that operators get their descriptors back while their
+// connections stay open: those that were released for them may have been taken by others.
+func TestDescriptorReserveIsRefilled(t *testing.T) {
+	f := startFronted(t, nil, standIn{}.start(t))
+	reserve := &f.server.listeners.reserve
+	for reserve.release() {
+	}
+	resp, err := f.client.Get(f.admin + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	reserve.mu.Lock()
+	defer reserve.mu.Unlock()
+	if len(reserve.files) != maxReservedDescriptors {
+		t.Errorf("%d descriptors are reserved, want %d", len(reserve.files), maxReservedDescriptors)
+	}
+}
