@@ -17,13 +17,14 @@ func TestSettingsReachComponents(t *testing.T) {
 	c.Routing.Learn = false
 	proxySettings, routerSettings := c.ProxySettings(0), c.RouterSettings()
 	routerSettings.PolicySettings.SLO = routerSettings.SLO // as the router does
+	routerSettings.PolicySettings.AttentionCost = 1        // of replay only
 	proxySettings.QueueTimeouts.Total = 1                  // of keys only
 	for name, settings := range map[string]any{"proxy": proxySettings, "router": routerSettings, "key": c.APIKeys()[0]} {
 		for _, path := range zeroFields(reflect.ValueOf(settings), name) {
 			t.Errorf("%s is not set", path)
 		}
 	}
-	if got, want := routerSettings.PolicySettings, (policy.Settings{MatchRatio: 1, ImbalanceAbs: 1, ImbalanceRatio: 1, LoadFactor: 1, SLO: 1}); got != want {
+	if got, want := routerSettings.PolicySettings, (policy.Settings{AttentionCost: 1, MatchRatio: 1, ImbalanceAbs: 1, ImbalanceRatio: 1, LoadFactor: 1, SLO: 1}); got != want {
 		t.Errorf("settings of the policy: got %+v, want %+v", got, want)
 	}
 }
