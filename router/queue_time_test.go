@@ -105,8 +105,9 @@ type queuedJob struct {
 
 const jobStep = 20 * time.Millisecond
 
-// drawJobs draws short and long requests that arrive somewhat faster than a backend works.
-func drawJobs(rng *rand.Rand, priorities int) (jobs []*queuedJob, longest time.Duration) {
+// drawJobs draws short and long requests that arrive somewhat faster than a backend works, after some
+// that arrive together and take as long as burst.
+func drawJobs(rng *rand.Rand, priorities int, burst time.Duration) (jobs []*queuedJob, longest time.Duration) {
 	load := 0.9 + 0.5*rng.Float64()
 	for at := time.Duration(0); at < time.Minute; {
 		prefill := time.Duration(2+rng.IntN(10)) * jobStep
@@ -115,6 +116,10 @@ func drawJobs(rng *rand.Rand, priorities int) (jobs []*queuedJob, longest time.D
 		}
 		longest = max(longest, prefill)
 		jobs = append(jobs, &queuedJob{arrival: at, prefill: prefill, priority: -rng.IntN(priorities), start: -1, sentAt: -1})
+		if burst > 0 {
+			burst -= prefill
+			continue
+		}
 		at += time.Duration(2*rng.Float64()*float64(prefill)/load) / jobStep * jobStep
 	}
 	return jobs, longest
@@ -188,9 +193,13 @@ func serveByRouter(t *testing.T, jobs []*queuedJob, limit time.Duration) {
 func TestAgeingAgainstFirstComeFirstServed(t *testing.T) {
 	const limit = 20 * time.Second
 	for seed := range uint64(12) {
-		for _, priorities := range []int{1, 2} {
-			t.Run(fmt.Sprint(seed, " ", priorities), func(t *testing.T) {
-				jobs, longest := drawJobs(rand.New(rand.NewPCG(seed, 5)), priorities)
+		for _, c := range []struct {
+			priorities int
+			burst      time.Duration
+		}{{1, 0}, {2, 0}, {1, limit * 19 / 20}} {
+			priorities := c.priorities
+			t.Run(fmt.Sprint(seed, " ", priorities, " ", c.burst), func(t *testing.T) {
+				jobs, longest := drawJobs(rand.New(rand.NewPCG(seed, 5)), priorities, c.burst)
 				serveInOrder(jobs)
 				serveByRouter(t, jobs, limit)
 				for i, j := range jobs {

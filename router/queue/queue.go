@@ -124,8 +124,8 @@ func (q *Queue[T]) Add(it *Item[T], prefillSeconds, tokensPerSecond float64, isR
 	if !isRetry {
 		it.arrival, it.charged = q.fairness.chargeTenant(it.Class, it.Tenant, it.Tokens, tokensPerSecond, it.Timeouts.limit().Seconds(), arrived)
 	}
-	if it.arrival > arrived {
-		it.Ahead = 0 // the share of its tenant is used: others go first
+	if it.arrival > arrived || it.Class == Batch {
+		it.Ahead = 0 // others go first: the share of its tenant is used, or it gives way to interactive requests
 	}
 	it.overtakeTime = it.Timeouts.maxOvertakeTime(it.Ahead)
 	it.setKey(prefillSeconds)

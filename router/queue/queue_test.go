@@ -206,13 +206,16 @@ func never(*Item[int]) bool { return false }
 func TestTimeoutAndPromotion(t *testing.T) {
 	q := New[int](start)
 	b := []*backends.Backend{{}}
-	batch := &Item[int]{Value: 1, Backends: b, Class: Batch, Priority: 5, Timeouts: Timeouts{Total: time.Minute}}
+	batch := &Item[int]{Value: 1, Backends: b, Class: Batch, Priority: 5, Ahead: 50 * time.Second, Timeouts: Timeouts{Total: time.Minute}}
 	other := &Item[int]{Value: 2, Backends: b, Class: Batch, Priority: 1}
 	q.Add(batch, 1, 1, false, start)
 	q.Add(other, 1, 1, false, start)
 	q.StartRound()
 	if it := q.GiveNextTurn(hasRoom(1)); it != other {
 		t.Error("a lower priority goes first")
+	}
+	if q.PromoteAndFindExpired(start.Add(29*time.Second), never); batch.Promoted {
+		t.Error("promoted before half of its time")
 	}
 	if it := q.PromoteAndFindExpired(start.Add(30*time.Second), never); it != nil || !batch.Promoted {
 		t.Errorf("after half of its time: expired %v, promoted %v", it, batch.Promoted)
@@ -303,10 +306,10 @@ func TestMaxOvertakeTime(t *testing.T) {
 		want     time.Duration
 	}{
 		{Timeouts{Busy: 10 * time.Minute, Outage: time.Minute}, 0, 5 * time.Minute},
-		{Timeouts{Busy: 10 * time.Minute}, 4 * time.Minute, 5 * time.Minute},
-		{Timeouts{Busy: 10 * time.Minute}, 7 * time.Minute, 3 * time.Minute},
+		{Timeouts{Busy: 10 * time.Minute}, 4 * time.Minute, 3 * time.Minute},
+		{Timeouts{Busy: 10 * time.Minute}, 7 * time.Minute, 90 * time.Second},
 		{Timeouts{Busy: 10 * time.Minute}, 11 * time.Minute, 5 * time.Minute}, // no order would start it in time
-		{Timeouts{Total: time.Minute}, 50 * time.Second, 10 * time.Second},
+		{Timeouts{Total: time.Minute}, 50 * time.Second, 5 * time.Second},
 	} {
 		if got := c.timeouts.maxOvertakeTime(c.ahead); got != c.want {
 			t.Errorf("%+v with %v ahead: %v, want %v", c.timeouts, c.ahead, got, c.want)

@@ -52,12 +52,13 @@ func timeLeft(limit, used time.Duration) time.Duration {
 func (t Timeouts) limit() time.Duration { return t.Left(Waited{}, false) }
 
 // maxOvertakeTime returns for how long others of its priority that arrived later may precede a
-// request, where what is before it takes so long: for half of its time, and for so much less that
-// the rest is enough to serve what is before it. Where no order could start it in time, it is half.
+// request, where what is before it takes so long: half of the time that is left for it. The other half
+// is for what takes longer than estimated, and for prefills that have begun. Where no order could
+// start it in time, it is half of its time.
 func (t Timeouts) maxOvertakeTime(ahead time.Duration) time.Duration {
 	limit := t.limit()
 	if ahead >= limit {
 		return limit / 2
 	}
-	return min(limit/2, limit-ahead)
+	return (limit - ahead) / 2
 }
