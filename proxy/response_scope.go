@@ -19,10 +19,11 @@ import (
 // same one for the replica, and no table is needed to find the client's id again.
 
 // scopeOf returns the scope of the ids that clients with the key of that name choose. It is made of
-// characters that JSON and URLs leave as they are.
+// characters that JSON and URLs leave as they are, and begins with resp_, which vLLM before its pull
+// request 25428 requires of the id of a response that a request continues or is about.
 func scopeOf(keyName string) string {
 	hash := sha256.Sum256([]byte(keyName))
-	return "wr-" + hex.EncodeToString(hash[:16]) + "-"
+	return "resp_wr-" + hex.EncodeToString(hash[:16]) + "-"
 }
 
 // setResponseScope sets the scope of the ids in a request, if there are any and keys are configured.

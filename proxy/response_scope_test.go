@@ -25,6 +25,9 @@ func TestChosenIDOfTwoKeys(t *testing.T) {
 			if a, b := f.kept[0].ids[0], f.kept[0].ids[1]; a == b || !strings.HasSuffix(a, "-m\\u0069ne") || len(a) != len(b) {
 				t.Errorf("the replica has %q and %q", a, b)
 			}
+			if a := f.kept[0].ids[0]; !strings.HasPrefix(a, "resp_") {
+				t.Errorf("older replicas take %q for no id of a response", a)
+			}
 			if got := f.replicas[0].requests()[0].body; strings.Replace(got, scopeOf("alice"), "", 1) != ask {
 				t.Errorf("the replica got %s", got)
 			}
