@@ -96,7 +96,9 @@ func TestReloadRepeatsNoWarning(t *testing.T) {
 func TestAddedBackendsRepeatNoDescriptorWarning(t *testing.T) {
 	t.Parallel()
 	fleet := startSimFleet(t, 3, 200_000)
-	list := func(n int) string { return "limits: {in_flight: 1000, connections: 1000}\nbackends: [" + strings.Join(fleet.urls[:n], ", ") + "]" }
+	list := func(n int) string {
+		return "limits: {in_flight: 1000, connections: 1000}\nbackends: [" + strings.Join(fleet.urls[:n], ", ") + "]"
+	}
 	file := fleet.configFile(t, list(1))
 	p := file.startWithDescriptors(500)
 	for n := 2; n <= len(fleet.urls); n++ {

@@ -344,7 +344,7 @@ func (s *streamRelay) truncatedError() (apiErr *apiError, cause error) {
 
 // sendErrorEvent ends the stream with an error, after the line ends that the last event lacks.
 func (s *streamRelay) sendErrorEvent(e *apiError) {
-	s.client.Write(append(s.out.missingLineEnds(), s.endpoint.format.formatErrorEvent(e)...))
+	s.client.Write(append([]byte(s.out.missingLineEnds()), s.endpoint.format.formatErrorEvent(e)...))
 }
 
 // scanLastLine reads a last line without a line end. Where the end of the connection is the end of
@@ -368,16 +368,12 @@ func (s *streamRelay) isTruncated() bool {
 // and hide the error event that follows. A line that names an event is written together with
 // the next one, so that the event may still be withheld when its data is known. A line longer
 // than a chunk is written as it comes.
-//
-// An empty line that ends no event, as servers write it after a comment, is left out: some SDKs
-// take it for the end of an event without data, and fail.
 type lineWriter struct {
 	write   func([]byte) error
 	chunks  *sync.Pool // of *[]byte
 	chunk   *[]byte    // borrowed from chunks; nil: none
 	pending int        // bytes of chunk that are not written yet
-	midLine bool       // the last line written lacks its end
-	inEvent bool       // the last event written lacks the empty line that ends it
+	tail    [3]byte    // the last bytes written
 }
 
 // borrowChunk returns the borrowed chunk, after borrowing one if there is none.
@@ -421,7 +417,7 @@ func (l *lineWriter) writeCompleteLines(added int) error {
 		l.pending = have
 		return nil
 	}
-	err := l.writeLines(buf[:whole])
+	err := l.writeAndKeepTail(buf[:whole])
 	l.pending = copy(buf, buf[whole:have])
 	return err
 }
@@ -439,7 +435,7 @@ func (l *lineWriter) writeAllButLast(added int, withheld int64) error {
 	if have == 0 {
 		return nil
 	}
-	return l.writeLines(l.borrowChunk()[:have])
+	return l.writeAndKeepTail(l.borrowChunk()[:have])
 }
 
 // completeLinesLength returns the length of the complete lines that b begins with, without a
@@ -464,72 +460,46 @@ func (l *lineWriter) writeBeginning(head []byte) error {
 		whole = len(head)
 	}
 	l.pending = copy(buf, head[whole:])
-	return l.writeLines(head[:whole])
+	return l.writeAndKeepTail(head[:whole])
 }
 
 // flushPending writes what is pending at the end of the stream.
 func (l *lineWriter) flushPending() {
 	if l.pending > 0 {
-		l.writeLines(l.borrowChunk()[:l.pending])
+		l.writeAndKeepTail(l.borrowChunk()[:l.pending])
 	}
 }
 
-// writeLines writes b without the empty lines that end no event. It overwrites b.
-func (l *lineWriter) writeLines(b []byte) error {
-	kept := 0
-	for at := 0; at < len(b); {
-		line := b[at:]
-		if end := bytes.IndexByte(line, '\n'); end >= 0 {
-			line = line[:end+1]
-		}
-		if l.advance(line) {
-			if kept != at {
-				copy(b[kept:], line)
-			}
-			kept += len(line)
-		}
-		at += len(line)
-	}
-	return l.write(b[:kept])
+// writeAndKeepTail writes b, and remembers its end for writeKeepAlive.
+func (l *lineWriter) writeAndKeepTail(b []byte) error {
+	n := min(len(b), len(l.tail))
+	copy(l.tail[:], l.tail[n:])
+	copy(l.tail[len(l.tail)-n:], b[len(b)-n:])
+	return l.write(b)
 }
 
-// advance updates midLine and inEvent for the next line, or part of one, and reports whether to
-// write it.
-func (l *lineWriter) advance(line []byte) (write bool) {
-	continued := l.midLine
-	l.midLine = line[len(line)-1] != '\n'
+// missingLineEnds returns the line ends that the last event written lacks.
+func (l *lineWriter) missingLineEnds() string {
+	tail := l.tail[:]
 	switch {
-	case continued, line[0] == ':':
-	case line[0] == '\n', string(line) == "\r\n":
-		write, l.inEvent = l.inEvent, false
-		return write
-	default:
-		l.inEvent = true
+	case l.tail == [3]byte{}, bytes.HasSuffix(tail, []byte("\n\n")), bytes.HasSuffix(tail, []byte("\n\r\n")):
+		return ""
+	case tail[2] == '\n':
+		return "\n"
 	}
-	return true
+	return "\n\n"
 }
 
 // writeKeepAlive writes a keep-alive event, unless it would split another one.
 func (l *lineWriter) writeKeepAlive(event string) error {
-	if l.midLine || l.inEvent {
+	if l.missingLineEnds() != "" {
 		return nil
 	}
 	return l.write([]byte(event))
 }
 
-// missingLineEnds returns the line ends that the last event lacks.
-func (l *lineWriter) missingLineEnds() (ends []byte) {
-	if l.midLine {
-		ends = append(ends, '\n')
-	}
-	if l.inEvent {
-		ends = append(ends, '\n')
-	}
-	return ends
-}
-
 const (
-	// keepAliveComment has no empty line after it: see lineWriter.
+	// keepAliveComment has no empty line after it: some SDKs take that for an event without data, and fail.
 	keepAliveComment = ": keep-alive\n"
 	messagesPing     = "event: ping\ndata: {\"type\": \"ping\"}\n\n"
 )

@@ -1057,6 +1057,25 @@ func TestKeepAliveMidStream(t *testing.T) {
 	}
 }
 
+// withoutEmptyEvents is a stream without the empty lines that end no event.
+func withoutEmptyEvents(stream string) string {
+	var out strings.Builder
+	inEvent := false
+	for line := range strings.Lines(stream) {
+		switch {
+		case line == "\n" || line == "\r\n":
+			if !inEvent {
+				continue
+			}
+			inEvent = false
+		case line[0] != ':':
+			inEvent = true
+		}
+		out.WriteString(line)
+	}
+	return out.String()
+}
+
 // OpenAI's SDK for Go before 3.43 takes an empty line without data before it for an event, and
 // fails; that for Python does once an event had an id.
 func TestNoEmptyEvents(t *testing.T) {
