@@ -48,7 +48,7 @@ func writeExplanation(out io.Writer, e *proxy.Explanation) error {
 	}
 	legend := fmt.Sprintf("MATCHED: prompt tokens that it likely has cached. UNCACHED: those to compute, at least %d. QUEUED: "+
 		"tokens to compute before them. IN-FLIGHT: requests. TTFT: predicted time to first token in seconds.", estimate.MinUncachedTokens)
-	if meanings := explainTerms(e); meanings != "" {
+	if meanings := describeTerms(e); meanings != "" {
 		legend += " COST: the sum of its terms, in tokens of prefill. " + meanings
 	}
 	s.WriteString("\n")
@@ -86,8 +86,8 @@ func formatLowestCosts(e *proxy.Explanation) string {
 	return s.String()
 }
 
-// explainTerms returns what the terms that formatLowestCosts shows stand for.
-func explainTerms(e *proxy.Explanation) string {
+// describeTerms returns what the terms that formatLowestCosts shows stand for.
+func describeTerms(e *proxy.Explanation) string {
 	var meanings []string
 	for n, b := range backendsBestFirst(e) {
 		if n == maxCostLines {

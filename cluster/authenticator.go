@@ -24,8 +24,8 @@ const (
 
 func (a authenticator) isSigned() bool { return a.secret != "" }
 
-// sumBytes returns the length of a sum.
-func (a authenticator) sumBytes() int {
+// sumSize returns the length of a sum.
+func (a authenticator) sumSize() int {
 	if a.isSigned() {
 		return sha256.Size
 	}

@@ -256,7 +256,7 @@ func (a authenticator) messageVersion() byte {
 
 // message returns the whole message.
 func (e *encoder) message(h messageHead, a authenticator) []byte {
-	b := make([]byte, 0, headBytes+e.len()+a.sumBytes()+16)
+	b := make([]byte, 0, headBytes+e.len()+a.sumSize()+16)
 	b = append(b, messageMagic...)
 	b = append(b, a.messageVersion())
 	for _, n := range [...]uint64{h.fingerprint, h.sender, h.number, uint64(h.written.UnixMilli())} {
@@ -291,7 +291,7 @@ func parseHead(data []byte, a authenticator) (h messageHead, rest []byte, err er
 	default:
 		return h, nil, fmt.Errorf("message has version %d, expected %d", version, a.messageVersion())
 	}
-	end := len(data) - a.sumBytes()
+	end := len(data) - a.sumSize()
 	if end < headBytes || !a.verify(data[end:], messagePurpose, data[:end]) {
 		if a.isSigned() {
 			return h, nil, errors.New("message has an invalid signature: give all proxies the same redis.secret_file")

@@ -172,14 +172,14 @@ func FuzzRecords(f *testing.F) {
 	e.addKeyUsage(&keyUsage{"key", 3, -400})
 	e.addResponse(recordResponse, &storedResponse{"resp_1", "http://10.0.0.1:8000", "key"})
 	good := e.message(messageHead{1, 2, 3, testTime}, authenticator{})
-	f.Add(good[headBytes : len(good)-authenticator{}.sumBytes()])
+	f.Add(good[headBytes : len(good)-authenticator{}.sumSize()])
 	o := NewOutbox()
 	for _, v := range sampleEvents(b) {
 		o.ReportPlacement(&v)
 	}
 	o.addInFlight()
 	good = o.take().message(messageHead{1, 2, 3, testTime}, authenticator{})
-	f.Add(good[headBytes : len(good)-authenticator{}.sumBytes()])
+	f.Add(good[headBytes : len(good)-authenticator{}.sumSize()])
 	f.Fuzz(func(t *testing.T, data []byte) {
 		records, err := parseRecords(data, func(string) *backends.Backend { return b })
 		if err != nil {

@@ -306,7 +306,7 @@ func (a *attempt) relayResponse(resp *http.Response) *failure {
 	if !ok {
 		return a.classifyOrEndRequest(fmt.Errorf("the transport's body is a %T", resp.Body))
 	}
-	body.HoldConn()
+	body.ForbidReuse()
 	if f := a.checkResponseHeaderID(resp.Header); f != nil {
 		return f
 	}
@@ -324,7 +324,7 @@ func (a *attempt) relayResponse(resp *http.Response) *failure {
 	body.SetIdleTimeout(a.settings.Idle)
 	switch resp.StatusCode {
 	case http.StatusInternalServerError, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
-		body.ReleaseConn() // an error has no id
+		body.AllowReuse() // an error has no id
 		return a.readErrorResponse(resp)
 	}
 	if a.headersSent {

@@ -14,7 +14,7 @@ const maxForwardedHops = 32
 // Addresses before it are the client's own claim. It is invalid if peer is not an address and a port.
 func clientAddress(peer string, forwardedFor []string, trusted []netip.Prefix) netip.Addr {
 	connection, _ := netip.ParseAddrPort(peer)
-	address, hops := plainAddress(connection.Addr()), 0
+	address, hops := normalizeAddress(connection.Addr()), 0
 	for i := len(forwardedFor) - 1; i >= 0; i-- {
 		rest, more := forwardedFor[i], true
 		for more {
@@ -46,17 +46,17 @@ func cutLast(s, sep string) (before, after string, found bool) {
 func parseForwardedAddress(text string) (address netip.Addr, ok bool) {
 	text = strings.TrimSpace(text)
 	if withPort, err := netip.ParseAddrPort(text); err == nil {
-		return plainAddress(withPort.Addr()), true
+		return normalizeAddress(withPort.Addr()), true
 	}
 	if inner, ok := strings.CutPrefix(text, "["); ok {
 		text = strings.TrimSuffix(inner, "]")
 	}
 	address, err := netip.ParseAddr(text)
-	return plainAddress(address), err == nil
+	return normalizeAddress(address), err == nil
 }
 
-// plainAddress returns a as prefixes contain it: without a zone, and as IPv4 if it is that in IPv6.
-func plainAddress(a netip.Addr) netip.Addr { return a.Unmap().WithZone("") }
+// normalizeAddress returns a as prefixes contain it: without a zone, and as IPv4 if it is that in IPv6.
+func normalizeAddress(a netip.Addr) netip.Addr { return a.Unmap().WithZone("") }
 
 func isTrusted(a netip.Addr, trusted []netip.Prefix) bool {
 	return slices.ContainsFunc(trusted, func(p netip.Prefix) bool { return p.Contains(a) })

@@ -86,7 +86,7 @@ func parseFormFields(contentType []string, body []byte) (fields formFields, err 
 		return formFields{}, err
 	}
 	between := []byte("\r\n--" + boundary)
-	rest, ok := bytes.CutPrefix(trimEmptyLines(body), between[2:])
+	rest, ok := bytes.CutPrefix(trimLeadingEmptyLines(body), between[2:])
 	hasModel, hasXArgs := false, false
 	for range maxFormParts {
 		if !ok {
@@ -121,8 +121,8 @@ func parseFormFields(contentType []string, body []byte) (fields formFields, err 
 	return formFields{}, errAmbiguous
 }
 
-// trimEmptyLines returns a form without the empty lines that it begins with.
-func trimEmptyLines(form []byte) []byte {
+// trimLeadingEmptyLines returns a form without the empty lines that it begins with.
+func trimLeadingEmptyLines(form []byte) []byte {
 	trimmed := bytes.TrimLeft(form, "\r\n")
 	if n := len(form) - len(trimmed); n > 0 && form[n-1] != '\n' { // a CR ends no line
 		return form

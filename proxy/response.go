@@ -141,7 +141,7 @@ func (a *attempt) relayBuffered(resp *http.Response, body replicaBody) *failure 
 	if f := a.checkBodyID(buf.Bytes()); f != nil {
 		return f
 	}
-	body.ReleaseConn()
+	body.AllowReuse()
 	if !complete {
 		return a.relayUnbuffered(resp, buf.Bytes())
 	}

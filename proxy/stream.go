@@ -41,10 +41,10 @@ type replicaBody interface {
 	WaitReadable(d time.Duration) (bool, error)
 	// Uploaded reports whether the request's body is not needed any more.
 	Uploaded() bool
-	// HoldConn keeps the connection from other requests until ReleaseConn; Close closes it before.
-	HoldConn()
-	// ReleaseConn ends HoldConn.
-	ReleaseConn()
+	// ForbidReuse keeps the connection from other requests until AllowReuse; Close closes it before.
+	ForbidReuse()
+	// AllowReuse ends ForbidReuse.
+	AllowReuse()
 }
 
 // streamRelay relays a response of server-sent events. Nothing of it, not even its status,
@@ -110,7 +110,7 @@ func (s *streamRelay) readAndCommit(buffered *bytes.Buffer) (reserved int64, f *
 		s.decision.Commit() // the time limit for the first event goes on
 		return reserved, nil
 	}
-	s.body.ReleaseConn()
+	s.body.AllowReuse()
 	return reserved, s.commitAttempt()
 }
 
@@ -240,7 +240,7 @@ func (s *streamRelay) relayChunks() {
 		switch {
 		case e.events > 0 && before == 0 && s.flooded:
 			_ = s.context.commit()
-			s.body.ReleaseConn()
+			s.body.AllowReuse()
 			s.decision.RecordFirstEvent()
 			s.releaseUploadedInput()
 		case e.events > before: // a comment is the server's and no sign of its engine
@@ -539,7 +539,7 @@ func (a *attempt) relayErrorAsEvent(resp *http.Response, from replicaBody) *fail
 	if f := a.checkBodyID(body); f != nil {
 		return f
 	}
-	from.ReleaseConn()
+	from.AllowReuse()
 	if a.isResponseLost(resp.StatusCode, body) {
 		a.sendLostResponse()
 		return nil

@@ -101,7 +101,7 @@ func (r *request) endTraceAndLog() {
 
 // clientName returns the client's address, with the port where it is that of the connection.
 func (r *request) clientName() string {
-	if peer, err := netip.ParseAddrPort(r.httpReq.RemoteAddr); err == nil && plainAddress(peer.Addr()) != r.clientAddress {
+	if peer, err := netip.ParseAddrPort(r.httpReq.RemoteAddr); err == nil && normalizeAddress(peer.Addr()) != r.clientAddress {
 		return r.clientAddress.String()
 	}
 	return r.httpReq.RemoteAddr

@@ -116,7 +116,7 @@ func (t *transferParamsBlanker) blank(piece []byte) []byte {
 		if key < 0 || !t.startsKey(piece, key) {
 			continue
 		}
-		switch object, decided := findObject(piece, i); {
+		switch object, decided := objectAfterKey(piece, i); {
 		case !decided:
 			end = key
 		case object >= 0:
@@ -158,9 +158,9 @@ func (t *transferParamsBlanker) startsKey(piece []byte, i int) bool {
 	return false
 }
 
-// findObject returns the index of the object whose key ends at i, -1 if the value is none or an empty one.
+// objectAfterKey returns the index of the object whose key ends at i, -1 if the value is none or an empty one.
 // decided is false if that depends on what follows b.
-func findObject(b []byte, i int) (object int, decided bool) {
+func objectAfterKey(b []byte, i int) (object int, decided bool) {
 	colon := skipGap(b, i)
 	if colon == len(b) {
 		return -1, false

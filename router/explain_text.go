@@ -89,7 +89,7 @@ func (e *Explanation) describeAdvantage(chosen, other BackendExplanation, others
 		return fmt.Sprintf("has the longest match of those expected to meet slo.ttft, with a TTFT of %s", formatSeconds(chosen.TTFTSeconds))
 	}
 	return fmt.Sprintf("has the lowest cost: %s tokens of prefill against %s on %s, which %s",
-		groupRounded(*chosen.Score), groupRounded(*other.Score), other.Name, e.describeLoadAndMatch(other))
+		groupRoundedDigits(*chosen.Score), groupRoundedDigits(*other.Score), other.Name, e.describeLoadAndMatch(other))
 }
 
 // tieKeyName names what the policy prefix breaks ties by.
@@ -159,12 +159,12 @@ func (e *Explanation) describeMatch(b BackendExplanation) string {
 	if b.MatchedTokens == 0 {
 		return "nothing of its prompt"
 	}
-	return groupRounded(b.MatchedTokens) + " of " + groupDigits(e.PromptTokens) + " prompt tokens"
+	return groupRoundedDigits(b.MatchedTokens) + " of " + groupDigits(e.PromptTokens) + " prompt tokens"
 }
 
 // describeLoadAndMatch gives the load and the match of a backend that was not chosen.
 func (e *Explanation) describeLoadAndMatch(b BackendExplanation) string {
-	holds := "holds " + groupRounded(b.MatchedTokens)
+	holds := "holds " + groupRoundedDigits(b.MatchedTokens)
 	if b.MatchedTokens == 0 {
 		holds = "holds nothing"
 	}
@@ -176,9 +176,9 @@ func (e *Explanation) describeLoadAndMatch(b BackendExplanation) string {
 }
 
 func describeLoad(b BackendExplanation) string {
-	switch n := groupRounded(b.InFlight); {
+	switch n := groupRoundedDigits(b.InFlight); {
 	case b.QueuedTokens > 0:
-		return fmt.Sprintf("has %s tokens to compute before it and %s in flight", groupRounded(b.QueuedTokens), n)
+		return fmt.Sprintf("has %s tokens to compute before it and %s in flight", groupRoundedDigits(b.QueuedTokens), n)
 	case b.InFlight > 0:
 		return fmt.Sprintf("has %s in flight", n)
 	}
@@ -197,8 +197,8 @@ func formatSeconds(s float64) string {
 
 func formatScore(x float64) string { return strconv.FormatFloat(x, 'g', 6, 64) }
 
-// groupRounded is groupDigits of the nearest integer.
-func groupRounded(x float64) string { return groupDigits(int(math.Round(x))) }
+// groupRoundedDigits is groupDigits of the nearest integer.
+func groupRoundedDigits(x float64) string { return groupDigits(int(math.Round(x))) }
 
 // groupDigits writes 1984 as 1,984.
 func groupDigits(n int) string {

@@ -16,7 +16,7 @@ import (
 
 // Body is the body of a response, read from the connection as it arrives. One
 // goroutine may read, any may Close. After a complete read the connection returns to
-// the pool, if nothing else is left on it and HoldConn was not called; otherwise it is
+// the pool, if nothing else is left on it and ForbidReuse was not called; otherwise it is
 // closed. One allocation serves the whole request.
 type Body struct {
 	ctx  context.Context // the request's
@@ -31,13 +31,13 @@ type Body struct {
 	connMu   sync.Mutex // guards released: Close must not close a connection that was returned
 	released bool       // c was returned to the pool or closed
 
-	mu        sync.Mutex // guards what follows, and br; held while reading
-	held      bool       // c does not return to the pool: see HoldConn
-	state     state
-	left      int64 // bytes left: of the body in counted, of the chunk in chunkData
-	trailers  int   // bytes of trailer lines seen
-	keepAlive bool
-	err       error // final error, io.EOF at the end; nil while there is more to read
+	mu             sync.Mutex // guards what follows, and br; held while reading
+	reuseForbidden bool       // c does not return to the pool: see ForbidReuse
+	state          state
+	left           int64 // bytes left: of the body in counted, of the chunk in chunkData
+	trailers       int   // bytes of trailer lines seen
+	keepAlive      bool
+	err            error // final error, io.EOF at the end; nil while there is more to read
 
 	quietTimeout time.Duration // 0: none
 	idleTimeout  time.Duration // 0: none
@@ -128,22 +128,22 @@ func (b *Body) SetIdleTimeout(d time.Duration) {
 	b.idleTimeout = d
 }
 
-// HoldConn keeps the connection out of the pool, also after a complete read, until
-// ReleaseConn: Close closes it before. Call it before the first Read. It is for a caller
+// ForbidReuse keeps the connection out of the pool, also after a complete read, until
+// AllowReuse: Close closes it before. Call it before the first Read. It is for a caller
 // that has to see the body before it knows that it is the response to its request. Where
 // it is not, every later response on the connection would be another request's too.
-func (b *Body) HoldConn() {
+func (b *Body) ForbidReuse() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.held = true
+	b.reuseForbidden = true
 }
 
-// ReleaseConn ends HoldConn: the connection returns to the pool after a complete read,
+// AllowReuse ends ForbidReuse: the connection returns to the pool after a complete read,
 // or now, after one.
-func (b *Body) ReleaseConn() {
+func (b *Body) AllowReuse() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.held = false; b.err == io.EOF {
+	if b.reuseForbidden = false; b.err == io.EOF {
 		b.releaseOrCloseConn()
 	}
 }
@@ -172,7 +172,7 @@ func (b *Body) Close() error {
 func (b *Body) Uploaded() bool { return b.upload.isSent() }
 
 // endWithError makes err the result of every further call, and releases or closes the
-// connection the first time, unless it is held at the end of the body. The caller holds mu.
+// connection the first time, unless its reuse is forbidden at the end of the body. The caller holds mu.
 func (b *Body) endWithError(err error) {
 	if err != io.EOF && err != http.ErrBodyReadAfterClose {
 		if cause := context.Cause(b.ctx); cause != nil {
@@ -181,7 +181,7 @@ func (b *Body) endWithError(err error) {
 			err = fmt.Errorf("response of %s: %w", b.t.addr, err)
 		}
 	}
-	if !b.held || err != io.EOF {
+	if !b.reuseForbidden || err != io.EOF {
 		b.releaseOrCloseConn()
 	}
 	b.err = err
@@ -194,7 +194,7 @@ func (b *Body) releaseOrCloseConn() {
 	if b.br == nil {
 		return
 	}
-	reusable := b.stop() && !b.held && b.keepAlive && b.state == ended && b.br.Buffered() == 0 && b.upload.awaitSentBriefly()
+	reusable := b.stop() && !b.reuseForbidden && b.keepAlive && b.state == ended && b.br.Buffered() == 0 && b.upload.awaitSentBriefly()
 	if reusable && !b.deadline.IsZero() {
 		reusable = b.c.SetReadDeadline(time.Time{}) == nil
 	}

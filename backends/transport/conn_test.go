@@ -127,22 +127,22 @@ func TestDropsConnectionReadableWhileIdle(t *testing.T) {
 }
 
 // A held connection carries no other request before its response was accepted.
-func TestHoldConn(t *testing.T) {
+func TestForbidReuse(t *testing.T) {
 	for name, c := range map[string]struct {
 		answer string
 		end    func(*Body)
 		kept   int
 	}{
-		"released before the end":     {ok, func(b *Body) { b.ReleaseConn(); io.ReadAll(b) }, 1},
-		"released after the end":      {ok, func(b *Body) { io.ReadAll(b); b.ReleaseConn() }, 1},
-		"released twice":              {ok, func(b *Body) { io.ReadAll(b); b.ReleaseConn(); b.ReleaseConn() }, 1},
-		"released without a body":     {"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", func(b *Body) { b.ReleaseConn() }, 1},
-		"released, but not read":      {ok, func(b *Body) { b.ReleaseConn() }, 0},
-		"released after a part":       {ok, func(b *Body) { io.ReadFull(b, make([]byte, 1)); b.ReleaseConn() }, 0},
+		"released before the end":     {ok, func(b *Body) { b.AllowReuse(); io.ReadAll(b) }, 1},
+		"released after the end":      {ok, func(b *Body) { io.ReadAll(b); b.AllowReuse() }, 1},
+		"released twice":              {ok, func(b *Body) { io.ReadAll(b); b.AllowReuse(); b.AllowReuse() }, 1},
+		"released without a body":     {"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", func(b *Body) { b.AllowReuse() }, 1},
+		"released, but not read":      {ok, func(b *Body) { b.AllowReuse() }, 0},
+		"released after a part":       {ok, func(b *Body) { io.ReadFull(b, make([]byte, 1)); b.AllowReuse() }, 0},
 		"not released, read":          {ok, func(b *Body) { io.ReadAll(b) }, 0},
 		"not released, without body":  {"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", func(*Body) {}, 0},
 		"not released, read to close": {"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nok", func(b *Body) { io.ReadAll(b) }, 0},
-		"more behind the body":        {ok + "x", func(b *Body) { io.ReadAll(b); b.ReleaseConn() }, 0},
+		"more behind the body":        {ok + "x", func(b *Body) { io.ReadAll(b); b.AllowReuse() }, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			transport := replica(t, Options{}, func(s *session) {
@@ -157,10 +157,10 @@ func TestHoldConn(t *testing.T) {
 				t.Fatal(err)
 			}
 			body := resp.Body.(*Body)
-			body.HoldConn()
+			body.ForbidReuse()
 			c.end(body)
 			body.Close()
-			body.ReleaseConn()
+			body.AllowReuse()
 			idleConns(t, transport, c.kept)
 		})
 	}
@@ -172,10 +172,10 @@ func TestHoldConn(t *testing.T) {
 			t.Fatal(err)
 		}
 		body := resp.Body.(*Body)
-		body.HoldConn()
+		body.ForbidReuse()
 		io.ReadAll(body)
 		cancel()
-		body.ReleaseConn()
+		body.AllowReuse()
 		body.Close()
 		idleConns(t, transport, 0)
 	})

@@ -68,8 +68,8 @@ type Prompt struct {
 	Session      uint64
 	SessionField string
 
-	// TransferParams is one of TransferParamNames that has a value anywhere in the body but in
-	// what isClientData holds; "": none has.
+	// TransferParams is one of TransferParamNames that has a value anywhere in the body, but where
+	// hasArbitraryKeys; "": none has.
 	TransferParams string
 
 	// Text is the canonical prompt after ApplyLayout, valid until the next Parse or Reset.
@@ -262,9 +262,9 @@ func newInvalidUTF8Error(body []byte) error {
 // level, in vllm_xargs and in sampling_params.extra_args.
 var TransferParamNames = [...]string{"kv_transfer_params", "ec_transfer_params"}
 
-// isClientData reports whether the objects in the value of a top-level key are a conversation, tools or a
-// schema. Their keys are the client's own, and none is a parameter of the engine.
-func isClientData(key []byte) bool {
+// hasArbitraryKeys reports whether the objects in the value of a top-level key are a conversation, tools
+// or a schema: they may have any keys, none of which is a parameter of the engine.
+func hasArbitraryKeys(key []byte) bool {
 	switch string(key) {
 	case "messages", "input", "previous_input_messages", "tools", "response_format", "structured_outputs", "text", "output_config":
 		return true
@@ -299,7 +299,7 @@ func (p *Prompt) parseMembers() error {
 			break
 		}
 		f := fieldOf(p.kind, p.unquote(key))
-		s.noteTransferParams = !isClientData(p.unquote(key))
+		s.noteTransferParams = !hasArbitraryKeys(p.unquote(key))
 		if f != fieldNone && p.top[f].exists() {
 			// vLLM takes the last one, other parsers the first.
 			name := string(p.unquote(key))

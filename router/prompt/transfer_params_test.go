@@ -23,7 +23,7 @@ func hasTransferParams(d *json.Decoder, top bool) bool {
 			if slices.Contains(TransferParamNames[:], name) && string(member) != "null" {
 				found = true
 			}
-			if !top || !isClientData([]byte(name)) {
+			if !top || !hasArbitraryKeys([]byte(name)) {
 				found = hasTransferParams(json.NewDecoder(bytes.NewReader(member)), false) || found
 			}
 		}
