@@ -29,7 +29,9 @@ func TestAbandonedRequestCharged(t *testing.T) {
 		{"half of a response", "/v1/chat/completions", body(`"n":20,"max_tokens":3`), hang(answered("200 OK", whole)[:200]), false, 60},
 		{"cancelled", "/v1/chat/completions", body(`"n":20,"max_tokens":3`), hang(), true, 60},
 		{"most of a long response", "/v1/chat/completions", askWhole, hang(answered("200 OK", long)[:2*maxBufferedResponseBytes]), false, len(long) / bytesPerToken},
-		{"a stream", "/v1/chat/completions", askStream, hang(sseHead, chunk(role), chunk(hello), chunk(world)), false, 3},
+		{"a stream", "/v1/chat/completions", strings.Replace(askStream, "{", `{"max_tokens":3,`, 1), hang(sseHead, chunk(role), chunk(hello), chunk(world)), false, 3},
+		{"a stream of hidden reasoning", "/v1/chat/completions", strings.Replace(askStream, "{", `{"include_reasoning":false,"n":20,"max_tokens":3,`, 1), hang(sseHead, chunk(role)), false, 60},
+		{"a stream without events", "/v1/chat/completions", askStream, hang(sseHead), false, 0},
 		{"no output", "/v1/embeddings", `{"model":"m","input":"a"}`, hang(), false, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {

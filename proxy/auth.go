@@ -119,8 +119,8 @@ func (a *attempt) setTokenUsage() {
 	if a.completionTokens == 0 {
 		a.completionTokens = a.estimatedTokens
 	}
-	if a.completionTokens == 0 && a.result.End == router.ClientDisconnected {
-		a.completionTokens = a.decision.EstimateOutputTokens()
+	if a.result.End == router.ClientDisconnected && (a.completionTokens == 0 || !a.itl.last.IsZero()) {
+		a.completionTokens = a.decision.EstimateOutputTokens(a.completionTokens, a.itl.last)
 	}
 }
 

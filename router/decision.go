@@ -330,21 +330,30 @@ func (d *Decision) isPlausibleAnswerLength(tokens int) bool {
 
 // EstimateOutputTokens returns about how many tokens the engine has generated for d by now, all
 // sequences together and at most as many as the request allows: it generates at the backend's usual
-// rate from when the prefill should have ended. It is 0 for a stream, whose events can be counted.
-func (d *Decision) EstimateOutputTokens() int {
-	if d.request.streams || d.request.noEngine || d.request.nonGenerative {
-		return 0
+// rate from when the prefill should have ended. Of a stream it is the counted tokens of its events and
+// those since countedAt, when the last of these came: vLLM sends no events of reasoning that is hidden.
+// It is 0 for a stream without events, which countedAt is zero for.
+func (d *Decision) EstimateOutputTokens(counted int, countedAt time.Time) int {
+	if d.request.streams && countedAt.IsZero() || d.request.noEngine || d.request.nonGenerative {
+		return counted
 	}
 	r := d.router
 	r.mu.Lock()
 	defer r.unlockAndRunCallbacks()
 	decodeRate, prefillRate := float64(defaultDecodeRate), r.estimates.MedianPrefillRate()
 	if !d.isOrphaned() {
-		decodeRate, prefillRate = d.backendState().kv.decodeRate.Value, r.estimates.PrefillRate(d.Backend.Slot)
+		s := d.backendState()
+		if d.request.streams && s.health.stalled {
+			return counted // there are no events since nothing is generated
+		}
+		decodeRate, prefillRate = s.kv.decodeRate.Value, r.estimates.PrefillRate(d.Backend.Slot)
 	}
-	prefill := (d.prediction.QueuedAhead + d.prediction.Uncached) / prefillRate
-	tokens := decodeRate * max(0, r.now().Sub(d.sentAt).Seconds()-prefill)
-	return int(math.Round(min(tokens, d.maxOutputTokens()) * float64(d.prediction.Sequences)))
+	seconds := r.now().Sub(countedAt).Seconds()
+	if !d.request.streams {
+		seconds = r.now().Sub(d.sentAt).Seconds() - (d.prediction.QueuedAhead+d.prediction.Uncached)/prefillRate
+	}
+	tokens, sequences := decodeRate*max(0, seconds), float64(d.prediction.Sequences)
+	return max(counted, int(math.Round(min(float64(counted)+tokens*sequences, d.maxOutputTokens()*sequences))))
 }
 
 // maxOutputTokens returns how many tokens one sequence of d can have.

@@ -37,7 +37,7 @@ func TestEstimateOutputTokens(t *testing.T) {
 		c.change(req)
 		d := mustPick(t, r, req)
 		clock.advance(c.elapsed)
-		if got := d.EstimateOutputTokens(); got < c.want-c.want/100 || got > c.want { // a token of the prompt takes its time too
+		if got := d.EstimateOutputTokens(0, time.Time{}); got < c.want-c.want/100 || got > c.want { // a token of the prompt takes its time too
 			t.Errorf("%s: %d tokens, want about %d", c.name, got, c.want)
 		}
 	}
@@ -51,7 +51,38 @@ func TestEstimateOutputTokensOfRemovedBackend(t *testing.T) {
 	d := mustPick(t, r, req)
 	r.RemoveBackend(fleet[0])
 	clock.advance(time.Second)
-	if got := d.EstimateOutputTokens(); got != defaultDecodeRate {
+	if got := d.EstimateOutputTokens(0, time.Time{}); got != defaultDecodeRate {
 		t.Errorf("%d tokens, want %d", got, defaultDecodeRate)
+	}
+}
+
+// A stream whose events stop, as they do where the reasoning is hidden, goes on generating.
+func TestEstimateOutputTokensOfStream(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		change  func(*Request)
+		stalled bool
+		counted int
+		silence time.Duration
+		want    int
+	}{
+		{"between two events", func(*Request) {}, false, 100, 25 * time.Millisecond, 101},
+		{"twenty sequences without events", func(req *Request) { req.Sequences = 20 }, false, 20, 5 * time.Second, 20 + 100*defaultDecodeRate},
+		{"at most what was asked for", func(req *Request) { req.Sequences, req.MaxAnswerTokens = 20, 30 }, false, 20, time.Hour, 600},
+		{"more events than asked for", func(req *Request) { req.MaxAnswerTokens = 30 }, false, 31, time.Hour, 31},
+		{"on a stalled backend", func(*Request) {}, true, 20, time.Hour, 20},
+	} {
+		r, fleet, clock := newFleet(t, 1, "prefix")
+		req := ask(fleet, 1, 0)
+		req.Streams = true
+		c.change(req)
+		d := mustPick(t, r, req)
+		r.states[fleet[0].Slot].health.stalled = c.stalled
+		clock.advance(time.Minute)
+		last := r.now()
+		clock.advance(c.silence)
+		if got := d.EstimateOutputTokens(c.counted, last); got != c.want {
+			t.Errorf("%s: %d tokens, want %d", c.name, got, c.want)
+		}
 	}
 }
