@@ -156,8 +156,7 @@ func (r *Router) enqueueAndDispatch(req *Request, tried []*backends.Backend, del
 	r.beginQueuedDecision(t, now)
 	tokens, rate, alone := r.leastPrefill()
 	t.item.Tokens, t.item.Ahead = tokens, r.timeAhead(req, rate, now)
-	isRetry := len(tried) > 0 || req.Waited != (Waited{})
-	r.queue.Add(&t.item, alone, rate, isRetry, now)
+	r.queue.Add(&t.item, alone, rate, isRetry(req, tried), now)
 	if r.queue.Len() == 1 {
 		select {
 		case r.queueStarted <- struct{}{}:

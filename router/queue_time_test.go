@@ -245,24 +245,39 @@ func TestRateOfFullBackends(t *testing.T) {
 	}
 }
 
-// TestRetryIsNotCharged holds that a request that waits once more, and may go to any backend again,
+// TestRetryIsNotCharged holds that a request that has waited before, and may go to any backend again,
 // is not charged to its tenant once more: the tenant's next one is before that of another tenant.
 func TestRetryIsNotCharged(t *testing.T) {
-	r, fleet, c := newFleet(t, 1, "prefix", withQueue)
-	fleet[0].SetState(backends.Down)
-	var order []int
-	for i, blocks := range []int{400, 10, 10} {
-		req := ask(fleet, i, blocks)
-		req.Tenant = []uint64{7, 7, 8}[i]
-		if i == 0 {
-			req.Waited.Outage = time.Second
+	for _, sentAtOnce := range []bool{false, true} {
+		r, fleet, c := newFleet(t, 1, "prefix", withQueue)
+		if !sentAtOnce {
+			fleet[0].SetState(backends.Down)
 		}
-		r.Submit(req, func(*Decision, error) { order = append(order, i) })
-		c.advance(time.Millisecond)
-	}
-	fleet[0].SetState(backends.Ready)
-	r.Tick()
-	if len(order) == 0 || order[0] != 1 {
-		t.Errorf("sent: %v", order)
+		var order []int
+		var first *Decision
+		for i, blocks := range []int{400, 10, 10} {
+			req := ask(fleet, i, blocks)
+			req.Tenant = []uint64{7, 7, 8}[i]
+			if i == 0 {
+				req.Waited.Outage = time.Second
+			}
+			r.Submit(req, func(d *Decision, _ error) {
+				if first == nil && i == 0 {
+					first = d
+				}
+				order = append(order, i)
+			})
+			c.advance(time.Millisecond)
+		}
+		fleet[0].SetState(backends.Ready)
+		r.Tick()
+		if sentAtOnce {
+			first.RecordFirstEvent()
+			first.Release(Outcome{End: Completed, AnswerTokens: 1})
+			order = order[1:]
+		}
+		if len(order) == 0 || order[0] != 1 {
+			t.Errorf("sent at once %v: then %v", sentAtOnce, order)
+		}
 	}
 }

@@ -68,10 +68,15 @@ func (r *Router) route(req *Request, tried []*backends.Backend, now time.Time) (
 	if !req.NoEngine && !r.canAdmit(chosen) {
 		return nil, errQueue
 	}
-	if !req.NoEngine && len(tried) == 0 && !r.isTooLong(req, r.decision.candidates[chosen].Slot) { // a retry was charged the first time
+	if !req.NoEngine && !isRetry(req, tried) && !r.isTooLong(req, r.decision.candidates[chosen].Slot) { // a retry was charged the first time
 		r.queue.ChargeUnqueued(req.class(), req.Tenant, r.decision.minUncachedTokens(), r.decision.fleetRate, now)
 	}
 	return r.reserve(chosen), nil
+}
+
+// isRetry reports whether a request was routed before, also if each backend may be tried again.
+func isRetry(req *Request, tried []*backends.Backend) bool {
+	return len(tried) > 0 || req.Waited != Waited{}
 }
 
 // beginDecision starts a decision.
