@@ -173,9 +173,17 @@ func (q *Queue[T]) ReorderNext(n int, prefillSeconds func(*Item[T]) float64) {
 		q.toReorder = it.newer
 		seconds := prefillSeconds(it)
 		it.group.removeItem(it)
+		q.limitArrival(it)
 		it.setKey(seconds)
 		it.group.insertItem(it)
 	}
+}
+
+// limitArrival has a request count as arrived when the share of its tenant is used, at the latest: less
+// of it may be used than at its arrival, since others of the tenant were removed.
+func (q *Queue[T]) limitArrival(it *Item[T]) {
+	usedUntil := q.fairness.account(it.Class, it.Tenant).usedUntil
+	it.arrival = min(it.arrival, max(it.Arrived.Sub(q.start).Seconds(), usedUntil))
 }
 
 // ChargeUnqueued charges a tenant for a request that was not queued.
@@ -331,6 +339,7 @@ func (q *Queue[T]) PromoteAndFindExpired(now time.Time, isOutage func(*Item[T]) 
 		if !it.Promoted && it.ageingTime() >= it.overtakeTime {
 			q.leaveGroup(it)
 			it.Promoted = true
+			q.limitArrival(it)
 			it.setKey(0)
 			q.joinGroup(it)
 		}

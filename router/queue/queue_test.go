@@ -350,3 +350,29 @@ func TestChecksAreBounded(t *testing.T) {
 		}
 	}
 }
+
+// What a tenant has cancelled does not delay its other requests.
+func TestCancelledRequestsDelayNone(t *testing.T) {
+	q := New[int](start)
+	b := []*backends.Backend{{}}
+	add := func(value int, tenant uint64, tokens float64, now time.Time) *Item[int] {
+		it := &Item[int]{Value: value, Backends: b, Class: Normal, Tenant: tenant, Tokens: tokens, Timeouts: Timeouts{Busy: 10 * time.Minute}}
+		q.Add(it, 1, 1, false, now)
+		return it
+	}
+	var cancelled []*Item[int]
+	for range 50 {
+		cancelled = append(cancelled, add(1, 7, 10, start))
+	}
+	left := add(2, 7, 1, start)
+	for _, it := range cancelled {
+		q.Remove(it, start)
+		q.RefundTenant(it)
+	}
+	add(3, 8, 1, start.Add(30*time.Second))
+	q.ReorderNext(q.Len(), func(*Item[int]) float64 { return 1 })
+	q.StartRound()
+	if first := q.GiveNextTurn(hasRoom(1)); first != left {
+		t.Errorf("request %d is the first", first.Value)
+	}
+}
