@@ -118,7 +118,9 @@ func TestSnapshotRestoresIndex(t *testing.T) {
 func TestInvalidSnapshotReplaced(t *testing.T) {
 	fleet := startSimFleet(t, 1, 200_000)
 	file := filepath.Join(t.TempDir(), "index")
-	change := func(c *config.Config) { c.Index.Snapshot = file }
+	change := func(c *config.Config) { // few enough connections for any limit on file descriptors, or the log warns of that
+		c.Index.Snapshot, c.Limits.Connections, c.Limits.InFlight = file, 100, 100
+	}
 	f := func(name, level, want string, prepare func() error) {
 		t.Helper()
 		if err := prepare(); err != nil {
