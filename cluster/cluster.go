@@ -44,8 +44,8 @@ const (
 	// maxTurns bounds that time.
 	maxTurns = 8
 	maxPeers = 64
-	// maxMessageAge is how old a signed message may be by the clock of this machine: whoever can write
-	// to Redis could write messages again that they have copied there.
+	// maxMessageAge is how old a signed message may be by the clock of this machine. Other clients of
+	// Redis can write copies of earlier messages.
 	maxMessageAge = 10 * time.Minute
 
 	minRetryDelay = 50 * time.Millisecond

@@ -349,8 +349,7 @@ func TestHostileStream(t *testing.T) {
 	}
 }
 
-// TestForgedMessages writes to Redis as somebody who does not have the secret, and expects that
-// nothing of it has an effect.
+// TestForgedMessages writes to Redis without the secret, and expects that this has no effect.
 func TestForgedMessages(t *testing.T) {
 	s := startRedis(t)
 	secret := func(secret string) func(*Options) {
