@@ -19,8 +19,6 @@ const (
 	ageingRate = 0.2 // seconds of prefill that a second of waiting is worth
 	// MaxLead is the maximum Lead of a request.
 	MaxLead = time.Minute
-	// checkInterval is how often it is checked whether replicas serve a queued request.
-	checkInterval = time.Second
 	// maxChecks bounds how many are checked at once: others wait for the caller's lock. The rest
 	// follows in the next round.
 	maxChecks = 1024
@@ -360,7 +358,7 @@ func (it *Item[T]) ageingTime() time.Duration {
 
 // scheduleCheck sets when its time is looked at next.
 func (it *Item[T]) scheduleCheck(isOutage bool) {
-	next := min(checkInterval, it.Timeouts.Left(it.Waited, isOutage))
+	next := min(it.Timeouts.checkInterval(), it.Timeouts.Left(it.Waited, isOutage))
 	if !it.Promoted {
 		next = min(next, it.overtakeTime-it.ageingTime())
 	}

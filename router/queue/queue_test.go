@@ -337,16 +337,33 @@ func TestRetryKeepsPlace(t *testing.T) {
 // The lock is not held for long by many that are due at once.
 func TestChecksAreBounded(t *testing.T) {
 	q := New[int](start)
+	limit := Timeouts{Busy: time.Minute}
 	for range 3 * maxChecks {
-		q.Add(&Item[int]{Backends: []*backends.Backend{{}}, Class: Normal}, 1, 1, false, start)
+		q.Add(&Item[int]{Backends: []*backends.Backend{{}}, Class: Normal, Timeouts: limit}, 1, 1, false, start)
 	}
 	checks := 0
 	check := func(*Item[int]) bool { checks++; return false }
-	now := start.Add(checkInterval)
+	now := start.Add(limit.checkInterval())
 	for i := range 4 {
 		q.PromoteAndFindExpired(now, check)
 		if want := min(i+1, 3) * maxChecks; checks != want {
 			t.Errorf("%d checks after round %d, want %d", checks, i, want)
+		}
+	}
+}
+
+func TestCheckInterval(t *testing.T) {
+	for _, c := range []struct {
+		timeouts Timeouts
+		want     time.Duration
+	}{
+		{Timeouts{Outage: time.Minute, Busy: 10 * time.Minute}, time.Second},
+		{Timeouts{Busy: time.Minute}, time.Second},
+		{Timeouts{Total: time.Hour}, noLimit},
+		{Timeouts{}, noLimit},
+	} {
+		if got := c.timeouts.checkInterval(); got != c.want {
+			t.Errorf("%+v: every %v, want %v", c.timeouts, got, c.want)
 		}
 	}
 }

@@ -48,6 +48,15 @@ func timeLeft(limit, used time.Duration) time.Duration {
 	return limit - used
 }
 
+// checkInterval returns how often it is checked whether there is an outage for a request: never where
+// that makes no difference, since there is no limit, or only one on both times together.
+func (t Timeouts) checkInterval() time.Duration {
+	if t.Outage == 0 && t.Busy == 0 {
+		return noLimit
+	}
+	return time.Second
+}
+
 // limit returns for how long a request may be queued where replicas work.
 func (t Timeouts) limit() time.Duration { return t.Left(Waited{}, false) }
 
