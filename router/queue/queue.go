@@ -63,6 +63,7 @@ type Item[T any] struct {
 
 	group        *Group[T]
 	counted      time.Time     // up to when Waited was counted
+	inOutage     bool          // there was an outage then
 	overtakeTime time.Duration // of its ageingTime, after which it is promoted
 	due          time.Time     // when its time is looked at next
 	charged      float64       // seconds of its tenant's share
@@ -127,7 +128,7 @@ func (q *Queue[T]) Add(it *Item[T], prefillSeconds, tokensPerSecond float64, isR
 	}
 	it.overtakeTime = it.Timeouts.maxOvertakeTime(it.Ahead)
 	it.setKey(prefillSeconds)
-	it.scheduleCheck(false)
+	it.due = now // to find out whether there is an outage
 	q.fairness.addQueued(it.Class, it.Tenant)
 	if q.count == 0 {
 		q.departures.restart(now)
@@ -328,10 +329,9 @@ func (q *Queue[T]) PromoteAndFindExpired(now time.Time, isOutage func(*Item[T]) 
 			break
 		}
 		it := q.due.items[0]
-		outage := isOutage(it)
-		it.Waited.add(now.Sub(it.counted), outage)
-		it.counted = now
-		if it.Timeouts.Left(it.Waited, outage) <= 0 {
+		it.Waited.add(now.Sub(it.counted), it.inOutage)
+		it.counted, it.inOutage = now, isOutage(it)
+		if it.Timeouts.Left(it.Waited, it.inOutage) <= 0 {
 			return it
 		}
 		if !it.Promoted && it.ageingTime() >= it.overtakeTime {
@@ -341,7 +341,7 @@ func (q *Queue[T]) PromoteAndFindExpired(now time.Time, isOutage func(*Item[T]) 
 			it.setKey(0)
 			q.joinGroup(it)
 		}
-		it.scheduleCheck(outage)
+		it.scheduleCheck()
 		heap.Fix(&q.due, it.duePlace)
 	}
 	return nil
@@ -357,8 +357,8 @@ func (it *Item[T]) ageingTime() time.Duration {
 }
 
 // scheduleCheck sets when its time is looked at next.
-func (it *Item[T]) scheduleCheck(isOutage bool) {
-	next := min(it.Timeouts.checkInterval(), it.Timeouts.Left(it.Waited, isOutage))
+func (it *Item[T]) scheduleCheck() {
+	next := min(it.Timeouts.checkInterval(it.inOutage), it.Timeouts.Left(it.Waited, it.inOutage))
 	if !it.Promoted {
 		next = min(next, it.overtakeTime-it.ageingTime())
 	}

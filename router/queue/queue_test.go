@@ -343,7 +343,7 @@ func TestChecksAreBounded(t *testing.T) {
 	}
 	checks := 0
 	check := func(*Item[int]) bool { checks++; return false }
-	now := start.Add(limit.checkInterval())
+	now := start.Add(time.Second)
 	for i := range 4 {
 		q.PromoteAndFindExpired(now, check)
 		if want := min(i+1, 3) * maxChecks; checks != want {
@@ -355,15 +355,17 @@ func TestChecksAreBounded(t *testing.T) {
 func TestCheckInterval(t *testing.T) {
 	for _, c := range []struct {
 		timeouts Timeouts
+		inOutage bool
 		want     time.Duration
 	}{
-		{Timeouts{Outage: time.Minute, Busy: 10 * time.Minute}, time.Second},
-		{Timeouts{Busy: time.Minute}, time.Second},
-		{Timeouts{Total: time.Hour}, noLimit},
-		{Timeouts{}, noLimit},
+		{Timeouts{Outage: time.Minute, Busy: 10 * time.Minute}, false, 5 * time.Second},
+		{Timeouts{Outage: time.Minute, Busy: 10 * time.Minute}, true, time.Second},
+		{Timeouts{Busy: time.Minute}, true, time.Second},
+		{Timeouts{Total: time.Hour}, true, noLimit},
+		{Timeouts{}, false, noLimit},
 	} {
-		if got := c.timeouts.checkInterval(); got != c.want {
-			t.Errorf("%+v: every %v, want %v", c.timeouts, got, c.want)
+		if got := c.timeouts.checkInterval(c.inOutage); got != c.want {
+			t.Errorf("%+v: %v after a check, want %v", c, got, c.want)
 		}
 	}
 }

@@ -48,13 +48,18 @@ func timeLeft(limit, used time.Duration) time.Duration {
 	return limit - used
 }
 
-// checkInterval returns how often it is checked whether there is an outage for a request: never where
-// that makes no difference, since there is no limit, or only one on both times together.
-func (t Timeouts) checkInterval() time.Duration {
-	if t.Outage == 0 && t.Busy == 0 {
+// checkInterval returns how long after a check it is checked again whether there is an outage for a
+// request. The time in between counts as the first check found it, so an outage ends the request's
+// time up to 5 s later than its limit says, and never earlier. There is no further check where it
+// makes no difference, since there is no limit, or only one on both times together.
+func (t Timeouts) checkInterval(inOutage bool) time.Duration {
+	switch {
+	case t.Outage == 0 && t.Busy == 0:
 		return noLimit
+	case inOutage:
+		return time.Second
 	}
-	return time.Second
+	return 5 * time.Second
 }
 
 // limit returns for how long a request may be queued where replicas work.
