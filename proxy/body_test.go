@@ -255,7 +255,7 @@ func TestBodyShare(t *testing.T) {
 			t.Errorf("%d bytes for %s: %v, want %v", n, owner.key, err, want)
 		}
 	}
-	f(one, 4000, nil) // half, while nobody else needs it
+	f(one, 4000, nil) // half, while no other client needs it
 	f(one, 1, errBodyShare)
 	f(two, 2000, nil)
 	f(two, 1, errBodyShare)

@@ -18,7 +18,7 @@ const (
 	lineField
 )
 
-// filter removes the comments from the next bytes of the stream, in place, and returns what is left.
+// filter removes the comments from the next bytes of the stream, in place, and returns the rest.
 func (f *commentFilter) filter(b []byte) []byte {
 	kept := b[:0]
 	for len(b) > 0 {

@@ -11,8 +11,8 @@ import (
 // preflightMaxAge is how long a browser may keep the response to a preflight. Chrome keeps none longer.
 const preflightMaxAge = 2 * time.Hour
 
-// newCORS returns what answers pages of other origins, or nil if there are none. Methods are those that vLLM
-// allows: a page can read why one of them is a 405.
+// newCORS returns the handler of cross-origin requests for the origins, or nil if there are none. It allows
+// the methods that vLLM allows, so that a page can read why one of them is a 405.
 func newCORS(origins []string) *cors.Cors {
 	if len(origins) == 0 {
 		return nil

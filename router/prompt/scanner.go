@@ -172,7 +172,7 @@ func (s *scanner) parseKey(i int) (key value, valueStart int, err error) {
 	key, valueStart = value{i, end, escaped}, s.skipSpace(colon+1)
 	if s.noteTransferParams && s.byteAt(valueStart) != 'n' {
 		for _, name := range TransferParamNames {
-			if s.equals(key, name) {
+			if s.isString(key, name) {
 				s.transferParams = name
 			}
 		}
@@ -180,8 +180,8 @@ func (s *scanner) parseKey(i int) (key value, valueStart int, err error) {
 	return key, valueStart, nil
 }
 
-// equals reports whether the string v stands for s2, which is ASCII.
-func (s *scanner) equals(v value, s2 string) bool {
+// isString reports whether v is a string whose text is want, which is ASCII, however it is escaped.
+func (s *scanner) isString(v value, want string) bool {
 	n := 0
 	for i := v.start + 1; i < v.end-1; n++ {
 		c := rune(s.b[i])
@@ -190,11 +190,11 @@ func (s *scanner) equals(v value, s2 string) bool {
 		} else {
 			i++
 		}
-		if n == len(s2) || c != rune(s2[n]) {
+		if n == len(want) || c != rune(want[n]) {
 			return false
 		}
 	}
-	return n == len(s2)
+	return n == len(want)
 }
 
 // nextMember moves to the next member of an object. i is right after the opening brace
