@@ -17,25 +17,24 @@ var allowedImports = map[string]string{
 	"filelock": "",
 	"recovery": "",
 	"backends": "",
-	"router":   "backends",
-	"metrics":  "recovery backends router",
-	"proxy":    "filelock recovery backends router metrics",
-	"cluster":  "recovery backends router metrics proxy",
-	"admin":    "backends router metrics proxy cluster",
-	"config":   "backends router metrics proxy cluster admin",
-	"server":   "filelock recovery backends router metrics proxy cluster admin config",
-	"cli":      "backends router metrics proxy cluster admin config server sim replay loadgen",
-	"main":     "server cli",
+	"prompt":   "",
+	"router":   "backends prompt",
+	"metrics":  "recovery backends prompt router",
+	"proxy":    "filelock recovery backends prompt router metrics",
+	"cluster":  "recovery backends prompt router metrics proxy",
+	"admin":    "backends prompt router metrics proxy cluster",
+	"config":   "backends prompt router metrics proxy cluster admin",
+	"server":   "filelock recovery backends prompt router metrics proxy cluster admin config",
+	"cli":      "backends prompt router metrics proxy cluster admin config server lab",
+	"main":     "server cli lab",
 
-	"sim":     "",
-	"replay":  "backends router sim",
-	"loadgen": "replay sim",
-	"e2e":     "filelock backends router metrics proxy cluster admin config server cli sim replay loadgen",
-	"scripts": "filelock backends router metrics proxy cluster admin config server cli sim replay loadgen",
+	"lab":     "filelock backends prompt router metrics proxy cluster admin config server cli",
+	"e2e":     "filelock backends prompt router metrics proxy cluster admin config server cli lab",
+	"scripts": "lab",
 }
 
 // testImports lists what tests may import besides: simulated replicas, load and traces.
-const testImports = "sim loadgen replay"
+const testImports = "lab"
 
 // mayImport reports whether a package may import another one. Both are paths of
 // directories relative to the root, the root itself "".
@@ -49,8 +48,8 @@ func mayImport(from, to string, test bool) bool {
 	switch {
 	case !known:
 		return false
-	case fromPart == "scripts" && toPart == "scripts": // programs, and what they share
-		return from == to || to == "scripts/testbed"
+	case fromPart == "scripts" && toPart == "scripts": // programs
+		return from == to
 	case fromPart == toPart:
 		return true
 	}
@@ -62,16 +61,16 @@ func TestMayImport(t *testing.T) {
 		from, to   string
 		test, want bool
 	}{
-		{"proxy", "router/prompt", false, true},
-		{"router/policy", "router/prompt", false, true},
+		{"proxy", "prompt", false, true},
+		{"router/policy", "prompt", false, true},
 		{"router", "proxy", false, false},
 		{"router", "proxy", true, false},
-		{"proxy", "sim", false, false},
-		{"proxy", "sim", true, true},
+		{"proxy", "lab/sim", false, false},
+		{"proxy", "lab/sim", true, true},
 		{"", "cli", false, true},
 		{"", "router", false, false},
-		{"scripts/chaos", "scripts/testbed", false, true},
-		{"scripts/chaos", "scripts/bench", false, false},
+		{"lab/chaos", "lab/testbed", false, true},
+		{"scripts/release", "scripts/sdk/go", false, false},
 		{"proxy", "", false, false},
 		{"util", "backends", false, false},
 		{"proxy", "util", false, false},

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strings"
 
-	"warmroute/loadgen"
+	"warmroute/lab/loadgen"
 )
 
 // benchReport is the output of bench. docs/operations.md describes its JSON.

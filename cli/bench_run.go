@@ -18,8 +18,8 @@ import (
 
 	"github.com/tidwall/gjson"
 
-	"warmroute/loadgen"
-	"warmroute/replay"
+	"warmroute/lab/loadgen"
+	"warmroute/lab/replay"
 )
 
 // benchTarget is an endpoint under measurement, with its results so far.

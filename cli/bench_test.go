@@ -20,7 +20,7 @@ import (
 	"github.com/tidwall/gjson"
 	"go.uber.org/goleak"
 
-	"warmroute/sim"
+	"warmroute/lab/sim"
 )
 
 // bench runs the command and returns its exit status and what it printed.

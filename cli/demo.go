@@ -15,11 +15,11 @@ import (
 	"github.com/spf13/pflag"
 
 	"warmroute/config"
-	"warmroute/loadgen"
-	"warmroute/replay"
+	"warmroute/lab/loadgen"
+	"warmroute/lab/replay"
+	"warmroute/lab/sim"
+	"warmroute/lab/sim/engine"
 	"warmroute/server"
-	"warmroute/sim"
-	"warmroute/sim/engine"
 )
 
 const (

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"warmroute/replay"
+	"warmroute/lab/replay"
 )
 
 // demoScreen shows the results of a demo: updated in place on a terminal, else one

@@ -12,7 +12,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"warmroute/replay"
+	"warmroute/lab/replay"
 )
 
 // verifyNoGoroutineLeft ignores fasthttp's cleaner of idle connections, which ends by

@@ -12,9 +12,9 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"warmroute/replay"
+	"warmroute/lab/replay"
+	"warmroute/lab/sim/engine"
 	"warmroute/router/policy"
-	"warmroute/sim/engine"
 )
 
 // replayOptions are the flags of replay.

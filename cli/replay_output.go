@@ -7,8 +7,8 @@ import (
 	"os"
 	"strings"
 
-	"warmroute/replay"
-	"warmroute/replay/chart"
+	"warmroute/lab/replay"
+	"warmroute/lab/replay/chart"
 )
 
 // writeReplayJSON writes one object per line and load.

@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"warmroute/config"
-	"warmroute/replay"
+	"warmroute/lab/replay"
 )
 
 // replayPlan lists the runs: for each report its policies, and for each policy its

@@ -17,7 +17,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"warmroute/replay"
+	"warmroute/lab/replay"
 )
 
 // writeReplayTrace writes 40 requests over four prefixes, five a second.

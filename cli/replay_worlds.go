@@ -8,7 +8,7 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"warmroute/replay"
+	"warmroute/lab/replay"
 )
 
 const maxWorlds = 10_000

@@ -12,9 +12,9 @@ import (
 	"github.com/spf13/pflag"
 
 	"warmroute/config"
+	"warmroute/lab/sim"
+	"warmroute/lab/sim/engine"
 	"warmroute/server"
-	"warmroute/sim"
-	"warmroute/sim/engine"
 )
 
 // simShutdownTimeout is how long a stopped replica waits for clients to read the

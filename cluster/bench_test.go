@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"warmroute/backends"
+	"warmroute/prompt"
 	"warmroute/router"
-	"warmroute/router/prompt"
 )
 
 // BenchmarkDecision goes from a body to a backend and to the end of the request, with what other

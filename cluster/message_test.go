@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"warmroute/backends"
+	"warmroute/prompt"
 	"warmroute/router"
-	"warmroute/router/prompt"
 	"warmroute/router/queue"
 )
 

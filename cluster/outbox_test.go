@@ -4,8 +4,8 @@ import (
 	"testing"
 
 	"warmroute/backends"
+	"warmroute/prompt"
 	"warmroute/router"
-	"warmroute/router/prompt"
 )
 
 func TestOutboxBound(t *testing.T) {

@@ -26,9 +26,9 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"warmroute/backends"
+	"warmroute/prompt"
 	"warmroute/proxy/apikey"
 	"warmroute/router"
-	"warmroute/router/prompt"
 	"warmroute/router/responseindex"
 	"warmroute/router/snapshot"
 )

@@ -9,8 +9,8 @@ import (
 	"syscall"
 	"testing"
 
-	"warmroute/sim"
-	"warmroute/sim/engine"
+	"warmroute/lab/sim"
+	"warmroute/lab/sim/engine"
 )
 
 // logged waits until a file's lines name these requests, and no others.

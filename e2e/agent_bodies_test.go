@@ -11,8 +11,8 @@ import (
 
 	"github.com/tidwall/gjson"
 
-	"warmroute/sim"
-	"warmroute/sim/engine"
+	"warmroute/lab/sim"
+	"warmroute/lab/sim/engine"
 )
 
 // TestRecordedAgents sends what Claude Code and Codex sent in a task of three turns; the
@@ -24,7 +24,7 @@ func TestRecordedAgents(t *testing.T) {
 		"codex":       {"/v1/responses", "response.usage.input_tokens_details.cached_tokens"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			folder := filepath.Join("router/prompt/testdata/agents", name)
+			folder := filepath.Join("prompt/testdata/agents", name)
 			replies, err := os.Open(filepath.Join(folder, "replies.json"))
 			if err != nil {
 				t.Fatal(err)

@@ -17,8 +17,8 @@ import (
 
 	"github.com/tidwall/gjson"
 
-	"warmroute/sim"
-	"warmroute/sim/engine"
+	"warmroute/lab/sim"
+	"warmroute/lab/sim/engine"
 )
 
 // agentTimeout is for a task that takes an agent four seconds. One that waits for a server other
@@ -34,8 +34,8 @@ type agent struct {
 	calls    func(file string) (read, edit sim.ScriptedCall)
 }
 
-// agentCommand is where scripts/agents/run installs the agents.
-func agentCommand(name string) string { return "scripts/agents/node_modules/.bin/" + name }
+// agentCommand is where lab/agents/run installs the agents.
+func agentCommand(name string) string { return "lab/agents/node_modules/.bin/" + name }
 
 var agents = map[string]agent{
 	"claude": {
@@ -129,7 +129,7 @@ func requireLoopbackOnly(t *testing.T) {
 	}
 	for _, i := range interfaces {
 		if i.Flags&net.FlagLoopback == 0 {
-			t.Fatalf("there is a network interface %s; scripts/agents/run runs this test without one", i.Name)
+			t.Fatalf("there is a network interface %s; lab/agents/run runs this test without one", i.Name)
 		}
 	}
 }

@@ -16,7 +16,7 @@ import (
 
 	"github.com/tidwall/gjson"
 
-	"warmroute/router/prompt"
+	"warmroute/prompt"
 )
 
 const (

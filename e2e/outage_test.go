@@ -13,7 +13,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"warmroute/sim"
+	"warmroute/lab/sim"
 )
 
 // outage is a proxy with its default settings in front of simulated replicas

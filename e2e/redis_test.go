@@ -12,8 +12,8 @@ import (
 	"testing"
 	"time"
 
-	"warmroute/sim"
-	"warmroute/sim/engine"
+	"warmroute/lab/sim"
+	"warmroute/lab/sim/engine"
 )
 
 // redisProcess is a redis-server on a Unix socket, without a disk.

@@ -16,8 +16,8 @@ import (
 	"google.golang.org/grpc/metadata"
 	grpcstatus "google.golang.org/grpc/status"
 
-	"warmroute/sim"
-	"warmroute/sim/engine"
+	"warmroute/lab/sim"
+	"warmroute/lab/sim/engine"
 )
 
 // TestInvalidTracingVariablesAreLoggedWithoutValues sets variables whose values the

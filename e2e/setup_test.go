@@ -16,9 +16,9 @@ import (
 	"go.uber.org/goleak"
 
 	"warmroute/config"
+	"warmroute/lab/sim"
+	"warmroute/lab/sim/engine"
 	"warmroute/server"
-	"warmroute/sim"
-	"warmroute/sim/engine"
 )
 
 // startServer runs a proxy with the default settings in this process until stop is

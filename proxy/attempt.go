@@ -18,8 +18,8 @@ import (
 	"warmroute/backends"
 	"warmroute/backends/transport"
 	"warmroute/metrics"
+	"warmroute/prompt"
 	"warmroute/router"
-	"warmroute/router/prompt"
 )
 
 // failure is an attempt that ended before anything was committed to the client, so that another

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"warmroute/router/prompt"
+	"warmroute/prompt"
 )
 
 const (

@@ -13,12 +13,12 @@ import (
 
 	"warmroute/backends"
 	"warmroute/metrics"
+	"warmroute/prompt"
 	"warmroute/proxy/accesslog"
 	"warmroute/proxy/apikey"
 	"warmroute/proxy/recorder"
 	"warmroute/proxy/tracing"
 	"warmroute/router"
-	"warmroute/router/prompt"
 	"warmroute/router/responseindex"
 )
 

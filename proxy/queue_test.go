@@ -18,10 +18,10 @@ import (
 
 	"warmroute/backends"
 	"warmroute/backends/transport"
+	"warmroute/lab/sim"
+	"warmroute/lab/sim/engine"
 	"warmroute/proxy/apikey"
 	"warmroute/router"
-	"warmroute/sim"
-	"warmroute/sim/engine"
 )
 
 // oneStreamQueue lets one stream at a time be before its first event.

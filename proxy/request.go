@@ -13,8 +13,8 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"warmroute/metrics"
+	"warmroute/prompt"
 	"warmroute/router"
-	"warmroute/router/prompt"
 )
 
 // request is one request of a client, from its arrival to the end of its response.

@@ -21,11 +21,11 @@ import (
 
 	"warmroute/backends"
 	"warmroute/backends/transport"
+	"warmroute/lab/sim"
+	"warmroute/lab/sim/engine"
+	"warmroute/prompt"
 	"warmroute/proxy/apikey"
 	"warmroute/router"
-	"warmroute/router/prompt"
-	"warmroute/sim"
-	"warmroute/sim/engine"
 )
 
 func TestResponseRelayedUnchanged(t *testing.T) {

@@ -14,8 +14,8 @@ import (
 	"github.com/go-chi/chi/v5"
 
 	"warmroute/backends"
+	"warmroute/prompt"
 	"warmroute/proxy/apikey"
-	"warmroute/router/prompt"
 )
 
 // endpoint is a path whose requests go to replicas. No others do, because a replica also serves paths

@@ -7,7 +7,7 @@ import (
 
 	"github.com/zeebo/xxh3"
 
-	"warmroute/router/prompt"
+	"warmroute/prompt"
 )
 
 const (

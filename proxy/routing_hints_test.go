@@ -7,9 +7,9 @@ import (
 	"strings"
 	"testing"
 
+	"warmroute/prompt"
 	"warmroute/proxy/apikey"
 	"warmroute/router"
-	"warmroute/router/prompt"
 )
 
 // understood is what the router would be asked for a request.

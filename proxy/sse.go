@@ -8,7 +8,7 @@ import (
 	"github.com/tidwall/gjson"
 
 	"warmroute/backends/vllm"
-	"warmroute/router/prompt"
+	"warmroute/prompt"
 )
 
 // maxLineBytes bounds what is buffered of a line of a stream. A longer event counts as content, and only

@@ -265,7 +265,7 @@ func TestRetryAfterIdleTimeoutInBufferedResponse(t *testing.T) {
 // golden is the body of an answer recorded from vLLM 0.32.
 func golden(t *testing.T, name string) string {
 	t.Helper()
-	raw, err := os.ReadFile(filepath.Join("../sim/testdata/vllm-0.32", name+".http"))
+	raw, err := os.ReadFile(filepath.Join("../lab/sim/testdata/vllm-0.32", name+".http"))
 	if err != nil {
 		t.Fatal(err)
 	}

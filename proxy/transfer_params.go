@@ -5,7 +5,7 @@ import (
 
 	"github.com/tidwall/gjson"
 
-	"warmroute/router/prompt"
+	"warmroute/prompt"
 )
 
 // Values of limits.kv_transfer_params.

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"warmroute/router/prompt"
+	"warmroute/prompt"
 )
 
 // withMember returns a JSON object with one more member.

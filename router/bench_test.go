@@ -10,7 +10,7 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"warmroute/backends"
-	"warmroute/router/prompt"
+	"warmroute/prompt"
 	"warmroute/router/queue"
 )
 
@@ -67,7 +67,7 @@ var benchmarkBodies = []struct {
 
 // BenchmarkDecision goes from the bytes of a body to the chosen backend and back
 // to a released reservation, with every prompt known to half of the fleet.
-// scripts/decision prints it as a multiple of BenchmarkChainedXXH3. 200 KB are Messages, the
+// lab/bench/decision prints it as a multiple of BenchmarkChainedXXH3. 200 KB are Messages, the
 // others chats.
 func BenchmarkDecision(b *testing.B) { benchmarkDecision(b, false) }
 

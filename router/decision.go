@@ -5,9 +5,9 @@ import (
 	"time"
 
 	"warmroute/backends"
+	"warmroute/prompt"
 	"warmroute/router/estimate"
 	"warmroute/router/index"
-	"warmroute/router/prompt"
 	"warmroute/router/queue"
 )
 

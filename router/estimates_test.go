@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"warmroute/backends"
-	"warmroute/router/prompt"
+	"warmroute/prompt"
 )
 
 // usage is the outcome of an answer with usage.

@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"warmroute/backends"
+	"warmroute/prompt"
 	"warmroute/router/policy"
-	"warmroute/router/prompt"
 )
 
 // backend is the part of an explanation that is about b.

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"warmroute/backends"
-	"warmroute/router/prompt"
+	"warmroute/prompt"
 	"warmroute/router/queue"
 )
 

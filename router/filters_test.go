@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"warmroute/backends"
+	"warmroute/prompt"
 	"warmroute/router/estimate"
-	"warmroute/router/prompt"
 )
 
 func TestMaxInFlight(t *testing.T) {

@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"warmroute/backends"
+	"warmroute/prompt"
 	"warmroute/router/estimate"
-	"warmroute/router/prompt"
 )
 
 const (

@@ -4,8 +4,8 @@ import (
 	"maps"
 	"time"
 
+	"warmroute/prompt"
 	"warmroute/router/policy"
-	"warmroute/router/prompt"
 	"warmroute/router/queue"
 )
 

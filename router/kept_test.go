@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"warmroute/backends"
-	"warmroute/router/prompt"
+	"warmroute/prompt"
 )
 
 func turnOf(req *Request, conversation uint64, turn prompt.Turn) *Request {

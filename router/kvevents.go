@@ -17,9 +17,9 @@ import (
 
 	"warmroute/backends"
 	"warmroute/backends/vllm/kvevents"
+	"warmroute/prompt"
 	"warmroute/router/index"
 	"warmroute/router/kvblocks"
-	"warmroute/router/prompt"
 )
 
 const (

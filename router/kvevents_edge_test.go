@@ -6,7 +6,7 @@ import (
 
 	"warmroute/backends"
 	"warmroute/backends/vllm/kvevents"
-	"warmroute/router/prompt"
+	"warmroute/prompt"
 )
 
 // A client that disconnects during the prefill leaves no links.

@@ -6,7 +6,7 @@ import (
 
 	"warmroute/backends"
 	"warmroute/backends/vllm/kvevents"
-	"warmroute/router/prompt"
+	"warmroute/prompt"
 )
 
 const testKVTokens = 16 // of a KV block; a block of ask has four times as many

@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"warmroute/backends"
-	"warmroute/router/prompt"
+	"warmroute/prompt"
 )
 
 const imageTokens = 5000 // of the images of these tests

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"warmroute/backends"
-	"warmroute/router/prompt"
+	"warmroute/prompt"
 )
 
 // recordedEvents keeps what a router reports, as other proxies would have it.

@@ -4,7 +4,7 @@ import (
 	"time"
 
 	"warmroute/backends"
-	"warmroute/router/prompt"
+	"warmroute/prompt"
 	"warmroute/router/queue"
 )
 

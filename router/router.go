@@ -15,10 +15,10 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"warmroute/backends"
+	"warmroute/prompt"
 	"warmroute/router/estimate"
 	"warmroute/router/index"
 	"warmroute/router/policy"
-	"warmroute/router/prompt"
 	"warmroute/router/queue"
 )
 

@@ -26,8 +26,8 @@ import (
 
 	"warmroute/backends"
 	"warmroute/config"
-	"warmroute/sim"
-	"warmroute/sim/engine"
+	"warmroute/lab/sim"
+	"warmroute/lab/sim/engine"
 )
 
 // changing is a proxy whose fleet is changed while it runs, as a reload does.

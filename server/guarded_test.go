@@ -14,7 +14,7 @@ import (
 
 	"warmroute/backends"
 	"warmroute/config"
-	"warmroute/sim"
+	"warmroute/lab/sim"
 )
 
 // guarded is simulated replicas behind a proxy with the default settings, and

@@ -16,7 +16,7 @@ import (
 
 	"warmroute/backends"
 	"warmroute/config"
-	"warmroute/sim"
+	"warmroute/lab/sim"
 )
 
 // endless writes a text over and over, until so many bytes are out or nobody reads.

@@ -14,9 +14,9 @@ import (
 	"time"
 
 	"warmroute/backends"
+	"warmroute/lab/sim"
+	"warmroute/lab/sim/engine"
 	"warmroute/router"
-	"warmroute/sim"
-	"warmroute/sim/engine"
 )
 
 // publishing is a replica that publishes KV events.

@@ -7,8 +7,8 @@ import (
 	"strings"
 	"testing"
 
-	"warmroute/sim"
-	"warmroute/sim/engine"
+	"warmroute/lab/sim"
+	"warmroute/lab/sim/engine"
 )
 
 // The estimate of a prompt with an image becomes what the replica reports, and an image sent by

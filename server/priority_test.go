@@ -8,8 +8,8 @@ import (
 	"testing"
 
 	"warmroute/config"
-	"warmroute/sim"
-	"warmroute/sim/engine"
+	"warmroute/lab/sim"
+	"warmroute/lab/sim/engine"
 )
 
 // TestPriorityInEngineQueue sends a batch request and then a normal one to a replica that runs one

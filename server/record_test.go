@@ -18,10 +18,10 @@ import (
 	"time"
 
 	"warmroute/config"
-	"warmroute/loadgen"
+	"warmroute/lab/loadgen"
+	"warmroute/lab/replay"
+	"warmroute/prompt"
 	"warmroute/proxy/recorder"
-	"warmroute/replay"
-	"warmroute/router/prompt"
 )
 
 // recordChats plays chats through a proxy that records, and returns what was

@@ -15,8 +15,8 @@ import (
 	"warmroute/admin"
 	"warmroute/backends"
 	"warmroute/config"
-	"warmroute/sim"
-	"warmroute/sim/engine"
+	"warmroute/lab/sim"
+	"warmroute/lab/sim/engine"
 )
 
 // known is the beginning of many prompts: 700 tokens.

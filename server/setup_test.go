@@ -23,8 +23,8 @@ import (
 	"go.uber.org/goleak"
 
 	"warmroute/config"
-	"warmroute/sim"
-	"warmroute/sim/engine"
+	"warmroute/lab/sim"
+	"warmroute/lab/sim/engine"
 )
 
 // startServer runs a Server with the default settings, but for what a test changes, on

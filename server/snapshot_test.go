@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"warmroute/config"
-	"warmroute/loadgen"
-	"warmroute/replay"
+	"warmroute/lab/loadgen"
+	"warmroute/lab/replay"
 )
 
 // proxied is a proxy with the default settings but for what a test changes.

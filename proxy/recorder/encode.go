@@ -5,7 +5,7 @@ import (
 	"strconv"
 	"time"
 
-	"warmroute/router/prompt"
+	"warmroute/prompt"
 )
 
 const (

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"warmroute/router/prompt"
+	"warmroute/prompt"
 )
 
 func TestEncode(t *testing.T) {

@@ -32,7 +32,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"warmroute/router/prompt"
+	"warmroute/prompt"
 )
 
 const (

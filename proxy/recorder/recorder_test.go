@@ -13,7 +13,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"warmroute/router/prompt"
+	"warmroute/prompt"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"warmroute/backends"
-	"warmroute/router/prompt"
+	"warmroute/prompt"
 )
 
 func TestAverage(t *testing.T) {

@@ -3,7 +3,7 @@ package estimate
 import (
 	"math/bits"
 
-	"warmroute/router/prompt"
+	"warmroute/prompt"
 )
 
 const (

@@ -3,7 +3,7 @@ package estimate
 import (
 	"testing"
 
-	"warmroute/router/prompt"
+	"warmroute/prompt"
 )
 
 // A prompt of 40 blocks, of 40,000 tokens, whose layouts part after 10 blocks or after 30.

@@ -1,6 +1,6 @@
 package estimate
 
-import "warmroute/router/prompt"
+import "warmroute/prompt"
 
 // maxModels is how many models have estimates of their own.
 const maxModels = 1024

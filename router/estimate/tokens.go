@@ -3,7 +3,7 @@ package estimate
 import (
 	"sort"
 
-	"warmroute/router/prompt"
+	"warmroute/prompt"
 )
 
 const (

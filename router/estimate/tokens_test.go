@@ -4,7 +4,7 @@ import (
 	"math"
 	"testing"
 
-	"warmroute/router/prompt"
+	"warmroute/prompt"
 )
 
 func TestCountTokens(t *testing.T) {

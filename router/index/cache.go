@@ -3,7 +3,7 @@ package index
 import (
 	"sort"
 
-	"warmroute/router/prompt"
+	"warmroute/prompt"
 )
 
 // cache is the mirror of one backend's prefix cache. Blocks that requests in flight

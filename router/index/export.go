@@ -1,6 +1,6 @@
 package index
 
-import "warmroute/router/prompt"
+import "warmroute/prompt"
 
 // ExportedBlock is one entry of a cache as Export copied it. Used is 0 for an entry
 // without a block.

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"testing"
 
-	"warmroute/router/prompt"
+	"warmroute/prompt"
 )
 
 // copyOut exports a backend's blocks, a few places at a time, calling between

@@ -3,7 +3,7 @@ package index
 import (
 	"math/bits"
 
-	"warmroute/router/prompt"
+	"warmroute/prompt"
 )
 
 // holderTable maps a block to the backends that hold it, of maxMembers consecutive

@@ -6,7 +6,7 @@ package index
 import (
 	"math/bits"
 
-	"warmroute/router/prompt"
+	"warmroute/prompt"
 )
 
 // entryBytes bounds the memory of one held block, with its part of the tables; see

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"testing"
 
-	"warmroute/router/prompt"
+	"warmroute/prompt"
 )
 
 // chain returns one chained block for each byte of s: "abc" and "abd" share two.

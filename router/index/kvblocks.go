@@ -3,7 +3,7 @@ package index
 import (
 	"math/bits"
 
-	"warmroute/router/prompt"
+	"warmroute/prompt"
 )
 
 // KVBlock identifies a KV block of the engines by its content: a hash of its tokens, and

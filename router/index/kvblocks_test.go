@@ -9,7 +9,7 @@ import (
 
 	"github.com/zeebo/xxh3"
 
-	"warmroute/router/prompt"
+	"warmroute/prompt"
 )
 
 // In these tests a block of a prompt is a character with two tokens, and a KV block has three.

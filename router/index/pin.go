@@ -3,7 +3,7 @@ package index
 import (
 	"sort"
 
-	"warmroute/router/prompt"
+	"warmroute/prompt"
 )
 
 // Pin is the result of one Add: the blocks of a request in flight, pinned on one

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"testing"
 
-	"warmroute/router/prompt"
+	"warmroute/prompt"
 )
 
 // naive is a simple implementation of one backend's cache.

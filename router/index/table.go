@@ -4,7 +4,7 @@ import (
 	"math/bits"
 	"math/rand/v2"
 
-	"warmroute/router/prompt"
+	"warmroute/prompt"
 )
 
 const (

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"warmroute/router/prompt"
+	"warmroute/prompt"
 )
 
 // all returns the contents of a table.

@@ -6,7 +6,7 @@ import (
 
 	"github.com/hashicorp/golang-lru/v2/simplelru"
 
-	"warmroute/router/prompt"
+	"warmroute/prompt"
 )
 
 const (

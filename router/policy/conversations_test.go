@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"warmroute/router/prompt"
+	"warmroute/prompt"
 )
 
 // turns records turns of conversations in a test.

@@ -4,7 +4,7 @@ import (
 	"math/rand/v2"
 	"testing"
 
-	"warmroute/router/prompt"
+	"warmroute/prompt"
 )
 
 func TestLeastLoad(t *testing.T) {

@@ -6,7 +6,7 @@ import (
 	"cmp"
 	"time"
 
-	"warmroute/router/prompt"
+	"warmroute/prompt"
 )
 
 // Policy chooses among candidates. The Router calls it under its lock, so a

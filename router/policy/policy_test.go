@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"warmroute/router/prompt"
+	"warmroute/prompt"
 )
 
 // mustNew makes the policy of that name.

@@ -10,7 +10,7 @@ import (
 
 	"github.com/hashicorp/golang-lru/v2/simplelru"
 
-	"warmroute/router/prompt"
+	"warmroute/prompt"
 )
 
 // maxTableBlocks bounds what a policy remembers, in blocks times backends, even

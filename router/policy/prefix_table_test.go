@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"warmroute/router/prompt"
+	"warmroute/prompt"
 )
 
 func TestForgetSlot(t *testing.T) {

@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"warmroute/router/prompt"
+	"warmroute/prompt"
 )
 
 // choose asks p about candidates that are plain where they say nothing else.

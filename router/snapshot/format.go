@@ -16,9 +16,9 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"warmroute/backends"
+	"warmroute/prompt"
 	"warmroute/router/estimate"
 	"warmroute/router/index"
-	"warmroute/router/prompt"
 )
 
 // A snapshot is, in numbers little-endian,

@@ -17,10 +17,10 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"warmroute/backends"
+	"warmroute/prompt"
 	"warmroute/router"
 	"warmroute/router/estimate"
 	"warmroute/router/index"
-	"warmroute/router/prompt"
 	"warmroute/router/responseindex"
 )
 

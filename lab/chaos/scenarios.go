@@ -1,0 +1,417 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"warmroute/lab/loadgen"
+	"warmroute/lab/sim"
+	"warmroute/lab/testbed"
+)
+
+// scenario is a series of actions on the fleet under load.
+type scenario struct {
+	name    string
+	about   string
+	real    bool                              // also for a real vLLM
+	alone   bool                              // without the clients' load, and only if named
+	allowed func(bool, loadgen.Response) bool // failures that it may cause; nil: none
+	act     func(context.Context, *rig) error
+}
+
+// scenarios returns all scenarios.
+func (o *options) scenarios() []scenario {
+	return append(slices.Clone(scenarios),
+		scenario{name: "batch", about: "thousands of batch requests (-batch) wait beside the clients: none is lost, and the clients are hardly slower", act: o.queueBatchRequests},
+		scenario{name: "proxy-restart", about: "the proxy is restarted under chats: hit ratio before and after, with index.snapshot and without", alone: true, act: o.compareRestartHitRatios},
+		scenario{name: "stress", about: "many short requests (-stress) while processors and memory are short: none hangs", alone: true, act: o.stressConnections})
+}
+
+var scenarios = []scenario{
+	{name: "kill", about: "kill -9 the replicas one by one", real: true, allowed: endedWithErrorEvent, act: endAndRestartEach(anyReplica, func(r *testbed.Replica) error { return testbed.KillAndWait(r) })},
+	{name: "restart", about: "SIGTERM the replicas one by one; they abort their requests", real: true, allowed: endedWithErrorEvent, act: endAndRestartEach(abortsOnStop, (*testbed.Replica).TerminateAndWait)},
+	{name: "restart-drain", about: "SIGTERM replicas with --shutdown-timeout one by one: /health stays 200, new requests get 500", real: true, act: endAndRestartEach(drainsOnStop, (*testbed.Replica).TerminateAndWait)},
+	{name: "outage", about: "kill -9 all replicas at once, down for 2 s", allowed: endedWithErrorEvent, act: killAndRestartAll},
+	{name: "stop", about: "SIGSTOP one replica for 7 s", real: true, allowed: endedWithErrorEvent, act: suspendAndResume},
+	{name: "hang", about: "one replica accepts connections and never responds, for 7 s", allowed: endedWithErrorEvent, act: hangAndRecover},
+	{name: "hang-unseen", about: "one replica without metrics answers health checks but no request, for 7 s: timeouts.response and first_byte end its requests", allowed: allowStatuses(504), act: hangWithoutMetrics},
+	{name: "freeze", about: "the engine of one replica stops for 7 s while its HTTP server answers", allowed: endedWithErrorEvent, act: faultFirstReplicas(7*time.Second, 1, sim.Fault{Kind: sim.Freeze})},
+	{name: "slow", about: "two replicas are 20 times slower for 4 s", act: faultFirstReplicas(4*time.Second, 2, sim.Fault{Kind: sim.Slow, Factor: 20})},
+	{name: "cut", about: "one replica closes every stream after three chunks, then another before the first", allowed: endedWithErrorEvent, act: closeMidResponse},
+	{name: "abort", about: "the engine of one replica aborts each request after three tokens, then that of another before the first", allowed: endedWithErrorEvent, act: abortInEngine},
+	{name: "reset", about: "one replica resets connections before the status line, then another after the headers", act: resetConnections},
+	{name: "reset-at-work", about: "one replica resets connections 0.3 s into a request, another after 0.7 s: no request is executed more often than its counted attempts", act: resetDuringRequest},
+	{name: "surplus", about: "two replicas send a response too many on kept-alive connections for 4 s: no client gets another's", act: sendSurplusResponses},
+	{name: "refuse", about: "one replica refuses connections for 3 s", act: faultFirstReplicas(3*time.Second, 1, sim.Fault{Kind: sim.Refuse})},
+	{name: "close-idle", about: "all replicas close idle connections", act: faultFirstReplicas(4*time.Second, 0, sim.Fault{Kind: sim.CloseIdle})},
+	{name: "500", about: "one replica responds with 500 for 3 s", act: faultFirstReplicas(3*time.Second, 1, sim.Fault{Kind: sim.Status, Status: 500})},
+	{name: "503", about: "one replica responds with 503 for 3 s", act: faultFirstReplicas(3*time.Second, 1, sim.Fault{Kind: sim.Status, Status: 503})},
+	{name: "503-all", about: "all replicas respond with 503 for 3 s: it is relayed, and retries stay within their budget", allowed: allowStatuses(503), act: respond503FromAll},
+	{name: "429", about: "one replica responds with 429 for 3 s: it is relayed", allowed: allowStatuses(429), act: faultFirstReplicas(3*time.Second, 1, sim.Fault{Kind: sim.Status, Status: 429})},
+	{name: "metrics-gone", about: "/metrics of all replicas is 404", act: faultFirstReplicas(3*time.Second, 0, sim.Fault{Kind: sim.MetricsGone})},
+	{name: "metrics-garbled", about: "/metrics of all replicas is invalid", act: faultFirstReplicas(3*time.Second, 0, sim.Fault{Kind: sim.MetricsGarbled})},
+	{name: "metrics-huge", about: "/metrics of all replicas has 50 MB", act: faultFirstReplicas(3*time.Second, 0, sim.Fault{Kind: sim.MetricsHuge})},
+	{name: "model-down", about: "the only replica of a second model is killed and started again: the first model is not affected", act: killOnlyReplica},
+	{name: "descriptors", about: "the proxy has too few file descriptors for 6 s: requests wait, and no backend goes down", act: limitDescriptors},
+	{name: "descriptors-idle", about: "twice as many idle connections as the proxy has file descriptors: both listeners answer new clients", act: openIdleConnections},
+	{name: "trickle", about: "40 connections of another address send large bodies that slow down to two bytes a second: no request of the clients fails", act: trickleBodies},
+	{name: "reload", about: "a reload removes a backend, another adds it, a third is invalid", real: true, act: removeAndAddBackend},
+	{name: "loop", about: "a reload adds the proxy itself as a backend: it is refused, and no request is sent twice", act: addProxyAsBackend},
+	{name: "drain", about: "an operator drains and undrains a backend", real: true, act: drainAndUndrain},
+	{name: "toggle", about: "for 6 s an operator drains and undrains backends, and replicas refuse connections, many times a second while requests are queued at max_in_flight", act: toggleStates},
+	{name: "rolling", about: "two proxies behind nginx are restarted (SIGTERM) in turn, twice", act: restartProxiesInTurn},
+	{name: "redis", about: "two proxies behind nginx share over Redis, which is killed, suspended and filled up for 6 s each; then the proxies are restarted in turn", act: breakRedis},
+	{name: "hand-over", about: "the proxy hands its listeners to a new process (SIGUSR2)", real: true, act: handOverProxy},
+}
+
+func anyReplica(*testbed.Replica) bool     { return true }
+func drainsOnStop(r *testbed.Replica) bool { return r.Drains }
+func abortsOnStop(r *testbed.Replica) bool { return !r.Drains }
+
+// endAndRestartEach returns an action that ends each selected replica, waits for answers of
+// the others, and starts it again.
+func endAndRestartEach(selects func(*testbed.Replica) bool, end func(*testbed.Replica) error) (act func(context.Context, *rig) error) {
+	return func(ctx context.Context, r *rig) error {
+		for _, one := range r.replicas {
+			if !selects(one) {
+				continue
+			}
+			if err := end(one); err != nil {
+				return err
+			}
+			if err := r.awaitAnswers(ctx, 20); err != nil {
+				return err
+			}
+			if err := r.startAndAwaitTraffic(ctx, one); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}
+
+// faultFirstReplicas returns an action that injects a fault into the first n replicas, or
+// all for 0, and awaits its end.
+func faultFirstReplicas(duration time.Duration, n int, f sim.Fault) (act func(context.Context, *rig) error) {
+	return func(ctx context.Context, r *rig) error {
+		some := r.replicas
+		if n > 0 {
+			some = some[:n]
+		}
+		return r.faultAndAwaitTraffic(ctx, duration, f, some...)
+	}
+}
+
+// killAndRestartAll kills all replicas and starts them 2 s later.
+func killAndRestartAll(ctx context.Context, r *rig) error {
+	// At once: otherwise one request could be tried on all of them in turn.
+	if err := testbed.KillAndWait(r.replicas...); err != nil {
+		return err
+	}
+	if err := sleep(ctx, 2*time.Second); err != nil {
+		return err
+	}
+	return r.startAndAwaitTraffic(ctx, r.replicas...)
+}
+
+// stallTime is well above the 3 s without progress after which a replica is stalled.
+const stallTime = 7 * time.Second
+
+// suspendAndResume suspends one replica with SIGSTOP for stallTime.
+func suspendAndResume(ctx context.Context, r *rig) error {
+	one := r.replicas[0]
+	if err := one.Suspend(); err != nil {
+		return err
+	}
+	err := sleepAndRequireProgress(ctx, r)
+	if err := one.Resume(); err != nil {
+		return err
+	}
+	if err != nil {
+		return err
+	}
+	return r.awaitTraffic(ctx, one)
+}
+
+// hangAndRecover makes one replica respond to nothing for stallTime.
+func hangAndRecover(ctx context.Context, r *rig) error {
+	one := r.replicas[0]
+	if err := one.InjectFault(sim.Fault{Kind: sim.Hang, Everything: true}); err != nil {
+		return err
+	}
+	if err := sleepAndRequireProgress(ctx, r); err != nil {
+		return err
+	}
+	if err := one.InjectFault(sim.Fault{Kind: sim.Clear}); err != nil {
+		return err
+	}
+	return r.awaitTraffic(ctx, one)
+}
+
+// sleepAndRequireProgress waits for stallTime, and checks that in its last second the other
+// replicas answered.
+func sleepAndRequireProgress(ctx context.Context, r *rig) error {
+	if err := sleep(ctx, stallTime-time.Second); err != nil {
+		return err
+	}
+	before := r.verdict.answerCount()
+	if err := sleep(ctx, time.Second); err != nil {
+		return err
+	}
+	n := r.verdict.answerCount() - before
+	r.verdict.require(n > 0, "one stalled replica blocked the fleet: no answer in the seventh second")
+	return nil
+}
+
+// closeMidResponse makes one replica close each connection after three chunks, and then
+// another before the first.
+func closeMidResponse(ctx context.Context, r *rig) error {
+	if err := r.faultAndAwaitTraffic(ctx, 2*time.Second, sim.Fault{Kind: sim.Die, Chunks: 3}, r.replicas[0]); err != nil {
+		return err
+	}
+	return r.faultAndAwaitTraffic(ctx, 2*time.Second, sim.Fault{Kind: sim.Die}, r.replicas[1])
+}
+
+// resetConnections makes one replica reset connections before the status line, and then
+// another after the headers.
+func resetConnections(ctx context.Context, r *rig) error {
+	if err := r.faultAndAwaitTraffic(ctx, 2*time.Second, sim.Fault{Kind: sim.Reset}, r.replicas[0]); err != nil {
+		return err
+	}
+	return r.faultAndAwaitTraffic(ctx, 2*time.Second, sim.Fault{Kind: sim.ResetLate}, r.replicas[1])
+}
+
+// resetDuringRequest makes two replicas reset connections while they work on a request,
+// which may not be executed more often than its counted attempts.
+func resetDuringRequest(ctx context.Context, r *rig) error {
+	r.countExecutions = true
+	if err := r.replicas[0].InjectFault(sim.Fault{Kind: sim.ResetAtWork, Delay: 0.3, Seconds: 3}); err != nil {
+		return err
+	}
+	return r.faultAndAwaitTraffic(ctx, 3*time.Second, sim.Fault{Kind: sim.ResetAtWork, Delay: 0.7}, r.replicas[1])
+}
+
+// sendSurplusResponses makes two replicas send the response to the request before on the same
+// connection once more. The clients check that each answer is theirs.
+func sendSurplusResponses(ctx context.Context, r *rig) error {
+	const metric = "warmroute_backend_wrong_responses_total"
+	before, err := r.proxy.Scrape(ctx)
+	if err != nil {
+		return err
+	}
+	if err := r.faultAndAwaitTraffic(ctx, 4*time.Second, sim.Fault{Kind: sim.Surplus}, r.replicas[:2]...); err != nil {
+		return err
+	}
+	after, err := r.proxy.Scrape(ctx)
+	if err != nil {
+		return err
+	}
+	found := after.Sum(metric) - before.Sum(metric)
+	r.verdict.addMeasurement("%.0f responses to other requests were recognized", found)
+	r.verdict.require(found > 0, "no surplus response was recognized")
+	return nil
+}
+
+// The default retry budget: a share of the requests of the last ten seconds, and a
+// number per second.
+const (
+	retryShare           = 0.2
+	retriesPerSecond     = 10
+	maxUncountedRequests = 100 // in flight, so not counted yet
+)
+
+// respond503FromAll makes all replicas respond with 503, and checks the retry budget.
+func respond503FromAll(ctx context.Context, r *rig) error {
+	// The budget depends on the requests of the last ten seconds: only this scenario's.
+	if err := sleep(ctx, 10*time.Second); err != nil {
+		return err
+	}
+	before, err := r.proxy.Scrape(ctx)
+	if err != nil {
+		return err
+	}
+	began := time.Now()
+	err = r.faultAndAwaitTraffic(ctx, 3*time.Second, sim.Fault{Kind: sim.Status, Status: 503}, r.replicas...)
+	if err != nil {
+		return err
+	}
+	after, err := r.proxy.Scrape(ctx)
+	if err != nil {
+		return err
+	}
+	retried := after.Sum("warmroute_retries_total") - before.Sum("warmroute_retries_total")
+	asked := float64(r.verdict.endedRequestCount() + maxUncountedRequests)
+	budget := retryShare*asked + retriesPerSecond*(time.Since(began).Seconds()+1)
+	r.verdict.require(retried <= budget, "%v retries while all replicas answered 503, the budget allows %.0f", retried, budget)
+	return nil
+}
+
+// chooseScenarios returns the scenarios to run, and the names that are unknown.
+func chooseScenarios(scenarios []scenario, names []string, real bool) (chosen []scenario, unknown []string) {
+	for _, s := range scenarios {
+		if (!real || s.real) && (len(names) == 0 && !s.alone || slices.Contains(names, s.name)) {
+			chosen = append(chosen, s)
+		}
+	}
+	for _, n := range names {
+		if !slices.ContainsFunc(chosen, func(s scenario) bool { return s.name == n }) {
+			unknown = append(unknown, n)
+		}
+	}
+	return chosen, unknown
+}
+
+// noMetricsTimeout is the response and first-byte timeout of hangWithoutMetrics.
+const noMetricsTimeout = 2 * time.Second
+
+// hangWithoutMetrics hangs a replica that passes its health checks and has no metrics, so that
+// only timeouts detect it.
+func hangWithoutMetrics(ctx context.Context, r *rig) error {
+	err := r.proxy.Reload(ctx, "ok", r.replicas, "timeouts: {response: "+noMetricsTimeout.String()+", first_byte: "+noMetricsTimeout.String()+"}")
+	if err != nil {
+		return err
+	}
+	one := r.replicas[0]
+	if err := one.InjectFault(sim.Fault{Kind: sim.MetricsGone}); err != nil {
+		return err
+	}
+	// The stall detection uses the metrics: wait until it is off.
+	err = waitUntil(ctx, waitTimeout, "the metrics of "+one.Name+" to expire", func() (bool, error) {
+		m, err := r.proxy.Scrape(ctx)
+		known := slices.ContainsFunc(m["warmroute_backend_running"], func(s testbed.Sample) bool { return s.Labels["backend"] == one.Name })
+		return err == nil && !known, err
+	})
+	if err != nil {
+		return err
+	}
+	if err := one.InjectFault(sim.Fault{Kind: sim.Hang}); err != nil {
+		return err
+	}
+	if err := sleepAndRequireProgress(ctx, r); err != nil {
+		return err
+	}
+	if err := one.InjectFault(sim.Fault{Kind: sim.Clear}); err != nil {
+		return err
+	}
+	// The hung requests are never answered.
+	if err := sleep(ctx, noMetricsTimeout); err != nil {
+		return err
+	}
+	r.verdict.require(r.verdict.failureCount("status 504 (buffered") > 0, "timeouts.response ended no buffered request")
+	if err := r.awaitTraffic(ctx, one); err != nil {
+		return err
+	}
+	return r.proxy.Reload(ctx, "ok", r.replicas)
+}
+
+// failureCount returns how many requests failed with a cause that begins with the given text.
+func (v *verdict) failureCount(causePrefix string) (n int) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for c, times := range v.failed {
+		if strings.HasPrefix(c, causePrefix) {
+			n += times
+		}
+	}
+	return n
+}
+
+// abortTime is how long replicas abort requests.
+const abortTime = 3 * time.Second
+
+// abortInEngine makes the engine of one replica abort each request after three tokens, and
+// then that of another before the first. Meanwhile it sends requests to /v1/messages
+// and /v1/responses as well, since the clients send only chats.
+func abortInEngine(ctx context.Context, r *rig) error {
+	// Without breakers and with enough retries these replicas keep getting requests.
+	if err := r.proxy.Reload(ctx, "ok", r.replicas, "breaker: {failures: 0}", "retry: {per_second: 10000}"); err != nil {
+		return err
+	}
+	for i, tokens := range []int{3, 0} {
+		one := r.replicas[i]
+		before, err := r.scrapeAborted(ctx, one)
+		if err != nil {
+			return err
+		}
+		if err := one.InjectFault(sim.Fault{Kind: sim.AbortEach, Chunks: tokens, Seconds: abortTime.Seconds()}); err != nil {
+			return err
+		}
+		broken := 0
+		for end := time.Now().Add(abortTime); time.Now().Before(end); {
+			n, err := r.requestOtherAPIs(ctx, tokens > 0)
+			if err != nil {
+				return err
+			}
+			broken += n
+		}
+		after, err := r.scrapeAborted(ctx, one)
+		if err != nil {
+			return err
+		}
+		r.verdict.require(after > before, "%s aborted requests, but the metrics count none", one.Name)
+		r.verdict.require(tokens == 0 || broken > 0, "no message was aborted after its first content")
+		if err := r.awaitTraffic(ctx, one); err != nil {
+			return err
+		}
+	}
+	return r.proxy.Reload(ctx, "ok", r.replicas)
+}
+
+// scrapeAborted returns how many responses of a replica the proxy has counted as aborted.
+func (r *rig) scrapeAborted(ctx context.Context, replica *testbed.Replica) (responses float64, err error) {
+	m, err := r.proxy.Scrape(ctx)
+	return m.Sum("warmroute_backend_aborted_responses_total", "backend", replica.Name), err
+}
+
+// requestOtherAPIs requests a message and a response, each streamed and buffered, and
+// checks that each is complete. With mayBreak the stream of a message may end with an
+// error event instead; broken is how many did. vLLM does not report that it aborted a
+// response after content.
+func (r *rig) requestOtherAPIs(ctx context.Context, mayBreak bool) (broken int, err error) {
+	for _, c := range []struct{ path, body, end string }{
+		{"/v1/messages", `{"model":"sim","max_tokens":20,"messages":[{"role":"user","content":"Hi"}],"stream":true}`, `"type":"message_stop"`},
+		{"/v1/messages", `{"model":"sim","max_tokens":20,"messages":[{"role":"user","content":"Hi"}]}`, `"stop_reason":"`},
+		{"/v1/responses", `{"model":"sim","max_output_tokens":20,"input":"Hi","stream":true}`, `"type":"response.completed"`},
+		{"/v1/responses", `{"model":"sim","max_output_tokens":20,"input":"Hi"}`, `"type":"output_text"`},
+	} {
+		status, answer, err := r.postJSON(ctx, c.path, c.body)
+		if err != nil {
+			return broken, err
+		}
+		switch {
+		case status == http.StatusOK && strings.Contains(answer, c.end) && !strings.Contains(answer, "event: error"):
+		case mayBreak && status == http.StatusOK && strings.Contains(answer, "event: content_block_delta") && strings.Contains(answer, "event: error") && !strings.Contains(answer, c.end):
+			broken++
+		default:
+			r.verdict.require(false, "%s: status %d, %q", c.path, status, answer)
+		}
+	}
+	return broken, nil
+}
+
+// postJSON posts body to the proxy and returns the whole response.
+func (r *rig) postJSON(ctx context.Context, path, body string) (status int, answer string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, r.proxy.URL+path, strings.NewReader(body))
+	if err != nil {
+		return 0, "", err
+	}
+	req.Close = true
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return 0, "", err
+	}
+	defer resp.Body.Close()
+	all, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return 0, "", fmt.Errorf("POST %s: %w", path, err)
+	}
+	return resp.StatusCode, string(all), nil
+}

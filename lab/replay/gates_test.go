@@ -1,0 +1,396 @@
+package replay_test
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"warmroute/lab/replay"
+	"warmroute/lab/sim/engine"
+	"warmroute/router"
+)
+
+// highlight is the policy that the gates judge.
+const highlight = "prefix"
+
+// gate is one figure of a row and its bound.
+type gate struct {
+	what    string
+	must    float64 // 0: informative only
+	atLeast bool    // must is a lower bound, else an upper bound
+	// figure returns the value and the policy it is compared with, or false when that
+	// one was not run. NaN: the error that learning should correct cost nothing.
+	figure func(replay.Report) (value float64, against string, ok bool)
+}
+
+func (g gate) sign() string {
+	if g.atLeast {
+		return "≥"
+	}
+	return "≤"
+}
+
+// measure is one quantity of a result.
+type measure struct {
+	name string
+	of   func(replay.Summary) float64
+}
+
+func ttft() measure {
+	return measure{"mean TTFT", func(s replay.Summary) float64 { return s.TTFTMean }}
+}
+func p99() measure { return measure{"p99 TTFT", func(s replay.Summary) float64 { return s.TTFTP99 }} }
+func e2e() measure { return measure{"end to end", func(s replay.Summary) float64 { return s.E2EMean }} }
+func hits() measure {
+	return measure{"hit ratio", func(s replay.Summary) float64 { return s.HitRatio }}
+}
+
+// ttftFrom50ms avoids ratios of very short times.
+func ttftFrom50ms() measure {
+	return measure{"mean TTFT + 50 ms", func(s replay.Summary) float64 { return s.TTFTMean + 0.05 }}
+}
+
+// toBest is prefix over the best other policy.
+func toBest(m measure, must float64) gate {
+	return gate{what: m.name + " / best other", must: must, figure: func(r replay.Report) (float64, string, bool) {
+		us, found := r.Find(highlight)
+		best, ok := r.LowestOther(highlight, m.of)
+		return m.of(us) / m.of(best), best.Policy, ok && found
+	}}
+}
+
+// toPooled is prefix over the reference.
+func toPooled(m measure, must float64, atLeast bool) gate {
+	return gate{what: m.name + " / pooled", must: must, atLeast: atLeast, figure: func(r replay.Report) (float64, string, bool) {
+		us, found := r.Find(highlight)
+		reference, ok := r.Find(replay.Pooled)
+		return m.of(us) / m.of(reference), "", ok && found
+	}}
+}
+
+// own is a figure of prefix alone.
+func own(what string, of func(replay.Summary) float64, must float64, atLeast bool) gate {
+	return gate{what: what, must: must, atLeast: atLeast, figure: func(r replay.Report) (float64, string, bool) {
+		us, ok := r.Find(highlight)
+		return of(us), "", ok
+	}}
+}
+
+func work(must float64) gate {
+	return own("prefill work, most loaded / mean", func(s replay.Summary) float64 { return s.WorkMaxOverMean }, must, false)
+}
+
+func inFlight(must float64) gate {
+	return own("in flight, most loaded / mean", func(s replay.Summary) float64 { return s.InFlightMaxOverMean }, must, false)
+}
+
+// The variants of a row about learning, besides prefix itself.
+const (
+	unlearned = "unlearned" // the same error without learning
+	correct   = "correct"   // no error
+)
+
+// cost is the cost of an error without learning.
+func cost(m measure) gate {
+	return gate{what: m.name + ", unlearned / correct size reported", figure: func(r replay.Report) (float64, string, bool) {
+		wrong, ok := r.Find(unlearned)
+		right, found := r.Find(correct)
+		return m.of(wrong) / m.of(right), "", ok && found
+	}}
+}
+
+// wonBack is the share of that cost that learning saves; NaN if there is none.
+func wonBack(m measure, must float64) gate {
+	return gate{what: "won back by learning", must: must, atLeast: true, figure: func(r replay.Report) (float64, string, bool) {
+		us, _ := r.Find(highlight)
+		wrong, ok := r.Find(unlearned)
+		right, found := r.Find(correct)
+		if m.of(wrong) <= 1.02*m.of(right) {
+			return math.NaN(), "", ok && found
+		}
+		return (m.of(wrong) - m.of(us)) / (m.of(wrong) - m.of(right)), "", ok && found
+	}}
+}
+
+// noneLost requires that every request was answered.
+func noneLost() gate {
+	return own("answered, of all", func(s replay.Summary) float64 {
+		return float64(s.Requests) / float64(max(1, s.Requests+s.Lost))
+	}, 1, true)
+}
+
+// row is a scenario, or several variants of it, and its gates.
+type row struct {
+	name     string
+	scenario replay.Scenario // without policy and seed
+	variants []variant       // of the scenario under prefix, instead of policies
+	gates    []gate
+}
+
+// variant is a scenario to run; the one labeled prefix is judged.
+type variant struct {
+	label    string
+	scenario replay.Scenario
+}
+
+// runs returns the variants, or the scenario under each policy.
+func (r row) runs(policies []string) []variant {
+	if r.variants != nil {
+		return r.variants
+	}
+	var all []variant
+	for _, name := range policies {
+		s := r.scenario
+		s.Policy = name
+		all = append(all, variant{name, s})
+	}
+	return all
+}
+
+const fleet = 8
+
+// queue is that of config.yaml without a timeout, so that the means are over all
+// requests.
+func queue() router.QueueSettings {
+	return router.QueueSettings{Requests: 1000, Bytes: 256 << 20}
+}
+
+// linear is the engine of the rows, which were tuned with it.
+var linear = engine.Config{QuadraticDepth: engine.LinearPrefill}
+
+func scenario(w replay.Workload, kvTokens int) replay.Scenario {
+	return replay.Scenario{Backends: fleet, KVTokens: kvTokens, Engine: linear, Queue: queue(), Workload: w}
+}
+
+// rows returns the rows, informative ones last.
+func rows(trace *replay.Trace) []row {
+	all := mooncakeRows(trace)
+	all = append(all, generatedRows()...)
+	all = append(all, fleetRows(trace)...)
+	all = append(all, learningRows(trace)...)
+	return append(all, otherSizes(trace)...)
+}
+
+// mooncakeRows play the conversation trace under three loads and three cache sizes.
+func mooncakeRows(trace *replay.Trace) []row {
+	f := func(kvTokens int, load, toBestOther float64, more ...gate) row {
+		return row{
+			name:     fmt.Sprintf("mooncake-%dk-%g", kvTokens/1000, load),
+			scenario: scenario(replay.Traced{Trace: trace, Load: load}, kvTokens),
+			gates:    append([]gate{toBest(ttft(), toBestOther), toBest(p99(), 1.08), work(1.15), noneLost()}, more...),
+		}
+	}
+	near := toPooled(ttft(), 1.15, false)
+	return []row{
+		f(1_536_000, 0.7, 0.98, near, toPooled(hits(), 0.9, true)),
+		f(1_536_000, 0.9, 0.92, near),
+		f(1_536_000, 1.1, 0.85, near),
+		f(400_000, 0.7, 0.98),
+		f(400_000, 0.9, 0.8),
+		f(204_800, 0.9, 0.5),
+	}
+}
+
+// generatedRows play the generated workloads.
+func generatedRows() []row {
+	agentic := func(sessions int) row {
+		return row{
+			name:     fmt.Sprintf("agentic-%d", sessions),
+			scenario: scenario(replay.Agentic{Concurrency: sessions}, 1_536_000),
+			gates:    []gate{toBest(e2e(), 1.03), toBest(ttft(), 0), toBest(p99(), 0), noneLost()},
+		}
+	}
+	hot := func(prompts int, rate float64) row {
+		return row{
+			name:     fmt.Sprintf("hot-%d-%g/s", prompts, rate),
+			scenario: scenario(replay.HotPrompts(prompts, rate), 1_536_000),
+			gates:    []gate{toBest(e2e(), 1.08), inFlight(1.3), toBest(ttft(), 0), noneLost()},
+		}
+	}
+	return []row{
+		agentic(48), agentic(128), hot(1, 20), hot(1, 60), hot(8, 20), hot(8, 60),
+		{
+			name: "chats", scenario: scenario(replay.OverloadedChats(), 0),
+			gates: []gate{toBest(e2e(), 1.03), toBest(ttftFrom50ms(), 1.1), noneLost()},
+		},
+		{
+			name: "documents", scenario: scenario(replay.Documents{Load: 1.5}, 1_536_000),
+			gates: []gate{toBest(e2e(), 0), toBest(ttft(), 0), noneLost()},
+		},
+	}
+}
+
+// fleetRows play the trace on fleets that are uneven, grow, or are polled at other
+// intervals.
+func fleetRows(trace *replay.Trace) []row {
+	half := scenario(replay.Traced{Trace: trace, Load: 0.7}, 1_536_000)
+	half.Speeds = []float64{1, 0.5, 1, 0.5, 1, 0.5, 1, 0.5}
+
+	joins := scenario(replay.Traced{Trace: trace, Load: 0.9}, 1_536_000)
+	joins.Changes = []replay.Change{{At: 20 * time.Minute, Backend: fleet - 1, Kind: replay.Join}}
+
+	polled := scenario(replay.Traced{Trace: trace, Load: 0.9}, 1_536_000)
+	polled.Policy, polled.PollInterval = highlight, time.Second
+	often := polled
+	often.PollInterval = 100 * time.Millisecond
+
+	return []row{
+		{name: "half-speed", scenario: half, gates: []gate{toBest(ttft(), 0.9), toBest(p99(), 0), noneLost()}},
+		{
+			name: "joins", variants: []variant{{highlight, withPolicy(joins, highlight)}},
+			gates: []gate{own("its work within two minutes / mean", func(s replay.Summary) float64 { return s.NewBackendShare }, 0.7, true)},
+		},
+		{
+			name: "polling", variants: []variant{{highlight, polled}, {"every 100 ms", often}},
+			gates: []gate{toBest(ttft(), 1.03)},
+		},
+	}
+}
+
+func withPolicy(s replay.Scenario, name string) replay.Scenario {
+	s.Policy = name
+	return s
+}
+
+// learningRows show what learning saves where replicas report a wrong cache size or
+// evict further blocks. The admission queue, on by default, compensates much of it.
+func learningRows(trace *replay.Trace) []row {
+	var all []row
+	f := func(name string, wrong, right replay.Scenario) {
+		for _, kvTokens := range []int{1_536_000, 400_000} {
+			for _, usage := range []string{"", "-no-usage"} {
+				play := func(s replay.Scenario, learning bool) replay.Scenario {
+					s.Backends, s.KVTokens, s.Engine, s.Policy, s.Queue = fleet, kvTokens, linear, highlight, queue()
+					s.Workload, s.NoUsage, s.NoLearning = replay.Traced{Trace: trace, Load: 0.9}, usage != "", !learning
+					return s
+				}
+				all = append(all, row{
+					name:     fmt.Sprintf("%s-%dk%s", name, kvTokens/1000, usage),
+					variants: []variant{{highlight, play(wrong, true)}, {unlearned, play(wrong, false)}, {correct, play(right, false)}},
+					gates:    []gate{cost(ttft()), wonBack(ttft(), 0.5)},
+				})
+			}
+		}
+	}
+	f("reported-half", replay.Scenario{IndexFactor: 0.5}, replay.Scenario{})
+	f("reported-double", replay.Scenario{IndexFactor: 2}, replay.Scenario{})
+	// With a block lost for each one evicted, a cache is worth half its size.
+	f("evicting", replay.Scenario{Evictions: 1}, replay.Scenario{Evictions: 1, IndexFactor: 0.5})
+	return all
+}
+
+// otherSizes are informative: a formula tuned to one fleet or engine would show here.
+func otherSizes(trace *replay.Trace) []row {
+	known := []gate{toBest(ttft(), 0), toBest(p99(), 0), toBest(e2e(), 0), toPooled(ttft(), 0, false), work(0), noneLost()}
+	var all []row
+	for _, backends := range []int{2, 4, 16, 64} {
+		s := scenario(replay.Traced{Trace: trace, Load: 0.9}, 1_536_000)
+		s.Backends = backends
+		all = append(all, row{name: fmt.Sprintf("fleet-of-%d", backends), scenario: s, gates: known})
+	}
+	f := func(name string, engine engine.Config) {
+		s := scenario(replay.Traced{Trace: trace, Load: 0.9}, 1_536_000)
+		s.Engine = engine
+		all = append(all, row{name: name, scenario: s, gates: known})
+	}
+	// Prompts of 3 to 5 bytes a token, where the router guesses by 4.
+	uneven := scenario(replay.Traced{Trace: trace, Load: 0.9}, 1_536_000)
+	uneven.TextSpread = 0.25
+	all = append(all, row{name: "uneven-text", scenario: uneven, gates: known})
+	f("step-2048", engine.Config{StepTokens: 2048, QuadraticDepth: engine.LinearPrefill})
+	f("quadratic", engine.Config{QuadraticDepth: 1.9e-5})
+	return all
+}
+
+// table prints a line for each figure.
+type table struct {
+	out            io.Writer
+	passed, judged int
+}
+
+func newTable(out io.Writer) *table {
+	fmt.Fprintf(out, "%-27s  %-52s %9s  %s\n", "row", "figure", "is", "must be")
+	return &table{out: out}
+}
+
+// row prints the figures of a row and returns the number of failed gates.
+func (t *table) row(r row, report replay.Report) (failed int) {
+	name := r.name
+	for _, g := range r.gates {
+		value, of, ok := g.figure(report)
+		if !ok {
+			continue // the policy to compare with was not run
+		}
+		if of != "" {
+			of = " (" + of + ")"
+		}
+		is, verdict := fmt.Sprintf("%.3f", value), "-"
+		switch {
+		case math.IsNaN(value):
+			is, verdict = "", "cost nothing"
+		case g.must == 0:
+		case g.atLeast && value >= g.must, !g.atLeast && value <= g.must:
+			verdict = fmt.Sprintf("%s %-5g pass", g.sign(), g.must)
+			t.passed++
+			t.judged++
+		default:
+			verdict = fmt.Sprintf("%s %-5g FAIL", g.sign(), g.must)
+			failed++
+			t.judged++
+		}
+		fmt.Fprintf(t.out, "%-27s  %-52s %9s  %s\n", name, g.what+of, is, verdict)
+		name = ""
+	}
+	return failed
+}
+
+// results prints every policy's figures.
+func (t *table) results(report replay.Report) {
+	fmt.Fprintln(t.out)
+	_ = report.WriteTable(t.out)
+	fmt.Fprintln(t.out)
+}
+
+func (t *table) end() { fmt.Fprintf(t.out, "\n%d of %d pass\n", t.passed, t.judged) }
+
+func TestGateVerdict(t *testing.T) {
+	report := replay.Report{Results: []replay.Summary{
+		{Policy: highlight, Requests: 99, Lost: 1, TTFTMean: 0.9, E2EMean: 2, HitRatio: 0.3},
+		{Policy: "random", Requests: 100, TTFTMean: 2, E2EMean: 1},
+		{Policy: "chwbl", Requests: 100, TTFTMean: 1, E2EMean: 4},
+		{Policy: replay.Pooled, Requests: 100, TTFTMean: 0.5, E2EMean: 0.5, HitRatio: 0.4},
+	}}
+	f := func(g gate, failed int, want ...string) {
+		t.Helper()
+		var out bytes.Buffer
+		if got := newTable(&out).row(row{name: "row", gates: []gate{g}}, report); got != failed {
+			t.Errorf("%s: %d failed, want %d", g.what, got, failed)
+		}
+		for _, w := range want {
+			if !strings.Contains(out.String(), w) {
+				t.Errorf("no %q in %s", w, &out)
+			}
+		}
+	}
+	f(toBest(ttft(), 0.9), 0, "(chwbl)", "0.900", "pass")
+	f(toBest(ttft(), 0.89), 1, "(chwbl)", "FAIL")
+	f(toBest(e2e(), 0), 0, "(random)", "2.000", " -\n")
+	f(toPooled(hits(), 0.7, true), 0, "0.750", "≥ 0.7", "pass")
+	f(toPooled(hits(), 0.8, true), 1, "FAIL")
+	f(noneLost(), 1, "0.990", "FAIL")
+	learning := func(us, wrong, right float64) {
+		report.Results = []replay.Summary{{Policy: highlight, TTFTMean: us}, {Policy: unlearned, TTFTMean: wrong}, {Policy: correct, TTFTMean: right}}
+	}
+	learning(1.25, 2, 1)
+	f(wonBack(ttft(), 0.5), 0, "0.750", "pass")
+	learning(1.75, 2, 1)
+	f(wonBack(ttft(), 0.5), 1, "0.250", "FAIL")
+	learning(1, 1.01, 1)
+	f(wonBack(ttft(), 0.5), 0, "won back", "cost nothing")
+	report.Results = report.Results[:1]
+	f(toBest(ttft(), 0.9), 0) // nobody to compare with: no line
+}

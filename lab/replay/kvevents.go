@@ -1,0 +1,70 @@
+package replay
+
+import (
+	"warmroute/backends/vllm/kvevents"
+	"warmroute/lab/sim/engine"
+)
+
+// followKVEvents makes the router read the KV events of all replicas, if it is to.
+func (r *run) followKVEvents() {
+	if !r.KVEvents || r.router == nil {
+		return
+	}
+	for _, p := range r.fleet {
+		p.follower = r.router.FollowKVEvents(p.backend, len(p.ranks))
+		p.restartKVEvents()
+	}
+}
+
+// restartKVEvents tells the router that the engines of a replica begin with empty caches.
+func (p *replica) restartKVEvents() {
+	for rank := range p.ranks {
+		if p.follower != nil {
+			p.follower.Restart(rank, true)
+		}
+	}
+}
+
+// publishKVEvents passes what an engine's step has changed in its cache to the router.
+func (r *run) publishKVEvents(p *replica, rank int, events []engine.KVEvent) {
+	if p.follower == nil {
+		return
+	}
+	b := &r.kvBatch
+	b.Events = b.Events[:0]
+	for i := range events {
+		b.Events = append(b.Events, r.convertKVEvent(&events[i]))
+	}
+	if len(b.Events) > 0 {
+		p.follower.Apply(rank, b)
+	}
+	p.follower.Settle()
+}
+
+// convertKVEvent returns an event as a replica publishes it. The tokens of a block follow from
+// its content.
+func (r *run) convertKVEvent(e *engine.KVEvent) kvevents.Event {
+	out := kvevents.Event{Kind: kvevents.Removed, BlockSize: r.requests.BlockTokens}
+	if e.Host {
+		out.Medium = kvevents.CPU
+	}
+	for _, h := range e.Hashes {
+		out.Hashes = append(out.Hashes, uint64(h))
+	}
+	switch {
+	case e.Kind == engine.CacheCleared:
+		out.Kind = kvevents.Cleared
+	case e.Kind == engine.BlocksStored:
+		out.Kind, out.Parent, out.HasParent = kvevents.Stored, uint64(e.Parent), e.Parent != 0
+		if !e.Host {
+			out.Tokens = make([]uint32, len(e.Hashes)*out.BlockSize)
+			for i, h := range e.Hashes {
+				out.Tokens[i*out.BlockSize], out.Tokens[(i+1)*out.BlockSize-1] = uint32(h), uint32(h>>32)
+			}
+			if f, ok := e.Request.Owner.(*request); ok && f.decision != nil {
+				out.Session = f.decision.KVSession
+			}
+		}
+	}
+	return out
+}

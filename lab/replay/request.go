@@ -1,0 +1,249 @@
+package replay
+
+import (
+	"cmp"
+	"errors"
+	"slices"
+	"time"
+
+	"warmroute/backends"
+	"warmroute/lab/sim/engine"
+	"warmroute/router"
+)
+
+// request is a Job that was sent, over all its attempts.
+type request struct {
+	job    *Job
+	number int // in the order of arrival
+	routed router.Request
+	tried  []*backends.Backend
+	others bool // another client's, sent past the router
+
+	// Of the current attempt:
+	decision    *router.Decision // nil under Pooled
+	predicted   int              // tokens of the prompt that the router expected to be cached
+	index       int              // of the replica
+	listIndex   int              // in replica.requests
+	engine      *engine.Request
+	expectedHit int // tokens of the prompt that were cached when it was sent
+	sent        time.Duration
+	first       time.Duration // of the first output token
+	started     bool          // it has output
+}
+
+// submitJob submits a job as a new request.
+func (r *run) submitJob(j *Job) {
+	f := &request{job: j, number: r.arrivals}
+	r.arrivals++
+	f.routed = router.Request{
+		Backends: r.backendsOf(j.Model), Blocks: j.Blocks, Bytes: r.textBytes(f), Sequences: 1,
+		Streams:   !j.NotStreamed && (r.NonStreaming == 0 || r.random.Float64() >= r.NonStreaming),
+		BodyBytes: int(float64(j.Prompt) * r.bytesPerToken()),
+		Model:     modelName(j.Model), PromptKey: j.PromptKey, Turn: j.Turn, Priority: j.Priority,
+	}
+	if r.sendsSessions {
+		f.routed.Session = j.Session
+	}
+	if f.others = r.Bypass > 0 && r.drawShare(f) < r.Bypass; f.others {
+		f.routed.Streams = false
+		r.sendToReplica(f, r.random.IntN(len(r.fleet)))
+		return
+	}
+	r.submitRequest(f)
+}
+
+// textBytes returns the length of a prompt's text, which varies with TextSpread between
+// sessions, or between requests that have none. Its blocks stay those of the trace, so that
+// only the router's estimate of the prompt's length is wrong.
+func (r *run) textBytes(f *request) int {
+	return int(float64(f.job.Prompt) * r.bytesPerToken() * (1 + r.TextSpread*(2*r.drawShare(f)-1)))
+}
+
+// drawShare returns a number from 0 to 1 that is the same for all requests of a session.
+func (r *run) drawShare(f *request) float64 {
+	return float64(mixBits(mixBits(r.Seed)+cmp.Or(f.job.Session, uint64(f.number)))>>11) / (1 << 53)
+}
+
+// submitRequest asks the router for a decision, which applyDecisions applies. Under
+// Pooled it sends the request at once.
+func (r *run) submitRequest(f *request) {
+	if r.router == nil {
+		r.sendToReplica(f, r.leastQueuedReplica())
+		return
+	}
+	r.router.Submit(&f.routed, func(d *router.Decision, err error) {
+		r.deliveries = append(r.deliveries, delivery{f, d, err})
+	}, f.tried...)
+}
+
+// applyDecisions sends requests where the router decided since the last call. It
+// calls the router, so it cannot run in the router's callback.
+func (r *run) applyDecisions() {
+	for i := 0; i < len(r.deliveries); i++ {
+		d := r.deliveries[i]
+		if d.err != nil {
+			r.failRequest(d.request, failureCause(d.err))
+			continue
+		}
+		d.request.decision, d.request.predicted = d.decision, d.decision.MatchedTokens
+		r.measured.recordDecision(d.decision)
+		r.sendToReplica(d.request, d.decision.Backend.Slot)
+	}
+	clear(r.deliveries)
+	r.deliveries = r.deliveries[:0]
+}
+
+// failureCause returns a constant text for an error of the router.
+func failureCause(err error) string {
+	switch {
+	case errors.Is(err, router.ErrQueueFull):
+		return "admission queue full"
+	case errors.Is(err, router.ErrQueueTimeout):
+		return "timed out in the admission queue"
+	case errors.Is(err, router.ErrNoneReady):
+		return "no backend ready"
+	}
+	return err.Error()
+}
+
+// sendToReplica adds a request to a replica's engine. A replica that is down refuses
+// it, and it is submitted again.
+func (r *run) sendToReplica(f *request, index int) {
+	p, j := r.fleet[index], f.job
+	if p.down {
+		r.resubmitElsewhere(f)
+		return
+	}
+	f.index, f.sent, f.started = index, r.now, false
+	f.engine = &engine.Request{Prompt: j.Prompt, Answer: j.Answer, Blocks: j.cache, Owner: f}
+	rank := p.balancer.Choose(r.now)
+	e := p.ranks[rank].engine
+	if r.router == nil {
+		f.expectedHit = e.CachedTokens(j.Prompt, j.cache)
+	}
+	if err := e.Add(f.engine, r.now); err != nil {
+		// Too long for any replica: the client's error, not retried.
+		f.releaseDecision(router.Outcome{End: router.NotProcessed})
+		r.failRequest(f, "too long for the KV cache")
+		return
+	}
+	f.listIndex = len(p.requests)
+	p.requests = append(p.requests, f)
+	if len(p.requests) == 1 {
+		r.requestPoll(index)
+	}
+	r.measured.timeline.addInFlight(index, r.now, 1)
+	r.startSteppingIfIdle(index, rank)
+}
+
+func (f *request) releaseDecision(o router.Outcome) {
+	if f.decision != nil {
+		f.decision.Release(o)
+		f.decision = nil
+	}
+}
+
+// resubmitElsewhere retries a request on another replica after a failed connection.
+func (r *run) resubmitElsewhere(f *request) {
+	if f.others {
+		r.failRequest(f, "the replica was down")
+		return
+	}
+	f.tried = append(f.tried, f.decision.Backend)
+	f.releaseDecision(router.Outcome{End: router.NotProcessed})
+	r.submitRequest(f)
+}
+
+// leastQueuedReplica returns the replica with the fewest tokens left to prefill, and of
+// those the one with the fewest requests.
+func (r *run) leastQueuedReplica() int {
+	best, least := 0, 0
+	for i, p := range r.fleet {
+		queued := 0
+		for _, f := range p.requests {
+			if !f.started {
+				queued += f.job.Prompt - max(f.expectedHit, f.engine.Computed())
+			}
+		}
+		if i == 0 || cmp.Or(cmp.Compare(queued, least), cmp.Compare(len(p.requests), len(r.fleet[best].requests))) < 0 {
+			best, least = i, queued
+		}
+	}
+	return best
+}
+
+func (r *run) recordFirstToken(f *request) {
+	f.first, f.started = r.now, true
+	if f.decision != nil && f.routed.Streams {
+		f.decision.RecordFirstEvent()
+	}
+}
+
+func (r *run) completeRequest(f *request) {
+	r.removeFromReplica(f)
+	j := f.job
+	o := router.Outcome{End: router.Completed, AnswerTokens: j.Answer, Reply: j.Reply}
+	if !r.NoUsage {
+		o.PromptTokens, o.CachedTokens, o.CachedKnown = j.Prompt, f.engine.Cached, true
+	}
+	f.releaseDecision(o)
+	if !f.others {
+		r.measured.recordSuccess(f, r.now)
+	}
+	r.countEndAndScheduleNext(f)
+}
+
+// removeFromReplica removes a request from its replica, which goes down if it was
+// draining and this was its last one.
+func (r *run) removeFromReplica(f *request) {
+	p := r.fleet[f.index]
+	p.removeRequest(f)
+	r.measured.timeline.addInFlight(f.index, r.now, -1)
+	if len(p.requests) == 0 && p.backend.State() == backends.Draining {
+		p.setDown()
+	}
+}
+
+func (r *run) failRequest(f *request, why string) {
+	if !f.others {
+		r.measured.recordFailure(f.job, why)
+	}
+	r.countEndAndScheduleNext(f)
+}
+
+// countEndAndScheduleNext counts a request as ended, and schedules its client's next
+// one.
+func (r *run) countEndAndScheduleNext(f *request) {
+	r.ended++
+	r.last = r.now
+	if r.requests.Next != nil {
+		if j := r.requests.Next(f.job, r.now); j != nil {
+			r.events.push(event{at: j.At, kind: eventArrival, job: j})
+		}
+	}
+	if r.Progress != nil && r.ended%128 == 0 {
+		r.Progress(r.ended, r.requests.Total)
+	}
+}
+
+// abortAndRetryRequests aborts all requests of a replica and retries them elsewhere.
+func (r *run) abortAndRetryRequests(p *replica) {
+	requests := slices.Clone(p.requests)
+	slices.SortFunc(requests, func(a, b *request) int { return cmp.Compare(a.number, b.number) })
+	for _, f := range requests {
+		r.removeFromReplica(f)
+		end := router.NotProcessed
+		if f.started {
+			end = router.Truncated
+		}
+		f.tried = append(f.tried, p.backend)
+		f.releaseDecision(router.Outcome{End: end})
+	}
+	for _, f := range requests {
+		if f.others {
+			r.failRequest(f, "the replica was restarted")
+			continue
+		}
+		r.submitRequest(f)
+	}
+}

@@ -1,0 +1,330 @@
+package replay
+
+import (
+	"cmp"
+	"context"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"time"
+
+	"warmroute/backends"
+	"warmroute/backends/vllm/kvevents"
+	"warmroute/lab/sim/engine"
+	"warmroute/router"
+)
+
+const (
+	// startUnix is when every run begins. The zero time would mean "never" in places.
+	startUnix  = 1_800_000_000
+	indexBytes = 8 << 30 // large enough never to limit a run
+)
+
+// wallTime returns the time of day at a virtual time of the run.
+func wallTime(at time.Duration) time.Time { return time.Unix(startUnix, 0).Add(at) }
+
+// run is a scenario in progress, in one goroutine.
+type run struct {
+	*Scenario
+	reportedFactor float64 // IndexFactor
+	sendsSessions  bool    // requests name their sessions
+	pollEvery      time.Duration
+	requests       *Requests
+	router         *router.Router // nil under Pooled
+	fleet          []*replica
+	all            []*backends.Backend
+	byModel        [][]*backends.Backend // nil: each serves all models
+	random         *rand.Rand            // of everything but the workload and the router
+
+	now    time.Duration
+	events eventQueue
+	opened int  // of requests.Open that have arrived or are scheduled
+	ticked bool // a tick is scheduled
+
+	deliveries []delivery // by the router, not applied yet
+	arrivals   int        // requests so far
+	ended      int        // requests that have ended, whichever way
+	last       time.Duration
+	measured   measures
+	kvBatch    kvevents.Batch // scratch of publishKVEvents
+}
+
+func modelName(model int) string { return "model-" + strconv.Itoa(model) }
+
+// backendsOf returns the backends that serve a model.
+func (r *run) backendsOf(model int) []*backends.Backend {
+	if r.byModel == nil {
+		return r.all
+	}
+	return r.byModel[model]
+}
+
+// delivery is the router's decision for a request.
+type delivery struct {
+	request  *request
+	decision *router.Decision
+	err      error
+}
+
+func newRun(s *Scenario, requests *Requests) (*run, error) {
+	r := &run{
+		Scenario:       s,
+		reportedFactor: cmp.Or(s.IndexFactor, 1),
+		sendsSessions:  s.sendsSessions(),
+		pollEvery:      s.pollInterval(),
+		requests:       requests,
+		fleet:          newFleet(s, requests),
+		random:         rand.New(rand.NewPCG(s.Seed, 1)),
+		measured:       measures{timeline: newTimeline(s.Backends)},
+	}
+	for _, p := range r.fleet {
+		r.all = append(r.all, p.backend)
+	}
+	for i, model := range s.ModelOf {
+		for len(r.byModel) <= model {
+			r.byModel = append(r.byModel, nil)
+		}
+		r.byModel[model] = append(r.byModel[model], r.all[i])
+		r.all[i].SetModels([]backends.Model{{ID: modelName(model)}})
+	}
+	if s.Policy != Pooled {
+		var err error
+		settings := s.Settings
+		settings.AttentionCost = s.Engine.QuadraticDepth // as calibrated by an operator
+		r.router, err = router.New(router.Options{
+			Settings: router.Settings{
+				Policy: s.Policy, PolicySettings: settings, Queue: s.Queue, SLO: s.SLO, PollInterval: r.pollEvery, NoLearning: s.NoLearning,
+			},
+			Backends: r.all, BlockBytes: int(float64(requests.BlockTokens) * s.bytesPerToken()), IndexMaxBytes: indexBytes, IndexMargin: 1,
+			Now:  func() time.Time { return wallTime(r.now) },
+			Rand: rand.NewPCG(s.Seed, 2),
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	r.followKVEvents()
+	r.scheduleInitialEvents()
+	return r, nil
+}
+
+// scheduleInitialEvents schedules the first arrival, the changes, the first polls and the
+// external load.
+func (r *run) scheduleInitialEvents() {
+	r.scheduleNextArrival()
+	joining := make([]bool, len(r.fleet))
+	for i, c := range r.Changes {
+		r.events.push(event{at: c.At, kind: eventChange, index: i})
+		first := !slices.ContainsFunc(r.Changes, func(o Change) bool { return o.Backend == c.Backend && o.At < c.At })
+		joining[c.Backend] = joining[c.Backend] || c.Kind == Join && first
+	}
+	for i, p := range r.fleet {
+		if joining[i] {
+			p.down = true
+			p.backend.SetState(backends.Down)
+		}
+		if r.router != nil {
+			// The first poll ends before the first request, as in a proxy, which is
+			// ready only then.
+			r.deliverPolledLoad(i, p.scrapeLoad(wallTime(0), r.reportedFactor))
+			r.schedulePoll(i, r.jitter(r.pollEvery))
+		}
+	}
+	for i, f := range r.External {
+		r.events.push(event{at: f.From + drawInterval(r.random, f.Rate), kind: eventExternal, index: i})
+	}
+}
+
+// scheduleNextArrival schedules the next arrival of an open loop: one at a time, so
+// that the queue stays short.
+func (r *run) scheduleNextArrival() {
+	if r.opened < len(r.requests.Open) {
+		j := r.requests.Open[r.opened]
+		r.opened++
+		r.events.push(event{at: j.At, kind: eventArrival, job: j, index: openLoop})
+	}
+}
+
+// openLoop is the index of an arrival of an open loop.
+const openLoop = -1
+
+// jitter varies d by a tenth, as backends.Poller does.
+func (r *run) jitter(d time.Duration) time.Duration {
+	return time.Duration(float64(d) * (0.9 + 0.2*r.random.Float64()))
+}
+
+// processEvents handles events until all requests have ended or ctx has.
+func (r *run) processEvents(ctx context.Context) error {
+	for n := 0; r.ended < r.requests.Total; n++ {
+		if n%1024 == 0 && ctx.Err() != nil {
+			return ctx.Err()
+		}
+		e := r.events.pop()
+		r.now = e.at
+		r.handleEvent(&e)
+		r.applyDecisions()
+		if r.router != nil && !r.ticked && r.router.CountWaiting() > 0 {
+			r.ticked = true
+			r.events.push(event{at: r.now + router.TickInterval, kind: eventTick})
+		}
+	}
+	if r.Progress != nil {
+		r.Progress(r.ended, r.requests.Total)
+	}
+	return nil
+}
+
+func (r *run) handleEvent(e *event) {
+	switch e.kind {
+	case eventArrival:
+		if e.index == openLoop {
+			r.scheduleNextArrival()
+		}
+		r.submitJob(e.job)
+	case eventStepEnd:
+		if p := r.fleet[e.index]; e.epoch == p.epoch {
+			r.endStep(e.index, e.rank)
+		}
+	case eventPoll:
+		if p := r.fleet[e.index]; p.pollAt == r.now {
+			p.pollAt = 0
+			r.pollReplica(e.index)
+		}
+	case eventLoad:
+		if e.epoch == r.fleet[e.index].epoch {
+			r.deliverPolledLoad(e.index, e.load)
+		}
+		r.scheduleNextPoll(e.index, e.load)
+	case eventTick:
+		r.ticked = false
+		r.router.Tick()
+	case eventChange:
+		r.applyChange(r.Changes[e.index])
+	case eventRestarted:
+		if p := r.fleet[e.index]; e.epoch == p.epoch && !p.removed {
+			r.setReady(e.index)
+		}
+	case eventExternal:
+		r.sendExternalRequest(e.index)
+	}
+}
+
+// endStep applies the outputs of a step of one of a replica's engines, and begins the next
+// one.
+func (r *run) endStep(index, rank int) {
+	p := r.fleet[index]
+	if r.now < p.frozenUntil {
+		r.pushStepEnd(p.frozenUntil, index, rank)
+		return
+	}
+	e := &p.ranks[rank]
+	step := e.step
+	e.step = engine.StepResult{}
+	r.measured.timeline.addWork(index, r.now, step.Prefilled)
+	r.publishKVEvents(p, rank, step.KVEvents)
+	if step.Decoded > 0 {
+		p.reportProgressToRouter()
+	}
+	for _, q := range step.First {
+		if f, ok := q.Owner.(*request); ok {
+			r.recordFirstToken(f)
+		}
+	}
+	for _, q := range step.Finished {
+		if f, ok := q.Owner.(*request); ok {
+			r.completeRequest(f)
+		}
+	}
+	// Requests that the router sends now can still be in this replica's next step.
+	r.applyDecisions()
+	if e.engine.Idle() {
+		e.stepping = false
+		return
+	}
+	e.step = e.engine.Step(r.now)
+	r.pushStepEnd(e.step.End, index, rank)
+}
+
+// startSteppingIfIdle schedules the first step of an idle engine, after all other events
+// of this instant.
+func (r *run) startSteppingIfIdle(index, rank int) {
+	if e := &r.fleet[index].ranks[rank]; !e.stepping {
+		e.stepping = true
+		r.pushStepEnd(r.now, index, rank)
+	}
+}
+
+func (r *run) pushStepEnd(at time.Duration, index, rank int) {
+	r.events.push(event{at: at, kind: eventStepEnd, index: index, rank: rank, epoch: r.fleet[index].epoch})
+}
+
+// event is scheduled at a virtual time.
+type event struct {
+	at    time.Duration
+	order uint64 // among events of one instant: the order in which they were scheduled
+	kind  kind
+	index int            // of the replica, change or external client
+	rank  int            // of the engine in the replica
+	epoch int            // of the replica; events from before its restart are ignored
+	job   *Job           // that arrives
+	load  *backends.Load // result of a poll
+}
+
+type kind uint8
+
+const (
+	eventArrival   kind = iota // a client sends a request
+	eventStepEnd               // a step of an engine ends, or an idle engine begins
+	eventPoll                  // a replica is scraped
+	eventLoad                  // the scrape's result reaches the router
+	eventTick                  // router.Tick
+	eventChange                // a backend joins, leaves or restarts
+	eventRestarted             // a restarted replica serves again
+	eventExternal              // an external client sends a request
+)
+
+// eventQueue holds the scheduled events in a binary heap. Unlike container/heap it
+// does not allocate for each event.
+type eventQueue struct {
+	heap   []event
+	pushed uint64
+}
+
+func (a *eventQueue) push(e event) {
+	a.pushed++
+	e.order = a.pushed
+	a.heap = append(a.heap, e)
+	for i := len(a.heap) - 1; i > 0; {
+		up := (i - 1) / 2
+		if !isBefore(&a.heap[i], &a.heap[up]) {
+			break
+		}
+		a.heap[i], a.heap[up] = a.heap[up], a.heap[i]
+		i = up
+	}
+}
+
+// pop removes and returns the earliest event. The queue must not be empty.
+func (a *eventQueue) pop() event {
+	first, last := a.heap[0], len(a.heap)-1
+	a.heap[0] = a.heap[last]
+	a.heap[last] = event{} // do not keep its job
+	a.heap = a.heap[:last]
+	for i := 0; ; {
+		least := i
+		for down := 2*i + 1; down <= 2*i+2 && down < last; down++ {
+			if isBefore(&a.heap[down], &a.heap[least]) {
+				least = down
+			}
+		}
+		if least == i {
+			return first
+		}
+		a.heap[i], a.heap[least] = a.heap[least], a.heap[i]
+		i = least
+	}
+}
+
+func isBefore(a, b *event) bool {
+	return a.at < b.at || a.at == b.at && a.order < b.order
+}

@@ -1,0 +1,323 @@
+// Package replay runs workloads, recorded traces and generated ones, in virtual
+// time on the router's own code and simulated engines.
+//
+// All times in a workload and in its results are the replicas' own: a simulated
+// replica that runs five times faster than a real one still gives figures that
+// compare with those of a real one.
+package replay
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"warmroute/lab/sim/engine"
+	"warmroute/prompt"
+)
+
+// CharsPerToken is how much text stands for one token in this package and in
+// package loadgen. English comes close to it with today's tokenizers.
+const CharsPerToken = 4
+
+const (
+	mooncakeBlockTokens = 512                    // of each id of Mooncake's traces
+	maxPromptTokens     = 4 << 20                // of a trace: 16 MiB of text
+	maxAnswerTokens     = 1 << 20                // of a trace
+	maxTraceLineBytes   = 1 << 20                // holds the ids of the longest prompt
+	maxTimestampMillis  = 365 * 24 * 3600 * 1000 // a year
+
+	// maxSpread bounds the time over which requests with one timestamp are spread;
+	// the timestamps of Mooncake's traces are 3 s apart.
+	maxSpread = 3100 * time.Millisecond
+	// nominalRate is the prefill rate of a replica, in tokens per second, that loads
+	// refer to, whatever that of the replicas in use.
+	nominalRate = 8000
+)
+
+// TraceRequest is one recorded request.
+type TraceRequest struct {
+	At           time.Duration // since the trace began
+	PromptTokens int
+	AnswerTokens int
+	// Blocks identifies the prompt's blocks of Trace.BlockTokens, the last of which
+	// can be partial. Requests with equal leading blocks share that prefix.
+	Blocks []uint64
+
+	Session     uint64 // id of its session; 0: unknown
+	NotStreamed bool   // its response was not a stream
+}
+
+// Trace is recorded traffic in order of arrival. It is replayed as an open loop: a
+// slow response delays no later request.
+type Trace struct {
+	BlockTokens int // of each of Blocks
+	Requests    []TraceRequest
+
+	continuing sync.Mutex      // guards later
+	later      []*TraceRequest // see continuations; nil until needed
+}
+
+// ParseTrace reads a trace in Mooncake's format, a JSON object per line with
+// timestamp (in ms), input_length, output_length (in tokens) and hash_ids, or a
+// proxy's recording, whose first line identifies it. Its errors name the line.
+func ParseTrace(r io.Reader) (*Trace, error) {
+	t := &Trace{BlockTokens: mooncakeBlockTokens}
+	var recorded *recording // nil: in Mooncake's format
+	lines := bufio.NewScanner(r)
+	lines.Buffer(nil, maxTraceLineBytes)
+	n := 0
+	for lines.Scan() {
+		n++
+		if len(bytes.TrimSpace(lines.Bytes())) == 0 {
+			continue
+		}
+		if recorded == nil && len(t.Requests) == 0 && isRecordingHeader(lines.Bytes()) {
+			recorded = new(recording)
+		}
+		if recorded != nil {
+			if err := recorded.addLine(lines.Bytes()); err != nil {
+				return nil, fmt.Errorf("trace line %d: %w", n, err)
+			}
+			continue
+		}
+		req, err := parseTraceLine(lines.Bytes())
+		if err != nil {
+			return nil, fmt.Errorf("trace line %d: %w", n, err)
+		}
+		if k := len(t.Requests); k > 0 && req.At < t.Requests[k-1].At {
+			return nil, fmt.Errorf("trace line %d: timestamp %d is earlier than the previous one: sort the trace by timestamp", n, req.At.Milliseconds())
+		}
+		t.Requests = append(t.Requests, req)
+	}
+	if err := lines.Err(); err != nil {
+		return nil, fmt.Errorf("trace line %d: %w", n+1, err)
+	}
+	if recorded != nil {
+		return recorded.toTrace()
+	}
+	if len(t.Requests) == 0 {
+		return nil, errors.New("trace without requests")
+	}
+	return t, nil
+}
+
+func parseTraceLine(line []byte) (TraceRequest, error) {
+	var f struct {
+		Timestamp    *float64 `json:"timestamp"`
+		InputLength  int      `json:"input_length"`
+		OutputLength int      `json:"output_length"`
+		HashIDs      []uint64 `json:"hash_ids"`
+	}
+	if err := json.Unmarshal(line, &f); err != nil {
+		return TraceRequest{}, err
+	}
+	switch {
+	case f.Timestamp == nil:
+		return TraceRequest{}, errors.New("timestamp is missing")
+	case *f.Timestamp < 0 || *f.Timestamp > maxTimestampMillis:
+		return TraceRequest{}, fmt.Errorf("timestamp %g is not between 0 and %d ms", *f.Timestamp, maxTimestampMillis)
+	case f.InputLength < 1 || f.InputLength > maxPromptTokens:
+		return TraceRequest{}, fmt.Errorf("input_length %d is not between 1 and %d", f.InputLength, maxPromptTokens)
+	case f.OutputLength < 0 || f.OutputLength > maxAnswerTokens:
+		return TraceRequest{}, fmt.Errorf("output_length %d is not between 0 and %d", f.OutputLength, maxAnswerTokens)
+	}
+	if want := (f.InputLength + mooncakeBlockTokens - 1) / mooncakeBlockTokens; len(f.HashIDs) != want {
+		return TraceRequest{}, fmt.Errorf("input_length %d makes %d blocks of %d tokens, hash_ids has %d", f.InputLength, want, mooncakeBlockTokens, len(f.HashIDs))
+	}
+	return TraceRequest{
+		At:           time.Duration(*f.Timestamp * float64(time.Millisecond)),
+		PromptTokens: f.InputLength,
+		// A server generates at least one token.
+		AnswerTokens: max(1, f.OutputLength),
+		Blocks:       f.HashIDs,
+	}, nil
+}
+
+// SpreadTimestamps replaces equal timestamps of a coarse clock by sorted uniform
+// draws up to the next distinct one. The same seed gives the same.
+func (t *Trace) SpreadTimestamps(seed uint64) {
+	draw := rand.New(rand.NewPCG(seed, 0))
+	for i := 0; i < len(t.Requests); {
+		at, end := t.Requests[i].At, i+1
+		for end < len(t.Requests) && t.Requests[end].At == at {
+			end++
+		}
+		if end-i > 1 {
+			room := maxSpread
+			if end < len(t.Requests) {
+				room = min(room, t.Requests[end].At-at)
+			}
+			offsets := make([]time.Duration, end-i)
+			for k := range offsets {
+				offsets[k] = time.Duration(draw.Float64() * float64(room))
+			}
+			slices.SortFunc(offsets, cmp.Compare)
+			for k, o := range offsets {
+				t.Requests[i+k].At = at + o
+			}
+		}
+		i = end
+	}
+}
+
+// Truncate removes all but the first n requests.
+func (t *Trace) Truncate(n int) {
+	t.later = nil
+	t.Requests = t.Requests[:min(n, len(t.Requests))]
+}
+
+// Load returns the load of the trace on this many backends: its prompt tokens over
+// what they could prefill in its span, nominalRate each, without a cache. It is
+// infinite when all requests arrive at once.
+func (t *Trace) Load(backends int) float64 {
+	tokens := 0
+	for _, r := range t.Requests {
+		tokens += r.PromptTokens
+	}
+	return float64(tokens) / (t.span().Seconds() * float64(backends) * nominalRate)
+}
+
+// ScaleToLoad scales the times of arrival so that Load is load.
+func (t *Trace) ScaleToLoad(load float64, backends int) {
+	factor := t.Load(backends) / load
+	if math.IsInf(factor, 1) {
+		return // one instant cannot be scaled
+	}
+	first := t.Requests[0].At
+	for i := range t.Requests {
+		r := &t.Requests[i]
+		r.At = time.Duration(float64(r.At-first) * factor)
+	}
+}
+
+func (t *Trace) span() time.Duration {
+	return t.Requests[len(t.Requests)-1].At - t.Requests[0].At
+}
+
+// Traced is the workload of a trace.
+type Traced struct {
+	Trace *Trace  // not modified; with its recorded timestamps
+	Load  float64 // that the arrivals are scaled to; 0: as recorded
+}
+
+// Requests spreads equal timestamps, and takes answers for parts of the later prompts
+// that continue them.
+func (w Traced) Requests(backends int, seed uint64) (*Requests, error) {
+	if w.Trace == nil || len(w.Trace.Requests) == 0 {
+		return nil, errors.New("trace without requests")
+	}
+	t := &Trace{BlockTokens: w.Trace.BlockTokens, Requests: slices.Clone(w.Trace.Requests)}
+	t.SpreadTimestamps(seed)
+	if w.Load > 0 {
+		t.ScaleToLoad(w.Load, backends)
+	}
+	later := w.Trace.continuations()
+	r := &Requests{BlockTokens: w.Trace.BlockTokens, Total: len(t.Requests), Open: make([]*Job, 0, len(t.Requests))}
+	start := t.Requests[0].At
+	for i := range t.Requests {
+		q := &t.Requests[i]
+		job := q.newJob(w.Trace.BlockTokens, uint64(i), later[i])
+		job.At -= start
+		r.Open = append(r.Open, job)
+	}
+	return r, nil
+}
+
+// newJob returns a job for the request. Its answer's blocks are those of the request
+// that continues it, or unique if continuation is nil.
+func (q *TraceRequest) newJob(blockTokens int, number uint64, continuation *TraceRequest) *Job {
+	full, all := q.PromptTokens/blockTokens, (q.PromptTokens+q.AnswerTokens)/blockTokens
+	c := chain{names: make([]prompt.Block, 0, all), cache: make([]engine.BlockHash, 0, all)}
+	for _, id := range q.Blocks[:full] {
+		c.add(id)
+	}
+	for i := full; i < all; i++ {
+		if continuation != nil && i < len(continuation.Blocks) {
+			c.add(continuation.Blocks[i])
+		} else {
+			c.add(mixBits(number)) // unlike any id of a trace
+		}
+	}
+	job := c.newJob(q.At, q.PromptTokens, q.AnswerTokens, blockTokens)
+	// All requests of Mooncake's traces begin with the same block.
+	head := mixBits(q.Blocks[min(1, len(q.Blocks)-1)])
+	job.PromptKey, job.Session, job.NotStreamed = head, head, q.NotStreamed
+	if q.Session != 0 {
+		job.Session = mixBits(q.Session)
+	}
+	return job
+}
+
+// continuations returns for each request the next one whose prompt continues its
+// prompt and answer, or nil. It does not depend on timestamps, so one result serves
+// every seed and load. Safe for concurrent use.
+func (t *Trace) continuations() []*TraceRequest {
+	t.continuing.Lock()
+	defer t.continuing.Unlock()
+	if t.later == nil {
+		t.later = findContinuations(t.Requests, t.BlockTokens)
+	}
+	return t.later
+}
+
+// findContinuations does the work of Trace.continuations, in time linear in the blocks
+// of all prompts, but for a logarithm.
+// Prompts of one full block are ignored: all share the first.
+func findContinuations(requests []TraceRequest, blockTokens int) []*TraceRequest {
+	heads := make([]uint64, len(requests)) // hash of all full blocks of a prompt
+	// For each of these hashes, the requests seen so far, from the last to the first,
+	// whose prompts begin with it. Only those longer than all after them in the list
+	// are kept: a shorter one is never the next that is long enough.
+	longer := make(map[uint64][]int32)
+	for i := range requests {
+		if q := &requests[i]; q.PromptTokens/blockTokens >= 2 {
+			for _, id := range q.Blocks[:q.PromptTokens/blockTokens] {
+				heads[i] = chainHash(heads[i], id)
+			}
+			longer[heads[i]] = nil
+		}
+	}
+	later := make([]*TraceRequest, len(requests))
+	for i, q := range slices.Backward(requests) {
+		if heads[i] != 0 {
+			later[i] = nextLonger(requests, longer[heads[i]], q.PromptTokens+q.AnswerTokens)
+		}
+		head := uint64(0)
+		for _, id := range q.Blocks[:q.PromptTokens/blockTokens] {
+			head = chainHash(head, id)
+			list, wanted := longer[head]
+			if !wanted {
+				continue
+			}
+			for n := len(list); n > 0 && requests[list[n-1]].PromptTokens <= q.PromptTokens; n-- {
+				list = list[:n-1]
+			}
+			longer[head] = append(list, int32(i))
+		}
+	}
+	return later
+}
+
+// nextLonger returns the last request of candidates, in which prompts get shorter, with
+// more than this many tokens.
+func nextLonger(requests []TraceRequest, candidates []int32, tokens int) *TraceRequest {
+	n, _ := slices.BinarySearchFunc(candidates, tokens, func(k int32, tokens int) int {
+		if requests[k].PromptTokens > tokens {
+			return -1
+		}
+		return 1
+	})
+	if n == 0 {
+		return nil
+	}
+	return &requests[candidates[n-1]]
+}

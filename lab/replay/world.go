@@ -1,0 +1,442 @@
+package replay
+
+import (
+	"cmp"
+	"errors"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"time"
+
+	"warmroute/lab/sim/engine"
+	"warmroute/prompt"
+)
+
+// A workload has at least minWorldRequests, and minReplicaRequests for each replica: a large
+// fleet would finish fewer before its caches are warm.
+const (
+	minWorldRequests   = 2000
+	minReplicaRequests = 80
+)
+
+// World is a fleet, a workload and a load, drawn at random: routing rules are compared in
+// many of them, none of which anybody chose.
+type World struct {
+	Number     int
+	Dimensions []Dimension
+	Scenario   Scenario // without a policy, a queue and a seed
+	Load       float64  // of an open loop; 0: a closed loop, which has none
+}
+
+// Dimension is one property of a world, in words.
+type Dimension struct{ Name, Value string }
+
+// world is a World that is being drawn.
+type world struct {
+	World
+	*rand.Rand
+	pinned bool // its sessions all stay to the end
+}
+
+// DrawWorld returns world number of a seed. The same arguments give the same world. trace,
+// which may be nil, is one of the workloads.
+func DrawWorld(seed uint64, number int, trace *Trace) (World, error) {
+	w := &world{World: World{Number: number}, Rand: rand.New(rand.NewPCG(seed, uint64(number)))}
+	w.drawFleet()
+	w.drawEngine()
+	models := w.drawModels()
+	workload, load := w.drawWorkload(trace)
+	w.drawClients()
+	w.drawRanks()
+	w.Load = load
+	w.Scenario.Workload = drawnWorkload{base: workload, load: load, models: models, scenario: w.Scenario}
+	return w.World, w.drawKV()
+}
+
+func (w *world) add(name, value string) {
+	w.Dimensions = append(w.Dimensions, Dimension{name, value})
+}
+
+// between draws from a logarithmic distribution.
+func (w *world) between(low, high float64) float64 {
+	return low * math.Exp(w.Float64()*math.Log(high/low))
+}
+
+// chance reports true with a probability.
+func (w *world) chance(probability float64) bool { return w.Float64() < probability }
+
+// drawFleet draws the number of replicas and their speeds.
+func (w *world) drawFleet() {
+	s := &w.Scenario
+	s.Backends = int(w.between(2, 65))
+	switch {
+	case s.Backends <= 4:
+		w.add("fleet", "2-4")
+	case s.Backends <= 16:
+		w.add("fleet", "5-16")
+	default:
+		w.add("fleet", "17-64")
+	}
+	speeds := "equal"
+	if w.chance(0.3) {
+		speeds = "mixed"
+		for range s.Backends {
+			s.Speeds = append(s.Speeds, 0.3+0.7*w.Float64())
+		}
+	}
+	w.add("speeds", speeds)
+}
+
+// drawEngine draws how fast a replica is. One that prefills slowly decodes slowly, too.
+func (w *world) drawEngine() {
+	e := &w.Scenario.Engine
+	e.PrefillRate = w.between(1000, 100_000)
+	slowness := math.Sqrt(8000/e.PrefillRate) * w.between(0.5, 2)
+	e.StepTime = time.Duration(w.between(4e6, 25e6))
+	e.DecodeTime = time.Duration(40e3 * slowness)
+	e.ContextTime = max(1, time.Duration(24*slowness))
+	e.StepTokens = int(w.between(2048, 16384))
+	e.MaxSeqs = int(w.between(64, 512))
+	switch {
+	case e.PrefillRate < 5000:
+		w.add("prefill", "1k-5k/s")
+	case e.PrefillRate < 20_000:
+		w.add("prefill", "5k-20k/s")
+	default:
+		w.add("prefill", "20k-100k/s")
+	}
+	if e.StepTokens < 6000 {
+		w.add("step", "2k-6k")
+	} else {
+		w.add("step", "6k-16k")
+	}
+	attention := "linear"
+	e.QuadraticDepth = engine.LinearPrefill
+	if w.chance(0.5) {
+		attention = "quadratic"
+		e.QuadraticDepth = w.between(0.5e-5, 4e-5)
+	}
+	w.add("attention", attention)
+}
+
+// drawRanks draws how many data-parallel engines each replica has.
+func (w *world) drawRanks() {
+	if !w.chance(0.15) {
+		w.add("ranks", "one")
+		return
+	}
+	w.Scenario.Ranks = 2 + w.IntN(3)
+	w.add("ranks", "2-4")
+}
+
+// drawModels draws which models the replicas serve, and returns how many there are.
+func (w *world) drawModels() (models int) {
+	s := &w.Scenario
+	switch {
+	case w.chance(0.7):
+		w.add("models", "one")
+		return 1
+	case s.Backends < 6 || w.chance(0.3):
+		w.add("models", "three, shared")
+		return 3
+	}
+	w.add("models", "three, separate")
+	sizes := []float64{1, w.between(0.2, 0.7), w.between(1.5, 4)}
+	for len(s.Speeds) < s.Backends {
+		s.Speeds = append(s.Speeds, 1)
+	}
+	for i := range s.Backends {
+		s.ModelOf = append(s.ModelOf, i%3)
+		s.Speeds[i] *= sizes[i%3]
+	}
+	return 3
+}
+
+// drawClients draws what clients send.
+func (w *world) drawClients() {
+	s := &w.Scenario
+	switch share := w.Float64(); {
+	case share < 0.4:
+		w.add("streaming", "all")
+	case share < 0.8:
+		s.NonStreaming = w.Float64()
+		w.add("streaming", "some")
+	default:
+		s.NonStreaming = 1
+		w.add("streaming", "none")
+	}
+	s.BytesPerToken = 2 + 4*w.Float64()
+	s.TextSpread = 0.3 * w.Float64()
+	if s.BytesPerToken < 3.5 {
+		w.add("bytes/token", "2-3.5")
+	} else {
+		w.add("bytes/token", "3.5-6")
+	}
+}
+
+// drawWorkload draws a workload and its load, which is 0 for a closed loop.
+func (w *world) drawWorkload(trace *Trace) (workload Workload, load float64) {
+	kinds := []string{"agentic", "rollouts", "shared", "pinned", "documents", "hot", "chats"}
+	if trace != nil {
+		kinds = append(kinds, "trace")
+	}
+	kind := kinds[w.IntN(len(kinds))]
+	w.add("workload", kind)
+	load = 0.5 + 0.8*w.Float64()
+	n := float64(max(minWorldRequests, minReplicaRequests*w.Scenario.Backends)) * (1 + 0.2*w.Float64())
+	seconds := func(rate float64) time.Duration { return time.Duration(n / rate * float64(time.Second)) }
+	const rate = 10 // requests a second, before arrivals are scaled to the load
+	switch kind {
+	case "agentic":
+		open := max(2, int(w.between(1, 12)*float64(w.Scenario.Backends)))
+		return Agentic{Concurrency: open, Sessions: max(250, open)}, 0
+	case "rollouts":
+		return Rollouts(), 0
+	case "pinned":
+		w.pinned = true
+		sessions := max(4, int(w.between(2, 10)*float64(w.Scenario.Backends)))
+		return Conversations{
+			Sessions: sessions, Groups: sessions, PromptTokens: int(w.between(2000, 16000)), MeanTurns: max(8, 1.3*n/float64(sessions)),
+			Said: w.between(100, 600), Answer: w.between(50, 400), AnswerSigma: 0.5, Pause: time.Duration(w.between(0.1e9, 10e9)),
+		}, 0
+	case "shared":
+		w.addLoad(load)
+		return SharedPrompts{Prompts: 150, PromptTokens: 6144, Zipf: 0, OwnTokens: 1200, Answer: w.between(50, 500), Rate: rate, For: seconds(rate)}, load
+	case "documents":
+		w.addLoad(load)
+		return Documents{Load: float64(rate) * documentTokens / (float64(w.Scenario.Backends) * nominalRate), For: seconds(rate)}, load
+	case "hot":
+		w.addLoad(load)
+		hot := HotPrompts(1+w.IntN(8), rate)
+		hot.For = seconds(rate)
+		return hot, load
+	case "chats":
+		w.addLoad(load)
+		chats := OverloadedChats()
+		chats.Rate, chats.For, chats.KVTokens = rate, seconds(rate), 0
+		return chats, load
+	}
+	w.addLoad(load)
+	first := w.IntN(max(1, len(trace.Requests)-int(n)))
+	last := min(len(trace.Requests), first+int(n))
+	return Traced{Trace: &Trace{BlockTokens: trace.BlockTokens, Requests: slices.Clone(trace.Requests[first:last])}}, load
+}
+
+func (w *world) addLoad(load float64) {
+	switch {
+	case load < 0.75:
+		w.add("load", "0.5-0.75")
+	case load <= 1:
+		w.add("load", "0.75-1")
+	default:
+		w.add("load", "1-1.3")
+	}
+}
+
+// drawKV draws the size of the KV caches in relation to the workload.
+func (w *world) drawKV() error {
+	s := &w.Scenario
+	requests, err := s.Workload.Requests(s.Backends, 1)
+	if err != nil {
+		return err
+	}
+	m := measureWorkload(requests)
+	working := float64(m.blocks*requests.BlockTokens) / float64(s.Backends*max(1, s.Ranks)) // tokens for each engine
+	var tokens float64
+	switch draw := w.Float64(); {
+	case w.pinned:
+		tokens = max(working/1.3, 1.2*m.longest) // what an engine's sessions need is 1.3 times its cache
+		w.add("KV", "1/1.3")
+	case draw < 0.4:
+		tokens = max(working*(1.5+2*w.Float64()), 4*m.longest)
+		w.add("KV", "ample")
+	case draw < 0.75:
+		tokens = max(working*(0.3+0.6*w.Float64()), 2*m.longest, 8*m.mean)
+		w.add("KV", "tight")
+	default:
+		tokens = max((4+8*w.Float64())*m.mean, 1.2*m.longest)
+		w.add("KV", "bottleneck")
+	}
+	s.KVTokens = max(int(tokens), 8192)
+	return nil
+}
+
+// workloadSize is what a workload needs of a fleet.
+type workloadSize struct {
+	blocks        int     // distinct ones
+	mean, longest float64 // tokens of a request, prompt and answer
+}
+
+// measureWorkload goes through all requests of a workload, which it uses up.
+func measureWorkload(r *Requests) workloadSize {
+	var m workloadSize
+	distinct := map[engine.BlockHash]bool{}
+	n := 0.0
+	for j := range r.all() {
+		n++
+		tokens := float64(j.Prompt + j.Answer)
+		m.mean += (tokens - m.mean) / n
+		m.longest = max(m.longest, tokens)
+		for _, b := range j.cache {
+			distinct[b] = true
+		}
+	}
+	m.blocks = len(distinct)
+	return m
+}
+
+// all yields all requests, those of a closed loop as if each ended at once.
+func (r *Requests) all() func(yield func(*Job) bool) {
+	return func(yield func(*Job) bool) {
+		for queue := slices.Clone(r.Open); len(queue) > 0; {
+			j := queue[0]
+			queue = queue[1:]
+			if !yield(j) {
+				return
+			}
+			if r.Next != nil {
+				if next := r.Next(j, j.At); next != nil {
+					queue = append(queue, next)
+				}
+			}
+		}
+	}
+}
+
+// drawnWorkload is a workload with its load and models. A load of 1 is what the fleet can
+// do in the time of the arrivals if one unlimited cache serves all: the prefill of what is
+// not cached then, and the share of the steps that each generated token takes.
+type drawnWorkload struct {
+	base     Workload
+	load     float64 // 0: arrivals stay as they are
+	models   int
+	scenario Scenario // its fleet
+}
+
+// Requests generates the requests of the base, for the models and at the load.
+func (w drawnWorkload) Requests(backends int, seed uint64) (*Requests, error) {
+	r, err := w.base.Requests(backends, seed)
+	if err != nil {
+		return nil, err
+	}
+	if w.models > 1 {
+		r.divideByModel(w.modelShares())
+	}
+	if w.load == 0 {
+		return r, nil
+	}
+	first, last := r.Open[0].At, r.Open[len(r.Open)-1].At
+	if last == first {
+		return nil, errors.New("all requests arrive at once: they have no load")
+	}
+	factor := w.busySeconds(r) / (w.load * w.totalSpeed() * (last - first).Seconds())
+	for i, j := range r.Open {
+		scaled := *j
+		scaled.At = time.Duration(float64(j.At-first) * factor)
+		r.Open[i] = &scaled
+	}
+	return r, nil
+}
+
+// speed returns the speed of a replica, all of its ranks together.
+func (w *drawnWorkload) speed(backend int) float64 {
+	ranks := float64(max(1, w.scenario.Ranks))
+	if backend < len(w.scenario.Speeds) {
+		return ranks * w.scenario.Speeds[backend]
+	}
+	return ranks
+}
+
+func (w *drawnWorkload) totalSpeed() float64 {
+	sum := 0.0
+	for i := range w.scenario.Backends {
+		sum += w.speed(i)
+	}
+	return sum
+}
+
+// modelShares returns the share of the requests that each model gets: that of its replicas
+// in the speed of the fleet.
+func (w *drawnWorkload) modelShares() []float64 {
+	shares := make([]float64, w.models)
+	for i := range w.scenario.Backends {
+		if w.scenario.ModelOf != nil {
+			shares[w.scenario.ModelOf[i]] += w.speed(i) / w.totalSpeed()
+		}
+	}
+	if w.scenario.ModelOf == nil {
+		for m := range shares {
+			shares[m] = 1 / float64(w.models)
+		}
+	}
+	return shares
+}
+
+// busySeconds returns how long one replica of speed 1 would take for all requests of an open
+// loop with an unlimited cache.
+func (w *drawnWorkload) busySeconds(r *Requests) float64 {
+	e := w.scenario.Engine.WithDefaults()
+	cached := map[engine.BlockHash]bool{}
+	seconds := 0.0
+	for _, j := range r.Open {
+		hits := 0
+		for hits < len(j.Blocks) && cached[j.cache[hits]] {
+			hits++
+		}
+		for _, b := range j.cache {
+			cached[b] = true
+		}
+		hit := float64(hits * r.BlockTokens)
+		uncached := float64(j.Prompt) - hit
+		seconds += e.PrefillSeconds(hit, uncached)
+		context := float64(j.Prompt) + float64(j.Answer)/2
+		seconds += float64(j.Answer) * (e.DecodeTime.Seconds() + context*e.ContextTime.Seconds())
+	}
+	return seconds
+}
+
+// divideByModel divides the requests among models by shares, whole sessions at a time.
+// Models share no blocks.
+func (r *Requests) divideByModel(shares []float64) {
+	assign := func(j *Job) *Job {
+		at, model := float64(mixBits(cmp.Or(j.Session, j.PromptKey)^0x9e37)>>11)/(1<<53), 0
+		for model < len(shares)-1 && at >= shares[model] {
+			at -= shares[model]
+			model++
+		}
+		c := *j
+		c.Model = model
+		c.Blocks, c.Reply, c.cache = slices.Clone(j.Blocks), slices.Clone(j.Reply), slices.Clone(j.cache)
+		seed := mixBits(uint64(model))
+		for _, blocks := range [][]prompt.Block{c.Blocks, c.Reply} {
+			for i := range blocks {
+				blocks[i] ^= prompt.Block(seed)
+			}
+		}
+		for i := range c.cache {
+			c.cache[i] ^= engine.BlockHash(seed)
+		}
+		return &c
+	}
+	for i, j := range r.Open {
+		r.Open[i] = assign(j)
+	}
+	if next := r.Next; next != nil {
+		r.Next = func(ended *Job, now time.Duration) *Job {
+			if j := next(ended, now); j != nil {
+				return assign(j)
+			}
+			return nil
+		}
+	}
+}
+
+// String names the world and its properties.
+func (w World) String() string {
+	name := "world " + strconv.Itoa(w.Number)
+	for _, d := range w.Dimensions {
+		name += ", " + d.Name + " " + d.Value
+	}
+	return name
+}

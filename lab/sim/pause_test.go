@@ -1,0 +1,131 @@
+package sim
+
+import (
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+
+	"warmroute/lab/sim/engine"
+)
+
+// getBody returns the body of a GET.
+func getBody(t *testing.T, s *Server, path string) string {
+	t.Helper()
+	resp, err := http.Get(s.URL() + path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(body)
+}
+
+// postOK posts without a body and wants a 200 with a part in its body.
+func postOK(t *testing.T, s *Server, path, want string) {
+	t.Helper()
+	if status, body := post(t, s, path, ""); status != http.StatusOK || !strings.Contains(body, want) {
+		t.Errorf("%s: status %d, %s, want %s", path, status, body, want)
+	}
+}
+
+func TestPauseAndSleep(t *testing.T) {
+	const request = `{"messages":[{"role":"user","content":"Hi"}],"max_tokens":200,"ignore_eos":true}`
+	for _, c := range []struct {
+		stop       string
+		start      []string
+		aborts     bool
+		keepsCache bool
+		sleepState string // of the metric, that is 1; empty: none
+		isSleeping bool
+	}{
+		{"/pause?mode=keep", []string{"/resume"}, false, true, "awake", false},
+		{"/pause", []string{"/resume"}, true, false, "awake", false},
+		{"/sleep?level=0&mode=keep", []string{"/wake_up"}, false, true, "", true},
+		{"/sleep?mode=keep", []string{"/wake_up?tags=weights", "/wake_up?tags=kv_cache"}, false, false, "weights_offloaded", true},
+		{"/sleep?level=2", []string{"/wake_up"}, true, false, "discard_all", true},
+	} {
+		t.Run(c.stop, func(t *testing.T) {
+			s := start(t, Config{Ranks: 2, Engine: engine.Config{Speed: 5}})
+			answers := make(chan answer, 3)
+			send := func() { go func() { answers <- ask(t, s, request) }() }
+			send()
+			send()
+			until(t, "both engines run", func() bool { return s.Stats().Running == 2 })
+			postOK(t, s, c.stop, `"status":`)
+
+			before := s.Stats()
+			send() // it waits
+			waiting := before.Waiting + 1
+			until(t, "the third request waits", func() bool { return s.Stats().Waiting == waiting })
+			if now := s.Stats(); now.GenerationTokens != before.GenerationTokens || (now.KVUsage > 0) != c.keepsCache {
+				t.Errorf("stopped, the engines went from %+v to %+v", before, now)
+			}
+			for _, state := range []string{"awake", "weights_offloaded", "discard_all"} {
+				want := `sleep_state="` + state + `"} 0.0`
+				if state == c.sleepState {
+					want = `sleep_state="` + state + `"} 1.0`
+				}
+				if metrics := string(s.formatMetrics()); strings.Count(metrics, want) != 2 {
+					t.Errorf("not twice %s in the metrics", want)
+				}
+			}
+			for _, path := range c.start {
+				if got := getBody(t, s, "/is_sleeping"); strings.Contains(got, "true") != c.isSleeping {
+					t.Errorf("before %s: %s", path, got)
+				}
+				if got := getBody(t, s, "/is_paused"); !strings.Contains(got, "true") {
+					t.Errorf("before %s: %s", path, got)
+				}
+				postOK(t, s, path, `"status":`)
+			}
+			aborted := 0
+			for range 3 {
+				a := <-answers
+				switch reason := a.Choices[0].FinishReason; {
+				case reason == "abort":
+					aborted++
+				case a.Usage.CompletionTokens != 200:
+					t.Errorf("an answer of %d tokens ended with %q, want 200", a.Usage.CompletionTokens, reason)
+				}
+			}
+			if want := map[bool]int{true: 2}[c.aborts]; aborted != want {
+				t.Errorf("%d requests were aborted, want %d", aborted, want)
+			}
+			if got := getBody(t, s, "/is_sleeping") + getBody(t, s, "/is_paused"); strings.Contains(got, "true") {
+				t.Errorf("in the end %s", got)
+			}
+		})
+	}
+}
+
+func TestSleepWaitsForRequests(t *testing.T) {
+	s := start(t, Config{Engine: engine.Config{Speed: 50}})
+	done := make(chan answer, 1)
+	go func() {
+		done <- ask(t, s, `{"messages":[{"role":"user","content":"Hi"}],"max_tokens":100,"ignore_eos":true}`)
+	}()
+	until(t, "the request runs", func() bool { return s.Stats().Running == 1 })
+	postOK(t, s, "/sleep?mode=wait", `"level":1`)
+	if st := s.Stats(); st.Running != 0 || st.GenerationTokens != 100 {
+		t.Errorf("it sleeps with %+v", st)
+	}
+	if a := <-done; a.Usage.CompletionTokens != 100 {
+		t.Errorf("the request got %d tokens, want 100", a.Usage.CompletionTokens)
+	}
+}
+
+func TestInvalidPause(t *testing.T) {
+	s := start(t, Config{Engine: fast})
+	for _, path := range []string{"/pause?mode=guess", "/sleep?mode=", "/sleep?level=3", "/sleep?level=x"} {
+		if status, body := post(t, s, path, ""); status != http.StatusBadRequest {
+			t.Errorf("%s: status %d, %s", path, status, body)
+		}
+	}
+	if state := s.pauseState(); state.stopsEngines() {
+		t.Errorf("it stopped: %+v", state)
+	}
+}
